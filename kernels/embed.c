@@ -1,7 +1,7 @@
 // embed.c - turns the PTX that nvcc made of kernels/*.cu into kernels_ptx.h, and checks the result.
 //
 //   embed --targets FILE.cu            the targets FILE is compiled for, such as "75 80"
-//   embed --texts FILE.cu...           the PTX files that --write wants for these sources
+//   embed --texts DIR FILE.cu...       the PTX files that --write wants for these sources, in DIR
 //   embed --write OUT.h --nvcc VERSION FILE.cu... FILE.cuh... FILE.sm_NN.ptx...
 //   embed --sources HEADER FILE...     do the .cu and .cuh files still have the hashes in the banner?
 //
@@ -272,13 +272,16 @@ static void targets_of(const char* path, char* out, size_t out_size) {
     free(text);
 }
 
-static void print_texts(const char* path) {
+static void print_texts(const char* folder, const char* path) {
     char targets[64];
     targets_of(path, targets, sizeof(targets));
     const char* name = base_name(path);
+    if (!ends_with(name, ".cu")) {
+        die("not a .cu file", path);
+    }
     size_t stem = strlen(name) - strlen(".cu");
     for (char* t = strtok(targets, " "); t; t = strtok(NULL, " ")) {
-        printf("build/ptx/%.*s.sm_%s.ptx\n", (int)stem, name, t);
+        printf("%s/%.*s.sm_%s.ptx\n", folder, (int)stem, name, t);
     }
 }
 
@@ -703,9 +706,9 @@ int main(int argc, char** argv) {
         puts(targets);
         return 0;
     }
-    if (strcmp(command, "--texts") == 0) {
-        for (int i = 2; i < argc; i++) {
-            print_texts(argv[i]);
+    if (strcmp(command, "--texts") == 0 && argc > 3) {
+        for (int i = 3; i < argc; i++) {
+            print_texts(argv[2], argv[i]);
         }
         return 0;
     }

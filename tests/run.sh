@@ -4,11 +4,12 @@
 # nothing passed, or when something was skipped while QLORA_TEST_REQUIRE_CUDA=1.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+B=${B:-build}
 
 passed=0
 failed=0
 skipped=0
-log=build/tests.log
+log=$B/tests.log
 limit=${QLORA_TEST_TIMEOUT:-1800}
 watch=()
 if command -v timeout >/dev/null; then
@@ -40,14 +41,14 @@ run() {
 }
 
 # ${watch[@]+...}: an empty array is an error to old shells under set -u.
-if [[ -e build/fake/libcuda.so.1 ]]; then
-    run "CPU and fake GPU" env LD_LIBRARY_PATH="build/fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
-        ${watch[@]+"${watch[@]}"} build/tests "$@"
+if [[ -e $B/fake/libcuda.so.1 ]]; then
+    run "CPU and fake GPU" env LD_LIBRARY_PATH="$B/fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
+        ${watch[@]+"${watch[@]}"} $B/tests "$@"
 else
-    run "CPU" ${watch[@]+"${watch[@]}"} build/tests --backend cpu "$@"
+    run "CPU" ${watch[@]+"${watch[@]}"} $B/tests --backend cpu "$@"
 fi
-if build/tests --probe-cuda; then
-    run "GPU" ${watch[@]+"${watch[@]}"} build/tests --backend cuda "$@"
+if $B/tests --probe-cuda; then
+    run "GPU" ${watch[@]+"${watch[@]}"} $B/tests --backend cuda "$@"
 else
     echo "no NVIDIA driver with a device answers: the real GPU was left out"
     if [[ ${QLORA_TEST_REQUIRE_CUDA:-0} == 1 ]]; then
