@@ -1,5 +1,5 @@
-// cast.cu - conversions between f32, bf16 and f16, and the scaled cast that keeps gradients in f16's
-// range.
+// cast.cu - conversions between f32, bf16 and f16, and the scaled cast that keeps gradients in
+// f16's range.
 //
 //   dst[r,c] = round_to_nearest_even(src[r,c] * scale)      scale read from device memory, or 1
 //
@@ -55,7 +55,8 @@ __device__ __forceinline__ void store_four(f16* p, const four& x) {
 
 template <typename S, typename D>
 __device__ __forceinline__ void cast_rows(const S* src, D* dst, int64_t rows, int64_t cols,
-                                          int64_t src_ld, int64_t dst_ld, const float* scale_device) {
+                                          int64_t src_ld, int64_t dst_ld,
+                                          const float* scale_device) {
     float scale = scale_device ? *scale_device : 1.0f;
     bool aligned = (uintptr_t)src % (4 * sizeof(S)) == 0 && (uintptr_t)dst % (4 * sizeof(D)) == 0;
     aligned = aligned && (rows <= 1 || (src_ld % 4 == 0 && dst_ld % 4 == 0));
@@ -114,8 +115,9 @@ __device__ __forceinline__ uint32_t block_max(uint32_t v, uint32_t* shared) {
     return shared[0];
 }
 
-// partials[block] = largest |x| of the block's share, as bits: those of a NaN or infinity are larger
-// than those of any number, so one shows in the result. Launch: 256 threads, grid at most 1024.
+// partials[block] = largest |x| of the block's share, as bits: those of a NaN or infinity are
+// larger than those of any number, so one shows in the result. Launch: 256 threads, grid at most
+// 1024.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_cast_absmax_f32(const float* x, int64_t rows, int64_t cols, int64_t ld,
                           uint32_t* partials) {
@@ -139,9 +141,9 @@ QLORA_KERNEL __launch_bounds__(256)
     }
 }
 
-// scale[0] = the power of two that brings the largest |x| into [2^13, 2^14), scale[1] = 1 / scale[0];
-// 1 and 1 when the maximum is zero or not finite. Both stay normal numbers.
-// count = number of partials. Launch: one block of 256 threads.
+// scale[0] = the power of two that brings the largest |x| into [2^13, 2^14), scale[1] = 1 /
+// scale[0]; 1 and 1 when the maximum is zero or not finite. Both stay normal numbers. count =
+// number of partials. Launch: one block of 256 threads.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_cast_scale(const uint32_t* partials, int32_t count, float* scale) {
     __shared__ uint32_t shared[256];

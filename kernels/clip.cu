@@ -3,7 +3,8 @@
 // The gradients are cut into chunks of at most 8192 elements; an empty tensor has none. The host
 // prepares once, in device memory:
 //   tensors[t] = {data, count}
-//   chunks[i]  = {t, j, g}: elements j * 8192 ... of tensor t, which belongs to group g; the chunks of a
+//   chunks[i]  = {t, j, g}: elements j * 8192 ... of tensor t, which belongs to group g; the chunks
+//   of a
 //                group are neighbours
 //   first[g]   = index of group g's first chunk, first[groups] = number of chunks
 // Then, in this order on one stream:
@@ -14,9 +15,9 @@
 //   norm  = sqrt(sum of squares)
 //   scale = min(1, max_norm / (norm + 1e-6)); 1 when max_norm < 0 or the norm is not finite
 //
-// Squares are added in f32 within a thread (32 of them at most) and in f64 from there on, so |g| up to
-// 1e18 cannot overflow and a sum over 2^40 elements keeps f32's accuracy.
-// Determinism: the chunks are fixed, each sum has one order, each output has one writer. No atomics.
+// Squares are added in f32 within a thread (32 of them at most) and in f64 from there on, so |g| up
+// to 1e18 cannot overflow and a sum over 2^40 elements keeps f32's accuracy. Determinism: the
+// chunks are fixed, each sum has one order, each output has one writer. No atomics.
 #include "common.cuh"
 
 enum { CHUNK = 8192, THREADS = 256 };

@@ -19,13 +19,9 @@ enum { C_IS_BF16 = 1, A_TRANSPOSED = 2, B_TRANSPOSED = 4, HALVES_ARE_F16 = 8 };
 
 // Four neighbouring elements as they lie in memory: one 16-byte (f32) or 8-byte load. In this file
 // bf16 stands for both 16-bit types until the values are widened.
-template <typename T> struct quad {
-    uint32_t w[2];
-};
+template <typename T> struct quad { uint32_t w[2]; };
 
-template <> struct quad<float> {
-    uint32_t w[4];
-};
+template <> struct quad<float> { uint32_t w[4]; };
 
 __device__ __forceinline__ quad<float> load_quad(const float* p, int valid, bool aligned) {
     quad<float> q;
@@ -84,12 +80,12 @@ __device__ __forceinline__ float4 widen(const quad<bf16>& q, bool is_f16) {
 // "outer" counts along M (operand A) or N (operand B). Where memory runs along K the quad is spread
 // over four lines of the shared tile, where it runs along the outer index it stays whole.
 template <typename T> struct reader {
-    const T* p;      // this thread's first quad
-    int64_t step;    // elements to the same quad of the next slice of K
-    int64_t hop;     // elements to the thread's next quad of the same slice
-    int32_t outer;   // outer index of the first quad, counted from the block's corner
-    int32_t k;       // k index of the first quad within a slice
-    int32_t left;    // outer elements from the first quad's to the end of the matrix
+    const T* p;    // this thread's first quad
+    int64_t step;  // elements to the same quad of the next slice of K
+    int64_t hop;   // elements to the thread's next quad of the same slice
+    int32_t outer; // outer index of the first quad, counted from the block's corner
+    int32_t k;     // k index of the first quad within a slice
+    int32_t left;  // outer elements from the first quad's to the end of the matrix
     bool along_k;
     bool aligned;
     bool is_f16;
@@ -97,10 +93,9 @@ template <typename T> struct reader {
 
 // Quads are dealt to `threads` threads; a slice is `tile` outer elements by `depth` of K.
 template <typename T>
-__device__ __forceinline__ reader<T> make_reader(const T* base, int64_t ld, bool along_k,
-                                                 int32_t corner, int32_t size, int32_t tile,
-                                                 int32_t depth, int32_t thread, int32_t threads,
-                                                 int32_t flags) {
+__device__ __forceinline__ reader<T>
+make_reader(const T* base, int64_t ld, bool along_k, int32_t corner, int32_t size, int32_t tile,
+            int32_t depth, int32_t thread, int32_t threads, int32_t flags) {
     reader<T> r;
     int32_t per_line = (along_k ? depth : tile) / 4;
     int32_t line = thread / per_line;
@@ -113,8 +108,8 @@ __device__ __forceinline__ reader<T> make_reader(const T* base, int64_t ld, bool
     r.left = size - corner - r.outer;
     r.hop = lines * ld;
     r.step = along_k ? (int64_t)depth : depth * ld;
-    r.p = base + (along_k ? (int64_t)(corner + line) * ld + place
-                          : (int64_t)line * ld + corner + place);
+    r.p = base +
+          (along_k ? (int64_t)(corner + line) * ld + place : (int64_t)line * ld + corner + place);
     r.aligned = ((uintptr_t)base % (4 * sizeof(T))) == 0 && ld % 4 == 0;
     return r;
 }
@@ -224,8 +219,9 @@ template <typename T, int R> __device__ __forceinline__ void tiled(GEMM_PARAMETE
     for (int i = 0; i < R * R; i++) {
         acc[i / R][i % R] = 0.0f;
     }
-    // Each turn requests a slice, multiplies the one before while it is under way, and puts it down.
-    // A half of the shared memory is overwritten two turns after it was filled, behind a barrier.
+    // Each turn requests a slice, multiplies the one before while it is under way, and puts it
+    // down. A half of the shared memory is overwritten two turns after it was filled, behind a
+    // barrier.
     float* half_a = shared;
     float* half_b = shared + HALF;
     int32_t k_left = K;
@@ -282,9 +278,8 @@ template <typename T, int R> __device__ __forceinline__ void tiled(GEMM_PARAMETE
             if (i / 4 == part) {
 #pragma unroll
                 for (int h = 0; h < PARTS; h++) {
-                    *(float4*)&shared[(4 * ty + i % 4) * LINE + 64 * h + 4 * tx] =
-                        make_float4(acc[i][4 * h], acc[i][4 * h + 1], acc[i][4 * h + 2],
-                                    acc[i][4 * h + 3]);
+                    *(float4*)&shared[(4 * ty + i % 4) * LINE + 64 * h + 4 * tx] = make_float4(
+                        acc[i][4 * h], acc[i][4 * h + 1], acc[i][4 * h + 2], acc[i][4 * h + 3]);
                 }
             }
         }
@@ -302,8 +297,8 @@ template <typename T, int R> __device__ __forceinline__ void tiled(GEMM_PARAMETE
     }
 }
 
-// Tiles of 128 x 128. Launch: grid (ceil(M/128), ceil(N/128), batch), 256 threads, no dynamic shared.
-// (The half kernel spills when it is held to two blocks an SM, so it is not.)
+// Tiles of 128 x 128. Launch: grid (ceil(M/128), ceil(N/128), batch), 256 threads, no dynamic
+// shared. (The half kernel spills when it is held to two blocks an SM, so it is not.)
 QLORA_KERNEL __launch_bounds__(256, 2) qlora_gemm_big_f32(GEMM_PARAMETERS) {
     tiled<float, 8>(GEMM_ARGUMENTS);
 }
@@ -343,8 +338,8 @@ __device__ __forceinline__ void skinny_put(float* tile, const reader<T>& r, int3
     }
 }
 
-// One block computes 16 x 16 of C. Its eight warps take slices of 32 of K in turn, each with its own
-// piece of shared memory; their sums are added in warp order.
+// One block computes 16 x 16 of C. Its eight warps take slices of 32 of K in turn, each with its
+// own piece of shared memory; their sums are added in warp order.
 template <typename T> __device__ __forceinline__ void skinny(GEMM_PARAMETERS) {
     const int DEPTH = 32;
     const int WARPS = 8;

@@ -2,11 +2,11 @@
 //
 //   C[M,N] = alpha op(A) op(B) + beta C       row-major, strided-batched
 //
-// Same parameters and meaning as gemm.cu (flags bit 1: C is bf16, else f32); the transposition is in
-// the kernel's name, first letter A, second letter B. Products are exact, sums are f32 in the order
-// of the tensor cores' m16n8k16 steps along K.
-// The caller guarantees: A, B 16-byte aligned, lda, ldb and their batch strides multiples of 8.
-// C may have any alignment. Nothing outside M, N, K is read or written; beta == 0 never reads C.
+// Same parameters and meaning as gemm.cu (flags bit 1: C is bf16, else f32); the transposition is
+// in the kernel's name, first letter A, second letter B. Products are exact, sums are f32 in the
+// order of the tensor cores' m16n8k16 steps along K. The caller guarantees: A, B 16-byte aligned,
+// lda, ldb and their batch strides multiples of 8. C may have any alignment. Nothing outside M, N,
+// K is read or written; beta == 0 never reads C.
 //
 // Launch: grid (ceil(M/128), ceil(N/128), batch), 256 threads, no dynamic shared.
 // One block: 128 x 128 of C, slices of 32 along K, three of them in flight (48 KB shared).
@@ -63,9 +63,9 @@ __device__ __forceinline__ void multiply(float* c, const uint32_t* a, const uint
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Byte offset of an element in a shared slice. Where memory runs along K a slice is 128 lines of 32,
-// else 32 lines of 128; the 16-byte chunks of a line are permuted so that the eight lines which one
-// ldmatrix reads lie in different banks.
+// Byte offset of an element in a shared slice. Where memory runs along K a slice is 128 lines of
+// 32, else 32 lines of 128; the 16-byte chunks of a line are permuted so that the eight lines which
+// one ldmatrix reads lie in different banks.
 template <bool ALONG_K> __device__ __forceinline__ int32_t slice_at(int32_t outer, int32_t k) {
     if (ALONG_K) {
         return outer * 64 + (((k >> 3) ^ ((outer >> 1) & 3)) << 4);
@@ -150,8 +150,8 @@ template <typename T, bool TA, bool TB> __device__ __forceinline__ void tensor(G
     const uint16_t* a_base = (const uint16_t*)A + batch * strideA;
     const uint16_t* b_base = (const uint16_t*)B + batch * strideB;
     uint32_t ring = shared_address(shared);
-    // Which line of which 8 x 8 piece this lane names to ldmatrix: pieces run over rows, then k, for A;
-    // over k, then columns, for B.
+    // Which line of which 8 x 8 piece this lane names to ldmatrix: pieces run over rows, then k,
+    // for A; over k, then columns, for B.
     int32_t a_outer = A_ALONG_K ? lane % 16 : lane / 8 % 2 * 8;
     int32_t a_k = A_ALONG_K ? lane / 16 * 8 : lane / 16 * 8 + lane % 8;
     int32_t b_outer = B_ALONG_K ? lane / 16 * 8 + lane % 8 : lane / 16 * 8;
@@ -163,8 +163,8 @@ template <typename T, bool TA, bool TB> __device__ __forceinline__ void tensor(G
     }
     int32_t slices = (K + DEPTH - 1) / DEPTH;
     int32_t put = 0;
-    // Turn s requests slice s and multiplies slice s - 2; every turn commits one group, empty at the
-    // end, so that "all but one" always means the slice that is needed next.
+    // Turn s requests slice s and multiplies slice s - 2; every turn commits one group, empty at
+    // the end, so that "all but one" always means the slice that is needed next.
 #pragma unroll 1
     for (int32_t s = 0; s < slices + STAGES - 1; s++) {
         if (s >= STAGES - 1) {
@@ -181,15 +181,16 @@ template <typename T, bool TA, bool TB> __device__ __forceinline__ void tensor(G
         if (s < STAGES - 1) {
             continue;
         }
-        uint32_t from = ring + (uint32_t)put * 2 * SLICE; // two slices behind, one ahead in the ring
+        uint32_t from =
+            ring + (uint32_t)put * 2 * SLICE; // two slices behind, one ahead in the ring
 #pragma unroll
         for (int k = 0; k < DEPTH; k += 16) {
             uint32_t a[4][4];
             uint32_t b[2][4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                uint32_t at = from + (uint32_t)slice_at<A_ALONG_K>(warp_row + 16 * i + a_outer,
-                                                                   k + a_k);
+                uint32_t at =
+                    from + (uint32_t)slice_at<A_ALONG_K>(warp_row + 16 * i + a_outer, k + a_k);
                 if (A_ALONG_K) {
                     load_matrix(a[i], at);
                 } else {
