@@ -3,9 +3,8 @@
 // The gradients are cut into chunks of at most 8192 elements; an empty tensor has none. The host
 // prepares once, in device memory:
 //   tensors[t] = {data, count}
-//   chunks[i]  = {t, j, g}: elements j * 8192 ... of tensor t, which belongs to group g; the chunks
-//   of a
-//                group are neighbours
+//   chunks[i]  = {t, group, j}: elements j * 8192 ... of tensor t; the chunks of a group are
+//                neighbours
 //   first[g]   = index of group g's first chunk, first[groups] = number of chunks
 // Then, in this order on one stream:
 //   qlora_clip_squares   partials[i] = sum of squares of chunk i
