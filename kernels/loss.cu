@@ -77,8 +77,9 @@ cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights
     for (; c < cols; c += step) {
         log_sum_add<T>(mine, load_raw(x + c, cols - c, vec, -3.3e38f));
     }
-    float top = row_max(mine.top, shared);
-    float sum = row_sum(mine.sum * exp_of(mine.top - top, (const T*)0), shared);
+    int32_t width = (int32_t)blockDim.x;
+    float top = row_max(mine.top, shared, width);
+    float sum = row_sum(mine.sum * exp_of(mine.top - top, (const T*)0), shared, width);
     float weight = weights != 0 ? weights[row] : 1.0f;
     if (threadIdx.x == 0) {
         losses[row] = weight * (top + logf(sum) - chosen);

@@ -5,10 +5,9 @@
 // every row of the inputs and outputs (the weight [cols] is shared). A plain norm has grid.y = 1.
 //
 // Launch of the row kernels: N = 4 (f32) or 8 (bf16) columns a piece, pieces = cols / N rounded up.
-//   pieces <= 64: blockDim.x = power of two >= pieces / 2, at most 32; blockDim.y = 256 /
-//   blockDim.x rows otherwise:    blockDim.x = pieces / 2 rounded up to a multiple of 32, at most
-//   512; blockDim.y = 1
-// grid.x = rows / blockDim.y rounded up. Static shared memory only.
+//   pieces <= 64: width = power of two >= pieces / 2, at most 32; 256 threads, 256 / width rows
+//   otherwise:    width = threads = pieces / 2 rounded up to a multiple of 32, at most 512; one row
+// grid.x = rows / (threads / width) rounded up. Static shared memory only.
 // A thread keeps two pieces in registers; longer rows are read a second time.
 // Determinism: the sum over a row has a fixed order that depends on cols and the type alone.
 #include "vec.cuh"
@@ -19,12 +18,14 @@
 // y = h / sqrt(mean(h^2) + eps) * w, from the rounded h. h_out may be h_in, y may be h_in without
 // delta.
 template <class T>
-__device__ __forceinline__ void
-rms_fwd(const T* h_in, int64_t ld_in, const T* delta, int64_t ld_delta, T* h_out, int64_t ld_out,
-        const void* w, int32_t w_bf16, T* y, int64_t ld_y, int64_t rows, int32_t cols, float eps) {
+__device__ __forceinline__ void rms_fwd(const T* h_in, int64_t ld_in, const T* delta,
+                                        int64_t ld_delta, T* h_out, int64_t ld_out, const void* w,
+                                        int32_t w_bf16, T* y, int64_t ld_y, int64_t rows,
+                                        int32_t cols, float eps, int32_t width) {
     const int N = lanes<T>::N;
     __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    row_place place = place_row(width);
+    int64_t row = place.row;
     int64_t head = (int64_t)blockIdx.y * cols;
     const T* from = h_in + row * ld_in + head;
     const T* add = delta + row * ld_delta + head;
@@ -34,8 +35,8 @@ rms_fwd(const T* h_in, int64_t ld_in, const T* delta, int64_t ld_delta, T* h_out
                rows_aligned((const float*)w, 0) &&
                (delta == 0 ||
                 (rows_aligned(delta + head, ld_delta) && rows_aligned(h_out + head, ld_out)));
-    int32_t first = (int32_t)threadIdx.x * N;
-    int32_t step = (int32_t)blockDim.x * N;
+    int32_t first = place.lane * N;
+    int32_t step = width * N;
     int32_t end = row < rows ? cols : 0;
 
     uint4 kept[KEPT];
@@ -96,7 +97,7 @@ rms_fwd(const T* h_in, int64_t ld_in, const T* delta, int64_t ld_delta, T* h_out
             squares += v[i] * v[i];
         }
     }
-    float rstd = 1.0f / sqrtf(row_sum(squares, shared) / (float)cols + eps);
+    float rstd = 1.0f / sqrtf(row_sum(squares, shared, width) / (float)cols + eps);
 
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
@@ -130,15 +131,17 @@ rms_fwd(const T* h_in, int64_t ld_in, const T* delta, int64_t ld_delta, T* h_out
 QLORA_KERNEL __launch_bounds__(512, 1)
     qlora_norm_rms_fwd_f32(const float* h_in, int64_t ld_in, const float* delta, int64_t ld_delta,
                            float* h_out, int64_t ld_out, const void* w, int32_t w_bf16, float* y,
-                           int64_t ld_y, int64_t rows, int32_t cols, float eps) {
-    rms_fwd(h_in, ld_in, delta, ld_delta, h_out, ld_out, w, w_bf16, y, ld_y, rows, cols, eps);
+                           int64_t ld_y, int64_t rows, int32_t cols, float eps, int32_t width) {
+    rms_fwd(h_in, ld_in, delta, ld_delta, h_out, ld_out, w, w_bf16, y, ld_y, rows, cols, eps,
+            width);
 }
 
 QLORA_KERNEL __launch_bounds__(512, 1)
     qlora_norm_rms_fwd_bf16(const bf16* h_in, int64_t ld_in, const bf16* delta, int64_t ld_delta,
                             bf16* h_out, int64_t ld_out, const void* w, int32_t w_bf16, bf16* y,
-                            int64_t ld_y, int64_t rows, int32_t cols, float eps) {
-    rms_fwd(h_in, ld_in, delta, ld_delta, h_out, ld_out, w, w_bf16, y, ld_y, rows, cols, eps);
+                            int64_t ld_y, int64_t rows, int32_t cols, float eps, int32_t width) {
+    rms_fwd(h_in, ld_in, delta, ld_delta, h_out, ld_out, w, w_bf16, y, ld_y, rows, cols, eps,
+            width);
 }
 
 // With r = 1 / sqrt(mean(h^2) + eps):
@@ -148,10 +151,11 @@ template <class T>
 __device__ __forceinline__ void rms_bwd(const T* dy, int64_t ld_dy, const T* h, int64_t ld_h,
                                         const void* w, int32_t w_bf16, const T* dres,
                                         int64_t ld_dres, T* dh, int64_t ld_dh, float* rstd_out,
-                                        int64_t rows, int32_t cols, float eps) {
+                                        int64_t rows, int32_t cols, float eps, int32_t width) {
     const int N = lanes<T>::N;
     __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    row_place place = place_row(width);
+    int64_t row = place.row;
     int64_t head = (int64_t)blockIdx.y * cols;
     const T* from_dy = dy + row * ld_dy + head;
     const T* from_h = h + row * ld_h + head;
@@ -160,8 +164,8 @@ __device__ __forceinline__ void rms_bwd(const T* dy, int64_t ld_dy, const T* h, 
     bool vec = rows_aligned(dy + head, ld_dy) && rows_aligned(h + head, ld_h) &&
                rows_aligned(dh + head, ld_dh) && rows_aligned((const float*)w, 0) &&
                (dres == 0 || rows_aligned(dres + head, ld_dres));
-    int32_t first = (int32_t)threadIdx.x * N;
-    int32_t step = (int32_t)blockDim.x * N;
+    int32_t first = place.lane * N;
+    int32_t step = width * N;
     int32_t end = row < rows ? cols : 0;
 
     uint4 kept_h[KEPT];
@@ -203,11 +207,11 @@ __device__ __forceinline__ void rms_bwd(const T* dy, int64_t ld_dy, const T* h, 
             dot += d[i] * g[i] * v[i];
         }
     }
-    squares = row_sum(squares, shared);
-    dot = row_sum(dot, shared);
+    squares = row_sum(squares, shared, width);
+    dot = row_sum(dot, shared, width);
     float rstd = 1.0f / sqrtf(squares / (float)cols + eps);
     float pull = dot / (float)cols * rstd * rstd;
-    if (rstd_out != 0 && threadIdx.x == 0 && row < rows) {
+    if (rstd_out != 0 && place.lane == 0 && row < rows) {
         rstd_out[row * gridDim.y + blockIdx.y] = rstd;
     }
     for (int32_t c = first, k = 0; c < end; c += step, k++) {
@@ -242,33 +246,36 @@ QLORA_KERNEL __launch_bounds__(512, 1)
     qlora_norm_rms_bwd_f32(const float* dy, int64_t ld_dy, const float* h, int64_t ld_h,
                            const void* w, int32_t w_bf16, const float* dres, int64_t ld_dres,
                            float* dh, int64_t ld_dh, float* rstd, int64_t rows, int32_t cols,
-                           float eps) {
-    rms_bwd(dy, ld_dy, h, ld_h, w, w_bf16, dres, ld_dres, dh, ld_dh, rstd, rows, cols, eps);
+                           float eps, int32_t width) {
+    rms_bwd(dy, ld_dy, h, ld_h, w, w_bf16, dres, ld_dres, dh, ld_dh, rstd, rows, cols, eps, width);
 }
 
 QLORA_KERNEL __launch_bounds__(512, 1)
     qlora_norm_rms_bwd_bf16(const bf16* dy, int64_t ld_dy, const bf16* h, int64_t ld_h,
                             const void* w, int32_t w_bf16, const bf16* dres, int64_t ld_dres,
                             bf16* dh, int64_t ld_dh, float* rstd, int64_t rows, int32_t cols,
-                            float eps) {
-    rms_bwd(dy, ld_dy, h, ld_h, w, w_bf16, dres, ld_dres, dh, ld_dh, rstd, rows, cols, eps);
+                            float eps, int32_t width) {
+    rms_bwd(dy, ld_dy, h, ld_h, w, w_bf16, dres, ld_dres, dh, ld_dh, rstd, rows, cols, eps, width);
 }
 
 // First stage of dw[c] = sum over rows and heads of dy h rstd: partial[chunk, c] is the sum over
 // rows [chunk * chunk_rows, (chunk + 1) * chunk_rows). The caller runs this before dy is
-// overwritten. Launch: 32 x 8 threads, grid.x = cols / 32 rounded up, grid.y = number of chunks.
-// Determinism: row lane y takes every eighth row in ascending order, lanes are added in order 0..7.
+// overwritten. Launch: 256 threads as 8 lanes of 32, grid.x = cols / 32 rounded up, grid.y = number
+// of chunks. Determinism: row lane y takes every eighth row in ascending order, lanes are added in
+// order 0..7.
 template <class T>
 __device__ __forceinline__ void rms_dw(const T* dy, int64_t ld_dy, const T* h, int64_t ld_h,
                                        const float* rstd, float* partial, int64_t rows,
                                        int32_t cols, int32_t heads, int64_t chunk_rows) {
     __shared__ float lane[8][32];
-    int32_t c = (int32_t)(blockIdx.x * 32 + threadIdx.x);
+    uint32_t x = threadIdx.x & 31;
+    uint32_t y = threadIdx.x >> 5;
+    int32_t c = (int32_t)(blockIdx.x * 32 + x);
     int64_t begin = (int64_t)blockIdx.y * chunk_rows;
     int64_t stop = begin + chunk_rows < rows ? begin + chunk_rows : rows;
     float sum = 0.0f;
     if (c < cols) {
-        for (int64_t row = begin + threadIdx.y; row < stop; row += 8) {
+        for (int64_t row = begin + y; row < stop; row += 8) {
             for (int32_t k = 0; k < heads; k++) {
                 int64_t at = (int64_t)k * cols + c;
                 sum += to_float(dy[row * ld_dy + at]) * to_float(h[row * ld_h + at]) *
@@ -276,24 +283,24 @@ __device__ __forceinline__ void rms_dw(const T* dy, int64_t ld_dy, const T* h, i
             }
         }
     }
-    lane[threadIdx.y][threadIdx.x] = sum;
+    lane[y][x] = sum;
     __syncthreads();
-    if (threadIdx.y == 0 && c < cols) {
+    if (y == 0 && c < cols) {
         for (int k = 1; k < 8; k++) {
-            sum += lane[k][threadIdx.x];
+            sum += lane[k][x];
         }
         partial[(int64_t)blockIdx.y * cols + c] = sum;
     }
 }
 
-QLORA_KERNEL __launch_bounds__(256)
+QLORA_KERNEL __launch_bounds__(256, 1)
     qlora_norm_rms_dw_f32(const float* dy, int64_t ld_dy, const float* h, int64_t ld_h,
                           const float* rstd, float* partial, int64_t rows, int32_t cols,
                           int32_t heads, int64_t chunk_rows) {
     rms_dw(dy, ld_dy, h, ld_h, rstd, partial, rows, cols, heads, chunk_rows);
 }
 
-QLORA_KERNEL __launch_bounds__(256)
+QLORA_KERNEL __launch_bounds__(256, 1)
     qlora_norm_rms_dw_bf16(const bf16* dy, int64_t ld_dy, const bf16* h, int64_t ld_h,
                            const float* rstd, float* partial, int64_t rows, int32_t cols,
                            int32_t heads, int64_t chunk_rows) {

@@ -39,25 +39,27 @@ QLORA_KERNEL qlora_softmax_copy_b32(const uint32_t* x, int64_t x_batch, int64_t 
     copy_strided<uint32_t, 4>(x, x_batch, x_ld, y, y_batch, y_ld, batch, rows, cols);
 }
 
-// y[b, c, r] = x[b, r, c]. Launch: 32 x 8 threads, grid.x = cols / 32, grid.y = rows / 32, both
+// y[b, c, r] = x[b, r, c]. Launch: 256 threads, grid.x = cols / 32, grid.y = rows / 32, both
 // rounded up, grid.z = batch; y and z at most 65535. x and y do not overlap.
 template <class T>
 __device__ __forceinline__ void transpose(const T* x, int64_t x_batch, int64_t x_ld, T* y,
                                           int64_t y_batch, int64_t y_ld, int64_t batch,
                                           int64_t rows, int64_t cols) {
     __shared__ T tile[32][33];
+    int tx = (int)(threadIdx.x & 31);
+    int ty = (int)(threadIdx.x >> 5);
     int64_t c0 = (int64_t)blockIdx.x * 32;
     for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
         for (int64_t r0 = (int64_t)blockIdx.y * 32; r0 < rows; r0 += (int64_t)gridDim.y * 32) {
-            for (int i = (int)threadIdx.y; i < 32; i += 8) {
-                if (r0 + i < rows && c0 + threadIdx.x < cols) {
-                    tile[i][threadIdx.x] = x[b * x_batch + (r0 + i) * x_ld + c0 + threadIdx.x];
+            for (int i = ty; i < 32; i += 8) {
+                if (r0 + i < rows && c0 + tx < cols) {
+                    tile[i][tx] = x[b * x_batch + (r0 + i) * x_ld + c0 + tx];
                 }
             }
             __syncthreads();
-            for (int i = (int)threadIdx.y; i < 32; i += 8) {
-                if (c0 + i < cols && r0 + threadIdx.x < rows) {
-                    y[b * y_batch + (c0 + i) * y_ld + r0 + threadIdx.x] = tile[threadIdx.x][i];
+            for (int i = ty; i < 32; i += 8) {
+                if (c0 + i < cols && r0 + tx < rows) {
+                    y[b * y_batch + (c0 + i) * y_ld + r0 + tx] = tile[tx][i];
                 }
             }
             __syncthreads();
@@ -118,20 +120,22 @@ QLORA_KERNEL qlora_softmax_scores_bf16(bf16* s, int64_t s_batch, int64_t s_ld, i
 }
 
 // y = e^(x - max) / sum e^(x - max) over each row; y may be x.
-// Launch of both softmax kernels: pieces = cols / N rounded up; up to 32 pieces blockDim.x = power
-// of two >= pieces and blockDim.y = 256 / blockDim.x rows, otherwise blockDim.x = pieces rounded up
-// to a multiple of 32, at most 256, and blockDim.y = 1; grid.x = rows / blockDim.y rounded up,
-// grid.y = batch <= 65535. Determinism: the order of the sum depends on cols and the type alone.
+// Launch of both softmax kernels: pieces = cols / N rounded up; up to 32 pieces width = power of
+// two
+// >= pieces and 256 threads, otherwise width = threads = pieces rounded up to a multiple of 32, at
+// most 256; grid.x = rows / (threads / width) rounded up, grid.y = batch <= 65535.
+// Determinism: the order of the sum depends on cols and the type alone.
 template <class T>
 __device__ __forceinline__ void softmax_fwd(const T* x, int64_t x_batch, int64_t x_ld, T* y,
                                             int64_t y_batch, int64_t y_ld, int64_t batch,
-                                            int64_t rows, int64_t cols) {
+                                            int64_t rows, int64_t cols, int32_t width) {
     const int N = lanes<T>::N;
     __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    row_place place = place_row(width);
+    int64_t row = place.row;
     int64_t end = row < rows ? cols : 0;
-    int64_t first = (int64_t)threadIdx.x * N;
-    int64_t step = (int64_t)blockDim.x * N;
+    int64_t first = (int64_t)place.lane * N;
+    int64_t step = (int64_t)width * N;
     bool vec = rows_aligned(x, x_ld) && rows_aligned(y, y_ld) && rows_aligned(x, x_batch) &&
                rows_aligned(y, y_batch);
     for (int64_t b = blockIdx.y; b < batch; b += gridDim.y) {
@@ -146,7 +150,7 @@ __device__ __forceinline__ void softmax_fwd(const T* x, int64_t x_batch, int64_t
                 top = fmaxf(top, v[i]);
             }
         }
-        top = row_max(top, shared);
+        top = row_max(top, shared, width);
         float sum = 0.0f;
         for (int64_t c = first; c < end; c += step) {
             float v[N];
@@ -156,7 +160,7 @@ __device__ __forceinline__ void softmax_fwd(const T* x, int64_t x_batch, int64_t
                 sum += c + i < end ? expf(v[i] - top) : 0.0f;
             }
         }
-        sum = row_sum(sum, shared);
+        sum = row_sum(sum, shared, width);
         for (int64_t c = first; c < end; c += step) {
             float v[N];
             unpack(load_raw(from + c, end - c, vec), v);
@@ -171,27 +175,29 @@ __device__ __forceinline__ void softmax_fwd(const T* x, int64_t x_batch, int64_t
 
 QLORA_KERNEL __launch_bounds__(256)
     qlora_softmax_fwd_f32(const float* x, int64_t x_batch, int64_t x_ld, float* y, int64_t y_batch,
-                          int64_t y_ld, int64_t batch, int64_t rows, int64_t cols) {
-    softmax_fwd(x, x_batch, x_ld, y, y_batch, y_ld, batch, rows, cols);
+                          int64_t y_ld, int64_t batch, int64_t rows, int64_t cols, int32_t width) {
+    softmax_fwd(x, x_batch, x_ld, y, y_batch, y_ld, batch, rows, cols, width);
 }
 
 QLORA_KERNEL __launch_bounds__(256)
     qlora_softmax_fwd_bf16(const bf16* x, int64_t x_batch, int64_t x_ld, bf16* y, int64_t y_batch,
-                           int64_t y_ld, int64_t batch, int64_t rows, int64_t cols) {
-    softmax_fwd(x, x_batch, x_ld, y, y_batch, y_ld, batch, rows, cols);
+                           int64_t y_ld, int64_t batch, int64_t rows, int64_t cols, int32_t width) {
+    softmax_fwd(x, x_batch, x_ld, y, y_batch, y_ld, batch, rows, cols, width);
 }
 
 // dx = y (dy - sum(y dy)) over each row, y the softmax; dx may be dy or y. Launch as above.
 template <class T>
-__device__ __forceinline__ void
-softmax_bwd(const T* y, int64_t y_batch, int64_t y_ld, const T* dy, int64_t dy_batch, int64_t dy_ld,
-            T* dx, int64_t dx_batch, int64_t dx_ld, int64_t batch, int64_t rows, int64_t cols) {
+__device__ __forceinline__ void softmax_bwd(const T* y, int64_t y_batch, int64_t y_ld, const T* dy,
+                                            int64_t dy_batch, int64_t dy_ld, T* dx,
+                                            int64_t dx_batch, int64_t dx_ld, int64_t batch,
+                                            int64_t rows, int64_t cols, int32_t width) {
     const int N = lanes<T>::N;
     __shared__ float shared[32];
-    int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
+    row_place place = place_row(width);
+    int64_t row = place.row;
     int64_t end = row < rows ? cols : 0;
-    int64_t first = (int64_t)threadIdx.x * N;
-    int64_t step = (int64_t)blockDim.x * N;
+    int64_t first = (int64_t)place.lane * N;
+    int64_t step = (int64_t)width * N;
     bool vec = rows_aligned(y, y_ld) && rows_aligned(dy, dy_ld) && rows_aligned(dx, dx_ld) &&
                rows_aligned(y, y_batch) && rows_aligned(dy, dy_batch) && rows_aligned(dx, dx_batch);
     for (int64_t b = blockIdx.y; b < batch; b += gridDim.y) {
@@ -209,7 +215,7 @@ softmax_bwd(const T* y, int64_t y_batch, int64_t y_ld, const T* dy, int64_t dy_b
                 dot += p[i] * d[i];
             }
         }
-        dot = row_sum(dot, shared);
+        dot = row_sum(dot, shared, width);
         for (int64_t c = first; c < end; c += step) {
             float p[N];
             float d[N];
@@ -227,13 +233,16 @@ softmax_bwd(const T* y, int64_t y_batch, int64_t y_ld, const T* dy, int64_t dy_b
 QLORA_KERNEL __launch_bounds__(256)
     qlora_softmax_bwd_f32(const float* y, int64_t y_batch, int64_t y_ld, const float* dy,
                           int64_t dy_batch, int64_t dy_ld, float* dx, int64_t dx_batch,
-                          int64_t dx_ld, int64_t batch, int64_t rows, int64_t cols) {
-    softmax_bwd(y, y_batch, y_ld, dy, dy_batch, dy_ld, dx, dx_batch, dx_ld, batch, rows, cols);
+                          int64_t dx_ld, int64_t batch, int64_t rows, int64_t cols, int32_t width) {
+    softmax_bwd(y, y_batch, y_ld, dy, dy_batch, dy_ld, dx, dx_batch, dx_ld, batch, rows, cols,
+                width);
 }
 
 QLORA_KERNEL __launch_bounds__(256)
     qlora_softmax_bwd_bf16(const bf16* y, int64_t y_batch, int64_t y_ld, const bf16* dy,
                            int64_t dy_batch, int64_t dy_ld, bf16* dx, int64_t dx_batch,
-                           int64_t dx_ld, int64_t batch, int64_t rows, int64_t cols) {
-    softmax_bwd(y, y_batch, y_ld, dy, dy_batch, dy_ld, dx, dx_batch, dx_ld, batch, rows, cols);
+                           int64_t dx_ld, int64_t batch, int64_t rows, int64_t cols,
+                           int32_t width) {
+    softmax_bwd(y, y_batch, y_ld, dy, dy_batch, dy_ld, dx, dx_batch, dx_ld, batch, rows, cols,
+                width);
 }

@@ -119,12 +119,27 @@ __device__ __forceinline__ void load_either(const void* p, int is_bf16, int64_t 
     }
 }
 
-// Sum over the threads of one row, the same value in each of them. A row has blockDim.x threads: a
-// power of two up to 32 with blockDim.y rows in the block, or whole warps with one row in the
-// block. `shared` holds 32 floats; all threads of the block take part.
-__device__ __forceinline__ float row_sum(float v, float* shared) {
-    if (blockDim.x <= 32) {
-        for (int o = (int)blockDim.x >> 1; o > 0; o >>= 1) {
+// Where a thread of a row kernel stands. A row has `width` threads: a power of two up to 32, with
+// blockDim.x / width rows in the block, or the whole block (a multiple of 32) with one row in it.
+struct row_place {
+    int32_t lane;
+    int64_t row;
+};
+
+__device__ __forceinline__ row_place place_row(int32_t width) {
+    uint32_t in_block = threadIdx.x / (uint32_t)width;
+    uint32_t rows = blockDim.x / (uint32_t)width;
+    row_place p;
+    p.lane = (int32_t)(threadIdx.x - in_block * (uint32_t)width);
+    p.row = (int64_t)blockIdx.x * rows + in_block;
+    return p;
+}
+
+// Sum over the threads of one row, the same value in each of them. `shared` holds 32 floats; all
+// threads of the block take part.
+__device__ __forceinline__ float row_sum(float v, float* shared, int32_t width) {
+    if (width <= 32) {
+        for (int o = width >> 1; o > 0; o >>= 1) {
             v += __shfl_xor_sync(QLORA_FULL_WARP, v, o);
         }
         return v;
@@ -139,9 +154,9 @@ __device__ __forceinline__ float row_sum(float v, float* shared) {
     return warp_sum(v);
 }
 
-__device__ __forceinline__ float row_max(float v, float* shared) {
-    if (blockDim.x <= 32) {
-        for (int o = (int)blockDim.x >> 1; o > 0; o >>= 1) {
+__device__ __forceinline__ float row_max(float v, float* shared, int32_t width) {
+    if (width <= 32) {
+        for (int o = width >> 1; o > 0; o >>= 1) {
             v = fmaxf(v, __shfl_xor_sync(QLORA_FULL_WARP, v, o));
         }
         return v;
