@@ -1,10 +1,10 @@
-// cublas.c - the test double that qlora.h finds as libcublas.so.13: GEMM on the CPU, queued on the fake
-// driver's streams like a kernel.
+// cublas.c - the test double that qlora.h finds as libcublas.so.13: GEMM on the CPU, queued on the
+// fake driver's streams like a kernel.
 //
-// It gets everything it needs from the fake libcuda.so.1 that is already loaded; with the real driver,
-// or none, cublasCreate answers NOT_INITIALIZED. Sums run over k in ascending order in f32, one
-// product at a time, so results do not depend on shape, tiling or machine.
-// Build with -ffp-contract=off. -DFAKE_OMIT_<name> hides a symbol.
+// It gets everything it needs from the fake libcuda.so.1 that is already loaded; with the real
+// driver, or none, cublasCreate answers NOT_INITIALIZED. Sums run over k in ascending order in f32,
+// one product at a time, so results do not depend on shape, tiling or machine. Build with
+// -ffp-contract=off. -DFAKE_OMIT_<name> hides a symbol.
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -231,8 +231,9 @@ static void unpack(float* out, const unsigned char* base, const matrix* x, int r
     }
 }
 
-// sum[j * m + i] = the sum over k of a[k * m + i] * b[j * depth + k]: columns in groups of four, so that
-// each column of a is read once for four of the result. The order of every sum stays k = 0, 1, 2...
+// sum[j * m + i] = the sum over k of a[k * m + i] * b[j * depth + k]: columns in groups of four, so
+// that each column of a is read once for four of the result. The order of every sum stays k = 0,
+// 1, 2...
 static void multiply(float* sum, const float* a, const float* b, int m, int n, int depth) {
     size_t rows = (size_t)m;
     memset(sum, 0, rows * (size_t)n * sizeof *sum);
@@ -266,7 +267,8 @@ static void multiply(float* sum, const float* a, const float* b, int m, int n, i
     }
 }
 
-static void write_out(const gemm* g, unsigned char* base, const float* sum, float alpha, float beta) {
+static void write_out(const gemm* g, unsigned char* base, const float* sum, float alpha,
+                      float beta) {
     for (int col = 0; col < g->n; col++) {
         for (int row = 0; row < g->m; row++) {
             size_t at = (size_t)col * (size_t)g->c.ld + (size_t)row;
@@ -281,13 +283,13 @@ static void write_out(const gemm* g, unsigned char* base, const float* sum, floa
 
 static unsigned char* find(void* ctx, const matrix* x, int index, size_t elements) {
     uint64_t offset = (uint64_t)(x->stride * index) * (uint64_t)type_size(x->type);
-    return (unsigned char*)inside()->resolve(ctx, x->address + offset, elements * type_size(x->type),
-                                             true);
+    return (unsigned char*)inside()->resolve(ctx, x->address + offset,
+                                             elements * type_size(x->type), true);
 }
 
 // One matrix of the batch; 0 or a CUresult.
-static int gemm_one(void* ctx, const gemm* g, int index, float* a, float* b, float* sum, float alpha,
-                    float beta) {
+static int gemm_one(void* ctx, const gemm* g, int index, float* a, float* b, float* sum,
+                    float alpha, float beta) {
     size_t a_span = g->a.transposed ? span(g->k, g->m, g->a.ld) : span(g->m, g->k, g->a.ld);
     size_t b_span = g->b.transposed ? span(g->n, g->k, g->b.ld) : span(g->k, g->n, g->b.ld);
     unsigned char* c_base = find(ctx, &g->c, index, span(g->m, g->n, g->c.ld));
@@ -471,9 +473,9 @@ int cublasGemmStridedBatchedEx(void* opaque, int ta, int tb, int m, int n, int k
     return gemm_call("cublasGemmStridedBatchedEx", opaque, &g, alpha, beta);
 }
 
-int cublasGemmEx(void* opaque, int ta, int tb, int m, int n, int k, const void* alpha, const void* a,
-                 int atype, int lda, const void* b, int btype, int ldb, const void* beta, void* c,
-                 int ctype, int ldc, int compute, int algo) {
+int cublasGemmEx(void* opaque, int ta, int tb, int m, int n, int k, const void* alpha,
+                 const void* a, int atype, int lda, const void* b, int btype, int ldb,
+                 const void* beta, void* c, int ctype, int ldc, int compute, int algo) {
     gemm g;
     (void)algo;
     memset(&g, 0, sizeof g);
@@ -579,9 +581,9 @@ int cublasSetWorkspace_v2(void* opaque, void* workspace, size_t bytes) {
     char said[80];
     uint64_t address = (uint64_t)(uintptr_t)workspace;
     int status = enter("cublasSetWorkspace_v2", opaque, &h, &late);
-    if (!status && (address % 256 || (bytes && !workspace) ||
-                    (bytes && !inside()->resolve(inside()->object_owner(opaque), address, bytes,
-                                                 true)))) {
+    if (!status &&
+        (address % 256 || (bytes && !workspace) ||
+         (bytes && !inside()->resolve(inside()->object_owner(opaque), address, bytes, true)))) {
         inside()->broken("cublasSetWorkspace: not live device memory on a 256-byte boundary");
         status = INVALID_VALUE;
     }

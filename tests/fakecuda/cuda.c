@@ -1,8 +1,8 @@
 // cuda.c - a CUDA driver without a GPU: the test double that qlora.h finds as libcuda.so.1.
 //
-// It keeps contexts, memory, streams, events, modules and graphs with the rules of the real driver, runs
-// kernels through the PTX interpreter (ptx.h), and is stricter than hardware wherever a program
-// would get away with a mistake. Tests configure and question it through fake.h.
+// It keeps contexts, memory, streams, events, modules and graphs with the rules of the real driver,
+// runs kernels through the PTX interpreter (ptx.h), and is stricter than hardware wherever a
+// program would get away with a mistake. Tests configure and question it through fake.h.
 //
 // Build variants: -DFAKE_OMIT_<name> hides one symbol (an older driver); -DFAKE_STUB answers 34 to
 // every call, as the link-time stub of the toolkit does.
@@ -18,8 +18,8 @@
 
 //@@ EXPORTS - one list makes the prototypes, the counters and the table for cuGetProcAddress
 
-// FAKE_OMITTED(name) is 1 when FAKE_OMIT_<name> is defined as 1 (plain -D does), else 0: a defined macro
-// turns FAKE_PLACE_1 into an extra argument that shifts the 1 into second place.
+// FAKE_OMITTED(name) is 1 when FAKE_OMIT_<name> is defined as 1 (plain -D does), else 0: a defined
+// macro turns FAKE_PLACE_1 into an extra argument that shifts the 1 into second place.
 #define FAKE_PLACE_1 0,
 #define FAKE_SECOND(first, second, ...) second
 #define FAKE_IS_ONE_3(...) FAKE_SECOND(__VA_ARGS__, 0)
@@ -31,7 +31,7 @@
 #define FAKE_JOIN_2(a, b) a##b
 #define FAKE_JOIN(a, b) FAKE_JOIN_2(a, b)
 
-#define FAKE_PROTOTYPE(name, kind, release, args)                                                    \
+#define FAKE_PROTOTYPE(name, kind, release, args)                                                  \
     FAKE_JOIN(FAKE_SEEN_, FAKE_OMITTED(name)) int name args;
 FAKE_CU_FUNCTIONS(FAKE_PROTOTYPE)
 
@@ -56,9 +56,9 @@ typedef enum fault_class {
     CLASSES
 } fault_class;
 
-static const char* const class_names[CLASSES] = {"NONE",  "ALLOC",   "LOAD",   "LAUNCH", "COPY",
-                                                 "SYNC",  "STREAM",  "EVENT",  "GRAPH",  "CAPTURE",
-                                                 "CUBLAS", "CTX",    "ANY",    "RUN"};
+static const char* const class_names[CLASSES] = {"NONE",   "ALLOC",  "LOAD",  "LAUNCH", "COPY",
+                                                 "SYNC",   "STREAM", "EVENT", "GRAPH",  "CAPTURE",
+                                                 "CUBLAS", "CTX",    "ANY",   "RUN"};
 
 enum {
 #define FAKE_ID(name, kind, release, args) F_##name,
@@ -77,7 +77,7 @@ typedef struct function_row {
 #define FAKE_N false
 #define FAKE_R true
 static const function_row function_rows[FUNCTIONS] = {
-#define FAKE_ROW(name, kind, release, args)                                                          \
+#define FAKE_ROW(name, kind, release, args)                                                        \
     {#name, CLASS_##kind, FAKE_##release, FAKE_OMITTED(name)},
     FAKE_CU_FUNCTIONS(FAKE_ROW) FAKE_CUBLAS_FUNCTIONS(FAKE_ROW)
 #undef FAKE_ROW
@@ -134,16 +134,16 @@ typedef enum object_kind {
     KINDS
 } object_kind;
 
-static const char* const kind_names[KINDS] = {"context", "stream",  "event",  "module",
-                                              "function", "graph",  "exec",   "capture",
-                                              "cublas",  "memory",  "pinned"};
+static const char* const kind_names[KINDS] = {"context",  "stream", "event", "module",
+                                              "function", "graph",  "exec",  "capture",
+                                              "cublas",   "memory", "pinned"};
 
 typedef struct context context;
 typedef struct stream stream;
 typedef struct capture capture;
 
-// First member of everything a caller holds a handle of. The memory stays until reset, so that a stale
-// handle is recognised and never mistaken for a newer object.
+// First member of everything a caller holds a handle of. The memory stays until reset, so that a
+// stale handle is recognised and never mistaken for a newer object.
 typedef struct object {
     object_kind kind;
     bool live;
@@ -230,7 +230,7 @@ typedef struct work {
     event* event; // RECORD
     stream* on;   // WAIT
     uint64_t until;
-    exec* graph;                                     // GRAPH
+    exec* graph;                                // GRAPH
     int (*run)(void* ctx, const void* payload); // CALL
     void* payload;
 } work;
@@ -546,7 +546,8 @@ static void* object_get(const void* handle, object_kind kind, const context* own
     return o;
 }
 
-//@@ MEMORY - device addresses in a reserved range, backed elsewhere, so that the host cannot touch them
+//@@ MEMORY - device addresses in a reserved range, backed elsewhere, so that the host cannot touch
+//them
 
 static void range_reserve(void) {
     static const uint64_t sizes[] = {1ull << 40, 1ull << 36, 1ull << 33, 1ull << 31};
@@ -658,8 +659,8 @@ static void block_remove(blocks* from, size_t i, const char* kind) {
     g.hot = 0;
 }
 
-// An address is not used twice until the range is spent, so that stale pointers stay stale. It is a multiple
-// of 256 and not of 512: what the driver promises, and no more.
+// An address is not used twice until the range is spent, so that stale pointers stay stale. It is a
+// multiple of 256 and not of 512: what the driver promises, and no more.
 static uint64_t address_pick(size_t bytes) {
     uint64_t room = ((uint64_t)bytes + 511) / 512 * 512 + 1024;
     if (room <= g.range_end - g.range_next) {
@@ -886,7 +887,8 @@ static int enter(int function, need needs) {
     }
     if (needs == NEED_CONTEXT) {
         int code = context_state(current());
-        if (code && code == (current() ? current()->sticky : 0) && function_rows[function].release) {
+        if (code && code == (current() ? current()->sticky : 0) &&
+            function_rows[function].release) {
             g.late = code;
             return OK;
         }
@@ -945,8 +947,8 @@ static void trap(context* ctx, int code, const char* what) {
 }
 
 static int launch_run(context* ctx, const work* w) {
-    static const int codes[] = {OK,            ILLEGAL_ADDRESS, MISALIGNED_ADDRESS,
-                                LAUNCH_FAILED, LAUNCH_FAILED,   LAUNCH_FAILED};
+    static const int codes[] = {
+        OK, ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED, LAUNCH_FAILED, LAUNCH_FAILED};
     static const ptx_order orders[] = {PTX_ORDER_FORWARD, PTX_ORDER_REVERSE, PTX_ORDER_RANDOM};
     char why[384] = "";
     char line[512];
@@ -996,26 +998,29 @@ static int copy_run(context* ctx, const work* w) {
         return ILLEGAL_ADDRESS;
     }
     for (size_t row = 0; row < w->height; row++) {
-        memmove(dst + row * w->dst.pitch, src + row * (w->staged ? w->width : w->src.pitch), w->width);
+        memmove(dst + row * w->dst.pitch, src + row * (w->staged ? w->width : w->src.pitch),
+                w->width);
     }
     g.stats.copies++;
     return OK;
 }
 
 static int set_run(context* ctx, const work* w) {
-    unsigned char* dst = (unsigned char*)resolve(ctx, w->dst.address, w->width * w->element, true);
+    size_t bytes = (w->height - 1) * w->dst.pitch + w->width * w->element;
+    unsigned char* dst = (unsigned char*)resolve(ctx, w->dst.address, bytes, true);
+    uint8_t value8 = (uint8_t)w->value;
+    uint16_t value16 = (uint16_t)w->value;
+    const void* value = w->element == 1   ? (const void*)&value8
+                        : w->element == 2 ? (const void*)&value16
+                                          : (const void*)&w->value;
     if (!dst) {
         trap(ctx, ILLEGAL_ADDRESS, "a memset writes memory that was freed");
         return ILLEGAL_ADDRESS;
     }
-    uint8_t value8 = (uint8_t)w->value;
-    uint16_t value16 = (uint16_t)w->value;
-    for (size_t i = 0; i < w->width; i++) {
-        memcpy(dst + i * w->element,
-               w->element == 1   ? (const void*)&value8
-               : w->element == 2 ? (const void*)&value16
-                                 : (const void*)&w->value,
-               w->element);
+    for (size_t row = 0; row < w->height; row++) {
+        for (size_t i = 0; i < w->width; i++) {
+            memcpy(dst + row * w->dst.pitch + i * w->element, value, w->element);
+        }
     }
     return OK;
 }
@@ -1098,8 +1103,8 @@ static void stream_run_legacy_rule(stream* s, uint64_t seq) {
     }
 }
 
-// Runs every entry with a sequence number up to until. What an entry waits for has a smaller number, so
-// the nesting ends.
+// Runs every entry with a sequence number up to until. What an entry waits for has a smaller
+// number, so the nesting ends.
 static void stream_run(stream* s, uint64_t until) {
     context* ctx = s->base.owner;
     while (!ctx->sticky && s->first && s->first->seq <= until) {
@@ -1321,8 +1326,8 @@ static void graph_clear(graph* old) {
     old->base.live = false;
 }
 
-// An order of the nodes that respects their dependencies: the first, last or a random one of those that
-// could run next.
+// An order of the nodes that respects their dependencies: the first, last or a random one of those
+// that could run next.
 static void graph_schedule(const graph* from, exec* to) {
     bool* done = (bool*)must_alloc(from->count * sizeof *done);
     size_t* ready = (size_t*)must_alloc(from->count * sizeof *ready);
@@ -1587,7 +1592,9 @@ static int device_attribute(const fake_device* d, int device, int attribute, int
                 {36, 3201000},
                 {37, 6144},
                 {38, 60 * 1024 * 1024},
-                {39, d->cc == 75 ? 1024 : d->cc % 10 == 0 && d->cc < 120 ? 2048 : 1536},
+                {39, d->cc == 75                      ? 1024
+                     : d->cc % 10 == 0 && d->cc < 120 ? 2048
+                                                      : 1536},
                 {40, 3},
                 {41, 1},
                 {50, 0},
@@ -2362,10 +2369,11 @@ static int ptx_header_read(const char* image, ptx_header* h, char* log, size_t r
     h->line = 1;
     const char* p = ptx_skip(image, &h->line);
     if (sscanf(p, ".version %d.%d%n", &h->version, &minor, &used) != 2) {
-        snprintf(log, room,
-                 "ptxas application ptx input, line %d; fatal   : Missing .version directive at start "
-                 "of file\n",
-                 h->line);
+        snprintf(
+            log, room,
+            "ptxas application ptx input, line %d; fatal   : Missing .version directive at start "
+            "of file\n",
+            h->line);
         return INVALID_PTX;
     }
     h->version = h->version * 10 + minor;
@@ -2396,10 +2404,10 @@ static int driver_ptx_version(int driver) {
 
 // The first .version that knows a target; 0 for a target that no version knows.
 static int target_ptx_version(int target, char suffix) {
-    static const int rows[][2] = {{75, 63},  {80, 70},  {86, 71},   {87, 74},  {88, 90},  {89, 78},
-                                  {90, 78},  {100, 86}, {103, 88},  {110, 90}, {120, 87}, {121, 88},
-                                  {50, 40},  {52, 41},  {53, 42},   {60, 50},  {61, 50},  {62, 50},
-                                  {70, 60},  {72, 61}};
+    static const int rows[][2] = {{75, 63},  {80, 70},  {86, 71},  {87, 74},  {88, 90},
+                                  {89, 78},  {90, 78},  {100, 86}, {103, 88}, {110, 90},
+                                  {120, 87}, {121, 88}, {50, 40},  {52, 41},  {53, 42},
+                                  {60, 50},  {61, 50},  {62, 50},  {70, 60},  {72, 61}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (rows[i][0] == target) {
             int base = rows[i][1];
@@ -2412,26 +2420,29 @@ static int target_ptx_version(int target, char suffix) {
 static int ptx_accept(const ptx_header* h, int cc, char* log, size_t room) {
     int newest = driver_ptx_version(g.config.driver_version);
     if (h->version > newest) {
-        snprintf(log, room,
-                 "ptxas application ptx input, line %d; fatal   : Unsupported .version %d.%d; current "
-                 "version is '%d.%d'\n",
-                 h->line, h->version / 10, h->version % 10, newest / 10, newest % 10);
+        snprintf(
+            log, room,
+            "ptxas application ptx input, line %d; fatal   : Unsupported .version %d.%d; current "
+            "version is '%d.%d'\n",
+            h->line, h->version / 10, h->version % 10, newest / 10, newest % 10);
         return UNSUPPORTED_PTX_VERSION;
     }
     int least = target_ptx_version(h->target, h->suffix);
     if (!least || h->version < least ||
         (h->suffix && (h->target < 90 || (h->suffix != 'a' && h->suffix != 'f')))) {
-        snprintf(log, room,
-                 "ptxas application ptx input, line %d; error   : PTX .version %d.%d does not support "
-                 ".target %s\nptxas fatal   : Ptx assembly aborted due to errors\n",
-                 h->line, h->version / 10, h->version % 10, h->name);
+        snprintf(
+            log, room,
+            "ptxas application ptx input, line %d; error   : PTX .version %d.%d does not support "
+            ".target %s\nptxas fatal   : Ptx assembly aborted due to errors\n",
+            h->line, h->version / 10, h->version % 10, h->name);
         return INVALID_PTX;
     }
     if (h->target > cc) {
-        snprintf(log, room,
-                 "ptxas application ptx input, line %d; fatal   : SM version specified by .target is "
-                 "higher than default SM version assumed\n",
-                 h->line);
+        snprintf(
+            log, room,
+            "ptxas application ptx input, line %d; fatal   : SM version specified by .target is "
+            "higher than default SM version assumed\n",
+            h->line);
         return INVALID_PTX;
     }
     bool family = h->suffix == 'f' && h->target / 10 == cc / 10;
@@ -2492,8 +2503,8 @@ int cuModuleLoadData(void** out, const void* image) {
 
 enum { JIT_INFO_LOG = 3, JIT_INFO_SIZE = 4, JIT_ERROR_LOG = 5, JIT_ERROR_SIZE = 6, JIT_TARGET = 9 };
 
-// The caller's log buffer: its size comes by value in the void* of another option, and the number of
-// bytes written goes back there.
+// The caller's log buffer: its size comes by value in the void* of another option, and the number
+// of bytes written goes back there.
 static void jit_log(unsigned count, const int* options, void** values, int buffer_option,
                     const char* log) {
     char* buffer = NULL;
@@ -2625,7 +2636,8 @@ int cuFuncSetAttribute(void* handle, int attribute, int value) {
     } else if (!code && attribute != FUNCTION_CARVEOUT) {
         code = INVALID_VALUE;
     }
-    return leave(F_cuFuncSetAttribute, code, "%s, %d, %d", f ? f->info.name : "?", attribute, value);
+    return leave(F_cuFuncSetAttribute, code, "%s, %d, %d", f ? f->info.name : "?", attribute,
+                 value);
 }
 
 int cuFuncGetAttribute(int* value, int attribute, void* handle) {
@@ -2658,12 +2670,12 @@ int cuFuncGetAttribute(int* value, int attribute, void* handle) {
 static int launch_check(const entry_point* f, const uint32_t grid[3], const uint32_t shape[3],
                         uint32_t shared) {
     uint64_t threads = (uint64_t)shape[0] * shape[1] * shape[2];
-    if (!grid[0] || !grid[1] || !grid[2] || !threads || grid[0] > 2147483647u ||
-        grid[1] > 65535 || grid[2] > 65535 || shape[0] > 1024 || shape[1] > 1024 ||
-        shape[2] > 64 || threads > 1024) {
+    if (!grid[0] || !grid[1] || !grid[2] || !threads || grid[0] > 2147483647u || grid[1] > 65535 ||
+        grid[2] > 65535 || shape[0] > 1024 || shape[1] > 1024 || shape[2] > 64 || threads > 1024) {
         return INVALID_VALUE;
     }
-    if ((f->info.max_threads && threads > f->info.max_threads) || shared > (uint32_t)f->max_dynamic) {
+    if ((f->info.max_threads && threads > f->info.max_threads) ||
+        shared > (uint32_t)f->max_dynamic) {
         return INVALID_VALUE;
     }
     return OK;
@@ -2719,8 +2731,8 @@ int cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned
             code = submit(s, w);
         }
     }
-    return leave(F_cuLaunchKernel, code, "%s, %u %u %u, %u %u %u, %u, %s", f ? f->info.name : "?", gx,
-                 gy, gz, bx, by, bz, shared, tag(stream_handle));
+    return leave(F_cuLaunchKernel, code, "%s, %u %u %u, %u %u %u, %u, %s", f ? f->info.name : "?",
+                 gx, gy, gz, bx, by, bz, shared, tag(stream_handle));
 }
 
 //@@ MEMORY CALLS
@@ -2748,8 +2760,7 @@ int cuMemFree_v2(uint64_t address) {
         size_t i = block_above(&g.memory, address);
         if (!i || g.memory.list[i - 1].address != address ||
             g.memory.list[i - 1].owner != current()) {
-            broken("cuMemFree of %s: not the start of a live allocation of this context",
-                   name);
+            broken("cuMemFree of %s: not the start of a live allocation of this context", name);
             code = INVALID_VALUE;
         } else {
             memory_drop(i - 1);
@@ -2917,8 +2928,9 @@ static bool is_pageable(const endpoint* e) {
     return !e->device && !block_at(&g.pinned, (uint64_t)(uintptr_t)e->host);
 }
 
-// A copy in a stream. A pageable source is read now, as the driver stages it; a pageable destination makes
-// the call wait. Pinned memory is read and written late, when the stream gets there.
+// A copy in a stream. A pageable source is read now, as the driver stages it; a pageable
+// destination makes the call wait. Pinned memory is read and written late, when the stream gets
+// there.
 static int copy_queue(stream* s, endpoint dst, endpoint src, size_t width, size_t height,
                       const char* call) {
     context* ctx = s->base.owner;
@@ -3055,87 +3067,95 @@ int cuMemcpy2DAsync_v2(const fake_copy2d* c, void* stream_handle) {
                  tag(stream_handle));
 }
 
-static int set_call(int function, uint64_t dst, unsigned element, uint32_t value, size_t count,
-                    void* stream_handle) {
+static int set_call(int function, uint64_t dst, unsigned element, uint32_t value, size_t width,
+                    size_t pitch, size_t height, void* stream_handle) {
     int code = enter(function, NEED_CONTEXT);
     stream* s = code ? NULL : stream_get(stream_handle, current());
     if (!code) {
-        code = !s ? INVALID_HANDLE : dst % element ? INVALID_VALUE : OK;
+        code = !s                                               ? INVALID_HANDLE
+               : dst % element || (height > 1 && pitch < width) ? INVALID_VALUE
+                                                                : OK;
     }
-    if (!code && count) {
-        endpoint to = at_device(dst, 0);
-        if (count > SIZE_MAX / element ||
-            !endpoint_valid(s->base.owner, &to, count * element, 1, function_rows[function].name)) {
+    if (!code && width && height) {
+        endpoint to = at_device(dst, pitch);
+        if (width > SIZE_MAX / element || !endpoint_valid(s->base.owner, &to, width * element,
+                                                          height, function_rows[function].name)) {
             code = INVALID_VALUE;
         } else {
             work* w = work_make(WORK_SET);
             w->dst = to;
             w->element = element;
             w->value = value;
-            w->width = count;
+            w->width = width;
+            w->height = height;
             code = submit(s, w);
         }
     }
-    return leave(function, code, "%s, %u, %zu, %s", tag_address(dst), value, count,
+    return leave(function, code, "%s, %u, %zu x %zu, %s", tag_address(dst), value, width, height,
                  tag(stream_handle));
 }
 
 int cuMemsetD8Async(uint64_t dst, unsigned char value, size_t count, void* stream_handle) {
-    return set_call(F_cuMemsetD8Async, dst, 1, value, count, stream_handle);
+    return set_call(F_cuMemsetD8Async, dst, 1, value, count, 0, 1, stream_handle);
 }
 
 int cuMemsetD16Async(uint64_t dst, unsigned short value, size_t count, void* stream_handle) {
-    return set_call(F_cuMemsetD16Async, dst, 2, value, count, stream_handle);
+    return set_call(F_cuMemsetD16Async, dst, 2, value, count, 0, 1, stream_handle);
 }
 
 int cuMemsetD32Async(uint64_t dst, unsigned value, size_t count, void* stream_handle) {
-    return set_call(F_cuMemsetD32Async, dst, 4, value, count, stream_handle);
+    return set_call(F_cuMemsetD32Async, dst, 4, value, count, 0, 1, stream_handle);
+}
+
+int cuMemsetD2D8Async(uint64_t dst, size_t pitch, unsigned char value, size_t width, size_t height,
+                      void* stream_handle) {
+    return set_call(F_cuMemsetD2D8Async, dst, 1, value, width, pitch, height, stream_handle);
 }
 
 //@@ NAMES - error texts, symbols by name
 
-#define FAKE_ERRORS(X)                                                                               \
-    X(0, "CUDA_SUCCESS", "no error")                                                                 \
-    X(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument")                                             \
-    X(2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")                                                \
-    X(3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error")                                       \
-    X(34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library")                                \
-    X(46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "device is busy or unavailable")                          \
-    X(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")                             \
-    X(101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")                                    \
-    X(200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid")                             \
-    X(201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                                   \
-    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for the device")            \
-    X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error")                                \
-    X(218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed")                                 \
-    X(221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", "PTX JIT compiler library not found")                \
-    X(222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "PTX version is too new for this driver")           \
-    X(400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle")                                   \
-    X(401, "CUDA_ERROR_ILLEGAL_STATE", "not in a state to do this")                                  \
-    X(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found")                                         \
-    X(600, "CUDA_ERROR_NOT_READY", "device not ready")                                               \
-    X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered")                 \
-    X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch")          \
-    X(702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out")                                      \
-    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed")                                \
-    X(710, "CUDA_ERROR_ASSERT", "device-side assert triggered")                                      \
-    X(714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hardware stack error")                                \
-    X(715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "an illegal instruction was encountered")               \
-    X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address")                                    \
-    X(717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on this address space")      \
-    X(718, "CUDA_ERROR_INVALID_PC", "invalid program counter")                                       \
-    X(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                                 \
-    X(801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")                                    \
-    X(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "unsupported display driver / cuda driver pair")     \
-    X(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted when stream is capturing")        \
-    X(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "an earlier call invalidated the capture")       \
-    X(902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "two captures would be merged")                        \
-    X(903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not begun in this stream")            \
-    X(904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "a forked stream was not joined")                   \
-    X(905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency on work outside the capture")          \
-    X(906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "implicit dependency on the legacy stream")         \
-    X(907, "CUDA_ERROR_CAPTURED_EVENT", "event was last recorded in a capturing stream")             \
-    X(908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "capture ended in another thread")              \
+#define FAKE_ERRORS(X)                                                                             \
+    X(0, "CUDA_SUCCESS", "no error")                                                               \
+    X(1, "CUDA_ERROR_INVALID_VALUE", "invalid argument")                                           \
+    X(2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")                                              \
+    X(3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error")                                     \
+    X(34, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library")                              \
+    X(46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "device is busy or unavailable")                        \
+    X(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")                           \
+    X(101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal")                                  \
+    X(200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid")                           \
+    X(201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context")                                 \
+    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for the device")          \
+    X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error")                              \
+    X(218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed")                               \
+    X(221, "CUDA_ERROR_JIT_COMPILER_NOT_FOUND", "PTX JIT compiler library not found")              \
+    X(222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "PTX version is too new for this driver")         \
+    X(400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle")                                 \
+    X(401, "CUDA_ERROR_ILLEGAL_STATE", "not in a state to do this")                                \
+    X(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found")                                       \
+    X(600, "CUDA_ERROR_NOT_READY", "device not ready")                                             \
+    X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered")               \
+    X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch")        \
+    X(702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out")                                    \
+    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed")                              \
+    X(710, "CUDA_ERROR_ASSERT", "device-side assert triggered")                                    \
+    X(714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hardware stack error")                              \
+    X(715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "an illegal instruction was encountered")             \
+    X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address")                                  \
+    X(717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "operation not supported on this address space")    \
+    X(718, "CUDA_ERROR_INVALID_PC", "invalid program counter")                                     \
+    X(719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure")                               \
+    X(801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")                                  \
+    X(803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "unsupported display driver / cuda driver pair")   \
+    X(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "not permitted when stream is capturing")      \
+    X(901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "an earlier call invalidated the capture")     \
+    X(902, "CUDA_ERROR_STREAM_CAPTURE_MERGE", "two captures would be merged")                      \
+    X(903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not begun in this stream")          \
+    X(904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "a forked stream was not joined")                 \
+    X(905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency on work outside the capture")        \
+    X(906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "implicit dependency on the legacy stream")       \
+    X(907, "CUDA_ERROR_CAPTURED_EVENT", "event was last recorded in a capturing stream")           \
+    X(908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "capture ended in another thread")            \
     X(999, "CUDA_ERROR_UNKNOWN", "unknown error")
 
 static const struct {
@@ -3467,11 +3487,10 @@ static void api_forgive(void) {
 }
 
 const fake_api* fake_get_api(void) {
-    static fake_api api = {config_defaults, api_reset,      api_machine,     api_fail_at,
-                           api_fail_from,   api_fail_clear, api_calls,       api_kernel_runs,
-                           api_stats,       api_log,        api_log_clear,   api_check,
-                           api_leaks,       api_done,       api_trap,        api_forgive,
-                           {0}};
+    static fake_api api = {config_defaults, api_reset, api_machine,     api_fail_at, api_fail_from,
+                           api_fail_clear,  api_calls, api_kernel_runs, api_stats,   api_log,
+                           api_log_clear,   api_check, api_leaks,       api_done,    api_trap,
+                           api_forgive,     {0}};
     lock();
     api.cu = functions;
     unlock();
@@ -3590,10 +3609,11 @@ static void inside_count_gemm(void) {
 
 const fake_inside* fake_get_inside(void) {
     static const fake_inside inside = {
-        inside_enter,       inside_leave,         inside_config,        inside_current,
-        inside_unsafe,      inside_object_make,   inside_object_data,   inside_object_owner,
-        inside_object_drop, inside_tag,           inside_tag_address,   inside_stream_valid,
-        inside_capture_break, inside_submit,      resolve,              inside_broken,
-        inside_count_gemm};
+        inside_enter,         inside_leave,        inside_config,
+        inside_current,       inside_unsafe,       inside_object_make,
+        inside_object_data,   inside_object_owner, inside_object_drop,
+        inside_tag,           inside_tag_address,  inside_stream_valid,
+        inside_capture_break, inside_submit,       resolve,
+        inside_broken,        inside_count_gemm};
     return &inside;
 }
