@@ -22,8 +22,8 @@ for module in $("$B/ptx-tool" --list | awk '{ print $1 }' | sort -u); do
                 shared = 0
                 if (match($0, /[0-9]+ bytes smem/)) shared = substr($0, RSTART) + 0
                 registers = $0; sub(/.*Used /, "", registers)
-                printf "%-44s %-7s %9d %9d %7d %7d%s\n", kernel, target, registers + 0, shared, stack,
-                    spills, (spills > 0 ? "  <- spills" : "")
+                printf "%-44s %-7s %9d %9d %7d %7d%s\n", kernel, target, registers + 0, shared,
+                    stack, spills, (spills > 0 ? "  <- spills" : "")
             }'
     done
 done
