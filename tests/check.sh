@@ -337,8 +337,8 @@ gate_examples() {
     done
 }
 
-# C blocks of README.md whose first line names a file (`// hello.c`) are written out; then every line
-# of its sh blocks that starts with `cc ` is run beside them, and the program that it makes.
+# C blocks of README.md whose first line names a file (`// hello.c`) are written out; then every
+# line of its sh blocks that starts with `cc ` is run beside them, and the program that it makes.
 gate_readme() {
     need_file README.md qlora.h kernels_ptx.h
     local d=$OUT/readme line out

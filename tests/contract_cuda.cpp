@@ -1,6 +1,7 @@
 // contract_cuda.cpp - compares what qlora.h declares of the CUDA driver and of cuBLAS with NVIDIA's
-// own headers and libraries: parameter by parameter, value by value, name by name. `make check` builds
-// it where cuda.h is installed; no GPU is needed. C++, whose templates can take a function type apart.
+// own headers and libraries: parameter by parameter, value by value, name by name. `make check`
+// builds it where cuda.h is installed; no GPU is needed. C++, whose templates can take a function
+// type apart.
 //
 //   contract [stub libcuda.so [libcublas.so.13]]
 
