@@ -490,6 +490,188 @@ typedef struct qlora_clip_info {
 QLORA_API qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
                                        qlora_clip_info* out);
 
+// ---- operators-----------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------ f32 and bf16
+// storage (all tensors of a call in the same one, unless said), f32 arithmetic, rows and columns of
+// any size with zero included, leading dimensions respected. An output may be the very tensor of an
+// input where the comment says so; any other overlap is an error. Vectors are tensors of one row.
+// Gradients that other calls add to (dw) are added to.
+
+// y = silu(x) = x / (1 + e^-x); y may be x. dx = dy silu'(x); dx may be x or dy.
+QLORA_API qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_tensor* y);
+QLORA_API qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx);
+// h = silu(gate) up; h may be gate or up. gate and up may be two column ranges of one buffer.
+QLORA_API qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
+                                            const qlora_tensor* up, const qlora_tensor* h);
+// dgate, dup from dh, and h again where it is not NULL. dgate may be gate, dup up, h dh.
+QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
+                                             const qlora_tensor* gate, const qlora_tensor* up,
+                                             const qlora_tensor* dgate, const qlora_tensor* dup,
+                                             const qlora_tensor* h);
+// y = a b, y = a + b, y = alpha x, y = value; y may be an input.
+QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
+                                   const qlora_tensor* y);
+QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+
+// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
+// it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
+QLORA_API qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* w, float eps,
+                                             const qlora_tensor* y);
+// sum = h + delta, rounded to storage, then y = RMSNorm(sum). sum may be h.
+QLORA_API qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
+                                                      const qlora_tensor* delta,
+                                                      const qlora_tensor* w, float eps,
+                                                      const qlora_tensor* sum,
+                                                      const qlora_tensor* y);
+// dx = dres + (RMSNorm backward of dy at x); dres may be NULL, dx may be dy or dres. Where dw (f32,
+// as wide as w) is not NULL the weight's gradient is added to it; then dx must be neither dy nor x.
+QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                              const qlora_tensor* x, const qlora_tensor* w,
+                                              float eps, const qlora_tensor* dres,
+                                              const qlora_tensor* dx, const qlora_tensor* dw);
+
+typedef enum qlora_rope_type {
+    QLORA_ROPE_DEFAULT = 0,
+    QLORA_ROPE_LINEAR,
+    QLORA_ROPE_LLAMA3,
+    QLORA_ROPE_YARN
+} qlora_rope_type;
+
+// How a model scales its rotary frequencies; the names are those of config.json.
+typedef struct qlora_rope_desc {
+    qlora_rope_type type;
+    double theta;                 // 0 = 10000
+    double factor;                // 0 = 1
+    double low_freq_factor;       // llama3; 0 = 1
+    double high_freq_factor;      // llama3; 0 = 4
+    double original_max_position; // llama3, yarn: original_max_position_embeddings; 0 = error
+    double beta_fast;             // yarn; 0 = 32
+    double beta_slow;             // yarn; 0 = 1
+    double attention_factor;      // yarn, on cosine and sine; 0 = from factor and mscale
+    double mscale;                // yarn; 0 = not given
+    double mscale_all_dim;        // yarn; 0 = not given
+    bool no_truncate;             // yarn: "truncate": false
+} qlora_rope_desc;
+
+// Fills out[positions][head_dim]: cosines of the head_dim / 2 frequencies, then their sines. Host
+// memory, no context; a bad desc or an odd head_dim gives QLORA_ERR_ARGUMENT.
+QLORA_API qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim,
+                                        int64_t positions, float* out);
+// Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
+// by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
+// [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no
+// bias). A position outside the table is an error; on CUDA it leaves the row alone and writes 1 to
+// flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                          const qlora_tensor* positions, const qlora_tensor* table,
+                                          const qlora_tensor* bias, const qlora_tensor* flag);
+QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
+                                           const qlora_tensor* positions, const qlora_tensor* table,
+                                           const qlora_tensor* flag);
+
+// Attention in pieces. split: x [S, H*d] -> y, a batch of H [S, d]; join the other way round; any
+// 16- or 32-bit type. transpose: y[b] = x[b]^T.
+QLORA_API qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x,
+                                         const qlora_tensor* y);
+QLORA_API qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x,
+                                        const qlora_tensor* y);
+QLORA_API qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x,
+                                       const qlora_tensor* y);
+// s[b, q, k] = scale s, or -3e38 where query q, the (cols - rows + q)-th position, may not see key
+// k: later keys if causal, and keys `window` or more positions back if window > 0. In place.
+QLORA_API qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale,
+                                         bool causal, int64_t window);
+// y = softmax of each row; y may be x. dx = y (dy - sum(y dy)); dx may be dy or y.
+QLORA_API qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* y);
+QLORA_API qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y,
+                                              const qlora_tensor* dy, const qlora_tensor* dx);
+
+// y[t] = table[ids[t]]; table f32, bf16 or f16, ids I32 [1, T]. An id outside the table is an
+// error; on CUDA it gives a row of zeros and writes 1 to flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
+                                   const qlora_tensor* ids, const qlora_tensor* y,
+                                   const qlora_tensor* flag);
+
+// Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
+// losses.
+typedef struct qlora_cross_entropy_args {
+    const qlora_tensor* logits;
+    const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
+    const qlora_tensor* weights; // f32 [1, R], per row
+    const qlora_tensor* scale;   // f32, one: multiplies the gradient, not the loss
+    const qlora_tensor* losses;  // f32 [1, R]: weight (log sum e^x - x[label])
+    const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
+    const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
+    bool forward_only;           // leave the logits; otherwise they become their gradient
+} qlora_cross_entropy_args;
+QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args);
+// ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
+QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
+
+// AdamW as torch.optim.AdamW, over one flat f32 arena. The state lives in the backend's memory, so
+// that a captured update sees each step's own values.
+typedef struct qlora_adamw_state {
+    double lr; // the host writes the first five
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    int64_t updates;  // applied so far: the t of the bias corrections
+    int64_t skipped;  // left out so far, because a gradient was not finite
+    int32_t skip;     // the latest one was left out
+    float derived[7]; // private
+} qlora_adamw_state;
+
+// Part of the arena with its own decay factor and its own scale of the shadow copy.
+typedef struct qlora_adamw_range {
+    int64_t begin; // element; vector speed wants a multiple of 4
+    int64_t count;
+    float decay;        // times weight_decay: 1, or 0 for norm weights
+    float shadow_scale; // shadow = shadow_scale * parameter
+} qlora_adamw_range;
+
+typedef struct qlora_adamw_args {
+    const qlora_tensor* param;      // f32 [1, n]
+    const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
+    const qlora_tensor* m;          // f32 [1, n]
+    const qlora_tensor* v;          // f32 [1, n]
+    const qlora_tensor* shadow;     // bf16 or f32 [1, n], or NULL
+    const qlora_tensor* ranges;     // U8: qlora_adamw_range[count], disjoint, inside [0, n)
+    const qlora_tensor* state;      // U8: one qlora_adamw_state
+    const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
+    const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
+    int64_t longest_range;          // elements of the longest range; 0 = n
+} qlora_adamw_args;
+// advance counts the update (or the skip) and forms the corrections, then every range is updated.
+QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args);
+// shadow = shadow_scale * param in every range: after parameters were set. Uses param, shadow,
+// ranges.
+QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args);
+
+// y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
+// (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
+// pass, after a resume and when a batch is cut differently. y may be x.
+typedef struct qlora_dropout_args {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+    const qlora_tensor* positions; // I32 [1, rows]
+    const qlora_tensor* sequences; // I32 [1, rows]
+    const qlora_tensor* state;     // I32 [1, 4]: seed low, seed high, step, 0
+    float p;                       // 0 <= p < 1
+    int32_t layer;                 // 0 .. 2^23 - 1
+    int32_t projection;            // 0 .. 255
+    bool accumulate;
+} qlora_dropout_args;
+QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
+
 // ---- graphs ---------------------------------------------------------------------------------------
 typedef struct qlora_graph qlora_graph;
 typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
@@ -2832,7 +3014,8 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 // The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
 // dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
 #define QLORA__KERNELS(X)                                                                            \
-    QLORA__KERNELS_RUNTIME(X)
+    QLORA__KERNELS_RUNTIME(X)                                                                        \
+    QLORA__KERNELS_OPS(X)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                    \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
@@ -2858,6 +3041,61 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(clip_squares, clip, 0, ALWAYS)                                                                 \
     X(clip_scale, clip, 0, ALWAYS)                                                                   \
     X(clip_apply, clip, 0, ALWAYS)
+
+#define QLORA__KERNELS_OPS(X)                                                                        \
+    X(elementwise_silu_f32, elementwise, 0, F32)                                                     \
+    X(elementwise_silu_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                                 \
+    X(elementwise_silu_bwd_bf16, elementwise, 0, BF16)                                               \
+    X(elementwise_swiglu_f32, elementwise, 0, F32)                                                   \
+    X(elementwise_swiglu_bf16, elementwise, 0, BF16)                                                 \
+    X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                               \
+    X(elementwise_swiglu_bwd_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_mul_f32, elementwise, 0, F32)                                                      \
+    X(elementwise_mul_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_add_f32, elementwise, 0, ALWAYS)                                                   \
+    X(elementwise_add_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_scale_f32, elementwise, 0, ALWAYS)                                                 \
+    X(elementwise_scale_bf16, elementwise, 0, BF16)                                                  \
+    X(elementwise_fill_f32, elementwise, 0, ALWAYS)                                                  \
+    X(elementwise_fill_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_gather_f32_f32, elementwise, 0, F32)                                               \
+    X(elementwise_gather_f32_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                              \
+    X(elementwise_gather_bf16_bf16, elementwise, 0, BF16)                                            \
+    X(elementwise_gather_f16_f32, elementwise, 0, F32)                                               \
+    X(elementwise_gather_f16_bf16, elementwise, 0, BF16)                                             \
+    X(norm_rms_fwd_f32, norm, 0, F32)                                                                \
+    X(norm_rms_fwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_bwd_f32, norm, 0, F32)                                                                \
+    X(norm_rms_bwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_dw_f32, norm, 0, F32)                                                                 \
+    X(norm_rms_dw_bf16, norm, 0, BF16)                                                               \
+    X(norm_rms_dw_sum, norm, 0, ALWAYS)                                                              \
+    X(rope_f32, rope, 0, F32)                                                                        \
+    X(rope_bf16, rope, 0, BF16)                                                                      \
+    X(softmax_copy_b16, softmax, 0, ALWAYS)                                                          \
+    X(softmax_copy_b32, softmax, 0, ALWAYS)                                                          \
+    X(softmax_transpose_b16, softmax, 0, ALWAYS)                                                     \
+    X(softmax_transpose_b32, softmax, 0, ALWAYS)                                                     \
+    X(softmax_scores_f32, softmax, 0, F32)                                                           \
+    X(softmax_scores_bf16, softmax, 0, BF16)                                                         \
+    X(softmax_fwd_f32, softmax, 0, F32)                                                              \
+    X(softmax_fwd_bf16, softmax, 0, BF16)                                                            \
+    X(softmax_bwd_f32, softmax, 0, F32)                                                              \
+    X(softmax_bwd_bf16, softmax, 0, BF16)                                                            \
+    X(loss_cross_entropy_f32, loss, 0, F32)                                                          \
+    X(loss_cross_entropy_bf16, loss, 0, BF16)                                                        \
+    X(loss_sum, loss, 0, ALWAYS)                                                                     \
+    X(loss_arg_max_f32, loss, 0, F32)                                                                \
+    X(loss_arg_max_bf16, loss, 0, BF16)                                                              \
+    X(optim_advance, optim, 0, LORA)                                                                 \
+    X(optim_adamw_f32, optim, 0, LORA)                                                               \
+    X(optim_adamw_bf16, optim, 0, LORA)                                                              \
+    X(optim_shadow_f32, optim, 0, LORA)                                                              \
+    X(optim_shadow_bf16, optim, 0, LORA)                                                             \
+    X(dropout_f32, dropout, 0, LORA)                                                                 \
+    X(dropout_bf16, dropout, 0, LORA)
 
 // clang-format on
 
@@ -5039,6 +5277,1822 @@ static qlora_result qlora__clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t g
 qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group, qlora_clip_info* out) {
     QLORA__ENTER(ctx, "qlora_clip_read");
     return qlora__leave(ctx, qlora__clip_read(ctx, clip, group, out));
+}
+
+#define QLORA__PI 3.14159265358979323846
+
+// ---- what the operators share: checks, launch shapes --------------------------------------------
+
+// The mask of one dtype, for qlora__need.
+static unsigned qlora__is(qlora_dtype dtype) {
+    return 1u << (unsigned)dtype;
+}
+
+#define QLORA__IS_F32_BF16 (QLORA__IS_F32 | QLORA__IS_BF16)
+
+// An output may be an input only as the very same elements.
+static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
+                                              const qlora_tensor* t, const char* other_name,
+                                              const qlora_tensor* other) {
+    if (t->data == other->data && t->ld == other->ld && t->cols == other->cols &&
+        t->dtype == other->dtype) {
+        return QLORA_OK;
+    }
+    return qlora__need_apart(ctx, name, t, other_name, other);
+}
+
+// A vector: one row of `count` elements.
+static qlora_result qlora__need_vector(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                       unsigned mask, int64_t count) {
+    return qlora__need(ctx, t, name, mask, 1, count);
+}
+
+// Elements in the 16-byte piece that a thread of the vector kernels owns.
+static int64_t qlora__piece(qlora_dtype dtype) {
+    return dtype == QLORA_F32 || dtype == QLORA_I32 ? 4 : 8;
+}
+
+static uint32_t qlora__grid_cap(int64_t blocks) {
+    return (uint32_t)(blocks < 65535 ? blocks : 65535);
+}
+
+// Blocks along the columns and threads of an element-wise kernel.
+typedef struct qlora__point_shape {
+    uint32_t blocks;
+    uint32_t threads;
+} qlora__point_shape;
+
+static qlora__point_shape qlora__point_shape_of(int64_t cols, int64_t piece) {
+    int64_t pieces = qlora__ceil_div(cols, piece);
+    int64_t threads = pieces < 256 ? qlora__ceil_div(pieces, 32) * 32 : 256;
+    qlora__point_shape shape;
+    shape.threads = (uint32_t)(threads > 0 ? threads : 32);
+    shape.blocks = (uint32_t)qlora__ceil_div(pieces, (int64_t)shape.threads);
+    return shape;
+}
+
+// Threads of a kernel that reduces rows: `width` of them per row, `rows` rows per block.
+typedef struct qlora__row_shape {
+    int32_t width;
+    uint32_t threads;
+    int64_t rows;
+} qlora__row_shape;
+
+static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t max_threads) {
+    int64_t owners = qlora__ceil_div(cols, piece);
+    qlora__row_shape shape;
+    if (owners <= 32) {
+        shape.width = 1;
+        while (shape.width < owners) {
+            shape.width *= 2;
+        }
+        shape.threads = 256;
+    } else {
+        int64_t threads = qlora__ceil_div(owners, 32) * 32;
+        shape.width = (int32_t)(threads < max_threads ? threads : max_threads);
+        shape.threads = (uint32_t)shape.width;
+    }
+    shape.rows = (int64_t)shape.threads / shape.width;
+    return shape;
+}
+
+// Flat view of same-shaped matrices: without padding they are one long row.
+typedef struct qlora__extent {
+    int64_t rows;
+    int64_t cols;
+} qlora__extent;
+
+static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int count) {
+    qlora__extent e;
+    e.rows = tensors[0]->rows;
+    e.cols = tensors[0]->cols;
+    for (int i = 0; i < count; i++) {
+        if (tensors[i] != NULL && tensors[i]->ld != e.cols) {
+            return e;
+        }
+    }
+    e.cols *= e.rows;
+    e.rows = 1;
+    return e;
+}
+
+// A device word for error flags nobody asked for.
+static qlora_result qlora__flag_pointer(qlora_ctx* ctx, const qlora_tensor* flag, void** out) {
+    if (flag != NULL) {
+        *out = flag->data;
+        return QLORA_OK;
+    }
+    return qlora__scratch(ctx, sizeof(int32_t), out);
+}
+
+static qlora_result qlora__need_flag(qlora_ctx* ctx, const qlora_tensor* flag) {
+    return flag == NULL ? QLORA_OK : qlora__need(ctx, flag, "flag", QLORA__IS_I32, 1, 1);
+}
+
+// I32 element i of a vector, on the CPU.
+static int32_t qlora__index_at(const qlora_tensor* t, int64_t i) {
+    return ((const int32_t*)t->data)[i];
+}
+
+// One matrix of a batch.
+static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
+    qlora_tensor view = *t;
+    view.data = (char*)t->data + (size_t)(b * t->batch_stride) * qlora_dtype_bytes(t->dtype);
+    view.batch = 1;
+    view.batch_stride = 0;
+    return view;
+}
+
+// ---- element-wise -------------------------------------------------------------------------------
+//
+//   silu      y = a / (1 + e^-a)              silu'     y = b s (1 + a (1 - s)), s = 1 / (1 + e^-a)
+//   swiglu    y = silu(a) b                   mul, add  y = a b, y = a + b
+//   scale     y = alpha a                     fill      y = alpha
+
+static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
+    return 1 / (1 + qlora__exp(-x));
+}
+
+static QLORA__REAL qlora__silu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    (void)alpha;
+    return a * qlora__sigmoid(a);
+}
+
+static QLORA__REAL qlora__silu_grad_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    QLORA__REAL s = qlora__sigmoid(a);
+    return b * s * (1 + a * (1 - s));
+}
+
+static QLORA__REAL qlora__swiglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * qlora__sigmoid(a) * b;
+}
+
+static QLORA__REAL qlora__mul_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * b;
+}
+
+static QLORA__REAL qlora__add_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a + b;
+}
+
+static QLORA__REAL qlora__scale_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    return alpha * a;
+}
+
+static QLORA__REAL qlora__fill_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)a;
+    (void)b;
+    return alpha;
+}
+
+typedef enum qlora__point_kind {
+    QLORA__POINT_SILU,
+    QLORA__POINT_SILU_GRAD,
+    QLORA__POINT_SWIGLU,
+    QLORA__POINT_MUL,
+    QLORA__POINT_ADD,
+    QLORA__POINT_SCALE,
+    QLORA__POINT_FILL
+} qlora__point_kind;
+
+typedef struct qlora__point_op {
+    QLORA__REAL (*apply)(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha);
+    qlora__kernel_id kernel_f32;
+    qlora__kernel_id kernel_bf16;
+    int inputs;
+    bool has_alpha;
+} qlora__point_op;
+
+static const qlora__point_op qlora__point_ops[] = {
+    {qlora__silu_at, QLORA__K_elementwise_silu_f32, QLORA__K_elementwise_silu_bf16, 1, false},
+    {qlora__silu_grad_at, QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
+     false},
+    {qlora__swiglu_at, QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
+    {qlora__mul_at, QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
+    {qlora__add_at, QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
+    {qlora__scale_at, QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
+    {qlora__fill_at, QLORA__K_elementwise_fill_f32, QLORA__K_elementwise_fill_bf16, 0, true}};
+
+typedef struct qlora__point_job {
+    const qlora__point_op* op;
+    const qlora_tensor* a;
+    const qlora_tensor* b;
+    const qlora_tensor* y;
+    QLORA__REAL alpha;
+} qlora__point_job;
+
+static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__point_job* job = (const qlora__point_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            QLORA__REAL a = job->a != NULL ? qlora__at(job->a, r, c) : 0;
+            QLORA__REAL b = job->b != NULL ? qlora__at(job->b, r, c) : 0;
+            qlora__put(job->y, r, c, job->op->apply(a, b, job->alpha));
+        }
+    }
+}
+
+// y = op(a, b, alpha); inputs the operator does not read are NULL.
+static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const qlora_tensor* a,
+                                 const qlora_tensor* b, float alpha, const qlora_tensor* y) {
+    const qlora__point_op* op = &qlora__point_ops[kind];
+    QLORA__TRY(qlora__need(ctx, y, "output", QLORA__IS_F32_BF16, -1, -1));
+    const qlora_tensor* inputs[2];
+    inputs[0] = a;
+    inputs[1] = b;
+    for (int i = 0; i < op->inputs; i++) {
+        const char* name = i == 0 ? "first input" : "second input";
+        QLORA__TRY(qlora__need(ctx, inputs[i], name, qlora__is(y->dtype), y->rows, y->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "output", y, name, inputs[i]));
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__point_job job;
+        job.op = op;
+        job.a = a;
+        job.b = b;
+        job.y = y;
+        job.alpha = (QLORA__REAL)alpha;
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__point_rows, &job);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[3];
+    all[0] = y;
+    all[1] = a;
+    all[2] = b;
+    qlora__extent e = qlora__extent_of(all, 3);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(y->dtype));
+    void* args[9];
+    int n = 0;
+    for (int i = 0; i < op->inputs; i++) {
+        args[n++] = (void*)&inputs[i]->data;
+        args[n++] = (void*)&inputs[i]->ld;
+    }
+    args[n++] = (void*)&y->data;
+    args[n++] = (void*)&y->ld;
+    args[n++] = &e.rows;
+    args[n++] = &e.cols;
+    if (op->has_alpha) {
+        args[n++] = &alpha;
+    }
+    return qlora__launch(ctx, y->dtype == QLORA_F32 ? op->kernel_f32 : op->kernel_bf16,
+                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_silu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SILU, x, NULL, 0, y));
+}
+
+qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* dy,
+                                 const qlora_tensor* dx) {
+    QLORA__ENTER(ctx, "qlora_silu_backward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SILU_GRAD, x, dy, 0, dx));
+}
+
+qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, const qlora_tensor* up,
+                                  const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SWIGLU, gate, up, 0, h));
+}
+
+qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                       const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_mul");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_MUL, a, b, 0, y));
+}
+
+qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                       const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_add");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_ADD, a, b, 0, y));
+}
+
+qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
+                         const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_scale");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, alpha, y));
+}
+
+qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_fill");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_FILL, NULL, NULL, value, y));
+}
+
+// ---- SwiGLU backward ----------------------------------------------------------------------------
+//
+// With s = 1 / (1 + e^-g):
+//   dg = dh u s (1 + g (1 - s)),  du = dh g s,  h = g s u
+
+typedef struct qlora__swiglu_job {
+    const qlora_tensor* dh;
+    const qlora_tensor* gate;
+    const qlora_tensor* up;
+    const qlora_tensor* dgate;
+    const qlora_tensor* dup;
+    const qlora_tensor* h;
+} qlora__swiglu_job;
+
+static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__swiglu_job* job = (const qlora__swiglu_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->dh->cols; c++) {
+            QLORA__REAL dh = qlora__at(job->dh, r, c);
+            QLORA__REAL g = qlora__at(job->gate, r, c);
+            QLORA__REAL u = qlora__at(job->up, r, c);
+            QLORA__REAL s = qlora__sigmoid(g);
+            qlora__put(job->dgate, r, c, dh * u * s * (1 + g * (1 - s)));
+            qlora__put(job->dup, r, c, dh * g * s);
+            if (job->h != NULL) {
+                qlora__put(job->h, r, c, g * s * u);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* job) {
+    const qlora_tensor* dh = job->dh;
+    QLORA__TRY(qlora__need(ctx, dh, "dh", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(dh->dtype);
+    const qlora_tensor* in[3];
+    in[0] = dh;
+    in[1] = job->gate;
+    in[2] = job->up;
+    const qlora_tensor* out[3];
+    out[0] = job->h;
+    out[1] = job->dgate;
+    out[2] = job->dup;
+    static const char* const in_names[3] = {"dh", "gate", "up"};
+    static const char* const out_names[3] = {"h", "dgate", "dup"};
+    for (int i = 0; i < 3; i++) {
+        QLORA__TRY(qlora__need(ctx, in[i], in_names[i], type, dh->rows, dh->cols));
+    }
+    for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
+        QLORA__TRY(qlora__need(ctx, out[o], out_names[o], type, dh->rows, dh->cols));
+    }
+    for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
+        for (int i = 0; i < 3; i++) {
+            // An output may take the place of its own input, h of dh, dgate of gate, dup of up.
+            QLORA__TRY(
+                o == i ? qlora__need_same_or_apart(ctx, out_names[o], out[o], in_names[i], in[i])
+                       : qlora__need_apart(ctx, out_names[o], out[o], in_names[i], in[i]));
+        }
+        for (int other = o + 1; other < 3; other++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[o], out[o], out_names[other], out[other]));
+        }
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__swiglu_backward_rows, job);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[6] = {dh, in[1], in[2], out[1], out[2], out[0]};
+    qlora__extent e = qlora__extent_of(all, 6);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(dh->dtype));
+    void* h_data = job->h != NULL ? job->h->data : NULL;
+    int64_t h_ld = job->h != NULL ? job->h->ld : 0;
+    void* args[14];
+    for (int i = 0; i < 5; i++) {
+        args[2 * i] = (void*)&all[i]->data;
+        args[2 * i + 1] = (void*)&all[i]->ld;
+    }
+    args[10] = &h_data;
+    args[11] = &h_ld;
+    args[12] = &e.rows;
+    args[13] = &e.cols;
+    return qlora__launch(ctx,
+                         dh->dtype == QLORA_F32 ? QLORA__K_elementwise_swiglu_bwd_f32
+                                                : QLORA__K_elementwise_swiglu_bwd_bf16,
+                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                   const qlora_tensor* up, const qlora_tensor* dgate,
+                                   const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_backward");
+    qlora__swiglu_job job;
+    job.dh = dh;
+    job.gate = gate;
+    job.up = up;
+    job.dgate = dgate;
+    job.dup = dup;
+    job.h = h;
+    return qlora__leave(ctx, qlora__swiglu_backward(ctx, &job));
+}
+
+// ---- RMSNorm ------------------------------------------------------------------------------------
+//
+// A row of x is cut into x->cols / w->cols heads of n = w->cols columns (one head for
+// a plain norm), each by itself:
+//   forward   x = h + delta, rounded to storage (only with delta);  r = 1 / sqrt(mean(x^2) + eps);
+//             y = x r w
+//   backward  dx = dres + r (w dy - x r^2 mean(w dy x));  dw += sum over rows and heads of dy x r
+
+typedef struct qlora__norm_job {
+    const qlora_tensor* x;     // input; with delta the addend
+    const qlora_tensor* delta; // or NULL
+    const qlora_tensor* sum;   // where x + delta goes
+    const qlora_tensor* w;
+    const qlora_tensor* y;
+    const qlora_tensor* dy;
+    const qlora_tensor* dres; // or NULL
+    const qlora_tensor* dx;
+    const qlora_tensor* dw; // or NULL
+    float eps;
+    QLORA__REAL* rstd; // [rows * heads], scratch of the weight's gradient
+} qlora__norm_job;
+
+// 1 / sqrt(mean(x^2) + eps) over n columns from `first`.
+static QLORA__REAL qlora__norm_rstd(const qlora_tensor* x, int64_t row, int64_t first, int64_t n,
+                                    float eps) {
+    double squares = 0;
+    for (int64_t c = first; c < first + n; c++) {
+        double v = (double)qlora__at(x, row, c);
+        squares += v * v;
+    }
+    return (QLORA__REAL)(1 / sqrt(squares / (double)n + (double)eps));
+}
+
+static void qlora__norm_forward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    for (int64_t row = begin; row < end; row++) {
+        const qlora_tensor* x = job->x;
+        if (job->delta != NULL) {
+            for (int64_t c = 0; c < x->cols; c++) {
+                qlora__put(job->sum, row, c, qlora__at(x, row, c) + qlora__at(job->delta, row, c));
+            }
+            x = job->sum;
+        }
+        for (int64_t first = 0; first < x->cols; first += n) {
+            QLORA__REAL rstd = qlora__norm_rstd(x, row, first, n, job->eps);
+            for (int64_t c = 0; c < n; c++) {
+                QLORA__REAL v = qlora__at(x, row, first + c) * rstd * qlora__at(job->w, 0, c);
+                qlora__put(job->y, row, first + c, v);
+            }
+        }
+    }
+}
+
+static void qlora__norm_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    int64_t heads = job->x->cols / n;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t first = head * n;
+            QLORA__REAL rstd = qlora__norm_rstd(job->x, row, first, n, job->eps);
+            double dot = 0;
+            for (int64_t c = 0; c < n; c++) {
+                dot += (double)qlora__at(job->dy, row, first + c) *
+                       (double)qlora__at(job->w, 0, c) * (double)qlora__at(job->x, row, first + c);
+            }
+            QLORA__REAL pull = (QLORA__REAL)(dot / (double)n) * rstd * rstd;
+            for (int64_t c = 0; c < n; c++) {
+                QLORA__REAL wdy = qlora__at(job->dy, row, first + c) * qlora__at(job->w, 0, c);
+                QLORA__REAL v = rstd * (wdy - qlora__at(job->x, row, first + c) * pull);
+                if (job->dres != NULL) {
+                    v += qlora__at(job->dres, row, first + c);
+                }
+                qlora__put(job->dx, row, first + c, v);
+            }
+            if (job->rstd != NULL) {
+                job->rstd[row * heads + head] = rstd;
+            }
+        }
+    }
+}
+
+// Columns [begin, end) of dw.
+static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    int64_t heads = job->x->cols / n;
+    for (int64_t c = begin; c < end; c++) {
+        double sum = 0;
+        for (int64_t row = 0; row < job->x->rows; row++) {
+            for (int64_t head = 0; head < heads; head++) {
+                sum += (double)qlora__at(job->dy, row, head * n + c) *
+                       (double)qlora__at(job->x, row, head * n + c) *
+                       (double)job->rstd[row * heads + head];
+            }
+        }
+        qlora__put(job->dw, 0, c, qlora__at(job->dw, 0, c) + (QLORA__REAL)sum);
+    }
+}
+
+// The weight: one row that divides the columns of x.
+static qlora_result qlora__norm_need_weight(qlora_ctx* ctx, const qlora_tensor* x,
+                                            const qlora_tensor* w) {
+    QLORA__TRY(qlora__need_vector(ctx, w, "w", QLORA__IS_F32_BF16, -1));
+    if (w->cols == 0 ? x->cols != 0 : x->cols % w->cols != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "w has %lld columns, which do not divide the %lld of x",
+                           (long long)w->cols, (long long)x->cols);
+    }
+    if (w->cols > (int64_t)1 << 30 || (w->cols > 0 && x->cols / w->cols > 65535)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "rows of %lld columns in heads of %lld: at most 2^30 columns and 65535 "
+                           "heads",
+                           (long long)x->cols, (long long)w->cols);
+    }
+    return QLORA_OK;
+}
+
+// Two pieces per thread, as the kernels keep them.
+static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dtype) {
+    return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
+}
+
+static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, job->delta != NULL ? "h" : "x", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__norm_need_weight(ctx, x, job->w));
+    QLORA__TRY(qlora__need(ctx, job->y, "y", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "y", job->y, "w", job->w));
+    if (job->delta != NULL) {
+        QLORA__TRY(qlora__need(ctx, job->delta, "delta", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need(ctx, job->sum, "sum", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "sum", job->sum, "h", x));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "sum", job->sum, "delta", job->delta));
+        QLORA__TRY(qlora__need_apart(ctx, "sum", job->sum, "w", job->w));
+        QLORA__TRY(qlora__need_apart(ctx, "y", job->y, "sum", job->sum));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "y", job->y, "delta", job->delta));
+    }
+    QLORA__TRY(qlora__need_same_or_apart(ctx, "y", job->y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__norm_forward_rows, job);
+        return QLORA_OK;
+    }
+    void* delta = job->delta != NULL ? job->delta->data : NULL;
+    int64_t ld_delta = job->delta != NULL ? job->delta->ld : 0;
+    void* sum = job->delta != NULL ? job->sum->data : NULL;
+    int64_t ld_sum = job->delta != NULL ? job->sum->ld : 0;
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)job->w->cols;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    &delta,
+                    &ld_delta,
+                    &sum,
+                    &ld_sum,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    (void*)&job->y->data,
+                    (void*)&job->y->ld,
+                    (void*)&x->rows,
+                    &cols,
+                    &job->eps,
+                    &shape.width};
+    return qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), cols > 0 ? (uint32_t)(x->cols / cols) : 0,
+        1, shape.threads, 0, args);
+}
+
+// The two stages of dw on the device, from the rstd of the first launch.
+static qlora_result qlora__norm_weight_launch(qlora_ctx* ctx, const qlora__norm_job* job,
+                                              void* rstd) {
+    const qlora_tensor* x = job->x;
+    int64_t chunk_rows = x->rows <= 64 * 128 ? 64 : qlora__ceil_div(x->rows, 128);
+    int32_t chunks = (int32_t)qlora__ceil_div(x->rows, chunk_rows);
+    int32_t cols = (int32_t)job->w->cols;
+    int32_t heads = (int32_t)(x->cols / cols);
+    int32_t accumulate = 1;
+    void* partial = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)chunks * (size_t)cols * sizeof(float), &partial));
+    void* first[] = {(void*)&job->dy->data,
+                     (void*)&job->dy->ld,
+                     (void*)&x->data,
+                     (void*)&x->ld,
+                     &rstd,
+                     &partial,
+                     (void*)&x->rows,
+                     &cols,
+                     &heads,
+                     &chunk_rows};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_dw_f32 : QLORA__K_norm_rms_dw_bf16,
+        (uint32_t)qlora__ceil_div(cols, 32), (uint32_t)chunks, 1, 256, 0, first));
+    void* second[] = {&partial, (void*)&job->dw->data, &cols, &chunks, &accumulate};
+    return qlora__launch(ctx, QLORA__K_norm_rms_dw_sum, (uint32_t)qlora__ceil_div(cols, 128), 1, 1,
+                         128, 0, second);
+}
+
+static qlora_result qlora__norm_need_backward(qlora_ctx* ctx, const qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__norm_need_weight(ctx, x, job->w));
+    QLORA__TRY(qlora__need(ctx, job->dy, "dy", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need(ctx, job->dx, "dx", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "dx", job->dx, "w", job->w));
+    QLORA__TRY(qlora__need_apart(ctx, "dx", job->dx, "x", x));
+    if (job->dres != NULL) {
+        QLORA__TRY(qlora__need(ctx, job->dres, "dres", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "dx", job->dx, "dres", job->dres));
+    }
+    if (job->dw == NULL) {
+        return qlora__need_same_or_apart(ctx, "dx", job->dx, "dy", job->dy);
+    }
+    QLORA__TRY(qlora__need_vector(ctx, job->dw, "dw", QLORA__IS_F32, job->w->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "dw", job->dw, "w", job->w));
+    QLORA__TRY(qlora__need_apart(ctx, "dw", job->dw, "dx", job->dx));
+    return qlora__need_apart(ctx, "dx", job->dx, "dy", job->dy);
+}
+
+static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
+    QLORA__TRY(qlora__norm_need_backward(ctx, job));
+    const qlora_tensor* x = job->x;
+    if (x->rows == 0 || x->cols == 0) {
+        return QLORA_OK;
+    }
+    void* rstd = NULL;
+    if (job->dw != NULL) {
+        size_t count = (size_t)x->rows * (size_t)(x->cols / job->w->cols);
+        QLORA__TRY(qlora__scratch(ctx, count * sizeof(QLORA__REAL), &rstd));
+    }
+    if (qlora__on_cpu(ctx)) {
+        job->rstd = (QLORA__REAL*)rstd;
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__norm_backward_rows, job);
+        if (job->dw != NULL) {
+            qlora__parallel(ctx, job->dw->cols, 1 + 4096 / (1 + x->rows),
+                            qlora__norm_weight_columns, job);
+        }
+        return QLORA_OK;
+    }
+    void* dres = job->dres != NULL ? job->dres->data : NULL;
+    int64_t ld_dres = job->dres != NULL ? job->dres->ld : 0;
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)job->w->cols;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&job->dy->data,
+                    (void*)&job->dy->ld,
+                    (void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    &dres,
+                    &ld_dres,
+                    (void*)&job->dx->data,
+                    (void*)&job->dx->ld,
+                    &rstd,
+                    (void*)&x->rows,
+                    &cols,
+                    &job->eps,
+                    &shape.width};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), (uint32_t)(x->cols / cols), 1,
+        shape.threads, 0, args));
+    return job->dw != NULL ? qlora__norm_weight_launch(ctx, job, rstd) : QLORA_OK;
+}
+
+qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* w,
+                                   float eps, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_forward");
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = x;
+    job.w = w;
+    job.y = y;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_forward(ctx, &job));
+}
+
+qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
+                                            const qlora_tensor* delta, const qlora_tensor* w,
+                                            float eps, const qlora_tensor* sum,
+                                            const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_residual_forward");
+    if (delta == NULL) {
+        return qlora__leave(
+            ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "delta is NULL; use qlora_rmsnorm_forward"));
+    }
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.delta = delta;
+    job.sum = sum;
+    job.w = w;
+    job.y = y;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_forward(ctx, &job));
+}
+
+qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_tensor* x,
+                                    const qlora_tensor* w, float eps, const qlora_tensor* dres,
+                                    const qlora_tensor* dx, const qlora_tensor* dw) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = x;
+    job.w = w;
+    job.dy = dy;
+    job.dres = dres;
+    job.dx = dx;
+    job.dw = dw;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
+}
+
+// ---- rotary position embedding ------------------------------------------------------------------
+//
+// Half-split pairs. With half = head_dim / 2, angle = position f_i:
+//   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
+//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: the angle's sign changed
+// The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
+// sines.
+
+// Wavelengths beyond original / low are stretched by factor, below original / high kept, blended
+// between.
+static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
+    float low = (float)(d->low_freq_factor != 0 ? d->low_freq_factor : 1);
+    float high = (float)(d->high_freq_factor != 0 ? d->high_freq_factor : 4);
+    float original = (float)d->original_max_position;
+    float factor = (float)d->factor;
+    float wavelength = (float)(2 * QLORA__PI) / frequency;
+    if (wavelength > original / low) {
+        return frequency / factor;
+    }
+    if (wavelength < original / high) {
+        return frequency;
+    }
+    float smooth = (original / wavelength - low) / (high - low);
+    return (1 - smooth) * (frequency / factor) + smooth * frequency;
+}
+
+// The dimension that makes `turns` rotations within the original context.
+static double qlora__rope_yarn_dim(const qlora_rope_desc* d, double turns, int64_t head_dim) {
+    return (double)head_dim * log(d->original_max_position / (turns * 2 * QLORA__PI)) /
+           (2 * log(d->theta));
+}
+
+// Low dimensions (many turns) keep their frequency, high ones are divided by factor, blended
+// between.
+static float qlora__rope_yarn(const qlora_rope_desc* d, float frequency, int64_t i,
+                              int64_t head_dim) {
+    double low = qlora__rope_yarn_dim(d, d->beta_fast != 0 ? d->beta_fast : 32, head_dim);
+    double high = qlora__rope_yarn_dim(d, d->beta_slow != 0 ? d->beta_slow : 1, head_dim);
+    if (!d->no_truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = low > 0 ? low : 0;
+    high = high < (double)(head_dim - 1) ? high : (double)(head_dim - 1);
+    if (low == high) {
+        high += 0.001;
+    }
+    float ramp = ((float)i - (float)low) / (float)(high - low);
+    ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+    float keep = 1 - ramp;
+    return frequency / (float)d->factor * (1 - keep) + frequency * keep;
+}
+
+static double qlora__rope_mscale(double factor, double mscale) {
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+// What cosine and sine are multiplied by.
+static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
+    if (d->type != QLORA_ROPE_YARN) {
+        return 1;
+    }
+    if (d->attention_factor != 0) {
+        return (float)d->attention_factor;
+    }
+    if (d->mscale != 0 && d->mscale_all_dim != 0) {
+        return (float)(qlora__rope_mscale(d->factor, d->mscale) /
+                       qlora__rope_mscale(d->factor, d->mscale_all_dim));
+    }
+    return (float)qlora__rope_mscale(d->factor, 1);
+}
+
+static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t head_dim) {
+    float exponent = (float)(2 * i) / (float)head_dim;
+    float frequency = 1.0f / (float)pow(d->theta, (double)exponent);
+    switch (d->type) {
+    case QLORA_ROPE_DEFAULT:
+        break;
+    case QLORA_ROPE_LINEAR:
+        return frequency / (float)d->factor;
+    case QLORA_ROPE_LLAMA3:
+        return qlora__rope_llama3(d, frequency);
+    case QLORA_ROPE_YARN:
+        return qlora__rope_yarn(d, frequency, i, head_dim);
+    }
+    return frequency;
+}
+
+qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int64_t positions,
+                              float* out) {
+    if (desc == NULL || head_dim <= 0 || head_dim % 2 != 0 || positions < 0 ||
+        (out == NULL && positions > 0) || (int)desc->type < 0 || desc->type > QLORA_ROPE_YARN) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora_rope_desc d = *desc;
+    d.theta = d.theta != 0 ? d.theta : 10000;
+    d.factor = d.factor != 0 ? d.factor : 1;
+    bool needs_original = d.type == QLORA_ROPE_LLAMA3 || d.type == QLORA_ROPE_YARN;
+    if (!(d.theta > 1) || !(d.factor > 0) || (needs_original && !(d.original_max_position > 0))) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    int64_t half = head_dim / 2;
+    float attention = qlora__rope_attention_factor(&d);
+    for (int64_t i = 0; i < half; i++) {
+        float frequency = qlora__rope_frequency(&d, i, head_dim);
+        for (int64_t p = 0; p < positions; p++) {
+            float angle = (float)p * frequency;
+            out[p * head_dim + i] = (float)cos((double)angle) * attention;
+            out[p * head_dim + half + i] = (float)sin((double)angle) * attention;
+        }
+    }
+    return QLORA_OK;
+}
+
+typedef struct qlora__rope_job {
+    const qlora_tensor* x;
+    const qlora_tensor* positions;
+    const qlora_tensor* table;
+    const qlora_tensor* bias; // or NULL
+    const qlora_tensor* flag; // or NULL
+    int64_t rotated;
+    float sign;
+} qlora__rope_job;
+
+static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__rope_job* job = (const qlora__rope_job*)user;
+    int64_t head_dim = job->table->cols;
+    int64_t half = head_dim / 2;
+    int64_t heads = job->bias != NULL ? job->x->cols / head_dim : job->rotated;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t position = qlora__index_at(job->positions, row);
+        for (int64_t head = 0; head < heads; head++) {
+            for (int64_t i = 0; i < half; i++) {
+                int64_t at = head * head_dim + i;
+                QLORA__REAL a = qlora__at(job->x, row, at);
+                QLORA__REAL b = qlora__at(job->x, row, at + half);
+                if (job->bias != NULL) {
+                    a += qlora__at(job->bias, 0, at);
+                    b += qlora__at(job->bias, 0, at + half);
+                }
+                QLORA__REAL cosine = 1;
+                QLORA__REAL sine = 0;
+                if (head < job->rotated) {
+                    cosine = qlora__at(job->table, position, i);
+                    sine = qlora__at(job->table, position, half + i) * (QLORA__REAL)job->sign;
+                }
+                qlora__put(job->x, row, at, a * cosine - b * sine);
+                qlora__put(job->x, row, at + half, b * cosine + a * sine);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, job->positions, "positions", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need(ctx, job->table, "table", QLORA__IS_F32, -1, -1));
+    QLORA__TRY(qlora__need_flag(ctx, job->flag));
+    QLORA__TRY(qlora__need_apart(ctx, "x", x, "table", job->table));
+    QLORA__TRY(qlora__need_apart(ctx, "x", x, "positions", job->positions));
+    if (job->bias != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, job->bias, "bias", QLORA__IS_F32_BF16, x->cols));
+        QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
+    }
+    int64_t head_dim = job->table->cols;
+    if (head_dim <= 0 || head_dim % 2 != 0 || x->cols % head_dim != 0 || job->rotated < 0 ||
+        job->rotated > x->cols / head_dim || x->cols > INT32_MAX || job->table->rows > INT32_MAX) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "x has %lld columns and the table %lld (one head, even): %lld heads cannot "
+            "be rotated",
+            (long long)x->cols, (long long)head_dim, (long long)job->rotated);
+    }
+    for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
+        int32_t position = qlora__index_at(job->positions, row);
+        if (position < 0 || position >= job->table->rows) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "positions[%lld] is %d, the table has %lld rows", (long long)row,
+                               (int)position, (long long)job->table->rows);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
+    QLORA__TRY(qlora__rope_check(ctx, job));
+    const qlora_tensor* x = job->x;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__rope_rows, job);
+        return QLORA_OK;
+    }
+    int32_t half = (int32_t)(job->table->cols / 2);
+    int32_t rotated = (int32_t)job->rotated;
+    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->table->cols) : rotated;
+    int32_t max_pos = (int32_t)job->table->rows;
+    void* bias = job->bias != NULL ? job->bias->data : NULL;
+    int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
+    int64_t items = heads * qlora__ceil_div(half, qlora__piece(x->dtype));
+    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(512, qlora__ceil_div(items, 32) * 32));
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->positions->data,
+                    (void*)&job->table->data,
+                    (void*)&job->table->ld,
+                    &max_pos,
+                    &bias,
+                    &bias_bf16,
+                    &heads,
+                    &rotated,
+                    &half,
+                    &job->sign,
+                    &flag};
+    return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_rope_f32 : QLORA__K_rope_bf16,
+                         items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
+}
+
+qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                const qlora_tensor* positions, const qlora_tensor* table,
+                                const qlora_tensor* bias, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_forward");
+    qlora__rope_job job;
+    job.x = x;
+    job.positions = positions;
+    job.table = table;
+    job.bias = bias;
+    job.flag = flag;
+    job.rotated = rotated;
+    job.sign = 1;
+    return qlora__leave(ctx, qlora__rope(ctx, &job));
+}
+
+qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
+                                 const qlora_tensor* positions, const qlora_tensor* table,
+                                 const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_backward");
+    qlora__rope_job job;
+    job.x = dx;
+    job.positions = positions;
+    job.table = table;
+    job.bias = NULL;
+    job.flag = flag;
+    job.rotated = rotated;
+    job.sign = -1;
+    return qlora__leave(ctx, qlora__rope(ctx, &job));
+}
+
+// ---- attention in pieces ------------------------------------------------------------------------
+//
+//   heads      y[h, s, c] = x[s, h d + c] and back        transpose  y[b, c, r] = x[b, r, c]
+//   scores     s = scale s, or -3e38 where the query may not see the key
+//   softmax    y = e^(x - max) / sum e^(x - max);  dx = y (dy - sum(y dy))
+
+// Finite, so that no arithmetic on it makes a NaN, and e^(it - max) is 0.
+#define QLORA__MASKED -3.0e38f
+
+// Copies elements between two batches of the same sizes, or their transposes.
+typedef struct qlora__copy_job {
+    qlora_tensor x;
+    qlora_tensor y;
+    bool transpose;
+} qlora__copy_job;
+
+static void qlora__copy_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__copy_job* job = (const qlora__copy_job*)user;
+    size_t size = qlora_dtype_bytes(job->x.dtype);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t b = i / job->x.rows;
+        int64_t row = i % job->x.rows;
+        for (int64_t c = 0; c < job->x.cols; c++) {
+            int64_t from = b * job->x.batch_stride + row * job->x.ld + c;
+            int64_t to = b * job->y.batch_stride +
+                         (job->transpose ? c * job->y.ld + row : row * job->y.ld + c);
+            memcpy((char*)job->y.data + (size_t)to * size,
+                   (const char*)job->x.data + (size_t)from * size, size);
+        }
+    }
+}
+
+static qlora_result qlora__copy(qlora_ctx* ctx, qlora__copy_job* job) {
+    const qlora_tensor* x = &job->x;
+    const qlora_tensor* y = &job->y;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->batch * x->rows, 1 + 4096 / (1 + x->cols), qlora__copy_rows, job);
+        return QLORA_OK;
+    }
+    bool wide = qlora_dtype_bytes(x->dtype) == 4;
+    void* args[] = {(void*)&x->data,  (void*)&x->batch_stride, (void*)&x->ld,
+                    (void*)&y->data,  (void*)&y->batch_stride, (void*)&y->ld,
+                    (void*)&x->batch, (void*)&x->rows,         (void*)&x->cols};
+    if (job->transpose) {
+        return qlora__launch(
+            ctx, wide ? QLORA__K_softmax_transpose_b32 : QLORA__K_softmax_transpose_b16,
+            qlora__ceil_div(x->cols, 32), qlora__min(qlora__ceil_div(x->rows, 32), 65535),
+            qlora__min(x->batch, 65535), 256, 0, args);
+    }
+    qlora__point_shape shape = qlora__point_shape_of(x->cols, qlora__piece(x->dtype));
+    return qlora__launch(ctx, wide ? QLORA__K_softmax_copy_b32 : QLORA__K_softmax_copy_b16,
+                         shape.blocks, qlora__min(x->rows, 65535), qlora__min(x->batch, 65535),
+                         shape.threads, 0, args);
+}
+
+#define QLORA__IS_COPIED (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16 | QLORA__IS_I32)
+
+// rows: [S, H*d]; heads: a batch of H [S, d]. split copies rows to heads, join heads to rows.
+static qlora_result qlora__heads_copy(qlora_ctx* ctx, const qlora_tensor* rows,
+                                      const qlora_tensor* heads, bool split) {
+    QLORA__TRY(qlora__need(ctx, rows, split ? "x" : "y", QLORA__IS_COPIED, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, heads, split ? "y" : "x", qlora__is(rows->dtype), -1,
+                                 rows->rows, -1));
+    if (heads->batch < 0 || heads->batch * heads->cols != rows->cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld heads of %lld columns are not the %lld columns of the rows",
+                           (long long)heads->batch, (long long)heads->cols, (long long)rows->cols);
+    }
+    QLORA__TRY(qlora__need_apart(ctx, "y", heads, "x", rows));
+    qlora_tensor cut = *rows;
+    cut.batch = heads->batch;
+    cut.batch_stride = heads->cols;
+    cut.cols = heads->cols;
+    qlora__copy_job job;
+    job.x = split ? cut : *heads;
+    job.y = split ? *heads : cut;
+    job.transpose = false;
+    return qlora__copy(ctx, &job);
+}
+
+static qlora_result qlora__transpose(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__TRY(qlora__need_batch(ctx, x, "x", QLORA__IS_COPIED, -1, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, y, "y", qlora__is(x->dtype), x->batch, x->cols, x->rows));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    qlora__copy_job job;
+    job.x = *x;
+    job.y = *y;
+    job.transpose = true;
+    return qlora__copy(ctx, &job);
+}
+
+qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_heads_split");
+    return qlora__leave(ctx, qlora__heads_copy(ctx, x, y, true));
+}
+
+qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_heads_join");
+    return qlora__leave(ctx, qlora__heads_copy(ctx, y, x, false));
+}
+
+qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_transpose");
+    return qlora__leave(ctx, qlora__transpose(ctx, x, y));
+}
+
+typedef struct qlora__scores_job {
+    const qlora_tensor* s;
+    float scale;
+    int32_t causal;
+    int64_t window;
+} qlora__scores_job;
+
+static void qlora__scores_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__scores_job* job = (const qlora__scores_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        qlora_tensor s = qlora__batch_at(job->s, i / job->s->rows);
+        int64_t q = i % s.rows;
+        int64_t position = q + s.cols - s.rows;
+        for (int64_t k = 0; k < s.cols; k++) {
+            bool later = job->causal && k > position;
+            bool gone = job->window > 0 && k <= position - job->window;
+            QLORA__REAL v = qlora__at(&s, q, k) * (QLORA__REAL)job->scale;
+            qlora__put(&s, q, k, later || gone ? (QLORA__REAL)QLORA__MASKED : v);
+        }
+    }
+}
+
+static qlora_result qlora__scores(qlora_ctx* ctx, qlora__scores_job* job) {
+    const qlora_tensor* s = job->s;
+    QLORA__TRY(qlora__need_batch(ctx, s, "s", QLORA__IS_F32_BF16, -1, -1, -1));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, s->batch * s->rows, 1 + 4096 / (1 + s->cols), qlora__scores_rows, job);
+        return QLORA_OK;
+    }
+    uint32_t threads = s->cols < 256 ? (uint32_t)qlora__ceil_div(s->cols, 32) * 32 : 256;
+    void* args[] = {(void*)&s->data, (void*)&s->batch_stride, (void*)&s->ld, (void*)&s->batch,
+                    (void*)&s->rows, (void*)&s->cols,         &job->scale,   &job->causal,
+                    &job->window};
+    return qlora__launch(
+        ctx, s->dtype == QLORA_F32 ? QLORA__K_softmax_scores_f32 : QLORA__K_softmax_scores_bf16,
+        threads > 0 ? qlora__ceil_div(s->cols, threads) : 0, qlora__min(s->rows, 65535),
+        qlora__min(s->batch, 65535), threads, 0, args);
+}
+
+qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale, bool causal,
+                               int64_t window) {
+    QLORA__ENTER(ctx, "qlora_scores_mask");
+    qlora__scores_job job;
+    job.s = s;
+    job.scale = scale;
+    job.causal = causal ? 1 : 0;
+    job.window = window;
+    return qlora__leave(ctx, qlora__scores(ctx, &job));
+}
+
+typedef struct qlora__softmax_job {
+    const qlora_tensor* x;  // forward: the input; backward: the softmax
+    const qlora_tensor* dy; // backward only
+    const qlora_tensor* y;  // forward: the softmax; backward: dx
+} qlora__softmax_job;
+
+static void qlora__softmax_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        qlora_tensor x = qlora__batch_at(job->x, i / job->x->rows);
+        qlora_tensor y = qlora__batch_at(job->y, i / job->x->rows);
+        int64_t row = i % x.rows;
+        QLORA__REAL top = (QLORA__REAL)QLORA__MASKED;
+        for (int64_t c = 0; c < x.cols; c++) {
+            QLORA__REAL v = qlora__at(&x, row, c);
+            top = v > top ? v : top;
+        }
+        double sum = 0;
+        for (int64_t c = 0; c < x.cols; c++) {
+            sum += (double)qlora__exp(qlora__at(&x, row, c) - top);
+        }
+        for (int64_t c = 0; c < x.cols; c++) {
+            qlora__put(&y, row, c, qlora__exp(qlora__at(&x, row, c) - top) / (QLORA__REAL)sum);
+        }
+    }
+}
+
+static void qlora__softmax_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t b = i / job->x->rows;
+        qlora_tensor y = qlora__batch_at(job->x, b);
+        qlora_tensor dy = qlora__batch_at(job->dy, b);
+        qlora_tensor dx = qlora__batch_at(job->y, b);
+        int64_t row = i % y.rows;
+        double dot = 0;
+        for (int64_t c = 0; c < y.cols; c++) {
+            dot += (double)qlora__at(&y, row, c) * (double)qlora__at(&dy, row, c);
+        }
+        for (int64_t c = 0; c < y.cols; c++) {
+            QLORA__REAL p = qlora__at(&y, row, c);
+            qlora__put(&dx, row, c, p * (qlora__at(&dy, row, c) - (QLORA__REAL)dot));
+        }
+    }
+}
+
+static qlora_result qlora__softmax(qlora_ctx* ctx, qlora__softmax_job* job, bool backward) {
+    const qlora_tensor* x = job->x;
+    const qlora_tensor* y = job->y;
+    const qlora_tensor* dy = job->dy;
+    const char* x_name = backward ? "y" : "x";
+    const char* y_name = backward ? "dx" : "y";
+    QLORA__TRY(qlora__need_batch(ctx, x, x_name, QLORA__IS_F32_BF16, -1, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__need_batch(ctx, y, y_name, type, x->batch, x->rows, x->cols));
+    QLORA__TRY(qlora__need_same_or_apart(ctx, y_name, y, x_name, x));
+    if (backward) {
+        QLORA__TRY(qlora__need_batch(ctx, dy, "dy", type, x->batch, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, y_name, y, "dy", dy));
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->batch * x->rows, 1 + 4096 / (1 + x->cols),
+                        backward ? qlora__softmax_backward_rows : qlora__softmax_rows, job);
+        return QLORA_OK;
+    }
+    qlora__row_shape shape = qlora__row_shape_of(x->cols, qlora__piece(x->dtype), 256);
+    void* args[13];
+    int n = 0;
+    const qlora_tensor* all[3];
+    all[0] = x;
+    all[1] = dy;
+    all[2] = y;
+    for (int i = 0; i < 3; i++) {
+        if (all[i] != NULL) {
+            args[n++] = (void*)&all[i]->data;
+            args[n++] = (void*)&all[i]->batch_stride;
+            args[n++] = (void*)&all[i]->ld;
+        }
+    }
+    args[n++] = (void*)&x->batch;
+    args[n++] = (void*)&x->rows;
+    args[n++] = (void*)&x->cols;
+    args[n++] = &shape.width;
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_softmax_fwd_f32, QLORA__K_softmax_fwd_bf16},
+        {QLORA__K_softmax_bwd_f32, QLORA__K_softmax_bwd_bf16}};
+    return qlora__launch(ctx, kernels[backward][x->dtype == QLORA_BF16],
+                         x->cols > 0 ? qlora__ceil_div(x->rows, shape.rows) : 0,
+                         qlora__min(x->batch, 65535), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_softmax_forward");
+    qlora__softmax_job job;
+    job.x = x;
+    job.dy = NULL;
+    job.y = y;
+    return qlora__leave(ctx, qlora__softmax(ctx, &job, false));
+}
+
+qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y, const qlora_tensor* dy,
+                                    const qlora_tensor* dx) {
+    QLORA__ENTER(ctx, "qlora_softmax_backward");
+    qlora__softmax_job job;
+    job.x = y;
+    job.dy = dy;
+    job.y = dx;
+    return qlora__leave(ctx, qlora__softmax(ctx, &job, true));
+}
+
+// ---- embedding: y[t] = table[ids[t]] ------------------------------------------------------------
+
+typedef struct qlora__embed_job {
+    const qlora_tensor* table;
+    const qlora_tensor* ids;
+    const qlora_tensor* y;
+    const qlora_tensor* flag;
+} qlora__embed_job;
+
+static void qlora__embed_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__embed_job* job = (const qlora__embed_job*)user;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t id = qlora__index_at(job->ids, row);
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            qlora__put(job->y, row, c, qlora__at(job->table, id, c));
+        }
+    }
+}
+
+static qlora_result qlora__embed(qlora_ctx* ctx, qlora__embed_job* job) {
+    const qlora_tensor* table = job->table;
+    const qlora_tensor* y = job->y;
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, table, "table", QLORA__IS_FLOAT, -1, y->cols));
+    QLORA__TRY(qlora__need_vector(ctx, job->ids, "ids", QLORA__IS_I32, y->rows));
+    QLORA__TRY(qlora__need_flag(ctx, job->flag));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "table", table));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "ids", job->ids));
+    if (qlora__on_cpu(ctx)) {
+        for (int64_t row = 0; row < y->rows; row++) {
+            int32_t id = qlora__index_at(job->ids, row);
+            if (id < 0 || id >= table->rows) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "ids[%lld] is %d, the table has %lld rows", (long long)row,
+                                   (int)id, (long long)table->rows);
+            }
+        }
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__embed_rows, job);
+        return QLORA_OK;
+    }
+    static const qlora__kernel_id kernels[3][2] = {
+        {QLORA__K_elementwise_gather_f32_f32, QLORA__K_elementwise_gather_f32_bf16},
+        {QLORA__K_elementwise_gather_bf16_f32, QLORA__K_elementwise_gather_bf16_bf16},
+        {QLORA__K_elementwise_gather_f16_f32, QLORA__K_elementwise_gather_f16_bf16}};
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
+    qlora__point_shape shape = qlora__point_shape_of(y->cols, qlora__piece(y->dtype));
+    void* args[] = {
+        (void*)&table->data, (void*)&table->ld, (void*)&table->rows, (void*)&job->ids->data,
+        (void*)&y->data,     (void*)&y->ld,     (void*)&y->cols,     &flag};
+    return qlora__launch(ctx, kernels[table->dtype][y->dtype], y->cols > 0 ? y->rows : 0, 1, 1,
+                         shape.threads, 0, args);
+}
+
+qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_tensor* ids,
+                         const qlora_tensor* y, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_embed");
+    qlora__embed_job job;
+    job.table = table;
+    job.ids = ids;
+    job.y = y;
+    job.flag = flag;
+    return qlora__leave(ctx, qlora__embed(ctx, &job));
+}
+
+// ---- cross-entropy ------------------------------------------------------------------------------
+//
+// Of rows of logits. With p = softmax(x):
+//   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
+// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_args.total.
+
+#define QLORA__NO_LABEL -100
+
+static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
+    const qlora_cross_entropy_args* a = (const qlora_cross_entropy_args*)user;
+    const qlora_tensor* x = a->logits;
+    QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t label = qlora__index_at(a->labels, row);
+        bool counted = label != QLORA__NO_LABEL;
+        QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
+        QLORA__REAL top = counted ? qlora__at(x, row, 0) : 0;
+        for (int64_t c = 0; counted && c < x->cols; c++) {
+            QLORA__REAL v = qlora__at(x, row, c);
+            top = v > top ? v : top;
+        }
+        double sum = 0;
+        for (int64_t c = 0; counted && c < x->cols; c++) {
+            sum += (double)qlora__exp(qlora__at(x, row, c) - top);
+        }
+        QLORA__REAL loss = 0;
+        if (counted) {
+            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__at(x, row, label));
+        }
+        qlora__put(a->losses, 0, row, loss);
+        for (int64_t c = 0; !a->forward_only && c < x->cols; c++) {
+            QLORA__REAL gradient = 0;
+            if (counted) {
+                gradient = qlora__exp(qlora__at(x, row, c) - top) / (QLORA__REAL)sum;
+                gradient = (gradient - (c == label ? 1 : 0)) * scale * weight;
+            }
+            qlora__put(x, row, c, gradient);
+        }
+    }
+}
+
+// total += {losses, their rounding rest, weights}; the sum in double, rows in ascending order.
+static void qlora__cross_entropy_total(const qlora_cross_entropy_args* a) {
+    double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
+    double weight = (double)qlora__at(a->total, 0, 2);
+    for (int64_t row = 0; row < a->logits->rows; row++) {
+        if (qlora__index_at(a->labels, row) != QLORA__NO_LABEL) {
+            loss += (double)qlora__at(a->losses, 0, row);
+            weight += a->weights != NULL ? (double)qlora__at(a->weights, 0, row) : 1;
+        }
+    }
+    QLORA__REAL high = (QLORA__REAL)loss;
+    qlora__put(a->total, 0, 0, high);
+    qlora__put(a->total, 0, 1, (QLORA__REAL)(loss - (double)high));
+    qlora__put(a->total, 0, 2, (QLORA__REAL)weight);
+}
+
+static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    const qlora_tensor* x = a->logits;
+    QLORA__TRY(qlora__need(ctx, x, "logits", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, a->labels, "labels", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->losses, "losses", QLORA__IS_F32, x->rows));
+    QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "logits", x));
+    if (a->weights != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->weights, "weights", QLORA__IS_F32, x->rows));
+        QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "weights", a->weights));
+    }
+    if (a->scale != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->scale, "scale", QLORA__IS_F32, 1));
+    }
+    if (a->total != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->total, "total", QLORA__IS_F32, 3));
+        QLORA__TRY(qlora__need_apart(ctx, "total", a->total, "losses", a->losses));
+    }
+    QLORA__TRY(qlora__need_flag(ctx, a->flag));
+    if (x->cols > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "logits have %lld columns; labels are 32-bit",
+                           (long long)x->cols);
+    }
+    for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
+        int32_t label = qlora__index_at(a->labels, row);
+        if ((label < 0 || label >= x->cols) && label != QLORA__NO_LABEL) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "labels[%lld] is %d; it must be -100 or a column of the %lld",
+                               (long long)row, (int)label, (long long)x->cols);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+    QLORA__TRY(qlora__cross_entropy_check(ctx, a));
+    const qlora_tensor* x = a->logits;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__cross_entropy_rows,
+                        (void*)a);
+        if (a->total != NULL) {
+            qlora__cross_entropy_total(a);
+        }
+        return QLORA_OK;
+    }
+    void* weights = a->weights != NULL ? a->weights->data : NULL;
+    void* scale = a->scale != NULL ? a->scale->data : NULL;
+    int32_t gradient = a->forward_only ? 0 : 1;
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, a->flag, &flag));
+    int64_t wanted = qlora__ceil_div(x->cols, 4 * qlora__piece(x->dtype) * 32) * 32;
+    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(wanted, 1024));
+    void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&a->labels->data,
+                    &weights,        &scale,        (void*)&a->losses->data,
+                    (void*)&x->cols, &gradient,     &flag};
+    QLORA__TRY(qlora__launch(ctx,
+                             x->dtype == QLORA_F32 ? QLORA__K_loss_cross_entropy_f32
+                                                   : QLORA__K_loss_cross_entropy_bf16,
+                             x->rows, 1, 1, threads, 0, args));
+    if (a->total == NULL) {
+        return QLORA_OK;
+    }
+    void* sum[] = {(void*)&a->losses->data, (void*)&a->labels->data, &weights,
+                   (void*)&x->rows,         (void*)&x->cols,         (void*)&a->total->data};
+    return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? 1 : 0, 1, 1, 256, 0, sum);
+}
+
+qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args) {
+    QLORA__ENTER(ctx, "qlora_cross_entropy");
+    return qlora__leave(ctx, qlora__cross_entropy(ctx, args));
+}
+
+// ---- arg max ------------------------------------------------------------------------------------
+//
+// ids[r] = column of the largest value of row r, the first of equals; NaN is never largest.
+
+typedef struct qlora__argmax_job {
+    const qlora_tensor* x;
+    const qlora_tensor* ids;
+} qlora__argmax_job;
+
+static void qlora__argmax_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__argmax_job* job = (const qlora__argmax_job*)user;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t best = -1;
+        for (int64_t c = 0; c < job->x->cols; c++) {
+            QLORA__REAL v = qlora__at(job->x, row, c);
+            if (v == v && (best < 0 || v > qlora__at(job->x, row, best))) {
+                best = c;
+            }
+        }
+        ((int32_t*)job->ids->data)[row] = (int32_t)(best < 0 ? 0 : best);
+    }
+}
+
+static qlora_result qlora__argmax(qlora_ctx* ctx, qlora__argmax_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, job->ids, "ids", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_apart(ctx, "ids", job->ids, "x", x));
+    if (x->cols == 0 ? x->rows > 0 : x->cols > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "no largest of %lld columns",
+                           (long long)x->cols);
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__argmax_rows, job);
+        return QLORA_OK;
+    }
+    void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&job->ids->data, (void*)&x->cols};
+    return qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_loss_arg_max_f32 : QLORA__K_loss_arg_max_bf16,
+        x->rows, 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids) {
+    QLORA__ENTER(ctx, "qlora_argmax");
+    qlora__argmax_job job;
+    job.x = x;
+    job.ids = ids;
+    return qlora__leave(ctx, qlora__argmax(ctx, &job));
+}
+
+// ---- AdamW --------------------------------------------------------------------------------------
+//
+// Decoupled decay, over ranges of one flat arena; t counts the updates applied. Per
+// element, with g the gradient times the clip scale:
+//   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
+//   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//   shadow = shadow_scale p;  gradient = 0
+// A gradient that is not finite leaves p, m, v, t and shadow as they are; the gradient becomes 0.
+
+// x^n by squaring, the products of the kernel.
+static double qlora__power(double x, int64_t n) {
+    double y = 1;
+    for (; n > 0; n >>= 1) {
+        if ((n & 1) != 0) {
+            y *= x;
+        }
+        x *= x;
+    }
+    return y;
+}
+
+typedef struct qlora__adamw_job {
+    const qlora_adamw_args* args;
+    qlora_adamw_range range;
+    QLORA__REAL clip;
+    QLORA__REAL lr_decay;
+    QLORA__REAL beta2;
+    QLORA__REAL one_minus_beta1;
+    QLORA__REAL one_minus_beta2;
+    QLORA__REAL step_size;
+    QLORA__REAL root_correction;
+    QLORA__REAL eps;
+    bool skip;
+} qlora__adamw_job;
+
+// Counts the update or the skip, and forms the corrections in double.
+static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state) {
+    state->skip = job->skip ? 1 : 0;
+    state->skipped += job->skip ? 1 : 0;
+    state->updates += job->skip ? 0 : 1;
+    double t1 = qlora__power(state->beta1, state->updates);
+    double t2 = qlora__power(state->beta2, state->updates);
+    job->lr_decay = (QLORA__REAL)(state->lr * state->weight_decay);
+    job->beta2 = (QLORA__REAL)state->beta2;
+    job->one_minus_beta1 = (QLORA__REAL)(1 - state->beta1);
+    job->one_minus_beta2 = (QLORA__REAL)(1 - state->beta2);
+    job->step_size = (QLORA__REAL)(state->lr / (1 - t1));
+    job->root_correction = (QLORA__REAL)sqrt(1 - t2);
+    job->eps = (QLORA__REAL)state->eps;
+}
+
+static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_args* a = job->args;
+    QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
+    for (int64_t i = job->range.begin + begin; i < job->range.begin + end; i++) {
+        if (!job->skip) {
+            QLORA__REAL g = qlora__at(a->grad, 0, i) * job->clip;
+            QLORA__REAL p = qlora__at(a->param, 0, i);
+            QLORA__REAL m = qlora__at(a->m, 0, i);
+            QLORA__REAL v = qlora__at(a->v, 0, i);
+            p -= decay * p;
+            m += job->one_minus_beta1 * (g - m);
+            v = job->beta2 * v + job->one_minus_beta2 * g * g;
+            p -= job->step_size * (m / (qlora__sqrt(v) / job->root_correction + job->eps));
+            qlora__put(a->param, 0, i, p);
+            qlora__put(a->m, 0, i, m);
+            qlora__put(a->v, 0, i, v);
+            if (a->shadow != NULL) {
+                qlora__put(a->shadow, 0, i, (QLORA__REAL)job->range.shadow_scale * p);
+            }
+        }
+        qlora__put(a->grad, 0, i, 0);
+    }
+}
+
+static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_args* a = job->args;
+    for (int64_t i = job->range.begin + begin; i < job->range.begin + end; i++) {
+        qlora__put(a->shadow, 0, i,
+                   (QLORA__REAL)job->range.shadow_scale * qlora__at(a->param, 0, i));
+    }
+}
+
+// Range i of the table in host memory.
+static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64_t i) {
+    qlora_adamw_range range;
+    memcpy(&range, (const char*)ranges->data + (size_t)i * sizeof range, sizeof range);
+    return range;
+}
+
+// param, shadow and ranges: what both calls use.
+static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a,
+                                       int64_t* range_count) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    QLORA__TRY(qlora__need_vector(ctx, a->param, "param", QLORA__IS_F32, -1));
+    QLORA__TRY(qlora__need_vector(ctx, a->ranges, "ranges", QLORA__IS_U8, -1));
+    if (a->shadow != NULL) {
+        QLORA__TRY(
+            qlora__need_vector(ctx, a->shadow, "shadow", QLORA__IS_F32_BF16, a->param->cols));
+        QLORA__TRY(qlora__need_apart(ctx, "shadow", a->shadow, "param", a->param));
+    }
+    if (a->ranges->cols % (int64_t)sizeof(qlora_adamw_range) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "ranges has %lld bytes, not a multiple of %d",
+                           (long long)a->ranges->cols, (int)sizeof(qlora_adamw_range));
+    }
+    *range_count = a->ranges->cols / (int64_t)sizeof(qlora_adamw_range);
+    for (int64_t i = 0; qlora__on_cpu(ctx) && i < *range_count; i++) {
+        qlora_adamw_range r = qlora__adamw_range_at(a->ranges, i);
+        if (r.begin < 0 || r.count < 0 || r.begin > a->param->cols ||
+            r.count > a->param->cols - r.begin) {
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT, "range %lld is [%lld, +%lld), the arena has %lld elements",
+                (long long)i, (long long)r.begin, (long long)r.count, (long long)a->param->cols);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t n = a->param->cols;
+    QLORA__TRY(qlora__need_vector(ctx, a->grad, "grad", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->m, "m", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->v, "v", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_U8,
+                                  (int64_t)sizeof(qlora_adamw_state)));
+    if (a->clip_scale != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->clip_scale, "clip_scale", QLORA__IS_F32, 1));
+    }
+    if (a->not_finite != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->not_finite, "not_finite", QLORA__IS_I32, 1));
+    }
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "grad", a->grad));
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "m", a->m));
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "v", a->v));
+    QLORA__TRY(qlora__need_apart(ctx, "grad", a->grad, "m", a->m));
+    QLORA__TRY(qlora__need_apart(ctx, "grad", a->grad, "v", a->v));
+    return qlora__need_apart(ctx, "m", a->m, "v", a->v);
+}
+
+// fn over every range, one after the other.
+static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t range_count,
+                                qlora__range_fn fn) {
+    for (int64_t i = 0; i < range_count; i++) {
+        job->range = qlora__adamw_range_at(job->args->ranges, i);
+        qlora__parallel(ctx, job->range.count, 4096, fn, job);
+    }
+}
+
+// Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
+static int64_t qlora__adamw_blocks(const qlora_adamw_args* a, int64_t range_count,
+                                   int64_t per_block) {
+    int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
+    int64_t wanted = qlora__ceil_div(longest, per_block);
+    return qlora__min(wanted, qlora__max(8192 / qlora__max(range_count, 1), 8));
+}
+
+static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    QLORA__TRY(qlora__adamw_check_step(ctx, a));
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw_job job;
+        memset(&job, 0, sizeof job);
+        job.args = a;
+        job.clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
+        job.skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
+        qlora_adamw_state state;
+        memcpy(&state, a->state->data, sizeof state);
+        qlora__adamw_advance(&job, &state);
+        memcpy(a->state->data, &state, sizeof state);
+        qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_elements);
+        return QLORA_OK;
+    }
+    void* not_finite = a->not_finite != NULL ? a->not_finite->data : NULL;
+    void* clip = a->clip_scale != NULL ? a->clip_scale->data : NULL;
+    void* shadow = a->shadow != NULL ? a->shadow->data : NULL;
+    void* advance[] = {(void*)&a->state->data, &not_finite};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_optim_advance, 1, 1, 1, 32, 0, advance));
+    void* args[] = {(void*)&a->param->data,
+                    (void*)&a->grad->data,
+                    (void*)&a->m->data,
+                    (void*)&a->v->data,
+                    &shadow,
+                    (void*)&a->ranges->data,
+                    &range_count,
+                    (void*)&a->state->data,
+                    &clip};
+    bool wide = a->shadow != NULL && a->shadow->dtype == QLORA_F32;
+    return qlora__launch(ctx, wide ? QLORA__K_optim_adamw_f32 : QLORA__K_optim_adamw_bf16,
+                         qlora__adamw_blocks(a, range_count, 1024), qlora__min(range_count, 65535),
+                         1, 256, 0, args);
+}
+
+static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    if (a->shadow == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shadow is NULL");
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw_job job;
+        memset(&job, 0, sizeof job);
+        job.args = a;
+        qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_shadow_elements);
+        return QLORA_OK;
+    }
+    void* args[] = {(void*)&a->param->data, (void*)&a->shadow->data, (void*)&a->ranges->data,
+                    &range_count};
+    return qlora__launch(
+        ctx, a->shadow->dtype == QLORA_F32 ? QLORA__K_optim_shadow_f32 : QLORA__K_optim_shadow_bf16,
+        qlora__adamw_blocks(a, range_count, 256), qlora__min(range_count, 65535), 1, 256, 0, args);
+}
+
+qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args) {
+    QLORA__ENTER(ctx, "qlora_adamw_step");
+    return qlora__leave(ctx, qlora__adamw_step(ctx, args));
+}
+
+qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
+    QLORA__ENTER(ctx, "qlora_adamw_shadow");
+    return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
+}
+
+// ---- dropout ------------------------------------------------------------------------------------
+//
+//   y = x keep / (1 - p)
+//
+// keep where the element's random word is not below p 2^32; the
+// word of column c is number c % 4 of philox(counter, key) with
+//   counter = (c / 4, position, sequence, layer 2^8 + projection),  key = seed + step
+//   0x9e3779b97f4a7c15
+
+typedef struct qlora__dropout_job {
+    const qlora_dropout_args* args;
+    uint32_t threshold;
+    uint32_t where;
+    float scale;
+} qlora__dropout_job;
+
+// True when column `column` of that row is kept.
+static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32_t sequence,
+                                uint32_t where, int64_t column, uint32_t threshold) {
+    uint32_t counter[4];
+    uint32_t words[4];
+    counter[0] = (uint32_t)(column / 4);
+    counter[1] = position;
+    counter[2] = sequence;
+    counter[3] = where;
+    qlora__philox(counter, key, words);
+    return words[column % 4] >= threshold;
+}
+
+static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__dropout_job* job = (const qlora__dropout_job*)user;
+    const qlora_dropout_args* a = job->args;
+    uint64_t seed = (uint64_t)(uint32_t)qlora__index_at(a->state, 1) << 32 |
+                    (uint32_t)qlora__index_at(a->state, 0);
+    uint64_t mixed = seed + (uint64_t)(uint32_t)qlora__index_at(a->state, 2) * 0x9e3779b97f4a7c15u;
+    uint32_t key[2];
+    key[0] = (uint32_t)mixed;
+    key[1] = (uint32_t)(mixed >> 32);
+    for (int64_t row = begin; row < end; row++) {
+        uint32_t position = (uint32_t)qlora__index_at(a->positions, row);
+        uint32_t sequence = (uint32_t)qlora__index_at(a->sequences, row);
+        for (int64_t c = 0; c < a->x->cols; c++) {
+            QLORA__REAL v = 0;
+            if (qlora__dropout_keep(key, position, sequence, job->where, c, job->threshold)) {
+                v = qlora__at(a->x, row, c) * (QLORA__REAL)job->scale;
+            }
+            if (a->accumulate) {
+                v += qlora__at(a->y, row, c);
+            }
+            qlora__put(a->y, row, c, v);
+        }
+    }
+}
+
+static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    const qlora_tensor* x = a->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, a->y, "y", qlora__is(x->dtype), x->rows, x->cols));
+    QLORA__TRY(qlora__need_same_or_apart(ctx, "y", a->y, "x", x));
+    QLORA__TRY(qlora__need_vector(ctx, a->positions, "positions", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->sequences, "sequences", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_I32, 4));
+    if (!(a->p >= 0) || !(a->p < 1) || a->layer < 0 || a->layer >= 1 << 23 || a->projection < 0 ||
+        a->projection > 255) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "p = %g, layer %d, projection %d: 0 <= p < 1, 0 <= layer < 2^23, 0 <= "
+                           "projection <= 255",
+                           (double)a->p, (int)a->layer, (int)a->projection);
+    }
+    qlora__dropout_job job;
+    job.args = a;
+    job.threshold = (uint32_t)((double)a->p * 4294967296.0);
+    job.where = (uint32_t)a->layer << 8 | (uint32_t)a->projection;
+    job.scale = (float)(1 / (1 - (double)a->p));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__dropout_rows, &job);
+        return QLORA_OK;
+    }
+    int32_t accumulate = a->accumulate ? 1 : 0;
+    qlora__point_shape shape = qlora__point_shape_of(x->cols, qlora__piece(x->dtype));
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&a->y->data,
+                    (void*)&a->y->ld,
+                    (void*)&a->positions->data,
+                    (void*)&a->sequences->data,
+                    (void*)&a->state->data,
+                    &job.where,
+                    (void*)&x->rows,
+                    (void*)&x->cols,
+                    &job.threshold,
+                    &job.scale,
+                    &accumulate};
+    return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_dropout_f32 : QLORA__K_dropout_bf16,
+                         shape.blocks, qlora__min(x->rows, 65535), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
+    QLORA__ENTER(ctx, "qlora_dropout");
+    return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
 
 //@@ GRAPH      - capture, replay, invalidation
