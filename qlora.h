@@ -3787,27 +3787,6 @@ typedef enum qlora_family {
     QLORA_FAMILY_QWEN3
 } qlora_family;
 
-typedef enum qlora_rope_kind {
-    QLORA_ROPE_DEFAULT = 0,
-    QLORA_ROPE_LINEAR,
-    QLORA_ROPE_LLAMA3,
-    QLORA_ROPE_YARN
-} qlora_rope_kind;
-
-// Rotary position parameters, resolved: what a file leaves out stands here with its default.
-typedef struct qlora_rope_config {
-    qlora_rope_kind kind;
-    double theta;
-    double factor;                // linear, llama3, yarn; else 1
-    double low_freq_factor;       // llama3
-    double high_freq_factor;      // llama3
-    double original_max_position; // llama3, yarn
-    double beta_fast;             // yarn
-    double beta_slow;             // yarn
-    double attention_factor;      // yarn: sine and cosine are multiplied by it; else 1
-    bool truncate;                // yarn: correction range rounded to whole dimensions
-} qlora_rope_config;
-
 typedef struct qlora_model_config {
     qlora_family family;
     int64_t vocab;
@@ -3819,9 +3798,8 @@ typedef struct qlora_model_config {
     int64_t head_dim;
     int64_t max_positions;
     double rms_eps;
-    qlora_rope_config rope; // layers with full attention
-    qlora_rope_config
-        rope_sliding; // layers with a sliding window; the same unless the file says so
+    qlora_rope_desc rope;         // layers with full attention
+    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
     int64_t window;   // a token sees itself and window - 1 before it; 0 = no layer has one
     bool tied;        // the output head is the embedding
     bool qkv_bias;
@@ -3977,7 +3955,7 @@ static qlora_result qlora__config_refuse(const qlora__config_reader* r, const ch
 // The yarn parameters and its attention factor, as transformers derives them.
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
                                        const qlora__config_reader* top, const qlora_model_config* c,
-                                       qlora_rope_config* rope) {
+                                       qlora_rope_desc* rope) {
     double mscale = 0.0;
     double mscale_all = 0.0;
     double fallback = (double)c->max_positions;
@@ -3989,7 +3967,9 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
     QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
-    QLORA__TRY(qlora__config_bool(r, "truncate", true, &rope->truncate));
+    bool truncate = true;
+    QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
+    rope->no_truncate = !truncate;
     double lengthen = rope->factor > 1.0 ? 0.1 * log(rope->factor) : 0.0;
     double computed = lengthen + 1.0;
     if (qlora__config_find(r, "mscale") != 0 && qlora__config_find(r, "mscale_all_dim") != 0) {
@@ -4001,7 +3981,7 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
 }
 
 static qlora_result qlora__config_llama3(const qlora__config_reader* r,
-                                         const qlora__config_reader* top, qlora_rope_config* rope) {
+                                         const qlora__config_reader* top, qlora_rope_desc* rope) {
     double fallback = -1.0;
     if (qlora__config_find(top, "original_max_position_embeddings") != 0) {
         QLORA__TRY(
@@ -4023,10 +4003,10 @@ static qlora_result qlora__config_llama3(const qlora__config_reader* r,
 // One set of rotary parameters from object `dict` (0 = none: all defaults); what it leaves out is
 // looked for at the top of the file.
 static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
-                                       const qlora_model_config* c, qlora_rope_config* rope) {
+                                       const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
         const char* name;
-        qlora_rope_kind kind;
+        qlora_rope_type kind;
     } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
                   {"linear", QLORA_ROPE_LINEAR},
                   {"llama3", QLORA_ROPE_LLAMA3},
@@ -4052,7 +4032,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         if (k == 4) {
             return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
         }
-        rope->kind = kinds[k].kind;
+        rope->type = kinds[k].kind;
     }
     if (!(rope->theta > 1.0)) {
         return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
@@ -4063,7 +4043,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
                            "%s: partial_rotary_factor %g is not supported; only 1 is",
                            r.json->label, partial);
     }
-    switch (rope->kind) {
+    switch (rope->type) {
     case QLORA_ROPE_LINEAR:
         return qlora__config_positive(&r, "factor", -1.0, &rope->factor);
     case QLORA_ROPE_LLAMA3:
@@ -7009,7 +6989,7 @@ struct qlora__cache {
     uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
 };
 
-static uint64_t qlora__hash(const void* data, size_t bytes, uint64_t seed) {
+static uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
     const uint8_t* p = (const uint8_t*)data;
     uint64_t h = seed ^ 0xcbf29ce484222325ull;
     for (size_t i = 0; i < bytes; i++) {
@@ -7494,7 +7474,7 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
                            key);
     }
     QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // before the look-up: a wrong text never passes
-    uint64_t hash = qlora__hash(entry, strlen(entry), qlora__hash(ptx, strlen(ptx), 0));
+    uint64_t hash = qlora__fnv(entry, strlen(entry), qlora__fnv(ptx, strlen(ptx), 0));
     qlora_kernel* kernel = qlora__kernel_find(ctx, key);
     if (kernel != NULL) {
         if (kernel->text_hash != hash) {
@@ -8334,7 +8314,7 @@ static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__cache* cache = ctx->gpu->cache;
     int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
                        g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
-    uint64_t hash = qlora__hash(shape, sizeof shape, 0);
+    uint64_t hash = qlora__fnv(shape, sizeof shape, 0);
     for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
         if (cache->planned[i] == hash) {
             return;
