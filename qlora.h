@@ -8805,7 +8805,8 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
 //   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
 //   x       *= scale of its group
 //
-// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double.
+// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double
+// (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the norm).
 
 #define QLORA__CLIP_CHUNK 8192
 
