@@ -11,43 +11,42 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-SUITE(fake_suite);
-
 static const fake_api* fake;
 static fake_cu cu;
 
 // ---- kernels ----
 
-// Lines that start with "//.entry" tell a stand-in for the interpreter what the kernel does.
+// Each does one thing to the integer that its first parameter points at.
 #define KERNEL_HEAD(name, extra)                                                                   \
     ".visible .entry " name "(\n.param .u64 " name "_param_0,\n.param .u32 " name                  \
     "_param_1\n)\n" extra "{\n.reg .b32 %r<4>;\n.reg .b64 %rd<3>;\n"                               \
     "ld.param.u64 %rd1, [" name "_param_0];\nld.param.u32 %r1, [" name "_param_1];\n"              \
     "cvta.to.global.u64 %rd2, %rd1;\nld.global.u32 %r2, [%rd2];\n"
 
-#define KERNELS                                                                                    \
-    ".address_size 64\n"                                                                           \
-    "//.entry add 2 0 0 add\n" KERNEL_HEAD(                                                        \
-        "add",                                                                                     \
-        "") "add.s32 %r3, %r2, %r1;\n"                                                             \
-            "st.global.u32 [%rd2], %r3;\nret;\n}\n"                                                \
-            "//.entry mul 2 0 0 mul\n" KERNEL_HEAD(                                                \
-                "mul",                                                                             \
-                "") "mul.lo.s32 %r3, %r2, %r1;\n"                                                  \
-                    "st.global.u32 [%rd2], %r3;\nret;\n}\n"                                        \
-                    "//.entry mis 2 0 0 mis\n" KERNEL_HEAD(                                        \
-                        "mis",                                                                     \
-                        "") "st.global.u32 [%rd2+1], %r1;\nret;\n}\n"                              \
-                            "//.entry hang 2 0 0 hang\n" KERNEL_HEAD(                              \
-                                "hang",                                                            \
-                                "") "$L__BB3_1:\nbra.uni $L__BB3_1;\n}\n"                          \
-                                    "//.entry tight 2 64 1024 add\n" KERNEL_HEAD(                  \
-                                        "tight",                                                   \
-                                        ".maxntid 64, 1, 1\n") ".shared .align 4 .b8 "             \
-                                                               "room[1024];\nst.shared.u32 "       \
-                                                               "[room], %r1;\nst.global.u32 "      \
-                                                               "[%rd2], %r1;\n"                    \
-                                                               "ret;\n}\n"
+#define KERNELS                                                                                                                                         \
+    ".address_size 64\n" KERNEL_HEAD(                                                                                                                   \
+        "add", "") "add.s32 %r3, %r2, %r1;\n"                                                                                                           \
+                   "st.global.u32 [%rd2], %r3;\nret;\n}\n" KERNEL_HEAD(                                                                                 \
+                       "mul", "") "mul.lo.s32 %r3, %r2, %r1;\n"                                                                                         \
+                                  "st.global.u32 [%rd2], %r3;\nret;\n}\n" KERNEL_HEAD("mis", "") "st.global.u32 [%rd2+1], %r1;\nret;\n}\n" KERNEL_HEAD( \
+                                      "hang", "") "$L__BB3_1:\nbra.uni "                                                                                \
+                                                  "$L__BB3_1;\n}\n" KERNEL_HEAD("tight",                                                                \
+                                                                                ".maxntid 64, 1, "                                                      \
+                                                                                "1\n") ".shared "                                                       \
+                                                                                       ".align 4 "                                                      \
+                                                                                       ".b8 "                                                           \
+                                                                                       "room["                                                          \
+                                                                                       "1024];"                                                         \
+                                                                                       "\nst."                                                          \
+                                                                                       "shared."                                                        \
+                                                                                       "u32 "                                                           \
+                                                                                       "[room], "                                                       \
+                                                                                       "%r1;\nst."                                                      \
+                                                                                       "global."                                                        \
+                                                                                       "u32 "                                                           \
+                                                                                       "[%rd2], "                                                       \
+                                                                                       "%r1;\n"                                                         \
+                                                                                       "ret;\n}\n"
 
 static const char ptx_80[] = ".version 7.0\n.target sm_80\n" KERNELS;
 
@@ -478,6 +477,11 @@ TEST queries_make_progress(void) {
     ASSERT_EQ(0, cu.cuStreamQuery(stream));
     ASSERT_EQ(0, cu.cuEventElapsedTime(&ms, start, stop));
     ASSERT(ms > 0.0f);
+    ASSERT_EQ(0, cu.cuEventRecord(stop, stream));
+    ASSERT_EQ(0, cu.cuEventRecord(stop, stream)); // the later record counts
+    ASSERT_EQ(600, cu.cuStreamQuery(stream));
+    ASSERT_EQ(600, cu.cuEventQuery(stop));
+    ASSERT_EQ(0, cu.cuEventQuery(stop));
     ASSERT_EQ(0, cu.cuMemsetD32Async(a, 6, 1, stream));
     ASSERT_EQ(1, fake->stats().queued);
     ASSERT_EQ(0, cu.cuStreamDestroy_v2(stream)); // finishes first
@@ -1336,6 +1340,12 @@ TEST gemm_refuses(void) {
     ASSERT_EQ(7, GEMM(2, 1, 1, 0, 0, 0, 2, 1, 1, 68));
     ASSERT_EQ(7, GEMM(-1, 1, 1, 0, 0, 0, 1, 1, 1, 68));
     ASSERT_EQ(7, GEMM(1, 1, 1, 0, 0, 0, 0, 1, 1, 68));
+    ASSERT_EQ(7,
+              blas.cublasGemmEx(h, 1, 0, 1, 1, 2, &one, d, 0, 1, d, 0, 2, &one, d, 0, 1, 68, -1));
+    ASSERT_EQ(0,
+              blas.cublasGemmEx(h, 1, 0, 0, 1, 1, &one, d, 0, 1, d, 0, 1, &one, d, 0, 1, 68, -1));
+    ASSERT_EQ(7,
+              blas.cublasGemmEx(h, 0, 1, 1, 2, 1, &one, d, 0, 1, d, 0, 1, &one, d, 0, 1, 68, -1));
     ASSERT_EQ(0, GEMM(0, 1, 1, 0, 0, 0, 1, 1, 1, 68));
     ASSERT_EQ(0, GEMM(1, 1, 0, 0, 0, 0, 1, 1, 1, 68));
     h = &one;
@@ -1346,6 +1356,11 @@ TEST gemm_refuses(void) {
     ASSERT_EQ(0, cu.cuCtxSynchronize());
     ASSERT_EQ(NULL, fake->check());
     d = device(address);
+    void* other = NULL;
+    ASSERT_EQ(0, cu.cuCtxCreate_v2(&other, 0, 0));
+    ASSERT_EQ(14, GEMM(1, 1, 1, 0, 0, 0, 1, 1, 1, 68));
+    ASSERT(caught("handle belongs to another context"));
+    ASSERT_EQ(0, cu.cuCtxDestroy_v2(other));
     ASSERT_EQ(0, GEMM(2, 1, 1, 0, 0, 0, 2, 1, 2, 68)); // reads past the four bytes there are
     ASSERT_EQ(700, cu.cuCtxSynchronize());
     ASSERT_EQ(13, GEMM(1, 1, 1, 0, 0, 0, 1, 1, 1, 68));
@@ -1492,6 +1507,10 @@ static void run_cublas(void) {
     float fine = from_bits(0x3F801801u); // 1 + 3 * 2^-11 + 2^-23
     RUN_TESTp(gemm_rounds_as_its_compute_type, 68, 0, fine, fine);
     RUN_TESTp(gemm_rounds_as_its_compute_type, 77, 0, fine, from_bits(0x3F802000u));
+    RUN_TESTp(gemm_rounds_as_its_compute_type, 77, 0, from_bits(0x3F801000u),
+              1.0f); // ties: to even
+    RUN_TESTp(gemm_rounds_as_its_compute_type, 77, 0, from_bits(0x3F803000u),
+              from_bits(0x3F804000u));
     RUN_TESTp(gemm_rounds_as_its_compute_type, 68, 3, fine, from_bits(0x3F802000u));
     RUN_TESTp(gemm_rounds_as_its_compute_type, 75, 0, fine, 1.0f);
     RUN_TESTp(gemm_rounds_as_its_compute_type, 74, 0, fine, from_bits(0x3F802000u));
