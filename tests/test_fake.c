@@ -23,30 +23,16 @@ static fake_cu cu;
     "ld.param.u64 %rd1, [" name "_param_0];\nld.param.u32 %r1, [" name "_param_1];\n"              \
     "cvta.to.global.u64 %rd2, %rd1;\nld.global.u32 %r2, [%rd2];\n"
 
-#define KERNELS                                                                                                                                         \
-    ".address_size 64\n" KERNEL_HEAD(                                                                                                                   \
-        "add", "") "add.s32 %r3, %r2, %r1;\n"                                                                                                           \
-                   "st.global.u32 [%rd2], %r3;\nret;\n}\n" KERNEL_HEAD(                                                                                 \
-                       "mul", "") "mul.lo.s32 %r3, %r2, %r1;\n"                                                                                         \
-                                  "st.global.u32 [%rd2], %r3;\nret;\n}\n" KERNEL_HEAD("mis", "") "st.global.u32 [%rd2+1], %r1;\nret;\n}\n" KERNEL_HEAD( \
-                                      "hang", "") "$L__BB3_1:\nbra.uni "                                                                                \
-                                                  "$L__BB3_1;\n}\n" KERNEL_HEAD("tight",                                                                \
-                                                                                ".maxntid 64, 1, "                                                      \
-                                                                                "1\n") ".shared "                                                       \
-                                                                                       ".align 4 "                                                      \
-                                                                                       ".b8 "                                                           \
-                                                                                       "room["                                                          \
-                                                                                       "1024];"                                                         \
-                                                                                       "\nst."                                                          \
-                                                                                       "shared."                                                        \
-                                                                                       "u32 "                                                           \
-                                                                                       "[room], "                                                       \
-                                                                                       "%r1;\nst."                                                      \
-                                                                                       "global."                                                        \
-                                                                                       "u32 "                                                           \
-                                                                                       "[%rd2], "                                                       \
-                                                                                       "%r1;\n"                                                         \
-                                                                                       "ret;\n}\n"
+// clang-format off
+#define KERNELS                                                                                    \
+    ".address_size 64\n"                                                                           \
+    KERNEL_HEAD("add", "") "add.s32 %r3, %r2, %r1;\nst.global.u32 [%rd2], %r3;\nret;\n}\n"         \
+    KERNEL_HEAD("mul", "") "mul.lo.s32 %r3, %r2, %r1;\nst.global.u32 [%rd2], %r3;\nret;\n}\n"      \
+    KERNEL_HEAD("mis", "") "st.global.u32 [%rd2+1], %r1;\nret;\n}\n"                               \
+    KERNEL_HEAD("hang", "") "$L__BB3_1:\nbra.uni $L__BB3_1;\n}\n"                                  \
+    KERNEL_HEAD("tight", ".maxntid 64, 1, 1\n") ".shared .align 4 .b8 room[1024];\n"               \
+    "st.shared.u32 [room], %r1;\nst.global.u32 [%rd2], %r1;\nret;\n}\n"
+// clang-format on
 
 static const char ptx_80[] = ".version 7.0\n.target sm_80\n" KERNELS;
 
