@@ -628,7 +628,7 @@ __declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
 #endif
 #endif
 
-static void* qlora__library_open(const char* name, char* why, size_t size) {
+static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = (void*)LoadLibraryA(name);
     if (library == NULL) {
         snprintf(why, size, "%s: error %lu", name, GetLastError());
@@ -636,11 +636,11 @@ static void* qlora__library_open(const char* name, char* why, size_t size) {
     return library;
 }
 
-static void* qlora__library_symbol(void* library, const char* name) {
+static QLORA__UNUSED void* qlora__library_symbol(void* library, const char* name) {
     return (void*)GetProcAddress(library, name);
 }
 
-static double qlora__clock_ms(void) {
+static QLORA__UNUSED double qlora__clock_ms(void) {
     int64_t count = 0;
     int64_t rate = 1;
     QueryPerformanceCounter((void*)&count);
@@ -827,7 +827,7 @@ static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void
 
 #else // POSIX
 
-static void* qlora__library_open(const char* name, char* why, size_t size) {
+static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char* text = dlerror();
@@ -836,11 +836,11 @@ static void* qlora__library_open(const char* name, char* why, size_t size) {
     return library;
 }
 
-static void* qlora__library_symbol(void* library, const char* name) {
+static QLORA__UNUSED void* qlora__library_symbol(void* library, const char* name) {
     return dlsym(library, name);
 }
 
-static double qlora__clock_ms(void) {
+static QLORA__UNUSED double qlora__clock_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
