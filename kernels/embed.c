@@ -443,8 +443,8 @@ static void suffix_text(const ptx_text* t, char out[4]) {
     out[1] = 0;
 }
 
-// A chunk is a run of whole lines of one text. Kernels that are the same for two targets are written
-// once, so a chunk also ends where a kernel does.
+// A chunk is a run of whole lines of one text. Kernels that are the same for two targets are
+// written once, so a chunk also ends where a kernel does.
 typedef struct ptx_chunk {
     const char* text;
     size_t length;
@@ -479,7 +479,8 @@ static ptx_chunk chunk_cut(const char* text, const char* module) {
 // The number under which the chunk is written; a known one keeps its number.
 static int chunk_number(chunk_list* list, ptx_chunk c) {
     for (int i = 0; i < list->count; i++) {
-        if (list->items[i].length == c.length && memcmp(list->items[i].text, c.text, c.length) == 0) {
+        const ptx_chunk* old = &list->items[i];
+        if (old->length == c.length && memcmp(old->text, c.text, c.length) == 0) {
             return i;
         }
     }
