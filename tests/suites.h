@@ -2,4 +2,5 @@
 #define TEST_SUITES(X)                                                                              \
     X(harness_suite)                                                                                \
     X(runtime_suite)                                                                                \
-    X(gemm_suite)
+    X(gemm_suite)                                                                                   \
+    X(ops_suite)
