@@ -11,12 +11,9 @@
 // ascending token offsets; sequence s is [cu[s], cu[s + 1]), unused entries repeat the last one.
 // Tokens from cu[n_seqs] on are a tail: every output there is zero.
 //
-// Tiles: sequence s owns the tile numbers from cu[s] / BM + s on, so a block finds its sequence by a
-// binary search and no list is needed; floor(tokens / BM) + n_seqs + 1 blocks cover every packing.
-//
 // Determinism: one writer per output, every sum in a fixed order that depends only on the positions
 // inside the sequence: packing does not change a bit. No atomics.
-#include "common.cuh"
+#include "attn.cuh"
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
@@ -41,32 +38,6 @@ struct attn_args {
     int32_t window;
     float scale;
 };
-
-struct attn_tile {
-    int32_t begin;  // first token of the sequence
-    int32_t length; // of the sequence
-    int32_t first;  // first row of the tile, counted in the sequence; >= length: nothing to do
-    bool tail;      // not a sequence: rows to be zeroed
-};
-
-__device__ __forceinline__ attn_tile attn_find(const attn_args& a, int32_t rows, int32_t id) {
-    int32_t low = 0;
-    int32_t high = a.n_seqs;
-    while (low < high) {
-        int32_t middle = (low + high + 1) >> 1;
-        if (a.cu[middle] / rows + middle <= id) {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    attn_tile t;
-    t.begin = a.cu[low];
-    t.tail = low == a.n_seqs;
-    t.length = (t.tail ? a.tokens : a.cu[low + 1]) - t.begin;
-    t.first = (id - (t.begin / rows + low)) * rows;
-    return t;
-}
 
 // --- instructions ---
 
@@ -319,7 +290,7 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
     constexpr int NT = BN / 8;
     extern __shared__ __align__(128) unsigned char shared[];
     int32_t head = (int32_t)blockIdx.y;
-    attn_tile t = attn_find(a, BM, (int32_t)(gridDim.x - 1 - blockIdx.x));
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, BM, (int32_t)(gridDim.x - 1 - blockIdx.x));
     if (t.first >= t.length) {
         return;
     }
@@ -537,7 +508,7 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
     constexpr uint32_t STAGE = 2 * BQ * HD * 2;
     extern __shared__ __align__(128) unsigned char shared[];
     int32_t kv_head = (int32_t)blockIdx.y;
-    attn_tile t = attn_find(a, BKV, (int32_t)blockIdx.x);
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, BKV, (int32_t)blockIdx.x);
     if (t.first >= t.length) {
         return;
     }
@@ -714,7 +685,7 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
     constexpr uint32_t STAGE = 2 * BN * HD * 2;
     extern __shared__ __align__(128) unsigned char shared[];
     int32_t head = (int32_t)blockIdx.y;
-    attn_tile t = attn_find(a, BM, (int32_t)(gridDim.x - 1 - blockIdx.x));
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, BM, (int32_t)(gridDim.x - 1 - blockIdx.x));
     if (t.first >= t.length) {
         return;
     }
