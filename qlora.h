@@ -1,0 +1,3559 @@
+/* qlora.h - v0.1.0 - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
+
+   Do this in ONE C or C++ file:
+
+       #define QLORA_IMPLEMENTATION
+       #include "qlora.h"
+
+   and include "qlora.h" without the macro everywhere else. kernels_ptx.h must lie beside qlora.h.
+   Link with -ldl -lm -lpthread on Linux, with nothing more on Windows.
+
+   CONTENTS  (grep -n '^//@@' qlora.h)
+
+       API        declarations: results, descs, tensors, cache, GEMM, clip, graphs
+       PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
+       CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
+       NUMBERS    16-bit floating point and element access
+       DRIVER     CUDA driver and cuBLAS: symbols, device facts, error names
+       TENSOR     memory, tensors, copies and fills on the context's stream
+       CACHE      kernel registry, PTX for a target, modules, seal, launch
+       CONTEXT    creation, backend choice, stream, native handles, description
+       DISPATCH   the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+       OPS        operators: the formula, the CPU loop, the launch
+       GRAPH      capture, replay, invalidation
+
+   QUICK START
+
+       qlora_ctx_desc desc = {0};                 // zero means "the default" everywhere
+       char why[256] = "";
+       desc.error_text = why;                     // where creation says what went wrong
+       desc.error_text_size = sizeof why;
+       desc.log = qlora_log_stderr;
+       qlora_ctx* ctx = NULL;
+       if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) { puts(why); return 1; }
+       ...
+       qlora_ctx_destroy(ctx);
+
+   BUILD AND LINK
+       C99 or C++11, 64-bit, little endian. Linux, macOS and BSD (CPU only there), Windows (mingw-w64,
+       MSVC). Give the implementation its own file: it takes two to three seconds at -O2. Include it
+       before any system header there, or build with -D_POSIX_C_SOURCE=200809L.
+
+   CONFIGURATION (define before the implementation; none of them changes a public type)
+       QLORA_STATIC          every function is static: a private copy for one file
+       QLORA_DLL             mark functions for a shared library
+       QLORA_NO_CUDA         leave the GPU out: no dynamic loading, no kernels_ptx.h
+       QLORA_NO_MODEL        leave out model, trainer and file formats: the bare runtime
+       QLORA_ASSERT(x)       our own invariants only; never files, arguments or devices
+       QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
+       QLORA_DEBUG           synchronise after every launch, so that a fault names its kernel
+
+   ERRORS
+       Every call that can fail returns a qlora_result and writes its outputs only on success.
+       qlora_last_error(ctx) says what, where and what to do; it is never NULL, "" after a successful
+       call, and valid until the next call on that context. The library never exits, aborts or prints.
+       After a fault on the device (an illegal address, say) CUDA makes every later call of that CUDA
+       context fail: such a qlora_ctx answers QLORA_ERR_DEVICE_LOST and can only be destroyed.
+
+   MEMORY
+       Host memory goes through desc.allocator, device memory through desc.device_allocator. The
+       operators allocate nothing: what they need lies in a scratch of desc.scratch_bytes made at
+       creation. A tensor is a small struct that points at memory; qlora_tensor_create allocates,
+       qlora_tensor_wrap and qlora_tensor_view do not.
+
+   THREADS
+       A context and everything made from it is used by one thread at a time; different contexts are
+       independent. Log and allocator callbacks may come from any thread and must not call back.
+
+   LOG
+       Silent unless desc.log is set; qlora_log_stderr is supplied.
+
+   DEVICES AND FALLBACK
+       CUDA when it is usable (compute capability 7.5 or newer), else the CPU. qlora_ctx_backend tells
+       which, qlora_ctx_reason why; desc.require_backend turns the fallback into an error. The device's
+       primary context is used unless desc.cu_context is given; it is current only inside our calls.
+
+   NUMERICS
+       Same inputs, same bytes: no float atomics, one writer per output, fixed order of summation,
+       choices from committed tables, on the same device, driver and cuBLAS. The CPU's results do not
+       depend on the number of threads. F32 is exact fp32 (TF32 off) unless desc.math says otherwise;
+       16-bit operands accumulate in fp32. Built with -ffast-math the CPU results are unspecified.
+
+   LIMITS
+       Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
+
+   QLORA DOES NOT
+       pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
+       network.
+*/
+
+// The implementation needs POSIX names that -std=c99 hides; harmless when the user set them already.
+#if defined(QLORA_IMPLEMENTATION) && !defined(_WIN32)
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#ifndef _DARWIN_C_SOURCE
+#define _DARWIN_C_SOURCE 1
+#endif
+#ifndef _FILE_OFFSET_BITS
+#define _FILE_OFFSET_BITS 64
+#endif
+#endif
+
+#ifndef QLORA_H
+#define QLORA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+//@@ API        - declarations: results, descs, tensors, cache, GEMM, clip, graphs
+
+#define QLORA_VERSION_MAJOR 0
+#define QLORA_VERSION_MINOR 1
+#define QLORA_VERSION_PATCH 0
+#define QLORA_VERSION (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
+#define QLORA_VERSION_STRING "0.1.0"
+
+#if defined(QLORA_STATIC)
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#elif defined(QLORA_DLL) && defined(_WIN32)
+#ifdef QLORA_IMPLEMENTATION
+#define QLORA_API __declspec(dllexport) extern
+#else
+#define QLORA_API __declspec(dllimport) extern
+#endif
+#elif defined(QLORA_DLL) && defined(__GNUC__)
+#define QLORA_API __attribute__((visibility("default"))) extern
+#else
+#define QLORA_API extern
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// clang-format off
+// ---- results --------------------------------------------------------------------------------------
+// name, value (never reused), text
+#define QLORA_RESULTS(X)                                                                    \
+    X(OK,                 0,    "ok")                                                       \
+    X(ERR_ARGUMENT,      -1,    "an argument is not valid")                                 \
+    X(ERR_MEMORY,        -2,    "out of host memory")                                       \
+    X(ERR_LIMIT,         -3,    "a size is beyond what can be handled")                     \
+    X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
+    X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
+    X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
+    X(ERR_FILE,          -100,  "a file could not be read or written")                      \
+    X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
+    X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
+    X(ERR_DEVICE_MEMORY, -201,  "out of device memory")                                     \
+    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is dead after an earlier fault")          \
+    X(ERR_BACKEND,       -203,  "the required backend is not available")                    \
+    X(ERR_KERNEL,        -204,  "a kernel could not be compiled or found")                  \
+    X(ERR_TARGET,        -205,  "PTX is not for this device's target")                      \
+    X(ERR_SEALED,        -206,  "the kernel cache is sealed")                               \
+    X(ERR_CUBLAS,        -207,  "a cuBLAS call failed")                                     \
+    X(ERR_CAPTURE,       -208,  "graph capture failed")
+// clang-format on
+
+typedef enum qlora_result {
+#define QLORA_X_RESULT(name, value, text) QLORA_##name = (value),
+    QLORA_RESULTS(QLORA_X_RESULT)
+#undef QLORA_X_RESULT
+    QLORA_RESULT_FORCE_INT = 0x7fffffff
+} qlora_result;
+
+// "ERR_ARGUMENT", and a sentence; "unknown" for a number that is no result.
+QLORA_API const char* qlora_result_name(qlora_result result);
+QLORA_API const char* qlora_result_text(qlora_result result);
+
+QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
+
+// ---- hooks ----------------------------------------------------------------------------------------
+typedef enum qlora_log_level {
+    QLORA_LOG_ERROR = 1,
+    QLORA_LOG_WARN = 2,
+    QLORA_LOG_INFO = 3,
+    QLORA_LOG_DEBUG = 4
+} qlora_log_level;
+
+// clang-format off
+#define QLORA_LOG_ITEMS(X)                                                                  \
+    X(BACKEND,        "which backend runs and why")                                         \
+    X(CUBLAS,         "cuBLAS bound or not")                                                \
+    X(KERNEL_COMPILE, "a module was compiled, or failed to")                                \
+    X(PREWARM,        "pre-warm finished")                                                  \
+    X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
+    X(DEVICE_LOST,    "a fault made the device unusable")                                   \
+    X(LEAK,           "something still lives when its parent is destroyed")
+// clang-format on
+
+typedef enum qlora_log_item {
+#define QLORA_X_LOG(name, text) QLORA_LOG_ITEM_##name,
+    QLORA_LOG_ITEMS(QLORA_X_LOG)
+#undef QLORA_X_LOG
+    QLORA_LOG_ITEM_COUNT
+} qlora_log_item;
+
+// text is never NULL; file may be.
+typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
+                             const char* text, const char* file, int line);
+
+// One line per item on standard error; user is ignored.
+QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
+                                const char* text, const char* file, int line);
+
+// Both functions or none. align is a power of two. free gets the size that alloc got.
+typedef struct qlora_allocator {
+    void* (*alloc)(size_t bytes, size_t align, void* user);
+    void (*free)(void* pointer, size_t bytes, void* user);
+    void* user;
+} qlora_allocator;
+
+// Device memory, at least 256-byte aligned, of the context that is current. NULL on failure.
+typedef struct qlora_device_allocator {
+    void* (*alloc)(size_t bytes, void* user);
+    void (*free)(void* pointer, size_t bytes, void* user);
+    void* user;
+} qlora_device_allocator;
+
+typedef enum qlora_file_mode { QLORA_FILE_READ = 0, QLORA_FILE_CREATE = 1 } qlora_file_mode;
+
+// All functions or none. Those that return int give 0 or an errno value; read and write give the
+// number of bytes (short writes are retried, a read of 0 is the end) or a negative errno value.
+typedef struct qlora_files {
+    int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
+    int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
+    int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
+    int (*sync)(void* file, void* user);
+    int (*close)(void* file, void* user);
+    int (*rename)(const char* from, const char* to, void* user); // replaces `to` atomically
+    int (*remove)(const char* path, void* user);
+    int (*make_dir)(const char* path, void* user); // 0 also when it is there already
+    int (*sync_dir)(const char* path, void* user);
+    int (*map)(const char* path, const void** data, uint64_t* bytes, void** handle, void* user);
+    void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
+    void* user;
+} qlora_files;
+
+// ---- context --------------------------------------------------------------------------------------
+typedef struct qlora_ctx qlora_ctx;
+
+typedef enum qlora_backend {
+    QLORA_BACKEND_ANY = 0, // CUDA if usable, else the CPU
+    QLORA_BACKEND_CPU = 1,
+    QLORA_BACKEND_CUDA = 2
+} qlora_backend;
+
+// How products of two f32 matrices are computed. 16-bit operands always accumulate in fp32.
+typedef enum qlora_math {
+    QLORA_MATH_F32 = 0,     // exact fp32 everywhere
+    QLORA_MATH_TF32 = 1,    // forward on TF32 tensor cores, backward in exact fp32
+    QLORA_MATH_TF32_ALL = 2 // backward on TF32, too
+} qlora_math;
+
+typedef struct qlora_ctx_desc {
+    uint32_t reserved_must_be_zero0;
+    qlora_backend require_backend; // ANY
+    int32_t device;                // CUDA ordinal; 0 is the first
+    int32_t threads;               // CPU threads; 0 = one per core, at most 64
+    qlora_math math;               // F32
+    void* cu_context;              // CUcontext to use; NULL = the device's primary context
+    void* cu_stream;               // CUstream to use; NULL = one of our own
+    const char* cuda_library;      // path; NULL = the usual names
+    const char* cublas_library;    // path; NULL = the usual names, newest first; "none" = do without
+    size_t workspace_bytes;        // for cuBLAS; 0 = 32 MiB
+    void* workspace;               // the caller's device memory for cuBLAS; NULL = ours
+    size_t scratch_bytes;          // for operators; 0 = 64 MiB on CUDA, 16 MiB on the CPU
+    qlora_allocator allocator;     // host memory; zero = malloc
+    qlora_device_allocator device_allocator; // zero = cuMemAlloc
+    qlora_files files;             // zero = the operating system's
+    qlora_log_fn log;              // NULL = silent
+    void* log_user;
+    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
+    size_t error_text_size;
+    uint32_t reserved_must_be_zero1;
+} qlora_ctx_desc;
+
+QLORA_API qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out);
+// Refuses (QLORA_ERR_STATE, nothing freed) while tensors, clips, graphs or models of it live.
+QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
+QLORA_API void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out); // defaults resolved
+QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
+QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
+QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
+QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
+QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
+// Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and may
+// not be the legacy default stream, which cannot be captured. Invalidates the graphs.
+QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
+QLORA_API qlora_result qlora_ctx_sync(qlora_ctx* ctx);
+
+typedef struct qlora_native {
+    void* cu_context;
+    void* cu_stream;
+    void* cublas; // cublasHandle_t, NULL without cuBLAS
+    int32_t cu_device;
+} qlora_native;
+// All NULL on the CPU. Once handed out, the handle's stream and workspace are set anew at every use.
+QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
+
+// Version, backend and why, device, driver, cuBLAS, kernel targets, as lines of text. Returns the bytes
+// needed with the final NUL; writes as much as fits.
+QLORA_API size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size);
+
+typedef struct qlora_memory_info {
+    uint64_t device_bytes;       // live device memory that we allocated
+    uint64_t device_peak;        // most of it at one time
+    uint64_t device_allocations; // how many so far
+    uint64_t device_free;        // what the driver says is free, 0 on the CPU
+    uint64_t device_total;
+    uint64_t host_bytes; // live host memory that we allocated
+} qlora_memory_info;
+QLORA_API qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out);
+
+// ---- tensors --------------------------------------------------------------------------------------
+typedef enum qlora_dtype {
+    QLORA_F32 = 0,
+    QLORA_BF16 = 1,
+    QLORA_F16 = 2,
+    QLORA_I32 = 3,
+    QLORA_U8 = 4
+} qlora_dtype;
+
+// Row-major matrices. data is a device address on CUDA and a host address on the CPU.
+typedef struct qlora_tensor {
+    void* data;
+    size_t bytes; // reachable from data
+    qlora_dtype dtype;
+    int64_t rows;
+    int64_t cols;
+    int64_t ld;           // elements from one row to the next, at least cols
+    int64_t batch;        // number of matrices
+    int64_t batch_stride; // elements from one matrix to the next
+    qlora_ctx* owner;
+} qlora_tensor;
+
+// Contiguous and uninitialised; batch 1. Freed by qlora_tensor_destroy, which zeroes the struct.
+QLORA_API qlora_result qlora_tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows,
+                                           int64_t cols, qlora_tensor* out);
+QLORA_API qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                                   int64_t rows, int64_t cols, qlora_tensor* out);
+QLORA_API qlora_result qlora_tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor);
+// Memory of the caller's; ld 0 means cols.
+QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_dtype dtype,
+                                         int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out);
+// A window of a tensor of batch 1; shares its memory, is not destroyed.
+QLORA_API qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows,
+                                         int64_t col, int64_t cols, qlora_tensor* out);
+// Whole contiguous tensors; bytes must be the tensor's size. Both wait for the device.
+QLORA_API qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor,
+                                           const void* source, size_t bytes);
+QLORA_API qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor,
+                                             void* target, size_t bytes);
+// Bytes of zero over the elements of the tensor (not over padding between rows). Does not wait.
+QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor);
+QLORA_API const char* qlora_dtype_name(qlora_dtype dtype);
+QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
+
+// ---- kernel cache ---------------------------------------------------------------------------------
+typedef struct qlora_kernel qlora_kernel; // lives as long as its context
+
+// A kernel of the library by its registry name, or one that get_or_compile made by its key.
+QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
+// Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
+// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older one.
+QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                  const char* entry, const qlora_kernel** out);
+// Rewrites .version and .target of a text for this device. *needed gets the size with the final NUL;
+// a NULL buffer only asks for it.
+QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                      size_t* needed);
+
+typedef struct qlora_launch {
+    uint32_t grid[3]; // 0 counts as 1
+    uint32_t block[3];
+    uint32_t shared_bytes; // dynamic shared memory
+} qlora_launch;
+// args[i] points at the value of parameter i, as in cuLaunchKernel.
+QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                           const qlora_launch* launch, void** args);
+
+typedef enum qlora_base_format {
+    QLORA_BASE_NF4 = 0,
+    QLORA_BASE_16BIT = 1,
+    QLORA_BASE_32BIT = 2
+} qlora_base_format;
+
+typedef struct qlora_shape {
+    int64_t hidden;
+    int64_t intermediate;
+    int64_t heads;
+    int64_t kv_heads; // 0 = heads
+    int64_t head_dim; // 0 = hidden / heads
+    int64_t max_tokens;
+    int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
+    qlora_base_format base;
+    qlora_dtype compute; // F32, BF16
+} qlora_shape;
+
+// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that is
+// freed again, and seals the cache. Again for a second model: compiles the difference and reseals.
+QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape);
+// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent compile.
+QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
+QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
+
+typedef struct qlora_cache_info {
+    uint32_t modules; // loaded, the caller's included
+    uint32_t kernels; // ready to launch
+    uint64_t hits;
+    uint64_t misses;
+    double jit_ms;
+    uint32_t jit_after_seal; // compiles between a seal and the next unseal: 0 by construction
+    uint32_t cublas_shapes;  // run by pre-warm
+    uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
+    bool sealed;
+} qlora_cache_info;
+QLORA_API qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out);
+// The registry, for tests and tools: name of kernel i, NULL past the end.
+QLORA_API const char* qlora_kernel_name(size_t index);
+
+// ---- GEMM -----------------------------------------------------------------------------------------
+typedef enum qlora_path {
+    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
+    QLORA_PATH_CPU = 1,
+    QLORA_PATH_PTX = 2,
+    QLORA_PATH_CUBLAS = 3
+} qlora_path;
+
+typedef struct qlora_gemm_desc {
+    bool trans_a; // A is stored [K, M]
+    bool trans_b; // B is stored [N, K]
+    float alpha;
+    float beta; // 0: C is not read
+    bool tf32;  // allow TF32 for two f32 operands
+    qlora_path path;
+} qlora_gemm_desc;
+
+// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all).
+// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of bf16 or
+// f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two from its own
+// maximum, and back in alpha.
+QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
+                                  const qlora_tensor* b, const qlora_tensor* c);
+
+typedef enum qlora_gemm_flags {
+    QLORA_GEMM_OVERWRITE = 0,
+    QLORA_GEMM_ACCUMULATE = 1,
+    QLORA_GEMM_PTX = 2,   // force a path
+    QLORA_GEMM_CUBLAS = 4,
+    QLORA_GEMM_TF32 = 8,  // TF32 for this call, whatever the context says
+    QLORA_GEMM_EXACT = 16 // exact fp32 for this call
+} qlora_gemm_flags;
+
+// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags: qlora_gemm_flags.
+QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
+                                          const qlora_tensor* b, const qlora_tensor* c, uint32_t flags);
+QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc,
+                                             const qlora_tensor* b, const qlora_tensor* da,
+                                             uint32_t flags);
+QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
+                                             const qlora_tensor* dc, const qlora_tensor* db,
+                                             uint32_t flags);
+QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
+QLORA_API const char* qlora_path_name(qlora_path path);
+
+// ---- gradient clip --------------------------------------------------------------------------------
+typedef struct qlora_clip qlora_clip;
+
+// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)). groups
+// (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and max_norm live on
+// the device; nothing waits for it. A non-finite norm leaves its gradients alone and sets a flag.
+QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                         const int32_t* groups, size_t n, qlora_clip** out);
+QLORA_API qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm); // 1 at first
+QLORA_API qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip);
+
+typedef struct qlora_clip_info {
+    float norm;
+    float scale;
+    bool finite;
+} qlora_clip_info;
+// Waits for the device. group from 0.
+QLORA_API qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
+                                       qlora_clip_info* out);
+
+// ---- graphs ---------------------------------------------------------------------------------------
+typedef struct qlora_graph qlora_graph;
+typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
+
+// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
+// copy to or from host memory or compile: what breaks the capture is named and the stream stays usable.
+// key says what the graph is for (a shape): replay demands the same. On the CPU fn is called at once
+// and again at each replay, so user must stay valid.
+QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
+                                           void* user, qlora_graph** out);
+QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
+QLORA_API qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph);
+
+typedef struct qlora_graph_info {
+    uint64_t key;
+    uint64_t replays;
+    size_t nodes; // 0 on the CPU
+    bool valid;   // false after a buffer it uses was freed or the stream changed
+} qlora_graph_info;
+QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
+                                         qlora_graph_info* out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // QLORA_H
+
+// Let editors colour the implementation.
+#if defined(__INTELLISENSE__) || defined(__JETBRAINS_IDE__) || defined(Q_CREATOR_RUN) ||           \
+    defined(__CDT_PARSER__)
+#ifndef QLORA_IMPLEMENTATION
+#define QLORA_IMPLEMENTATION
+#endif
+#endif
+
+#ifdef QLORA_IMPLEMENTATION
+#ifndef QLORA_IMPLEMENTATION_DONE
+#define QLORA_IMPLEMENTATION_DONE
+
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wunknown-warning-option"
+#pragma clang diagnostic ignored "-Wreserved-identifier"
+#endif
+
+//@@ PLATFORM   - dynamic libraries, threads, clock, files; the only place with _WIN32
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifdef _WIN32
+#include <direct.h>
+#include <io.h>
+#include <process.h>
+#include <wchar.h>
+#else
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifndef CLOCK_MONOTONIC
+#error "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
+#endif
+#endif
+
+#if !defined(__LP64__) && !defined(_WIN64)
+#error "qlora.h needs a 64-bit target"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "qlora.h needs a little-endian target"
+#endif
+
+// Marks private functions that a configuration may leave without a caller.
+#if defined(__MINGW32__)
+#define QLORA__UNUSED __attribute__((unused))
+#define QLORA__PRINTF(fmt, first) __attribute__((format(gnu_printf, fmt, first)))
+#elif defined(__GNUC__)
+#define QLORA__UNUSED __attribute__((unused))
+#define QLORA__PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+#else
+#define QLORA__UNUSED
+#define QLORA__PRINTF(fmt, first)
+#endif
+
+#ifndef QLORA_ASSERT
+#define QLORA_ASSERT(condition) ((void)(condition))
+#endif
+
+typedef void (*qlora__thread_fn)(void* user);
+
+#ifdef _WIN32
+
+// Declared here so that <windows.h> and its macros stay out of the user's file.
+#ifdef _WINDOWS_
+#ifdef __cplusplus
+#error "qlora.h: include the implementation before <windows.h>"
+#endif
+#else
+#ifdef __cplusplus
+extern "C" {
+#endif
+__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
+__declspec(dllimport) unsigned long __stdcall GetLastError(void);
+__declspec(dllimport) int __stdcall QueryPerformanceCounter(int64_t*);
+__declspec(dllimport) int __stdcall QueryPerformanceFrequency(int64_t*);
+__declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned short);
+__declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
+__declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
+__declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
+                                                               unsigned long);
+__declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
+__declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
+__declspec(dllimport) int __stdcall CloseHandle(void*);
+__declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
+                                                        wchar_t*, int);
+__declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
+__declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long, void*,
+                                                  unsigned long, unsigned long, void*);
+__declspec(dllimport) int __stdcall GetFileSizeEx(void*, int64_t*);
+__declspec(dllimport) void* __stdcall CreateFileMappingW(void*, void*, unsigned long, unsigned long,
+                                                         unsigned long, const wchar_t*);
+__declspec(dllimport) void* __stdcall MapViewOfFile(void*, unsigned long, unsigned long,
+                                                    unsigned long, size_t);
+__declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+static void* qlora__library_open(const char* name, char* why, size_t size) {
+    void* library = (void*)LoadLibraryA(name);
+    if (library == NULL) {
+        snprintf(why, size, "%s: error %lu", name, GetLastError());
+    }
+    return library;
+}
+
+static void* qlora__library_symbol(void* library, const char* name) {
+    return (void*)GetProcAddress(library, name);
+}
+
+static double qlora__clock_ms(void) {
+    int64_t count = 0;
+    int64_t rate = 1;
+    QueryPerformanceCounter((void*)&count);
+    QueryPerformanceFrequency((void*)&rate);
+    return (double)count * 1e3 / (double)rate;
+}
+
+static int32_t qlora__core_count(void) {
+    return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+typedef struct qlora__mutex {
+    void* srw;
+} qlora__mutex;
+typedef struct qlora__cond {
+    void* variable;
+} qlora__cond;
+typedef struct qlora__thread {
+    uintptr_t handle;
+    qlora__thread_fn fn;
+    void* user;
+} qlora__thread;
+
+static bool qlora__mutex_init(qlora__mutex* m) {
+    m->srw = NULL;
+    return true;
+}
+static void qlora__mutex_free(qlora__mutex* m) {
+    (void)m;
+}
+static void qlora__mutex_lock(qlora__mutex* m) {
+    AcquireSRWLockExclusive((void*)m);
+}
+static void qlora__mutex_unlock(qlora__mutex* m) {
+    ReleaseSRWLockExclusive((void*)m);
+}
+static bool qlora__cond_init(qlora__cond* c) {
+    c->variable = NULL;
+    return true;
+}
+static void qlora__cond_free(qlora__cond* c) {
+    (void)c;
+}
+static void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+    SleepConditionVariableSRW((void*)c, (void*)m, 0xffffffffUL, 0);
+}
+static void qlora__cond_wake(qlora__cond* c) {
+    WakeAllConditionVariable((void*)c);
+}
+static unsigned __stdcall qlora__thread_entry(void* p) {
+    qlora__thread* t = (qlora__thread*)p;
+    t->fn(t->user);
+    return 0;
+}
+static bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+    t->fn = fn;
+    t->user = user;
+    t->handle = _beginthreadex(NULL, 0, qlora__thread_entry, t, 0, NULL);
+    return t->handle != 0;
+}
+static void qlora__thread_join(qlora__thread* t) {
+    WaitForSingleObject((void*)t->handle, 0xffffffffUL);
+    CloseHandle((void*)t->handle);
+}
+
+// Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
+#define QLORA__PATH_MAX 1024
+static bool qlora__wide(const char* path, wchar_t* out) {
+    return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
+}
+
+static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    if (f == NULL) {
+        return errno != 0 ? errno : EIO;
+    }
+    *file = f;
+    return 0;
+}
+
+static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+    (void)user;
+    size_t n = fread(buffer, 1, bytes, (FILE*)file);
+    return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
+}
+
+static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void* user) {
+    (void)user;
+    size_t n = fwrite(data, 1, bytes, (FILE*)file);
+    return n == 0 && bytes > 0 ? -(int64_t)(errno != 0 ? errno : EIO) : (int64_t)n;
+}
+
+static int qlora__os_sync(void* file, void* user) {
+    (void)user;
+    if (fflush((FILE*)file) != 0) {
+        return errno != 0 ? errno : EIO;
+    }
+    return _commit(_fileno((FILE*)file)) == 0 ? 0 : EIO;
+}
+
+static int qlora__os_close(void* file, void* user) {
+    (void)user;
+    return fclose((FILE*)file) == 0 ? 0 : EIO;
+}
+
+static int qlora__os_rename(const char* from, const char* to, void* user) {
+    (void)user;
+    wchar_t wide_from[QLORA__PATH_MAX];
+    wchar_t wide_to[QLORA__PATH_MAX];
+    if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
+        return ENAMETOOLONG;
+    }
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
+}
+
+static int qlora__os_remove(const char* path, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    return _wremove(wide) == 0 ? 0 : errno;
+}
+
+static int qlora__os_make_dir(const char* path, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    return _wmkdir(wide) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+static int qlora__os_sync_dir(const char* path, void* user) {
+    (void)path;
+    (void)user;
+    return 0; // MoveFileEx wrote through already
+}
+
+static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
+                         void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    void* file = CreateFileW(wide, 0x80000000UL, 1, NULL, 3, 0, NULL);
+    if (file == (void*)(intptr_t)-1) {
+        return ENOENT;
+    }
+    int64_t size = 0;
+    void* view = NULL;
+    void* mapping = NULL;
+    if (GetFileSizeEx(file, (void*)&size) && size > 0) {
+        mapping = CreateFileMappingW(file, NULL, 2, 0, 0, NULL);
+        view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
+    }
+    if (mapping != NULL) {
+        CloseHandle(mapping); // the view keeps it
+    }
+    CloseHandle(file);
+    if (size > 0 && view == NULL) {
+        return EIO;
+    }
+    *data = view;
+    *bytes = (uint64_t)size;
+    *handle = NULL;
+    return 0;
+}
+
+static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+    (void)bytes;
+    (void)handle;
+    (void)user;
+    if (data != NULL) {
+        UnmapViewOfFile(data);
+    }
+}
+
+#else // POSIX
+
+static void* qlora__library_open(const char* name, char* why, size_t size) {
+    void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        const char* text = dlerror();
+        snprintf(why, size, "%s", text != NULL ? text : name);
+    }
+    return library;
+}
+
+static void* qlora__library_symbol(void* library, const char* name) {
+    return dlsym(library, name);
+}
+
+static double qlora__clock_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static int32_t qlora__core_count(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+typedef pthread_mutex_t qlora__mutex;
+typedef pthread_cond_t qlora__cond;
+typedef struct qlora__thread {
+    pthread_t handle;
+    qlora__thread_fn fn;
+    void* user;
+} qlora__thread;
+
+static bool qlora__mutex_init(qlora__mutex* m) {
+    return pthread_mutex_init(m, NULL) == 0;
+}
+static void qlora__mutex_free(qlora__mutex* m) {
+    pthread_mutex_destroy(m);
+}
+static void qlora__mutex_lock(qlora__mutex* m) {
+    pthread_mutex_lock(m);
+}
+static void qlora__mutex_unlock(qlora__mutex* m) {
+    pthread_mutex_unlock(m);
+}
+static bool qlora__cond_init(qlora__cond* c) {
+    return pthread_cond_init(c, NULL) == 0;
+}
+static void qlora__cond_free(qlora__cond* c) {
+    pthread_cond_destroy(c);
+}
+static void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+    pthread_cond_wait(c, m);
+}
+static void qlora__cond_wake(qlora__cond* c) {
+    pthread_cond_broadcast(c);
+}
+static void* qlora__thread_entry(void* p) {
+    qlora__thread* t = (qlora__thread*)p;
+    t->fn(t->user);
+    return NULL;
+}
+static bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+    t->fn = fn;
+    t->user = user;
+    return pthread_create(&t->handle, NULL, qlora__thread_entry, t) == 0;
+}
+static void qlora__thread_join(qlora__thread* t) {
+    pthread_join(t->handle, NULL);
+}
+
+// A file is its descriptor plus one, so that NULL stays "none".
+static int qlora__os_fd(void* file) {
+    return (int)((intptr_t)file - 1);
+}
+
+static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    (void)user;
+    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
+    int fd = open(path, flags | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return errno;
+    }
+    *file = (void*)((intptr_t)fd + 1);
+    return 0;
+}
+
+static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30; // Linux caps a call at 2 GiB
+    ssize_t n;
+    do {
+        n = read(qlora__os_fd(file), buffer, most);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
+static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
+    ssize_t n;
+    do {
+        n = write(qlora__os_fd(file), data, most);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
+static int qlora__os_sync(void* file, void* user) {
+    (void)user;
+    return fsync(qlora__os_fd(file)) == 0 ? 0 : errno;
+}
+
+static int qlora__os_close(void* file, void* user) {
+    (void)user;
+    return close(qlora__os_fd(file)) == 0 ? 0 : errno;
+}
+
+static int qlora__os_rename(const char* from, const char* to, void* user) {
+    (void)user;
+    return rename(from, to) == 0 ? 0 : errno;
+}
+
+static int qlora__os_remove(const char* path, void* user) {
+    (void)user;
+    return remove(path) == 0 ? 0 : errno;
+}
+
+static int qlora__os_make_dir(const char* path, void* user) {
+    (void)user;
+    return mkdir(path, 0777) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+static int qlora__os_sync_dir(const char* path, void* user) {
+    (void)user;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return errno;
+    }
+    int code = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    // Some file systems cannot sync a folder and say so; the rename is then as safe as it gets there.
+    return code == EINVAL ? 0 : code;
+}
+
+static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
+                         void* user) {
+    (void)user;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return errno;
+    }
+    struct stat info;
+    int code = fstat(fd, &info) == 0 ? 0 : errno;
+    void* view = NULL;
+    if (code == 0 && !S_ISREG(info.st_mode)) {
+        code = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+    }
+    if (code == 0 && info.st_size > 0) {
+        view = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (view == MAP_FAILED) {
+            code = errno;
+        }
+    }
+    close(fd);
+    if (code != 0) {
+        return code;
+    }
+    *data = view;
+    *bytes = (uint64_t)info.st_size;
+    *handle = NULL;
+    return 0;
+}
+
+static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+    (void)handle;
+    (void)user;
+    if (data != NULL) {
+        munmap((void*)(uintptr_t)data, (size_t)bytes);
+    }
+}
+
+#endif // _WIN32
+
+static void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
+    (void)user;
+#ifdef _WIN32
+    return _aligned_malloc(bytes, align);
+#else
+    void* p = NULL;
+    return posix_memalign(&p, align < sizeof(void*) ? sizeof(void*) : align, bytes) == 0 ? p : NULL;
+#endif
+}
+
+static void qlora__os_free(void* pointer, size_t bytes, void* user) {
+    (void)bytes;
+    (void)user;
+#ifdef _WIN32
+    _aligned_free(pointer);
+#else
+    free(pointer);
+#endif
+}
+
+// strerror is not safe in threads; these are the ones people meet.
+static const char* qlora__errno_text(int code) {
+    static const struct {
+        int code;
+        const char* text;
+    } table[] = {
+        {ENOENT, "no such file or folder"},  {EACCES, "permission denied"},
+        {EPERM, "not permitted"},            {ENOSPC, "no space left on the device"},
+        {EROFS, "read-only file system"},    {EISDIR, "is a folder"},
+        {ENOTDIR, "not a folder"},           {EEXIST, "exists already"},
+        {EMFILE, "too many open files"},     {ENAMETOOLONG, "path too long or not UTF-8"},
+        {EFBIG, "file too large"},           {EIO, "input/output error"},
+        {ENOMEM, "out of memory"},           {EINVAL, "invalid argument"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (table[i].code == code) {
+            return table[i].text;
+        }
+    }
+    return "file error";
+}
+
+//@@ CORE       - errors, log, memory, checked arithmetic, CPU threads, random numbers
+
+// The CPU's arithmetic and the storage of an f32 tensor there. Tests build it as double, to check
+// gradients by finite differences; everything else is made with float.
+#ifndef QLORA__REAL
+#define QLORA__REAL float
+#endif
+
+#define QLORA__ERROR_SIZE 768
+#define QLORA__MAX_THREADS 64
+
+typedef struct qlora__pool qlora__pool;
+typedef struct qlora__gpu qlora__gpu;         // section DRIVER
+typedef struct qlora__capture qlora__capture; // below
+
+// Memory that the context owns: device memory on CUDA, host memory on the CPU.
+typedef struct qlora__buffer {
+    void* data;
+    size_t bytes;
+    uint64_t id;
+    struct qlora__buffer* next;
+} qlora__buffer;
+
+struct qlora_ctx {
+    qlora_ctx_desc desc; // defaults resolved
+    qlora_backend backend;
+    char error[QLORA__ERROR_SIZE];
+    char reason[QLORA__ERROR_SIZE];
+    char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
+    const char* call;             // the outermost public call, for messages
+    int depth;                    // public calls call each other
+    int64_t children;             // tensors, clips, graphs, models
+    uint64_t host_bytes;
+    uint64_t device_bytes;
+    uint64_t device_peak;
+    uint64_t device_allocations;
+    uint64_t next_buffer_id;
+    qlora__buffer* buffers;
+    qlora__buffer* scratch;
+    size_t scratch_used;
+    qlora__pool* pool;
+    qlora_graph* graphs;
+    qlora__capture* capture; // not NULL while a graph is being captured
+    qlora_path last_path;
+    qlora__gpu* gpu; // NULL on the CPU
+    qlora_result (*activate)(qlora_ctx* ctx);
+    void (*deactivate)(qlora_ctx* ctx);
+};
+
+// What a capture has touched, and the first call that broke it.
+struct qlora__capture {
+    uint64_t* ids;
+    size_t count;
+    size_t capacity;
+    char broke[QLORA__ERROR_SIZE];
+};
+
+#define QLORA__TRY(expression)                                                                     \
+    do {                                                                                           \
+        qlora_result qlora_try_ = (expression);                                                    \
+        if (qlora_try_ != QLORA_OK) {                                                              \
+            return qlora_try_;                                                                     \
+        }                                                                                          \
+    } while (0)
+
+#define QLORA__ENTER(ctx, name) QLORA__TRY(qlora__enter((ctx), (name)))
+
+int qlora_version(void) {
+    return QLORA_VERSION;
+}
+
+const char* qlora_result_name(qlora_result result) {
+    switch (result) {
+#define QLORA__X(name, value, text)                                                                \
+    case QLORA_##name:                                                                             \
+        return #name;
+        QLORA_RESULTS(QLORA__X)
+#undef QLORA__X
+    default:
+        return "unknown";
+    }
+}
+
+const char* qlora_result_text(qlora_result result) {
+    switch (result) {
+#define QLORA__X(name, value, text)                                                                \
+    case QLORA_##name:                                                                             \
+        return text;
+        QLORA_RESULTS(QLORA__X)
+#undef QLORA__X
+    default:
+        return "unknown";
+    }
+}
+
+// Sets the text of qlora_last_error, with the public call in front, and returns the result.
+QLORA__PRINTF(3, 4)
+static qlora_result qlora__fail(qlora_ctx* ctx, qlora_result result, const char* format, ...) {
+    int used = 0;
+    if (ctx->call != NULL) {
+        used = snprintf(ctx->error, sizeof ctx->error, "%s: ", ctx->call);
+    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(ctx->error + used, sizeof ctx->error - (size_t)used, format, args);
+    va_end(args);
+    return result;
+}
+
+QLORA__PRINTF(5, 6)
+static void qlora__log_at(qlora_ctx* ctx, qlora_log_level level, qlora_log_item item, int line,
+                          const char* format, ...) {
+    if (ctx->desc.log == NULL) {
+        return;
+    }
+    char text[QLORA__ERROR_SIZE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ctx->desc.log(ctx->desc.log_user, level, item, text, "qlora.h", line);
+}
+#define QLORA__LOG(ctx, level, item, ...)                                                          \
+    qlora__log_at((ctx), QLORA_LOG_##level, QLORA_LOG_ITEM_##item, __LINE__, __VA_ARGS__)
+
+void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                      const char* file, int line) {
+    static const char* const levels[] = {"", "error", "warning", "info", "debug"};
+    static const char* const items[] = {
+#define QLORA__X(name, description) #name,
+        QLORA_LOG_ITEMS(QLORA__X)
+#undef QLORA__X
+    };
+    (void)user;
+    const char* kind = level >= 1 && level <= 4 ? levels[level] : "?";
+    const char* what = (int)item >= 0 && item < QLORA_LOG_ITEM_COUNT ? items[item] : "?";
+    fprintf(stderr, "qlora %s %s: %s (%s:%d)\n", kind, what, text, file != NULL ? file : "?", line);
+}
+
+const char* qlora_last_error(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->error : "no context (NULL)";
+}
+
+static bool qlora__on_cpu(const qlora_ctx* ctx) {
+    return ctx->backend != QLORA_BACKEND_CUDA;
+}
+
+// The first thing every public call does; nests, so that operators can call operators.
+static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->call = call;
+        ctx->error[0] = '\0';
+        ctx->scratch_used = 0;
+        if (ctx->dead[0] != '\0') {
+            return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
+                               "the device was lost earlier (%s); destroy this context", ctx->dead);
+        }
+        if (ctx->activate != NULL) {
+            QLORA__TRY(ctx->activate(ctx));
+        }
+    }
+    ctx->depth++;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
+    ctx->depth--;
+    if (ctx->depth == 0 && ctx->deactivate != NULL) {
+        ctx->deactivate(ctx);
+    }
+    return result;
+}
+
+static QLORA__UNUSED bool qlora__mul(size_t a, size_t b, size_t* out) {
+    if (b != 0 && a > SIZE_MAX / b) {
+        return false;
+    }
+    *out = a * b;
+    return true;
+}
+
+static QLORA__UNUSED bool qlora__add(size_t a, size_t b, size_t* out) {
+    if (a > SIZE_MAX - b) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}
+
+static QLORA__UNUSED int64_t qlora__min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
+    return (n + align - 1) / align * align;
+}
+
+// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+static void* qlora__alloc(qlora_ctx* ctx, size_t bytes) {
+    size_t wanted = bytes > 0 ? bytes : 1;
+    void* p = ctx->desc.allocator.alloc(wanted, 64, ctx->desc.allocator.user);
+    if (p == NULL) {
+        qlora__fail(ctx, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+                    (unsigned long long)bytes);
+        return NULL;
+    }
+    ctx->host_bytes += wanted;
+    return p;
+}
+
+static void* qlora__alloc_zero(qlora_ctx* ctx, size_t bytes) {
+    void* p = qlora__alloc(ctx, bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
+// bytes as given to qlora__alloc; NULL is fine.
+static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
+    if (pointer != NULL) {
+        size_t wanted = bytes > 0 ? bytes : 1;
+        ctx->desc.allocator.free(pointer, wanted, ctx->desc.allocator.user);
+        ctx->host_bytes -= wanted;
+    }
+}
+
+// A 256-byte aligned piece of the scratch, given back when the outermost public call ends.
+static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
+    size_t end = 0;
+    if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) || bytes > SIZE_MAX - 256 ||
+        end > ctx->scratch->bytes) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "needs %llu bytes of scratch, %llu of %llu are free; raise "
+                           "desc.scratch_bytes",
+                           (unsigned long long)bytes,
+                           (unsigned long long)(ctx->scratch->bytes - ctx->scratch_used),
+                           (unsigned long long)ctx->scratch->bytes);
+    }
+    *out = (char*)ctx->scratch->data + ctx->scratch_used;
+    ctx->scratch_used = end;
+    return QLORA_OK;
+}
+
+// ---- files ----------------------------------------------------------------------------------------
+
+typedef struct qlora__map {
+    const uint8_t* data;
+    uint64_t size;
+    void* handle;
+} qlora__map;
+
+static QLORA__UNUSED qlora_result qlora__map_open(qlora_ctx* ctx, const char* path, qlora__map* out) {
+    memset(out, 0, sizeof *out);
+    const void* data = NULL;
+    int code = ctx->desc.files.map(path, &data, &out->size, &out->handle, ctx->desc.files.user);
+    if (code != 0) {
+        return qlora__fail(ctx, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                           qlora__errno_text(code), code);
+    }
+    out->data = (const uint8_t*)data;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__map_close(qlora_ctx* ctx, qlora__map* map) {
+    if (map->data != NULL || map->handle != NULL) {
+        ctx->desc.files.unmap(map->data, map->size, map->handle, ctx->desc.files.user);
+    }
+    memset(map, 0, sizeof *map);
+}
+
+// A file in the making: written beside its final name and put there only when it is whole and on the
+// disk (C-FILES). A crash leaves the old file or the new one.
+typedef struct qlora__out {
+    void* file;
+    char* path; // final, then temporary, in one block
+    char* temporary;
+    size_t block;
+} qlora__out;
+
+static void qlora__out_forget(qlora_ctx* ctx, qlora__out* out) {
+    qlora__free(ctx, out->path, out->block);
+    memset(out, 0, sizeof *out);
+}
+
+// Gives up: closes and removes the temporary file. Keeps the error text.
+static void qlora__out_abort(qlora_ctx* ctx, qlora__out* out) {
+    if (out->file != NULL) {
+        ctx->desc.files.close(out->file, ctx->desc.files.user);
+    }
+    if (out->temporary != NULL) {
+        ctx->desc.files.remove(out->temporary, ctx->desc.files.user);
+    }
+    qlora__out_forget(ctx, out);
+}
+
+static qlora_result qlora__out_fail(qlora_ctx* ctx, qlora__out* out, const char* what, int code) {
+    qlora_result r = qlora__fail(ctx, QLORA_ERR_FILE, "cannot %s %s: %s (%d)", what, out->path,
+                                 qlora__errno_text(code), code);
+    qlora__out_abort(ctx, out);
+    return r;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_begin(qlora_ctx* ctx, const char* path, qlora__out* out) {
+    memset(out, 0, sizeof *out);
+    size_t length = strlen(path);
+    out->block = 2 * length + 6;
+    out->path = (char*)qlora__alloc(ctx, out->block);
+    if (out->path == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(out->path, path, length + 1);
+    char* temporary = out->path + length + 1;
+    memcpy(temporary, path, length);
+    memcpy(temporary + length, ".tmp", 5);
+    int code = ctx->desc.files.open(temporary, QLORA_FILE_CREATE, &out->file, ctx->desc.files.user);
+    if (code != 0) {
+        out->file = NULL; // nothing to remove
+        return qlora__out_fail(ctx, out, "create", code);
+    }
+    out->temporary = temporary;
+    return QLORA_OK;
+}
+
+// On failure the file is given up already.
+static QLORA__UNUSED qlora_result qlora__out_write(qlora_ctx* ctx, qlora__out* out, const void* data,
+                                                   size_t bytes) {
+    const char* p = (const char*)data;
+    while (bytes > 0) {
+        int64_t n = ctx->desc.files.write(out->file, p, bytes, ctx->desc.files.user);
+        if (n <= 0 || (uint64_t)n > bytes) {
+            return qlora__out_fail(ctx, out, "write", n < 0 ? (int)-n : EIO);
+        }
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora_ctx* ctx, qlora__out* out) {
+    const qlora_files* files = &ctx->desc.files;
+    int code = files->sync(out->file, files->user);
+    if (code != 0) {
+        return qlora__out_fail(ctx, out, "sync", code);
+    }
+    code = files->close(out->file, files->user);
+    out->file = NULL;
+    if (code == 0) {
+        code = files->rename(out->temporary, out->path, files->user);
+    }
+    if (code != 0) {
+        return qlora__out_fail(ctx, out, "replace", code);
+    }
+    out->temporary = NULL; // it has its final name now
+    char* slash = strrchr(out->path, '/');
+    const char* folder = slash != NULL ? out->path : ".";
+    if (slash != NULL) {
+        slash[slash == out->path ? 1 : 0] = '\0';
+    }
+    code = files->sync_dir(folder, files->user);
+    if (code != 0) {
+        return qlora__out_fail(ctx, out, "sync the folder of", code);
+    }
+    qlora__out_forget(ctx, out);
+    return QLORA_OK;
+}
+
+// ---- CPU threads ----------------------------------------------------------------------------------
+
+typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
+
+struct qlora__pool {
+    qlora__mutex mutex;
+    qlora__cond wake; // a job was posted, or quit
+    qlora__cond idle; // a worker ran out of work
+    qlora__range_fn fn;
+    void* user;
+    int64_t count;
+    int64_t grain;
+    int64_t next; // first item that nobody took yet
+    uint64_t job;
+    int busy;
+    bool quit;
+    int workers;
+    qlora__thread threads[QLORA__MAX_THREADS];
+};
+
+// Takes ranges until none is left. Called with the mutex held.
+static void qlora__pool_work(qlora__pool* pool) {
+    pool->busy++;
+    while (pool->next < pool->count) {
+        int64_t begin = pool->next;
+        int64_t end = qlora__min(begin + pool->grain, pool->count);
+        pool->next = end;
+        qlora__mutex_unlock(&pool->mutex);
+        pool->fn(pool->user, begin, end);
+        qlora__mutex_lock(&pool->mutex);
+    }
+    pool->busy--;
+    if (pool->busy == 0) {
+        qlora__cond_wake(&pool->idle);
+    }
+}
+
+static void qlora__pool_thread(void* user) {
+    qlora__pool* pool = (qlora__pool*)user;
+    qlora__mutex_lock(&pool->mutex);
+    uint64_t seen = 0;
+    for (;;) {
+        while (pool->job == seen && !pool->quit) {
+            qlora__cond_wait(&pool->wake, &pool->mutex);
+        }
+        if (pool->quit) {
+            break;
+        }
+        seen = pool->job;
+        qlora__pool_work(pool);
+    }
+    qlora__mutex_unlock(&pool->mutex);
+}
+
+// threads - 1 workers; the calling thread is the last one. A thread that cannot start is done without.
+static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
+    if (threads <= 1) {
+        return QLORA_OK;
+    }
+    qlora__pool* pool = (qlora__pool*)qlora__alloc_zero(ctx, sizeof *pool);
+    if (pool == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    if (!qlora__mutex_init(&pool->mutex) || !qlora__cond_init(&pool->wake) ||
+        !qlora__cond_init(&pool->idle)) {
+        qlora__free(ctx, pool, sizeof *pool);
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the CPU threads");
+    }
+    while (pool->workers < threads - 1 &&
+           qlora__thread_start(&pool->threads[pool->workers], qlora__pool_thread, pool)) {
+        pool->workers++;
+    }
+    ctx->pool = pool;
+    return QLORA_OK;
+}
+
+static void qlora__pool_destroy(qlora_ctx* ctx) {
+    qlora__pool* pool = ctx->pool;
+    if (pool == NULL) {
+        return;
+    }
+    qlora__mutex_lock(&pool->mutex);
+    pool->quit = true;
+    qlora__cond_wake(&pool->wake);
+    qlora__mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->workers; i++) {
+        qlora__thread_join(&pool->threads[i]);
+    }
+    qlora__cond_free(&pool->idle);
+    qlora__cond_free(&pool->wake);
+    qlora__mutex_free(&pool->mutex);
+    qlora__free(ctx, pool, sizeof *pool);
+    ctx->pool = NULL;
+}
+
+// fn(user, begin, end) over [0, count), grain items at a time. Every output must have one writer, so
+// that results do not depend on who ran what.
+static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                          qlora__range_fn fn, void* user) {
+    qlora__pool* pool = ctx->pool;
+    if (count <= 0) {
+        return;
+    }
+    if (pool == NULL || pool->workers == 0 || count <= grain) {
+        fn(user, 0, count);
+        return;
+    }
+    qlora__mutex_lock(&pool->mutex);
+    pool->fn = fn;
+    pool->user = user;
+    pool->count = count;
+    pool->grain = grain > 0 ? grain : 1;
+    pool->next = 0;
+    pool->job++;
+    qlora__cond_wake(&pool->wake);
+    qlora__pool_work(pool);
+    while (pool->busy > 0) {
+        qlora__cond_wait(&pool->idle, &pool->mutex);
+    }
+    qlora__mutex_unlock(&pool->mutex);
+}
+
+// ---- random numbers -------------------------------------------------------------------------------
+
+// Philox 4x32 with 10 rounds: four random words that depend on nothing but counter and key, so that any
+// part of a stream can be made again, in any order, on the CPU and on the GPU alike.
+static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_t key[2],
+                                        uint32_t out[4]) {
+    uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
+    uint32_t k[2] = {key[0], key[1]};
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c[0];
+        uint64_t p1 = (uint64_t)0xCD9E8D57u * c[2];
+        uint32_t c1 = c[1];
+        uint32_t c3 = c[3];
+        c[0] = (uint32_t)(p1 >> 32) ^ c1 ^ k[0];
+        c[1] = (uint32_t)p1;
+        c[2] = (uint32_t)(p0 >> 32) ^ c3 ^ k[1];
+        c[3] = (uint32_t)p0;
+        k[0] += 0x9E3779B9u;
+        k[1] += 0xBB67AE85u;
+    }
+    memcpy(out, c, sizeof c);
+}
+
+//@@ NUMBERS    - 16-bit floating point and element access
+
+static uint32_t qlora__bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static float qlora__from_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+// By bits: with -ffast-math compilers fold isfinite() away.
+static QLORA__UNUSED bool qlora__finite(float x) {
+    return (qlora__bits(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+// Round to nearest even; a NaN stays a NaN.
+static uint16_t qlora__bf16_from(float x) {
+    uint32_t u = qlora__bits(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) {
+        return 0x7fff;
+    }
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+static float qlora__bf16_to(uint16_t h) {
+    return qlora__from_bits((uint32_t)h << 16);
+}
+
+static uint16_t qlora__f16_from(float x) {
+    uint32_t u = qlora__bits(x);
+    uint32_t sign = (u >> 16) & 0x8000u;
+    uint32_t a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) {
+        return 0x7fff;
+    }
+    if (a >= 0x47800000u) { // 65536 and up
+        return (uint16_t)(sign | 0x7c00u);
+    }
+    if (a < 0x38800000u) { // below the smallest normal: let the adder of float do the rounding
+        float magic = qlora__from_bits(a) + 0.5f; // 0.5 has an ulp of 2^-24, f16's smallest step
+        return (uint16_t)(sign | (qlora__bits(magic) - 0x3f000000u));
+    }
+    uint32_t rounded = a + 0xfffu + ((a >> 13) & 1u) - 0x38000000u;
+    return (uint16_t)(sign | (rounded >> 13));
+}
+
+static float qlora__f16_to(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    uint32_t exponent = (h >> 10) & 31u;
+    uint32_t mantissa = h & 0x3ffu;
+    if (exponent == 31) {
+        return qlora__from_bits(sign | 0x7f800000u | mantissa << 13);
+    }
+    if (exponent == 0) {
+        float small = (float)mantissa * (1.0f / 16777216.0f);
+        return sign != 0 ? -small : small;
+    }
+    return qlora__from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+size_t qlora_dtype_bytes(qlora_dtype dtype) {
+    switch (dtype) {
+    case QLORA_F32:
+        return sizeof(QLORA__REAL);
+    case QLORA_BF16:
+    case QLORA_F16:
+        return 2;
+    case QLORA_I32:
+        return 4;
+    case QLORA_U8:
+        return 1;
+    }
+    return 0;
+}
+
+const char* qlora_dtype_name(qlora_dtype dtype) {
+    static const char* const names[] = {"f32", "bf16", "f16", "i32", "u8"};
+    return (int)dtype >= 0 && dtype <= QLORA_U8 ? names[dtype] : "unknown";
+}
+
+#define QLORA__IS_F32 (1u << QLORA_F32)
+#define QLORA__IS_BF16 (1u << QLORA_BF16)
+#define QLORA__IS_F16 (1u << QLORA_F16)
+#define QLORA__IS_I32 (1u << QLORA_I32)
+#define QLORA__IS_U8 (1u << QLORA_U8)
+#define QLORA__IS_FLOAT (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16)
+
+// Element access on the CPU, through the dtype.
+static QLORA__REAL qlora__load(const void* data, qlora_dtype dtype, int64_t index) {
+    switch (dtype) {
+    case QLORA_F32:
+        return ((const QLORA__REAL*)data)[index];
+    case QLORA_BF16:
+        return (QLORA__REAL)qlora__bf16_to(((const uint16_t*)data)[index]);
+    case QLORA_F16:
+        return (QLORA__REAL)qlora__f16_to(((const uint16_t*)data)[index]);
+    case QLORA_I32:
+        return (QLORA__REAL)((const int32_t*)data)[index];
+    case QLORA_U8:
+        return (QLORA__REAL)((const uint8_t*)data)[index];
+    }
+    return (QLORA__REAL)0;
+}
+
+static void qlora__store(void* data, qlora_dtype dtype, int64_t index, QLORA__REAL value) {
+    if (dtype == QLORA_F32) {
+        ((QLORA__REAL*)data)[index] = value;
+    } else if (dtype == QLORA_BF16) {
+        ((uint16_t*)data)[index] = qlora__bf16_from((float)value);
+    } else if (dtype == QLORA_F16) {
+        ((uint16_t*)data)[index] = qlora__f16_from((float)value);
+    }
+}
+
+static QLORA__UNUSED QLORA__REAL qlora__at(const qlora_tensor* t, int64_t row, int64_t col) {
+    return qlora__load(t->data, t->dtype, row * t->ld + col);
+}
+
+static QLORA__UNUSED void qlora__put(const qlora_tensor* t, int64_t row, int64_t col,
+                                     QLORA__REAL value) {
+    qlora__store(t->data, t->dtype, row * t->ld + col, value);
+}
+
+// exp, log, ... in the CPU's own precision.
+#define QLORA__MATH1(name)                                                                         \
+    static QLORA__UNUSED QLORA__REAL qlora__##name(QLORA__REAL x) {                                \
+        return sizeof x == sizeof(float) ? (QLORA__REAL)name##f((float)x)                          \
+                                         : (QLORA__REAL)name((double)x);                           \
+    }
+QLORA__MATH1(exp)
+QLORA__MATH1(log)
+QLORA__MATH1(sqrt)
+QLORA__MATH1(fabs)
+#undef QLORA__MATH1
+
+// Elements from the first to the last of a tensor; false when that overflows.
+static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
+    *elements = 0;
+    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
+        return true;
+    }
+    size_t last_row = 0;
+    size_t last_batch = 0;
+    size_t sum = 0;
+    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
+           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
+           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
+}
+
+static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
+    size_t elements = 0;
+    return qlora__tensor_span(t, &elements) &&
+           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
+}
+
+// Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
+static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
+    qlora__capture* capture = ctx->capture;
+    if (capture == NULL || data == NULL) {
+        return QLORA_OK;
+    }
+    const qlora__buffer* b = ctx->buffers;
+    while (b != NULL && ((const char*)data < (const char*)b->data ||
+                         (const char*)data >= (const char*)b->data + b->bytes)) {
+        b = b->next;
+    }
+    if (b == NULL) {
+        return QLORA_OK; // the caller's own memory
+    }
+    for (size_t i = 0; i < capture->count; i++) {
+        if (capture->ids[i] == b->id) {
+            return QLORA_OK;
+        }
+    }
+    if (capture->count == capture->capacity) {
+        size_t capacity = capture->capacity > 0 ? capture->capacity * 2 : 64;
+        uint64_t* ids = (uint64_t*)qlora__alloc(ctx, capacity * sizeof *ids);
+        if (ids == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        if (capture->count > 0) {
+            memcpy(ids, capture->ids, capture->count * sizeof *ids);
+        }
+        qlora__free(ctx, capture->ids, capture->capacity * sizeof *ids);
+        capture->ids = ids;
+        capture->capacity = capacity;
+    }
+    capture->ids[capture->count++] = b->id;
+    return QLORA_OK;
+}
+
+// What cannot happen inside a capture says so here; the capture then fails and names it.
+static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
+    if (ctx->capture == NULL) {
+        return QLORA_OK;
+    }
+    if (ctx->capture->broke[0] == '\0') {
+        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
+    }
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE, "%s cannot be part of a graph; do it before the capture",
+                       what);
+}
+
+// The checks that every operator makes of every tensor; -1 accepts any size.
+static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                      unsigned dtypes, int64_t batch, int64_t rows, int64_t cols) {
+    if (t == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
+    }
+    if (t->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
+                           t->owner == NULL ? "no context; use qlora_tensor_create or _wrap"
+                                            : "another context");
+    }
+    if ((int)t->dtype < 0 || t->dtype > QLORA_U8 || (dtypes >> t->dtype & 1u) == 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has dtype %s, which is not accepted here", name,
+                           qlora_dtype_name(t->dtype));
+    }
+    if (t->rows < 0 || t->cols < 0 || t->batch < 0 || t->batch_stride < 0 || t->ld < t->cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s has %lld rows, %lld columns, ld %lld, batch %lld: sizes may not be "
+                           "negative and ld not below the columns",
+                           name, (long long)t->rows, (long long)t->cols, (long long)t->ld,
+                           (long long)t->batch);
+    }
+    if ((rows >= 0 && t->rows != rows) || (cols >= 0 && t->cols != cols)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld, expected %lld x %lld%s", name,
+                           (long long)t->rows, (long long)t->cols, (long long)rows, (long long)cols,
+                           rows < 0 || cols < 0 ? " (-1: any)" : "");
+    }
+    if (batch >= 0 && t->batch != batch) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has a batch of %lld, expected %lld", name,
+                           (long long)t->batch, (long long)batch);
+    }
+    size_t bytes = 0;
+    if (!qlora__tensor_bytes(t, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size overflows", name);
+    }
+    if (bytes > t->bytes || (t->data == NULL && bytes > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes, its buffer has %llu", name,
+                           (unsigned long long)bytes,
+                           (unsigned long long)(t->data == NULL ? 0 : t->bytes));
+    }
+    return qlora__capture_note(ctx, t->data);
+}
+
+static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                              unsigned dtypes, int64_t rows, int64_t cols) {
+    return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
+}
+
+// Two windows of one buffer with the same ld and different columns do not overlap.
+static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
+    size_t x_bytes = 0;
+    size_t y_bytes = 0;
+    if (!qlora__tensor_bytes(x, &x_bytes) || !qlora__tensor_bytes(y, &y_bytes) || x_bytes == 0 ||
+        y_bytes == 0) {
+        return false;
+    }
+    uintptr_t x0 = (uintptr_t)x->data;
+    uintptr_t y0 = (uintptr_t)y->data;
+    if (x0 + x_bytes <= y0 || y0 + y_bytes <= x0) {
+        return false;
+    }
+    size_t size = qlora_dtype_bytes(x->dtype);
+    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || x->batch != 1 || y->batch != 1) {
+        return true;
+    }
+    const qlora_tensor* low = x0 <= y0 ? x : y;
+    const qlora_tensor* high = x0 <= y0 ? y : x;
+    uintptr_t gap = (uintptr_t)high->data - (uintptr_t)low->data;
+    if (gap % size != 0) {
+        return true;
+    }
+    int64_t column = (int64_t)(gap / size) % low->ld;
+    return column < low->cols || column + high->cols > low->ld;
+}
+
+static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* out_name,
+                                                    const qlora_tensor* out, const char* in_name,
+                                                    const qlora_tensor* in) {
+    if (qlora__tensors_overlap(out, in)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s overlaps %s", out_name, in_name);
+    }
+    return QLORA_OK;
+}
+
+//@@ DRIVER     - CUDA driver and cuBLAS: symbols, device facts, error names
+
+#ifndef QLORA_NO_CUDA
+
+typedef int qlora__CUresult;
+typedef int qlora__CUdevice;
+typedef unsigned long long qlora__CUdeviceptr;
+typedef int qlora__cublasStatus;
+
+#ifdef _WIN32
+#define QLORA__CUDAAPI __stdcall
+#else
+#define QLORA__CUDAAPI
+#endif
+
+// clang-format off
+// Values of cuda.h and cublas_api.h; tests compare them with NVIDIA's headers where those are installed.
+#define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
+#define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
+#define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
+#define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
+#define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
+#define QLORA__CU_STREAM_NON_BLOCKING 1
+#define QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL 1
+#define QLORA__CU_JIT_INFO_LOG_BUFFER 3
+#define QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES 4
+#define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
+#define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
+#define QLORA__CUDA_R_32F 0
+#define QLORA__CUDA_R_16F 2
+#define QLORA__CUDA_R_16BF 14
+#define QLORA__CUBLAS_OP_N 0
+#define QLORA__CUBLAS_OP_T 1
+#define QLORA__CUBLAS_POINTER_MODE_HOST 0
+#define QLORA__CUBLAS_POINTER_MODE_DEVICE 1
+#define QLORA__CUBLAS_DEFAULT_MATH 0
+#define QLORA__CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION 16
+#define QLORA__CUBLAS_COMPUTE_32F 68
+#define QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 77 // 74 is FAST_16F: the reference system's mistake
+#define QLORA__CUBLAS_GEMM_DEFAULT (-1)
+
+// required, result type, field, symbol, parameters
+#define QLORA__CUDA_SYMBOLS(X)                                                                       \
+    X(1, qlora__CUresult, Init, "cuInit", (unsigned))                                                \
+    X(1, qlora__CUresult, DriverGetVersion, "cuDriverGetVersion", (int*))                            \
+    X(1, qlora__CUresult, GetErrorName, "cuGetErrorName", (qlora__CUresult, const char**))           \
+    X(1, qlora__CUresult, DeviceGetCount, "cuDeviceGetCount", (int*))                                \
+    X(1, qlora__CUresult, DeviceGet, "cuDeviceGet", (qlora__CUdevice*, int))                         \
+    X(1, qlora__CUresult, DeviceGetName, "cuDeviceGetName", (char*, int, qlora__CUdevice))           \
+    X(1, qlora__CUresult, DeviceGetAttribute, "cuDeviceGetAttribute", (int*, int, qlora__CUdevice))  \
+    X(1, qlora__CUresult, DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t*, qlora__CUdevice))         \
+    X(1, qlora__CUresult, DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                        \
+      (void**, qlora__CUdevice))                                                                     \
+    X(1, qlora__CUresult, DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2",                   \
+      (qlora__CUdevice))                                                                             \
+    X(1, qlora__CUresult, CtxGetDevice, "cuCtxGetDevice", (qlora__CUdevice*))                        \
+    X(1, qlora__CUresult, CtxPushCurrent, "cuCtxPushCurrent_v2", (void*))                            \
+    X(1, qlora__CUresult, CtxPopCurrent, "cuCtxPopCurrent_v2", (void**))                             \
+    X(1, qlora__CUresult, StreamCreate, "cuStreamCreate", (void**, unsigned))                        \
+    X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                              \
+    X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                         \
+    X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                           \
+    X(1, qlora__CUresult, StreamBeginCapture, "cuStreamBeginCapture_v2", (void*, int))               \
+    X(1, qlora__CUresult, StreamEndCapture, "cuStreamEndCapture", (void*, void**))                   \
+    X(1, qlora__CUresult, GraphInstantiate, "cuGraphInstantiateWithFlags",                           \
+      (void**, void*, unsigned long long))                                                           \
+    X(1, qlora__CUresult, GraphGetNodes, "cuGraphGetNodes", (void*, void**, size_t*))                \
+    X(1, qlora__CUresult, GraphLaunch, "cuGraphLaunch", (void*, void*))                              \
+    X(1, qlora__CUresult, GraphDestroy, "cuGraphDestroy", (void*))                                   \
+    X(1, qlora__CUresult, GraphExecDestroy, "cuGraphExecDestroy", (void*))                           \
+    X(1, qlora__CUresult, ModuleLoadData, "cuModuleLoadData", (void**, const void*))                 \
+    X(1, qlora__CUresult, ModuleLoadDataEx, "cuModuleLoadDataEx",                                    \
+      (void**, const void*, unsigned, int*, void**))                                                 \
+    X(1, qlora__CUresult, ModuleGetFunction, "cuModuleGetFunction", (void**, void*, const char*))    \
+    X(1, qlora__CUresult, ModuleUnload, "cuModuleUnload", (void*))                                   \
+    X(1, qlora__CUresult, FuncSetAttribute, "cuFuncSetAttribute", (void*, int, int))                 \
+    X(1, qlora__CUresult, LaunchKernel, "cuLaunchKernel",                                            \
+      (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,   \
+       void**))                                                                                      \
+    X(1, qlora__CUresult, MemAlloc, "cuMemAlloc_v2", (qlora__CUdeviceptr*, size_t))                  \
+    X(1, qlora__CUresult, MemFree, "cuMemFree_v2", (qlora__CUdeviceptr))                             \
+    X(1, qlora__CUresult, MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))                \
+    X(1, qlora__CUresult, MemFreeHost, "cuMemFreeHost", (void*))                                     \
+    X(1, qlora__CUresult, MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                         \
+    X(1, qlora__CUresult, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                   \
+      (qlora__CUdeviceptr, const void*, size_t, void*))                                              \
+    X(1, qlora__CUresult, MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                   \
+      (void*, qlora__CUdeviceptr, size_t, void*))                                                    \
+    X(1, qlora__CUresult, MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                   \
+      (qlora__CUdeviceptr, qlora__CUdeviceptr, size_t, void*))                                       \
+    X(1, qlora__CUresult, MemsetD8Async, "cuMemsetD8Async",                                          \
+      (qlora__CUdeviceptr, unsigned char, size_t, void*))                                            \
+    X(1, qlora__CUresult, MemsetD32Async, "cuMemsetD32Async",                                        \
+      (qlora__CUdeviceptr, unsigned, size_t, void*))                                                 \
+    X(1, qlora__CUresult, MemsetD2D8Async, "cuMemsetD2D8Async",                                      \
+      (qlora__CUdeviceptr, size_t, unsigned char, size_t, size_t, void*))                            \
+    X(1, qlora__CUresult, EventCreate, "cuEventCreate", (void**, unsigned))                          \
+    X(1, qlora__CUresult, EventDestroy, "cuEventDestroy_v2", (void*))                                \
+    X(1, qlora__CUresult, EventRecord, "cuEventRecord", (void*, void*))                              \
+    X(1, qlora__CUresult, EventQuery, "cuEventQuery", (void*))                                       \
+    X(1, qlora__CUresult, EventSynchronize, "cuEventSynchronize", (void*))                           \
+    X(1, qlora__CUresult, EventElapsedTime, "cuEventElapsedTime", (float*, void*, void*))
+
+#define QLORA__CUBLAS_SYMBOLS(X)                                                                     \
+    X(1, qlora__cublasStatus, Create, "cublasCreate_v2", (void**))                                   \
+    X(1, qlora__cublasStatus, Destroy, "cublasDestroy_v2", (void*))                                  \
+    X(1, qlora__cublasStatus, GetVersion, "cublasGetVersion_v2", (void*, int*))                      \
+    X(1, qlora__cublasStatus, SetStream, "cublasSetStream_v2", (void*, void*))                       \
+    X(1, qlora__cublasStatus, SetWorkspace, "cublasSetWorkspace_v2", (void*, void*, size_t))         \
+    X(1, qlora__cublasStatus, SetMathMode, "cublasSetMathMode", (void*, int))                        \
+    X(1, qlora__cublasStatus, SetPointerMode, "cublasSetPointerMode_v2", (void*, int))               \
+    X(1, qlora__cublasStatus, GemmEx, "cublasGemmEx",                                                \
+      (void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,    \
+       const void*, void*, int, int, int, int))                                                      \
+    X(1, qlora__cublasStatus, GemmStridedBatchedEx, "cublasGemmStridedBatchedEx",                    \
+      (void*, int, int, int, int, int, const void*, const void*, int, int, long long, const void*,   \
+       int, int, long long, const void*, void*, int, int, long long, int, int, int))
+
+#ifdef _WIN32
+#define QLORA__CUDA_NAMES(X) X("nvcuda.dll")
+#define QLORA__CUBLAS_NAMES(X) X("cublas64_13.dll") X("cublas64_12.dll") X("cublas64_11.dll")
+#else
+#define QLORA__CUDA_NAMES(X)                                                                         \
+    X("libcuda.so.1") X("libcuda.so") X("/usr/lib/wsl/lib/libcuda.so.1")
+#define QLORA__CUBLAS_NAMES(X)                                                                       \
+    X("libcublas.so.13") X("libcublas.so.12") X("libcublas.so.11") X("libcublas.so")                 \
+    X("/usr/local/cuda/lib64/libcublas.so")
+#endif
+// clang-format on
+
+#define QLORA__X(required, type, field, symbol, args) type(QLORA__CUDAAPI* field) args;
+typedef struct qlora__cuda_table {
+    QLORA__CUDA_SYMBOLS(QLORA__X)
+} qlora__cuda_table;
+typedef struct qlora__cublas_table {
+    QLORA__CUBLAS_SYMBOLS(QLORA__X)
+} qlora__cublas_table;
+#undef QLORA__X
+
+typedef struct qlora__symbol {
+    const char* name;
+    size_t offset;
+    int required;
+} qlora__symbol;
+
+typedef struct qlora__cache qlora__cache; // section CACHE
+
+struct qlora__gpu {
+    qlora__cuda_table cu;
+    qlora__cublas_table blas;
+    int driver_version; // 13000 is CUDA 13.0
+    int ptx_version;    // highest PTX version that this driver takes, 90 is 9.0
+    qlora__CUdevice device;
+    char device_name[128];
+    int capability;     // 90 is 9.0
+    int sm_count;
+    int max_shared;     // bytes of shared memory that one block can ask for
+    size_t total_bytes;
+    char target[16];    // "sm_90"
+    int target_number;  // 90
+    void* context;
+    bool owns_context;  // the primary context was retained
+    void* own_stream;
+    void* stream;       // in use
+    void* cublas;       // handle, NULL without cuBLAS
+    int cublas_version;
+    bool cublas_exposed; // the caller has the handle: bind again before every use
+    bool cublas_bound;
+    char cublas_note[256];
+    void* workspace;    // for cuBLAS
+    qlora__buffer* own_workspace;
+    qlora__cache* cache;
+};
+
+// Copies symbol addresses into a table of function pointers; the names that are missing go to missing.
+static bool qlora__symbols_load(void* library, const qlora__symbol* symbols, size_t count, void* table,
+                                char* missing, size_t size) {
+    missing[0] = '\0';
+    bool complete = true;
+    for (size_t i = 0; i < count; i++) {
+        void* address = qlora__library_symbol(library, symbols[i].name);
+        // A pointer to data copied into a pointer to a function: what dlsym asks for, without a cast
+        // that pedantic compilers refuse.
+        memcpy((char*)table + symbols[i].offset, &address, sizeof address);
+        if (address == NULL && symbols[i].required) {
+            size_t used = strlen(missing);
+            snprintf(missing + used, size - used, "%s%s", used > 0 ? ", " : "", symbols[i].name);
+            complete = false;
+        }
+    }
+    return complete;
+}
+
+#define QLORA__X(required, type, field, symbol, args)                                              \
+    {symbol, offsetof(qlora__cuda_table, field), required},
+static const qlora__symbol qlora__cuda_symbols[] = {QLORA__CUDA_SYMBOLS(QLORA__X)};
+#undef QLORA__X
+#define QLORA__X(required, type, field, symbol, args)                                              \
+    {symbol, offsetof(qlora__cublas_table, field), required},
+static const qlora__symbol qlora__cublas_symbols[] = {QLORA__CUBLAS_SYMBOLS(QLORA__X)};
+#undef QLORA__X
+
+// Opens the first library of a list, or the one the caller named.
+static void* qlora__library_first(const char* path, const char* const* names, size_t count, char* why,
+                                  size_t size) {
+    if (path != NULL) {
+        return qlora__library_open(path, why, size);
+    }
+    char first[256] = "";
+    for (size_t i = 0; i < count; i++) {
+        void* library = qlora__library_open(names[i], why, size);
+        if (library != NULL) {
+            return library;
+        }
+        if (i == 0) {
+            snprintf(first, sizeof first, "%s", why);
+        }
+    }
+    snprintf(why, size, "%s", first); // the usual name is the one people know
+    return NULL;
+}
+
+// These leave the CUDA context unusable: cuda.h says so of each.
+static bool qlora__cu_is_sticky(int code) {
+    static const int codes[] = {214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999};
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
+        if (codes[i] == code) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static const char* qlora__cu_name(const qlora__gpu* gpu, int code) {
+    const char* name = NULL;
+    if (gpu->cu.GetErrorName == NULL || gpu->cu.GetErrorName(code, &name) != 0 || name == NULL) {
+        return "unknown CUDA error";
+    }
+    return name;
+}
+
+static void qlora__device_lost(qlora_ctx* ctx, const char* why) {
+    snprintf(ctx->dead, sizeof ctx->dead, "%s", why);
+    QLORA__LOG(ctx, ERROR, DEVICE_LOST, "%s", why);
+}
+
+// Turns a driver's code into a result and a text. what names the call and its size.
+static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
+    if (code == 0) {
+        return QLORA_OK;
+    }
+    const char* name = qlora__cu_name(ctx->gpu, code);
+    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
+        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what, name);
+    }
+    if (qlora__cu_is_sticky(code)) {
+        char why[256];
+        snprintf(why, sizeof why, "%s (%d), seen at %s", name, code, what);
+        qlora__device_lost(ctx, why);
+        return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
+                           "a kernel launched earlier failed: %s; the CUDA context is unusable, "
+                           "destroy this context (QLORA_DEBUG finds the kernel)",
+                           why);
+    }
+    if (code == 2) {
+        size_t free_bytes = 0;
+        size_t total = 0;
+        ctx->gpu->cu.MemGetInfo(&free_bytes, &total);
+        return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY, "%s failed: %s (2), %.2f GiB of %.2f are free",
+                           what, name, (double)free_bytes / 1073741824.0, (double)total / 1073741824.0);
+    }
+    qlora_result result = code >= 900 && code <= 908 ? QLORA_ERR_CAPTURE : QLORA_ERR_CUDA;
+    return qlora__fail(ctx, result, "%s failed: %s (%d)", what, name, code);
+}
+
+static const char* qlora__cublas_name(int status) {
+    switch (status) {
+    case 1:
+        return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case 3:
+        return "CUBLAS_STATUS_ALLOC_FAILED";
+    case 7:
+        return "CUBLAS_STATUS_INVALID_VALUE";
+    case 8:
+        return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case 11:
+        return "CUBLAS_STATUS_MAPPING_ERROR";
+    case 13:
+        return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case 14:
+        return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case 15:
+        return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+        return "cuBLAS error";
+    }
+}
+
+static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
+    if (status == 0) {
+        return QLORA_OK;
+    }
+    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
+        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
+                 qlora__cublas_name(status));
+    }
+    return qlora__fail(ctx, QLORA_ERR_CUBLAS, "%s failed: %s (%d)", what, qlora__cublas_name(status),
+                       status);
+}
+
+// ---- which PTX a device and a driver take ------------------------------------------------------------
+
+// A plain target, and the lowest PTX version that knows it.
+typedef struct qlora__target {
+    int number;
+    int version;
+} qlora__target;
+
+static const qlora__target qlora__targets[] = {{75, 63},  {80, 70},  {86, 71},  {87, 74},
+                                               {88, 90},  {89, 78},  {90, 78},  {100, 86},
+                                               {103, 88}, {110, 90}, {120, 87}, {121, 88}};
+
+// Highest PTX version of a driver, from the table in NVIDIA's PTX manual.
+static int qlora__ptx_version_of_driver(int driver) {
+    static const int table[][2] = {{13000, 90}, {12090, 88}, {12080, 87}, {12070, 86}, {12050, 85},
+                                   {12040, 84}, {12030, 83}, {12020, 82}, {12010, 81}, {12000, 80},
+                                   {11080, 78}, {11070, 77}, {11060, 76}, {11050, 75}, {11040, 74},
+                                   {11030, 73}, {11020, 72}, {11010, 71}, {11000, 70}, {10020, 65},
+                                   {10010, 64}, {10000, 63}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (driver >= table[i][0]) {
+            return table[i][1];
+        }
+    }
+    return 0;
+}
+
+static int qlora__target_version(int number) {
+    for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
+        if (qlora__targets[i].number == number) {
+            return qlora__targets[i].version;
+        }
+    }
+    return 0;
+}
+
+// F-PTX-001: the device's own target; for a device this file does not know, or a driver too old for the
+// device's own, the highest plain target that both take. 0 when there is none.
+static int qlora__target_choose(int capability, int ptx_version) {
+    int best = 0;
+    for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
+        const qlora__target* t = &qlora__targets[i];
+        if (t->number <= capability && t->version <= ptx_version && t->number > best) {
+            best = t->number;
+        }
+    }
+    return best;
+}
+
+// ---- bringing a device up and down ---------------------------------------------------------------------
+
+static qlora_result qlora__gpu_activate(qlora_ctx* ctx) {
+    return qlora__cu(ctx, ctx->gpu->cu.CtxPushCurrent(ctx->gpu->context), "cuCtxPushCurrent");
+}
+
+static void qlora__gpu_deactivate(qlora_ctx* ctx) {
+    void* ignored = NULL;
+    ctx->gpu->cu.CtxPopCurrent(&ignored);
+}
+
+static qlora_result qlora__gpu_load(qlora_ctx* ctx) {
+#define QLORA__X(name) name,
+    static const char* const names[] = {QLORA__CUDA_NAMES(QLORA__X)};
+#undef QLORA__X
+    char why[512] = "";
+    void* library = qlora__library_first(ctx->desc.cuda_library, names, sizeof names / sizeof names[0],
+                                         why, sizeof why);
+    if (library == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA driver: %s", why);
+    }
+    if (!qlora__symbols_load(library, qlora__cuda_symbols,
+                             sizeof qlora__cuda_symbols / sizeof qlora__cuda_symbols[0],
+                             &ctx->gpu->cu, why, sizeof why)) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND,
+                           "the CUDA driver is too old or not a driver, it lacks %s", why);
+    }
+    int code = ctx->gpu->cu.Init(0);
+    if (code == 34) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND,
+                           "libcuda is the toolkit's stub, not a driver (34); put the real libcuda.so.1 "
+                           "first or set desc.cuda_library");
+    }
+    if (code == 100) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA device (CUDA_ERROR_NO_DEVICE)");
+    }
+    return qlora__cu(ctx, code, "cuInit");
+}
+
+static qlora_result qlora__gpu_choose_device(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->desc.cu_context != NULL) {
+        gpu->context = ctx->desc.cu_context;
+        QLORA__TRY(qlora__gpu_activate(ctx));
+        qlora_result r = qlora__cu(ctx, gpu->cu.CtxGetDevice(&gpu->device), "cuCtxGetDevice");
+        qlora__gpu_deactivate(ctx);
+        return r;
+    }
+    int count = 0;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.DeviceGetCount(&count), "cuDeviceGetCount"));
+    if (ctx->desc.device < 0 || ctx->desc.device >= count) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "there is no CUDA device %d; the driver shows %d",
+                           (int)ctx->desc.device, count);
+    }
+    return qlora__cu(ctx, gpu->cu.DeviceGet(&gpu->device, ctx->desc.device), "cuDeviceGet");
+}
+
+static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    int major = 0;
+    int minor = 0;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.DriverGetVersion(&gpu->driver_version), "cuDriverGetVersion"));
+    QLORA__TRY(qlora__cu(
+        ctx, gpu->cu.DeviceGetName(gpu->device_name, (int)sizeof gpu->device_name, gpu->device),
+        "cuDeviceGetName"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.DeviceTotalMem(&gpu->total_bytes, gpu->device),
+                         "cuDeviceTotalMem"));
+    const struct {
+        int* out;
+        int attribute;
+    } wanted[] = {{&major, QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR},
+                  {&minor, QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR},
+                  {&gpu->sm_count, QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT},
+                  {&gpu->max_shared, QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN}};
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        int code = gpu->cu.DeviceGetAttribute(wanted[i].out, wanted[i].attribute, gpu->device);
+        QLORA__TRY(qlora__cu(ctx, code, "cuDeviceGetAttribute"));
+    }
+    gpu->capability = major * 10 + minor;
+    gpu->ptx_version = qlora__ptx_version_of_driver(gpu->driver_version);
+    if (gpu->capability < 75) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND,
+                           "%s has compute capability %d.%d; 7.5 or newer is needed", gpu->device_name,
+                           major, minor);
+    }
+    gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version);
+    if (gpu->target_number == 0) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND,
+                           "the driver (CUDA %d.%d) is too old for our kernels; 10.0 or newer is needed",
+                           gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
+    }
+    snprintf(gpu->target, sizeof gpu->target, "sm_%d", gpu->target_number);
+    return QLORA_OK;
+}
+
+// The handle's stream, workspace and modes; again after whatever could have changed them (C-STREAM).
+// cublasSetStream resets the workspace, so that comes second.
+static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->cublas_bound && !gpu->cublas_exposed) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__blas(ctx, gpu->blas.SetStream(gpu->cublas, gpu->stream), "cublasSetStream"));
+    QLORA__TRY(qlora__blas(
+        ctx, gpu->blas.SetWorkspace(gpu->cublas, gpu->workspace, ctx->desc.workspace_bytes),
+        "cublasSetWorkspace"));
+    int mode = QLORA__CUBLAS_DEFAULT_MATH | QLORA__CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+    QLORA__TRY(qlora__blas(ctx, gpu->blas.SetMathMode(gpu->cublas, mode), "cublasSetMathMode"));
+    QLORA__TRY(qlora__blas(
+        ctx, gpu->blas.SetPointerMode(gpu->cublas, QLORA__CUBLAS_POINTER_MODE_HOST),
+        "cublasSetPointerMode"));
+    gpu->cublas_bound = true;
+    return QLORA_OK;
+}
+
+// Without cuBLAS our own PTX does the products; why it is missing is kept for qlora_describe.
+static bool qlora__cublas_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+#define QLORA__X(name) name,
+    static const char* const names[] = {QLORA__CUBLAS_NAMES(QLORA__X)};
+#undef QLORA__X
+    if (ctx->desc.cublas_library != NULL && strcmp(ctx->desc.cublas_library, "none") == 0) {
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "not wanted (desc.cublas_library is none)");
+        return false;
+    }
+    char why[256] = "";
+    void* library = qlora__library_first(ctx->desc.cublas_library, names,
+                                         sizeof names / sizeof names[0], why, sizeof why);
+    if (library == NULL) {
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "not found: %.200s", why);
+        return false;
+    }
+    if (!qlora__symbols_load(library, qlora__cublas_symbols,
+                             sizeof qlora__cublas_symbols / sizeof qlora__cublas_symbols[0], &gpu->blas,
+                             why, sizeof why)) {
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or broken, it lacks %.200s", why);
+        return false;
+    }
+    int status = gpu->blas.Create(&gpu->cublas);
+    if (status != 0) {
+        gpu->cublas = NULL;
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "cublasCreate failed: %s (%d)",
+                 qlora__cublas_name(status), status);
+        return false;
+    }
+    gpu->blas.GetVersion(gpu->cublas, &gpu->cublas_version);
+    snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "version %d", gpu->cublas_version);
+    return true;
+}
+
+static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
+    if (ctx->desc.device_allocator.alloc != NULL) {
+        void* p = ctx->desc.device_allocator.alloc(bytes, ctx->desc.device_allocator.user);
+        if (p == NULL) {
+            qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                        "desc.device_allocator gave no memory for %llu bytes",
+                        (unsigned long long)bytes);
+        }
+        return p;
+    }
+    qlora__CUdeviceptr address = 0;
+    char what[64];
+    snprintf(what, sizeof what, "cuMemAlloc(%.2f MiB)", (double)bytes / 1048576.0);
+    if (qlora__cu(ctx, ctx->gpu->cu.MemAlloc(&address, bytes), what) != QLORA_OK) {
+        return NULL;
+    }
+    return (void*)(uintptr_t)address;
+}
+
+static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
+    if (ctx->desc.device_allocator.free != NULL) {
+        ctx->desc.device_allocator.free(data, bytes, ctx->desc.device_allocator.user);
+    } else {
+        ctx->gpu->cu.MemFree((qlora__CUdeviceptr)(uintptr_t)data);
+    }
+}
+
+#else // QLORA_NO_CUDA
+
+static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
+    (void)bytes;
+    qlora__fail(ctx, QLORA_ERR_BACKEND, "built with QLORA_NO_CUDA");
+    return NULL;
+}
+
+static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
+    (void)ctx;
+    (void)data;
+    (void)bytes;
+}
+
+#endif // QLORA_NO_CUDA
+
+//@@ TENSOR     - memory, tensors, copies and fills on the context's stream
+
+struct qlora_graph {
+    qlora_ctx* owner;
+    qlora_graph* next;
+    uint64_t key;
+    uint64_t replays;
+    size_t nodes;
+    uint64_t* buffers; // ids of our buffers that it uses
+    size_t buffer_count;
+    size_t buffer_capacity;
+    void* exec; // CUgraphExec
+    qlora_graph_fn fn;
+    void* user;
+    char invalid[128]; // why it cannot be replayed; "" while it can
+};
+
+// buffer_id 0: all of them.
+static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
+    for (qlora_graph* g = ctx->graphs; g != NULL; g = g->next) {
+        bool hit = buffer_id == 0;
+        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
+            hit = g->buffers[i] == buffer_id;
+        }
+        if (hit && g->invalid[0] == '\0') {
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
+                       (unsigned long long)g->key, why);
+        }
+    }
+}
+
+static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
+    QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
+    qlora__buffer* b = (qlora__buffer*)qlora__alloc_zero(ctx, sizeof *b);
+    if (b == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    b->bytes = bytes > 0 ? bytes : 1;
+    b->data = qlora__on_cpu(ctx) ? qlora__alloc(ctx, b->bytes) : qlora__device_alloc(ctx, b->bytes);
+    if (b->data == NULL) {
+        qlora__free(ctx, b, sizeof *b);
+        if (ctx->dead[0] != '\0') {
+            return QLORA_ERR_DEVICE_LOST;
+        }
+        return qlora__on_cpu(ctx) ? QLORA_ERR_MEMORY : QLORA_ERR_DEVICE_MEMORY;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        ctx->device_bytes += b->bytes;
+        ctx->device_allocations++;
+        if (ctx->device_bytes > ctx->device_peak) {
+            ctx->device_peak = ctx->device_bytes;
+        }
+    }
+    b->id = ++ctx->next_buffer_id;
+    b->next = ctx->buffers;
+    ctx->buffers = b;
+    *out = b;
+    return QLORA_OK;
+}
+
+static void qlora__buffer_destroy(qlora_ctx* ctx, qlora__buffer* buffer) {
+    if (buffer == NULL) {
+        return;
+    }
+    qlora__buffer** link = &ctx->buffers;
+    while (*link != buffer) {
+        link = &(*link)->next;
+    }
+    *link = buffer->next;
+    qlora__graphs_invalidate(ctx, buffer->id, "a buffer that it uses was freed");
+    if (qlora__on_cpu(ctx)) {
+        qlora__free(ctx, buffer->data, buffer->bytes);
+    } else {
+        qlora__device_free(ctx, buffer->data, buffer->bytes);
+        ctx->device_bytes -= buffer->bytes;
+    }
+    qlora__free(ctx, buffer, sizeof *buffer);
+}
+
+// ---- copies and fills on the context's stream ------------------------------------------------------
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__sync(qlora_ctx* ctx) {
+    if (qlora__on_cpu(ctx)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "waiting for the device"));
+    return qlora__cu(ctx, ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream), "cuStreamSynchronize");
+}
+
+static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    if (bytes == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        memcpy(target, source, bytes);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "copying from host memory"));
+    int code = ctx->gpu->cu.MemcpyHtoDAsync((qlora__CUdeviceptr)(uintptr_t)target, source, bytes,
+                                            ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyHtoDAsync"));
+    return qlora__sync(ctx); // the caller may change source at once
+}
+
+static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    if (bytes == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        memcpy(target, source, bytes);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "copying to host memory"));
+    int code = ctx->gpu->cu.MemcpyDtoHAsync(target, (qlora__CUdeviceptr)(uintptr_t)source, bytes,
+                                            ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyDtoHAsync"));
+    return qlora__sync(ctx);
+}
+
+// Zeroes height rows of width bytes, pitch bytes apart.
+static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width, size_t height) {
+    if (width == 0 || height == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        for (size_t i = 0; i < height; i++) {
+            memset((char*)data + i * pitch, 0, width);
+        }
+        return QLORA_OK;
+    }
+    qlora__CUdeviceptr address = (qlora__CUdeviceptr)(uintptr_t)data;
+    if (pitch == width || height == 1) {
+        int code = ctx->gpu->cu.MemsetD8Async(address, 0, width * height, ctx->gpu->stream);
+        return qlora__cu(ctx, code, "cuMemsetD8Async");
+    }
+    int code = ctx->gpu->cu.MemsetD2D8Async(address, pitch, 0, width, height, ctx->gpu->stream);
+    return qlora__cu(ctx, code, "cuMemsetD2D8Async");
+}
+
+#else
+
+static qlora_result qlora__sync(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    (void)ctx;
+    if (bytes > 0) {
+        memcpy(target, source, bytes);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    return qlora__copy_in(ctx, target, source, bytes);
+}
+
+static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width, size_t height) {
+    (void)ctx;
+    for (size_t i = 0; i < height && width > 0; i++) {
+        memset((char*)data + i * pitch, 0, width);
+    }
+    return QLORA_OK;
+}
+
+#endif
+
+qlora_result qlora_ctx_sync(qlora_ctx* ctx) {
+    QLORA__ENTER(ctx, "qlora_ctx_sync");
+    return qlora__leave(ctx, qlora__sync(ctx));
+}
+
+// ---- tensors --------------------------------------------------------------------------------------
+
+static qlora_result qlora__tensor_shape(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
+                                        int64_t cols, int64_t ld, qlora_tensor* out) {
+    memset(out, 0, sizeof *out);
+    out->dtype = dtype;
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = ld;
+    out->batch = batch;
+    out->owner = ctx;
+    if ((int)dtype < 0 || dtype > QLORA_U8) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "unknown dtype %d", (int)dtype);
+    }
+    if (batch < 0 || rows < 0 || cols < 0 || ld < cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld x %lld with ld %lld, batch %lld: sizes may not be negative and ld not "
+                           "below the columns",
+                           (long long)rows, (long long)cols, (long long)ld, (long long)batch);
+    }
+    size_t matrix = 0;
+    size_t all = 0;
+    size_t bytes = 0;
+    if (!qlora__mul((size_t)rows, (size_t)ld, &matrix) ||
+        !qlora__mul(matrix, (size_t)batch, &all) ||
+        !qlora__mul(all, qlora_dtype_bytes(dtype), &bytes) || bytes > (size_t)INT64_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld x %lld x %lld elements overflow",
+                           (long long)batch, (long long)rows, (long long)ld);
+    }
+    out->batch_stride = (int64_t)matrix;
+    out->bytes = bytes;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                         int64_t rows, int64_t cols, qlora_tensor* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_tensor t;
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, &t));
+    qlora__buffer* buffer = NULL;
+    QLORA__TRY(qlora__buffer_create(ctx, t.bytes, &buffer));
+    t.data = buffer->data;
+    ctx->children++;
+    *out = t;
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols,
+                                 qlora_tensor* out) {
+    QLORA__ENTER(ctx, "qlora_tensor_create");
+    return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, 1, rows, cols, out));
+}
+
+qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
+                                         int64_t cols, qlora_tensor* out) {
+    QLORA__ENTER(ctx, "qlora_tensor_create_batched");
+    return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
+}
+
+// Destroying works on a dead device, too: what is left there goes with its CUDA context.
+static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->call = call;
+        ctx->error[0] = '\0';
+        if (ctx->activate != NULL) {
+            qlora_result ignored = ctx->activate(ctx);
+            (void)ignored;
+            ctx->error[0] = '\0';
+        }
+    }
+    ctx->depth++;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
+    if (tensor == NULL || tensor->data == NULL) {
+        return QLORA_OK;
+    }
+    if (tensor->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor belongs to another context");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
+    qlora__buffer* b = ctx->buffers;
+    while (b != NULL && b->data != tensor->data) {
+        b = b->next;
+    }
+    if (b == NULL || b == ctx->scratch) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "not made by qlora_tensor_create, or destroyed already; views and wrapped "
+                           "tensors are not destroyed");
+    }
+    qlora__buffer_destroy(ctx, b);
+    ctx->children--;
+    memset(tensor, 0, sizeof *tensor);
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_tensor_destroy"));
+    return qlora__leave(ctx, qlora__tensor_destroy(ctx, tensor));
+}
+
+static qlora_result qlora__tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_dtype dtype,
+                                       int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_tensor t;
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, 1, rows, cols, ld == 0 ? cols : ld, &t));
+    t.data = data;
+    t.bytes = bytes;
+    size_t needed = 0;
+    if (!qlora__tensor_bytes(&t, &needed) || needed > bytes || (data == NULL && needed > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%lld x %lld %s needs %llu bytes, the buffer has %llu",
+                           (long long)rows, (long long)cols, qlora_dtype_name(dtype),
+                           (unsigned long long)needed, (unsigned long long)(data == NULL ? 0 : bytes));
+    }
+    if ((uintptr_t)data % qlora_dtype_bytes(dtype) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer is not aligned for %s",
+                           qlora_dtype_name(dtype));
+    }
+    *out = t;
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_dtype dtype,
+                               int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out) {
+    QLORA__ENTER(ctx, "qlora_tensor_wrap");
+    return qlora__leave(ctx, qlora__tensor_wrap(ctx, data, bytes, dtype, rows, cols, ld, out));
+}
+
+static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row, int64_t rows,
+                                       int64_t col, int64_t cols, qlora_tensor* out) {
+    if (out == NULL || t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 ||
+        row > t->rows - rows || col > t->cols - cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
+                           (long long)row, (long long)rows, (long long)col, (long long)cols,
+                           (long long)t->rows, (long long)t->cols);
+    }
+    size_t offset = ((size_t)row * (size_t)t->ld + (size_t)col) * qlora_dtype_bytes(t->dtype);
+    qlora_tensor v = *t;
+    v.rows = rows;
+    v.cols = cols;
+    v.bytes = t->bytes > offset ? t->bytes - offset : 0;
+    v.data = v.bytes > 0 ? (char*)t->data + offset : t->data; // an empty view at the very end
+    *out = v;
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows, int64_t col,
+                               int64_t cols, qlora_tensor* out) {
+    qlora_ctx* ctx = tensor != NULL ? tensor->owner : NULL;
+    QLORA__ENTER(ctx, "qlora_tensor_view");
+    return qlora__leave(ctx, qlora__tensor_view(ctx, tensor, row, rows, col, cols, out));
+}
+
+static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t, const void* host,
+                                             size_t bytes) {
+    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    size_t whole = 0;
+    qlora__tensor_bytes(t, &whole);
+    bool contiguous = (t->rows <= 1 || t->ld == t->cols) &&
+                      (t->batch <= 1 || t->batch_stride == t->rows * t->cols);
+    if (!contiguous) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the tensor's rows do not follow each other (ld %lld, %lld columns)",
+                           (long long)t->ld, (long long)t->cols);
+    }
+    if (bytes != whole || (host == NULL && bytes > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor has %llu bytes, %llu were given",
+                           (unsigned long long)whole, (unsigned long long)(host == NULL ? 0 : bytes));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tensor_upload(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
+                                         size_t bytes) {
+    QLORA__TRY(qlora__tensor_copy_check(ctx, t, source, bytes));
+    return qlora__copy_in(ctx, t->data, source, bytes);
+}
+
+qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor, const void* source,
+                                 size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_upload");
+    return qlora__leave(ctx, qlora__tensor_upload(ctx, tensor, source, bytes));
+}
+
+static qlora_result qlora__tensor_download(qlora_ctx* ctx, const qlora_tensor* t, void* target,
+                                           size_t bytes) {
+    QLORA__TRY(qlora__tensor_copy_check(ctx, t, target, bytes));
+    return qlora__copy_out(ctx, target, t->data, bytes);
+}
+
+qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
+                                   size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_download");
+    return qlora__leave(ctx, qlora__tensor_download(ctx, tensor, target, bytes));
+}
+
+static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
+    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    size_t size = qlora_dtype_bytes(t->dtype);
+    for (int64_t i = 0; i < t->batch; i++) {
+        char* matrix = (char*)t->data + (size_t)i * (size_t)t->batch_stride * size;
+        QLORA__TRY(qlora__zero(ctx, matrix, (size_t)t->ld * size, (size_t)t->cols * size,
+                               (size_t)t->rows));
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
+    QLORA__ENTER(ctx, "qlora_tensor_zero");
+    return qlora__leave(ctx, qlora__tensor_zero(ctx, tensor));
+}
+
+//@@ CACHE      - kernel registry, PTX for a target, modules, seal, launch
+
+// clang-format off
+// What a model must have for a kernel to be needed: all conditions of the mask together.
+#define QLORA__NEED_ALWAYS 0u
+#define QLORA__NEED_GEMM   1u // no cuBLAS is bound
+#define QLORA__NEED_BF16   2u // computes in bf16
+#define QLORA__NEED_F32    4u // computes in f32
+#define QLORA__NEED_NF4    8u // has an NF4 base
+#define QLORA__NEED_LORA  16u // trains adapters
+
+// The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
+// dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
+#define QLORA__KERNELS(X)                                                                            \
+    QLORA__KERNELS_RUNTIME(X)
+
+#define QLORA__KERNELS_RUNTIME(X)                                                                    \
+    X(clip_squares, clip, 0, ALWAYS)
+
+// clang-format on
+
+#define QLORA__X(name, module, shared, need) QLORA__K_##name,
+typedef enum qlora__kernel_id { QLORA__KERNELS(QLORA__X) QLORA__K_COUNT } qlora__kernel_id;
+#undef QLORA__X
+
+typedef struct qlora__kernel_row {
+    const char* name;
+    const char* module;
+    uint32_t shared;
+    uint32_t need;
+} qlora__kernel_row;
+
+#define QLORA__X(name, module, shared, need) {#name, #module, shared, QLORA__NEED_##need},
+static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)};
+#undef QLORA__X
+
+struct qlora_kernel {
+    qlora_ctx* owner;
+    const char* key;
+    void* function; // CUfunction, NULL until its module is loaded
+    uint32_t shared_allowed;
+    // The caller's own kernels only:
+    qlora_kernel* next;
+    void* module;
+    uint64_t text_hash;
+    size_t block; // bytes of this struct and its key
+};
+
+const char* qlora_kernel_name(size_t index) {
+    return index < QLORA__K_COUNT ? qlora__kernel_rows[index].name : NULL;
+}
+
+// Everything that names a kernel on the CPU ends here.
+static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "kernels need CUDA, and this context runs on the CPU (%s)", ctx->reason);
+}
+
+#ifndef QLORA_NO_CUDA
+
+#ifndef QLORA_KERNELS_HEADER
+#define QLORA_KERNELS_HEADER "kernels_ptx.h"
+#endif
+#include QLORA_KERNELS_HEADER
+
+#if QLORA__KERNEL_ABI != 1
+#error "kernels_ptx.h does not fit this qlora.h (kernel ABI 1 is needed); take both from one release"
+#endif
+
+#define QLORA__PLANNED_MAX 256
+
+typedef struct qlora__module {
+    const char* name; // as in the registry
+    void* handle;
+    struct qlora__module* next;
+} qlora__module;
+
+struct qlora__cache {
+    qlora_kernel kernels[QLORA__K_COUNT];
+    qlora_kernel* extra; // the caller's own
+    qlora__module* modules;
+    qlora_cache_info info;
+    uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
+};
+
+static uint64_t qlora__hash(const void* data, size_t bytes, uint64_t seed) {
+    const uint8_t* p = (const uint8_t*)data;
+    uint64_t h = seed ^ 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < bytes; i++) {
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    }
+    return h;
+}
+
+// ---- PTX for a target -----------------------------------------------------------------------------
+
+// The text of a module that fits the device best: the highest target not above ours.
+static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const char* module) {
+    const qlora__ptx_text* best = NULL;
+    for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
+        const qlora__ptx_text* t = &qlora__ptx_texts[i];
+        // A text with a suffix (90a) runs on exactly that capability.
+        bool fits = t->suffix != '\0' ? t->target == gpu->capability && t->target == gpu->target_number
+                                      : t->target <= gpu->target_number;
+        if (strcmp(t->module, module) == 0 && fits && t->version <= gpu->ptx_version &&
+            (best == NULL || t->target > best->target ||
+             (t->target == best->target && t->suffix > best->suffix))) {
+            best = t;
+        }
+    }
+    return best;
+}
+
+// Joins header and chunks of a text for the device's own target (F-PTX-001). The caller frees *out,
+// *bytes long.
+static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, char** out,
+                                    size_t* bytes) {
+    const qlora__gpu* gpu = ctx->gpu;
+    int target_version = text->suffix != '\0' ? 80 : qlora__target_version(gpu->target_number);
+    int version = text->version > target_version ? text->version : target_version;
+    char header[96];
+    int used = snprintf(header, sizeof header, ".version %d.%d\n.target %s%.*s\n.address_size 64\n",
+                        version / 10, version % 10, gpu->target, text->suffix != '\0' ? 1 : 0,
+                        &text->suffix);
+    *bytes = (size_t)used + text->length + 1;
+    char* p = (char*)qlora__alloc(ctx, *bytes);
+    if (p == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(p, header, (size_t)used);
+    size_t at = (size_t)used;
+    for (const char* const* chunk = text->chunks; *chunk != NULL; chunk++) {
+        size_t n = strlen(*chunk);
+        QLORA_ASSERT(at + n < *bytes);
+        memcpy(p + at, *chunk, n);
+        at += n;
+    }
+    p[at] = '\0';
+    *out = p;
+    return QLORA_OK;
+}
+
+// Finds a directive at the start of a line, outside comments. NULL when there is none.
+static const char* qlora__ptx_directive(const char* text, const char* directive) {
+    size_t length = strlen(directive);
+    const char* p = text;
+    bool line_start = true;
+    while (*p != '\0') {
+        if (p[0] == '/' && p[1] == '/') {
+            p += strcspn(p, "\n");
+        } else if (p[0] == '/' && p[1] == '*') {
+            const char* end = strstr(p + 2, "*/");
+            p = end != NULL ? end + 2 : p + strlen(p);
+        } else if (line_start && strncmp(p, directive, length) == 0 &&
+                   (p[length] == ' ' || p[length] == '\t')) {
+            return p;
+        } else {
+            line_start = *p == '\n' || ((*p == ' ' || *p == '\t' || *p == '\r') && line_start);
+            p++;
+        }
+    }
+    return NULL;
+}
+
+// The word after a directive, e.g. "sm_90a" of ".target sm_90a, texmode_independent".
+static void qlora__ptx_word(const char* directive, char* out, size_t size) {
+    const char* p = directive + strcspn(directive, " \t");
+    p += strspn(p, " \t");
+    size_t n = strcspn(p, " \t\r\n,/");
+    n = n < size - 1 ? n : size - 1;
+    memcpy(out, p, n);
+    out[n] = '\0';
+}
+
+// The caller's PTX must name the emitted target, or its a or f form.
+static qlora_result qlora__ptx_check_target(qlora_ctx* ctx, const char* ptx) {
+    const char* directive = qlora__ptx_directive(ptx, ".target");
+    if (directive == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "F-PTX-001: the PTX has no .target line; this device takes %s (see "
+                           "qlora_ctx_target, qlora_ptx_emit)",
+                           ctx->gpu->target);
+    }
+    char word[32];
+    qlora__ptx_word(directive, word, sizeof word);
+    size_t n = strlen(ctx->gpu->target);
+    bool same = strncmp(word, ctx->gpu->target, n) == 0 &&
+                (word[n] == '\0' || ((word[n] == 'a' || word[n] == 'f') && word[n + 1] == '\0'));
+    if (!same) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "F-PTX-001: the PTX is for %s, this device takes %s (qlora_ctx_target); "
+                           "rewrite it with qlora_ptx_emit",
+                           word, ctx->gpu->target);
+    }
+    return QLORA_OK;
+}
+
+// Parses "7.8" of a .version line to 78; 0 when it is none.
+static int qlora__ptx_version(const char* directive) {
+    char word[16];
+    qlora__ptx_word(directive, word, sizeof word);
+    if (word[0] < '0' || word[0] > '9' || word[1] != '.' || word[2] < '0' || word[2] > '9') {
+        return 0;
+    }
+    return (word[0] - '0') * 10 + (word[2] - '0');
+}
+
+static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                    size_t* needed) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (ptx == NULL || needed == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", ptx == NULL ? "ptx" : "needed");
+    }
+    const char* version_line = qlora__ptx_directive(ptx, ".version");
+    const char* target_line = qlora__ptx_directive(ptx, ".target");
+    int version = version_line != NULL ? qlora__ptx_version(version_line) : 0;
+    if (version == 0 || target_line == NULL || target_line < version_line) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "the text must begin with a .version and a .target line");
+    }
+    char word[32];
+    qlora__ptx_word(target_line, word, sizeof word);
+    int number = strncmp(word, "sm_", 3) == 0 ? atoi(word + 3) : 0;
+    size_t length = strlen(word);
+    if (number == 0 || number > ctx->gpu->target_number || word[length - 1] == 'a' ||
+        word[length - 1] == 'f') {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "PTX for %s cannot be rewritten for %s: only plain targets go forward", word,
+                           ctx->gpu->target);
+    }
+    int least = qlora__target_version(ctx->gpu->target_number);
+    version = version > least ? version : least;
+    if (version > ctx->gpu->ptx_version) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "the text needs PTX %d.%d, this driver takes %d.%d at most", version / 10,
+                           version % 10, ctx->gpu->ptx_version / 10, ctx->gpu->ptx_version % 10);
+    }
+    const char* after_version = version_line + strcspn(version_line, "\n");
+    const char* after_target = target_line + strcspn(target_line, "\n");
+    int n = snprintf(buffer, buffer != NULL ? size : 0, "%.*s.version %d.%d%.*s.target %s%s",
+                     (int)(version_line - ptx), ptx, version / 10, version % 10,
+                     (int)(target_line - after_version), after_version, ctx->gpu->target, after_target);
+    *needed = (size_t)n + 1;
+    if (buffer != NULL && size < *needed) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer has %llu bytes, %llu are needed",
+                           (unsigned long long)size, (unsigned long long)*needed);
+    }
+    return QLORA_OK;
+}
+
+// ---- modules --------------------------------------------------------------------------------------
+
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. One log
+// item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx, void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    char what[160];
+    snprintf(what, sizeof what, "compiling kernel module %s", name);
+    QLORA__TRY(qlora__not_in_capture(ctx, what));
+    QLORA__TRY(qlora__sync(ctx));
+    char log[2048] = "";
+    double start = qlora__clock_ms();
+    int code = 0;
+    if (gpu->capability >= 120) {
+        code = gpu->cu.ModuleLoadData(out, ptx);
+    } else {
+        char info[512] = "";
+        int options[] = {QLORA__CU_JIT_INFO_LOG_BUFFER, QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+                         QLORA__CU_JIT_ERROR_LOG_BUFFER, QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+        void* values[] = {info, (void*)(uintptr_t)sizeof info, log, (void*)(uintptr_t)sizeof log};
+        code = gpu->cu.ModuleLoadDataEx(out, ptx, 4, options, values);
+        log[sizeof log - 1] = '\0';
+    }
+    double ms = qlora__clock_ms() - start;
+    gpu->cache->info.jit_ms += ms;
+    gpu->cache->info.misses++;
+    gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
+    if (code == 0) {
+        gpu->cache->info.modules++;
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
+                   (unsigned long long)strlen(ptx), gpu->target, ms);
+        return QLORA_OK;
+    }
+    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name, qlora__cu_name(gpu, code),
+               code, ms);
+    if (qlora__cu_is_sticky(code) || code == 2) {
+        return qlora__cu(ctx, code, what);
+    }
+    return qlora__fail(ctx, QLORA_ERR_KERNEL, "%s for %s failed: %s (%d)%s%s", what, gpu->target,
+                       qlora__cu_name(gpu, code), code, log[0] != '\0' ? ": " : "", log);
+}
+
+static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const char* entry,
+                                          uint32_t shared, void** function) {
+    qlora__gpu* gpu = ctx->gpu;
+    void* f = NULL;
+    int code = gpu->cu.ModuleGetFunction(&f, module, entry);
+    if (code == 500) { // not found
+        return qlora__fail(ctx, QLORA_ERR_KERNEL, "the module has no kernel named %s", entry);
+    }
+    QLORA__TRY(qlora__cu(ctx, code, "cuModuleGetFunction"));
+    if (shared > 48 * 1024 && shared <= (uint32_t)gpu->max_shared) {
+        code = gpu->cu.FuncSetAttribute(f, QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                        (int)shared);
+        QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
+    }
+    *function = f;
+    return QLORA_OK;
+}
+
+// All kernels of a module become ready together, or none.
+static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
+    qlora__cache* cache = ctx->gpu->cache;
+    for (size_t i = 0; i < QLORA__K_COUNT; i++) {
+        const qlora__kernel_row* row = &qlora__kernel_rows[i];
+        if (strcmp(row->module, name) != 0) {
+            continue;
+        }
+        char entry[96];
+        snprintf(entry, sizeof entry, "qlora_%s", row->name);
+        QLORA__TRY(qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
+        cache->kernels[i].owner = ctx;
+        cache->kernels[i].key = row->name;
+        cache->kernels[i].shared_allowed = row->shared > 48 * 1024 ? row->shared : 48 * 1024;
+        cache->info.kernels++;
+    }
+    return QLORA_OK;
+}
+
+static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
+    qlora__cache* cache = ctx->gpu->cache;
+    for (size_t i = 0; i < QLORA__K_COUNT; i++) {
+        if (strcmp(qlora__kernel_rows[i].module, name) == 0 && cache->kernels[i].function != NULL) {
+            cache->kernels[i].function = NULL;
+            cache->info.kernels--;
+        }
+    }
+}
+
+// Compiles a module of the library and makes its kernels ready.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
+    qlora__cache* cache = ctx->gpu->cache;
+    const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
+    if (text == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                           "kernel module %s needs compute capability 8.0; %s has %d.%d", name,
+                           ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+    }
+    qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
+    if (module == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    char* ptx = NULL;
+    size_t bytes = 0;
+    qlora_result r = qlora__ptx_join(ctx, text, &ptx, &bytes);
+    if (r == QLORA_OK) {
+        r = qlora__module_load(ctx, name, ptx, &module->handle);
+        qlora__free(ctx, ptx, bytes);
+    }
+    if (r == QLORA_OK) {
+        r = qlora__module_resolve(ctx, name, module->handle);
+        if (r != QLORA_OK) {
+            qlora__module_forget(ctx, name);
+            ctx->gpu->cu.ModuleUnload(module->handle);
+            cache->info.modules--;
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__free(ctx, module, sizeof *module);
+        return r;
+    }
+    module->name = name;
+    module->next = cache->modules;
+    cache->modules = module;
+    return QLORA_OK;
+}
+
+// A kernel of the registry, compiled on demand unless the cache is sealed.
+static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlora_kernel** out) {
+    qlora__cache* cache = ctx->gpu->cache;
+    qlora_kernel* kernel = &cache->kernels[id];
+    if (kernel->function != NULL) {
+        cache->info.hits++;
+    } else if (cache->info.sealed) {
+        return qlora__fail(ctx, QLORA_ERR_SEALED,
+                           "kernel %s (module %s) is not in the sealed cache; pre-warm the shape that "
+                           "needs it, or call qlora_cache_unseal",
+                           qlora__kernel_rows[id].name, qlora__kernel_rows[id].module);
+    } else {
+        QLORA__TRY(qlora__module_open(ctx, qlora__kernel_rows[id].module));
+    }
+    *out = kernel;
+    return QLORA_OK;
+}
+
+// ---- launch ---------------------------------------------------------------------------------------
+
+static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, const uint32_t grid[3],
+                                          const uint32_t block[3], uint32_t shared, void** args) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (shared > (uint32_t)gpu->max_shared) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "kernel %s needs %u bytes of shared memory, this device gives a block %d",
+                           kernel->key, shared, gpu->max_shared);
+    }
+    if (shared > kernel->shared_allowed) {
+        int code = gpu->cu.FuncSetAttribute(
+            kernel->function, QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
+        QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
+        kernel->shared_allowed = shared;
+    }
+    char what[128];
+    int code = gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1],
+                                    block[2], shared, gpu->stream, args, NULL);
+    if (code != 0) {
+        snprintf(what, sizeof what, "launching kernel %.90s", kernel->key);
+        return qlora__cu(ctx, code, what);
+    }
+#ifdef QLORA_DEBUG
+    if (ctx->capture == NULL) {
+        snprintf(what, sizeof what, "kernel %.90s", kernel->key);
+        return qlora__cu(ctx, gpu->cu.StreamSynchronize(gpu->stream), what);
+    }
+#endif
+    return QLORA_OK;
+}
+
+// Launches a kernel of the registry. An empty grid is nothing to do.
+static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
+                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                                uint32_t shared, void** args) {
+    if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0) {
+        return QLORA_OK;
+    }
+    if (grid_x > INT32_MAX || grid_y > 65535 || grid_z > 65535) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld is too large",
+                           qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y,
+                           (long long)grid_z);
+    }
+    qlora_kernel* kernel = NULL;
+    QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
+    uint32_t grid[3] = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z};
+    uint32_t block[3] = {threads, 1, 1};
+    return qlora__launch_checked(ctx, kernel, grid, block, shared, args);
+}
+
+static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                         const qlora_launch* launch, void** args) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (kernel == NULL || launch == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", kernel == NULL ? "kernel" : "launch");
+    }
+    if (kernel->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the kernel belongs to another context");
+    }
+    uint32_t grid[3];
+    uint32_t block[3];
+    uint64_t threads = 1;
+    for (int i = 0; i < 3; i++) {
+        grid[i] = launch->grid[i] > 0 ? launch->grid[i] : 1;
+        block[i] = launch->block[i] > 0 ? launch->block[i] : 1;
+        threads *= block[i];
+        if (block[i] > 1024) {
+            threads = 1u << 20;
+        }
+    }
+    if (threads > 1024 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "grid %u x %u x %u of blocks %u x %u x %u is beyond CUDA's limits", grid[0],
+                           grid[1], grid[2], block[0], block[1], block[2]);
+    }
+    qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // handed out const, ours to update
+    return qlora__launch_checked(ctx, own, grid, block, launch->shared_bytes, args);
+}
+
+// ---- lookup ---------------------------------------------------------------------------------------
+
+static qlora_kernel* qlora__kernel_find(qlora_ctx* ctx, const char* key) {
+    for (qlora_kernel* k = ctx->gpu->cache->extra; k != NULL; k = k->next) {
+        if (strcmp(k->key, key) == 0) {
+            return k;
+        }
+    }
+    return NULL;
+}
+
+static int qlora__kernel_row_find(const char* key) {
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        if (strcmp(qlora__kernel_rows[i].name, key) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (key == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", key == NULL ? "key" : "out");
+    }
+    qlora_kernel* kernel = qlora__kernel_find(ctx, key);
+    if (kernel != NULL) {
+        ctx->gpu->cache->info.hits++;
+    } else {
+        int row = qlora__kernel_row_find(key);
+        if (row < 0) {
+            return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                               "no kernel is named %.100s; qlora_kernel_name lists ours, "
+                               "qlora_cache_get_or_compile adds yours",
+                               key);
+        }
+        QLORA__TRY(qlora__kernel_ready(ctx, (qlora__kernel_id)row, &kernel));
+    }
+    *out = kernel;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__kernel_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                          const char* entry, uint64_t hash, qlora_kernel** out) {
+    qlora__cache* cache = ctx->gpu->cache;
+    size_t key_bytes = strlen(key) + 1;
+    size_t block = sizeof(qlora_kernel) + key_bytes;
+    qlora_kernel* kernel = (qlora_kernel*)qlora__alloc_zero(ctx, block);
+    if (kernel == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(kernel + 1, key, key_bytes);
+    kernel->owner = ctx;
+    kernel->key = (const char*)(kernel + 1);
+    kernel->text_hash = hash;
+    kernel->block = block;
+    kernel->shared_allowed = 48 * 1024;
+    qlora_result r = qlora__module_load(ctx, kernel->key, ptx, &kernel->module);
+    if (r == QLORA_OK) {
+        r = qlora__kernel_resolve(ctx, kernel->module, entry, 0, &kernel->function);
+        if (r != QLORA_OK) {
+            ctx->gpu->cu.ModuleUnload(kernel->module);
+            cache->info.modules--;
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__free(ctx, kernel, block);
+        return r;
+    }
+    kernel->next = cache->extra;
+    cache->extra = kernel;
+    cache->info.kernels++;
+    *out = kernel;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                const char* entry, const qlora_kernel** out) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (key == NULL || ptx == NULL || entry == NULL || out == NULL || key[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "key, ptx, entry and out are all needed");
+    }
+    if (qlora__kernel_row_find(key) >= 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%.100s is the name of a kernel of the library",
+                           key);
+    }
+    QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // before the look-up: a wrong text never passes
+    uint64_t hash = qlora__hash(entry, strlen(entry), qlora__hash(ptx, strlen(ptx), 0));
+    qlora_kernel* kernel = qlora__kernel_find(ctx, key);
+    if (kernel != NULL) {
+        if (kernel->text_hash != hash) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "key %.100s was compiled from another text; use another key", key);
+        }
+        ctx->gpu->cache->info.hits++;
+        *out = kernel;
+        return QLORA_OK;
+    }
+    if (ctx->gpu->cache->info.sealed) {
+        return qlora__fail(ctx, QLORA_ERR_SEALED,
+                           "%.100s would be compiled, but the cache is sealed; call qlora_cache_unseal "
+                           "first",
+                           key);
+    }
+    QLORA__TRY(qlora__kernel_compile(ctx, key, ptx, entry, hash, &kernel));
+    *out = kernel;
+    return QLORA_OK;
+}
+
+// Loads every module of which a kernel is needed. have: conditions that hold.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        const qlora__kernel_row* row = &qlora__kernel_rows[i];
+        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
+            QLORA__TRY(qlora__module_open(ctx, row->module));
+        }
+    }
+    return QLORA_OK;
+}
+
+static void qlora__cache_destroy(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->cache == NULL) {
+        return;
+    }
+    while (gpu->cache->modules != NULL) {
+        qlora__module* m = gpu->cache->modules;
+        gpu->cache->modules = m->next;
+        gpu->cu.ModuleUnload(m->handle);
+        qlora__free(ctx, m, sizeof *m);
+    }
+    while (gpu->cache->extra != NULL) {
+        qlora_kernel* k = gpu->cache->extra;
+        gpu->cache->extra = k->next;
+        gpu->cu.ModuleUnload(k->module);
+        qlora__free(ctx, k, k->block);
+    }
+    qlora__free(ctx, gpu->cache, sizeof *gpu->cache);
+    gpu->cache = NULL;
+}
+
+static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+    if (!qlora__on_cpu(ctx)) {
+        ctx->gpu->cache->info.sealed = sealed;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    if (!qlora__on_cpu(ctx)) {
+        *out = ctx->gpu->cache->info;
+    }
+    return QLORA_OK;
+}
+
+#else // QLORA_NO_CUDA
+
+static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                    size_t* needed) {
+    (void)ptx;
+    (void)buffer;
+    (void)size;
+    (void)needed;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                         const qlora_launch* launch, void** args) {
+    (void)kernel;
+    (void)launch;
+    (void)args;
+    return qlora__no_kernels(ctx);
+}
+
+static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
+                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                                uint32_t shared, void** args) {
+    (void)id;
+    (void)grid_x;
+    (void)grid_y;
+    (void)grid_z;
+    (void)threads;
+    (void)shared;
+    (void)args;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
+    (void)key;
+    (void)out;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                const char* entry, const qlora_kernel** out) {
+    (void)key;
+    (void)ptx;
+    (void)entry;
+    (void)out;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+    (void)ctx;
+    (void)sealed;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    return QLORA_OK;
+}
+
+#endif // QLORA_NO_CUDA
+
+qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
+    QLORA__ENTER(ctx, "qlora_cache_get");
+    return qlora__leave(ctx, qlora__cache_get(ctx, key, out));
+}
+
+qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                        const char* entry, const qlora_kernel** out) {
+    QLORA__ENTER(ctx, "qlora_cache_get_or_compile");
+    return qlora__leave(ctx, qlora__cache_get_or_compile(ctx, key, ptx, entry, out));
+}
+
+qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                            size_t* needed) {
+    QLORA__ENTER(ctx, "qlora_ptx_emit");
+    return qlora__leave(ctx, qlora__ptx_emit(ctx, ptx, buffer, size, needed));
+}
+
+qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel, const qlora_launch* launch,
+                                 void** args) {
+    QLORA__ENTER(ctx, "qlora_kernel_launch");
+    return qlora__leave(ctx, qlora__kernel_launch(ctx, kernel, launch, args));
+}
+
+qlora_result qlora_cache_seal(qlora_ctx* ctx) {
+    QLORA__ENTER(ctx, "qlora_cache_seal");
+    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, true));
+}
+
+qlora_result qlora_cache_unseal(qlora_ctx* ctx) {
+    QLORA__ENTER(ctx, "qlora_cache_unseal");
+    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, false));
+}
+
+qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+    QLORA__ENTER(ctx, "qlora_cache_stats");
+    return qlora__leave(ctx, qlora__cache_stats(ctx, out));
+}
+
