@@ -17,23 +17,31 @@ struct attn_tile {
     bool tail;      // not a sequence: rows to be zeroed
 };
 
-__device__ __forceinline__ attn_tile attn_find(const int32_t* cu, int32_t n_seqs,
-                                               int32_t tokens, int32_t rows, int32_t id) {
+// Whatever stands in cu, no block leaves the matrices: offsets are taken into 0 .. tokens.
+__device__ __forceinline__ int32_t attn_offset(const int32_t* cu, int32_t i, int32_t tokens) {
+    return min(max(cu[i], 0), tokens);
+}
+
+__device__ __forceinline__ attn_tile attn_find(const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t rows,
+                                               int32_t id) {
     int32_t low = 0;
     int32_t high = n_seqs;
     while (low < high) {
         int32_t middle = (low + high + 1) >> 1;
-        if (cu[middle] / rows + middle <= id) {
+        if (attn_offset(cu, middle, tokens) / rows + middle <= id) {
             low = middle;
         } else {
             high = middle - 1;
         }
     }
     attn_tile t;
-    t.begin = cu[low];
+    t.begin = attn_offset(cu, low, tokens);
     t.tail = low == n_seqs;
-    t.length = (t.tail ? tokens : cu[low + 1]) - t.begin;
+    t.length = (t.tail ? tokens : attn_offset(cu, low + 1, tokens)) - t.begin;
     t.first = (id - (t.begin / rows + low)) * rows;
+    if (t.first < 0) {
+        t.first = t.length; // cu[0] is not 0: these tokens belong to nobody
+    }
     return t;
 }
 
