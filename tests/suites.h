@@ -1,2 +1,2 @@
-// suites.h - every suite, in the order in which they run. X(name) stands for SUITE(name) in a test file.
+// suites.h - every suite, in the order in which they run: X(name) for each SUITE(name).
 #define TEST_SUITES(X) X(harness_suite)
