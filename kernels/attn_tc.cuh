@@ -1,4 +1,5 @@
-// attn.cu - flash attention on tensor cores: bf16 storage, f32 softmax and sums, head sizes 64, 128.
+// attn_tc.cuh - flash attention on tensor cores: bf16 storage, f32 softmax and sums, head sizes 64 and 128.
+// attn64.cu and attn128.cu make kernels of it.
 //
 //   s[i][j] = scale * q[i] . k[j]       for the keys j that query i may see, in its own sequence:
 //                                       j <= i, and i - j < window when window > 0
@@ -13,6 +14,9 @@
 //
 // Determinism: one writer per output, every sum in a fixed order that depends only on the positions
 // inside the sequence: packing does not change a bit. No atomics.
+#ifndef QLORA_ATTN_TC_CUH
+#define QLORA_ATTN_TC_CUH
+
 #include "attn.cuh"
 
 #define LOG2E 1.4426950408889634f
@@ -466,15 +470,15 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
 
 // One row per HD / 8 lanes; grid (ceil(tokens / (2048 / HD)), heads), 256 threads.
 template <int HD>
-__device__ __forceinline__ void attn_stats(const attn_args& a, const bf16* o, int64_t ld_o,
-                                           const float* lse, float2* stats) {
+__device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do,
+                                           const float* lse, float2* stats, int32_t tokens) {
     constexpr int LANES = HD / 8;
     int32_t row = (int32_t)(blockIdx.x * (256 / LANES) + threadIdx.x / LANES);
     int32_t chunk = (int32_t)threadIdx.x % LANES;
     int32_t head = (int32_t)blockIdx.y;
-    int64_t token = min(row, a.tokens - 1); // surplus lanes repeat the last row for the shuffles
+    int64_t token = min(row, tokens - 1); // surplus lanes repeat the last row for the shuffles
     uint4 x = *(const uint4*)(o + token * ld_o + head * HD + chunk * 8);
-    uint4 y = *(const uint4*)(a.d_o + token * a.ld_do + head * HD + chunk * 8);
+    uint4 y = *(const uint4*)(d_o + token * ld_do + head * HD + chunk * 8);
     const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
     const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
     float d = 0.0f;
@@ -487,8 +491,8 @@ __device__ __forceinline__ void attn_stats(const attn_args& a, const bf16* o, in
     for (int j = LANES / 2; j > 0; j >>= 1) {
         d += __shfl_xor_sync(QLORA_FULL_WARP, d, j);
     }
-    if (chunk == 0 && row < a.tokens) {
-        int64_t at = (int64_t)head * a.tokens + token;
+    if (chunk == 0 && row < tokens) {
+        int64_t at = (int64_t)head * tokens + token;
         stats[at] = make_float2(lse[at] * LOG2E, d);
     }
 }
@@ -794,54 +798,53 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
 
 // --- entry points ---
 
-// Forward. grid (floor(tokens / 128) + n_seqs + 1, heads), 128 threads.
+// The four kernels of a module. hd and half are for the common launch code, which also drives attn_f32.cu; they
+// are HD and 1.
+
+// Forward. Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
+// (16 MT WARPS + 2 STAGES BN) 2 HD bytes of dynamic shared memory.
 #define ATTN_FORWARD(HD, WARPS, MT, BN, STAGES, BLOCKS)                                                       \
-    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn_fwd##HD##_bf16(                             \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_fwd(                                  \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v, bf16* o,       \
         int64_t ld_o, float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,           \
-        int32_t kv_heads, int32_t window, float scale) {                                                      \
+        int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {                            \
         attn_args a = {q,  k,      v,      nullptr, ld_q,     ld_k,   ld_v, 0,                                \
                        cu, n_seqs, tokens, heads,   kv_heads, window, scale};                                 \
         attn_forward<HD, WARPS, MT, BN, STAGES>(a, o, ld_o, lse);                                             \
     }
 
-ATTN_FORWARD(64, 4, 2, 64, 2, 2)
-ATTN_FORWARD(128, 4, 2, 64, 2, 2)
-
+// Grid (ceil(tokens / (2048 / HD)), heads), 256 threads.
 #define ATTN_STATS(HD)                                                                                        \
-    QLORA_KERNEL __launch_bounds__(256) qlora_attn_stats##HD##_bf16(                                          \
+    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_stats(                                               \
         const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do, const float* lse, float2* stats,         \
-        int32_t tokens, int32_t heads) {                                                                      \
-        attn_args a = {nullptr, nullptr, nullptr, d_o, 0, 0, 0, ld_do, nullptr, 0, tokens, heads, 1, 0, 0.0f}; \
-        attn_stats<HD>(a, o, ld_o, lse, stats);                                                               \
+        int32_t tokens, int32_t hd, int32_t half) {                                                           \
+        attn_stats<HD>(o, ld_o, d_o, ld_do, lse, stats, tokens);                                              \
     }
 
-ATTN_STATS(64)
-ATTN_STATS(128)
-
+// Grid (floor(tokens / (32 PAIRS)) + n_seqs + 1, kv_heads), 64 PAIRS threads,
+// (64 PAIRS + 4 BQ) 2 HD + 64 PAIRS BQ + 16 BQ bytes of dynamic shared memory.
 #define ATTN_BACKWARD_KV(HD, PAIRS, BQ, BLOCKS)                                                               \
-    QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn_bwd_kv##HD##_bf16(                          \
+    QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn##HD##_bwd_kv(                               \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,                \
         const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,               \
         int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads,    \
-        int32_t window, float scale) {                                                                        \
+        int32_t hd, int32_t window, float scale, int32_t half) {                                              \
         attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                              \
                        cu, n_seqs, tokens, heads, kv_heads, window, scale};                                   \
         attn_backward_kv<HD, PAIRS, BQ>(a, stats, dk, ld_dk, dv, ld_dv);                                      \
     }
 
-ATTN_BACKWARD_KV(64, 2, 64, 2)
-ATTN_BACKWARD_KV(128, 2, 32, 2)
-
+// Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
+// (32 MT WARPS + 4 BN) 2 HD bytes of dynamic shared memory.
 #define ATTN_BACKWARD_Q(HD, WARPS, MT, BN, SUB, BLOCKS)                                                       \
-    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn_bwd_q##HD##_bf16(                           \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_bwd_q(                                \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,                \
         const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dq, int64_t ld_dq, const int32_t* cu,      \
-        int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads, int32_t window, float scale) {       \
+        int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads, int32_t hd, int32_t window,          \
+        float scale, int32_t half) {                                                                          \
         attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                              \
                        cu, n_seqs, tokens, heads, kv_heads, window, scale};                                   \
         attn_backward_q<HD, WARPS, MT, BN, SUB>(a, stats, dq, ld_dq);                                         \
     }
 
-ATTN_BACKWARD_Q(64, 4, 2, 64, 32, 2)
-ATTN_BACKWARD_Q(128, 4, 2, 32, 32, 2)
+#endif
