@@ -1,10 +1,10 @@
 // attn.cuh - how attention blocks find their work; shared by attn.cu and attn_f32.cu.
 //
-// cu holds n_seqs + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]), unused entries repeat the
-// last one, and the tokens from cu[n_seqs] on are a tail, treated as one more sequence that is only zeroed.
-// Sequence s owns the tile numbers from cu[s] / rows + s on: enough for its tiles, whatever its length, so a
-// block finds its sequence by a binary search, no list is needed, and floor(tokens / rows) + n_seqs + 1 blocks
-// cover every packing.
+// cu holds n_seqs + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]), unused entries
+// repeat the last one, and the tokens from cu[n_seqs] on are a tail, treated as one more sequence
+// that is only zeroed. Sequence s owns the tile numbers from cu[s] / rows + s on: enough for its
+// tiles, whatever its length, so a block finds its sequence by a binary search, no list is needed,
+// and floor(tokens / rows) + n_seqs + 1 blocks cover every packing.
 #ifndef QLORA_ATTN_CUH
 #define QLORA_ATTN_CUH
 
@@ -22,8 +22,8 @@ __device__ __forceinline__ int32_t attn_offset(const int32_t* cu, int32_t i, int
     return min(max(cu[i], 0), tokens);
 }
 
-__device__ __forceinline__ attn_tile attn_find(const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t rows,
-                                               int32_t id) {
+__device__ __forceinline__ attn_tile attn_find(const int32_t* cu, int32_t n_seqs, int32_t tokens,
+                                               int32_t rows, int32_t id) {
     int32_t low = 0;
     int32_t high = n_seqs;
     while (low < high) {

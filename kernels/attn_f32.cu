@@ -1,12 +1,13 @@
-// attn_f32.cu - flash attention in plain f32 arithmetic: f32 or bf16 storage, any head size up to 256.
-// targets: 75
+// attn_f32.cu - flash attention in plain f32 arithmetic: f32 or bf16 storage, any head size up to
+// 256. targets: 75
 //
-// The formulas, the layout and the tail are those of attn.cu; rows may have any stride. It is the kernel of F32
-// mode, where results are proved, and of head sizes that the tensor-core kernels do not know.
+// The formulas, the layout and the tail are those of attn.cu; rows may have any stride. It is the
+// kernel of F32 mode, where results are proved, and of head sizes that the tensor-core kernels do
+// not know.
 //
-// A block of 256 threads works on 64 x 64 tiles; thread (ty, tx) = (thread / 16, thread % 16) holds rows
-// 4 ty .. 4 ty + 3 and columns 4 tx .. 4 tx + 3 of every product, so a row's columns lie in one half warp.
-// Head columns are taken 64 at a time for results, 32 at a time for sums.
+// A block of 256 threads works on 64 x 64 tiles; thread (ty, tx) = (thread / 16, thread % 16) holds
+// rows 4 ty .. 4 ty + 3 and columns 4 tx .. 4 tx + 3 of every product, so a row's columns lie in
+// one half warp. Head columns are taken 64 at a time for results, 32 at a time for sums.
 //
 // Determinism: one writer per output, fixed order of every sum, no atomics.
 #include "attn.cuh"
@@ -20,7 +21,8 @@
 
 typedef float panel[DEPTH][PITCH];
 
-// A matrix in global memory: f32, or bf16 when half is set. Element by element, so any stride will do.
+// A matrix in global memory: f32, or bf16 when half is set. Element by element, so any stride will
+// do.
 struct matrix {
     char* data;
     int64_t ld;
@@ -74,8 +76,8 @@ __device__ __forceinline__ void panels_multiply(float (&c)[4][4], const float (*
 }
 
 // panel[d][r] = x[r][d0 + d] for 64 rows, of which rows_left exist; zeros elsewhere.
-__device__ __forceinline__ void panel_load_transposed(panel& to, const matrix& x, int32_t rows_left, int32_t d0,
-                                                      int32_t hd) {
+__device__ __forceinline__ void panel_load_transposed(panel& to, const matrix& x, int32_t rows_left,
+                                                      int32_t d0, int32_t hd) {
     int lane = (int)threadIdx.x % 32;
     bool column = d0 + lane < hd;
 #pragma unroll 2
@@ -85,7 +87,8 @@ __device__ __forceinline__ void panel_load_transposed(panel& to, const matrix& x
 }
 
 // panel[r][c] = x[r][c0 + c] for 32 rows and 64 columns; zeros outside.
-__device__ __forceinline__ void panel_load(panel& to, const matrix& x, int32_t rows_left, int32_t c0, int32_t hd) {
+__device__ __forceinline__ void panel_load(panel& to, const matrix& x, int32_t rows_left,
+                                           int32_t c0, int32_t hd) {
     int c = (int)threadIdx.x % TILE;
     bool column = c0 + c < hd;
 #pragma unroll 2
@@ -95,8 +98,9 @@ __device__ __forceinline__ void panel_load(panel& to, const matrix& x, int32_t r
 }
 
 // c[64 x 64] = x y^T over the whole head; x, y begin at the first row of their tiles.
-__device__ __forceinline__ void tile_product(float (&c)[4][4], attn_shared& s, const matrix& x, int32_t x_rows,
-                                             const matrix& y, int32_t y_rows, int32_t hd) {
+__device__ __forceinline__ void tile_product(float (&c)[4][4], attn_shared& s, const matrix& x,
+                                             int32_t x_rows, const matrix& y, int32_t y_rows,
+                                             int32_t hd) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
@@ -111,10 +115,10 @@ __device__ __forceinline__ void tile_product(float (&c)[4][4], attn_shared& s, c
     }
 }
 
-// acc[64 x hd] += p^T y, p[64 k][64 rows] in shared memory, y [64 k][hd] in global memory. Begins with a barrier,
-// so that p may have been written just before.
-__device__ __forceinline__ void tile_accumulate(float (&acc)[SLICES][4][4], attn_shared& s, const matrix& y,
-                                                int32_t rows, int32_t hd) {
+// acc[64 x hd] += p^T y, p[64 k][64 rows] in shared memory, y [64 k][hd] in global memory. Begins
+// with a barrier, so that p may have been written just before.
+__device__ __forceinline__ void tile_accumulate(float (&acc)[SLICES][4][4], attn_shared& s,
+                                                const matrix& y, int32_t rows, int32_t hd) {
 #pragma unroll
     for (int slice = 0; slice < SLICES; slice++) {
         if (slice * TILE < hd) {
@@ -130,8 +134,9 @@ __device__ __forceinline__ void tile_accumulate(float (&acc)[SLICES][4][4], attn
 }
 
 // to[row][..] = acc * factor[row], through shared memory, so that a warp writes along a row.
-__device__ __forceinline__ void tile_store(const float (&acc)[SLICES][4][4], const float (&factor)[4],
-                                           attn_shared& s, const matrix& to, int32_t rows, int32_t hd) {
+__device__ __forceinline__ void tile_store(const float (&acc)[SLICES][4][4],
+                                           const float (&factor)[4], attn_shared& s,
+                                           const matrix& to, int32_t rows, int32_t hd) {
     int ty = (int)threadIdx.x / 16;
     int tx = (int)threadIdx.x % 16;
 #pragma unroll
@@ -141,8 +146,8 @@ __device__ __forceinline__ void tile_store(const float (&acc)[SLICES][4][4], con
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float(&x)[4] = acc[slice][i];
-                *(float4*)&s.p[4 * ty + i][4 * tx] =
-                    make_float4(x[0] * factor[i], x[1] * factor[i], x[2] * factor[i], x[3] * factor[i]);
+                *(float4*)&s.p[4 * ty + i][4 * tx] = make_float4(
+                    x[0] * factor[i], x[1] * factor[i], x[2] * factor[i], x[3] * factor[i]);
             }
             __syncthreads();
             int32_t column = (int32_t)threadIdx.x % TILE;
@@ -182,9 +187,10 @@ __device__ __forceinline__ bool key_visible(int32_t query, int32_t key, int32_t 
 
 // Grid (floor(tokens / 64) + n_seqs + 1, heads), 256 threads, no dynamic shared memory.
 QLORA_KERNEL __launch_bounds__(256, 1)
-    qlora_attn_f32_fwd(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data, int64_t ld_v,
-                       char* o_data, int64_t ld_o, float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens,
-                       int32_t heads, int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {
+    qlora_attn_f32_fwd(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data,
+                       int64_t ld_v, char* o_data, int64_t ld_o, float* lse, const int32_t* cu,
+                       int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads, int32_t hd,
+                       int32_t window, float scale, int32_t half) {
     __shared__ __align__(16) attn_shared s;
     int ty = (int)threadIdx.x / 16;
     int tx = (int)threadIdx.x % 16;
@@ -285,12 +291,12 @@ QLORA_KERNEL __launch_bounds__(256)
     }
 }
 
-// p and ds of the tile with queries m0 .., keys n0 ..; c holds q.k, dp holds do.v. KEY_ROWS tells whether rows of the
-// products are keys; the statistics then belong to columns.
+// p and ds of the tile with queries m0 .., keys n0 ..; c holds q.k, dp holds do.v. KEY_ROWS tells
+// whether rows of the products are keys; the statistics then belong to columns.
 template <bool KEY_ROWS>
-__device__ __forceinline__ void scores_to_gradients(float (&c)[4][4], float (&dp)[4][4], const float2* stats,
-                                                    int32_t m0, int32_t n0, int32_t length, int32_t window,
-                                                    float scale) {
+__device__ __forceinline__ void scores_to_gradients(float (&c)[4][4], float (&dp)[4][4],
+                                                    const float2* stats, int32_t m0, int32_t n0,
+                                                    int32_t length, int32_t window, float scale) {
     int ty = (int)threadIdx.x / 16;
     int tx = (int)threadIdx.x % 16;
     float2 stat[4];
@@ -325,14 +331,14 @@ __device__ __forceinline__ void tile_publish(attn_shared& s, const float (&c)[4]
     }
 }
 
-// Grid (floor(tokens / 64) + n_seqs + 1, kv_heads), 256 threads: one block per 64 keys walks the query heads of its
-// group, so the group's sum stays in registers.
+// Grid (floor(tokens / 64) + n_seqs + 1, kv_heads), 256 threads: one block per 64 keys walks the
+// query heads of its group, so the group's sum stays in registers.
 QLORA_KERNEL __launch_bounds__(256, 1)
-    qlora_attn_f32_bwd_kv(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data, int64_t ld_v,
-                          char* do_data, int64_t ld_do, const float2* stats, char* dk_data, int64_t ld_dk,
-                          char* dv_data, int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens,
-                          int32_t heads, int32_t kv_heads, int32_t hd, int32_t window, float scale,
-                          int32_t half) {
+    qlora_attn_f32_bwd_kv(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data,
+                          int64_t ld_v, char* do_data, int64_t ld_do, const float2* stats,
+                          char* dk_data, int64_t ld_dk, char* dv_data, int64_t ld_dv,
+                          const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,
+                          int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {
     __shared__ __align__(16) attn_shared s;
     int32_t kv_head = (int32_t)blockIdx.y;
     attn_tile t = attn_find(cu, n_seqs, tokens, TILE, (int32_t)blockIdx.x);
@@ -385,10 +391,11 @@ QLORA_KERNEL __launch_bounds__(256, 1)
 
 // Grid (floor(tokens / 64) + n_seqs + 1, heads), 256 threads.
 QLORA_KERNEL __launch_bounds__(256, 1)
-    qlora_attn_f32_bwd_q(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data, int64_t ld_v,
-                         char* do_data, int64_t ld_do, const float2* stats, char* dq_data, int64_t ld_dq,
-                         const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads,
-                         int32_t hd, int32_t window, float scale, int32_t half) {
+    qlora_attn_f32_bwd_q(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data,
+                         int64_t ld_v, char* do_data, int64_t ld_do, const float2* stats,
+                         char* dq_data, int64_t ld_dq, const int32_t* cu, int32_t n_seqs,
+                         int32_t tokens, int32_t heads, int32_t kv_heads, int32_t hd,
+                         int32_t window, float scale, int32_t half) {
     __shared__ __align__(16) attn_shared s;
     int32_t head = (int32_t)blockIdx.y;
     attn_tile t = attn_find(cu, n_seqs, tokens, TILE, (int32_t)(gridDim.x - 1 - blockIdx.x));

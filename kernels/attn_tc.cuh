@@ -1,16 +1,17 @@
-// attn_tc.cuh - flash attention on tensor cores: bf16 storage, f32 softmax and sums, head sizes 64 and 128.
-// attn64.cu and attn128.cu make kernels of it.
+// attn_tc.cuh - flash attention on tensor cores: bf16 storage, f32 softmax and sums, head sizes 64
+// and 128. attn64.cu and attn128.cu make kernels of it.
 //
 //   s[i][j] = scale * q[i] . k[j]       for the keys j that query i may see, in its own sequence:
 //                                       j <= i, and i - j < window when window > 0
 //   o[i]    = sum_j exp(s[i][j] - lse[i]) v[j],      lse[i] = log sum_j exp(s[i][j])
 //   p = exp(s - lse), D[i] = do[i] . o[i], ds = p (do[i] . v[j] - D[i])
-//   dv[j] = sum_i p[i][j] do[i],   dk[j] = scale sum_i ds[i][j] q[i],   dq[i] = scale sum_j ds[i][j] k[j]
+//   dv[j] = sum_i p[i][j] do[i],   dk[j] = scale sum_i ds[i][j] q[i],   dq[i] = scale sum_j
+//   ds[i][j] k[j]
 //
-// Layout: token-major rows [tokens, heads * HD] with a row stride in elements (a multiple of 8, data
-// 16-byte aligned); query head h reads key/value head h / (heads / kv_heads). cu holds n_seqs + 1
-// ascending token offsets; sequence s is [cu[s], cu[s + 1]), unused entries repeat the last one.
-// Tokens from cu[n_seqs] on are a tail: every output there is zero.
+// Layout: token-major rows [tokens, heads * HD] with a row stride in elements (a multiple of 8,
+// data 16-byte aligned); query head h reads key/value head h / (heads / kv_heads). cu holds n_seqs
+// + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]), unused entries repeat the last
+// one. Tokens from cu[n_seqs] on are a tail: every output there is zero.
 //
 // Determinism: one writer per output, every sum in a fixed order that depends only on the positions
 // inside the sequence: packing does not change a bit. No atomics.
@@ -90,7 +91,8 @@ __device__ __forceinline__ void load_fragment_transposed(uint32_t (&r)[4], uint3
 }
 
 // c[16 x 8] += a[16 x 16] b[16 x 8]
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -107,14 +109,15 @@ __device__ __forceinline__ float exp2_fast(float x) {
 
 // This thread's part of a tile: chunk of row lane_row, and every STEP rows after it.
 template <int HD> __device__ __forceinline__ int64_t tile_offset(int64_t ld, int32_t first) {
-    return (int64_t)(first + (int32_t)threadIdx.x / (HD / 8)) * ld + (int32_t)threadIdx.x % (HD / 8) * 8;
+    return (int64_t)(first + (int32_t)threadIdx.x / (HD / 8)) * ld +
+           (int32_t)threadIdx.x % (HD / 8) * 8;
 }
 
-// Loads ROWS rows of which the first rows_left exist; the others become zeros. from = matrix + tile_offset,
-// any = an address that may be named (it is not read) for the rows that do not exist.
+// Loads ROWS rows of which the first rows_left exist; the others become zeros. from = matrix +
+// tile_offset, any = an address that may be named (it is not read) for the rows that do not exist.
 template <int HD, int ROWS, int THREADS>
-__device__ __forceinline__ void tile_load(uint32_t tile, const bf16* from, int64_t ld, int32_t rows_left,
-                                          const bf16* any) {
+__device__ __forceinline__ void tile_load(uint32_t tile, const bf16* from, int64_t ld,
+                                          int32_t rows_left, const bf16* any) {
     constexpr int CHUNKS = HD / 8;
     constexpr int STEP = THREADS / CHUNKS;
     static_assert(THREADS % CHUNKS == 0 && STEP % 8 == 0 && ROWS % STEP == 0, "tile shape");
@@ -138,8 +141,8 @@ __device__ __forceinline__ void tile_load(uint32_t tile, const bf16* from, int64
     }
 }
 
-// Lane addresses for ldmatrix; tile_step moves one by k steps of 16 elements along its row. Rows start at
-// multiples of 128 bytes and the swizzle touches bits 4 to 6 only.
+// Lane addresses for ldmatrix; tile_step moves one by k steps of 16 elements along its row. Rows
+// start at multiples of 128 bytes and the swizzle touches bits 4 to 6 only.
 __device__ __forceinline__ uint32_t tile_step(uint32_t lane_address, int k) {
     return (lane_address ^ (uint32_t)((k & 3) * 32)) + (uint32_t)((k >> 2) * 128);
 }
@@ -206,12 +209,12 @@ __device__ __forceinline__ void product_columns(float (&acc)[MT][HD / 8][4],
     }
 }
 
-// Writes acc * factor[row] as bf16 rows [first, ...) of a sequence. The warp stages them in its own rows of a
-// tile that no other warp reads, so that global stores are whole 16-byte chunks.
+// Writes acc * factor[row] as bf16 rows [first, ...) of a sequence. The warp stages them in its own
+// rows of a tile that no other warp reads, so that global stores are whole 16-byte chunks.
 template <int HD, int MT>
-__device__ __forceinline__ void rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2],
-                                           uint32_t tile, int32_t tile_row, bf16* base, int64_t ld,
-                                           int32_t first, int32_t length) {
+__device__ __forceinline__ void
+rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2], uint32_t tile,
+           int32_t tile_row, bf16* base, int64_t ld, int32_t first, int32_t length) {
     constexpr int CHUNKS = HD / 8;
     int32_t lane = (int32_t)threadIdx.x & 31;
     uint32_t mine = tile + (uint32_t)(tile_row * HD * 2);
@@ -223,8 +226,10 @@ __device__ __forceinline__ void rows_store(float (&acc)[MT][HD / 8][4], const fl
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 int32_t row = m * 16 + h * 8 + (lane >> 2);
-                uint32_t at = mine + (uint32_t)(row * HD * 2 + ((n ^ (row & 7)) << 4) + (lane & 3) * 4);
-                uint32_t x = pack_bf16(acc[m][n][2 * h] * factor[m][h], acc[m][n][2 * h + 1] * factor[m][h]);
+                uint32_t at =
+                    mine + (uint32_t)(row * HD * 2 + ((n ^ (row & 7)) << 4) + (lane & 3) * 4);
+                uint32_t x =
+                    pack_bf16(acc[m][n][2 * h] * factor[m][h], acc[m][n][2 * h + 1] * factor[m][h]);
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
             }
         }
@@ -285,10 +290,11 @@ __device__ __forceinline__ void scores_mask(float (&s)[MT][NT][4], int32_t row0,
 }
 
 // Shared memory: q [BM][HD], then STAGES times k, v [BN][HD].
-// STAGES 2 loads the next key and value tile during the whole of this one; STAGES 1 loads values during the
-// scores and the next keys during the sums (two barriers, a third less memory).
+// STAGES 2 loads the next key and value tile during the whole of this one; STAGES 1 loads values
+// during the scores and the next keys during the sums (two barriers, a third less memory).
 template <int HD, int WARPS, int MT, int BN, int STAGES>
-__device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_t ld_o, float* lse) {
+__device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_t ld_o,
+                                             float* lse) {
     constexpr int THREADS = WARPS * 32;
     constexpr int BM = WARPS * MT * 16;
     constexpr int NT = BN / 8;
@@ -302,7 +308,8 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
         o += (int64_t)t.begin * ld_o + head * HD;
         lse += (int64_t)head * a.tokens + t.begin;
         rows_zero<HD, BM, THREADS>(o, ld_o, t.first, t.length);
-        for (int32_t i = t.first + (int32_t)threadIdx.x; i < t.first + BM && i < t.length; i += THREADS) {
+        for (int32_t i = t.first + (int32_t)threadIdx.x; i < t.first + BM && i < t.length;
+             i += THREADS) {
             lse[i] = 0.0f;
         }
         return;
@@ -337,8 +344,8 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
         }
     }
     const float factor = a.scale * LOG2E;
-    // The running maximum is moved only when a score passes it by 2^8: sums stay far from overflow, and the
-    // sums need no rescaling for most tiles.
+    // The running maximum is moved only when a score passes it by 2^8: sums stay far from overflow,
+    // and the sums need no rescaling for most tiles.
     const float slack = 8.0f / factor;
 
     tile_load<HD, BM, THREADS>(q_tile, q, a.ld_q, t.length - t.first, a.q);
@@ -383,7 +390,8 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
             }
         }
         if (visible) {
-            if (n * BN + BN - 1 > row0 || (a.window > 0 && row0 + MT * 16 - 1 - n * BN >= a.window)) {
+            if (n * BN + BN - 1 > row0 ||
+                (a.window > 0 && row0 + MT * 16 - 1 - n * BN >= a.window)) {
                 scores_mask<MT, NT, true>(s, row0, n * BN, a.window);
             }
             float peak[MT][2];
@@ -470,8 +478,9 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
 
 // One row per HD / 8 lanes; grid (ceil(tokens / (2048 / HD)), heads), 256 threads.
 template <int HD>
-__device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do,
-                                           const float* lse, float2* stats, int32_t tokens) {
+__device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf16* d_o,
+                                           int64_t ld_do, const float* lse, float2* stats,
+                                           int32_t tokens) {
     constexpr int LANES = HD / 8;
     int32_t row = (int32_t)(blockIdx.x * (256 / LANES) + threadIdx.x / LANES);
     int32_t chunk = (int32_t)threadIdx.x % LANES;
@@ -499,10 +508,11 @@ __device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf
 
 // --- backward, pass 2: dk, dv ---
 
-// One block per tile of BKV = 32 PAIRS keys and kv head; it walks the query heads of the group and their query
-// tiles. Warps work in pairs on the same 32 keys: the first computes scores and dv, the second do.v and dk; p
-// goes from the first to the second through shared memory, in the layout in which both need it.
-// Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][2][BQ / 16][32 lanes] x 16 bytes, 2 x stats [BQ].
+// One block per tile of BKV = 32 PAIRS keys and kv head; it walks the query heads of the group and
+// their query tiles. Warps work in pairs on the same 32 keys: the first computes scores and dv, the
+// second do.v and dk; p goes from the first to the second through shared memory, in the layout in
+// which both need it. Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][2][BQ / 16][32
+// lanes] x 16 bytes, 2 x stats [BQ].
 template <int HD, int PAIRS, int BQ>
 __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float2* stats, bf16* dk,
                                                  int64_t ld_dk, bf16* dv, int64_t ld_dv) {
@@ -526,7 +536,8 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
     int32_t group = a.heads / a.kv_heads;
     int32_t m_begin = t.first / BQ;
     const bf16* q = a.q + kv_head * group * HD + tile_offset<HD>(a.ld_q, t.begin + m_begin * BQ);
-    const bf16* d_o = a.d_o + kv_head * group * HD + tile_offset<HD>(a.ld_do, t.begin + m_begin * BQ);
+    const bf16* d_o =
+        a.d_o + kv_head * group * HD + tile_offset<HD>(a.ld_do, t.begin + m_begin * BQ);
     stats += (int64_t)kv_head * group * a.tokens + t.begin;
     int32_t last = t.length;
     if (a.window > 0) {
@@ -560,10 +571,12 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
             acc[m][i][0] = acc[m][i][1] = acc[m][i][2] = acc[m][i][3] = 0.0f;
         }
     }
-    tile_load<HD, BKV, THREADS>(k_tile, a.k + kv_head * HD + tile_offset<HD>(a.ld_k, t.begin + t.first), a.ld_k,
-                                t.length - t.first, a.k);
-    tile_load<HD, BKV, THREADS>(v_tile, a.v + kv_head * HD + tile_offset<HD>(a.ld_v, t.begin + t.first), a.ld_v,
-                                t.length - t.first, a.v);
+    tile_load<HD, BKV, THREADS>(k_tile,
+                                a.k + kv_head * HD + tile_offset<HD>(a.ld_k, t.begin + t.first),
+                                a.ld_k, t.length - t.first, a.k);
+    tile_load<HD, BKV, THREADS>(v_tile,
+                                a.v + kv_head * HD + tile_offset<HD>(a.ld_v, t.begin + t.first),
+                                a.ld_v, t.length - t.first, a.v);
     int32_t steps = (m_end - m_begin) * group;
     int32_t m = m_begin;      // the tile being computed
     int32_t load_m = m_begin; // the tile being loaded
@@ -619,8 +632,9 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
                 for (int r = 0; r < 2; r++) {
                     p[r][i / 2][i % 2 * 2] = pack_bf16(exp2_fast(fmaf(s[r][i][0], factor, -lse0)),
                                                        exp2_fast(fmaf(s[r][i][1], factor, -lse1)));
-                    p[r][i / 2][i % 2 * 2 + 1] = pack_bf16(exp2_fast(fmaf(s[r][i][2], factor, -lse0)),
-                                                           exp2_fast(fmaf(s[r][i][3], factor, -lse1)));
+                    p[r][i / 2][i % 2 * 2 + 1] =
+                        pack_bf16(exp2_fast(fmaf(s[r][i][2], factor, -lse0)),
+                                  exp2_fast(fmaf(s[r][i][3], factor, -lse1)));
                 }
             }
 #pragma unroll
@@ -641,23 +655,26 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
                 float d[4];
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
-                    asm volatile("ld.shared.f32 %0, [%1];"
-                                 : "=f"(d[c])
-                                 : "r"(stat_lane + (uint32_t)(i * 128 + (c >> 1) * 64 + (c & 1) * 8 + 4)));
+                    asm volatile(
+                        "ld.shared.f32 %0, [%1];"
+                        : "=f"(d[c])
+                        : "r"(stat_lane + (uint32_t)(i * 128 + (c >> 1) * 64 + (c & 1) * 8 + 4)));
                 }
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                                 : "=r"(p[r][i][0]), "=r"(p[r][i][1]), "=r"(p[r][i][2]), "=r"(p[r][i][3])
+                                 : "=r"(p[r][i][0]), "=r"(p[r][i][1]), "=r"(p[r][i][2]),
+                                   "=r"(p[r][i][3])
                                  : "r"(p_lane + (uint32_t)(r * (NT / 2) + i) * 512)
                                  : "memory");
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
                         const float(&dp)[4] = s[r][2 * i + (j >> 1)];
                         uint32_t x = p[r][i][j];
-                        p[r][i][j] = pack_bf16(
-                            __uint_as_float(x << 16) * (dp[(j & 1) * 2] - d[(j >> 1) * 2]),
-                            __uint_as_float(x & 0xffff0000u) * (dp[(j & 1) * 2 + 1] - d[(j >> 1) * 2 + 1]));
+                        p[r][i][j] = pack_bf16(__uint_as_float(x << 16) *
+                                                   (dp[(j & 1) * 2] - d[(j >> 1) * 2]),
+                                               __uint_as_float(x & 0xffff0000u) *
+                                                   (dp[(j & 1) * 2 + 1] - d[(j >> 1) * 2 + 1]));
                     }
                 }
             }
@@ -678,8 +695,8 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
 
 // --- backward, pass 3: dq ---
 
-// One block per tile of BM = 16 MT WARPS queries and query head; it walks the key tiles, in portions of SUB keys.
-// Shared memory: q, do [BM][HD], 2 x (k, v [BN][HD]).
+// One block per tile of BM = 16 MT WARPS queries and query head; it walks the key tiles, in
+// portions of SUB keys. Shared memory: q, do [BM][HD], 2 x (k, v [BN][HD]).
 template <int HD, int WARPS, int MT, int BN, int SUB>
 __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2* stats, bf16* dq,
                                                 int64_t ld_dq) {
@@ -719,9 +736,10 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
     uint32_t k_cols_lane = lane_rows16<HD>(kv_tile, 0);
     const float factor = a.scale * LOG2E;
 
-    tile_load<HD, BM, THREADS>(q_tile, a.q + head * HD + tile_offset<HD>(a.ld_q, t.begin + t.first), a.ld_q,
-                               t.length - t.first, a.q);
-    tile_load<HD, BM, THREADS>(do_tile, a.d_o + head * HD + tile_offset<HD>(a.ld_do, t.begin + t.first),
+    tile_load<HD, BM, THREADS>(q_tile, a.q + head * HD + tile_offset<HD>(a.ld_q, t.begin + t.first),
+                               a.ld_q, t.length - t.first, a.q);
+    tile_load<HD, BM, THREADS>(do_tile,
+                               a.d_o + head * HD + tile_offset<HD>(a.ld_do, t.begin + t.first),
                                a.ld_do, t.length - t.first, a.d_o);
     tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, t.length - n * BN, a.k);
     tile_load<HD, BN, THREADS>(kv_tile + BN * HD * 2, v, a.ld_v, t.length - n * BN, a.v);
@@ -778,8 +796,9 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
                     for (int h = 0; h < 2; h++) {
                         float p0 = exp2_fast(fmaf(s[m][i][2 * h], factor, -stat[m][h].x));
                         float p1 = exp2_fast(fmaf(s[m][i][2 * h + 1], factor, -stat[m][h].x));
-                        ds[m][i / 2][i % 2 * 2 + h] = pack_bf16(p0 * (dp[m][i][2 * h] - stat[m][h].y),
-                                                                p1 * (dp[m][i][2 * h + 1] - stat[m][h].y));
+                        ds[m][i / 2][i % 2 * 2 + h] =
+                            pack_bf16(p0 * (dp[m][i][2 * h] - stat[m][h].y),
+                                      p1 * (dp[m][i][2 * h + 1] - stat[m][h].y));
                     }
                 }
             }
@@ -798,53 +817,53 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
 
 // --- entry points ---
 
-// The four kernels of a module. hd and half are for the common launch code, which also drives attn_f32.cu; they
-// are HD and 1.
+// The four kernels of a module. hd and half are for the common launch code, which also drives
+// attn_f32.cu; they are HD and 1.
 
 // Forward. Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
 // (16 MT WARPS + 2 STAGES BN) 2 HD bytes of dynamic shared memory.
-#define ATTN_FORWARD(HD, WARPS, MT, BN, STAGES, BLOCKS)                                                       \
-    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_fwd(                                  \
-        const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v, bf16* o,       \
-        int64_t ld_o, float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,           \
-        int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {                            \
-        attn_args a = {q,  k,      v,      nullptr, ld_q,     ld_k,   ld_v, 0,                                \
-                       cu, n_seqs, tokens, heads,   kv_heads, window, scale};                                 \
-        attn_forward<HD, WARPS, MT, BN, STAGES>(a, o, ld_o, lse);                                             \
+#define ATTN_FORWARD(HD, WARPS, MT, BN, STAGES, BLOCKS)                                            \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_fwd(                       \
+        const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
+        bf16* o, int64_t ld_o, float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens,      \
+        int32_t heads, int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {  \
+        attn_args a = {q,  k,      v,      nullptr, ld_q,     ld_k,   ld_v, 0,                     \
+                       cu, n_seqs, tokens, heads,   kv_heads, window, scale};                      \
+        attn_forward<HD, WARPS, MT, BN, STAGES>(a, o, ld_o, lse);                                  \
     }
 
 // Grid (ceil(tokens / (2048 / HD)), heads), 256 threads.
-#define ATTN_STATS(HD)                                                                                        \
-    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_stats(                                               \
-        const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do, const float* lse, float2* stats,         \
-        int32_t tokens, int32_t hd, int32_t half) {                                                           \
-        attn_stats<HD>(o, ld_o, d_o, ld_do, lse, stats, tokens);                                              \
+#define ATTN_STATS(HD)                                                                             \
+    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_stats(                                    \
+        const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do, const float* lse,             \
+        float2* stats, int32_t tokens, int32_t hd, int32_t half) {                                 \
+        attn_stats<HD>(o, ld_o, d_o, ld_do, lse, stats, tokens);                                   \
     }
 
 // Grid (floor(tokens / (32 PAIRS)) + n_seqs + 1, kv_heads), 64 PAIRS threads,
 // (64 PAIRS + 4 BQ) 2 HD + 64 PAIRS BQ + 16 BQ bytes of dynamic shared memory.
-#define ATTN_BACKWARD_KV(HD, PAIRS, BQ, BLOCKS)                                                               \
-    QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn##HD##_bwd_kv(                               \
-        const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,                \
-        const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,               \
-        int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads,    \
-        int32_t hd, int32_t window, float scale, int32_t half) {                                              \
-        attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                              \
-                       cu, n_seqs, tokens, heads, kv_heads, window, scale};                                   \
-        attn_backward_kv<HD, PAIRS, BQ>(a, stats, dk, ld_dk, dv, ld_dv);                                      \
+#define ATTN_BACKWARD_KV(HD, PAIRS, BQ, BLOCKS)                                                    \
+    QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn##HD##_bwd_kv(                    \
+        const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
+        const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,    \
+        int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,           \
+        int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {                 \
+        attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                   \
+                       cu, n_seqs, tokens, heads, kv_heads, window, scale};                        \
+        attn_backward_kv<HD, PAIRS, BQ>(a, stats, dk, ld_dk, dv, ld_dv);                           \
     }
 
 // Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
 // (32 MT WARPS + 4 BN) 2 HD bytes of dynamic shared memory.
-#define ATTN_BACKWARD_Q(HD, WARPS, MT, BN, SUB, BLOCKS)                                                       \
-    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_bwd_q(                                \
-        const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,                \
-        const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dq, int64_t ld_dq, const int32_t* cu,      \
-        int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads, int32_t hd, int32_t window,          \
-        float scale, int32_t half) {                                                                          \
-        attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                              \
-                       cu, n_seqs, tokens, heads, kv_heads, window, scale};                                   \
-        attn_backward_q<HD, WARPS, MT, BN, SUB>(a, stats, dq, ld_dq);                                         \
+#define ATTN_BACKWARD_Q(HD, WARPS, MT, BN, SUB, BLOCKS)                                            \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_bwd_q(                     \
+        const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
+        const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dq, int64_t ld_dq,              \
+        const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads,        \
+        int32_t hd, int32_t window, float scale, int32_t half) {                                   \
+        attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                   \
+                       cu, n_seqs, tokens, heads, kv_heads, window, scale};                        \
+        attn_backward_q<HD, WARPS, MT, BN, SUB>(a, stats, dq, ld_dq);                              \
     }
 
 #endif
