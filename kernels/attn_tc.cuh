@@ -55,6 +55,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+// threadIdx.x, read anew: for rare branches, so that nothing derived from it stays in registers.
+__device__ __forceinline__ int32_t thread_again() {
+    int32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
 __device__ __forceinline__ void copy16(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
@@ -134,7 +141,7 @@ __device__ __forceinline__ void tile_load(uint32_t tile, const bf16* from, int64
     } else {
 #pragma unroll 1
         for (int i = 0; i < ROWS; i += STEP) {
-            bool inside = row + i < rows_left;
+            bool inside = thread_again() / CHUNKS + i < rows_left;
             copy16_or_zero(to + (uint32_t)(i * HD * 2), inside ? from : any, inside ? 16 : 0);
             from += step;
         }
@@ -269,7 +276,7 @@ __device__ __forceinline__ void rows_zero(bf16* base, int64_t ld, int32_t first,
 template <int MT, int NT, bool QUERY_ROWS>
 __device__ __forceinline__ void scores_mask(float (&s)[MT][NT][4], int32_t row0, int32_t col0,
                                             int32_t window) {
-    int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t lane = thread_again() & 31;
     uint32_t reach = window > 0 ? (uint32_t)window : 0x80000000u;
     int32_t base = (row0 + (lane >> 2)) - (col0 + (lane & 3) * 2);
 #pragma unroll
@@ -343,10 +350,9 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
             acc[m][i][0] = acc[m][i][1] = acc[m][i][2] = acc[m][i][3] = 0.0f;
         }
     }
+    // Scores in powers of two. The running maximum is moved only when a score passes it by 2^8:
+    // sums stay far from overflow, and most tiles need no rescaling.
     const float factor = a.scale * LOG2E;
-    // The running maximum is moved only when a score passes it by 2^8: sums stay far from overflow,
-    // and the sums need no rescaling for most tiles.
-    const float slack = 8.0f / factor;
 
     tile_load<HD, BM, THREADS>(q_tile, q, a.ld_q, t.length - t.first, a.q);
     tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, t.length - n * BN, a.k);
@@ -375,7 +381,6 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
         }
         bool visible = n * BN <= row0 + MT * 16 - 1;
         forget(q_lane);
-        forget(k_lane);
         forget(v_lane);
         float s[MT][NT][4];
         if (STAGES == 1 || visible) {
@@ -406,7 +411,7 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
                         x = fmaxf(x, fmaxf(s[m][i][2 * h], s[m][i][2 * h + 1]));
                     }
                     peak[m][h] = x;
-                    passed = passed || x > top[m][h] + slack;
+                    passed = passed || fmaf(x, factor, -top[m][h]) > 8.0f;
                 }
             }
             if (__any_sync(QLORA_FULL_WARP, passed)) {
@@ -417,8 +422,8 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
                         float x = peak[m][h];
                         x = fmaxf(x, __shfl_xor_sync(QLORA_FULL_WARP, x, 1));
                         x = fmaxf(x, __shfl_xor_sync(QLORA_FULL_WARP, x, 2));
-                        x = fmaxf(x, top[m][h]);
-                        float shrink = exp2_fast((top[m][h] - x) * factor);
+                        x = fmaxf(x * factor, top[m][h]);
+                        float shrink = exp2_fast(top[m][h] - x);
                         top[m][h] = x;
                         sum[m][h] *= shrink;
 #pragma unroll
@@ -432,14 +437,12 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
             uint32_t p[MT][NT / 2][4];
 #pragma unroll
             for (int m = 0; m < MT; m++) {
-                float top0 = top[m][0] * factor;
-                float top1 = top[m][1] * factor;
 #pragma unroll
                 for (int i = 0; i < NT; i++) {
-                    float p0 = exp2_fast(fmaf(s[m][i][0], factor, -top0));
-                    float p1 = exp2_fast(fmaf(s[m][i][1], factor, -top0));
-                    float p2 = exp2_fast(fmaf(s[m][i][2], factor, -top1));
-                    float p3 = exp2_fast(fmaf(s[m][i][3], factor, -top1));
+                    float p0 = exp2_fast(fmaf(s[m][i][0], factor, -top[m][0]));
+                    float p1 = exp2_fast(fmaf(s[m][i][1], factor, -top[m][0]));
+                    float p2 = exp2_fast(fmaf(s[m][i][2], factor, -top[m][1]));
+                    float p3 = exp2_fast(fmaf(s[m][i][3], factor, -top[m][1]));
                     sum[m][0] += p0 + p1;
                     sum[m][1] += p2 + p3;
                     p[m][i / 2][i % 2 * 2] = pack_bf16(p0, p1);
@@ -467,7 +470,7 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
             inverse[m][h] = 1.0f / x;
             int32_t row = row0 + m * 16 + h * 8 + (lane >> 2);
             if ((lane & 3) == 0 && row < t.length) {
-                lse[row] = top[m][h] * a.scale + __logf(x);
+                lse[row] = fmaf(top[m][h], LN2, logf(x));
             }
         }
     }
