@@ -1,5 +1,5 @@
-# GNU make. `make`, `make test` and `make demo` need a C compiler and nothing else; `make help` lists
-# the rest. Your CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS, PREFIX, DESTDIR are respected.
+# GNU make. `make`, `make test` and `make demo` need a C compiler and nothing else; `make help`
+# lists the rest. Your CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS, PREFIX, DESTDIR are respected.
 
 ifeq ($(origin CC),default) # `CC ?=` would never apply: make presets CC
 CC := cc
@@ -36,12 +36,13 @@ FUZZERS := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/fuzz_*.c))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_CUDA := $(sort $(filter-out tests/fakecuda/cublas.c,$(wildcard tests/fakecuda/*.c)))
 FAKE_CUBLAS := $(wildcard tests/fakecuda/cublas.c)
-FAKES := $(if $(FAKE_CUDA),$(B)/fake/libcuda.so.1) $(if $(FAKE_CUBLAS),$(B)/fake/libcublas.so.13)
+FAKES := $(if $(FAKE_CUDA),$(B)/fake/libcuda.so.1 $(B)/fake-stub/libcuda.so.1) \
+	$(if $(FAKE_CUBLAS),$(B)/fake/libcublas.so.13)
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: all test demo examples ptx ptx-header ptx-report bench check mutants soak install uninstall \
-	clean help
+.PHONY: all test demo examples ptx ptx-header ptx-report bench check mutants soak install \
+	uninstall clean help
 
 all: $(B)/tests $(FAKES) examples ## build the tests and the examples
 
@@ -129,6 +130,9 @@ $(B)/obj/%.o: tests/%.c Makefile
 $(B)/fake/libcuda.so.1: $(FAKE_CUDA) Makefile
 	$(FAKE) -o $@ $(FAKE_CUDA) -lm -lpthread
 
+$(B)/fake-stub/libcuda.so.1: $(FAKE_CUDA) Makefile
+	$(FAKE) -DFAKE_STUB -o $@ $(FAKE_CUDA) -lm -lpthread
+
 $(B)/fake/libcublas.so.13: $(FAKE_CUBLAS) Makefile
 	$(FAKE) -o $@ $(FAKE_CUBLAS) -lm -lpthread
 
@@ -141,4 +145,4 @@ $(B)/ptx/%.sm_$(1).ptx: kernels/%.cu $(wildcard kernels/*.cuh)
 endef
 $(foreach target,75 80 90a,$(eval $(call PTX_RULE,$(target))))
 
--include $(wildcard $(B)/*.d $(B)/obj/*.d $(B)/fake/*.d)
+-include $(wildcard $(B)/*.d $(B)/obj/*.d $(B)/fake*/*.d)

@@ -628,7 +628,7 @@ __declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
 #endif
 #endif
 
-static void* qlora__library_open(const char* name, char* why, size_t size) {
+static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = (void*)LoadLibraryA(name);
     if (library == NULL) {
         snprintf(why, size, "%s: error %lu", name, GetLastError());
@@ -636,11 +636,11 @@ static void* qlora__library_open(const char* name, char* why, size_t size) {
     return library;
 }
 
-static void* qlora__library_symbol(void* library, const char* name) {
+static QLORA__UNUSED void* qlora__library_symbol(void* library, const char* name) {
     return (void*)GetProcAddress(library, name);
 }
 
-static double qlora__clock_ms(void) {
+static QLORA__UNUSED double qlora__clock_ms(void) {
     int64_t count = 0;
     int64_t rate = 1;
     QueryPerformanceCounter((void*)&count);
@@ -827,7 +827,7 @@ static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void
 
 #else // POSIX
 
-static void* qlora__library_open(const char* name, char* why, size_t size) {
+static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         const char* text = dlerror();
@@ -836,11 +836,11 @@ static void* qlora__library_open(const char* name, char* why, size_t size) {
     return library;
 }
 
-static void* qlora__library_symbol(void* library, const char* name) {
+static QLORA__UNUSED void* qlora__library_symbol(void* library, const char* name) {
     return dlsym(library, name);
 }
 
-static double qlora__clock_ms(void) {
+static QLORA__UNUSED double qlora__clock_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
@@ -1061,6 +1061,7 @@ static const char* qlora__errno_text(int code) {
 
 #define QLORA__ERROR_SIZE 768
 #define QLORA__MAX_THREADS 64
+#define QLORA__MAX_DEPTH 16
 
 typedef struct qlora__pool qlora__pool;
 typedef struct qlora__gpu qlora__gpu;         // section DRIVER
@@ -1082,6 +1083,7 @@ struct qlora_ctx {
     char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
     const char* call;             // the outermost public call, for messages
     int depth;                    // public calls call each other
+    size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
     int64_t children;             // tensors, clips, graphs, models
     uint64_t host_bytes;
     uint64_t device_bytes;
@@ -1206,7 +1208,6 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
     if (ctx->depth == 0) {
         ctx->call = call;
         ctx->error[0] = '\0';
-        ctx->scratch_used = 0;
         if (ctx->dead[0] != '\0') {
             return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
                                "the device was lost earlier (%s); destroy this context", ctx->dead);
@@ -1215,12 +1216,14 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
             QLORA__TRY(ctx->activate(ctx));
         }
     }
-    ctx->depth++;
+    QLORA_ASSERT(ctx->depth < QLORA__MAX_DEPTH);
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
     return QLORA_OK;
 }
 
+// Gives back the scratch that the call took: the next one on the stream may use it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
-    ctx->depth--;
+    ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
     if (ctx->depth == 0 && ctx->deactivate != NULL) {
         ctx->deactivate(ctx);
     }
@@ -1289,7 +1292,7 @@ static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
     }
 }
 
-// A 256-byte aligned piece of the scratch, given back when the outermost public call ends.
+// A 256-byte aligned piece of the scratch, given back when the public call that takes it ends.
 static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
     size_t end = 0;
     if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) || bytes > SIZE_MAX - 256 ||
@@ -2668,7 +2671,7 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
             ctx->error[0] = '\0';
         }
     }
-    ctx->depth++;
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
     return QLORA_OK;
 }
 
@@ -2824,6 +2827,7 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_F32    4u // computes in f32
 #define QLORA__NEED_NF4    8u // has an NF4 base
 #define QLORA__NEED_LORA  16u // trains adapters
+#define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 
 // The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
 // dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
@@ -2831,7 +2835,29 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     QLORA__KERNELS_RUNTIME(X)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                    \
-    X(clip_squares, clip, 0, ALWAYS)
+    X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
+    X(gemm_big_half, gemm, 0, GEMM)                                                                  \
+    X(gemm_mid_f32, gemm, 0, GEMM)                                                                   \
+    X(gemm_mid_half, gemm, 0, GEMM)                                                                  \
+    X(gemm_skinny_f32, gemm, 0, GEMM)                                                                \
+    X(gemm_skinny_half, gemm, 0, GEMM)                                                               \
+    X(gemm_tc_bf16_nn, gemm_tc, 0, GEMM16)                                                           \
+    X(gemm_tc_bf16_nt, gemm_tc, 0, GEMM16)                                                           \
+    X(gemm_tc_bf16_tn, gemm_tc, 0, GEMM16)                                                           \
+    X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                            \
+    X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                            \
+    X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                            \
+    X(cast_f32_bf16, cast, 0, ALWAYS)                                                                \
+    X(cast_f32_f16, cast, 0, ALWAYS)                                                                 \
+    X(cast_bf16_f32, cast, 0, ALWAYS)                                                                \
+    X(cast_f16_f32, cast, 0, ALWAYS)                                                                 \
+    X(cast_bf16_f16, cast, 0, ALWAYS)                                                                \
+    X(cast_f16_bf16, cast, 0, ALWAYS)                                                                \
+    X(cast_absmax_f32, cast, 0, ALWAYS)                                                              \
+    X(cast_scale, cast, 0, ALWAYS)                                                                   \
+    X(clip_squares, clip, 0, ALWAYS)                                                                 \
+    X(clip_scale, clip, 0, ALWAYS)                                                                   \
+    X(clip_apply, clip, 0, ALWAYS)
 
 // clang-format on
 
@@ -3557,3 +3583,1673 @@ qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
     return qlora__leave(ctx, qlora__cache_stats(ctx, out));
 }
 
+//@@ CONTEXT    - creation, backend choice, stream, native handles, description
+
+// Zero fields of a desc become what they stand for.
+static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
+    qlora_ctx_desc d;
+    memset(&d, 0, sizeof d);
+    if (given != NULL) {
+        d = *given;
+    }
+    if (d.allocator.alloc == NULL) {
+        d.allocator.alloc = qlora__os_alloc;
+        d.allocator.free = qlora__os_free;
+    }
+    if (d.files.open == NULL) {
+        d.files.open = qlora__os_open;
+        d.files.read = qlora__os_read;
+        d.files.write = qlora__os_write;
+        d.files.sync = qlora__os_sync;
+        d.files.close = qlora__os_close;
+        d.files.rename = qlora__os_rename;
+        d.files.remove = qlora__os_remove;
+        d.files.make_dir = qlora__os_make_dir;
+        d.files.sync_dir = qlora__os_sync_dir;
+        d.files.map = qlora__os_map;
+        d.files.unmap = qlora__os_unmap;
+    }
+    if (d.threads == 0) {
+        d.threads = (int32_t)qlora__min(qlora__core_count(), QLORA__MAX_THREADS);
+    }
+    if (d.workspace_bytes == 0) {
+        d.workspace_bytes = (size_t)32 << 20;
+    }
+    return d;
+}
+
+// What is wrong with a desc, or NULL.
+static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
+    const qlora_files* f = &d->files;
+    int hooks = (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
+                (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
+                (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return "desc was not zeroed: a reserved field is set";
+    }
+    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
+        return "desc.allocator needs both functions or none";
+    }
+    if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
+        return "desc.device_allocator needs both functions or none";
+    }
+    if (hooks != 0 && hooks != 11) {
+        return "desc.files needs all functions or none";
+    }
+    if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
+        return "desc.require_backend is no backend";
+    }
+    if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
+        return "desc.math is no mode";
+    }
+    if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
+        return "desc.threads must lie between 0 and 64";
+    }
+    if (d->workspace != NULL && ((uintptr_t)d->workspace % 256 != 0 || d->workspace_bytes == 0)) {
+        return "desc.workspace must be 256-byte aligned and have desc.workspace_bytes";
+    }
+    return NULL;
+}
+
+#ifndef QLORA_NO_CUDA
+
+static void qlora__gpu_close(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu == NULL) {
+        return;
+    }
+    if (gpu->context != NULL) {
+        int current = gpu->cu.CtxPushCurrent(gpu->context);
+        if (gpu->cublas != NULL) {
+            gpu->blas.Destroy(gpu->cublas);
+        }
+        qlora__cache_destroy(ctx);
+        qlora__buffer_destroy(ctx, gpu->own_workspace);
+        qlora__buffer_destroy(ctx, ctx->scratch);
+        ctx->scratch = NULL;
+        if (gpu->own_stream != NULL) {
+            gpu->cu.StreamDestroy(gpu->own_stream);
+        }
+        if (current == 0) {
+            qlora__gpu_deactivate(ctx);
+        }
+        if (gpu->owns_context) {
+            gpu->cu.DevicePrimaryCtxRelease(gpu->device);
+        }
+    }
+    qlora__free(ctx, gpu, sizeof *gpu);
+    ctx->gpu = NULL;
+}
+
+// A stream must belong to our CUDA context; the legacy default stream (NULL or 1) cannot be captured.
+static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
+    qlora__gpu* gpu = ctx->gpu;
+    if ((uintptr_t)stream == 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the legacy default stream cannot be captured; give a stream of your own");
+    }
+    void* owner = NULL;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamGetCtx(stream, &owner), "cuStreamGetCtx"));
+    if (owner != gpu->context) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the stream belongs to another CUDA context");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cu(
+        ctx, gpu->cu.StreamCreate(&gpu->own_stream, QLORA__CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
+    gpu->stream = gpu->own_stream;
+    if (ctx->desc.cu_stream != NULL) {
+        QLORA__TRY(qlora__stream_check(ctx, ctx->desc.cu_stream));
+        gpu->stream = ctx->desc.cu_stream;
+    }
+    return QLORA_OK;
+}
+
+// Scratch, cache and cuBLAS, with the device's context current.
+static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__gpu_open_stream(ctx));
+    gpu->cache = (qlora__cache*)qlora__alloc_zero(ctx, sizeof *gpu->cache);
+    if (gpu->cache == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    if (ctx->desc.scratch_bytes == 0) {
+        ctx->desc.scratch_bytes = (size_t)64 << 20;
+    }
+    QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
+    if (!qlora__cublas_open(ctx)) {
+        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; our own kernels do the products", gpu->cublas_note);
+        return QLORA_OK;
+    }
+    gpu->workspace = ctx->desc.workspace;
+    if (gpu->workspace == NULL) {
+        QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &gpu->own_workspace));
+        gpu->workspace = gpu->own_workspace->data;
+    }
+    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__LOG(ctx, INFO, CUBLAS, "cuBLAS %s", gpu->cublas_note);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = (qlora__gpu*)qlora__alloc_zero(ctx, sizeof *gpu);
+    if (gpu == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    ctx->gpu = gpu;
+    QLORA__TRY(qlora__gpu_load(ctx));
+    QLORA__TRY(qlora__gpu_choose_device(ctx));
+    QLORA__TRY(qlora__gpu_read_facts(ctx));
+    if (gpu->context == NULL) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.DevicePrimaryCtxRetain(&gpu->context, gpu->device),
+                             "cuDevicePrimaryCtxRetain"));
+        gpu->owns_context = true;
+    }
+    QLORA__TRY(qlora__gpu_activate(ctx));
+    ctx->backend = QLORA_BACKEND_CUDA; // memory comes from the device from here on
+    qlora_result r = qlora__gpu_open_tools(ctx);
+    qlora__gpu_deactivate(ctx);
+    return r;
+}
+
+static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
+    if (ctx->desc.require_backend == QLORA_BACKEND_CPU) {
+        snprintf(ctx->reason, sizeof ctx->reason, "asked for");
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__gpu_open(ctx);
+    if (r == QLORA_OK) {
+        ctx->activate = qlora__gpu_activate;
+        ctx->deactivate = qlora__gpu_deactivate;
+        snprintf(ctx->reason, sizeof ctx->reason, "%s, compute capability %d.%d, kernels for %s",
+                 ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10,
+                 ctx->gpu->target);
+        return QLORA_OK;
+    }
+    // The text without the name of the call in front, as the reason of a CPU context.
+    const char* text = ctx->error;
+    size_t prefix = ctx->call != NULL ? strlen(ctx->call) + 2 : 0;
+    snprintf(ctx->reason, sizeof ctx->reason, "%s", strlen(text) >= prefix ? text + prefix : text);
+    qlora__gpu_close(ctx);
+    ctx->backend = QLORA_BACKEND_CPU;
+    ctx->dead[0] = '\0';
+    if (r == QLORA_ERR_MEMORY) {
+        return r;
+    }
+    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required: %.600s", ctx->reason);
+    }
+    return QLORA_OK;
+}
+
+#else
+
+static void qlora__gpu_close(qlora_ctx* ctx) {
+    (void)ctx;
+}
+
+static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
+    snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
+    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required, but this was %s", ctx->reason);
+    }
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
+    QLORA__TRY(qlora__ctx_open_backend(ctx));
+    QLORA__LOG(ctx, INFO, BACKEND, "%s: %s", qlora__on_cpu(ctx) ? "CPU" : "CUDA", ctx->reason);
+    if (!qlora__on_cpu(ctx)) {
+        return QLORA_OK;
+    }
+    if (ctx->desc.scratch_bytes == 0) {
+        ctx->desc.scratch_bytes = (size_t)16 << 20;
+    }
+    QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
+    return qlora__pool_create(ctx, ctx->desc.threads);
+}
+
+static void qlora__ctx_close(qlora_ctx* ctx) {
+    qlora__pool_destroy(ctx);
+    if (qlora__on_cpu(ctx)) {
+        qlora__buffer_destroy(ctx, ctx->scratch);
+        ctx->scratch = NULL;
+    }
+    qlora__gpu_close(ctx);
+}
+
+static void qlora__tell(const qlora_ctx_desc* desc, const char* text) {
+    if (desc != NULL && desc->error_text != NULL && desc->error_text_size > 0) {
+        snprintf(desc->error_text, desc->error_text_size, "%s", text);
+    }
+}
+
+qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
+    qlora__tell(desc, "");
+    const char* fault = out == NULL ? "out is NULL" : NULL;
+    if (fault == NULL && desc != NULL) {
+        fault = qlora__ctx_desc_fault(desc);
+    }
+    if (fault != NULL) {
+        char text[160];
+        snprintf(text, sizeof text, "qlora_ctx_create: %s", fault);
+        qlora__tell(desc, text);
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora_ctx_desc resolved = qlora__ctx_desc_defaults(desc);
+    qlora_ctx* ctx =
+        (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
+    if (ctx == NULL) {
+        qlora__tell(desc, "qlora_ctx_create: out of host memory");
+        return QLORA_ERR_MEMORY;
+    }
+    memset(ctx, 0, sizeof *ctx);
+    ctx->desc = resolved;
+    ctx->backend = QLORA_BACKEND_CPU;
+    ctx->call = "qlora_ctx_create";
+    qlora_result r = qlora__ctx_open(ctx);
+    if (r != QLORA_OK) {
+        qlora__tell(desc, ctx->error);
+        qlora__ctx_close(ctx);
+        resolved.allocator.free(ctx, sizeof *ctx, resolved.allocator.user);
+        return r;
+    }
+    ctx->error[0] = '\0';
+    ctx->desc.error_text = NULL; // the caller's buffer may not live as long as we do
+    ctx->desc.error_text_size = 0;
+    *out = ctx;
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
+    if (ctx == NULL) {
+        return QLORA_OK;
+    }
+    ctx->call = "qlora_ctx_destroy";
+    if (ctx->depth > 0 || ctx->children > 0) {
+        QLORA__LOG(ctx, ERROR, LEAK, "%lld objects still live", (long long)ctx->children);
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "%lld tensors, clips, graphs or models of this context still live; destroy "
+                           "them first",
+                           (long long)ctx->children);
+    }
+    qlora__ctx_close(ctx);
+    qlora_allocator allocator = ctx->desc.allocator;
+    allocator.free(ctx, sizeof *ctx, allocator.user);
+    return QLORA_OK;
+}
+
+void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out) {
+    if (ctx != NULL && out != NULL) {
+        *out = ctx->desc;
+    }
+}
+
+qlora_backend qlora_ctx_backend(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->backend : QLORA_BACKEND_ANY;
+}
+
+const char* qlora_ctx_reason(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->reason : "no context (NULL)";
+}
+
+const char* qlora_ctx_target(const qlora_ctx* ctx) {
+#ifndef QLORA_NO_CUDA
+    if (ctx != NULL && ctx->gpu != NULL) {
+        return ctx->gpu->target;
+    }
+#endif
+    (void)ctx;
+    return "cpu";
+}
+
+static qlora_result qlora__ctx_set_math(qlora_ctx* ctx, qlora_math math) {
+    if ((int)math < 0 || math > QLORA_MATH_TF32_ALL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no math mode", (int)math);
+    }
+    ctx->desc.math = math;
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math) {
+    QLORA__ENTER(ctx, "qlora_ctx_set_math");
+    return qlora__leave(ctx, qlora__ctx_set_math(ctx, math));
+}
+
+static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
+    if (qlora__on_cpu(ctx)) {
+        return stream == NULL ? QLORA_OK : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                                       "a CPU context has no CUDA streams");
+    }
+#ifndef QLORA_NO_CUDA
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__not_in_capture(ctx, "changing the stream"));
+    if (stream != NULL) {
+        QLORA__TRY(qlora__stream_check(ctx, stream));
+    }
+    QLORA__TRY(qlora__sync(ctx)); // what was queued on the old stream comes first
+    gpu->stream = stream != NULL ? stream : gpu->own_stream;
+    gpu->cublas_bound = false;
+    qlora__graphs_invalidate(ctx, 0, "the stream was changed");
+    if (gpu->cublas != NULL) {
+        return qlora__cublas_bind(ctx);
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream) {
+    QLORA__ENTER(ctx, "qlora_ctx_set_stream");
+    return qlora__leave(ctx, qlora__ctx_set_stream(ctx, cu_stream));
+}
+
+static qlora_result qlora__ctx_native(qlora_ctx* ctx, qlora_native* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        out->cu_context = ctx->gpu->context;
+        out->cu_stream = ctx->gpu->stream;
+        out->cublas = ctx->gpu->cublas;
+        out->cu_device = ctx->gpu->device;
+        ctx->gpu->cublas_exposed = true;
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out) {
+    QLORA__ENTER(ctx, "qlora_ctx_native");
+    return qlora__leave(ctx, qlora__ctx_native(ctx, out));
+}
+
+static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    out->device_bytes = ctx->device_bytes;
+    out->device_peak = ctx->device_peak;
+    out->device_allocations = ctx->device_allocations;
+    out->host_bytes = ctx->host_bytes;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        size_t free_bytes = 0;
+        size_t total = 0;
+        QLORA__TRY(qlora__cu(ctx, ctx->gpu->cu.MemGetInfo(&free_bytes, &total), "cuMemGetInfo"));
+        out->device_free = free_bytes;
+        out->device_total = total;
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
+    QLORA__ENTER(ctx, "qlora_ctx_memory");
+    return qlora__leave(ctx, qlora__ctx_memory(ctx, out));
+}
+
+// Appends to a buffer that may be too small; used counts what would have been written.
+QLORA__PRINTF(4, 5)
+static void qlora__append(char* buffer, size_t size, size_t* used, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    bool room = buffer != NULL && *used < size;
+    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
+    va_end(args);
+    *used += n > 0 ? (size_t)n : 0;
+}
+
+size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    qlora__append(buffer, size, &used, "qlora.h %s\n", QLORA_VERSION_STRING);
+    if (ctx == NULL) {
+        qlora__append(buffer, size, &used, "no context\n");
+        return used + 1;
+    }
+    qlora__append(buffer, size, &used, "backend: %s (%s)\n", qlora__on_cpu(ctx) ? "CPU" : "CUDA",
+                  ctx->reason);
+    if (qlora__on_cpu(ctx)) {
+        qlora__append(buffer, size, &used, "threads: %d\n", (int)ctx->desc.threads);
+    }
+#ifndef QLORA_NO_CUDA
+    const qlora__gpu* gpu = ctx->gpu;
+    if (gpu != NULL) {
+        qlora__append(buffer, size, &used,
+                      "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
+                      "shared memory a block\n",
+                      gpu->device, gpu->device_name, gpu->capability / 10, gpu->capability % 10,
+                      gpu->sm_count, (double)gpu->total_bytes / 1073741824.0, gpu->max_shared / 1024);
+        qlora__append(buffer, size, &used, "driver: CUDA %d.%d, PTX up to %d.%d\n",
+                      gpu->driver_version / 1000, gpu->driver_version % 1000 / 10, gpu->ptx_version / 10,
+                      gpu->ptx_version % 10);
+        qlora__append(buffer, size, &used, "cuBLAS: %s\n", gpu->cublas_note);
+        qlora__append(buffer, size, &used, "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n",
+                      gpu->target,
+                      gpu->target_number != gpu->capability ? " (this device's own target is unknown to "
+                                                              "us or to the driver)"
+                                                            : "",
+                      gpu->cache->info.modules, gpu->cache->info.kernels,
+                      gpu->cache->info.sealed ? ", sealed" : "");
+    }
+#endif
+    if (ctx->dead[0] != '\0') {
+        qlora__append(buffer, size, &used, "lost: %s\n", ctx->dead);
+    }
+    return used + 1;
+}
+
+//@@ DISPATCH   - the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+
+// One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
+typedef struct qlora__gemm {
+    bool ta; // A is stored [K,M]
+    bool tb; // B is stored [N,K]
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    const void* A;
+    const void* B;
+    void* C;
+    int64_t lda;
+    int64_t ldb;
+    int64_t ldc;
+    int64_t batch;
+    int64_t sA; // batch strides, 0 where one matrix serves all
+    int64_t sB;
+    int64_t sC;
+    qlora_dtype a_type; // the same as b_type once mixed operands are cast
+    qlora_dtype b_type;
+    qlora_dtype out;
+    float alpha;
+    float beta;
+    const float* alpha_dev; // NULL: 1
+    const float* beta_dev;  // given with alpha_dev
+    bool tf32;
+} qlora__gemm;
+
+// ---- CPU ------------------------------------------------------------------------------------------
+
+// A panel of 64 rows meets a tile of 16 columns; K goes by in steps of 64, packed as QLORA__REAL. Each
+// element of C is one sum in ascending k, whatever the threads do.
+#define QLORA__PANEL 64
+#define QLORA__TILE 16
+#define QLORA__STEP 64
+
+static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, int64_t stride_k,
+                             int64_t stride_i, int64_t steps, int64_t count, int64_t width,
+                             QLORA__REAL* out) {
+    for (int64_t k = 0; k < steps; k++) {
+        for (int64_t i = 0; i < width; i++) {
+            int64_t index = base + k * stride_k + i * stride_i;
+            out[k * width + i] = i < count ? qlora__load(data, dtype, index) : (QLORA__REAL)0;
+        }
+    }
+}
+
+// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps.
+static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
+                              QLORA__REAL* acc) {
+    QLORA__REAL c[4 * QLORA__TILE];
+    memcpy(c, acc, sizeof c);
+    for (int64_t k = 0; k < steps; k++) {
+        const QLORA__REAL* bk = b + k * QLORA__TILE;
+        const QLORA__REAL* ak = a + k * QLORA__PANEL;
+        for (int j = 0; j < QLORA__TILE; j++) {
+            c[j] += ak[0] * bk[j];
+            c[QLORA__TILE + j] += ak[1] * bk[j];
+            c[2 * QLORA__TILE + j] += ak[2] * bk[j];
+            c[3 * QLORA__TILE + j] += ak[3] * bk[j];
+        }
+    }
+    memcpy(acc, c, sizeof c);
+}
+
+// Units are (matrix, panel, tile), in that order.
+static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
+    const qlora__gemm* g = (const qlora__gemm*)user;
+    int64_t tiles = qlora__ceil_div(g->N, QLORA__TILE);
+    int64_t panels = qlora__ceil_div(g->M, QLORA__PANEL);
+    QLORA__REAL a[QLORA__STEP * QLORA__PANEL];
+    QLORA__REAL b[QLORA__STEP * QLORA__TILE];
+    QLORA__REAL acc[QLORA__PANEL * QLORA__TILE];
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t j0 = unit % tiles * QLORA__TILE;
+        int64_t i0 = unit / tiles % panels * QLORA__PANEL;
+        int64_t batch = unit / tiles / panels;
+        int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
+        int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
+        memset(acc, 0, sizeof acc);
+        for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
+            int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
+            int64_t a_k = g->ta ? g->lda : 1;
+            int64_t a_i = g->ta ? 1 : g->lda;
+            int64_t b_k = g->tb ? 1 : g->ldb;
+            int64_t b_j = g->tb ? g->ldb : 1;
+            qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
+                             rows, QLORA__PANEL, a);
+            qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j0 * b_j + k0 * b_k, b_k, b_j, steps,
+                             cols, QLORA__TILE, b);
+            for (int64_t i = 0; i < rows; i += 4) {
+                qlora__gemm_micro(a + i, b, steps, acc + i * QLORA__TILE);
+            }
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            for (int64_t j = 0; j < cols; j++) {
+                int64_t at = batch * g->sC + (i0 + i) * g->ldc + j0 + j;
+                QLORA__REAL y = (QLORA__REAL)g->alpha * acc[i * QLORA__TILE + j];
+                if (g->beta != 0.0f) {
+                    y += (QLORA__REAL)g->beta * qlora__load(g->C, g->out, at);
+                }
+                qlora__store(g->C, g->out, at, y);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
+    int64_t units =
+        qlora__ceil_div(g->M, QLORA__PANEL) * qlora__ceil_div(g->N, QLORA__TILE) * g->batch;
+    qlora__gemm copy = *g;
+    qlora__parallel(ctx, units, 4, qlora__gemm_cpu_range, &copy);
+    return QLORA_OK;
+}
+
+#undef QLORA__PANEL
+#undef QLORA__TILE
+#undef QLORA__STEP
+
+#ifndef QLORA_NO_CUDA
+
+// ---- our own kernels --------------------------------------------------------------------------------
+
+// The tile a kernel computes per block, and the kernels that have it.
+typedef struct qlora__gemm_tile {
+    int64_t side;
+    qlora__kernel_id f32;
+    qlora__kernel_id half;
+} qlora__gemm_tile;
+
+static const qlora__gemm_tile qlora__gemm_tiles[] = {
+    {16, QLORA__K_gemm_skinny_f32, QLORA__K_gemm_skinny_half},
+    {64, QLORA__K_gemm_mid_f32, QLORA__K_gemm_mid_half},
+    {128, QLORA__K_gemm_big_f32, QLORA__K_gemm_big_half},
+};
+
+// Row of qlora__gemm_tiles. Few rows or columns with a long K: K is split inside the block. A short K, or
+// fewer than 96 big tiles: small tiles fill the device better.
+static int qlora__gemm_choose(const qlora__gemm* g) {
+    int64_t big_tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, 128) * g->batch;
+    if (qlora__min(g->M, g->N) <= 32 && g->K >= 128) {
+        return 0;
+    }
+    return g->K <= 32 || big_tiles < 96 ? 1 : 2;
+}
+
+// Whether the tensor-core kernels take it: 16-bit operands, not both transposed, a device that has them,
+// rows that start on 16 bytes, and not so narrow that the split along K wins.
+static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
+    uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
+    int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
+    return g->a_type != QLORA_F32 && !(g->ta && g->tb) && ctx->gpu->target_number >= 80 &&
+           address % 16 == 0 && strides % 8 == 0 && qlora__gemm_choose(g) != 0;
+}
+
+static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
+    static const qlora__kernel_id tensor[2][3] = {
+        {QLORA__K_gemm_tc_bf16_nn, QLORA__K_gemm_tc_bf16_nt, QLORA__K_gemm_tc_bf16_tn},
+        {QLORA__K_gemm_tc_f16_nn, QLORA__K_gemm_tc_f16_nt, QLORA__K_gemm_tc_f16_tn},
+    };
+    const qlora__gemm_tile* tile = &qlora__gemm_tiles[qlora__gemm_choose(g)];
+    qlora__kernel_id kernel = g->a_type == QLORA_F32 ? tile->f32 : tile->half;
+    int64_t side = tile->side;
+    if (qlora__gemm_takes_tensor_cores(ctx, g)) {
+        kernel = tensor[g->a_type == QLORA_F16 ? 1 : 0][g->ta ? 2 : g->tb ? 1 : 0];
+        side = 128;
+    }
+    int32_t M = (int32_t)g->M;
+    int32_t N = (int32_t)g->N;
+    int32_t K = (int32_t)g->K;
+    int32_t flags = (g->out == QLORA_BF16 ? 1 : 0) | (g->ta ? 2 : 0) | (g->tb ? 4 : 0) |
+                    (g->a_type == QLORA_F16 ? 8 : 0);
+    size_t in_size = qlora_dtype_bytes(g->a_type);
+    size_t out_size = qlora_dtype_bytes(g->out);
+    qlora__gemm c = *g; // parameters are passed by address
+    for (int64_t done = 0; done < g->batch; done += 65535) {
+        int64_t now = qlora__min(g->batch - done, 65535);
+        const void* A = (const char*)g->A + (size_t)(done * g->sA) * in_size;
+        const void* B = (const char*)g->B + (size_t)(done * g->sB) * in_size;
+        void* C = (char*)g->C + (size_t)(done * g->sC) * out_size;
+        void* args[] = {&A,     &B,    &C,    &M,    &N,           &K,       &c.lda,  &c.ldb,
+                        &c.ldc, &c.sA, &c.sB, &c.sC, &c.alpha_dev, &c.alpha, &c.beta, &flags};
+        QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(g->M, side), qlora__ceil_div(g->N, side),
+                                 now, 256, 0, args));
+    }
+    return QLORA_OK;
+}
+
+// ---- cuBLAS -----------------------------------------------------------------------------------------
+
+static int qlora__cublas_type(qlora_dtype dtype) {
+    return dtype == QLORA_F32 ? QLORA__CUDA_R_32F
+                              : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF : QLORA__CUDA_R_16F;
+}
+
+// Shapes that pre-warm ran are remembered; others after the seal are counted.
+static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__cache* cache = ctx->gpu->cache;
+    int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
+                       g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
+    uint64_t hash = qlora__hash(shape, sizeof shape, 0);
+    for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
+        if (cache->planned[i] == hash) {
+            return;
+        }
+    }
+    if (cache->info.sealed) {
+        cache->info.cublas_unplanned++;
+    } else if (cache->info.cublas_shapes < QLORA__PLANNED_MAX) {
+        cache->planned[cache->info.cublas_shapes++] = hash;
+    }
+}
+
+// cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
+static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cublas_bind(ctx));
+    qlora__cublas_count(ctx, g);
+    int op_a = g->ta ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
+    int op_b = g->tb ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
+    int in = qlora__cublas_type(g->a_type);
+    int out = qlora__cublas_type(g->out);
+    int compute = g->tf32 ? QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 : QLORA__CUBLAS_COMPUTE_32F;
+    // A leading dimension of 0 is refused even where no element is read.
+    int lda = (int)qlora__max(g->lda, 1);
+    int ldb = (int)qlora__max(g->ldb, 1);
+    int ldc = (int)qlora__max(g->ldc, 1);
+    int M = (int)g->M;
+    int N = (int)g->N;
+    int K = (int)g->K;
+    const void* alpha = &g->alpha;
+    const void* beta = &g->beta;
+    if (g->alpha_dev != NULL) {
+        alpha = g->alpha_dev;
+        beta = g->beta_dev;
+        QLORA__TRY(qlora__blas(
+            ctx, gpu->blas.SetPointerMode(gpu->cublas, QLORA__CUBLAS_POINTER_MODE_DEVICE),
+            "cublasSetPointerMode"));
+    }
+    int status = 0;
+    const char* what = "cublasGemmEx";
+    if (g->batch == 1) {
+        status = gpu->blas.GemmEx(gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->A, in, lda,
+                                  beta, g->C, out, ldc, compute, QLORA__CUBLAS_GEMM_DEFAULT);
+    } else {
+        what = "cublasGemmStridedBatchedEx";
+        status = gpu->blas.GemmStridedBatchedEx(
+            gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->sB, g->A, in, lda, g->sA, beta,
+            g->C, out, ldc, g->sC, (int)g->batch, compute, QLORA__CUBLAS_GEMM_DEFAULT);
+    }
+    if (g->alpha_dev != NULL) {
+        int reset = gpu->blas.SetPointerMode(gpu->cublas, QLORA__CUBLAS_POINTER_MODE_HOST);
+        status = status != 0 ? status : reset;
+    }
+    return qlora__blas(ctx, status, what);
+}
+
+// ---- mixed operands ---------------------------------------------------------------------------------
+
+// Writes the power of two that keeps an f32 matrix inside f16, and alpha over it, to scale[0..1].
+static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t rows, int64_t cols,
+                                      int64_t ld, float alpha, float* scale) {
+    int64_t blocks = qlora__min(qlora__max(rows * qlora__ceil_div(cols, 2048), 1), 1024);
+    int32_t count = (int32_t)blocks;
+    void* partials = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)blocks * 4, &partials));
+    void* absmax_args[] = {(void*)&data, &rows, &cols, &ld, &partials};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_cast_absmax_f32, blocks, 1, 1, 256, 0, absmax_args));
+    void* scale_args[] = {&partials, &count, &alpha, &scale};
+    return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
+}
+
+// Casts one f32 operand to the type of the other, into the scratch, and points the product at it.
+static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
+    bool cast_a = g->a_type == QLORA_F32;
+    qlora_dtype type = cast_a ? g->b_type : g->a_type;
+    const void* data = cast_a ? g->A : g->B;
+    int64_t ld = cast_a ? g->lda : g->ldb;
+    bool trans = cast_a ? g->ta : g->tb;
+    int64_t rows = cast_a ? (trans ? g->K : g->M) : (trans ? g->N : g->K);
+    int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
+    if (g->batch > 1) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "a batch with one f32 and one 16-bit operand; cast it first");
+    }
+    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
+    size_t bytes = 0;
+    if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size of the cast overflows");
+    }
+    void* copy = NULL;
+    QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
+    const float* scale = NULL;
+    if (type == QLORA_F16) {
+        void* factors = NULL; // scale, alpha / scale, beta
+        QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
+        float* f = (float*)factors;
+        QLORA__TRY(qlora__cast_scale(ctx, data, rows, cols, ld, g->alpha, f));
+        qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
+        int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
+        QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
+        scale = f;
+        g->alpha = 1.0f;
+        g->alpha_dev = f + 1;
+        g->beta_dev = f + 2;
+    }
+    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
+    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
+    QLORA__TRY(qlora__launch(ctx,
+                             type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
+                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
+    *(cast_a ? &g->A : &g->B) = copy;
+    *(cast_a ? &g->lda : &g->ldb) = new_ld;
+    *(cast_a ? &g->a_type : &g->b_type) = type;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
+    if (g->K == 0) { // nothing is added; cuBLAS would not clear C
+        size_t size = qlora_dtype_bytes(g->out);
+        for (int64_t i = 0; i < g->batch && g->beta == 0.0f; i++) {
+            QLORA__TRY(qlora__zero(ctx, (char*)g->C + (size_t)(i * g->sC) * size, (size_t)g->ldc * size,
+                                   (size_t)g->N * size, (size_t)g->M));
+        }
+        if (g->beta == 0.0f || g->beta == 1.0f) {
+            return QLORA_OK;
+        }
+    }
+    if (g->a_type != g->b_type) {
+        QLORA__TRY(qlora__gemm_cast(ctx, g));
+    }
+    return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, g) : qlora__gemm_ptx(ctx, g);
+}
+
+static bool qlora__has_cublas(const qlora_ctx* ctx) {
+    return ctx->gpu != NULL && ctx->gpu->cublas != NULL;
+}
+
+#else
+
+static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
+    (void)g;
+    (void)path;
+    return qlora__no_kernels(ctx);
+}
+
+static bool qlora__has_cublas(const qlora_ctx* ctx) {
+    (void)ctx;
+    return false;
+}
+
+#endif // QLORA_NO_CUDA
+
+// ---- the operator ---------------------------------------------------------------------------------
+
+const char* qlora_path_name(qlora_path path) {
+    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS"};
+    return (int)path >= 0 && path <= QLORA_PATH_CUBLAS ? names[path] : "unknown";
+}
+
+qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->last_path : QLORA_PATH_AUTO;
+}
+
+static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
+    bool cpu = qlora__on_cpu(ctx);
+    if ((int)wanted < 0 || wanted > QLORA_PATH_CUBLAS) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no path", (int)wanted);
+    }
+    if ((wanted == QLORA_PATH_CPU && !cpu) ||
+        (cpu && wanted != QLORA_PATH_CPU && wanted != QLORA_PATH_AUTO)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "path %s is not there on a %s context",
+                           qlora_path_name(wanted), cpu ? "CPU" : "CUDA");
+    }
+    if (wanted == QLORA_PATH_CUBLAS && !qlora__has_cublas(ctx)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "path cuBLAS was asked for, but none is bound (see qlora_describe)");
+    }
+    *out = wanted != QLORA_PATH_AUTO ? wanted
+                                     : cpu ? QLORA_PATH_CPU
+                                           : qlora__has_cublas(ctx) ? QLORA_PATH_CUBLAS : QLORA_PATH_PTX;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* a,
+                                            const qlora_tensor* b, const qlora_tensor* c) {
+    bool mixed = (a->dtype == QLORA_F32) != (b->dtype == QLORA_F32);
+    bool fits = a->dtype == b->dtype || mixed;
+    if (c->dtype == QLORA_BF16) {
+        fits = a->dtype == QLORA_BF16 && b->dtype == QLORA_BF16;
+    }
+    if (!fits || c->dtype == QLORA_F16) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "no product of %s and %s into %s",
+                           qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype),
+                           qlora_dtype_name(c->dtype));
+    }
+    return QLORA_OK;
+}
+
+// The matrices of a batched output may be side by side in one row (heads), but not on top of each other.
+static bool qlora__batch_disjoint(const qlora_tensor* c) {
+    int64_t span = (c->rows - 1) * c->ld + c->cols;
+    return c->batch <= 1 || c->rows == 0 || c->batch_stride >= span ||
+           (c->batch_stride >= c->cols && c->batch_stride * c->batch <= c->ld);
+}
+
+static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d, const qlora_tensor* a,
+                                      const qlora_tensor* b, const qlora_tensor* c, qlora__gemm* g) {
+    QLORA__TRY(qlora__need_batch(ctx, c, "C", QLORA__IS_FLOAT, -1, -1, -1));
+    int64_t batch = c->batch;
+    QLORA__TRY(qlora__need_batch(ctx, a, "A", QLORA__IS_FLOAT, a != NULL && a->batch == 1 ? 1 : batch,
+                                 -1, -1));
+    g->K = d->trans_a ? a->rows : a->cols;
+    QLORA__TRY(qlora__need_batch(ctx, a, "A", QLORA__IS_FLOAT, -1, d->trans_a ? -1 : c->rows,
+                                 d->trans_a ? c->rows : -1));
+    QLORA__TRY(qlora__need_batch(ctx, b, "B", QLORA__IS_FLOAT, b != NULL && b->batch == 1 ? 1 : batch,
+                                 d->trans_b ? c->cols : g->K, d->trans_b ? g->K : c->cols));
+    QLORA__TRY(qlora__gemm_check_types(ctx, a, b, c));
+    QLORA__TRY(qlora__need_apart(ctx, "C", c, "A", a));
+    QLORA__TRY(qlora__need_apart(ctx, "C", c, "B", b));
+    if (!qlora__batch_disjoint(c)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the matrices of C overlap (batch stride %lld)",
+                           (long long)c->batch_stride);
+    }
+    const int64_t sizes[] = {c->rows, c->cols, g->K, a->ld, b->ld, c->ld, batch};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] > INT32_MAX - 256) {
+            return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld is beyond the 31 bits of a GEMM's sizes",
+                               (long long)sizes[i]);
+        }
+    }
+    g->ta = d->trans_a;
+    g->tb = d->trans_b;
+    g->M = c->rows;
+    g->N = c->cols;
+    g->A = a->data;
+    g->B = b->data;
+    g->C = c->data;
+    g->lda = a->ld;
+    g->ldb = b->ld;
+    g->ldc = c->ld;
+    g->batch = batch;
+    g->sA = a->batch == 1 ? 0 : a->batch_stride;
+    g->sB = b->batch == 1 ? 0 : b->batch_stride;
+    g->sC = c->batch_stride;
+    g->a_type = a->dtype;
+    g->b_type = b->dtype;
+    g->out = c->dtype;
+    g->alpha = d->alpha;
+    g->beta = d->beta;
+    g->tf32 = d->tf32 && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
+                                    const qlora_tensor* b, const qlora_tensor* c) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    qlora_path path = QLORA_PATH_AUTO;
+    QLORA__TRY(qlora__gemm_choose_path(ctx, desc->path, &path));
+    QLORA__TRY(qlora__gemm_check(ctx, desc, a, b, c, &g));
+    ctx->last_path = path;
+    if (g.M == 0 || g.N == 0 || g.batch == 0) {
+        return QLORA_OK;
+    }
+    return path == QLORA_PATH_CPU ? qlora__gemm_cpu(ctx, &g) : qlora__gemm_gpu(ctx, &g, path);
+}
+
+qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
+                        const qlora_tensor* b, const qlora_tensor* c) {
+    QLORA__ENTER(ctx, "qlora_gemm");
+    return qlora__leave(ctx, qlora__gemm_run(ctx, desc, a, b, c));
+}
+
+// The three named products. backward: TF32 only when the context says "all".
+static qlora_result qlora__gemm_named(qlora_ctx* ctx, bool trans_a, bool trans_b, bool backward,
+                                      uint32_t flags, const qlora_tensor* a, const qlora_tensor* b,
+                                      const qlora_tensor* c) {
+    uint32_t both_paths = QLORA_GEMM_PTX | QLORA_GEMM_CUBLAS;
+    uint32_t both_modes = QLORA_GEMM_TF32 | QLORA_GEMM_EXACT;
+    if (flags > 31 || (flags & both_paths) == both_paths || (flags & both_modes) == both_modes) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
+                           flags);
+    }
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_a = trans_a;
+    d.trans_b = trans_b;
+    d.alpha = 1.0f;
+    d.beta = (flags & QLORA_GEMM_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    if ((flags & both_modes) != 0) {
+        d.tf32 = (flags & QLORA_GEMM_TF32) != 0;
+    }
+    d.path = (flags & QLORA_GEMM_PTX) != 0      ? QLORA_PATH_PTX
+             : (flags & QLORA_GEMM_CUBLAS) != 0 ? QLORA_PATH_CUBLAS
+                                                : QLORA_PATH_AUTO;
+    return qlora__gemm_run(ctx, &d, a, b, c);
+}
+
+qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                const qlora_tensor* c, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_gemm_forward");
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, false, false, flags, a, b, c));
+}
+
+qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc, const qlora_tensor* b,
+                                   const qlora_tensor* da, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_gemm_backward_a");
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, true, true, flags, dc, b, da));
+}
+
+qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* dc,
+                                   const qlora_tensor* db, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_gemm_backward_b");
+    return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
+}
+
+// ---- pre-warm -------------------------------------------------------------------------------------
+
+static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
+    if (s->kv_heads == 0) {
+        s->kv_heads = s->heads;
+    }
+    if (s->head_dim == 0 && s->heads > 0) {
+        s->head_dim = s->hidden / s->heads;
+    }
+    const int64_t sizes[] = {s->hidden, s->intermediate, s->heads, s->kv_heads, s->head_dim,
+                             s->max_tokens};
+    static const char* const names[] = {"hidden",   "intermediate", "heads",
+                                        "kv_heads", "head_dim",     "max_tokens"};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld", names[i],
+                               (long long)sizes[i]);
+        }
+    }
+    if (s->rank < 0 || s->rank > 4096 || s->heads % s->kv_heads != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.rank is %lld, heads %lld must be a multiple of kv_heads %lld",
+                           (long long)s->rank, (long long)s->heads, (long long)s->kv_heads);
+    }
+    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT ||
+        (s->compute != QLORA_F32 && s->compute != QLORA_BF16)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.base or shape.compute is unknown");
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's four.
+typedef struct qlora__planned_gemm {
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    bool ta;
+    bool tb;
+    bool f32_out; // gradients of A and B
+} qlora__planned_gemm;
+
+static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
+                                        qlora_dtype compute, const qlora__buffer* memory) {
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    g.M = p->M;
+    g.N = p->N;
+    g.K = p->K;
+    g.ta = p->ta;
+    g.tb = p->tb;
+    g.lda = p->ta ? p->M : p->K;
+    g.ldb = p->tb ? p->K : p->N;
+    g.ldc = p->N;
+    g.batch = 1;
+    g.a_type = compute;
+    g.b_type = compute;
+    g.out = p->f32_out ? QLORA_F32 : compute;
+    g.alpha = 1.0f;
+    size_t size = qlora_dtype_bytes(compute);
+    size_t a_bytes = qlora__align_up((size_t)(p->M * p->K) * size, 256);
+    size_t b_bytes = qlora__align_up((size_t)(p->K * p->N) * size, 256);
+    QLORA_ASSERT(a_bytes + b_bytes + (size_t)(p->M * p->N) * 4 <= memory->bytes);
+    g.A = memory->data;
+    g.B = (char*)memory->data + a_bytes;
+    g.C = (char*)memory->data + a_bytes + b_bytes;
+    return qlora__gemm_cublas(ctx, &g);
+}
+
+// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in the
+// middle of a capture.
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) {
+    int64_t q = s->heads * s->head_dim;
+    int64_t kv = s->kv_heads * s->head_dim;
+    int64_t T = s->max_tokens;
+    const int64_t widths[4][3] = {{s->hidden, q + 2 * kv, 3 * s->rank}, // in, out, stacked rank
+                                  {q, s->hidden, s->rank},
+                                  {s->hidden, 2 * s->intermediate, 2 * s->rank},
+                                  {s->intermediate, s->hidden, s->rank}};
+    qlora__planned_gemm plan[24];
+    int count = 0;
+    size_t most = 0;
+    for (int i = 0; i < 4; i++) {
+        int64_t in = widths[i][0];
+        int64_t out = widths[i][1];
+        int64_t r = widths[i][2];
+        const qlora__planned_gemm rows[] = {
+            {T, out, in + r, false, true, false}, // y = [x z] [W sB]^T
+            {T, in, out + r, false, false, false}, // dx = [dy u] [W ; A]
+            {T, r, in, false, true, false},        // z = x A^T
+            {T, r, out, false, false, false},      // u = dy sB
+            {r, in, T, true, false, true},         // dA = u^T x
+            {out, r, T, true, false, true},        // dB = dy^T z
+        };
+        int used = s->rank > 0 ? 6 : 2;
+        for (int j = 0; j < used; j++) {
+            const qlora__planned_gemm* p = &rows[j];
+            size_t bytes = (size_t)(p->M * p->K + p->K * p->N + p->M * p->N) * 4 + 1024;
+            most = bytes > most ? bytes : most;
+            plan[count++] = *p;
+        }
+    }
+    qlora__buffer* memory = NULL;
+    QLORA__TRY(qlora__buffer_create(ctx, most, &memory));
+    qlora_result r = qlora__zero(ctx, memory->data, most, most, 1);
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__prewarm_gemm(ctx, &plan[i], s->compute, memory);
+    }
+    if (r == QLORA_OK) {
+        r = qlora__sync(ctx);
+    }
+    qlora__buffer_destroy(ctx, memory);
+    return r;
+}
+
+static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
+    qlora__cache* cache = ctx->gpu->cache;
+    double start = qlora__clock_ms();
+    bool was_sealed = cache->info.sealed;
+    uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+                    (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
+                    (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
+                    (s->rank > 0 ? QLORA__NEED_LORA : 0);
+    cache->info.sealed = false;
+    qlora_result r = qlora__cache_warm(ctx, have);
+    if (r == QLORA_OK && qlora__has_cublas(ctx)) {
+        r = qlora__prewarm_cublas(ctx, s);
+    }
+    if (r != QLORA_OK) {
+        cache->info.sealed = was_sealed;
+        return r;
+    }
+    cache->info.sealed = true;
+    QLORA__LOG(ctx, INFO, PREWARM, "%u modules, %u kernels, %u cuBLAS shapes in %.1f ms",
+               cache->info.modules, cache->info.kernels, cache->info.cublas_shapes,
+               qlora__clock_ms() - start);
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+    if (shape == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape is NULL");
+    }
+    qlora_shape s = *shape;
+    QLORA__TRY(qlora__shape_check(ctx, &s));
+    QLORA__TRY(qlora__not_in_capture(ctx, "pre-warming"));
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__prewarm_gpu(ctx, &s);
+    }
+#endif
+    return QLORA_OK; // nothing is compiled on the CPU
+}
+
+qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+    QLORA__ENTER(ctx, "qlora_prewarm");
+    return qlora__leave(ctx, qlora__prewarm(ctx, shape));
+}
+
+//@@ OPS        - operators: the formula, the CPU loop, the launch
+
+// ---- gradient clip (ALB-078) ------------------------------------------------------------------------
+//
+//   norm[g]  = sqrt(sum over the gradients of group g of x^2)
+//   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
+//   x       *= scale of its group
+//
+// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double.
+
+#define QLORA__CLIP_CHUNK 8192
+
+typedef struct qlora__clip_part { // as struct clip_tensor of kernels/clip.cu
+    float* data;
+    int64_t count;
+} qlora__clip_part;
+
+typedef struct qlora__clip_chunk { // as struct clip_chunk there
+    int32_t part;
+    int32_t group;
+    int64_t index;
+} qlora__clip_chunk;
+
+struct qlora_clip {
+    qlora_ctx* owner;
+    int32_t groups;
+    int64_t parts;
+    int64_t chunks;
+    qlora__buffer* memory; // everything below, device memory on CUDA
+    qlora__clip_part* part_table;
+    qlora__clip_chunk* chunk_table;
+    int64_t* first;    // [groups + 1] chunk index
+    double* partials;  // [chunks]
+    float* results;    // [groups][2]: norm, scale
+    uint32_t* flags;   // [groups]: 1 = not finite
+    uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
+    float* max_norm;   // [1]
+};
+
+// Lays the tables out one behind the other; with base NULL only counts the bytes.
+static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
+    size_t at = 0;
+#define QLORA__PLACE(field, type, count)                                                           \
+    do {                                                                                           \
+        clip->field = base != NULL ? (type*)(void*)(base + at) : NULL;                             \
+        at += qlora__align_up((size_t)(count) * sizeof(type), 256);                                \
+    } while (0)
+    QLORA__PLACE(part_table, qlora__clip_part, clip->parts);
+    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunks);
+    QLORA__PLACE(first, int64_t, clip->groups + 1);
+    QLORA__PLACE(partials, double, clip->chunks);
+    QLORA__PLACE(results, float, 2 * clip->groups);
+    QLORA__PLACE(flags, uint32_t, clip->groups);
+    QLORA__PLACE(any, uint32_t, 1);
+    QLORA__PLACE(max_norm, float, 1);
+#undef QLORA__PLACE
+    return at;
+}
+
+// A tensor with gaps between its rows counts as one part per row.
+static int64_t qlora__clip_parts_of(const qlora_tensor* t) {
+    if (t->rows == 0 || t->cols == 0) {
+        return 0;
+    }
+    return t->ld == t->cols || t->rows == 1 ? 1 : t->rows;
+}
+
+static qlora_result qlora__clip_count(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                      const int32_t* groups, size_t n, qlora_clip* clip) {
+    clip->groups = 1;
+    for (size_t i = 0; i < n; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "tensor %llu", (unsigned long long)i);
+        QLORA__TRY(qlora__need(ctx, tensors[i], name, QLORA__IS_F32, -1, -1));
+        int32_t group = groups != NULL ? groups[i] : 0;
+        if (group < 0 || (size_t)group >= n) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "group %d of %s: groups count from 0 and are not more than tensors",
+                               (int)group, name);
+        }
+        clip->groups = group >= clip->groups ? group + 1 : clip->groups;
+        int64_t parts = qlora__clip_parts_of(tensors[i]);
+        int64_t length = parts == 1 ? tensors[i]->rows * tensors[i]->cols : tensors[i]->cols;
+        clip->parts += parts;
+        clip->chunks += parts * qlora__ceil_div(length, QLORA__CLIP_CHUNK);
+    }
+    if (clip->parts > INT32_MAX || clip->chunks > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld pieces are too many", (long long)clip->chunks);
+    }
+    return QLORA_OK;
+}
+
+// Fills the host's image of the tables; the chunks of a group are neighbours.
+static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* groups, size_t n,
+                             qlora_clip* image) {
+    int64_t chunk = 0;
+    for (int32_t group = 0; group < image->groups; group++) {
+        image->first[group] = chunk;
+        int64_t part = 0;
+        for (size_t i = 0; i < n; i++) {
+            const qlora_tensor* t = tensors[i];
+            int64_t parts = qlora__clip_parts_of(t);
+            int64_t length = parts == 1 ? t->rows * t->cols : t->cols;
+            for (int64_t p = 0; p < parts; p++, part++) {
+                image->part_table[part].data = (float*)t->data + p * t->ld;
+                image->part_table[part].count = length;
+                for (int64_t j = 0; (groups != NULL ? groups[i] : 0) == group &&
+                                    j * QLORA__CLIP_CHUNK < length;
+                     j++) {
+                    image->chunk_table[chunk].part = (int32_t)part;
+                    image->chunk_table[chunk].group = group;
+                    image->chunk_table[chunk].index = j;
+                    chunk++;
+                }
+            }
+        }
+    }
+    image->first[image->groups] = chunk;
+    *image->max_norm = 1.0f;
+}
+
+static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                      const int32_t* groups, size_t n, qlora_clip* clip) {
+    QLORA__TRY(qlora__clip_count(ctx, tensors, groups, n, clip));
+    size_t bytes = qlora__clip_layout(clip, NULL);
+    char* host = (char*)qlora__alloc_zero(ctx, bytes);
+    if (host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__clip_layout(clip, host);
+    qlora__clip_fill(tensors, groups, n, clip);
+    qlora_result r = qlora__buffer_create(ctx, bytes, &clip->memory);
+    if (r == QLORA_OK) {
+        r = qlora__copy_in(ctx, clip->memory->data, host, bytes);
+        qlora__clip_layout(clip, (char*)clip->memory->data);
+    }
+    qlora__free(ctx, host, bytes);
+    return r;
+}
+
+static qlora_result qlora__clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                       const int32_t* groups, size_t n, qlora_clip** out) {
+    if (out == NULL || (tensors == NULL && n > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", out == NULL ? "out" : "tensors");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "making a clip"));
+    qlora_clip* clip = (qlora_clip*)qlora__alloc_zero(ctx, sizeof *clip);
+    if (clip == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    clip->owner = ctx;
+    qlora_result r = qlora__clip_build(ctx, tensors, groups, n, clip);
+    if (r != QLORA_OK) {
+        qlora__buffer_destroy(ctx, clip->memory);
+        qlora__free(ctx, clip, sizeof *clip);
+        return r;
+    }
+    ctx->children++;
+    *out = clip;
+    return QLORA_OK;
+}
+
+qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                               const int32_t* groups, size_t n, qlora_clip** out) {
+    QLORA__ENTER(ctx, "qlora_clip_create");
+    return qlora__leave(ctx, qlora__clip_create(ctx, tensors, groups, n, out));
+}
+
+static qlora_result qlora__clip_need(qlora_ctx* ctx, const qlora_clip* clip) {
+    if (clip == NULL || clip->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "clip %s",
+                           clip == NULL ? "is NULL" : "belongs to another context");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
+    if (clip == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__clip_need(ctx, clip));
+    QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
+    qlora__buffer_destroy(ctx, clip->memory);
+    qlora__free(ctx, clip, sizeof *clip);
+    ctx->children--;
+    return QLORA_OK;
+}
+
+qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_clip_destroy"));
+    return qlora__leave(ctx, qlora__clip_destroy(ctx, clip));
+}
+
+static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
+    QLORA__TRY(qlora__clip_need(ctx, clip));
+    if ((qlora__bits(max_norm) & 0x7fffffffu) > 0x7f800000u) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number");
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        qlora__CUdeviceptr at = (qlora__CUdeviceptr)(uintptr_t)clip->max_norm;
+        int code = ctx->gpu->cu.MemsetD32Async(at, qlora__bits(max_norm), 1, ctx->gpu->stream);
+        return qlora__cu(ctx, code, "cuMemsetD32Async");
+    }
+#endif
+    *clip->max_norm = max_norm;
+    return QLORA_OK;
+}
+
+qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
+    QLORA__ENTER(ctx, "qlora_clip_set");
+    return qlora__leave(ctx, qlora__clip_set(ctx, clip, max_norm));
+}
+
+static void qlora__clip_squares_cpu(void* user, int64_t begin, int64_t end) {
+    const qlora_clip* clip = (const qlora_clip*)user;
+    for (int64_t i = begin; i < end; i++) {
+        const qlora__clip_chunk* c = &clip->chunk_table[i];
+        const qlora__clip_part* part = &clip->part_table[c->part];
+        int64_t from = c->index * QLORA__CLIP_CHUNK;
+        int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
+        double sum = 0.0;
+        for (int64_t j = from; j < to; j++) {
+            double x = (double)qlora__load(part->data, QLORA_F32, j);
+            sum += x * x;
+        }
+        clip->partials[i] = sum;
+    }
+}
+
+static void qlora__clip_apply_cpu(void* user, int64_t begin, int64_t end) {
+    const qlora_clip* clip = (const qlora_clip*)user;
+    for (int64_t i = begin; i < end; i++) {
+        const qlora__clip_chunk* c = &clip->chunk_table[i];
+        const qlora__clip_part* part = &clip->part_table[c->part];
+        float scale = clip->results[2 * c->group + 1];
+        int64_t from = c->index * QLORA__CLIP_CHUNK;
+        int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
+        for (int64_t j = from; j < to && scale != 1.0f; j++) {
+            QLORA__REAL x = qlora__load(part->data, QLORA_F32, j);
+            qlora__store(part->data, QLORA_F32, j, x * (QLORA__REAL)scale);
+        }
+    }
+}
+
+static void qlora__clip_cpu(qlora_ctx* ctx, qlora_clip* clip) {
+    qlora__parallel(ctx, clip->chunks, 8, qlora__clip_squares_cpu, clip);
+    *clip->any = 0;
+    for (int32_t g = 0; g < clip->groups; g++) {
+        double sum = 0.0;
+        for (int64_t i = clip->first[g]; i < clip->first[g + 1]; i++) {
+            sum += clip->partials[i];
+        }
+        float norm = (float)sqrt(sum);
+        float limit = *clip->max_norm;
+        float scale = limit / (norm + 1e-6f);
+        bool finite = qlora__finite(norm);
+        clip->results[2 * g] = norm;
+        clip->results[2 * g + 1] = finite && limit >= 0.0f && scale < 1.0f ? scale : 1.0f;
+        clip->flags[g] = finite ? 0 : 1;
+        *clip->any |= clip->flags[g];
+    }
+    qlora__parallel(ctx, clip->chunks, 8, qlora__clip_apply_cpu, clip);
+}
+
+static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
+    QLORA__TRY(qlora__clip_need(ctx, clip));
+    if (qlora__on_cpu(ctx)) {
+        qlora__clip_cpu(ctx, clip);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__capture_note(ctx, clip->memory->data));
+    qlora_clip c = *clip; // parameters are passed by address
+    void* squares[] = {&c.part_table, &c.chunk_table, &c.partials};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_clip_squares, clip->chunks, 1, 1, 256, 0, squares));
+    void* scale[] = {&c.partials, &c.first, &c.max_norm, &c.results, &c.flags};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_clip_scale, clip->groups, 1, 1, 256, 0, scale));
+    void* apply[] = {&c.part_table, &c.chunk_table, &c.chunks, &c.results, &c.flags, &c.groups, &c.any};
+    return qlora__launch(ctx, QLORA__K_clip_apply, qlora__max(clip->chunks, 1), 1, 1, 256, 0, apply);
+}
+
+qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
+    QLORA__ENTER(ctx, "qlora_clip_apply");
+    return qlora__leave(ctx, qlora__clip_apply(ctx, clip));
+}
+
+static qlora_result qlora__clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
+                                     qlora_clip_info* out) {
+    QLORA__TRY(qlora__clip_need(ctx, clip));
+    if (out == NULL || group < 0 || group >= clip->groups) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL, or there is no group %d of %d",
+                           (int)group, (int)clip->groups);
+    }
+    float result[2];
+    uint32_t flag = 0;
+    QLORA__TRY(qlora__copy_out(ctx, result, clip->results + 2 * group, sizeof result));
+    QLORA__TRY(qlora__copy_out(ctx, &flag, clip->flags + group, sizeof flag));
+    out->norm = result[0];
+    out->scale = result[1];
+    out->finite = flag == 0;
+    return QLORA_OK;
+}
+
+qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group, qlora_clip_info* out) {
+    QLORA__ENTER(ctx, "qlora_clip_read");
+    return qlora__leave(ctx, qlora__clip_read(ctx, clip, group, out));
+}
+
+//@@ GRAPH      - capture, replay, invalidation
+
+static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
+    qlora__free(ctx, graph->buffers, graph->buffer_capacity * sizeof *graph->buffers);
+    qlora__free(ctx, graph, sizeof *graph);
+}
+
+#ifndef QLORA_NO_CUDA
+
+// Ends a capture whatever happened inside, so that the stream is usable again.
+static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void** recorded) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cu(
+        ctx,
+        gpu->cu.StreamBeginCapture(gpu->stream, QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+        "cuStreamBeginCapture"));
+    qlora__capture capture;
+    memset(&capture, 0, sizeof capture);
+    ctx->capture = &capture;
+    qlora_result r = graph->fn(ctx, graph->user);
+    ctx->capture = NULL;
+    char text[QLORA__ERROR_SIZE];
+    snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->error : capture.broke);
+    int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
+    graph->buffers = capture.ids;
+    graph->buffer_count = capture.count;
+    graph->buffer_capacity = capture.capacity;
+    if (qlora__cu_is_sticky(code)) {
+        return qlora__cu(ctx, code, "cuStreamEndCapture");
+    }
+    if (r == QLORA_OK && text[0] == '\0' && code == 0) {
+        return QLORA_OK;
+    }
+    if (code == 0 && *recorded != NULL) {
+        gpu->cu.GraphDestroy(*recorded);
+    }
+    *recorded = NULL;
+    if (r == QLORA_ERR_DEVICE_LOST) {
+        return r;
+    }
+    const char* name = code != 0 ? qlora__cu_name(gpu, code) : "";
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE, "graph %llu was not captured: %.500s%s%s",
+                       (unsigned long long)graph->key,
+                       text[0] != '\0' ? text
+                       : r != QLORA_OK ? "the callback failed without a message"
+                                       : "a call inside the callback cannot be captured",
+                       code != 0 ? "; cuStreamEndCapture says " : "", name);
+}
+
+static qlora_result qlora__graph_instantiate(qlora_ctx* ctx, qlora_graph* graph, void* recorded) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.GraphGetNodes(recorded, NULL, &graph->nodes), "cuGraphGetNodes"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.GraphInstantiate(&graph->exec, recorded, 0),
+                         "cuGraphInstantiateWithFlags"));
+    return qlora__cu(ctx, gpu->cu.GraphLaunch(graph->exec, gpu->stream), "cuGraphLaunch");
+}
+
+static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
+    if (qlora__on_cpu(ctx)) {
+        return graph->fn(ctx, graph->user);
+    }
+    void* recorded = NULL;
+    QLORA__TRY(qlora__graph_record(ctx, graph, &recorded));
+    qlora_result r = qlora__graph_instantiate(ctx, graph, recorded);
+    ctx->gpu->cu.GraphDestroy(recorded);
+    return r;
+}
+
+static void qlora__graph_drop_exec(qlora_ctx* ctx, qlora_graph* graph) {
+    if (graph->exec != NULL) {
+        ctx->gpu->cu.GraphExecDestroy(graph->exec);
+    }
+}
+
+static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
+    return qlora__cu(ctx, ctx->gpu->cu.GraphLaunch(graph->exec, ctx->gpu->stream), "cuGraphLaunch");
+}
+
+#else
+
+static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
+    return graph->fn(ctx, graph->user);
+}
+
+static void qlora__graph_drop_exec(qlora_ctx* ctx, qlora_graph* graph) {
+    (void)ctx;
+    (void)graph;
+}
+
+static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
+    return graph->fn(ctx, graph->user);
+}
+
+#endif
+
+static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn, void* user,
+                                         qlora_graph** out) {
+    if (fn == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", fn == NULL ? "fn" : "out");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "capturing another graph"));
+    qlora_graph* graph = (qlora_graph*)qlora__alloc_zero(ctx, sizeof *graph);
+    if (graph == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    graph->owner = ctx;
+    graph->key = key;
+    graph->fn = fn;
+    graph->user = user;
+    qlora_result r = qlora__graph_build(ctx, graph);
+    if (r != QLORA_OK) {
+        QLORA__LOG(ctx, WARN, GRAPH, "%s", ctx->error);
+        qlora__graph_drop_exec(ctx, graph);
+        qlora__graph_free(ctx, graph);
+        return r;
+    }
+    graph->next = ctx->graphs;
+    ctx->graphs = graph;
+    ctx->children++;
+    QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
+               (unsigned long long)graph->nodes);
+    *out = graph;
+    return QLORA_OK;
+}
+
+qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn, void* user,
+                                 qlora_graph** out) {
+    QLORA__ENTER(ctx, "qlora_graph_capture");
+    return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
+}
+
+static qlora_result qlora__graph_need(qlora_ctx* ctx, const qlora_graph* graph) {
+    if (graph == NULL || graph->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "graph %s",
+                           graph == NULL ? "is NULL" : "belongs to another context");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
+    QLORA__TRY(qlora__graph_need(ctx, graph));
+    QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
+    if (graph->key != key) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the graph was captured for key %llu and is asked to run for %llu; capture "
+                           "one for that",
+                           (unsigned long long)graph->key, (unsigned long long)key);
+    }
+    if (graph->invalid[0] != '\0') {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "graph %llu cannot be replayed: %s; capture it again",
+                           (unsigned long long)key, graph->invalid);
+    }
+    QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
+    graph->replays++;
+    return QLORA_OK;
+}
+
+qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
+    QLORA__ENTER(ctx, "qlora_graph_replay");
+    return qlora__leave(ctx, qlora__graph_replay(ctx, graph, key));
+}
+
+static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+    if (graph == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__graph_need(ctx, graph));
+    QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
+    qlora_graph** link = &ctx->graphs;
+    while (*link != graph) {
+        link = &(*link)->next;
+    }
+    *link = graph->next;
+    qlora__graph_drop_exec(ctx, graph);
+    qlora__graph_free(ctx, graph);
+    ctx->children--;
+    return QLORA_OK;
+}
+
+qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_graph_destroy"));
+    return qlora__leave(ctx, qlora__graph_destroy(ctx, graph));
+}
+
+static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
+                                       qlora_graph_info* out) {
+    QLORA__TRY(qlora__graph_need(ctx, graph));
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    out->key = graph->key;
+    out->replays = graph->replays;
+    out->nodes = graph->nodes;
+    out->valid = graph->invalid[0] == '\0';
+    return QLORA_OK;
+}
+
+qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph, qlora_graph_info* out) {
+    QLORA__ENTER(ctx, "qlora_graph_query");
+    return qlora__leave(ctx, qlora__graph_query(ctx, graph, out));
+}
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
+
+#endif // QLORA_IMPLEMENTATION_DONE
+#endif // QLORA_IMPLEMENTATION
+
+/*
+    Licence: MIT No Attribution, or the Unlicense, at your choice. The texts stand in LICENSE.
+*/

@@ -141,11 +141,11 @@ QLORA_KERNEL __launch_bounds__(256)
     }
 }
 
-// scale[0] = the power of two that brings the largest |x| into [2^13, 2^14), scale[1] = 1 /
-// scale[0]; 1 and 1 when the maximum is zero or not finite. Both stay normal numbers. count =
-// number of partials. Launch: one block of 256 threads.
+// scale[0] = the power of two that brings the largest |x| into [2^13, 2^14), or 1 when the maximum
+// is zero or not finite; scale[1] = alpha / scale[0], the factor that undoes it in a product. Both
+// powers stay normal numbers. count = number of partials. Launch: one block of 256 threads.
 QLORA_KERNEL __launch_bounds__(256)
-    qlora_cast_scale(const uint32_t* partials, int32_t count, float* scale) {
+    qlora_cast_scale(const uint32_t* partials, int32_t count, float alpha, float* scale) {
     __shared__ uint32_t shared[256];
     uint32_t best = 0;
 #pragma unroll 1
@@ -160,6 +160,6 @@ QLORA_KERNEL __launch_bounds__(256)
             e = e > 126 ? 126 : e;
         }
         scale[0] = __uint_as_float((uint32_t)(127 + e) << 23);
-        scale[1] = __uint_as_float((uint32_t)(127 - e) << 23);
+        scale[1] = alpha * __uint_as_float((uint32_t)(127 - e) << 23);
     }
 }

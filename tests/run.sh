@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs build/tests with every backend in reach and adds the counts up. `make test` calls it.
-# The last line is `N passed, F failed, S skipped`, alone. The status is 1 when something failed, when
-# nothing passed, or when something was skipped while QLORA_TEST_REQUIRE_CUDA=1.
+# The last line is `N passed, F failed, S skipped`, alone. The status is 1 when something failed,
+# when nothing passed, or when something was skipped while QLORA_TEST_REQUIRE_CUDA=1.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 B=${B:-build}
 
 passed=0

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The system's greatest.h where the compiler finds one; -DQLORA_TEST_LITE asks for ours all the same.
+// The system's greatest.h where the compiler finds one; -DQLORA_TEST_LITE asks for ours anyhow.
 #if defined(__has_include) && !defined(QLORA_TEST_LITE)
 #if __has_include(<greatest.h>)
 #include <greatest.h>
@@ -21,12 +21,12 @@
 extern "C" {
 #endif
 
-// From the command line: "cpu", "fake", "cuda", or NULL for every backend that the process can reach.
+// From the command line: "cpu", "fake", "cuda", or NULL for every backend in reach.
 const char* test_backend(void);
 // True when tests on that backend are wanted.
 bool test_wants(const char* backend);
 
-// xorshift64*; a stream depends on --seed (printed at the start of a run) and on the name given here.
+// xorshift64*; a stream depends on --seed (printed at the start of a run) and on its name.
 typedef struct test_random {
     uint64_t state;
 } test_random;
@@ -38,11 +38,12 @@ double test_random_uniform(test_random* random);                 // 0 <= x < 1
 double test_random_normal(test_random* random);
 void test_random_fill(test_random* random, float* out, size_t n, float scale); // normal * scale
 
-// Passes when |expected - got| <= atol + rtol * |expected| for every element. NaN matches only NaN, an
-// infinity only itself, whatever the tolerances. Comparing nothing fails. On failure it prints the
-// first bad index and the largest absolute and relative error.
+// Passes when |expected - got| <= atol + rtol * |expected| for every element. NaN matches only
+// NaN, an infinity only itself, whatever the tolerances. Comparing nothing fails. On failure it
+// prints the first bad index and the largest absolute and relative error.
 bool test_close(const float* expected, const float* got, size_t n, double atol, double rtol);
-bool test_close_double(const double* expected, const double* got, size_t n, double atol, double rtol);
+bool test_close_double(const double* expected, const double* got, size_t n, double atol,
+                       double rtol);
 // |expected - got| / |expected| in the 2-norm; fails on any value that is not finite.
 bool test_rel_l2(const float* expected, const float* got, size_t n, double limit);
 bool test_rel_l2_double(const double* expected, const double* got, size_t n, double limit);

@@ -3,8 +3,8 @@
 //   build/tests [greatest's options] [--backend cpu|fake|cuda] [--seed N] [--probe-cuda]
 //
 // --probe-cuda runs nothing and exits with 0 when a real NVIDIA driver with a device answers.
-// The last line is always `P passed, F failed, S skipped`; the status is 1 when something failed, when
-// nothing passed, or when something was skipped while QLORA_TEST_REQUIRE_CUDA=1.
+// The last line is always `P passed, F failed, S skipped`; the status is 1 when something failed,
+// when nothing passed, or when something was skipped while QLORA_TEST_REQUIRE_CUDA=1.
 
 #define GREATEST_LITE_IMPLEMENTATION
 #include "test.h"
@@ -85,7 +85,7 @@ void test_random_fill(test_random* random, float* out, size_t n, float scale) {
     }
 }
 
-// ---- comparisons; values that are not finite are found by their bits, so -ffast-math cannot hide them ----
+// ---- comparisons; NaN and infinity are found by their bits, so -ffast-math cannot hide them ----
 
 typedef enum number_kind { NUMBER_FINITE, NUMBER_NAN, NUMBER_INF, NUMBER_MINUS_INF } number_kind;
 
@@ -168,7 +168,8 @@ static bool rel_l2(numbers expected, numbers got, size_t n, double limit) {
     double rel = norm > 0.0 ? sqrt(error / norm) : sqrt(error);
     bool ok = n > 0 && rel <= limit;
     if (!ok && !quiet) {
-        printf("\nrelative L2 error %.3g of %lu values, limit %.3g\n", rel, (unsigned long)n, limit);
+        printf("\nrelative L2 error %.3g of %lu values, limit %.3g\n", rel, (unsigned long)n,
+               limit);
     }
     return ok;
 }
@@ -207,7 +208,7 @@ static bool cuda_answers(void) {
     return false;
 #else
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library || dlsym(library, "fake_reset")) {
+    if (!library || dlsym(library, "fake_get_api")) {
         return false;
     }
     int (*init)(unsigned int);
