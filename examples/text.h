@@ -3107,6 +3107,7 @@ typedef struct text__span {
 
 typedef struct text__added {
     int32_t id;
+    text__span name;  // as the file spells it
     bool special;
     bool single_word;
     bool strip_left;
@@ -4251,6 +4252,7 @@ static bool text__load_added_token(text_tok* tok, const text__json* json, const 
     unsigned kind = TEXT__K_ADDED | (added->special ? TEXT__K_SPECIAL : 0u);
     TEXT__TRY(text__tok_name(tok, use, text, content->size, kind, error));
     added->id = (int32_t)use;
+    added->name = tok->spans[use];
     tok->added_count++;
     if (!text__json_true(text__json_get(json, node, "normalized"))) {
         return text__trie_add(&tok->raw_trie, text, content->size,
@@ -4258,6 +4260,8 @@ static bool text__load_added_token(text_tok* tok, const text__json* json, const 
     }
     text_bytes* normal;
     TEXT__TRY(text__apply_normalizer(tok, text, content->size, true, &normal, error));
+    // decoding gives the normalised form, as the library does
+    TEXT__TRY(text__tok_name(tok, use, normal->data, normal->count, kind, error));
     return text__trie_add(&tok->normalized_trie, normal->data, normal->count,
                           (uint32_t)tok->added_count - 1, error);
 }
@@ -4504,7 +4508,8 @@ static bool text__name_is(const text_tok* tok, int32_t id, const char* name, siz
 int32_t text_tok_find(const text_tok* tok, const char* token) {
     size_t size = strlen(token);
     for (size_t i = 0; i < tok->added_count; i++) {
-        if (text__name_is(tok, tok->added[i].id, token, size)) {
+        text__span name = tok->added[i].name;
+        if (name.size == size && memcmp(tok->names.data + name.at, token, size) == 0) {
             return tok->added[i].id;
         }
     }
