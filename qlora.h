@@ -3787,27 +3787,6 @@ typedef enum qlora_family {
     QLORA_FAMILY_QWEN3
 } qlora_family;
 
-typedef enum qlora_rope_kind {
-    QLORA_ROPE_DEFAULT = 0,
-    QLORA_ROPE_LINEAR,
-    QLORA_ROPE_LLAMA3,
-    QLORA_ROPE_YARN
-} qlora_rope_kind;
-
-// Rotary position parameters, resolved: what a file leaves out stands here with its default.
-typedef struct qlora_rope_config {
-    qlora_rope_kind kind;
-    double theta;
-    double factor;                // linear, llama3, yarn; else 1
-    double low_freq_factor;       // llama3
-    double high_freq_factor;      // llama3
-    double original_max_position; // llama3, yarn
-    double beta_fast;             // yarn
-    double beta_slow;             // yarn
-    double attention_factor;      // yarn: sine and cosine are multiplied by it; else 1
-    bool truncate;                // yarn: correction range rounded to whole dimensions
-} qlora_rope_config;
-
 typedef struct qlora_model_config {
     qlora_family family;
     int64_t vocab;
@@ -3819,11 +3798,10 @@ typedef struct qlora_model_config {
     int64_t head_dim;
     int64_t max_positions;
     double rms_eps;
-    qlora_rope_config rope; // layers with full attention
-    qlora_rope_config
-        rope_sliding; // layers with a sliding window; the same unless the file says so
-    int64_t window;   // a token sees itself and window - 1 before it; 0 = no layer has one
-    bool tied;        // the output head is the embedding
+    qlora_rope_desc rope;         // layers with full attention; nothing left to default
+    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
+    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
+    bool tied;      // the output head is the embedding
     bool qkv_bias;
     bool o_bias;
     bool mlp_bias;
@@ -3974,12 +3952,10 @@ static qlora_result qlora__config_refuse(const qlora__config_reader* r, const ch
                        r->json->label, key, qlora__config_show(r, value, shown), advice);
 }
 
-// The yarn parameters and its attention factor, as transformers derives them.
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
                                        const qlora__config_reader* top, const qlora_model_config* c,
-                                       qlora_rope_config* rope) {
-    double mscale = 0.0;
-    double mscale_all = 0.0;
+                                       qlora_rope_desc* rope) {
+    bool truncate = true;
     double fallback = (double)c->max_positions;
     QLORA__TRY(
         qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
@@ -3989,19 +3965,16 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
     QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
-    QLORA__TRY(qlora__config_bool(r, "truncate", true, &rope->truncate));
-    double lengthen = rope->factor > 1.0 ? 0.1 * log(rope->factor) : 0.0;
-    double computed = lengthen + 1.0;
-    if (qlora__config_find(r, "mscale") != 0 && qlora__config_find(r, "mscale_all_dim") != 0) {
-        QLORA__TRY(qlora__config_positive(r, "mscale", -1.0, &mscale));
-        QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", -1.0, &mscale_all));
-        computed = (mscale * lengthen + 1.0) / (mscale_all * lengthen + 1.0);
-    }
-    return qlora__config_positive(r, "attention_factor", computed, &rope->attention_factor);
+    QLORA__TRY(qlora__config_positive(r, "mscale", 0.0, &rope->mscale));
+    QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", 0.0, &rope->mscale_all_dim));
+    QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
+    QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
+    rope->no_truncate = !truncate;
+    return QLORA_OK;
 }
 
 static qlora_result qlora__config_llama3(const qlora__config_reader* r,
-                                         const qlora__config_reader* top, qlora_rope_config* rope) {
+                                         const qlora__config_reader* top, qlora_rope_desc* rope) {
     double fallback = -1.0;
     if (qlora__config_find(top, "original_max_position_embeddings") != 0) {
         QLORA__TRY(
@@ -4023,10 +3996,10 @@ static qlora_result qlora__config_llama3(const qlora__config_reader* r,
 // One set of rotary parameters from object `dict` (0 = none: all defaults); what it leaves out is
 // looked for at the top of the file.
 static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
-                                       const qlora_model_config* c, qlora_rope_config* rope) {
+                                       const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
         const char* name;
-        qlora_rope_kind kind;
+        qlora_rope_type type;
     } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
                   {"linear", QLORA_ROPE_LINEAR},
                   {"llama3", QLORA_ROPE_LLAMA3},
@@ -4036,7 +4009,6 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
     double partial = 1.0;
     memset(rope, 0, sizeof *rope);
     rope->factor = 1.0;
-    rope->attention_factor = 1.0;
     QLORA__TRY(qlora__config_positive(top, "rope_theta", theta, &rope->theta));
     QLORA__TRY(qlora__config_positive(top, "partial_rotary_factor", partial, &partial));
     if (dict != 0) {
@@ -4052,7 +4024,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         if (k == 4) {
             return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
         }
-        rope->kind = kinds[k].kind;
+        rope->type = kinds[k].type;
     }
     if (!(rope->theta > 1.0)) {
         return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
@@ -4063,7 +4035,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
                            "%s: partial_rotary_factor %g is not supported; only 1 is",
                            r.json->label, partial);
     }
-    switch (rope->kind) {
+    switch (rope->type) {
     case QLORA_ROPE_LINEAR:
         return qlora__config_positive(&r, "factor", -1.0, &rope->factor);
     case QLORA_ROPE_LLAMA3:
