@@ -3825,10 +3825,10 @@ typedef struct qlora_model_config {
     int64_t head_dim;
     int64_t max_positions;
     double rms_eps;
-    qlora_rope_desc rope;         // layers with full attention
+    qlora_rope_desc rope;         // layers with full attention; nothing left to default
     qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
-    int64_t window;   // a token sees itself and window - 1 before it; 0 = no layer has one
-    bool tied;        // the output head is the embedding
+    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
+    bool tied;      // the output head is the embedding
     bool qkv_bias;
     bool o_bias;
     bool mlp_bias;
@@ -3979,12 +3979,10 @@ static qlora_result qlora__config_refuse(const qlora__config_reader* r, const ch
                        r->json->label, key, qlora__config_show(r, value, shown), advice);
 }
 
-// The yarn parameters and its attention factor, as transformers derives them.
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
                                        const qlora__config_reader* top, const qlora_model_config* c,
                                        qlora_rope_desc* rope) {
-    double mscale = 0.0;
-    double mscale_all = 0.0;
+    bool truncate = true;
     double fallback = (double)c->max_positions;
     QLORA__TRY(
         qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
@@ -3994,17 +3992,12 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
     QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
-    bool truncate = true;
+    QLORA__TRY(qlora__config_positive(r, "mscale", 0.0, &rope->mscale));
+    QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", 0.0, &rope->mscale_all_dim));
+    QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
     QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
     rope->no_truncate = !truncate;
-    double lengthen = rope->factor > 1.0 ? 0.1 * log(rope->factor) : 0.0;
-    double computed = lengthen + 1.0;
-    if (qlora__config_find(r, "mscale") != 0 && qlora__config_find(r, "mscale_all_dim") != 0) {
-        QLORA__TRY(qlora__config_positive(r, "mscale", -1.0, &mscale));
-        QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", -1.0, &mscale_all));
-        computed = (mscale * lengthen + 1.0) / (mscale_all * lengthen + 1.0);
-    }
-    return qlora__config_positive(r, "attention_factor", computed, &rope->attention_factor);
+    return QLORA_OK;
 }
 
 static qlora_result qlora__config_llama3(const qlora__config_reader* r,
@@ -4033,7 +4026,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
                                        const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
         const char* name;
-        qlora_rope_type kind;
+        qlora_rope_type type;
     } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
                   {"linear", QLORA_ROPE_LINEAR},
                   {"llama3", QLORA_ROPE_LLAMA3},
@@ -4043,7 +4036,6 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
     double partial = 1.0;
     memset(rope, 0, sizeof *rope);
     rope->factor = 1.0;
-    rope->attention_factor = 1.0;
     QLORA__TRY(qlora__config_positive(top, "rope_theta", theta, &rope->theta));
     QLORA__TRY(qlora__config_positive(top, "partial_rotary_factor", partial, &partial));
     if (dict != 0) {
@@ -4059,7 +4051,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         if (k == 4) {
             return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
         }
-        rope->type = kinds[k].kind;
+        rope->type = kinds[k].type;
     }
     if (!(rope->theta > 1.0)) {
         return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
