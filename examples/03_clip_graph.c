@@ -1,6 +1,6 @@
 // 03_clip_graph.c - the gradients of a low-rank pair, clipped to a common norm, captured as a graph
-// and replayed. max_norm lives on the device, so a replay sees its newest value. On the CPU the same
-// program runs: there a replay calls the step again.
+// and replayed. max_norm lives on the device, so a replay sees its newest value. On the CPU the
+// same program runs: there a replay calls the step again.
 //
 //     cc -O2 -I. examples/03_clip_graph.c -o clip_graph -ldl -lm -lpthread && ./clip_graph
 #define QLORA_IMPLEMENTATION
