@@ -13,12 +13,12 @@
        API        declarations: results, descs, tensors, cache, GEMM, clip, graphs
        PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
        CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
-       NUMBERS    16-bit floating point and element access
+       NUMBERS    16-bit floating point, element access, NF4
        DRIVER     CUDA driver and cuBLAS: symbols, device facts, error names
        TENSOR     memory, tensors, copies and fills on the context's stream
        CACHE      kernel registry, PTX for a target, modules, seal, launch
        CONTEXT    creation, backend choice, stream, native handles, description
-       DISPATCH   the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+       DISPATCH   the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
        OPS        operators: the formula, the CPU loop, the launch
        GRAPH      capture, replay, invalidation
 
@@ -429,7 +429,8 @@ typedef enum qlora_path {
     QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
     QLORA_PATH_CPU = 1,
     QLORA_PATH_PTX = 2,
-    QLORA_PATH_CUBLAS = 3
+    QLORA_PATH_CUBLAS = 3,
+    QLORA_PATH_NF4 = 4 // reported only: weights were widened inside the product
 } qlora_path;
 
 typedef struct qlora_gemm_desc {
@@ -468,6 +469,88 @@ QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor*
                                              uint32_t flags);
 QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
 QLORA_API const char* qlora_path_name(qlora_path path);
+
+// ---- NF4 ------------------------------------------------------------------------------------------
+// A frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
+// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
+typedef struct qlora_nf4_desc {
+    int64_t rows;
+    int64_t cols;
+    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
+    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
+    bool plain_scales; // one float a block instead of one byte
+} qlora_nf4_desc;
+
+// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
+typedef struct qlora_nf4 {
+    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
+    float* absmax;         // one a block; NULL unless plain_scales
+    uint8_t* absmax_codes; // one a block; NULL when plain_scales
+    float* absmax_scales;  // one for block2 blocks
+    float* offset;         // one
+    float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
+    int64_t rows;
+    int64_t cols;
+    int32_t block;
+    int32_t block2;
+    bool owns_memory;
+    qlora_tensor memory;
+    qlora_ctx* owner;
+} qlora_nf4;
+
+// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow maps.
+typedef struct qlora_nf4_parts {
+    uint8_t* codes;
+    float* absmax;
+    uint8_t* absmax_codes;
+    float* absmax_scales;
+    float* offset;
+    float* levels; // 16
+    float* map;    // 256
+} qlora_nf4_parts;
+
+// Bytes that a weight of this description takes, 0 when the description is not valid.
+QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
+// The maps are set to bitsandbytes' own; codes and scales are not set.
+QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
+// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
+QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                      const qlora_tensor* memory, qlora_nf4* out);
+QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
+// Both wait for the device. Parts that are NULL stay as they are.
+QLORA_API qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+                                        const qlora_nf4_parts* parts);
+QLORA_API qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+                                          const qlora_nf4_parts* parts);
+// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
+QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                          const qlora_nf4* weight);
+// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
+QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
+                                            const qlora_tensor* out, bool via_bf16);
+
+typedef enum qlora_nf4_flags {
+    QLORA_NF4_AUTO = 0,
+    QLORA_NF4_FUSED = 1,     // the kernel that widens weights on the way: bf16, at most 64 rows
+    QLORA_NF4_UNFUSED = 2,   // dequantise into the scratch, then qlora_gemm
+    QLORA_NF4_PTX = 4,       // the unfused product on our own kernels
+    QLORA_NF4_ACCUMULATE = 8 // y += ...; unfused only
+} qlora_nf4_flags;
+
+// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are the bf16
+// values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight that does not
+// fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
+QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                              const qlora_nf4* w, const qlora_tensor* y,
+                                              uint32_t flags);
+QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                               const qlora_nf4* w, const qlora_tensor* dx,
+                                               uint32_t flags);
+// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
+QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
+                                               const qlora_nf4* w1, const qlora_nf4* w2,
+                                               const qlora_tensor* y1, const qlora_tensor* y2,
+                                               uint32_t flags);
 
 // ---- gradient clip --------------------------------------------------------------------------------
 typedef struct qlora_clip qlora_clip;
@@ -1577,7 +1660,7 @@ static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_
     memcpy(out, c, sizeof c);
 }
 
-//@@ NUMBERS    - 16-bit floating point and element access
+//@@ NUMBERS    - 16-bit floating point, element access, NF4
 
 static uint32_t qlora__bits(float x) {
     uint32_t u;
@@ -1866,6 +1949,190 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s overlaps %s", out_name, in_name);
     }
     return QLORA_OK;
+}
+
+// ---- NF4 ------------------------------------------------------------------------------------------
+// 4-bit NormalFloat with block-wise scales, byte for byte as bitsandbytes stores it. Element e of a
+// matrix without gaps lies in block e / block; a block may straddle rows, the last may be short.
+//   absmax[b] = max |w| of the block
+//   code[e]   = number of thresholds below w[e] * inv, inv = 1 / max(absmax[b], 1e-38)
+//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the type that is asked for
+// Byte i holds element 2i in its high half and 2i + 1 in its low half; after an odd count the last half
+// is 7, the code of zero. Double quantisation keeps one byte a block instead of absmax, in groups:
+//   offset    = f32(sum of absmax) * f32(1 / blocks)
+//   scale[g]  = max(max |absmax - offset|, 1e-38)
+//   q[b]      = entry of a map of 256 that is nearest to (absmax[b] - offset) * (1 / scale[g])
+//   absmax[b] = map[q[b]] * scale[g] + offset, each operation rounded
+// Every operation is a single f32 one, so CPU and GPU agree in every bit. bitsandbytes' own CUDA kernels
+// use an approximate reciprocal and may differ by one code at a threshold, and store 0 instead of 7 for
+// a block of zeros.
+
+#define QLORA__NF4_SMALLEST 1e-38f
+#define QLORA__NF4_MAPS 272 // 16 levels, then the map of the scales
+
+static const float qlora__nf4_levels[16] = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+
+static const float qlora__nf4_thresholds[15] = {
+    -0.8480963706970215f,
+    -0.6106328964233398f,
+    -0.4599952697753906f,
+    -0.33967941999435425f,
+    -0.23460739850997925f,
+    -0.13791173696517944f,
+    -0.045525018125772476f,
+    0.03979014977812767f,
+    0.120255246758461f,
+    0.2035212516784668f,
+    0.2920137643814087f,
+    0.3893125355243683f,
+    0.5016634464263916f,
+    0.6427869200706482f,
+    0.8614784479141235f,
+};
+
+// The 16 levels and the signed dynamic map: for i = 0 ... 6 the middles between 2^i + 1 points spread
+// evenly over [0.1, 1], times 10^(i-6), with both signs; 0; and 1. The points are computed as torch's
+// linspace does (from both ends, each one multiply-add), because files carry those very bits; a file's
+// own map replaces this one.
+static void qlora__nf4_default_maps(float* maps) {
+    static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    memcpy(maps, qlora__nf4_levels, sizeof qlora__nf4_levels);
+    float* middle = maps + 16 + 127; // the entry that is zero
+    middle[0] = 0.0f;
+    middle[128] = 1.0f;
+    int at = 0;
+    for (int i = 0; i < 7; i++) {
+        int points = (1 << i) + 1;
+        float step = (1.0f - 0.1f) / (float)(points - 1);
+        float before = 0.1f;
+        for (int j = 1; j < points; j++) {
+            // In double the product and the sum are exact, so this rounds once.
+            float here = j < points / 2
+                             ? (float)((double)0.1f + (double)step * (double)j)
+                             : (float)(1.0 - (double)step * (double)(points - 1 - j));
+            float value = (before + here) / 2.0f * powers[i];
+            at++;
+            middle[at] = value;
+            middle[-at] = -value;
+            before = here;
+        }
+    }
+}
+
+static uint32_t qlora__nf4_code(float x) {
+    uint32_t code = 0;
+    for (int i = 0; i < 15; i++) {
+        code += x > qlora__nf4_thresholds[i] ? 1u : 0u;
+    }
+    return code;
+}
+
+// Quantises blocks [first, last) of n elements.
+static void qlora__nf4_quantise_blocks(const void* w, qlora_dtype dtype, int64_t n, int64_t block,
+                                       uint8_t* codes, float* absmax, int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; b++) {
+        int64_t begin = b * block;
+        int64_t end = qlora__min(n, begin + block);
+        float most = 0.0f;
+        for (int64_t e = begin; e < end; e++) {
+            float x = fabsf((float)qlora__load(w, dtype, e));
+            most = x > most ? x : most;
+        }
+        float inv = 1.0f / (most > QLORA__NF4_SMALLEST ? most : QLORA__NF4_SMALLEST);
+        for (int64_t e = begin; e < end; e += 2) {
+            uint32_t high = qlora__nf4_code((float)qlora__load(w, dtype, e) * inv);
+            uint32_t low = 7;
+            if (e + 1 < end) {
+                low = qlora__nf4_code((float)qlora__load(w, dtype, e + 1) * inv);
+            }
+            codes[e / 2] = (uint8_t)(high << 4 | low);
+        }
+        absmax[b] = most;
+    }
+}
+
+// 1024 sums in f64, as the kernel's threads have them, folded in halves.
+static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
+    double sums[1024];
+    memset(sums, 0, sizeof sums);
+    for (int64_t b = 0; b < blocks; b++) {
+        sums[b % 1024] += (double)absmax[b];
+    }
+    for (int half = 512; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            sums[i] += sums[i + half];
+        }
+    }
+    return blocks > 0 ? (float)sums[0] * (1.0f / (float)blocks) : 0.0f;
+}
+
+// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x; in
+// the middle between the two the last entry of the bisection stays.
+static int qlora__nf4_nearest(const float* map, float x) {
+    int at = 127;
+    int below = 0;
+    int above = 255;
+    for (int step = 64; step > 0; step /= 2) {
+        if (x > map[at]) {
+            below = at;
+            at += step;
+        } else {
+            above = at;
+            at -= step;
+        }
+    }
+    if (x > map[at]) {
+        return x > (map[above] + map[at]) * 0.5f ? above : at;
+    }
+    return x < (map[below] + map[at]) * 0.5f ? below : at;
+}
+
+static void qlora__nf4_quantise_scales(const float* absmax, int64_t blocks, int64_t group, float offset,
+                                       const float* map, uint8_t* q, float* scales) {
+    for (int64_t begin = 0; begin < blocks; begin += group) {
+        int64_t end = qlora__min(blocks, begin + group);
+        float most = QLORA__NF4_SMALLEST;
+        for (int64_t b = begin; b < end; b++) {
+            float x = fabsf(absmax[b] - offset);
+            most = x > most ? x : most;
+        }
+        float inv = 1.0f / most;
+        for (int64_t b = begin; b < end; b++) {
+            q[b] = (uint8_t)qlora__nf4_nearest(map, (absmax[b] - offset) * inv);
+        }
+        scales[begin / group] = most;
+    }
+}
+
+// The scale of block b. volatile keeps a compiler from fusing the product and the sum.
+static float qlora__nf4_absmax(const qlora_nf4* w, int64_t b) {
+    if (w->absmax != NULL) {
+        return w->absmax[b];
+    }
+    volatile float product = w->maps[16 + w->absmax_codes[b]] * w->absmax_scales[b / w->block2];
+    return product + w->offset[0];
+}
+
+static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
+    uint32_t byte = codes[e / 2];
+    return e % 2 != 0 ? byte & 15u : byte >> 4;
 }
 
 //@@ DRIVER     - CUDA driver and cuBLAS: symbols, device facts, error names
@@ -2828,11 +3095,27 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_NF4    8u // has an NF4 base
 #define QLORA__NEED_LORA  16u // trains adapters
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
+#define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 
 // The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
 // dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
 #define QLORA__KERNELS(X)                                                                            \
-    QLORA__KERNELS_RUNTIME(X)
+    QLORA__KERNELS_RUNTIME(X)                                                                        \
+    QLORA__KERNELS_NF4(X)
+
+#define QLORA__KERNELS_NF4(X)                                                                        \
+    X(nf4_quantise_f32, nf4, 0, NF4)                                                                 \
+    X(nf4_quantise_bf16, nf4, 0, NF4)                                                                \
+    X(nf4_quantise_f16, nf4, 0, NF4)                                                                 \
+    X(nf4_offset, nf4, 0, NF4)                                                                       \
+    X(nf4_quantise_scales, nf4, 0, NF4)                                                              \
+    X(nf4_dequantise_f32, nf4, 0, NF4)                                                               \
+    X(nf4_dequantise_bf16, nf4, 0, NF4)                                                              \
+    X(nf4_dequantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_32, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_64, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                    \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
@@ -4049,7 +4332,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     return used + 1;
 }
 
-//@@ DISPATCH   - the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+//@@ DISPATCH   - the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
 
 // One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
 typedef struct qlora__gemm {
@@ -4406,8 +4689,8 @@ static bool qlora__has_cublas(const qlora_ctx* ctx) {
 // ---- the operator ---------------------------------------------------------------------------------
 
 const char* qlora_path_name(qlora_path path) {
-    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS"};
-    return (int)path >= 0 && path <= QLORA_PATH_CUBLAS ? names[path] : "unknown";
+    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS", "NF4"};
+    return (int)path >= 0 && path <= QLORA_PATH_NF4 ? names[path] : "unknown";
 }
 
 qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
@@ -4569,6 +4852,605 @@ qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const 
                                    const qlora_tensor* db, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_b");
     return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
+}
+
+// ---- NF4 weights ----------------------------------------------------------------------------------
+
+static bool qlora__is_power_of_two(int64_t n) {
+    return n > 0 && (n & (n - 1)) == 0;
+}
+
+static QLORA__UNUSED int32_t qlora__log2(int64_t power) {
+    int32_t shift = 0;
+    while (power > 1) {
+        power /= 2;
+        shift++;
+    }
+    return shift;
+}
+
+// Where the parts of a weight lie in its memory: codes, absmax, absmax_codes, absmax_scales, offset, maps.
+typedef struct qlora__nf4_layout {
+    int64_t blocks;
+    int64_t groups;
+    int32_t block;
+    int32_t block2;
+    size_t size[6];
+    size_t at[6];
+    size_t total;
+} qlora__nf4_layout;
+
+static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
+    memset(out, 0, sizeof *out);
+    out->block = desc->block != 0 ? desc->block : 64;
+    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+    size_t n = 0;
+    if (desc->rows < 0 || desc->cols < 0 || !qlora__is_power_of_two(out->block) || out->block < 32 ||
+        out->block > 4096 || !qlora__is_power_of_two(out->block2) || out->block2 > (1 << 20) ||
+        !qlora__mul((size_t)desc->rows, (size_t)desc->cols, &n) || n > (size_t)INT64_MAX / 2) {
+        return false;
+    }
+    out->blocks = qlora__ceil_div((int64_t)n, out->block);
+    out->groups = desc->plain_scales ? 0 : qlora__ceil_div(out->blocks, out->block2);
+    out->size[0] = (n + 1) / 2;
+    out->size[1] = desc->plain_scales ? (size_t)out->blocks * 4 : 0;
+    out->size[2] = desc->plain_scales ? 0 : (size_t)out->blocks;
+    out->size[3] = (size_t)out->groups * 4;
+    out->size[4] = desc->plain_scales ? 0 : 4;
+    out->size[5] = QLORA__NF4_MAPS * 4;
+    for (int i = 0; i < 6; i++) {
+        out->at[i] = out->total;
+        out->total += qlora__align_up(out->size[i], 256);
+    }
+    return true;
+}
+
+size_t qlora_nf4_bytes(const qlora_nf4_desc* desc) {
+    qlora__nf4_layout layout;
+    return desc != NULL && qlora__nf4_lay_out(desc, &layout) ? layout.total : 0;
+}
+
+static qlora_result qlora__nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                    const qlora_tensor* memory, qlora_nf4* out) {
+    qlora__nf4_layout layout;
+    if (desc == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", desc == NULL ? "desc" : "out");
+    }
+    if (!qlora__nf4_lay_out(desc, &layout)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "NF4 of %lld x %lld, block %d, block2 %d: block is a power of two from 32 to "
+                           "4096, block2 a power of two",
+                           (long long)desc->rows, (long long)desc->cols, (int)desc->block,
+                           (int)desc->block2);
+    }
+    QLORA__TRY(qlora__need(ctx, memory, "memory", QLORA__IS_U8, -1, -1));
+    if (memory->bytes < layout.total || (uintptr_t)memory->data % 16 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "an NF4 weight of %lld x %lld needs %llu bytes aligned to 16, not %llu",
+                           (long long)desc->rows, (long long)desc->cols,
+                           (unsigned long long)layout.total, (unsigned long long)memory->bytes);
+    }
+    char* base = (char*)memory->data;
+    qlora_nf4 w;
+    memset(&w, 0, sizeof w);
+    w.codes = (uint8_t*)base;
+    if (desc->plain_scales) {
+        w.absmax = (float*)(void*)(base + layout.at[1]);
+    } else {
+        w.absmax_codes = (uint8_t*)(base + layout.at[2]);
+        w.absmax_scales = (float*)(void*)(base + layout.at[3]);
+        w.offset = (float*)(void*)(base + layout.at[4]);
+    }
+    w.maps = (float*)(void*)(base + layout.at[5]);
+    w.rows = desc->rows;
+    w.cols = desc->cols;
+    w.block = layout.block;
+    w.block2 = layout.block2;
+    w.memory = *memory;
+    w.owner = ctx;
+    float maps[QLORA__NF4_MAPS];
+    qlora__nf4_default_maps(maps);
+    QLORA__TRY(qlora__copy_in(ctx, w.maps, maps, sizeof maps));
+    *out = w;
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc, const qlora_tensor* memory,
+                            qlora_nf4* out) {
+    QLORA__ENTER(ctx, "qlora_nf4_wrap");
+    return qlora__leave(ctx, qlora__nf4_wrap(ctx, desc, memory, out));
+}
+
+static qlora_result qlora__nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out) {
+    size_t bytes = qlora_nf4_bytes(desc);
+    qlora_tensor memory;
+    QLORA__TRY(qlora__tensor_create(ctx, QLORA_U8, 1, 1, (int64_t)bytes, &memory));
+    qlora_result r = qlora__nf4_wrap(ctx, desc, &memory, out);
+    if (r != QLORA_OK) {
+        qlora_result ignored = qlora__tensor_destroy(ctx, &memory);
+        (void)ignored;
+        return r;
+    }
+    out->owns_memory = true;
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out) {
+    QLORA__ENTER(ctx, "qlora_nf4_create");
+    return qlora__leave(ctx, qlora__nf4_create(ctx, desc, out));
+}
+
+static qlora_result qlora__nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
+    if (weight == NULL || weight->owner == NULL) {
+        return QLORA_OK;
+    }
+    if (weight->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight belongs to another context");
+    }
+    if (weight->owns_memory) {
+        QLORA__TRY(qlora__tensor_destroy(ctx, &weight->memory));
+    }
+    memset(weight, 0, sizeof *weight);
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_nf4_destroy"));
+    return qlora__leave(ctx, qlora__nf4_destroy(ctx, weight));
+}
+
+static qlora_result qlora__nf4_need(qlora_ctx* ctx, const qlora_nf4* w, const char* name) {
+    if (w == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
+    }
+    if (w->owner != ctx || w->codes == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
+                           w->owner == NULL ? "no context; use qlora_nf4_create or _wrap"
+                                            : "another context");
+    }
+    return qlora__capture_note(ctx, w->memory.data);
+}
+
+static qlora_nf4_desc qlora__nf4_describe(const qlora_nf4* w) {
+    qlora_nf4_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.rows = w->rows;
+    desc.cols = w->cols;
+    desc.block = w->block;
+    desc.block2 = w->block2;
+    desc.plain_scales = w->absmax != NULL;
+    return desc;
+}
+
+// Copies parts in or out; a part that the weight does not have may not be given.
+static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w, const qlora_nf4_parts* parts,
+                                    bool in) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    if (parts == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts is NULL");
+    }
+    qlora_nf4_desc desc = qlora__nf4_describe(w);
+    qlora__nf4_layout layout;
+    bool valid = qlora__nf4_lay_out(&desc, &layout);
+    QLORA_ASSERT(valid);
+    (void)valid;
+    static const char* const names[] = {"codes",  "absmax", "absmax_codes", "absmax_scales",
+                                        "offset", "levels", "map"};
+    void* host[] = {parts->codes,  parts->absmax, parts->absmax_codes, parts->absmax_scales,
+                    parts->offset, parts->levels, parts->map};
+    void* device[] = {w->codes,  w->absmax, w->absmax_codes, w->absmax_scales,
+                      w->offset, w->maps,   w->maps + 16};
+    const size_t sizes[] = {layout.size[0], layout.size[1], layout.size[2], layout.size[3],
+                            layout.size[4], 16 * 4,         256 * 4};
+    for (int i = 0; i < 7; i++) {
+        if (host[i] != NULL && device[i] == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts.%s is given, but the weight has %s scales",
+                               names[i], w->absmax != NULL ? "plain" : "double-quantised");
+        }
+    }
+    for (int i = 0; i < 7; i++) {
+        if (host[i] != NULL) {
+            QLORA__TRY(in ? qlora__copy_in(ctx, device[i], host[i], sizes[i])
+                          : qlora__copy_out(ctx, host[i], device[i], sizes[i]));
+        }
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
+    QLORA__ENTER(ctx, "qlora_nf4_upload");
+    return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
+}
+
+qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
+    QLORA__ENTER(ctx, "qlora_nf4_download");
+    return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
+}
+
+// ---- NF4 quantise and dequantise (formulas: section NUMBERS) ----------------------------------------
+
+typedef struct qlora__nf4_job {
+    const qlora_nf4* w;
+    const qlora_tensor* source;
+    float* absmax;
+    // dequantise only: the window
+    const qlora_tensor* out;
+    int64_t row0;
+    int64_t col0;
+    bool via_bf16;
+} qlora__nf4_job;
+
+static void qlora__nf4_quantise_range(void* user, int64_t begin, int64_t end) {
+    const qlora__nf4_job* job = (const qlora__nf4_job*)user;
+    const qlora_nf4* w = job->w;
+    qlora__nf4_quantise_blocks(job->source->data, job->source->dtype, w->rows * w->cols, w->block,
+                               w->codes, job->absmax, begin, end);
+}
+
+static void qlora__nf4_dequantise_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__nf4_job* job = (const qlora__nf4_job*)user;
+    const qlora_tensor* out = job->out;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t e = (job->row0 + r) * job->w->cols + job->col0;
+        int64_t block = -1;
+        float scale = 0.0f;
+        for (int64_t c = 0; c < out->cols; c++, e++) {
+            if (e / job->w->block != block) {
+                block = e / job->w->block;
+                scale = qlora__nf4_absmax(job->w, block);
+            }
+            float value = job->w->maps[qlora__nf4_code_at(job->w->codes, e)] * scale;
+            if (job->via_bf16) {
+                value = qlora__bf16_to(qlora__bf16_from(value));
+            }
+            qlora__put(out, r, c, (QLORA__REAL)value);
+        }
+    }
+}
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
+                                            const qlora_nf4* weight, float* absmax, int64_t blocks) {
+    qlora_nf4 w = *weight; // parameters are passed by address
+    int64_t n = w.rows * w.cols;
+    void* data = source->data;
+    qlora__kernel_id kernel = source->dtype == QLORA_F32    ? QLORA__K_nf4_quantise_f32
+                              : source->dtype == QLORA_BF16 ? QLORA__K_nf4_quantise_bf16
+                                                            : QLORA__K_nf4_quantise_f16;
+    void* args[] = {&data, &n, &w.block, &w.codes, &absmax};
+    QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(blocks, 8), 1, 1, 256, 0, args));
+    if (w.absmax != NULL || blocks == 0) {
+        return QLORA_OK;
+    }
+    float inverse = 1.0f / (float)blocks;
+    void* sum[] = {&absmax, &blocks, &inverse, &w.offset};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_nf4_offset, 1, 1, 1, 1024, 0, sum));
+    void* scales[] = {&absmax, &blocks, &w.block2, &w.offset, &w.maps, &w.absmax_codes,
+                      &w.absmax_scales};
+    return qlora__launch(ctx, QLORA__K_nf4_quantise_scales,
+                         qlora__ceil_div(qlora__ceil_div(blocks, w.block2), 8), 1, 1, 256, 0, scales);
+}
+
+static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_job* job) {
+    qlora_nf4 w = *job->w;
+    qlora_tensor out = *job->out;
+    int64_t row0 = job->row0;
+    int64_t col0 = job->col0;
+    int32_t block_shift = qlora__log2(w.block);
+    int32_t group_shift = qlora__log2(w.block2);
+    int32_t via_bf16 = job->via_bf16 ? 1 : 0;
+    int32_t width = 1; // threads along a row, eight columns each
+    while (width < 256 && 8 * width < out.cols) {
+        width *= 2;
+    }
+    qlora__kernel_id kernel = out.dtype == QLORA_F32    ? QLORA__K_nf4_dequantise_f32
+                              : out.dtype == QLORA_BF16 ? QLORA__K_nf4_dequantise_bf16
+                                                        : QLORA__K_nf4_dequantise_f16;
+    void* args[] = {&w.codes,  &w.absmax, &w.absmax_codes, &w.absmax_scales, &w.offset,    &w.maps,
+                    &w.cols,   &row0,     &col0,           &out.data,        &out.rows,    &out.cols,
+                    &out.ld,   &block_shift, &group_shift, &width,           &via_bf16};
+    return qlora__launch(ctx, kernel, qlora__ceil_div(out.rows, 4 * 256 / width),
+                         qlora__ceil_div(out.cols, 8 * width), 1, 256, 0, args);
+}
+
+#else
+
+static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
+                                            const qlora_nf4* weight, float* absmax, int64_t blocks) {
+    (void)source;
+    (void)weight;
+    (void)absmax;
+    (void)blocks;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                        const qlora_nf4* w) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    QLORA__TRY(qlora__need(ctx, source, "source", QLORA__IS_FLOAT, w->rows, w->cols));
+    if (source->ld != source->cols && source->rows > 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "source must have no gaps between its rows");
+    }
+    int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
+    void* scratch = NULL;
+    float* absmax = w->absmax;
+    if (absmax == NULL) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)blocks * 4, &scratch));
+        absmax = (float*)scratch;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__nf4_quantise_gpu(ctx, source, w, absmax, blocks);
+    }
+    qlora__nf4_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.source = source;
+    job.absmax = absmax;
+    qlora__parallel(ctx, blocks, 64, qlora__nf4_quantise_range, &job);
+    if (w->absmax == NULL && blocks > 0) {
+        w->offset[0] = qlora__nf4_offset(absmax, blocks);
+        qlora__nf4_quantise_scales(absmax, blocks, w->block2, w->offset[0], w->maps + 16,
+                                   w->absmax_codes, w->absmax_scales);
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source, const qlora_nf4* weight) {
+    QLORA__ENTER(ctx, "qlora_nf4_quantise");
+    return qlora__leave(ctx, qlora__nf4_quantise(ctx, source, weight));
+}
+
+// A window of the weight that begins at (row0, col0) and is as large as out.
+static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_t row0, int64_t col0,
+                                      const qlora_tensor* out, bool via_bf16) {
+    qlora__nf4_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.out = out;
+    job.row0 = row0;
+    job.col0 = col0;
+    job.via_bf16 = via_bf16;
+    if (out->rows == 0 || out->cols == 0) {
+        return QLORA_OK;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__nf4_dequantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, out->rows, 1 + 4096 / out->cols, qlora__nf4_dequantise_rows, &job);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* w, const qlora_tensor* out,
+                                          bool via_bf16) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    QLORA__TRY(qlora__need(ctx, out, "out", QLORA__IS_FLOAT, w->rows, w->cols));
+    return qlora__nf4_window(ctx, w, 0, 0, out, via_bf16);
+}
+
+qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_tensor* out,
+                                  bool via_bf16) {
+    QLORA__ENTER(ctx, "qlora_nf4_dequantise");
+    return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
+}
+
+// ---- NF4 GEMM: y = x W^T, dx = dy W -----------------------------------------------------------------
+//
+// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch: rows
+// of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights are widened
+// on the way to the tensor cores; it wins as long as reading W costs more than multiplying, up to 64 rows.
+
+#define QLORA__NF4_FUSED_ROWS 64
+
+// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least `unit`.
+static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
+                                     int64_t* slice, void** memory) {
+    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
+    if (fit < count) {
+        fit = qlora__max(fit / unit * unit, qlora__min(unit, count)); // too little: let scratch say so
+    }
+    *slice = qlora__min(fit, count);
+    return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
+}
+
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                       const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    int64_t count = backward ? w->cols : w->rows;
+    int64_t other = backward ? w->rows : w->cols;
+    int64_t slice = 0;
+    qlora_tensor window;
+    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
+    QLORA__TRY(qlora__nf4_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64, &slice,
+                                &window.data));
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_b = !backward;
+    d.alpha = 1.0f;
+    d.beta = (flags & QLORA_NF4_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    d.path = (flags & QLORA_NF4_PTX) != 0 ? QLORA_PATH_PTX : QLORA_PATH_AUTO;
+    for (int64_t done = 0; done < count; done += slice) {
+        int64_t now = qlora__min(slice, count - done);
+        window.rows = backward ? other : now;
+        window.cols = backward ? now : other;
+        window.ld = window.cols;
+        window.bytes = (size_t)(now * other) * qlora_dtype_bytes(x->dtype);
+        QLORA__TRY(qlora__nf4_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window,
+                                     x->dtype == QLORA_F32));
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, &d, x, &window, &part));
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
+           x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
+           w->rows <= INT32_MAX - 4096 && x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
+           (uintptr_t)w->codes % 16 == 0;
+}
+
+// Blocks of 64 rows of W by a range of K; K is split until about 448 blocks are there.
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    qlora_nf4 w[2];
+    memset(w, 0, sizeof w);
+    w[0] = *w1;
+    if (w2 != NULL) {
+        w[1] = *w2;
+    }
+    int64_t tiles = qlora__ceil_div(w[0].rows, 64) + qlora__ceil_div(w[1].rows, 64);
+    int32_t M = (int32_t)x->rows;
+    int32_t K = (int32_t)x->cols;
+    if (M == 0 || tiles == 0) {
+        return QLORA_OK;
+    }
+    int64_t splits = qlora__min(16, qlora__ceil_div(448, tiles));
+    int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
+    int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
+    splits = range > 0 ? qlora__ceil_div(K, range) : 1;
+    void* partials = NULL;
+    if (splits > 1) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)(splits * M * tiles * 64) * 4, &partials));
+    }
+    void* source = x->data;
+    int64_t ldx = x->ld;
+    int32_t is_bf16 = y1->dtype == QLORA_BF16 ? 1 : 0;
+    int32_t shift[4] = {qlora__log2(w[0].block), qlora__log2(w[0].block2), qlora__log2(w[1].block),
+                        qlora__log2(w[1].block2)};
+    int32_t N[2] = {(int32_t)w[0].rows, (int32_t)w[1].rows};
+    void* y[2] = {y1->data, y2 != NULL ? y2->data : NULL};
+    int64_t ldy[2] = {y1->ld, y2 != NULL ? y2->ld : 0};
+    void* args[29] = {&source, &ldx, &M, &K, &range, &is_bf16, &partials};
+    for (int i = 0; i < 2; i++) {
+        void* own[11] = {&w[i].codes,  &w[i].absmax, &w[i].absmax_codes, &w[i].absmax_scales,
+                         &w[i].offset, &w[i].maps,   &shift[2 * i],      &shift[2 * i + 1],
+                         &N[i],        &y[i],        &ldy[i]};
+        memcpy(args + 7 + 11 * i, own, sizeof own);
+    }
+    qlora__kernel_id kernel = M <= 16   ? QLORA__K_nf4_gemm_16
+                              : M <= 32 ? QLORA__K_nf4_gemm_32
+                                        : QLORA__K_nf4_gemm_64;
+    QLORA__TRY(qlora__launch(ctx, kernel, tiles, splits, 1, 128, 0, args));
+    if (splits == 1) {
+        return QLORA_OK;
+    }
+    int32_t count = (int32_t)splits;
+    void* sum[] = {&partials, &count, &M, &N[0], &y[0], &ldy[0], &N[1], &y[1], &ldy[1], &is_bf16};
+    return qlora__launch(ctx, QLORA__K_nf4_gemm_reduce, qlora__ceil_div(tiles * 64, 256), M, 1, 256, 0,
+                         sum);
+}
+
+#else
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    (void)ctx;
+    (void)x;
+    (void)w;
+    return false;
+}
+
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    (void)x;
+    (void)w1;
+    (void)w2;
+    (void)y1;
+    (void)y2;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+// Checks one product; x is [rows, cols of W] forward, [rows, rows of W] backward.
+static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                          const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "W"));
+    int64_t in = backward ? w->rows : w->cols;
+    int64_t out = backward ? w->cols : w->rows;
+    QLORA__TRY(qlora__need(ctx, x, backward ? "dy" : "x", QLORA__IS_F32 | QLORA__IS_BF16, -1, in));
+    QLORA__TRY(qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
+    QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
+    QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
+    uint32_t both = QLORA_NF4_FUSED | QLORA_NF4_UNFUSED;
+    if (flags > 15 || (flags & both) == both ||
+        ((flags & QLORA_NF4_FUSED) != 0 && (flags & (QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX)) != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
+                           flags);
+    }
+    if ((flags & QLORA_NF4_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
+                           "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
+                           "of 32",
+                           QLORA__NF4_FUSED_ROWS);
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                   uint32_t flags) {
+    uint32_t other = QLORA_NF4_UNFUSED | QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX;
+    return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                    const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
+    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
+    }
+    return qlora__nf4_unfused(ctx, backward, x, w, y, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, false, x, w, y, flags));
+}
+
+qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_nf4* w,
+                                     const qlora_tensor* dx, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_backward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, true, dy, w, dx, flags));
+}
+
+static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w1, y1, flags));
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w2, y2, flags));
+    QLORA__TRY(qlora__need_apart(ctx, "y1", y1, "y2", y2));
+    if (y1->dtype == y2->dtype && qlora__nf4_wants_fused(ctx, x, w1, flags) &&
+        qlora__nf4_wants_fused(ctx, x, w2, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
+    }
+    size_t before = ctx->scratch_used;
+    QLORA__TRY(qlora__nf4_gemm(ctx, false, x, w1, y1, flags));
+    ctx->scratch_used = before; // the stream keeps the order, so the second weight takes the same place
+    return qlora__nf4_gemm(ctx, false, x, w2, y2, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward2");
+    return qlora__leave(ctx, qlora__nf4_gemm2(ctx, x, w1, w2, y1, y2, flags));
 }
 
 // ---- pre-warm -------------------------------------------------------------------------------------
