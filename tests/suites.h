@@ -1,4 +1,5 @@
 // suites.h - every suite, in the order in which they run: X(name) for each SUITE(name).
 #define TEST_SUITES(X)                                                                              \
     X(harness_suite)                                                                                \
-    X(gemm_suite)
+    X(gemm_suite)                                                                                   \
+    X(attention_suite)
