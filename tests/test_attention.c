@@ -527,6 +527,46 @@ TEST attention_order_changes_nothing(void) {
     PASS();
 }
 
+// The separate operators against float64; sequences of one length, and what they refuse.
+TEST attention_unfused_is_right(const test_machine* machine) {
+    static const attention_case even[] = {
+        {QLORA_F32, 16, 4, 2, 0, 60, 0, 0, 2, {30, 30}},
+        {QLORA_F32, 20, 6, 2, 9, 40, 4, 0.3f, 1, {40}},
+        {QLORA_BF16, 64, 4, 1, 0, 66, 8, 0, 3, {22, 22, 22}},
+        {QLORA_BF16, 32, 2, 2, 5, 1, 0, 0, 1, {1}},
+    };
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (ctx == NULL) {
+        SKIPm(test_open_reason());
+    }
+    test_random random = test_random_start("unfused");
+    for (size_t i = 0; i < sizeof even / sizeof even[0]; i++) {
+        const attention_case* c = &even[i];
+        attention_data d = data_make(c, &random);
+        attention_device x;
+        ASSERT(device_make(ctx, c, &d, &x));
+        attention_results got = results_make(c);
+        ASSERT_EQ(QLORA_OK, device_run(ctx, &x)); // for lse, which the pieces do not make
+        x.desc.unfused = true;
+        ASSERT_EQ_FMT(QLORA_OK, device_run(ctx, &x), "%d");
+        ASSERT(device_read(ctx, c, &x, &got));
+        const char* wrong = judge(c, &d, &got);
+        results_free(&got);
+        x.seqs.cols = 1; // no sequence
+        ASSERT_EQ_FMT(QLORA_ERR_ARGUMENT, device_run(ctx, &x), "%d");
+        ASSERT(strstr(qlora_last_error(ctx), "unfused") != NULL);
+        x.seqs.cols = c->n + 1;
+        device_free(ctx, &x);
+        data_free(&d);
+        if (wrong != NULL) {
+            fprintf(stderr, "case %u of even[]\n", (unsigned)i);
+            FAILm(wrong);
+        }
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 static qlora_result graph_body(qlora_ctx* ctx, void* user) {
     return device_run(ctx, (attention_device*)user);
 }
@@ -787,6 +827,7 @@ SUITE(attention_suite) {
     RUN_ON(TEST_EVERYWHERE, attention_is_right);
     RUN_ON(TEST_ONE_EACH, attention_packing_changes_nothing);
     RUN_TEST(attention_order_changes_nothing);
+    RUN_ON(TEST_EVERYWHERE, attention_unfused_is_right);
     RUN_ON(TEST_ONE_EACH, attention_graph_serves_any_packing);
     RUN_ON(TEST_ONE_EACH, attention_survives_bad_offsets);
     RUN_ON(TEST_ONE_EACH, attention_refuses);
