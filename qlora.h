@@ -8242,7 +8242,7 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
         int64_t batch = unit / tiles / panels;
         int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
         int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
-        memset(acc, 0, sizeof acc);
+        memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
         for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
             int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
             int64_t a_k = g->ta ? g->lda : 1;
@@ -11097,7 +11097,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
     QLORA__REAL top = -(QLORA__REAL)INFINITY;
     QLORA__REAL sum = 0;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
         int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
@@ -11150,7 +11150,7 @@ static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t
     QLORA__REAL lse = qlora__at(a->lse, head, i);
     QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
     a->dots[head * a->tokens + i] = dot;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j <= i; j++) {
         QLORA__REAL dp =
@@ -11188,8 +11188,8 @@ static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int
     int64_t group = a->heads / a->kv_heads;
     const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
     const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
-    memset(acc_k, 0, sizeof acc_k);
-    memset(acc_v, 0, sizeof acc_v);
+    memset(acc_k, 0, (size_t)a->hd * sizeof acc_k[0]);
+    memset(acc_v, 0, (size_t)a->hd * sizeof acc_v[0]);
     if (a->window > 0 && a->window < end - j) {
         end = j + a->window;
     }
