@@ -10,7 +10,7 @@
 
    CONTENTS  (grep -n '^//@@' qlora.h)
 
-       API        declarations: results, descs, tensors, cache, GEMM, clip, graphs
+       API        declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
        PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
        CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
        NUMBERS    16-bit floating point and element access
@@ -108,7 +108,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-//@@ API        - declarations: results, descs, tensors, cache, GEMM, clip, graphs
+//@@ API        - declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
 
 #define QLORA_VERSION_MAJOR 0
 #define QLORA_VERSION_MINOR 1
@@ -703,6 +703,285 @@ QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_atte
                                                 const qlora_tensor* o, const qlora_tensor* lse,
                                                 const qlora_tensor* d_o, const qlora_tensor* dq,
                                                 const qlora_tensor* dk, const qlora_tensor* dv);
+
+// ---- models ---------------------------------------------------------------------------------------
+#define QLORA_MAX_LAYERS 256
+#define QLORA_MAX_STOP_IDS 16
+
+typedef enum qlora_family {
+    QLORA_FAMILY_NONE = 0,
+    QLORA_FAMILY_LLAMA,
+    QLORA_FAMILY_MISTRAL,
+    QLORA_FAMILY_QWEN2,
+    QLORA_FAMILY_QWEN3
+} qlora_family;
+
+typedef struct qlora_model_config {
+    qlora_family family;
+    int64_t vocab;
+    int64_t hidden;
+    int64_t intermediate;
+    int64_t layers;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t max_positions;
+    double rms_eps;
+    qlora_rope_desc rope;         // layers with full attention; nothing left to default
+    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
+    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
+    bool tied;      // the output head is the embedding
+    bool qkv_bias;
+    bool o_bias;
+    bool mlp_bias;
+    bool qk_norm;
+    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
+    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
+    int32_t bos_id; // -1 = none
+    int32_t pad_id; // -1 = none
+    int32_t stop_count;
+    int32_t stop_ids[QLORA_MAX_STOP_IDS];
+    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
+} qlora_model_config;
+
+// What a model computes in. Weights keep their own format.
+typedef enum qlora_mode {
+    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
+    QLORA_MODE_F32 = 1,  // exact fp32, where correctness is proved
+    QLORA_MODE_TF32 = 2, // fp32 storage, forward products on TF32
+    QLORA_MODE_BF16 = 3
+} qlora_mode;
+
+typedef enum qlora_target { // the projections of a layer, one bit each
+    QLORA_TARGET_Q = 1,
+    QLORA_TARGET_K = 2,
+    QLORA_TARGET_V = 4,
+    QLORA_TARGET_O = 8,
+    QLORA_TARGET_GATE = 16,
+    QLORA_TARGET_UP = 32,
+    QLORA_TARGET_DOWN = 64,
+    QLORA_TARGET_ALL = 127
+} qlora_target;
+
+// Long calls tell how far they are; false stops them with QLORA_ERR_STOPPED.
+typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
+
+typedef struct qlora_model_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
+    const qlora_model_config* config; // only without dir
+    uint64_t seed;                    // of random weights and of new adapters
+    float weight_std;                 // of random weights; 0 = 0.02
+    qlora_base_format base;           // NF4; a folder's own 4-bit tensors stay as they are
+    bool single_quant;                // keep fp32 scales instead of quantising them, too
+    qlora_mode mode;                  // AUTO
+    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
+    int32_t rank;        // 0 = 16; negative = no adapters
+    float alpha;         // 0 = 2 * rank
+    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
+    float dropout;       // of the adapters' input; 0 = none
+    uint32_t targets;    // qlora_target bits; 0 = all seven
+    bool train_norms;    // the RMSNorm weights are trained, too
+    qlora_progress_fn progress;
+    void* progress_user;
+    uint32_t reserved_must_be_zero1;
+} qlora_model_desc;
+
+typedef enum qlora_schedule {
+    QLORA_SCHEDULE_COSINE = 0, // to zero at total_steps
+    QLORA_SCHEDULE_LINEAR = 1, // to zero at total_steps
+    QLORA_SCHEDULE_CONSTANT = 2
+} qlora_schedule;
+
+typedef enum qlora_choice { QLORA_CHOICE_AUTO = 0, QLORA_CHOICE_ON = 1, QLORA_CHOICE_OFF = 2 } qlora_choice;
+
+typedef struct qlora_train_desc {
+    uint32_t reserved_must_be_zero0;
+    int64_t tokens;          // most tokens of one micro-batch; 0 = 2048
+    int64_t max_sequences;   // most sequences of one micro-batch; 0 = tokens / 8, at least 1
+    int64_t max_length;      // longest sequence; 0 = tokens
+    double lr;               // 0 = 2e-4; negative = 0
+    double beta1;            // 0 = 0.9
+    double beta2;            // 0 = 0.999
+    double eps;              // 0 = 1e-8
+    double weight_decay;     // 0 = none
+    double max_norm;         // 0 = 1; negative = no clipping
+    qlora_schedule schedule; // cosine
+    int64_t warmup_steps;    // linear from 0
+    int64_t total_steps;     // 0 = schedule stays at lr after the warm-up
+    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as many as the budget demands
+    qlora_choice cache;      // 16-bit copies of 4-bit weights: AUTO = where the budget has room
+    int64_t head_chunk;      // rows of logits at a time; 0 = 1024, or fewer for few tokens
+    uint64_t seed;           // of the dropout
+    bool eager;              // no CUDA graphs
+    bool require_graph;      // a failed capture is an error instead of a fallback
+    bool no_training;        // evaluation and generation only: no gradients, no optimizer
+    int64_t generate_tokens; // longest text of qlora_generate; 0 = none
+    uint32_t reserved_must_be_zero1;
+} qlora_train_desc;
+
+// What a plan is made for; zero = the context's own device, all the memory that is free there.
+typedef struct qlora_budget {
+    uint64_t bytes;
+    int32_t capability; // 90 is 9.0
+    int32_t multiprocessors;
+} qlora_budget;
+
+typedef struct qlora_plan {
+    qlora_model_config config;
+    qlora_mode mode;
+    // Bytes in one arena, to the byte.
+    uint64_t base;        // frozen weights, embedding, head, norms, tables
+    uint64_t cache;       // 16-bit copies of 4-bit weights
+    uint64_t adapters;    // parameters and their 16-bit shadow
+    uint64_t optimizer;   // gradients, moments, clip tables
+    uint64_t activations; // kept between forward and backward
+    uint64_t workspace;   // shared by the layers
+    uint64_t head;        // logits of a chunk and what goes with them
+    uint64_t generation;  // key/value cache
+    uint64_t batches;     // what a micro-batch brings along
+    uint64_t total;
+    uint64_t context;     // scratch and cuBLAS workspace that the context holds already
+    int64_t tokens;
+    int64_t max_sequences;
+    int64_t max_length;
+    int64_t head_chunk;
+    int64_t parameters;   // that are trained
+    uint8_t recompute[QLORA_MAX_LAYERS]; // 1: only the layer's input is kept
+    uint8_t cached[QLORA_MAX_LAYERS];    // 1: its weights have a 16-bit copy
+    int64_t recompute_layers;
+    int64_t cached_layers;
+} qlora_plan;
+
+// Needs no GPU: a CPU context plans for any device. Refuses what cannot fit and says what would.
+QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                                       const qlora_train_desc* train, const qlora_budget* budget,
+                                       qlora_plan* out);
+// The plan as a table for people. Returns the bytes needed with the final NUL.
+QLORA_API size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size);
+// Reads config.json (and generation_config.json) of a folder.
+QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
+
+typedef struct qlora_model qlora_model;
+typedef struct qlora_trainer qlora_trainer;
+
+// Compiles, allocates the plan's arena, runs every planned product once, seals the kernel cache, and
+// only then loads the weights. train NULL = evaluation only, with its defaults.
+QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                        const qlora_train_desc* train, const qlora_plan* plan,
+                                        qlora_model** out);
+QLORA_API qlora_result qlora_model_close(qlora_model* model);
+QLORA_API const qlora_plan* qlora_model_plan(const qlora_model* model);
+QLORA_API qlora_ctx* qlora_model_ctx(const qlora_model* model);
+
+// What is trained, tensor by tensor, in PEFT's names, shapes and order: A [rank, in], B [out, rank].
+typedef struct qlora_parameter {
+    char name[192];
+    int64_t rows;
+    int64_t cols;
+} qlora_parameter;
+QLORA_API int64_t qlora_model_parameters(const qlora_model* model);
+QLORA_API qlora_result qlora_model_parameter(qlora_model* model, int64_t index, qlora_parameter* out);
+// rows * cols floats; both wait for the device.
+QLORA_API qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out);
+QLORA_API qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index, const float* in);
+// Without adapters the bare base answers; training needs them on.
+QLORA_API qlora_result qlora_model_use_adapters(qlora_model* model, bool on);
+
+// ---- training -------------------------------------------------------------------------------------
+// Sequences one behind the other. Labels are those of the tokens themselves, as transformers has them:
+// the loss of token i is that of predicting labels[i + 1], inside its sequence; -100 = not trained.
+typedef struct qlora_batch {
+    const int32_t* ids;
+    const int32_t* labels;
+    const float* weights;     // per label, as labels; NULL = 1
+    const int32_t* lengths;   // tokens of each sequence
+    const int32_t* sequences; // number of each sequence in the data (for dropout); NULL = 0, 1, ...
+    int64_t count;            // of sequences
+} qlora_batch;
+// Sum of the weights of a batch's labels: what counts towards total_labels.
+QLORA_API double qlora_batch_labels(const qlora_batch* batch);
+
+QLORA_API qlora_result qlora_trainer_create(qlora_model* model, qlora_trainer** out);
+QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
+// Adds one micro-batch's gradients; total_labels = sum of qlora_batch_labels over the whole step, so that
+// any split gives the same step. Does not wait for the device.
+QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
+                                         double total_labels);
+// Clips, updates, zeroes the gradients, and advances the schedule. Does not wait either.
+QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
+
+typedef struct qlora_train_info {
+    int64_t step;       // updates asked for so far, skipped ones included
+    int64_t skipped;    // left out because a gradient was not finite
+    bool last_skipped;
+    double loss;        // of the last step: mean over its labels
+    double labels;      // their weight
+    int64_t tokens;     // of the last step
+    float grad_norm;    // before clipping
+    double lr;          // used by the last step
+    bool graphs;        // steps are replayed graphs
+    int64_t waits;      // times the host waited for a free staging slot
+} qlora_train_info;
+// Waits for the last step: the only call of a step that does.
+QLORA_API qlora_result qlora_train_info_read(qlora_trainer* trainer, qlora_train_info* out);
+// Gradient of parameter index, as accumulated since the last update.
+QLORA_API qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, float* out);
+
+typedef struct qlora_eval_info {
+    double loss;   // sum of weighted losses
+    double labels; // sum of weights
+    int64_t tokens;
+} qlora_eval_info;
+// Forward only, adapters as they are used. Waits.
+QLORA_API qlora_result qlora_eval(qlora_trainer* trainer, const qlora_batch* batch,
+                                  qlora_eval_info* out);
+// Logits of every token, tokens * vocab floats. For tests and tools; waits.
+QLORA_API qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch, float* out);
+
+// Adapter, optimizer state, step, random state and what the caller wants back (a data position), in one
+// folder, replaced atomically: a crash leaves the old checkpoint or the new one.
+QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir,
+                                             const void* position, size_t position_bytes);
+// position gets what was saved; *position_bytes is its room, then its size.
+QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
+                                             size_t* position_bytes);
+
+// ---- adapters ---------------------------------------------------------------------------------------
+// PEFT folder: adapter_config.json and adapter_model.safetensors. base_name goes into the config.
+QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name);
+QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir);
+// llama.cpp's adapter file.
+QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path);
+
+typedef enum qlora_merge_base {
+    QLORA_MERGE_ORIGINAL = 0, // onto the folder's own weights
+    QLORA_MERGE_TRAINED = 1   // onto what the 4-bit weights stand for, which is what was trained on
+} qlora_merge_base;
+// The folder's model with the adapter merged in, as safetensors shards of at most shard_bytes (0 = 5 GB)
+// in dtype (BF16, F16, F32), with its config.json. Streams: one tensor in memory at a time.
+QLORA_API qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
+                                        qlora_merge_base base, uint64_t shard_bytes,
+                                        qlora_progress_fn progress, void* user);
+
+// ---- generation -------------------------------------------------------------------------------------
+typedef struct qlora_generate_desc {
+    uint32_t reserved_must_be_zero0;
+    const int32_t* prompt;
+    int64_t prompt_tokens;
+    int64_t max_tokens;    // new ones; 0 = as many as the plan's generate_tokens leave
+    float temperature;     // 0 = greedy
+    int32_t top_k;         // 0 = all
+    float top_p;           // 0 = all
+    uint64_t seed;
+    const int32_t* stops;  // NULL = the model's own; -1 as the only one = none
+    int32_t stop_count;
+    uint32_t reserved_must_be_zero1;
+} qlora_generate_desc;
+// Called with each new token; false stops (which is no error).
+typedef bool (*qlora_token_fn)(void* user, int32_t token);
+QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
+                                      qlora_token_fn fn, void* user);
 
 // ---- graphs ---------------------------------------------------------------------------------------
 typedef struct qlora_graph qlora_graph;
@@ -3807,45 +4086,6 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora_ctx* ctx, qlora__
 
 // ---- Hugging Face config.json
 
-#define QLORA_MAX_LAYERS 256
-#define QLORA_MAX_STOP_IDS 16
-
-typedef enum qlora_family {
-    QLORA_FAMILY_NONE = 0,
-    QLORA_FAMILY_LLAMA,
-    QLORA_FAMILY_MISTRAL,
-    QLORA_FAMILY_QWEN2,
-    QLORA_FAMILY_QWEN3
-} qlora_family;
-
-typedef struct qlora_model_config {
-    qlora_family family;
-    int64_t vocab;
-    int64_t hidden;
-    int64_t intermediate;
-    int64_t layers;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t head_dim;
-    int64_t max_positions;
-    double rms_eps;
-    qlora_rope_desc rope;         // layers with full attention
-    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
-    int64_t window;   // a token sees itself and window - 1 before it; 0 = no layer has one
-    bool tied;        // the output head is the embedding
-    bool qkv_bias;
-    bool o_bias;
-    bool mlp_bias;
-    bool qk_norm;
-    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
-    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
-    int32_t bos_id; // -1 = none
-    int32_t pad_id; // -1 = none
-    int32_t stop_count;
-    int32_t stop_ids[QLORA_MAX_STOP_IDS];
-    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
-} qlora_model_config;
-
 static const struct {
     const char* model_type;
     qlora_family family;
@@ -3983,12 +4223,10 @@ static qlora_result qlora__config_refuse(const qlora__config_reader* r, const ch
                        r->json->label, key, qlora__config_show(r, value, shown), advice);
 }
 
-// The yarn parameters and its attention factor, as transformers derives them.
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
                                        const qlora__config_reader* top, const qlora_model_config* c,
                                        qlora_rope_desc* rope) {
-    double mscale = 0.0;
-    double mscale_all = 0.0;
+    bool truncate = true;
     double fallback = (double)c->max_positions;
     QLORA__TRY(
         qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
@@ -3998,17 +4236,12 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
     QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
-    bool truncate = true;
+    QLORA__TRY(qlora__config_positive(r, "mscale", 0.0, &rope->mscale));
+    QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", 0.0, &rope->mscale_all_dim));
+    QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
     QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
     rope->no_truncate = !truncate;
-    double lengthen = rope->factor > 1.0 ? 0.1 * log(rope->factor) : 0.0;
-    double computed = lengthen + 1.0;
-    if (qlora__config_find(r, "mscale") != 0 && qlora__config_find(r, "mscale_all_dim") != 0) {
-        QLORA__TRY(qlora__config_positive(r, "mscale", -1.0, &mscale));
-        QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", -1.0, &mscale_all));
-        computed = (mscale * lengthen + 1.0) / (mscale_all * lengthen + 1.0);
-    }
-    return qlora__config_positive(r, "attention_factor", computed, &rope->attention_factor);
+    return QLORA_OK;
 }
 
 static qlora_result qlora__config_llama3(const qlora__config_reader* r,
@@ -4037,7 +4270,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
                                        const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
         const char* name;
-        qlora_rope_type kind;
+        qlora_rope_type type;
     } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
                   {"linear", QLORA_ROPE_LINEAR},
                   {"llama3", QLORA_ROPE_LLAMA3},
@@ -4047,7 +4280,6 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
     double partial = 1.0;
     memset(rope, 0, sizeof *rope);
     rope->factor = 1.0;
-    rope->attention_factor = 1.0;
     QLORA__TRY(qlora__config_positive(top, "rope_theta", theta, &rope->theta));
     QLORA__TRY(qlora__config_positive(top, "partial_rotary_factor", partial, &partial));
     if (dict != 0) {
@@ -4063,7 +4295,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         if (k == 4) {
             return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
         }
-        rope->type = kinds[k].kind;
+        rope->type = kinds[k].type;
     }
     if (!(rope->theta > 1.0)) {
         return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
@@ -8863,7 +9095,8 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
 //   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
 //   x       *= scale of its group
 //
-// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double.
+// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double
+// (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the norm).
 
 #define QLORA__CLIP_CHUNK 8192
 
