@@ -8474,7 +8474,7 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
         int64_t batch = unit / tiles / panels;
         int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
         int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
-        memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
+        memset(acc, 0, sizeof acc);
         for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
             int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
             int64_t a_k = g->ta ? g->lda : 1;
