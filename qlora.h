@@ -817,6 +817,10 @@ typedef struct qlora_attention_desc {
     int64_t head_dim; // 1 to 256
     int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
     float scale;    // above 0; 0 = 1 / sqrt(head_dim)
+    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with. The n
+    // sequences then have tokens / n tokens each, seqs is not read and lse not touched; the scratch
+    // holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    bool unfused;
 } qlora_attention_desc;
 
 // Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
@@ -12823,7 +12827,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
     QLORA__REAL top = -(QLORA__REAL)INFINITY;
     QLORA__REAL sum = 0;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
         int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
@@ -12876,7 +12880,7 @@ static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t
     QLORA__REAL lse = qlora__at(a->lse, head, i);
     QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
     a->dots[head * a->tokens + i] = dot;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j <= i; j++) {
         QLORA__REAL dp =
@@ -12914,8 +12918,8 @@ static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int
     int64_t group = a->heads / a->kv_heads;
     const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
     const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
-    memset(acc_k, 0, sizeof acc_k);
-    memset(acc_v, 0, sizeof acc_v);
+    memset(acc_k, 0, (size_t)a->hd * sizeof acc_k[0]);
+    memset(acc_v, 0, (size_t)a->hd * sizeof acc_v[0]);
     if (a->window > 0 && a->window < end - j) {
         end = j + a->window;
     }
@@ -13121,6 +13125,124 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
 
 #endif
 
+// The same from the separate operators, a sequence at a time. The query heads of a group stand one
+// below the other, so a batch of kv_heads products serves every ratio of heads.
+typedef struct qlora__attention_pieces {
+    int64_t length;
+    qlora_tensor q; // [heads][length, hd], and so on
+    qlora_tensor k;
+    qlora_tensor v;
+    qlora_tensor o;
+    qlora_tensor p; // [heads][length, length]
+    qlora_tensor d_o;
+    qlora_tensor dp;
+    qlora_tensor dkv;
+} qlora__attention_pieces;
+
+static qlora_result qlora__attention_piece(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
+                                 int64_t cols, qlora_tensor* out) {
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, out));
+    return qlora__scratch(ctx, out->bytes, &out->data);
+}
+
+static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a,
+                                       qlora__attention_pieces* x) {
+    if (a->n_seqs == 0 || a->tokens % a->n_seqs != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "unfused: %lld tokens are not %lld sequences of one length",
+                           (long long)a->tokens, (long long)a->n_seqs);
+    }
+    x->length = a->tokens / a->n_seqs;
+    qlora_dtype type = a->q->dtype;
+    int64_t n = x->length;
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->q));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->k));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->v));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->p));
+    if (a->d_o == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->d_o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->dp));
+    return qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->dkv);
+}
+
+static qlora_result qlora__pieces_split(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                        const qlora_tensor* rows, int64_t s, const qlora_tensor* y) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_split(ctx, &view, y);
+}
+
+static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                       const qlora_tensor* heads, int64_t s, const qlora_tensor* rows) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_join(ctx, heads, &view);
+}
+
+// c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
+static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
+                                           const qlora_tensor* x, bool trans_x, const qlora_tensor* y,
+                                           bool trans_y, const qlora_tensor* z) {
+    qlora_tensor t[3] = {*x, *y, *z};
+    for (int i = 0; i < 3; i++) {
+        int64_t group = t[i].batch / a->kv_heads;
+        t[i].batch = a->kv_heads;
+        t[i].rows *= group;
+        t[i].batch_stride *= group;
+    }
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_a = trans_x;
+    gemm.trans_b = trans_y;
+    gemm.alpha = alpha;
+    return qlora_gemm(ctx, &gemm, &t[0], &t[1], &t[2]);
+}
+
+// p of sequence s.
+static qlora_result qlora__pieces_scores(qlora_ctx* ctx, const qlora__attention* a,
+                                         const qlora__attention_pieces* x, int64_t s) {
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->q, s, &x->q));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->k, s, &x->k));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->v, s, &x->v));
+    QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x->q, false, &x->k, true, &x->p));
+    QLORA__TRY(qlora_scores_mask(ctx, &x->p, a->scale, true, a->window));
+    return qlora_softmax_forward(ctx, &x->p, &x->p);
+}
+
+static qlora_result qlora__attention_forward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, false, &x.v, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->o));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_split(ctx, &x, a->d_o, s, &x.d_o));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, true, &x.d_o, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dv));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.d_o, false, &x.v, true, &x.dp));
+        QLORA__TRY(qlora_softmax_backward(ctx, &x.p, &x.dp, &x.dp));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, true, &x.q, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dk));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, false, &x.k, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->dq));
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                            qlora__attention* a) {
     if (desc == NULL) {
@@ -13175,6 +13297,9 @@ static qlora_result qlora__attention_forward(qlora_ctx* ctx, const qlora_attenti
     if (a->tokens == 0) {
         return QLORA_OK;
     }
+    if (desc->unfused) {
+        return qlora__attention_forward_unfused(ctx, a);
+    }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         return qlora__attention_forward_gpu(ctx, a);
@@ -13222,6 +13347,9 @@ static qlora_result qlora__attention_backward(qlora_ctx* ctx, const qlora_attent
     }
     if (a->tokens == 0) {
         return QLORA_OK;
+    }
+    if (desc->unfused) {
+        return qlora__attention_backward_unfused(ctx, a);
     }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
