@@ -1,0 +1,188 @@
+// optim.cu - AdamW over one flat arena. Everything that changes from step to step is in device
+// memory.
+#include "vec.cuh"
+
+// The same layout as qlora_adamw_state in qlora.h: 5 doubles set by the host, counts kept by the
+// device, then what one update needs, formed from them in double.
+struct adamw_state {
+    double lr;
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    int64_t updates; // updates applied: the t of the bias corrections
+    int64_t skipped; // updates left out because a gradient was not finite
+    int32_t skip;    // this one is left out
+    float lr_decay;  // lr weight_decay
+    float beta2_f32;
+    float one_minus_beta1;
+    float one_minus_beta2;
+    float step_size;       // lr / (1 - beta1^t)
+    float root_correction; // sqrt(1 - beta2^t)
+    float eps_f32;
+};
+
+// The same layout as qlora_adamw_range in qlora.h.
+struct adamw_range {
+    int64_t begin;
+    int64_t count;
+    float decay;        // times weight_decay; 0 for norm weights
+    float shadow_scale; // the 16-bit copy holds shadow_scale * parameter
+};
+
+// x^n by squaring: the same products on the CPU, so that a resumed run has the same bits.
+__device__ __forceinline__ double power(double x, int64_t n) {
+    double y = 1.0;
+    for (; n > 0; n >>= 1) {
+        if (n & 1) {
+            y *= x;
+        }
+        x *= x;
+    }
+    return y;
+}
+
+// Opens one update: counts it, or counts it as skipped when *not_finite (may be null) is set, and
+// forms the corrections. Launch: 1 block of 32 threads; one of them works.
+QLORA_KERNEL qlora_optim_advance(adamw_state* state, const int32_t* not_finite) {
+    if (threadIdx.x != 0) {
+        return;
+    }
+    int32_t skip = not_finite != 0 && *not_finite != 0;
+    int64_t t = state->updates + (skip ? 0 : 1);
+    state->updates = t;
+    state->skipped += skip ? 1 : 0;
+    state->skip = skip;
+    double beta1 = state->beta1;
+    double beta2 = state->beta2;
+    state->lr_decay = (float)(state->lr * state->weight_decay);
+    state->beta2_f32 = (float)beta2;
+    state->one_minus_beta1 = (float)(1.0 - beta1);
+    state->one_minus_beta2 = (float)(1.0 - beta2);
+    state->step_size = (float)(state->lr / (1.0 - power(beta1, t)));
+    state->root_correction = (float)sqrt(1.0 - power(beta2, t));
+    state->eps_f32 = (float)state->eps;
+}
+
+__device__ __forceinline__ void adamw_one(const adamw_state& s, float decay, float clip, float& p,
+                                          float g, float& m, float& v) {
+    g *= clip;
+    p -= decay * p;
+    m += s.one_minus_beta1 * (g - m);
+    v = s.beta2_f32 * v + s.one_minus_beta2 * g * g;
+    p -= s.step_size * (m / (sqrtf(v) / s.root_correction + s.eps_f32));
+}
+
+__device__ __forceinline__ void store_four(float* p, const float (&v)[4]) {
+    *(uint4*)p = pack(v);
+}
+
+__device__ __forceinline__ void store_four(bf16* p, const float (&v)[4]) {
+    *(uint2*)p = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+}
+
+// For each range of the arena, with g clipped and decay = lr weight_decay range.decay:
+//   p -= decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
+//   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//   shadow = shadow_scale p (where shadow is given);  g = 0
+// When state->skip is set only g = 0 happens. clip (one f32 in device memory) may be null for 1.
+// Launch: 256 threads, grid.x = pieces of the longest range / 256, at most what keeps the grid near
+// 8192 blocks (the kernel strides), grid.y = number of ranges (strided above 65535). Determinism:
+// every element by itself; one writer each.
+template <class S>
+__device__ __forceinline__ void adamw(float* p, float* g, float* m, float* v, S* shadow,
+                                      const adamw_range* ranges, int64_t range_count,
+                                      const adamw_state* state, const float* clip) {
+    adamw_state s = *state;
+    float clip_by = clip != 0 ? *clip : 1.0f;
+    for (int64_t r = blockIdx.y; r < range_count; r += gridDim.y) {
+        adamw_range range = ranges[r];
+        float decay = s.lr_decay * range.decay;
+        int64_t begin = range.begin;
+        bool vec = rows_aligned(p, begin) && rows_aligned(g, begin) && rows_aligned(m, begin) &&
+                   rows_aligned(v, begin) &&
+                   (((uint64_t)shadow | (uint64_t)begin * sizeof(S)) & 7u) == 0 &&
+                   (sizeof(S) == 2 || rows_aligned(shadow, begin));
+        int64_t first = ((int64_t)blockIdx.x * 256 + threadIdx.x) * 4;
+        for (int64_t i = first; i < range.count; i += (int64_t)gridDim.x * 1024) {
+            int64_t left = range.count - i;
+            int64_t at = begin + i;
+            if (s.skip) {
+                store_raw(g + at, make_uint4(0, 0, 0, 0), left, vec);
+                continue;
+            }
+            uint4 raw_p = load_raw(p + at, left, vec);
+            uint4 raw_g = load_raw(g + at, left, vec);
+            uint4 raw_m = load_raw(m + at, left, vec);
+            uint4 raw_v = load_raw(v + at, left, vec);
+            float pp[4];
+            float gg[4];
+            float mm[4];
+            float vv[4];
+            unpack(raw_p, pp);
+            unpack(raw_g, gg);
+            unpack(raw_m, mm);
+            unpack(raw_v, vv);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                adamw_one(s, decay, clip_by, pp[k], gg[k], mm[k], vv[k]);
+            }
+            store_raw(p + at, pack(pp), left, vec);
+            store_raw(m + at, pack(mm), left, vec);
+            store_raw(v + at, pack(vv), left, vec);
+            store_raw(g + at, make_uint4(0, 0, 0, 0), left, vec);
+            if (shadow != 0) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    pp[k] *= range.shadow_scale;
+                }
+                if (vec && left >= 4) {
+                    store_four(shadow + at, pp);
+                } else {
+                    for (int k = 0; k < 4 && k < left; k++) {
+                        store(shadow + at + k, pp[k]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_optim_adamw_f32(float* p, float* g, float* m, float* v, float* shadow,
+                          const adamw_range* ranges, int64_t range_count, const adamw_state* state,
+                          const float* clip) {
+    adamw(p, g, m, v, shadow, ranges, range_count, state, clip);
+}
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_optim_adamw_bf16(float* p, float* g, float* m, float* v, bf16* shadow,
+                           const adamw_range* ranges, int64_t range_count, const adamw_state* state,
+                           const float* clip) {
+    adamw(p, g, m, v, shadow, ranges, range_count, state, clip);
+}
+
+// The shadow alone, shadow = shadow_scale p: after parameters were loaded. Launch as adamw.
+template <class S>
+__device__ __forceinline__ void shadow_write(const float* p, S* shadow, const adamw_range* ranges,
+                                             int64_t range_count) {
+    for (int64_t r = blockIdx.y; r < range_count; r += gridDim.y) {
+        adamw_range range = ranges[r];
+        int64_t first = (int64_t)blockIdx.x * 256 + threadIdx.x;
+        for (int64_t i = first; i < range.count; i += (int64_t)gridDim.x * 256) {
+            store(shadow + range.begin + i, range.shadow_scale * p[range.begin + i]);
+        }
+    }
+}
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_optim_shadow_f32(const float* p, float* shadow, const adamw_range* ranges,
+                           int64_t range_count) {
+    shadow_write(p, shadow, ranges, range_count);
+}
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_optim_shadow_bf16(const float* p, bf16* shadow, const adamw_range* ranges,
+                            int64_t range_count) {
+    shadow_write(p, shadow, ranges, range_count);
+}

@@ -1,0 +1,11738 @@
+/* qlora.h - v0.1.0 - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
+
+   Do this in ONE C or C++ file:
+
+       #define QLORA_IMPLEMENTATION
+       #include "qlora.h"
+
+   and include "qlora.h" without the macro everywhere else. kernels_ptx.h must lie beside qlora.h.
+   Link with -ldl -lm -lpthread on Linux, with nothing more on Windows.
+
+   CONTENTS  (grep -n '^//@@' qlora.h)
+
+       API        declarations: results, descs, tensors, cache, GEMM, clip, graphs
+       PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
+       CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
+       NUMBERS    16-bit floating point and element access
+       FORMATS    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
+       DRIVER     CUDA driver and cuBLAS: symbols, device facts, error names
+       TENSOR     memory, tensors, copies and fills on the context's stream
+       CACHE      kernel registry, PTX for a target, modules, seal, launch
+       CONTEXT    creation, backend choice, stream, native handles, description
+       DISPATCH   the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+       OPS        operators: the formula, the CPU loop, the launch
+       GRAPH      capture, replay, invalidation
+
+   QUICK START
+
+       qlora_ctx_desc desc = {0};                 // zero means "the default" everywhere
+       char why[256] = "";
+       desc.error_text = why;                     // where creation says what went wrong
+       desc.error_text_size = sizeof why;
+       desc.log = qlora_log_stderr;
+       qlora_ctx* ctx = NULL;
+       if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) { puts(why); return 1; }
+       ...
+       qlora_ctx_destroy(ctx);
+
+   BUILD AND LINK
+       C99 or C++11, 64-bit, little endian. Linux, macOS and BSD (CPU only there), Windows (mingw-w64,
+       MSVC). Give the implementation its own file: it takes two to three seconds at -O2. Include it
+       before any system header there, or build with -D_POSIX_C_SOURCE=200809L.
+
+   CONFIGURATION (define before the implementation; none of them changes a public type)
+       QLORA_STATIC          every function is static: a private copy for one file
+       QLORA_DLL             mark functions for a shared library
+       QLORA_NO_CUDA         leave the GPU out: no dynamic loading, no kernels_ptx.h
+       QLORA_NO_MODEL        leave out model, trainer and file formats: the bare runtime
+       QLORA_ASSERT(x)       our own invariants only; never files, arguments or devices
+       QLORA_KERNELS_HEADER  another name for "kernels_ptx.h"
+       QLORA_DEBUG           synchronise after every launch, so that a fault names its kernel
+
+   ERRORS
+       Every call that can fail returns a qlora_result and writes its outputs only on success.
+       qlora_last_error(ctx) says what, where and what to do; it is never NULL, "" after a successful
+       call, and valid until the next call on that context. The library never exits, aborts or prints.
+       After a fault on the device (an illegal address, say) CUDA makes every later call of that CUDA
+       context fail: such a qlora_ctx answers QLORA_ERR_DEVICE_LOST and can only be destroyed.
+
+   MEMORY
+       Host memory goes through desc.allocator, device memory through desc.device_allocator. The
+       operators allocate nothing: what they need lies in a scratch of desc.scratch_bytes made at
+       creation. A tensor is a small struct that points at memory; qlora_tensor_create allocates,
+       qlora_tensor_wrap and qlora_tensor_view do not.
+
+   THREADS
+       A context and everything made from it is used by one thread at a time; different contexts are
+       independent. Log and allocator callbacks may come from any thread and must not call back.
+
+   LOG
+       Silent unless desc.log is set; qlora_log_stderr is supplied.
+
+   DEVICES AND FALLBACK
+       CUDA when it is usable (compute capability 7.5 or newer), else the CPU. qlora_ctx_backend tells
+       which, qlora_ctx_reason why; desc.require_backend turns the fallback into an error. The device's
+       primary context is used unless desc.cu_context is given; it is current only inside our calls.
+
+   NUMERICS
+       Same inputs, same bytes: no float atomics, one writer per output, fixed order of summation,
+       choices from committed tables, on the same device, driver and cuBLAS. The CPU's results do not
+       depend on the number of threads. F32 is exact fp32 (TF32 off) unless desc.math says otherwise;
+       16-bit operands accumulate in fp32. Built with -ffast-math the CPU results are unspecified.
+
+   LIMITS
+       Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
+
+   QLORA DOES NOT
+       pre-train, distribute over several GPUs, run mixtures of experts or vision towers, or use the
+       network.
+*/
+
+// The implementation needs POSIX names that -std=c99 hides; harmless when the user set them already.
+#if defined(QLORA_IMPLEMENTATION) && !defined(_WIN32)
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#ifndef _DARWIN_C_SOURCE
+#define _DARWIN_C_SOURCE 1
+#endif
+#ifndef _FILE_OFFSET_BITS
+#define _FILE_OFFSET_BITS 64
+#endif
+#endif
+
+#ifndef QLORA_H
+#define QLORA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+//@@ API        - declarations: results, descs, tensors, cache, GEMM, clip, graphs
+
+#define QLORA_VERSION_MAJOR 0
+#define QLORA_VERSION_MINOR 1
+#define QLORA_VERSION_PATCH 0
+#define QLORA_VERSION (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
+#define QLORA_VERSION_STRING "0.1.0"
+
+#if defined(QLORA_STATIC)
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#elif defined(QLORA_DLL) && defined(_WIN32)
+#ifdef QLORA_IMPLEMENTATION
+#define QLORA_API __declspec(dllexport) extern
+#else
+#define QLORA_API __declspec(dllimport) extern
+#endif
+#elif defined(QLORA_DLL) && defined(__GNUC__)
+#define QLORA_API __attribute__((visibility("default"))) extern
+#else
+#define QLORA_API extern
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// clang-format off
+// ---- results --------------------------------------------------------------------------------------
+// name, value (never reused), text
+#define QLORA_RESULTS(X)                                                                    \
+    X(OK,                 0,    "ok")                                                       \
+    X(ERR_ARGUMENT,      -1,    "an argument is not valid")                                 \
+    X(ERR_MEMORY,        -2,    "out of host memory")                                       \
+    X(ERR_LIMIT,         -3,    "a size is beyond what can be handled")                     \
+    X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
+    X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
+    X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
+    X(ERR_FILE,          -100,  "a file could not be read or written")                      \
+    X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
+    X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
+    X(ERR_DEVICE_MEMORY, -201,  "out of device memory")                                     \
+    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is dead after an earlier fault")          \
+    X(ERR_BACKEND,       -203,  "the required backend is not available")                    \
+    X(ERR_KERNEL,        -204,  "a kernel could not be compiled or found")                  \
+    X(ERR_TARGET,        -205,  "PTX is not for this device's target")                      \
+    X(ERR_SEALED,        -206,  "the kernel cache is sealed")                               \
+    X(ERR_CUBLAS,        -207,  "a cuBLAS call failed")                                     \
+    X(ERR_CAPTURE,       -208,  "graph capture failed")
+// clang-format on
+
+typedef enum qlora_result {
+#define QLORA_X_RESULT(name, value, text) QLORA_##name = (value),
+    QLORA_RESULTS(QLORA_X_RESULT)
+#undef QLORA_X_RESULT
+    QLORA_RESULT_FORCE_INT = 0x7fffffff
+} qlora_result;
+
+// "ERR_ARGUMENT", and a sentence; "unknown" for a number that is no result.
+QLORA_API const char* qlora_result_name(qlora_result result);
+QLORA_API const char* qlora_result_text(qlora_result result);
+
+QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
+
+// ---- hooks ----------------------------------------------------------------------------------------
+typedef enum qlora_log_level {
+    QLORA_LOG_ERROR = 1,
+    QLORA_LOG_WARN = 2,
+    QLORA_LOG_INFO = 3,
+    QLORA_LOG_DEBUG = 4
+} qlora_log_level;
+
+// clang-format off
+#define QLORA_LOG_ITEMS(X)                                                                  \
+    X(BACKEND,        "which backend runs and why")                                         \
+    X(CUBLAS,         "cuBLAS bound or not")                                                \
+    X(KERNEL_COMPILE, "a module was compiled, or failed to")                                \
+    X(PREWARM,        "pre-warm finished")                                                  \
+    X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
+    X(DEVICE_LOST,    "a fault made the device unusable")                                   \
+    X(LEAK,           "something still lives when its parent is destroyed")
+// clang-format on
+
+typedef enum qlora_log_item {
+#define QLORA_X_LOG(name, text) QLORA_LOG_ITEM_##name,
+    QLORA_LOG_ITEMS(QLORA_X_LOG)
+#undef QLORA_X_LOG
+    QLORA_LOG_ITEM_COUNT
+} qlora_log_item;
+
+// text is never NULL; file may be.
+typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
+                             const char* text, const char* file, int line);
+
+// One line per item on standard error; user is ignored.
+QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
+                                const char* text, const char* file, int line);
+
+// Both functions or none. align is a power of two. free gets the size that alloc got.
+typedef struct qlora_allocator {
+    void* (*alloc)(size_t bytes, size_t align, void* user);
+    void (*free)(void* pointer, size_t bytes, void* user);
+    void* user;
+} qlora_allocator;
+
+// Device memory, at least 256-byte aligned, of the context that is current. NULL on failure.
+typedef struct qlora_device_allocator {
+    void* (*alloc)(size_t bytes, void* user);
+    void (*free)(void* pointer, size_t bytes, void* user);
+    void* user;
+} qlora_device_allocator;
+
+typedef enum qlora_file_mode { QLORA_FILE_READ = 0, QLORA_FILE_CREATE = 1 } qlora_file_mode;
+
+// All functions or none. Those that return int give 0 or an errno value; read and write give the
+// number of bytes (short writes are retried, a read of 0 is the end) or a negative errno value.
+typedef struct qlora_files {
+    int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
+    int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
+    int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
+    int (*sync)(void* file, void* user);
+    int (*close)(void* file, void* user);
+    int (*rename)(const char* from, const char* to, void* user); // replaces `to` atomically
+    int (*remove)(const char* path, void* user);
+    int (*make_dir)(const char* path, void* user); // 0 also when it is there already
+    int (*sync_dir)(const char* path, void* user);
+    int (*map)(const char* path, const void** data, uint64_t* bytes, void** handle, void* user);
+    void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
+    void* user;
+} qlora_files;
+
+// ---- context --------------------------------------------------------------------------------------
+typedef struct qlora_ctx qlora_ctx;
+
+typedef enum qlora_backend {
+    QLORA_BACKEND_ANY = 0, // CUDA if usable, else the CPU
+    QLORA_BACKEND_CPU = 1,
+    QLORA_BACKEND_CUDA = 2
+} qlora_backend;
+
+// How products of two f32 matrices are computed. 16-bit operands always accumulate in fp32.
+typedef enum qlora_math {
+    QLORA_MATH_F32 = 0,     // exact fp32 everywhere
+    QLORA_MATH_TF32 = 1,    // forward on TF32 tensor cores, backward in exact fp32
+    QLORA_MATH_TF32_ALL = 2 // backward on TF32, too
+} qlora_math;
+
+typedef struct qlora_ctx_desc {
+    uint32_t reserved_must_be_zero0;
+    qlora_backend require_backend; // ANY
+    int32_t device;                // CUDA ordinal; 0 is the first
+    int32_t threads;               // CPU threads; 0 = one per core, at most 64
+    qlora_math math;               // F32
+    void* cu_context;              // CUcontext to use; NULL = the device's primary context
+    void* cu_stream;               // CUstream to use; NULL = one of our own
+    const char* cuda_library;      // path; NULL = the usual names
+    const char* cublas_library;    // path; NULL = the usual names, newest first; "none" = do without
+    size_t workspace_bytes;        // for cuBLAS; 0 = 32 MiB
+    void* workspace;               // the caller's device memory for cuBLAS; NULL = ours
+    size_t scratch_bytes;          // for operators; 0 = 64 MiB on CUDA, 16 MiB on the CPU
+    qlora_allocator allocator;     // host memory; zero = malloc
+    qlora_device_allocator device_allocator; // zero = cuMemAlloc
+    qlora_files files;             // zero = the operating system's
+    qlora_log_fn log;              // NULL = silent
+    void* log_user;
+    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
+    size_t error_text_size;
+    uint32_t reserved_must_be_zero1;
+} qlora_ctx_desc;
+
+QLORA_API qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out);
+// Refuses (QLORA_ERR_STATE, nothing freed) while tensors, clips, graphs or models of it live.
+QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
+QLORA_API void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out); // defaults resolved
+QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
+QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
+QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
+QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
+QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
+// Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and may
+// not be the legacy default stream, which cannot be captured. Invalidates the graphs.
+QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
+QLORA_API qlora_result qlora_ctx_sync(qlora_ctx* ctx);
+
+typedef struct qlora_native {
+    void* cu_context;
+    void* cu_stream;
+    void* cublas; // cublasHandle_t, NULL without cuBLAS
+    int32_t cu_device;
+} qlora_native;
+// All NULL on the CPU. Once handed out, the handle's stream and workspace are set anew at every use.
+QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
+
+// Version, backend and why, device, driver, cuBLAS, kernel targets, as lines of text. Returns the bytes
+// needed with the final NUL; writes as much as fits.
+QLORA_API size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size);
+
+typedef struct qlora_memory_info {
+    uint64_t device_bytes;       // live device memory that we allocated
+    uint64_t device_peak;        // most of it at one time
+    uint64_t device_allocations; // how many so far
+    uint64_t device_free;        // what the driver says is free, 0 on the CPU
+    uint64_t device_total;
+    uint64_t host_bytes; // live host memory that we allocated
+} qlora_memory_info;
+QLORA_API qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out);
+
+// ---- tensors --------------------------------------------------------------------------------------
+typedef enum qlora_dtype {
+    QLORA_F32 = 0,
+    QLORA_BF16 = 1,
+    QLORA_F16 = 2,
+    QLORA_I32 = 3,
+    QLORA_U8 = 4
+} qlora_dtype;
+
+// Row-major matrices. data is a device address on CUDA and a host address on the CPU.
+typedef struct qlora_tensor {
+    void* data;
+    size_t bytes; // reachable from data
+    qlora_dtype dtype;
+    int64_t rows;
+    int64_t cols;
+    int64_t ld;           // elements from one row to the next, at least cols
+    int64_t batch;        // number of matrices
+    int64_t batch_stride; // elements from one matrix to the next
+    qlora_ctx* owner;
+} qlora_tensor;
+
+// Contiguous and uninitialised; batch 1. Freed by qlora_tensor_destroy, which zeroes the struct.
+QLORA_API qlora_result qlora_tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows,
+                                           int64_t cols, qlora_tensor* out);
+QLORA_API qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                                   int64_t rows, int64_t cols, qlora_tensor* out);
+QLORA_API qlora_result qlora_tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor);
+// Memory of the caller's; ld 0 means cols.
+QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_dtype dtype,
+                                         int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out);
+// A window of a tensor of batch 1; shares its memory, is not destroyed.
+QLORA_API qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows,
+                                         int64_t col, int64_t cols, qlora_tensor* out);
+// Whole contiguous tensors; bytes must be the tensor's size. Both wait for the device.
+QLORA_API qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor,
+                                           const void* source, size_t bytes);
+QLORA_API qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor,
+                                             void* target, size_t bytes);
+// Bytes of zero over the elements of the tensor (not over padding between rows). Does not wait.
+QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor);
+QLORA_API const char* qlora_dtype_name(qlora_dtype dtype);
+QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
+
+// ---- kernel cache ---------------------------------------------------------------------------------
+typedef struct qlora_kernel qlora_kernel; // lives as long as its context
+
+// A kernel of the library by its registry name, or one that get_or_compile made by its key.
+QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
+// Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
+// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older one.
+QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                  const char* entry, const qlora_kernel** out);
+// Rewrites .version and .target of a text for this device. *needed gets the size with the final NUL;
+// a NULL buffer only asks for it.
+QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                      size_t* needed);
+
+typedef struct qlora_launch {
+    uint32_t grid[3]; // 0 counts as 1
+    uint32_t block[3];
+    uint32_t shared_bytes; // dynamic shared memory
+} qlora_launch;
+// args[i] points at the value of parameter i, as in cuLaunchKernel.
+QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                           const qlora_launch* launch, void** args);
+
+typedef enum qlora_base_format {
+    QLORA_BASE_NF4 = 0,
+    QLORA_BASE_16BIT = 1,
+    QLORA_BASE_32BIT = 2
+} qlora_base_format;
+
+typedef struct qlora_shape {
+    int64_t hidden;
+    int64_t intermediate;
+    int64_t heads;
+    int64_t kv_heads; // 0 = heads
+    int64_t head_dim; // 0 = hidden / heads
+    int64_t max_tokens;
+    int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
+    qlora_base_format base;
+    qlora_dtype compute; // F32, BF16
+} qlora_shape;
+
+// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that is
+// freed again, and seals the cache. Again for a second model: compiles the difference and reseals.
+QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape);
+// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent compile.
+QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
+QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
+
+typedef struct qlora_cache_info {
+    uint32_t modules; // loaded, the caller's included
+    uint32_t kernels; // ready to launch
+    uint64_t hits;
+    uint64_t misses;
+    double jit_ms;
+    uint32_t jit_after_seal; // compiles between a seal and the next unseal: 0 by construction
+    uint32_t cublas_shapes;  // run by pre-warm
+    uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
+    bool sealed;
+} qlora_cache_info;
+QLORA_API qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out);
+// The registry, for tests and tools: name of kernel i, NULL past the end.
+QLORA_API const char* qlora_kernel_name(size_t index);
+
+// ---- GEMM -----------------------------------------------------------------------------------------
+typedef enum qlora_path {
+    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
+    QLORA_PATH_CPU = 1,
+    QLORA_PATH_PTX = 2,
+    QLORA_PATH_CUBLAS = 3
+} qlora_path;
+
+typedef struct qlora_gemm_desc {
+    bool trans_a; // A is stored [K, M]
+    bool trans_b; // B is stored [N, K]
+    float alpha;
+    float beta; // 0: C is not read
+    bool tf32;  // allow TF32 for two f32 operands
+    qlora_path path;
+} qlora_gemm_desc;
+
+// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all).
+// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of bf16 or
+// f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two from its own
+// maximum, and back in alpha.
+QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
+                                  const qlora_tensor* b, const qlora_tensor* c);
+
+typedef enum qlora_gemm_flags {
+    QLORA_GEMM_OVERWRITE = 0,
+    QLORA_GEMM_ACCUMULATE = 1,
+    QLORA_GEMM_PTX = 2,   // force a path
+    QLORA_GEMM_CUBLAS = 4,
+    QLORA_GEMM_TF32 = 8,  // TF32 for this call, whatever the context says
+    QLORA_GEMM_EXACT = 16 // exact fp32 for this call
+} qlora_gemm_flags;
+
+// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags: qlora_gemm_flags.
+QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
+                                          const qlora_tensor* b, const qlora_tensor* c, uint32_t flags);
+QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc,
+                                             const qlora_tensor* b, const qlora_tensor* da,
+                                             uint32_t flags);
+QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
+                                             const qlora_tensor* dc, const qlora_tensor* db,
+                                             uint32_t flags);
+QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
+QLORA_API const char* qlora_path_name(qlora_path path);
+
+// ---- gradient clip --------------------------------------------------------------------------------
+typedef struct qlora_clip qlora_clip;
+
+// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)). groups
+// (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and max_norm live on
+// the device; nothing waits for it. A non-finite norm leaves its gradients alone and sets a flag.
+QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                         const int32_t* groups, size_t n, qlora_clip** out);
+QLORA_API qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm); // 1 at first
+QLORA_API qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip);
+
+typedef struct qlora_clip_info {
+    float norm;
+    float scale;
+    bool finite;
+} qlora_clip_info;
+// Waits for the device. group from 0.
+QLORA_API qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
+                                       qlora_clip_info* out);
+
+// ---- operators-----------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------ f32 and bf16
+// storage (all tensors of a call in the same one, unless said), f32 arithmetic, rows and columns of
+// any size with zero included, leading dimensions respected. An output may be the very tensor of an
+// input where the comment says so; any other overlap is an error. Vectors are tensors of one row.
+// Gradients that other calls add to (dw) are added to.
+
+// y = silu(x) = x / (1 + e^-x); y may be x. dx = dy silu'(x); dx may be x or dy.
+QLORA_API qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_tensor* y);
+QLORA_API qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx);
+// h = silu(gate) up; h may be gate or up. gate and up may be two column ranges of one buffer.
+QLORA_API qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
+                                            const qlora_tensor* up, const qlora_tensor* h);
+// dgate, dup from dh, and h again where it is not NULL. dgate may be gate, dup up, h dh.
+QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
+                                             const qlora_tensor* gate, const qlora_tensor* up,
+                                             const qlora_tensor* dgate, const qlora_tensor* dup,
+                                             const qlora_tensor* h);
+// y = a b, y = a + b, y = alpha x, y = value; y may be an input.
+QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
+                                   const qlora_tensor* y);
+QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+
+// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
+// it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
+QLORA_API qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* w, float eps,
+                                             const qlora_tensor* y);
+// sum = h + delta, rounded to storage, then y = RMSNorm(sum). sum may be h.
+QLORA_API qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
+                                                      const qlora_tensor* delta,
+                                                      const qlora_tensor* w, float eps,
+                                                      const qlora_tensor* sum,
+                                                      const qlora_tensor* y);
+// dx = dres + (RMSNorm backward of dy at x); dres may be NULL, dx may be dy or dres. Where dw (f32,
+// as wide as w) is not NULL the weight's gradient is added to it; then dx must be neither dy nor x.
+QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                              const qlora_tensor* x, const qlora_tensor* w,
+                                              float eps, const qlora_tensor* dres,
+                                              const qlora_tensor* dx, const qlora_tensor* dw);
+
+typedef enum qlora_rope_type {
+    QLORA_ROPE_DEFAULT = 0,
+    QLORA_ROPE_LINEAR,
+    QLORA_ROPE_LLAMA3,
+    QLORA_ROPE_YARN
+} qlora_rope_type;
+
+// How a model scales its rotary frequencies; the names are those of config.json.
+typedef struct qlora_rope_desc {
+    qlora_rope_type type;
+    double theta;                 // 0 = 10000
+    double factor;                // 0 = 1
+    double low_freq_factor;       // llama3; 0 = 1
+    double high_freq_factor;      // llama3; 0 = 4
+    double original_max_position; // llama3, yarn: original_max_position_embeddings; 0 = error
+    double beta_fast;             // yarn; 0 = 32
+    double beta_slow;             // yarn; 0 = 1
+    double attention_factor;      // yarn, on cosine and sine; 0 = from factor and mscale
+    double mscale;                // yarn; 0 = not given
+    double mscale_all_dim;        // yarn; 0 = not given
+    bool no_truncate;             // yarn: "truncate": false
+} qlora_rope_desc;
+
+// Fills out[positions][head_dim]: cosines of the head_dim / 2 frequencies, then their sines. Host
+// memory, no context; a bad desc or an odd head_dim gives QLORA_ERR_ARGUMENT.
+QLORA_API qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim,
+                                        int64_t positions, float* out);
+// Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
+// by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
+// [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no
+// bias). A position outside the table is an error; on CUDA it leaves the row alone and writes 1 to
+// flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                          const qlora_tensor* positions, const qlora_tensor* table,
+                                          const qlora_tensor* bias, const qlora_tensor* flag);
+QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
+                                           const qlora_tensor* positions, const qlora_tensor* table,
+                                           const qlora_tensor* flag);
+
+// Attention in pieces. split: x [S, H*d] -> y, a batch of H [S, d]; join the other way round; any
+// 16- or 32-bit type. transpose: y[b] = x[b]^T.
+QLORA_API qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x,
+                                         const qlora_tensor* y);
+QLORA_API qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x,
+                                        const qlora_tensor* y);
+QLORA_API qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x,
+                                       const qlora_tensor* y);
+// s[b, q, k] = scale s, or -3e38 where query q, the (cols - rows + q)-th position, may not see key
+// k: later keys if causal, and keys `window` or more positions back if window > 0. In place.
+QLORA_API qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale,
+                                         bool causal, int64_t window);
+// y = softmax of each row; y may be x. dx = y (dy - sum(y dy)); dx may be dy or y.
+QLORA_API qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* y);
+QLORA_API qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y,
+                                              const qlora_tensor* dy, const qlora_tensor* dx);
+
+// y[t] = table[ids[t]]; table f32, bf16 or f16, ids I32 [1, T]. An id outside the table is an
+// error; on CUDA it gives a row of zeros and writes 1 to flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
+                                   const qlora_tensor* ids, const qlora_tensor* y,
+                                   const qlora_tensor* flag);
+
+// Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
+// losses.
+typedef struct qlora_cross_entropy_args {
+    const qlora_tensor* logits;
+    const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
+    const qlora_tensor* weights; // f32 [1, R], per row
+    const qlora_tensor* scale;   // f32, one: multiplies the gradient, not the loss
+    const qlora_tensor* losses;  // f32 [1, R]: weight (log sum e^x - x[label])
+    const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
+    const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
+    bool forward_only;           // leave the logits; otherwise they become their gradient
+} qlora_cross_entropy_args;
+QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args);
+// ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
+QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
+
+// AdamW as torch.optim.AdamW, over one flat f32 arena. The state lives in the backend's memory, so
+// that a captured update sees each step's own values.
+typedef struct qlora_adamw_state {
+    double lr; // the host writes the first five
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    int64_t updates;  // applied so far: the t of the bias corrections
+    int64_t skipped;  // left out so far, because a gradient was not finite
+    int32_t skip;     // the latest one was left out
+    float derived[7]; // private
+} qlora_adamw_state;
+
+// Part of the arena with its own decay factor and its own scale of the shadow copy.
+typedef struct qlora_adamw_range {
+    int64_t begin; // element; vector speed wants a multiple of 4
+    int64_t count;
+    float decay;        // times weight_decay: 1, or 0 for norm weights
+    float shadow_scale; // shadow = shadow_scale * parameter
+} qlora_adamw_range;
+
+typedef struct qlora_adamw_args {
+    const qlora_tensor* param;      // f32 [1, n]
+    const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
+    const qlora_tensor* m;          // f32 [1, n]
+    const qlora_tensor* v;          // f32 [1, n]
+    const qlora_tensor* shadow;     // bf16 or f32 [1, n], or NULL
+    const qlora_tensor* ranges;     // U8: qlora_adamw_range[count], disjoint, inside [0, n)
+    const qlora_tensor* state;      // U8: one qlora_adamw_state
+    const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
+    const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
+    int64_t longest_range;          // elements of the longest range; 0 = n
+} qlora_adamw_args;
+// advance counts the update (or the skip) and forms the corrections, then every range is updated.
+QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args);
+// shadow = shadow_scale * param in every range: after parameters were set. Uses param, shadow,
+// ranges.
+QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args);
+
+// y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
+// (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
+// pass, after a resume and when a batch is cut differently. y may be x.
+typedef struct qlora_dropout_args {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+    const qlora_tensor* positions; // I32 [1, rows]
+    const qlora_tensor* sequences; // I32 [1, rows]
+    const qlora_tensor* state;     // I32 [1, 4]: seed low, seed high, step, 0
+    float p;                       // 0 <= p < 1
+    int32_t layer;                 // 0 .. 2^23 - 1
+    int32_t projection;            // 0 .. 255
+    bool accumulate;
+} qlora_dropout_args;
+QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
+
+// ---- attention ----------------------------------------------------------------------------------
+typedef struct qlora_attention_desc {
+    int64_t heads;
+    int64_t kv_heads; // 0 = heads; must divide them
+    int64_t head_dim; // 1 to 256
+    int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
+    float scale;    // above 0; 0 = 1 / sqrt(head_dim)
+} qlora_attention_desc;
+
+// Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
+// kv_heads * head_dim], all f32 or all bf16; windows of one packed buffer will do. seqs: i32 [1, n
+// + 1], ascending token offsets from 0 of n sequences; unused entries repeat the last one, so one n
+// serves any packing. Tokens after the last sequence get zeros. lse: f32 [heads, tokens], rows
+// without gaps.
+QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                               const qlora_tensor* q, const qlora_tensor* k,
+                                               const qlora_tensor* v, const qlora_tensor* seqs,
+                                               const qlora_tensor* o, const qlora_tensor* lse);
+// Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
+// token.
+QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                                const qlora_tensor* q, const qlora_tensor* k,
+                                                const qlora_tensor* v, const qlora_tensor* seqs,
+                                                const qlora_tensor* o, const qlora_tensor* lse,
+                                                const qlora_tensor* d_o, const qlora_tensor* dq,
+                                                const qlora_tensor* dk, const qlora_tensor* dv);
+
+// ---- graphs ---------------------------------------------------------------------------------------
+typedef struct qlora_graph qlora_graph;
+typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
+
+// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
+// copy to or from host memory or compile: what breaks the capture is named and the stream stays usable.
+// key says what the graph is for (a shape): replay demands the same. On the CPU fn is called at once
+// and again at each replay, so user must stay valid.
+QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
+                                           void* user, qlora_graph** out);
+QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
+QLORA_API qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph);
+
+typedef struct qlora_graph_info {
+    uint64_t key;
+    uint64_t replays;
+    size_t nodes; // 0 on the CPU
+    bool valid;   // false after a buffer it uses was freed or the stream changed
+} qlora_graph_info;
+QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
+                                         qlora_graph_info* out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // QLORA_H
+
+// Let editors colour the implementation.
+#if defined(__INTELLISENSE__) || defined(__JETBRAINS_IDE__) || defined(Q_CREATOR_RUN) ||           \
+    defined(__CDT_PARSER__)
+#ifndef QLORA_IMPLEMENTATION
+#define QLORA_IMPLEMENTATION
+#endif
+#endif
+
+#ifdef QLORA_IMPLEMENTATION
+#ifndef QLORA_IMPLEMENTATION_DONE
+#define QLORA_IMPLEMENTATION_DONE
+
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wunknown-warning-option"
+#pragma clang diagnostic ignored "-Wreserved-identifier"
+#endif
+
+//@@ PLATFORM   - dynamic libraries, threads, clock, files; the only place with _WIN32
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifdef _WIN32
+#include <direct.h>
+#include <io.h>
+#include <process.h>
+#include <wchar.h>
+#else
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifndef CLOCK_MONOTONIC
+#error "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
+#endif
+#endif
+
+#if !defined(__LP64__) && !defined(_WIN64)
+#error "qlora.h needs a 64-bit target"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "qlora.h needs a little-endian target"
+#endif
+
+// Marks private functions that a configuration may leave without a caller.
+#if defined(__MINGW32__)
+#define QLORA__UNUSED __attribute__((unused))
+#define QLORA__PRINTF(fmt, first) __attribute__((format(gnu_printf, fmt, first)))
+#elif defined(__GNUC__)
+#define QLORA__UNUSED __attribute__((unused))
+#define QLORA__PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+#else
+#define QLORA__UNUSED
+#define QLORA__PRINTF(fmt, first)
+#endif
+
+#ifndef QLORA_ASSERT
+#define QLORA_ASSERT(condition) ((void)(condition))
+#endif
+
+typedef void (*qlora__thread_fn)(void* user);
+
+#ifdef _WIN32
+
+// Declared here so that <windows.h> and its macros stay out of the user's file.
+#ifdef _WINDOWS_
+#ifdef __cplusplus
+#error "qlora.h: include the implementation before <windows.h>"
+#endif
+#else
+#ifdef __cplusplus
+extern "C" {
+#endif
+__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
+__declspec(dllimport) unsigned long __stdcall GetLastError(void);
+__declspec(dllimport) int __stdcall QueryPerformanceCounter(int64_t*);
+__declspec(dllimport) int __stdcall QueryPerformanceFrequency(int64_t*);
+__declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned short);
+__declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
+__declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
+__declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
+                                                               unsigned long);
+__declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
+__declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
+__declspec(dllimport) int __stdcall CloseHandle(void*);
+__declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
+                                                        wchar_t*, int);
+__declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
+__declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long, void*,
+                                                  unsigned long, unsigned long, void*);
+__declspec(dllimport) int __stdcall GetFileSizeEx(void*, int64_t*);
+__declspec(dllimport) void* __stdcall CreateFileMappingW(void*, void*, unsigned long, unsigned long,
+                                                         unsigned long, const wchar_t*);
+__declspec(dllimport) void* __stdcall MapViewOfFile(void*, unsigned long, unsigned long,
+                                                    unsigned long, size_t);
+__declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    void* library = (void*)LoadLibraryA(name);
+    if (library == NULL) {
+        snprintf(why, size, "%s: error %lu", name, GetLastError());
+    }
+    return library;
+}
+
+static QLORA__UNUSED void* qlora__library_symbol(void* library, const char* name) {
+    return (void*)GetProcAddress(library, name);
+}
+
+static QLORA__UNUSED double qlora__clock_ms(void) {
+    int64_t count = 0;
+    int64_t rate = 1;
+    QueryPerformanceCounter((void*)&count);
+    QueryPerformanceFrequency((void*)&rate);
+    return (double)count * 1e3 / (double)rate;
+}
+
+static int32_t qlora__core_count(void) {
+    return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+typedef struct qlora__mutex {
+    void* srw;
+} qlora__mutex;
+typedef struct qlora__cond {
+    void* variable;
+} qlora__cond;
+typedef struct qlora__thread {
+    uintptr_t handle;
+    qlora__thread_fn fn;
+    void* user;
+} qlora__thread;
+
+static bool qlora__mutex_init(qlora__mutex* m) {
+    m->srw = NULL;
+    return true;
+}
+static void qlora__mutex_free(qlora__mutex* m) {
+    (void)m;
+}
+static void qlora__mutex_lock(qlora__mutex* m) {
+    AcquireSRWLockExclusive((void*)m);
+}
+static void qlora__mutex_unlock(qlora__mutex* m) {
+    ReleaseSRWLockExclusive((void*)m);
+}
+static bool qlora__cond_init(qlora__cond* c) {
+    c->variable = NULL;
+    return true;
+}
+static void qlora__cond_free(qlora__cond* c) {
+    (void)c;
+}
+static void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+    SleepConditionVariableSRW((void*)c, (void*)m, 0xffffffffUL, 0);
+}
+static void qlora__cond_wake(qlora__cond* c) {
+    WakeAllConditionVariable((void*)c);
+}
+static unsigned __stdcall qlora__thread_entry(void* p) {
+    qlora__thread* t = (qlora__thread*)p;
+    t->fn(t->user);
+    return 0;
+}
+static bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+    t->fn = fn;
+    t->user = user;
+    t->handle = _beginthreadex(NULL, 0, qlora__thread_entry, t, 0, NULL);
+    return t->handle != 0;
+}
+static void qlora__thread_join(qlora__thread* t) {
+    WaitForSingleObject((void*)t->handle, 0xffffffffUL);
+    CloseHandle((void*)t->handle);
+}
+
+// Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
+#define QLORA__PATH_MAX 1024
+static bool qlora__wide(const char* path, wchar_t* out) {
+    return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
+}
+
+static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    if (f == NULL) {
+        return errno != 0 ? errno : EIO;
+    }
+    *file = f;
+    return 0;
+}
+
+static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+    (void)user;
+    size_t n = fread(buffer, 1, bytes, (FILE*)file);
+    return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
+}
+
+static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void* user) {
+    (void)user;
+    size_t n = fwrite(data, 1, bytes, (FILE*)file);
+    return n == 0 && bytes > 0 ? -(int64_t)(errno != 0 ? errno : EIO) : (int64_t)n;
+}
+
+static int qlora__os_sync(void* file, void* user) {
+    (void)user;
+    if (fflush((FILE*)file) != 0) {
+        return errno != 0 ? errno : EIO;
+    }
+    return _commit(_fileno((FILE*)file)) == 0 ? 0 : EIO;
+}
+
+static int qlora__os_close(void* file, void* user) {
+    (void)user;
+    return fclose((FILE*)file) == 0 ? 0 : EIO;
+}
+
+static int qlora__os_rename(const char* from, const char* to, void* user) {
+    (void)user;
+    wchar_t wide_from[QLORA__PATH_MAX];
+    wchar_t wide_to[QLORA__PATH_MAX];
+    if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
+        return ENAMETOOLONG;
+    }
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
+}
+
+static int qlora__os_remove(const char* path, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    return _wremove(wide) == 0 ? 0 : errno;
+}
+
+static int qlora__os_make_dir(const char* path, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    return _wmkdir(wide) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+static int qlora__os_sync_dir(const char* path, void* user) {
+    (void)path;
+    (void)user;
+    return 0; // MoveFileEx wrote through already
+}
+
+static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
+                         void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    void* file = CreateFileW(wide, 0x80000000UL, 1, NULL, 3, 0, NULL);
+    if (file == (void*)(intptr_t)-1) {
+        return ENOENT;
+    }
+    int64_t size = 0;
+    void* view = NULL;
+    void* mapping = NULL;
+    if (GetFileSizeEx(file, (void*)&size) && size > 0) {
+        mapping = CreateFileMappingW(file, NULL, 2, 0, 0, NULL);
+        view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
+    }
+    if (mapping != NULL) {
+        CloseHandle(mapping); // the view keeps it
+    }
+    CloseHandle(file);
+    if (size > 0 && view == NULL) {
+        return EIO;
+    }
+    *data = view;
+    *bytes = (uint64_t)size;
+    *handle = NULL;
+    return 0;
+}
+
+static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+    (void)bytes;
+    (void)handle;
+    (void)user;
+    if (data != NULL) {
+        UnmapViewOfFile(data);
+    }
+}
+
+#else // POSIX
+
+static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        const char* text = dlerror();
+        snprintf(why, size, "%s", text != NULL ? text : name);
+    }
+    return library;
+}
+
+static QLORA__UNUSED void* qlora__library_symbol(void* library, const char* name) {
+    return dlsym(library, name);
+}
+
+static QLORA__UNUSED double qlora__clock_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static int32_t qlora__core_count(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 && n < 4096 ? (int32_t)n : 1;
+}
+
+typedef pthread_mutex_t qlora__mutex;
+typedef pthread_cond_t qlora__cond;
+typedef struct qlora__thread {
+    pthread_t handle;
+    qlora__thread_fn fn;
+    void* user;
+} qlora__thread;
+
+static bool qlora__mutex_init(qlora__mutex* m) {
+    return pthread_mutex_init(m, NULL) == 0;
+}
+static void qlora__mutex_free(qlora__mutex* m) {
+    pthread_mutex_destroy(m);
+}
+static void qlora__mutex_lock(qlora__mutex* m) {
+    pthread_mutex_lock(m);
+}
+static void qlora__mutex_unlock(qlora__mutex* m) {
+    pthread_mutex_unlock(m);
+}
+static bool qlora__cond_init(qlora__cond* c) {
+    return pthread_cond_init(c, NULL) == 0;
+}
+static void qlora__cond_free(qlora__cond* c) {
+    pthread_cond_destroy(c);
+}
+static void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+    pthread_cond_wait(c, m);
+}
+static void qlora__cond_wake(qlora__cond* c) {
+    pthread_cond_broadcast(c);
+}
+static void* qlora__thread_entry(void* p) {
+    qlora__thread* t = (qlora__thread*)p;
+    t->fn(t->user);
+    return NULL;
+}
+static bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+    t->fn = fn;
+    t->user = user;
+    return pthread_create(&t->handle, NULL, qlora__thread_entry, t) == 0;
+}
+static void qlora__thread_join(qlora__thread* t) {
+    pthread_join(t->handle, NULL);
+}
+
+// A file is its descriptor plus one, so that NULL stays "none".
+static int qlora__os_fd(void* file) {
+    return (int)((intptr_t)file - 1);
+}
+
+static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    (void)user;
+    int flags = mode == QLORA_FILE_READ ? O_RDONLY : O_WRONLY | O_CREAT | O_TRUNC;
+    int fd = open(path, flags | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return errno;
+    }
+    *file = (void*)((intptr_t)fd + 1);
+    return 0;
+}
+
+static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30; // Linux caps a call at 2 GiB
+    ssize_t n;
+    do {
+        n = read(qlora__os_fd(file), buffer, most);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
+static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void* user) {
+    (void)user;
+    size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
+    ssize_t n;
+    do {
+        n = write(qlora__os_fd(file), data, most);
+    } while (n < 0 && errno == EINTR);
+    return n < 0 ? -(int64_t)errno : (int64_t)n;
+}
+
+static int qlora__os_sync(void* file, void* user) {
+    (void)user;
+    return fsync(qlora__os_fd(file)) == 0 ? 0 : errno;
+}
+
+static int qlora__os_close(void* file, void* user) {
+    (void)user;
+    return close(qlora__os_fd(file)) == 0 ? 0 : errno;
+}
+
+static int qlora__os_rename(const char* from, const char* to, void* user) {
+    (void)user;
+    return rename(from, to) == 0 ? 0 : errno;
+}
+
+static int qlora__os_remove(const char* path, void* user) {
+    (void)user;
+    return remove(path) == 0 ? 0 : errno;
+}
+
+static int qlora__os_make_dir(const char* path, void* user) {
+    (void)user;
+    return mkdir(path, 0777) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+static int qlora__os_sync_dir(const char* path, void* user) {
+    (void)user;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return errno;
+    }
+    int code = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    // Some file systems cannot sync a folder and say so; the rename is then as safe as it gets there.
+    return code == EINVAL ? 0 : code;
+}
+
+static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
+                         void* user) {
+    (void)user;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return errno;
+    }
+    struct stat info;
+    int code = fstat(fd, &info) == 0 ? 0 : errno;
+    void* view = NULL;
+    if (code == 0 && !S_ISREG(info.st_mode)) {
+        code = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
+    }
+    if (code == 0 && info.st_size > 0) {
+        view = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (view == MAP_FAILED) {
+            code = errno;
+        }
+    }
+    close(fd);
+    if (code != 0) {
+        return code;
+    }
+    *data = view;
+    *bytes = (uint64_t)info.st_size;
+    *handle = NULL;
+    return 0;
+}
+
+static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+    (void)handle;
+    (void)user;
+    if (data != NULL) {
+        munmap((void*)(uintptr_t)data, (size_t)bytes);
+    }
+}
+
+#endif // _WIN32
+
+static void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
+    (void)user;
+#ifdef _WIN32
+    return _aligned_malloc(bytes, align);
+#else
+    void* p = NULL;
+    return posix_memalign(&p, align < sizeof(void*) ? sizeof(void*) : align, bytes) == 0 ? p : NULL;
+#endif
+}
+
+static void qlora__os_free(void* pointer, size_t bytes, void* user) {
+    (void)bytes;
+    (void)user;
+#ifdef _WIN32
+    _aligned_free(pointer);
+#else
+    free(pointer);
+#endif
+}
+
+// strerror is not safe in threads; these are the ones people meet.
+static const char* qlora__errno_text(int code) {
+    static const struct {
+        int code;
+        const char* text;
+    } table[] = {
+        {ENOENT, "no such file or folder"},  {EACCES, "permission denied"},
+        {EPERM, "not permitted"},            {ENOSPC, "no space left on the device"},
+        {EROFS, "read-only file system"},    {EISDIR, "is a folder"},
+        {ENOTDIR, "not a folder"},           {EEXIST, "exists already"},
+        {EMFILE, "too many open files"},     {ENAMETOOLONG, "path too long or not UTF-8"},
+        {EFBIG, "file too large"},           {EIO, "input/output error"},
+        {ENOMEM, "out of memory"},           {EINVAL, "invalid argument"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (table[i].code == code) {
+            return table[i].text;
+        }
+    }
+    return "file error";
+}
+
+//@@ CORE       - errors, log, memory, checked arithmetic, CPU threads, random numbers
+
+// The CPU's arithmetic and the storage of an f32 tensor there. Tests build it as double, to check
+// gradients by finite differences; everything else is made with float.
+#ifndef QLORA__REAL
+#define QLORA__REAL float
+#endif
+
+#define QLORA__ERROR_SIZE 768
+#define QLORA__MAX_THREADS 64
+#define QLORA__MAX_DEPTH 16
+
+typedef struct qlora__pool qlora__pool;
+typedef struct qlora__gpu qlora__gpu;         // section DRIVER
+typedef struct qlora__capture qlora__capture; // below
+
+// Memory that the context owns: device memory on CUDA, host memory on the CPU.
+typedef struct qlora__buffer {
+    void* data;
+    size_t bytes;
+    uint64_t id;
+    struct qlora__buffer* next;
+} qlora__buffer;
+
+struct qlora_ctx {
+    qlora_ctx_desc desc; // defaults resolved
+    qlora_backend backend;
+    char error[QLORA__ERROR_SIZE];
+    char reason[QLORA__ERROR_SIZE];
+    char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
+    const char* call;             // the outermost public call, for messages
+    int depth;                    // public calls call each other
+    size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
+    int64_t children;             // tensors, clips, graphs, models
+    uint64_t host_bytes;
+    uint64_t device_bytes;
+    uint64_t device_peak;
+    uint64_t device_allocations;
+    uint64_t next_buffer_id;
+    qlora__buffer* buffers;
+    qlora__buffer* scratch;
+    size_t scratch_used;
+    qlora__pool* pool;
+    qlora_graph* graphs;
+    qlora__capture* capture; // not NULL while a graph is being captured
+    qlora_path last_path;
+    qlora__gpu* gpu; // NULL on the CPU
+    qlora_result (*activate)(qlora_ctx* ctx);
+    void (*deactivate)(qlora_ctx* ctx);
+};
+
+// What a capture has touched, and the first call that broke it.
+struct qlora__capture {
+    uint64_t* ids;
+    size_t count;
+    size_t capacity;
+    char broke[QLORA__ERROR_SIZE];
+};
+
+#define QLORA__TRY(expression)                                                                     \
+    do {                                                                                           \
+        qlora_result qlora_try_ = (expression);                                                    \
+        if (qlora_try_ != QLORA_OK) {                                                              \
+            return qlora_try_;                                                                     \
+        }                                                                                          \
+    } while (0)
+
+#define QLORA__ENTER(ctx, name) QLORA__TRY(qlora__enter((ctx), (name)))
+
+int qlora_version(void) {
+    return QLORA_VERSION;
+}
+
+const char* qlora_result_name(qlora_result result) {
+    switch (result) {
+#define QLORA__X(name, value, text)                                                                \
+    case QLORA_##name:                                                                             \
+        return #name;
+        QLORA_RESULTS(QLORA__X)
+#undef QLORA__X
+    default:
+        return "unknown";
+    }
+}
+
+const char* qlora_result_text(qlora_result result) {
+    switch (result) {
+#define QLORA__X(name, value, text)                                                                \
+    case QLORA_##name:                                                                             \
+        return text;
+        QLORA_RESULTS(QLORA__X)
+#undef QLORA__X
+    default:
+        return "unknown";
+    }
+}
+
+// Sets the text of qlora_last_error, with the public call in front, and returns the result.
+QLORA__PRINTF(3, 4)
+static qlora_result qlora__fail(qlora_ctx* ctx, qlora_result result, const char* format, ...) {
+    int used = 0;
+    if (ctx->call != NULL) {
+        used = snprintf(ctx->error, sizeof ctx->error, "%s: ", ctx->call);
+    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(ctx->error + used, sizeof ctx->error - (size_t)used, format, args);
+    va_end(args);
+    return result;
+}
+
+QLORA__PRINTF(5, 6)
+static void qlora__log_at(qlora_ctx* ctx, qlora_log_level level, qlora_log_item item, int line,
+                          const char* format, ...) {
+    if (ctx->desc.log == NULL) {
+        return;
+    }
+    char text[QLORA__ERROR_SIZE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ctx->desc.log(ctx->desc.log_user, level, item, text, "qlora.h", line);
+}
+#define QLORA__LOG(ctx, level, item, ...)                                                          \
+    qlora__log_at((ctx), QLORA_LOG_##level, QLORA_LOG_ITEM_##item, __LINE__, __VA_ARGS__)
+
+void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                      const char* file, int line) {
+    static const char* const levels[] = {"", "error", "warning", "info", "debug"};
+    static const char* const items[] = {
+#define QLORA__X(name, description) #name,
+        QLORA_LOG_ITEMS(QLORA__X)
+#undef QLORA__X
+    };
+    (void)user;
+    const char* kind = level >= 1 && level <= 4 ? levels[level] : "?";
+    const char* what = (int)item >= 0 && item < QLORA_LOG_ITEM_COUNT ? items[item] : "?";
+    fprintf(stderr, "qlora %s %s: %s (%s:%d)\n", kind, what, text, file != NULL ? file : "?", line);
+}
+
+const char* qlora_last_error(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->error : "no context (NULL)";
+}
+
+static bool qlora__on_cpu(const qlora_ctx* ctx) {
+    return ctx->backend != QLORA_BACKEND_CUDA;
+}
+
+// The first thing every public call does; nests, so that operators can call operators.
+static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->call = call;
+        ctx->error[0] = '\0';
+        if (ctx->dead[0] != '\0') {
+            return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
+                               "the device was lost earlier (%s); destroy this context", ctx->dead);
+        }
+        if (ctx->activate != NULL) {
+            QLORA__TRY(ctx->activate(ctx));
+        }
+    }
+    QLORA_ASSERT(ctx->depth < QLORA__MAX_DEPTH);
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
+    return QLORA_OK;
+}
+
+// Gives back the scratch that the call took: the next one on the stream may use it.
+static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
+    ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
+    if (ctx->depth == 0 && ctx->deactivate != NULL) {
+        ctx->deactivate(ctx);
+    }
+    return result;
+}
+
+static QLORA__UNUSED bool qlora__mul(size_t a, size_t b, size_t* out) {
+    if (b != 0 && a > SIZE_MAX / b) {
+        return false;
+    }
+    *out = a * b;
+    return true;
+}
+
+static QLORA__UNUSED bool qlora__add(size_t a, size_t b, size_t* out) {
+    if (a > SIZE_MAX - b) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}
+
+static QLORA__UNUSED int64_t qlora__min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
+    return (n + align - 1) / align * align;
+}
+
+// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+static void* qlora__alloc(qlora_ctx* ctx, size_t bytes) {
+    size_t wanted = bytes > 0 ? bytes : 1;
+    void* p = ctx->desc.allocator.alloc(wanted, 64, ctx->desc.allocator.user);
+    if (p == NULL) {
+        qlora__fail(ctx, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+                    (unsigned long long)bytes);
+        return NULL;
+    }
+    ctx->host_bytes += wanted;
+    return p;
+}
+
+static void* qlora__alloc_zero(qlora_ctx* ctx, size_t bytes) {
+    void* p = qlora__alloc(ctx, bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
+// bytes as given to qlora__alloc; NULL is fine.
+static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
+    if (pointer != NULL) {
+        size_t wanted = bytes > 0 ? bytes : 1;
+        ctx->desc.allocator.free(pointer, wanted, ctx->desc.allocator.user);
+        ctx->host_bytes -= wanted;
+    }
+}
+
+// A 256-byte aligned piece of the scratch, given back when the public call that takes it ends.
+static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
+    size_t end = 0;
+    if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) || bytes > SIZE_MAX - 256 ||
+        end > ctx->scratch->bytes) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "needs %llu bytes of scratch, %llu of %llu are free; raise "
+                           "desc.scratch_bytes",
+                           (unsigned long long)bytes,
+                           (unsigned long long)(ctx->scratch->bytes - ctx->scratch_used),
+                           (unsigned long long)ctx->scratch->bytes);
+    }
+    *out = (char*)ctx->scratch->data + ctx->scratch_used;
+    ctx->scratch_used = end;
+    return QLORA_OK;
+}
+
+// ---- files ----------------------------------------------------------------------------------------
+
+typedef struct qlora__map {
+    const uint8_t* data;
+    uint64_t size;
+    void* handle;
+} qlora__map;
+
+static QLORA__UNUSED qlora_result qlora__map_open(qlora_ctx* ctx, const char* path, qlora__map* out) {
+    memset(out, 0, sizeof *out);
+    const void* data = NULL;
+    int code = ctx->desc.files.map(path, &data, &out->size, &out->handle, ctx->desc.files.user);
+    if (code != 0) {
+        return qlora__fail(ctx, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                           qlora__errno_text(code), code);
+    }
+    out->data = (const uint8_t*)data;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__map_close(qlora_ctx* ctx, qlora__map* map) {
+    if (map->data != NULL || map->handle != NULL) {
+        ctx->desc.files.unmap(map->data, map->size, map->handle, ctx->desc.files.user);
+    }
+    memset(map, 0, sizeof *map);
+}
+
+// A file in the making: written beside its final name and put there only when it is whole and on the
+// disk (C-FILES). A crash leaves the old file or the new one.
+typedef struct qlora__out {
+    void* file;
+    char* path; // final, then temporary, in one block
+    char* temporary;
+    size_t block;
+} qlora__out;
+
+static void qlora__out_forget(qlora_ctx* ctx, qlora__out* out) {
+    qlora__free(ctx, out->path, out->block);
+    memset(out, 0, sizeof *out);
+}
+
+// Gives up: closes and removes the temporary file. Keeps the error text.
+static void qlora__out_abort(qlora_ctx* ctx, qlora__out* out) {
+    if (out->file != NULL) {
+        ctx->desc.files.close(out->file, ctx->desc.files.user);
+    }
+    if (out->temporary != NULL) {
+        ctx->desc.files.remove(out->temporary, ctx->desc.files.user);
+    }
+    qlora__out_forget(ctx, out);
+}
+
+static qlora_result qlora__out_fail(qlora_ctx* ctx, qlora__out* out, const char* what, int code) {
+    qlora_result r = qlora__fail(ctx, QLORA_ERR_FILE, "cannot %s %s: %s (%d)", what, out->path,
+                                 qlora__errno_text(code), code);
+    qlora__out_abort(ctx, out);
+    return r;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_begin(qlora_ctx* ctx, const char* path, qlora__out* out) {
+    memset(out, 0, sizeof *out);
+    size_t length = strlen(path);
+    out->block = 2 * length + 6;
+    out->path = (char*)qlora__alloc(ctx, out->block);
+    if (out->path == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(out->path, path, length + 1);
+    char* temporary = out->path + length + 1;
+    memcpy(temporary, path, length);
+    memcpy(temporary + length, ".tmp", 5);
+    int code = ctx->desc.files.open(temporary, QLORA_FILE_CREATE, &out->file, ctx->desc.files.user);
+    if (code != 0) {
+        out->file = NULL; // nothing to remove
+        return qlora__out_fail(ctx, out, "create", code);
+    }
+    out->temporary = temporary;
+    return QLORA_OK;
+}
+
+// On failure the file is given up already.
+static QLORA__UNUSED qlora_result qlora__out_write(qlora_ctx* ctx, qlora__out* out, const void* data,
+                                                   size_t bytes) {
+    const char* p = (const char*)data;
+    while (bytes > 0) {
+        int64_t n = ctx->desc.files.write(out->file, p, bytes, ctx->desc.files.user);
+        if (n <= 0 || (uint64_t)n > bytes) {
+            return qlora__out_fail(ctx, out, "write", n < 0 ? (int)-n : EIO);
+        }
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora_ctx* ctx, qlora__out* out) {
+    const qlora_files* files = &ctx->desc.files;
+    int code = files->sync(out->file, files->user);
+    if (code != 0) {
+        return qlora__out_fail(ctx, out, "sync", code);
+    }
+    code = files->close(out->file, files->user);
+    out->file = NULL;
+    if (code == 0) {
+        code = files->rename(out->temporary, out->path, files->user);
+    }
+    if (code != 0) {
+        return qlora__out_fail(ctx, out, "replace", code);
+    }
+    out->temporary = NULL; // it has its final name now
+    char* slash = strrchr(out->path, '/');
+    const char* folder = slash != NULL ? out->path : ".";
+    if (slash != NULL) {
+        slash[slash == out->path ? 1 : 0] = '\0';
+    }
+    code = files->sync_dir(folder, files->user);
+    if (code != 0) {
+        return qlora__out_fail(ctx, out, "sync the folder of", code);
+    }
+    qlora__out_forget(ctx, out);
+    return QLORA_OK;
+}
+
+// ---- CPU threads ----------------------------------------------------------------------------------
+
+typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
+
+struct qlora__pool {
+    qlora__mutex mutex;
+    qlora__cond wake; // a job was posted, or quit
+    qlora__cond idle; // a worker ran out of work
+    qlora__range_fn fn;
+    void* user;
+    int64_t count;
+    int64_t grain;
+    int64_t next; // first item that nobody took yet
+    uint64_t job;
+    int busy;
+    bool quit;
+    int workers;
+    qlora__thread threads[QLORA__MAX_THREADS];
+};
+
+// Takes ranges until none is left. Called with the mutex held.
+static void qlora__pool_work(qlora__pool* pool) {
+    pool->busy++;
+    while (pool->next < pool->count) {
+        int64_t begin = pool->next;
+        int64_t end = qlora__min(begin + pool->grain, pool->count);
+        pool->next = end;
+        qlora__mutex_unlock(&pool->mutex);
+        pool->fn(pool->user, begin, end);
+        qlora__mutex_lock(&pool->mutex);
+    }
+    pool->busy--;
+    if (pool->busy == 0) {
+        qlora__cond_wake(&pool->idle);
+    }
+}
+
+static void qlora__pool_thread(void* user) {
+    qlora__pool* pool = (qlora__pool*)user;
+    qlora__mutex_lock(&pool->mutex);
+    uint64_t seen = 0;
+    for (;;) {
+        while (pool->job == seen && !pool->quit) {
+            qlora__cond_wait(&pool->wake, &pool->mutex);
+        }
+        if (pool->quit) {
+            break;
+        }
+        seen = pool->job;
+        qlora__pool_work(pool);
+    }
+    qlora__mutex_unlock(&pool->mutex);
+}
+
+// threads - 1 workers; the calling thread is the last one. A thread that cannot start is done without.
+static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
+    if (threads <= 1) {
+        return QLORA_OK;
+    }
+    qlora__pool* pool = (qlora__pool*)qlora__alloc_zero(ctx, sizeof *pool);
+    if (pool == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    if (!qlora__mutex_init(&pool->mutex) || !qlora__cond_init(&pool->wake) ||
+        !qlora__cond_init(&pool->idle)) {
+        qlora__free(ctx, pool, sizeof *pool);
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the CPU threads");
+    }
+    while (pool->workers < threads - 1 &&
+           qlora__thread_start(&pool->threads[pool->workers], qlora__pool_thread, pool)) {
+        pool->workers++;
+    }
+    ctx->pool = pool;
+    return QLORA_OK;
+}
+
+static void qlora__pool_destroy(qlora_ctx* ctx) {
+    qlora__pool* pool = ctx->pool;
+    if (pool == NULL) {
+        return;
+    }
+    qlora__mutex_lock(&pool->mutex);
+    pool->quit = true;
+    qlora__cond_wake(&pool->wake);
+    qlora__mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->workers; i++) {
+        qlora__thread_join(&pool->threads[i]);
+    }
+    qlora__cond_free(&pool->idle);
+    qlora__cond_free(&pool->wake);
+    qlora__mutex_free(&pool->mutex);
+    qlora__free(ctx, pool, sizeof *pool);
+    ctx->pool = NULL;
+}
+
+// fn(user, begin, end) over [0, count), grain items at a time. Every output must have one writer, so
+// that results do not depend on who ran what.
+static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                          qlora__range_fn fn, void* user) {
+    qlora__pool* pool = ctx->pool;
+    if (count <= 0) {
+        return;
+    }
+    if (pool == NULL || pool->workers == 0 || count <= grain) {
+        fn(user, 0, count);
+        return;
+    }
+    qlora__mutex_lock(&pool->mutex);
+    pool->fn = fn;
+    pool->user = user;
+    pool->count = count;
+    pool->grain = grain > 0 ? grain : 1;
+    pool->next = 0;
+    pool->job++;
+    qlora__cond_wake(&pool->wake);
+    qlora__pool_work(pool);
+    while (pool->busy > 0) {
+        qlora__cond_wait(&pool->idle, &pool->mutex);
+    }
+    qlora__mutex_unlock(&pool->mutex);
+}
+
+// ---- random numbers -------------------------------------------------------------------------------
+
+// Philox 4x32 with 10 rounds: four random words that depend on nothing but counter and key, so that any
+// part of a stream can be made again, in any order, on the CPU and on the GPU alike.
+static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_t key[2],
+                                        uint32_t out[4]) {
+    uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
+    uint32_t k[2] = {key[0], key[1]};
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c[0];
+        uint64_t p1 = (uint64_t)0xCD9E8D57u * c[2];
+        uint32_t c1 = c[1];
+        uint32_t c3 = c[3];
+        c[0] = (uint32_t)(p1 >> 32) ^ c1 ^ k[0];
+        c[1] = (uint32_t)p1;
+        c[2] = (uint32_t)(p0 >> 32) ^ c3 ^ k[1];
+        c[3] = (uint32_t)p0;
+        k[0] += 0x9E3779B9u;
+        k[1] += 0xBB67AE85u;
+    }
+    memcpy(out, c, sizeof c);
+}
+
+//@@ NUMBERS    - 16-bit floating point and element access
+
+static uint32_t qlora__bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static float qlora__from_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+// By bits: with -ffast-math compilers fold isfinite() away.
+static QLORA__UNUSED bool qlora__finite(float x) {
+    return (qlora__bits(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+// Round to nearest even; a NaN stays a NaN.
+static uint16_t qlora__bf16_from(float x) {
+    uint32_t u = qlora__bits(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) {
+        return 0x7fff;
+    }
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+
+static float qlora__bf16_to(uint16_t h) {
+    return qlora__from_bits((uint32_t)h << 16);
+}
+
+static uint16_t qlora__f16_from(float x) {
+    uint32_t u = qlora__bits(x);
+    uint32_t sign = (u >> 16) & 0x8000u;
+    uint32_t a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) {
+        return 0x7fff;
+    }
+    if (a >= 0x47800000u) { // 65536 and up
+        return (uint16_t)(sign | 0x7c00u);
+    }
+    if (a < 0x38800000u) { // below the smallest normal: let the adder of float do the rounding
+        float magic = qlora__from_bits(a) + 0.5f; // 0.5 has an ulp of 2^-24, f16's smallest step
+        return (uint16_t)(sign | (qlora__bits(magic) - 0x3f000000u));
+    }
+    uint32_t rounded = a + 0xfffu + ((a >> 13) & 1u) - 0x38000000u;
+    return (uint16_t)(sign | (rounded >> 13));
+}
+
+static float qlora__f16_to(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    uint32_t exponent = (h >> 10) & 31u;
+    uint32_t mantissa = h & 0x3ffu;
+    if (exponent == 31) {
+        return qlora__from_bits(sign | 0x7f800000u | mantissa << 13);
+    }
+    if (exponent == 0) {
+        float small = (float)mantissa * (1.0f / 16777216.0f);
+        return sign != 0 ? -small : small;
+    }
+    return qlora__from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+size_t qlora_dtype_bytes(qlora_dtype dtype) {
+    switch (dtype) {
+    case QLORA_F32:
+        return sizeof(QLORA__REAL);
+    case QLORA_BF16:
+    case QLORA_F16:
+        return 2;
+    case QLORA_I32:
+        return 4;
+    case QLORA_U8:
+        return 1;
+    }
+    return 0;
+}
+
+const char* qlora_dtype_name(qlora_dtype dtype) {
+    static const char* const names[] = {"f32", "bf16", "f16", "i32", "u8"};
+    return (int)dtype >= 0 && dtype <= QLORA_U8 ? names[dtype] : "unknown";
+}
+
+#define QLORA__IS_F32 (1u << QLORA_F32)
+#define QLORA__IS_BF16 (1u << QLORA_BF16)
+#define QLORA__IS_F16 (1u << QLORA_F16)
+#define QLORA__IS_I32 (1u << QLORA_I32)
+#define QLORA__IS_U8 (1u << QLORA_U8)
+#define QLORA__IS_FLOAT (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16)
+
+// Element access on the CPU, through the dtype.
+static QLORA__REAL qlora__load(const void* data, qlora_dtype dtype, int64_t index) {
+    switch (dtype) {
+    case QLORA_F32:
+        return ((const QLORA__REAL*)data)[index];
+    case QLORA_BF16:
+        return (QLORA__REAL)qlora__bf16_to(((const uint16_t*)data)[index]);
+    case QLORA_F16:
+        return (QLORA__REAL)qlora__f16_to(((const uint16_t*)data)[index]);
+    case QLORA_I32:
+        return (QLORA__REAL)((const int32_t*)data)[index];
+    case QLORA_U8:
+        return (QLORA__REAL)((const uint8_t*)data)[index];
+    }
+    return (QLORA__REAL)0;
+}
+
+static void qlora__store(void* data, qlora_dtype dtype, int64_t index, QLORA__REAL value) {
+    if (dtype == QLORA_F32) {
+        ((QLORA__REAL*)data)[index] = value;
+    } else if (dtype == QLORA_BF16) {
+        ((uint16_t*)data)[index] = qlora__bf16_from((float)value);
+    } else if (dtype == QLORA_F16) {
+        ((uint16_t*)data)[index] = qlora__f16_from((float)value);
+    }
+}
+
+static QLORA__UNUSED QLORA__REAL qlora__at(const qlora_tensor* t, int64_t row, int64_t col) {
+    return qlora__load(t->data, t->dtype, row * t->ld + col);
+}
+
+static QLORA__UNUSED void qlora__put(const qlora_tensor* t, int64_t row, int64_t col,
+                                     QLORA__REAL value) {
+    qlora__store(t->data, t->dtype, row * t->ld + col, value);
+}
+
+// exp, log, ... in the CPU's own precision.
+#define QLORA__MATH1(name)                                                                         \
+    static QLORA__UNUSED QLORA__REAL qlora__##name(QLORA__REAL x) {                                \
+        return sizeof x == sizeof(float) ? (QLORA__REAL)name##f((float)x)                          \
+                                         : (QLORA__REAL)name((double)x);                           \
+    }
+QLORA__MATH1(exp)
+QLORA__MATH1(log)
+QLORA__MATH1(sqrt)
+QLORA__MATH1(fabs)
+#undef QLORA__MATH1
+
+// Elements from the first to the last of a tensor; false when that overflows.
+static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
+    *elements = 0;
+    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
+        return true;
+    }
+    size_t last_row = 0;
+    size_t last_batch = 0;
+    size_t sum = 0;
+    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
+           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
+           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
+}
+
+static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
+    size_t elements = 0;
+    return qlora__tensor_span(t, &elements) &&
+           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
+}
+
+// Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
+static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
+    qlora__capture* capture = ctx->capture;
+    if (capture == NULL || data == NULL) {
+        return QLORA_OK;
+    }
+    const qlora__buffer* b = ctx->buffers;
+    while (b != NULL && ((const char*)data < (const char*)b->data ||
+                         (const char*)data >= (const char*)b->data + b->bytes)) {
+        b = b->next;
+    }
+    if (b == NULL) {
+        return QLORA_OK; // the caller's own memory
+    }
+    for (size_t i = 0; i < capture->count; i++) {
+        if (capture->ids[i] == b->id) {
+            return QLORA_OK;
+        }
+    }
+    if (capture->count == capture->capacity) {
+        size_t capacity = capture->capacity > 0 ? capture->capacity * 2 : 64;
+        uint64_t* ids = (uint64_t*)qlora__alloc(ctx, capacity * sizeof *ids);
+        if (ids == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        if (capture->count > 0) {
+            memcpy(ids, capture->ids, capture->count * sizeof *ids);
+        }
+        qlora__free(ctx, capture->ids, capture->capacity * sizeof *ids);
+        capture->ids = ids;
+        capture->capacity = capacity;
+    }
+    capture->ids[capture->count++] = b->id;
+    return QLORA_OK;
+}
+
+// What cannot happen inside a capture says so here; the capture then fails and names it.
+static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
+    if (ctx->capture == NULL) {
+        return QLORA_OK;
+    }
+    if (ctx->capture->broke[0] == '\0') {
+        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
+    }
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE, "%s cannot be part of a graph; do it before the capture",
+                       what);
+}
+
+// The checks that every operator makes of every tensor; -1 accepts any size.
+static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                      unsigned dtypes, int64_t batch, int64_t rows, int64_t cols) {
+    if (t == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
+    }
+    if (t->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
+                           t->owner == NULL ? "no context; use qlora_tensor_create or _wrap"
+                                            : "another context");
+    }
+    if ((int)t->dtype < 0 || t->dtype > QLORA_U8 || (dtypes >> t->dtype & 1u) == 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has dtype %s, which is not accepted here", name,
+                           qlora_dtype_name(t->dtype));
+    }
+    if (t->rows < 0 || t->cols < 0 || t->batch < 0 || t->batch_stride < 0 || t->ld < t->cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s has %lld rows, %lld columns, ld %lld, batch %lld: sizes may not be "
+                           "negative and ld not below the columns",
+                           name, (long long)t->rows, (long long)t->cols, (long long)t->ld,
+                           (long long)t->batch);
+    }
+    if ((rows >= 0 && t->rows != rows) || (cols >= 0 && t->cols != cols)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld, expected %lld x %lld%s", name,
+                           (long long)t->rows, (long long)t->cols, (long long)rows, (long long)cols,
+                           rows < 0 || cols < 0 ? " (-1: any)" : "");
+    }
+    if (batch >= 0 && t->batch != batch) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has a batch of %lld, expected %lld", name,
+                           (long long)t->batch, (long long)batch);
+    }
+    size_t bytes = 0;
+    if (!qlora__tensor_bytes(t, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size overflows", name);
+    }
+    if (bytes > t->bytes || (t->data == NULL && bytes > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes, its buffer has %llu", name,
+                           (unsigned long long)bytes,
+                           (unsigned long long)(t->data == NULL ? 0 : t->bytes));
+    }
+    return qlora__capture_note(ctx, t->data);
+}
+
+static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                              unsigned dtypes, int64_t rows, int64_t cols) {
+    return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
+}
+
+// Two windows of one buffer with the same ld and different columns do not overlap.
+static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
+    size_t x_bytes = 0;
+    size_t y_bytes = 0;
+    if (!qlora__tensor_bytes(x, &x_bytes) || !qlora__tensor_bytes(y, &y_bytes) || x_bytes == 0 ||
+        y_bytes == 0) {
+        return false;
+    }
+    uintptr_t x0 = (uintptr_t)x->data;
+    uintptr_t y0 = (uintptr_t)y->data;
+    if (x0 + x_bytes <= y0 || y0 + y_bytes <= x0) {
+        return false;
+    }
+    size_t size = qlora_dtype_bytes(x->dtype);
+    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || x->batch != 1 || y->batch != 1) {
+        return true;
+    }
+    const qlora_tensor* low = x0 <= y0 ? x : y;
+    const qlora_tensor* high = x0 <= y0 ? y : x;
+    uintptr_t gap = (uintptr_t)high->data - (uintptr_t)low->data;
+    if (gap % size != 0) {
+        return true;
+    }
+    int64_t column = (int64_t)(gap / size) % low->ld;
+    return column < low->cols || column + high->cols > low->ld;
+}
+
+static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* out_name,
+                                                    const qlora_tensor* out, const char* in_name,
+                                                    const qlora_tensor* in) {
+    if (qlora__tensors_overlap(out, in)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s overlaps %s", out_name, in_name);
+    }
+    return QLORA_OK;
+}
+
+//@@ FORMATS    - JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
+
+#ifndef QLORA_NO_MODEL
+
+// Every reader below takes bytes it does not trust. It either gives a value that obeys every rule
+// of its format or returns an error whose text names the file and the fault; it never reads outside
+// the bytes it was given. Nothing here knows about devices.
+
+#define QLORA__PATH_ROOM 4096
+
+// Joins a folder and a file name into `out` (QLORA__PATH_ROOM bytes).
+static qlora_result qlora__path_join(qlora_ctx* ctx, const char* dir, const char* name, char* out) {
+    size_t a = strlen(dir);
+    size_t b = strlen(name);
+    if (a + b + 2 > QLORA__PATH_ROOM) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "path of %.60s... and %.60s is longer than %d",
+                           dir, name, QLORA__PATH_ROOM);
+    }
+    memcpy(out, dir, a);
+    if (a > 0 && dir[a - 1] != '/') {
+        out[a] = '/';
+        a++;
+    }
+    memcpy(out + a, name, b + 1);
+    return QLORA_OK;
+}
+
+// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+static qlora_result qlora__file_exists(qlora_ctx* ctx, const char* path, bool* out) {
+    void* file = NULL;
+    int code = ctx->desc.files.open(path, QLORA_FILE_READ, &file, ctx->desc.files.user);
+    if (code != 0 && code != ENOENT) {
+        return qlora__fail(ctx, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                           qlora__errno_text(code), code);
+    }
+    if (code == 0) {
+        ctx->desc.files.close(file, ctx->desc.files.user);
+    }
+    *out = code == 0;
+    return QLORA_OK;
+}
+
+// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
+// `less` is a strict total order.
+typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
+
+static void qlora__sort_sift(uint32_t* index, size_t root, size_t count, qlora__less_fn less,
+                             const void* user) {
+    for (;;) {
+        size_t child = 2 * root + 1;
+        if (child >= count) {
+            return;
+        }
+        if (child + 1 < count && less(user, index[child], index[child + 1])) {
+            child++;
+        }
+        if (!less(user, index[root], index[child])) {
+            return;
+        }
+        uint32_t swap = index[root];
+        index[root] = index[child];
+        index[child] = swap;
+        root = child;
+    }
+}
+
+static void qlora__sort(uint32_t* index, size_t count, qlora__less_fn less, const void* user) {
+    for (size_t i = count / 2; i > 0; i--) {
+        qlora__sort_sift(index, i - 1, count, less, user);
+    }
+    for (size_t i = count; i > 1; i--) {
+        uint32_t swap = index[0];
+        index[0] = index[i - 1];
+        index[i - 1] = swap;
+        qlora__sort_sift(index, 0, i - 1, less, user);
+    }
+}
+
+// ---- checksum
+
+// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
+// bijection of the state for a given word and of the word for a given state, so damage inside one
+// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
+typedef struct qlora__hash {
+    uint64_t state;
+    uint64_t bytes;
+    uint64_t word; // bytes that do not fill a word yet, little-endian
+} qlora__hash;
+
+static void qlora__hash_begin(qlora__hash* h) {
+    h->state = 0x9E3779B97F4A7C15u;
+    h->bytes = 0;
+    h->word = 0;
+}
+
+static uint64_t qlora__hash_mix(uint64_t state, uint64_t word) {
+    state = (state ^ word) * 0xD6E8FEB86659FD93u;
+    return state ^ (state >> 32);
+}
+
+static void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
+    const uint8_t* p = (const uint8_t*)data;
+    while (size > 0) {
+        unsigned filled = (unsigned)(h->bytes & 7);
+        if (filled == 0 && size >= 8) {
+            uint64_t word = 0;
+            for (unsigned i = 0; i < 8; i++) {
+                word |= (uint64_t)p[i] << (8 * i);
+            }
+            h->state = qlora__hash_mix(h->state, word);
+            h->bytes += 8;
+            p += 8;
+            size -= 8;
+            continue;
+        }
+        h->word |= (uint64_t)p[0] << (8 * filled);
+        h->bytes++;
+        p++;
+        size--;
+        if (filled == 7) {
+            h->state = qlora__hash_mix(h->state, h->word);
+            h->word = 0;
+        }
+    }
+}
+
+static uint64_t qlora__hash_end(const qlora__hash* h) {
+    return qlora__hash_mix(qlora__hash_mix(h->state, h->word), h->bytes);
+}
+
+// ---- numbers in text, independent of the C locale
+
+// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with any
+// double's neighbourhood.
+#define QLORA__BIG_WORDS 160
+typedef struct qlora__big {
+    uint32_t word[QLORA__BIG_WORDS];
+    uint32_t count;
+} qlora__big;
+
+static void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in) {
+    uint64_t carry = carry_in;
+    for (uint32_t i = 0; i < b->count; i++) {
+        carry += (uint64_t)b->word[i] * factor;
+        b->word[i] = (uint32_t)carry;
+        carry >>= 32;
+    }
+    if (carry != 0 && b->count < QLORA__BIG_WORDS) {
+        b->word[b->count] = (uint32_t)carry;
+        b->count++;
+    }
+}
+
+static void qlora__big_shift(qlora__big* b, int bits) {
+    for (; bits >= 31; bits -= 31) {
+        qlora__big_mul_add(b, 1u << 31, 0);
+    }
+    qlora__big_mul_add(b, 1u << bits, 0);
+}
+
+static void qlora__big_mul_pow10(qlora__big* b, int power) {
+    for (; power >= 9; power -= 9) {
+        qlora__big_mul_add(b, 1000000000u, 0);
+    }
+    for (; power > 0; power--) {
+        qlora__big_mul_add(b, 10u, 0);
+    }
+}
+
+static int qlora__big_compare(const qlora__big* a, const qlora__big* b) {
+    if (a->count != b->count) {
+        return a->count < b->count ? -1 : 1;
+    }
+    for (uint32_t i = a->count; i > 0; i--) {
+        if (a->word[i - 1] != b->word[i - 1]) {
+            return a->word[i - 1] < b->word[i - 1] ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
+// A decimal number without sign: digits x 10^exponent, no leading zero. What lies behind the 800th
+// digit only matters as "a little more": one further digit 1 stands for it.
+#define QLORA__DECIMAL_DIGITS 800
+typedef struct qlora__decimal {
+    uint8_t digit[QLORA__DECIMAL_DIGITS + 1];
+    int count;
+    int exponent;
+} qlora__decimal;
+
+// Sign of decimal - n x 2^power.
+static int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
+    qlora__big left;
+    qlora__big right;
+    left.count = 0;
+    for (int i = 0; i < d->count; i++) {
+        qlora__big_mul_add(&left, 10u, d->digit[i]);
+    }
+    right.word[0] = (uint32_t)n;
+    right.word[1] = (uint32_t)(n >> 32);
+    right.count = right.word[1] != 0 ? 2 : 1;
+    qlora__big_mul_pow10(d->exponent > 0 ? &left : &right, abs(d->exponent));
+    qlora__big_shift(power > 0 ? &right : &left, abs(power));
+    return qlora__big_compare(&left, &right);
+}
+
+// The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
+// the midpoints to its neighbours. Infinity when out of range.
+static double qlora__decimal_to_double(const qlora__decimal* d) {
+    static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                     1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                     1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    uint64_t bits = 0;
+    double x = 0.0;
+    int magnitude = d->count + d->exponent;
+    if (d->count == 0 || magnitude < -330) {
+        return 0.0;
+    }
+    if (magnitude > 310) {
+        bits = 0x7FF0000000000000u;
+        memcpy(&x, &bits, sizeof x);
+        return x;
+    }
+    uint64_t lead = 0;
+    int used = 0;
+    for (; used < d->count && used < 18; used++) {
+        lead = lead * 10 + d->digit[used];
+    }
+    int scale = d->exponent + d->count - used;
+    x = (double)lead;
+    for (; scale > 0; scale -= scale < 22 ? scale : 22) {
+        x *= pow10[scale < 22 ? scale : 22];
+    }
+    for (; scale < 0; scale += -scale < 22 ? -scale : 22) {
+        x /= pow10[-scale < 22 ? -scale : 22];
+    }
+    memcpy(&bits, &x, sizeof bits);
+    if (bits >= 0x7FF0000000000000u) {
+        bits = 0x7FEFFFFFFFFFFFFFu;
+    }
+    while (bits < 0x7FF0000000000000u) {
+        uint64_t mantissa = bits & 0xFFFFFFFFFFFFFu;
+        int exponent = (int)(bits >> 52);
+        int power = (exponent == 0 ? 1 : exponent) - 1075;
+        mantissa |= exponent == 0 ? 0 : (uint64_t)1 << 52;
+        int above = qlora__decimal_compare(d, 2 * mantissa + 1, power - 1);
+        if (above > 0 || (above == 0 && (mantissa & 1) != 0)) {
+            bits++;
+            continue;
+        }
+        if (bits == 0) {
+            break;
+        }
+        // below a power of two the neighbour is only half a step away
+        bool edge = (bits & 0xFFFFFFFFFFFFFu) == 0 && exponent > 1;
+        int below = edge ? qlora__decimal_compare(d, 4 * mantissa - 1, power - 2)
+                         : qlora__decimal_compare(d, 2 * mantissa - 1, power - 1);
+        if (below < 0 || (below == 0 && (mantissa & 1) != 0)) {
+            bits--;
+            continue;
+        }
+        break;
+    }
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Reads a number of JSON's grammar (already checked) to the nearest double.
+static double qlora__number_parse(const char* text, size_t size) {
+    qlora__decimal d;
+    size_t i = 0;
+    bool negative = size > 0 && text[0] == '-';
+    bool fraction = false;
+    bool more = false;
+    d.count = 0;
+    d.exponent = 0;
+    for (i = negative ? 1 : 0; i < size && text[i] != 'e' && text[i] != 'E'; i++) {
+        if (text[i] == '.') {
+            fraction = true;
+            continue;
+        }
+        // an exponent of a million is as good as any larger one, and cannot overflow
+        if (d.count == QLORA__DECIMAL_DIGITS) {
+            more = more || text[i] != '0';
+            d.exponent += fraction || d.exponent > 1000000 ? 0 : 1;
+            continue;
+        }
+        if (d.count > 0 || text[i] != '0') {
+            d.digit[d.count] = (uint8_t)(text[i] - '0');
+            d.count++;
+        }
+        d.exponent -= fraction && d.exponent > -1000000 ? 1 : 0;
+    }
+    if (more) {
+        d.digit[d.count] = 1;
+        d.count++;
+        d.exponent--;
+    }
+    if (i < size) {
+        bool minus = text[i + 1] == '-';
+        int power = 0;
+        for (i += minus || text[i + 1] == '+' ? 2 : 1; i < size; i++) {
+            power = power > 1000000 ? power : power * 10 + (text[i] - '0');
+        }
+        d.exponent += minus ? -power : power;
+    }
+    double x = qlora__decimal_to_double(&d);
+    return negative ? -x : x;
+}
+
+// ---- JSON, read
+
+// A parsed text is a flat array of tokens in the order of the text. An object's members are pairs:
+// a string token, then the value's tokens. `next` skips a value with all it contains, so walking
+// one level needs no stack. Token 0 is the root and can be no member, so 0 also says "not found".
+typedef enum qlora__json_kind {
+    QLORA__JSON_NULL,
+    QLORA__JSON_FALSE,
+    QLORA__JSON_TRUE,
+    QLORA__JSON_NUMBER,
+    QLORA__JSON_STRING,
+    QLORA__JSON_ARRAY,
+    QLORA__JSON_OBJECT
+} qlora__json_kind;
+
+#define QLORA__JSON_MAX_DEPTH 256
+#define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
+#define QLORA__JSON_ROOT 0xFFFFFFFFu
+#define QLORA__JSON_UNIQUE 1u // flag: an object with the same key twice is an error
+
+typedef struct qlora__json_token {
+    qlora__json_kind kind;
+    uint32_t begin; // first byte; of a string, the byte after the opening quote
+    uint32_t end;   // one past the last byte; of a string, the closing quote
+    uint32_t next;  // token after this value and everything inside it
+    uint32_t count; // members, elements, or escapes in a string
+} qlora__json_token;
+
+typedef struct qlora__json {
+    const char* text; // the caller's; must outlive the tokens
+    const char* label;
+    uint32_t size;
+    uint32_t count;
+    uint32_t capacity;
+    qlora__json_token* tokens;
+} qlora__json;
+
+typedef struct qlora__json_parser {
+    qlora_ctx* ctx;
+    qlora__json* json;
+    uint32_t at;
+    uint32_t parent; // the innermost open container; its own parent waits in its `next`
+    uint32_t depth;
+} qlora__json_parser;
+
+static void qlora__json_free(qlora_ctx* ctx, qlora__json* json) {
+    qlora__free(ctx, json->tokens, json->capacity * sizeof *json->tokens);
+    memset(json, 0, sizeof *json);
+}
+
+static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
+    unsigned line = 1;
+    unsigned column = 1;
+    for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
+        column++;
+        if (p->json->text[i] == '\n') {
+            line++;
+            column = 1;
+        }
+    }
+    return qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: line %u, column %u: %s", p->json->label, line,
+                       column, what);
+}
+
+// Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
+static uint32_t qlora__utf8_size(const char* text, uint32_t left) {
+    const uint8_t* p = (const uint8_t*)text;
+    uint32_t size = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
+    if (size == 0 || size > left || p[0] > 0xF4) {
+        return 0;
+    }
+    for (uint32_t i = 1; i < size; i++) {
+        if ((p[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    // overlong forms, surrogates, and what lies above U+10FFFF show in the second byte
+    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
+        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) {
+        return 0;
+    }
+    return size;
+}
+
+// Value of four hexadecimal digits, or 0x10000.
+static uint32_t qlora__hex4(const char* text, uint32_t left) {
+    uint32_t value = 0;
+    if (left < 4) {
+        return 0x10000u;
+    }
+    for (int i = 0; i < 4; i++) {
+        char c = text[i];
+        uint32_t digit = c >= '0' && c <= '9'   ? (uint32_t)(c - '0')
+                         : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a') + 10
+                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A') + 10
+                                                : 16u;
+        if (digit == 16u) {
+            return 0x10000u;
+        }
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind, uint32_t begin,
+                                     uint32_t end) {
+    qlora__json* json = p->json;
+    if (json->count == json->capacity) {
+        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
+        size_t bytes = 0;
+        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
+            return qlora__json_bad(p, "too many values");
+        }
+        qlora__json_token* tokens = (qlora__json_token*)qlora__alloc(p->ctx, bytes);
+        if (tokens == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        if (json->count > 0) {
+            memcpy(tokens, json->tokens, json->count * sizeof *tokens);
+            qlora__free(p->ctx, json->tokens, json->capacity * sizeof *tokens);
+        }
+        json->tokens = tokens;
+        json->capacity = capacity;
+    }
+    qlora__json_token* t = &json->tokens[json->count];
+    json->count++;
+    t->kind = kind;
+    t->begin = begin;
+    t->end = end;
+    t->next = json->count;
+    t->count = 0;
+    return QLORA_OK;
+}
+
+// An escape, with p->at on the backslash.
+static qlora_result qlora__json_escape(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t left = p->json->size - p->at;
+    if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
+        return qlora__json_bad(p, "unknown escape in a string");
+    }
+    if (text[p->at + 1] != 'u') {
+        p->at += 2;
+        return QLORA_OK;
+    }
+    uint32_t code = qlora__hex4(text + p->at + 2, left - 2);
+    if (code > 0xFFFF) {
+        return qlora__json_bad(p, "\\u needs four hexadecimal digits");
+    }
+    if ((code & 0xFC00) == 0xD800 && left >= 12 && text[p->at + 6] == '\\' &&
+        text[p->at + 7] == 'u' && (qlora__hex4(text + p->at + 8, left - 8) & 0x1FC00) == 0xDC00) {
+        p->at += 12;
+        return QLORA_OK;
+    }
+    if ((code & 0xF800) == 0xD800) {
+        return qlora__json_bad(p, "half of a surrogate pair in a string");
+    }
+    p->at += 6;
+    return QLORA_OK;
+}
+
+// A string, with p->at on the opening quote.
+static qlora_result qlora__json_string_parse(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t size = p->json->size;
+    uint32_t begin = p->at + 1;
+    uint32_t escapes = 0;
+    p->at = begin;
+    while (p->at < size && text[p->at] != '"') {
+        uint8_t c = (uint8_t)text[p->at];
+        if (c == '\\') {
+            QLORA__TRY(qlora__json_escape(p));
+            escapes++;
+        } else if (c < 0x20) {
+            return qlora__json_bad(p, "control character in a string");
+        } else {
+            uint32_t step = c < 0x80 ? 1 : qlora__utf8_size(text + p->at, size - p->at);
+            if (step == 0) {
+                return qlora__json_bad(p, "invalid UTF-8 in a string");
+            }
+            p->at += step;
+        }
+    }
+    if (p->at >= size) {
+        return qlora__json_bad(p, "string without its closing quote");
+    }
+    QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
+    p->json->tokens[p->json->count - 1].count = escapes;
+    p->at++;
+    return QLORA_OK;
+}
+
+static uint32_t qlora__json_digits(const qlora__json_parser* p, uint32_t at) {
+    while (at < p->json->size && p->json->text[at] >= '0' && p->json->text[at] <= '9') {
+        at++;
+    }
+    return at;
+}
+
+static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t size = p->json->size;
+    uint32_t begin = p->at;
+    uint32_t at = begin + (text[begin] == '-' ? 1 : 0);
+    uint32_t end = qlora__json_digits(p, at);
+    if (end == at) {
+        return qlora__json_bad(p, "a value was expected");
+    }
+    if (text[at] == '0' && end > at + 1) {
+        return qlora__json_bad(p, "number with a leading zero");
+    }
+    if (end < size && text[end] == '.') {
+        at = end + 1;
+        end = qlora__json_digits(p, at);
+        if (end == at) {
+            return qlora__json_bad(p, "number without digits after the point");
+        }
+    }
+    if (end < size && (text[end] == 'e' || text[end] == 'E')) {
+        at = end + 1;
+        at += at < size && (text[at] == '+' || text[at] == '-') ? 1 : 0;
+        end = qlora__json_digits(p, at);
+        if (end == at) {
+            return qlora__json_bad(p, "number without digits in the exponent");
+        }
+    }
+    p->at = end;
+    return qlora__json_push(p, QLORA__JSON_NUMBER, begin, end);
+}
+
+// A value that is complete in itself, or the opening of a container.
+static qlora_result qlora__json_value(qlora__json_parser* p) {
+    static const struct {
+        const char* word;
+        qlora__json_kind kind;
+    } words[3] = {
+        {"null", QLORA__JSON_NULL}, {"false", QLORA__JSON_FALSE}, {"true", QLORA__JSON_TRUE}};
+    const char* text = p->json->text;
+    char c = text[p->at];
+    if (c == '"') {
+        return qlora__json_string_parse(p);
+    }
+    if (c == '{' || c == '[') {
+        if (p->depth == QLORA__JSON_MAX_DEPTH) {
+            return qlora__json_bad(p, "nested too deeply");
+        }
+        QLORA__TRY(
+            qlora__json_push(p, c == '{' ? QLORA__JSON_OBJECT : QLORA__JSON_ARRAY, p->at, p->at));
+        p->json->tokens[p->json->count - 1].next = p->parent;
+        p->parent = p->json->count - 1;
+        p->depth++;
+        p->at++;
+        return QLORA_OK;
+    }
+    for (int i = 0; i < 3; i++) {
+        uint32_t length = (uint32_t)strlen(words[i].word);
+        if (c == words[i].word[0] && p->json->size - p->at >= length &&
+            memcmp(text + p->at, words[i].word, length) == 0) {
+            p->at += length;
+            return qlora__json_push(p, words[i].kind, p->at - length, p->at);
+        }
+    }
+    return qlora__json_number_parse(p);
+}
+
+static void qlora__json_space(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    while (p->at < p->json->size && (text[p->at] == ' ' || text[p->at] == '\t' ||
+                                     text[p->at] == '\n' || text[p->at] == '\r')) {
+        p->at++;
+    }
+}
+
+// The key of a member and its colon, p->at on the key.
+static qlora_result qlora__json_key(qlora__json_parser* p) {
+    if (p->at >= p->json->size || p->json->text[p->at] != '"') {
+        return qlora__json_bad(p, "a key in quotes was expected");
+    }
+    QLORA__TRY(qlora__json_string_parse(p));
+    qlora__json_space(p);
+    if (p->at >= p->json->size || p->json->text[p->at] != ':') {
+        return qlora__json_bad(p, "':' was expected after a key");
+    }
+    p->at++;
+    qlora__json_space(p);
+    return QLORA_OK;
+}
+
+// After a value: closes containers, and goes past one comma. *done when the root is complete.
+static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
+    for (;;) {
+        if (p->parent == QLORA__JSON_ROOT) {
+            *done = true;
+            return QLORA_OK;
+        }
+        qlora__json_token* open = &p->json->tokens[p->parent];
+        bool object = open->kind == QLORA__JSON_OBJECT;
+        qlora__json_space(p);
+        char c = p->at < p->json->size ? p->json->text[p->at] : '\0';
+        if (c != ',' && c != (object ? '}' : ']')) {
+            return qlora__json_bad(p,
+                                   object ? "',' or '}' was expected" : "',' or ']' was expected");
+        }
+        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        p->at++;
+        if (c == ',') {
+            qlora__json_space(p);
+            return QLORA_OK;
+        }
+        p->parent = open->next;
+        p->depth--;
+        open->end = p->at;
+        open->next = p->json->count;
+    }
+}
+
+// Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
+static uint32_t qlora__json_code(const char* text, uint32_t* at) {
+    const char* p = text + *at;
+    uint8_t c = (uint8_t)p[0];
+    if (c != '\\') {
+        uint32_t size = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+        uint32_t code = size == 1 ? c : c & (0x7Fu >> size);
+        for (uint32_t i = 1; i < size; i++) {
+            code = code << 6 | ((uint8_t)p[i] & 0x3Fu);
+        }
+        *at += size;
+        return code;
+    }
+    if (p[1] != 'u') {
+        static const char from[] = "\"\\/bfnrt";
+        static const char to[] = "\"\\/\b\f\n\r\t";
+        *at += 2;
+        return (uint8_t)to[strchr(from, p[1]) - from];
+    }
+    uint32_t code = qlora__hex4(p + 2, 4);
+    *at += 6;
+    if ((code & 0xFC00) == 0xD800) {
+        code = 0x10000u + ((code & 0x3FF) << 10 | (qlora__hex4(p + 8, 4) & 0x3FF));
+        *at += 6;
+    }
+    return code;
+}
+
+static bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__json* json = (const qlora__json*)user;
+    uint32_t i = json->tokens[a].begin;
+    uint32_t j = json->tokens[b].begin;
+    while (i < json->tokens[a].end && j < json->tokens[b].end) {
+        uint32_t x = qlora__json_code(json->text, &i);
+        uint32_t y = qlora__json_code(json->text, &j);
+        if (x != y) {
+            return x < y;
+        }
+    }
+    return i == json->tokens[a].end && j < json->tokens[b].end;
+}
+
+// Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
+static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
+    qlora__json* json = p->json;
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < json->count; i++) {
+        if (json->tokens[i].kind == QLORA__JSON_OBJECT && json->tokens[i].count > largest) {
+            largest = json->tokens[i].count;
+        }
+    }
+    if (largest < 2) {
+        return QLORA_OK;
+    }
+    size_t bytes = largest * sizeof(uint32_t);
+    uint32_t* keys = (uint32_t*)qlora__alloc(p->ctx, bytes);
+    if (keys == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result result = QLORA_OK;
+    for (uint32_t i = 0; i < json->count && result == QLORA_OK; i++) {
+        uint32_t n = json->tokens[i].kind == QLORA__JSON_OBJECT ? json->tokens[i].count : 0;
+        uint32_t key = i + 1;
+        for (uint32_t k = 0; k < n; k++) {
+            keys[k] = key;
+            key = json->tokens[key + 1].next;
+        }
+        qlora__sort(keys, n, qlora__json_key_less, json);
+        for (uint32_t k = 1; k < n && result == QLORA_OK; k++) {
+            if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
+                const qlora__json_token* t = &json->tokens[keys[k]];
+                int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
+                result = qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
+                                     json->label, shown, json->text + t->begin);
+            }
+        }
+    }
+    qlora__free(p->ctx, keys, bytes);
+    return result;
+}
+
+static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t flags) {
+    qlora__json* json = p->json;
+    bool done = false;
+    qlora__json_space(p);
+    while (!done) {
+        // here a value stands, in an object with its key before it
+        bool object =
+            p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
+        if (object) {
+            QLORA__TRY(qlora__json_key(p));
+        }
+        if (p->at >= json->size) {
+            return qlora__json_bad(p, "a value was expected");
+        }
+        uint32_t opened = p->parent;
+        QLORA__TRY(qlora__json_value(p));
+        if (p->parent != opened) {
+            qlora__json_space(p);
+            char close = json->tokens[p->parent].kind == QLORA__JSON_OBJECT ? '}' : ']';
+            if (p->at >= json->size || json->text[p->at] != close) {
+                continue;
+            }
+        }
+        QLORA__TRY(qlora__json_after(p, &done));
+    }
+    qlora__json_space(p);
+    if (p->at != json->size) {
+        return qlora__json_bad(p, "something follows the value");
+    }
+    return (flags & QLORA__JSON_UNIQUE) != 0 ? qlora__json_check_unique(p) : QLORA_OK;
+}
+
+// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
+// the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
+static qlora_result qlora__json_parse(qlora_ctx* ctx, const char* label, const void* text,
+                                      uint64_t size, uint32_t flags, qlora__json* out) {
+    qlora__json json;
+    qlora__json_parser p;
+    memset(&json, 0, sizeof json);
+    if (size > QLORA__JSON_MAX_BYTES) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+    }
+    json.text = (const char*)text;
+    json.label = label;
+    json.size = (uint32_t)size;
+    p.ctx = ctx;
+    p.json = &json;
+    p.at = 0;
+    p.parent = QLORA__JSON_ROOT;
+    p.depth = 0;
+    qlora_result result = qlora__json_parse_tokens(&p, flags);
+    if (result != QLORA_OK) {
+        qlora__json_free(ctx, &json);
+        return result;
+    }
+    *out = json;
+    return QLORA_OK;
+}
+
+static qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
+    return json->tokens[token].kind;
+}
+
+// True when a string token's decoded text equals the bytes given.
+static bool qlora__json_equals(const qlora__json* json, uint32_t token, const char* text,
+                               size_t size) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_STRING) {
+        return false;
+    }
+    if (t->count == 0) {
+        return t->end - t->begin == size && memcmp(json->text + t->begin, text, size) == 0;
+    }
+    uint32_t at = t->begin;
+    size_t i = 0;
+    while (at < t->end) {
+        uint32_t code = qlora__json_code(json->text, &at);
+        uint8_t bytes[4];
+        uint32_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+        for (uint32_t k = n; k > 1; k--) {
+            bytes[k - 1] = (uint8_t)(0x80 | (code & 0x3F));
+            code >>= 6;
+        }
+        bytes[0] = (uint8_t)(n == 1 ? code : (0xF00u >> n & 0xF0u) | code);
+        if (size - i < n || memcmp(text + i, bytes, n) != 0) {
+            return false;
+        }
+        i += n;
+    }
+    return i == size;
+}
+
+// Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
+static uint32_t qlora__json_find(const qlora__json* json, uint32_t object, const char* key) {
+    uint32_t found = 0;
+    size_t size = strlen(key);
+    if (json->tokens[object].kind != QLORA__JSON_OBJECT) {
+        return 0;
+    }
+    for (uint32_t k = object + 1; k < json->tokens[object].next; k = json->tokens[k + 1].next) {
+        if (qlora__json_equals(json, k, key, size)) {
+            found = k + 1;
+        }
+    }
+    return found;
+}
+
+// qlora__json_find through several objects, keys joined by '/'.
+static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uint32_t object,
+                                                    const char* path) {
+    char key[64];
+    for (;;) {
+        const char* slash = strchr(path, '/');
+        size_t n = slash != NULL ? (size_t)(slash - path) : strlen(path);
+        if (n >= sizeof key) {
+            return 0;
+        }
+        memcpy(key, path, n);
+        key[n] = '\0';
+        object = qlora__json_find(json, object, key);
+        if (object == 0 || slash == NULL) {
+            return object;
+        }
+        path = slash + 1;
+    }
+}
+
+// Element of an array, 0 when there is none.
+static uint32_t qlora__json_at(const qlora__json* json, uint32_t array, uint32_t index) {
+    if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
+        return 0;
+    }
+    uint32_t element = array + 1;
+    for (; index > 0; index--) {
+        element = json->tokens[element].next;
+    }
+    return element;
+}
+
+static bool qlora__json_is(const qlora__json* json, uint32_t token, const char* text) {
+    return qlora__json_equals(json, token, text, strlen(text));
+}
+
+// Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
+// length of the whole, which is then less than `size`; a string may contain NUL bytes.
+static size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out, size_t size) {
+    const qlora__json_token* t = &json->tokens[token];
+    uint32_t at = t->begin;
+    size_t length = 0;
+    if (t->kind != QLORA__JSON_STRING) {
+        at = t->end;
+    }
+    while (at < t->end) {
+        uint32_t code = qlora__json_code(json->text, &at);
+        uint32_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+        for (uint32_t k = n; k > 0; k--) {
+            uint32_t low =
+                k == 1 ? (n == 1 ? code : (0xF00u >> n & 0xF0u) | code) : 0x80u | (code & 0x3F);
+            if (length + k < size) {
+                out[length + k - 1] = (char)(uint8_t)low;
+            }
+            code >>= 6;
+        }
+        length += n;
+    }
+    if (size > 0) {
+        out[length < size ? length : size - 1] = '\0';
+    }
+    return length;
+}
+
+// A finite number, nearest double.
+static bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    double x = qlora__number_parse(json->text + t->begin, t->end - t->begin);
+    uint64_t bits = 0;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        return false;
+    }
+    *out = x;
+    return true;
+}
+
+// A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
+// only plain digits will do.
+static bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    bool negative = json->text[t->begin] == '-';
+    uint64_t value = 0;
+    uint64_t limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
+    uint32_t i = t->begin + (negative ? 1 : 0);
+    for (; i < t->end && json->text[i] >= '0' && json->text[i] <= '9'; i++) {
+        uint64_t digit = (uint64_t)(json->text[i] - '0');
+        if (value > (limit - digit) / 10) {
+            return false;
+        }
+        value = value * 10 + digit;
+    }
+    if (i < t->end) {
+        double x = 0.0;
+        if (!qlora__json_double(json, token, &x) || x < -9007199254740992.0 ||
+            x > 9007199254740992.0 || (double)(int64_t)x != x) {
+            return false;
+        }
+        *out = (int64_t)x;
+        return true;
+    }
+    *out = negative ? (int64_t)(0 - value) : (int64_t)value;
+    return true;
+}
+
+// A whole number written in plain digits, as file offsets and shapes are.
+static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    for (uint32_t i = t->begin; i < t->end; i++) {
+        if (json->text[i] < '0' || json->text[i] > '9') {
+            return false;
+        }
+    }
+    return qlora__json_int(json, token, out);
+}
+
+// ---- text and JSON, written
+
+// A growing text. The first failure sticks; later additions do nothing, so callers check once.
+typedef struct qlora__text {
+    qlora_ctx* ctx;
+    char* data;
+    size_t size;
+    size_t capacity;
+    qlora_result result;
+} qlora__text;
+
+static void qlora__text_begin(qlora_ctx* ctx, qlora__text* t) {
+    memset(t, 0, sizeof *t);
+    t->ctx = ctx;
+    t->result = QLORA_OK;
+}
+
+static void qlora__text_free(qlora__text* t) {
+    qlora__free(t->ctx, t->data, t->capacity);
+    t->data = NULL;
+    t->size = 0;
+    t->capacity = 0;
+}
+
+static void qlora__text_add(qlora__text* t, const void* bytes, size_t size) {
+    size_t need = 0;
+    if (t->result != QLORA_OK || size == 0) {
+        return;
+    }
+    if (!qlora__add(t->size, size, &need)) {
+        t->result = qlora__fail(t->ctx, QLORA_ERR_MEMORY, "text too large");
+        return;
+    }
+    if (need > t->capacity) {
+        size_t capacity = t->capacity < 256 ? 256 : t->capacity;
+        while (capacity < need) {
+            capacity = capacity > SIZE_MAX / 2 ? need : capacity * 2;
+        }
+        char* data = (char*)qlora__alloc(t->ctx, capacity);
+        if (data == NULL) {
+            t->result = QLORA_ERR_MEMORY;
+            return;
+        }
+        if (t->data != NULL) {
+            memcpy(data, t->data, t->size);
+            qlora__free(t->ctx, t->data, t->capacity);
+        }
+        t->data = data;
+        t->capacity = capacity;
+    }
+    memcpy(t->data + t->size, bytes, size);
+    t->size = need;
+}
+
+static void qlora__text_puts(qlora__text* t, const char* string) {
+    qlora__text_add(t, string, strlen(string));
+}
+
+// JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
+// indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
+typedef struct qlora__json_writer {
+    qlora__text* text;
+    int indent;
+    int depth;
+    bool empty; // nothing was written yet into the innermost container
+} qlora__json_writer;
+
+static void qlora__json_write_begin(qlora__json_writer* w, qlora__text* text, int indent) {
+    w->text = text;
+    w->indent = indent;
+    w->depth = 0;
+    w->empty = true;
+}
+
+static void qlora__json_write_line(qlora__json_writer* w) {
+    if (w->indent > 0) {
+        qlora__text_add(w->text, "\n", 1);
+        for (int i = 0; i < w->depth * w->indent; i++) {
+            qlora__text_add(w->text, " ", 1);
+        }
+    }
+}
+
+static void qlora__json_write_quoted(qlora__text* t, const char* string, size_t size) {
+    static const char hex[] = "0123456789abcdef";
+    qlora__text_add(t, "\"", 1);
+    for (size_t i = 0; i < size; i++) {
+        uint8_t c = (uint8_t)string[i];
+        if (c == '"' || c == '\\') {
+            qlora__text_add(t, "\\", 1);
+            qlora__text_add(t, string + i, 1);
+        } else if (c < 0x20) {
+            char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
+            qlora__text_add(t, escape, 6);
+        } else {
+            // a path may hold any bytes; the file must be UTF-8
+            uint32_t left = size - i < 4 ? (uint32_t)(size - i) : 4;
+            uint32_t step = qlora__utf8_size(string + i, left);
+            qlora__text_add(t, step > 0 ? string + i : "\\ufffd", step > 0 ? step : 6);
+            i += step > 0 ? step - 1 : 0;
+        }
+    }
+    qlora__text_add(t, "\"", 1);
+}
+
+// What stands before every value: comma, line, key.
+static void qlora__json_write_key(qlora__json_writer* w, const char* key) {
+    if (!w->empty) {
+        qlora__text_add(w->text, ",", 1);
+    }
+    if (w->depth > 0) {
+        qlora__json_write_line(w);
+    }
+    if (key != NULL) {
+        qlora__json_write_quoted(w->text, key, strlen(key));
+        qlora__text_puts(w->text, w->indent > 0 ? ": " : ":");
+    }
+    w->empty = false;
+}
+
+static void qlora__json_write_open(qlora__json_writer* w, const char* key, char bracket) {
+    qlora__json_write_key(w, key);
+    qlora__text_add(w->text, &bracket, 1);
+    w->depth++;
+    w->empty = true;
+}
+
+static void qlora__json_write_close(qlora__json_writer* w, char bracket) {
+    w->depth--;
+    if (!w->empty) {
+        qlora__json_write_line(w);
+    }
+    qlora__text_add(w->text, &bracket, 1);
+    w->empty = false;
+}
+
+// A word as it stands: null, true, false, or a number that is text already.
+static void qlora__json_write_word(qlora__json_writer* w, const char* key, const char* word) {
+    qlora__json_write_key(w, key);
+    qlora__text_puts(w->text, word);
+}
+
+static void qlora__json_write_string(qlora__json_writer* w, const char* key, const char* string) {
+    qlora__json_write_key(w, key);
+    qlora__json_write_quoted(w->text, string, strlen(string));
+}
+
+static void qlora__json_write_int(qlora__json_writer* w, const char* key, int64_t value) {
+    char digits[24];
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    qlora__json_write_word(w, key, digits);
+}
+
+// The shortest digits that read back as the same double, with a point or an exponent so that it
+// stays a float in Python. The locale's decimal point, whatever it is, becomes a point.
+static void qlora__json_write_double(qlora__json_writer* w, const char* key, double value) {
+    char digits[40];
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        w->text->result = qlora__fail(w->text->ctx, QLORA_ERR_ARGUMENT, "%s is not a finite number",
+                                      key != NULL ? key : "value");
+        return;
+    }
+    for (int precision = 1; precision <= 17; precision++) {
+        char printed[40];
+        size_t n = 0;
+        bool plain = true;
+        snprintf(printed, sizeof printed, "%.*g", precision, value);
+        for (const char* c = printed; *c != '\0'; c++) {
+            bool usual = (*c >= '0' && *c <= '9') || *c == '-' || *c == '+' || *c == 'e';
+            if (usual) {
+                digits[n++] = *c;
+            } else if (n > 0 && digits[n - 1] != '.') {
+                digits[n++] = '.';
+            }
+            plain = plain && ((*c >= '0' && *c <= '9') || *c == '-');
+        }
+        if (plain) {
+            digits[n++] = '.';
+            digits[n++] = '0';
+        }
+        digits[n] = '\0';
+        double back = qlora__number_parse(digits, n);
+        if (memcmp(&back, &value, sizeof back) == 0) {
+            break;
+        }
+    }
+    qlora__json_write_word(w, key, digits);
+}
+
+// ---- safetensors, read
+
+// Element types of the format, narrowest first: the writer's order is this one backwards.
+// X(name, bits)
+#define QLORA__ST_DTYPES(X)                                                                        \
+    X(BOOL, 8)                                                                                     \
+    X(F4, 4)                                                                                       \
+    X(F6_E2M3, 6)                                                                                  \
+    X(F6_E3M2, 6)                                                                                  \
+    X(U8, 8)                                                                                       \
+    X(I8, 8)                                                                                       \
+    X(F8_E5M2, 8)                                                                                  \
+    X(F8_E4M3, 8)                                                                                  \
+    X(F8_E8M0, 8)                                                                                  \
+    X(F8_E4M3FNUZ, 8)                                                                              \
+    X(F8_E5M2FNUZ, 8)                                                                              \
+    X(I16, 16)                                                                                     \
+    X(U16, 16)                                                                                     \
+    X(F16, 16)                                                                                     \
+    X(BF16, 16)                                                                                    \
+    X(I32, 32)                                                                                     \
+    X(U32, 32)                                                                                     \
+    X(F32, 32)                                                                                     \
+    X(C64, 64)                                                                                     \
+    X(F64, 64)                                                                                     \
+    X(I64, 64)                                                                                     \
+    X(U64, 64)
+
+#define QLORA__ST_ENUM(name, bits) QLORA__ST_##name,
+typedef enum qlora__st_dtype {
+    QLORA__ST_DTYPES(QLORA__ST_ENUM) QLORA__ST_DTYPE_COUNT
+} qlora__st_dtype;
+#undef QLORA__ST_ENUM
+
+typedef struct qlora__st_dtype_row {
+    const char* name;
+    uint32_t bits;
+} qlora__st_dtype_row;
+
+#define QLORA__ST_ROW(name, bits) {#name, bits},
+static const qlora__st_dtype_row qlora__st_dtypes[] = {QLORA__ST_DTYPES(QLORA__ST_ROW)};
+#undef QLORA__ST_ROW
+
+#define QLORA__ST_MAX_HEADER 100000000u
+#define QLORA__ST_CHECKSUM "~checksum" // the writer's last tensor where a checksum is asked for
+
+typedef struct qlora__st_tensor {
+    const char* name;     // decoded, terminated
+    const int64_t* shape; // rank numbers, outermost first
+    const uint8_t* data;  // not aligned: read it with memcpy or qlora__st_read_f32
+    uint64_t bytes;
+    uint64_t begin; // offset in the data part
+    qlora__st_dtype dtype;
+    uint32_t rank;
+} qlora__st_tensor;
+
+typedef struct qlora__st {
+    const char* label;
+    qlora__map map; // data is NULL when the bytes are the caller's
+    qlora__json json;
+    const uint8_t* file;
+    uint64_t file_size;
+    uint32_t count;
+    qlora__st_tensor* tensors; // in header order
+    uint32_t* by_name;
+    void* block; // tensors, by_name, shapes, names in one piece
+    size_t block_bytes;
+    char path[QLORA__PATH_ROOM];
+} qlora__st;
+
+static void qlora__st_close(qlora_ctx* ctx, qlora__st* st) {
+    qlora__json_free(ctx, &st->json);
+    qlora__free(ctx, st->block, st->block_bytes);
+    qlora__map_close(ctx, &st->map);
+    st->block = NULL;
+    st->count = 0;
+}
+
+static uint64_t qlora__load_u64(const uint8_t* p) {
+    uint64_t value = 0;
+    for (int i = 7; i >= 0; i--) {
+        value = value << 8 | p[i];
+    }
+    return value;
+}
+
+static void qlora__store_u64(uint8_t* p, uint64_t value) {
+    for (int i = 0; i < 8; i++) {
+        p[i] = (uint8_t)(value >> (8 * i));
+    }
+}
+
+// The eight bytes of length and the outline of the header.
+static qlora_result qlora__st_check_header(qlora_ctx* ctx, const qlora__st* st, uint64_t* header) {
+    if (st->file_size < 8) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %llu bytes are too few for a safetensors file", st->label,
+                           (unsigned long long)st->file_size);
+    }
+    uint64_t n = qlora__load_u64(st->file);
+    if (n > QLORA__ST_MAX_HEADER) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: header of %llu bytes, more than the format's limit of %u",
+                           st->label, (unsigned long long)n, QLORA__ST_MAX_HEADER);
+    }
+    if (n > st->file_size - 8) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: header of %llu bytes in a file of %llu: the file is cut short",
+                           st->label, (unsigned long long)n, (unsigned long long)st->file_size);
+    }
+    if (n == 0 || st->file[8] != '{') {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: the header does not start with '{'",
+                           st->label);
+    }
+    *header = n;
+    return QLORA_OK;
+}
+
+// Shape product in bytes against the extent; checked multiplication, whole bytes.
+static qlora_result qlora__st_check_size(qlora_ctx* ctx, const qlora__st* st,
+                                         const qlora__st_tensor* t) {
+    uint64_t bits = qlora__st_dtypes[t->dtype].bits;
+    for (uint32_t i = 0; i < t->rank; i++) {
+        uint64_t dim = (uint64_t)t->shape[i];
+        if (dim != 0 && bits > UINT64_MAX / dim) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: the shape overflows", st->label,
+                               t->name);
+        }
+        bits *= dim;
+    }
+    if (bits % 8 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: %llu bits are not whole bytes",
+                           st->label, t->name, (unsigned long long)bits);
+    }
+    if (bits / 8 != t->bytes) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: the shape needs %llu bytes, data_offsets give %llu", st->label,
+                           t->name, (unsigned long long)(bits / 8), (unsigned long long)t->bytes);
+    }
+    return QLORA_OK;
+}
+
+// One entry of the header into *t; its name stands there already, its numbers go to `shape`.
+static qlora_result qlora__st_entry_parse(qlora_ctx* ctx, const qlora__st* st, uint32_t value,
+                                          int64_t* shape, qlora__st_tensor* t) {
+    const qlora__json* json = &st->json;
+    uint32_t dtype = qlora__json_find(json, value, "dtype");
+    uint32_t dims = qlora__json_find(json, value, "shape");
+    uint32_t offsets = qlora__json_find(json, value, "data_offsets");
+    if (dtype == 0 || qlora__json_kind_of(json, dtype) != QLORA__JSON_STRING) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: no dtype", st->label, t->name);
+    }
+    int known = 0;
+    while (known < QLORA__ST_DTYPE_COUNT &&
+           !qlora__json_is(json, dtype, qlora__st_dtypes[known].name)) {
+        known++;
+    }
+    if (known == QLORA__ST_DTYPE_COUNT) {
+        char name[32];
+        qlora__json_string(json, dtype, name, sizeof name);
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: unknown dtype \"%s\"", st->label,
+                           t->name, name);
+    }
+    t->dtype = (qlora__st_dtype)known;
+    if (dims == 0 || qlora__json_kind_of(json, dims) != QLORA__JSON_ARRAY) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: no shape", st->label, t->name);
+    }
+    t->rank = json->tokens[dims].count;
+    t->shape = shape;
+    for (uint32_t i = 0; i < t->rank; i++) {
+        if (!qlora__json_offset(json, dims + 1 + i, &shape[i])) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                               "%s: %s: shape must hold whole numbers from 0 up", st->label,
+                               t->name);
+        }
+    }
+    int64_t begin = 0;
+    int64_t end = 0;
+    if (offsets == 0 || qlora__json_kind_of(json, offsets) != QLORA__JSON_ARRAY ||
+        json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
+        !qlora__json_offset(json, offsets + 2, &end)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: data_offsets must be two whole numbers from 0 up", st->label,
+                           t->name);
+    }
+    if (end < begin) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: data_offsets end before they begin",
+                           st->label, t->name);
+    }
+    t->begin = (uint64_t)begin;
+    t->bytes = (uint64_t)(end - begin);
+    return qlora__st_check_size(ctx, st, t);
+}
+
+static bool qlora__st_offset_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__st_tensor* t = (const qlora__st_tensor*)user;
+    if (t[a].begin != t[b].begin) {
+        return t[a].begin < t[b].begin;
+    }
+    return t[a].bytes != t[b].bytes ? t[a].bytes < t[b].bytes : a < b;
+}
+
+static bool qlora__st_name_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__st_tensor* t = (const qlora__st_tensor*)user;
+    return strcmp(t[a].name, t[b].name) < 0;
+}
+
+// Tensors must follow each other without holes or overlaps, from 0 to the end of the file.
+static qlora_result qlora__st_check_layout(qlora_ctx* ctx, qlora__st* st, uint64_t data_size) {
+    uint64_t at = 0;
+    qlora__sort(st->by_name, st->count, qlora__st_offset_less, st->tensors);
+    for (uint32_t i = 0; i < st->count; i++) {
+        const qlora__st_tensor* t = &st->tensors[st->by_name[i]];
+        if (t->begin != at) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: begins at %llu, %s %llu", st->label,
+                               t->name, (unsigned long long)t->begin,
+                               t->begin < at ? "overlapping what ends at" : "leaving a hole after",
+                               (unsigned long long)at);
+        }
+        at = t->begin + t->bytes;
+    }
+    if (at != data_size) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: the tensors need %llu bytes, the file has %llu%s", st->label,
+                           (unsigned long long)at, (unsigned long long)data_size,
+                           at > data_size ? ": it is cut short" : "");
+    }
+    qlora__sort(st->by_name, st->count, qlora__st_name_less, st->tensors);
+    return QLORA_OK;
+}
+
+// __metadata__: an object of strings.
+static qlora_result qlora__st_check_metadata(qlora_ctx* ctx, const qlora__st* st, uint32_t value) {
+    const qlora__json_token* tokens = st->json.tokens;
+    bool good = tokens[value].kind == QLORA__JSON_OBJECT;
+    for (uint32_t k = value + 1; good && k < tokens[value].next; k = tokens[k + 1].next) {
+        good = tokens[k + 1].kind == QLORA__JSON_STRING;
+    }
+    return good ? QLORA_OK
+                : qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: __metadata__ must map strings to strings",
+                              st->label);
+}
+
+// Counts what the header holds and makes one block for it.
+static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** shapes,
+                                      char** names) {
+    const qlora__json* json = &st->json;
+    size_t dims = 0;
+    size_t bytes = 0;
+    size_t part = 0;
+    for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        if (qlora__json_is(json, k, "__metadata__")) {
+            QLORA__TRY(qlora__st_check_metadata(ctx, st, k + 1));
+            continue;
+        }
+        uint32_t shape = qlora__json_find(json, k + 1, "shape");
+        dims += shape != 0 ? json->tokens[shape].count : 0;
+        bytes += qlora__json_string(json, k, NULL, 0) + 1;
+        st->count++;
+    }
+    bool fits = qlora__mul(dims, sizeof(int64_t), &part) && qlora__add(bytes, part, &bytes) &&
+                qlora__mul(st->count, sizeof(qlora__st_tensor) + sizeof(uint32_t), &part) &&
+                qlora__add(bytes, part, &bytes);
+    if (!fits) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many tensors", st->label);
+    }
+    if (st->count == 0) {
+        return QLORA_OK;
+    }
+    st->block = qlora__alloc(ctx, bytes);
+    if (st->block == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    st->block_bytes = bytes;
+    st->tensors = (qlora__st_tensor*)st->block;
+    *shapes = (int64_t*)(void*)(st->tensors + st->count);
+    st->by_name = (uint32_t*)(void*)(*shapes + dims);
+    *names = (char*)(void*)(st->by_name + st->count);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__st_parse_header(qlora_ctx* ctx, qlora__st* st) {
+    uint64_t header = 0;
+    int64_t* shapes = NULL;
+    char* names = NULL;
+    QLORA__TRY(qlora__st_check_header(ctx, st, &header));
+    QLORA__TRY(
+        qlora__json_parse(ctx, st->label, st->file + 8, header, QLORA__JSON_UNIQUE, &st->json));
+    const qlora__json* json = &st->json;
+    for (uint64_t i = json->tokens[0].end; i < header; i++) {
+        if (st->file[8 + i] != ' ') {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                               "%s: the header may be padded with spaces only", st->label);
+        }
+    }
+    QLORA__TRY(qlora__st_reserve(ctx, st, &shapes, &names));
+    uint32_t index = 0;
+    for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        if (qlora__json_is(json, k, "__metadata__")) {
+            continue;
+        }
+        qlora__st_tensor* t = &st->tensors[index];
+        memset(t, 0, sizeof *t);
+        size_t length = qlora__json_string(json, k, NULL, 0) + 1;
+        qlora__json_string(json, k, names, length);
+        t->name = names;
+        if (strlen(names) + 1 != length) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: NUL in a tensor's name", st->label,
+                               names);
+        }
+        QLORA__TRY(qlora__st_entry_parse(ctx, st, k + 1, shapes, t));
+        st->by_name[index] = index;
+        names += length;
+        shapes += t->rank;
+        index++;
+    }
+    QLORA__TRY(qlora__st_check_layout(ctx, st, st->file_size - 8 - header));
+    for (uint32_t i = 0; i < st->count; i++) {
+        st->tensors[i].data = st->file + 8 + header + st->tensors[i].begin;
+    }
+    return QLORA_OK;
+}
+
+// Reads a whole file that lies in memory and stays there. qlora__st_close when done; *st is large
+// and its address must not change. Nothing to close after a failure.
+static QLORA__UNUSED qlora_result qlora__st_parse(qlora_ctx* ctx, const char* label,
+                                                  const void* bytes, uint64_t size, qlora__st* st) {
+    memset(st, 0, sizeof *st);
+    st->label = label;
+    st->file = (const uint8_t*)bytes;
+    st->file_size = size;
+    qlora_result result = qlora__st_parse_header(ctx, st);
+    if (result != QLORA_OK) {
+        qlora__st_close(ctx, st);
+    }
+    return result;
+}
+
+// Maps a file and reads its header.
+static qlora_result qlora__st_open(qlora_ctx* ctx, const char* path, qlora__st* st) {
+    qlora__map map;
+    memset(st, 0, sizeof *st);
+    QLORA__TRY(qlora__path_join(ctx, "", path, st->path));
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    st->map = map;
+    st->label = st->path;
+    st->file = map.data;
+    st->file_size = map.size;
+    qlora_result result = qlora__st_parse_header(ctx, st);
+    if (result != QLORA_OK) {
+        qlora__st_close(ctx, st);
+    }
+    return result;
+}
+
+// NULL when there is no tensor of that name.
+static const qlora__st_tensor* qlora__st_find(const qlora__st* st, const char* name) {
+    uint32_t low = 0;
+    uint32_t high = st->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        int order = strcmp(st->tensors[st->by_name[middle]].name, name);
+        if (order == 0) {
+            return &st->tensors[st->by_name[middle]];
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+// Text of a __metadata__ entry, as qlora__json_string; false when there is none.
+static QLORA__UNUSED bool qlora__st_metadata(const qlora__st* st, const char* key, char* out,
+                                             size_t size) {
+    uint32_t all = qlora__json_find(&st->json, 0, "__metadata__");
+    uint32_t value = all == 0 ? 0 : qlora__json_find(&st->json, all, key);
+    return value != 0 && qlora__json_string(&st->json, value, out, size) < size;
+}
+
+// "[8,128]" for messages.
+static const char* qlora__shape_text(const int64_t* shape, uint32_t rank, char out[96]) {
+    size_t n = 1;
+    out[0] = '[';
+    for (uint32_t i = 0; i < rank && n < 70; i++) {
+        n += (size_t)snprintf(out + n, 96 - n, i == 0 ? "%lld" : ",%lld", (long long)shape[i]);
+    }
+    out[n] = ']';
+    out[n + 1] = '\0';
+    return out;
+}
+
+static uint64_t qlora__st_elements(const qlora__st_tensor* t) {
+    return t->bytes * 8 / qlora__st_dtypes[t->dtype].bits;
+}
+
+static bool qlora__st_is_float(const qlora__st_tensor* t) {
+    return t->dtype == QLORA__ST_F32 || t->dtype == QLORA__ST_BF16 || t->dtype == QLORA__ST_F16;
+}
+
+// Elements first .. first + count of an F32, BF16 or F16 tensor as floats; exact.
+static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
+                               float* out) {
+    if (t->dtype == QLORA__ST_F32) {
+        memcpy(out, t->data + first * 4, (size_t)count * 4);
+        return;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t half = 0;
+        memcpy(&half, t->data + (first + i) * 2, 2);
+        out[i] = t->dtype == QLORA__ST_BF16 ? qlora__bf16_to(half) : qlora__f16_to(half);
+    }
+}
+
+// Checks a file that was written with a checksum: *st must carry one and it must be right.
+static QLORA__UNUSED qlora_result qlora__st_verify(qlora_ctx* ctx, const qlora__st* st) {
+    const qlora__st_tensor* t = qlora__st_find(st, QLORA__ST_CHECKSUM);
+    if (t == NULL || t->bytes != 8 || t->data + 8 != st->file + st->file_size) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: no checksum at the end of the file",
+                           st->label);
+    }
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    qlora__hash_add(&hash, st->file, (size_t)(st->file_size - 8));
+    if (qlora__hash_end(&hash) != qlora__load_u64(t->data)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: the checksum is wrong: the file is damaged",
+                           st->label);
+    }
+    return QLORA_OK;
+}
+
+// ---- safetensors, written
+
+// What is to be written. Names must be distinct; the strings and shapes are read by _begin only.
+typedef struct qlora__st_entry {
+    const char* name;
+    const int64_t* shape;
+    qlora__st_dtype dtype;
+    uint32_t rank;
+} qlora__st_entry;
+
+typedef struct qlora__st_writer {
+    qlora__out out;
+    uint32_t* order; // order[i]: the entry whose bytes come i-th
+    uint32_t count;
+    uint64_t written;
+    uint64_t data_bytes;
+    qlora__hash hash;
+    bool checksum;
+} qlora__st_writer;
+
+static bool qlora__st_entry_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__st_entry* e = (const qlora__st_entry*)user;
+    return e[a].dtype != e[b].dtype ? e[a].dtype > e[b].dtype : strcmp(e[a].name, e[b].name) < 0;
+}
+
+static uint64_t qlora__st_entry_bytes(const qlora__st_entry* e) {
+    uint64_t bits = qlora__st_dtypes[e->dtype].bits;
+    for (uint32_t i = 0; i < e->rank; i++) {
+        bits *= (uint64_t)e->shape[i];
+    }
+    return bits / 8;
+}
+
+static void qlora__st_write_entry(qlora__json_writer* w, const char* name, qlora__st_dtype dtype,
+                                  const int64_t* shape, uint32_t rank, uint64_t begin,
+                                  uint64_t end) {
+    qlora__json_write_open(w, name, '{');
+    qlora__json_write_string(w, "dtype", qlora__st_dtypes[dtype].name);
+    qlora__json_write_open(w, "shape", '[');
+    for (uint32_t i = 0; i < rank; i++) {
+        qlora__json_write_int(w, NULL, shape[i]);
+    }
+    qlora__json_write_close(w, ']');
+    qlora__json_write_open(w, "data_offsets", '[');
+    qlora__json_write_int(w, NULL, (int64_t)begin);
+    qlora__json_write_int(w, NULL, (int64_t)end);
+    qlora__json_write_close(w, ']');
+    qlora__json_write_close(w, '}');
+}
+
+// The header's text, its length in front, padded with spaces to a multiple of eight.
+static void qlora__st_write_header(qlora__st_writer* w, qlora__text* text,
+                                   const qlora__st_entry* entries, const char* const* metadata) {
+    static const int64_t eight = 8;
+    qlora__json_writer json;
+    qlora__text_add(text, "\0\0\0\0\0\0\0\0", 8);
+    qlora__json_write_begin(&json, text, 0);
+    qlora__json_write_open(&json, NULL, '{');
+    qlora__json_write_open(&json, "__metadata__", '{');
+    qlora__json_write_string(&json, "format", "pt");
+    for (size_t i = 0; metadata != NULL && metadata[i] != NULL; i += 2) {
+        qlora__json_write_string(&json, metadata[i], metadata[i + 1]);
+    }
+    qlora__json_write_close(&json, '}');
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < w->count; i++) {
+        const qlora__st_entry* e = &entries[w->order[i]];
+        uint64_t bytes = qlora__st_entry_bytes(e);
+        qlora__st_write_entry(&json, e->name, e->dtype, e->shape, e->rank, at, at + bytes);
+        at += bytes;
+    }
+    w->data_bytes = at;
+    if (w->checksum) {
+        qlora__st_write_entry(&json, QLORA__ST_CHECKSUM, QLORA__ST_U8, &eight, 1, at, at + 8);
+    }
+    qlora__json_write_close(&json, '}');
+    while (text->result == QLORA_OK && text->size % 8 != 0) {
+        qlora__text_add(text, " ", 1);
+    }
+    if (text->result == QLORA_OK) {
+        qlora__store_u64((uint8_t*)(void*)text->data, text->size - 8);
+    }
+}
+
+static void qlora__st_write_abort(qlora_ctx* ctx, qlora__st_writer* w) {
+    qlora__out_abort(ctx, &w->out);
+    qlora__free(ctx, w->order, w->count * sizeof *w->order);
+    memset(w, 0, sizeof *w);
+}
+
+// Begins a file with all its tensors known. `metadata`: pairs of strings ended by NULL, or NULL;
+// {"format":"pt"} is always there. `checksum` adds a last tensor that qlora__st_verify checks.
+// Then the bytes of entry order[0], order[1], ... in pieces of any size, then commit or abort.
+static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora_ctx* ctx, const char* path,
+                                                        const qlora__st_entry* entries,
+                                                        uint32_t count, const char* const* metadata,
+                                                        bool checksum, qlora__st_writer* w) {
+    qlora__text text;
+    memset(w, 0, sizeof *w);
+    qlora__text_begin(ctx, &text);
+    w->count = count;
+    w->checksum = checksum;
+    qlora__hash_begin(&w->hash);
+    qlora_result result = QLORA_OK;
+    if (count > 0) {
+        w->order = (uint32_t*)qlora__alloc(ctx, count * sizeof *w->order);
+        result = w->order == NULL ? QLORA_ERR_MEMORY : QLORA_OK;
+    }
+    for (uint32_t i = 0; i < count && result == QLORA_OK; i++) {
+        w->order[i] = i;
+    }
+    if (result == QLORA_OK) {
+        qlora__sort(w->order, count, qlora__st_entry_less, entries);
+        qlora__st_write_header(w, &text, entries, metadata);
+        result = text.result;
+    }
+    if (result == QLORA_OK) {
+        result = qlora__out_begin(ctx, path, &w->out);
+    }
+    if (result == QLORA_OK) {
+        qlora__hash_add(&w->hash, text.data, text.size);
+        result = qlora__out_write(ctx, &w->out, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    if (result != QLORA_OK) {
+        qlora__st_write_abort(ctx, w);
+    }
+    return result;
+}
+
+static QLORA__UNUSED qlora_result qlora__st_write(qlora_ctx* ctx, qlora__st_writer* w,
+                                                  const void* bytes, size_t size) {
+    if (size > w->data_bytes - w->written) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "safetensors: %llu bytes more than announced",
+                           (unsigned long long)(size - (w->data_bytes - w->written)));
+    }
+    w->written += size;
+    if (w->checksum) {
+        qlora__hash_add(&w->hash, bytes, size);
+    }
+    return qlora__out_write(ctx, &w->out, bytes, size);
+}
+
+// Makes the file appear under its name, whole. On failure the old file, if any, is still there.
+static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora_ctx* ctx, qlora__st_writer* w) {
+    qlora_result result = QLORA_OK;
+    if (w->written != w->data_bytes) {
+        result =
+            qlora__fail(ctx, QLORA_ERR_ARGUMENT, "safetensors: %llu of %llu bytes were written",
+                        (unsigned long long)w->written, (unsigned long long)w->data_bytes);
+    }
+    if (result == QLORA_OK && w->checksum) {
+        uint8_t sum[8];
+        qlora__store_u64(sum, qlora__hash_end(&w->hash));
+        result = qlora__out_write(ctx, &w->out, sum, sizeof sum);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__out_commit(ctx, &w->out);
+    }
+    qlora__st_write_abort(ctx, w);
+    return result;
+}
+
+// ---- Hugging Face config.json
+
+#define QLORA_MAX_LAYERS 256
+#define QLORA_MAX_STOP_IDS 16
+
+typedef enum qlora_family {
+    QLORA_FAMILY_NONE = 0,
+    QLORA_FAMILY_LLAMA,
+    QLORA_FAMILY_MISTRAL,
+    QLORA_FAMILY_QWEN2,
+    QLORA_FAMILY_QWEN3
+} qlora_family;
+
+typedef struct qlora_model_config {
+    qlora_family family;
+    int64_t vocab;
+    int64_t hidden;
+    int64_t intermediate;
+    int64_t layers;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t max_positions;
+    double rms_eps;
+    qlora_rope_desc rope;         // layers with full attention
+    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
+    int64_t window;   // a token sees itself and window - 1 before it; 0 = no layer has one
+    bool tied;        // the output head is the embedding
+    bool qkv_bias;
+    bool o_bias;
+    bool mlp_bias;
+    bool qk_norm;
+    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
+    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
+    int32_t bos_id; // -1 = none
+    int32_t pad_id; // -1 = none
+    int32_t stop_count;
+    int32_t stop_ids[QLORA_MAX_STOP_IDS];
+    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
+} qlora_model_config;
+
+static const struct {
+    const char* model_type;
+    qlora_family family;
+    const char* architecture;
+    const char* gguf_name;
+} qlora__families[] = {{"llama", QLORA_FAMILY_LLAMA, "LlamaForCausalLM", "llama"},
+                       {"mistral", QLORA_FAMILY_MISTRAL, "MistralForCausalLM", "llama"},
+                       {"qwen2", QLORA_FAMILY_QWEN2, "Qwen2ForCausalLM", "qwen2"},
+                       {"qwen3", QLORA_FAMILY_QWEN3, "Qwen3ForCausalLM", "qwen3"}};
+#define QLORA__FAMILY_COUNT ((int)(sizeof qlora__families / sizeof qlora__families[0]))
+
+// One object of a config file, and where its messages come from.
+typedef struct qlora__config_reader {
+    qlora_ctx* ctx;
+    const qlora__json* json;
+    uint32_t object;
+} qlora__config_reader;
+
+// Value of a key; JSON's null counts as absent, as it does in transformers.
+static uint32_t qlora__config_find(const qlora__config_reader* r, const char* key) {
+    uint32_t value = qlora__json_find(r->json, r->object, key);
+    return value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_NULL ? 0 : value;
+}
+
+// The value as it stands in the file, for messages.
+static const char* qlora__config_show(const qlora__config_reader* r, uint32_t value, char out[48]) {
+    const qlora__json_token* t = &r->json->tokens[value];
+    uint32_t n = t->end - t->begin < 44 ? t->end - t->begin : 44;
+    memcpy(out, r->json->text + t->begin, n);
+    memcpy(out + n, t->end - t->begin > n ? "..." : "", t->end - t->begin > n ? 4 : 1);
+    return out;
+}
+
+// An integer within [least, most]; absent gives `fallback`, and is an error where that is negative.
+static qlora_result qlora__config_int(const qlora__config_reader* r, const char* key,
+                                      int64_t fallback, int64_t least, int64_t most, int64_t* out) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    if (value == 0) {
+        if (fallback < 0) {
+            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+        }
+        *out = fallback;
+        return QLORA_OK;
+    }
+    int64_t number = 0;
+    if (!qlora__json_int(r->json, value, &number) || number < least || number > most) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: %s is %s; it must be a whole number from %lld to %lld",
+                           r->json->label, key, qlora__config_show(r, value, shown),
+                           (long long)least, (long long)most);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+// A number above 0; absent gives `fallback`, and is an error where that is negative.
+static qlora_result qlora__config_positive(const qlora__config_reader* r, const char* key,
+                                           double fallback, double* out) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    if (value == 0) {
+        if (fallback < 0.0) {
+            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+        }
+        *out = fallback;
+        return QLORA_OK;
+    }
+    double number = 0.0;
+    if (!qlora__json_double(r->json, value, &number) || !(number > 0.0) || number > 1e30) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be a number above 0",
+                           r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_bool(const qlora__config_reader* r, const char* key,
+                                       bool fallback, bool* out) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    qlora__json_kind kind = value != 0 ? qlora__json_kind_of(r->json, value) : QLORA__JSON_NULL;
+    if (value != 0 && kind != QLORA__JSON_TRUE && kind != QLORA__JSON_FALSE) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be true or false",
+                           r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    *out = value != 0 ? kind == QLORA__JSON_TRUE : fallback;
+    return QLORA_OK;
+}
+
+// A token id below `vocab`, -1 where absent (or -1 in the file, as some old ones have it).
+static qlora_result qlora__config_id(const qlora__config_reader* r, const char* key, int64_t vocab,
+                                     int32_t* out) {
+    int64_t id = -1;
+    if (qlora__config_find(r, key) != 0) {
+        QLORA__TRY(qlora__config_int(r, key, -1, -1, vocab - 1, &id));
+    }
+    *out = (int32_t)id;
+    return QLORA_OK;
+}
+
+// eos_token_id: one id or a list.
+static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, "eos_token_id");
+    if (value == 0) {
+        return QLORA_OK;
+    }
+    bool list = qlora__json_kind_of(r->json, value) == QLORA__JSON_ARRAY;
+    uint32_t count = list ? r->json->tokens[value].count : 1;
+    if (count > QLORA_MAX_STOP_IDS) {
+        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: eos_token_id lists %u ids; %d at most", r->json->label, count,
+                           QLORA_MAX_STOP_IDS);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        int64_t id = 0;
+        if (!qlora__json_int(r->json, list ? value + 1 + i : value, &id) || id < 0 ||
+            id >= c->vocab) {
+            return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                               "%s: eos_token_id is %s; ids go from 0 to vocab_size - 1 = %lld",
+                               r->json->label, qlora__config_show(r, value, shown),
+                               (long long)(c->vocab - 1));
+        }
+        c->stop_ids[i] = (int32_t)id;
+    }
+    c->stop_count = (int32_t)count;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_refuse(const qlora__config_reader* r, const char* key,
+                                         uint32_t value, const char* advice) {
+    char shown[48];
+    return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED, "%s: %s \"%s\" is not supported; %s",
+                       r->json->label, key, qlora__config_show(r, value, shown), advice);
+}
+
+// The yarn parameters and its attention factor, as transformers derives them.
+static qlora_result qlora__config_yarn(const qlora__config_reader* r,
+                                       const qlora__config_reader* top, const qlora_model_config* c,
+                                       qlora_rope_desc* rope) {
+    double mscale = 0.0;
+    double mscale_all = 0.0;
+    double fallback = (double)c->max_positions;
+    QLORA__TRY(
+        qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
+    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
+                                      &rope->original_max_position));
+    double stretch = (double)c->max_positions / rope->original_max_position;
+    QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
+    QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
+    QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
+    bool truncate = true;
+    QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
+    rope->no_truncate = !truncate;
+    double lengthen = rope->factor > 1.0 ? 0.1 * log(rope->factor) : 0.0;
+    double computed = lengthen + 1.0;
+    if (qlora__config_find(r, "mscale") != 0 && qlora__config_find(r, "mscale_all_dim") != 0) {
+        QLORA__TRY(qlora__config_positive(r, "mscale", -1.0, &mscale));
+        QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", -1.0, &mscale_all));
+        computed = (mscale * lengthen + 1.0) / (mscale_all * lengthen + 1.0);
+    }
+    return qlora__config_positive(r, "attention_factor", computed, &rope->attention_factor);
+}
+
+static qlora_result qlora__config_llama3(const qlora__config_reader* r,
+                                         const qlora__config_reader* top, qlora_rope_desc* rope) {
+    double fallback = -1.0;
+    if (qlora__config_find(top, "original_max_position_embeddings") != 0) {
+        QLORA__TRY(
+            qlora__config_positive(top, "original_max_position_embeddings", -1.0, &fallback));
+    }
+    QLORA__TRY(qlora__config_positive(r, "factor", -1.0, &rope->factor));
+    QLORA__TRY(qlora__config_positive(r, "low_freq_factor", -1.0, &rope->low_freq_factor));
+    QLORA__TRY(qlora__config_positive(r, "high_freq_factor", -1.0, &rope->high_freq_factor));
+    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
+                                      &rope->original_max_position));
+    if (!(rope->high_freq_factor > rope->low_freq_factor)) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: high_freq_factor %g must be above low_freq_factor %g",
+                           r->json->label, rope->high_freq_factor, rope->low_freq_factor);
+    }
+    return QLORA_OK;
+}
+
+// One set of rotary parameters from object `dict` (0 = none: all defaults); what it leaves out is
+// looked for at the top of the file.
+static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
+                                       const qlora_model_config* c, qlora_rope_desc* rope) {
+    static const struct {
+        const char* name;
+        qlora_rope_type kind;
+    } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
+                  {"linear", QLORA_ROPE_LINEAR},
+                  {"llama3", QLORA_ROPE_LLAMA3},
+                  {"yarn", QLORA_ROPE_YARN}};
+    qlora__config_reader r = *top;
+    double theta = 10000.0;
+    double partial = 1.0;
+    memset(rope, 0, sizeof *rope);
+    rope->factor = 1.0;
+    rope->attention_factor = 1.0;
+    QLORA__TRY(qlora__config_positive(top, "rope_theta", theta, &rope->theta));
+    QLORA__TRY(qlora__config_positive(top, "partial_rotary_factor", partial, &partial));
+    if (dict != 0) {
+        r.object = dict;
+        QLORA__TRY(qlora__config_positive(&r, "rope_theta", rope->theta, &rope->theta));
+        QLORA__TRY(qlora__config_positive(&r, "partial_rotary_factor", partial, &partial));
+        uint32_t type = qlora__config_find(&r, "rope_type");
+        type = type != 0 ? type : qlora__config_find(&r, "type");
+        int k = 0;
+        while (type != 0 && k < 4 && !qlora__json_is(r.json, type, kinds[k].name)) {
+            k++;
+        }
+        if (k == 4) {
+            return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
+        }
+        rope->type = kinds[k].kind;
+    }
+    if (!(rope->theta > 1.0)) {
+        return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
+                           r.json->label, rope->theta);
+    }
+    if (partial < 1.0 || partial > 1.0) {
+        return qlora__fail(r.ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: partial_rotary_factor %g is not supported; only 1 is",
+                           r.json->label, partial);
+    }
+    switch (rope->type) {
+    case QLORA_ROPE_LINEAR:
+        return qlora__config_positive(&r, "factor", -1.0, &rope->factor);
+    case QLORA_ROPE_LLAMA3:
+        return qlora__config_llama3(&r, top, rope);
+    case QLORA_ROPE_YARN:
+        return qlora__config_yarn(&r, top, c, rope);
+    case QLORA_ROPE_DEFAULT:
+        break;
+    }
+    return QLORA_OK;
+}
+
+// rope_parameters (new; one set, or one per layer type) or rope_scaling (old).
+static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
+    char shown[48];
+    const char* key = "rope_parameters";
+    uint32_t dict = qlora__config_find(r, key);
+    if (dict == 0) {
+        key = "rope_scaling";
+        dict = qlora__config_find(r, key);
+    }
+    uint32_t full = dict;
+    uint32_t slide = dict;
+    if (dict != 0) {
+        uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
+        uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
+        if (per_full != 0 || per_slide != 0) {
+            full = per_full != 0 ? per_full : per_slide;
+            slide = per_slide != 0 ? per_slide : per_full;
+        }
+        if (qlora__json_kind_of(r->json, dict) != QLORA__JSON_OBJECT ||
+            qlora__json_kind_of(r->json, full) != QLORA__JSON_OBJECT ||
+            qlora__json_kind_of(r->json, slide) != QLORA__JSON_OBJECT) {
+            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                               r->json->label, key, qlora__config_show(r, dict, shown));
+        }
+    }
+    QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
+    return qlora__config_rope(r, slide, c, &c->rope_sliding);
+}
+
+// Family from model_type, checked against the architecture's name where one is given.
+static qlora_result qlora__config_family(const qlora__config_reader* r, bool nested,
+                                         qlora_model_config* c) {
+    uint32_t type = qlora__config_find(r, "model_type");
+    uint32_t names = qlora__config_find(r, "architectures");
+    uint32_t architecture = names != 0 ? qlora__json_at(r->json, names, 0) : 0;
+    if (type == 0 && architecture == 0) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: model_type is missing", r->json->label);
+    }
+    int k = 0;
+    for (; k < QLORA__FAMILY_COUNT; k++) {
+        if (qlora__json_is(r->json, type != 0 ? type : architecture,
+                           type != 0 ? qlora__families[k].model_type
+                                     : qlora__families[k].architecture)) {
+            break;
+        }
+    }
+    const char* advice = "llama, mistral, qwen2 and qwen3 are";
+    if (k == QLORA__FAMILY_COUNT) {
+        return qlora__config_refuse(r, type != 0 ? "model_type" : "architecture",
+                                    type != 0 ? type : architecture, advice);
+    }
+    if (architecture != 0 && !nested &&
+        !qlora__json_is(r->json, architecture, qlora__families[k].architecture) &&
+        !qlora__json_is(r->json, architecture, "LLaMAForCausalLM")) {
+        return qlora__config_refuse(r, "architecture", architecture,
+                                    "a causal language model of the family is needed");
+    }
+    c->family = qlora__families[k].family;
+    return QLORA_OK;
+}
+
+// Sizes, each with its own limits, and how they must fit together.
+static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_model_config* c) {
+    QLORA__TRY(qlora__config_int(r, "vocab_size", -1, 1, 1 << 24, &c->vocab));
+    QLORA__TRY(qlora__config_int(r, "hidden_size", -1, 1, 1 << 20, &c->hidden));
+    QLORA__TRY(qlora__config_int(r, "intermediate_size", -1, 1, 1 << 22, &c->intermediate));
+    QLORA__TRY(qlora__config_int(r, "num_hidden_layers", -1, 1, QLORA_MAX_LAYERS, &c->layers));
+    QLORA__TRY(qlora__config_int(r, "num_attention_heads", -1, 1, 1 << 14, &c->heads));
+    QLORA__TRY(qlora__config_int(r, "num_key_value_heads", c->heads, 1, 1 << 14, &c->kv_heads));
+    QLORA__TRY(
+        qlora__config_int(r, "max_position_embeddings", 2048, 1, INT32_MAX, &c->max_positions));
+    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", 1e-6, &c->rms_eps));
+    if (c->heads % c->kv_heads != 0) {
+        return qlora__fail(
+            r->ctx, QLORA_ERR_FORMAT,
+            "%s: num_attention_heads %lld is no multiple of num_key_value_heads %lld",
+            r->json->label, (long long)c->heads, (long long)c->kv_heads);
+    }
+    bool given = qlora__config_find(r, "head_dim") != 0;
+    if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: hidden_size %lld is no multiple of num_attention_heads %lld, and "
+                           "head_dim is missing",
+                           r->json->label, (long long)c->hidden, (long long)c->heads);
+    }
+    int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
+    QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
+    if (c->head_dim % 2 != 0) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: head_dim %lld is odd", r->json->label,
+                           (long long)c->head_dim);
+    }
+    if (c->head_dim > 256) {
+        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: head_dim %lld is not supported; 256 is the largest", r->json->label,
+                           (long long)c->head_dim);
+    }
+    return QLORA_OK;
+}
+
+// Which layers have a sliding window, and how wide it is.
+static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_model_config* c) {
+    int64_t first = 0;
+    bool use = true;
+    bool qwen = c->family == QLORA_FAMILY_QWEN2 || c->family == QLORA_FAMILY_QWEN3;
+    uint32_t types = qlora__config_find(r, "layer_types");
+    if (qwen) {
+        QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
+        QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
+    } else if (c->family == QLORA_FAMILY_LLAMA) {
+        use = false; // a llama file may carry the key; the architecture has no window
+    }
+    if (use) {
+        QLORA__TRY(qlora__config_int(r, "sliding_window", 0, 1, INT32_MAX, &c->window));
+    }
+    if (types != 0 && (qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY ||
+                       r->json->tokens[types].count != c->layers)) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: layer_types must list one type for each of the %lld layers",
+                           r->json->label, (long long)c->layers);
+    }
+    bool any = false;
+    for (int64_t i = 0; i < c->layers; i++) {
+        uint32_t type = types != 0 ? qlora__json_at(r->json, types, (uint32_t)i) : 0;
+        bool slides = type != 0 ? qlora__json_is(r->json, type, "sliding_attention") : i >= first;
+        if (type != 0 && !slides && !qlora__json_is(r->json, type, "full_attention")) {
+            return qlora__config_refuse(r, "layer type", type,
+                                        "full_attention and sliding_attention are");
+        }
+        if (type != 0 && slides && c->family == QLORA_FAMILY_LLAMA) {
+            return qlora__config_refuse(r, "layer type", type, "llama layers have full attention");
+        }
+        c->sliding[i] = slides && c->window > 0 ? 1 : 0;
+        any = any || c->sliding[i] != 0;
+    }
+    c->window = any ? c->window : 0;
+    return QLORA_OK;
+}
+
+// quantization_config: bitsandbytes 4-bit is read, tensor by tensor; all else is refused by name.
+static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora_model_config* c) {
+    uint32_t dict = qlora__config_find(r, "quantization_config");
+    if (dict == 0) {
+        return QLORA_OK;
+    }
+    qlora__config_reader q = *r;
+    bool eight = false;
+    q.object = dict;
+    uint32_t method = qlora__config_find(&q, "quant_method");
+    if (method != 0 && !qlora__json_is(r->json, method, "bitsandbytes")) {
+        return qlora__config_refuse(r, "quant_method", method,
+                                    "use the 16-bit model or a bitsandbytes 4-bit one");
+    }
+    QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
+    if (eight) {
+        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: quantization_config: load_in_8bit is not supported; use the 16-bit "
+                           "model or a 4-bit one",
+                           r->json->label);
+    }
+    c->quantized = true;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_model_config* c) {
+    static const struct {
+        const char* name;
+        qlora_dtype dtype;
+    } dtypes[6] = {{"float32", QLORA_F32},         {"bfloat16", QLORA_BF16},
+                   {"float16", QLORA_F16},         {"torch.float32", QLORA_F32},
+                   {"torch.bfloat16", QLORA_BF16}, {"torch.float16", QLORA_F16}};
+    bool attention = false;
+    QLORA__TRY(qlora__config_bool(r, "tie_word_embeddings", false, &c->tied));
+    if (c->family == QLORA_FAMILY_LLAMA || c->family == QLORA_FAMILY_QWEN3) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &attention));
+    }
+    if (c->family == QLORA_FAMILY_LLAMA) {
+        QLORA__TRY(qlora__config_bool(r, "mlp_bias", false, &c->mlp_bias));
+    }
+    c->qkv_bias = attention || c->family == QLORA_FAMILY_QWEN2;
+    c->o_bias = attention;
+    c->qk_norm = c->family == QLORA_FAMILY_QWEN3;
+    uint32_t act = qlora__config_find(r, "hidden_act");
+    act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
+    if (act != 0 && !qlora__json_is(r->json, act, "silu") &&
+        !qlora__json_is(r->json, act, "swish")) {
+        return qlora__config_refuse(r, "hidden_act", act, "only silu is");
+    }
+    uint32_t dtype = qlora__config_find(r, "dtype");
+    dtype = dtype != 0 ? dtype : qlora__config_find(r, "torch_dtype");
+    c->dtype = -1;
+    for (int i = 0; i < 6; i++) {
+        if (dtype != 0 && qlora__json_is(r->json, dtype, dtypes[i].name)) {
+            c->dtype = (int32_t)dtypes[i].dtype;
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_from_json(qlora_ctx* ctx, const qlora__json* json,
+                                            qlora_model_config* c) {
+    qlora__config_reader r;
+    r.ctx = ctx;
+    r.json = json;
+    r.object = 0;
+    memset(c, 0, sizeof *c);
+    if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", json->label);
+    }
+    QLORA__TRY(qlora__config_quantized(&r, c));
+    // a model that also sees or hears keeps its language part here
+    uint32_t text = qlora__config_find(&r, "text_config");
+    bool nested = text != 0 && qlora__json_kind_of(json, text) == QLORA__JSON_OBJECT;
+    r.object = nested ? text : 0;
+    QLORA__TRY(qlora__config_family(&r, nested, c));
+    QLORA__TRY(qlora__config_sizes(&r, c));
+    QLORA__TRY(qlora__config_ropes(&r, c));
+    QLORA__TRY(qlora__config_window(&r, c));
+    QLORA__TRY(qlora__config_switches(&r, c));
+    QLORA__TRY(qlora__config_id(&r, "bos_token_id", c->vocab, &c->bos_id));
+    QLORA__TRY(qlora__config_id(&r, "pad_token_id", c->vocab, &c->pad_id));
+    return qlora__config_stops(&r, c);
+}
+
+// config.json, already in memory, into *out.
+static qlora_result qlora__config_parse(qlora_ctx* ctx, const char* label, const void* text,
+                                        uint64_t size, qlora_model_config* out) {
+    qlora__json json;
+    qlora_model_config config;
+    QLORA__TRY(qlora__json_parse(ctx, label, text, size, 0, &json));
+    qlora_result result = qlora__config_from_json(ctx, &json, &config);
+    qlora__json_free(ctx, &json);
+    if (result == QLORA_OK) {
+        *out = config;
+    }
+    return result;
+}
+
+// generation_config.json: its stop ids replace those of config.json.
+static qlora_result qlora__config_parse_generation(qlora_ctx* ctx, const char* label,
+                                                   const void* text, uint64_t size,
+                                                   qlora_model_config* config) {
+    qlora__json json;
+    qlora__config_reader r;
+    QLORA__TRY(qlora__json_parse(ctx, label, text, size, 0, &json));
+    r.ctx = ctx;
+    r.json = &json;
+    r.object = 0;
+    qlora_result result = qlora__config_stops(&r, config);
+    qlora__json_free(ctx, &json);
+    return result;
+}
+
+// Reads config.json and, where there is one, generation_config.json of a model folder.
+static QLORA__UNUSED qlora_result qlora__config_read(qlora_ctx* ctx, const char* dir,
+                                                     qlora_model_config* out) {
+    char path[QLORA__PATH_ROOM];
+    qlora__map map;
+    qlora_model_config config;
+    QLORA__TRY(qlora__path_join(ctx, dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora_result result = qlora__config_parse(ctx, path, map.data, map.size, &config);
+    qlora__map_close(ctx, &map);
+    QLORA__TRY(result);
+    QLORA__TRY(qlora__path_join(ctx, dir, "generation_config.json", path));
+    bool exists = false;
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (exists) {
+        QLORA__TRY(qlora__map_open(ctx, path, &map));
+        result = qlora__config_parse_generation(ctx, path, map.data, map.size, &config);
+        qlora__map_close(ctx, &map);
+        QLORA__TRY(result);
+    }
+    *out = config;
+    return QLORA_OK;
+}
+
+// ---- Hugging Face model folder
+
+// A tensor of the folder under its plain name: without "model.", "language_model." and
+// "base_model." in front, in whatever order a file has them, so that every wrapper's names look the
+// same.
+typedef struct qlora__folder_entry {
+    const char* name;
+    const qlora__st_tensor* tensor;
+} qlora__folder_entry;
+
+typedef struct qlora__folder {
+    qlora__st* shards;
+    uint32_t shard_count;
+    uint32_t shard_room;
+    qlora__folder_entry* entries;
+    uint32_t* by_name;
+    uint32_t count;
+    uint32_t room;
+    char dir[QLORA__PATH_ROOM];
+} qlora__folder;
+
+#define QLORA__MAX_SHARDS 4096
+
+static const char* qlora__plain_name(const char* name) {
+    for (;;) {
+        if (strncmp(name, "model.", 6) == 0) {
+            name += 6;
+        } else if (strncmp(name, "base_model.", 11) == 0) {
+            name += 11;
+        } else if (strncmp(name, "language_model.", 15) == 0) {
+            name += 15;
+        } else {
+            return name;
+        }
+    }
+}
+
+static void qlora__folder_close(qlora_ctx* ctx, qlora__folder* f) {
+    for (uint32_t i = 0; i < f->shard_count; i++) {
+        qlora__st_close(ctx, &f->shards[i]);
+    }
+    qlora__free(ctx, f->shards, f->shard_room * sizeof *f->shards);
+    qlora__free(ctx, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
+    memset(f, 0, sizeof *f);
+}
+
+static bool qlora__folder_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__folder_entry* e = (const qlora__folder_entry*)user;
+    return strcmp(e[a].name, e[b].name) < 0;
+}
+
+static qlora_result qlora__folder_reserve(qlora_ctx* ctx, qlora__folder* f, uint32_t count) {
+    size_t bytes = 0;
+    if (!qlora__mul(count, sizeof *f->entries + sizeof *f->by_name, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "%s: too many tensors", f->dir);
+    }
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    f->entries = (qlora__folder_entry*)qlora__alloc(ctx, bytes);
+    if (f->entries == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->room = count;
+    f->by_name = (uint32_t*)(void*)(f->entries + count);
+    return QLORA_OK;
+}
+
+static void qlora__folder_add(qlora__folder* f, const qlora__st_tensor* tensor) {
+    f->entries[f->count].name = qlora__plain_name(tensor->name);
+    f->entries[f->count].tensor = tensor;
+    f->by_name[f->count] = f->count;
+    f->count++;
+}
+
+static qlora_result qlora__folder_sort(qlora_ctx* ctx, qlora__folder* f) {
+    qlora__sort(f->by_name, f->count, qlora__folder_less, f->entries);
+    for (uint32_t i = 1; i < f->count; i++) {
+        const qlora__folder_entry* a = &f->entries[f->by_name[i - 1]];
+        const qlora__folder_entry* b = &f->entries[f->by_name[i]];
+        if (strcmp(a->name, b->name) == 0) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor twice",
+                               f->dir, a->tensor->name, b->tensor->name);
+        }
+    }
+    return QLORA_OK;
+}
+
+// The shard a weight_map value names, opened at its first mention.
+static qlora_result qlora__folder_shard(qlora_ctx* ctx, qlora__folder* f, const qlora__json* json,
+                                        uint32_t value, uint32_t* shard) {
+    char name[256];
+    char path[QLORA__PATH_ROOM];
+    size_t length = qlora__json_string(json, value, name, sizeof name);
+    // only plain names: an index must not lead out of its folder
+    if (length == 0 || length >= sizeof name || strlen(name) != length ||
+        strpbrk(name, "/\\:") != NULL || name[0] == '.') {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map: \"%s\" is no plain file name",
+                           json->label, length < sizeof name ? name : "...");
+    }
+    QLORA__TRY(qlora__path_join(ctx, f->dir, name, path));
+    // the files stand in runs, so the last one opened comes first
+    for (uint32_t i = f->shard_count; i > 0; i--) {
+        if (strcmp(f->shards[i - 1].path, path) == 0) {
+            *shard = i - 1;
+            return QLORA_OK;
+        }
+    }
+    bool exists = false;
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (!exists) {
+        return qlora__fail(ctx, QLORA_ERR_FILE, "%s: the index names this shard, but it is missing",
+                           path);
+    }
+    if (f->shard_count == f->shard_room) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+    }
+    QLORA__TRY(qlora__st_open(ctx, path, &f->shards[f->shard_count]));
+    *shard = f->shard_count;
+    f->shard_count++;
+    return QLORA_OK;
+}
+
+static bool qlora__json_value_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__json* json = (const qlora__json*)user;
+    return qlora__json_key_less(json, a + 1, b + 1);
+}
+
+// How many different files a weight_map names: the values sorted, changes counted.
+static qlora_result qlora__folder_count_shards(qlora_ctx* ctx, const qlora__json* json,
+                                               uint32_t map, uint32_t* count) {
+    uint32_t n = json->tokens[map].count;
+    uint32_t* keys = (uint32_t*)qlora__alloc(ctx, n * sizeof *keys);
+    if (keys == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    uint32_t key = map + 1;
+    for (uint32_t i = 0; i < n; i++) {
+        keys[i] = key;
+        key = json->tokens[key + 1].next;
+    }
+    qlora__sort(keys, n, qlora__json_value_less, json);
+    *count = 1;
+    for (uint32_t i = 1; i < n; i++) {
+        *count += qlora__json_value_less(json, keys[i - 1], keys[i]) ? 1u : 0u;
+    }
+    qlora__free(ctx, keys, n * sizeof *keys);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__folder_read_index(qlora_ctx* ctx, qlora__folder* f,
+                                             const qlora__json* json) {
+    uint32_t map = qlora__json_find(json, 0, "weight_map");
+    if (map == 0 || qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT ||
+        json->tokens[map].count == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map is missing or empty",
+                           json->label);
+    }
+    for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
+        if (qlora__json_kind_of(json, k + 1) != QLORA__JSON_STRING) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map must map names to file names",
+                               json->label);
+        }
+    }
+    uint32_t room = 0;
+    size_t bytes = 0;
+    QLORA__TRY(qlora__folder_count_shards(ctx, json, map, &room));
+    if (room > QLORA__MAX_SHARDS || !qlora__mul(room, sizeof *f->shards, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+    }
+    f->shards = (qlora__st*)qlora__alloc(ctx, bytes);
+    if (f->shards == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->shard_room = room;
+    QLORA__TRY(qlora__folder_reserve(ctx, f, json->tokens[map].count));
+    for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
+        char name[256];
+        uint32_t shard = 0;
+        QLORA__TRY(qlora__folder_shard(ctx, f, json, k + 1, &shard));
+        size_t length = qlora__json_string(json, k, name, sizeof name);
+        const qlora__st_tensor* t =
+            length < sizeof name ? qlora__st_find(&f->shards[shard], name) : NULL;
+        if (t == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                               "%s: %s: the index says that this tensor is here, but it is not",
+                               f->shards[shard].path, name);
+        }
+        qlora__folder_add(f, t);
+    }
+    return qlora__folder_sort(ctx, f);
+}
+
+static qlora_result qlora__folder_open_index(qlora_ctx* ctx, qlora__folder* f, const char* path) {
+    qlora__map map;
+    qlora__json json;
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora_result result =
+        qlora__json_parse(ctx, path, map.data, map.size, QLORA__JSON_UNIQUE, &json);
+    if (result == QLORA_OK) {
+        result = qlora__folder_read_index(ctx, f, &json);
+        qlora__json_free(ctx, &json);
+    }
+    qlora__map_close(ctx, &map);
+    return result;
+}
+
+static qlora_result qlora__folder_open_single(qlora_ctx* ctx, qlora__folder* f, const char* path) {
+    f->shards = (qlora__st*)qlora__alloc(ctx, sizeof *f->shards);
+    if (f->shards == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->shard_room = 1;
+    QLORA__TRY(qlora__st_open(ctx, path, &f->shards[0]));
+    f->shard_count = 1;
+    QLORA__TRY(qlora__folder_reserve(ctx, f, f->shards[0].count));
+    for (uint32_t i = 0; i < f->shards[0].count; i++) {
+        qlora__folder_add(f, &f->shards[0].tensors[i]);
+    }
+    return qlora__folder_sort(ctx, f);
+}
+
+// Opens the weights of a model folder: model.safetensors, or the shards its index names. All files
+// stay mapped until qlora__folder_close. Nothing to close after a failure.
+static QLORA__UNUSED qlora_result qlora__folder_open(qlora_ctx* ctx, const char* dir,
+                                                     qlora__folder* f) {
+    char path[QLORA__PATH_ROOM];
+    memset(f, 0, sizeof *f);
+    QLORA__TRY(qlora__path_join(ctx, "", dir, f->dir));
+    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors", path));
+    bool exists = false;
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    bool single = exists;
+    if (!exists) {
+        QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
+        QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    }
+    if (!exists) {
+        return qlora__fail(
+            ctx, QLORA_ERR_FILE,
+            "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+    }
+    qlora_result result =
+        single ? qlora__folder_open_single(ctx, f, path) : qlora__folder_open_index(ctx, f, path);
+    if (result != QLORA_OK) {
+        qlora__folder_close(ctx, f);
+    }
+    return result;
+}
+
+// NULL when the folder has no such tensor. Names with or without their "model." prefix.
+static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const char* name) {
+    const char* plain = qlora__plain_name(name);
+    uint32_t low = 0;
+    uint32_t high = f->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const qlora__folder_entry* e = &f->entries[f->by_name[middle]];
+        int order = strcmp(e->name, plain);
+        if (order == 0) {
+            return e->tensor;
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+// A plain F32, BF16 or F16 tensor of the given shape: [rows] when cols is -1, else [rows, cols].
+static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+                                       int64_t rows, int64_t cols, const qlora__st_tensor** out) {
+    char have[96];
+    char want[96];
+    int64_t shape[2];
+    uint32_t rank = cols < 0 ? 1 : 2;
+    shape[0] = rows;
+    shape[1] = cols;
+    const qlora__st_tensor* t = qlora__folder_find(f, name);
+    if (t == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
+    }
+    if (!qlora__st_is_float(t)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: %s: dtype %s; F32, BF16 or F16 is needed", f->dir, name,
+                           qlora__st_dtypes[t->dtype].name);
+    }
+    if (t->rank != rank || t->shape[0] != rows || (rank == 2 && t->shape[1] != cols)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: shape %s, but %s is needed", f->dir,
+                           name, qlora__shape_text(t->shape, t->rank, have),
+                           qlora__shape_text(shape, rank, want));
+    }
+    *out = t;
+    return QLORA_OK;
+}
+
+// ---- bitsandbytes 4-bit tensors
+
+// A linear layer's weight as its file holds it: 16/32-bit (nf4 false, `weight` is the matrix) or
+// NF4: packed codes, 2 per byte, high nibble first, and one scale for each `block` elements. Scale
+// i is absmax[i] (F32, BF16 or F16), or when nested map2[codes[i]] * absmax2[i / block2] + offset.
+typedef struct qlora__linear_source {
+    int64_t rows;
+    int64_t cols;
+    bool nf4;
+    bool nested;
+    const qlora__st_tensor* weight;
+    const qlora__st_tensor* absmax;  // nf4; U8 codes when nested
+    const qlora__st_tensor* map;     // F32 [16], the NF4 code book
+    const qlora__st_tensor* absmax2; // nested: F32
+    const qlora__st_tensor* map2;    // nested: F32 [256]
+    int64_t block;
+    int64_t block2;
+    float offset;
+    qlora_dtype dtype; // what the codes stand for was rounded to this
+} qlora__linear_source;
+
+static const float qlora__bnb_book[16] = {-1.0f,
+                                          -0.6961928009986877f,
+                                          -0.5250730514526367f,
+                                          -0.39491748809814453f,
+                                          -0.28444138169288635f,
+                                          -0.18477343022823334f,
+                                          -0.09105003625154495f,
+                                          0.0f,
+                                          0.07958029955625534f,
+                                          0.16093020141124725f,
+                                          0.24611230194568634f,
+                                          0.33791524171829224f,
+                                          0.44070982933044434f,
+                                          0.5626170039176941f,
+                                          0.7229568362236023f,
+                                          1.0f};
+
+static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
+
+// Finds `name` + `suffix` with `count` elements of one of two types.
+static qlora_result qlora__bnb_part(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+                                    const char* suffix, uint64_t count, qlora__st_dtype dtype,
+                                    const qlora__st_tensor** out) {
+    char full[320];
+    snprintf(full, sizeof full, "%s%s", name, suffix);
+    const qlora__st_tensor* t = qlora__folder_find(f, full);
+    if (t == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, full);
+    }
+    bool type_fits = t->dtype == dtype || (dtype == QLORA__ST_F32 && qlora__st_is_float(t));
+    if (!type_fits || qlora__st_elements(t) != count) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: %llu elements of %s; the quant_state needs %llu of %s", f->dir,
+                           full, (unsigned long long)qlora__st_elements(t),
+                           qlora__st_dtypes[t->dtype].name, (unsigned long long)count,
+                           qlora__st_dtypes[dtype].name);
+    }
+    *out = t;
+    return QLORA_OK;
+}
+
+static bool qlora__is_block_size(int64_t n) {
+    return n >= 32 && n <= 4096 && (n & (n - 1)) == 0;
+}
+
+// The JSON inside a quant_state tensor.
+static qlora_result qlora__bnb_state(qlora_ctx* ctx, const qlora__json* json,
+                                     qlora__linear_source* w) {
+    qlora__config_reader r;
+    r.ctx = ctx;
+    r.json = json;
+    r.object = 0;
+    uint32_t type = qlora__config_find(&r, "quant_type");
+    uint32_t shape = qlora__config_find(&r, "shape");
+    uint32_t dtype = qlora__config_find(&r, "dtype");
+    if (type == 0 || !qlora__json_is(json, type, "nf4")) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: quant_type is not nf4", json->label);
+    }
+    if (shape == 0 || qlora__json_kind_of(json, shape) != QLORA__JSON_ARRAY ||
+        json->tokens[shape].count != 2 || !qlora__json_offset(json, shape + 1, &w->rows) ||
+        !qlora__json_offset(json, shape + 2, &w->cols) || w->rows < 1 || w->cols < 1 ||
+        w->rows > INT32_MAX || w->cols > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: shape must be two whole numbers from 1 up",
+                           json->label);
+    }
+    QLORA__TRY(qlora__config_int(&r, "blocksize", -1, 32, 4096, &w->block));
+    w->nested = qlora__config_find(&r, "nested_blocksize") != 0;
+    w->block2 = 256;
+    if (w->nested) {
+        double offset = 0.0;
+        QLORA__TRY(qlora__config_int(&r, "nested_blocksize", -1, 32, 4096, &w->block2));
+        uint32_t value = qlora__config_find(&r, "nested_offset");
+        if (value == 0 || !qlora__json_double(json, value, &offset) || offset > 3.4e38 ||
+            offset < -3.4e38) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: nested_offset must be a number",
+                               json->label);
+        }
+        w->offset = (float)offset;
+    }
+    if (!qlora__is_block_size(w->block) || !qlora__is_block_size(w->block2)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: block sizes must be powers of two",
+                           json->label);
+    }
+    w->dtype = QLORA_BF16;
+    if (dtype != 0 && qlora__json_is(json, dtype, "float16")) {
+        w->dtype = QLORA_F16;
+    } else if (dtype != 0 && qlora__json_is(json, dtype, "float32")) {
+        w->dtype = QLORA_F32;
+    } else if (dtype == 0 || !qlora__json_is(json, dtype, "bfloat16")) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: dtype must be bfloat16, float16 or float32",
+                           json->label);
+    }
+    return QLORA_OK;
+}
+
+// The parts around the packed codes, each of the size that the quant_state implies.
+static qlora_result qlora__bnb_parts(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+                                     qlora__linear_source* w) {
+    uint64_t n = (uint64_t)w->rows * (uint64_t)w->cols;
+    uint64_t packed = (n + 1) / 2;
+    uint64_t blocks = (n + (uint64_t)w->block - 1) / (uint64_t)w->block;
+    uint64_t blocks2 = (blocks + (uint64_t)w->block2 - 1) / (uint64_t)w->block2;
+    // other storage types hold the same bytes, rounded up to whole elements
+    if (w->weight->bytes < packed || w->weight->bytes >= packed + 8) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: %llu bytes; %lld x %lld codes need %llu",
+                           f->dir, name, (unsigned long long)w->weight->bytes, (long long)w->rows,
+                           (long long)w->cols, (unsigned long long)packed);
+    }
+    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".quant_map", 16, QLORA__ST_F32, &w->map));
+    float book[16];
+    qlora__st_read_f32(w->map, 0, 16, book);
+    for (int i = 0; i < 16; i++) {
+        float off = book[i] - qlora__bnb_book[i];
+        if (!(off <= 1e-6f && off >= -1e-6f)) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s.quant_map is not the NF4 code book", f->dir, name);
+        }
+    }
+    if (!w->nested) {
+        return qlora__bnb_part(ctx, f, name, ".absmax", blocks, QLORA__ST_F32, &w->absmax);
+    }
+    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".absmax", blocks, QLORA__ST_U8, &w->absmax));
+    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".nested_quant_map", 256, QLORA__ST_F32, &w->map2));
+    return qlora__bnb_part(ctx, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
+}
+
+// The weight [rows, cols] of a linear layer, plain or 4-bit, decided by the tensors themselves: the
+// config's lists of skipped modules are not to be trusted. `name` ends in ".weight".
+static QLORA__UNUSED qlora_result qlora__folder_linear(qlora_ctx* ctx, const qlora__folder* f,
+                                                       const char* name, int64_t rows, int64_t cols,
+                                                       qlora__linear_source* out) {
+    char state_name[320];
+    qlora__linear_source w;
+    qlora__json json;
+    memset(&w, 0, sizeof w);
+    snprintf(state_name, sizeof state_name, "%s.quant_state.bitsandbytes__fp4", name);
+    if (qlora__folder_find(f, state_name) != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: %s is in bitsandbytes' fp4 format; only nf4 is supported", f->dir,
+                           name);
+    }
+    snprintf(state_name, sizeof state_name, "%s%s", name, qlora__bnb_suffix);
+    const qlora__st_tensor* state = qlora__folder_find(f, state_name);
+    if (state == NULL) {
+        QLORA__TRY(qlora__folder_need(ctx, f, name, rows, cols, &w.weight));
+        w.rows = rows;
+        w.cols = cols;
+        w.dtype = w.weight->dtype == QLORA__ST_F32    ? QLORA_F32
+                  : w.weight->dtype == QLORA__ST_BF16 ? QLORA_BF16
+                                                      : QLORA_F16;
+        *out = w;
+        return QLORA_OK;
+    }
+    w.nf4 = true;
+    w.weight = qlora__folder_find(f, name);
+    if (w.weight == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
+    }
+    QLORA__TRY(
+        qlora__json_parse(ctx, state_name, state->data, state->bytes, QLORA__JSON_UNIQUE, &json));
+    qlora_result result = qlora__bnb_state(ctx, &json, &w);
+    qlora__json_free(ctx, &json);
+    QLORA__TRY(result);
+    if (w.rows != rows || w.cols != cols) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: shape [%lld,%lld], but [%lld,%lld] is needed", f->dir, name,
+                           (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
+    }
+    QLORA__TRY(qlora__bnb_parts(ctx, f, name, &w));
+    *out = w;
+    return QLORA_OK;
+}
+
+// ---- regular expressions, as PEFT's configs use them
+
+// Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
+// [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $. The pattern becomes
+// a small program for a machine that follows all alternatives at once: linear time, no recursion.
+#define QLORA__RE_MAX 1024
+#define QLORA__RE_SETS 32
+#define QLORA__RE_GROUPS 32
+
+typedef enum qlora__re_op {
+    QLORA__RE_CHAR, // arg: the byte
+    QLORA__RE_ANY,
+    QLORA__RE_SET,   // arg: index of the set
+    QLORA__RE_SPLIT, // go on with the next and with this + arg
+    QLORA__RE_JUMP,  // go to this + arg
+    QLORA__RE_BEGIN,
+    QLORA__RE_END,
+    QLORA__RE_WORD, // \b
+    QLORA__RE_MATCH
+} qlora__re_op;
+
+typedef struct qlora__re_step {
+    qlora__re_op op;
+    int32_t arg;
+} qlora__re_step;
+
+typedef struct qlora__re {
+    qlora__re_step step[QLORA__RE_MAX];
+    uint8_t set[QLORA__RE_SETS][32];
+    int32_t count;
+    int32_t sets;
+    const char* wrong; // what the compiler did not understand, NULL when all is well
+} qlora__re;
+
+typedef struct qlora__re_group {
+    int32_t begin;  // first step of the group
+    int32_t branch; // first step of the current alternative
+    int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
+} qlora__re_group;
+
+static void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op, int32_t arg) {
+    if (re->count >= QLORA__RE_MAX - 1) {
+        re->wrong = "too long a pattern";
+        return;
+    }
+    // every jump inside the moved piece is relative and stays inside it
+    memmove(&re->step[at + 1], &re->step[at], (size_t)(re->count - at) * sizeof re->step[0]);
+    re->step[at].op = op;
+    re->step[at].arg = arg;
+    re->count++;
+}
+
+static void qlora__re_append(qlora__re* re, qlora__re_op op, int32_t arg) {
+    qlora__re_insert(re, re->count, op, arg);
+}
+
+static bool qlora__re_is_word(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+// Adds \d, \w, \s or their opposites to a set; false for another letter.
+static bool qlora__re_class(uint8_t* set, char letter) {
+    char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
+    if (lower != 'd' && lower != 'w' && lower != 's') {
+        return false;
+    }
+    for (int c = 0; c < 128; c++) {
+        bool in = lower == 'd'   ? c >= '0' && c <= '9'
+                  : lower == 'w' ? qlora__re_is_word((char)c)
+                                 : c == ' ' || (c >= 9 && c <= 13);
+        if (in == (letter == lower)) {
+            set[c / 8] = (uint8_t)(set[c / 8] | 1u << c % 8);
+        }
+    }
+    return true;
+}
+
+static uint8_t* qlora__re_new_set(qlora__re* re) {
+    if (re->sets == QLORA__RE_SETS) {
+        re->wrong = "too many sets";
+        return re->set[0];
+    }
+    memset(re->set[re->sets], 0, sizeof re->set[0]);
+    qlora__re_append(re, QLORA__RE_SET, re->sets);
+    re->sets++;
+    return re->set[re->sets - 1];
+}
+
+// An escape; `p` is on the letter after the backslash.
+static const char* qlora__re_escape(qlora__re* re, const char* p) {
+    if (*p == 'b') {
+        qlora__re_append(re, QLORA__RE_WORD, 0);
+    } else if (*p == 'A') {
+        qlora__re_append(re, QLORA__RE_BEGIN, 0);
+    } else if (*p == 'Z') {
+        qlora__re_append(re, QLORA__RE_END, 0);
+    } else if (*p == '\0' || (qlora__re_is_word(*p) && strchr("dwsDWS", *p) == NULL && *p != '_')) {
+        re->wrong = "an escape other than \\d \\w \\s \\b";
+        return p;
+    } else if (strchr("dwsDWS", *p) != NULL) {
+        qlora__re_class(qlora__re_new_set(re), *p);
+    } else {
+        qlora__re_append(re, QLORA__RE_CHAR, (uint8_t)*p);
+    }
+    return p + 1;
+}
+
+// A set; `p` is after the opening bracket. Returns the place after the closing one.
+static const char* qlora__re_set(qlora__re* re, const char* p) {
+    uint8_t* set = qlora__re_new_set(re);
+    bool negate = *p == '^';
+    p += negate ? 1 : 0;
+    for (bool first = true; first || *p != ']'; first = false) {
+        uint8_t low = (uint8_t)*p;
+        if (low == '\\') {
+            p++;
+            low = (uint8_t)*p;
+            if (low != 0 && qlora__re_class(set, *p)) {
+                p++;
+                continue;
+            }
+        }
+        if (low == 0) {
+            re->wrong = "a set without its ']'";
+            return p;
+        }
+        uint8_t high = low;
+        if (p[1] == '-' && p[2] != ']' && p[2] != '\\' && p[2] != '\0') {
+            high = (uint8_t)p[2];
+            p += 2;
+        }
+        for (unsigned c = low; c <= high; c++) {
+            set[c / 8] = (uint8_t)(set[c / 8] | 1u << c % 8);
+        }
+        p++;
+    }
+    for (int i = 0; negate && i < 32; i++) {
+        set[i] = (uint8_t)~set[i];
+    }
+    return p + 1;
+}
+
+// A quantifier on the steps from `atom` on, if one stands at p.
+static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) {
+    static const struct {
+        const char* text;
+        char meaning;
+    } forms[9] = {{"*", '*'},     {"+", '+'},    {"?", '?'},     {"{0,}", '*'}, {"{1,}", '+'},
+                  {"{0,1}", '?'}, {"{,1}", '?'}, {"{1,1}", '1'}, {"{1}", '1'}};
+    for (int i = 0; i < 9; i++) {
+        size_t n = strlen(forms[i].text);
+        if (strncmp(p, forms[i].text, n) != 0) {
+            continue;
+        }
+        int32_t size = re->count - atom;
+        if (forms[i].meaning == '+') {
+            qlora__re_append(re, QLORA__RE_SPLIT, -size);
+        } else if (forms[i].meaning == '?') {
+            qlora__re_insert(re, atom, QLORA__RE_SPLIT, size + 1);
+        } else if (forms[i].meaning == '*') {
+            qlora__re_insert(re, atom, QLORA__RE_SPLIT, size + 2);
+            qlora__re_append(re, QLORA__RE_JUMP, -size - 1);
+        }
+        p += n;
+        if (*p == '*' || *p == '+' || *p == '{') {
+            re->wrong = "a quantifier after a quantifier";
+        }
+        return p + (*p == '?' ? 1 : 0); // lazy or not, a full match is the same
+    }
+    if (*p == '{') {
+        re->wrong = "a counted repetition";
+    }
+    return p;
+}
+
+static void qlora__re_close(qlora__re* re, const qlora__re_group* g) {
+    for (int32_t jump = g->jumps; jump >= 0;) {
+        int32_t before = re->step[jump].arg;
+        re->step[jump].arg = re->count - jump;
+        jump = before;
+    }
+}
+
+// The opening of a group; `p` is after the parenthesis.
+static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group* g) {
+    if (*p == '?' && p[1] != ':') {
+        re->wrong = "a (?...) group other than (?:...)";
+        return p;
+    }
+    g->begin = re->count;
+    g->branch = re->count;
+    g->jumps = -1;
+    return p + (*p == '?' ? 2 : 0);
+}
+
+// The end of an alternative: the steps so far become one of two ways to go.
+static void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
+    qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
+    qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
+    g->jumps = re->count - 1;
+    g->branch = re->count;
+}
+
+// One character that stands for itself, or a set, an escape, an anchor. `p` is on it.
+static const char* qlora__re_single(qlora__re* re, const char* p) {
+    if (*p == '\\') {
+        return qlora__re_escape(re, p + 1);
+    }
+    if (*p == '[') {
+        return qlora__re_set(re, p + 1);
+    }
+    if (strchr("*+?{", *p) != NULL) {
+        re->wrong = "a quantifier without anything before it";
+        return p;
+    }
+    qlora__re_op op = *p == '.'   ? QLORA__RE_ANY
+                      : *p == '^' ? QLORA__RE_BEGIN
+                      : *p == '$' ? QLORA__RE_END
+                                  : QLORA__RE_CHAR;
+    qlora__re_append(re, op, (uint8_t)*p);
+    return p + 1;
+}
+
+// Compiles; re->wrong says what was not understood.
+static void qlora__re_compile(qlora__re* re, const char* p) {
+    qlora__re_group stack[QLORA__RE_GROUPS];
+    int depth = 0;
+    memset(re, 0, sizeof *re);
+    qlora__re_open(re, "", &stack[0]);
+    while (*p != '\0' && re->wrong == NULL) {
+        int32_t atom = re->count;
+        if (*p == '(' && depth + 1 < QLORA__RE_GROUPS) {
+            depth++;
+            p = qlora__re_open(re, p + 1, &stack[depth]);
+            continue;
+        }
+        if (*p == '|') {
+            qlora__re_alternative(re, &stack[depth]);
+            p++;
+            continue;
+        }
+        if (*p == '(' || (*p == ')' && depth == 0)) {
+            re->wrong = *p == '(' ? "too many groups" : "a ')' without its '('";
+        } else if (*p == ')') {
+            qlora__re_close(re, &stack[depth]);
+            atom = stack[depth].begin;
+            depth--;
+            p++;
+        } else {
+            p = qlora__re_single(re, p);
+        }
+        if (re->wrong == NULL) {
+            p = qlora__re_repeat(re, p, atom);
+        }
+    }
+    if (re->wrong == NULL && depth > 0) {
+        re->wrong = "a '(' without its ')'";
+    }
+    if (re->wrong == NULL) {
+        qlora__re_close(re, &stack[0]);
+        re->step[re->count].op = QLORA__RE_MATCH;
+        re->count++;
+    }
+}
+
+typedef struct qlora__re_list {
+    int32_t step[QLORA__RE_MAX];
+    int32_t count;
+    uint8_t seen[QLORA__RE_MAX];
+} qlora__re_list;
+
+// Adds a step and all that is reached from it without reading a character at text[at].
+static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
+                            const char* text, size_t at) {
+    int32_t stack[QLORA__RE_MAX];
+    int32_t depth = 0;
+    if (list->seen[from]) {
+        return;
+    }
+    stack[depth++] = from;
+    list->seen[from] = 1;
+    while (depth > 0) {
+        int32_t i = stack[--depth];
+        qlora__re_step s = re->step[i];
+        bool before = at > 0 && qlora__re_is_word(text[at - 1]);
+        bool after = text[at] != '\0' && qlora__re_is_word(text[at]);
+        bool go = s.op == QLORA__RE_SPLIT || (s.op == QLORA__RE_BEGIN && at == 0) ||
+                  (s.op == QLORA__RE_END && text[at] == '\0') ||
+                  (s.op == QLORA__RE_WORD && before != after);
+        int32_t jump = s.op == QLORA__RE_SPLIT || s.op == QLORA__RE_JUMP ? i + s.arg : -1;
+        if (go && !list->seen[i + 1]) {
+            list->seen[i + 1] = 1;
+            stack[depth++] = i + 1;
+        }
+        if (jump >= 0 && !list->seen[jump]) {
+            list->seen[jump] = 1;
+            stack[depth++] = jump;
+        }
+        if (s.op <= QLORA__RE_SET || s.op == QLORA__RE_MATCH) {
+            list->step[list->count++] = i;
+        }
+    }
+}
+
+// True when the pattern matches the whole text.
+static bool qlora__re_match(const qlora__re* re, const char* text) {
+    qlora__re_list lists[2];
+    int now = 0;
+    lists[0].count = 0;
+    memset(lists[0].seen, 0, sizeof lists[0].seen);
+    qlora__re_reach(re, &lists[0], 0, text, 0);
+    for (size_t at = 0; text[at] != '\0'; at++) {
+        qlora__re_list* next = &lists[1 - now];
+        uint8_t c = (uint8_t)text[at];
+        next->count = 0;
+        memset(next->seen, 0, sizeof next->seen);
+        for (int32_t k = 0; k < lists[now].count; k++) {
+            int32_t i = lists[now].step[k];
+            qlora__re_step s = re->step[i];
+            if (s.op == QLORA__RE_ANY || (s.op == QLORA__RE_CHAR && s.arg == c) ||
+                (s.op == QLORA__RE_SET && (re->set[s.arg][c / 8] >> c % 8 & 1) != 0)) {
+                qlora__re_reach(re, next, i + 1, text, at + 1);
+            }
+        }
+        now = 1 - now;
+    }
+    for (int32_t k = 0; k < lists[now].count; k++) {
+        if (re->step[lists[now].step[k]].op == QLORA__RE_MATCH) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// ---- PEFT adapters, read
+
+typedef struct qlora__peft {
+    qlora__map map;
+    qlora__json json;
+    int64_t rank;
+    double alpha;
+    double dropout;
+    bool rslora;
+    uint32_t targets; // tokens of the config, 0 where absent
+    uint32_t excludes;
+    uint32_t layers;
+    uint32_t rank_pattern;
+    uint32_t alpha_pattern;
+    qlora__folder tensors;
+    char path[QLORA__PATH_ROOM];
+} qlora__peft;
+
+// What the adapter holds for one module. rank 0: the module is not adapted.
+typedef struct qlora__peft_module {
+    int64_t rank;
+    double alpha;
+    double scale;              // alpha / rank, or alpha / sqrt(rank) with rsLoRA
+    const qlora__st_tensor* a; // [rank, in]; NULL when only a config was read
+    const qlora__st_tensor* b; // [out, rank]
+} qlora__peft_module;
+
+static void qlora__peft_close(qlora_ctx* ctx, qlora__peft* p) {
+    qlora__folder_close(ctx, &p->tensors);
+    qlora__json_free(ctx, &p->json);
+    qlora__map_close(ctx, &p->map);
+}
+
+// Full match of a pattern of the config, perhaps wrapped in front and behind.
+static qlora_result qlora__peft_regex(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+                                      const char* front, const char* behind, const char* module,
+                                      bool* matches) {
+    char text[QLORA__RE_MAX + 32];
+    qlora__re re;
+    size_t head = strlen(front);
+    memcpy(text, front, head);
+    size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
+    if (length >= QLORA__RE_MAX || strlen(text + head) != length) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes", json->label,
+                           (unsigned long long)length);
+    }
+    memcpy(text + head + length, behind, strlen(behind) + 1);
+    qlora__re_compile(&re, text);
+    if (re.wrong != NULL) {
+        text[head + length] = '\0';
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: the pattern \"%.200s\" has %s",
+                           json->label, text + head, re.wrong);
+    }
+    *matches = qlora__re_match(&re, module);
+    return QLORA_OK;
+}
+
+// target_modules and exclude_modules: a list of names (whole, or after a dot), a regular
+// expression, or "all-linear".
+static qlora_result qlora__peft_selects(qlora_ctx* ctx, const qlora__json* json, uint32_t select,
+                                        const char* module, bool* selected) {
+    const qlora__json_token* t = &json->tokens[select];
+    *selected = false;
+    if (t->kind == QLORA__JSON_STRING) {
+        if (qlora__json_is(json, select, "all-linear")) {
+            *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
+            return QLORA_OK;
+        }
+        return qlora__peft_regex(ctx, json, select, "", "", module, selected);
+    }
+    size_t length = strlen(module);
+    for (uint32_t k = select + 1; k < t->next && !*selected; k = json->tokens[k].next) {
+        size_t n = qlora__json_string(json, k, NULL, 0);
+        bool whole = n == length || (n < length && module[length - n - 1] == '.');
+        *selected = whole && qlora__json_equals(json, k, module + length - n, n);
+    }
+    return QLORA_OK;
+}
+
+// layers_to_transform: a number or a list; the layer of a module stands after "layers.".
+static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
+                                       const char* module) {
+    const char* at = strstr(module, "layers.");
+    int64_t layer = 0;
+    if (at == NULL) {
+        return false;
+    }
+    for (at += 7; *at >= '0' && *at <= '9' && layer < 100000; at++) {
+        layer = layer * 10 + (*at - '0');
+    }
+    int64_t wanted = 0;
+    if (qlora__json_kind_of(json, select) != QLORA__JSON_ARRAY) {
+        return qlora__json_int(json, select, &wanted) && wanted == layer;
+    }
+    for (uint32_t k = select + 1; k < json->tokens[select].next; k = json->tokens[k].next) {
+        if (qlora__json_int(json, k, &wanted) && wanted == layer) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// The value of the first key of a rank_pattern or alpha_pattern that matches, 0 when none does.
+static qlora_result qlora__peft_pattern(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+                                        const char* module, uint32_t* value) {
+    *value = 0;
+    if (pattern == 0) {
+        return QLORA_OK;
+    }
+    for (uint32_t k = pattern + 1; k < json->tokens[pattern].next; k = json->tokens[k + 1].next) {
+        bool matches = false;
+        QLORA__TRY(qlora__peft_regex(ctx, json, k, "(.*\\.)?(", ")$", module, &matches));
+        if (matches) {
+            *value = k + 1;
+            return QLORA_OK;
+        }
+    }
+    return QLORA_OK;
+}
+
+// Rank, alpha and scale of a module by its full name, such as "model.layers.3.self_attn.q_proj".
+static qlora_result qlora__peft_lookup(qlora_ctx* ctx, const qlora__peft* p, const char* module,
+                                       qlora__peft_module* out) {
+    const qlora__json* json = &p->json;
+    bool selected = false;
+    bool excluded = false;
+    uint32_t value = 0;
+    memset(out, 0, sizeof *out);
+    QLORA__TRY(qlora__peft_selects(ctx, json, p->targets, module, &selected));
+    if (p->excludes != 0) {
+        QLORA__TRY(qlora__peft_selects(ctx, json, p->excludes, module, &excluded));
+    }
+    if (!selected || excluded ||
+        (p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
+        return QLORA_OK;
+    }
+    int64_t rank = p->rank;
+    double alpha = p->alpha;
+    QLORA__TRY(qlora__peft_pattern(ctx, json, p->rank_pattern, module, &value));
+    if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
+    }
+    QLORA__TRY(qlora__peft_pattern(ctx, json, p->alpha_pattern, module, &value));
+    if (value != 0 && (!qlora__json_double(json, value, &alpha) || !(alpha > 0.0))) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
+                           json->label);
+    }
+    out->rank = rank;
+    out->alpha = alpha;
+    out->scale = alpha / (p->rslora ? sqrt((double)rank) : (double)rank);
+    return QLORA_OK;
+}
+
+// Keys that change what the adapter computes and that we do not have: refused when they are set.
+static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
+    static const char* const refused[] = {"use_dora",
+                                          "lora_bias",
+                                          "fan_in_fan_out",
+                                          "modules_to_save",
+                                          "trainable_token_indices",
+                                          "layer_replication",
+                                          "target_parameters",
+                                          "use_qalora",
+                                          "use_bdlora",
+                                          "alora_invocation_tokens",
+                                          "arrow_config",
+                                          "kasa_config",
+                                          "monteclora_config",
+                                          "velora_config"};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        uint32_t value = qlora__config_find(r, refused[i]);
+        if (value == 0) {
+            continue;
+        }
+        const qlora__json_token* t = &r->json->tokens[value];
+        bool empty =
+            t->kind == QLORA__JSON_FALSE ||
+            ((t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT) && t->count == 0);
+        if (!empty) {
+            return qlora__config_refuse(r, refused[i], value, "plain LoRA is");
+        }
+    }
+    uint32_t bias = qlora__config_find(r, "bias");
+    if (bias != 0 && !qlora__json_is(r->json, bias, "none")) {
+        return qlora__config_refuse(r, "bias", bias, "\"none\" is");
+    }
+    uint32_t pattern = qlora__config_find(r, "layers_pattern");
+    if (pattern != 0 && r->json->tokens[pattern].count != 0 &&
+        r->json->tokens[pattern].kind == QLORA__JSON_ARRAY) {
+        pattern = qlora__json_at(r->json, pattern, 0);
+    }
+    if (pattern != 0 && r->json->tokens[pattern].end - r->json->tokens[pattern].begin > 0 &&
+        r->json->tokens[pattern].kind == QLORA__JSON_STRING &&
+        !qlora__json_is(r->json, pattern, "layers")) {
+        return qlora__config_refuse(r, "layers_pattern", pattern, "\"layers\" is");
+    }
+    return QLORA_OK;
+}
+
+// A list of strings, or a string where one is allowed.
+static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const char* key,
+                                            uint32_t* out) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    *out = value;
+    if (value == 0) {
+        return QLORA_OK;
+    }
+    const qlora__json_token* t = &r->json->tokens[value];
+    bool good = t->kind == QLORA__JSON_STRING || t->kind == QLORA__JSON_ARRAY;
+    for (uint32_t k = value + 1; good && k < t->next; k = r->json->tokens[k].next) {
+        good = r->json->tokens[k].kind == QLORA__JSON_STRING;
+    }
+    if (!good) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: %s is %s; it must be a list of names or a "
+                           "regular expression",
+                           r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__peft_check_object(const qlora__config_reader* r, const char* key,
+                                             uint32_t* out) {
+    char shown[48];
+    *out = qlora__config_find(r, key);
+    if (*out != 0 && qlora__json_kind_of(r->json, *out) != QLORA__JSON_OBJECT) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                           r->json->label, key, qlora__config_show(r, *out, shown));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__peft_from_json(qlora_ctx* ctx, qlora__peft* p) {
+    qlora__config_reader r;
+    char shown[48];
+    r.ctx = ctx;
+    r.json = &p->json;
+    r.object = 0;
+    if (qlora__json_kind_of(r.json, 0) != QLORA__JSON_OBJECT) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", r.json->label);
+    }
+    uint32_t type = qlora__config_find(&r, "peft_type");
+    if (type == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
+    }
+    if (!qlora__json_is(r.json, type, "LORA")) {
+        return qlora__config_refuse(&r, "peft_type", type, "LORA is");
+    }
+    QLORA__TRY(qlora__peft_check_switches(&r));
+    QLORA__TRY(qlora__config_int(&r, "r", 8, 1, 65536, &p->rank));
+    QLORA__TRY(qlora__config_positive(&r, "lora_alpha", 8.0, &p->alpha));
+    QLORA__TRY(qlora__config_bool(&r, "use_rslora", false, &p->rslora));
+    uint32_t dropout = qlora__config_find(&r, "lora_dropout");
+    if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
+                         p->dropout >= 1.0)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: lora_dropout is %s; it must be from 0 to below 1", r.json->label,
+                           qlora__config_show(&r, dropout, shown));
+    }
+    QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
+    QLORA__TRY(qlora__peft_check_names(&r, "exclude_modules", &p->excludes));
+    if (p->targets == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: target_modules is missing", r.json->label);
+    }
+    p->layers = qlora__config_find(&r, "layers_to_transform");
+    QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
+    return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
+}
+
+// adapter_config.json from memory that outlives *p. qlora__peft_close when done.
+static QLORA__UNUSED qlora_result qlora__peft_parse(qlora_ctx* ctx, const char* label,
+                                                    const void* text, uint64_t size,
+                                                    qlora__peft* p) {
+    memset(p, 0, sizeof *p);
+    QLORA__TRY(qlora__json_parse(ctx, label, text, size, QLORA__JSON_UNIQUE, &p->json));
+    qlora_result result = qlora__peft_from_json(ctx, p);
+    if (result != QLORA_OK) {
+        qlora__peft_close(ctx, p);
+    }
+    return result;
+}
+
+// Name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
+static qlora_result qlora__peft_key(qlora_ctx* ctx, const char* module, char which, char out[320]) {
+    int n = snprintf(out, 320, "base_model.model.%s.lora_%c.weight", module, which);
+    return n > 0 && n < 320
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
+}
+
+// One tensor of the adapter: a matrix of a module that the config targets, of the config's rank.
+static qlora_result qlora__peft_check_tensor(qlora_ctx* ctx, const qlora__peft* p,
+                                             const qlora__st_tensor* t) {
+    static const char prefix[] = "base_model.model.";
+    static const char* const ends[2] = {".lora_A.weight", ".lora_B.weight"};
+    char module[320];
+    char partner[320];
+    qlora__peft_module found;
+    size_t length = strlen(t->name);
+    size_t front = strncmp(t->name, prefix, sizeof prefix - 1) == 0 ? sizeof prefix - 1 : 0;
+    int which = 0;
+    while (which < 2 && (length < front + 14 || strcmp(t->name + length - 14, ends[which]) != 0)) {
+        which++;
+    }
+    if (which == 2 || length >= sizeof module) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: %s: only lora_A and lora_B matrices of linear layers are supported",
+                           p->tensors.dir, t->name);
+    }
+    memcpy(module, t->name + front, length - front - 14);
+    module[length - front - 14] = '\0';
+    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &found));
+    if (found.rank == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: adapter_config.json does not target this", p->tensors.dir,
+                           t->name);
+    }
+    memcpy(partner, t->name, length + 1);
+    partner[length - 8] = which == 0 ? 'B' : 'A';
+    if (qlora__folder_find(&p->tensors, partner) == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
+    }
+    if (!qlora__st_is_float(t) || t->rank != 2 || t->shape[which] != found.rank) {
+        char shape[96];
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: %s %s; adapter_config.json gives it rank %lld", p->tensors.dir,
+                           t->name, qlora__st_dtypes[t->dtype].name,
+                           qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__peft_open_files(qlora_ctx* ctx, const char* dir, qlora__peft* p) {
+    char path[QLORA__PATH_ROOM];
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", p->path));
+    QLORA__TRY(qlora__map_open(ctx, p->path, &p->map));
+    QLORA__TRY(
+        qlora__json_parse(ctx, p->path, p->map.data, p->map.size, QLORA__JSON_UNIQUE, &p->json));
+    QLORA__TRY(qlora__peft_from_json(ctx, p));
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_model.safetensors", path));
+    QLORA__TRY(qlora__path_join(ctx, "", dir, p->tensors.dir));
+    QLORA__TRY(qlora__folder_open_single(ctx, &p->tensors, path));
+    for (uint32_t i = 0; i < p->tensors.count; i++) {
+        QLORA__TRY(qlora__peft_check_tensor(ctx, p, p->tensors.entries[i].tensor));
+    }
+    return QLORA_OK;
+}
+
+// Opens an adapter folder and checks it in itself: every tensor is half of a pair, is targeted by
+// the config and has its rank. Nothing to close after a failure.
+static QLORA__UNUSED qlora_result qlora__peft_open(qlora_ctx* ctx, const char* dir,
+                                                   qlora__peft* p) {
+    memset(p, 0, sizeof *p);
+    qlora_result result = qlora__peft_open_files(ctx, dir, p);
+    if (result != QLORA_OK) {
+        qlora__peft_close(ctx, p);
+    }
+    return result;
+}
+
+// The adapter's matrices for module [out, in]; rank 0 when the config does not target it.
+static QLORA__UNUSED qlora_result qlora__peft_find(qlora_ctx* ctx, const qlora__peft* p,
+                                                   const char* module, int64_t out_size,
+                                                   int64_t in_size, qlora__peft_module* out) {
+    char key[320];
+    qlora__peft_module m;
+    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &m));
+    if (m.rank > 0) {
+        QLORA__TRY(qlora__peft_key(ctx, module, 'A', key));
+        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, m.rank, in_size, &m.a));
+        QLORA__TRY(qlora__peft_key(ctx, module, 'B', key));
+        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, out_size, m.rank, &m.b));
+    }
+    *out = m;
+    return QLORA_OK;
+}
+
+// ---- PEFT adapters, written
+
+typedef struct qlora__peft_override {
+    const char* module; // full name or a suffix of it
+    int64_t rank;       // 0 = no override
+    double alpha;       // 0 = no override
+} qlora__peft_override;
+
+typedef struct qlora__peft_desc {
+    const char* base_name; // name or folder of the base model; NULL = null in the file
+    int64_t rank;
+    double alpha;
+    double dropout;
+    bool rslora;
+    const char* const* targets;
+    uint32_t target_count;
+    const int64_t* layers; // layers_to_transform; layer_count 0 = all
+    uint32_t layer_count;
+    const qlora__peft_override* overrides;
+    uint32_t override_count;
+} qlora__peft_desc;
+
+// PEFT declares alpha an integer and accepts a float.
+static void qlora__peft_write_alpha(qlora__json_writer* w, const char* key, double alpha) {
+    if (alpha >= 0.0 && alpha < 1e15 && (double)(int64_t)alpha == alpha) {
+        qlora__json_write_int(w, key, (int64_t)alpha);
+    } else {
+        qlora__json_write_double(w, key, alpha);
+    }
+}
+
+// A pattern's key is a regular expression: dots in a name are escaped.
+static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
+                                      const qlora__peft_desc* d, bool ranks) {
+    qlora__json_write_open(w, name, '{');
+    for (uint32_t i = 0; i < d->override_count; i++) {
+        const qlora__peft_override* o = &d->overrides[i];
+        char key[640];
+        size_t n = 0;
+        for (const char* c = o->module; *c != '\0' && n < sizeof key - 2; c++) {
+            if (*c == '.') {
+                key[n++] = '\\';
+            }
+            key[n++] = *c;
+        }
+        key[n] = '\0';
+        if (ranks && o->rank > 0) {
+            qlora__json_write_int(w, key, o->rank);
+        } else if (!ranks && o->alpha > 0.0) {
+            qlora__peft_write_alpha(w, key, o->alpha);
+        }
+    }
+    qlora__json_write_close(w, '}');
+}
+
+// The text of adapter_config.json: the keys every PEFT version knows, sorted, two spaces.
+static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__peft_write_pattern(&w, "alpha_pattern", d, false);
+    if (d->base_name != NULL) {
+        qlora__json_write_string(&w, "base_model_name_or_path", d->base_name);
+    } else {
+        qlora__json_write_word(&w, "base_model_name_or_path", "null");
+    }
+    qlora__json_write_string(&w, "bias", "none");
+    qlora__json_write_word(&w, "fan_in_fan_out", "false");
+    qlora__json_write_word(&w, "inference_mode", "true");
+    qlora__json_write_word(&w, "init_lora_weights", "true");
+    qlora__json_write_word(&w, "layers_pattern", "null");
+    if (d->layer_count > 0) {
+        qlora__json_write_open(&w, "layers_to_transform", '[');
+        for (uint32_t i = 0; i < d->layer_count; i++) {
+            qlora__json_write_int(&w, NULL, d->layers[i]);
+        }
+        qlora__json_write_close(&w, ']');
+    } else {
+        qlora__json_write_word(&w, "layers_to_transform", "null");
+    }
+    qlora__peft_write_alpha(&w, "lora_alpha", d->alpha);
+    qlora__json_write_double(&w, "lora_dropout", d->dropout);
+    qlora__json_write_word(&w, "modules_to_save", "null");
+    qlora__json_write_string(&w, "peft_type", "LORA");
+    qlora__json_write_int(&w, "r", d->rank);
+    qlora__peft_write_pattern(&w, "rank_pattern", d, true);
+    qlora__json_write_word(&w, "revision", "null");
+    qlora__json_write_open(&w, "target_modules", '[');
+    for (uint32_t i = 0; i < d->target_count; i++) {
+        qlora__json_write_string(&w, NULL, d->targets[i]);
+    }
+    qlora__json_write_close(&w, ']');
+    qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
+    qlora__json_write_word(&w, "use_dora", "false");
+    qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");
+    qlora__json_write_close(&w, '}');
+}
+
+// Writes a whole small file, atomically.
+static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
+                                      size_t size) {
+    qlora__out out;
+    QLORA__TRY(qlora__out_begin(ctx, path, &out));
+    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
+    return qlora__out_commit(ctx, &out);
+}
+
+// Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
+// by qlora__peft_key; write them first, so that a config never stands without its weights.
+static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const char* dir,
+                                                           const qlora__peft_desc* d) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", path));
+    qlora__text_begin(ctx, &text);
+    qlora__peft_write_text(&text, d);
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
+// ---- GGUF adapters, written
+
+#define QLORA__GGUF_ALIGN 32u
+#define QLORA__GGUF_NAME 64
+
+// A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank].
+typedef struct qlora__gguf_entry {
+    char name[QLORA__GGUF_NAME];
+    int64_t rows;
+    int64_t cols;
+} qlora__gguf_entry;
+
+typedef struct qlora__gguf_writer {
+    qlora__out out;
+    const qlora__gguf_entry* entries; // the caller's, until the end
+    uint32_t count;
+    uint32_t current;
+    uint64_t left; // bytes of the current tensor still to come
+} qlora__gguf_writer;
+
+// Name of a module's matrix, "model.layers.0.self_attn.q_proj" and 'a' ->
+// "blk.0.attn_q.weight.lora_a".
+static QLORA__UNUSED qlora_result qlora__gguf_name(qlora_ctx* ctx, const char* module, char which,
+                                                   char out[QLORA__GGUF_NAME]) {
+    static const struct {
+        const char* hf;
+        const char* gguf;
+    } names[7] = {{"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"},
+                  {"self_attn.v_proj", "attn_v"}, {"self_attn.o_proj", "attn_output"},
+                  {"mlp.gate_proj", "ffn_gate"},  {"mlp.up_proj", "ffn_up"},
+                  {"mlp.down_proj", "ffn_down"}};
+    const char* plain = qlora__plain_name(module);
+    unsigned layer = 0;
+    if (strncmp(plain, "layers.", 7) == 0 && plain[7] >= '0' && plain[7] <= '9') {
+        const char* at = plain + 7;
+        for (; *at >= '0' && *at <= '9' && layer < 100000; at++) {
+            layer = layer * 10 + (unsigned)(*at - '0');
+        }
+        for (int i = 0; i < 7 && *at == '.'; i++) {
+            if (strcmp(at + 1, names[i].hf) == 0) {
+                snprintf(out, QLORA__GGUF_NAME, "blk.%u.%s.weight.lora_%c", layer, names[i].gguf,
+                         which);
+                return QLORA_OK;
+            }
+        }
+    }
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
+}
+
+// llama.cpp's name of a family's architecture.
+static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
+    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
+        if (qlora__families[i].family == family) {
+            return qlora__families[i].gguf_name;
+        }
+    }
+    return "";
+}
+
+// llama.cpp turns pairs of neighbours where Hugging Face files turn the two halves of a head, for
+// its "llama" architecture only: row `row` of a q or k matrix comes from this row of ours.
+static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t row,
+                                                    int64_t head_dim) {
+    if (family != QLORA_FAMILY_LLAMA && family != QLORA_FAMILY_MISTRAL) {
+        return row;
+    }
+    int64_t in_head = row % head_dim;
+    return row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
+}
+
+// llama.cpp scales by alpha / rank and knows no rsLoRA: the alpha to write so that its scale is
+// ours.
+static QLORA__UNUSED double qlora__gguf_alpha(double alpha, int64_t rank, bool rslora) {
+    return rslora ? alpha * sqrt((double)rank) : alpha;
+}
+
+// The file has one alpha for all: what to multiply B by where a module's scale is another one.
+static QLORA__UNUSED double qlora__gguf_fold(double scale, double file_alpha, int64_t rank) {
+    return scale * (double)rank / file_alpha;
+}
+
+static void qlora__gguf_u32(qlora__text* t, uint32_t value) {
+    uint8_t bytes[8];
+    qlora__store_u64(bytes, value);
+    qlora__text_add(t, bytes, 4);
+}
+
+static void qlora__gguf_u64(qlora__text* t, uint64_t value) {
+    uint8_t bytes[8];
+    qlora__store_u64(bytes, value);
+    qlora__text_add(t, bytes, 8);
+}
+
+static void qlora__gguf_string(qlora__text* t, const char* string) {
+    qlora__gguf_u64(t, strlen(string));
+    qlora__text_puts(t, string);
+}
+
+static void qlora__gguf_pair(qlora__text* t, const char* key, const char* value) {
+    qlora__gguf_string(t, key);
+    qlora__gguf_u32(t, 8); // type: string
+    qlora__gguf_string(t, value);
+}
+
+static uint64_t qlora__gguf_bytes(const qlora__gguf_entry* e) {
+    return (uint64_t)e->rows * (uint64_t)e->cols * 4;
+}
+
+static uint64_t qlora__gguf_padded(uint64_t bytes) {
+    return (bytes + QLORA__GGUF_ALIGN - 1) / QLORA__GGUF_ALIGN * QLORA__GGUF_ALIGN;
+}
+
+static void qlora__gguf_write_header(qlora__text* t, const char* architecture, float alpha,
+                                     const qlora__gguf_entry* entries, uint32_t count) {
+    uint32_t bits = 0;
+    uint64_t at = 0;
+    memcpy(&bits, &alpha, 4);
+    qlora__text_puts(t, "GGUF");
+    qlora__gguf_u32(t, 3);
+    qlora__gguf_u64(t, count);
+    qlora__gguf_u64(t, 5);
+    qlora__gguf_pair(t, "general.architecture", architecture);
+    qlora__gguf_pair(t, "general.type", "adapter");
+    qlora__gguf_pair(t, "adapter.type", "lora");
+    qlora__gguf_string(t, "adapter.lora.alpha");
+    qlora__gguf_u32(t, 6); // type: float32
+    qlora__gguf_u32(t, bits);
+    qlora__gguf_string(t, "general.alignment");
+    qlora__gguf_u32(t, 4); // type: uint32
+    qlora__gguf_u32(t, QLORA__GGUF_ALIGN);
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__gguf_string(t, entries[i].name);
+        qlora__gguf_u32(t, 2);
+        qlora__gguf_u64(t, (uint64_t)entries[i].cols); // innermost first
+        qlora__gguf_u64(t, (uint64_t)entries[i].rows);
+        qlora__gguf_u32(t, 0); // type: F32
+        qlora__gguf_u64(t, at);
+        at += qlora__gguf_padded(qlora__gguf_bytes(&entries[i]));
+    }
+    while (t->result == QLORA_OK && t->size % QLORA__GGUF_ALIGN != 0) {
+        qlora__text_add(t, "", 1);
+    }
+}
+
+static void qlora__gguf_abort(qlora_ctx* ctx, qlora__gguf_writer* w) {
+    qlora__out_abort(ctx, &w->out);
+    memset(w, 0, sizeof *w);
+}
+
+// Begins a LoRA file; then the floats of each entry in turn, in pieces of any size; then commit or
+// abort. `alpha` is what qlora__gguf_alpha gives.
+static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* path,
+                                                    const char* architecture, double alpha,
+                                                    const qlora__gguf_entry* entries,
+                                                    uint32_t count, qlora__gguf_writer* w) {
+    qlora__text text;
+    memset(w, 0, sizeof *w);
+    qlora__text_begin(ctx, &text);
+    qlora__gguf_write_header(&text, architecture, (float)alpha, entries, count);
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__out_begin(ctx, path, &w->out);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__out_write(ctx, &w->out, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    if (result != QLORA_OK) {
+        qlora__gguf_abort(ctx, w);
+        return result;
+    }
+    w->entries = entries;
+    w->count = count;
+    w->left = count > 0 ? qlora__gguf_bytes(&entries[0]) : 0;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
+                                                    const void* bytes, size_t size) {
+    static const uint8_t zeros[QLORA__GGUF_ALIGN] = {0};
+    const uint8_t* p = (const uint8_t*)bytes;
+    while (size > 0) {
+        if (w->current == w->count) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
+        }
+        size_t piece = size < w->left ? size : (size_t)w->left;
+        QLORA__TRY(qlora__out_write(ctx, &w->out, p, piece));
+        p += piece;
+        size -= piece;
+        w->left -= piece;
+        if (w->left == 0) {
+            uint64_t total = qlora__gguf_bytes(&w->entries[w->current]);
+            size_t pad = (size_t)(qlora__gguf_padded(total) - total);
+            QLORA__TRY(qlora__out_write(ctx, &w->out, zeros, pad));
+            w->current++;
+            w->left = w->current < w->count ? qlora__gguf_bytes(&w->entries[w->current]) : 0;
+        }
+    }
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora_ctx* ctx, qlora__gguf_writer* w) {
+    qlora_result result = QLORA_OK;
+    if (w->current != w->count) {
+        result = qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
+                             w->entries[w->current].name);
+    } else {
+        result = qlora__out_commit(ctx, &w->out);
+    }
+    qlora__gguf_abort(ctx, w);
+    return result;
+}
+
+#endif // QLORA_NO_MODEL
+
+//@@ DRIVER     - CUDA driver and cuBLAS: symbols, device facts, error names
+
+#ifndef QLORA_NO_CUDA
+
+typedef int qlora__CUresult;
+typedef int qlora__CUdevice;
+typedef unsigned long long qlora__CUdeviceptr;
+typedef int qlora__cublasStatus;
+
+#ifdef _WIN32
+#define QLORA__CUDAAPI __stdcall
+#else
+#define QLORA__CUDAAPI
+#endif
+
+// clang-format off
+// Values of cuda.h and cublas_api.h; tests compare them with NVIDIA's headers where those are installed.
+#define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
+#define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
+#define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
+#define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
+#define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
+#define QLORA__CU_STREAM_NON_BLOCKING 1
+#define QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL 1
+#define QLORA__CU_JIT_INFO_LOG_BUFFER 3
+#define QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES 4
+#define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
+#define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
+#define QLORA__CUDA_R_32F 0
+#define QLORA__CUDA_R_16F 2
+#define QLORA__CUDA_R_16BF 14
+#define QLORA__CUBLAS_OP_N 0
+#define QLORA__CUBLAS_OP_T 1
+#define QLORA__CUBLAS_POINTER_MODE_HOST 0
+#define QLORA__CUBLAS_POINTER_MODE_DEVICE 1
+#define QLORA__CUBLAS_DEFAULT_MATH 0
+#define QLORA__CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION 16
+#define QLORA__CUBLAS_COMPUTE_32F 68
+#define QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 77 // 74 is FAST_16F: the reference system's mistake
+#define QLORA__CUBLAS_GEMM_DEFAULT (-1)
+
+// required, result type, field, symbol, parameters
+#define QLORA__CUDA_SYMBOLS(X)                                                                       \
+    X(1, qlora__CUresult, Init, "cuInit", (unsigned))                                                \
+    X(1, qlora__CUresult, DriverGetVersion, "cuDriverGetVersion", (int*))                            \
+    X(1, qlora__CUresult, GetErrorName, "cuGetErrorName", (qlora__CUresult, const char**))           \
+    X(1, qlora__CUresult, DeviceGetCount, "cuDeviceGetCount", (int*))                                \
+    X(1, qlora__CUresult, DeviceGet, "cuDeviceGet", (qlora__CUdevice*, int))                         \
+    X(1, qlora__CUresult, DeviceGetName, "cuDeviceGetName", (char*, int, qlora__CUdevice))           \
+    X(1, qlora__CUresult, DeviceGetAttribute, "cuDeviceGetAttribute", (int*, int, qlora__CUdevice))  \
+    X(1, qlora__CUresult, DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t*, qlora__CUdevice))         \
+    X(1, qlora__CUresult, DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                        \
+      (void**, qlora__CUdevice))                                                                     \
+    X(1, qlora__CUresult, DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2",                   \
+      (qlora__CUdevice))                                                                             \
+    X(1, qlora__CUresult, CtxGetDevice, "cuCtxGetDevice", (qlora__CUdevice*))                        \
+    X(1, qlora__CUresult, CtxPushCurrent, "cuCtxPushCurrent_v2", (void*))                            \
+    X(1, qlora__CUresult, CtxPopCurrent, "cuCtxPopCurrent_v2", (void**))                             \
+    X(1, qlora__CUresult, StreamCreate, "cuStreamCreate", (void**, unsigned))                        \
+    X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                              \
+    X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                         \
+    X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                           \
+    X(1, qlora__CUresult, StreamBeginCapture, "cuStreamBeginCapture_v2", (void*, int))               \
+    X(1, qlora__CUresult, StreamEndCapture, "cuStreamEndCapture", (void*, void**))                   \
+    X(1, qlora__CUresult, GraphInstantiate, "cuGraphInstantiateWithFlags",                           \
+      (void**, void*, unsigned long long))                                                           \
+    X(1, qlora__CUresult, GraphGetNodes, "cuGraphGetNodes", (void*, void**, size_t*))                \
+    X(1, qlora__CUresult, GraphLaunch, "cuGraphLaunch", (void*, void*))                              \
+    X(1, qlora__CUresult, GraphDestroy, "cuGraphDestroy", (void*))                                   \
+    X(1, qlora__CUresult, GraphExecDestroy, "cuGraphExecDestroy", (void*))                           \
+    X(1, qlora__CUresult, ModuleLoadData, "cuModuleLoadData", (void**, const void*))                 \
+    X(1, qlora__CUresult, ModuleLoadDataEx, "cuModuleLoadDataEx",                                    \
+      (void**, const void*, unsigned, int*, void**))                                                 \
+    X(1, qlora__CUresult, ModuleGetFunction, "cuModuleGetFunction", (void**, void*, const char*))    \
+    X(1, qlora__CUresult, ModuleUnload, "cuModuleUnload", (void*))                                   \
+    X(1, qlora__CUresult, FuncSetAttribute, "cuFuncSetAttribute", (void*, int, int))                 \
+    X(1, qlora__CUresult, LaunchKernel, "cuLaunchKernel",                                            \
+      (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,   \
+       void**))                                                                                      \
+    X(1, qlora__CUresult, MemAlloc, "cuMemAlloc_v2", (qlora__CUdeviceptr*, size_t))                  \
+    X(1, qlora__CUresult, MemFree, "cuMemFree_v2", (qlora__CUdeviceptr))                             \
+    X(1, qlora__CUresult, MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))                \
+    X(1, qlora__CUresult, MemFreeHost, "cuMemFreeHost", (void*))                                     \
+    X(1, qlora__CUresult, MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                         \
+    X(1, qlora__CUresult, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                   \
+      (qlora__CUdeviceptr, const void*, size_t, void*))                                              \
+    X(1, qlora__CUresult, MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                   \
+      (void*, qlora__CUdeviceptr, size_t, void*))                                                    \
+    X(1, qlora__CUresult, MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                   \
+      (qlora__CUdeviceptr, qlora__CUdeviceptr, size_t, void*))                                       \
+    X(1, qlora__CUresult, MemsetD8Async, "cuMemsetD8Async",                                          \
+      (qlora__CUdeviceptr, unsigned char, size_t, void*))                                            \
+    X(1, qlora__CUresult, MemsetD32Async, "cuMemsetD32Async",                                        \
+      (qlora__CUdeviceptr, unsigned, size_t, void*))                                                 \
+    X(1, qlora__CUresult, MemsetD2D8Async, "cuMemsetD2D8Async",                                      \
+      (qlora__CUdeviceptr, size_t, unsigned char, size_t, size_t, void*))                            \
+    X(1, qlora__CUresult, EventCreate, "cuEventCreate", (void**, unsigned))                          \
+    X(1, qlora__CUresult, EventDestroy, "cuEventDestroy_v2", (void*))                                \
+    X(1, qlora__CUresult, EventRecord, "cuEventRecord", (void*, void*))                              \
+    X(1, qlora__CUresult, EventQuery, "cuEventQuery", (void*))                                       \
+    X(1, qlora__CUresult, EventSynchronize, "cuEventSynchronize", (void*))                           \
+    X(1, qlora__CUresult, EventElapsedTime, "cuEventElapsedTime", (float*, void*, void*))
+
+#define QLORA__CUBLAS_SYMBOLS(X)                                                                     \
+    X(1, qlora__cublasStatus, Create, "cublasCreate_v2", (void**))                                   \
+    X(1, qlora__cublasStatus, Destroy, "cublasDestroy_v2", (void*))                                  \
+    X(1, qlora__cublasStatus, GetVersion, "cublasGetVersion_v2", (void*, int*))                      \
+    X(1, qlora__cublasStatus, SetStream, "cublasSetStream_v2", (void*, void*))                       \
+    X(1, qlora__cublasStatus, SetWorkspace, "cublasSetWorkspace_v2", (void*, void*, size_t))         \
+    X(1, qlora__cublasStatus, SetMathMode, "cublasSetMathMode", (void*, int))                        \
+    X(1, qlora__cublasStatus, SetPointerMode, "cublasSetPointerMode_v2", (void*, int))               \
+    X(1, qlora__cublasStatus, GemmEx, "cublasGemmEx",                                                \
+      (void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,    \
+       const void*, void*, int, int, int, int))                                                      \
+    X(1, qlora__cublasStatus, GemmStridedBatchedEx, "cublasGemmStridedBatchedEx",                    \
+      (void*, int, int, int, int, int, const void*, const void*, int, int, long long, const void*,   \
+       int, int, long long, const void*, void*, int, int, long long, int, int, int))
+
+#ifdef _WIN32
+#define QLORA__CUDA_NAMES(X) X("nvcuda.dll")
+#define QLORA__CUBLAS_NAMES(X) X("cublas64_13.dll") X("cublas64_12.dll") X("cublas64_11.dll")
+#else
+#define QLORA__CUDA_NAMES(X)                                                                         \
+    X("libcuda.so.1") X("libcuda.so") X("/usr/lib/wsl/lib/libcuda.so.1")
+#define QLORA__CUBLAS_NAMES(X)                                                                       \
+    X("libcublas.so.13") X("libcublas.so.12") X("libcublas.so.11") X("libcublas.so")                 \
+    X("/usr/local/cuda/lib64/libcublas.so")
+#endif
+// clang-format on
+
+#define QLORA__X(required, type, field, symbol, args) type(QLORA__CUDAAPI* field) args;
+typedef struct qlora__cuda_table {
+    QLORA__CUDA_SYMBOLS(QLORA__X)
+} qlora__cuda_table;
+typedef struct qlora__cublas_table {
+    QLORA__CUBLAS_SYMBOLS(QLORA__X)
+} qlora__cublas_table;
+#undef QLORA__X
+
+typedef struct qlora__symbol {
+    const char* name;
+    size_t offset;
+    int required;
+} qlora__symbol;
+
+typedef struct qlora__cache qlora__cache; // section CACHE
+
+struct qlora__gpu {
+    qlora__cuda_table cu;
+    qlora__cublas_table blas;
+    int driver_version; // 13000 is CUDA 13.0
+    int ptx_version;    // highest PTX version that this driver takes, 90 is 9.0
+    qlora__CUdevice device;
+    char device_name[128];
+    int capability;     // 90 is 9.0
+    int sm_count;
+    int max_shared;     // bytes of shared memory that one block can ask for
+    size_t total_bytes;
+    char target[16];    // "sm_90"
+    int target_number;  // 90
+    void* context;
+    bool owns_context;  // the primary context was retained
+    void* own_stream;
+    void* stream;       // in use
+    void* cublas;       // handle, NULL without cuBLAS
+    int cublas_version;
+    bool cublas_exposed; // the caller has the handle: bind again before every use
+    bool cublas_bound;
+    char cublas_note[256];
+    void* workspace;    // for cuBLAS
+    qlora__buffer* own_workspace;
+    qlora__cache* cache;
+};
+
+// Copies symbol addresses into a table of function pointers; the names that are missing go to missing.
+static bool qlora__symbols_load(void* library, const qlora__symbol* symbols, size_t count, void* table,
+                                char* missing, size_t size) {
+    missing[0] = '\0';
+    bool complete = true;
+    for (size_t i = 0; i < count; i++) {
+        void* address = qlora__library_symbol(library, symbols[i].name);
+        // A pointer to data copied into a pointer to a function: what dlsym asks for, without a cast
+        // that pedantic compilers refuse.
+        memcpy((char*)table + symbols[i].offset, &address, sizeof address);
+        if (address == NULL && symbols[i].required) {
+            size_t used = strlen(missing);
+            snprintf(missing + used, size - used, "%s%s", used > 0 ? ", " : "", symbols[i].name);
+            complete = false;
+        }
+    }
+    return complete;
+}
+
+#define QLORA__X(required, type, field, symbol, args)                                              \
+    {symbol, offsetof(qlora__cuda_table, field), required},
+static const qlora__symbol qlora__cuda_symbols[] = {QLORA__CUDA_SYMBOLS(QLORA__X)};
+#undef QLORA__X
+#define QLORA__X(required, type, field, symbol, args)                                              \
+    {symbol, offsetof(qlora__cublas_table, field), required},
+static const qlora__symbol qlora__cublas_symbols[] = {QLORA__CUBLAS_SYMBOLS(QLORA__X)};
+#undef QLORA__X
+
+// Opens the first library of a list, or the one the caller named.
+static void* qlora__library_first(const char* path, const char* const* names, size_t count, char* why,
+                                  size_t size) {
+    if (path != NULL) {
+        return qlora__library_open(path, why, size);
+    }
+    char first[256] = "";
+    for (size_t i = 0; i < count; i++) {
+        void* library = qlora__library_open(names[i], why, size);
+        if (library != NULL) {
+            return library;
+        }
+        if (i == 0) {
+            snprintf(first, sizeof first, "%s", why);
+        }
+    }
+    snprintf(why, size, "%s", first); // the usual name is the one people know
+    return NULL;
+}
+
+// These leave the CUDA context unusable: cuda.h says so of each.
+static bool qlora__cu_is_sticky(int code) {
+    static const int codes[] = {214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999};
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++) {
+        if (codes[i] == code) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static const char* qlora__cu_name(const qlora__gpu* gpu, int code) {
+    const char* name = NULL;
+    if (gpu->cu.GetErrorName == NULL || gpu->cu.GetErrorName(code, &name) != 0 || name == NULL) {
+        return "unknown CUDA error";
+    }
+    return name;
+}
+
+static void qlora__device_lost(qlora_ctx* ctx, const char* why) {
+    snprintf(ctx->dead, sizeof ctx->dead, "%s", why);
+    QLORA__LOG(ctx, ERROR, DEVICE_LOST, "%s", why);
+}
+
+// Turns a driver's code into a result and a text. what names the call and its size.
+static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
+    if (code == 0) {
+        return QLORA_OK;
+    }
+    const char* name = qlora__cu_name(ctx->gpu, code);
+    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
+        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what, name);
+    }
+    if (qlora__cu_is_sticky(code)) {
+        char why[256];
+        snprintf(why, sizeof why, "%s (%d), seen at %s", name, code, what);
+        qlora__device_lost(ctx, why);
+        return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
+                           "a kernel launched earlier failed: %s; the CUDA context is unusable, "
+                           "destroy this context (QLORA_DEBUG finds the kernel)",
+                           why);
+    }
+    if (code == 2) {
+        size_t free_bytes = 0;
+        size_t total = 0;
+        ctx->gpu->cu.MemGetInfo(&free_bytes, &total);
+        return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY, "%s failed: %s (2), %.2f GiB of %.2f are free",
+                           what, name, (double)free_bytes / 1073741824.0, (double)total / 1073741824.0);
+    }
+    qlora_result result = code >= 900 && code <= 908 ? QLORA_ERR_CAPTURE : QLORA_ERR_CUDA;
+    return qlora__fail(ctx, result, "%s failed: %s (%d)", what, name, code);
+}
+
+static const char* qlora__cublas_name(int status) {
+    switch (status) {
+    case 1:
+        return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case 3:
+        return "CUBLAS_STATUS_ALLOC_FAILED";
+    case 7:
+        return "CUBLAS_STATUS_INVALID_VALUE";
+    case 8:
+        return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case 11:
+        return "CUBLAS_STATUS_MAPPING_ERROR";
+    case 13:
+        return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case 14:
+        return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case 15:
+        return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+        return "cuBLAS error";
+    }
+}
+
+static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
+    if (status == 0) {
+        return QLORA_OK;
+    }
+    if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
+        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
+                 qlora__cublas_name(status));
+    }
+    return qlora__fail(ctx, QLORA_ERR_CUBLAS, "%s failed: %s (%d)", what, qlora__cublas_name(status),
+                       status);
+}
+
+// ---- which PTX a device and a driver take ------------------------------------------------------------
+
+// A plain target, and the lowest PTX version that knows it.
+typedef struct qlora__target {
+    int number;
+    int version;
+} qlora__target;
+
+static const qlora__target qlora__targets[] = {{75, 63},  {80, 70},  {86, 71},  {87, 74},
+                                               {88, 90},  {89, 78},  {90, 78},  {100, 86},
+                                               {103, 88}, {110, 90}, {120, 87}, {121, 88}};
+
+// Highest PTX version of a driver, from the table in NVIDIA's PTX manual.
+static int qlora__ptx_version_of_driver(int driver) {
+    static const int table[][2] = {{13000, 90}, {12090, 88}, {12080, 87}, {12070, 86}, {12050, 85},
+                                   {12040, 84}, {12030, 83}, {12020, 82}, {12010, 81}, {12000, 80},
+                                   {11080, 78}, {11070, 77}, {11060, 76}, {11050, 75}, {11040, 74},
+                                   {11030, 73}, {11020, 72}, {11010, 71}, {11000, 70}, {10020, 65},
+                                   {10010, 64}, {10000, 63}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (driver >= table[i][0]) {
+            return table[i][1];
+        }
+    }
+    return 0;
+}
+
+static int qlora__target_version(int number) {
+    for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
+        if (qlora__targets[i].number == number) {
+            return qlora__targets[i].version;
+        }
+    }
+    return 0;
+}
+
+// F-PTX-001: the device's own target; for a device this file does not know, or a driver too old for the
+// device's own, the highest plain target that both take. 0 when there is none.
+static int qlora__target_choose(int capability, int ptx_version) {
+    int best = 0;
+    for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
+        const qlora__target* t = &qlora__targets[i];
+        if (t->number <= capability && t->version <= ptx_version && t->number > best) {
+            best = t->number;
+        }
+    }
+    return best;
+}
+
+// ---- bringing a device up and down ---------------------------------------------------------------------
+
+static qlora_result qlora__gpu_activate(qlora_ctx* ctx) {
+    return qlora__cu(ctx, ctx->gpu->cu.CtxPushCurrent(ctx->gpu->context), "cuCtxPushCurrent");
+}
+
+static void qlora__gpu_deactivate(qlora_ctx* ctx) {
+    void* ignored = NULL;
+    ctx->gpu->cu.CtxPopCurrent(&ignored);
+}
+
+static qlora_result qlora__gpu_load(qlora_ctx* ctx) {
+#define QLORA__X(name) name,
+    static const char* const names[] = {QLORA__CUDA_NAMES(QLORA__X)};
+#undef QLORA__X
+    char why[512] = "";
+    void* library = qlora__library_first(ctx->desc.cuda_library, names, sizeof names / sizeof names[0],
+                                         why, sizeof why);
+    if (library == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA driver: %s", why);
+    }
+    if (!qlora__symbols_load(library, qlora__cuda_symbols,
+                             sizeof qlora__cuda_symbols / sizeof qlora__cuda_symbols[0],
+                             &ctx->gpu->cu, why, sizeof why)) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND,
+                           "the CUDA driver is too old or not a driver, it lacks %s", why);
+    }
+    int code = ctx->gpu->cu.Init(0);
+    if (code == 34) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND,
+                           "libcuda is the toolkit's stub, not a driver (34); put the real libcuda.so.1 "
+                           "first or set desc.cuda_library");
+    }
+    if (code == 100) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA device (CUDA_ERROR_NO_DEVICE)");
+    }
+    return qlora__cu(ctx, code, "cuInit");
+}
+
+static qlora_result qlora__gpu_choose_device(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->desc.cu_context != NULL) {
+        gpu->context = ctx->desc.cu_context;
+        QLORA__TRY(qlora__gpu_activate(ctx));
+        qlora_result r = qlora__cu(ctx, gpu->cu.CtxGetDevice(&gpu->device), "cuCtxGetDevice");
+        qlora__gpu_deactivate(ctx);
+        return r;
+    }
+    int count = 0;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.DeviceGetCount(&count), "cuDeviceGetCount"));
+    if (ctx->desc.device < 0 || ctx->desc.device >= count) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "there is no CUDA device %d; the driver shows %d",
+                           (int)ctx->desc.device, count);
+    }
+    return qlora__cu(ctx, gpu->cu.DeviceGet(&gpu->device, ctx->desc.device), "cuDeviceGet");
+}
+
+static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    int major = 0;
+    int minor = 0;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.DriverGetVersion(&gpu->driver_version), "cuDriverGetVersion"));
+    QLORA__TRY(qlora__cu(
+        ctx, gpu->cu.DeviceGetName(gpu->device_name, (int)sizeof gpu->device_name, gpu->device),
+        "cuDeviceGetName"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.DeviceTotalMem(&gpu->total_bytes, gpu->device),
+                         "cuDeviceTotalMem"));
+    const struct {
+        int* out;
+        int attribute;
+    } wanted[] = {{&major, QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR},
+                  {&minor, QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR},
+                  {&gpu->sm_count, QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT},
+                  {&gpu->max_shared, QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN}};
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        int code = gpu->cu.DeviceGetAttribute(wanted[i].out, wanted[i].attribute, gpu->device);
+        QLORA__TRY(qlora__cu(ctx, code, "cuDeviceGetAttribute"));
+    }
+    gpu->capability = major * 10 + minor;
+    gpu->ptx_version = qlora__ptx_version_of_driver(gpu->driver_version);
+    if (gpu->capability < 75) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND,
+                           "%s has compute capability %d.%d; 7.5 or newer is needed", gpu->device_name,
+                           major, minor);
+    }
+    gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version);
+    if (gpu->target_number == 0) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND,
+                           "the driver (CUDA %d.%d) is too old for our kernels; 10.0 or newer is needed",
+                           gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
+    }
+    snprintf(gpu->target, sizeof gpu->target, "sm_%d", gpu->target_number);
+    return QLORA_OK;
+}
+
+// The handle's stream, workspace and modes; again after whatever could have changed them (C-STREAM).
+// cublasSetStream resets the workspace, so that comes second.
+static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->cublas_bound && !gpu->cublas_exposed) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__blas(ctx, gpu->blas.SetStream(gpu->cublas, gpu->stream), "cublasSetStream"));
+    QLORA__TRY(qlora__blas(
+        ctx, gpu->blas.SetWorkspace(gpu->cublas, gpu->workspace, ctx->desc.workspace_bytes),
+        "cublasSetWorkspace"));
+    int mode = QLORA__CUBLAS_DEFAULT_MATH | QLORA__CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+    QLORA__TRY(qlora__blas(ctx, gpu->blas.SetMathMode(gpu->cublas, mode), "cublasSetMathMode"));
+    QLORA__TRY(qlora__blas(
+        ctx, gpu->blas.SetPointerMode(gpu->cublas, QLORA__CUBLAS_POINTER_MODE_HOST),
+        "cublasSetPointerMode"));
+    gpu->cublas_bound = true;
+    return QLORA_OK;
+}
+
+// Without cuBLAS our own PTX does the products; why it is missing is kept for qlora_describe.
+static bool qlora__cublas_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+#define QLORA__X(name) name,
+    static const char* const names[] = {QLORA__CUBLAS_NAMES(QLORA__X)};
+#undef QLORA__X
+    if (ctx->desc.cublas_library != NULL && strcmp(ctx->desc.cublas_library, "none") == 0) {
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "not wanted (desc.cublas_library is none)");
+        return false;
+    }
+    char why[256] = "";
+    void* library = qlora__library_first(ctx->desc.cublas_library, names,
+                                         sizeof names / sizeof names[0], why, sizeof why);
+    if (library == NULL) {
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "not found: %.200s", why);
+        return false;
+    }
+    if (!qlora__symbols_load(library, qlora__cublas_symbols,
+                             sizeof qlora__cublas_symbols / sizeof qlora__cublas_symbols[0], &gpu->blas,
+                             why, sizeof why)) {
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or broken, it lacks %.200s", why);
+        return false;
+    }
+    int status = gpu->blas.Create(&gpu->cublas);
+    if (status != 0) {
+        gpu->cublas = NULL;
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "cublasCreate failed: %s (%d)",
+                 qlora__cublas_name(status), status);
+        return false;
+    }
+    gpu->blas.GetVersion(gpu->cublas, &gpu->cublas_version);
+    snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "version %d", gpu->cublas_version);
+    return true;
+}
+
+static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
+    if (ctx->desc.device_allocator.alloc != NULL) {
+        void* p = ctx->desc.device_allocator.alloc(bytes, ctx->desc.device_allocator.user);
+        if (p == NULL) {
+            qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                        "desc.device_allocator gave no memory for %llu bytes",
+                        (unsigned long long)bytes);
+        }
+        return p;
+    }
+    qlora__CUdeviceptr address = 0;
+    char what[64];
+    snprintf(what, sizeof what, "cuMemAlloc(%.2f MiB)", (double)bytes / 1048576.0);
+    if (qlora__cu(ctx, ctx->gpu->cu.MemAlloc(&address, bytes), what) != QLORA_OK) {
+        return NULL;
+    }
+    return (void*)(uintptr_t)address;
+}
+
+static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
+    if (ctx->desc.device_allocator.free != NULL) {
+        ctx->desc.device_allocator.free(data, bytes, ctx->desc.device_allocator.user);
+    } else {
+        ctx->gpu->cu.MemFree((qlora__CUdeviceptr)(uintptr_t)data);
+    }
+}
+
+#else // QLORA_NO_CUDA
+
+static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
+    (void)bytes;
+    qlora__fail(ctx, QLORA_ERR_BACKEND, "built with QLORA_NO_CUDA");
+    return NULL;
+}
+
+static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
+    (void)ctx;
+    (void)data;
+    (void)bytes;
+}
+
+#endif // QLORA_NO_CUDA
+
+//@@ TENSOR     - memory, tensors, copies and fills on the context's stream
+
+struct qlora_graph {
+    qlora_ctx* owner;
+    qlora_graph* next;
+    uint64_t key;
+    uint64_t replays;
+    size_t nodes;
+    uint64_t* buffers; // ids of our buffers that it uses
+    size_t buffer_count;
+    size_t buffer_capacity;
+    void* exec; // CUgraphExec
+    qlora_graph_fn fn;
+    void* user;
+    char invalid[128]; // why it cannot be replayed; "" while it can
+};
+
+// buffer_id 0: all of them.
+static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
+    for (qlora_graph* g = ctx->graphs; g != NULL; g = g->next) {
+        bool hit = buffer_id == 0;
+        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
+            hit = g->buffers[i] == buffer_id;
+        }
+        if (hit && g->invalid[0] == '\0') {
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
+                       (unsigned long long)g->key, why);
+        }
+    }
+}
+
+static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
+    QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
+    qlora__buffer* b = (qlora__buffer*)qlora__alloc_zero(ctx, sizeof *b);
+    if (b == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    b->bytes = bytes > 0 ? bytes : 1;
+    b->data = qlora__on_cpu(ctx) ? qlora__alloc(ctx, b->bytes) : qlora__device_alloc(ctx, b->bytes);
+    if (b->data == NULL) {
+        qlora__free(ctx, b, sizeof *b);
+        if (ctx->dead[0] != '\0') {
+            return QLORA_ERR_DEVICE_LOST;
+        }
+        return qlora__on_cpu(ctx) ? QLORA_ERR_MEMORY : QLORA_ERR_DEVICE_MEMORY;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        ctx->device_bytes += b->bytes;
+        ctx->device_allocations++;
+        if (ctx->device_bytes > ctx->device_peak) {
+            ctx->device_peak = ctx->device_bytes;
+        }
+    }
+    b->id = ++ctx->next_buffer_id;
+    b->next = ctx->buffers;
+    ctx->buffers = b;
+    *out = b;
+    return QLORA_OK;
+}
+
+static void qlora__buffer_destroy(qlora_ctx* ctx, qlora__buffer* buffer) {
+    if (buffer == NULL) {
+        return;
+    }
+    qlora__buffer** link = &ctx->buffers;
+    while (*link != buffer) {
+        link = &(*link)->next;
+    }
+    *link = buffer->next;
+    qlora__graphs_invalidate(ctx, buffer->id, "a buffer that it uses was freed");
+    if (qlora__on_cpu(ctx)) {
+        qlora__free(ctx, buffer->data, buffer->bytes);
+    } else {
+        qlora__device_free(ctx, buffer->data, buffer->bytes);
+        ctx->device_bytes -= buffer->bytes;
+    }
+    qlora__free(ctx, buffer, sizeof *buffer);
+}
+
+// ---- copies and fills on the context's stream ------------------------------------------------------
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__sync(qlora_ctx* ctx) {
+    if (qlora__on_cpu(ctx)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "waiting for the device"));
+    return qlora__cu(ctx, ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream), "cuStreamSynchronize");
+}
+
+static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    if (bytes == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        memcpy(target, source, bytes);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "copying from host memory"));
+    int code = ctx->gpu->cu.MemcpyHtoDAsync((qlora__CUdeviceptr)(uintptr_t)target, source, bytes,
+                                            ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyHtoDAsync"));
+    return qlora__sync(ctx); // the caller may change source at once
+}
+
+static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    if (bytes == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        memcpy(target, source, bytes);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "copying to host memory"));
+    int code = ctx->gpu->cu.MemcpyDtoHAsync(target, (qlora__CUdeviceptr)(uintptr_t)source, bytes,
+                                            ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyDtoHAsync"));
+    return qlora__sync(ctx);
+}
+
+// Zeroes height rows of width bytes, pitch bytes apart.
+static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width, size_t height) {
+    if (width == 0 || height == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        for (size_t i = 0; i < height; i++) {
+            memset((char*)data + i * pitch, 0, width);
+        }
+        return QLORA_OK;
+    }
+    qlora__CUdeviceptr address = (qlora__CUdeviceptr)(uintptr_t)data;
+    if (pitch == width || height == 1) {
+        int code = ctx->gpu->cu.MemsetD8Async(address, 0, width * height, ctx->gpu->stream);
+        return qlora__cu(ctx, code, "cuMemsetD8Async");
+    }
+    int code = ctx->gpu->cu.MemsetD2D8Async(address, pitch, 0, width, height, ctx->gpu->stream);
+    return qlora__cu(ctx, code, "cuMemsetD2D8Async");
+}
+
+#else
+
+static qlora_result qlora__sync(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    (void)ctx;
+    if (bytes > 0) {
+        memcpy(target, source, bytes);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    return qlora__copy_in(ctx, target, source, bytes);
+}
+
+static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width, size_t height) {
+    (void)ctx;
+    for (size_t i = 0; i < height && width > 0; i++) {
+        memset((char*)data + i * pitch, 0, width);
+    }
+    return QLORA_OK;
+}
+
+#endif
+
+qlora_result qlora_ctx_sync(qlora_ctx* ctx) {
+    QLORA__ENTER(ctx, "qlora_ctx_sync");
+    return qlora__leave(ctx, qlora__sync(ctx));
+}
+
+// ---- tensors --------------------------------------------------------------------------------------
+
+static qlora_result qlora__tensor_shape(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
+                                        int64_t cols, int64_t ld, qlora_tensor* out) {
+    memset(out, 0, sizeof *out);
+    out->dtype = dtype;
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = ld;
+    out->batch = batch;
+    out->owner = ctx;
+    if ((int)dtype < 0 || dtype > QLORA_U8) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "unknown dtype %d", (int)dtype);
+    }
+    if (batch < 0 || rows < 0 || cols < 0 || ld < cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld x %lld with ld %lld, batch %lld: sizes may not be negative and ld not "
+                           "below the columns",
+                           (long long)rows, (long long)cols, (long long)ld, (long long)batch);
+    }
+    size_t matrix = 0;
+    size_t all = 0;
+    size_t bytes = 0;
+    if (!qlora__mul((size_t)rows, (size_t)ld, &matrix) ||
+        !qlora__mul(matrix, (size_t)batch, &all) ||
+        !qlora__mul(all, qlora_dtype_bytes(dtype), &bytes) || bytes > (size_t)INT64_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld x %lld x %lld elements overflow",
+                           (long long)batch, (long long)rows, (long long)ld);
+    }
+    out->batch_stride = (int64_t)matrix;
+    out->bytes = bytes;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                         int64_t rows, int64_t cols, qlora_tensor* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_tensor t;
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, &t));
+    qlora__buffer* buffer = NULL;
+    QLORA__TRY(qlora__buffer_create(ctx, t.bytes, &buffer));
+    t.data = buffer->data;
+    ctx->children++;
+    *out = t;
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols,
+                                 qlora_tensor* out) {
+    QLORA__ENTER(ctx, "qlora_tensor_create");
+    return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, 1, rows, cols, out));
+}
+
+qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
+                                         int64_t cols, qlora_tensor* out) {
+    QLORA__ENTER(ctx, "qlora_tensor_create_batched");
+    return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
+}
+
+// Destroying works on a dead device, too: what is left there goes with its CUDA context.
+static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->call = call;
+        ctx->error[0] = '\0';
+        if (ctx->activate != NULL) {
+            qlora_result ignored = ctx->activate(ctx);
+            (void)ignored;
+            ctx->error[0] = '\0';
+        }
+    }
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
+    if (tensor == NULL || tensor->data == NULL) {
+        return QLORA_OK;
+    }
+    if (tensor->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor belongs to another context");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
+    qlora__buffer* b = ctx->buffers;
+    while (b != NULL && b->data != tensor->data) {
+        b = b->next;
+    }
+    if (b == NULL || b == ctx->scratch) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "not made by qlora_tensor_create, or destroyed already; views and wrapped "
+                           "tensors are not destroyed");
+    }
+    qlora__buffer_destroy(ctx, b);
+    ctx->children--;
+    memset(tensor, 0, sizeof *tensor);
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_tensor_destroy"));
+    return qlora__leave(ctx, qlora__tensor_destroy(ctx, tensor));
+}
+
+static qlora_result qlora__tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_dtype dtype,
+                                       int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_tensor t;
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, 1, rows, cols, ld == 0 ? cols : ld, &t));
+    t.data = data;
+    t.bytes = bytes;
+    size_t needed = 0;
+    if (!qlora__tensor_bytes(&t, &needed) || needed > bytes || (data == NULL && needed > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%lld x %lld %s needs %llu bytes, the buffer has %llu",
+                           (long long)rows, (long long)cols, qlora_dtype_name(dtype),
+                           (unsigned long long)needed, (unsigned long long)(data == NULL ? 0 : bytes));
+    }
+    if ((uintptr_t)data % qlora_dtype_bytes(dtype) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer is not aligned for %s",
+                           qlora_dtype_name(dtype));
+    }
+    *out = t;
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_dtype dtype,
+                               int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out) {
+    QLORA__ENTER(ctx, "qlora_tensor_wrap");
+    return qlora__leave(ctx, qlora__tensor_wrap(ctx, data, bytes, dtype, rows, cols, ld, out));
+}
+
+static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row, int64_t rows,
+                                       int64_t col, int64_t cols, qlora_tensor* out) {
+    if (out == NULL || t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 ||
+        row > t->rows - rows || col > t->cols - cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
+                           (long long)row, (long long)rows, (long long)col, (long long)cols,
+                           (long long)t->rows, (long long)t->cols);
+    }
+    size_t offset = ((size_t)row * (size_t)t->ld + (size_t)col) * qlora_dtype_bytes(t->dtype);
+    qlora_tensor v = *t;
+    v.rows = rows;
+    v.cols = cols;
+    v.bytes = t->bytes > offset ? t->bytes - offset : 0;
+    v.data = v.bytes > 0 ? (char*)t->data + offset : t->data; // an empty view at the very end
+    *out = v;
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows, int64_t col,
+                               int64_t cols, qlora_tensor* out) {
+    qlora_ctx* ctx = tensor != NULL ? tensor->owner : NULL;
+    QLORA__ENTER(ctx, "qlora_tensor_view");
+    return qlora__leave(ctx, qlora__tensor_view(ctx, tensor, row, rows, col, cols, out));
+}
+
+static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t, const void* host,
+                                             size_t bytes) {
+    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    size_t whole = 0;
+    qlora__tensor_bytes(t, &whole);
+    bool contiguous = (t->rows <= 1 || t->ld == t->cols) &&
+                      (t->batch <= 1 || t->batch_stride == t->rows * t->cols);
+    if (!contiguous) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the tensor's rows do not follow each other (ld %lld, %lld columns)",
+                           (long long)t->ld, (long long)t->cols);
+    }
+    if (bytes != whole || (host == NULL && bytes > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor has %llu bytes, %llu were given",
+                           (unsigned long long)whole, (unsigned long long)(host == NULL ? 0 : bytes));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tensor_upload(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
+                                         size_t bytes) {
+    QLORA__TRY(qlora__tensor_copy_check(ctx, t, source, bytes));
+    return qlora__copy_in(ctx, t->data, source, bytes);
+}
+
+qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor, const void* source,
+                                 size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_upload");
+    return qlora__leave(ctx, qlora__tensor_upload(ctx, tensor, source, bytes));
+}
+
+static qlora_result qlora__tensor_download(qlora_ctx* ctx, const qlora_tensor* t, void* target,
+                                           size_t bytes) {
+    QLORA__TRY(qlora__tensor_copy_check(ctx, t, target, bytes));
+    return qlora__copy_out(ctx, target, t->data, bytes);
+}
+
+qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
+                                   size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_download");
+    return qlora__leave(ctx, qlora__tensor_download(ctx, tensor, target, bytes));
+}
+
+static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
+    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    size_t size = qlora_dtype_bytes(t->dtype);
+    for (int64_t i = 0; i < t->batch; i++) {
+        char* matrix = (char*)t->data + (size_t)i * (size_t)t->batch_stride * size;
+        QLORA__TRY(qlora__zero(ctx, matrix, (size_t)t->ld * size, (size_t)t->cols * size,
+                               (size_t)t->rows));
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
+    QLORA__ENTER(ctx, "qlora_tensor_zero");
+    return qlora__leave(ctx, qlora__tensor_zero(ctx, tensor));
+}
+
+//@@ CACHE      - kernel registry, PTX for a target, modules, seal, launch
+
+// clang-format off
+// What a model must have for a kernel to be needed: all conditions of the mask together.
+#define QLORA__NEED_ALWAYS 0u
+#define QLORA__NEED_GEMM   1u // no cuBLAS is bound
+#define QLORA__NEED_BF16   2u // computes in bf16
+#define QLORA__NEED_F32    4u // computes in f32
+#define QLORA__NEED_NF4    8u // has an NF4 base
+#define QLORA__NEED_LORA  16u // trains adapters
+#define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
+#define QLORA__NEED_HEAD128 64u  // the same, head size 128
+#define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
+#define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
+
+// The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
+// dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
+#define QLORA__KERNELS(X)                                                                            \
+    QLORA__KERNELS_RUNTIME(X)                                                                        \
+    QLORA__KERNELS_OPS(X)                                                                            \
+    QLORA__KERNELS_ATTENTION(X)
+
+#define QLORA__KERNELS_RUNTIME(X)                                                                    \
+    X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
+    X(gemm_big_half, gemm, 0, GEMM)                                                                  \
+    X(gemm_mid_f32, gemm, 0, GEMM)                                                                   \
+    X(gemm_mid_half, gemm, 0, GEMM)                                                                  \
+    X(gemm_skinny_f32, gemm, 0, GEMM)                                                                \
+    X(gemm_skinny_half, gemm, 0, GEMM)                                                               \
+    X(gemm_tc_bf16_nn, gemm_tc, 0, GEMM16)                                                           \
+    X(gemm_tc_bf16_nt, gemm_tc, 0, GEMM16)                                                           \
+    X(gemm_tc_bf16_tn, gemm_tc, 0, GEMM16)                                                           \
+    X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                            \
+    X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                            \
+    X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                            \
+    X(cast_f32_bf16, cast, 0, ALWAYS)                                                                \
+    X(cast_f32_f16, cast, 0, ALWAYS)                                                                 \
+    X(cast_bf16_f32, cast, 0, ALWAYS)                                                                \
+    X(cast_f16_f32, cast, 0, ALWAYS)                                                                 \
+    X(cast_bf16_f16, cast, 0, ALWAYS)                                                                \
+    X(cast_f16_bf16, cast, 0, ALWAYS)                                                                \
+    X(cast_absmax_f32, cast, 0, ALWAYS)                                                              \
+    X(cast_scale, cast, 0, ALWAYS)                                                                   \
+    X(clip_squares, clip, 0, ALWAYS)                                                                 \
+    X(clip_scale, clip, 0, ALWAYS)                                                                   \
+    X(clip_apply, clip, 0, ALWAYS)
+
+#define QLORA__KERNELS_OPS(X)                                                                        \
+    X(elementwise_silu_f32, elementwise, 0, F32)                                                     \
+    X(elementwise_silu_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                                 \
+    X(elementwise_silu_bwd_bf16, elementwise, 0, BF16)                                               \
+    X(elementwise_swiglu_f32, elementwise, 0, F32)                                                   \
+    X(elementwise_swiglu_bf16, elementwise, 0, BF16)                                                 \
+    X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                               \
+    X(elementwise_swiglu_bwd_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_mul_f32, elementwise, 0, F32)                                                      \
+    X(elementwise_mul_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_add_f32, elementwise, 0, ALWAYS)                                                   \
+    X(elementwise_add_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_scale_f32, elementwise, 0, ALWAYS)                                                 \
+    X(elementwise_scale_bf16, elementwise, 0, BF16)                                                  \
+    X(elementwise_fill_f32, elementwise, 0, ALWAYS)                                                  \
+    X(elementwise_fill_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_gather_f32_f32, elementwise, 0, F32)                                               \
+    X(elementwise_gather_f32_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                              \
+    X(elementwise_gather_bf16_bf16, elementwise, 0, BF16)                                            \
+    X(elementwise_gather_f16_f32, elementwise, 0, F32)                                               \
+    X(elementwise_gather_f16_bf16, elementwise, 0, BF16)                                             \
+    X(norm_rms_fwd_f32, norm, 0, F32)                                                                \
+    X(norm_rms_fwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_bwd_f32, norm, 0, F32)                                                                \
+    X(norm_rms_bwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_dw_f32, norm, 0, F32)                                                                 \
+    X(norm_rms_dw_bf16, norm, 0, BF16)                                                               \
+    X(norm_rms_dw_sum, norm, 0, ALWAYS)                                                              \
+    X(rope_f32, rope, 0, F32)                                                                        \
+    X(rope_bf16, rope, 0, BF16)                                                                      \
+    X(softmax_copy_b16, softmax, 0, ALWAYS)                                                          \
+    X(softmax_copy_b32, softmax, 0, ALWAYS)                                                          \
+    X(softmax_transpose_b16, softmax, 0, ALWAYS)                                                     \
+    X(softmax_transpose_b32, softmax, 0, ALWAYS)                                                     \
+    X(softmax_scores_f32, softmax, 0, F32)                                                           \
+    X(softmax_scores_bf16, softmax, 0, BF16)                                                         \
+    X(softmax_fwd_f32, softmax, 0, F32)                                                              \
+    X(softmax_fwd_bf16, softmax, 0, BF16)                                                            \
+    X(softmax_bwd_f32, softmax, 0, F32)                                                              \
+    X(softmax_bwd_bf16, softmax, 0, BF16)                                                            \
+    X(loss_cross_entropy_f32, loss, 0, F32)                                                          \
+    X(loss_cross_entropy_bf16, loss, 0, BF16)                                                        \
+    X(loss_sum, loss, 0, ALWAYS)                                                                     \
+    X(loss_arg_max_f32, loss, 0, F32)                                                                \
+    X(loss_arg_max_bf16, loss, 0, BF16)                                                              \
+    X(optim_advance, optim, 0, LORA)                                                                 \
+    X(optim_adamw_f32, optim, 0, LORA)                                                               \
+    X(optim_adamw_bf16, optim, 0, LORA)                                                              \
+    X(optim_shadow_f32, optim, 0, LORA)                                                              \
+    X(optim_shadow_bf16, optim, 0, LORA)                                                             \
+    X(dropout_f32, dropout, 0, LORA)                                                                 \
+    X(dropout_bf16, dropout, 0, LORA)
+
+#define QLORA__KERNELS_ATTENTION(X)                                                                  \
+    X(attn64_fwd, attn64, 49152, HEAD64)                                                             \
+    X(attn64_stats, attn64, 0, HEAD64)                                                               \
+    X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                          \
+    X(attn64_bwd_q, attn64, 65536, HEAD64)                                                           \
+    X(attn128_fwd, attn128, 65536, HEAD128)                                                          \
+    X(attn128_stats, attn128, 0, HEAD128)                                                            \
+    X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                       \
+    X(attn128_bwd_q, attn128, 98304, HEAD128)                                                        \
+    X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                            \
+    X(attn_f32_stats, attn_f32, 0, HEADANY)                                                          \
+    X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                         \
+    X(attn_f32_bwd_q, attn_f32, 0, HEADANY)
+
+// clang-format on
+
+#define QLORA__X(name, module, shared, need) QLORA__K_##name,
+typedef enum qlora__kernel_id { QLORA__KERNELS(QLORA__X) QLORA__K_COUNT } qlora__kernel_id;
+#undef QLORA__X
+
+typedef struct qlora__kernel_row {
+    const char* name;
+    const char* module;
+    uint32_t shared;
+    uint32_t need;
+} qlora__kernel_row;
+
+#define QLORA__X(name, module, shared, need) {#name, #module, shared, QLORA__NEED_##need},
+static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)};
+#undef QLORA__X
+
+struct qlora_kernel {
+    qlora_ctx* owner;
+    const char* key;
+    void* function; // CUfunction, NULL until its module is loaded
+    uint32_t shared_allowed;
+    // The caller's own kernels only:
+    qlora_kernel* next;
+    void* module;
+    uint64_t text_hash;
+    size_t block; // bytes of this struct and its key
+};
+
+const char* qlora_kernel_name(size_t index) {
+    return index < QLORA__K_COUNT ? qlora__kernel_rows[index].name : NULL;
+}
+
+// Everything that names a kernel on the CPU ends here.
+static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "kernels need CUDA, and this context runs on the CPU (%s)", ctx->reason);
+}
+
+#ifndef QLORA_NO_CUDA
+
+#ifndef QLORA_KERNELS_HEADER
+#define QLORA_KERNELS_HEADER "kernels_ptx.h"
+#endif
+#include QLORA_KERNELS_HEADER
+
+#if QLORA__KERNEL_ABI != 1
+#error "kernels_ptx.h does not fit this qlora.h (kernel ABI 1 is needed); take both from one release"
+#endif
+
+#define QLORA__PLANNED_MAX 256
+
+typedef struct qlora__module {
+    const char* name; // as in the registry
+    void* handle;
+    struct qlora__module* next;
+} qlora__module;
+
+struct qlora__cache {
+    qlora_kernel kernels[QLORA__K_COUNT];
+    qlora_kernel* extra; // the caller's own
+    qlora__module* modules;
+    qlora_cache_info info;
+    uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
+};
+
+static uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
+    const uint8_t* p = (const uint8_t*)data;
+    uint64_t h = seed ^ 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < bytes; i++) {
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    }
+    return h;
+}
+
+// ---- PTX for a target -----------------------------------------------------------------------------
+
+// The text of a module that fits the device best: the highest target not above ours.
+static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const char* module) {
+    const qlora__ptx_text* best = NULL;
+    for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
+        const qlora__ptx_text* t = &qlora__ptx_texts[i];
+        // A text with a suffix (90a) runs on exactly that capability.
+        bool fits = t->suffix != '\0' ? t->target == gpu->capability && t->target == gpu->target_number
+                                      : t->target <= gpu->target_number;
+        if (strcmp(t->module, module) == 0 && fits && t->version <= gpu->ptx_version &&
+            (best == NULL || t->target > best->target ||
+             (t->target == best->target && t->suffix > best->suffix))) {
+            best = t;
+        }
+    }
+    return best;
+}
+
+// Joins header and chunks of a text for the device's own target (F-PTX-001). The caller frees *out,
+// *bytes long.
+static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, char** out,
+                                    size_t* bytes) {
+    const qlora__gpu* gpu = ctx->gpu;
+    int target_version = text->suffix != '\0' ? 80 : qlora__target_version(gpu->target_number);
+    int version = text->version > target_version ? text->version : target_version;
+    char header[96];
+    int used = snprintf(header, sizeof header, ".version %d.%d\n.target %s%.*s\n.address_size 64\n",
+                        version / 10, version % 10, gpu->target, text->suffix != '\0' ? 1 : 0,
+                        &text->suffix);
+    *bytes = (size_t)used + text->length + 1;
+    char* p = (char*)qlora__alloc(ctx, *bytes);
+    if (p == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(p, header, (size_t)used);
+    size_t at = (size_t)used;
+    for (const char* const* chunk = text->chunks; *chunk != NULL; chunk++) {
+        size_t n = strlen(*chunk);
+        QLORA_ASSERT(at + n < *bytes);
+        memcpy(p + at, *chunk, n);
+        at += n;
+    }
+    p[at] = '\0';
+    *out = p;
+    return QLORA_OK;
+}
+
+// Finds a directive at the start of a line, outside comments. NULL when there is none.
+static const char* qlora__ptx_directive(const char* text, const char* directive) {
+    size_t length = strlen(directive);
+    const char* p = text;
+    bool line_start = true;
+    while (*p != '\0') {
+        if (p[0] == '/' && p[1] == '/') {
+            p += strcspn(p, "\n");
+        } else if (p[0] == '/' && p[1] == '*') {
+            const char* end = strstr(p + 2, "*/");
+            p = end != NULL ? end + 2 : p + strlen(p);
+        } else if (line_start && strncmp(p, directive, length) == 0 &&
+                   (p[length] == ' ' || p[length] == '\t')) {
+            return p;
+        } else {
+            line_start = *p == '\n' || ((*p == ' ' || *p == '\t' || *p == '\r') && line_start);
+            p++;
+        }
+    }
+    return NULL;
+}
+
+// The word after a directive, e.g. "sm_90a" of ".target sm_90a, texmode_independent".
+static void qlora__ptx_word(const char* directive, char* out, size_t size) {
+    const char* p = directive + strcspn(directive, " \t");
+    p += strspn(p, " \t");
+    size_t n = strcspn(p, " \t\r\n,/");
+    n = n < size - 1 ? n : size - 1;
+    memcpy(out, p, n);
+    out[n] = '\0';
+}
+
+// The caller's PTX must name the emitted target, or its a or f form.
+static qlora_result qlora__ptx_check_target(qlora_ctx* ctx, const char* ptx) {
+    const char* directive = qlora__ptx_directive(ptx, ".target");
+    if (directive == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "F-PTX-001: the PTX has no .target line; this device takes %s (see "
+                           "qlora_ctx_target, qlora_ptx_emit)",
+                           ctx->gpu->target);
+    }
+    char word[32];
+    qlora__ptx_word(directive, word, sizeof word);
+    size_t n = strlen(ctx->gpu->target);
+    bool same = strncmp(word, ctx->gpu->target, n) == 0 &&
+                (word[n] == '\0' || ((word[n] == 'a' || word[n] == 'f') && word[n + 1] == '\0'));
+    if (!same) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "F-PTX-001: the PTX is for %s, this device takes %s (qlora_ctx_target); "
+                           "rewrite it with qlora_ptx_emit",
+                           word, ctx->gpu->target);
+    }
+    return QLORA_OK;
+}
+
+// Parses "7.8" of a .version line to 78; 0 when it is none.
+static int qlora__ptx_version(const char* directive) {
+    char word[16];
+    qlora__ptx_word(directive, word, sizeof word);
+    if (word[0] < '0' || word[0] > '9' || word[1] != '.' || word[2] < '0' || word[2] > '9') {
+        return 0;
+    }
+    return (word[0] - '0') * 10 + (word[2] - '0');
+}
+
+static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                    size_t* needed) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (ptx == NULL || needed == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", ptx == NULL ? "ptx" : "needed");
+    }
+    const char* version_line = qlora__ptx_directive(ptx, ".version");
+    const char* target_line = qlora__ptx_directive(ptx, ".target");
+    int version = version_line != NULL ? qlora__ptx_version(version_line) : 0;
+    if (version == 0 || target_line == NULL || target_line < version_line) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "the text must begin with a .version and a .target line");
+    }
+    char word[32];
+    qlora__ptx_word(target_line, word, sizeof word);
+    int number = strncmp(word, "sm_", 3) == 0 ? atoi(word + 3) : 0;
+    size_t length = strlen(word);
+    if (number == 0 || number > ctx->gpu->target_number || word[length - 1] == 'a' ||
+        word[length - 1] == 'f') {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "PTX for %s cannot be rewritten for %s: only plain targets go forward", word,
+                           ctx->gpu->target);
+    }
+    int least = qlora__target_version(ctx->gpu->target_number);
+    version = version > least ? version : least;
+    if (version > ctx->gpu->ptx_version) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "the text needs PTX %d.%d, this driver takes %d.%d at most", version / 10,
+                           version % 10, ctx->gpu->ptx_version / 10, ctx->gpu->ptx_version % 10);
+    }
+    const char* after_version = version_line + strcspn(version_line, "\n");
+    const char* after_target = target_line + strcspn(target_line, "\n");
+    int n = snprintf(buffer, buffer != NULL ? size : 0, "%.*s.version %d.%d%.*s.target %s%s",
+                     (int)(version_line - ptx), ptx, version / 10, version % 10,
+                     (int)(target_line - after_version), after_version, ctx->gpu->target, after_target);
+    *needed = (size_t)n + 1;
+    if (buffer != NULL && size < *needed) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer has %llu bytes, %llu are needed",
+                           (unsigned long long)size, (unsigned long long)*needed);
+    }
+    return QLORA_OK;
+}
+
+// ---- modules --------------------------------------------------------------------------------------
+
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. One log
+// item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx, void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    char what[160];
+    snprintf(what, sizeof what, "compiling kernel module %s", name);
+    QLORA__TRY(qlora__not_in_capture(ctx, what));
+    QLORA__TRY(qlora__sync(ctx));
+    char log[2048] = "";
+    double start = qlora__clock_ms();
+    int code = 0;
+    if (gpu->capability >= 120) {
+        code = gpu->cu.ModuleLoadData(out, ptx);
+    } else {
+        char info[512] = "";
+        int options[] = {QLORA__CU_JIT_INFO_LOG_BUFFER, QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+                         QLORA__CU_JIT_ERROR_LOG_BUFFER, QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+        void* values[] = {info, (void*)(uintptr_t)sizeof info, log, (void*)(uintptr_t)sizeof log};
+        code = gpu->cu.ModuleLoadDataEx(out, ptx, 4, options, values);
+        log[sizeof log - 1] = '\0';
+    }
+    double ms = qlora__clock_ms() - start;
+    gpu->cache->info.jit_ms += ms;
+    gpu->cache->info.misses++;
+    gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
+    if (code == 0) {
+        gpu->cache->info.modules++;
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
+                   (unsigned long long)strlen(ptx), gpu->target, ms);
+        return QLORA_OK;
+    }
+    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name, qlora__cu_name(gpu, code),
+               code, ms);
+    if (qlora__cu_is_sticky(code) || code == 2) {
+        return qlora__cu(ctx, code, what);
+    }
+    return qlora__fail(ctx, QLORA_ERR_KERNEL, "%s for %s failed: %s (%d)%s%s", what, gpu->target,
+                       qlora__cu_name(gpu, code), code, log[0] != '\0' ? ": " : "", log);
+}
+
+static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const char* entry,
+                                          uint32_t shared, void** function) {
+    qlora__gpu* gpu = ctx->gpu;
+    void* f = NULL;
+    int code = gpu->cu.ModuleGetFunction(&f, module, entry);
+    if (code == 500) { // not found
+        return qlora__fail(ctx, QLORA_ERR_KERNEL, "the module has no kernel named %s", entry);
+    }
+    QLORA__TRY(qlora__cu(ctx, code, "cuModuleGetFunction"));
+    if (shared > 48 * 1024 && shared <= (uint32_t)gpu->max_shared) {
+        code = gpu->cu.FuncSetAttribute(f, QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                        (int)shared);
+        QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
+    }
+    *function = f;
+    return QLORA_OK;
+}
+
+// All kernels of a module become ready together, or none.
+static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
+    qlora__cache* cache = ctx->gpu->cache;
+    for (size_t i = 0; i < QLORA__K_COUNT; i++) {
+        const qlora__kernel_row* row = &qlora__kernel_rows[i];
+        if (strcmp(row->module, name) != 0) {
+            continue;
+        }
+        char entry[96];
+        snprintf(entry, sizeof entry, "qlora_%s", row->name);
+        QLORA__TRY(qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
+        cache->kernels[i].owner = ctx;
+        cache->kernels[i].key = row->name;
+        cache->kernels[i].shared_allowed = row->shared > 48 * 1024 ? row->shared : 48 * 1024;
+        cache->info.kernels++;
+    }
+    return QLORA_OK;
+}
+
+static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
+    qlora__cache* cache = ctx->gpu->cache;
+    for (size_t i = 0; i < QLORA__K_COUNT; i++) {
+        if (strcmp(qlora__kernel_rows[i].module, name) == 0 && cache->kernels[i].function != NULL) {
+            cache->kernels[i].function = NULL;
+            cache->info.kernels--;
+        }
+    }
+}
+
+// Compiles a module of the library and makes its kernels ready.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
+    qlora__cache* cache = ctx->gpu->cache;
+    const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
+    if (text == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                           "kernel module %s needs compute capability 8.0; %s has %d.%d", name,
+                           ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+    }
+    qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
+    if (module == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    char* ptx = NULL;
+    size_t bytes = 0;
+    qlora_result r = qlora__ptx_join(ctx, text, &ptx, &bytes);
+    if (r == QLORA_OK) {
+        r = qlora__module_load(ctx, name, ptx, &module->handle);
+        qlora__free(ctx, ptx, bytes);
+    }
+    if (r == QLORA_OK) {
+        r = qlora__module_resolve(ctx, name, module->handle);
+        if (r != QLORA_OK) {
+            qlora__module_forget(ctx, name);
+            ctx->gpu->cu.ModuleUnload(module->handle);
+            cache->info.modules--;
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__free(ctx, module, sizeof *module);
+        return r;
+    }
+    module->name = name;
+    module->next = cache->modules;
+    cache->modules = module;
+    return QLORA_OK;
+}
+
+// A kernel of the registry, compiled on demand unless the cache is sealed.
+static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlora_kernel** out) {
+    qlora__cache* cache = ctx->gpu->cache;
+    qlora_kernel* kernel = &cache->kernels[id];
+    if (kernel->function != NULL) {
+        cache->info.hits++;
+    } else if (cache->info.sealed) {
+        return qlora__fail(ctx, QLORA_ERR_SEALED,
+                           "kernel %s (module %s) is not in the sealed cache; pre-warm the shape that "
+                           "needs it, or call qlora_cache_unseal",
+                           qlora__kernel_rows[id].name, qlora__kernel_rows[id].module);
+    } else {
+        QLORA__TRY(qlora__module_open(ctx, qlora__kernel_rows[id].module));
+    }
+    *out = kernel;
+    return QLORA_OK;
+}
+
+// ---- launch ---------------------------------------------------------------------------------------
+
+static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, const uint32_t grid[3],
+                                          const uint32_t block[3], uint32_t shared, void** args) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (shared > (uint32_t)gpu->max_shared) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "kernel %s needs %u bytes of shared memory, this device gives a block %d",
+                           kernel->key, shared, gpu->max_shared);
+    }
+    if (shared > kernel->shared_allowed) {
+        int code = gpu->cu.FuncSetAttribute(
+            kernel->function, QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
+        QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
+        kernel->shared_allowed = shared;
+    }
+    char what[128];
+    int code = gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1],
+                                    block[2], shared, gpu->stream, args, NULL);
+    if (code != 0) {
+        snprintf(what, sizeof what, "launching kernel %.90s", kernel->key);
+        return qlora__cu(ctx, code, what);
+    }
+#ifdef QLORA_DEBUG
+    if (ctx->capture == NULL) {
+        snprintf(what, sizeof what, "kernel %.90s", kernel->key);
+        return qlora__cu(ctx, gpu->cu.StreamSynchronize(gpu->stream), what);
+    }
+#endif
+    return QLORA_OK;
+}
+
+// Launches a kernel of the registry. An empty grid is nothing to do.
+static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
+                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                                uint32_t shared, void** args) {
+    if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0) {
+        return QLORA_OK;
+    }
+    if (grid_x > INT32_MAX || grid_y > 65535 || grid_z > 65535) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld is too large",
+                           qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y,
+                           (long long)grid_z);
+    }
+    qlora_kernel* kernel = NULL;
+    QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
+    uint32_t grid[3] = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z};
+    uint32_t block[3] = {threads, 1, 1};
+    return qlora__launch_checked(ctx, kernel, grid, block, shared, args);
+}
+
+static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                         const qlora_launch* launch, void** args) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (kernel == NULL || launch == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", kernel == NULL ? "kernel" : "launch");
+    }
+    if (kernel->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the kernel belongs to another context");
+    }
+    uint32_t grid[3];
+    uint32_t block[3];
+    uint64_t threads = 1;
+    for (int i = 0; i < 3; i++) {
+        grid[i] = launch->grid[i] > 0 ? launch->grid[i] : 1;
+        block[i] = launch->block[i] > 0 ? launch->block[i] : 1;
+        threads *= block[i];
+        if (block[i] > 1024) {
+            threads = 1u << 20;
+        }
+    }
+    if (threads > 1024 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "grid %u x %u x %u of blocks %u x %u x %u is beyond CUDA's limits", grid[0],
+                           grid[1], grid[2], block[0], block[1], block[2]);
+    }
+    qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // handed out const, ours to update
+    return qlora__launch_checked(ctx, own, grid, block, launch->shared_bytes, args);
+}
+
+// ---- lookup ---------------------------------------------------------------------------------------
+
+static qlora_kernel* qlora__kernel_find(qlora_ctx* ctx, const char* key) {
+    for (qlora_kernel* k = ctx->gpu->cache->extra; k != NULL; k = k->next) {
+        if (strcmp(k->key, key) == 0) {
+            return k;
+        }
+    }
+    return NULL;
+}
+
+static int qlora__kernel_row_find(const char* key) {
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        if (strcmp(qlora__kernel_rows[i].name, key) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (key == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", key == NULL ? "key" : "out");
+    }
+    qlora_kernel* kernel = qlora__kernel_find(ctx, key);
+    if (kernel != NULL) {
+        ctx->gpu->cache->info.hits++;
+    } else {
+        int row = qlora__kernel_row_find(key);
+        if (row < 0) {
+            return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                               "no kernel is named %.100s; qlora_kernel_name lists ours, "
+                               "qlora_cache_get_or_compile adds yours",
+                               key);
+        }
+        QLORA__TRY(qlora__kernel_ready(ctx, (qlora__kernel_id)row, &kernel));
+    }
+    *out = kernel;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__kernel_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                          const char* entry, uint64_t hash, qlora_kernel** out) {
+    qlora__cache* cache = ctx->gpu->cache;
+    size_t key_bytes = strlen(key) + 1;
+    size_t block = sizeof(qlora_kernel) + key_bytes;
+    qlora_kernel* kernel = (qlora_kernel*)qlora__alloc_zero(ctx, block);
+    if (kernel == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(kernel + 1, key, key_bytes);
+    kernel->owner = ctx;
+    kernel->key = (const char*)(kernel + 1);
+    kernel->text_hash = hash;
+    kernel->block = block;
+    kernel->shared_allowed = 48 * 1024;
+    qlora_result r = qlora__module_load(ctx, kernel->key, ptx, &kernel->module);
+    if (r == QLORA_OK) {
+        r = qlora__kernel_resolve(ctx, kernel->module, entry, 0, &kernel->function);
+        if (r != QLORA_OK) {
+            ctx->gpu->cu.ModuleUnload(kernel->module);
+            cache->info.modules--;
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__free(ctx, kernel, block);
+        return r;
+    }
+    kernel->next = cache->extra;
+    cache->extra = kernel;
+    cache->info.kernels++;
+    *out = kernel;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                const char* entry, const qlora_kernel** out) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (key == NULL || ptx == NULL || entry == NULL || out == NULL || key[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "key, ptx, entry and out are all needed");
+    }
+    if (qlora__kernel_row_find(key) >= 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%.100s is the name of a kernel of the library",
+                           key);
+    }
+    QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // before the look-up: a wrong text never passes
+    uint64_t hash = qlora__fnv(entry, strlen(entry), qlora__fnv(ptx, strlen(ptx), 0));
+    qlora_kernel* kernel = qlora__kernel_find(ctx, key);
+    if (kernel != NULL) {
+        if (kernel->text_hash != hash) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "key %.100s was compiled from another text; use another key", key);
+        }
+        ctx->gpu->cache->info.hits++;
+        *out = kernel;
+        return QLORA_OK;
+    }
+    if (ctx->gpu->cache->info.sealed) {
+        return qlora__fail(ctx, QLORA_ERR_SEALED,
+                           "%.100s would be compiled, but the cache is sealed; call qlora_cache_unseal "
+                           "first",
+                           key);
+    }
+    QLORA__TRY(qlora__kernel_compile(ctx, key, ptx, entry, hash, &kernel));
+    *out = kernel;
+    return QLORA_OK;
+}
+
+// Loads every module of which a kernel is needed. have: conditions that hold.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        const qlora__kernel_row* row = &qlora__kernel_rows[i];
+        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
+            QLORA__TRY(qlora__module_open(ctx, row->module));
+        }
+    }
+    return QLORA_OK;
+}
+
+static void qlora__cache_destroy(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->cache == NULL) {
+        return;
+    }
+    while (gpu->cache->modules != NULL) {
+        qlora__module* m = gpu->cache->modules;
+        gpu->cache->modules = m->next;
+        gpu->cu.ModuleUnload(m->handle);
+        qlora__free(ctx, m, sizeof *m);
+    }
+    while (gpu->cache->extra != NULL) {
+        qlora_kernel* k = gpu->cache->extra;
+        gpu->cache->extra = k->next;
+        gpu->cu.ModuleUnload(k->module);
+        qlora__free(ctx, k, k->block);
+    }
+    qlora__free(ctx, gpu->cache, sizeof *gpu->cache);
+    gpu->cache = NULL;
+}
+
+static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+    if (!qlora__on_cpu(ctx)) {
+        ctx->gpu->cache->info.sealed = sealed;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    if (!qlora__on_cpu(ctx)) {
+        *out = ctx->gpu->cache->info;
+    }
+    return QLORA_OK;
+}
+
+#else // QLORA_NO_CUDA
+
+static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                    size_t* needed) {
+    (void)ptx;
+    (void)buffer;
+    (void)size;
+    (void)needed;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                         const qlora_launch* launch, void** args) {
+    (void)kernel;
+    (void)launch;
+    (void)args;
+    return qlora__no_kernels(ctx);
+}
+
+static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
+                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                                uint32_t shared, void** args) {
+    (void)id;
+    (void)grid_x;
+    (void)grid_y;
+    (void)grid_z;
+    (void)threads;
+    (void)shared;
+    (void)args;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
+    (void)key;
+    (void)out;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                const char* entry, const qlora_kernel** out) {
+    (void)key;
+    (void)ptx;
+    (void)entry;
+    (void)out;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+    (void)ctx;
+    (void)sealed;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    return QLORA_OK;
+}
+
+#endif // QLORA_NO_CUDA
+
+qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
+    QLORA__ENTER(ctx, "qlora_cache_get");
+    return qlora__leave(ctx, qlora__cache_get(ctx, key, out));
+}
+
+qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                        const char* entry, const qlora_kernel** out) {
+    QLORA__ENTER(ctx, "qlora_cache_get_or_compile");
+    return qlora__leave(ctx, qlora__cache_get_or_compile(ctx, key, ptx, entry, out));
+}
+
+qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                            size_t* needed) {
+    QLORA__ENTER(ctx, "qlora_ptx_emit");
+    return qlora__leave(ctx, qlora__ptx_emit(ctx, ptx, buffer, size, needed));
+}
+
+qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel, const qlora_launch* launch,
+                                 void** args) {
+    QLORA__ENTER(ctx, "qlora_kernel_launch");
+    return qlora__leave(ctx, qlora__kernel_launch(ctx, kernel, launch, args));
+}
+
+qlora_result qlora_cache_seal(qlora_ctx* ctx) {
+    QLORA__ENTER(ctx, "qlora_cache_seal");
+    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, true));
+}
+
+qlora_result qlora_cache_unseal(qlora_ctx* ctx) {
+    QLORA__ENTER(ctx, "qlora_cache_unseal");
+    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, false));
+}
+
+qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+    QLORA__ENTER(ctx, "qlora_cache_stats");
+    return qlora__leave(ctx, qlora__cache_stats(ctx, out));
+}
+
+//@@ CONTEXT    - creation, backend choice, stream, native handles, description
+
+// Zero fields of a desc become what they stand for.
+static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
+    qlora_ctx_desc d;
+    memset(&d, 0, sizeof d);
+    if (given != NULL) {
+        d = *given;
+    }
+    if (d.allocator.alloc == NULL) {
+        d.allocator.alloc = qlora__os_alloc;
+        d.allocator.free = qlora__os_free;
+    }
+    if (d.files.open == NULL) {
+        d.files.open = qlora__os_open;
+        d.files.read = qlora__os_read;
+        d.files.write = qlora__os_write;
+        d.files.sync = qlora__os_sync;
+        d.files.close = qlora__os_close;
+        d.files.rename = qlora__os_rename;
+        d.files.remove = qlora__os_remove;
+        d.files.make_dir = qlora__os_make_dir;
+        d.files.sync_dir = qlora__os_sync_dir;
+        d.files.map = qlora__os_map;
+        d.files.unmap = qlora__os_unmap;
+    }
+    if (d.threads == 0) {
+        d.threads = (int32_t)qlora__min(qlora__core_count(), QLORA__MAX_THREADS);
+    }
+    if (d.workspace_bytes == 0) {
+        d.workspace_bytes = (size_t)32 << 20;
+    }
+    return d;
+}
+
+// What is wrong with a desc, or NULL.
+static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
+    const qlora_files* f = &d->files;
+    int hooks = (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
+                (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
+                (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return "desc was not zeroed: a reserved field is set";
+    }
+    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
+        return "desc.allocator needs both functions or none";
+    }
+    if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
+        return "desc.device_allocator needs both functions or none";
+    }
+    if (hooks != 0 && hooks != 11) {
+        return "desc.files needs all functions or none";
+    }
+    if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
+        return "desc.require_backend is no backend";
+    }
+    if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
+        return "desc.math is no mode";
+    }
+    if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
+        return "desc.threads must lie between 0 and 64";
+    }
+    if (d->workspace != NULL && ((uintptr_t)d->workspace % 256 != 0 || d->workspace_bytes == 0)) {
+        return "desc.workspace must be 256-byte aligned and have desc.workspace_bytes";
+    }
+    return NULL;
+}
+
+#ifndef QLORA_NO_CUDA
+
+static void qlora__gpu_close(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu == NULL) {
+        return;
+    }
+    if (gpu->context != NULL) {
+        int current = gpu->cu.CtxPushCurrent(gpu->context);
+        if (gpu->cublas != NULL) {
+            gpu->blas.Destroy(gpu->cublas);
+        }
+        qlora__cache_destroy(ctx);
+        qlora__buffer_destroy(ctx, gpu->own_workspace);
+        qlora__buffer_destroy(ctx, ctx->scratch);
+        ctx->scratch = NULL;
+        if (gpu->own_stream != NULL) {
+            gpu->cu.StreamDestroy(gpu->own_stream);
+        }
+        if (current == 0) {
+            qlora__gpu_deactivate(ctx);
+        }
+        if (gpu->owns_context) {
+            gpu->cu.DevicePrimaryCtxRelease(gpu->device);
+        }
+    }
+    qlora__free(ctx, gpu, sizeof *gpu);
+    ctx->gpu = NULL;
+}
+
+// A stream must belong to our CUDA context; the legacy default stream (NULL or 1) cannot be captured.
+static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
+    qlora__gpu* gpu = ctx->gpu;
+    if ((uintptr_t)stream == 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the legacy default stream cannot be captured; give a stream of your own");
+    }
+    void* owner = NULL;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamGetCtx(stream, &owner), "cuStreamGetCtx"));
+    if (owner != gpu->context) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the stream belongs to another CUDA context");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cu(
+        ctx, gpu->cu.StreamCreate(&gpu->own_stream, QLORA__CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
+    gpu->stream = gpu->own_stream;
+    if (ctx->desc.cu_stream != NULL) {
+        QLORA__TRY(qlora__stream_check(ctx, ctx->desc.cu_stream));
+        gpu->stream = ctx->desc.cu_stream;
+    }
+    return QLORA_OK;
+}
+
+// Scratch, cache and cuBLAS, with the device's context current.
+static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__gpu_open_stream(ctx));
+    gpu->cache = (qlora__cache*)qlora__alloc_zero(ctx, sizeof *gpu->cache);
+    if (gpu->cache == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    if (ctx->desc.scratch_bytes == 0) {
+        ctx->desc.scratch_bytes = (size_t)64 << 20;
+    }
+    QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
+    if (!qlora__cublas_open(ctx)) {
+        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; our own kernels do the products", gpu->cublas_note);
+        return QLORA_OK;
+    }
+    gpu->workspace = ctx->desc.workspace;
+    if (gpu->workspace == NULL) {
+        QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &gpu->own_workspace));
+        gpu->workspace = gpu->own_workspace->data;
+    }
+    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__LOG(ctx, INFO, CUBLAS, "cuBLAS %s", gpu->cublas_note);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = (qlora__gpu*)qlora__alloc_zero(ctx, sizeof *gpu);
+    if (gpu == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    ctx->gpu = gpu;
+    QLORA__TRY(qlora__gpu_load(ctx));
+    QLORA__TRY(qlora__gpu_choose_device(ctx));
+    QLORA__TRY(qlora__gpu_read_facts(ctx));
+    if (gpu->context == NULL) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.DevicePrimaryCtxRetain(&gpu->context, gpu->device),
+                             "cuDevicePrimaryCtxRetain"));
+        gpu->owns_context = true;
+    }
+    QLORA__TRY(qlora__gpu_activate(ctx));
+    ctx->backend = QLORA_BACKEND_CUDA; // memory comes from the device from here on
+    qlora_result r = qlora__gpu_open_tools(ctx);
+    qlora__gpu_deactivate(ctx);
+    return r;
+}
+
+static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
+    if (ctx->desc.require_backend == QLORA_BACKEND_CPU) {
+        snprintf(ctx->reason, sizeof ctx->reason, "asked for");
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__gpu_open(ctx);
+    if (r == QLORA_OK) {
+        ctx->activate = qlora__gpu_activate;
+        ctx->deactivate = qlora__gpu_deactivate;
+        snprintf(ctx->reason, sizeof ctx->reason, "%s, compute capability %d.%d, kernels for %s",
+                 ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10,
+                 ctx->gpu->target);
+        return QLORA_OK;
+    }
+    // The text without the name of the call in front, as the reason of a CPU context.
+    const char* text = ctx->error;
+    size_t prefix = ctx->call != NULL ? strlen(ctx->call) + 2 : 0;
+    snprintf(ctx->reason, sizeof ctx->reason, "%s", strlen(text) >= prefix ? text + prefix : text);
+    qlora__gpu_close(ctx);
+    ctx->backend = QLORA_BACKEND_CPU;
+    ctx->dead[0] = '\0';
+    if (r == QLORA_ERR_MEMORY) {
+        return r;
+    }
+    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required: %.600s", ctx->reason);
+    }
+    return QLORA_OK;
+}
+
+#else
+
+static void qlora__gpu_close(qlora_ctx* ctx) {
+    (void)ctx;
+}
+
+static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
+    snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
+    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required, but this was %s", ctx->reason);
+    }
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
+    QLORA__TRY(qlora__ctx_open_backend(ctx));
+    QLORA__LOG(ctx, INFO, BACKEND, "%s: %s", qlora__on_cpu(ctx) ? "CPU" : "CUDA", ctx->reason);
+    if (!qlora__on_cpu(ctx)) {
+        return QLORA_OK;
+    }
+    if (ctx->desc.scratch_bytes == 0) {
+        ctx->desc.scratch_bytes = (size_t)16 << 20;
+    }
+    QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
+    return qlora__pool_create(ctx, ctx->desc.threads);
+}
+
+static void qlora__ctx_close(qlora_ctx* ctx) {
+    qlora__pool_destroy(ctx);
+    if (qlora__on_cpu(ctx)) {
+        qlora__buffer_destroy(ctx, ctx->scratch);
+        ctx->scratch = NULL;
+    }
+    qlora__gpu_close(ctx);
+}
+
+static void qlora__tell(const qlora_ctx_desc* desc, const char* text) {
+    if (desc != NULL && desc->error_text != NULL && desc->error_text_size > 0) {
+        snprintf(desc->error_text, desc->error_text_size, "%s", text);
+    }
+}
+
+qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
+    qlora__tell(desc, "");
+    const char* fault = out == NULL ? "out is NULL" : NULL;
+    if (fault == NULL && desc != NULL) {
+        fault = qlora__ctx_desc_fault(desc);
+    }
+    if (fault != NULL) {
+        char text[160];
+        snprintf(text, sizeof text, "qlora_ctx_create: %s", fault);
+        qlora__tell(desc, text);
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora_ctx_desc resolved = qlora__ctx_desc_defaults(desc);
+    qlora_ctx* ctx =
+        (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
+    if (ctx == NULL) {
+        qlora__tell(desc, "qlora_ctx_create: out of host memory");
+        return QLORA_ERR_MEMORY;
+    }
+    memset(ctx, 0, sizeof *ctx);
+    ctx->desc = resolved;
+    ctx->backend = QLORA_BACKEND_CPU;
+    ctx->call = "qlora_ctx_create";
+    qlora_result r = qlora__ctx_open(ctx);
+    if (r != QLORA_OK) {
+        qlora__tell(desc, ctx->error);
+        qlora__ctx_close(ctx);
+        resolved.allocator.free(ctx, sizeof *ctx, resolved.allocator.user);
+        return r;
+    }
+    ctx->error[0] = '\0';
+    ctx->desc.error_text = NULL; // the caller's buffer may not live as long as we do
+    ctx->desc.error_text_size = 0;
+    *out = ctx;
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
+    if (ctx == NULL) {
+        return QLORA_OK;
+    }
+    ctx->call = "qlora_ctx_destroy";
+    if (ctx->depth > 0 || ctx->children > 0) {
+        QLORA__LOG(ctx, ERROR, LEAK, "%lld objects still live", (long long)ctx->children);
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "%lld tensors, clips, graphs or models of this context still live; destroy "
+                           "them first",
+                           (long long)ctx->children);
+    }
+    qlora__ctx_close(ctx);
+    qlora_allocator allocator = ctx->desc.allocator;
+    allocator.free(ctx, sizeof *ctx, allocator.user);
+    return QLORA_OK;
+}
+
+void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out) {
+    if (ctx != NULL && out != NULL) {
+        *out = ctx->desc;
+    }
+}
+
+qlora_backend qlora_ctx_backend(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->backend : QLORA_BACKEND_ANY;
+}
+
+const char* qlora_ctx_reason(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->reason : "no context (NULL)";
+}
+
+const char* qlora_ctx_target(const qlora_ctx* ctx) {
+#ifndef QLORA_NO_CUDA
+    if (ctx != NULL && ctx->gpu != NULL) {
+        return ctx->gpu->target;
+    }
+#endif
+    (void)ctx;
+    return "cpu";
+}
+
+static qlora_result qlora__ctx_set_math(qlora_ctx* ctx, qlora_math math) {
+    if ((int)math < 0 || math > QLORA_MATH_TF32_ALL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no math mode", (int)math);
+    }
+    ctx->desc.math = math;
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math) {
+    QLORA__ENTER(ctx, "qlora_ctx_set_math");
+    return qlora__leave(ctx, qlora__ctx_set_math(ctx, math));
+}
+
+static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
+    if (qlora__on_cpu(ctx)) {
+        return stream == NULL ? QLORA_OK : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                                       "a CPU context has no CUDA streams");
+    }
+#ifndef QLORA_NO_CUDA
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__not_in_capture(ctx, "changing the stream"));
+    if (stream != NULL) {
+        QLORA__TRY(qlora__stream_check(ctx, stream));
+    }
+    QLORA__TRY(qlora__sync(ctx)); // what was queued on the old stream comes first
+    gpu->stream = stream != NULL ? stream : gpu->own_stream;
+    gpu->cublas_bound = false;
+    qlora__graphs_invalidate(ctx, 0, "the stream was changed");
+    if (gpu->cublas != NULL) {
+        return qlora__cublas_bind(ctx);
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream) {
+    QLORA__ENTER(ctx, "qlora_ctx_set_stream");
+    return qlora__leave(ctx, qlora__ctx_set_stream(ctx, cu_stream));
+}
+
+static qlora_result qlora__ctx_native(qlora_ctx* ctx, qlora_native* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        out->cu_context = ctx->gpu->context;
+        out->cu_stream = ctx->gpu->stream;
+        out->cublas = ctx->gpu->cublas;
+        out->cu_device = ctx->gpu->device;
+        ctx->gpu->cublas_exposed = true;
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out) {
+    QLORA__ENTER(ctx, "qlora_ctx_native");
+    return qlora__leave(ctx, qlora__ctx_native(ctx, out));
+}
+
+static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    out->device_bytes = ctx->device_bytes;
+    out->device_peak = ctx->device_peak;
+    out->device_allocations = ctx->device_allocations;
+    out->host_bytes = ctx->host_bytes;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        size_t free_bytes = 0;
+        size_t total = 0;
+        QLORA__TRY(qlora__cu(ctx, ctx->gpu->cu.MemGetInfo(&free_bytes, &total), "cuMemGetInfo"));
+        out->device_free = free_bytes;
+        out->device_total = total;
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
+    QLORA__ENTER(ctx, "qlora_ctx_memory");
+    return qlora__leave(ctx, qlora__ctx_memory(ctx, out));
+}
+
+// Appends to a buffer that may be too small; used counts what would have been written.
+QLORA__PRINTF(4, 5)
+static void qlora__append(char* buffer, size_t size, size_t* used, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    bool room = buffer != NULL && *used < size;
+    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
+    va_end(args);
+    *used += n > 0 ? (size_t)n : 0;
+}
+
+size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    qlora__append(buffer, size, &used, "qlora.h %s\n", QLORA_VERSION_STRING);
+    if (ctx == NULL) {
+        qlora__append(buffer, size, &used, "no context\n");
+        return used + 1;
+    }
+    qlora__append(buffer, size, &used, "backend: %s (%s)\n", qlora__on_cpu(ctx) ? "CPU" : "CUDA",
+                  ctx->reason);
+    if (qlora__on_cpu(ctx)) {
+        qlora__append(buffer, size, &used, "threads: %d\n", (int)ctx->desc.threads);
+    }
+#ifndef QLORA_NO_CUDA
+    const qlora__gpu* gpu = ctx->gpu;
+    if (gpu != NULL) {
+        qlora__append(buffer, size, &used,
+                      "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
+                      "shared memory a block\n",
+                      gpu->device, gpu->device_name, gpu->capability / 10, gpu->capability % 10,
+                      gpu->sm_count, (double)gpu->total_bytes / 1073741824.0, gpu->max_shared / 1024);
+        qlora__append(buffer, size, &used, "driver: CUDA %d.%d, PTX up to %d.%d\n",
+                      gpu->driver_version / 1000, gpu->driver_version % 1000 / 10, gpu->ptx_version / 10,
+                      gpu->ptx_version % 10);
+        qlora__append(buffer, size, &used, "cuBLAS: %s\n", gpu->cublas_note);
+        qlora__append(buffer, size, &used, "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n",
+                      gpu->target,
+                      gpu->target_number != gpu->capability ? " (this device's own target is unknown to "
+                                                              "us or to the driver)"
+                                                            : "",
+                      gpu->cache->info.modules, gpu->cache->info.kernels,
+                      gpu->cache->info.sealed ? ", sealed" : "");
+    }
+#endif
+    if (ctx->dead[0] != '\0') {
+        qlora__append(buffer, size, &used, "lost: %s\n", ctx->dead);
+    }
+    return used + 1;
+}
+
+//@@ DISPATCH   - the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+
+// One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
+typedef struct qlora__gemm {
+    bool ta; // A is stored [K,M]
+    bool tb; // B is stored [N,K]
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    const void* A;
+    const void* B;
+    void* C;
+    int64_t lda;
+    int64_t ldb;
+    int64_t ldc;
+    int64_t batch;
+    int64_t sA; // batch strides, 0 where one matrix serves all
+    int64_t sB;
+    int64_t sC;
+    qlora_dtype a_type; // the same as b_type once mixed operands are cast
+    qlora_dtype b_type;
+    qlora_dtype out;
+    float alpha;
+    float beta;
+    const float* alpha_dev; // NULL: 1
+    const float* beta_dev;  // given with alpha_dev
+    bool tf32;
+} qlora__gemm;
+
+// ---- CPU ------------------------------------------------------------------------------------------
+
+// A panel of 64 rows meets a tile of 16 columns; K goes by in steps of 64, packed as QLORA__REAL. Each
+// element of C is one sum in ascending k, whatever the threads do.
+#define QLORA__PANEL 64
+#define QLORA__TILE 16
+#define QLORA__STEP 64
+
+static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, int64_t stride_k,
+                             int64_t stride_i, int64_t steps, int64_t count, int64_t width,
+                             QLORA__REAL* out) {
+    for (int64_t k = 0; k < steps; k++) {
+        for (int64_t i = 0; i < width; i++) {
+            int64_t index = base + k * stride_k + i * stride_i;
+            out[k * width + i] = i < count ? qlora__load(data, dtype, index) : (QLORA__REAL)0;
+        }
+    }
+}
+
+// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps.
+static void qlora__gemm_micro(const QLORA__REAL* a, const QLORA__REAL* b, int64_t steps,
+                              QLORA__REAL* acc) {
+    QLORA__REAL c[4 * QLORA__TILE];
+    memcpy(c, acc, sizeof c);
+    for (int64_t k = 0; k < steps; k++) {
+        const QLORA__REAL* bk = b + k * QLORA__TILE;
+        const QLORA__REAL* ak = a + k * QLORA__PANEL;
+        for (int j = 0; j < QLORA__TILE; j++) {
+            c[j] += ak[0] * bk[j];
+            c[QLORA__TILE + j] += ak[1] * bk[j];
+            c[2 * QLORA__TILE + j] += ak[2] * bk[j];
+            c[3 * QLORA__TILE + j] += ak[3] * bk[j];
+        }
+    }
+    memcpy(acc, c, sizeof c);
+}
+
+// Units are (matrix, panel, tile), in that order.
+static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
+    const qlora__gemm* g = (const qlora__gemm*)user;
+    int64_t tiles = qlora__ceil_div(g->N, QLORA__TILE);
+    int64_t panels = qlora__ceil_div(g->M, QLORA__PANEL);
+    QLORA__REAL a[QLORA__STEP * QLORA__PANEL];
+    QLORA__REAL b[QLORA__STEP * QLORA__TILE];
+    QLORA__REAL acc[QLORA__PANEL * QLORA__TILE];
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t j0 = unit % tiles * QLORA__TILE;
+        int64_t i0 = unit / tiles % panels * QLORA__PANEL;
+        int64_t batch = unit / tiles / panels;
+        int64_t rows = qlora__min(QLORA__PANEL, g->M - i0);
+        int64_t cols = qlora__min(QLORA__TILE, g->N - j0);
+        memset(acc, 0, sizeof acc);
+        for (int64_t k0 = 0; k0 < g->K; k0 += QLORA__STEP) {
+            int64_t steps = qlora__min(QLORA__STEP, g->K - k0);
+            int64_t a_k = g->ta ? g->lda : 1;
+            int64_t a_i = g->ta ? 1 : g->lda;
+            int64_t b_k = g->tb ? 1 : g->ldb;
+            int64_t b_j = g->tb ? g->ldb : 1;
+            qlora__gemm_pack(g->A, g->a_type, batch * g->sA + i0 * a_i + k0 * a_k, a_k, a_i, steps,
+                             rows, QLORA__PANEL, a);
+            qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j0 * b_j + k0 * b_k, b_k, b_j, steps,
+                             cols, QLORA__TILE, b);
+            for (int64_t i = 0; i < rows; i += 4) {
+                qlora__gemm_micro(a + i, b, steps, acc + i * QLORA__TILE);
+            }
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            for (int64_t j = 0; j < cols; j++) {
+                int64_t at = batch * g->sC + (i0 + i) * g->ldc + j0 + j;
+                QLORA__REAL y = (QLORA__REAL)g->alpha * acc[i * QLORA__TILE + j];
+                if (g->beta != 0.0f) {
+                    y += (QLORA__REAL)g->beta * qlora__load(g->C, g->out, at);
+                }
+                qlora__store(g->C, g->out, at, y);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
+    int64_t units =
+        qlora__ceil_div(g->M, QLORA__PANEL) * qlora__ceil_div(g->N, QLORA__TILE) * g->batch;
+    qlora__gemm copy = *g;
+    qlora__parallel(ctx, units, 4, qlora__gemm_cpu_range, &copy);
+    return QLORA_OK;
+}
+
+#undef QLORA__PANEL
+#undef QLORA__TILE
+#undef QLORA__STEP
+
+#ifndef QLORA_NO_CUDA
+
+// ---- our own kernels --------------------------------------------------------------------------------
+
+// The tile a kernel computes per block, and the kernels that have it.
+typedef struct qlora__gemm_tile {
+    int64_t side;
+    qlora__kernel_id f32;
+    qlora__kernel_id half;
+} qlora__gemm_tile;
+
+static const qlora__gemm_tile qlora__gemm_tiles[] = {
+    {16, QLORA__K_gemm_skinny_f32, QLORA__K_gemm_skinny_half},
+    {64, QLORA__K_gemm_mid_f32, QLORA__K_gemm_mid_half},
+    {128, QLORA__K_gemm_big_f32, QLORA__K_gemm_big_half},
+};
+
+// Row of qlora__gemm_tiles. Few rows or columns with a long K: K is split inside the block. A short K, or
+// fewer than 96 big tiles: small tiles fill the device better.
+static int qlora__gemm_choose(const qlora__gemm* g) {
+    int64_t big_tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, 128) * g->batch;
+    if (qlora__min(g->M, g->N) <= 32 && g->K >= 128) {
+        return 0;
+    }
+    return g->K <= 32 || big_tiles < 96 ? 1 : 2;
+}
+
+// Whether the tensor-core kernels take it: 16-bit operands, not both transposed, a device that has them,
+// rows that start on 16 bytes, and not so narrow that the split along K wins.
+static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
+    uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
+    int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
+    return g->a_type != QLORA_F32 && !(g->ta && g->tb) && ctx->gpu->target_number >= 80 &&
+           address % 16 == 0 && strides % 8 == 0 && qlora__gemm_choose(g) != 0;
+}
+
+static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
+    static const qlora__kernel_id tensor[2][3] = {
+        {QLORA__K_gemm_tc_bf16_nn, QLORA__K_gemm_tc_bf16_nt, QLORA__K_gemm_tc_bf16_tn},
+        {QLORA__K_gemm_tc_f16_nn, QLORA__K_gemm_tc_f16_nt, QLORA__K_gemm_tc_f16_tn},
+    };
+    const qlora__gemm_tile* tile = &qlora__gemm_tiles[qlora__gemm_choose(g)];
+    qlora__kernel_id kernel = g->a_type == QLORA_F32 ? tile->f32 : tile->half;
+    int64_t side = tile->side;
+    if (qlora__gemm_takes_tensor_cores(ctx, g)) {
+        kernel = tensor[g->a_type == QLORA_F16 ? 1 : 0][g->ta ? 2 : g->tb ? 1 : 0];
+        side = 128;
+    }
+    int32_t M = (int32_t)g->M;
+    int32_t N = (int32_t)g->N;
+    int32_t K = (int32_t)g->K;
+    int32_t flags = (g->out == QLORA_BF16 ? 1 : 0) | (g->ta ? 2 : 0) | (g->tb ? 4 : 0) |
+                    (g->a_type == QLORA_F16 ? 8 : 0);
+    size_t in_size = qlora_dtype_bytes(g->a_type);
+    size_t out_size = qlora_dtype_bytes(g->out);
+    qlora__gemm c = *g; // parameters are passed by address
+    for (int64_t done = 0; done < g->batch; done += 65535) {
+        int64_t now = qlora__min(g->batch - done, 65535);
+        const void* A = (const char*)g->A + (size_t)(done * g->sA) * in_size;
+        const void* B = (const char*)g->B + (size_t)(done * g->sB) * in_size;
+        void* C = (char*)g->C + (size_t)(done * g->sC) * out_size;
+        void* args[] = {&A,     &B,    &C,    &M,    &N,           &K,       &c.lda,  &c.ldb,
+                        &c.ldc, &c.sA, &c.sB, &c.sC, &c.alpha_dev, &c.alpha, &c.beta, &flags};
+        QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(g->M, side), qlora__ceil_div(g->N, side),
+                                 now, 256, 0, args));
+    }
+    return QLORA_OK;
+}
+
+// ---- cuBLAS -----------------------------------------------------------------------------------------
+
+static int qlora__cublas_type(qlora_dtype dtype) {
+    return dtype == QLORA_F32 ? QLORA__CUDA_R_32F
+                              : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF : QLORA__CUDA_R_16F;
+}
+
+// Shapes that pre-warm ran are remembered; others after the seal are counted.
+static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__cache* cache = ctx->gpu->cache;
+    int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
+                       g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
+    uint64_t hash = qlora__fnv(shape, sizeof shape, 0);
+    for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
+        if (cache->planned[i] == hash) {
+            return;
+        }
+    }
+    if (cache->info.sealed) {
+        cache->info.cublas_unplanned++;
+    } else if (cache->info.cublas_shapes < QLORA__PLANNED_MAX) {
+        cache->planned[cache->info.cublas_shapes++] = hash;
+    }
+}
+
+// cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
+static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cublas_bind(ctx));
+    qlora__cublas_count(ctx, g);
+    int op_a = g->ta ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
+    int op_b = g->tb ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
+    int in = qlora__cublas_type(g->a_type);
+    int out = qlora__cublas_type(g->out);
+    int compute = g->tf32 ? QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 : QLORA__CUBLAS_COMPUTE_32F;
+    // A leading dimension of 0 is refused even where no element is read.
+    int lda = (int)qlora__max(g->lda, 1);
+    int ldb = (int)qlora__max(g->ldb, 1);
+    int ldc = (int)qlora__max(g->ldc, 1);
+    int M = (int)g->M;
+    int N = (int)g->N;
+    int K = (int)g->K;
+    const void* alpha = &g->alpha;
+    const void* beta = &g->beta;
+    if (g->alpha_dev != NULL) {
+        alpha = g->alpha_dev;
+        beta = g->beta_dev;
+        QLORA__TRY(qlora__blas(
+            ctx, gpu->blas.SetPointerMode(gpu->cublas, QLORA__CUBLAS_POINTER_MODE_DEVICE),
+            "cublasSetPointerMode"));
+    }
+    int status = 0;
+    const char* what = "cublasGemmEx";
+    if (g->batch == 1) {
+        status = gpu->blas.GemmEx(gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->A, in, lda,
+                                  beta, g->C, out, ldc, compute, QLORA__CUBLAS_GEMM_DEFAULT);
+    } else {
+        what = "cublasGemmStridedBatchedEx";
+        status = gpu->blas.GemmStridedBatchedEx(
+            gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->sB, g->A, in, lda, g->sA, beta,
+            g->C, out, ldc, g->sC, (int)g->batch, compute, QLORA__CUBLAS_GEMM_DEFAULT);
+    }
+    if (g->alpha_dev != NULL) {
+        int reset = gpu->blas.SetPointerMode(gpu->cublas, QLORA__CUBLAS_POINTER_MODE_HOST);
+        status = status != 0 ? status : reset;
+    }
+    return qlora__blas(ctx, status, what);
+}
+
+// ---- mixed operands ---------------------------------------------------------------------------------
+
+// Writes the power of two that keeps an f32 matrix inside f16, and alpha over it, to scale[0..1].
+static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t rows, int64_t cols,
+                                      int64_t ld, float alpha, float* scale) {
+    int64_t blocks = qlora__min(qlora__max(rows * qlora__ceil_div(cols, 2048), 1), 1024);
+    int32_t count = (int32_t)blocks;
+    void* partials = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)blocks * 4, &partials));
+    void* absmax_args[] = {(void*)&data, &rows, &cols, &ld, &partials};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_cast_absmax_f32, blocks, 1, 1, 256, 0, absmax_args));
+    void* scale_args[] = {&partials, &count, &alpha, &scale};
+    return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
+}
+
+// Casts one f32 operand to the type of the other, into the scratch, and points the product at it.
+static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
+    bool cast_a = g->a_type == QLORA_F32;
+    qlora_dtype type = cast_a ? g->b_type : g->a_type;
+    const void* data = cast_a ? g->A : g->B;
+    int64_t ld = cast_a ? g->lda : g->ldb;
+    bool trans = cast_a ? g->ta : g->tb;
+    int64_t rows = cast_a ? (trans ? g->K : g->M) : (trans ? g->N : g->K);
+    int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
+    if (g->batch > 1) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "a batch with one f32 and one 16-bit operand; cast it first");
+    }
+    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
+    size_t bytes = 0;
+    if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size of the cast overflows");
+    }
+    void* copy = NULL;
+    QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
+    const float* scale = NULL;
+    if (type == QLORA_F16) {
+        void* factors = NULL; // scale, alpha / scale, beta
+        QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
+        float* f = (float*)factors;
+        QLORA__TRY(qlora__cast_scale(ctx, data, rows, cols, ld, g->alpha, f));
+        qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
+        int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
+        QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
+        scale = f;
+        g->alpha = 1.0f;
+        g->alpha_dev = f + 1;
+        g->beta_dev = f + 2;
+    }
+    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
+    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
+    QLORA__TRY(qlora__launch(ctx,
+                             type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
+                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
+    *(cast_a ? &g->A : &g->B) = copy;
+    *(cast_a ? &g->lda : &g->ldb) = new_ld;
+    *(cast_a ? &g->a_type : &g->b_type) = type;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
+    if (g->K == 0) { // nothing is added; cuBLAS would not clear C
+        size_t size = qlora_dtype_bytes(g->out);
+        for (int64_t i = 0; i < g->batch && g->beta == 0.0f; i++) {
+            QLORA__TRY(qlora__zero(ctx, (char*)g->C + (size_t)(i * g->sC) * size, (size_t)g->ldc * size,
+                                   (size_t)g->N * size, (size_t)g->M));
+        }
+        if (g->beta == 0.0f || g->beta == 1.0f) {
+            return QLORA_OK;
+        }
+    }
+    if (g->a_type != g->b_type) {
+        QLORA__TRY(qlora__gemm_cast(ctx, g));
+    }
+    return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, g) : qlora__gemm_ptx(ctx, g);
+}
+
+static bool qlora__has_cublas(const qlora_ctx* ctx) {
+    return ctx->gpu != NULL && ctx->gpu->cublas != NULL;
+}
+
+#else
+
+static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
+    (void)g;
+    (void)path;
+    return qlora__no_kernels(ctx);
+}
+
+static bool qlora__has_cublas(const qlora_ctx* ctx) {
+    (void)ctx;
+    return false;
+}
+
+#endif // QLORA_NO_CUDA
+
+// ---- the operator ---------------------------------------------------------------------------------
+
+const char* qlora_path_name(qlora_path path) {
+    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS"};
+    return (int)path >= 0 && path <= QLORA_PATH_CUBLAS ? names[path] : "unknown";
+}
+
+qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->last_path : QLORA_PATH_AUTO;
+}
+
+static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
+    bool cpu = qlora__on_cpu(ctx);
+    if ((int)wanted < 0 || wanted > QLORA_PATH_CUBLAS) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no path", (int)wanted);
+    }
+    if ((wanted == QLORA_PATH_CPU && !cpu) ||
+        (cpu && wanted != QLORA_PATH_CPU && wanted != QLORA_PATH_AUTO)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "path %s is not there on a %s context",
+                           qlora_path_name(wanted), cpu ? "CPU" : "CUDA");
+    }
+    if (wanted == QLORA_PATH_CUBLAS && !qlora__has_cublas(ctx)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "path cuBLAS was asked for, but none is bound (see qlora_describe)");
+    }
+    *out = wanted != QLORA_PATH_AUTO ? wanted
+                                     : cpu ? QLORA_PATH_CPU
+                                           : qlora__has_cublas(ctx) ? QLORA_PATH_CUBLAS : QLORA_PATH_PTX;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* a,
+                                            const qlora_tensor* b, const qlora_tensor* c) {
+    bool mixed = (a->dtype == QLORA_F32) != (b->dtype == QLORA_F32);
+    bool fits = a->dtype == b->dtype || mixed;
+    if (c->dtype == QLORA_BF16) {
+        fits = a->dtype == QLORA_BF16 && b->dtype == QLORA_BF16;
+    }
+    if (!fits || c->dtype == QLORA_F16) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "no product of %s and %s into %s",
+                           qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype),
+                           qlora_dtype_name(c->dtype));
+    }
+    return QLORA_OK;
+}
+
+// The matrices of a batched output may be side by side in one row (heads), but not on top of each other.
+static bool qlora__batch_disjoint(const qlora_tensor* c) {
+    int64_t span = (c->rows - 1) * c->ld + c->cols;
+    return c->batch <= 1 || c->rows == 0 || c->batch_stride >= span ||
+           (c->batch_stride >= c->cols && c->batch_stride * c->batch <= c->ld);
+}
+
+static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d, const qlora_tensor* a,
+                                      const qlora_tensor* b, const qlora_tensor* c, qlora__gemm* g) {
+    QLORA__TRY(qlora__need_batch(ctx, c, "C", QLORA__IS_FLOAT, -1, -1, -1));
+    int64_t batch = c->batch;
+    QLORA__TRY(qlora__need_batch(ctx, a, "A", QLORA__IS_FLOAT, a != NULL && a->batch == 1 ? 1 : batch,
+                                 -1, -1));
+    g->K = d->trans_a ? a->rows : a->cols;
+    QLORA__TRY(qlora__need_batch(ctx, a, "A", QLORA__IS_FLOAT, -1, d->trans_a ? -1 : c->rows,
+                                 d->trans_a ? c->rows : -1));
+    QLORA__TRY(qlora__need_batch(ctx, b, "B", QLORA__IS_FLOAT, b != NULL && b->batch == 1 ? 1 : batch,
+                                 d->trans_b ? c->cols : g->K, d->trans_b ? g->K : c->cols));
+    QLORA__TRY(qlora__gemm_check_types(ctx, a, b, c));
+    QLORA__TRY(qlora__need_apart(ctx, "C", c, "A", a));
+    QLORA__TRY(qlora__need_apart(ctx, "C", c, "B", b));
+    if (!qlora__batch_disjoint(c)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the matrices of C overlap (batch stride %lld)",
+                           (long long)c->batch_stride);
+    }
+    const int64_t sizes[] = {c->rows, c->cols, g->K, a->ld, b->ld, c->ld, batch};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] > INT32_MAX - 256) {
+            return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld is beyond the 31 bits of a GEMM's sizes",
+                               (long long)sizes[i]);
+        }
+    }
+    g->ta = d->trans_a;
+    g->tb = d->trans_b;
+    g->M = c->rows;
+    g->N = c->cols;
+    g->A = a->data;
+    g->B = b->data;
+    g->C = c->data;
+    g->lda = a->ld;
+    g->ldb = b->ld;
+    g->ldc = c->ld;
+    g->batch = batch;
+    g->sA = a->batch == 1 ? 0 : a->batch_stride;
+    g->sB = b->batch == 1 ? 0 : b->batch_stride;
+    g->sC = c->batch_stride;
+    g->a_type = a->dtype;
+    g->b_type = b->dtype;
+    g->out = c->dtype;
+    g->alpha = d->alpha;
+    g->beta = d->beta;
+    g->tf32 = d->tf32 && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
+                                    const qlora_tensor* b, const qlora_tensor* c) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    qlora_path path = QLORA_PATH_AUTO;
+    QLORA__TRY(qlora__gemm_choose_path(ctx, desc->path, &path));
+    QLORA__TRY(qlora__gemm_check(ctx, desc, a, b, c, &g));
+    ctx->last_path = path;
+    if (g.M == 0 || g.N == 0 || g.batch == 0) {
+        return QLORA_OK;
+    }
+    return path == QLORA_PATH_CPU ? qlora__gemm_cpu(ctx, &g) : qlora__gemm_gpu(ctx, &g, path);
+}
+
+qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
+                        const qlora_tensor* b, const qlora_tensor* c) {
+    QLORA__ENTER(ctx, "qlora_gemm");
+    return qlora__leave(ctx, qlora__gemm_run(ctx, desc, a, b, c));
+}
+
+// The three named products. backward: TF32 only when the context says "all".
+static qlora_result qlora__gemm_named(qlora_ctx* ctx, bool trans_a, bool trans_b, bool backward,
+                                      uint32_t flags, const qlora_tensor* a, const qlora_tensor* b,
+                                      const qlora_tensor* c) {
+    uint32_t both_paths = QLORA_GEMM_PTX | QLORA_GEMM_CUBLAS;
+    uint32_t both_modes = QLORA_GEMM_TF32 | QLORA_GEMM_EXACT;
+    if (flags > 31 || (flags & both_paths) == both_paths || (flags & both_modes) == both_modes) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
+                           flags);
+    }
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_a = trans_a;
+    d.trans_b = trans_b;
+    d.alpha = 1.0f;
+    d.beta = (flags & QLORA_GEMM_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    if ((flags & both_modes) != 0) {
+        d.tf32 = (flags & QLORA_GEMM_TF32) != 0;
+    }
+    d.path = (flags & QLORA_GEMM_PTX) != 0      ? QLORA_PATH_PTX
+             : (flags & QLORA_GEMM_CUBLAS) != 0 ? QLORA_PATH_CUBLAS
+                                                : QLORA_PATH_AUTO;
+    return qlora__gemm_run(ctx, &d, a, b, c);
+}
+
+qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                const qlora_tensor* c, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_gemm_forward");
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, false, false, flags, a, b, c));
+}
+
+qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc, const qlora_tensor* b,
+                                   const qlora_tensor* da, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_gemm_backward_a");
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, true, true, flags, dc, b, da));
+}
+
+qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* dc,
+                                   const qlora_tensor* db, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_gemm_backward_b");
+    return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
+}
+
+// ---- pre-warm -------------------------------------------------------------------------------------
+
+static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
+    if (s->kv_heads == 0) {
+        s->kv_heads = s->heads;
+    }
+    if (s->head_dim == 0 && s->heads > 0) {
+        s->head_dim = s->hidden / s->heads;
+    }
+    const int64_t sizes[] = {s->hidden, s->intermediate, s->heads, s->kv_heads, s->head_dim,
+                             s->max_tokens};
+    static const char* const names[] = {"hidden",   "intermediate", "heads",
+                                        "kv_heads", "head_dim",     "max_tokens"};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld", names[i],
+                               (long long)sizes[i]);
+        }
+    }
+    if (s->rank < 0 || s->rank > 4096 || s->heads % s->kv_heads != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.rank is %lld, heads %lld must be a multiple of kv_heads %lld",
+                           (long long)s->rank, (long long)s->heads, (long long)s->kv_heads);
+    }
+    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT ||
+        (s->compute != QLORA_F32 && s->compute != QLORA_BF16)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.base or shape.compute is unknown");
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's four.
+typedef struct qlora__planned_gemm {
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    bool ta;
+    bool tb;
+    bool f32_out; // gradients of A and B
+} qlora__planned_gemm;
+
+static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
+                                        qlora_dtype compute, const qlora__buffer* memory) {
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    g.M = p->M;
+    g.N = p->N;
+    g.K = p->K;
+    g.ta = p->ta;
+    g.tb = p->tb;
+    g.lda = p->ta ? p->M : p->K;
+    g.ldb = p->tb ? p->K : p->N;
+    g.ldc = p->N;
+    g.batch = 1;
+    g.a_type = compute;
+    g.b_type = compute;
+    g.out = p->f32_out ? QLORA_F32 : compute;
+    g.alpha = 1.0f;
+    size_t size = qlora_dtype_bytes(compute);
+    size_t a_bytes = qlora__align_up((size_t)(p->M * p->K) * size, 256);
+    size_t b_bytes = qlora__align_up((size_t)(p->K * p->N) * size, 256);
+    QLORA_ASSERT(a_bytes + b_bytes + (size_t)(p->M * p->N) * 4 <= memory->bytes);
+    g.A = memory->data;
+    g.B = (char*)memory->data + a_bytes;
+    g.C = (char*)memory->data + a_bytes + b_bytes;
+    return qlora__gemm_cublas(ctx, &g);
+}
+
+// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in the
+// middle of a capture.
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) {
+    int64_t q = s->heads * s->head_dim;
+    int64_t kv = s->kv_heads * s->head_dim;
+    int64_t T = s->max_tokens;
+    const int64_t widths[4][3] = {{s->hidden, q + 2 * kv, 3 * s->rank}, // in, out, stacked rank
+                                  {q, s->hidden, s->rank},
+                                  {s->hidden, 2 * s->intermediate, 2 * s->rank},
+                                  {s->intermediate, s->hidden, s->rank}};
+    qlora__planned_gemm plan[24];
+    int count = 0;
+    size_t most = 0;
+    for (int i = 0; i < 4; i++) {
+        int64_t in = widths[i][0];
+        int64_t out = widths[i][1];
+        int64_t r = widths[i][2];
+        const qlora__planned_gemm rows[] = {
+            {T, out, in + r, false, true, false}, // y = [x z] [W sB]^T
+            {T, in, out + r, false, false, false}, // dx = [dy u] [W ; A]
+            {T, r, in, false, true, false},        // z = x A^T
+            {T, r, out, false, false, false},      // u = dy sB
+            {r, in, T, true, false, true},         // dA = u^T x
+            {out, r, T, true, false, true},        // dB = dy^T z
+        };
+        int used = s->rank > 0 ? 6 : 2;
+        for (int j = 0; j < used; j++) {
+            const qlora__planned_gemm* p = &rows[j];
+            size_t bytes = (size_t)(p->M * p->K + p->K * p->N + p->M * p->N) * 4 + 1024;
+            most = bytes > most ? bytes : most;
+            plan[count++] = *p;
+        }
+    }
+    qlora__buffer* memory = NULL;
+    QLORA__TRY(qlora__buffer_create(ctx, most, &memory));
+    qlora_result r = qlora__zero(ctx, memory->data, most, most, 1);
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__prewarm_gemm(ctx, &plan[i], s->compute, memory);
+    }
+    if (r == QLORA_OK) {
+        r = qlora__sync(ctx);
+    }
+    qlora__buffer_destroy(ctx, memory);
+    return r;
+}
+
+// Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
+static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s) {
+    bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
+    if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
+        return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
+    }
+    return QLORA__NEED_HEADANY;
+}
+
+static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
+    qlora__cache* cache = ctx->gpu->cache;
+    double start = qlora__clock_ms();
+    bool was_sealed = cache->info.sealed;
+    uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+                    (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
+                    (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
+                    (s->rank > 0 ? QLORA__NEED_LORA : 0) | qlora__attention_need(ctx, s);
+    cache->info.sealed = false;
+    qlora_result r = qlora__cache_warm(ctx, have);
+    if (r == QLORA_OK && qlora__has_cublas(ctx)) {
+        r = qlora__prewarm_cublas(ctx, s);
+    }
+    if (r != QLORA_OK) {
+        cache->info.sealed = was_sealed;
+        return r;
+    }
+    cache->info.sealed = true;
+    QLORA__LOG(ctx, INFO, PREWARM, "%u modules, %u kernels, %u cuBLAS shapes in %.1f ms",
+               cache->info.modules, cache->info.kernels, cache->info.cublas_shapes,
+               qlora__clock_ms() - start);
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+    if (shape == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape is NULL");
+    }
+    qlora_shape s = *shape;
+    QLORA__TRY(qlora__shape_check(ctx, &s));
+    QLORA__TRY(qlora__not_in_capture(ctx, "pre-warming"));
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__prewarm_gpu(ctx, &s);
+    }
+#endif
+    return QLORA_OK; // nothing is compiled on the CPU
+}
+
+qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+    QLORA__ENTER(ctx, "qlora_prewarm");
+    return qlora__leave(ctx, qlora__prewarm(ctx, shape));
+}
+
+//@@ OPS        - operators: the formula, the CPU loop, the launch
+
+// ---- gradient clip (ALB-078) ------------------------------------------------------------------------
+//
+//   norm[g]  = sqrt(sum over the gradients of group g of x^2)
+//   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
+//   x       *= scale of its group
+//
+// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double
+// (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the norm).
+
+#define QLORA__CLIP_CHUNK 8192
+
+typedef struct qlora__clip_part { // as struct clip_tensor of kernels/clip.cu
+    float* data;
+    int64_t count;
+} qlora__clip_part;
+
+typedef struct qlora__clip_chunk { // as struct clip_chunk there
+    int32_t part;
+    int32_t group;
+    int64_t index;
+} qlora__clip_chunk;
+
+struct qlora_clip {
+    qlora_ctx* owner;
+    int32_t groups;
+    int64_t parts;
+    int64_t chunks;
+    qlora__buffer* memory; // everything below, device memory on CUDA
+    qlora__clip_part* part_table;
+    qlora__clip_chunk* chunk_table;
+    int64_t* first;    // [groups + 1] chunk index
+    double* partials;  // [chunks]
+    float* results;    // [groups][2]: norm, scale
+    uint32_t* flags;   // [groups]: 1 = not finite
+    uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
+    float* max_norm;   // [1]
+};
+
+// Lays the tables out one behind the other; with base NULL only counts the bytes.
+static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
+    size_t at = 0;
+#define QLORA__PLACE(field, type, count)                                                           \
+    do {                                                                                           \
+        clip->field = base != NULL ? (type*)(void*)(base + at) : NULL;                             \
+        at += qlora__align_up((size_t)(count) * sizeof(type), 256);                                \
+    } while (0)
+    QLORA__PLACE(part_table, qlora__clip_part, clip->parts);
+    QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunks);
+    QLORA__PLACE(first, int64_t, clip->groups + 1);
+    QLORA__PLACE(partials, double, clip->chunks);
+    QLORA__PLACE(results, float, 2 * clip->groups);
+    QLORA__PLACE(flags, uint32_t, clip->groups);
+    QLORA__PLACE(any, uint32_t, 1);
+    QLORA__PLACE(max_norm, float, 1);
+#undef QLORA__PLACE
+    return at;
+}
+
+// A tensor with gaps between its rows counts as one part per row.
+static int64_t qlora__clip_parts_of(const qlora_tensor* t) {
+    if (t->rows == 0 || t->cols == 0) {
+        return 0;
+    }
+    return t->ld == t->cols || t->rows == 1 ? 1 : t->rows;
+}
+
+static qlora_result qlora__clip_count(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                      const int32_t* groups, size_t n, qlora_clip* clip) {
+    clip->groups = 1;
+    for (size_t i = 0; i < n; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "tensor %llu", (unsigned long long)i);
+        QLORA__TRY(qlora__need(ctx, tensors[i], name, QLORA__IS_F32, -1, -1));
+        int32_t group = groups != NULL ? groups[i] : 0;
+        if (group < 0 || (size_t)group >= n) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "group %d of %s: groups count from 0 and are not more than tensors",
+                               (int)group, name);
+        }
+        clip->groups = group >= clip->groups ? group + 1 : clip->groups;
+        int64_t parts = qlora__clip_parts_of(tensors[i]);
+        int64_t length = parts == 1 ? tensors[i]->rows * tensors[i]->cols : tensors[i]->cols;
+        clip->parts += parts;
+        clip->chunks += parts * qlora__ceil_div(length, QLORA__CLIP_CHUNK);
+    }
+    if (clip->parts > INT32_MAX || clip->chunks > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld pieces are too many", (long long)clip->chunks);
+    }
+    return QLORA_OK;
+}
+
+// Fills the host's image of the tables; the chunks of a group are neighbours.
+static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* groups, size_t n,
+                             qlora_clip* image) {
+    int64_t chunk = 0;
+    for (int32_t group = 0; group < image->groups; group++) {
+        image->first[group] = chunk;
+        int64_t part = 0;
+        for (size_t i = 0; i < n; i++) {
+            const qlora_tensor* t = tensors[i];
+            int64_t parts = qlora__clip_parts_of(t);
+            int64_t length = parts == 1 ? t->rows * t->cols : t->cols;
+            for (int64_t p = 0; p < parts; p++, part++) {
+                image->part_table[part].data = (float*)t->data + p * t->ld;
+                image->part_table[part].count = length;
+                for (int64_t j = 0; (groups != NULL ? groups[i] : 0) == group &&
+                                    j * QLORA__CLIP_CHUNK < length;
+                     j++) {
+                    image->chunk_table[chunk].part = (int32_t)part;
+                    image->chunk_table[chunk].group = group;
+                    image->chunk_table[chunk].index = j;
+                    chunk++;
+                }
+            }
+        }
+    }
+    image->first[image->groups] = chunk;
+    *image->max_norm = 1.0f;
+}
+
+static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                      const int32_t* groups, size_t n, qlora_clip* clip) {
+    QLORA__TRY(qlora__clip_count(ctx, tensors, groups, n, clip));
+    size_t bytes = qlora__clip_layout(clip, NULL);
+    char* host = (char*)qlora__alloc_zero(ctx, bytes);
+    if (host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__clip_layout(clip, host);
+    qlora__clip_fill(tensors, groups, n, clip);
+    qlora_result r = qlora__buffer_create(ctx, bytes, &clip->memory);
+    if (r == QLORA_OK) {
+        r = qlora__copy_in(ctx, clip->memory->data, host, bytes);
+        qlora__clip_layout(clip, (char*)clip->memory->data);
+    }
+    qlora__free(ctx, host, bytes);
+    return r;
+}
+
+static qlora_result qlora__clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                       const int32_t* groups, size_t n, qlora_clip** out) {
+    if (out == NULL || (tensors == NULL && n > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", out == NULL ? "out" : "tensors");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "making a clip"));
+    qlora_clip* clip = (qlora_clip*)qlora__alloc_zero(ctx, sizeof *clip);
+    if (clip == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    clip->owner = ctx;
+    qlora_result r = qlora__clip_build(ctx, tensors, groups, n, clip);
+    if (r != QLORA_OK) {
+        qlora__buffer_destroy(ctx, clip->memory);
+        qlora__free(ctx, clip, sizeof *clip);
+        return r;
+    }
+    ctx->children++;
+    *out = clip;
+    return QLORA_OK;
+}
+
+qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                               const int32_t* groups, size_t n, qlora_clip** out) {
+    QLORA__ENTER(ctx, "qlora_clip_create");
+    return qlora__leave(ctx, qlora__clip_create(ctx, tensors, groups, n, out));
+}
+
+static qlora_result qlora__clip_need(qlora_ctx* ctx, const qlora_clip* clip) {
+    if (clip == NULL || clip->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "clip %s",
+                           clip == NULL ? "is NULL" : "belongs to another context");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
+    if (clip == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__clip_need(ctx, clip));
+    QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
+    qlora__buffer_destroy(ctx, clip->memory);
+    qlora__free(ctx, clip, sizeof *clip);
+    ctx->children--;
+    return QLORA_OK;
+}
+
+qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_clip_destroy"));
+    return qlora__leave(ctx, qlora__clip_destroy(ctx, clip));
+}
+
+static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
+    QLORA__TRY(qlora__clip_need(ctx, clip));
+    if ((qlora__bits(max_norm) & 0x7fffffffu) > 0x7f800000u) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number");
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        qlora__CUdeviceptr at = (qlora__CUdeviceptr)(uintptr_t)clip->max_norm;
+        int code = ctx->gpu->cu.MemsetD32Async(at, qlora__bits(max_norm), 1, ctx->gpu->stream);
+        return qlora__cu(ctx, code, "cuMemsetD32Async");
+    }
+#endif
+    *clip->max_norm = max_norm;
+    return QLORA_OK;
+}
+
+qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
+    QLORA__ENTER(ctx, "qlora_clip_set");
+    return qlora__leave(ctx, qlora__clip_set(ctx, clip, max_norm));
+}
+
+static void qlora__clip_squares_cpu(void* user, int64_t begin, int64_t end) {
+    const qlora_clip* clip = (const qlora_clip*)user;
+    for (int64_t i = begin; i < end; i++) {
+        const qlora__clip_chunk* c = &clip->chunk_table[i];
+        const qlora__clip_part* part = &clip->part_table[c->part];
+        int64_t from = c->index * QLORA__CLIP_CHUNK;
+        int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
+        double sum = 0.0;
+        for (int64_t j = from; j < to; j++) {
+            double x = (double)qlora__load(part->data, QLORA_F32, j);
+            sum += x * x;
+        }
+        clip->partials[i] = sum;
+    }
+}
+
+static void qlora__clip_apply_cpu(void* user, int64_t begin, int64_t end) {
+    const qlora_clip* clip = (const qlora_clip*)user;
+    for (int64_t i = begin; i < end; i++) {
+        const qlora__clip_chunk* c = &clip->chunk_table[i];
+        const qlora__clip_part* part = &clip->part_table[c->part];
+        float scale = clip->results[2 * c->group + 1];
+        int64_t from = c->index * QLORA__CLIP_CHUNK;
+        int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
+        for (int64_t j = from; j < to && scale != 1.0f; j++) {
+            QLORA__REAL x = qlora__load(part->data, QLORA_F32, j);
+            qlora__store(part->data, QLORA_F32, j, x * (QLORA__REAL)scale);
+        }
+    }
+}
+
+static void qlora__clip_cpu(qlora_ctx* ctx, qlora_clip* clip) {
+    qlora__parallel(ctx, clip->chunks, 8, qlora__clip_squares_cpu, clip);
+    *clip->any = 0;
+    for (int32_t g = 0; g < clip->groups; g++) {
+        double sum = 0.0;
+        for (int64_t i = clip->first[g]; i < clip->first[g + 1]; i++) {
+            sum += clip->partials[i];
+        }
+        float norm = (float)sqrt(sum);
+        float limit = *clip->max_norm;
+        float scale = limit / (norm + 1e-6f);
+        bool finite = qlora__finite(norm);
+        clip->results[2 * g] = norm;
+        clip->results[2 * g + 1] = finite && limit >= 0.0f && scale < 1.0f ? scale : 1.0f;
+        clip->flags[g] = finite ? 0 : 1;
+        *clip->any |= clip->flags[g];
+    }
+    qlora__parallel(ctx, clip->chunks, 8, qlora__clip_apply_cpu, clip);
+}
+
+static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
+    QLORA__TRY(qlora__clip_need(ctx, clip));
+    if (qlora__on_cpu(ctx)) {
+        qlora__clip_cpu(ctx, clip);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__capture_note(ctx, clip->memory->data));
+    qlora_clip c = *clip; // parameters are passed by address
+    void* squares[] = {&c.part_table, &c.chunk_table, &c.partials};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_clip_squares, clip->chunks, 1, 1, 256, 0, squares));
+    void* scale[] = {&c.partials, &c.first, &c.max_norm, &c.results, &c.flags};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_clip_scale, clip->groups, 1, 1, 256, 0, scale));
+    void* apply[] = {&c.part_table, &c.chunk_table, &c.chunks, &c.results, &c.flags, &c.groups, &c.any};
+    return qlora__launch(ctx, QLORA__K_clip_apply, qlora__max(clip->chunks, 1), 1, 1, 256, 0, apply);
+}
+
+qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
+    QLORA__ENTER(ctx, "qlora_clip_apply");
+    return qlora__leave(ctx, qlora__clip_apply(ctx, clip));
+}
+
+static qlora_result qlora__clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
+                                     qlora_clip_info* out) {
+    QLORA__TRY(qlora__clip_need(ctx, clip));
+    if (out == NULL || group < 0 || group >= clip->groups) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL, or there is no group %d of %d",
+                           (int)group, (int)clip->groups);
+    }
+    float result[2];
+    uint32_t flag = 0;
+    QLORA__TRY(qlora__copy_out(ctx, result, clip->results + 2 * group, sizeof result));
+    QLORA__TRY(qlora__copy_out(ctx, &flag, clip->flags + group, sizeof flag));
+    out->norm = result[0];
+    out->scale = result[1];
+    out->finite = flag == 0;
+    return QLORA_OK;
+}
+
+qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group, qlora_clip_info* out) {
+    QLORA__ENTER(ctx, "qlora_clip_read");
+    return qlora__leave(ctx, qlora__clip_read(ctx, clip, group, out));
+}
+
+#define QLORA__PI 3.14159265358979323846
+
+// ---- what the operators share: checks, launch shapes --------------------------------------------
+
+// The mask of one dtype, for qlora__need.
+static unsigned qlora__is(qlora_dtype dtype) {
+    return 1u << (unsigned)dtype;
+}
+
+#define QLORA__IS_F32_BF16 (QLORA__IS_F32 | QLORA__IS_BF16)
+
+// An output may be an input only as the very same elements.
+static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
+                                              const qlora_tensor* t, const char* other_name,
+                                              const qlora_tensor* other) {
+    if (t->data == other->data && t->ld == other->ld && t->cols == other->cols &&
+        t->dtype == other->dtype) {
+        return QLORA_OK;
+    }
+    return qlora__need_apart(ctx, name, t, other_name, other);
+}
+
+// A vector: one row of `count` elements.
+static qlora_result qlora__need_vector(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                       unsigned mask, int64_t count) {
+    return qlora__need(ctx, t, name, mask, 1, count);
+}
+
+// Elements in the 16-byte piece that a thread of the vector kernels owns.
+static int64_t qlora__piece(qlora_dtype dtype) {
+    return dtype == QLORA_F32 || dtype == QLORA_I32 ? 4 : 8;
+}
+
+static uint32_t qlora__grid_cap(int64_t blocks) {
+    return (uint32_t)(blocks < 65535 ? blocks : 65535);
+}
+
+// Blocks along the columns and threads of an element-wise kernel.
+typedef struct qlora__point_shape {
+    uint32_t blocks;
+    uint32_t threads;
+} qlora__point_shape;
+
+static qlora__point_shape qlora__point_shape_of(int64_t cols, int64_t piece) {
+    int64_t pieces = qlora__ceil_div(cols, piece);
+    int64_t threads = pieces < 256 ? qlora__ceil_div(pieces, 32) * 32 : 256;
+    qlora__point_shape shape;
+    shape.threads = (uint32_t)(threads > 0 ? threads : 32);
+    shape.blocks = (uint32_t)qlora__ceil_div(pieces, (int64_t)shape.threads);
+    return shape;
+}
+
+// Threads of a kernel that reduces rows: `width` of them per row, `rows` rows per block.
+typedef struct qlora__row_shape {
+    int32_t width;
+    uint32_t threads;
+    int64_t rows;
+} qlora__row_shape;
+
+static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t max_threads) {
+    int64_t owners = qlora__ceil_div(cols, piece);
+    qlora__row_shape shape;
+    if (owners <= 32) {
+        shape.width = 1;
+        while (shape.width < owners) {
+            shape.width *= 2;
+        }
+        shape.threads = 256;
+    } else {
+        int64_t threads = qlora__ceil_div(owners, 32) * 32;
+        shape.width = (int32_t)(threads < max_threads ? threads : max_threads);
+        shape.threads = (uint32_t)shape.width;
+    }
+    shape.rows = (int64_t)shape.threads / shape.width;
+    return shape;
+}
+
+// Flat view of same-shaped matrices: without padding they are one long row.
+typedef struct qlora__extent {
+    int64_t rows;
+    int64_t cols;
+} qlora__extent;
+
+static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int count) {
+    qlora__extent e;
+    e.rows = tensors[0]->rows;
+    e.cols = tensors[0]->cols;
+    for (int i = 0; i < count; i++) {
+        if (tensors[i] != NULL && tensors[i]->ld != e.cols) {
+            return e;
+        }
+    }
+    e.cols *= e.rows;
+    e.rows = 1;
+    return e;
+}
+
+// A device word for error flags nobody asked for.
+static qlora_result qlora__flag_pointer(qlora_ctx* ctx, const qlora_tensor* flag, void** out) {
+    if (flag != NULL) {
+        *out = flag->data;
+        return QLORA_OK;
+    }
+    return qlora__scratch(ctx, sizeof(int32_t), out);
+}
+
+static qlora_result qlora__need_flag(qlora_ctx* ctx, const qlora_tensor* flag) {
+    return flag == NULL ? QLORA_OK : qlora__need(ctx, flag, "flag", QLORA__IS_I32, 1, 1);
+}
+
+// I32 element i of a vector, on the CPU.
+static int32_t qlora__index_at(const qlora_tensor* t, int64_t i) {
+    return ((const int32_t*)t->data)[i];
+}
+
+// One matrix of a batch.
+static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
+    qlora_tensor view = *t;
+    view.data = (char*)t->data + (size_t)(b * t->batch_stride) * qlora_dtype_bytes(t->dtype);
+    view.batch = 1;
+    view.batch_stride = 0;
+    return view;
+}
+
+// ---- element-wise -------------------------------------------------------------------------------
+//
+//   silu      y = a / (1 + e^-a)              silu'     y = b s (1 + a (1 - s)), s = 1 / (1 + e^-a)
+//   swiglu    y = silu(a) b                   mul, add  y = a b, y = a + b
+//   scale     y = alpha a                     fill      y = alpha
+
+static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
+    return 1 / (1 + qlora__exp(-x));
+}
+
+static QLORA__REAL qlora__silu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    (void)alpha;
+    return a * qlora__sigmoid(a);
+}
+
+static QLORA__REAL qlora__silu_grad_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    QLORA__REAL s = qlora__sigmoid(a);
+    return b * s * (1 + a * (1 - s));
+}
+
+static QLORA__REAL qlora__swiglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * qlora__sigmoid(a) * b;
+}
+
+static QLORA__REAL qlora__mul_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * b;
+}
+
+static QLORA__REAL qlora__add_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a + b;
+}
+
+static QLORA__REAL qlora__scale_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    return alpha * a;
+}
+
+static QLORA__REAL qlora__fill_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)a;
+    (void)b;
+    return alpha;
+}
+
+typedef enum qlora__point_kind {
+    QLORA__POINT_SILU,
+    QLORA__POINT_SILU_GRAD,
+    QLORA__POINT_SWIGLU,
+    QLORA__POINT_MUL,
+    QLORA__POINT_ADD,
+    QLORA__POINT_SCALE,
+    QLORA__POINT_FILL
+} qlora__point_kind;
+
+typedef struct qlora__point_op {
+    QLORA__REAL (*apply)(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha);
+    qlora__kernel_id kernel_f32;
+    qlora__kernel_id kernel_bf16;
+    int inputs;
+    bool has_alpha;
+} qlora__point_op;
+
+static const qlora__point_op qlora__point_ops[] = {
+    {qlora__silu_at, QLORA__K_elementwise_silu_f32, QLORA__K_elementwise_silu_bf16, 1, false},
+    {qlora__silu_grad_at, QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
+     false},
+    {qlora__swiglu_at, QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
+    {qlora__mul_at, QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
+    {qlora__add_at, QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
+    {qlora__scale_at, QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
+    {qlora__fill_at, QLORA__K_elementwise_fill_f32, QLORA__K_elementwise_fill_bf16, 0, true}};
+
+typedef struct qlora__point_job {
+    const qlora__point_op* op;
+    const qlora_tensor* a;
+    const qlora_tensor* b;
+    const qlora_tensor* y;
+    QLORA__REAL alpha;
+} qlora__point_job;
+
+static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__point_job* job = (const qlora__point_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            QLORA__REAL a = job->a != NULL ? qlora__at(job->a, r, c) : 0;
+            QLORA__REAL b = job->b != NULL ? qlora__at(job->b, r, c) : 0;
+            qlora__put(job->y, r, c, job->op->apply(a, b, job->alpha));
+        }
+    }
+}
+
+// y = op(a, b, alpha); inputs the operator does not read are NULL.
+static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const qlora_tensor* a,
+                                 const qlora_tensor* b, float alpha, const qlora_tensor* y) {
+    const qlora__point_op* op = &qlora__point_ops[kind];
+    QLORA__TRY(qlora__need(ctx, y, "output", QLORA__IS_F32_BF16, -1, -1));
+    const qlora_tensor* inputs[2];
+    inputs[0] = a;
+    inputs[1] = b;
+    for (int i = 0; i < op->inputs; i++) {
+        const char* name = i == 0 ? "first input" : "second input";
+        QLORA__TRY(qlora__need(ctx, inputs[i], name, qlora__is(y->dtype), y->rows, y->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "output", y, name, inputs[i]));
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__point_job job;
+        job.op = op;
+        job.a = a;
+        job.b = b;
+        job.y = y;
+        job.alpha = (QLORA__REAL)alpha;
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__point_rows, &job);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[3];
+    all[0] = y;
+    all[1] = a;
+    all[2] = b;
+    qlora__extent e = qlora__extent_of(all, 3);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(y->dtype));
+    void* args[9];
+    int n = 0;
+    for (int i = 0; i < op->inputs; i++) {
+        args[n++] = (void*)&inputs[i]->data;
+        args[n++] = (void*)&inputs[i]->ld;
+    }
+    args[n++] = (void*)&y->data;
+    args[n++] = (void*)&y->ld;
+    args[n++] = &e.rows;
+    args[n++] = &e.cols;
+    if (op->has_alpha) {
+        args[n++] = &alpha;
+    }
+    return qlora__launch(ctx, y->dtype == QLORA_F32 ? op->kernel_f32 : op->kernel_bf16,
+                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_silu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SILU, x, NULL, 0, y));
+}
+
+qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* dy,
+                                 const qlora_tensor* dx) {
+    QLORA__ENTER(ctx, "qlora_silu_backward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SILU_GRAD, x, dy, 0, dx));
+}
+
+qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, const qlora_tensor* up,
+                                  const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SWIGLU, gate, up, 0, h));
+}
+
+qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                       const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_mul");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_MUL, a, b, 0, y));
+}
+
+qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                       const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_add");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_ADD, a, b, 0, y));
+}
+
+qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
+                         const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_scale");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, alpha, y));
+}
+
+qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_fill");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_FILL, NULL, NULL, value, y));
+}
+
+// ---- SwiGLU backward ----------------------------------------------------------------------------
+//
+// With s = 1 / (1 + e^-g):
+//   dg = dh u s (1 + g (1 - s)),  du = dh g s,  h = g s u
+
+typedef struct qlora__swiglu_job {
+    const qlora_tensor* dh;
+    const qlora_tensor* gate;
+    const qlora_tensor* up;
+    const qlora_tensor* dgate;
+    const qlora_tensor* dup;
+    const qlora_tensor* h;
+} qlora__swiglu_job;
+
+static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__swiglu_job* job = (const qlora__swiglu_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->dh->cols; c++) {
+            QLORA__REAL dh = qlora__at(job->dh, r, c);
+            QLORA__REAL g = qlora__at(job->gate, r, c);
+            QLORA__REAL u = qlora__at(job->up, r, c);
+            QLORA__REAL s = qlora__sigmoid(g);
+            qlora__put(job->dgate, r, c, dh * u * s * (1 + g * (1 - s)));
+            qlora__put(job->dup, r, c, dh * g * s);
+            if (job->h != NULL) {
+                qlora__put(job->h, r, c, g * s * u);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* job) {
+    const qlora_tensor* dh = job->dh;
+    QLORA__TRY(qlora__need(ctx, dh, "dh", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(dh->dtype);
+    const qlora_tensor* in[3];
+    in[0] = dh;
+    in[1] = job->gate;
+    in[2] = job->up;
+    const qlora_tensor* out[3];
+    out[0] = job->h;
+    out[1] = job->dgate;
+    out[2] = job->dup;
+    static const char* const in_names[3] = {"dh", "gate", "up"};
+    static const char* const out_names[3] = {"h", "dgate", "dup"};
+    for (int i = 0; i < 3; i++) {
+        QLORA__TRY(qlora__need(ctx, in[i], in_names[i], type, dh->rows, dh->cols));
+    }
+    for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
+        QLORA__TRY(qlora__need(ctx, out[o], out_names[o], type, dh->rows, dh->cols));
+    }
+    for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
+        for (int i = 0; i < 3; i++) {
+            // An output may take the place of its own input, h of dh, dgate of gate, dup of up.
+            QLORA__TRY(
+                o == i ? qlora__need_same_or_apart(ctx, out_names[o], out[o], in_names[i], in[i])
+                       : qlora__need_apart(ctx, out_names[o], out[o], in_names[i], in[i]));
+        }
+        for (int other = o + 1; other < 3; other++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[o], out[o], out_names[other], out[other]));
+        }
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__swiglu_backward_rows, job);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[6] = {dh, in[1], in[2], out[1], out[2], out[0]};
+    qlora__extent e = qlora__extent_of(all, 6);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(dh->dtype));
+    void* h_data = job->h != NULL ? job->h->data : NULL;
+    int64_t h_ld = job->h != NULL ? job->h->ld : 0;
+    void* args[14];
+    for (int i = 0; i < 5; i++) {
+        args[2 * i] = (void*)&all[i]->data;
+        args[2 * i + 1] = (void*)&all[i]->ld;
+    }
+    args[10] = &h_data;
+    args[11] = &h_ld;
+    args[12] = &e.rows;
+    args[13] = &e.cols;
+    return qlora__launch(ctx,
+                         dh->dtype == QLORA_F32 ? QLORA__K_elementwise_swiglu_bwd_f32
+                                                : QLORA__K_elementwise_swiglu_bwd_bf16,
+                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                   const qlora_tensor* up, const qlora_tensor* dgate,
+                                   const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_backward");
+    qlora__swiglu_job job;
+    job.dh = dh;
+    job.gate = gate;
+    job.up = up;
+    job.dgate = dgate;
+    job.dup = dup;
+    job.h = h;
+    return qlora__leave(ctx, qlora__swiglu_backward(ctx, &job));
+}
+
+// ---- RMSNorm ------------------------------------------------------------------------------------
+//
+// A row of x is cut into x->cols / w->cols heads of n = w->cols columns (one head for
+// a plain norm), each by itself:
+//   forward   x = h + delta, rounded to storage (only with delta);  r = 1 / sqrt(mean(x^2) + eps);
+//             y = x r w
+//   backward  dx = dres + r (w dy - x r^2 mean(w dy x));  dw += sum over rows and heads of dy x r
+
+typedef struct qlora__norm_job {
+    const qlora_tensor* x;     // input; with delta the addend
+    const qlora_tensor* delta; // or NULL
+    const qlora_tensor* sum;   // where x + delta goes
+    const qlora_tensor* w;
+    const qlora_tensor* y;
+    const qlora_tensor* dy;
+    const qlora_tensor* dres; // or NULL
+    const qlora_tensor* dx;
+    const qlora_tensor* dw; // or NULL
+    float eps;
+    QLORA__REAL* rstd; // [rows * heads], scratch of the weight's gradient
+} qlora__norm_job;
+
+// 1 / sqrt(mean(x^2) + eps) over n columns from `first`.
+static QLORA__REAL qlora__norm_rstd(const qlora_tensor* x, int64_t row, int64_t first, int64_t n,
+                                    float eps) {
+    double squares = 0;
+    for (int64_t c = first; c < first + n; c++) {
+        double v = (double)qlora__at(x, row, c);
+        squares += v * v;
+    }
+    return (QLORA__REAL)(1 / sqrt(squares / (double)n + (double)eps));
+}
+
+static void qlora__norm_forward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    for (int64_t row = begin; row < end; row++) {
+        const qlora_tensor* x = job->x;
+        if (job->delta != NULL) {
+            for (int64_t c = 0; c < x->cols; c++) {
+                qlora__put(job->sum, row, c, qlora__at(x, row, c) + qlora__at(job->delta, row, c));
+            }
+            x = job->sum;
+        }
+        for (int64_t first = 0; first < x->cols; first += n) {
+            QLORA__REAL rstd = qlora__norm_rstd(x, row, first, n, job->eps);
+            for (int64_t c = 0; c < n; c++) {
+                QLORA__REAL v = qlora__at(x, row, first + c) * rstd * qlora__at(job->w, 0, c);
+                qlora__put(job->y, row, first + c, v);
+            }
+        }
+    }
+}
+
+static void qlora__norm_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    int64_t heads = job->x->cols / n;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t first = head * n;
+            QLORA__REAL rstd = qlora__norm_rstd(job->x, row, first, n, job->eps);
+            double dot = 0;
+            for (int64_t c = 0; c < n; c++) {
+                dot += (double)qlora__at(job->dy, row, first + c) *
+                       (double)qlora__at(job->w, 0, c) * (double)qlora__at(job->x, row, first + c);
+            }
+            QLORA__REAL pull = (QLORA__REAL)(dot / (double)n) * rstd * rstd;
+            for (int64_t c = 0; c < n; c++) {
+                QLORA__REAL wdy = qlora__at(job->dy, row, first + c) * qlora__at(job->w, 0, c);
+                QLORA__REAL v = rstd * (wdy - qlora__at(job->x, row, first + c) * pull);
+                if (job->dres != NULL) {
+                    v += qlora__at(job->dres, row, first + c);
+                }
+                qlora__put(job->dx, row, first + c, v);
+            }
+            if (job->rstd != NULL) {
+                job->rstd[row * heads + head] = rstd;
+            }
+        }
+    }
+}
+
+// Columns [begin, end) of dw.
+static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    int64_t heads = job->x->cols / n;
+    for (int64_t c = begin; c < end; c++) {
+        double sum = 0;
+        for (int64_t row = 0; row < job->x->rows; row++) {
+            for (int64_t head = 0; head < heads; head++) {
+                sum += (double)qlora__at(job->dy, row, head * n + c) *
+                       (double)qlora__at(job->x, row, head * n + c) *
+                       (double)job->rstd[row * heads + head];
+            }
+        }
+        qlora__put(job->dw, 0, c, qlora__at(job->dw, 0, c) + (QLORA__REAL)sum);
+    }
+}
+
+// The weight: one row that divides the columns of x.
+static qlora_result qlora__norm_need_weight(qlora_ctx* ctx, const qlora_tensor* x,
+                                            const qlora_tensor* w) {
+    QLORA__TRY(qlora__need_vector(ctx, w, "w", QLORA__IS_F32_BF16, -1));
+    if (w->cols == 0 ? x->cols != 0 : x->cols % w->cols != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "w has %lld columns, which do not divide the %lld of x",
+                           (long long)w->cols, (long long)x->cols);
+    }
+    if (w->cols > (int64_t)1 << 30 || (w->cols > 0 && x->cols / w->cols > 65535)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "rows of %lld columns in heads of %lld: at most 2^30 columns and 65535 "
+                           "heads",
+                           (long long)x->cols, (long long)w->cols);
+    }
+    return QLORA_OK;
+}
+
+// Two pieces per thread, as the kernels keep them.
+static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dtype) {
+    return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
+}
+
+static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, job->delta != NULL ? "h" : "x", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__norm_need_weight(ctx, x, job->w));
+    QLORA__TRY(qlora__need(ctx, job->y, "y", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "y", job->y, "w", job->w));
+    if (job->delta != NULL) {
+        QLORA__TRY(qlora__need(ctx, job->delta, "delta", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need(ctx, job->sum, "sum", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "sum", job->sum, "h", x));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "sum", job->sum, "delta", job->delta));
+        QLORA__TRY(qlora__need_apart(ctx, "sum", job->sum, "w", job->w));
+        QLORA__TRY(qlora__need_apart(ctx, "y", job->y, "sum", job->sum));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "y", job->y, "delta", job->delta));
+    }
+    QLORA__TRY(qlora__need_same_or_apart(ctx, "y", job->y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__norm_forward_rows, job);
+        return QLORA_OK;
+    }
+    void* delta = job->delta != NULL ? job->delta->data : NULL;
+    int64_t ld_delta = job->delta != NULL ? job->delta->ld : 0;
+    void* sum = job->delta != NULL ? job->sum->data : NULL;
+    int64_t ld_sum = job->delta != NULL ? job->sum->ld : 0;
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)job->w->cols;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    &delta,
+                    &ld_delta,
+                    &sum,
+                    &ld_sum,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    (void*)&job->y->data,
+                    (void*)&job->y->ld,
+                    (void*)&x->rows,
+                    &cols,
+                    &job->eps,
+                    &shape.width};
+    return qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), cols > 0 ? (uint32_t)(x->cols / cols) : 0,
+        1, shape.threads, 0, args);
+}
+
+// The two stages of dw on the device, from the rstd of the first launch.
+static qlora_result qlora__norm_weight_launch(qlora_ctx* ctx, const qlora__norm_job* job,
+                                              void* rstd) {
+    const qlora_tensor* x = job->x;
+    int64_t chunk_rows = x->rows <= 64 * 128 ? 64 : qlora__ceil_div(x->rows, 128);
+    int32_t chunks = (int32_t)qlora__ceil_div(x->rows, chunk_rows);
+    int32_t cols = (int32_t)job->w->cols;
+    int32_t heads = (int32_t)(x->cols / cols);
+    int32_t accumulate = 1;
+    void* partial = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)chunks * (size_t)cols * sizeof(float), &partial));
+    void* first[] = {(void*)&job->dy->data,
+                     (void*)&job->dy->ld,
+                     (void*)&x->data,
+                     (void*)&x->ld,
+                     &rstd,
+                     &partial,
+                     (void*)&x->rows,
+                     &cols,
+                     &heads,
+                     &chunk_rows};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_dw_f32 : QLORA__K_norm_rms_dw_bf16,
+        (uint32_t)qlora__ceil_div(cols, 32), (uint32_t)chunks, 1, 256, 0, first));
+    void* second[] = {&partial, (void*)&job->dw->data, &cols, &chunks, &accumulate};
+    return qlora__launch(ctx, QLORA__K_norm_rms_dw_sum, (uint32_t)qlora__ceil_div(cols, 128), 1, 1,
+                         128, 0, second);
+}
+
+static qlora_result qlora__norm_need_backward(qlora_ctx* ctx, const qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__norm_need_weight(ctx, x, job->w));
+    QLORA__TRY(qlora__need(ctx, job->dy, "dy", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need(ctx, job->dx, "dx", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "dx", job->dx, "w", job->w));
+    QLORA__TRY(qlora__need_apart(ctx, "dx", job->dx, "x", x));
+    if (job->dres != NULL) {
+        QLORA__TRY(qlora__need(ctx, job->dres, "dres", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "dx", job->dx, "dres", job->dres));
+    }
+    if (job->dw == NULL) {
+        return qlora__need_same_or_apart(ctx, "dx", job->dx, "dy", job->dy);
+    }
+    QLORA__TRY(qlora__need_vector(ctx, job->dw, "dw", QLORA__IS_F32, job->w->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "dw", job->dw, "w", job->w));
+    QLORA__TRY(qlora__need_apart(ctx, "dw", job->dw, "dx", job->dx));
+    return qlora__need_apart(ctx, "dx", job->dx, "dy", job->dy);
+}
+
+static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
+    QLORA__TRY(qlora__norm_need_backward(ctx, job));
+    const qlora_tensor* x = job->x;
+    if (x->rows == 0 || x->cols == 0) {
+        return QLORA_OK;
+    }
+    void* rstd = NULL;
+    if (job->dw != NULL) {
+        size_t count = (size_t)x->rows * (size_t)(x->cols / job->w->cols);
+        QLORA__TRY(qlora__scratch(ctx, count * sizeof(QLORA__REAL), &rstd));
+    }
+    if (qlora__on_cpu(ctx)) {
+        job->rstd = (QLORA__REAL*)rstd;
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__norm_backward_rows, job);
+        if (job->dw != NULL) {
+            qlora__parallel(ctx, job->dw->cols, 1 + 4096 / (1 + x->rows),
+                            qlora__norm_weight_columns, job);
+        }
+        return QLORA_OK;
+    }
+    void* dres = job->dres != NULL ? job->dres->data : NULL;
+    int64_t ld_dres = job->dres != NULL ? job->dres->ld : 0;
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)job->w->cols;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&job->dy->data,
+                    (void*)&job->dy->ld,
+                    (void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    &dres,
+                    &ld_dres,
+                    (void*)&job->dx->data,
+                    (void*)&job->dx->ld,
+                    &rstd,
+                    (void*)&x->rows,
+                    &cols,
+                    &job->eps,
+                    &shape.width};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), (uint32_t)(x->cols / cols), 1,
+        shape.threads, 0, args));
+    return job->dw != NULL ? qlora__norm_weight_launch(ctx, job, rstd) : QLORA_OK;
+}
+
+qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* w,
+                                   float eps, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_forward");
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = x;
+    job.w = w;
+    job.y = y;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_forward(ctx, &job));
+}
+
+qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
+                                            const qlora_tensor* delta, const qlora_tensor* w,
+                                            float eps, const qlora_tensor* sum,
+                                            const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_residual_forward");
+    if (delta == NULL) {
+        return qlora__leave(
+            ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "delta is NULL; use qlora_rmsnorm_forward"));
+    }
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.delta = delta;
+    job.sum = sum;
+    job.w = w;
+    job.y = y;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_forward(ctx, &job));
+}
+
+qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_tensor* x,
+                                    const qlora_tensor* w, float eps, const qlora_tensor* dres,
+                                    const qlora_tensor* dx, const qlora_tensor* dw) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = x;
+    job.w = w;
+    job.dy = dy;
+    job.dres = dres;
+    job.dx = dx;
+    job.dw = dw;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
+}
+
+// ---- rotary position embedding ------------------------------------------------------------------
+//
+// Half-split pairs. With half = head_dim / 2, angle = position f_i:
+//   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
+//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: the angle's sign changed
+// The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
+// sines.
+
+// Wavelengths beyond original / low are stretched by factor, below original / high kept, blended
+// between.
+static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
+    float low = (float)(d->low_freq_factor != 0 ? d->low_freq_factor : 1);
+    float high = (float)(d->high_freq_factor != 0 ? d->high_freq_factor : 4);
+    float original = (float)d->original_max_position;
+    float factor = (float)d->factor;
+    float wavelength = (float)(2 * QLORA__PI) / frequency;
+    if (wavelength > original / low) {
+        return frequency / factor;
+    }
+    if (wavelength < original / high) {
+        return frequency;
+    }
+    float smooth = (original / wavelength - low) / (high - low);
+    return (1 - smooth) * (frequency / factor) + smooth * frequency;
+}
+
+// The dimension that makes `turns` rotations within the original context.
+static double qlora__rope_yarn_dim(const qlora_rope_desc* d, double turns, int64_t head_dim) {
+    return (double)head_dim * log(d->original_max_position / (turns * 2 * QLORA__PI)) /
+           (2 * log(d->theta));
+}
+
+// Low dimensions (many turns) keep their frequency, high ones are divided by factor, blended
+// between.
+static float qlora__rope_yarn(const qlora_rope_desc* d, float frequency, int64_t i,
+                              int64_t head_dim) {
+    double low = qlora__rope_yarn_dim(d, d->beta_fast != 0 ? d->beta_fast : 32, head_dim);
+    double high = qlora__rope_yarn_dim(d, d->beta_slow != 0 ? d->beta_slow : 1, head_dim);
+    if (!d->no_truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = low > 0 ? low : 0;
+    high = high < (double)(head_dim - 1) ? high : (double)(head_dim - 1);
+    if (low == high) {
+        high += 0.001;
+    }
+    float ramp = ((float)i - (float)low) / (float)(high - low);
+    ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+    float keep = 1 - ramp;
+    return frequency / (float)d->factor * (1 - keep) + frequency * keep;
+}
+
+static double qlora__rope_mscale(double factor, double mscale) {
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+// What cosine and sine are multiplied by.
+static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
+    if (d->type != QLORA_ROPE_YARN) {
+        return 1;
+    }
+    if (d->attention_factor != 0) {
+        return (float)d->attention_factor;
+    }
+    if (d->mscale != 0 && d->mscale_all_dim != 0) {
+        return (float)(qlora__rope_mscale(d->factor, d->mscale) /
+                       qlora__rope_mscale(d->factor, d->mscale_all_dim));
+    }
+    return (float)qlora__rope_mscale(d->factor, 1);
+}
+
+static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t head_dim) {
+    float exponent = (float)(2 * i) / (float)head_dim;
+    float frequency = 1.0f / (float)pow(d->theta, (double)exponent);
+    switch (d->type) {
+    case QLORA_ROPE_DEFAULT:
+        break;
+    case QLORA_ROPE_LINEAR:
+        return frequency / (float)d->factor;
+    case QLORA_ROPE_LLAMA3:
+        return qlora__rope_llama3(d, frequency);
+    case QLORA_ROPE_YARN:
+        return qlora__rope_yarn(d, frequency, i, head_dim);
+    }
+    return frequency;
+}
+
+qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int64_t positions,
+                              float* out) {
+    if (desc == NULL || head_dim <= 0 || head_dim % 2 != 0 || positions < 0 ||
+        (out == NULL && positions > 0) || (int)desc->type < 0 || desc->type > QLORA_ROPE_YARN) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora_rope_desc d = *desc;
+    d.theta = d.theta != 0 ? d.theta : 10000;
+    d.factor = d.factor != 0 ? d.factor : 1;
+    bool needs_original = d.type == QLORA_ROPE_LLAMA3 || d.type == QLORA_ROPE_YARN;
+    if (!(d.theta > 1) || !(d.factor > 0) || (needs_original && !(d.original_max_position > 0))) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    int64_t half = head_dim / 2;
+    float attention = qlora__rope_attention_factor(&d);
+    for (int64_t i = 0; i < half; i++) {
+        float frequency = qlora__rope_frequency(&d, i, head_dim);
+        for (int64_t p = 0; p < positions; p++) {
+            float angle = (float)p * frequency;
+            out[p * head_dim + i] = (float)cos((double)angle) * attention;
+            out[p * head_dim + half + i] = (float)sin((double)angle) * attention;
+        }
+    }
+    return QLORA_OK;
+}
+
+typedef struct qlora__rope_job {
+    const qlora_tensor* x;
+    const qlora_tensor* positions;
+    const qlora_tensor* table;
+    const qlora_tensor* bias; // or NULL
+    const qlora_tensor* flag; // or NULL
+    int64_t rotated;
+    float sign;
+} qlora__rope_job;
+
+static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__rope_job* job = (const qlora__rope_job*)user;
+    int64_t head_dim = job->table->cols;
+    int64_t half = head_dim / 2;
+    int64_t heads = job->bias != NULL ? job->x->cols / head_dim : job->rotated;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t position = qlora__index_at(job->positions, row);
+        for (int64_t head = 0; head < heads; head++) {
+            for (int64_t i = 0; i < half; i++) {
+                int64_t at = head * head_dim + i;
+                QLORA__REAL a = qlora__at(job->x, row, at);
+                QLORA__REAL b = qlora__at(job->x, row, at + half);
+                if (job->bias != NULL) {
+                    a += qlora__at(job->bias, 0, at);
+                    b += qlora__at(job->bias, 0, at + half);
+                }
+                QLORA__REAL cosine = 1;
+                QLORA__REAL sine = 0;
+                if (head < job->rotated) {
+                    cosine = qlora__at(job->table, position, i);
+                    sine = qlora__at(job->table, position, half + i) * (QLORA__REAL)job->sign;
+                }
+                qlora__put(job->x, row, at, a * cosine - b * sine);
+                qlora__put(job->x, row, at + half, b * cosine + a * sine);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, job->positions, "positions", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need(ctx, job->table, "table", QLORA__IS_F32, -1, -1));
+    QLORA__TRY(qlora__need_flag(ctx, job->flag));
+    QLORA__TRY(qlora__need_apart(ctx, "x", x, "table", job->table));
+    QLORA__TRY(qlora__need_apart(ctx, "x", x, "positions", job->positions));
+    if (job->bias != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, job->bias, "bias", QLORA__IS_F32_BF16, x->cols));
+        QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
+    }
+    int64_t head_dim = job->table->cols;
+    if (head_dim <= 0 || head_dim % 2 != 0 || x->cols % head_dim != 0 || job->rotated < 0 ||
+        job->rotated > x->cols / head_dim || x->cols > INT32_MAX || job->table->rows > INT32_MAX) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "x has %lld columns and the table %lld (one head, even): %lld heads cannot "
+            "be rotated",
+            (long long)x->cols, (long long)head_dim, (long long)job->rotated);
+    }
+    for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
+        int32_t position = qlora__index_at(job->positions, row);
+        if (position < 0 || position >= job->table->rows) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "positions[%lld] is %d, the table has %lld rows", (long long)row,
+                               (int)position, (long long)job->table->rows);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
+    QLORA__TRY(qlora__rope_check(ctx, job));
+    const qlora_tensor* x = job->x;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__rope_rows, job);
+        return QLORA_OK;
+    }
+    int32_t half = (int32_t)(job->table->cols / 2);
+    int32_t rotated = (int32_t)job->rotated;
+    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->table->cols) : rotated;
+    int32_t max_pos = (int32_t)job->table->rows;
+    void* bias = job->bias != NULL ? job->bias->data : NULL;
+    int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
+    int64_t items = heads * qlora__ceil_div(half, qlora__piece(x->dtype));
+    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(512, qlora__ceil_div(items, 32) * 32));
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->positions->data,
+                    (void*)&job->table->data,
+                    (void*)&job->table->ld,
+                    &max_pos,
+                    &bias,
+                    &bias_bf16,
+                    &heads,
+                    &rotated,
+                    &half,
+                    &job->sign,
+                    &flag};
+    return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_rope_f32 : QLORA__K_rope_bf16,
+                         items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
+}
+
+qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                const qlora_tensor* positions, const qlora_tensor* table,
+                                const qlora_tensor* bias, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_forward");
+    qlora__rope_job job;
+    job.x = x;
+    job.positions = positions;
+    job.table = table;
+    job.bias = bias;
+    job.flag = flag;
+    job.rotated = rotated;
+    job.sign = 1;
+    return qlora__leave(ctx, qlora__rope(ctx, &job));
+}
+
+qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
+                                 const qlora_tensor* positions, const qlora_tensor* table,
+                                 const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_backward");
+    qlora__rope_job job;
+    job.x = dx;
+    job.positions = positions;
+    job.table = table;
+    job.bias = NULL;
+    job.flag = flag;
+    job.rotated = rotated;
+    job.sign = -1;
+    return qlora__leave(ctx, qlora__rope(ctx, &job));
+}
+
+// ---- attention in pieces ------------------------------------------------------------------------
+//
+//   heads      y[h, s, c] = x[s, h d + c] and back        transpose  y[b, c, r] = x[b, r, c]
+//   scores     s = scale s, or -3e38 where the query may not see the key
+//   softmax    y = e^(x - max) / sum e^(x - max);  dx = y (dy - sum(y dy))
+
+// Finite, so that no arithmetic on it makes a NaN, and e^(it - max) is 0.
+#define QLORA__MASKED -3.0e38f
+
+// Copies elements between two batches of the same sizes, or their transposes.
+typedef struct qlora__copy_job {
+    qlora_tensor x;
+    qlora_tensor y;
+    bool transpose;
+} qlora__copy_job;
+
+static void qlora__copy_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__copy_job* job = (const qlora__copy_job*)user;
+    size_t size = qlora_dtype_bytes(job->x.dtype);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t b = i / job->x.rows;
+        int64_t row = i % job->x.rows;
+        for (int64_t c = 0; c < job->x.cols; c++) {
+            int64_t from = b * job->x.batch_stride + row * job->x.ld + c;
+            int64_t to = b * job->y.batch_stride +
+                         (job->transpose ? c * job->y.ld + row : row * job->y.ld + c);
+            memcpy((char*)job->y.data + (size_t)to * size,
+                   (const char*)job->x.data + (size_t)from * size, size);
+        }
+    }
+}
+
+static qlora_result qlora__copy(qlora_ctx* ctx, qlora__copy_job* job) {
+    const qlora_tensor* x = &job->x;
+    const qlora_tensor* y = &job->y;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->batch * x->rows, 1 + 4096 / (1 + x->cols), qlora__copy_rows, job);
+        return QLORA_OK;
+    }
+    bool wide = qlora_dtype_bytes(x->dtype) == 4;
+    void* args[] = {(void*)&x->data,  (void*)&x->batch_stride, (void*)&x->ld,
+                    (void*)&y->data,  (void*)&y->batch_stride, (void*)&y->ld,
+                    (void*)&x->batch, (void*)&x->rows,         (void*)&x->cols};
+    if (job->transpose) {
+        return qlora__launch(
+            ctx, wide ? QLORA__K_softmax_transpose_b32 : QLORA__K_softmax_transpose_b16,
+            qlora__ceil_div(x->cols, 32), qlora__min(qlora__ceil_div(x->rows, 32), 65535),
+            qlora__min(x->batch, 65535), 256, 0, args);
+    }
+    qlora__point_shape shape = qlora__point_shape_of(x->cols, qlora__piece(x->dtype));
+    return qlora__launch(ctx, wide ? QLORA__K_softmax_copy_b32 : QLORA__K_softmax_copy_b16,
+                         shape.blocks, qlora__min(x->rows, 65535), qlora__min(x->batch, 65535),
+                         shape.threads, 0, args);
+}
+
+#define QLORA__IS_COPIED (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16 | QLORA__IS_I32)
+
+// rows: [S, H*d]; heads: a batch of H [S, d]. split copies rows to heads, join heads to rows.
+static qlora_result qlora__heads_copy(qlora_ctx* ctx, const qlora_tensor* rows,
+                                      const qlora_tensor* heads, bool split) {
+    QLORA__TRY(qlora__need(ctx, rows, split ? "x" : "y", QLORA__IS_COPIED, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, heads, split ? "y" : "x", qlora__is(rows->dtype), -1,
+                                 rows->rows, -1));
+    if (heads->batch < 0 || heads->batch * heads->cols != rows->cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld heads of %lld columns are not the %lld columns of the rows",
+                           (long long)heads->batch, (long long)heads->cols, (long long)rows->cols);
+    }
+    QLORA__TRY(qlora__need_apart(ctx, "y", heads, "x", rows));
+    qlora_tensor cut = *rows;
+    cut.batch = heads->batch;
+    cut.batch_stride = heads->cols;
+    cut.cols = heads->cols;
+    qlora__copy_job job;
+    job.x = split ? cut : *heads;
+    job.y = split ? *heads : cut;
+    job.transpose = false;
+    return qlora__copy(ctx, &job);
+}
+
+static qlora_result qlora__transpose(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__TRY(qlora__need_batch(ctx, x, "x", QLORA__IS_COPIED, -1, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, y, "y", qlora__is(x->dtype), x->batch, x->cols, x->rows));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    qlora__copy_job job;
+    job.x = *x;
+    job.y = *y;
+    job.transpose = true;
+    return qlora__copy(ctx, &job);
+}
+
+qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_heads_split");
+    return qlora__leave(ctx, qlora__heads_copy(ctx, x, y, true));
+}
+
+qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_heads_join");
+    return qlora__leave(ctx, qlora__heads_copy(ctx, y, x, false));
+}
+
+qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_transpose");
+    return qlora__leave(ctx, qlora__transpose(ctx, x, y));
+}
+
+typedef struct qlora__scores_job {
+    const qlora_tensor* s;
+    float scale;
+    int32_t causal;
+    int64_t window;
+} qlora__scores_job;
+
+static void qlora__scores_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__scores_job* job = (const qlora__scores_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        qlora_tensor s = qlora__batch_at(job->s, i / job->s->rows);
+        int64_t q = i % s.rows;
+        int64_t position = q + s.cols - s.rows;
+        for (int64_t k = 0; k < s.cols; k++) {
+            bool later = job->causal && k > position;
+            bool gone = job->window > 0 && k <= position - job->window;
+            QLORA__REAL v = qlora__at(&s, q, k) * (QLORA__REAL)job->scale;
+            qlora__put(&s, q, k, later || gone ? (QLORA__REAL)QLORA__MASKED : v);
+        }
+    }
+}
+
+static qlora_result qlora__scores(qlora_ctx* ctx, qlora__scores_job* job) {
+    const qlora_tensor* s = job->s;
+    QLORA__TRY(qlora__need_batch(ctx, s, "s", QLORA__IS_F32_BF16, -1, -1, -1));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, s->batch * s->rows, 1 + 4096 / (1 + s->cols), qlora__scores_rows, job);
+        return QLORA_OK;
+    }
+    uint32_t threads = s->cols < 256 ? (uint32_t)qlora__ceil_div(s->cols, 32) * 32 : 256;
+    void* args[] = {(void*)&s->data, (void*)&s->batch_stride, (void*)&s->ld, (void*)&s->batch,
+                    (void*)&s->rows, (void*)&s->cols,         &job->scale,   &job->causal,
+                    &job->window};
+    return qlora__launch(
+        ctx, s->dtype == QLORA_F32 ? QLORA__K_softmax_scores_f32 : QLORA__K_softmax_scores_bf16,
+        threads > 0 ? qlora__ceil_div(s->cols, threads) : 0, qlora__min(s->rows, 65535),
+        qlora__min(s->batch, 65535), threads, 0, args);
+}
+
+qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale, bool causal,
+                               int64_t window) {
+    QLORA__ENTER(ctx, "qlora_scores_mask");
+    qlora__scores_job job;
+    job.s = s;
+    job.scale = scale;
+    job.causal = causal ? 1 : 0;
+    job.window = window;
+    return qlora__leave(ctx, qlora__scores(ctx, &job));
+}
+
+typedef struct qlora__softmax_job {
+    const qlora_tensor* x;  // forward: the input; backward: the softmax
+    const qlora_tensor* dy; // backward only
+    const qlora_tensor* y;  // forward: the softmax; backward: dx
+} qlora__softmax_job;
+
+static void qlora__softmax_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        qlora_tensor x = qlora__batch_at(job->x, i / job->x->rows);
+        qlora_tensor y = qlora__batch_at(job->y, i / job->x->rows);
+        int64_t row = i % x.rows;
+        QLORA__REAL top = (QLORA__REAL)QLORA__MASKED;
+        for (int64_t c = 0; c < x.cols; c++) {
+            QLORA__REAL v = qlora__at(&x, row, c);
+            top = v > top ? v : top;
+        }
+        double sum = 0;
+        for (int64_t c = 0; c < x.cols; c++) {
+            sum += (double)qlora__exp(qlora__at(&x, row, c) - top);
+        }
+        for (int64_t c = 0; c < x.cols; c++) {
+            qlora__put(&y, row, c, qlora__exp(qlora__at(&x, row, c) - top) / (QLORA__REAL)sum);
+        }
+    }
+}
+
+static void qlora__softmax_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t b = i / job->x->rows;
+        qlora_tensor y = qlora__batch_at(job->x, b);
+        qlora_tensor dy = qlora__batch_at(job->dy, b);
+        qlora_tensor dx = qlora__batch_at(job->y, b);
+        int64_t row = i % y.rows;
+        double dot = 0;
+        for (int64_t c = 0; c < y.cols; c++) {
+            dot += (double)qlora__at(&y, row, c) * (double)qlora__at(&dy, row, c);
+        }
+        for (int64_t c = 0; c < y.cols; c++) {
+            QLORA__REAL p = qlora__at(&y, row, c);
+            qlora__put(&dx, row, c, p * (qlora__at(&dy, row, c) - (QLORA__REAL)dot));
+        }
+    }
+}
+
+static qlora_result qlora__softmax(qlora_ctx* ctx, qlora__softmax_job* job, bool backward) {
+    const qlora_tensor* x = job->x;
+    const qlora_tensor* y = job->y;
+    const qlora_tensor* dy = job->dy;
+    const char* x_name = backward ? "y" : "x";
+    const char* y_name = backward ? "dx" : "y";
+    QLORA__TRY(qlora__need_batch(ctx, x, x_name, QLORA__IS_F32_BF16, -1, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__need_batch(ctx, y, y_name, type, x->batch, x->rows, x->cols));
+    QLORA__TRY(qlora__need_same_or_apart(ctx, y_name, y, x_name, x));
+    if (backward) {
+        QLORA__TRY(qlora__need_batch(ctx, dy, "dy", type, x->batch, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, y_name, y, "dy", dy));
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->batch * x->rows, 1 + 4096 / (1 + x->cols),
+                        backward ? qlora__softmax_backward_rows : qlora__softmax_rows, job);
+        return QLORA_OK;
+    }
+    qlora__row_shape shape = qlora__row_shape_of(x->cols, qlora__piece(x->dtype), 256);
+    void* args[13];
+    int n = 0;
+    const qlora_tensor* all[3];
+    all[0] = x;
+    all[1] = dy;
+    all[2] = y;
+    for (int i = 0; i < 3; i++) {
+        if (all[i] != NULL) {
+            args[n++] = (void*)&all[i]->data;
+            args[n++] = (void*)&all[i]->batch_stride;
+            args[n++] = (void*)&all[i]->ld;
+        }
+    }
+    args[n++] = (void*)&x->batch;
+    args[n++] = (void*)&x->rows;
+    args[n++] = (void*)&x->cols;
+    args[n++] = &shape.width;
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_softmax_fwd_f32, QLORA__K_softmax_fwd_bf16},
+        {QLORA__K_softmax_bwd_f32, QLORA__K_softmax_bwd_bf16}};
+    return qlora__launch(ctx, kernels[backward][x->dtype == QLORA_BF16],
+                         x->cols > 0 ? qlora__ceil_div(x->rows, shape.rows) : 0,
+                         qlora__min(x->batch, 65535), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_softmax_forward");
+    qlora__softmax_job job;
+    job.x = x;
+    job.dy = NULL;
+    job.y = y;
+    return qlora__leave(ctx, qlora__softmax(ctx, &job, false));
+}
+
+qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y, const qlora_tensor* dy,
+                                    const qlora_tensor* dx) {
+    QLORA__ENTER(ctx, "qlora_softmax_backward");
+    qlora__softmax_job job;
+    job.x = y;
+    job.dy = dy;
+    job.y = dx;
+    return qlora__leave(ctx, qlora__softmax(ctx, &job, true));
+}
+
+// ---- embedding: y[t] = table[ids[t]] ------------------------------------------------------------
+
+typedef struct qlora__embed_job {
+    const qlora_tensor* table;
+    const qlora_tensor* ids;
+    const qlora_tensor* y;
+    const qlora_tensor* flag;
+} qlora__embed_job;
+
+static void qlora__embed_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__embed_job* job = (const qlora__embed_job*)user;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t id = qlora__index_at(job->ids, row);
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            qlora__put(job->y, row, c, qlora__at(job->table, id, c));
+        }
+    }
+}
+
+static qlora_result qlora__embed(qlora_ctx* ctx, qlora__embed_job* job) {
+    const qlora_tensor* table = job->table;
+    const qlora_tensor* y = job->y;
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, table, "table", QLORA__IS_FLOAT, -1, y->cols));
+    QLORA__TRY(qlora__need_vector(ctx, job->ids, "ids", QLORA__IS_I32, y->rows));
+    QLORA__TRY(qlora__need_flag(ctx, job->flag));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "table", table));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "ids", job->ids));
+    if (qlora__on_cpu(ctx)) {
+        for (int64_t row = 0; row < y->rows; row++) {
+            int32_t id = qlora__index_at(job->ids, row);
+            if (id < 0 || id >= table->rows) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "ids[%lld] is %d, the table has %lld rows", (long long)row,
+                                   (int)id, (long long)table->rows);
+            }
+        }
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__embed_rows, job);
+        return QLORA_OK;
+    }
+    static const qlora__kernel_id kernels[3][2] = {
+        {QLORA__K_elementwise_gather_f32_f32, QLORA__K_elementwise_gather_f32_bf16},
+        {QLORA__K_elementwise_gather_bf16_f32, QLORA__K_elementwise_gather_bf16_bf16},
+        {QLORA__K_elementwise_gather_f16_f32, QLORA__K_elementwise_gather_f16_bf16}};
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
+    qlora__point_shape shape = qlora__point_shape_of(y->cols, qlora__piece(y->dtype));
+    void* args[] = {
+        (void*)&table->data, (void*)&table->ld, (void*)&table->rows, (void*)&job->ids->data,
+        (void*)&y->data,     (void*)&y->ld,     (void*)&y->cols,     &flag};
+    return qlora__launch(ctx, kernels[table->dtype][y->dtype], y->cols > 0 ? y->rows : 0, 1, 1,
+                         shape.threads, 0, args);
+}
+
+qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_tensor* ids,
+                         const qlora_tensor* y, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_embed");
+    qlora__embed_job job;
+    job.table = table;
+    job.ids = ids;
+    job.y = y;
+    job.flag = flag;
+    return qlora__leave(ctx, qlora__embed(ctx, &job));
+}
+
+// ---- cross-entropy ------------------------------------------------------------------------------
+//
+// Of rows of logits. With p = softmax(x):
+//   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
+// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_args.total.
+
+#define QLORA__NO_LABEL -100
+
+static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
+    const qlora_cross_entropy_args* a = (const qlora_cross_entropy_args*)user;
+    const qlora_tensor* x = a->logits;
+    QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t label = qlora__index_at(a->labels, row);
+        bool counted = label != QLORA__NO_LABEL;
+        QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
+        QLORA__REAL top = counted ? qlora__at(x, row, 0) : 0;
+        for (int64_t c = 0; counted && c < x->cols; c++) {
+            QLORA__REAL v = qlora__at(x, row, c);
+            top = v > top ? v : top;
+        }
+        double sum = 0;
+        for (int64_t c = 0; counted && c < x->cols; c++) {
+            sum += (double)qlora__exp(qlora__at(x, row, c) - top);
+        }
+        QLORA__REAL loss = 0;
+        if (counted) {
+            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__at(x, row, label));
+        }
+        qlora__put(a->losses, 0, row, loss);
+        for (int64_t c = 0; !a->forward_only && c < x->cols; c++) {
+            QLORA__REAL gradient = 0;
+            if (counted) {
+                gradient = qlora__exp(qlora__at(x, row, c) - top) / (QLORA__REAL)sum;
+                gradient = (gradient - (c == label ? 1 : 0)) * scale * weight;
+            }
+            qlora__put(x, row, c, gradient);
+        }
+    }
+}
+
+// total += {losses, their rounding rest, weights}; the sum in double, rows in ascending order.
+static void qlora__cross_entropy_total(const qlora_cross_entropy_args* a) {
+    double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
+    double weight = (double)qlora__at(a->total, 0, 2);
+    for (int64_t row = 0; row < a->logits->rows; row++) {
+        if (qlora__index_at(a->labels, row) != QLORA__NO_LABEL) {
+            loss += (double)qlora__at(a->losses, 0, row);
+            weight += a->weights != NULL ? (double)qlora__at(a->weights, 0, row) : 1;
+        }
+    }
+    QLORA__REAL high = (QLORA__REAL)loss;
+    qlora__put(a->total, 0, 0, high);
+    qlora__put(a->total, 0, 1, (QLORA__REAL)(loss - (double)high));
+    qlora__put(a->total, 0, 2, (QLORA__REAL)weight);
+}
+
+static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    const qlora_tensor* x = a->logits;
+    QLORA__TRY(qlora__need(ctx, x, "logits", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, a->labels, "labels", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->losses, "losses", QLORA__IS_F32, x->rows));
+    QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "logits", x));
+    if (a->weights != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->weights, "weights", QLORA__IS_F32, x->rows));
+        QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "weights", a->weights));
+    }
+    if (a->scale != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->scale, "scale", QLORA__IS_F32, 1));
+    }
+    if (a->total != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->total, "total", QLORA__IS_F32, 3));
+        QLORA__TRY(qlora__need_apart(ctx, "total", a->total, "losses", a->losses));
+    }
+    QLORA__TRY(qlora__need_flag(ctx, a->flag));
+    if (x->cols > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "logits have %lld columns; labels are 32-bit",
+                           (long long)x->cols);
+    }
+    for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
+        int32_t label = qlora__index_at(a->labels, row);
+        if ((label < 0 || label >= x->cols) && label != QLORA__NO_LABEL) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "labels[%lld] is %d; it must be -100 or a column of the %lld",
+                               (long long)row, (int)label, (long long)x->cols);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+    QLORA__TRY(qlora__cross_entropy_check(ctx, a));
+    const qlora_tensor* x = a->logits;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__cross_entropy_rows,
+                        (void*)a);
+        if (a->total != NULL) {
+            qlora__cross_entropy_total(a);
+        }
+        return QLORA_OK;
+    }
+    void* weights = a->weights != NULL ? a->weights->data : NULL;
+    void* scale = a->scale != NULL ? a->scale->data : NULL;
+    int32_t gradient = a->forward_only ? 0 : 1;
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, a->flag, &flag));
+    int64_t wanted = qlora__ceil_div(x->cols, 4 * qlora__piece(x->dtype) * 32) * 32;
+    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(wanted, 1024));
+    void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&a->labels->data,
+                    &weights,        &scale,        (void*)&a->losses->data,
+                    (void*)&x->cols, &gradient,     &flag};
+    QLORA__TRY(qlora__launch(ctx,
+                             x->dtype == QLORA_F32 ? QLORA__K_loss_cross_entropy_f32
+                                                   : QLORA__K_loss_cross_entropy_bf16,
+                             x->rows, 1, 1, threads, 0, args));
+    if (a->total == NULL) {
+        return QLORA_OK;
+    }
+    void* sum[] = {(void*)&a->losses->data, (void*)&a->labels->data, &weights,
+                   (void*)&x->rows,         (void*)&x->cols,         (void*)&a->total->data};
+    return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? 1 : 0, 1, 1, 256, 0, sum);
+}
+
+qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args) {
+    QLORA__ENTER(ctx, "qlora_cross_entropy");
+    return qlora__leave(ctx, qlora__cross_entropy(ctx, args));
+}
+
+// ---- arg max ------------------------------------------------------------------------------------
+//
+// ids[r] = column of the largest value of row r, the first of equals; NaN is never largest.
+
+typedef struct qlora__argmax_job {
+    const qlora_tensor* x;
+    const qlora_tensor* ids;
+} qlora__argmax_job;
+
+static void qlora__argmax_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__argmax_job* job = (const qlora__argmax_job*)user;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t best = -1;
+        for (int64_t c = 0; c < job->x->cols; c++) {
+            QLORA__REAL v = qlora__at(job->x, row, c);
+            if (v == v && (best < 0 || v > qlora__at(job->x, row, best))) {
+                best = c;
+            }
+        }
+        ((int32_t*)job->ids->data)[row] = (int32_t)(best < 0 ? 0 : best);
+    }
+}
+
+static qlora_result qlora__argmax(qlora_ctx* ctx, qlora__argmax_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, job->ids, "ids", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_apart(ctx, "ids", job->ids, "x", x));
+    if (x->cols == 0 ? x->rows > 0 : x->cols > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "no largest of %lld columns",
+                           (long long)x->cols);
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__argmax_rows, job);
+        return QLORA_OK;
+    }
+    void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&job->ids->data, (void*)&x->cols};
+    return qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_loss_arg_max_f32 : QLORA__K_loss_arg_max_bf16,
+        x->rows, 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids) {
+    QLORA__ENTER(ctx, "qlora_argmax");
+    qlora__argmax_job job;
+    job.x = x;
+    job.ids = ids;
+    return qlora__leave(ctx, qlora__argmax(ctx, &job));
+}
+
+// ---- AdamW --------------------------------------------------------------------------------------
+//
+// Decoupled decay, over ranges of one flat arena; t counts the updates applied. Per
+// element, with g the gradient times the clip scale:
+//   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
+//   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//   shadow = shadow_scale p;  gradient = 0
+// A gradient that is not finite leaves p, m, v, t and shadow as they are; the gradient becomes 0.
+
+// x^n by squaring, the products of the kernel.
+static double qlora__power(double x, int64_t n) {
+    double y = 1;
+    for (; n > 0; n >>= 1) {
+        if ((n & 1) != 0) {
+            y *= x;
+        }
+        x *= x;
+    }
+    return y;
+}
+
+typedef struct qlora__adamw_job {
+    const qlora_adamw_args* args;
+    qlora_adamw_range range;
+    QLORA__REAL clip;
+    QLORA__REAL lr_decay;
+    QLORA__REAL beta2;
+    QLORA__REAL one_minus_beta1;
+    QLORA__REAL one_minus_beta2;
+    QLORA__REAL step_size;
+    QLORA__REAL root_correction;
+    QLORA__REAL eps;
+    bool skip;
+} qlora__adamw_job;
+
+// Counts the update or the skip, and forms the corrections in double.
+static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state) {
+    state->skip = job->skip ? 1 : 0;
+    state->skipped += job->skip ? 1 : 0;
+    state->updates += job->skip ? 0 : 1;
+    double t1 = qlora__power(state->beta1, state->updates);
+    double t2 = qlora__power(state->beta2, state->updates);
+    job->lr_decay = (QLORA__REAL)(state->lr * state->weight_decay);
+    job->beta2 = (QLORA__REAL)state->beta2;
+    job->one_minus_beta1 = (QLORA__REAL)(1 - state->beta1);
+    job->one_minus_beta2 = (QLORA__REAL)(1 - state->beta2);
+    job->step_size = (QLORA__REAL)(state->lr / (1 - t1));
+    job->root_correction = (QLORA__REAL)sqrt(1 - t2);
+    job->eps = (QLORA__REAL)state->eps;
+}
+
+static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_args* a = job->args;
+    QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
+    for (int64_t i = job->range.begin + begin; i < job->range.begin + end; i++) {
+        if (!job->skip) {
+            QLORA__REAL g = qlora__at(a->grad, 0, i) * job->clip;
+            QLORA__REAL p = qlora__at(a->param, 0, i);
+            QLORA__REAL m = qlora__at(a->m, 0, i);
+            QLORA__REAL v = qlora__at(a->v, 0, i);
+            p -= decay * p;
+            m += job->one_minus_beta1 * (g - m);
+            v = job->beta2 * v + job->one_minus_beta2 * g * g;
+            p -= job->step_size * (m / (qlora__sqrt(v) / job->root_correction + job->eps));
+            qlora__put(a->param, 0, i, p);
+            qlora__put(a->m, 0, i, m);
+            qlora__put(a->v, 0, i, v);
+            if (a->shadow != NULL) {
+                qlora__put(a->shadow, 0, i, (QLORA__REAL)job->range.shadow_scale * p);
+            }
+        }
+        qlora__put(a->grad, 0, i, 0);
+    }
+}
+
+static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_args* a = job->args;
+    for (int64_t i = job->range.begin + begin; i < job->range.begin + end; i++) {
+        qlora__put(a->shadow, 0, i,
+                   (QLORA__REAL)job->range.shadow_scale * qlora__at(a->param, 0, i));
+    }
+}
+
+// Range i of the table in host memory.
+static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64_t i) {
+    qlora_adamw_range range;
+    memcpy(&range, (const char*)ranges->data + (size_t)i * sizeof range, sizeof range);
+    return range;
+}
+
+// param, shadow and ranges: what both calls use.
+static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a,
+                                       int64_t* range_count) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    QLORA__TRY(qlora__need_vector(ctx, a->param, "param", QLORA__IS_F32, -1));
+    QLORA__TRY(qlora__need_vector(ctx, a->ranges, "ranges", QLORA__IS_U8, -1));
+    if (a->shadow != NULL) {
+        QLORA__TRY(
+            qlora__need_vector(ctx, a->shadow, "shadow", QLORA__IS_F32_BF16, a->param->cols));
+        QLORA__TRY(qlora__need_apart(ctx, "shadow", a->shadow, "param", a->param));
+    }
+    if (a->ranges->cols % (int64_t)sizeof(qlora_adamw_range) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "ranges has %lld bytes, not a multiple of %d",
+                           (long long)a->ranges->cols, (int)sizeof(qlora_adamw_range));
+    }
+    *range_count = a->ranges->cols / (int64_t)sizeof(qlora_adamw_range);
+    for (int64_t i = 0; qlora__on_cpu(ctx) && i < *range_count; i++) {
+        qlora_adamw_range r = qlora__adamw_range_at(a->ranges, i);
+        if (r.begin < 0 || r.count < 0 || r.begin > a->param->cols ||
+            r.count > a->param->cols - r.begin) {
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT, "range %lld is [%lld, +%lld), the arena has %lld elements",
+                (long long)i, (long long)r.begin, (long long)r.count, (long long)a->param->cols);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t n = a->param->cols;
+    QLORA__TRY(qlora__need_vector(ctx, a->grad, "grad", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->m, "m", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->v, "v", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_U8,
+                                  (int64_t)sizeof(qlora_adamw_state)));
+    if (a->clip_scale != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->clip_scale, "clip_scale", QLORA__IS_F32, 1));
+    }
+    if (a->not_finite != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->not_finite, "not_finite", QLORA__IS_I32, 1));
+    }
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "grad", a->grad));
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "m", a->m));
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "v", a->v));
+    QLORA__TRY(qlora__need_apart(ctx, "grad", a->grad, "m", a->m));
+    QLORA__TRY(qlora__need_apart(ctx, "grad", a->grad, "v", a->v));
+    return qlora__need_apart(ctx, "m", a->m, "v", a->v);
+}
+
+// fn over every range, one after the other.
+static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t range_count,
+                                qlora__range_fn fn) {
+    for (int64_t i = 0; i < range_count; i++) {
+        job->range = qlora__adamw_range_at(job->args->ranges, i);
+        qlora__parallel(ctx, job->range.count, 4096, fn, job);
+    }
+}
+
+// Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
+static int64_t qlora__adamw_blocks(const qlora_adamw_args* a, int64_t range_count,
+                                   int64_t per_block) {
+    int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
+    int64_t wanted = qlora__ceil_div(longest, per_block);
+    return qlora__min(wanted, qlora__max(8192 / qlora__max(range_count, 1), 8));
+}
+
+static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    QLORA__TRY(qlora__adamw_check_step(ctx, a));
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw_job job;
+        memset(&job, 0, sizeof job);
+        job.args = a;
+        job.clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
+        job.skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
+        qlora_adamw_state state;
+        memcpy(&state, a->state->data, sizeof state);
+        qlora__adamw_advance(&job, &state);
+        memcpy(a->state->data, &state, sizeof state);
+        qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_elements);
+        return QLORA_OK;
+    }
+    void* not_finite = a->not_finite != NULL ? a->not_finite->data : NULL;
+    void* clip = a->clip_scale != NULL ? a->clip_scale->data : NULL;
+    void* shadow = a->shadow != NULL ? a->shadow->data : NULL;
+    void* advance[] = {(void*)&a->state->data, &not_finite};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_optim_advance, 1, 1, 1, 32, 0, advance));
+    void* args[] = {(void*)&a->param->data,
+                    (void*)&a->grad->data,
+                    (void*)&a->m->data,
+                    (void*)&a->v->data,
+                    &shadow,
+                    (void*)&a->ranges->data,
+                    &range_count,
+                    (void*)&a->state->data,
+                    &clip};
+    bool wide = a->shadow != NULL && a->shadow->dtype == QLORA_F32;
+    return qlora__launch(ctx, wide ? QLORA__K_optim_adamw_f32 : QLORA__K_optim_adamw_bf16,
+                         qlora__adamw_blocks(a, range_count, 1024), qlora__min(range_count, 65535),
+                         1, 256, 0, args);
+}
+
+static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    if (a->shadow == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shadow is NULL");
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw_job job;
+        memset(&job, 0, sizeof job);
+        job.args = a;
+        qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_shadow_elements);
+        return QLORA_OK;
+    }
+    void* args[] = {(void*)&a->param->data, (void*)&a->shadow->data, (void*)&a->ranges->data,
+                    &range_count};
+    return qlora__launch(
+        ctx, a->shadow->dtype == QLORA_F32 ? QLORA__K_optim_shadow_f32 : QLORA__K_optim_shadow_bf16,
+        qlora__adamw_blocks(a, range_count, 256), qlora__min(range_count, 65535), 1, 256, 0, args);
+}
+
+qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args) {
+    QLORA__ENTER(ctx, "qlora_adamw_step");
+    return qlora__leave(ctx, qlora__adamw_step(ctx, args));
+}
+
+qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
+    QLORA__ENTER(ctx, "qlora_adamw_shadow");
+    return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
+}
+
+// ---- dropout ------------------------------------------------------------------------------------
+//
+//   y = x keep / (1 - p)
+//
+// keep where the element's random word is not below p 2^32; the
+// word of column c is number c % 4 of philox(counter, key) with
+//   counter = (c / 4, position, sequence, layer 2^8 + projection),  key = seed + step
+//   0x9e3779b97f4a7c15
+
+typedef struct qlora__dropout_job {
+    const qlora_dropout_args* args;
+    uint32_t threshold;
+    uint32_t where;
+    float scale;
+} qlora__dropout_job;
+
+// True when column `column` of that row is kept.
+static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32_t sequence,
+                                uint32_t where, int64_t column, uint32_t threshold) {
+    uint32_t counter[4];
+    uint32_t words[4];
+    counter[0] = (uint32_t)(column / 4);
+    counter[1] = position;
+    counter[2] = sequence;
+    counter[3] = where;
+    qlora__philox(counter, key, words);
+    return words[column % 4] >= threshold;
+}
+
+static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__dropout_job* job = (const qlora__dropout_job*)user;
+    const qlora_dropout_args* a = job->args;
+    uint64_t seed = (uint64_t)(uint32_t)qlora__index_at(a->state, 1) << 32 |
+                    (uint32_t)qlora__index_at(a->state, 0);
+    uint64_t mixed = seed + (uint64_t)(uint32_t)qlora__index_at(a->state, 2) * 0x9e3779b97f4a7c15u;
+    uint32_t key[2];
+    key[0] = (uint32_t)mixed;
+    key[1] = (uint32_t)(mixed >> 32);
+    for (int64_t row = begin; row < end; row++) {
+        uint32_t position = (uint32_t)qlora__index_at(a->positions, row);
+        uint32_t sequence = (uint32_t)qlora__index_at(a->sequences, row);
+        for (int64_t c = 0; c < a->x->cols; c++) {
+            QLORA__REAL v = 0;
+            if (qlora__dropout_keep(key, position, sequence, job->where, c, job->threshold)) {
+                v = qlora__at(a->x, row, c) * (QLORA__REAL)job->scale;
+            }
+            if (a->accumulate) {
+                v += qlora__at(a->y, row, c);
+            }
+            qlora__put(a->y, row, c, v);
+        }
+    }
+}
+
+static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    const qlora_tensor* x = a->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, a->y, "y", qlora__is(x->dtype), x->rows, x->cols));
+    QLORA__TRY(qlora__need_same_or_apart(ctx, "y", a->y, "x", x));
+    QLORA__TRY(qlora__need_vector(ctx, a->positions, "positions", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->sequences, "sequences", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_I32, 4));
+    if (!(a->p >= 0) || !(a->p < 1) || a->layer < 0 || a->layer >= 1 << 23 || a->projection < 0 ||
+        a->projection > 255) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "p = %g, layer %d, projection %d: 0 <= p < 1, 0 <= layer < 2^23, 0 <= "
+                           "projection <= 255",
+                           (double)a->p, (int)a->layer, (int)a->projection);
+    }
+    qlora__dropout_job job;
+    job.args = a;
+    job.threshold = (uint32_t)((double)a->p * 4294967296.0);
+    job.where = (uint32_t)a->layer << 8 | (uint32_t)a->projection;
+    job.scale = (float)(1 / (1 - (double)a->p));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__dropout_rows, &job);
+        return QLORA_OK;
+    }
+    int32_t accumulate = a->accumulate ? 1 : 0;
+    qlora__point_shape shape = qlora__point_shape_of(x->cols, qlora__piece(x->dtype));
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&a->y->data,
+                    (void*)&a->y->ld,
+                    (void*)&a->positions->data,
+                    (void*)&a->sequences->data,
+                    (void*)&a->state->data,
+                    &job.where,
+                    (void*)&x->rows,
+                    (void*)&x->cols,
+                    &job.threshold,
+                    &job.scale,
+                    &accumulate};
+    return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_dropout_f32 : QLORA__K_dropout_bf16,
+                         shape.blocks, qlora__min(x->rows, 65535), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
+    QLORA__ENTER(ctx, "qlora_dropout");
+    return qlora__leave(ctx, qlora__dropout(ctx, args));
+}
+
+// ---- attention ----------------------------------------------------------------------------------
+//
+// Inside a sequence, for query i and the keys j that it sees (i - window < j <= i):
+//
+//   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
+//   o[i] = sum_j p[j] v[j]
+//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
+//   dq[i] = scale sum_j ds[j] k[j]
+//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]   over every query head of the key's
+//   group
+
+#define QLORA__HEAD_MAX 256
+#define QLORA__KEY_BLOCK 64
+
+typedef struct qlora__attention {
+    int64_t tokens;
+    int64_t n_seqs;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t hd;
+    int64_t window;
+    float scale;
+    const qlora_tensor* q;
+    const qlora_tensor* k;
+    const qlora_tensor* v;
+    const qlora_tensor* seqs;
+    const qlora_tensor* o;
+    const qlora_tensor* lse;
+    const qlora_tensor* d_o;
+    const qlora_tensor* dq;
+    const qlora_tensor* dk;
+    const qlora_tensor* dv;
+    QLORA__REAL* dots; // D, [heads][tokens]
+} qlora__attention;
+
+// Eight partial sums: a fixed order that the compiler can still put into vectors.
+static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n) {
+    QLORA__REAL part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        for (int j = 0; j < 8; j++) {
+            part[j] += x[i + j] * y[i + j];
+        }
+    }
+    for (; i < n; i++) {
+        part[i % 8] += x[i] * y[i];
+    }
+    return ((part[0] + part[4]) + (part[2] + part[6])) +
+           ((part[1] + part[5]) + (part[3] + part[7]));
+}
+
+// y += a x; eight products first, so that y and x need not be known to be apart.
+static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        QLORA__REAL product[8];
+        for (int j = 0; j < 8; j++) {
+            product[j] = a * x[i + j];
+        }
+        for (int j = 0; j < 8; j++) {
+            y[i + j] += product[j];
+        }
+    }
+    for (; i < n; i++) {
+        y[i] += a * x[i];
+    }
+}
+
+// One head of one token: in place for f32, else converted into room.
+static const QLORA__REAL* qlora__head_get(const qlora_tensor* t, int64_t token, int64_t head,
+                                          int64_t hd, QLORA__REAL* room) {
+    int64_t first = token * t->ld + head * hd;
+    if (t->dtype == QLORA_F32) {
+        return (const QLORA__REAL*)t->data + first;
+    }
+    for (int64_t i = 0; i < hd; i++) {
+        room[i] = qlora__load(t->data, t->dtype, first + i);
+    }
+    return room;
+}
+
+static void qlora__head_put(const qlora_tensor* t, int64_t token, int64_t head, int64_t hd,
+                            const QLORA__REAL* x, QLORA__REAL factor) {
+    for (int64_t i = 0; i < hd; i++) {
+        qlora__put(t, token, head * hd + i, x != NULL ? x[i] * factor : 0);
+    }
+}
+
+// The sequence [*begin, *end) that a token lies in; false in the tail.
+static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t* begin,
+                               int64_t* end) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    int64_t low = 0;
+    int64_t high = a->n_seqs;
+    while (low < high) { // the last offset not after the token
+        int64_t middle = (low + high + 1) / 2;
+        if (offsets[middle] <= token) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    *begin = offsets[low];
+    *end = low < a->n_seqs ? offsets[low + 1] : a->tokens;
+    return low < a->n_seqs;
+}
+
+// The softmax runs over blocks of keys, with the sums rescaled when a block brings a larger score.
+static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
+                                   int64_t begin) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc[QLORA__HEAD_MAX];
+    QLORA__REAL s[QLORA__KEY_BLOCK];
+    int64_t kv_head = head / (a->heads / a->kv_heads);
+    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+    QLORA__REAL top = -(QLORA__REAL)INFINITY;
+    QLORA__REAL sum = 0;
+    memset(acc, 0, sizeof acc);
+    int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
+    for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
+        int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
+        QLORA__REAL peak = top;
+        for (int64_t j = 0; j < n; j++) {
+            const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);
+            s[j] = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            peak = s[j] > peak ? s[j] : peak;
+        }
+        QLORA__REAL shrink = qlora__exp(top - peak);
+        top = peak;
+        sum *= shrink;
+        for (int64_t d = 0; d < a->hd; d++) {
+            acc[d] *= shrink;
+        }
+        for (int64_t j = 0; j < n; j++) {
+            QLORA__REAL p = qlora__exp(s[j] - top);
+            sum += p;
+            qlora__add_scaled(acc, p, qlora__head_get(a->v, j0 + j, kv_head, a->hd, room), a->hd);
+        }
+    }
+    qlora__head_put(a->o, i, head, a->hd, acc, 1 / sum);
+    qlora__put(a->lse, head, i, top + qlora__log(sum));
+}
+
+static void qlora__attention_forward_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_query(a, head, token, begin);
+        } else {
+            qlora__head_put(a->o, token, head, a->hd, NULL, 0);
+            qlora__put(a->lse, head, token, 0);
+        }
+    }
+}
+
+static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t i, int64_t begin) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL do_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc[QLORA__HEAD_MAX];
+    int64_t kv_head = head / (a->heads / a->kv_heads);
+    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+    const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
+    QLORA__REAL lse = qlora__at(a->lse, head, i);
+    QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
+    a->dots[head * a->tokens + i] = dot;
+    memset(acc, 0, sizeof acc);
+    int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
+    for (; j <= i; j++) {
+        QLORA__REAL dp =
+            qlora__dot(d_o, qlora__head_get(a->v, j, kv_head, a->hd, room), a->hd) - dot;
+        const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, room);
+        QLORA__REAL p = qlora__exp(qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale - lse);
+        qlora__add_scaled(acc, p * dp, k, a->hd);
+    }
+    qlora__head_put(a->dq, i, head, a->hd, acc, (QLORA__REAL)a->scale);
+}
+
+static void qlora__attention_dq_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_dq(a, head, token, begin);
+        } else {
+            qlora__head_put(a->dq, token, head, a->hd, NULL, 0);
+        }
+    }
+}
+
+static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int64_t j,
+                                 int64_t end) {
+    QLORA__REAL k_room[QLORA__HEAD_MAX];
+    QLORA__REAL v_room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL do_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc_k[QLORA__HEAD_MAX];
+    QLORA__REAL acc_v[QLORA__HEAD_MAX];
+    int64_t group = a->heads / a->kv_heads;
+    const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
+    const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
+    memset(acc_k, 0, sizeof acc_k);
+    memset(acc_v, 0, sizeof acc_v);
+    if (a->window > 0 && a->window < end - j) {
+        end = j + a->window;
+    }
+    for (int64_t head = kv_head * group; head < kv_head * group + group; head++) {
+        for (int64_t i = j; i < end; i++) {
+            const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+            const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
+            QLORA__REAL s = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            QLORA__REAL p = qlora__exp(s - qlora__at(a->lse, head, i));
+            QLORA__REAL dp = qlora__dot(d_o, v, a->hd) - a->dots[head * a->tokens + i];
+            qlora__add_scaled(acc_v, p, d_o, a->hd);
+            qlora__add_scaled(acc_k, p * dp, q, a->hd);
+        }
+    }
+    qlora__head_put(a->dk, j, kv_head, a->hd, acc_k, (QLORA__REAL)a->scale);
+    qlora__head_put(a->dv, j, kv_head, a->hd, acc_v, 1);
+}
+
+static void qlora__attention_dkv_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t kv_head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_dkv(a, kv_head, token, end);
+        } else {
+            qlora__head_put(a->dk, token, kv_head, a->hd, NULL, 0);
+            qlora__head_put(a->dv, token, kv_head, a->hd, NULL, 0);
+        }
+    }
+}
+
+// Host memory can be looked at; on a device the kernels keep whatever stands there inside the
+// matrices.
+static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attention* a) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    for (int64_t s = 0; s <= a->n_seqs; s++) {
+        if ((s == 0 ? offsets[0] != 0 : offsets[s] < offsets[s - 1]) || offsets[s] > a->tokens) {
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "seqs[%lld] is %d: offsets start at 0, ascend, and end at most at %lld",
+                (long long)s, (int)offsets[s], (long long)a->tokens);
+        }
+    }
+    return QLORA_OK;
+}
+
+#define QLORA__ATTENTION_GRAIN 16
+
+static qlora_result qlora__attention_forward_cpu(qlora_ctx* ctx, qlora__attention* a) {
+    QLORA__TRY(qlora__sequences_check(ctx, a));
+    qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN,
+                    qlora__attention_forward_items, a);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_cpu(qlora_ctx* ctx, qlora__attention* a) {
+    QLORA__TRY(qlora__sequences_check(ctx, a));
+    void* dots = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * sizeof(QLORA__REAL), &dots));
+    a->dots = (QLORA__REAL*)dots;
+    qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN, qlora__attention_dq_items,
+                    a);
+    qlora__parallel(ctx, a->kv_heads * a->tokens, QLORA__ATTENTION_GRAIN,
+                    qlora__attention_dkv_items, a);
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+// One launch: a block per rows tokens (and one more per sequence, where blocks belong to
+// sequences).
+typedef struct qlora__attention_kernel {
+    qlora__kernel_id id;
+    int64_t rows;
+    uint32_t threads;
+    uint32_t shared;
+} qlora__attention_kernel;
+
+typedef struct qlora__attention_path {
+    qlora_dtype dtype;
+    int64_t hd;     // 0 = any up to 256
+    int capability; // at least
+    bool aligned;   // rows must start at multiples of 16 bytes
+    qlora__attention_kernel forward;
+    qlora__attention_kernel stats;
+    qlora__attention_kernel kv;
+    qlora__attention_kernel q;
+} qlora__attention_path;
+
+// clang-format off
+// The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
+static const qlora__attention_path qlora__attention_paths[] = {
+    {QLORA_BF16, 64, 80, true,
+     {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
+     {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536}},
+    {QLORA_BF16, 128, 80, true,
+     {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
+     {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304}},
+    {QLORA_BF16, 0, 75, false,
+     {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0}},
+    {QLORA_F32, 0, 75, false,
+     {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0}},
+};
+// clang-format on
+
+static bool qlora__attention_aligned(const qlora_tensor* t) {
+    return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
+}
+
+static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
+                                                            const qlora__attention* a) {
+    const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
+    bool aligned = true;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        aligned = aligned && qlora__attention_aligned(all[i]);
+    }
+    const qlora__attention_path* p = qlora__attention_paths;
+    while (p->dtype != a->q->dtype || (p->hd != 0 && p->hd != a->hd) ||
+           p->capability > ctx->gpu->capability || (p->aligned && !aligned)) {
+        p++; // the last rows take everything
+    }
+    return p;
+}
+
+// Kernels count tokens, heads and offsets in 32 bits.
+typedef struct qlora__attention_numbers {
+    int32_t n_seqs;
+    int32_t tokens;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t hd;
+    int32_t window;
+    int32_t half;
+} qlora__attention_numbers;
+
+static qlora__attention_numbers qlora__attention_narrow(const qlora__attention* a) {
+    qlora__attention_numbers n;
+    n.n_seqs = (int32_t)a->n_seqs;
+    n.tokens = (int32_t)a->tokens;
+    n.heads = (int32_t)a->heads;
+    n.kv_heads = (int32_t)a->kv_heads;
+    n.hd = (int32_t)a->hd;
+    n.window = (int32_t)a->window;
+    n.half = a->q->dtype == QLORA_BF16;
+    return n;
+}
+
+static qlora_result qlora__attention_launch(qlora_ctx* ctx, const qlora__attention_kernel* kernel,
+                                            const qlora__attention* a, int64_t heads, void** args) {
+    int64_t blocks = a->tokens / kernel->rows + a->n_seqs + 1;
+    return qlora__launch(ctx, kernel->id, blocks, heads, 1, kernel->threads, kernel->shared, args);
+}
+
+static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attention* a) {
+    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
+    qlora__attention_numbers n = qlora__attention_narrow(a);
+    qlora_tensor q = *a->q;
+    qlora_tensor k = *a->k;
+    qlora_tensor v = *a->v;
+    qlora_tensor o = *a->o;
+    void* lse = a->lse->data;
+    void* seqs = a->seqs->data;
+    void* args[] = {&q.data,  &q.ld,       &k.data, &k.ld,     &v.data,   &v.ld,
+                    &o.data,  &o.ld,       &lse,    &seqs,     &n.n_seqs, &n.tokens,
+                    &n.heads, &n.kv_heads, &n.hd,   &n.window, &a->scale, &n.half};
+    return qlora__attention_launch(ctx, &path->forward, a, a->heads, args);
+}
+
+static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
+    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
+    qlora__attention_numbers n = qlora__attention_narrow(a);
+    void* stats = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &stats));
+    qlora_tensor q = *a->q;
+    qlora_tensor k = *a->k;
+    qlora_tensor v = *a->v;
+    qlora_tensor o = *a->o;
+    qlora_tensor d_o = *a->d_o;
+    qlora_tensor dq = *a->dq;
+    qlora_tensor dk = *a->dk;
+    qlora_tensor dv = *a->dv;
+    void* lse = a->lse->data;
+    void* seqs = a->seqs->data;
+    void* stats_args[] = {&o.data, &o.ld,     &d_o.data, &d_o.ld, &lse,
+                          &stats,  &n.tokens, &n.hd,     &n.half};
+    QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
+                             a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
+    void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
+                       &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
+                       &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
+                       &n.hd,     &n.window, &a->scale, &n.half};
+    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, kv_args));
+    void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
+                      &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
+                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
+    return qlora__attention_launch(ctx, &path->q, a, a->heads, q_args);
+}
+
+#endif
+
+static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                           qlora__attention* a) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    a->heads = desc->heads;
+    a->kv_heads = desc->kv_heads > 0 ? desc->kv_heads : desc->heads;
+    a->hd = desc->head_dim;
+    a->window = desc->window;
+    if (a->heads < 1 || a->heads > 65535 || desc->kv_heads < 0 || a->heads % a->kv_heads != 0 ||
+        a->hd < 1 || a->hd > QLORA__HEAD_MAX || a->window < 0) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld heads, %lld kv heads, head size %lld, window %lld: kv heads must divide "
+            "the heads (at most 65535), the head size be 1 to %d, the window not negative",
+            (long long)desc->heads, (long long)desc->kv_heads, (long long)a->hd,
+            (long long)a->window, QLORA__HEAD_MAX);
+    }
+    a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
+    if (!(a->scale > 0 && a->scale <= 1e30f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "scale %g must be above 0 and finite",
+                           (double)desc->scale);
+    }
+    QLORA__TRY(qlora__need(ctx, a->q, "q", QLORA__IS_F32 | QLORA__IS_BF16, -1, a->heads * a->hd));
+    unsigned dtype = 1u << a->q->dtype;
+    a->tokens = a->q->rows;
+    QLORA__TRY(qlora__need(ctx, a->k, "k", dtype, a->tokens, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->v, "v", dtype, a->tokens, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->seqs, "seqs", QLORA__IS_I32, 1, -1));
+    QLORA__TRY(qlora__need(ctx, a->o, "o", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->lse, "lse", QLORA__IS_F32, a->heads, a->tokens));
+    if (a->seqs->cols < 1 || a->seqs->cols > INT32_MAX / 2 || a->tokens > INT32_MAX / 2 ||
+        a->lse->ld != a->tokens) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "seqs has %lld entries (one more than sequences), lse a row stride of %lld; "
+            "there are %lld tokens",
+            (long long)a->seqs->cols, (long long)a->lse->ld, (long long)a->tokens);
+    }
+    a->n_seqs = a->seqs->cols - 1;
+    // a window beyond every distance is none; so kernels may add to it
+    a->window = a->window >= a->tokens ? 0 : a->window;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                             qlora__attention* a) {
+    QLORA__TRY(qlora__attention_begin(ctx, desc, a));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "q", a->q));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "k", a->k));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "v", a->v));
+    if (a->tokens == 0) {
+        return QLORA_OK;
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__attention_forward_gpu(ctx, a);
+    }
+#endif
+    return qlora__attention_forward_cpu(ctx, a);
+}
+
+qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                     const qlora_tensor* q, const qlora_tensor* k,
+                                     const qlora_tensor* v, const qlora_tensor* seqs,
+                                     const qlora_tensor* o, const qlora_tensor* lse) {
+    QLORA__ENTER(ctx, "qlora_attention_forward");
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.seqs = seqs;
+    a.o = o;
+    a.lse = lse;
+    return qlora__leave(ctx, qlora__attention_forward(ctx, desc, &a));
+}
+
+static qlora_result qlora__attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                              qlora__attention* a) {
+    QLORA__TRY(qlora__attention_begin(ctx, desc, a));
+    unsigned dtype = 1u << a->q->dtype;
+    int64_t kv_cols = a->kv_heads * a->hd;
+    QLORA__TRY(qlora__need(ctx, a->d_o, "d_o", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->dq, "dq", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->dk, "dk", dtype, a->tokens, kv_cols));
+    QLORA__TRY(qlora__need(ctx, a->dv, "dv", dtype, a->tokens, kv_cols));
+    const qlora_tensor* outs[] = {a->dq, a->dk, a->dv};
+    const qlora_tensor* ins[] = {a->q, a->k, a->v, a->o, a->d_o};
+    static const char* const out_names[] = {"dq", "dk", "dv"};
+    static const char* const in_names[] = {"q", "k", "v", "o", "d_o"};
+    for (int i = 0; i < 3; i++) {
+        for (int j = 0; j < 5; j++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[i], outs[i], in_names[j], ins[j]));
+        }
+        for (int j = 0; j < i; j++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[i], outs[i], out_names[j], outs[j]));
+        }
+    }
+    if (a->tokens == 0) {
+        return QLORA_OK;
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__attention_backward_gpu(ctx, a);
+    }
+#endif
+    return qlora__attention_backward_cpu(ctx, a);
+}
+
+qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                      const qlora_tensor* q, const qlora_tensor* k,
+                                      const qlora_tensor* v, const qlora_tensor* seqs,
+                                      const qlora_tensor* o, const qlora_tensor* lse,
+                                      const qlora_tensor* d_o, const qlora_tensor* dq,
+                                      const qlora_tensor* dk, const qlora_tensor* dv) {
+    QLORA__ENTER(ctx, "qlora_attention_backward");
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.seqs = seqs;
+    a.o = o;
+    a.lse = lse;
+    a.d_o = d_o;
+    a.dq = dq;
+    a.dk = dk;
+    a.dv = dv;
+    return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
+}
+
+//@@ GRAPH      - capture, replay, invalidation
+
+static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
+    qlora__free(ctx, graph->buffers, graph->buffer_capacity * sizeof *graph->buffers);
+    qlora__free(ctx, graph, sizeof *graph);
+}
+
+#ifndef QLORA_NO_CUDA
+
+// Ends a capture whatever happened inside, so that the stream is usable again.
+static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void** recorded) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cu(
+        ctx,
+        gpu->cu.StreamBeginCapture(gpu->stream, QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+        "cuStreamBeginCapture"));
+    qlora__capture capture;
+    memset(&capture, 0, sizeof capture);
+    ctx->capture = &capture;
+    qlora_result r = graph->fn(ctx, graph->user);
+    ctx->capture = NULL;
+    char text[QLORA__ERROR_SIZE];
+    snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->error : capture.broke);
+    int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
+    graph->buffers = capture.ids;
+    graph->buffer_count = capture.count;
+    graph->buffer_capacity = capture.capacity;
+    if (qlora__cu_is_sticky(code)) {
+        return qlora__cu(ctx, code, "cuStreamEndCapture");
+    }
+    if (r == QLORA_OK && text[0] == '\0' && code == 0) {
+        return QLORA_OK;
+    }
+    if (code == 0 && *recorded != NULL) {
+        gpu->cu.GraphDestroy(*recorded);
+    }
+    *recorded = NULL;
+    if (r == QLORA_ERR_DEVICE_LOST) {
+        return r;
+    }
+    const char* name = code != 0 ? qlora__cu_name(gpu, code) : "";
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE, "graph %llu was not captured: %.500s%s%s",
+                       (unsigned long long)graph->key,
+                       text[0] != '\0' ? text
+                       : r != QLORA_OK ? "the callback failed without a message"
+                                       : "a call inside the callback cannot be captured",
+                       code != 0 ? "; cuStreamEndCapture says " : "", name);
+}
+
+static qlora_result qlora__graph_instantiate(qlora_ctx* ctx, qlora_graph* graph, void* recorded) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.GraphGetNodes(recorded, NULL, &graph->nodes), "cuGraphGetNodes"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.GraphInstantiate(&graph->exec, recorded, 0),
+                         "cuGraphInstantiateWithFlags"));
+    return qlora__cu(ctx, gpu->cu.GraphLaunch(graph->exec, gpu->stream), "cuGraphLaunch");
+}
+
+static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
+    if (qlora__on_cpu(ctx)) {
+        return graph->fn(ctx, graph->user);
+    }
+    void* recorded = NULL;
+    QLORA__TRY(qlora__graph_record(ctx, graph, &recorded));
+    qlora_result r = qlora__graph_instantiate(ctx, graph, recorded);
+    ctx->gpu->cu.GraphDestroy(recorded);
+    return r;
+}
+
+static void qlora__graph_drop_exec(qlora_ctx* ctx, qlora_graph* graph) {
+    if (graph->exec != NULL) {
+        ctx->gpu->cu.GraphExecDestroy(graph->exec);
+    }
+}
+
+static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
+    return qlora__cu(ctx, ctx->gpu->cu.GraphLaunch(graph->exec, ctx->gpu->stream), "cuGraphLaunch");
+}
+
+#else
+
+static qlora_result qlora__graph_build(qlora_ctx* ctx, qlora_graph* graph) {
+    return graph->fn(ctx, graph->user);
+}
+
+static void qlora__graph_drop_exec(qlora_ctx* ctx, qlora_graph* graph) {
+    (void)ctx;
+    (void)graph;
+}
+
+static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
+    return graph->fn(ctx, graph->user);
+}
+
+#endif
+
+static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn, void* user,
+                                         qlora_graph** out) {
+    if (fn == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", fn == NULL ? "fn" : "out");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "capturing another graph"));
+    qlora_graph* graph = (qlora_graph*)qlora__alloc_zero(ctx, sizeof *graph);
+    if (graph == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    graph->owner = ctx;
+    graph->key = key;
+    graph->fn = fn;
+    graph->user = user;
+    qlora_result r = qlora__graph_build(ctx, graph);
+    if (r != QLORA_OK) {
+        QLORA__LOG(ctx, WARN, GRAPH, "%s", ctx->error);
+        qlora__graph_drop_exec(ctx, graph);
+        qlora__graph_free(ctx, graph);
+        return r;
+    }
+    graph->next = ctx->graphs;
+    ctx->graphs = graph;
+    ctx->children++;
+    QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
+               (unsigned long long)graph->nodes);
+    *out = graph;
+    return QLORA_OK;
+}
+
+qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn, void* user,
+                                 qlora_graph** out) {
+    QLORA__ENTER(ctx, "qlora_graph_capture");
+    return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
+}
+
+static qlora_result qlora__graph_need(qlora_ctx* ctx, const qlora_graph* graph) {
+    if (graph == NULL || graph->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "graph %s",
+                           graph == NULL ? "is NULL" : "belongs to another context");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
+    QLORA__TRY(qlora__graph_need(ctx, graph));
+    QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
+    if (graph->key != key) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the graph was captured for key %llu and is asked to run for %llu; capture "
+                           "one for that",
+                           (unsigned long long)graph->key, (unsigned long long)key);
+    }
+    if (graph->invalid[0] != '\0') {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "graph %llu cannot be replayed: %s; capture it again",
+                           (unsigned long long)key, graph->invalid);
+    }
+    QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
+    graph->replays++;
+    return QLORA_OK;
+}
+
+qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
+    QLORA__ENTER(ctx, "qlora_graph_replay");
+    return qlora__leave(ctx, qlora__graph_replay(ctx, graph, key));
+}
+
+static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+    if (graph == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__graph_need(ctx, graph));
+    QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
+    qlora_graph** link = &ctx->graphs;
+    while (*link != graph) {
+        link = &(*link)->next;
+    }
+    *link = graph->next;
+    qlora__graph_drop_exec(ctx, graph);
+    qlora__graph_free(ctx, graph);
+    ctx->children--;
+    return QLORA_OK;
+}
+
+qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_graph_destroy"));
+    return qlora__leave(ctx, qlora__graph_destroy(ctx, graph));
+}
+
+static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
+                                       qlora_graph_info* out) {
+    QLORA__TRY(qlora__graph_need(ctx, graph));
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    out->key = graph->key;
+    out->replays = graph->replays;
+    out->nodes = graph->nodes;
+    out->valid = graph->invalid[0] == '\0';
+    return QLORA_OK;
+}
+
+qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph, qlora_graph_info* out) {
+    QLORA__ENTER(ctx, "qlora_graph_query");
+    return qlora__leave(ctx, qlora__graph_query(ctx, graph, out));
+}
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
+
+#endif // QLORA_IMPLEMENTATION_DONE
+#endif // QLORA_IMPLEMENTATION
+
+/*
+    Licence: MIT No Attribution, or the Unlicense, at your choice. The texts stand in LICENSE.
+*/

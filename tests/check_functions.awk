@@ -1,0 +1,45 @@
+# Prints every function that is too long: over 60 lines without a comment that says "long because",
+# or over `limit` lines at all. Usage: awk -v f=NAME -v limit=100 -f tests/check_functions.awk NAME
+
+# A signature starts in column 0 and does not end in a semicolon; it may run over several lines.
+/^\/\// {
+    if (!inside) {
+        comment = comment $0
+    }
+    next
+}
+!inside && !start && /^[A-Za-z_].*\(/ {
+    start = NR
+    name = $0
+    why = comment
+}
+!inside && start && /\{[ \t]*(\/\/.*)?$/ {
+    inside = 1
+}
+inside && /long because/ {
+    why = why $0
+}
+inside && /^\}/ {
+    lines = NR - start + 1
+    if (lines > limit || (lines > 60 && why !~ /long because/)) {
+        print f ":" start ": " lines " lines: " name
+        bad = 1
+    }
+    inside = 0
+    start = 0
+}
+!inside && /;[ \t]*(\/\/.*)?$/ {
+    start = 0
+}
+!inside && /^#/ {
+    start = 0
+}
+{
+    comment = inside || start ? comment : ""
+    if (inside) {
+        comment = ""
+    }
+}
+END {
+    exit bad
+}

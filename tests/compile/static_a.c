@@ -1,0 +1,10 @@
+// A private copy of the library here, another one in static_b.c: they must not meet in the linker.
+#define QLORA_STATIC
+#define QLORA_IMPLEMENTATION
+#include "qlora.h"
+
+int static_b_version(void);
+
+int main(void) {
+    return qlora_version() == static_b_version() ? 0 : 1;
+}

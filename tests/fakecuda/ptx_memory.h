@@ -1,0 +1,454 @@
+// ptx_memory.h - every access to memory: checked, then done lane by lane.
+#ifndef FAKECUDA_PTX_MEMORY_H
+#define FAKECUDA_PTX_MEMORY_H
+
+#include "ptx_cvt.h"
+
+// ---- Addresses ----------------------------------------------------------------------------------
+
+static const char* space_name(u32 space) {
+    static const char* const NAMES[] = {"generic", "global", "shared", "local", "const", "param"};
+    return NAMES[space];
+}
+
+// The space that a generic address lies in; *address becomes an address of that space.
+static u32 space_resolve(u32 space, u64* address) {
+    if (space != SPACE_GENERIC) {
+        return space;
+    }
+    if (*address - PTX_SHARED_BASE < PTX_WINDOW_BYTES) {
+        *address -= PTX_SHARED_BASE;
+        return SPACE_SHARED;
+    }
+    if (*address - PTX_LOCAL_BASE < PTX_WINDOW_BYTES) {
+        *address -= PTX_LOCAL_BASE;
+        return SPACE_LOCAL;
+    }
+    return SPACE_GLOBAL;
+}
+
+static u8* inside(u8* base, u64 size, u64 address, u32 bytes) {
+    return address <= size && bytes <= size - address ? base + address : NULL;
+}
+
+static u8* module_data(const ptx_module* module, u64 address, u32 bytes, bool write) {
+    const u64 at = address - PTX_MODULE_BASE;
+    if (write && at < module->data_bytes && module->readonly[at]) {
+        return NULL;
+    }
+    return inside(module->data, module->data_bytes, at, bytes);
+}
+
+// Where one lane's bytes lie on the host, or NULL when they are out of bounds.
+static u8* lane_memory(ptx_warp* w, u32 space, u64 address, u32 bytes, bool write, u32 lane) {
+    ptx_run* run = w->run;
+    const ptx_kernel* kernel = run->kernel;
+    u64 at = address;
+    switch (space_resolve(space, &at)) {
+    case SPACE_SHARED:
+        return inside(run->shared, run->shared_bytes, at, bytes);
+    case SPACE_LOCAL:
+        return inside(w->local + (size_t)lane * kernel->local_bytes, kernel->local_bytes, at,
+                      bytes);
+    case SPACE_PARAM:
+        return write ? NULL : inside(run->params, kernel->param_bytes, at, bytes);
+    case SPACE_CONST:
+        return write ? NULL : module_data(kernel->module, at, bytes, false);
+    default:
+        if (at - PTX_MODULE_BASE < PTX_WINDOW_BYTES) {
+            return module_data(kernel->module, at, bytes, write);
+        }
+        return (u8*)run->env->resolve(run->env->user, at, bytes, write);
+    }
+}
+
+// The addresses of all lanes; those that are off repeat the first one that is on.
+static void warp_addresses(const ptx_warp* w, const ptx_insn* in, u32 index, s64 offset, u32 mask,
+                           u64 address[PTX_LANES]) {
+    const u64 add = (u64)offset;
+    if (in->width[index] == 8) {
+        const u64* from = LANES_u64(w, in->arg[index]);
+        for (u32 l = 0; l < PTX_LANES; l++) {
+            address[l] = from[l] + add;
+        }
+    } else {
+        const u32* from = LANES_u32(w, in->arg[index]);
+        for (u32 l = 0; l < PTX_LANES; l++) {
+            address[l] = from[l] + add;
+        }
+    }
+    if (mask != PTX_FULL) {
+        const u64 first = address[lane_first(mask)];
+        for (u32 l = 0; l < PTX_LANES; l++) {
+            address[l] = lane_on(mask, l) ? address[l] : first;
+        }
+    }
+}
+
+static bool trap_access(ptx_warp* w, const ptx_insn* in, u32 space, u64 address, u32 bytes,
+                        bool write, u32 lane) {
+    if (address % bytes != 0) {
+        return trap(w, in, PTX_TRAP_MISALIGNED, lane, "%s %s of %u bytes at 0x%llx is not aligned",
+                    space_name(space), write ? "write" : "read", bytes,
+                    (unsigned long long)address);
+    }
+    return trap(w, in, PTX_TRAP_ADDRESS, lane, "%s %s of %u bytes at 0x%llx is out of bounds",
+                space_name(space), write ? "write" : "read", bytes, (unsigned long long)address);
+}
+
+// Finds and checks the bytes of every lane. One look-up serves the whole warp when all its lanes
+// lie in one allocation or in shared memory, which is nearly always.
+static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 address[PTX_LANES],
+                        u32 bytes, bool write, u32 mask, u8* at[PTX_LANES]) {
+    u64 low = address[0];
+    u64 high = address[0];
+    u64 bits = 0;
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        low = address[l] < low ? address[l] : low;
+        high = address[l] > high ? address[l] : high;
+        bits |= address[l];
+    }
+    u8* base = NULL;
+    if ((bits & (bytes - 1)) == 0) {
+        if (space == SPACE_SHARED) {
+            base = inside(w->run->shared, w->run->shared_bytes, high, bytes) ? w->run->shared + low
+                                                                             : NULL;
+        } else if (space <= SPACE_GLOBAL && high < PTX_MODULE_BASE) {
+            const ptx_env* env = w->run->env;
+            base = (u8*)env->resolve(env->user, low, (size_t)(high - low) + bytes, write);
+        }
+    }
+    if (base != NULL) {
+        for (u32 l = 0; l < PTX_LANES; l++) {
+            at[l] = base + (address[l] - low);
+        }
+        return true;
+    }
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        if (!lane_on(mask, l)) {
+            continue;
+        }
+        at[l] = address[l] % bytes == 0 ? lane_memory(w, space, address[l], bytes, write, l) : NULL;
+        if (at[l] == NULL) {
+            return trap_access(w, in, space, address[l], bytes, write, l);
+        }
+    }
+    for (u32 l = 0; l < PTX_LANES; l++) { // lanes that are off point somewhere harmless
+        at[l] = lane_on(mask, l) ? at[l] : at[lane_first(mask)];
+    }
+    return true;
+}
+
+// Writes of several lanes to one place: which one wins is not defined, so it depends on the order.
+static u32 lane_in_order(const ptx_warp* w, u32 i) {
+    return w->run->env->order == PTX_ORDER_REVERSE ? PTX_LANES - 1 - i : i;
+}
+
+// ---- ld, st -------------------------------------------------------------------------------------
+
+static u64 memory_get(const u8* at, ptx_type type) {
+    u64 raw = 0;
+    switch (PTX_TYPES[type].bytes) {
+    case 1:
+        raw = *at;
+        break;
+    case 2: {
+        u16 value;
+        memcpy(&value, at, sizeof value);
+        raw = value;
+        break;
+    }
+    case 4: {
+        u32 value;
+        memcpy(&value, at, sizeof value);
+        raw = value;
+        break;
+    }
+    default:
+        memcpy(&raw, at, sizeof raw);
+        break;
+    }
+    return PTX_TYPES[type].kind == 's' ? sign_extend(raw, PTX_TYPES[type].bytes) : raw;
+}
+
+static void memory_put(u8* at, u32 bytes, u64 raw) {
+    const u8 value8 = (u8)raw;
+    const u16 value16 = (u16)raw;
+    const u32 value32 = (u32)raw;
+    switch (bytes) {
+    case 1:
+        *at = value8;
+        break;
+    case 2:
+        memcpy(at, &value16, sizeof value16);
+        break;
+    case 4:
+        memcpy(at, &value32, sizeof value32);
+        break;
+    default:
+        memcpy(at, &raw, sizeof raw);
+        break;
+    }
+}
+
+static void load_32(ptx_warp* w, u32 to, u32 mask, u8* const at[PTX_LANES], u32 skip) {
+    u32* d = LANES_u32(w, to);
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        u32 value;
+        memcpy(&value, at[l] + skip, sizeof value);
+        d[l] = lane_on(mask, l) ? value : d[l];
+    }
+}
+
+static void load_16(ptx_warp* w, u32 to, u32 mask, u8* const at[PTX_LANES], u32 skip) {
+    u16* d = LANES_u16(w, to);
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        u16 value;
+        memcpy(&value, at[l] + skip, sizeof value);
+        d[l] = lane_on(mask, l) ? value : d[l];
+    }
+}
+
+static bool exec_ld(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    const u32 size = PTX_TYPES[in->type].bytes;
+    const u32 source = in->vector;
+    u64 address[PTX_LANES];
+    u8* at[PTX_LANES];
+    warp_addresses(w, in, source, in->offset, mask, address);
+    if (!warp_memory(w, in, in->space, address, size * in->vector, false, mask, at)) {
+        return false;
+    }
+    for (u32 i = 0; i < in->vector; i++) {
+        if (in->arg[i] == PTX_NONE) {
+            continue;
+        }
+        if (size == 4 && in->width[i] == 4) {
+            load_32(w, in->arg[i], mask, at, i * size);
+        } else if (size == 2 && in->width[i] == 2) {
+            load_16(w, in->arg[i], mask, at, i * size);
+        } else {
+            for (u32 l = 0; l < PTX_LANES; l++) {
+                if (lane_on(mask, l)) {
+                    lane_put(w, in->arg[i], in->width[i], l,
+                             memory_get(at[l] + i * size, (ptx_type)in->type));
+                }
+            }
+        }
+    }
+    return true;
+}
+
+// ld.param with a fixed place: the same value for every lane.
+static bool exec_ld_param(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    const u32 size = PTX_TYPES[in->type].bytes;
+    for (u32 i = 0; i < in->vector; i++) {
+        const u64 value = memory_get(w->run->params + in->offset + i * size, (ptx_type)in->type);
+        for (u32 l = 0; l < PTX_LANES; l++) {
+            if (lane_on(mask, l)) {
+                lane_put(w, in->arg[i], in->width[i], l, value);
+            }
+        }
+    }
+    return true;
+}
+
+static bool exec_st(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    const u32 size = PTX_TYPES[in->type].bytes;
+    u64 address[PTX_LANES];
+    u8* at[PTX_LANES];
+    warp_addresses(w, in, 0, in->offset, mask, address);
+    if (!warp_memory(w, in, in->space, address, size * in->vector, true, mask, at)) {
+        return false;
+    }
+    for (u32 n = 0; n < PTX_LANES; n++) {
+        const u32 l = lane_in_order(w, n);
+        for (u32 i = 0; i < in->vector && lane_on(mask, l); i++) {
+            memory_put(at[l] + i * size, size, lane_get(w, in->arg[1 + i], in->width[1 + i], l));
+        }
+    }
+    return true;
+}
+
+// ---- atom, red ----------------------------------------------------------------------------------
+
+enum {
+    ATOM_ADD,
+    ATOM_MIN,
+    ATOM_MAX,
+    ATOM_AND,
+    ATOM_OR,
+    ATOM_XOR,
+    ATOM_INC,
+    ATOM_DEC,
+    ATOM_EXCH,
+    ATOM_CAS
+};
+
+static bool atom_less(ptx_type type, u64 a, u64 b) {
+    if (PTX_TYPES[type].kind == 's') {
+        return (s64)extend(a, type) < (s64)extend(b, type);
+    }
+    return a < b;
+}
+
+static u64 atom_apply(u32 operation, ptx_type type, u64 old, u64 b, u64 c) {
+    switch (operation) {
+    case ATOM_ADD:
+        if (type == TYPE_F32) {
+            return f32_bits(f32_nan(f32_make((u32)old) + f32_make((u32)b)));
+        }
+        return type == TYPE_F64 ? f64_bits(f64_nan(f64_make(old) + f64_make(b))) : old + b;
+    case ATOM_MIN:
+        return atom_less(type, b, old) ? b : old;
+    case ATOM_MAX:
+        return atom_less(type, old, b) ? b : old;
+    case ATOM_AND:
+        return old & b;
+    case ATOM_OR:
+        return old | b;
+    case ATOM_XOR:
+        return old ^ b;
+    case ATOM_INC:
+        return old >= b ? 0 : old + 1;
+    case ATOM_DEC:
+        return old == 0 || old > b ? b : old - 1;
+    case ATOM_EXCH:
+        return b;
+    default:
+        return old == b ? c : old;
+    }
+}
+
+// arg[0] result or PTX_NONE, arg[1] address, arg[2] and arg[3] operands.
+static bool exec_atom(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    const ptx_type type = (ptx_type)in->type;
+    const u32 size = PTX_TYPES[type].bytes;
+    u64 address[PTX_LANES];
+    u8* at[PTX_LANES];
+    warp_addresses(w, in, 1, in->offset, mask, address);
+    if (!warp_memory(w, in, in->space, address, size, true, mask, at)) {
+        return false;
+    }
+    for (u32 n = 0; n < PTX_LANES; n++) {
+        const u32 l = lane_in_order(w, n);
+        if (!lane_on(mask, l)) {
+            continue;
+        }
+        const u64 old = zero_extend(memory_get(at[l], type), size);
+        const u64 b = lane_get(w, in->arg[2], size, l);
+        const u64 c = in->sub == ATOM_CAS ? lane_get(w, in->arg[3], size, l) : 0;
+        memory_put(at[l], size, atom_apply(in->sub, type, old, b, c));
+        if (in->arg[0] != PTX_NONE) {
+            lane_put(w, in->arg[0], size, l, old);
+        }
+    }
+    return true;
+}
+
+// ---- cp.async -----------------------------------------------------------------------------------
+
+// The copy is only queued here and its target poisoned: it lands when the thread waits for it, the
+// latest moment the device may choose, and until then nobody can see what it will bring.
+static bool exec_cp_async(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    const u32 bytes = in->vector;
+    u64 to[PTX_LANES];
+    u64 from[PTX_LANES];
+    u8* at[PTX_LANES];
+    warp_addresses(w, in, 0, in->offset, mask, to);
+    warp_addresses(w, in, 1, (s32)in->target, mask, from);
+    if (!warp_memory(w, in, SPACE_SHARED, to, bytes, true, mask, at)) {
+        return false;
+    }
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        if (!lane_on(mask, l)) {
+            continue;
+        }
+        u32 size = bytes;
+        if (in->sub == 1) { // how many bytes to read; the rest become zero
+            size = LANES_u32(w, in->arg[2])[l];
+        } else if (in->sub == 2) { // whether to ignore the source
+            size = lane_on(pred_get(w, in, 2), l) ? 0 : bytes;
+        }
+        if (size > bytes) {
+            return trap(w, in, PTX_TRAP_OTHER, l, "source size %u is above %u", size, bytes);
+        }
+        const bool aligned = from[l] % bytes == 0;
+        const u8* source =
+            aligned && size ? lane_memory(w, SPACE_GLOBAL, from[l], size, false, l) : NULL;
+        if (size > 0 && source == NULL) {
+            return trap_access(w, in, SPACE_GLOBAL, from[l], aligned ? size : bytes, false, l);
+        }
+        if (w->copy_count == w->copy_capacity) {
+            w->copy_capacity = w->copy_capacity ? 2 * w->copy_capacity : 256;
+            w->copies = (ptx_copy*)must(realloc(w->copies, w->copy_capacity * sizeof *w->copies));
+        }
+        const ptx_copy copy = {l, w->copy_group[l], (u32)to[l], bytes, size, source};
+        w->copies[w->copy_count++] = copy;
+        memset(at[l], PTX_POISON, bytes);
+    }
+    return true;
+}
+
+static bool exec_cp_commit(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    (void)in;
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        w->copy_group[l] += mask >> l & 1u;
+    }
+    return true;
+}
+
+// Lets at most in->offset of the newest groups stay under way; in->sub also takes what is
+// uncommitted.
+static bool exec_cp_wait(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    u32 kept = 0;
+    for (u32 i = 0; i < w->copy_count; i++) {
+        const ptx_copy copy = w->copies[i];
+        const bool due = in->sub || copy.group + in->offset < w->copy_group[copy.lane];
+        if (!due || !lane_on(mask, copy.lane)) {
+            w->copies[kept++] = copy;
+            continue;
+        }
+        u8* to = w->run->shared + copy.to;
+        memset(to, 0, copy.bytes);
+        if (copy.source_bytes > 0) {
+            memcpy(to, copy.from, copy.source_bytes);
+        }
+    }
+    w->copy_count = kept;
+    return true;
+}
+
+// ---- ldmatrix -----------------------------------------------------------------------------------
+
+// Matrix m: lane 8 m + r names row r, 16 bytes; lane l gets elements 2 (l % 4), +1 of row l / 4, or
+// of column l / 4 with .trans.
+static bool exec_ldmatrix(ptx_warp* w, const ptx_insn* in, u32 mask) {
+    if (mask != PTX_FULL) {
+        return trap(w, in, PTX_TRAP_SYNC, lane_first(mask), "needs all 32 lanes, has 0x%08x", mask);
+    }
+    u64 address[PTX_LANES];
+    u16 element[4][8][8];
+    warp_addresses(w, in, in->vector, in->offset, mask, address);
+    for (u32 l = 0; l < 8u * in->vector; l++) {
+        const u8* row =
+            address[l] % 16 == 0 ? lane_memory(w, in->space, address[l], 16, false, l) : NULL;
+        u64 at = address[l];
+        if (row == NULL || space_resolve(in->space, &at) != SPACE_SHARED) {
+            return trap_access(w, in, in->space, address[l], 16, false, l);
+        }
+        memcpy(element[l / 8][l % 8], row, 16);
+    }
+    for (u32 m = 0; m < in->vector; m++) {
+        u32* d = LANES_u32(w, in->arg[m]);
+        for (u32 l = 0; l < PTX_LANES; l++) {
+            const u32 i = l / 4;
+            const u32 j = l % 4 * 2;
+            const u32 low = in->flags & FLAG_TRANS ? element[m][j][i] : element[m][i][j];
+            const u32 high = in->flags & FLAG_TRANS ? element[m][j + 1][i] : element[m][i][j + 1];
+            d[l] = high << 16 | low;
+        }
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,69 @@
+// machines.h - the machines that a test runs on: the CPU, fake GPUs of several generations, the real GPU.
+//
+//     TEST gemm_is_right(const test_machine* machine) {
+//         qlora_ctx* ctx = test_open(machine, NULL);
+//         if (!ctx) SKIPm(test_open_reason());
+//         ...
+//         ASSERT(test_close_ctx(machine, ctx)); // destroys it; a fake machine must be clean afterwards
+//         PASS();
+//     }
+//     SUITE(gemm_suite) { RUN_ON(TEST_EVERYWHERE, gemm_is_right); }
+#ifndef QLORA_TEST_MACHINES_H
+#define QLORA_TEST_MACHINES_H
+
+#include "../qlora.h"
+
+#include "fakecuda/fake.h"
+#include "test.h"
+
+typedef struct test_machine {
+    const char* name;
+    const char* backend; // "cpu", "fake", "cuda"
+    int cc;              // of the fake device
+    int driver;
+    fake_order order;
+    bool cublas;
+    unsigned sets; // which of the sets below it belongs to
+} test_machine;
+
+enum {
+    TEST_EVERYWHERE = 1, // CPU, every fake machine, the real GPU
+    TEST_ONE_EACH = 2,   // CPU, one fake machine, the real GPU: for slow tests
+    TEST_GPUS = 4,       // every fake machine and the real GPU
+    TEST_FAKES = 8,      // fake machines only: tests that inject faults or look at calls
+    TEST_CPU = 16,
+    TEST_ONE_FAKE = 32,
+    TEST_TENSOR_CORES = 64 // machines of compute capability 8.0 and up
+};
+
+size_t test_machine_count(void);
+const test_machine* test_machine_at(size_t index);
+// The fake driver hides the real one, so a process has fake GPUs or the real GPU; tests/run.sh runs both.
+bool test_machine_wanted(const test_machine* machine);
+
+// A context on a machine, or NULL with a reason. change may edit the desc; NULL keeps the default.
+qlora_ctx* test_open(const test_machine* machine, void (*change)(qlora_ctx_desc* desc));
+const char* test_open_reason(void);
+// Destroys the context; false when that fails, when the fake machine saw a rule broken or a leak, or when
+// host memory was not given back.
+bool test_close_ctx(const test_machine* machine, qlora_ctx* ctx);
+
+const fake_api* test_fake(void); // NULL without the fake driver
+
+// Tensors from and to plain float arrays, converted to and from the tensor's dtype. Batch 1, any ld.
+qlora_result test_tensor(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols,
+                         const float* values, qlora_tensor* out);
+bool test_read(qlora_ctx* ctx, const qlora_tensor* tensor, float* out); // contiguous tensors
+
+#define RUN_ON(SETS, TEST)                                                                         \
+    do {                                                                                           \
+        for (size_t machine_ = 0; machine_ < test_machine_count(); machine_++) {                   \
+            const test_machine* m_ = test_machine_at(machine_);                                    \
+            if ((m_->sets & (unsigned)(SETS)) != 0 && test_machine_wanted(m_)) {                   \
+                greatest_set_test_suffix(m_->name);                                                \
+                RUN_TESTp(TEST, m_);                                                               \
+            }                                                                                      \
+        }                                                                                          \
+    } while (0)
+
+#endif
