@@ -36,17 +36,17 @@
        {"conversations": [{"from", "value"}], "system"}           the same (ShareGPT)
        {"instruction", "input", "output", "system", "history"}    the same (Alpaca)
        {"input_ids", "labels"}             taken as they are
-       .txt: with lines that hold only <|endoftext|>, what lies between them are the documents; a file
-       without such a line is one document. Documents longer than desc.chunk_tokens are cut into
-       samples of that length; nothing is lost and each sample starts with BOS (if the model has one).
-     A sample gets BOS exactly once, when the tokenizer's post-processor asks for it, and its end is
-     always trained: the end-of-turn token of the chat format, otherwise EOS.
+       .txt: with lines that hold only <|endoftext|>, what lies between them are the documents; a
+   file without such a line is one document. Documents longer than desc.chunk_tokens are cut into
+       samples of that length; nothing is lost and each sample starts with BOS (if the model has
+   one). A sample gets BOS exactly once, when the tokenizer's post-processor asks for it, and its
+   end is always trained: the end-of-turn token of the chat format, otherwise EOS.
 
-   ERRORS     Every fallible function returns false and writes what, where and why into *error (may be
-              NULL). Nothing is printed, nothing exits. Outputs are untouched or partly appended.
-   MEMORY     malloc; define TEXT_REALLOC(p, n) and TEXT_FREE(p) before the implementation to replace
-              it. Every allocation is checked.
-   THREADS    A text_tok holds a cache: one thread at a time. Different objects are independent.
+   ERRORS     Every fallible function returns false and writes what, where and why into *error (may
+   be NULL). Nothing is printed, nothing exits. Outputs are untouched or partly appended. MEMORY
+   malloc; define TEXT_REALLOC(p, n) and TEXT_FREE(p) before the implementation to replace it. Every
+   allocation is checked. THREADS    A text_tok holds a cache: one thread at a time. Different
+   objects are independent.
 */
 #ifndef TEXT_H
 #define TEXT_H
@@ -67,9 +67,10 @@ typedef struct text_error {
     char text[512];
 } text_error;
 
-// Growing arrays. Start from all zeros; the functions append; free with text_bytes_free/text_ids_free.
+// Growing arrays. Start from all zeros; the functions append; free with
+// text_bytes_free/text_ids_free.
 typedef struct text_bytes {
-    char* data;  // not terminated by a zero
+    char* data; // not terminated by a zero
     size_t count;
     size_t capacity;
 } text_bytes;
@@ -88,28 +89,28 @@ bool text_ids_add(text_ids* ids, int32_t id, text_error* error);
 // The whole file, with one zero byte after its end that is not counted.
 bool text_file_read(const char* path, text_bytes* out, text_error* error);
 
-// A tokenizer. `path` is a tokenizer.json, a .bin of llama2.c, or a folder that holds tokenizer.json,
-// tokenizer.bin or tok512.bin.
+// A tokenizer. `path` is a tokenizer.json, a .bin of llama2.c, or a folder that holds
+// tokenizer.json, tokenizer.bin or tok512.bin.
 typedef struct text_tok text_tok;
 bool text_tok_open(const char* path, text_tok** out, text_error* error);
 bool text_tok_load(const char* name, const void* data, size_t size, text_tok** out,
                    text_error* error);
 void text_tok_close(text_tok* tok);
 
-int32_t text_tok_count(const text_tok* tok);  // one more than the largest id
-int32_t text_tok_find(const text_tok* tok, const char* token);  // its id, or -1
-bool text_tok_is_special(const text_tok* tok, int32_t id);      // not part of ordinary text
-bool text_tok_is_added(const text_tok* tok, int32_t id);        // found before the model is asked
-int32_t text_tok_bos(const text_tok* tok);  // what TEXT_SPECIAL puts in front, or -1
+int32_t text_tok_count(const text_tok* tok);                   // one more than the largest id
+int32_t text_tok_find(const text_tok* tok, const char* token); // its id, or -1
+bool text_tok_is_special(const text_tok* tok, int32_t id);     // not part of ordinary text
+bool text_tok_is_added(const text_tok* tok, int32_t id);       // found before the model is asked
+int32_t text_tok_bos(const text_tok* tok); // what TEXT_SPECIAL puts in front, or -1
 // The token as the file spells it, not terminated; NULL for an id that does not exist.
 const char* text_tok_name(const text_tok* tok, int32_t id, size_t* length);
 
 enum {
-    TEXT_SPECIAL = 1,   // encode: add what the post-processor says (BOS, EOS)
-    TEXT_LITERAL = 2,   // encode: special tokens written out in the text are ordinary text
-    TEXT_CONTINUE = 4,  // encode: the text continues another one; no space is put in front
-    TEXT_SKIP = 8,      // decode: leave special tokens out
-    TEXT_REPLACE = 16   // decode: U+FFFD for what is not UTF-8, as the tokenizers library does
+    TEXT_SPECIAL = 1,  // encode: add what the post-processor says (BOS, EOS)
+    TEXT_LITERAL = 2,  // encode: special tokens written out in the text are ordinary text
+    TEXT_CONTINUE = 4, // encode: the text continues another one; no space is put in front
+    TEXT_SKIP = 8,     // decode: leave special tokens out
+    TEXT_REPLACE = 16  // decode: U+FFFD for what is not UTF-8, as the tokenizers library does
 };
 
 bool text_encode(text_tok* tok, const char* text, size_t length, unsigned flags, text_ids* out,
@@ -122,7 +123,7 @@ bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned
 typedef struct text_stream {
     char held[8];
     size_t held_count;
-    size_t emitted;  // ids so far
+    size_t emitted; // ids so far
     size_t stripped;
 } text_stream;
 bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsigned flags,
@@ -132,23 +133,24 @@ bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error);
 // A chat format: how messages become one text and where the trained parts are.
 typedef struct text_chat text_chat;
 typedef struct text_message {
-    const char* role;  // "system", "user", "assistant", "tool"
+    const char* role; // "system", "user", "assistant", "tool"
     const char* content;
     size_t length;
-    bool masked;  // an assistant turn that is not trained
+    bool masked; // an assistant turn that is not trained
 } text_message;
 
-// `folder` is the model's folder (tokenizer_config.json, chat_template.jinja, generation_config.json,
-// config.json are read if they exist) or NULL. `name` is chatml, llama3, mistral, alpaca, plain, ...
-// or NULL: recognised from the model's template, else from the tokens it has, else alpaca.
+// `folder` is the model's folder (tokenizer_config.json, chat_template.jinja,
+// generation_config.json, config.json are read if they exist) or NULL. `name` is chatml, llama3,
+// mistral, alpaca, plain, ... or NULL: recognised from the model's template, else from the tokens
+// it has, else alpaca.
 bool text_chat_open(const text_tok* tok, const char* folder, const char* name, text_chat** out,
                     text_error* error);
 void text_chat_close(text_chat* chat);
 const char* text_chat_name(const text_chat* chat);
-const char* text_chat_source(const text_chat* chat);   // where the choice came from, in words
-const char* text_chat_names(size_t index);             // every name; NULL after the last one
-int32_t text_chat_eos(const text_chat* chat);          // ends a text; -1 when the model has none
-bool text_chat_stops(const text_chat* chat, int32_t id);  // generation ends here
+const char* text_chat_source(const text_chat* chat);     // where the choice came from, in words
+const char* text_chat_names(size_t index);               // every name; NULL after the last one
+int32_t text_chat_eos(const text_chat* chat);            // ends a text; -1 when the model has none
+bool text_chat_stops(const text_chat* chat, int32_t id); // generation ends here
 // Some templates print today's date: the default is the fixed one of the template.
 bool text_chat_set_date(text_chat* chat, const char* date, text_error* error);
 // Appends the ids; and the labels (same length, -100 where nothing is trained) unless NULL.
@@ -163,16 +165,16 @@ typedef struct text_data_desc {
     const char* path;
     text_tok* tok;
     const text_chat* chat;
-    size_t chunk_tokens;  // .txt only: longest sample, BOS included; 0 is no limit
-    bool train_prompt;    // train on everything
-    bool last_turn_only;  // train on the last assistant turn only
+    size_t chunk_tokens; // .txt only: longest sample, BOS included; 0 is no limit
+    bool train_prompt;   // train on everything
+    bool last_turn_only; // train on the last assistant turn only
 } text_data_desc;
 typedef struct text_sample {
     const int32_t* ids;
-    const int32_t* labels;  // label i belongs to id i; -100 is not trained
-    size_t count;           // may be 0: an empty record
-    size_t trained;         // labels that are not -100, the first position left out
-    size_t line;            // where the record starts in the file
+    const int32_t* labels; // label i belongs to id i; -100 is not trained
+    size_t count;          // may be 0: an empty record
+    size_t trained;        // labels that are not -100, the first position left out
+    size_t line;           // where the record starts in the file
 } text_sample;
 bool text_data_open(const text_data_desc* desc, text_data** out, text_error* error);
 // The same from memory; `name` is used in messages, and its ending says what the data is.
@@ -180,7 +182,7 @@ bool text_data_load(const text_data_desc* desc, const char* name, const void* da
                     text_data** out, text_error* error);
 void text_data_close(text_data* data);
 size_t text_data_count(const text_data* data);
-text_sample text_data_get(const text_data* data, size_t index);  // count 0 when out of range
+text_sample text_data_get(const text_data* data, size_t index); // count 0 when out of range
 
 // JSON, for the programs: the ids in one array; the strings of an array; the elements of an array,
 // whatever they are, as JSON; one string written. `name` is the file, for messages.
@@ -195,7 +197,7 @@ bool text_json_quote(const char* string, size_t length, text_bytes* out, text_er
 #ifdef __cplusplus
 }
 #endif
-#endif  // TEXT_H
+#endif // TEXT_H
 
 #if defined(TEXT_IMPLEMENTATION) && !defined(TEXT_IMPLEMENTATION_DONE)
 #define TEXT_IMPLEMENTATION_DONE
@@ -362,7 +364,7 @@ static bool text__file_append(FILE* file, const char* path, text_bytes* out, tex
             if (ferror(file)) {
                 return text__fail(error, "%s: cannot be read: %s", path, strerror(errno));
             }
-            out->data[out->count] = 0;  // there is room: less than `step` came
+            out->data[out->count] = 0; // there is room: less than `step` came
             return true;
         }
     }
@@ -378,7 +380,8 @@ bool text_file_read(const char* path, text_bytes* out, text_error* error) {
     return good;
 }
 
-// folder/name if such a file can be opened. *found tells; false only when out of memory or unreadable.
+// folder/name if such a file can be opened. *found tells; false only when out of memory or
+// unreadable.
 static bool text__folder_read(const char* folder, const char* name, text_bytes* out, bool* found,
                               text_error* error) {
     text_bytes path;
@@ -416,20 +419,20 @@ typedef struct text__combining {
 // Classes of characters; the generator has the same list.
 enum {
     TEXT__C_OTHER,
-    TEXT__C_UPPER,      // Lu Lt
-    TEXT__C_LOWER,      // Ll
-    TEXT__C_LETTER,     // Lm Lo
-    TEXT__C_MARK,       // M
-    TEXT__C_DIGIT,      // Nd Nl
-    TEXT__C_NUMBER,     // No
-    TEXT__C_CONNECTOR,  // Pc
-    TEXT__C_PUNCT,      // the other P
-    TEXT__C_SYMBOL,     // S
-    TEXT__C_WORD_SYMBOL,  // S that counts as alphabetic
-    TEXT__C_SPACE,        // White_Space
-    TEXT__C_JOINER,       // U+200C U+200D
-    TEXT__C_PUNCT_NEW,    // P that the Punctuation step does not know
-    TEXT__C_OLD_PUNCT     // S or M that it takes for punctuation
+    TEXT__C_UPPER,       // Lu Lt
+    TEXT__C_LOWER,       // Ll
+    TEXT__C_LETTER,      // Lm Lo
+    TEXT__C_MARK,        // M
+    TEXT__C_DIGIT,       // Nd Nl
+    TEXT__C_NUMBER,      // No
+    TEXT__C_CONNECTOR,   // Pc
+    TEXT__C_PUNCT,       // the other P
+    TEXT__C_SYMBOL,      // S
+    TEXT__C_WORD_SYMBOL, // S that counts as alphabetic
+    TEXT__C_SPACE,       // White_Space
+    TEXT__C_JOINER,      // U+200C U+200D
+    TEXT__C_PUNCT_NEW,   // P that the Punctuation step does not know
+    TEXT__C_OLD_PUNCT    // S or M that it takes for punctuation
 };
 
 #define TEXT__BIT(name) (1u << TEXT__C_##name)
@@ -443,7 +446,7 @@ enum {
 // \w of the regular expressions, and of single_word (which has the joiners too)
 #define TEXT__W                                                                                    \
     (TEXT__L | TEXT__M | TEXT__BIT(DIGIT) | TEXT__BIT(CONNECTOR) | TEXT__BIT(WORD_SYMBOL))
-#define TEXT__UNSTABLE 0x80u  // may change under NFC
+#define TEXT__UNSTABLE 0x80u // may change under NFC
 
 // GENERATED BEGIN
 // clang-format off
@@ -1613,13 +1616,13 @@ static size_t text__utf8_broken(const unsigned char* s, size_t left, bool* open)
     return length;
 }
 
-// Appends with U+FFFD for what is not UTF-8. With `open` an unfinished character at the end is left:
-// *used says how far it came.
+// Appends with U+FFFD for what is not UTF-8. With `open` an unfinished character at the end is
+// left: *used says how far it came.
 static bool text__utf8_repair(const char* data, size_t count, bool keep_open, size_t* used,
                               text_bytes* out, text_error* error) {
     const unsigned char* s = (const unsigned char*)data;
     size_t at = 0;
-    size_t good = 0;  // start of what is fine and not yet copied
+    size_t good = 0; // start of what is fine and not yet copied
     bool open = false;
     *used = 0;
     if (count == 0) {
@@ -1674,8 +1677,8 @@ static const text__decomposition* text__decompose(uint32_t code) {
             high = middle;
         }
     }
-    bool found = low < TEXT__COUNT(text__decompositions) &&
-                 text__decompositions[low].composed == code;
+    bool found =
+        low < TEXT__COUNT(text__decompositions) && text__decompositions[low].composed == code;
     return found ? &text__decompositions[low] : NULL;
 }
 
@@ -1806,7 +1809,7 @@ static void text__marks_compose(text__marks* marks) {
     text__mark* data = marks->data;
     size_t out = 0;
     size_t starter = SIZE_MAX;
-    uint32_t last = 0;  // class of the last mark kept after the starter
+    uint32_t last = 0; // class of the last mark kept after the starter
     for (size_t i = 0; i < marks->count; i++) {
         text__mark mark = data[i];
         bool adjacent = starter != SIZE_MAX && out == starter + 1;
@@ -1906,22 +1909,22 @@ enum {
 
 enum { TEXT__JSON_DEPTH = 256 };
 
-// The values lie in one array in the order of the text: the first child of node i is i + 1, the next
-// sibling of i is nodes[i].next. The children of an object are key, value, key, value, ...
+// The values lie in one array in the order of the text: the first child of node i is i + 1, the
+// next sibling of i is nodes[i].next. The children of an object are key, value, key, value, ...
 typedef struct text__node {
     uint32_t type;
     uint32_t next;
-    uint32_t at;    // strings: where in `strings`; all others: where in the source
-    uint32_t size;  // strings: bytes; arrays: elements; objects: pairs
-    int64_t integer;  // arrays and objects: where they end in the source
+    uint32_t at;     // strings: where in `strings`; all others: where in the source
+    uint32_t size;   // strings: bytes; arrays: elements; objects: pairs
+    int64_t integer; // arrays and objects: where they end in the source
 } text__node;
 
 typedef struct text__json {
-    const char* name;  // for messages
+    const char* name; // for messages
     const char* source;
     size_t size;
     size_t at;
-    size_t line_offset;  // lines before the source, for messages
+    size_t line_offset; // lines before the source, for messages
     text__node* nodes;
     size_t count;
     size_t capacity;
@@ -1972,8 +1975,7 @@ static bool text__json_node(text__json* json, uint32_t type, uint32_t* index, te
         return text__json_fail(json, "too many values", error);
     }
     void* data = json->nodes;
-    bool good =
-        text__reserve(&data, &json->capacity, json->count, 1, sizeof(text__node), error);
+    bool good = text__reserve(&data, &json->capacity, json->count, 1, sizeof(text__node), error);
     json->nodes = (text__node*)data;
     TEXT__TRY(good);
     text__node* node = &json->nodes[json->count];
@@ -2108,7 +2110,7 @@ static bool text__json_number(text__json* json, text_error* error) {
     text__node* node = &json->nodes[index];
     for (size_t i = 0; i < digits; i++) {
         if (node->integer > (INT64_MAX - 9) / 10) {
-            node->type = TEXT__J_REAL;  // too large: nobody here needs it
+            node->type = TEXT__J_REAL; // too large: nobody here needs it
             break;
         }
         node->integer = node->integer * 10 + (s[begin + i] - '0');
@@ -2151,8 +2153,8 @@ static bool text__json_word(text__json* json, text_error* error) {
             return true;
         }
     }
-    return text__json_fail(json, json->at < json->size ? "a value was expected" : "it ends too early",
-                           error);
+    return text__json_fail(
+        json, json->at < json->size ? "a value was expected" : "it ends too early", error);
 }
 
 // A value that is not an array or object, or the start of one of those (*opened).
@@ -2211,8 +2213,8 @@ static bool text__json_after(text__json* json, const uint32_t* stack, size_t* de
             continue;
         }
         if (!fresh && c != ',') {
-            return text__json_fail(json, object ? "',' or '}' was expected" : "',' or ']' was expected",
-                                   error);
+            return text__json_fail(
+                json, object ? "',' or '}' was expected" : "',' or ']' was expected", error);
         }
         json->at += fresh ? 0 : 1;
         TEXT__TRY(!object || text__json_key(json, error));
@@ -2429,7 +2431,7 @@ typedef struct text__pair {
 
 typedef struct text__pairs {
     text__pair* data;
-    size_t places;  // a power of two, or 0
+    size_t places; // a power of two, or 0
     size_t count;
 } text__pairs;
 
@@ -2495,7 +2497,7 @@ typedef struct text__words {
     text__word* data;
     size_t count;
     size_t capacity;
-    uint32_t* table;  // 1 + index into data, 0 is empty
+    uint32_t* table; // 1 + index into data, 0 is empty
     size_t places;
 } text__words;
 
@@ -2529,8 +2531,7 @@ static bool text__words_grow(text__words* words, text_error* error) {
     words->places = places;
     for (size_t i = 0; i < words->count; i++) {
         const text__word* word = &words->data[i];
-        table[text__words_place(words, words->bytes.data + word->at, word->size)] =
-            (uint32_t)i + 1;
+        table[text__words_place(words, words->bytes.data + word->at, word->size)] = (uint32_t)i + 1;
     }
     return true;
 }
@@ -2550,8 +2551,7 @@ static bool text__words_put(text__words* words, const char* text, size_t size, i
         return text__fail(error, "the vocabulary is larger than 4 GiB");
     }
     void* data = words->data;
-    bool good =
-        text__reserve(&data, &words->capacity, words->count, 1, sizeof(text__word), error);
+    bool good = text__reserve(&data, &words->capacity, words->count, 1, sizeof(text__word), error);
     words->data = (text__word*)data;
     TEXT__TRY(good);
     text__word* word = &words->data[words->count];
@@ -2573,7 +2573,8 @@ static void text__words_free(text__words* words) {
 
 //@@ SPLIT  - pre-tokenizers: the known regular expressions, coded by hand
 
-// A text to be split. After the ByteLevel step every byte is one character: code_of_byte is then set.
+// A text to be split. After the ByteLevel step every byte is one character: code_of_byte is then
+// set.
 typedef struct text__view {
     const unsigned char* s;
     size_t end;
@@ -2581,8 +2582,8 @@ typedef struct text__view {
     const uint16_t* code_of_byte;
 } text__view;
 
-// The class of the character at a position as a bit, and its length; 0 and 0 at the end. A byte that
-// is not UTF-8 is a character of class OTHER.
+// The class of the character at a position as a bit, and its length; 0 and 0 at the end. A byte
+// that is not UTF-8 is a character of class OTHER.
 static unsigned text__class_at(const text__view* v, size_t at, size_t* length) {
     if (at >= v->end) {
         *length = 0;
@@ -2625,12 +2626,12 @@ static bool text__is_newline(const text__view* v, size_t at) {
 // Options of the matchers.
 enum {
     TEXT__O_ANY_CASE = 1,   // contractions in any case
-    TEXT__O_ASCII_CASE = 2,  // ... but only of ASCII letters
+    TEXT__O_ASCII_CASE = 2, // ... but only of ASCII letters
     TEXT__O_DIGITS_1 = 4,
     TEXT__O_DIGITS_3 = 8,
-    TEXT__O_MARKS = 16,        // marks count as letters
-    TEXT__O_CONTRACTED = 32,   // contractions belong to the word before
-    TEXT__O_WORD_PATTERN = 64  // \w+ and [^\w\s]+
+    TEXT__O_MARKS = 16,       // marks count as letters
+    TEXT__O_CONTRACTED = 32,  // contractions belong to the word before
+    TEXT__O_WORD_PATTERN = 64 // \w+ and [^\w\s]+
 };
 
 // 's 't 're 've 'm 'll 'd: the length of the match, or 0.
@@ -2749,7 +2750,7 @@ static size_t text__match_cased(const text__view* v, size_t at, bool capitalised
     const unsigned lower = TEXT__BIT(LOWER) | TEXT__BIT(LETTER) | TEXT__M;
     size_t length;
     size_t end = at;
-    size_t back = at;  // after the last character of the first run that is also of the second kind
+    size_t back = at; // after the last character of the first run that is also of the second kind
     unsigned bit;
     while ((bit = text__class_at(v, end, &length)) & upper) {
         end += length;
@@ -2823,8 +2824,8 @@ static size_t text__match_chinese(const text__view* v, size_t at, unsigned optio
     while (at < v->end && v->s[at] >= 0xE3) {
         uint32_t code;
         size_t length = text__utf8(v->s + at, v->end - at, &code);
-        if (length == 0 || !((code >= 0x4E00 && code <= 0x9FA5) ||
-                             (code >= 0x3040 && code <= 0x30FF))) {
+        if (length == 0 ||
+            !((code >= 0x4E00 && code <= 0x9FA5) || (code >= 0x3040 && code <= 0x30FF))) {
             break;
         }
         at += length;
@@ -2873,14 +2874,15 @@ typedef struct text__pattern {
 #define TEXT__R_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define TEXT__R_PRE "[^\\r\\n\\p{L}\\p{N}]?"
 #define TEXT__R_CASED(tail)                                                                        \
-    TEXT__R_PRE TEXT__R_UP "*" TEXT__R_LOW "+" tail "|" TEXT__R_PRE TEXT__R_UP "+" TEXT__R_LOW      \
+    TEXT__R_PRE TEXT__R_UP "*" TEXT__R_LOW "+" tail "|" TEXT__R_PRE TEXT__R_UP "+" TEXT__R_LOW     \
                            "*" tail "|"
 #define TEXT__R_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TEXT__R_LINES
 #define TEXT__R_DEEPSEEK3                                                                          \
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
     "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" TEXT__R_LINES
 #define TEXT__R_MARKS                                                                              \
-    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" TEXT__R_LINES
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" TEXT__R_LINES
 
 static const text__pattern text__patterns[] = {
     // GPT-2, also the pattern of the ByteLevel step; must be the first
@@ -2916,8 +2918,8 @@ static const text__pattern text__patterns[] = {
     {"[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+",
      text__match_chinese, 0},
     {TEXT__R_DEEPSEEK3, text__match_deepseek3, 0},
-    {"[0-9][0-9][0-9]", text__match_ascii3, 0},  // Falcon
-    {"\\w+|[^\\w\\s]+", text__match_words, 0}    // the Whitespace step
+    {"[0-9][0-9][0-9]", text__match_ascii3, 0}, // Falcon
+    {"\\w+|[^\\w\\s]+", text__match_words, 0}   // the Whitespace step
 };
 
 static const text__pattern* text__pattern_find(const char* regex) {
@@ -2930,18 +2932,12 @@ static const text__pattern* text__pattern_find(const char* regex) {
 }
 
 // What becomes of the matches.
-enum {
-    TEXT__B_ISOLATED,
-    TEXT__B_REMOVED,
-    TEXT__B_PREVIOUS,
-    TEXT__B_NEXT,
-    TEXT__B_CONTIGUOUS
-};
+enum { TEXT__B_ISOLATED, TEXT__B_REMOVED, TEXT__B_PREVIOUS, TEXT__B_NEXT, TEXT__B_CONTIGUOUS };
 
 typedef struct text__piece {
     size_t begin;
     size_t end;
-    bool match;  // while splitting
+    bool match; // while splitting
 } text__piece;
 
 typedef struct text__pieces {
@@ -2990,16 +2986,16 @@ enum {
 typedef struct text__step {
     int kind;
     const text__pattern* pattern;
-    unsigned mask;  // classes of P_CLASS
+    unsigned mask; // classes of P_CLASS
     int behavior;
     bool invert;
-    bool always;  // Metaspace: in front of every piece, not only of the first
+    bool always; // Metaspace: in front of every piece, not only of the first
     bool never;
-    char* a;  // owned: what is replaced, put in front, stripped, ...
+    char* a; // owned: what is replaced, put in front, stripped, ...
     size_t a_size;
     char* b;
     size_t b_size;
-    size_t start;  // how many are stripped
+    size_t start; // how many are stripped
     size_t stop;
 } text__step;
 
@@ -3054,7 +3050,7 @@ static bool text__step_find(const text__step* step, const text__view* v, size_t 
 // Applies the behavior to found[0..) and appends what remains.
 static bool text__step_merge(int behavior, const text__pieces* found, text__pieces* out,
                              text_error* error) {
-    size_t fence = out->count;  // pieces before this one belong to an earlier piece
+    size_t fence = out->count; // pieces before this one belong to an earlier piece
     bool before = false;
     for (size_t i = 0; i < found->count; i++) {
         text__piece piece = found->data[i];
@@ -3093,12 +3089,12 @@ typedef struct text__cached {
 } text__cached;
 
 typedef struct text__symbol {
-    int32_t id;  // -1: joined to the one before
+    int32_t id; // -1: joined to the one before
     uint32_t previous;
     uint32_t next;
 } text__symbol;
 
-typedef struct text__job {  // a possible merge
+typedef struct text__job { // a possible merge
     uint32_t rank;
     uint32_t at;
     uint32_t id;
@@ -3111,7 +3107,7 @@ typedef struct text__span {
 
 typedef struct text__added {
     int32_t id;
-    text__span name;  // as the file spells it
+    text__span name; // as the file spells it
     bool special;
     bool single_word;
     bool strip_left;
@@ -3130,31 +3126,31 @@ struct text_tok {
     text_bytes names;
     text__span* spans;
     size_t span_capacity;
-    uint8_t* kinds;  // bits TEXT__K_ by id
+    uint8_t* kinds; // bits TEXT__K_ by id
     size_t kind_capacity;
-    size_t count;  // one more than the largest id
+    size_t count; // one more than the largest id
     text__words words;
-    text__pairs merges;  // (left, right) -> (rank, joined)
-    int32_t byte_ids[256];      // one-byte words
-    int32_t fallback_ids[256];  // <0x00> ..
+    text__pairs merges;        // (left, right) -> (rank, joined)
+    int32_t byte_ids[256];     // one-byte words
+    int32_t fallback_ids[256]; // <0x00> ..
     int32_t unknown;
-    bool byte_level;  // words are bytes, not the printable stand-ins of the file
+    bool byte_level; // words are bytes, not the printable stand-ins of the file
     bool byte_fallback;
     bool fuse_unknown;
     bool ignore_merges;
-    bool cut_safe;  // no word has `cut` after something else: every word can be cut there
+    bool cut_safe; // no word has `cut` after something else: every word can be cut there
     char cut[4];
     size_t cut_size;
     // added tokens
     text__added* added;
     size_t added_count;
-    text__trie raw_trie;         // found in the text as given
-    text__trie normalized_trie;  // found after normalising
+    text__trie raw_trie;        // found in the text as given
+    text__trie normalized_trie; // found after normalising
     // steps
     text__steps normalizer;
     text__steps splitter;
     text__steps decoder;
-    text_ids prefix;  // of the post-processor
+    text_ids prefix; // of the post-processor
     text_ids suffix;
     // tables
     uint8_t* classes;
@@ -3218,8 +3214,8 @@ static text__job text__jobs_pop(text_tok* tok) {
 
 // The merge of the symbols at a and b, put on the heap if there is one.
 static bool text__jobs_try(text_tok* tok, uint32_t a, uint32_t b, text_error* error) {
-    const text__pair* pair = text__pairs_find(&tok->merges, (uint32_t)tok->symbols[a].id,
-                                              (uint32_t)tok->symbols[b].id);
+    const text__pair* pair =
+        text__pairs_find(&tok->merges, (uint32_t)tok->symbols[a].id, (uint32_t)tok->symbols[b].id);
     if (pair == NULL) {
         return true;
     }
@@ -3421,7 +3417,7 @@ static bool text__piece_encode(text_tok* tok, const char* text, size_t size, tex
         return size == 0 || text__word_encode(tok, text, size, out, error);
     }
     size_t begin = 0;
-    bool before = true;  // the character before is a mark, or there is none
+    bool before = true; // the character before is a mark, or there is none
     for (size_t at = 0; at < size;) {
         bool mark = size - at >= tok->cut_size && memcmp(text + at, tok->cut, tok->cut_size) == 0;
         if (mark && !before) {
@@ -3542,8 +3538,8 @@ static int32_t text__model_find(const text_tok* tok, const char* name, size_t si
 }
 
 // Gives an id its name. The id is made if it is new.
-static bool text__tok_name(text_tok* tok, int64_t id, const char* name, size_t size,
-                           unsigned kind, text_error* error) {
+static bool text__tok_name(text_tok* tok, int64_t id, const char* name, size_t size, unsigned kind,
+                           text_error* error) {
     if (id < 0 || id >= TEXT__MAX_ID) {
         return text__fail(error, "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
                           (long long)id, TEXT__MAX_ID - 1);
@@ -3621,7 +3617,8 @@ static bool text__load_vocab(text_tok* tok, const text__json* json, const text__
         const text__node* value = text__json_next(json, key);
         const char* name = text__json_text(json, key);
         if (value->type != TEXT__J_INTEGER) {
-            return text__fail(error, "model.vocab: the id of \"%.60s\" is not a whole number", name);
+            return text__fail(error, "model.vocab: the id of \"%.60s\" is not a whole number",
+                              name);
         }
         TEXT__TRY(text__tok_word(tok, name, key->size, value->integer, error));
         key = text__json_next(json, value);
@@ -3634,8 +3631,8 @@ static bool text__load_vocab(text_tok* tok, const text__json* json, const text__
 }
 
 // The two halves of a merge, "a b" or ["a", "b"].
-static bool text__merge_halves(const text__json* json, const text__node* merge, text__span halves[2],
-                               text_error* error) {
+static bool text__merge_halves(const text__json* json, const text__node* merge,
+                               text__span halves[2], text_error* error) {
     if (merge->type == TEXT__J_ARRAY && merge->size == 2) {
         const text__node* a = merge + 1;
         const text__node* b = text__json_next(json, a);
@@ -3680,7 +3677,7 @@ static bool text__load_merge(text_tok* tok, const text__json* json, const text__
             TEXT__TRY(text_bytes_add(raw, half, halves[i].size, error));
         }
         if (!known) {
-            return true;  // never comes up: no text has such characters at this point
+            return true; // never comes up: no text has such characters at this point
         }
         ids[i] = raw->count > begin
                      ? text__words_find(&tok->words, raw->data + begin, raw->count - begin)
@@ -3813,7 +3810,7 @@ static bool text__flatten(const text__json* json, const text__node* root, const 
             return text__fail(error, "%s: too many steps", list);
         }
         const text__node* child = array + 1;
-        for (uint32_t i = 0; i < array->size; i++) {  // the first child on top
+        for (uint32_t i = 0; i < array->size; i++) { // the first child on top
             stack[depth + array->size - 1 - i] = child;
             child = text__json_next(json, child);
         }
@@ -3888,8 +3885,10 @@ static bool text__load_normalizer(text_tok* tok, const text__json* json, const t
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"NFC", TEXT__N_NFC},         {"NFD", TEXT__N_NFD},
-                 {"Prepend", TEXT__N_PREPEND}, {"Replace", TEXT__N_REPLACE},
+    } kinds[] = {{"NFC", TEXT__N_NFC},
+                 {"NFD", TEXT__N_NFD},
+                 {"Prepend", TEXT__N_PREPEND},
+                 {"Replace", TEXT__N_REPLACE},
                  {"Strip", TEXT__N_STRIP}};
     for (size_t i = 0; i < count; i++) {
         const text__node* type = text__json_get(json, nodes[i], "type");
@@ -3904,12 +3903,10 @@ static bool text__load_normalizer(text_tok* tok, const text__json* json, const t
         text__step* step = text__steps_add(&tok->normalizer, kinds[k].kind, error);
         TEXT__TRY(step != NULL);
         if (step->kind == TEXT__N_PREPEND) {
-            TEXT__TRY(
-                text__step_string(json, nodes[i], "prepend", &step->a, &step->a_size, error));
+            TEXT__TRY(text__step_string(json, nodes[i], "prepend", &step->a, &step->a_size, error));
         } else if (step->kind == TEXT__N_REPLACE) {
             TEXT__TRY(text__step_pattern(json, nodes[i], false, step, error));
-            TEXT__TRY(
-                text__step_string(json, nodes[i], "content", &step->b, &step->b_size, error));
+            TEXT__TRY(text__step_string(json, nodes[i], "content", &step->b, &step->b_size, error));
         } else if (step->kind == TEXT__N_STRIP) {
             step->start = text__json_true(text__json_get(json, nodes[i], "strip_left"));
             step->stop = text__json_true(text__json_get(json, nodes[i], "strip_right"));
@@ -3950,7 +3947,7 @@ static bool text__load_metaspace(const text__json* json, const text__node* node,
         step->always = false;
         step->never = true;
     }
-    step->invert = !decoder && (split == NULL || split->type != TEXT__J_FALSE);  // splits
+    step->invert = !decoder && (split == NULL || split->type != TEXT__J_FALSE); // splits
     return true;
 }
 
@@ -4027,7 +4024,8 @@ static bool text__load_splitter_step(text_tok* tok, const text__json* json, cons
         step->kind = step->pattern != NULL ? TEXT__P_REGEX : TEXT__P_STRING;
         step->invert = text__json_true(text__json_get(json, node, "invert"));
         // after ByteLevel the characters are others: only this expression means the same
-        if (tok->byte_level && (step->pattern == NULL || step->pattern->match != text__match_ascii3)) {
+        if (tok->byte_level &&
+            (step->pattern == NULL || step->pattern->match != text__match_ascii3)) {
             return text__fail(error, "pre_tokenizer: a Split after ByteLevel is not supported");
         }
         return text__load_behavior(json, node, &step->behavior, error);
@@ -4055,9 +4053,9 @@ static bool text__load_decoder_step(text_tok* tok, const text__json* json, const
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"Replace", TEXT__D_REPLACE},     {"ByteFallback", TEXT__D_BYTE_FALLBACK},
-                 {"Fuse", TEXT__D_FUSE},           {"Strip", TEXT__D_STRIP},
-                 {"ByteLevel", TEXT__D_BYTES},     {"Metaspace", TEXT__D_METASPACE}};
+    } kinds[] = {{"Replace", TEXT__D_REPLACE}, {"ByteFallback", TEXT__D_BYTE_FALLBACK},
+                 {"Fuse", TEXT__D_FUSE},       {"Strip", TEXT__D_STRIP},
+                 {"ByteLevel", TEXT__D_BYTES}, {"Metaspace", TEXT__D_METASPACE}};
     size_t k = 0;
     while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
         k++;
@@ -4095,7 +4093,7 @@ static bool text__load_decoder(text_tok* tok, const text__json* json, const text
     const text__node* nodes[TEXT__MAX_LIST];
     size_t count;
     TEXT__TRY(text__flatten(json, root, "decoders", nodes, &count, error));
-    if (text__json_absent(root)) {  // then the library puts a space between tokens
+    if (text__json_absent(root)) { // then the library puts a space between tokens
         return text__steps_add(&tok->decoder, TEXT__D_JOIN, error) != NULL;
     }
     bool fused = false;
@@ -4178,7 +4176,7 @@ static bool text__load_post_step(text_tok* tok, const text__json* json, const te
                                  text_ids* front, text_error* error) {
     const text__node* type = text__json_get(json, node, "type");
     if (text__json_is(json, type, "ByteLevel")) {
-        return true;  // it only changes offsets
+        return true; // it only changes offsets
     }
     if (text__json_is(json, type, "TemplateProcessing")) {
         return text__load_template(tok, json, node, front, error);
@@ -4259,8 +4257,8 @@ static bool text__load_added_token(text_tok* tok, const text__json* json, const 
     added->name = tok->spans[use];
     tok->added_count++;
     if (!text__json_true(text__json_get(json, node, "normalized"))) {
-        return text__trie_add(&tok->raw_trie, text, content->size,
-                              (uint32_t)tok->added_count - 1, error);
+        return text__trie_add(&tok->raw_trie, text, content->size, (uint32_t)tok->added_count - 1,
+                              error);
     }
     text_bytes* normal;
     TEXT__TRY(text__apply_normalizer(tok, text, content->size, true, &normal, error));
@@ -4293,7 +4291,7 @@ static bool text__load_parts(text_tok* tok, const text__json* json, text_error* 
     if (root->type != TEXT__J_OBJECT) {
         return text__fail(error, "it is not a JSON object");
     }
-    memcpy(tok->cut, "\xE2\x96\x81", 3);  // U+2581, the stand-in for a space
+    memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
     tok->cut_size = 3;
     TEXT__TRY(text__load_normalizer(tok, json, text__json_get(json, root, "normalizer"), error));
     TEXT__TRY(text__load_splitter(tok, json, text__json_get(json, root, "pre_tokenizer"), error));
@@ -4356,8 +4354,8 @@ static bool text__load_scored(text_tok* tok, const unsigned char* p, size_t size
         }
         const char* name = (const char*)p + at + 8;
         if (id < 3) {
-            TEXT__TRY(text__tok_name(tok, id, control[id], strlen(control[id]), TEXT__K_SPECIAL,
-                                     error));
+            TEXT__TRY(
+                text__tok_name(tok, id, control[id], strlen(control[id]), TEXT__K_SPECIAL, error));
         } else {
             TEXT__TRY(text__tok_word(tok, name, length, id, error));
             if (length > 0 && !(tok->kinds[id] & TEXT__K_BYTE)) {
@@ -4517,7 +4515,7 @@ int32_t text_tok_find(const text_tok* tok, const char* token) {
             return tok->added[i].id;
         }
     }
-    for (int32_t id = 0; id < 3; id++) {  // the control tokens of a .bin
+    for (int32_t id = 0; id < 3; id++) { // the control tokens of a .bin
         if (text__tok_has(tok, id, TEXT__K_SPECIAL) && text__name_is(tok, id, token, size)) {
             return id;
         }
@@ -4587,7 +4585,7 @@ static bool text__normalizer_step(text_tok* tok, const text__step* step, const c
         return text_bytes_add(out, text, size, error);
     case TEXT__N_REPLACE:
         return text__replace(text, size, step, out, error);
-    default: {  // TEXT__N_STRIP
+    default: { // TEXT__N_STRIP
         text__view view = text__view_of(tok, text, size);
         size_t begin = step->start > 0 ? text__run(&view, 0, TEXT__WS) : 0;
         size_t end = step->stop > 0 ? text__space_before(tok, text, 0, size) : size;
@@ -4607,8 +4605,8 @@ static bool text__apply_normalizer(text_tok* tok, const char* text, size_t size,
     for (size_t i = 0; i < tok->normalizer.count; i++) {
         *out = &tok->buffers[1 + i % 2];
         (*out)->count = 0;
-        TEXT__TRY(text__normalizer_step(tok, &tok->normalizer.data[i], text, size, front, *out,
-                                        error));
+        TEXT__TRY(
+            text__normalizer_step(tok, &tok->normalizer.data[i], text, size, front, *out, error));
         text = (*out)->data;
         size = (*out)->count;
     }
@@ -4618,8 +4616,8 @@ static bool text__apply_normalizer(text_tok* tok, const char* text, size_t size,
 // The steps that write text: a space (or Metaspace's stand-in) in front of the pieces.
 // `open` is false when nothing may be put in front of the first piece; `first` says that it starts
 // the whole text.
-static bool text__rewrite(const text__step* step, const char* text, text__pieces* pieces, bool first,
-                          bool open, text_bytes* out, text_error* error) {
+static bool text__rewrite(const text__step* step, const char* text, text__pieces* pieces,
+                          bool first, bool open, text_bytes* out, text_error* error) {
     text__step spaces;
     memset(&spaces, 0, sizeof(spaces));
     char space[] = " ";
@@ -4634,10 +4632,10 @@ static bool text__rewrite(const text__step* step, const char* text, text__pieces
         text__piece* piece = &pieces->data[i];
         const char* from = text + piece->begin;
         size_t size = piece->end - piece->begin;
-        bool there = size > 0 && (*from == ' ' || (size >= put_size &&
-                                                   memcmp(from, put, put_size) == 0));
-        bool want = step->kind == TEXT__P_PREFIX_SPACE || step->always ||
-                    (!step->never && first && i == 0);
+        bool there =
+            size > 0 && (*from == ' ' || (size >= put_size && memcmp(from, put, put_size) == 0));
+        bool want =
+            step->kind == TEXT__P_PREFIX_SPACE || step->always || (!step->never && first && i == 0);
         piece->begin = out->count;
         if (want && !there && (open || i > 0)) {
             TEXT__TRY(text_bytes_add(out, put, put_size, error));
@@ -4717,8 +4715,8 @@ typedef struct text__scan {
     const char* text;
     size_t size;
     size_t at;
-    size_t done;    // everything before was handed out
-    size_t spaces;  // end of the white space seen last
+    size_t done;   // everything before was handed out
+    size_t spaces; // end of the white space seen last
     const text__added* waiting;
     size_t waiting_end;
     bool literal;
@@ -4794,7 +4792,7 @@ static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin
             start = text__space_before(tok, scan->text, scan->done, start);
         }
         if (found->strip_right) {
-            if (stop >= scan->spaces) {  // white space is looked at once only
+            if (stop >= scan->spaces) { // white space is looked at once only
                 text__view view = text__view_of(tok, scan->text, scan->size);
                 scan->spaces = text__run(&view, stop, TEXT__WS);
             }
@@ -4942,7 +4940,7 @@ static bool text__metaspace_tail(const text__step* step, text_bytes* out, size_t
     text__step replace = *step;
     char space[] = " ";
     replace.b = space;
-    replace.b_size = first && !step->never ? 0 : 1;  // all of them, as the library does
+    replace.b_size = first && !step->never ? 0 : 1; // all of them, as the library does
     return text__replace_tail(&replace, out, begin, error);
 }
 
@@ -4989,8 +4987,8 @@ static bool text__decoder_has(const text_tok* tok, int kind) {
     return false;
 }
 
-// Repairs out[begin..): one U+FFFD for each start of a character, or for every byte of a run of byte
-// tokens that is not UTF-8.
+// Repairs out[begin..): one U+FFFD for each start of a character, or for every byte of a run of
+// byte tokens that is not UTF-8.
 static bool text__repair_tail(text_bytes* out, size_t begin, bool each_byte, text_error* error) {
     text_bytes work;
     memset(&work, 0, sizeof(work));
@@ -5016,7 +5014,7 @@ static bool text__repair_tail(text_bytes* out, size_t begin, bool each_byte, tex
 bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned flags,
                  text_bytes* out, text_error* error) {
     size_t begin = out->count;
-    size_t run = SIZE_MAX;  // start of a run of byte tokens
+    size_t run = SIZE_MAX; // start of a run of byte tokens
     size_t whole = tok->decoder.count;
     bool first = true;
     bool replace = (flags & TEXT_REPLACE) != 0;
@@ -5068,7 +5066,7 @@ static void text__stream_strip(const text_tok* tok, text_stream* stream, size_t 
         }
         memmove(work->data, work->data + cut, work->count - cut);
         work->count -= cut;
-        return;  // one such step: more are not in use
+        return; // one such step: more are not in use
     }
 }
 
@@ -5095,7 +5093,7 @@ bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsi
                text__utf8_repair(joined.data, joined.count, true, &used, out, error);
     }
     if (good) {
-        stream->held_count = joined.count - used;  // at most three
+        stream->held_count = joined.count - used; // at most three
         if (stream->held_count > 0) {
             memcpy(stream->held, joined.data + used, stream->held_count);
         }
@@ -5107,19 +5105,18 @@ bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsi
 
 bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error) {
     size_t used;
-    bool good =
-        text__utf8_repair(stream->held, stream->held_count, false, &used, out, error);
+    bool good = text__utf8_repair(stream->held, stream->held_count, false, &used, out, error);
     memset(stream, 0, sizeof(*stream));
     return good;
 }
 
 //@@ CHAT  - chat formats
 
-// How each role is written. "\1" stands for the EOS token. The assistant's text is trained from `lead`
-// to `end`. Without system_open a system message goes in front of the next user message.
+// How each role is written. "\1" stands for the EOS token. The assistant's text is trained from
+// `lead` to `end`. Without system_open a system message goes in front of the next user message.
 typedef struct text__format {
     const char* name;
-    const char* marker;  // in the model's template: it is this format
+    const char* marker; // in the model's template: it is this format
     const char* system_open;
     const char* system_close;
     const char* user_open;
@@ -5128,23 +5125,23 @@ typedef struct text__format {
     const char* lead;
     const char* end;
     const char* tail;
-    bool trim;  // white space around the contents goes away
+    bool trim; // white space around the contents goes away
 } text__format;
 
 // The first marker that is found decides.
 static const text__format text__formats[] = {
     {"chatml", "<|im_start|>", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n",
      "<|im_end|>\n", "<|im_start|>assistant\n", "", "<|im_end|>", "\n", false},
-    {"llama3", "<|start_header_id|>", "<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>",
-     "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
+    {"llama3", "<|start_header_id|>", "<|start_header_id|>system<|end_header_id|>\n\n",
+     "<|eot_id|>", "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
      "<|start_header_id|>assistant<|end_header_id|>\n\n", "", "<|eot_id|>", "", true},
     {"mistral", "[INST]", NULL, NULL, "[INST] ", " [/INST]", "", " ", "\1", "", false},
     {"gemma", "<start_of_turn>", NULL, NULL, "<start_of_turn>user\n", "<end_of_turn>\n",
      "<start_of_turn>model\n", "", "<end_of_turn>", "\n", true},
     {"phi3", "<|end|>", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n",
      "", "<|end|>", "\n", false},
-    {"zephyr", "<|user|>", "<|system|>\n", "\1\n", "<|user|>\n", "\1\n", "<|assistant|>\n", "", "\1",
-     "\n", false},
+    {"zephyr", "<|user|>", "<|system|>\n", "\1\n", "<|user|>\n", "\1\n", "<|assistant|>\n", "",
+     "\1", "\n", false},
     {"alpaca", "### Instruction:", "", "\n\n", "### Instruction:\n", "\n\n", "### Response:\n", "",
      "\1", "\n\n", false},
     {"plain", NULL, "", "\n", "", "\n", "", "", "\1", "\n", false}};
@@ -5160,13 +5157,13 @@ static const char text__alpaca_system_input[] =
 static const char text__think[] = "<think>\n\n</think>\n\n";
 
 struct text_chat {
-    text__format format;  // a row of the table, changed where the model's template differs
+    text__format format; // a row of the table, changed where the model's template differs
     const char* source;
-    char* owned[2];  // user_open and user_close from a template
+    char* owned[2]; // user_open and user_close from a template
     char* default_system;
     char* date;
-    bool dated;  // the system message starts with two dates
-    bool think;  // an empty thought stands before the last answers
+    bool dated; // the system message starts with two dates
+    bool think; // an empty thought stands before the last answers
     int32_t bos;
     int32_t eos;
     int32_t stops[TEXT__MAX_STOPS];
@@ -5349,8 +5346,9 @@ static bool text__chat_recognise(text_chat* chat, const char* text, size_t size,
         return strcmp(chat->format.name, "mistral") != 0 ||
                text__chat_find_spaces(chat, text, size, error);
     }
-    return text__fail(error, "the model's chat_template is not a format known here; choose one with "
-                             "--template (chatml, llama3, mistral, alpaca, plain, ...)");
+    return text__fail(error,
+                      "the model's chat_template is not a format known here; choose one with "
+                      "--template (chatml, llama3, mistral, alpaca, plain, ...)");
 }
 
 // ---- the model's folder
@@ -5373,7 +5371,8 @@ static const text__node* text__config_template(const text__json* json) {
         const text__node* item = node + 1;
         found = NULL;
         for (uint32_t i = 0; i < node->size; i++) {
-            if (found == NULL || text__json_is(json, text__json_get(json, item, "name"), "default")) {
+            if (found == NULL ||
+                text__json_is(json, text__json_get(json, item, "name"), "default")) {
                 found = text__json_get(json, item, "template");
             }
             item = text__json_next(json, item);
@@ -5402,7 +5401,7 @@ typedef struct text__folder {
     text_chat* chat;
     const text_tok* tok;
     const char* path;
-    bool recognise;  // take the format from the template
+    bool recognise; // take the format from the template
 } text__folder;
 
 static bool text__folder_config(const text__folder* folder, const char* name, const char* source,
@@ -5462,8 +5461,8 @@ static void text__chat_guess(text_chat* chat, const text_tok* tok) {
 }
 
 static void text__chat_finish(text_chat* chat, const text_tok* tok) {
-    static const char* const names[] = {"</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>",
-                                        "<eos>", "<|eot_id|>"};
+    static const char* const names[] = {"</s>",       "<|end_of_text|>", "<|endoftext|>",
+                                        "<|im_end|>", "<eos>",           "<|eot_id|>"};
     if (chat->eos < 0 && chat->stop_count > 0) {
         chat->eos = chat->stops[0];
     }
@@ -5484,8 +5483,10 @@ static bool text__chat_named(text_chat* chat, const char* name, text_error* erro
             return true;
         }
     }
-    return text__fail(error, "unknown chat format \"%.60s\"; there are chatml, llama3, mistral, "
-                             "gemma, phi3, zephyr, alpaca, plain", name);
+    return text__fail(error,
+                      "unknown chat format \"%.60s\"; there are chatml, llama3, mistral, "
+                      "gemma, phi3, zephyr, alpaca, plain",
+                      name);
 }
 
 bool text_chat_open(const text_tok* tok, const char* folder, const char* name, text_chat** out,
@@ -5523,7 +5524,7 @@ typedef struct text__render {
     text_tok* tok;
     text_ids* ids;
     text_ids* labels;
-    size_t start;  // where this sample starts in ids
+    size_t start; // where this sample starts in ids
     text_bytes text;
     bool trained;
 } text__render;
@@ -5543,8 +5544,8 @@ static bool text__render_flush(text__render* r, text_error* error) {
     // Text after plain text goes on in the same line: no space is put in front of it.
     bool fresh = from == r->start || text_tok_is_added(r->tok, r->ids->data[from - 1]) ||
                  text_tok_is_special(r->tok, r->ids->data[from - 1]);
-    TEXT__TRY(text_encode(r->tok, r->text.data, r->text.count,
-                          fresh ? 0u : (unsigned)TEXT_CONTINUE, r->ids, error));
+    TEXT__TRY(text_encode(r->tok, r->text.data, r->text.count, fresh ? 0u : (unsigned)TEXT_CONTINUE,
+                          r->ids, error));
     r->text.count = 0;
     return text__render_label(r, from, r->trained, error);
 }
@@ -5604,7 +5605,7 @@ static bool text__role_is(const text_message* message, const char* role) {
 static bool text__render_system(text__render* r, const text_message* message, text_error* error) {
     const text__format* format = &r->chat->format;
     if (format->system_open == NULL) {
-        return true;  // with the next user message
+        return true; // with the next user message
     }
     TEXT__TRY(text__render_put(r, format->system_open, false, error));
     if (message != NULL) {
@@ -5693,12 +5694,14 @@ static bool text__render_all(text__render* r, const text_message* messages, size
             system = NULL;
         } else if (text__role_is(message, "assistant")) {
             TEXT__TRY(text__render_assistant(r, message, i > last_user, error));
-            if (i + 1 < count || prompt) {  // nothing untrained at the very end
+            if (i + 1 < count || prompt) { // nothing untrained at the very end
                 TEXT__TRY(text__render_put(r, r->chat->format.tail, false, error));
             }
         } else {
-            return text__fail(error, "the role \"%.60s\" is not supported; there are system, user, "
-                                     "assistant", message->role);
+            return text__fail(error,
+                              "the role \"%.60s\" is not supported; there are system, user, "
+                              "assistant",
+                              message->role);
         }
     }
     TEXT__TRY(!prompt || text__render_assistant(r, NULL, true, error));
@@ -5744,7 +5747,7 @@ typedef struct text__loader {
     text_message* messages;
     size_t message_count;
     size_t message_capacity;
-    text_bytes work;  // contents that had to be put together, one after another
+    text_bytes work; // contents that had to be put together, one after another
 } text__loader;
 
 void text_data_close(text_data* data) {
@@ -5777,9 +5780,9 @@ text_sample text_data_get(const text_data* data, size_t index) {
 // Everything from `begin` becomes one sample.
 static bool text__data_close_record(text_data* data, size_t begin, size_t line, text_error* error) {
     void* records = data->records;
-    bool good = text__reserve(&records, &data->capacity, data->count, 1, sizeof(text__record),
-                              error) &&
-                text__ids_room(&data->ids, 1, error) && text__ids_room(&data->labels, 1, error);
+    bool good =
+        text__reserve(&records, &data->capacity, data->count, 1, sizeof(text__record), error) &&
+        text__ids_room(&data->ids, 1, error) && text__ids_room(&data->labels, 1, error);
     data->records = (text__record*)records;
     TEXT__TRY(good);
     text__record* record = &data->records[data->count++];
@@ -5828,7 +5831,7 @@ static bool text__data_plain(const text__loader* loader, const char* prompt, siz
     text_data* data = loader->data;
     text_tok* tok = loader->desc->tok;
     if (prompt_size + size == 0) {
-        return true;  // an empty sample: the caller counts it
+        return true; // an empty sample: the caller counts it
     }
     TEXT__TRY(text__data_bos(loader, prompt_size > 0 ? prompt : text,
                              prompt_size > 0 ? prompt_size : size, error));
@@ -5861,11 +5864,11 @@ static bool text__message_add(text__loader* loader, const char* role, const char
 
 // The names that data sets use.
 static const char* text__role_of(const char* name) {
-    static const char* const names[][2] = {
-        {"system", "system"},  {"developer", "system"},   {"user", "user"},
-        {"human", "user"},     {"prompter", "user"},      {"assistant", "assistant"},
-        {"gpt", "assistant"},  {"model", "assistant"},    {"bot", "assistant"},
-        {"chatgpt", "assistant"}};
+    static const char* const names[][2] = {{"system", "system"}, {"developer", "system"},
+                                           {"user", "user"},     {"human", "user"},
+                                           {"prompter", "user"}, {"assistant", "assistant"},
+                                           {"gpt", "assistant"}, {"model", "assistant"},
+                                           {"bot", "assistant"}, {"chatgpt", "assistant"}};
     for (size_t i = 0; i < TEXT__COUNT(names); i++) {
         if (strcmp(name, names[i][0]) == 0) {
             return names[i][1];
@@ -6039,16 +6042,16 @@ static bool text__record_pair(text__loader* loader, const text__node* record,
     if (more) {
         const char* between = alpaca ? "\n\n### Input:\n" : "\n";
         size_t at = loader->work.count;
-        TEXT__TRY(text_bytes_add(&loader->work, text__json_text(json, question), question->size,
-                                 error));
+        TEXT__TRY(
+            text_bytes_add(&loader->work, text__json_text(json, question), question->size, error));
         if (question->size > 0) {
             TEXT__TRY(text__bytes_add_string(&loader->work, between, error));
         }
         TEXT__TRY(text_bytes_add(&loader->work, text__json_text(json, input), input->size, error));
         TEXT__TRY(text__message_add(loader, "user", NULL, loader->work.count - at, false, error));
     } else {
-        TEXT__TRY(text__message_add(loader, "user", text__json_text(json, question),
-                                    question->size, false, error));
+        TEXT__TRY(text__message_add(loader, "user", text__json_text(json, question), question->size,
+                                    false, error));
     }
     TEXT__TRY(text__message_add(loader, "assistant", text__json_text(json, answer), answer->size,
                                 false, error));
@@ -6103,9 +6106,11 @@ static bool text__record_unknown(const text__loader* loader, const text__node* r
         used += wrote > 0 ? (size_t)wrote : 0;
         key = text__json_next(json, text__json_next(json, key));
     }
-    return text__fail(error, "a record needs text, prompt and completion, messages, conversations, "
-                             "instruction and output, question and answer, or input_ids; this one "
-                             "has: %s", names);
+    return text__fail(error,
+                      "a record needs text, prompt and completion, messages, conversations, "
+                      "instruction and output, question and answer, or input_ids; this one "
+                      "has: %s",
+                      names);
 }
 
 // Both as strings: plain text. Both as lists: messages.
@@ -6226,7 +6231,7 @@ static bool text__data_lines(text__loader* loader, const char* source, size_t si
         json->at = 0;
         json->line_offset = line - 1;
         if (json->size >= UINT32_MAX / 2) {
-            json->size = UINT32_MAX / 2 - 1;  // the limit of one record, not of the file
+            json->size = UINT32_MAX / 2 - 1; // the limit of one record, not of the file
         }
         TEXT__TRY(text__json_parse(json, error));
         size_t end = json->at;
@@ -6300,7 +6305,7 @@ static bool text__data_document(const text__loader* loader, const char* text, si
     memset(&ids, 0, sizeof(ids));
     bool good = text_encode(loader->desc->tok, text, size, 0, &ids, error);
     if (good && bos >= 0 && ids.count > 0 && ids.data[0] == bos) {
-        ids.count--;  // written out in the text: exactly once all the same
+        ids.count--; // written out in the text: exactly once all the same
         memmove(ids.data, ids.data + 1, ids.count * sizeof(int32_t));
     }
     bool there = ids.count > 0 && ids.data[ids.count - 1] == eos;
@@ -6424,9 +6429,9 @@ bool text_data_open(const text_data_desc* desc, text_data** out, text_error* err
 #ifdef __clang__
 #pragma clang diagnostic pop
 #endif
-#endif  // TEXT_IMPLEMENTATION
+#endif // TEXT_IMPLEMENTATION
 
-/* Licence: MIT-0. Permission is granted, free of charge, to any person to deal with this file without
-   restriction, including the rights to use, copy, modify, merge, publish, distribute, sublicense and
-   sell copies. It is provided "as is", without warranty of any kind. The Unicode tables are under the
-   Unicode License V3, see where they start. */
+/* Licence: MIT-0. Permission is granted, free of charge, to any person to deal with this file
+   without restriction, including the rights to use, copy, modify, merge, publish, distribute,
+   sublicense and sell copies. It is provided "as is", without warranty of any kind. The Unicode
+   tables are under the Unicode License V3, see where they start. */
