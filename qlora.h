@@ -673,6 +673,33 @@ typedef struct qlora_dropout_args {
 } qlora_dropout_args;
 QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
 
+// ---- attention ----------------------------------------------------------------------------------
+typedef struct qlora_attention_desc {
+    int64_t heads;
+    int64_t kv_heads; // 0 = heads; must divide them
+    int64_t head_dim; // 1 to 256
+    int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
+    float scale;    // above 0; 0 = 1 / sqrt(head_dim)
+} qlora_attention_desc;
+
+// Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
+// kv_heads * head_dim], all f32 or all bf16; windows of one packed buffer will do. seqs: i32 [1, n
+// + 1], ascending token offsets from 0 of n sequences; unused entries repeat the last one, so one n
+// serves any packing. Tokens after the last sequence get zeros. lse: f32 [heads, tokens], rows
+// without gaps.
+QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                               const qlora_tensor* q, const qlora_tensor* k,
+                                               const qlora_tensor* v, const qlora_tensor* seqs,
+                                               const qlora_tensor* o, const qlora_tensor* lse);
+// Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
+// token.
+QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                                const qlora_tensor* q, const qlora_tensor* k,
+                                                const qlora_tensor* v, const qlora_tensor* seqs,
+                                                const qlora_tensor* o, const qlora_tensor* lse,
+                                                const qlora_tensor* d_o, const qlora_tensor* dq,
+                                                const qlora_tensor* dk, const qlora_tensor* dv);
+
 // ---- graphs ---------------------------------------------------------------------------------------
 typedef struct qlora_graph qlora_graph;
 typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
@@ -3798,10 +3825,17 @@ typedef struct qlora_model_config {
     int64_t head_dim;
     int64_t max_positions;
     double rms_eps;
+<<<<<<< HEAD
     qlora_rope_desc rope;         // layers with full attention; nothing left to default
     qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
     int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
     bool tied;      // the output head is the embedding
+=======
+    qlora_rope_desc rope;         // layers with full attention
+    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
+    int64_t window;   // a token sees itself and window - 1 before it; 0 = no layer has one
+    bool tied;        // the output head is the embedding
+>>>>>>> main
     bool qkv_bias;
     bool o_bias;
     bool mlp_bias;
@@ -3955,7 +3989,12 @@ static qlora_result qlora__config_refuse(const qlora__config_reader* r, const ch
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
                                        const qlora__config_reader* top, const qlora_model_config* c,
                                        qlora_rope_desc* rope) {
+<<<<<<< HEAD
     bool truncate = true;
+=======
+    double mscale = 0.0;
+    double mscale_all = 0.0;
+>>>>>>> main
     double fallback = (double)c->max_positions;
     QLORA__TRY(
         qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
@@ -3965,12 +4004,26 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
     QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
+<<<<<<< HEAD
     QLORA__TRY(qlora__config_positive(r, "mscale", 0.0, &rope->mscale));
     QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", 0.0, &rope->mscale_all_dim));
     QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
     QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
     rope->no_truncate = !truncate;
     return QLORA_OK;
+=======
+    bool truncate = true;
+    QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
+    rope->no_truncate = !truncate;
+    double lengthen = rope->factor > 1.0 ? 0.1 * log(rope->factor) : 0.0;
+    double computed = lengthen + 1.0;
+    if (qlora__config_find(r, "mscale") != 0 && qlora__config_find(r, "mscale_all_dim") != 0) {
+        QLORA__TRY(qlora__config_positive(r, "mscale", -1.0, &mscale));
+        QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", -1.0, &mscale_all));
+        computed = (mscale * lengthen + 1.0) / (mscale_all * lengthen + 1.0);
+    }
+    return qlora__config_positive(r, "attention_factor", computed, &rope->attention_factor);
+>>>>>>> main
 }
 
 static qlora_result qlora__config_llama3(const qlora__config_reader* r,
@@ -3999,7 +4052,11 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
                                        const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
         const char* name;
+<<<<<<< HEAD
         qlora_rope_type type;
+=======
+        qlora_rope_type kind;
+>>>>>>> main
     } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
                   {"linear", QLORA_ROPE_LINEAR},
                   {"llama3", QLORA_ROPE_LLAMA3},
@@ -4024,7 +4081,11 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         if (k == 4) {
             return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
         }
+<<<<<<< HEAD
         rope->type = kinds[k].type;
+=======
+        rope->type = kinds[k].kind;
+>>>>>>> main
     }
     if (!(rope->theta > 1.0)) {
         return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
@@ -6827,13 +6888,17 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_F32    4u // computes in f32
 #define QLORA__NEED_NF4    8u // has an NF4 base
 #define QLORA__NEED_LORA  16u // trains adapters
+#define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
+#define QLORA__NEED_HEAD128 64u  // the same, head size 128
+#define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 
 // The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
 // dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
 #define QLORA__KERNELS(X)                                                                            \
     QLORA__KERNELS_RUNTIME(X)                                                                        \
-    QLORA__KERNELS_OPS(X)
+    QLORA__KERNELS_OPS(X)                                                                            \
+    QLORA__KERNELS_ATTENTION(X)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                    \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
@@ -6915,6 +6980,20 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(dropout_f32, dropout, 0, LORA)                                                                 \
     X(dropout_bf16, dropout, 0, LORA)
 
+#define QLORA__KERNELS_ATTENTION(X)                                                                  \
+    X(attn64_fwd, attn64, 49152, HEAD64)                                                             \
+    X(attn64_stats, attn64, 0, HEAD64)                                                               \
+    X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                          \
+    X(attn64_bwd_q, attn64, 65536, HEAD64)                                                           \
+    X(attn128_fwd, attn128, 65536, HEAD128)                                                          \
+    X(attn128_stats, attn128, 0, HEAD128)                                                            \
+    X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                       \
+    X(attn128_bwd_q, attn128, 98304, HEAD128)                                                        \
+    X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                            \
+    X(attn_f32_stats, attn_f32, 0, HEADANY)                                                          \
+    X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                         \
+    X(attn_f32_bwd_q, attn_f32, 0, HEADANY)
+
 // clang-format on
 
 #define QLORA__X(name, module, shared, need) QLORA__K_##name,
@@ -6981,7 +7060,7 @@ struct qlora__cache {
     uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
 };
 
-static uint64_t qlora__hash(const void* data, size_t bytes, uint64_t seed) {
+static uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
     const uint8_t* p = (const uint8_t*)data;
     uint64_t h = seed ^ 0xcbf29ce484222325ull;
     for (size_t i = 0; i < bytes; i++) {
@@ -7466,7 +7545,7 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
                            key);
     }
     QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // before the look-up: a wrong text never passes
-    uint64_t hash = qlora__hash(entry, strlen(entry), qlora__hash(ptx, strlen(ptx), 0));
+    uint64_t hash = qlora__fnv(entry, strlen(entry), qlora__fnv(ptx, strlen(ptx), 0));
     qlora_kernel* kernel = qlora__kernel_find(ctx, key);
     if (kernel != NULL) {
         if (kernel->text_hash != hash) {
@@ -8306,7 +8385,7 @@ static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__cache* cache = ctx->gpu->cache;
     int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
                        g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
-    uint64_t hash = qlora__hash(shape, sizeof shape, 0);
+    uint64_t hash = qlora__fnv(shape, sizeof shape, 0);
     for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
         if (cache->planned[i] == hash) {
             return;
@@ -8743,6 +8822,15 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) 
     return r;
 }
 
+// Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
+static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s) {
+    bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
+    if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
+        return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
+    }
+    return QLORA__NEED_HEADANY;
+}
+
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
     qlora__cache* cache = ctx->gpu->cache;
     double start = qlora__clock_ms();
@@ -8750,7 +8838,7 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
     uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
                     (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
                     (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
-                    (s->rank > 0 ? QLORA__NEED_LORA : 0);
+                    (s->rank > 0 ? QLORA__NEED_LORA : 0) | qlora__attention_need(ctx, s);
     cache->info.sealed = false;
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
@@ -8797,7 +8885,8 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
 //   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
 //   x       *= scale of its group
 //
-// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double.
+// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double
+// (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the norm).
 
 #define QLORA__CLIP_CHUNK 8192
 
@@ -10911,6 +11000,554 @@ static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) 
 qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
     QLORA__ENTER(ctx, "qlora_dropout");
     return qlora__leave(ctx, qlora__dropout(ctx, args));
+}
+
+// ---- attention ----------------------------------------------------------------------------------
+//
+// Inside a sequence, for query i and the keys j that it sees (i - window < j <= i):
+//
+//   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
+//   o[i] = sum_j p[j] v[j]
+//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
+//   dq[i] = scale sum_j ds[j] k[j]
+//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]   over every query head of the key's
+//   group
+
+#define QLORA__HEAD_MAX 256
+#define QLORA__KEY_BLOCK 64
+
+typedef struct qlora__attention {
+    int64_t tokens;
+    int64_t n_seqs;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t hd;
+    int64_t window;
+    float scale;
+    const qlora_tensor* q;
+    const qlora_tensor* k;
+    const qlora_tensor* v;
+    const qlora_tensor* seqs;
+    const qlora_tensor* o;
+    const qlora_tensor* lse;
+    const qlora_tensor* d_o;
+    const qlora_tensor* dq;
+    const qlora_tensor* dk;
+    const qlora_tensor* dv;
+    QLORA__REAL* dots; // D, [heads][tokens]
+} qlora__attention;
+
+// Eight partial sums: a fixed order that the compiler can still put into vectors.
+static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n) {
+    QLORA__REAL part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        for (int j = 0; j < 8; j++) {
+            part[j] += x[i + j] * y[i + j];
+        }
+    }
+    for (; i < n; i++) {
+        part[i % 8] += x[i] * y[i];
+    }
+    return ((part[0] + part[4]) + (part[2] + part[6])) +
+           ((part[1] + part[5]) + (part[3] + part[7]));
+}
+
+// y += a x; eight products first, so that y and x need not be known to be apart.
+static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        QLORA__REAL product[8];
+        for (int j = 0; j < 8; j++) {
+            product[j] = a * x[i + j];
+        }
+        for (int j = 0; j < 8; j++) {
+            y[i + j] += product[j];
+        }
+    }
+    for (; i < n; i++) {
+        y[i] += a * x[i];
+    }
+}
+
+// One head of one token: in place for f32, else converted into room.
+static const QLORA__REAL* qlora__head_get(const qlora_tensor* t, int64_t token, int64_t head,
+                                          int64_t hd, QLORA__REAL* room) {
+    int64_t first = token * t->ld + head * hd;
+    if (t->dtype == QLORA_F32) {
+        return (const QLORA__REAL*)t->data + first;
+    }
+    for (int64_t i = 0; i < hd; i++) {
+        room[i] = qlora__load(t->data, t->dtype, first + i);
+    }
+    return room;
+}
+
+static void qlora__head_put(const qlora_tensor* t, int64_t token, int64_t head, int64_t hd,
+                            const QLORA__REAL* x, QLORA__REAL factor) {
+    for (int64_t i = 0; i < hd; i++) {
+        qlora__put(t, token, head * hd + i, x != NULL ? x[i] * factor : 0);
+    }
+}
+
+// The sequence [*begin, *end) that a token lies in; false in the tail.
+static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t* begin,
+                               int64_t* end) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    int64_t low = 0;
+    int64_t high = a->n_seqs;
+    while (low < high) { // the last offset not after the token
+        int64_t middle = (low + high + 1) / 2;
+        if (offsets[middle] <= token) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    *begin = offsets[low];
+    *end = low < a->n_seqs ? offsets[low + 1] : a->tokens;
+    return low < a->n_seqs;
+}
+
+// The softmax runs over blocks of keys, with the sums rescaled when a block brings a larger score.
+static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
+                                   int64_t begin) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc[QLORA__HEAD_MAX];
+    QLORA__REAL s[QLORA__KEY_BLOCK];
+    int64_t kv_head = head / (a->heads / a->kv_heads);
+    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+    QLORA__REAL top = -(QLORA__REAL)INFINITY;
+    QLORA__REAL sum = 0;
+    memset(acc, 0, sizeof acc);
+    int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
+    for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
+        int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
+        QLORA__REAL peak = top;
+        for (int64_t j = 0; j < n; j++) {
+            const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);
+            s[j] = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            peak = s[j] > peak ? s[j] : peak;
+        }
+        QLORA__REAL shrink = qlora__exp(top - peak);
+        top = peak;
+        sum *= shrink;
+        for (int64_t d = 0; d < a->hd; d++) {
+            acc[d] *= shrink;
+        }
+        for (int64_t j = 0; j < n; j++) {
+            QLORA__REAL p = qlora__exp(s[j] - top);
+            sum += p;
+            qlora__add_scaled(acc, p, qlora__head_get(a->v, j0 + j, kv_head, a->hd, room), a->hd);
+        }
+    }
+    qlora__head_put(a->o, i, head, a->hd, acc, 1 / sum);
+    qlora__put(a->lse, head, i, top + qlora__log(sum));
+}
+
+static void qlora__attention_forward_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_query(a, head, token, begin);
+        } else {
+            qlora__head_put(a->o, token, head, a->hd, NULL, 0);
+            qlora__put(a->lse, head, token, 0);
+        }
+    }
+}
+
+static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t i, int64_t begin) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL do_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc[QLORA__HEAD_MAX];
+    int64_t kv_head = head / (a->heads / a->kv_heads);
+    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+    const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
+    QLORA__REAL lse = qlora__at(a->lse, head, i);
+    QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
+    a->dots[head * a->tokens + i] = dot;
+    memset(acc, 0, sizeof acc);
+    int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
+    for (; j <= i; j++) {
+        QLORA__REAL dp =
+            qlora__dot(d_o, qlora__head_get(a->v, j, kv_head, a->hd, room), a->hd) - dot;
+        const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, room);
+        QLORA__REAL p = qlora__exp(qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale - lse);
+        qlora__add_scaled(acc, p * dp, k, a->hd);
+    }
+    qlora__head_put(a->dq, i, head, a->hd, acc, (QLORA__REAL)a->scale);
+}
+
+static void qlora__attention_dq_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_dq(a, head, token, begin);
+        } else {
+            qlora__head_put(a->dq, token, head, a->hd, NULL, 0);
+        }
+    }
+}
+
+static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int64_t j,
+                                 int64_t end) {
+    QLORA__REAL k_room[QLORA__HEAD_MAX];
+    QLORA__REAL v_room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL do_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc_k[QLORA__HEAD_MAX];
+    QLORA__REAL acc_v[QLORA__HEAD_MAX];
+    int64_t group = a->heads / a->kv_heads;
+    const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
+    const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
+    memset(acc_k, 0, sizeof acc_k);
+    memset(acc_v, 0, sizeof acc_v);
+    if (a->window > 0 && a->window < end - j) {
+        end = j + a->window;
+    }
+    for (int64_t head = kv_head * group; head < kv_head * group + group; head++) {
+        for (int64_t i = j; i < end; i++) {
+            const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+            const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
+            QLORA__REAL s = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            QLORA__REAL p = qlora__exp(s - qlora__at(a->lse, head, i));
+            QLORA__REAL dp = qlora__dot(d_o, v, a->hd) - a->dots[head * a->tokens + i];
+            qlora__add_scaled(acc_v, p, d_o, a->hd);
+            qlora__add_scaled(acc_k, p * dp, q, a->hd);
+        }
+    }
+    qlora__head_put(a->dk, j, kv_head, a->hd, acc_k, (QLORA__REAL)a->scale);
+    qlora__head_put(a->dv, j, kv_head, a->hd, acc_v, 1);
+}
+
+static void qlora__attention_dkv_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t kv_head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_dkv(a, kv_head, token, end);
+        } else {
+            qlora__head_put(a->dk, token, kv_head, a->hd, NULL, 0);
+            qlora__head_put(a->dv, token, kv_head, a->hd, NULL, 0);
+        }
+    }
+}
+
+// Host memory can be looked at; on a device the kernels keep whatever stands there inside the
+// matrices.
+static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attention* a) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    for (int64_t s = 0; s <= a->n_seqs; s++) {
+        if ((s == 0 ? offsets[0] != 0 : offsets[s] < offsets[s - 1]) || offsets[s] > a->tokens) {
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "seqs[%lld] is %d: offsets start at 0, ascend, and end at most at %lld",
+                (long long)s, (int)offsets[s], (long long)a->tokens);
+        }
+    }
+    return QLORA_OK;
+}
+
+#define QLORA__ATTENTION_GRAIN 16
+
+static qlora_result qlora__attention_forward_cpu(qlora_ctx* ctx, qlora__attention* a) {
+    QLORA__TRY(qlora__sequences_check(ctx, a));
+    qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN,
+                    qlora__attention_forward_items, a);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_cpu(qlora_ctx* ctx, qlora__attention* a) {
+    QLORA__TRY(qlora__sequences_check(ctx, a));
+    void* dots = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * sizeof(QLORA__REAL), &dots));
+    a->dots = (QLORA__REAL*)dots;
+    qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN, qlora__attention_dq_items,
+                    a);
+    qlora__parallel(ctx, a->kv_heads * a->tokens, QLORA__ATTENTION_GRAIN,
+                    qlora__attention_dkv_items, a);
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+// One launch: a block per rows tokens (and one more per sequence, where blocks belong to
+// sequences).
+typedef struct qlora__attention_kernel {
+    qlora__kernel_id id;
+    int64_t rows;
+    uint32_t threads;
+    uint32_t shared;
+} qlora__attention_kernel;
+
+typedef struct qlora__attention_path {
+    qlora_dtype dtype;
+    int64_t hd;     // 0 = any up to 256
+    int capability; // at least
+    bool aligned;   // rows must start at multiples of 16 bytes
+    qlora__attention_kernel forward;
+    qlora__attention_kernel stats;
+    qlora__attention_kernel kv;
+    qlora__attention_kernel q;
+} qlora__attention_path;
+
+// clang-format off
+// The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
+static const qlora__attention_path qlora__attention_paths[] = {
+    {QLORA_BF16, 64, 80, true,
+     {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
+     {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536}},
+    {QLORA_BF16, 128, 80, true,
+     {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
+     {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304}},
+    {QLORA_BF16, 0, 75, false,
+     {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0}},
+    {QLORA_F32, 0, 75, false,
+     {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0}},
+};
+// clang-format on
+
+static bool qlora__attention_aligned(const qlora_tensor* t) {
+    return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
+}
+
+static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
+                                                            const qlora__attention* a) {
+    const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
+    bool aligned = true;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        aligned = aligned && qlora__attention_aligned(all[i]);
+    }
+    const qlora__attention_path* p = qlora__attention_paths;
+    while (p->dtype != a->q->dtype || (p->hd != 0 && p->hd != a->hd) ||
+           p->capability > ctx->gpu->capability || (p->aligned && !aligned)) {
+        p++; // the last rows take everything
+    }
+    return p;
+}
+
+// Kernels count tokens, heads and offsets in 32 bits.
+typedef struct qlora__attention_numbers {
+    int32_t n_seqs;
+    int32_t tokens;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t hd;
+    int32_t window;
+    int32_t half;
+} qlora__attention_numbers;
+
+static qlora__attention_numbers qlora__attention_narrow(const qlora__attention* a) {
+    qlora__attention_numbers n;
+    n.n_seqs = (int32_t)a->n_seqs;
+    n.tokens = (int32_t)a->tokens;
+    n.heads = (int32_t)a->heads;
+    n.kv_heads = (int32_t)a->kv_heads;
+    n.hd = (int32_t)a->hd;
+    n.window = (int32_t)a->window;
+    n.half = a->q->dtype == QLORA_BF16;
+    return n;
+}
+
+static qlora_result qlora__attention_launch(qlora_ctx* ctx, const qlora__attention_kernel* kernel,
+                                            const qlora__attention* a, int64_t heads, void** args) {
+    int64_t blocks = a->tokens / kernel->rows + a->n_seqs + 1;
+    return qlora__launch(ctx, kernel->id, blocks, heads, 1, kernel->threads, kernel->shared, args);
+}
+
+static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attention* a) {
+    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
+    qlora__attention_numbers n = qlora__attention_narrow(a);
+    qlora_tensor q = *a->q;
+    qlora_tensor k = *a->k;
+    qlora_tensor v = *a->v;
+    qlora_tensor o = *a->o;
+    void* lse = a->lse->data;
+    void* seqs = a->seqs->data;
+    void* args[] = {&q.data,  &q.ld,       &k.data, &k.ld,     &v.data,   &v.ld,
+                    &o.data,  &o.ld,       &lse,    &seqs,     &n.n_seqs, &n.tokens,
+                    &n.heads, &n.kv_heads, &n.hd,   &n.window, &a->scale, &n.half};
+    return qlora__attention_launch(ctx, &path->forward, a, a->heads, args);
+}
+
+static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
+    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
+    qlora__attention_numbers n = qlora__attention_narrow(a);
+    void* stats = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &stats));
+    qlora_tensor q = *a->q;
+    qlora_tensor k = *a->k;
+    qlora_tensor v = *a->v;
+    qlora_tensor o = *a->o;
+    qlora_tensor d_o = *a->d_o;
+    qlora_tensor dq = *a->dq;
+    qlora_tensor dk = *a->dk;
+    qlora_tensor dv = *a->dv;
+    void* lse = a->lse->data;
+    void* seqs = a->seqs->data;
+    void* stats_args[] = {&o.data, &o.ld,     &d_o.data, &d_o.ld, &lse,
+                          &stats,  &n.tokens, &n.hd,     &n.half};
+    QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
+                             a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
+    void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
+                       &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
+                       &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
+                       &n.hd,     &n.window, &a->scale, &n.half};
+    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, kv_args));
+    void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
+                      &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
+                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
+    return qlora__attention_launch(ctx, &path->q, a, a->heads, q_args);
+}
+
+#endif
+
+static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                           qlora__attention* a) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    a->heads = desc->heads;
+    a->kv_heads = desc->kv_heads > 0 ? desc->kv_heads : desc->heads;
+    a->hd = desc->head_dim;
+    a->window = desc->window;
+    if (a->heads < 1 || a->heads > 65535 || desc->kv_heads < 0 || a->heads % a->kv_heads != 0 ||
+        a->hd < 1 || a->hd > QLORA__HEAD_MAX || a->window < 0) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld heads, %lld kv heads, head size %lld, window %lld: kv heads must divide "
+            "the heads (at most 65535), the head size be 1 to %d, the window not negative",
+            (long long)desc->heads, (long long)desc->kv_heads, (long long)a->hd,
+            (long long)a->window, QLORA__HEAD_MAX);
+    }
+    a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
+    if (!(a->scale > 0 && a->scale <= 1e30f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "scale %g must be above 0 and finite",
+                           (double)desc->scale);
+    }
+    QLORA__TRY(qlora__need(ctx, a->q, "q", QLORA__IS_F32 | QLORA__IS_BF16, -1, a->heads * a->hd));
+    unsigned dtype = 1u << a->q->dtype;
+    a->tokens = a->q->rows;
+    QLORA__TRY(qlora__need(ctx, a->k, "k", dtype, a->tokens, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->v, "v", dtype, a->tokens, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->seqs, "seqs", QLORA__IS_I32, 1, -1));
+    QLORA__TRY(qlora__need(ctx, a->o, "o", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->lse, "lse", QLORA__IS_F32, a->heads, a->tokens));
+    if (a->seqs->cols < 1 || a->seqs->cols > INT32_MAX / 2 || a->tokens > INT32_MAX / 2 ||
+        a->lse->ld != a->tokens) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "seqs has %lld entries (one more than sequences), lse a row stride of %lld; "
+            "there are %lld tokens",
+            (long long)a->seqs->cols, (long long)a->lse->ld, (long long)a->tokens);
+    }
+    a->n_seqs = a->seqs->cols - 1;
+    // a window beyond every distance is none; so kernels may add to it
+    a->window = a->window >= a->tokens ? 0 : a->window;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                             qlora__attention* a) {
+    QLORA__TRY(qlora__attention_begin(ctx, desc, a));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "q", a->q));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "k", a->k));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "v", a->v));
+    if (a->tokens == 0) {
+        return QLORA_OK;
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__attention_forward_gpu(ctx, a);
+    }
+#endif
+    return qlora__attention_forward_cpu(ctx, a);
+}
+
+qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                     const qlora_tensor* q, const qlora_tensor* k,
+                                     const qlora_tensor* v, const qlora_tensor* seqs,
+                                     const qlora_tensor* o, const qlora_tensor* lse) {
+    QLORA__ENTER(ctx, "qlora_attention_forward");
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.seqs = seqs;
+    a.o = o;
+    a.lse = lse;
+    return qlora__leave(ctx, qlora__attention_forward(ctx, desc, &a));
+}
+
+static qlora_result qlora__attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                              qlora__attention* a) {
+    QLORA__TRY(qlora__attention_begin(ctx, desc, a));
+    unsigned dtype = 1u << a->q->dtype;
+    int64_t kv_cols = a->kv_heads * a->hd;
+    QLORA__TRY(qlora__need(ctx, a->d_o, "d_o", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->dq, "dq", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->dk, "dk", dtype, a->tokens, kv_cols));
+    QLORA__TRY(qlora__need(ctx, a->dv, "dv", dtype, a->tokens, kv_cols));
+    const qlora_tensor* outs[] = {a->dq, a->dk, a->dv};
+    const qlora_tensor* ins[] = {a->q, a->k, a->v, a->o, a->d_o};
+    static const char* const out_names[] = {"dq", "dk", "dv"};
+    static const char* const in_names[] = {"q", "k", "v", "o", "d_o"};
+    for (int i = 0; i < 3; i++) {
+        for (int j = 0; j < 5; j++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[i], outs[i], in_names[j], ins[j]));
+        }
+        for (int j = 0; j < i; j++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[i], outs[i], out_names[j], outs[j]));
+        }
+    }
+    if (a->tokens == 0) {
+        return QLORA_OK;
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__attention_backward_gpu(ctx, a);
+    }
+#endif
+    return qlora__attention_backward_cpu(ctx, a);
+}
+
+qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                      const qlora_tensor* q, const qlora_tensor* k,
+                                      const qlora_tensor* v, const qlora_tensor* seqs,
+                                      const qlora_tensor* o, const qlora_tensor* lse,
+                                      const qlora_tensor* d_o, const qlora_tensor* dq,
+                                      const qlora_tensor* dk, const qlora_tensor* dv) {
+    QLORA__ENTER(ctx, "qlora_attention_backward");
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.seqs = seqs;
+    a.o = o;
+    a.lse = lse;
+    a.d_o = d_o;
+    a.dq = dq;
+    a.dk = dk;
+    a.dv = dv;
+    return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
 }
 
 //@@ GRAPH      - capture, replay, invalidation

@@ -18,8 +18,8 @@ typedef struct ops_api {
     qlora_result (*silu_forward)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
     qlora_result (*silu_backward)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* dy,
                                   const qlora_tensor* dx);
-    qlora_result (*swiglu_forward)(qlora_ctx* ctx, const qlora_tensor* gate,
-                                   const qlora_tensor* up, const qlora_tensor* h);
+    qlora_result (*swiglu_forward)(qlora_ctx* ctx, const qlora_tensor* gate, const qlora_tensor* up,
+                                   const qlora_tensor* h);
     qlora_result (*swiglu_backward)(qlora_ctx* ctx, const qlora_tensor* dh,
                                     const qlora_tensor* gate, const qlora_tensor* up,
                                     const qlora_tensor* dgate, const qlora_tensor* dup,
@@ -37,10 +37,9 @@ typedef struct ops_api {
                                              const qlora_tensor* delta, const qlora_tensor* w,
                                              float eps, const qlora_tensor* sum,
                                              const qlora_tensor* y);
-    qlora_result (*rmsnorm_backward)(qlora_ctx* ctx, const qlora_tensor* dy,
-                                     const qlora_tensor* x, const qlora_tensor* w, float eps,
-                                     const qlora_tensor* dres, const qlora_tensor* dx,
-                                     const qlora_tensor* dw);
+    qlora_result (*rmsnorm_backward)(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_tensor* x,
+                                     const qlora_tensor* w, float eps, const qlora_tensor* dres,
+                                     const qlora_tensor* dx, const qlora_tensor* dw);
     qlora_result (*rope_forward)(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
                                  const qlora_tensor* positions, const qlora_tensor* table,
                                  const qlora_tensor* bias, const qlora_tensor* flag);
@@ -53,8 +52,8 @@ typedef struct ops_api {
     qlora_result (*scores_mask)(qlora_ctx* ctx, const qlora_tensor* s, float scale, bool causal,
                                 int64_t window);
     qlora_result (*softmax_forward)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
-    qlora_result (*softmax_backward)(qlora_ctx* ctx, const qlora_tensor* y,
-                                     const qlora_tensor* dy, const qlora_tensor* dx);
+    qlora_result (*softmax_backward)(qlora_ctx* ctx, const qlora_tensor* y, const qlora_tensor* dy,
+                                     const qlora_tensor* dx);
     qlora_result (*embed)(qlora_ctx* ctx, const qlora_tensor* table, const qlora_tensor* ids,
                           const qlora_tensor* y, const qlora_tensor* flag);
     qlora_result (*cross_entropy)(qlora_ctx* ctx, const qlora_cross_entropy_args* args);
