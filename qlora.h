@@ -3825,17 +3825,10 @@ typedef struct qlora_model_config {
     int64_t head_dim;
     int64_t max_positions;
     double rms_eps;
-<<<<<<< HEAD
     qlora_rope_desc rope;         // layers with full attention; nothing left to default
     qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
     int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
     bool tied;      // the output head is the embedding
-=======
-    qlora_rope_desc rope;         // layers with full attention
-    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
-    int64_t window;   // a token sees itself and window - 1 before it; 0 = no layer has one
-    bool tied;        // the output head is the embedding
->>>>>>> main
     bool qkv_bias;
     bool o_bias;
     bool mlp_bias;
@@ -3989,12 +3982,7 @@ static qlora_result qlora__config_refuse(const qlora__config_reader* r, const ch
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
                                        const qlora__config_reader* top, const qlora_model_config* c,
                                        qlora_rope_desc* rope) {
-<<<<<<< HEAD
     bool truncate = true;
-=======
-    double mscale = 0.0;
-    double mscale_all = 0.0;
->>>>>>> main
     double fallback = (double)c->max_positions;
     QLORA__TRY(
         qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
@@ -4004,26 +3992,12 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
     QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
-<<<<<<< HEAD
     QLORA__TRY(qlora__config_positive(r, "mscale", 0.0, &rope->mscale));
     QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", 0.0, &rope->mscale_all_dim));
     QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
     QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
     rope->no_truncate = !truncate;
     return QLORA_OK;
-=======
-    bool truncate = true;
-    QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
-    rope->no_truncate = !truncate;
-    double lengthen = rope->factor > 1.0 ? 0.1 * log(rope->factor) : 0.0;
-    double computed = lengthen + 1.0;
-    if (qlora__config_find(r, "mscale") != 0 && qlora__config_find(r, "mscale_all_dim") != 0) {
-        QLORA__TRY(qlora__config_positive(r, "mscale", -1.0, &mscale));
-        QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", -1.0, &mscale_all));
-        computed = (mscale * lengthen + 1.0) / (mscale_all * lengthen + 1.0);
-    }
-    return qlora__config_positive(r, "attention_factor", computed, &rope->attention_factor);
->>>>>>> main
 }
 
 static qlora_result qlora__config_llama3(const qlora__config_reader* r,
@@ -4052,11 +4026,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
                                        const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
         const char* name;
-<<<<<<< HEAD
         qlora_rope_type type;
-=======
-        qlora_rope_type kind;
->>>>>>> main
     } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
                   {"linear", QLORA_ROPE_LINEAR},
                   {"llama3", QLORA_ROPE_LLAMA3},
@@ -4081,11 +4051,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         if (k == 4) {
             return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
         }
-<<<<<<< HEAD
         rope->type = kinds[k].type;
-=======
-        rope->type = kinds[k].kind;
->>>>>>> main
     }
     if (!(rope->theta > 1.0)) {
         return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
@@ -4704,22 +4670,13 @@ typedef struct qlora__linear_source {
     qlora_dtype dtype; // what the codes stand for was rounded to this
 } qlora__linear_source;
 
-static const float qlora__bnb_book[16] = {-1.0f,
-                                          -0.6961928009986877f,
-                                          -0.5250730514526367f,
-                                          -0.39491748809814453f,
-                                          -0.28444138169288635f,
-                                          -0.18477343022823334f,
-                                          -0.09105003625154495f,
-                                          0.0f,
-                                          0.07958029955625534f,
-                                          0.16093020141124725f,
-                                          0.24611230194568634f,
-                                          0.33791524171829224f,
-                                          0.44070982933044434f,
-                                          0.5626170039176941f,
-                                          0.7229568362236023f,
-                                          1.0f};
+// clang-format off
+static const float qlora__bnb_book[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+// clang-format on
 
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 

@@ -83,6 +83,7 @@ static const struct {
     {"\"\\u12g4\"", "four hexadecimal digits"},
     {"\"\\ud800\"", "surrogate"},
     {"\"\\ud800\\u0041\"", "surrogate"},
+    {"\"\\ud800\\ud800\"", "surrogate"},
     {"\"\\udc00\"", "surrogate"},
     {"\"\\udc00\\ud800\"", "surrogate"},
     {"\"\t\"", "control character"},
@@ -308,6 +309,28 @@ TEST numbers_are_read_to_the_nearest_double(void) {
         }
         snprintf(text, sizeof text, "%.*g", 1 + (int)test_random_below(&random, 20), x);
         ASSERT(same_double(text));
+    }
+    PASS();
+}
+
+// Below a power of two doubles lie twice as close: both sides of it, and the midpoints.
+TEST numbers_near_powers_of_two(void) {
+    for (int power = -1070; power < 1023; power++) {
+        double x = ldexp(1.0, power);
+        uint64_t bits = 0;
+        memcpy(&bits, &x, sizeof bits);
+        for (int step = -2; step <= 1; step++) {
+            uint64_t near_bits = bits + (uint64_t)step;
+            double near_x = 0.0;
+            char text[64];
+            memcpy(&near_x, &near_bits, sizeof near_x);
+            for (int digits = 15; digits < 30; digits += 2) {
+                snprintf(text, sizeof text, "%.*e", digits, near_x);
+                ASSERT(same_double(text));
+                text[digits] = (char)(text[digits] == '9' ? '1' : text[digits] + 1);
+                ASSERT(same_double(text));
+            }
+        }
     }
     PASS();
 }
@@ -2118,6 +2141,7 @@ SUITE(formats_suite) {
     RUN_TEST(json_finds_duplicate_keys);
     RUN_TEST(json_answers_queries);
     RUN_TEST(numbers_are_read_to_the_nearest_double);
+    RUN_TEST(numbers_near_powers_of_two);
     RUN_TEST(numbers_may_be_long);
     RUN_TEST(json_is_written);
     RUN_TEST(safetensors_refuses_each_fault);
