@@ -5850,8 +5850,9 @@ static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* 
 
 static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
                                                     const void* bytes, size_t size) {
-    static const uint8_t zeros[QLORA__GGUF_ALIGN] = {0};
+    uint8_t zeros[QLORA__GGUF_ALIGN];
     const uint8_t* p = (const uint8_t*)bytes;
+    memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");

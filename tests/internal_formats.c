@@ -1292,67 +1292,69 @@ TEST bnb_refuses_fp4_by_name(void) {
 
 // ---- PEFT ----
 
+static const struct {
+    const char* pattern;
+    const char* text;
+    bool match;
+} pattern_table[] = {
+    {"abc", "abc", true},
+    {"abc", "abcd", false},
+    {"abc", "ab", false},
+    {"", "", true},
+    {"", "a", false},
+    {"a.c", "axc", true},
+    {"a\\.c", "axc", false},
+    {"a|bc|d", "bc", true},
+    {"a|bc|d", "d", true},
+    {"a|bc|d", "abc", false},
+    {"a|bc|d", "c", false},
+    {"x(a|bc)*y", "xabcay", true},
+    {"x(a|bc)*y", "xy", true},
+    {"x(a|bc)*y", "xaby", false},
+    {"x(?:a|b)+y", "xy", false},
+    {"x(?:a|b)+?y", "xbay", true},
+    {"colou?r", "color", true},
+    {"colou?r", "colouur", false},
+    {"(a|)b", "b", true},
+    {"(|a)*b", "aab", true},
+    {"((a*)*)*b", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaac", false},
+    {".*", "", true},
+    {".*\\.(q|v)_proj", "model.layers.0.self_attn.v_proj", true},
+    {".*\\.(q|v)_proj", "model.layers.0.self_attn.k_proj", false},
+    {"[a-c]+", "abcabc", true},
+    {"[a-c]+", "abcd", false},
+    {"[^.]+\\.x", "ab.x", true},
+    {"[^.]+\\.x", "a.b.x", false},
+    {"[]a]+", "a]", true},
+    {"[a\\]]+", "]a", true},
+    {"[a-]+", "-a", true},
+    {"[\\d_]+", "1_2", true},
+    {"\\d{1,}", "123", true},
+    {"\\d{1,}", "", false},
+    {"a{0,1}b{0,}c{1}", "bbc", true},
+    {"\\D\\w\\W", "a1.", true},
+    {"^a$", "a", true},
+    {"b^a", "ba", false},
+    {"a$b", "ab", false},
+    {"\\bq_proj\\b", "q_proj", true},
+    {"q\\b_proj", "q_proj", false},
+    {".*\\bq.*", "a.q", true},
+    // what Unsloth writes
+    {"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
+     "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\.(?:(?:q_proj|up_proj)))",
+     "model.layers.11.mlp.up_proj", true},
+    {"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
+     "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\.(?:(?:q_proj|up_proj)))",
+     "model.layers.11.mlp.down_proj", false},
+};
+
 TEST patterns_match_as_python_does(void) {
-    static const struct {
-        const char* pattern;
-        const char* text;
-        bool match;
-    } table[] = {
-        {"abc", "abc", true},
-        {"abc", "abcd", false},
-        {"abc", "ab", false},
-        {"", "", true},
-        {"", "a", false},
-        {"a.c", "axc", true},
-        {"a\\.c", "axc", false},
-        {"a|bc|d", "bc", true},
-        {"a|bc|d", "d", true},
-        {"a|bc|d", "abc", false},
-        {"a|bc|d", "c", false},
-        {"x(a|bc)*y", "xabcay", true},
-        {"x(a|bc)*y", "xy", true},
-        {"x(a|bc)*y", "xaby", false},
-        {"x(?:a|b)+y", "xy", false},
-        {"x(?:a|b)+?y", "xbay", true},
-        {"colou?r", "color", true},
-        {"colou?r", "colouur", false},
-        {"(a|)b", "b", true},
-        {"(|a)*b", "aab", true},
-        {"((a*)*)*b", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaac", false},
-        {".*", "", true},
-        {".*\\.(q|v)_proj", "model.layers.0.self_attn.v_proj", true},
-        {".*\\.(q|v)_proj", "model.layers.0.self_attn.k_proj", false},
-        {"[a-c]+", "abcabc", true},
-        {"[a-c]+", "abcd", false},
-        {"[^.]+\\.x", "ab.x", true},
-        {"[^.]+\\.x", "a.b.x", false},
-        {"[]a]+", "a]", true},
-        {"[a\\]]+", "]a", true},
-        {"[a-]+", "-a", true},
-        {"[\\d_]+", "1_2", true},
-        {"\\d{1,}", "123", true},
-        {"\\d{1,}", "", false},
-        {"a{0,1}b{0,}c{1}", "bbc", true},
-        {"\\D\\w\\W", "a1.", true},
-        {"^a$", "a", true},
-        {"b^a", "ba", false},
-        {"a$b", "ab", false},
-        {"\\bq_proj\\b", "q_proj", true},
-        {"q\\b_proj", "q_proj", false},
-        {".*\\bq.*", "a.q", true},
-        // what Unsloth writes
-        {"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
-         "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\.(?:(?:q_proj|up_proj)))",
-         "model.layers.11.mlp.up_proj", true},
-        {"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
-         "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\.(?:(?:q_proj|up_proj)))",
-         "model.layers.11.mlp.down_proj", false},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    for (size_t i = 0; i < sizeof pattern_table / sizeof pattern_table[0]; i++) {
         static qlora__re re;
-        qlora__re_compile(&re, table[i].pattern);
-        ASSERTm(table[i].pattern, re.wrong == NULL);
-        ASSERTm(table[i].pattern, qlora__re_match(&re, table[i].text) == table[i].match);
+        qlora__re_compile(&re, pattern_table[i].pattern);
+        ASSERTm(pattern_table[i].pattern, re.wrong == NULL);
+        ASSERTm(pattern_table[i].pattern,
+                qlora__re_match(&re, pattern_table[i].text) == pattern_table[i].match);
     }
     PASS();
 }
@@ -1471,74 +1473,72 @@ TEST peft_selects_modules(void) {
     PASS();
 }
 
+static const struct {
+    const char* config;
+    const char* message;
+} peft_bad[] = {
+    {"", "a value was expected"},
+    {"[]", "a JSON object was expected"},
+    {"{\"target_modules\":[\"q\"]}", "peft_type is missing"},
+    {"{\"peft_type\":\"IA3\",\"target_modules\":[\"q\"]}", "peft_type \"IA3\" is not supported"},
+    {"{\"peft_type\":\"LORA\"}", "target_modules is missing"},
+    {"{\"peft_type\":\"LORA\",\"target_modules\":null}", "target_modules is missing"},
+    {"{\"peft_type\":\"LORA\",\"target_modules\":7}", "target_modules is 7; it must be"},
+    {"{\"peft_type\":\"LORA\",\"target_modules\":[7]}", "target_modules is [7]; it must be"},
+    {"{\"peft_type\":\"LORA\",\"r\":1,\"r\":2,\"target_modules\":[\"q\"]}", "\"r\" stands twice"},
+    {"{\"peft_type\":\"LORA\",\"r\":0,\"target_modules\":[\"q\"]}", "r is 0;"},
+    {"{\"peft_type\":\"LORA\",\"r\":2.5,\"target_modules\":[\"q\"]}", "r is 2.5;"},
+    {"{\"peft_type\":\"LORA\",\"lora_alpha\":-1,\"target_modules\":[\"q\"]}", "lora_alpha is -1;"},
+    {LORA("\"lora_dropout\":1.0,\"target_modules\":[\"q\"]"), "lora_dropout is 1.0;"},
+    {LORA("\"use_dora\":true,\"target_modules\":[\"q\"]"), "use_dora \"true\" is not supported"},
+    {LORA("\"bias\":\"all\",\"target_modules\":[\"q\"]"), "bias \"all\" is not supported"},
+    {LORA("\"modules_to_save\":[\"lm_head\"],\"target_modules\":[\"q\"]"),
+     "modules_to_save \"[\"lm_head\"]\" is not supported"},
+    {LORA("\"fan_in_fan_out\":true,\"target_modules\":[\"q\"]"), "fan_in_fan_out"},
+    {LORA("\"lora_bias\":true,\"target_modules\":[\"q\"]"), "lora_bias"},
+    {LORA("\"trainable_token_indices\":[1],\"target_modules\":[\"q\"]"), "trainable_token_indices"},
+    {LORA("\"layer_replication\":[[0,1]],\"target_modules\":[\"q\"]"), "layer_replication"},
+    {LORA("\"target_parameters\":[\"x\"],\"target_modules\":[\"q\"]"), "target_parameters"},
+    {LORA("\"layers_pattern\":\"h\",\"target_modules\":[\"q\"]"), "layers_pattern \"h\""},
+    {LORA("\"layers_pattern\":[\"h\"],\"target_modules\":[\"q\"]"), "layers_pattern \"h\""},
+    {LORA("\"rank_pattern\":[],\"target_modules\":[\"q\"]"),
+     "rank_pattern is []; it must be an object"},
+    {LORA("\"alpha_pattern\":7,\"target_modules\":[\"q\"]"),
+     "alpha_pattern is 7; it must be an object"},
+};
+
+static const struct {
+    const char* config;
+    const char* message;
+} peft_bad_lookup[] = {
+    {LORA("\"target_modules\":\"(?=x)\""), "the pattern \"(?=x)\" has a (?...) group"},
+    {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_{2}\":1}"),
+     "the pattern \"q_{2}\" has a counted repetition"},
+    {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":0}"),
+     "a rank must be from 1"},
+    {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":\"4\"}"),
+     "a rank must be from 1"},
+    {LORA("\"target_modules\":[\"q_proj\"],\"alpha_pattern\":{\"q_proj\":0}"),
+     "an alpha must be above 0"},
+};
+
 TEST peft_refuses_each_fault(void) {
-    static const struct {
-        const char* config;
-        const char* message;
-    } bad[] = {
-        {"", "a value was expected"},
-        {"[]", "a JSON object was expected"},
-        {"{\"target_modules\":[\"q\"]}", "peft_type is missing"},
-        {"{\"peft_type\":\"IA3\",\"target_modules\":[\"q\"]}",
-         "peft_type \"IA3\" is not supported"},
-        {"{\"peft_type\":\"LORA\"}", "target_modules is missing"},
-        {"{\"peft_type\":\"LORA\",\"target_modules\":null}", "target_modules is missing"},
-        {"{\"peft_type\":\"LORA\",\"target_modules\":7}", "target_modules is 7; it must be"},
-        {"{\"peft_type\":\"LORA\",\"target_modules\":[7]}", "target_modules is [7]; it must be"},
-        {"{\"peft_type\":\"LORA\",\"r\":1,\"r\":2,\"target_modules\":[\"q\"]}",
-         "\"r\" stands twice"},
-        {"{\"peft_type\":\"LORA\",\"r\":0,\"target_modules\":[\"q\"]}", "r is 0;"},
-        {"{\"peft_type\":\"LORA\",\"r\":2.5,\"target_modules\":[\"q\"]}", "r is 2.5;"},
-        {"{\"peft_type\":\"LORA\",\"lora_alpha\":-1,\"target_modules\":[\"q\"]}",
-         "lora_alpha is -1;"},
-        {LORA("\"lora_dropout\":1.0,\"target_modules\":[\"q\"]"), "lora_dropout is 1.0;"},
-        {LORA("\"use_dora\":true,\"target_modules\":[\"q\"]"),
-         "use_dora \"true\" is not supported"},
-        {LORA("\"bias\":\"all\",\"target_modules\":[\"q\"]"), "bias \"all\" is not supported"},
-        {LORA("\"modules_to_save\":[\"lm_head\"],\"target_modules\":[\"q\"]"),
-         "modules_to_save \"[\"lm_head\"]\" is not supported"},
-        {LORA("\"fan_in_fan_out\":true,\"target_modules\":[\"q\"]"), "fan_in_fan_out"},
-        {LORA("\"lora_bias\":true,\"target_modules\":[\"q\"]"), "lora_bias"},
-        {LORA("\"trainable_token_indices\":[1],\"target_modules\":[\"q\"]"),
-         "trainable_token_indices"},
-        {LORA("\"layer_replication\":[[0,1]],\"target_modules\":[\"q\"]"), "layer_replication"},
-        {LORA("\"target_parameters\":[\"x\"],\"target_modules\":[\"q\"]"), "target_parameters"},
-        {LORA("\"layers_pattern\":\"h\",\"target_modules\":[\"q\"]"), "layers_pattern \"h\""},
-        {LORA("\"layers_pattern\":[\"h\"],\"target_modules\":[\"q\"]"), "layers_pattern \"h\""},
-        {LORA("\"rank_pattern\":[],\"target_modules\":[\"q\"]"),
-         "rank_pattern is []; it must be an object"},
-        {LORA("\"alpha_pattern\":7,\"target_modules\":[\"q\"]"),
-         "alpha_pattern is 7; it must be an object"},
-    };
-    static const struct {
-        const char* config;
-        const char* message;
-    } lookup[] = {
-        {LORA("\"target_modules\":\"(?=x)\""), "the pattern \"(?=x)\" has a (?...) group"},
-        {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_{2}\":1}"),
-         "the pattern \"q_{2}\" has a counted repetition"},
-        {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":0}"),
-         "a rank must be from 1"},
-        {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":\"4\"}"),
-         "a rank must be from 1"},
-        {LORA("\"target_modules\":[\"q_proj\"],\"alpha_pattern\":{\"q_proj\":0}"),
-         "an alpha must be above 0"},
-    };
     world w;
     static qlora__peft p;
     qlora__peft_module m;
     world_begin(&w);
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        qlora_result r = qlora__peft_parse(&w.ctx, "adapter_config.json", bad[i].config,
-                                           strlen(bad[i].config), &p);
-        ASSERTm(bad[i].config, refused(&w, r, bad[i].message));
+    for (size_t i = 0; i < sizeof peft_bad / sizeof peft_bad[0]; i++) {
+        qlora_result r = qlora__peft_parse(&w.ctx, "adapter_config.json", peft_bad[i].config,
+                                           strlen(peft_bad[i].config), &p);
+        ASSERTm(peft_bad[i].config, refused(&w, r, peft_bad[i].message));
         ASSERT(strncmp(w.ctx.error, "adapter_config.json: ", 21) == 0);
     }
-    for (size_t i = 0; i < sizeof lookup / sizeof lookup[0]; i++) {
-        ASSERT_EQ(QLORA_OK, qlora__peft_parse(&w.ctx, "adapter_config.json", lookup[i].config,
-                                              strlen(lookup[i].config), &p));
-        ASSERTm(lookup[i].config,
-                refused(&w, qlora__peft_lookup(&w.ctx, &p, Q0, &m), lookup[i].message));
+    for (size_t i = 0; i < sizeof peft_bad_lookup / sizeof peft_bad_lookup[0]; i++) {
+        ASSERT_EQ(QLORA_OK,
+                  qlora__peft_parse(&w.ctx, "adapter_config.json", peft_bad_lookup[i].config,
+                                    strlen(peft_bad_lookup[i].config), &p));
+        ASSERTm(peft_bad_lookup[i].config,
+                refused(&w, qlora__peft_lookup(&w.ctx, &p, Q0, &m), peft_bad_lookup[i].message));
         qlora__peft_close(&w.ctx, &p);
     }
     ASSERT(world_end(&w));
@@ -2028,21 +2028,22 @@ static int check_model(world* w, const qlora_model_config* c, const qlora__folde
     return nf4;
 }
 
+static const struct {
+    const char* name;
+    qlora_family family;
+    int64_t window;
+    int64_t rank;
+    bool rslora;
+    bool all;
+} fixture_table[] = {{"llama", QLORA_FAMILY_LLAMA, 0, 8, false, true},
+                     {"llama-hd128", QLORA_FAMILY_LLAMA, 0, 0, false, true},
+                     {"llama3-rope", QLORA_FAMILY_LLAMA, 0, 4, false, true},
+                     {"qwen2", QLORA_FAMILY_QWEN2, 0, 16, false, false},
+                     {"qwen3", QLORA_FAMILY_QWEN3, 0, 8, true, true},
+                     {"mistral", QLORA_FAMILY_MISTRAL, 16, 8, false, true},
+                     {"stories260K", QLORA_FAMILY_LLAMA, 0, 8, false, true}};
+
 TEST fixture_folders(void) {
-    static const struct {
-        const char* name;
-        qlora_family family;
-        int64_t window;
-        int64_t rank;
-        bool rslora;
-        bool all;
-    } table[] = {{"llama", QLORA_FAMILY_LLAMA, 0, 8, false, true},
-                 {"llama-hd128", QLORA_FAMILY_LLAMA, 0, 0, false, true},
-                 {"llama3-rope", QLORA_FAMILY_LLAMA, 0, 4, false, true},
-                 {"qwen2", QLORA_FAMILY_QWEN2, 0, 16, false, false},
-                 {"qwen3", QLORA_FAMILY_QWEN3, 0, 8, true, true},
-                 {"mistral", QLORA_FAMILY_MISTRAL, 16, 8, false, true},
-                 {"stories260K", QLORA_FAMILY_LLAMA, 0, 8, false, true}};
     static const char* const parts[] = {"model", "model-bnb4"};
     static const char* const adapters[] = {"adapter0", "adapter20"};
     char path[512];
@@ -2057,12 +2058,12 @@ TEST fixture_folders(void) {
     }
     closedir(dir);
     world_real(&w);
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    for (size_t i = 0; i < sizeof fixture_table / sizeof fixture_table[0]; i++) {
         for (int k = 0; k < 2; k++) {
-            snprintf(rest, sizeof rest, "fixtures/%s/%s", table[i].name, parts[k]);
+            snprintf(rest, sizeof rest, "fixtures/%s/%s", fixture_table[i].name, parts[k]);
             shared_path(path, sizeof path, rest);
             ASSERT_EQm(w.ctx.error, QLORA_OK, qlora__config_read(&w.ctx, path, &c));
-            ASSERT(c.family == table[i].family && c.window == table[i].window);
+            ASSERT(c.family == fixture_table[i].family && c.window == fixture_table[i].window);
             ASSERT(c.quantized == (k == 1) && c.dtype == QLORA_BF16 && c.stop_ids[0] == 2);
             ASSERT_EQm(w.ctx.error, QLORA_OK, qlora__folder_open(&w.ctx, path, &f));
             ASSERT_EQ_FMTm(w.ctx.error, k == 1 ? (int)c.layers * 7 : 0, check_model(&w, &c, &f),
@@ -2071,16 +2072,17 @@ TEST fixture_folders(void) {
         }
         for (int k = 0; k < 2; k++) {
             qlora__peft_module m;
-            snprintf(rest, sizeof rest, "fixtures/%s/%s", table[i].name, adapters[k]);
+            snprintf(rest, sizeof rest, "fixtures/%s/%s", fixture_table[i].name, adapters[k]);
             ASSERT_EQm(w.ctx.error, QLORA_OK,
                        qlora__peft_open(&w.ctx, shared_path(path, sizeof path, rest), &p));
-            ASSERT(p.rslora == table[i].rslora && (table[i].rank == 0 || p.rank == table[i].rank));
+            ASSERT(p.rslora == fixture_table[i].rslora &&
+                   (fixture_table[i].rank == 0 || p.rank == fixture_table[i].rank));
             ASSERT_EQ(QLORA_OK,
                       qlora__peft_find(&w.ctx, &p, Q0, c.heads * c.head_dim, c.hidden, &m));
             ASSERT_EQ(p.rank, m.rank);
             ASSERT_EQ(QLORA_OK, qlora__peft_lookup(&w.ctx, &p, "model.layers.0.mlp.up_proj", &m));
-            ASSERT_EQ(table[i].all ? p.rank : 0, m.rank);
-            ASSERT_EQ((uint32_t)(c.layers * (table[i].all ? 14 : 4)), p.tensors.count);
+            ASSERT_EQ(fixture_table[i].all ? p.rank : 0, m.rank);
+            ASSERT_EQ((uint32_t)(c.layers * (fixture_table[i].all ? 14 : 4)), p.tensors.count);
             qlora__peft_close(&w.ctx, &p);
         }
     }
