@@ -1163,6 +1163,44 @@ TEST folder_refuses_bad_indexes(void) {
     PASS();
 }
 
+TEST folder_is_exported(void) {
+    static const char from[] =
+        "{\n  \"model_type\": \"llama\",\n  \"quantization_config\": {\"a\": [1]},"
+        "\n  \"torch_dtype\": null, \"k\\u00e9y\": [1,\n 2], \"last\": {}}";
+    static const char to[] = "{\n  \"model_type\": \"llama\",\n  \"torch_dtype\": \"bfloat16\",\n"
+                             "  \"k\\u00e9y\": [1,\n 2],\n  \"last\": {}\n}";
+    static const char index[] =
+        "{\n  \"metadata\": {\n    \"total_size\": 40\n  },\n  \"weight_map\": {\n"
+        "    \"model.a\": \"s1\",\n    \"model.c\": \"s2\"\n  }\n}";
+    static const char* const names[] = {"model.a", "model.c"};
+    static const char* const shards[] = {"s1", "s2"};
+    static const uint32_t shard_of[] = {0, 1};
+    world w;
+    static qlora__folder f;
+    world_begin(&w);
+    ASSERT(refused(&w, qlora__config_export(&w.ctx, "m", "n", "bfloat16"), "m/config.json"));
+    world_put(&w, "m/config.json", from, sizeof from - 1);
+    ASSERT_EQ(QLORA_OK, qlora__config_export(&w.ctx, "m", "n", "bfloat16"));
+    world_file* file = world_slot(w.files, "n/config.json");
+    ASSERT_EQ(sizeof to - 1, file->size);
+    ASSERT_MEM_EQ(to, file->data, file->size);
+    world_put(&w, "m/config.json", "[]", 2);
+    ASSERT(refused(&w, qlora__config_export(&w.ctx, "m", "n", "bfloat16"), "object was expected"));
+    ASSERT_EQ(QLORA_OK, put_tensors(&w, "n/s1", shard_1, 2));
+    ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
+    ASSERT_EQ(QLORA_OK, qlora__file_copy(&w.ctx, "m/s2", "n/s2"));
+    ASSERT(refused(&w, qlora__file_copy(&w.ctx, "m/s3", "n/s3"), "m/s3: no such file"));
+    ASSERT_EQ(QLORA_OK, qlora__index_write(&w.ctx, "n", names, shard_of, 2, shards, 40));
+    file = world_slot(w.files, "n/model.safetensors.index.json");
+    ASSERT_EQ(sizeof index - 1, file->size);
+    ASSERT_MEM_EQ(index, file->data, file->size);
+    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.ctx, "n", &f));
+    ASSERT_EQ(2u, f.count);
+    qlora__folder_close(&w.ctx, &f);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
 // ---- bitsandbytes ----
 
 #define STATE(rest)                                                                                \
@@ -1814,6 +1852,15 @@ static qlora_result do_write_adapter(world* w) {
     return QLORA_OK;
 }
 
+static qlora_result do_export(world* w) {
+    static const char* const names[] = {"model.a"};
+    static const char* const shards[] = {"s1"};
+    static const uint32_t shard_of[] = {0};
+    QLORA__TRY(qlora__config_export(&w->ctx, "m", "d", "bfloat16"));
+    QLORA__TRY(qlora__file_copy(&w->ctx, "m/config.json", "d/f"));
+    return qlora__index_write(&w->ctx, "d", names, shard_of, 1, shards, 40);
+}
+
 static qlora_result do_write_gguf(world* w) {
     static const qlora__gguf_entry entry = {"x", 2, 6};
     static const float zeros[12];
@@ -2163,6 +2210,7 @@ SUITE(formats_suite) {
     RUN_TEST(folder_single_file);
     RUN_TEST(folder_shards);
     RUN_TEST(folder_refuses_bad_indexes);
+    RUN_TEST(folder_is_exported);
     RUN_TEST(bnb_reads_both_kinds);
     RUN_TEST(bnb_refuses_each_fault);
     RUN_TEST(bnb_refuses_fp4_by_name);
@@ -2180,6 +2228,7 @@ SUITE(formats_suite) {
     RUN_TESTp(faults_are_survived, "reading a folder", do_read_folder, NULL);
     RUN_TESTp(faults_are_survived, "reading shards", do_read_shards, NULL);
     RUN_TESTp(faults_are_survived, "writing an adapter", do_write_adapter, "a/adapter_config.json");
+    RUN_TESTp(faults_are_survived, "exporting", do_export, "d/f");
     RUN_TESTp(faults_are_survived, "writing GGUF", do_write_gguf, "d/g");
     RUN_TEST(power_cuts_are_survived);
     RUN_TEST(long_paths_are_refused);
