@@ -3676,6 +3676,15 @@ static void qlora__text_puts(qlora__text* t, const char* string) {
     qlora__text_add(t, string, strlen(string));
 }
 
+// Writes a whole small file, atomically.
+static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
+                                      size_t size) {
+    qlora__out out;
+    QLORA__TRY(qlora__out_begin(ctx, path, &out));
+    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
+    return qlora__out_commit(ctx, &out);
+}
+
 // JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
 // indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
 typedef struct qlora__json_writer {
@@ -5214,6 +5223,105 @@ static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, c
     return QLORA_OK;
 }
 
+// ---- Hugging Face model folder, written
+
+// Copies a file, atomically, as the tokenizer's files beside an exported model.
+static QLORA__UNUSED qlora_result qlora__file_copy(qlora_ctx* ctx, const char* from,
+                                                   const char* to) {
+    qlora__map map;
+    QLORA__TRY(qlora__map_open(ctx, from, &map));
+    qlora_result result = qlora__file_write(ctx, to, map.data, (size_t)map.size);
+    qlora__map_close(ctx, &map);
+    return result;
+}
+
+// model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
+// order; `bytes` is the sum of all tensors.
+static QLORA__UNUSED qlora_result qlora__index_write(qlora_ctx* ctx, const char* dir,
+                                                     const char* const* names,
+                                                     const uint32_t* shard_of, uint32_t count,
+                                                     const char* const* shards, uint64_t bytes) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    qlora__json_writer w;
+    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
+    qlora__text_begin(ctx, &text);
+    qlora__json_write_begin(&w, &text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__json_write_open(&w, "metadata", '{');
+    qlora__json_write_int(&w, "total_size", (int64_t)bytes);
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_open(&w, "weight_map", '{');
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__json_write_string(&w, names[i], shards[shard_of[i]]);
+    }
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_close(&w, '}');
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
+// The members of a config with its weights' type replaced and without quantization_config; all else
+// as it stands in the file.
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__text* text) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        const qlora__json_token* key = &json->tokens[k];
+        const qlora__json_token* value = &json->tokens[k + 1];
+        uint32_t quote = value->kind == QLORA__JSON_STRING ? 1 : 0;
+        if (qlora__json_is(json, k, "quantization_config")) {
+            continue;
+        }
+        qlora__json_write_key(&w, NULL);
+        qlora__text_add(text, json->text + key->begin - 1, key->end - key->begin + 2);
+        qlora__text_puts(text, ": ");
+        if (qlora__json_is(json, k, "dtype") || qlora__json_is(json, k, "torch_dtype")) {
+            qlora__json_write_quoted(text, dtype, strlen(dtype));
+        } else {
+            qlora__text_add(text, json->text + value->begin - quote,
+                            value->end - value->begin + 2 * quote);
+        }
+    }
+    qlora__json_write_close(&w, '}');
+}
+
+// config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
+static QLORA__UNUSED qlora_result qlora__config_export(qlora_ctx* ctx, const char* from_dir,
+                                                       const char* to_dir, const char* dtype) {
+    char path[QLORA__PATH_ROOM];
+    qlora__map map;
+    qlora__json json;
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, from_dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora__text_begin(ctx, &text);
+    qlora_result result = qlora__json_parse(ctx, path, map.data, map.size, 0, &json);
+    if (result == QLORA_OK) {
+        if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
+            qlora__config_rewrite(&json, dtype, &text);
+            result = text.result;
+        } else {
+            result = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+        }
+        qlora__json_free(ctx, &json);
+    }
+    qlora__map_close(ctx, &map);
+    if (result == QLORA_OK) {
+        result = qlora__path_join(ctx, to_dir, "config.json", path);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
 // ---- bitsandbytes 4-bit tensors
 
 // A linear layer's weight as its file holds it: 16/32-bit (nf4 false, `weight` is the matrix) or
@@ -5235,22 +5343,13 @@ typedef struct qlora__linear_source {
     qlora_dtype dtype; // what the codes stand for was rounded to this
 } qlora__linear_source;
 
-static const float qlora__bnb_book[16] = {-1.0f,
-                                          -0.6961928009986877f,
-                                          -0.5250730514526367f,
-                                          -0.39491748809814453f,
-                                          -0.28444138169288635f,
-                                          -0.18477343022823334f,
-                                          -0.09105003625154495f,
-                                          0.0f,
-                                          0.07958029955625534f,
-                                          0.16093020141124725f,
-                                          0.24611230194568634f,
-                                          0.33791524171829224f,
-                                          0.44070982933044434f,
-                                          0.5626170039176941f,
-                                          0.7229568362236023f,
-                                          1.0f};
+// clang-format off
+static const float qlora__bnb_book[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+// clang-format on
 
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
@@ -6219,15 +6318,6 @@ static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d)
     qlora__json_write_close(&w, '}');
 }
 
-// Writes a whole small file, atomically.
-static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
-                                      size_t size) {
-    qlora__out out;
-    QLORA__TRY(qlora__out_begin(ctx, path, &out));
-    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
-    return qlora__out_commit(ctx, &out);
-}
-
 // Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
 // by qlora__peft_key; write them first, so that a config never stands without its weights.
 static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const char* dir,
@@ -6424,8 +6514,9 @@ static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* 
 
 static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
                                                     const void* bytes, size_t size) {
-    static const uint8_t zeros[QLORA__GGUF_ALIGN] = {0};
+    uint8_t zeros[QLORA__GGUF_ALIGN];
     const uint8_t* p = (const uint8_t*)bytes;
+    memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
