@@ -344,14 +344,14 @@ SELECT_OPS(DEFINE_SELECT)
 
 #define ORDERED_COMPARES(X, type)                                                                  \
     X(type, eq, a == b)                                                                            \
-    X(type, ne, a<b || a> b)                                                                       \
+    X(type, ne, (a < b) || (a > b))                                                                \
     X(type, lt, a < b)                                                                             \
     X(type, le, a <= b)                                                                            \
     X(type, gt, a > b)                                                                             \
     X(type, ge, a >= b)
 
 #define UNORDERED_COMPARES(X, type)                                                                \
-    X(type, equ, !(a < b || a > b))                                                                \
+    X(type, equ, !((a < b) || (a > b)))                                                            \
     X(type, neu, a != b)                                                                           \
     X(type, ltu, !(a >= b))                                                                        \
     X(type, leu, !(a > b))                                                                         \
