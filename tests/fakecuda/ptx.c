@@ -1,8 +1,9 @@
 // ptx.c - the interpreter's face and its scheduler: launches, blocks, warps, divergence, barriers.
 //
 // Build with -O2 -ffp-contract=off. A warp executes the lanes that stand at the lowest instruction
-// first; lanes that reach the same instruction go on together. A warp-synchronous instruction holds its
-// lanes until the members it names have come; when nothing in the block can go on, that is a trap.
+// first; lanes that reach the same instruction go on together. A warp-synchronous instruction holds
+// its lanes until the members it names have come; when nothing in the block can go on, that is a
+// trap.
 #include "ptx_parse.h"
 
 // ---- Modules ------------------------------------------------------------------------------------
@@ -147,7 +148,8 @@ static bool warp_branch_index(ptx_warp* w, const ptx_insn* in, u32 mask) {
             continue;
         }
         if (index[l] >= table->count) {
-            return trap(w, in, PTX_TRAP_OTHER, l, "index %u, the table has %u", index[l], table->count);
+            return trap(w, in, PTX_TRAP_OTHER, l, "index %u, the table has %u", index[l],
+                        table->count);
         }
         warp_part(w, 1u << l, table->target[index[l]]);
     }
@@ -192,8 +194,8 @@ static bool warp_arrive(ptx_warp* w, const ptx_insn* in, u32 mask) {
     }
     ptx_barrier* barrier = &w->run->barriers[id];
     if (barrier->arrived > 0 && barrier->expected != expected) {
-        return trap(w, in, PTX_TRAP_SYNC, first, "barrier %u is waited for with different thread counts",
-                    id);
+        return trap(w, in, PTX_TRAP_SYNC, first,
+                    "barrier %u is waited for with different thread counts", id);
     }
     barrier->expected = expected;
     barrier->arrived += counted && in->vector ? PTX_LANES : lane_count(mask);
@@ -220,7 +222,8 @@ static bool run_open_barriers(ptx_run* run) {
     bool opened = false;
     for (u32 id = 0; id < PTX_BARRIERS; id++) {
         ptx_barrier* barrier = &run->barriers[id];
-        if (barrier->arrived == 0 || barrier->arrived < (barrier->expected ? barrier->expected : live)) {
+        if (barrier->arrived == 0 ||
+            barrier->arrived < (barrier->expected ? barrier->expected : live)) {
             continue;
         }
         for (u32 i = 0; i < run->warp_count; i++) {
@@ -284,7 +287,7 @@ static bool warp_run(ptx_warp* w, u64 budget) {
             mask &= in->negated >> 31 ? ~PRED(w, in->guard) : PRED(w, in->guard);
         }
         steps++;
-        lanes += lane_count(mask);
+        lanes += mask == PTX_FULL ? PTX_LANES : lane_count(mask);
         if (in->kind == KIND_PLAIN) {
             ok = mask == 0 || in->exec(w, in, mask);
             w->now++;
@@ -302,8 +305,8 @@ static bool warp_run(ptx_warp* w, u64 budget) {
     const u64 limit = run->env->max_steps;
     if (ok && limit != 0 && run->stats.warp_instructions >= limit && w->live != 0) {
         const u32 lane = lane_first(w->live);
-        return trap(w, &code[w->pc[lane]], PTX_TRAP_HANG, lane, "still running after %llu instructions",
-                    (unsigned long long)limit);
+        return trap(w, &code[w->pc[lane]], PTX_TRAP_HANG, lane,
+                    "still running after %llu instructions", (unsigned long long)limit);
     }
     return ok;
 }
@@ -407,7 +410,8 @@ static void run_order(ptx_run* run, u32* order, u32 count) {
 static u64 run_budget(ptx_run* run) {
     u64 budget = run->env->order == PTX_ORDER_RANDOM ? 1 + run_random(run) % 512 : 100000;
     const u64 limit = run->env->max_steps;
-    const u64 left = limit > run->stats.warp_instructions ? limit - run->stats.warp_instructions : 1;
+    const u64 left =
+        limit > run->stats.warp_instructions ? limit - run->stats.warp_instructions : 1;
     return limit != 0 && left < budget ? left : budget;
 }
 
@@ -422,8 +426,9 @@ static bool trap_deadlock(ptx_run* run) {
             for (u32 l = 0; l < PTX_LANES; l++) {
                 here |= (u32)(lane_on(w->held, l) && w->pc[l] == w->pc[lane]) << l;
             }
-            return trap(w, in, PTX_TRAP_SYNC, lane, "lanes 0x%08x wait for lanes 0x%08x of their warp",
-                        here, warp_missing(w, in, here));
+            return trap(w, in, PTX_TRAP_SYNC, lane,
+                        "lanes 0x%08x wait for lanes 0x%08x of their warp", here,
+                        warp_missing(w, in, here));
         }
     }
     for (u32 i = 0; i < run->warp_count; i++) {
@@ -470,7 +475,8 @@ static bool run_block(ptx_run* run, u32* order) {
 
 // ---- Launch -------------------------------------------------------------------------------------
 
-static ptx_result launch_refused(char* trap_text, size_t trap_size, const char* name, const char* why) {
+static ptx_result launch_refused(char* trap_text, size_t trap_size, const char* name,
+                                 const char* why) {
     if (trap_text != NULL && trap_size > 0) {
         snprintf(trap_text, trap_size, "%s: %s", name, why);
     }
@@ -507,7 +513,8 @@ ptx_result ptx_launch(const ptx_kernel* kernel, const ptx_env* env, const uint32
         return launch_refused(trap_text, trap_size, kernel->name, "number of threads in a block");
     }
     if (blocks == 0 || blocks > 0x7fffffffu || dynamic_shared > 0x1000000u) {
-        return launch_refused(trap_text, trap_size, kernel->name, "size of the grid or of shared memory");
+        return launch_refused(trap_text, trap_size, kernel->name,
+                              "size of the grid or of shared memory");
     }
     ptx_run run;
     memset(&run, 0, sizeof run);

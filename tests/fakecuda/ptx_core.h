@@ -75,10 +75,10 @@ typedef struct ptx_type_info {
 } ptx_type_info;
 
 static const ptx_type_info PTX_TYPES[] = {
-    {"", 0, 0},       {"pred", 4, 'p'}, {"b8", 1, 'b'},    {"u8", 1, 'u'},     {"s8", 1, 's'},
-    {"b16", 2, 'b'},  {"u16", 2, 'u'},  {"s16", 2, 's'},   {"f16", 2, 'f'},    {"bf16", 2, 'f'},
-    {"b32", 4, 'b'},  {"u32", 4, 'u'},  {"s32", 4, 's'},   {"f32", 4, 'f'},    {"f16x2", 4, 'v'},
-    {"bf16x2", 4, 'v'}, {"tf32", 4, 'f'}, {"b64", 8, 'b'}, {"u64", 8, 'u'},    {"s64", 8, 's'},
+    {"", 0, 0},         {"pred", 4, 'p'}, {"b8", 1, 'b'},  {"u8", 1, 'u'},  {"s8", 1, 's'},
+    {"b16", 2, 'b'},    {"u16", 2, 'u'},  {"s16", 2, 's'}, {"f16", 2, 'f'}, {"bf16", 2, 'f'},
+    {"b32", 4, 'b'},    {"u32", 4, 'u'},  {"s32", 4, 's'}, {"f32", 4, 'f'}, {"f16x2", 4, 'v'},
+    {"bf16x2", 4, 'v'}, {"tf32", 4, 'f'}, {"b64", 8, 'b'}, {"u64", 8, 'u'}, {"s64", 8, 's'},
     {"f64", 8, 'f'},
 };
 
@@ -113,8 +113,8 @@ enum { // ptx_insn.flags
 
 // ---- Registers ----------------------------------------------------------------------------------
 
-// A register holds one value for each of the 32 lanes; a predicate is one word, a bit for each lane.
-// Registers are never read at another width than they are declared with.
+// A register holds one value for each of the 32 lanes; a predicate is one word, a bit for each
+// lane. Registers are never read at another width than they are declared with.
 typedef union ptx_reg16 {
     u16 u16s[PTX_LANES];
     s16 s16s[PTX_LANES];
@@ -165,21 +165,21 @@ typedef enum ptx_kind {
 
 struct ptx_insn {
     ptx_exec exec;
-    ptx_compare compare; // setp, set
-    u32 arg[PTX_MAX_ARGS]; // byte offsets into the register file, results first
+    ptx_compare compare;    // setp, set
+    u32 arg[PTX_MAX_ARGS];  // byte offsets into the register file, results first
     u8 width[PTX_MAX_ARGS]; // bytes of the register behind arg[i]
     u32 guard;              // predicate, or PTX_NONE
     u32 negated;            // bit i: predicate arg[i] is taken inverted; bit 31: the guard
     u32 flags;
-    u32 target;   // instruction index, or index of the branch table
-    s64 offset;   // displacement of an address, or the immediate that has no register
-    u8 kind;      // ptx_kind
-    u8 type;      // ptx_type
+    u32 target; // instruction index, or index of the branch table
+    s64 offset; // displacement of an address, or the immediate that has no register
+    u8 kind;    // ptx_kind
+    u8 type;    // ptx_type
     u8 type2;
     u8 space;
     u8 round;
-    u8 vector; // elements of ld, st, ldmatrix, packing mov
-    u8 sub;    // which operation of the family
+    u8 vector;  // elements of ld, st, ldmatrix, packing mov
+    u8 sub;     // which operation of the family
     u8 members; // index of the member-mask operand of KIND_MEMBERS
     int line;
     const char* name; // mnemonic, for trap messages
@@ -270,12 +270,12 @@ struct ptx_warp {
     u8* local;
     ptx_run* run;
     u32 index;
-    u32 live;    // lanes that exist and have not exited
-    u32 waiting; // lanes at a barrier
-    u32 held;    // lanes at a warp-synchronous instruction whose members are not all there
-    u32 group;   // lanes being executed
-    u32 now;     // their instruction
-    u32 stop;    // lowest instruction of the other runnable lanes
+    u32 live;          // lanes that exist and have not exited
+    u32 waiting;       // lanes at a barrier
+    u32 held;          // lanes at a warp-synchronous instruction whose members are not all there
+    u32 group;         // lanes being executed
+    u32 now;           // their instruction
+    u32 stop;          // lowest instruction of the other runnable lanes
     u32 pc[PTX_LANES]; // of the lanes outside group
     u8 barrier[PTX_LANES];
     u32 copy_group[PTX_LANES]; // number of the cp.async group being filled
@@ -383,7 +383,8 @@ static void lane_put(ptx_warp* w, u32 at, u32 bytes, u32 lane, u64 value) {
 #if defined(__GNUC__)
 __attribute__((format(printf, 5, 6)))
 #endif
-static bool trap(ptx_warp* w, const ptx_insn* in, ptx_result result, u32 lane, const char* format, ...) {
+static bool
+trap(ptx_warp* w, const ptx_insn* in, ptx_result result, u32 lane, const char* format, ...) {
     ptx_run* run = w->run;
     char text[256];
     va_list args;

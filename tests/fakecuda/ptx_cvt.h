@@ -5,26 +5,26 @@
 #include "ptx_alu.h"
 
 // The pairs that fill real kernels, as vector loops; register widths equal type widths here.
-#define CONVERT_OPS(X)                                                                              \
-    X(f32_s32, true, TYPE_F32, TYPE_S32, f32, s32, a)                                               \
-    X(f32_u32, true, TYPE_F32, TYPE_U32, f32, u32, a)                                               \
-    X(f32_f16, false, TYPE_F32, TYPE_F16, f32, u16, f16_to_f32(a))                                  \
-    X(f32_bf16, false, TYPE_F32, TYPE_BF16, f32, u16, f32_nan(bf16_to_f32(a)))                      \
-    X(f16_f32, true, TYPE_F16, TYPE_F32, u16, f32, f16_from_f32(a))                                 \
-    X(bf16_f32, true, TYPE_BF16, TYPE_F32, u16, f32, bf16_from_f32(a))                              \
-    X(f64_f32, false, TYPE_F64, TYPE_F32, f64, f32, f64_nan(a))                                     \
-    X(f32_f64, true, TYPE_F32, TYPE_F64, f32, f64, f32_nan((f32)a))                                 \
-    X(s64_s32, false, TYPE_S64, TYPE_S32, s64, s32, a)                                              \
-    X(u64_s32, false, TYPE_U64, TYPE_S32, s64, s32, a)                                              \
-    X(s64_u32, false, TYPE_S64, TYPE_U32, u64, u32, a)                                              \
-    X(u64_u32, false, TYPE_U64, TYPE_U32, u64, u32, a)                                              \
-    X(u32_u64, false, TYPE_U32, TYPE_U64, u32, u64, a)                                              \
-    X(s32_s64, false, TYPE_S32, TYPE_S64, u32, u64, a)                                              \
-    X(u32_u16, false, TYPE_U32, TYPE_U16, u32, u16, a)                                              \
-    X(s32_s16, false, TYPE_S32, TYPE_S16, s32, s16, a)                                              \
+#define CONVERT_OPS(X)                                                                             \
+    X(f32_s32, true, TYPE_F32, TYPE_S32, f32, s32, a)                                              \
+    X(f32_u32, true, TYPE_F32, TYPE_U32, f32, u32, a)                                              \
+    X(f32_f16, false, TYPE_F32, TYPE_F16, f32, u16, f16_to_f32(a))                                 \
+    X(f32_bf16, false, TYPE_F32, TYPE_BF16, f32, u16, f32_nan(bf16_to_f32(a)))                     \
+    X(f16_f32, true, TYPE_F16, TYPE_F32, u16, f32, f16_from_f32(a))                                \
+    X(bf16_f32, true, TYPE_BF16, TYPE_F32, u16, f32, bf16_from_f32(a))                             \
+    X(f64_f32, false, TYPE_F64, TYPE_F32, f64, f32, f64_nan(a))                                    \
+    X(f32_f64, true, TYPE_F32, TYPE_F64, f32, f64, f32_nan((f32)a))                                \
+    X(s64_s32, false, TYPE_S64, TYPE_S32, s64, s32, a)                                             \
+    X(u64_s32, false, TYPE_U64, TYPE_S32, s64, s32, a)                                             \
+    X(s64_u32, false, TYPE_S64, TYPE_U32, u64, u32, a)                                             \
+    X(u64_u32, false, TYPE_U64, TYPE_U32, u64, u32, a)                                             \
+    X(u32_u64, false, TYPE_U32, TYPE_U64, u32, u64, a)                                             \
+    X(s32_s64, false, TYPE_S32, TYPE_S64, u32, u64, a)                                             \
+    X(u32_u16, false, TYPE_U32, TYPE_U16, u32, u16, a)                                             \
+    X(s32_s16, false, TYPE_S32, TYPE_S16, s32, s16, a)                                             \
     X(u16_u32, false, TYPE_U16, TYPE_U32, u16, u32, a)
 
-#define DEFINE_CONVERT(name, rounded, dt, st, td, ta, expression)                                   \
+#define DEFINE_CONVERT(name, rounded, dt, st, td, ta, expression)                                  \
     DEFINE_UNARY(cvt_##name, "", td, ta, expression)
 
 CONVERT_OPS(DEFINE_CONVERT)
@@ -91,7 +91,8 @@ static u64 float_write(f64 x, ptx_type type, ptx_round round, u32 flags) {
     }
 }
 
-// Out-of-range values go to the nearest end; a NaN gives 0 or, where 64 bits take part, only the top bit.
+// Out-of-range values go to the nearest end; a NaN gives 0 or, where 64 bits take part, only the
+// top bit.
 static u64 float_to_integer(f64 x, ptx_type from, ptx_type to, ptx_round round) {
     const u32 bits = PTX_TYPES[to].bytes * 8;
     if (x != x) {
@@ -175,8 +176,9 @@ static bool exec_cvt_pair(ptx_warp* w, const ptx_insn* in, u32 mask) {
     }
     const ptx_type half = in->type == TYPE_BF16X2 ? TYPE_BF16 : TYPE_F16;
     const ptx_round round = (ptx_round)in->round;
-    EACH_LANE(u32, , float_write((f64)as[l], half, round, in->flags) << 16 |
-                         float_write((f64)bs[l], half, round, in->flags))
+    EACH_LANE(u32, ,
+              float_write((f64)as[l], half, round, in->flags) << 16 |
+                  float_write((f64)bs[l], half, round, in->flags))
     return true;
 }
 

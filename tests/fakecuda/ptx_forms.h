@@ -11,8 +11,9 @@ typedef struct ptx_match {
 
 typedef bool (*ptx_decode)(ptx_parser* p, const ptx_match* m, ptx_insn* in);
 
-// args has a letter for each operand: p predicate, h 16 bits, r 32, l 64, f f32, d f64, i a number that
-// stays in the instruction, n a 32-bit source that is not used; the first is the result otherwise. decode, when there, reads the operands instead.
+// args has a letter for each operand: p predicate, h 16 bits, r 32, l 64, f f32, d f64, i a number
+// that stays in the instruction, n a 32-bit source that is not used; the first is the result
+// otherwise. decode, when there, reads the operands instead.
 typedef struct ptx_form {
     const char* form;
     const char* args;
@@ -76,7 +77,8 @@ static ptx_type width_type(u32 bytes) {
 // ---- Data movement ------------------------------------------------------------------------------
 
 // {a, b, ...} or a single operand; returns how many, 0 on error.
-static u32 take_vector(ptx_parser* p, ptx_insn* in, u32 first, ptx_type type, bool result, bool wider) {
+static u32 take_vector(ptx_parser* p, ptx_insn* in, u32 first, ptx_type type, bool result,
+                       bool wider) {
     const bool braces = accept(p, "{");
     u32 count = 0;
     do {
@@ -124,7 +126,8 @@ static bool decode_mov_vector(ptx_parser* p, ptx_insn* in, bool unpack) {
 static bool decode_mov(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     in->type = (u8)type_at(m, 1);
     const bool unpack = same(peek(p), "{");
-    const bool pack = !unpack && p->next + 2 < p->token_count && same(p->tokens[p->next + 2].text, "{");
+    const bool pack =
+        !unpack && p->next + 2 < p->token_count && same(p->tokens[p->next + 2].text, "{");
     if (unpack || pack) {
         return decode_mov_vector(p, in, unpack);
     }
@@ -241,7 +244,8 @@ static bool decode_ld(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     if (in->vector == 0 || !check_vector(p, in, m->mod[7], in->vector) || !expect(p, ",")) {
         return false;
     }
-    const ptx_param* param = in->space == SPACE_PARAM ? find_param(p, p->tokens[p->next + 1].text) : NULL;
+    const ptx_param* param =
+        in->space == SPACE_PARAM ? find_param(p, p->tokens[p->next + 1].text) : NULL;
     if (!take_address(p, in, in->vector, &in->offset)) {
         return false;
     }
@@ -268,7 +272,7 @@ static bool decode_st(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     return in->vector != 0 && check_vector(p, in, m->mod[6], in->vector);
 }
 
-static const char* const ATOM_NAMES[] = {"add", "min", "max", "and",  "or",  "xor",
+static const char* const ATOM_NAMES[] = {"add", "min", "max",  "and", "or", "xor",
                                          "inc", "dec", "exch", "cas", NULL};
 
 // atom.order?.scope?.space?.operation.type, and red without a result
@@ -410,7 +414,8 @@ static bool decode_testp(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
 
 // Arithmetic on halves and pairs of halves, with one, two or three operands; the type comes last.
 static bool decode_half(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
-    static const char* const NAMES[] = {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", NULL};
+    static const char* const NAMES[] = {"add", "sub", "mul", "fma", "min",
+                                        "max", "neg", "abs", NULL};
     in->exec = exec_half;
     in->sub = index_of(m->mod[0], NAMES);
     for (u32 i = 1; i < PTX_MAX_MODIFIERS; i++) {
@@ -499,8 +504,8 @@ static bool decode_match(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     if (accept(p, "|") && !take_result_arg(p, in, 1, TYPE_PRED, false)) {
         return false;
     }
-    return expect(p, ",") && take_source_arg(p, in, 2, (ptx_type)in->type, false) && expect(p, ",") &&
-           take_source_arg(p, in, 3, TYPE_B32, false);
+    return expect(p, ",") && take_source_arg(p, in, 2, (ptx_type)in->type, false) &&
+           expect(p, ",") && take_source_arg(p, in, 3, TYPE_B32, false);
 }
 
 // redux.sync.operation.type d, a, members
@@ -526,8 +531,8 @@ static bool decode_syncwarp(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
 
 enum { BARRIER_SYNC, BARRIER_ARRIVE };
 
-// bar.cta?.sync|arrive a{, b}; barrier.cta?.sync|arrive.aligned? a{, b}. bar is always aligned: the warp
-// arrives as a whole. in->vector is 1 for aligned.
+// bar.cta?.sync|arrive a{, b}; barrier.cta?.sync|arrive.aligned? a{, b}. bar is always aligned: the
+// warp arrives as a whole. in->vector is 1 for aligned.
 static bool decode_barrier(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     in->kind = KIND_BARRIER;
     in->exec = exec_nothing;
@@ -560,8 +565,7 @@ static bool decode_mma(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     u32 at = 0;
     for (u32 i = 0; i < 4; i++) {
         const ptx_type type = i == 0 || i == 3 ? wide : TYPE_B32;
-        if ((i > 0 && !expect(p, ",")) ||
-            take_vector(p, in, at, type, i == 0, false) != count[i]) {
+        if ((i > 0 && !expect(p, ",")) || take_vector(p, in, at, type, i == 0, false) != count[i]) {
             return refuse(p, in->line, "%s: operand %u has %u registers", in->name, i, count[i]);
         }
         at += count[i];
@@ -634,15 +638,15 @@ static bool decode_prefetch(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
 #define LETTER_f64 "d"
 
 #define ROW_UNARY(name, form, td, ta, e) {form, LETTER_##td LETTER_##ta, exec_##name, NULL},
-#define ROW_BINARY(name, form, td, ta, tb, e) \
+#define ROW_BINARY(name, form, td, ta, tb, e)                                                      \
     {form, LETTER_##td LETTER_##ta LETTER_##tb, exec_##name, NULL},
-#define ROW_TERNARY(name, form, td, ta, tb, tc, e) \
+#define ROW_TERNARY(name, form, td, ta, tb, tc, e)                                                 \
     {form, LETTER_##td LETTER_##ta LETTER_##tb LETTER_##tc, exec_##name, NULL},
-#define ROW_F32_UNARY(name, form, form2, e) \
+#define ROW_F32_UNARY(name, form, form2, e)                                                        \
     {form, "ff", exec_##name, NULL}, {form2, "ff", exec_##name##_2, NULL},
-#define ROW_F32_BINARY(name, form, form2, e) \
+#define ROW_F32_BINARY(name, form, form2, e)                                                       \
     {form, "fff", exec_##name, NULL}, {form2, "fff", exec_##name##_2, NULL},
-#define ROW_F32_TERNARY(name, form, form2, e) \
+#define ROW_F32_TERNARY(name, form, form2, e)                                                      \
     {form, "ffff", exec_##name, NULL}, {form2, "ffff", exec_##name##_2, NULL},
 #define ROW_PREDICATE(name, form, args, e) {form, args, exec_##name, NULL},
 #define ROW_SELECT(name, form, type, args) {form, args, exec_##name, NULL},
@@ -659,6 +663,7 @@ static bool decode_prefetch(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
 #define RED "red.relaxed|release?." SCOPE ".global|shared|shared::cta?."
 
 static const ptx_form PTX_FORMS[] = {
+    // clang-format off
     UNARY_OPS(ROW_UNARY)
     BINARY_OPS(ROW_BINARY)
     TERNARY_OPS(ROW_TERNARY)
@@ -667,6 +672,7 @@ static const ptx_form PTX_FORMS[] = {
     F32_TERNARY_OPS(ROW_F32_TERNARY)
     PREDICATE_OPS(ROW_PREDICATE)
     SELECT_OPS(ROW_SELECT)
+    // clang-format on
     {"bfi.b32", "rrrrr", exec_bfi_32, NULL},
     {"bfi.b64", "lllrr", exec_bfi_64, NULL},
     {"lop3.b32", "rrrri", exec_lop3, NULL},
@@ -687,9 +693,11 @@ static const ptx_form PTX_FORMS[] = {
     {"min|max.f16|f16x2|bf16|bf16x2", NULL, NULL, decode_half},
     {"neg|abs.f16|f16x2|bf16|bf16x2", NULL, NULL, decode_half},
     {"ld.weak|volatile|relaxed|acquire?." SCOPE ".global|shared|shared::cta|local|const|param?."
-     "ca|cg|cs|lu|cv|nc?." HINT "." PREFETCH ".v2|v4?." MEMORY_TYPES, NULL, NULL, decode_ld},
-    {"st.weak|volatile|relaxed|release?." SCOPE ".global|shared|shared::cta|local?.wb|cg|cs|wt?."
-     HINT ".v2|v4?." MEMORY_TYPES, NULL, NULL, decode_st},
+     "ca|cg|cs|lu|cv|nc?." HINT "." PREFETCH ".v2|v4?." MEMORY_TYPES,
+     NULL, NULL, decode_ld},
+    {"st.weak|volatile|relaxed|release?." SCOPE
+     ".global|shared|shared::cta|local?.wb|cg|cs|wt?." HINT ".v2|v4?." MEMORY_TYPES,
+     NULL, NULL, decode_st},
     {ATOM "add.u32|s32|u64|f32|f64", NULL, NULL, decode_atom},
     {ATOM "min|max.u32|s32|u64|s64", NULL, NULL, decode_atom},
     {ATOM "and|or|xor.b32|b64", NULL, NULL, decode_atom},
@@ -703,7 +711,8 @@ static const ptx_form PTX_FORMS[] = {
     {"cp.async.ca|cg.shared|shared::cta.global." PREFETCH, NULL, NULL, decode_cp_async},
     {"cp.async.commit_group", NULL, NULL, decode_cp_commit},
     {"cp.async.wait_group|wait_all", NULL, NULL, decode_cp_wait},
-    {"ldmatrix.sync.aligned.m8n8.x1|x2|x4.trans?.shared|shared::cta.b16", NULL, NULL, decode_ldmatrix},
+    {"ldmatrix.sync.aligned.m8n8.x1|x2|x4.trans?.shared|shared::cta.b16", NULL, NULL,
+     decode_ldmatrix},
     {"mma.sync.aligned.m16n8k8|m16n8k16.row.col.f32|f16.f16.f16.f32|f16", NULL, NULL, decode_mma},
     {"mma.sync.aligned.m16n8k8|m16n8k16.row.col.f32.bf16.bf16.f32", NULL, NULL, decode_mma},
     {"mma.sync.aligned.m16n8k4|m16n8k8.row.col.f32.tf32.tf32.f32", NULL, NULL, decode_mma},

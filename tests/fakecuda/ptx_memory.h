@@ -48,7 +48,8 @@ static u8* lane_memory(ptx_warp* w, u32 space, u64 address, u32 bytes, bool writ
     case SPACE_SHARED:
         return inside(run->shared, run->shared_bytes, at, bytes);
     case SPACE_LOCAL:
-        return inside(w->local + (size_t)lane * kernel->local_bytes, kernel->local_bytes, at, bytes);
+        return inside(w->local + (size_t)lane * kernel->local_bytes, kernel->local_bytes, at,
+                      bytes);
     case SPACE_PARAM:
         return write ? NULL : inside(run->params, kernel->param_bytes, at, bytes);
     case SPACE_CONST:
@@ -84,18 +85,19 @@ static void warp_addresses(const ptx_warp* w, const ptx_insn* in, u32 index, s64
     }
 }
 
-static bool trap_access(ptx_warp* w, const ptx_insn* in, u32 space, u64 address, u32 bytes, bool write,
-                        u32 lane) {
+static bool trap_access(ptx_warp* w, const ptx_insn* in, u32 space, u64 address, u32 bytes,
+                        bool write, u32 lane) {
     if (address % bytes != 0) {
         return trap(w, in, PTX_TRAP_MISALIGNED, lane, "%s %s of %u bytes at 0x%llx is not aligned",
-                    space_name(space), write ? "write" : "read", bytes, (unsigned long long)address);
+                    space_name(space), write ? "write" : "read", bytes,
+                    (unsigned long long)address);
     }
     return trap(w, in, PTX_TRAP_ADDRESS, lane, "%s %s of %u bytes at 0x%llx is out of bounds",
                 space_name(space), write ? "write" : "read", bytes, (unsigned long long)address);
 }
 
-// Finds and checks the bytes of every lane. One look-up serves the whole warp when all its lanes lie
-// in one allocation or in shared memory, which is nearly always.
+// Finds and checks the bytes of every lane. One look-up serves the whole warp when all its lanes
+// lie in one allocation or in shared memory, which is nearly always.
 static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 address[PTX_LANES],
                         u32 bytes, bool write, u32 mask, u8* at[PTX_LANES]) {
     u64 low = address[0];
@@ -109,7 +111,8 @@ static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 ad
     u8* base = NULL;
     if ((bits & (bytes - 1)) == 0) {
         if (space == SPACE_SHARED) {
-            base = inside(w->run->shared, w->run->shared_bytes, high, bytes) ? w->run->shared + low : NULL;
+            base = inside(w->run->shared, w->run->shared_bytes, high, bytes) ? w->run->shared + low
+                                                                             : NULL;
         } else if (space <= SPACE_GLOBAL && high < PTX_MODULE_BASE) {
             const ptx_env* env = w->run->env;
             base = (u8*)env->resolve(env->user, low, (size_t)(high - low) + bytes, write);
@@ -370,7 +373,8 @@ static bool exec_cp_async(ptx_warp* w, const ptx_insn* in, u32 mask) {
             return trap(w, in, PTX_TRAP_OTHER, l, "source size %u is above %u", size, bytes);
         }
         const bool aligned = from[l] % bytes == 0;
-        const u8* source = aligned && size ? lane_memory(w, SPACE_GLOBAL, from[l], size, false, l) : NULL;
+        const u8* source =
+            aligned && size ? lane_memory(w, SPACE_GLOBAL, from[l], size, false, l) : NULL;
         if (size > 0 && source == NULL) {
             return trap_access(w, in, SPACE_GLOBAL, from[l], aligned ? size : bytes, false, l);
         }
@@ -393,7 +397,8 @@ static bool exec_cp_commit(ptx_warp* w, const ptx_insn* in, u32 mask) {
     return true;
 }
 
-// Lets at most in->offset of the newest groups stay under way; in->sub also takes what is uncommitted.
+// Lets at most in->offset of the newest groups stay under way; in->sub also takes what is
+// uncommitted.
 static bool exec_cp_wait(ptx_warp* w, const ptx_insn* in, u32 mask) {
     u32 kept = 0;
     for (u32 i = 0; i < w->copy_count; i++) {
@@ -415,8 +420,8 @@ static bool exec_cp_wait(ptx_warp* w, const ptx_insn* in, u32 mask) {
 
 // ---- ldmatrix -----------------------------------------------------------------------------------
 
-// Matrix m: lane 8 m + r names row r, 16 bytes; lane l gets elements 2 (l % 4), +1 of row l / 4, or of
-// column l / 4 with .trans.
+// Matrix m: lane 8 m + r names row r, 16 bytes; lane l gets elements 2 (l % 4), +1 of row l / 4, or
+// of column l / 4 with .trans.
 static bool exec_ldmatrix(ptx_warp* w, const ptx_insn* in, u32 mask) {
     if (mask != PTX_FULL) {
         return trap(w, in, PTX_TRAP_SYNC, lane_first(mask), "needs all 32 lanes, has 0x%08x", mask);
@@ -425,7 +430,8 @@ static bool exec_ldmatrix(ptx_warp* w, const ptx_insn* in, u32 mask) {
     u16 element[4][8][8];
     warp_addresses(w, in, in->vector, in->offset, mask, address);
     for (u32 l = 0; l < 8u * in->vector; l++) {
-        const u8* row = address[l] % 16 == 0 ? lane_memory(w, in->space, address[l], 16, false, l) : NULL;
+        const u8* row =
+            address[l] % 16 == 0 ? lane_memory(w, in->space, address[l], 16, false, l) : NULL;
         u64 at = address[l];
         if (row == NULL || space_resolve(in->space, &at) != SPACE_SHARED) {
             return trap_access(w, in, in->space, address[l], 16, false, l);

@@ -88,7 +88,8 @@ static inline f32 f16_to_f32(u16 half) {
     const u32 rest = (u32)(half & 0x7fffu) << 13;
     const u32 finite = f32_bits(f32_make(rest) * 0x1p112f); // moves the exponent bias, exactly
     const u32 special = rest > 0x0f800000u ? 0x7fffffffu : 0x7f800000u;
-    return f32_make(rest < 0x0f800000u ? sign | finite : (rest > 0x0f800000u ? special : sign | special));
+    return f32_make(rest < 0x0f800000u ? sign | finite
+                                       : (rest > 0x0f800000u ? special : sign | special));
 }
 
 static inline u16 f16_from_f32(f32 x) {
@@ -158,8 +159,8 @@ static f64 round_to_format(f64 x, const ptx_format* format, ptx_round mode) {
     if (fabs(y) <= format->max) {
         return y;
     }
-    const bool to_infinity = mode == ROUND_NEAREST || mode == ROUND_AWAY ||
-                             mode == (x > 0.0 ? ROUND_UP : ROUND_DOWN);
+    const bool to_infinity =
+        mode == ROUND_NEAREST || mode == ROUND_AWAY || mode == (x > 0.0 ? ROUND_UP : ROUND_DOWN);
     return copysign(to_infinity ? (f64)INFINITY : format->max, x);
 }
 

@@ -40,13 +40,22 @@ static void set_modifiers(ptx_insn* in, char* const* words, u32 count) {
     }
 }
 
+// Whether the form can be one of this opcode: a quick look before the whole of it is compared.
+static bool form_may_be(const char* form, const char* opcode, size_t length) {
+    if (strncmp(form, opcode, length) == 0 && !isalnum((unsigned char)form[length])) {
+        return true;
+    }
+    while (isalnum((unsigned char)*form)) {
+        form++;
+    }
+    return *form == '|';
+}
+
 static const ptx_form* find_form(char* const* words, u32 count, ptx_match* match) {
+    const size_t length = strlen(words[0]);
     for (u32 i = 0; i < sizeof PTX_FORMS / sizeof PTX_FORMS[0]; i++) {
         const char* form = PTX_FORMS[i].form;
-        if (form[0] != words[0][0] && strchr(form, '|') == NULL) {
-            continue;
-        }
-        if (form_matches(form, words, count, match)) {
+        if (form_may_be(form, words[0], length) && form_matches(form, words, count, match)) {
             return &PTX_FORMS[i];
         }
     }
@@ -150,9 +159,9 @@ static bool read_instruction(ptx_parser* p) {
     }
     set_modifiers(&in, words, count);
     in.exec = form->exec;
-    const bool ok = form->decode   ? form->decode(p, &match, &in)
+    const bool ok = form->decode ? form->decode(p, &match, &in)
                     : form->args ? take_args(p, form->args, &in)
-                                   : true;
+                                 : true;
     if (!ok || !expect(p, ";")) {
         return false;
     }

@@ -66,7 +66,8 @@ static int parser_line(const ptx_parser* p) {
 #if defined(__GNUC__)
 __attribute__((format(printf, 3, 4)))
 #endif
-static bool refuse(ptx_parser* p, int line, const char* format, ...) {
+static bool
+refuse(ptx_parser* p, int line, const char* format, ...) {
     if (p->log != NULL && p->log_size > 0 && p->log[0] == 0) { // the first reason stays
         char text[256];
         va_list args;
@@ -181,7 +182,12 @@ static ptx_type type_named(const char* name) {
 
 // ---- Numbers ------------------------------------------------------------------------------------
 
-typedef enum ptx_number_kind { NUMBER_NONE, NUMBER_INTEGER, NUMBER_F32, NUMBER_F64 } ptx_number_kind;
+typedef enum ptx_number_kind {
+    NUMBER_NONE,
+    NUMBER_INTEGER,
+    NUMBER_F32,
+    NUMBER_F64
+} ptx_number_kind;
 
 // 12, 0x1F, 017, 5U, 0f3F800000 (f32 bits), 0d3FF0000000000000 (f64 bits).
 static ptx_number_kind read_number(const char* s, u64* value) {
@@ -250,12 +256,14 @@ enum { // rows of PTX_SPECIALS
 };
 
 static const char* const PTX_SPECIALS[] = {
-    "%tid.x",         "%tid.y",         "%tid.z",         "%ntid.x",
-    "%ntid.y",        "%ntid.z",        "%ctaid.x",       "%ctaid.y",
-    "%ctaid.z",       "%nctaid.x",      "%nctaid.y",      "%nctaid.z",
-    "%laneid",        "%warpid",        "%nwarpid",       "%lanemask_eq",
-    "%lanemask_le",   "%lanemask_lt",   "%lanemask_ge",   "%lanemask_gt",
-    "%smid",          "%nsmid",         "%gridid",        "%dynamic_smem_size",
+    "%tid.x",           "%tid.y",       "%tid.z",
+    "%ntid.x",          "%ntid.y",      "%ntid.z",
+    "%ctaid.x",         "%ctaid.y",     "%ctaid.z",
+    "%nctaid.x",        "%nctaid.y",    "%nctaid.z",
+    "%laneid",          "%warpid",      "%nwarpid",
+    "%lanemask_eq",     "%lanemask_le", "%lanemask_lt",
+    "%lanemask_ge",     "%lanemask_gt", "%smid",
+    "%nsmid",           "%gridid",      "%dynamic_smem_size",
     "%total_smem_size",
 };
 
@@ -362,8 +370,8 @@ static u32 add_special(ptx_parser* p, u32 id) {
 // Where a symbol lies. A shared variable of the module gets its place in each kernel that names it.
 static u64 symbol_address(ptx_parser* p, const ptx_symbol* symbol) {
     ptx_kernel* k = p->kernel;
-    const bool inside_kernel = p->symbol_count > 0 && symbol >= p->symbols &&
-                               symbol < p->symbols + p->symbol_count;
+    const bool inside_kernel =
+        p->symbol_count > 0 && symbol >= p->symbols && symbol < p->symbols + p->symbol_count;
     if (symbol->space != SPACE_SHARED || symbol->dynamic || inside_kernel) {
         if (symbol->dynamic && symbol->align > k->dynamic_align) {
             k->dynamic_align = symbol->align;
@@ -421,7 +429,8 @@ static bool take_immediate(ptx_parser* p, ptx_type type, ptx_ref* ref) {
         return refuse(p, line, "'%s%s' does not fit .%s", negative ? "-" : "", text, info->name);
     }
     const u32 bytes = info->bytes < 2 ? 2 : info->bytes;
-    return constant_ref(p, bytes, (negative ? 0 - value : value) & field_mask(8 * bytes), false, ref);
+    return constant_ref(p, bytes, (negative ? 0 - value : value) & field_mask(8 * bytes), false,
+                        ref);
 }
 
 // The address of a variable or parameter as a number.
@@ -457,7 +466,8 @@ static bool take_source(ptx_parser* p, ptx_type type, bool wider, ptx_ref* ref) 
     }
     if (find_register(p, name, ref)) {
         take(p);
-        if (ref->pred != (type == TYPE_PRED) || ref->bytes < bytes || (ref->bytes > bytes && !wider)) {
+        if (ref->pred != (type == TYPE_PRED) || ref->bytes < bytes ||
+            (ref->bytes > bytes && !wider)) {
             return refuse(p, line, "register '%s' does not hold .%s", name, PTX_TYPES[type].name);
         }
         return true;
@@ -605,7 +615,8 @@ static bool place_symbol(ptx_parser* p, ptx_symbol* symbol, ptx_type type, bool 
         k->local_bytes += symbol->bytes;
         break;
     default: {
-        const u32 at = place_data(p->module, symbol->bytes, symbol->align, symbol->space == SPACE_CONST);
+        const u32 at =
+            place_data(p->module, symbol->bytes, symbol->align, symbol->space == SPACE_CONST);
         symbol->address = PTX_MODULE_BASE + at;
         if (accept(p, "=")) {
             return read_initial(p, p->module->data + at, symbol->bytes, type);

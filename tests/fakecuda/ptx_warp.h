@@ -25,11 +25,13 @@ static bool members_check(ptx_warp* w, const ptx_insn* in, u32 mask) {
         }
         const u32 members = members_of(w, in, l);
         if (!lane_on(members, l)) {
-            return trap(w, in, PTX_TRAP_SYNC, l, "lane %u is not in its member mask 0x%08x", l, members);
+            return trap(w, in, PTX_TRAP_SYNC, l, "lane %u is not in its member mask 0x%08x", l,
+                        members);
         }
         for (u32 m = 0; m < PTX_LANES; m++) {
             if (lane_on(members & mask, m) && members_of(w, in, m) != members) {
-                return trap(w, in, PTX_TRAP_SYNC, l, "lanes %u and %u name different member masks", l, m);
+                return trap(w, in, PTX_TRAP_SYNC, l, "lanes %u and %u name different member masks",
+                            l, m);
             }
         }
     }
@@ -206,56 +208,90 @@ static bool exec_redux(ptx_warp* w, const ptx_insn* in, u32 mask) {
 
 // m16n8kK, A row-major 16 x K, B column-major K x 8. Lane l holds, with g = l / 4 and t = l % 4:
 //   C: register i: row g + 8 (i / 2), column 2 t + i % 2
-//   16-bit A: register i: row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next; B alike, rows by k
-//   tf32 A: register i: row g + 8 (i % 2), column t + 4 (i / 2); B alike
-// The sum runs over k from 0 up, starting from C, each product and each sum rounded to f32; products of
-// 16-bit and tf32 numbers are exact.
+//   16-bit A: register i: row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next; B alike, rows by
+//   k tf32 A: register i: row g + 8 (i % 2), column t + 4 (i / 2); B alike
+// The sum runs over k from 0 up, starting from C, each product and each sum rounded to f32;
+// products of 16-bit and tf32 numbers are exact.
+typedef f32 f32x4 __attribute__((vector_size(16)));
+
 typedef struct ptx_mma {
     f32 a[16][16];
     f32 b[16][8];
     f32 c[16][8];
 } ptx_mma;
 
-static f32 mma_element(u32 raw, u32 half, u32 type) {
-    const u16 bits = (u16)(raw >> (16 * half));
-    if (type == TYPE_TF32) {
-        return f32_make(raw & 0xffffe000u);
+// The elements that a register of A or B holds for each lane: low and high half, or one tf32.
+static void mma_unpack(const u32* from, u32 type, f32 low[PTX_LANES], f32 high[PTX_LANES]) {
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        if (type == TYPE_BF16) {
+            low[l] = f32_make(from[l] << 16);
+            high[l] = f32_make(from[l] & 0xffff0000u);
+        } else if (type == TYPE_F16) {
+            low[l] = f16_to_f32((u16)from[l]);
+            high[l] = f16_to_f32((u16)(from[l] >> 16));
+        } else {
+            low[l] = f32_make(from[l] & 0xffffe000u);
+        }
     }
-    return type == TYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+}
+
+// Lane l's value goes to or comes from row l / 4, column step * (l % 4) of a matrix.
+static inline void mma_place(f32* to, u32 width, u32 step, const f32 value[PTX_LANES]) {
+    for (u32 g = 0; g < 8; g++) {
+        for (u32 t = 0; t < 4; t++) {
+            to[g * width + t * step] = value[4 * g + t];
+        }
+    }
+}
+
+static inline void mma_pick(const f32* from, u32 width, u32 step, f32 value[PTX_LANES]) {
+    for (u32 g = 0; g < 8; g++) {
+        for (u32 t = 0; t < 4; t++) {
+            value[4 * g + t] = f32_nan(from[g * width + t * step]);
+        }
+    }
 }
 
 static void mma_gather(const ptx_warp* w, const ptx_insn* in, ptx_mma* m, u32 a_count, u32 first) {
     const u32 pair = in->type2 == TYPE_TF32 ? 1 : 2; // elements in a register
+    f32 element[2][PTX_LANES];
     for (u32 i = 0; i < a_count; i++) {
-        const u32* from = LANES_u32(w, in->arg[first + i]);
-        for (u32 l = 0; l < PTX_LANES; l++) {
-            for (u32 h = 0; h < pair; h++) {
-                m->a[l / 4 + 8 * (i % 2)][l % 4 * pair + 4 * pair * (i / 2) + h] =
-                    mma_element(from[l], h, in->type2);
-            }
+        mma_unpack(LANES_u32(w, in->arg[first + i]), in->type2, element[0], element[1]);
+        for (u32 h = 0; h < pair; h++) {
+            mma_place(&m->a[8 * (i % 2)][4 * pair * (i / 2) + h], 16, pair, element[h]);
         }
     }
     for (u32 i = 0; i < a_count / 2; i++) {
-        const u32* from = LANES_u32(w, in->arg[first + a_count + i]);
-        for (u32 l = 0; l < PTX_LANES; l++) {
-            for (u32 h = 0; h < pair; h++) {
-                m->b[l % 4 * pair + 4 * pair * i + h][l / 4] = mma_element(from[l], h, in->type2);
-            }
+        mma_unpack(LANES_u32(w, in->arg[first + a_count + i]), in->type2, element[0], element[1]);
+        for (u32 h = 0; h < pair; h++) { // B's columns are what A's rows are
+            mma_place(&m->b[4 * pair * i + h][0], 1, 8 * pair, element[h]);
         }
     }
 }
 
+// Rows i to i + 3, columns j to j + 3 of C: four sums that need not wait for each other.
+static void mma_tile(ptx_mma* m, u32 depth, u32 i, u32 j) {
+    f32x4 sum[4];
+    for (u32 r = 0; r < 4; r++) {
+        memcpy(&sum[r], &m->c[i + r][j], sizeof sum[r]);
+    }
+    for (u32 k = 0; k < depth; k++) {
+        f32x4 b;
+        memcpy(&b, &m->b[k][j], sizeof b);
+        sum[0] += m->a[i][k] * b;
+        sum[1] += m->a[i + 1][k] * b;
+        sum[2] += m->a[i + 2][k] * b;
+        sum[3] += m->a[i + 3][k] * b;
+    }
+    for (u32 r = 0; r < 4; r++) {
+        memcpy(&m->c[i + r][j], &sum[r], sizeof sum[r]);
+    }
+}
+
 static void mma_multiply(ptx_mma* m, u32 depth) {
-    for (u32 i = 0; i < 16; i++) {
-        f32 sum[8];
-        memcpy(sum, m->c[i], sizeof sum);
-        for (u32 k = 0; k < depth; k++) {
-            const f32 a = m->a[i][k];
-            for (u32 j = 0; j < 8; j++) {
-                sum[j] += a * m->b[k][j];
-            }
-        }
-        memcpy(m->c[i], sum, sizeof sum);
+    for (u32 i = 0; i < 16; i += 4) {
+        mma_tile(m, depth, i, 0);
+        mma_tile(m, depth, i, 4);
     }
 }
 
@@ -269,22 +305,27 @@ static bool exec_mma(ptx_warp* w, const ptx_insn* in, u32 mask) {
     const u32 c_first = c_count + a_count + a_count / 2;
     ptx_mma m;
     mma_gather(w, in, &m, a_count, c_count);
-    for (u32 i = 0; i < 4; i++) {
-        for (u32 l = 0; l < PTX_LANES; l++) {
-            f32* c = &m.c[l / 4 + 8 * (i / 2)][l % 4 * 2 + i % 2];
-            *c = c_count == 4 ? LANES_f32(w, in->arg[c_first + i])[l]
-                              : mma_element(LANES_u32(w, in->arg[c_first + i / 2])[l], i % 2, TYPE_F16);
+    f32 element[2][PTX_LANES];
+    for (u32 i = 0; i < c_count; i++) {
+        if (c_count == 4) {
+            mma_place(&m.c[8 * (i / 2)][i % 2], 8, 2, LANES_f32(w, in->arg[c_first + i]));
+        } else {
+            mma_unpack(LANES_u32(w, in->arg[c_first + i]), TYPE_F16, element[0], element[1]);
+            mma_place(&m.c[8 * i][0], 8, 2, element[0]);
+            mma_place(&m.c[8 * i][1], 8, 2, element[1]);
         }
     }
     mma_multiply(&m, in->vector);
     for (u32 i = 0; i < c_count; i++) {
+        if (c_count == 4) {
+            mma_pick(&m.c[8 * (i / 2)][i % 2], 8, 2, LANES_f32(w, in->arg[i]));
+            continue;
+        }
+        mma_pick(&m.c[8 * i][0], 8, 2, element[0]);
+        mma_pick(&m.c[8 * i][1], 8, 2, element[1]);
         for (u32 l = 0; l < PTX_LANES; l++) {
-            if (c_count == 4) {
-                LANES_f32(w, in->arg[i])[l] = f32_nan(m.c[l / 4 + 8 * (i / 2)][l % 4 * 2 + i % 2]);
-            } else {
-                const f32* pair = &m.c[l / 4 + 8 * i][l % 4 * 2];
-                LANES_u32(w, in->arg[i])[l] = (u32)f16_from_f32(pair[1]) << 16 | f16_from_f32(pair[0]);
-            }
+            const u32 high = f16_from_f32(element[1][l]);
+            LANES_u32(w, in->arg[i])[l] = high << 16 | f16_from_f32(element[0][l]);
         }
     }
     w->run->stats.mma++;
