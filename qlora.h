@@ -10504,23 +10504,29 @@ static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t
     return shape;
 }
 
-// Flat view of same-shaped matrices: without padding they are one long row.
+// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose leading
+// dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte accesses.
 typedef struct qlora__extent {
     int64_t rows;
     int64_t cols;
+    int64_t ld[6]; // of each tensor
 } qlora__extent;
 
 static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int count) {
     qlora__extent e;
+    memset(&e, 0, sizeof e);
     e.rows = tensors[0]->rows;
     e.cols = tensors[0]->cols;
+    bool flat = true;
     for (int i = 0; i < count; i++) {
-        if (tensors[i] != NULL && tensors[i]->ld != e.cols) {
-            return e;
-        }
+        e.ld[i] = tensors[i] != NULL ? tensors[i]->ld : 0;
+        flat = flat && (tensors[i] == NULL || tensors[i]->ld == e.cols || e.rows == 1);
     }
-    e.cols *= e.rows;
-    e.rows = 1;
+    if (flat) {
+        e.cols *= e.rows;
+        e.rows = e.rows > 0 ? 1 : 0;
+        memset(e.ld, 0, sizeof e.ld);
+    }
     return e;
 }
 
@@ -10670,19 +10676,18 @@ static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const q
         return QLORA_OK;
     }
     const qlora_tensor* all[3];
-    all[0] = y;
-    all[1] = a;
-    all[2] = b;
-    qlora__extent e = qlora__extent_of(all, 3);
+    all[op->inputs] = y;
+    for (int i = 0; i < op->inputs; i++) {
+        all[i] = inputs[i];
+    }
+    qlora__extent e = qlora__extent_of(all, op->inputs + 1);
     qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(y->dtype));
     void* args[9];
     int n = 0;
-    for (int i = 0; i < op->inputs; i++) {
-        args[n++] = (void*)&inputs[i]->data;
-        args[n++] = (void*)&inputs[i]->ld;
+    for (int i = 0; i <= op->inputs; i++) {
+        args[n++] = (void*)&all[i]->data;
+        args[n++] = &e.ld[i];
     }
-    args[n++] = (void*)&y->data;
-    args[n++] = (void*)&y->ld;
     args[n++] = &e.rows;
     args[n++] = &e.cols;
     if (op->has_alpha) {
@@ -10802,14 +10807,13 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
     qlora__extent e = qlora__extent_of(all, 6);
     qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(dh->dtype));
     void* h_data = job->h != NULL ? job->h->data : NULL;
-    int64_t h_ld = job->h != NULL ? job->h->ld : 0;
     void* args[14];
     for (int i = 0; i < 5; i++) {
         args[2 * i] = (void*)&all[i]->data;
-        args[2 * i + 1] = (void*)&all[i]->ld;
+        args[2 * i + 1] = &e.ld[i];
     }
     args[10] = &h_data;
-    args[11] = &h_ld;
+    args[11] = &e.ld[5];
     args[12] = &e.rows;
     args[13] = &e.cols;
     return qlora__launch(ctx,
