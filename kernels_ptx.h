@@ -25,6 +25,7 @@
 // sha256 44ec273e425d179f64e72374e258b78509355310aa84ab64b0cfa83cc84a41d8 kernels/nf4_gemm.cu
 // sha256 11a890ccf17e754d333beede18c17dba2d5d0e1b9b7ddb3b88f34e029a739ddb kernels/norm.cu
 // sha256 c0b0d9c6a0e7737734e93e378c2fdb8f71b58e9ba39a2f28c3062189191ffedc kernels/optim.cu
+// sha256 1427fa875f1bc57c314476d637174005ba701b157ad261aecf9064479f155eb7 kernels/random.cu
 // sha256 7f95d6919c6b74537003791d08756eeca2df6334bce2aa557d921f89311f1095 kernels/rope.cu
 // sha256 23c662c55dd675ebca3931e092d2d9ae7e05aea6427e9af00778ccf41e3a298d kernels/softmax.cu
 // sha256 834acbf3effb4ffc291a22678e9e23148926b5f0647c416a773721bd1ea1350f kernels/vec.cuh
@@ -94432,6 +94433,1328 @@ qlora__ptx_777,
 0};
 
 static const char qlora__ptx_778[] =
+".visible .entry qlora_random_normal_f32(\n"
+".param .u64 qlora_random_normal_f32_param_0,\n"
+".param .u64 qlora_random_normal_f32_param_1,\n"
+".param .u32 qlora_random_normal_f32_param_2,\n"
+".param .u32 qlora_random_normal_f32_param_3,\n"
+".param .u32 qlora_random_normal_f32_param_4,\n"
+".param .f32 qlora_random_normal_f32_param_5\n"
+")\n"
+".maxntid 256, 1, 1\n"
+"{\n"
+".reg .pred %p<3>;\n"
+".reg .f32 %f<6>;\n"
+".reg .b32 %r<282>;\n"
+".reg .b64 %rd<126>;\n"
+"ld.param.u64 %rd2, [qlora_random_normal_f32_param_0];\n"
+"ld.param.u64 %rd3, [qlora_random_normal_f32_param_1];\n"
+"ld.param.u32 %r2, [qlora_random_normal_f32_param_2];\n"
+"ld.param.u32 %r3, [qlora_random_normal_f32_param_3];\n"
+"ld.param.u32 %r4, [qlora_random_normal_f32_param_4];\n"
+"ld.param.f32 %f1, [qlora_random_normal_f32_param_5];\n"
+"mov.u32 %r5, %ctaid.x;\n"
+"mul.wide.u32 %rd4, %r5, 256;\n"
+"mov.u32 %r6, %tid.x;\n"
+"cvt.u64.u32 %rd5, %r6;\n"
+"add.s64 %rd6, %rd4, %rd5;\n"
+"shl.b64 %rd1, %rd6, 1;\n"
+"setp.ge.s64 %p1, %rd1, %rd3;\n"
+"@%p1 bra $L__BB0_3;\n"
+"shr.u64 %rd10, %rd6, 32;\n"
+"cvt.u32.u64 %r9, %rd10;\n"
+"and.b64 %rd11, %rd6, 4294967295;\n"
+"mul.lo.s64 %rd12, %rd11, 3528531795;\n"
+"mul.wide.u32 %rd13, %r4, -845247145;\n"
+"shr.u64 %rd14, %rd13, 32;\n"
+"cvt.u32.u64 %r10, %rd14;\n"
+"xor.b32 %r11, %r9, %r2;\n"
+"xor.b32 %r12, %r11, %r10;\n"
+"cvt.u32.u64 %r13, %rd13;\n"
+"shr.u64 %rd15, %rd12, 32;\n"
+"cvt.u32.u64 %r14, %rd15;\n"
+"xor.b32 %r15, %r14, %r3;\n"
+"cvt.u32.u64 %r16, %rd12;\n"
+"mul.wide.u32 %rd16, %r12, -766435501;\n"
+"mul.wide.u32 %rd17, %r15, -845247145;\n"
+"shr.u64 %rd18, %rd17, 32;\n"
+"cvt.u32.u64 %r17, %rd18;\n"
+"add.s32 %r18, %r2, -1640531527;\n"
+"xor.b32 %r19, %r18, %r13;\n"
+"xor.b32 %r20, %r19, %r17;\n"
+"cvt.u32.u64 %r21, %rd17;\n"
+"shr.u64 %rd19, %rd16, 32;\n"
+"cvt.u32.u64 %r22, %rd19;\n"
+"add.s32 %r23, %r3, -1150833019;\n"
+"xor.b32 %r24, %r23, %r16;\n"
+"xor.b32 %r25, %r24, %r22;\n"
+"cvt.u32.u64 %r26, %rd16;\n"
+"mul.wide.u32 %rd20, %r20, -766435501;\n"
+"mul.wide.u32 %rd21, %r25, -845247145;\n"
+"shr.u64 %rd22, %rd21, 32;\n"
+"cvt.u32.u64 %r27, %rd22;\n"
+"add.s32 %r28, %r2, 1013904242;\n"
+"xor.b32 %r29, %r28, %r27;\n"
+"xor.b32 %r30, %r29, %r21;\n"
+"cvt.u32.u64 %r31, %rd21;\n"
+"shr.u64 %rd23, %rd20, 32;\n"
+"cvt.u32.u64 %r32, %rd23;\n"
+"add.s32 %r33, %r3, 1993301258;\n"
+"xor.b32 %r34, %r33, %r26;\n"
+"xor.b32 %r35, %r34, %r32;\n"
+"cvt.u32.u64 %r36, %rd20;\n"
+"mul.wide.u32 %rd24, %r30, -766435501;\n"
+"mul.wide.u32 %rd25, %r35, -845247145;\n"
+"shr.u64 %rd26, %rd25, 32;\n"
+"cvt.u32.u64 %r37, %rd26;\n"
+"add.s32 %r38, %r2, -626627285;\n"
+"xor.b32 %r39, %r38, %r31;\n"
+"xor.b32 %r40, %r39, %r37;\n"
+"cvt.u32.u64 %r41, %rd25;\n"
+"shr.u64 %rd27, %rd24, 32;\n"
+"cvt.u32.u64 %r42, %rd27;\n"
+"add.s32 %r43, %r3, 842468239;\n"
+"xor.b32 %r44, %r43, %r36;\n"
+"xor.b32 %r45, %r44, %r42;\n"
+"cvt.u32.u64 %r46, %rd24;\n"
+"mul.wide.u32 %rd28, %r40, -766435501;\n"
+"mul.wide.u32 %rd29, %r45, -845247145;\n"
+"shr.u64 %rd30, %rd29, 32;\n"
+"cvt.u32.u64 %r47, %rd30;\n"
+"add.s32 %r48, %r2, 2027808484;\n"
+"xor.b32 %r49, %r48, %r41;\n"
+"xor.b32 %r50, %r49, %r47;\n"
+"cvt.u32.u64 %r51, %rd29;\n"
+"shr.u64 %rd31, %rd28, 32;\n"
+"cvt.u32.u64 %r52, %rd31;\n"
+"add.s32 %r53, %r3, -308364780;\n"
+"xor.b32 %r54, %r53, %r46;\n"
+"xor.b32 %r55, %r54, %r52;\n"
+"cvt.u32.u64 %r56, %rd28;\n"
+"mul.wide.u32 %rd32, %r50, -766435501;\n"
+"mul.wide.u32 %rd33, %r55, -845247145;\n"
+"shr.u64 %rd34, %rd33, 32;\n"
+"cvt.u32.u64 %r57, %rd34;\n"
+"add.s32 %r58, %r2, 387276957;\n"
+"xor.b32 %r59, %r58, %r51;\n"
+"xor.b32 %r60, %r59, %r57;\n"
+"cvt.u32.u64 %r61, %rd33;\n"
+"shr.u64 %rd35, %rd32, 32;\n"
+"cvt.u32.u64 %r62, %rd35;\n"
+"add.s32 %r63, %r3, -1459197799;\n"
+"xor.b32 %r64, %r63, %r56;\n"
+"xor.b32 %r65, %r64, %r62;\n"
+"cvt.u32.u64 %r66, %rd32;\n"
+"mul.wide.u32 %rd36, %r60, -766435501;\n"
+"mul.wide.u32 %rd37, %r65, -845247145;\n"
+"shr.u64 %rd38, %rd37, 32;\n"
+"cvt.u32.u64 %r67, %rd38;\n"
+"add.s32 %r68, %r2, -1253254570;\n"
+"xor.b32 %r69, %r68, %r61;\n"
+"xor.b32 %r70, %r69, %r67;\n"
+"cvt.u32.u64 %r71, %rd37;\n"
+"shr.u64 %rd39, %rd36, 32;\n"
+"cvt.u32.u64 %r72, %rd39;\n"
+"add.s32 %r73, %r3, 1684936478;\n"
+"xor.b32 %r74, %r73, %r66;\n"
+"xor.b32 %r75, %r74, %r72;\n"
+"cvt.u32.u64 %r76, %rd36;\n"
+"mul.wide.u32 %rd40, %r70, -766435501;\n"
+"mul.wide.u32 %rd41, %r75, -845247145;\n"
+"shr.u64 %rd42, %rd41, 32;\n"
+"cvt.u32.u64 %r77, %rd42;\n"
+"add.s32 %r78, %r2, 1401181199;\n"
+"xor.b32 %r79, %r78, %r71;\n"
+"xor.b32 %r80, %r79, %r77;\n"
+"cvt.u32.u64 %r81, %rd41;\n"
+"shr.u64 %rd43, %rd40, 32;\n"
+"cvt.u32.u64 %r82, %rd43;\n"
+"add.s32 %r83, %r3, 534103459;\n";
+static const char qlora__ptx_779[] =
+"xor.b32 %r84, %r83, %r76;\n"
+"xor.b32 %r85, %r84, %r82;\n"
+"cvt.u32.u64 %r86, %rd40;\n"
+"mul.wide.u32 %rd44, %r80, -766435501;\n"
+"mul.wide.u32 %rd45, %r85, -845247145;\n"
+"shr.u64 %rd46, %rd45, 32;\n"
+"cvt.u32.u64 %r87, %rd46;\n"
+"add.s32 %r88, %r2, -239350328;\n"
+"xor.b32 %r89, %r88, %r81;\n"
+"xor.b32 %r90, %r89, %r87;\n"
+"cvt.u32.u64 %r91, %rd45;\n"
+"shr.u64 %rd47, %rd44, 32;\n"
+"cvt.u32.u64 %r92, %rd47;\n"
+"add.s32 %r93, %r3, -616729560;\n"
+"xor.b32 %r94, %r93, %r86;\n"
+"xor.b32 %r95, %r94, %r92;\n"
+"cvt.u32.u64 %r96, %rd44;\n"
+"mul.wide.u32 %rd48, %r90, -766435501;\n"
+"mul.wide.u32 %rd49, %r95, -845247145;\n"
+"shr.u64 %rd50, %rd49, 32;\n"
+"cvt.u32.u64 %r97, %rd50;\n"
+"add.s32 %r98, %r2, -1879881855;\n"
+"xor.b32 %r99, %r98, %r91;\n"
+"xor.b32 %r100, %r99, %r97;\n"
+"shr.u64 %rd51, %rd48, 32;\n"
+"cvt.u32.u64 %r101, %rd51;\n"
+"add.s32 %r102, %r3, -1767562579;\n"
+"xor.b32 %r103, %r102, %r96;\n"
+"xor.b32 %r104, %r103, %r101;\n"
+"cvt.u32.u64 %r105, %rd49;\n"
+"cvt.u32.u64 %r106, %rd48;\n"
+"and.b32 %r107, %r100, 65535;\n"
+"shr.u32 %r108, %r100, 16;\n"
+"add.s32 %r109, %r107, %r108;\n"
+"and.b32 %r110, %r105, 65535;\n"
+"shr.u32 %r111, %r105, 16;\n"
+"add.s32 %r112, %r110, %r111;\n"
+"add.s32 %r113, %r112, %r109;\n"
+"and.b32 %r114, %r104, 65535;\n"
+"shr.u32 %r115, %r104, 16;\n"
+"add.s32 %r116, %r114, %r115;\n"
+"add.s32 %r117, %r116, %r113;\n"
+"and.b32 %r118, %r106, 65535;\n"
+"shr.u32 %r119, %r106, 16;\n"
+"add.s32 %r120, %r118, %r119;\n"
+"add.s32 %r121, %r120, %r117;\n"
+"xor.b32 %r122, %r15, 1;\n"
+"mul.wide.u32 %rd52, %r122, -845247145;\n"
+"shr.u64 %rd53, %rd52, 32;\n"
+"cvt.u32.u64 %r123, %rd53;\n"
+"xor.b32 %r124, %r19, %r123;\n"
+"cvt.u32.u64 %r125, %rd52;\n"
+"mul.wide.u32 %rd54, %r124, -766435501;\n"
+"xor.b32 %r126, %r29, %r125;\n"
+"shr.u64 %rd55, %rd54, 32;\n"
+"cvt.u32.u64 %r127, %rd55;\n"
+"xor.b32 %r128, %r34, %r127;\n"
+"cvt.u32.u64 %r129, %rd54;\n"
+"mul.wide.u32 %rd56, %r126, -766435501;\n"
+"mul.wide.u32 %rd57, %r128, -845247145;\n"
+"shr.u64 %rd58, %rd57, 32;\n"
+"cvt.u32.u64 %r130, %rd58;\n"
+"xor.b32 %r131, %r39, %r130;\n"
+"cvt.u32.u64 %r132, %rd57;\n"
+"shr.u64 %rd59, %rd56, 32;\n"
+"cvt.u32.u64 %r133, %rd59;\n"
+"xor.b32 %r134, %r43, %r129;\n"
+"xor.b32 %r135, %r134, %r133;\n"
+"cvt.u32.u64 %r136, %rd56;\n"
+"mul.wide.u32 %rd60, %r131, -766435501;\n"
+"mul.wide.u32 %rd61, %r135, -845247145;\n"
+"shr.u64 %rd62, %rd61, 32;\n"
+"cvt.u32.u64 %r137, %rd62;\n"
+"xor.b32 %r138, %r48, %r132;\n"
+"xor.b32 %r139, %r138, %r137;\n"
+"cvt.u32.u64 %r140, %rd61;\n"
+"shr.u64 %rd63, %rd60, 32;\n"
+"cvt.u32.u64 %r141, %rd63;\n"
+"xor.b32 %r142, %r53, %r136;\n"
+"xor.b32 %r143, %r142, %r141;\n"
+"cvt.u32.u64 %r144, %rd60;\n"
+"mul.wide.u32 %rd64, %r139, -766435501;\n"
+"mul.wide.u32 %rd65, %r143, -845247145;\n"
+"shr.u64 %rd66, %rd65, 32;\n"
+"cvt.u32.u64 %r145, %rd66;\n"
+"xor.b32 %r146, %r58, %r140;\n"
+"xor.b32 %r147, %r146, %r145;\n"
+"cvt.u32.u64 %r148, %rd65;\n"
+"shr.u64 %rd67, %rd64, 32;\n"
+"cvt.u32.u64 %r149, %rd67;\n"
+"xor.b32 %r150, %r63, %r144;\n"
+"xor.b32 %r151, %r150, %r149;\n"
+"cvt.u32.u64 %r152, %rd64;\n"
+"mul.wide.u32 %rd68, %r147, -766435501;\n"
+"mul.wide.u32 %rd69, %r151, -845247145;\n"
+"shr.u64 %rd70, %rd69, 32;\n"
+"cvt.u32.u64 %r153, %rd70;\n"
+"xor.b32 %r154, %r68, %r148;\n"
+"xor.b32 %r155, %r154, %r153;\n"
+"cvt.u32.u64 %r156, %rd69;\n"
+"shr.u64 %rd71, %rd68, 32;\n"
+"cvt.u32.u64 %r157, %rd71;\n"
+"xor.b32 %r158, %r73, %r152;\n"
+"xor.b32 %r159, %r158, %r157;\n"
+"cvt.u32.u64 %r160, %rd68;\n"
+"mul.wide.u32 %rd72, %r155, -766435501;\n"
+"mul.wide.u32 %rd73, %r159, -845247145;\n"
+"shr.u64 %rd74, %rd73, 32;\n"
+"cvt.u32.u64 %r161, %rd74;\n"
+"xor.b32 %r162, %r78, %r156;\n"
+"xor.b32 %r163, %r162, %r161;\n"
+"shr.u64 %rd75, %rd72, 32;\n"
+"cvt.u32.u64 %r164, %rd75;\n"
+"xor.b32 %r165, %r83, %r160;\n"
+"xor.b32 %r166, %r165, %r164;\n"
+"cvt.u32.u64 %r167, %rd72;\n"
+"mul.wide.u32 %rd76, %r163, -766435501;\n"
+"mul.wide.u32 %rd77, %r166, -845247145;\n"
+"cvt.u32.u64 %r168, %rd77;\n"
+"shr.u64 %rd78, %rd76, 32;\n"
+"cvt.u32.u64 %r169, %rd78;\n"
+"xor.b32 %r170, %r93, %r167;\n"
+"xor.b32 %r171, %r170, %r169;\n"
+"mul.wide.u32 %rd79, %r171, -845247145;\n"
+"shr.u64 %rd80, %rd79, 32;\n"
+"cvt.u32.u64 %r172, %rd80;\n"
+"xor.b32 %r173, %r98, %r168;\n"
+"xor.b32 %r174, %r173, %r172;\n"
+"and.b32 %r175, %r174, 65535;\n"
+"shr.u32 %r176, %r174, 16;\n"
+"add.s32 %r177, %r175, %r176;\n"
+"add.s32 %r178, %r177, %r121;\n"
+"cvt.u32.u64 %r179, %rd73;\n"
+"shr.u64 %rd81, %rd77, 32;\n"
+"cvt.u32.u64 %r180, %rd81;\n"
+"xor.b32 %r181, %r88, %r179;\n"
+"xor.b32 %r182, %r181, %r180;\n"
+"cvt.u32.u64 %r183, %rd76;\n";
+static const char qlora__ptx_780[] =
+"mul.wide.u32 %rd82, %r182, -766435501;\n"
+"shr.u64 %rd83, %rd82, 32;\n"
+"cvt.u32.u64 %r184, %rd83;\n"
+"xor.b32 %r185, %r102, %r183;\n"
+"xor.b32 %r186, %r185, %r184;\n"
+"cvt.u32.u64 %r187, %rd79;\n"
+"cvt.u32.u64 %r188, %rd82;\n"
+"and.b32 %r189, %r187, 65535;\n"
+"shr.u32 %r190, %r187, 16;\n"
+"add.s32 %r191, %r189, %r190;\n"
+"add.s32 %r192, %r191, %r178;\n"
+"add.s32 %r193, %r192, -393210;\n"
+"and.b32 %r194, %r186, 65535;\n"
+"shr.u32 %r195, %r186, 16;\n"
+"add.s32 %r196, %r194, %r195;\n"
+"and.b32 %r197, %r188, 65535;\n"
+"shr.u32 %r198, %r188, 16;\n"
+"add.s32 %r199, %r197, %r198;\n"
+"add.s32 %r200, %r199, %r196;\n"
+"xor.b32 %r201, %r15, 2;\n"
+"mul.wide.u32 %rd84, %r201, -845247145;\n"
+"shr.u64 %rd85, %rd84, 32;\n"
+"cvt.u32.u64 %r202, %rd85;\n"
+"xor.b32 %r203, %r19, %r202;\n"
+"cvt.u32.u64 %r204, %rd84;\n"
+"mul.wide.u32 %rd86, %r203, -766435501;\n"
+"xor.b32 %r205, %r29, %r204;\n"
+"shr.u64 %rd87, %rd86, 32;\n"
+"cvt.u32.u64 %r206, %rd87;\n"
+"xor.b32 %r207, %r34, %r206;\n"
+"cvt.u32.u64 %r208, %rd86;\n"
+"mul.wide.u32 %rd88, %r205, -766435501;\n"
+"mul.wide.u32 %rd89, %r207, -845247145;\n"
+"shr.u64 %rd90, %rd89, 32;\n"
+"cvt.u32.u64 %r209, %rd90;\n"
+"xor.b32 %r210, %r39, %r209;\n"
+"cvt.u32.u64 %r211, %rd89;\n"
+"shr.u64 %rd91, %rd88, 32;\n"
+"cvt.u32.u64 %r212, %rd91;\n"
+"xor.b32 %r213, %r43, %r208;\n"
+"xor.b32 %r214, %r213, %r212;\n"
+"cvt.u32.u64 %r215, %rd88;\n"
+"mul.wide.u32 %rd92, %r210, -766435501;\n"
+"mul.wide.u32 %rd93, %r214, -845247145;\n"
+"shr.u64 %rd94, %rd93, 32;\n"
+"cvt.u32.u64 %r216, %rd94;\n"
+"xor.b32 %r217, %r48, %r211;\n"
+"xor.b32 %r218, %r217, %r216;\n"
+"cvt.u32.u64 %r219, %rd93;\n"
+"shr.u64 %rd95, %rd92, 32;\n"
+"cvt.u32.u64 %r220, %rd95;\n"
+"xor.b32 %r221, %r53, %r215;\n"
+"xor.b32 %r222, %r221, %r220;\n"
+"cvt.u32.u64 %r223, %rd92;\n"
+"mul.wide.u32 %rd96, %r218, -766435501;\n"
+"mul.wide.u32 %rd97, %r222, -845247145;\n"
+"shr.u64 %rd98, %rd97, 32;\n"
+"cvt.u32.u64 %r224, %rd98;\n"
+"xor.b32 %r225, %r58, %r219;\n"
+"xor.b32 %r226, %r225, %r224;\n"
+"cvt.u32.u64 %r227, %rd97;\n"
+"shr.u64 %rd99, %rd96, 32;\n"
+"cvt.u32.u64 %r228, %rd99;\n"
+"xor.b32 %r229, %r63, %r223;\n"
+"xor.b32 %r230, %r229, %r228;\n"
+"cvt.u32.u64 %r231, %rd96;\n"
+"mul.wide.u32 %rd100, %r226, -766435501;\n"
+"mul.wide.u32 %rd101, %r230, -845247145;\n"
+"shr.u64 %rd102, %rd101, 32;\n"
+"cvt.u32.u64 %r232, %rd102;\n"
+"xor.b32 %r233, %r68, %r227;\n"
+"xor.b32 %r234, %r233, %r232;\n"
+"cvt.u32.u64 %r235, %rd101;\n"
+"shr.u64 %rd103, %rd100, 32;\n"
+"cvt.u32.u64 %r236, %rd103;\n"
+"xor.b32 %r237, %r73, %r231;\n"
+"xor.b32 %r238, %r237, %r236;\n"
+"cvt.u32.u64 %r239, %rd100;\n"
+"mul.wide.u32 %rd104, %r234, -766435501;\n"
+"mul.wide.u32 %rd105, %r238, -845247145;\n"
+"shr.u64 %rd106, %rd105, 32;\n"
+"cvt.u32.u64 %r240, %rd106;\n"
+"xor.b32 %r241, %r78, %r235;\n"
+"xor.b32 %r242, %r241, %r240;\n"
+"shr.u64 %rd107, %rd104, 32;\n"
+"cvt.u32.u64 %r243, %rd107;\n"
+"xor.b32 %r244, %r83, %r239;\n"
+"xor.b32 %r245, %r244, %r243;\n"
+"cvt.u32.u64 %r246, %rd104;\n"
+"mul.wide.u32 %rd108, %r242, -766435501;\n"
+"mul.wide.u32 %rd109, %r245, -845247145;\n"
+"cvt.u32.u64 %r247, %rd109;\n"
+"shr.u64 %rd110, %rd108, 32;\n"
+"cvt.u32.u64 %r248, %rd110;\n"
+"xor.b32 %r249, %r93, %r246;\n"
+"xor.b32 %r250, %r249, %r248;\n"
+"mul.wide.u32 %rd111, %r250, -845247145;\n"
+"shr.u64 %rd112, %rd111, 32;\n"
+"cvt.u32.u64 %r251, %rd112;\n"
+"xor.b32 %r252, %r98, %r247;\n"
+"xor.b32 %r253, %r252, %r251;\n"
+"and.b32 %r254, %r253, 65535;\n"
+"shr.u32 %r255, %r253, 16;\n"
+"add.s32 %r256, %r254, %r255;\n"
+"add.s32 %r257, %r256, %r200;\n"
+"cvt.u32.u64 %r258, %rd105;\n"
+"shr.u64 %rd113, %rd109, 32;\n"
+"cvt.u32.u64 %r259, %rd113;\n"
+"xor.b32 %r260, %r88, %r258;\n"
+"xor.b32 %r261, %r260, %r259;\n"
+"cvt.u32.u64 %r262, %rd108;\n"
+"mul.wide.u32 %rd114, %r261, -766435501;\n"
+"shr.u64 %rd115, %rd114, 32;\n"
+"cvt.u32.u64 %r263, %rd115;\n"
+"xor.b32 %r264, %r102, %r262;\n"
+"xor.b32 %r265, %r264, %r263;\n"
+"cvt.u32.u64 %r266, %rd111;\n"
+"cvt.u32.u64 %r267, %rd114;\n"
+"and.b32 %r268, %r266, 65535;\n"
+"shr.u32 %r269, %r266, 16;\n"
+"add.s32 %r270, %r268, %r269;\n"
+"add.s32 %r271, %r270, %r257;\n"
+"and.b32 %r272, %r265, 65535;\n"
+"shr.u32 %r273, %r265, 16;\n"
+"add.s32 %r274, %r272, %r273;\n"
+"add.s32 %r275, %r274, %r271;\n"
+"and.b32 %r276, %r267, 65535;\n"
+"shr.u32 %r277, %r267, 16;\n"
+"add.s32 %r278, %r276, %r277;\n"
+"add.s32 %r279, %r278, %r275;\n"
+"add.s32 %r1, %r279, -393210;\n"
+"cvta.to.global.u64 %rd116, %rd2;\n"
+"shl.b64 %rd117, %rd1, 2;\n"
+"add.s64 %rd118, %rd116, %rd117;\n"
+"cvt.rn.f32.s32 %f2, %r193;\n"
+"mul.f32 %f3, %f2, %f1;\n"
+"st.global.f32 [%rd118], %f3;\n";
+static const char qlora__ptx_781[] =
+"add.s64 %rd119, %rd1, 1;\n"
+"setp.ge.s64 %p2, %rd119, %rd3;\n"
+"@%p2 bra $L__BB0_3;\n"
+"cvt.rn.f32.s32 %f4, %r1;\n"
+"mul.f32 %f5, %f4, %f1;\n"
+"shl.b64 %rd124, %rd6, 3;\n"
+"add.s64 %rd125, %rd116, %rd124;\n"
+"st.global.f32 [%rd125+4], %f5;\n"
+"$L__BB0_3:\n"
+"ret;\n"
+"}\n";
+static const char qlora__ptx_782[] =
+".visible .entry qlora_random_normal_bf16(\n"
+".param .u64 qlora_random_normal_bf16_param_0,\n"
+".param .u64 qlora_random_normal_bf16_param_1,\n"
+".param .u32 qlora_random_normal_bf16_param_2,\n"
+".param .u32 qlora_random_normal_bf16_param_3,\n"
+".param .u32 qlora_random_normal_bf16_param_4,\n"
+".param .f32 qlora_random_normal_bf16_param_5\n"
+")\n"
+".maxntid 256, 1, 1\n"
+"{\n"
+".reg .pred %p<5>;\n"
+".reg .f32 %f<6>;\n"
+".reg .b32 %r<294>;\n"
+".reg .b64 %rd<117>;\n"
+"ld.param.u64 %rd4, [qlora_random_normal_bf16_param_0];\n"
+"ld.param.u64 %rd5, [qlora_random_normal_bf16_param_1];\n"
+"ld.param.u32 %r2, [qlora_random_normal_bf16_param_2];\n"
+"ld.param.u32 %r3, [qlora_random_normal_bf16_param_3];\n"
+"ld.param.u32 %r4, [qlora_random_normal_bf16_param_4];\n"
+"ld.param.f32 %f1, [qlora_random_normal_bf16_param_5];\n"
+"mov.u32 %r5, %ctaid.x;\n"
+"mul.wide.u32 %rd6, %r5, 256;\n"
+"mov.u32 %r6, %tid.x;\n"
+"cvt.u64.u32 %rd7, %r6;\n"
+"add.s64 %rd1, %rd6, %rd7;\n"
+"shl.b64 %rd2, %rd1, 1;\n"
+"setp.ge.s64 %p1, %rd2, %rd5;\n"
+"@%p1 bra $L__BB1_3;\n"
+"shr.u64 %rd8, %rd1, 32;\n"
+"cvt.u32.u64 %r7, %rd8;\n"
+"and.b64 %rd9, %rd1, 4294967295;\n"
+"mul.lo.s64 %rd10, %rd9, 3528531795;\n"
+"mul.wide.u32 %rd11, %r4, -845247145;\n"
+"shr.u64 %rd12, %rd11, 32;\n"
+"cvt.u32.u64 %r8, %rd12;\n"
+"xor.b32 %r9, %r7, %r2;\n"
+"xor.b32 %r10, %r9, %r8;\n"
+"cvt.u32.u64 %r11, %rd11;\n"
+"shr.u64 %rd13, %rd10, 32;\n"
+"cvt.u32.u64 %r12, %rd13;\n"
+"xor.b32 %r13, %r12, %r3;\n"
+"cvt.u32.u64 %r14, %rd10;\n"
+"mul.wide.u32 %rd14, %r10, -766435501;\n"
+"mul.wide.u32 %rd15, %r13, -845247145;\n"
+"shr.u64 %rd16, %rd15, 32;\n"
+"cvt.u32.u64 %r15, %rd16;\n"
+"add.s32 %r16, %r2, -1640531527;\n"
+"xor.b32 %r17, %r16, %r11;\n"
+"xor.b32 %r18, %r17, %r15;\n"
+"cvt.u32.u64 %r19, %rd15;\n"
+"shr.u64 %rd17, %rd14, 32;\n"
+"cvt.u32.u64 %r20, %rd17;\n"
+"add.s32 %r21, %r3, -1150833019;\n"
+"xor.b32 %r22, %r21, %r14;\n"
+"xor.b32 %r23, %r22, %r20;\n"
+"cvt.u32.u64 %r24, %rd14;\n"
+"mul.wide.u32 %rd18, %r18, -766435501;\n"
+"mul.wide.u32 %rd19, %r23, -845247145;\n"
+"shr.u64 %rd20, %rd19, 32;\n"
+"cvt.u32.u64 %r25, %rd20;\n"
+"add.s32 %r26, %r2, 1013904242;\n"
+"xor.b32 %r27, %r26, %r25;\n"
+"xor.b32 %r28, %r27, %r19;\n"
+"cvt.u32.u64 %r29, %rd19;\n"
+"shr.u64 %rd21, %rd18, 32;\n"
+"cvt.u32.u64 %r30, %rd21;\n"
+"add.s32 %r31, %r3, 1993301258;\n"
+"xor.b32 %r32, %r31, %r24;\n"
+"xor.b32 %r33, %r32, %r30;\n"
+"cvt.u32.u64 %r34, %rd18;\n"
+"mul.wide.u32 %rd22, %r28, -766435501;\n"
+"mul.wide.u32 %rd23, %r33, -845247145;\n"
+"shr.u64 %rd24, %rd23, 32;\n"
+"cvt.u32.u64 %r35, %rd24;\n"
+"add.s32 %r36, %r2, -626627285;\n"
+"xor.b32 %r37, %r36, %r29;\n"
+"xor.b32 %r38, %r37, %r35;\n"
+"cvt.u32.u64 %r39, %rd23;\n"
+"shr.u64 %rd25, %rd22, 32;\n"
+"cvt.u32.u64 %r40, %rd25;\n"
+"add.s32 %r41, %r3, 842468239;\n"
+"xor.b32 %r42, %r41, %r34;\n"
+"xor.b32 %r43, %r42, %r40;\n"
+"cvt.u32.u64 %r44, %rd22;\n"
+"mul.wide.u32 %rd26, %r38, -766435501;\n"
+"mul.wide.u32 %rd27, %r43, -845247145;\n"
+"shr.u64 %rd28, %rd27, 32;\n"
+"cvt.u32.u64 %r45, %rd28;\n"
+"add.s32 %r46, %r2, 2027808484;\n"
+"xor.b32 %r47, %r46, %r39;\n"
+"xor.b32 %r48, %r47, %r45;\n"
+"cvt.u32.u64 %r49, %rd27;\n"
+"shr.u64 %rd29, %rd26, 32;\n"
+"cvt.u32.u64 %r50, %rd29;\n"
+"add.s32 %r51, %r3, -308364780;\n"
+"xor.b32 %r52, %r51, %r44;\n"
+"xor.b32 %r53, %r52, %r50;\n"
+"cvt.u32.u64 %r54, %rd26;\n"
+"mul.wide.u32 %rd30, %r48, -766435501;\n"
+"mul.wide.u32 %rd31, %r53, -845247145;\n"
+"shr.u64 %rd32, %rd31, 32;\n"
+"cvt.u32.u64 %r55, %rd32;\n"
+"add.s32 %r56, %r2, 387276957;\n"
+"xor.b32 %r57, %r56, %r49;\n"
+"xor.b32 %r58, %r57, %r55;\n"
+"cvt.u32.u64 %r59, %rd31;\n"
+"shr.u64 %rd33, %rd30, 32;\n"
+"cvt.u32.u64 %r60, %rd33;\n"
+"add.s32 %r61, %r3, -1459197799;\n"
+"xor.b32 %r62, %r61, %r54;\n"
+"xor.b32 %r63, %r62, %r60;\n"
+"cvt.u32.u64 %r64, %rd30;\n"
+"mul.wide.u32 %rd34, %r58, -766435501;\n"
+"mul.wide.u32 %rd35, %r63, -845247145;\n"
+"shr.u64 %rd36, %rd35, 32;\n"
+"cvt.u32.u64 %r65, %rd36;\n"
+"add.s32 %r66, %r2, -1253254570;\n"
+"xor.b32 %r67, %r66, %r59;\n"
+"xor.b32 %r68, %r67, %r65;\n"
+"cvt.u32.u64 %r69, %rd35;\n"
+"shr.u64 %rd37, %rd34, 32;\n"
+"cvt.u32.u64 %r70, %rd37;\n"
+"add.s32 %r71, %r3, 1684936478;\n"
+"xor.b32 %r72, %r71, %r64;\n"
+"xor.b32 %r73, %r72, %r70;\n"
+"cvt.u32.u64 %r74, %rd34;\n"
+"mul.wide.u32 %rd38, %r68, -766435501;\n"
+"mul.wide.u32 %rd39, %r73, -845247145;\n"
+"shr.u64 %rd40, %rd39, 32;\n"
+"cvt.u32.u64 %r75, %rd40;\n"
+"add.s32 %r76, %r2, 1401181199;\n"
+"xor.b32 %r77, %r76, %r69;\n"
+"xor.b32 %r78, %r77, %r75;\n"
+"cvt.u32.u64 %r79, %rd39;\n"
+"shr.u64 %rd41, %rd38, 32;\n"
+"cvt.u32.u64 %r80, %rd41;\n"
+"add.s32 %r81, %r3, 534103459;\n";
+static const char qlora__ptx_783[] =
+"xor.b32 %r82, %r81, %r74;\n"
+"xor.b32 %r83, %r82, %r80;\n"
+"cvt.u32.u64 %r84, %rd38;\n"
+"mul.wide.u32 %rd42, %r78, -766435501;\n"
+"mul.wide.u32 %rd43, %r83, -845247145;\n"
+"shr.u64 %rd44, %rd43, 32;\n"
+"cvt.u32.u64 %r85, %rd44;\n"
+"add.s32 %r86, %r2, -239350328;\n"
+"xor.b32 %r87, %r86, %r79;\n"
+"xor.b32 %r88, %r87, %r85;\n"
+"cvt.u32.u64 %r89, %rd43;\n"
+"shr.u64 %rd45, %rd42, 32;\n"
+"cvt.u32.u64 %r90, %rd45;\n"
+"add.s32 %r91, %r3, -616729560;\n"
+"xor.b32 %r92, %r91, %r84;\n"
+"xor.b32 %r93, %r92, %r90;\n"
+"cvt.u32.u64 %r94, %rd42;\n"
+"mul.wide.u32 %rd46, %r88, -766435501;\n"
+"mul.wide.u32 %rd47, %r93, -845247145;\n"
+"shr.u64 %rd48, %rd47, 32;\n"
+"cvt.u32.u64 %r95, %rd48;\n"
+"add.s32 %r96, %r2, -1879881855;\n"
+"xor.b32 %r97, %r96, %r89;\n"
+"xor.b32 %r98, %r97, %r95;\n"
+"shr.u64 %rd49, %rd46, 32;\n"
+"cvt.u32.u64 %r99, %rd49;\n"
+"add.s32 %r100, %r3, -1767562579;\n"
+"xor.b32 %r101, %r100, %r94;\n"
+"xor.b32 %r102, %r101, %r99;\n"
+"cvt.u32.u64 %r103, %rd47;\n"
+"cvt.u32.u64 %r104, %rd46;\n"
+"and.b32 %r105, %r98, 65535;\n"
+"shr.u32 %r106, %r98, 16;\n"
+"add.s32 %r107, %r105, %r106;\n"
+"and.b32 %r108, %r103, 65535;\n"
+"shr.u32 %r109, %r103, 16;\n"
+"add.s32 %r110, %r108, %r109;\n"
+"add.s32 %r111, %r110, %r107;\n"
+"and.b32 %r112, %r102, 65535;\n"
+"shr.u32 %r113, %r102, 16;\n"
+"add.s32 %r114, %r112, %r113;\n"
+"add.s32 %r115, %r114, %r111;\n"
+"and.b32 %r116, %r104, 65535;\n"
+"shr.u32 %r117, %r104, 16;\n"
+"add.s32 %r118, %r116, %r117;\n"
+"add.s32 %r119, %r118, %r115;\n"
+"xor.b32 %r120, %r13, 1;\n"
+"mul.wide.u32 %rd50, %r120, -845247145;\n"
+"shr.u64 %rd51, %rd50, 32;\n"
+"cvt.u32.u64 %r121, %rd51;\n"
+"xor.b32 %r122, %r17, %r121;\n"
+"cvt.u32.u64 %r123, %rd50;\n"
+"mul.wide.u32 %rd52, %r122, -766435501;\n"
+"xor.b32 %r124, %r27, %r123;\n"
+"shr.u64 %rd53, %rd52, 32;\n"
+"cvt.u32.u64 %r125, %rd53;\n"
+"xor.b32 %r126, %r32, %r125;\n"
+"cvt.u32.u64 %r127, %rd52;\n"
+"mul.wide.u32 %rd54, %r124, -766435501;\n"
+"mul.wide.u32 %rd55, %r126, -845247145;\n"
+"shr.u64 %rd56, %rd55, 32;\n"
+"cvt.u32.u64 %r128, %rd56;\n"
+"xor.b32 %r129, %r37, %r128;\n"
+"cvt.u32.u64 %r130, %rd55;\n"
+"shr.u64 %rd57, %rd54, 32;\n"
+"cvt.u32.u64 %r131, %rd57;\n"
+"xor.b32 %r132, %r41, %r127;\n"
+"xor.b32 %r133, %r132, %r131;\n"
+"cvt.u32.u64 %r134, %rd54;\n"
+"mul.wide.u32 %rd58, %r129, -766435501;\n"
+"mul.wide.u32 %rd59, %r133, -845247145;\n"
+"shr.u64 %rd60, %rd59, 32;\n"
+"cvt.u32.u64 %r135, %rd60;\n"
+"xor.b32 %r136, %r46, %r130;\n"
+"xor.b32 %r137, %r136, %r135;\n"
+"cvt.u32.u64 %r138, %rd59;\n"
+"shr.u64 %rd61, %rd58, 32;\n"
+"cvt.u32.u64 %r139, %rd61;\n"
+"xor.b32 %r140, %r51, %r134;\n"
+"xor.b32 %r141, %r140, %r139;\n"
+"cvt.u32.u64 %r142, %rd58;\n"
+"mul.wide.u32 %rd62, %r137, -766435501;\n"
+"mul.wide.u32 %rd63, %r141, -845247145;\n"
+"shr.u64 %rd64, %rd63, 32;\n"
+"cvt.u32.u64 %r143, %rd64;\n"
+"xor.b32 %r144, %r56, %r138;\n"
+"xor.b32 %r145, %r144, %r143;\n"
+"cvt.u32.u64 %r146, %rd63;\n"
+"shr.u64 %rd65, %rd62, 32;\n"
+"cvt.u32.u64 %r147, %rd65;\n"
+"xor.b32 %r148, %r61, %r142;\n"
+"xor.b32 %r149, %r148, %r147;\n"
+"cvt.u32.u64 %r150, %rd62;\n"
+"mul.wide.u32 %rd66, %r145, -766435501;\n"
+"mul.wide.u32 %rd67, %r149, -845247145;\n"
+"shr.u64 %rd68, %rd67, 32;\n"
+"cvt.u32.u64 %r151, %rd68;\n"
+"xor.b32 %r152, %r66, %r146;\n"
+"xor.b32 %r153, %r152, %r151;\n"
+"cvt.u32.u64 %r154, %rd67;\n"
+"shr.u64 %rd69, %rd66, 32;\n"
+"cvt.u32.u64 %r155, %rd69;\n"
+"xor.b32 %r156, %r71, %r150;\n"
+"xor.b32 %r157, %r156, %r155;\n"
+"cvt.u32.u64 %r158, %rd66;\n"
+"mul.wide.u32 %rd70, %r153, -766435501;\n"
+"mul.wide.u32 %rd71, %r157, -845247145;\n"
+"shr.u64 %rd72, %rd71, 32;\n"
+"cvt.u32.u64 %r159, %rd72;\n"
+"xor.b32 %r160, %r76, %r154;\n"
+"xor.b32 %r161, %r160, %r159;\n"
+"shr.u64 %rd73, %rd70, 32;\n"
+"cvt.u32.u64 %r162, %rd73;\n"
+"xor.b32 %r163, %r81, %r158;\n"
+"xor.b32 %r164, %r163, %r162;\n"
+"cvt.u32.u64 %r165, %rd70;\n"
+"mul.wide.u32 %rd74, %r161, -766435501;\n"
+"mul.wide.u32 %rd75, %r164, -845247145;\n"
+"cvt.u32.u64 %r166, %rd75;\n"
+"shr.u64 %rd76, %rd74, 32;\n"
+"cvt.u32.u64 %r167, %rd76;\n"
+"xor.b32 %r168, %r91, %r165;\n"
+"xor.b32 %r169, %r168, %r167;\n"
+"mul.wide.u32 %rd77, %r169, -845247145;\n"
+"shr.u64 %rd78, %rd77, 32;\n"
+"cvt.u32.u64 %r170, %rd78;\n"
+"xor.b32 %r171, %r96, %r166;\n"
+"xor.b32 %r172, %r171, %r170;\n"
+"and.b32 %r173, %r172, 65535;\n"
+"shr.u32 %r174, %r172, 16;\n"
+"add.s32 %r175, %r173, %r174;\n"
+"add.s32 %r176, %r175, %r119;\n"
+"cvt.u32.u64 %r177, %rd71;\n"
+"shr.u64 %rd79, %rd75, 32;\n"
+"cvt.u32.u64 %r178, %rd79;\n"
+"xor.b32 %r179, %r86, %r177;\n"
+"xor.b32 %r180, %r179, %r178;\n"
+"cvt.u32.u64 %r181, %rd74;\n"
+"mul.wide.u32 %rd80, %r180, -766435501;\n";
+static const char qlora__ptx_784[] =
+"shr.u64 %rd81, %rd80, 32;\n"
+"cvt.u32.u64 %r182, %rd81;\n"
+"xor.b32 %r183, %r100, %r181;\n"
+"xor.b32 %r184, %r183, %r182;\n"
+"cvt.u32.u64 %r185, %rd77;\n"
+"cvt.u32.u64 %r186, %rd80;\n"
+"and.b32 %r187, %r185, 65535;\n"
+"shr.u32 %r188, %r185, 16;\n"
+"add.s32 %r189, %r187, %r188;\n"
+"add.s32 %r190, %r189, %r176;\n"
+"add.s32 %r191, %r190, -393210;\n"
+"and.b32 %r192, %r184, 65535;\n"
+"shr.u32 %r193, %r184, 16;\n"
+"add.s32 %r194, %r192, %r193;\n"
+"and.b32 %r195, %r186, 65535;\n"
+"shr.u32 %r196, %r186, 16;\n"
+"add.s32 %r197, %r195, %r196;\n"
+"add.s32 %r198, %r197, %r194;\n"
+"xor.b32 %r199, %r13, 2;\n"
+"mul.wide.u32 %rd82, %r199, -845247145;\n"
+"shr.u64 %rd83, %rd82, 32;\n"
+"cvt.u32.u64 %r200, %rd83;\n"
+"xor.b32 %r201, %r17, %r200;\n"
+"cvt.u32.u64 %r202, %rd82;\n"
+"mul.wide.u32 %rd84, %r201, -766435501;\n"
+"xor.b32 %r203, %r27, %r202;\n"
+"shr.u64 %rd85, %rd84, 32;\n"
+"cvt.u32.u64 %r204, %rd85;\n"
+"xor.b32 %r205, %r32, %r204;\n"
+"cvt.u32.u64 %r206, %rd84;\n"
+"mul.wide.u32 %rd86, %r203, -766435501;\n"
+"mul.wide.u32 %rd87, %r205, -845247145;\n"
+"shr.u64 %rd88, %rd87, 32;\n"
+"cvt.u32.u64 %r207, %rd88;\n"
+"xor.b32 %r208, %r37, %r207;\n"
+"cvt.u32.u64 %r209, %rd87;\n"
+"shr.u64 %rd89, %rd86, 32;\n"
+"cvt.u32.u64 %r210, %rd89;\n"
+"xor.b32 %r211, %r41, %r206;\n"
+"xor.b32 %r212, %r211, %r210;\n"
+"cvt.u32.u64 %r213, %rd86;\n"
+"mul.wide.u32 %rd90, %r208, -766435501;\n"
+"mul.wide.u32 %rd91, %r212, -845247145;\n"
+"shr.u64 %rd92, %rd91, 32;\n"
+"cvt.u32.u64 %r214, %rd92;\n"
+"xor.b32 %r215, %r46, %r209;\n"
+"xor.b32 %r216, %r215, %r214;\n"
+"cvt.u32.u64 %r217, %rd91;\n"
+"shr.u64 %rd93, %rd90, 32;\n"
+"cvt.u32.u64 %r218, %rd93;\n"
+"xor.b32 %r219, %r51, %r213;\n"
+"xor.b32 %r220, %r219, %r218;\n"
+"cvt.u32.u64 %r221, %rd90;\n"
+"mul.wide.u32 %rd94, %r216, -766435501;\n"
+"mul.wide.u32 %rd95, %r220, -845247145;\n"
+"shr.u64 %rd96, %rd95, 32;\n"
+"cvt.u32.u64 %r222, %rd96;\n"
+"xor.b32 %r223, %r56, %r217;\n"
+"xor.b32 %r224, %r223, %r222;\n"
+"cvt.u32.u64 %r225, %rd95;\n"
+"shr.u64 %rd97, %rd94, 32;\n"
+"cvt.u32.u64 %r226, %rd97;\n"
+"xor.b32 %r227, %r61, %r221;\n"
+"xor.b32 %r228, %r227, %r226;\n"
+"cvt.u32.u64 %r229, %rd94;\n"
+"mul.wide.u32 %rd98, %r224, -766435501;\n"
+"mul.wide.u32 %rd99, %r228, -845247145;\n"
+"shr.u64 %rd100, %rd99, 32;\n"
+"cvt.u32.u64 %r230, %rd100;\n"
+"xor.b32 %r231, %r66, %r225;\n"
+"xor.b32 %r232, %r231, %r230;\n"
+"cvt.u32.u64 %r233, %rd99;\n"
+"shr.u64 %rd101, %rd98, 32;\n"
+"cvt.u32.u64 %r234, %rd101;\n"
+"xor.b32 %r235, %r71, %r229;\n"
+"xor.b32 %r236, %r235, %r234;\n"
+"cvt.u32.u64 %r237, %rd98;\n"
+"mul.wide.u32 %rd102, %r232, -766435501;\n"
+"mul.wide.u32 %rd103, %r236, -845247145;\n"
+"shr.u64 %rd104, %rd103, 32;\n"
+"cvt.u32.u64 %r238, %rd104;\n"
+"xor.b32 %r239, %r76, %r233;\n"
+"xor.b32 %r240, %r239, %r238;\n"
+"shr.u64 %rd105, %rd102, 32;\n"
+"cvt.u32.u64 %r241, %rd105;\n"
+"xor.b32 %r242, %r81, %r237;\n"
+"xor.b32 %r243, %r242, %r241;\n"
+"cvt.u32.u64 %r244, %rd102;\n"
+"mul.wide.u32 %rd106, %r240, -766435501;\n"
+"mul.wide.u32 %rd107, %r243, -845247145;\n"
+"cvt.u32.u64 %r245, %rd107;\n"
+"shr.u64 %rd108, %rd106, 32;\n"
+"cvt.u32.u64 %r246, %rd108;\n"
+"xor.b32 %r247, %r91, %r244;\n"
+"xor.b32 %r248, %r247, %r246;\n"
+"mul.wide.u32 %rd109, %r248, -845247145;\n"
+"shr.u64 %rd110, %rd109, 32;\n"
+"cvt.u32.u64 %r249, %rd110;\n"
+"xor.b32 %r250, %r96, %r245;\n"
+"xor.b32 %r251, %r250, %r249;\n"
+"and.b32 %r252, %r251, 65535;\n"
+"shr.u32 %r253, %r251, 16;\n"
+"add.s32 %r254, %r252, %r253;\n"
+"add.s32 %r255, %r254, %r198;\n"
+"cvt.u32.u64 %r256, %rd103;\n"
+"shr.u64 %rd111, %rd107, 32;\n"
+"cvt.u32.u64 %r257, %rd111;\n"
+"xor.b32 %r258, %r86, %r256;\n"
+"xor.b32 %r259, %r258, %r257;\n"
+"cvt.u32.u64 %r260, %rd106;\n"
+"mul.wide.u32 %rd112, %r259, -766435501;\n"
+"shr.u64 %rd113, %rd112, 32;\n"
+"cvt.u32.u64 %r261, %rd113;\n"
+"xor.b32 %r262, %r100, %r260;\n"
+"xor.b32 %r263, %r262, %r261;\n"
+"cvt.u32.u64 %r264, %rd109;\n"
+"cvt.u32.u64 %r265, %rd112;\n"
+"and.b32 %r266, %r264, 65535;\n"
+"shr.u32 %r267, %r264, 16;\n"
+"add.s32 %r268, %r266, %r267;\n"
+"add.s32 %r269, %r268, %r255;\n"
+"and.b32 %r270, %r263, 65535;\n"
+"shr.u32 %r271, %r263, 16;\n"
+"add.s32 %r272, %r270, %r271;\n"
+"add.s32 %r273, %r272, %r269;\n"
+"and.b32 %r274, %r265, 65535;\n"
+"shr.u32 %r275, %r265, 16;\n"
+"add.s32 %r276, %r274, %r275;\n"
+"add.s32 %r277, %r276, %r273;\n"
+"add.s32 %r1, %r277, -393210;\n"
+"cvt.rn.f32.s32 %f2, %r191;\n"
+"mul.f32 %f3, %f2, %f1;\n"
+"mov.b32 %r278, %f3;\n"
+"shr.u32 %r279, %r278, 16;\n"
+"and.b32 %r280, %r279, 1;\n"
+"add.s32 %r281, %r278, %r280;\n"
+"add.s32 %r282, %r281, 32767;\n"
+"shr.u32 %r283, %r282, 16;\n";
+static const char qlora__ptx_785[] =
+"and.b32 %r284, %r278, 2147483647;\n"
+"setp.gt.u32 %p2, %r284, 2139095040;\n"
+"selp.b32 %r285, 32767, %r283, %p2;\n"
+"cvta.to.global.u64 %rd114, %rd4;\n"
+"shl.b64 %rd115, %rd2, 1;\n"
+"add.s64 %rd3, %rd114, %rd115;\n"
+"st.global.u16 [%rd3], %r285;\n"
+"add.s64 %rd116, %rd2, 1;\n"
+"setp.ge.s64 %p3, %rd116, %rd5;\n"
+"@%p3 bra $L__BB1_3;\n"
+"cvt.rn.f32.s32 %f4, %r1;\n"
+"mul.f32 %f5, %f4, %f1;\n"
+"mov.b32 %r286, %f5;\n"
+"shr.u32 %r287, %r286, 16;\n"
+"and.b32 %r288, %r287, 1;\n"
+"add.s32 %r289, %r286, %r288;\n"
+"add.s32 %r290, %r289, 32767;\n"
+"shr.u32 %r291, %r290, 16;\n"
+"and.b32 %r292, %r286, 2147483647;\n"
+"setp.gt.u32 %p4, %r292, 2139095040;\n"
+"selp.b32 %r293, 32767, %r291, %p4;\n"
+"st.global.u16 [%rd3+2], %r293;\n"
+"$L__BB1_3:\n"
+"ret;\n"
+"}\n";
+static const char* const qlora__ptx_random_75[] = {
+qlora__ptx_778,
+qlora__ptx_779,
+qlora__ptx_780,
+qlora__ptx_781,
+qlora__ptx_782,
+qlora__ptx_783,
+qlora__ptx_784,
+qlora__ptx_785,
+0};
+
+static const char qlora__ptx_786[] =
+".visible .entry qlora_random_normal_bf16(\n"
+".param .u64 qlora_random_normal_bf16_param_0,\n"
+".param .u64 qlora_random_normal_bf16_param_1,\n"
+".param .u32 qlora_random_normal_bf16_param_2,\n"
+".param .u32 qlora_random_normal_bf16_param_3,\n"
+".param .u32 qlora_random_normal_bf16_param_4,\n"
+".param .f32 qlora_random_normal_bf16_param_5\n"
+")\n"
+".maxntid 256, 1, 1\n"
+"{\n"
+".reg .pred %p<3>;\n"
+".reg .b16 %rs<3>;\n"
+".reg .f32 %f<6>;\n"
+".reg .b32 %r<282>;\n"
+".reg .b64 %rd<126>;\n"
+"ld.param.u64 %rd2, [qlora_random_normal_bf16_param_0];\n"
+"ld.param.u64 %rd3, [qlora_random_normal_bf16_param_1];\n"
+"ld.param.u32 %r2, [qlora_random_normal_bf16_param_2];\n"
+"ld.param.u32 %r3, [qlora_random_normal_bf16_param_3];\n"
+"ld.param.u32 %r4, [qlora_random_normal_bf16_param_4];\n"
+"ld.param.f32 %f1, [qlora_random_normal_bf16_param_5];\n"
+"mov.u32 %r5, %ctaid.x;\n"
+"mul.wide.u32 %rd4, %r5, 256;\n"
+"mov.u32 %r6, %tid.x;\n"
+"cvt.u64.u32 %rd5, %r6;\n"
+"add.s64 %rd6, %rd4, %rd5;\n"
+"shl.b64 %rd1, %rd6, 1;\n"
+"setp.ge.s64 %p1, %rd1, %rd3;\n"
+"@%p1 bra $L__BB1_3;\n"
+"shr.u64 %rd10, %rd6, 32;\n"
+"cvt.u32.u64 %r9, %rd10;\n"
+"and.b64 %rd11, %rd6, 4294967295;\n"
+"mul.lo.s64 %rd12, %rd11, 3528531795;\n"
+"mul.wide.u32 %rd13, %r4, -845247145;\n"
+"shr.u64 %rd14, %rd13, 32;\n"
+"cvt.u32.u64 %r10, %rd14;\n"
+"xor.b32 %r11, %r9, %r2;\n"
+"xor.b32 %r12, %r11, %r10;\n"
+"cvt.u32.u64 %r13, %rd13;\n"
+"shr.u64 %rd15, %rd12, 32;\n"
+"cvt.u32.u64 %r14, %rd15;\n"
+"xor.b32 %r15, %r14, %r3;\n"
+"cvt.u32.u64 %r16, %rd12;\n"
+"mul.wide.u32 %rd16, %r12, -766435501;\n"
+"mul.wide.u32 %rd17, %r15, -845247145;\n"
+"shr.u64 %rd18, %rd17, 32;\n"
+"cvt.u32.u64 %r17, %rd18;\n"
+"add.s32 %r18, %r2, -1640531527;\n"
+"xor.b32 %r19, %r18, %r13;\n"
+"xor.b32 %r20, %r19, %r17;\n"
+"cvt.u32.u64 %r21, %rd17;\n"
+"shr.u64 %rd19, %rd16, 32;\n"
+"cvt.u32.u64 %r22, %rd19;\n"
+"add.s32 %r23, %r3, -1150833019;\n"
+"xor.b32 %r24, %r23, %r16;\n"
+"xor.b32 %r25, %r24, %r22;\n"
+"cvt.u32.u64 %r26, %rd16;\n"
+"mul.wide.u32 %rd20, %r20, -766435501;\n"
+"mul.wide.u32 %rd21, %r25, -845247145;\n"
+"shr.u64 %rd22, %rd21, 32;\n"
+"cvt.u32.u64 %r27, %rd22;\n"
+"add.s32 %r28, %r2, 1013904242;\n"
+"xor.b32 %r29, %r28, %r27;\n"
+"xor.b32 %r30, %r29, %r21;\n"
+"cvt.u32.u64 %r31, %rd21;\n"
+"shr.u64 %rd23, %rd20, 32;\n"
+"cvt.u32.u64 %r32, %rd23;\n"
+"add.s32 %r33, %r3, 1993301258;\n"
+"xor.b32 %r34, %r33, %r26;\n"
+"xor.b32 %r35, %r34, %r32;\n"
+"cvt.u32.u64 %r36, %rd20;\n"
+"mul.wide.u32 %rd24, %r30, -766435501;\n"
+"mul.wide.u32 %rd25, %r35, -845247145;\n"
+"shr.u64 %rd26, %rd25, 32;\n"
+"cvt.u32.u64 %r37, %rd26;\n"
+"add.s32 %r38, %r2, -626627285;\n"
+"xor.b32 %r39, %r38, %r31;\n"
+"xor.b32 %r40, %r39, %r37;\n"
+"cvt.u32.u64 %r41, %rd25;\n"
+"shr.u64 %rd27, %rd24, 32;\n"
+"cvt.u32.u64 %r42, %rd27;\n"
+"add.s32 %r43, %r3, 842468239;\n"
+"xor.b32 %r44, %r43, %r36;\n"
+"xor.b32 %r45, %r44, %r42;\n"
+"cvt.u32.u64 %r46, %rd24;\n"
+"mul.wide.u32 %rd28, %r40, -766435501;\n"
+"mul.wide.u32 %rd29, %r45, -845247145;\n"
+"shr.u64 %rd30, %rd29, 32;\n"
+"cvt.u32.u64 %r47, %rd30;\n"
+"add.s32 %r48, %r2, 2027808484;\n"
+"xor.b32 %r49, %r48, %r41;\n"
+"xor.b32 %r50, %r49, %r47;\n"
+"cvt.u32.u64 %r51, %rd29;\n"
+"shr.u64 %rd31, %rd28, 32;\n"
+"cvt.u32.u64 %r52, %rd31;\n"
+"add.s32 %r53, %r3, -308364780;\n"
+"xor.b32 %r54, %r53, %r46;\n"
+"xor.b32 %r55, %r54, %r52;\n"
+"cvt.u32.u64 %r56, %rd28;\n"
+"mul.wide.u32 %rd32, %r50, -766435501;\n"
+"mul.wide.u32 %rd33, %r55, -845247145;\n"
+"shr.u64 %rd34, %rd33, 32;\n"
+"cvt.u32.u64 %r57, %rd34;\n"
+"add.s32 %r58, %r2, 387276957;\n"
+"xor.b32 %r59, %r58, %r51;\n"
+"xor.b32 %r60, %r59, %r57;\n"
+"cvt.u32.u64 %r61, %rd33;\n"
+"shr.u64 %rd35, %rd32, 32;\n"
+"cvt.u32.u64 %r62, %rd35;\n"
+"add.s32 %r63, %r3, -1459197799;\n"
+"xor.b32 %r64, %r63, %r56;\n"
+"xor.b32 %r65, %r64, %r62;\n"
+"cvt.u32.u64 %r66, %rd32;\n"
+"mul.wide.u32 %rd36, %r60, -766435501;\n"
+"mul.wide.u32 %rd37, %r65, -845247145;\n"
+"shr.u64 %rd38, %rd37, 32;\n"
+"cvt.u32.u64 %r67, %rd38;\n"
+"add.s32 %r68, %r2, -1253254570;\n"
+"xor.b32 %r69, %r68, %r61;\n"
+"xor.b32 %r70, %r69, %r67;\n"
+"cvt.u32.u64 %r71, %rd37;\n"
+"shr.u64 %rd39, %rd36, 32;\n"
+"cvt.u32.u64 %r72, %rd39;\n"
+"add.s32 %r73, %r3, 1684936478;\n"
+"xor.b32 %r74, %r73, %r66;\n"
+"xor.b32 %r75, %r74, %r72;\n"
+"cvt.u32.u64 %r76, %rd36;\n"
+"mul.wide.u32 %rd40, %r70, -766435501;\n"
+"mul.wide.u32 %rd41, %r75, -845247145;\n"
+"shr.u64 %rd42, %rd41, 32;\n"
+"cvt.u32.u64 %r77, %rd42;\n"
+"add.s32 %r78, %r2, 1401181199;\n"
+"xor.b32 %r79, %r78, %r71;\n"
+"xor.b32 %r80, %r79, %r77;\n"
+"cvt.u32.u64 %r81, %rd41;\n"
+"shr.u64 %rd43, %rd40, 32;\n"
+"cvt.u32.u64 %r82, %rd43;\n";
+static const char qlora__ptx_787[] =
+"add.s32 %r83, %r3, 534103459;\n"
+"xor.b32 %r84, %r83, %r76;\n"
+"xor.b32 %r85, %r84, %r82;\n"
+"cvt.u32.u64 %r86, %rd40;\n"
+"mul.wide.u32 %rd44, %r80, -766435501;\n"
+"mul.wide.u32 %rd45, %r85, -845247145;\n"
+"shr.u64 %rd46, %rd45, 32;\n"
+"cvt.u32.u64 %r87, %rd46;\n"
+"add.s32 %r88, %r2, -239350328;\n"
+"xor.b32 %r89, %r88, %r81;\n"
+"xor.b32 %r90, %r89, %r87;\n"
+"cvt.u32.u64 %r91, %rd45;\n"
+"shr.u64 %rd47, %rd44, 32;\n"
+"cvt.u32.u64 %r92, %rd47;\n"
+"add.s32 %r93, %r3, -616729560;\n"
+"xor.b32 %r94, %r93, %r86;\n"
+"xor.b32 %r95, %r94, %r92;\n"
+"cvt.u32.u64 %r96, %rd44;\n"
+"mul.wide.u32 %rd48, %r90, -766435501;\n"
+"mul.wide.u32 %rd49, %r95, -845247145;\n"
+"shr.u64 %rd50, %rd49, 32;\n"
+"cvt.u32.u64 %r97, %rd50;\n"
+"add.s32 %r98, %r2, -1879881855;\n"
+"xor.b32 %r99, %r98, %r91;\n"
+"xor.b32 %r100, %r99, %r97;\n"
+"shr.u64 %rd51, %rd48, 32;\n"
+"cvt.u32.u64 %r101, %rd51;\n"
+"add.s32 %r102, %r3, -1767562579;\n"
+"xor.b32 %r103, %r102, %r96;\n"
+"xor.b32 %r104, %r103, %r101;\n"
+"cvt.u32.u64 %r105, %rd49;\n"
+"cvt.u32.u64 %r106, %rd48;\n"
+"and.b32 %r107, %r100, 65535;\n"
+"shr.u32 %r108, %r100, 16;\n"
+"add.s32 %r109, %r107, %r108;\n"
+"and.b32 %r110, %r105, 65535;\n"
+"shr.u32 %r111, %r105, 16;\n"
+"add.s32 %r112, %r110, %r111;\n"
+"add.s32 %r113, %r112, %r109;\n"
+"and.b32 %r114, %r104, 65535;\n"
+"shr.u32 %r115, %r104, 16;\n"
+"add.s32 %r116, %r114, %r115;\n"
+"add.s32 %r117, %r116, %r113;\n"
+"and.b32 %r118, %r106, 65535;\n"
+"shr.u32 %r119, %r106, 16;\n"
+"add.s32 %r120, %r118, %r119;\n"
+"add.s32 %r121, %r120, %r117;\n"
+"xor.b32 %r122, %r15, 1;\n"
+"mul.wide.u32 %rd52, %r122, -845247145;\n"
+"shr.u64 %rd53, %rd52, 32;\n"
+"cvt.u32.u64 %r123, %rd53;\n"
+"xor.b32 %r124, %r19, %r123;\n"
+"cvt.u32.u64 %r125, %rd52;\n"
+"mul.wide.u32 %rd54, %r124, -766435501;\n"
+"xor.b32 %r126, %r29, %r125;\n"
+"shr.u64 %rd55, %rd54, 32;\n"
+"cvt.u32.u64 %r127, %rd55;\n"
+"xor.b32 %r128, %r34, %r127;\n"
+"cvt.u32.u64 %r129, %rd54;\n"
+"mul.wide.u32 %rd56, %r126, -766435501;\n"
+"mul.wide.u32 %rd57, %r128, -845247145;\n"
+"shr.u64 %rd58, %rd57, 32;\n"
+"cvt.u32.u64 %r130, %rd58;\n"
+"xor.b32 %r131, %r39, %r130;\n"
+"cvt.u32.u64 %r132, %rd57;\n"
+"shr.u64 %rd59, %rd56, 32;\n"
+"cvt.u32.u64 %r133, %rd59;\n"
+"xor.b32 %r134, %r43, %r129;\n"
+"xor.b32 %r135, %r134, %r133;\n"
+"cvt.u32.u64 %r136, %rd56;\n"
+"mul.wide.u32 %rd60, %r131, -766435501;\n"
+"mul.wide.u32 %rd61, %r135, -845247145;\n"
+"shr.u64 %rd62, %rd61, 32;\n"
+"cvt.u32.u64 %r137, %rd62;\n"
+"xor.b32 %r138, %r48, %r132;\n"
+"xor.b32 %r139, %r138, %r137;\n"
+"cvt.u32.u64 %r140, %rd61;\n"
+"shr.u64 %rd63, %rd60, 32;\n"
+"cvt.u32.u64 %r141, %rd63;\n"
+"xor.b32 %r142, %r53, %r136;\n"
+"xor.b32 %r143, %r142, %r141;\n"
+"cvt.u32.u64 %r144, %rd60;\n"
+"mul.wide.u32 %rd64, %r139, -766435501;\n"
+"mul.wide.u32 %rd65, %r143, -845247145;\n"
+"shr.u64 %rd66, %rd65, 32;\n"
+"cvt.u32.u64 %r145, %rd66;\n"
+"xor.b32 %r146, %r58, %r140;\n"
+"xor.b32 %r147, %r146, %r145;\n"
+"cvt.u32.u64 %r148, %rd65;\n"
+"shr.u64 %rd67, %rd64, 32;\n"
+"cvt.u32.u64 %r149, %rd67;\n"
+"xor.b32 %r150, %r63, %r144;\n"
+"xor.b32 %r151, %r150, %r149;\n"
+"cvt.u32.u64 %r152, %rd64;\n"
+"mul.wide.u32 %rd68, %r147, -766435501;\n"
+"mul.wide.u32 %rd69, %r151, -845247145;\n"
+"shr.u64 %rd70, %rd69, 32;\n"
+"cvt.u32.u64 %r153, %rd70;\n"
+"xor.b32 %r154, %r68, %r148;\n"
+"xor.b32 %r155, %r154, %r153;\n"
+"cvt.u32.u64 %r156, %rd69;\n"
+"shr.u64 %rd71, %rd68, 32;\n"
+"cvt.u32.u64 %r157, %rd71;\n"
+"xor.b32 %r158, %r73, %r152;\n"
+"xor.b32 %r159, %r158, %r157;\n"
+"cvt.u32.u64 %r160, %rd68;\n"
+"mul.wide.u32 %rd72, %r155, -766435501;\n"
+"mul.wide.u32 %rd73, %r159, -845247145;\n"
+"shr.u64 %rd74, %rd73, 32;\n"
+"cvt.u32.u64 %r161, %rd74;\n"
+"xor.b32 %r162, %r78, %r156;\n"
+"xor.b32 %r163, %r162, %r161;\n"
+"shr.u64 %rd75, %rd72, 32;\n"
+"cvt.u32.u64 %r164, %rd75;\n"
+"xor.b32 %r165, %r83, %r160;\n"
+"xor.b32 %r166, %r165, %r164;\n"
+"cvt.u32.u64 %r167, %rd72;\n"
+"mul.wide.u32 %rd76, %r163, -766435501;\n"
+"mul.wide.u32 %rd77, %r166, -845247145;\n"
+"cvt.u32.u64 %r168, %rd77;\n"
+"shr.u64 %rd78, %rd76, 32;\n"
+"cvt.u32.u64 %r169, %rd78;\n"
+"xor.b32 %r170, %r93, %r167;\n"
+"xor.b32 %r171, %r170, %r169;\n"
+"mul.wide.u32 %rd79, %r171, -845247145;\n"
+"shr.u64 %rd80, %rd79, 32;\n"
+"cvt.u32.u64 %r172, %rd80;\n"
+"xor.b32 %r173, %r98, %r168;\n"
+"xor.b32 %r174, %r173, %r172;\n"
+"and.b32 %r175, %r174, 65535;\n"
+"shr.u32 %r176, %r174, 16;\n"
+"add.s32 %r177, %r175, %r176;\n"
+"add.s32 %r178, %r177, %r121;\n"
+"cvt.u32.u64 %r179, %rd73;\n"
+"shr.u64 %rd81, %rd77, 32;\n"
+"cvt.u32.u64 %r180, %rd81;\n"
+"xor.b32 %r181, %r88, %r179;\n"
+"xor.b32 %r182, %r181, %r180;\n"
+"cvt.u32.u64 %r183, %rd76;\n";
+static const char qlora__ptx_788[] =
+"mul.wide.u32 %rd82, %r182, -766435501;\n"
+"shr.u64 %rd83, %rd82, 32;\n"
+"cvt.u32.u64 %r184, %rd83;\n"
+"xor.b32 %r185, %r102, %r183;\n"
+"xor.b32 %r186, %r185, %r184;\n"
+"cvt.u32.u64 %r187, %rd79;\n"
+"cvt.u32.u64 %r188, %rd82;\n"
+"and.b32 %r189, %r187, 65535;\n"
+"shr.u32 %r190, %r187, 16;\n"
+"add.s32 %r191, %r189, %r190;\n"
+"add.s32 %r192, %r191, %r178;\n"
+"add.s32 %r193, %r192, -393210;\n"
+"and.b32 %r194, %r186, 65535;\n"
+"shr.u32 %r195, %r186, 16;\n"
+"add.s32 %r196, %r194, %r195;\n"
+"and.b32 %r197, %r188, 65535;\n"
+"shr.u32 %r198, %r188, 16;\n"
+"add.s32 %r199, %r197, %r198;\n"
+"add.s32 %r200, %r199, %r196;\n"
+"xor.b32 %r201, %r15, 2;\n"
+"mul.wide.u32 %rd84, %r201, -845247145;\n"
+"shr.u64 %rd85, %rd84, 32;\n"
+"cvt.u32.u64 %r202, %rd85;\n"
+"xor.b32 %r203, %r19, %r202;\n"
+"cvt.u32.u64 %r204, %rd84;\n"
+"mul.wide.u32 %rd86, %r203, -766435501;\n"
+"xor.b32 %r205, %r29, %r204;\n"
+"shr.u64 %rd87, %rd86, 32;\n"
+"cvt.u32.u64 %r206, %rd87;\n"
+"xor.b32 %r207, %r34, %r206;\n"
+"cvt.u32.u64 %r208, %rd86;\n"
+"mul.wide.u32 %rd88, %r205, -766435501;\n"
+"mul.wide.u32 %rd89, %r207, -845247145;\n"
+"shr.u64 %rd90, %rd89, 32;\n"
+"cvt.u32.u64 %r209, %rd90;\n"
+"xor.b32 %r210, %r39, %r209;\n"
+"cvt.u32.u64 %r211, %rd89;\n"
+"shr.u64 %rd91, %rd88, 32;\n"
+"cvt.u32.u64 %r212, %rd91;\n"
+"xor.b32 %r213, %r43, %r208;\n"
+"xor.b32 %r214, %r213, %r212;\n"
+"cvt.u32.u64 %r215, %rd88;\n"
+"mul.wide.u32 %rd92, %r210, -766435501;\n"
+"mul.wide.u32 %rd93, %r214, -845247145;\n"
+"shr.u64 %rd94, %rd93, 32;\n"
+"cvt.u32.u64 %r216, %rd94;\n"
+"xor.b32 %r217, %r48, %r211;\n"
+"xor.b32 %r218, %r217, %r216;\n"
+"cvt.u32.u64 %r219, %rd93;\n"
+"shr.u64 %rd95, %rd92, 32;\n"
+"cvt.u32.u64 %r220, %rd95;\n"
+"xor.b32 %r221, %r53, %r215;\n"
+"xor.b32 %r222, %r221, %r220;\n"
+"cvt.u32.u64 %r223, %rd92;\n"
+"mul.wide.u32 %rd96, %r218, -766435501;\n"
+"mul.wide.u32 %rd97, %r222, -845247145;\n"
+"shr.u64 %rd98, %rd97, 32;\n"
+"cvt.u32.u64 %r224, %rd98;\n"
+"xor.b32 %r225, %r58, %r219;\n"
+"xor.b32 %r226, %r225, %r224;\n"
+"cvt.u32.u64 %r227, %rd97;\n"
+"shr.u64 %rd99, %rd96, 32;\n"
+"cvt.u32.u64 %r228, %rd99;\n"
+"xor.b32 %r229, %r63, %r223;\n"
+"xor.b32 %r230, %r229, %r228;\n"
+"cvt.u32.u64 %r231, %rd96;\n"
+"mul.wide.u32 %rd100, %r226, -766435501;\n"
+"mul.wide.u32 %rd101, %r230, -845247145;\n"
+"shr.u64 %rd102, %rd101, 32;\n"
+"cvt.u32.u64 %r232, %rd102;\n"
+"xor.b32 %r233, %r68, %r227;\n"
+"xor.b32 %r234, %r233, %r232;\n"
+"cvt.u32.u64 %r235, %rd101;\n"
+"shr.u64 %rd103, %rd100, 32;\n"
+"cvt.u32.u64 %r236, %rd103;\n"
+"xor.b32 %r237, %r73, %r231;\n"
+"xor.b32 %r238, %r237, %r236;\n"
+"cvt.u32.u64 %r239, %rd100;\n"
+"mul.wide.u32 %rd104, %r234, -766435501;\n"
+"mul.wide.u32 %rd105, %r238, -845247145;\n"
+"shr.u64 %rd106, %rd105, 32;\n"
+"cvt.u32.u64 %r240, %rd106;\n"
+"xor.b32 %r241, %r78, %r235;\n"
+"xor.b32 %r242, %r241, %r240;\n"
+"shr.u64 %rd107, %rd104, 32;\n"
+"cvt.u32.u64 %r243, %rd107;\n"
+"xor.b32 %r244, %r83, %r239;\n"
+"xor.b32 %r245, %r244, %r243;\n"
+"cvt.u32.u64 %r246, %rd104;\n"
+"mul.wide.u32 %rd108, %r242, -766435501;\n"
+"mul.wide.u32 %rd109, %r245, -845247145;\n"
+"cvt.u32.u64 %r247, %rd109;\n"
+"shr.u64 %rd110, %rd108, 32;\n"
+"cvt.u32.u64 %r248, %rd110;\n"
+"xor.b32 %r249, %r93, %r246;\n"
+"xor.b32 %r250, %r249, %r248;\n"
+"mul.wide.u32 %rd111, %r250, -845247145;\n"
+"shr.u64 %rd112, %rd111, 32;\n"
+"cvt.u32.u64 %r251, %rd112;\n"
+"xor.b32 %r252, %r98, %r247;\n"
+"xor.b32 %r253, %r252, %r251;\n"
+"and.b32 %r254, %r253, 65535;\n"
+"shr.u32 %r255, %r253, 16;\n"
+"add.s32 %r256, %r254, %r255;\n"
+"add.s32 %r257, %r256, %r200;\n"
+"cvt.u32.u64 %r258, %rd105;\n"
+"shr.u64 %rd113, %rd109, 32;\n"
+"cvt.u32.u64 %r259, %rd113;\n"
+"xor.b32 %r260, %r88, %r258;\n"
+"xor.b32 %r261, %r260, %r259;\n"
+"cvt.u32.u64 %r262, %rd108;\n"
+"mul.wide.u32 %rd114, %r261, -766435501;\n"
+"shr.u64 %rd115, %rd114, 32;\n"
+"cvt.u32.u64 %r263, %rd115;\n"
+"xor.b32 %r264, %r102, %r262;\n"
+"xor.b32 %r265, %r264, %r263;\n"
+"cvt.u32.u64 %r266, %rd111;\n"
+"cvt.u32.u64 %r267, %rd114;\n"
+"and.b32 %r268, %r266, 65535;\n"
+"shr.u32 %r269, %r266, 16;\n"
+"add.s32 %r270, %r268, %r269;\n"
+"add.s32 %r271, %r270, %r257;\n"
+"and.b32 %r272, %r265, 65535;\n"
+"shr.u32 %r273, %r265, 16;\n"
+"add.s32 %r274, %r272, %r273;\n"
+"add.s32 %r275, %r274, %r271;\n"
+"and.b32 %r276, %r267, 65535;\n"
+"shr.u32 %r277, %r267, 16;\n"
+"add.s32 %r278, %r276, %r277;\n"
+"add.s32 %r279, %r278, %r275;\n"
+"add.s32 %r1, %r279, -393210;\n"
+"cvt.rn.f32.s32 %f3, %r193;\n"
+"mul.f32 %f2, %f3, %f1;\n"
+"cvt.rn.bf16.f32 %rs1, %f2;\n"
+"cvta.to.global.u64 %rd116, %rd2;\n"
+"shl.b64 %rd117, %rd1, 1;\n"
+"add.s64 %rd118, %rd116, %rd117;\n";
+static const char qlora__ptx_789[] =
+"st.global.u16 [%rd118], %rs1;\n"
+"add.s64 %rd119, %rd1, 1;\n"
+"setp.ge.s64 %p2, %rd119, %rd3;\n"
+"@%p2 bra $L__BB1_3;\n"
+"cvt.rn.f32.s32 %f5, %r1;\n"
+"mul.f32 %f4, %f5, %f1;\n"
+"cvt.rn.bf16.f32 %rs2, %f4;\n"
+"shl.b64 %rd124, %rd6, 2;\n"
+"add.s64 %rd125, %rd116, %rd124;\n"
+"st.global.u16 [%rd125+2], %rs2;\n"
+"$L__BB1_3:\n"
+"ret;\n"
+"}\n";
+static const char* const qlora__ptx_random_80[] = {
+qlora__ptx_778,
+qlora__ptx_779,
+qlora__ptx_780,
+qlora__ptx_781,
+qlora__ptx_786,
+qlora__ptx_787,
+qlora__ptx_788,
+qlora__ptx_789,
+0};
+
+static const char qlora__ptx_790[] =
 ".visible .entry qlora_rope_f32(\n"
 ".param .u64 qlora_rope_f32_param_0,\n"
 ".param .u64 qlora_rope_f32_param_1,\n"
@@ -94583,7 +95906,7 @@ static const char qlora__ptx_778[] =
 "@%p18 bra $L__BB0_24;\n"
 "ld.global.u32 %r255, [%rd6+8];\n"
 "$L__BB0_24:\n";
-static const char qlora__ptx_779[] =
+static const char qlora__ptx_791[] =
 "setp.lt.s32 %p19, %r7, 4;\n"
 "@%p19 bra $L__BB0_27;\n"
 "ld.global.u32 %r254, [%rd6+12];\n"
@@ -94755,7 +96078,7 @@ static const char qlora__ptx_779[] =
 "mov.b32 %f54, %r246;\n"
 "add.f32 %f55, %f54, %f53;\n"
 "mov.b32 %r254, %f55;\n";
-static const char qlora__ptx_780[] =
+static const char qlora__ptx_792[] =
 "mov.b32 %r250, %f1;\n"
 "$L__BB0_71:\n"
 "setp.ge.u32 %p41, %r6, %r143;\n"
@@ -94914,7 +96237,7 @@ static const char qlora__ptx_780[] =
 "$L__BB0_116:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_781[] =
+static const char qlora__ptx_793[] =
 ".visible .entry qlora_rope_bf16(\n"
 ".param .u64 qlora_rope_bf16_param_0,\n"
 ".param .u64 qlora_rope_bf16_param_1,\n"
@@ -95063,7 +96386,7 @@ static const char qlora__ptx_781[] =
 "ld.global.u16 %r302, [%rd4+10];\n"
 "shl.b32 %r769, %r302, 16;\n"
 "$L__BB1_20:\n";
-static const char qlora__ptx_782[] =
+static const char qlora__ptx_794[] =
 "setp.lt.s32 %p18, %r6, 7;\n"
 "mov.u32 %r771, 0;\n"
 "mov.u32 %r770, %r771;\n"
@@ -95212,7 +96535,7 @@ static const char qlora__ptx_782[] =
 "add.s32 %r392, %r777, %r391;\n"
 "add.s32 %r393, %r392, 32767;\n"
 "and.b32 %r394, %r393, -65536;\n";
-static const char qlora__ptx_783[] =
+static const char qlora__ptx_795[] =
 "and.b32 %r395, %r777, 2147418112;\n"
 "setp.gt.u32 %p37, %r395, 2139095040;\n"
 "selp.b32 %r396, 2147418112, %r394, %p37;\n"
@@ -95360,7 +96683,7 @@ static const char qlora__ptx_783[] =
 "shl.b32 %r802, %r458, 16;\n"
 "bra.uni $L__BB1_83;\n"
 "$L__BB1_82:\n";
-static const char qlora__ptx_784[] =
+static const char qlora__ptx_796[] =
 "ld.global.v4.u32 {%r809, %r808, %r807, %r806}, [%rd7];\n"
 "ld.global.v4.u32 {%r805, %r804, %r803, %r802}, [%rd7+16];\n"
 "bra.uni $L__BB1_83;\n"
@@ -95527,7 +96850,7 @@ static const char qlora__ptx_784[] =
 "@%p72 bra $L__BB1_103;\n"
 "ld.global.u32 %r831, [%rd9];\n"
 "$L__BB1_103:\n";
-static const char qlora__ptx_785[] =
+static const char qlora__ptx_797[] =
 "setp.lt.s32 %p73, %r6, 2;\n"
 "@%p73 bra $L__BB1_105;\n"
 "ld.global.u32 %r830, [%rd9+4];\n"
@@ -95690,7 +97013,7 @@ static const char qlora__ptx_785[] =
 "mov.f32 %f235, 0f00000000;\n"
 "mov.f32 %f236, %f235;\n"
 "@%p92 bra $L__BB1_147;\n";
-static const char qlora__ptx_786[] =
+static const char qlora__ptx_798[] =
 "ld.global.f32 %f236, [%rd11+8];\n"
 "$L__BB1_147:\n"
 "setp.lt.s32 %p93, %r6, 4;\n"
@@ -95836,7 +97159,7 @@ static const char qlora__ptx_786[] =
 "add.s32 %r566, %r851, %r565;\n"
 "add.s32 %r567, %r566, 32767;\n"
 "shr.u32 %r568, %r567, 16;\n";
-static const char qlora__ptx_787[] =
+static const char qlora__ptx_799[] =
 "and.b32 %r569, %r851, 2147483647;\n"
 "setp.gt.u32 %p102, %r569, 2139095040;\n"
 "selp.b32 %r263, 32767, %r568, %p102;\n"
@@ -95975,7 +97298,7 @@ static const char qlora__ptx_787[] =
 "setp.gt.u32 %p122, %r649, 2139095040;\n"
 "selp.b32 %r267, 32767, %r648, %p122;\n"
 "shr.u32 %r650, %r862, 16;\n";
-static const char qlora__ptx_788[] =
+static const char qlora__ptx_800[] =
 "and.b32 %r651, %r650, 1;\n"
 "add.s32 %r652, %r862, %r651;\n"
 "add.s32 %r653, %r652, 32767;\n"
@@ -96113,7 +97436,7 @@ static const char qlora__ptx_788[] =
 "setp.lt.s32 %p142, %r6, 7;\n"
 "@%p142 bra $L__BB1_192;\n"
 "and.b32 %r731, %r273, 1;\n";
-static const char qlora__ptx_789[] =
+static const char qlora__ptx_801[] =
 "prmt.b32 %r732, %r273, %r731, 4180;\n"
 "add.s32 %r733, %r732, 32767;\n"
 "shr.u32 %r734, %r733, 16;\n"
@@ -96142,21 +97465,21 @@ static const char qlora__ptx_789[] =
 "ret;\n"
 "}\n";
 static const char* const qlora__ptx_rope_75[] = {
-qlora__ptx_778,
-qlora__ptx_779,
-qlora__ptx_780,
-qlora__ptx_781,
-qlora__ptx_782,
-qlora__ptx_783,
-qlora__ptx_784,
-qlora__ptx_785,
-qlora__ptx_786,
-qlora__ptx_787,
-qlora__ptx_788,
-qlora__ptx_789,
+qlora__ptx_790,
+qlora__ptx_791,
+qlora__ptx_792,
+qlora__ptx_793,
+qlora__ptx_794,
+qlora__ptx_795,
+qlora__ptx_796,
+qlora__ptx_797,
+qlora__ptx_798,
+qlora__ptx_799,
+qlora__ptx_800,
+qlora__ptx_801,
 0};
 
-static const char qlora__ptx_790[] =
+static const char qlora__ptx_802[] =
 ".visible .entry qlora_rope_bf16(\n"
 ".param .u64 qlora_rope_bf16_param_0,\n"
 ".param .u64 qlora_rope_bf16_param_1,\n"
@@ -96305,7 +97628,7 @@ static const char qlora__ptx_790[] =
 "ld.global.u16 %r294, [%rd4+10];\n"
 "shl.b32 %r473, %r294, 16;\n"
 "$L__BB1_20:\n";
-static const char qlora__ptx_791[] =
+static const char qlora__ptx_803[] =
 "setp.lt.s32 %p18, %r6, 7;\n"
 "mov.u32 %r475, 0;\n"
 "mov.u32 %r474, %r475;\n"
@@ -96469,7 +97792,7 @@ static const char qlora__ptx_791[] =
 "mov.u32 %r509, %r508;\n"
 "@%p34 bra $L__BB1_58;\n"
 "ld.global.u16 %r340, [%rd6+8];\n";
-static const char qlora__ptx_792[] =
+static const char qlora__ptx_804[] =
 "shl.b32 %r509, %r340, 16;\n"
 "$L__BB1_58:\n"
 "setp.lt.s32 %p35, %r6, 6;\n"
@@ -96638,7 +97961,7 @@ static const char qlora__ptx_792[] =
 "mov.u32 %r529, %r528;\n"
 "@%p54 bra $L__BB1_99;\n"
 "ld.global.u16 %r392, [%rd8+12];\n";
-static const char qlora__ptx_793[] =
+static const char qlora__ptx_805[] =
 "shl.b32 %r529, %r392, 16;\n"
 "$L__BB1_99:\n"
 "setp.lt.s32 %p55, %r6, 8;\n"
@@ -96801,7 +98124,7 @@ static const char qlora__ptx_793[] =
 "@%p1 bra $L__BB1_157;\n"
 "bra.uni $L__BB1_141;\n"
 "$L__BB1_157:\n";
-static const char qlora__ptx_794[] =
+static const char qlora__ptx_806[] =
 "ld.global.v4.f32 {%f286, %f285, %f284, %f283}, [%rd11];\n"
 "ld.global.v4.f32 {%f282, %f281, %f280, %f279}, [%rd11+16];\n"
 "bra.uni $L__BB1_158;\n"
@@ -96953,7 +98276,7 @@ static const char qlora__ptx_794[] =
 "cvt.rn.bf16.f32 %rs6, %f232;\n"
 "st.global.u16 [%rd4], %rs6;\n"
 "$L__BB1_162:\n";
-static const char qlora__ptx_795[] =
+static const char qlora__ptx_807[] =
 "setp.lt.s32 %p83, %r6, 2;\n"
 "@%p83 bra $L__BB1_164;\n"
 "and.b32 %r433, %r428, -65536;\n"
@@ -97085,18 +98408,18 @@ static const char qlora__ptx_795[] =
 "ret;\n"
 "}\n";
 static const char* const qlora__ptx_rope_80[] = {
-qlora__ptx_778,
-qlora__ptx_779,
-qlora__ptx_780,
 qlora__ptx_790,
 qlora__ptx_791,
 qlora__ptx_792,
-qlora__ptx_793,
-qlora__ptx_794,
-qlora__ptx_795,
+qlora__ptx_802,
+qlora__ptx_803,
+qlora__ptx_804,
+qlora__ptx_805,
+qlora__ptx_806,
+qlora__ptx_807,
 0};
 
-static const char qlora__ptx_796[] =
+static const char qlora__ptx_808[] =
 ".visible .entry qlora_softmax_copy_b16(\n"
 ".param .u64 qlora_softmax_copy_b16_param_0,\n"
 ".param .u64 qlora_softmax_copy_b16_param_1,\n"
@@ -97238,7 +98561,7 @@ static const char qlora__ptx_796[] =
 "@%p15 bra $L__BB0_20;\n"
 "ld.global.u16 %rs13, [%rd31+4];\n"
 "st.global.u16 [%rd32+4], %rs13;\n";
-static const char qlora__ptx_797[] =
+static const char qlora__ptx_809[] =
 "$L__BB0_20:\n"
 "add.s64 %rd73, %rd73, %rd14;\n"
 "setp.lt.s64 %p16, %rd73, %rd42;\n"
@@ -97254,7 +98577,7 @@ static const char qlora__ptx_797[] =
 "$L__BB0_22:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_798[] =
+static const char qlora__ptx_810[] =
 ".visible .entry qlora_softmax_copy_b32(\n"
 ".param .u64 qlora_softmax_copy_b32_param_0,\n"
 ".param .u64 qlora_softmax_copy_b32_param_1,\n"
@@ -97396,7 +98719,7 @@ static const char qlora__ptx_798[] =
 "add.s64 %rd32, %rd22, %rd76;\n"
 "st.global.u32 [%rd32], %r25;\n"
 "@%p15 bra $L__BB1_20;\n";
-static const char qlora__ptx_799[] =
+static const char qlora__ptx_811[] =
 "setp.eq.s64 %p16, %rd10, 2;\n"
 "ld.global.u32 %r26, [%rd31+4];\n"
 "st.global.u32 [%rd32+4], %r26;\n"
@@ -97418,7 +98741,7 @@ static const char qlora__ptx_799[] =
 "$L__BB1_22:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_800[] =
+static const char qlora__ptx_812[] =
 ".visible .entry qlora_softmax_transpose_b16(\n"
 ".param .u64 qlora_softmax_transpose_b16_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_1,\n"
@@ -97556,7 +98879,7 @@ static const char qlora__ptx_800[] =
 "$L__BB2_14:\n"
 "setp.lt.u32 %p16, %r4, 24;\n"
 "@%p16 bra $L__BB2_23;\n";
-static const char qlora__ptx_801[] =
+static const char qlora__ptx_813[] =
 "setp.ge.s64 %p17, %rd5, %rd34;\n"
 "cvt.u64.u32 %rd58, %r66;\n"
 "add.s64 %rd59, %rd126, %rd58;\n"
@@ -97707,7 +99030,7 @@ static const char qlora__ptx_801[] =
 "setp.ge.s64 %p53, %rd25, %rd34;\n"
 "or.pred %p54, %p43, %p53;\n"
 "@%p54 bra $L__BB2_42;\n";
-static const char qlora__ptx_802[] =
+static const char qlora__ptx_814[] =
 "ld.shared.u16 %rs14, [%r15+48];\n"
 "mul.lo.s64 %rd117, %rd25, %rd31;\n"
 "add.s64 %rd118, %rd21, %rd117;\n"
@@ -97729,7 +99052,7 @@ static const char qlora__ptx_802[] =
 "$L__BB2_44:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_803[] =
+static const char qlora__ptx_815[] =
 ".visible .entry qlora_softmax_transpose_b32(\n"
 ".param .u64 qlora_softmax_transpose_b32_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_1,\n"
@@ -97867,7 +99190,7 @@ static const char qlora__ptx_803[] =
 "setp.lt.u32 %p16, %r4, 24;\n"
 "@%p16 bra $L__BB3_23;\n"
 "setp.ge.s64 %p17, %rd5, %rd34;\n";
-static const char qlora__ptx_804[] =
+static const char qlora__ptx_816[] =
 "cvt.u64.u32 %rd58, %r80;\n"
 "add.s64 %rd59, %rd126, %rd58;\n"
 "setp.ge.s64 %p18, %rd59, %rd33;\n"
@@ -98018,7 +99341,7 @@ static const char qlora__ptx_804[] =
 "or.pred %p54, %p43, %p53;\n"
 "@%p54 bra $L__BB3_42;\n"
 "ld.shared.u32 %r78, [%r15+96];\n";
-static const char qlora__ptx_805[] =
+static const char qlora__ptx_817[] =
 "mul.lo.s64 %rd117, %rd25, %rd31;\n"
 "add.s64 %rd118, %rd21, %rd117;\n"
 "shl.b64 %rd119, %rd118, 2;\n"
@@ -98039,7 +99362,7 @@ static const char qlora__ptx_805[] =
 "$L__BB3_44:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_806[] =
+static const char qlora__ptx_818[] =
 ".visible .entry qlora_softmax_scores_f32(\n"
 ".param .u64 qlora_softmax_scores_f32_param_0,\n"
 ".param .u64 qlora_softmax_scores_f32_param_1,\n"
@@ -98128,7 +99451,7 @@ static const char qlora__ptx_806[] =
 "$L__BB4_10:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_807[] =
+static const char qlora__ptx_819[] =
 ".visible .entry qlora_softmax_scores_bf16(\n"
 ".param .u64 qlora_softmax_scores_bf16_param_0,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_1,\n"
@@ -98231,7 +99554,7 @@ static const char qlora__ptx_807[] =
 "$L__BB5_11:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_808[] =
+static const char qlora__ptx_820[] =
 ".visible .entry qlora_softmax_fwd_f32(\n"
 ".param .u64 qlora_softmax_fwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_1,\n"
@@ -98374,7 +99697,7 @@ static const char qlora__ptx_808[] =
 "$L__BB6_21:\n"
 "setp.lt.s64 %p15, %rd18, 2;\n"
 "mov.f32 %f417, 0fFF61B1E6;\n";
-static const char qlora__ptx_809[] =
+static const char qlora__ptx_821[] =
 "mov.f32 %f416, %f417;\n"
 "@%p15 bra $L__BB6_23;\n"
 "ld.global.f32 %f416, [%rd19+4];\n"
@@ -98528,7 +99851,7 @@ static const char qlora__ptx_809[] =
 "fma.rn.f32 %f116, %f113, %f115, %f114;\n"
 "cvt.sat.f32.f32 %f117, %f116;\n"
 "mov.f32 %f118, 0f4B400001;\n";
-static const char qlora__ptx_810[] =
+static const char qlora__ptx_822[] =
 "mov.f32 %f119, 0f437C0000;\n"
 "fma.rm.f32 %f120, %f117, %f119, %f118;\n"
 "add.f32 %f121, %f120, 0fCB40007F;\n"
@@ -98675,7 +99998,7 @@ static const char qlora__ptx_810[] =
 "mov.b32 %r143, %f196;\n"
 "shl.b32 %r144, %r143, 23;\n"
 "mov.b32 %f203, %r144;\n";
-static const char qlora__ptx_811[] =
+static const char qlora__ptx_823[] =
 "ex2.approx.ftz.f32 %f204, %f202;\n"
 "mul.f32 %f432, %f204, %f203;\n"
 "$L__BB6_66:\n"
@@ -98822,7 +100145,7 @@ static const char qlora__ptx_811[] =
 "@%p62 bra $L__BB6_78;\n"
 "shl.b32 %r180, %r60, 2;\n"
 "and.b32 %r181, %r180, 124;\n";
-static const char qlora__ptx_812[] =
+static const char qlora__ptx_824[] =
 "mov.u32 %r182, _ZZ11softmax_fwdIfEvPKT_llPS0_llllliE6shared;\n"
 "add.s32 %r183, %r182, %r181;\n"
 "ld.shared.f32 %f437, [%r183];\n"
@@ -98965,7 +100288,7 @@ static const char qlora__ptx_812[] =
 "mov.b32 %f334, %r219;\n"
 "mul.f32 %f335, %f333, %f334;\n"
 "div.rn.f32 %f336, %f335, %f436;\n";
-static const char qlora__ptx_813[] =
+static const char qlora__ptx_825[] =
 "st.global.f32 [%rd35+12], %f336;\n"
 "bra.uni $L__BB6_101;\n"
 "$L__BB6_94:\n"
@@ -99112,7 +100435,7 @@ static const char qlora__ptx_813[] =
 "$L__BB6_119:\n"
 "add.s64 %rd103, %rd103, %rd4;\n"
 "setp.gt.s64 %p90, %rd2, %rd103;\n";
-static const char qlora__ptx_814[] =
+static const char qlora__ptx_826[] =
 "@%p90 bra $L__BB6_103;\n"
 "$L__BB6_120:\n"
 "mov.u32 %r228, %nctaid.y;\n"
@@ -99123,7 +100446,7 @@ static const char qlora__ptx_814[] =
 "$L__BB6_121:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_815[] =
+static const char qlora__ptx_827[] =
 ".visible .entry qlora_softmax_fwd_bf16(\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_1,\n"
@@ -99264,7 +100587,7 @@ static const char qlora__ptx_815[] =
 "shr.u32 %r152, %r783, 16;\n"
 "and.b32 %r153, %r152, 1;\n"
 "add.s32 %r154, %r783, %r153;\n";
-static const char qlora__ptx_816[] =
+static const char qlora__ptx_828[] =
 "add.s32 %r155, %r154, 32767;\n"
 "shr.u32 %r156, %r155, 16;\n"
 "and.b32 %r157, %r783, 2147463654;\n"
@@ -99413,7 +100736,7 @@ static const char qlora__ptx_816[] =
 "$L__BB7_44:\n"
 "shr.u32 %r229, %r794, 16;\n"
 "and.b32 %r230, %r229, 1;\n";
-static const char qlora__ptx_817[] =
+static const char qlora__ptx_829[] =
 "add.s32 %r231, %r794, %r230;\n"
 "add.s32 %r232, %r231, 32767;\n"
 "and.b32 %r233, %r232, -65536;\n"
@@ -99554,7 +100877,7 @@ static const char qlora__ptx_817[] =
 "st.shared.f32 [%r308], %f6;\n"
 "$L__BB7_48:\n"
 "bar.sync 0;\n";
-static const char qlora__ptx_818[] =
+static const char qlora__ptx_830[] =
 "shr.u32 %r313, %r132, 5;\n"
 "setp.lt.u32 %p50, %r286, %r313;\n"
 "selp.b32 %r314, %r286, 0, %p50;\n"
@@ -99697,7 +101020,7 @@ static const char qlora__ptx_818[] =
 "selp.b32 %r393, 2147418112, %r391, %p74;\n"
 "shr.u32 %r394, %r809, 16;\n"
 "and.b32 %r395, %r394, 1;\n";
-static const char qlora__ptx_819[] =
+static const char qlora__ptx_831[] =
 "add.s32 %r396, %r809, %r395;\n"
 "add.s32 %r397, %r396, 32767;\n"
 "shr.u32 %r398, %r397, 16;\n"
@@ -99839,7 +101162,7 @@ static const char qlora__ptx_819[] =
 "mov.b32 %r417, %f205;\n"
 "shl.b32 %r418, %r417, 23;\n"
 "mov.b32 %f212, %r418;\n";
-static const char qlora__ptx_820[] =
+static const char qlora__ptx_832[] =
 "ex2.approx.ftz.f32 %f213, %f211;\n"
 "mul.f32 %f553, %f213, %f212;\n"
 "$L__BB7_82:\n"
@@ -99991,7 +101314,7 @@ static const char qlora__ptx_820[] =
 "setp.le.s64 %p93, %rd2, %rd140;\n"
 "mov.f32 %f559, 0f00000000;\n"
 "mov.f32 %f558, %f559;\n";
-static const char qlora__ptx_821[] =
+static const char qlora__ptx_833[] =
 "@%p93 bra $L__BB7_108;\n"
 "and.b32 %r444, %r814, 2147418112;\n"
 "setp.gt.u32 %p94, %r444, 2139095040;\n"
@@ -100130,7 +101453,7 @@ static const char qlora__ptx_821[] =
 "mov.f32 %f562, %f563;\n"
 "@%p101 bra $L__BB7_116;\n"
 "and.b32 %r480, %r818, 2147418112;\n";
-static const char qlora__ptx_822[] =
+static const char qlora__ptx_834[] =
 "setp.gt.u32 %p102, %r480, 2139095040;\n"
 "shr.u32 %r481, %r818, 16;\n"
 "and.b32 %r482, %r481, 1;\n"
@@ -100270,7 +101593,7 @@ static const char qlora__ptx_822[] =
 "$L__BB7_129:\n"
 "setp.lt.s32 %p123, %r129, 2;\n"
 "@%p123 bra $L__BB7_132;\n";
-static const char qlora__ptx_823[] =
+static const char qlora__ptx_835[] =
 "mov.u32 %r822, %r129;\n"
 "$L__BB7_131:\n"
 "mov.b32 %r566, %f566;\n"
@@ -100420,7 +101743,7 @@ static const char qlora__ptx_823[] =
 "$L__BB7_147:\n"
 "setp.lt.s64 %p135, %rd38, 7;\n"
 "mov.u32 %r830, 0;\n";
-static const char qlora__ptx_824[] =
+static const char qlora__ptx_836[] =
 "mov.u32 %r829, %r830;\n"
 "@%p135 bra $L__BB7_149;\n"
 "ld.global.u16 %r583, [%rd39+12];\n"
@@ -100555,7 +101878,7 @@ static const char qlora__ptx_824[] =
 "neg.f32 %f471, %f470;\n"
 "fma.rn.f32 %f472, %f466, %f444, %f471;\n"
 "fma.rn.f32 %f473, %f466, %f446, %f472;\n";
-static const char qlora__ptx_825[] =
+static const char qlora__ptx_837[] =
 "mov.b32 %r660, %f469;\n"
 "shl.b32 %r661, %r660, 23;\n"
 "mov.b32 %f474, %r661;\n"
@@ -100689,7 +102012,7 @@ static const char qlora__ptx_825[] =
 "add.s32 %r710, %r671, %r709;\n"
 "add.s32 %r711, %r710, 32767;\n"
 "and.b32 %r712, %r711, -65536;\n";
-static const char qlora__ptx_826[] =
+static const char qlora__ptx_838[] =
 "and.b32 %r713, %r671, 2147483647;\n"
 "setp.gt.u32 %p150, %r713, 2139095040;\n"
 "selp.b32 %r126, 2147418112, %r712, %p150;\n"
@@ -100828,7 +102151,7 @@ static const char qlora__ptx_826[] =
 "$L__BB7_168:\n"
 "setp.lt.s64 %p167, %rd38, 8;\n"
 "@%p167 bra $L__BB7_171;\n";
-static const char qlora__ptx_827[] =
+static const char qlora__ptx_839[] =
 "shr.u32 %r771, %r128, 16;\n"
 "and.b32 %r772, %r771, 1;\n"
 "add.s32 %r773, %r128, %r772;\n"
@@ -100855,7 +102178,7 @@ static const char qlora__ptx_827[] =
 "$L__BB7_173:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_828[] =
+static const char qlora__ptx_840[] =
 ".visible .entry qlora_softmax_bwd_f32(\n"
 ".param .u64 qlora_softmax_bwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_1,\n"
@@ -100991,7 +102314,7 @@ static const char qlora__ptx_828[] =
 "mov.u32 %r172, %r173;\n"
 "@%p14 bra $L__BB8_19;\n"
 "ld.global.u32 %r172, [%rd19+8];\n";
-static const char qlora__ptx_829[] =
+static const char qlora__ptx_841[] =
 "$L__BB8_19:\n"
 "add.s64 %rd77, %rd96, %rd15;\n"
 "shl.b64 %rd78, %rd77, 2;\n"
@@ -101152,7 +102475,7 @@ static const char qlora__ptx_829[] =
 "bar.sync 0;\n"
 "mov.f32 %f133, 0f00000000;\n"
 "@%p36 bra $L__BB8_51;\n";
-static const char qlora__ptx_830[] =
+static const char qlora__ptx_842[] =
 "shl.b32 %r128, %r76, 2;\n"
 "and.b32 %r129, %r128, 124;\n"
 "mov.u32 %r130, _ZZ11softmax_bwdIfEvPKT_llS2_llPS0_llllliE6shared;\n"
@@ -101315,7 +102638,7 @@ static const char qlora__ptx_830[] =
 "@%p63 bra $L__BB8_92;\n"
 "ld.global.f32 %f139, [%rd35+12];\n"
 "$L__BB8_92:\n";
-static const char qlora__ptx_831[] =
+static const char qlora__ptx_843[] =
 "add.s64 %rd91, %rd99, %rd15;\n"
 "shl.b64 %rd92, %rd91, 2;\n"
 "add.s64 %rd36, %rd2, %rd92;\n"
@@ -101368,7 +102691,7 @@ static const char qlora__ptx_831[] =
 "$L__BB8_110:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_832[] =
+static const char qlora__ptx_844[] =
 ".visible .entry qlora_softmax_bwd_bf16(\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_1,\n"
@@ -101503,7 +102826,7 @@ static const char qlora__ptx_832[] =
 "shl.b32 %r637, %r137, 16;\n"
 "$L__BB9_17:\n"
 "setp.lt.s64 %p17, %rd13, 4;\n";
-static const char qlora__ptx_833[] =
+static const char qlora__ptx_845[] =
 "@%p17 bra $L__BB9_19;\n"
 "ld.global.u16 %r139, [%rd14+6];\n"
 "shl.b32 %r638, %r139, 16;\n"
@@ -101653,7 +102976,7 @@ static const char qlora__ptx_833[] =
 "@%p36 bra $L__BB9_44;\n"
 "ld.global.u16 %r221, [%rd15+12];\n"
 "shl.b32 %r653, %r221, 16;\n";
-static const char qlora__ptx_834[] =
+static const char qlora__ptx_846[] =
 "$L__BB9_44:\n"
 "setp.lt.s64 %p37, %rd13, 8;\n"
 "@%p37 bra $L__BB9_46;\n"
@@ -101799,7 +103122,7 @@ static const char qlora__ptx_834[] =
 "mov.b32 %r303, %f92;\n"
 "mov.u32 %r304, 16;\n"
 "mov.u32 %r305, -1;\n";
-static const char qlora__ptx_835[] =
+static const char qlora__ptx_847[] =
 "shfl.sync.bfly.b32 %r306|%p49, %r303, %r304, %r302, %r305;\n"
 "mov.b32 %f36, %r306;\n"
 "add.f32 %f37, %f92, %f36;\n"
@@ -101950,7 +103273,7 @@ static const char qlora__ptx_835[] =
 "add.s32 %r379, %r661, %r378;\n"
 "add.s32 %r380, %r379, 32767;\n"
 "and.b32 %r381, %r380, -65536;\n";
-static const char qlora__ptx_836[] =
+static const char qlora__ptx_848[] =
 "and.b32 %r382, %r661, 2147418112;\n"
 "setp.gt.u32 %p75, %r382, 2139095040;\n"
 "selp.b32 %r383, 2147418112, %r381, %p75;\n"
@@ -102094,7 +103417,7 @@ static const char qlora__ptx_836[] =
 "add.s32 %r469, %r675, %r468;\n"
 "add.s32 %r470, %r469, 32767;\n"
 "and.b32 %r471, %r470, -65536;\n";
-static const char qlora__ptx_837[] =
+static const char qlora__ptx_849[] =
 "and.b32 %r472, %r675, 2147418112;\n"
 "setp.gt.u32 %p93, %r472, 2139095040;\n"
 "selp.b32 %r473, 2147418112, %r471, %p93;\n"
@@ -102237,7 +103560,7 @@ static const char qlora__ptx_837[] =
 "and.b32 %r559, %r523, 2147483647;\n"
 "setp.gt.u32 %p102, %r559, 2139095040;\n"
 "selp.b32 %r119, 32767, %r558, %p102;\n";
-static const char qlora__ptx_838[] =
+static const char qlora__ptx_850[] =
 "shr.u32 %r560, %r525, 16;\n"
 "and.b32 %r561, %r560, 1;\n"
 "add.s32 %r562, %r525, %r561;\n"
@@ -102380,18 +103703,6 @@ static const char qlora__ptx_838[] =
 "ret;\n"
 "}\n";
 static const char* const qlora__ptx_softmax_75[] = {
-qlora__ptx_796,
-qlora__ptx_797,
-qlora__ptx_798,
-qlora__ptx_799,
-qlora__ptx_800,
-qlora__ptx_801,
-qlora__ptx_802,
-qlora__ptx_803,
-qlora__ptx_804,
-qlora__ptx_805,
-qlora__ptx_806,
-qlora__ptx_807,
 qlora__ptx_808,
 qlora__ptx_809,
 qlora__ptx_810,
@@ -102423,9 +103734,21 @@ qlora__ptx_835,
 qlora__ptx_836,
 qlora__ptx_837,
 qlora__ptx_838,
+qlora__ptx_839,
+qlora__ptx_840,
+qlora__ptx_841,
+qlora__ptx_842,
+qlora__ptx_843,
+qlora__ptx_844,
+qlora__ptx_845,
+qlora__ptx_846,
+qlora__ptx_847,
+qlora__ptx_848,
+qlora__ptx_849,
+qlora__ptx_850,
 0};
 
-static const char qlora__ptx_839[] =
+static const char qlora__ptx_851[] =
 ".visible .entry qlora_softmax_scores_bf16(\n"
 ".param .u64 qlora_softmax_scores_bf16_param_0,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_1,\n"
@@ -102521,7 +103844,7 @@ static const char qlora__ptx_839[] =
 "$L__BB5_11:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_840[] =
+static const char qlora__ptx_852[] =
 ".visible .entry qlora_softmax_fwd_bf16(\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_1,\n"
@@ -102663,7 +103986,7 @@ static const char qlora__ptx_840[] =
 "$L__BB7_24:\n"
 "mov.b32 %f70, %r526;\n"
 "mov.b32 %f71, %r525;\n";
-static const char qlora__ptx_841[] =
+static const char qlora__ptx_853[] =
 "mov.b32 %f72, %r528;\n"
 "mov.b32 %f73, %r527;\n"
 "mov.b32 %f74, %r530;\n"
@@ -102824,7 +104147,7 @@ static const char qlora__ptx_841[] =
 "mov.b32 %r217, %f718;\n"
 "mov.u32 %r218, 16;\n"
 "mov.u32 %r219, -1;\n";
-static const char qlora__ptx_842[] =
+static const char qlora__ptx_854[] =
 "shfl.sync.bfly.b32 %r220|%p29, %r217, %r218, %r216, %r219;\n"
 "mov.b32 %f117, %r220;\n"
 "max.f32 %f118, %f718, %f117;\n"
@@ -102971,7 +104294,7 @@ static const char qlora__ptx_842[] =
 "cvt.sat.f32.f32 %f153, %f152;\n"
 "mov.f32 %f154, 0f4B400001;\n"
 "mov.f32 %f155, 0f437C0000;\n";
-static const char qlora__ptx_843[] =
+static const char qlora__ptx_855[] =
 "fma.rm.f32 %f156, %f153, %f155, %f154;\n"
 "add.f32 %f157, %f156, 0fCB40007F;\n"
 "neg.f32 %f158, %f157;\n"
@@ -103113,7 +104436,7 @@ static const char qlora__ptx_843[] =
 "fma.rn.f32 %f251, %f240, %f250, %f249;\n"
 "mov.f32 %f252, 0f32A57060;\n"
 "fma.rn.f32 %f253, %f240, %f252, %f251;\n";
-static const char qlora__ptx_844[] =
+static const char qlora__ptx_856[] =
 "mov.b32 %r305, %f247;\n"
 "shl.b32 %r306, %r305, 23;\n"
 "mov.b32 %f254, %r306;\n"
@@ -103266,7 +104589,7 @@ static const char qlora__ptx_844[] =
 "fma.rn.f32 %f314, %f303, %f313, %f312;\n"
 "mov.f32 %f315, 0f32A57060;\n"
 "fma.rn.f32 %f316, %f303, %f315, %f314;\n";
-static const char qlora__ptx_845[] =
+static const char qlora__ptx_857[] =
 "mov.b32 %r334, %f310;\n"
 "shl.b32 %r335, %r334, 23;\n"
 "mov.b32 %f317, %r335;\n"
@@ -103409,7 +104732,7 @@ static const char qlora__ptx_845[] =
 "$L__BB7_118:\n"
 "add.f32 %f53, %f50, %f736;\n"
 "add.s64 %rd85, %rd101, 6;\n";
-static const char qlora__ptx_846[] =
+static const char qlora__ptx_858[] =
 "setp.ge.s64 %p76, %rd85, %rd3;\n"
 "mov.f32 %f738, 0f00000000;\n"
 "mov.f32 %f737, %f738;\n"
@@ -103554,7 +104877,7 @@ static const char qlora__ptx_846[] =
 "mov.b32 %r401, %f460;\n"
 "mov.u32 %r402, 2;\n"
 "shfl.sync.bfly.b32 %r403|%p90, %r401, %r402, %r391, %r393;\n";
-static const char qlora__ptx_847[] =
+static const char qlora__ptx_859[] =
 "mov.b32 %f461, %r403;\n"
 "add.f32 %f462, %f460, %f461;\n"
 "mov.b32 %r404, %f462;\n"
@@ -103701,7 +105024,7 @@ static const char qlora__ptx_847[] =
 "fma.rm.f32 %f527, %f526, %f488, %f487;\n"
 "add.f32 %f528, %f527, 0fCB40007F;\n"
 "neg.f32 %f529, %f528;\n";
-static const char qlora__ptx_848[] =
+static const char qlora__ptx_860[] =
 "fma.rn.f32 %f530, %f524, %f492, %f529;\n"
 "fma.rn.f32 %f531, %f524, %f494, %f530;\n"
 "mov.b32 %r451, %f527;\n"
@@ -103844,7 +105167,7 @@ static const char qlora__ptx_848[] =
 "$L__BB7_170:\n"
 "sub.s64 %rd35, %rd3, %rd103;\n"
 "setp.lt.s64 %p114, %rd35, 1;\n";
-static const char qlora__ptx_849[] =
+static const char qlora__ptx_861[] =
 "add.s64 %rd91, %rd103, %rd10;\n"
 "shl.b64 %rd92, %rd91, 1;\n"
 "add.s64 %rd36, %rd1, %rd92;\n"
@@ -103988,7 +105311,7 @@ static const char qlora__ptx_849[] =
 "fma.rm.f32 %f664, %f663, %f613, %f612;\n"
 "add.f32 %f665, %f664, 0fCB40007F;\n"
 "neg.f32 %f666, %f665;\n";
-static const char qlora__ptx_850[] =
+static const char qlora__ptx_862[] =
 "fma.rn.f32 %f667, %f661, %f617, %f666;\n"
 "fma.rn.f32 %f668, %f661, %f619, %f667;\n"
 "mov.b32 %r508, %f664;\n"
@@ -104110,7 +105433,7 @@ static const char qlora__ptx_850[] =
 "$L__BB7_204:\n"
 "ret;\n"
 "}\n";
-static const char qlora__ptx_851[] =
+static const char qlora__ptx_863[] =
 ".visible .entry qlora_softmax_bwd_bf16(\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_1,\n"
@@ -104244,7 +105567,7 @@ static const char qlora__ptx_851[] =
 "@%p15 bra $L__BB9_18;\n"
 "ld.global.u16 %r165, [%rd16+4];\n"
 "shl.b32 %r409, %r165, 16;\n";
-static const char qlora__ptx_852[] =
+static const char qlora__ptx_864[] =
 "$L__BB9_18:\n"
 "setp.lt.s64 %p16, %rd15, 4;\n"
 "@%p16 bra $L__BB9_20;\n"
@@ -104407,7 +105730,7 @@ static const char qlora__ptx_852[] =
 "setp.lt.s64 %p30, %rd20, 2;\n"
 "@%p30 bra $L__BB9_51;\n"
 "ld.global.u16 %r223, [%rd21+2];\n";
-static const char qlora__ptx_853[] =
+static const char qlora__ptx_865[] =
 "shl.b32 %r430, %r223, 16;\n"
 "$L__BB9_51:\n"
 "setp.lt.s64 %p31, %rd20, 3;\n"
@@ -104571,7 +105894,7 @@ static const char qlora__ptx_853[] =
 "mov.u32 %r328, -1;\n"
 "shfl.sync.bfly.b32 %r329|%p60, %r326, %r90, %r327, %r328;\n"
 "mov.b32 %f113, %r329;\n";
-static const char qlora__ptx_854[] =
+static const char qlora__ptx_866[] =
 "add.f32 %f172, %f172, %f113;\n"
 "setp.gt.s32 %p61, %r445, 3;\n"
 "mov.u32 %r445, %r90;\n"
@@ -104725,7 +106048,7 @@ static const char qlora__ptx_854[] =
 "mov.b32 %f116, %r449;\n"
 "mov.b32 %f117, %r448;\n"
 "mov.b32 %f118, %r451;\n";
-static const char qlora__ptx_855[] =
+static const char qlora__ptx_867[] =
 "mov.b32 %f119, %r450;\n"
 "mov.b32 %f120, %r453;\n"
 "mov.b32 %f121, %r452;\n"
@@ -104881,7 +106204,7 @@ static const char qlora__ptx_855[] =
 "and.b32 %r399, %r378, -65536;\n"
 "mov.b32 %f163, %r399;\n"
 "cvt.rn.bf16.f32 %rs9, %f163;\n";
-static const char qlora__ptx_856[] =
+static const char qlora__ptx_868[] =
 "st.global.u16 [%rd29+2], %rs9;\n"
 "$L__BB9_134:\n"
 "setp.lt.s64 %p83, %rd26, 3;\n"
@@ -104939,18 +106262,6 @@ static const char qlora__ptx_856[] =
 "ret;\n"
 "}\n";
 static const char* const qlora__ptx_softmax_80[] = {
-qlora__ptx_796,
-qlora__ptx_797,
-qlora__ptx_798,
-qlora__ptx_799,
-qlora__ptx_800,
-qlora__ptx_801,
-qlora__ptx_802,
-qlora__ptx_803,
-qlora__ptx_804,
-qlora__ptx_805,
-qlora__ptx_806,
-qlora__ptx_839,
 qlora__ptx_808,
 qlora__ptx_809,
 qlora__ptx_810,
@@ -104958,27 +106269,39 @@ qlora__ptx_811,
 qlora__ptx_812,
 qlora__ptx_813,
 qlora__ptx_814,
-qlora__ptx_840,
-qlora__ptx_841,
-qlora__ptx_842,
-qlora__ptx_843,
-qlora__ptx_844,
-qlora__ptx_845,
-qlora__ptx_846,
-qlora__ptx_847,
-qlora__ptx_848,
-qlora__ptx_849,
-qlora__ptx_850,
-qlora__ptx_828,
-qlora__ptx_829,
-qlora__ptx_830,
-qlora__ptx_831,
+qlora__ptx_815,
+qlora__ptx_816,
+qlora__ptx_817,
+qlora__ptx_818,
 qlora__ptx_851,
+qlora__ptx_820,
+qlora__ptx_821,
+qlora__ptx_822,
+qlora__ptx_823,
+qlora__ptx_824,
+qlora__ptx_825,
+qlora__ptx_826,
 qlora__ptx_852,
 qlora__ptx_853,
 qlora__ptx_854,
 qlora__ptx_855,
 qlora__ptx_856,
+qlora__ptx_857,
+qlora__ptx_858,
+qlora__ptx_859,
+qlora__ptx_860,
+qlora__ptx_861,
+qlora__ptx_862,
+qlora__ptx_840,
+qlora__ptx_841,
+qlora__ptx_842,
+qlora__ptx_843,
+qlora__ptx_863,
+qlora__ptx_864,
+qlora__ptx_865,
+qlora__ptx_866,
+qlora__ptx_867,
+qlora__ptx_868,
 0};
 
 static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
@@ -105007,6 +106330,8 @@ static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
     {"norm", 80, 0, 70, qlora__ptx_norm_80, 188735u, 0xebd0b8ccu},
     {"optim", 75, 0, 63, qlora__ptx_optim_75, 35464u, 0x108968c2u},
     {"optim", 80, 0, 70, qlora__ptx_optim_80, 33436u, 0xc9214c96u},
+    {"random", 75, 0, 63, qlora__ptx_random_75, 24775u, 0x9632645fu},
+    {"random", 80, 0, 70, qlora__ptx_random_80, 24407u, 0x27f45ee3u},
     {"rope", 75, 0, 63, qlora__ptx_rope_75, 44329u, 0x58fbafaeu},
     {"rope", 80, 0, 70, qlora__ptx_rope_80, 34861u, 0xdff38beau},
     {"softmax", 75, 0, 63, qlora__ptx_softmax_75, 144744u, 0xe7e261ddu},
@@ -105014,6 +106339,6 @@ static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
 };
 // clang-format on
 
-#define QLORA__PTX_TEXT_COUNT 29
+#define QLORA__PTX_TEXT_COUNT 31
 
 #endif
