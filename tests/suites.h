@@ -5,5 +5,8 @@
     X(runtime_suite)                                                                                \
     X(faults_suite)                                                                                 \
     X(gemm_suite)                                                                                   \
+    X(nf4_suite)                                                                                    \
+    X(linear_suite)                                                                                 \
     X(ops_suite)                                                                                    \
+    X(attention_suite)                                                                              \
     X(formats_suite)
