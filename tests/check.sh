@@ -139,13 +139,13 @@ gate_contents() {
     diff $OUT/contents $OUT/tags || fault "CONTENTS (<) and tags (>) differ"
 }
 
-# The library has a hard limit, kernels a little more; a test may be as long as its comment says it
-# must.
+# The library has a hard limit of 100 lines; a kernel, whose parts share registers, of 200; a test may
+# be as long as its comment says it must.
 gate_functions() {
     local f limit
     while read -r f; do
         limit=100
-        [[ $f == kernels/*.cu ]] && limit=120
+        [[ $f == kernels/*.cu* ]] && limit=200
         [[ $f == tests/* ]] && limit=1000
         awk -v f="$f" -v limit=$limit -f tests/check_functions.awk "$f" || bad=1
     done < <(sources | grep -E '\.(c|cpp|h|cu|cuh)$' | grep -v '^kernels_ptx.h$')
