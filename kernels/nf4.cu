@@ -202,7 +202,8 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
     int64_t e = (row0 + row) * cols + col0 + col;
     const float* source = absmax ? absmax : scales;
     int32_t source_shift = absmax ? block_shift : block_shift + group_shift;
-    // Everything that can be requested before the tables are there is.
+    // Everything that can be requested before the tables are there is. (The function is long
+    // because the whole and the ragged case use the same tables.)
     uint32_t w[4];
     uint32_t code[4];
     float s[4];

@@ -257,6 +257,7 @@ typedef struct truth {
     float* db[MAX_PARTS];
 } truth;
 
+// It is long because all formulas stand together.
 static truth truth_make(const world* s) {
     const linear_case* c = s->c;
     truth t;
