@@ -10,7 +10,7 @@
 
    CONTENTS  (grep -n '^//@@' qlora.h)
 
-       API        declarations: results, descs, tensors, cache, GEMM, clip, graphs
+       API        declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
        PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
        CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
        NUMBERS    16-bit floating point, element access, NF4
@@ -108,7 +108,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-//@@ API        - declarations: results, descs, tensors, cache, GEMM, clip, graphs
+//@@ API        - declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
 
 #define QLORA_VERSION_MAJOR 0
 #define QLORA_VERSION_MINOR 1
@@ -604,6 +604,8 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y = x in y's type: f32, bf16, f16, rounded to nearest even.
+QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
 
 // RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
 // it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
@@ -823,6 +825,10 @@ typedef struct qlora_attention_desc {
     int64_t head_dim; // 1 to 256
     int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
     float scale;    // above 0; 0 = 1 / sqrt(head_dim)
+    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with. The n
+    // sequences then have tokens / n tokens each, seqs is not read and lse not touched; the scratch
+    // holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    bool unfused;
 } qlora_attention_desc;
 
 // Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
@@ -842,6 +848,285 @@ QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_atte
                                                 const qlora_tensor* o, const qlora_tensor* lse,
                                                 const qlora_tensor* d_o, const qlora_tensor* dq,
                                                 const qlora_tensor* dk, const qlora_tensor* dv);
+
+// ---- models ---------------------------------------------------------------------------------------
+#define QLORA_MAX_LAYERS 256
+#define QLORA_MAX_STOP_IDS 16
+
+typedef enum qlora_family {
+    QLORA_FAMILY_NONE = 0,
+    QLORA_FAMILY_LLAMA,
+    QLORA_FAMILY_MISTRAL,
+    QLORA_FAMILY_QWEN2,
+    QLORA_FAMILY_QWEN3
+} qlora_family;
+
+typedef struct qlora_model_config {
+    qlora_family family;
+    int64_t vocab;
+    int64_t hidden;
+    int64_t intermediate;
+    int64_t layers;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t max_positions;
+    double rms_eps;
+    qlora_rope_desc rope;         // layers with full attention; nothing left to default
+    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
+    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
+    bool tied;      // the output head is the embedding
+    bool qkv_bias;
+    bool o_bias;
+    bool mlp_bias;
+    bool qk_norm;
+    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
+    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
+    int32_t bos_id; // -1 = none
+    int32_t pad_id; // -1 = none
+    int32_t stop_count;
+    int32_t stop_ids[QLORA_MAX_STOP_IDS];
+    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
+} qlora_model_config;
+
+// What a model computes in. Weights keep their own format.
+typedef enum qlora_mode {
+    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
+    QLORA_MODE_F32 = 1,  // exact fp32, where correctness is proved
+    QLORA_MODE_TF32 = 2, // fp32 storage, forward products on TF32
+    QLORA_MODE_BF16 = 3
+} qlora_mode;
+
+typedef enum qlora_target { // the projections of a layer, one bit each
+    QLORA_TARGET_Q = 1,
+    QLORA_TARGET_K = 2,
+    QLORA_TARGET_V = 4,
+    QLORA_TARGET_O = 8,
+    QLORA_TARGET_GATE = 16,
+    QLORA_TARGET_UP = 32,
+    QLORA_TARGET_DOWN = 64,
+    QLORA_TARGET_ALL = 127
+} qlora_target;
+
+// Long calls tell how far they are; false stops them with QLORA_ERR_STOPPED.
+typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
+
+typedef struct qlora_model_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
+    const qlora_model_config* config; // only without dir
+    uint64_t seed;                    // of random weights and of new adapters
+    float weight_std;                 // of random weights; 0 = 0.02
+    qlora_base_format base;           // NF4; a folder's own 4-bit tensors stay as they are
+    bool single_quant;                // keep fp32 scales instead of quantising them, too
+    qlora_mode mode;                  // AUTO
+    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
+    int32_t rank;        // 0 = 16; negative = no adapters
+    float alpha;         // 0 = 2 * rank
+    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
+    float dropout;       // of the adapters' input; 0 = none
+    uint32_t targets;    // qlora_target bits; 0 = all seven
+    bool train_norms;    // the RMSNorm weights are trained, too
+    qlora_progress_fn progress;
+    void* progress_user;
+    uint32_t reserved_must_be_zero1;
+} qlora_model_desc;
+
+typedef enum qlora_schedule {
+    QLORA_SCHEDULE_COSINE = 0, // to zero at total_steps
+    QLORA_SCHEDULE_LINEAR = 1, // to zero at total_steps
+    QLORA_SCHEDULE_CONSTANT = 2
+} qlora_schedule;
+
+typedef enum qlora_choice { QLORA_CHOICE_AUTO = 0, QLORA_CHOICE_ON = 1, QLORA_CHOICE_OFF = 2 } qlora_choice;
+
+typedef struct qlora_train_desc {
+    uint32_t reserved_must_be_zero0;
+    int64_t tokens;          // most tokens of one micro-batch; 0 = 2048
+    int64_t max_sequences;   // most sequences of one micro-batch; 0 = tokens / 8, at least 1
+    int64_t max_length;      // longest sequence; 0 = tokens
+    double lr;               // 0 = 2e-4; negative = 0
+    double beta1;            // 0 = 0.9
+    double beta2;            // 0 = 0.999
+    double eps;              // 0 = 1e-8
+    double weight_decay;     // 0 = none
+    double max_norm;         // 0 = 1; negative = no clipping
+    qlora_schedule schedule; // cosine
+    int64_t warmup_steps;    // linear from 0
+    int64_t total_steps;     // 0 = schedule stays at lr after the warm-up
+    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as many as the budget demands
+    qlora_choice cache;      // 16-bit copies of 4-bit weights: AUTO = where the budget has room
+    int64_t head_chunk;      // rows of logits at a time; 0 = 1024, or fewer for few tokens
+    uint64_t seed;           // of the dropout
+    bool eager;              // no CUDA graphs
+    bool require_graph;      // a failed capture is an error instead of a fallback
+    bool no_training;        // evaluation and generation only: no gradients, no optimizer
+    int64_t generate_tokens; // longest text of qlora_generate; 0 = none
+    uint32_t reserved_must_be_zero1;
+} qlora_train_desc;
+
+// What a plan is made for; zero = the context's own device, all the memory that is free there.
+typedef struct qlora_budget {
+    uint64_t bytes;
+    int32_t capability; // 90 is 9.0
+    int32_t multiprocessors;
+} qlora_budget;
+
+typedef struct qlora_plan {
+    qlora_model_config config;
+    qlora_mode mode;
+    // Bytes in one arena, to the byte.
+    uint64_t base;        // frozen weights, embedding, head, norms, tables
+    uint64_t cache;       // 16-bit copies of 4-bit weights
+    uint64_t adapters;    // parameters and their 16-bit shadow
+    uint64_t optimizer;   // gradients, moments, clip tables
+    uint64_t activations; // kept between forward and backward
+    uint64_t workspace;   // shared by the layers
+    uint64_t head;        // logits of a chunk and what goes with them
+    uint64_t generation;  // key/value cache
+    uint64_t batches;     // what a micro-batch brings along
+    uint64_t total;
+    uint64_t context;     // scratch and cuBLAS workspace that the context holds already
+    int64_t tokens;
+    int64_t max_sequences;
+    int64_t max_length;
+    int64_t head_chunk;
+    int64_t parameters;   // that are trained
+    uint8_t recompute[QLORA_MAX_LAYERS]; // 1: only the layer's input is kept
+    uint8_t cached[QLORA_MAX_LAYERS];    // 1: its weights have a 16-bit copy
+    int64_t recompute_layers;
+    int64_t cached_layers;
+} qlora_plan;
+
+// Needs no GPU: a CPU context plans for any device. Refuses what cannot fit and says what would.
+QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                                       const qlora_train_desc* train, const qlora_budget* budget,
+                                       qlora_plan* out);
+// The plan as a table for people. Returns the bytes needed with the final NUL.
+QLORA_API size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size);
+// Reads config.json (and generation_config.json) of a folder.
+QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
+
+typedef struct qlora_model qlora_model;
+typedef struct qlora_trainer qlora_trainer;
+
+// Compiles, allocates the plan's arena, runs every planned product once, seals the kernel cache, and
+// only then loads the weights. train NULL = evaluation only, with its defaults.
+QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                        const qlora_train_desc* train, const qlora_plan* plan,
+                                        qlora_model** out);
+QLORA_API qlora_result qlora_model_close(qlora_model* model);
+QLORA_API const qlora_plan* qlora_model_plan(const qlora_model* model);
+QLORA_API qlora_ctx* qlora_model_ctx(const qlora_model* model);
+
+// What is trained, tensor by tensor, in PEFT's names, shapes and order: A [rank, in], B [out, rank].
+typedef struct qlora_parameter {
+    char name[192];
+    int64_t rows;
+    int64_t cols;
+} qlora_parameter;
+QLORA_API int64_t qlora_model_parameters(const qlora_model* model);
+QLORA_API qlora_result qlora_model_parameter(qlora_model* model, int64_t index, qlora_parameter* out);
+// rows * cols floats; both wait for the device.
+QLORA_API qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out);
+QLORA_API qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index, const float* in);
+// Without adapters the bare base answers; training needs them on.
+QLORA_API qlora_result qlora_model_use_adapters(qlora_model* model, bool on);
+
+// ---- training -------------------------------------------------------------------------------------
+// Sequences one behind the other. Labels are those of the tokens themselves, as transformers has them:
+// the loss of token i is that of predicting labels[i + 1], inside its sequence; -100 = not trained.
+typedef struct qlora_batch {
+    const int32_t* ids;
+    const int32_t* labels;
+    const float* weights;     // per label, as labels; NULL = 1
+    const int32_t* lengths;   // tokens of each sequence
+    const int32_t* sequences; // number of each sequence in the data (for dropout); NULL = 0, 1, ...
+    int64_t count;            // of sequences
+} qlora_batch;
+// Sum of the weights of a batch's labels: what counts towards total_labels.
+QLORA_API double qlora_batch_labels(const qlora_batch* batch);
+
+QLORA_API qlora_result qlora_trainer_create(qlora_model* model, qlora_trainer** out);
+QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
+// Adds one micro-batch's gradients; total_labels = sum of qlora_batch_labels over the whole step, so that
+// any split gives the same step. Does not wait for the device.
+QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
+                                         double total_labels);
+// Clips, updates, zeroes the gradients, and advances the schedule. Does not wait either.
+QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
+
+typedef struct qlora_train_info {
+    int64_t step;       // updates asked for so far, skipped ones included
+    int64_t skipped;    // left out because a gradient was not finite
+    bool last_skipped;
+    double loss;        // of the last step: mean over its labels
+    double labels;      // their weight
+    int64_t tokens;     // of the last step
+    float grad_norm;    // before clipping
+    double lr;          // used by the last step
+    bool graphs;        // steps are replayed graphs
+    int64_t waits;      // times the host waited for a free staging slot
+} qlora_train_info;
+// Waits for the last step: the only call of a step that does.
+QLORA_API qlora_result qlora_train_info_read(qlora_trainer* trainer, qlora_train_info* out);
+// Gradient of parameter index, as accumulated since the last update.
+QLORA_API qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, float* out);
+
+typedef struct qlora_eval_info {
+    double loss;   // sum of weighted losses
+    double labels; // sum of weights
+    int64_t tokens;
+} qlora_eval_info;
+// Forward only, adapters as they are used. Waits.
+QLORA_API qlora_result qlora_eval(qlora_trainer* trainer, const qlora_batch* batch,
+                                  qlora_eval_info* out);
+// Logits of every token, tokens * vocab floats. For tests and tools; waits.
+QLORA_API qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch, float* out);
+
+// Adapter, optimizer state, step, random state and what the caller wants back (a data position), in one
+// folder, replaced atomically: a crash leaves the old checkpoint or the new one.
+QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir,
+                                             const void* position, size_t position_bytes);
+// position gets what was saved; *position_bytes is its room, then its size.
+QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
+                                             size_t* position_bytes);
+
+// ---- adapters ---------------------------------------------------------------------------------------
+// PEFT folder: adapter_config.json and adapter_model.safetensors. base_name goes into the config.
+QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name);
+QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir);
+// llama.cpp's adapter file.
+QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path);
+
+typedef enum qlora_merge_base {
+    QLORA_MERGE_ORIGINAL = 0, // onto the folder's own weights
+    QLORA_MERGE_TRAINED = 1   // onto what the 4-bit weights stand for, which is what was trained on
+} qlora_merge_base;
+// The folder's model with the adapter merged in, as safetensors shards of at most shard_bytes (0 = 5 GB)
+// in dtype (BF16, F16, F32), with its config.json. Streams: one tensor in memory at a time.
+QLORA_API qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
+                                        qlora_merge_base base, uint64_t shard_bytes,
+                                        qlora_progress_fn progress, void* user);
+
+// ---- generation -------------------------------------------------------------------------------------
+typedef struct qlora_generate_desc {
+    uint32_t reserved_must_be_zero0;
+    const int32_t* prompt;
+    int64_t prompt_tokens;
+    int64_t max_tokens;    // new ones; 0 = as many as the plan's generate_tokens leave
+    float temperature;     // 0 = greedy
+    int32_t top_k;         // 0 = all
+    float top_p;           // 0 = all
+    uint64_t seed;
+    const int32_t* stops;  // NULL = the model's own; -1 as the only one = none
+    int32_t stop_count;
+    uint32_t reserved_must_be_zero1;
+} qlora_generate_desc;
+// Called with each new token; false stops (which is no error).
+typedef bool (*qlora_token_fn)(void* user, int32_t token);
+QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
+                                      qlora_token_fn fn, void* user);
 
 // ---- graphs ---------------------------------------------------------------------------------------
 typedef struct qlora_graph qlora_graph;
@@ -3389,6 +3674,15 @@ static void qlora__text_puts(qlora__text* t, const char* string) {
     qlora__text_add(t, string, strlen(string));
 }
 
+// Writes a whole small file, atomically.
+static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
+                                      size_t size) {
+    qlora__out out;
+    QLORA__TRY(qlora__out_begin(ctx, path, &out));
+    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
+    return qlora__out_commit(ctx, &out);
+}
+
 // JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
 // indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
 typedef struct qlora__json_writer {
@@ -4119,45 +4413,6 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora_ctx* ctx, qlora__
 }
 
 // ---- Hugging Face config.json
-
-#define QLORA_MAX_LAYERS 256
-#define QLORA_MAX_STOP_IDS 16
-
-typedef enum qlora_family {
-    QLORA_FAMILY_NONE = 0,
-    QLORA_FAMILY_LLAMA,
-    QLORA_FAMILY_MISTRAL,
-    QLORA_FAMILY_QWEN2,
-    QLORA_FAMILY_QWEN3
-} qlora_family;
-
-typedef struct qlora_model_config {
-    qlora_family family;
-    int64_t vocab;
-    int64_t hidden;
-    int64_t intermediate;
-    int64_t layers;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t head_dim;
-    int64_t max_positions;
-    double rms_eps;
-    qlora_rope_desc rope;         // layers with full attention; nothing left to default
-    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
-    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
-    bool tied;      // the output head is the embedding
-    bool qkv_bias;
-    bool o_bias;
-    bool mlp_bias;
-    bool qk_norm;
-    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
-    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
-    int32_t bos_id; // -1 = none
-    int32_t pad_id; // -1 = none
-    int32_t stop_count;
-    int32_t stop_ids[QLORA_MAX_STOP_IDS];
-    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
-} qlora_model_config;
 
 static const struct {
     const char* model_type;
@@ -4966,6 +5221,105 @@ static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, c
     return QLORA_OK;
 }
 
+// ---- Hugging Face model folder, written
+
+// Copies a file, atomically, as the tokenizer's files beside an exported model.
+static QLORA__UNUSED qlora_result qlora__file_copy(qlora_ctx* ctx, const char* from,
+                                                   const char* to) {
+    qlora__map map;
+    QLORA__TRY(qlora__map_open(ctx, from, &map));
+    qlora_result result = qlora__file_write(ctx, to, map.data, (size_t)map.size);
+    qlora__map_close(ctx, &map);
+    return result;
+}
+
+// model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
+// order; `bytes` is the sum of all tensors.
+static QLORA__UNUSED qlora_result qlora__index_write(qlora_ctx* ctx, const char* dir,
+                                                     const char* const* names,
+                                                     const uint32_t* shard_of, uint32_t count,
+                                                     const char* const* shards, uint64_t bytes) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    qlora__json_writer w;
+    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
+    qlora__text_begin(ctx, &text);
+    qlora__json_write_begin(&w, &text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__json_write_open(&w, "metadata", '{');
+    qlora__json_write_int(&w, "total_size", (int64_t)bytes);
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_open(&w, "weight_map", '{');
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__json_write_string(&w, names[i], shards[shard_of[i]]);
+    }
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_close(&w, '}');
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
+// The members of a config with its weights' type replaced and without quantization_config; all else
+// as it stands in the file.
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__text* text) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        const qlora__json_token* key = &json->tokens[k];
+        const qlora__json_token* value = &json->tokens[k + 1];
+        uint32_t quote = value->kind == QLORA__JSON_STRING ? 1 : 0;
+        if (qlora__json_is(json, k, "quantization_config")) {
+            continue;
+        }
+        qlora__json_write_key(&w, NULL);
+        qlora__text_add(text, json->text + key->begin - 1, key->end - key->begin + 2);
+        qlora__text_puts(text, ": ");
+        if (qlora__json_is(json, k, "dtype") || qlora__json_is(json, k, "torch_dtype")) {
+            qlora__json_write_quoted(text, dtype, strlen(dtype));
+        } else {
+            qlora__text_add(text, json->text + value->begin - quote,
+                            value->end - value->begin + 2 * quote);
+        }
+    }
+    qlora__json_write_close(&w, '}');
+}
+
+// config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
+static QLORA__UNUSED qlora_result qlora__config_export(qlora_ctx* ctx, const char* from_dir,
+                                                       const char* to_dir, const char* dtype) {
+    char path[QLORA__PATH_ROOM];
+    qlora__map map;
+    qlora__json json;
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, from_dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora__text_begin(ctx, &text);
+    qlora_result result = qlora__json_parse(ctx, path, map.data, map.size, 0, &json);
+    if (result == QLORA_OK) {
+        if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
+            qlora__config_rewrite(&json, dtype, &text);
+            result = text.result;
+        } else {
+            result = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+        }
+        qlora__json_free(ctx, &json);
+    }
+    qlora__map_close(ctx, &map);
+    if (result == QLORA_OK) {
+        result = qlora__path_join(ctx, to_dir, "config.json", path);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
 // ---- bitsandbytes 4-bit tensors
 
 // A linear layer's weight as its file holds it: 16/32-bit (nf4 false, `weight` is the matrix) or
@@ -4987,22 +5341,13 @@ typedef struct qlora__linear_source {
     qlora_dtype dtype; // what the codes stand for was rounded to this
 } qlora__linear_source;
 
-static const float qlora__bnb_book[16] = {-1.0f,
-                                          -0.6961928009986877f,
-                                          -0.5250730514526367f,
-                                          -0.39491748809814453f,
-                                          -0.28444138169288635f,
-                                          -0.18477343022823334f,
-                                          -0.09105003625154495f,
-                                          0.0f,
-                                          0.07958029955625534f,
-                                          0.16093020141124725f,
-                                          0.24611230194568634f,
-                                          0.33791524171829224f,
-                                          0.44070982933044434f,
-                                          0.5626170039176941f,
-                                          0.7229568362236023f,
-                                          1.0f};
+// clang-format off
+static const float qlora__bnb_book[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+// clang-format on
 
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
@@ -5971,15 +6316,6 @@ static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d)
     qlora__json_write_close(&w, '}');
 }
 
-// Writes a whole small file, atomically.
-static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
-                                      size_t size) {
-    qlora__out out;
-    QLORA__TRY(qlora__out_begin(ctx, path, &out));
-    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
-    return qlora__out_commit(ctx, &out);
-}
-
 // Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
 // by qlora__peft_key; write them first, so that a config never stands without its weights.
 static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const char* dir,
@@ -6176,8 +6512,9 @@ static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* 
 
 static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
                                                     const void* bytes, size_t size) {
-    static const uint8_t zeros[QLORA__GGUF_ALIGN] = {0};
+    uint8_t zeros[QLORA__GGUF_ALIGN];
     const uint8_t* p = (const uint8_t*)bytes;
+    memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
@@ -7174,6 +7511,7 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
+#define QLORA__NEED_RANDOM 32u // makes its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 
@@ -7224,6 +7562,8 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(cast_f16_bf16, cast, 0, ALWAYS)                                                                \
     X(cast_absmax_f32, cast, 0, ALWAYS)                                                              \
     X(cast_scale, cast, 0, ALWAYS)                                                                   \
+    X(random_normal_f32, random, 0, RANDOM)                                                          \
+    X(random_normal_bf16, random, 0, RANDOM)                                                         \
     X(clip_squares, clip, 0, ALWAYS)                                                                 \
     X(clip_scale, clip, 0, ALWAYS)                                                                   \
     X(clip_apply, clip, 0, ALWAYS)
@@ -10192,23 +10532,29 @@ static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t
     return shape;
 }
 
-// Flat view of same-shaped matrices: without padding they are one long row.
+// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose leading
+// dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte accesses.
 typedef struct qlora__extent {
     int64_t rows;
     int64_t cols;
+    int64_t ld[6]; // of each tensor
 } qlora__extent;
 
 static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int count) {
     qlora__extent e;
+    memset(&e, 0, sizeof e);
     e.rows = tensors[0]->rows;
     e.cols = tensors[0]->cols;
+    bool flat = true;
     for (int i = 0; i < count; i++) {
-        if (tensors[i] != NULL && tensors[i]->ld != e.cols) {
-            return e;
-        }
+        e.ld[i] = tensors[i] != NULL ? tensors[i]->ld : 0;
+        flat = flat && (tensors[i] == NULL || tensors[i]->ld == e.cols || e.rows == 1);
     }
-    e.cols *= e.rows;
-    e.rows = 1;
+    if (flat) {
+        e.cols *= e.rows;
+        e.rows = e.rows > 0 ? 1 : 0;
+        memset(e.ld, 0, sizeof e.ld);
+    }
     return e;
 }
 
@@ -10358,19 +10704,18 @@ static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const q
         return QLORA_OK;
     }
     const qlora_tensor* all[3];
-    all[0] = y;
-    all[1] = a;
-    all[2] = b;
-    qlora__extent e = qlora__extent_of(all, 3);
+    all[op->inputs] = y;
+    for (int i = 0; i < op->inputs; i++) {
+        all[i] = inputs[i];
+    }
+    qlora__extent e = qlora__extent_of(all, op->inputs + 1);
     qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(y->dtype));
     void* args[9];
     int n = 0;
-    for (int i = 0; i < op->inputs; i++) {
-        args[n++] = (void*)&inputs[i]->data;
-        args[n++] = (void*)&inputs[i]->ld;
+    for (int i = 0; i <= op->inputs; i++) {
+        args[n++] = (void*)&all[i]->data;
+        args[n++] = &e.ld[i];
     }
-    args[n++] = (void*)&y->data;
-    args[n++] = (void*)&y->ld;
     args[n++] = &e.rows;
     args[n++] = &e.cols;
     if (op->has_alpha) {
@@ -10490,14 +10835,13 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
     qlora__extent e = qlora__extent_of(all, 6);
     qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(dh->dtype));
     void* h_data = job->h != NULL ? job->h->data : NULL;
-    int64_t h_ld = job->h != NULL ? job->h->ld : 0;
     void* args[14];
     for (int i = 0; i < 5; i++) {
         args[2 * i] = (void*)&all[i]->data;
-        args[2 * i + 1] = (void*)&all[i]->ld;
+        args[2 * i + 1] = &e.ld[i];
     }
     args[10] = &h_data;
-    args[11] = &h_ld;
+    args[11] = &e.ld[5];
     args[12] = &e.rows;
     args[13] = &e.cols;
     return qlora__launch(ctx,
@@ -12619,7 +12963,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
     QLORA__REAL top = -(QLORA__REAL)INFINITY;
     QLORA__REAL sum = 0;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
         int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
@@ -12672,7 +13016,7 @@ static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t
     QLORA__REAL lse = qlora__at(a->lse, head, i);
     QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
     a->dots[head * a->tokens + i] = dot;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j <= i; j++) {
         QLORA__REAL dp =
@@ -12710,8 +13054,8 @@ static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int
     int64_t group = a->heads / a->kv_heads;
     const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
     const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
-    memset(acc_k, 0, sizeof acc_k);
-    memset(acc_v, 0, sizeof acc_v);
+    memset(acc_k, 0, (size_t)a->hd * sizeof acc_k[0]);
+    memset(acc_v, 0, (size_t)a->hd * sizeof acc_v[0]);
     if (a->window > 0 && a->window < end - j) {
         end = j + a->window;
     }
@@ -12917,6 +13261,124 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
 
 #endif
 
+// The same from the separate operators, a sequence at a time. The query heads of a group stand one
+// below the other, so a batch of kv_heads products serves every ratio of heads.
+typedef struct qlora__attention_pieces {
+    int64_t length;
+    qlora_tensor q; // [heads][length, hd], and so on
+    qlora_tensor k;
+    qlora_tensor v;
+    qlora_tensor o;
+    qlora_tensor p; // [heads][length, length]
+    qlora_tensor d_o;
+    qlora_tensor dp;
+    qlora_tensor dkv;
+} qlora__attention_pieces;
+
+static qlora_result qlora__attention_piece(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
+                                 int64_t cols, qlora_tensor* out) {
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, out));
+    return qlora__scratch(ctx, out->bytes, &out->data);
+}
+
+static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a,
+                                       qlora__attention_pieces* x) {
+    if (a->n_seqs == 0 || a->tokens % a->n_seqs != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "unfused: %lld tokens are not %lld sequences of one length",
+                           (long long)a->tokens, (long long)a->n_seqs);
+    }
+    x->length = a->tokens / a->n_seqs;
+    qlora_dtype type = a->q->dtype;
+    int64_t n = x->length;
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->q));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->k));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->v));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->p));
+    if (a->d_o == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->d_o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->dp));
+    return qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->dkv);
+}
+
+static qlora_result qlora__pieces_split(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                        const qlora_tensor* rows, int64_t s, const qlora_tensor* y) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_split(ctx, &view, y);
+}
+
+static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                       const qlora_tensor* heads, int64_t s, const qlora_tensor* rows) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_join(ctx, heads, &view);
+}
+
+// c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
+static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
+                                           const qlora_tensor* x, bool trans_x, const qlora_tensor* y,
+                                           bool trans_y, const qlora_tensor* z) {
+    qlora_tensor t[3] = {*x, *y, *z};
+    for (int i = 0; i < 3; i++) {
+        int64_t group = t[i].batch / a->kv_heads;
+        t[i].batch = a->kv_heads;
+        t[i].rows *= group;
+        t[i].batch_stride *= group;
+    }
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_a = trans_x;
+    gemm.trans_b = trans_y;
+    gemm.alpha = alpha;
+    return qlora_gemm(ctx, &gemm, &t[0], &t[1], &t[2]);
+}
+
+// p of sequence s.
+static qlora_result qlora__pieces_scores(qlora_ctx* ctx, const qlora__attention* a,
+                                         const qlora__attention_pieces* x, int64_t s) {
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->q, s, &x->q));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->k, s, &x->k));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->v, s, &x->v));
+    QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x->q, false, &x->k, true, &x->p));
+    QLORA__TRY(qlora_scores_mask(ctx, &x->p, a->scale, true, a->window));
+    return qlora_softmax_forward(ctx, &x->p, &x->p);
+}
+
+static qlora_result qlora__attention_forward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, false, &x.v, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->o));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_split(ctx, &x, a->d_o, s, &x.d_o));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, true, &x.d_o, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dv));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.d_o, false, &x.v, true, &x.dp));
+        QLORA__TRY(qlora_softmax_backward(ctx, &x.p, &x.dp, &x.dp));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, true, &x.q, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dk));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, false, &x.k, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->dq));
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                            qlora__attention* a) {
     if (desc == NULL) {
@@ -12971,6 +13433,9 @@ static qlora_result qlora__attention_forward(qlora_ctx* ctx, const qlora_attenti
     if (a->tokens == 0) {
         return QLORA_OK;
     }
+    if (desc->unfused) {
+        return qlora__attention_forward_unfused(ctx, a);
+    }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         return qlora__attention_forward_gpu(ctx, a);
@@ -13019,6 +13484,9 @@ static qlora_result qlora__attention_backward(qlora_ctx* ctx, const qlora_attent
     if (a->tokens == 0) {
         return QLORA_OK;
     }
+    if (desc->unfused) {
+        return qlora__attention_backward_unfused(ctx, a);
+    }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         return qlora__attention_backward_gpu(ctx, a);
@@ -13047,6 +13515,114 @@ qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc
     a.dk = dk;
     a.dv = dv;
     return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
+}
+
+// ---- casts ------------------------------------------------------------------------------------------
+//
+//   y = x in y's type, rounded to nearest even
+
+typedef struct qlora__pair {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+} qlora__pair;
+
+static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__pair* p = (const qlora__pair*)user;
+    for (int64_t i = begin; i < end; i++) {
+        for (int64_t j = 0; j < p->x->cols; j++) {
+            qlora__put(p->y, i, j, qlora__at(p->x, i, j));
+        }
+    }
+}
+
+static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    static const qlora__kernel_id kernels[3][3] = {
+        // from f32, bf16, f16 to f32, bf16, f16; a copy has none
+        {QLORA__K_COUNT, QLORA__K_cast_f32_bf16, QLORA__K_cast_f32_f16},
+        {QLORA__K_cast_bf16_f32, QLORA__K_COUNT, QLORA__K_cast_bf16_f16},
+        {QLORA__K_cast_f16_f32, QLORA__K_cast_f16_bf16, QLORA__K_COUNT}};
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_FLOAT, -1, -1));
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_FLOAT, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__pair pair = {x, y};
+        qlora__parallel(ctx, x->rows, 1 + 16384 / (1 + x->cols), qlora__cast_rows, &pair);
+        return QLORA_OK;
+    }
+    qlora__kernel_id kernel = kernels[x->dtype][y->dtype];
+    if (kernel == QLORA__K_COUNT) {
+        return x->dtype == QLORA_F16
+                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "x and y are both f16")
+                   : qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, 1.0f, y);
+    }
+    qlora_tensor from = *x; // parameters are passed by address
+    qlora_tensor to = *y;
+    const float* no_scale = NULL;
+    void* args[] = {&from.data, &to.data, &from.rows, &from.cols, &from.ld, &to.ld, (void*)&no_scale};
+    int64_t pieces = x->rows * qlora__ceil_div(x->cols, 2048);
+    return qlora__launch(ctx, kernel, qlora__min(pieces, 4096), 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_cast");
+    return qlora__leave(ctx, qlora__cast(ctx, x, y));
+}
+
+// ---- random weights -----------------------------------------------------------------------------------
+//
+//   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
+//
+// normal enough for weights, and the same bits on both backends (kernels/random.cu says why).
+
+typedef struct qlora__random_job {
+    const qlora_tensor* y;
+    uint32_t key[2];
+    uint32_t stream;
+    float step;
+} qlora__random_job;
+
+static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
+    const qlora__random_job* job = (const qlora__random_job*)user;
+    int64_t n = job->y->rows * job->y->cols;
+    for (int64_t pair = begin; pair < end; pair++) {
+        int32_t sum[2] = {-393210, -393210};
+        for (uint32_t call = 0; call < 3; call++) {
+            const uint32_t counter[4] = {(uint32_t)pair, (uint32_t)((uint64_t)pair >> 32), job->stream,
+                                         call};
+            uint32_t words[4];
+            qlora__philox(counter, job->key, words);
+            for (uint32_t i = 0; i < 4; i++) {
+                sum[(4 * call + i) / 6] += (int32_t)(words[i] & 0xffffu) + (int32_t)(words[i] >> 16);
+            }
+        }
+        for (int64_t i = 2 * pair; i < 2 * pair + 2 && i < n; i++) {
+            float x = (float)sum[i & 1] * job->step;
+            qlora__store(job->y->data, job->y->dtype, i, (QLORA__REAL)x);
+        }
+    }
+}
+
+// y is contiguous, f32 or bf16; streams of one seed are independent of each other.
+static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                                       float deviation, const qlora_tensor* y) {
+    qlora__random_job job;
+    job.y = y;
+    job.key[0] = (uint32_t)seed;
+    job.key[1] = (uint32_t)(seed >> 32);
+    job.stream = stream;
+    job.step = deviation / 65536.0f;
+    int64_t n = y->rows * y->cols;
+    int64_t pairs = qlora__ceil_div(n, 2);
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, pairs, 4096, qlora__random_pairs, &job);
+        return QLORA_OK;
+    }
+    void* data = y->data;
+    void* args[] = {&data, &n, &job.key[0], &job.key[1], &job.stream, &job.step};
+    return qlora__launch(ctx,
+                         y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
+                                               : QLORA__K_random_normal_bf16,
+                         qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
 }
 
 //@@ GRAPH      - capture, replay, invalidation

@@ -7,4 +7,5 @@
     X(nf4_suite)                                                                                    \
     X(linear_suite)                                                                                 \
     X(ops_suite)                                                                                    \
+    X(attention_suite)                                                                              \
     X(formats_suite)
