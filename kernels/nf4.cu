@@ -185,7 +185,8 @@ __device__ __forceinline__ void store_eight(float* p, const float* v) {
 // 4-byte load, one 16-byte store (two for f32) each. A block of 256 threads is `width` threads wide
 // (a power of two, 1 ... 256) and 256 / width rows high, four times. Launch: 256 threads, grid
 // (ceil(out_rows / (4 * 256 / width)), ceil(out_cols / (8 * width))). absmax is null when the
-// scales are double-quantised (q, scales, offset).
+// scales are double-quantised (q, scales, offset). via_bf16: an f32 out gets the values of a bf16
+// one.
 template <typename T>
 __device__ __forceinline__ void
 nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, const float* scales,
@@ -202,8 +203,8 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
     int64_t e = (row0 + row) * cols + col0 + col;
     const float* source = absmax ? absmax : scales;
     int32_t source_shift = absmax ? block_shift : block_shift + group_shift;
-    // Everything that can be requested before the tables are there is. (The function is long
-    // because the whole and the ragged case use the same tables.)
+    // Everything that can be requested before the tables are there is. The function is
+    // long because the whole and the ragged case use the same tables.
     uint32_t w[4];
     uint32_t code[4];
     float s[4];
