@@ -239,17 +239,15 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
         for (int j = 0; j < 4; j++) {
             if (row + j * high < out_rows) {
                 float scale = __fadd_rn(__fmul_rn(map[code[j]], s[j]), middle);
+                // Bytes of these are offsets into the table of levels.
+                uint32_t even = w[j] >> 2 & 0x3c3c3c3cu;
+                uint32_t odd = w[j] << 2 & 0x3c3c3c3cu;
                 float v[8];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    v[2 * i] = __fmul_rn(level[w[j] >> (8 * i + 4) & 15], scale);
-                    v[2 * i + 1] = __fmul_rn(level[w[j] >> (8 * i) & 15], scale);
-                }
-                if (narrow) {
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        v[i] = to_float(to_bf16(v[i]));
-                    }
+                for (int i = 0; i < 8; i++) {
+                    uint32_t at = __byte_perm(i % 2 == 0 ? even : odd, 0, 0x4440 + i / 2);
+                    float value = __fmul_rn(*(const float*)((const char*)level + at), scale);
+                    v[i] = narrow ? to_float(to_bf16(value)) : value;
                 }
                 store_eight(p + j * high * ld, v);
             }
