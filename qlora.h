@@ -12778,6 +12778,28 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_l
     return QLORA_OK;
 }
 
+// dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
+static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined) {
+    memset(joined, 0, sizeof *joined);
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        if (p->rank == 0) {
+            continue;
+        }
+        if (joined->rows == 0) {
+            *joined = *p->da;
+            continue;
+        }
+        size_t before = (size_t)(joined->rows * joined->ld) * qlora_dtype_bytes(QLORA_F32);
+        if (p->da->ld != joined->ld || (char*)p->da->data != (char*)joined->data + before) {
+            return false;
+        }
+        joined->rows += p->rank;
+        joined->bytes = before + p->da->bytes;
+    }
+    return joined->rows > 0;
+}
+
 static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l,
                                             const qlora_tensor* x, const qlora_tensor* dy,
                                             const qlora_tensor* dx, float beta) {
@@ -12785,7 +12807,14 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* 
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
     qlora_tensor inner;
+    qlora_tensor all;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    bool joined = l->dropout == 0.0f && qlora__linear_da_joined(l, &all);
+    if (joined) {
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
+        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, &all));
+    }
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
@@ -12794,11 +12823,12 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* 
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        if (p->rank > 0 && l->dropout > 0.0f) {
+            QLORA__TRY(qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta));
+        } else if (p->rank > 0 && !joined) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
+        }
         if (p->rank > 0) {
-            QLORA__TRY(
-                l->dropout > 0.0f
-                    ? qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta)
-                    : qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
             QLORA__TRY(
                 qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
         }
