@@ -474,8 +474,9 @@ QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor*
 QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
 QLORA_API const char* qlora_path_name(qlora_path path);
 
-// ---- NF4 ------------------------------------------------------------------------------------------
-// A frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
+// ---- NF4
+// ------------------------------------------------------------------------------------------ A
+// frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
 // elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
 typedef struct qlora_nf4_desc {
     int64_t rows;
@@ -502,7 +503,8 @@ typedef struct qlora_nf4 {
     qlora_ctx* owner;
 } qlora_nf4;
 
-// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow maps.
+// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow
+// maps.
 typedef struct qlora_nf4_parts {
     uint8_t* codes;
     float* absmax;
@@ -541,9 +543,9 @@ typedef enum qlora_nf4_flags {
     QLORA_NF4_ACCUMULATE = 8 // y += ...; unfused only
 } qlora_nf4_flags;
 
-// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are the bf16
-// values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight that does not
-// fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
+// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
+// the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
+// that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);
@@ -761,34 +763,37 @@ typedef struct qlora_dropout_args {
 } qlora_dropout_args;
 QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
 
-// ---- LoRA linear ----------------------------------------------------------------------------------
-// y_i = x W_i^T + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate
-// and up, or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
+// ---- LoRA linear
+// ---------------------------------------------------------------------------------- y_i = x W_i^T
+// + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate and up,
+// or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
 #define QLORA_LINEAR_PARTS 3
 
 typedef struct qlora_linear_part {
     int64_t out;
     int64_t rank;
-    float scale;                // s_i
-    int32_t projection;         // its number in the dropout's counter
-    const qlora_nf4* nf4;       // the frozen weight [out, in]: this
-    const qlora_tensor* dense;  // or this, in x's type
-    const qlora_tensor* bias;   // [1, out] in x's type, or NULL
-    const qlora_tensor* a;      // A_i [rank, in] in x's type
-    const qlora_tensor* sb;     // s_i B_i [out, rank] in x's type
-    const qlora_tensor* da;     // f32 [rank, in]; needed by backward
-    const qlora_tensor* db;     // f32 [out, rank], the gradient of B_i itself
+    float scale;               // s_i
+    int32_t projection;        // its number in the dropout's counter
+    const qlora_nf4* nf4;      // the frozen weight [out, in]: this
+    const qlora_tensor* dense; // or this, in x's type
+    const qlora_tensor* bias;  // [1, out] in x's type, or NULL
+    const qlora_tensor* a;     // A_i [rank, in] in x's type
+    const qlora_tensor* sb;    // s_i B_i [out, rank] in x's type
+    const qlora_tensor* da;    // f32 [rank, in]; needed by backward
+    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself
 } qlora_linear_part;
 
-// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's type of
-// [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one large product
-// each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through the scratch part by part.
+// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's
+// type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
+// large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
+// the scratch part by part.
 typedef struct qlora_linear {
     int64_t in;
     int32_t count;
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
     const qlora_tensor* operand; // or NULL
-    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest unused.
+    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest
+    // unused.
     float dropout;
     int32_t layer;
     const qlora_tensor* positions; // as qlora_dropout has them
@@ -805,12 +810,13 @@ typedef enum qlora_linear_flags {
 QLORA_API int64_t qlora_linear_out(const qlora_linear* linear); // sum of the parts' out
 QLORA_API int64_t qlora_linear_pad(const qlora_linear* linear);
 // Fills the operand: the weights when they are not there yet, the adapters after every update.
-QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags);
+QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear,
+                                          uint32_t flags);
 // x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
 QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear,
                                             const qlora_tensor* x, const qlora_tensor* y);
-// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is not
-// wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
+// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
+// not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
 QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
                                              const qlora_tensor* x, const qlora_tensor* dy,
                                              const qlora_tensor* dx, uint32_t flags);
@@ -2503,21 +2509,23 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
     return QLORA_OK;
 }
 
-// ---- NF4 ------------------------------------------------------------------------------------------
-// 4-bit NormalFloat with block-wise scales, byte for byte as bitsandbytes stores it. Element e of a
+// ---- NF4
+// ------------------------------------------------------------------------------------------ 4-bit
+// NormalFloat with block-wise scales, byte for byte as bitsandbytes stores it. Element e of a
 // matrix without gaps lies in block e / block; a block may straddle rows, the last may be short.
 //   absmax[b] = max |w| of the block
 //   code[e]   = number of thresholds below w[e] * inv, inv = 1 / max(absmax[b], 1e-38)
 //   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the type that is asked for
-// Byte i holds element 2i in its high half and 2i + 1 in its low half; after an odd count the last half
-// is 7, the code of zero. Double quantisation keeps one byte a block instead of absmax, in groups:
+// Byte i holds element 2i in its high half and 2i + 1 in its low half; after an odd count the last
+// half is 7, the code of zero. Double quantisation keeps one byte a block instead of absmax, in
+// groups:
 //   offset    = f32(sum of absmax) * f32(1 / blocks)
 //   scale[g]  = max(max |absmax - offset|, 1e-38)
 //   q[b]      = entry of a map of 256 that is nearest to (absmax[b] - offset) * (1 / scale[g])
 //   absmax[b] = map[q[b]] * scale[g] + offset, each operation rounded
-// Every operation is a single f32 one, so CPU and GPU agree in every bit. bitsandbytes' own CUDA kernels
-// use an approximate reciprocal and may differ by one code at a threshold, and store 0 instead of 7 for
-// a block of zeros.
+// Every operation is a single f32 one, so CPU and GPU agree in every bit. bitsandbytes' own CUDA
+// kernels use an approximate reciprocal and may differ by one code at a threshold, and store 0
+// instead of 7 for a block of zeros.
 
 #define QLORA__NF4_SMALLEST 1e-38f
 #define QLORA__NF4_MAPS 272 // 16 levels, then the map of the scales
@@ -2542,27 +2550,16 @@ static const float qlora__nf4_levels[16] = {
 };
 
 static const float qlora__nf4_thresholds[15] = {
-    -0.8480963706970215f,
-    -0.6106328964233398f,
-    -0.4599952697753906f,
-    -0.33967941999435425f,
-    -0.23460739850997925f,
-    -0.13791173696517944f,
-    -0.045525018125772476f,
-    0.03979014977812767f,
-    0.120255246758461f,
-    0.2035212516784668f,
-    0.2920137643814087f,
-    0.3893125355243683f,
-    0.5016634464263916f,
-    0.6427869200706482f,
-    0.8614784479141235f,
+    -0.8480963706970215f,  -0.6106328964233398f,  -0.4599952697753906f,   -0.33967941999435425f,
+    -0.23460739850997925f, -0.13791173696517944f, -0.045525018125772476f, 0.03979014977812767f,
+    0.120255246758461f,    0.2035212516784668f,   0.2920137643814087f,    0.3893125355243683f,
+    0.5016634464263916f,   0.6427869200706482f,   0.8614784479141235f,
 };
 
-// The 16 levels and the signed dynamic map: for i = 0 ... 6 the middles between 2^i + 1 points spread
-// evenly over [0.1, 1], times 10^(i-6), with both signs; 0; and 1. The points are computed as torch's
-// linspace does (from both ends, each one multiply-add), because files carry those very bits; a file's
-// own map replaces this one.
+// The 16 levels and the signed dynamic map: for i = 0 ... 6 the middles between 2^i + 1 points
+// spread evenly over [0.1, 1], times 10^(i-6), with both signs; 0; and 1. The points are computed
+// as torch's linspace does (from both ends, each one multiply-add), because files carry those very
+// bits; a file's own map replaces this one.
 static void qlora__nf4_default_maps(float* maps) {
     static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
     memcpy(maps, qlora__nf4_levels, sizeof qlora__nf4_levels);
@@ -2576,9 +2573,8 @@ static void qlora__nf4_default_maps(float* maps) {
         float before = 0.1f;
         for (int j = 1; j < points; j++) {
             // In double the product and the sum are exact, so this rounds once.
-            float here = j < points / 2
-                             ? (float)((double)0.1f + (double)step * (double)j)
-                             : (float)(1.0 - (double)step * (double)(points - 1 - j));
+            float here = j < points / 2 ? (float)((double)0.1f + (double)step * (double)j)
+                                        : (float)(1.0 - (double)step * (double)(points - 1 - j));
             float value = (before + here) / 2.0f * powers[i];
             at++;
             middle[at] = value;
@@ -2635,8 +2631,8 @@ static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
     return blocks > 0 ? (float)sums[0] * (1.0f / (float)blocks) : 0.0f;
 }
 
-// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x; in
-// the middle between the two the last entry of the bisection stays.
+// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x;
+// in the middle between the two the last entry of the bisection stays.
 static int qlora__nf4_nearest(const float* map, float x) {
     int at = 127;
     int below = 0;
@@ -2656,8 +2652,8 @@ static int qlora__nf4_nearest(const float* map, float x) {
     return x < (map[below] + map[at]) * 0.5f ? below : at;
 }
 
-static void qlora__nf4_quantise_scales(const float* absmax, int64_t blocks, int64_t group, float offset,
-                                       const float* map, uint8_t* q, float* scales) {
+static void qlora__nf4_quantise_scales(const float* absmax, int64_t blocks, int64_t group,
+                                       float offset, const float* map, uint8_t* q, float* scales) {
     for (int64_t begin = 0; begin < blocks; begin += group) {
         int64_t end = qlora__min(blocks, begin + group);
         float most = QLORA__NF4_SMALLEST;
@@ -9356,7 +9352,8 @@ qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const 
     return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
 }
 
-// ---- NF4 weights ----------------------------------------------------------------------------------
+// ---- NF4 weights
+// ----------------------------------------------------------------------------------
 
 static bool qlora__is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
@@ -9371,7 +9368,8 @@ static QLORA__UNUSED int32_t qlora__log2(int64_t power) {
     return shift;
 }
 
-// Where the parts of a weight lie in its memory: codes, absmax, absmax_codes, absmax_scales, offset, maps.
+// Where the parts of a weight lie in its memory: codes, absmax, absmax_codes, absmax_scales,
+// offset, maps.
 typedef struct qlora__nf4_layout {
     int64_t blocks;
     int64_t groups;
@@ -9387,9 +9385,10 @@ static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* ou
     out->block = desc->block != 0 ? desc->block : 64;
     out->block2 = desc->block2 != 0 ? desc->block2 : 256;
     size_t n = 0;
-    if (desc->rows < 0 || desc->cols < 0 || !qlora__is_power_of_two(out->block) || out->block < 32 ||
-        out->block > 4096 || !qlora__is_power_of_two(out->block2) || out->block2 > (1 << 20) ||
-        !qlora__mul((size_t)desc->rows, (size_t)desc->cols, &n) || n > (size_t)INT64_MAX / 2) {
+    if (desc->rows < 0 || desc->cols < 0 || !qlora__is_power_of_two(out->block) ||
+        out->block < 32 || out->block > 4096 || !qlora__is_power_of_two(out->block2) ||
+        out->block2 > (1 << 20) || !qlora__mul((size_t)desc->rows, (size_t)desc->cols, &n) ||
+        n > (size_t)INT64_MAX / 2) {
         return false;
     }
     out->blocks = qlora__ceil_div((int64_t)n, out->block);
@@ -9419,11 +9418,11 @@ static qlora_result qlora__nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", desc == NULL ? "desc" : "out");
     }
     if (!qlora__nf4_lay_out(desc, &layout)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "NF4 of %lld x %lld, block %d, block2 %d: block is a power of two from 32 to "
-                           "4096, block2 a power of two",
-                           (long long)desc->rows, (long long)desc->cols, (int)desc->block,
-                           (int)desc->block2);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "NF4 of %lld x %lld, block %d, block2 %d: block is a power of two from 32 to "
+            "4096, block2 a power of two",
+            (long long)desc->rows, (long long)desc->cols, (int)desc->block, (int)desc->block2);
     }
     QLORA__TRY(qlora__need(ctx, memory, "memory", QLORA__IS_U8, -1, -1));
     if (memory->bytes < layout.total || (uintptr_t)memory->data % 16 != 0) {
@@ -9525,8 +9524,8 @@ static qlora_nf4_desc qlora__nf4_describe(const qlora_nf4* w) {
 }
 
 // Copies parts in or out; a part that the weight does not have may not be given.
-static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w, const qlora_nf4_parts* parts,
-                                    bool in) {
+static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
+                                    const qlora_nf4_parts* parts, bool in) {
     QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
     if (parts == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts is NULL");
@@ -9546,8 +9545,9 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w, const ql
                             layout.size[4], 16 * 4,         256 * 4};
     for (int i = 0; i < 7; i++) {
         if (host[i] != NULL && device[i] == NULL) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts.%s is given, but the weight has %s scales",
-                               names[i], w->absmax != NULL ? "plain" : "double-quantised");
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "parts.%s is given, but the weight has %s scales", names[i],
+                               w->absmax != NULL ? "plain" : "double-quantised");
         }
     }
     for (int i = 0; i < 7; i++) {
@@ -9559,17 +9559,20 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w, const ql
     return QLORA_OK;
 }
 
-qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
+qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+                              const qlora_nf4_parts* parts) {
     QLORA__ENTER(ctx, "qlora_nf4_upload");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
 }
 
-qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
+qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+                                const qlora_nf4_parts* parts) {
     QLORA__ENTER(ctx, "qlora_nf4_download");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
 }
 
-// ---- NF4 quantise and dequantise (formulas: section NUMBERS) ----------------------------------------
+// ---- NF4 quantise and dequantise (formulas: section NUMBERS)
+// ----------------------------------------
 
 typedef struct qlora__nf4_job {
     const qlora_nf4* w;
@@ -9613,7 +9616,8 @@ static void qlora__nf4_dequantise_rows(void* user, int64_t begin, int64_t end) {
 #ifndef QLORA_NO_CUDA
 
 static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
-                                            const qlora_nf4* weight, float* absmax, int64_t blocks) {
+                                            const qlora_nf4* weight, float* absmax,
+                                            int64_t blocks) {
     qlora_nf4 w = *weight; // parameters are passed by address
     int64_t n = w.rows * w.cols;
     void* data = source->data;
@@ -9628,10 +9632,11 @@ static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* 
     float inverse = 1.0f / (float)blocks;
     void* sum[] = {&absmax, &blocks, &inverse, &w.offset};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_nf4_offset, 1, 1, 1, 1024, 0, sum));
-    void* scales[] = {&absmax, &blocks, &w.block2, &w.offset, &w.maps, &w.absmax_codes,
-                      &w.absmax_scales};
+    void* scales[] = {&absmax, &blocks,         &w.block2,       &w.offset,
+                      &w.maps, &w.absmax_codes, &w.absmax_scales};
     return qlora__launch(ctx, QLORA__K_nf4_quantise_scales,
-                         qlora__ceil_div(qlora__ceil_div(blocks, w.block2), 8), 1, 1, 256, 0, scales);
+                         qlora__ceil_div(qlora__ceil_div(blocks, w.block2), 8), 1, 1, 256, 0,
+                         scales);
 }
 
 static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_job* job) {
@@ -9649,9 +9654,9 @@ static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_j
     qlora__kernel_id kernel = out.dtype == QLORA_F32    ? QLORA__K_nf4_dequantise_f32
                               : out.dtype == QLORA_BF16 ? QLORA__K_nf4_dequantise_bf16
                                                         : QLORA__K_nf4_dequantise_f16;
-    void* args[] = {&w.codes,  &w.absmax, &w.absmax_codes, &w.absmax_scales, &w.offset,    &w.maps,
-                    &w.cols,   &row0,     &col0,           &out.data,        &out.rows,    &out.cols,
-                    &out.ld,   &block_shift, &group_shift, &width,           &via_bf16};
+    void* args[] = {&w.codes, &w.absmax,    &w.absmax_codes, &w.absmax_scales, &w.offset, &w.maps,
+                    &w.cols,  &row0,        &col0,           &out.data,        &out.rows, &out.cols,
+                    &out.ld,  &block_shift, &group_shift,    &width,           &via_bf16};
     return qlora__launch(ctx, kernel, qlora__ceil_div(out.rows, 4 * 256 / width),
                          qlora__ceil_div(out.cols, 8 * width), 1, 256, 0, args);
 }
@@ -9659,7 +9664,8 @@ static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_j
 #else
 
 static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
-                                            const qlora_nf4* weight, float* absmax, int64_t blocks) {
+                                            const qlora_nf4* weight, float* absmax,
+                                            int64_t blocks) {
     (void)source;
     (void)weight;
     (void)absmax;
@@ -9705,14 +9711,15 @@ static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* sour
     return QLORA_OK;
 }
 
-qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source, const qlora_nf4* weight) {
+qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                const qlora_nf4* weight) {
     QLORA__ENTER(ctx, "qlora_nf4_quantise");
     return qlora__leave(ctx, qlora__nf4_quantise(ctx, source, weight));
 }
 
 // A window of the weight that begins at (row0, col0) and is as large as out.
-static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_t row0, int64_t col0,
-                                      const qlora_tensor* out, bool via_bf16) {
+static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_t row0,
+                                      int64_t col0, const qlora_tensor* out, bool via_bf16) {
     qlora__nf4_job job;
     memset(&job, 0, sizeof job);
     job.w = w;
@@ -9730,8 +9737,8 @@ static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_
     return QLORA_OK;
 }
 
-static qlora_result qlora__nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* w, const qlora_tensor* out,
-                                          bool via_bf16) {
+static qlora_result qlora__nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* w,
+                                          const qlora_tensor* out, bool via_bf16) {
     QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
     QLORA__TRY(qlora__need(ctx, out, "out", QLORA__IS_FLOAT, w->rows, w->cols));
     return qlora__nf4_window(ctx, w, 0, 0, out, via_bf16);
@@ -9743,21 +9750,25 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
     return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
 }
 
-// ---- NF4 GEMM: y = x W^T, dx = dy W -----------------------------------------------------------------
+// ---- NF4 GEMM: y = x W^T, dx = dy W
+// -----------------------------------------------------------------
 //
-// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch: rows
-// of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights are widened
-// on the way to the tensor cores; it wins as long as reading W costs more than multiplying, up to 64 rows.
+// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch:
+// rows of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights
+// are widened on the way to the tensor cores; it wins as long as reading W costs more than
+// multiplying, up to 64 rows.
 
 #define QLORA__NF4_FUSED_ROWS 64
 
-// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least `unit`.
+// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least
+// `unit`.
 static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
                                      int64_t* slice, void** memory) {
     size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
     int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
     if (fit < count) {
-        fit = qlora__max(fit / unit * unit, qlora__min(unit, count)); // too little: let scratch say so
+        fit = qlora__max(fit / unit * unit,
+                         qlora__min(unit, count)); // too little: let scratch say so
     }
     *slice = qlora__min(fit, count);
     return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
@@ -9837,9 +9848,17 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
     int64_t ldy[2] = {y1->ld, y2 != NULL ? y2->ld : 0};
     void* args[29] = {&source, &ldx, &M, &K, &range, &is_bf16, &partials};
     for (int i = 0; i < 2; i++) {
-        void* own[11] = {&w[i].codes,  &w[i].absmax, &w[i].absmax_codes, &w[i].absmax_scales,
-                         &w[i].offset, &w[i].maps,   &shift[2 * i],      &shift[2 * i + 1],
-                         &N[i],        &y[i],        &ldy[i]};
+        void* own[11] = {&w[i].codes,
+                         &w[i].absmax,
+                         &w[i].absmax_codes,
+                         &w[i].absmax_scales,
+                         &w[i].offset,
+                         &w[i].maps,
+                         &shift[2 * i],
+                         &shift[2 * i + 1],
+                         &N[i],
+                         &y[i],
+                         &ldy[i]};
         memcpy(args + 7 + 11 * i, own, sizeof own);
     }
     qlora__kernel_id kernel = M <= 16   ? QLORA__K_nf4_gemm_16
@@ -9851,8 +9870,8 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
     }
     int32_t count = (int32_t)splits;
     void* sum[] = {&partials, &count, &M, &N[0], &y[0], &ldy[0], &N[1], &y[1], &ldy[1], &is_bf16};
-    return qlora__launch(ctx, QLORA__K_nf4_gemm_reduce, qlora__ceil_div(tiles * 64, 256), M, 1, 256, 0,
-                         sum);
+    return qlora__launch(ctx, QLORA__K_nf4_gemm_reduce, qlora__ceil_div(tiles * 64, 256), M, 1, 256,
+                         0, sum);
 }
 
 #else
@@ -9879,12 +9898,14 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
 
 // Checks one product; x is [rows, cols of W] forward, [rows, rows of W] backward.
 static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                          const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+                                          const qlora_nf4* w, const qlora_tensor* y,
+                                          uint32_t flags) {
     QLORA__TRY(qlora__nf4_need(ctx, w, "W"));
     int64_t in = backward ? w->rows : w->cols;
     int64_t out = backward ? w->cols : w->rows;
     QLORA__TRY(qlora__need(ctx, x, backward ? "dy" : "x", QLORA__IS_F32 | QLORA__IS_BF16, -1, in));
-    QLORA__TRY(qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
+    QLORA__TRY(
+        qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
     QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
     QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
     uint32_t both = QLORA_NF4_FUSED | QLORA_NF4_UNFUSED;
@@ -9894,11 +9915,12 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
                            flags);
     }
     if ((flags & QLORA_NF4_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
-                           "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
-                           "of 32",
-                           QLORA__NF4_FUSED_ROWS);
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED,
+            "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
+            "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
+            "of 32",
+            QLORA__NF4_FUSED_ROWS);
     }
     return QLORA_OK;
 }
@@ -9944,7 +9966,8 @@ static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, cons
     }
     size_t before = ctx->scratch_used;
     QLORA__TRY(qlora__nf4_gemm(ctx, false, x, w1, y1, flags));
-    ctx->scratch_used = before; // the stream keeps the order, so the second weight takes the same place
+    ctx->scratch_used =
+        before; // the stream keeps the order, so the second weight takes the same place
     return qlora__nf4_gemm(ctx, false, x, w2, y2, flags);
 }
 
@@ -12264,17 +12287,19 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
 
-// ---- LoRA linear ----------------------------------------------------------------------------------
+// ---- LoRA linear
+// ----------------------------------------------------------------------------------
 //
 //   z_i = x A_i^T (of the masked x with dropout)      u_i = dy_i (s_i B_i)
 //   y_i = x W_i^T + bias_i + z_i (s_i B_i)^T          dx  = sum over i of dy_i W_i + u_i A_i
 //   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
 //
 // z and u are rounded to the storage type; they lie behind the columns of x and dy. Two forms:
-// plain (no operand), product by product, which is what the CPU runs; and concatenated, where W and sB
-// stand side by side and A below W, so that one product of length in + pad, or out + pad, does it all.
-// The columns of z and u that pad the sum of the ranks are zero. With dropout the masks differ from part
-// to part, so z is made part by part, and dx gets the masked u_i A_i added one by one.
+// plain (no operand), product by product, which is what the CPU runs; and concatenated, where W and
+// sB stand side by side and A below W, so that one product of length in + pad, or out + pad, does
+// it all. The columns of z and u that pad the sum of the ranks are zero. With dropout the masks
+// differ from part to part, so z is made part by part, and dx gets the masked u_i A_i added one by
+// one.
 
 int64_t qlora_linear_out(const qlora_linear* linear) {
     int64_t out = 0;
@@ -12302,17 +12327,19 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear*
                                              qlora_dtype dtype, bool backward) {
     const qlora_linear_part* p = &l->parts[i];
     unsigned type = 1u << dtype;
-    if (p->out < 0 || p->rank < 0 || p->rank > (1 << 20) || (p->nf4 == NULL) == (p->dense == NULL)) {
+    if (p->out < 0 || p->rank < 0 || p->rank > (1 << 20) ||
+        (p->nf4 == NULL) == (p->dense == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "parts[%d]: out %lld, rank %lld, and one of nf4 and dense are needed", (int)i,
-                           (long long)p->out, (long long)p->rank);
+                           "parts[%d]: out %lld, rank %lld, and one of nf4 and dense are needed",
+                           (int)i, (long long)p->out, (long long)p->rank);
     }
     if (p->nf4 != NULL) {
         QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
         if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts[%d].nf4 is %lld x %lld, not %lld x %lld",
-                               (int)i, (long long)p->nf4->rows, (long long)p->nf4->cols,
-                               (long long)p->out, (long long)l->in);
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "parts[%d].nf4 is %lld x %lld, not %lld x %lld", (int)i,
+                               (long long)p->nf4->rows, (long long)p->nf4->cols, (long long)p->out,
+                               (long long)l->in);
         }
     } else {
         QLORA__TRY(qlora__need(ctx, p->dense, "dense", type, p->out, l->in));
@@ -12335,7 +12362,8 @@ static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear* l, q
                                         bool backward) {
     if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
-                           l == NULL ? "linear is NULL" : "linear.count is 1 to 3, in not negative");
+                           l == NULL ? "linear is NULL"
+                                     : "linear.count is 1 to 3, in not negative");
     }
     if (!(l->dropout >= 0.0f && l->dropout < 1.0f)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dropout is not at least 0 and below 1");
@@ -12384,8 +12412,8 @@ static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
 }
 
 // Rows of y = bias, or += bias.
-static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias, const qlora_tensor* y,
-                                       bool add) {
+static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
+                                       const qlora_tensor* y, bool add) {
     qlora__linear_job job;
     job.bias = bias;
     job.y = y;
@@ -12398,9 +12426,9 @@ static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
     void* source = bias->data;
     int32_t adds = add ? 1 : 0;
     void* args[] = {&source, &t.data, &t.rows, &t.cols, &t.ld, &adds};
-    return qlora__launch(ctx,
-                         t.dtype == QLORA_F32 ? QLORA__K_linear_bias_f32 : QLORA__K_linear_bias_bf16,
-                         qlora__ceil_div(t.cols, 256), qlora__min(t.rows, 65535), 1, 256, 0, args);
+    return qlora__launch(
+        ctx, t.dtype == QLORA_F32 ? QLORA__K_linear_bias_f32 : QLORA__K_linear_bias_bf16,
+        qlora__ceil_div(t.cols, 256), qlora__min(t.rows, 65535), 1, 256, 0, args);
 }
 
 static void qlora__linear_place_cpu(const qlora_linear* l) {
@@ -12481,8 +12509,9 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, u
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor rows;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
-                                  : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        QLORA__TRY(p->nf4 != NULL
+                       ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
+                       : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
         row += p->out;
     }
     return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
@@ -12501,8 +12530,8 @@ typedef struct qlora__masked {
     size_t scratch_before;
 } qlora__masked;
 
-static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
-                                        qlora__masked* m) {
+static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l,
+                                        const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
     m->scratch_before = ctx->scratch_used;
     // Half of what is free, because products may need some.
@@ -12514,9 +12543,9 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l, c
 }
 
 // to (+)= mask of part i, rows [first, first + count), applied to from.
-static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, int32_t i, int64_t first,
-                                       const qlora_tensor* from, const qlora_tensor* to,
-                                       bool accumulate) {
+static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                       int64_t first, const qlora_tensor* from,
+                                       const qlora_tensor* to, bool accumulate) {
     qlora_tensor positions;
     qlora_tensor sequences;
     QLORA__TRY(qlora__tensor_view(ctx, l->positions, 0, 1, first, from->rows, &positions));
@@ -12535,7 +12564,8 @@ static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, in
     return qlora__dropout(ctx, &d);
 }
 
-static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear* l, int64_t rows) {
+static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear* l,
+                                                int64_t rows) {
     if (l->dropout > 0.0f) {
         QLORA__TRY(qlora__need(ctx, l->positions, "positions", QLORA__IS_I32, 1, rows));
         QLORA__TRY(qlora__need(ctx, l->sequences, "sequences", QLORA__IS_I32, 1, rows));
@@ -12559,7 +12589,8 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, &m.rows, l->parts[i].a, &to));
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, &m.rows, l->parts[i].a, &to));
     }
     ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
     return QLORA_OK;
@@ -12642,8 +12673,8 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_lin
     return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
 }
 
-static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
-                                          const qlora_tensor* y) {
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l,
+                                          const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
@@ -12716,10 +12747,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, cons
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
-        QLORA__TRY(p->nf4 != NULL
-                       ? qlora__nf4_gemm(ctx, true, &part, p->nf4, dx,
-                                         i > 0 ? (uint32_t)QLORA_NF4_ACCUMULATE : 0u)
-                       : qlora__linear_gemm(ctx, true, false, false, 1.0f, beta, &part, p->dense, dx));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, true, &part, p->nf4, dx,
+                                                    i > 0 ? (uint32_t)QLORA_NF4_ACCUMULATE : 0u)
+                                  : qlora__linear_gemm(ctx, true, false, false, 1.0f, beta, &part,
+                                                       p->dense, dx));
         ctx->scratch_used = scratch_before;
         if (p->rank > 0 && l->dropout == 0.0f) {
             QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
@@ -12750,7 +12781,8 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_l
                                       &m.rows, p->da));
         if (dx != NULL) {
             QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
-            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &some, p->a, &m.rows));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &some, p->a, &m.rows));
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
@@ -12758,13 +12790,43 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_l
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
-                                            const qlora_tensor* dy, const qlora_tensor* dx, float beta) {
+// dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
+static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined) {
+    memset(joined, 0, sizeof *joined);
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        if (p->rank == 0) {
+            continue;
+        }
+        if (joined->rows == 0) {
+            *joined = *p->da;
+            continue;
+        }
+        size_t before = (size_t)(joined->rows * joined->ld) * qlora_dtype_bytes(QLORA_F32);
+        if (p->da->ld != joined->ld || (char*)p->da->data != (char*)joined->data + before) {
+            return false;
+        }
+        joined->rows += p->rank;
+        joined->bytes = before + p->da->bytes;
+    }
+    return joined->rows > 0;
+}
+
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l,
+                                            const qlora_tensor* x, const qlora_tensor* dy,
+                                            const qlora_tensor* dx, float beta) {
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
     qlora_tensor inner;
+    qlora_tensor all;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    bool joined = l->dropout == 0.0f && qlora__linear_da_joined(l, &all);
+    if (joined) {
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
+        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, &all));
+    }
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
         qlora_tensor part;
@@ -12773,11 +12835,14 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* 
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        if (p->rank > 0 && l->dropout > 0.0f) {
+            QLORA__TRY(qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta));
+        } else if (p->rank > 0 && !joined) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
+        }
         if (p->rank > 0) {
-            QLORA__TRY(l->dropout > 0.0f
-                           ? qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta)
-                           : qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
-            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
         }
         col += p->out;
         at += p->rank;
@@ -12785,9 +12850,9 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* 
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
-                                           const qlora_tensor* dy, const qlora_tensor* dx,
-                                           uint32_t flags) {
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l,
+                                           const qlora_tensor* x, const qlora_tensor* dy,
+                                           const qlora_tensor* dx, uint32_t flags) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, true));
@@ -12815,8 +12880,9 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l
     return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
 }
 
-qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
-                                   const qlora_tensor* dy, const qlora_tensor* dx, uint32_t flags) {
+qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+                                   const qlora_tensor* x, const qlora_tensor* dy,
+                                   const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_backward");
     return qlora__leave(ctx, qlora__linear_backward(ctx, linear, x, dy, dx, flags));
 }
