@@ -965,8 +965,19 @@ TEST config_knows_the_families(void) {
     const char* qwen2[] = {"model_type", "\"qwen2\"", "architectures", NULL, "sliding_window",
                            "16",         NULL};
     ASSERT_EQ(QLORA_OK, config_try(&w, qwen2, &c));
-    ASSERT(c.qkv_bias && !c.o_bias && c.window == 0 &&
-           !c.sliding[2]); // use_sliding_window is false
+    ASSERT(c.qkv_bias && !c.o_bias && !c.qk_norm && c.window == 0);
+    // use_sliding_window is false where it is absent
+    const char* unused[] = {"model_type",
+                            "\"qwen2\"",
+                            "architectures",
+                            NULL,
+                            "sliding_window",
+                            "16",
+                            "max_window_layers",
+                            "0",
+                            NULL};
+    ASSERT_EQ(QLORA_OK, config_try(&w, unused, &c));
+    ASSERT(c.window == 0 && !c.sliding[2]);
     const char* window[] = {"model_type",
                             "\"qwen2\"",
                             "architectures",
@@ -1489,6 +1500,7 @@ TEST peft_selects_modules(void) {
         {LORA("\"target_modules\":[\"q_proj\"],\"use_rslora\":true"), Q0, 8, 5.65685424949238},
         {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":4}"), Q0, 4, 4.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"roj\":4}"), Q0, 8, 2.0},
+        {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_pro\":4}"), Q0, 8, 2.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"layers\\\\.12\\\\..*\":4}"), Q12,
          4, 4.0},
         {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"layers\\\\.12\\\\..*\":4}"), Q0,
