@@ -1247,7 +1247,7 @@ TEST bnb_reads_both_kinds(void) {
     static qlora__folder f;
     qlora__linear_source s;
     world_begin(&w);
-    ASSERT_EQ(QLORA_OK, put_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 195, qlora__bnb_book));
+    ASSERT_EQ(QLORA_OK, put_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 195, qlora__nf4_levels));
     ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.ctx, "m", &f));
     ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.ctx, &f, "model.x.weight", 6, 65, &s));
     ASSERT(s.nf4 && s.nested && s.rows == 6 && s.cols == 65 && s.block == 64 && s.block2 == 256);
@@ -1260,9 +1260,9 @@ TEST bnb_reads_both_kinds(void) {
     ASSERT(
         refused(&w, qlora__folder_linear(&w.ctx, &f, "model.z.weight", 6, 65, &s), "is missing"));
     qlora__folder_close(&w.ctx, &f);
-    ASSERT_EQ(QLORA_OK, try_bnb(&w, STATE(""), QLORA__ST_F32, 7, 195, qlora__bnb_book, &s));
+    ASSERT_EQ(QLORA_OK, try_bnb(&w, STATE(""), QLORA__ST_F32, 7, 195, qlora__nf4_levels, &s));
     ASSERT(s.nf4 && !s.nested);
-    ASSERT_EQ(QLORA_OK, try_bnb(&w, STATE(""), QLORA__ST_BF16, 7, 196, qlora__bnb_book, &s));
+    ASSERT_EQ(QLORA_OK, try_bnb(&w, STATE(""), QLORA__ST_BF16, 7, 196, qlora__nf4_levels, &s));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1299,18 +1299,18 @@ TEST bnb_refuses_each_fault(void) {
     world_begin(&w);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         ASSERTm(bad[i].state,
-                refused(&w, try_bnb(&w, bad[i].state, QLORA__ST_U8, 7, 195, qlora__bnb_book, &s),
+                refused(&w, try_bnb(&w, bad[i].state, QLORA__ST_U8, 7, 195, qlora__nf4_levels, &s),
                         bad[i].message));
     }
-    ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 6, 195, qlora__bnb_book, &s),
+    ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 6, 195, qlora__nf4_levels, &s),
                    "absmax: 6 elements"));
-    ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_F32, 7, 195, qlora__bnb_book, &s),
+    ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_F32, 7, 195, qlora__nf4_levels, &s),
                    "7 of U8"));
-    ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 194, qlora__bnb_book, &s),
+    ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 194, qlora__nf4_levels, &s),
                    "194 bytes; 6 x 65 codes need 195"));
-    ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 203, qlora__bnb_book, &s),
+    ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 203, qlora__nf4_levels, &s),
                    "203 bytes"));
-    memcpy(other, qlora__bnb_book, sizeof other);
+    memcpy(other, qlora__nf4_levels, sizeof other);
     other[3] += 1e-4f;
     ASSERT(refused(&w, try_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 195, other, &s),
                    "is not the NF4 code book"));
@@ -1893,7 +1893,7 @@ static void put_everything(world* w) {
     config_text(text, sizeof text, changes);
     world_put(w, "m/config.json", text, strlen(text));
     world_put(w, "m/generation_config.json", "{\"eos_token_id\":[3]}", 20);
-    put_bnb(w, STATE(NESTED), QLORA__ST_U8, 7, 195, qlora__bnb_book);
+    put_bnb(w, STATE(NESTED), QLORA__ST_U8, 7, 195, qlora__nf4_levels);
     world_put(w, "s/model.safetensors.index.json", index, sizeof index - 1);
     put_tensors(w, "s/s1", shard_1, 2);
     put_tensors(w, "s/s2", shard_2, 2);
