@@ -602,6 +602,8 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y = x in y's type: f32, bf16, f16, rounded to nearest even.
+QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
 
 // RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
 // it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
@@ -7505,6 +7507,7 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
+#define QLORA__NEED_RANDOM 32u // makes its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 
@@ -7555,6 +7558,8 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(cast_f16_bf16, cast, 0, ALWAYS)                                                                \
     X(cast_absmax_f32, cast, 0, ALWAYS)                                                              \
     X(cast_scale, cast, 0, ALWAYS)                                                                   \
+    X(random_normal_f32, random, 0, RANDOM)                                                          \
+    X(random_normal_bf16, random, 0, RANDOM)                                                         \
     X(clip_squares, clip, 0, ALWAYS)                                                                 \
     X(clip_scale, clip, 0, ALWAYS)                                                                   \
     X(clip_apply, clip, 0, ALWAYS)
@@ -13466,6 +13471,114 @@ qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc
     a.dk = dk;
     a.dv = dv;
     return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
+}
+
+// ---- casts ------------------------------------------------------------------------------------------
+//
+//   y = x in y's type, rounded to nearest even
+
+typedef struct qlora__pair {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+} qlora__pair;
+
+static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__pair* p = (const qlora__pair*)user;
+    for (int64_t i = begin; i < end; i++) {
+        for (int64_t j = 0; j < p->x->cols; j++) {
+            qlora__put(p->y, i, j, qlora__at(p->x, i, j));
+        }
+    }
+}
+
+static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    static const qlora__kernel_id kernels[3][3] = {
+        // from f32, bf16, f16 to f32, bf16, f16; a copy has none
+        {QLORA__K_COUNT, QLORA__K_cast_f32_bf16, QLORA__K_cast_f32_f16},
+        {QLORA__K_cast_bf16_f32, QLORA__K_COUNT, QLORA__K_cast_bf16_f16},
+        {QLORA__K_cast_f16_f32, QLORA__K_cast_f16_bf16, QLORA__K_COUNT}};
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_FLOAT, -1, -1));
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_FLOAT, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__pair pair = {x, y};
+        qlora__parallel(ctx, x->rows, 1 + 16384 / (1 + x->cols), qlora__cast_rows, &pair);
+        return QLORA_OK;
+    }
+    qlora__kernel_id kernel = kernels[x->dtype][y->dtype];
+    if (kernel == QLORA__K_COUNT) {
+        return x->dtype == QLORA_F16
+                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "x and y are both f16")
+                   : qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, 1.0f, y);
+    }
+    qlora_tensor from = *x; // parameters are passed by address
+    qlora_tensor to = *y;
+    const float* no_scale = NULL;
+    void* args[] = {&from.data, &to.data, &from.rows, &from.cols, &from.ld, &to.ld, (void*)&no_scale};
+    int64_t pieces = x->rows * qlora__ceil_div(x->cols, 2048);
+    return qlora__launch(ctx, kernel, qlora__min(pieces, 4096), 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_cast");
+    return qlora__leave(ctx, qlora__cast(ctx, x, y));
+}
+
+// ---- random weights -----------------------------------------------------------------------------------
+//
+//   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
+//
+// normal enough for weights, and the same bits on both backends (kernels/random.cu says why).
+
+typedef struct qlora__random_job {
+    const qlora_tensor* y;
+    uint32_t key[2];
+    uint32_t stream;
+    float step;
+} qlora__random_job;
+
+static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
+    const qlora__random_job* job = (const qlora__random_job*)user;
+    int64_t n = job->y->rows * job->y->cols;
+    for (int64_t pair = begin; pair < end; pair++) {
+        int32_t sum[2] = {-393210, -393210};
+        for (uint32_t call = 0; call < 3; call++) {
+            const uint32_t counter[4] = {(uint32_t)pair, (uint32_t)((uint64_t)pair >> 32), job->stream,
+                                         call};
+            uint32_t words[4];
+            qlora__philox(counter, job->key, words);
+            for (uint32_t i = 0; i < 4; i++) {
+                sum[(4 * call + i) / 6] += (int32_t)(words[i] & 0xffffu) + (int32_t)(words[i] >> 16);
+            }
+        }
+        for (int64_t i = 2 * pair; i < 2 * pair + 2 && i < n; i++) {
+            float x = (float)sum[i & 1] * job->step;
+            qlora__store(job->y->data, job->y->dtype, i, (QLORA__REAL)x);
+        }
+    }
+}
+
+// y is contiguous, f32 or bf16; streams of one seed are independent of each other.
+static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                                       float deviation, const qlora_tensor* y) {
+    qlora__random_job job;
+    job.y = y;
+    job.key[0] = (uint32_t)seed;
+    job.key[1] = (uint32_t)(seed >> 32);
+    job.stream = stream;
+    job.step = deviation / 65536.0f;
+    int64_t n = y->rows * y->cols;
+    int64_t pairs = qlora__ceil_div(n, 2);
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, pairs, 4096, qlora__random_pairs, &job);
+        return QLORA_OK;
+    }
+    void* data = y->data;
+    void* args[] = {&data, &n, &job.key[0], &job.key[1], &job.stream, &job.step};
+    return qlora__launch(ctx,
+                         y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
+                                               : QLORA__K_random_normal_bf16,
+                         qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
 }
 
 //@@ GRAPH      - capture, replay, invalidation
