@@ -5344,14 +5344,6 @@ typedef struct qlora__linear_source {
     qlora_dtype dtype; // what the codes stand for was rounded to this
 } qlora__linear_source;
 
-// clang-format off
-static const float qlora__bnb_book[16] = {
-    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
-    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
-    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
-// clang-format on
-
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
 // Finds `name` + `suffix` with `count` elements of one of two types.
@@ -5447,7 +5439,7 @@ static qlora_result qlora__bnb_parts(qlora_ctx* ctx, const qlora__folder* f, con
     float book[16];
     qlora__st_read_f32(w->map, 0, 16, book);
     for (int i = 0; i < 16; i++) {
-        float off = book[i] - qlora__bnb_book[i];
+        float off = book[i] - qlora__nf4_levels[i];
         if (!(off <= 1e-6f && off >= -1e-6f)) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "%s: %s.quant_map is not the NF4 code book", f->dir, name);
