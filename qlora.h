@@ -13,13 +13,13 @@
        API        declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
        PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
        CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
-       NUMBERS    16-bit floating point and element access
+       NUMBERS    16-bit floating point, element access, NF4
        FORMATS    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
        DRIVER     CUDA driver and cuBLAS: symbols, device facts, error names
        TENSOR     memory, tensors, copies and fills on the context's stream
        CACHE      kernel registry, PTX for a target, modules, seal, launch
        CONTEXT    creation, backend choice, stream, native handles, description
-       DISPATCH   the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+       DISPATCH   the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
        OPS        operators: the formula, the CPU loop, the launch
        GRAPH      capture, replay, invalidation
 
@@ -430,7 +430,8 @@ typedef enum qlora_path {
     QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
     QLORA_PATH_CPU = 1,
     QLORA_PATH_PTX = 2,
-    QLORA_PATH_CUBLAS = 3
+    QLORA_PATH_CUBLAS = 3,
+    QLORA_PATH_NF4 = 4 // reported only: weights were widened inside the product
 } qlora_path;
 
 typedef struct qlora_gemm_desc {
@@ -469,6 +470,88 @@ QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor*
                                              uint32_t flags);
 QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
 QLORA_API const char* qlora_path_name(qlora_path path);
+
+// ---- NF4 ------------------------------------------------------------------------------------------
+// A frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
+// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
+typedef struct qlora_nf4_desc {
+    int64_t rows;
+    int64_t cols;
+    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
+    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
+    bool plain_scales; // one float a block instead of one byte
+} qlora_nf4_desc;
+
+// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
+typedef struct qlora_nf4 {
+    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
+    float* absmax;         // one a block; NULL unless plain_scales
+    uint8_t* absmax_codes; // one a block; NULL when plain_scales
+    float* absmax_scales;  // one for block2 blocks
+    float* offset;         // one
+    float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
+    int64_t rows;
+    int64_t cols;
+    int32_t block;
+    int32_t block2;
+    bool owns_memory;
+    qlora_tensor memory;
+    qlora_ctx* owner;
+} qlora_nf4;
+
+// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow maps.
+typedef struct qlora_nf4_parts {
+    uint8_t* codes;
+    float* absmax;
+    uint8_t* absmax_codes;
+    float* absmax_scales;
+    float* offset;
+    float* levels; // 16
+    float* map;    // 256
+} qlora_nf4_parts;
+
+// Bytes that a weight of this description takes, 0 when the description is not valid.
+QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
+// The maps are set to bitsandbytes' own; codes and scales are not set.
+QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
+// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
+QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                      const qlora_tensor* memory, qlora_nf4* out);
+QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
+// Both wait for the device. Parts that are NULL stay as they are.
+QLORA_API qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+                                        const qlora_nf4_parts* parts);
+QLORA_API qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+                                          const qlora_nf4_parts* parts);
+// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
+QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                          const qlora_nf4* weight);
+// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
+QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
+                                            const qlora_tensor* out, bool via_bf16);
+
+typedef enum qlora_nf4_flags {
+    QLORA_NF4_AUTO = 0,
+    QLORA_NF4_FUSED = 1,     // the kernel that widens weights on the way: bf16, at most 64 rows
+    QLORA_NF4_UNFUSED = 2,   // dequantise into the scratch, then qlora_gemm
+    QLORA_NF4_PTX = 4,       // the unfused product on our own kernels
+    QLORA_NF4_ACCUMULATE = 8 // y += ...; unfused only
+} qlora_nf4_flags;
+
+// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are the bf16
+// values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight that does not
+// fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
+QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                              const qlora_nf4* w, const qlora_tensor* y,
+                                              uint32_t flags);
+QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                               const qlora_nf4* w, const qlora_tensor* dx,
+                                               uint32_t flags);
+// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
+QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
+                                               const qlora_nf4* w1, const qlora_nf4* w2,
+                                               const qlora_tensor* y1, const qlora_tensor* y2,
+                                               uint32_t flags);
 
 // ---- gradient clip --------------------------------------------------------------------------------
 typedef struct qlora_clip qlora_clip;
@@ -519,6 +602,8 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y = x in y's type: f32, bf16, f16, rounded to nearest even.
+QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
 
 // RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
 // it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
@@ -673,6 +758,60 @@ typedef struct qlora_dropout_args {
 } qlora_dropout_args;
 QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
 
+// ---- LoRA linear ----------------------------------------------------------------------------------
+// y_i = x W_i^T + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate
+// and up, or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
+#define QLORA_LINEAR_PARTS 3
+
+typedef struct qlora_linear_part {
+    int64_t out;
+    int64_t rank;
+    float scale;                // s_i
+    int32_t projection;         // its number in the dropout's counter
+    const qlora_nf4* nf4;       // the frozen weight [out, in]: this
+    const qlora_tensor* dense;  // or this, in x's type
+    const qlora_tensor* bias;   // [1, out] in x's type, or NULL
+    const qlora_tensor* a;      // A_i [rank, in] in x's type
+    const qlora_tensor* sb;     // s_i B_i [out, rank] in x's type
+    const qlora_tensor* da;     // f32 [rank, in]; needed by backward
+    const qlora_tensor* db;     // f32 [out, rank], the gradient of B_i itself
+} qlora_linear_part;
+
+// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's type of
+// [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one large product
+// each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through the scratch part by part.
+typedef struct qlora_linear {
+    int64_t in;
+    int32_t count;
+    qlora_linear_part parts[QLORA_LINEAR_PARTS];
+    const qlora_tensor* operand; // or NULL
+    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest unused.
+    float dropout;
+    int32_t layer;
+    const qlora_tensor* positions; // as qlora_dropout has them
+    const qlora_tensor* sequences;
+    const qlora_tensor* state;
+} qlora_linear;
+
+typedef enum qlora_linear_flags {
+    QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
+    QLORA_LINEAR_ADAPTERS = 2, // place: A, sB and the zeros around them
+    QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
+} qlora_linear_flags;
+
+QLORA_API int64_t qlora_linear_out(const qlora_linear* linear); // sum of the parts' out
+QLORA_API int64_t qlora_linear_pad(const qlora_linear* linear);
+// Fills the operand: the weights when they are not there yet, the adapters after every update.
+QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags);
+// x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
+QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear,
+                                            const qlora_tensor* x, const qlora_tensor* y);
+// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is not
+// wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
+QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+                                             const qlora_tensor* x, const qlora_tensor* dy,
+                                             const qlora_tensor* dx, uint32_t flags);
+
 // ---- attention ----------------------------------------------------------------------------------
 typedef struct qlora_attention_desc {
     int64_t heads;
@@ -680,6 +819,10 @@ typedef struct qlora_attention_desc {
     int64_t head_dim; // 1 to 256
     int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
     float scale;    // above 0; 0 = 1 / sqrt(head_dim)
+    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with. The n
+    // sequences then have tokens / n tokens each, seqs is not read and lse not touched; the scratch
+    // holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    bool unfused;
 } qlora_attention_desc;
 
 // Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
@@ -2066,7 +2209,7 @@ static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_
     memcpy(out, c, sizeof c);
 }
 
-//@@ NUMBERS    - 16-bit floating point and element access
+//@@ NUMBERS    - 16-bit floating point, element access, NF4
 
 static uint32_t qlora__bits(float x) {
     uint32_t u;
@@ -2355,6 +2498,190 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s overlaps %s", out_name, in_name);
     }
     return QLORA_OK;
+}
+
+// ---- NF4 ------------------------------------------------------------------------------------------
+// 4-bit NormalFloat with block-wise scales, byte for byte as bitsandbytes stores it. Element e of a
+// matrix without gaps lies in block e / block; a block may straddle rows, the last may be short.
+//   absmax[b] = max |w| of the block
+//   code[e]   = number of thresholds below w[e] * inv, inv = 1 / max(absmax[b], 1e-38)
+//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the type that is asked for
+// Byte i holds element 2i in its high half and 2i + 1 in its low half; after an odd count the last half
+// is 7, the code of zero. Double quantisation keeps one byte a block instead of absmax, in groups:
+//   offset    = f32(sum of absmax) * f32(1 / blocks)
+//   scale[g]  = max(max |absmax - offset|, 1e-38)
+//   q[b]      = entry of a map of 256 that is nearest to (absmax[b] - offset) * (1 / scale[g])
+//   absmax[b] = map[q[b]] * scale[g] + offset, each operation rounded
+// Every operation is a single f32 one, so CPU and GPU agree in every bit. bitsandbytes' own CUDA kernels
+// use an approximate reciprocal and may differ by one code at a threshold, and store 0 instead of 7 for
+// a block of zeros.
+
+#define QLORA__NF4_SMALLEST 1e-38f
+#define QLORA__NF4_MAPS 272 // 16 levels, then the map of the scales
+
+static const float qlora__nf4_levels[16] = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+
+static const float qlora__nf4_thresholds[15] = {
+    -0.8480963706970215f,
+    -0.6106328964233398f,
+    -0.4599952697753906f,
+    -0.33967941999435425f,
+    -0.23460739850997925f,
+    -0.13791173696517944f,
+    -0.045525018125772476f,
+    0.03979014977812767f,
+    0.120255246758461f,
+    0.2035212516784668f,
+    0.2920137643814087f,
+    0.3893125355243683f,
+    0.5016634464263916f,
+    0.6427869200706482f,
+    0.8614784479141235f,
+};
+
+// The 16 levels and the signed dynamic map: for i = 0 ... 6 the middles between 2^i + 1 points spread
+// evenly over [0.1, 1], times 10^(i-6), with both signs; 0; and 1. The points are computed as torch's
+// linspace does (from both ends, each one multiply-add), because files carry those very bits; a file's
+// own map replaces this one.
+static void qlora__nf4_default_maps(float* maps) {
+    static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    memcpy(maps, qlora__nf4_levels, sizeof qlora__nf4_levels);
+    float* middle = maps + 16 + 127; // the entry that is zero
+    middle[0] = 0.0f;
+    middle[128] = 1.0f;
+    int at = 0;
+    for (int i = 0; i < 7; i++) {
+        int points = (1 << i) + 1;
+        float step = (1.0f - 0.1f) / (float)(points - 1);
+        float before = 0.1f;
+        for (int j = 1; j < points; j++) {
+            // In double the product and the sum are exact, so this rounds once.
+            float here = j < points / 2
+                             ? (float)((double)0.1f + (double)step * (double)j)
+                             : (float)(1.0 - (double)step * (double)(points - 1 - j));
+            float value = (before + here) / 2.0f * powers[i];
+            at++;
+            middle[at] = value;
+            middle[-at] = -value;
+            before = here;
+        }
+    }
+}
+
+static uint32_t qlora__nf4_code(float x) {
+    uint32_t code = 0;
+    for (int i = 0; i < 15; i++) {
+        code += x > qlora__nf4_thresholds[i] ? 1u : 0u;
+    }
+    return code;
+}
+
+// Quantises blocks [first, last) of n elements.
+static void qlora__nf4_quantise_blocks(const void* w, qlora_dtype dtype, int64_t n, int64_t block,
+                                       uint8_t* codes, float* absmax, int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; b++) {
+        int64_t begin = b * block;
+        int64_t end = qlora__min(n, begin + block);
+        float most = 0.0f;
+        for (int64_t e = begin; e < end; e++) {
+            float x = fabsf((float)qlora__load(w, dtype, e));
+            most = x > most ? x : most;
+        }
+        float inv = 1.0f / (most > QLORA__NF4_SMALLEST ? most : QLORA__NF4_SMALLEST);
+        for (int64_t e = begin; e < end; e += 2) {
+            uint32_t high = qlora__nf4_code((float)qlora__load(w, dtype, e) * inv);
+            uint32_t low = 7;
+            if (e + 1 < end) {
+                low = qlora__nf4_code((float)qlora__load(w, dtype, e + 1) * inv);
+            }
+            codes[e / 2] = (uint8_t)(high << 4 | low);
+        }
+        absmax[b] = most;
+    }
+}
+
+// 1024 sums in f64, as the kernel's threads have them, folded in halves.
+static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
+    double sums[1024];
+    memset(sums, 0, sizeof sums);
+    for (int64_t b = 0; b < blocks; b++) {
+        sums[b % 1024] += (double)absmax[b];
+    }
+    for (int half = 512; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            sums[i] += sums[i + half];
+        }
+    }
+    return blocks > 0 ? (float)sums[0] * (1.0f / (float)blocks) : 0.0f;
+}
+
+// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x; in
+// the middle between the two the last entry of the bisection stays.
+static int qlora__nf4_nearest(const float* map, float x) {
+    int at = 127;
+    int below = 0;
+    int above = 255;
+    for (int step = 64; step > 0; step /= 2) {
+        if (x > map[at]) {
+            below = at;
+            at += step;
+        } else {
+            above = at;
+            at -= step;
+        }
+    }
+    if (x > map[at]) {
+        return x > (map[above] + map[at]) * 0.5f ? above : at;
+    }
+    return x < (map[below] + map[at]) * 0.5f ? below : at;
+}
+
+static void qlora__nf4_quantise_scales(const float* absmax, int64_t blocks, int64_t group, float offset,
+                                       const float* map, uint8_t* q, float* scales) {
+    for (int64_t begin = 0; begin < blocks; begin += group) {
+        int64_t end = qlora__min(blocks, begin + group);
+        float most = QLORA__NF4_SMALLEST;
+        for (int64_t b = begin; b < end; b++) {
+            float x = fabsf(absmax[b] - offset);
+            most = x > most ? x : most;
+        }
+        float inv = 1.0f / most;
+        for (int64_t b = begin; b < end; b++) {
+            q[b] = (uint8_t)qlora__nf4_nearest(map, (absmax[b] - offset) * inv);
+        }
+        scales[begin / group] = most;
+    }
+}
+
+// The scale of block b. volatile keeps a compiler from fusing the product and the sum.
+static float qlora__nf4_absmax(const qlora_nf4* w, int64_t b) {
+    if (w->absmax != NULL) {
+        return w->absmax[b];
+    }
+    volatile float product = w->maps[16 + w->absmax_codes[b]] * w->absmax_scales[b / w->block2];
+    return product + w->offset[0];
+}
+
+static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
+    uint32_t byte = codes[e / 2];
+    return e % 2 != 0 ? byte & 15u : byte >> 4;
 }
 
 //@@ FORMATS    - JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
@@ -3349,6 +3676,15 @@ static void qlora__text_add(qlora__text* t, const void* bytes, size_t size) {
 
 static void qlora__text_puts(qlora__text* t, const char* string) {
     qlora__text_add(t, string, strlen(string));
+}
+
+// Writes a whole small file, atomically.
+static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
+                                      size_t size) {
+    qlora__out out;
+    QLORA__TRY(qlora__out_begin(ctx, path, &out));
+    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
+    return qlora__out_commit(ctx, &out);
 }
 
 // JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
@@ -4889,6 +5225,105 @@ static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, c
     return QLORA_OK;
 }
 
+// ---- Hugging Face model folder, written
+
+// Copies a file, atomically, as the tokenizer's files beside an exported model.
+static QLORA__UNUSED qlora_result qlora__file_copy(qlora_ctx* ctx, const char* from,
+                                                   const char* to) {
+    qlora__map map;
+    QLORA__TRY(qlora__map_open(ctx, from, &map));
+    qlora_result result = qlora__file_write(ctx, to, map.data, (size_t)map.size);
+    qlora__map_close(ctx, &map);
+    return result;
+}
+
+// model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
+// order; `bytes` is the sum of all tensors.
+static QLORA__UNUSED qlora_result qlora__index_write(qlora_ctx* ctx, const char* dir,
+                                                     const char* const* names,
+                                                     const uint32_t* shard_of, uint32_t count,
+                                                     const char* const* shards, uint64_t bytes) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    qlora__json_writer w;
+    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
+    qlora__text_begin(ctx, &text);
+    qlora__json_write_begin(&w, &text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__json_write_open(&w, "metadata", '{');
+    qlora__json_write_int(&w, "total_size", (int64_t)bytes);
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_open(&w, "weight_map", '{');
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__json_write_string(&w, names[i], shards[shard_of[i]]);
+    }
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_close(&w, '}');
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
+// The members of a config with its weights' type replaced and without quantization_config; all else
+// as it stands in the file.
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__text* text) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        const qlora__json_token* key = &json->tokens[k];
+        const qlora__json_token* value = &json->tokens[k + 1];
+        uint32_t quote = value->kind == QLORA__JSON_STRING ? 1 : 0;
+        if (qlora__json_is(json, k, "quantization_config")) {
+            continue;
+        }
+        qlora__json_write_key(&w, NULL);
+        qlora__text_add(text, json->text + key->begin - 1, key->end - key->begin + 2);
+        qlora__text_puts(text, ": ");
+        if (qlora__json_is(json, k, "dtype") || qlora__json_is(json, k, "torch_dtype")) {
+            qlora__json_write_quoted(text, dtype, strlen(dtype));
+        } else {
+            qlora__text_add(text, json->text + value->begin - quote,
+                            value->end - value->begin + 2 * quote);
+        }
+    }
+    qlora__json_write_close(&w, '}');
+}
+
+// config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
+static QLORA__UNUSED qlora_result qlora__config_export(qlora_ctx* ctx, const char* from_dir,
+                                                       const char* to_dir, const char* dtype) {
+    char path[QLORA__PATH_ROOM];
+    qlora__map map;
+    qlora__json json;
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, from_dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora__text_begin(ctx, &text);
+    qlora_result result = qlora__json_parse(ctx, path, map.data, map.size, 0, &json);
+    if (result == QLORA_OK) {
+        if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
+            qlora__config_rewrite(&json, dtype, &text);
+            result = text.result;
+        } else {
+            result = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+        }
+        qlora__json_free(ctx, &json);
+    }
+    qlora__map_close(ctx, &map);
+    if (result == QLORA_OK) {
+        result = qlora__path_join(ctx, to_dir, "config.json", path);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
 // ---- bitsandbytes 4-bit tensors
 
 // A linear layer's weight as its file holds it: 16/32-bit (nf4 false, `weight` is the matrix) or
@@ -4910,22 +5345,13 @@ typedef struct qlora__linear_source {
     qlora_dtype dtype; // what the codes stand for was rounded to this
 } qlora__linear_source;
 
-static const float qlora__bnb_book[16] = {-1.0f,
-                                          -0.6961928009986877f,
-                                          -0.5250730514526367f,
-                                          -0.39491748809814453f,
-                                          -0.28444138169288635f,
-                                          -0.18477343022823334f,
-                                          -0.09105003625154495f,
-                                          0.0f,
-                                          0.07958029955625534f,
-                                          0.16093020141124725f,
-                                          0.24611230194568634f,
-                                          0.33791524171829224f,
-                                          0.44070982933044434f,
-                                          0.5626170039176941f,
-                                          0.7229568362236023f,
-                                          1.0f};
+// clang-format off
+static const float qlora__bnb_book[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+// clang-format on
 
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
@@ -5894,15 +6320,6 @@ static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d)
     qlora__json_write_close(&w, '}');
 }
 
-// Writes a whole small file, atomically.
-static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
-                                      size_t size) {
-    qlora__out out;
-    QLORA__TRY(qlora__out_begin(ctx, path, &out));
-    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
-    return qlora__out_commit(ctx, &out);
-}
-
 // Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
 // by qlora__peft_key; write them first, so that a config never stands without its weights.
 static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const char* dir,
@@ -6099,8 +6516,9 @@ static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* 
 
 static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
                                                     const void* bytes, size_t size) {
-    static const uint8_t zeros[QLORA__GGUF_ALIGN] = {0};
+    uint8_t zeros[QLORA__GGUF_ALIGN];
     const uint8_t* p = (const uint8_t*)bytes;
+    memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
@@ -7097,14 +7515,35 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
+#define QLORA__NEED_RANDOM 32u // makes its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
+#define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 
 // The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
 // dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
 #define QLORA__KERNELS(X)                                                                            \
     QLORA__KERNELS_RUNTIME(X)                                                                        \
     QLORA__KERNELS_OPS(X)                                                                            \
-    QLORA__KERNELS_ATTENTION(X)
+    QLORA__KERNELS_ATTENTION(X)                                                                      \
+    QLORA__KERNELS_NF4(X)
+
+#define QLORA__KERNELS_NF4(X)                                                                        \
+    X(nf4_quantise_f32, nf4, 0, NF4)                                                                 \
+    X(nf4_quantise_bf16, nf4, 0, NF4)                                                                \
+    X(nf4_quantise_f16, nf4, 0, NF4)                                                                 \
+    X(nf4_offset, nf4, 0, NF4)                                                                       \
+    X(nf4_quantise_scales, nf4, 0, NF4)                                                              \
+    X(nf4_dequantise_f32, nf4, 0, NF4)                                                               \
+    X(nf4_dequantise_bf16, nf4, 0, NF4)                                                              \
+    X(nf4_dequantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_32, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_64, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                        \
+    X(linear_place_f32, linear, 0, LORA)                                                             \
+    X(linear_place_bf16, linear, 0, LORA)                                                            \
+    X(linear_bias_f32, linear, 0, ALWAYS)                                                            \
+    X(linear_bias_bf16, linear, 0, ALWAYS)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                    \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
@@ -7127,6 +7566,8 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(cast_f16_bf16, cast, 0, ALWAYS)                                                                \
     X(cast_absmax_f32, cast, 0, ALWAYS)                                                              \
     X(cast_scale, cast, 0, ALWAYS)                                                                   \
+    X(random_normal_f32, random, 0, RANDOM)                                                          \
+    X(random_normal_bf16, random, 0, RANDOM)                                                         \
     X(clip_squares, clip, 0, ALWAYS)                                                                 \
     X(clip_scale, clip, 0, ALWAYS)                                                                   \
     X(clip_apply, clip, 0, ALWAYS)
@@ -8390,7 +8831,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     return used + 1;
 }
 
-//@@ DISPATCH   - the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+//@@ DISPATCH   - the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
 
 // One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
 typedef struct qlora__gemm {
@@ -8747,8 +9188,8 @@ static bool qlora__has_cublas(const qlora_ctx* ctx) {
 // ---- the operator ---------------------------------------------------------------------------------
 
 const char* qlora_path_name(qlora_path path) {
-    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS"};
-    return (int)path >= 0 && path <= QLORA_PATH_CUBLAS ? names[path] : "unknown";
+    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS", "NF4"};
+    return (int)path >= 0 && path <= QLORA_PATH_NF4 ? names[path] : "unknown";
 }
 
 qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
@@ -8910,6 +9351,605 @@ qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const 
                                    const qlora_tensor* db, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_b");
     return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
+}
+
+// ---- NF4 weights ----------------------------------------------------------------------------------
+
+static bool qlora__is_power_of_two(int64_t n) {
+    return n > 0 && (n & (n - 1)) == 0;
+}
+
+static QLORA__UNUSED int32_t qlora__log2(int64_t power) {
+    int32_t shift = 0;
+    while (power > 1) {
+        power /= 2;
+        shift++;
+    }
+    return shift;
+}
+
+// Where the parts of a weight lie in its memory: codes, absmax, absmax_codes, absmax_scales, offset, maps.
+typedef struct qlora__nf4_layout {
+    int64_t blocks;
+    int64_t groups;
+    int32_t block;
+    int32_t block2;
+    size_t size[6];
+    size_t at[6];
+    size_t total;
+} qlora__nf4_layout;
+
+static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
+    memset(out, 0, sizeof *out);
+    out->block = desc->block != 0 ? desc->block : 64;
+    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+    size_t n = 0;
+    if (desc->rows < 0 || desc->cols < 0 || !qlora__is_power_of_two(out->block) || out->block < 32 ||
+        out->block > 4096 || !qlora__is_power_of_two(out->block2) || out->block2 > (1 << 20) ||
+        !qlora__mul((size_t)desc->rows, (size_t)desc->cols, &n) || n > (size_t)INT64_MAX / 2) {
+        return false;
+    }
+    out->blocks = qlora__ceil_div((int64_t)n, out->block);
+    out->groups = desc->plain_scales ? 0 : qlora__ceil_div(out->blocks, out->block2);
+    out->size[0] = (n + 1) / 2;
+    out->size[1] = desc->plain_scales ? (size_t)out->blocks * 4 : 0;
+    out->size[2] = desc->plain_scales ? 0 : (size_t)out->blocks;
+    out->size[3] = (size_t)out->groups * 4;
+    out->size[4] = desc->plain_scales ? 0 : 4;
+    out->size[5] = QLORA__NF4_MAPS * 4;
+    for (int i = 0; i < 6; i++) {
+        out->at[i] = out->total;
+        out->total += qlora__align_up(out->size[i], 256);
+    }
+    return true;
+}
+
+size_t qlora_nf4_bytes(const qlora_nf4_desc* desc) {
+    qlora__nf4_layout layout;
+    return desc != NULL && qlora__nf4_lay_out(desc, &layout) ? layout.total : 0;
+}
+
+static qlora_result qlora__nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                    const qlora_tensor* memory, qlora_nf4* out) {
+    qlora__nf4_layout layout;
+    if (desc == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", desc == NULL ? "desc" : "out");
+    }
+    if (!qlora__nf4_lay_out(desc, &layout)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "NF4 of %lld x %lld, block %d, block2 %d: block is a power of two from 32 to "
+                           "4096, block2 a power of two",
+                           (long long)desc->rows, (long long)desc->cols, (int)desc->block,
+                           (int)desc->block2);
+    }
+    QLORA__TRY(qlora__need(ctx, memory, "memory", QLORA__IS_U8, -1, -1));
+    if (memory->bytes < layout.total || (uintptr_t)memory->data % 16 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "an NF4 weight of %lld x %lld needs %llu bytes aligned to 16, not %llu",
+                           (long long)desc->rows, (long long)desc->cols,
+                           (unsigned long long)layout.total, (unsigned long long)memory->bytes);
+    }
+    char* base = (char*)memory->data;
+    qlora_nf4 w;
+    memset(&w, 0, sizeof w);
+    w.codes = (uint8_t*)base;
+    if (desc->plain_scales) {
+        w.absmax = (float*)(void*)(base + layout.at[1]);
+    } else {
+        w.absmax_codes = (uint8_t*)(base + layout.at[2]);
+        w.absmax_scales = (float*)(void*)(base + layout.at[3]);
+        w.offset = (float*)(void*)(base + layout.at[4]);
+    }
+    w.maps = (float*)(void*)(base + layout.at[5]);
+    w.rows = desc->rows;
+    w.cols = desc->cols;
+    w.block = layout.block;
+    w.block2 = layout.block2;
+    w.memory = *memory;
+    w.owner = ctx;
+    float maps[QLORA__NF4_MAPS];
+    qlora__nf4_default_maps(maps);
+    QLORA__TRY(qlora__copy_in(ctx, w.maps, maps, sizeof maps));
+    *out = w;
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc, const qlora_tensor* memory,
+                            qlora_nf4* out) {
+    QLORA__ENTER(ctx, "qlora_nf4_wrap");
+    return qlora__leave(ctx, qlora__nf4_wrap(ctx, desc, memory, out));
+}
+
+static qlora_result qlora__nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out) {
+    size_t bytes = qlora_nf4_bytes(desc);
+    qlora_tensor memory;
+    QLORA__TRY(qlora__tensor_create(ctx, QLORA_U8, 1, 1, (int64_t)bytes, &memory));
+    qlora_result r = qlora__nf4_wrap(ctx, desc, &memory, out);
+    if (r != QLORA_OK) {
+        qlora_result ignored = qlora__tensor_destroy(ctx, &memory);
+        (void)ignored;
+        return r;
+    }
+    out->owns_memory = true;
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out) {
+    QLORA__ENTER(ctx, "qlora_nf4_create");
+    return qlora__leave(ctx, qlora__nf4_create(ctx, desc, out));
+}
+
+static qlora_result qlora__nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
+    if (weight == NULL || weight->owner == NULL) {
+        return QLORA_OK;
+    }
+    if (weight->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight belongs to another context");
+    }
+    if (weight->owns_memory) {
+        QLORA__TRY(qlora__tensor_destroy(ctx, &weight->memory));
+    }
+    memset(weight, 0, sizeof *weight);
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_nf4_destroy"));
+    return qlora__leave(ctx, qlora__nf4_destroy(ctx, weight));
+}
+
+static qlora_result qlora__nf4_need(qlora_ctx* ctx, const qlora_nf4* w, const char* name) {
+    if (w == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
+    }
+    if (w->owner != ctx || w->codes == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
+                           w->owner == NULL ? "no context; use qlora_nf4_create or _wrap"
+                                            : "another context");
+    }
+    return qlora__capture_note(ctx, w->memory.data);
+}
+
+static qlora_nf4_desc qlora__nf4_describe(const qlora_nf4* w) {
+    qlora_nf4_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.rows = w->rows;
+    desc.cols = w->cols;
+    desc.block = w->block;
+    desc.block2 = w->block2;
+    desc.plain_scales = w->absmax != NULL;
+    return desc;
+}
+
+// Copies parts in or out; a part that the weight does not have may not be given.
+static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w, const qlora_nf4_parts* parts,
+                                    bool in) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    if (parts == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts is NULL");
+    }
+    qlora_nf4_desc desc = qlora__nf4_describe(w);
+    qlora__nf4_layout layout;
+    bool valid = qlora__nf4_lay_out(&desc, &layout);
+    QLORA_ASSERT(valid);
+    (void)valid;
+    static const char* const names[] = {"codes",  "absmax", "absmax_codes", "absmax_scales",
+                                        "offset", "levels", "map"};
+    void* host[] = {parts->codes,  parts->absmax, parts->absmax_codes, parts->absmax_scales,
+                    parts->offset, parts->levels, parts->map};
+    void* device[] = {w->codes,  w->absmax, w->absmax_codes, w->absmax_scales,
+                      w->offset, w->maps,   w->maps + 16};
+    const size_t sizes[] = {layout.size[0], layout.size[1], layout.size[2], layout.size[3],
+                            layout.size[4], 16 * 4,         256 * 4};
+    for (int i = 0; i < 7; i++) {
+        if (host[i] != NULL && device[i] == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts.%s is given, but the weight has %s scales",
+                               names[i], w->absmax != NULL ? "plain" : "double-quantised");
+        }
+    }
+    for (int i = 0; i < 7; i++) {
+        if (host[i] != NULL) {
+            QLORA__TRY(in ? qlora__copy_in(ctx, device[i], host[i], sizes[i])
+                          : qlora__copy_out(ctx, host[i], device[i], sizes[i]));
+        }
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
+    QLORA__ENTER(ctx, "qlora_nf4_upload");
+    return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
+}
+
+qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
+    QLORA__ENTER(ctx, "qlora_nf4_download");
+    return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
+}
+
+// ---- NF4 quantise and dequantise (formulas: section NUMBERS) ----------------------------------------
+
+typedef struct qlora__nf4_job {
+    const qlora_nf4* w;
+    const qlora_tensor* source;
+    float* absmax;
+    // dequantise only: the window
+    const qlora_tensor* out;
+    int64_t row0;
+    int64_t col0;
+    bool via_bf16;
+} qlora__nf4_job;
+
+static void qlora__nf4_quantise_range(void* user, int64_t begin, int64_t end) {
+    const qlora__nf4_job* job = (const qlora__nf4_job*)user;
+    const qlora_nf4* w = job->w;
+    qlora__nf4_quantise_blocks(job->source->data, job->source->dtype, w->rows * w->cols, w->block,
+                               w->codes, job->absmax, begin, end);
+}
+
+static void qlora__nf4_dequantise_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__nf4_job* job = (const qlora__nf4_job*)user;
+    const qlora_tensor* out = job->out;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t e = (job->row0 + r) * job->w->cols + job->col0;
+        int64_t block = -1;
+        float scale = 0.0f;
+        for (int64_t c = 0; c < out->cols; c++, e++) {
+            if (e / job->w->block != block) {
+                block = e / job->w->block;
+                scale = qlora__nf4_absmax(job->w, block);
+            }
+            float value = job->w->maps[qlora__nf4_code_at(job->w->codes, e)] * scale;
+            if (job->via_bf16) {
+                value = qlora__bf16_to(qlora__bf16_from(value));
+            }
+            qlora__put(out, r, c, (QLORA__REAL)value);
+        }
+    }
+}
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
+                                            const qlora_nf4* weight, float* absmax, int64_t blocks) {
+    qlora_nf4 w = *weight; // parameters are passed by address
+    int64_t n = w.rows * w.cols;
+    void* data = source->data;
+    qlora__kernel_id kernel = source->dtype == QLORA_F32    ? QLORA__K_nf4_quantise_f32
+                              : source->dtype == QLORA_BF16 ? QLORA__K_nf4_quantise_bf16
+                                                            : QLORA__K_nf4_quantise_f16;
+    void* args[] = {&data, &n, &w.block, &w.codes, &absmax};
+    QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(blocks, 8), 1, 1, 256, 0, args));
+    if (w.absmax != NULL || blocks == 0) {
+        return QLORA_OK;
+    }
+    float inverse = 1.0f / (float)blocks;
+    void* sum[] = {&absmax, &blocks, &inverse, &w.offset};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_nf4_offset, 1, 1, 1, 1024, 0, sum));
+    void* scales[] = {&absmax, &blocks, &w.block2, &w.offset, &w.maps, &w.absmax_codes,
+                      &w.absmax_scales};
+    return qlora__launch(ctx, QLORA__K_nf4_quantise_scales,
+                         qlora__ceil_div(qlora__ceil_div(blocks, w.block2), 8), 1, 1, 256, 0, scales);
+}
+
+static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_job* job) {
+    qlora_nf4 w = *job->w;
+    qlora_tensor out = *job->out;
+    int64_t row0 = job->row0;
+    int64_t col0 = job->col0;
+    int32_t block_shift = qlora__log2(w.block);
+    int32_t group_shift = qlora__log2(w.block2);
+    int32_t via_bf16 = job->via_bf16 ? 1 : 0;
+    int32_t width = 1; // threads along a row, eight columns each
+    while (width < 256 && 8 * width < out.cols) {
+        width *= 2;
+    }
+    qlora__kernel_id kernel = out.dtype == QLORA_F32    ? QLORA__K_nf4_dequantise_f32
+                              : out.dtype == QLORA_BF16 ? QLORA__K_nf4_dequantise_bf16
+                                                        : QLORA__K_nf4_dequantise_f16;
+    void* args[] = {&w.codes,  &w.absmax, &w.absmax_codes, &w.absmax_scales, &w.offset,    &w.maps,
+                    &w.cols,   &row0,     &col0,           &out.data,        &out.rows,    &out.cols,
+                    &out.ld,   &block_shift, &group_shift, &width,           &via_bf16};
+    return qlora__launch(ctx, kernel, qlora__ceil_div(out.rows, 4 * 256 / width),
+                         qlora__ceil_div(out.cols, 8 * width), 1, 256, 0, args);
+}
+
+#else
+
+static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
+                                            const qlora_nf4* weight, float* absmax, int64_t blocks) {
+    (void)source;
+    (void)weight;
+    (void)absmax;
+    (void)blocks;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                        const qlora_nf4* w) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    QLORA__TRY(qlora__need(ctx, source, "source", QLORA__IS_FLOAT, w->rows, w->cols));
+    if (source->ld != source->cols && source->rows > 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "source must have no gaps between its rows");
+    }
+    int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
+    void* scratch = NULL;
+    float* absmax = w->absmax;
+    if (absmax == NULL) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)blocks * 4, &scratch));
+        absmax = (float*)scratch;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__nf4_quantise_gpu(ctx, source, w, absmax, blocks);
+    }
+    qlora__nf4_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.source = source;
+    job.absmax = absmax;
+    qlora__parallel(ctx, blocks, 64, qlora__nf4_quantise_range, &job);
+    if (w->absmax == NULL && blocks > 0) {
+        w->offset[0] = qlora__nf4_offset(absmax, blocks);
+        qlora__nf4_quantise_scales(absmax, blocks, w->block2, w->offset[0], w->maps + 16,
+                                   w->absmax_codes, w->absmax_scales);
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source, const qlora_nf4* weight) {
+    QLORA__ENTER(ctx, "qlora_nf4_quantise");
+    return qlora__leave(ctx, qlora__nf4_quantise(ctx, source, weight));
+}
+
+// A window of the weight that begins at (row0, col0) and is as large as out.
+static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_t row0, int64_t col0,
+                                      const qlora_tensor* out, bool via_bf16) {
+    qlora__nf4_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.out = out;
+    job.row0 = row0;
+    job.col0 = col0;
+    job.via_bf16 = via_bf16;
+    if (out->rows == 0 || out->cols == 0) {
+        return QLORA_OK;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__nf4_dequantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, out->rows, 1 + 4096 / out->cols, qlora__nf4_dequantise_rows, &job);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* w, const qlora_tensor* out,
+                                          bool via_bf16) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    QLORA__TRY(qlora__need(ctx, out, "out", QLORA__IS_FLOAT, w->rows, w->cols));
+    return qlora__nf4_window(ctx, w, 0, 0, out, via_bf16);
+}
+
+qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_tensor* out,
+                                  bool via_bf16) {
+    QLORA__ENTER(ctx, "qlora_nf4_dequantise");
+    return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
+}
+
+// ---- NF4 GEMM: y = x W^T, dx = dy W -----------------------------------------------------------------
+//
+// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch: rows
+// of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights are widened
+// on the way to the tensor cores; it wins as long as reading W costs more than multiplying, up to 64 rows.
+
+#define QLORA__NF4_FUSED_ROWS 64
+
+// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least `unit`.
+static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
+                                     int64_t* slice, void** memory) {
+    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
+    if (fit < count) {
+        fit = qlora__max(fit / unit * unit, qlora__min(unit, count)); // too little: let scratch say so
+    }
+    *slice = qlora__min(fit, count);
+    return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
+}
+
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                       const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    int64_t count = backward ? w->cols : w->rows;
+    int64_t other = backward ? w->rows : w->cols;
+    int64_t slice = 0;
+    qlora_tensor window;
+    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
+    QLORA__TRY(qlora__nf4_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64, &slice,
+                                &window.data));
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_b = !backward;
+    d.alpha = 1.0f;
+    d.beta = (flags & QLORA_NF4_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    d.path = (flags & QLORA_NF4_PTX) != 0 ? QLORA_PATH_PTX : QLORA_PATH_AUTO;
+    for (int64_t done = 0; done < count; done += slice) {
+        int64_t now = qlora__min(slice, count - done);
+        window.rows = backward ? other : now;
+        window.cols = backward ? now : other;
+        window.ld = window.cols;
+        window.bytes = (size_t)(now * other) * qlora_dtype_bytes(x->dtype);
+        QLORA__TRY(qlora__nf4_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window,
+                                     x->dtype == QLORA_F32));
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, &d, x, &window, &part));
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
+           x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
+           w->rows <= INT32_MAX - 4096 && x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
+           (uintptr_t)w->codes % 16 == 0;
+}
+
+// Blocks of 64 rows of W by a range of K; K is split until about 448 blocks are there.
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    qlora_nf4 w[2];
+    memset(w, 0, sizeof w);
+    w[0] = *w1;
+    if (w2 != NULL) {
+        w[1] = *w2;
+    }
+    int64_t tiles = qlora__ceil_div(w[0].rows, 64) + qlora__ceil_div(w[1].rows, 64);
+    int32_t M = (int32_t)x->rows;
+    int32_t K = (int32_t)x->cols;
+    if (M == 0 || tiles == 0) {
+        return QLORA_OK;
+    }
+    int64_t splits = qlora__min(16, qlora__ceil_div(448, tiles));
+    int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
+    int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
+    splits = range > 0 ? qlora__ceil_div(K, range) : 1;
+    void* partials = NULL;
+    if (splits > 1) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)(splits * M * tiles * 64) * 4, &partials));
+    }
+    void* source = x->data;
+    int64_t ldx = x->ld;
+    int32_t is_bf16 = y1->dtype == QLORA_BF16 ? 1 : 0;
+    int32_t shift[4] = {qlora__log2(w[0].block), qlora__log2(w[0].block2), qlora__log2(w[1].block),
+                        qlora__log2(w[1].block2)};
+    int32_t N[2] = {(int32_t)w[0].rows, (int32_t)w[1].rows};
+    void* y[2] = {y1->data, y2 != NULL ? y2->data : NULL};
+    int64_t ldy[2] = {y1->ld, y2 != NULL ? y2->ld : 0};
+    void* args[29] = {&source, &ldx, &M, &K, &range, &is_bf16, &partials};
+    for (int i = 0; i < 2; i++) {
+        void* own[11] = {&w[i].codes,  &w[i].absmax, &w[i].absmax_codes, &w[i].absmax_scales,
+                         &w[i].offset, &w[i].maps,   &shift[2 * i],      &shift[2 * i + 1],
+                         &N[i],        &y[i],        &ldy[i]};
+        memcpy(args + 7 + 11 * i, own, sizeof own);
+    }
+    qlora__kernel_id kernel = M <= 16   ? QLORA__K_nf4_gemm_16
+                              : M <= 32 ? QLORA__K_nf4_gemm_32
+                                        : QLORA__K_nf4_gemm_64;
+    QLORA__TRY(qlora__launch(ctx, kernel, tiles, splits, 1, 128, 0, args));
+    if (splits == 1) {
+        return QLORA_OK;
+    }
+    int32_t count = (int32_t)splits;
+    void* sum[] = {&partials, &count, &M, &N[0], &y[0], &ldy[0], &N[1], &y[1], &ldy[1], &is_bf16};
+    return qlora__launch(ctx, QLORA__K_nf4_gemm_reduce, qlora__ceil_div(tiles * 64, 256), M, 1, 256, 0,
+                         sum);
+}
+
+#else
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    (void)ctx;
+    (void)x;
+    (void)w;
+    return false;
+}
+
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    (void)x;
+    (void)w1;
+    (void)w2;
+    (void)y1;
+    (void)y2;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+// Checks one product; x is [rows, cols of W] forward, [rows, rows of W] backward.
+static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                          const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "W"));
+    int64_t in = backward ? w->rows : w->cols;
+    int64_t out = backward ? w->cols : w->rows;
+    QLORA__TRY(qlora__need(ctx, x, backward ? "dy" : "x", QLORA__IS_F32 | QLORA__IS_BF16, -1, in));
+    QLORA__TRY(qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
+    QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
+    QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
+    uint32_t both = QLORA_NF4_FUSED | QLORA_NF4_UNFUSED;
+    if (flags > 15 || (flags & both) == both ||
+        ((flags & QLORA_NF4_FUSED) != 0 && (flags & (QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX)) != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
+                           flags);
+    }
+    if ((flags & QLORA_NF4_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
+                           "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
+                           "of 32",
+                           QLORA__NF4_FUSED_ROWS);
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                   uint32_t flags) {
+    uint32_t other = QLORA_NF4_UNFUSED | QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX;
+    return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                    const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
+    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
+    }
+    return qlora__nf4_unfused(ctx, backward, x, w, y, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, false, x, w, y, flags));
+}
+
+qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_nf4* w,
+                                     const qlora_tensor* dx, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_backward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, true, dy, w, dx, flags));
+}
+
+static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w1, y1, flags));
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w2, y2, flags));
+    QLORA__TRY(qlora__need_apart(ctx, "y1", y1, "y2", y2));
+    if (y1->dtype == y2->dtype && qlora__nf4_wants_fused(ctx, x, w1, flags) &&
+        qlora__nf4_wants_fused(ctx, x, w2, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
+    }
+    size_t before = ctx->scratch_used;
+    QLORA__TRY(qlora__nf4_gemm(ctx, false, x, w1, y1, flags));
+    ctx->scratch_used = before; // the stream keeps the order, so the second weight takes the same place
+    return qlora__nf4_gemm(ctx, false, x, w2, y2, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward2");
+    return qlora__leave(ctx, qlora__nf4_gemm2(ctx, x, w1, w2, y1, y2, flags));
 }
 
 // ---- pre-warm -------------------------------------------------------------------------------------
@@ -11212,6 +12252,563 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
 
+// ---- LoRA linear ----------------------------------------------------------------------------------
+//
+//   z_i = x A_i^T (of the masked x with dropout)      u_i = dy_i (s_i B_i)
+//   y_i = x W_i^T + bias_i + z_i (s_i B_i)^T          dx  = sum over i of dy_i W_i + u_i A_i
+//   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
+//
+// z and u are rounded to the storage type; they lie behind the columns of x and dy. Two forms:
+// plain (no operand), product by product, which is what the CPU runs; and concatenated, where W and sB
+// stand side by side and A below W, so that one product of length in + pad, or out + pad, does it all.
+// The columns of z and u that pad the sum of the ranks are zero. With dropout the masks differ from part
+// to part, so z is made part by part, and dx gets the masked u_i A_i added one by one.
+
+int64_t qlora_linear_out(const qlora_linear* linear) {
+    int64_t out = 0;
+    for (int32_t i = 0; linear != NULL && i < linear->count && i < QLORA_LINEAR_PARTS; i++) {
+        out += linear->parts[i].out;
+    }
+    return out;
+}
+
+static int64_t qlora__linear_rank(const qlora_linear* linear) {
+    int64_t rank = 0;
+    for (int32_t i = 0; i < linear->count; i++) {
+        rank += linear->parts[i].rank;
+    }
+    return rank;
+}
+
+int64_t qlora_linear_pad(const qlora_linear* linear) {
+    return linear != NULL && linear->count >= 0 && linear->count <= QLORA_LINEAR_PARTS
+               ? (qlora__linear_rank(linear) + 7) / 8 * 8
+               : 0;
+}
+
+static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                             qlora_dtype dtype, bool backward) {
+    const qlora_linear_part* p = &l->parts[i];
+    unsigned type = 1u << dtype;
+    if (p->out < 0 || p->rank < 0 || p->rank > (1 << 20) || (p->nf4 == NULL) == (p->dense == NULL)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "parts[%d]: out %lld, rank %lld, and one of nf4 and dense are needed", (int)i,
+                           (long long)p->out, (long long)p->rank);
+    }
+    if (p->nf4 != NULL) {
+        QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
+        if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts[%d].nf4 is %lld x %lld, not %lld x %lld",
+                               (int)i, (long long)p->nf4->rows, (long long)p->nf4->cols,
+                               (long long)p->out, (long long)l->in);
+        }
+    } else {
+        QLORA__TRY(qlora__need(ctx, p->dense, "dense", type, p->out, l->in));
+    }
+    if (p->bias != NULL) {
+        QLORA__TRY(qlora__need(ctx, p->bias, "bias", type, 1, p->out));
+    }
+    if (p->rank > 0) {
+        QLORA__TRY(qlora__need(ctx, p->a, "a", type, p->rank, l->in));
+        QLORA__TRY(qlora__need(ctx, p->sb, "sb", type, p->out, p->rank));
+        if (backward) {
+            QLORA__TRY(qlora__need(ctx, p->da, "da", QLORA__IS_F32, p->rank, l->in));
+            QLORA__TRY(qlora__need(ctx, p->db, "db", QLORA__IS_F32, p->out, p->rank));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear* l, qlora_dtype dtype,
+                                        bool backward) {
+    if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
+                           l == NULL ? "linear is NULL" : "linear.count is 1 to 3, in not negative");
+    }
+    if (!(l->dropout >= 0.0f && l->dropout < 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dropout is not at least 0 and below 1");
+    }
+    for (int32_t i = 0; i < l->count; i++) {
+        QLORA__TRY(qlora__linear_part_check(ctx, l, i, dtype, backward));
+    }
+    if (l->operand != NULL) {
+        int64_t pad = qlora_linear_pad(l);
+        QLORA__TRY(qlora__need(ctx, l->operand, "operand", 1u << dtype, qlora_linear_out(l) + pad,
+                               l->in + pad));
+    }
+    return QLORA_OK;
+}
+
+// C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
+static qlora_result qlora__linear_gemm(qlora_ctx* ctx, bool backward, bool ta, bool tb, float alpha,
+                                       float beta, const qlora_tensor* a, const qlora_tensor* b,
+                                       const qlora_tensor* c) {
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_a = ta;
+    d.trans_b = tb;
+    d.alpha = alpha;
+    d.beta = beta;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    return qlora__gemm_run(ctx, &d, a, b, c);
+}
+
+// ---- bias and placement
+
+typedef struct qlora__linear_job {
+    const qlora_tensor* bias;
+    const qlora_tensor* y;
+    bool add;
+} qlora__linear_job;
+
+static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__linear_job* job = (const qlora__linear_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            QLORA__REAL before = job->add ? qlora__at(job->y, r, c) : (QLORA__REAL)0;
+            qlora__put(job->y, r, c, before + qlora__at(job->bias, 0, c));
+        }
+    }
+}
+
+// Rows of y = bias, or += bias.
+static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias, const qlora_tensor* y,
+                                       bool add) {
+    qlora__linear_job job;
+    job.bias = bias;
+    job.y = y;
+    job.add = add;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__linear_bias_rows, &job);
+        return QLORA_OK;
+    }
+    qlora_tensor t = *y;
+    void* source = bias->data;
+    int32_t adds = add ? 1 : 0;
+    void* args[] = {&source, &t.data, &t.rows, &t.cols, &t.ld, &adds};
+    return qlora__launch(ctx,
+                         t.dtype == QLORA_F32 ? QLORA__K_linear_bias_f32 : QLORA__K_linear_bias_bf16,
+                         qlora__ceil_div(t.cols, 256), qlora__min(t.rows, 65535), 1, 256, 0, args);
+}
+
+static void qlora__linear_place_cpu(const qlora_linear* l) {
+    const qlora_tensor* operand = l->operand;
+    int64_t pad = qlora_linear_pad(l);
+    int64_t out = qlora_linear_out(l);
+    for (int64_t r = 0; r < out + pad; r++) {
+        for (int64_t c = r < out ? l->in : 0; c < l->in + pad; c++) {
+            qlora__put(operand, r, c, (QLORA__REAL)0);
+        }
+    }
+    int64_t row = 0;
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        for (int64_t k = 0; k < p->rank; k++) {
+            for (int64_t r = 0; r < p->out; r++) {
+                qlora__put(operand, row + r, l->in + at + k, qlora__at(p->sb, r, k));
+            }
+            for (int64_t c = 0; c < l->in; c++) {
+                qlora__put(operand, out + at + k, c, qlora__at(p->a, k, c));
+            }
+        }
+        row += p->out;
+        at += p->rank;
+    }
+}
+
+static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear* l) {
+    if (qlora__on_cpu(ctx)) {
+        qlora__linear_place_cpu(l);
+        return QLORA_OK;
+    }
+    qlora_tensor operand = *l->operand;
+    int64_t in = l->in;
+    int32_t pad = (int32_t)qlora_linear_pad(l);
+    const void* data[QLORA_LINEAR_PARTS][2];
+    int64_t sizes[QLORA_LINEAR_PARTS][3];
+    int32_t ranks[QLORA_LINEAR_PARTS];
+    void* args[4 + 6 * QLORA_LINEAR_PARTS] = {&operand.data, &operand.ld, &in, &pad};
+    memset(data, 0, sizeof data);
+    memset(sizes, 0, sizeof sizes);
+    memset(ranks, 0, sizeof ranks);
+    for (int i = 0; i < QLORA_LINEAR_PARTS; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        if (i < l->count) {
+            sizes[i][2] = p->out;
+        }
+        if (i < l->count && p->rank > 0) {
+            data[i][0] = p->a->data;
+            data[i][1] = p->sb->data;
+            sizes[i][0] = p->a->ld;
+            sizes[i][1] = p->sb->ld;
+            ranks[i] = (int32_t)p->rank;
+        }
+        void* own[6] = {(void*)&data[i][0], &sizes[i][0], (void*)&data[i][1],
+                        &sizes[i][1],       &sizes[i][2], &ranks[i]};
+        memcpy(args + 4 + 6 * i, own, sizeof own);
+    }
+    return qlora__launch(
+        ctx, operand.dtype == QLORA_F32 ? QLORA__K_linear_place_f32 : QLORA__K_linear_place_bf16,
+        qlora__ceil_div(operand.rows, 8), 1, 1, 256, 0, args);
+}
+
+static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, uint32_t flags) {
+    if (l == NULL || l->operand == NULL || flags == 0 ||
+        flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "linear with an operand and flags WEIGHTS, ADAPTERS or both are needed");
+    }
+    qlora_dtype dtype = l->operand->dtype;
+    if (dtype != QLORA_F32 && dtype != QLORA_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "operand is neither f32 nor bf16");
+    }
+    QLORA__TRY(qlora__linear_check(ctx, l, dtype, false));
+    int64_t row = 0;
+    for (int32_t i = 0; i < l->count && (flags & QLORA_LINEAR_WEIGHTS) != 0; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor rows;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
+                                  : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        row += p->out;
+    }
+    return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
+}
+
+qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_linear_place");
+    return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
+}
+
+// ---- dropout: rows of x through the mask of one part, as many at a time as the scratch holds
+
+typedef struct qlora__masked {
+    qlora_tensor rows; // of the scratch
+    int64_t slice;
+    size_t scratch_before;
+} qlora__masked;
+
+static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                        qlora__masked* m) {
+    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
+    m->scratch_before = ctx->scratch_used;
+    // Half of what is free, because products may need some.
+    size_t all = ctx->scratch->bytes - ctx->scratch_used;
+    int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
+    m->slice = qlora__min(x->rows, qlora__max(1, fit));
+    m->rows.bytes = (size_t)(m->slice * l->in) * qlora_dtype_bytes(x->dtype);
+    return qlora__scratch(ctx, m->rows.bytes, &m->rows.data);
+}
+
+// to (+)= mask of part i, rows [first, first + count), applied to from.
+static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, int32_t i, int64_t first,
+                                       const qlora_tensor* from, const qlora_tensor* to,
+                                       bool accumulate) {
+    qlora_tensor positions;
+    qlora_tensor sequences;
+    QLORA__TRY(qlora__tensor_view(ctx, l->positions, 0, 1, first, from->rows, &positions));
+    QLORA__TRY(qlora__tensor_view(ctx, l->sequences, 0, 1, first, from->rows, &sequences));
+    qlora_dropout_args d;
+    memset(&d, 0, sizeof d);
+    d.x = from;
+    d.y = to;
+    d.positions = &positions;
+    d.sequences = &sequences;
+    d.state = l->state;
+    d.p = l->dropout;
+    d.layer = l->layer;
+    d.projection = l->parts[i].projection;
+    d.accumulate = accumulate;
+    return qlora__dropout(ctx, &d);
+}
+
+static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear* l, int64_t rows) {
+    if (l->dropout > 0.0f) {
+        QLORA__TRY(qlora__need(ctx, l->positions, "positions", QLORA__IS_I32, 1, rows));
+        QLORA__TRY(qlora__need(ctx, l->sequences, "sequences", QLORA__IS_I32, 1, rows));
+        QLORA__TRY(qlora__need(ctx, l->state, "state", QLORA__IS_I32, 1, 4));
+    }
+    return QLORA_OK;
+}
+
+// ---- forward
+
+// z of one part from the masked x, rows by rows.
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                           const qlora_tensor* x, const qlora_tensor* z) {
+    qlora__masked m;
+    QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
+    for (int64_t done = 0; done < x->rows; done += m.slice) {
+        int64_t now = qlora__min(m.slice, x->rows - done);
+        qlora_tensor from;
+        qlora_tensor to;
+        m.rows.rows = now;
+        QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
+        QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
+        QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
+        QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, &m.rows, l->parts[i].a, &to));
+    }
+    ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
+    return QLORA_OK;
+}
+
+// z into the last columns of x.
+static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                    const qlora_tensor* inner) {
+    int64_t pad = x->cols - l->in;
+    qlora_tensor tail;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
+    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
+        qlora_tensor a;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
+        return qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+    }
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        qlora_tensor z;
+        QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, l->parts[i].rank, &z));
+        if (z.cols > 0 && l->dropout > 0.0f) {
+            QLORA__TRY(qlora__linear_z_masked(ctx, l, i, inner, &z));
+        } else if (z.cols > 0) {
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, l->parts[i].a, &z));
+        }
+        at += z.cols;
+    }
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, pad - at, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear* l,
+                                                const qlora_tensor* x, const qlora_tensor* inner,
+                                                const qlora_tensor* y) {
+    int64_t col = 0;
+    int64_t at = l->in;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor z;
+        size_t scratch_before = ctx->scratch_used;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, false, inner, p->nf4, &part, 0)
+                                  : qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner,
+                                                       p->dense, &part));
+        ctx->scratch_used = scratch_before;
+        if (p->rank > 0) {
+            QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
+        }
+        if (p->bias != NULL) {
+            QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear* l,
+                                                 const qlora_tensor* x, const qlora_tensor* y) {
+    int64_t out = qlora_linear_out(l);
+    bool biased = false;
+    for (int32_t i = 0; i < l->count; i++) {
+        biased = biased || l->parts[i].bias != NULL;
+    }
+    int64_t col = 0;
+    for (int32_t i = 0; i < l->count && biased; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        QLORA__TRY(p->bias != NULL ? qlora__linear_bias(ctx, p->bias, &part, false)
+                                   : qlora__tensor_zero(ctx, &part));
+        col += p->out;
+    }
+    qlora_tensor upper; // [W sB]
+    QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
+    return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
+}
+
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                          const qlora_tensor* y) {
+    unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
+    QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, l->in + qlora_linear_pad(l)));
+    QLORA__TRY(qlora__need(ctx, y, "y", 1u << x->dtype, x->rows, qlora_linear_out(l)));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    QLORA__TRY(qlora__linear_z(ctx, l, x, &inner));
+    return l->operand != NULL ? qlora__linear_forward_joined(ctx, l, x, y)
+                              : qlora__linear_forward_plain(ctx, l, x, &inner, y);
+}
+
+qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
+                                  const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_linear_forward");
+    return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
+}
+
+// ---- backward
+
+// u into the last columns of dy.
+static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
+                                    const qlora_tensor* inner) {
+    int64_t out = inner->cols;
+    int64_t pad = dy->cols - out;
+    qlora_tensor tail;
+    QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, pad, &tail));
+    if (l->operand != NULL) {
+        qlora_tensor sb;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, l->in, pad, &sb));
+        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+    }
+    int64_t col = 0;
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, p->rank, &u));
+        if (p->rank > 0) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, pad - at, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
+// dx = sum of dy_i W_i, and u_i A_i unless that is masked.
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
+                                     const qlora_tensor* inner, const qlora_tensor* dx) {
+    if (l->operand != NULL) {
+        const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
+        qlora_tensor below; // [W ; A], or W alone
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, left->cols, 0, l->in, &below));
+        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, left, &below, dx);
+    }
+    int64_t col = 0;
+    int64_t at = inner->cols;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor u;
+        size_t scratch_before = ctx->scratch_used;
+        float beta = i > 0 ? 1.0f : 0.0f;
+        QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
+        QLORA__TRY(p->nf4 != NULL
+                       ? qlora__nf4_gemm(ctx, true, &part, p->nf4, dx,
+                                         i > 0 ? (uint32_t)QLORA_NF4_ACCUMULATE : 0u)
+                       : qlora__linear_gemm(ctx, true, false, false, 1.0f, beta, &part, p->dense, dx));
+        ctx->scratch_used = scratch_before;
+        if (p->rank > 0 && l->dropout == 0.0f) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+// With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                                   const qlora_tensor* x, const qlora_tensor* u,
+                                                   const qlora_tensor* dx, float beta) {
+    const qlora_linear_part* p = &l->parts[i];
+    qlora__masked m;
+    QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
+    for (int64_t done = 0; done < x->rows; done += m.slice) {
+        int64_t now = qlora__min(m.slice, x->rows - done);
+        qlora_tensor from;
+        qlora_tensor some;
+        qlora_tensor to;
+        m.rows.rows = now;
+        QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
+        QLORA__TRY(qlora__tensor_view(ctx, u, done, now, 0, u->cols, &some));
+        QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
+        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, done > 0 ? 1.0f : beta, &some,
+                                      &m.rows, p->da));
+        if (dx != NULL) {
+            QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &some, p->a, &m.rows));
+            QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
+        }
+    }
+    ctx->scratch_used = m.scratch_before;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                            const qlora_tensor* dy, const qlora_tensor* dx, float beta) {
+    int64_t col = 0;
+    int64_t at = 0;
+    int64_t out = qlora_linear_out(l);
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor z;
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        if (p->rank > 0) {
+            QLORA__TRY(l->dropout > 0.0f
+                           ? qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta)
+                           : qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
+            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx,
+                                           uint32_t flags) {
+    unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
+    QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, true));
+    int64_t pad = qlora_linear_pad(l);
+    int64_t out = qlora_linear_out(l);
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, l->in + pad));
+    QLORA__TRY(qlora__need(ctx, dy, "dy", 1u << x->dtype, x->rows, out + pad));
+    QLORA__TRY(qlora__need_apart(ctx, "dy", dy, "x", x));
+    if (dx != NULL) {
+        QLORA__TRY(qlora__need(ctx, dx, "dx", 1u << x->dtype, x->rows, l->in));
+        QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "x", x));
+        QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "dy", dy));
+    }
+    if ((flags & ~(uint32_t)QLORA_LINEAR_OVERWRITE) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u are unknown here", flags);
+    }
+    QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
+    QLORA__TRY(qlora__linear_u(ctx, l, dy, &inner));
+    if (dx != NULL) {
+        QLORA__TRY(qlora__linear_dx(ctx, l, dy, &inner, dx));
+    }
+    float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
+    return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
+}
+
+qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
+                                   const qlora_tensor* dy, const qlora_tensor* dx, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_linear_backward");
+    return qlora__leave(ctx, qlora__linear_backward(ctx, linear, x, dy, dx, flags));
+}
+
 // ---- attention ----------------------------------------------------------------------------------
 //
 // Inside a sequence, for query i and the keys j that it sees (i - window < j <= i):
@@ -11330,7 +12927,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
     QLORA__REAL top = -(QLORA__REAL)INFINITY;
     QLORA__REAL sum = 0;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
         int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
@@ -11383,7 +12980,7 @@ static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t
     QLORA__REAL lse = qlora__at(a->lse, head, i);
     QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
     a->dots[head * a->tokens + i] = dot;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j <= i; j++) {
         QLORA__REAL dp =
@@ -11421,8 +13018,8 @@ static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int
     int64_t group = a->heads / a->kv_heads;
     const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
     const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
-    memset(acc_k, 0, sizeof acc_k);
-    memset(acc_v, 0, sizeof acc_v);
+    memset(acc_k, 0, (size_t)a->hd * sizeof acc_k[0]);
+    memset(acc_v, 0, (size_t)a->hd * sizeof acc_v[0]);
     if (a->window > 0 && a->window < end - j) {
         end = j + a->window;
     }
@@ -11628,6 +13225,124 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
 
 #endif
 
+// The same from the separate operators, a sequence at a time. The query heads of a group stand one
+// below the other, so a batch of kv_heads products serves every ratio of heads.
+typedef struct qlora__attention_pieces {
+    int64_t length;
+    qlora_tensor q; // [heads][length, hd], and so on
+    qlora_tensor k;
+    qlora_tensor v;
+    qlora_tensor o;
+    qlora_tensor p; // [heads][length, length]
+    qlora_tensor d_o;
+    qlora_tensor dp;
+    qlora_tensor dkv;
+} qlora__attention_pieces;
+
+static qlora_result qlora__attention_piece(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
+                                 int64_t cols, qlora_tensor* out) {
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, out));
+    return qlora__scratch(ctx, out->bytes, &out->data);
+}
+
+static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a,
+                                       qlora__attention_pieces* x) {
+    if (a->n_seqs == 0 || a->tokens % a->n_seqs != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "unfused: %lld tokens are not %lld sequences of one length",
+                           (long long)a->tokens, (long long)a->n_seqs);
+    }
+    x->length = a->tokens / a->n_seqs;
+    qlora_dtype type = a->q->dtype;
+    int64_t n = x->length;
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->q));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->k));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->v));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->p));
+    if (a->d_o == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->d_o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->dp));
+    return qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->dkv);
+}
+
+static qlora_result qlora__pieces_split(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                        const qlora_tensor* rows, int64_t s, const qlora_tensor* y) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_split(ctx, &view, y);
+}
+
+static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                       const qlora_tensor* heads, int64_t s, const qlora_tensor* rows) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_join(ctx, heads, &view);
+}
+
+// c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
+static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
+                                           const qlora_tensor* x, bool trans_x, const qlora_tensor* y,
+                                           bool trans_y, const qlora_tensor* z) {
+    qlora_tensor t[3] = {*x, *y, *z};
+    for (int i = 0; i < 3; i++) {
+        int64_t group = t[i].batch / a->kv_heads;
+        t[i].batch = a->kv_heads;
+        t[i].rows *= group;
+        t[i].batch_stride *= group;
+    }
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_a = trans_x;
+    gemm.trans_b = trans_y;
+    gemm.alpha = alpha;
+    return qlora_gemm(ctx, &gemm, &t[0], &t[1], &t[2]);
+}
+
+// p of sequence s.
+static qlora_result qlora__pieces_scores(qlora_ctx* ctx, const qlora__attention* a,
+                                         const qlora__attention_pieces* x, int64_t s) {
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->q, s, &x->q));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->k, s, &x->k));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->v, s, &x->v));
+    QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x->q, false, &x->k, true, &x->p));
+    QLORA__TRY(qlora_scores_mask(ctx, &x->p, a->scale, true, a->window));
+    return qlora_softmax_forward(ctx, &x->p, &x->p);
+}
+
+static qlora_result qlora__attention_forward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, false, &x.v, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->o));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_split(ctx, &x, a->d_o, s, &x.d_o));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, true, &x.d_o, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dv));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.d_o, false, &x.v, true, &x.dp));
+        QLORA__TRY(qlora_softmax_backward(ctx, &x.p, &x.dp, &x.dp));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, true, &x.q, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dk));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, false, &x.k, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->dq));
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                            qlora__attention* a) {
     if (desc == NULL) {
@@ -11682,6 +13397,9 @@ static qlora_result qlora__attention_forward(qlora_ctx* ctx, const qlora_attenti
     if (a->tokens == 0) {
         return QLORA_OK;
     }
+    if (desc->unfused) {
+        return qlora__attention_forward_unfused(ctx, a);
+    }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         return qlora__attention_forward_gpu(ctx, a);
@@ -11730,6 +13448,9 @@ static qlora_result qlora__attention_backward(qlora_ctx* ctx, const qlora_attent
     if (a->tokens == 0) {
         return QLORA_OK;
     }
+    if (desc->unfused) {
+        return qlora__attention_backward_unfused(ctx, a);
+    }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         return qlora__attention_backward_gpu(ctx, a);
@@ -11758,6 +13479,114 @@ qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc
     a.dk = dk;
     a.dv = dv;
     return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
+}
+
+// ---- casts ------------------------------------------------------------------------------------------
+//
+//   y = x in y's type, rounded to nearest even
+
+typedef struct qlora__pair {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+} qlora__pair;
+
+static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__pair* p = (const qlora__pair*)user;
+    for (int64_t i = begin; i < end; i++) {
+        for (int64_t j = 0; j < p->x->cols; j++) {
+            qlora__put(p->y, i, j, qlora__at(p->x, i, j));
+        }
+    }
+}
+
+static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    static const qlora__kernel_id kernels[3][3] = {
+        // from f32, bf16, f16 to f32, bf16, f16; a copy has none
+        {QLORA__K_COUNT, QLORA__K_cast_f32_bf16, QLORA__K_cast_f32_f16},
+        {QLORA__K_cast_bf16_f32, QLORA__K_COUNT, QLORA__K_cast_bf16_f16},
+        {QLORA__K_cast_f16_f32, QLORA__K_cast_f16_bf16, QLORA__K_COUNT}};
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_FLOAT, -1, -1));
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_FLOAT, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__pair pair = {x, y};
+        qlora__parallel(ctx, x->rows, 1 + 16384 / (1 + x->cols), qlora__cast_rows, &pair);
+        return QLORA_OK;
+    }
+    qlora__kernel_id kernel = kernels[x->dtype][y->dtype];
+    if (kernel == QLORA__K_COUNT) {
+        return x->dtype == QLORA_F16
+                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "x and y are both f16")
+                   : qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, 1.0f, y);
+    }
+    qlora_tensor from = *x; // parameters are passed by address
+    qlora_tensor to = *y;
+    const float* no_scale = NULL;
+    void* args[] = {&from.data, &to.data, &from.rows, &from.cols, &from.ld, &to.ld, (void*)&no_scale};
+    int64_t pieces = x->rows * qlora__ceil_div(x->cols, 2048);
+    return qlora__launch(ctx, kernel, qlora__min(pieces, 4096), 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_cast");
+    return qlora__leave(ctx, qlora__cast(ctx, x, y));
+}
+
+// ---- random weights -----------------------------------------------------------------------------------
+//
+//   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
+//
+// normal enough for weights, and the same bits on both backends (kernels/random.cu says why).
+
+typedef struct qlora__random_job {
+    const qlora_tensor* y;
+    uint32_t key[2];
+    uint32_t stream;
+    float step;
+} qlora__random_job;
+
+static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
+    const qlora__random_job* job = (const qlora__random_job*)user;
+    int64_t n = job->y->rows * job->y->cols;
+    for (int64_t pair = begin; pair < end; pair++) {
+        int32_t sum[2] = {-393210, -393210};
+        for (uint32_t call = 0; call < 3; call++) {
+            const uint32_t counter[4] = {(uint32_t)pair, (uint32_t)((uint64_t)pair >> 32), job->stream,
+                                         call};
+            uint32_t words[4];
+            qlora__philox(counter, job->key, words);
+            for (uint32_t i = 0; i < 4; i++) {
+                sum[(4 * call + i) / 6] += (int32_t)(words[i] & 0xffffu) + (int32_t)(words[i] >> 16);
+            }
+        }
+        for (int64_t i = 2 * pair; i < 2 * pair + 2 && i < n; i++) {
+            float x = (float)sum[i & 1] * job->step;
+            qlora__store(job->y->data, job->y->dtype, i, (QLORA__REAL)x);
+        }
+    }
+}
+
+// y is contiguous, f32 or bf16; streams of one seed are independent of each other.
+static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                                       float deviation, const qlora_tensor* y) {
+    qlora__random_job job;
+    job.y = y;
+    job.key[0] = (uint32_t)seed;
+    job.key[1] = (uint32_t)(seed >> 32);
+    job.stream = stream;
+    job.step = deviation / 65536.0f;
+    int64_t n = y->rows * y->cols;
+    int64_t pairs = qlora__ceil_div(n, 2);
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, pairs, 4096, qlora__random_pairs, &job);
+        return QLORA_OK;
+    }
+    void* data = y->data;
+    void* args[] = {&data, &n, &job.key[0], &job.key[1], &job.stream, &job.step};
+    return qlora__launch(ctx,
+                         y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
+                                               : QLORA__K_random_normal_bf16,
+                         qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
 }
 
 //@@ GRAPH      - capture, replay, invalidation

@@ -36,17 +36,17 @@
        {"conversations": [{"from", "value"}], "system"}           the same (ShareGPT)
        {"instruction", "input", "output", "system", "history"}    the same (Alpaca)
        {"input_ids", "labels"}             taken as they are
-       .txt: with lines that hold only <|endoftext|>, what lies between them are the documents; a file
-       without such a line is one document. Documents longer than desc.chunk_tokens are cut into
-       samples of that length; nothing is lost and each sample starts with BOS (if the model has one).
-     A sample gets BOS exactly once, when the tokenizer's post-processor asks for it, and its end is
-     always trained: the end-of-turn token of the chat format, otherwise EOS.
+       .txt: with lines that hold only <|endoftext|>, what lies between them are the documents; a
+   file without such a line is one document. Documents longer than desc.chunk_tokens are cut into
+       samples of that length; nothing is lost and each sample starts with BOS (if the model has
+   one). A sample gets BOS exactly once, when the tokenizer's post-processor asks for it, and its
+   end is always trained: the end-of-turn token of the chat format, otherwise EOS.
 
-   ERRORS     Every fallible function returns false and writes what, where and why into *error (may be
-              NULL). Nothing is printed, nothing exits. Outputs are untouched or partly appended.
-   MEMORY     malloc; define TEXT_REALLOC(p, n) and TEXT_FREE(p) before the implementation to replace
-              it. Every allocation is checked.
-   THREADS    A text_tok holds a cache: one thread at a time. Different objects are independent.
+   ERRORS     Every fallible function returns false and writes what, where and why into *error (may
+   be NULL). Nothing is printed, nothing exits. Outputs are untouched or partly appended. MEMORY
+   malloc; define TEXT_REALLOC(p, n) and TEXT_FREE(p) before the implementation to replace it. Every
+   allocation is checked. THREADS    A text_tok holds a cache: one thread at a time. Different
+   objects are independent.
 */
 #ifndef TEXT_H
 #define TEXT_H
@@ -67,9 +67,10 @@ typedef struct text_error {
     char text[512];
 } text_error;
 
-// Growing arrays. Start from all zeros; the functions append; free with text_bytes_free/text_ids_free.
+// Growing arrays. Start from all zeros; the functions append; free with
+// text_bytes_free/text_ids_free.
 typedef struct text_bytes {
-    char* data;  // not terminated by a zero
+    char* data; // not terminated by a zero
     size_t count;
     size_t capacity;
 } text_bytes;
@@ -88,28 +89,28 @@ bool text_ids_add(text_ids* ids, int32_t id, text_error* error);
 // The whole file, with one zero byte after its end that is not counted.
 bool text_file_read(const char* path, text_bytes* out, text_error* error);
 
-// A tokenizer. `path` is a tokenizer.json, a .bin of llama2.c, or a folder that holds tokenizer.json,
-// tokenizer.bin or tok512.bin.
+// A tokenizer. `path` is a tokenizer.json, a .bin of llama2.c, or a folder that holds
+// tokenizer.json, tokenizer.bin or tok512.bin.
 typedef struct text_tok text_tok;
 bool text_tok_open(const char* path, text_tok** out, text_error* error);
 bool text_tok_load(const char* name, const void* data, size_t size, text_tok** out,
                    text_error* error);
 void text_tok_close(text_tok* tok);
 
-int32_t text_tok_count(const text_tok* tok);  // one more than the largest id
-int32_t text_tok_find(const text_tok* tok, const char* token);  // its id, or -1
-bool text_tok_is_special(const text_tok* tok, int32_t id);      // not part of ordinary text
-bool text_tok_is_added(const text_tok* tok, int32_t id);        // found before the model is asked
-int32_t text_tok_bos(const text_tok* tok);  // what TEXT_SPECIAL puts in front, or -1
+int32_t text_tok_count(const text_tok* tok);                   // one more than the largest id
+int32_t text_tok_find(const text_tok* tok, const char* token); // its id, or -1
+bool text_tok_is_special(const text_tok* tok, int32_t id);     // not part of ordinary text
+bool text_tok_is_added(const text_tok* tok, int32_t id);       // found before the model is asked
+int32_t text_tok_bos(const text_tok* tok); // what TEXT_SPECIAL puts in front, or -1
 // The token as the file spells it, not terminated; NULL for an id that does not exist.
 const char* text_tok_name(const text_tok* tok, int32_t id, size_t* length);
 
 enum {
-    TEXT_SPECIAL = 1,   // encode: add what the post-processor says (BOS, EOS)
-    TEXT_LITERAL = 2,   // encode: special tokens written out in the text are ordinary text
-    TEXT_CONTINUE = 4,  // encode: the text continues another one; no space is put in front
-    TEXT_SKIP = 8,      // decode: leave special tokens out
-    TEXT_REPLACE = 16   // decode: U+FFFD for what is not UTF-8, as the tokenizers library does
+    TEXT_SPECIAL = 1,  // encode: add what the post-processor says (BOS, EOS)
+    TEXT_LITERAL = 2,  // encode: special tokens written out in the text are ordinary text
+    TEXT_CONTINUE = 4, // encode: the text continues another one; no space is put in front
+    TEXT_SKIP = 8,     // decode: leave special tokens out
+    TEXT_REPLACE = 16  // decode: U+FFFD for what is not UTF-8, as the tokenizers library does
 };
 
 bool text_encode(text_tok* tok, const char* text, size_t length, unsigned flags, text_ids* out,
@@ -122,7 +123,7 @@ bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned
 typedef struct text_stream {
     char held[8];
     size_t held_count;
-    size_t emitted;  // ids so far
+    size_t emitted; // ids so far
     size_t stripped;
 } text_stream;
 bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsigned flags,
@@ -132,23 +133,24 @@ bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error);
 // A chat format: how messages become one text and where the trained parts are.
 typedef struct text_chat text_chat;
 typedef struct text_message {
-    const char* role;  // "system", "user", "assistant", "tool"
+    const char* role; // "system", "user", "assistant", "tool"
     const char* content;
     size_t length;
-    bool masked;  // an assistant turn that is not trained
+    bool masked; // an assistant turn that is not trained
 } text_message;
 
-// `folder` is the model's folder (tokenizer_config.json, chat_template.jinja, generation_config.json,
-// config.json are read if they exist) or NULL. `name` is chatml, llama3, mistral, alpaca, plain, ...
-// or NULL: recognised from the model's template, else from the tokens it has, else alpaca.
+// `folder` is the model's folder (tokenizer_config.json, chat_template.jinja,
+// generation_config.json, config.json are read if they exist) or NULL. `name` is chatml, llama3,
+// mistral, alpaca, plain, ... or NULL: recognised from the model's template, else from the tokens
+// it has, else alpaca.
 bool text_chat_open(const text_tok* tok, const char* folder, const char* name, text_chat** out,
                     text_error* error);
 void text_chat_close(text_chat* chat);
 const char* text_chat_name(const text_chat* chat);
-const char* text_chat_source(const text_chat* chat);   // where the choice came from, in words
-const char* text_chat_names(size_t index);             // every name; NULL after the last one
-int32_t text_chat_eos(const text_chat* chat);          // ends a text; -1 when the model has none
-bool text_chat_stops(const text_chat* chat, int32_t id);  // generation ends here
+const char* text_chat_source(const text_chat* chat);     // where the choice came from, in words
+const char* text_chat_names(size_t index);               // every name; NULL after the last one
+int32_t text_chat_eos(const text_chat* chat);            // ends a text; -1 when the model has none
+bool text_chat_stops(const text_chat* chat, int32_t id); // generation ends here
 // Some templates print today's date: the default is the fixed one of the template.
 bool text_chat_set_date(text_chat* chat, const char* date, text_error* error);
 // Appends the ids; and the labels (same length, -100 where nothing is trained) unless NULL.
@@ -163,16 +165,16 @@ typedef struct text_data_desc {
     const char* path;
     text_tok* tok;
     const text_chat* chat;
-    size_t chunk_tokens;  // .txt only: longest sample, BOS included; 0 is no limit
-    bool train_prompt;    // train on everything
-    bool last_turn_only;  // train on the last assistant turn only
+    size_t chunk_tokens; // .txt only: longest sample, BOS included; 0 is no limit
+    bool train_prompt;   // train on everything
+    bool last_turn_only; // train on the last assistant turn only
 } text_data_desc;
 typedef struct text_sample {
     const int32_t* ids;
-    const int32_t* labels;  // label i belongs to id i; -100 is not trained
-    size_t count;           // may be 0: an empty record
-    size_t trained;         // labels that are not -100, the first position left out
-    size_t line;            // where the record starts in the file
+    const int32_t* labels; // label i belongs to id i; -100 is not trained
+    size_t count;          // may be 0: an empty record
+    size_t trained;        // labels that are not -100, the first position left out
+    size_t line;           // where the record starts in the file
 } text_sample;
 bool text_data_open(const text_data_desc* desc, text_data** out, text_error* error);
 // The same from memory; `name` is used in messages, and its ending says what the data is.
@@ -180,7 +182,7 @@ bool text_data_load(const text_data_desc* desc, const char* name, const void* da
                     text_data** out, text_error* error);
 void text_data_close(text_data* data);
 size_t text_data_count(const text_data* data);
-text_sample text_data_get(const text_data* data, size_t index);  // count 0 when out of range
+text_sample text_data_get(const text_data* data, size_t index); // count 0 when out of range
 
 // JSON, for the programs: the ids in one array; the strings of an array; the elements of an array,
 // whatever they are, as JSON; one string written. `name` is the file, for messages.
@@ -195,7 +197,7 @@ bool text_json_quote(const char* string, size_t length, text_bytes* out, text_er
 #ifdef __cplusplus
 }
 #endif
-#endif  // TEXT_H
+#endif // TEXT_H
 
 #if defined(TEXT_IMPLEMENTATION) && !defined(TEXT_IMPLEMENTATION_DONE)
 #define TEXT_IMPLEMENTATION_DONE
@@ -362,7 +364,7 @@ static bool text__file_append(FILE* file, const char* path, text_bytes* out, tex
             if (ferror(file)) {
                 return text__fail(error, "%s: cannot be read: %s", path, strerror(errno));
             }
-            out->data[out->count] = 0;  // there is room: less than `step` came
+            out->data[out->count] = 0; // there is room: less than `step` came
             return true;
         }
     }
@@ -378,7 +380,8 @@ bool text_file_read(const char* path, text_bytes* out, text_error* error) {
     return good;
 }
 
-// folder/name if such a file can be opened. *found tells; false only when out of memory or unreadable.
+// folder/name if such a file can be opened. *found tells; false only when out of memory or
+// unreadable.
 static bool text__folder_read(const char* folder, const char* name, text_bytes* out, bool* found,
                               text_error* error) {
     text_bytes path;
@@ -416,31 +419,34 @@ typedef struct text__combining {
 // Classes of characters; the generator has the same list.
 enum {
     TEXT__C_OTHER,
-    TEXT__C_UPPER,      // Lu Lt
-    TEXT__C_LOWER,      // Ll
-    TEXT__C_LETTER,     // Lm Lo
-    TEXT__C_MARK,       // M
-    TEXT__C_DIGIT,      // Nd Nl
-    TEXT__C_NUMBER,     // No
-    TEXT__C_CONNECTOR,  // Pc
-    TEXT__C_PUNCT,      // the other P
-    TEXT__C_SYMBOL,     // S
-    TEXT__C_WORD_SYMBOL,  // S that counts as alphabetic
-    TEXT__C_SPACE,        // White_Space
-    TEXT__C_JOINER        // U+200C U+200D
+    TEXT__C_UPPER,       // Lu Lt
+    TEXT__C_LOWER,       // Ll
+    TEXT__C_LETTER,      // Lm Lo
+    TEXT__C_MARK,        // M
+    TEXT__C_DIGIT,       // Nd Nl
+    TEXT__C_NUMBER,      // No
+    TEXT__C_CONNECTOR,   // Pc
+    TEXT__C_PUNCT,       // the other P
+    TEXT__C_SYMBOL,      // S
+    TEXT__C_WORD_SYMBOL, // S that counts as alphabetic
+    TEXT__C_SPACE,       // White_Space
+    TEXT__C_JOINER,      // U+200C U+200D
+    TEXT__C_PUNCT_NEW,   // P that the Punctuation step does not know
+    TEXT__C_OLD_PUNCT    // S or M that it takes for punctuation
 };
 
 #define TEXT__BIT(name) (1u << TEXT__C_##name)
 #define TEXT__L (TEXT__BIT(UPPER) | TEXT__BIT(LOWER) | TEXT__BIT(LETTER))
 #define TEXT__M TEXT__BIT(MARK)
 #define TEXT__N (TEXT__BIT(DIGIT) | TEXT__BIT(NUMBER))
-#define TEXT__P (TEXT__BIT(CONNECTOR) | TEXT__BIT(PUNCT))
-#define TEXT__S (TEXT__BIT(SYMBOL) | TEXT__BIT(WORD_SYMBOL))
+#define TEXT__P (TEXT__BIT(CONNECTOR) | TEXT__BIT(PUNCT) | TEXT__BIT(PUNCT_NEW))
+#define TEXT__P_STEP (TEXT__BIT(CONNECTOR) | TEXT__BIT(PUNCT) | TEXT__BIT(OLD_PUNCT))
+#define TEXT__S (TEXT__BIT(SYMBOL) | TEXT__BIT(WORD_SYMBOL) | TEXT__BIT(OLD_PUNCT))
 #define TEXT__WS TEXT__BIT(SPACE)
 // \w of the regular expressions, and of single_word (which has the joiners too)
 #define TEXT__W                                                                                    \
     (TEXT__L | TEXT__M | TEXT__BIT(DIGIT) | TEXT__BIT(CONNECTOR) | TEXT__BIT(WORD_SYMBOL))
-#define TEXT__UNSTABLE 0x80u  // may change under NFC
+#define TEXT__UNSTABLE 0x80u // may change under NFC
 
 // GENERATED BEGIN
 // clang-format off
@@ -513,362 +519,363 @@ static const uint32_t text__class_runs[] = {
     0x55903, 0x55a08, 0x56002, 0x58908, 0x58b00, 0x58d09, 0x59000, 0x59184, 0x5be08, 0x5bf84,
     0x5c008, 0x5c184, 0x5c308, 0x5c484, 0x5c608, 0x5c784, 0x5c800, 0x5d003, 0x5eb00, 0x5ef03,
     0x5f308, 0x5f500, 0x60609, 0x60908, 0x60b09, 0x60c08, 0x60e09, 0x61084, 0x61b08, 0x61c00,
-    0x61d08, 0x62003, 0x64b84, 0x66005, 0x66a08, 0x66e03, 0x67084, 0x67103, 0x6d408, 0x6d503,
-    0x6d684, 0x6dd00, 0x6de09, 0x6df84, 0x6e503, 0x6e784, 0x6e909, 0x6ea84, 0x6ee03, 0x6f005,
-    0x6fa03, 0x6fd09, 0x6ff03, 0x70008, 0x70e00, 0x71003, 0x71184, 0x71203, 0x73084, 0x74b00,
-    0x74d03, 0x7a604, 0x7b103, 0x7b200, 0x7c005, 0x7ca03, 0x7eb84, 0x7f403, 0x7f609, 0x7f708,
-    0x7fa03, 0x7fb00, 0x7fd04, 0x7fe09, 0x80003, 0x81684, 0x81a03, 0x81b84, 0x82403, 0x82584,
-    0x82803, 0x82984, 0x82e00, 0x83008, 0x83f00, 0x84003, 0x85984, 0x85c00, 0x85e08, 0x85f00,
-    0x86003, 0x86b00, 0x87003, 0x88809, 0x88903, 0x88f00, 0x89704, 0x8a003, 0x8ca04, 0x8d484,
-    0x8e200, 0x8e384, 0x90004, 0x90403, 0x93a04, 0x93c84, 0x93d03, 0x93e04, 0x94d84, 0x94e04,
-    0x95003, 0x95184, 0x95504, 0x95883, 0x96003, 0x96204, 0x96408, 0x96605, 0x97008, 0x97103,
-    0x98104, 0x98400, 0x98503, 0x98d00, 0x98f03, 0x99100, 0x99303, 0x9a900, 0x9aa03, 0x9b100,
-    0x9b203, 0x9b300, 0x9b603, 0x9ba00, 0x9bc84, 0x9bd03, 0x9be84, 0x9bf04, 0x9c500, 0x9c704,
-    0x9c900, 0x9cb04, 0x9cd84, 0x9ce03, 0x9cf00, 0x9d784, 0x9d800, 0x9dc83, 0x9de00, 0x9df83,
-    0x9e003, 0x9e204, 0x9e400, 0x9e605, 0x9f003, 0x9f209, 0x9f406, 0x9fa09, 0x9fc03, 0x9fd08,
-    0x9fe04, 0x9ff00, 0xa0104, 0xa0400, 0xa0503, 0xa0b00, 0xa0f03, 0xa1100, 0xa1303, 0xa2900,
-    0xa2a03, 0xa3100, 0xa3203, 0xa3383, 0xa3400, 0xa3503, 0xa3683, 0xa3700, 0xa3803, 0xa3a00,
-    0xa3c84, 0xa3d00, 0xa3e04, 0xa4300, 0xa4704, 0xa4900, 0xa4b04, 0xa4d84, 0xa4e00, 0xa5104,
-    0xa5200, 0xa5983, 0xa5c03, 0xa5d00, 0xa5e83, 0xa5f00, 0xa6605, 0xa7004, 0xa7203, 0xa7504,
-    0xa7608, 0xa7700, 0xa8104, 0xa8400, 0xa8503, 0xa8e00, 0xa8f03, 0xa9200, 0xa9303, 0xaa900,
-    0xaaa03, 0xab100, 0xab203, 0xab400, 0xab503, 0xaba00, 0xabc84, 0xabd03, 0xabe04, 0xac600,
-    0xac704, 0xaca00, 0xacb04, 0xacd84, 0xace00, 0xad003, 0xad100, 0xae003, 0xae204, 0xae400,
-    0xae605, 0xaf008, 0xaf109, 0xaf200, 0xaf903, 0xafa04, 0xb0000, 0xb0104, 0xb0400, 0xb0503,
-    0xb0d00, 0xb0f03, 0xb1100, 0xb1303, 0xb2900, 0xb2a03, 0xb3100, 0xb3203, 0xb3400, 0xb3503,
-    0xb3a00, 0xb3c84, 0xb3d03, 0xb3e84, 0xb3f04, 0xb4500, 0xb4704, 0xb4900, 0xb4b04, 0xb4d84,
-    0xb4e00, 0xb5504, 0xb5684, 0xb5800, 0xb5c83, 0xb5e00, 0xb5f03, 0xb6204, 0xb6400, 0xb6605,
-    0xb7009, 0xb7103, 0xb7206, 0xb7800, 0xb8204, 0xb8303, 0xb8400, 0xb8503, 0xb8b00, 0xb8e03,
-    0xb9100, 0xb9203, 0xb9600, 0xb9903, 0xb9b00, 0xb9c03, 0xb9d00, 0xb9e03, 0xba000, 0xba303,
-    0xba500, 0xba803, 0xbab00, 0xbae03, 0xbba00, 0xbbe84, 0xbbf04, 0xbc300, 0xbc604, 0xbc900,
-    0xbca04, 0xbcd84, 0xbce00, 0xbd003, 0xbd100, 0xbd784, 0xbd800, 0xbe605, 0xbf006, 0xbf309,
-    0xbfb00, 0xc0004, 0xc0503, 0xc0d00, 0xc0e03, 0xc1100, 0xc1203, 0xc2900, 0xc2a03, 0xc3a00,
-    0xc3c04, 0xc3d03, 0xc3e04, 0xc4500, 0xc4604, 0xc4900, 0xc4a04, 0xc4d84, 0xc4e00, 0xc5584,
-    0xc5700, 0xc5803, 0xc5b00, 0xc5d03, 0xc5e00, 0xc6003, 0xc6204, 0xc6400, 0xc6605, 0xc7000,
-    0xc7708, 0xc7806, 0xc7f09, 0xc8003, 0xc8104, 0xc8408, 0xc8503, 0xc8d00, 0xc8e03, 0xc9100,
-    0xc9203, 0xca900, 0xcaa03, 0xcb400, 0xcb503, 0xcba00, 0xcbc84, 0xcbd03, 0xcbe04, 0xcc284,
-    0xcc304, 0xcc500, 0xcc604, 0xcc900, 0xcca04, 0xccd84, 0xcce00, 0xcd584, 0xcd700, 0xcdd03,
-    0xcdf00, 0xce003, 0xce204, 0xce400, 0xce605, 0xcf000, 0xcf103, 0xcf304, 0xcf400, 0xd0004,
-    0xd0403, 0xd0d00, 0xd0e03, 0xd1100, 0xd1203, 0xd3b04, 0xd3d03, 0xd3e84, 0xd3f04, 0xd4500,
-    0xd4604, 0xd4900, 0xd4a04, 0xd4d84, 0xd4e03, 0xd4f09, 0xd5000, 0xd5403, 0xd5784, 0xd5806,
-    0xd5f03, 0xd6204, 0xd6400, 0xd6605, 0xd7006, 0xd7909, 0xd7a03, 0xd8000, 0xd8104, 0xd8400,
-    0xd8503, 0xd9700, 0xd9a03, 0xdb200, 0xdb303, 0xdbc00, 0xdbd03, 0xdbe00, 0xdc003, 0xdc700,
-    0xdca84, 0xdcb00, 0xdcf84, 0xdd004, 0xdd500, 0xdd604, 0xdd700, 0xdd804, 0xddf84, 0xde000,
-    0xde605, 0xdf000, 0xdf204, 0xdf408, 0xdf500, 0xe0103, 0xe3104, 0xe3203, 0xe3404, 0xe3884,
-    0xe3b00, 0xe3f09, 0xe4003, 0xe4704, 0xe4884, 0xe4c04, 0xe4f08, 0xe5005, 0xe5a08, 0xe5c00,
-    0xe8103, 0xe8300, 0xe8403, 0xe8500, 0xe8603, 0xe8b00, 0xe8c03, 0xea400, 0xea503, 0xea600,
-    0xea703, 0xeb104, 0xeb203, 0xeb404, 0xeb884, 0xeba04, 0xebd03, 0xebe00, 0xec003, 0xec500,
-    0xec603, 0xec700, 0xec884, 0xecc04, 0xecf00, 0xed005, 0xeda00, 0xedc03, 0xee000, 0xf0003,
-    0xf0109, 0xf0408, 0xf1309, 0xf1408, 0xf1509, 0xf1884, 0xf1a09, 0xf2005, 0xf2a06, 0xf3409,
-    0xf3584, 0xf3609, 0xf3784, 0xf3809, 0xf3984, 0xf3a08, 0xf3e04, 0xf4003, 0xf4383, 0xf4403,
-    0xf4800, 0xf4903, 0xf4d83, 0xf4e03, 0xf5283, 0xf5303, 0xf5783, 0xf5803, 0xf5c83, 0xf5d03,
-    0xf6983, 0xf6a03, 0xf6d00, 0xf7184, 0xf7704, 0xf7884, 0xf7904, 0xf7a84, 0xf7e04, 0xf8084,
-    0xf8508, 0xf8684, 0xf8803, 0xf8d04, 0xf9384, 0xf9404, 0xf9800, 0xf9904, 0xf9d84, 0xf9e04,
-    0xfa284, 0xfa304, 0xfa784, 0xfa804, 0xfac84, 0xfad04, 0xfb984, 0xfba04, 0xfbd00, 0xfbe09,
-    0xfc684, 0xfc709, 0xfcd00, 0xfce09, 0xfd008, 0xfd509, 0xfd908, 0xfdb00, 0x100003, 0x102b04,
-    0x102e84, 0x102f04, 0x103784, 0x103804, 0x103984, 0x103b04, 0x103f03, 0x104005, 0x104a08,
-    0x105003, 0x105604, 0x105a03, 0x105e04, 0x106103, 0x106204, 0x106503, 0x106704, 0x106e03,
-    0x107104, 0x107503, 0x108204, 0x108d84, 0x108e03, 0x108f04, 0x109005, 0x109a04, 0x109e09,
-    0x10a001, 0x10c600, 0x10c701, 0x10c800, 0x10cd01, 0x10ce00, 0x10d002, 0x10fb08, 0x10fc03,
-    0x10fd02, 0x110003, 0x116183, 0x117603, 0x11a883, 0x11c303, 0x124900, 0x124a03, 0x124e00,
-    0x125003, 0x125700, 0x125803, 0x125900, 0x125a03, 0x125e00, 0x126003, 0x128900, 0x128a03,
-    0x128e00, 0x129003, 0x12b100, 0x12b203, 0x12b600, 0x12b803, 0x12bf00, 0x12c003, 0x12c100,
-    0x12c203, 0x12c600, 0x12c803, 0x12d700, 0x12d803, 0x131100, 0x131203, 0x131600, 0x131803,
-    0x135b00, 0x135d84, 0x136008, 0x136906, 0x137d00, 0x138003, 0x139009, 0x139a00, 0x13a001,
-    0x13f600, 0x13f802, 0x13fe00, 0x140008, 0x140103, 0x166d09, 0x166e08, 0x166f03, 0x16800b,
-    0x168103, 0x169b08, 0x169d00, 0x16a003, 0x16eb08, 0x16ee05, 0x16f103, 0x16f900, 0x170003,
-    0x171204, 0x171484, 0x171504, 0x171600, 0x171f03, 0x173204, 0x173484, 0x173508, 0x173700,
-    0x174003, 0x175204, 0x175400, 0x176003, 0x176d00, 0x176e03, 0x177100, 0x177204, 0x177400,
-    0x178003, 0x17b404, 0x17d284, 0x17d304, 0x17d408, 0x17d703, 0x17d808, 0x17db09, 0x17dc03,
-    0x17dd84, 0x17de00, 0x17e005, 0x17ea00, 0x17f006, 0x17fa00, 0x180008, 0x180b04, 0x180e00,
-    0x180f04, 0x181005, 0x181a00, 0x182003, 0x187900, 0x188003, 0x188504, 0x188703, 0x18a984,
-    0x18aa03, 0x18ab00, 0x18b003, 0x18f600, 0x190003, 0x191f00, 0x192004, 0x192c00, 0x193004,
-    0x193984, 0x193c00, 0x194009, 0x194100, 0x194408, 0x194605, 0x195003, 0x196e00, 0x197003,
-    0x197500, 0x198003, 0x19ac00, 0x19b003, 0x19ca00, 0x19d005, 0x19da06, 0x19db00, 0x19de09,
-    0x1a0003, 0x1a1784, 0x1a1904, 0x1a1c00, 0x1a1e08, 0x1a2003, 0x1a5504, 0x1a5f00, 0x1a6084,
-    0x1a6104, 0x1a7584, 0x1a7d00, 0x1a7f84, 0x1a8005, 0x1a8a00, 0x1a9005, 0x1a9a00, 0x1aa008,
-    0x1aa703, 0x1aa808, 0x1aae00, 0x1ab084, 0x1abe04, 0x1acf00, 0x1b0004, 0x1b0503, 0x1b3484,
-    0x1b3604, 0x1b4484, 0x1b4503, 0x1b4d00, 0x1b4e08, 0x1b5005, 0x1b5a08, 0x1b6109, 0x1b6b84,
-    0x1b7409, 0x1b7d08, 0x1b8004, 0x1b8303, 0x1ba104, 0x1baa84, 0x1bac04, 0x1bae03, 0x1bb005,
-    0x1bba03, 0x1be684, 0x1be704, 0x1bf284, 0x1bf400, 0x1bfc08, 0x1c0003, 0x1c2404, 0x1c3784,
-    0x1c3800, 0x1c3b08, 0x1c4005, 0x1c4a00, 0x1c4d03, 0x1c5005, 0x1c5a03, 0x1c7e08, 0x1c8002,
-    0x1c8901, 0x1c8a02, 0x1c8b00, 0x1c9001, 0x1cbb00, 0x1cbd01, 0x1cc008, 0x1cc800, 0x1cd084,
-    0x1cd308, 0x1cd484, 0x1ce104, 0x1ce284, 0x1ce903, 0x1ced84, 0x1cee03, 0x1cf484, 0x1cf503,
-    0x1cf704, 0x1cf884, 0x1cfa03, 0x1cfb00, 0x1d0002, 0x1d2c03, 0x1d6b02, 0x1d7803, 0x1d7902,
-    0x1d9b03, 0x1dc084, 0x1df604, 0x1dfb84, 0x1e0001, 0x1e0102, 0x1e0201, 0x1e0302, 0x1e0401,
-    0x1e0502, 0x1e0601, 0x1e0702, 0x1e0801, 0x1e0902, 0x1e0a01, 0x1e0b02, 0x1e0c01, 0x1e0d02,
-    0x1e0e01, 0x1e0f02, 0x1e1001, 0x1e1102, 0x1e1201, 0x1e1302, 0x1e1401, 0x1e1502, 0x1e1601,
-    0x1e1702, 0x1e1801, 0x1e1902, 0x1e1a01, 0x1e1b02, 0x1e1c01, 0x1e1d02, 0x1e1e01, 0x1e1f02,
-    0x1e2001, 0x1e2102, 0x1e2201, 0x1e2302, 0x1e2401, 0x1e2502, 0x1e2601, 0x1e2702, 0x1e2801,
-    0x1e2902, 0x1e2a01, 0x1e2b02, 0x1e2c01, 0x1e2d02, 0x1e2e01, 0x1e2f02, 0x1e3001, 0x1e3102,
-    0x1e3201, 0x1e3302, 0x1e3401, 0x1e3502, 0x1e3601, 0x1e3702, 0x1e3801, 0x1e3902, 0x1e3a01,
-    0x1e3b02, 0x1e3c01, 0x1e3d02, 0x1e3e01, 0x1e3f02, 0x1e4001, 0x1e4102, 0x1e4201, 0x1e4302,
-    0x1e4401, 0x1e4502, 0x1e4601, 0x1e4702, 0x1e4801, 0x1e4902, 0x1e4a01, 0x1e4b02, 0x1e4c01,
-    0x1e4d02, 0x1e4e01, 0x1e4f02, 0x1e5001, 0x1e5102, 0x1e5201, 0x1e5302, 0x1e5401, 0x1e5502,
-    0x1e5601, 0x1e5702, 0x1e5801, 0x1e5902, 0x1e5a01, 0x1e5b02, 0x1e5c01, 0x1e5d02, 0x1e5e01,
-    0x1e5f02, 0x1e6001, 0x1e6102, 0x1e6201, 0x1e6302, 0x1e6401, 0x1e6502, 0x1e6601, 0x1e6702,
-    0x1e6801, 0x1e6902, 0x1e6a01, 0x1e6b02, 0x1e6c01, 0x1e6d02, 0x1e6e01, 0x1e6f02, 0x1e7001,
-    0x1e7102, 0x1e7201, 0x1e7302, 0x1e7401, 0x1e7502, 0x1e7601, 0x1e7702, 0x1e7801, 0x1e7902,
-    0x1e7a01, 0x1e7b02, 0x1e7c01, 0x1e7d02, 0x1e7e01, 0x1e7f02, 0x1e8001, 0x1e8102, 0x1e8201,
-    0x1e8302, 0x1e8401, 0x1e8502, 0x1e8601, 0x1e8702, 0x1e8801, 0x1e8902, 0x1e8a01, 0x1e8b02,
-    0x1e8c01, 0x1e8d02, 0x1e8e01, 0x1e8f02, 0x1e9001, 0x1e9102, 0x1e9201, 0x1e9302, 0x1e9401,
-    0x1e9502, 0x1e9e01, 0x1e9f02, 0x1ea001, 0x1ea102, 0x1ea201, 0x1ea302, 0x1ea401, 0x1ea502,
-    0x1ea601, 0x1ea702, 0x1ea801, 0x1ea902, 0x1eaa01, 0x1eab02, 0x1eac01, 0x1ead02, 0x1eae01,
-    0x1eaf02, 0x1eb001, 0x1eb102, 0x1eb201, 0x1eb302, 0x1eb401, 0x1eb502, 0x1eb601, 0x1eb702,
-    0x1eb801, 0x1eb902, 0x1eba01, 0x1ebb02, 0x1ebc01, 0x1ebd02, 0x1ebe01, 0x1ebf02, 0x1ec001,
-    0x1ec102, 0x1ec201, 0x1ec302, 0x1ec401, 0x1ec502, 0x1ec601, 0x1ec702, 0x1ec801, 0x1ec902,
-    0x1eca01, 0x1ecb02, 0x1ecc01, 0x1ecd02, 0x1ece01, 0x1ecf02, 0x1ed001, 0x1ed102, 0x1ed201,
-    0x1ed302, 0x1ed401, 0x1ed502, 0x1ed601, 0x1ed702, 0x1ed801, 0x1ed902, 0x1eda01, 0x1edb02,
-    0x1edc01, 0x1edd02, 0x1ede01, 0x1edf02, 0x1ee001, 0x1ee102, 0x1ee201, 0x1ee302, 0x1ee401,
-    0x1ee502, 0x1ee601, 0x1ee702, 0x1ee801, 0x1ee902, 0x1eea01, 0x1eeb02, 0x1eec01, 0x1eed02,
-    0x1eee01, 0x1eef02, 0x1ef001, 0x1ef102, 0x1ef201, 0x1ef302, 0x1ef401, 0x1ef502, 0x1ef601,
-    0x1ef702, 0x1ef801, 0x1ef902, 0x1efa01, 0x1efb02, 0x1efc01, 0x1efd02, 0x1efe01, 0x1eff02,
-    0x1f0801, 0x1f1002, 0x1f1600, 0x1f1801, 0x1f1e00, 0x1f2002, 0x1f2801, 0x1f3002, 0x1f3801,
-    0x1f4002, 0x1f4600, 0x1f4801, 0x1f4e00, 0x1f5002, 0x1f5800, 0x1f5901, 0x1f5a00, 0x1f5b01,
-    0x1f5c00, 0x1f5d01, 0x1f5e00, 0x1f5f01, 0x1f6002, 0x1f6801, 0x1f7002, 0x1f7182, 0x1f7202,
-    0x1f7382, 0x1f7402, 0x1f7582, 0x1f7602, 0x1f7782, 0x1f7802, 0x1f7982, 0x1f7a02, 0x1f7b82,
-    0x1f7c02, 0x1f7d82, 0x1f7e00, 0x1f8002, 0x1f8801, 0x1f9002, 0x1f9801, 0x1fa002, 0x1fa801,
-    0x1fb002, 0x1fb500, 0x1fb602, 0x1fb801, 0x1fbb81, 0x1fbc01, 0x1fbd09, 0x1fbe82, 0x1fbf09,
-    0x1fc202, 0x1fc500, 0x1fc602, 0x1fc801, 0x1fc981, 0x1fca01, 0x1fcb81, 0x1fcc01, 0x1fcd09,
-    0x1fd002, 0x1fd382, 0x1fd400, 0x1fd602, 0x1fd801, 0x1fdb81, 0x1fdc00, 0x1fdd09, 0x1fe002,
-    0x1fe382, 0x1fe402, 0x1fe801, 0x1feb81, 0x1fec01, 0x1fed09, 0x1fee89, 0x1ff000, 0x1ff202,
-    0x1ff500, 0x1ff602, 0x1ff801, 0x1ff981, 0x1ffa01, 0x1ffb81, 0x1ffc01, 0x1ffd89, 0x1ffe09,
-    0x1fff00, 0x20008b, 0x20020b, 0x200b00, 0x200c0c, 0x200e00, 0x201008, 0x20280b, 0x202a00,
-    0x202f0b, 0x203008, 0x203f07, 0x204108, 0x204409, 0x204508, 0x205209, 0x205308, 0x205407,
-    0x205508, 0x205f0b, 0x206000, 0x207006, 0x207103, 0x207200, 0x207406, 0x207a09, 0x207d08,
-    0x207f03, 0x208006, 0x208a09, 0x208d08, 0x208f00, 0x209003, 0x209d00, 0x20a009, 0x20c100,
-    0x20d084, 0x20dd04, 0x20e184, 0x20e204, 0x20e584, 0x20f100, 0x210009, 0x210201, 0x210309,
-    0x210701, 0x210809, 0x210a02, 0x210b01, 0x210e02, 0x211001, 0x211302, 0x211409, 0x211501,
-    0x211609, 0x211901, 0x211e09, 0x212401, 0x212509, 0x212681, 0x212709, 0x212801, 0x212909,
-    0x212a81, 0x212c01, 0x212e09, 0x212f02, 0x213001, 0x213402, 0x213503, 0x213902, 0x213a09,
-    0x213c02, 0x213e01, 0x214009, 0x214501, 0x214602, 0x214a09, 0x214e02, 0x214f09, 0x215006,
-    0x216005, 0x218301, 0x218402, 0x218505, 0x218906, 0x218a09, 0x218c00, 0x219009, 0x230808,
-    0x230c09, 0x232988, 0x232b09, 0x242a00, 0x244009, 0x244b00, 0x246006, 0x249c09, 0x24b60a,
-    0x24ea06, 0x250009, 0x276808, 0x277606, 0x279409, 0x27c508, 0x27c709, 0x27e608, 0x27f009,
-    0x298308, 0x299909, 0x29d808, 0x29dc09, 0x29fc08, 0x29fe09, 0x2adc89, 0x2add09, 0x2b7400,
-    0x2b7609, 0x2b9600, 0x2b9709, 0x2c0001, 0x2c3002, 0x2c6001, 0x2c6102, 0x2c6201, 0x2c6502,
-    0x2c6701, 0x2c6802, 0x2c6901, 0x2c6a02, 0x2c6b01, 0x2c6c02, 0x2c6d01, 0x2c7102, 0x2c7201,
-    0x2c7302, 0x2c7501, 0x2c7602, 0x2c7c03, 0x2c7e01, 0x2c8102, 0x2c8201, 0x2c8302, 0x2c8401,
-    0x2c8502, 0x2c8601, 0x2c8702, 0x2c8801, 0x2c8902, 0x2c8a01, 0x2c8b02, 0x2c8c01, 0x2c8d02,
-    0x2c8e01, 0x2c8f02, 0x2c9001, 0x2c9102, 0x2c9201, 0x2c9302, 0x2c9401, 0x2c9502, 0x2c9601,
-    0x2c9702, 0x2c9801, 0x2c9902, 0x2c9a01, 0x2c9b02, 0x2c9c01, 0x2c9d02, 0x2c9e01, 0x2c9f02,
-    0x2ca001, 0x2ca102, 0x2ca201, 0x2ca302, 0x2ca401, 0x2ca502, 0x2ca601, 0x2ca702, 0x2ca801,
-    0x2ca902, 0x2caa01, 0x2cab02, 0x2cac01, 0x2cad02, 0x2cae01, 0x2caf02, 0x2cb001, 0x2cb102,
-    0x2cb201, 0x2cb302, 0x2cb401, 0x2cb502, 0x2cb601, 0x2cb702, 0x2cb801, 0x2cb902, 0x2cba01,
-    0x2cbb02, 0x2cbc01, 0x2cbd02, 0x2cbe01, 0x2cbf02, 0x2cc001, 0x2cc102, 0x2cc201, 0x2cc302,
-    0x2cc401, 0x2cc502, 0x2cc601, 0x2cc702, 0x2cc801, 0x2cc902, 0x2cca01, 0x2ccb02, 0x2ccc01,
-    0x2ccd02, 0x2cce01, 0x2ccf02, 0x2cd001, 0x2cd102, 0x2cd201, 0x2cd302, 0x2cd401, 0x2cd502,
-    0x2cd601, 0x2cd702, 0x2cd801, 0x2cd902, 0x2cda01, 0x2cdb02, 0x2cdc01, 0x2cdd02, 0x2cde01,
-    0x2cdf02, 0x2ce001, 0x2ce102, 0x2ce201, 0x2ce302, 0x2ce509, 0x2ceb01, 0x2cec02, 0x2ced01,
-    0x2cee02, 0x2cef84, 0x2cf201, 0x2cf302, 0x2cf400, 0x2cf908, 0x2cfd06, 0x2cfe08, 0x2d0002,
-    0x2d2600, 0x2d2702, 0x2d2800, 0x2d2d02, 0x2d2e00, 0x2d3003, 0x2d6800, 0x2d6f03, 0x2d7008,
-    0x2d7100, 0x2d7f84, 0x2d8003, 0x2d9700, 0x2da003, 0x2da700, 0x2da803, 0x2daf00, 0x2db003,
-    0x2db700, 0x2db803, 0x2dbf00, 0x2dc003, 0x2dc700, 0x2dc803, 0x2dcf00, 0x2dd003, 0x2dd700,
-    0x2dd803, 0x2ddf00, 0x2de084, 0x2e0008, 0x2e2f03, 0x2e3008, 0x2e5009, 0x2e5208, 0x2e5e00,
-    0x2e8009, 0x2e9a00, 0x2e9b09, 0x2ef400, 0x2f0009, 0x2fd600, 0x2ff009, 0x30000b, 0x300108,
-    0x300409, 0x300503, 0x300705, 0x300808, 0x301209, 0x301408, 0x302009, 0x302105, 0x302a84,
-    0x303008, 0x303103, 0x303609, 0x303805, 0x303b03, 0x303d08, 0x303e09, 0x304000, 0x304103,
-    0x309700, 0x309984, 0x309b09, 0x309d03, 0x30a008, 0x30a103, 0x30fb08, 0x30fc03, 0x310000,
-    0x310503, 0x313000, 0x313103, 0x318f00, 0x319009, 0x319206, 0x319609, 0x31a003, 0x31c009,
-    0x31e600, 0x31ef09, 0x31f003, 0x320009, 0x321f00, 0x322006, 0x322a09, 0x324806, 0x325009,
-    0x325106, 0x326009, 0x328006, 0x328a09, 0x32b106, 0x32c009, 0x340003, 0x4dc009, 0x4e0003,
-    0xa48d00, 0xa49009, 0xa4c700, 0xa4d003, 0xa4fe08, 0xa50003, 0xa60d08, 0xa61003, 0xa62005,
-    0xa62a03, 0xa62c00, 0xa64001, 0xa64102, 0xa64201, 0xa64302, 0xa64401, 0xa64502, 0xa64601,
-    0xa64702, 0xa64801, 0xa64902, 0xa64a01, 0xa64b02, 0xa64c01, 0xa64d02, 0xa64e01, 0xa64f02,
-    0xa65001, 0xa65102, 0xa65201, 0xa65302, 0xa65401, 0xa65502, 0xa65601, 0xa65702, 0xa65801,
-    0xa65902, 0xa65a01, 0xa65b02, 0xa65c01, 0xa65d02, 0xa65e01, 0xa65f02, 0xa66001, 0xa66102,
-    0xa66201, 0xa66302, 0xa66401, 0xa66502, 0xa66601, 0xa66702, 0xa66801, 0xa66902, 0xa66a01,
-    0xa66b02, 0xa66c01, 0xa66d02, 0xa66e03, 0xa66f84, 0xa67004, 0xa67308, 0xa67484, 0xa67e08,
-    0xa67f03, 0xa68001, 0xa68102, 0xa68201, 0xa68302, 0xa68401, 0xa68502, 0xa68601, 0xa68702,
-    0xa68801, 0xa68902, 0xa68a01, 0xa68b02, 0xa68c01, 0xa68d02, 0xa68e01, 0xa68f02, 0xa69001,
-    0xa69102, 0xa69201, 0xa69302, 0xa69401, 0xa69502, 0xa69601, 0xa69702, 0xa69801, 0xa69902,
-    0xa69a01, 0xa69b02, 0xa69c03, 0xa69e84, 0xa6a003, 0xa6e605, 0xa6f084, 0xa6f208, 0xa6f800,
-    0xa70009, 0xa71703, 0xa72009, 0xa72201, 0xa72302, 0xa72401, 0xa72502, 0xa72601, 0xa72702,
-    0xa72801, 0xa72902, 0xa72a01, 0xa72b02, 0xa72c01, 0xa72d02, 0xa72e01, 0xa72f02, 0xa73201,
-    0xa73302, 0xa73401, 0xa73502, 0xa73601, 0xa73702, 0xa73801, 0xa73902, 0xa73a01, 0xa73b02,
-    0xa73c01, 0xa73d02, 0xa73e01, 0xa73f02, 0xa74001, 0xa74102, 0xa74201, 0xa74302, 0xa74401,
-    0xa74502, 0xa74601, 0xa74702, 0xa74801, 0xa74902, 0xa74a01, 0xa74b02, 0xa74c01, 0xa74d02,
-    0xa74e01, 0xa74f02, 0xa75001, 0xa75102, 0xa75201, 0xa75302, 0xa75401, 0xa75502, 0xa75601,
-    0xa75702, 0xa75801, 0xa75902, 0xa75a01, 0xa75b02, 0xa75c01, 0xa75d02, 0xa75e01, 0xa75f02,
-    0xa76001, 0xa76102, 0xa76201, 0xa76302, 0xa76401, 0xa76502, 0xa76601, 0xa76702, 0xa76801,
-    0xa76902, 0xa76a01, 0xa76b02, 0xa76c01, 0xa76d02, 0xa76e01, 0xa76f02, 0xa77003, 0xa77102,
-    0xa77901, 0xa77a02, 0xa77b01, 0xa77c02, 0xa77d01, 0xa77f02, 0xa78001, 0xa78102, 0xa78201,
-    0xa78302, 0xa78401, 0xa78502, 0xa78601, 0xa78702, 0xa78803, 0xa78909, 0xa78b01, 0xa78c02,
-    0xa78d01, 0xa78e02, 0xa78f03, 0xa79001, 0xa79102, 0xa79201, 0xa79302, 0xa79601, 0xa79702,
-    0xa79801, 0xa79902, 0xa79a01, 0xa79b02, 0xa79c01, 0xa79d02, 0xa79e01, 0xa79f02, 0xa7a001,
-    0xa7a102, 0xa7a201, 0xa7a302, 0xa7a401, 0xa7a502, 0xa7a601, 0xa7a702, 0xa7a801, 0xa7a902,
-    0xa7aa01, 0xa7af02, 0xa7b001, 0xa7b502, 0xa7b601, 0xa7b702, 0xa7b801, 0xa7b902, 0xa7ba01,
-    0xa7bb02, 0xa7bc01, 0xa7bd02, 0xa7be01, 0xa7bf02, 0xa7c001, 0xa7c102, 0xa7c201, 0xa7c302,
-    0xa7c401, 0xa7c802, 0xa7c901, 0xa7ca02, 0xa7cb01, 0xa7cd02, 0xa7ce00, 0xa7d001, 0xa7d102,
-    0xa7d200, 0xa7d302, 0xa7d400, 0xa7d502, 0xa7d601, 0xa7d702, 0xa7d801, 0xa7d902, 0xa7da01,
-    0xa7db02, 0xa7dc01, 0xa7dd00, 0xa7f203, 0xa7f501, 0xa7f602, 0xa7f703, 0xa7fa02, 0xa7fb03,
-    0xa80204, 0xa80303, 0xa80684, 0xa80703, 0xa80b04, 0xa80c03, 0xa82304, 0xa82809, 0xa82c04,
-    0xa82d00, 0xa83006, 0xa83609, 0xa83a00, 0xa84003, 0xa87408, 0xa87800, 0xa88004, 0xa88203,
-    0xa8b404, 0xa8c484, 0xa8c504, 0xa8c600, 0xa8ce08, 0xa8d005, 0xa8da00, 0xa8e084, 0xa8f203,
-    0xa8f808, 0xa8fb03, 0xa8fc08, 0xa8fd03, 0xa8ff04, 0xa90005, 0xa90a03, 0xa92604, 0xa92b84,
-    0xa92e08, 0xa93003, 0xa94704, 0xa95384, 0xa95400, 0xa95f08, 0xa96003, 0xa97d00, 0xa98004,
-    0xa98403, 0xa9b384, 0xa9b404, 0xa9c084, 0xa9c108, 0xa9ce00, 0xa9cf03, 0xa9d005, 0xa9da00,
-    0xa9de08, 0xa9e003, 0xa9e504, 0xa9e603, 0xa9f005, 0xa9fa03, 0xa9ff00, 0xaa0003, 0xaa2904,
-    0xaa3700, 0xaa4003, 0xaa4304, 0xaa4403, 0xaa4c04, 0xaa4e00, 0xaa5005, 0xaa5a00, 0xaa5c08,
-    0xaa6003, 0xaa7709, 0xaa7a03, 0xaa7b04, 0xaa7e03, 0xaab084, 0xaab103, 0xaab284, 0xaab503,
-    0xaab784, 0xaab903, 0xaabe84, 0xaac003, 0xaac184, 0xaac203, 0xaac300, 0xaadb03, 0xaade08,
-    0xaae003, 0xaaeb04, 0xaaf008, 0xaaf203, 0xaaf504, 0xaaf684, 0xaaf700, 0xab0103, 0xab0700,
-    0xab0903, 0xab0f00, 0xab1103, 0xab1700, 0xab2003, 0xab2700, 0xab2803, 0xab2f00, 0xab3002,
-    0xab5b09, 0xab5c03, 0xab6002, 0xab6903, 0xab6a09, 0xab6c00, 0xab7002, 0xabc003, 0xabe304,
-    0xabeb08, 0xabec04, 0xabed84, 0xabee00, 0xabf005, 0xabfa00, 0xac0003, 0xd7a400, 0xd7b003,
-    0xd7c700, 0xd7cb03, 0xd7fc00, 0xf90083, 0xfa0e03, 0xfa1083, 0xfa1103, 0xfa1283, 0xfa1303,
-    0xfa1583, 0xfa1f03, 0xfa2083, 0xfa2103, 0xfa2283, 0xfa2303, 0xfa2583, 0xfa2703, 0xfa2a83,
-    0xfa6e00, 0xfa7083, 0xfada00, 0xfb0002, 0xfb0700, 0xfb1302, 0xfb1800, 0xfb1d83, 0xfb1e84,
-    0xfb1f83, 0xfb2003, 0xfb2909, 0xfb2a83, 0xfb3700, 0xfb3883, 0xfb3d00, 0xfb3e83, 0xfb3f00,
-    0xfb4083, 0xfb4200, 0xfb4383, 0xfb4500, 0xfb4683, 0xfb4f03, 0xfbb209, 0xfbc300, 0xfbd303,
-    0xfd3e08, 0xfd4009, 0xfd5003, 0xfd9000, 0xfd9203, 0xfdc800, 0xfdcf09, 0xfdd000, 0xfdf003,
-    0xfdfc09, 0xfe0004, 0xfe1008, 0xfe1a00, 0xfe2084, 0xfe3008, 0xfe3307, 0xfe3508, 0xfe4d07,
-    0xfe5008, 0xfe5300, 0xfe5408, 0xfe6209, 0xfe6308, 0xfe6409, 0xfe6700, 0xfe6808, 0xfe6909,
-    0xfe6a08, 0xfe6c00, 0xfe7003, 0xfe7500, 0xfe7603, 0xfefd00, 0xff0108, 0xff0409, 0xff0508,
-    0xff0b09, 0xff0c08, 0xff1005, 0xff1a08, 0xff1c09, 0xff1f08, 0xff2101, 0xff3b08, 0xff3e09,
-    0xff3f07, 0xff4009, 0xff4102, 0xff5b08, 0xff5c09, 0xff5d08, 0xff5e09, 0xff5f08, 0xff6603,
-    0xffbf00, 0xffc203, 0xffc800, 0xffca03, 0xffd000, 0xffd203, 0xffd800, 0xffda03, 0xffdd00,
-    0xffe009, 0xffe700, 0xffe809, 0xffef00, 0xfffc09, 0xfffe00, 0x1000003, 0x1000c00, 0x1000d03,
-    0x1002700, 0x1002803, 0x1003b00, 0x1003c03, 0x1003e00, 0x1003f03, 0x1004e00, 0x1005003,
-    0x1005e00, 0x1008003, 0x100fb00, 0x1010008, 0x1010300, 0x1010706, 0x1013400, 0x1013709,
-    0x1014005, 0x1017506, 0x1017909, 0x1018a06, 0x1018c09, 0x1018f00, 0x1019009, 0x1019d00,
-    0x101a009, 0x101a100, 0x101d009, 0x101fd84, 0x101fe00, 0x1028003, 0x1029d00, 0x102a003,
-    0x102d100, 0x102e084, 0x102e106, 0x102fc00, 0x1030003, 0x1032006, 0x1032400, 0x1032d03,
-    0x1034105, 0x1034203, 0x1034a05, 0x1034b00, 0x1035003, 0x1037684, 0x1037b00, 0x1038003,
-    0x1039e00, 0x1039f08, 0x103a003, 0x103c400, 0x103c803, 0x103d008, 0x103d105, 0x103d600,
-    0x1040001, 0x1042802, 0x1045003, 0x1049e00, 0x104a005, 0x104aa00, 0x104b001, 0x104d400,
-    0x104d802, 0x104fc00, 0x1050003, 0x1052800, 0x1053003, 0x1056400, 0x1056f08, 0x1057001,
-    0x1057b00, 0x1057c01, 0x1058b00, 0x1058c01, 0x1059300, 0x1059401, 0x1059600, 0x1059702,
-    0x105a200, 0x105a302, 0x105b200, 0x105b302, 0x105ba00, 0x105bb02, 0x105bd00, 0x105c003,
-    0x105f400, 0x1060003, 0x1073700, 0x1074003, 0x1075600, 0x1076003, 0x1076800, 0x1078003,
-    0x1078600, 0x1078703, 0x107b100, 0x107b203, 0x107bb00, 0x1080003, 0x1080600, 0x1080803,
-    0x1080900, 0x1080a03, 0x1083600, 0x1083703, 0x1083900, 0x1083c03, 0x1083d00, 0x1083f03,
-    0x1085600, 0x1085708, 0x1085806, 0x1086003, 0x1087709, 0x1087906, 0x1088003, 0x1089f00,
-    0x108a706, 0x108b000, 0x108e003, 0x108f300, 0x108f403, 0x108f600, 0x108fb06, 0x1090003,
-    0x1091606, 0x1091c00, 0x1091f08, 0x1092003, 0x1093a00, 0x1093f08, 0x1094000, 0x1098003,
-    0x109b800, 0x109bc06, 0x109be03, 0x109c006, 0x109d000, 0x109d206, 0x10a0003, 0x10a0104,
-    0x10a0400, 0x10a0504, 0x10a0700, 0x10a0c04, 0x10a0d84, 0x10a0e04, 0x10a0f84, 0x10a1003,
-    0x10a1400, 0x10a1503, 0x10a1800, 0x10a1903, 0x10a3600, 0x10a3884, 0x10a3b00, 0x10a3f84,
-    0x10a4006, 0x10a4900, 0x10a5008, 0x10a5900, 0x10a6003, 0x10a7d06, 0x10a7f08, 0x10a8003,
-    0x10a9d06, 0x10aa000, 0x10ac003, 0x10ac809, 0x10ac903, 0x10ae584, 0x10ae700, 0x10aeb06,
-    0x10af008, 0x10af700, 0x10b0003, 0x10b3600, 0x10b3908, 0x10b4003, 0x10b5600, 0x10b5806,
-    0x10b6003, 0x10b7300, 0x10b7806, 0x10b8003, 0x10b9200, 0x10b9908, 0x10b9d00, 0x10ba906,
-    0x10bb000, 0x10c0003, 0x10c4900, 0x10c8001, 0x10cb300, 0x10cc002, 0x10cf300, 0x10cfa06,
-    0x10d0003, 0x10d2404, 0x10d2800, 0x10d3005, 0x10d3a00, 0x10d4005, 0x10d4a03, 0x10d5001,
-    0x10d6600, 0x10d6904, 0x10d6e08, 0x10d6f03, 0x10d7002, 0x10d8600, 0x10d8e09, 0x10d9000,
-    0x10e6006, 0x10e7f00, 0x10e8003, 0x10eaa00, 0x10eab04, 0x10ead08, 0x10eae00, 0x10eb003,
-    0x10eb200, 0x10ec203, 0x10ec500, 0x10efc04, 0x10f0003, 0x10f1d06, 0x10f2703, 0x10f2800,
-    0x10f3003, 0x10f4604, 0x10f5106, 0x10f5508, 0x10f5a00, 0x10f7003, 0x10f8204, 0x10f8608,
-    0x10f8a00, 0x10fb003, 0x10fc506, 0x10fcc00, 0x10fe003, 0x10ff700, 0x1100004, 0x1100303,
-    0x1103804, 0x1104684, 0x1104708, 0x1104e00, 0x1105206, 0x1106605, 0x1107004, 0x1107103,
-    0x1107304, 0x1107503, 0x1107600, 0x1107f84, 0x1108004, 0x1108303, 0x110b004, 0x110b984,
-    0x110bb08, 0x110bd00, 0x110be08, 0x110c204, 0x110c300, 0x110d003, 0x110e900, 0x110f005,
-    0x110fa00, 0x1110084, 0x1110303, 0x1112784, 0x1112804, 0x1113384, 0x1113500, 0x1113605,
-    0x1114008, 0x1114403, 0x1114504, 0x1114703, 0x1114800, 0x1115003, 0x1117384, 0x1117408,
-    0x1117603, 0x1117700, 0x1118004, 0x1118303, 0x111b304, 0x111c084, 0x111c103, 0x111c508,
-    0x111c904, 0x111ca84, 0x111cb04, 0x111cd08, 0x111ce04, 0x111d005, 0x111da03, 0x111db08,
-    0x111dc03, 0x111dd08, 0x111e000, 0x111e106, 0x111f500, 0x1120003, 0x1121200, 0x1121303,
-    0x1122c04, 0x1123584, 0x1123704, 0x1123808, 0x1123e04, 0x1123f03, 0x1124104, 0x1124200,
-    0x1128003, 0x1128700, 0x1128803, 0x1128900, 0x1128a03, 0x1128e00, 0x1128f03, 0x1129e00,
-    0x1129f03, 0x112a908, 0x112aa00, 0x112b003, 0x112df04, 0x112e984, 0x112eb00, 0x112f005,
-    0x112fa00, 0x1130004, 0x1130400, 0x1130503, 0x1130d00, 0x1130f03, 0x1131100, 0x1131303,
-    0x1132900, 0x1132a03, 0x1133100, 0x1133203, 0x1133400, 0x1133503, 0x1133a00, 0x1133b04,
-    0x1133c84, 0x1133d03, 0x1133e84, 0x1133f04, 0x1134500, 0x1134704, 0x1134900, 0x1134b04,
-    0x1134d84, 0x1134e00, 0x1135003, 0x1135100, 0x1135784, 0x1135800, 0x1135d03, 0x1136204,
-    0x1136400, 0x1136684, 0x1136d00, 0x1137084, 0x1137500, 0x1138003, 0x1138a00, 0x1138b03,
-    0x1138c00, 0x1138e03, 0x1138f00, 0x1139003, 0x113b600, 0x113b703, 0x113b804, 0x113c100,
-    0x113c204, 0x113c300, 0x113c504, 0x113c600, 0x113c704, 0x113cb00, 0x113cc04, 0x113d103,
-    0x113d204, 0x113d303, 0x113d408, 0x113d600, 0x113d708, 0x113d900, 0x113e104, 0x113e300,
-    0x1140003, 0x1143504, 0x1144284, 0x1144304, 0x1144684, 0x1144703, 0x1144b08, 0x1145005,
-    0x1145a08, 0x1145c00, 0x1145d08, 0x1145e04, 0x1145f03, 0x1146200, 0x1148003, 0x114b084,
-    0x114b104, 0x114ba84, 0x114bb04, 0x114bd84, 0x114be04, 0x114c284, 0x114c403, 0x114c608,
-    0x114c703, 0x114c800, 0x114d005, 0x114da00, 0x1158003, 0x115af84, 0x115b004, 0x115b600,
-    0x115b804, 0x115bf84, 0x115c108, 0x115d803, 0x115dc04, 0x115de00, 0x1160003, 0x1163004,
-    0x1163f84, 0x1164004, 0x1164108, 0x1164403, 0x1164500, 0x1165005, 0x1165a00, 0x1166008,
-    0x1166d00, 0x1168003, 0x116ab04, 0x116b684, 0x116b803, 0x116b908, 0x116ba00, 0x116c005,
-    0x116ca00, 0x116d005, 0x116e400, 0x1170003, 0x1171b00, 0x1171d04, 0x1172b84, 0x1172c00,
-    0x1173005, 0x1173a06, 0x1173c08, 0x1173f09, 0x1174003, 0x1174700, 0x1180003, 0x1182c04,
-    0x1183b08, 0x1183c00, 0x118a001, 0x118c002, 0x118e005, 0x118ea06, 0x118f300, 0x118ff03,
-    0x1190700, 0x1190903, 0x1190a00, 0x1190c03, 0x1191400, 0x1191503, 0x1191700, 0x1191803,
-    0x1193004, 0x1193600, 0x1193704, 0x1193900, 0x1193b04, 0x1193f03, 0x1194004, 0x1194103,
-    0x1194204, 0x1194408, 0x1194700, 0x1195005, 0x1195a00, 0x119a003, 0x119a800, 0x119aa03,
-    0x119d104, 0x119d800, 0x119da04, 0x119e103, 0x119e208, 0x119e303, 0x119e404, 0x119e500,
-    0x11a0003, 0x11a0104, 0x11a0b03, 0x11a3304, 0x11a3a03, 0x11a3b04, 0x11a3f08, 0x11a4704,
-    0x11a4800, 0x11a5003, 0x11a5104, 0x11a5c03, 0x11a8a04, 0x11a9a08, 0x11a9d03, 0x11a9e08,
-    0x11aa300, 0x11ab003, 0x11af900, 0x11b0008, 0x11b0a00, 0x11bc003, 0x11be108, 0x11be200,
-    0x11bf005, 0x11bfa00, 0x11c0003, 0x11c0900, 0x11c0a03, 0x11c2f04, 0x11c3700, 0x11c3804,
-    0x11c3f84, 0x11c4003, 0x11c4108, 0x11c4600, 0x11c5005, 0x11c5a06, 0x11c6d00, 0x11c7008,
-    0x11c7203, 0x11c9000, 0x11c9204, 0x11ca800, 0x11ca904, 0x11cb700, 0x11d0003, 0x11d0700,
-    0x11d0803, 0x11d0a00, 0x11d0b03, 0x11d3104, 0x11d3700, 0x11d3a04, 0x11d3b00, 0x11d3c04,
-    0x11d3e00, 0x11d3f04, 0x11d4603, 0x11d4704, 0x11d4800, 0x11d5005, 0x11d5a00, 0x11d6003,
-    0x11d6600, 0x11d6703, 0x11d6900, 0x11d6a03, 0x11d8a04, 0x11d8f00, 0x11d9004, 0x11d9200,
-    0x11d9304, 0x11d9803, 0x11d9900, 0x11da005, 0x11daa00, 0x11ee003, 0x11ef304, 0x11ef708,
-    0x11ef900, 0x11f0004, 0x11f0203, 0x11f0304, 0x11f0403, 0x11f1100, 0x11f1203, 0x11f3404,
-    0x11f3b00, 0x11f3e04, 0x11f4308, 0x11f5005, 0x11f5a04, 0x11f5b00, 0x11fb003, 0x11fb100,
-    0x11fc006, 0x11fd509, 0x11ff200, 0x11fff08, 0x1200003, 0x1239a00, 0x1240005, 0x1246f00,
-    0x1247008, 0x1247500, 0x1248003, 0x1254400, 0x12f9003, 0x12ff108, 0x12ff300, 0x1300003,
-    0x1343000, 0x1344004, 0x1344103, 0x1344704, 0x1345600, 0x1346003, 0x143fb00, 0x1440003,
-    0x1464700, 0x1610003, 0x1611e04, 0x1613005, 0x1613a00, 0x1680003, 0x16a3900, 0x16a4003,
-    0x16a5f00, 0x16a6005, 0x16a6a00, 0x16a6e08, 0x16a7003, 0x16abf00, 0x16ac005, 0x16aca00,
-    0x16ad003, 0x16aee00, 0x16af084, 0x16af508, 0x16af600, 0x16b0003, 0x16b3084, 0x16b3708,
-    0x16b3c09, 0x16b4003, 0x16b4408, 0x16b4509, 0x16b4600, 0x16b5005, 0x16b5a00, 0x16b5b06,
-    0x16b6200, 0x16b6303, 0x16b7800, 0x16b7d03, 0x16b9000, 0x16d4003, 0x16d6d08, 0x16d7005,
-    0x16d7a00, 0x16e4001, 0x16e6002, 0x16e8006, 0x16e9708, 0x16e9b00, 0x16f0003, 0x16f4b00,
-    0x16f4f04, 0x16f5003, 0x16f5104, 0x16f8800, 0x16f8f04, 0x16f9303, 0x16fa000, 0x16fe003,
-    0x16fe208, 0x16fe303, 0x16fe404, 0x16fe500, 0x16ff004, 0x16ff200, 0x1700003, 0x187f800,
-    0x1880003, 0x18cd600, 0x18cff03, 0x18d0900, 0x1aff003, 0x1aff400, 0x1aff503, 0x1affc00,
-    0x1affd03, 0x1afff00, 0x1b00003, 0x1b12300, 0x1b13203, 0x1b13300, 0x1b15003, 0x1b15300,
-    0x1b15503, 0x1b15600, 0x1b16403, 0x1b16800, 0x1b17003, 0x1b2fc00, 0x1bc0003, 0x1bc6b00,
-    0x1bc7003, 0x1bc7d00, 0x1bc8003, 0x1bc8900, 0x1bc9003, 0x1bc9a00, 0x1bc9c09, 0x1bc9d04,
-    0x1bc9e84, 0x1bc9f08, 0x1bca000, 0x1cc0009, 0x1ccf005, 0x1ccfa00, 0x1cd0009, 0x1ceb400,
-    0x1cf0004, 0x1cf2e00, 0x1cf3004, 0x1cf4700, 0x1cf5009, 0x1cfc400, 0x1d00009, 0x1d0f600,
-    0x1d10009, 0x1d12700, 0x1d12909, 0x1d15e89, 0x1d16584, 0x1d16a09, 0x1d16d84, 0x1d17300,
-    0x1d17b84, 0x1d18309, 0x1d18584, 0x1d18c09, 0x1d1aa84, 0x1d1ae09, 0x1d1bb89, 0x1d1c109,
-    0x1d1eb00, 0x1d20009, 0x1d24284, 0x1d24509, 0x1d24600, 0x1d2c006, 0x1d2d400, 0x1d2e006,
-    0x1d2f400, 0x1d30009, 0x1d35700, 0x1d36006, 0x1d37900, 0x1d40001, 0x1d41a02, 0x1d43401,
-    0x1d44e02, 0x1d45500, 0x1d45602, 0x1d46801, 0x1d48202, 0x1d49c01, 0x1d49d00, 0x1d49e01,
-    0x1d4a000, 0x1d4a201, 0x1d4a300, 0x1d4a501, 0x1d4a700, 0x1d4a901, 0x1d4ad00, 0x1d4ae01,
-    0x1d4b602, 0x1d4ba00, 0x1d4bb02, 0x1d4bc00, 0x1d4bd02, 0x1d4c400, 0x1d4c502, 0x1d4d001,
-    0x1d4ea02, 0x1d50401, 0x1d50600, 0x1d50701, 0x1d50b00, 0x1d50d01, 0x1d51500, 0x1d51601,
-    0x1d51d00, 0x1d51e02, 0x1d53801, 0x1d53a00, 0x1d53b01, 0x1d53f00, 0x1d54001, 0x1d54500,
-    0x1d54601, 0x1d54700, 0x1d54a01, 0x1d55100, 0x1d55202, 0x1d56c01, 0x1d58602, 0x1d5a001,
-    0x1d5ba02, 0x1d5d401, 0x1d5ee02, 0x1d60801, 0x1d62202, 0x1d63c01, 0x1d65602, 0x1d67001,
-    0x1d68a02, 0x1d6a600, 0x1d6a801, 0x1d6c109, 0x1d6c202, 0x1d6db09, 0x1d6dc02, 0x1d6e201,
-    0x1d6fb09, 0x1d6fc02, 0x1d71509, 0x1d71602, 0x1d71c01, 0x1d73509, 0x1d73602, 0x1d74f09,
-    0x1d75002, 0x1d75601, 0x1d76f09, 0x1d77002, 0x1d78909, 0x1d78a02, 0x1d79001, 0x1d7a909,
-    0x1d7aa02, 0x1d7c309, 0x1d7c402, 0x1d7ca01, 0x1d7cb02, 0x1d7cc00, 0x1d7ce05, 0x1d80009,
-    0x1da0004, 0x1da3709, 0x1da3b04, 0x1da6d09, 0x1da7504, 0x1da7609, 0x1da8404, 0x1da8509,
-    0x1da8708, 0x1da8c00, 0x1da9b04, 0x1daa000, 0x1daa104, 0x1dab000, 0x1df0002, 0x1df0a03,
-    0x1df0b02, 0x1df1f00, 0x1df2502, 0x1df2b00, 0x1e00084, 0x1e00700, 0x1e00884, 0x1e01900,
-    0x1e01b84, 0x1e02200, 0x1e02384, 0x1e02500, 0x1e02684, 0x1e02b00, 0x1e03003, 0x1e06e00,
-    0x1e08f04, 0x1e09000, 0x1e10003, 0x1e12d00, 0x1e13004, 0x1e13703, 0x1e13e00, 0x1e14005,
-    0x1e14a00, 0x1e14e03, 0x1e14f09, 0x1e15000, 0x1e29003, 0x1e2ae04, 0x1e2af00, 0x1e2c003,
-    0x1e2ec04, 0x1e2f005, 0x1e2fa00, 0x1e2ff09, 0x1e30000, 0x1e4d003, 0x1e4ec04, 0x1e4f005,
-    0x1e4fa00, 0x1e5d003, 0x1e5ee04, 0x1e5f003, 0x1e5f105, 0x1e5fb00, 0x1e5ff08, 0x1e60000,
-    0x1e7e003, 0x1e7e700, 0x1e7e803, 0x1e7ec00, 0x1e7ed03, 0x1e7ef00, 0x1e7f003, 0x1e7ff00,
-    0x1e80003, 0x1e8c500, 0x1e8c706, 0x1e8d084, 0x1e8d700, 0x1e90001, 0x1e92202, 0x1e94484,
-    0x1e94b03, 0x1e94c00, 0x1e95005, 0x1e95a00, 0x1e95e08, 0x1e96000, 0x1ec7106, 0x1ecac09,
-    0x1ecad06, 0x1ecb009, 0x1ecb106, 0x1ecb500, 0x1ed0106, 0x1ed2e09, 0x1ed2f06, 0x1ed3e00,
-    0x1ee0003, 0x1ee0400, 0x1ee0503, 0x1ee2000, 0x1ee2103, 0x1ee2300, 0x1ee2403, 0x1ee2500,
-    0x1ee2703, 0x1ee2800, 0x1ee2903, 0x1ee3300, 0x1ee3403, 0x1ee3800, 0x1ee3903, 0x1ee3a00,
-    0x1ee3b03, 0x1ee3c00, 0x1ee4203, 0x1ee4300, 0x1ee4703, 0x1ee4800, 0x1ee4903, 0x1ee4a00,
-    0x1ee4b03, 0x1ee4c00, 0x1ee4d03, 0x1ee5000, 0x1ee5103, 0x1ee5300, 0x1ee5403, 0x1ee5500,
-    0x1ee5703, 0x1ee5800, 0x1ee5903, 0x1ee5a00, 0x1ee5b03, 0x1ee5c00, 0x1ee5d03, 0x1ee5e00,
-    0x1ee5f03, 0x1ee6000, 0x1ee6103, 0x1ee6300, 0x1ee6403, 0x1ee6500, 0x1ee6703, 0x1ee6b00,
-    0x1ee6c03, 0x1ee7300, 0x1ee7403, 0x1ee7800, 0x1ee7903, 0x1ee7d00, 0x1ee7e03, 0x1ee7f00,
-    0x1ee8003, 0x1ee8a00, 0x1ee8b03, 0x1ee9c00, 0x1eea103, 0x1eea400, 0x1eea503, 0x1eeaa00,
-    0x1eeab03, 0x1eebc00, 0x1eef009, 0x1eef200, 0x1f00009, 0x1f02c00, 0x1f03009, 0x1f09400,
-    0x1f0a009, 0x1f0af00, 0x1f0b109, 0x1f0c000, 0x1f0c109, 0x1f0d000, 0x1f0d109, 0x1f0f600,
-    0x1f10006, 0x1f10d09, 0x1f1300a, 0x1f14a09, 0x1f1500a, 0x1f16a09, 0x1f1700a, 0x1f18a09,
-    0x1f1ae00, 0x1f1e609, 0x1f20300, 0x1f21009, 0x1f23c00, 0x1f24009, 0x1f24900, 0x1f25009,
-    0x1f25200, 0x1f26009, 0x1f26600, 0x1f30009, 0x1f6d800, 0x1f6dc09, 0x1f6ed00, 0x1f6f009,
-    0x1f6fd00, 0x1f70009, 0x1f77700, 0x1f77b09, 0x1f7da00, 0x1f7e009, 0x1f7ec00, 0x1f7f009,
-    0x1f7f100, 0x1f80009, 0x1f80c00, 0x1f81009, 0x1f84800, 0x1f85009, 0x1f85a00, 0x1f86009,
-    0x1f88800, 0x1f89009, 0x1f8ae00, 0x1f8b009, 0x1f8bc00, 0x1f8c009, 0x1f8c200, 0x1f90009,
-    0x1fa5400, 0x1fa6009, 0x1fa6e00, 0x1fa7009, 0x1fa7d00, 0x1fa8009, 0x1fa8a00, 0x1fa8f09,
-    0x1fac700, 0x1face09, 0x1fadd00, 0x1fadf09, 0x1faea00, 0x1faf009, 0x1faf900, 0x1fb0009,
-    0x1fb9300, 0x1fb9409, 0x1fbf005, 0x1fbfa00, 0x2000003, 0x2a6e000, 0x2a70003, 0x2b73a00,
-    0x2b74003, 0x2b81e00, 0x2b82003, 0x2cea200, 0x2ceb003, 0x2ebe100, 0x2ebf003, 0x2ee5e00,
-    0x2f80083, 0x2fa1e00, 0x3000003, 0x3134b00, 0x3135003, 0x323b000, 0xe010004, 0xe01f000,
+    0x61d0d, 0x61e08, 0x62003, 0x64b84, 0x66005, 0x66a08, 0x66e03, 0x67084, 0x67103, 0x6d408,
+    0x6d503, 0x6d684, 0x6dd00, 0x6de09, 0x6df84, 0x6e503, 0x6e784, 0x6e909, 0x6ea84, 0x6ee03,
+    0x6f005, 0x6fa03, 0x6fd09, 0x6ff03, 0x70008, 0x70e00, 0x71003, 0x71184, 0x71203, 0x73084,
+    0x74b00, 0x74d03, 0x7a604, 0x7b103, 0x7b200, 0x7c005, 0x7ca03, 0x7eb84, 0x7f403, 0x7f609,
+    0x7f708, 0x7fa03, 0x7fb00, 0x7fd04, 0x7fe09, 0x80003, 0x81684, 0x81a03, 0x81b84, 0x82403,
+    0x82584, 0x82803, 0x82984, 0x82e00, 0x83008, 0x83f00, 0x84003, 0x85984, 0x85c00, 0x85e08,
+    0x85f00, 0x86003, 0x86b00, 0x87003, 0x88809, 0x88903, 0x88f00, 0x89704, 0x8a003, 0x8ca04,
+    0x8d484, 0x8e200, 0x8e384, 0x90004, 0x90403, 0x93a04, 0x93c84, 0x93d03, 0x93e04, 0x94d84,
+    0x94e04, 0x95003, 0x95184, 0x95504, 0x95883, 0x96003, 0x96204, 0x96408, 0x96605, 0x97008,
+    0x97103, 0x98104, 0x98400, 0x98503, 0x98d00, 0x98f03, 0x99100, 0x99303, 0x9a900, 0x9aa03,
+    0x9b100, 0x9b203, 0x9b300, 0x9b603, 0x9ba00, 0x9bc84, 0x9bd03, 0x9be84, 0x9bf04, 0x9c500,
+    0x9c704, 0x9c900, 0x9cb04, 0x9cd84, 0x9ce03, 0x9cf00, 0x9d784, 0x9d800, 0x9dc83, 0x9de00,
+    0x9df83, 0x9e003, 0x9e204, 0x9e400, 0x9e605, 0x9f003, 0x9f209, 0x9f406, 0x9fa09, 0x9fc03,
+    0x9fd0d, 0x9fe04, 0x9ff00, 0xa0104, 0xa0400, 0xa0503, 0xa0b00, 0xa0f03, 0xa1100, 0xa1303,
+    0xa2900, 0xa2a03, 0xa3100, 0xa3203, 0xa3383, 0xa3400, 0xa3503, 0xa3683, 0xa3700, 0xa3803,
+    0xa3a00, 0xa3c84, 0xa3d00, 0xa3e04, 0xa4300, 0xa4704, 0xa4900, 0xa4b04, 0xa4d84, 0xa4e00,
+    0xa5104, 0xa5200, 0xa5983, 0xa5c03, 0xa5d00, 0xa5e83, 0xa5f00, 0xa6605, 0xa7004, 0xa7203,
+    0xa7504, 0xa760d, 0xa7700, 0xa8104, 0xa8400, 0xa8503, 0xa8e00, 0xa8f03, 0xa9200, 0xa9303,
+    0xaa900, 0xaaa03, 0xab100, 0xab203, 0xab400, 0xab503, 0xaba00, 0xabc84, 0xabd03, 0xabe04,
+    0xac600, 0xac704, 0xaca00, 0xacb04, 0xacd84, 0xace00, 0xad003, 0xad100, 0xae003, 0xae204,
+    0xae400, 0xae605, 0xaf008, 0xaf109, 0xaf200, 0xaf903, 0xafa04, 0xb0000, 0xb0104, 0xb0400,
+    0xb0503, 0xb0d00, 0xb0f03, 0xb1100, 0xb1303, 0xb2900, 0xb2a03, 0xb3100, 0xb3203, 0xb3400,
+    0xb3503, 0xb3a00, 0xb3c84, 0xb3d03, 0xb3e84, 0xb3f04, 0xb4500, 0xb4704, 0xb4900, 0xb4b04,
+    0xb4d84, 0xb4e00, 0xb5504, 0xb5684, 0xb5800, 0xb5c83, 0xb5e00, 0xb5f03, 0xb6204, 0xb6400,
+    0xb6605, 0xb7009, 0xb7103, 0xb7206, 0xb7800, 0xb8204, 0xb8303, 0xb8400, 0xb8503, 0xb8b00,
+    0xb8e03, 0xb9100, 0xb9203, 0xb9600, 0xb9903, 0xb9b00, 0xb9c03, 0xb9d00, 0xb9e03, 0xba000,
+    0xba303, 0xba500, 0xba803, 0xbab00, 0xbae03, 0xbba00, 0xbbe84, 0xbbf04, 0xbc300, 0xbc604,
+    0xbc900, 0xbca04, 0xbcd84, 0xbce00, 0xbd003, 0xbd100, 0xbd784, 0xbd800, 0xbe605, 0xbf006,
+    0xbf309, 0xbfb00, 0xc0004, 0xc0503, 0xc0d00, 0xc0e03, 0xc1100, 0xc1203, 0xc2900, 0xc2a03,
+    0xc3a00, 0xc3c04, 0xc3d03, 0xc3e04, 0xc4500, 0xc4604, 0xc4900, 0xc4a04, 0xc4d84, 0xc4e00,
+    0xc5584, 0xc5700, 0xc5803, 0xc5b00, 0xc5d03, 0xc5e00, 0xc6003, 0xc6204, 0xc6400, 0xc6605,
+    0xc7000, 0xc770d, 0xc7806, 0xc7f09, 0xc8003, 0xc8104, 0xc840d, 0xc8503, 0xc8d00, 0xc8e03,
+    0xc9100, 0xc9203, 0xca900, 0xcaa03, 0xcb400, 0xcb503, 0xcba00, 0xcbc84, 0xcbd03, 0xcbe04,
+    0xcc284, 0xcc304, 0xcc500, 0xcc604, 0xcc900, 0xcca04, 0xccd84, 0xcce00, 0xcd584, 0xcd700,
+    0xcdd03, 0xcdf00, 0xce003, 0xce204, 0xce400, 0xce605, 0xcf000, 0xcf103, 0xcf304, 0xcf400,
+    0xd0004, 0xd0403, 0xd0d00, 0xd0e03, 0xd1100, 0xd1203, 0xd3b04, 0xd3d03, 0xd3e84, 0xd3f04,
+    0xd4500, 0xd4604, 0xd4900, 0xd4a04, 0xd4d84, 0xd4e03, 0xd4f09, 0xd5000, 0xd5403, 0xd5784,
+    0xd5806, 0xd5f03, 0xd6204, 0xd6400, 0xd6605, 0xd7006, 0xd7909, 0xd7a03, 0xd8000, 0xd8104,
+    0xd8400, 0xd8503, 0xd9700, 0xd9a03, 0xdb200, 0xdb303, 0xdbc00, 0xdbd03, 0xdbe00, 0xdc003,
+    0xdc700, 0xdca84, 0xdcb00, 0xdcf84, 0xdd004, 0xdd500, 0xdd604, 0xdd700, 0xdd804, 0xddf84,
+    0xde000, 0xde605, 0xdf000, 0xdf204, 0xdf408, 0xdf500, 0xe0103, 0xe3104, 0xe3203, 0xe3404,
+    0xe3884, 0xe3b00, 0xe3f09, 0xe4003, 0xe4704, 0xe4884, 0xe4c04, 0xe4f08, 0xe5005, 0xe5a08,
+    0xe5c00, 0xe8103, 0xe8300, 0xe8403, 0xe8500, 0xe8603, 0xe8b00, 0xe8c03, 0xea400, 0xea503,
+    0xea600, 0xea703, 0xeb104, 0xeb203, 0xeb404, 0xeb884, 0xeba04, 0xebd03, 0xebe00, 0xec003,
+    0xec500, 0xec603, 0xec700, 0xec884, 0xecc04, 0xecf00, 0xed005, 0xeda00, 0xedc03, 0xee000,
+    0xf0003, 0xf0109, 0xf0408, 0xf1309, 0xf1408, 0xf1509, 0xf1884, 0xf1a09, 0xf2005, 0xf2a06,
+    0xf3409, 0xf3584, 0xf3609, 0xf3784, 0xf3809, 0xf3984, 0xf3a08, 0xf3e04, 0xf4003, 0xf4383,
+    0xf4403, 0xf4800, 0xf4903, 0xf4d83, 0xf4e03, 0xf5283, 0xf5303, 0xf5783, 0xf5803, 0xf5c83,
+    0xf5d03, 0xf6983, 0xf6a03, 0xf6d00, 0xf7184, 0xf7704, 0xf7884, 0xf7904, 0xf7a84, 0xf7e04,
+    0xf8084, 0xf8508, 0xf8684, 0xf8803, 0xf8d04, 0xf9384, 0xf9404, 0xf9800, 0xf9904, 0xf9d84,
+    0xf9e04, 0xfa284, 0xfa304, 0xfa784, 0xfa804, 0xfac84, 0xfad04, 0xfb984, 0xfba04, 0xfbd00,
+    0xfbe09, 0xfc684, 0xfc709, 0xfcd00, 0xfce09, 0xfd008, 0xfd509, 0xfd908, 0xfdb00, 0x100003,
+    0x102b04, 0x102e84, 0x102f04, 0x103784, 0x103804, 0x103984, 0x103b04, 0x103f03, 0x104005,
+    0x104a08, 0x105003, 0x105604, 0x105a03, 0x105e04, 0x106103, 0x106204, 0x106503, 0x106704,
+    0x106e03, 0x107104, 0x107503, 0x108204, 0x108d84, 0x108e03, 0x108f04, 0x109005, 0x109a04,
+    0x109e09, 0x10a001, 0x10c600, 0x10c701, 0x10c800, 0x10cd01, 0x10ce00, 0x10d002, 0x10fb08,
+    0x10fc03, 0x10fd02, 0x110003, 0x116183, 0x117603, 0x11a883, 0x11c303, 0x124900, 0x124a03,
+    0x124e00, 0x125003, 0x125700, 0x125803, 0x125900, 0x125a03, 0x125e00, 0x126003, 0x128900,
+    0x128a03, 0x128e00, 0x129003, 0x12b100, 0x12b203, 0x12b600, 0x12b803, 0x12bf00, 0x12c003,
+    0x12c100, 0x12c203, 0x12c600, 0x12c803, 0x12d700, 0x12d803, 0x131100, 0x131203, 0x131600,
+    0x131803, 0x135b00, 0x135d84, 0x136008, 0x136906, 0x137d00, 0x138003, 0x139009, 0x139a00,
+    0x13a001, 0x13f600, 0x13f802, 0x13fe00, 0x140008, 0x140103, 0x166d0e, 0x166e08, 0x166f03,
+    0x16800b, 0x168103, 0x169b08, 0x169d00, 0x16a003, 0x16eb08, 0x16ee05, 0x16f103, 0x16f900,
+    0x170003, 0x171204, 0x171484, 0x171504, 0x171600, 0x171f03, 0x173204, 0x173484, 0x173508,
+    0x173700, 0x174003, 0x175204, 0x175400, 0x176003, 0x176d00, 0x176e03, 0x177100, 0x177204,
+    0x177400, 0x178003, 0x17b404, 0x17d284, 0x17d304, 0x17d408, 0x17d703, 0x17d808, 0x17db09,
+    0x17dc03, 0x17dd84, 0x17de00, 0x17e005, 0x17ea00, 0x17f006, 0x17fa00, 0x180008, 0x180b04,
+    0x180e00, 0x180f04, 0x181005, 0x181a00, 0x182003, 0x187900, 0x188003, 0x188504, 0x188703,
+    0x18a984, 0x18aa03, 0x18ab00, 0x18b003, 0x18f600, 0x190003, 0x191f00, 0x192004, 0x192c00,
+    0x193004, 0x193984, 0x193c00, 0x194009, 0x194100, 0x194408, 0x194605, 0x195003, 0x196e00,
+    0x197003, 0x197500, 0x198003, 0x19ac00, 0x19b003, 0x19ca00, 0x19d005, 0x19da06, 0x19db00,
+    0x19de09, 0x1a0003, 0x1a1784, 0x1a1904, 0x1a1c00, 0x1a1e08, 0x1a2003, 0x1a5504, 0x1a5f00,
+    0x1a6084, 0x1a6104, 0x1a7584, 0x1a7d00, 0x1a7f84, 0x1a8005, 0x1a8a00, 0x1a9005, 0x1a9a00,
+    0x1aa008, 0x1aa703, 0x1aa808, 0x1aae00, 0x1ab084, 0x1abe04, 0x1acf00, 0x1b0004, 0x1b0503,
+    0x1b3484, 0x1b3604, 0x1b4484, 0x1b4503, 0x1b4d00, 0x1b4e0d, 0x1b5005, 0x1b5a08, 0x1b6109,
+    0x1b6b84, 0x1b7409, 0x1b7d0d, 0x1b8004, 0x1b8303, 0x1ba104, 0x1baa84, 0x1bac04, 0x1bae03,
+    0x1bb005, 0x1bba03, 0x1be684, 0x1be704, 0x1bf284, 0x1bf400, 0x1bfc08, 0x1c0003, 0x1c2404,
+    0x1c3784, 0x1c3800, 0x1c3b08, 0x1c4005, 0x1c4a00, 0x1c4d03, 0x1c5005, 0x1c5a03, 0x1c7e08,
+    0x1c8002, 0x1c8901, 0x1c8a02, 0x1c8b00, 0x1c9001, 0x1cbb00, 0x1cbd01, 0x1cc008, 0x1cc800,
+    0x1cd084, 0x1cd308, 0x1cd484, 0x1ce104, 0x1ce284, 0x1ce903, 0x1ced84, 0x1cee03, 0x1cf484,
+    0x1cf503, 0x1cf704, 0x1cf884, 0x1cfa03, 0x1cfb00, 0x1d0002, 0x1d2c03, 0x1d6b02, 0x1d7803,
+    0x1d7902, 0x1d9b03, 0x1dc084, 0x1df604, 0x1dfb84, 0x1e0001, 0x1e0102, 0x1e0201, 0x1e0302,
+    0x1e0401, 0x1e0502, 0x1e0601, 0x1e0702, 0x1e0801, 0x1e0902, 0x1e0a01, 0x1e0b02, 0x1e0c01,
+    0x1e0d02, 0x1e0e01, 0x1e0f02, 0x1e1001, 0x1e1102, 0x1e1201, 0x1e1302, 0x1e1401, 0x1e1502,
+    0x1e1601, 0x1e1702, 0x1e1801, 0x1e1902, 0x1e1a01, 0x1e1b02, 0x1e1c01, 0x1e1d02, 0x1e1e01,
+    0x1e1f02, 0x1e2001, 0x1e2102, 0x1e2201, 0x1e2302, 0x1e2401, 0x1e2502, 0x1e2601, 0x1e2702,
+    0x1e2801, 0x1e2902, 0x1e2a01, 0x1e2b02, 0x1e2c01, 0x1e2d02, 0x1e2e01, 0x1e2f02, 0x1e3001,
+    0x1e3102, 0x1e3201, 0x1e3302, 0x1e3401, 0x1e3502, 0x1e3601, 0x1e3702, 0x1e3801, 0x1e3902,
+    0x1e3a01, 0x1e3b02, 0x1e3c01, 0x1e3d02, 0x1e3e01, 0x1e3f02, 0x1e4001, 0x1e4102, 0x1e4201,
+    0x1e4302, 0x1e4401, 0x1e4502, 0x1e4601, 0x1e4702, 0x1e4801, 0x1e4902, 0x1e4a01, 0x1e4b02,
+    0x1e4c01, 0x1e4d02, 0x1e4e01, 0x1e4f02, 0x1e5001, 0x1e5102, 0x1e5201, 0x1e5302, 0x1e5401,
+    0x1e5502, 0x1e5601, 0x1e5702, 0x1e5801, 0x1e5902, 0x1e5a01, 0x1e5b02, 0x1e5c01, 0x1e5d02,
+    0x1e5e01, 0x1e5f02, 0x1e6001, 0x1e6102, 0x1e6201, 0x1e6302, 0x1e6401, 0x1e6502, 0x1e6601,
+    0x1e6702, 0x1e6801, 0x1e6902, 0x1e6a01, 0x1e6b02, 0x1e6c01, 0x1e6d02, 0x1e6e01, 0x1e6f02,
+    0x1e7001, 0x1e7102, 0x1e7201, 0x1e7302, 0x1e7401, 0x1e7502, 0x1e7601, 0x1e7702, 0x1e7801,
+    0x1e7902, 0x1e7a01, 0x1e7b02, 0x1e7c01, 0x1e7d02, 0x1e7e01, 0x1e7f02, 0x1e8001, 0x1e8102,
+    0x1e8201, 0x1e8302, 0x1e8401, 0x1e8502, 0x1e8601, 0x1e8702, 0x1e8801, 0x1e8902, 0x1e8a01,
+    0x1e8b02, 0x1e8c01, 0x1e8d02, 0x1e8e01, 0x1e8f02, 0x1e9001, 0x1e9102, 0x1e9201, 0x1e9302,
+    0x1e9401, 0x1e9502, 0x1e9e01, 0x1e9f02, 0x1ea001, 0x1ea102, 0x1ea201, 0x1ea302, 0x1ea401,
+    0x1ea502, 0x1ea601, 0x1ea702, 0x1ea801, 0x1ea902, 0x1eaa01, 0x1eab02, 0x1eac01, 0x1ead02,
+    0x1eae01, 0x1eaf02, 0x1eb001, 0x1eb102, 0x1eb201, 0x1eb302, 0x1eb401, 0x1eb502, 0x1eb601,
+    0x1eb702, 0x1eb801, 0x1eb902, 0x1eba01, 0x1ebb02, 0x1ebc01, 0x1ebd02, 0x1ebe01, 0x1ebf02,
+    0x1ec001, 0x1ec102, 0x1ec201, 0x1ec302, 0x1ec401, 0x1ec502, 0x1ec601, 0x1ec702, 0x1ec801,
+    0x1ec902, 0x1eca01, 0x1ecb02, 0x1ecc01, 0x1ecd02, 0x1ece01, 0x1ecf02, 0x1ed001, 0x1ed102,
+    0x1ed201, 0x1ed302, 0x1ed401, 0x1ed502, 0x1ed601, 0x1ed702, 0x1ed801, 0x1ed902, 0x1eda01,
+    0x1edb02, 0x1edc01, 0x1edd02, 0x1ede01, 0x1edf02, 0x1ee001, 0x1ee102, 0x1ee201, 0x1ee302,
+    0x1ee401, 0x1ee502, 0x1ee601, 0x1ee702, 0x1ee801, 0x1ee902, 0x1eea01, 0x1eeb02, 0x1eec01,
+    0x1eed02, 0x1eee01, 0x1eef02, 0x1ef001, 0x1ef102, 0x1ef201, 0x1ef302, 0x1ef401, 0x1ef502,
+    0x1ef601, 0x1ef702, 0x1ef801, 0x1ef902, 0x1efa01, 0x1efb02, 0x1efc01, 0x1efd02, 0x1efe01,
+    0x1eff02, 0x1f0801, 0x1f1002, 0x1f1600, 0x1f1801, 0x1f1e00, 0x1f2002, 0x1f2801, 0x1f3002,
+    0x1f3801, 0x1f4002, 0x1f4600, 0x1f4801, 0x1f4e00, 0x1f5002, 0x1f5800, 0x1f5901, 0x1f5a00,
+    0x1f5b01, 0x1f5c00, 0x1f5d01, 0x1f5e00, 0x1f5f01, 0x1f6002, 0x1f6801, 0x1f7002, 0x1f7182,
+    0x1f7202, 0x1f7382, 0x1f7402, 0x1f7582, 0x1f7602, 0x1f7782, 0x1f7802, 0x1f7982, 0x1f7a02,
+    0x1f7b82, 0x1f7c02, 0x1f7d82, 0x1f7e00, 0x1f8002, 0x1f8801, 0x1f9002, 0x1f9801, 0x1fa002,
+    0x1fa801, 0x1fb002, 0x1fb500, 0x1fb602, 0x1fb801, 0x1fbb81, 0x1fbc01, 0x1fbd09, 0x1fbe82,
+    0x1fbf09, 0x1fc202, 0x1fc500, 0x1fc602, 0x1fc801, 0x1fc981, 0x1fca01, 0x1fcb81, 0x1fcc01,
+    0x1fcd09, 0x1fd002, 0x1fd382, 0x1fd400, 0x1fd602, 0x1fd801, 0x1fdb81, 0x1fdc00, 0x1fdd09,
+    0x1fe002, 0x1fe382, 0x1fe402, 0x1fe801, 0x1feb81, 0x1fec01, 0x1fed09, 0x1fee89, 0x1ff000,
+    0x1ff202, 0x1ff500, 0x1ff602, 0x1ff801, 0x1ff981, 0x1ffa01, 0x1ffb81, 0x1ffc01, 0x1ffd89,
+    0x1ffe09, 0x1fff00, 0x20008b, 0x20020b, 0x200b00, 0x200c0c, 0x200e00, 0x201008, 0x20280b,
+    0x202a00, 0x202f0b, 0x203008, 0x203f07, 0x204108, 0x204409, 0x204508, 0x205209, 0x205308,
+    0x205407, 0x205508, 0x205f0b, 0x206000, 0x207006, 0x207103, 0x207200, 0x207406, 0x207a09,
+    0x207d08, 0x207f03, 0x208006, 0x208a09, 0x208d08, 0x208f00, 0x209003, 0x209d00, 0x20a009,
+    0x20c100, 0x20d084, 0x20dd04, 0x20e184, 0x20e204, 0x20e584, 0x20f100, 0x210009, 0x210201,
+    0x210309, 0x210701, 0x210809, 0x210a02, 0x210b01, 0x210e02, 0x211001, 0x211302, 0x211409,
+    0x211501, 0x211609, 0x211901, 0x211e09, 0x212401, 0x212509, 0x212681, 0x212709, 0x212801,
+    0x212909, 0x212a81, 0x212c01, 0x212e09, 0x212f02, 0x213001, 0x213402, 0x213503, 0x213902,
+    0x213a09, 0x213c02, 0x213e01, 0x214009, 0x214501, 0x214602, 0x214a09, 0x214e02, 0x214f09,
+    0x215006, 0x216005, 0x218301, 0x218402, 0x218505, 0x218906, 0x218a09, 0x218c00, 0x219009,
+    0x230808, 0x230c09, 0x232988, 0x232b09, 0x242a00, 0x244009, 0x244b00, 0x246006, 0x249c09,
+    0x24b60a, 0x24ea06, 0x250009, 0x276808, 0x277606, 0x279409, 0x27c508, 0x27c709, 0x27e608,
+    0x27f009, 0x298308, 0x299909, 0x29d808, 0x29dc09, 0x29fc08, 0x29fe09, 0x2adc89, 0x2add09,
+    0x2b7400, 0x2b7609, 0x2b9600, 0x2b9709, 0x2c0001, 0x2c3002, 0x2c6001, 0x2c6102, 0x2c6201,
+    0x2c6502, 0x2c6701, 0x2c6802, 0x2c6901, 0x2c6a02, 0x2c6b01, 0x2c6c02, 0x2c6d01, 0x2c7102,
+    0x2c7201, 0x2c7302, 0x2c7501, 0x2c7602, 0x2c7c03, 0x2c7e01, 0x2c8102, 0x2c8201, 0x2c8302,
+    0x2c8401, 0x2c8502, 0x2c8601, 0x2c8702, 0x2c8801, 0x2c8902, 0x2c8a01, 0x2c8b02, 0x2c8c01,
+    0x2c8d02, 0x2c8e01, 0x2c8f02, 0x2c9001, 0x2c9102, 0x2c9201, 0x2c9302, 0x2c9401, 0x2c9502,
+    0x2c9601, 0x2c9702, 0x2c9801, 0x2c9902, 0x2c9a01, 0x2c9b02, 0x2c9c01, 0x2c9d02, 0x2c9e01,
+    0x2c9f02, 0x2ca001, 0x2ca102, 0x2ca201, 0x2ca302, 0x2ca401, 0x2ca502, 0x2ca601, 0x2ca702,
+    0x2ca801, 0x2ca902, 0x2caa01, 0x2cab02, 0x2cac01, 0x2cad02, 0x2cae01, 0x2caf02, 0x2cb001,
+    0x2cb102, 0x2cb201, 0x2cb302, 0x2cb401, 0x2cb502, 0x2cb601, 0x2cb702, 0x2cb801, 0x2cb902,
+    0x2cba01, 0x2cbb02, 0x2cbc01, 0x2cbd02, 0x2cbe01, 0x2cbf02, 0x2cc001, 0x2cc102, 0x2cc201,
+    0x2cc302, 0x2cc401, 0x2cc502, 0x2cc601, 0x2cc702, 0x2cc801, 0x2cc902, 0x2cca01, 0x2ccb02,
+    0x2ccc01, 0x2ccd02, 0x2cce01, 0x2ccf02, 0x2cd001, 0x2cd102, 0x2cd201, 0x2cd302, 0x2cd401,
+    0x2cd502, 0x2cd601, 0x2cd702, 0x2cd801, 0x2cd902, 0x2cda01, 0x2cdb02, 0x2cdc01, 0x2cdd02,
+    0x2cde01, 0x2cdf02, 0x2ce001, 0x2ce102, 0x2ce201, 0x2ce302, 0x2ce509, 0x2ceb01, 0x2cec02,
+    0x2ced01, 0x2cee02, 0x2cef84, 0x2cf201, 0x2cf302, 0x2cf400, 0x2cf908, 0x2cfd06, 0x2cfe08,
+    0x2d0002, 0x2d2600, 0x2d2702, 0x2d2800, 0x2d2d02, 0x2d2e00, 0x2d3003, 0x2d6800, 0x2d6f03,
+    0x2d7008, 0x2d7100, 0x2d7f84, 0x2d8003, 0x2d9700, 0x2da003, 0x2da700, 0x2da803, 0x2daf00,
+    0x2db003, 0x2db700, 0x2db803, 0x2dbf00, 0x2dc003, 0x2dc700, 0x2dc803, 0x2dcf00, 0x2dd003,
+    0x2dd700, 0x2dd803, 0x2ddf00, 0x2de084, 0x2e0008, 0x2e2f03, 0x2e3008, 0x2e430d, 0x2e5009,
+    0x2e520d, 0x2e5e00, 0x2e8009, 0x2e9a00, 0x2e9b09, 0x2ef400, 0x2f0009, 0x2fd600, 0x2ff009,
+    0x30000b, 0x300108, 0x300409, 0x300503, 0x300705, 0x300808, 0x301209, 0x301408, 0x302009,
+    0x302105, 0x302a84, 0x303008, 0x303103, 0x303609, 0x303805, 0x303b03, 0x303d08, 0x303e09,
+    0x304000, 0x304103, 0x309700, 0x309984, 0x309b09, 0x309d03, 0x30a008, 0x30a103, 0x30fb08,
+    0x30fc03, 0x310000, 0x310503, 0x313000, 0x313103, 0x318f00, 0x319009, 0x319206, 0x319609,
+    0x31a003, 0x31c009, 0x31e600, 0x31ef09, 0x31f003, 0x320009, 0x321f00, 0x322006, 0x322a09,
+    0x324806, 0x325009, 0x325106, 0x326009, 0x328006, 0x328a09, 0x32b106, 0x32c009, 0x340003,
+    0x4dc009, 0x4e0003, 0xa48d00, 0xa49009, 0xa4c700, 0xa4d003, 0xa4fe08, 0xa50003, 0xa60d08,
+    0xa61003, 0xa62005, 0xa62a03, 0xa62c00, 0xa64001, 0xa64102, 0xa64201, 0xa64302, 0xa64401,
+    0xa64502, 0xa64601, 0xa64702, 0xa64801, 0xa64902, 0xa64a01, 0xa64b02, 0xa64c01, 0xa64d02,
+    0xa64e01, 0xa64f02, 0xa65001, 0xa65102, 0xa65201, 0xa65302, 0xa65401, 0xa65502, 0xa65601,
+    0xa65702, 0xa65801, 0xa65902, 0xa65a01, 0xa65b02, 0xa65c01, 0xa65d02, 0xa65e01, 0xa65f02,
+    0xa66001, 0xa66102, 0xa66201, 0xa66302, 0xa66401, 0xa66502, 0xa66601, 0xa66702, 0xa66801,
+    0xa66902, 0xa66a01, 0xa66b02, 0xa66c01, 0xa66d02, 0xa66e03, 0xa66f84, 0xa67004, 0xa67308,
+    0xa67484, 0xa67e08, 0xa67f03, 0xa68001, 0xa68102, 0xa68201, 0xa68302, 0xa68401, 0xa68502,
+    0xa68601, 0xa68702, 0xa68801, 0xa68902, 0xa68a01, 0xa68b02, 0xa68c01, 0xa68d02, 0xa68e01,
+    0xa68f02, 0xa69001, 0xa69102, 0xa69201, 0xa69302, 0xa69401, 0xa69502, 0xa69601, 0xa69702,
+    0xa69801, 0xa69902, 0xa69a01, 0xa69b02, 0xa69c03, 0xa69e84, 0xa6a003, 0xa6e605, 0xa6f084,
+    0xa6f208, 0xa6f800, 0xa70009, 0xa71703, 0xa72009, 0xa72201, 0xa72302, 0xa72401, 0xa72502,
+    0xa72601, 0xa72702, 0xa72801, 0xa72902, 0xa72a01, 0xa72b02, 0xa72c01, 0xa72d02, 0xa72e01,
+    0xa72f02, 0xa73201, 0xa73302, 0xa73401, 0xa73502, 0xa73601, 0xa73702, 0xa73801, 0xa73902,
+    0xa73a01, 0xa73b02, 0xa73c01, 0xa73d02, 0xa73e01, 0xa73f02, 0xa74001, 0xa74102, 0xa74201,
+    0xa74302, 0xa74401, 0xa74502, 0xa74601, 0xa74702, 0xa74801, 0xa74902, 0xa74a01, 0xa74b02,
+    0xa74c01, 0xa74d02, 0xa74e01, 0xa74f02, 0xa75001, 0xa75102, 0xa75201, 0xa75302, 0xa75401,
+    0xa75502, 0xa75601, 0xa75702, 0xa75801, 0xa75902, 0xa75a01, 0xa75b02, 0xa75c01, 0xa75d02,
+    0xa75e01, 0xa75f02, 0xa76001, 0xa76102, 0xa76201, 0xa76302, 0xa76401, 0xa76502, 0xa76601,
+    0xa76702, 0xa76801, 0xa76902, 0xa76a01, 0xa76b02, 0xa76c01, 0xa76d02, 0xa76e01, 0xa76f02,
+    0xa77003, 0xa77102, 0xa77901, 0xa77a02, 0xa77b01, 0xa77c02, 0xa77d01, 0xa77f02, 0xa78001,
+    0xa78102, 0xa78201, 0xa78302, 0xa78401, 0xa78502, 0xa78601, 0xa78702, 0xa78803, 0xa78909,
+    0xa78b01, 0xa78c02, 0xa78d01, 0xa78e02, 0xa78f03, 0xa79001, 0xa79102, 0xa79201, 0xa79302,
+    0xa79601, 0xa79702, 0xa79801, 0xa79902, 0xa79a01, 0xa79b02, 0xa79c01, 0xa79d02, 0xa79e01,
+    0xa79f02, 0xa7a001, 0xa7a102, 0xa7a201, 0xa7a302, 0xa7a401, 0xa7a502, 0xa7a601, 0xa7a702,
+    0xa7a801, 0xa7a902, 0xa7aa01, 0xa7af02, 0xa7b001, 0xa7b502, 0xa7b601, 0xa7b702, 0xa7b801,
+    0xa7b902, 0xa7ba01, 0xa7bb02, 0xa7bc01, 0xa7bd02, 0xa7be01, 0xa7bf02, 0xa7c001, 0xa7c102,
+    0xa7c201, 0xa7c302, 0xa7c401, 0xa7c802, 0xa7c901, 0xa7ca02, 0xa7cb01, 0xa7cd02, 0xa7ce00,
+    0xa7d001, 0xa7d102, 0xa7d200, 0xa7d302, 0xa7d400, 0xa7d502, 0xa7d601, 0xa7d702, 0xa7d801,
+    0xa7d902, 0xa7da01, 0xa7db02, 0xa7dc01, 0xa7dd00, 0xa7f203, 0xa7f501, 0xa7f602, 0xa7f703,
+    0xa7fa02, 0xa7fb03, 0xa80204, 0xa80303, 0xa80684, 0xa80703, 0xa80b04, 0xa80c03, 0xa82304,
+    0xa82809, 0xa82c04, 0xa82d00, 0xa83006, 0xa83609, 0xa83a00, 0xa84003, 0xa87408, 0xa87800,
+    0xa88004, 0xa88203, 0xa8b404, 0xa8c484, 0xa8c504, 0xa8c600, 0xa8ce08, 0xa8d005, 0xa8da00,
+    0xa8e084, 0xa8f203, 0xa8f808, 0xa8fb03, 0xa8fc08, 0xa8fd03, 0xa8ff04, 0xa90005, 0xa90a03,
+    0xa92604, 0xa92b84, 0xa92e08, 0xa93003, 0xa94704, 0xa95384, 0xa95400, 0xa95f08, 0xa96003,
+    0xa97d00, 0xa98004, 0xa98403, 0xa9b384, 0xa9b404, 0xa9c084, 0xa9c108, 0xa9ce00, 0xa9cf03,
+    0xa9d005, 0xa9da00, 0xa9de08, 0xa9e003, 0xa9e504, 0xa9e603, 0xa9f005, 0xa9fa03, 0xa9ff00,
+    0xaa0003, 0xaa2904, 0xaa3700, 0xaa4003, 0xaa4304, 0xaa4403, 0xaa4c04, 0xaa4e00, 0xaa5005,
+    0xaa5a00, 0xaa5c08, 0xaa6003, 0xaa7709, 0xaa7a03, 0xaa7b04, 0xaa7e03, 0xaab084, 0xaab103,
+    0xaab284, 0xaab503, 0xaab784, 0xaab903, 0xaabe84, 0xaac003, 0xaac184, 0xaac203, 0xaac300,
+    0xaadb03, 0xaade08, 0xaae003, 0xaaeb04, 0xaaf008, 0xaaf203, 0xaaf504, 0xaaf684, 0xaaf700,
+    0xab0103, 0xab0700, 0xab0903, 0xab0f00, 0xab1103, 0xab1700, 0xab2003, 0xab2700, 0xab2803,
+    0xab2f00, 0xab3002, 0xab5b09, 0xab5c03, 0xab6002, 0xab6903, 0xab6a09, 0xab6c00, 0xab7002,
+    0xabc003, 0xabe304, 0xabeb08, 0xabec04, 0xabed84, 0xabee00, 0xabf005, 0xabfa00, 0xac0003,
+    0xd7a400, 0xd7b003, 0xd7c700, 0xd7cb03, 0xd7fc00, 0xf90083, 0xfa0e03, 0xfa1083, 0xfa1103,
+    0xfa1283, 0xfa1303, 0xfa1583, 0xfa1f03, 0xfa2083, 0xfa2103, 0xfa2283, 0xfa2303, 0xfa2583,
+    0xfa2703, 0xfa2a83, 0xfa6e00, 0xfa7083, 0xfada00, 0xfb0002, 0xfb0700, 0xfb1302, 0xfb1800,
+    0xfb1d83, 0xfb1e84, 0xfb1f83, 0xfb2003, 0xfb2909, 0xfb2a83, 0xfb3700, 0xfb3883, 0xfb3d00,
+    0xfb3e83, 0xfb3f00, 0xfb4083, 0xfb4200, 0xfb4383, 0xfb4500, 0xfb4683, 0xfb4f03, 0xfbb209,
+    0xfbc300, 0xfbd303, 0xfd3e08, 0xfd4009, 0xfd5003, 0xfd9000, 0xfd9203, 0xfdc800, 0xfdcf09,
+    0xfdd000, 0xfdf003, 0xfdfc09, 0xfe0004, 0xfe1008, 0xfe1a00, 0xfe2084, 0xfe3008, 0xfe3307,
+    0xfe3508, 0xfe4d07, 0xfe5008, 0xfe5300, 0xfe5408, 0xfe6209, 0xfe6308, 0xfe6409, 0xfe6700,
+    0xfe6808, 0xfe6909, 0xfe6a08, 0xfe6c00, 0xfe7003, 0xfe7500, 0xfe7603, 0xfefd00, 0xff0108,
+    0xff0409, 0xff0508, 0xff0b09, 0xff0c08, 0xff1005, 0xff1a08, 0xff1c09, 0xff1f08, 0xff2101,
+    0xff3b08, 0xff3e09, 0xff3f07, 0xff4009, 0xff4102, 0xff5b08, 0xff5c09, 0xff5d08, 0xff5e09,
+    0xff5f08, 0xff6603, 0xffbf00, 0xffc203, 0xffc800, 0xffca03, 0xffd000, 0xffd203, 0xffd800,
+    0xffda03, 0xffdd00, 0xffe009, 0xffe700, 0xffe809, 0xffef00, 0xfffc09, 0xfffe00, 0x1000003,
+    0x1000c00, 0x1000d03, 0x1002700, 0x1002803, 0x1003b00, 0x1003c03, 0x1003e00, 0x1003f03,
+    0x1004e00, 0x1005003, 0x1005e00, 0x1008003, 0x100fb00, 0x1010008, 0x1010300, 0x1010706,
+    0x1013400, 0x1013709, 0x1014005, 0x1017506, 0x1017909, 0x1018a06, 0x1018c09, 0x1018f00,
+    0x1019009, 0x1019d00, 0x101a009, 0x101a100, 0x101d009, 0x101fd84, 0x101fe00, 0x1028003,
+    0x1029d00, 0x102a003, 0x102d100, 0x102e084, 0x102e106, 0x102fc00, 0x1030003, 0x1032006,
+    0x1032400, 0x1032d03, 0x1034105, 0x1034203, 0x1034a05, 0x1034b00, 0x1035003, 0x1037684,
+    0x1037b00, 0x1038003, 0x1039e00, 0x1039f08, 0x103a003, 0x103c400, 0x103c803, 0x103d008,
+    0x103d105, 0x103d600, 0x1040001, 0x1042802, 0x1045003, 0x1049e00, 0x104a005, 0x104aa00,
+    0x104b001, 0x104d400, 0x104d802, 0x104fc00, 0x1050003, 0x1052800, 0x1053003, 0x1056400,
+    0x1056f08, 0x1057001, 0x1057b00, 0x1057c01, 0x1058b00, 0x1058c01, 0x1059300, 0x1059401,
+    0x1059600, 0x1059702, 0x105a200, 0x105a302, 0x105b200, 0x105b302, 0x105ba00, 0x105bb02,
+    0x105bd00, 0x105c003, 0x105f400, 0x1060003, 0x1073700, 0x1074003, 0x1075600, 0x1076003,
+    0x1076800, 0x1078003, 0x1078600, 0x1078703, 0x107b100, 0x107b203, 0x107bb00, 0x1080003,
+    0x1080600, 0x1080803, 0x1080900, 0x1080a03, 0x1083600, 0x1083703, 0x1083900, 0x1083c03,
+    0x1083d00, 0x1083f03, 0x1085600, 0x1085708, 0x1085806, 0x1086003, 0x1087709, 0x1087906,
+    0x1088003, 0x1089f00, 0x108a706, 0x108b000, 0x108e003, 0x108f300, 0x108f403, 0x108f600,
+    0x108fb06, 0x1090003, 0x1091606, 0x1091c00, 0x1091f08, 0x1092003, 0x1093a00, 0x1093f08,
+    0x1094000, 0x1098003, 0x109b800, 0x109bc06, 0x109be03, 0x109c006, 0x109d000, 0x109d206,
+    0x10a0003, 0x10a0104, 0x10a0400, 0x10a0504, 0x10a0700, 0x10a0c04, 0x10a0d84, 0x10a0e04,
+    0x10a0f84, 0x10a1003, 0x10a1400, 0x10a1503, 0x10a1800, 0x10a1903, 0x10a3600, 0x10a3884,
+    0x10a3b00, 0x10a3f84, 0x10a4006, 0x10a4900, 0x10a5008, 0x10a5900, 0x10a6003, 0x10a7d06,
+    0x10a7f08, 0x10a8003, 0x10a9d06, 0x10aa000, 0x10ac003, 0x10ac809, 0x10ac903, 0x10ae584,
+    0x10ae700, 0x10aeb06, 0x10af008, 0x10af700, 0x10b0003, 0x10b3600, 0x10b3908, 0x10b4003,
+    0x10b5600, 0x10b5806, 0x10b6003, 0x10b7300, 0x10b7806, 0x10b8003, 0x10b9200, 0x10b9908,
+    0x10b9d00, 0x10ba906, 0x10bb000, 0x10c0003, 0x10c4900, 0x10c8001, 0x10cb300, 0x10cc002,
+    0x10cf300, 0x10cfa06, 0x10d0003, 0x10d2404, 0x10d2800, 0x10d3005, 0x10d3a00, 0x10d4005,
+    0x10d4a03, 0x10d5001, 0x10d6600, 0x10d6904, 0x10d6e0d, 0x10d6f03, 0x10d7002, 0x10d8600,
+    0x10d8e09, 0x10d9000, 0x10e6006, 0x10e7f00, 0x10e8003, 0x10eaa00, 0x10eab04, 0x10ead0d,
+    0x10eae00, 0x10eb003, 0x10eb200, 0x10ec203, 0x10ec500, 0x10efc04, 0x10f0003, 0x10f1d06,
+    0x10f2703, 0x10f2800, 0x10f3003, 0x10f4604, 0x10f5106, 0x10f550d, 0x10f5a00, 0x10f7003,
+    0x10f8204, 0x10f860d, 0x10f8a00, 0x10fb003, 0x10fc506, 0x10fcc00, 0x10fe003, 0x10ff700,
+    0x1100004, 0x1100303, 0x1103804, 0x1104684, 0x1104708, 0x1104e00, 0x1105206, 0x1106605,
+    0x1107004, 0x1107103, 0x1107304, 0x1107503, 0x1107600, 0x1107f84, 0x1108004, 0x1108303,
+    0x110b004, 0x110b984, 0x110bb08, 0x110bd00, 0x110be08, 0x110c204, 0x110c300, 0x110d003,
+    0x110e900, 0x110f005, 0x110fa00, 0x1110084, 0x1110303, 0x1112784, 0x1112804, 0x1113384,
+    0x1113500, 0x1113605, 0x1114008, 0x1114403, 0x1114504, 0x1114703, 0x1114800, 0x1115003,
+    0x1117384, 0x1117408, 0x1117603, 0x1117700, 0x1118004, 0x1118303, 0x111b304, 0x111c084,
+    0x111c103, 0x111c508, 0x111c904, 0x111ca84, 0x111cb04, 0x111cd08, 0x111ce04, 0x111d005,
+    0x111da03, 0x111db08, 0x111dc03, 0x111dd08, 0x111e000, 0x111e106, 0x111f500, 0x1120003,
+    0x1121200, 0x1121303, 0x1122c04, 0x1123584, 0x1123704, 0x1123808, 0x1123e04, 0x1123f03,
+    0x1124104, 0x1124200, 0x1128003, 0x1128700, 0x1128803, 0x1128900, 0x1128a03, 0x1128e00,
+    0x1128f03, 0x1129e00, 0x1129f03, 0x112a908, 0x112aa00, 0x112b003, 0x112df04, 0x112e984,
+    0x112eb00, 0x112f005, 0x112fa00, 0x1130004, 0x1130400, 0x1130503, 0x1130d00, 0x1130f03,
+    0x1131100, 0x1131303, 0x1132900, 0x1132a03, 0x1133100, 0x1133203, 0x1133400, 0x1133503,
+    0x1133a00, 0x1133b04, 0x1133c84, 0x1133d03, 0x1133e84, 0x1133f04, 0x1134500, 0x1134704,
+    0x1134900, 0x1134b04, 0x1134d84, 0x1134e00, 0x1135003, 0x1135100, 0x1135784, 0x1135800,
+    0x1135d03, 0x1136204, 0x1136400, 0x1136684, 0x1136d00, 0x1137084, 0x1137500, 0x1138003,
+    0x1138a00, 0x1138b03, 0x1138c00, 0x1138e03, 0x1138f00, 0x1139003, 0x113b600, 0x113b703,
+    0x113b804, 0x113c100, 0x113c204, 0x113c300, 0x113c504, 0x113c600, 0x113c704, 0x113cb00,
+    0x113cc04, 0x113d103, 0x113d204, 0x113d303, 0x113d40d, 0x113d600, 0x113d70d, 0x113d900,
+    0x113e104, 0x113e300, 0x1140003, 0x1143504, 0x1144284, 0x1144304, 0x1144684, 0x1144703,
+    0x1144b0d, 0x1145005, 0x1145a0d, 0x1145c00, 0x1145d0d, 0x1145e04, 0x1145f03, 0x1146200,
+    0x1148003, 0x114b084, 0x114b104, 0x114ba84, 0x114bb04, 0x114bd84, 0x114be04, 0x114c284,
+    0x114c403, 0x114c608, 0x114c703, 0x114c800, 0x114d005, 0x114da00, 0x1158003, 0x115af84,
+    0x115b004, 0x115b600, 0x115b804, 0x115bf84, 0x115c108, 0x115d803, 0x115dc04, 0x115de00,
+    0x1160003, 0x1163004, 0x1163f84, 0x1164004, 0x1164108, 0x1164403, 0x1164500, 0x1165005,
+    0x1165a00, 0x116600d, 0x1166d00, 0x1168003, 0x116ab04, 0x116b684, 0x116b803, 0x116b90d,
+    0x116ba00, 0x116c005, 0x116ca00, 0x116d005, 0x116e400, 0x1170003, 0x1171b00, 0x1171d04,
+    0x1172b84, 0x1172c00, 0x1173005, 0x1173a06, 0x1173c08, 0x1173f09, 0x1174003, 0x1174700,
+    0x1180003, 0x1182c04, 0x1183b0d, 0x1183c00, 0x118a001, 0x118c002, 0x118e005, 0x118ea06,
+    0x118f300, 0x118ff03, 0x1190700, 0x1190903, 0x1190a00, 0x1190c03, 0x1191400, 0x1191503,
+    0x1191700, 0x1191803, 0x1193004, 0x1193600, 0x1193704, 0x1193900, 0x1193b04, 0x1193f03,
+    0x1194004, 0x1194103, 0x1194204, 0x119440d, 0x1194700, 0x1195005, 0x1195a00, 0x119a003,
+    0x119a800, 0x119aa03, 0x119d104, 0x119d800, 0x119da04, 0x119e103, 0x119e20d, 0x119e303,
+    0x119e404, 0x119e500, 0x11a0003, 0x11a0104, 0x11a0b03, 0x11a3304, 0x11a3a03, 0x11a3b04,
+    0x11a3f0d, 0x11a4704, 0x11a4800, 0x11a5003, 0x11a5104, 0x11a5c03, 0x11a8a04, 0x11a9a0d,
+    0x11a9d03, 0x11a9e0d, 0x11aa300, 0x11ab003, 0x11af900, 0x11b000d, 0x11b0a00, 0x11bc003,
+    0x11be10d, 0x11be200, 0x11bf005, 0x11bfa00, 0x11c0003, 0x11c0900, 0x11c0a03, 0x11c2f04,
+    0x11c3700, 0x11c3804, 0x11c3f84, 0x11c4003, 0x11c410d, 0x11c4600, 0x11c5005, 0x11c5a06,
+    0x11c6d00, 0x11c700d, 0x11c7203, 0x11c9000, 0x11c9204, 0x11ca800, 0x11ca904, 0x11cb700,
+    0x11d0003, 0x11d0700, 0x11d0803, 0x11d0a00, 0x11d0b03, 0x11d3104, 0x11d3700, 0x11d3a04,
+    0x11d3b00, 0x11d3c04, 0x11d3e00, 0x11d3f04, 0x11d4603, 0x11d4704, 0x11d4800, 0x11d5005,
+    0x11d5a00, 0x11d6003, 0x11d6600, 0x11d6703, 0x11d6900, 0x11d6a03, 0x11d8a04, 0x11d8f00,
+    0x11d9004, 0x11d9200, 0x11d9304, 0x11d9803, 0x11d9900, 0x11da005, 0x11daa00, 0x11ee003,
+    0x11ef304, 0x11ef70d, 0x11ef900, 0x11f0004, 0x11f0203, 0x11f0304, 0x11f0403, 0x11f1100,
+    0x11f1203, 0x11f3404, 0x11f3b00, 0x11f3e04, 0x11f430d, 0x11f5005, 0x11f5a04, 0x11f5b00,
+    0x11fb003, 0x11fb100, 0x11fc006, 0x11fd509, 0x11ff200, 0x11fff0d, 0x1200003, 0x1239a00,
+    0x1240005, 0x1246f00, 0x1247008, 0x1247500, 0x1248003, 0x1254400, 0x12f9003, 0x12ff10d,
+    0x12ff300, 0x1300003, 0x1343000, 0x1344004, 0x1344103, 0x1344704, 0x1345600, 0x1346003,
+    0x143fb00, 0x1440003, 0x1464700, 0x1610003, 0x1611e04, 0x1613005, 0x1613a00, 0x1680003,
+    0x16a3900, 0x16a4003, 0x16a5f00, 0x16a6005, 0x16a6a00, 0x16a6e08, 0x16a7003, 0x16abf00,
+    0x16ac005, 0x16aca00, 0x16ad003, 0x16aee00, 0x16af084, 0x16af508, 0x16af600, 0x16b0003,
+    0x16b3084, 0x16b3708, 0x16b3c09, 0x16b4003, 0x16b4408, 0x16b4509, 0x16b4600, 0x16b5005,
+    0x16b5a00, 0x16b5b06, 0x16b6200, 0x16b6303, 0x16b7800, 0x16b7d03, 0x16b9000, 0x16d4003,
+    0x16d6d0d, 0x16d7005, 0x16d7a00, 0x16e4001, 0x16e6002, 0x16e8006, 0x16e970d, 0x16e9b00,
+    0x16f0003, 0x16f4b00, 0x16f4f04, 0x16f5003, 0x16f5104, 0x16f8800, 0x16f8f04, 0x16f9303,
+    0x16fa000, 0x16fe003, 0x16fe20d, 0x16fe303, 0x16fe404, 0x16fe500, 0x16ff004, 0x16ff200,
+    0x1700003, 0x187f800, 0x1880003, 0x18cd600, 0x18cff03, 0x18d0900, 0x1aff003, 0x1aff400,
+    0x1aff503, 0x1affc00, 0x1affd03, 0x1afff00, 0x1b00003, 0x1b12300, 0x1b13203, 0x1b13300,
+    0x1b15003, 0x1b15300, 0x1b15503, 0x1b15600, 0x1b16403, 0x1b16800, 0x1b17003, 0x1b2fc00,
+    0x1bc0003, 0x1bc6b00, 0x1bc7003, 0x1bc7d00, 0x1bc8003, 0x1bc8900, 0x1bc9003, 0x1bc9a00,
+    0x1bc9c09, 0x1bc9d04, 0x1bc9e84, 0x1bc9f08, 0x1bca000, 0x1cc0009, 0x1ccf005, 0x1ccfa00,
+    0x1cd0009, 0x1ceb400, 0x1cf0004, 0x1cf2e00, 0x1cf3004, 0x1cf4700, 0x1cf5009, 0x1cfc400,
+    0x1d00009, 0x1d0f600, 0x1d10009, 0x1d12700, 0x1d12909, 0x1d15e89, 0x1d16584, 0x1d16a09,
+    0x1d16d84, 0x1d17300, 0x1d17b84, 0x1d18309, 0x1d18584, 0x1d18c09, 0x1d1aa84, 0x1d1ae09,
+    0x1d1bb89, 0x1d1c109, 0x1d1eb00, 0x1d20009, 0x1d24284, 0x1d24509, 0x1d24600, 0x1d2c006,
+    0x1d2d400, 0x1d2e006, 0x1d2f400, 0x1d30009, 0x1d35700, 0x1d36006, 0x1d37900, 0x1d40001,
+    0x1d41a02, 0x1d43401, 0x1d44e02, 0x1d45500, 0x1d45602, 0x1d46801, 0x1d48202, 0x1d49c01,
+    0x1d49d00, 0x1d49e01, 0x1d4a000, 0x1d4a201, 0x1d4a300, 0x1d4a501, 0x1d4a700, 0x1d4a901,
+    0x1d4ad00, 0x1d4ae01, 0x1d4b602, 0x1d4ba00, 0x1d4bb02, 0x1d4bc00, 0x1d4bd02, 0x1d4c400,
+    0x1d4c502, 0x1d4d001, 0x1d4ea02, 0x1d50401, 0x1d50600, 0x1d50701, 0x1d50b00, 0x1d50d01,
+    0x1d51500, 0x1d51601, 0x1d51d00, 0x1d51e02, 0x1d53801, 0x1d53a00, 0x1d53b01, 0x1d53f00,
+    0x1d54001, 0x1d54500, 0x1d54601, 0x1d54700, 0x1d54a01, 0x1d55100, 0x1d55202, 0x1d56c01,
+    0x1d58602, 0x1d5a001, 0x1d5ba02, 0x1d5d401, 0x1d5ee02, 0x1d60801, 0x1d62202, 0x1d63c01,
+    0x1d65602, 0x1d67001, 0x1d68a02, 0x1d6a600, 0x1d6a801, 0x1d6c109, 0x1d6c202, 0x1d6db09,
+    0x1d6dc02, 0x1d6e201, 0x1d6fb09, 0x1d6fc02, 0x1d71509, 0x1d71602, 0x1d71c01, 0x1d73509,
+    0x1d73602, 0x1d74f09, 0x1d75002, 0x1d75601, 0x1d76f09, 0x1d77002, 0x1d78909, 0x1d78a02,
+    0x1d79001, 0x1d7a909, 0x1d7aa02, 0x1d7c309, 0x1d7c402, 0x1d7ca01, 0x1d7cb02, 0x1d7cc00,
+    0x1d7ce05, 0x1d80009, 0x1da0004, 0x1da3709, 0x1da3b04, 0x1da6d09, 0x1da7504, 0x1da7609,
+    0x1da8404, 0x1da8509, 0x1da8708, 0x1da8c00, 0x1da9b04, 0x1daa000, 0x1daa104, 0x1dab000,
+    0x1df0002, 0x1df0a03, 0x1df0b02, 0x1df1f00, 0x1df2502, 0x1df2b00, 0x1e00084, 0x1e00700,
+    0x1e00884, 0x1e01900, 0x1e01b84, 0x1e02200, 0x1e02384, 0x1e02500, 0x1e02684, 0x1e02b00,
+    0x1e03003, 0x1e06e00, 0x1e08f04, 0x1e09000, 0x1e10003, 0x1e12d00, 0x1e13004, 0x1e13703,
+    0x1e13e00, 0x1e14005, 0x1e14a00, 0x1e14e03, 0x1e14f09, 0x1e15000, 0x1e29003, 0x1e2ae04,
+    0x1e2af00, 0x1e2c003, 0x1e2ec04, 0x1e2f005, 0x1e2fa00, 0x1e2ff09, 0x1e30000, 0x1e4d003,
+    0x1e4ec04, 0x1e4f005, 0x1e4fa00, 0x1e5d003, 0x1e5ee04, 0x1e5f003, 0x1e5f105, 0x1e5fb00,
+    0x1e5ff0d, 0x1e60000, 0x1e7e003, 0x1e7e700, 0x1e7e803, 0x1e7ec00, 0x1e7ed03, 0x1e7ef00,
+    0x1e7f003, 0x1e7ff00, 0x1e80003, 0x1e8c500, 0x1e8c706, 0x1e8d084, 0x1e8d700, 0x1e90001,
+    0x1e92202, 0x1e94484, 0x1e94b03, 0x1e94c00, 0x1e95005, 0x1e95a00, 0x1e95e0d, 0x1e96000,
+    0x1ec7106, 0x1ecac09, 0x1ecad06, 0x1ecb009, 0x1ecb106, 0x1ecb500, 0x1ed0106, 0x1ed2e09,
+    0x1ed2f06, 0x1ed3e00, 0x1ee0003, 0x1ee0400, 0x1ee0503, 0x1ee2000, 0x1ee2103, 0x1ee2300,
+    0x1ee2403, 0x1ee2500, 0x1ee2703, 0x1ee2800, 0x1ee2903, 0x1ee3300, 0x1ee3403, 0x1ee3800,
+    0x1ee3903, 0x1ee3a00, 0x1ee3b03, 0x1ee3c00, 0x1ee4203, 0x1ee4300, 0x1ee4703, 0x1ee4800,
+    0x1ee4903, 0x1ee4a00, 0x1ee4b03, 0x1ee4c00, 0x1ee4d03, 0x1ee5000, 0x1ee5103, 0x1ee5300,
+    0x1ee5403, 0x1ee5500, 0x1ee5703, 0x1ee5800, 0x1ee5903, 0x1ee5a00, 0x1ee5b03, 0x1ee5c00,
+    0x1ee5d03, 0x1ee5e00, 0x1ee5f03, 0x1ee6000, 0x1ee6103, 0x1ee6300, 0x1ee6403, 0x1ee6500,
+    0x1ee6703, 0x1ee6b00, 0x1ee6c03, 0x1ee7300, 0x1ee7403, 0x1ee7800, 0x1ee7903, 0x1ee7d00,
+    0x1ee7e03, 0x1ee7f00, 0x1ee8003, 0x1ee8a00, 0x1ee8b03, 0x1ee9c00, 0x1eea103, 0x1eea400,
+    0x1eea503, 0x1eeaa00, 0x1eeab03, 0x1eebc00, 0x1eef009, 0x1eef200, 0x1f00009, 0x1f02c00,
+    0x1f03009, 0x1f09400, 0x1f0a009, 0x1f0af00, 0x1f0b109, 0x1f0c000, 0x1f0c109, 0x1f0d000,
+    0x1f0d109, 0x1f0f600, 0x1f10006, 0x1f10d09, 0x1f1300a, 0x1f14a09, 0x1f1500a, 0x1f16a09,
+    0x1f1700a, 0x1f18a09, 0x1f1ae00, 0x1f1e609, 0x1f20300, 0x1f21009, 0x1f23c00, 0x1f24009,
+    0x1f24900, 0x1f25009, 0x1f25200, 0x1f26009, 0x1f26600, 0x1f30009, 0x1f6d800, 0x1f6dc09,
+    0x1f6ed00, 0x1f6f009, 0x1f6fd00, 0x1f70009, 0x1f77700, 0x1f77b09, 0x1f7da00, 0x1f7e009,
+    0x1f7ec00, 0x1f7f009, 0x1f7f100, 0x1f80009, 0x1f80c00, 0x1f81009, 0x1f84800, 0x1f85009,
+    0x1f85a00, 0x1f86009, 0x1f88800, 0x1f89009, 0x1f8ae00, 0x1f8b009, 0x1f8bc00, 0x1f8c009,
+    0x1f8c200, 0x1f90009, 0x1fa5400, 0x1fa6009, 0x1fa6e00, 0x1fa7009, 0x1fa7d00, 0x1fa8009,
+    0x1fa8a00, 0x1fa8f09, 0x1fac700, 0x1face09, 0x1fadd00, 0x1fadf09, 0x1faea00, 0x1faf009,
+    0x1faf900, 0x1fb0009, 0x1fb9300, 0x1fb9409, 0x1fbf005, 0x1fbfa00, 0x2000003, 0x2a6e000,
+    0x2a70003, 0x2b73a00, 0x2b74003, 0x2b81e00, 0x2b82003, 0x2cea200, 0x2ceb003, 0x2ebe100,
+    0x2ebf003, 0x2ee5e00, 0x2f80083, 0x2fa1e00, 0x3000003, 0x3134b00, 0x3135003, 0x323b000,
+    0xe010004, 0xe01f000,
 };
 // Canonical decompositions, sorted: character, first, second (0: there is none).
 static const text__decomposition text__decompositions[] = {
@@ -1609,13 +1616,13 @@ static size_t text__utf8_broken(const unsigned char* s, size_t left, bool* open)
     return length;
 }
 
-// Appends with U+FFFD for what is not UTF-8. With `open` an unfinished character at the end is left:
-// *used says how far it came.
+// Appends with U+FFFD for what is not UTF-8. With `open` an unfinished character at the end is
+// left: *used says how far it came.
 static bool text__utf8_repair(const char* data, size_t count, bool keep_open, size_t* used,
                               text_bytes* out, text_error* error) {
     const unsigned char* s = (const unsigned char*)data;
     size_t at = 0;
-    size_t good = 0;  // start of what is fine and not yet copied
+    size_t good = 0; // start of what is fine and not yet copied
     bool open = false;
     *used = 0;
     if (count == 0) {
@@ -1670,8 +1677,8 @@ static const text__decomposition* text__decompose(uint32_t code) {
             high = middle;
         }
     }
-    bool found = low < TEXT__COUNT(text__decompositions) &&
-                 text__decompositions[low].composed == code;
+    bool found =
+        low < TEXT__COUNT(text__decompositions) && text__decompositions[low].composed == code;
     return found ? &text__decompositions[low] : NULL;
 }
 
@@ -1802,7 +1809,7 @@ static void text__marks_compose(text__marks* marks) {
     text__mark* data = marks->data;
     size_t out = 0;
     size_t starter = SIZE_MAX;
-    uint32_t last = 0;  // class of the last mark kept after the starter
+    uint32_t last = 0; // class of the last mark kept after the starter
     for (size_t i = 0; i < marks->count; i++) {
         text__mark mark = data[i];
         bool adjacent = starter != SIZE_MAX && out == starter + 1;
@@ -1902,22 +1909,22 @@ enum {
 
 enum { TEXT__JSON_DEPTH = 256 };
 
-// The values lie in one array in the order of the text: the first child of node i is i + 1, the next
-// sibling of i is nodes[i].next. The children of an object are key, value, key, value, ...
+// The values lie in one array in the order of the text: the first child of node i is i + 1, the
+// next sibling of i is nodes[i].next. The children of an object are key, value, key, value, ...
 typedef struct text__node {
     uint32_t type;
     uint32_t next;
-    uint32_t at;    // strings: where in `strings`; all others: where in the source
-    uint32_t size;  // strings: bytes; arrays: elements; objects: pairs
-    int64_t integer;  // arrays and objects: where they end in the source
+    uint32_t at;     // strings: where in `strings`; all others: where in the source
+    uint32_t size;   // strings: bytes; arrays: elements; objects: pairs
+    int64_t integer; // arrays and objects: where they end in the source
 } text__node;
 
 typedef struct text__json {
-    const char* name;  // for messages
+    const char* name; // for messages
     const char* source;
     size_t size;
     size_t at;
-    size_t line_offset;  // lines before the source, for messages
+    size_t line_offset; // lines before the source, for messages
     text__node* nodes;
     size_t count;
     size_t capacity;
@@ -1968,8 +1975,7 @@ static bool text__json_node(text__json* json, uint32_t type, uint32_t* index, te
         return text__json_fail(json, "too many values", error);
     }
     void* data = json->nodes;
-    bool good =
-        text__reserve(&data, &json->capacity, json->count, 1, sizeof(text__node), error);
+    bool good = text__reserve(&data, &json->capacity, json->count, 1, sizeof(text__node), error);
     json->nodes = (text__node*)data;
     TEXT__TRY(good);
     text__node* node = &json->nodes[json->count];
@@ -2104,7 +2110,7 @@ static bool text__json_number(text__json* json, text_error* error) {
     text__node* node = &json->nodes[index];
     for (size_t i = 0; i < digits; i++) {
         if (node->integer > (INT64_MAX - 9) / 10) {
-            node->type = TEXT__J_REAL;  // too large: nobody here needs it
+            node->type = TEXT__J_REAL; // too large: nobody here needs it
             break;
         }
         node->integer = node->integer * 10 + (s[begin + i] - '0');
@@ -2147,8 +2153,8 @@ static bool text__json_word(text__json* json, text_error* error) {
             return true;
         }
     }
-    return text__json_fail(json, json->at < json->size ? "a value was expected" : "it ends too early",
-                           error);
+    return text__json_fail(
+        json, json->at < json->size ? "a value was expected" : "it ends too early", error);
 }
 
 // A value that is not an array or object, or the start of one of those (*opened).
@@ -2207,8 +2213,8 @@ static bool text__json_after(text__json* json, const uint32_t* stack, size_t* de
             continue;
         }
         if (!fresh && c != ',') {
-            return text__json_fail(json, object ? "',' or '}' was expected" : "',' or ']' was expected",
-                                   error);
+            return text__json_fail(
+                json, object ? "',' or '}' was expected" : "',' or ']' was expected", error);
         }
         json->at += fresh ? 0 : 1;
         TEXT__TRY(!object || text__json_key(json, error));
@@ -2425,7 +2431,7 @@ typedef struct text__pair {
 
 typedef struct text__pairs {
     text__pair* data;
-    size_t places;  // a power of two, or 0
+    size_t places; // a power of two, or 0
     size_t count;
 } text__pairs;
 
@@ -2491,7 +2497,7 @@ typedef struct text__words {
     text__word* data;
     size_t count;
     size_t capacity;
-    uint32_t* table;  // 1 + index into data, 0 is empty
+    uint32_t* table; // 1 + index into data, 0 is empty
     size_t places;
 } text__words;
 
@@ -2525,8 +2531,7 @@ static bool text__words_grow(text__words* words, text_error* error) {
     words->places = places;
     for (size_t i = 0; i < words->count; i++) {
         const text__word* word = &words->data[i];
-        table[text__words_place(words, words->bytes.data + word->at, word->size)] =
-            (uint32_t)i + 1;
+        table[text__words_place(words, words->bytes.data + word->at, word->size)] = (uint32_t)i + 1;
     }
     return true;
 }
@@ -2546,8 +2551,7 @@ static bool text__words_put(text__words* words, const char* text, size_t size, i
         return text__fail(error, "the vocabulary is larger than 4 GiB");
     }
     void* data = words->data;
-    bool good =
-        text__reserve(&data, &words->capacity, words->count, 1, sizeof(text__word), error);
+    bool good = text__reserve(&data, &words->capacity, words->count, 1, sizeof(text__word), error);
     words->data = (text__word*)data;
     TEXT__TRY(good);
     text__word* word = &words->data[words->count];
@@ -2569,7 +2573,8 @@ static void text__words_free(text__words* words) {
 
 //@@ SPLIT  - pre-tokenizers: the known regular expressions, coded by hand
 
-// A text to be split. After the ByteLevel step every byte is one character: code_of_byte is then set.
+// A text to be split. After the ByteLevel step every byte is one character: code_of_byte is then
+// set.
 typedef struct text__view {
     const unsigned char* s;
     size_t end;
@@ -2577,8 +2582,8 @@ typedef struct text__view {
     const uint16_t* code_of_byte;
 } text__view;
 
-// The class of the character at a position as a bit, and its length; 0 and 0 at the end. A byte that
-// is not UTF-8 is a character of class OTHER.
+// The class of the character at a position as a bit, and its length; 0 and 0 at the end. A byte
+// that is not UTF-8 is a character of class OTHER.
 static unsigned text__class_at(const text__view* v, size_t at, size_t* length) {
     if (at >= v->end) {
         *length = 0;
@@ -2621,12 +2626,12 @@ static bool text__is_newline(const text__view* v, size_t at) {
 // Options of the matchers.
 enum {
     TEXT__O_ANY_CASE = 1,   // contractions in any case
-    TEXT__O_ASCII_CASE = 2,  // ... but only of ASCII letters
+    TEXT__O_ASCII_CASE = 2, // ... but only of ASCII letters
     TEXT__O_DIGITS_1 = 4,
     TEXT__O_DIGITS_3 = 8,
-    TEXT__O_MARKS = 16,        // marks count as letters
-    TEXT__O_CONTRACTED = 32,   // contractions belong to the word before
-    TEXT__O_WORD_PATTERN = 64  // \w+ and [^\w\s]+
+    TEXT__O_MARKS = 16,       // marks count as letters
+    TEXT__O_CONTRACTED = 32,  // contractions belong to the word before
+    TEXT__O_WORD_PATTERN = 64 // \w+ and [^\w\s]+
 };
 
 // 's 't 're 've 'm 'll 'd: the length of the match, or 0.
@@ -2745,7 +2750,7 @@ static size_t text__match_cased(const text__view* v, size_t at, bool capitalised
     const unsigned lower = TEXT__BIT(LOWER) | TEXT__BIT(LETTER) | TEXT__M;
     size_t length;
     size_t end = at;
-    size_t back = at;  // after the last character of the first run that is also of the second kind
+    size_t back = at; // after the last character of the first run that is also of the second kind
     unsigned bit;
     while ((bit = text__class_at(v, end, &length)) & upper) {
         end += length;
@@ -2819,8 +2824,8 @@ static size_t text__match_chinese(const text__view* v, size_t at, unsigned optio
     while (at < v->end && v->s[at] >= 0xE3) {
         uint32_t code;
         size_t length = text__utf8(v->s + at, v->end - at, &code);
-        if (length == 0 || !((code >= 0x4E00 && code <= 0x9FA5) ||
-                             (code >= 0x3040 && code <= 0x30FF))) {
+        if (length == 0 ||
+            !((code >= 0x4E00 && code <= 0x9FA5) || (code >= 0x3040 && code <= 0x30FF))) {
             break;
         }
         at += length;
@@ -2869,14 +2874,15 @@ typedef struct text__pattern {
 #define TEXT__R_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define TEXT__R_PRE "[^\\r\\n\\p{L}\\p{N}]?"
 #define TEXT__R_CASED(tail)                                                                        \
-    TEXT__R_PRE TEXT__R_UP "*" TEXT__R_LOW "+" tail "|" TEXT__R_PRE TEXT__R_UP "+" TEXT__R_LOW      \
+    TEXT__R_PRE TEXT__R_UP "*" TEXT__R_LOW "+" tail "|" TEXT__R_PRE TEXT__R_UP "+" TEXT__R_LOW     \
                            "*" tail "|"
 #define TEXT__R_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TEXT__R_LINES
 #define TEXT__R_DEEPSEEK3                                                                          \
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
     "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" TEXT__R_LINES
 #define TEXT__R_MARKS                                                                              \
-    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" TEXT__R_LINES
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" TEXT__R_LINES
 
 static const text__pattern text__patterns[] = {
     // GPT-2, also the pattern of the ByteLevel step; must be the first
@@ -2912,8 +2918,8 @@ static const text__pattern text__patterns[] = {
     {"[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+",
      text__match_chinese, 0},
     {TEXT__R_DEEPSEEK3, text__match_deepseek3, 0},
-    {"[0-9][0-9][0-9]", text__match_ascii3, 0},  // Falcon
-    {"\\w+|[^\\w\\s]+", text__match_words, 0}    // the Whitespace step
+    {"[0-9][0-9][0-9]", text__match_ascii3, 0}, // Falcon
+    {"\\w+|[^\\w\\s]+", text__match_words, 0}   // the Whitespace step
 };
 
 static const text__pattern* text__pattern_find(const char* regex) {
@@ -2926,18 +2932,12 @@ static const text__pattern* text__pattern_find(const char* regex) {
 }
 
 // What becomes of the matches.
-enum {
-    TEXT__B_ISOLATED,
-    TEXT__B_REMOVED,
-    TEXT__B_PREVIOUS,
-    TEXT__B_NEXT,
-    TEXT__B_CONTIGUOUS
-};
+enum { TEXT__B_ISOLATED, TEXT__B_REMOVED, TEXT__B_PREVIOUS, TEXT__B_NEXT, TEXT__B_CONTIGUOUS };
 
 typedef struct text__piece {
     size_t begin;
     size_t end;
-    bool match;  // while splitting
+    bool match; // while splitting
 } text__piece;
 
 typedef struct text__pieces {
@@ -2986,16 +2986,16 @@ enum {
 typedef struct text__step {
     int kind;
     const text__pattern* pattern;
-    unsigned mask;  // classes of P_CLASS
+    unsigned mask; // classes of P_CLASS
     int behavior;
     bool invert;
-    bool always;  // Metaspace: in front of every piece, not only of the first
+    bool always; // Metaspace: in front of every piece, not only of the first
     bool never;
-    char* a;  // owned: what is replaced, put in front, stripped, ...
+    char* a; // owned: what is replaced, put in front, stripped, ...
     size_t a_size;
     char* b;
     size_t b_size;
-    size_t start;  // how many are stripped
+    size_t start; // how many are stripped
     size_t stop;
 } text__step;
 
@@ -3019,7 +3019,7 @@ static size_t text__step_match(const text__step* step, const text__view* v, size
     unsigned bit = text__class_at(v, at, &length);
     if (step->kind == TEXT__P_PUNCTUATION) {
         bool ascii_symbol = length == 1 && v->s[at] < 0x80 && (bit & TEXT__S);
-        return (bit & TEXT__P) || ascii_symbol ? at + length : at;
+        return (bit & TEXT__P_STEP) || ascii_symbol ? at + length : at;
     }
     return bit & step->mask ? at + length : at;
 }
@@ -3050,7 +3050,7 @@ static bool text__step_find(const text__step* step, const text__view* v, size_t 
 // Applies the behavior to found[0..) and appends what remains.
 static bool text__step_merge(int behavior, const text__pieces* found, text__pieces* out,
                              text_error* error) {
-    size_t fence = out->count;  // pieces before this one belong to an earlier piece
+    size_t fence = out->count; // pieces before this one belong to an earlier piece
     bool before = false;
     for (size_t i = 0; i < found->count; i++) {
         text__piece piece = found->data[i];
@@ -3089,12 +3089,12 @@ typedef struct text__cached {
 } text__cached;
 
 typedef struct text__symbol {
-    int32_t id;  // -1: joined to the one before
+    int32_t id; // -1: joined to the one before
     uint32_t previous;
     uint32_t next;
 } text__symbol;
 
-typedef struct text__job {  // a possible merge
+typedef struct text__job { // a possible merge
     uint32_t rank;
     uint32_t at;
     uint32_t id;
@@ -3107,7 +3107,7 @@ typedef struct text__span {
 
 typedef struct text__added {
     int32_t id;
-    text__span name;  // as the file spells it
+    text__span name; // as the file spells it
     bool special;
     bool single_word;
     bool strip_left;
@@ -3126,31 +3126,31 @@ struct text_tok {
     text_bytes names;
     text__span* spans;
     size_t span_capacity;
-    uint8_t* kinds;  // bits TEXT__K_ by id
+    uint8_t* kinds; // bits TEXT__K_ by id
     size_t kind_capacity;
-    size_t count;  // one more than the largest id
+    size_t count; // one more than the largest id
     text__words words;
-    text__pairs merges;  // (left, right) -> (rank, joined)
-    int32_t byte_ids[256];      // one-byte words
-    int32_t fallback_ids[256];  // <0x00> ..
+    text__pairs merges;        // (left, right) -> (rank, joined)
+    int32_t byte_ids[256];     // one-byte words
+    int32_t fallback_ids[256]; // <0x00> ..
     int32_t unknown;
-    bool byte_level;  // words are bytes, not the printable stand-ins of the file
+    bool byte_level; // words are bytes, not the printable stand-ins of the file
     bool byte_fallback;
     bool fuse_unknown;
     bool ignore_merges;
-    bool cut_safe;  // no word has `cut` after something else: every word can be cut there
+    bool cut_safe; // no word has `cut` after something else: every word can be cut there
     char cut[4];
     size_t cut_size;
     // added tokens
     text__added* added;
     size_t added_count;
-    text__trie raw_trie;         // found in the text as given
-    text__trie normalized_trie;  // found after normalising
+    text__trie raw_trie;        // found in the text as given
+    text__trie normalized_trie; // found after normalising
     // steps
     text__steps normalizer;
     text__steps splitter;
     text__steps decoder;
-    text_ids prefix;  // of the post-processor
+    text_ids prefix; // of the post-processor
     text_ids suffix;
     // tables
     uint8_t* classes;
@@ -3214,8 +3214,8 @@ static text__job text__jobs_pop(text_tok* tok) {
 
 // The merge of the symbols at a and b, put on the heap if there is one.
 static bool text__jobs_try(text_tok* tok, uint32_t a, uint32_t b, text_error* error) {
-    const text__pair* pair = text__pairs_find(&tok->merges, (uint32_t)tok->symbols[a].id,
-                                              (uint32_t)tok->symbols[b].id);
+    const text__pair* pair =
+        text__pairs_find(&tok->merges, (uint32_t)tok->symbols[a].id, (uint32_t)tok->symbols[b].id);
     if (pair == NULL) {
         return true;
     }
@@ -3417,7 +3417,7 @@ static bool text__piece_encode(text_tok* tok, const char* text, size_t size, tex
         return size == 0 || text__word_encode(tok, text, size, out, error);
     }
     size_t begin = 0;
-    bool before = true;  // the character before is a mark, or there is none
+    bool before = true; // the character before is a mark, or there is none
     for (size_t at = 0; at < size;) {
         bool mark = size - at >= tok->cut_size && memcmp(text + at, tok->cut, tok->cut_size) == 0;
         if (mark && !before) {
@@ -3538,8 +3538,8 @@ static int32_t text__model_find(const text_tok* tok, const char* name, size_t si
 }
 
 // Gives an id its name. The id is made if it is new.
-static bool text__tok_name(text_tok* tok, int64_t id, const char* name, size_t size,
-                           unsigned kind, text_error* error) {
+static bool text__tok_name(text_tok* tok, int64_t id, const char* name, size_t size, unsigned kind,
+                           text_error* error) {
     if (id < 0 || id >= TEXT__MAX_ID) {
         return text__fail(error, "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
                           (long long)id, TEXT__MAX_ID - 1);
@@ -3617,7 +3617,8 @@ static bool text__load_vocab(text_tok* tok, const text__json* json, const text__
         const text__node* value = text__json_next(json, key);
         const char* name = text__json_text(json, key);
         if (value->type != TEXT__J_INTEGER) {
-            return text__fail(error, "model.vocab: the id of \"%.60s\" is not a whole number", name);
+            return text__fail(error, "model.vocab: the id of \"%.60s\" is not a whole number",
+                              name);
         }
         TEXT__TRY(text__tok_word(tok, name, key->size, value->integer, error));
         key = text__json_next(json, value);
@@ -3630,8 +3631,8 @@ static bool text__load_vocab(text_tok* tok, const text__json* json, const text__
 }
 
 // The two halves of a merge, "a b" or ["a", "b"].
-static bool text__merge_halves(const text__json* json, const text__node* merge, text__span halves[2],
-                               text_error* error) {
+static bool text__merge_halves(const text__json* json, const text__node* merge,
+                               text__span halves[2], text_error* error) {
     if (merge->type == TEXT__J_ARRAY && merge->size == 2) {
         const text__node* a = merge + 1;
         const text__node* b = text__json_next(json, a);
@@ -3676,7 +3677,7 @@ static bool text__load_merge(text_tok* tok, const text__json* json, const text__
             TEXT__TRY(text_bytes_add(raw, half, halves[i].size, error));
         }
         if (!known) {
-            return true;  // never comes up: no text has such characters at this point
+            return true; // never comes up: no text has such characters at this point
         }
         ids[i] = raw->count > begin
                      ? text__words_find(&tok->words, raw->data + begin, raw->count - begin)
@@ -3809,7 +3810,7 @@ static bool text__flatten(const text__json* json, const text__node* root, const 
             return text__fail(error, "%s: too many steps", list);
         }
         const text__node* child = array + 1;
-        for (uint32_t i = 0; i < array->size; i++) {  // the first child on top
+        for (uint32_t i = 0; i < array->size; i++) { // the first child on top
             stack[depth + array->size - 1 - i] = child;
             child = text__json_next(json, child);
         }
@@ -3884,8 +3885,10 @@ static bool text__load_normalizer(text_tok* tok, const text__json* json, const t
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"NFC", TEXT__N_NFC},         {"NFD", TEXT__N_NFD},
-                 {"Prepend", TEXT__N_PREPEND}, {"Replace", TEXT__N_REPLACE},
+    } kinds[] = {{"NFC", TEXT__N_NFC},
+                 {"NFD", TEXT__N_NFD},
+                 {"Prepend", TEXT__N_PREPEND},
+                 {"Replace", TEXT__N_REPLACE},
                  {"Strip", TEXT__N_STRIP}};
     for (size_t i = 0; i < count; i++) {
         const text__node* type = text__json_get(json, nodes[i], "type");
@@ -3900,12 +3903,10 @@ static bool text__load_normalizer(text_tok* tok, const text__json* json, const t
         text__step* step = text__steps_add(&tok->normalizer, kinds[k].kind, error);
         TEXT__TRY(step != NULL);
         if (step->kind == TEXT__N_PREPEND) {
-            TEXT__TRY(
-                text__step_string(json, nodes[i], "prepend", &step->a, &step->a_size, error));
+            TEXT__TRY(text__step_string(json, nodes[i], "prepend", &step->a, &step->a_size, error));
         } else if (step->kind == TEXT__N_REPLACE) {
             TEXT__TRY(text__step_pattern(json, nodes[i], false, step, error));
-            TEXT__TRY(
-                text__step_string(json, nodes[i], "content", &step->b, &step->b_size, error));
+            TEXT__TRY(text__step_string(json, nodes[i], "content", &step->b, &step->b_size, error));
         } else if (step->kind == TEXT__N_STRIP) {
             step->start = text__json_true(text__json_get(json, nodes[i], "strip_left"));
             step->stop = text__json_true(text__json_get(json, nodes[i], "strip_right"));
@@ -3946,7 +3947,7 @@ static bool text__load_metaspace(const text__json* json, const text__node* node,
         step->always = false;
         step->never = true;
     }
-    step->invert = !decoder && (split == NULL || split->type != TEXT__J_FALSE);  // splits
+    step->invert = !decoder && (split == NULL || split->type != TEXT__J_FALSE); // splits
     return true;
 }
 
@@ -4023,7 +4024,8 @@ static bool text__load_splitter_step(text_tok* tok, const text__json* json, cons
         step->kind = step->pattern != NULL ? TEXT__P_REGEX : TEXT__P_STRING;
         step->invert = text__json_true(text__json_get(json, node, "invert"));
         // after ByteLevel the characters are others: only this expression means the same
-        if (tok->byte_level && (step->pattern == NULL || step->pattern->match != text__match_ascii3)) {
+        if (tok->byte_level &&
+            (step->pattern == NULL || step->pattern->match != text__match_ascii3)) {
             return text__fail(error, "pre_tokenizer: a Split after ByteLevel is not supported");
         }
         return text__load_behavior(json, node, &step->behavior, error);
@@ -4051,9 +4053,9 @@ static bool text__load_decoder_step(text_tok* tok, const text__json* json, const
     static const struct {
         const char* name;
         int kind;
-    } kinds[] = {{"Replace", TEXT__D_REPLACE},     {"ByteFallback", TEXT__D_BYTE_FALLBACK},
-                 {"Fuse", TEXT__D_FUSE},           {"Strip", TEXT__D_STRIP},
-                 {"ByteLevel", TEXT__D_BYTES},     {"Metaspace", TEXT__D_METASPACE}};
+    } kinds[] = {{"Replace", TEXT__D_REPLACE}, {"ByteFallback", TEXT__D_BYTE_FALLBACK},
+                 {"Fuse", TEXT__D_FUSE},       {"Strip", TEXT__D_STRIP},
+                 {"ByteLevel", TEXT__D_BYTES}, {"Metaspace", TEXT__D_METASPACE}};
     size_t k = 0;
     while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
         k++;
@@ -4091,7 +4093,7 @@ static bool text__load_decoder(text_tok* tok, const text__json* json, const text
     const text__node* nodes[TEXT__MAX_LIST];
     size_t count;
     TEXT__TRY(text__flatten(json, root, "decoders", nodes, &count, error));
-    if (text__json_absent(root)) {  // then the library puts a space between tokens
+    if (text__json_absent(root)) { // then the library puts a space between tokens
         return text__steps_add(&tok->decoder, TEXT__D_JOIN, error) != NULL;
     }
     bool fused = false;
@@ -4174,7 +4176,7 @@ static bool text__load_post_step(text_tok* tok, const text__json* json, const te
                                  text_ids* front, text_error* error) {
     const text__node* type = text__json_get(json, node, "type");
     if (text__json_is(json, type, "ByteLevel")) {
-        return true;  // it only changes offsets
+        return true; // it only changes offsets
     }
     if (text__json_is(json, type, "TemplateProcessing")) {
         return text__load_template(tok, json, node, front, error);
@@ -4249,14 +4251,14 @@ static bool text__load_added_token(text_tok* tok, const text__json* json, const 
     added->single_word = text__json_true(text__json_get(json, node, "single_word"));
     added->strip_left = text__json_true(text__json_get(json, node, "lstrip"));
     added->strip_right = text__json_true(text__json_get(json, node, "rstrip"));
-    unsigned kind = TEXT__K_ADDED | (added->special ? TEXT__K_SPECIAL : 0u);
+    unsigned kind = TEXT__K_ADDED | (added->special ? (unsigned)TEXT__K_SPECIAL : 0u);
     TEXT__TRY(text__tok_name(tok, use, text, content->size, kind, error));
     added->id = (int32_t)use;
     added->name = tok->spans[use];
     tok->added_count++;
     if (!text__json_true(text__json_get(json, node, "normalized"))) {
-        return text__trie_add(&tok->raw_trie, text, content->size,
-                              (uint32_t)tok->added_count - 1, error);
+        return text__trie_add(&tok->raw_trie, text, content->size, (uint32_t)tok->added_count - 1,
+                              error);
     }
     text_bytes* normal;
     TEXT__TRY(text__apply_normalizer(tok, text, content->size, true, &normal, error));
@@ -4289,7 +4291,7 @@ static bool text__load_parts(text_tok* tok, const text__json* json, text_error* 
     if (root->type != TEXT__J_OBJECT) {
         return text__fail(error, "it is not a JSON object");
     }
-    memcpy(tok->cut, "\xE2\x96\x81", 3);  // U+2581, the stand-in for a space
+    memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
     tok->cut_size = 3;
     TEXT__TRY(text__load_normalizer(tok, json, text__json_get(json, root, "normalizer"), error));
     TEXT__TRY(text__load_splitter(tok, json, text__json_get(json, root, "pre_tokenizer"), error));
@@ -4352,8 +4354,8 @@ static bool text__load_scored(text_tok* tok, const unsigned char* p, size_t size
         }
         const char* name = (const char*)p + at + 8;
         if (id < 3) {
-            TEXT__TRY(text__tok_name(tok, id, control[id], strlen(control[id]), TEXT__K_SPECIAL,
-                                     error));
+            TEXT__TRY(
+                text__tok_name(tok, id, control[id], strlen(control[id]), TEXT__K_SPECIAL, error));
         } else {
             TEXT__TRY(text__tok_word(tok, name, length, id, error));
             if (length > 0 && !(tok->kinds[id] & TEXT__K_BYTE)) {
@@ -4513,7 +4515,7 @@ int32_t text_tok_find(const text_tok* tok, const char* token) {
             return tok->added[i].id;
         }
     }
-    for (int32_t id = 0; id < 3; id++) {  // the control tokens of a .bin
+    for (int32_t id = 0; id < 3; id++) { // the control tokens of a .bin
         if (text__tok_has(tok, id, TEXT__K_SPECIAL) && text__name_is(tok, id, token, size)) {
             return id;
         }
@@ -4554,11 +4556,11 @@ static text__view text__view_of(const text_tok* tok, const char* text, size_t en
     return view;
 }
 
-// The start of the white space that ends text[0..end).
-static size_t text__space_before(const text_tok* tok, const char* text, size_t end) {
-    while (end > 0) {
+// The start of the white space that ends text[floor..end).
+static size_t text__space_before(const text_tok* tok, const char* text, size_t floor, size_t end) {
+    while (end > floor) {
         size_t start = end - 1;
-        while (start > 0 && end - start < 4 && ((unsigned char)text[start] & 0xC0) == 0x80) {
+        while (start > floor && end - start < 4 && ((unsigned char)text[start] & 0xC0) == 0x80) {
             start--;
         }
         text__view view = text__view_of(tok, text, end);
@@ -4583,10 +4585,10 @@ static bool text__normalizer_step(text_tok* tok, const text__step* step, const c
         return text_bytes_add(out, text, size, error);
     case TEXT__N_REPLACE:
         return text__replace(text, size, step, out, error);
-    default: {  // TEXT__N_STRIP
+    default: { // TEXT__N_STRIP
         text__view view = text__view_of(tok, text, size);
         size_t begin = step->start > 0 ? text__run(&view, 0, TEXT__WS) : 0;
-        size_t end = step->stop > 0 ? text__space_before(tok, text, size) : size;
+        size_t end = step->stop > 0 ? text__space_before(tok, text, 0, size) : size;
         return begin >= end || text_bytes_add(out, text + begin, end - begin, error);
     }
     }
@@ -4603,8 +4605,8 @@ static bool text__apply_normalizer(text_tok* tok, const char* text, size_t size,
     for (size_t i = 0; i < tok->normalizer.count; i++) {
         *out = &tok->buffers[1 + i % 2];
         (*out)->count = 0;
-        TEXT__TRY(text__normalizer_step(tok, &tok->normalizer.data[i], text, size, front, *out,
-                                        error));
+        TEXT__TRY(
+            text__normalizer_step(tok, &tok->normalizer.data[i], text, size, front, *out, error));
         text = (*out)->data;
         size = (*out)->count;
     }
@@ -4614,8 +4616,8 @@ static bool text__apply_normalizer(text_tok* tok, const char* text, size_t size,
 // The steps that write text: a space (or Metaspace's stand-in) in front of the pieces.
 // `open` is false when nothing may be put in front of the first piece; `first` says that it starts
 // the whole text.
-static bool text__rewrite(const text__step* step, const char* text, text__pieces* pieces, bool first,
-                          bool open, text_bytes* out, text_error* error) {
+static bool text__rewrite(const text__step* step, const char* text, text__pieces* pieces,
+                          bool first, bool open, text_bytes* out, text_error* error) {
     text__step spaces;
     memset(&spaces, 0, sizeof(spaces));
     char space[] = " ";
@@ -4630,10 +4632,10 @@ static bool text__rewrite(const text__step* step, const char* text, text__pieces
         text__piece* piece = &pieces->data[i];
         const char* from = text + piece->begin;
         size_t size = piece->end - piece->begin;
-        bool there = size > 0 && (*from == ' ' || (size >= put_size &&
-                                                   memcmp(from, put, put_size) == 0));
-        bool want = step->kind == TEXT__P_PREFIX_SPACE || step->always ||
-                    (!step->never && first && i == 0);
+        bool there =
+            size > 0 && (*from == ' ' || (size >= put_size && memcmp(from, put, put_size) == 0));
+        bool want =
+            step->kind == TEXT__P_PREFIX_SPACE || step->always || (!step->never && first && i == 0);
         piece->begin = out->count;
         if (want && !there && (open || i > 0)) {
             TEXT__TRY(text_bytes_add(out, put, put_size, error));
@@ -4713,7 +4715,8 @@ typedef struct text__scan {
     const char* text;
     size_t size;
     size_t at;
-    size_t done;  // everything before was handed out
+    size_t done;   // everything before was handed out
+    size_t spaces; // end of the white space seen last
     const text__added* waiting;
     size_t waiting_end;
     bool literal;
@@ -4786,14 +4789,17 @@ static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin
             continue;
         }
         if (found->strip_left) {
-            start = text__space_before(tok, scan->text, start);
+            start = text__space_before(tok, scan->text, scan->done, start);
         }
         if (found->strip_right) {
-            text__view view = text__view_of(tok, scan->text, scan->size);
-            stop = text__run(&view, stop, TEXT__WS);
+            if (stop >= scan->spaces) { // white space is looked at once only
+                text__view view = text__view_of(tok, scan->text, scan->size);
+                scan->spaces = text__run(&view, stop, TEXT__WS);
+            }
+            stop = scan->spaces > stop ? scan->spaces : stop;
         }
-        start = start < scan->done ? scan->done : start;
-        stop = stop < start ? start : stop;
+        // White space that was stripped may hold the next token. The library then goes back to the
+        // end of that one, and so do we.
         *begin = scan->done;
         if (start > scan->done) {
             scan->waiting = found;
@@ -4934,7 +4940,7 @@ static bool text__metaspace_tail(const text__step* step, text_bytes* out, size_t
     text__step replace = *step;
     char space[] = " ";
     replace.b = space;
-    replace.b_size = first && !step->never ? 0 : 1;  // all of them, as the library does
+    replace.b_size = first && !step->never ? 0 : 1; // all of them, as the library does
     return text__replace_tail(&replace, out, begin, error);
 }
 
@@ -4981,8 +4987,8 @@ static bool text__decoder_has(const text_tok* tok, int kind) {
     return false;
 }
 
-// Repairs out[begin..): one U+FFFD for each start of a character, or for every byte of a run of byte
-// tokens that is not UTF-8.
+// Repairs out[begin..): one U+FFFD for each start of a character, or for every byte of a run of
+// byte tokens that is not UTF-8.
 static bool text__repair_tail(text_bytes* out, size_t begin, bool each_byte, text_error* error) {
     text_bytes work;
     memset(&work, 0, sizeof(work));
@@ -5008,7 +5014,7 @@ static bool text__repair_tail(text_bytes* out, size_t begin, bool each_byte, tex
 bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned flags,
                  text_bytes* out, text_error* error) {
     size_t begin = out->count;
-    size_t run = SIZE_MAX;  // start of a run of byte tokens
+    size_t run = SIZE_MAX; // start of a run of byte tokens
     size_t whole = tok->decoder.count;
     bool first = true;
     bool replace = (flags & TEXT_REPLACE) != 0;
@@ -5060,7 +5066,7 @@ static void text__stream_strip(const text_tok* tok, text_stream* stream, size_t 
         }
         memmove(work->data, work->data + cut, work->count - cut);
         work->count -= cut;
-        return;  // one such step: more are not in use
+        return; // one such step: more are not in use
     }
 }
 
@@ -5087,7 +5093,7 @@ bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsi
                text__utf8_repair(joined.data, joined.count, true, &used, out, error);
     }
     if (good) {
-        stream->held_count = joined.count - used;  // at most three
+        stream->held_count = joined.count - used; // at most three
         if (stream->held_count > 0) {
             memcpy(stream->held, joined.data + used, stream->held_count);
         }
@@ -5099,13 +5105,1333 @@ bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsi
 
 bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error) {
     size_t used;
-    bool good =
-        text__utf8_repair(stream->held, stream->held_count, false, &used, out, error);
+    bool good = text__utf8_repair(stream->held, stream->held_count, false, &used, out, error);
     memset(stream, 0, sizeof(*stream));
+    return good;
+}
+
+//@@ CHAT  - chat formats
+
+// How each role is written. "\1" stands for the EOS token. The assistant's text is trained from
+// `lead` to `end`. Without system_open a system message goes in front of the next user message.
+typedef struct text__format {
+    const char* name;
+    const char* marker; // in the model's template: it is this format
+    const char* system_open;
+    const char* system_close;
+    const char* user_open;
+    const char* user_close;
+    const char* assistant_open;
+    const char* lead;
+    const char* end;
+    const char* tail;
+    bool trim; // white space around the contents goes away
+} text__format;
+
+// The first marker that is found decides.
+static const text__format text__formats[] = {
+    {"chatml", "<|im_start|>", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n",
+     "<|im_end|>\n", "<|im_start|>assistant\n", "", "<|im_end|>", "\n", false},
+    {"llama3", "<|start_header_id|>", "<|start_header_id|>system<|end_header_id|>\n\n",
+     "<|eot_id|>", "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
+     "<|start_header_id|>assistant<|end_header_id|>\n\n", "", "<|eot_id|>", "", true},
+    {"mistral", "[INST]", NULL, NULL, "[INST] ", " [/INST]", "", " ", "\1", "", false},
+    {"gemma", "<start_of_turn>", NULL, NULL, "<start_of_turn>user\n", "<end_of_turn>\n",
+     "<start_of_turn>model\n", "", "<end_of_turn>", "\n", true},
+    {"phi3", "<|end|>", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n",
+     "", "<|end|>", "\n", false},
+    {"zephyr", "<|user|>", "<|system|>\n", "\1\n", "<|user|>\n", "\1\n", "<|assistant|>\n", "",
+     "\1", "\n", false},
+    {"alpaca", "### Instruction:", "", "\n\n", "### Instruction:\n", "\n\n", "### Response:\n", "",
+     "\1", "\n\n", false},
+    {"plain", NULL, "", "\n", "", "\n", "", "", "\1", "\n", false}};
+
+enum { TEXT__ALPACA = 6, TEXT__MAX_STOPS = 16 };
+
+static const char text__alpaca_system[] =
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.";
+static const char text__alpaca_system_input[] =
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.";
+static const char text__think[] = "<think>\n\n</think>\n\n";
+
+struct text_chat {
+    text__format format; // a row of the table, changed where the model's template differs
+    const char* source;
+    char* owned[2]; // user_open and user_close from a template
+    char* default_system;
+    char* date;
+    bool dated; // the system message starts with two dates
+    bool think; // an empty thought stands before the last answers
+    int32_t bos;
+    int32_t eos;
+    int32_t stops[TEXT__MAX_STOPS];
+    size_t stop_count;
+};
+
+void text_chat_close(text_chat* chat) {
+    if (chat != NULL) {
+        TEXT_FREE(chat->owned[0]);
+        TEXT_FREE(chat->owned[1]);
+        TEXT_FREE(chat->default_system);
+        TEXT_FREE(chat->date);
+        TEXT_FREE(chat);
+    }
+}
+
+const char* text_chat_name(const text_chat* chat) {
+    return chat->format.name;
+}
+
+const char* text_chat_source(const text_chat* chat) {
+    return chat->source;
+}
+
+const char* text_chat_names(size_t index) {
+    return index < TEXT__COUNT(text__formats) ? text__formats[index].name : NULL;
+}
+
+int32_t text_chat_eos(const text_chat* chat) {
+    return chat->eos;
+}
+
+bool text_chat_stops(const text_chat* chat, int32_t id) {
+    for (size_t i = 0; i < chat->stop_count; i++) {
+        if (chat->stops[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool text_chat_set_date(text_chat* chat, const char* date, text_error* error) {
+    size_t size;
+    return text__copy(date, strlen(date), &chat->date, &size, error);
+}
+
+static void text__chat_add_stop(text_chat* chat, const text_tok* tok, int64_t id) {
+    if (id >= 0 && id < (int64_t)tok->count && chat->stop_count < TEXT__MAX_STOPS &&
+        !text_chat_stops(chat, (int32_t)id)) {
+        chat->stops[chat->stop_count++] = (int32_t)id;
+    }
+}
+
+// ---- the model's template, only looked at, never run
+
+static const char* text__find(const char* text, size_t size, const char* what) {
+    size_t length = strlen(what);
+    while (size >= length) {
+        const char* hit = (const char*)memchr(text, what[0], size - length + 1);
+        if (hit == NULL) {
+            return NULL;
+        }
+        if (memcmp(hit, what, length) == 0) {
+            return hit;
+        }
+        size -= (size_t)(hit + 1 - text);
+        text = hit + 1;
+    }
+    return NULL;
+}
+
+static bool text__unescape(const char* text, size_t size, text_bytes* out, text_error* error) {
+    for (size_t i = 0; i < size; i++) {
+        char c = text[i];
+        if (c == '\\' && i + 1 < size) {
+            i++;
+            c = text[i] == 'n' ? '\n' : text[i] == 't' ? '\t' : text[i];
+        }
+        TEXT__TRY(text_bytes_add(out, &c, 1, error));
+    }
+    return true;
+}
+
+static bool text__copy_unescaped(const char* text, size_t size, char** out, text_error* error) {
+    text_bytes work;
+    memset(&work, 0, sizeof(work));
+    size_t length;
+    bool good = text__unescape(text, size, &work, error) &&
+                text__copy(work.data, work.count, out, &length, error);
+    text_bytes_free(&work);
+    return good;
+}
+
+// ChatML: a system message that is written out in the template is what the model gets by default.
+static bool text__chat_find_system(text_chat* chat, const char* text, size_t size,
+                                   text_error* error) {
+    static const char open[] = "<|im_start|>system";
+    const char* end = text + size;
+    const char* at = text;
+    while ((at = text__find(at, (size_t)(end - at), open)) != NULL) {
+        at += sizeof(open) - 1;
+        size_t newline = end - at >= 2 && memcmp(at, "\\n", 2) == 0 ? 2
+                         : end - at >= 1 && *at == '\n'             ? 1
+                                                                    : 0;
+        const char* close = text__find(at, (size_t)(end - at), "<|im_end|>");
+        if (newline == 0 || close == NULL) {
+            continue;
+        }
+        const char* start = at + newline;
+        bool literal = close > start;
+        for (const char* p = start; p < close; p++) {
+            literal = literal && *p != '{' && *p != '}' && *p != '"' && *p != '\'';
+        }
+        if (literal) {
+            return text__copy_unescaped(start, (size_t)(close - start), &chat->default_system,
+                                        error);
+        }
+    }
+    return true;
+}
+
+// The quoted string of the template that holds `what`.
+static bool text__find_literal(const char* text, size_t size, const char* what, char** out,
+                               text_error* error) {
+    const char* hit = text__find(text, size, what);
+    const char* start = hit;
+    while (start > text && start[-1] != '\'' && start[-1] != '"' && start[-1] != '\n') {
+        start--;
+    }
+    if (start == text || start[-1] == '\n') {
+        return true;
+    }
+    const char* stop = hit;
+    while (stop < text + size && *stop != start[-1] && *stop != '\n') {
+        stop++;
+    }
+    bool good = stop < text + size && *stop == start[-1];
+    return !good || text__copy_unescaped(start, (size_t)(stop - start), out, error);
+}
+
+// Mistral's versions differ in the spaces around [INST].
+static bool text__chat_find_spaces(text_chat* chat, const char* text, size_t size,
+                                   text_error* error) {
+    static const char* const leads[] = {"' ' + message", "\" \" + message", "' ' + content",
+                                        "\" \" + content"};
+    if (text__find(text, size, "[/INST]") != NULL) {
+        TEXT__TRY(text__find_literal(text, size, "[INST]", &chat->owned[0], error));
+        TEXT__TRY(text__find_literal(text, size, "[/INST]", &chat->owned[1], error));
+    }
+    chat->format.lead = "";
+    for (size_t i = 0; i < TEXT__COUNT(leads); i++) {
+        if (text__find(text, size, leads[i]) != NULL) {
+            chat->format.lead = " ";
+        }
+    }
+    if (chat->owned[0] != NULL && chat->owned[1] != NULL) {
+        chat->format.user_open = chat->owned[0];
+        chat->format.user_close = chat->owned[1];
+    }
+    return true;
+}
+
+static bool text__chat_recognise(text_chat* chat, const char* text, size_t size,
+                                 text_error* error) {
+    for (size_t i = 0; i < TEXT__COUNT(text__formats); i++) {
+        const char* marker = text__formats[i].marker;
+        if (marker == NULL || text__find(text, size, marker) == NULL) {
+            continue;
+        }
+        chat->format = text__formats[i];
+        if (strcmp(chat->format.name, "chatml") == 0) {
+            chat->think = text__find(text, size, "reasoning_content") != NULL &&
+                          text__find(text, size, "enable_thinking") != NULL;
+            return text__chat_find_system(chat, text, size, error);
+        }
+        if (strcmp(chat->format.name, "llama3") == 0) {
+            chat->dated = text__find(text, size, "Cutting Knowledge Date: December 2023") != NULL;
+            return true;
+        }
+        return strcmp(chat->format.name, "mistral") != 0 ||
+               text__chat_find_spaces(chat, text, size, error);
+    }
+    return text__fail(error,
+                      "the model's chat_template is not a format known here; choose one with "
+                      "--template (chatml, llama3, mistral, alpaca, plain, ...)");
+}
+
+// ---- the model's folder
+
+// A token given as "x" or {"content": "x"}: its id, or -1.
+static int32_t text__config_token(const text_tok* tok, const text__json* json, const char* name) {
+    const text__node* node = text__json_get(json, json->nodes, name);
+    if (node != NULL && node->type == TEXT__J_OBJECT) {
+        node = text__json_get(json, node, "content");
+    }
+    const char* token = text__json_cstring(json, node);
+    return token != NULL ? text_tok_find(tok, token) : -1;
+}
+
+// chat_template: a string, or [{"name", "template"}]: the one named default, or the first.
+static const text__node* text__config_template(const text__json* json) {
+    const text__node* node = text__json_get(json, json->nodes, "chat_template");
+    const text__node* found = node;
+    if (node != NULL && node->type == TEXT__J_ARRAY) {
+        const text__node* item = node + 1;
+        found = NULL;
+        for (uint32_t i = 0; i < node->size; i++) {
+            if (found == NULL ||
+                text__json_is(json, text__json_get(json, item, "name"), "default")) {
+                found = text__json_get(json, item, "template");
+            }
+            item = text__json_next(json, item);
+        }
+    }
+    return found != NULL && found->type == TEXT__J_STRING ? found : NULL;
+}
+
+// eos_token_id of generation_config.json and config.json: a number or a list.
+static void text__config_stops(text_chat* chat, const text_tok* tok, const text__json* json) {
+    const text__node* node = text__json_get(json, json->nodes, "eos_token_id");
+    uint32_t count = 1;
+    if (node != NULL && node->type == TEXT__J_ARRAY) {
+        count = node->size;
+        node++;
+    }
+    for (uint32_t i = 0; node != NULL && i < count; i++) {
+        if (node->type == TEXT__J_INTEGER) {
+            text__chat_add_stop(chat, tok, node->integer);
+        }
+        node = text__json_next(json, node);
+    }
+}
+
+typedef struct text__folder {
+    text_chat* chat;
+    const text_tok* tok;
+    const char* path;
+    bool recognise; // take the format from the template
+} text__folder;
+
+static bool text__folder_config(const text__folder* folder, const char* name, const char* source,
+                                size_t size, text_error* error) {
+    text_chat* chat = folder->chat;
+    text__json json;
+    bool good = text__json_open(&json, name, source, size, error);
+    if (good) {
+        text__config_stops(chat, folder->tok, &json);
+        int32_t eos = text__config_token(folder->tok, &json, "eos_token");
+        chat->eos = eos >= 0 ? eos : chat->eos;
+        const text__node* node = text__config_template(&json);
+        if (node != NULL && chat->source == NULL && folder->recognise) {
+            const char* text = text__json_text(&json, node);
+            chat->source = "the chat_template in tokenizer_config.json";
+            good = text__chat_recognise(chat, text, node->size, error);
+            if (chat->bos < 0 && text__find(text, node->size, "bos_token") != NULL) {
+                chat->bos = text__config_token(folder->tok, &json, "bos_token");
+            }
+        }
+    }
+    text__json_free(&json);
+    return good;
+}
+
+static bool text__folder_load(const text__folder* folder, text_error* error) {
+    static const char* const names[] = {"chat_template.jinja", "tokenizer_config.json",
+                                        "generation_config.json", "config.json"};
+    bool good = true;
+    for (size_t i = 0; good && i < TEXT__COUNT(names); i++) {
+        text_bytes file;
+        memset(&file, 0, sizeof(file));
+        bool found;
+        good = text__folder_read(folder->path, names[i], &file, &found, error);
+        if (good && found && i > 0) {
+            good = text__folder_config(folder, names[i], file.data, file.count, error);
+        } else if (good && found && folder->recognise) {
+            folder->chat->source = "chat_template.jinja";
+            good = text__chat_recognise(folder->chat, file.data, file.count, error);
+        }
+        text_bytes_free(&file);
+    }
+    return good;
+}
+
+// Nobody said: the tokens that the tokenizer has decide.
+static void text__chat_guess(text_chat* chat, const text_tok* tok) {
+    chat->format = text__formats[TEXT__ALPACA];
+    chat->source = "the default";
+    for (size_t i = 0; i < 2; i++) {
+        if (text_tok_find(tok, text__formats[i].end) >= 0 &&
+            text_tok_find(tok, text__formats[i].marker) >= 0) {
+            chat->format = text__formats[i];
+            chat->source = "the tokens of the tokenizer";
+        }
+    }
+}
+
+static void text__chat_finish(text_chat* chat, const text_tok* tok) {
+    static const char* const names[] = {"</s>",       "<|end_of_text|>", "<|endoftext|>",
+                                        "<|im_end|>", "<eos>",           "<|eot_id|>"};
+    if (chat->eos < 0 && chat->stop_count > 0) {
+        chat->eos = chat->stops[0];
+    }
+    for (size_t i = 0; chat->eos < 0 && i < TEXT__COUNT(names); i++) {
+        chat->eos = text_tok_find(tok, names[i]);
+    }
+    text__chat_add_stop(chat, tok, chat->eos);
+    if (chat->format.end[0] != 1) {
+        text__chat_add_stop(chat, tok, text_tok_find(tok, chat->format.end));
+    }
+}
+
+static bool text__chat_named(text_chat* chat, const char* name, text_error* error) {
+    for (size_t i = 0; i < TEXT__COUNT(text__formats); i++) {
+        if (strcmp(name, text__formats[i].name) == 0) {
+            chat->format = text__formats[i];
+            chat->source = "asked for";
+            return true;
+        }
+    }
+    return text__fail(error,
+                      "unknown chat format \"%.60s\"; there are chatml, llama3, mistral, "
+                      "gemma, phi3, zephyr, alpaca, plain",
+                      name);
+}
+
+bool text_chat_open(const text_tok* tok, const char* folder, const char* name, text_chat** out,
+                    text_error* error) {
+    *out = NULL;
+    text_chat* chat = (text_chat*)text__zalloc(1, sizeof(text_chat), error);
+    TEXT__TRY(chat != NULL);
+    chat->eos = -1;
+    chat->bos = text_tok_bos(tok);
+    text__folder from;
+    from.chat = chat;
+    from.tok = tok;
+    from.path = folder;
+    from.recognise = name == NULL;
+    bool good = (name == NULL || text__chat_named(chat, name, error)) &&
+                (folder == NULL || text__folder_load(&from, error)) &&
+                text_chat_set_date(chat, "26 Jul 2024", error);
+    if (!good) {
+        text_chat_close(chat);
+        return false;
+    }
+    if (chat->source == NULL) {
+        text__chat_guess(chat, tok);
+    }
+    text__chat_finish(chat, tok);
+    *out = chat;
+    return true;
+}
+
+// ---- from messages to ids
+
+// Text of the same kind (trained or not) is gathered and encoded in one go.
+typedef struct text__render {
+    const text_chat* chat;
+    text_tok* tok;
+    text_ids* ids;
+    text_ids* labels;
+    size_t start; // where this sample starts in ids
+    text_bytes text;
+    bool trained;
+} text__render;
+
+static bool text__render_label(text__render* r, size_t from, bool trained, text_error* error) {
+    for (size_t i = from; r->labels != NULL && i < r->ids->count; i++) {
+        TEXT__TRY(text_ids_add(r->labels, trained ? r->ids->data[i] : -100, error));
+    }
+    return true;
+}
+
+static bool text__render_flush(text__render* r, text_error* error) {
+    size_t from = r->ids->count;
+    if (r->text.count == 0) {
+        return true;
+    }
+    // Text after plain text goes on in the same line: no space is put in front of it.
+    bool fresh = from == r->start || text_tok_is_added(r->tok, r->ids->data[from - 1]) ||
+                 text_tok_is_special(r->tok, r->ids->data[from - 1]);
+    TEXT__TRY(text_encode(r->tok, r->text.data, r->text.count, fresh ? 0u : (unsigned)TEXT_CONTINUE,
+                          r->ids, error));
+    r->text.count = 0;
+    return text__render_label(r, from, r->trained, error);
+}
+
+static bool text__render_text(text__render* r, const char* text, size_t size, bool trained,
+                              text_error* error) {
+    if (size == 0) {
+        return true;
+    }
+    if (r->trained != trained) {
+        TEXT__TRY(text__render_flush(r, error));
+        r->trained = trained;
+    }
+    return text_bytes_add(&r->text, text, size, error);
+}
+
+static bool text__render_id(text__render* r, int32_t id, bool trained, text_error* error) {
+    TEXT__TRY(text__render_flush(r, error));
+    if (id < 0) {
+        return true;
+    }
+    TEXT__TRY(text_ids_add(r->ids, id, error));
+    return text__render_label(r, r->ids->count - 1, trained, error);
+}
+
+// A string of the format; "\1" is the EOS token.
+static bool text__render_put(text__render* r, const char* text, bool trained, text_error* error) {
+    while (*text != 0) {
+        size_t length = strcspn(text, "\1");
+        TEXT__TRY(text__render_text(r, text, length, trained, error));
+        text += length;
+        if (*text != 0) {
+            TEXT__TRY(text__render_id(r, r->chat->eos, trained, error));
+            text++;
+        }
+    }
+    return true;
+}
+
+static bool text__render_content(text__render* r, const text_message* message, bool trained,
+                                 text_error* error) {
+    size_t begin = 0;
+    size_t end = message->length;
+    if (r->chat->format.trim && end > 0) {
+        text__view view = text__view_of(r->tok, message->content, end);
+        begin = text__run(&view, 0, TEXT__WS);
+        end = text__space_before(r->tok, message->content, begin, end);
+    }
+    return end <= begin ||
+           text__render_text(r, message->content + begin, end - begin, trained, error);
+}
+
+static bool text__role_is(const text_message* message, const char* role) {
+    return strcmp(message->role, role) == 0;
+}
+
+static bool text__render_system(text__render* r, const text_message* message, text_error* error) {
+    const text__format* format = &r->chat->format;
+    if (format->system_open == NULL) {
+        return true; // with the next user message
+    }
+    TEXT__TRY(text__render_put(r, format->system_open, false, error));
+    if (message != NULL) {
+        TEXT__TRY(text__render_content(r, message, false, error));
+    }
+    return text__render_put(r, format->system_close, false, error);
+}
+
+// What stands before the first message: BOS, and the system message that the model gets by default.
+static bool text__render_start(text__render* r, const text_message* first, text_error* error) {
+    const text_chat* chat = r->chat;
+    TEXT__TRY(text__render_id(r, chat->bos, false, error));
+    bool given = first != NULL && text__role_is(first, "system");
+    if (chat->dated) {
+        TEXT__TRY(text__render_put(r, chat->format.system_open, false, error));
+        TEXT__TRY(text__render_put(r, "Cutting Knowledge Date: December 2023\nToday Date: ", false,
+                                   error));
+        TEXT__TRY(text__render_put(r, chat->date, false, error));
+        TEXT__TRY(text__render_put(r, "\n\n", false, error));
+        TEXT__TRY(!given || text__render_content(r, first, false, error));
+        return text__render_put(r, chat->format.system_close, false, error);
+    }
+    const char* system = chat->default_system;
+    if (strcmp(chat->format.name, "alpaca") == 0) {
+        system = text__alpaca_system;
+    }
+    if (given || system == NULL) {
+        return !given || text__render_system(r, first, error);
+    }
+    text_message message;
+    memset(&message, 0, sizeof(message));
+    message.content = system;
+    message.length = strlen(system);
+    return text__render_system(r, &message, error);
+}
+
+static bool text__render_user(text__render* r, const text_message* message,
+                              const text_message* system, text_error* error) {
+    const text__format* format = &r->chat->format;
+    TEXT__TRY(text__render_put(r, format->user_open, false, error));
+    if (system != NULL && format->system_open == NULL && system->length > 0) {
+        TEXT__TRY(text__render_content(r, system, false, error));
+        TEXT__TRY(text__render_put(r, "\n\n", false, error));
+    }
+    TEXT__TRY(text__render_content(r, message, false, error));
+    return text__render_put(r, format->user_close, false, error);
+}
+
+static bool text__render_assistant(text__render* r, const text_message* message, bool last,
+                                   text_error* error) {
+    const text__format* format = &r->chat->format;
+    bool trained = message != NULL && !message->masked;
+    TEXT__TRY(text__render_put(r, format->assistant_open, false, error));
+    bool thought = message != NULL && message->length > 0 &&
+                   text__find(message->content, message->length, "</think>") != NULL;
+    if (r->chat->think && last && !thought) {
+        TEXT__TRY(text__render_put(r, text__think, false, error));
+    }
+    if (message == NULL) {
+        return true;
+    }
+    TEXT__TRY(text__render_put(r, format->lead, trained, error));
+    TEXT__TRY(text__render_content(r, message, trained, error));
+    TEXT__TRY(text__render_put(r, format->end, trained, error));
+    if (format->end[0] != 1 && text_tok_find(r->tok, format->end) < 0) {
+        TEXT__TRY(text__render_id(r, r->chat->eos, trained, error));
+    }
+    return true;
+}
+
+static bool text__render_all(text__render* r, const text_message* messages, size_t count,
+                             bool prompt, text_error* error) {
+    size_t last_user = 0;
+    const text_message* system = NULL;
+    for (size_t i = 0; i < count; i++) {
+        last_user = text__role_is(&messages[i], "user") ? i : last_user;
+    }
+    TEXT__TRY(text__render_start(r, count > 0 ? &messages[0] : NULL, error));
+    for (size_t i = 0; i < count; i++) {
+        const text_message* message = &messages[i];
+        if (text__role_is(message, "system")) {
+            system = message;
+            TEXT__TRY(i == 0 || text__render_system(r, message, error));
+        } else if (text__role_is(message, "user")) {
+            TEXT__TRY(text__render_user(r, message, system, error));
+            system = NULL;
+        } else if (text__role_is(message, "assistant")) {
+            TEXT__TRY(text__render_assistant(r, message, i > last_user, error));
+            if (i + 1 < count || prompt) { // nothing untrained at the very end
+                TEXT__TRY(text__render_put(r, r->chat->format.tail, false, error));
+            }
+        } else {
+            return text__fail(error,
+                              "the role \"%.60s\" is not supported; there are system, user, "
+                              "assistant",
+                              message->role);
+        }
+    }
+    TEXT__TRY(!prompt || text__render_assistant(r, NULL, true, error));
+    return text__render_flush(r, error);
+}
+
+bool text_chat_encode(const text_chat* chat, text_tok* tok, const text_message* messages,
+                      size_t count, bool prompt, text_ids* ids, text_ids* labels,
+                      text_error* error) {
+    text__render render;
+    memset(&render, 0, sizeof(render));
+    render.chat = chat;
+    render.tok = tok;
+    render.ids = ids;
+    render.labels = labels;
+    render.start = ids->count;
+    bool good = text__render_all(&render, messages, count, prompt, error);
+    text_bytes_free(&render.text);
+    return good;
+}
+
+//@@ DATA  - training files to samples
+
+typedef struct text__record {
+    size_t begin;
+    size_t count;
+    size_t trained;
+    size_t line;
+} text__record;
+
+struct text_data {
+    text_ids ids;
+    text_ids labels;
+    text__record* records;
+    size_t count;
+    size_t capacity;
+};
+
+typedef struct text__loader {
+    const text_data_desc* desc;
+    text_data* data;
+    text__json* json;
+    text_message* messages;
+    size_t message_count;
+    size_t message_capacity;
+    text_bytes work; // contents that had to be put together, one after another
+} text__loader;
+
+void text_data_close(text_data* data) {
+    if (data != NULL) {
+        text_ids_free(&data->ids);
+        text_ids_free(&data->labels);
+        TEXT_FREE(data->records);
+        TEXT_FREE(data);
+    }
+}
+
+size_t text_data_count(const text_data* data) {
+    return data->count;
+}
+
+text_sample text_data_get(const text_data* data, size_t index) {
+    text_sample sample;
+    memset(&sample, 0, sizeof(sample));
+    if (index < data->count && data->ids.data != NULL) {
+        const text__record* record = &data->records[index];
+        sample.ids = data->ids.data + record->begin;
+        sample.labels = data->labels.data + record->begin;
+        sample.count = record->count;
+        sample.trained = record->trained;
+        sample.line = record->line;
+    }
+    return sample;
+}
+
+// Everything from `begin` becomes one sample.
+static bool text__data_close_record(text_data* data, size_t begin, size_t line, text_error* error) {
+    void* records = data->records;
+    bool good =
+        text__reserve(&records, &data->capacity, data->count, 1, sizeof(text__record), error) &&
+        text__ids_room(&data->ids, 1, error) && text__ids_room(&data->labels, 1, error);
+    data->records = (text__record*)records;
+    TEXT__TRY(good);
+    text__record* record = &data->records[data->count++];
+    record->begin = begin;
+    record->count = data->ids.count - begin;
+    record->line = line;
+    record->trained = 0;
+    for (size_t i = begin + 1; i < data->ids.count; i++) {
+        record->trained += data->labels.data[i] != -100 ? 1 : 0;
+    }
+    return true;
+}
+
+static bool text__label_rest(text_data* data, bool trained, text_error* error) {
+    while (data->labels.count < data->ids.count) {
+        int32_t id = data->ids.data[data->labels.count];
+        TEXT__TRY(text_ids_add(&data->labels, trained ? id : -100, error));
+    }
+    return true;
+}
+
+// BOS, unless the text itself starts with it.
+static bool text__data_bos(const text__loader* loader, const char* text, size_t size,
+                           text_error* error) {
+    const text_tok* tok = loader->desc->tok;
+    int32_t bos = loader->desc->chat->bos;
+    size_t length;
+    const char* name = text_tok_name(tok, bos, &length);
+    bool there = name != NULL && text_tok_is_added(tok, bos) && size >= length &&
+                 memcmp(text, name, length) == 0;
+    TEXT__TRY(bos < 0 || there || text_ids_add(&loader->data->ids, bos, error));
+    return text__label_rest(loader->data, false, error);
+}
+
+static bool text__data_eos(const text__loader* loader, text_error* error) {
+    text_data* data = loader->data;
+    int32_t eos = loader->desc->chat->eos;
+    bool there = data->ids.count > 0 && data->ids.data[data->ids.count - 1] == eos;
+    TEXT__TRY(eos < 0 || there || text_ids_add(&data->ids, eos, error));
+    return text__label_rest(data, true, error);
+}
+
+// {"text"} and {"prompt", "completion"}: the first part (may be empty) is not trained.
+static bool text__data_plain(const text__loader* loader, const char* prompt, size_t prompt_size,
+                             const char* text, size_t size, text_error* error) {
+    text_data* data = loader->data;
+    text_tok* tok = loader->desc->tok;
+    if (prompt_size + size == 0) {
+        return true; // an empty sample: the caller counts it
+    }
+    TEXT__TRY(text__data_bos(loader, prompt_size > 0 ? prompt : text,
+                             prompt_size > 0 ? prompt_size : size, error));
+    if (prompt_size > 0) {
+        TEXT__TRY(text_encode(tok, prompt, prompt_size, 0, &data->ids, error));
+        TEXT__TRY(text__label_rest(data, loader->desc->train_prompt, error));
+    }
+    unsigned flags = prompt_size > 0 ? (unsigned)TEXT_CONTINUE : 0u;
+    TEXT__TRY(text_encode(tok, text, size, flags, &data->ids, error));
+    TEXT__TRY(text__label_rest(data, true, error));
+    return text__data_eos(loader, error);
+}
+
+// ---- messages
+
+static bool text__message_add(text__loader* loader, const char* role, const char* content,
+                              size_t length, bool masked, text_error* error) {
+    void* data = loader->messages;
+    bool good = text__reserve(&data, &loader->message_capacity, loader->message_count, 1,
+                              sizeof(text_message), error);
+    loader->messages = (text_message*)data;
+    TEXT__TRY(good);
+    text_message* message = &loader->messages[loader->message_count++];
+    message->role = role;
+    message->content = content;
+    message->length = length;
+    message->masked = masked;
+    return true;
+}
+
+// The names that data sets use.
+static const char* text__role_of(const char* name) {
+    static const char* const names[][2] = {{"system", "system"}, {"developer", "system"},
+                                           {"user", "user"},     {"human", "user"},
+                                           {"prompter", "user"}, {"assistant", "assistant"},
+                                           {"gpt", "assistant"}, {"model", "assistant"},
+                                           {"bot", "assistant"}, {"chatgpt", "assistant"}};
+    for (size_t i = 0; i < TEXT__COUNT(names); i++) {
+        if (strcmp(name, names[i][0]) == 0) {
+            return names[i][1];
+        }
+    }
+    return NULL;
+}
+
+// A content in parts: [{"type": "text", "text": ...}, ...], put together in loader->work.
+static bool text__message_parts(text__loader* loader, const text__node* parts, size_t* at,
+                                text_error* error) {
+    const text__json* json = loader->json;
+    const text__node* part = parts + 1;
+    *at = loader->work.count;
+    for (uint32_t i = 0; i < parts->size; i++) {
+        const text__node* text = text__json_get(json, part, "text");
+        if (text == NULL || text->type != TEXT__J_STRING) {
+            return text__fail(error, "a content part that is not text");
+        }
+        TEXT__TRY(text_bytes_add(&loader->work, text__json_text(json, text), text->size, error));
+        part = text__json_next(json, part);
+    }
+    return true;
+}
+
+static bool text__is_filled(const text__node* node) {
+    return !text__json_absent(node) && node->type != TEXT__J_FALSE &&
+           !((node->type == TEXT__J_STRING || node->type == TEXT__J_ARRAY ||
+              node->type == TEXT__J_OBJECT) &&
+             node->size == 0);
+}
+
+static bool text__message_read(text__loader* loader, const text__node* node, bool masked,
+                               text_error* error) {
+    const text__json* json = loader->json;
+    const text__node* role = text__json_get(json, node, "role");
+    const text__node* content = text__json_get(json, node, "content");
+    role = role != NULL ? role : text__json_get(json, node, "from");
+    content = content != NULL ? content : text__json_get(json, node, "value");
+    const char* name = text__json_cstring(json, role);
+    if (name == NULL) {
+        return text__fail(error, "has no \"role\" (or \"from\")");
+    }
+    const char* known = text__role_of(name);
+    if (known == NULL || text__is_filled(text__json_get(json, node, "tool_calls"))) {
+        return text__fail(error, "is of the role \"%.60s\"%s, which is not supported", name,
+                          known == NULL ? "" : " with tool_calls");
+    }
+    const text__node* weight = text__json_get(json, node, "weight");
+    const text__node* train = text__json_get(json, node, "train");
+    masked = masked || (train != NULL && train->type == TEXT__J_FALSE) ||
+             (weight != NULL && weight->type == TEXT__J_INTEGER && weight->integer == 0);
+    if (content != NULL && content->type == TEXT__J_STRING) {
+        return text__message_add(loader, known, text__json_text(json, content), content->size,
+                                 masked, error);
+    }
+    if (content == NULL || content->type != TEXT__J_ARRAY) {
+        return text__fail(error, "has no text in \"content\" (or \"value\")");
+    }
+    size_t at;
+    TEXT__TRY(text__message_parts(loader, content, &at, error));
+    // the address comes when everything is put together: NULL, and the place in `length`
+    return text__message_add(loader, known, NULL, loader->work.count - at, masked, error);
+}
+
+static bool text__messages_read(text__loader* loader, const text__node* array, const char* name,
+                                bool masked, text_error* error) {
+    if (array->type != TEXT__J_ARRAY) {
+        return text__fail(error, "\"%s\" is not a list", name);
+    }
+    const text__node* node = array + 1;
+    for (uint32_t i = 0; i < array->size; i++) {
+        text_error why;
+        why.text[0] = 0;
+        if (!text__message_read(loader, node, masked, &why)) {
+            return text__fail(error, "\"%s\": message %lu %s", name, (unsigned long)i + 1,
+                              why.text);
+        }
+        node = text__json_next(loader->json, node);
+    }
+    return true;
+}
+
+// The messages that were gathered become the sample.
+static bool text__data_chat(text__loader* loader, text_error* error) {
+    const text_data_desc* desc = loader->desc;
+    text_data* data = loader->data;
+    size_t at = 0;
+    size_t last = 0;
+    for (size_t i = 0; i < loader->message_count; i++) {
+        text_message* message = &loader->messages[i];
+        if (message->content == NULL) {
+            message->content = message->length > 0 ? loader->work.data + at : "";
+            at += message->length;
+        }
+        last = strcmp(message->role, "assistant") == 0 ? i : last;
+    }
+    for (size_t i = 0; i < loader->message_count; i++) {
+        text_message* message = &loader->messages[i];
+        message->masked = message->masked || (desc->last_turn_only && i != last);
+    }
+    if (loader->message_count == 0) {
+        return true;
+    }
+    size_t begin = data->ids.count;
+    TEXT__TRY(text_chat_encode(desc->chat, desc->tok, loader->messages, loader->message_count,
+                               false, &data->ids, &data->labels, error));
+    for (size_t i = begin; desc->train_prompt && i < data->ids.count; i++) {
+        data->labels.data[i] = data->ids.data[i];
+    }
+    return true;
+}
+
+// ---- one record
+
+static const text__node* text__record_string(const text__loader* loader, const text__node* record,
+                                             const char* name) {
+    const text__node* node = text__json_get(loader->json, record, name);
+    return node != NULL && node->type == TEXT__J_STRING ? node : NULL;
+}
+
+static bool text__record_system(text__loader* loader, const text__node* record, text_error* error) {
+    const text__node* system = text__record_string(loader, record, "system");
+    return system == NULL || system->size == 0 ||
+           text__message_add(loader, "system", text__json_text(loader->json, system), system->size,
+                             false, error);
+}
+
+// history: [[user, assistant], ...]
+static bool text__record_history(text__loader* loader, const text__node* record,
+                                 text_error* error) {
+    const text__json* json = loader->json;
+    const text__node* history = text__json_get(json, record, "history");
+    if (!text__is_filled(history)) {
+        return true;
+    }
+    const text__node* turn = history + 1;
+    for (uint32_t i = 0; i < history->size; i++) {
+        const text__node* user = turn + 1;
+        bool good = history->type == TEXT__J_ARRAY && turn->type == TEXT__J_ARRAY &&
+                    turn->size == 2 && user->type == TEXT__J_STRING &&
+                    text__json_next(json, user)->type == TEXT__J_STRING;
+        if (!good) {
+            return text__fail(error, "\"history\" is not a list of [user, assistant]");
+        }
+        const text__node* reply = text__json_next(json, user);
+        TEXT__TRY(text__message_add(loader, "user", text__json_text(json, user), user->size, false,
+                                    error));
+        TEXT__TRY(text__message_add(loader, "assistant", text__json_text(json, reply), reply->size,
+                                    false, error));
+        turn = text__json_next(json, turn);
+    }
+    return true;
+}
+
+// Alpaca and its like. In the alpaca format the input has its own heading, elsewhere it follows the
+// instruction on a new line.
+static bool text__record_pair(text__loader* loader, const text__node* record,
+                              const text__node* question, const text__node* answer,
+                              text_error* error) {
+    const text__json* json = loader->json;
+    const text__node* input = text__record_string(loader, record, "input");
+    bool alpaca = strcmp(loader->desc->chat->format.name, "alpaca") == 0;
+    bool more = input != NULL && input != question && input->size > 0;
+    TEXT__TRY(text__record_system(loader, record, error));
+    if (alpaca && more && loader->message_count == 0) {
+        TEXT__TRY(text__message_add(loader, "system", text__alpaca_system_input,
+                                    sizeof(text__alpaca_system_input) - 1, false, error));
+    }
+    TEXT__TRY(text__record_history(loader, record, error));
+    if (more) {
+        const char* between = alpaca ? "\n\n### Input:\n" : "\n";
+        size_t at = loader->work.count;
+        TEXT__TRY(
+            text_bytes_add(&loader->work, text__json_text(json, question), question->size, error));
+        if (question->size > 0) {
+            TEXT__TRY(text__bytes_add_string(&loader->work, between, error));
+        }
+        TEXT__TRY(text_bytes_add(&loader->work, text__json_text(json, input), input->size, error));
+        TEXT__TRY(text__message_add(loader, "user", NULL, loader->work.count - at, false, error));
+    } else {
+        TEXT__TRY(text__message_add(loader, "user", text__json_text(json, question), question->size,
+                                    false, error));
+    }
+    TEXT__TRY(text__message_add(loader, "assistant", text__json_text(json, answer), answer->size,
+                                false, error));
+    return text__data_chat(loader, error);
+}
+
+static bool text__record_ids(text__loader* loader, const text__node* ids, const text__node* labels,
+                             text_error* error) {
+    text_data* data = loader->data;
+    size_t begin = data->ids.count;
+    text_error why;
+    why.text[0] = 0;
+    if (!text__json_ids(loader->json, ids, &data->ids, &why)) {
+        return text__fail(error, "\"input_ids\": %s", why.text);
+    }
+    for (size_t i = begin; i < data->ids.count; i++) {
+        if (data->ids.data[i] < 0) {
+            return text__fail(error, "\"input_ids\": %d is negative", (int)data->ids.data[i]);
+        }
+    }
+    if (text__json_absent(labels)) {
+        return text__label_rest(data, true, error);
+    }
+    if (!text__json_ids(loader->json, labels, &data->labels, &why)) {
+        return text__fail(error, "\"labels\": %s", why.text);
+    }
+    if (data->labels.count != data->ids.count) {
+        return text__fail(error, "\"labels\" has %lu elements, \"input_ids\" %lu",
+                          (unsigned long)(data->labels.count - begin),
+                          (unsigned long)(data->ids.count - begin));
+    }
+    for (size_t i = begin; i < data->labels.count; i++) {
+        if (data->labels.data[i] < 0 && data->labels.data[i] != -100) {
+            return text__fail(error, "\"labels\": %d is neither an id nor -100",
+                              (int)data->labels.data[i]);
+        }
+    }
+    return true;
+}
+
+// Says which names the record has.
+static bool text__record_unknown(const text__loader* loader, const text__node* record,
+                                 text_error* error) {
+    char names[200];
+    size_t used = 0;
+    const text__json* json = loader->json;
+    const text__node* key = record + 1;
+    names[0] = 0;
+    for (uint32_t i = 0; i < record->size && used + 40 < sizeof(names); i++) {
+        int wrote = snprintf(names + used, sizeof(names) - used, "%s%.30s", i > 0 ? ", " : "",
+                             text__json_text(json, key));
+        used += wrote > 0 ? (size_t)wrote : 0;
+        key = text__json_next(json, text__json_next(json, key));
+    }
+    return text__fail(error,
+                      "a record needs text, prompt and completion, messages, conversations, "
+                      "instruction and output, question and answer, or input_ids; this one "
+                      "has: %s",
+                      names);
+}
+
+// Both as strings: plain text. Both as lists: messages.
+static bool text__record_completion(text__loader* loader, const text__node* prompt,
+                                    const text__node* completion, text_error* error) {
+    const text__json* json = loader->json;
+    if (prompt->type == TEXT__J_STRING && completion->type == TEXT__J_STRING) {
+        return text__data_plain(loader, text__json_text(json, prompt), prompt->size,
+                                text__json_text(json, completion), completion->size, error);
+    }
+    if (prompt->type == TEXT__J_ARRAY && completion->type == TEXT__J_ARRAY) {
+        return text__messages_read(loader, prompt, "prompt", true, error) &&
+               text__messages_read(loader, completion, "completion", false, error) &&
+               text__data_chat(loader, error);
+    }
+    return text__fail(error, "prompt and completion must be two strings or two lists of messages");
+}
+
+static bool text__record_read(text__loader* loader, const text__node* record, text_error* error) {
+    static const char* const pairs[][2] = {{"instruction", "output"},
+                                           {"instruction", "response"},
+                                           {"question", "answer"},
+                                           {"input", "output"}};
+    const text__json* json = loader->json;
+    if (record->type != TEXT__J_OBJECT) {
+        return text__fail(error, "a record must be an object {...}");
+    }
+    if (text__is_filled(text__json_get(json, record, "tools"))) {
+        return text__fail(error, "\"tools\" are not supported");
+    }
+    const text__node* ids = text__json_get(json, record, "input_ids");
+    if (ids != NULL) {
+        return text__record_ids(loader, ids, text__json_get(json, record, "labels"), error);
+    }
+    const text__node* list = text__json_get(json, record, "messages");
+    if (list != NULL) {
+        return text__messages_read(loader, list, "messages", false, error) &&
+               text__data_chat(loader, error);
+    }
+    list = text__json_get(json, record, "conversations");
+    if (list != NULL) {
+        return text__record_system(loader, record, error) &&
+               text__messages_read(loader, list, "conversations", false, error) &&
+               text__data_chat(loader, error);
+    }
+    const text__node* prompt = text__json_get(json, record, "prompt");
+    const text__node* completion = text__json_get(json, record, "completion");
+    completion = completion != NULL ? completion : text__json_get(json, record, "response");
+    if (prompt != NULL && completion != NULL) {
+        return text__record_completion(loader, prompt, completion, error);
+    }
+    for (size_t i = 0; i < TEXT__COUNT(pairs); i++) {
+        const text__node* question = text__record_string(loader, record, pairs[i][0]);
+        const text__node* answer = text__record_string(loader, record, pairs[i][1]);
+        if (question != NULL && answer != NULL) {
+            return text__record_pair(loader, record, question, answer, error);
+        }
+    }
+    const text__node* text = text__record_string(loader, record, "text");
+    if (text != NULL) {
+        return text__data_plain(loader, NULL, 0, text__json_text(json, text), text->size, error);
+    }
+    return text__record_unknown(loader, record, error);
+}
+
+static bool text__record_take(text__loader* loader, const text__node* record, size_t line,
+                              text_error* error) {
+    size_t begin = loader->data->ids.count;
+    text_error why;
+    why.text[0] = 0;
+    loader->message_count = 0;
+    loader->work.count = 0;
+    if (!text__record_read(loader, record, &why)) {
+        return text__fail(error, "%s:%lu: %s", loader->json->name, (unsigned long)line, why.text);
+    }
+    return text__data_close_record(loader->data, begin, line, error);
+}
+
+// ---- files
+
+// [record, record, ...]
+static bool text__data_array(text__loader* loader, text_error* error) {
+    text__json* json = loader->json;
+    TEXT__TRY(text__json_parse(json, error));
+    text__json_space(json);
+    if (json->at < json->size) {
+        return text__json_fail(json, "more text after the value", error);
+    }
+    const text__node* record = json->nodes + 1;
+    size_t line = 1;
+    size_t seen = 0;
+    for (uint32_t i = 0; i < json->nodes[0].size; i++) {
+        size_t at = record->type == TEXT__J_STRING ? seen : record->at;
+        line += text__line_of(json->source + seen, at - seen) - 1;
+        seen = at;
+        TEXT__TRY(text__record_take(loader, record, line, error));
+        record = text__json_next(json, record);
+    }
+    return true;
+}
+
+// One record a line. A record may go over several lines, but two are never in one.
+static bool text__data_lines(text__loader* loader, const char* source, size_t size, size_t at,
+                             text_error* error) {
+    text__json* json = loader->json;
+    size_t line = 1;
+    for (;;) {
+        size_t start = at;
+        while (at < size && source[at] != 0 && strchr(" \t\r\n", source[at]) != NULL) {
+            at++;
+        }
+        line += text__line_of(source + start, at - start) - 1;
+        if (at == size) {
+            return true;
+        }
+        json->source = source + at;
+        json->size = size - at;
+        json->at = 0;
+        json->line_offset = line - 1;
+        if (json->size >= UINT32_MAX / 2) {
+            json->size = UINT32_MAX / 2 - 1; // the limit of one record, not of the file
+        }
+        TEXT__TRY(text__json_parse(json, error));
+        size_t end = json->at;
+        while (end < json->size && strchr(" \t\r", json->source[end]) != NULL &&
+               json->source[end] != 0) {
+            end++;
+        }
+        if (at + end < size && source[at + end] != '\n') {
+            json->at = end;
+            return text__json_fail(json, "more text after the record", error);
+        }
+        TEXT__TRY(text__record_take(loader, json->nodes, line, error));
+        line += text__line_of(source + at, end) - 1;
+        at += end;
+    }
+}
+
+static bool text__data_json(text__loader* loader, const char* name, const char* source, size_t size,
+                            text_error* error) {
+    text__json json;
+    memset(&json, 0, sizeof(json));
+    json.name = name;
+    json.source = source;
+    json.size = size;
+    size_t start = size >= 3 && memcmp(source, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    json.at = start;
+    text__json_space(&json);
+    loader->json = &json;
+    bool array = json.at < size && source[json.at] == '[';
+    bool good = array ? text__data_array(loader, error)
+                      : text__data_lines(loader, source, size, start, error);
+    text__json_free(&json);
+    loader->json = NULL;
+    return good;
+}
+
+// ids[begin..) of one document, without BOS, become samples of at most chunk_tokens. Without a BOS
+// every sample starts with the last token of the one before, so that each token is a target once.
+static bool text__data_chunk(const text__loader* loader, const text_ids* document, size_t line,
+                             text_error* error) {
+    text_data* data = loader->data;
+    int32_t bos = loader->desc->chat->bos;
+    size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
+    size_t room = bos >= 0 ? limit - 1 : limit;
+    size_t at = 0;
+    for (;;) {
+        size_t begin = data->ids.count;
+        size_t count = document->count - at < room ? document->count - at : room;
+        TEXT__TRY(bos < 0 || text_ids_add(&data->ids, bos, error));
+        TEXT__TRY(text__label_rest(data, false, error));
+        text_ids part;
+        part.data = document->data + at;
+        part.count = count;
+        part.capacity = count;
+        TEXT__TRY(text__ids_append(&data->ids, &part, error));
+        TEXT__TRY(text__label_rest(data, true, error));
+        TEXT__TRY(text__data_close_record(data, begin, line, error));
+        at += count;
+        if (at == document->count) {
+            return true;
+        }
+        at -= bos >= 0 ? 0 : 1;
+    }
+}
+
+static bool text__data_document(const text__loader* loader, const char* text, size_t size,
+                                size_t line, text_error* error) {
+    int32_t bos = loader->desc->chat->bos;
+    int32_t eos = loader->desc->chat->eos;
+    text_ids ids;
+    memset(&ids, 0, sizeof(ids));
+    bool good = text_encode(loader->desc->tok, text, size, 0, &ids, error);
+    if (good && bos >= 0 && ids.count > 0 && ids.data[0] == bos) {
+        ids.count--; // written out in the text: exactly once all the same
+        memmove(ids.data, ids.data + 1, ids.count * sizeof(int32_t));
+    }
+    bool there = ids.count > 0 && ids.data[ids.count - 1] == eos;
+    good = good && (eos < 0 || there || text_ids_add(&ids, eos, error)) &&
+           (ids.count == 0 || text__data_chunk(loader, &ids, line, error));
+    text_ids_free(&ids);
+    return good;
+}
+
+// The line <|endoftext|> at or after `at`: its start, or `size`.
+static size_t text__find_separator(const char* text, size_t size, size_t at) {
+    static const char word[] = "<|endoftext|>";
+    size_t length = sizeof(word) - 1;
+    const char* hit;
+    while ((hit = text__find(text + at, size - at, word)) != NULL) {
+        size_t start = (size_t)(hit - text);
+        size_t end = start + length;
+        while (end < size && (text[end] == ' ' || text[end] == '\r')) {
+            end++;
+        }
+        if ((start == 0 || text[start - 1] == '\n') && (end == size || text[end] == '\n')) {
+            return start;
+        }
+        at = start + 1;
+    }
+    return size;
+}
+
+static bool text__data_text(const text__loader* loader, const char* name, const char* text,
+                            size_t size, text_error* error) {
+    if (size >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {
+        text += 3;
+        size -= 3;
+    }
+    for (size_t at = 0; at < size;) {
+        uint32_t code;
+        size_t length = text__utf8((const unsigned char*)text + at, size - at, &code);
+        if (length == 0) {
+            return text__fail(error, "%s:%lu: not UTF-8", name,
+                              (unsigned long)text__line_of(text, at));
+        }
+        at += length;
+    }
+    bool separated = text__find_separator(text, size, 0) < size;
+    size_t line = 1;
+    size_t at = 0;
+    while (at < size) {
+        size_t stop = text__find_separator(text, size, at);
+        size_t begin = at;
+        size_t end = stop;
+        while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
+            begin++;
+        }
+        while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
+            end--;
+        }
+        size_t start = line + text__line_of(text + at, begin - at) - 1;
+        TEXT__TRY(end == begin ||
+                  text__data_document(loader, text + begin, end - begin, start, error));
+        const char* newline = (const char*)memchr(text + stop, '\n', size - stop);
+        size_t next = newline != NULL ? (size_t)(newline - text) + 1 : size;
+        line += text__line_of(text + at, next - at) - 1;
+        at = next;
+    }
+    return true;
+}
+
+static bool text__ends_with(const char* name, const char* ending) {
+    size_t length = strlen(name);
+    size_t size = strlen(ending);
+    return length >= size && strcmp(name + length - size, ending) == 0;
+}
+
+static bool text__data_read(text__loader* loader, const char* name, const char* source, size_t size,
+                            text_error* error) {
+    const text_data_desc* desc = loader->desc;
+    if (desc->tok == NULL || desc->chat == NULL || desc->chunk_tokens == 1) {
+        return text__fail(error, "%s: desc.tok and desc.chat are needed, chunk_tokens may not be 1",
+                          name);
+    }
+    if (text__ends_with(name, ".txt")) {
+        TEXT__TRY(text__data_text(loader, name, source, size, error));
+    } else if (text__ends_with(name, ".jsonl") || text__ends_with(name, ".json") ||
+               text__ends_with(name, ".ndjson")) {
+        TEXT__TRY(text__data_json(loader, name, source, size, error));
+    } else {
+        return text__fail(error, "%s: what is it? Data files end in .jsonl, .json or .txt", name);
+    }
+    return loader->data->count > 0 || text__fail(error, "%s: there are no records in it", name);
+}
+
+bool text_data_load(const text_data_desc* desc, const char* name, const void* source, size_t size,
+                    text_data** out, text_error* error) {
+    text__loader loader;
+    memset(&loader, 0, sizeof(loader));
+    *out = NULL;
+    loader.desc = desc;
+    loader.data = (text_data*)text__zalloc(1, sizeof(text_data), error);
+    TEXT__TRY(loader.data != NULL);
+    bool good = text__data_read(&loader, name, (const char*)source, size, error);
+    TEXT_FREE(loader.messages);
+    text_bytes_free(&loader.work);
+    if (!good) {
+        text_data_close(loader.data);
+        return false;
+    }
+    *out = loader.data;
+    return true;
+}
+
+bool text_data_open(const text_data_desc* desc, text_data** out, text_error* error) {
+    text_bytes file;
+    memset(&file, 0, sizeof(file));
+    *out = NULL;
+    bool good = text_file_read(desc->path, &file, error) &&
+                text_data_load(desc, desc->path, file.data, file.count, out, error);
+    text_bytes_free(&file);
     return good;
 }
 
 #ifdef __clang__
 #pragma clang diagnostic pop
 #endif
-#endif  // TEXT_IMPLEMENTATION
+#endif // TEXT_IMPLEMENTATION
+
+/* Licence: MIT-0. Permission is granted, free of charge, to any person to deal with this file
+   without restriction, including the rights to use, copy, modify, merge, publish, distribute,
+   sublicense and sell copies. It is provided "as is", without warranty of any kind. The Unicode
+   tables are under the Unicode License V3, see where they start. */

@@ -19,7 +19,8 @@ static const char usage[] =
     "\n"
     "  --json FILE  read a JSON array of strings instead (FILE may be -); prints one array a line\n"
     "  --special    add what the tokenizer's post-processor says, such as BOS\n"
-    "  --decode     the other way: JSON arrays of ids, one a line, from standard input; prints the\n"
+    "  --decode     the other way: JSON arrays of ids, one a line, from standard input; prints "
+    "the\n"
     "               text, exactly (a line end between two texts, none after the last).\n"
     "               With --json FILE: an array of arrays of ids; prints one JSON string a line,\n"
     "               with U+FFFD for what is not UTF-8\n"
@@ -40,7 +41,7 @@ typedef struct work {
     unsigned flags;
     text_ids ids;
     text_bytes bytes;
-    text_bytes out;  // printed at the end: after an error there is no half of an answer
+    text_bytes out; // printed at the end: after an error there is no half of an answer
 } work;
 
 static bool fail(text_error* error, const char* what, const char* name) {
@@ -168,7 +169,7 @@ static bool run(const options* o, text_error* error) {
                 (from_file ? text_file_read(o->json, &input, error) : stdin_read(&input, error)) &&
                 text_bytes_add(&input, "", 1, error);
     if (good) {
-        input.count--;  // the zero byte after the end
+        input.count--; // the zero byte after the end
         const char* name = o->json != NULL ? o->json : "standard input";
         if (o->json == NULL) {
             good = o->decode ? decode_lines(&w, &input, error)
@@ -179,7 +180,8 @@ static bool run(const options* o, text_error* error) {
             good = text_json_strings(name, input.data, input.count, encode_and_print, &w, error);
         }
     }
-    if (good && (fwrite(w.out.data, 1, w.out.count, stdout) != w.out.count || fflush(stdout) != 0)) {
+    if (good &&
+        (fwrite(w.out.data, 1, w.out.count, stdout) != w.out.count || fflush(stdout) != 0)) {
         good = fail(error, "standard output: ", strerror(errno));
     }
     text_tok_close(w.tok);

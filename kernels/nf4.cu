@@ -191,7 +191,7 @@ __device__ __forceinline__ void
 nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, const float* scales,
                const float* offset, const float* maps, int64_t cols, int64_t row0, int64_t col0,
                T* out, int64_t out_rows, int64_t out_cols, int64_t ld, int32_t block_shift,
-               int32_t group_shift, int32_t width) {
+               int32_t group_shift, int32_t width, int32_t via_bf16) {
     __shared__ float level[16];
     __shared__ float map[256];
     int32_t high = 256 / width;
@@ -230,6 +230,7 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
     if (col >= out_cols) {
         return;
     }
+    bool narrow = sizeof(T) == 4 && via_bf16 != 0;
     T* p = out + row * ld + col;
     if (whole) {
 #pragma unroll
@@ -241,6 +242,12 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
                 for (int i = 0; i < 4; i++) {
                     v[2 * i] = __fmul_rn(level[w[j] >> (8 * i + 4) & 15], scale);
                     v[2 * i + 1] = __fmul_rn(level[w[j] >> (8 * i) & 15], scale);
+                }
+                if (narrow) {
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        v[i] = to_float(to_bf16(v[i]));
+                    }
                 }
                 store_eight(p + j * high * ld, v);
             }
@@ -255,7 +262,8 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
             float factor = map[absmax ? 0 : q[x >> block_shift]];
             float scale = __fadd_rn(__fmul_rn(factor, source[x >> source_shift]), middle);
             uint32_t half = (x & 1) != 0 ? codes[x >> 1] & 15 : codes[x >> 1] >> 4;
-            store(p + j * high * ld + i, __fmul_rn(level[half], scale));
+            float value = __fmul_rn(level[half], scale);
+            store(p + j * high * ld + i, narrow ? to_float(to_bf16(value)) : value);
         }
     }
 }
@@ -265,9 +273,9 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
         const uint8_t* codes, const float* absmax, const uint8_t* q, const float* scales,          \
         const float* offset, const float* maps, int64_t cols, int64_t row0, int64_t col0,          \
         type* out, int64_t out_rows, int64_t out_cols, int64_t ld, int32_t block_shift,            \
-        int32_t group_shift, int32_t width) {                                                      \
+        int32_t group_shift, int32_t width, int32_t via_bf16) {                                    \
         nf4_dequantise(codes, absmax, q, scales, offset, maps, cols, row0, col0, out, out_rows,    \
-                       out_cols, ld, block_shift, group_shift, width);                             \
+                       out_cols, ld, block_shift, group_shift, width, via_bf16);                   \
     }
 NF4_DEQUANTISE(f32, float)
 NF4_DEQUANTISE(bf16, bf16)

@@ -83,6 +83,7 @@ static const struct {
     {"\"\\u12g4\"", "four hexadecimal digits"},
     {"\"\\ud800\"", "surrogate"},
     {"\"\\ud800\\u0041\"", "surrogate"},
+    {"\"\\ud800\\ud800\"", "surrogate"},
     {"\"\\udc00\"", "surrogate"},
     {"\"\\udc00\\ud800\"", "surrogate"},
     {"\"\t\"", "control character"},
@@ -308,6 +309,28 @@ TEST numbers_are_read_to_the_nearest_double(void) {
         }
         snprintf(text, sizeof text, "%.*g", 1 + (int)test_random_below(&random, 20), x);
         ASSERT(same_double(text));
+    }
+    PASS();
+}
+
+// Below a power of two doubles lie twice as close: both sides of it, and the midpoints.
+TEST numbers_near_powers_of_two(void) {
+    for (int power = -1070; power < 1023; power++) {
+        double x = ldexp(1.0, power);
+        uint64_t bits = 0;
+        memcpy(&bits, &x, sizeof bits);
+        for (int step = -2; step <= 1; step++) {
+            uint64_t near_bits = bits + (uint64_t)step;
+            double near_x = 0.0;
+            char text[64];
+            memcpy(&near_x, &near_bits, sizeof near_x);
+            for (int digits = 15; digits < 30; digits += 2) {
+                snprintf(text, sizeof text, "%.*e", digits, near_x);
+                ASSERT(same_double(text));
+                text[digits] = (char)(text[digits] == '9' ? '1' : text[digits] + 1);
+                ASSERT(same_double(text));
+            }
+        }
     }
     PASS();
 }
@@ -1140,6 +1163,44 @@ TEST folder_refuses_bad_indexes(void) {
     PASS();
 }
 
+TEST folder_is_exported(void) {
+    static const char from[] =
+        "{\n  \"model_type\": \"llama\",\n  \"quantization_config\": {\"a\": [1]},"
+        "\n  \"torch_dtype\": null, \"k\\u00e9y\": [1,\n 2], \"last\": {}}";
+    static const char to[] = "{\n  \"model_type\": \"llama\",\n  \"torch_dtype\": \"bfloat16\",\n"
+                             "  \"k\\u00e9y\": [1,\n 2],\n  \"last\": {}\n}";
+    static const char index[] =
+        "{\n  \"metadata\": {\n    \"total_size\": 40\n  },\n  \"weight_map\": {\n"
+        "    \"model.a\": \"s1\",\n    \"model.c\": \"s2\"\n  }\n}";
+    static const char* const names[] = {"model.a", "model.c"};
+    static const char* const shards[] = {"s1", "s2"};
+    static const uint32_t shard_of[] = {0, 1};
+    world w;
+    static qlora__folder f;
+    world_begin(&w);
+    ASSERT(refused(&w, qlora__config_export(&w.ctx, "m", "n", "bfloat16"), "m/config.json"));
+    world_put(&w, "m/config.json", from, sizeof from - 1);
+    ASSERT_EQ(QLORA_OK, qlora__config_export(&w.ctx, "m", "n", "bfloat16"));
+    world_file* file = world_slot(w.files, "n/config.json");
+    ASSERT_EQ(sizeof to - 1, file->size);
+    ASSERT_MEM_EQ(to, file->data, file->size);
+    world_put(&w, "m/config.json", "[]", 2);
+    ASSERT(refused(&w, qlora__config_export(&w.ctx, "m", "n", "bfloat16"), "object was expected"));
+    ASSERT_EQ(QLORA_OK, put_tensors(&w, "n/s1", shard_1, 2));
+    ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
+    ASSERT_EQ(QLORA_OK, qlora__file_copy(&w.ctx, "m/s2", "n/s2"));
+    ASSERT(refused(&w, qlora__file_copy(&w.ctx, "m/s3", "n/s3"), "m/s3: no such file"));
+    ASSERT_EQ(QLORA_OK, qlora__index_write(&w.ctx, "n", names, shard_of, 2, shards, 40));
+    file = world_slot(w.files, "n/model.safetensors.index.json");
+    ASSERT_EQ(sizeof index - 1, file->size);
+    ASSERT_MEM_EQ(index, file->data, file->size);
+    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.ctx, "n", &f));
+    ASSERT_EQ(2u, f.count);
+    qlora__folder_close(&w.ctx, &f);
+    ASSERT(world_end(&w));
+    PASS();
+}
+
 // ---- bitsandbytes ----
 
 #define STATE(rest)                                                                                \
@@ -1269,67 +1330,69 @@ TEST bnb_refuses_fp4_by_name(void) {
 
 // ---- PEFT ----
 
+static const struct {
+    const char* pattern;
+    const char* text;
+    bool match;
+} pattern_table[] = {
+    {"abc", "abc", true},
+    {"abc", "abcd", false},
+    {"abc", "ab", false},
+    {"", "", true},
+    {"", "a", false},
+    {"a.c", "axc", true},
+    {"a\\.c", "axc", false},
+    {"a|bc|d", "bc", true},
+    {"a|bc|d", "d", true},
+    {"a|bc|d", "abc", false},
+    {"a|bc|d", "c", false},
+    {"x(a|bc)*y", "xabcay", true},
+    {"x(a|bc)*y", "xy", true},
+    {"x(a|bc)*y", "xaby", false},
+    {"x(?:a|b)+y", "xy", false},
+    {"x(?:a|b)+?y", "xbay", true},
+    {"colou?r", "color", true},
+    {"colou?r", "colouur", false},
+    {"(a|)b", "b", true},
+    {"(|a)*b", "aab", true},
+    {"((a*)*)*b", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaac", false},
+    {".*", "", true},
+    {".*\\.(q|v)_proj", "model.layers.0.self_attn.v_proj", true},
+    {".*\\.(q|v)_proj", "model.layers.0.self_attn.k_proj", false},
+    {"[a-c]+", "abcabc", true},
+    {"[a-c]+", "abcd", false},
+    {"[^.]+\\.x", "ab.x", true},
+    {"[^.]+\\.x", "a.b.x", false},
+    {"[]a]+", "a]", true},
+    {"[a\\]]+", "]a", true},
+    {"[a-]+", "-a", true},
+    {"[\\d_]+", "1_2", true},
+    {"\\d{1,}", "123", true},
+    {"\\d{1,}", "", false},
+    {"a{0,1}b{0,}c{1}", "bbc", true},
+    {"\\D\\w\\W", "a1.", true},
+    {"^a$", "a", true},
+    {"b^a", "ba", false},
+    {"a$b", "ab", false},
+    {"\\bq_proj\\b", "q_proj", true},
+    {"q\\b_proj", "q_proj", false},
+    {".*\\bq.*", "a.q", true},
+    // what Unsloth writes
+    {"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
+     "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\.(?:(?:q_proj|up_proj)))",
+     "model.layers.11.mlp.up_proj", true},
+    {"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
+     "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\.(?:(?:q_proj|up_proj)))",
+     "model.layers.11.mlp.down_proj", false},
+};
+
 TEST patterns_match_as_python_does(void) {
-    static const struct {
-        const char* pattern;
-        const char* text;
-        bool match;
-    } table[] = {
-        {"abc", "abc", true},
-        {"abc", "abcd", false},
-        {"abc", "ab", false},
-        {"", "", true},
-        {"", "a", false},
-        {"a.c", "axc", true},
-        {"a\\.c", "axc", false},
-        {"a|bc|d", "bc", true},
-        {"a|bc|d", "d", true},
-        {"a|bc|d", "abc", false},
-        {"a|bc|d", "c", false},
-        {"x(a|bc)*y", "xabcay", true},
-        {"x(a|bc)*y", "xy", true},
-        {"x(a|bc)*y", "xaby", false},
-        {"x(?:a|b)+y", "xy", false},
-        {"x(?:a|b)+?y", "xbay", true},
-        {"colou?r", "color", true},
-        {"colou?r", "colouur", false},
-        {"(a|)b", "b", true},
-        {"(|a)*b", "aab", true},
-        {"((a*)*)*b", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaac", false},
-        {".*", "", true},
-        {".*\\.(q|v)_proj", "model.layers.0.self_attn.v_proj", true},
-        {".*\\.(q|v)_proj", "model.layers.0.self_attn.k_proj", false},
-        {"[a-c]+", "abcabc", true},
-        {"[a-c]+", "abcd", false},
-        {"[^.]+\\.x", "ab.x", true},
-        {"[^.]+\\.x", "a.b.x", false},
-        {"[]a]+", "a]", true},
-        {"[a\\]]+", "]a", true},
-        {"[a-]+", "-a", true},
-        {"[\\d_]+", "1_2", true},
-        {"\\d{1,}", "123", true},
-        {"\\d{1,}", "", false},
-        {"a{0,1}b{0,}c{1}", "bbc", true},
-        {"\\D\\w\\W", "a1.", true},
-        {"^a$", "a", true},
-        {"b^a", "ba", false},
-        {"a$b", "ab", false},
-        {"\\bq_proj\\b", "q_proj", true},
-        {"q\\b_proj", "q_proj", false},
-        {".*\\bq.*", "a.q", true},
-        // what Unsloth writes
-        {"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
-         "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\.(?:(?:q_proj|up_proj)))",
-         "model.layers.11.mlp.up_proj", true},
-        {"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
-         "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\.(?:(?:q_proj|up_proj)))",
-         "model.layers.11.mlp.down_proj", false},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    for (size_t i = 0; i < sizeof pattern_table / sizeof pattern_table[0]; i++) {
         static qlora__re re;
-        qlora__re_compile(&re, table[i].pattern);
-        ASSERTm(table[i].pattern, re.wrong == NULL);
-        ASSERTm(table[i].pattern, qlora__re_match(&re, table[i].text) == table[i].match);
+        qlora__re_compile(&re, pattern_table[i].pattern);
+        ASSERTm(pattern_table[i].pattern, re.wrong == NULL);
+        ASSERTm(pattern_table[i].pattern,
+                qlora__re_match(&re, pattern_table[i].text) == pattern_table[i].match);
     }
     PASS();
 }
@@ -1448,74 +1511,72 @@ TEST peft_selects_modules(void) {
     PASS();
 }
 
+static const struct {
+    const char* config;
+    const char* message;
+} peft_bad[] = {
+    {"", "a value was expected"},
+    {"[]", "a JSON object was expected"},
+    {"{\"target_modules\":[\"q\"]}", "peft_type is missing"},
+    {"{\"peft_type\":\"IA3\",\"target_modules\":[\"q\"]}", "peft_type \"IA3\" is not supported"},
+    {"{\"peft_type\":\"LORA\"}", "target_modules is missing"},
+    {"{\"peft_type\":\"LORA\",\"target_modules\":null}", "target_modules is missing"},
+    {"{\"peft_type\":\"LORA\",\"target_modules\":7}", "target_modules is 7; it must be"},
+    {"{\"peft_type\":\"LORA\",\"target_modules\":[7]}", "target_modules is [7]; it must be"},
+    {"{\"peft_type\":\"LORA\",\"r\":1,\"r\":2,\"target_modules\":[\"q\"]}", "\"r\" stands twice"},
+    {"{\"peft_type\":\"LORA\",\"r\":0,\"target_modules\":[\"q\"]}", "r is 0;"},
+    {"{\"peft_type\":\"LORA\",\"r\":2.5,\"target_modules\":[\"q\"]}", "r is 2.5;"},
+    {"{\"peft_type\":\"LORA\",\"lora_alpha\":-1,\"target_modules\":[\"q\"]}", "lora_alpha is -1;"},
+    {LORA("\"lora_dropout\":1.0,\"target_modules\":[\"q\"]"), "lora_dropout is 1.0;"},
+    {LORA("\"use_dora\":true,\"target_modules\":[\"q\"]"), "use_dora \"true\" is not supported"},
+    {LORA("\"bias\":\"all\",\"target_modules\":[\"q\"]"), "bias \"all\" is not supported"},
+    {LORA("\"modules_to_save\":[\"lm_head\"],\"target_modules\":[\"q\"]"),
+     "modules_to_save \"[\"lm_head\"]\" is not supported"},
+    {LORA("\"fan_in_fan_out\":true,\"target_modules\":[\"q\"]"), "fan_in_fan_out"},
+    {LORA("\"lora_bias\":true,\"target_modules\":[\"q\"]"), "lora_bias"},
+    {LORA("\"trainable_token_indices\":[1],\"target_modules\":[\"q\"]"), "trainable_token_indices"},
+    {LORA("\"layer_replication\":[[0,1]],\"target_modules\":[\"q\"]"), "layer_replication"},
+    {LORA("\"target_parameters\":[\"x\"],\"target_modules\":[\"q\"]"), "target_parameters"},
+    {LORA("\"layers_pattern\":\"h\",\"target_modules\":[\"q\"]"), "layers_pattern \"h\""},
+    {LORA("\"layers_pattern\":[\"h\"],\"target_modules\":[\"q\"]"), "layers_pattern \"h\""},
+    {LORA("\"rank_pattern\":[],\"target_modules\":[\"q\"]"),
+     "rank_pattern is []; it must be an object"},
+    {LORA("\"alpha_pattern\":7,\"target_modules\":[\"q\"]"),
+     "alpha_pattern is 7; it must be an object"},
+};
+
+static const struct {
+    const char* config;
+    const char* message;
+} peft_bad_lookup[] = {
+    {LORA("\"target_modules\":\"(?=x)\""), "the pattern \"(?=x)\" has a (?...) group"},
+    {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_{2}\":1}"),
+     "the pattern \"q_{2}\" has a counted repetition"},
+    {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":0}"),
+     "a rank must be from 1"},
+    {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":\"4\"}"),
+     "a rank must be from 1"},
+    {LORA("\"target_modules\":[\"q_proj\"],\"alpha_pattern\":{\"q_proj\":0}"),
+     "an alpha must be above 0"},
+};
+
 TEST peft_refuses_each_fault(void) {
-    static const struct {
-        const char* config;
-        const char* message;
-    } bad[] = {
-        {"", "a value was expected"},
-        {"[]", "a JSON object was expected"},
-        {"{\"target_modules\":[\"q\"]}", "peft_type is missing"},
-        {"{\"peft_type\":\"IA3\",\"target_modules\":[\"q\"]}",
-         "peft_type \"IA3\" is not supported"},
-        {"{\"peft_type\":\"LORA\"}", "target_modules is missing"},
-        {"{\"peft_type\":\"LORA\",\"target_modules\":null}", "target_modules is missing"},
-        {"{\"peft_type\":\"LORA\",\"target_modules\":7}", "target_modules is 7; it must be"},
-        {"{\"peft_type\":\"LORA\",\"target_modules\":[7]}", "target_modules is [7]; it must be"},
-        {"{\"peft_type\":\"LORA\",\"r\":1,\"r\":2,\"target_modules\":[\"q\"]}",
-         "\"r\" stands twice"},
-        {"{\"peft_type\":\"LORA\",\"r\":0,\"target_modules\":[\"q\"]}", "r is 0;"},
-        {"{\"peft_type\":\"LORA\",\"r\":2.5,\"target_modules\":[\"q\"]}", "r is 2.5;"},
-        {"{\"peft_type\":\"LORA\",\"lora_alpha\":-1,\"target_modules\":[\"q\"]}",
-         "lora_alpha is -1;"},
-        {LORA("\"lora_dropout\":1.0,\"target_modules\":[\"q\"]"), "lora_dropout is 1.0;"},
-        {LORA("\"use_dora\":true,\"target_modules\":[\"q\"]"),
-         "use_dora \"true\" is not supported"},
-        {LORA("\"bias\":\"all\",\"target_modules\":[\"q\"]"), "bias \"all\" is not supported"},
-        {LORA("\"modules_to_save\":[\"lm_head\"],\"target_modules\":[\"q\"]"),
-         "modules_to_save \"[\"lm_head\"]\" is not supported"},
-        {LORA("\"fan_in_fan_out\":true,\"target_modules\":[\"q\"]"), "fan_in_fan_out"},
-        {LORA("\"lora_bias\":true,\"target_modules\":[\"q\"]"), "lora_bias"},
-        {LORA("\"trainable_token_indices\":[1],\"target_modules\":[\"q\"]"),
-         "trainable_token_indices"},
-        {LORA("\"layer_replication\":[[0,1]],\"target_modules\":[\"q\"]"), "layer_replication"},
-        {LORA("\"target_parameters\":[\"x\"],\"target_modules\":[\"q\"]"), "target_parameters"},
-        {LORA("\"layers_pattern\":\"h\",\"target_modules\":[\"q\"]"), "layers_pattern \"h\""},
-        {LORA("\"layers_pattern\":[\"h\"],\"target_modules\":[\"q\"]"), "layers_pattern \"h\""},
-        {LORA("\"rank_pattern\":[],\"target_modules\":[\"q\"]"),
-         "rank_pattern is []; it must be an object"},
-        {LORA("\"alpha_pattern\":7,\"target_modules\":[\"q\"]"),
-         "alpha_pattern is 7; it must be an object"},
-    };
-    static const struct {
-        const char* config;
-        const char* message;
-    } lookup[] = {
-        {LORA("\"target_modules\":\"(?=x)\""), "the pattern \"(?=x)\" has a (?...) group"},
-        {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_{2}\":1}"),
-         "the pattern \"q_{2}\" has a counted repetition"},
-        {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":0}"),
-         "a rank must be from 1"},
-        {LORA("\"target_modules\":[\"q_proj\"],\"rank_pattern\":{\"q_proj\":\"4\"}"),
-         "a rank must be from 1"},
-        {LORA("\"target_modules\":[\"q_proj\"],\"alpha_pattern\":{\"q_proj\":0}"),
-         "an alpha must be above 0"},
-    };
     world w;
     static qlora__peft p;
     qlora__peft_module m;
     world_begin(&w);
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        qlora_result r = qlora__peft_parse(&w.ctx, "adapter_config.json", bad[i].config,
-                                           strlen(bad[i].config), &p);
-        ASSERTm(bad[i].config, refused(&w, r, bad[i].message));
+    for (size_t i = 0; i < sizeof peft_bad / sizeof peft_bad[0]; i++) {
+        qlora_result r = qlora__peft_parse(&w.ctx, "adapter_config.json", peft_bad[i].config,
+                                           strlen(peft_bad[i].config), &p);
+        ASSERTm(peft_bad[i].config, refused(&w, r, peft_bad[i].message));
         ASSERT(strncmp(w.ctx.error, "adapter_config.json: ", 21) == 0);
     }
-    for (size_t i = 0; i < sizeof lookup / sizeof lookup[0]; i++) {
-        ASSERT_EQ(QLORA_OK, qlora__peft_parse(&w.ctx, "adapter_config.json", lookup[i].config,
-                                              strlen(lookup[i].config), &p));
-        ASSERTm(lookup[i].config,
-                refused(&w, qlora__peft_lookup(&w.ctx, &p, Q0, &m), lookup[i].message));
+    for (size_t i = 0; i < sizeof peft_bad_lookup / sizeof peft_bad_lookup[0]; i++) {
+        ASSERT_EQ(QLORA_OK,
+                  qlora__peft_parse(&w.ctx, "adapter_config.json", peft_bad_lookup[i].config,
+                                    strlen(peft_bad_lookup[i].config), &p));
+        ASSERTm(peft_bad_lookup[i].config,
+                refused(&w, qlora__peft_lookup(&w.ctx, &p, Q0, &m), peft_bad_lookup[i].message));
         qlora__peft_close(&w.ctx, &p);
     }
     ASSERT(world_end(&w));
@@ -1791,6 +1852,15 @@ static qlora_result do_write_adapter(world* w) {
     return QLORA_OK;
 }
 
+static qlora_result do_export(world* w) {
+    static const char* const names[] = {"model.a"};
+    static const char* const shards[] = {"s1"};
+    static const uint32_t shard_of[] = {0};
+    QLORA__TRY(qlora__config_export(&w->ctx, "m", "d", "bfloat16"));
+    QLORA__TRY(qlora__file_copy(&w->ctx, "m/config.json", "d/f"));
+    return qlora__index_write(&w->ctx, "d", names, shard_of, 1, shards, 40);
+}
+
 static qlora_result do_write_gguf(world* w) {
     static const qlora__gguf_entry entry = {"x", 2, 6};
     static const float zeros[12];
@@ -2005,21 +2075,22 @@ static int check_model(world* w, const qlora_model_config* c, const qlora__folde
     return nf4;
 }
 
+static const struct {
+    const char* name;
+    qlora_family family;
+    int64_t window;
+    int64_t rank;
+    bool rslora;
+    bool all;
+} fixture_table[] = {{"llama", QLORA_FAMILY_LLAMA, 0, 8, false, true},
+                     {"llama-hd128", QLORA_FAMILY_LLAMA, 0, 0, false, true},
+                     {"llama3-rope", QLORA_FAMILY_LLAMA, 0, 4, false, true},
+                     {"qwen2", QLORA_FAMILY_QWEN2, 0, 16, false, false},
+                     {"qwen3", QLORA_FAMILY_QWEN3, 0, 8, true, true},
+                     {"mistral", QLORA_FAMILY_MISTRAL, 16, 8, false, true},
+                     {"stories260K", QLORA_FAMILY_LLAMA, 0, 8, false, true}};
+
 TEST fixture_folders(void) {
-    static const struct {
-        const char* name;
-        qlora_family family;
-        int64_t window;
-        int64_t rank;
-        bool rslora;
-        bool all;
-    } table[] = {{"llama", QLORA_FAMILY_LLAMA, 0, 8, false, true},
-                 {"llama-hd128", QLORA_FAMILY_LLAMA, 0, 0, false, true},
-                 {"llama3-rope", QLORA_FAMILY_LLAMA, 0, 4, false, true},
-                 {"qwen2", QLORA_FAMILY_QWEN2, 0, 16, false, false},
-                 {"qwen3", QLORA_FAMILY_QWEN3, 0, 8, true, true},
-                 {"mistral", QLORA_FAMILY_MISTRAL, 16, 8, false, true},
-                 {"stories260K", QLORA_FAMILY_LLAMA, 0, 8, false, true}};
     static const char* const parts[] = {"model", "model-bnb4"};
     static const char* const adapters[] = {"adapter0", "adapter20"};
     char path[512];
@@ -2034,12 +2105,12 @@ TEST fixture_folders(void) {
     }
     closedir(dir);
     world_real(&w);
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    for (size_t i = 0; i < sizeof fixture_table / sizeof fixture_table[0]; i++) {
         for (int k = 0; k < 2; k++) {
-            snprintf(rest, sizeof rest, "fixtures/%s/%s", table[i].name, parts[k]);
+            snprintf(rest, sizeof rest, "fixtures/%s/%s", fixture_table[i].name, parts[k]);
             shared_path(path, sizeof path, rest);
             ASSERT_EQm(w.ctx.error, QLORA_OK, qlora__config_read(&w.ctx, path, &c));
-            ASSERT(c.family == table[i].family && c.window == table[i].window);
+            ASSERT(c.family == fixture_table[i].family && c.window == fixture_table[i].window);
             ASSERT(c.quantized == (k == 1) && c.dtype == QLORA_BF16 && c.stop_ids[0] == 2);
             ASSERT_EQm(w.ctx.error, QLORA_OK, qlora__folder_open(&w.ctx, path, &f));
             ASSERT_EQ_FMTm(w.ctx.error, k == 1 ? (int)c.layers * 7 : 0, check_model(&w, &c, &f),
@@ -2048,16 +2119,17 @@ TEST fixture_folders(void) {
         }
         for (int k = 0; k < 2; k++) {
             qlora__peft_module m;
-            snprintf(rest, sizeof rest, "fixtures/%s/%s", table[i].name, adapters[k]);
+            snprintf(rest, sizeof rest, "fixtures/%s/%s", fixture_table[i].name, adapters[k]);
             ASSERT_EQm(w.ctx.error, QLORA_OK,
                        qlora__peft_open(&w.ctx, shared_path(path, sizeof path, rest), &p));
-            ASSERT(p.rslora == table[i].rslora && (table[i].rank == 0 || p.rank == table[i].rank));
+            ASSERT(p.rslora == fixture_table[i].rslora &&
+                   (fixture_table[i].rank == 0 || p.rank == fixture_table[i].rank));
             ASSERT_EQ(QLORA_OK,
                       qlora__peft_find(&w.ctx, &p, Q0, c.heads * c.head_dim, c.hidden, &m));
             ASSERT_EQ(p.rank, m.rank);
             ASSERT_EQ(QLORA_OK, qlora__peft_lookup(&w.ctx, &p, "model.layers.0.mlp.up_proj", &m));
-            ASSERT_EQ(table[i].all ? p.rank : 0, m.rank);
-            ASSERT_EQ((uint32_t)(c.layers * (table[i].all ? 14 : 4)), p.tensors.count);
+            ASSERT_EQ(fixture_table[i].all ? p.rank : 0, m.rank);
+            ASSERT_EQ((uint32_t)(c.layers * (fixture_table[i].all ? 14 : 4)), p.tensors.count);
             qlora__peft_close(&w.ctx, &p);
         }
     }
@@ -2118,6 +2190,7 @@ SUITE(formats_suite) {
     RUN_TEST(json_finds_duplicate_keys);
     RUN_TEST(json_answers_queries);
     RUN_TEST(numbers_are_read_to_the_nearest_double);
+    RUN_TEST(numbers_near_powers_of_two);
     RUN_TEST(numbers_may_be_long);
     RUN_TEST(json_is_written);
     RUN_TEST(safetensors_refuses_each_fault);
@@ -2137,6 +2210,7 @@ SUITE(formats_suite) {
     RUN_TEST(folder_single_file);
     RUN_TEST(folder_shards);
     RUN_TEST(folder_refuses_bad_indexes);
+    RUN_TEST(folder_is_exported);
     RUN_TEST(bnb_reads_both_kinds);
     RUN_TEST(bnb_refuses_each_fault);
     RUN_TEST(bnb_refuses_fp4_by_name);
@@ -2154,6 +2228,7 @@ SUITE(formats_suite) {
     RUN_TESTp(faults_are_survived, "reading a folder", do_read_folder, NULL);
     RUN_TESTp(faults_are_survived, "reading shards", do_read_shards, NULL);
     RUN_TESTp(faults_are_survived, "writing an adapter", do_write_adapter, "a/adapter_config.json");
+    RUN_TESTp(faults_are_survived, "exporting", do_export, "d/f");
     RUN_TESTp(faults_are_survived, "writing GGUF", do_write_gguf, "d/g");
     RUN_TEST(power_cuts_are_survived);
     RUN_TEST(long_paths_are_refused);

@@ -4,5 +4,8 @@
     X(fake_suite)                                                                                   \
     X(runtime_suite)                                                                                \
     X(gemm_suite)                                                                                   \
+    X(nf4_suite)                                                                                    \
+    X(linear_suite)                                                                                 \
     X(ops_suite)                                                                                    \
+    X(attention_suite)                                                                              \
     X(formats_suite)

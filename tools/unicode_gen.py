@@ -7,6 +7,7 @@ Needs Unicode 16.0.0 data: Python 3.14, or `pip install unicodedata2==16.0.0`. T
 that the `tokenizers` library's regular expressions know (checked for every code point). Its
 normaliser knows Unicode 9.0 only, so normalisation leaves what came later alone, as it does: the
 list LATER below holds the combining marks and the composed characters of Unicode 10 to 16.
+Its Punctuation step knows Unicode 8.0: NEW_PUNCT and OLD_PUNCT hold the difference.
 
 The data come from the Unicode Character Database, Copyright (c) 1991-2024 Unicode, Inc.,
 under the Unicode License V3 (SPDX: Unicode-3.0), https://www.unicode.org/license.txt
@@ -29,6 +30,15 @@ LATER = """
 105c9 105e4 11383 11385 1138e 11391 113c5 113c7 113c8 11938 16121-16128 16d68-16d6a
 """
 
+# Punctuation that Unicode 8.0 does not have, and what was punctuation then but is a symbol now.
+NEW_PUNCT = """
+61d 9fd a76 c77 c84 1b4e-1b4f 1b7d-1b7f 2e43-2e4f 2e52-2e5d 10d6e 10ead 10f55-10f59 10f86-10f89
+113d4-113d5 113d7-113d8 1144b-1144f 1145a-1145b 1145d 11660-1166c 116b9 1183b 11944-11946 119e2
+11a3f-11a46 11a9a-11a9c 11a9e-11aa2 11b00-11b09 11be1 11c41-11c45 11c70-11c71 11ef7-11ef8
+11f43-11f4f 11fff 12ff1-12ff2 16d6d-16d6f 16e97-16e9a 16fe2 1e5ff 1e95e-1e95f
+"""
+OLD_PUNCT = "166d"
+
 SPACES = [9, 10, 11, 12, 13, 0x20, 0x85, 0xA0, 0x1680, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
 SPACES += range(0x2000, 0x200B)
 # Symbols that are Alphabetic (Other_Alphabetic outside the marks), hence part of \w.
@@ -37,7 +47,7 @@ ALPHABETIC = [*range(0x24B6, 0x24EA), *range(0x1F130, 0x1F14A), *range(0x1F150, 
 
 # Class numbers, the same as the TEXT__C_ constants of text.h.
 OTHER, UPPER, LOWER, LETTER, MARK, DIGIT, NUMBER, CONNECTOR, PUNCT, SYMBOL, WORD_SYMBOL, SPACE, \
-    JOINER = range(13)
+    JOINER, PUNCT_NEW, SYMBOL_OLD_PUNCT = range(15)
 CLASS = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Mn": MARK, "Mc": MARK,
          "Me": MARK, "Nd": DIGIT, "Nl": DIGIT, "No": NUMBER, "Pc": CONNECTOR, "Pd": PUNCT,
          "Ps": PUNCT, "Pe": PUNCT, "Pi": PUNCT, "Pf": PUNCT, "Po": PUNCT, "Sm": SYMBOL,
@@ -55,12 +65,16 @@ def class_of(c):
         return JOINER
     if c in ALPHABETIC_SET:
         return WORD_SYMBOL
+    if c in NEW_PUNCT_SET:
+        return PUNCT_NEW
+    if u.category(chr(c))[0] == "S" and c in OLD_PUNCT_SET:
+        return SYMBOL_OLD_PUNCT
     return CLASS.get(u.category(chr(c)), OTHER)
 
 
-def later():
+def members(ranges):
     found = set()
-    for word in LATER.split():
+    for word in ranges.split():
         ends = [int(x, 16) for x in word.split("-")]
         found.update(range(ends[0], ends[-1] + 1))
     return found
@@ -81,7 +95,7 @@ def table(kind, name, words):
 
 
 def generate():
-    new = later()
+    new = members(LATER)
     ccc = {c: u.combining(chr(c)) for c in code_points() if u.combining(chr(c)) and c not in new}
     decomposed = {}
     for c in code_points():
@@ -146,5 +160,7 @@ def main():
 
 SPACE_SET = set(SPACES)
 ALPHABETIC_SET = set(ALPHABETIC)
+NEW_PUNCT_SET = members(NEW_PUNCT)
+OLD_PUNCT_SET = members(OLD_PUNCT)
 if __name__ == "__main__":
     main()

@@ -38,6 +38,7 @@ ptx_module* ptx_load(const char* text, char* log, size_t log_size) {
     ptx_parser p;
     memset(&p, 0, sizeof p);
     p.module = (ptx_module*)must_alloc(sizeof *p.module);
+    p.known = (ptx_known*)must_alloc(PTX_KNOWN * sizeof *p.known);
     p.log = log;
     p.log_size = log_size;
     if (log != NULL && log_size > 0) {
@@ -45,6 +46,7 @@ ptx_module* ptx_load(const char* text, char* log, size_t log_size) {
     }
     const bool ok = read_module(&p, text);
     free(p.tokens);
+    free(p.known);
     if (ok) {
         return p.module;
     }

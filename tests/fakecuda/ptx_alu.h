@@ -81,6 +81,10 @@
     X(bfind_s32, "bfind.s32", u32, u32, find_highest(a, 32, true))                                 \
     X(bfind_u64, "bfind.u64", u32, u64, find_highest(a, 64, false))                                \
     X(bfind_s64, "bfind.s64", u32, u64, find_highest(a, 64, true))                                 \
+    X(bfind_top_u32, "bfind.shiftamt.u32", u32, u32, shift_to_top(a, 32, false))                   \
+    X(bfind_top_s32, "bfind.shiftamt.s32", u32, u32, shift_to_top(a, 32, true))                    \
+    X(bfind_top_u64, "bfind.shiftamt.u64", u32, u64, shift_to_top(a, 64, false))                   \
+    X(bfind_top_s64, "bfind.shiftamt.s64", u32, u64, shift_to_top(a, 64, true))                    \
     X(abs_f32, "abs.f32", u32, u32, a & 0x7fffffffu)                                               \
     X(neg_f32, "neg.f32", u32, u32, a ^ 0x80000000u)                                               \
     X(abs_f64, "abs.f64", u64, u64, a << 1 >> 1)                                                   \
@@ -340,14 +344,14 @@ SELECT_OPS(DEFINE_SELECT)
 
 #define ORDERED_COMPARES(X, type)                                                                  \
     X(type, eq, a == b)                                                                            \
-    X(type, ne, a<b || a> b)                                                                       \
+    X(type, ne, (a < b) || (a > b))                                                                \
     X(type, lt, a < b)                                                                             \
     X(type, le, a <= b)                                                                            \
     X(type, gt, a > b)                                                                             \
     X(type, ge, a >= b)
 
 #define UNORDERED_COMPARES(X, type)                                                                \
-    X(type, equ, !(a < b || a > b))                                                                \
+    X(type, equ, !((a < b) || (a > b)))                                                            \
     X(type, neu, a != b)                                                                           \
     X(type, ltu, !(a >= b))                                                                        \
     X(type, leu, !(a > b))                                                                         \
