@@ -200,6 +200,9 @@ static bool warp_arrive(ptx_warp* w, const ptx_insn* in, u32 mask) {
                     "barrier %u is waited for with different thread counts", id);
     }
     barrier->expected = expected;
+    if (in->sub >= BARRIER_POPC) {
+        barrier->votes += lane_count(pred_get(w, in, 2) & mask);
+    }
     barrier->arrived += counted && in->vector ? PTX_LANES : lane_count(mask);
     if (in->sub == BARRIER_ARRIVE) {
         w->now++;
@@ -213,6 +216,19 @@ static bool warp_arrive(ptx_warp* w, const ptx_insn* in, u32 mask) {
     w->waiting |= mask;
     warp_part(w, w->group, w->now + 1);
     return true;
+}
+
+// A lane goes on behind its barrier; bar.red leaves the outcome in its result.
+static void lane_leave(ptx_warp* w, u32 lane, const ptx_barrier* barrier) {
+    const ptx_insn* in = &w->run->kernel->code[w->pc[lane] - 1];
+    w->waiting &= ~(1u << lane);
+    if (in->sub == BARRIER_POPC) {
+        LANES_u32(w, in->arg[3])[lane] = barrier->votes;
+    } else if (in->sub == BARRIER_AND) {
+        pred_put(w, in->arg[3], 1u << lane, barrier->votes == barrier->arrived ? PTX_FULL : 0);
+    } else if (in->sub == BARRIER_OR) {
+        pred_put(w, in->arg[3], 1u << lane, barrier->votes != 0 ? PTX_FULL : 0);
+    }
 }
 
 // Opens the barriers that are complete; true when one was.
@@ -232,11 +248,12 @@ static bool run_open_barriers(ptx_run* run) {
             ptx_warp* w = &run->warps[i];
             for (u32 l = 0; l < PTX_LANES; l++) {
                 if (lane_on(w->waiting, l) && w->barrier[l] == id) {
-                    w->waiting &= ~(1u << l);
+                    lane_leave(w, l, barrier);
                 }
             }
         }
         barrier->arrived = 0;
+        barrier->votes = 0;
         opened = true;
     }
     return opened;
