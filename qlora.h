@@ -10,15 +10,16 @@
 
    CONTENTS  (grep -n '^//@@' qlora.h)
 
-       API        declarations: results, descs, tensors, cache, GEMM, clip, graphs
+       API        declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
        PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
        CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
-       NUMBERS    16-bit floating point and element access
+       NUMBERS    16-bit floating point, element access, NF4
+       FORMATS    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
        DRIVER     CUDA driver and cuBLAS: symbols, device facts, error names
        TENSOR     memory, tensors, copies and fills on the context's stream
        CACHE      kernel registry, PTX for a target, modules, seal, launch
        CONTEXT    creation, backend choice, stream, native handles, description
-       DISPATCH   the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+       DISPATCH   the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
        OPS        operators: the formula, the CPU loop, the launch
        GRAPH      capture, replay, invalidation
 
@@ -107,7 +108,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-//@@ API        - declarations: results, descs, tensors, cache, GEMM, clip, graphs
+//@@ API        - declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
 
 #define QLORA_VERSION_MAJOR 0
 #define QLORA_VERSION_MINOR 1
@@ -429,7 +430,8 @@ typedef enum qlora_path {
     QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
     QLORA_PATH_CPU = 1,
     QLORA_PATH_PTX = 2,
-    QLORA_PATH_CUBLAS = 3
+    QLORA_PATH_CUBLAS = 3,
+    QLORA_PATH_NF4 = 4 // reported only: weights were widened inside the product
 } qlora_path;
 
 typedef struct qlora_gemm_desc {
@@ -469,6 +471,88 @@ QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor*
 QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
 QLORA_API const char* qlora_path_name(qlora_path path);
 
+// ---- NF4 ------------------------------------------------------------------------------------------
+// A frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
+// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
+typedef struct qlora_nf4_desc {
+    int64_t rows;
+    int64_t cols;
+    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
+    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
+    bool plain_scales; // one float a block instead of one byte
+} qlora_nf4_desc;
+
+// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
+typedef struct qlora_nf4 {
+    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
+    float* absmax;         // one a block; NULL unless plain_scales
+    uint8_t* absmax_codes; // one a block; NULL when plain_scales
+    float* absmax_scales;  // one for block2 blocks
+    float* offset;         // one
+    float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
+    int64_t rows;
+    int64_t cols;
+    int32_t block;
+    int32_t block2;
+    bool owns_memory;
+    qlora_tensor memory;
+    qlora_ctx* owner;
+} qlora_nf4;
+
+// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow maps.
+typedef struct qlora_nf4_parts {
+    uint8_t* codes;
+    float* absmax;
+    uint8_t* absmax_codes;
+    float* absmax_scales;
+    float* offset;
+    float* levels; // 16
+    float* map;    // 256
+} qlora_nf4_parts;
+
+// Bytes that a weight of this description takes, 0 when the description is not valid.
+QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
+// The maps are set to bitsandbytes' own; codes and scales are not set.
+QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
+// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
+QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                      const qlora_tensor* memory, qlora_nf4* out);
+QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
+// Both wait for the device. Parts that are NULL stay as they are.
+QLORA_API qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+                                        const qlora_nf4_parts* parts);
+QLORA_API qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+                                          const qlora_nf4_parts* parts);
+// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
+QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                          const qlora_nf4* weight);
+// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
+QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
+                                            const qlora_tensor* out, bool via_bf16);
+
+typedef enum qlora_nf4_flags {
+    QLORA_NF4_AUTO = 0,
+    QLORA_NF4_FUSED = 1,     // the kernel that widens weights on the way: bf16, at most 64 rows
+    QLORA_NF4_UNFUSED = 2,   // dequantise into the scratch, then qlora_gemm
+    QLORA_NF4_PTX = 4,       // the unfused product on our own kernels
+    QLORA_NF4_ACCUMULATE = 8 // y += ...; unfused only
+} qlora_nf4_flags;
+
+// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are the bf16
+// values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight that does not
+// fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
+QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                              const qlora_nf4* w, const qlora_tensor* y,
+                                              uint32_t flags);
+QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                               const qlora_nf4* w, const qlora_tensor* dx,
+                                               uint32_t flags);
+// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
+QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
+                                               const qlora_nf4* w1, const qlora_nf4* w2,
+                                               const qlora_tensor* y1, const qlora_tensor* y2,
+                                               uint32_t flags);
+
 // ---- gradient clip --------------------------------------------------------------------------------
 typedef struct qlora_clip qlora_clip;
 
@@ -489,6 +573,554 @@ typedef struct qlora_clip_info {
 // Waits for the device. group from 0.
 QLORA_API qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
                                        qlora_clip_info* out);
+
+// ---- operators-----------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------ f32 and bf16
+// storage (all tensors of a call in the same one, unless said), f32 arithmetic, rows and columns of
+// any size with zero included, leading dimensions respected. An output may be the very tensor of an
+// input where the comment says so; any other overlap is an error. Vectors are tensors of one row.
+// Gradients that other calls add to (dw) are added to.
+
+// y = silu(x) = x / (1 + e^-x); y may be x. dx = dy silu'(x); dx may be x or dy.
+QLORA_API qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_tensor* y);
+QLORA_API qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx);
+// h = silu(gate) up; h may be gate or up. gate and up may be two column ranges of one buffer.
+QLORA_API qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
+                                            const qlora_tensor* up, const qlora_tensor* h);
+// dgate, dup from dh, and h again where it is not NULL. dgate may be gate, dup up, h dh.
+QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
+                                             const qlora_tensor* gate, const qlora_tensor* up,
+                                             const qlora_tensor* dgate, const qlora_tensor* dup,
+                                             const qlora_tensor* h);
+// y = a b, y = a + b, y = alpha x, y = value; y may be an input.
+QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
+                                   const qlora_tensor* y);
+QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y = x in y's type: f32, bf16, f16, rounded to nearest even.
+QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
+
+// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
+// it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
+QLORA_API qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* w, float eps,
+                                             const qlora_tensor* y);
+// sum = h + delta, rounded to storage, then y = RMSNorm(sum). sum may be h.
+QLORA_API qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
+                                                      const qlora_tensor* delta,
+                                                      const qlora_tensor* w, float eps,
+                                                      const qlora_tensor* sum,
+                                                      const qlora_tensor* y);
+// dx = dres + (RMSNorm backward of dy at x); dres may be NULL, dx may be dy or dres. Where dw (f32,
+// as wide as w) is not NULL the weight's gradient is added to it; then dx must be neither dy nor x.
+QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                              const qlora_tensor* x, const qlora_tensor* w,
+                                              float eps, const qlora_tensor* dres,
+                                              const qlora_tensor* dx, const qlora_tensor* dw);
+
+typedef enum qlora_rope_type {
+    QLORA_ROPE_DEFAULT = 0,
+    QLORA_ROPE_LINEAR,
+    QLORA_ROPE_LLAMA3,
+    QLORA_ROPE_YARN
+} qlora_rope_type;
+
+// How a model scales its rotary frequencies; the names are those of config.json.
+typedef struct qlora_rope_desc {
+    qlora_rope_type type;
+    double theta;                 // 0 = 10000
+    double factor;                // 0 = 1
+    double low_freq_factor;       // llama3; 0 = 1
+    double high_freq_factor;      // llama3; 0 = 4
+    double original_max_position; // llama3, yarn: original_max_position_embeddings; 0 = error
+    double beta_fast;             // yarn; 0 = 32
+    double beta_slow;             // yarn; 0 = 1
+    double attention_factor;      // yarn, on cosine and sine; 0 = from factor and mscale
+    double mscale;                // yarn; 0 = not given
+    double mscale_all_dim;        // yarn; 0 = not given
+    bool no_truncate;             // yarn: "truncate": false
+} qlora_rope_desc;
+
+// Fills out[positions][head_dim]: cosines of the head_dim / 2 frequencies, then their sines. Host
+// memory, no context; a bad desc or an odd head_dim gives QLORA_ERR_ARGUMENT.
+QLORA_API qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim,
+                                        int64_t positions, float* out);
+// Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
+// by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
+// [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no
+// bias). A position outside the table is an error; on CUDA it leaves the row alone and writes 1 to
+// flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                          const qlora_tensor* positions, const qlora_tensor* table,
+                                          const qlora_tensor* bias, const qlora_tensor* flag);
+QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
+                                           const qlora_tensor* positions, const qlora_tensor* table,
+                                           const qlora_tensor* flag);
+
+// Attention in pieces. split: x [S, H*d] -> y, a batch of H [S, d]; join the other way round; any
+// 16- or 32-bit type. transpose: y[b] = x[b]^T.
+QLORA_API qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x,
+                                         const qlora_tensor* y);
+QLORA_API qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x,
+                                        const qlora_tensor* y);
+QLORA_API qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x,
+                                       const qlora_tensor* y);
+// s[b, q, k] = scale s, or -3e38 where query q, the (cols - rows + q)-th position, may not see key
+// k: later keys if causal, and keys `window` or more positions back if window > 0. In place.
+QLORA_API qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale,
+                                         bool causal, int64_t window);
+// y = softmax of each row; y may be x. dx = y (dy - sum(y dy)); dx may be dy or y.
+QLORA_API qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* y);
+QLORA_API qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y,
+                                              const qlora_tensor* dy, const qlora_tensor* dx);
+
+// y[t] = table[ids[t]]; table f32, bf16 or f16, ids I32 [1, T]. An id outside the table is an
+// error; on CUDA it gives a row of zeros and writes 1 to flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
+                                   const qlora_tensor* ids, const qlora_tensor* y,
+                                   const qlora_tensor* flag);
+
+// Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
+// losses.
+typedef struct qlora_cross_entropy_args {
+    const qlora_tensor* logits;
+    const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
+    const qlora_tensor* weights; // f32 [1, R], per row
+    const qlora_tensor* scale;   // f32, one: multiplies the gradient, not the loss
+    const qlora_tensor* losses;  // f32 [1, R]: weight (log sum e^x - x[label])
+    const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
+    const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
+    bool forward_only;           // leave the logits; otherwise they become their gradient
+} qlora_cross_entropy_args;
+QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args);
+// ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
+QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
+
+// AdamW as torch.optim.AdamW, over one flat f32 arena. The state lives in the backend's memory, so
+// that a captured update sees each step's own values.
+typedef struct qlora_adamw_state {
+    double lr; // the host writes the first five
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    int64_t updates;  // applied so far: the t of the bias corrections
+    int64_t skipped;  // left out so far, because a gradient was not finite
+    int32_t skip;     // the latest one was left out
+    float derived[7]; // private
+} qlora_adamw_state;
+
+// Part of the arena with its own decay factor and its own scale of the shadow copy.
+typedef struct qlora_adamw_range {
+    int64_t begin; // element; vector speed wants a multiple of 4
+    int64_t count;
+    float decay;        // times weight_decay: 1, or 0 for norm weights
+    float shadow_scale; // shadow = shadow_scale * parameter
+} qlora_adamw_range;
+
+typedef struct qlora_adamw_args {
+    const qlora_tensor* param;      // f32 [1, n]
+    const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
+    const qlora_tensor* m;          // f32 [1, n]
+    const qlora_tensor* v;          // f32 [1, n]
+    const qlora_tensor* shadow;     // bf16 or f32 [1, n], or NULL
+    const qlora_tensor* ranges;     // U8: qlora_adamw_range[count], disjoint, inside [0, n)
+    const qlora_tensor* state;      // U8: one qlora_adamw_state
+    const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
+    const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
+    int64_t longest_range;          // elements of the longest range; 0 = n
+} qlora_adamw_args;
+// advance counts the update (or the skip) and forms the corrections, then every range is updated.
+QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args);
+// shadow = shadow_scale * param in every range: after parameters were set. Uses param, shadow,
+// ranges.
+QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args);
+
+// y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
+// (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
+// pass, after a resume and when a batch is cut differently. y may be x.
+typedef struct qlora_dropout_args {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+    const qlora_tensor* positions; // I32 [1, rows]
+    const qlora_tensor* sequences; // I32 [1, rows]
+    const qlora_tensor* state;     // I32 [1, 4]: seed low, seed high, step, 0
+    float p;                       // 0 <= p < 1
+    int32_t layer;                 // 0 .. 2^23 - 1
+    int32_t projection;            // 0 .. 255
+    bool accumulate;
+} qlora_dropout_args;
+QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
+
+// ---- LoRA linear ----------------------------------------------------------------------------------
+// y_i = x W_i^T + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate
+// and up, or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
+#define QLORA_LINEAR_PARTS 3
+
+typedef struct qlora_linear_part {
+    int64_t out;
+    int64_t rank;
+    float scale;                // s_i
+    int32_t projection;         // its number in the dropout's counter
+    const qlora_nf4* nf4;       // the frozen weight [out, in]: this
+    const qlora_tensor* dense;  // or this, in x's type
+    const qlora_tensor* bias;   // [1, out] in x's type, or NULL
+    const qlora_tensor* a;      // A_i [rank, in] in x's type
+    const qlora_tensor* sb;     // s_i B_i [out, rank] in x's type
+    const qlora_tensor* da;     // f32 [rank, in]; needed by backward
+    const qlora_tensor* db;     // f32 [out, rank], the gradient of B_i itself
+} qlora_linear_part;
+
+// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's type of
+// [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one large product
+// each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through the scratch part by part.
+typedef struct qlora_linear {
+    int64_t in;
+    int32_t count;
+    qlora_linear_part parts[QLORA_LINEAR_PARTS];
+    const qlora_tensor* operand; // or NULL
+    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest unused.
+    float dropout;
+    int32_t layer;
+    const qlora_tensor* positions; // as qlora_dropout has them
+    const qlora_tensor* sequences;
+    const qlora_tensor* state;
+} qlora_linear;
+
+typedef enum qlora_linear_flags {
+    QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
+    QLORA_LINEAR_ADAPTERS = 2, // place: A, sB and the zeros around them
+    QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
+} qlora_linear_flags;
+
+QLORA_API int64_t qlora_linear_out(const qlora_linear* linear); // sum of the parts' out
+QLORA_API int64_t qlora_linear_pad(const qlora_linear* linear);
+// Fills the operand: the weights when they are not there yet, the adapters after every update.
+QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags);
+// x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
+QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear,
+                                            const qlora_tensor* x, const qlora_tensor* y);
+// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is not
+// wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
+QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+                                             const qlora_tensor* x, const qlora_tensor* dy,
+                                             const qlora_tensor* dx, uint32_t flags);
+
+// ---- attention ----------------------------------------------------------------------------------
+typedef struct qlora_attention_desc {
+    int64_t heads;
+    int64_t kv_heads; // 0 = heads; must divide them
+    int64_t head_dim; // 1 to 256
+    int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
+    float scale;    // above 0; 0 = 1 / sqrt(head_dim)
+    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with. The n
+    // sequences then have tokens / n tokens each, seqs is not read and lse not touched; the scratch
+    // holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    bool unfused;
+} qlora_attention_desc;
+
+// Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
+// kv_heads * head_dim], all f32 or all bf16; windows of one packed buffer will do. seqs: i32 [1, n
+// + 1], ascending token offsets from 0 of n sequences; unused entries repeat the last one, so one n
+// serves any packing. Tokens after the last sequence get zeros. lse: f32 [heads, tokens], rows
+// without gaps.
+QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                               const qlora_tensor* q, const qlora_tensor* k,
+                                               const qlora_tensor* v, const qlora_tensor* seqs,
+                                               const qlora_tensor* o, const qlora_tensor* lse);
+// Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
+// token.
+QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                                const qlora_tensor* q, const qlora_tensor* k,
+                                                const qlora_tensor* v, const qlora_tensor* seqs,
+                                                const qlora_tensor* o, const qlora_tensor* lse,
+                                                const qlora_tensor* d_o, const qlora_tensor* dq,
+                                                const qlora_tensor* dk, const qlora_tensor* dv);
+
+// ---- models ---------------------------------------------------------------------------------------
+#define QLORA_MAX_LAYERS 256
+#define QLORA_MAX_STOP_IDS 16
+
+typedef enum qlora_family {
+    QLORA_FAMILY_NONE = 0,
+    QLORA_FAMILY_LLAMA,
+    QLORA_FAMILY_MISTRAL,
+    QLORA_FAMILY_QWEN2,
+    QLORA_FAMILY_QWEN3
+} qlora_family;
+
+typedef struct qlora_model_config {
+    qlora_family family;
+    int64_t vocab;
+    int64_t hidden;
+    int64_t intermediate;
+    int64_t layers;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t max_positions;
+    double rms_eps;
+    qlora_rope_desc rope;         // layers with full attention; nothing left to default
+    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
+    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
+    bool tied;      // the output head is the embedding
+    bool qkv_bias;
+    bool o_bias;
+    bool mlp_bias;
+    bool qk_norm;
+    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
+    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
+    int32_t bos_id; // -1 = none
+    int32_t pad_id; // -1 = none
+    int32_t stop_count;
+    int32_t stop_ids[QLORA_MAX_STOP_IDS];
+    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
+} qlora_model_config;
+
+// What a model computes in. Weights keep their own format.
+typedef enum qlora_mode {
+    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
+    QLORA_MODE_F32 = 1,  // exact fp32, where correctness is proved
+    QLORA_MODE_TF32 = 2, // fp32 storage, forward products on TF32
+    QLORA_MODE_BF16 = 3
+} qlora_mode;
+
+typedef enum qlora_target { // the projections of a layer, one bit each
+    QLORA_TARGET_Q = 1,
+    QLORA_TARGET_K = 2,
+    QLORA_TARGET_V = 4,
+    QLORA_TARGET_O = 8,
+    QLORA_TARGET_GATE = 16,
+    QLORA_TARGET_UP = 32,
+    QLORA_TARGET_DOWN = 64,
+    QLORA_TARGET_ALL = 127
+} qlora_target;
+
+// Long calls tell how far they are; false stops them with QLORA_ERR_STOPPED.
+typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
+
+typedef struct qlora_model_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
+    const qlora_model_config* config; // only without dir
+    uint64_t seed;                    // of random weights and of new adapters
+    float weight_std;                 // of random weights; 0 = 0.02
+    qlora_base_format base;           // NF4; a folder's own 4-bit tensors stay as they are
+    bool single_quant;                // keep fp32 scales instead of quantising them, too
+    qlora_mode mode;                  // AUTO
+    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
+    int32_t rank;        // 0 = 16; negative = no adapters
+    float alpha;         // 0 = 2 * rank
+    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
+    float dropout;       // of the adapters' input; 0 = none
+    uint32_t targets;    // qlora_target bits; 0 = all seven
+    bool train_norms;    // the RMSNorm weights are trained, too
+    qlora_progress_fn progress;
+    void* progress_user;
+    uint32_t reserved_must_be_zero1;
+} qlora_model_desc;
+
+typedef enum qlora_schedule {
+    QLORA_SCHEDULE_COSINE = 0, // to zero at total_steps
+    QLORA_SCHEDULE_LINEAR = 1, // to zero at total_steps
+    QLORA_SCHEDULE_CONSTANT = 2
+} qlora_schedule;
+
+typedef enum qlora_choice { QLORA_CHOICE_AUTO = 0, QLORA_CHOICE_ON = 1, QLORA_CHOICE_OFF = 2 } qlora_choice;
+
+typedef struct qlora_train_desc {
+    uint32_t reserved_must_be_zero0;
+    int64_t tokens;          // most tokens of one micro-batch; 0 = 2048
+    int64_t max_sequences;   // most sequences of one micro-batch; 0 = tokens / 8, at least 1
+    int64_t max_length;      // longest sequence; 0 = tokens
+    double lr;               // 0 = 2e-4; negative = 0
+    double beta1;            // 0 = 0.9
+    double beta2;            // 0 = 0.999
+    double eps;              // 0 = 1e-8
+    double weight_decay;     // 0 = none
+    double max_norm;         // 0 = 1; negative = no clipping
+    qlora_schedule schedule; // cosine
+    int64_t warmup_steps;    // linear from 0
+    int64_t total_steps;     // 0 = schedule stays at lr after the warm-up
+    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as many as the budget demands
+    qlora_choice cache;      // 16-bit copies of 4-bit weights: AUTO = where the budget has room
+    int64_t head_chunk;      // rows of logits at a time; 0 = 1024, or fewer for few tokens
+    uint64_t seed;           // of the dropout
+    bool eager;              // no CUDA graphs
+    bool require_graph;      // a failed capture is an error instead of a fallback
+    bool no_training;        // evaluation and generation only: no gradients, no optimizer
+    int64_t generate_tokens; // longest text of qlora_generate; 0 = none
+    uint32_t reserved_must_be_zero1;
+} qlora_train_desc;
+
+// What a plan is made for; zero = the context's own device, all the memory that is free there.
+typedef struct qlora_budget {
+    uint64_t bytes;
+    int32_t capability; // 90 is 9.0
+    int32_t multiprocessors;
+} qlora_budget;
+
+typedef struct qlora_plan {
+    qlora_model_config config;
+    qlora_mode mode;
+    // Bytes in one arena, to the byte.
+    uint64_t base;        // frozen weights, embedding, head, norms, tables
+    uint64_t cache;       // 16-bit copies of 4-bit weights
+    uint64_t adapters;    // parameters and their 16-bit shadow
+    uint64_t optimizer;   // gradients, moments, clip tables
+    uint64_t activations; // kept between forward and backward
+    uint64_t workspace;   // shared by the layers
+    uint64_t head;        // logits of a chunk and what goes with them
+    uint64_t generation;  // key/value cache
+    uint64_t batches;     // what a micro-batch brings along
+    uint64_t total;
+    uint64_t context;     // scratch and cuBLAS workspace that the context holds already
+    int64_t tokens;
+    int64_t max_sequences;
+    int64_t max_length;
+    int64_t head_chunk;
+    int64_t parameters;   // that are trained
+    uint8_t recompute[QLORA_MAX_LAYERS]; // 1: only the layer's input is kept
+    uint8_t cached[QLORA_MAX_LAYERS];    // 1: its weights have a 16-bit copy
+    int64_t recompute_layers;
+    int64_t cached_layers;
+} qlora_plan;
+
+// Needs no GPU: a CPU context plans for any device. Refuses what cannot fit and says what would.
+QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                                       const qlora_train_desc* train, const qlora_budget* budget,
+                                       qlora_plan* out);
+// The plan as a table for people. Returns the bytes needed with the final NUL.
+QLORA_API size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size);
+// Reads config.json (and generation_config.json) of a folder.
+QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
+
+typedef struct qlora_model qlora_model;
+typedef struct qlora_trainer qlora_trainer;
+
+// Compiles, allocates the plan's arena, runs every planned product once, seals the kernel cache, and
+// only then loads the weights. train NULL = evaluation only, with its defaults.
+QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                        const qlora_train_desc* train, const qlora_plan* plan,
+                                        qlora_model** out);
+QLORA_API qlora_result qlora_model_close(qlora_model* model);
+QLORA_API const qlora_plan* qlora_model_plan(const qlora_model* model);
+QLORA_API qlora_ctx* qlora_model_ctx(const qlora_model* model);
+
+// What is trained, tensor by tensor, in PEFT's names, shapes and order: A [rank, in], B [out, rank].
+typedef struct qlora_parameter {
+    char name[192];
+    int64_t rows;
+    int64_t cols;
+} qlora_parameter;
+QLORA_API int64_t qlora_model_parameters(const qlora_model* model);
+QLORA_API qlora_result qlora_model_parameter(qlora_model* model, int64_t index, qlora_parameter* out);
+// rows * cols floats; both wait for the device.
+QLORA_API qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out);
+QLORA_API qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index, const float* in);
+// Without adapters the bare base answers; training needs them on.
+QLORA_API qlora_result qlora_model_use_adapters(qlora_model* model, bool on);
+
+// ---- training -------------------------------------------------------------------------------------
+// Sequences one behind the other. Labels are those of the tokens themselves, as transformers has them:
+// the loss of token i is that of predicting labels[i + 1], inside its sequence; -100 = not trained.
+typedef struct qlora_batch {
+    const int32_t* ids;
+    const int32_t* labels;
+    const float* weights;     // per label, as labels; NULL = 1
+    const int32_t* lengths;   // tokens of each sequence
+    const int32_t* sequences; // number of each sequence in the data (for dropout); NULL = 0, 1, ...
+    int64_t count;            // of sequences
+} qlora_batch;
+// Sum of the weights of a batch's labels: what counts towards total_labels.
+QLORA_API double qlora_batch_labels(const qlora_batch* batch);
+
+QLORA_API qlora_result qlora_trainer_create(qlora_model* model, qlora_trainer** out);
+QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
+// Adds one micro-batch's gradients; total_labels = sum of qlora_batch_labels over the whole step, so that
+// any split gives the same step. Does not wait for the device.
+QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
+                                         double total_labels);
+// Clips, updates, zeroes the gradients, and advances the schedule. Does not wait either.
+QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
+
+typedef struct qlora_train_info {
+    int64_t step;       // updates asked for so far, skipped ones included
+    int64_t skipped;    // left out because a gradient was not finite
+    bool last_skipped;
+    double loss;        // of the last step: mean over its labels
+    double labels;      // their weight
+    int64_t tokens;     // of the last step
+    float grad_norm;    // before clipping
+    double lr;          // used by the last step
+    bool graphs;        // steps are replayed graphs
+    int64_t waits;      // times the host waited for a free staging slot
+} qlora_train_info;
+// Waits for the last step: the only call of a step that does.
+QLORA_API qlora_result qlora_train_info_read(qlora_trainer* trainer, qlora_train_info* out);
+// Gradient of parameter index, as accumulated since the last update.
+QLORA_API qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, float* out);
+
+typedef struct qlora_eval_info {
+    double loss;   // sum of weighted losses
+    double labels; // sum of weights
+    int64_t tokens;
+} qlora_eval_info;
+// Forward only, adapters as they are used. Waits.
+QLORA_API qlora_result qlora_eval(qlora_trainer* trainer, const qlora_batch* batch,
+                                  qlora_eval_info* out);
+// Logits of every token, tokens * vocab floats. For tests and tools; waits.
+QLORA_API qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch, float* out);
+
+// Adapter, optimizer state, step, random state and what the caller wants back (a data position), in one
+// folder, replaced atomically: a crash leaves the old checkpoint or the new one.
+QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir,
+                                             const void* position, size_t position_bytes);
+// position gets what was saved; *position_bytes is its room, then its size.
+QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
+                                             size_t* position_bytes);
+
+// ---- adapters ---------------------------------------------------------------------------------------
+// PEFT folder: adapter_config.json and adapter_model.safetensors. base_name goes into the config.
+QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name);
+QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir);
+// llama.cpp's adapter file.
+QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path);
+
+typedef enum qlora_merge_base {
+    QLORA_MERGE_ORIGINAL = 0, // onto the folder's own weights
+    QLORA_MERGE_TRAINED = 1   // onto what the 4-bit weights stand for, which is what was trained on
+} qlora_merge_base;
+// The folder's model with the adapter merged in, as safetensors shards of at most shard_bytes (0 = 5 GB)
+// in dtype (BF16, F16, F32), with its config.json. Streams: one tensor in memory at a time.
+QLORA_API qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
+                                        qlora_merge_base base, uint64_t shard_bytes,
+                                        qlora_progress_fn progress, void* user);
+
+// ---- generation -------------------------------------------------------------------------------------
+typedef struct qlora_generate_desc {
+    uint32_t reserved_must_be_zero0;
+    const int32_t* prompt;
+    int64_t prompt_tokens;
+    int64_t max_tokens;    // new ones; 0 = as many as the plan's generate_tokens leave
+    float temperature;     // 0 = greedy
+    int32_t top_k;         // 0 = all
+    float top_p;           // 0 = all
+    uint64_t seed;
+    const int32_t* stops;  // NULL = the model's own; -1 as the only one = none
+    int32_t stop_count;
+    uint32_t reserved_must_be_zero1;
+} qlora_generate_desc;
+// Called with each new token; false stops (which is no error).
+typedef bool (*qlora_token_fn)(void* user, int32_t token);
+QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
+                                      qlora_token_fn fn, void* user);
 
 // ---- graphs ---------------------------------------------------------------------------------------
 typedef struct qlora_graph qlora_graph;
@@ -1577,7 +2209,7 @@ static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_
     memcpy(out, c, sizeof c);
 }
 
-//@@ NUMBERS    - 16-bit floating point and element access
+//@@ NUMBERS    - 16-bit floating point, element access, NF4
 
 static uint32_t qlora__bits(float x) {
     uint32_t u;
@@ -1867,6 +2499,4059 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
     }
     return QLORA_OK;
 }
+
+// ---- NF4 ------------------------------------------------------------------------------------------
+// 4-bit NormalFloat with block-wise scales, byte for byte as bitsandbytes stores it. Element e of a
+// matrix without gaps lies in block e / block; a block may straddle rows, the last may be short.
+//   absmax[b] = max |w| of the block
+//   code[e]   = number of thresholds below w[e] * inv, inv = 1 / max(absmax[b], 1e-38)
+//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the type that is asked for
+// Byte i holds element 2i in its high half and 2i + 1 in its low half; after an odd count the last half
+// is 7, the code of zero. Double quantisation keeps one byte a block instead of absmax, in groups:
+//   offset    = f32(sum of absmax) * f32(1 / blocks)
+//   scale[g]  = max(max |absmax - offset|, 1e-38)
+//   q[b]      = entry of a map of 256 that is nearest to (absmax[b] - offset) * (1 / scale[g])
+//   absmax[b] = map[q[b]] * scale[g] + offset, each operation rounded
+// Every operation is a single f32 one, so CPU and GPU agree in every bit. bitsandbytes' own CUDA kernels
+// use an approximate reciprocal and may differ by one code at a threshold, and store 0 instead of 7 for
+// a block of zeros.
+
+#define QLORA__NF4_SMALLEST 1e-38f
+#define QLORA__NF4_MAPS 272 // 16 levels, then the map of the scales
+
+static const float qlora__nf4_levels[16] = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+
+static const float qlora__nf4_thresholds[15] = {
+    -0.8480963706970215f,
+    -0.6106328964233398f,
+    -0.4599952697753906f,
+    -0.33967941999435425f,
+    -0.23460739850997925f,
+    -0.13791173696517944f,
+    -0.045525018125772476f,
+    0.03979014977812767f,
+    0.120255246758461f,
+    0.2035212516784668f,
+    0.2920137643814087f,
+    0.3893125355243683f,
+    0.5016634464263916f,
+    0.6427869200706482f,
+    0.8614784479141235f,
+};
+
+// The 16 levels and the signed dynamic map: for i = 0 ... 6 the middles between 2^i + 1 points spread
+// evenly over [0.1, 1], times 10^(i-6), with both signs; 0; and 1. The points are computed as torch's
+// linspace does (from both ends, each one multiply-add), because files carry those very bits; a file's
+// own map replaces this one.
+static void qlora__nf4_default_maps(float* maps) {
+    static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    memcpy(maps, qlora__nf4_levels, sizeof qlora__nf4_levels);
+    float* middle = maps + 16 + 127; // the entry that is zero
+    middle[0] = 0.0f;
+    middle[128] = 1.0f;
+    int at = 0;
+    for (int i = 0; i < 7; i++) {
+        int points = (1 << i) + 1;
+        float step = (1.0f - 0.1f) / (float)(points - 1);
+        float before = 0.1f;
+        for (int j = 1; j < points; j++) {
+            // In double the product and the sum are exact, so this rounds once.
+            float here = j < points / 2
+                             ? (float)((double)0.1f + (double)step * (double)j)
+                             : (float)(1.0 - (double)step * (double)(points - 1 - j));
+            float value = (before + here) / 2.0f * powers[i];
+            at++;
+            middle[at] = value;
+            middle[-at] = -value;
+            before = here;
+        }
+    }
+}
+
+static uint32_t qlora__nf4_code(float x) {
+    uint32_t code = 0;
+    for (int i = 0; i < 15; i++) {
+        code += x > qlora__nf4_thresholds[i] ? 1u : 0u;
+    }
+    return code;
+}
+
+// Quantises blocks [first, last) of n elements.
+static void qlora__nf4_quantise_blocks(const void* w, qlora_dtype dtype, int64_t n, int64_t block,
+                                       uint8_t* codes, float* absmax, int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; b++) {
+        int64_t begin = b * block;
+        int64_t end = qlora__min(n, begin + block);
+        float most = 0.0f;
+        for (int64_t e = begin; e < end; e++) {
+            float x = fabsf((float)qlora__load(w, dtype, e));
+            most = x > most ? x : most;
+        }
+        float inv = 1.0f / (most > QLORA__NF4_SMALLEST ? most : QLORA__NF4_SMALLEST);
+        for (int64_t e = begin; e < end; e += 2) {
+            uint32_t high = qlora__nf4_code((float)qlora__load(w, dtype, e) * inv);
+            uint32_t low = 7;
+            if (e + 1 < end) {
+                low = qlora__nf4_code((float)qlora__load(w, dtype, e + 1) * inv);
+            }
+            codes[e / 2] = (uint8_t)(high << 4 | low);
+        }
+        absmax[b] = most;
+    }
+}
+
+// 1024 sums in f64, as the kernel's threads have them, folded in halves.
+static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
+    double sums[1024];
+    memset(sums, 0, sizeof sums);
+    for (int64_t b = 0; b < blocks; b++) {
+        sums[b % 1024] += (double)absmax[b];
+    }
+    for (int half = 512; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            sums[i] += sums[i + half];
+        }
+    }
+    return blocks > 0 ? (float)sums[0] * (1.0f / (float)blocks) : 0.0f;
+}
+
+// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x; in
+// the middle between the two the last entry of the bisection stays.
+static int qlora__nf4_nearest(const float* map, float x) {
+    int at = 127;
+    int below = 0;
+    int above = 255;
+    for (int step = 64; step > 0; step /= 2) {
+        if (x > map[at]) {
+            below = at;
+            at += step;
+        } else {
+            above = at;
+            at -= step;
+        }
+    }
+    if (x > map[at]) {
+        return x > (map[above] + map[at]) * 0.5f ? above : at;
+    }
+    return x < (map[below] + map[at]) * 0.5f ? below : at;
+}
+
+static void qlora__nf4_quantise_scales(const float* absmax, int64_t blocks, int64_t group, float offset,
+                                       const float* map, uint8_t* q, float* scales) {
+    for (int64_t begin = 0; begin < blocks; begin += group) {
+        int64_t end = qlora__min(blocks, begin + group);
+        float most = QLORA__NF4_SMALLEST;
+        for (int64_t b = begin; b < end; b++) {
+            float x = fabsf(absmax[b] - offset);
+            most = x > most ? x : most;
+        }
+        float inv = 1.0f / most;
+        for (int64_t b = begin; b < end; b++) {
+            q[b] = (uint8_t)qlora__nf4_nearest(map, (absmax[b] - offset) * inv);
+        }
+        scales[begin / group] = most;
+    }
+}
+
+// The scale of block b. volatile keeps a compiler from fusing the product and the sum.
+static float qlora__nf4_absmax(const qlora_nf4* w, int64_t b) {
+    if (w->absmax != NULL) {
+        return w->absmax[b];
+    }
+    volatile float product = w->maps[16 + w->absmax_codes[b]] * w->absmax_scales[b / w->block2];
+    return product + w->offset[0];
+}
+
+static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
+    uint32_t byte = codes[e / 2];
+    return e % 2 != 0 ? byte & 15u : byte >> 4;
+}
+
+//@@ FORMATS    - JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
+
+#ifndef QLORA_NO_MODEL
+
+// Every reader below takes bytes it does not trust. It either gives a value that obeys every rule
+// of its format or returns an error whose text names the file and the fault; it never reads outside
+// the bytes it was given. Nothing here knows about devices.
+
+#define QLORA__PATH_ROOM 4096
+
+// Joins a folder and a file name into `out` (QLORA__PATH_ROOM bytes).
+static qlora_result qlora__path_join(qlora_ctx* ctx, const char* dir, const char* name, char* out) {
+    size_t a = strlen(dir);
+    size_t b = strlen(name);
+    if (a + b + 2 > QLORA__PATH_ROOM) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "path of %.60s... and %.60s is longer than %d",
+                           dir, name, QLORA__PATH_ROOM);
+    }
+    memcpy(out, dir, a);
+    if (a > 0 && dir[a - 1] != '/') {
+        out[a] = '/';
+        a++;
+    }
+    memcpy(out + a, name, b + 1);
+    return QLORA_OK;
+}
+
+// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+static qlora_result qlora__file_exists(qlora_ctx* ctx, const char* path, bool* out) {
+    void* file = NULL;
+    int code = ctx->desc.files.open(path, QLORA_FILE_READ, &file, ctx->desc.files.user);
+    if (code != 0 && code != ENOENT) {
+        return qlora__fail(ctx, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                           qlora__errno_text(code), code);
+    }
+    if (code == 0) {
+        ctx->desc.files.close(file, ctx->desc.files.user);
+    }
+    *out = code == 0;
+    return QLORA_OK;
+}
+
+// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
+// `less` is a strict total order.
+typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
+
+static void qlora__sort_sift(uint32_t* index, size_t root, size_t count, qlora__less_fn less,
+                             const void* user) {
+    for (;;) {
+        size_t child = 2 * root + 1;
+        if (child >= count) {
+            return;
+        }
+        if (child + 1 < count && less(user, index[child], index[child + 1])) {
+            child++;
+        }
+        if (!less(user, index[root], index[child])) {
+            return;
+        }
+        uint32_t swap = index[root];
+        index[root] = index[child];
+        index[child] = swap;
+        root = child;
+    }
+}
+
+static void qlora__sort(uint32_t* index, size_t count, qlora__less_fn less, const void* user) {
+    for (size_t i = count / 2; i > 0; i--) {
+        qlora__sort_sift(index, i - 1, count, less, user);
+    }
+    for (size_t i = count; i > 1; i--) {
+        uint32_t swap = index[0];
+        index[0] = index[i - 1];
+        index[i - 1] = swap;
+        qlora__sort_sift(index, 0, i - 1, less, user);
+    }
+}
+
+// ---- checksum
+
+// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
+// bijection of the state for a given word and of the word for a given state, so damage inside one
+// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
+typedef struct qlora__hash {
+    uint64_t state;
+    uint64_t bytes;
+    uint64_t word; // bytes that do not fill a word yet, little-endian
+} qlora__hash;
+
+static void qlora__hash_begin(qlora__hash* h) {
+    h->state = 0x9E3779B97F4A7C15u;
+    h->bytes = 0;
+    h->word = 0;
+}
+
+static uint64_t qlora__hash_mix(uint64_t state, uint64_t word) {
+    state = (state ^ word) * 0xD6E8FEB86659FD93u;
+    return state ^ (state >> 32);
+}
+
+static void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
+    const uint8_t* p = (const uint8_t*)data;
+    while (size > 0) {
+        unsigned filled = (unsigned)(h->bytes & 7);
+        if (filled == 0 && size >= 8) {
+            uint64_t word = 0;
+            for (unsigned i = 0; i < 8; i++) {
+                word |= (uint64_t)p[i] << (8 * i);
+            }
+            h->state = qlora__hash_mix(h->state, word);
+            h->bytes += 8;
+            p += 8;
+            size -= 8;
+            continue;
+        }
+        h->word |= (uint64_t)p[0] << (8 * filled);
+        h->bytes++;
+        p++;
+        size--;
+        if (filled == 7) {
+            h->state = qlora__hash_mix(h->state, h->word);
+            h->word = 0;
+        }
+    }
+}
+
+static uint64_t qlora__hash_end(const qlora__hash* h) {
+    return qlora__hash_mix(qlora__hash_mix(h->state, h->word), h->bytes);
+}
+
+// ---- numbers in text, independent of the C locale
+
+// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with any
+// double's neighbourhood.
+#define QLORA__BIG_WORDS 160
+typedef struct qlora__big {
+    uint32_t word[QLORA__BIG_WORDS];
+    uint32_t count;
+} qlora__big;
+
+static void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in) {
+    uint64_t carry = carry_in;
+    for (uint32_t i = 0; i < b->count; i++) {
+        carry += (uint64_t)b->word[i] * factor;
+        b->word[i] = (uint32_t)carry;
+        carry >>= 32;
+    }
+    if (carry != 0 && b->count < QLORA__BIG_WORDS) {
+        b->word[b->count] = (uint32_t)carry;
+        b->count++;
+    }
+}
+
+static void qlora__big_shift(qlora__big* b, int bits) {
+    for (; bits >= 31; bits -= 31) {
+        qlora__big_mul_add(b, 1u << 31, 0);
+    }
+    qlora__big_mul_add(b, 1u << bits, 0);
+}
+
+static void qlora__big_mul_pow10(qlora__big* b, int power) {
+    for (; power >= 9; power -= 9) {
+        qlora__big_mul_add(b, 1000000000u, 0);
+    }
+    for (; power > 0; power--) {
+        qlora__big_mul_add(b, 10u, 0);
+    }
+}
+
+static int qlora__big_compare(const qlora__big* a, const qlora__big* b) {
+    if (a->count != b->count) {
+        return a->count < b->count ? -1 : 1;
+    }
+    for (uint32_t i = a->count; i > 0; i--) {
+        if (a->word[i - 1] != b->word[i - 1]) {
+            return a->word[i - 1] < b->word[i - 1] ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
+// A decimal number without sign: digits x 10^exponent, no leading zero. What lies behind the 800th
+// digit only matters as "a little more": one further digit 1 stands for it.
+#define QLORA__DECIMAL_DIGITS 800
+typedef struct qlora__decimal {
+    uint8_t digit[QLORA__DECIMAL_DIGITS + 1];
+    int count;
+    int exponent;
+} qlora__decimal;
+
+// Sign of decimal - n x 2^power.
+static int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
+    qlora__big left;
+    qlora__big right;
+    left.count = 0;
+    for (int i = 0; i < d->count; i++) {
+        qlora__big_mul_add(&left, 10u, d->digit[i]);
+    }
+    right.word[0] = (uint32_t)n;
+    right.word[1] = (uint32_t)(n >> 32);
+    right.count = right.word[1] != 0 ? 2 : 1;
+    qlora__big_mul_pow10(d->exponent > 0 ? &left : &right, abs(d->exponent));
+    qlora__big_shift(power > 0 ? &right : &left, abs(power));
+    return qlora__big_compare(&left, &right);
+}
+
+// The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
+// the midpoints to its neighbours. Infinity when out of range.
+static double qlora__decimal_to_double(const qlora__decimal* d) {
+    static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                     1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                     1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    uint64_t bits = 0;
+    double x = 0.0;
+    int magnitude = d->count + d->exponent;
+    if (d->count == 0 || magnitude < -330) {
+        return 0.0;
+    }
+    if (magnitude > 310) {
+        bits = 0x7FF0000000000000u;
+        memcpy(&x, &bits, sizeof x);
+        return x;
+    }
+    uint64_t lead = 0;
+    int used = 0;
+    for (; used < d->count && used < 18; used++) {
+        lead = lead * 10 + d->digit[used];
+    }
+    int scale = d->exponent + d->count - used;
+    x = (double)lead;
+    for (; scale > 0; scale -= scale < 22 ? scale : 22) {
+        x *= pow10[scale < 22 ? scale : 22];
+    }
+    for (; scale < 0; scale += -scale < 22 ? -scale : 22) {
+        x /= pow10[-scale < 22 ? -scale : 22];
+    }
+    memcpy(&bits, &x, sizeof bits);
+    if (bits >= 0x7FF0000000000000u) {
+        bits = 0x7FEFFFFFFFFFFFFFu;
+    }
+    while (bits < 0x7FF0000000000000u) {
+        uint64_t mantissa = bits & 0xFFFFFFFFFFFFFu;
+        int exponent = (int)(bits >> 52);
+        int power = (exponent == 0 ? 1 : exponent) - 1075;
+        mantissa |= exponent == 0 ? 0 : (uint64_t)1 << 52;
+        int above = qlora__decimal_compare(d, 2 * mantissa + 1, power - 1);
+        if (above > 0 || (above == 0 && (mantissa & 1) != 0)) {
+            bits++;
+            continue;
+        }
+        if (bits == 0) {
+            break;
+        }
+        // below a power of two the neighbour is only half a step away
+        bool edge = (bits & 0xFFFFFFFFFFFFFu) == 0 && exponent > 1;
+        int below = edge ? qlora__decimal_compare(d, 4 * mantissa - 1, power - 2)
+                         : qlora__decimal_compare(d, 2 * mantissa - 1, power - 1);
+        if (below < 0 || (below == 0 && (mantissa & 1) != 0)) {
+            bits--;
+            continue;
+        }
+        break;
+    }
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Reads a number of JSON's grammar (already checked) to the nearest double.
+static double qlora__number_parse(const char* text, size_t size) {
+    qlora__decimal d;
+    size_t i = 0;
+    bool negative = size > 0 && text[0] == '-';
+    bool fraction = false;
+    bool more = false;
+    d.count = 0;
+    d.exponent = 0;
+    for (i = negative ? 1 : 0; i < size && text[i] != 'e' && text[i] != 'E'; i++) {
+        if (text[i] == '.') {
+            fraction = true;
+            continue;
+        }
+        // an exponent of a million is as good as any larger one, and cannot overflow
+        if (d.count == QLORA__DECIMAL_DIGITS) {
+            more = more || text[i] != '0';
+            d.exponent += fraction || d.exponent > 1000000 ? 0 : 1;
+            continue;
+        }
+        if (d.count > 0 || text[i] != '0') {
+            d.digit[d.count] = (uint8_t)(text[i] - '0');
+            d.count++;
+        }
+        d.exponent -= fraction && d.exponent > -1000000 ? 1 : 0;
+    }
+    if (more) {
+        d.digit[d.count] = 1;
+        d.count++;
+        d.exponent--;
+    }
+    if (i < size) {
+        bool minus = text[i + 1] == '-';
+        int power = 0;
+        for (i += minus || text[i + 1] == '+' ? 2 : 1; i < size; i++) {
+            power = power > 1000000 ? power : power * 10 + (text[i] - '0');
+        }
+        d.exponent += minus ? -power : power;
+    }
+    double x = qlora__decimal_to_double(&d);
+    return negative ? -x : x;
+}
+
+// ---- JSON, read
+
+// A parsed text is a flat array of tokens in the order of the text. An object's members are pairs:
+// a string token, then the value's tokens. `next` skips a value with all it contains, so walking
+// one level needs no stack. Token 0 is the root and can be no member, so 0 also says "not found".
+typedef enum qlora__json_kind {
+    QLORA__JSON_NULL,
+    QLORA__JSON_FALSE,
+    QLORA__JSON_TRUE,
+    QLORA__JSON_NUMBER,
+    QLORA__JSON_STRING,
+    QLORA__JSON_ARRAY,
+    QLORA__JSON_OBJECT
+} qlora__json_kind;
+
+#define QLORA__JSON_MAX_DEPTH 256
+#define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
+#define QLORA__JSON_ROOT 0xFFFFFFFFu
+#define QLORA__JSON_UNIQUE 1u // flag: an object with the same key twice is an error
+
+typedef struct qlora__json_token {
+    qlora__json_kind kind;
+    uint32_t begin; // first byte; of a string, the byte after the opening quote
+    uint32_t end;   // one past the last byte; of a string, the closing quote
+    uint32_t next;  // token after this value and everything inside it
+    uint32_t count; // members, elements, or escapes in a string
+} qlora__json_token;
+
+typedef struct qlora__json {
+    const char* text; // the caller's; must outlive the tokens
+    const char* label;
+    uint32_t size;
+    uint32_t count;
+    uint32_t capacity;
+    qlora__json_token* tokens;
+} qlora__json;
+
+typedef struct qlora__json_parser {
+    qlora_ctx* ctx;
+    qlora__json* json;
+    uint32_t at;
+    uint32_t parent; // the innermost open container; its own parent waits in its `next`
+    uint32_t depth;
+} qlora__json_parser;
+
+static void qlora__json_free(qlora_ctx* ctx, qlora__json* json) {
+    qlora__free(ctx, json->tokens, json->capacity * sizeof *json->tokens);
+    memset(json, 0, sizeof *json);
+}
+
+static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
+    unsigned line = 1;
+    unsigned column = 1;
+    for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
+        column++;
+        if (p->json->text[i] == '\n') {
+            line++;
+            column = 1;
+        }
+    }
+    return qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: line %u, column %u: %s", p->json->label, line,
+                       column, what);
+}
+
+// Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
+static uint32_t qlora__utf8_size(const char* text, uint32_t left) {
+    const uint8_t* p = (const uint8_t*)text;
+    uint32_t size = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
+    if (size == 0 || size > left || p[0] > 0xF4) {
+        return 0;
+    }
+    for (uint32_t i = 1; i < size; i++) {
+        if ((p[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    // overlong forms, surrogates, and what lies above U+10FFFF show in the second byte
+    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
+        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) {
+        return 0;
+    }
+    return size;
+}
+
+// Value of four hexadecimal digits, or 0x10000.
+static uint32_t qlora__hex4(const char* text, uint32_t left) {
+    uint32_t value = 0;
+    if (left < 4) {
+        return 0x10000u;
+    }
+    for (int i = 0; i < 4; i++) {
+        char c = text[i];
+        uint32_t digit = c >= '0' && c <= '9'   ? (uint32_t)(c - '0')
+                         : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a') + 10
+                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A') + 10
+                                                : 16u;
+        if (digit == 16u) {
+            return 0x10000u;
+        }
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind, uint32_t begin,
+                                     uint32_t end) {
+    qlora__json* json = p->json;
+    if (json->count == json->capacity) {
+        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
+        size_t bytes = 0;
+        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
+            return qlora__json_bad(p, "too many values");
+        }
+        qlora__json_token* tokens = (qlora__json_token*)qlora__alloc(p->ctx, bytes);
+        if (tokens == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        if (json->count > 0) {
+            memcpy(tokens, json->tokens, json->count * sizeof *tokens);
+            qlora__free(p->ctx, json->tokens, json->capacity * sizeof *tokens);
+        }
+        json->tokens = tokens;
+        json->capacity = capacity;
+    }
+    qlora__json_token* t = &json->tokens[json->count];
+    json->count++;
+    t->kind = kind;
+    t->begin = begin;
+    t->end = end;
+    t->next = json->count;
+    t->count = 0;
+    return QLORA_OK;
+}
+
+// An escape, with p->at on the backslash.
+static qlora_result qlora__json_escape(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t left = p->json->size - p->at;
+    if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
+        return qlora__json_bad(p, "unknown escape in a string");
+    }
+    if (text[p->at + 1] != 'u') {
+        p->at += 2;
+        return QLORA_OK;
+    }
+    uint32_t code = qlora__hex4(text + p->at + 2, left - 2);
+    if (code > 0xFFFF) {
+        return qlora__json_bad(p, "\\u needs four hexadecimal digits");
+    }
+    if ((code & 0xFC00) == 0xD800 && left >= 12 && text[p->at + 6] == '\\' &&
+        text[p->at + 7] == 'u' && (qlora__hex4(text + p->at + 8, left - 8) & 0x1FC00) == 0xDC00) {
+        p->at += 12;
+        return QLORA_OK;
+    }
+    if ((code & 0xF800) == 0xD800) {
+        return qlora__json_bad(p, "half of a surrogate pair in a string");
+    }
+    p->at += 6;
+    return QLORA_OK;
+}
+
+// A string, with p->at on the opening quote.
+static qlora_result qlora__json_string_parse(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t size = p->json->size;
+    uint32_t begin = p->at + 1;
+    uint32_t escapes = 0;
+    p->at = begin;
+    while (p->at < size && text[p->at] != '"') {
+        uint8_t c = (uint8_t)text[p->at];
+        if (c == '\\') {
+            QLORA__TRY(qlora__json_escape(p));
+            escapes++;
+        } else if (c < 0x20) {
+            return qlora__json_bad(p, "control character in a string");
+        } else {
+            uint32_t step = c < 0x80 ? 1 : qlora__utf8_size(text + p->at, size - p->at);
+            if (step == 0) {
+                return qlora__json_bad(p, "invalid UTF-8 in a string");
+            }
+            p->at += step;
+        }
+    }
+    if (p->at >= size) {
+        return qlora__json_bad(p, "string without its closing quote");
+    }
+    QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
+    p->json->tokens[p->json->count - 1].count = escapes;
+    p->at++;
+    return QLORA_OK;
+}
+
+static uint32_t qlora__json_digits(const qlora__json_parser* p, uint32_t at) {
+    while (at < p->json->size && p->json->text[at] >= '0' && p->json->text[at] <= '9') {
+        at++;
+    }
+    return at;
+}
+
+static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t size = p->json->size;
+    uint32_t begin = p->at;
+    uint32_t at = begin + (text[begin] == '-' ? 1 : 0);
+    uint32_t end = qlora__json_digits(p, at);
+    if (end == at) {
+        return qlora__json_bad(p, "a value was expected");
+    }
+    if (text[at] == '0' && end > at + 1) {
+        return qlora__json_bad(p, "number with a leading zero");
+    }
+    if (end < size && text[end] == '.') {
+        at = end + 1;
+        end = qlora__json_digits(p, at);
+        if (end == at) {
+            return qlora__json_bad(p, "number without digits after the point");
+        }
+    }
+    if (end < size && (text[end] == 'e' || text[end] == 'E')) {
+        at = end + 1;
+        at += at < size && (text[at] == '+' || text[at] == '-') ? 1 : 0;
+        end = qlora__json_digits(p, at);
+        if (end == at) {
+            return qlora__json_bad(p, "number without digits in the exponent");
+        }
+    }
+    p->at = end;
+    return qlora__json_push(p, QLORA__JSON_NUMBER, begin, end);
+}
+
+// A value that is complete in itself, or the opening of a container.
+static qlora_result qlora__json_value(qlora__json_parser* p) {
+    static const struct {
+        const char* word;
+        qlora__json_kind kind;
+    } words[3] = {
+        {"null", QLORA__JSON_NULL}, {"false", QLORA__JSON_FALSE}, {"true", QLORA__JSON_TRUE}};
+    const char* text = p->json->text;
+    char c = text[p->at];
+    if (c == '"') {
+        return qlora__json_string_parse(p);
+    }
+    if (c == '{' || c == '[') {
+        if (p->depth == QLORA__JSON_MAX_DEPTH) {
+            return qlora__json_bad(p, "nested too deeply");
+        }
+        QLORA__TRY(
+            qlora__json_push(p, c == '{' ? QLORA__JSON_OBJECT : QLORA__JSON_ARRAY, p->at, p->at));
+        p->json->tokens[p->json->count - 1].next = p->parent;
+        p->parent = p->json->count - 1;
+        p->depth++;
+        p->at++;
+        return QLORA_OK;
+    }
+    for (int i = 0; i < 3; i++) {
+        uint32_t length = (uint32_t)strlen(words[i].word);
+        if (c == words[i].word[0] && p->json->size - p->at >= length &&
+            memcmp(text + p->at, words[i].word, length) == 0) {
+            p->at += length;
+            return qlora__json_push(p, words[i].kind, p->at - length, p->at);
+        }
+    }
+    return qlora__json_number_parse(p);
+}
+
+static void qlora__json_space(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    while (p->at < p->json->size && (text[p->at] == ' ' || text[p->at] == '\t' ||
+                                     text[p->at] == '\n' || text[p->at] == '\r')) {
+        p->at++;
+    }
+}
+
+// The key of a member and its colon, p->at on the key.
+static qlora_result qlora__json_key(qlora__json_parser* p) {
+    if (p->at >= p->json->size || p->json->text[p->at] != '"') {
+        return qlora__json_bad(p, "a key in quotes was expected");
+    }
+    QLORA__TRY(qlora__json_string_parse(p));
+    qlora__json_space(p);
+    if (p->at >= p->json->size || p->json->text[p->at] != ':') {
+        return qlora__json_bad(p, "':' was expected after a key");
+    }
+    p->at++;
+    qlora__json_space(p);
+    return QLORA_OK;
+}
+
+// After a value: closes containers, and goes past one comma. *done when the root is complete.
+static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
+    for (;;) {
+        if (p->parent == QLORA__JSON_ROOT) {
+            *done = true;
+            return QLORA_OK;
+        }
+        qlora__json_token* open = &p->json->tokens[p->parent];
+        bool object = open->kind == QLORA__JSON_OBJECT;
+        qlora__json_space(p);
+        char c = p->at < p->json->size ? p->json->text[p->at] : '\0';
+        if (c != ',' && c != (object ? '}' : ']')) {
+            return qlora__json_bad(p,
+                                   object ? "',' or '}' was expected" : "',' or ']' was expected");
+        }
+        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        p->at++;
+        if (c == ',') {
+            qlora__json_space(p);
+            return QLORA_OK;
+        }
+        p->parent = open->next;
+        p->depth--;
+        open->end = p->at;
+        open->next = p->json->count;
+    }
+}
+
+// Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
+static uint32_t qlora__json_code(const char* text, uint32_t* at) {
+    const char* p = text + *at;
+    uint8_t c = (uint8_t)p[0];
+    if (c != '\\') {
+        uint32_t size = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+        uint32_t code = size == 1 ? c : c & (0x7Fu >> size);
+        for (uint32_t i = 1; i < size; i++) {
+            code = code << 6 | ((uint8_t)p[i] & 0x3Fu);
+        }
+        *at += size;
+        return code;
+    }
+    if (p[1] != 'u') {
+        static const char from[] = "\"\\/bfnrt";
+        static const char to[] = "\"\\/\b\f\n\r\t";
+        *at += 2;
+        return (uint8_t)to[strchr(from, p[1]) - from];
+    }
+    uint32_t code = qlora__hex4(p + 2, 4);
+    *at += 6;
+    if ((code & 0xFC00) == 0xD800) {
+        code = 0x10000u + ((code & 0x3FF) << 10 | (qlora__hex4(p + 8, 4) & 0x3FF));
+        *at += 6;
+    }
+    return code;
+}
+
+static bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__json* json = (const qlora__json*)user;
+    uint32_t i = json->tokens[a].begin;
+    uint32_t j = json->tokens[b].begin;
+    while (i < json->tokens[a].end && j < json->tokens[b].end) {
+        uint32_t x = qlora__json_code(json->text, &i);
+        uint32_t y = qlora__json_code(json->text, &j);
+        if (x != y) {
+            return x < y;
+        }
+    }
+    return i == json->tokens[a].end && j < json->tokens[b].end;
+}
+
+// Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
+static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
+    qlora__json* json = p->json;
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < json->count; i++) {
+        if (json->tokens[i].kind == QLORA__JSON_OBJECT && json->tokens[i].count > largest) {
+            largest = json->tokens[i].count;
+        }
+    }
+    if (largest < 2) {
+        return QLORA_OK;
+    }
+    size_t bytes = largest * sizeof(uint32_t);
+    uint32_t* keys = (uint32_t*)qlora__alloc(p->ctx, bytes);
+    if (keys == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result result = QLORA_OK;
+    for (uint32_t i = 0; i < json->count && result == QLORA_OK; i++) {
+        uint32_t n = json->tokens[i].kind == QLORA__JSON_OBJECT ? json->tokens[i].count : 0;
+        uint32_t key = i + 1;
+        for (uint32_t k = 0; k < n; k++) {
+            keys[k] = key;
+            key = json->tokens[key + 1].next;
+        }
+        qlora__sort(keys, n, qlora__json_key_less, json);
+        for (uint32_t k = 1; k < n && result == QLORA_OK; k++) {
+            if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
+                const qlora__json_token* t = &json->tokens[keys[k]];
+                int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
+                result = qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
+                                     json->label, shown, json->text + t->begin);
+            }
+        }
+    }
+    qlora__free(p->ctx, keys, bytes);
+    return result;
+}
+
+static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t flags) {
+    qlora__json* json = p->json;
+    bool done = false;
+    qlora__json_space(p);
+    while (!done) {
+        // here a value stands, in an object with its key before it
+        bool object =
+            p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
+        if (object) {
+            QLORA__TRY(qlora__json_key(p));
+        }
+        if (p->at >= json->size) {
+            return qlora__json_bad(p, "a value was expected");
+        }
+        uint32_t opened = p->parent;
+        QLORA__TRY(qlora__json_value(p));
+        if (p->parent != opened) {
+            qlora__json_space(p);
+            char close = json->tokens[p->parent].kind == QLORA__JSON_OBJECT ? '}' : ']';
+            if (p->at >= json->size || json->text[p->at] != close) {
+                continue;
+            }
+        }
+        QLORA__TRY(qlora__json_after(p, &done));
+    }
+    qlora__json_space(p);
+    if (p->at != json->size) {
+        return qlora__json_bad(p, "something follows the value");
+    }
+    return (flags & QLORA__JSON_UNIQUE) != 0 ? qlora__json_check_unique(p) : QLORA_OK;
+}
+
+// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
+// the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
+static qlora_result qlora__json_parse(qlora_ctx* ctx, const char* label, const void* text,
+                                      uint64_t size, uint32_t flags, qlora__json* out) {
+    qlora__json json;
+    qlora__json_parser p;
+    memset(&json, 0, sizeof json);
+    if (size > QLORA__JSON_MAX_BYTES) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+    }
+    json.text = (const char*)text;
+    json.label = label;
+    json.size = (uint32_t)size;
+    p.ctx = ctx;
+    p.json = &json;
+    p.at = 0;
+    p.parent = QLORA__JSON_ROOT;
+    p.depth = 0;
+    qlora_result result = qlora__json_parse_tokens(&p, flags);
+    if (result != QLORA_OK) {
+        qlora__json_free(ctx, &json);
+        return result;
+    }
+    *out = json;
+    return QLORA_OK;
+}
+
+static qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
+    return json->tokens[token].kind;
+}
+
+// True when a string token's decoded text equals the bytes given.
+static bool qlora__json_equals(const qlora__json* json, uint32_t token, const char* text,
+                               size_t size) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_STRING) {
+        return false;
+    }
+    if (t->count == 0) {
+        return t->end - t->begin == size && memcmp(json->text + t->begin, text, size) == 0;
+    }
+    uint32_t at = t->begin;
+    size_t i = 0;
+    while (at < t->end) {
+        uint32_t code = qlora__json_code(json->text, &at);
+        uint8_t bytes[4];
+        uint32_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+        for (uint32_t k = n; k > 1; k--) {
+            bytes[k - 1] = (uint8_t)(0x80 | (code & 0x3F));
+            code >>= 6;
+        }
+        bytes[0] = (uint8_t)(n == 1 ? code : (0xF00u >> n & 0xF0u) | code);
+        if (size - i < n || memcmp(text + i, bytes, n) != 0) {
+            return false;
+        }
+        i += n;
+    }
+    return i == size;
+}
+
+// Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
+static uint32_t qlora__json_find(const qlora__json* json, uint32_t object, const char* key) {
+    uint32_t found = 0;
+    size_t size = strlen(key);
+    if (json->tokens[object].kind != QLORA__JSON_OBJECT) {
+        return 0;
+    }
+    for (uint32_t k = object + 1; k < json->tokens[object].next; k = json->tokens[k + 1].next) {
+        if (qlora__json_equals(json, k, key, size)) {
+            found = k + 1;
+        }
+    }
+    return found;
+}
+
+// qlora__json_find through several objects, keys joined by '/'.
+static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uint32_t object,
+                                                    const char* path) {
+    char key[64];
+    for (;;) {
+        const char* slash = strchr(path, '/');
+        size_t n = slash != NULL ? (size_t)(slash - path) : strlen(path);
+        if (n >= sizeof key) {
+            return 0;
+        }
+        memcpy(key, path, n);
+        key[n] = '\0';
+        object = qlora__json_find(json, object, key);
+        if (object == 0 || slash == NULL) {
+            return object;
+        }
+        path = slash + 1;
+    }
+}
+
+// Element of an array, 0 when there is none.
+static uint32_t qlora__json_at(const qlora__json* json, uint32_t array, uint32_t index) {
+    if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
+        return 0;
+    }
+    uint32_t element = array + 1;
+    for (; index > 0; index--) {
+        element = json->tokens[element].next;
+    }
+    return element;
+}
+
+static bool qlora__json_is(const qlora__json* json, uint32_t token, const char* text) {
+    return qlora__json_equals(json, token, text, strlen(text));
+}
+
+// Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
+// length of the whole, which is then less than `size`; a string may contain NUL bytes.
+static size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out, size_t size) {
+    const qlora__json_token* t = &json->tokens[token];
+    uint32_t at = t->begin;
+    size_t length = 0;
+    if (t->kind != QLORA__JSON_STRING) {
+        at = t->end;
+    }
+    while (at < t->end) {
+        uint32_t code = qlora__json_code(json->text, &at);
+        uint32_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+        for (uint32_t k = n; k > 0; k--) {
+            uint32_t low =
+                k == 1 ? (n == 1 ? code : (0xF00u >> n & 0xF0u) | code) : 0x80u | (code & 0x3F);
+            if (length + k < size) {
+                out[length + k - 1] = (char)(uint8_t)low;
+            }
+            code >>= 6;
+        }
+        length += n;
+    }
+    if (size > 0) {
+        out[length < size ? length : size - 1] = '\0';
+    }
+    return length;
+}
+
+// A finite number, nearest double.
+static bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    double x = qlora__number_parse(json->text + t->begin, t->end - t->begin);
+    uint64_t bits = 0;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        return false;
+    }
+    *out = x;
+    return true;
+}
+
+// A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
+// only plain digits will do.
+static bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    bool negative = json->text[t->begin] == '-';
+    uint64_t value = 0;
+    uint64_t limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
+    uint32_t i = t->begin + (negative ? 1 : 0);
+    for (; i < t->end && json->text[i] >= '0' && json->text[i] <= '9'; i++) {
+        uint64_t digit = (uint64_t)(json->text[i] - '0');
+        if (value > (limit - digit) / 10) {
+            return false;
+        }
+        value = value * 10 + digit;
+    }
+    if (i < t->end) {
+        double x = 0.0;
+        if (!qlora__json_double(json, token, &x) || x < -9007199254740992.0 ||
+            x > 9007199254740992.0 || (double)(int64_t)x != x) {
+            return false;
+        }
+        *out = (int64_t)x;
+        return true;
+    }
+    *out = negative ? (int64_t)(0 - value) : (int64_t)value;
+    return true;
+}
+
+// A whole number written in plain digits, as file offsets and shapes are.
+static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    for (uint32_t i = t->begin; i < t->end; i++) {
+        if (json->text[i] < '0' || json->text[i] > '9') {
+            return false;
+        }
+    }
+    return qlora__json_int(json, token, out);
+}
+
+// ---- text and JSON, written
+
+// A growing text. The first failure sticks; later additions do nothing, so callers check once.
+typedef struct qlora__text {
+    qlora_ctx* ctx;
+    char* data;
+    size_t size;
+    size_t capacity;
+    qlora_result result;
+} qlora__text;
+
+static void qlora__text_begin(qlora_ctx* ctx, qlora__text* t) {
+    memset(t, 0, sizeof *t);
+    t->ctx = ctx;
+    t->result = QLORA_OK;
+}
+
+static void qlora__text_free(qlora__text* t) {
+    qlora__free(t->ctx, t->data, t->capacity);
+    t->data = NULL;
+    t->size = 0;
+    t->capacity = 0;
+}
+
+static void qlora__text_add(qlora__text* t, const void* bytes, size_t size) {
+    size_t need = 0;
+    if (t->result != QLORA_OK || size == 0) {
+        return;
+    }
+    if (!qlora__add(t->size, size, &need)) {
+        t->result = qlora__fail(t->ctx, QLORA_ERR_MEMORY, "text too large");
+        return;
+    }
+    if (need > t->capacity) {
+        size_t capacity = t->capacity < 256 ? 256 : t->capacity;
+        while (capacity < need) {
+            capacity = capacity > SIZE_MAX / 2 ? need : capacity * 2;
+        }
+        char* data = (char*)qlora__alloc(t->ctx, capacity);
+        if (data == NULL) {
+            t->result = QLORA_ERR_MEMORY;
+            return;
+        }
+        if (t->data != NULL) {
+            memcpy(data, t->data, t->size);
+            qlora__free(t->ctx, t->data, t->capacity);
+        }
+        t->data = data;
+        t->capacity = capacity;
+    }
+    memcpy(t->data + t->size, bytes, size);
+    t->size = need;
+}
+
+static void qlora__text_puts(qlora__text* t, const char* string) {
+    qlora__text_add(t, string, strlen(string));
+}
+
+// Writes a whole small file, atomically.
+static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
+                                      size_t size) {
+    qlora__out out;
+    QLORA__TRY(qlora__out_begin(ctx, path, &out));
+    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
+    return qlora__out_commit(ctx, &out);
+}
+
+// JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
+// indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
+typedef struct qlora__json_writer {
+    qlora__text* text;
+    int indent;
+    int depth;
+    bool empty; // nothing was written yet into the innermost container
+} qlora__json_writer;
+
+static void qlora__json_write_begin(qlora__json_writer* w, qlora__text* text, int indent) {
+    w->text = text;
+    w->indent = indent;
+    w->depth = 0;
+    w->empty = true;
+}
+
+static void qlora__json_write_line(qlora__json_writer* w) {
+    if (w->indent > 0) {
+        qlora__text_add(w->text, "\n", 1);
+        for (int i = 0; i < w->depth * w->indent; i++) {
+            qlora__text_add(w->text, " ", 1);
+        }
+    }
+}
+
+static void qlora__json_write_quoted(qlora__text* t, const char* string, size_t size) {
+    static const char hex[] = "0123456789abcdef";
+    qlora__text_add(t, "\"", 1);
+    for (size_t i = 0; i < size; i++) {
+        uint8_t c = (uint8_t)string[i];
+        if (c == '"' || c == '\\') {
+            qlora__text_add(t, "\\", 1);
+            qlora__text_add(t, string + i, 1);
+        } else if (c < 0x20) {
+            char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
+            qlora__text_add(t, escape, 6);
+        } else {
+            // a path may hold any bytes; the file must be UTF-8
+            uint32_t left = size - i < 4 ? (uint32_t)(size - i) : 4;
+            uint32_t step = qlora__utf8_size(string + i, left);
+            qlora__text_add(t, step > 0 ? string + i : "\\ufffd", step > 0 ? step : 6);
+            i += step > 0 ? step - 1 : 0;
+        }
+    }
+    qlora__text_add(t, "\"", 1);
+}
+
+// What stands before every value: comma, line, key.
+static void qlora__json_write_key(qlora__json_writer* w, const char* key) {
+    if (!w->empty) {
+        qlora__text_add(w->text, ",", 1);
+    }
+    if (w->depth > 0) {
+        qlora__json_write_line(w);
+    }
+    if (key != NULL) {
+        qlora__json_write_quoted(w->text, key, strlen(key));
+        qlora__text_puts(w->text, w->indent > 0 ? ": " : ":");
+    }
+    w->empty = false;
+}
+
+static void qlora__json_write_open(qlora__json_writer* w, const char* key, char bracket) {
+    qlora__json_write_key(w, key);
+    qlora__text_add(w->text, &bracket, 1);
+    w->depth++;
+    w->empty = true;
+}
+
+static void qlora__json_write_close(qlora__json_writer* w, char bracket) {
+    w->depth--;
+    if (!w->empty) {
+        qlora__json_write_line(w);
+    }
+    qlora__text_add(w->text, &bracket, 1);
+    w->empty = false;
+}
+
+// A word as it stands: null, true, false, or a number that is text already.
+static void qlora__json_write_word(qlora__json_writer* w, const char* key, const char* word) {
+    qlora__json_write_key(w, key);
+    qlora__text_puts(w->text, word);
+}
+
+static void qlora__json_write_string(qlora__json_writer* w, const char* key, const char* string) {
+    qlora__json_write_key(w, key);
+    qlora__json_write_quoted(w->text, string, strlen(string));
+}
+
+static void qlora__json_write_int(qlora__json_writer* w, const char* key, int64_t value) {
+    char digits[24];
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    qlora__json_write_word(w, key, digits);
+}
+
+// The shortest digits that read back as the same double, with a point or an exponent so that it
+// stays a float in Python. The locale's decimal point, whatever it is, becomes a point.
+static void qlora__json_write_double(qlora__json_writer* w, const char* key, double value) {
+    char digits[40];
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        w->text->result = qlora__fail(w->text->ctx, QLORA_ERR_ARGUMENT, "%s is not a finite number",
+                                      key != NULL ? key : "value");
+        return;
+    }
+    for (int precision = 1; precision <= 17; precision++) {
+        char printed[40];
+        size_t n = 0;
+        bool plain = true;
+        snprintf(printed, sizeof printed, "%.*g", precision, value);
+        for (const char* c = printed; *c != '\0'; c++) {
+            bool usual = (*c >= '0' && *c <= '9') || *c == '-' || *c == '+' || *c == 'e';
+            if (usual) {
+                digits[n++] = *c;
+            } else if (n > 0 && digits[n - 1] != '.') {
+                digits[n++] = '.';
+            }
+            plain = plain && ((*c >= '0' && *c <= '9') || *c == '-');
+        }
+        if (plain) {
+            digits[n++] = '.';
+            digits[n++] = '0';
+        }
+        digits[n] = '\0';
+        double back = qlora__number_parse(digits, n);
+        if (memcmp(&back, &value, sizeof back) == 0) {
+            break;
+        }
+    }
+    qlora__json_write_word(w, key, digits);
+}
+
+// ---- safetensors, read
+
+// Element types of the format, narrowest first: the writer's order is this one backwards.
+// X(name, bits)
+#define QLORA__ST_DTYPES(X)                                                                        \
+    X(BOOL, 8)                                                                                     \
+    X(F4, 4)                                                                                       \
+    X(F6_E2M3, 6)                                                                                  \
+    X(F6_E3M2, 6)                                                                                  \
+    X(U8, 8)                                                                                       \
+    X(I8, 8)                                                                                       \
+    X(F8_E5M2, 8)                                                                                  \
+    X(F8_E4M3, 8)                                                                                  \
+    X(F8_E8M0, 8)                                                                                  \
+    X(F8_E4M3FNUZ, 8)                                                                              \
+    X(F8_E5M2FNUZ, 8)                                                                              \
+    X(I16, 16)                                                                                     \
+    X(U16, 16)                                                                                     \
+    X(F16, 16)                                                                                     \
+    X(BF16, 16)                                                                                    \
+    X(I32, 32)                                                                                     \
+    X(U32, 32)                                                                                     \
+    X(F32, 32)                                                                                     \
+    X(C64, 64)                                                                                     \
+    X(F64, 64)                                                                                     \
+    X(I64, 64)                                                                                     \
+    X(U64, 64)
+
+#define QLORA__ST_ENUM(name, bits) QLORA__ST_##name,
+typedef enum qlora__st_dtype {
+    QLORA__ST_DTYPES(QLORA__ST_ENUM) QLORA__ST_DTYPE_COUNT
+} qlora__st_dtype;
+#undef QLORA__ST_ENUM
+
+typedef struct qlora__st_dtype_row {
+    const char* name;
+    uint32_t bits;
+} qlora__st_dtype_row;
+
+#define QLORA__ST_ROW(name, bits) {#name, bits},
+static const qlora__st_dtype_row qlora__st_dtypes[] = {QLORA__ST_DTYPES(QLORA__ST_ROW)};
+#undef QLORA__ST_ROW
+
+#define QLORA__ST_MAX_HEADER 100000000u
+#define QLORA__ST_CHECKSUM "~checksum" // the writer's last tensor where a checksum is asked for
+
+typedef struct qlora__st_tensor {
+    const char* name;     // decoded, terminated
+    const int64_t* shape; // rank numbers, outermost first
+    const uint8_t* data;  // not aligned: read it with memcpy or qlora__st_read_f32
+    uint64_t bytes;
+    uint64_t begin; // offset in the data part
+    qlora__st_dtype dtype;
+    uint32_t rank;
+} qlora__st_tensor;
+
+typedef struct qlora__st {
+    const char* label;
+    qlora__map map; // data is NULL when the bytes are the caller's
+    qlora__json json;
+    const uint8_t* file;
+    uint64_t file_size;
+    uint32_t count;
+    qlora__st_tensor* tensors; // in header order
+    uint32_t* by_name;
+    void* block; // tensors, by_name, shapes, names in one piece
+    size_t block_bytes;
+    char path[QLORA__PATH_ROOM];
+} qlora__st;
+
+static void qlora__st_close(qlora_ctx* ctx, qlora__st* st) {
+    qlora__json_free(ctx, &st->json);
+    qlora__free(ctx, st->block, st->block_bytes);
+    qlora__map_close(ctx, &st->map);
+    st->block = NULL;
+    st->count = 0;
+}
+
+static uint64_t qlora__load_u64(const uint8_t* p) {
+    uint64_t value = 0;
+    for (int i = 7; i >= 0; i--) {
+        value = value << 8 | p[i];
+    }
+    return value;
+}
+
+static void qlora__store_u64(uint8_t* p, uint64_t value) {
+    for (int i = 0; i < 8; i++) {
+        p[i] = (uint8_t)(value >> (8 * i));
+    }
+}
+
+// The eight bytes of length and the outline of the header.
+static qlora_result qlora__st_check_header(qlora_ctx* ctx, const qlora__st* st, uint64_t* header) {
+    if (st->file_size < 8) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %llu bytes are too few for a safetensors file", st->label,
+                           (unsigned long long)st->file_size);
+    }
+    uint64_t n = qlora__load_u64(st->file);
+    if (n > QLORA__ST_MAX_HEADER) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: header of %llu bytes, more than the format's limit of %u",
+                           st->label, (unsigned long long)n, QLORA__ST_MAX_HEADER);
+    }
+    if (n > st->file_size - 8) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: header of %llu bytes in a file of %llu: the file is cut short",
+                           st->label, (unsigned long long)n, (unsigned long long)st->file_size);
+    }
+    if (n == 0 || st->file[8] != '{') {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: the header does not start with '{'",
+                           st->label);
+    }
+    *header = n;
+    return QLORA_OK;
+}
+
+// Shape product in bytes against the extent; checked multiplication, whole bytes.
+static qlora_result qlora__st_check_size(qlora_ctx* ctx, const qlora__st* st,
+                                         const qlora__st_tensor* t) {
+    uint64_t bits = qlora__st_dtypes[t->dtype].bits;
+    for (uint32_t i = 0; i < t->rank; i++) {
+        uint64_t dim = (uint64_t)t->shape[i];
+        if (dim != 0 && bits > UINT64_MAX / dim) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: the shape overflows", st->label,
+                               t->name);
+        }
+        bits *= dim;
+    }
+    if (bits % 8 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: %llu bits are not whole bytes",
+                           st->label, t->name, (unsigned long long)bits);
+    }
+    if (bits / 8 != t->bytes) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: the shape needs %llu bytes, data_offsets give %llu", st->label,
+                           t->name, (unsigned long long)(bits / 8), (unsigned long long)t->bytes);
+    }
+    return QLORA_OK;
+}
+
+// One entry of the header into *t; its name stands there already, its numbers go to `shape`.
+static qlora_result qlora__st_entry_parse(qlora_ctx* ctx, const qlora__st* st, uint32_t value,
+                                          int64_t* shape, qlora__st_tensor* t) {
+    const qlora__json* json = &st->json;
+    uint32_t dtype = qlora__json_find(json, value, "dtype");
+    uint32_t dims = qlora__json_find(json, value, "shape");
+    uint32_t offsets = qlora__json_find(json, value, "data_offsets");
+    if (dtype == 0 || qlora__json_kind_of(json, dtype) != QLORA__JSON_STRING) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: no dtype", st->label, t->name);
+    }
+    int known = 0;
+    while (known < QLORA__ST_DTYPE_COUNT &&
+           !qlora__json_is(json, dtype, qlora__st_dtypes[known].name)) {
+        known++;
+    }
+    if (known == QLORA__ST_DTYPE_COUNT) {
+        char name[32];
+        qlora__json_string(json, dtype, name, sizeof name);
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: unknown dtype \"%s\"", st->label,
+                           t->name, name);
+    }
+    t->dtype = (qlora__st_dtype)known;
+    if (dims == 0 || qlora__json_kind_of(json, dims) != QLORA__JSON_ARRAY) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: no shape", st->label, t->name);
+    }
+    t->rank = json->tokens[dims].count;
+    t->shape = shape;
+    for (uint32_t i = 0; i < t->rank; i++) {
+        if (!qlora__json_offset(json, dims + 1 + i, &shape[i])) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                               "%s: %s: shape must hold whole numbers from 0 up", st->label,
+                               t->name);
+        }
+    }
+    int64_t begin = 0;
+    int64_t end = 0;
+    if (offsets == 0 || qlora__json_kind_of(json, offsets) != QLORA__JSON_ARRAY ||
+        json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
+        !qlora__json_offset(json, offsets + 2, &end)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: data_offsets must be two whole numbers from 0 up", st->label,
+                           t->name);
+    }
+    if (end < begin) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: data_offsets end before they begin",
+                           st->label, t->name);
+    }
+    t->begin = (uint64_t)begin;
+    t->bytes = (uint64_t)(end - begin);
+    return qlora__st_check_size(ctx, st, t);
+}
+
+static bool qlora__st_offset_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__st_tensor* t = (const qlora__st_tensor*)user;
+    if (t[a].begin != t[b].begin) {
+        return t[a].begin < t[b].begin;
+    }
+    return t[a].bytes != t[b].bytes ? t[a].bytes < t[b].bytes : a < b;
+}
+
+static bool qlora__st_name_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__st_tensor* t = (const qlora__st_tensor*)user;
+    return strcmp(t[a].name, t[b].name) < 0;
+}
+
+// Tensors must follow each other without holes or overlaps, from 0 to the end of the file.
+static qlora_result qlora__st_check_layout(qlora_ctx* ctx, qlora__st* st, uint64_t data_size) {
+    uint64_t at = 0;
+    qlora__sort(st->by_name, st->count, qlora__st_offset_less, st->tensors);
+    for (uint32_t i = 0; i < st->count; i++) {
+        const qlora__st_tensor* t = &st->tensors[st->by_name[i]];
+        if (t->begin != at) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: begins at %llu, %s %llu", st->label,
+                               t->name, (unsigned long long)t->begin,
+                               t->begin < at ? "overlapping what ends at" : "leaving a hole after",
+                               (unsigned long long)at);
+        }
+        at = t->begin + t->bytes;
+    }
+    if (at != data_size) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: the tensors need %llu bytes, the file has %llu%s", st->label,
+                           (unsigned long long)at, (unsigned long long)data_size,
+                           at > data_size ? ": it is cut short" : "");
+    }
+    qlora__sort(st->by_name, st->count, qlora__st_name_less, st->tensors);
+    return QLORA_OK;
+}
+
+// __metadata__: an object of strings.
+static qlora_result qlora__st_check_metadata(qlora_ctx* ctx, const qlora__st* st, uint32_t value) {
+    const qlora__json_token* tokens = st->json.tokens;
+    bool good = tokens[value].kind == QLORA__JSON_OBJECT;
+    for (uint32_t k = value + 1; good && k < tokens[value].next; k = tokens[k + 1].next) {
+        good = tokens[k + 1].kind == QLORA__JSON_STRING;
+    }
+    return good ? QLORA_OK
+                : qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: __metadata__ must map strings to strings",
+                              st->label);
+}
+
+// Counts what the header holds and makes one block for it.
+static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** shapes,
+                                      char** names) {
+    const qlora__json* json = &st->json;
+    size_t dims = 0;
+    size_t bytes = 0;
+    size_t part = 0;
+    for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        if (qlora__json_is(json, k, "__metadata__")) {
+            QLORA__TRY(qlora__st_check_metadata(ctx, st, k + 1));
+            continue;
+        }
+        uint32_t shape = qlora__json_find(json, k + 1, "shape");
+        dims += shape != 0 ? json->tokens[shape].count : 0;
+        bytes += qlora__json_string(json, k, NULL, 0) + 1;
+        st->count++;
+    }
+    bool fits = qlora__mul(dims, sizeof(int64_t), &part) && qlora__add(bytes, part, &bytes) &&
+                qlora__mul(st->count, sizeof(qlora__st_tensor) + sizeof(uint32_t), &part) &&
+                qlora__add(bytes, part, &bytes);
+    if (!fits) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many tensors", st->label);
+    }
+    if (st->count == 0) {
+        return QLORA_OK;
+    }
+    st->block = qlora__alloc(ctx, bytes);
+    if (st->block == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    st->block_bytes = bytes;
+    st->tensors = (qlora__st_tensor*)st->block;
+    *shapes = (int64_t*)(void*)(st->tensors + st->count);
+    st->by_name = (uint32_t*)(void*)(*shapes + dims);
+    *names = (char*)(void*)(st->by_name + st->count);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__st_parse_header(qlora_ctx* ctx, qlora__st* st) {
+    uint64_t header = 0;
+    int64_t* shapes = NULL;
+    char* names = NULL;
+    QLORA__TRY(qlora__st_check_header(ctx, st, &header));
+    QLORA__TRY(
+        qlora__json_parse(ctx, st->label, st->file + 8, header, QLORA__JSON_UNIQUE, &st->json));
+    const qlora__json* json = &st->json;
+    for (uint64_t i = json->tokens[0].end; i < header; i++) {
+        if (st->file[8 + i] != ' ') {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                               "%s: the header may be padded with spaces only", st->label);
+        }
+    }
+    QLORA__TRY(qlora__st_reserve(ctx, st, &shapes, &names));
+    uint32_t index = 0;
+    for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        if (qlora__json_is(json, k, "__metadata__")) {
+            continue;
+        }
+        qlora__st_tensor* t = &st->tensors[index];
+        memset(t, 0, sizeof *t);
+        size_t length = qlora__json_string(json, k, NULL, 0) + 1;
+        qlora__json_string(json, k, names, length);
+        t->name = names;
+        if (strlen(names) + 1 != length) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: NUL in a tensor's name", st->label,
+                               names);
+        }
+        QLORA__TRY(qlora__st_entry_parse(ctx, st, k + 1, shapes, t));
+        st->by_name[index] = index;
+        names += length;
+        shapes += t->rank;
+        index++;
+    }
+    QLORA__TRY(qlora__st_check_layout(ctx, st, st->file_size - 8 - header));
+    for (uint32_t i = 0; i < st->count; i++) {
+        st->tensors[i].data = st->file + 8 + header + st->tensors[i].begin;
+    }
+    return QLORA_OK;
+}
+
+// Reads a whole file that lies in memory and stays there. qlora__st_close when done; *st is large
+// and its address must not change. Nothing to close after a failure.
+static QLORA__UNUSED qlora_result qlora__st_parse(qlora_ctx* ctx, const char* label,
+                                                  const void* bytes, uint64_t size, qlora__st* st) {
+    memset(st, 0, sizeof *st);
+    st->label = label;
+    st->file = (const uint8_t*)bytes;
+    st->file_size = size;
+    qlora_result result = qlora__st_parse_header(ctx, st);
+    if (result != QLORA_OK) {
+        qlora__st_close(ctx, st);
+    }
+    return result;
+}
+
+// Maps a file and reads its header.
+static qlora_result qlora__st_open(qlora_ctx* ctx, const char* path, qlora__st* st) {
+    qlora__map map;
+    memset(st, 0, sizeof *st);
+    QLORA__TRY(qlora__path_join(ctx, "", path, st->path));
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    st->map = map;
+    st->label = st->path;
+    st->file = map.data;
+    st->file_size = map.size;
+    qlora_result result = qlora__st_parse_header(ctx, st);
+    if (result != QLORA_OK) {
+        qlora__st_close(ctx, st);
+    }
+    return result;
+}
+
+// NULL when there is no tensor of that name.
+static const qlora__st_tensor* qlora__st_find(const qlora__st* st, const char* name) {
+    uint32_t low = 0;
+    uint32_t high = st->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        int order = strcmp(st->tensors[st->by_name[middle]].name, name);
+        if (order == 0) {
+            return &st->tensors[st->by_name[middle]];
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+// Text of a __metadata__ entry, as qlora__json_string; false when there is none.
+static QLORA__UNUSED bool qlora__st_metadata(const qlora__st* st, const char* key, char* out,
+                                             size_t size) {
+    uint32_t all = qlora__json_find(&st->json, 0, "__metadata__");
+    uint32_t value = all == 0 ? 0 : qlora__json_find(&st->json, all, key);
+    return value != 0 && qlora__json_string(&st->json, value, out, size) < size;
+}
+
+// "[8,128]" for messages.
+static const char* qlora__shape_text(const int64_t* shape, uint32_t rank, char out[96]) {
+    size_t n = 1;
+    out[0] = '[';
+    for (uint32_t i = 0; i < rank && n < 70; i++) {
+        n += (size_t)snprintf(out + n, 96 - n, i == 0 ? "%lld" : ",%lld", (long long)shape[i]);
+    }
+    out[n] = ']';
+    out[n + 1] = '\0';
+    return out;
+}
+
+static uint64_t qlora__st_elements(const qlora__st_tensor* t) {
+    return t->bytes * 8 / qlora__st_dtypes[t->dtype].bits;
+}
+
+static bool qlora__st_is_float(const qlora__st_tensor* t) {
+    return t->dtype == QLORA__ST_F32 || t->dtype == QLORA__ST_BF16 || t->dtype == QLORA__ST_F16;
+}
+
+// Elements first .. first + count of an F32, BF16 or F16 tensor as floats; exact.
+static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64_t count,
+                               float* out) {
+    if (t->dtype == QLORA__ST_F32) {
+        memcpy(out, t->data + first * 4, (size_t)count * 4);
+        return;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t half = 0;
+        memcpy(&half, t->data + (first + i) * 2, 2);
+        out[i] = t->dtype == QLORA__ST_BF16 ? qlora__bf16_to(half) : qlora__f16_to(half);
+    }
+}
+
+// Checks a file that was written with a checksum: *st must carry one and it must be right.
+static QLORA__UNUSED qlora_result qlora__st_verify(qlora_ctx* ctx, const qlora__st* st) {
+    const qlora__st_tensor* t = qlora__st_find(st, QLORA__ST_CHECKSUM);
+    if (t == NULL || t->bytes != 8 || t->data + 8 != st->file + st->file_size) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: no checksum at the end of the file",
+                           st->label);
+    }
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    qlora__hash_add(&hash, st->file, (size_t)(st->file_size - 8));
+    if (qlora__hash_end(&hash) != qlora__load_u64(t->data)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: the checksum is wrong: the file is damaged",
+                           st->label);
+    }
+    return QLORA_OK;
+}
+
+// ---- safetensors, written
+
+// What is to be written. Names must be distinct; the strings and shapes are read by _begin only.
+typedef struct qlora__st_entry {
+    const char* name;
+    const int64_t* shape;
+    qlora__st_dtype dtype;
+    uint32_t rank;
+} qlora__st_entry;
+
+typedef struct qlora__st_writer {
+    qlora__out out;
+    uint32_t* order; // order[i]: the entry whose bytes come i-th
+    uint32_t count;
+    uint64_t written;
+    uint64_t data_bytes;
+    qlora__hash hash;
+    bool checksum;
+} qlora__st_writer;
+
+static bool qlora__st_entry_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__st_entry* e = (const qlora__st_entry*)user;
+    return e[a].dtype != e[b].dtype ? e[a].dtype > e[b].dtype : strcmp(e[a].name, e[b].name) < 0;
+}
+
+static uint64_t qlora__st_entry_bytes(const qlora__st_entry* e) {
+    uint64_t bits = qlora__st_dtypes[e->dtype].bits;
+    for (uint32_t i = 0; i < e->rank; i++) {
+        bits *= (uint64_t)e->shape[i];
+    }
+    return bits / 8;
+}
+
+static void qlora__st_write_entry(qlora__json_writer* w, const char* name, qlora__st_dtype dtype,
+                                  const int64_t* shape, uint32_t rank, uint64_t begin,
+                                  uint64_t end) {
+    qlora__json_write_open(w, name, '{');
+    qlora__json_write_string(w, "dtype", qlora__st_dtypes[dtype].name);
+    qlora__json_write_open(w, "shape", '[');
+    for (uint32_t i = 0; i < rank; i++) {
+        qlora__json_write_int(w, NULL, shape[i]);
+    }
+    qlora__json_write_close(w, ']');
+    qlora__json_write_open(w, "data_offsets", '[');
+    qlora__json_write_int(w, NULL, (int64_t)begin);
+    qlora__json_write_int(w, NULL, (int64_t)end);
+    qlora__json_write_close(w, ']');
+    qlora__json_write_close(w, '}');
+}
+
+// The header's text, its length in front, padded with spaces to a multiple of eight.
+static void qlora__st_write_header(qlora__st_writer* w, qlora__text* text,
+                                   const qlora__st_entry* entries, const char* const* metadata) {
+    static const int64_t eight = 8;
+    qlora__json_writer json;
+    qlora__text_add(text, "\0\0\0\0\0\0\0\0", 8);
+    qlora__json_write_begin(&json, text, 0);
+    qlora__json_write_open(&json, NULL, '{');
+    qlora__json_write_open(&json, "__metadata__", '{');
+    qlora__json_write_string(&json, "format", "pt");
+    for (size_t i = 0; metadata != NULL && metadata[i] != NULL; i += 2) {
+        qlora__json_write_string(&json, metadata[i], metadata[i + 1]);
+    }
+    qlora__json_write_close(&json, '}');
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < w->count; i++) {
+        const qlora__st_entry* e = &entries[w->order[i]];
+        uint64_t bytes = qlora__st_entry_bytes(e);
+        qlora__st_write_entry(&json, e->name, e->dtype, e->shape, e->rank, at, at + bytes);
+        at += bytes;
+    }
+    w->data_bytes = at;
+    if (w->checksum) {
+        qlora__st_write_entry(&json, QLORA__ST_CHECKSUM, QLORA__ST_U8, &eight, 1, at, at + 8);
+    }
+    qlora__json_write_close(&json, '}');
+    while (text->result == QLORA_OK && text->size % 8 != 0) {
+        qlora__text_add(text, " ", 1);
+    }
+    if (text->result == QLORA_OK) {
+        qlora__store_u64((uint8_t*)(void*)text->data, text->size - 8);
+    }
+}
+
+static void qlora__st_write_abort(qlora_ctx* ctx, qlora__st_writer* w) {
+    qlora__out_abort(ctx, &w->out);
+    qlora__free(ctx, w->order, w->count * sizeof *w->order);
+    memset(w, 0, sizeof *w);
+}
+
+// Begins a file with all its tensors known. `metadata`: pairs of strings ended by NULL, or NULL;
+// {"format":"pt"} is always there. `checksum` adds a last tensor that qlora__st_verify checks.
+// Then the bytes of entry order[0], order[1], ... in pieces of any size, then commit or abort.
+static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora_ctx* ctx, const char* path,
+                                                        const qlora__st_entry* entries,
+                                                        uint32_t count, const char* const* metadata,
+                                                        bool checksum, qlora__st_writer* w) {
+    qlora__text text;
+    memset(w, 0, sizeof *w);
+    qlora__text_begin(ctx, &text);
+    w->count = count;
+    w->checksum = checksum;
+    qlora__hash_begin(&w->hash);
+    qlora_result result = QLORA_OK;
+    if (count > 0) {
+        w->order = (uint32_t*)qlora__alloc(ctx, count * sizeof *w->order);
+        result = w->order == NULL ? QLORA_ERR_MEMORY : QLORA_OK;
+    }
+    for (uint32_t i = 0; i < count && result == QLORA_OK; i++) {
+        w->order[i] = i;
+    }
+    if (result == QLORA_OK) {
+        qlora__sort(w->order, count, qlora__st_entry_less, entries);
+        qlora__st_write_header(w, &text, entries, metadata);
+        result = text.result;
+    }
+    if (result == QLORA_OK) {
+        result = qlora__out_begin(ctx, path, &w->out);
+    }
+    if (result == QLORA_OK) {
+        qlora__hash_add(&w->hash, text.data, text.size);
+        result = qlora__out_write(ctx, &w->out, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    if (result != QLORA_OK) {
+        qlora__st_write_abort(ctx, w);
+    }
+    return result;
+}
+
+static QLORA__UNUSED qlora_result qlora__st_write(qlora_ctx* ctx, qlora__st_writer* w,
+                                                  const void* bytes, size_t size) {
+    if (size > w->data_bytes - w->written) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "safetensors: %llu bytes more than announced",
+                           (unsigned long long)(size - (w->data_bytes - w->written)));
+    }
+    w->written += size;
+    if (w->checksum) {
+        qlora__hash_add(&w->hash, bytes, size);
+    }
+    return qlora__out_write(ctx, &w->out, bytes, size);
+}
+
+// Makes the file appear under its name, whole. On failure the old file, if any, is still there.
+static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora_ctx* ctx, qlora__st_writer* w) {
+    qlora_result result = QLORA_OK;
+    if (w->written != w->data_bytes) {
+        result =
+            qlora__fail(ctx, QLORA_ERR_ARGUMENT, "safetensors: %llu of %llu bytes were written",
+                        (unsigned long long)w->written, (unsigned long long)w->data_bytes);
+    }
+    if (result == QLORA_OK && w->checksum) {
+        uint8_t sum[8];
+        qlora__store_u64(sum, qlora__hash_end(&w->hash));
+        result = qlora__out_write(ctx, &w->out, sum, sizeof sum);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__out_commit(ctx, &w->out);
+    }
+    qlora__st_write_abort(ctx, w);
+    return result;
+}
+
+// ---- Hugging Face config.json
+
+static const struct {
+    const char* model_type;
+    qlora_family family;
+    const char* architecture;
+    const char* gguf_name;
+} qlora__families[] = {{"llama", QLORA_FAMILY_LLAMA, "LlamaForCausalLM", "llama"},
+                       {"mistral", QLORA_FAMILY_MISTRAL, "MistralForCausalLM", "llama"},
+                       {"qwen2", QLORA_FAMILY_QWEN2, "Qwen2ForCausalLM", "qwen2"},
+                       {"qwen3", QLORA_FAMILY_QWEN3, "Qwen3ForCausalLM", "qwen3"}};
+#define QLORA__FAMILY_COUNT ((int)(sizeof qlora__families / sizeof qlora__families[0]))
+
+// One object of a config file, and where its messages come from.
+typedef struct qlora__config_reader {
+    qlora_ctx* ctx;
+    const qlora__json* json;
+    uint32_t object;
+} qlora__config_reader;
+
+// Value of a key; JSON's null counts as absent, as it does in transformers.
+static uint32_t qlora__config_find(const qlora__config_reader* r, const char* key) {
+    uint32_t value = qlora__json_find(r->json, r->object, key);
+    return value != 0 && qlora__json_kind_of(r->json, value) == QLORA__JSON_NULL ? 0 : value;
+}
+
+// The value as it stands in the file, for messages.
+static const char* qlora__config_show(const qlora__config_reader* r, uint32_t value, char out[48]) {
+    const qlora__json_token* t = &r->json->tokens[value];
+    uint32_t n = t->end - t->begin < 44 ? t->end - t->begin : 44;
+    memcpy(out, r->json->text + t->begin, n);
+    memcpy(out + n, t->end - t->begin > n ? "..." : "", t->end - t->begin > n ? 4 : 1);
+    return out;
+}
+
+// An integer within [least, most]; absent gives `fallback`, and is an error where that is negative.
+static qlora_result qlora__config_int(const qlora__config_reader* r, const char* key,
+                                      int64_t fallback, int64_t least, int64_t most, int64_t* out) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    if (value == 0) {
+        if (fallback < 0) {
+            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+        }
+        *out = fallback;
+        return QLORA_OK;
+    }
+    int64_t number = 0;
+    if (!qlora__json_int(r->json, value, &number) || number < least || number > most) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: %s is %s; it must be a whole number from %lld to %lld",
+                           r->json->label, key, qlora__config_show(r, value, shown),
+                           (long long)least, (long long)most);
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+// A number above 0; absent gives `fallback`, and is an error where that is negative.
+static qlora_result qlora__config_positive(const qlora__config_reader* r, const char* key,
+                                           double fallback, double* out) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    if (value == 0) {
+        if (fallback < 0.0) {
+            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+        }
+        *out = fallback;
+        return QLORA_OK;
+    }
+    double number = 0.0;
+    if (!qlora__json_double(r->json, value, &number) || !(number > 0.0) || number > 1e30) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be a number above 0",
+                           r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    *out = number;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_bool(const qlora__config_reader* r, const char* key,
+                                       bool fallback, bool* out) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    qlora__json_kind kind = value != 0 ? qlora__json_kind_of(r->json, value) : QLORA__JSON_NULL;
+    if (value != 0 && kind != QLORA__JSON_TRUE && kind != QLORA__JSON_FALSE) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be true or false",
+                           r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    *out = value != 0 ? kind == QLORA__JSON_TRUE : fallback;
+    return QLORA_OK;
+}
+
+// A token id below `vocab`, -1 where absent (or -1 in the file, as some old ones have it).
+static qlora_result qlora__config_id(const qlora__config_reader* r, const char* key, int64_t vocab,
+                                     int32_t* out) {
+    int64_t id = -1;
+    if (qlora__config_find(r, key) != 0) {
+        QLORA__TRY(qlora__config_int(r, key, -1, -1, vocab - 1, &id));
+    }
+    *out = (int32_t)id;
+    return QLORA_OK;
+}
+
+// eos_token_id: one id or a list.
+static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_model_config* c) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, "eos_token_id");
+    if (value == 0) {
+        return QLORA_OK;
+    }
+    bool list = qlora__json_kind_of(r->json, value) == QLORA__JSON_ARRAY;
+    uint32_t count = list ? r->json->tokens[value].count : 1;
+    if (count > QLORA_MAX_STOP_IDS) {
+        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: eos_token_id lists %u ids; %d at most", r->json->label, count,
+                           QLORA_MAX_STOP_IDS);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        int64_t id = 0;
+        if (!qlora__json_int(r->json, list ? value + 1 + i : value, &id) || id < 0 ||
+            id >= c->vocab) {
+            return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                               "%s: eos_token_id is %s; ids go from 0 to vocab_size - 1 = %lld",
+                               r->json->label, qlora__config_show(r, value, shown),
+                               (long long)(c->vocab - 1));
+        }
+        c->stop_ids[i] = (int32_t)id;
+    }
+    c->stop_count = (int32_t)count;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_refuse(const qlora__config_reader* r, const char* key,
+                                         uint32_t value, const char* advice) {
+    char shown[48];
+    return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED, "%s: %s \"%s\" is not supported; %s",
+                       r->json->label, key, qlora__config_show(r, value, shown), advice);
+}
+
+static qlora_result qlora__config_yarn(const qlora__config_reader* r,
+                                       const qlora__config_reader* top, const qlora_model_config* c,
+                                       qlora_rope_desc* rope) {
+    bool truncate = true;
+    double fallback = (double)c->max_positions;
+    QLORA__TRY(
+        qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
+    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
+                                      &rope->original_max_position));
+    double stretch = (double)c->max_positions / rope->original_max_position;
+    QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
+    QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
+    QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
+    QLORA__TRY(qlora__config_positive(r, "mscale", 0.0, &rope->mscale));
+    QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", 0.0, &rope->mscale_all_dim));
+    QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
+    QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
+    rope->no_truncate = !truncate;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_llama3(const qlora__config_reader* r,
+                                         const qlora__config_reader* top, qlora_rope_desc* rope) {
+    double fallback = -1.0;
+    if (qlora__config_find(top, "original_max_position_embeddings") != 0) {
+        QLORA__TRY(
+            qlora__config_positive(top, "original_max_position_embeddings", -1.0, &fallback));
+    }
+    QLORA__TRY(qlora__config_positive(r, "factor", -1.0, &rope->factor));
+    QLORA__TRY(qlora__config_positive(r, "low_freq_factor", -1.0, &rope->low_freq_factor));
+    QLORA__TRY(qlora__config_positive(r, "high_freq_factor", -1.0, &rope->high_freq_factor));
+    QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
+                                      &rope->original_max_position));
+    if (!(rope->high_freq_factor > rope->low_freq_factor)) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: high_freq_factor %g must be above low_freq_factor %g",
+                           r->json->label, rope->high_freq_factor, rope->low_freq_factor);
+    }
+    return QLORA_OK;
+}
+
+// One set of rotary parameters from object `dict` (0 = none: all defaults); what it leaves out is
+// looked for at the top of the file.
+static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t dict,
+                                       const qlora_model_config* c, qlora_rope_desc* rope) {
+    static const struct {
+        const char* name;
+        qlora_rope_type type;
+    } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
+                  {"linear", QLORA_ROPE_LINEAR},
+                  {"llama3", QLORA_ROPE_LLAMA3},
+                  {"yarn", QLORA_ROPE_YARN}};
+    qlora__config_reader r = *top;
+    double theta = 10000.0;
+    double partial = 1.0;
+    memset(rope, 0, sizeof *rope);
+    rope->factor = 1.0;
+    QLORA__TRY(qlora__config_positive(top, "rope_theta", theta, &rope->theta));
+    QLORA__TRY(qlora__config_positive(top, "partial_rotary_factor", partial, &partial));
+    if (dict != 0) {
+        r.object = dict;
+        QLORA__TRY(qlora__config_positive(&r, "rope_theta", rope->theta, &rope->theta));
+        QLORA__TRY(qlora__config_positive(&r, "partial_rotary_factor", partial, &partial));
+        uint32_t type = qlora__config_find(&r, "rope_type");
+        type = type != 0 ? type : qlora__config_find(&r, "type");
+        int k = 0;
+        while (type != 0 && k < 4 && !qlora__json_is(r.json, type, kinds[k].name)) {
+            k++;
+        }
+        if (k == 4) {
+            return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
+        }
+        rope->type = kinds[k].type;
+    }
+    if (!(rope->theta > 1.0)) {
+        return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
+                           r.json->label, rope->theta);
+    }
+    if (partial < 1.0 || partial > 1.0) {
+        return qlora__fail(r.ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: partial_rotary_factor %g is not supported; only 1 is",
+                           r.json->label, partial);
+    }
+    switch (rope->type) {
+    case QLORA_ROPE_LINEAR:
+        return qlora__config_positive(&r, "factor", -1.0, &rope->factor);
+    case QLORA_ROPE_LLAMA3:
+        return qlora__config_llama3(&r, top, rope);
+    case QLORA_ROPE_YARN:
+        return qlora__config_yarn(&r, top, c, rope);
+    case QLORA_ROPE_DEFAULT:
+        break;
+    }
+    return QLORA_OK;
+}
+
+// rope_parameters (new; one set, or one per layer type) or rope_scaling (old).
+static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_model_config* c) {
+    char shown[48];
+    const char* key = "rope_parameters";
+    uint32_t dict = qlora__config_find(r, key);
+    if (dict == 0) {
+        key = "rope_scaling";
+        dict = qlora__config_find(r, key);
+    }
+    uint32_t full = dict;
+    uint32_t slide = dict;
+    if (dict != 0) {
+        uint32_t per_full = qlora__json_find(r->json, dict, "full_attention");
+        uint32_t per_slide = qlora__json_find(r->json, dict, "sliding_attention");
+        if (per_full != 0 || per_slide != 0) {
+            full = per_full != 0 ? per_full : per_slide;
+            slide = per_slide != 0 ? per_slide : per_full;
+        }
+        if (qlora__json_kind_of(r->json, dict) != QLORA__JSON_OBJECT ||
+            qlora__json_kind_of(r->json, full) != QLORA__JSON_OBJECT ||
+            qlora__json_kind_of(r->json, slide) != QLORA__JSON_OBJECT) {
+            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                               r->json->label, key, qlora__config_show(r, dict, shown));
+        }
+    }
+    QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
+    return qlora__config_rope(r, slide, c, &c->rope_sliding);
+}
+
+// Family from model_type, checked against the architecture's name where one is given.
+static qlora_result qlora__config_family(const qlora__config_reader* r, bool nested,
+                                         qlora_model_config* c) {
+    uint32_t type = qlora__config_find(r, "model_type");
+    uint32_t names = qlora__config_find(r, "architectures");
+    uint32_t architecture = names != 0 ? qlora__json_at(r->json, names, 0) : 0;
+    if (type == 0 && architecture == 0) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: model_type is missing", r->json->label);
+    }
+    int k = 0;
+    for (; k < QLORA__FAMILY_COUNT; k++) {
+        if (qlora__json_is(r->json, type != 0 ? type : architecture,
+                           type != 0 ? qlora__families[k].model_type
+                                     : qlora__families[k].architecture)) {
+            break;
+        }
+    }
+    const char* advice = "llama, mistral, qwen2 and qwen3 are";
+    if (k == QLORA__FAMILY_COUNT) {
+        return qlora__config_refuse(r, type != 0 ? "model_type" : "architecture",
+                                    type != 0 ? type : architecture, advice);
+    }
+    if (architecture != 0 && !nested &&
+        !qlora__json_is(r->json, architecture, qlora__families[k].architecture) &&
+        !qlora__json_is(r->json, architecture, "LLaMAForCausalLM")) {
+        return qlora__config_refuse(r, "architecture", architecture,
+                                    "a causal language model of the family is needed");
+    }
+    c->family = qlora__families[k].family;
+    return QLORA_OK;
+}
+
+// Sizes, each with its own limits, and how they must fit together.
+static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_model_config* c) {
+    QLORA__TRY(qlora__config_int(r, "vocab_size", -1, 1, 1 << 24, &c->vocab));
+    QLORA__TRY(qlora__config_int(r, "hidden_size", -1, 1, 1 << 20, &c->hidden));
+    QLORA__TRY(qlora__config_int(r, "intermediate_size", -1, 1, 1 << 22, &c->intermediate));
+    QLORA__TRY(qlora__config_int(r, "num_hidden_layers", -1, 1, QLORA_MAX_LAYERS, &c->layers));
+    QLORA__TRY(qlora__config_int(r, "num_attention_heads", -1, 1, 1 << 14, &c->heads));
+    QLORA__TRY(qlora__config_int(r, "num_key_value_heads", c->heads, 1, 1 << 14, &c->kv_heads));
+    QLORA__TRY(
+        qlora__config_int(r, "max_position_embeddings", 2048, 1, INT32_MAX, &c->max_positions));
+    QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", 1e-6, &c->rms_eps));
+    if (c->heads % c->kv_heads != 0) {
+        return qlora__fail(
+            r->ctx, QLORA_ERR_FORMAT,
+            "%s: num_attention_heads %lld is no multiple of num_key_value_heads %lld",
+            r->json->label, (long long)c->heads, (long long)c->kv_heads);
+    }
+    bool given = qlora__config_find(r, "head_dim") != 0;
+    if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: hidden_size %lld is no multiple of num_attention_heads %lld, and "
+                           "head_dim is missing",
+                           r->json->label, (long long)c->hidden, (long long)c->heads);
+    }
+    int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
+    QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
+    if (c->head_dim % 2 != 0) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: head_dim %lld is odd", r->json->label,
+                           (long long)c->head_dim);
+    }
+    if (c->head_dim > 256) {
+        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: head_dim %lld is not supported; 256 is the largest", r->json->label,
+                           (long long)c->head_dim);
+    }
+    return QLORA_OK;
+}
+
+// Which layers have a sliding window, and how wide it is.
+static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_model_config* c) {
+    int64_t first = 0;
+    bool use = true;
+    bool qwen = c->family == QLORA_FAMILY_QWEN2 || c->family == QLORA_FAMILY_QWEN3;
+    uint32_t types = qlora__config_find(r, "layer_types");
+    if (qwen) {
+        QLORA__TRY(qlora__config_bool(r, "use_sliding_window", false, &use));
+        QLORA__TRY(qlora__config_int(r, "max_window_layers", 28, 0, INT32_MAX, &first));
+    } else if (c->family == QLORA_FAMILY_LLAMA) {
+        use = false; // a llama file may carry the key; the architecture has no window
+    }
+    if (use) {
+        QLORA__TRY(qlora__config_int(r, "sliding_window", 0, 1, INT32_MAX, &c->window));
+    }
+    if (types != 0 && (qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY ||
+                       r->json->tokens[types].count != c->layers)) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: layer_types must list one type for each of the %lld layers",
+                           r->json->label, (long long)c->layers);
+    }
+    bool any = false;
+    for (int64_t i = 0; i < c->layers; i++) {
+        uint32_t type = types != 0 ? qlora__json_at(r->json, types, (uint32_t)i) : 0;
+        bool slides = type != 0 ? qlora__json_is(r->json, type, "sliding_attention") : i >= first;
+        if (type != 0 && !slides && !qlora__json_is(r->json, type, "full_attention")) {
+            return qlora__config_refuse(r, "layer type", type,
+                                        "full_attention and sliding_attention are");
+        }
+        if (type != 0 && slides && c->family == QLORA_FAMILY_LLAMA) {
+            return qlora__config_refuse(r, "layer type", type, "llama layers have full attention");
+        }
+        c->sliding[i] = slides && c->window > 0 ? 1 : 0;
+        any = any || c->sliding[i] != 0;
+    }
+    c->window = any ? c->window : 0;
+    return QLORA_OK;
+}
+
+// quantization_config: bitsandbytes 4-bit is read, tensor by tensor; all else is refused by name.
+static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora_model_config* c) {
+    uint32_t dict = qlora__config_find(r, "quantization_config");
+    if (dict == 0) {
+        return QLORA_OK;
+    }
+    qlora__config_reader q = *r;
+    bool eight = false;
+    q.object = dict;
+    uint32_t method = qlora__config_find(&q, "quant_method");
+    if (method != 0 && !qlora__json_is(r->json, method, "bitsandbytes")) {
+        return qlora__config_refuse(r, "quant_method", method,
+                                    "use the 16-bit model or a bitsandbytes 4-bit one");
+    }
+    QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
+    if (eight) {
+        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: quantization_config: load_in_8bit is not supported; use the 16-bit "
+                           "model or a 4-bit one",
+                           r->json->label);
+    }
+    c->quantized = true;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_model_config* c) {
+    static const struct {
+        const char* name;
+        qlora_dtype dtype;
+    } dtypes[6] = {{"float32", QLORA_F32},         {"bfloat16", QLORA_BF16},
+                   {"float16", QLORA_F16},         {"torch.float32", QLORA_F32},
+                   {"torch.bfloat16", QLORA_BF16}, {"torch.float16", QLORA_F16}};
+    bool attention = false;
+    QLORA__TRY(qlora__config_bool(r, "tie_word_embeddings", false, &c->tied));
+    if (c->family == QLORA_FAMILY_LLAMA || c->family == QLORA_FAMILY_QWEN3) {
+        QLORA__TRY(qlora__config_bool(r, "attention_bias", false, &attention));
+    }
+    if (c->family == QLORA_FAMILY_LLAMA) {
+        QLORA__TRY(qlora__config_bool(r, "mlp_bias", false, &c->mlp_bias));
+    }
+    c->qkv_bias = attention || c->family == QLORA_FAMILY_QWEN2;
+    c->o_bias = attention;
+    c->qk_norm = c->family == QLORA_FAMILY_QWEN3;
+    uint32_t act = qlora__config_find(r, "hidden_act");
+    act = act != 0 ? act : qlora__config_find(r, "hidden_activation");
+    if (act != 0 && !qlora__json_is(r->json, act, "silu") &&
+        !qlora__json_is(r->json, act, "swish")) {
+        return qlora__config_refuse(r, "hidden_act", act, "only silu is");
+    }
+    uint32_t dtype = qlora__config_find(r, "dtype");
+    dtype = dtype != 0 ? dtype : qlora__config_find(r, "torch_dtype");
+    c->dtype = -1;
+    for (int i = 0; i < 6; i++) {
+        if (dtype != 0 && qlora__json_is(r->json, dtype, dtypes[i].name)) {
+            c->dtype = (int32_t)dtypes[i].dtype;
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__config_from_json(qlora_ctx* ctx, const qlora__json* json,
+                                            qlora_model_config* c) {
+    qlora__config_reader r;
+    r.ctx = ctx;
+    r.json = json;
+    r.object = 0;
+    memset(c, 0, sizeof *c);
+    if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", json->label);
+    }
+    QLORA__TRY(qlora__config_quantized(&r, c));
+    // a model that also sees or hears keeps its language part here
+    uint32_t text = qlora__config_find(&r, "text_config");
+    bool nested = text != 0 && qlora__json_kind_of(json, text) == QLORA__JSON_OBJECT;
+    r.object = nested ? text : 0;
+    QLORA__TRY(qlora__config_family(&r, nested, c));
+    QLORA__TRY(qlora__config_sizes(&r, c));
+    QLORA__TRY(qlora__config_ropes(&r, c));
+    QLORA__TRY(qlora__config_window(&r, c));
+    QLORA__TRY(qlora__config_switches(&r, c));
+    QLORA__TRY(qlora__config_id(&r, "bos_token_id", c->vocab, &c->bos_id));
+    QLORA__TRY(qlora__config_id(&r, "pad_token_id", c->vocab, &c->pad_id));
+    return qlora__config_stops(&r, c);
+}
+
+// config.json, already in memory, into *out.
+static qlora_result qlora__config_parse(qlora_ctx* ctx, const char* label, const void* text,
+                                        uint64_t size, qlora_model_config* out) {
+    qlora__json json;
+    qlora_model_config config;
+    QLORA__TRY(qlora__json_parse(ctx, label, text, size, 0, &json));
+    qlora_result result = qlora__config_from_json(ctx, &json, &config);
+    qlora__json_free(ctx, &json);
+    if (result == QLORA_OK) {
+        *out = config;
+    }
+    return result;
+}
+
+// generation_config.json: its stop ids replace those of config.json.
+static qlora_result qlora__config_parse_generation(qlora_ctx* ctx, const char* label,
+                                                   const void* text, uint64_t size,
+                                                   qlora_model_config* config) {
+    qlora__json json;
+    qlora__config_reader r;
+    QLORA__TRY(qlora__json_parse(ctx, label, text, size, 0, &json));
+    r.ctx = ctx;
+    r.json = &json;
+    r.object = 0;
+    qlora_result result = qlora__config_stops(&r, config);
+    qlora__json_free(ctx, &json);
+    return result;
+}
+
+// Reads config.json and, where there is one, generation_config.json of a model folder.
+static QLORA__UNUSED qlora_result qlora__config_read(qlora_ctx* ctx, const char* dir,
+                                                     qlora_model_config* out) {
+    char path[QLORA__PATH_ROOM];
+    qlora__map map;
+    qlora_model_config config;
+    QLORA__TRY(qlora__path_join(ctx, dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora_result result = qlora__config_parse(ctx, path, map.data, map.size, &config);
+    qlora__map_close(ctx, &map);
+    QLORA__TRY(result);
+    QLORA__TRY(qlora__path_join(ctx, dir, "generation_config.json", path));
+    bool exists = false;
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (exists) {
+        QLORA__TRY(qlora__map_open(ctx, path, &map));
+        result = qlora__config_parse_generation(ctx, path, map.data, map.size, &config);
+        qlora__map_close(ctx, &map);
+        QLORA__TRY(result);
+    }
+    *out = config;
+    return QLORA_OK;
+}
+
+// ---- Hugging Face model folder
+
+// A tensor of the folder under its plain name: without "model.", "language_model." and
+// "base_model." in front, in whatever order a file has them, so that every wrapper's names look the
+// same.
+typedef struct qlora__folder_entry {
+    const char* name;
+    const qlora__st_tensor* tensor;
+} qlora__folder_entry;
+
+typedef struct qlora__folder {
+    qlora__st* shards;
+    uint32_t shard_count;
+    uint32_t shard_room;
+    qlora__folder_entry* entries;
+    uint32_t* by_name;
+    uint32_t count;
+    uint32_t room;
+    char dir[QLORA__PATH_ROOM];
+} qlora__folder;
+
+#define QLORA__MAX_SHARDS 4096
+
+static const char* qlora__plain_name(const char* name) {
+    for (;;) {
+        if (strncmp(name, "model.", 6) == 0) {
+            name += 6;
+        } else if (strncmp(name, "base_model.", 11) == 0) {
+            name += 11;
+        } else if (strncmp(name, "language_model.", 15) == 0) {
+            name += 15;
+        } else {
+            return name;
+        }
+    }
+}
+
+static void qlora__folder_close(qlora_ctx* ctx, qlora__folder* f) {
+    for (uint32_t i = 0; i < f->shard_count; i++) {
+        qlora__st_close(ctx, &f->shards[i]);
+    }
+    qlora__free(ctx, f->shards, f->shard_room * sizeof *f->shards);
+    qlora__free(ctx, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
+    memset(f, 0, sizeof *f);
+}
+
+static bool qlora__folder_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__folder_entry* e = (const qlora__folder_entry*)user;
+    return strcmp(e[a].name, e[b].name) < 0;
+}
+
+static qlora_result qlora__folder_reserve(qlora_ctx* ctx, qlora__folder* f, uint32_t count) {
+    size_t bytes = 0;
+    if (!qlora__mul(count, sizeof *f->entries + sizeof *f->by_name, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "%s: too many tensors", f->dir);
+    }
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    f->entries = (qlora__folder_entry*)qlora__alloc(ctx, bytes);
+    if (f->entries == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->room = count;
+    f->by_name = (uint32_t*)(void*)(f->entries + count);
+    return QLORA_OK;
+}
+
+static void qlora__folder_add(qlora__folder* f, const qlora__st_tensor* tensor) {
+    f->entries[f->count].name = qlora__plain_name(tensor->name);
+    f->entries[f->count].tensor = tensor;
+    f->by_name[f->count] = f->count;
+    f->count++;
+}
+
+static qlora_result qlora__folder_sort(qlora_ctx* ctx, qlora__folder* f) {
+    qlora__sort(f->by_name, f->count, qlora__folder_less, f->entries);
+    for (uint32_t i = 1; i < f->count; i++) {
+        const qlora__folder_entry* a = &f->entries[f->by_name[i - 1]];
+        const qlora__folder_entry* b = &f->entries[f->by_name[i]];
+        if (strcmp(a->name, b->name) == 0) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor twice",
+                               f->dir, a->tensor->name, b->tensor->name);
+        }
+    }
+    return QLORA_OK;
+}
+
+// The shard a weight_map value names, opened at its first mention.
+static qlora_result qlora__folder_shard(qlora_ctx* ctx, qlora__folder* f, const qlora__json* json,
+                                        uint32_t value, uint32_t* shard) {
+    char name[256];
+    char path[QLORA__PATH_ROOM];
+    size_t length = qlora__json_string(json, value, name, sizeof name);
+    // only plain names: an index must not lead out of its folder
+    if (length == 0 || length >= sizeof name || strlen(name) != length ||
+        strpbrk(name, "/\\:") != NULL || name[0] == '.') {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map: \"%s\" is no plain file name",
+                           json->label, length < sizeof name ? name : "...");
+    }
+    QLORA__TRY(qlora__path_join(ctx, f->dir, name, path));
+    // the files stand in runs, so the last one opened comes first
+    for (uint32_t i = f->shard_count; i > 0; i--) {
+        if (strcmp(f->shards[i - 1].path, path) == 0) {
+            *shard = i - 1;
+            return QLORA_OK;
+        }
+    }
+    bool exists = false;
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (!exists) {
+        return qlora__fail(ctx, QLORA_ERR_FILE, "%s: the index names this shard, but it is missing",
+                           path);
+    }
+    if (f->shard_count == f->shard_room) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+    }
+    QLORA__TRY(qlora__st_open(ctx, path, &f->shards[f->shard_count]));
+    *shard = f->shard_count;
+    f->shard_count++;
+    return QLORA_OK;
+}
+
+static bool qlora__json_value_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__json* json = (const qlora__json*)user;
+    return qlora__json_key_less(json, a + 1, b + 1);
+}
+
+// How many different files a weight_map names: the values sorted, changes counted.
+static qlora_result qlora__folder_count_shards(qlora_ctx* ctx, const qlora__json* json,
+                                               uint32_t map, uint32_t* count) {
+    uint32_t n = json->tokens[map].count;
+    uint32_t* keys = (uint32_t*)qlora__alloc(ctx, n * sizeof *keys);
+    if (keys == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    uint32_t key = map + 1;
+    for (uint32_t i = 0; i < n; i++) {
+        keys[i] = key;
+        key = json->tokens[key + 1].next;
+    }
+    qlora__sort(keys, n, qlora__json_value_less, json);
+    *count = 1;
+    for (uint32_t i = 1; i < n; i++) {
+        *count += qlora__json_value_less(json, keys[i - 1], keys[i]) ? 1u : 0u;
+    }
+    qlora__free(ctx, keys, n * sizeof *keys);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__folder_read_index(qlora_ctx* ctx, qlora__folder* f,
+                                             const qlora__json* json) {
+    uint32_t map = qlora__json_find(json, 0, "weight_map");
+    if (map == 0 || qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT ||
+        json->tokens[map].count == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map is missing or empty",
+                           json->label);
+    }
+    for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
+        if (qlora__json_kind_of(json, k + 1) != QLORA__JSON_STRING) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map must map names to file names",
+                               json->label);
+        }
+    }
+    uint32_t room = 0;
+    size_t bytes = 0;
+    QLORA__TRY(qlora__folder_count_shards(ctx, json, map, &room));
+    if (room > QLORA__MAX_SHARDS || !qlora__mul(room, sizeof *f->shards, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+    }
+    f->shards = (qlora__st*)qlora__alloc(ctx, bytes);
+    if (f->shards == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->shard_room = room;
+    QLORA__TRY(qlora__folder_reserve(ctx, f, json->tokens[map].count));
+    for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
+        char name[256];
+        uint32_t shard = 0;
+        QLORA__TRY(qlora__folder_shard(ctx, f, json, k + 1, &shard));
+        size_t length = qlora__json_string(json, k, name, sizeof name);
+        const qlora__st_tensor* t =
+            length < sizeof name ? qlora__st_find(&f->shards[shard], name) : NULL;
+        if (t == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                               "%s: %s: the index says that this tensor is here, but it is not",
+                               f->shards[shard].path, name);
+        }
+        qlora__folder_add(f, t);
+    }
+    return qlora__folder_sort(ctx, f);
+}
+
+static qlora_result qlora__folder_open_index(qlora_ctx* ctx, qlora__folder* f, const char* path) {
+    qlora__map map;
+    qlora__json json;
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora_result result =
+        qlora__json_parse(ctx, path, map.data, map.size, QLORA__JSON_UNIQUE, &json);
+    if (result == QLORA_OK) {
+        result = qlora__folder_read_index(ctx, f, &json);
+        qlora__json_free(ctx, &json);
+    }
+    qlora__map_close(ctx, &map);
+    return result;
+}
+
+static qlora_result qlora__folder_open_single(qlora_ctx* ctx, qlora__folder* f, const char* path) {
+    f->shards = (qlora__st*)qlora__alloc(ctx, sizeof *f->shards);
+    if (f->shards == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    f->shard_room = 1;
+    QLORA__TRY(qlora__st_open(ctx, path, &f->shards[0]));
+    f->shard_count = 1;
+    QLORA__TRY(qlora__folder_reserve(ctx, f, f->shards[0].count));
+    for (uint32_t i = 0; i < f->shards[0].count; i++) {
+        qlora__folder_add(f, &f->shards[0].tensors[i]);
+    }
+    return qlora__folder_sort(ctx, f);
+}
+
+// Opens the weights of a model folder: model.safetensors, or the shards its index names. All files
+// stay mapped until qlora__folder_close. Nothing to close after a failure.
+static QLORA__UNUSED qlora_result qlora__folder_open(qlora_ctx* ctx, const char* dir,
+                                                     qlora__folder* f) {
+    char path[QLORA__PATH_ROOM];
+    memset(f, 0, sizeof *f);
+    QLORA__TRY(qlora__path_join(ctx, "", dir, f->dir));
+    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors", path));
+    bool exists = false;
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    bool single = exists;
+    if (!exists) {
+        QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
+        QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    }
+    if (!exists) {
+        return qlora__fail(
+            ctx, QLORA_ERR_FILE,
+            "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
+    }
+    qlora_result result =
+        single ? qlora__folder_open_single(ctx, f, path) : qlora__folder_open_index(ctx, f, path);
+    if (result != QLORA_OK) {
+        qlora__folder_close(ctx, f);
+    }
+    return result;
+}
+
+// NULL when the folder has no such tensor. Names with or without their "model." prefix.
+static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const char* name) {
+    const char* plain = qlora__plain_name(name);
+    uint32_t low = 0;
+    uint32_t high = f->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        const qlora__folder_entry* e = &f->entries[f->by_name[middle]];
+        int order = strcmp(e->name, plain);
+        if (order == 0) {
+            return e->tensor;
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+// A plain F32, BF16 or F16 tensor of the given shape: [rows] when cols is -1, else [rows, cols].
+static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+                                       int64_t rows, int64_t cols, const qlora__st_tensor** out) {
+    char have[96];
+    char want[96];
+    int64_t shape[2];
+    uint32_t rank = cols < 0 ? 1 : 2;
+    shape[0] = rows;
+    shape[1] = cols;
+    const qlora__st_tensor* t = qlora__folder_find(f, name);
+    if (t == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
+    }
+    if (!qlora__st_is_float(t)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: %s: dtype %s; F32, BF16 or F16 is needed", f->dir, name,
+                           qlora__st_dtypes[t->dtype].name);
+    }
+    if (t->rank != rank || t->shape[0] != rows || (rank == 2 && t->shape[1] != cols)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: shape %s, but %s is needed", f->dir,
+                           name, qlora__shape_text(t->shape, t->rank, have),
+                           qlora__shape_text(shape, rank, want));
+    }
+    *out = t;
+    return QLORA_OK;
+}
+
+// ---- Hugging Face model folder, written
+
+// Copies a file, atomically, as the tokenizer's files beside an exported model.
+static QLORA__UNUSED qlora_result qlora__file_copy(qlora_ctx* ctx, const char* from,
+                                                   const char* to) {
+    qlora__map map;
+    QLORA__TRY(qlora__map_open(ctx, from, &map));
+    qlora_result result = qlora__file_write(ctx, to, map.data, (size_t)map.size);
+    qlora__map_close(ctx, &map);
+    return result;
+}
+
+// model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
+// order; `bytes` is the sum of all tensors.
+static QLORA__UNUSED qlora_result qlora__index_write(qlora_ctx* ctx, const char* dir,
+                                                     const char* const* names,
+                                                     const uint32_t* shard_of, uint32_t count,
+                                                     const char* const* shards, uint64_t bytes) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    qlora__json_writer w;
+    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
+    qlora__text_begin(ctx, &text);
+    qlora__json_write_begin(&w, &text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__json_write_open(&w, "metadata", '{');
+    qlora__json_write_int(&w, "total_size", (int64_t)bytes);
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_open(&w, "weight_map", '{');
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__json_write_string(&w, names[i], shards[shard_of[i]]);
+    }
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_close(&w, '}');
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
+// The members of a config with its weights' type replaced and without quantization_config; all else
+// as it stands in the file.
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__text* text) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        const qlora__json_token* key = &json->tokens[k];
+        const qlora__json_token* value = &json->tokens[k + 1];
+        uint32_t quote = value->kind == QLORA__JSON_STRING ? 1 : 0;
+        if (qlora__json_is(json, k, "quantization_config")) {
+            continue;
+        }
+        qlora__json_write_key(&w, NULL);
+        qlora__text_add(text, json->text + key->begin - 1, key->end - key->begin + 2);
+        qlora__text_puts(text, ": ");
+        if (qlora__json_is(json, k, "dtype") || qlora__json_is(json, k, "torch_dtype")) {
+            qlora__json_write_quoted(text, dtype, strlen(dtype));
+        } else {
+            qlora__text_add(text, json->text + value->begin - quote,
+                            value->end - value->begin + 2 * quote);
+        }
+    }
+    qlora__json_write_close(&w, '}');
+}
+
+// config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
+static QLORA__UNUSED qlora_result qlora__config_export(qlora_ctx* ctx, const char* from_dir,
+                                                       const char* to_dir, const char* dtype) {
+    char path[QLORA__PATH_ROOM];
+    qlora__map map;
+    qlora__json json;
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, from_dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora__text_begin(ctx, &text);
+    qlora_result result = qlora__json_parse(ctx, path, map.data, map.size, 0, &json);
+    if (result == QLORA_OK) {
+        if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
+            qlora__config_rewrite(&json, dtype, &text);
+            result = text.result;
+        } else {
+            result = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+        }
+        qlora__json_free(ctx, &json);
+    }
+    qlora__map_close(ctx, &map);
+    if (result == QLORA_OK) {
+        result = qlora__path_join(ctx, to_dir, "config.json", path);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
+// ---- bitsandbytes 4-bit tensors
+
+// A linear layer's weight as its file holds it: 16/32-bit (nf4 false, `weight` is the matrix) or
+// NF4: packed codes, 2 per byte, high nibble first, and one scale for each `block` elements. Scale
+// i is absmax[i] (F32, BF16 or F16), or when nested map2[codes[i]] * absmax2[i / block2] + offset.
+typedef struct qlora__linear_source {
+    int64_t rows;
+    int64_t cols;
+    bool nf4;
+    bool nested;
+    const qlora__st_tensor* weight;
+    const qlora__st_tensor* absmax;  // nf4; U8 codes when nested
+    const qlora__st_tensor* map;     // F32 [16], the NF4 code book
+    const qlora__st_tensor* absmax2; // nested: F32
+    const qlora__st_tensor* map2;    // nested: F32 [256]
+    int64_t block;
+    int64_t block2;
+    float offset;
+    qlora_dtype dtype; // what the codes stand for was rounded to this
+} qlora__linear_source;
+
+// clang-format off
+static const float qlora__bnb_book[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
+    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
+    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+// clang-format on
+
+static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
+
+// Finds `name` + `suffix` with `count` elements of one of two types.
+static qlora_result qlora__bnb_part(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+                                    const char* suffix, uint64_t count, qlora__st_dtype dtype,
+                                    const qlora__st_tensor** out) {
+    char full[320];
+    snprintf(full, sizeof full, "%s%s", name, suffix);
+    const qlora__st_tensor* t = qlora__folder_find(f, full);
+    if (t == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, full);
+    }
+    bool type_fits = t->dtype == dtype || (dtype == QLORA__ST_F32 && qlora__st_is_float(t));
+    if (!type_fits || qlora__st_elements(t) != count) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: %llu elements of %s; the quant_state needs %llu of %s", f->dir,
+                           full, (unsigned long long)qlora__st_elements(t),
+                           qlora__st_dtypes[t->dtype].name, (unsigned long long)count,
+                           qlora__st_dtypes[dtype].name);
+    }
+    *out = t;
+    return QLORA_OK;
+}
+
+static bool qlora__is_block_size(int64_t n) {
+    return n >= 32 && n <= 4096 && (n & (n - 1)) == 0;
+}
+
+// The JSON inside a quant_state tensor.
+static qlora_result qlora__bnb_state(qlora_ctx* ctx, const qlora__json* json,
+                                     qlora__linear_source* w) {
+    qlora__config_reader r;
+    r.ctx = ctx;
+    r.json = json;
+    r.object = 0;
+    uint32_t type = qlora__config_find(&r, "quant_type");
+    uint32_t shape = qlora__config_find(&r, "shape");
+    uint32_t dtype = qlora__config_find(&r, "dtype");
+    if (type == 0 || !qlora__json_is(json, type, "nf4")) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: quant_type is not nf4", json->label);
+    }
+    if (shape == 0 || qlora__json_kind_of(json, shape) != QLORA__JSON_ARRAY ||
+        json->tokens[shape].count != 2 || !qlora__json_offset(json, shape + 1, &w->rows) ||
+        !qlora__json_offset(json, shape + 2, &w->cols) || w->rows < 1 || w->cols < 1 ||
+        w->rows > INT32_MAX || w->cols > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: shape must be two whole numbers from 1 up",
+                           json->label);
+    }
+    QLORA__TRY(qlora__config_int(&r, "blocksize", -1, 32, 4096, &w->block));
+    w->nested = qlora__config_find(&r, "nested_blocksize") != 0;
+    w->block2 = 256;
+    if (w->nested) {
+        double offset = 0.0;
+        QLORA__TRY(qlora__config_int(&r, "nested_blocksize", -1, 32, 4096, &w->block2));
+        uint32_t value = qlora__config_find(&r, "nested_offset");
+        if (value == 0 || !qlora__json_double(json, value, &offset) || offset > 3.4e38 ||
+            offset < -3.4e38) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: nested_offset must be a number",
+                               json->label);
+        }
+        w->offset = (float)offset;
+    }
+    if (!qlora__is_block_size(w->block) || !qlora__is_block_size(w->block2)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: block sizes must be powers of two",
+                           json->label);
+    }
+    w->dtype = QLORA_BF16;
+    if (dtype != 0 && qlora__json_is(json, dtype, "float16")) {
+        w->dtype = QLORA_F16;
+    } else if (dtype != 0 && qlora__json_is(json, dtype, "float32")) {
+        w->dtype = QLORA_F32;
+    } else if (dtype == 0 || !qlora__json_is(json, dtype, "bfloat16")) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: dtype must be bfloat16, float16 or float32",
+                           json->label);
+    }
+    return QLORA_OK;
+}
+
+// The parts around the packed codes, each of the size that the quant_state implies.
+static qlora_result qlora__bnb_parts(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+                                     qlora__linear_source* w) {
+    uint64_t n = (uint64_t)w->rows * (uint64_t)w->cols;
+    uint64_t packed = (n + 1) / 2;
+    uint64_t blocks = (n + (uint64_t)w->block - 1) / (uint64_t)w->block;
+    uint64_t blocks2 = (blocks + (uint64_t)w->block2 - 1) / (uint64_t)w->block2;
+    // other storage types hold the same bytes, rounded up to whole elements
+    if (w->weight->bytes < packed || w->weight->bytes >= packed + 8) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: %llu bytes; %lld x %lld codes need %llu",
+                           f->dir, name, (unsigned long long)w->weight->bytes, (long long)w->rows,
+                           (long long)w->cols, (unsigned long long)packed);
+    }
+    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".quant_map", 16, QLORA__ST_F32, &w->map));
+    float book[16];
+    qlora__st_read_f32(w->map, 0, 16, book);
+    for (int i = 0; i < 16; i++) {
+        float off = book[i] - qlora__bnb_book[i];
+        if (!(off <= 1e-6f && off >= -1e-6f)) {
+            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s.quant_map is not the NF4 code book", f->dir, name);
+        }
+    }
+    if (!w->nested) {
+        return qlora__bnb_part(ctx, f, name, ".absmax", blocks, QLORA__ST_F32, &w->absmax);
+    }
+    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".absmax", blocks, QLORA__ST_U8, &w->absmax));
+    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".nested_quant_map", 256, QLORA__ST_F32, &w->map2));
+    return qlora__bnb_part(ctx, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
+}
+
+// The weight [rows, cols] of a linear layer, plain or 4-bit, decided by the tensors themselves: the
+// config's lists of skipped modules are not to be trusted. `name` ends in ".weight".
+static QLORA__UNUSED qlora_result qlora__folder_linear(qlora_ctx* ctx, const qlora__folder* f,
+                                                       const char* name, int64_t rows, int64_t cols,
+                                                       qlora__linear_source* out) {
+    char state_name[320];
+    qlora__linear_source w;
+    qlora__json json;
+    memset(&w, 0, sizeof w);
+    snprintf(state_name, sizeof state_name, "%s.quant_state.bitsandbytes__fp4", name);
+    if (qlora__folder_find(f, state_name) != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: %s is in bitsandbytes' fp4 format; only nf4 is supported", f->dir,
+                           name);
+    }
+    snprintf(state_name, sizeof state_name, "%s%s", name, qlora__bnb_suffix);
+    const qlora__st_tensor* state = qlora__folder_find(f, state_name);
+    if (state == NULL) {
+        QLORA__TRY(qlora__folder_need(ctx, f, name, rows, cols, &w.weight));
+        w.rows = rows;
+        w.cols = cols;
+        w.dtype = w.weight->dtype == QLORA__ST_F32    ? QLORA_F32
+                  : w.weight->dtype == QLORA__ST_BF16 ? QLORA_BF16
+                                                      : QLORA_F16;
+        *out = w;
+        return QLORA_OK;
+    }
+    w.nf4 = true;
+    w.weight = qlora__folder_find(f, name);
+    if (w.weight == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
+    }
+    QLORA__TRY(
+        qlora__json_parse(ctx, state_name, state->data, state->bytes, QLORA__JSON_UNIQUE, &json));
+    qlora_result result = qlora__bnb_state(ctx, &json, &w);
+    qlora__json_free(ctx, &json);
+    QLORA__TRY(result);
+    if (w.rows != rows || w.cols != cols) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: shape [%lld,%lld], but [%lld,%lld] is needed", f->dir, name,
+                           (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
+    }
+    QLORA__TRY(qlora__bnb_parts(ctx, f, name, &w));
+    *out = w;
+    return QLORA_OK;
+}
+
+// ---- regular expressions, as PEFT's configs use them
+
+// Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
+// [sets], groups, |, * + ? and their lazy forms, {0,} {0,1} {1} {1,}, ^ and $. The pattern becomes
+// a small program for a machine that follows all alternatives at once: linear time, no recursion.
+#define QLORA__RE_MAX 1024
+#define QLORA__RE_SETS 32
+#define QLORA__RE_GROUPS 32
+
+typedef enum qlora__re_op {
+    QLORA__RE_CHAR, // arg: the byte
+    QLORA__RE_ANY,
+    QLORA__RE_SET,   // arg: index of the set
+    QLORA__RE_SPLIT, // go on with the next and with this + arg
+    QLORA__RE_JUMP,  // go to this + arg
+    QLORA__RE_BEGIN,
+    QLORA__RE_END,
+    QLORA__RE_WORD, // \b
+    QLORA__RE_MATCH
+} qlora__re_op;
+
+typedef struct qlora__re_step {
+    qlora__re_op op;
+    int32_t arg;
+} qlora__re_step;
+
+typedef struct qlora__re {
+    qlora__re_step step[QLORA__RE_MAX];
+    uint8_t set[QLORA__RE_SETS][32];
+    int32_t count;
+    int32_t sets;
+    const char* wrong; // what the compiler did not understand, NULL when all is well
+} qlora__re;
+
+typedef struct qlora__re_group {
+    int32_t begin;  // first step of the group
+    int32_t branch; // first step of the current alternative
+    int32_t jumps;  // last jump to the group's end; each holds the one before it, -1 ends
+} qlora__re_group;
+
+static void qlora__re_insert(qlora__re* re, int32_t at, qlora__re_op op, int32_t arg) {
+    if (re->count >= QLORA__RE_MAX - 1) {
+        re->wrong = "too long a pattern";
+        return;
+    }
+    // every jump inside the moved piece is relative and stays inside it
+    memmove(&re->step[at + 1], &re->step[at], (size_t)(re->count - at) * sizeof re->step[0]);
+    re->step[at].op = op;
+    re->step[at].arg = arg;
+    re->count++;
+}
+
+static void qlora__re_append(qlora__re* re, qlora__re_op op, int32_t arg) {
+    qlora__re_insert(re, re->count, op, arg);
+}
+
+static bool qlora__re_is_word(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+// Adds \d, \w, \s or their opposites to a set; false for another letter.
+static bool qlora__re_class(uint8_t* set, char letter) {
+    char lower = letter >= 'A' && letter <= 'Z' ? (char)(letter + 32) : letter;
+    if (lower != 'd' && lower != 'w' && lower != 's') {
+        return false;
+    }
+    for (int c = 0; c < 128; c++) {
+        bool in = lower == 'd'   ? c >= '0' && c <= '9'
+                  : lower == 'w' ? qlora__re_is_word((char)c)
+                                 : c == ' ' || (c >= 9 && c <= 13);
+        if (in == (letter == lower)) {
+            set[c / 8] = (uint8_t)(set[c / 8] | 1u << c % 8);
+        }
+    }
+    return true;
+}
+
+static uint8_t* qlora__re_new_set(qlora__re* re) {
+    if (re->sets == QLORA__RE_SETS) {
+        re->wrong = "too many sets";
+        return re->set[0];
+    }
+    memset(re->set[re->sets], 0, sizeof re->set[0]);
+    qlora__re_append(re, QLORA__RE_SET, re->sets);
+    re->sets++;
+    return re->set[re->sets - 1];
+}
+
+// An escape; `p` is on the letter after the backslash.
+static const char* qlora__re_escape(qlora__re* re, const char* p) {
+    if (*p == 'b') {
+        qlora__re_append(re, QLORA__RE_WORD, 0);
+    } else if (*p == 'A') {
+        qlora__re_append(re, QLORA__RE_BEGIN, 0);
+    } else if (*p == 'Z') {
+        qlora__re_append(re, QLORA__RE_END, 0);
+    } else if (*p == '\0' || (qlora__re_is_word(*p) && strchr("dwsDWS", *p) == NULL && *p != '_')) {
+        re->wrong = "an escape other than \\d \\w \\s \\b";
+        return p;
+    } else if (strchr("dwsDWS", *p) != NULL) {
+        qlora__re_class(qlora__re_new_set(re), *p);
+    } else {
+        qlora__re_append(re, QLORA__RE_CHAR, (uint8_t)*p);
+    }
+    return p + 1;
+}
+
+// A set; `p` is after the opening bracket. Returns the place after the closing one.
+static const char* qlora__re_set(qlora__re* re, const char* p) {
+    uint8_t* set = qlora__re_new_set(re);
+    bool negate = *p == '^';
+    p += negate ? 1 : 0;
+    for (bool first = true; first || *p != ']'; first = false) {
+        uint8_t low = (uint8_t)*p;
+        if (low == '\\') {
+            p++;
+            low = (uint8_t)*p;
+            if (low != 0 && qlora__re_class(set, *p)) {
+                p++;
+                continue;
+            }
+        }
+        if (low == 0) {
+            re->wrong = "a set without its ']'";
+            return p;
+        }
+        uint8_t high = low;
+        if (p[1] == '-' && p[2] != ']' && p[2] != '\\' && p[2] != '\0') {
+            high = (uint8_t)p[2];
+            p += 2;
+        }
+        for (unsigned c = low; c <= high; c++) {
+            set[c / 8] = (uint8_t)(set[c / 8] | 1u << c % 8);
+        }
+        p++;
+    }
+    for (int i = 0; negate && i < 32; i++) {
+        set[i] = (uint8_t)~set[i];
+    }
+    return p + 1;
+}
+
+// A quantifier on the steps from `atom` on, if one stands at p.
+static const char* qlora__re_repeat(qlora__re* re, const char* p, int32_t atom) {
+    static const struct {
+        const char* text;
+        char meaning;
+    } forms[9] = {{"*", '*'},     {"+", '+'},    {"?", '?'},     {"{0,}", '*'}, {"{1,}", '+'},
+                  {"{0,1}", '?'}, {"{,1}", '?'}, {"{1,1}", '1'}, {"{1}", '1'}};
+    for (int i = 0; i < 9; i++) {
+        size_t n = strlen(forms[i].text);
+        if (strncmp(p, forms[i].text, n) != 0) {
+            continue;
+        }
+        int32_t size = re->count - atom;
+        if (forms[i].meaning == '+') {
+            qlora__re_append(re, QLORA__RE_SPLIT, -size);
+        } else if (forms[i].meaning == '?') {
+            qlora__re_insert(re, atom, QLORA__RE_SPLIT, size + 1);
+        } else if (forms[i].meaning == '*') {
+            qlora__re_insert(re, atom, QLORA__RE_SPLIT, size + 2);
+            qlora__re_append(re, QLORA__RE_JUMP, -size - 1);
+        }
+        p += n;
+        if (*p == '*' || *p == '+' || *p == '{') {
+            re->wrong = "a quantifier after a quantifier";
+        }
+        return p + (*p == '?' ? 1 : 0); // lazy or not, a full match is the same
+    }
+    if (*p == '{') {
+        re->wrong = "a counted repetition";
+    }
+    return p;
+}
+
+static void qlora__re_close(qlora__re* re, const qlora__re_group* g) {
+    for (int32_t jump = g->jumps; jump >= 0;) {
+        int32_t before = re->step[jump].arg;
+        re->step[jump].arg = re->count - jump;
+        jump = before;
+    }
+}
+
+// The opening of a group; `p` is after the parenthesis.
+static const char* qlora__re_open(qlora__re* re, const char* p, qlora__re_group* g) {
+    if (*p == '?' && p[1] != ':') {
+        re->wrong = "a (?...) group other than (?:...)";
+        return p;
+    }
+    g->begin = re->count;
+    g->branch = re->count;
+    g->jumps = -1;
+    return p + (*p == '?' ? 2 : 0);
+}
+
+// The end of an alternative: the steps so far become one of two ways to go.
+static void qlora__re_alternative(qlora__re* re, qlora__re_group* g) {
+    qlora__re_insert(re, g->branch, QLORA__RE_SPLIT, re->count - g->branch + 2);
+    qlora__re_append(re, QLORA__RE_JUMP, g->jumps);
+    g->jumps = re->count - 1;
+    g->branch = re->count;
+}
+
+// One character that stands for itself, or a set, an escape, an anchor. `p` is on it.
+static const char* qlora__re_single(qlora__re* re, const char* p) {
+    if (*p == '\\') {
+        return qlora__re_escape(re, p + 1);
+    }
+    if (*p == '[') {
+        return qlora__re_set(re, p + 1);
+    }
+    if (strchr("*+?{", *p) != NULL) {
+        re->wrong = "a quantifier without anything before it";
+        return p;
+    }
+    qlora__re_op op = *p == '.'   ? QLORA__RE_ANY
+                      : *p == '^' ? QLORA__RE_BEGIN
+                      : *p == '$' ? QLORA__RE_END
+                                  : QLORA__RE_CHAR;
+    qlora__re_append(re, op, (uint8_t)*p);
+    return p + 1;
+}
+
+// Compiles; re->wrong says what was not understood.
+static void qlora__re_compile(qlora__re* re, const char* p) {
+    qlora__re_group stack[QLORA__RE_GROUPS];
+    int depth = 0;
+    memset(re, 0, sizeof *re);
+    qlora__re_open(re, "", &stack[0]);
+    while (*p != '\0' && re->wrong == NULL) {
+        int32_t atom = re->count;
+        if (*p == '(' && depth + 1 < QLORA__RE_GROUPS) {
+            depth++;
+            p = qlora__re_open(re, p + 1, &stack[depth]);
+            continue;
+        }
+        if (*p == '|') {
+            qlora__re_alternative(re, &stack[depth]);
+            p++;
+            continue;
+        }
+        if (*p == '(' || (*p == ')' && depth == 0)) {
+            re->wrong = *p == '(' ? "too many groups" : "a ')' without its '('";
+        } else if (*p == ')') {
+            qlora__re_close(re, &stack[depth]);
+            atom = stack[depth].begin;
+            depth--;
+            p++;
+        } else {
+            p = qlora__re_single(re, p);
+        }
+        if (re->wrong == NULL) {
+            p = qlora__re_repeat(re, p, atom);
+        }
+    }
+    if (re->wrong == NULL && depth > 0) {
+        re->wrong = "a '(' without its ')'";
+    }
+    if (re->wrong == NULL) {
+        qlora__re_close(re, &stack[0]);
+        re->step[re->count].op = QLORA__RE_MATCH;
+        re->count++;
+    }
+}
+
+typedef struct qlora__re_list {
+    int32_t step[QLORA__RE_MAX];
+    int32_t count;
+    uint8_t seen[QLORA__RE_MAX];
+} qlora__re_list;
+
+// Adds a step and all that is reached from it without reading a character at text[at].
+static void qlora__re_reach(const qlora__re* re, qlora__re_list* list, int32_t from,
+                            const char* text, size_t at) {
+    int32_t stack[QLORA__RE_MAX];
+    int32_t depth = 0;
+    if (list->seen[from]) {
+        return;
+    }
+    stack[depth++] = from;
+    list->seen[from] = 1;
+    while (depth > 0) {
+        int32_t i = stack[--depth];
+        qlora__re_step s = re->step[i];
+        bool before = at > 0 && qlora__re_is_word(text[at - 1]);
+        bool after = text[at] != '\0' && qlora__re_is_word(text[at]);
+        bool go = s.op == QLORA__RE_SPLIT || (s.op == QLORA__RE_BEGIN && at == 0) ||
+                  (s.op == QLORA__RE_END && text[at] == '\0') ||
+                  (s.op == QLORA__RE_WORD && before != after);
+        int32_t jump = s.op == QLORA__RE_SPLIT || s.op == QLORA__RE_JUMP ? i + s.arg : -1;
+        if (go && !list->seen[i + 1]) {
+            list->seen[i + 1] = 1;
+            stack[depth++] = i + 1;
+        }
+        if (jump >= 0 && !list->seen[jump]) {
+            list->seen[jump] = 1;
+            stack[depth++] = jump;
+        }
+        if (s.op <= QLORA__RE_SET || s.op == QLORA__RE_MATCH) {
+            list->step[list->count++] = i;
+        }
+    }
+}
+
+// True when the pattern matches the whole text.
+static bool qlora__re_match(const qlora__re* re, const char* text) {
+    qlora__re_list lists[2];
+    int now = 0;
+    lists[0].count = 0;
+    memset(lists[0].seen, 0, sizeof lists[0].seen);
+    qlora__re_reach(re, &lists[0], 0, text, 0);
+    for (size_t at = 0; text[at] != '\0'; at++) {
+        qlora__re_list* next = &lists[1 - now];
+        uint8_t c = (uint8_t)text[at];
+        next->count = 0;
+        memset(next->seen, 0, sizeof next->seen);
+        for (int32_t k = 0; k < lists[now].count; k++) {
+            int32_t i = lists[now].step[k];
+            qlora__re_step s = re->step[i];
+            if (s.op == QLORA__RE_ANY || (s.op == QLORA__RE_CHAR && s.arg == c) ||
+                (s.op == QLORA__RE_SET && (re->set[s.arg][c / 8] >> c % 8 & 1) != 0)) {
+                qlora__re_reach(re, next, i + 1, text, at + 1);
+            }
+        }
+        now = 1 - now;
+    }
+    for (int32_t k = 0; k < lists[now].count; k++) {
+        if (re->step[lists[now].step[k]].op == QLORA__RE_MATCH) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// ---- PEFT adapters, read
+
+typedef struct qlora__peft {
+    qlora__map map;
+    qlora__json json;
+    int64_t rank;
+    double alpha;
+    double dropout;
+    bool rslora;
+    uint32_t targets; // tokens of the config, 0 where absent
+    uint32_t excludes;
+    uint32_t layers;
+    uint32_t rank_pattern;
+    uint32_t alpha_pattern;
+    qlora__folder tensors;
+    char path[QLORA__PATH_ROOM];
+} qlora__peft;
+
+// What the adapter holds for one module. rank 0: the module is not adapted.
+typedef struct qlora__peft_module {
+    int64_t rank;
+    double alpha;
+    double scale;              // alpha / rank, or alpha / sqrt(rank) with rsLoRA
+    const qlora__st_tensor* a; // [rank, in]; NULL when only a config was read
+    const qlora__st_tensor* b; // [out, rank]
+} qlora__peft_module;
+
+static void qlora__peft_close(qlora_ctx* ctx, qlora__peft* p) {
+    qlora__folder_close(ctx, &p->tensors);
+    qlora__json_free(ctx, &p->json);
+    qlora__map_close(ctx, &p->map);
+}
+
+// Full match of a pattern of the config, perhaps wrapped in front and behind.
+static qlora_result qlora__peft_regex(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+                                      const char* front, const char* behind, const char* module,
+                                      bool* matches) {
+    char text[QLORA__RE_MAX + 32];
+    qlora__re re;
+    size_t head = strlen(front);
+    memcpy(text, front, head);
+    size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
+    if (length >= QLORA__RE_MAX || strlen(text + head) != length) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes", json->label,
+                           (unsigned long long)length);
+    }
+    memcpy(text + head + length, behind, strlen(behind) + 1);
+    qlora__re_compile(&re, text);
+    if (re.wrong != NULL) {
+        text[head + length] = '\0';
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: the pattern \"%.200s\" has %s",
+                           json->label, text + head, re.wrong);
+    }
+    *matches = qlora__re_match(&re, module);
+    return QLORA_OK;
+}
+
+// target_modules and exclude_modules: a list of names (whole, or after a dot), a regular
+// expression, or "all-linear".
+static qlora_result qlora__peft_selects(qlora_ctx* ctx, const qlora__json* json, uint32_t select,
+                                        const char* module, bool* selected) {
+    const qlora__json_token* t = &json->tokens[select];
+    *selected = false;
+    if (t->kind == QLORA__JSON_STRING) {
+        if (qlora__json_is(json, select, "all-linear")) {
+            *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
+            return QLORA_OK;
+        }
+        return qlora__peft_regex(ctx, json, select, "", "", module, selected);
+    }
+    size_t length = strlen(module);
+    for (uint32_t k = select + 1; k < t->next && !*selected; k = json->tokens[k].next) {
+        size_t n = qlora__json_string(json, k, NULL, 0);
+        bool whole = n == length || (n < length && module[length - n - 1] == '.');
+        *selected = whole && qlora__json_equals(json, k, module + length - n, n);
+    }
+    return QLORA_OK;
+}
+
+// layers_to_transform: a number or a list; the layer of a module stands after "layers.".
+static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
+                                       const char* module) {
+    const char* at = strstr(module, "layers.");
+    int64_t layer = 0;
+    if (at == NULL) {
+        return false;
+    }
+    for (at += 7; *at >= '0' && *at <= '9' && layer < 100000; at++) {
+        layer = layer * 10 + (*at - '0');
+    }
+    int64_t wanted = 0;
+    if (qlora__json_kind_of(json, select) != QLORA__JSON_ARRAY) {
+        return qlora__json_int(json, select, &wanted) && wanted == layer;
+    }
+    for (uint32_t k = select + 1; k < json->tokens[select].next; k = json->tokens[k].next) {
+        if (qlora__json_int(json, k, &wanted) && wanted == layer) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// The value of the first key of a rank_pattern or alpha_pattern that matches, 0 when none does.
+static qlora_result qlora__peft_pattern(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+                                        const char* module, uint32_t* value) {
+    *value = 0;
+    if (pattern == 0) {
+        return QLORA_OK;
+    }
+    for (uint32_t k = pattern + 1; k < json->tokens[pattern].next; k = json->tokens[k + 1].next) {
+        bool matches = false;
+        QLORA__TRY(qlora__peft_regex(ctx, json, k, "(.*\\.)?(", ")$", module, &matches));
+        if (matches) {
+            *value = k + 1;
+            return QLORA_OK;
+        }
+    }
+    return QLORA_OK;
+}
+
+// Rank, alpha and scale of a module by its full name, such as "model.layers.3.self_attn.q_proj".
+static qlora_result qlora__peft_lookup(qlora_ctx* ctx, const qlora__peft* p, const char* module,
+                                       qlora__peft_module* out) {
+    const qlora__json* json = &p->json;
+    bool selected = false;
+    bool excluded = false;
+    uint32_t value = 0;
+    memset(out, 0, sizeof *out);
+    QLORA__TRY(qlora__peft_selects(ctx, json, p->targets, module, &selected));
+    if (p->excludes != 0) {
+        QLORA__TRY(qlora__peft_selects(ctx, json, p->excludes, module, &excluded));
+    }
+    if (!selected || excluded ||
+        (p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
+        return QLORA_OK;
+    }
+    int64_t rank = p->rank;
+    double alpha = p->alpha;
+    QLORA__TRY(qlora__peft_pattern(ctx, json, p->rank_pattern, module, &value));
+    if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
+    }
+    QLORA__TRY(qlora__peft_pattern(ctx, json, p->alpha_pattern, module, &value));
+    if (value != 0 && (!qlora__json_double(json, value, &alpha) || !(alpha > 0.0))) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
+                           json->label);
+    }
+    out->rank = rank;
+    out->alpha = alpha;
+    out->scale = alpha / (p->rslora ? sqrt((double)rank) : (double)rank);
+    return QLORA_OK;
+}
+
+// Keys that change what the adapter computes and that we do not have: refused when they are set.
+static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
+    static const char* const refused[] = {"use_dora",
+                                          "lora_bias",
+                                          "fan_in_fan_out",
+                                          "modules_to_save",
+                                          "trainable_token_indices",
+                                          "layer_replication",
+                                          "target_parameters",
+                                          "use_qalora",
+                                          "use_bdlora",
+                                          "alora_invocation_tokens",
+                                          "arrow_config",
+                                          "kasa_config",
+                                          "monteclora_config",
+                                          "velora_config"};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        uint32_t value = qlora__config_find(r, refused[i]);
+        if (value == 0) {
+            continue;
+        }
+        const qlora__json_token* t = &r->json->tokens[value];
+        bool empty =
+            t->kind == QLORA__JSON_FALSE ||
+            ((t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT) && t->count == 0);
+        if (!empty) {
+            return qlora__config_refuse(r, refused[i], value, "plain LoRA is");
+        }
+    }
+    uint32_t bias = qlora__config_find(r, "bias");
+    if (bias != 0 && !qlora__json_is(r->json, bias, "none")) {
+        return qlora__config_refuse(r, "bias", bias, "\"none\" is");
+    }
+    uint32_t pattern = qlora__config_find(r, "layers_pattern");
+    if (pattern != 0 && r->json->tokens[pattern].count != 0 &&
+        r->json->tokens[pattern].kind == QLORA__JSON_ARRAY) {
+        pattern = qlora__json_at(r->json, pattern, 0);
+    }
+    if (pattern != 0 && r->json->tokens[pattern].end - r->json->tokens[pattern].begin > 0 &&
+        r->json->tokens[pattern].kind == QLORA__JSON_STRING &&
+        !qlora__json_is(r->json, pattern, "layers")) {
+        return qlora__config_refuse(r, "layers_pattern", pattern, "\"layers\" is");
+    }
+    return QLORA_OK;
+}
+
+// A list of strings, or a string where one is allowed.
+static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const char* key,
+                                            uint32_t* out) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    *out = value;
+    if (value == 0) {
+        return QLORA_OK;
+    }
+    const qlora__json_token* t = &r->json->tokens[value];
+    bool good = t->kind == QLORA__JSON_STRING || t->kind == QLORA__JSON_ARRAY;
+    for (uint32_t k = value + 1; good && k < t->next; k = r->json->tokens[k].next) {
+        good = r->json->tokens[k].kind == QLORA__JSON_STRING;
+    }
+    if (!good) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: %s is %s; it must be a list of names or a "
+                           "regular expression",
+                           r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__peft_check_object(const qlora__config_reader* r, const char* key,
+                                             uint32_t* out) {
+    char shown[48];
+    *out = qlora__config_find(r, key);
+    if (*out != 0 && qlora__json_kind_of(r->json, *out) != QLORA__JSON_OBJECT) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                           r->json->label, key, qlora__config_show(r, *out, shown));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__peft_from_json(qlora_ctx* ctx, qlora__peft* p) {
+    qlora__config_reader r;
+    char shown[48];
+    r.ctx = ctx;
+    r.json = &p->json;
+    r.object = 0;
+    if (qlora__json_kind_of(r.json, 0) != QLORA__JSON_OBJECT) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", r.json->label);
+    }
+    uint32_t type = qlora__config_find(&r, "peft_type");
+    if (type == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
+    }
+    if (!qlora__json_is(r.json, type, "LORA")) {
+        return qlora__config_refuse(&r, "peft_type", type, "LORA is");
+    }
+    QLORA__TRY(qlora__peft_check_switches(&r));
+    QLORA__TRY(qlora__config_int(&r, "r", 8, 1, 65536, &p->rank));
+    QLORA__TRY(qlora__config_positive(&r, "lora_alpha", 8.0, &p->alpha));
+    QLORA__TRY(qlora__config_bool(&r, "use_rslora", false, &p->rslora));
+    uint32_t dropout = qlora__config_find(&r, "lora_dropout");
+    if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
+                         p->dropout >= 1.0)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: lora_dropout is %s; it must be from 0 to below 1", r.json->label,
+                           qlora__config_show(&r, dropout, shown));
+    }
+    QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
+    QLORA__TRY(qlora__peft_check_names(&r, "exclude_modules", &p->excludes));
+    if (p->targets == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: target_modules is missing", r.json->label);
+    }
+    p->layers = qlora__config_find(&r, "layers_to_transform");
+    QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
+    return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
+}
+
+// adapter_config.json from memory that outlives *p. qlora__peft_close when done.
+static QLORA__UNUSED qlora_result qlora__peft_parse(qlora_ctx* ctx, const char* label,
+                                                    const void* text, uint64_t size,
+                                                    qlora__peft* p) {
+    memset(p, 0, sizeof *p);
+    QLORA__TRY(qlora__json_parse(ctx, label, text, size, QLORA__JSON_UNIQUE, &p->json));
+    qlora_result result = qlora__peft_from_json(ctx, p);
+    if (result != QLORA_OK) {
+        qlora__peft_close(ctx, p);
+    }
+    return result;
+}
+
+// Name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
+static qlora_result qlora__peft_key(qlora_ctx* ctx, const char* module, char which, char out[320]) {
+    int n = snprintf(out, 320, "base_model.model.%s.lora_%c.weight", module, which);
+    return n > 0 && n < 320
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
+}
+
+// One tensor of the adapter: a matrix of a module that the config targets, of the config's rank.
+static qlora_result qlora__peft_check_tensor(qlora_ctx* ctx, const qlora__peft* p,
+                                             const qlora__st_tensor* t) {
+    static const char prefix[] = "base_model.model.";
+    static const char* const ends[2] = {".lora_A.weight", ".lora_B.weight"};
+    char module[320];
+    char partner[320];
+    qlora__peft_module found;
+    size_t length = strlen(t->name);
+    size_t front = strncmp(t->name, prefix, sizeof prefix - 1) == 0 ? sizeof prefix - 1 : 0;
+    int which = 0;
+    while (which < 2 && (length < front + 14 || strcmp(t->name + length - 14, ends[which]) != 0)) {
+        which++;
+    }
+    if (which == 2 || length >= sizeof module) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: %s: only lora_A and lora_B matrices of linear layers are supported",
+                           p->tensors.dir, t->name);
+    }
+    memcpy(module, t->name + front, length - front - 14);
+    module[length - front - 14] = '\0';
+    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &found));
+    if (found.rank == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: adapter_config.json does not target this", p->tensors.dir,
+                           t->name);
+    }
+    memcpy(partner, t->name, length + 1);
+    partner[length - 8] = which == 0 ? 'B' : 'A';
+    if (qlora__folder_find(&p->tensors, partner) == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
+    }
+    if (!qlora__st_is_float(t) || t->rank != 2 || t->shape[which] != found.rank) {
+        char shape[96];
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: %s %s; adapter_config.json gives it rank %lld", p->tensors.dir,
+                           t->name, qlora__st_dtypes[t->dtype].name,
+                           qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__peft_open_files(qlora_ctx* ctx, const char* dir, qlora__peft* p) {
+    char path[QLORA__PATH_ROOM];
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", p->path));
+    QLORA__TRY(qlora__map_open(ctx, p->path, &p->map));
+    QLORA__TRY(
+        qlora__json_parse(ctx, p->path, p->map.data, p->map.size, QLORA__JSON_UNIQUE, &p->json));
+    QLORA__TRY(qlora__peft_from_json(ctx, p));
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_model.safetensors", path));
+    QLORA__TRY(qlora__path_join(ctx, "", dir, p->tensors.dir));
+    QLORA__TRY(qlora__folder_open_single(ctx, &p->tensors, path));
+    for (uint32_t i = 0; i < p->tensors.count; i++) {
+        QLORA__TRY(qlora__peft_check_tensor(ctx, p, p->tensors.entries[i].tensor));
+    }
+    return QLORA_OK;
+}
+
+// Opens an adapter folder and checks it in itself: every tensor is half of a pair, is targeted by
+// the config and has its rank. Nothing to close after a failure.
+static QLORA__UNUSED qlora_result qlora__peft_open(qlora_ctx* ctx, const char* dir,
+                                                   qlora__peft* p) {
+    memset(p, 0, sizeof *p);
+    qlora_result result = qlora__peft_open_files(ctx, dir, p);
+    if (result != QLORA_OK) {
+        qlora__peft_close(ctx, p);
+    }
+    return result;
+}
+
+// The adapter's matrices for module [out, in]; rank 0 when the config does not target it.
+static QLORA__UNUSED qlora_result qlora__peft_find(qlora_ctx* ctx, const qlora__peft* p,
+                                                   const char* module, int64_t out_size,
+                                                   int64_t in_size, qlora__peft_module* out) {
+    char key[320];
+    qlora__peft_module m;
+    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &m));
+    if (m.rank > 0) {
+        QLORA__TRY(qlora__peft_key(ctx, module, 'A', key));
+        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, m.rank, in_size, &m.a));
+        QLORA__TRY(qlora__peft_key(ctx, module, 'B', key));
+        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, out_size, m.rank, &m.b));
+    }
+    *out = m;
+    return QLORA_OK;
+}
+
+// ---- PEFT adapters, written
+
+typedef struct qlora__peft_override {
+    const char* module; // full name or a suffix of it
+    int64_t rank;       // 0 = no override
+    double alpha;       // 0 = no override
+} qlora__peft_override;
+
+typedef struct qlora__peft_desc {
+    const char* base_name; // name or folder of the base model; NULL = null in the file
+    int64_t rank;
+    double alpha;
+    double dropout;
+    bool rslora;
+    const char* const* targets;
+    uint32_t target_count;
+    const int64_t* layers; // layers_to_transform; layer_count 0 = all
+    uint32_t layer_count;
+    const qlora__peft_override* overrides;
+    uint32_t override_count;
+} qlora__peft_desc;
+
+// PEFT declares alpha an integer and accepts a float.
+static void qlora__peft_write_alpha(qlora__json_writer* w, const char* key, double alpha) {
+    if (alpha >= 0.0 && alpha < 1e15 && (double)(int64_t)alpha == alpha) {
+        qlora__json_write_int(w, key, (int64_t)alpha);
+    } else {
+        qlora__json_write_double(w, key, alpha);
+    }
+}
+
+// A pattern's key is a regular expression: dots in a name are escaped.
+static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
+                                      const qlora__peft_desc* d, bool ranks) {
+    qlora__json_write_open(w, name, '{');
+    for (uint32_t i = 0; i < d->override_count; i++) {
+        const qlora__peft_override* o = &d->overrides[i];
+        char key[640];
+        size_t n = 0;
+        for (const char* c = o->module; *c != '\0' && n < sizeof key - 2; c++) {
+            if (*c == '.') {
+                key[n++] = '\\';
+            }
+            key[n++] = *c;
+        }
+        key[n] = '\0';
+        if (ranks && o->rank > 0) {
+            qlora__json_write_int(w, key, o->rank);
+        } else if (!ranks && o->alpha > 0.0) {
+            qlora__peft_write_alpha(w, key, o->alpha);
+        }
+    }
+    qlora__json_write_close(w, '}');
+}
+
+// The text of adapter_config.json: the keys every PEFT version knows, sorted, two spaces.
+static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__peft_write_pattern(&w, "alpha_pattern", d, false);
+    if (d->base_name != NULL) {
+        qlora__json_write_string(&w, "base_model_name_or_path", d->base_name);
+    } else {
+        qlora__json_write_word(&w, "base_model_name_or_path", "null");
+    }
+    qlora__json_write_string(&w, "bias", "none");
+    qlora__json_write_word(&w, "fan_in_fan_out", "false");
+    qlora__json_write_word(&w, "inference_mode", "true");
+    qlora__json_write_word(&w, "init_lora_weights", "true");
+    qlora__json_write_word(&w, "layers_pattern", "null");
+    if (d->layer_count > 0) {
+        qlora__json_write_open(&w, "layers_to_transform", '[');
+        for (uint32_t i = 0; i < d->layer_count; i++) {
+            qlora__json_write_int(&w, NULL, d->layers[i]);
+        }
+        qlora__json_write_close(&w, ']');
+    } else {
+        qlora__json_write_word(&w, "layers_to_transform", "null");
+    }
+    qlora__peft_write_alpha(&w, "lora_alpha", d->alpha);
+    qlora__json_write_double(&w, "lora_dropout", d->dropout);
+    qlora__json_write_word(&w, "modules_to_save", "null");
+    qlora__json_write_string(&w, "peft_type", "LORA");
+    qlora__json_write_int(&w, "r", d->rank);
+    qlora__peft_write_pattern(&w, "rank_pattern", d, true);
+    qlora__json_write_word(&w, "revision", "null");
+    qlora__json_write_open(&w, "target_modules", '[');
+    for (uint32_t i = 0; i < d->target_count; i++) {
+        qlora__json_write_string(&w, NULL, d->targets[i]);
+    }
+    qlora__json_write_close(&w, ']');
+    qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
+    qlora__json_write_word(&w, "use_dora", "false");
+    qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");
+    qlora__json_write_close(&w, '}');
+}
+
+// Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
+// by qlora__peft_key; write them first, so that a config never stands without its weights.
+static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const char* dir,
+                                                           const qlora__peft_desc* d) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", path));
+    qlora__text_begin(ctx, &text);
+    qlora__peft_write_text(&text, d);
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
+// ---- GGUF adapters, written
+
+#define QLORA__GGUF_ALIGN 32u
+#define QLORA__GGUF_NAME 64
+
+// A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank].
+typedef struct qlora__gguf_entry {
+    char name[QLORA__GGUF_NAME];
+    int64_t rows;
+    int64_t cols;
+} qlora__gguf_entry;
+
+typedef struct qlora__gguf_writer {
+    qlora__out out;
+    const qlora__gguf_entry* entries; // the caller's, until the end
+    uint32_t count;
+    uint32_t current;
+    uint64_t left; // bytes of the current tensor still to come
+} qlora__gguf_writer;
+
+// Name of a module's matrix, "model.layers.0.self_attn.q_proj" and 'a' ->
+// "blk.0.attn_q.weight.lora_a".
+static QLORA__UNUSED qlora_result qlora__gguf_name(qlora_ctx* ctx, const char* module, char which,
+                                                   char out[QLORA__GGUF_NAME]) {
+    static const struct {
+        const char* hf;
+        const char* gguf;
+    } names[7] = {{"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"},
+                  {"self_attn.v_proj", "attn_v"}, {"self_attn.o_proj", "attn_output"},
+                  {"mlp.gate_proj", "ffn_gate"},  {"mlp.up_proj", "ffn_up"},
+                  {"mlp.down_proj", "ffn_down"}};
+    const char* plain = qlora__plain_name(module);
+    unsigned layer = 0;
+    if (strncmp(plain, "layers.", 7) == 0 && plain[7] >= '0' && plain[7] <= '9') {
+        const char* at = plain + 7;
+        for (; *at >= '0' && *at <= '9' && layer < 100000; at++) {
+            layer = layer * 10 + (unsigned)(*at - '0');
+        }
+        for (int i = 0; i < 7 && *at == '.'; i++) {
+            if (strcmp(at + 1, names[i].hf) == 0) {
+                snprintf(out, QLORA__GGUF_NAME, "blk.%u.%s.weight.lora_%c", layer, names[i].gguf,
+                         which);
+                return QLORA_OK;
+            }
+        }
+    }
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
+}
+
+// llama.cpp's name of a family's architecture.
+static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
+    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
+        if (qlora__families[i].family == family) {
+            return qlora__families[i].gguf_name;
+        }
+    }
+    return "";
+}
+
+// llama.cpp turns pairs of neighbours where Hugging Face files turn the two halves of a head, for
+// its "llama" architecture only: row `row` of a q or k matrix comes from this row of ours.
+static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t row,
+                                                    int64_t head_dim) {
+    if (family != QLORA_FAMILY_LLAMA && family != QLORA_FAMILY_MISTRAL) {
+        return row;
+    }
+    int64_t in_head = row % head_dim;
+    return row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
+}
+
+// llama.cpp scales by alpha / rank and knows no rsLoRA: the alpha to write so that its scale is
+// ours.
+static QLORA__UNUSED double qlora__gguf_alpha(double alpha, int64_t rank, bool rslora) {
+    return rslora ? alpha * sqrt((double)rank) : alpha;
+}
+
+// The file has one alpha for all: what to multiply B by where a module's scale is another one.
+static QLORA__UNUSED double qlora__gguf_fold(double scale, double file_alpha, int64_t rank) {
+    return scale * (double)rank / file_alpha;
+}
+
+static void qlora__gguf_u32(qlora__text* t, uint32_t value) {
+    uint8_t bytes[8];
+    qlora__store_u64(bytes, value);
+    qlora__text_add(t, bytes, 4);
+}
+
+static void qlora__gguf_u64(qlora__text* t, uint64_t value) {
+    uint8_t bytes[8];
+    qlora__store_u64(bytes, value);
+    qlora__text_add(t, bytes, 8);
+}
+
+static void qlora__gguf_string(qlora__text* t, const char* string) {
+    qlora__gguf_u64(t, strlen(string));
+    qlora__text_puts(t, string);
+}
+
+static void qlora__gguf_pair(qlora__text* t, const char* key, const char* value) {
+    qlora__gguf_string(t, key);
+    qlora__gguf_u32(t, 8); // type: string
+    qlora__gguf_string(t, value);
+}
+
+static uint64_t qlora__gguf_bytes(const qlora__gguf_entry* e) {
+    return (uint64_t)e->rows * (uint64_t)e->cols * 4;
+}
+
+static uint64_t qlora__gguf_padded(uint64_t bytes) {
+    return (bytes + QLORA__GGUF_ALIGN - 1) / QLORA__GGUF_ALIGN * QLORA__GGUF_ALIGN;
+}
+
+static void qlora__gguf_write_header(qlora__text* t, const char* architecture, float alpha,
+                                     const qlora__gguf_entry* entries, uint32_t count) {
+    uint32_t bits = 0;
+    uint64_t at = 0;
+    memcpy(&bits, &alpha, 4);
+    qlora__text_puts(t, "GGUF");
+    qlora__gguf_u32(t, 3);
+    qlora__gguf_u64(t, count);
+    qlora__gguf_u64(t, 5);
+    qlora__gguf_pair(t, "general.architecture", architecture);
+    qlora__gguf_pair(t, "general.type", "adapter");
+    qlora__gguf_pair(t, "adapter.type", "lora");
+    qlora__gguf_string(t, "adapter.lora.alpha");
+    qlora__gguf_u32(t, 6); // type: float32
+    qlora__gguf_u32(t, bits);
+    qlora__gguf_string(t, "general.alignment");
+    qlora__gguf_u32(t, 4); // type: uint32
+    qlora__gguf_u32(t, QLORA__GGUF_ALIGN);
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__gguf_string(t, entries[i].name);
+        qlora__gguf_u32(t, 2);
+        qlora__gguf_u64(t, (uint64_t)entries[i].cols); // innermost first
+        qlora__gguf_u64(t, (uint64_t)entries[i].rows);
+        qlora__gguf_u32(t, 0); // type: F32
+        qlora__gguf_u64(t, at);
+        at += qlora__gguf_padded(qlora__gguf_bytes(&entries[i]));
+    }
+    while (t->result == QLORA_OK && t->size % QLORA__GGUF_ALIGN != 0) {
+        qlora__text_add(t, "", 1);
+    }
+}
+
+static void qlora__gguf_abort(qlora_ctx* ctx, qlora__gguf_writer* w) {
+    qlora__out_abort(ctx, &w->out);
+    memset(w, 0, sizeof *w);
+}
+
+// Begins a LoRA file; then the floats of each entry in turn, in pieces of any size; then commit or
+// abort. `alpha` is what qlora__gguf_alpha gives.
+static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* path,
+                                                    const char* architecture, double alpha,
+                                                    const qlora__gguf_entry* entries,
+                                                    uint32_t count, qlora__gguf_writer* w) {
+    qlora__text text;
+    memset(w, 0, sizeof *w);
+    qlora__text_begin(ctx, &text);
+    qlora__gguf_write_header(&text, architecture, (float)alpha, entries, count);
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__out_begin(ctx, path, &w->out);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__out_write(ctx, &w->out, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    if (result != QLORA_OK) {
+        qlora__gguf_abort(ctx, w);
+        return result;
+    }
+    w->entries = entries;
+    w->count = count;
+    w->left = count > 0 ? qlora__gguf_bytes(&entries[0]) : 0;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
+                                                    const void* bytes, size_t size) {
+    uint8_t zeros[QLORA__GGUF_ALIGN];
+    const uint8_t* p = (const uint8_t*)bytes;
+    memset(zeros, 0, sizeof zeros);
+    while (size > 0) {
+        if (w->current == w->count) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
+        }
+        size_t piece = size < w->left ? size : (size_t)w->left;
+        QLORA__TRY(qlora__out_write(ctx, &w->out, p, piece));
+        p += piece;
+        size -= piece;
+        w->left -= piece;
+        if (w->left == 0) {
+            uint64_t total = qlora__gguf_bytes(&w->entries[w->current]);
+            size_t pad = (size_t)(qlora__gguf_padded(total) - total);
+            QLORA__TRY(qlora__out_write(ctx, &w->out, zeros, pad));
+            w->current++;
+            w->left = w->current < w->count ? qlora__gguf_bytes(&w->entries[w->current]) : 0;
+        }
+    }
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora_ctx* ctx, qlora__gguf_writer* w) {
+    qlora_result result = QLORA_OK;
+    if (w->current != w->count) {
+        result = qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
+                             w->entries[w->current].name);
+    } else {
+        result = qlora__out_commit(ctx, &w->out);
+    }
+    qlora__gguf_abort(ctx, w);
+    return result;
+}
+
+#endif // QLORA_NO_MODEL
 
 //@@ DRIVER     - CUDA driver and cuBLAS: symbols, device facts, error names
 
@@ -2827,12 +7512,38 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_F32    4u // computes in f32
 #define QLORA__NEED_NF4    8u // has an NF4 base
 #define QLORA__NEED_LORA  16u // trains adapters
+#define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
+#define QLORA__NEED_HEAD128 64u  // the same, head size 128
+#define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
+#define QLORA__NEED_RANDOM 32u // makes its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
+#define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 
 // The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
 // dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
 #define QLORA__KERNELS(X)                                                                            \
-    QLORA__KERNELS_RUNTIME(X)
+    QLORA__KERNELS_RUNTIME(X)                                                                        \
+    QLORA__KERNELS_OPS(X)                                                                            \
+    QLORA__KERNELS_ATTENTION(X)                                                                      \
+    QLORA__KERNELS_NF4(X)
+
+#define QLORA__KERNELS_NF4(X)                                                                        \
+    X(nf4_quantise_f32, nf4, 0, NF4)                                                                 \
+    X(nf4_quantise_bf16, nf4, 0, NF4)                                                                \
+    X(nf4_quantise_f16, nf4, 0, NF4)                                                                 \
+    X(nf4_offset, nf4, 0, NF4)                                                                       \
+    X(nf4_quantise_scales, nf4, 0, NF4)                                                              \
+    X(nf4_dequantise_f32, nf4, 0, NF4)                                                               \
+    X(nf4_dequantise_bf16, nf4, 0, NF4)                                                              \
+    X(nf4_dequantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_32, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_64, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                        \
+    X(linear_place_f32, linear, 0, LORA)                                                             \
+    X(linear_place_bf16, linear, 0, LORA)                                                            \
+    X(linear_bias_f32, linear, 0, ALWAYS)                                                            \
+    X(linear_bias_bf16, linear, 0, ALWAYS)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                    \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
@@ -2855,9 +7566,80 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(cast_f16_bf16, cast, 0, ALWAYS)                                                                \
     X(cast_absmax_f32, cast, 0, ALWAYS)                                                              \
     X(cast_scale, cast, 0, ALWAYS)                                                                   \
+    X(random_normal_f32, random, 0, RANDOM)                                                          \
+    X(random_normal_bf16, random, 0, RANDOM)                                                         \
     X(clip_squares, clip, 0, ALWAYS)                                                                 \
     X(clip_scale, clip, 0, ALWAYS)                                                                   \
     X(clip_apply, clip, 0, ALWAYS)
+
+#define QLORA__KERNELS_OPS(X)                                                                        \
+    X(elementwise_silu_f32, elementwise, 0, F32)                                                     \
+    X(elementwise_silu_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                                 \
+    X(elementwise_silu_bwd_bf16, elementwise, 0, BF16)                                               \
+    X(elementwise_swiglu_f32, elementwise, 0, F32)                                                   \
+    X(elementwise_swiglu_bf16, elementwise, 0, BF16)                                                 \
+    X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                               \
+    X(elementwise_swiglu_bwd_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_mul_f32, elementwise, 0, F32)                                                      \
+    X(elementwise_mul_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_add_f32, elementwise, 0, ALWAYS)                                                   \
+    X(elementwise_add_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_scale_f32, elementwise, 0, ALWAYS)                                                 \
+    X(elementwise_scale_bf16, elementwise, 0, BF16)                                                  \
+    X(elementwise_fill_f32, elementwise, 0, ALWAYS)                                                  \
+    X(elementwise_fill_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_gather_f32_f32, elementwise, 0, F32)                                               \
+    X(elementwise_gather_f32_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                              \
+    X(elementwise_gather_bf16_bf16, elementwise, 0, BF16)                                            \
+    X(elementwise_gather_f16_f32, elementwise, 0, F32)                                               \
+    X(elementwise_gather_f16_bf16, elementwise, 0, BF16)                                             \
+    X(norm_rms_fwd_f32, norm, 0, F32)                                                                \
+    X(norm_rms_fwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_bwd_f32, norm, 0, F32)                                                                \
+    X(norm_rms_bwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_dw_f32, norm, 0, F32)                                                                 \
+    X(norm_rms_dw_bf16, norm, 0, BF16)                                                               \
+    X(norm_rms_dw_sum, norm, 0, ALWAYS)                                                              \
+    X(rope_f32, rope, 0, F32)                                                                        \
+    X(rope_bf16, rope, 0, BF16)                                                                      \
+    X(softmax_copy_b16, softmax, 0, ALWAYS)                                                          \
+    X(softmax_copy_b32, softmax, 0, ALWAYS)                                                          \
+    X(softmax_transpose_b16, softmax, 0, ALWAYS)                                                     \
+    X(softmax_transpose_b32, softmax, 0, ALWAYS)                                                     \
+    X(softmax_scores_f32, softmax, 0, F32)                                                           \
+    X(softmax_scores_bf16, softmax, 0, BF16)                                                         \
+    X(softmax_fwd_f32, softmax, 0, F32)                                                              \
+    X(softmax_fwd_bf16, softmax, 0, BF16)                                                            \
+    X(softmax_bwd_f32, softmax, 0, F32)                                                              \
+    X(softmax_bwd_bf16, softmax, 0, BF16)                                                            \
+    X(loss_cross_entropy_f32, loss, 0, F32)                                                          \
+    X(loss_cross_entropy_bf16, loss, 0, BF16)                                                        \
+    X(loss_sum, loss, 0, ALWAYS)                                                                     \
+    X(loss_arg_max_f32, loss, 0, F32)                                                                \
+    X(loss_arg_max_bf16, loss, 0, BF16)                                                              \
+    X(optim_advance, optim, 0, LORA)                                                                 \
+    X(optim_adamw_f32, optim, 0, LORA)                                                               \
+    X(optim_adamw_bf16, optim, 0, LORA)                                                              \
+    X(optim_shadow_f32, optim, 0, LORA)                                                              \
+    X(optim_shadow_bf16, optim, 0, LORA)                                                             \
+    X(dropout_f32, dropout, 0, LORA)                                                                 \
+    X(dropout_bf16, dropout, 0, LORA)
+
+#define QLORA__KERNELS_ATTENTION(X)                                                                  \
+    X(attn64_fwd, attn64, 49152, HEAD64)                                                             \
+    X(attn64_stats, attn64, 0, HEAD64)                                                               \
+    X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                          \
+    X(attn64_bwd_q, attn64, 65536, HEAD64)                                                           \
+    X(attn128_fwd, attn128, 65536, HEAD128)                                                          \
+    X(attn128_stats, attn128, 0, HEAD128)                                                            \
+    X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                       \
+    X(attn128_bwd_q, attn128, 98304, HEAD128)                                                        \
+    X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                            \
+    X(attn_f32_stats, attn_f32, 0, HEADANY)                                                          \
+    X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                         \
+    X(attn_f32_bwd_q, attn_f32, 0, HEADANY)
 
 // clang-format on
 
@@ -2925,7 +7707,7 @@ struct qlora__cache {
     uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
 };
 
-static uint64_t qlora__hash(const void* data, size_t bytes, uint64_t seed) {
+static uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
     const uint8_t* p = (const uint8_t*)data;
     uint64_t h = seed ^ 0xcbf29ce484222325ull;
     for (size_t i = 0; i < bytes; i++) {
@@ -3410,7 +8192,7 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
                            key);
     }
     QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // before the look-up: a wrong text never passes
-    uint64_t hash = qlora__hash(entry, strlen(entry), qlora__hash(ptx, strlen(ptx), 0));
+    uint64_t hash = qlora__fnv(entry, strlen(entry), qlora__fnv(ptx, strlen(ptx), 0));
     qlora_kernel* kernel = qlora__kernel_find(ctx, key);
     if (kernel != NULL) {
         if (kernel->text_hash != hash) {
@@ -4049,7 +8831,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     return used + 1;
 }
 
-//@@ DISPATCH   - the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+//@@ DISPATCH   - the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
 
 // One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
 typedef struct qlora__gemm {
@@ -4250,7 +9032,7 @@ static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
     qlora__cache* cache = ctx->gpu->cache;
     int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
                        g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
-    uint64_t hash = qlora__hash(shape, sizeof shape, 0);
+    uint64_t hash = qlora__fnv(shape, sizeof shape, 0);
     for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
         if (cache->planned[i] == hash) {
             return;
@@ -4406,8 +9188,8 @@ static bool qlora__has_cublas(const qlora_ctx* ctx) {
 // ---- the operator ---------------------------------------------------------------------------------
 
 const char* qlora_path_name(qlora_path path) {
-    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS"};
-    return (int)path >= 0 && path <= QLORA_PATH_CUBLAS ? names[path] : "unknown";
+    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS", "NF4"};
+    return (int)path >= 0 && path <= QLORA_PATH_NF4 ? names[path] : "unknown";
 }
 
 qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
@@ -4571,6 +9353,605 @@ qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const 
     return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
 }
 
+// ---- NF4 weights ----------------------------------------------------------------------------------
+
+static bool qlora__is_power_of_two(int64_t n) {
+    return n > 0 && (n & (n - 1)) == 0;
+}
+
+static QLORA__UNUSED int32_t qlora__log2(int64_t power) {
+    int32_t shift = 0;
+    while (power > 1) {
+        power /= 2;
+        shift++;
+    }
+    return shift;
+}
+
+// Where the parts of a weight lie in its memory: codes, absmax, absmax_codes, absmax_scales, offset, maps.
+typedef struct qlora__nf4_layout {
+    int64_t blocks;
+    int64_t groups;
+    int32_t block;
+    int32_t block2;
+    size_t size[6];
+    size_t at[6];
+    size_t total;
+} qlora__nf4_layout;
+
+static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
+    memset(out, 0, sizeof *out);
+    out->block = desc->block != 0 ? desc->block : 64;
+    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+    size_t n = 0;
+    if (desc->rows < 0 || desc->cols < 0 || !qlora__is_power_of_two(out->block) || out->block < 32 ||
+        out->block > 4096 || !qlora__is_power_of_two(out->block2) || out->block2 > (1 << 20) ||
+        !qlora__mul((size_t)desc->rows, (size_t)desc->cols, &n) || n > (size_t)INT64_MAX / 2) {
+        return false;
+    }
+    out->blocks = qlora__ceil_div((int64_t)n, out->block);
+    out->groups = desc->plain_scales ? 0 : qlora__ceil_div(out->blocks, out->block2);
+    out->size[0] = (n + 1) / 2;
+    out->size[1] = desc->plain_scales ? (size_t)out->blocks * 4 : 0;
+    out->size[2] = desc->plain_scales ? 0 : (size_t)out->blocks;
+    out->size[3] = (size_t)out->groups * 4;
+    out->size[4] = desc->plain_scales ? 0 : 4;
+    out->size[5] = QLORA__NF4_MAPS * 4;
+    for (int i = 0; i < 6; i++) {
+        out->at[i] = out->total;
+        out->total += qlora__align_up(out->size[i], 256);
+    }
+    return true;
+}
+
+size_t qlora_nf4_bytes(const qlora_nf4_desc* desc) {
+    qlora__nf4_layout layout;
+    return desc != NULL && qlora__nf4_lay_out(desc, &layout) ? layout.total : 0;
+}
+
+static qlora_result qlora__nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                    const qlora_tensor* memory, qlora_nf4* out) {
+    qlora__nf4_layout layout;
+    if (desc == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", desc == NULL ? "desc" : "out");
+    }
+    if (!qlora__nf4_lay_out(desc, &layout)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "NF4 of %lld x %lld, block %d, block2 %d: block is a power of two from 32 to "
+                           "4096, block2 a power of two",
+                           (long long)desc->rows, (long long)desc->cols, (int)desc->block,
+                           (int)desc->block2);
+    }
+    QLORA__TRY(qlora__need(ctx, memory, "memory", QLORA__IS_U8, -1, -1));
+    if (memory->bytes < layout.total || (uintptr_t)memory->data % 16 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "an NF4 weight of %lld x %lld needs %llu bytes aligned to 16, not %llu",
+                           (long long)desc->rows, (long long)desc->cols,
+                           (unsigned long long)layout.total, (unsigned long long)memory->bytes);
+    }
+    char* base = (char*)memory->data;
+    qlora_nf4 w;
+    memset(&w, 0, sizeof w);
+    w.codes = (uint8_t*)base;
+    if (desc->plain_scales) {
+        w.absmax = (float*)(void*)(base + layout.at[1]);
+    } else {
+        w.absmax_codes = (uint8_t*)(base + layout.at[2]);
+        w.absmax_scales = (float*)(void*)(base + layout.at[3]);
+        w.offset = (float*)(void*)(base + layout.at[4]);
+    }
+    w.maps = (float*)(void*)(base + layout.at[5]);
+    w.rows = desc->rows;
+    w.cols = desc->cols;
+    w.block = layout.block;
+    w.block2 = layout.block2;
+    w.memory = *memory;
+    w.owner = ctx;
+    float maps[QLORA__NF4_MAPS];
+    qlora__nf4_default_maps(maps);
+    QLORA__TRY(qlora__copy_in(ctx, w.maps, maps, sizeof maps));
+    *out = w;
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc, const qlora_tensor* memory,
+                            qlora_nf4* out) {
+    QLORA__ENTER(ctx, "qlora_nf4_wrap");
+    return qlora__leave(ctx, qlora__nf4_wrap(ctx, desc, memory, out));
+}
+
+static qlora_result qlora__nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out) {
+    size_t bytes = qlora_nf4_bytes(desc);
+    qlora_tensor memory;
+    QLORA__TRY(qlora__tensor_create(ctx, QLORA_U8, 1, 1, (int64_t)bytes, &memory));
+    qlora_result r = qlora__nf4_wrap(ctx, desc, &memory, out);
+    if (r != QLORA_OK) {
+        qlora_result ignored = qlora__tensor_destroy(ctx, &memory);
+        (void)ignored;
+        return r;
+    }
+    out->owns_memory = true;
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out) {
+    QLORA__ENTER(ctx, "qlora_nf4_create");
+    return qlora__leave(ctx, qlora__nf4_create(ctx, desc, out));
+}
+
+static qlora_result qlora__nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
+    if (weight == NULL || weight->owner == NULL) {
+        return QLORA_OK;
+    }
+    if (weight->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight belongs to another context");
+    }
+    if (weight->owns_memory) {
+        QLORA__TRY(qlora__tensor_destroy(ctx, &weight->memory));
+    }
+    memset(weight, 0, sizeof *weight);
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_nf4_destroy"));
+    return qlora__leave(ctx, qlora__nf4_destroy(ctx, weight));
+}
+
+static qlora_result qlora__nf4_need(qlora_ctx* ctx, const qlora_nf4* w, const char* name) {
+    if (w == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
+    }
+    if (w->owner != ctx || w->codes == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
+                           w->owner == NULL ? "no context; use qlora_nf4_create or _wrap"
+                                            : "another context");
+    }
+    return qlora__capture_note(ctx, w->memory.data);
+}
+
+static qlora_nf4_desc qlora__nf4_describe(const qlora_nf4* w) {
+    qlora_nf4_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.rows = w->rows;
+    desc.cols = w->cols;
+    desc.block = w->block;
+    desc.block2 = w->block2;
+    desc.plain_scales = w->absmax != NULL;
+    return desc;
+}
+
+// Copies parts in or out; a part that the weight does not have may not be given.
+static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w, const qlora_nf4_parts* parts,
+                                    bool in) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    if (parts == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts is NULL");
+    }
+    qlora_nf4_desc desc = qlora__nf4_describe(w);
+    qlora__nf4_layout layout;
+    bool valid = qlora__nf4_lay_out(&desc, &layout);
+    QLORA_ASSERT(valid);
+    (void)valid;
+    static const char* const names[] = {"codes",  "absmax", "absmax_codes", "absmax_scales",
+                                        "offset", "levels", "map"};
+    void* host[] = {parts->codes,  parts->absmax, parts->absmax_codes, parts->absmax_scales,
+                    parts->offset, parts->levels, parts->map};
+    void* device[] = {w->codes,  w->absmax, w->absmax_codes, w->absmax_scales,
+                      w->offset, w->maps,   w->maps + 16};
+    const size_t sizes[] = {layout.size[0], layout.size[1], layout.size[2], layout.size[3],
+                            layout.size[4], 16 * 4,         256 * 4};
+    for (int i = 0; i < 7; i++) {
+        if (host[i] != NULL && device[i] == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts.%s is given, but the weight has %s scales",
+                               names[i], w->absmax != NULL ? "plain" : "double-quantised");
+        }
+    }
+    for (int i = 0; i < 7; i++) {
+        if (host[i] != NULL) {
+            QLORA__TRY(in ? qlora__copy_in(ctx, device[i], host[i], sizes[i])
+                          : qlora__copy_out(ctx, host[i], device[i], sizes[i]));
+        }
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
+    QLORA__ENTER(ctx, "qlora_nf4_upload");
+    return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
+}
+
+qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_nf4_parts* parts) {
+    QLORA__ENTER(ctx, "qlora_nf4_download");
+    return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
+}
+
+// ---- NF4 quantise and dequantise (formulas: section NUMBERS) ----------------------------------------
+
+typedef struct qlora__nf4_job {
+    const qlora_nf4* w;
+    const qlora_tensor* source;
+    float* absmax;
+    // dequantise only: the window
+    const qlora_tensor* out;
+    int64_t row0;
+    int64_t col0;
+    bool via_bf16;
+} qlora__nf4_job;
+
+static void qlora__nf4_quantise_range(void* user, int64_t begin, int64_t end) {
+    const qlora__nf4_job* job = (const qlora__nf4_job*)user;
+    const qlora_nf4* w = job->w;
+    qlora__nf4_quantise_blocks(job->source->data, job->source->dtype, w->rows * w->cols, w->block,
+                               w->codes, job->absmax, begin, end);
+}
+
+static void qlora__nf4_dequantise_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__nf4_job* job = (const qlora__nf4_job*)user;
+    const qlora_tensor* out = job->out;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t e = (job->row0 + r) * job->w->cols + job->col0;
+        int64_t block = -1;
+        float scale = 0.0f;
+        for (int64_t c = 0; c < out->cols; c++, e++) {
+            if (e / job->w->block != block) {
+                block = e / job->w->block;
+                scale = qlora__nf4_absmax(job->w, block);
+            }
+            float value = job->w->maps[qlora__nf4_code_at(job->w->codes, e)] * scale;
+            if (job->via_bf16) {
+                value = qlora__bf16_to(qlora__bf16_from(value));
+            }
+            qlora__put(out, r, c, (QLORA__REAL)value);
+        }
+    }
+}
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
+                                            const qlora_nf4* weight, float* absmax, int64_t blocks) {
+    qlora_nf4 w = *weight; // parameters are passed by address
+    int64_t n = w.rows * w.cols;
+    void* data = source->data;
+    qlora__kernel_id kernel = source->dtype == QLORA_F32    ? QLORA__K_nf4_quantise_f32
+                              : source->dtype == QLORA_BF16 ? QLORA__K_nf4_quantise_bf16
+                                                            : QLORA__K_nf4_quantise_f16;
+    void* args[] = {&data, &n, &w.block, &w.codes, &absmax};
+    QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(blocks, 8), 1, 1, 256, 0, args));
+    if (w.absmax != NULL || blocks == 0) {
+        return QLORA_OK;
+    }
+    float inverse = 1.0f / (float)blocks;
+    void* sum[] = {&absmax, &blocks, &inverse, &w.offset};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_nf4_offset, 1, 1, 1, 1024, 0, sum));
+    void* scales[] = {&absmax, &blocks, &w.block2, &w.offset, &w.maps, &w.absmax_codes,
+                      &w.absmax_scales};
+    return qlora__launch(ctx, QLORA__K_nf4_quantise_scales,
+                         qlora__ceil_div(qlora__ceil_div(blocks, w.block2), 8), 1, 1, 256, 0, scales);
+}
+
+static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_job* job) {
+    qlora_nf4 w = *job->w;
+    qlora_tensor out = *job->out;
+    int64_t row0 = job->row0;
+    int64_t col0 = job->col0;
+    int32_t block_shift = qlora__log2(w.block);
+    int32_t group_shift = qlora__log2(w.block2);
+    int32_t via_bf16 = job->via_bf16 ? 1 : 0;
+    int32_t width = 1; // threads along a row, eight columns each
+    while (width < 256 && 8 * width < out.cols) {
+        width *= 2;
+    }
+    qlora__kernel_id kernel = out.dtype == QLORA_F32    ? QLORA__K_nf4_dequantise_f32
+                              : out.dtype == QLORA_BF16 ? QLORA__K_nf4_dequantise_bf16
+                                                        : QLORA__K_nf4_dequantise_f16;
+    void* args[] = {&w.codes,  &w.absmax, &w.absmax_codes, &w.absmax_scales, &w.offset,    &w.maps,
+                    &w.cols,   &row0,     &col0,           &out.data,        &out.rows,    &out.cols,
+                    &out.ld,   &block_shift, &group_shift, &width,           &via_bf16};
+    return qlora__launch(ctx, kernel, qlora__ceil_div(out.rows, 4 * 256 / width),
+                         qlora__ceil_div(out.cols, 8 * width), 1, 256, 0, args);
+}
+
+#else
+
+static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
+                                            const qlora_nf4* weight, float* absmax, int64_t blocks) {
+    (void)source;
+    (void)weight;
+    (void)absmax;
+    (void)blocks;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                        const qlora_nf4* w) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    QLORA__TRY(qlora__need(ctx, source, "source", QLORA__IS_FLOAT, w->rows, w->cols));
+    if (source->ld != source->cols && source->rows > 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "source must have no gaps between its rows");
+    }
+    int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
+    void* scratch = NULL;
+    float* absmax = w->absmax;
+    if (absmax == NULL) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)blocks * 4, &scratch));
+        absmax = (float*)scratch;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__nf4_quantise_gpu(ctx, source, w, absmax, blocks);
+    }
+    qlora__nf4_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.source = source;
+    job.absmax = absmax;
+    qlora__parallel(ctx, blocks, 64, qlora__nf4_quantise_range, &job);
+    if (w->absmax == NULL && blocks > 0) {
+        w->offset[0] = qlora__nf4_offset(absmax, blocks);
+        qlora__nf4_quantise_scales(absmax, blocks, w->block2, w->offset[0], w->maps + 16,
+                                   w->absmax_codes, w->absmax_scales);
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source, const qlora_nf4* weight) {
+    QLORA__ENTER(ctx, "qlora_nf4_quantise");
+    return qlora__leave(ctx, qlora__nf4_quantise(ctx, source, weight));
+}
+
+// A window of the weight that begins at (row0, col0) and is as large as out.
+static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_t row0, int64_t col0,
+                                      const qlora_tensor* out, bool via_bf16) {
+    qlora__nf4_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.out = out;
+    job.row0 = row0;
+    job.col0 = col0;
+    job.via_bf16 = via_bf16;
+    if (out->rows == 0 || out->cols == 0) {
+        return QLORA_OK;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__nf4_dequantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, out->rows, 1 + 4096 / out->cols, qlora__nf4_dequantise_rows, &job);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* w, const qlora_tensor* out,
+                                          bool via_bf16) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    QLORA__TRY(qlora__need(ctx, out, "out", QLORA__IS_FLOAT, w->rows, w->cols));
+    return qlora__nf4_window(ctx, w, 0, 0, out, via_bf16);
+}
+
+qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_tensor* out,
+                                  bool via_bf16) {
+    QLORA__ENTER(ctx, "qlora_nf4_dequantise");
+    return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
+}
+
+// ---- NF4 GEMM: y = x W^T, dx = dy W -----------------------------------------------------------------
+//
+// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch: rows
+// of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights are widened
+// on the way to the tensor cores; it wins as long as reading W costs more than multiplying, up to 64 rows.
+
+#define QLORA__NF4_FUSED_ROWS 64
+
+// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least `unit`.
+static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
+                                     int64_t* slice, void** memory) {
+    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
+    if (fit < count) {
+        fit = qlora__max(fit / unit * unit, qlora__min(unit, count)); // too little: let scratch say so
+    }
+    *slice = qlora__min(fit, count);
+    return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
+}
+
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                       const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    int64_t count = backward ? w->cols : w->rows;
+    int64_t other = backward ? w->rows : w->cols;
+    int64_t slice = 0;
+    qlora_tensor window;
+    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
+    QLORA__TRY(qlora__nf4_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64, &slice,
+                                &window.data));
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_b = !backward;
+    d.alpha = 1.0f;
+    d.beta = (flags & QLORA_NF4_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    d.path = (flags & QLORA_NF4_PTX) != 0 ? QLORA_PATH_PTX : QLORA_PATH_AUTO;
+    for (int64_t done = 0; done < count; done += slice) {
+        int64_t now = qlora__min(slice, count - done);
+        window.rows = backward ? other : now;
+        window.cols = backward ? now : other;
+        window.ld = window.cols;
+        window.bytes = (size_t)(now * other) * qlora_dtype_bytes(x->dtype);
+        QLORA__TRY(qlora__nf4_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window,
+                                     x->dtype == QLORA_F32));
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, &d, x, &window, &part));
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
+           x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
+           w->rows <= INT32_MAX - 4096 && x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
+           (uintptr_t)w->codes % 16 == 0;
+}
+
+// Blocks of 64 rows of W by a range of K; K is split until about 448 blocks are there.
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    qlora_nf4 w[2];
+    memset(w, 0, sizeof w);
+    w[0] = *w1;
+    if (w2 != NULL) {
+        w[1] = *w2;
+    }
+    int64_t tiles = qlora__ceil_div(w[0].rows, 64) + qlora__ceil_div(w[1].rows, 64);
+    int32_t M = (int32_t)x->rows;
+    int32_t K = (int32_t)x->cols;
+    if (M == 0 || tiles == 0) {
+        return QLORA_OK;
+    }
+    int64_t splits = qlora__min(16, qlora__ceil_div(448, tiles));
+    int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
+    int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
+    splits = range > 0 ? qlora__ceil_div(K, range) : 1;
+    void* partials = NULL;
+    if (splits > 1) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)(splits * M * tiles * 64) * 4, &partials));
+    }
+    void* source = x->data;
+    int64_t ldx = x->ld;
+    int32_t is_bf16 = y1->dtype == QLORA_BF16 ? 1 : 0;
+    int32_t shift[4] = {qlora__log2(w[0].block), qlora__log2(w[0].block2), qlora__log2(w[1].block),
+                        qlora__log2(w[1].block2)};
+    int32_t N[2] = {(int32_t)w[0].rows, (int32_t)w[1].rows};
+    void* y[2] = {y1->data, y2 != NULL ? y2->data : NULL};
+    int64_t ldy[2] = {y1->ld, y2 != NULL ? y2->ld : 0};
+    void* args[29] = {&source, &ldx, &M, &K, &range, &is_bf16, &partials};
+    for (int i = 0; i < 2; i++) {
+        void* own[11] = {&w[i].codes,  &w[i].absmax, &w[i].absmax_codes, &w[i].absmax_scales,
+                         &w[i].offset, &w[i].maps,   &shift[2 * i],      &shift[2 * i + 1],
+                         &N[i],        &y[i],        &ldy[i]};
+        memcpy(args + 7 + 11 * i, own, sizeof own);
+    }
+    qlora__kernel_id kernel = M <= 16   ? QLORA__K_nf4_gemm_16
+                              : M <= 32 ? QLORA__K_nf4_gemm_32
+                                        : QLORA__K_nf4_gemm_64;
+    QLORA__TRY(qlora__launch(ctx, kernel, tiles, splits, 1, 128, 0, args));
+    if (splits == 1) {
+        return QLORA_OK;
+    }
+    int32_t count = (int32_t)splits;
+    void* sum[] = {&partials, &count, &M, &N[0], &y[0], &ldy[0], &N[1], &y[1], &ldy[1], &is_bf16};
+    return qlora__launch(ctx, QLORA__K_nf4_gemm_reduce, qlora__ceil_div(tiles * 64, 256), M, 1, 256, 0,
+                         sum);
+}
+
+#else
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    (void)ctx;
+    (void)x;
+    (void)w;
+    return false;
+}
+
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    (void)x;
+    (void)w1;
+    (void)w2;
+    (void)y1;
+    (void)y2;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+// Checks one product; x is [rows, cols of W] forward, [rows, rows of W] backward.
+static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                          const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "W"));
+    int64_t in = backward ? w->rows : w->cols;
+    int64_t out = backward ? w->cols : w->rows;
+    QLORA__TRY(qlora__need(ctx, x, backward ? "dy" : "x", QLORA__IS_F32 | QLORA__IS_BF16, -1, in));
+    QLORA__TRY(qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
+    QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
+    QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
+    uint32_t both = QLORA_NF4_FUSED | QLORA_NF4_UNFUSED;
+    if (flags > 15 || (flags & both) == both ||
+        ((flags & QLORA_NF4_FUSED) != 0 && (flags & (QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX)) != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
+                           flags);
+    }
+    if ((flags & QLORA_NF4_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
+                           "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
+                           "of 32",
+                           QLORA__NF4_FUSED_ROWS);
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                   uint32_t flags) {
+    uint32_t other = QLORA_NF4_UNFUSED | QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX;
+    return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                    const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
+    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
+    }
+    return qlora__nf4_unfused(ctx, backward, x, w, y, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, false, x, w, y, flags));
+}
+
+qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_nf4* w,
+                                     const qlora_tensor* dx, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_backward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, true, dy, w, dx, flags));
+}
+
+static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w1, y1, flags));
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w2, y2, flags));
+    QLORA__TRY(qlora__need_apart(ctx, "y1", y1, "y2", y2));
+    if (y1->dtype == y2->dtype && qlora__nf4_wants_fused(ctx, x, w1, flags) &&
+        qlora__nf4_wants_fused(ctx, x, w2, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
+    }
+    size_t before = ctx->scratch_used;
+    QLORA__TRY(qlora__nf4_gemm(ctx, false, x, w1, y1, flags));
+    ctx->scratch_used = before; // the stream keeps the order, so the second weight takes the same place
+    return qlora__nf4_gemm(ctx, false, x, w2, y2, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward2");
+    return qlora__leave(ctx, qlora__nf4_gemm2(ctx, x, w1, w2, y1, y2, flags));
+}
+
 // ---- pre-warm -------------------------------------------------------------------------------------
 
 static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
@@ -4687,6 +10068,15 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) 
     return r;
 }
 
+// Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
+static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s) {
+    bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
+    if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
+        return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
+    }
+    return QLORA__NEED_HEADANY;
+}
+
 static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
     qlora__cache* cache = ctx->gpu->cache;
     double start = qlora__clock_ms();
@@ -4694,7 +10084,7 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
     uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
                     (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
                     (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
-                    (s->rank > 0 ? QLORA__NEED_LORA : 0);
+                    (s->rank > 0 ? QLORA__NEED_LORA : 0) | qlora__attention_need(ctx, s);
     cache->info.sealed = false;
     qlora_result r = qlora__cache_warm(ctx, have);
     if (r == QLORA_OK && qlora__has_cublas(ctx)) {
@@ -4741,7 +10131,8 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
 //   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
 //   x       *= scale of its group
 //
-// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double.
+// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double
+// (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the norm).
 
 #define QLORA__CLIP_CHUNK 8192
 
@@ -5039,6 +10430,3163 @@ static qlora_result qlora__clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t g
 qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group, qlora_clip_info* out) {
     QLORA__ENTER(ctx, "qlora_clip_read");
     return qlora__leave(ctx, qlora__clip_read(ctx, clip, group, out));
+}
+
+#define QLORA__PI 3.14159265358979323846
+
+// ---- what the operators share: checks, launch shapes --------------------------------------------
+
+// The mask of one dtype, for qlora__need.
+static unsigned qlora__is(qlora_dtype dtype) {
+    return 1u << (unsigned)dtype;
+}
+
+#define QLORA__IS_F32_BF16 (QLORA__IS_F32 | QLORA__IS_BF16)
+
+// An output may be an input only as the very same elements.
+static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
+                                              const qlora_tensor* t, const char* other_name,
+                                              const qlora_tensor* other) {
+    if (t->data == other->data && t->ld == other->ld && t->cols == other->cols &&
+        t->dtype == other->dtype) {
+        return QLORA_OK;
+    }
+    return qlora__need_apart(ctx, name, t, other_name, other);
+}
+
+// A vector: one row of `count` elements.
+static qlora_result qlora__need_vector(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                       unsigned mask, int64_t count) {
+    return qlora__need(ctx, t, name, mask, 1, count);
+}
+
+// Elements in the 16-byte piece that a thread of the vector kernels owns.
+static int64_t qlora__piece(qlora_dtype dtype) {
+    return dtype == QLORA_F32 || dtype == QLORA_I32 ? 4 : 8;
+}
+
+static uint32_t qlora__grid_cap(int64_t blocks) {
+    return (uint32_t)(blocks < 65535 ? blocks : 65535);
+}
+
+// Blocks along the columns and threads of an element-wise kernel.
+typedef struct qlora__point_shape {
+    uint32_t blocks;
+    uint32_t threads;
+} qlora__point_shape;
+
+static qlora__point_shape qlora__point_shape_of(int64_t cols, int64_t piece) {
+    int64_t pieces = qlora__ceil_div(cols, piece);
+    int64_t threads = pieces < 256 ? qlora__ceil_div(pieces, 32) * 32 : 256;
+    qlora__point_shape shape;
+    shape.threads = (uint32_t)(threads > 0 ? threads : 32);
+    shape.blocks = (uint32_t)qlora__ceil_div(pieces, (int64_t)shape.threads);
+    return shape;
+}
+
+// Threads of a kernel that reduces rows: `width` of them per row, `rows` rows per block.
+typedef struct qlora__row_shape {
+    int32_t width;
+    uint32_t threads;
+    int64_t rows;
+} qlora__row_shape;
+
+static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t max_threads) {
+    int64_t owners = qlora__ceil_div(cols, piece);
+    qlora__row_shape shape;
+    if (owners <= 32) {
+        shape.width = 1;
+        while (shape.width < owners) {
+            shape.width *= 2;
+        }
+        shape.threads = 256;
+    } else {
+        int64_t threads = qlora__ceil_div(owners, 32) * 32;
+        shape.width = (int32_t)(threads < max_threads ? threads : max_threads);
+        shape.threads = (uint32_t)shape.width;
+    }
+    shape.rows = (int64_t)shape.threads / shape.width;
+    return shape;
+}
+
+// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose leading
+// dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte accesses.
+typedef struct qlora__extent {
+    int64_t rows;
+    int64_t cols;
+    int64_t ld[6]; // of each tensor
+} qlora__extent;
+
+static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int count) {
+    qlora__extent e;
+    memset(&e, 0, sizeof e);
+    e.rows = tensors[0]->rows;
+    e.cols = tensors[0]->cols;
+    bool flat = true;
+    for (int i = 0; i < count; i++) {
+        e.ld[i] = tensors[i] != NULL ? tensors[i]->ld : 0;
+        flat = flat && (tensors[i] == NULL || tensors[i]->ld == e.cols || e.rows == 1);
+    }
+    if (flat) {
+        e.cols *= e.rows;
+        e.rows = e.rows > 0 ? 1 : 0;
+        memset(e.ld, 0, sizeof e.ld);
+    }
+    return e;
+}
+
+// A device word for error flags nobody asked for.
+static qlora_result qlora__flag_pointer(qlora_ctx* ctx, const qlora_tensor* flag, void** out) {
+    if (flag != NULL) {
+        *out = flag->data;
+        return QLORA_OK;
+    }
+    return qlora__scratch(ctx, sizeof(int32_t), out);
+}
+
+static qlora_result qlora__need_flag(qlora_ctx* ctx, const qlora_tensor* flag) {
+    return flag == NULL ? QLORA_OK : qlora__need(ctx, flag, "flag", QLORA__IS_I32, 1, 1);
+}
+
+// I32 element i of a vector, on the CPU.
+static int32_t qlora__index_at(const qlora_tensor* t, int64_t i) {
+    return ((const int32_t*)t->data)[i];
+}
+
+// One matrix of a batch.
+static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
+    qlora_tensor view = *t;
+    view.data = (char*)t->data + (size_t)(b * t->batch_stride) * qlora_dtype_bytes(t->dtype);
+    view.batch = 1;
+    view.batch_stride = 0;
+    return view;
+}
+
+// ---- element-wise -------------------------------------------------------------------------------
+//
+//   silu      y = a / (1 + e^-a)              silu'     y = b s (1 + a (1 - s)), s = 1 / (1 + e^-a)
+//   swiglu    y = silu(a) b                   mul, add  y = a b, y = a + b
+//   scale     y = alpha a                     fill      y = alpha
+
+static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
+    return 1 / (1 + qlora__exp(-x));
+}
+
+static QLORA__REAL qlora__silu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    (void)alpha;
+    return a * qlora__sigmoid(a);
+}
+
+static QLORA__REAL qlora__silu_grad_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    QLORA__REAL s = qlora__sigmoid(a);
+    return b * s * (1 + a * (1 - s));
+}
+
+static QLORA__REAL qlora__swiglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * qlora__sigmoid(a) * b;
+}
+
+static QLORA__REAL qlora__mul_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * b;
+}
+
+static QLORA__REAL qlora__add_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a + b;
+}
+
+static QLORA__REAL qlora__scale_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    return alpha * a;
+}
+
+static QLORA__REAL qlora__fill_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)a;
+    (void)b;
+    return alpha;
+}
+
+typedef enum qlora__point_kind {
+    QLORA__POINT_SILU,
+    QLORA__POINT_SILU_GRAD,
+    QLORA__POINT_SWIGLU,
+    QLORA__POINT_MUL,
+    QLORA__POINT_ADD,
+    QLORA__POINT_SCALE,
+    QLORA__POINT_FILL
+} qlora__point_kind;
+
+typedef struct qlora__point_op {
+    QLORA__REAL (*apply)(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha);
+    qlora__kernel_id kernel_f32;
+    qlora__kernel_id kernel_bf16;
+    int inputs;
+    bool has_alpha;
+} qlora__point_op;
+
+static const qlora__point_op qlora__point_ops[] = {
+    {qlora__silu_at, QLORA__K_elementwise_silu_f32, QLORA__K_elementwise_silu_bf16, 1, false},
+    {qlora__silu_grad_at, QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
+     false},
+    {qlora__swiglu_at, QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
+    {qlora__mul_at, QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
+    {qlora__add_at, QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
+    {qlora__scale_at, QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
+    {qlora__fill_at, QLORA__K_elementwise_fill_f32, QLORA__K_elementwise_fill_bf16, 0, true}};
+
+typedef struct qlora__point_job {
+    const qlora__point_op* op;
+    const qlora_tensor* a;
+    const qlora_tensor* b;
+    const qlora_tensor* y;
+    QLORA__REAL alpha;
+} qlora__point_job;
+
+static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__point_job* job = (const qlora__point_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            QLORA__REAL a = job->a != NULL ? qlora__at(job->a, r, c) : 0;
+            QLORA__REAL b = job->b != NULL ? qlora__at(job->b, r, c) : 0;
+            qlora__put(job->y, r, c, job->op->apply(a, b, job->alpha));
+        }
+    }
+}
+
+// y = op(a, b, alpha); inputs the operator does not read are NULL.
+static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const qlora_tensor* a,
+                                 const qlora_tensor* b, float alpha, const qlora_tensor* y) {
+    const qlora__point_op* op = &qlora__point_ops[kind];
+    QLORA__TRY(qlora__need(ctx, y, "output", QLORA__IS_F32_BF16, -1, -1));
+    const qlora_tensor* inputs[2];
+    inputs[0] = a;
+    inputs[1] = b;
+    for (int i = 0; i < op->inputs; i++) {
+        const char* name = i == 0 ? "first input" : "second input";
+        QLORA__TRY(qlora__need(ctx, inputs[i], name, qlora__is(y->dtype), y->rows, y->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "output", y, name, inputs[i]));
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__point_job job;
+        job.op = op;
+        job.a = a;
+        job.b = b;
+        job.y = y;
+        job.alpha = (QLORA__REAL)alpha;
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__point_rows, &job);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[3];
+    all[op->inputs] = y;
+    for (int i = 0; i < op->inputs; i++) {
+        all[i] = inputs[i];
+    }
+    qlora__extent e = qlora__extent_of(all, op->inputs + 1);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(y->dtype));
+    void* args[9];
+    int n = 0;
+    for (int i = 0; i <= op->inputs; i++) {
+        args[n++] = (void*)&all[i]->data;
+        args[n++] = &e.ld[i];
+    }
+    args[n++] = &e.rows;
+    args[n++] = &e.cols;
+    if (op->has_alpha) {
+        args[n++] = &alpha;
+    }
+    return qlora__launch(ctx, y->dtype == QLORA_F32 ? op->kernel_f32 : op->kernel_bf16,
+                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_silu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SILU, x, NULL, 0, y));
+}
+
+qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* dy,
+                                 const qlora_tensor* dx) {
+    QLORA__ENTER(ctx, "qlora_silu_backward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SILU_GRAD, x, dy, 0, dx));
+}
+
+qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, const qlora_tensor* up,
+                                  const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SWIGLU, gate, up, 0, h));
+}
+
+qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                       const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_mul");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_MUL, a, b, 0, y));
+}
+
+qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                       const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_add");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_ADD, a, b, 0, y));
+}
+
+qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
+                         const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_scale");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, alpha, y));
+}
+
+qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_fill");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_FILL, NULL, NULL, value, y));
+}
+
+// ---- SwiGLU backward ----------------------------------------------------------------------------
+//
+// With s = 1 / (1 + e^-g):
+//   dg = dh u s (1 + g (1 - s)),  du = dh g s,  h = g s u
+
+typedef struct qlora__swiglu_job {
+    const qlora_tensor* dh;
+    const qlora_tensor* gate;
+    const qlora_tensor* up;
+    const qlora_tensor* dgate;
+    const qlora_tensor* dup;
+    const qlora_tensor* h;
+} qlora__swiglu_job;
+
+static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__swiglu_job* job = (const qlora__swiglu_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->dh->cols; c++) {
+            QLORA__REAL dh = qlora__at(job->dh, r, c);
+            QLORA__REAL g = qlora__at(job->gate, r, c);
+            QLORA__REAL u = qlora__at(job->up, r, c);
+            QLORA__REAL s = qlora__sigmoid(g);
+            qlora__put(job->dgate, r, c, dh * u * s * (1 + g * (1 - s)));
+            qlora__put(job->dup, r, c, dh * g * s);
+            if (job->h != NULL) {
+                qlora__put(job->h, r, c, g * s * u);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* job) {
+    const qlora_tensor* dh = job->dh;
+    QLORA__TRY(qlora__need(ctx, dh, "dh", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(dh->dtype);
+    const qlora_tensor* in[3];
+    in[0] = dh;
+    in[1] = job->gate;
+    in[2] = job->up;
+    const qlora_tensor* out[3];
+    out[0] = job->h;
+    out[1] = job->dgate;
+    out[2] = job->dup;
+    static const char* const in_names[3] = {"dh", "gate", "up"};
+    static const char* const out_names[3] = {"h", "dgate", "dup"};
+    for (int i = 0; i < 3; i++) {
+        QLORA__TRY(qlora__need(ctx, in[i], in_names[i], type, dh->rows, dh->cols));
+    }
+    for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
+        QLORA__TRY(qlora__need(ctx, out[o], out_names[o], type, dh->rows, dh->cols));
+    }
+    for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
+        for (int i = 0; i < 3; i++) {
+            // An output may take the place of its own input, h of dh, dgate of gate, dup of up.
+            QLORA__TRY(
+                o == i ? qlora__need_same_or_apart(ctx, out_names[o], out[o], in_names[i], in[i])
+                       : qlora__need_apart(ctx, out_names[o], out[o], in_names[i], in[i]));
+        }
+        for (int other = o + 1; other < 3; other++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[o], out[o], out_names[other], out[other]));
+        }
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__swiglu_backward_rows, job);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[6] = {dh, in[1], in[2], out[1], out[2], out[0]};
+    qlora__extent e = qlora__extent_of(all, 6);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(dh->dtype));
+    void* h_data = job->h != NULL ? job->h->data : NULL;
+    void* args[14];
+    for (int i = 0; i < 5; i++) {
+        args[2 * i] = (void*)&all[i]->data;
+        args[2 * i + 1] = &e.ld[i];
+    }
+    args[10] = &h_data;
+    args[11] = &e.ld[5];
+    args[12] = &e.rows;
+    args[13] = &e.cols;
+    return qlora__launch(ctx,
+                         dh->dtype == QLORA_F32 ? QLORA__K_elementwise_swiglu_bwd_f32
+                                                : QLORA__K_elementwise_swiglu_bwd_bf16,
+                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                   const qlora_tensor* up, const qlora_tensor* dgate,
+                                   const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_backward");
+    qlora__swiglu_job job;
+    job.dh = dh;
+    job.gate = gate;
+    job.up = up;
+    job.dgate = dgate;
+    job.dup = dup;
+    job.h = h;
+    return qlora__leave(ctx, qlora__swiglu_backward(ctx, &job));
+}
+
+// ---- RMSNorm ------------------------------------------------------------------------------------
+//
+// A row of x is cut into x->cols / w->cols heads of n = w->cols columns (one head for
+// a plain norm), each by itself:
+//   forward   x = h + delta, rounded to storage (only with delta);  r = 1 / sqrt(mean(x^2) + eps);
+//             y = x r w
+//   backward  dx = dres + r (w dy - x r^2 mean(w dy x));  dw += sum over rows and heads of dy x r
+
+typedef struct qlora__norm_job {
+    const qlora_tensor* x;     // input; with delta the addend
+    const qlora_tensor* delta; // or NULL
+    const qlora_tensor* sum;   // where x + delta goes
+    const qlora_tensor* w;
+    const qlora_tensor* y;
+    const qlora_tensor* dy;
+    const qlora_tensor* dres; // or NULL
+    const qlora_tensor* dx;
+    const qlora_tensor* dw; // or NULL
+    float eps;
+    QLORA__REAL* rstd; // [rows * heads], scratch of the weight's gradient
+} qlora__norm_job;
+
+// 1 / sqrt(mean(x^2) + eps) over n columns from `first`.
+static QLORA__REAL qlora__norm_rstd(const qlora_tensor* x, int64_t row, int64_t first, int64_t n,
+                                    float eps) {
+    double squares = 0;
+    for (int64_t c = first; c < first + n; c++) {
+        double v = (double)qlora__at(x, row, c);
+        squares += v * v;
+    }
+    return (QLORA__REAL)(1 / sqrt(squares / (double)n + (double)eps));
+}
+
+static void qlora__norm_forward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    for (int64_t row = begin; row < end; row++) {
+        const qlora_tensor* x = job->x;
+        if (job->delta != NULL) {
+            for (int64_t c = 0; c < x->cols; c++) {
+                qlora__put(job->sum, row, c, qlora__at(x, row, c) + qlora__at(job->delta, row, c));
+            }
+            x = job->sum;
+        }
+        for (int64_t first = 0; first < x->cols; first += n) {
+            QLORA__REAL rstd = qlora__norm_rstd(x, row, first, n, job->eps);
+            for (int64_t c = 0; c < n; c++) {
+                QLORA__REAL v = qlora__at(x, row, first + c) * rstd * qlora__at(job->w, 0, c);
+                qlora__put(job->y, row, first + c, v);
+            }
+        }
+    }
+}
+
+static void qlora__norm_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    int64_t heads = job->x->cols / n;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t first = head * n;
+            QLORA__REAL rstd = qlora__norm_rstd(job->x, row, first, n, job->eps);
+            double dot = 0;
+            for (int64_t c = 0; c < n; c++) {
+                dot += (double)qlora__at(job->dy, row, first + c) *
+                       (double)qlora__at(job->w, 0, c) * (double)qlora__at(job->x, row, first + c);
+            }
+            QLORA__REAL pull = (QLORA__REAL)(dot / (double)n) * rstd * rstd;
+            for (int64_t c = 0; c < n; c++) {
+                QLORA__REAL wdy = qlora__at(job->dy, row, first + c) * qlora__at(job->w, 0, c);
+                QLORA__REAL v = rstd * (wdy - qlora__at(job->x, row, first + c) * pull);
+                if (job->dres != NULL) {
+                    v += qlora__at(job->dres, row, first + c);
+                }
+                qlora__put(job->dx, row, first + c, v);
+            }
+            if (job->rstd != NULL) {
+                job->rstd[row * heads + head] = rstd;
+            }
+        }
+    }
+}
+
+// Columns [begin, end) of dw.
+static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    int64_t heads = job->x->cols / n;
+    for (int64_t c = begin; c < end; c++) {
+        double sum = 0;
+        for (int64_t row = 0; row < job->x->rows; row++) {
+            for (int64_t head = 0; head < heads; head++) {
+                sum += (double)qlora__at(job->dy, row, head * n + c) *
+                       (double)qlora__at(job->x, row, head * n + c) *
+                       (double)job->rstd[row * heads + head];
+            }
+        }
+        qlora__put(job->dw, 0, c, qlora__at(job->dw, 0, c) + (QLORA__REAL)sum);
+    }
+}
+
+// The weight: one row that divides the columns of x.
+static qlora_result qlora__norm_need_weight(qlora_ctx* ctx, const qlora_tensor* x,
+                                            const qlora_tensor* w) {
+    QLORA__TRY(qlora__need_vector(ctx, w, "w", QLORA__IS_F32_BF16, -1));
+    if (w->cols == 0 ? x->cols != 0 : x->cols % w->cols != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "w has %lld columns, which do not divide the %lld of x",
+                           (long long)w->cols, (long long)x->cols);
+    }
+    if (w->cols > (int64_t)1 << 30 || (w->cols > 0 && x->cols / w->cols > 65535)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "rows of %lld columns in heads of %lld: at most 2^30 columns and 65535 "
+                           "heads",
+                           (long long)x->cols, (long long)w->cols);
+    }
+    return QLORA_OK;
+}
+
+// Two pieces per thread, as the kernels keep them.
+static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dtype) {
+    return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
+}
+
+static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, job->delta != NULL ? "h" : "x", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__norm_need_weight(ctx, x, job->w));
+    QLORA__TRY(qlora__need(ctx, job->y, "y", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "y", job->y, "w", job->w));
+    if (job->delta != NULL) {
+        QLORA__TRY(qlora__need(ctx, job->delta, "delta", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need(ctx, job->sum, "sum", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "sum", job->sum, "h", x));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "sum", job->sum, "delta", job->delta));
+        QLORA__TRY(qlora__need_apart(ctx, "sum", job->sum, "w", job->w));
+        QLORA__TRY(qlora__need_apart(ctx, "y", job->y, "sum", job->sum));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "y", job->y, "delta", job->delta));
+    }
+    QLORA__TRY(qlora__need_same_or_apart(ctx, "y", job->y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__norm_forward_rows, job);
+        return QLORA_OK;
+    }
+    void* delta = job->delta != NULL ? job->delta->data : NULL;
+    int64_t ld_delta = job->delta != NULL ? job->delta->ld : 0;
+    void* sum = job->delta != NULL ? job->sum->data : NULL;
+    int64_t ld_sum = job->delta != NULL ? job->sum->ld : 0;
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)job->w->cols;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    &delta,
+                    &ld_delta,
+                    &sum,
+                    &ld_sum,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    (void*)&job->y->data,
+                    (void*)&job->y->ld,
+                    (void*)&x->rows,
+                    &cols,
+                    &job->eps,
+                    &shape.width};
+    return qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), cols > 0 ? (uint32_t)(x->cols / cols) : 0,
+        1, shape.threads, 0, args);
+}
+
+// The two stages of dw on the device, from the rstd of the first launch.
+static qlora_result qlora__norm_weight_launch(qlora_ctx* ctx, const qlora__norm_job* job,
+                                              void* rstd) {
+    const qlora_tensor* x = job->x;
+    int64_t chunk_rows = x->rows <= 64 * 128 ? 64 : qlora__ceil_div(x->rows, 128);
+    int32_t chunks = (int32_t)qlora__ceil_div(x->rows, chunk_rows);
+    int32_t cols = (int32_t)job->w->cols;
+    int32_t heads = (int32_t)(x->cols / cols);
+    int32_t accumulate = 1;
+    void* partial = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)chunks * (size_t)cols * sizeof(float), &partial));
+    void* first[] = {(void*)&job->dy->data,
+                     (void*)&job->dy->ld,
+                     (void*)&x->data,
+                     (void*)&x->ld,
+                     &rstd,
+                     &partial,
+                     (void*)&x->rows,
+                     &cols,
+                     &heads,
+                     &chunk_rows};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_dw_f32 : QLORA__K_norm_rms_dw_bf16,
+        (uint32_t)qlora__ceil_div(cols, 32), (uint32_t)chunks, 1, 256, 0, first));
+    void* second[] = {&partial, (void*)&job->dw->data, &cols, &chunks, &accumulate};
+    return qlora__launch(ctx, QLORA__K_norm_rms_dw_sum, (uint32_t)qlora__ceil_div(cols, 128), 1, 1,
+                         128, 0, second);
+}
+
+static qlora_result qlora__norm_need_backward(qlora_ctx* ctx, const qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__norm_need_weight(ctx, x, job->w));
+    QLORA__TRY(qlora__need(ctx, job->dy, "dy", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need(ctx, job->dx, "dx", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "dx", job->dx, "w", job->w));
+    QLORA__TRY(qlora__need_apart(ctx, "dx", job->dx, "x", x));
+    if (job->dres != NULL) {
+        QLORA__TRY(qlora__need(ctx, job->dres, "dres", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "dx", job->dx, "dres", job->dres));
+    }
+    if (job->dw == NULL) {
+        return qlora__need_same_or_apart(ctx, "dx", job->dx, "dy", job->dy);
+    }
+    QLORA__TRY(qlora__need_vector(ctx, job->dw, "dw", QLORA__IS_F32, job->w->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "dw", job->dw, "w", job->w));
+    QLORA__TRY(qlora__need_apart(ctx, "dw", job->dw, "dx", job->dx));
+    return qlora__need_apart(ctx, "dx", job->dx, "dy", job->dy);
+}
+
+static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
+    QLORA__TRY(qlora__norm_need_backward(ctx, job));
+    const qlora_tensor* x = job->x;
+    if (x->rows == 0 || x->cols == 0) {
+        return QLORA_OK;
+    }
+    void* rstd = NULL;
+    if (job->dw != NULL) {
+        size_t count = (size_t)x->rows * (size_t)(x->cols / job->w->cols);
+        QLORA__TRY(qlora__scratch(ctx, count * sizeof(QLORA__REAL), &rstd));
+    }
+    if (qlora__on_cpu(ctx)) {
+        job->rstd = (QLORA__REAL*)rstd;
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__norm_backward_rows, job);
+        if (job->dw != NULL) {
+            qlora__parallel(ctx, job->dw->cols, 1 + 4096 / (1 + x->rows),
+                            qlora__norm_weight_columns, job);
+        }
+        return QLORA_OK;
+    }
+    void* dres = job->dres != NULL ? job->dres->data : NULL;
+    int64_t ld_dres = job->dres != NULL ? job->dres->ld : 0;
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)job->w->cols;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&job->dy->data,
+                    (void*)&job->dy->ld,
+                    (void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    &dres,
+                    &ld_dres,
+                    (void*)&job->dx->data,
+                    (void*)&job->dx->ld,
+                    &rstd,
+                    (void*)&x->rows,
+                    &cols,
+                    &job->eps,
+                    &shape.width};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), (uint32_t)(x->cols / cols), 1,
+        shape.threads, 0, args));
+    return job->dw != NULL ? qlora__norm_weight_launch(ctx, job, rstd) : QLORA_OK;
+}
+
+qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* w,
+                                   float eps, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_forward");
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = x;
+    job.w = w;
+    job.y = y;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_forward(ctx, &job));
+}
+
+qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
+                                            const qlora_tensor* delta, const qlora_tensor* w,
+                                            float eps, const qlora_tensor* sum,
+                                            const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_residual_forward");
+    if (delta == NULL) {
+        return qlora__leave(
+            ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "delta is NULL; use qlora_rmsnorm_forward"));
+    }
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.delta = delta;
+    job.sum = sum;
+    job.w = w;
+    job.y = y;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_forward(ctx, &job));
+}
+
+qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_tensor* x,
+                                    const qlora_tensor* w, float eps, const qlora_tensor* dres,
+                                    const qlora_tensor* dx, const qlora_tensor* dw) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = x;
+    job.w = w;
+    job.dy = dy;
+    job.dres = dres;
+    job.dx = dx;
+    job.dw = dw;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
+}
+
+// ---- rotary position embedding ------------------------------------------------------------------
+//
+// Half-split pairs. With half = head_dim / 2, angle = position f_i:
+//   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
+//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: the angle's sign changed
+// The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
+// sines.
+
+// Wavelengths beyond original / low are stretched by factor, below original / high kept, blended
+// between.
+static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
+    float low = (float)(d->low_freq_factor != 0 ? d->low_freq_factor : 1);
+    float high = (float)(d->high_freq_factor != 0 ? d->high_freq_factor : 4);
+    float original = (float)d->original_max_position;
+    float factor = (float)d->factor;
+    float wavelength = (float)(2 * QLORA__PI) / frequency;
+    if (wavelength > original / low) {
+        return frequency / factor;
+    }
+    if (wavelength < original / high) {
+        return frequency;
+    }
+    float smooth = (original / wavelength - low) / (high - low);
+    return (1 - smooth) * (frequency / factor) + smooth * frequency;
+}
+
+// The dimension that makes `turns` rotations within the original context.
+static double qlora__rope_yarn_dim(const qlora_rope_desc* d, double turns, int64_t head_dim) {
+    return (double)head_dim * log(d->original_max_position / (turns * 2 * QLORA__PI)) /
+           (2 * log(d->theta));
+}
+
+// Low dimensions (many turns) keep their frequency, high ones are divided by factor, blended
+// between.
+static float qlora__rope_yarn(const qlora_rope_desc* d, float frequency, int64_t i,
+                              int64_t head_dim) {
+    double low = qlora__rope_yarn_dim(d, d->beta_fast != 0 ? d->beta_fast : 32, head_dim);
+    double high = qlora__rope_yarn_dim(d, d->beta_slow != 0 ? d->beta_slow : 1, head_dim);
+    if (!d->no_truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = low > 0 ? low : 0;
+    high = high < (double)(head_dim - 1) ? high : (double)(head_dim - 1);
+    if (low == high) {
+        high += 0.001;
+    }
+    float ramp = ((float)i - (float)low) / (float)(high - low);
+    ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+    float keep = 1 - ramp;
+    return frequency / (float)d->factor * (1 - keep) + frequency * keep;
+}
+
+static double qlora__rope_mscale(double factor, double mscale) {
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+// What cosine and sine are multiplied by.
+static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
+    if (d->type != QLORA_ROPE_YARN) {
+        return 1;
+    }
+    if (d->attention_factor != 0) {
+        return (float)d->attention_factor;
+    }
+    if (d->mscale != 0 && d->mscale_all_dim != 0) {
+        return (float)(qlora__rope_mscale(d->factor, d->mscale) /
+                       qlora__rope_mscale(d->factor, d->mscale_all_dim));
+    }
+    return (float)qlora__rope_mscale(d->factor, 1);
+}
+
+static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t head_dim) {
+    float exponent = (float)(2 * i) / (float)head_dim;
+    float frequency = 1.0f / (float)pow(d->theta, (double)exponent);
+    switch (d->type) {
+    case QLORA_ROPE_DEFAULT:
+        break;
+    case QLORA_ROPE_LINEAR:
+        return frequency / (float)d->factor;
+    case QLORA_ROPE_LLAMA3:
+        return qlora__rope_llama3(d, frequency);
+    case QLORA_ROPE_YARN:
+        return qlora__rope_yarn(d, frequency, i, head_dim);
+    }
+    return frequency;
+}
+
+qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int64_t positions,
+                              float* out) {
+    if (desc == NULL || head_dim <= 0 || head_dim % 2 != 0 || positions < 0 ||
+        (out == NULL && positions > 0) || (int)desc->type < 0 || desc->type > QLORA_ROPE_YARN) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora_rope_desc d = *desc;
+    d.theta = d.theta != 0 ? d.theta : 10000;
+    d.factor = d.factor != 0 ? d.factor : 1;
+    bool needs_original = d.type == QLORA_ROPE_LLAMA3 || d.type == QLORA_ROPE_YARN;
+    if (!(d.theta > 1) || !(d.factor > 0) || (needs_original && !(d.original_max_position > 0))) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    int64_t half = head_dim / 2;
+    float attention = qlora__rope_attention_factor(&d);
+    for (int64_t i = 0; i < half; i++) {
+        float frequency = qlora__rope_frequency(&d, i, head_dim);
+        for (int64_t p = 0; p < positions; p++) {
+            float angle = (float)p * frequency;
+            out[p * head_dim + i] = (float)cos((double)angle) * attention;
+            out[p * head_dim + half + i] = (float)sin((double)angle) * attention;
+        }
+    }
+    return QLORA_OK;
+}
+
+typedef struct qlora__rope_job {
+    const qlora_tensor* x;
+    const qlora_tensor* positions;
+    const qlora_tensor* table;
+    const qlora_tensor* bias; // or NULL
+    const qlora_tensor* flag; // or NULL
+    int64_t rotated;
+    float sign;
+} qlora__rope_job;
+
+static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__rope_job* job = (const qlora__rope_job*)user;
+    int64_t head_dim = job->table->cols;
+    int64_t half = head_dim / 2;
+    int64_t heads = job->bias != NULL ? job->x->cols / head_dim : job->rotated;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t position = qlora__index_at(job->positions, row);
+        for (int64_t head = 0; head < heads; head++) {
+            for (int64_t i = 0; i < half; i++) {
+                int64_t at = head * head_dim + i;
+                QLORA__REAL a = qlora__at(job->x, row, at);
+                QLORA__REAL b = qlora__at(job->x, row, at + half);
+                if (job->bias != NULL) {
+                    a += qlora__at(job->bias, 0, at);
+                    b += qlora__at(job->bias, 0, at + half);
+                }
+                QLORA__REAL cosine = 1;
+                QLORA__REAL sine = 0;
+                if (head < job->rotated) {
+                    cosine = qlora__at(job->table, position, i);
+                    sine = qlora__at(job->table, position, half + i) * (QLORA__REAL)job->sign;
+                }
+                qlora__put(job->x, row, at, a * cosine - b * sine);
+                qlora__put(job->x, row, at + half, b * cosine + a * sine);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, job->positions, "positions", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need(ctx, job->table, "table", QLORA__IS_F32, -1, -1));
+    QLORA__TRY(qlora__need_flag(ctx, job->flag));
+    QLORA__TRY(qlora__need_apart(ctx, "x", x, "table", job->table));
+    QLORA__TRY(qlora__need_apart(ctx, "x", x, "positions", job->positions));
+    if (job->bias != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, job->bias, "bias", QLORA__IS_F32_BF16, x->cols));
+        QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
+    }
+    int64_t head_dim = job->table->cols;
+    if (head_dim <= 0 || head_dim % 2 != 0 || x->cols % head_dim != 0 || job->rotated < 0 ||
+        job->rotated > x->cols / head_dim || x->cols > INT32_MAX || job->table->rows > INT32_MAX) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "x has %lld columns and the table %lld (one head, even): %lld heads cannot "
+            "be rotated",
+            (long long)x->cols, (long long)head_dim, (long long)job->rotated);
+    }
+    for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
+        int32_t position = qlora__index_at(job->positions, row);
+        if (position < 0 || position >= job->table->rows) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "positions[%lld] is %d, the table has %lld rows", (long long)row,
+                               (int)position, (long long)job->table->rows);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
+    QLORA__TRY(qlora__rope_check(ctx, job));
+    const qlora_tensor* x = job->x;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__rope_rows, job);
+        return QLORA_OK;
+    }
+    int32_t half = (int32_t)(job->table->cols / 2);
+    int32_t rotated = (int32_t)job->rotated;
+    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->table->cols) : rotated;
+    int32_t max_pos = (int32_t)job->table->rows;
+    void* bias = job->bias != NULL ? job->bias->data : NULL;
+    int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
+    int64_t items = heads * qlora__ceil_div(half, qlora__piece(x->dtype));
+    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(512, qlora__ceil_div(items, 32) * 32));
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->positions->data,
+                    (void*)&job->table->data,
+                    (void*)&job->table->ld,
+                    &max_pos,
+                    &bias,
+                    &bias_bf16,
+                    &heads,
+                    &rotated,
+                    &half,
+                    &job->sign,
+                    &flag};
+    return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_rope_f32 : QLORA__K_rope_bf16,
+                         items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
+}
+
+qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                const qlora_tensor* positions, const qlora_tensor* table,
+                                const qlora_tensor* bias, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_forward");
+    qlora__rope_job job;
+    job.x = x;
+    job.positions = positions;
+    job.table = table;
+    job.bias = bias;
+    job.flag = flag;
+    job.rotated = rotated;
+    job.sign = 1;
+    return qlora__leave(ctx, qlora__rope(ctx, &job));
+}
+
+qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
+                                 const qlora_tensor* positions, const qlora_tensor* table,
+                                 const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_backward");
+    qlora__rope_job job;
+    job.x = dx;
+    job.positions = positions;
+    job.table = table;
+    job.bias = NULL;
+    job.flag = flag;
+    job.rotated = rotated;
+    job.sign = -1;
+    return qlora__leave(ctx, qlora__rope(ctx, &job));
+}
+
+// ---- attention in pieces ------------------------------------------------------------------------
+//
+//   heads      y[h, s, c] = x[s, h d + c] and back        transpose  y[b, c, r] = x[b, r, c]
+//   scores     s = scale s, or -3e38 where the query may not see the key
+//   softmax    y = e^(x - max) / sum e^(x - max);  dx = y (dy - sum(y dy))
+
+// Finite, so that no arithmetic on it makes a NaN, and e^(it - max) is 0.
+#define QLORA__MASKED -3.0e38f
+
+// Copies elements between two batches of the same sizes, or their transposes.
+typedef struct qlora__copy_job {
+    qlora_tensor x;
+    qlora_tensor y;
+    bool transpose;
+} qlora__copy_job;
+
+static void qlora__copy_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__copy_job* job = (const qlora__copy_job*)user;
+    size_t size = qlora_dtype_bytes(job->x.dtype);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t b = i / job->x.rows;
+        int64_t row = i % job->x.rows;
+        for (int64_t c = 0; c < job->x.cols; c++) {
+            int64_t from = b * job->x.batch_stride + row * job->x.ld + c;
+            int64_t to = b * job->y.batch_stride +
+                         (job->transpose ? c * job->y.ld + row : row * job->y.ld + c);
+            memcpy((char*)job->y.data + (size_t)to * size,
+                   (const char*)job->x.data + (size_t)from * size, size);
+        }
+    }
+}
+
+static qlora_result qlora__copy(qlora_ctx* ctx, qlora__copy_job* job) {
+    const qlora_tensor* x = &job->x;
+    const qlora_tensor* y = &job->y;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->batch * x->rows, 1 + 4096 / (1 + x->cols), qlora__copy_rows, job);
+        return QLORA_OK;
+    }
+    bool wide = qlora_dtype_bytes(x->dtype) == 4;
+    void* args[] = {(void*)&x->data,  (void*)&x->batch_stride, (void*)&x->ld,
+                    (void*)&y->data,  (void*)&y->batch_stride, (void*)&y->ld,
+                    (void*)&x->batch, (void*)&x->rows,         (void*)&x->cols};
+    if (job->transpose) {
+        return qlora__launch(
+            ctx, wide ? QLORA__K_softmax_transpose_b32 : QLORA__K_softmax_transpose_b16,
+            qlora__ceil_div(x->cols, 32), qlora__min(qlora__ceil_div(x->rows, 32), 65535),
+            qlora__min(x->batch, 65535), 256, 0, args);
+    }
+    qlora__point_shape shape = qlora__point_shape_of(x->cols, qlora__piece(x->dtype));
+    return qlora__launch(ctx, wide ? QLORA__K_softmax_copy_b32 : QLORA__K_softmax_copy_b16,
+                         shape.blocks, qlora__min(x->rows, 65535), qlora__min(x->batch, 65535),
+                         shape.threads, 0, args);
+}
+
+#define QLORA__IS_COPIED (QLORA__IS_F32 | QLORA__IS_BF16 | QLORA__IS_F16 | QLORA__IS_I32)
+
+// rows: [S, H*d]; heads: a batch of H [S, d]. split copies rows to heads, join heads to rows.
+static qlora_result qlora__heads_copy(qlora_ctx* ctx, const qlora_tensor* rows,
+                                      const qlora_tensor* heads, bool split) {
+    QLORA__TRY(qlora__need(ctx, rows, split ? "x" : "y", QLORA__IS_COPIED, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, heads, split ? "y" : "x", qlora__is(rows->dtype), -1,
+                                 rows->rows, -1));
+    if (heads->batch < 0 || heads->batch * heads->cols != rows->cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld heads of %lld columns are not the %lld columns of the rows",
+                           (long long)heads->batch, (long long)heads->cols, (long long)rows->cols);
+    }
+    QLORA__TRY(qlora__need_apart(ctx, "y", heads, "x", rows));
+    qlora_tensor cut = *rows;
+    cut.batch = heads->batch;
+    cut.batch_stride = heads->cols;
+    cut.cols = heads->cols;
+    qlora__copy_job job;
+    job.x = split ? cut : *heads;
+    job.y = split ? *heads : cut;
+    job.transpose = false;
+    return qlora__copy(ctx, &job);
+}
+
+static qlora_result qlora__transpose(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__TRY(qlora__need_batch(ctx, x, "x", QLORA__IS_COPIED, -1, -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, y, "y", qlora__is(x->dtype), x->batch, x->cols, x->rows));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    qlora__copy_job job;
+    job.x = *x;
+    job.y = *y;
+    job.transpose = true;
+    return qlora__copy(ctx, &job);
+}
+
+qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_heads_split");
+    return qlora__leave(ctx, qlora__heads_copy(ctx, x, y, true));
+}
+
+qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_heads_join");
+    return qlora__leave(ctx, qlora__heads_copy(ctx, y, x, false));
+}
+
+qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_transpose");
+    return qlora__leave(ctx, qlora__transpose(ctx, x, y));
+}
+
+typedef struct qlora__scores_job {
+    const qlora_tensor* s;
+    float scale;
+    int32_t causal;
+    int64_t window;
+} qlora__scores_job;
+
+static void qlora__scores_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__scores_job* job = (const qlora__scores_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        qlora_tensor s = qlora__batch_at(job->s, i / job->s->rows);
+        int64_t q = i % s.rows;
+        int64_t position = q + s.cols - s.rows;
+        for (int64_t k = 0; k < s.cols; k++) {
+            bool later = job->causal && k > position;
+            bool gone = job->window > 0 && k <= position - job->window;
+            QLORA__REAL v = qlora__at(&s, q, k) * (QLORA__REAL)job->scale;
+            qlora__put(&s, q, k, later || gone ? (QLORA__REAL)QLORA__MASKED : v);
+        }
+    }
+}
+
+static qlora_result qlora__scores(qlora_ctx* ctx, qlora__scores_job* job) {
+    const qlora_tensor* s = job->s;
+    QLORA__TRY(qlora__need_batch(ctx, s, "s", QLORA__IS_F32_BF16, -1, -1, -1));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, s->batch * s->rows, 1 + 4096 / (1 + s->cols), qlora__scores_rows, job);
+        return QLORA_OK;
+    }
+    uint32_t threads = s->cols < 256 ? (uint32_t)qlora__ceil_div(s->cols, 32) * 32 : 256;
+    void* args[] = {(void*)&s->data, (void*)&s->batch_stride, (void*)&s->ld, (void*)&s->batch,
+                    (void*)&s->rows, (void*)&s->cols,         &job->scale,   &job->causal,
+                    &job->window};
+    return qlora__launch(
+        ctx, s->dtype == QLORA_F32 ? QLORA__K_softmax_scores_f32 : QLORA__K_softmax_scores_bf16,
+        threads > 0 ? qlora__ceil_div(s->cols, threads) : 0, qlora__min(s->rows, 65535),
+        qlora__min(s->batch, 65535), threads, 0, args);
+}
+
+qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale, bool causal,
+                               int64_t window) {
+    QLORA__ENTER(ctx, "qlora_scores_mask");
+    qlora__scores_job job;
+    job.s = s;
+    job.scale = scale;
+    job.causal = causal ? 1 : 0;
+    job.window = window;
+    return qlora__leave(ctx, qlora__scores(ctx, &job));
+}
+
+typedef struct qlora__softmax_job {
+    const qlora_tensor* x;  // forward: the input; backward: the softmax
+    const qlora_tensor* dy; // backward only
+    const qlora_tensor* y;  // forward: the softmax; backward: dx
+} qlora__softmax_job;
+
+static void qlora__softmax_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        qlora_tensor x = qlora__batch_at(job->x, i / job->x->rows);
+        qlora_tensor y = qlora__batch_at(job->y, i / job->x->rows);
+        int64_t row = i % x.rows;
+        QLORA__REAL top = (QLORA__REAL)QLORA__MASKED;
+        for (int64_t c = 0; c < x.cols; c++) {
+            QLORA__REAL v = qlora__at(&x, row, c);
+            top = v > top ? v : top;
+        }
+        double sum = 0;
+        for (int64_t c = 0; c < x.cols; c++) {
+            sum += (double)qlora__exp(qlora__at(&x, row, c) - top);
+        }
+        for (int64_t c = 0; c < x.cols; c++) {
+            qlora__put(&y, row, c, qlora__exp(qlora__at(&x, row, c) - top) / (QLORA__REAL)sum);
+        }
+    }
+}
+
+static void qlora__softmax_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__softmax_job* job = (const qlora__softmax_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t b = i / job->x->rows;
+        qlora_tensor y = qlora__batch_at(job->x, b);
+        qlora_tensor dy = qlora__batch_at(job->dy, b);
+        qlora_tensor dx = qlora__batch_at(job->y, b);
+        int64_t row = i % y.rows;
+        double dot = 0;
+        for (int64_t c = 0; c < y.cols; c++) {
+            dot += (double)qlora__at(&y, row, c) * (double)qlora__at(&dy, row, c);
+        }
+        for (int64_t c = 0; c < y.cols; c++) {
+            QLORA__REAL p = qlora__at(&y, row, c);
+            qlora__put(&dx, row, c, p * (qlora__at(&dy, row, c) - (QLORA__REAL)dot));
+        }
+    }
+}
+
+static qlora_result qlora__softmax(qlora_ctx* ctx, qlora__softmax_job* job, bool backward) {
+    const qlora_tensor* x = job->x;
+    const qlora_tensor* y = job->y;
+    const qlora_tensor* dy = job->dy;
+    const char* x_name = backward ? "y" : "x";
+    const char* y_name = backward ? "dx" : "y";
+    QLORA__TRY(qlora__need_batch(ctx, x, x_name, QLORA__IS_F32_BF16, -1, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__need_batch(ctx, y, y_name, type, x->batch, x->rows, x->cols));
+    QLORA__TRY(qlora__need_same_or_apart(ctx, y_name, y, x_name, x));
+    if (backward) {
+        QLORA__TRY(qlora__need_batch(ctx, dy, "dy", type, x->batch, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, y_name, y, "dy", dy));
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->batch * x->rows, 1 + 4096 / (1 + x->cols),
+                        backward ? qlora__softmax_backward_rows : qlora__softmax_rows, job);
+        return QLORA_OK;
+    }
+    qlora__row_shape shape = qlora__row_shape_of(x->cols, qlora__piece(x->dtype), 256);
+    void* args[13];
+    int n = 0;
+    const qlora_tensor* all[3];
+    all[0] = x;
+    all[1] = dy;
+    all[2] = y;
+    for (int i = 0; i < 3; i++) {
+        if (all[i] != NULL) {
+            args[n++] = (void*)&all[i]->data;
+            args[n++] = (void*)&all[i]->batch_stride;
+            args[n++] = (void*)&all[i]->ld;
+        }
+    }
+    args[n++] = (void*)&x->batch;
+    args[n++] = (void*)&x->rows;
+    args[n++] = (void*)&x->cols;
+    args[n++] = &shape.width;
+    static const qlora__kernel_id kernels[2][2] = {
+        {QLORA__K_softmax_fwd_f32, QLORA__K_softmax_fwd_bf16},
+        {QLORA__K_softmax_bwd_f32, QLORA__K_softmax_bwd_bf16}};
+    return qlora__launch(ctx, kernels[backward][x->dtype == QLORA_BF16],
+                         x->cols > 0 ? qlora__ceil_div(x->rows, shape.rows) : 0,
+                         qlora__min(x->batch, 65535), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_softmax_forward");
+    qlora__softmax_job job;
+    job.x = x;
+    job.dy = NULL;
+    job.y = y;
+    return qlora__leave(ctx, qlora__softmax(ctx, &job, false));
+}
+
+qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y, const qlora_tensor* dy,
+                                    const qlora_tensor* dx) {
+    QLORA__ENTER(ctx, "qlora_softmax_backward");
+    qlora__softmax_job job;
+    job.x = y;
+    job.dy = dy;
+    job.y = dx;
+    return qlora__leave(ctx, qlora__softmax(ctx, &job, true));
+}
+
+// ---- embedding: y[t] = table[ids[t]] ------------------------------------------------------------
+
+typedef struct qlora__embed_job {
+    const qlora_tensor* table;
+    const qlora_tensor* ids;
+    const qlora_tensor* y;
+    const qlora_tensor* flag;
+} qlora__embed_job;
+
+static void qlora__embed_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__embed_job* job = (const qlora__embed_job*)user;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t id = qlora__index_at(job->ids, row);
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            qlora__put(job->y, row, c, qlora__at(job->table, id, c));
+        }
+    }
+}
+
+static qlora_result qlora__embed(qlora_ctx* ctx, qlora__embed_job* job) {
+    const qlora_tensor* table = job->table;
+    const qlora_tensor* y = job->y;
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, table, "table", QLORA__IS_FLOAT, -1, y->cols));
+    QLORA__TRY(qlora__need_vector(ctx, job->ids, "ids", QLORA__IS_I32, y->rows));
+    QLORA__TRY(qlora__need_flag(ctx, job->flag));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "table", table));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "ids", job->ids));
+    if (qlora__on_cpu(ctx)) {
+        for (int64_t row = 0; row < y->rows; row++) {
+            int32_t id = qlora__index_at(job->ids, row);
+            if (id < 0 || id >= table->rows) {
+                return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                                   "ids[%lld] is %d, the table has %lld rows", (long long)row,
+                                   (int)id, (long long)table->rows);
+            }
+        }
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__embed_rows, job);
+        return QLORA_OK;
+    }
+    static const qlora__kernel_id kernels[3][2] = {
+        {QLORA__K_elementwise_gather_f32_f32, QLORA__K_elementwise_gather_f32_bf16},
+        {QLORA__K_elementwise_gather_bf16_f32, QLORA__K_elementwise_gather_bf16_bf16},
+        {QLORA__K_elementwise_gather_f16_f32, QLORA__K_elementwise_gather_f16_bf16}};
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
+    qlora__point_shape shape = qlora__point_shape_of(y->cols, qlora__piece(y->dtype));
+    void* args[] = {
+        (void*)&table->data, (void*)&table->ld, (void*)&table->rows, (void*)&job->ids->data,
+        (void*)&y->data,     (void*)&y->ld,     (void*)&y->cols,     &flag};
+    return qlora__launch(ctx, kernels[table->dtype][y->dtype], y->cols > 0 ? y->rows : 0, 1, 1,
+                         shape.threads, 0, args);
+}
+
+qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_tensor* ids,
+                         const qlora_tensor* y, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_embed");
+    qlora__embed_job job;
+    job.table = table;
+    job.ids = ids;
+    job.y = y;
+    job.flag = flag;
+    return qlora__leave(ctx, qlora__embed(ctx, &job));
+}
+
+// ---- cross-entropy ------------------------------------------------------------------------------
+//
+// Of rows of logits. With p = softmax(x):
+//   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
+// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_args.total.
+
+#define QLORA__NO_LABEL -100
+
+static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
+    const qlora_cross_entropy_args* a = (const qlora_cross_entropy_args*)user;
+    const qlora_tensor* x = a->logits;
+    QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t label = qlora__index_at(a->labels, row);
+        bool counted = label != QLORA__NO_LABEL;
+        QLORA__REAL weight = a->weights != NULL ? qlora__at(a->weights, 0, row) : 1;
+        QLORA__REAL top = counted ? qlora__at(x, row, 0) : 0;
+        for (int64_t c = 0; counted && c < x->cols; c++) {
+            QLORA__REAL v = qlora__at(x, row, c);
+            top = v > top ? v : top;
+        }
+        double sum = 0;
+        for (int64_t c = 0; counted && c < x->cols; c++) {
+            sum += (double)qlora__exp(qlora__at(x, row, c) - top);
+        }
+        QLORA__REAL loss = 0;
+        if (counted) {
+            loss = weight * (top + (QLORA__REAL)log(sum) - qlora__at(x, row, label));
+        }
+        qlora__put(a->losses, 0, row, loss);
+        for (int64_t c = 0; !a->forward_only && c < x->cols; c++) {
+            QLORA__REAL gradient = 0;
+            if (counted) {
+                gradient = qlora__exp(qlora__at(x, row, c) - top) / (QLORA__REAL)sum;
+                gradient = (gradient - (c == label ? 1 : 0)) * scale * weight;
+            }
+            qlora__put(x, row, c, gradient);
+        }
+    }
+}
+
+// total += {losses, their rounding rest, weights}; the sum in double, rows in ascending order.
+static void qlora__cross_entropy_total(const qlora_cross_entropy_args* a) {
+    double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
+    double weight = (double)qlora__at(a->total, 0, 2);
+    for (int64_t row = 0; row < a->logits->rows; row++) {
+        if (qlora__index_at(a->labels, row) != QLORA__NO_LABEL) {
+            loss += (double)qlora__at(a->losses, 0, row);
+            weight += a->weights != NULL ? (double)qlora__at(a->weights, 0, row) : 1;
+        }
+    }
+    QLORA__REAL high = (QLORA__REAL)loss;
+    qlora__put(a->total, 0, 0, high);
+    qlora__put(a->total, 0, 1, (QLORA__REAL)(loss - (double)high));
+    qlora__put(a->total, 0, 2, (QLORA__REAL)weight);
+}
+
+static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    const qlora_tensor* x = a->logits;
+    QLORA__TRY(qlora__need(ctx, x, "logits", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, a->labels, "labels", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->losses, "losses", QLORA__IS_F32, x->rows));
+    QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "logits", x));
+    if (a->weights != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->weights, "weights", QLORA__IS_F32, x->rows));
+        QLORA__TRY(qlora__need_apart(ctx, "losses", a->losses, "weights", a->weights));
+    }
+    if (a->scale != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->scale, "scale", QLORA__IS_F32, 1));
+    }
+    if (a->total != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->total, "total", QLORA__IS_F32, 3));
+        QLORA__TRY(qlora__need_apart(ctx, "total", a->total, "losses", a->losses));
+    }
+    QLORA__TRY(qlora__need_flag(ctx, a->flag));
+    if (x->cols > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "logits have %lld columns; labels are 32-bit",
+                           (long long)x->cols);
+    }
+    for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
+        int32_t label = qlora__index_at(a->labels, row);
+        if ((label < 0 || label >= x->cols) && label != QLORA__NO_LABEL) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "labels[%lld] is %d; it must be -100 or a column of the %lld",
+                               (long long)row, (int)label, (long long)x->cols);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+    QLORA__TRY(qlora__cross_entropy_check(ctx, a));
+    const qlora_tensor* x = a->logits;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__cross_entropy_rows,
+                        (void*)a);
+        if (a->total != NULL) {
+            qlora__cross_entropy_total(a);
+        }
+        return QLORA_OK;
+    }
+    void* weights = a->weights != NULL ? a->weights->data : NULL;
+    void* scale = a->scale != NULL ? a->scale->data : NULL;
+    int32_t gradient = a->forward_only ? 0 : 1;
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, a->flag, &flag));
+    int64_t wanted = qlora__ceil_div(x->cols, 4 * qlora__piece(x->dtype) * 32) * 32;
+    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(wanted, 1024));
+    void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&a->labels->data,
+                    &weights,        &scale,        (void*)&a->losses->data,
+                    (void*)&x->cols, &gradient,     &flag};
+    QLORA__TRY(qlora__launch(ctx,
+                             x->dtype == QLORA_F32 ? QLORA__K_loss_cross_entropy_f32
+                                                   : QLORA__K_loss_cross_entropy_bf16,
+                             x->rows, 1, 1, threads, 0, args));
+    if (a->total == NULL) {
+        return QLORA_OK;
+    }
+    void* sum[] = {(void*)&a->losses->data, (void*)&a->labels->data, &weights,
+                   (void*)&x->rows,         (void*)&x->cols,         (void*)&a->total->data};
+    return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? 1 : 0, 1, 1, 256, 0, sum);
+}
+
+qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args) {
+    QLORA__ENTER(ctx, "qlora_cross_entropy");
+    return qlora__leave(ctx, qlora__cross_entropy(ctx, args));
+}
+
+// ---- arg max ------------------------------------------------------------------------------------
+//
+// ids[r] = column of the largest value of row r, the first of equals; NaN is never largest.
+
+typedef struct qlora__argmax_job {
+    const qlora_tensor* x;
+    const qlora_tensor* ids;
+} qlora__argmax_job;
+
+static void qlora__argmax_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__argmax_job* job = (const qlora__argmax_job*)user;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t best = -1;
+        for (int64_t c = 0; c < job->x->cols; c++) {
+            QLORA__REAL v = qlora__at(job->x, row, c);
+            if (v == v && (best < 0 || v > qlora__at(job->x, row, best))) {
+                best = c;
+            }
+        }
+        ((int32_t*)job->ids->data)[row] = (int32_t)(best < 0 ? 0 : best);
+    }
+}
+
+static qlora_result qlora__argmax(qlora_ctx* ctx, qlora__argmax_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, job->ids, "ids", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_apart(ctx, "ids", job->ids, "x", x));
+    if (x->cols == 0 ? x->rows > 0 : x->cols > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "no largest of %lld columns",
+                           (long long)x->cols);
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__argmax_rows, job);
+        return QLORA_OK;
+    }
+    void* args[] = {(void*)&x->data, (void*)&x->ld, (void*)&job->ids->data, (void*)&x->cols};
+    return qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_loss_arg_max_f32 : QLORA__K_loss_arg_max_bf16,
+        x->rows, 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids) {
+    QLORA__ENTER(ctx, "qlora_argmax");
+    qlora__argmax_job job;
+    job.x = x;
+    job.ids = ids;
+    return qlora__leave(ctx, qlora__argmax(ctx, &job));
+}
+
+// ---- AdamW --------------------------------------------------------------------------------------
+//
+// Decoupled decay, over ranges of one flat arena; t counts the updates applied. Per
+// element, with g the gradient times the clip scale:
+//   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
+//   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//   shadow = shadow_scale p;  gradient = 0
+// A gradient that is not finite leaves p, m, v, t and shadow as they are; the gradient becomes 0.
+
+// x^n by squaring, the products of the kernel.
+static double qlora__power(double x, int64_t n) {
+    double y = 1;
+    for (; n > 0; n >>= 1) {
+        if ((n & 1) != 0) {
+            y *= x;
+        }
+        x *= x;
+    }
+    return y;
+}
+
+typedef struct qlora__adamw_job {
+    const qlora_adamw_args* args;
+    qlora_adamw_range range;
+    QLORA__REAL clip;
+    QLORA__REAL lr_decay;
+    QLORA__REAL beta2;
+    QLORA__REAL one_minus_beta1;
+    QLORA__REAL one_minus_beta2;
+    QLORA__REAL step_size;
+    QLORA__REAL root_correction;
+    QLORA__REAL eps;
+    bool skip;
+} qlora__adamw_job;
+
+// Counts the update or the skip, and forms the corrections in double.
+static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state) {
+    state->skip = job->skip ? 1 : 0;
+    state->skipped += job->skip ? 1 : 0;
+    state->updates += job->skip ? 0 : 1;
+    double t1 = qlora__power(state->beta1, state->updates);
+    double t2 = qlora__power(state->beta2, state->updates);
+    job->lr_decay = (QLORA__REAL)(state->lr * state->weight_decay);
+    job->beta2 = (QLORA__REAL)state->beta2;
+    job->one_minus_beta1 = (QLORA__REAL)(1 - state->beta1);
+    job->one_minus_beta2 = (QLORA__REAL)(1 - state->beta2);
+    job->step_size = (QLORA__REAL)(state->lr / (1 - t1));
+    job->root_correction = (QLORA__REAL)sqrt(1 - t2);
+    job->eps = (QLORA__REAL)state->eps;
+}
+
+static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_args* a = job->args;
+    QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
+    for (int64_t i = job->range.begin + begin; i < job->range.begin + end; i++) {
+        if (!job->skip) {
+            QLORA__REAL g = qlora__at(a->grad, 0, i) * job->clip;
+            QLORA__REAL p = qlora__at(a->param, 0, i);
+            QLORA__REAL m = qlora__at(a->m, 0, i);
+            QLORA__REAL v = qlora__at(a->v, 0, i);
+            p -= decay * p;
+            m += job->one_minus_beta1 * (g - m);
+            v = job->beta2 * v + job->one_minus_beta2 * g * g;
+            p -= job->step_size * (m / (qlora__sqrt(v) / job->root_correction + job->eps));
+            qlora__put(a->param, 0, i, p);
+            qlora__put(a->m, 0, i, m);
+            qlora__put(a->v, 0, i, v);
+            if (a->shadow != NULL) {
+                qlora__put(a->shadow, 0, i, (QLORA__REAL)job->range.shadow_scale * p);
+            }
+        }
+        qlora__put(a->grad, 0, i, 0);
+    }
+}
+
+static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_args* a = job->args;
+    for (int64_t i = job->range.begin + begin; i < job->range.begin + end; i++) {
+        qlora__put(a->shadow, 0, i,
+                   (QLORA__REAL)job->range.shadow_scale * qlora__at(a->param, 0, i));
+    }
+}
+
+// Range i of the table in host memory.
+static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64_t i) {
+    qlora_adamw_range range;
+    memcpy(&range, (const char*)ranges->data + (size_t)i * sizeof range, sizeof range);
+    return range;
+}
+
+// param, shadow and ranges: what both calls use.
+static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a,
+                                       int64_t* range_count) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    QLORA__TRY(qlora__need_vector(ctx, a->param, "param", QLORA__IS_F32, -1));
+    QLORA__TRY(qlora__need_vector(ctx, a->ranges, "ranges", QLORA__IS_U8, -1));
+    if (a->shadow != NULL) {
+        QLORA__TRY(
+            qlora__need_vector(ctx, a->shadow, "shadow", QLORA__IS_F32_BF16, a->param->cols));
+        QLORA__TRY(qlora__need_apart(ctx, "shadow", a->shadow, "param", a->param));
+    }
+    if (a->ranges->cols % (int64_t)sizeof(qlora_adamw_range) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "ranges has %lld bytes, not a multiple of %d",
+                           (long long)a->ranges->cols, (int)sizeof(qlora_adamw_range));
+    }
+    *range_count = a->ranges->cols / (int64_t)sizeof(qlora_adamw_range);
+    for (int64_t i = 0; qlora__on_cpu(ctx) && i < *range_count; i++) {
+        qlora_adamw_range r = qlora__adamw_range_at(a->ranges, i);
+        if (r.begin < 0 || r.count < 0 || r.begin > a->param->cols ||
+            r.count > a->param->cols - r.begin) {
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT, "range %lld is [%lld, +%lld), the arena has %lld elements",
+                (long long)i, (long long)r.begin, (long long)r.count, (long long)a->param->cols);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t n = a->param->cols;
+    QLORA__TRY(qlora__need_vector(ctx, a->grad, "grad", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->m, "m", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->v, "v", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_U8,
+                                  (int64_t)sizeof(qlora_adamw_state)));
+    if (a->clip_scale != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->clip_scale, "clip_scale", QLORA__IS_F32, 1));
+    }
+    if (a->not_finite != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->not_finite, "not_finite", QLORA__IS_I32, 1));
+    }
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "grad", a->grad));
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "m", a->m));
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "v", a->v));
+    QLORA__TRY(qlora__need_apart(ctx, "grad", a->grad, "m", a->m));
+    QLORA__TRY(qlora__need_apart(ctx, "grad", a->grad, "v", a->v));
+    return qlora__need_apart(ctx, "m", a->m, "v", a->v);
+}
+
+// fn over every range, one after the other.
+static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t range_count,
+                                qlora__range_fn fn) {
+    for (int64_t i = 0; i < range_count; i++) {
+        job->range = qlora__adamw_range_at(job->args->ranges, i);
+        qlora__parallel(ctx, job->range.count, 4096, fn, job);
+    }
+}
+
+// Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
+static int64_t qlora__adamw_blocks(const qlora_adamw_args* a, int64_t range_count,
+                                   int64_t per_block) {
+    int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
+    int64_t wanted = qlora__ceil_div(longest, per_block);
+    return qlora__min(wanted, qlora__max(8192 / qlora__max(range_count, 1), 8));
+}
+
+static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    QLORA__TRY(qlora__adamw_check_step(ctx, a));
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw_job job;
+        memset(&job, 0, sizeof job);
+        job.args = a;
+        job.clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
+        job.skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
+        qlora_adamw_state state;
+        memcpy(&state, a->state->data, sizeof state);
+        qlora__adamw_advance(&job, &state);
+        memcpy(a->state->data, &state, sizeof state);
+        qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_elements);
+        return QLORA_OK;
+    }
+    void* not_finite = a->not_finite != NULL ? a->not_finite->data : NULL;
+    void* clip = a->clip_scale != NULL ? a->clip_scale->data : NULL;
+    void* shadow = a->shadow != NULL ? a->shadow->data : NULL;
+    void* advance[] = {(void*)&a->state->data, &not_finite};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_optim_advance, 1, 1, 1, 32, 0, advance));
+    void* args[] = {(void*)&a->param->data,
+                    (void*)&a->grad->data,
+                    (void*)&a->m->data,
+                    (void*)&a->v->data,
+                    &shadow,
+                    (void*)&a->ranges->data,
+                    &range_count,
+                    (void*)&a->state->data,
+                    &clip};
+    bool wide = a->shadow != NULL && a->shadow->dtype == QLORA_F32;
+    return qlora__launch(ctx, wide ? QLORA__K_optim_adamw_f32 : QLORA__K_optim_adamw_bf16,
+                         qlora__adamw_blocks(a, range_count, 1024), qlora__min(range_count, 65535),
+                         1, 256, 0, args);
+}
+
+static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    if (a->shadow == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shadow is NULL");
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw_job job;
+        memset(&job, 0, sizeof job);
+        job.args = a;
+        qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_shadow_elements);
+        return QLORA_OK;
+    }
+    void* args[] = {(void*)&a->param->data, (void*)&a->shadow->data, (void*)&a->ranges->data,
+                    &range_count};
+    return qlora__launch(
+        ctx, a->shadow->dtype == QLORA_F32 ? QLORA__K_optim_shadow_f32 : QLORA__K_optim_shadow_bf16,
+        qlora__adamw_blocks(a, range_count, 256), qlora__min(range_count, 65535), 1, 256, 0, args);
+}
+
+qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args) {
+    QLORA__ENTER(ctx, "qlora_adamw_step");
+    return qlora__leave(ctx, qlora__adamw_step(ctx, args));
+}
+
+qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
+    QLORA__ENTER(ctx, "qlora_adamw_shadow");
+    return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
+}
+
+// ---- dropout ------------------------------------------------------------------------------------
+//
+//   y = x keep / (1 - p)
+//
+// keep where the element's random word is not below p 2^32; the
+// word of column c is number c % 4 of philox(counter, key) with
+//   counter = (c / 4, position, sequence, layer 2^8 + projection),  key = seed + step
+//   0x9e3779b97f4a7c15
+
+typedef struct qlora__dropout_job {
+    const qlora_dropout_args* args;
+    uint32_t threshold;
+    uint32_t where;
+    float scale;
+} qlora__dropout_job;
+
+// True when column `column` of that row is kept.
+static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32_t sequence,
+                                uint32_t where, int64_t column, uint32_t threshold) {
+    uint32_t counter[4];
+    uint32_t words[4];
+    counter[0] = (uint32_t)(column / 4);
+    counter[1] = position;
+    counter[2] = sequence;
+    counter[3] = where;
+    qlora__philox(counter, key, words);
+    return words[column % 4] >= threshold;
+}
+
+static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__dropout_job* job = (const qlora__dropout_job*)user;
+    const qlora_dropout_args* a = job->args;
+    uint64_t seed = (uint64_t)(uint32_t)qlora__index_at(a->state, 1) << 32 |
+                    (uint32_t)qlora__index_at(a->state, 0);
+    uint64_t mixed = seed + (uint64_t)(uint32_t)qlora__index_at(a->state, 2) * 0x9e3779b97f4a7c15u;
+    uint32_t key[2];
+    key[0] = (uint32_t)mixed;
+    key[1] = (uint32_t)(mixed >> 32);
+    for (int64_t row = begin; row < end; row++) {
+        uint32_t position = (uint32_t)qlora__index_at(a->positions, row);
+        uint32_t sequence = (uint32_t)qlora__index_at(a->sequences, row);
+        for (int64_t c = 0; c < a->x->cols; c++) {
+            QLORA__REAL v = 0;
+            if (qlora__dropout_keep(key, position, sequence, job->where, c, job->threshold)) {
+                v = qlora__at(a->x, row, c) * (QLORA__REAL)job->scale;
+            }
+            if (a->accumulate) {
+                v += qlora__at(a->y, row, c);
+            }
+            qlora__put(a->y, row, c, v);
+        }
+    }
+}
+
+static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    const qlora_tensor* x = a->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, a->y, "y", qlora__is(x->dtype), x->rows, x->cols));
+    QLORA__TRY(qlora__need_same_or_apart(ctx, "y", a->y, "x", x));
+    QLORA__TRY(qlora__need_vector(ctx, a->positions, "positions", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->sequences, "sequences", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_I32, 4));
+    if (!(a->p >= 0) || !(a->p < 1) || a->layer < 0 || a->layer >= 1 << 23 || a->projection < 0 ||
+        a->projection > 255) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "p = %g, layer %d, projection %d: 0 <= p < 1, 0 <= layer < 2^23, 0 <= "
+                           "projection <= 255",
+                           (double)a->p, (int)a->layer, (int)a->projection);
+    }
+    qlora__dropout_job job;
+    job.args = a;
+    job.threshold = (uint32_t)((double)a->p * 4294967296.0);
+    job.where = (uint32_t)a->layer << 8 | (uint32_t)a->projection;
+    job.scale = (float)(1 / (1 - (double)a->p));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__dropout_rows, &job);
+        return QLORA_OK;
+    }
+    int32_t accumulate = a->accumulate ? 1 : 0;
+    qlora__point_shape shape = qlora__point_shape_of(x->cols, qlora__piece(x->dtype));
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&a->y->data,
+                    (void*)&a->y->ld,
+                    (void*)&a->positions->data,
+                    (void*)&a->sequences->data,
+                    (void*)&a->state->data,
+                    &job.where,
+                    (void*)&x->rows,
+                    (void*)&x->cols,
+                    &job.threshold,
+                    &job.scale,
+                    &accumulate};
+    return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_dropout_f32 : QLORA__K_dropout_bf16,
+                         shape.blocks, qlora__min(x->rows, 65535), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
+    QLORA__ENTER(ctx, "qlora_dropout");
+    return qlora__leave(ctx, qlora__dropout(ctx, args));
+}
+
+// ---- LoRA linear ----------------------------------------------------------------------------------
+//
+//   z_i = x A_i^T (of the masked x with dropout)      u_i = dy_i (s_i B_i)
+//   y_i = x W_i^T + bias_i + z_i (s_i B_i)^T          dx  = sum over i of dy_i W_i + u_i A_i
+//   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
+//
+// z and u are rounded to the storage type; they lie behind the columns of x and dy. Two forms:
+// plain (no operand), product by product, which is what the CPU runs; and concatenated, where W and sB
+// stand side by side and A below W, so that one product of length in + pad, or out + pad, does it all.
+// The columns of z and u that pad the sum of the ranks are zero. With dropout the masks differ from part
+// to part, so z is made part by part, and dx gets the masked u_i A_i added one by one.
+
+int64_t qlora_linear_out(const qlora_linear* linear) {
+    int64_t out = 0;
+    for (int32_t i = 0; linear != NULL && i < linear->count && i < QLORA_LINEAR_PARTS; i++) {
+        out += linear->parts[i].out;
+    }
+    return out;
+}
+
+static int64_t qlora__linear_rank(const qlora_linear* linear) {
+    int64_t rank = 0;
+    for (int32_t i = 0; i < linear->count; i++) {
+        rank += linear->parts[i].rank;
+    }
+    return rank;
+}
+
+int64_t qlora_linear_pad(const qlora_linear* linear) {
+    return linear != NULL && linear->count >= 0 && linear->count <= QLORA_LINEAR_PARTS
+               ? (qlora__linear_rank(linear) + 7) / 8 * 8
+               : 0;
+}
+
+static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                             qlora_dtype dtype, bool backward) {
+    const qlora_linear_part* p = &l->parts[i];
+    unsigned type = 1u << dtype;
+    if (p->out < 0 || p->rank < 0 || p->rank > (1 << 20) || (p->nf4 == NULL) == (p->dense == NULL)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "parts[%d]: out %lld, rank %lld, and one of nf4 and dense are needed", (int)i,
+                           (long long)p->out, (long long)p->rank);
+    }
+    if (p->nf4 != NULL) {
+        QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
+        if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts[%d].nf4 is %lld x %lld, not %lld x %lld",
+                               (int)i, (long long)p->nf4->rows, (long long)p->nf4->cols,
+                               (long long)p->out, (long long)l->in);
+        }
+    } else {
+        QLORA__TRY(qlora__need(ctx, p->dense, "dense", type, p->out, l->in));
+    }
+    if (p->bias != NULL) {
+        QLORA__TRY(qlora__need(ctx, p->bias, "bias", type, 1, p->out));
+    }
+    if (p->rank > 0) {
+        QLORA__TRY(qlora__need(ctx, p->a, "a", type, p->rank, l->in));
+        QLORA__TRY(qlora__need(ctx, p->sb, "sb", type, p->out, p->rank));
+        if (backward) {
+            QLORA__TRY(qlora__need(ctx, p->da, "da", QLORA__IS_F32, p->rank, l->in));
+            QLORA__TRY(qlora__need(ctx, p->db, "db", QLORA__IS_F32, p->out, p->rank));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear* l, qlora_dtype dtype,
+                                        bool backward) {
+    if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
+                           l == NULL ? "linear is NULL" : "linear.count is 1 to 3, in not negative");
+    }
+    if (!(l->dropout >= 0.0f && l->dropout < 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dropout is not at least 0 and below 1");
+    }
+    for (int32_t i = 0; i < l->count; i++) {
+        QLORA__TRY(qlora__linear_part_check(ctx, l, i, dtype, backward));
+    }
+    if (l->operand != NULL) {
+        int64_t pad = qlora_linear_pad(l);
+        QLORA__TRY(qlora__need(ctx, l->operand, "operand", 1u << dtype, qlora_linear_out(l) + pad,
+                               l->in + pad));
+    }
+    return QLORA_OK;
+}
+
+// C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
+static qlora_result qlora__linear_gemm(qlora_ctx* ctx, bool backward, bool ta, bool tb, float alpha,
+                                       float beta, const qlora_tensor* a, const qlora_tensor* b,
+                                       const qlora_tensor* c) {
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_a = ta;
+    d.trans_b = tb;
+    d.alpha = alpha;
+    d.beta = beta;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    return qlora__gemm_run(ctx, &d, a, b, c);
+}
+
+// ---- bias and placement
+
+typedef struct qlora__linear_job {
+    const qlora_tensor* bias;
+    const qlora_tensor* y;
+    bool add;
+} qlora__linear_job;
+
+static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__linear_job* job = (const qlora__linear_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            QLORA__REAL before = job->add ? qlora__at(job->y, r, c) : (QLORA__REAL)0;
+            qlora__put(job->y, r, c, before + qlora__at(job->bias, 0, c));
+        }
+    }
+}
+
+// Rows of y = bias, or += bias.
+static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias, const qlora_tensor* y,
+                                       bool add) {
+    qlora__linear_job job;
+    job.bias = bias;
+    job.y = y;
+    job.add = add;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__linear_bias_rows, &job);
+        return QLORA_OK;
+    }
+    qlora_tensor t = *y;
+    void* source = bias->data;
+    int32_t adds = add ? 1 : 0;
+    void* args[] = {&source, &t.data, &t.rows, &t.cols, &t.ld, &adds};
+    return qlora__launch(ctx,
+                         t.dtype == QLORA_F32 ? QLORA__K_linear_bias_f32 : QLORA__K_linear_bias_bf16,
+                         qlora__ceil_div(t.cols, 256), qlora__min(t.rows, 65535), 1, 256, 0, args);
+}
+
+static void qlora__linear_place_cpu(const qlora_linear* l) {
+    const qlora_tensor* operand = l->operand;
+    int64_t pad = qlora_linear_pad(l);
+    int64_t out = qlora_linear_out(l);
+    for (int64_t r = 0; r < out + pad; r++) {
+        for (int64_t c = r < out ? l->in : 0; c < l->in + pad; c++) {
+            qlora__put(operand, r, c, (QLORA__REAL)0);
+        }
+    }
+    int64_t row = 0;
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        for (int64_t k = 0; k < p->rank; k++) {
+            for (int64_t r = 0; r < p->out; r++) {
+                qlora__put(operand, row + r, l->in + at + k, qlora__at(p->sb, r, k));
+            }
+            for (int64_t c = 0; c < l->in; c++) {
+                qlora__put(operand, out + at + k, c, qlora__at(p->a, k, c));
+            }
+        }
+        row += p->out;
+        at += p->rank;
+    }
+}
+
+static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear* l) {
+    if (qlora__on_cpu(ctx)) {
+        qlora__linear_place_cpu(l);
+        return QLORA_OK;
+    }
+    qlora_tensor operand = *l->operand;
+    int64_t in = l->in;
+    int32_t pad = (int32_t)qlora_linear_pad(l);
+    const void* data[QLORA_LINEAR_PARTS][2];
+    int64_t sizes[QLORA_LINEAR_PARTS][3];
+    int32_t ranks[QLORA_LINEAR_PARTS];
+    void* args[4 + 6 * QLORA_LINEAR_PARTS] = {&operand.data, &operand.ld, &in, &pad};
+    memset(data, 0, sizeof data);
+    memset(sizes, 0, sizeof sizes);
+    memset(ranks, 0, sizeof ranks);
+    for (int i = 0; i < QLORA_LINEAR_PARTS; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        if (i < l->count) {
+            sizes[i][2] = p->out;
+        }
+        if (i < l->count && p->rank > 0) {
+            data[i][0] = p->a->data;
+            data[i][1] = p->sb->data;
+            sizes[i][0] = p->a->ld;
+            sizes[i][1] = p->sb->ld;
+            ranks[i] = (int32_t)p->rank;
+        }
+        void* own[6] = {(void*)&data[i][0], &sizes[i][0], (void*)&data[i][1],
+                        &sizes[i][1],       &sizes[i][2], &ranks[i]};
+        memcpy(args + 4 + 6 * i, own, sizeof own);
+    }
+    return qlora__launch(
+        ctx, operand.dtype == QLORA_F32 ? QLORA__K_linear_place_f32 : QLORA__K_linear_place_bf16,
+        qlora__ceil_div(operand.rows, 8), 1, 1, 256, 0, args);
+}
+
+static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, uint32_t flags) {
+    if (l == NULL || l->operand == NULL || flags == 0 ||
+        flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "linear with an operand and flags WEIGHTS, ADAPTERS or both are needed");
+    }
+    qlora_dtype dtype = l->operand->dtype;
+    if (dtype != QLORA_F32 && dtype != QLORA_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "operand is neither f32 nor bf16");
+    }
+    QLORA__TRY(qlora__linear_check(ctx, l, dtype, false));
+    int64_t row = 0;
+    for (int32_t i = 0; i < l->count && (flags & QLORA_LINEAR_WEIGHTS) != 0; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor rows;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
+                                  : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        row += p->out;
+    }
+    return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
+}
+
+qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_linear_place");
+    return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
+}
+
+// ---- dropout: rows of x through the mask of one part, as many at a time as the scratch holds
+
+typedef struct qlora__masked {
+    qlora_tensor rows; // of the scratch
+    int64_t slice;
+    size_t scratch_before;
+} qlora__masked;
+
+static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                        qlora__masked* m) {
+    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
+    m->scratch_before = ctx->scratch_used;
+    // Half of what is free, because products may need some.
+    size_t all = ctx->scratch->bytes - ctx->scratch_used;
+    int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
+    m->slice = qlora__min(x->rows, qlora__max(1, fit));
+    m->rows.bytes = (size_t)(m->slice * l->in) * qlora_dtype_bytes(x->dtype);
+    return qlora__scratch(ctx, m->rows.bytes, &m->rows.data);
+}
+
+// to (+)= mask of part i, rows [first, first + count), applied to from.
+static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, int32_t i, int64_t first,
+                                       const qlora_tensor* from, const qlora_tensor* to,
+                                       bool accumulate) {
+    qlora_tensor positions;
+    qlora_tensor sequences;
+    QLORA__TRY(qlora__tensor_view(ctx, l->positions, 0, 1, first, from->rows, &positions));
+    QLORA__TRY(qlora__tensor_view(ctx, l->sequences, 0, 1, first, from->rows, &sequences));
+    qlora_dropout_args d;
+    memset(&d, 0, sizeof d);
+    d.x = from;
+    d.y = to;
+    d.positions = &positions;
+    d.sequences = &sequences;
+    d.state = l->state;
+    d.p = l->dropout;
+    d.layer = l->layer;
+    d.projection = l->parts[i].projection;
+    d.accumulate = accumulate;
+    return qlora__dropout(ctx, &d);
+}
+
+static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear* l, int64_t rows) {
+    if (l->dropout > 0.0f) {
+        QLORA__TRY(qlora__need(ctx, l->positions, "positions", QLORA__IS_I32, 1, rows));
+        QLORA__TRY(qlora__need(ctx, l->sequences, "sequences", QLORA__IS_I32, 1, rows));
+        QLORA__TRY(qlora__need(ctx, l->state, "state", QLORA__IS_I32, 1, 4));
+    }
+    return QLORA_OK;
+}
+
+// ---- forward
+
+// z of one part from the masked x, rows by rows.
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                           const qlora_tensor* x, const qlora_tensor* z) {
+    qlora__masked m;
+    QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
+    for (int64_t done = 0; done < x->rows; done += m.slice) {
+        int64_t now = qlora__min(m.slice, x->rows - done);
+        qlora_tensor from;
+        qlora_tensor to;
+        m.rows.rows = now;
+        QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
+        QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
+        QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
+        QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, &m.rows, l->parts[i].a, &to));
+    }
+    ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
+    return QLORA_OK;
+}
+
+// z into the last columns of x.
+static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                    const qlora_tensor* inner) {
+    int64_t pad = x->cols - l->in;
+    qlora_tensor tail;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
+    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
+        qlora_tensor a;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
+        return qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+    }
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        qlora_tensor z;
+        QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, l->parts[i].rank, &z));
+        if (z.cols > 0 && l->dropout > 0.0f) {
+            QLORA__TRY(qlora__linear_z_masked(ctx, l, i, inner, &z));
+        } else if (z.cols > 0) {
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, l->parts[i].a, &z));
+        }
+        at += z.cols;
+    }
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, pad - at, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear* l,
+                                                const qlora_tensor* x, const qlora_tensor* inner,
+                                                const qlora_tensor* y) {
+    int64_t col = 0;
+    int64_t at = l->in;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor z;
+        size_t scratch_before = ctx->scratch_used;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, false, inner, p->nf4, &part, 0)
+                                  : qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner,
+                                                       p->dense, &part));
+        ctx->scratch_used = scratch_before;
+        if (p->rank > 0) {
+            QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
+        }
+        if (p->bias != NULL) {
+            QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear* l,
+                                                 const qlora_tensor* x, const qlora_tensor* y) {
+    int64_t out = qlora_linear_out(l);
+    bool biased = false;
+    for (int32_t i = 0; i < l->count; i++) {
+        biased = biased || l->parts[i].bias != NULL;
+    }
+    int64_t col = 0;
+    for (int32_t i = 0; i < l->count && biased; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        QLORA__TRY(p->bias != NULL ? qlora__linear_bias(ctx, p->bias, &part, false)
+                                   : qlora__tensor_zero(ctx, &part));
+        col += p->out;
+    }
+    qlora_tensor upper; // [W sB]
+    QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
+    return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
+}
+
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                          const qlora_tensor* y) {
+    unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
+    QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, l->in + qlora_linear_pad(l)));
+    QLORA__TRY(qlora__need(ctx, y, "y", 1u << x->dtype, x->rows, qlora_linear_out(l)));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    QLORA__TRY(qlora__linear_z(ctx, l, x, &inner));
+    return l->operand != NULL ? qlora__linear_forward_joined(ctx, l, x, y)
+                              : qlora__linear_forward_plain(ctx, l, x, &inner, y);
+}
+
+qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
+                                  const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_linear_forward");
+    return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
+}
+
+// ---- backward
+
+// u into the last columns of dy.
+static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
+                                    const qlora_tensor* inner) {
+    int64_t out = inner->cols;
+    int64_t pad = dy->cols - out;
+    qlora_tensor tail;
+    QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, pad, &tail));
+    if (l->operand != NULL) {
+        qlora_tensor sb;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, l->in, pad, &sb));
+        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+    }
+    int64_t col = 0;
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, p->rank, &u));
+        if (p->rank > 0) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, pad - at, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
+// dx = sum of dy_i W_i, and u_i A_i unless that is masked.
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
+                                     const qlora_tensor* inner, const qlora_tensor* dx) {
+    if (l->operand != NULL) {
+        const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
+        qlora_tensor below; // [W ; A], or W alone
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, left->cols, 0, l->in, &below));
+        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, left, &below, dx);
+    }
+    int64_t col = 0;
+    int64_t at = inner->cols;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor u;
+        size_t scratch_before = ctx->scratch_used;
+        float beta = i > 0 ? 1.0f : 0.0f;
+        QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
+        QLORA__TRY(p->nf4 != NULL
+                       ? qlora__nf4_gemm(ctx, true, &part, p->nf4, dx,
+                                         i > 0 ? (uint32_t)QLORA_NF4_ACCUMULATE : 0u)
+                       : qlora__linear_gemm(ctx, true, false, false, 1.0f, beta, &part, p->dense, dx));
+        ctx->scratch_used = scratch_before;
+        if (p->rank > 0 && l->dropout == 0.0f) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+// With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                                   const qlora_tensor* x, const qlora_tensor* u,
+                                                   const qlora_tensor* dx, float beta) {
+    const qlora_linear_part* p = &l->parts[i];
+    qlora__masked m;
+    QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
+    for (int64_t done = 0; done < x->rows; done += m.slice) {
+        int64_t now = qlora__min(m.slice, x->rows - done);
+        qlora_tensor from;
+        qlora_tensor some;
+        qlora_tensor to;
+        m.rows.rows = now;
+        QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
+        QLORA__TRY(qlora__tensor_view(ctx, u, done, now, 0, u->cols, &some));
+        QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
+        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, done > 0 ? 1.0f : beta, &some,
+                                      &m.rows, p->da));
+        if (dx != NULL) {
+            QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &some, p->a, &m.rows));
+            QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
+        }
+    }
+    ctx->scratch_used = m.scratch_before;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                            const qlora_tensor* dy, const qlora_tensor* dx, float beta) {
+    int64_t col = 0;
+    int64_t at = 0;
+    int64_t out = qlora_linear_out(l);
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor z;
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        if (p->rank > 0) {
+            QLORA__TRY(l->dropout > 0.0f
+                           ? qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta)
+                           : qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
+            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx,
+                                           uint32_t flags) {
+    unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
+    QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, true));
+    int64_t pad = qlora_linear_pad(l);
+    int64_t out = qlora_linear_out(l);
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, l->in + pad));
+    QLORA__TRY(qlora__need(ctx, dy, "dy", 1u << x->dtype, x->rows, out + pad));
+    QLORA__TRY(qlora__need_apart(ctx, "dy", dy, "x", x));
+    if (dx != NULL) {
+        QLORA__TRY(qlora__need(ctx, dx, "dx", 1u << x->dtype, x->rows, l->in));
+        QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "x", x));
+        QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "dy", dy));
+    }
+    if ((flags & ~(uint32_t)QLORA_LINEAR_OVERWRITE) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u are unknown here", flags);
+    }
+    QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
+    QLORA__TRY(qlora__linear_u(ctx, l, dy, &inner));
+    if (dx != NULL) {
+        QLORA__TRY(qlora__linear_dx(ctx, l, dy, &inner, dx));
+    }
+    float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
+    return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
+}
+
+qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
+                                   const qlora_tensor* dy, const qlora_tensor* dx, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_linear_backward");
+    return qlora__leave(ctx, qlora__linear_backward(ctx, linear, x, dy, dx, flags));
+}
+
+// ---- attention ----------------------------------------------------------------------------------
+//
+// Inside a sequence, for query i and the keys j that it sees (i - window < j <= i):
+//
+//   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
+//   o[i] = sum_j p[j] v[j]
+//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
+//   dq[i] = scale sum_j ds[j] k[j]
+//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]   over every query head of the key's
+//   group
+
+#define QLORA__HEAD_MAX 256
+#define QLORA__KEY_BLOCK 64
+
+typedef struct qlora__attention {
+    int64_t tokens;
+    int64_t n_seqs;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t hd;
+    int64_t window;
+    float scale;
+    const qlora_tensor* q;
+    const qlora_tensor* k;
+    const qlora_tensor* v;
+    const qlora_tensor* seqs;
+    const qlora_tensor* o;
+    const qlora_tensor* lse;
+    const qlora_tensor* d_o;
+    const qlora_tensor* dq;
+    const qlora_tensor* dk;
+    const qlora_tensor* dv;
+    QLORA__REAL* dots; // D, [heads][tokens]
+} qlora__attention;
+
+// Eight partial sums: a fixed order that the compiler can still put into vectors.
+static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n) {
+    QLORA__REAL part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        for (int j = 0; j < 8; j++) {
+            part[j] += x[i + j] * y[i + j];
+        }
+    }
+    for (; i < n; i++) {
+        part[i % 8] += x[i] * y[i];
+    }
+    return ((part[0] + part[4]) + (part[2] + part[6])) +
+           ((part[1] + part[5]) + (part[3] + part[7]));
+}
+
+// y += a x; eight products first, so that y and x need not be known to be apart.
+static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        QLORA__REAL product[8];
+        for (int j = 0; j < 8; j++) {
+            product[j] = a * x[i + j];
+        }
+        for (int j = 0; j < 8; j++) {
+            y[i + j] += product[j];
+        }
+    }
+    for (; i < n; i++) {
+        y[i] += a * x[i];
+    }
+}
+
+// One head of one token: in place for f32, else converted into room.
+static const QLORA__REAL* qlora__head_get(const qlora_tensor* t, int64_t token, int64_t head,
+                                          int64_t hd, QLORA__REAL* room) {
+    int64_t first = token * t->ld + head * hd;
+    if (t->dtype == QLORA_F32) {
+        return (const QLORA__REAL*)t->data + first;
+    }
+    for (int64_t i = 0; i < hd; i++) {
+        room[i] = qlora__load(t->data, t->dtype, first + i);
+    }
+    return room;
+}
+
+static void qlora__head_put(const qlora_tensor* t, int64_t token, int64_t head, int64_t hd,
+                            const QLORA__REAL* x, QLORA__REAL factor) {
+    for (int64_t i = 0; i < hd; i++) {
+        qlora__put(t, token, head * hd + i, x != NULL ? x[i] * factor : 0);
+    }
+}
+
+// The sequence [*begin, *end) that a token lies in; false in the tail.
+static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t* begin,
+                               int64_t* end) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    int64_t low = 0;
+    int64_t high = a->n_seqs;
+    while (low < high) { // the last offset not after the token
+        int64_t middle = (low + high + 1) / 2;
+        if (offsets[middle] <= token) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    *begin = offsets[low];
+    *end = low < a->n_seqs ? offsets[low + 1] : a->tokens;
+    return low < a->n_seqs;
+}
+
+// The softmax runs over blocks of keys, with the sums rescaled when a block brings a larger score.
+static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
+                                   int64_t begin) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc[QLORA__HEAD_MAX];
+    QLORA__REAL s[QLORA__KEY_BLOCK];
+    int64_t kv_head = head / (a->heads / a->kv_heads);
+    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+    QLORA__REAL top = -(QLORA__REAL)INFINITY;
+    QLORA__REAL sum = 0;
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
+    int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
+    for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
+        int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
+        QLORA__REAL peak = top;
+        for (int64_t j = 0; j < n; j++) {
+            const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);
+            s[j] = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            peak = s[j] > peak ? s[j] : peak;
+        }
+        QLORA__REAL shrink = qlora__exp(top - peak);
+        top = peak;
+        sum *= shrink;
+        for (int64_t d = 0; d < a->hd; d++) {
+            acc[d] *= shrink;
+        }
+        for (int64_t j = 0; j < n; j++) {
+            QLORA__REAL p = qlora__exp(s[j] - top);
+            sum += p;
+            qlora__add_scaled(acc, p, qlora__head_get(a->v, j0 + j, kv_head, a->hd, room), a->hd);
+        }
+    }
+    qlora__head_put(a->o, i, head, a->hd, acc, 1 / sum);
+    qlora__put(a->lse, head, i, top + qlora__log(sum));
+}
+
+static void qlora__attention_forward_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_query(a, head, token, begin);
+        } else {
+            qlora__head_put(a->o, token, head, a->hd, NULL, 0);
+            qlora__put(a->lse, head, token, 0);
+        }
+    }
+}
+
+static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t i, int64_t begin) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL do_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc[QLORA__HEAD_MAX];
+    int64_t kv_head = head / (a->heads / a->kv_heads);
+    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+    const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
+    QLORA__REAL lse = qlora__at(a->lse, head, i);
+    QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
+    a->dots[head * a->tokens + i] = dot;
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
+    int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
+    for (; j <= i; j++) {
+        QLORA__REAL dp =
+            qlora__dot(d_o, qlora__head_get(a->v, j, kv_head, a->hd, room), a->hd) - dot;
+        const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, room);
+        QLORA__REAL p = qlora__exp(qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale - lse);
+        qlora__add_scaled(acc, p * dp, k, a->hd);
+    }
+    qlora__head_put(a->dq, i, head, a->hd, acc, (QLORA__REAL)a->scale);
+}
+
+static void qlora__attention_dq_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_dq(a, head, token, begin);
+        } else {
+            qlora__head_put(a->dq, token, head, a->hd, NULL, 0);
+        }
+    }
+}
+
+static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int64_t j,
+                                 int64_t end) {
+    QLORA__REAL k_room[QLORA__HEAD_MAX];
+    QLORA__REAL v_room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL do_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc_k[QLORA__HEAD_MAX];
+    QLORA__REAL acc_v[QLORA__HEAD_MAX];
+    int64_t group = a->heads / a->kv_heads;
+    const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
+    const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
+    memset(acc_k, 0, (size_t)a->hd * sizeof acc_k[0]);
+    memset(acc_v, 0, (size_t)a->hd * sizeof acc_v[0]);
+    if (a->window > 0 && a->window < end - j) {
+        end = j + a->window;
+    }
+    for (int64_t head = kv_head * group; head < kv_head * group + group; head++) {
+        for (int64_t i = j; i < end; i++) {
+            const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+            const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
+            QLORA__REAL s = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            QLORA__REAL p = qlora__exp(s - qlora__at(a->lse, head, i));
+            QLORA__REAL dp = qlora__dot(d_o, v, a->hd) - a->dots[head * a->tokens + i];
+            qlora__add_scaled(acc_v, p, d_o, a->hd);
+            qlora__add_scaled(acc_k, p * dp, q, a->hd);
+        }
+    }
+    qlora__head_put(a->dk, j, kv_head, a->hd, acc_k, (QLORA__REAL)a->scale);
+    qlora__head_put(a->dv, j, kv_head, a->hd, acc_v, 1);
+}
+
+static void qlora__attention_dkv_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t kv_head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_dkv(a, kv_head, token, end);
+        } else {
+            qlora__head_put(a->dk, token, kv_head, a->hd, NULL, 0);
+            qlora__head_put(a->dv, token, kv_head, a->hd, NULL, 0);
+        }
+    }
+}
+
+// Host memory can be looked at; on a device the kernels keep whatever stands there inside the
+// matrices.
+static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attention* a) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    for (int64_t s = 0; s <= a->n_seqs; s++) {
+        if ((s == 0 ? offsets[0] != 0 : offsets[s] < offsets[s - 1]) || offsets[s] > a->tokens) {
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "seqs[%lld] is %d: offsets start at 0, ascend, and end at most at %lld",
+                (long long)s, (int)offsets[s], (long long)a->tokens);
+        }
+    }
+    return QLORA_OK;
+}
+
+#define QLORA__ATTENTION_GRAIN 16
+
+static qlora_result qlora__attention_forward_cpu(qlora_ctx* ctx, qlora__attention* a) {
+    QLORA__TRY(qlora__sequences_check(ctx, a));
+    qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN,
+                    qlora__attention_forward_items, a);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_cpu(qlora_ctx* ctx, qlora__attention* a) {
+    QLORA__TRY(qlora__sequences_check(ctx, a));
+    void* dots = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * sizeof(QLORA__REAL), &dots));
+    a->dots = (QLORA__REAL*)dots;
+    qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN, qlora__attention_dq_items,
+                    a);
+    qlora__parallel(ctx, a->kv_heads * a->tokens, QLORA__ATTENTION_GRAIN,
+                    qlora__attention_dkv_items, a);
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+// One launch: a block per rows tokens (and one more per sequence, where blocks belong to
+// sequences).
+typedef struct qlora__attention_kernel {
+    qlora__kernel_id id;
+    int64_t rows;
+    uint32_t threads;
+    uint32_t shared;
+} qlora__attention_kernel;
+
+typedef struct qlora__attention_path {
+    qlora_dtype dtype;
+    int64_t hd;     // 0 = any up to 256
+    int capability; // at least
+    bool aligned;   // rows must start at multiples of 16 bytes
+    qlora__attention_kernel forward;
+    qlora__attention_kernel stats;
+    qlora__attention_kernel kv;
+    qlora__attention_kernel q;
+} qlora__attention_path;
+
+// clang-format off
+// The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
+static const qlora__attention_path qlora__attention_paths[] = {
+    {QLORA_BF16, 64, 80, true,
+     {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
+     {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536}},
+    {QLORA_BF16, 128, 80, true,
+     {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
+     {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304}},
+    {QLORA_BF16, 0, 75, false,
+     {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0}},
+    {QLORA_F32, 0, 75, false,
+     {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0}},
+};
+// clang-format on
+
+static bool qlora__attention_aligned(const qlora_tensor* t) {
+    return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
+}
+
+static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
+                                                            const qlora__attention* a) {
+    const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
+    bool aligned = true;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        aligned = aligned && qlora__attention_aligned(all[i]);
+    }
+    const qlora__attention_path* p = qlora__attention_paths;
+    while (p->dtype != a->q->dtype || (p->hd != 0 && p->hd != a->hd) ||
+           p->capability > ctx->gpu->capability || (p->aligned && !aligned)) {
+        p++; // the last rows take everything
+    }
+    return p;
+}
+
+// Kernels count tokens, heads and offsets in 32 bits.
+typedef struct qlora__attention_numbers {
+    int32_t n_seqs;
+    int32_t tokens;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t hd;
+    int32_t window;
+    int32_t half;
+} qlora__attention_numbers;
+
+static qlora__attention_numbers qlora__attention_narrow(const qlora__attention* a) {
+    qlora__attention_numbers n;
+    n.n_seqs = (int32_t)a->n_seqs;
+    n.tokens = (int32_t)a->tokens;
+    n.heads = (int32_t)a->heads;
+    n.kv_heads = (int32_t)a->kv_heads;
+    n.hd = (int32_t)a->hd;
+    n.window = (int32_t)a->window;
+    n.half = a->q->dtype == QLORA_BF16;
+    return n;
+}
+
+static qlora_result qlora__attention_launch(qlora_ctx* ctx, const qlora__attention_kernel* kernel,
+                                            const qlora__attention* a, int64_t heads, void** args) {
+    int64_t blocks = a->tokens / kernel->rows + a->n_seqs + 1;
+    return qlora__launch(ctx, kernel->id, blocks, heads, 1, kernel->threads, kernel->shared, args);
+}
+
+static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attention* a) {
+    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
+    qlora__attention_numbers n = qlora__attention_narrow(a);
+    qlora_tensor q = *a->q;
+    qlora_tensor k = *a->k;
+    qlora_tensor v = *a->v;
+    qlora_tensor o = *a->o;
+    void* lse = a->lse->data;
+    void* seqs = a->seqs->data;
+    void* args[] = {&q.data,  &q.ld,       &k.data, &k.ld,     &v.data,   &v.ld,
+                    &o.data,  &o.ld,       &lse,    &seqs,     &n.n_seqs, &n.tokens,
+                    &n.heads, &n.kv_heads, &n.hd,   &n.window, &a->scale, &n.half};
+    return qlora__attention_launch(ctx, &path->forward, a, a->heads, args);
+}
+
+static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
+    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
+    qlora__attention_numbers n = qlora__attention_narrow(a);
+    void* stats = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &stats));
+    qlora_tensor q = *a->q;
+    qlora_tensor k = *a->k;
+    qlora_tensor v = *a->v;
+    qlora_tensor o = *a->o;
+    qlora_tensor d_o = *a->d_o;
+    qlora_tensor dq = *a->dq;
+    qlora_tensor dk = *a->dk;
+    qlora_tensor dv = *a->dv;
+    void* lse = a->lse->data;
+    void* seqs = a->seqs->data;
+    void* stats_args[] = {&o.data, &o.ld,     &d_o.data, &d_o.ld, &lse,
+                          &stats,  &n.tokens, &n.hd,     &n.half};
+    QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
+                             a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
+    void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
+                       &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
+                       &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
+                       &n.hd,     &n.window, &a->scale, &n.half};
+    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, kv_args));
+    void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
+                      &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
+                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
+    return qlora__attention_launch(ctx, &path->q, a, a->heads, q_args);
+}
+
+#endif
+
+// The same from the separate operators, a sequence at a time. The query heads of a group stand one
+// below the other, so a batch of kv_heads products serves every ratio of heads.
+typedef struct qlora__attention_pieces {
+    int64_t length;
+    qlora_tensor q; // [heads][length, hd], and so on
+    qlora_tensor k;
+    qlora_tensor v;
+    qlora_tensor o;
+    qlora_tensor p; // [heads][length, length]
+    qlora_tensor d_o;
+    qlora_tensor dp;
+    qlora_tensor dkv;
+} qlora__attention_pieces;
+
+static qlora_result qlora__attention_piece(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
+                                 int64_t cols, qlora_tensor* out) {
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, out));
+    return qlora__scratch(ctx, out->bytes, &out->data);
+}
+
+static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a,
+                                       qlora__attention_pieces* x) {
+    if (a->n_seqs == 0 || a->tokens % a->n_seqs != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "unfused: %lld tokens are not %lld sequences of one length",
+                           (long long)a->tokens, (long long)a->n_seqs);
+    }
+    x->length = a->tokens / a->n_seqs;
+    qlora_dtype type = a->q->dtype;
+    int64_t n = x->length;
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->q));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->k));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->v));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->p));
+    if (a->d_o == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->d_o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->dp));
+    return qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->dkv);
+}
+
+static qlora_result qlora__pieces_split(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                        const qlora_tensor* rows, int64_t s, const qlora_tensor* y) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_split(ctx, &view, y);
+}
+
+static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                       const qlora_tensor* heads, int64_t s, const qlora_tensor* rows) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_join(ctx, heads, &view);
+}
+
+// c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
+static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
+                                           const qlora_tensor* x, bool trans_x, const qlora_tensor* y,
+                                           bool trans_y, const qlora_tensor* z) {
+    qlora_tensor t[3] = {*x, *y, *z};
+    for (int i = 0; i < 3; i++) {
+        int64_t group = t[i].batch / a->kv_heads;
+        t[i].batch = a->kv_heads;
+        t[i].rows *= group;
+        t[i].batch_stride *= group;
+    }
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_a = trans_x;
+    gemm.trans_b = trans_y;
+    gemm.alpha = alpha;
+    return qlora_gemm(ctx, &gemm, &t[0], &t[1], &t[2]);
+}
+
+// p of sequence s.
+static qlora_result qlora__pieces_scores(qlora_ctx* ctx, const qlora__attention* a,
+                                         const qlora__attention_pieces* x, int64_t s) {
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->q, s, &x->q));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->k, s, &x->k));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->v, s, &x->v));
+    QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x->q, false, &x->k, true, &x->p));
+    QLORA__TRY(qlora_scores_mask(ctx, &x->p, a->scale, true, a->window));
+    return qlora_softmax_forward(ctx, &x->p, &x->p);
+}
+
+static qlora_result qlora__attention_forward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, false, &x.v, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->o));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_split(ctx, &x, a->d_o, s, &x.d_o));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, true, &x.d_o, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dv));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.d_o, false, &x.v, true, &x.dp));
+        QLORA__TRY(qlora_softmax_backward(ctx, &x.p, &x.dp, &x.dp));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, true, &x.q, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dk));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, false, &x.k, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->dq));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                           qlora__attention* a) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    a->heads = desc->heads;
+    a->kv_heads = desc->kv_heads > 0 ? desc->kv_heads : desc->heads;
+    a->hd = desc->head_dim;
+    a->window = desc->window;
+    if (a->heads < 1 || a->heads > 65535 || desc->kv_heads < 0 || a->heads % a->kv_heads != 0 ||
+        a->hd < 1 || a->hd > QLORA__HEAD_MAX || a->window < 0) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld heads, %lld kv heads, head size %lld, window %lld: kv heads must divide "
+            "the heads (at most 65535), the head size be 1 to %d, the window not negative",
+            (long long)desc->heads, (long long)desc->kv_heads, (long long)a->hd,
+            (long long)a->window, QLORA__HEAD_MAX);
+    }
+    a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
+    if (!(a->scale > 0 && a->scale <= 1e30f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "scale %g must be above 0 and finite",
+                           (double)desc->scale);
+    }
+    QLORA__TRY(qlora__need(ctx, a->q, "q", QLORA__IS_F32 | QLORA__IS_BF16, -1, a->heads * a->hd));
+    unsigned dtype = 1u << a->q->dtype;
+    a->tokens = a->q->rows;
+    QLORA__TRY(qlora__need(ctx, a->k, "k", dtype, a->tokens, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->v, "v", dtype, a->tokens, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->seqs, "seqs", QLORA__IS_I32, 1, -1));
+    QLORA__TRY(qlora__need(ctx, a->o, "o", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->lse, "lse", QLORA__IS_F32, a->heads, a->tokens));
+    if (a->seqs->cols < 1 || a->seqs->cols > INT32_MAX / 2 || a->tokens > INT32_MAX / 2 ||
+        a->lse->ld != a->tokens) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "seqs has %lld entries (one more than sequences), lse a row stride of %lld; "
+            "there are %lld tokens",
+            (long long)a->seqs->cols, (long long)a->lse->ld, (long long)a->tokens);
+    }
+    a->n_seqs = a->seqs->cols - 1;
+    // a window beyond every distance is none; so kernels may add to it
+    a->window = a->window >= a->tokens ? 0 : a->window;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                             qlora__attention* a) {
+    QLORA__TRY(qlora__attention_begin(ctx, desc, a));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "q", a->q));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "k", a->k));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "v", a->v));
+    if (a->tokens == 0) {
+        return QLORA_OK;
+    }
+    if (desc->unfused) {
+        return qlora__attention_forward_unfused(ctx, a);
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__attention_forward_gpu(ctx, a);
+    }
+#endif
+    return qlora__attention_forward_cpu(ctx, a);
+}
+
+qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                     const qlora_tensor* q, const qlora_tensor* k,
+                                     const qlora_tensor* v, const qlora_tensor* seqs,
+                                     const qlora_tensor* o, const qlora_tensor* lse) {
+    QLORA__ENTER(ctx, "qlora_attention_forward");
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.seqs = seqs;
+    a.o = o;
+    a.lse = lse;
+    return qlora__leave(ctx, qlora__attention_forward(ctx, desc, &a));
+}
+
+static qlora_result qlora__attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                              qlora__attention* a) {
+    QLORA__TRY(qlora__attention_begin(ctx, desc, a));
+    unsigned dtype = 1u << a->q->dtype;
+    int64_t kv_cols = a->kv_heads * a->hd;
+    QLORA__TRY(qlora__need(ctx, a->d_o, "d_o", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->dq, "dq", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->dk, "dk", dtype, a->tokens, kv_cols));
+    QLORA__TRY(qlora__need(ctx, a->dv, "dv", dtype, a->tokens, kv_cols));
+    const qlora_tensor* outs[] = {a->dq, a->dk, a->dv};
+    const qlora_tensor* ins[] = {a->q, a->k, a->v, a->o, a->d_o};
+    static const char* const out_names[] = {"dq", "dk", "dv"};
+    static const char* const in_names[] = {"q", "k", "v", "o", "d_o"};
+    for (int i = 0; i < 3; i++) {
+        for (int j = 0; j < 5; j++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[i], outs[i], in_names[j], ins[j]));
+        }
+        for (int j = 0; j < i; j++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[i], outs[i], out_names[j], outs[j]));
+        }
+    }
+    if (a->tokens == 0) {
+        return QLORA_OK;
+    }
+    if (desc->unfused) {
+        return qlora__attention_backward_unfused(ctx, a);
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__attention_backward_gpu(ctx, a);
+    }
+#endif
+    return qlora__attention_backward_cpu(ctx, a);
+}
+
+qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                      const qlora_tensor* q, const qlora_tensor* k,
+                                      const qlora_tensor* v, const qlora_tensor* seqs,
+                                      const qlora_tensor* o, const qlora_tensor* lse,
+                                      const qlora_tensor* d_o, const qlora_tensor* dq,
+                                      const qlora_tensor* dk, const qlora_tensor* dv) {
+    QLORA__ENTER(ctx, "qlora_attention_backward");
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.seqs = seqs;
+    a.o = o;
+    a.lse = lse;
+    a.d_o = d_o;
+    a.dq = dq;
+    a.dk = dk;
+    a.dv = dv;
+    return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
+}
+
+// ---- casts ------------------------------------------------------------------------------------------
+//
+//   y = x in y's type, rounded to nearest even
+
+typedef struct qlora__pair {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+} qlora__pair;
+
+static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__pair* p = (const qlora__pair*)user;
+    for (int64_t i = begin; i < end; i++) {
+        for (int64_t j = 0; j < p->x->cols; j++) {
+            qlora__put(p->y, i, j, qlora__at(p->x, i, j));
+        }
+    }
+}
+
+static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    static const qlora__kernel_id kernels[3][3] = {
+        // from f32, bf16, f16 to f32, bf16, f16; a copy has none
+        {QLORA__K_COUNT, QLORA__K_cast_f32_bf16, QLORA__K_cast_f32_f16},
+        {QLORA__K_cast_bf16_f32, QLORA__K_COUNT, QLORA__K_cast_bf16_f16},
+        {QLORA__K_cast_f16_f32, QLORA__K_cast_f16_bf16, QLORA__K_COUNT}};
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_FLOAT, -1, -1));
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_FLOAT, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__pair pair = {x, y};
+        qlora__parallel(ctx, x->rows, 1 + 16384 / (1 + x->cols), qlora__cast_rows, &pair);
+        return QLORA_OK;
+    }
+    qlora__kernel_id kernel = kernels[x->dtype][y->dtype];
+    if (kernel == QLORA__K_COUNT) {
+        return x->dtype == QLORA_F16
+                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "x and y are both f16")
+                   : qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, 1.0f, y);
+    }
+    qlora_tensor from = *x; // parameters are passed by address
+    qlora_tensor to = *y;
+    const float* no_scale = NULL;
+    void* args[] = {&from.data, &to.data, &from.rows, &from.cols, &from.ld, &to.ld, (void*)&no_scale};
+    int64_t pieces = x->rows * qlora__ceil_div(x->cols, 2048);
+    return qlora__launch(ctx, kernel, qlora__min(pieces, 4096), 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_cast");
+    return qlora__leave(ctx, qlora__cast(ctx, x, y));
+}
+
+// ---- random weights -----------------------------------------------------------------------------------
+//
+//   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
+//
+// normal enough for weights, and the same bits on both backends (kernels/random.cu says why).
+
+typedef struct qlora__random_job {
+    const qlora_tensor* y;
+    uint32_t key[2];
+    uint32_t stream;
+    float step;
+} qlora__random_job;
+
+static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
+    const qlora__random_job* job = (const qlora__random_job*)user;
+    int64_t n = job->y->rows * job->y->cols;
+    for (int64_t pair = begin; pair < end; pair++) {
+        int32_t sum[2] = {-393210, -393210};
+        for (uint32_t call = 0; call < 3; call++) {
+            const uint32_t counter[4] = {(uint32_t)pair, (uint32_t)((uint64_t)pair >> 32), job->stream,
+                                         call};
+            uint32_t words[4];
+            qlora__philox(counter, job->key, words);
+            for (uint32_t i = 0; i < 4; i++) {
+                sum[(4 * call + i) / 6] += (int32_t)(words[i] & 0xffffu) + (int32_t)(words[i] >> 16);
+            }
+        }
+        for (int64_t i = 2 * pair; i < 2 * pair + 2 && i < n; i++) {
+            float x = (float)sum[i & 1] * job->step;
+            qlora__store(job->y->data, job->y->dtype, i, (QLORA__REAL)x);
+        }
+    }
+}
+
+// y is contiguous, f32 or bf16; streams of one seed are independent of each other.
+static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                                       float deviation, const qlora_tensor* y) {
+    qlora__random_job job;
+    job.y = y;
+    job.key[0] = (uint32_t)seed;
+    job.key[1] = (uint32_t)(seed >> 32);
+    job.stream = stream;
+    job.step = deviation / 65536.0f;
+    int64_t n = y->rows * y->cols;
+    int64_t pairs = qlora__ceil_div(n, 2);
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, pairs, 4096, qlora__random_pairs, &job);
+        return QLORA_OK;
+    }
+    void* data = y->data;
+    void* args[] = {&data, &n, &job.key[0], &job.key[1], &job.stream, &job.step};
+    return qlora__launch(ctx,
+                         y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
+                                               : QLORA__K_random_normal_bf16,
+                         qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
 }
 
 //@@ GRAPH      - capture, replay, invalidation

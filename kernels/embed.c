@@ -443,25 +443,63 @@ static void suffix_text(const ptx_text* t, char out[4]) {
     out[1] = 0;
 }
 
-// One literal a line, joined into chunks; a comma ends a chunk.
-static void text_write(FILE* out, const ptx_text* t) {
-    char suffix[4];
-    suffix_text(t, suffix);
-    fprintf(out, "static const char* const qlora__ptx_%s_%d%s[] = {\n", t->module, t->target,
-            suffix);
-    size_t chunk = 0;
-    for (const char* line = t->text; *line;) {
-        size_t n = strcspn(line, "\n") + 1;
+// A chunk is a run of whole lines of one text. Kernels that are the same for two targets are
+// written once, so a chunk also ends where a kernel does.
+typedef struct ptx_chunk {
+    const char* text;
+    size_t length;
+} ptx_chunk;
+
+typedef struct chunk_list {
+    ptx_chunk* items;
+    int count;
+    int room;
+} chunk_list;
+
+static size_t line_length(const char* line) {
+    return strcspn(line, "\n") + 1;
+}
+
+static ptx_chunk chunk_cut(const char* text, const char* module) {
+    ptx_chunk c = {text, 0};
+    while (text[c.length]) {
+        const char* line = text + c.length;
+        size_t n = line_length(line);
         if (n > CHUNK_MAX) {
-            die("a line longer than a chunk", t->module);
+            die("a line longer than a chunk", module);
         }
-        if (chunk + n > CHUNK_MAX) {
-            fputs(",\n", out);
-            chunk = 0;
-        } else if (chunk > 0) {
-            fputc('\n', out);
+        if (c.length + n > CHUNK_MAX || (c.length > 0 && starts_with(line, ".visible .entry"))) {
+            break;
         }
-        fputc('"', out);
+        c.length += n;
+    }
+    return c;
+}
+
+// The number under which the chunk is written; a known one keeps its number.
+static int chunk_number(chunk_list* list, ptx_chunk c) {
+    for (int i = 0; i < list->count; i++) {
+        const ptx_chunk* old = &list->items[i];
+        if (old->length == c.length && memcmp(old->text, c.text, c.length) == 0) {
+            return i;
+        }
+    }
+    if (list->count == list->room) {
+        list->room = list->room ? 2 * list->room : 256;
+        size_t bytes = (size_t)list->room * sizeof(ptx_chunk);
+        list->items = (ptx_chunk*)need_memory(realloc(list->items, bytes));
+    }
+    list->items[list->count] = c;
+    return list->count++;
+}
+
+// One literal a line.
+static void chunk_write(FILE* out, ptx_chunk c, int number) {
+    fprintf(out, "static const char qlora__ptx_%d[] =", number);
+    for (size_t at = 0; at < c.length;) {
+        const char* line = c.text + at;
+        size_t n = line_length(line);
+        fputs("\n\"", out);
         for (size_t i = 0; i + 1 < n; i++) {
             if (line[i] == '"' || line[i] == '\\' || line[i] == '?') {
                 fputc('\\', out);
@@ -469,10 +507,31 @@ static void text_write(FILE* out, const ptx_text* t) {
             fputc(line[i], out);
         }
         fputs("\\n\"", out);
-        chunk += n;
-        line += n;
+        at += n;
     }
-    fputs(",\n0};\n\n", out);
+    fputs(";\n", out);
+}
+
+// The chunks that no earlier text had, then the array.
+static void text_write(FILE* out, const ptx_text* t, chunk_list* list) {
+    for (size_t at = 0; t->text[at];) {
+        ptx_chunk c = chunk_cut(t->text + at, t->module);
+        int known = list->count;
+        if (chunk_number(list, c) == known) {
+            chunk_write(out, c, known);
+        }
+        at += c.length;
+    }
+    char suffix[4];
+    suffix_text(t, suffix);
+    fprintf(out, "static const char* const qlora__ptx_%s_%d%s[] = {\n", t->module, t->target,
+            suffix);
+    for (size_t at = 0; t->text[at];) {
+        ptx_chunk c = chunk_cut(t->text + at, t->module);
+        fprintf(out, "qlora__ptx_%d,\n", chunk_number(list, c));
+        at += c.length;
+    }
+    fputs("0};\n\n", out);
 }
 
 static void banner_write(FILE* out, const char* nvcc, char** files, int count) {
@@ -564,9 +623,11 @@ static int command_write(const char* path, const char* nvcc, char** files, int c
     }
     banner_write(out, nvcc, files, count);
     head_write(out);
+    chunk_list list = {NULL, 0, 0};
     for (int i = 0; i < used; i++) {
-        text_write(out, &texts[i]);
+        text_write(out, &texts[i], &list);
     }
+    free(list.items);
     table_write(out, texts, used);
     bool bad = ferror(out) != 0;
     if (fclose(out) != 0 || bad) {

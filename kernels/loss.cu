@@ -87,7 +87,8 @@ cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights
     if (!gradient) {
         return;
     }
-    // Every thread has read x[label] before the barriers of the two reductions.
+    // Nobody overwrites x[label] before everybody has read it, in blocks of one warp too.
+    __syncthreads();
     float factor = scale != 0 ? *scale * weight : weight;
     float share = factor / sum;
     for (c = first; c < cols; c += BATCH * step) {

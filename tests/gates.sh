@@ -133,6 +133,10 @@ defect examples "an example that fails" 'sed -i "s/return 0;/return 1;/" example
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/01_*.c'
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
+defect msvc "a builtin of GNU" \
+    'core "int qlora_p(int a);\nint qlora_p(int a) { return ({ int b = a; b; }); }"'
+defect msvc "a POSIX call outside its branch" \
+    'core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(1); }"'
 defect mingw "a POSIX call outside its branch" '
     core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(_SC_PAGESIZE); }"'
 for gate in x86_64 aarch64 tsan; do

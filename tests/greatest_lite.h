@@ -296,10 +296,7 @@ void greatest_lite_end(greatest_test_res res) {
                greatest_lite.note_line);
     } else if (res == GREATEST_TEST_RES_SKIP) {
         greatest_lite.report.skipped++;
-        printf("%s%s%s%s%s", greatest_lite.verbosity ? "SKIP " : "s",
-               greatest_lite.verbosity ? greatest_lite.test : "",
-               greatest_lite.verbosity ? ": " : "", greatest_lite.verbosity ? note : "",
-               greatest_lite.verbosity ? "\n" : "");
+        printf("%sSKIP %s: %s\n", greatest_lite.verbosity ? "" : "\n", greatest_lite.test, note);
     } else {
         greatest_lite.report.passed++;
         if (greatest_lite.verbosity) {

@@ -218,61 +218,90 @@ static size_t span(int rows, int cols, int ld) {
     return rows && cols ? (size_t)(cols - 1) * (size_t)ld + (size_t)rows : 0;
 }
 
-// Copies op(X), rows x cols, to packed f32 columns: out[col * rows + row].
-static void unpack(float* out, const unsigned char* base, const matrix* x, int rows, int cols,
-                   int compute) {
-    for (int col = 0; col < cols; col++) {
-        for (int row = 0; row < rows; row++) {
-            size_t at = x->transposed ? (size_t)row * (size_t)x->ld + (size_t)col
-                                      : (size_t)col * (size_t)x->ld + (size_t)row;
-            out[(size_t)col * (size_t)rows + (size_t)row] =
-                round_input(load(base, x->type, at), compute);
+enum { TILE_M = 8, TILE_N = 4 };
+
+static size_t round_up(int count, int tile) {
+    return ((size_t)count + (size_t)tile - 1) / (size_t)tile * (size_t)tile;
+}
+
+// One run of stored elements as the multiplier sees them.
+static void decode(float* out, const unsigned char* from, int type, size_t count, int compute) {
+    if (type == R_32F && compute == COMPUTE_32F) {
+        memcpy(out, from, count * sizeof *out);
+    } else if (type == R_16BF) {
+        for (size_t i = 0; i < count; i++) {
+            uint16_t half;
+            memcpy(&half, from + i * 2, 2);
+            out[i] = float_of((uint32_t)half << 16);
+        }
+    } else {
+        for (size_t i = 0; i < count; i++) {
+            out[i] = round_input(load(from, type, i), compute);
         }
     }
 }
 
-// sum[j * m + i] = the sum over k of a[k * m + i] * b[j * depth + k]: columns in groups of four, so
-// that each column of a is read once for four of the result. The order of every sum stays k = 0,
-// 1, 2...
+// Packs X for multiply: outer runs over its m or n side in tiles, inner over k:
+// out[tile][inner][outer % tile]. along: the outer side is the one that is contiguous in memory.
+static void pack(float* out, const unsigned char* base, const matrix* x, bool along, int outer,
+                 int inner, int tile, int compute, float* line) {
+    size_t run = (size_t)(along ? outer : inner);
+    int runs = along ? inner : outer;
+    size_t width = (size_t)tile;
+    memset(out, 0, round_up(outer, tile) * (size_t)inner * sizeof *out);
+    for (int r = 0; r < runs; r++) {
+        decode(line, base + (size_t)r * (size_t)x->ld * type_size(x->type), x->type, run, compute);
+        for (size_t i = 0; i < run; i++) {
+            size_t o = along ? i : (size_t)r;
+            size_t k = along ? (size_t)r : i;
+            out[(o / width * (size_t)inner + k) * width + o % width] = line[i];
+        }
+    }
+}
+
+typedef float four __attribute__((vector_size(16)));
+
+// An 8 x 4 tile of the result: column j of it goes to out[j * rows ...]. Every sum runs k = 0, 1, 2
+// ...
+static void multiply_tile(float* out, size_t rows, const float* a, const float* b, int depth) {
+    four sum[TILE_N][2];
+    memset(sum, 0, sizeof sum);
+    for (int k = 0; k < depth; k++) {
+        four low;
+        four high;
+        memcpy(&low, a, sizeof low);
+        memcpy(&high, a + 4, sizeof high);
+        for (int j = 0; j < TILE_N; j++) {
+            four value = {b[j], b[j], b[j], b[j]};
+            sum[j][0] += low * value;
+            sum[j][1] += high * value;
+        }
+        a += TILE_M;
+        b += TILE_N;
+    }
+    for (size_t j = 0; j < TILE_N; j++) {
+        memcpy(out + j * rows, sum[j], sizeof sum[j]);
+    }
+}
+
+// sum[j * rows + i], rows being m rounded up to whole tiles.
 static void multiply(float* sum, const float* a, const float* b, int m, int n, int depth) {
-    size_t rows = (size_t)m;
-    memset(sum, 0, rows * (size_t)n * sizeof *sum);
-    for (int j = 0; j < n; j += 4) {
-        int width = n - j < 4 ? n - j : 4;
-        float* out = sum + (size_t)j * rows;
-        const float* from = b + (size_t)j * (size_t)depth;
-        for (int k = 0; k < depth; k++) {
-            const float* column = a + (size_t)k * rows;
-            if (width == 4) {
-                float b0 = from[k];
-                float b1 = from[(size_t)depth + (size_t)k];
-                float b2 = from[2 * (size_t)depth + (size_t)k];
-                float b3 = from[3 * (size_t)depth + (size_t)k];
-                for (size_t i = 0; i < rows; i++) {
-                    float x = column[i];
-                    out[i] += x * b0;
-                    out[rows + i] += x * b1;
-                    out[2 * rows + i] += x * b2;
-                    out[3 * rows + i] += x * b3;
-                }
-            } else {
-                for (int w = 0; w < width; w++) {
-                    float value = from[(size_t)w * (size_t)depth + (size_t)k];
-                    for (size_t i = 0; i < rows; i++) {
-                        out[(size_t)w * rows + i] += column[i] * value;
-                    }
-                }
-            }
+    size_t rows = round_up(m, TILE_M);
+    for (size_t j = 0; j < round_up(n, TILE_N); j += TILE_N) {
+        for (size_t i = 0; i < rows; i += TILE_M) {
+            multiply_tile(sum + j * rows + i, rows, a + i * (size_t)depth, b + j * (size_t)depth,
+                          depth);
         }
     }
 }
 
 static void write_out(const gemm* g, unsigned char* base, const float* sum, float alpha,
                       float beta) {
+    size_t rows = round_up(g->m, TILE_M);
     for (int col = 0; col < g->n; col++) {
         for (int row = 0; row < g->m; row++) {
             size_t at = (size_t)col * (size_t)g->c.ld + (size_t)row;
-            float x = alpha * sum[(size_t)col * (size_t)g->m + (size_t)row];
+            float x = alpha * sum[(size_t)col * rows + (size_t)row];
             if (beta != 0.0f) { // with beta 0, C is never read: it may be NaN
                 x += beta * load(base, g->c.type, at);
             }
@@ -287,9 +316,29 @@ static unsigned char* find(void* ctx, const matrix* x, int index, size_t element
                                              elements * type_size(x->type), true);
 }
 
+typedef struct gemm_room {
+    float* memory;
+    float* a;
+    float* b;
+    float* sum;
+    float* line;
+} gemm_room;
+
+static bool room_make(const gemm* g, gemm_room* room) {
+    size_t m = round_up(g->m, TILE_M);
+    size_t n = round_up(g->n, TILE_N);
+    size_t k = (size_t)g->k;
+    room->memory = (float*)malloc((m * k + k * n + m * n + m + n + k) * sizeof(float));
+    room->a = room->memory;
+    room->b = room->a + m * k;
+    room->sum = room->b + k * n;
+    room->line = room->sum + m * n;
+    return room->memory != NULL;
+}
+
 // One matrix of the batch; 0 or a CUresult.
-static int gemm_one(void* ctx, const gemm* g, int index, float* a, float* b, float* sum,
-                    float alpha, float beta) {
+static int gemm_one(void* ctx, const gemm* g, int index, const gemm_room* room, float alpha,
+                    float beta) {
     size_t a_span = g->a.transposed ? span(g->k, g->m, g->a.ld) : span(g->m, g->k, g->a.ld);
     size_t b_span = g->b.transposed ? span(g->n, g->k, g->b.ld) : span(g->k, g->n, g->b.ld);
     unsigned char* c_base = find(ctx, &g->c, index, span(g->m, g->n, g->c.ld));
@@ -298,10 +347,13 @@ static int gemm_one(void* ctx, const gemm* g, int index, float* a, float* b, flo
     if (!a_base || !b_base || !c_base) {
         return ILLEGAL_ADDRESS;
     }
-    unpack(a, a_base, &g->a, g->m, g->k, g->compute);
-    unpack(b, b_base, &g->b, g->k, g->n, g->compute);
-    multiply(sum, a, b, g->m, g->n, g->k);
-    write_out(g, c_base, sum, alpha, beta);
+    if (g->k) {
+        pack(room->a, a_base, &g->a, !g->a.transposed, g->m, g->k, TILE_M, g->compute, room->line);
+        pack(room->b, b_base, &g->b, g->b.transposed != 0, g->n, g->k, TILE_N, g->compute,
+             room->line);
+    }
+    multiply(room->sum, room->a, room->b, g->m, g->n, g->k);
+    write_out(g, c_base, room->sum, alpha, beta);
     return 0;
 }
 
@@ -340,17 +392,14 @@ static int gemm_run(void* ctx, const void* payload) {
         return MISALIGNED_ADDRESS;
     }
     int code = workspace_use(ctx, g);
-    size_t m = (size_t)g->m;
-    size_t n = (size_t)g->n;
-    size_t k = (size_t)g->k;
-    float* room = code ? NULL : (float*)malloc((m * k + k * n + m * n + 1) * sizeof *room);
-    if (!room) {
+    gemm_room room;
+    if (code || !room_make(g, &room)) {
         return code ? code : ILLEGAL_ADDRESS;
     }
     for (int i = 0; i < g->batch && !code; i++) {
-        code = gemm_one(ctx, g, i, room, room + m * k, room + m * k + k * n, alpha, beta);
+        code = gemm_one(ctx, g, i, &room, alpha, beta);
     }
-    free(room);
+    free(room.memory);
     inside()->count_gemm();
     return code;
 }

@@ -1,0 +1,8 @@
+// attn128.cu - attn_tc.cuh for head size 128.
+// targets: 80
+#include "attn_tc.cuh"
+
+ATTN_FORWARD(128, 4, 2, 64, 1, 2)
+ATTN_STATS(128)
+ATTN_BACKWARD_KV(128, 2, 32, 2)
+ATTN_BACKWARD_Q(128, 4, 2, 32, 32, 2)

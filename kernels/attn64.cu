@@ -1,0 +1,8 @@
+// attn64.cu - attn_tc.cuh for head size 64.
+// targets: 80
+#include "attn_tc.cuh"
+
+ATTN_FORWARD(64, 4, 2, 64, 2, 2)
+ATTN_STATS(64)
+ATTN_BACKWARD_KV(64, 2, 64, 2)
+ATTN_BACKWARD_Q(64, 4, 2, 64, 64, 2)

@@ -1,0 +1,919 @@
+// attn_tc.cuh - flash attention on tensor cores: bf16 storage, f32 softmax and sums, head sizes 64
+// and 128. attn64.cu and attn128.cu make kernels of it.
+//
+//   s[i][j] = scale * q[i] . k[j]       for the keys j that query i may see, in its own sequence:
+//                                       j <= i, and i - j < window when window > 0
+//   o[i]    = sum_j exp(s[i][j] - lse[i]) v[j],      lse[i] = log sum_j exp(s[i][j])
+//   p = exp(s - lse), D[i] = do[i] . o[i], ds = p (do[i] . v[j] - D[i])
+//   dv[j] = sum_i p[i][j] do[i],   dk[j] = scale sum_i ds[i][j] q[i],   dq[i] = scale sum_j
+//   ds[i][j] k[j]
+//
+// Layout: token-major rows [tokens, heads * HD] with a row stride in elements (a multiple of 8,
+// data 16-byte aligned); query head h reads key/value head h / (heads / kv_heads). cu holds n_seqs
+// + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]), unused entries repeat the last
+// one. Tokens from cu[n_seqs] on are a tail: every output there is zero.
+//
+// Determinism: one writer per output, every sum in a fixed order that depends only on the positions
+// inside the sequence: packing does not change a bit. No atomics.
+#ifndef QLORA_ATTN_TC_CUH
+#define QLORA_ATTN_TC_CUH
+
+#include "attn.cuh"
+
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+// Below every score, yet finite, so that a row that has seen no key yet gives 0 and not NaN.
+#define NO_SCORE (-1e30f)
+#define MINUS_INF __int_as_float((int)0xff800000u)
+
+struct attn_args {
+    const bf16* q;
+    const bf16* k;
+    const bf16* v;
+    const bf16* d_o;
+    int64_t ld_q;
+    int64_t ld_k;
+    int64_t ld_v;
+    int64_t ld_do;
+    const int32_t* cu;
+    int32_t n_seqs;
+    int32_t tokens;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t window;
+    float scale;
+};
+
+// --- instructions ---
+
+// Keeps the compiler from holding everything it could derive from x in registers across a loop.
+__device__ __forceinline__ void forget(uint32_t& x) {
+    asm volatile("" : "+r"(x));
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+// threadIdx.x, read anew: for rare branches, so that nothing derived from it stays in registers.
+__device__ __forceinline__ int32_t thread_again() {
+    int32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
+__device__ __forceinline__ void copy16(uint32_t to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+// bytes = 0 fills the 16 bytes with zeros and reads nothing.
+__device__ __forceinline__ void copy16_or_zero(uint32_t to, const void* from, int32_t bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ void copy8(uint32_t to, const void* from, int32_t bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ void copy_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
+__device__ __forceinline__ void load_fragment(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_fragment_transposed(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// c[16 x 8] += a[16 x 16] b[16 x 8]
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// --- tiles in shared memory: [rows][HD] bf16, 16-byte chunk c of row r stands at c ^ (r & 7) ---
+
+// Where this thread's part of a tile begins: a chunk of one row, and then every STEP rows.
+template <int HD>
+__device__ __forceinline__ const bf16* tile_source(const bf16* x, int64_t ld, int32_t head,
+                                                   int32_t first) {
+    int32_t thread = (int32_t)threadIdx.x;
+    return x + head * HD + (int64_t)(first + thread / (HD / 8)) * ld + thread % (HD / 8) * 8;
+}
+
+// Loads ROWS rows of which the first rows_left exist; the others become zeros. from = tile_source
+// of it, any = an address that may be named (it is not read) for the rows that do not exist.
+template <int HD, int ROWS, int THREADS>
+__device__ __forceinline__ void tile_load(uint32_t tile, const bf16* from, int64_t ld,
+                                          int32_t rows_left, const bf16* any) {
+    constexpr int CHUNKS = HD / 8;
+    constexpr int STEP = THREADS / CHUNKS;
+    static_assert(THREADS % CHUNKS == 0 && STEP % 8 == 0 && ROWS % STEP == 0, "tile shape");
+    int32_t row = (int32_t)threadIdx.x / CHUNKS;
+    int32_t chunk = (int32_t)threadIdx.x % CHUNKS;
+    uint32_t to = tile + (uint32_t)(row * HD * 2 + ((chunk ^ (row & 7)) << 4));
+    int64_t step = STEP * ld;
+    if (ROWS <= rows_left) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i += STEP) {
+            copy16(to + (uint32_t)(i * HD * 2), from);
+            from += step;
+        }
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < ROWS; i += STEP) {
+            bool inside = thread_again() / CHUNKS + i < rows_left;
+            copy16_or_zero(to + (uint32_t)(i * HD * 2), inside ? from : any, inside ? 16 : 0);
+            from += step;
+        }
+    }
+}
+
+// Lane addresses for ldmatrix; tile_step moves one by k steps of 16 elements along its row. Rows
+// start at multiples of 128 bytes and the swizzle touches bits 4 to 6 only.
+__device__ __forceinline__ uint32_t tile_step(uint32_t lane_address, int k) {
+    return (lane_address ^ (uint32_t)((k & 3) * 32)) + (uint32_t)((k >> 2) * 128);
+}
+
+// A operand [16 rows][16 k], or the transposed B operand [16 k][16 n] of a [k][n] tile.
+template <int HD> __device__ __forceinline__ uint32_t lane_rows16(uint32_t tile, int32_t row) {
+    int32_t lane = (int32_t)threadIdx.x & 31;
+    return tile + (uint32_t)((row + (lane & 15)) * HD * 2 + (((lane >> 4) ^ (lane & 7)) << 4));
+}
+
+// B operand [16 n][16 k] of an [n][k] tile.
+template <int HD> __device__ __forceinline__ uint32_t lane_cols16(uint32_t tile, int32_t row) {
+    int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t r = (lane & 7) + ((lane >> 4) << 3);
+    return tile + (uint32_t)((row + r) * HD * 2 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4));
+}
+
+template <int MT, int N> __device__ __forceinline__ void clear(float (&acc)[MT][N][4]) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            acc[m][i][0] = acc[m][i][1] = acc[m][i][2] = acc[m][i][3] = 0.0f;
+        }
+    }
+}
+
+// s[MT * 16 x NT * 8] = a[rows][HD] b[cols][HD]^T; a and b are lane addresses.
+template <int HD, int MT, int NT>
+__device__ __forceinline__ void product_rows(float (&s)[MT][NT][4], uint32_t a, uint32_t b) {
+    clear(s);
+#pragma unroll
+    for (int k = 0; k < HD / 16; k++) {
+        uint32_t fa[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            load_fragment(fa[m], tile_step(a, k) + (uint32_t)(m * 16 * HD * 2));
+        }
+#pragma unroll
+        for (int n = 0; n < NT; n += 2) {
+            uint32_t fb[4];
+            load_fragment(fb, tile_step(b, k) + (uint32_t)(n * 8 * HD * 2));
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma(s[m][n], fa[m], fb[0], fb[1]);
+                mma(s[m][n + 1], fa[m], fb[2], fb[3]);
+            }
+        }
+    }
+}
+
+// acc[MT * 16 x HD] += p[MT * 16 x KT * 16] b[KT * 16][HD]; p in registers, b a lane address.
+template <int HD, int MT, int KT>
+__device__ __forceinline__ void product_columns(float (&acc)[MT][HD / 8][4],
+                                                const uint32_t (&p)[MT][KT][4], uint32_t b) {
+#pragma unroll
+    for (int k = 0; k < KT; k++) {
+#pragma unroll
+        for (int n = 0; n < HD / 8; n += 2) {
+            uint32_t fb[4];
+            load_fragment_transposed(fb, tile_step(b, n / 2) + (uint32_t)(k * 16 * HD * 2));
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma(acc[m][n], p[m][k], fb[0], fb[1]);
+                mma(acc[m][n + 1], p[m][k], fb[2], fb[3]);
+            }
+        }
+    }
+}
+
+// Writes acc * factor[row] as bf16 rows [first, ...) of a sequence. The warp stages them in its own
+// rows of a tile that no other warp reads, so that global stores are whole 16-byte chunks.
+template <int HD, int MT>
+__device__ __forceinline__ void
+rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2], uint32_t tile,
+           int32_t tile_row, bf16* base, int64_t ld, int32_t first, int32_t length) {
+    constexpr int CHUNKS = HD / 8;
+    int32_t lane = (int32_t)threadIdx.x & 31;
+    uint32_t mine = tile + (uint32_t)(tile_row * HD * 2);
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < HD / 8; n++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int32_t row = m * 16 + h * 8 + (lane >> 2);
+                uint32_t at =
+                    mine + (uint32_t)(row * HD * 2 + ((n ^ (row & 7)) << 4) + (lane & 3) * 4);
+                uint32_t x =
+                    pack_bf16(acc[m][n][2 * h] * factor[m][h], acc[m][n][2 * h + 1] * factor[m][h]);
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+            }
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < MT * 16 * CHUNKS; i += 32) {
+        int32_t row = (i + lane) / CHUNKS;
+        int32_t chunk = (i + lane) % CHUNKS;
+        uint32_t at = mine + (uint32_t)(row * HD * 2 + ((chunk ^ (row & 7)) << 4));
+        uint4 x;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "r"(at)
+                     : "memory");
+        if (first + row < length) {
+            *(uint4*)(base + (int64_t)(first + row) * ld + chunk * 8) = x;
+        }
+    }
+}
+
+template <int HD, int ROWS, int THREADS>
+__device__ __forceinline__ void rows_zero(bf16* base, int64_t ld, int32_t first, int32_t length) {
+    constexpr int CHUNKS = HD / 8;
+    for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+        int32_t row = first + i / CHUNKS;
+        if (row < length) {
+            *(uint4*)(base + (int64_t)row * ld + i % CHUNKS * 8) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+// --- forward ---
+
+// Masks the scores of a tile: s[..][..][c] belongs to row row0 + m * 16 + lane / 4 (+ 8) and column
+// col0 + n * 8 + lane % 4 * 2 (+ 1). QUERY_ROWS tells whether rows are queries.
+template <int MT, int NT, bool QUERY_ROWS>
+__device__ __forceinline__ void scores_mask(float (&s)[MT][NT][4], int32_t row0, int32_t col0,
+                                            int32_t window) {
+    int32_t lane = thread_again() & 31;
+    uint32_t reach = window > 0 ? (uint32_t)window : 0x80000000u;
+    int32_t base = (row0 + (lane >> 2)) - (col0 + (lane & 3) * 2);
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                int32_t difference = base + m * 16 + (c >> 1) * 8 - n * 8 - (c & 1);
+                // distance query - key; a negative one wraps and is not visible either
+                uint32_t distance = (uint32_t)(QUERY_ROWS ? difference : -difference);
+                if (distance >= reach) {
+                    s[m][n][c] = MINUS_INF;
+                }
+            }
+        }
+    }
+}
+
+template <int MT>
+__device__ __forceinline__ void softmax_start(float (&top)[MT][2], float (&sum)[MT][2]) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        top[m][0] = top[m][1] = NO_SCORE;
+        sum[m][0] = sum[m][1] = 0.0f;
+    }
+}
+
+// p = 2^(s - top), packed as the A operand of the next product; sum and acc go along when top
+// moves. Scores count in powers of two. top, the running maximum, is moved only when a score passes
+// it by 8: sums stay far from overflow, and most tiles need no rescaling.
+template <int HD, int MT, int NT>
+__device__ __forceinline__ void
+softmax_step(const float (&s)[MT][NT][4], float factor, float (&top)[MT][2], float (&sum)[MT][2],
+             float (&acc)[MT][HD / 8][4], uint32_t (&p)[MT][NT / 2][4]) {
+    float peak[MT][2];
+    bool passed = false;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float x = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
+#pragma unroll
+            for (int i = 1; i < NT; i++) {
+                x = fmaxf(x, fmaxf(s[m][i][2 * h], s[m][i][2 * h + 1]));
+            }
+            peak[m][h] = x;
+            passed = passed || fmaf(x, factor, -top[m][h]) > 8.0f;
+        }
+    }
+    if (__any_sync(QLORA_FULL_WARP, passed)) {
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float x = peak[m][h];
+                x = fmaxf(x, __shfl_xor_sync(QLORA_FULL_WARP, x, 1));
+                x = fmaxf(x, __shfl_xor_sync(QLORA_FULL_WARP, x, 2));
+                x = fmaxf(x * factor, top[m][h]);
+                float shrink = exp2_fast(top[m][h] - x);
+                top[m][h] = x;
+                sum[m][h] *= shrink;
+#pragma unroll
+                for (int i = 0; i < HD / 8; i++) {
+                    acc[m][i][2 * h] *= shrink;
+                    acc[m][i][2 * h + 1] *= shrink;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            float p0 = exp2_fast(fmaf(s[m][i][0], factor, -top[m][0]));
+            float p1 = exp2_fast(fmaf(s[m][i][1], factor, -top[m][0]));
+            float p2 = exp2_fast(fmaf(s[m][i][2], factor, -top[m][1]));
+            float p3 = exp2_fast(fmaf(s[m][i][3], factor, -top[m][1]));
+            sum[m][0] += p0 + p1;
+            sum[m][1] += p2 + p3;
+            p[m][i / 2][i % 2 * 2] = pack_bf16(p0, p1);
+            p[m][i / 2][i % 2 * 2 + 1] = pack_bf16(p2, p3);
+        }
+    }
+}
+
+// The rows' log-sum-exp, and what their sums are to be divided by.
+template <int MT>
+__device__ __forceinline__ void softmax_finish(const float (&top)[MT][2], const float (&sum)[MT][2],
+                                               float* lse, int32_t row0, int32_t length,
+                                               float (&inverse)[MT][2]) {
+    int32_t lane = (int32_t)threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float x = sum[m][h];
+            x += __shfl_xor_sync(QLORA_FULL_WARP, x, 1);
+            x += __shfl_xor_sync(QLORA_FULL_WARP, x, 2);
+            inverse[m][h] = 1.0f / x;
+            int32_t row = row0 + m * 16 + h * 8 + (lane >> 2);
+            if ((lane & 3) == 0 && row < length) {
+                lse[row] = fmaf(top[m][h], LN2, logf(x));
+            }
+        }
+    }
+}
+
+template <int HD, int ROWS, int THREADS>
+__device__ __forceinline__ void forward_tail(bf16* o, int64_t ld_o, float* lse,
+                                             const attn_tile& t) {
+    rows_zero<HD, ROWS, THREADS>(o, ld_o, t.first, t.length);
+    for (int32_t i = t.first + (int32_t)threadIdx.x; i < t.first + ROWS && i < t.length;
+         i += THREADS) {
+        lse[i] = 0.0f;
+    }
+}
+
+// Shared memory: q [BM][HD], then STAGES times k, v [BN][HD].
+// STAGES 2 loads the next key and value tile during the whole of this one; STAGES 1 loads values
+// during the scores and the next keys during the sums (two barriers, a third less memory).
+template <int HD, int WARPS, int MT, int BN, int STAGES>
+__device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_t ld_o,
+                                             float* lse) {
+    // long because one loop holds two ways of loading
+    constexpr int THREADS = WARPS * 32;
+    constexpr int BM = WARPS * MT * 16;
+    constexpr int NT = BN / 8;
+    extern __shared__ __align__(128) unsigned char shared[];
+    int32_t head = (int32_t)blockIdx.y;
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, BM, (int32_t)(gridDim.x - 1 - blockIdx.x));
+    if (t.first >= t.length) {
+        return;
+    }
+    if (t.tail) {
+        forward_tail<HD, BM, THREADS>(o + (int64_t)t.begin * ld_o + head * HD, ld_o,
+                                      lse + (int64_t)head * a.tokens + t.begin, t);
+        return;
+    }
+    int32_t kv_head = head / (a.heads / a.kv_heads);
+    int32_t n_end = (min(t.first + BM, t.length) + BN - 1) / BN;
+    int32_t n = a.window > 0 ? max(t.first - a.window + 1, 0) / BN : 0;
+    const bf16* q = tile_source<HD>(a.q, a.ld_q, head, t.begin + t.first);
+    const bf16* k = tile_source<HD>(a.k, a.ld_k, kv_head, t.begin + n * BN);
+    const bf16* v = tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + n * BN);
+
+    uint32_t q_tile = shared_address(shared);
+    uint32_t kv_tile = q_tile + BM * HD * 2;
+    constexpr uint32_t STAGE = 2 * BN * HD * 2;
+    int32_t warp_row = (int32_t)(threadIdx.x >> 5) * MT * 16;
+    int32_t row0 = t.first + warp_row;
+    uint32_t q_lane = lane_rows16<HD>(q_tile, warp_row);
+    uint32_t k_lane = lane_cols16<HD>(kv_tile, 0);
+    uint32_t v_lane = lane_rows16<HD>(kv_tile + BN * HD * 2, 0);
+
+    float acc[MT][HD / 8][4];
+    float top[MT][2];
+    float sum[MT][2];
+    clear(acc);
+    softmax_start<MT>(top, sum);
+    const float factor = a.scale * LOG2E;
+
+    tile_load<HD, BM, THREADS>(q_tile, q, a.ld_q, t.length - t.first, a.q);
+    tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, t.length - n * BN, a.k);
+    if (STAGES == 2) {
+        tile_load<HD, BN, THREADS>(kv_tile + BN * HD * 2, v, a.ld_v, t.length - n * BN, a.v);
+    }
+    copy_commit();
+    uint32_t stage = 0;
+    for (; n < n_end; n++) {
+        copy_wait();
+        __syncthreads();
+        k += BN * a.ld_k;
+        int32_t rows_left = t.length - n * BN;
+        if (STAGES == 1) {
+            tile_load<HD, BN, THREADS>(kv_tile + BN * HD * 2, v, a.ld_v, rows_left, a.v);
+            copy_commit();
+            v += BN * a.ld_v;
+        } else {
+            v += BN * a.ld_v;
+            if (n + 1 < n_end) {
+                uint32_t next = kv_tile + (stage ^ STAGE);
+                tile_load<HD, BN, THREADS>(next, k, a.ld_k, rows_left - BN, a.k);
+                tile_load<HD, BN, THREADS>(next + BN * HD * 2, v, a.ld_v, rows_left - BN, a.v);
+                copy_commit();
+            }
+        }
+        bool visible = n * BN <= row0 + MT * 16 - 1;
+        forget(q_lane);
+        forget(v_lane);
+        float s[MT][NT][4];
+        if (STAGES == 1 || visible) {
+            product_rows<HD, MT, NT>(s, q_lane, k_lane + stage);
+        }
+        if (STAGES == 1) {
+            copy_wait();
+            __syncthreads();
+            if (n + 1 < n_end) {
+                tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, rows_left - BN, a.k);
+                copy_commit();
+            }
+        }
+        if (visible) {
+            if (n * BN + BN - 1 > row0 ||
+                (a.window > 0 && row0 + MT * 16 - 1 - n * BN >= a.window)) {
+                scores_mask<MT, NT, true>(s, row0, n * BN, a.window);
+            }
+            uint32_t p[MT][NT / 2][4];
+            softmax_step<HD, MT, NT>(s, factor, top, sum, acc, p);
+            product_columns<HD, MT, NT / 2>(acc, p, v_lane + stage);
+        }
+        if (STAGES == 2) {
+            stage ^= STAGE;
+        }
+    }
+
+    o += (int64_t)t.begin * ld_o + (int32_t)blockIdx.y * HD;
+    lse += (int64_t)(int32_t)blockIdx.y * a.tokens + t.begin;
+    float inverse[MT][2];
+    softmax_finish<MT>(top, sum, lse, row0, t.length, inverse);
+    rows_store<HD, MT>(acc, inverse, q_tile, warp_row, o, ld_o, row0, t.length);
+}
+
+// --- backward, pass 1: stats[head][token] = { lse * log2(e), D } ---
+
+// One row per HD / 8 lanes; grid (ceil(tokens / (2048 / HD)), heads), 256 threads.
+template <int HD>
+__device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf16* d_o,
+                                           int64_t ld_do, const float* lse, float2* stats,
+                                           int32_t tokens) {
+    constexpr int LANES = HD / 8;
+    int32_t row = (int32_t)(blockIdx.x * (256 / LANES) + threadIdx.x / LANES);
+    int32_t chunk = (int32_t)threadIdx.x % LANES;
+    int32_t head = (int32_t)blockIdx.y;
+    int64_t token = min(row, tokens - 1); // surplus lanes repeat the last row for the shuffles
+    uint4 x = *(const uint4*)(o + token * ld_o + head * HD + chunk * 8);
+    uint4 y = *(const uint4*)(d_o + token * ld_do + head * HD + chunk * 8);
+    const uint32_t xs[4] = {x.x, x.y, x.z, x.w};
+    const uint32_t ys[4] = {y.x, y.y, y.z, y.w};
+    float d = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        d += __uint_as_float(xs[j] << 16) * __uint_as_float(ys[j] << 16);
+        d += __uint_as_float(xs[j] & 0xffff0000u) * __uint_as_float(ys[j] & 0xffff0000u);
+    }
+#pragma unroll
+    for (int j = LANES / 2; j > 0; j >>= 1) {
+        d += __shfl_xor_sync(QLORA_FULL_WARP, d, j);
+    }
+    if (chunk == 0 && row < tokens) {
+        int64_t at = (int64_t)head * tokens + token;
+        stats[at] = make_float2(lse[at] * LOG2E, d);
+    }
+}
+
+// --- backward, pass 2: dk, dv ---
+
+// Walks the query tiles m_begin .. m_end - 1 of one query head after the other.
+struct query_cursor {
+    const bf16* q;
+    const bf16* d_o;
+    const float2* stats;
+    int32_t m;
+};
+
+template <int HD, int BQ, int THREADS>
+__device__ __forceinline__ void cursor_load(query_cursor& c, const attn_args& a, int32_t length,
+                                            uint32_t tiles, uint32_t stat_tile, int32_t m_begin,
+                                            int32_t m_end) {
+    int32_t rows_left = length - c.m * BQ;
+    tile_load<HD, BQ, THREADS>(tiles, c.q, a.ld_q, rows_left, a.q);
+    tile_load<HD, BQ, THREADS>(tiles + BQ * HD * 2, c.d_o, a.ld_do, rows_left, a.d_o);
+    for (int32_t i = (int32_t)threadIdx.x; i < BQ; i += THREADS) {
+        bool inside = i < rows_left;
+        copy8(stat_tile + (uint32_t)i * 8, inside ? c.stats + c.m * BQ + i : c.stats,
+              inside ? 8 : 0);
+    }
+    copy_commit();
+    c.q += BQ * a.ld_q;
+    c.d_o += BQ * a.ld_do;
+    if (++c.m == m_end) {
+        c.m = m_begin;
+        c.q += HD - (m_end - m_begin) * BQ * a.ld_q;
+        c.d_o += HD - (m_end - m_begin) * BQ * a.ld_do;
+        c.stats += a.tokens;
+    }
+}
+
+// First warp of a pair: p from scores, kept as an A operand and handed to the second warp.
+// stat_lane is the address of this lane's statistics: { lse, D } of two neighbouring queries, for
+// every 8.
+template <int NT>
+__device__ __forceinline__ void pair_give(const float (&s)[2][NT][4], float factor,
+                                          uint32_t stat_lane, uint32_t p_lane,
+                                          uint32_t (&p)[2][NT / 2][4]) {
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        float lse0, d0, lse1, d1;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(lse0), "=f"(d0), "=f"(lse1), "=f"(d1)
+                     : "r"(stat_lane + (uint32_t)i * 64));
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            p[r][i / 2][i % 2 * 2] = pack_bf16(exp2_fast(fmaf(s[r][i][0], factor, -lse0)),
+                                               exp2_fast(fmaf(s[r][i][1], factor, -lse1)));
+            p[r][i / 2][i % 2 * 2 + 1] = pack_bf16(exp2_fast(fmaf(s[r][i][2], factor, -lse0)),
+                                                   exp2_fast(fmaf(s[r][i][3], factor, -lse1)));
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+        for (int i = 0; i < NT / 2; i++) {
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
+                             p_lane + (uint32_t)(r * (NT / 2) + i) * 512),
+                         "r"(p[r][i][0]), "r"(p[r][i][1]), "r"(p[r][i][2]), "r"(p[r][i][3])
+                         : "memory");
+        }
+    }
+}
+
+// Second warp: takes p and turns it, with its own do.v in dp, into ds.
+template <int NT>
+__device__ __forceinline__ void pair_take(const float (&dp)[2][NT][4], uint32_t stat_lane,
+                                          uint32_t p_lane, uint32_t (&p)[2][NT / 2][4]) {
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) {
+        float d[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(d[c])
+                         : "r"(stat_lane + (uint32_t)(i * 128 + (c >> 1) * 64 + (c & 1) * 8 + 4)));
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(p[r][i][0]), "=r"(p[r][i][1]), "=r"(p[r][i][2]), "=r"(p[r][i][3])
+                         : "r"(p_lane + (uint32_t)(r * (NT / 2) + i) * 512)
+                         : "memory");
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float(&g)[4] = dp[r][2 * i + (j >> 1)];
+                uint32_t x = p[r][i][j];
+                p[r][i][j] = pack_bf16(
+                    __uint_as_float(x << 16) * (g[(j & 1) * 2] - d[(j >> 1) * 2]),
+                    __uint_as_float(x & 0xffff0000u) * (g[(j & 1) * 2 + 1] - d[(j >> 1) * 2 + 1]));
+            }
+        }
+    }
+}
+
+// One block per tile of BKV = 32 PAIRS keys and kv head; it walks the query heads of the group and
+// their query tiles. Warps work in pairs on the same 32 keys: the first computes scores and dv, the
+// second do.v and dk; p goes from the first to the second through shared memory, in the layout in
+// which both need it. Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][2][BQ / 16][32
+// lanes] x 16 bytes, 2 x stats [BQ].
+template <int HD, int PAIRS, int BQ>
+__device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float2* stats, bf16* dk,
+                                                 int64_t ld_dk, bf16* dv, int64_t ld_dv) {
+    // long because every address of the loop is worked out before it
+    constexpr int THREADS = PAIRS * 64;
+    constexpr int BKV = PAIRS * 32;
+    constexpr int NT = BQ / 8;
+    constexpr uint32_t STAGE = 2 * BQ * HD * 2;
+    extern __shared__ __align__(128) unsigned char shared[];
+    int32_t kv_head = (int32_t)blockIdx.y;
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, BKV, (int32_t)blockIdx.x);
+    if (t.first >= t.length) {
+        return;
+    }
+    if (t.tail) {
+        int64_t begin = t.begin;
+        rows_zero<HD, BKV, THREADS>(dk + begin * ld_dk + kv_head * HD, ld_dk, t.first, t.length);
+        rows_zero<HD, BKV, THREADS>(dv + begin * ld_dv + kv_head * HD, ld_dv, t.first, t.length);
+        return;
+    }
+    int32_t group = a.heads / a.kv_heads;
+    int32_t m_begin = t.first / BQ;
+    query_cursor next; // the tile to be loaded
+    next.q = tile_source<HD>(a.q, a.ld_q, kv_head * group, t.begin + m_begin * BQ);
+    next.d_o = tile_source<HD>(a.d_o, a.ld_do, kv_head * group, t.begin + m_begin * BQ);
+    next.stats = stats + (int64_t)kv_head * group * a.tokens + t.begin;
+    next.m = m_begin;
+    int32_t last = a.window > 0 ? min(t.length, t.first + BKV - 1 + a.window) : t.length;
+    int32_t m_end = (last + BQ - 1) / BQ;
+
+    uint32_t k_tile = shared_address(shared);
+    uint32_t v_tile = k_tile + BKV * HD * 2;
+    uint32_t q_tile = v_tile + BKV * HD * 2;
+    uint32_t p_tile = q_tile + 2 * STAGE;
+    uint32_t stat_tile = p_tile + PAIRS * 2 * (BQ / 16) * 512;
+    int32_t warp = (int32_t)threadIdx.x >> 5;
+    int32_t lane = (int32_t)threadIdx.x & 31;
+    bool second = warp >= PAIRS;
+    int32_t pair = second ? warp - PAIRS : warp;
+    int32_t row0 = t.first + pair * 32;
+    uint32_t own_tile = second ? v_tile : k_tile;
+    uint32_t own_lane = lane_rows16<HD>(own_tile, pair * 32);
+    uint32_t other = BQ * HD * 2;
+    uint32_t rows_lane = lane_cols16<HD>(q_tile + (second ? other : 0), 0);
+    uint32_t cols_lane = lane_rows16<HD>(q_tile + (second ? 0 : other), 0);
+    uint32_t p_lane = p_tile + (uint32_t)(pair * 2 * (BQ / 16) * 512 + lane * 16);
+    const float factor = a.scale * LOG2E;
+
+    float acc[2][HD / 8][4];
+    clear(acc);
+    tile_load<HD, BKV, THREADS>(k_tile, tile_source<HD>(a.k, a.ld_k, kv_head, t.begin + t.first),
+                                a.ld_k, t.length - t.first, a.k);
+    tile_load<HD, BKV, THREADS>(v_tile, tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + t.first),
+                                a.ld_v, t.length - t.first, a.v);
+    int32_t steps = (m_end - m_begin) * group;
+    int32_t m = m_begin; // the tile being computed
+    for (int32_t step = -1; step < steps; step++) {
+        uint32_t now = (uint32_t)(step & 1);
+        if (step >= 0) {
+            copy_wait();
+            __syncthreads();
+        }
+        if (step + 1 < steps) {
+            cursor_load<HD, BQ, THREADS>(next, a, t.length, q_tile + (now ^ 1) * STAGE,
+                                         stat_tile + (now ^ 1) * BQ * 8, m_begin, m_end);
+        }
+        if (step < 0) {
+            continue;
+        }
+        forget(own_lane);
+        int32_t q0 = m * BQ; // keys that all lie after the tile's queries get nothing
+        bool visible = row0 <= q0 + BQ - 1;
+        float s[2][NT][4];
+        uint32_t p[2][NT / 2][4];
+        if (visible) {
+            product_rows<HD, 2, NT>(s, own_lane, rows_lane + now * STAGE);
+        }
+        uint32_t stat_lane = stat_tile + now * BQ * 8 + (uint32_t)(lane & 3) * 16;
+        if (visible && !second) {
+            if (row0 + 31 > q0 || (a.window > 0 && q0 + BQ - 1 - row0 >= a.window)) {
+                scores_mask<2, NT, false>(s, row0, q0, a.window);
+            }
+            pair_give<NT>(s, factor, stat_lane, p_lane, p);
+        }
+        __syncthreads();
+        if (visible && second) {
+            pair_take<NT>(s, stat_lane, p_lane, p);
+        }
+        if (visible) {
+            product_columns<HD, 2, NT / 2>(acc, p, cols_lane + now * STAGE);
+        }
+        m = m + 1 == m_end ? m_begin : m + 1;
+    }
+    float f = second ? a.scale : 1.0f;
+    const float factors[2][2] = {{f, f}, {f, f}};
+    int64_t ld = second ? ld_dk : ld_dv;
+    bf16* out = (second ? dk : dv) + (int64_t)t.begin * ld + (int32_t)blockIdx.y * HD;
+    rows_store<HD, 2>(acc, factors, own_tile, pair * 32, out, ld, row0, t.length);
+}
+
+// --- backward, pass 3: dq ---
+
+// ds = p (do.v - D), packed as an A operand; stat: { lse, D } of this thread's rows.
+template <int MT, int NT>
+__device__ __forceinline__ void
+score_gradients(const float (&s)[MT][NT][4], const float (&dp)[MT][NT][4], float factor,
+                const float2 (&stat)[MT][2], uint32_t (&ds)[MT][NT / 2][4]) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float p0 = exp2_fast(fmaf(s[m][i][2 * h], factor, -stat[m][h].x));
+                float p1 = exp2_fast(fmaf(s[m][i][2 * h + 1], factor, -stat[m][h].x));
+                ds[m][i / 2][i % 2 * 2 + h] = pack_bf16(p0 * (dp[m][i][2 * h] - stat[m][h].y),
+                                                        p1 * (dp[m][i][2 * h + 1] - stat[m][h].y));
+            }
+        }
+    }
+}
+
+// One block per tile of BM = 16 MT WARPS queries and query head; it walks the key tiles, in
+// portions of SUB keys. Shared memory: q, do [BM][HD], 2 x (k, v [BN][HD]).
+template <int HD, int WARPS, int MT, int BN, int SUB>
+__device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2* stats, bf16* dq,
+                                                int64_t ld_dq) {
+    // long because every address of the loop is worked out before it
+    constexpr int THREADS = WARPS * 32;
+    constexpr int BM = WARPS * MT * 16;
+    constexpr int NT = SUB / 8;
+    constexpr uint32_t STAGE = 2 * BN * HD * 2;
+    extern __shared__ __align__(128) unsigned char shared[];
+    int32_t head = (int32_t)blockIdx.y;
+    attn_tile t = attn_find(a.cu, a.n_seqs, a.tokens, BM, (int32_t)(gridDim.x - 1 - blockIdx.x));
+    if (t.first >= t.length) {
+        return;
+    }
+    if (t.tail) {
+        dq += (int64_t)t.begin * ld_dq + head * HD;
+        rows_zero<HD, BM, THREADS>(dq, ld_dq, t.first, t.length);
+        return;
+    }
+    int32_t kv_head = head / (a.heads / a.kv_heads);
+    stats += (int64_t)head * a.tokens + t.begin;
+    int32_t n_end = (min(t.first + BM, t.length) + BN - 1) / BN;
+    int32_t n = a.window > 0 ? max(t.first - a.window + 1, 0) / BN : 0;
+    const bf16* k = tile_source<HD>(a.k, a.ld_k, kv_head, t.begin + n * BN);
+    const bf16* v = tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + n * BN);
+
+    uint32_t q_tile = shared_address(shared);
+    uint32_t do_tile = q_tile + BM * HD * 2;
+    uint32_t kv_tile = do_tile + BM * HD * 2;
+    int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t warp_row = (int32_t)(threadIdx.x >> 5) * MT * 16;
+    int32_t row0 = t.first + warp_row;
+    uint32_t q_lane = lane_rows16<HD>(q_tile, warp_row);
+    uint32_t do_lane = lane_rows16<HD>(do_tile, warp_row);
+    uint32_t k_lane = lane_cols16<HD>(kv_tile, 0);
+    uint32_t v_lane = lane_cols16<HD>(kv_tile + BN * HD * 2, 0);
+    uint32_t k_cols_lane = lane_rows16<HD>(kv_tile, 0);
+    const float factor = a.scale * LOG2E;
+
+    tile_load<HD, BM, THREADS>(q_tile, tile_source<HD>(a.q, a.ld_q, head, t.begin + t.first),
+                               a.ld_q, t.length - t.first, a.q);
+    tile_load<HD, BM, THREADS>(do_tile, tile_source<HD>(a.d_o, a.ld_do, head, t.begin + t.first),
+                               a.ld_do, t.length - t.first, a.d_o);
+    tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, t.length - n * BN, a.k);
+    tile_load<HD, BN, THREADS>(kv_tile + BN * HD * 2, v, a.ld_v, t.length - n * BN, a.v);
+    copy_commit();
+    float acc[MT][HD / 8][4];
+    clear(acc);
+    float2 stat[MT][2];
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int32_t row = row0 + m * 16 + h * 8 + (lane >> 2);
+            stat[m][h] = row < t.length ? stats[row] : make_float2(0.0f, 0.0f);
+        }
+    }
+    uint32_t stage = 0;
+    for (; n < n_end; n++) {
+        copy_wait();
+        __syncthreads();
+        k += BN * a.ld_k;
+        v += BN * a.ld_v;
+        forget(q_lane);
+        forget(do_lane);
+        if (n + 1 < n_end) {
+            uint32_t next = kv_tile + (stage ^ STAGE);
+            int32_t rows_left = t.length - (n + 1) * BN;
+            tile_load<HD, BN, THREADS>(next, k, a.ld_k, rows_left, a.k);
+            tile_load<HD, BN, THREADS>(next + BN * HD * 2, v, a.ld_v, rows_left, a.v);
+            copy_commit();
+        }
+#pragma unroll
+        for (int part = 0; part < BN / SUB; part++) {
+            int32_t col0 = n * BN + part * SUB;
+            uint32_t at = stage + (uint32_t)(part * SUB * HD * 2);
+            if (col0 > row0 + MT * 16 - 1) {
+                break;
+            }
+            float s[MT][NT][4];
+            float dp[MT][NT][4];
+            product_rows<HD, MT, NT>(s, q_lane, k_lane + at);
+            product_rows<HD, MT, NT>(dp, do_lane, v_lane + at);
+            if (col0 + SUB - 1 > row0 || (a.window > 0 && row0 + MT * 16 - 1 - col0 >= a.window)) {
+                scores_mask<MT, NT, true>(s, row0, col0, a.window);
+            }
+            uint32_t ds[MT][NT / 2][4];
+            score_gradients<MT, NT>(s, dp, factor, stat, ds);
+            product_columns<HD, MT, NT / 2>(acc, ds, k_cols_lane + at);
+        }
+        stage ^= STAGE;
+    }
+    float factors[MT][2];
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        factors[m][0] = factors[m][1] = a.scale;
+    }
+    dq += (int64_t)t.begin * ld_dq + (int32_t)blockIdx.y * HD;
+    rows_store<HD, MT>(acc, factors, q_tile, warp_row, dq, ld_dq, row0, t.length);
+}
+
+// --- entry points ---
+
+// The four kernels of a module. hd and half are for the common launch code, which also drives
+// attn_f32.cu; they are HD and 1.
+
+// Forward. Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
+// (16 MT WARPS + 2 STAGES BN) 2 HD bytes of dynamic shared memory.
+#define ATTN_FORWARD(HD, WARPS, MT, BN, STAGES, BLOCKS)                                            \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_fwd(                       \
+        const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
+        bf16* o, int64_t ld_o, float* lse, const int32_t* cu, int32_t n_seqs, int32_t tokens,      \
+        int32_t heads, int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {  \
+        attn_args a = {q,  k,      v,      nullptr, ld_q,     ld_k,   ld_v, 0,                     \
+                       cu, n_seqs, tokens, heads,   kv_heads, window, scale};                      \
+        attn_forward<HD, WARPS, MT, BN, STAGES>(a, o, ld_o, lse);                                  \
+    }
+
+// Grid (ceil(tokens / (2048 / HD)), heads), 256 threads.
+#define ATTN_STATS(HD)                                                                             \
+    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_stats(                                    \
+        const bf16* o, int64_t ld_o, const bf16* d_o, int64_t ld_do, const float* lse,             \
+        float2* stats, int32_t tokens, int32_t hd, int32_t half) {                                 \
+        attn_stats<HD>(o, ld_o, d_o, ld_do, lse, stats, tokens);                                   \
+    }
+
+// Grid (floor(tokens / (32 PAIRS)) + n_seqs + 1, kv_heads), 64 PAIRS threads,
+// (64 PAIRS + 4 BQ) 2 HD + 64 PAIRS BQ + 16 BQ bytes of dynamic shared memory.
+#define ATTN_BACKWARD_KV(HD, PAIRS, BQ, BLOCKS)                                                    \
+    QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn##HD##_bwd_kv(                    \
+        const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
+        const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,    \
+        int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,           \
+        int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {                 \
+        attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                   \
+                       cu, n_seqs, tokens, heads, kv_heads, window, scale};                        \
+        attn_backward_kv<HD, PAIRS, BQ>(a, stats, dk, ld_dk, dv, ld_dv);                           \
+    }
+
+// Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
+// (32 MT WARPS + 4 BN) 2 HD bytes of dynamic shared memory.
+#define ATTN_BACKWARD_Q(HD, WARPS, MT, BN, SUB, BLOCKS)                                            \
+    QLORA_KERNEL __launch_bounds__(WARPS * 32, BLOCKS) qlora_attn##HD##_bwd_q(                     \
+        const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
+        const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dq, int64_t ld_dq,              \
+        const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads,        \
+        int32_t hd, int32_t window, float scale, int32_t half) {                                   \
+        attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                   \
+                       cu, n_seqs, tokens, heads, kv_heads, window, scale};                        \
+        attn_backward_q<HD, WARPS, MT, BN, SUB>(a, stats, dq, ld_dq);                              \
+    }
+
+#endif

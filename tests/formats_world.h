@@ -1,0 +1,251 @@
+// formats_world.h - a context for tests of file formats: memory that is counted, and a small file
+// system in memory. Both can be told to fail at the n-th operation; the file system also knows what
+// would survive a power cut. Include after the implementation of qlora.h.
+#ifndef QLORA_FORMATS_WORLD_H
+#define QLORA_FORMATS_WORLD_H
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define WORLD_FILES 32
+#define WORLD_NAME 96
+
+// What a name leads to. Bytes behind `synced` are lost when the power goes.
+typedef struct world_file {
+    char name[WORLD_NAME];
+    unsigned char* data;
+    size_t size;
+    size_t synced;
+} world_file;
+
+typedef struct world {
+    qlora_ctx ctx;
+    world_file files[WORLD_FILES]; // by name, as programs see them
+    world_file disk[WORLD_FILES];  // names and bytes that survive a power cut
+    long operations;               // allocations and file calls so far
+    long fail_at;                  // this operation fails, 0 = none
+    bool fail_on;                  // and all later ones do, too
+    long cut_at;                   // from this operation on nothing reaches the disk, 0 = never
+    long blocks;                   // live allocations
+    long handles;                  // open files and maps
+} world;
+
+// Counts an operation and says whether it must fail.
+static bool world_fails(world* w) {
+    w->operations++;
+    return w->fail_at > 0 &&
+           (w->operations == w->fail_at || (w->fail_on && w->operations > w->fail_at));
+}
+
+static void* world_alloc(size_t bytes, size_t align, void* user) {
+    world* w = (world*)user;
+    (void)align;
+    if (world_fails(w)) {
+        return NULL;
+    }
+    w->blocks++;
+    return malloc(bytes);
+}
+
+static void world_free(void* pointer, size_t bytes, void* user) {
+    (void)bytes;
+    ((world*)user)->blocks--;
+    free(pointer);
+}
+
+static world_file* world_slot(world_file* files, const char* name) {
+    for (int i = 0; i < WORLD_FILES; i++) {
+        if (strcmp(files[i].name, name) == 0) {
+            return &files[i];
+        }
+    }
+    return NULL;
+}
+
+static void world_drop(world_file* file) {
+    free(file->data);
+    memset(file, 0, sizeof *file);
+}
+
+static void world_set(world_file* files, const char* name, const void* data, size_t size) {
+    world_file* file = world_slot(files, name);
+    if (!file) {
+        file = world_slot(files, "");
+    }
+    if (!file || strlen(name) >= WORLD_NAME) {
+        abort();
+    }
+    free(file->data);
+    file->data = malloc(size + 1);
+    memcpy(file->data, data, size);
+    file->size = size;
+    file->synced = size;
+    memcpy(file->name, name, strlen(name) + 1);
+}
+
+// Puts a file there, safe on the disk.
+static void world_put(world* w, const char* name, const void* data, size_t size) {
+    world_set(w->files, name, data, size);
+    world_set(w->disk, name, data, size);
+}
+
+static bool world_cut(const world* w) {
+    return w->cut_at > 0 && w->operations >= w->cut_at;
+}
+
+static int world_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    world* w = (world*)user;
+    if (world_fails(w)) {
+        return EIO;
+    }
+    world_file* found = world_slot(w->files, path);
+    if (mode == QLORA_FILE_CREATE) {
+        world_set(w->files, path, "", 0);
+        found = world_slot(w->files, path);
+    }
+    if (!found) {
+        return ENOENT;
+    }
+    w->handles++;
+    *file = found;
+    return 0;
+}
+
+static int64_t world_read(void* file, void* buffer, size_t bytes, void* user) {
+    (void)file;
+    (void)buffer;
+    (void)bytes;
+    (void)user;
+    return -EIO; // the readers map
+}
+
+// Takes at most 1000 bytes at a time, as a pipe or a signal would make it.
+static int64_t world_write(void* file, const void* data, size_t bytes, void* user) {
+    world_file* f = (world_file*)file;
+    if (world_fails((world*)user)) {
+        return -ENOSPC;
+    }
+    size_t n = bytes < 1000 ? bytes : 1000;
+    f->data = realloc(f->data, f->size + n + 1);
+    memcpy(f->data + f->size, data, n);
+    f->size += n;
+    return (int64_t)n;
+}
+
+static int world_sync(void* file, void* user) {
+    world* w = (world*)user;
+    world_file* f = (world_file*)file;
+    if (world_fails(w)) {
+        return EIO;
+    }
+    if (!world_cut(w)) {
+        f->synced = f->size;
+    }
+    return 0;
+}
+
+static int world_close(void* file, void* user) {
+    world* w = (world*)user;
+    (void)file;
+    w->handles--;
+    return world_fails(w) ? EIO : 0;
+}
+
+// On the disk a renamed file has the bytes that were synced, and none of the others.
+static int world_rename(const char* from, const char* to, void* user) {
+    world* w = (world*)user;
+    if (world_fails(w)) {
+        return EACCES;
+    }
+    world_file* f = world_slot(w->files, from);
+    if (!f) {
+        return ENOENT;
+    }
+    if (!world_cut(w)) {
+        world_set(w->disk, to, f->data, f->synced);
+    }
+    size_t synced = f->synced;
+    world_set(w->files, to, f->data, f->size);
+    world_slot(w->files, to)->synced = synced;
+    world_drop(f);
+    return 0;
+}
+
+static int world_remove(const char* path, void* user) {
+    world* w = (world*)user;
+    world_file* f = world_slot(w->files, path);
+    if (world_fails(w) || !f) {
+        return ENOENT;
+    }
+    world_drop(f);
+    return 0;
+}
+
+static int world_make_dir(const char* path, void* user) {
+    (void)path;
+    return world_fails((world*)user) ? EACCES : 0;
+}
+
+static int world_sync_dir(const char* path, void* user) {
+    (void)path;
+    return world_fails((world*)user) ? EIO : 0;
+}
+
+// A copy of exactly the file's size, so that a sanitizer sees every step beyond it.
+static int world_map(const char* path, const void** data, uint64_t* bytes, void** handle,
+                     void* user) {
+    world* w = (world*)user;
+    if (world_fails(w)) {
+        return EIO;
+    }
+    world_file* f = world_slot(w->files, path);
+    if (!f) {
+        return ENOENT;
+    }
+    unsigned char* copy = malloc(f->size > 0 ? f->size : 1);
+    memcpy(copy, f->data, f->size);
+    w->handles++;
+    *data = copy;
+    *bytes = f->size;
+    *handle = copy;
+    return 0;
+}
+
+static void world_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+    (void)data;
+    (void)bytes;
+    ((world*)user)->handles--;
+    free(handle);
+}
+
+static void world_begin(world* w) {
+    memset(w, 0, sizeof *w);
+    qlora_ctx_desc* d = &w->ctx.desc;
+    d->allocator.alloc = world_alloc;
+    d->allocator.free = world_free;
+    d->allocator.user = w;
+    d->files.open = world_open;
+    d->files.read = world_read;
+    d->files.write = world_write;
+    d->files.sync = world_sync;
+    d->files.close = world_close;
+    d->files.rename = world_rename;
+    d->files.remove = world_remove;
+    d->files.make_dir = world_make_dir;
+    d->files.sync_dir = world_sync_dir;
+    d->files.map = world_map;
+    d->files.unmap = world_unmap;
+    d->files.user = w;
+}
+
+// True when nothing is left over.
+static bool world_end(world* w) {
+    for (int i = 0; i < WORLD_FILES; i++) {
+        world_drop(&w->files[i]);
+        world_drop(&w->disk[i]);
+    }
+    return w->blocks == 0 && w->handles == 0 && w->ctx.host_bytes == 0;
+}
+
+#endif
