@@ -367,6 +367,22 @@ static u32 special_value(const ptx_run* run, u32 id, u32 warp, u32 lane) {
     return groups[id / 3][id % 3];
 }
 
+// Fills the special registers that change with the block, or those that do not.
+static void warp_specials(ptx_warp* w, bool of_block) {
+    const ptx_kernel* k = w->run->kernel;
+    for (u32 i = 0; i < k->special_count; i++) {
+        const u32 id = k->specials[i].id;
+        u32* lanes = LANES_u32(w, k->specials[i].at);
+        if ((id >= SPECIAL_CTAID && id < SPECIAL_NCTAID) != of_block) {
+            continue;
+        }
+        for (u32 l = 0; l < PTX_LANES; l++) {
+            lanes[l] =
+                of_block ? w->run->at[id - SPECIAL_CTAID] : special_value(w->run, id, w->index, l);
+        }
+    }
+}
+
 static void warp_begin(ptx_warp* w) {
     const ptx_run* run = w->run;
     const ptx_kernel* k = run->kernel;
@@ -381,11 +397,7 @@ static void warp_begin(ptx_warp* w) {
     memset(w->copy_group, 0, sizeof w->copy_group);
     memset(w->file, PTX_POISON, k->register_bytes);
     memset(w->local, PTX_POISON, (size_t)k->local_bytes * PTX_LANES);
-    for (u32 i = 0; i < k->special_count; i++) {
-        for (u32 l = 0; l < PTX_LANES; l++) {
-            LANES_u32(w, k->specials[i].at)[l] = special_value(run, k->specials[i].id, w->index, l);
-        }
-    }
+    warp_specials(w, true);
 }
 
 static void warp_create(ptx_warp* w, ptx_run* run, u32 index) {
@@ -399,6 +411,7 @@ static void warp_create(ptx_warp* w, ptx_run* run, u32 index) {
             lane_put(w, k->constants[i].at, k->constants[i].bytes, l, k->constants[i].value);
         }
     }
+    warp_specials(w, false);
 }
 
 // ---- Blocks -------------------------------------------------------------------------------------
