@@ -20,8 +20,7 @@ enum { MAX_TENSORS = 8, MAX_SETS = 64, MAX_REPLAYS = 25, CLIP_BUFFERS = 448 };
 static const double TOUCHED = 256e6; // bytes that the sets of a row reach together, at least
 static const size_t HOST_BLOCK = (size_t)32 << 20;
 
-// ---- the clock: events of the driver
-// --------------------------------------------------------------
+// ---- the clock: events of the driver ----------------------------------------------------------
 
 typedef struct events {
     int (*push)(void* context);
@@ -110,8 +109,7 @@ static double median(double* values, int n) {
     return n % 2 == 1 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-// ---- rows
-// -----------------------------------------------------------------------------------------
+// ---- rows -------------------------------------------------------------------------------------
 
 typedef enum fill { FILL_RANDOM, FILL_ZERO, FILL_COUNT, FILL_LABELS, FILL_SEQUENCES } fill;
 
@@ -137,6 +135,7 @@ typedef struct set {
     qlora_tensor ranges;
     qlora_tensor state;
     qlora_clip* clip;
+    qlora_nf4 nf4;
 } set;
 typedef qlora_result (*step_fn)(qlora_ctx* ctx, const row* r, set* s);
 
@@ -156,6 +155,7 @@ struct row {
     double bar;           // 0 = none
     uint32_t option;      // of the row's own step
     bool minus_reference; // the reference is a preparation that does not count
+    int sets;             // at least so many, where the plan does not show what is touched
 };
 
 // What a row moves or computes at a time.
@@ -167,8 +167,7 @@ static bool row_counts_flops(const row* r) {
     return r->k > 0;
 }
 
-// ---- element-wise, norm, rope, cross-entropy
-// -----------------------------------------------------
+// ---- element-wise, norm, rope, cross-entropy --------------------------------------------------
 
 static int plan_same(const row* r, plan* out) { // option: how many tensors of m x n
     for (uint32_t i = 0; i < r->option; i++) {
@@ -243,8 +242,7 @@ static qlora_result step_cross_entropy(qlora_ctx* ctx, const row* r, set* s) {
     return qlora_cross_entropy(ctx, &args);
 }
 
-// ---- clip and AdamW
-// -------------------------------------------------------------------------------
+// ---- clip and AdamW ---------------------------------------------------------------------------
 
 // Each row of the arena is a gradient of its own.
 static qlora_result setup_clip(qlora_ctx* ctx, const row* r, set* s) {
@@ -323,8 +321,7 @@ static qlora_result step_adamw(qlora_ctx* ctx, const row* r, set* s) {
     return result == QLORA_OK ? qlora_adamw_step(ctx, &args) : result;
 }
 
-// ---- attention
-// ------------------------------------------------------------------------------------
+// ---- attention --------------------------------------------------------------------------------
 
 enum { ATTENTION_WIDTH = 2048 }; // heads times head_dim
 
@@ -370,8 +367,7 @@ static qlora_result step_attention_backward(qlora_ctx* ctx, const row* r, set* s
                                     &s->t[5], &d[0], &d[1], &d[2], &d[3]);
 }
 
-// ---- products
-// -------------------------------------------------------------------------------------
+// ---- products ---------------------------------------------------------------------------------
 
 enum { TRANS_A = 1, TRANS_B = 2 };
 
@@ -403,41 +399,234 @@ static qlora_result step_gemm_cublas(qlora_ctx* ctx, const row* r, set* s) {
     return gemm_on(ctx, r, s, QLORA_PATH_CUBLAS);
 }
 
-// ---- the table
-// ------------------------------------------------------------------------------------
+// ---- NF4 --------------------------------------------------------------------------------------
+
+// The matrix that is quantised; dequantising writes over it. For a product, x and y behind it.
+static int plan_nf4(const row* r, plan* out) {
+    bool product = r->k > 0;
+    const plan plans[] = {{QLORA_BF16, product ? r->n : r->m, product ? r->k : r->n, FILL_RANDOM},
+                          {QLORA_BF16, r->m, r->k, FILL_RANDOM},
+                          {QLORA_BF16, r->m, r->n, FILL_ZERO}};
+    memcpy(out, plans, sizeof plans);
+    return product ? 3 : 1;
+}
+
+static qlora_result setup_nf4(qlora_ctx* ctx, const row* r, set* s) {
+    (void)r;
+    qlora_nf4_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.rows = s->t[0].rows;
+    desc.cols = s->t[0].cols;
+    qlora_result result = qlora_nf4_create(ctx, &desc, &s->nf4);
+    return result == QLORA_OK ? qlora_nf4_quantise(ctx, &s->t[0], &s->nf4) : result;
+}
+
+static qlora_result step_dequantise(qlora_ctx* ctx, const row* r, set* s) {
+    (void)r;
+    return qlora_nf4_dequantise(ctx, &s->nf4, &s->t[0], false);
+}
+
+static qlora_result step_nf4_fused(qlora_ctx* ctx, const row* r, set* s) {
+    (void)r;
+    return qlora_nf4_gemm_forward(ctx, &s->t[1], &s->nf4, &s->t[2], QLORA_NF4_FUSED);
+}
+
+static qlora_result step_nf4_unfused(qlora_ctx* ctx, const row* r, set* s) {
+    (void)r;
+    return qlora_nf4_gemm_forward(ctx, &s->t[1], &s->nf4, &s->t[2], QLORA_NF4_UNFUSED);
+}
+
+// ---- LoRA linear: m tokens, n outputs in all, k inputs, option parts of rank 16 each ----------
+
+enum { RANK = 16 };
+enum { LINEAR_X, LINEAR_Y, LINEAR_OPERAND, LINEAR_A, LINEAR_SB, LINEAR_DA, LINEAR_DB, LINEAR_DX };
+
+static int plan_linear(const row* r, plan* out) {
+    int64_t rank = RANK * (int64_t)r->option; // a multiple of 8, as the padding wants it
+    const plan plans[] = {{r->dtype, r->m, r->k + rank, FILL_RANDOM},
+                          {r->dtype, r->m, r->n + rank, FILL_RANDOM},
+                          {r->dtype, r->n + rank, r->k + rank, FILL_RANDOM},
+                          {r->dtype, rank, r->k, FILL_RANDOM},
+                          {r->dtype, r->n, RANK, FILL_RANDOM},
+                          {QLORA_F32, rank, r->k, FILL_ZERO},
+                          {QLORA_F32, r->n, RANK, FILL_ZERO},
+                          {r->dtype, r->m, r->k, FILL_ZERO}};
+    memcpy(out, plans, sizeof plans);
+    return 8;
+}
+
+typedef struct linear_views {
+    qlora_tensor dense[QLORA_LINEAR_PARTS];
+    qlora_tensor a[QLORA_LINEAR_PARTS];
+    qlora_tensor sb[QLORA_LINEAR_PARTS];
+    qlora_tensor da[QLORA_LINEAR_PARTS];
+    qlora_tensor db[QLORA_LINEAR_PARTS];
+} linear_views;
+
+// q, k, v of a model with 4 query heads for one of keys; gate and up; or one alone.
+static qlora_result linear_make(const row* r, set* s, linear_views* v, qlora_linear* l) {
+    memset(l, 0, sizeof *l);
+    l->in = r->k;
+    l->count = (int32_t)r->option;
+    l->operand = &s->t[LINEAR_OPERAND];
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        int64_t out = l->count == 3 ? (i == 0 ? r->n / 6 * 4 : r->n / 6) : r->n / l->count;
+        const struct {
+            int from;
+            int64_t first;
+            int64_t rows;
+            int64_t cols;
+            qlora_tensor* to;
+        } views[] = {{LINEAR_OPERAND, at, out, r->k, &v->dense[i]},
+                     {LINEAR_A, i * RANK, RANK, r->k, &v->a[i]},
+                     {LINEAR_SB, at, out, RANK, &v->sb[i]},
+                     {LINEAR_DA, i * RANK, RANK, r->k, &v->da[i]},
+                     {LINEAR_DB, at, out, RANK, &v->db[i]}};
+        for (size_t j = 0; j < sizeof views / sizeof views[0]; j++) {
+            qlora_result result = qlora_tensor_view(&s->t[views[j].from], views[j].first,
+                                                    views[j].rows, 0, views[j].cols, views[j].to);
+            if (result != QLORA_OK) {
+                return result;
+            }
+        }
+        qlora_linear_part* p = &l->parts[i];
+        p->out = out;
+        p->rank = RANK;
+        p->scale = 1.0f;
+        p->dense = &v->dense[i];
+        p->a = &v->a[i];
+        p->sb = &v->sb[i];
+        p->da = &v->da[i];
+        p->db = &v->db[i];
+        at += out;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result setup_linear(qlora_ctx* ctx, const row* r, set* s) {
+    linear_views v;
+    qlora_linear l;
+    qlora_result result = linear_make(r, s, &v, &l);
+    return result == QLORA_OK ? qlora_linear_place(ctx, &l, QLORA_LINEAR_ADAPTERS) : result;
+}
+
+static qlora_result step_linear_forward(qlora_ctx* ctx, const row* r, set* s) {
+    linear_views v;
+    qlora_linear l;
+    qlora_tensor y;
+    qlora_result result = linear_make(r, s, &v, &l);
+    result = result == QLORA_OK ? qlora_tensor_view(&s->t[LINEAR_Y], 0, r->m, 0, r->n, &y) : result;
+    return result == QLORA_OK ? qlora_linear_forward(ctx, &l, &s->t[LINEAR_X], &y) : result;
+}
+
+static qlora_result step_linear_backward(qlora_ctx* ctx, const row* r, set* s) {
+    linear_views v;
+    qlora_linear l;
+    qlora_result result = linear_make(r, s, &v, &l);
+    return result == QLORA_OK ? qlora_linear_backward(ctx, &l, &s->t[LINEAR_X], &s->t[LINEAR_Y],
+                                                      &s->t[LINEAR_DX], QLORA_LINEAR_OVERWRITE)
+                              : result;
+}
+
+// The bare product with W, in the same memory but without gaps between rows: cuBLAS at its best.
+static qlora_result linear_bare(qlora_ctx* ctx, const row* r, set* s, bool backward) {
+    const struct {
+        int from;
+        int64_t rows;
+        int64_t cols;
+    } parts[] = {{backward ? LINEAR_Y : LINEAR_X, r->m, backward ? r->n : r->k},
+                 {LINEAR_OPERAND, r->n, r->k},
+                 {backward ? LINEAR_DX : LINEAR_Y, r->m, backward ? r->k : r->n}};
+    qlora_tensor t[3];
+    for (int i = 0; i < 3; i++) {
+        const qlora_tensor* from = &s->t[parts[i].from];
+        qlora_result result = qlora_tensor_wrap(ctx, from->data, from->bytes, from->dtype,
+                                                parts[i].rows, parts[i].cols, 0, &t[i]);
+        if (result != QLORA_OK) {
+            return result;
+        }
+    }
+    qlora_gemm_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.trans_b = !backward;
+    desc.alpha = 1.0f;
+    desc.path = QLORA_PATH_CUBLAS;
+    return qlora_gemm(ctx, &desc, &t[0], &t[1], &t[2]);
+}
+
+static qlora_result step_bare_forward(qlora_ctx* ctx, const row* r, set* s) {
+    return linear_bare(ctx, r, s, false);
+}
+
+static qlora_result step_bare_backward(qlora_ctx* ctx, const row* r, set* s) {
+    return linear_bare(ctx, r, s, true);
+}
+
+// ---- the table --------------------------------------------------------------------------------
 
 // clang-format off
-#define EW(NAME, M, N, PLAN, STEP, TENSORS, PER, BAR)                                               \
-    {"ops", NAME, M, N, 0, QLORA_BF16, PLAN, NULL, STEP, NULL, PER, AGAINST_COPY, BAR, TENSORS, false}
-#define ATTENTION(NAME, SEQ, HD, STEP, PER, BAR)                                                    \
-    {"ops", NAME, 16384, SEQ, HD, QLORA_BF16, plan_attention, step_attention_forward, STEP, NULL,   \
-     PER * (double)ATTENTION_WIDTH / HD, AGAINST_TFLOPS, BAR, 0, false}
-#define GEMM(NAME, M, N, K, DTYPE, TRANS, BAR)                                                      \
-    {"gemm", NAME, M, N, K, DTYPE, plan_gemm, NULL, step_gemm_ptx, step_gemm_cublas, 2.0,           \
-     AGAINST_REFERENCE, BAR, TRANS, false}
-#define GEMM_BOTH(NAME, M, N, K, TRANS)                                                             \
-    GEMM(NAME " f32", M, N, K, QLORA_F32, TRANS, 0.0), GEMM(NAME " bf16", M, N, K, QLORA_BF16, TRANS, 0.0)
+#define EW(NAME, M, N, PLAN, STEP, TENSORS, PER, BAR)                                              \
+    {"ops", NAME, M, N, 0, QLORA_BF16, PLAN, NULL, STEP, NULL, PER, AGAINST_COPY, BAR, TENSORS,    \
+     false, 0}
+#define ATTENTION(NAME, SEQ, HD, STEP, PER, BAR)                                                   \
+    {"ops", NAME, 16384, SEQ, HD, QLORA_BF16, plan_attention, step_attention_forward, STEP, NULL,  \
+     PER * (double)ATTENTION_WIDTH / HD, AGAINST_TFLOPS, BAR, 0, false, 0}
+#define LINEAR(NAME, N, K, PARTS, STEP, BARE)                                                      \
+    {"ops", NAME, 8192, N, K, QLORA_BF16, plan_linear, setup_linear, STEP, BARE, 2.0,              \
+     AGAINST_REFERENCE, 0.0, PARTS, false, 0}
+#define LINEAR_FORWARD(NAME, N, K, PARTS)                                                          \
+    LINEAR("LoRA linear forward " NAME, N, K, PARTS, step_linear_forward, step_bare_forward)
+#define LINEAR_BACKWARD(NAME, N, K, PARTS)                                                         \
+    LINEAR("LoRA linear backward " NAME, N, K, PARTS, step_linear_backward, step_bare_backward)
+#define SUM(NAME, ROWS_BEFORE, BAR)                                                                \
+    {"ops", NAME, 0, 0, 0, QLORA_BF16, NULL, NULL, NULL, NULL, 0.0, AGAINST_REFERENCE, BAR,        \
+     ROWS_BEFORE, false, 0}
+#define GEMM(NAME, M, N, K, DTYPE, TRANS, BAR)                                                     \
+    {"gemm", NAME, M, N, K, DTYPE, plan_gemm, NULL, step_gemm_ptx, step_gemm_cublas, 2.0,          \
+     AGAINST_REFERENCE, BAR, TRANS, false, 0}
+#define GEMM_BOTH(NAME, M, N, K, TRANS)                                                            \
+    GEMM(NAME " f32", M, N, K, QLORA_F32, TRANS, 0.0),                                             \
+    GEMM(NAME " bf16", M, N, K, QLORA_BF16, TRANS, 0.0)
 
 static const row CEILINGS[] = {
     {"", "copy (scale by 1)", 16384, 8192, 0, QLORA_F32, plan_same, NULL, step_copy, NULL, 8.0,
-     AGAINST_NOTHING, 0.0, 2, false},
+     AGAINST_NOTHING, 0.0, 2, false, 0},
     {"", "cuBLAS bf16", 8192, 8192, 8192, QLORA_BF16, plan_gemm, NULL, step_gemm_cublas, NULL, 2.0,
-     AGAINST_NOTHING, 0.0, TRANS_B, false},
-    {"", "cuBLAS exact f32", 4096, 4096, 4096, QLORA_F32, plan_gemm, NULL, step_gemm_cublas, NULL, 2.0,
-     AGAINST_NOTHING, 0.0, TRANS_B, false},
+     AGAINST_NOTHING, 0.0, TRANS_B, false, 0},
+    {"", "cuBLAS exact f32", 4096, 4096, 4096, QLORA_F32, plan_gemm, NULL, step_gemm_cublas, NULL,
+     2.0, AGAINST_NOTHING, 0.0, TRANS_B, false, 0},
 };
 
 static const row ROWS[] = {
+    // A value of 4 bits, a byte of scale for 64 of them, a float for 256 of those; 2 bytes out.
+    {"ops", "NF4 dequantise to bf16", 28672, 4096, 0, QLORA_BF16, plan_nf4, setup_nf4,
+     step_dequantise, NULL, 2.5 + 1.0 / 64 + 4.0 / 64 / 256, AGAINST_COPY, 0.80, 0, false, 2},
     EW("rmsnorm + residual forward",  8192,  4096, plan_norm, step_norm_forward,    4,  8.0, 0.80),
     EW("rmsnorm + residual backward", 8192,  4096, plan_norm, step_norm_backward,   4,  8.0, 0.80),
     EW("rope in place 40x128",        8192,  5120, plan_rope, step_rope,          128,  4.0, 0.75),
     EW("swiglu forward",              8192, 14336, plan_same, step_swiglu_forward,  3,  6.0, 0.85),
     EW("swiglu backward with h",      8192, 14336, plan_same, step_swiglu_backward, 6, 12.0, 0.80),
-    EW("cross-entropy in place",      1024, 128256, plan_cross_entropy, step_cross_entropy, 0, 4.0, 0.70),
+    EW("cross-entropy in place", 1024, 128256, plan_cross_entropy, step_cross_entropy, 0, 4.0, 0.7),
     {"ops", "clip + adamw", CLIP_BUFFERS, 93752, 0, QLORA_F32, plan_adamw, setup_adamw, step_adamw,
-     step_gradient, 46.0, AGAINST_COPY, 0.75, 0, true},
+     step_gradient, 46.0, AGAINST_COPY, 0.75, 0, true, 0},
     {"clip", "clip, active, 448 buffers", CLIP_BUFFERS, 93752, 0, QLORA_F32, plan_same, setup_clip,
-     step_clip, NULL, 12.0, AGAINST_COPY, 0.70, 1, false},
+     step_clip, NULL, 12.0, AGAINST_COPY, 0.70, 1, false, 0},
+
+    // Llama-3.1-8B; the share is that of the bare product with W in the time of all.
+    LINEAR_FORWARD("q,k,v",    6144,  4096, 3),
+    LINEAR_FORWARD("o",        4096,  4096, 1),
+    LINEAR_FORWARD("gate,up", 28672,  4096, 2),
+    LINEAR_FORWARD("down",     4096, 14336, 1),
+    SUM("LoRA linear forward, all four", 4, 0.90),
+    LINEAR_BACKWARD("q,k,v",    6144,  4096, 3),
+    LINEAR_BACKWARD("o",        4096,  4096, 1),
+    LINEAR_BACKWARD("gate,up", 28672,  4096, 2),
+    LINEAR_BACKWARD("down",     4096, 14336, 1),
+    SUM("LoRA linear backward, all four", 4, 0.85),
+    // The reference here is dequantise + cuBLAS.
+    {"ops", "NF4 GEMM fused, 16 rows", 16, 14336, 4096, QLORA_BF16, plan_nf4, setup_nf4,
+     step_nf4_fused, step_nf4_unfused, 2.0, AGAINST_REFERENCE, 3.0, 0, false, 8},
 
     ATTENTION("attention forward hd128 seq 2048",  2048, 128, step_attention_forward,  2.0, 230.0),
     ATTENTION("attention forward hd128 seq 8192",  8192, 128, step_attention_forward,  2.0, 270.0),
@@ -468,8 +657,7 @@ static const row ROWS[] = {
 };
 // clang-format on
 
-// ---- filling
-// --------------------------------------------------------------------------------------
+// ---- filling ----------------------------------------------------------------------------------
 
 static uint32_t next_random(bench* b) {
     b->random = b->random * 6364136223846793005u + 1442695040888963407u;
@@ -533,6 +721,7 @@ static qlora_result fill_integers(bench* b, const row* r, const plan* p, const q
 
 static void set_destroy(bench* b, set* s) {
     qlora_clip_destroy(b->ctx, s->clip);
+    qlora_nf4_destroy(b->ctx, &s->nf4);
     qlora_tensor_destroy(b->ctx, &s->ranges);
     qlora_tensor_destroy(b->ctx, &s->state);
     for (int i = 0; i < MAX_TENSORS; i++) {
@@ -555,8 +744,7 @@ static qlora_result set_create(bench* b, const row* r, const plan* plans, int co
     return result == QLORA_OK && r->setup != NULL ? r->setup(b->ctx, r, s) : result;
 }
 
-// ---- measuring
-// ------------------------------------------------------------------------------------
+// ---- measuring --------------------------------------------------------------------------------
 
 typedef struct pass {
     const row* r;
@@ -622,7 +810,8 @@ static qlora_result row_measure(bench* b, const row* r, double* us, double* refe
     static set sets[MAX_SETS];
     memset(sets, 0, sizeof sets);
     pass p = {r, sets, 1, 0, r->step};
-    while (p.count < (b->dry ? 2 : MAX_SETS) && (b->dry || p.count * bytes < TOUCHED)) {
+    while (p.count < (b->dry ? 2 : MAX_SETS) &&
+           (b->dry || p.count < r->sets || p.count * bytes < TOUCHED)) {
         p.count++;
     }
     qlora_result result = QLORA_OK;
@@ -649,8 +838,7 @@ static qlora_result row_measure(bench* b, const row* r, double* us, double* refe
     return result;
 }
 
-// ---- printing
-// -------------------------------------------------------------------------------------
+// ---- printing ---------------------------------------------------------------------------------
 
 typedef struct line {
     const char* group;
@@ -721,7 +909,8 @@ static void row_line(const bench* b, const row* r, double us, double reference, 
                     {b->copy_rate, "copy"},
                     {b->bf16_rate, "cuBLAS bf16"},
                     {b->f32_rate, "cuBLAS f32"},
-                    {reference > 0.0 ? l->work / (reference * 1e-6) : 0.0, "cuBLAS"},
+                    {reference > 0.0 ? l->work / (reference * 1e-6) : 0.0,
+                     r->reference == step_nf4_unfused ? "unfused" : "cuBLAS"},
                     {b->bf16_rate, "cuBLAS bf16"}};
     double ceiling = ceilings[r->against].ceiling;
     l->share = ceiling > 0.0 ? rate / ceiling : -1.0;
@@ -741,13 +930,51 @@ static row row_for(const bench* b, const row* r) {
                   : r->plan == plan_rope ? 2 * (int64_t)r->option
                   : r->n < 48            ? r->n
                                          : 48;
-        small.k = attention || r->k < 40 ? r->k : 40;
+        small.k = attention || r->k < 64 ? r->k : 64;
     }
     return small;
 }
 
+// The latest rows, for a row that is their sum.
+enum { LAST_ROWS = 8 };
+typedef struct last_rows {
+    double us[LAST_ROWS];
+    double reference[LAST_ROWS];
+    double work[LAST_ROWS];
+    unsigned count;
+} last_rows;
+
+static void sums_add(last_rows* sums, double us, double reference, double work) {
+    unsigned at = sums->count++ % LAST_ROWS;
+    sums->us[at] = us;
+    sums->reference[at] = reference;
+    sums->work[at] = work;
+}
+
+static void sums_line(const bench* b, const row* r, const last_rows* sums, line* l) {
+    double us = 0.0;
+    double reference = 0.0;
+    double work = 0.0;
+    bool complete = sums->count >= r->option;
+    for (unsigned i = 0; i < r->option && complete; i++) {
+        unsigned at = (sums->count - 1 - i) % LAST_ROWS;
+        complete = sums->us[at] > 0.0;
+        us += sums->us[at];
+        reference += sums->reference[at];
+        work += sums->work[at];
+    }
+    row_line(b, r, us, complete ? reference : 0.0, l);
+    snprintf(l->size, sizeof l->size, "sum of %u", r->option);
+    l->work = work;
+    l->unit = "FLOP";
+    l->share = complete && reference > 0.0 ? reference / us : -1.0;
+    l->bar = l->share >= 0.0 ? r->bar : 0.0;
+}
+
 static void rows_run(bench* b, const row* rows, size_t count, const char* group) {
     double* ceilings[] = {&b->copy_rate, &b->bf16_rate, &b->f32_rate};
+    last_rows sums;
+    memset(&sums, 0, sizeof sums);
     for (size_t i = 0; i < count; i++) {
         if (strcmp(group, "all") != 0 && strcmp(group, rows[i].group) != 0) {
             continue;
@@ -758,11 +985,16 @@ static void rows_run(bench* b, const row* rows, size_t count, const char* group)
         }
         double us = 0.0;
         double reference = 0.0;
-        if (row_measure(b, &r, &us, &reference) != QLORA_OK) {
+        line l;
+        if (r.step == NULL) { // the sum of the rows before
+            sums_line(b, &r, &sums, &l);
+        } else if (row_measure(b, &r, &us, &reference) == QLORA_OK) {
+            row_line(b, &r, us, reference, &l);
+            sums_add(&sums, us, reference, l.work);
+        } else {
+            sums_add(&sums, 0.0, 0.0, 0.0);
             continue;
         }
-        line l;
-        row_line(b, &r, us, reference, &l);
         line_print(b, &l);
         if (rows == CEILINGS && us > 0.0) {
             *ceilings[i] = l.work / (us * 1e-6);
@@ -770,8 +1002,7 @@ static void rows_run(bench* b, const row* rows, size_t count, const char* group)
     }
 }
 
-// ---- what is no row: a graph of tiny nodes, pre-warm
-// ----------------------------------------------
+// ---- what is no row: a graph of tiny nodes, pre-warm ------------------------------------------
 
 static qlora_result step_tiny(qlora_ctx* ctx, const row* r, set* s) {
     (void)r;
@@ -872,8 +1103,7 @@ static void prewarm_run(bench* b) {
     qlora_ctx_destroy(ctx);
 }
 
-// ---- main
-// -----------------------------------------------------------------------------------------
+// ---- main -------------------------------------------------------------------------------------
 
 static int cpu_only(qlora_ctx* ctx) {
     enum { N = 384 };

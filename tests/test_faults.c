@@ -8,8 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-// ---- an allocator that counts and can fail
-// ---------------------------------------------------------
+// ---- an allocator that counts and can fail ----------------------------------------------------
 
 typedef struct host_memory {
     int64_t live;
@@ -41,8 +40,7 @@ static void host_free(void* pointer, size_t bytes, void* user) {
     free(pointer);
 }
 
-// ---- what is done: everything once
-// ----------------------------------------------------------------
+// ---- what is done: everything once ------------------------------------------------------------
 
 enum { MAX_VALUES = 4096 };
 
@@ -208,8 +206,7 @@ static bool clear(qlora_ctx* ctx, world* w) {
 
 typedef void (*work_fn)(qlora_ctx* ctx, world* w, outcome* o);
 
-// ---- one life of a context, and one fault in it
-// ----------------------------------------------------
+// ---- one life of a context, and one fault in it -----------------------------------------------
 
 static void (*change_desc)(qlora_ctx_desc* desc); // for tests of the desc's own hooks
 
@@ -388,8 +385,7 @@ static bool every_nth(const fault_kind* kind, work_fn work, uint64_t dense, uint
     }
 }
 
-// ---- tests
-// ----------------------------------------------------------------------------------------
+// ---- tests ------------------------------------------------------------------------------------
 
 TEST faults_every_driver_call(const test_machine* machine) {
     (void)machine;
@@ -478,8 +474,7 @@ TEST faults_load_says_which_module(const test_machine* machine) {
     PASS();
 }
 
-// ---- the device is lost
-// ---------------------------------------------------------------------------
+// ---- the device is lost -----------------------------------------------------------------------
 
 // Everything answers DEVICE_LOST, with the reason; everything can be destroyed.
 static bool lost_for_good(qlora_ctx* ctx) {
@@ -630,8 +625,7 @@ TEST faults_destroy_leaves_current_context_alone(const test_machine* machine) {
     PASS();
 }
 
-// ---- libraries and hooks
-// --------------------------------------------------------------------------
+// ---- libraries and hooks ----------------------------------------------------------------------
 
 // A library that the Makefile built beside the tests.
 static const char* built(const char* name) {
