@@ -53,12 +53,14 @@ typedef struct outcome {
 } outcome;
 
 typedef struct world {
-    qlora_tensor a, b, c;    // f32: c [6,5] = a [6,8] b [8,5]
-    qlora_tensor ha, hb, hc; // bf16
-    qlora_tensor fb;         // f16 [8,5]
-    qlora_tensor w;          // f32 [1,5]
-    qlora_tensor d;          // f32 [6,5]
-    qlora_tensor pa, pc;     // batches of two: [6,8], [6,6]
+    qlora_tensor a, b, c;      // f32: c [6,5] = a [6,8] b [8,5]
+    qlora_tensor ha, hb, hc;   // bf16
+    qlora_tensor fb;           // f16 [8,5]
+    qlora_tensor w;            // f32 [1,5]
+    qlora_tensor d;            // f32 [6,5]
+    qlora_tensor pa, pc;       // batches of two: [6,8], [6,6]
+    qlora_tensor o, lse, seqs; // of attention
+    qlora_nf4 nf4;
     qlora_clip* clip;
     qlora_graph* graph;
     qlora_result (*inside)(qlora_ctx* ctx, void* user);
@@ -139,6 +141,32 @@ static void small_work(qlora_ctx* ctx, world* w, outcome* o) {
     }
 }
 
+// A quantised weight and attention, behind the rest of the large work.
+static void model_work(qlora_ctx* ctx, world* w, outcome* o) {
+    static const int32_t sequences[] = {0, 2, 6};
+    qlora_nf4_desc weight;
+    qlora_attention_desc attention;
+    memset(&weight, 0, sizeof weight);
+    memset(&attention, 0, sizeof attention);
+    weight.rows = 8;
+    weight.cols = 5;
+    attention.heads = 2;
+    attention.kv_heads = 2;
+    attention.head_dim = 4;
+    STEP(qlora_nf4_create(ctx, &weight, &w->nf4));
+    STEP(qlora_nf4_quantise(ctx, &w->b, &w->nf4));
+    STEP(qlora_nf4_dequantise(ctx, &w->nf4, &w->b, false));
+    STEP(keep(ctx, o, &w->b));
+    STEP(qlora_nf4_gemm_forward(ctx, &w->c, &w->nf4, &w->a, 0));
+    STEP(qlora_tensor_create(ctx, QLORA_F32, 6, 8, &w->o));
+    STEP(qlora_tensor_create(ctx, QLORA_F32, 2, 6, &w->lse));
+    STEP(qlora_tensor_create(ctx, QLORA_I32, 1, 3, &w->seqs));
+    STEP(qlora_tensor_upload(ctx, &w->seqs, sequences, sizeof sequences));
+    STEP(qlora_attention_forward(ctx, &attention, &w->a, &w->a, &w->a, &w->seqs, &w->o, &w->lse));
+    STEP(keep(ctx, o, &w->o));
+    STEP(keep(ctx, o, &w->lse));
+}
+
 static const qlora_shape SHAPE = {32, 48, 4, 2, 8, 4, 2, QLORA_BASE_16BIT, QLORA_F32};
 
 // All types of products, operators, and pre-warm in front.
@@ -178,18 +206,20 @@ static void large_work(qlora_ctx* ctx, world* w, outcome* o) {
     STEP(qlora_swiglu_forward(ctx, &w->c, &w->d, &w->c));
     STEP(keep(ctx, o, &w->c));
     STEP(keep(ctx, o, &w->b));
+    model_work(ctx, w, o);
 }
 
 // False when something would not be destroyed; what is left can be tried again.
 static bool clear(qlora_ctx* ctx, world* w) {
-    qlora_tensor* all[] = {&w->a,  &w->b, &w->c, &w->ha, &w->hb, &w->hc,
-                           &w->fb, &w->w, &w->d, &w->pa, &w->pc};
+    qlora_tensor* all[] = {&w->a, &w->b, &w->c,  &w->ha, &w->hb, &w->hc,  &w->fb,
+                           &w->w, &w->d, &w->pa, &w->pc, &w->o,  &w->lse, &w->seqs};
     bool ok = true;
     if (qlora_graph_destroy(ctx, w->graph) == QLORA_OK) {
         w->graph = NULL;
     } else {
         ok = false;
     }
+    ok = qlora_nf4_destroy(ctx, &w->nf4) == QLORA_OK && ok;
     if (qlora_clip_destroy(ctx, w->clip) == QLORA_OK) {
         w->clip = NULL;
     } else {
