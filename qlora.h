@@ -607,6 +607,10 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed are
+// independent of each other.
+QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                           float deviation, const qlora_tensor* y);
 // y = x in y's type: f32, bf16, f16, rounded to nearest even.
 QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
 
@@ -9851,7 +9855,7 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
     if (M == 0 || tiles == 0) {
         return QLORA_OK;
     }
-    int64_t splits = qlora__min(16, qlora__ceil_div(448, tiles));
+    int64_t splits = qlora__min(16, qlora__ceil_div(640, tiles)); // about five blocks a multiprocessor
     int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
     int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
     splits = range > 0 ? qlora__ceil_div(K, range) : 1;
@@ -13687,8 +13691,12 @@ static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
 }
 
 // y is contiguous, f32 or bf16; streams of one seed are independent of each other.
-static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
-                                                       float deviation, const qlora_tensor* y) {
+static qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                         float deviation, const qlora_tensor* y) {
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_F32 | QLORA__IS_BF16, -1, -1));
+    if (y->ld != y->cols && y->rows > 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "y must have no gaps between its rows");
+    }
     qlora__random_job job;
     job.y = y;
     job.key[0] = (uint32_t)seed;
@@ -13707,6 +13715,12 @@ static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t 
                          y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
                                                : QLORA__K_random_normal_bf16,
                          qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream, float deviation,
+                                 const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_random_normal");
+    return qlora__leave(ctx, qlora__random_normal(ctx, seed, stream, deviation, y));
 }
 
 //@@ GRAPH      - capture, replay, invalidation
