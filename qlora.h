@@ -9684,6 +9684,9 @@ static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* sour
     int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
     void* scratch = NULL;
     float* absmax = w->absmax;
+    if (absmax == NULL && blocks == 0) {
+        return qlora__zero(ctx, w->offset, sizeof(float), sizeof(float), 1);
+    }
     if (absmax == NULL) {
         QLORA__TRY(qlora__scratch(ctx, (size_t)blocks * 4, &scratch));
         absmax = (float*)scratch;
@@ -9697,7 +9700,7 @@ static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* sour
     job.source = source;
     job.absmax = absmax;
     qlora__parallel(ctx, blocks, 64, qlora__nf4_quantise_range, &job);
-    if (w->absmax == NULL && blocks > 0) {
+    if (w->absmax == NULL) {
         w->offset[0] = qlora__nf4_offset(absmax, blocks);
         qlora__nf4_quantise_scales(absmax, blocks, w->block2, w->offset[0], w->maps + 16,
                                    w->absmax_codes, w->absmax_scales);
@@ -9824,7 +9827,7 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
     if (M == 0 || tiles == 0) {
         return QLORA_OK;
     }
-    int64_t splits = qlora__min(16, qlora__ceil_div(448, tiles));
+    int64_t splits = qlora__min(16, qlora__ceil_div(640, tiles)); // about five blocks a multiprocessor
     int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
     int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
     splits = range > 0 ? qlora__ceil_div(K, range) : 1;

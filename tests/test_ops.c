@@ -1664,7 +1664,7 @@ SUITE(ops_suite) {
     for (size_t i = 0; i < test_machine_count(); i++) {
         const test_machine* machine = test_machine_at(i);
         for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++) {
-            if ((machine->sets & TEST_EVERYWHERE) != 0 && test_wants(machine->backend)) {
+            if ((machine->sets & TEST_EVERYWHERE) != 0 && test_machine_wanted(machine)) {
                 char suffix[64];
                 snprintf(suffix, sizeof suffix, "%s_%s", groups[g], machine->name);
                 greatest_set_test_suffix(suffix);
