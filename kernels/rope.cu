@@ -22,9 +22,10 @@ template <class T> struct rope_row {
     bool inside;
 };
 
+// The roundings are spelled out, so that both paths below have the same bits.
 __device__ __forceinline__ void rotate(float& a, float& b, float cosine, float sine) {
-    float turned = a * cosine - b * sine;
-    b = b * cosine + a * sine;
+    float turned = __fmaf_rn(a, cosine, -__fmul_rn(b, sine));
+    b = __fmaf_rn(b, cosine, __fmul_rn(a, sine));
     a = turned;
 }
 
