@@ -5804,17 +5804,17 @@ static bool text__label_rest(text_data* data, bool trained, text_error* error) {
     return true;
 }
 
-// BOS, unless the text itself starts with it.
-static bool text__data_bos(const text__loader* loader, const char* text, size_t size,
-                           text_error* error) {
-    const text_tok* tok = loader->desc->tok;
+// BOS in front of ids[begin..), unless the text itself starts with it.
+static bool text__data_bos(const text__loader* loader, size_t begin, text_error* error) {
+    text_ids* ids = &loader->data->ids;
     int32_t bos = loader->desc->chat->bos;
-    size_t length;
-    const char* name = text_tok_name(tok, bos, &length);
-    bool there = name != NULL && text_tok_is_added(tok, bos) && size >= length &&
-                 memcmp(text, name, length) == 0;
-    TEXT__TRY(bos < 0 || there || text_ids_add(&loader->data->ids, bos, error));
-    return text__label_rest(loader->data, false, error);
+    if (bos >= 0 && (ids->count == begin || ids->data[begin] != bos)) {
+        TEXT__TRY(text_ids_add(ids, bos, error));
+        memmove(ids->data + begin + 1, ids->data + begin,
+                (ids->count - begin - 1) * sizeof(int32_t));
+        ids->data[begin] = bos;
+    }
+    return bos < 0 || text_ids_add(&loader->data->labels, -100, error);
 }
 
 static bool text__data_eos(const text__loader* loader, text_error* error) {
@@ -5830,17 +5830,19 @@ static bool text__data_plain(const text__loader* loader, const char* prompt, siz
                              const char* text, size_t size, text_error* error) {
     text_data* data = loader->data;
     text_tok* tok = loader->desc->tok;
+    size_t begin = data->ids.count;
     if (prompt_size + size == 0) {
         return true; // an empty sample: the caller counts it
     }
-    TEXT__TRY(text__data_bos(loader, prompt_size > 0 ? prompt : text,
-                             prompt_size > 0 ? prompt_size : size, error));
     if (prompt_size > 0) {
         TEXT__TRY(text_encode(tok, prompt, prompt_size, 0, &data->ids, error));
+        TEXT__TRY(text__data_bos(loader, begin, error));
         TEXT__TRY(text__label_rest(data, loader->desc->train_prompt, error));
+        TEXT__TRY(text_encode(tok, text, size, TEXT_CONTINUE, &data->ids, error));
+    } else {
+        TEXT__TRY(text_encode(tok, text, size, 0, &data->ids, error));
+        TEXT__TRY(text__data_bos(loader, begin, error));
     }
-    unsigned flags = prompt_size > 0 ? (unsigned)TEXT_CONTINUE : 0u;
-    TEXT__TRY(text_encode(tok, text, size, flags, &data->ids, error));
     TEXT__TRY(text__label_rest(data, true, error));
     return text__data_eos(loader, error);
 }
@@ -5977,7 +5979,8 @@ static bool text__data_chat(text__loader* loader, text_error* error) {
     TEXT__TRY(text_chat_encode(desc->chat, desc->tok, loader->messages, loader->message_count,
                                false, &data->ids, &data->labels, error));
     for (size_t i = begin; desc->train_prompt && i < data->ids.count; i++) {
-        data->labels.data[i] = data->ids.data[i];
+        bool bos = i == begin && data->ids.data[i] == desc->chat->bos;
+        data->labels.data[i] = bos ? -100 : data->ids.data[i];
     }
     return true;
 }

@@ -59,7 +59,7 @@ __device__ __forceinline__ void panels_multiply(float (&c)[4][4], const float (*
                                                 const float (*b)[PITCH]) {
     int ty = (int)threadIdx.x / 16;
     int tx = (int)threadIdx.x % 16;
-#pragma unroll 4
+#pragma unroll 2
     for (int k = 0; k < DEPTH; k++) {
         float4 x = *(const float4*)&a[k][4 * ty];
         float4 y = *(const float4*)&b[k][4 * tx];

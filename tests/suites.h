@@ -6,6 +6,7 @@
     X(gemm_suite)                                                                                   \
     X(nf4_suite)                                                                                    \
     X(linear_suite)                                                                                 \
+    X(linear_double_suite)                                                                          \
     X(ops_suite)                                                                                    \
     X(attention_suite)                                                                              \
     X(formats_suite)

@@ -638,6 +638,45 @@ TEST attention_survives_bad_offsets(const test_machine* machine) {
     PASS();
 }
 
+// What pre-warm compiles is what the calls use: nothing is missing from the sealed cache.
+TEST attention_is_prewarmed(const test_machine* machine) {
+    static const struct {
+        qlora_dtype compute;
+        int64_t hd;
+    } models[] = {{QLORA_BF16, 64}, {QLORA_BF16, 128}, {QLORA_BF16, 80}, {QLORA_F32, 64}};
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        if (models[i].compute == QLORA_BF16 && machine->cc == 75) {
+            continue; // bf16 GEMMs want 8.0
+        }
+        qlora_ctx* ctx = test_open(machine, NULL);
+        if (ctx == NULL) {
+            SKIPm(test_open_reason());
+        }
+        qlora_shape shape;
+        memset(&shape, 0, sizeof shape);
+        shape.hidden = shape.intermediate = 2 * models[i].hd;
+        shape.heads = 2;
+        shape.kv_heads = 1;
+        shape.head_dim = models[i].hd;
+        shape.max_tokens = 16;
+        shape.base = QLORA_BASE_16BIT;
+        shape.compute = models[i].compute;
+        ASSERT_EQ_FMT(QLORA_OK, qlora_prewarm(ctx, &shape), "%d");
+        attention_case c = {models[i].compute, models[i].hd, 2, 1, 0, 16, 0, 0, 1, {16}};
+        test_random random = test_random_start("prewarmed");
+        attention_data d = data_make(&c, &random);
+        attention_results got = results_make(&c);
+        const char* wrong = run_case(ctx, &c, &d, &got);
+        results_free(&got);
+        data_free(&d);
+        ASSERT(test_close_ctx(machine, ctx));
+        if (wrong != NULL) {
+            FAILm(wrong);
+        }
+    }
+    PASS();
+}
+
 TEST attention_refuses(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -831,4 +870,5 @@ SUITE(attention_suite) {
     RUN_ON(TEST_ONE_EACH, attention_graph_serves_any_packing);
     RUN_ON(TEST_ONE_EACH, attention_survives_bad_offsets);
     RUN_ON(TEST_ONE_EACH, attention_refuses);
+    RUN_ON(TEST_FAKES, attention_is_prewarmed);
 }

@@ -257,6 +257,7 @@ typedef struct truth {
     float* db[MAX_PARTS];
 } truth;
 
+// It is long because all formulas stand together.
 static truth truth_make(const world* s) {
     const linear_case* c = s->c;
     truth t;
@@ -502,6 +503,57 @@ TEST linear_stack_equals_parts(const test_machine* machine) {
     PASS();
 }
 
+// Gradients of A that lie below each other in one buffer are one product, with the same result.
+TEST linear_joins_gradients(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    test_random random = test_random_start("linear_joins_gradients");
+    for (size_t k = 2; k < 6; k++) {
+        const linear_case* c = &CASES[k];
+        world s;
+        ASSERT(world_make(ctx, &random, c, &s));
+        truth t = truth_make(&s);
+        qlora_tensor x, y, dy, joined, view[MAX_PARTS];
+        ASSERT(upload_padded(ctx, c->dtype, c->T, c->in, s.pad, s.x, &x));
+        ASSERT(upload_padded(ctx, c->dtype, c->T, s.out, s.pad, s.dy, &dy));
+        ASSERT(upload_padded(ctx, c->dtype, c->T, s.out, 0, NULL, &y));
+        ASSERT(upload_padded(ctx, QLORA_F32, s.rank, c->in, 5, NULL, &joined)); // NaN: to be set
+        int64_t row = 0;
+        for (int32_t i = 0; i < c->count; i++) {
+            ASSERT_EQ(QLORA_OK, qlora_tensor_view(&joined, row, c->rank[i], 0, c->in, &view[i]));
+            s.linear.parts[i].da = &view[i];
+            row += c->rank[i];
+        }
+        ASSERT_EQ(QLORA_OK, qlora_linear_forward(ctx, &s.linear, &x, &y));
+        ASSERT_EQ(QLORA_OK,
+                  qlora_linear_backward(ctx, &s.linear, &x, &dy, NULL, QLORA_LINEAR_OVERWRITE));
+        float* image = (float*)malloc((size_t)(s.rank * (c->in + 5)) * 4);
+        ASSERT(test_read(ctx, &joined, image));
+        row = 0;
+        for (int32_t i = 0; i < c->count; i++) {
+            for (int64_t r = 0; r < c->rank[i]; r++, row++) {
+                float* expected = t.da[i] + r * c->in;
+                for (int64_t j = 0; j < c->in; j++) {
+                    expected[j] -= s.da[i][r * c->in + j];
+                }
+                ASSERT_REL_L2(expected, image + row * (c->in + 5), (size_t)c->in,
+                              c->dtype == QLORA_BF16 ? 5e-3 : 3e-6);
+                ASSERT(image[row * (c->in + 5) + c->in] != image[row * (c->in + 5) + c->in]);
+            }
+        }
+        free(image);
+        qlora_tensor* all[] = {&x, &y, &dy, &joined};
+        for (int i = 0; i < 4; i++) {
+            ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, all[i]));
+        }
+        truth_free(&t);
+        world_free(ctx, &s);
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 TEST linear_refuses(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx)
@@ -552,5 +604,6 @@ SUITE(linear_suite) {
     RUN_ON(TEST_EVERYWHERE, linear_is_right);
     RUN_ON(TEST_EVERYWHERE, linear_in_little_scratch);
     RUN_ON(TEST_CPU, linear_stack_equals_parts);
+    RUN_ON(TEST_EVERYWHERE, linear_joins_gradients);
     RUN_ON(TEST_EVERYWHERE, linear_refuses);
 }

@@ -224,7 +224,7 @@ TEST json_depth_and_lines(void) {
     memset(text + 257, ']', 257);
     ASSERT_FALSE(text__json_open(&json, "x", text, 514, &why));
     text__json_free(&json);
-    ASSERT_STR_EQ("x:1:257: bad JSON: nested too deep", why.text + 0 * (json.count == 0));
+    ASSERT_STR_EQ("x:1:258: bad JSON: nested too deep", why.text);
     ASSERT_FALSE(text__json_open(&json, "name.json", "[1,\n2,\n  ?]", 11, &why));
     text__json_free(&json);
     ASSERT_STR_EQ("name.json:3:3: bad JSON: a value was expected", why.text);
@@ -235,7 +235,7 @@ TEST json_depth_and_lines(void) {
 TEST json_suite_files(void) {
     char list[1100];
     snprintf(list, sizeof(list), "ls '%s' > build/test_text_list.txt 2>/dev/null",
-             shared_path("json"));
+             shared_path("json/test_parsing"));
     if (system(list) != 0) {
         SKIPm("no shared folder");
     }
@@ -245,7 +245,7 @@ TEST json_suite_files(void) {
     size_t tried = 0;
     for (char* name = strtok(names.data, "\n"); name; name = strtok(NULL, "\n")) {
         char path[300];
-        snprintf(path, sizeof(path), "json/%.200s", name);
+        snprintf(path, sizeof(path), "json/test_parsing/%.200s", name);
         text_bytes file = {0};
         text__json json;
         if (!strstr(name, ".json") || !text_file_read(shared_path(path), &file, &why)) {
@@ -648,11 +648,11 @@ TEST bin_format(void) {
     }
     text_tok* tok = NULL;
     ASSERT(text_tok_load("t.bin", data, size, &tok, &why));
-    static const int32_t want[] = {1, 3, 6, 7, 0, 8};
+    static const int32_t want[] = {1, 3, 6, 7, 8};
     text_ids ids = {0};
     text_bytes back = {0};
-    ASSERT(text_encode(tok, "ab a?\n", 6, TEXT_SPECIAL, &ids, &why));
-    ASSERT_EQ((size_t)6, ids.count);
+    ASSERT(text_encode(tok, "ab a\n", 5, TEXT_SPECIAL, &ids, &why));
+    ASSERT_EQ((size_t)5, ids.count);
     ASSERT_EQ(0, memcmp(want, ids.data, sizeof(want)));
     ASSERT(text_decode(tok, ids.data, ids.count, TEXT_SKIP, &back, &why));
     ASSERT(same_text(&back, "ab a\n", 5));
@@ -731,7 +731,8 @@ TEST records(void) {
         const char* want;
     } rows[] = {
         {"chatml", "{\"text\":\"hi you\"}", "<s>{hi you</s>}"},
-        {"chatml", "{\"text\":\"<s>hi</s>\"}", "<s>{hi</s>}"},
+        {"chatml", "{\"text\":\"<s>you</s>\"}", "<s>{you</s>}"},
+        {"chatml", "{\"text\":\"<s>hi\"}", "<s>{<s>hi</s>}"}, // <s>h is a token of its own
         {"chatml", "{\"text\":\"\"}", ""},
         {"chatml", "{\"prompt\":\"Q: 1\",\"completion\":\" A\"}", "<s>Q: 1{ A</s>}"},
         {"chatml",
@@ -823,7 +824,7 @@ TEST record_options(void) {
     w.desc.last_turn_only = false;
     w.desc.train_prompt = true;
     ASSERT(world_load(&w, "x.jsonl", json));
-    ASSERT_STR_EQ("{<s>a\nb</s>\nc\nd</s>}", sample_text(&w, 0));
+    ASSERT_STR_EQ("<s>{a\nb</s>\nc\nd</s>}", sample_text(&w, 0));
     world_close(&w);
     PASS();
 }

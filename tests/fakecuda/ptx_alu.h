@@ -160,6 +160,7 @@
     X(shr_u64, "shr.u64|b64", u64, u64, u32, b > 63 ? 0 : a >> (b & 63))                           \
     X(shr_s64, "shr.s64", s64, s64, u32, a >> (b > 63 ? 63 : b))                                   \
     X(copysign_f32, "copysign.f32", u32, u32, u32, (a & 0x80000000u) | (b & 0x7fffffffu))          \
+    X(copysign_f64, "copysign.f64", u64, u64, u64, (a >> 63 << 63) | (b << 1 >> 1))                \
     X(add_f64, "add.rn?.f64", f64, f64, f64, f64_nan(a + b))                                       \
     X(sub_f64, "sub.rn?.f64", f64, f64, f64, f64_nan(a - b))                                       \
     X(mul_f64, "mul.rn?.f64", f64, f64, f64, f64_nan(a* b))                                        \
@@ -432,18 +433,29 @@ static u32 combine(u32 bits, u32 with, u32 how) {
     }
 }
 
-// The comparison of arg[2] and arg[3], before it is combined with predicate arg[4].
+static f32 compared(const ptx_warp* w, const ptx_insn* in, u32 index, u32 lane) {
+    switch (in->type2) {
+    case TYPE_F16:
+        return f16_to_f32(LANES_u16(w, in->arg[index])[lane]);
+    case TYPE_BF16:
+        return bf16_to_f32(LANES_u16(w, in->arg[index])[lane]);
+    default:
+        return f32_in(LANES_f32(w, in->arg[index])[lane], in->flags);
+    }
+}
+
+// The comparison of arg[2] and arg[3], before it is combined with predicate arg[4]. Halves compare
+// as f32.
 static u32 compare_lanes(const ptx_warp* w, const ptx_insn* in) {
-    const void* a = w->file + in->arg[2];
-    const void* b = w->file + in->arg[3];
-    f32 flushed[2][PTX_LANES];
-    if (in->flags & FLAG_FTZ) {
-        for (u32 l = 0; l < PTX_LANES; l++) {
-            flushed[0][l] = f32_flush(LANES_f32(w, in->arg[2])[l]);
-            flushed[1][l] = f32_flush(LANES_f32(w, in->arg[3])[l]);
-        }
-        a = flushed[0];
-        b = flushed[1];
+    const bool half = in->type2 == TYPE_F16 || in->type2 == TYPE_BF16;
+    if (!half && !(in->flags & FLAG_FTZ)) {
+        return in->compare(w->file + in->arg[2], w->file + in->arg[3]);
+    }
+    f32 a[PTX_LANES];
+    f32 b[PTX_LANES];
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        a[l] = compared(w, in, 2, l);
+        b[l] = compared(w, in, 3, l);
     }
     return in->compare(a, b);
 }

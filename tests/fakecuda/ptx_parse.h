@@ -207,12 +207,11 @@ static bool read_instruction(ptx_parser* p) {
 
 // ---- Statements ---------------------------------------------------------------------------------
 
-// .reg .b32 %r<57>, a, b;
-static bool read_registers(ptx_parser* p) {
+// .reg .b32 %r<57>, a, b; from behind the type
+static bool read_registers(ptx_parser* p, const char* word) {
     const int line = parser_line(p);
-    const char* word = take(p);
-    const ptx_type type = type_named(word + 1);
-    if (word[0] != '.' || type == TYPE_NONE) {
+    const ptx_type type = word[0] == '.' ? type_named(word + 1) : TYPE_NONE;
+    if (type == TYPE_NONE) {
         return refuse(p, line, "registers of type '%s'", word);
     }
     ptx_kernel* k = p->kernel;
@@ -288,7 +287,10 @@ static bool read_directive(ptx_parser* p) {
     const int line = parser_line(p);
     const char* word = take(p);
     if (same(word, ".reg")) {
-        return read_registers(p);
+        return read_registers(p, take(p));
+    }
+    if (strncmp(word, ".reg.", 5) == 0) {
+        return read_registers(p, word + 4);
     }
     if (same(word, ".shared")) {
         return read_variable(p, SPACE_SHARED, false);

@@ -227,6 +227,12 @@ static const arithmetic_case ARITHMETIC[] = {
     {"setp.num.f32 %p0, %f1, %f2;", 'p', 0x7fc00000, 0, 0, 0},
     {"setp.gt.ftz.f32 %p0, %f1, %f2;", 'p', 1, 0, 0, 0},
     {"set.gt.u32.f32 %r0, %f1, %f2;", 'r', 0x3f800000, 0, 0, 0xffffffff},
+    {"setp.lt.f16 %p0, %h1, %h2;", 'p', 0xc000, 0x3c00, 0, 1},
+    {"setp.ge.bf16 %p0, %h1, %h2;", 'p', 0x7fc0, 0x3f80, 0, 0},
+    {"copysign.f64 %d0, %d1, %d2;", 'l', 0x8000000000000000, 0x3ff0000000000000, 0,
+     0xbff0000000000000},
+    {"cvt.rn.f16.f64 %h0, %d1;", 'h', 0x3ff0020000000001, 0, 0, 0x3c01},
+    {"{.reg.b32 x; mov.b32 x, 0X1FU; mov.b32 %r0, x;}", 'r', 0, 0, 0, 31},
     {"testp.subnormal.f32 %p0, %f1;", 'p', 1, 0, 0, 1},
     // f32: one rounding, PTX's NaN, flush to zero.
     {"add.f32 %f0, %f1, %f2;", 'r', 0x3f800000, 0x33800000, 0, 0x3f800000},
@@ -414,6 +420,24 @@ static void test_barrier(test_state* t) {
     t->order = PTX_ORDER_FORWARD;
 }
 
+// bar.red counts over both warps; the second one has 8 threads.
+static void test_barrier_red(test_state* t) {
+    static const char BODY[] =
+        "setp.lt.u32 %p1, %r0, 35; bar.red.popc.u32 %r1, 0, %p1; bar.red.and.pred %p2, 0, %p1;\n"
+        "bar.red.or.pred %p3, 0, !%p1; selp.b32 %r2, 1000, 0, %p2; selp.b32 %r3, 100000, 0, %p3;\n"
+        "add.s32 %r1, %r1, %r2; add.s32 %r1, %r1, %r3; st.global.u32 [%rd0], %r1;\n";
+    uint32_t out[40];
+    uint32_t in[40];
+    const test_io io = {out, sizeof out, in, sizeof in};
+    for (int order = 0; order < 3; order++) {
+        t->order = (ptx_order)order;
+        check(t, run_body(t, BODY, 40, 0, &io) == PTX_OK, "bar.red runs");
+        check_u64(t, out[0], 100035, "bar.red");
+        check_u64(t, out[39], 100035, "bar.red");
+    }
+    t->order = PTX_ORDER_FORWARD;
+}
+
 // ---- Warp-wide ----------------------------------------------------------------------------------
 
 typedef struct warp_case {
@@ -508,7 +532,7 @@ static void test_cp_async(test_state* t) {
 
 static void test_atomics(test_state* t) {
     static const char BODY[] =
-        "atom.global.add.u32 %r1, [%rd1], 2; red.global.max.s32 [%rd1+4], %r0;\n"
+        "atom.global.cta.add.u32 %r1, [%rd1], 2; red.global.max.s32 [%rd1+4], %r0;\n"
         "atom.global.inc.u32 %r2, [%rd1+8], 9; atom.global.exch.b32 %r3, [%rd1+12], %r0;\n"
         "atom.global.cas.b32 %r4, [%rd1+16], %r0, 77; red.global.add.f32 [%rd1+20], 0f3F000000;\n"
         "atom.global.min.u64 %rd5, [%rd1+24], 5; red.global.or.b32 [%rd1+32], %r0;\n"
@@ -859,6 +883,7 @@ int main(void) {
     test_divergence(&t);
     test_branch_table(&t);
     test_barrier(&t);
+    test_barrier_red(&t);
     test_warp(&t);
     test_cp_async(&t);
     test_atomics(&t);

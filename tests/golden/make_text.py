@@ -30,7 +30,7 @@ STRINGS = [
     "a\n\nb\r\n c", "   leading", "trailing   ", "caf\u00e9 cafe\u0301 \u212b \ufb01",
     "\u4f60\u597d,\u4e16\u754c\u3002", "\uc548\ub155 \u1100\u1161\u11a8", "\u041f\u0440\u0438\u0432\u0435\u0442",
     "\U0001f9d1\u200d\U0001f680", "\u00a0nbsp\u2003em\u3000", "<s>hi</s>", "x <|im_start|>user\nhi<|im_end|>\n",
-    "one  <mask>  two", "a<mask>b", "where here there", "\u2581the \u2581 \u2581", "\u0000\u0001\u007f",
+    "one  <mask>  two", "one <pad> \n two", "a<mask>b", "where here there", "\u2581the \u2581 \u2581", "\u0000\u0001\u007f",
     "the world" * 20, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "'\u017f 'll\u017f", "\u00bd \u00b2 \u2460 \u2177",
     "q\u0323\u0307 q\u0307\u0323 \u0344", "word\u2019s \u201cquote\u201d \u2014", "<0x0A>\n", "[INST] [INST]",
     "\ud55c\uad6d\uc5b4 \u1112\u1161\u11ab", "e\u0301\u0301\u0323", "  \n  \n   x", "fooing ing singing ing"]
@@ -44,7 +44,8 @@ def corpus():
 def add_tokens(tok):
     tok.add_special_tokens([AddedToken("<s>", normalized=False), AddedToken("</s>", normalized=False),
                             AddedToken("<|im_start|>", normalized=False),
-                            AddedToken("<|im_end|>", normalized=False, rstrip=True)])
+                            AddedToken("<|im_end|>", normalized=False),
+                            AddedToken("<pad>", normalized=False, rstrip=True)])
     tok.add_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, normalized=False),
                     AddedToken("here", single_word=True, normalized=False),
                     AddedToken("[INST]", normalized=True), AddedToken("<s>h", normalized=False)])
