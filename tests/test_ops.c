@@ -594,6 +594,16 @@ static matrix* make_bytes(rig* r, const void* data, size_t bytes) {
     return m;
 }
 
+// Other numbers in the same place.
+static void new_gradient(rig* r, matrix* g, test_random* random) {
+    double* fresh = numbers(random, g->t.cols, 1);
+    for (int64_t i = 0; i < g->t.cols; i++) {
+        put_element(g, g->image + element_at(g, 0, 0, i), fresh[i]);
+    }
+    DO(r, tensor_upload(r->ctx, &g->store, g->image, g->bytes));
+    free(fresh);
+}
+
 // rows = updates, cols = elements; c->a & 1: shadow, & 2: clip scale, & 4: the second update is
 // skipped; c->b: offset of the ranges.
 static void run_adamw(rig* r, const op_case* c, outputs* out) {
@@ -640,13 +650,8 @@ static void run_adamw(rig* r, const op_case* c, outputs* out) {
     for (int64_t step = 0; step < c->rows && r->ok; step++) {
         args.not_finite = (c->a & 4) != 0 && step == 1 ? &raised->t : &flag->t;
         DO(r, adamw_step(r->ctx, &args));
-        if (step + 1 < c->rows) { // a new gradient in the same place
-            double* fresh = numbers(&random, n, 1);
-            for (int64_t i = 0; i < n; i++) {
-                put_element(g, g->image + element_at(g, 0, 0, i), fresh[i]);
-            }
-            DO(r, tensor_upload(r->ctx, &g->store, g->image, g->bytes));
-            free(fresh);
+        if (step + 1 < c->rows) {
+            new_gradient(r, g, &random);
         }
     }
     take(r, out, p);
