@@ -9838,7 +9838,7 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
     if (M == 0 || tiles == 0) {
         return QLORA_OK;
     }
-    int64_t splits = qlora__min(16, qlora__ceil_div(448, tiles));
+    int64_t splits = qlora__min(16, qlora__ceil_div(640, tiles)); // about five blocks a multiprocessor
     int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
     int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
     splits = range > 0 ? qlora__ceil_div(K, range) : 1;
