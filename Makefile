@@ -36,8 +36,8 @@ FUZZERS := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/fuzz_*.c))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_CUDA := $(sort $(filter-out tests/fakecuda/cublas.c,$(wildcard tests/fakecuda/*.c)))
 FAKE_CUBLAS := $(wildcard tests/fakecuda/cublas.c)
-FAKES := $(if $(FAKE_CUDA),$(B)/fake/libcuda.so.1 $(B)/fake-stub/libcuda.so.1) \
-	$(if $(FAKE_CUBLAS),$(B)/fake/libcublas.so.13)
+FAKES := $(if $(FAKE_CUDA),$(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit))) \
+	$(if $(FAKE_CUBLAS),$(addprefix $(B)/,$(addsuffix /libcublas.so.13,fake fake-omit)))
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -133,8 +133,16 @@ $(B)/fake/libcuda.so.1: $(FAKE_CUDA) Makefile
 $(B)/fake-stub/libcuda.so.1: $(FAKE_CUDA) Makefile
 	$(FAKE) -DFAKE_STUB -o $@ $(FAKE_CUDA) -lm -lpthread
 
+# Libraries that lack a symbol, as older ones do.
+$(B)/fake-omit/libcuda.so.1: $(FAKE_CUDA) Makefile
+	$(FAKE) -DFAKE_OMIT_cuGraphInstantiateWithFlags -DFAKE_OMIT_cuStreamBeginCapture_v2 \
+		-o $@ $(FAKE_CUDA) -lm -lpthread
+
 $(B)/fake/libcublas.so.13: $(FAKE_CUBLAS) Makefile
 	$(FAKE) -o $@ $(FAKE_CUBLAS) -lm -lpthread
+
+$(B)/fake-omit/libcublas.so.13: $(FAKE_CUBLAS) Makefile
+	$(FAKE) -DFAKE_OMIT_cublasGemmStridedBatchedEx -o $@ $(FAKE_CUBLAS) -lm -lpthread
 
 # ---- PTX: build/ptx/MODULE.sm_NN.ptx ----
 

@@ -1741,6 +1741,7 @@ struct qlora_ctx {
     char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
     const char* call;             // the outermost public call, for messages
     int depth;                    // public calls call each other
+    bool not_current;             // a destroying call goes on although the device is dead
     size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
     int64_t children;             // tensors, clips, graphs, models
     uint64_t host_bytes;
@@ -1882,9 +1883,10 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
 // Gives back the scratch that the call took: the next one on the stream may use it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
-    if (ctx->depth == 0 && ctx->deactivate != NULL) {
+    if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
         ctx->deactivate(ctx);
     }
+    ctx->not_current = ctx->depth > 0 && ctx->not_current;
     return result;
 }
 
@@ -6863,9 +6865,15 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
     if (status == 0) {
         return QLORA_OK;
     }
+    ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be half set
     if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
         snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
                  qlora__cublas_name(status));
+    }
+    // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind it.
+    int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;
+    if (qlora__cu_is_sticky(code)) {
+        return qlora__cu(ctx, code, what);
     }
     return qlora__fail(ctx, QLORA_ERR_CUBLAS, "%s failed: %s (%d)", what, qlora__cublas_name(status),
                        status);
@@ -7350,7 +7358,8 @@ qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int6
     return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
 }
 
-// Destroying works on a dead device, too: what is left there goes with its CUDA context.
+// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a live one
+// cannot be made current, nothing is destroyed and the caller may try again.
 static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -7358,11 +7367,12 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx->depth == 0) {
         ctx->call = call;
         ctx->error[0] = '\0';
-        if (ctx->activate != NULL) {
-            qlora_result ignored = ctx->activate(ctx);
-            (void)ignored;
-            ctx->error[0] = '\0';
+        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
+        if (r != QLORA_OK && ctx->dead[0] == '\0') {
+            return r;
         }
+        ctx->not_current = r != QLORA_OK;
+        ctx->error[0] = '\0';
     }
     ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
     return QLORA_OK;
@@ -8445,29 +8455,32 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
 
 #ifndef QLORA_NO_CUDA
 
+// All that qlora__gpu_open_tools made, with the device's context current.
+static void qlora__gpu_close_tools(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->cublas != NULL) {
+        gpu->blas.Destroy(gpu->cublas);
+        gpu->cublas = NULL;
+    }
+    qlora__cache_destroy(ctx);
+    qlora__buffer_destroy(ctx, gpu->own_workspace);
+    qlora__buffer_destroy(ctx, ctx->scratch);
+    gpu->own_workspace = NULL;
+    ctx->scratch = NULL;
+    if (gpu->own_stream != NULL) {
+        gpu->cu.StreamDestroy(gpu->own_stream);
+        gpu->own_stream = NULL;
+    }
+}
+
+// After the tools are gone.
 static void qlora__gpu_close(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu == NULL) {
         return;
     }
-    if (gpu->context != NULL) {
-        int current = gpu->cu.CtxPushCurrent(gpu->context);
-        if (gpu->cublas != NULL) {
-            gpu->blas.Destroy(gpu->cublas);
-        }
-        qlora__cache_destroy(ctx);
-        qlora__buffer_destroy(ctx, gpu->own_workspace);
-        qlora__buffer_destroy(ctx, ctx->scratch);
-        ctx->scratch = NULL;
-        if (gpu->own_stream != NULL) {
-            gpu->cu.StreamDestroy(gpu->own_stream);
-        }
-        if (current == 0) {
-            qlora__gpu_deactivate(ctx);
-        }
-        if (gpu->owns_context) {
-            gpu->cu.DevicePrimaryCtxRelease(gpu->device);
-        }
+    if (gpu->owns_context) {
+        gpu->cu.DevicePrimaryCtxRelease(gpu->device);
     }
     qlora__free(ctx, gpu, sizeof *gpu);
     ctx->gpu = NULL;
@@ -8543,6 +8556,9 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
     QLORA__TRY(qlora__gpu_activate(ctx));
     ctx->backend = QLORA_BACKEND_CUDA; // memory comes from the device from here on
     qlora_result r = qlora__gpu_open_tools(ctx);
+    if (r != QLORA_OK) {
+        qlora__gpu_close_tools(ctx);
+    }
     qlora__gpu_deactivate(ctx);
     return r;
 }
@@ -8578,6 +8594,10 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 }
 
 #else
+
+static void qlora__gpu_close_tools(qlora_ctx* ctx) {
+    (void)ctx;
+}
 
 static void qlora__gpu_close(qlora_ctx* ctx) {
     (void)ctx;
@@ -8669,6 +8689,12 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
                            "%lld tensors, clips, graphs or models of this context still live; destroy "
                            "them first",
                            (long long)ctx->children);
+    }
+    if (!qlora__on_cpu(ctx)) {
+        QLORA__TRY(qlora__enter_destroy(ctx, "qlora_ctx_destroy"));
+        qlora__gpu_close_tools(ctx);
+        qlora_result ignored = qlora__leave(ctx, QLORA_OK);
+        (void)ignored;
     }
     qlora__ctx_close(ctx);
     qlora_allocator allocator = ctx->desc.allocator;
@@ -10192,6 +10218,8 @@ struct qlora_clip {
     int32_t groups;
     int64_t parts;
     int64_t chunks;
+    const void** uses; // where the gradients lie: a graph that has the clip depends on them
+    size_t use_count;
     qlora__buffer* memory; // everything below, device memory on CUDA
     qlora__clip_part* part_table;
     qlora__clip_chunk* chunk_table;
@@ -10288,6 +10316,18 @@ static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* 
 static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                       const int32_t* groups, size_t n, qlora_clip* clip) {
     QLORA__TRY(qlora__clip_count(ctx, tensors, groups, n, clip));
+    size_t list_bytes = 0;
+    if (!qlora__mul(n, sizeof *clip->uses, &list_bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "too many tensors");
+    }
+    clip->uses = (const void**)qlora__alloc(ctx, list_bytes);
+    if (clip->uses == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    clip->use_count = n;
+    for (size_t i = 0; i < n; i++) {
+        clip->uses[i] = tensors[i]->data;
+    }
     size_t bytes = qlora__clip_layout(clip, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
     if (host == NULL) {
@@ -10304,6 +10344,12 @@ static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const*
     return r;
 }
 
+static void qlora__clip_free(qlora_ctx* ctx, qlora_clip* clip) {
+    qlora__buffer_destroy(ctx, clip->memory);
+    qlora__free(ctx, (void*)clip->uses, clip->use_count * sizeof *clip->uses);
+    qlora__free(ctx, clip, sizeof *clip);
+}
+
 static qlora_result qlora__clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                        const int32_t* groups, size_t n, qlora_clip** out) {
     if (out == NULL || (tensors == NULL && n > 0)) {
@@ -10317,8 +10363,7 @@ static qlora_result qlora__clip_create(qlora_ctx* ctx, const qlora_tensor* const
     clip->owner = ctx;
     qlora_result r = qlora__clip_build(ctx, tensors, groups, n, clip);
     if (r != QLORA_OK) {
-        qlora__buffer_destroy(ctx, clip->memory);
-        qlora__free(ctx, clip, sizeof *clip);
+        qlora__clip_free(ctx, clip);
         return r;
     }
     ctx->children++;
@@ -10346,8 +10391,7 @@ static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
     }
     QLORA__TRY(qlora__clip_need(ctx, clip));
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
-    qlora__buffer_destroy(ctx, clip->memory);
-    qlora__free(ctx, clip, sizeof *clip);
+    qlora__clip_free(ctx, clip);
     ctx->children--;
     return QLORA_OK;
 }
@@ -10434,6 +10478,9 @@ static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     if (qlora__on_cpu(ctx)) {
         qlora__clip_measure_cpu(ctx, clip);
         return QLORA_OK;
+    }
+    for (size_t i = 0; i < clip->use_count && ctx->capture != NULL; i++) {
+        QLORA__TRY(qlora__capture_note(ctx, clip->uses[i]));
     }
     qlora_clip c = *clip; // parameters are passed by address
     void* squares[] = {&c.part_table, &c.chunk_table, &c.partials};
