@@ -10,18 +10,20 @@
 
    CONTENTS  (grep -n '^//@@' qlora.h)
 
-       API        declarations: results, descs, tensors, cache, GEMM, clip, graphs
+       API        declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
        PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
        CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
-       NUMBERS    16-bit floating point and element access
+       NUMBERS    16-bit floating point, element access, NF4
        FORMATS    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
        DRIVER     CUDA driver and cuBLAS: symbols, device facts, error names
        TENSOR     memory, tensors, copies and fills on the context's stream
        CACHE      kernel registry, PTX for a target, modules, seal, launch
        CONTEXT    creation, backend choice, stream, native handles, description
-       DISPATCH   the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+       DISPATCH   the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
        OPS        operators: the formula, the CPU loop, the launch
        GRAPH      capture, replay, invalidation
+       MODEL      plan, arena, weights, layer forward and backward, over OPS for both backends
+       TRAIN      micro-step, update, schedules, evaluation
 
    QUICK START
 
@@ -108,7 +110,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-//@@ API        - declarations: results, descs, tensors, cache, GEMM, clip, graphs
+//@@ API        - declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
 
 #define QLORA_VERSION_MAJOR 0
 #define QLORA_VERSION_MINOR 1
@@ -190,6 +192,7 @@ typedef enum qlora_log_level {
     X(KERNEL_COMPILE, "a module was compiled, or failed to")                                \
     X(PREWARM,        "pre-warm finished")                                                  \
     X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
+    X(MODEL,          "a model is ready")                                                   \
     X(DEVICE_LOST,    "a fault made the device unusable")                                   \
     X(LEAK,           "something still lives when its parent is destroyed")
 // clang-format on
@@ -430,7 +433,8 @@ typedef enum qlora_path {
     QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
     QLORA_PATH_CPU = 1,
     QLORA_PATH_PTX = 2,
-    QLORA_PATH_CUBLAS = 3
+    QLORA_PATH_CUBLAS = 3,
+    QLORA_PATH_NF4 = 4 // reported only: weights were widened inside the product
 } qlora_path;
 
 typedef struct qlora_gemm_desc {
@@ -469,6 +473,90 @@ QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor*
                                              uint32_t flags);
 QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
 QLORA_API const char* qlora_path_name(qlora_path path);
+
+// ---- NF4
+// ------------------------------------------------------------------------------------------ A
+// frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
+// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
+typedef struct qlora_nf4_desc {
+    int64_t rows;
+    int64_t cols;
+    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
+    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
+    bool plain_scales; // one float a block instead of one byte
+} qlora_nf4_desc;
+
+// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
+typedef struct qlora_nf4 {
+    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
+    float* absmax;         // one a block; NULL unless plain_scales
+    uint8_t* absmax_codes; // one a block; NULL when plain_scales
+    float* absmax_scales;  // one for block2 blocks
+    float* offset;         // one
+    float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
+    int64_t rows;
+    int64_t cols;
+    int32_t block;
+    int32_t block2;
+    bool owns_memory;
+    qlora_tensor memory;
+    qlora_ctx* owner;
+} qlora_nf4;
+
+// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow
+// maps.
+typedef struct qlora_nf4_parts {
+    uint8_t* codes;
+    float* absmax;
+    uint8_t* absmax_codes;
+    float* absmax_scales;
+    float* offset;
+    float* levels; // 16
+    float* map;    // 256
+} qlora_nf4_parts;
+
+// Bytes that a weight of this description takes, 0 when the description is not valid.
+QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
+// The maps are set to bitsandbytes' own; codes and scales are not set.
+QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
+// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
+QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                      const qlora_tensor* memory, qlora_nf4* out);
+QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
+// Both wait for the device. Parts that are NULL stay as they are.
+QLORA_API qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+                                        const qlora_nf4_parts* parts);
+QLORA_API qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+                                          const qlora_nf4_parts* parts);
+// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
+QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                          const qlora_nf4* weight);
+// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
+QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
+                                            const qlora_tensor* out, bool via_bf16);
+
+typedef enum qlora_nf4_flags {
+    QLORA_NF4_AUTO = 0,
+    QLORA_NF4_FUSED = 1,     // the kernel that widens weights on the way: bf16, at most 64 rows
+    QLORA_NF4_UNFUSED = 2,   // dequantise into the scratch, then qlora_gemm
+    QLORA_NF4_PTX = 4,       // the unfused product on our own kernels
+    QLORA_NF4_ACCUMULATE = 8 // y += ...; unfused only
+} qlora_nf4_flags;
+
+// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
+// the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
+// that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
+QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                              const qlora_nf4* w, const qlora_tensor* y,
+                                              uint32_t flags);
+QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                               const qlora_nf4* w, const qlora_tensor* dx,
+                                               uint32_t flags);
+// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
+QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
+                                               const qlora_nf4* w1, const qlora_nf4* w2,
+                                               const qlora_tensor* y1, const qlora_tensor* y2,
+                                               uint32_t flags);
 
 // ---- gradient clip --------------------------------------------------------------------------------
 typedef struct qlora_clip qlora_clip;
@@ -519,6 +607,8 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y = x in y's type: f32, bf16, f16, rounded to nearest even.
+QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
 
 // RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
 // it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
@@ -673,6 +763,64 @@ typedef struct qlora_dropout_args {
 } qlora_dropout_args;
 QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
 
+// ---- LoRA linear
+// ---------------------------------------------------------------------------------- y_i = x W_i^T
+// + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate and up,
+// or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
+#define QLORA_LINEAR_PARTS 3
+
+typedef struct qlora_linear_part {
+    int64_t out;
+    int64_t rank;
+    float scale;               // s_i
+    int32_t projection;        // its number in the dropout's counter
+    const qlora_nf4* nf4;      // the frozen weight [out, in]: this
+    const qlora_tensor* dense; // or this, in x's type
+    const qlora_tensor* bias;  // [1, out] in x's type, or NULL
+    const qlora_tensor* a;     // A_i [rank, in] in x's type
+    const qlora_tensor* sb;    // s_i B_i [out, rank] in x's type
+    const qlora_tensor* da;    // f32 [rank, in]; needed by backward
+    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself
+} qlora_linear_part;
+
+// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's
+// type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
+// large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
+// the scratch part by part.
+typedef struct qlora_linear {
+    int64_t in;
+    int32_t count;
+    qlora_linear_part parts[QLORA_LINEAR_PARTS];
+    const qlora_tensor* operand; // or NULL
+    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest
+    // unused.
+    float dropout;
+    int32_t layer;
+    const qlora_tensor* positions; // as qlora_dropout has them
+    const qlora_tensor* sequences;
+    const qlora_tensor* state;
+} qlora_linear;
+
+typedef enum qlora_linear_flags {
+    QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
+    QLORA_LINEAR_ADAPTERS = 2, // place: A, sB and the zeros around them
+    QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
+} qlora_linear_flags;
+
+QLORA_API int64_t qlora_linear_out(const qlora_linear* linear); // sum of the parts' out
+QLORA_API int64_t qlora_linear_pad(const qlora_linear* linear);
+// Fills the operand: the weights when they are not there yet, the adapters after every update.
+QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear,
+                                          uint32_t flags);
+// x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
+QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear,
+                                            const qlora_tensor* x, const qlora_tensor* y);
+// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
+// not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
+QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+                                             const qlora_tensor* x, const qlora_tensor* dy,
+                                             const qlora_tensor* dx, uint32_t flags);
+
 // ---- attention ----------------------------------------------------------------------------------
 typedef struct qlora_attention_desc {
     int64_t heads;
@@ -680,6 +828,10 @@ typedef struct qlora_attention_desc {
     int64_t head_dim; // 1 to 256
     int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
     float scale;    // above 0; 0 = 1 / sqrt(head_dim)
+    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with. The n
+    // sequences then have tokens / n tokens each, seqs is not read and lse not touched; the scratch
+    // holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    bool unfused;
 } qlora_attention_desc;
 
 // Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
@@ -699,6 +851,285 @@ QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_atte
                                                 const qlora_tensor* o, const qlora_tensor* lse,
                                                 const qlora_tensor* d_o, const qlora_tensor* dq,
                                                 const qlora_tensor* dk, const qlora_tensor* dv);
+
+// ---- models ---------------------------------------------------------------------------------------
+#define QLORA_MAX_LAYERS 256
+#define QLORA_MAX_STOP_IDS 16
+
+typedef enum qlora_family {
+    QLORA_FAMILY_NONE = 0,
+    QLORA_FAMILY_LLAMA,
+    QLORA_FAMILY_MISTRAL,
+    QLORA_FAMILY_QWEN2,
+    QLORA_FAMILY_QWEN3
+} qlora_family;
+
+typedef struct qlora_model_config {
+    qlora_family family;
+    int64_t vocab;
+    int64_t hidden;
+    int64_t intermediate;
+    int64_t layers;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t max_positions;
+    double rms_eps;
+    qlora_rope_desc rope;         // layers with full attention; nothing left to default
+    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
+    int64_t window; // a token sees itself and window - 1 before it; 0 = no layer has one
+    bool tied;      // the output head is the embedding
+    bool qkv_bias;
+    bool o_bias;
+    bool mlp_bias;
+    bool qk_norm;
+    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
+    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
+    int32_t bos_id; // -1 = none
+    int32_t pad_id; // -1 = none
+    int32_t stop_count;
+    int32_t stop_ids[QLORA_MAX_STOP_IDS];
+    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
+} qlora_model_config;
+
+// What a model computes in. Weights keep their own format.
+typedef enum qlora_mode {
+    QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
+    QLORA_MODE_F32 = 1,  // exact fp32, where correctness is proved
+    QLORA_MODE_TF32 = 2, // fp32 storage, forward products on TF32
+    QLORA_MODE_BF16 = 3
+} qlora_mode;
+
+typedef enum qlora_target { // the projections of a layer, one bit each
+    QLORA_TARGET_Q = 1,
+    QLORA_TARGET_K = 2,
+    QLORA_TARGET_V = 4,
+    QLORA_TARGET_O = 8,
+    QLORA_TARGET_GATE = 16,
+    QLORA_TARGET_UP = 32,
+    QLORA_TARGET_DOWN = 64,
+    QLORA_TARGET_ALL = 127
+} qlora_target;
+
+// Long calls tell how far they are; false stops them with QLORA_ERR_STOPPED.
+typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
+
+typedef struct qlora_model_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
+    const qlora_model_config* config; // only without dir
+    uint64_t seed;                    // of random weights and of new adapters
+    float weight_std;                 // of random weights; 0 = 0.02
+    qlora_base_format base;           // NF4; a folder's own 4-bit tensors stay as they are
+    bool single_quant;                // keep fp32 scales instead of quantising them, too
+    qlora_mode mode;                  // AUTO
+    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
+    int32_t rank;        // 0 = 16; negative = no adapters
+    float alpha;         // 0 = 2 * rank
+    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
+    float dropout;       // of the adapters' input; 0 = none
+    uint32_t targets;    // qlora_target bits; 0 = all seven
+    bool train_norms;    // the RMSNorm weights are trained, too
+    qlora_progress_fn progress;
+    void* progress_user;
+    uint32_t reserved_must_be_zero1;
+} qlora_model_desc;
+
+typedef enum qlora_schedule {
+    QLORA_SCHEDULE_COSINE = 0, // to zero at total_steps
+    QLORA_SCHEDULE_LINEAR = 1, // to zero at total_steps
+    QLORA_SCHEDULE_CONSTANT = 2
+} qlora_schedule;
+
+typedef enum qlora_choice { QLORA_CHOICE_AUTO = 0, QLORA_CHOICE_ON = 1, QLORA_CHOICE_OFF = 2 } qlora_choice;
+
+typedef struct qlora_train_desc {
+    uint32_t reserved_must_be_zero0;
+    int64_t tokens;          // most tokens of one micro-batch; 0 = 2048
+    int64_t max_sequences;   // most sequences of one micro-batch; 0 = tokens / 8, at least 1
+    int64_t max_length;      // longest sequence; 0 = tokens
+    double lr;               // 0 = 2e-4; negative = 0
+    double beta1;            // 0 = 0.9
+    double beta2;            // 0 = 0.999
+    double eps;              // 0 = 1e-8
+    double weight_decay;     // 0 = none
+    double max_norm;         // 0 = 1; negative = no clipping
+    qlora_schedule schedule; // cosine
+    int64_t warmup_steps;    // linear from 0
+    int64_t total_steps;     // 0 = schedule stays at lr after the warm-up
+    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as many as the budget demands
+    qlora_choice cache;      // 16-bit copies of 4-bit weights: AUTO = where the budget has room
+    int64_t head_chunk;      // rows of logits at a time; 0 = 1024, or fewer for few tokens
+    uint64_t seed;           // of the dropout
+    bool eager;              // no CUDA graphs
+    bool require_graph;      // a failed capture is an error instead of a fallback
+    bool no_training;        // evaluation and generation only: no gradients, no optimizer
+    int64_t generate_tokens; // longest text of qlora_generate; 0 = none
+    uint32_t reserved_must_be_zero1;
+} qlora_train_desc;
+
+// What a plan is made for; zero = the context's own device, all the memory that is free there.
+typedef struct qlora_budget {
+    uint64_t bytes;
+    int32_t capability; // 90 is 9.0
+    int32_t multiprocessors;
+} qlora_budget;
+
+typedef struct qlora_plan {
+    qlora_model_config config;
+    qlora_mode mode;
+    // Bytes in one arena, to the byte.
+    uint64_t base;        // frozen weights, embedding, head, norms, tables
+    uint64_t cache;       // 16-bit copies of 4-bit weights
+    uint64_t adapters;    // parameters and their 16-bit shadow
+    uint64_t optimizer;   // gradients, moments, clip tables
+    uint64_t activations; // kept between forward and backward
+    uint64_t workspace;   // shared by the layers
+    uint64_t head;        // logits of a chunk and what goes with them
+    uint64_t generation;  // key/value cache
+    uint64_t batches;     // what a micro-batch brings along
+    uint64_t total;
+    uint64_t context;     // scratch and cuBLAS workspace that the context holds already
+    int64_t tokens;
+    int64_t max_sequences;
+    int64_t max_length;
+    int64_t head_chunk;
+    int64_t parameters;   // that are trained
+    uint8_t recompute[QLORA_MAX_LAYERS]; // 1: only the layer's input is kept
+    uint8_t cached[QLORA_MAX_LAYERS];    // 1: its weights have a 16-bit copy
+    int64_t recompute_layers;
+    int64_t cached_layers;
+} qlora_plan;
+
+// Needs no GPU: a CPU context plans for any device. Refuses what cannot fit and says what would.
+QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                                       const qlora_train_desc* train, const qlora_budget* budget,
+                                       qlora_plan* out);
+// The plan as a table for people. Returns the bytes needed with the final NUL.
+QLORA_API size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size);
+// Reads config.json (and generation_config.json) of a folder.
+QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
+
+typedef struct qlora_model qlora_model;
+typedef struct qlora_trainer qlora_trainer;
+
+// Compiles, allocates the plan's arena, runs every planned product once, seals the kernel cache, and
+// only then loads the weights. train NULL = evaluation only, with its defaults.
+QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                        const qlora_train_desc* train, const qlora_plan* plan,
+                                        qlora_model** out);
+QLORA_API qlora_result qlora_model_close(qlora_model* model);
+QLORA_API const qlora_plan* qlora_model_plan(const qlora_model* model);
+QLORA_API qlora_ctx* qlora_model_ctx(const qlora_model* model);
+
+// What is trained, tensor by tensor, in PEFT's names, shapes and order: A [rank, in], B [out, rank].
+typedef struct qlora_parameter {
+    char name[192];
+    int64_t rows;
+    int64_t cols;
+} qlora_parameter;
+QLORA_API int64_t qlora_model_parameters(const qlora_model* model);
+QLORA_API qlora_result qlora_model_parameter(qlora_model* model, int64_t index, qlora_parameter* out);
+// rows * cols floats; both wait for the device.
+QLORA_API qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out);
+QLORA_API qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index, const float* in);
+// Without adapters the bare base answers; training needs them on.
+QLORA_API qlora_result qlora_model_use_adapters(qlora_model* model, bool on);
+
+// ---- training -------------------------------------------------------------------------------------
+// Sequences one behind the other. Labels are those of the tokens themselves, as transformers has them:
+// the loss of token i is that of predicting labels[i + 1], inside its sequence; -100 = not trained.
+typedef struct qlora_batch {
+    const int32_t* ids;
+    const int32_t* labels;
+    const float* weights;     // per label, as labels; NULL = 1
+    const int32_t* lengths;   // tokens of each sequence
+    const int32_t* sequences; // number of each sequence in the data (for dropout); NULL = 0, 1, ...
+    int64_t count;            // of sequences
+} qlora_batch;
+// Sum of the weights of a batch's labels: what counts towards total_labels.
+QLORA_API double qlora_batch_labels(const qlora_batch* batch);
+
+QLORA_API qlora_result qlora_trainer_create(qlora_model* model, qlora_trainer** out);
+QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
+// Adds one micro-batch's gradients; total_labels = sum of qlora_batch_labels over the whole step, so that
+// any split gives the same step. Does not wait for the device.
+QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
+                                         double total_labels);
+// Clips, updates, zeroes the gradients, and advances the schedule. Does not wait either.
+QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
+
+typedef struct qlora_train_info {
+    int64_t step;       // updates asked for so far, skipped ones included
+    int64_t skipped;    // left out because a gradient was not finite
+    bool last_skipped;
+    double loss;        // of the last step: mean over its labels
+    double labels;      // their weight
+    int64_t tokens;     // of the last step
+    float grad_norm;    // before clipping
+    double lr;          // used by the last step
+    bool graphs;        // steps are replayed graphs
+    int64_t waits;      // times the host waited for a free staging slot
+} qlora_train_info;
+// Waits for the last step: the only call of a step that does.
+QLORA_API qlora_result qlora_train_info_read(qlora_trainer* trainer, qlora_train_info* out);
+// Gradient of parameter index, as accumulated since the last update.
+QLORA_API qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, float* out);
+
+typedef struct qlora_eval_info {
+    double loss;   // sum of weighted losses
+    double labels; // sum of weights
+    int64_t tokens;
+} qlora_eval_info;
+// Forward only, adapters as they are used. Waits.
+QLORA_API qlora_result qlora_eval(qlora_trainer* trainer, const qlora_batch* batch,
+                                  qlora_eval_info* out);
+// Logits of every token, tokens * vocab floats. For tests and tools; waits.
+QLORA_API qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch, float* out);
+
+// Adapter, optimizer state, step, random state and what the caller wants back (a data position), in one
+// folder, replaced atomically: a crash leaves the old checkpoint or the new one.
+QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir,
+                                             const void* position, size_t position_bytes);
+// position gets what was saved; *position_bytes is its room, then its size.
+QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
+                                             size_t* position_bytes);
+
+// ---- adapters ---------------------------------------------------------------------------------------
+// PEFT folder: adapter_config.json and adapter_model.safetensors. base_name goes into the config.
+QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name);
+QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir);
+// llama.cpp's adapter file.
+QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path);
+
+typedef enum qlora_merge_base {
+    QLORA_MERGE_ORIGINAL = 0, // onto the folder's own weights
+    QLORA_MERGE_TRAINED = 1   // onto what the 4-bit weights stand for, which is what was trained on
+} qlora_merge_base;
+// The folder's model with the adapter merged in, as safetensors shards of at most shard_bytes (0 = 5 GB)
+// in dtype (BF16, F16, F32), with its config.json. Streams: one tensor in memory at a time.
+QLORA_API qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
+                                        qlora_merge_base base, uint64_t shard_bytes,
+                                        qlora_progress_fn progress, void* user);
+
+// ---- generation -------------------------------------------------------------------------------------
+typedef struct qlora_generate_desc {
+    uint32_t reserved_must_be_zero0;
+    const int32_t* prompt;
+    int64_t prompt_tokens;
+    int64_t max_tokens;    // new ones; 0 = as many as the plan's generate_tokens leave
+    float temperature;     // 0 = greedy
+    int32_t top_k;         // 0 = all
+    float top_p;           // 0 = all
+    uint64_t seed;
+    const int32_t* stops;  // NULL = the model's own; -1 as the only one = none
+    int32_t stop_count;
+    uint32_t reserved_must_be_zero1;
+} qlora_generate_desc;
+// Called with each new token; false stops (which is no error).
+typedef bool (*qlora_token_fn)(void* user, int32_t token);
+QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
+                                      qlora_token_fn fn, void* user);
 
 // ---- graphs ---------------------------------------------------------------------------------------
 typedef struct qlora_graph qlora_graph;
@@ -1787,7 +2218,7 @@ static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_
     memcpy(out, c, sizeof c);
 }
 
-//@@ NUMBERS    - 16-bit floating point and element access
+//@@ NUMBERS    - 16-bit floating point, element access, NF4
 
 static uint32_t qlora__bits(float x) {
     uint32_t u;
@@ -2076,6 +2507,180 @@ static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* 
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s overlaps %s", out_name, in_name);
     }
     return QLORA_OK;
+}
+
+// ---- NF4
+// ------------------------------------------------------------------------------------------ 4-bit
+// NormalFloat with block-wise scales, byte for byte as bitsandbytes stores it. Element e of a
+// matrix without gaps lies in block e / block; a block may straddle rows, the last may be short.
+//   absmax[b] = max |w| of the block
+//   code[e]   = number of thresholds below w[e] * inv, inv = 1 / max(absmax[b], 1e-38)
+//   value[e]  = level[code[e]] * absmax[b], in f32, then rounded to the type that is asked for
+// Byte i holds element 2i in its high half and 2i + 1 in its low half; after an odd count the last
+// half is 7, the code of zero. Double quantisation keeps one byte a block instead of absmax, in
+// groups:
+//   offset    = f32(sum of absmax) * f32(1 / blocks)
+//   scale[g]  = max(max |absmax - offset|, 1e-38)
+//   q[b]      = entry of a map of 256 that is nearest to (absmax[b] - offset) * (1 / scale[g])
+//   absmax[b] = map[q[b]] * scale[g] + offset, each operation rounded
+// Every operation is a single f32 one, so CPU and GPU agree in every bit. bitsandbytes' own CUDA
+// kernels use an approximate reciprocal and may differ by one code at a threshold, and store 0
+// instead of 7 for a block of zeros.
+
+#define QLORA__NF4_SMALLEST 1e-38f
+#define QLORA__NF4_MAPS 272 // 16 levels, then the map of the scales
+
+static const float qlora__nf4_levels[16] = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+
+static const float qlora__nf4_thresholds[15] = {
+    -0.8480963706970215f,  -0.6106328964233398f,  -0.4599952697753906f,   -0.33967941999435425f,
+    -0.23460739850997925f, -0.13791173696517944f, -0.045525018125772476f, 0.03979014977812767f,
+    0.120255246758461f,    0.2035212516784668f,   0.2920137643814087f,    0.3893125355243683f,
+    0.5016634464263916f,   0.6427869200706482f,   0.8614784479141235f,
+};
+
+// The 16 levels and the signed dynamic map: for i = 0 ... 6 the middles between 2^i + 1 points
+// spread evenly over [0.1, 1], times 10^(i-6), with both signs; 0; and 1. The points are computed
+// as torch's linspace does (from both ends, each one multiply-add), because files carry those very
+// bits; a file's own map replaces this one.
+static void qlora__nf4_default_maps(float* maps) {
+    static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    memcpy(maps, qlora__nf4_levels, sizeof qlora__nf4_levels);
+    float* middle = maps + 16 + 127; // the entry that is zero
+    middle[0] = 0.0f;
+    middle[128] = 1.0f;
+    int at = 0;
+    for (int i = 0; i < 7; i++) {
+        int points = (1 << i) + 1;
+        float step = (1.0f - 0.1f) / (float)(points - 1);
+        float before = 0.1f;
+        for (int j = 1; j < points; j++) {
+            // In double the product and the sum are exact, so this rounds once.
+            float here = j < points / 2 ? (float)((double)0.1f + (double)step * (double)j)
+                                        : (float)(1.0 - (double)step * (double)(points - 1 - j));
+            float value = (before + here) / 2.0f * powers[i];
+            at++;
+            middle[at] = value;
+            middle[-at] = -value;
+            before = here;
+        }
+    }
+}
+
+static uint32_t qlora__nf4_code(float x) {
+    uint32_t code = 0;
+    for (int i = 0; i < 15; i++) {
+        code += x > qlora__nf4_thresholds[i] ? 1u : 0u;
+    }
+    return code;
+}
+
+// Quantises blocks [first, last) of n elements.
+static void qlora__nf4_quantise_blocks(const void* w, qlora_dtype dtype, int64_t n, int64_t block,
+                                       uint8_t* codes, float* absmax, int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; b++) {
+        int64_t begin = b * block;
+        int64_t end = qlora__min(n, begin + block);
+        float most = 0.0f;
+        for (int64_t e = begin; e < end; e++) {
+            float x = fabsf((float)qlora__load(w, dtype, e));
+            most = x > most ? x : most;
+        }
+        float inv = 1.0f / (most > QLORA__NF4_SMALLEST ? most : QLORA__NF4_SMALLEST);
+        for (int64_t e = begin; e < end; e += 2) {
+            uint32_t high = qlora__nf4_code((float)qlora__load(w, dtype, e) * inv);
+            uint32_t low = 7;
+            if (e + 1 < end) {
+                low = qlora__nf4_code((float)qlora__load(w, dtype, e + 1) * inv);
+            }
+            codes[e / 2] = (uint8_t)(high << 4 | low);
+        }
+        absmax[b] = most;
+    }
+}
+
+// 1024 sums in f64, as the kernel's threads have them, folded in halves.
+static float qlora__nf4_offset(const float* absmax, int64_t blocks) {
+    double sums[1024];
+    memset(sums, 0, sizeof sums);
+    for (int64_t b = 0; b < blocks; b++) {
+        sums[b % 1024] += (double)absmax[b];
+    }
+    for (int half = 512; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            sums[i] += sums[i + half];
+        }
+    }
+    return blocks > 0 ? (float)sums[0] * (1.0f / (float)blocks) : 0.0f;
+}
+
+// Bisection from the middle, then the nearer of the last entry and its neighbour on the side of x;
+// in the middle between the two the last entry of the bisection stays.
+static int qlora__nf4_nearest(const float* map, float x) {
+    int at = 127;
+    int below = 0;
+    int above = 255;
+    for (int step = 64; step > 0; step /= 2) {
+        if (x > map[at]) {
+            below = at;
+            at += step;
+        } else {
+            above = at;
+            at -= step;
+        }
+    }
+    if (x > map[at]) {
+        return x > (map[above] + map[at]) * 0.5f ? above : at;
+    }
+    return x < (map[below] + map[at]) * 0.5f ? below : at;
+}
+
+static void qlora__nf4_quantise_scales(const float* absmax, int64_t blocks, int64_t group,
+                                       float offset, const float* map, uint8_t* q, float* scales) {
+    for (int64_t begin = 0; begin < blocks; begin += group) {
+        int64_t end = qlora__min(blocks, begin + group);
+        float most = QLORA__NF4_SMALLEST;
+        for (int64_t b = begin; b < end; b++) {
+            float x = fabsf(absmax[b] - offset);
+            most = x > most ? x : most;
+        }
+        float inv = 1.0f / most;
+        for (int64_t b = begin; b < end; b++) {
+            q[b] = (uint8_t)qlora__nf4_nearest(map, (absmax[b] - offset) * inv);
+        }
+        scales[begin / group] = most;
+    }
+}
+
+// The scale of block b. volatile keeps a compiler from fusing the product and the sum.
+static float qlora__nf4_absmax(const qlora_nf4* w, int64_t b) {
+    if (w->absmax != NULL) {
+        return w->absmax[b];
+    }
+    volatile float product = w->maps[16 + w->absmax_codes[b]] * w->absmax_scales[b / w->block2];
+    return product + w->offset[0];
+}
+
+static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
+    uint32_t byte = codes[e / 2];
+    return e % 2 != 0 ? byte & 15u : byte >> 4;
 }
 
 //@@ FORMATS    - JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
@@ -3072,6 +3677,15 @@ static void qlora__text_puts(qlora__text* t, const char* string) {
     qlora__text_add(t, string, strlen(string));
 }
 
+// Writes a whole small file, atomically.
+static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
+                                      size_t size) {
+    qlora__out out;
+    QLORA__TRY(qlora__out_begin(ctx, path, &out));
+    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
+    return qlora__out_commit(ctx, &out);
+}
+
 // JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
 // indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
 typedef struct qlora__json_writer {
@@ -3803,45 +4417,6 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora_ctx* ctx, qlora__
 
 // ---- Hugging Face config.json
 
-#define QLORA_MAX_LAYERS 256
-#define QLORA_MAX_STOP_IDS 16
-
-typedef enum qlora_family {
-    QLORA_FAMILY_NONE = 0,
-    QLORA_FAMILY_LLAMA,
-    QLORA_FAMILY_MISTRAL,
-    QLORA_FAMILY_QWEN2,
-    QLORA_FAMILY_QWEN3
-} qlora_family;
-
-typedef struct qlora_model_config {
-    qlora_family family;
-    int64_t vocab;
-    int64_t hidden;
-    int64_t intermediate;
-    int64_t layers;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t head_dim;
-    int64_t max_positions;
-    double rms_eps;
-    qlora_rope_desc rope;         // layers with full attention
-    qlora_rope_desc rope_sliding; // layers with a sliding window; the same unless the file says so
-    int64_t window;   // a token sees itself and window - 1 before it; 0 = no layer has one
-    bool tied;        // the output head is the embedding
-    bool qkv_bias;
-    bool o_bias;
-    bool mlp_bias;
-    bool qk_norm;
-    bool quantized; // config.json has a quantization_config (bitsandbytes, 4-bit)
-    int32_t dtype;  // a qlora_dtype, or -1 where the file does not say
-    int32_t bos_id; // -1 = none
-    int32_t pad_id; // -1 = none
-    int32_t stop_count;
-    int32_t stop_ids[QLORA_MAX_STOP_IDS];
-    uint8_t sliding[QLORA_MAX_LAYERS]; // 1 where the layer's attention is limited by `window`
-} qlora_model_config;
-
 static const struct {
     const char* model_type;
     qlora_family family;
@@ -3979,12 +4554,10 @@ static qlora_result qlora__config_refuse(const qlora__config_reader* r, const ch
                        r->json->label, key, qlora__config_show(r, value, shown), advice);
 }
 
-// The yarn parameters and its attention factor, as transformers derives them.
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
                                        const qlora__config_reader* top, const qlora_model_config* c,
                                        qlora_rope_desc* rope) {
-    double mscale = 0.0;
-    double mscale_all = 0.0;
+    bool truncate = true;
     double fallback = (double)c->max_positions;
     QLORA__TRY(
         qlora__config_positive(top, "original_max_position_embeddings", fallback, &fallback));
@@ -3994,17 +4567,12 @@ static qlora_result qlora__config_yarn(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "factor", stretch > 1.0 ? stretch : -1.0, &rope->factor));
     QLORA__TRY(qlora__config_positive(r, "beta_fast", 32.0, &rope->beta_fast));
     QLORA__TRY(qlora__config_positive(r, "beta_slow", 1.0, &rope->beta_slow));
-    bool truncate = true;
+    QLORA__TRY(qlora__config_positive(r, "mscale", 0.0, &rope->mscale));
+    QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", 0.0, &rope->mscale_all_dim));
+    QLORA__TRY(qlora__config_positive(r, "attention_factor", 0.0, &rope->attention_factor));
     QLORA__TRY(qlora__config_bool(r, "truncate", true, &truncate));
     rope->no_truncate = !truncate;
-    double lengthen = rope->factor > 1.0 ? 0.1 * log(rope->factor) : 0.0;
-    double computed = lengthen + 1.0;
-    if (qlora__config_find(r, "mscale") != 0 && qlora__config_find(r, "mscale_all_dim") != 0) {
-        QLORA__TRY(qlora__config_positive(r, "mscale", -1.0, &mscale));
-        QLORA__TRY(qlora__config_positive(r, "mscale_all_dim", -1.0, &mscale_all));
-        computed = (mscale * lengthen + 1.0) / (mscale_all * lengthen + 1.0);
-    }
-    return qlora__config_positive(r, "attention_factor", computed, &rope->attention_factor);
+    return QLORA_OK;
 }
 
 static qlora_result qlora__config_llama3(const qlora__config_reader* r,
@@ -4033,7 +4601,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
                                        const qlora_model_config* c, qlora_rope_desc* rope) {
     static const struct {
         const char* name;
-        qlora_rope_type kind;
+        qlora_rope_type type;
     } kinds[4] = {{"default", QLORA_ROPE_DEFAULT},
                   {"linear", QLORA_ROPE_LINEAR},
                   {"llama3", QLORA_ROPE_LLAMA3},
@@ -4043,7 +4611,6 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
     double partial = 1.0;
     memset(rope, 0, sizeof *rope);
     rope->factor = 1.0;
-    rope->attention_factor = 1.0;
     QLORA__TRY(qlora__config_positive(top, "rope_theta", theta, &rope->theta));
     QLORA__TRY(qlora__config_positive(top, "partial_rotary_factor", partial, &partial));
     if (dict != 0) {
@@ -4059,7 +4626,7 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         if (k == 4) {
             return qlora__config_refuse(&r, "rope_type", type, "default, linear, llama3, yarn are");
         }
-        rope->type = kinds[k].kind;
+        rope->type = kinds[k].type;
     }
     if (!(rope->theta > 1.0)) {
         return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
@@ -4657,6 +5224,105 @@ static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, c
     return QLORA_OK;
 }
 
+// ---- Hugging Face model folder, written
+
+// Copies a file, atomically, as the tokenizer's files beside an exported model.
+static QLORA__UNUSED qlora_result qlora__file_copy(qlora_ctx* ctx, const char* from,
+                                                   const char* to) {
+    qlora__map map;
+    QLORA__TRY(qlora__map_open(ctx, from, &map));
+    qlora_result result = qlora__file_write(ctx, to, map.data, (size_t)map.size);
+    qlora__map_close(ctx, &map);
+    return result;
+}
+
+// model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
+// order; `bytes` is the sum of all tensors.
+static QLORA__UNUSED qlora_result qlora__index_write(qlora_ctx* ctx, const char* dir,
+                                                     const char* const* names,
+                                                     const uint32_t* shard_of, uint32_t count,
+                                                     const char* const* shards, uint64_t bytes) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    qlora__json_writer w;
+    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
+    qlora__text_begin(ctx, &text);
+    qlora__json_write_begin(&w, &text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__json_write_open(&w, "metadata", '{');
+    qlora__json_write_int(&w, "total_size", (int64_t)bytes);
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_open(&w, "weight_map", '{');
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__json_write_string(&w, names[i], shards[shard_of[i]]);
+    }
+    qlora__json_write_close(&w, '}');
+    qlora__json_write_close(&w, '}');
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
+// The members of a config with its weights' type replaced and without quantization_config; all else
+// as it stands in the file.
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__text* text) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
+        const qlora__json_token* key = &json->tokens[k];
+        const qlora__json_token* value = &json->tokens[k + 1];
+        uint32_t quote = value->kind == QLORA__JSON_STRING ? 1 : 0;
+        if (qlora__json_is(json, k, "quantization_config")) {
+            continue;
+        }
+        qlora__json_write_key(&w, NULL);
+        qlora__text_add(text, json->text + key->begin - 1, key->end - key->begin + 2);
+        qlora__text_puts(text, ": ");
+        if (qlora__json_is(json, k, "dtype") || qlora__json_is(json, k, "torch_dtype")) {
+            qlora__json_write_quoted(text, dtype, strlen(dtype));
+        } else {
+            qlora__text_add(text, json->text + value->begin - quote,
+                            value->end - value->begin + 2 * quote);
+        }
+    }
+    qlora__json_write_close(&w, '}');
+}
+
+// config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
+static QLORA__UNUSED qlora_result qlora__config_export(qlora_ctx* ctx, const char* from_dir,
+                                                       const char* to_dir, const char* dtype) {
+    char path[QLORA__PATH_ROOM];
+    qlora__map map;
+    qlora__json json;
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, from_dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora__text_begin(ctx, &text);
+    qlora_result result = qlora__json_parse(ctx, path, map.data, map.size, 0, &json);
+    if (result == QLORA_OK) {
+        if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
+            qlora__config_rewrite(&json, dtype, &text);
+            result = text.result;
+        } else {
+            result = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+        }
+        qlora__json_free(ctx, &json);
+    }
+    qlora__map_close(ctx, &map);
+    if (result == QLORA_OK) {
+        result = qlora__path_join(ctx, to_dir, "config.json", path);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}
+
 // ---- bitsandbytes 4-bit tensors
 
 // A linear layer's weight as its file holds it: 16/32-bit (nf4 false, `weight` is the matrix) or
@@ -4677,23 +5343,6 @@ typedef struct qlora__linear_source {
     float offset;
     qlora_dtype dtype; // what the codes stand for was rounded to this
 } qlora__linear_source;
-
-static const float qlora__bnb_book[16] = {-1.0f,
-                                          -0.6961928009986877f,
-                                          -0.5250730514526367f,
-                                          -0.39491748809814453f,
-                                          -0.28444138169288635f,
-                                          -0.18477343022823334f,
-                                          -0.09105003625154495f,
-                                          0.0f,
-                                          0.07958029955625534f,
-                                          0.16093020141124725f,
-                                          0.24611230194568634f,
-                                          0.33791524171829224f,
-                                          0.44070982933044434f,
-                                          0.5626170039176941f,
-                                          0.7229568362236023f,
-                                          1.0f};
 
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
@@ -4790,7 +5439,7 @@ static qlora_result qlora__bnb_parts(qlora_ctx* ctx, const qlora__folder* f, con
     float book[16];
     qlora__st_read_f32(w->map, 0, 16, book);
     for (int i = 0; i < 16; i++) {
-        float off = book[i] - qlora__bnb_book[i];
+        float off = book[i] - qlora__nf4_levels[i];
         if (!(off <= 1e-6f && off >= -1e-6f)) {
             return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                                "%s: %s.quant_map is not the NF4 code book", f->dir, name);
@@ -5662,15 +6311,6 @@ static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d)
     qlora__json_write_close(&w, '}');
 }
 
-// Writes a whole small file, atomically.
-static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
-                                      size_t size) {
-    qlora__out out;
-    QLORA__TRY(qlora__out_begin(ctx, path, &out));
-    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
-    return qlora__out_commit(ctx, &out);
-}
-
 // Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
 // by qlora__peft_key; write them first, so that a config never stands without its weights.
 static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const char* dir,
@@ -5867,8 +6507,9 @@ static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* 
 
 static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
                                                     const void* bytes, size_t size) {
-    static const uint8_t zeros[QLORA__GGUF_ALIGN] = {0};
+    uint8_t zeros[QLORA__GGUF_ALIGN];
     const uint8_t* p = (const uint8_t*)bytes;
+    memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
@@ -6865,14 +7506,35 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
 #define QLORA__NEED_HEAD128 64u  // the same, head size 128
 #define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
+#define QLORA__NEED_RANDOM 256u  // makes its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
+#define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 
 // The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
 // dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
 #define QLORA__KERNELS(X)                                                                            \
     QLORA__KERNELS_RUNTIME(X)                                                                        \
     QLORA__KERNELS_OPS(X)                                                                            \
-    QLORA__KERNELS_ATTENTION(X)
+    QLORA__KERNELS_ATTENTION(X)                                                                      \
+    QLORA__KERNELS_NF4(X)
+
+#define QLORA__KERNELS_NF4(X)                                                                        \
+    X(nf4_quantise_f32, nf4, 0, NF4)                                                                 \
+    X(nf4_quantise_bf16, nf4, 0, NF4)                                                                \
+    X(nf4_quantise_f16, nf4, 0, NF4)                                                                 \
+    X(nf4_offset, nf4, 0, NF4)                                                                       \
+    X(nf4_quantise_scales, nf4, 0, NF4)                                                              \
+    X(nf4_dequantise_f32, nf4, 0, NF4)                                                               \
+    X(nf4_dequantise_bf16, nf4, 0, NF4)                                                              \
+    X(nf4_dequantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_32, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_64, nf4_gemm, 0, NF4_BF16)                                                            \
+    X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                        \
+    X(linear_place_f32, linear, 0, LORA)                                                             \
+    X(linear_place_bf16, linear, 0, LORA)                                                            \
+    X(linear_bias_f32, linear, 0, ALWAYS)                                                            \
+    X(linear_bias_bf16, linear, 0, ALWAYS)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                    \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
@@ -6895,6 +7557,8 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(cast_f16_bf16, cast, 0, ALWAYS)                                                                \
     X(cast_absmax_f32, cast, 0, ALWAYS)                                                              \
     X(cast_scale, cast, 0, ALWAYS)                                                                   \
+    X(random_normal_f32, random, 0, RANDOM)                                                          \
+    X(random_normal_bf16, random, 0, RANDOM)                                                         \
     X(clip_squares, clip, 0, ALWAYS)                                                                 \
     X(clip_scale, clip, 0, ALWAYS)                                                                   \
     X(clip_apply, clip, 0, ALWAYS)
@@ -8158,7 +8822,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     return used + 1;
 }
 
-//@@ DISPATCH   - the GEMM family: cuBLAS, our PTX, CPU; pre-warm
+//@@ DISPATCH   - the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
 
 // One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
 typedef struct qlora__gemm {
@@ -8515,8 +9179,8 @@ static bool qlora__has_cublas(const qlora_ctx* ctx) {
 // ---- the operator ---------------------------------------------------------------------------------
 
 const char* qlora_path_name(qlora_path path) {
-    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS"};
-    return (int)path >= 0 && path <= QLORA_PATH_CUBLAS ? names[path] : "unknown";
+    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS", "NF4"};
+    return (int)path >= 0 && path <= QLORA_PATH_NF4 ? names[path] : "unknown";
 }
 
 qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
@@ -8678,6 +9342,632 @@ qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const 
                                    const qlora_tensor* db, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_b");
     return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
+}
+
+// ---- NF4 weights
+// ----------------------------------------------------------------------------------
+
+static bool qlora__is_power_of_two(int64_t n) {
+    return n > 0 && (n & (n - 1)) == 0;
+}
+
+static QLORA__UNUSED int32_t qlora__log2(int64_t power) {
+    int32_t shift = 0;
+    while (power > 1) {
+        power /= 2;
+        shift++;
+    }
+    return shift;
+}
+
+// Where the parts of a weight lie in its memory: codes, absmax, absmax_codes, absmax_scales,
+// offset, maps.
+typedef struct qlora__nf4_layout {
+    int64_t blocks;
+    int64_t groups;
+    int32_t block;
+    int32_t block2;
+    size_t size[6];
+    size_t at[6];
+    size_t total;
+} qlora__nf4_layout;
+
+static bool qlora__nf4_lay_out(const qlora_nf4_desc* desc, qlora__nf4_layout* out) {
+    memset(out, 0, sizeof *out);
+    out->block = desc->block != 0 ? desc->block : 64;
+    out->block2 = desc->block2 != 0 ? desc->block2 : 256;
+    size_t n = 0;
+    if (desc->rows < 0 || desc->cols < 0 || !qlora__is_power_of_two(out->block) ||
+        out->block < 32 || out->block > 4096 || !qlora__is_power_of_two(out->block2) ||
+        out->block2 > (1 << 20) || !qlora__mul((size_t)desc->rows, (size_t)desc->cols, &n) ||
+        n > (size_t)INT64_MAX / 2) {
+        return false;
+    }
+    out->blocks = qlora__ceil_div((int64_t)n, out->block);
+    out->groups = desc->plain_scales ? 0 : qlora__ceil_div(out->blocks, out->block2);
+    out->size[0] = (n + 1) / 2;
+    out->size[1] = desc->plain_scales ? (size_t)out->blocks * 4 : 0;
+    out->size[2] = desc->plain_scales ? 0 : (size_t)out->blocks;
+    out->size[3] = (size_t)out->groups * 4;
+    out->size[4] = desc->plain_scales ? 0 : 4;
+    out->size[5] = QLORA__NF4_MAPS * 4;
+    for (int i = 0; i < 6; i++) {
+        out->at[i] = out->total;
+        out->total += qlora__align_up(out->size[i], 256);
+    }
+    return true;
+}
+
+size_t qlora_nf4_bytes(const qlora_nf4_desc* desc) {
+    qlora__nf4_layout layout;
+    return desc != NULL && qlora__nf4_lay_out(desc, &layout) ? layout.total : 0;
+}
+
+static qlora_result qlora__nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                    const qlora_tensor* memory, qlora_nf4* out) {
+    qlora__nf4_layout layout;
+    if (desc == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", desc == NULL ? "desc" : "out");
+    }
+    if (!qlora__nf4_lay_out(desc, &layout)) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "NF4 of %lld x %lld, block %d, block2 %d: block is a power of two from 32 to "
+            "4096, block2 a power of two",
+            (long long)desc->rows, (long long)desc->cols, (int)desc->block, (int)desc->block2);
+    }
+    QLORA__TRY(qlora__need(ctx, memory, "memory", QLORA__IS_U8, -1, -1));
+    if (memory->bytes < layout.total || (uintptr_t)memory->data % 16 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "an NF4 weight of %lld x %lld needs %llu bytes aligned to 16, not %llu",
+                           (long long)desc->rows, (long long)desc->cols,
+                           (unsigned long long)layout.total, (unsigned long long)memory->bytes);
+    }
+    char* base = (char*)memory->data;
+    qlora_nf4 w;
+    memset(&w, 0, sizeof w);
+    w.codes = (uint8_t*)base;
+    if (desc->plain_scales) {
+        w.absmax = (float*)(void*)(base + layout.at[1]);
+    } else {
+        w.absmax_codes = (uint8_t*)(base + layout.at[2]);
+        w.absmax_scales = (float*)(void*)(base + layout.at[3]);
+        w.offset = (float*)(void*)(base + layout.at[4]);
+    }
+    w.maps = (float*)(void*)(base + layout.at[5]);
+    w.rows = desc->rows;
+    w.cols = desc->cols;
+    w.block = layout.block;
+    w.block2 = layout.block2;
+    w.memory = *memory;
+    w.owner = ctx;
+    float maps[QLORA__NF4_MAPS];
+    qlora__nf4_default_maps(maps);
+    QLORA__TRY(qlora__copy_in(ctx, w.maps, maps, sizeof maps));
+    *out = w;
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc, const qlora_tensor* memory,
+                            qlora_nf4* out) {
+    QLORA__ENTER(ctx, "qlora_nf4_wrap");
+    return qlora__leave(ctx, qlora__nf4_wrap(ctx, desc, memory, out));
+}
+
+static qlora_result qlora__nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out) {
+    size_t bytes = qlora_nf4_bytes(desc);
+    qlora_tensor memory;
+    QLORA__TRY(qlora__tensor_create(ctx, QLORA_U8, 1, 1, (int64_t)bytes, &memory));
+    qlora_result r = qlora__nf4_wrap(ctx, desc, &memory, out);
+    if (r != QLORA_OK) {
+        qlora_result ignored = qlora__tensor_destroy(ctx, &memory);
+        (void)ignored;
+        return r;
+    }
+    out->owns_memory = true;
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out) {
+    QLORA__ENTER(ctx, "qlora_nf4_create");
+    return qlora__leave(ctx, qlora__nf4_create(ctx, desc, out));
+}
+
+static qlora_result qlora__nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
+    if (weight == NULL || weight->owner == NULL) {
+        return QLORA_OK;
+    }
+    if (weight->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight belongs to another context");
+    }
+    if (weight->owns_memory) {
+        QLORA__TRY(qlora__tensor_destroy(ctx, &weight->memory));
+    }
+    memset(weight, 0, sizeof *weight);
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_nf4_destroy"));
+    return qlora__leave(ctx, qlora__nf4_destroy(ctx, weight));
+}
+
+static qlora_result qlora__nf4_need(qlora_ctx* ctx, const qlora_nf4* w, const char* name) {
+    if (w == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
+    }
+    if (w->owner != ctx || w->codes == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
+                           w->owner == NULL ? "no context; use qlora_nf4_create or _wrap"
+                                            : "another context");
+    }
+    return qlora__capture_note(ctx, w->memory.data);
+}
+
+static qlora_nf4_desc qlora__nf4_describe(const qlora_nf4* w) {
+    qlora_nf4_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.rows = w->rows;
+    desc.cols = w->cols;
+    desc.block = w->block;
+    desc.block2 = w->block2;
+    desc.plain_scales = w->absmax != NULL;
+    return desc;
+}
+
+// Copies parts in or out; a part that the weight does not have may not be given.
+static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
+                                    const qlora_nf4_parts* parts, bool in) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    if (parts == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "parts is NULL");
+    }
+    qlora_nf4_desc desc = qlora__nf4_describe(w);
+    qlora__nf4_layout layout;
+    bool valid = qlora__nf4_lay_out(&desc, &layout);
+    QLORA_ASSERT(valid);
+    (void)valid;
+    static const char* const names[] = {"codes",  "absmax", "absmax_codes", "absmax_scales",
+                                        "offset", "levels", "map"};
+    void* host[] = {parts->codes,  parts->absmax, parts->absmax_codes, parts->absmax_scales,
+                    parts->offset, parts->levels, parts->map};
+    void* device[] = {w->codes,  w->absmax, w->absmax_codes, w->absmax_scales,
+                      w->offset, w->maps,   w->maps + 16};
+    const size_t sizes[] = {layout.size[0], layout.size[1], layout.size[2], layout.size[3],
+                            layout.size[4], 16 * 4,         256 * 4};
+    for (int i = 0; i < 7; i++) {
+        if (host[i] != NULL && device[i] == NULL) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "parts.%s is given, but the weight has %s scales", names[i],
+                               w->absmax != NULL ? "plain" : "double-quantised");
+        }
+    }
+    for (int i = 0; i < 7; i++) {
+        if (host[i] != NULL) {
+            QLORA__TRY(in ? qlora__copy_in(ctx, device[i], host[i], sizes[i])
+                          : qlora__copy_out(ctx, host[i], device[i], sizes[i]));
+        }
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+                              const qlora_nf4_parts* parts) {
+    QLORA__ENTER(ctx, "qlora_nf4_upload");
+    return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
+}
+
+qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+                                const qlora_nf4_parts* parts) {
+    QLORA__ENTER(ctx, "qlora_nf4_download");
+    return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
+}
+
+// ---- NF4 quantise and dequantise (formulas: section NUMBERS)
+// ----------------------------------------
+
+typedef struct qlora__nf4_job {
+    const qlora_nf4* w;
+    const qlora_tensor* source;
+    float* absmax;
+    // dequantise only: the window
+    const qlora_tensor* out;
+    int64_t row0;
+    int64_t col0;
+    bool via_bf16;
+} qlora__nf4_job;
+
+static void qlora__nf4_quantise_range(void* user, int64_t begin, int64_t end) {
+    const qlora__nf4_job* job = (const qlora__nf4_job*)user;
+    const qlora_nf4* w = job->w;
+    qlora__nf4_quantise_blocks(job->source->data, job->source->dtype, w->rows * w->cols, w->block,
+                               w->codes, job->absmax, begin, end);
+}
+
+static void qlora__nf4_dequantise_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__nf4_job* job = (const qlora__nf4_job*)user;
+    const qlora_tensor* out = job->out;
+    for (int64_t r = begin; r < end; r++) {
+        int64_t e = (job->row0 + r) * job->w->cols + job->col0;
+        int64_t block = -1;
+        float scale = 0.0f;
+        for (int64_t c = 0; c < out->cols; c++, e++) {
+            if (e / job->w->block != block) {
+                block = e / job->w->block;
+                scale = qlora__nf4_absmax(job->w, block);
+            }
+            float value = job->w->maps[qlora__nf4_code_at(job->w->codes, e)] * scale;
+            if (job->via_bf16) {
+                value = qlora__bf16_to(qlora__bf16_from(value));
+            }
+            qlora__put(out, r, c, (QLORA__REAL)value);
+        }
+    }
+}
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
+                                            const qlora_nf4* weight, float* absmax,
+                                            int64_t blocks) {
+    qlora_nf4 w = *weight; // parameters are passed by address
+    int64_t n = w.rows * w.cols;
+    void* data = source->data;
+    qlora__kernel_id kernel = source->dtype == QLORA_F32    ? QLORA__K_nf4_quantise_f32
+                              : source->dtype == QLORA_BF16 ? QLORA__K_nf4_quantise_bf16
+                                                            : QLORA__K_nf4_quantise_f16;
+    void* args[] = {&data, &n, &w.block, &w.codes, &absmax};
+    QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(blocks, 8), 1, 1, 256, 0, args));
+    if (w.absmax != NULL || blocks == 0) {
+        return QLORA_OK;
+    }
+    float inverse = 1.0f / (float)blocks;
+    void* sum[] = {&absmax, &blocks, &inverse, &w.offset};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_nf4_offset, 1, 1, 1, 1024, 0, sum));
+    void* scales[] = {&absmax, &blocks,         &w.block2,       &w.offset,
+                      &w.maps, &w.absmax_codes, &w.absmax_scales};
+    return qlora__launch(ctx, QLORA__K_nf4_quantise_scales,
+                         qlora__ceil_div(qlora__ceil_div(blocks, w.block2), 8), 1, 1, 256, 0,
+                         scales);
+}
+
+static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_job* job) {
+    qlora_nf4 w = *job->w;
+    qlora_tensor out = *job->out;
+    int64_t row0 = job->row0;
+    int64_t col0 = job->col0;
+    int32_t block_shift = qlora__log2(w.block);
+    int32_t group_shift = qlora__log2(w.block2);
+    int32_t via_bf16 = job->via_bf16 ? 1 : 0;
+    int32_t width = 1; // threads along a row, eight columns each
+    while (width < 256 && 8 * width < out.cols) {
+        width *= 2;
+    }
+    qlora__kernel_id kernel = out.dtype == QLORA_F32    ? QLORA__K_nf4_dequantise_f32
+                              : out.dtype == QLORA_BF16 ? QLORA__K_nf4_dequantise_bf16
+                                                        : QLORA__K_nf4_dequantise_f16;
+    void* args[] = {&w.codes, &w.absmax,    &w.absmax_codes, &w.absmax_scales, &w.offset, &w.maps,
+                    &w.cols,  &row0,        &col0,           &out.data,        &out.rows, &out.cols,
+                    &out.ld,  &block_shift, &group_shift,    &width,           &via_bf16};
+    return qlora__launch(ctx, kernel, qlora__ceil_div(out.rows, 4 * 256 / width),
+                         qlora__ceil_div(out.cols, 8 * width), 1, 256, 0, args);
+}
+
+#else
+
+static qlora_result qlora__nf4_quantise_gpu(qlora_ctx* ctx, const qlora_tensor* source,
+                                            const qlora_nf4* weight, float* absmax,
+                                            int64_t blocks) {
+    (void)source;
+    (void)weight;
+    (void)absmax;
+    (void)blocks;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__nf4_dequantise_gpu(qlora_ctx* ctx, const qlora__nf4_job* job) {
+    (void)job;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                        const qlora_nf4* w) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    QLORA__TRY(qlora__need(ctx, source, "source", QLORA__IS_FLOAT, w->rows, w->cols));
+    if (source->ld != source->cols && source->rows > 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "source must have no gaps between its rows");
+    }
+    int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
+    void* scratch = NULL;
+    float* absmax = w->absmax;
+    if (absmax == NULL) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)blocks * 4, &scratch));
+        absmax = (float*)scratch;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__nf4_quantise_gpu(ctx, source, w, absmax, blocks);
+    }
+    qlora__nf4_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.source = source;
+    job.absmax = absmax;
+    qlora__parallel(ctx, blocks, 64, qlora__nf4_quantise_range, &job);
+    if (w->absmax == NULL && blocks > 0) {
+        w->offset[0] = qlora__nf4_offset(absmax, blocks);
+        qlora__nf4_quantise_scales(absmax, blocks, w->block2, w->offset[0], w->maps + 16,
+                                   w->absmax_codes, w->absmax_scales);
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                const qlora_nf4* weight) {
+    QLORA__ENTER(ctx, "qlora_nf4_quantise");
+    return qlora__leave(ctx, qlora__nf4_quantise(ctx, source, weight));
+}
+
+// A window of the weight that begins at (row0, col0) and is as large as out.
+static qlora_result qlora__nf4_window(qlora_ctx* ctx, const qlora_nf4* w, int64_t row0,
+                                      int64_t col0, const qlora_tensor* out, bool via_bf16) {
+    qlora__nf4_job job;
+    memset(&job, 0, sizeof job);
+    job.w = w;
+    job.out = out;
+    job.row0 = row0;
+    job.col0 = col0;
+    job.via_bf16 = via_bf16;
+    if (out->rows == 0 || out->cols == 0) {
+        return QLORA_OK;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__nf4_dequantise_gpu(ctx, &job);
+    }
+    qlora__parallel(ctx, out->rows, 1 + 4096 / out->cols, qlora__nf4_dequantise_rows, &job);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* w,
+                                          const qlora_tensor* out, bool via_bf16) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "the weight"));
+    QLORA__TRY(qlora__need(ctx, out, "out", QLORA__IS_FLOAT, w->rows, w->cols));
+    return qlora__nf4_window(ctx, w, 0, 0, out, via_bf16);
+}
+
+qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const qlora_tensor* out,
+                                  bool via_bf16) {
+    QLORA__ENTER(ctx, "qlora_nf4_dequantise");
+    return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
+}
+
+// ---- NF4 GEMM: y = x W^T, dx = dy W
+// -----------------------------------------------------------------
+//
+// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch:
+// rows of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights
+// are widened on the way to the tensor cores; it wins as long as reading W costs more than
+// multiplying, up to 64 rows.
+
+#define QLORA__NF4_FUSED_ROWS 64
+
+// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least
+// `unit`.
+static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
+                                     int64_t* slice, void** memory) {
+    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
+    if (fit < count) {
+        fit = qlora__max(fit / unit * unit,
+                         qlora__min(unit, count)); // too little: let scratch say so
+    }
+    *slice = qlora__min(fit, count);
+    return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
+}
+
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                       const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    int64_t count = backward ? w->cols : w->rows;
+    int64_t other = backward ? w->rows : w->cols;
+    int64_t slice = 0;
+    qlora_tensor window;
+    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
+    QLORA__TRY(qlora__nf4_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64, &slice,
+                                &window.data));
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_b = !backward;
+    d.alpha = 1.0f;
+    d.beta = (flags & QLORA_NF4_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    d.path = (flags & QLORA_NF4_PTX) != 0 ? QLORA_PATH_PTX : QLORA_PATH_AUTO;
+    for (int64_t done = 0; done < count; done += slice) {
+        int64_t now = qlora__min(slice, count - done);
+        window.rows = backward ? other : now;
+        window.cols = backward ? now : other;
+        window.ld = window.cols;
+        window.bytes = (size_t)(now * other) * qlora_dtype_bytes(x->dtype);
+        QLORA__TRY(qlora__nf4_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window,
+                                     x->dtype == QLORA_F32));
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, &d, x, &window, &part));
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
+           x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
+           w->rows <= INT32_MAX - 4096 && x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
+           (uintptr_t)w->codes % 16 == 0;
+}
+
+// Blocks of 64 rows of W by a range of K; K is split until about 448 blocks are there.
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    qlora_nf4 w[2];
+    memset(w, 0, sizeof w);
+    w[0] = *w1;
+    if (w2 != NULL) {
+        w[1] = *w2;
+    }
+    int64_t tiles = qlora__ceil_div(w[0].rows, 64) + qlora__ceil_div(w[1].rows, 64);
+    int32_t M = (int32_t)x->rows;
+    int32_t K = (int32_t)x->cols;
+    if (M == 0 || tiles == 0) {
+        return QLORA_OK;
+    }
+    int64_t splits = qlora__min(16, qlora__ceil_div(448, tiles));
+    int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
+    int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
+    splits = range > 0 ? qlora__ceil_div(K, range) : 1;
+    void* partials = NULL;
+    if (splits > 1) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)(splits * M * tiles * 64) * 4, &partials));
+    }
+    void* source = x->data;
+    int64_t ldx = x->ld;
+    int32_t is_bf16 = y1->dtype == QLORA_BF16 ? 1 : 0;
+    int32_t shift[4] = {qlora__log2(w[0].block), qlora__log2(w[0].block2), qlora__log2(w[1].block),
+                        qlora__log2(w[1].block2)};
+    int32_t N[2] = {(int32_t)w[0].rows, (int32_t)w[1].rows};
+    void* y[2] = {y1->data, y2 != NULL ? y2->data : NULL};
+    int64_t ldy[2] = {y1->ld, y2 != NULL ? y2->ld : 0};
+    void* args[29] = {&source, &ldx, &M, &K, &range, &is_bf16, &partials};
+    for (int i = 0; i < 2; i++) {
+        void* own[11] = {&w[i].codes,
+                         &w[i].absmax,
+                         &w[i].absmax_codes,
+                         &w[i].absmax_scales,
+                         &w[i].offset,
+                         &w[i].maps,
+                         &shift[2 * i],
+                         &shift[2 * i + 1],
+                         &N[i],
+                         &y[i],
+                         &ldy[i]};
+        memcpy(args + 7 + 11 * i, own, sizeof own);
+    }
+    qlora__kernel_id kernel = M <= 16   ? QLORA__K_nf4_gemm_16
+                              : M <= 32 ? QLORA__K_nf4_gemm_32
+                                        : QLORA__K_nf4_gemm_64;
+    QLORA__TRY(qlora__launch(ctx, kernel, tiles, splits, 1, 128, 0, args));
+    if (splits == 1) {
+        return QLORA_OK;
+    }
+    int32_t count = (int32_t)splits;
+    void* sum[] = {&partials, &count, &M, &N[0], &y[0], &ldy[0], &N[1], &y[1], &ldy[1], &is_bf16};
+    return qlora__launch(ctx, QLORA__K_nf4_gemm_reduce, qlora__ceil_div(tiles * 64, 256), M, 1, 256,
+                         0, sum);
+}
+
+#else
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    (void)ctx;
+    (void)x;
+    (void)w;
+    return false;
+}
+
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    (void)x;
+    (void)w1;
+    (void)w2;
+    (void)y1;
+    (void)y2;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+// Checks one product; x is [rows, cols of W] forward, [rows, rows of W] backward.
+static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                          const qlora_nf4* w, const qlora_tensor* y,
+                                          uint32_t flags) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "W"));
+    int64_t in = backward ? w->rows : w->cols;
+    int64_t out = backward ? w->cols : w->rows;
+    QLORA__TRY(qlora__need(ctx, x, backward ? "dy" : "x", QLORA__IS_F32 | QLORA__IS_BF16, -1, in));
+    QLORA__TRY(
+        qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
+    QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
+    QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
+    uint32_t both = QLORA_NF4_FUSED | QLORA_NF4_UNFUSED;
+    if (flags > 15 || (flags & both) == both ||
+        ((flags & QLORA_NF4_FUSED) != 0 && (flags & (QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX)) != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
+                           flags);
+    }
+    if ((flags & QLORA_NF4_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED,
+            "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
+            "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
+            "of 32",
+            QLORA__NF4_FUSED_ROWS);
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                   uint32_t flags) {
+    uint32_t other = QLORA_NF4_UNFUSED | QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX;
+    return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                    const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
+    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
+    }
+    return qlora__nf4_unfused(ctx, backward, x, w, y, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, false, x, w, y, flags));
+}
+
+qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_nf4* w,
+                                     const qlora_tensor* dx, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_backward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, true, dy, w, dx, flags));
+}
+
+static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w1, y1, flags));
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w2, y2, flags));
+    QLORA__TRY(qlora__need_apart(ctx, "y1", y1, "y2", y2));
+    if (y1->dtype == y2->dtype && qlora__nf4_wants_fused(ctx, x, w1, flags) &&
+        qlora__nf4_wants_fused(ctx, x, w2, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
+    }
+    size_t before = ctx->scratch_used;
+    QLORA__TRY(qlora__nf4_gemm(ctx, false, x, w1, y1, flags));
+    ctx->scratch_used =
+        before; // the stream keeps the order, so the second weight takes the same place
+    return qlora__nf4_gemm(ctx, false, x, w2, y2, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward2");
+    return qlora__leave(ctx, qlora__nf4_gemm2(ctx, x, w1, w2, y1, y2, flags));
 }
 
 // ---- pre-warm -------------------------------------------------------------------------------------
@@ -9097,7 +10387,7 @@ static void qlora__clip_apply_cpu(void* user, int64_t begin, int64_t end) {
     }
 }
 
-static void qlora__clip_cpu(qlora_ctx* ctx, qlora_clip* clip) {
+static void qlora__clip_measure_cpu(qlora_ctx* ctx, qlora_clip* clip) {
     qlora__parallel(ctx, clip->chunks, 8, qlora__clip_squares_cpu, clip);
     *clip->any = 0;
     for (int32_t g = 0; g < clip->groups; g++) {
@@ -9114,21 +10404,30 @@ static void qlora__clip_cpu(qlora_ctx* ctx, qlora_clip* clip) {
         clip->flags[g] = finite ? 0 : 1;
         *clip->any |= clip->flags[g];
     }
-    qlora__parallel(ctx, clip->chunks, 8, qlora__clip_apply_cpu, clip);
 }
 
-static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
+// Norms, scales and flags; the gradients stay. The trainer's AdamW applies the scale itself.
+static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
+    QLORA__TRY(qlora__capture_note(ctx, clip->part_table));
     if (qlora__on_cpu(ctx)) {
-        qlora__clip_cpu(ctx, clip);
+        qlora__clip_measure_cpu(ctx, clip);
         return QLORA_OK;
     }
-    QLORA__TRY(qlora__capture_note(ctx, clip->memory->data));
     qlora_clip c = *clip; // parameters are passed by address
     void* squares[] = {&c.part_table, &c.chunk_table, &c.partials};
     QLORA__TRY(qlora__launch(ctx, QLORA__K_clip_squares, clip->chunks, 1, 1, 256, 0, squares));
     void* scale[] = {&c.partials, &c.first, &c.max_norm, &c.results, &c.flags};
-    QLORA__TRY(qlora__launch(ctx, QLORA__K_clip_scale, clip->groups, 1, 1, 256, 0, scale));
+    return qlora__launch(ctx, QLORA__K_clip_scale, clip->groups, 1, 1, 256, 0, scale);
+}
+
+static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
+    QLORA__TRY(qlora__clip_need(ctx, clip));
+    QLORA__TRY(qlora__clip_measure(ctx, clip));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, clip->chunks, 8, qlora__clip_apply_cpu, clip);
+        return QLORA_OK;
+    }
+    qlora_clip c = *clip; // parameters are passed by address
     void* apply[] = {&c.part_table, &c.chunk_table, &c.chunks, &c.results, &c.flags, &c.groups, &c.any};
     return qlora__launch(ctx, QLORA__K_clip_apply, qlora__max(clip->chunks, 1), 1, 1, 256, 0, apply);
 }
@@ -9237,23 +10536,29 @@ static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t
     return shape;
 }
 
-// Flat view of same-shaped matrices: without padding they are one long row.
+// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose leading
+// dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte accesses.
 typedef struct qlora__extent {
     int64_t rows;
     int64_t cols;
+    int64_t ld[6]; // of each tensor
 } qlora__extent;
 
 static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int count) {
     qlora__extent e;
+    memset(&e, 0, sizeof e);
     e.rows = tensors[0]->rows;
     e.cols = tensors[0]->cols;
+    bool flat = true;
     for (int i = 0; i < count; i++) {
-        if (tensors[i] != NULL && tensors[i]->ld != e.cols) {
-            return e;
-        }
+        e.ld[i] = tensors[i] != NULL ? tensors[i]->ld : 0;
+        flat = flat && (tensors[i] == NULL || tensors[i]->ld == e.cols || e.rows == 1);
     }
-    e.cols *= e.rows;
-    e.rows = 1;
+    if (flat) {
+        e.cols *= e.rows;
+        e.rows = e.rows > 0 ? 1 : 0;
+        memset(e.ld, 0, sizeof e.ld);
+    }
     return e;
 }
 
@@ -9403,19 +10708,18 @@ static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const q
         return QLORA_OK;
     }
     const qlora_tensor* all[3];
-    all[0] = y;
-    all[1] = a;
-    all[2] = b;
-    qlora__extent e = qlora__extent_of(all, 3);
+    all[op->inputs] = y;
+    for (int i = 0; i < op->inputs; i++) {
+        all[i] = inputs[i];
+    }
+    qlora__extent e = qlora__extent_of(all, op->inputs + 1);
     qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(y->dtype));
     void* args[9];
     int n = 0;
-    for (int i = 0; i < op->inputs; i++) {
-        args[n++] = (void*)&inputs[i]->data;
-        args[n++] = (void*)&inputs[i]->ld;
+    for (int i = 0; i <= op->inputs; i++) {
+        args[n++] = (void*)&all[i]->data;
+        args[n++] = &e.ld[i];
     }
-    args[n++] = (void*)&y->data;
-    args[n++] = (void*)&y->ld;
     args[n++] = &e.rows;
     args[n++] = &e.cols;
     if (op->has_alpha) {
@@ -9535,14 +10839,13 @@ static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* jo
     qlora__extent e = qlora__extent_of(all, 6);
     qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(dh->dtype));
     void* h_data = job->h != NULL ? job->h->data : NULL;
-    int64_t h_ld = job->h != NULL ? job->h->ld : 0;
     void* args[14];
     for (int i = 0; i < 5; i++) {
         args[2 * i] = (void*)&all[i]->data;
-        args[2 * i + 1] = (void*)&all[i]->ld;
+        args[2 * i + 1] = &e.ld[i];
     }
     args[10] = &h_data;
-    args[11] = &h_ld;
+    args[11] = &e.ld[5];
     args[12] = &e.rows;
     args[13] = &e.cols;
     return qlora__launch(ctx,
@@ -10976,6 +12279,606 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
 
+// ---- LoRA linear
+// ----------------------------------------------------------------------------------
+//
+//   z_i = x A_i^T (of the masked x with dropout)      u_i = dy_i (s_i B_i)
+//   y_i = x W_i^T + bias_i + z_i (s_i B_i)^T          dx  = sum over i of dy_i W_i + u_i A_i
+//   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
+//
+// z and u are rounded to the storage type; they lie behind the columns of x and dy. Two forms:
+// plain (no operand), product by product, which is what the CPU runs; and concatenated, where W and
+// sB stand side by side and A below W, so that one product of length in + pad, or out + pad, does
+// it all. The columns of z and u that pad the sum of the ranks are zero. With dropout the masks
+// differ from part to part, so z is made part by part, and dx gets the masked u_i A_i added one by
+// one.
+
+int64_t qlora_linear_out(const qlora_linear* linear) {
+    int64_t out = 0;
+    for (int32_t i = 0; linear != NULL && i < linear->count && i < QLORA_LINEAR_PARTS; i++) {
+        out += linear->parts[i].out;
+    }
+    return out;
+}
+
+static int64_t qlora__linear_rank(const qlora_linear* linear) {
+    int64_t rank = 0;
+    for (int32_t i = 0; i < linear->count; i++) {
+        rank += linear->parts[i].rank;
+    }
+    return rank;
+}
+
+int64_t qlora_linear_pad(const qlora_linear* linear) {
+    return linear != NULL && linear->count >= 0 && linear->count <= QLORA_LINEAR_PARTS
+               ? (qlora__linear_rank(linear) + 7) / 8 * 8
+               : 0;
+}
+
+static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                             qlora_dtype dtype, bool backward) {
+    const qlora_linear_part* p = &l->parts[i];
+    unsigned type = 1u << dtype;
+    if (p->out < 0 || p->rank < 0 || p->rank > (1 << 20) ||
+        (p->nf4 == NULL) == (p->dense == NULL)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "parts[%d]: out %lld, rank %lld, and one of nf4 and dense are needed",
+                           (int)i, (long long)p->out, (long long)p->rank);
+    }
+    if (p->nf4 != NULL) {
+        QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
+        if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "parts[%d].nf4 is %lld x %lld, not %lld x %lld", (int)i,
+                               (long long)p->nf4->rows, (long long)p->nf4->cols, (long long)p->out,
+                               (long long)l->in);
+        }
+    } else {
+        QLORA__TRY(qlora__need(ctx, p->dense, "dense", type, p->out, l->in));
+    }
+    if (p->bias != NULL) {
+        QLORA__TRY(qlora__need(ctx, p->bias, "bias", type, 1, p->out));
+    }
+    if (p->rank > 0) {
+        QLORA__TRY(qlora__need(ctx, p->a, "a", type, p->rank, l->in));
+        QLORA__TRY(qlora__need(ctx, p->sb, "sb", type, p->out, p->rank));
+        if (backward) {
+            QLORA__TRY(qlora__need(ctx, p->da, "da", QLORA__IS_F32, p->rank, l->in));
+            QLORA__TRY(qlora__need(ctx, p->db, "db", QLORA__IS_F32, p->out, p->rank));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear* l, qlora_dtype dtype,
+                                        bool backward) {
+    if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
+                           l == NULL ? "linear is NULL"
+                                     : "linear.count is 1 to 3, in not negative");
+    }
+    if (!(l->dropout >= 0.0f && l->dropout < 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dropout is not at least 0 and below 1");
+    }
+    for (int32_t i = 0; i < l->count; i++) {
+        QLORA__TRY(qlora__linear_part_check(ctx, l, i, dtype, backward));
+    }
+    if (l->operand != NULL) {
+        int64_t pad = qlora_linear_pad(l);
+        QLORA__TRY(qlora__need(ctx, l->operand, "operand", 1u << dtype, qlora_linear_out(l) + pad,
+                               l->in + pad));
+    }
+    return QLORA_OK;
+}
+
+// C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
+static qlora_result qlora__linear_gemm(qlora_ctx* ctx, bool backward, bool ta, bool tb, float alpha,
+                                       float beta, const qlora_tensor* a, const qlora_tensor* b,
+                                       const qlora_tensor* c) {
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_a = ta;
+    d.trans_b = tb;
+    d.alpha = alpha;
+    d.beta = beta;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    return qlora__gemm_run(ctx, &d, a, b, c);
+}
+
+// ---- bias and placement
+
+typedef struct qlora__linear_job {
+    const qlora_tensor* bias;
+    const qlora_tensor* y;
+    bool add;
+} qlora__linear_job;
+
+static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__linear_job* job = (const qlora__linear_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            QLORA__REAL before = job->add ? qlora__at(job->y, r, c) : (QLORA__REAL)0;
+            qlora__put(job->y, r, c, before + qlora__at(job->bias, 0, c));
+        }
+    }
+}
+
+// Rows of y = bias, or += bias.
+static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
+                                       const qlora_tensor* y, bool add) {
+    qlora__linear_job job;
+    job.bias = bias;
+    job.y = y;
+    job.add = add;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__linear_bias_rows, &job);
+        return QLORA_OK;
+    }
+    qlora_tensor t = *y;
+    void* source = bias->data;
+    int32_t adds = add ? 1 : 0;
+    void* args[] = {&source, &t.data, &t.rows, &t.cols, &t.ld, &adds};
+    return qlora__launch(
+        ctx, t.dtype == QLORA_F32 ? QLORA__K_linear_bias_f32 : QLORA__K_linear_bias_bf16,
+        qlora__ceil_div(t.cols, 256), qlora__min(t.rows, 65535), 1, 256, 0, args);
+}
+
+static void qlora__linear_place_cpu(const qlora_linear* l) {
+    const qlora_tensor* operand = l->operand;
+    int64_t pad = qlora_linear_pad(l);
+    int64_t out = qlora_linear_out(l);
+    for (int64_t r = 0; r < out + pad; r++) {
+        for (int64_t c = r < out ? l->in : 0; c < l->in + pad; c++) {
+            qlora__put(operand, r, c, (QLORA__REAL)0);
+        }
+    }
+    int64_t row = 0;
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        for (int64_t k = 0; k < p->rank; k++) {
+            for (int64_t r = 0; r < p->out; r++) {
+                qlora__put(operand, row + r, l->in + at + k, qlora__at(p->sb, r, k));
+            }
+            for (int64_t c = 0; c < l->in; c++) {
+                qlora__put(operand, out + at + k, c, qlora__at(p->a, k, c));
+            }
+        }
+        row += p->out;
+        at += p->rank;
+    }
+}
+
+static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear* l) {
+    if (qlora__on_cpu(ctx)) {
+        qlora__linear_place_cpu(l);
+        return QLORA_OK;
+    }
+    qlora_tensor operand = *l->operand;
+    int64_t in = l->in;
+    int32_t pad = (int32_t)qlora_linear_pad(l);
+    const void* data[QLORA_LINEAR_PARTS][2];
+    int64_t sizes[QLORA_LINEAR_PARTS][3];
+    int32_t ranks[QLORA_LINEAR_PARTS];
+    void* args[4 + 6 * QLORA_LINEAR_PARTS] = {&operand.data, &operand.ld, &in, &pad};
+    memset(data, 0, sizeof data);
+    memset(sizes, 0, sizeof sizes);
+    memset(ranks, 0, sizeof ranks);
+    for (int i = 0; i < QLORA_LINEAR_PARTS; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        if (i < l->count) {
+            sizes[i][2] = p->out;
+        }
+        if (i < l->count && p->rank > 0) {
+            data[i][0] = p->a->data;
+            data[i][1] = p->sb->data;
+            sizes[i][0] = p->a->ld;
+            sizes[i][1] = p->sb->ld;
+            ranks[i] = (int32_t)p->rank;
+        }
+        void* own[6] = {(void*)&data[i][0], &sizes[i][0], (void*)&data[i][1],
+                        &sizes[i][1],       &sizes[i][2], &ranks[i]};
+        memcpy(args + 4 + 6 * i, own, sizeof own);
+    }
+    return qlora__launch(
+        ctx, operand.dtype == QLORA_F32 ? QLORA__K_linear_place_f32 : QLORA__K_linear_place_bf16,
+        qlora__ceil_div(operand.rows, 8), 1, 1, 256, 0, args);
+}
+
+static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, uint32_t flags) {
+    if (l == NULL || l->operand == NULL || flags == 0 ||
+        flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "linear with an operand and flags WEIGHTS, ADAPTERS or both are needed");
+    }
+    qlora_dtype dtype = l->operand->dtype;
+    if (dtype != QLORA_F32 && dtype != QLORA_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "operand is neither f32 nor bf16");
+    }
+    QLORA__TRY(qlora__linear_check(ctx, l, dtype, false));
+    int64_t row = 0;
+    for (int32_t i = 0; i < l->count && (flags & QLORA_LINEAR_WEIGHTS) != 0; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor rows;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
+        QLORA__TRY(p->nf4 != NULL
+                       ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
+                       : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        row += p->out;
+    }
+    return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
+}
+
+qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_linear_place");
+    return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
+}
+
+// ---- dropout: rows of x through the mask of one part, as many at a time as the scratch holds
+
+typedef struct qlora__masked {
+    qlora_tensor rows; // of the scratch
+    int64_t slice;
+    size_t scratch_before;
+} qlora__masked;
+
+static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l,
+                                        const qlora_tensor* x, qlora__masked* m) {
+    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
+    m->scratch_before = ctx->scratch_used;
+    // Half of what is free, because products may need some.
+    size_t all = ctx->scratch->bytes - ctx->scratch_used;
+    int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
+    m->slice = qlora__min(x->rows, qlora__max(1, fit));
+    m->rows.bytes = (size_t)(m->slice * l->in) * qlora_dtype_bytes(x->dtype);
+    return qlora__scratch(ctx, m->rows.bytes, &m->rows.data);
+}
+
+// to (+)= mask of part i, rows [first, first + count), applied to from.
+static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                       int64_t first, const qlora_tensor* from,
+                                       const qlora_tensor* to, bool accumulate) {
+    qlora_tensor positions;
+    qlora_tensor sequences;
+    QLORA__TRY(qlora__tensor_view(ctx, l->positions, 0, 1, first, from->rows, &positions));
+    QLORA__TRY(qlora__tensor_view(ctx, l->sequences, 0, 1, first, from->rows, &sequences));
+    qlora_dropout_args d;
+    memset(&d, 0, sizeof d);
+    d.x = from;
+    d.y = to;
+    d.positions = &positions;
+    d.sequences = &sequences;
+    d.state = l->state;
+    d.p = l->dropout;
+    d.layer = l->layer;
+    d.projection = l->parts[i].projection;
+    d.accumulate = accumulate;
+    return qlora__dropout(ctx, &d);
+}
+
+static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear* l,
+                                                int64_t rows) {
+    if (l->dropout > 0.0f) {
+        QLORA__TRY(qlora__need(ctx, l->positions, "positions", QLORA__IS_I32, 1, rows));
+        QLORA__TRY(qlora__need(ctx, l->sequences, "sequences", QLORA__IS_I32, 1, rows));
+        QLORA__TRY(qlora__need(ctx, l->state, "state", QLORA__IS_I32, 1, 4));
+    }
+    return QLORA_OK;
+}
+
+// ---- forward
+
+// z of one part from the masked x, rows by rows.
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                           const qlora_tensor* x, const qlora_tensor* z) {
+    qlora__masked m;
+    QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
+    for (int64_t done = 0; done < x->rows; done += m.slice) {
+        int64_t now = qlora__min(m.slice, x->rows - done);
+        qlora_tensor from;
+        qlora_tensor to;
+        m.rows.rows = now;
+        QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
+        QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
+        QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, &m.rows, l->parts[i].a, &to));
+    }
+    ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
+    return QLORA_OK;
+}
+
+// z into the last columns of x.
+static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                    const qlora_tensor* inner) {
+    int64_t pad = x->cols - l->in;
+    qlora_tensor tail;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
+    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
+        qlora_tensor a;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
+        return qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+    }
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        qlora_tensor z;
+        QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, l->parts[i].rank, &z));
+        if (z.cols > 0 && l->dropout > 0.0f) {
+            QLORA__TRY(qlora__linear_z_masked(ctx, l, i, inner, &z));
+        } else if (z.cols > 0) {
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, l->parts[i].a, &z));
+        }
+        at += z.cols;
+    }
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, pad - at, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear* l,
+                                                const qlora_tensor* x, const qlora_tensor* inner,
+                                                const qlora_tensor* y) {
+    int64_t col = 0;
+    int64_t at = l->in;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor z;
+        size_t scratch_before = ctx->scratch_used;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, false, inner, p->nf4, &part, 0)
+                                  : qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner,
+                                                       p->dense, &part));
+        ctx->scratch_used = scratch_before;
+        if (p->rank > 0) {
+            QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
+        }
+        if (p->bias != NULL) {
+            QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear* l,
+                                                 const qlora_tensor* x, const qlora_tensor* y) {
+    int64_t out = qlora_linear_out(l);
+    bool biased = false;
+    for (int32_t i = 0; i < l->count; i++) {
+        biased = biased || l->parts[i].bias != NULL;
+    }
+    int64_t col = 0;
+    for (int32_t i = 0; i < l->count && biased; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        QLORA__TRY(p->bias != NULL ? qlora__linear_bias(ctx, p->bias, &part, false)
+                                   : qlora__tensor_zero(ctx, &part));
+        col += p->out;
+    }
+    qlora_tensor upper; // [W sB]
+    QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
+    return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
+}
+
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l,
+                                          const qlora_tensor* x, const qlora_tensor* y) {
+    unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
+    QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, l->in + qlora_linear_pad(l)));
+    QLORA__TRY(qlora__need(ctx, y, "y", 1u << x->dtype, x->rows, qlora_linear_out(l)));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    QLORA__TRY(qlora__linear_z(ctx, l, x, &inner));
+    return l->operand != NULL ? qlora__linear_forward_joined(ctx, l, x, y)
+                              : qlora__linear_forward_plain(ctx, l, x, &inner, y);
+}
+
+qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
+                                  const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_linear_forward");
+    return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
+}
+
+// ---- backward
+
+// u into the last columns of dy.
+static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
+                                    const qlora_tensor* inner) {
+    int64_t out = inner->cols;
+    int64_t pad = dy->cols - out;
+    qlora_tensor tail;
+    QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, pad, &tail));
+    if (l->operand != NULL) {
+        qlora_tensor sb;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, l->in, pad, &sb));
+        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+    }
+    int64_t col = 0;
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, p->rank, &u));
+        if (p->rank > 0) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, pad - at, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
+// dx = sum of dy_i W_i, and u_i A_i unless that is masked.
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
+                                     const qlora_tensor* inner, const qlora_tensor* dx) {
+    if (l->operand != NULL) {
+        const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
+        qlora_tensor below; // [W ; A], or W alone
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, left->cols, 0, l->in, &below));
+        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, left, &below, dx);
+    }
+    int64_t col = 0;
+    int64_t at = inner->cols;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor u;
+        size_t scratch_before = ctx->scratch_used;
+        float beta = i > 0 ? 1.0f : 0.0f;
+        QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, true, &part, p->nf4, dx,
+                                                    i > 0 ? (uint32_t)QLORA_NF4_ACCUMULATE : 0u)
+                                  : qlora__linear_gemm(ctx, true, false, false, 1.0f, beta, &part,
+                                                       p->dense, dx));
+        ctx->scratch_used = scratch_before;
+        if (p->rank > 0 && l->dropout == 0.0f) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+// With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                                   const qlora_tensor* x, const qlora_tensor* u,
+                                                   const qlora_tensor* dx, float beta) {
+    const qlora_linear_part* p = &l->parts[i];
+    qlora__masked m;
+    QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
+    for (int64_t done = 0; done < x->rows; done += m.slice) {
+        int64_t now = qlora__min(m.slice, x->rows - done);
+        qlora_tensor from;
+        qlora_tensor some;
+        qlora_tensor to;
+        m.rows.rows = now;
+        QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
+        QLORA__TRY(qlora__tensor_view(ctx, u, done, now, 0, u->cols, &some));
+        QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
+        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, done > 0 ? 1.0f : beta, &some,
+                                      &m.rows, p->da));
+        if (dx != NULL) {
+            QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &some, p->a, &m.rows));
+            QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
+        }
+    }
+    ctx->scratch_used = m.scratch_before;
+    return QLORA_OK;
+}
+
+// dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
+static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined) {
+    memset(joined, 0, sizeof *joined);
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        if (p->rank == 0) {
+            continue;
+        }
+        if (joined->rows == 0) {
+            *joined = *p->da;
+            continue;
+        }
+        size_t before = (size_t)(joined->rows * joined->ld) * qlora_dtype_bytes(QLORA_F32);
+        if (p->da->ld != joined->ld || (char*)p->da->data != (char*)joined->data + before) {
+            return false;
+        }
+        joined->rows += p->rank;
+        joined->bytes = before + p->da->bytes;
+    }
+    return joined->rows > 0;
+}
+
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l,
+                                            const qlora_tensor* x, const qlora_tensor* dy,
+                                            const qlora_tensor* dx, float beta) {
+    int64_t col = 0;
+    int64_t at = 0;
+    int64_t out = qlora_linear_out(l);
+    qlora_tensor inner;
+    qlora_tensor all;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    bool joined = l->dropout == 0.0f && qlora__linear_da_joined(l, &all);
+    if (joined) {
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
+        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, &all));
+    }
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor z;
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        if (p->rank > 0 && l->dropout > 0.0f) {
+            QLORA__TRY(qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta));
+        } else if (p->rank > 0 && !joined) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
+        }
+        if (p->rank > 0) {
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l,
+                                           const qlora_tensor* x, const qlora_tensor* dy,
+                                           const qlora_tensor* dx, uint32_t flags) {
+    unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
+    QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, true));
+    int64_t pad = qlora_linear_pad(l);
+    int64_t out = qlora_linear_out(l);
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, l->in + pad));
+    QLORA__TRY(qlora__need(ctx, dy, "dy", 1u << x->dtype, x->rows, out + pad));
+    QLORA__TRY(qlora__need_apart(ctx, "dy", dy, "x", x));
+    if (dx != NULL) {
+        QLORA__TRY(qlora__need(ctx, dx, "dx", 1u << x->dtype, x->rows, l->in));
+        QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "x", x));
+        QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "dy", dy));
+    }
+    if ((flags & ~(uint32_t)QLORA_LINEAR_OVERWRITE) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u are unknown here", flags);
+    }
+    QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
+    QLORA__TRY(qlora__linear_u(ctx, l, dy, &inner));
+    if (dx != NULL) {
+        QLORA__TRY(qlora__linear_dx(ctx, l, dy, &inner, dx));
+    }
+    float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
+    return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
+}
+
+qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+                                   const qlora_tensor* x, const qlora_tensor* dy,
+                                   const qlora_tensor* dx, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_linear_backward");
+    return qlora__leave(ctx, qlora__linear_backward(ctx, linear, x, dy, dx, flags));
+}
+
 // ---- attention ----------------------------------------------------------------------------------
 //
 // Inside a sequence, for query i and the keys j that it sees (i - window < j <= i):
@@ -11094,7 +12997,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
     QLORA__REAL top = -(QLORA__REAL)INFINITY;
     QLORA__REAL sum = 0;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
         int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
@@ -11147,7 +13050,7 @@ static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t
     QLORA__REAL lse = qlora__at(a->lse, head, i);
     QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
     a->dots[head * a->tokens + i] = dot;
-    memset(acc, 0, sizeof acc);
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
     for (; j <= i; j++) {
         QLORA__REAL dp =
@@ -11185,8 +13088,8 @@ static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int
     int64_t group = a->heads / a->kv_heads;
     const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
     const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
-    memset(acc_k, 0, sizeof acc_k);
-    memset(acc_v, 0, sizeof acc_v);
+    memset(acc_k, 0, (size_t)a->hd * sizeof acc_k[0]);
+    memset(acc_v, 0, (size_t)a->hd * sizeof acc_v[0]);
     if (a->window > 0 && a->window < end - j) {
         end = j + a->window;
     }
@@ -11392,6 +13295,124 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
 
 #endif
 
+// The same from the separate operators, a sequence at a time. The query heads of a group stand one
+// below the other, so a batch of kv_heads products serves every ratio of heads.
+typedef struct qlora__attention_pieces {
+    int64_t length;
+    qlora_tensor q; // [heads][length, hd], and so on
+    qlora_tensor k;
+    qlora_tensor v;
+    qlora_tensor o;
+    qlora_tensor p; // [heads][length, length]
+    qlora_tensor d_o;
+    qlora_tensor dp;
+    qlora_tensor dkv;
+} qlora__attention_pieces;
+
+static qlora_result qlora__attention_piece(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
+                                 int64_t cols, qlora_tensor* out) {
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, out));
+    return qlora__scratch(ctx, out->bytes, &out->data);
+}
+
+static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a,
+                                       qlora__attention_pieces* x) {
+    if (a->n_seqs == 0 || a->tokens % a->n_seqs != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "unfused: %lld tokens are not %lld sequences of one length",
+                           (long long)a->tokens, (long long)a->n_seqs);
+    }
+    x->length = a->tokens / a->n_seqs;
+    qlora_dtype type = a->q->dtype;
+    int64_t n = x->length;
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->q));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->k));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->v));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->p));
+    if (a->d_o == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->d_o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->dp));
+    return qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->dkv);
+}
+
+static qlora_result qlora__pieces_split(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                        const qlora_tensor* rows, int64_t s, const qlora_tensor* y) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_split(ctx, &view, y);
+}
+
+static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                       const qlora_tensor* heads, int64_t s, const qlora_tensor* rows) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_join(ctx, heads, &view);
+}
+
+// c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
+static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
+                                           const qlora_tensor* x, bool trans_x, const qlora_tensor* y,
+                                           bool trans_y, const qlora_tensor* z) {
+    qlora_tensor t[3] = {*x, *y, *z};
+    for (int i = 0; i < 3; i++) {
+        int64_t group = t[i].batch / a->kv_heads;
+        t[i].batch = a->kv_heads;
+        t[i].rows *= group;
+        t[i].batch_stride *= group;
+    }
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_a = trans_x;
+    gemm.trans_b = trans_y;
+    gemm.alpha = alpha;
+    return qlora_gemm(ctx, &gemm, &t[0], &t[1], &t[2]);
+}
+
+// p of sequence s.
+static qlora_result qlora__pieces_scores(qlora_ctx* ctx, const qlora__attention* a,
+                                         const qlora__attention_pieces* x, int64_t s) {
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->q, s, &x->q));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->k, s, &x->k));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->v, s, &x->v));
+    QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x->q, false, &x->k, true, &x->p));
+    QLORA__TRY(qlora_scores_mask(ctx, &x->p, a->scale, true, a->window));
+    return qlora_softmax_forward(ctx, &x->p, &x->p);
+}
+
+static qlora_result qlora__attention_forward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, false, &x.v, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->o));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_split(ctx, &x, a->d_o, s, &x.d_o));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, true, &x.d_o, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dv));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.d_o, false, &x.v, true, &x.dp));
+        QLORA__TRY(qlora_softmax_backward(ctx, &x.p, &x.dp, &x.dp));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, true, &x.q, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dk));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, false, &x.k, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->dq));
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                            qlora__attention* a) {
     if (desc == NULL) {
@@ -11446,6 +13467,9 @@ static qlora_result qlora__attention_forward(qlora_ctx* ctx, const qlora_attenti
     if (a->tokens == 0) {
         return QLORA_OK;
     }
+    if (desc->unfused) {
+        return qlora__attention_forward_unfused(ctx, a);
+    }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         return qlora__attention_forward_gpu(ctx, a);
@@ -11494,6 +13518,9 @@ static qlora_result qlora__attention_backward(qlora_ctx* ctx, const qlora_attent
     if (a->tokens == 0) {
         return QLORA_OK;
     }
+    if (desc->unfused) {
+        return qlora__attention_backward_unfused(ctx, a);
+    }
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         return qlora__attention_backward_gpu(ctx, a);
@@ -11522,6 +13549,114 @@ qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc
     a.dk = dk;
     a.dv = dv;
     return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
+}
+
+// ---- casts ------------------------------------------------------------------------------------------
+//
+//   y = x in y's type, rounded to nearest even
+
+typedef struct qlora__pair {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+} qlora__pair;
+
+static void qlora__cast_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__pair* p = (const qlora__pair*)user;
+    for (int64_t i = begin; i < end; i++) {
+        for (int64_t j = 0; j < p->x->cols; j++) {
+            qlora__put(p->y, i, j, qlora__at(p->x, i, j));
+        }
+    }
+}
+
+static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    static const qlora__kernel_id kernels[3][3] = {
+        // from f32, bf16, f16 to f32, bf16, f16; a copy has none
+        {QLORA__K_COUNT, QLORA__K_cast_f32_bf16, QLORA__K_cast_f32_f16},
+        {QLORA__K_cast_bf16_f32, QLORA__K_COUNT, QLORA__K_cast_bf16_f16},
+        {QLORA__K_cast_f16_f32, QLORA__K_cast_f16_bf16, QLORA__K_COUNT}};
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_FLOAT, -1, -1));
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_FLOAT, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__pair pair = {x, y};
+        qlora__parallel(ctx, x->rows, 1 + 16384 / (1 + x->cols), qlora__cast_rows, &pair);
+        return QLORA_OK;
+    }
+    qlora__kernel_id kernel = kernels[x->dtype][y->dtype];
+    if (kernel == QLORA__K_COUNT) {
+        return x->dtype == QLORA_F16
+                   ? qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "x and y are both f16")
+                   : qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, 1.0f, y);
+    }
+    qlora_tensor from = *x; // parameters are passed by address
+    qlora_tensor to = *y;
+    const float* no_scale = NULL;
+    void* args[] = {&from.data, &to.data, &from.rows, &from.cols, &from.ld, &to.ld, (void*)&no_scale};
+    int64_t pieces = x->rows * qlora__ceil_div(x->cols, 2048);
+    return qlora__launch(ctx, kernel, qlora__min(pieces, 4096), 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_cast");
+    return qlora__leave(ctx, qlora__cast(ctx, x, y));
+}
+
+// ---- random weights -----------------------------------------------------------------------------------
+//
+//   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
+//
+// normal enough for weights, and the same bits on both backends (kernels/random.cu says why).
+
+typedef struct qlora__random_job {
+    const qlora_tensor* y;
+    uint32_t key[2];
+    uint32_t stream;
+    float step;
+} qlora__random_job;
+
+static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
+    const qlora__random_job* job = (const qlora__random_job*)user;
+    int64_t n = job->y->rows * job->y->cols;
+    for (int64_t pair = begin; pair < end; pair++) {
+        int32_t sum[2] = {-393210, -393210};
+        for (uint32_t call = 0; call < 3; call++) {
+            const uint32_t counter[4] = {(uint32_t)pair, (uint32_t)((uint64_t)pair >> 32), job->stream,
+                                         call};
+            uint32_t words[4];
+            qlora__philox(counter, job->key, words);
+            for (uint32_t i = 0; i < 4; i++) {
+                sum[(4 * call + i) / 6] += (int32_t)(words[i] & 0xffffu) + (int32_t)(words[i] >> 16);
+            }
+        }
+        for (int64_t i = 2 * pair; i < 2 * pair + 2 && i < n; i++) {
+            float x = (float)sum[i & 1] * job->step;
+            qlora__store(job->y->data, job->y->dtype, i, (QLORA__REAL)x);
+        }
+    }
+}
+
+// y is contiguous, f32 or bf16; streams of one seed are independent of each other.
+static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                                       float deviation, const qlora_tensor* y) {
+    qlora__random_job job;
+    job.y = y;
+    job.key[0] = (uint32_t)seed;
+    job.key[1] = (uint32_t)(seed >> 32);
+    job.stream = stream;
+    job.step = deviation / 65536.0f;
+    int64_t n = y->rows * y->cols;
+    int64_t pairs = qlora__ceil_div(n, 2);
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, pairs, 4096, qlora__random_pairs, &job);
+        return QLORA_OK;
+    }
+    void* data = y->data;
+    void* args[] = {&data, &n, &job.key[0], &job.key[1], &job.stream, &job.step};
+    return qlora__launch(ctx,
+                         y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
+                                               : QLORA__K_random_normal_bf16,
+                         qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
 }
 
 //@@ GRAPH      - capture, replay, invalidation
@@ -11725,6 +13860,2933 @@ qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph, qlora_g
     QLORA__ENTER(ctx, "qlora_graph_query");
     return qlora__leave(ctx, qlora__graph_query(ctx, graph, out));
 }
+
+#ifndef QLORA_NO_MODEL
+
+//@@ MODEL      - plan, arena, weights, layer forward and backward, over OPS for both backends
+
+// ---- the parts of a model ---------------------------------------------------------------------------
+
+#define QLORA__PROJECTIONS 7
+#define QLORA__GROUPS 4
+enum { QLORA__QKV, QLORA__O, QLORA__GATE_UP, QLORA__DOWN };
+
+// In the order of qlora_target's bits: module name inside a layer, and the stack it belongs to.
+static const struct {
+    const char* module;
+    const char* gguf;
+    int group;
+} qlora__projections[QLORA__PROJECTIONS] = {
+    {"self_attn.q_proj", "attn_q", QLORA__QKV},     {"self_attn.k_proj", "attn_k", QLORA__QKV},
+    {"self_attn.v_proj", "attn_v", QLORA__QKV},     {"self_attn.o_proj", "attn_output", QLORA__O},
+    {"mlp.gate_proj", "ffn_gate", QLORA__GATE_UP},  {"mlp.up_proj", "ffn_up", QLORA__GATE_UP},
+    {"mlp.down_proj", "ffn_down", QLORA__DOWN}};
+
+static const struct {
+    int first; // of qlora__projections
+    int count;
+} qlora__groups[QLORA__GROUPS] = {{0, 3}, {3, 1}, {4, 2}, {6, 1}};
+
+typedef struct qlora__projection {
+    int64_t in;
+    int64_t out;
+    bool is_nf4;
+    qlora_nf4_desc nf4_desc;
+    qlora_nf4 nf4;
+    qlora_tensor dense; // in the compute type, when it is not NF4
+    bool has_bias;
+    qlora_tensor bias;
+    int64_t rank; // 0: no adapter
+    double alpha;
+    float scale;
+    int64_t a_at; // first element in the parameter arena
+    int64_t b_at;
+    qlora_tensor a; // windows of the shadow: A, s B
+    qlora_tensor sb;
+    qlora_tensor da; // windows of the gradients
+    qlora_tensor db;
+} qlora__projection;
+
+// What the forward pass of a layer leaves for the backward pass.
+typedef struct qlora__kept {
+    qlora_tensor h;   // [T, H] residual stream at the layer's input
+    qlora_tensor qkv; // [T, q + 2 kv] after the rotation; before norm and rotation with q/k norm
+    qlora_tensor qk;  // [T, q + kv] normed and rotated, only with q/k norm
+    qlora_tensor o;   // [T, q + pad] attention's output, and z of o_proj
+    qlora_tensor lse; // [heads, T]
+    qlora_tensor h2;  // [T, H] residual stream after attention
+    qlora_tensor gu;  // [T, 2 I + pad] gate and up; their gradients in the backward pass
+} qlora__kept;
+
+typedef struct qlora__layer {
+    qlora__projection projections[QLORA__PROJECTIONS];
+    qlora_linear linears[QLORA__GROUPS];
+    qlora_tensor operands[QLORA__GROUPS]; // cached, or windows of the shared one
+    int64_t pads[QLORA__GROUPS];
+    bool cached;
+    bool recompute;
+    bool sliding;
+    qlora_tensor qkv_bias; // [1, q + 2 kv]; the rope kernel adds it
+    qlora_tensor norm1;    // [1, H] f32
+    qlora_tensor norm2;
+    qlora_tensor q_norm; // [1, head_dim] f32
+    qlora_tensor k_norm;
+    int64_t norms_at; // first element of norm1 in the parameter arena, when norms are trained
+    qlora_tensor d_norm1;
+    qlora_tensor d_norm2;
+    qlora_tensor d_q_norm;
+    qlora_tensor d_k_norm;
+    qlora__kept kept;
+} qlora__layer;
+
+// What a micro-batch brings along: windows of one block, filled on the host and copied over.
+typedef struct qlora__batch_block {
+    qlora_tensor all;       // U8, the whole block
+    qlora_tensor ids;       // [1, T]
+    qlora_tensor positions; // [1, T]
+    qlora_tensor sequences; // [1, T], number of the sequence in the data
+    qlora_tensor seqs;      // [1, max_sequences + 1]
+    qlora_tensor rows;      // [1, R]: token of labelled row r
+    qlora_tensor labels;    // [1, R]
+    qlora_tensor weights;   // [1, R] f32
+    qlora_tensor inverse;   // [1, T]: labelled row of token t, or the row of zeros
+    qlora_tensor scale;     // [1, 1] f32: 1 / total labels
+    qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
+} qlora__batch_block;
+
+struct qlora_model {
+    qlora_ctx* ctx;
+    qlora_model_desc desc; // strings are not kept
+    qlora_train_desc train;
+    qlora_plan plan;
+    char* dir; // copy of desc.dir, or NULL
+    qlora_dtype compute;
+    bool use_adapters;
+    bool ready;        // weights are loaded
+    int64_t trainers;  // children
+    int64_t elements;  // of the parameter arena, gaps included
+    int64_t positions; // rows of the rope tables
+    qlora__buffer* arena;
+    qlora__layer* layers;
+    // base
+    qlora_tensor embed; // [V, H]
+    qlora_tensor head;  // [V, H]; the same when tied
+    qlora_tensor final_norm;
+    int64_t final_norm_at;
+    qlora_tensor d_final_norm;
+    qlora_tensor rope; // [positions, head_dim] f32
+    qlora_tensor rope_sliding;
+    // adapters and optimizer
+    qlora_tensor parameters; // f32 [1, elements]
+    qlora_tensor shadow;     // compute type [1, elements]
+    qlora_tensor ranges;     // qlora_adamw_range for every tensor
+    int64_t range_count;
+    int64_t longest_range;
+    qlora_tensor gradients;
+    qlora_tensor moment1;
+    qlora_tensor moment2;
+    qlora_tensor adamw; // one qlora_adamw_state
+    qlora_clip clip;    // its tables lie in the arena
+    char* clip_memory;
+    // one micro-batch
+    qlora__batch_block batch;
+    qlora_tensor flag;      // I32: an id, a position or a label was out of range
+    qlora_tensor last_h;    // [T, H] after the last layer
+    qlora_tensor x;         // [T, H + pad] normed input of qkv and gate/up
+    qlora_tensor delta;     // [T, H] output of o and down; gradient of x in the backward pass
+    qlora_tensor s;         // [T, I + pad] SwiGLU
+    qlora_tensor ds;        // its gradient: the same memory unless there is dropout
+    qlora_tensor operand;   // shared by the layers without a copy of their own
+    qlora_tensor dh;        // [T, H + pad]
+    qlora_tensor dqkv;      // [T, q + 2 kv + pad]
+    qlora_tensor d_o;       // [T, q]
+    qlora__kept again;      // what a recomputed layer leaves
+    // head
+    qlora_tensor rows_x;  // [chunk, H]
+    qlora_tensor logits;  // [chunk, V]
+    qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
+    qlora_tensor losses;  // f32 [1, R]
+    qlora_tensor totals;  // f32 [1, 6]: losses, their rounding rest, weights; the same for evaluation
+    // generation
+    qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
+    qlora_tensor scores;   // [heads, generate_tokens]
+};
+
+// ---- arena ------------------------------------------------------------------------------------------
+
+// Counts bytes with base NULL, hands memory out otherwise: the same walk plans and allocates, so the plan
+// is what is allocated.
+typedef struct qlora__arena {
+    qlora_ctx* ctx;
+    char* base;
+    size_t used;
+} qlora__arena;
+
+static char* qlora__arena_take(qlora__arena* arena, size_t bytes) {
+    char* p = arena->base != NULL ? arena->base + arena->used : NULL;
+    arena->used += qlora__align_up(bytes, 256);
+    return p;
+}
+
+// A matrix of its own; ld is cols.
+static void qlora__arena_tensor(qlora__arena* arena, qlora_dtype dtype, int64_t rows, int64_t cols,
+                                qlora_tensor* out) {
+    memset(out, 0, sizeof *out);
+    out->bytes = (size_t)rows * (size_t)cols * qlora_dtype_bytes(dtype);
+    out->data = qlora__arena_take(arena, out->bytes);
+    out->dtype = dtype;
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch = 1;
+    out->batch_stride = rows * cols;
+    out->owner = arena->ctx;
+}
+
+// A window of a contiguous one-row tensor as a matrix.
+static void qlora__arena_window(const qlora_tensor* flat, int64_t at, int64_t rows, int64_t cols,
+                                qlora_tensor* out) {
+    *out = *flat;
+    size_t size = qlora_dtype_bytes(flat->dtype);
+    out->data = flat->data != NULL ? (char*)flat->data + (size_t)at * size : NULL;
+    out->bytes = (size_t)rows * (size_t)cols * size;
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch_stride = rows * cols;
+}
+
+static int64_t qlora__q_width(const qlora_model_config* c) {
+    return c->heads * c->head_dim;
+}
+
+static int64_t qlora__kv_width(const qlora_model_config* c) {
+    return c->kv_heads * c->head_dim;
+}
+
+static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
+    if (p->is_nf4) {
+        qlora_tensor memory;
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
+        p->nf4.memory = memory; // wrapped once the arena is there
+    } else {
+        qlora__arena_tensor(arena, m->compute, p->out, p->in, &p->dense);
+    }
+    if (p->has_bias) {
+        qlora__arena_tensor(arena, m->compute, 1, p->out, &p->bias);
+    }
+}
+
+static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->embed);
+    m->head = m->embed;
+    if (!c->tied) {
+        qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->head);
+    }
+    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope);
+    m->rope_sliding = m->rope;
+    if (memcmp(&c->rope, &c->rope_sliding, sizeof c->rope) != 0) {
+        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope_sliding);
+    }
+    if (!m->desc.train_norms) {
+        qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->final_norm);
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            qlora__layout_projection(arena, m, &layer->projections[i]);
+        }
+        if (c->qkv_bias && !c->qk_norm) {
+            qlora__arena_tensor(arena, m->compute, 1, qlora__q_width(c) + 2 * qlora__kv_width(c),
+                                &layer->qkv_bias);
+        }
+        if (!m->desc.train_norms) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm1);
+            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm2);
+            if (c->qk_norm) {
+                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->q_norm);
+                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->k_norm);
+            }
+        }
+    }
+}
+
+static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
+            const qlora_linear* linear = &layer->linears[g];
+            qlora__arena_tensor(arena, m->compute, qlora_linear_out(linear) + layer->pads[g],
+                                linear->in + layer->pads[g], &layer->operands[g]);
+        }
+    }
+}
+
+// Windows of the parameter arena, its shadow and its gradients for one projection.
+static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
+    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
+    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
+    if (!m->train.no_training) {
+        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
+        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
+    }
+}
+
+static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_tensor* w,
+                               qlora_tensor* dw) {
+    qlora__arena_window(&m->parameters, at, 1, width, w);
+    if (!m->train.no_training) {
+        qlora__arena_window(&m->gradients, at, 1, width, dw);
+    }
+}
+
+static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->parameters);
+    qlora__arena_tensor(arena, m->compute, 1, m->elements, &m->shadow);
+    qlora__arena_tensor(arena, QLORA_U8, 1, m->range_count * (int64_t)sizeof(qlora_adamw_range),
+                        &m->ranges);
+}
+
+static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
+    if (m->train.no_training) {
+        return;
+    }
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->gradients);
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
+    memset(&m->clip, 0, sizeof m->clip);
+    m->clip.owner = m->ctx;
+    m->clip.groups = 1;
+    m->clip.parts = m->elements > 0 ? 1 : 0;
+    m->clip.chunks = qlora__ceil_div(m->elements, QLORA__CLIP_CHUNK);
+    m->clip_memory = qlora__arena_take(arena, qlora__clip_layout(&m->clip, NULL));
+    qlora__clip_layout(&m->clip, m->clip_memory);
+}
+
+static void qlora__layout_windows(qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            if (layer->projections[i].rank > 0) {
+                qlora__window_projection(m, &layer->projections[i]);
+            }
+        }
+        if (m->desc.train_norms) {
+            int64_t at = layer->norms_at;
+            int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
+            int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
+            qlora__window_norm(m, at, c->hidden, &layer->norm1, &layer->d_norm1);
+            qlora__window_norm(m, at + step, c->hidden, &layer->norm2, &layer->d_norm2);
+            if (c->qk_norm) {
+                at += 2 * step;
+                qlora__window_norm(m, at, c->head_dim, &layer->q_norm, &layer->d_q_norm);
+                qlora__window_norm(m, at + head_step, c->head_dim, &layer->k_norm, &layer->d_k_norm);
+            }
+        }
+    }
+    if (m->desc.train_norms) {
+        qlora__window_norm(m, m->final_norm_at, c->hidden, &m->final_norm, &m->d_final_norm);
+    }
+}
+
+// pads: of o and of gate/up.
+static void qlora__layout_kept(qlora__arena* arena, qlora_model* m, const int64_t pads[QLORA__GROUPS],
+                               qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv, &kept->qkv);
+    if (c->qk_norm) {
+        qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
+    }
+    qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
+    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+    qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
+    qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP], &kept->gu);
+}
+
+static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) {
+    memset(pads, 0, QLORA__GROUPS * sizeof pads[0]);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            pads[g] = qlora__max(pads[g], m->layers[l].pads[g]);
+        }
+    }
+}
+
+// In training every layer keeps its own; otherwise one set serves them all, and the residual stream is
+// updated in place.
+static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t pads[QLORA__GROUPS];
+    qlora__most_pads(m, pads);
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    memset(&m->again, 0, sizeof m->again);
+    if (m->train.no_training || m->plan.recompute_layers > 0) {
+        qlora__layout_kept(arena, m, pads, &m->again);
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        if (m->train.no_training) {
+            layer->kept = m->again;
+            layer->kept.h = m->last_h;
+            layer->kept.h2 = m->last_h;
+            continue;
+        }
+        if (layer->recompute) {
+            layer->kept = m->again;
+        } else {
+            qlora__layout_kept(arena, m, layer->pads, &layer->kept);
+        }
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+    }
+}
+
+// The shared operand must also hold the largest weight of a file while it is being quantised.
+static int64_t qlora__operand_elements(const qlora_model* m) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            const qlora_linear* linear = &layer->linears[g];
+            int64_t rows = qlora_linear_out(linear) + layer->pads[g];
+            int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
+            most = qlora__max(most, n);
+        }
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &layer->projections[i];
+            int64_t bytes = p->in * p->out * 4; // an f32 file
+            most = qlora__max(most, qlora__ceil_div(bytes, (int64_t)qlora_dtype_bytes(m->compute)));
+        }
+    }
+    return most;
+}
+
+static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    int64_t pads[QLORA__GROUPS];
+    qlora__most_pads(m, pads);
+    int64_t x_pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
+    int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
+    qlora__arena_tensor(arena, m->compute, T, c->hidden + x_pad, &m->x);
+    qlora__arena_tensor(arena, m->compute, T, c->hidden, &m->delta);
+    qlora__arena_tensor(arena, m->compute, T, c->intermediate + pads[QLORA__DOWN], &m->s);
+    qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
+    qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    if (m->train.no_training) {
+        return;
+    }
+    m->ds = m->s;
+    if (m->desc.dropout > 0.0f) {
+        qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
+    }
+    qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
+    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
+    qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+}
+
+static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
+    int64_t T = m->plan.tokens;
+    int64_t R = qlora__ceil_div(T, m->plan.head_chunk) * m->plan.head_chunk;
+    qlora__batch_block* b = &m->batch;
+    size_t before = arena->used;
+    char* start = arena->base != NULL ? arena->base + before : NULL;
+    qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->ids);
+    qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->positions);
+    qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->sequences);
+    qlora__arena_tensor(arena, QLORA_I32, 1, m->plan.max_sequences + 1, &b->seqs);
+    qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->rows);
+    qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->labels);
+    qlora__arena_tensor(arena, QLORA_F32, 1, R, &b->weights);
+    qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
+    qlora__arena_tensor(arena, QLORA_F32, 1, 1, &b->scale);
+    qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
+    b->all = b->ids;
+    b->all.data = start;
+    b->all.dtype = QLORA_U8;
+    b->all.bytes = arena->used - before;
+    b->all.cols = (int64_t)b->all.bytes;
+    b->all.ld = b->all.cols;
+}
+
+static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t R = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+    qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
+    qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
+    qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
+    qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    if (!m->train.no_training) {
+        qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+    }
+}
+
+static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t n = m->train.generate_tokens;
+    if (n > 0) {
+        qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
+        qlora__arena_tensor(arena, m->compute, c->heads, n, &m->scores);
+    }
+}
+
+// Walks everything once, category by category.
+static void qlora__model_layout(qlora_model* m, char* base) {
+    qlora__arena arena;
+    arena.ctx = m->ctx;
+    arena.base = base;
+    arena.used = 0;
+    const struct {
+        void (*lay)(qlora__arena* arena, qlora_model* m);
+        uint64_t* bytes;
+    } steps[] = {{qlora__layout_base, &m->plan.base},
+                 {qlora__layout_cache, &m->plan.cache},
+                 {qlora__layout_adapters, &m->plan.adapters},
+                 {qlora__layout_optimizer, &m->plan.optimizer},
+                 {qlora__layout_activations, &m->plan.activations},
+                 {qlora__layout_workspace, &m->plan.workspace},
+                 {qlora__layout_head, &m->plan.head},
+                 {qlora__layout_generation, &m->plan.generation},
+                 {qlora__layout_batch, &m->plan.batches}};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        size_t before = arena.used;
+        steps[i].lay(&arena, m);
+        *steps[i].bytes = arena.used - before;
+    }
+    qlora__layout_windows(m);
+    m->plan.total = arena.used;
+}
+
+// ---- plan -------------------------------------------------------------------------------------------
+
+// Which of a layer's modules have adapters, and with what rank and scale.
+static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__peft peft;
+    memset(&peft, 0, sizeof peft);
+    if (desc->adapter != NULL) {
+        QLORA__TRY(qlora__peft_open(ctx, desc->adapter, &peft));
+        m->desc.rslora = peft.rslora;
+        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft.dropout;
+        m->desc.rank = (int32_t)peft.rank;
+        m->desc.alpha = (float)peft.alpha;
+    }
+    qlora_result r = QLORA_OK;
+    for (int64_t l = 0; l < c->layers && r == QLORA_OK; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS && r == QLORA_OK; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            if (desc->adapter != NULL) {
+                char module[160];
+                qlora__peft_module found;
+                snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
+                         qlora__projections[i].module);
+                r = qlora__peft_find(ctx, &peft, module, p->out, p->in, &found);
+                p->rank = r == QLORA_OK ? found.rank : 0;
+                p->alpha = found.alpha;
+                p->scale = (float)found.scale;
+            } else if (m->desc.rank > 0 && (m->desc.targets >> i & 1u) != 0) {
+                p->rank = m->desc.rank;
+                p->alpha = (double)m->desc.alpha;
+                double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
+                p->scale = (float)(p->alpha / divisor);
+            }
+        }
+    }
+    if (desc->adapter != NULL) {
+        qlora__peft_close(ctx, &peft);
+    }
+    return r;
+}
+
+// Gives every trained tensor its place; each starts on a multiple of 8 elements.
+static void qlora__number_parameters(qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t at = 0;
+    m->range_count = 0;
+    m->longest_range = 0;
+    m->plan.parameters = 0;
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            qlora__projection* p = &layer->projections[i];
+            if (p->rank == 0) {
+                continue;
+            }
+            p->a_at = at;
+            p->b_at = at + (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
+            at = p->b_at + (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
+            m->range_count += 2;
+            m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
+            m->plan.parameters += p->rank * (p->in + p->out);
+        }
+        if (m->desc.train_norms) {
+            int64_t norms = 2 * (int64_t)qlora__align_up((size_t)c->hidden, 8) +
+                            (c->qk_norm ? 2 * (int64_t)qlora__align_up((size_t)c->head_dim, 8) : 0);
+            layer->norms_at = at;
+            at += norms;
+            m->range_count += c->qk_norm ? 4 : 2;
+            m->plan.parameters += 2 * c->hidden + (c->qk_norm ? 2 * c->head_dim : 0);
+        }
+    }
+    if (m->desc.train_norms) {
+        m->final_norm_at = at;
+        at += (int64_t)qlora__align_up((size_t)c->hidden, 8);
+        m->range_count++;
+        m->longest_range = qlora__max(m->longest_range, c->hidden);
+        m->plan.parameters += c->hidden;
+    }
+    m->elements = at;
+}
+
+// Sizes of a layer's projections and stacks.
+static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    const int64_t ins[QLORA__PROJECTIONS] = {c->hidden, c->hidden, c->hidden,      q,
+                                             c->hidden, c->hidden, c->intermediate};
+    const int64_t outs[QLORA__PROJECTIONS] = {q,  kv, kv, c->hidden, c->intermediate, c->intermediate,
+                                              c->hidden};
+    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        qlora__projection* p = &layer->projections[i];
+        int group = qlora__projections[i].group;
+        p->in = ins[i];
+        p->out = outs[i];
+        // The rope kernel adds the bias of q, k and v, unless a norm stands between.
+        p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
+                      : group == QLORA__O ? c->o_bias
+                                          : c->mlp_bias;
+    }
+}
+
+// Connects the linears with what the projections hold.
+static void qlora__connect_layer(qlora_model* m, int64_t index) {
+    qlora__layer* layer = &m->layers[index];
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        qlora_linear* linear = &layer->linears[g];
+        memset(linear, 0, sizeof *linear);
+        linear->count = qlora__groups[g].count;
+        for (int i = 0; i < linear->count; i++) {
+            int number = qlora__groups[g].first + i;
+            qlora__projection* p = &layer->projections[number];
+            qlora_linear_part* part = &linear->parts[i];
+            linear->in = p->in;
+            part->out = p->out;
+            part->rank = p->rank;
+            part->scale = p->scale;
+            part->projection = number;
+            part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
+            part->dense = p->is_nf4 ? NULL : &p->dense;
+            part->bias = p->has_bias ? &p->bias : NULL;
+            part->a = &p->a;
+            part->sb = &p->sb;
+            part->da = &p->da;
+            part->db = &p->db;
+        }
+        linear->operand = &layer->operands[g];
+        linear->dropout = m->train.no_training ? 0.0f : m->desc.dropout;
+        linear->layer = (int32_t)index;
+        linear->positions = &m->batch.positions;
+        linear->sequences = &m->batch.sequences;
+        linear->state = &m->batch.dropout;
+        layer->pads[g] = qlora_linear_pad(linear);
+    }
+}
+
+// A config that no file stands behind.
+static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
+    if (c->kv_heads == 0) {
+        c->kv_heads = c->heads;
+    }
+    if (c->head_dim == 0 && c->heads > 0) {
+        c->head_dim = c->hidden / c->heads;
+    }
+    if (c->rope_sliding.theta == 0.0) {
+        c->rope_sliding = c->rope;
+    }
+    const int64_t sizes[] = {c->vocab, c->hidden,   c->intermediate, c->layers,
+                             c->heads, c->kv_heads, c->head_dim};
+    static const char* const names[] = {"vocab", "hidden",   "intermediate", "layers",
+                                        "heads", "kv_heads", "head_dim"};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.%s is %lld", names[i],
+                               (long long)sizes[i]);
+        }
+    }
+    if (c->layers > QLORA_MAX_LAYERS || c->head_dim > 256 || c->head_dim % 2 != 0 ||
+        c->heads % c->kv_heads != 0 || !(c->rms_eps > 0.0) || c->window < 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config: layers %lld (at most %d), head_dim %lld (even, at most 256), heads "
+                           "%lld (a multiple of kv_heads %lld), rms_eps %g or window is not valid",
+                           (long long)c->layers, QLORA_MAX_LAYERS, (long long)c->head_dim,
+                           (long long)c->heads, (long long)c->kv_heads, c->rms_eps);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    if (d == NULL || d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL or was not zeroed");
+    }
+    if ((d->dir == NULL) == (d->config == NULL)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the model desc needs either dir (a folder) or config (random weights)");
+    }
+    if (d->rank > 1024 || !(d->dropout >= 0.0f && d->dropout < 1.0f) || d->targets > QLORA_TARGET_ALL ||
+        !qlora__finite(d->alpha)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "rank %d (at most 1024), dropout %g (0 to below 1), targets %u or alpha %g "
+                           "is not valid",
+                           (int)d->rank, (double)d->dropout, d->targets, (double)d->alpha);
+    }
+    if ((int)d->base < 0 || d->base > QLORA_BASE_32BIT || (int)d->mode < 0 ||
+        d->mode > QLORA_MODE_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc's base or mode is unknown");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_desc* given,
+                                              qlora_train_desc* d) {
+    memset(d, 0, sizeof *d);
+    d->no_training = given == NULL;
+    if (given != NULL) {
+        *d = *given;
+    }
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the train desc was not zeroed");
+    }
+    d->tokens = d->tokens != 0 ? d->tokens : 2048;
+    d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
+    d->max_length = d->max_length != 0 ? d->max_length : d->tokens;
+    d->lr = d->lr < 0.0 ? 0.0 : d->lr > 0.0 ? d->lr : 2e-4;
+    d->beta1 = d->beta1 > 0.0 ? d->beta1 : 0.9;
+    d->beta2 = d->beta2 > 0.0 ? d->beta2 : 0.999;
+    d->eps = d->eps > 0.0 ? d->eps : 1e-8;
+    d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
+    if (d->tokens < 0 || d->tokens > (1 << 24) || d->max_sequences < 0 ||
+        d->max_sequences > d->tokens || d->max_length < 0 || d->max_length > d->tokens ||
+        d->warmup_steps < 0 || d->total_steps < 0 || d->head_chunk < 0 || d->generate_tokens < 0 ||
+        d->generate_tokens > (1 << 24)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "tokens %lld, max_sequences %lld, max_length %lld (neither above tokens), "
+                           "warmup_steps, total_steps, head_chunk or generate_tokens is not valid",
+                           (long long)d->tokens, (long long)d->max_sequences,
+                           (long long)d->max_length);
+    }
+    if (!(d->beta1 < 1.0 && d->beta2 < 1.0) || (int)d->schedule < 0 ||
+        d->schedule > QLORA_SCHEDULE_CONSTANT || (int)d->recompute < 0 ||
+        d->recompute > QLORA_CHOICE_OFF || (int)d->cache < 0 || d->cache > QLORA_CHOICE_OFF) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "a beta of 1 or more, or an unknown schedule, recompute or cache choice");
+    }
+    if (d->head_chunk == 0) {
+        d->head_chunk = qlora__min(1024, d->tokens);
+    }
+    d->head_chunk = qlora__min(d->head_chunk, d->tokens);
+    return QLORA_OK;
+}
+
+static void qlora__model_free(qlora_model* m) {
+    qlora_ctx* ctx = m->ctx;
+    qlora__buffer_destroy(ctx, m->arena);
+    qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
+    qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
+    qlora__free(ctx, m, sizeof *m);
+}
+
+static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                         const qlora_train_desc* train, const qlora_budget* budget,
+                                         qlora_model* m) {
+    qlora_model_config* c = &m->plan.config;
+    QLORA__TRY(qlora__train_desc_resolve(ctx, train, &m->train));
+    if (desc->dir != NULL) {
+        QLORA__TRY(qlora__config_read(ctx, desc->dir, c));
+    } else {
+        *c = *desc->config;
+        QLORA__TRY(qlora__random_config_check(ctx, c));
+    }
+    m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
+    m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
+    m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
+    bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
+                       (desc->mode == QLORA_MODE_AUTO && budget->capability >= 80);
+    m->plan.mode = wants_16bit ? QLORA_MODE_BF16
+                   : desc->mode == QLORA_MODE_AUTO ? QLORA_MODE_F32
+                                                   : desc->mode;
+    m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
+    m->plan.tokens = m->train.tokens;
+    m->plan.max_sequences = m->train.max_sequences;
+    m->plan.max_length = m->train.max_length;
+    m->plan.head_chunk = m->train.head_chunk;
+    m->positions = qlora__max(m->train.max_length, m->train.generate_tokens);
+    size_t bytes = (size_t)c->layers * sizeof *m->layers;
+    m->layers = (qlora__layer*)qlora__alloc_zero(ctx, bytes);
+    if (m->layers == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__shape_layer(m, &m->layers[l]);
+        m->layers[l].sliding = c->sliding[l] != 0;
+    }
+    return qlora__adapter_shapes(ctx, m, desc);
+}
+
+// Which weights are 4-bit: those of an NF4 base, and those that a file has that way already.
+static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                            qlora_model* m) {
+    qlora__folder folder;
+    memset(&folder, 0, sizeof folder);
+    bool look = desc->dir != NULL && m->plan.config.quantized;
+    if (look) {
+        QLORA__TRY(qlora__folder_open(ctx, desc->dir, &folder));
+    }
+    qlora_result r = QLORA_OK;
+    for (int64_t l = 0; l < m->plan.config.layers && r == QLORA_OK; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS && r == QLORA_OK; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            p->is_nf4 = desc->base == QLORA_BASE_NF4;
+            p->nf4_desc.rows = p->out;
+            p->nf4_desc.cols = p->in;
+            p->nf4_desc.plain_scales = desc->single_quant;
+            if (look) {
+                char name[160];
+                qlora__linear_source source;
+                snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                         qlora__projections[i].module);
+                r = qlora__folder_linear(ctx, &folder, name, p->out, p->in, &source);
+                if (r == QLORA_OK && source.nf4) {
+                    p->is_nf4 = true;
+                    p->nf4_desc.block = (int32_t)source.block;
+                    p->nf4_desc.block2 = (int32_t)source.block2;
+                    p->nf4_desc.plain_scales = !source.nested;
+                }
+            }
+        }
+    }
+    if (look) {
+        qlora__folder_close(ctx, &folder);
+    }
+    return r;
+}
+
+// A model without memory: enough to plan with.
+static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                    const qlora_train_desc* train, const qlora_budget* budget,
+                                    qlora_model** out) {
+    QLORA__TRY(qlora__model_desc_check(ctx, desc));
+    qlora_model* m = (qlora_model*)qlora__alloc_zero(ctx, sizeof *m);
+    if (m == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    m->ctx = ctx;
+    m->desc = *desc;
+    m->use_adapters = true;
+    qlora_result r = qlora__skeleton_fill(ctx, desc, train, budget, m);
+    if (r == QLORA_OK) {
+        r = qlora__skeleton_formats(ctx, desc, m);
+    }
+    if (r == QLORA_OK && desc->dir != NULL) {
+        size_t bytes = strlen(desc->dir) + 1;
+        m->dir = (char*)qlora__alloc(ctx, bytes);
+        r = m->dir != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+        if (r == QLORA_OK) {
+            memcpy(m->dir, desc->dir, bytes);
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__model_free(m);
+        return r;
+    }
+    m->desc.dir = m->dir;
+    m->desc.config = NULL;
+    m->desc.adapter = NULL;
+    qlora__number_parameters(m);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__connect_layer(m, l);
+    }
+    *out = m;
+    return QLORA_OK;
+}
+
+static qlora_budget qlora__budget_resolve(qlora_ctx* ctx, const qlora_budget* given) {
+    qlora_budget b;
+    memset(&b, 0, sizeof b);
+    if (given != NULL) {
+        b = *given;
+    }
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        b.capability = b.capability != 0 ? b.capability : ctx->gpu->target_number;
+        b.multiprocessors = b.multiprocessors != 0 ? b.multiprocessors : ctx->gpu->sm_count;
+        size_t free_bytes = 0;
+        size_t total = 0;
+        if (b.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
+            size_t margin = (size_t)512 << 20; // cuBLAS, graphs, the driver's own
+            b.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
+        }
+    }
+#else
+    (void)ctx;
+#endif
+    return b;
+}
+
+static void qlora__plan_apply(qlora_model* m, int64_t recompute, int64_t cached) {
+    m->plan.recompute_layers = recompute;
+    m->plan.cached_layers = cached;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        layer->recompute = l < recompute;
+        layer->cached = l < cached;
+        m->plan.recompute[l] = layer->recompute ? 1 : 0;
+        m->plan.cached[l] = layer->cached ? 1 : 0;
+    }
+    qlora__model_layout(m, NULL);
+}
+
+static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
+    return bytes == 0 || m->plan.total + m->plan.context <= bytes;
+}
+
+// Fewest recomputed layers that fit, then as many cached ones as there is room for. Both are monotonic, so
+// bisection finds them.
+static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
+    int64_t layers = m->plan.config.layers;
+    bool auto_recompute = m->train.recompute == QLORA_CHOICE_AUTO && !m->train.no_training;
+    int64_t low = m->train.recompute == QLORA_CHOICE_ON && !m->train.no_training ? layers : 0;
+    int64_t high = auto_recompute ? layers : low;
+    int64_t cached = m->train.cache == QLORA_CHOICE_ON ? layers : 0;
+    qlora__plan_apply(m, high, cached);
+    if (!qlora__plan_fits(m, bytes)) {
+        double gib = 1073741824.0;
+        return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                           "%.2f GiB are needed even with every layer recomputed, %.2f are there: base "
+                           "%.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f; fewer "
+                           "tokens than %lld, a smaller rank or no weight cache would fit",
+                           (double)(m->plan.total + m->plan.context) / gib, (double)bytes / gib,
+                           (double)m->plan.base / gib,
+                           (double)(m->plan.adapters + m->plan.optimizer) / gib,
+                           (double)m->plan.activations / gib,
+                           (double)(m->plan.workspace + m->plan.head + m->plan.generation +
+                                    m->plan.batches + m->plan.cache + m->plan.context) /
+                               gib,
+                           (long long)m->plan.tokens);
+    }
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        qlora__plan_apply(m, middle, cached);
+        if (qlora__plan_fits(m, bytes)) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    bool has_nf4 = m->layers[0].projections[0].is_nf4;
+    if (m->train.cache == QLORA_CHOICE_AUTO && bytes != 0 && low == 0 && has_nf4) {
+        int64_t most = layers;
+        while (cached < most) {
+            int64_t middle = (cached + most + 1) / 2;
+            qlora__plan_apply(m, 0, middle);
+            if (qlora__plan_fits(m, bytes)) {
+                cached = middle;
+            } else {
+                most = middle - 1;
+            }
+        }
+    }
+    qlora__plan_apply(m, low, cached);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                      const qlora_train_desc* train, const qlora_budget* given,
+                                      qlora_model** out) {
+    qlora_budget budget = qlora__budget_resolve(ctx, given);
+    qlora_model* m = NULL;
+    QLORA__TRY(qlora__skeleton(ctx, desc, train, &budget, &m));
+    // A CPU context that plans for a GPU counts what a context holds there by default.
+    bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
+    m->plan.context = other ? (uint64_t)96 << 20
+                      : qlora__on_cpu(ctx) ? ctx->scratch->bytes
+                                           : ctx->device_bytes;
+    qlora_result r = qlora__plan_choose(ctx, m, budget.bytes);
+    if (r != QLORA_OK) {
+        qlora__model_free(m);
+        return r;
+    }
+    *out = m;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                     const qlora_train_desc* train, const qlora_budget* budget,
+                                     qlora_plan* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_model* m = NULL;
+    QLORA__TRY(qlora__plan_build(ctx, desc, train, budget, &m));
+    *out = m->plan;
+    qlora__model_free(m);
+    return QLORA_OK;
+}
+
+qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                             const qlora_train_desc* train, const qlora_budget* budget,
+                             qlora_plan* out) {
+    QLORA__ENTER(ctx, "qlora_plan_make");
+    return qlora__leave(ctx, qlora__plan_make(ctx, model, train, budget, out));
+}
+
+size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    if (plan == NULL) {
+        return 1;
+    }
+    const struct {
+        const char* name;
+        uint64_t bytes;
+    } rows[] = {{"base weights", plan->base},       {"16-bit weight cache", plan->cache},
+                {"adapters", plan->adapters},       {"optimizer", plan->optimizer},
+                {"activations", plan->activations}, {"workspace", plan->workspace},
+                {"head", plan->head},               {"generation", plan->generation},
+                {"batches", plan->batches},         {"context", plan->context}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", rows[i].name,
+                      (double)rows[i].bytes / 1048576.0);
+    }
+    qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", "total",
+                  (double)(plan->total + plan->context) / 1048576.0);
+    qlora__append(buffer, size, &used,
+                  "  %lld tokens a micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
+                  "%lld cached in 16 bits\n",
+                  (long long)plan->tokens, (long long)plan->parameters,
+                  (long long)plan->recompute_layers, (long long)plan->config.layers,
+                  (long long)plan->cached_layers);
+    return used + 1;
+}
+
+static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
+                                              qlora_model_config* out) {
+    if (dir == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
+    }
+    return qlora__config_read(ctx, dir, out);
+}
+
+qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {
+    QLORA__ENTER(ctx, "qlora_config_read");
+    return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
+}
+
+// ---- loading ----------------------------------------------------------------------------------------
+
+#define QLORA__STAGE_BYTES ((size_t)16 << 20)
+
+// Two pinned buffers: one is filled from the file while the other one is copied to the device.
+typedef struct qlora__stager {
+    qlora_model* m;
+    void* pinned[2];
+    void* events[2];
+    bool busy[2];
+    int next;
+    uint64_t done;
+    uint64_t total;
+} qlora__stager;
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__stager_open(qlora_ctx* ctx, qlora__stager* s) {
+    for (int i = 0; i < 2 && !qlora__on_cpu(ctx); i++) {
+        int code = ctx->gpu->cu.MemHostAlloc(&s->pinned[i], QLORA__STAGE_BYTES, 0);
+        QLORA__TRY(qlora__cu(ctx, code, "cuMemHostAlloc"));
+        QLORA__TRY(qlora__cu(ctx, ctx->gpu->cu.EventCreate(&s->events[i], 2), "cuEventCreate"));
+    }
+    return QLORA_OK;
+}
+
+static void qlora__stager_close(qlora_ctx* ctx, qlora__stager* s) {
+    for (int i = 0; i < 2 && !qlora__on_cpu(ctx); i++) {
+        if (s->busy[i]) {
+            ctx->gpu->cu.EventSynchronize(s->events[i]);
+        }
+        if (s->events[i] != NULL) {
+            ctx->gpu->cu.EventDestroy(s->events[i]);
+        }
+        if (s->pinned[i] != NULL) {
+            ctx->gpu->cu.MemFreeHost(s->pinned[i]);
+        }
+    }
+}
+
+static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* target,
+                                       const uint8_t* source, size_t bytes) {
+    const qlora__cuda_table* cu = &ctx->gpu->cu;
+    int i = s->next;
+    s->next = 1 - i;
+    if (s->busy[i]) {
+        QLORA__TRY(qlora__cu(ctx, cu->EventSynchronize(s->events[i]), "cuEventSynchronize"));
+    }
+    memcpy(s->pinned[i], source, bytes);
+    qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
+    QLORA__TRY(qlora__cu(ctx, cu->MemcpyHtoDAsync(to, s->pinned[i], bytes, ctx->gpu->stream),
+                         "cuMemcpyHtoDAsync"));
+    QLORA__TRY(qlora__cu(ctx, cu->EventRecord(s->events[i], ctx->gpu->stream), "cuEventRecord"));
+    s->busy[i] = true;
+    return QLORA_OK;
+}
+
+#else
+
+static qlora_result qlora__stager_open(qlora_ctx* ctx, qlora__stager* s) {
+    (void)ctx;
+    (void)s;
+    return QLORA_OK;
+}
+
+static void qlora__stager_close(qlora_ctx* ctx, qlora__stager* s) {
+    (void)ctx;
+    (void)s;
+}
+
+static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* target,
+                                       const uint8_t* source, size_t bytes) {
+    (void)ctx;
+    (void)s;
+    memcpy(target, source, bytes);
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target, const uint8_t* source,
+                                 uint64_t bytes) {
+    const qlora_model_desc* desc = &s->m->desc;
+    for (uint64_t at = 0; at < bytes; at += QLORA__STAGE_BYTES) {
+        size_t n = bytes - at < QLORA__STAGE_BYTES ? (size_t)(bytes - at) : QLORA__STAGE_BYTES;
+        if (qlora__on_cpu(ctx)) {
+            memcpy((char*)target + at, source + at, n);
+        } else {
+            QLORA__TRY(qlora__stage_piece(ctx, s, (char*)target + at, source + at, n));
+        }
+        s->done += n;
+        if (desc->progress != NULL &&
+            !desc->progress(desc->progress_user, "loading weights", s->done, s->total)) {
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "loading was stopped");
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
+    return t->dtype == QLORA__ST_F32 ? QLORA_F32 : t->dtype == QLORA__ST_BF16 ? QLORA_BF16 : QLORA_F16;
+}
+
+// A file's matrix as a tensor in the staging area (the operand's memory) or, where no conversion is
+// needed, straight in its place.
+static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
+                                    int64_t rows, int64_t cols, qlora_tensor* out) {
+    qlora_tensor area = s->m->operand;
+    qlora_dtype dtype = qlora__st_dtype_of(t);
+    QLORA_ASSERT((uint64_t)rows * (uint64_t)cols * qlora_dtype_bytes(dtype) <= area.bytes);
+    memset(out, 0, sizeof *out);
+    out->data = area.data;
+    out->bytes = area.bytes;
+    out->dtype = dtype;
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch = 1;
+    out->owner = ctx;
+    if (sizeof(QLORA__REAL) != 4 && dtype == QLORA_F32) { // the CPU in double, for tests
+        for (int64_t i = 0; i < rows * cols; i++) {
+            float x = 0.0f;
+            qlora__st_read_f32(t, (uint64_t)i, 1, &x);
+            qlora__store(out->data, QLORA_F32, i, (QLORA__REAL)x);
+        }
+        return QLORA_OK;
+    }
+    return qlora__stage(ctx, s, out->data, t->data, t->bytes);
+}
+
+// Any size: rows that do not fit the staging area at once go in slices.
+static qlora_result qlora__load_dense(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
+                                      const qlora_tensor* out) {
+    if (qlora__st_dtype_of(t) == out->dtype && sizeof(QLORA__REAL) == 4) {
+        return qlora__stage(ctx, s, out->data, t->data, t->bytes);
+    }
+    size_t row_bytes = (size_t)out->cols * qlora_dtype_bytes(qlora__st_dtype_of(t));
+    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes);
+    for (int64_t row = 0; row < out->rows; row += most) {
+        int64_t rows = qlora__min(most, out->rows - row);
+        qlora__st_tensor slice = *t;
+        qlora_tensor raw;
+        qlora_tensor to;
+        uint64_t element = qlora__st_dtypes[t->dtype].bits / 8;
+        slice.data = t->data + (uint64_t)row * (uint64_t)out->cols * element;
+        slice.bytes = (uint64_t)rows * (uint64_t)out->cols * element;
+        QLORA__TRY(qlora__load_raw(ctx, s, &slice, rows, out->cols, &raw));
+        QLORA__TRY(qlora__tensor_view(ctx, out, row, rows, 0, out->cols, &to));
+        QLORA__TRY(qlora__cast(ctx, &raw, &to));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                      const char* name, const qlora_tensor* out) {
+    const qlora__st_tensor* t = NULL;
+    QLORA__TRY(qlora__folder_need(ctx, folder, name, out->rows == 1 ? out->cols : out->rows,
+                                  out->rows == 1 ? -1 : out->cols, &t));
+    return qlora__load_dense(ctx, s, t, out);
+}
+
+static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s, const qlora__linear_source* source,
+                                    const qlora__projection* p) {
+    uint64_t blocks = source->absmax->bytes / (source->nested ? 1 : 4);
+    float* plain = NULL;
+    qlora_nf4_parts parts;
+    memset(&parts, 0, sizeof parts);
+    float offset = source->offset;
+    parts.codes = (uint8_t*)(uintptr_t)source->weight->data; // only read
+    parts.levels = (float*)(uintptr_t)source->map->data;
+    if (source->nested) {
+        parts.absmax_codes = (uint8_t*)(uintptr_t)source->absmax->data;
+        parts.absmax_scales = (float*)(uintptr_t)source->absmax2->data;
+        parts.map = (float*)(uintptr_t)source->map2->data;
+        parts.offset = &offset;
+    } else {
+        blocks = qlora__st_elements(source->absmax);
+        plain = (float*)qlora__alloc(ctx, (size_t)blocks * 4);
+        if (plain == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        qlora__st_read_f32(source->absmax, 0, blocks, plain);
+        parts.absmax = plain;
+    }
+    qlora_result r = qlora_nf4_upload(ctx, &p->nf4, &parts);
+    qlora__free(ctx, plain, (size_t)blocks * 4);
+    s->done += source->weight->bytes;
+    return r;
+}
+
+static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                           const char* module, qlora__projection* p) {
+    char name[200];
+    snprintf(name, sizeof name, "%.180s.weight", module);
+    qlora__linear_source source;
+    QLORA__TRY(qlora__folder_linear(ctx, folder, name, p->out, p->in, &source));
+    if (source.nf4) {
+        QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
+    } else if (p->is_nf4) {
+        qlora_tensor raw;
+        QLORA__TRY(qlora__load_raw(ctx, s, source.weight, p->out, p->in, &raw));
+        QLORA__TRY(qlora_nf4_quantise(ctx, &raw, &p->nf4));
+    } else {
+        QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
+    }
+    if (p->has_bias) {
+        snprintf(name, sizeof name, "%.180s.bias", module);
+        QLORA__TRY(qlora__load_named(ctx, s, folder, name, &p->bias));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                      int64_t index) {
+    const qlora_model_config* c = &s->m->plan.config;
+    qlora__layer* layer = &s->m->layers[index];
+    char name[200];
+    int64_t bias_at = 0;
+    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        qlora__projection* p = &layer->projections[i];
+        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index,
+                 qlora__projections[i].module);
+        QLORA__TRY(qlora__load_projection(ctx, s, folder, name, p));
+        if (i < 3 && c->qkv_bias && !c->qk_norm) {
+            qlora_tensor part;
+            QLORA__TRY(qlora__tensor_view(ctx, &layer->qkv_bias, 0, 1, bias_at, p->out, &part));
+            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index,
+                     qlora__projections[i].module);
+            QLORA__TRY(qlora__load_named(ctx, s, folder, name, &part));
+            bias_at += p->out;
+        }
+    }
+    const struct {
+        const char* name;
+        const qlora_tensor* out;
+    } norms[] = {{"input_layernorm", &layer->norm1},
+                 {"post_attention_layernorm", &layer->norm2},
+                 {"self_attn.q_norm", &layer->q_norm},
+                 {"self_attn.k_norm", &layer->k_norm}};
+    for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
+        snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)index, norms[i].name);
+        QLORA__TRY(qlora__load_named(ctx, s, folder, name, norms[i].out));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder) {
+    qlora_model* m = s->m;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
+    }
+    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.norm.weight", &m->final_norm));
+    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
+    if (!m->plan.config.tied) {
+        QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
+    }
+    return qlora__sync(ctx);
+}
+
+static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < folder->count; i++) {
+        bytes += folder->entries[i].tensor->bytes;
+    }
+    return bytes;
+}
+
+static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
+    qlora__folder folder;
+    QLORA__TRY(qlora__folder_open(ctx, m->dir, &folder));
+    qlora__stager stager;
+    memset(&stager, 0, sizeof stager);
+    stager.m = m;
+    stager.total = qlora__folder_bytes(&folder);
+    qlora_result r = qlora__stager_open(ctx, &stager);
+    if (r == QLORA_OK) {
+        r = qlora__load_folder(ctx, &stager, &folder);
+    }
+    qlora__stager_close(ctx, &stager);
+    qlora__folder_close(ctx, &folder);
+    return r;
+}
+
+// Random weights: every matrix its own stream, norms of 1, no biases.
+static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
+    uint64_t seed = m->desc.seed;
+    QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &m->embed));
+    if (!c->tied) {
+        QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &m->head));
+    }
+    QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            qlora__projection* p = &layer->projections[i];
+            qlora_tensor w;
+            qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
+            const qlora_tensor* to = p->is_nf4 ? &w : &p->dense;
+            uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
+            QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
+            if (p->is_nf4) {
+                QLORA__TRY(qlora_nf4_quantise(ctx, &w, &p->nf4));
+            }
+            if (p->has_bias) {
+                QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));
+            }
+        }
+        const qlora_tensor* ones[] = {&layer->norm1, &layer->norm2, &layer->q_norm, &layer->k_norm};
+        for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
+            QLORA__TRY(qlora_fill(ctx, 1.0f, ones[i]));
+        }
+        if (c->qkv_bias && !c->qk_norm) {
+            QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));
+        }
+        if (m->desc.progress != NULL &&
+            !m->desc.progress(m->desc.progress_user, "making weights", (uint64_t)l + 1,
+                              (uint64_t)c->layers)) {
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "making weights was stopped");
+        }
+    }
+    return qlora__sync(ctx);
+}
+
+// ---- trained tensors ----------------------------------------------------------------------------------
+
+typedef struct qlora__trained {
+    char name[192]; // as PEFT has it, after base_model.model.
+    int64_t at;
+    int64_t rows;
+    int64_t cols;
+    float shadow_scale;
+    bool decays;
+    const qlora__projection* projection; // NULL for a norm
+    bool is_b;
+} qlora__trained;
+
+// Norms of a layer that are trained: name, width.
+static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index, qlora__trained* out) {
+    static const char* const names[] = {"input_layernorm", "post_attention_layernorm",
+                                        "self_attn.q_norm", "self_attn.k_norm"};
+    const qlora_model_config* c = &m->plan.config;
+    if (!m->desc.train_norms || index >= (c->qk_norm ? 4 : 2)) {
+        return false;
+    }
+    int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
+    int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
+    snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.weight", (long long)layer, names[index]);
+    out->at = m->layers[layer].norms_at + (index < 2 ? index * step : 2 * step + (index - 2) * head_step);
+    out->rows = 1;
+    out->cols = index < 2 ? c->hidden : c->head_dim;
+    return true;
+}
+
+// The index-th trained tensor in arena order; false past the end.
+static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__trained* out) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t at = 0;
+    memset(out, 0, sizeof *out);
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            if (p->rank == 0) {
+                continue;
+            }
+            if (index < at + 2) {
+                out->is_b = index == at + 1;
+                snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.lora_%c.weight",
+                         (long long)l, qlora__projections[i].module, out->is_b ? 'B' : 'A');
+                out->at = out->is_b ? p->b_at : p->a_at;
+                out->rows = out->is_b ? p->out : p->rank;
+                out->cols = out->is_b ? p->rank : p->in;
+                out->shadow_scale = out->is_b ? p->scale : 1.0f;
+                out->decays = true;
+                out->projection = p;
+                return true;
+            }
+            at += 2;
+        }
+        for (int i = 0; qlora__trained_norm(m, l, i, out); i++) {
+            out->shadow_scale = 1.0f;
+            if (index == at++) {
+                return true;
+            }
+        }
+    }
+    if (m->desc.train_norms && index == at) {
+        snprintf(out->name, sizeof out->name, "model.norm.weight");
+        out->at = m->final_norm_at;
+        out->rows = 1;
+        out->cols = c->hidden;
+        out->shadow_scale = 1.0f;
+        return true;
+    }
+    return false;
+}
+
+static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
+    size_t bytes = (size_t)m->range_count * sizeof(qlora_adamw_range);
+    qlora_adamw_range* ranges = (qlora_adamw_range*)qlora__alloc_zero(ctx, bytes);
+    if (ranges == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__trained t;
+    for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
+        ranges[i].begin = t.at;
+        ranges[i].count = t.rows * t.cols;
+        ranges[i].decay = t.decays ? 1.0f : 0.0f;
+        ranges[i].shadow_scale = t.shadow_scale;
+    }
+    qlora_result r = qlora__copy_in(ctx, m->ranges.data, ranges, bytes);
+    qlora__free(ctx, ranges, bytes);
+    return r;
+}
+
+static qlora_adamw_args qlora__adamw_args_of(const qlora_model* m) {
+    qlora_adamw_args args;
+    memset(&args, 0, sizeof args);
+    args.param = &m->parameters;
+    args.grad = &m->gradients;
+    args.m = &m->moment1;
+    args.v = &m->moment2;
+    args.shadow = &m->shadow;
+    args.ranges = &m->ranges;
+    args.state = &m->adamw;
+    args.longest_range = m->longest_range;
+    return args;
+}
+
+// The 16-bit shadow and the operands of cached layers follow the parameters.
+static qlora_result qlora__adapters_spread(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
+            if (layer->linears[g].operand != NULL) {
+                QLORA__TRY(qlora__linear_place(ctx, &layer->linears[g], QLORA_LINEAR_ADAPTERS));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
+    if (m->range_count > 0) {
+        qlora_adamw_args args = qlora__adamw_args_of(m);
+        QLORA__TRY(qlora_adamw_shadow(ctx, &args));
+    }
+    return qlora__adapters_spread(ctx, m);
+}
+
+// A: uniform in +-1/sqrt(in), as PEFT's Kaiming start; B: zero. The same on both backends.
+static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
+    qlora__trained t;
+    for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
+        int64_t n = t.rows * t.cols;
+        if (t.projection == NULL) {
+            continue; // norms were loaded
+        }
+        size_t bytes = (size_t)n * sizeof(QLORA__REAL);
+        QLORA__REAL* values = (QLORA__REAL*)qlora__alloc_zero(ctx, bytes);
+        if (values == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        const uint32_t key[2] = {(uint32_t)m->desc.seed, (uint32_t)(m->desc.seed >> 32) ^ 0x4c6f5241u};
+        float bound = 1.0f / sqrtf((float)t.cols);
+        for (int64_t j = 0; j < n && !t.is_b; j += 4) {
+            const uint32_t counter[4] = {(uint32_t)(j / 4), (uint32_t)i, (uint32_t)((uint64_t)i >> 32), 0};
+            uint32_t words[4];
+            qlora__philox(counter, key, words);
+            for (int64_t k = j; k < j + 4 && k < n; k++) {
+                float unit = (float)(words[k - j] >> 8) * (1.0f / 16777216.0f);
+                values[k] = (QLORA__REAL)((2.0f * unit - 1.0f) * bound);
+            }
+        }
+        qlora_tensor window;
+        qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
+        qlora_result r = qlora__copy_in(ctx, window.data, values, bytes);
+        qlora__free(ctx, values, bytes);
+        QLORA__TRY(r);
+    }
+    return QLORA_OK;
+}
+
+// ---- forward ------------------------------------------------------------------------------------------
+
+// How a pass runs: how many tokens, with or without dropout.
+typedef struct qlora__pass {
+    qlora_ctx* ctx;
+    qlora_model* m;
+    int64_t rows;
+    bool training; // dropout is on
+} qlora__pass;
+
+static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t col, int64_t cols) {
+    qlora_tensor v = *t;
+    size_t offset = (size_t)col * qlora_dtype_bytes(t->dtype);
+    v.data = (char*)t->data + offset;
+    v.bytes = t->bytes > offset ? t->bytes - offset : 0;
+    v.rows = rows;
+    v.cols = cols;
+    return v;
+}
+
+// The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is the
+// weights alone. Weights that have no copy of their own are placed in the shared operand.
+typedef struct qlora__stack {
+    qlora_linear linear;
+    qlora_tensor operand;
+    int64_t out;
+    int64_t pad;
+} qlora__stack;
+
+static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
+                                       qlora__stack* out) {
+    const qlora_model* m = pass->m;
+    out->linear = layer->linears[group];
+    out->out = qlora_linear_out(&out->linear);
+    out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
+    out->pad = m->use_adapters ? layer->pads[group] : 0;
+    for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
+        out->linear.parts[i].rank = 0;
+    }
+    if (out->linear.operand == NULL) {
+        return QLORA_OK;
+    }
+    out->operand =
+        qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
+    out->linear.operand = &out->operand;
+    if (layer->cached) {
+        return QLORA_OK;
+    }
+    return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
+}
+
+static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* layer, int group,
+                                         const qlora_tensor* x, const qlora_tensor* y) {
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
+    qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
+    qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
+    return qlora_linear_forward(pass->ctx, &stack.linear, &in, &out);
+}
+
+// q, k and v of a layer, as attention takes them.
+typedef struct qlora__heads {
+    qlora_attention_desc desc;
+    qlora_tensor q;
+    qlora_tensor k;
+    qlora_tensor v;
+} qlora__heads;
+
+static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    const qlora_tensor* rotated = c->qk_norm ? &layer->kept.qk : &layer->kept.qkv;
+    qlora__heads h;
+    memset(&h, 0, sizeof h);
+    h.desc.heads = c->heads;
+    h.desc.kv_heads = c->kv_heads;
+    h.desc.head_dim = c->head_dim;
+    h.desc.window = layer->sliding ? c->window : 0;
+    h.q = qlora__window(rotated, pass->rows, 0, q);
+    h.k = qlora__window(rotated, pass->rows, q, kv);
+    h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
+    return h;
+}
+
+static const qlora_tensor* qlora__rope_of(const qlora_model* m, const qlora__layer* layer) {
+    return layer->sliding ? &m->rope_sliding : &m->rope;
+}
+
+// Normed input in m->x -> rotated q, k and v.
+static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &layer->kept.qkv));
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    qlora_tensor rotated = qlora__window(&layer->kept.qkv, pass->rows, 0, q + 2 * kv);
+    const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
+    if (c->qk_norm) {
+        const struct {
+            int64_t at;
+            int64_t width;
+            const qlora_tensor* weight;
+        } parts[] = {{0, q, &layer->q_norm}, {q, kv, &layer->k_norm}};
+        for (int i = 0; i < 2; i++) {
+            qlora_tensor from = qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
+            qlora_tensor to = qlora__window(&layer->kept.qk, pass->rows, parts[i].at, parts[i].width);
+            QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
+        }
+        rotated = qlora__window(&layer->kept.qk, pass->rows, 0, q + kv);
+    }
+    return qlora_rope_forward(ctx, &rotated, c->heads + c->kv_heads, &positions,
+                              qlora__rope_of(m, layer), bias, &m->flag);
+}
+
+// Attention's output in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
+static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
+    qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
+    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, &m->delta));
+    QLORA__TRY(qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, &layer->norm2, (float)c->rms_eps,
+                                              &h2, &x));
+    return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
+}
+
+static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, qlora__q_width(c));
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
+                                   &pass->m->batch.seqs, &o, &lse);
+}
+
+// SwiGLU and down_proj into m->delta.
+static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t I = m->plan.config.intermediate;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
+    QLORA__TRY(qlora_swiglu_forward(pass->ctx, &gate, &up, &s));
+    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
+}
+
+// The norm in front of layer index, or the final one.
+static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
+    return index < m->plan.config.layers ? &m->layers[index].norm1 : &m->final_norm;
+}
+
+// Where the residual stream in front of layer index lies; after the last one it is last_h.
+static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t index) {
+    return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
+}
+
+// Token ids -> the final norm's output in m->x.
+static qlora_result qlora__forward(const qlora__pass* pass) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    float eps = (float)c->rms_eps;
+    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
+    qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora_embed(ctx, &m->embed, &ids, &h, &m->flag));
+    QLORA__TRY(qlora_rmsnorm_forward(ctx, &h, qlora__norm_before(m, 0), eps, &x));
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        QLORA__TRY(qlora__layer_qkv(pass, layer));
+        QLORA__TRY(qlora__layer_attention(pass, layer));
+        QLORA__TRY(qlora__layer_middle(pass, layer));
+        QLORA__TRY(qlora__layer_down(pass, layer));
+        qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
+        qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+        qlora_tensor next = qlora__window(qlora__stream_before(m, l + 1), pass->rows, 0, c->hidden);
+        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1), eps,
+                                                  &next, &x));
+    }
+    return QLORA_OK;
+}
+
+// ---- backward -----------------------------------------------------------------------------------------
+
+// Recomputes what a layer did not keep: everything but down_proj.
+static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &layer->norm1, (float)c->rms_eps, &x));
+    QLORA__TRY(qlora__layer_qkv(pass, layer));
+    QLORA__TRY(qlora__layer_attention(pass, layer));
+    return qlora__layer_middle(pass, layer);
+}
+
+// z again, in the last columns of x, for the gradient of B.
+static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack,
+                                   const qlora_tensor* x) {
+    if (stack->pad == 0) {
+        return QLORA_OK;
+    }
+    qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
+    return qlora__linear_z(pass->ctx, &stack->linear, x, &inner);
+}
+
+// Gradients of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
+static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    int64_t I = m->plan.config.intermediate;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, &stack));
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
+    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, I + stack.pad);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
+    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, I);
+    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__window(&m->dh, pass->rows, 0, stack.out);
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first
+        QLORA__TRY(qlora_swiglu_forward(ctx, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_z(pass, &stack, &x));
+        QLORA__TRY(qlora_linear_backward(ctx, &stack.linear, &x, &dy, &ds, 0));
+        return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
+    }
+    // SwiGLU's output is made again in place of its gradient, in the same pass over gate and up.
+    if (stack.pad > 0) {
+        QLORA__TRY(qlora__linear_u(ctx, &stack.linear, &dy, &dy_inner));
+    }
+    QLORA__TRY(qlora__linear_dx(ctx, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, &s));
+    QLORA__TRY(qlora__stack_z(pass, &stack, &x));
+    return qlora__linear_gradients(ctx, &stack.linear, &x, &dy, NULL, 1.0f);
+}
+
+// A stack behind a norm: dy (with room for u) -> gradients of its adapters, and dh += norm'(dx).
+static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer, int group,
+                                               const qlora_tensor* dy, const qlora_tensor* h,
+                                               const qlora_tensor* norm, const qlora_tensor* d_norm,
+                                               bool wants_dx) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
+    qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
+    qlora_tensor normed = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
+    qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora_rmsnorm_forward(ctx, &in, norm, (float)c->rms_eps, &normed));
+    QLORA__TRY(qlora__stack_z(pass, &stack, &x));
+    QLORA__TRY(qlora_linear_backward(ctx, &stack.linear, &x, &up, wants_dx ? &dx : NULL, 0));
+    if (!wants_dx) {
+        return QLORA_OK;
+    }
+    return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
+                                  m->desc.train_norms ? d_norm : NULL);
+}
+
+// dh -> gradients of q, k and v before norm and rotation, in m->dqkv.
+static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, &stack));
+    qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
+    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
+    QLORA__TRY(qlora_linear_backward(ctx, &stack.linear, &x, &dy, &d_o, 0));
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
+    qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
+    qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
+    QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v, &m->batch.seqs,
+                                        &o, &lse, &d_o, &dq, &dk, &dv));
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    qlora_tensor turned = qlora__window(&m->dqkv, pass->rows, 0, q + kv);
+    QLORA__TRY(qlora_rope_backward(ctx, &turned, c->heads + c->kv_heads, &positions,
+                                   qlora__rope_of(m, layer), &m->flag));
+    if (!c->qk_norm) {
+        return QLORA_OK;
+    }
+    // With a weight gradient the result may not lie where dy does: it passes through d_o and x.
+    qlora_tensor raw_q = qlora__window(&layer->kept.qkv, pass->rows, 0, q);
+    qlora_tensor raw_k = qlora__window(&layer->kept.qkv, pass->rows, q, kv);
+    float eps = (float)c->rms_eps;
+    if (!m->desc.train_norms) {
+        QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &dq, NULL));
+        return qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &dk, NULL);
+    }
+    qlora_tensor through_q = qlora__window(&m->d_o, pass->rows, 0, q);
+    qlora_tensor through_k = qlora__window(&m->d_o, pass->rows, 0, kv);
+    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &through_q,
+                                      &layer->d_q_norm));
+    QLORA__TRY(qlora_scale(ctx, 1.0f, &through_q, &dq));
+    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &through_k,
+                                      &layer->d_k_norm));
+    return qlora_scale(ctx, 1.0f, &through_k, &dk);
+}
+
+// Gradient of the final norm's output in m->delta -> gradients of everything that is trained.
+static qlora_result qlora__backward(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor h = qlora__window(&m->last_h, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL, &dh,
+                                      m->desc.train_norms ? &m->d_final_norm : NULL));
+    for (int64_t l = c->layers - 1; l >= 0; l--) {
+        qlora__layer* layer = &m->layers[l];
+        if (layer->recompute) {
+            QLORA__TRY(qlora__layer_again(pass, layer));
+        }
+        QLORA__TRY(qlora__layer_down_backward(pass, layer));
+        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, &layer->kept.gu,
+                                              &layer->kept.h2, &layer->norm2, &layer->d_norm2, true));
+        QLORA__TRY(qlora__layer_attention_backward(pass, layer));
+        // Nothing below layer 0 is trained, unless its norm is.
+        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__QKV, &m->dqkv, &layer->kept.h,
+                                              &layer->norm1, &layer->d_norm1,
+                                              l > 0 || m->desc.train_norms));
+    }
+    return QLORA_OK;
+}
+
+// ---- head ---------------------------------------------------------------------------------------------
+
+// Chunks of labelled rows: gather, logits, loss; in training their gradient, back into m->delta.
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t C = m->plan.head_chunk;
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    for (int64_t i = 0; i < chunks; i++) {
+        qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
+        qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
+        qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
+        qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
+        QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
+        QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &m->rows_x, &m->head, &m->logits));
+        qlora_cross_entropy_args args;
+        memset(&args, 0, sizeof args);
+        args.logits = &m->logits;
+        args.labels = &labels;
+        args.weights = &weights;
+        args.scale = &m->batch.scale;
+        args.losses = &losses;
+        args.total = totals;
+        args.flag = &m->flag;
+        args.forward_only = !gradient;
+        QLORA__TRY(qlora_cross_entropy(ctx, &args));
+        if (gradient) {
+            qlora_tensor dx = m->rows_dx;
+            dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+            dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+            dx.rows = C;
+            QLORA__TRY(qlora__gemm_named(ctx, false, false, true, 0, &m->logits, &m->head, &dx));
+        }
+    }
+    if (!gradient) {
+        return QLORA_OK;
+    }
+    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
+    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    return qlora_embed(ctx, &m->rows_dx, &inverse, &dx, &m->flag);
+}
+
+// ---- open and close -----------------------------------------------------------------------------------
+
+// NF4 weights get their maps and pointers once the arena's memory is there.
+static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            qlora__projection* p = &layer->projections[i];
+            if (p->is_nf4) {
+                qlora_tensor memory = p->nf4.memory;
+                QLORA__TRY(qlora_nf4_wrap(ctx, &p->nf4_desc, &memory, &p->nf4));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// Operands of layers without a cache are windows of the shared one; a stack of dense weights needs none.
+static void qlora__model_operands(qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            qlora_linear* linear = &layer->linears[g];
+            bool any_nf4 = false;
+            for (int i = 0; i < linear->count; i++) {
+                any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
+            }
+            linear->operand = any_nf4 ? &layer->operands[g] : NULL;
+            if (!layer->cached) {
+                qlora__arena_window(&m->operand, 0, qlora_linear_out(linear) + layer->pads[g],
+                                    linear->in + layer->pads[g], &layer->operands[g]);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    const struct {
+        const qlora_rope_desc* desc;
+        const qlora_tensor* table;
+    } tables[] = {{&c->rope, &m->rope}, {&c->rope_sliding, &m->rope_sliding}};
+    size_t n = (size_t)(m->positions * c->head_dim);
+    float* host = (float*)qlora__alloc(ctx, n * 4);
+    QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
+    qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    for (int i = 0; i < 2 && r == QLORA_OK; i++) {
+        r = qlora_rope_table(tables[i].desc, c->head_dim, m->positions, host);
+        if (r != QLORA_OK) {
+            r = qlora__fail(ctx, r, "the rope parameters are not valid");
+            break;
+        }
+        for (size_t j = 0; j < n; j++) {
+            real[j] = (QLORA__REAL)host[j];
+        }
+        r = qlora__copy_in(ctx, tables[i].table->data, real, n * sizeof *real);
+    }
+    qlora__free(ctx, host, n * 4);
+    qlora__free(ctx, real, n * sizeof *real);
+    return r;
+}
+
+// Tables of the clip, and the optimizer's state at step 0.
+static qlora_result qlora__model_optimizer(qlora_ctx* ctx, qlora_model* m) {
+    if (m->train.no_training) {
+        return QLORA_OK;
+    }
+    qlora_clip image = m->clip;
+    size_t bytes = qlora__clip_layout(&image, NULL);
+    char* host = (char*)qlora__alloc_zero(ctx, bytes);
+    if (host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__clip_layout(&image, host);
+    const qlora_tensor* list[] = {&m->gradients};
+    qlora__clip_fill(list, NULL, m->elements > 0 ? 1 : 0, &image);
+    *image.max_norm = (float)m->train.max_norm;
+    qlora_result r = qlora__copy_in(ctx, m->clip_memory, host, bytes);
+    qlora__free(ctx, host, bytes);
+    QLORA__TRY(r);
+    qlora_adamw_state state;
+    memset(&state, 0, sizeof state);
+    state.lr = m->train.lr;
+    state.beta1 = m->train.beta1;
+    state.beta2 = m->train.beta2;
+    state.eps = m->train.eps;
+    state.weight_decay = m->train.weight_decay;
+    QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &state, sizeof state));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->moment1));
+    return qlora__tensor_zero(ctx, &m->moment2);
+}
+
+static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        const qlora_model_config* c = &m->plan.config;
+        qlora_shape shape;
+        memset(&shape, 0, sizeof shape);
+        shape.head_dim = c->head_dim;
+        shape.compute = m->compute;
+        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
+        uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+                        (m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
+                        (nf4 ? QLORA__NEED_NF4 : 0) | QLORA__NEED_LORA |
+                        (m->dir == NULL ? QLORA__NEED_RANDOM : 0) | qlora__attention_need(ctx, &shape);
+        ctx->gpu->cache->info.sealed = false;
+        return qlora__cache_warm(ctx, have);
+    }
+#else
+    (void)m;
+#endif
+    (void)ctx;
+    return QLORA_OK;
+}
+
+// Adapter weights of a PEFT folder, whose shapes must be this model's.
+static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+    qlora__peft peft;
+    QLORA__TRY(qlora__peft_open(ctx, dir, &peft));
+    qlora_result r = QLORA_OK;
+    qlora__trained t;
+    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
+        const qlora__projection* p = t.projection;
+        if (p == NULL) {
+            continue;
+        }
+        char module[192];
+        snprintf(module, sizeof module, "%.*s", (int)(strlen(t.name) - strlen(".lora_A.weight")), t.name);
+        qlora__peft_module found;
+        r = qlora__peft_find(ctx, &peft, module, p->out, p->in, &found);
+        if (r == QLORA_OK && (found.rank != p->rank || (float)found.scale < p->scale ||
+                              (float)found.scale > p->scale)) {
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT,
+                            "%s: %s has rank %lld and scale %g there, %lld and %g in this model; open the "
+                            "model with desc.adapter",
+                            dir, module, (long long)found.rank, found.scale, (long long)p->rank,
+                            (double)p->scale);
+        }
+        size_t n = (size_t)(t.rows * t.cols);
+        float* values = r == QLORA_OK ? (float*)qlora__alloc(ctx, n * 4) : NULL;
+        QLORA__REAL* real = values != NULL ? (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real) : NULL;
+        if (r == QLORA_OK && real == NULL) {
+            r = QLORA_ERR_MEMORY;
+        }
+        if (r == QLORA_OK) {
+            qlora_tensor window;
+            qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
+            qlora__st_read_f32(t.is_b ? found.b : found.a, 0, n, values);
+            for (size_t j = 0; j < n; j++) {
+                real[j] = (QLORA__REAL)values[j];
+            }
+            r = qlora__copy_in(ctx, window.data, real, n * sizeof *real);
+        }
+        qlora__free(ctx, values, n * 4);
+        qlora__free(ctx, real, n * sizeof *real);
+    }
+    qlora__peft_close(ctx, &peft);
+    QLORA__TRY(r);
+    return qlora__parameters_changed(ctx, m);
+}
+
+// The update of a step: norm, AdamW (which applies the clip's scale and zeroes the gradients), copies.
+static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
+    if (m->range_count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__clip_measure(ctx, &m->clip));
+    qlora_tensor scale = m->totals;
+    scale.data = m->clip.results + 1;
+    scale.bytes = sizeof(float);
+    scale.cols = 1;
+    qlora_tensor flag = scale;
+    flag.data = m->clip.flags;
+    flag.dtype = QLORA_I32;
+    qlora_adamw_args args = qlora__adamw_args_of(m);
+    args.clip_scale = &scale;
+    args.not_finite = &flag;
+    QLORA__TRY(qlora_adamw_step(ctx, &args));
+    return qlora__adapters_spread(ctx, m);
+}
+
+// C-PREWARM-001: everything a step does, once, on zeroed memory, before the weights are there: kernels are
+// loaded, cuBLAS has seen every shape, and the cache can be sealed.
+static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
+    if (qlora__on_cpu(ctx)) {
+        return QLORA_OK; // there is nothing to load
+    }
+    qlora__pass pass = {ctx, m, m->plan.tokens, !m->train.no_training};
+    int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
+    QLORA__TRY(qlora__forward(&pass));
+    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
+    QLORA__TRY(qlora__head(&pass, chunks, &totals, !m->train.no_training));
+    if (!m->train.no_training) {
+        QLORA__TRY(qlora__backward(&pass));
+        QLORA__TRY(qlora__update(ctx, m));
+    }
+    QLORA__TRY(qlora__sync(ctx));
+    return qlora__cache_set_sealed(ctx, true);
+}
+
+static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc) {
+    QLORA__TRY(qlora__model_optimizer(ctx, m));
+    QLORA__TRY(qlora__model_dry_run(ctx, m));
+    QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
+            if (layer->linears[g].operand != NULL) {
+                QLORA__TRY(qlora__linear_place(ctx, &layer->linears[g], QLORA_LINEAR_WEIGHTS));
+            }
+        }
+    }
+    QLORA__TRY(qlora__model_optimizer(ctx, m));
+    QLORA__TRY(qlora__adapters_start(ctx, m));
+    QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
+                                     : qlora__parameters_changed(ctx, m));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
+    QLORA__TRY(qlora__sync(ctx));
+    m->ready = true;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc) {
+    double start = qlora__clock_ms();
+    QLORA__TRY(qlora__model_warm_kernels(ctx, m));
+    QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
+    qlora__model_layout(m, (char*)m->arena->data);
+    qlora__model_operands(m);
+    QLORA__TRY(qlora__zero(ctx, m->arena->data, m->arena->bytes, m->arena->bytes, 1));
+    QLORA__TRY(qlora__model_wrap(ctx, m));
+    QLORA__TRY(qlora__model_rope(ctx, m));
+    QLORA__TRY(qlora__ranges_upload(ctx, m));
+    QLORA__TRY(qlora__model_fill(ctx, m, desc));
+    QLORA__LOG(ctx, INFO, MODEL, "%lld layers, %.2f GiB, ready after %.1f s",
+               (long long)m->plan.config.layers, (double)m->plan.total / 1073741824.0,
+               (qlora__clock_ms() - start) * 1e-3);
+    return QLORA_OK;
+}
+
+// A plan made earlier decides recompute and cache; it must be of the same model and training.
+static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m, const qlora_plan* plan) {
+    qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
+    if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
+        m->plan.parameters != plan->parameters) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the plan was made for another model or another training: it has %llu bytes, "
+                           "this needs %llu",
+                           (unsigned long long)plan->total, (unsigned long long)m->plan.total);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                      const qlora_train_desc* train, const qlora_plan* plan,
+                                      qlora_model** out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "opening a model"));
+    qlora_model* m = NULL;
+    qlora_result r = QLORA_OK;
+    if (plan != NULL) {
+        qlora_budget none = qlora__budget_resolve(ctx, NULL);
+        r = qlora__skeleton(ctx, desc, train, &none, &m);
+        r = r == QLORA_OK ? qlora__model_adopt_plan(ctx, m, plan) : r;
+    } else {
+        r = qlora__plan_build(ctx, desc, train, NULL, &m);
+    }
+    if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
+        r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "the CPU computes in F32; use that mode, or AUTO");
+    }
+    if (r == QLORA_OK) {
+        r = qlora__model_start(ctx, m, desc);
+    }
+    if (r != QLORA_OK) {
+        if (m != NULL) {
+            qlora__model_free(m);
+        }
+        return r;
+    }
+    ctx->children++;
+    *out = m;
+    return QLORA_OK;
+}
+
+qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
+                              const qlora_train_desc* train, const qlora_plan* plan,
+                              qlora_model** out) {
+    QLORA__ENTER(ctx, "qlora_model_open");
+    return qlora__leave(ctx, qlora__model_open(ctx, desc, train, plan, out));
+}
+
+static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
+    QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
+    if (m->trainers > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "a trainer of this model still lives; destroy it first");
+    }
+    qlora__model_free(m);
+    ctx->children--;
+    return QLORA_OK;
+}
+
+qlora_result qlora_model_close(qlora_model* model) {
+    if (model == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = model->ctx;
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_model_close"));
+    return qlora__leave(ctx, qlora__model_close(ctx, model));
+}
+
+const qlora_plan* qlora_model_plan(const qlora_model* model) {
+    return model != NULL ? &model->plan : NULL;
+}
+
+qlora_ctx* qlora_model_ctx(const qlora_model* model) {
+    return model != NULL ? model->ctx : NULL;
+}
+
+int64_t qlora_model_parameters(const qlora_model* model) {
+    return model != NULL ? model->range_count : 0;
+}
+
+// Copies count reals of an f32 tensor out as floats, or in.
+static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) { // the CPU in double, for tests
+        out[i] = (float)((const QLORA__REAL*)data)[i];
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, int64_t index,
+                                          const void* pointer, qlora__trained* t) {
+    if (pointer == NULL || index < 0 || !qlora__trained_at(m, index, t)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer is NULL, or there is no parameter %lld",
+                           (long long)index);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__model_parameter(qlora_ctx* ctx, qlora_model* m, int64_t index,
+                                           qlora_parameter* out) {
+    qlora__trained t;
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    snprintf(out->name, sizeof out->name, "base_model.model.%.170s", t.name);
+    out->rows = t.rows;
+    out->cols = t.cols;
+    return QLORA_OK;
+}
+
+qlora_result qlora_model_parameter(qlora_model* model, int64_t index, qlora_parameter* out) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_model_parameter");
+    return qlora__leave(ctx, qlora__model_parameter(ctx, model, index, out));
+}
+
+static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora_tensor* arena, int64_t index, float* out) {
+    qlora__trained t;
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    qlora_tensor window;
+    qlora__arena_window(arena, t.at, t.rows, t.cols, &window);
+    return qlora__floats_out(ctx, window.data, t.rows * t.cols, out);
+}
+
+qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_model_parameter_read");
+    return qlora__leave(ctx, qlora__parameter_read(ctx, model, &model->parameters, index, out));
+}
+
+static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64_t index,
+                                           const float* in) {
+    qlora__trained t;
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, in, &t));
+    qlora_tensor window;
+    qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
+    QLORA__TRY(qlora__floats_in(ctx, window.data, t.rows * t.cols, in));
+    return qlora__parameters_changed(ctx, m);
+}
+
+qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index, const float* in) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_model_parameter_write");
+    return qlora__leave(ctx, qlora__parameter_write(ctx, model, index, in));
+}
+
+qlora_result qlora_model_use_adapters(qlora_model* model, bool on) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_model_use_adapters");
+    qlora__graphs_invalidate(ctx, 0, "adapters were switched on or off");
+    model->use_adapters = on;
+    return qlora__leave(ctx, QLORA_OK);
+}
+
+//@@ TRAIN      - micro-step, update, schedules, evaluation
+
+#define QLORA__SLOTS 4
+
+// A staging slot: the host's image of a batch block, and AdamW's numbers for an update behind it.
+typedef struct qlora__slot {
+    char* memory; // pinned on CUDA
+    void* event;  // the copy out of it is done
+    bool busy;
+} qlora__slot;
+
+// What the device says of a finished step.
+typedef struct qlora__record {
+    float totals[4];  // losses, their rounding rest, weights
+    float results[2]; // norm, scale
+    qlora_adamw_state adamw;
+} qlora__record;
+
+struct qlora_trainer {
+    qlora_ctx* ctx;
+    qlora_model* m;
+    qlora__slot slots[QLORA__SLOTS];
+    size_t slot_bytes;
+    int next_slot;
+    int64_t waits;
+    qlora__record* record; // pinned on CUDA: where the last step's numbers arrive
+    bool use_graphs;
+    qlora_graph** graphs; // one for each number of head chunks
+    int64_t graph_room;
+    qlora_graph* update_graph;
+    int64_t step;        // updates asked for
+    int64_t tokens;      // of the step that is being accumulated
+    int64_t last_tokens; // of the last one
+    double last_lr;
+    int64_t rows;   // of the micro-batch at hand
+    int64_t chunks; // of the head
+};
+
+// ---- staging ------------------------------------------------------------------------------------------
+
+static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        void* p = NULL;
+        int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, 0);
+        return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
+    }
+#endif
+    return qlora__alloc(ctx, bytes);
+}
+
+static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        if (p != NULL) {
+            ctx->gpu->cu.MemFreeHost(p);
+        }
+        return;
+    }
+#endif
+    qlora__free(ctx, p, bytes);
+}
+
+// The next slot that no copy reads from any more; waiting for one is counted.
+static qlora_result qlora__slot_take(qlora_trainer* t, qlora__slot** out) {
+    qlora__slot* slot = &t->slots[t->next_slot];
+    t->next_slot = (t->next_slot + 1) % QLORA__SLOTS;
+#ifndef QLORA_NO_CUDA
+    if (slot->busy) {
+        const qlora__cuda_table* cu = &t->ctx->gpu->cu;
+        if (cu->EventQuery(slot->event) != 0) {
+            t->waits++;
+            QLORA__TRY(qlora__cu(t->ctx, cu->EventSynchronize(slot->event), "cuEventSynchronize"));
+        }
+    }
+#endif
+    slot->busy = false;
+    *out = slot;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* target,
+                                     const void* source, size_t bytes) {
+    qlora_ctx* ctx = t->ctx;
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        const qlora__cuda_table* cu = &ctx->gpu->cu;
+        qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
+        QLORA__TRY(qlora__cu(ctx, cu->MemcpyHtoDAsync(to, source, bytes, ctx->gpu->stream),
+                             "cuMemcpyHtoDAsync"));
+        QLORA__TRY(qlora__cu(ctx, cu->EventRecord(slot->event, ctx->gpu->stream), "cuEventRecord"));
+        slot->busy = true;
+        return QLORA_OK;
+    }
+#else
+    (void)slot;
+#endif
+    memcpy(target, source, bytes);
+    return QLORA_OK;
+}
+
+// ---- batches ------------------------------------------------------------------------------------------
+
+double qlora_batch_labels(const qlora_batch* batch) {
+    double sum = 0.0;
+    int64_t at = 0;
+    for (int64_t s = 0; batch != NULL && s < batch->count; s++) {
+        for (int64_t i = 1; i < batch->lengths[s]; i++) {
+            if (batch->labels[at + i] != -100) {
+                sum += batch->weights != NULL ? (double)batch->weights[at + i] : 1.0;
+            }
+        }
+        at += batch->lengths[s];
+    }
+    return sum;
+}
+
+static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, const qlora_batch* b,
+                                       int64_t* tokens) {
+    const qlora_plan* plan = &m->plan;
+    if (b == NULL || b->count < 0 || (b->count > 0 && (b->ids == NULL || b->lengths == NULL)) ||
+        (b->count > 0 && b->labels == NULL)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch, its ids, labels or lengths are NULL");
+    }
+    if (b->count > plan->max_sequences) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%lld sequences, the plan has room for %lld",
+                           (long long)b->count, (long long)plan->max_sequences);
+    }
+    int64_t sum = 0;
+    for (int64_t s = 0; s < b->count; s++) {
+        if (b->lengths[s] <= 0 || b->lengths[s] > plan->max_length) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has %d tokens; 1 to %lld are possible (train desc, "
+                               "max_length)",
+                               (long long)s, (int)b->lengths[s], (long long)plan->max_length);
+        }
+        sum += b->lengths[s];
+    }
+    if (sum > plan->tokens) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%lld tokens, the plan has room for %lld",
+                           (long long)sum, (long long)plan->tokens);
+    }
+    for (int64_t i = 0; i < sum; i++) {
+        int32_t label = b->labels[i];
+        if (b->ids[i] < 0 || b->ids[i] >= plan->config.vocab ||
+            (label != -100 && (label < 0 || label >= plan->config.vocab))) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "token %lld has id %d and label %d; the vocabulary has %lld", (long long)i,
+                               (int)b->ids[i], (int)label, (long long)plan->config.vocab);
+        }
+        if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g", (long long)i,
+                               (double)b->weights[i]);
+        }
+    }
+    *tokens = sum;
+    return QLORA_OK;
+}
+
+// Where a window of the batch block lies in a slot.
+static int32_t* qlora__slot_ints(const qlora_model* m, char* memory, const qlora_tensor* window) {
+    size_t offset = (size_t)((char*)window->data - (char*)m->batch.all.data);
+    return (int32_t*)(void*)(memory + offset);
+}
+
+// Tokens, positions and sequence bounds; what the batch does not fill belongs to no sequence.
+static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_batch* b) {
+    int32_t* ids = qlora__slot_ints(m, memory, &m->batch.ids);
+    int32_t* positions = qlora__slot_ints(m, memory, &m->batch.positions);
+    int32_t* sequences = qlora__slot_ints(m, memory, &m->batch.sequences);
+    int32_t* seqs = qlora__slot_ints(m, memory, &m->batch.seqs);
+    int32_t at = 0;
+    seqs[0] = 0;
+    for (int64_t s = 0; s < m->plan.max_sequences; s++) {
+        int32_t length = s < b->count ? b->lengths[s] : 0;
+        for (int32_t i = 0; i < length; i++) {
+            ids[at + i] = b->ids[at + i];
+            positions[at + i] = i;
+            sequences[at + i] = b->sequences != NULL ? b->sequences[s] : (int32_t)s;
+        }
+        at += length;
+        seqs[s + 1] = at;
+    }
+    for (int64_t i = at; i < m->plan.tokens; i++) {
+        ids[i] = 0;
+        positions[i] = 0;
+        sequences[i] = 0;
+    }
+}
+
+// Labelled rows one behind the other: token i is to predict label i + 1 of its sequence. Returns how many.
+static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
+    int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
+    int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
+    float* weights = (float*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
+    int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
+    int32_t none = (int32_t)m->batch.rows.cols; // the row of zeros
+    for (int64_t i = 0; i < m->plan.tokens; i++) {
+        inverse[i] = none;
+    }
+    int64_t count = 0;
+    int64_t at = 0;
+    for (int64_t s = 0; s < b->count; s++) {
+        for (int64_t i = at; i + 1 < at + b->lengths[s]; i++) {
+            if (b->labels[i + 1] != -100) {
+                rows[count] = (int32_t)i;
+                labels[count] = b->labels[i + 1];
+                weights[count] = b->weights != NULL ? b->weights[i + 1] : 1.0f;
+                inverse[i] = (int32_t)count;
+                count++;
+            }
+        }
+        at += b->lengths[s];
+    }
+    for (int64_t i = count; i < none; i++) {
+        rows[i] = 0;
+        labels[i] = -100;
+        weights[i] = 0.0f;
+    }
+    return count;
+}
+
+// Checks a batch, writes it into a slot and sends it on its way.
+static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch, double total_labels) {
+    qlora_model* m = t->m;
+    int64_t tokens = 0;
+    QLORA__TRY(qlora__batch_check(t->ctx, m, batch, &tokens));
+    qlora__slot* slot = NULL;
+    QLORA__TRY(qlora__slot_take(t, &slot));
+    qlora__slot_tokens(m, slot->memory, batch);
+    int64_t labels = qlora__slot_labels(m, slot->memory, batch);
+    float* scale = (float*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
+    *scale = (float)(1.0 / total_labels);
+    uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
+    dropout[0] = (uint32_t)m->train.seed;
+    dropout[1] = (uint32_t)(m->train.seed >> 32);
+    dropout[2] = (uint32_t)t->step;
+    dropout[3] = 0;
+    t->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
+    // On the GPU a micro-batch always has the planned size, so that one graph serves any packing.
+    t->rows = qlora__on_cpu(t->ctx) ? tokens : m->plan.tokens;
+    t->tokens += tokens;
+    return qlora__slot_send(t, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
+}
+
+// ---- steps --------------------------------------------------------------------------------------------
+
+static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
+    qlora_trainer* t = (qlora_trainer*)user;
+    qlora__pass pass = {ctx, t->m, t->rows, true};
+    QLORA__TRY(qlora__forward(&pass));
+    qlora_tensor totals = qlora__window(&t->m->totals, 1, 0, 3);
+    QLORA__TRY(qlora__head(&pass, t->chunks, &totals, true));
+    return qlora__backward(&pass);
+}
+
+static qlora_result qlora__update_run(qlora_ctx* ctx, void* user) {
+    return qlora__update(ctx, ((qlora_trainer*)user)->m);
+}
+
+// Replays, captures at first sight, or runs eagerly; a capture that fails is given up for good, once and
+// visibly.
+static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn, qlora_graph** graph) {
+    qlora_ctx* ctx = t->ctx;
+    if (!t->use_graphs) {
+        return fn(ctx, t);
+    }
+    if (*graph != NULL && (*graph)->invalid[0] != '\0') {
+        QLORA__TRY(qlora__graph_destroy(ctx, *graph));
+        *graph = NULL;
+    }
+    if (*graph != NULL) {
+        return qlora__graph_replay(ctx, *graph, key);
+    }
+    qlora_result r = qlora__graph_capture(ctx, key, fn, t, graph);
+    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->m->train.require_graph) {
+        return r;
+    }
+    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->error);
+    t->use_graphs = false;
+    ctx->error[0] = '\0';
+    return fn(ctx, t);
+}
+
+static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t, bool training) {
+    if (training && t->m->train.no_training) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "the model was opened for evaluation only");
+    }
+    if (training && !t->m->use_adapters) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "the adapters are switched off");
+    }
+    return qlora__not_in_capture(ctx, "a training call");
+}
+
+static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
+    return t != NULL ? t->ctx : NULL;
+}
+
+static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batch, double total_labels) {
+    qlora_ctx* ctx = t->ctx;
+    QLORA__TRY(qlora__trainer_need(ctx, t, true));
+    if (!(total_labels > 0.0) || total_labels > 1e15) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "total_labels is %g; a step needs at least one label to train on",
+                           total_labels);
+    }
+    QLORA__TRY(qlora__batch_send(t, batch, total_labels));
+    return qlora__run(t, (uint64_t)t->chunks, qlora__micro_run, &t->graphs[t->chunks]);
+}
+
+qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch, double total_labels) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_micro");
+    return qlora__leave(trainer->ctx, qlora__train_micro(trainer, batch, total_labels));
+}
+
+static double qlora__schedule_lr(const qlora_train_desc* d, int64_t step) {
+    if (step < d->warmup_steps) {
+        return d->lr * (double)(step + 1) / (double)d->warmup_steps;
+    }
+    if (d->schedule == QLORA_SCHEDULE_CONSTANT || d->total_steps <= d->warmup_steps) {
+        return d->lr;
+    }
+    double done = (double)(step - d->warmup_steps) / (double)(d->total_steps - d->warmup_steps);
+    done = done < 1.0 ? done : 1.0;
+    return d->schedule == QLORA_SCHEDULE_LINEAR
+               ? d->lr * (1.0 - done)
+               : d->lr * 0.5 * (1.0 + cos(3.14159265358979323846 * done));
+}
+
+// Sends the numbers of a finished step to the host, without waiting for them.
+static qlora_result qlora__record_send(qlora_trainer* t) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    const struct {
+        void* to;
+        const void* from;
+        size_t bytes;
+    } copies[] = {{t->record->totals, m->totals.data, 3 * sizeof(float)},
+                  {t->record->results, m->clip.results, 2 * sizeof(float)},
+                  {&t->record->adamw, m->adamw.data, sizeof(qlora_adamw_state)}};
+    for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
+#ifndef QLORA_NO_CUDA
+        if (!qlora__on_cpu(ctx)) {
+            qlora__CUdeviceptr from = (qlora__CUdeviceptr)(uintptr_t)copies[i].from;
+            int code = ctx->gpu->cu.MemcpyDtoHAsync(copies[i].to, from, copies[i].bytes,
+                                                    ctx->gpu->stream);
+            QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyDtoHAsync"));
+            continue;
+        }
+#endif
+        memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+    }
+    if (qlora__on_cpu(ctx) && sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
+        for (int i = 0; i < 3; i++) {
+            t->record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
+        }
+    }
+    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
+    return qlora__tensor_zero(ctx, &totals);
+}
+
+static qlora_result qlora__train_update(qlora_trainer* t) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    QLORA__TRY(qlora__trainer_need(ctx, t, true));
+    qlora__slot* slot = NULL;
+    QLORA__TRY(qlora__slot_take(t, &slot));
+    double* numbers = (double*)(void*)(slot->memory + m->batch.all.bytes);
+    t->last_lr = qlora__schedule_lr(&m->train, t->step);
+    numbers[0] = t->last_lr; // as the first five of qlora_adamw_state
+    numbers[1] = m->train.beta1;
+    numbers[2] = m->train.beta2;
+    numbers[3] = m->train.eps;
+    numbers[4] = m->train.weight_decay;
+    QLORA__TRY(qlora__slot_send(t, slot, m->adamw.data, numbers, 5 * sizeof(double)));
+    QLORA__TRY(qlora__run(t, (uint64_t)t->graph_room, qlora__update_run, &t->update_graph));
+    QLORA__TRY(qlora__record_send(t));
+    t->step++;
+    t->last_tokens = t->tokens;
+    t->tokens = 0;
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_update(qlora_trainer* trainer) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_update");
+    return qlora__leave(trainer->ctx, qlora__train_update(trainer));
+}
+
+// The device cannot return an error; it sets a flag that is looked at where we wait anyway.
+static qlora_result qlora__flag_check(qlora_ctx* ctx, const qlora_model* m) {
+    int32_t flag = 0;
+    QLORA__TRY(qlora__copy_out(ctx, &flag, m->flag.data, sizeof flag));
+    if (flag != 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "an id, a position or a label was out of range");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__train_info_read(qlora_trainer* t, qlora_train_info* out) {
+    qlora_ctx* ctx = t->ctx;
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__trainer_need(ctx, t, true));
+    QLORA__TRY(qlora__sync(ctx));
+    QLORA__TRY(qlora__flag_check(ctx, t->m));
+    const qlora__record* r = t->record;
+    memset(out, 0, sizeof *out);
+    out->step = t->step;
+    out->skipped = r->adamw.skipped;
+    out->last_skipped = r->adamw.skip != 0;
+    out->labels = (double)r->totals[2];
+    out->loss = r->totals[2] > 0.0f
+                    ? ((double)r->totals[0] + (double)r->totals[1]) / (double)r->totals[2]
+                    : 0.0;
+    out->tokens = t->last_tokens;
+    out->grad_norm = r->results[0];
+    out->lr = t->last_lr;
+    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(ctx);
+    out->waits = t->waits;
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_info_read(qlora_trainer* trainer, qlora_train_info* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_info_read");
+    return qlora__leave(trainer->ctx, qlora__train_info_read(trainer, out));
+}
+
+static qlora_result qlora__train_gradient_read(qlora_trainer* t, int64_t index, float* out) {
+    QLORA__TRY(qlora__trainer_need(t->ctx, t, true));
+    return qlora__parameter_read(t->ctx, t->m, &t->m->gradients, index, out);
+}
+
+qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, float* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_gradient_read");
+    return qlora__leave(trainer->ctx, qlora__train_gradient_read(trainer, index, out));
+}
+
+// ---- evaluation ---------------------------------------------------------------------------------------
+
+static qlora_result qlora__eval(qlora_trainer* t, const qlora_batch* batch, qlora_eval_info* out) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__trainer_need(ctx, t, false));
+    int64_t tokens_before = t->tokens; // evaluation in the middle of a step changes nothing there
+    QLORA__TRY(qlora__batch_send(t, batch, 1.0));
+    int64_t tokens = t->tokens - tokens_before;
+    t->tokens = tokens_before;
+    qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
+    QLORA__TRY(qlora__tensor_zero(ctx, &totals));
+    qlora__pass pass = {ctx, m, t->rows, false};
+    QLORA__TRY(qlora__forward(&pass));
+    QLORA__TRY(qlora__head(&pass, t->chunks, &totals, false));
+    float sums[3];
+    QLORA__TRY(qlora__floats_out(ctx, totals.data, 3, sums));
+    QLORA__TRY(qlora__flag_check(ctx, m));
+    out->loss = (double)sums[0] + (double)sums[1];
+    out->labels = (double)sums[2];
+    out->tokens = tokens;
+    return QLORA_OK;
+}
+
+qlora_result qlora_eval(qlora_trainer* trainer, const qlora_batch* batch, qlora_eval_info* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_eval");
+    return qlora__leave(trainer->ctx, qlora__eval(trainer, batch, out));
+}
+
+// Rows of logits as floats, through a host buffer when they are 16-bit.
+static qlora_result qlora__logits_out(qlora_ctx* ctx, const qlora_tensor* logits, int64_t rows,
+                                      float* out) {
+    int64_t n = rows * logits->cols;
+    if (logits->dtype == QLORA_F32) {
+        return qlora__floats_out(ctx, logits->data, n, out);
+    }
+    uint16_t* half = (uint16_t*)qlora__alloc(ctx, (size_t)n * 2);
+    if (half == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__copy_out(ctx, half, logits->data, (size_t)n * 2);
+    for (int64_t i = 0; i < n && r == QLORA_OK; i++) {
+        out[i] = qlora__bf16_to(half[i]);
+    }
+    qlora__free(ctx, half, (size_t)n * 2);
+    return r;
+}
+
+static qlora_result qlora__eval_logits(qlora_trainer* t, const qlora_batch* batch, float* out) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__trainer_need(ctx, t, false));
+    int64_t tokens_before = t->tokens;
+    QLORA__TRY(qlora__batch_send(t, batch, 1.0));
+    int64_t tokens = t->tokens - tokens_before;
+    t->tokens = tokens_before;
+    qlora__pass pass = {ctx, m, t->rows, false};
+    QLORA__TRY(qlora__forward(&pass));
+    for (int64_t row = 0; row < tokens; row += m->plan.head_chunk) {
+        int64_t rows = qlora__min(m->plan.head_chunk, tokens - row);
+        qlora_tensor x;
+        QLORA__TRY(qlora__tensor_view(ctx, &m->x, row, rows, 0, m->plan.config.hidden, &x));
+        qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
+        QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &x, &m->head, &logits));
+        QLORA__TRY(qlora__logits_out(ctx, &logits, rows, out + row * m->plan.config.vocab));
+    }
+    return qlora__flag_check(ctx, m);
+}
+
+qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch, float* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_eval_logits");
+    return qlora__leave(trainer->ctx, qlora__eval_logits(trainer, batch, out));
+}
+
+// ---- life ---------------------------------------------------------------------------------------------
+
+static void qlora__trainer_free(qlora_trainer* t) {
+    qlora_ctx* ctx = t->ctx;
+    for (int64_t i = 0; i < t->graph_room && t->graphs != NULL; i++) {
+        qlora_result ignored = qlora__graph_destroy(ctx, t->graphs[i]);
+        (void)ignored;
+    }
+    qlora_result ignored = qlora__graph_destroy(ctx, t->update_graph);
+    (void)ignored;
+    qlora__free(ctx, t->graphs, (size_t)t->graph_room * sizeof *t->graphs);
+    for (int i = 0; i < QLORA__SLOTS; i++) {
+#ifndef QLORA_NO_CUDA
+        if (t->slots[i].event != NULL) {
+            ctx->gpu->cu.EventSynchronize(t->slots[i].event);
+            ctx->gpu->cu.EventDestroy(t->slots[i].event);
+        }
+#endif
+        qlora__pinned_free(ctx, t->slots[i].memory, t->slot_bytes);
+    }
+    qlora__pinned_free(ctx, t->record, sizeof *t->record);
+    qlora__free(ctx, t, sizeof *t);
+}
+
+static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_trainer* t) {
+    t->ctx = ctx;
+    t->m = m;
+    t->slot_bytes = m->batch.all.bytes + 64;
+    t->use_graphs = !m->train.eager && !qlora__on_cpu(ctx);
+    int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
+    t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
+    if (t->graphs == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    t->graph_room = room;
+    t->record = (qlora__record*)qlora__pinned_alloc(ctx, sizeof *t->record);
+    if (t->record == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memset(t->record, 0, sizeof *t->record);
+    for (int i = 0; i < QLORA__SLOTS; i++) {
+        t->slots[i].memory = (char*)qlora__pinned_alloc(ctx, t->slot_bytes);
+        if (t->slots[i].memory == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+#ifndef QLORA_NO_CUDA
+        if (!qlora__on_cpu(ctx)) {
+            int code = ctx->gpu->cu.EventCreate(&t->slots[i].event, 2); // no timing
+            QLORA__TRY(qlora__cu(ctx, code, "cuEventCreate"));
+        }
+#endif
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m, qlora_trainer** out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    if (m->trainers > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "the model has a trainer already");
+    }
+    qlora_trainer* t = (qlora_trainer*)qlora__alloc_zero(ctx, sizeof *t);
+    if (t == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__trainer_build(ctx, m, t);
+    if (r != QLORA_OK) {
+        qlora__trainer_free(t);
+        return r;
+    }
+    m->trainers++;
+    *out = t;
+    return QLORA_OK;
+}
+
+qlora_result qlora_trainer_create(qlora_model* model, qlora_trainer** out) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_trainer_create");
+    return qlora__leave(ctx, qlora__trainer_create(ctx, model, out));
+}
+
+qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
+    if (trainer == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = trainer->ctx;
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_trainer_destroy"));
+    qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
+    if (r == QLORA_OK) {
+        trainer->m->trainers--;
+        qlora__trainer_free(trainer);
+    }
+    return qlora__leave(ctx, r);
+}
+
+#endif // QLORA_NO_MODEL
 
 #if defined(__clang__)
 #pragma clang diagnostic pop

@@ -1,9 +1,9 @@
 // attn_f32.cu - flash attention in plain f32 arithmetic, any head size up to 256.
 // targets: 75
 //
-// The formulas, the layout and the tail are those of attn_tc.cuh; rows may have any stride. It is the
-// kernel of F32 mode, where results are proved, and of head sizes that the tensor-core kernels do
-// not know.
+// The formulas, the layout and the tail are those of attn_tc.cuh; rows may have any stride. It is
+// the kernel of F32 mode, where results are proved, and of head sizes that the tensor-core kernels
+// do not know.
 //
 // A block of 256 threads works on 64 x 64 tiles; thread (ty, tx) = (thread / 16, thread % 16) holds
 // rows 4 ty .. 4 ty + 3 and columns 4 tx .. 4 tx + 3 of every product, so a row's columns lie in
@@ -59,7 +59,7 @@ __device__ __forceinline__ void panels_multiply(float (&c)[4][4], const float (*
                                                 const float (*b)[PITCH]) {
     int ty = (int)threadIdx.x / 16;
     int tx = (int)threadIdx.x % 16;
-#pragma unroll 4
+#pragma unroll 2
     for (int k = 0; k < DEPTH; k++) {
         float4 x = *(const float4*)&a[k][4 * ty];
         float4 y = *(const float4*)&b[k][4 * tx];
@@ -191,6 +191,7 @@ QLORA_KERNEL __launch_bounds__(256, 1)
                        int64_t ld_v, char* o_data, int64_t ld_o, float* lse, const int32_t* cu,
                        int32_t n_seqs, int32_t tokens, int32_t heads, int32_t kv_heads, int32_t hd,
                        int32_t window, float scale, int32_t half) {
+    // long because the running softmax touches everything a thread holds
     __shared__ __align__(16) attn_shared s;
     int ty = (int)threadIdx.x / 16;
     int tx = (int)threadIdx.x % 16;

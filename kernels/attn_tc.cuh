@@ -114,14 +114,16 @@ __device__ __forceinline__ float exp2_fast(float x) {
 
 // --- tiles in shared memory: [rows][HD] bf16, 16-byte chunk c of row r stands at c ^ (r & 7) ---
 
-// This thread's part of a tile: chunk of row lane_row, and every STEP rows after it.
-template <int HD> __device__ __forceinline__ int64_t tile_offset(int64_t ld, int32_t first) {
-    return (int64_t)(first + (int32_t)threadIdx.x / (HD / 8)) * ld +
-           (int32_t)threadIdx.x % (HD / 8) * 8;
+// Where this thread's part of a tile begins: a chunk of one row, and then every STEP rows.
+template <int HD>
+__device__ __forceinline__ const bf16* tile_source(const bf16* x, int64_t ld, int32_t head,
+                                                   int32_t first) {
+    int32_t thread = (int32_t)threadIdx.x;
+    return x + head * HD + (int64_t)(first + thread / (HD / 8)) * ld + thread % (HD / 8) * 8;
 }
 
-// Loads ROWS rows of which the first rows_left exist; the others become zeros. from = matrix +
-// tile_offset, any = an address that may be named (it is not read) for the rows that do not exist.
+// Loads ROWS rows of which the first rows_left exist; the others become zeros. from = tile_source
+// of it, any = an address that may be named (it is not read) for the rows that do not exist.
 template <int HD, int ROWS, int THREADS>
 __device__ __forceinline__ void tile_load(uint32_t tile, const bf16* from, int64_t ld,
                                           int32_t rows_left, const bf16* any) {
@@ -167,16 +169,20 @@ template <int HD> __device__ __forceinline__ uint32_t lane_cols16(uint32_t tile,
     return tile + (uint32_t)((row + r) * HD * 2 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4));
 }
 
-// s[MT * 16 x NT * 8] = a[rows][HD] b[cols][HD]^T; a and b are lane addresses.
-template <int HD, int MT, int NT>
-__device__ __forceinline__ void product_rows(float (&s)[MT][NT][4], uint32_t a, uint32_t b) {
+template <int MT, int N> __device__ __forceinline__ void clear(float (&acc)[MT][N][4]) {
 #pragma unroll
     for (int m = 0; m < MT; m++) {
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-            s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
+        for (int i = 0; i < N; i++) {
+            acc[m][i][0] = acc[m][i][1] = acc[m][i][2] = acc[m][i][3] = 0.0f;
         }
     }
+}
+
+// s[MT * 16 x NT * 8] = a[rows][HD] b[cols][HD]^T; a and b are lane addresses.
+template <int HD, int MT, int NT>
+__device__ __forceinline__ void product_rows(float (&s)[MT][NT][4], uint32_t a, uint32_t b) {
+    clear(s);
 #pragma unroll
     for (int k = 0; k < HD / 16; k++) {
         uint32_t fa[MT][4];
@@ -272,7 +278,7 @@ __device__ __forceinline__ void rows_zero(bf16* base, int64_t ld, int32_t first,
 // --- forward ---
 
 // Masks the scores of a tile: s[..][..][c] belongs to row row0 + m * 16 + lane / 4 (+ 8) and column
-// col0 + n * 8 + lane % 4 * 2 (+ 1). queries_are_rows tells which of the two is the query.
+// col0 + n * 8 + lane % 4 * 2 (+ 1). QUERY_ROWS tells whether rows are queries.
 template <int MT, int NT, bool QUERY_ROWS>
 __device__ __forceinline__ void scores_mask(float (&s)[MT][NT][4], int32_t row0, int32_t col0,
                                             int32_t window) {
@@ -296,12 +302,112 @@ __device__ __forceinline__ void scores_mask(float (&s)[MT][NT][4], int32_t row0,
     }
 }
 
+template <int MT>
+__device__ __forceinline__ void softmax_start(float (&top)[MT][2], float (&sum)[MT][2]) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        top[m][0] = top[m][1] = NO_SCORE;
+        sum[m][0] = sum[m][1] = 0.0f;
+    }
+}
+
+// p = 2^(s - top), packed as the A operand of the next product; sum and acc go along when top
+// moves. Scores count in powers of two. top, the running maximum, is moved only when a score passes
+// it by 8: sums stay far from overflow, and most tiles need no rescaling.
+template <int HD, int MT, int NT>
+__device__ __forceinline__ void
+softmax_step(const float (&s)[MT][NT][4], float factor, float (&top)[MT][2], float (&sum)[MT][2],
+             float (&acc)[MT][HD / 8][4], uint32_t (&p)[MT][NT / 2][4]) {
+    float peak[MT][2];
+    bool passed = false;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float x = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
+#pragma unroll
+            for (int i = 1; i < NT; i++) {
+                x = fmaxf(x, fmaxf(s[m][i][2 * h], s[m][i][2 * h + 1]));
+            }
+            peak[m][h] = x;
+            passed = passed || fmaf(x, factor, -top[m][h]) > 8.0f;
+        }
+    }
+    if (__any_sync(QLORA_FULL_WARP, passed)) {
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float x = peak[m][h];
+                x = fmaxf(x, __shfl_xor_sync(QLORA_FULL_WARP, x, 1));
+                x = fmaxf(x, __shfl_xor_sync(QLORA_FULL_WARP, x, 2));
+                x = fmaxf(x * factor, top[m][h]);
+                float shrink = exp2_fast(top[m][h] - x);
+                top[m][h] = x;
+                sum[m][h] *= shrink;
+#pragma unroll
+                for (int i = 0; i < HD / 8; i++) {
+                    acc[m][i][2 * h] *= shrink;
+                    acc[m][i][2 * h + 1] *= shrink;
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            float p0 = exp2_fast(fmaf(s[m][i][0], factor, -top[m][0]));
+            float p1 = exp2_fast(fmaf(s[m][i][1], factor, -top[m][0]));
+            float p2 = exp2_fast(fmaf(s[m][i][2], factor, -top[m][1]));
+            float p3 = exp2_fast(fmaf(s[m][i][3], factor, -top[m][1]));
+            sum[m][0] += p0 + p1;
+            sum[m][1] += p2 + p3;
+            p[m][i / 2][i % 2 * 2] = pack_bf16(p0, p1);
+            p[m][i / 2][i % 2 * 2 + 1] = pack_bf16(p2, p3);
+        }
+    }
+}
+
+// The rows' log-sum-exp, and what their sums are to be divided by.
+template <int MT>
+__device__ __forceinline__ void softmax_finish(const float (&top)[MT][2], const float (&sum)[MT][2],
+                                               float* lse, int32_t row0, int32_t length,
+                                               float (&inverse)[MT][2]) {
+    int32_t lane = (int32_t)threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float x = sum[m][h];
+            x += __shfl_xor_sync(QLORA_FULL_WARP, x, 1);
+            x += __shfl_xor_sync(QLORA_FULL_WARP, x, 2);
+            inverse[m][h] = 1.0f / x;
+            int32_t row = row0 + m * 16 + h * 8 + (lane >> 2);
+            if ((lane & 3) == 0 && row < length) {
+                lse[row] = fmaf(top[m][h], LN2, logf(x));
+            }
+        }
+    }
+}
+
+template <int HD, int ROWS, int THREADS>
+__device__ __forceinline__ void forward_tail(bf16* o, int64_t ld_o, float* lse,
+                                             const attn_tile& t) {
+    rows_zero<HD, ROWS, THREADS>(o, ld_o, t.first, t.length);
+    for (int32_t i = t.first + (int32_t)threadIdx.x; i < t.first + ROWS && i < t.length;
+         i += THREADS) {
+        lse[i] = 0.0f;
+    }
+}
+
 // Shared memory: q [BM][HD], then STAGES times k, v [BN][HD].
 // STAGES 2 loads the next key and value tile during the whole of this one; STAGES 1 loads values
 // during the scores and the next keys during the sums (two barriers, a third less memory).
 template <int HD, int WARPS, int MT, int BN, int STAGES>
 __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_t ld_o,
                                              float* lse) {
+    // long because one loop holds two ways of loading
     constexpr int THREADS = WARPS * 32;
     constexpr int BM = WARPS * MT * 16;
     constexpr int NT = BN / 8;
@@ -312,22 +418,16 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
         return;
     }
     if (t.tail) {
-        o += (int64_t)t.begin * ld_o + head * HD;
-        lse += (int64_t)head * a.tokens + t.begin;
-        rows_zero<HD, BM, THREADS>(o, ld_o, t.first, t.length);
-        for (int32_t i = t.first + (int32_t)threadIdx.x; i < t.first + BM && i < t.length;
-             i += THREADS) {
-            lse[i] = 0.0f;
-        }
+        forward_tail<HD, BM, THREADS>(o + (int64_t)t.begin * ld_o + head * HD, ld_o,
+                                      lse + (int64_t)head * a.tokens + t.begin, t);
         return;
     }
     int32_t kv_head = head / (a.heads / a.kv_heads);
-    int32_t last = min(t.first + BM, t.length);
-    int32_t n_end = (last + BN - 1) / BN;
+    int32_t n_end = (min(t.first + BM, t.length) + BN - 1) / BN;
     int32_t n = a.window > 0 ? max(t.first - a.window + 1, 0) / BN : 0;
-    const bf16* q = a.q + head * HD + tile_offset<HD>(a.ld_q, t.begin + t.first);
-    const bf16* k = a.k + kv_head * HD + tile_offset<HD>(a.ld_k, t.begin + n * BN);
-    const bf16* v = a.v + kv_head * HD + tile_offset<HD>(a.ld_v, t.begin + n * BN);
+    const bf16* q = tile_source<HD>(a.q, a.ld_q, head, t.begin + t.first);
+    const bf16* k = tile_source<HD>(a.k, a.ld_k, kv_head, t.begin + n * BN);
+    const bf16* v = tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + n * BN);
 
     uint32_t q_tile = shared_address(shared);
     uint32_t kv_tile = q_tile + BM * HD * 2;
@@ -341,17 +441,8 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
     float acc[MT][HD / 8][4];
     float top[MT][2];
     float sum[MT][2];
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-        top[m][0] = top[m][1] = NO_SCORE;
-        sum[m][0] = sum[m][1] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) {
-            acc[m][i][0] = acc[m][i][1] = acc[m][i][2] = acc[m][i][3] = 0.0f;
-        }
-    }
-    // Scores in powers of two. The running maximum is moved only when a score passes it by 2^8:
-    // sums stay far from overflow, and most tiles need no rescaling.
+    clear(acc);
+    softmax_start<MT>(top, sum);
     const float factor = a.scale * LOG2E;
 
     tile_load<HD, BM, THREADS>(q_tile, q, a.ld_q, t.length - t.first, a.q);
@@ -399,56 +490,8 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
                 (a.window > 0 && row0 + MT * 16 - 1 - n * BN >= a.window)) {
                 scores_mask<MT, NT, true>(s, row0, n * BN, a.window);
             }
-            float peak[MT][2];
-            bool passed = false;
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float x = fmaxf(s[m][0][2 * h], s[m][0][2 * h + 1]);
-#pragma unroll
-                    for (int i = 1; i < NT; i++) {
-                        x = fmaxf(x, fmaxf(s[m][i][2 * h], s[m][i][2 * h + 1]));
-                    }
-                    peak[m][h] = x;
-                    passed = passed || fmaf(x, factor, -top[m][h]) > 8.0f;
-                }
-            }
-            if (__any_sync(QLORA_FULL_WARP, passed)) {
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        float x = peak[m][h];
-                        x = fmaxf(x, __shfl_xor_sync(QLORA_FULL_WARP, x, 1));
-                        x = fmaxf(x, __shfl_xor_sync(QLORA_FULL_WARP, x, 2));
-                        x = fmaxf(x * factor, top[m][h]);
-                        float shrink = exp2_fast(top[m][h] - x);
-                        top[m][h] = x;
-                        sum[m][h] *= shrink;
-#pragma unroll
-                        for (int i = 0; i < HD / 8; i++) {
-                            acc[m][i][2 * h] *= shrink;
-                            acc[m][i][2 * h + 1] *= shrink;
-                        }
-                    }
-                }
-            }
             uint32_t p[MT][NT / 2][4];
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-#pragma unroll
-                for (int i = 0; i < NT; i++) {
-                    float p0 = exp2_fast(fmaf(s[m][i][0], factor, -top[m][0]));
-                    float p1 = exp2_fast(fmaf(s[m][i][1], factor, -top[m][0]));
-                    float p2 = exp2_fast(fmaf(s[m][i][2], factor, -top[m][1]));
-                    float p3 = exp2_fast(fmaf(s[m][i][3], factor, -top[m][1]));
-                    sum[m][0] += p0 + p1;
-                    sum[m][1] += p2 + p3;
-                    p[m][i / 2][i % 2 * 2] = pack_bf16(p0, p1);
-                    p[m][i / 2][i % 2 * 2 + 1] = pack_bf16(p2, p3);
-                }
-            }
+            softmax_step<HD, MT, NT>(s, factor, top, sum, acc, p);
             product_columns<HD, MT, NT / 2>(acc, p, v_lane + stage);
         }
         if (STAGES == 2) {
@@ -459,21 +502,7 @@ __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_
     o += (int64_t)t.begin * ld_o + (int32_t)blockIdx.y * HD;
     lse += (int64_t)(int32_t)blockIdx.y * a.tokens + t.begin;
     float inverse[MT][2];
-    int32_t lane = (int32_t)threadIdx.x & 31;
-#pragma unroll
-    for (int m = 0; m < MT; m++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float x = sum[m][h];
-            x += __shfl_xor_sync(QLORA_FULL_WARP, x, 1);
-            x += __shfl_xor_sync(QLORA_FULL_WARP, x, 2);
-            inverse[m][h] = 1.0f / x;
-            int32_t row = row0 + m * 16 + h * 8 + (lane >> 2);
-            if ((lane & 3) == 0 && row < t.length) {
-                lse[row] = fmaf(top[m][h], LN2, logf(x));
-            }
-        }
-    }
+    softmax_finish<MT>(top, sum, lse, row0, t.length, inverse);
     rows_store<HD, MT>(acc, inverse, q_tile, warp_row, o, ld_o, row0, t.length);
 }
 
@@ -511,6 +540,101 @@ __device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf
 
 // --- backward, pass 2: dk, dv ---
 
+// Walks the query tiles m_begin .. m_end - 1 of one query head after the other.
+struct query_cursor {
+    const bf16* q;
+    const bf16* d_o;
+    const float2* stats;
+    int32_t m;
+};
+
+template <int HD, int BQ, int THREADS>
+__device__ __forceinline__ void cursor_load(query_cursor& c, const attn_args& a, int32_t length,
+                                            uint32_t tiles, uint32_t stat_tile, int32_t m_begin,
+                                            int32_t m_end) {
+    int32_t rows_left = length - c.m * BQ;
+    tile_load<HD, BQ, THREADS>(tiles, c.q, a.ld_q, rows_left, a.q);
+    tile_load<HD, BQ, THREADS>(tiles + BQ * HD * 2, c.d_o, a.ld_do, rows_left, a.d_o);
+    for (int32_t i = (int32_t)threadIdx.x; i < BQ; i += THREADS) {
+        bool inside = i < rows_left;
+        copy8(stat_tile + (uint32_t)i * 8, inside ? c.stats + c.m * BQ + i : c.stats,
+              inside ? 8 : 0);
+    }
+    copy_commit();
+    c.q += BQ * a.ld_q;
+    c.d_o += BQ * a.ld_do;
+    if (++c.m == m_end) {
+        c.m = m_begin;
+        c.q += HD - (m_end - m_begin) * BQ * a.ld_q;
+        c.d_o += HD - (m_end - m_begin) * BQ * a.ld_do;
+        c.stats += a.tokens;
+    }
+}
+
+// First warp of a pair: p from scores, kept as an A operand and handed to the second warp.
+// stat_lane is the address of this lane's statistics: { lse, D } of two neighbouring queries, for
+// every 8.
+template <int NT>
+__device__ __forceinline__ void pair_give(const float (&s)[2][NT][4], float factor,
+                                          uint32_t stat_lane, uint32_t p_lane,
+                                          uint32_t (&p)[2][NT / 2][4]) {
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        float lse0, d0, lse1, d1;
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(lse0), "=f"(d0), "=f"(lse1), "=f"(d1)
+                     : "r"(stat_lane + (uint32_t)i * 64));
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            p[r][i / 2][i % 2 * 2] = pack_bf16(exp2_fast(fmaf(s[r][i][0], factor, -lse0)),
+                                               exp2_fast(fmaf(s[r][i][1], factor, -lse1)));
+            p[r][i / 2][i % 2 * 2 + 1] = pack_bf16(exp2_fast(fmaf(s[r][i][2], factor, -lse0)),
+                                                   exp2_fast(fmaf(s[r][i][3], factor, -lse1)));
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+        for (int i = 0; i < NT / 2; i++) {
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
+                             p_lane + (uint32_t)(r * (NT / 2) + i) * 512),
+                         "r"(p[r][i][0]), "r"(p[r][i][1]), "r"(p[r][i][2]), "r"(p[r][i][3])
+                         : "memory");
+        }
+    }
+}
+
+// Second warp: takes p and turns it, with its own do.v in dp, into ds.
+template <int NT>
+__device__ __forceinline__ void pair_take(const float (&dp)[2][NT][4], uint32_t stat_lane,
+                                          uint32_t p_lane, uint32_t (&p)[2][NT / 2][4]) {
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) {
+        float d[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            asm volatile("ld.shared.f32 %0, [%1];"
+                         : "=f"(d[c])
+                         : "r"(stat_lane + (uint32_t)(i * 128 + (c >> 1) * 64 + (c & 1) * 8 + 4)));
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(p[r][i][0]), "=r"(p[r][i][1]), "=r"(p[r][i][2]), "=r"(p[r][i][3])
+                         : "r"(p_lane + (uint32_t)(r * (NT / 2) + i) * 512)
+                         : "memory");
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float(&g)[4] = dp[r][2 * i + (j >> 1)];
+                uint32_t x = p[r][i][j];
+                p[r][i][j] = pack_bf16(
+                    __uint_as_float(x << 16) * (g[(j & 1) * 2] - d[(j >> 1) * 2]),
+                    __uint_as_float(x & 0xffff0000u) * (g[(j & 1) * 2 + 1] - d[(j >> 1) * 2 + 1]));
+            }
+        }
+    }
+}
+
 // One block per tile of BKV = 32 PAIRS keys and kv head; it walks the query heads of the group and
 // their query tiles. Warps work in pairs on the same 32 keys: the first computes scores and dv, the
 // second do.v and dk; p goes from the first to the second through shared memory, in the layout in
@@ -519,6 +643,7 @@ __device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf
 template <int HD, int PAIRS, int BQ>
 __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float2* stats, bf16* dk,
                                                  int64_t ld_dk, bf16* dv, int64_t ld_dv) {
+    // long because every address of the loop is worked out before it
     constexpr int THREADS = PAIRS * 64;
     constexpr int BKV = PAIRS * 32;
     constexpr int NT = BQ / 8;
@@ -530,22 +655,19 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
         return;
     }
     if (t.tail) {
-        dk += (int64_t)t.begin * ld_dk + kv_head * HD;
-        dv += (int64_t)t.begin * ld_dv + kv_head * HD;
-        rows_zero<HD, BKV, THREADS>(dk, ld_dk, t.first, t.length);
-        rows_zero<HD, BKV, THREADS>(dv, ld_dv, t.first, t.length);
+        int64_t begin = t.begin;
+        rows_zero<HD, BKV, THREADS>(dk + begin * ld_dk + kv_head * HD, ld_dk, t.first, t.length);
+        rows_zero<HD, BKV, THREADS>(dv + begin * ld_dv + kv_head * HD, ld_dv, t.first, t.length);
         return;
     }
     int32_t group = a.heads / a.kv_heads;
     int32_t m_begin = t.first / BQ;
-    const bf16* q = a.q + kv_head * group * HD + tile_offset<HD>(a.ld_q, t.begin + m_begin * BQ);
-    const bf16* d_o =
-        a.d_o + kv_head * group * HD + tile_offset<HD>(a.ld_do, t.begin + m_begin * BQ);
-    stats += (int64_t)kv_head * group * a.tokens + t.begin;
-    int32_t last = t.length;
-    if (a.window > 0) {
-        last = min(last, t.first + BKV - 1 + a.window);
-    }
+    query_cursor next; // the tile to be loaded
+    next.q = tile_source<HD>(a.q, a.ld_q, kv_head * group, t.begin + m_begin * BQ);
+    next.d_o = tile_source<HD>(a.d_o, a.ld_do, kv_head * group, t.begin + m_begin * BQ);
+    next.stats = stats + (int64_t)kv_head * group * a.tokens + t.begin;
+    next.m = m_begin;
+    int32_t last = a.window > 0 ? min(t.length, t.first + BKV - 1 + a.window) : t.length;
     int32_t m_end = (last + BQ - 1) / BQ;
 
     uint32_t k_tile = shared_address(shared);
@@ -567,22 +689,13 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
     const float factor = a.scale * LOG2E;
 
     float acc[2][HD / 8][4];
-#pragma unroll
-    for (int m = 0; m < 2; m++) {
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) {
-            acc[m][i][0] = acc[m][i][1] = acc[m][i][2] = acc[m][i][3] = 0.0f;
-        }
-    }
-    tile_load<HD, BKV, THREADS>(k_tile,
-                                a.k + kv_head * HD + tile_offset<HD>(a.ld_k, t.begin + t.first),
+    clear(acc);
+    tile_load<HD, BKV, THREADS>(k_tile, tile_source<HD>(a.k, a.ld_k, kv_head, t.begin + t.first),
                                 a.ld_k, t.length - t.first, a.k);
-    tile_load<HD, BKV, THREADS>(v_tile,
-                                a.v + kv_head * HD + tile_offset<HD>(a.ld_v, t.begin + t.first),
+    tile_load<HD, BKV, THREADS>(v_tile, tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + t.first),
                                 a.ld_v, t.length - t.first, a.v);
     int32_t steps = (m_end - m_begin) * group;
-    int32_t m = m_begin;      // the tile being computed
-    int32_t load_m = m_begin; // the tile being loaded
+    int32_t m = m_begin; // the tile being computed
     for (int32_t step = -1; step < steps; step++) {
         uint32_t now = (uint32_t)(step & 1);
         if (step >= 0) {
@@ -590,30 +703,14 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
             __syncthreads();
         }
         if (step + 1 < steps) {
-            uint32_t to = q_tile + (now ^ 1) * STAGE;
-            tile_load<HD, BQ, THREADS>(to, q, a.ld_q, t.length - load_m * BQ, a.q);
-            tile_load<HD, BQ, THREADS>(to + other, d_o, a.ld_do, t.length - load_m * BQ, a.d_o);
-            q += BQ * a.ld_q;
-            d_o += BQ * a.ld_do;
-            for (int32_t i = (int32_t)threadIdx.x; i < BQ; i += THREADS) {
-                bool inside = load_m * BQ + i < t.length;
-                copy8(stat_tile + ((now ^ 1) * BQ + (uint32_t)i) * 8,
-                      inside ? stats + load_m * BQ + i : stats, inside ? 8 : 0);
-            }
-            copy_commit();
-            if (++load_m == m_end) {
-                load_m = m_begin;
-                q += HD - (m_end - m_begin) * BQ * a.ld_q;
-                d_o += HD - (m_end - m_begin) * BQ * a.ld_do;
-                stats += a.tokens;
-            }
+            cursor_load<HD, BQ, THREADS>(next, a, t.length, q_tile + (now ^ 1) * STAGE,
+                                         stat_tile + (now ^ 1) * BQ * 8, m_begin, m_end);
         }
         if (step < 0) {
             continue;
         }
         forget(own_lane);
-        int32_t q0 = m * BQ;
-        // warps whose keys all lie after the tile's queries have nothing to add
+        int32_t q0 = m * BQ; // keys that all lie after the tile's queries get nothing
         bool visible = row0 <= q0 + BQ - 1;
         float s[2][NT][4];
         uint32_t p[2][NT / 2][4];
@@ -625,69 +722,16 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
             if (row0 + 31 > q0 || (a.window > 0 && q0 + BQ - 1 - row0 >= a.window)) {
                 scores_mask<2, NT, false>(s, row0, q0, a.window);
             }
-#pragma unroll
-            for (int i = 0; i < NT; i++) {
-                float lse0, d0, lse1, d1;
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(lse0), "=f"(d0), "=f"(lse1), "=f"(d1)
-                             : "r"(stat_lane + (uint32_t)i * 64));
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    p[r][i / 2][i % 2 * 2] = pack_bf16(exp2_fast(fmaf(s[r][i][0], factor, -lse0)),
-                                                       exp2_fast(fmaf(s[r][i][1], factor, -lse1)));
-                    p[r][i / 2][i % 2 * 2 + 1] =
-                        pack_bf16(exp2_fast(fmaf(s[r][i][2], factor, -lse0)),
-                                  exp2_fast(fmaf(s[r][i][3], factor, -lse1)));
-                }
-            }
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-#pragma unroll
-                for (int i = 0; i < NT / 2; i++) {
-                    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
-                                     p_lane + (uint32_t)(r * (NT / 2) + i) * 512),
-                                 "r"(p[r][i][0]), "r"(p[r][i][1]), "r"(p[r][i][2]), "r"(p[r][i][3])
-                                 : "memory");
-                }
-            }
+            pair_give<NT>(s, factor, stat_lane, p_lane, p);
         }
         __syncthreads();
         if (visible && second) {
-#pragma unroll
-            for (int i = 0; i < NT / 2; i++) {
-                float d[4];
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    asm volatile(
-                        "ld.shared.f32 %0, [%1];"
-                        : "=f"(d[c])
-                        : "r"(stat_lane + (uint32_t)(i * 128 + (c >> 1) * 64 + (c & 1) * 8 + 4)));
-                }
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                                 : "=r"(p[r][i][0]), "=r"(p[r][i][1]), "=r"(p[r][i][2]),
-                                   "=r"(p[r][i][3])
-                                 : "r"(p_lane + (uint32_t)(r * (NT / 2) + i) * 512)
-                                 : "memory");
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        const float(&dp)[4] = s[r][2 * i + (j >> 1)];
-                        uint32_t x = p[r][i][j];
-                        p[r][i][j] = pack_bf16(__uint_as_float(x << 16) *
-                                                   (dp[(j & 1) * 2] - d[(j >> 1) * 2]),
-                                               __uint_as_float(x & 0xffff0000u) *
-                                                   (dp[(j & 1) * 2 + 1] - d[(j >> 1) * 2 + 1]));
-                    }
-                }
-            }
+            pair_take<NT>(s, stat_lane, p_lane, p);
         }
         if (visible) {
             product_columns<HD, 2, NT / 2>(acc, p, cols_lane + now * STAGE);
         }
-        if (++m == m_end) {
-            m = m_begin;
-        }
+        m = m + 1 == m_end ? m_begin : m + 1;
     }
     float f = second ? a.scale : 1.0f;
     const float factors[2][2] = {{f, f}, {f, f}};
@@ -698,11 +742,32 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
 
 // --- backward, pass 3: dq ---
 
+// ds = p (do.v - D), packed as an A operand; stat: { lse, D } of this thread's rows.
+template <int MT, int NT>
+__device__ __forceinline__ void
+score_gradients(const float (&s)[MT][NT][4], const float (&dp)[MT][NT][4], float factor,
+                const float2 (&stat)[MT][2], uint32_t (&ds)[MT][NT / 2][4]) {
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float p0 = exp2_fast(fmaf(s[m][i][2 * h], factor, -stat[m][h].x));
+                float p1 = exp2_fast(fmaf(s[m][i][2 * h + 1], factor, -stat[m][h].x));
+                ds[m][i / 2][i % 2 * 2 + h] = pack_bf16(p0 * (dp[m][i][2 * h] - stat[m][h].y),
+                                                        p1 * (dp[m][i][2 * h + 1] - stat[m][h].y));
+            }
+        }
+    }
+}
+
 // One block per tile of BM = 16 MT WARPS queries and query head; it walks the key tiles, in
 // portions of SUB keys. Shared memory: q, do [BM][HD], 2 x (k, v [BN][HD]).
 template <int HD, int WARPS, int MT, int BN, int SUB>
 __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2* stats, bf16* dq,
                                                 int64_t ld_dq) {
+    // long because every address of the loop is worked out before it
     constexpr int THREADS = WARPS * 32;
     constexpr int BM = WARPS * MT * 16;
     constexpr int NT = SUB / 8;
@@ -720,11 +785,10 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
     }
     int32_t kv_head = head / (a.heads / a.kv_heads);
     stats += (int64_t)head * a.tokens + t.begin;
-    int32_t last = min(t.first + BM, t.length);
-    int32_t n_end = (last + BN - 1) / BN;
+    int32_t n_end = (min(t.first + BM, t.length) + BN - 1) / BN;
     int32_t n = a.window > 0 ? max(t.first - a.window + 1, 0) / BN : 0;
-    const bf16* k = a.k + kv_head * HD + tile_offset<HD>(a.ld_k, t.begin + n * BN);
-    const bf16* v = a.v + kv_head * HD + tile_offset<HD>(a.ld_v, t.begin + n * BN);
+    const bf16* k = tile_source<HD>(a.k, a.ld_k, kv_head, t.begin + n * BN);
+    const bf16* v = tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + n * BN);
 
     uint32_t q_tile = shared_address(shared);
     uint32_t do_tile = q_tile + BM * HD * 2;
@@ -739,15 +803,15 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
     uint32_t k_cols_lane = lane_rows16<HD>(kv_tile, 0);
     const float factor = a.scale * LOG2E;
 
-    tile_load<HD, BM, THREADS>(q_tile, a.q + head * HD + tile_offset<HD>(a.ld_q, t.begin + t.first),
+    tile_load<HD, BM, THREADS>(q_tile, tile_source<HD>(a.q, a.ld_q, head, t.begin + t.first),
                                a.ld_q, t.length - t.first, a.q);
-    tile_load<HD, BM, THREADS>(do_tile,
-                               a.d_o + head * HD + tile_offset<HD>(a.ld_do, t.begin + t.first),
+    tile_load<HD, BM, THREADS>(do_tile, tile_source<HD>(a.d_o, a.ld_do, head, t.begin + t.first),
                                a.ld_do, t.length - t.first, a.d_o);
     tile_load<HD, BN, THREADS>(kv_tile, k, a.ld_k, t.length - n * BN, a.k);
     tile_load<HD, BN, THREADS>(kv_tile + BN * HD * 2, v, a.ld_v, t.length - n * BN, a.v);
     copy_commit();
     float acc[MT][HD / 8][4];
+    clear(acc);
     float2 stat[MT][2];
 #pragma unroll
     for (int m = 0; m < MT; m++) {
@@ -755,10 +819,6 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
         for (int h = 0; h < 2; h++) {
             int32_t row = row0 + m * 16 + h * 8 + (lane >> 2);
             stat[m][h] = row < t.length ? stats[row] : make_float2(0.0f, 0.0f);
-        }
-#pragma unroll
-        for (int i = 0; i < HD / 8; i++) {
-            acc[m][i][0] = acc[m][i][1] = acc[m][i][2] = acc[m][i][3] = 0.0f;
         }
     }
     uint32_t stage = 0;
@@ -791,20 +851,7 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
                 scores_mask<MT, NT, true>(s, row0, col0, a.window);
             }
             uint32_t ds[MT][NT / 2][4];
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-#pragma unroll
-                for (int i = 0; i < NT; i++) {
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        float p0 = exp2_fast(fmaf(s[m][i][2 * h], factor, -stat[m][h].x));
-                        float p1 = exp2_fast(fmaf(s[m][i][2 * h + 1], factor, -stat[m][h].x));
-                        ds[m][i / 2][i % 2 * 2 + h] =
-                            pack_bf16(p0 * (dp[m][i][2 * h] - stat[m][h].y),
-                                      p1 * (dp[m][i][2 * h + 1] - stat[m][h].y));
-                    }
-                }
-            }
+            score_gradients<MT, NT>(s, dp, factor, stat, ds);
             product_columns<HD, MT, NT / 2>(acc, ds, k_cols_lane + at);
         }
         stage ^= STAGE;

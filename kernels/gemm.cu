@@ -187,7 +187,8 @@ __device__ __forceinline__ void write_quad(void* C, int64_t at, const float* v, 
     A, B, C, M, N, K, lda, ldb, ldc, strideA, strideB, strideC, alpha_device, alpha, beta, flags
 
 // One block computes a square tile of 16 R by 16 R, a thread R x R of it as quarters of 4 x 4, from
-// slices of 16 along K that are double-buffered in shared memory.
+// slices of 16 along K that are double-buffered in shared memory; long because the turns of the
+// pipeline share all of their state.
 template <typename T, int R> __device__ __forceinline__ void tiled(GEMM_PARAMETERS) {
     const int TILE = 16 * R;
     const int DEPTH = 16;
@@ -340,6 +341,7 @@ __device__ __forceinline__ void skinny_put(float* tile, const reader<T>& r, int3
 
 // One block computes 16 x 16 of C. Its eight warps take slices of 32 of K in turn, each with its
 // own piece of shared memory; their sums are added in warp order.
+// This is long because the turns share all of their state.
 template <typename T> __device__ __forceinline__ void skinny(GEMM_PARAMETERS) {
     const int DEPTH = 32;
     const int WARPS = 8;

@@ -136,6 +136,7 @@ __device__ __forceinline__ void write_pair(void* C, int64_t at, float x, float y
 #define GEMM_ARGUMENTS                                                                             \
     A, B, C, M, N, K, lda, ldb, ldc, strideA, strideB, strideC, alpha_device, alpha, beta, flags
 
+// One block's work; long because the pipeline's turns share all of their state.
 template <typename T, bool TA, bool TB> __device__ __forceinline__ void tensor(GEMM_PARAMETERS) {
     const bool A_ALONG_K = !TA;
     const bool B_ALONG_K = TB;

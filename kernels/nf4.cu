@@ -185,13 +185,14 @@ __device__ __forceinline__ void store_eight(float* p, const float* v) {
 // 4-byte load, one 16-byte store (two for f32) each. A block of 256 threads is `width` threads wide
 // (a power of two, 1 ... 256) and 256 / width rows high, four times. Launch: 256 threads, grid
 // (ceil(out_rows / (4 * 256 / width)), ceil(out_cols / (8 * width))). absmax is null when the
-// scales are double-quantised (q, scales, offset).
+// scales are double-quantised (q, scales, offset). via_bf16: an f32 out gets the values of a bf16
+// one.
 template <typename T>
 __device__ __forceinline__ void
 nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, const float* scales,
                const float* offset, const float* maps, int64_t cols, int64_t row0, int64_t col0,
                T* out, int64_t out_rows, int64_t out_cols, int64_t ld, int32_t block_shift,
-               int32_t group_shift, int32_t width) {
+               int32_t group_shift, int32_t width, int32_t via_bf16) {
     __shared__ float level[16];
     __shared__ float map[256];
     int32_t high = 256 / width;
@@ -202,7 +203,8 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
     int64_t e = (row0 + row) * cols + col0 + col;
     const float* source = absmax ? absmax : scales;
     int32_t source_shift = absmax ? block_shift : block_shift + group_shift;
-    // Everything that can be requested before the tables are there is.
+    // Everything that can be requested before the tables are there is. The function is
+    // long because the whole and the ragged case use the same tables.
     uint32_t w[4];
     uint32_t code[4];
     float s[4];
@@ -230,17 +232,22 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
     if (col >= out_cols) {
         return;
     }
+    bool narrow = sizeof(T) == 4 && via_bf16 != 0;
     T* p = out + row * ld + col;
     if (whole) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             if (row + j * high < out_rows) {
                 float scale = __fadd_rn(__fmul_rn(map[code[j]], s[j]), middle);
+                // Bytes of these are offsets into the table of levels.
+                uint32_t even = w[j] >> 2 & 0x3c3c3c3cu;
+                uint32_t odd = w[j] << 2 & 0x3c3c3c3cu;
                 float v[8];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    v[2 * i] = __fmul_rn(level[w[j] >> (8 * i + 4) & 15], scale);
-                    v[2 * i + 1] = __fmul_rn(level[w[j] >> (8 * i) & 15], scale);
+                for (int i = 0; i < 8; i++) {
+                    uint32_t at = __byte_perm(i % 2 == 0 ? even : odd, 0, 0x4440 + i / 2);
+                    float value = __fmul_rn(*(const float*)((const char*)level + at), scale);
+                    v[i] = narrow ? to_float(to_bf16(value)) : value;
                 }
                 store_eight(p + j * high * ld, v);
             }
@@ -255,7 +262,8 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
             float factor = map[absmax ? 0 : q[x >> block_shift]];
             float scale = __fadd_rn(__fmul_rn(factor, source[x >> source_shift]), middle);
             uint32_t half = (x & 1) != 0 ? codes[x >> 1] & 15 : codes[x >> 1] >> 4;
-            store(p + j * high * ld + i, __fmul_rn(level[half], scale));
+            float value = __fmul_rn(level[half], scale);
+            store(p + j * high * ld + i, narrow ? to_float(to_bf16(value)) : value);
         }
     }
 }
@@ -265,9 +273,9 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
         const uint8_t* codes, const float* absmax, const uint8_t* q, const float* scales,          \
         const float* offset, const float* maps, int64_t cols, int64_t row0, int64_t col0,          \
         type* out, int64_t out_rows, int64_t out_cols, int64_t ld, int32_t block_shift,            \
-        int32_t group_shift, int32_t width) {                                                      \
+        int32_t group_shift, int32_t width, int32_t via_bf16) {                                    \
         nf4_dequantise(codes, absmax, q, scales, offset, maps, cols, row0, col0, out, out_rows,    \
-                       out_cols, ld, block_shift, group_shift, width);                             \
+                       out_cols, ld, block_shift, group_shift, width, via_bf16);                   \
     }
 NF4_DEQUANTISE(f32, float)
 NF4_DEQUANTISE(bf16, bf16)

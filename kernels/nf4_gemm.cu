@@ -54,6 +54,83 @@ __device__ __forceinline__ void widen(uint32_t* out, uint32_t word, const float*
     }
 }
 
+// Requests a chunk of x. A row has 16 units of 16 bytes; unit 4 t + i lies at 4 i + t, in odd rows
+// with the upper and lower four swapped, so that the lanes which read together meet different
+// banks.
+template <int ROWS>
+__device__ __forceinline__ void request_x(uint32_t slot, const bf16* x, int64_t ldx, int32_t M,
+                                          int32_t k0, int32_t k_end) {
+#pragma unroll
+    for (int i = 0; i < ROWS * 16 / THREADS; i++) {
+        int32_t row = ((int32_t)threadIdx.x + THREADS * i) / 16;
+        int32_t unit = (int32_t)threadIdx.x % 16;
+        int32_t k = k0 + 8 * unit;
+        int32_t place = (unit % 4 * 4 + unit / 4) ^ (row % 2 * 4);
+        bool inside = row < M && k < k_end;
+        const bf16* from = inside ? x + row * ldx + k : x;
+        copy_async(slot + (uint32_t)(row * 256 + place * 16), from, inside ? 16 : 0);
+    }
+}
+
+// Adds the products of one chunk: x as request_x left it, and this thread's 16 bytes of codes for
+// each of its two n8 tiles.
+template <int TILES_M>
+__device__ __forceinline__ void multiply_chunk(float (&acc)[TILES_M][2][4], const uint8_t* x,
+                                               const uint8_t* codes, const float* level,
+                                               const float* scale) {
+    int32_t g = (int32_t)threadIdx.x % 32 / 4;
+    int32_t t = (int32_t)threadIdx.x % 4;
+    uint4 w[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        w[j] = *(const uint4*)(codes + (j * THREADS + threadIdx.x) * 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t b[2][4];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            uint32_t word = i == 0 ? w[j].x : i == 1 ? w[j].y : i == 2 ? w[j].z : w[j].w;
+            widen(b[j], word, level, scale[j]);
+        }
+#pragma unroll
+        for (int m = 0; m < TILES_M; m++) {
+            const uint8_t* p = x + (16 * m + g) * 256 + ((4 * i + t) ^ (g % 2 * 4)) * 16;
+            uint4 top = *(const uint4*)p;
+            uint4 bottom = *(const uint4*)(p + 8 * 256);
+            uint32_t a[4] = {top.x, bottom.x, top.y, bottom.y};
+            uint32_t next[4] = {top.z, bottom.z, top.w, bottom.w};
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                multiply(acc[m][j], a, b[j][0], b[j][1]);
+                multiply(acc[m][j], next, b[j][2], b[j][3]);
+            }
+        }
+    }
+}
+
+// Writes the sums of a warp, whose first row of W is n0.
+template <int TILES_M>
+__device__ __forceinline__ void write_sums(const float (&acc)[TILES_M][2][4], void* y, int64_t ldy,
+                                           bool is_bf16, int32_t M, int32_t N, int32_t n0) {
+    int32_t g = (int32_t)threadIdx.x % 32 / 4;
+    int32_t t = (int32_t)threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < TILES_M * 8; i++) {
+        int32_t row = 16 * (i / 8) + 8 * (i / 2 % 2) + g;
+        int32_t col = n0 + 8 * (i / 4 % 2) + 2 * t + i % 2;
+        float v = acc[i / 8][i / 4 % 2][i % 4];
+        if (row < M && col < N) {
+            if (is_bf16) {
+                ((bf16*)y)[row * ldy + col] = to_bf16(v);
+            } else {
+                ((float*)y)[row * ldy + col] = v;
+            }
+        }
+    }
+}
+
+// One block's work; long because the pipeline's turns share all of their state.
 template <int TILES_M, int STAGES> __device__ __forceinline__ void nf4_gemm(NF4_GEMM_PARAMETERS) {
     const int ROWS = 16 * TILES_M;
     const int X_BYTES = ROWS * CHUNK * 2;
@@ -119,18 +196,7 @@ template <int TILES_M, int STAGES> __device__ __forceinline__ void nf4_gemm(NF4_
         if (c < chunks) {
             uint32_t slot = base + (uint32_t)(c % STAGES) * (X_BYTES + CODE_BYTES);
             int32_t k0 = k_begin + c * CHUNK;
-            // 16 units of 16 bytes a row. Unit 4 t + i lies at 4 i + t, in odd rows with the upper
-            // and lower four swapped, so that the lanes which read together meet different banks.
-#pragma unroll
-            for (int i = 0; i < ROWS * 16 / THREADS; i++) {
-                int32_t row = (thread + THREADS * i) / 16;
-                int32_t unit = thread % 16;
-                int32_t k = k0 + 8 * unit;
-                int32_t place = (unit % 4 * 4 + unit / 4) ^ (row % 2 * 4);
-                bool inside = row < M && k < k_end;
-                const bf16* from = inside ? x + row * ldx + k : x;
-                copy_async(slot + (uint32_t)(row * 256 + place * 16), from, inside ? 16 : 0);
-            }
+            request_x<ROWS>(slot, x, ldx, M, k0, k_end);
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 bool inside = live[j] && k0 + 32 * t < k_end;
@@ -156,33 +222,7 @@ template <int TILES_M, int STAGES> __device__ __forceinline__ void nf4_gemm(NF4_
             continue;
         }
         const uint8_t* slot = ring + done % STAGES * (X_BYTES + CODE_BYTES);
-        uint4 w[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            w[j] = *(const uint4*)(slot + X_BYTES + (j * THREADS + thread) * 16);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t b[2][4];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint32_t word = i == 0 ? w[j].x : i == 1 ? w[j].y : i == 2 ? w[j].z : w[j].w;
-                widen(b[j], word, level, scale[j]);
-            }
-#pragma unroll
-            for (int m = 0; m < TILES_M; m++) {
-                const uint8_t* p = slot + (16 * m + g) * 256 + ((4 * i + t) ^ (g % 2 * 4)) * 16;
-                uint4 top = *(const uint4*)p;
-                uint4 bottom = *(const uint4*)(p + 8 * 256);
-                uint32_t a[4] = {top.x, bottom.x, top.y, bottom.y};
-                uint32_t next[4] = {top.z, bottom.z, top.w, bottom.w};
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    multiply(acc[m][j], a, b[j][0], b[j][1]);
-                    multiply(acc[m][j], next, b[j][2], b[j][3]);
-                }
-            }
-        }
+        multiply_chunk<TILES_M>(acc, slot, slot + X_BYTES, level, scale);
     }
     void* y = second ? y2 : y1;
     int64_t ldy = second ? ldy2 : ldy1;
@@ -191,19 +231,7 @@ template <int TILES_M, int STAGES> __device__ __forceinline__ void nf4_gemm(NF4_
         y = partials + blockIdx.y * (M * ldy) + (int64_t)(second ? tiles1 : 0) * TILE;
         y_is_bf16 = 0;
     }
-#pragma unroll
-    for (int i = 0; i < TILES_M * 8; i++) {
-        int32_t row = 16 * (i / 8) + 8 * (i / 2 % 2) + g;
-        int32_t col = n0 + 8 * (i / 4 % 2) + 2 * t + i % 2;
-        float v = acc[i / 8][i / 4 % 2][i % 4];
-        if (row < M && col < N) {
-            if (y_is_bf16 != 0) {
-                ((bf16*)y)[row * ldy + col] = to_bf16(v);
-            } else {
-                ((float*)y)[row * ldy + col] = v;
-            }
-        }
-    }
+    write_sums<TILES_M>(acc, y, ldy, y_is_bf16 != 0, M, N, n0);
 }
 
 #define NF4_GEMM(rows, tiles, stages, blocks)                                                      \
@@ -213,7 +241,7 @@ template <int TILES_M, int STAGES> __device__ __forceinline__ void nf4_gemm(NF4_
                                 codes2, absmax2, q2, scales2, offset2, maps2, block_shift2,        \
                                 group_shift2, N2, y2, ldy2);                                       \
     }
-NF4_GEMM(16, 1, 4, 6)
+NF4_GEMM(16, 1, 4, 5)
 NF4_GEMM(32, 2, 3, 4)
 NF4_GEMM(64, 4, 2, 3)
 

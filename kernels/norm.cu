@@ -8,15 +8,121 @@
 //   pieces <= 64: width = power of two >= pieces / 2, at most 32; 256 threads, 256 / width rows
 //   otherwise:    width = threads = pieces / 2 rounded up to a multiple of 32, at most 512; one row
 // grid.x = rows / (threads / width) rounded up. Static shared memory only.
-// A thread keeps two pieces in registers; longer rows are read a second time.
-// Determinism: the sum over a row has a fixed order that depends on cols and the type alone.
+// With cols a multiple of N and everything 16-byte aligned, a thread keeps two pieces in registers
+// and reads only what longer rows have beyond them a second time; otherwise all of it, column by
+// column. Determinism: the sum over a row has a fixed order that depends on cols and the type
+// alone.
 #include "vec.cuh"
 
-#define KEPT 2
+// A piece of a row; without VEC the last one may be short.
+template <class T, bool VEC> __device__ __forceinline__ uint4 piece(const T* p, int32_t left) {
+    if (VEC) {
+        return *(const uint4*)p;
+    }
+    return load_raw(p, left, false);
+}
+
+template <class T, bool VEC> __device__ __forceinline__ void put(T* p, uint4 raw, int32_t left) {
+    if (VEC) {
+        *(uint4*)p = raw;
+    } else {
+        store_raw(p, raw, left, false);
+    }
+}
+
+// What the forward pass needs to know of one row.
+template <class T> struct fwd_row {
+    const T* from;
+    const T* add; // null without residual
+    T* sum_to;
+    T* to;
+    const void* w;
+    int32_t w_bf16;
+};
+
+// h = from + add, rounded; adds h^2 to squares.
+template <class T, bool VEC>
+__device__ __forceinline__ uint4 fwd_sum(const fwd_row<T>& r, uint4 raw, uint4 more, int32_t c,
+                                         int32_t left, float& squares) {
+    const int N = lanes<T>::N;
+    float v[N];
+    unpack(raw, v);
+    if (r.add != 0) {
+        float d[N];
+        unpack(more, d);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            v[i] += d[i];
+        }
+        raw = pack(v);
+        put<T, VEC>(r.sum_to + c, raw, left);
+        unpack(raw, v);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        squares += v[i] * v[i];
+    }
+    return raw;
+}
+
+// y = h rstd w
+template <class T, bool VEC>
+__device__ __forceinline__ void fwd_scale(const fwd_row<T>& r, uint4 raw, int32_t c, int32_t left,
+                                          float rstd) {
+    const int N = lanes<T>::N;
+    float v[N];
+    float g[N];
+    unpack(raw, v);
+    load_either<N>(r.w, r.w_bf16, c, left, VEC, g);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        v[i] = v[i] * rstd * g[i];
+    }
+    put<T, VEC>(r.to + c, pack(v), left);
+}
+
+template <class T, int KEPT, bool VEC>
+__device__ __forceinline__ void fwd_one_row(const fwd_row<T>& r, int32_t first, int32_t step,
+                                            int32_t end, int32_t cols, float eps, int32_t width,
+                                            float* shared) {
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+    uint4 kept[KEPT + 1];
+    uint4 more[KEPT + 1];
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int32_t c = first + k * step;
+        kept[k] = c < end ? piece<T, VEC>(r.from + c, end - c) : zero;
+        more[k] = c < end && r.add != 0 ? piece<T, VEC>(r.add + c, end - c) : zero;
+    }
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int32_t c = first + k * step;
+        if (c < end) {
+            kept[k] = fwd_sum<T, VEC>(r, kept[k], more[k], c, end - c, squares);
+        }
+    }
+    for (int32_t c = first + KEPT * step; c < end; c += step) {
+        uint4 raw = piece<T, VEC>(r.from + c, end - c);
+        uint4 add = r.add != 0 ? piece<T, VEC>(r.add + c, end - c) : zero;
+        fwd_sum<T, VEC>(r, raw, add, c, end - c, squares);
+    }
+    float rstd = 1.0f / sqrtf(row_sum(squares, shared, width) / (float)cols + eps);
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int32_t c = first + k * step;
+        if (c < end) {
+            fwd_scale<T, VEC>(r, kept[k], c, end - c, rstd);
+        }
+    }
+    const T* again = r.add != 0 ? r.sum_to : r.from;
+    for (int32_t c = first + KEPT * step; c < end; c += step) {
+        fwd_scale<T, VEC>(r, piece<T, VEC>(again + c, end - c), c, end - c, rstd);
+    }
+}
 
 // h_out = h_in + delta (rounded to T; skipped when delta is null, then h_in is the input),
-// y = h / sqrt(mean(h^2) + eps) * w, from the rounded h. h_out may be h_in, y may be h_in without
-// delta.
+// y = h / sqrt(mean(h^2) + eps) * w, from the rounded h. h_out may be h_in; y may be h_in or delta.
 template <class T>
 __device__ __forceinline__ void rms_fwd(const T* h_in, int64_t ld_in, const T* delta,
                                         int64_t ld_delta, T* h_out, int64_t ld_out, const void* w,
@@ -27,108 +133,27 @@ __device__ __forceinline__ void rms_fwd(const T* h_in, int64_t ld_in, const T* d
     row_place place = place_row(width);
     int64_t row = place.row;
     int64_t head = (int64_t)blockIdx.y * cols;
-    const T* from = h_in + row * ld_in + head;
-    const T* add = delta + row * ld_delta + head;
-    T* sum_to = h_out + row * ld_out + head;
-    T* to = y + row * ld_y + head;
-    bool vec = rows_aligned(h_in + head, ld_in) && rows_aligned(y + head, ld_y) &&
+    bool vec = cols % N == 0 && rows_aligned(h_in + head, ld_in) && rows_aligned(y + head, ld_y) &&
                rows_aligned((const float*)w, 0) &&
                (delta == 0 ||
                 (rows_aligned(delta + head, ld_delta) && rows_aligned(h_out + head, ld_out)));
+    fwd_row<T> r;
+    r.from = h_in + row * ld_in + head;
+    r.add = delta != 0 ? delta + row * ld_delta + head : 0;
+    r.sum_to = h_out + row * ld_out + head;
+    r.to = y + row * ld_y + head;
+    r.w = w;
+    r.w_bf16 = w_bf16;
     int32_t first = place.lane * N;
-    int32_t step = width * N;
     int32_t end = row < rows ? cols : 0;
-
-    uint4 kept[KEPT];
-    uint4 more[KEPT];
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        int32_t c = first + k * step;
-        kept[k] = make_uint4(0, 0, 0, 0);
-        more[k] = make_uint4(0, 0, 0, 0);
-        if (c < end) {
-            kept[k] = load_raw(from + c, end - c, vec);
-            if (delta != 0) {
-                more[k] = load_raw(add + c, end - c, vec);
-            }
-        }
-    }
-    float squares = 0.0f;
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        int32_t c = first + k * step;
-        float v[N];
-        if (delta != 0) {
-            float d[N];
-            unpack(kept[k], v);
-            unpack(more[k], d);
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                v[i] += d[i];
-            }
-            kept[k] = pack(v);
-            if (c < end) {
-                store_raw(sum_to + c, kept[k], end - c, vec);
-            }
-        }
-        unpack(kept[k], v);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            squares += v[i] * v[i];
-        }
-    }
-    for (int32_t c = first + KEPT * step; c < end; c += step) {
-        float v[N];
-        uint4 raw = load_raw(from + c, end - c, vec);
-        if (delta != 0) {
-            float d[N];
-            unpack(raw, v);
-            unpack(load_raw(add + c, end - c, vec), d);
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                v[i] += d[i];
-            }
-            raw = pack(v);
-            store_raw(sum_to + c, raw, end - c, vec);
-        }
-        unpack(raw, v);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            squares += v[i] * v[i];
-        }
-    }
-    float rstd = 1.0f / sqrtf(row_sum(squares, shared, width) / (float)cols + eps);
-
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        int32_t c = first + k * step;
-        if (c < end) {
-            float v[N];
-            float g[N];
-            unpack(kept[k], v);
-            load_either<N>(w, w_bf16, c, end - c, vec, g);
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                v[i] = v[i] * rstd * g[i];
-            }
-            store_raw(to + c, pack(v), end - c, vec);
-        }
-    }
-    const T* again = delta != 0 ? sum_to : from;
-    for (int32_t c = first + KEPT * step; c < end; c += step) {
-        float v[N];
-        float g[N];
-        unpack(load_raw(again + c, end - c, vec), v);
-        load_either<N>(w, w_bf16, c, end - c, vec, g);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            v[i] = v[i] * rstd * g[i];
-        }
-        store_raw(to + c, pack(v), end - c, vec);
+    if (vec) {
+        fwd_one_row<T, 2, true>(r, first, width * N, end, cols, eps, width, shared);
+    } else {
+        fwd_one_row<T, 0, false>(r, first, width * N, end, cols, eps, width, shared);
     }
 }
 
-QLORA_KERNEL __launch_bounds__(512, 1)
+QLORA_KERNEL __launch_bounds__(512, 2)
     qlora_norm_rms_fwd_f32(const float* h_in, int64_t ld_in, const float* delta, int64_t ld_delta,
                            float* h_out, int64_t ld_out, const void* w, int32_t w_bf16, float* y,
                            int64_t ld_y, int64_t rows, int32_t cols, float eps, int32_t width) {
@@ -136,12 +161,110 @@ QLORA_KERNEL __launch_bounds__(512, 1)
             width);
 }
 
-QLORA_KERNEL __launch_bounds__(512, 1)
+QLORA_KERNEL __launch_bounds__(512, 2)
     qlora_norm_rms_fwd_bf16(const bf16* h_in, int64_t ld_in, const bf16* delta, int64_t ld_delta,
                             bf16* h_out, int64_t ld_out, const void* w, int32_t w_bf16, bf16* y,
                             int64_t ld_y, int64_t rows, int32_t cols, float eps, int32_t width) {
     rms_fwd(h_in, ld_in, delta, ld_delta, h_out, ld_out, w, w_bf16, y, ld_y, rows, cols, eps,
             width);
+}
+
+// What the backward pass needs to know of one row.
+template <class T> struct bwd_row {
+    const T* dy;
+    const T* h;
+    const T* dres; // null without residual
+    T* dh;
+    const void* w;
+    int32_t w_bf16;
+};
+
+// One piece's share of sum(h^2) and sum(w dy h).
+template <class T, bool VEC>
+__device__ __forceinline__ void bwd_add(const bwd_row<T>& r, uint4 raw_h, uint4 raw_dy, int32_t c,
+                                        int32_t left, float& squares, float& dot) {
+    const int N = lanes<T>::N;
+    float v[N];
+    float d[N];
+    float g[N];
+    load_either<N>(r.w, r.w_bf16, c, left, VEC, g);
+    unpack(raw_h, v);
+    unpack(raw_dy, d);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        squares += v[i] * v[i];
+        dot += d[i] * g[i] * v[i];
+    }
+}
+
+// One piece of dh = dres + rstd (w dy - h pull).
+template <class T, bool VEC>
+__device__ __forceinline__ void bwd_piece(const bwd_row<T>& r, uint4 raw_h, uint4 raw_dy,
+                                          uint4 raw_res, int32_t c, int32_t left, float rstd,
+                                          float pull) {
+    const int N = lanes<T>::N;
+    float v[N];
+    float d[N];
+    float g[N];
+    float sum[N];
+    load_either<N>(r.w, r.w_bf16, c, left, VEC, g);
+    unpack(raw_h, v);
+    unpack(raw_dy, d);
+    unpack(raw_res, sum);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        sum[i] += rstd * (d[i] * g[i] - v[i] * pull);
+    }
+    put<T, VEC>(r.dh + c, pack(sum), left);
+}
+
+// Returns 1 / sqrt(mean(h^2) + eps).
+template <class T, int KEPT, bool VEC>
+__device__ __forceinline__ float bwd_one_row(const bwd_row<T>& r, int32_t first, int32_t step,
+                                             int32_t end, int32_t cols, float eps, int32_t width,
+                                             float* shared) {
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+    uint4 kept_h[KEPT + 1];
+    uint4 kept_dy[KEPT + 1];
+    uint4 kept_res[KEPT + 1];
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int32_t c = first + k * step;
+        kept_h[k] = c < end ? piece<T, VEC>(r.h + c, end - c) : zero;
+        kept_dy[k] = c < end ? piece<T, VEC>(r.dy + c, end - c) : zero;
+        kept_res[k] = c < end && r.dres != 0 ? piece<T, VEC>(r.dres + c, end - c) : zero;
+    }
+    float squares = 0.0f;
+    float dot = 0.0f;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int32_t c = first + k * step;
+        if (c < end) {
+            bwd_add<T, VEC>(r, kept_h[k], kept_dy[k], c, end - c, squares, dot);
+        }
+    }
+    for (int32_t c = first + KEPT * step; c < end; c += step) {
+        uint4 raw_h = piece<T, VEC>(r.h + c, end - c);
+        uint4 raw_dy = piece<T, VEC>(r.dy + c, end - c);
+        bwd_add<T, VEC>(r, raw_h, raw_dy, c, end - c, squares, dot);
+    }
+    row_sum_two(squares, dot, shared, width);
+    float rstd = 1.0f / sqrtf(squares / (float)cols + eps);
+    float pull = dot / (float)cols * rstd * rstd;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int32_t c = first + k * step;
+        if (c < end) {
+            bwd_piece<T, VEC>(r, kept_h[k], kept_dy[k], kept_res[k], c, end - c, rstd, pull);
+        }
+    }
+    for (int32_t c = first + KEPT * step; c < end; c += step) {
+        uint4 raw_h = piece<T, VEC>(r.h + c, end - c);
+        uint4 raw_dy = piece<T, VEC>(r.dy + c, end - c);
+        uint4 raw_res = r.dres != 0 ? piece<T, VEC>(r.dres + c, end - c) : zero;
+        bwd_piece<T, VEC>(r, raw_h, raw_dy, raw_res, c, end - c, rstd, pull);
+    }
+    return rstd;
 }
 
 // With r = 1 / sqrt(mean(h^2) + eps):
@@ -153,92 +276,30 @@ __device__ __forceinline__ void rms_bwd(const T* dy, int64_t ld_dy, const T* h, 
                                         int64_t ld_dres, T* dh, int64_t ld_dh, float* rstd_out,
                                         int64_t rows, int32_t cols, float eps, int32_t width) {
     const int N = lanes<T>::N;
-    __shared__ float shared[32];
+    __shared__ float shared[64];
     row_place place = place_row(width);
     int64_t row = place.row;
     int64_t head = (int64_t)blockIdx.y * cols;
-    const T* from_dy = dy + row * ld_dy + head;
-    const T* from_h = h + row * ld_h + head;
-    const T* from_res = dres + row * ld_dres + head;
-    T* to = dh + row * ld_dh + head;
-    bool vec = rows_aligned(dy + head, ld_dy) && rows_aligned(h + head, ld_h) &&
+    bool vec = cols % N == 0 && rows_aligned(dy + head, ld_dy) && rows_aligned(h + head, ld_h) &&
                rows_aligned(dh + head, ld_dh) && rows_aligned((const float*)w, 0) &&
                (dres == 0 || rows_aligned(dres + head, ld_dres));
+    bwd_row<T> r;
+    r.dy = dy + row * ld_dy + head;
+    r.h = h + row * ld_h + head;
+    r.dres = dres != 0 ? dres + row * ld_dres + head : 0;
+    r.dh = dh + row * ld_dh + head;
+    r.w = w;
+    r.w_bf16 = w_bf16;
     int32_t first = place.lane * N;
-    int32_t step = width * N;
     int32_t end = row < rows ? cols : 0;
-
-    uint4 kept_h[KEPT];
-    uint4 kept_dy[KEPT];
-    uint4 kept_res[KEPT];
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        int32_t c = first + k * step;
-        kept_h[k] = make_uint4(0, 0, 0, 0);
-        kept_dy[k] = make_uint4(0, 0, 0, 0);
-        kept_res[k] = make_uint4(0, 0, 0, 0);
-        if (c < end) {
-            kept_h[k] = load_raw(from_h + c, end - c, vec);
-            kept_dy[k] = load_raw(from_dy + c, end - c, vec);
-            if (dres != 0) {
-                kept_res[k] = load_raw(from_res + c, end - c, vec);
-            }
-        }
+    float rstd;
+    if (vec) {
+        rstd = bwd_one_row<T, 2, true>(r, first, width * N, end, cols, eps, width, shared);
+    } else {
+        rstd = bwd_one_row<T, 0, false>(r, first, width * N, end, cols, eps, width, shared);
     }
-    float squares = 0.0f;
-    float dot = 0.0f;
-    for (int32_t c = first, k = 0; c < end; c += step, k++) {
-        float v[N];
-        float d[N];
-        float g[N];
-        // k is at most KEPT, so that the pieces stay in registers.
-        uint4 raw_h = k == 0 ? kept_h[0] : kept_h[1];
-        uint4 raw_dy = k == 0 ? kept_dy[0] : kept_dy[1];
-        if (k >= KEPT) {
-            raw_h = load_raw(from_h + c, end - c, vec);
-            raw_dy = load_raw(from_dy + c, end - c, vec);
-        }
-        load_either<N>(w, w_bf16, c, end - c, vec, g);
-        unpack(raw_h, v);
-        unpack(raw_dy, d);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            squares += v[i] * v[i];
-            dot += d[i] * g[i] * v[i];
-        }
-    }
-    squares = row_sum(squares, shared, width);
-    dot = row_sum(dot, shared, width);
-    float rstd = 1.0f / sqrtf(squares / (float)cols + eps);
-    float pull = dot / (float)cols * rstd * rstd;
     if (rstd_out != 0 && place.lane == 0 && row < rows) {
         rstd_out[row * gridDim.y + blockIdx.y] = rstd;
-    }
-    for (int32_t c = first, k = 0; c < end; c += step, k++) {
-        float v[N];
-        float d[N];
-        float g[N];
-        float r[N];
-        uint4 raw_h = k == 0 ? kept_h[0] : kept_h[1];
-        uint4 raw_dy = k == 0 ? kept_dy[0] : kept_dy[1];
-        uint4 raw_res = k == 0 ? kept_res[0] : kept_res[1];
-        if (k >= KEPT) {
-            raw_h = load_raw(from_h + c, end - c, vec);
-            raw_dy = load_raw(from_dy + c, end - c, vec);
-            raw_res = make_uint4(0, 0, 0, 0);
-            if (dres != 0) {
-                raw_res = load_raw(from_res + c, end - c, vec);
-            }
-        }
-        load_either<N>(w, w_bf16, c, end - c, vec, g);
-        unpack(raw_h, v);
-        unpack(raw_dy, d);
-        unpack(raw_res, r);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            r[i] += rstd * (d[i] * g[i] - v[i] * pull);
-        }
-        store_raw(to + c, pack(r), end - c, vec);
     }
 }
 

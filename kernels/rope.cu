@@ -11,6 +11,89 @@
 // it is and sets *bad to 1. Launch: grid.x = rows; threads a multiple of 32 up to 512, a block
 // walks the pieces of its row (N pairs a piece, N = 4 for f32, 8 for bf16). Each element has one
 // writer.
+template <class T> struct rope_row {
+    T* x;
+    const float* turn; // cosines, then sines
+    const void* bias;
+    int32_t bias_bf16;
+    int32_t half;
+    uint32_t rotated;
+    float sign;
+    bool inside;
+};
+
+__device__ __forceinline__ void rotate(float& a, float& b, float cosine, float sine) {
+    float turned = a * cosine - b * sine;
+    b = b * cosine + a * sine;
+    a = turned;
+}
+
+// Columns i .. i + N - 1 of both halves of one head, 16-byte aligned.
+template <class T>
+__device__ __forceinline__ void rope_piece(const rope_row<T>& r, uint32_t head, int32_t i) {
+    const int N = lanes<T>::N;
+    int64_t at = (int64_t)head * 2 * r.half + i;
+    T* lo = r.x + at;
+    T* hi = lo + r.half;
+    uint4 raw_lo = *(const uint4*)lo;
+    uint4 raw_hi = *(const uint4*)hi;
+    float a[N];
+    float b[N];
+    unpack(raw_lo, a);
+    unpack(raw_hi, b);
+    if (r.bias != 0) {
+        float add[N];
+        load_either<N>(r.bias, r.bias_bf16, at, N, true, add);
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            a[k] += add[k];
+        }
+        load_either<N>(r.bias, r.bias_bf16, at + r.half, N, true, add);
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            b[k] += add[k];
+        }
+    }
+    if (head < r.rotated) {
+#pragma unroll
+        for (int q = 0; q < N; q += 4) { // four at a time: fewer registers, more blocks at once
+            float4 c = *(const float4*)(r.turn + i + q);
+            float4 s = *(const float4*)(r.turn + r.half + i + q);
+            rotate(a[q], b[q], c.x, s.x * r.sign);
+            rotate(a[q + 1], b[q + 1], c.y, s.y * r.sign);
+            rotate(a[q + 2], b[q + 2], c.z, s.z * r.sign);
+            rotate(a[q + 3], b[q + 3], c.w, s.w * r.sign);
+        }
+    }
+    if (r.inside) {
+        *(uint4*)lo = pack(a);
+        *(uint4*)hi = pack(b);
+    }
+}
+
+// One pair, whatever the alignment.
+template <class T>
+__device__ __forceinline__ void rope_pair(const rope_row<T>& r, uint32_t head, int32_t i) {
+    int64_t at = (int64_t)head * 2 * r.half + i;
+    float a = to_float(r.x[at]);
+    float b = to_float(r.x[at + r.half]);
+    if (r.bias != 0 && r.bias_bf16) {
+        a += to_float(((const bf16*)r.bias)[at]);
+        b += to_float(((const bf16*)r.bias)[at + r.half]);
+    } else if (r.bias != 0) {
+        a += ((const float*)r.bias)[at];
+        b += ((const float*)r.bias)[at + r.half];
+    }
+    if (head < r.rotated) {
+        rotate(a, b, r.turn[i], r.turn[r.half + i] * r.sign);
+    }
+    if (r.inside) {
+        store(r.x + at, a);
+        store(r.x + at + r.half, b);
+    }
+}
+
+// The position is only looked at where it is needed, so that the loads of x do not wait for it.
 template <class T>
 __device__ __forceinline__ void rope(T* x, int64_t ld, const int32_t* positions, const float* table,
                                      int64_t ld_table, int32_t max_pos, const void* bias,
@@ -19,13 +102,21 @@ __device__ __forceinline__ void rope(T* x, int64_t ld, const int32_t* positions,
     const int N = lanes<T>::N;
     int64_t row = blockIdx.x;
     int32_t position = positions[row];
-    if (position < 0 || position >= max_pos) {
-        if (threadIdx.x == 0) {
-            *bad = 1;
-        }
+    rope_row<T> r;
+    r.inside = position >= 0 && position < max_pos;
+    if (!r.inside && threadIdx.x == 0) {
+        *bad = 1;
+    }
+    if (max_pos <= 0) {
         return;
     }
-    const float* turn = table + position * ld_table;
+    r.x = x + row * ld;
+    r.turn = table + (r.inside ? position : 0) * ld_table;
+    r.bias = bias;
+    r.bias_bf16 = bias_bf16;
+    r.half = half;
+    r.rotated = (uint32_t)rotated;
+    r.sign = sign;
     bool vec = rows_aligned(x, ld) && rows_aligned(table, ld_table) &&
                rows_aligned((const float*)bias, 0) && half % N == 0;
     uint32_t pieces = (uint32_t)(half + N - 1) / N;
@@ -33,44 +124,13 @@ __device__ __forceinline__ void rope(T* x, int64_t ld, const int32_t* positions,
     for (uint32_t item = threadIdx.x; item < items; item += blockDim.x) {
         uint32_t head = item / pieces;
         int32_t i = (int32_t)(item - head * pieces) * N;
-        int64_t at = (int64_t)head * 2 * half + i;
-        T* lo = x + row * ld + at;
-        T* hi = lo + half;
-        int32_t left = half - i;
-        uint4 raw_lo = load_raw(lo, left, vec);
-        uint4 raw_hi = load_raw(hi, left, vec);
-        float a[N];
-        float b[N];
-        unpack(raw_lo, a);
-        unpack(raw_hi, b);
-        if (bias != 0) {
-            float add[N];
-            load_either<N>(bias, bias_bf16, at, left, vec, add);
-#pragma unroll
-            for (int k = 0; k < N; k++) {
-                a[k] += add[k];
-            }
-            load_either<N>(bias, bias_bf16, at + half, left, vec, add);
-#pragma unroll
-            for (int k = 0; k < N; k++) {
-                b[k] += add[k];
+        if (vec) {
+            rope_piece(r, head, i);
+        } else {
+            for (int32_t k = i; k < i + N && k < half; k++) {
+                rope_pair(r, head, k);
             }
         }
-        if (head < (uint32_t)rotated) {
-            float c[N];
-            float s[N];
-            load_either<N>(turn, 0, i, left, vec, c);
-            load_either<N>(turn, 0, half + i, left, vec, s);
-#pragma unroll
-            for (int k = 0; k < N; k++) {
-                float sine = s[k] * sign;
-                float turned = a[k] * c[k] - b[k] * sine;
-                b[k] = b[k] * c[k] + a[k] * sine;
-                a[k] = turned;
-            }
-        }
-        store_raw(lo, pack(a), left, vec);
-        store_raw(hi, pack(b), left, vec);
     }
 }
 

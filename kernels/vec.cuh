@@ -154,6 +154,26 @@ __device__ __forceinline__ float row_sum(float v, float* shared, int32_t width) 
     return warp_sum(v);
 }
 
+// Two such sums for one pair of barriers; `shared` holds 64 floats.
+__device__ __forceinline__ void row_sum_two(float& a, float& b, float* shared, int32_t width) {
+    if (width <= 32) {
+        a = row_sum(a, shared, width);
+        b = row_sum(b, shared, width);
+        return;
+    }
+    a = warp_sum(a);
+    b = warp_sum(b);
+    __syncthreads();
+    if ((threadIdx.x & 31) == 0) {
+        shared[threadIdx.x >> 5] = a;
+        shared[32 + (threadIdx.x >> 5)] = b;
+    }
+    __syncthreads();
+    bool used = (threadIdx.x & 31) < blockDim.x >> 5;
+    a = warp_sum(used ? shared[threadIdx.x & 31] : 0.0f);
+    b = warp_sum(used ? shared[32 + (threadIdx.x & 31)] : 0.0f);
+}
+
 __device__ __forceinline__ float row_max(float v, float* shared, int32_t width) {
     if (width <= 32) {
         for (int o = width >> 1; o > 0; o >>= 1) {

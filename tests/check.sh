@@ -139,15 +139,16 @@ gate_contents() {
     diff $OUT/contents $OUT/tags || fault "CONTENTS (<) and tags (>) differ"
 }
 
-# The library has a hard limit, kernels a little more; a test may be as long as its comment says it
-# must.
+# Library: 60 lines, to 100 with a reason. A kernel, whose parts share registers: to 200 with a
+# reason. A test, often a table: 100, more with a reason.
 gate_functions() {
-    local f limit
+    local f soft limit
     while read -r f; do
+        soft=60
         limit=100
-        [[ $f == kernels/*.cu ]] && limit=120
-        [[ $f == tests/* ]] && limit=1000
-        awk -v f="$f" -v limit=$limit -f tests/check_functions.awk "$f" || bad=1
+        [[ $f == kernels/*.cu* ]] && limit=200
+        [[ $f == tests/* ]] && soft=100 limit=1000
+        awk -v f="$f" -v soft=$soft -v limit=$limit -f tests/check_functions.awk "$f" || bad=1
     done < <(sources | grep -E '\.(c|cpp|h|cu|cuh)$' | grep -v '^kernels_ptx.h$')
 }
 

@@ -61,7 +61,7 @@ line ~ /goto / && line !~ /goto fail;/ {
     report("goto other than to fail")
 }
 
-line ~ /= *\{ *0? *\}/ {
+line ~ /= *\{ *0? *\}/ && line !~ /static const/ {
     report("{0} warns in C++, use memset")
 }
 

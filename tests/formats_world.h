@@ -29,6 +29,7 @@ typedef struct world {
     long cut_at;                   // from this operation on nothing reaches the disk, 0 = never
     long blocks;                   // live allocations
     long handles;                  // open files and maps
+    bool close_failed;             // the only failure that a reader may pass over
 } world;
 
 // Counts an operation and says whether it must fail.
@@ -149,7 +150,11 @@ static int world_close(void* file, void* user) {
     world* w = (world*)user;
     (void)file;
     w->handles--;
-    return world_fails(w) ? EIO : 0;
+    if (world_fails(w)) {
+        w->close_failed = true;
+        return EIO;
+    }
+    return 0;
 }
 
 // On the disk a renamed file has the bytes that were synced, and none of the others.

@@ -47,7 +47,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static world w;
     world_begin(&w);
     qlora__json json;
-    bool unique = qlora__json_parse(&w.ctx, "fuzz", data, size, QLORA__JSON_UNIQUE, &json) == QLORA_OK;
+    bool unique =
+        qlora__json_parse(&w.ctx, "fuzz", data, size, QLORA__JSON_UNIQUE, &json) == QLORA_OK;
     if (unique) {
         qlora__json_free(&w.ctx, &json);
     }

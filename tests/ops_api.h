@@ -61,6 +61,16 @@ typedef struct ops_api {
     qlora_result (*adamw_step)(qlora_ctx* ctx, const qlora_adamw_args* args);
     qlora_result (*adamw_shadow)(qlora_ctx* ctx, const qlora_adamw_args* args);
     qlora_result (*dropout)(qlora_ctx* ctx, const qlora_dropout_args* args);
+    qlora_result (*attention_forward)(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                      const qlora_tensor* q, const qlora_tensor* k,
+                                      const qlora_tensor* v, const qlora_tensor* seqs,
+                                      const qlora_tensor* o, const qlora_tensor* lse);
+    qlora_result (*attention_backward)(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                       const qlora_tensor* q, const qlora_tensor* k,
+                                       const qlora_tensor* v, const qlora_tensor* seqs,
+                                       const qlora_tensor* o, const qlora_tensor* lse,
+                                       const qlora_tensor* d_o, const qlora_tensor* dq,
+                                       const qlora_tensor* dk, const qlora_tensor* dv);
 } ops_api;
 
 // In the order of the members above, after real_bytes.
@@ -72,7 +82,7 @@ typedef struct ops_api {
         qlora_rmsnorm_backward, qlora_rope_forward, qlora_rope_backward, qlora_heads_split,        \
         qlora_heads_join, qlora_transpose, qlora_scores_mask, qlora_softmax_forward,               \
         qlora_softmax_backward, qlora_embed, qlora_cross_entropy, qlora_argmax, qlora_adamw_step,  \
-        qlora_adamw_shadow, qlora_dropout
+        qlora_adamw_shadow, qlora_dropout, qlora_attention_forward, qlora_attention_backward
 
 // The loops in double, CPU only.
 const ops_api* ops_in_double(void);

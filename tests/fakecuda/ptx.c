@@ -38,6 +38,7 @@ ptx_module* ptx_load(const char* text, char* log, size_t log_size) {
     ptx_parser p;
     memset(&p, 0, sizeof p);
     p.module = (ptx_module*)must_alloc(sizeof *p.module);
+    p.known = (ptx_known*)must_alloc(PTX_KNOWN * sizeof *p.known);
     p.log = log;
     p.log_size = log_size;
     if (log != NULL && log_size > 0) {
@@ -45,6 +46,7 @@ ptx_module* ptx_load(const char* text, char* log, size_t log_size) {
     }
     const bool ok = read_module(&p, text);
     free(p.tokens);
+    free(p.known);
     if (ok) {
         return p.module;
     }
@@ -198,6 +200,9 @@ static bool warp_arrive(ptx_warp* w, const ptx_insn* in, u32 mask) {
                     "barrier %u is waited for with different thread counts", id);
     }
     barrier->expected = expected;
+    if (in->sub >= BARRIER_POPC) {
+        barrier->votes += lane_count(pred_get(w, in, 2) & mask);
+    }
     barrier->arrived += counted && in->vector ? PTX_LANES : lane_count(mask);
     if (in->sub == BARRIER_ARRIVE) {
         w->now++;
@@ -211,6 +216,19 @@ static bool warp_arrive(ptx_warp* w, const ptx_insn* in, u32 mask) {
     w->waiting |= mask;
     warp_part(w, w->group, w->now + 1);
     return true;
+}
+
+// A lane goes on behind its barrier; bar.red leaves the outcome in its result.
+static void lane_leave(ptx_warp* w, u32 lane, const ptx_barrier* barrier) {
+    const ptx_insn* in = &w->run->kernel->code[w->pc[lane] - 1];
+    w->waiting &= ~(1u << lane);
+    if (in->sub == BARRIER_POPC) {
+        LANES_u32(w, in->arg[3])[lane] = barrier->votes;
+    } else if (in->sub == BARRIER_AND) {
+        pred_put(w, in->arg[3], 1u << lane, barrier->votes == barrier->arrived ? PTX_FULL : 0);
+    } else if (in->sub == BARRIER_OR) {
+        pred_put(w, in->arg[3], 1u << lane, barrier->votes != 0 ? PTX_FULL : 0);
+    }
 }
 
 // Opens the barriers that are complete; true when one was.
@@ -230,11 +248,12 @@ static bool run_open_barriers(ptx_run* run) {
             ptx_warp* w = &run->warps[i];
             for (u32 l = 0; l < PTX_LANES; l++) {
                 if (lane_on(w->waiting, l) && w->barrier[l] == id) {
-                    w->waiting &= ~(1u << l);
+                    lane_leave(w, l, barrier);
                 }
             }
         }
         barrier->arrived = 0;
+        barrier->votes = 0;
         opened = true;
     }
     return opened;
@@ -348,6 +367,22 @@ static u32 special_value(const ptx_run* run, u32 id, u32 warp, u32 lane) {
     return groups[id / 3][id % 3];
 }
 
+// Fills the special registers that change with the block, or those that do not.
+static void warp_specials(ptx_warp* w, bool of_block) {
+    const ptx_kernel* k = w->run->kernel;
+    for (u32 i = 0; i < k->special_count; i++) {
+        const u32 id = k->specials[i].id;
+        u32* lanes = LANES_u32(w, k->specials[i].at);
+        if ((id >= SPECIAL_CTAID && id < SPECIAL_NCTAID) != of_block) {
+            continue;
+        }
+        for (u32 l = 0; l < PTX_LANES; l++) {
+            lanes[l] =
+                of_block ? w->run->at[id - SPECIAL_CTAID] : special_value(w->run, id, w->index, l);
+        }
+    }
+}
+
 static void warp_begin(ptx_warp* w) {
     const ptx_run* run = w->run;
     const ptx_kernel* k = run->kernel;
@@ -362,11 +397,7 @@ static void warp_begin(ptx_warp* w) {
     memset(w->copy_group, 0, sizeof w->copy_group);
     memset(w->file, PTX_POISON, k->register_bytes);
     memset(w->local, PTX_POISON, (size_t)k->local_bytes * PTX_LANES);
-    for (u32 i = 0; i < k->special_count; i++) {
-        for (u32 l = 0; l < PTX_LANES; l++) {
-            LANES_u32(w, k->specials[i].at)[l] = special_value(run, k->specials[i].id, w->index, l);
-        }
-    }
+    warp_specials(w, true);
 }
 
 static void warp_create(ptx_warp* w, ptx_run* run, u32 index) {
@@ -380,6 +411,7 @@ static void warp_create(ptx_warp* w, ptx_run* run, u32 index) {
             lane_put(w, k->constants[i].at, k->constants[i].bytes, l, k->constants[i].value);
         }
     }
+    warp_specials(w, false);
 }
 
 // ---- Blocks -------------------------------------------------------------------------------------

@@ -81,6 +81,10 @@
     X(bfind_s32, "bfind.s32", u32, u32, find_highest(a, 32, true))                                 \
     X(bfind_u64, "bfind.u64", u32, u64, find_highest(a, 64, false))                                \
     X(bfind_s64, "bfind.s64", u32, u64, find_highest(a, 64, true))                                 \
+    X(bfind_top_u32, "bfind.shiftamt.u32", u32, u32, shift_to_top(a, 32, false))                   \
+    X(bfind_top_s32, "bfind.shiftamt.s32", u32, u32, shift_to_top(a, 32, true))                    \
+    X(bfind_top_u64, "bfind.shiftamt.u64", u32, u64, shift_to_top(a, 64, false))                   \
+    X(bfind_top_s64, "bfind.shiftamt.s64", u32, u64, shift_to_top(a, 64, true))                    \
     X(abs_f32, "abs.f32", u32, u32, a & 0x7fffffffu)                                               \
     X(neg_f32, "neg.f32", u32, u32, a ^ 0x80000000u)                                               \
     X(abs_f64, "abs.f64", u64, u64, a << 1 >> 1)                                                   \
@@ -156,6 +160,7 @@
     X(shr_u64, "shr.u64|b64", u64, u64, u32, b > 63 ? 0 : a >> (b & 63))                           \
     X(shr_s64, "shr.s64", s64, s64, u32, a >> (b > 63 ? 63 : b))                                   \
     X(copysign_f32, "copysign.f32", u32, u32, u32, (a & 0x80000000u) | (b & 0x7fffffffu))          \
+    X(copysign_f64, "copysign.f64", u64, u64, u64, (a >> 63 << 63) | (b << 1 >> 1))                \
     X(add_f64, "add.rn?.f64", f64, f64, f64, f64_nan(a + b))                                       \
     X(sub_f64, "sub.rn?.f64", f64, f64, f64, f64_nan(a - b))                                       \
     X(mul_f64, "mul.rn?.f64", f64, f64, f64, f64_nan(a* b))                                        \
@@ -340,14 +345,14 @@ SELECT_OPS(DEFINE_SELECT)
 
 #define ORDERED_COMPARES(X, type)                                                                  \
     X(type, eq, a == b)                                                                            \
-    X(type, ne, a<b || a> b)                                                                       \
+    X(type, ne, (a < b) || (a > b))                                                                \
     X(type, lt, a < b)                                                                             \
     X(type, le, a <= b)                                                                            \
     X(type, gt, a > b)                                                                             \
     X(type, ge, a >= b)
 
 #define UNORDERED_COMPARES(X, type)                                                                \
-    X(type, equ, !(a < b || a > b))                                                                \
+    X(type, equ, !((a < b) || (a > b)))                                                            \
     X(type, neu, a != b)                                                                           \
     X(type, ltu, !(a >= b))                                                                        \
     X(type, leu, !(a > b))                                                                         \
@@ -428,18 +433,29 @@ static u32 combine(u32 bits, u32 with, u32 how) {
     }
 }
 
-// The comparison of arg[2] and arg[3], before it is combined with predicate arg[4].
+static f32 compared(const ptx_warp* w, const ptx_insn* in, u32 index, u32 lane) {
+    switch (in->type2) {
+    case TYPE_F16:
+        return f16_to_f32(LANES_u16(w, in->arg[index])[lane]);
+    case TYPE_BF16:
+        return bf16_to_f32(LANES_u16(w, in->arg[index])[lane]);
+    default:
+        return f32_in(LANES_f32(w, in->arg[index])[lane], in->flags);
+    }
+}
+
+// The comparison of arg[2] and arg[3], before it is combined with predicate arg[4]. Halves compare
+// as f32.
 static u32 compare_lanes(const ptx_warp* w, const ptx_insn* in) {
-    const void* a = w->file + in->arg[2];
-    const void* b = w->file + in->arg[3];
-    f32 flushed[2][PTX_LANES];
-    if (in->flags & FLAG_FTZ) {
-        for (u32 l = 0; l < PTX_LANES; l++) {
-            flushed[0][l] = f32_flush(LANES_f32(w, in->arg[2])[l]);
-            flushed[1][l] = f32_flush(LANES_f32(w, in->arg[3])[l]);
-        }
-        a = flushed[0];
-        b = flushed[1];
+    const bool half = in->type2 == TYPE_F16 || in->type2 == TYPE_BF16;
+    if (!half && !(in->flags & FLAG_FTZ)) {
+        return in->compare(w->file + in->arg[2], w->file + in->arg[3]);
+    }
+    f32 a[PTX_LANES];
+    f32 b[PTX_LANES];
+    for (u32 l = 0; l < PTX_LANES; l++) {
+        a[l] = compared(w, in, 2, l);
+        b[l] = compared(w, in, 3, l);
     }
     return in->compare(a, b);
 }

@@ -286,6 +286,7 @@ struct ptx_warp {
 
 typedef struct ptx_barrier {
     u32 arrived;
+    u32 votes;    // threads that arrived with a true predicate, for bar.red
     u32 expected; // 0: every live thread of the block
 } ptx_barrier;
 

@@ -175,7 +175,7 @@ static bool decode_cvt(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     } else if (to->kind != 'f') {
         legal = rounded && to_integer && in->type2 != TYPE_BF16;
     } else if (to->bytes < from->bytes) {
-        legal = rounded && !to_integer && !(from->bytes == 8 && to->bytes == 2);
+        legal = rounded && !to_integer && !(from->bytes == 8 && in->type == TYPE_BF16);
     } else if (to->bytes > from->bytes) {
         legal = !rounded;
     } else {
@@ -275,11 +275,11 @@ static bool decode_st(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
 static const char* const ATOM_NAMES[] = {"add", "min", "max",  "and", "or", "xor",
                                          "inc", "dec", "exch", "cas", NULL};
 
-// atom.order?.scope?.space?.operation.type, and red without a result
+// atom.order?.scope?.space?.scope?.operation.type, and red without a result
 static bool decode_atom(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     in->space = space_at(m, 3);
-    in->sub = index_of(m->mod[4], ATOM_NAMES);
-    in->type = (u8)type_at(m, 5);
+    in->sub = index_of(m->mod[5], ATOM_NAMES);
+    in->type = (u8)type_at(m, 6);
     in->exec = exec_atom;
     in->arg[0] = PTX_NONE;
     const ptx_type type = (ptx_type)in->type;
@@ -350,7 +350,9 @@ static bool decode_ldmatrix(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
 
 // ---- Comparisons --------------------------------------------------------------------------------
 
-static bool find_compare(ptx_parser* p, ptx_insn* in, const char* name, ptx_type type) {
+static bool find_compare(ptx_parser* p, ptx_insn* in, const char* name, ptx_type as) {
+    const ptx_type type = as == TYPE_F16 || as == TYPE_BF16 ? TYPE_F32 : as;
+    in->type2 = (u8)as;
     for (u32 i = 0; i < sizeof PTX_COMPARES / sizeof PTX_COMPARES[0]; i++) {
         if (PTX_COMPARES[i].type == type && same(PTX_COMPARES[i].name, name)) {
             in->compare = PTX_COMPARES[i].compare;
@@ -529,10 +531,10 @@ static bool decode_syncwarp(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     return take_source_arg(p, in, 0, TYPE_B32, false);
 }
 
-enum { BARRIER_SYNC, BARRIER_ARRIVE };
+enum { BARRIER_SYNC, BARRIER_ARRIVE, BARRIER_POPC, BARRIER_AND, BARRIER_OR };
 
 // bar.cta?.sync|arrive a{, b}; barrier.cta?.sync|arrive.aligned? a{, b}. bar is always aligned: the
-// warp arrives as a whole. in->vector is 1 for aligned.
+// warp arrives as a whole. in->vector is 1 for aligned. arg: barrier, count or PTX_NONE.
 static bool decode_barrier(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     in->kind = KIND_BARRIER;
     in->exec = exec_nothing;
@@ -546,6 +548,26 @@ static bool decode_barrier(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
         return take_source_arg(p, in, 1, TYPE_B32, false);
     }
     return in->sub == BARRIER_SYNC || refuse(p, in->line, "%s without a thread count", in->name);
+}
+
+// bar.cta?.red.popc|and|or.type d, a{, b}, {!}c. arg: barrier, count or PTX_NONE, c, d.
+static bool decode_barrier_red(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
+    static const char* const NAMES[] = {"popc", "and", "or", NULL};
+    in->kind = KIND_BARRIER;
+    in->exec = exec_nothing;
+    in->sub = (u8)(BARRIER_POPC + index_of(m->mod[3], NAMES));
+    in->vector = 1;
+    in->arg[1] = PTX_NONE;
+    if (!take_result_arg(p, in, 3, type_at(m, 4), false) || !expect(p, ",") ||
+        !take_source_arg(p, in, 0, TYPE_B32, false) || !expect(p, ",")) {
+        return false;
+    }
+    ptx_ref ref;
+    const bool pred = same(peek(p), "!") || (find_register(p, peek(p), &ref) && ref.pred);
+    if (!pred && (!take_source_arg(p, in, 1, TYPE_B32, false) || !expect(p, ","))) {
+        return false;
+    }
+    return take_pred_arg(p, in, 2);
 }
 
 // mma.sync.aligned.shape.row.col.d.a.b.c
@@ -652,15 +674,15 @@ static bool decode_prefetch(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
 #define ROW_SELECT(name, form, type, args) {form, args, exec_##name, NULL},
 
 #define COMPARE_NAMES "eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan"
-#define COMPARE_TYPES "b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64"
+#define COMPARE_TYPES "b16|u16|s16|f16|bf16|b32|u32|s32|f32|b64|u64|s64|f64"
 #define CVT_ROUND "rn|rz|rm|rp|rni|rzi|rmi|rpi?"
 #define CVT_TYPES "u8|s8|u16|s16|u32|s32|u64|s64|f16|f32|f64|bf16"
 #define SCOPE "cta|gpu|sys?"
 #define HINT "L1::no_allocate|L1::evict_first|L1::evict_last|L1::evict_normal|L1::evict_unchanged?"
 #define PREFETCH "L2::64B|L2::128B|L2::256B?"
 #define MEMORY_TYPES "b8|u8|s8|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64"
-#define ATOM "atom.relaxed|acquire|release|acq_rel?." SCOPE ".global|shared|shared::cta?."
-#define RED "red.relaxed|release?." SCOPE ".global|shared|shared::cta?."
+#define ATOM "atom.relaxed|acquire|release|acq_rel?." SCOPE ".global|shared|shared::cta?." SCOPE "."
+#define RED "red.relaxed|release?." SCOPE ".global|shared|shared::cta?." SCOPE "."
 
 static const ptx_form PTX_FORMS[] = {
     // clang-format off
@@ -724,6 +746,8 @@ static const ptx_form PTX_FORMS[] = {
     {"redux.sync.and|or|xor.b32", NULL, NULL, decode_redux},
     {"bar.warp.sync", NULL, NULL, decode_syncwarp},
     {"bar.cta?.sync|arrive", NULL, NULL, decode_barrier},
+    {"bar.cta?.red.popc.u32", NULL, NULL, decode_barrier_red},
+    {"bar.cta?.red.and|or.pred", NULL, NULL, decode_barrier_red},
     {"barrier.cta?.sync|arrive.aligned?", NULL, NULL, decode_barrier},
     {"membar.cta|gl|sys", NULL, NULL, decode_nothing},
     {"fence.sc|acq_rel?.cta|gpu|sys", NULL, NULL, decode_nothing},

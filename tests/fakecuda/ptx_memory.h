@@ -191,23 +191,29 @@ static void memory_put(u8* at, u32 bytes, u64 raw) {
     }
 }
 
-static void load_32(ptx_warp* w, u32 to, u32 mask, u8* const at[PTX_LANES], u32 skip) {
-    u32* d = LANES_u32(w, to);
-    for (u32 l = 0; l < PTX_LANES; l++) {
-        u32 value;
-        memcpy(&value, at[l] + skip, sizeof value);
-        d[l] = lane_on(mask, l) ? value : d[l];
+// One element of every lane, for a register as wide as the element.
+#define DEFINE_TRANSFER(type)                                                                      \
+    static void load_##type(ptx_warp* w, u32 to, u32 mask, u8* const at[PTX_LANES], u32 skip) {    \
+        type* d = LANES_##type(w, to);                                                             \
+        for (u32 l = 0; l < PTX_LANES; l++) {                                                      \
+            type value;                                                                            \
+            memcpy(&value, at[l] + skip, sizeof value);                                            \
+            d[l] = lane_on(mask, l) ? value : d[l];                                                \
+        }                                                                                          \
+    }                                                                                              \
+    static void store_##type(ptx_warp* w, u32 from, u32 mask, u8* const at[PTX_LANES], u32 skip) { \
+        const type* d = LANES_##type(w, from);                                                     \
+        for (u32 n = 0; n < PTX_LANES; n++) {                                                      \
+            const u32 l = lane_in_order(w, n);                                                     \
+            if (lane_on(mask, l)) {                                                                \
+                memcpy(at[l] + skip, &d[l], sizeof d[l]);                                          \
+            }                                                                                      \
+        }                                                                                          \
     }
-}
 
-static void load_16(ptx_warp* w, u32 to, u32 mask, u8* const at[PTX_LANES], u32 skip) {
-    u16* d = LANES_u16(w, to);
-    for (u32 l = 0; l < PTX_LANES; l++) {
-        u16 value;
-        memcpy(&value, at[l] + skip, sizeof value);
-        d[l] = lane_on(mask, l) ? value : d[l];
-    }
-}
+DEFINE_TRANSFER(u16)
+DEFINE_TRANSFER(u32)
+DEFINE_TRANSFER(u64)
 
 static bool exec_ld(ptx_warp* w, const ptx_insn* in, u32 mask) {
     const u32 size = PTX_TYPES[in->type].bytes;
@@ -219,20 +225,23 @@ static bool exec_ld(ptx_warp* w, const ptx_insn* in, u32 mask) {
         return false;
     }
     for (u32 i = 0; i < in->vector; i++) {
-        if (in->arg[i] == PTX_NONE) {
+        const u32 to = in->arg[i];
+        if (to == PTX_NONE) {
             continue;
         }
-        if (size == 4 && in->width[i] == 4) {
-            load_32(w, in->arg[i], mask, at, i * size);
-        } else if (size == 2 && in->width[i] == 2) {
-            load_16(w, in->arg[i], mask, at, i * size);
-        } else {
+        if (size != in->width[i]) {
             for (u32 l = 0; l < PTX_LANES; l++) {
                 if (lane_on(mask, l)) {
-                    lane_put(w, in->arg[i], in->width[i], l,
-                             memory_get(at[l] + i * size, (ptx_type)in->type));
+                    const u64 value = memory_get(at[l] + i * size, (ptx_type)in->type);
+                    lane_put(w, to, in->width[i], l, value);
                 }
             }
+        } else if (size == 4) {
+            load_u32(w, to, mask, at, i * size);
+        } else if (size == 2) {
+            load_u16(w, to, mask, at, i * size);
+        } else {
+            load_u64(w, to, mask, at, i * size);
         }
     }
     return true;
@@ -243,10 +252,15 @@ static bool exec_ld_param(ptx_warp* w, const ptx_insn* in, u32 mask) {
     const u32 size = PTX_TYPES[in->type].bytes;
     for (u32 i = 0; i < in->vector; i++) {
         const u64 value = memory_get(w->run->params + in->offset + i * size, (ptx_type)in->type);
-        for (u32 l = 0; l < PTX_LANES; l++) {
-            if (lane_on(mask, l)) {
-                lane_put(w, in->arg[i], in->width[i], l, value);
-            }
+        if (in->width[i] == 8) {
+            u64* d = LANES_u64(w, in->arg[i]);
+            EACH_LANE(u64, , value)
+        } else if (in->width[i] == 4) {
+            u32* d = LANES_u32(w, in->arg[i]);
+            EACH_LANE(u32, , value)
+        } else {
+            u16* d = LANES_u16(w, in->arg[i]);
+            EACH_LANE(u16, , value)
         }
     }
     return true;
@@ -260,10 +274,21 @@ static bool exec_st(ptx_warp* w, const ptx_insn* in, u32 mask) {
     if (!warp_memory(w, in, in->space, address, size * in->vector, true, mask, at)) {
         return false;
     }
-    for (u32 n = 0; n < PTX_LANES; n++) {
-        const u32 l = lane_in_order(w, n);
-        for (u32 i = 0; i < in->vector && lane_on(mask, l); i++) {
-            memory_put(at[l] + i * size, size, lane_get(w, in->arg[1 + i], in->width[1 + i], l));
+    for (u32 i = 0; i < in->vector; i++) {
+        const u32 from = in->arg[1 + i];
+        if (size != in->width[1 + i]) {
+            for (u32 n = 0; n < PTX_LANES; n++) {
+                const u32 l = lane_in_order(w, n);
+                if (lane_on(mask, l)) {
+                    memory_put(at[l] + i * size, size, lane_get(w, from, in->width[1 + i], l));
+                }
+            }
+        } else if (size == 4) {
+            store_u32(w, from, mask, at, i * size);
+        } else if (size == 2) {
+            store_u16(w, from, mask, at, i * size);
+        } else {
+            store_u64(w, from, mask, at, i * size);
         }
     }
     return true;

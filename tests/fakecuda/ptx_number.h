@@ -301,6 +301,12 @@ static u32 find_highest(u64 a, u32 bits, bool is_signed) {
     return value == 0 ? ~(u32)0 : 63 - (u32)__builtin_clzll(value);
 }
 
+// The shift that brings that bit to the top.
+static u32 shift_to_top(u64 a, u32 bits, bool is_signed) {
+    const u32 highest = find_highest(a, bits, is_signed);
+    return highest == ~(u32)0 ? highest : bits - 1 - highest;
+}
+
 static u32 logic3(u32 a, u32 b, u32 c, u32 table) {
     u32 y = 0;
     for (u32 i = 0; i < 8; i++) {

@@ -29,17 +29,6 @@ static const ptx_modifier PTX_MODIFIERS[] = {
     {"rpi", FLAG_ROUNDED | FLAG_TO_INTEGER, ROUND_UP},
 };
 
-static void set_modifiers(ptx_insn* in, char* const* words, u32 count) {
-    for (u32 i = 1; i < count; i++) {
-        for (u32 k = 0; k < sizeof PTX_MODIFIERS / sizeof PTX_MODIFIERS[0]; k++) {
-            if (same(words[i], PTX_MODIFIERS[k].name)) {
-                in->flags |= PTX_MODIFIERS[k].flags;
-                in->round = (u8)(in->round | PTX_MODIFIERS[k].round);
-            }
-        }
-    }
-}
-
 // Whether the form can be one of this opcode: a quick look before the whole of it is compared.
 static bool form_may_be(const char* form, const char* opcode, size_t length) {
     if (strncmp(form, opcode, length) == 0 && !isalnum((unsigned char)form[length])) {
@@ -60,6 +49,69 @@ static const ptx_form* find_form(char* const* words, u32 count, ptx_match* match
         }
     }
     return NULL;
+}
+
+// A mnemonic that was met before, with all that follows from it alone. A module has some hundred of
+// them and tens of thousands of instructions.
+struct ptx_known {
+    const char* name; // NULL: free
+    const ptx_form* form;
+    ptx_match match; // points into words
+    u32 flags;
+    u8 round;
+    char words[160];
+};
+
+static bool know(ptx_parser* p, ptx_known* k, const char* name, int line) {
+    if (strlen(name) >= sizeof k->words) {
+        return refuse(p, line, "instruction too long");
+    }
+    memcpy(k->words, name, strlen(name) + 1);
+    char* words[PTX_MAX_MODIFIERS];
+    u32 count = 0;
+    for (char* s = k->words; s != NULL;) {
+        if (count == PTX_MAX_MODIFIERS) {
+            return refuse(p, line, "too many modifiers: %s", name);
+        }
+        words[count++] = s;
+        s = strchr(s, '.');
+        if (s != NULL) {
+            *s++ = 0;
+        }
+    }
+    k->form = find_form(words, count, &k->match);
+    if (k->form == NULL) {
+        return refuse(p, line, "unknown instruction '%s'", name);
+    }
+    for (u32 i = 1; i < count; i++) {
+        for (u32 m = 0; m < sizeof PTX_MODIFIERS / sizeof PTX_MODIFIERS[0]; m++) {
+            if (same(words[i], PTX_MODIFIERS[m].name)) {
+                k->flags |= PTX_MODIFIERS[m].flags;
+                k->round = (u8)(k->round | PTX_MODIFIERS[m].round);
+            }
+        }
+    }
+    k->name = name;
+    return true;
+}
+
+// The entry of a mnemonic, made when it is new; NULL when the form is refused.
+static const ptx_known* look_up(ptx_parser* p, const char* name, int line) {
+    u32 hash = 2166136261u;
+    for (const char* s = name; *s != 0; s++) {
+        hash = (hash ^ (u8)*s) * 16777619u;
+    }
+    u32 at = hash % PTX_KNOWN;
+    for (u32 tries = 0; p->known[at].name != NULL; tries++, at = (at + 1) % PTX_KNOWN) {
+        if (same(p->known[at].name, name)) {
+            return &p->known[at];
+        }
+        if (tries == PTX_KNOWN / 2) { // nearly full: let the place be taken
+            memset(&p->known[at], 0, sizeof p->known[at]);
+            break;
+        }
+    }
+    return know(p, &p->known[at], name, line) ? &p->known[at] : NULL;
 }
 
 // The operands that the letters of a row ask for.
@@ -135,31 +187,15 @@ static bool read_instruction(ptx_parser* p) {
         return false;
     }
     in.name = take(p);
-    char copy[160];
-    if (strlen(in.name) >= sizeof copy) {
-        return refuse(p, in.line, "instruction too long");
+    const ptx_known* known = look_up(p, in.name, in.line);
+    if (known == NULL) {
+        return false;
     }
-    strcpy(copy, in.name);
-    char* words[PTX_MAX_MODIFIERS];
-    u32 count = 0;
-    for (char* s = copy; s != NULL;) {
-        if (count == PTX_MAX_MODIFIERS) {
-            return refuse(p, in.line, "too many modifiers: %s", in.name);
-        }
-        words[count++] = s;
-        s = strchr(s, '.');
-        if (s != NULL) {
-            *s++ = 0;
-        }
-    }
-    ptx_match match;
-    const ptx_form* form = find_form(words, count, &match);
-    if (form == NULL) {
-        return refuse(p, in.line, "unknown instruction '%s'", in.name);
-    }
-    set_modifiers(&in, words, count);
+    const ptx_form* form = known->form;
+    in.flags = known->flags;
+    in.round = known->round;
     in.exec = form->exec;
-    const bool ok = form->decode ? form->decode(p, &match, &in)
+    const bool ok = form->decode ? form->decode(p, &known->match, &in)
                     : form->args ? take_args(p, form->args, &in)
                                  : true;
     if (!ok || !expect(p, ";")) {
@@ -171,12 +207,11 @@ static bool read_instruction(ptx_parser* p) {
 
 // ---- Statements ---------------------------------------------------------------------------------
 
-// .reg .b32 %r<57>, a, b;
-static bool read_registers(ptx_parser* p) {
+// .reg .b32 %r<57>, a, b; from behind the type
+static bool read_registers(ptx_parser* p, const char* word) {
     const int line = parser_line(p);
-    const char* word = take(p);
-    const ptx_type type = type_named(word + 1);
-    if (word[0] != '.' || type == TYPE_NONE) {
+    const ptx_type type = word[0] == '.' ? type_named(word + 1) : TYPE_NONE;
+    if (type == TYPE_NONE) {
         return refuse(p, line, "registers of type '%s'", word);
     }
     ptx_kernel* k = p->kernel;
@@ -252,7 +287,10 @@ static bool read_directive(ptx_parser* p) {
     const int line = parser_line(p);
     const char* word = take(p);
     if (same(word, ".reg")) {
-        return read_registers(p);
+        return read_registers(p, take(p));
+    }
+    if (strncmp(word, ".reg.", 5) == 0) {
+        return read_registers(p, word + 4);
     }
     if (same(word, ".shared")) {
         return read_variable(p, SPACE_SHARED, false);

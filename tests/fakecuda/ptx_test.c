@@ -179,6 +179,9 @@ static const arithmetic_case ARITHMETIC[] = {
     {"div.s32 %r0, %r1, %r2;", 'r', 0xfffffff9, 2, 0, 0xfffffffd},
     {"div.s32 %r0, %r1, %r2;", 'r', 0x80000000, 0xffffffff, 0, 0x80000000},
     {"div.u32 %r0, %r1, %r2;", 'r', 7, 0, 0, 0xffffffff},
+    {"div.s64 %rd0, %rd1, %rd2;", 'l', 0x8000000000000000, 0xffffffffffffffff, 0,
+     0x8000000000000000},
+    {"bfind.shiftamt.u32 %r0, %r1;", 'r', 0x10, 0, 0, 27},
     {"rem.s32 %r0, %r1, %r2;", 'r', 0xfffffff9, 2, 0, 0xffffffff},
     {"rem.u64 %rd0, %rd1, %rd2;", 'l', 100, 7, 0, 2},
     {"min.s32 %r0, %r1, %r2;", 'r', 0xffffffff, 1, 0, 0xffffffff},
@@ -214,13 +217,22 @@ static const arithmetic_case ARITHMETIC[] = {
     {"setp.lt.u32 %p1, %r1, %r2; selp.b32 %r0, 7, 9, %p1;", 'r', 0xffffffff, 0, 0, 9},
     {"setp.ne.s32 %p1, %r3, 0; setp.lt.and.s32 %p0, %r1, %r2, !%p1;", 'p', 1, 2, 0, 1},
     {"setp.ne.s32 %p1, %r3, 0; setp.lt.or.s32 %p2|%p0, %r1, %r2, %p1;", 'p', 1, 2, 0, 0},
+    {"setp.ne.s32 %p1, %r3, 0; setp.lt.or.s32 %p2|%p0, %r1, %r2, %p1;", 'p', 1, 2, 1, 1},
+    {"setp.ne.s32 %p1, %r3, 0; setp.lt.xor.s32 %p0, %r1, %r2, %p1;", 'p', 1, 2, 1, 0},
     {"setp.eq.f32 %p0, %f1, %f2;", 'p', 0x80000000, 0, 0, 1},
     {"setp.ne.f32 %p0, %f1, %f2;", 'p', 0x7fc00000, 0, 0, 0},
     {"setp.neu.f32 %p0, %f1, %f2;", 'p', 0x7fc00000, 0, 0, 1},
+    {"setp.equ.f32 %p0, %f1, %f2;", 'p', 0x7fc00000, 0, 0, 1},
     {"setp.leu.f32 %p0, %f1, %f2;", 'p', 0x7fc00000, 0, 0, 1},
     {"setp.num.f32 %p0, %f1, %f2;", 'p', 0x7fc00000, 0, 0, 0},
     {"setp.gt.ftz.f32 %p0, %f1, %f2;", 'p', 1, 0, 0, 0},
     {"set.gt.u32.f32 %r0, %f1, %f2;", 'r', 0x3f800000, 0, 0, 0xffffffff},
+    {"setp.lt.f16 %p0, %h1, %h2;", 'p', 0xc000, 0x3c00, 0, 1},
+    {"setp.ge.bf16 %p0, %h1, %h2;", 'p', 0x7fc0, 0x3f80, 0, 0},
+    {"copysign.f64 %d0, %d1, %d2;", 'l', 0x8000000000000000, 0x3ff0000000000000, 0,
+     0xbff0000000000000},
+    {"cvt.rn.f16.f64 %h0, %d1;", 'h', 0x3ff0020000000001, 0, 0, 0x3c01},
+    {"{.reg.b32 x; mov.b32 x, 0X1FU; mov.b32 %r0, x;}", 'r', 0, 0, 0, 31},
     {"testp.subnormal.f32 %p0, %f1;", 'p', 1, 0, 0, 1},
     // f32: one rounding, PTX's NaN, flush to zero.
     {"add.f32 %f0, %f1, %f2;", 'r', 0x3f800000, 0x33800000, 0, 0x3f800000},
@@ -257,6 +269,8 @@ static const arithmetic_case ARITHMETIC[] = {
     {"cvt.rn.f16.f32 %h0, %f1;", 'h', 0x33000000, 0, 0, 0},
     {"cvt.rn.f16.f32 %h0, %f1;", 'h', 0x33000001, 0, 0, 1},
     {"cvt.rn.f16.f32 %h0, %f1;", 'h', 0x477fefff, 0, 0, 0x7bff},
+    {"cvt.rn.f16.f32 %h0, %f1;", 'h', 0x3f801000, 0, 0, 0x3c00},
+    {"cvt.rn.f16.f32 %h0, %f1;", 'h', 0x3f803000, 0, 0, 0x3c02},
     {"cvt.rn.f16.f32 %h0, %f1;", 'h', 0x477ff000, 0, 0, 0x7c00},
     {"cvt.rz.f16.f32 %h0, %f1;", 'h', 0x477ff000, 0, 0, 0x7bff},
     {"cvt.rn.f16.f32 %h0, %f1;", 'h', 0xffc00000, 0, 0, 0x7fff},
@@ -270,6 +284,8 @@ static const arithmetic_case ARITHMETIC[] = {
     {"cvt.rmi.f32.f32 %f0, %f1;", 'r', 0xbf000000, 0, 0, 0xbf800000},
     {"cvt.rzi.s32.f32 %r0, %f1;", 'r', 0x7fc00000, 0, 0, 0},
     {"cvt.rzi.s32.f32 %r0, %f1;", 'r', 0x4f800000, 0, 0, 0x7fffffff},
+    {"cvt.rzi.s32.f32 %r0, %f1;", 'r', 0x4f000000, 0, 0, 0x7fffffff},
+    {"cvt.rzi.s32.f32 %r0, %f1;", 'r', 0xcf000000, 0, 0, 0x80000000},
     {"cvt.rzi.u32.f32 %r0, %f1;", 'r', 0xbf800000, 0, 0, 0},
     {"cvt.rzi.u64.f32 %rd0, %f1;", 'l', 0x7fc00000, 0, 0, 0x8000000000000000},
     {"cvt.sat.f32.f32 %f0, %f1;", 'r', 0x7fc00000, 0, 0, 0},
@@ -404,6 +420,24 @@ static void test_barrier(test_state* t) {
     t->order = PTX_ORDER_FORWARD;
 }
 
+// bar.red counts over both warps; the second one has 8 threads.
+static void test_barrier_red(test_state* t) {
+    static const char BODY[] =
+        "setp.lt.u32 %p1, %r0, 35; bar.red.popc.u32 %r1, 0, %p1; bar.red.and.pred %p2, 0, %p1;\n"
+        "bar.red.or.pred %p3, 0, !%p1; selp.b32 %r2, 1000, 0, %p2; selp.b32 %r3, 100000, 0, %p3;\n"
+        "add.s32 %r1, %r1, %r2; add.s32 %r1, %r1, %r3; st.global.u32 [%rd0], %r1;\n";
+    uint32_t out[40];
+    uint32_t in[40];
+    const test_io io = {out, sizeof out, in, sizeof in};
+    for (int order = 0; order < 3; order++) {
+        t->order = (ptx_order)order;
+        check(t, run_body(t, BODY, 40, 0, &io) == PTX_OK, "bar.red runs");
+        check_u64(t, out[0], 100035, "bar.red");
+        check_u64(t, out[39], 100035, "bar.red");
+    }
+    t->order = PTX_ORDER_FORWARD;
+}
+
 // ---- Warp-wide ----------------------------------------------------------------------------------
 
 typedef struct warp_case {
@@ -418,6 +452,7 @@ static const warp_case WARP[] = {
     {"shfl.sync.idx.b32 %r1, %r0, 3, 0x181f, -1;", 20, 19},
     {"shfl.sync.up.b32 %r1, %r0, 4, 0, -1;", 10, 6},
     {"shfl.sync.up.b32 %r1|%p1, %r0, 4, 0, -1; @!%p1 mov.u32 %r1, 99;", 2, 99},
+    {"shfl.sync.up.b32 %r1|%p1, %r0, 4, 0, -1; @!%p1 mov.u32 %r1, 99;", 4, 0},
     {"shfl.sync.down.b32 %r1, %r0, 4, 31, -1;", 10, 14},
     {"shfl.sync.down.b32 %r1|%p1, %r0, 4, 31, -1; @!%p1 mov.u32 %r1, 99;", 30, 99},
     {"setp.gt.u32 %p1, %r0, 15; vote.sync.ballot.b32 %r1, %p1, -1;", 0, 0xffff0000},
@@ -440,6 +475,9 @@ static const warp_case WARP[] = {
     // A lane that has left is not waited for, and has no value.
     {"setp.lt.u32 %p1, %r0, 8; @!%p1 exit; shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1;", 3, 2},
     {"setp.lt.u32 %p1, %r0, 8; @!%p1 exit; shfl.sync.bfly.b32 %r1, %r0, 8, 31, -1;", 3, 0xCBCBCBCB},
+    {"setp.lt.u32 %p1, %r0, 4; @%p1 bra $A; bra $B; $A: shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1;"
+     "st.global.u32 [%rd0], %r1; $B: exit;",
+     3, 2},
     // Lanes that arrive by different ways wait for each other.
     {"mov.u32 %r2, %r0; setp.lt.u32 %p1, %r0, 7; @%p1 bra $A; add.s32 %r2, %r2, 100; bra $B;"
      "$A: add.s32 %r2, %r2, 200; $B: shfl.sync.bfly.b32 %r1, %r2, 31, 31, -1;",
@@ -494,7 +532,7 @@ static void test_cp_async(test_state* t) {
 
 static void test_atomics(test_state* t) {
     static const char BODY[] =
-        "atom.global.add.u32 %r1, [%rd1], 2; red.global.max.s32 [%rd1+4], %r0;\n"
+        "atom.global.cta.add.u32 %r1, [%rd1], 2; red.global.max.s32 [%rd1+4], %r0;\n"
         "atom.global.inc.u32 %r2, [%rd1+8], 9; atom.global.exch.b32 %r3, [%rd1+12], %r0;\n"
         "atom.global.cas.b32 %r4, [%rd1+16], %r0, 77; red.global.add.f32 [%rd1+20], 0f3F000000;\n"
         "atom.global.min.u64 %rd5, [%rd1+24], 5; red.global.or.b32 [%rd1+32], %r0;\n"
@@ -688,6 +726,7 @@ static const trap_case TRAPS[] = {
     {"ld.global.u32 %r1, [%rd0+4];", PTX_TRAP_ADDRESS, "thread (31,0,0)"},
     {"st.global.u32 [%rd0+-4], %r0;", PTX_TRAP_ADDRESS, "write of 4 bytes"},
     {"ld.global.u32 %r1, [%rd0+1];", PTX_TRAP_MISALIGNED, "thread (0,0,0)"},
+    {"ld.global.u16 %h1, [%rd0+1];", PTX_TRAP_MISALIGNED, "thread (0,0,0)"},
     {"ld.global.v4.u32 {%r1,%r2,%r3,%r4}, [%rd0];", PTX_TRAP_MISALIGNED, "16 bytes"},
     {"ld.shared.u32 %r1, [%r0+0];", PTX_TRAP_ADDRESS, "shared read"},
     {".shared .align 4 .b8 box[8]; st.shared.u32 [box+8], %r0;", PTX_TRAP_ADDRESS, "shared write"},
@@ -756,6 +795,8 @@ static const char* const REFUSED[] = {
     "add.s33 %r1, %r1, %r1;",
     "add.s32 %r1, %r1;",
     "add.s32 %r1, %r1, %rd1;",
+    "add.s32 %rd1, %r1, %r1;",
+    "add.s32.sat %r1, %r1, %r1;",
     "add.s32 %r1, %r1, %r2, %r3;",
     "add.rn.s32 %r1, %r1, %r1;",
     "add.sat.u32 %r1, %r1, %r1;",
@@ -842,6 +883,7 @@ int main(void) {
     test_divergence(&t);
     test_branch_table(&t);
     test_barrier(&t);
+    test_barrier_red(&t);
     test_warp(&t);
     test_cp_async(&t);
     test_atomics(&t);

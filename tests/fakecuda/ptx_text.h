@@ -6,6 +6,7 @@
 
 #define PTX_MAX_MODIFIERS 16
 #define PTX_MAX_DEPTH 16
+#define PTX_KNOWN 1024
 #define PTX_CONSTANT_BIT 0x80000000u // an arg that lies behind the registers; settled at kernel end
 
 typedef struct ptx_token {
@@ -32,6 +33,8 @@ typedef struct ptx_placed { // where this kernel put a shared variable of the mo
     u32 at;
 } ptx_placed;
 
+typedef struct ptx_known ptx_known; // ptx_parse.h
+
 typedef struct ptx_parser {
     ptx_token* tokens;
     u32 token_count;
@@ -39,6 +42,7 @@ typedef struct ptx_parser {
     char* log;
     size_t log_size;
     ptx_module* module;
+    ptx_known* known; // PTX_KNOWN of them
     // The kernel being read.
     ptx_kernel* kernel;
     ptx_registers* registers;
@@ -49,7 +53,6 @@ typedef struct ptx_parser {
     u32 placed_count;
     ptx_label* labels;
     u32 label_count;
-    u32 table_label; // label that a .branchtargets follows
     u32 constant_bytes;
     u32 scope_registers[PTX_MAX_DEPTH];
     u32 scope_symbols[PTX_MAX_DEPTH];

@@ -222,14 +222,18 @@ typedef struct ptx_mma {
 
 // The elements that a register of A or B holds for each lane: low and high half, or one tf32.
 static void mma_unpack(const u32* from, u32 type, f32 low[PTX_LANES], f32 high[PTX_LANES]) {
-    for (u32 l = 0; l < PTX_LANES; l++) {
-        if (type == TYPE_BF16) {
+    if (type == TYPE_BF16) {
+        for (u32 l = 0; l < PTX_LANES; l++) {
             low[l] = f32_make(from[l] << 16);
             high[l] = f32_make(from[l] & 0xffff0000u);
-        } else if (type == TYPE_F16) {
+        }
+    } else if (type == TYPE_F16) {
+        for (u32 l = 0; l < PTX_LANES; l++) {
             low[l] = f16_to_f32((u16)from[l]);
             high[l] = f16_to_f32((u16)(from[l] >> 16));
-        } else {
+        }
+    } else {
+        for (u32 l = 0; l < PTX_LANES; l++) {
             low[l] = f32_make(from[l] & 0xffffe000u);
         }
     }
@@ -238,17 +242,21 @@ static void mma_unpack(const u32* from, u32 type, f32 low[PTX_LANES], f32 high[P
 // Lane l's value goes to or comes from row l / 4, column step * (l % 4) of a matrix.
 static inline void mma_place(f32* to, u32 width, u32 step, const f32 value[PTX_LANES]) {
     for (u32 g = 0; g < 8; g++) {
-        for (u32 t = 0; t < 4; t++) {
-            to[g * width + t * step] = value[4 * g + t];
-        }
+        f32* row = to + (size_t)g * width;
+        row[0] = value[4 * g];
+        row[step] = value[4 * g + 1];
+        row[2 * step] = value[4 * g + 2];
+        row[3 * step] = value[4 * g + 3];
     }
 }
 
 static inline void mma_pick(const f32* from, u32 width, u32 step, f32 value[PTX_LANES]) {
     for (u32 g = 0; g < 8; g++) {
-        for (u32 t = 0; t < 4; t++) {
-            value[4 * g + t] = f32_nan(from[g * width + t * step]);
-        }
+        const f32* row = from + (size_t)g * width;
+        value[4 * g] = f32_nan(row[0]);
+        value[4 * g + 1] = f32_nan(row[step]);
+        value[4 * g + 2] = f32_nan(row[2 * step]);
+        value[4 * g + 3] = f32_nan(row[3 * step]);
     }
 }
 

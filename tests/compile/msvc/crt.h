@@ -31,6 +31,7 @@ extern int* _errno(void);
 #define ENAMETOOLONG 38
 #define ERANGE 34
 
+#define INFINITY ((float)(1e300 * 1e300))
 double fabs(double), floor(double), ceil(double), sqrt(double), exp(double), log(double);
 double sin(double), cos(double), tanh(double), pow(double, double), fmod(double, double);
 double erf(double), exp2(double), expm1(double), log1p(double), rint(double), nearbyint(double);
@@ -67,12 +68,15 @@ void* memset(void*, int, size_t);
 extern "C++" { // two of each, as the C++ standard has it
 const void* memchr(const void*, int, size_t);
 const char *strchr(const char*, int), *strrchr(const char*, int), *strstr(const char*, const char*);
+const char* strpbrk(const char*, const char*);
 void* memchr(void*, int, size_t);
 char *strchr(char*, int), *strrchr(char*, int), *strstr(char*, const char*);
+char* strpbrk(char*, const char*);
 }
 #else
 void* memchr(const void*, int, size_t);
 char *strchr(const char*, int), *strrchr(const char*, int), *strstr(const char*, const char*);
+char* strpbrk(const char*, const char*);
 #endif
 int memcmp(const void*, const void*, size_t), strcmp(const char*, const char*);
 int strncmp(const char*, const char*, size_t);
