@@ -712,6 +712,32 @@ TEST added_tokens(void) {
     PASS();
 }
 
+// Characters that the vocabulary lacks: one <unk> each, or one for neighbours; lost without <unk>.
+TEST unknown_characters(void) {
+    static const struct {
+        const char* options;
+        size_t count;
+    } rows[] = {{"\"unk_token\":\"u\",\"fuse_unk\":true", 4},
+                {"\"unk_token\":\"u\",\"fuse_unk\":false", 6},
+                {"\"unk_token\":null", 2}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char json[200];
+        text_tok* tok = NULL;
+        text_ids ids = {0};
+        snprintf(json, sizeof(json), "{\"model\":{\"vocab\":{\"u\":0,\"a\":1},\"merges\":[],%s}}",
+                 rows[i].options);
+        ASSERT(text_tok_load("t", json, strlen(json), &tok, &why));
+        ASSERT(text_encode(tok,
+                           "??a\xC3\xA9\xFF"
+                           "a",
+                           7, 0, &ids, &why));
+        ASSERT_EQ(rows[i].count, ids.count);
+        text_ids_free(&ids);
+        text_tok_close(tok);
+    }
+    PASS();
+}
+
 // ---- files that are wrong ----
 
 #define MINI(rest)                                                                                 \
@@ -1191,6 +1217,7 @@ SUITE(text_suite) {
     RUN_TESTp(streams, "text_byte");
     RUN_TESTp(streams, "text_spm");
     RUN_TEST(added_tokens);
+    RUN_TEST(unknown_characters);
     RUN_TEST(refused_tokenizers);
     RUN_TEST(bin_format);
     RUN_TEST(records);

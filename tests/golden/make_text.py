@@ -152,7 +152,7 @@ def main():
         {"regex": regex, "ends": [[end for _, (_, end) in pre_tokenizers.Split(
             Regex(regex), "isolated").pre_tokenize_str(text)] for text in texts]}
         for regex in PATTERNS]}
-    normal = rows(2, 150) + ["\uac01\u11a8", "a\u0323\u0323\u0301", "\u0915\u093c\u0301"]
+    normal = rows(2, 150) + ["\uac01\u11a8", "a\u0323\u0323\u0301", "\u0915\u093c\u0301", "a\u0313\u0301"]
     golden["nfc"] = [normal, [normalizers.NFC().normalize_str(text) for text in normal]]
     with open(os.path.join(HERE, "text_golden.json"), "w", newline="\n") as file:
         json.dump(golden, file, separators=(",", ":"))
