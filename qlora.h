@@ -9682,6 +9682,9 @@ static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* sour
     int64_t blocks = qlora__ceil_div(w->rows * w->cols, w->block);
     void* scratch = NULL;
     float* absmax = w->absmax;
+    if (absmax == NULL && blocks == 0) {
+        return qlora__zero(ctx, w->offset, sizeof(float), sizeof(float), 1);
+    }
     if (absmax == NULL) {
         QLORA__TRY(qlora__scratch(ctx, (size_t)blocks * 4, &scratch));
         absmax = (float*)scratch;
@@ -9695,7 +9698,7 @@ static qlora_result qlora__nf4_quantise(qlora_ctx* ctx, const qlora_tensor* sour
     job.source = source;
     job.absmax = absmax;
     qlora__parallel(ctx, blocks, 64, qlora__nf4_quantise_range, &job);
-    if (w->absmax == NULL && blocks > 0) {
+    if (w->absmax == NULL) {
         w->offset[0] = qlora__nf4_offset(absmax, blocks);
         qlora__nf4_quantise_scales(absmax, blocks, w->block2, w->offset[0], w->maps + 16,
                                    w->absmax_codes, w->absmax_scales);
