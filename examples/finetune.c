@@ -1775,13 +1775,14 @@ static bool train_loop(app* a) {
 
 // ---- reports ----------------------------------------------------------------------------------------
 
-// Control characters would disturb the terminal. Ends a line of its own for each in the text.
+// Control characters would disturb the terminal. Every line of the text gets a margin.
 static void text_print(const char* text, size_t size, const char* margin) {
+    size_t width = strlen(margin);
     printf("%s", margin);
     for (size_t i = 0; i < size; i++) {
         unsigned char c = (unsigned char)text[i];
         if (c == '\n') {
-            printf("\n%*s| ", (int)strlen(margin) - 2, "");
+            printf("\n%*s%s", (int)width - 2, "", margin + width - 2);
         } else if (c < 32 || c == 127) {
             printf("\\x%02x", c);
         } else {
@@ -1806,7 +1807,7 @@ static bool sample_print(app* a, const text_sample* s, size_t number) {
         if (!text_decode(a->tok, s->ids + begin, end - begin, TEXT_REPLACE, &text, &why)) {
             return fail(a->error, "%s", why.text);
         }
-        text_print(text.data, text.count, trained ? "  TRAINED | " : "          | ");
+        text_print(text.data, text.count, trained ? "  TRAINED > " : "          | ");
         text_bytes_free(&text);
         begin = end;
     }
@@ -1991,21 +1992,19 @@ static bool demo_tokenizer(app* a) {
 }
 
 static bool demo_data(app* a) {
-    static const char* const names[] = {"Ann", "Ben", "Cleo", "Dan", "Eve", "Finn"};
-    static const char* const animals[] = {"hens", "cats", "dogs", "mice", "owls", "pigs"};
-    static const char* const places[] = {"barn", "house", "hill", "mill", "lane", "well"};
+    static const char* const names[] = {"Ann", "Ben", "Dan", "Eve"};
+    static const char* const animals[] = {"hens", "cats", "dogs", "owls"};
     text_bytes json;
     text_error why;
     memset(&json, 0, sizeof json);
     for (uint64_t i = 0; i < DEMO_SAMPLES; i++) {
         uint64_t r = mix(i + 1000 * (uint64_t)a->o.seed);
-        const char* name = names[r % 6];
-        const char* animal = animals[r / 6 % 6];
-        const char* place = places[r / 36 % 6];
-        int first = 1 + (int)(r / 216 % 4);
-        int second = 1 + (int)(r / 864 % 4);
-        put(&json, "{\"text\": \"%s had %d %s in the %s. Then %d more came. Now %s has %d %s.\"}\n", name,
-            first, animal, place, second, name, first + second, animal);
+        const char* name = names[r % 4];
+        const char* animal = animals[r / 4 % 4];
+        int first = 1 + (int)(r / 16 % 4);
+        int second = 1 + (int)(r / 64 % 4);
+        put(&json, "{\"text\": \"%s had %d %s. %d more came. Now %s has %d %s.\"}\n", name, first, animal,
+            second, name, first + second, animal);
     }
     text_data_desc desc;
     memset(&desc, 0, sizeof desc);
