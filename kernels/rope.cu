@@ -22,9 +22,11 @@ template <class T> struct rope_row {
     bool inside;
 };
 
+// Each rounding is spelled out: left to the assembler, the vector and the scalar path would fuse
+// multiplications and additions differently and give different bits.
 __device__ __forceinline__ void rotate(float& a, float& b, float cosine, float sine) {
-    float turned = a * cosine - b * sine;
-    b = b * cosine + a * sine;
+    float turned = __fmaf_rn(a, cosine, -__fmul_rn(b, sine));
+    b = __fmaf_rn(b, cosine, __fmul_rn(a, sine));
     a = turned;
 }
 
