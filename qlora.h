@@ -609,6 +609,10 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed are
+// independent of each other.
+QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                           float deviation, const qlora_tensor* y);
 // y = x in y's type: f32, bf16, f16, rounded to nearest even.
 QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
 
@@ -7522,6 +7526,7 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_RANDOM 256u  // makes its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
+#define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 
 // The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
 // dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
@@ -7538,16 +7543,16 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(nf4_offset, nf4, 0, NF4)                                                                       \
     X(nf4_quantise_scales, nf4, 0, NF4)                                                              \
     X(nf4_dequantise_f32, nf4, 0, NF4)                                                               \
-    X(nf4_dequantise_bf16, nf4, 0, NF4)                                                              \
-    X(nf4_dequantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                    \
+    X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                     \
     X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                            \
     X(nf4_gemm_32, nf4_gemm, 0, NF4_BF16)                                                            \
     X(nf4_gemm_64, nf4_gemm, 0, NF4_BF16)                                                            \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                        \
     X(linear_place_f32, linear, 0, LORA)                                                             \
-    X(linear_place_bf16, linear, 0, LORA)                                                            \
+    X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                  \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                            \
-    X(linear_bias_bf16, linear, 0, ALWAYS)
+    X(linear_bias_bf16, linear_bf16, 0, BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                    \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
@@ -7578,58 +7583,58 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 
 #define QLORA__KERNELS_OPS(X)                                                                        \
     X(elementwise_silu_f32, elementwise, 0, F32)                                                     \
-    X(elementwise_silu_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_silu_bf16, elementwise_bf16, 0, BF16)                                              \
     X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                                 \
-    X(elementwise_silu_bwd_bf16, elementwise, 0, BF16)                                               \
+    X(elementwise_silu_bwd_bf16, elementwise_bf16, 0, BF16)                                          \
     X(elementwise_swiglu_f32, elementwise, 0, F32)                                                   \
-    X(elementwise_swiglu_bf16, elementwise, 0, BF16)                                                 \
+    X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                            \
     X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                               \
-    X(elementwise_swiglu_bwd_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                        \
     X(elementwise_mul_f32, elementwise, 0, F32)                                                      \
-    X(elementwise_mul_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                               \
     X(elementwise_add_f32, elementwise, 0, ALWAYS)                                                   \
-    X(elementwise_add_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                               \
     X(elementwise_scale_f32, elementwise, 0, ALWAYS)                                                 \
-    X(elementwise_scale_bf16, elementwise, 0, BF16)                                                  \
+    X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_fill_f32, elementwise, 0, ALWAYS)                                                  \
-    X(elementwise_fill_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                              \
     X(elementwise_gather_f32_f32, elementwise, 0, F32)                                               \
-    X(elementwise_gather_f32_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_gather_f32_bf16, elementwise_bf16, 0, BF16)                                        \
     X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                              \
-    X(elementwise_gather_bf16_bf16, elementwise, 0, BF16)                                            \
+    X(elementwise_gather_bf16_bf16, elementwise_bf16, 0, BF16)                                       \
     X(elementwise_gather_f16_f32, elementwise, 0, F32)                                               \
-    X(elementwise_gather_f16_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_gather_f16_bf16, elementwise_bf16, 0, BF16)                                        \
     X(norm_rms_fwd_f32, norm, 0, F32)                                                                \
-    X(norm_rms_fwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_fwd_bf16, norm_bf16, 0, BF16)                                                         \
     X(norm_rms_bwd_f32, norm, 0, F32)                                                                \
-    X(norm_rms_bwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_bwd_bf16, norm_bf16, 0, BF16)                                                         \
     X(norm_rms_dw_f32, norm, 0, F32)                                                                 \
-    X(norm_rms_dw_bf16, norm, 0, BF16)                                                               \
+    X(norm_rms_dw_bf16, norm_bf16, 0, BF16)                                                          \
     X(norm_rms_dw_sum, norm, 0, ALWAYS)                                                              \
     X(rope_f32, rope, 0, F32)                                                                        \
-    X(rope_bf16, rope, 0, BF16)                                                                      \
-    X(softmax_copy_b16, softmax, 0, ALWAYS)                                                          \
+    X(rope_bf16, rope_bf16, 0, BF16)                                                                 \
+    X(softmax_copy_b16, softmax_bf16, 0, BF16)                                                       \
     X(softmax_copy_b32, softmax, 0, ALWAYS)                                                          \
-    X(softmax_transpose_b16, softmax, 0, ALWAYS)                                                     \
+    X(softmax_transpose_b16, softmax_bf16, 0, BF16)                                                  \
     X(softmax_transpose_b32, softmax, 0, ALWAYS)                                                     \
     X(softmax_scores_f32, softmax, 0, F32)                                                           \
-    X(softmax_scores_bf16, softmax, 0, BF16)                                                         \
+    X(softmax_scores_bf16, softmax_bf16, 0, BF16)                                                    \
     X(softmax_fwd_f32, softmax, 0, F32)                                                              \
-    X(softmax_fwd_bf16, softmax, 0, BF16)                                                            \
+    X(softmax_fwd_bf16, softmax_bf16, 0, BF16)                                                       \
     X(softmax_bwd_f32, softmax, 0, F32)                                                              \
-    X(softmax_bwd_bf16, softmax, 0, BF16)                                                            \
+    X(softmax_bwd_bf16, softmax_bf16, 0, BF16)                                                       \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                          \
-    X(loss_cross_entropy_bf16, loss, 0, BF16)                                                        \
+    X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                   \
     X(loss_sum, loss, 0, ALWAYS)                                                                     \
     X(loss_arg_max_f32, loss, 0, F32)                                                                \
-    X(loss_arg_max_bf16, loss, 0, BF16)                                                              \
+    X(loss_arg_max_bf16, loss_bf16, 0, BF16)                                                         \
     X(optim_advance, optim, 0, LORA)                                                                 \
     X(optim_adamw_f32, optim, 0, LORA)                                                               \
-    X(optim_adamw_bf16, optim, 0, LORA)                                                              \
+    X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                         \
     X(optim_shadow_f32, optim, 0, LORA)                                                              \
-    X(optim_shadow_bf16, optim, 0, LORA)                                                             \
+    X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                        \
     X(dropout_f32, dropout, 0, LORA)                                                                 \
-    X(dropout_bf16, dropout, 0, LORA)
+    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                  \
     X(attn64_fwd, attn64, 49152, HEAD64)                                                             \
@@ -7972,9 +7977,10 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
     qlora__cache* cache = ctx->gpu->cache;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                           "kernel module %s needs compute capability 8.0; %s has %d.%d", name,
-                           ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
+                           "8.0, f32 works)",
+                           name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
     if (module == NULL) {
@@ -13653,8 +13659,12 @@ static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
 }
 
 // y is contiguous, f32 or bf16; streams of one seed are independent of each other.
-static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
-                                                       float deviation, const qlora_tensor* y) {
+static qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                         float deviation, const qlora_tensor* y) {
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_F32 | QLORA__IS_BF16, -1, -1));
+    if (y->ld != y->cols && y->rows > 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "y must have no gaps between its rows");
+    }
     qlora__random_job job;
     job.y = y;
     job.key[0] = (uint32_t)seed;
@@ -13673,6 +13683,12 @@ static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t 
                          y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
                                                : QLORA__K_random_normal_bf16,
                          qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream, float deviation,
+                                 const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_random_normal");
+    return qlora__leave(ctx, qlora__random_normal(ctx, seed, stream, deviation, y));
 }
 
 //@@ GRAPH      - capture, replay, invalidation
