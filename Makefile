@@ -49,9 +49,8 @@ all: $(B)/tests $(FAKES) examples ## build the tests and the examples
 test: $(B)/tests $(FAKES) ## run the tests: CPU, fake GPU, and the real one where there is one
 	@B=$(B) tests/run.sh
 
-demo: examples ## build and run the first examples
-	@for program in $(sort $(filter $(B)/01_% $(B)/02_% $(B)/03_%,$(EXAMPLES))); do \
-		echo "== $$program"; $$program || exit 1; done
+demo: $(B)/finetune ## one minute: train a small model made on the spot, show text before and after
+	@$(B)/finetune --demo --out $(B)/demo
 
 examples: $(EXAMPLES) ## build every program of examples/
 
