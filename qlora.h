@@ -136,6 +136,12 @@
 #define QLORA_API extern
 #endif
 
+// Without the model its functions are declared and not there; gcc says so of static ones.
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -1157,6 +1163,10 @@ QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* grap
 }
 #endif
 
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+
 #endif // QLORA_H
 
 // Let editors colour the implementation.
@@ -1243,8 +1253,8 @@ extern "C" {
 __declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
 __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
 __declspec(dllimport) unsigned long __stdcall GetLastError(void);
-__declspec(dllimport) int __stdcall QueryPerformanceCounter(int64_t*);
-__declspec(dllimport) int __stdcall QueryPerformanceFrequency(int64_t*);
+__declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
+__declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
 __declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned short);
 __declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
 __declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
@@ -1258,7 +1268,7 @@ __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long,
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
 __declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long, void*,
                                                   unsigned long, unsigned long, void*);
-__declspec(dllimport) int __stdcall GetFileSizeEx(void*, int64_t*);
+__declspec(dllimport) int __stdcall GetFileSizeEx(void*, void*);
 __declspec(dllimport) void* __stdcall CreateFileMappingW(void*, void*, unsigned long, unsigned long,
                                                          unsigned long, const wchar_t*);
 __declspec(dllimport) void* __stdcall MapViewOfFile(void*, unsigned long, unsigned long,
@@ -1669,6 +1679,22 @@ static void qlora__os_free(void* pointer, size_t bytes, void* user) {
     free(pointer);
 #endif
 }
+
+// How NVIDIA's libraries are called, and what they are called.
+// clang-format off
+#ifdef _WIN32
+#define QLORA__CUDAAPI __stdcall
+#define QLORA__CUDA_NAMES(X) X("nvcuda.dll")
+#define QLORA__CUBLAS_NAMES(X) X("cublas64_13.dll") X("cublas64_12.dll") X("cublas64_11.dll")
+#else
+#define QLORA__CUDAAPI
+#define QLORA__CUDA_NAMES(X)                                                                         \
+    X("libcuda.so.1") X("libcuda.so") X("/usr/lib/wsl/lib/libcuda.so.1")
+#define QLORA__CUBLAS_NAMES(X)                                                                       \
+    X("libcublas.so.13") X("libcublas.so.12") X("libcublas.so.11") X("libcublas.so")                 \
+    X("/usr/local/cuda/lib64/libcublas.so")
+#endif
+// clang-format on
 
 // strerror is not safe in threads; these are the ones people meet.
 static const char* qlora__errno_text(int code) {
@@ -6553,12 +6579,6 @@ typedef int qlora__CUdevice;
 typedef unsigned long long qlora__CUdeviceptr;
 typedef int qlora__cublasStatus;
 
-#ifdef _WIN32
-#define QLORA__CUDAAPI __stdcall
-#else
-#define QLORA__CUDAAPI
-#endif
-
 // clang-format off
 // Values of cuda.h and cublas_api.h; tests compare them with NVIDIA's headers where those are installed.
 #define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
@@ -6661,17 +6681,6 @@ typedef int qlora__cublasStatus;
     X(1, qlora__cublasStatus, GemmStridedBatchedEx, "cublasGemmStridedBatchedEx",                    \
       (void*, int, int, int, int, int, const void*, const void*, int, int, long long, const void*,   \
        int, int, long long, const void*, void*, int, int, long long, int, int, int))
-
-#ifdef _WIN32
-#define QLORA__CUDA_NAMES(X) X("nvcuda.dll")
-#define QLORA__CUBLAS_NAMES(X) X("cublas64_13.dll") X("cublas64_12.dll") X("cublas64_11.dll")
-#else
-#define QLORA__CUDA_NAMES(X)                                                                         \
-    X("libcuda.so.1") X("libcuda.so") X("/usr/lib/wsl/lib/libcuda.so.1")
-#define QLORA__CUBLAS_NAMES(X)                                                                       \
-    X("libcublas.so.13") X("libcublas.so.12") X("libcublas.so.11") X("libcublas.so")                 \
-    X("/usr/local/cuda/lib64/libcublas.so")
-#endif
 // clang-format on
 
 #define QLORA__X(required, type, field, symbol, args) type(QLORA__CUDAAPI* field) args;
@@ -16260,8 +16269,8 @@ static qlora_result qlora__slot_take(qlora_trainer* t, qlora__slot** out) {
 
 static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* target,
                                      const void* source, size_t bytes) {
-    qlora_ctx* ctx = t->ctx;
 #ifndef QLORA_NO_CUDA
+    qlora_ctx* ctx = t->ctx;
     if (!qlora__on_cpu(ctx)) {
         const qlora__cuda_table* cu = &ctx->gpu->cu;
         qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
@@ -16272,6 +16281,7 @@ static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* 
         return QLORA_OK;
     }
 #else
+    (void)t;
     (void)slot;
 #endif
     memcpy(target, source, bytes);
