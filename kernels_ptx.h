@@ -27,7 +27,7 @@
 // sha256 ce7848b655f8686a5a43aed19a92c5abc89788a85be14fa024e598eff9d0a25b kernels/linear.cuh
 // sha256 7d4073e36a7f67a7e691cbfec3d3329fbf4f2642956f183d61b8a60452ad2d71 kernels/linear_bf16.cu
 // sha256 ab498c2ab49336663167768645d70bae2052701a7c9c405148d5890be9b4fa52 kernels/loss.cu
-// sha256 68f0acc12c064f18fa8e4bbeda80c77447b1326479419447c0b6bd45c4768b75 kernels/loss.cuh
+// sha256 50bbd4490f2581df25fcc6f4055bd9bdb0b1fcc104d9c4d1f753d53431f384ea kernels/loss.cuh
 // sha256 c97b2a4512c9b9d89993b14bfe3f8d28ac17614aad4e991217c38323ce3b0f6b kernels/loss_bf16.cu
 // sha256 efb98c9793fdd1e06e9de88f97b71c1a5076c0c226d9094b0bde168c6a62ff9b kernels/nf4.cu
 // sha256 83b0a8bff3787f62408a7d25062c697aa0f5d5f75f511318cb997a6d6446af4e kernels/nf4.cuh
@@ -17950,752 +17950,571 @@ static const char qlora__ptx_382[] =
 ".param .u64 qlora_loss_cross_entropy_f32_param_5,\n"
 ".param .u64 qlora_loss_cross_entropy_f32_param_6,\n"
 ".param .u32 qlora_loss_cross_entropy_f32_param_7,\n"
-".param .u64 qlora_loss_cross_entropy_f32_param_8\n)\n.maxntid 1024,1,1\n{\n.reg .pred %p<191>;\n"
-".reg .f32 %f<1185>;\n.reg .b32 %r<717>;\n.reg .b64 %rd<223>;\n"
+".param .u64 qlora_loss_cross_entropy_f32_param_8\n)\n.maxntid 1024,1,1\n{\n.reg .pred %p<141>;\n"
+".reg .f32 %f<983>;\n.reg .b32 %r<349>;\n.reg .b64 %rd<190>;\n"
 ".shared .align 4 .b8 _ZZ13cross_entropyIfEvPT_lPKiPKfS5_PfliPiE6shared[128];\n"
-"ld.param.u64 %rd83,[qlora_loss_cross_entropy_f32_param_0];\n"
-"ld.param.u64 %rd84,[qlora_loss_cross_entropy_f32_param_1];\n"
-"ld.param.u64 %rd89,[qlora_loss_cross_entropy_f32_param_2];\n"
-"ld.param.u64 %rd90,[qlora_loss_cross_entropy_f32_param_5];\n"
-"ld.param.u64 %rd87,[qlora_loss_cross_entropy_f32_param_6];\n"
-"ld.param.u32 %r248,[qlora_loss_cross_entropy_f32_param_7];\n"
-"ld.param.u64 %rd88,[qlora_loss_cross_entropy_f32_param_8];\ncvta.to.global.u64 %rd1,%rd83;\n"
-"mov.u32 %r249,%ctaid.x;\ncvt.u64.u32 %rd2,%r249;\nmul.lo.s64 %rd3,%rd2,%rd84;\n"
-"cvta.to.global.u64 %rd91,%rd89;\nmul.wide.u32 %rd92,%r249,4;\nadd.s64 %rd93,%rd91,%rd92;\n"
-"ld.global.u32 %r1,[%rd93];\ncvt.s64.s32 %rd4,%r1;\nshl.b64 %rd94,%rd84,2;\n"
-"or.b64 %rd95,%rd94,%rd83;\nand.b64 %rd5,%rd95,15;\nmov.u32 %r250,%tid.x;\n"
-"cvt.u64.u32 %rd6,%r250;\nmul.wide.u32 %rd221,%r250,4;\nmov.u32 %r2,%ntid.x;\n"
-"cvt.u64.u32 %rd8,%r2;\nmul.wide.u32 %rd9,%r2,4;\nsetp.lt.s32 %p1,%r1,0;\n"
-"setp.ge.s64 %p2,%rd4,%rd87;\nor.pred %p3,%p1,%p2;\ncvta.to.global.u64 %rd96,%rd90;\n"
-"add.s64 %rd10,%rd96,%rd92;\n@%p3 bra $L__BB0_203;\nbra.uni $L__BB0_1;\n$L__BB0_203:\n"
-"cvt.u32.u64 %r569,%rd6;\nsetp.ne.s32 %p174,%r569,0;\n@%p174 bra $L__BB0_206;\n"
-"cvt.u32.u64 %r570,%rd4;\nmov.u32 %r571,0;\nst.global.u32[%rd10],%r571;\n"
-"setp.eq.s32 %p175,%r570,-100;\n@%p175 bra $L__BB0_206;\ncvta.to.global.u64 %rd187,%rd88;\n"
-"mov.u32 %r572,1;\nst.global.u32[%rd187],%r572;\n$L__BB0_206:\nsetp.eq.s32 %p176,%r248,0;\n"
-"setp.ge.s64 %p177,%rd221,%rd87;\nor.pred %p178,%p176,%p177;\n@%p178 bra $L__BB0_226;\n"
-"setp.eq.s64 %p179,%rd5,0;\n@%p179 bra $L__BB0_217;\n$L__BB0_208:\nsub.s64 %rd75,%rd87,%rd221;\n"
-"setp.lt.s64 %p180,%rd75,1;\nadd.s64 %rd188,%rd221,%rd3;\nshl.b64 %rd189,%rd188,2;\n"
-"add.s64 %rd76,%rd1,%rd189;\n@%p180 bra $L__BB0_210;\nmov.u32 %r573,0;\n"
-"st.global.u32[%rd76],%r573;\n$L__BB0_210:\nsetp.lt.s64 %p181,%rd75,2;\n@%p181 bra $L__BB0_212;\n"
-"mov.u32 %r574,0;\nst.global.u32[%rd76+4],%r574;\n$L__BB0_212:\nsetp.lt.s64 %p182,%rd75,3;\n"
-"@%p182 bra $L__BB0_214;\nmov.u32 %r575,0;\nst.global.u32[%rd76+8],%r575;\n$L__BB0_214:\n"
-"setp.lt.s64 %p183,%rd75,4;\n@%p183 bra $L__BB0_216;\nmov.u32 %r576,0;\n"
-"st.global.u32[%rd76+12],%r576;\n$L__BB0_216:\nadd.s64 %rd221,%rd221,%rd9;\n"
-"setp.lt.s64 %p184,%rd221,%rd87;\n@%p184 bra $L__BB0_208;\nbra.uni $L__BB0_226;\n$L__BB0_217:\n"
-"add.s64 %rd190,%rd221,%rd3;\nshl.b64 %rd191,%rd190,2;\nadd.s64 %rd81,%rd1,%rd191;\n"
-"sub.s64 %rd79,%rd87,%rd221;\nsetp.gt.s64 %p185,%rd79,3;\n@%p185 bra $L__BB0_224;\n"
-"bra.uni $L__BB0_218;\n$L__BB0_224:\nmov.u32 %r580,0;\n"
-"st.global.v4.u32[%rd81],{%r580,%r580,%r580,%r580};\nbra.uni $L__BB0_225;\n$L__BB0_218:\n"
-"setp.lt.s64 %p186,%rd79,1;\n@%p186 bra $L__BB0_220;\nmov.u32 %r577,0;\n"
-"st.global.u32[%rd81],%r577;\n$L__BB0_220:\nsetp.lt.s64 %p187,%rd79,2;\n@%p187 bra $L__BB0_222;\n"
-"mov.u32 %r578,0;\nst.global.u32[%rd81+4],%r578;\n$L__BB0_222:\nsetp.lt.s64 %p188,%rd79,3;\n"
-"@%p188 bra $L__BB0_225;\nmov.u32 %r579,0;\nst.global.u32[%rd81+8],%r579;\n$L__BB0_225:\n"
-"add.s64 %rd221,%rd221,%rd9;\nsetp.lt.s64 %p189,%rd221,%rd87;\n@%p189 bra $L__BB0_217;\n"
-"bra.uni $L__BB0_226;\n$L__BB0_1:\nadd.s64 %rd97,%rd3,%rd4;\nshl.b64 %rd98,%rd97,2;\n"
-"add.s64 %rd99,%rd1,%rd98;\nld.global.f32 %f1,[%rd99];\nmul.lo.s64 %rd100,%rd8,12;\n"
-"add.s64 %rd11,%rd100,4;\nadd.s64 %rd101,%rd11,%rd221;\nsetp.gt.s64 %p4,%rd101,%rd87;\n"
-"mov.f32 %f1166,0fFF61B1E6;\nmov.f32 %f1175,0f00000000;\nmov.u64 %rd211,%rd221;\n"
-"@%p4 bra $L__BB0_7;\nshl.b64 %rd12,%rd8,4;\nmov.f32 %f1175,0f00000000;\n"
-"mov.f32 %f1166,0fFF61B1E6;\n";
+"ld.param.u64 %rd70,[qlora_loss_cross_entropy_f32_param_0];\n"
+"ld.param.u64 %rd71,[qlora_loss_cross_entropy_f32_param_1];\n"
+"ld.param.u64 %rd77,[qlora_loss_cross_entropy_f32_param_2];\n"
+"ld.param.u64 %rd72,[qlora_loss_cross_entropy_f32_param_3];\n"
+"ld.param.u64 %rd73,[qlora_loss_cross_entropy_f32_param_4];\n"
+"ld.param.u64 %rd74,[qlora_loss_cross_entropy_f32_param_5];\n"
+"ld.param.u64 %rd75,[qlora_loss_cross_entropy_f32_param_6];\n"
+"ld.param.u32 %r53,[qlora_loss_cross_entropy_f32_param_7];\n"
+"ld.param.u64 %rd76,[qlora_loss_cross_entropy_f32_param_8];\ncvta.to.global.u64 %rd1,%rd70;\n"
+"mov.u32 %r54,%ctaid.x;\ncvt.u64.u32 %rd2,%r54;\nmul.lo.s64 %rd3,%rd2,%rd71;\n"
+"cvta.to.global.u64 %rd78,%rd77;\nmul.wide.u32 %rd79,%r54,4;\nadd.s64 %rd80,%rd78,%rd79;\n"
+"ld.global.s32 %rd4,[%rd80];\nshl.b64 %rd81,%rd71,2;\nor.b64 %rd82,%rd81,%rd70;\n"
+"and.b64 %rd5,%rd82,15;\nmov.u32 %r1,%tid.x;\nmul.wide.u32 %rd173,%r1,4;\nmov.u32 %r55,%ntid.x;\n"
+"cvt.u64.u32 %rd7,%r55;\nmul.wide.u32 %rd8,%r55,4;\nsetp.lt.s64 %p1,%rd4,0;\n"
+"setp.ge.s64 %p2,%rd4,%rd75;\nor.pred %p3,%p1,%p2;\n@%p3 bra $L__BB0_92;\nbra.uni $L__BB0_1;\n"
+"$L__BB0_92:\nsetp.ne.s32 %p125,%r1,0;\n@%p125 bra $L__BB0_95;\ncvt.u32.u64 %r319,%rd4;\n"
+"cvta.to.global.u64 %rd162,%rd74;\nshl.b64 %rd163,%rd2,2;\nadd.s64 %rd164,%rd162,%rd163;\n"
+"mov.u32 %r320,0;\nst.global.u32[%rd164],%r320;\nsetp.eq.s32 %p126,%r319,-100;\n"
+"@%p126 bra $L__BB0_95;\ncvta.to.global.u64 %rd165,%rd76;\nmov.u32 %r321,1;\n"
+"st.global.u32[%rd165],%r321;\n$L__BB0_95:\nsetp.eq.s32 %p127,%r53,0;\n"
+"setp.ge.s64 %p128,%rd173,%rd75;\nor.pred %p129,%p127,%p128;\n@%p129 bra $L__BB0_115;\n"
+"setp.eq.s64 %p130,%rd5,0;\n@%p130 bra $L__BB0_106;\n$L__BB0_97:\nsub.s64 %rd62,%rd75,%rd173;\n"
+"setp.lt.s64 %p131,%rd62,1;\nadd.s64 %rd166,%rd173,%rd3;\nshl.b64 %rd167,%rd166,2;\n"
+"add.s64 %rd63,%rd1,%rd167;\n@%p131 bra $L__BB0_99;\nmov.u32 %r322,0;\n"
+"st.global.u32[%rd63],%r322;\n$L__BB0_99:\nsetp.lt.s64 %p132,%rd62,2;\n@%p132 bra $L__BB0_101;\n"
+"mov.u32 %r323,0;\nst.global.u32[%rd63+4],%r323;\n$L__BB0_101:\nsetp.lt.s64 %p133,%rd62,3;\n"
+"@%p133 bra $L__BB0_103;\nmov.u32 %r324,0;\nst.global.u32[%rd63+8],%r324;\n$L__BB0_103:\n"
+"setp.lt.s64 %p134,%rd62,4;\n@%p134 bra $L__BB0_105;\nmov.u32 %r325,0;\n"
+"st.global.u32[%rd63+12],%r325;\n$L__BB0_105:\nadd.s64 %rd173,%rd173,%rd8;\n"
+"setp.lt.s64 %p135,%rd173,%rd75;\n@%p135 bra $L__BB0_97;\nbra.uni $L__BB0_115;\n$L__BB0_106:\n"
+"add.s64 %rd168,%rd173,%rd3;\nshl.b64 %rd169,%rd168,2;\nadd.s64 %rd68,%rd1,%rd169;\n"
+"sub.s64 %rd66,%rd75,%rd173;\nsetp.gt.s64 %p136,%rd66,3;\n@%p136 bra $L__BB0_113;\n"
+"bra.uni $L__BB0_107;\n$L__BB0_113:\nmov.u32 %r329,0;\n"
+"st.global.v4.u32[%rd68],{%r329,%r329,%r329,%r329};\nbra.uni $L__BB0_114;\n$L__BB0_107:\n"
+"setp.lt.s64 %p137,%rd66,1;\n@%p137 bra $L__BB0_109;\nmov.u32 %r326,0;\n"
+"st.global.u32[%rd68],%r326;\n$L__BB0_109:\nsetp.lt.s64 %p138,%rd66,2;\n@%p138 bra $L__BB0_111;\n"
+"mov.u32 %r327,0;\nst.global.u32[%rd68+4],%r327;\n$L__BB0_111:\nsetp.lt.s64 %p139,%rd66,3;\n"
+"@%p139 bra $L__BB0_114;\nmov.u32 %r328,0;\nst.global.u32[%rd68+8],%r328;\n$L__BB0_114:\n"
+"add.s64 %rd173,%rd173,%rd8;\nsetp.lt.s64 %p140,%rd173,%rd75;\n@%p140 bra $L__BB0_106;\n"
+"bra.uni $L__BB0_115;\n$L__BB0_1:\nsetp.ne.s64 %p4,%rd5,0;\nadd.s64 %rd83,%rd3,%rd4;\n"
+"shl.b64 %rd84,%rd83,2;\nadd.s64 %rd85,%rd1,%rd84;\nld.global.f32 %f1,[%rd85];\n"
+"mul.lo.s64 %rd86,%rd7,12;\nadd.s64 %rd9,%rd86,4;\nadd.s64 %rd87,%rd9,%rd173;\n"
+"setp.gt.s64 %p5,%rd87,%rd75;\nmov.f32 %f970,0f00000000;\nmov.f32 %f959,0fFF61B1E6;\n"
+"or.pred %p6,%p4,%p5;\n@%p6 bra $L__BB0_4;\n";
 static const char qlora__ptx_383[] =
-"mov.u64 %rd211,%rd221;\n$L__BB0_3:\nadd.s64 %rd102,%rd211,%rd3;\nshl.b64 %rd103,%rd102,2;\n"
-"add.s64 %rd14,%rd1,%rd103;\nadd.s64 %rd15,%rd14,%rd12;\nadd.s64 %rd16,%rd15,%rd12;\n"
-"add.s64 %rd17,%rd16,%rd12;\nsetp.eq.s64 %p5,%rd5,0;\n@%p5 bra $L__BB0_5;\n"
-"ld.global.u32 %r611,[%rd14];\nld.global.u32 %r610,[%rd14+4];\nld.global.u32 %r609,[%rd14+8];\n"
-"ld.global.u32 %r608,[%rd14+12];\nld.global.u32 %r607,[%rd15];\nld.global.u32 %r606,[%rd15+4];\n"
-"ld.global.u32 %r605,[%rd15+8];\nld.global.u32 %r604,[%rd15+12];\nld.global.u32 %r603,[%rd16];\n"
-"ld.global.u32 %r602,[%rd16+4];\nld.global.u32 %r601,[%rd16+8];\nld.global.u32 %r600,[%rd16+12];\n"
-"ld.global.u32 %r599,[%rd17];\nld.global.u32 %r598,[%rd17+4];\nld.global.u32 %r597,[%rd17+8];\n"
-"ld.global.u32 %r596,[%rd17+12];\nbra.uni $L__BB0_6;\n$L__BB0_5:\n"
-"ld.global.v4.u32{%r611,%r610,%r609,%r608},[%rd14];\n"
-"ld.global.v4.u32{%r607,%r606,%r605,%r604},[%rd15];\n"
-"ld.global.v4.u32{%r603,%r602,%r601,%r600},[%rd16];\n"
-"ld.global.v4.u32{%r599,%r598,%r597,%r596},[%rd17];\n$L__BB0_6:\nmov.b32 %f64,%r611;\n"
-"max.f32 %f65,%f1166,%f64;\nmov.b32 %f66,%r610;\nmax.f32 %f67,%f65,%f66;\nmov.b32 %f68,%r609;\n"
-"max.f32 %f69,%f67,%f68;\nmov.b32 %f70,%r608;\nmax.f32 %f71,%f69,%f70;\n"
-"sub.f32 %f72,%f1166,%f71;\nmov.f32 %f73,0f3F000000;\nmov.f32 %f74,0f3BBB989D;\n"
-"fma.rn.f32 %f75,%f72,%f74,%f73;\ncvt.sat.f32.f32 %f76,%f75;\nmov.f32 %f77,0f4B400001;\n"
-"mov.f32 %f78,0f437C0000;\nfma.rm.f32 %f79,%f76,%f78,%f77;\nadd.f32 %f80,%f79,0fCB40007F;\n"
-"neg.f32 %f81,%f80;\nmov.f32 %f82,0f3FB8AA3B;\nfma.rn.f32 %f83,%f72,%f82,%f81;\n"
-"mov.f32 %f84,0f32A57060;\nfma.rn.f32 %f85,%f72,%f84,%f83;\nmov.b32 %r267,%f79;\n"
-"shl.b32 %r268,%r267,23;\nmov.b32 %f86,%r268;\nex2.approx.ftz.f32 %f87,%f85;\n"
-"mul.f32 %f88,%f87,%f86;\nsub.f32 %f89,%f64,%f71;\nfma.rn.f32 %f90,%f89,%f74,%f73;\n"
-"cvt.sat.f32.f32 %f91,%f90;\nfma.rm.f32 %f92,%f91,%f78,%f77;\nadd.f32 %f93,%f92,0fCB40007F;\n"
-"neg.f32 %f94,%f93;\nfma.rn.f32 %f95,%f89,%f82,%f94;\nfma.rn.f32 %f96,%f89,%f84,%f95;\n"
-"mov.b32 %r269,%f92;\nshl.b32 %r270,%r269,23;\nmov.b32 %f97,%r270;\n"
-"ex2.approx.ftz.f32 %f98,%f96;\nmul.f32 %f99,%f98,%f97;\nfma.rn.f32 %f100,%f1175,%f88,%f99;\n"
-"sub.f32 %f101,%f66,%f71;\nfma.rn.f32 %f102,%f101,%f74,%f73;\ncvt.sat.f32.f32 %f103,%f102;\n"
-"fma.rm.f32 %f104,%f103,%f78,%f77;\nadd.f32 %f105,%f104,0fCB40007F;\nneg.f32 %f106,%f105;\n"
-"fma.rn.f32 %f107,%f101,%f82,%f106;\nfma.rn.f32 %f108,%f101,%f84,%f107;\nmov.b32 %r271,%f104;\n"
-"shl.b32 %r272,%r271,23;\nmov.b32 %f109,%r272;\nex2.approx.ftz.f32 %f110,%f108;\n"
-"fma.rn.f32 %f111,%f110,%f109,%f100;\nsub.f32 %f112,%f68,%f71;\n"
-"fma.rn.f32 %f113,%f112,%f74,%f73;\ncvt.sat.f32.f32 %f114,%f113;\n"
-"fma.rm.f32 %f115,%f114,%f78,%f77;\nadd.f32 %f116,%f115,0fCB40007F;\nneg.f32 %f117,%f116;\n"
-"fma.rn.f32 %f118,%f112,%f82,%f117;\nfma.rn.f32 %f119,%f112,%f84,%f118;\nmov.b32 %r273,%f115;\n"
-"shl.b32 %r274,%r273,23;\nmov.b32 %f120,%r274;\nex2.approx.ftz.f32 %f121,%f119;\n"
-"fma.rn.f32 %f122,%f121,%f120,%f111;\nsub.f32 %f123,%f70,%f71;\n"
-"fma.rn.f32 %f124,%f123,%f74,%f73;\ncvt.sat.f32.f32 %f125,%f124;\n"
-"fma.rm.f32 %f126,%f125,%f78,%f77;\nadd.f32 %f127,%f126,0fCB40007F;\nneg.f32 %f128,%f127;\n"
-"fma.rn.f32 %f129,%f123,%f82,%f128;\nfma.rn.f32 %f130,%f123,%f84,%f129;\nmov.b32 %r275,%f126;\n"
-"shl.b32 %r276,%r275,23;\nmov.b32 %f131,%r276;\nex2.approx.ftz.f32 %f132,%f130;\n"
-"fma.rn.f32 %f133,%f132,%f131,%f122;\nmov.b32 %f134,%r607;\nmax.f32 %f135,%f71,%f134;\n"
-"mov.b32 %f136,%r606;\nmax.f32 %f137,%f135,%f136;\nmov.b32 %f138,%r605;\n"
-"max.f32 %f139,%f137,%f138;\nmov.b32 %f140,%r604;\nmax.f32 %f141,%f139,%f140;\n"
-"sub.f32 %f142,%f71,%f141;\nfma.rn.f32 %f143,%f142,%f74,%f73;\ncvt.sat.f32.f32 %f144,%f143;\n"
-"fma.rm.f32 %f145,%f144,%f78,%f77;\nadd.f32 %f146,%f145,0fCB40007F;\nneg.f32 %f147,%f146;\n"
-"fma.rn.f32 %f148,%f142,%f82,%f147;\nfma.rn.f32 %f149,%f142,%f84,%f148;\nmov.b32 %r277,%f145;\n"
-"shl.b32 %r278,%r277,23;\nmov.b32 %f150,%r278;\nex2.approx.ftz.f32 %f151,%f149;\n"
-"mul.f32 %f152,%f151,%f150;\nsub.f32 %f153,%f134,%f141;\nfma.rn.f32 %f154,%f153,%f74,%f73;\n"
-"cvt.sat.f32.f32 %f155,%f154;\nfma.rm.f32 %f156,%f155,%f78,%f77;\n"
-"add.f32 %f157,%f156,0fCB40007F;\nneg.f32 %f158,%f157;\nfma.rn.f32 %f159,%f153,%f82,%f158;\n"
-"fma.rn.f32 %f160,%f153,%f84,%f159;\nmov.b32 %r279,%f156;\n";
+"shl.b64 %rd10,%rd7,4;\nadd.s64 %rd88,%rd173,%rd3;\nshl.b64 %rd89,%rd88,2;\n"
+"add.s64 %rd172,%rd1,%rd89;\nmov.f32 %f959,0fFF61B1E6;\nmov.f32 %f970,0f00000000;\n$L__BB0_3:\n"
+"add.s64 %rd90,%rd172,%rd10;\nadd.s64 %rd91,%rd90,%rd10;\nadd.s64 %rd92,%rd91,%rd10;\n"
+"add.s64 %rd14,%rd92,%rd10;\nld.global.v4.f32{%f68,%f69,%f70,%f71},[%rd172];\n"
+"max.f32 %f73,%f959,%f68;\nmax.f32 %f75,%f73,%f69;\nmax.f32 %f77,%f75,%f70;\n"
+"max.f32 %f79,%f77,%f71;\nsub.f32 %f80,%f959,%f79;\nmov.f32 %f81,0f3F000000;\n"
+"mov.f32 %f82,0f3BBB989D;\nfma.rn.f32 %f83,%f80,%f82,%f81;\ncvt.sat.f32.f32 %f84,%f83;\n"
+"mov.f32 %f85,0f4B400001;\nmov.f32 %f86,0f437C0000;\nfma.rm.f32 %f87,%f84,%f86,%f85;\n"
+"add.f32 %f88,%f87,0fCB40007F;\nneg.f32 %f89,%f88;\nmov.f32 %f90,0f3FB8AA3B;\n"
+"fma.rn.f32 %f91,%f80,%f90,%f89;\nmov.f32 %f92,0f32A57060;\nfma.rn.f32 %f93,%f80,%f92,%f91;\n"
+"mov.b32 %r56,%f87;\nshl.b32 %r57,%r56,23;\nmov.b32 %f94,%r57;\nex2.approx.ftz.f32 %f95,%f93;\n"
+"mul.f32 %f96,%f95,%f94;\nsub.f32 %f97,%f68,%f79;\nfma.rn.f32 %f98,%f97,%f82,%f81;\n"
+"cvt.sat.f32.f32 %f99,%f98;\nfma.rm.f32 %f100,%f99,%f86,%f85;\nadd.f32 %f101,%f100,0fCB40007F;\n"
+"neg.f32 %f102,%f101;\nfma.rn.f32 %f103,%f97,%f90,%f102;\nfma.rn.f32 %f104,%f97,%f92,%f103;\n"
+"mov.b32 %r58,%f100;\nshl.b32 %r59,%r58,23;\nmov.b32 %f105,%r59;\n"
+"ex2.approx.ftz.f32 %f106,%f104;\nmul.f32 %f107,%f106,%f105;\nfma.rn.f32 %f108,%f970,%f96,%f107;\n"
+"sub.f32 %f109,%f69,%f79;\nfma.rn.f32 %f110,%f109,%f82,%f81;\ncvt.sat.f32.f32 %f111,%f110;\n"
+"fma.rm.f32 %f112,%f111,%f86,%f85;\nadd.f32 %f113,%f112,0fCB40007F;\nneg.f32 %f114,%f113;\n"
+"fma.rn.f32 %f115,%f109,%f90,%f114;\nfma.rn.f32 %f116,%f109,%f92,%f115;\nmov.b32 %r60,%f112;\n"
+"shl.b32 %r61,%r60,23;\nmov.b32 %f117,%r61;\nex2.approx.ftz.f32 %f118,%f116;\n"
+"fma.rn.f32 %f119,%f118,%f117,%f108;\nsub.f32 %f120,%f70,%f79;\n"
+"fma.rn.f32 %f121,%f120,%f82,%f81;\ncvt.sat.f32.f32 %f122,%f121;\n"
+"fma.rm.f32 %f123,%f122,%f86,%f85;\nadd.f32 %f124,%f123,0fCB40007F;\nneg.f32 %f125,%f124;\n"
+"fma.rn.f32 %f126,%f120,%f90,%f125;\nfma.rn.f32 %f127,%f120,%f92,%f126;\nmov.b32 %r62,%f123;\n"
+"shl.b32 %r63,%r62,23;\nmov.b32 %f128,%r63;\nex2.approx.ftz.f32 %f129,%f127;\n"
+"fma.rn.f32 %f130,%f129,%f128,%f119;\nsub.f32 %f131,%f71,%f79;\n"
+"fma.rn.f32 %f132,%f131,%f82,%f81;\ncvt.sat.f32.f32 %f133,%f132;\n"
+"fma.rm.f32 %f134,%f133,%f86,%f85;\nadd.f32 %f135,%f134,0fCB40007F;\nneg.f32 %f136,%f135;\n"
+"fma.rn.f32 %f137,%f131,%f90,%f136;\nfma.rn.f32 %f138,%f131,%f92,%f137;\nmov.b32 %r64,%f134;\n"
+"shl.b32 %r65,%r64,23;\nmov.b32 %f139,%r65;\nex2.approx.ftz.f32 %f140,%f138;\n"
+"fma.rn.f32 %f141,%f140,%f139,%f130;\nld.global.v4.f32{%f142,%f143,%f144,%f145},[%rd90];\n"
+"max.f32 %f147,%f79,%f142;\nmax.f32 %f149,%f147,%f143;\nmax.f32 %f151,%f149,%f144;\n"
+"max.f32 %f153,%f151,%f145;\nsub.f32 %f154,%f79,%f153;\nfma.rn.f32 %f155,%f154,%f82,%f81;\n"
+"cvt.sat.f32.f32 %f156,%f155;\nfma.rm.f32 %f157,%f156,%f86,%f85;\n"
+"add.f32 %f158,%f157,0fCB40007F;\nneg.f32 %f159,%f158;\nfma.rn.f32 %f160,%f154,%f90,%f159;\n"
+"fma.rn.f32 %f161,%f154,%f92,%f160;\nmov.b32 %r66,%f157;\nshl.b32 %r67,%r66,23;\n"
+"mov.b32 %f162,%r67;\nex2.approx.ftz.f32 %f163,%f161;\nmul.f32 %f164,%f163,%f162;\n"
+"sub.f32 %f165,%f142,%f153;\nfma.rn.f32 %f166,%f165,%f82,%f81;\ncvt.sat.f32.f32 %f167,%f166;\n"
+"fma.rm.f32 %f168,%f167,%f86,%f85;\nadd.f32 %f169,%f168,0fCB40007F;\nneg.f32 %f170,%f169;\n"
+"fma.rn.f32 %f171,%f165,%f90,%f170;\nfma.rn.f32 %f172,%f165,%f92,%f171;\nmov.b32 %r68,%f168;\n"
+"shl.b32 %r69,%r68,23;\nmov.b32 %f173,%r69;\nex2.approx.ftz.f32 %f174,%f172;\n"
+"mul.f32 %f175,%f174,%f173;\nfma.rn.f32 %f176,%f141,%f164,%f175;\nsub.f32 %f177,%f143,%f153;\n"
+"fma.rn.f32 %f178,%f177,%f82,%f81;\ncvt.sat.f32.f32 %f179,%f178;\n"
+"fma.rm.f32 %f180,%f179,%f86,%f85;\nadd.f32 %f181,%f180,0fCB40007F;\nneg.f32 %f182,%f181;\n"
+"fma.rn.f32 %f183,%f177,%f90,%f182;\nfma.rn.f32 %f184,%f177,%f92,%f183;\nmov.b32 %r70,%f180;\n"
+"shl.b32 %r71,%r70,23;\nmov.b32 %f185,%r71;\nex2.approx.ftz.f32 %f186,%f184;\n"
+"fma.rn.f32 %f187,%f186,%f185,%f176;\nsub.f32 %f188,%f144,%f153;\n"
+"fma.rn.f32 %f189,%f188,%f82,%f81;\ncvt.sat.f32.f32 %f190,%f189;\n"
+"fma.rm.f32 %f191,%f190,%f86,%f85;\nadd.f32 %f192,%f191,0fCB40007F;\nneg.f32 %f193,%f192;\n"
+"fma.rn.f32 %f194,%f188,%f90,%f193;\nfma.rn.f32 %f195,%f188,%f92,%f194;\nmov.b32 %r72,%f191;\n";
 static const char qlora__ptx_384[] =
-"shl.b32 %r280,%r279,23;\nmov.b32 %f161,%r280;\nex2.approx.ftz.f32 %f162,%f160;\n"
-"mul.f32 %f163,%f162,%f161;\nfma.rn.f32 %f164,%f133,%f152,%f163;\nsub.f32 %f165,%f136,%f141;\n"
-"fma.rn.f32 %f166,%f165,%f74,%f73;\ncvt.sat.f32.f32 %f167,%f166;\n"
-"fma.rm.f32 %f168,%f167,%f78,%f77;\nadd.f32 %f169,%f168,0fCB40007F;\nneg.f32 %f170,%f169;\n"
-"fma.rn.f32 %f171,%f165,%f82,%f170;\nfma.rn.f32 %f172,%f165,%f84,%f171;\nmov.b32 %r281,%f168;\n"
-"shl.b32 %r282,%r281,23;\nmov.b32 %f173,%r282;\nex2.approx.ftz.f32 %f174,%f172;\n"
-"fma.rn.f32 %f175,%f174,%f173,%f164;\nsub.f32 %f176,%f138,%f141;\n"
-"fma.rn.f32 %f177,%f176,%f74,%f73;\ncvt.sat.f32.f32 %f178,%f177;\n"
-"fma.rm.f32 %f179,%f178,%f78,%f77;\nadd.f32 %f180,%f179,0fCB40007F;\nneg.f32 %f181,%f180;\n"
-"fma.rn.f32 %f182,%f176,%f82,%f181;\nfma.rn.f32 %f183,%f176,%f84,%f182;\nmov.b32 %r283,%f179;\n"
-"shl.b32 %r284,%r283,23;\nmov.b32 %f184,%r284;\nex2.approx.ftz.f32 %f185,%f183;\n"
-"fma.rn.f32 %f186,%f185,%f184,%f175;\nsub.f32 %f187,%f140,%f141;\n"
-"fma.rn.f32 %f188,%f187,%f74,%f73;\ncvt.sat.f32.f32 %f189,%f188;\n"
-"fma.rm.f32 %f190,%f189,%f78,%f77;\nadd.f32 %f191,%f190,0fCB40007F;\nneg.f32 %f192,%f191;\n"
-"fma.rn.f32 %f193,%f187,%f82,%f192;\nfma.rn.f32 %f194,%f187,%f84,%f193;\nmov.b32 %r285,%f190;\n"
-"shl.b32 %r286,%r285,23;\nmov.b32 %f195,%r286;\nex2.approx.ftz.f32 %f196,%f194;\n"
-"fma.rn.f32 %f197,%f196,%f195,%f186;\nmov.b32 %f198,%r603;\nmax.f32 %f199,%f141,%f198;\n"
-"mov.b32 %f200,%r602;\nmax.f32 %f201,%f199,%f200;\nmov.b32 %f202,%r601;\n"
-"max.f32 %f203,%f201,%f202;\nmov.b32 %f204,%r600;\nmax.f32 %f205,%f203,%f204;\n"
-"sub.f32 %f206,%f141,%f205;\nfma.rn.f32 %f207,%f206,%f74,%f73;\ncvt.sat.f32.f32 %f208,%f207;\n"
-"fma.rm.f32 %f209,%f208,%f78,%f77;\nadd.f32 %f210,%f209,0fCB40007F;\nneg.f32 %f211,%f210;\n"
-"fma.rn.f32 %f212,%f206,%f82,%f211;\nfma.rn.f32 %f213,%f206,%f84,%f212;\nmov.b32 %r287,%f209;\n"
-"shl.b32 %r288,%r287,23;\nmov.b32 %f214,%r288;\nex2.approx.ftz.f32 %f215,%f213;\n"
-"mul.f32 %f216,%f215,%f214;\nsub.f32 %f217,%f198,%f205;\nfma.rn.f32 %f218,%f217,%f74,%f73;\n"
-"cvt.sat.f32.f32 %f219,%f218;\nfma.rm.f32 %f220,%f219,%f78,%f77;\n"
-"add.f32 %f221,%f220,0fCB40007F;\nneg.f32 %f222,%f221;\nfma.rn.f32 %f223,%f217,%f82,%f222;\n"
-"fma.rn.f32 %f224,%f217,%f84,%f223;\nmov.b32 %r289,%f220;\nshl.b32 %r290,%r289,23;\n"
-"mov.b32 %f225,%r290;\nex2.approx.ftz.f32 %f226,%f224;\nmul.f32 %f227,%f226,%f225;\n"
-"fma.rn.f32 %f228,%f197,%f216,%f227;\nsub.f32 %f229,%f200,%f205;\n"
-"fma.rn.f32 %f230,%f229,%f74,%f73;\ncvt.sat.f32.f32 %f231,%f230;\n"
-"fma.rm.f32 %f232,%f231,%f78,%f77;\nadd.f32 %f233,%f232,0fCB40007F;\nneg.f32 %f234,%f233;\n"
-"fma.rn.f32 %f235,%f229,%f82,%f234;\nfma.rn.f32 %f236,%f229,%f84,%f235;\nmov.b32 %r291,%f232;\n"
-"shl.b32 %r292,%r291,23;\nmov.b32 %f237,%r292;\nex2.approx.ftz.f32 %f238,%f236;\n"
-"fma.rn.f32 %f239,%f238,%f237,%f228;\nsub.f32 %f240,%f202,%f205;\n"
-"fma.rn.f32 %f241,%f240,%f74,%f73;\ncvt.sat.f32.f32 %f242,%f241;\n"
-"fma.rm.f32 %f243,%f242,%f78,%f77;\nadd.f32 %f244,%f243,0fCB40007F;\nneg.f32 %f245,%f244;\n"
-"fma.rn.f32 %f246,%f240,%f82,%f245;\nfma.rn.f32 %f247,%f240,%f84,%f246;\nmov.b32 %r293,%f243;\n"
-"shl.b32 %r294,%r293,23;\nmov.b32 %f248,%r294;\nex2.approx.ftz.f32 %f249,%f247;\n"
-"fma.rn.f32 %f250,%f249,%f248,%f239;\nsub.f32 %f251,%f204,%f205;\n"
-"fma.rn.f32 %f252,%f251,%f74,%f73;\ncvt.sat.f32.f32 %f253,%f252;\n"
-"fma.rm.f32 %f254,%f253,%f78,%f77;\nadd.f32 %f255,%f254,0fCB40007F;\nneg.f32 %f256,%f255;\n"
-"fma.rn.f32 %f257,%f251,%f82,%f256;\nfma.rn.f32 %f258,%f251,%f84,%f257;\nmov.b32 %r295,%f254;\n"
-"shl.b32 %r296,%r295,23;\nmov.b32 %f259,%r296;\nex2.approx.ftz.f32 %f260,%f258;\n"
-"fma.rn.f32 %f261,%f260,%f259,%f250;\nmov.b32 %f262,%r599;\nmax.f32 %f263,%f205,%f262;\n"
-"mov.b32 %f264,%r598;\nmax.f32 %f265,%f263,%f264;\nmov.b32 %f266,%r597;\n"
-"max.f32 %f267,%f265,%f266;\nmov.b32 %f268,%r596;\nmax.f32 %f1166,%f267,%f268;\n"
-"sub.f32 %f269,%f205,%f1166;\nfma.rn.f32 %f270,%f269,%f74,%f73;\ncvt.sat.f32.f32 %f271,%f270;\n"
-"fma.rm.f32 %f272,%f271,%f78,%f77;\nadd.f32 %f273,%f272,0fCB40007F;\nneg.f32 %f274,%f273;\n"
-"fma.rn.f32 %f275,%f269,%f82,%f274;\nfma.rn.f32 %f276,%f269,%f84,%f275;\nmov.b32 %r297,%f272;\n"
-"shl.b32 %r298,%r297,23;\nmov.b32 %f277,%r298;\nex2.approx.ftz.f32 %f278,%f276;\n"
-"mul.f32 %f279,%f278,%f277;\nsub.f32 %f280,%f262,%f1166;\n";
+"shl.b32 %r73,%r72,23;\nmov.b32 %f196,%r73;\nex2.approx.ftz.f32 %f197,%f195;\n"
+"fma.rn.f32 %f198,%f197,%f196,%f187;\nsub.f32 %f199,%f145,%f153;\n"
+"fma.rn.f32 %f200,%f199,%f82,%f81;\ncvt.sat.f32.f32 %f201,%f200;\n"
+"fma.rm.f32 %f202,%f201,%f86,%f85;\nadd.f32 %f203,%f202,0fCB40007F;\nneg.f32 %f204,%f203;\n"
+"fma.rn.f32 %f205,%f199,%f90,%f204;\nfma.rn.f32 %f206,%f199,%f92,%f205;\nmov.b32 %r74,%f202;\n"
+"shl.b32 %r75,%r74,23;\nmov.b32 %f207,%r75;\nex2.approx.ftz.f32 %f208,%f206;\n"
+"fma.rn.f32 %f209,%f208,%f207,%f198;\nld.global.v4.f32{%f210,%f211,%f212,%f213},[%rd91];\n"
+"max.f32 %f215,%f153,%f210;\nmax.f32 %f217,%f215,%f211;\nmax.f32 %f219,%f217,%f212;\n"
+"max.f32 %f221,%f219,%f213;\nsub.f32 %f222,%f153,%f221;\nfma.rn.f32 %f223,%f222,%f82,%f81;\n"
+"cvt.sat.f32.f32 %f224,%f223;\nfma.rm.f32 %f225,%f224,%f86,%f85;\n"
+"add.f32 %f226,%f225,0fCB40007F;\nneg.f32 %f227,%f226;\nfma.rn.f32 %f228,%f222,%f90,%f227;\n"
+"fma.rn.f32 %f229,%f222,%f92,%f228;\nmov.b32 %r76,%f225;\nshl.b32 %r77,%r76,23;\n"
+"mov.b32 %f230,%r77;\nex2.approx.ftz.f32 %f231,%f229;\nmul.f32 %f232,%f231,%f230;\n"
+"sub.f32 %f233,%f210,%f221;\nfma.rn.f32 %f234,%f233,%f82,%f81;\ncvt.sat.f32.f32 %f235,%f234;\n"
+"fma.rm.f32 %f236,%f235,%f86,%f85;\nadd.f32 %f237,%f236,0fCB40007F;\nneg.f32 %f238,%f237;\n"
+"fma.rn.f32 %f239,%f233,%f90,%f238;\nfma.rn.f32 %f240,%f233,%f92,%f239;\nmov.b32 %r78,%f236;\n"
+"shl.b32 %r79,%r78,23;\nmov.b32 %f241,%r79;\nex2.approx.ftz.f32 %f242,%f240;\n"
+"mul.f32 %f243,%f242,%f241;\nfma.rn.f32 %f244,%f209,%f232,%f243;\nsub.f32 %f245,%f211,%f221;\n"
+"fma.rn.f32 %f246,%f245,%f82,%f81;\ncvt.sat.f32.f32 %f247,%f246;\n"
+"fma.rm.f32 %f248,%f247,%f86,%f85;\nadd.f32 %f249,%f248,0fCB40007F;\nneg.f32 %f250,%f249;\n"
+"fma.rn.f32 %f251,%f245,%f90,%f250;\nfma.rn.f32 %f252,%f245,%f92,%f251;\nmov.b32 %r80,%f248;\n"
+"shl.b32 %r81,%r80,23;\nmov.b32 %f253,%r81;\nex2.approx.ftz.f32 %f254,%f252;\n"
+"fma.rn.f32 %f255,%f254,%f253,%f244;\nsub.f32 %f256,%f212,%f221;\n"
+"fma.rn.f32 %f257,%f256,%f82,%f81;\ncvt.sat.f32.f32 %f258,%f257;\n"
+"fma.rm.f32 %f259,%f258,%f86,%f85;\nadd.f32 %f260,%f259,0fCB40007F;\nneg.f32 %f261,%f260;\n"
+"fma.rn.f32 %f262,%f256,%f90,%f261;\nfma.rn.f32 %f263,%f256,%f92,%f262;\nmov.b32 %r82,%f259;\n"
+"shl.b32 %r83,%r82,23;\nmov.b32 %f264,%r83;\nex2.approx.ftz.f32 %f265,%f263;\n"
+"fma.rn.f32 %f266,%f265,%f264,%f255;\nsub.f32 %f267,%f213,%f221;\n"
+"fma.rn.f32 %f268,%f267,%f82,%f81;\ncvt.sat.f32.f32 %f269,%f268;\n"
+"fma.rm.f32 %f270,%f269,%f86,%f85;\nadd.f32 %f271,%f270,0fCB40007F;\nneg.f32 %f272,%f271;\n"
+"fma.rn.f32 %f273,%f267,%f90,%f272;\nfma.rn.f32 %f274,%f267,%f92,%f273;\nmov.b32 %r84,%f270;\n"
+"shl.b32 %r85,%r84,23;\nmov.b32 %f275,%r85;\nex2.approx.ftz.f32 %f276,%f274;\n"
+"fma.rn.f32 %f277,%f276,%f275,%f266;\nld.global.v4.f32{%f278,%f279,%f280,%f281},[%rd92];\n"
+"max.f32 %f283,%f221,%f278;\nmax.f32 %f285,%f283,%f279;\nmax.f32 %f287,%f285,%f280;\n"
+"max.f32 %f959,%f287,%f281;\nsub.f32 %f289,%f221,%f959;\nfma.rn.f32 %f290,%f289,%f82,%f81;\n"
+"cvt.sat.f32.f32 %f291,%f290;\nfma.rm.f32 %f292,%f291,%f86,%f85;\n"
+"add.f32 %f293,%f292,0fCB40007F;\nneg.f32 %f294,%f293;\nfma.rn.f32 %f295,%f289,%f90,%f294;\n"
+"fma.rn.f32 %f296,%f289,%f92,%f295;\nmov.b32 %r86,%f292;\nshl.b32 %r87,%r86,23;\n"
+"mov.b32 %f297,%r87;\nex2.approx.ftz.f32 %f298,%f296;\nmul.f32 %f299,%f298,%f297;\n"
+"sub.f32 %f300,%f278,%f959;\nfma.rn.f32 %f301,%f300,%f82,%f81;\ncvt.sat.f32.f32 %f302,%f301;\n"
+"fma.rm.f32 %f303,%f302,%f86,%f85;\nadd.f32 %f304,%f303,0fCB40007F;\nneg.f32 %f305,%f304;\n"
+"fma.rn.f32 %f306,%f300,%f90,%f305;\nfma.rn.f32 %f307,%f300,%f92,%f306;\nmov.b32 %r88,%f303;\n"
+"shl.b32 %r89,%r88,23;\nmov.b32 %f308,%r89;\nex2.approx.ftz.f32 %f309,%f307;\n"
+"mul.f32 %f310,%f309,%f308;\nfma.rn.f32 %f311,%f277,%f299,%f310;\nsub.f32 %f312,%f279,%f959;\n"
+"fma.rn.f32 %f313,%f312,%f82,%f81;\ncvt.sat.f32.f32 %f314,%f313;\n"
+"fma.rm.f32 %f315,%f314,%f86,%f85;\nadd.f32 %f316,%f315,0fCB40007F;\nneg.f32 %f317,%f316;\n"
+"fma.rn.f32 %f318,%f312,%f90,%f317;\nfma.rn.f32 %f319,%f312,%f92,%f318;\nmov.b32 %r90,%f315;\n"
+"shl.b32 %r91,%r90,23;\nmov.b32 %f320,%r91;\nex2.approx.ftz.f32 %f321,%f319;\n"
+"fma.rn.f32 %f322,%f321,%f320,%f311;\nsub.f32 %f323,%f280,%f959;\n"
+"fma.rn.f32 %f324,%f323,%f82,%f81;\ncvt.sat.f32.f32 %f325,%f324;\n"
+"fma.rm.f32 %f326,%f325,%f86,%f85;\n";
 static const char qlora__ptx_385[] =
-"fma.rn.f32 %f281,%f280,%f74,%f73;\ncvt.sat.f32.f32 %f282,%f281;\n"
-"fma.rm.f32 %f283,%f282,%f78,%f77;\nadd.f32 %f284,%f283,0fCB40007F;\nneg.f32 %f285,%f284;\n"
-"fma.rn.f32 %f286,%f280,%f82,%f285;\nfma.rn.f32 %f287,%f280,%f84,%f286;\nmov.b32 %r299,%f283;\n"
-"shl.b32 %r300,%r299,23;\nmov.b32 %f288,%r300;\nex2.approx.ftz.f32 %f289,%f287;\n"
-"mul.f32 %f290,%f289,%f288;\nfma.rn.f32 %f291,%f261,%f279,%f290;\nsub.f32 %f292,%f264,%f1166;\n"
-"fma.rn.f32 %f293,%f292,%f74,%f73;\ncvt.sat.f32.f32 %f294,%f293;\n"
-"fma.rm.f32 %f295,%f294,%f78,%f77;\nadd.f32 %f296,%f295,0fCB40007F;\nneg.f32 %f297,%f296;\n"
-"fma.rn.f32 %f298,%f292,%f82,%f297;\nfma.rn.f32 %f299,%f292,%f84,%f298;\nmov.b32 %r301,%f295;\n"
-"shl.b32 %r302,%r301,23;\nmov.b32 %f300,%r302;\nex2.approx.ftz.f32 %f301,%f299;\n"
-"fma.rn.f32 %f302,%f301,%f300,%f291;\nsub.f32 %f303,%f266,%f1166;\n"
-"fma.rn.f32 %f304,%f303,%f74,%f73;\ncvt.sat.f32.f32 %f305,%f304;\n"
-"fma.rm.f32 %f306,%f305,%f78,%f77;\nadd.f32 %f307,%f306,0fCB40007F;\nneg.f32 %f308,%f307;\n"
-"fma.rn.f32 %f309,%f303,%f82,%f308;\nfma.rn.f32 %f310,%f303,%f84,%f309;\nmov.b32 %r303,%f306;\n"
-"shl.b32 %r304,%r303,23;\nmov.b32 %f311,%r304;\nex2.approx.ftz.f32 %f312,%f310;\n"
-"fma.rn.f32 %f313,%f312,%f311,%f302;\nsub.f32 %f314,%f268,%f1166;\n"
-"fma.rn.f32 %f315,%f314,%f74,%f73;\ncvt.sat.f32.f32 %f316,%f315;\n"
-"fma.rm.f32 %f317,%f316,%f78,%f77;\nadd.f32 %f318,%f317,0fCB40007F;\nneg.f32 %f319,%f318;\n"
-"fma.rn.f32 %f320,%f314,%f82,%f319;\nfma.rn.f32 %f321,%f314,%f84,%f320;\nmov.b32 %r305,%f317;\n"
-"shl.b32 %r306,%r305,23;\nmov.b32 %f322,%r306;\nex2.approx.ftz.f32 %f323,%f321;\n"
-"fma.rn.f32 %f1175,%f323,%f322,%f313;\nadd.s64 %rd211,%rd211,%rd12;\n"
-"add.s64 %rd104,%rd11,%rd211;\nsetp.le.s64 %p6,%rd104,%rd87;\n@%p6 bra $L__BB0_3;\n$L__BB0_7:\n"
-"setp.ge.s64 %p7,%rd211,%rd87;\n@%p7 bra $L__BB0_29;\nsetp.eq.s64 %p8,%rd5,0;\n"
-"@%p8 bra $L__BB0_19;\nsub.s64 %rd213,%rd87,%rd211;\nadd.s64 %rd105,%rd211,%rd3;\n"
-"shl.b64 %rd106,%rd105,2;\nadd.s64 %rd107,%rd1,%rd106;\nadd.s64 %rd212,%rd107,8;\n"
-"shl.b64 %rd22,%rd8,4;\nmov.f32 %f1167,%f1166;\n$L__BB0_10:\nsetp.lt.s64 %p9,%rd213,1;\n"
-"mov.f32 %f1170,0fFF7843B0;\nmov.f32 %f1169,%f1170;\n@%p9 bra $L__BB0_12;\n"
-"ld.global.f32 %f1169,[%rd212+-8];\n$L__BB0_12:\nsetp.lt.s64 %p10,%rd213,2;\n"
-"@%p10 bra $L__BB0_14;\nld.global.f32 %f1170,[%rd212+-4];\n$L__BB0_14:\n"
-"setp.lt.s64 %p11,%rd213,3;\nmov.f32 %f1172,0fFF7843B0;\nmov.f32 %f1171,%f1172;\n"
-"@%p11 bra $L__BB0_16;\nld.global.f32 %f1171,[%rd212];\n$L__BB0_16:\nsetp.lt.s64 %p12,%rd213,4;\n"
-"@%p12 bra $L__BB0_18;\nld.global.f32 %f1172,[%rd212+4];\n$L__BB0_18:\n"
-"max.f32 %f328,%f1167,%f1169;\nmax.f32 %f329,%f328,%f1170;\nmax.f32 %f330,%f329,%f1171;\n"
-"max.f32 %f1166,%f330,%f1172;\nsub.f32 %f331,%f1167,%f1166;\nmov.f32 %f332,0f3F000000;\n"
-"mov.f32 %f333,0f3BBB989D;\nfma.rn.f32 %f334,%f331,%f333,%f332;\ncvt.sat.f32.f32 %f335,%f334;\n"
-"mov.f32 %f336,0f4B400001;\nmov.f32 %f337,0f437C0000;\nfma.rm.f32 %f338,%f335,%f337,%f336;\n"
-"add.f32 %f339,%f338,0fCB40007F;\nneg.f32 %f340,%f339;\nmov.f32 %f341,0f3FB8AA3B;\n"
-"fma.rn.f32 %f342,%f331,%f341,%f340;\nmov.f32 %f343,0f32A57060;\n"
-"fma.rn.f32 %f344,%f331,%f343,%f342;\nmov.b32 %r307,%f338;\nshl.b32 %r308,%r307,23;\n"
-"mov.b32 %f345,%r308;\nex2.approx.ftz.f32 %f346,%f344;\nmul.f32 %f347,%f346,%f345;\n"
-"sub.f32 %f348,%f1169,%f1166;\nfma.rn.f32 %f349,%f348,%f333,%f332;\ncvt.sat.f32.f32 %f350,%f349;\n"
-"fma.rm.f32 %f351,%f350,%f337,%f336;\nadd.f32 %f352,%f351,0fCB40007F;\nneg.f32 %f353,%f352;\n"
-"fma.rn.f32 %f354,%f348,%f341,%f353;\nfma.rn.f32 %f355,%f348,%f343,%f354;\nmov.b32 %r309,%f351;\n"
-"shl.b32 %r310,%r309,23;\nmov.b32 %f356,%r310;\nex2.approx.ftz.f32 %f357,%f355;\n"
-"mul.f32 %f358,%f357,%f356;\nfma.rn.f32 %f359,%f1175,%f347,%f358;\nsub.f32 %f360,%f1170,%f1166;\n"
-"fma.rn.f32 %f361,%f360,%f333,%f332;\ncvt.sat.f32.f32 %f362,%f361;\n"
-"fma.rm.f32 %f363,%f362,%f337,%f336;\nadd.f32 %f364,%f363,0fCB40007F;\nneg.f32 %f365,%f364;\n"
-"fma.rn.f32 %f366,%f360,%f341,%f365;\nfma.rn.f32 %f367,%f360,%f343,%f366;\nmov.b32 %r311,%f363;\n"
-"shl.b32 %r312,%r311,23;\nmov.b32 %f368,%r312;\nex2.approx.ftz.f32 %f369,%f367;\n"
-"fma.rn.f32 %f370,%f369,%f368,%f359;\nsub.f32 %f371,%f1171,%f1166;\n"
-"fma.rn.f32 %f372,%f371,%f333,%f332;\ncvt.sat.f32.f32 %f373,%f372;\n"
-"fma.rm.f32 %f374,%f373,%f337,%f336;\n";
+"add.f32 %f327,%f326,0fCB40007F;\nneg.f32 %f328,%f327;\nfma.rn.f32 %f329,%f323,%f90,%f328;\n"
+"fma.rn.f32 %f330,%f323,%f92,%f329;\nmov.b32 %r92,%f326;\nshl.b32 %r93,%r92,23;\n"
+"mov.b32 %f331,%r93;\nex2.approx.ftz.f32 %f332,%f330;\nfma.rn.f32 %f333,%f332,%f331,%f322;\n"
+"sub.f32 %f334,%f281,%f959;\nfma.rn.f32 %f335,%f334,%f82,%f81;\ncvt.sat.f32.f32 %f336,%f335;\n"
+"fma.rm.f32 %f337,%f336,%f86,%f85;\nadd.f32 %f338,%f337,0fCB40007F;\nneg.f32 %f339,%f338;\n"
+"fma.rn.f32 %f340,%f334,%f90,%f339;\nfma.rn.f32 %f341,%f334,%f92,%f340;\nmov.b32 %r94,%f337;\n"
+"shl.b32 %r95,%r94,23;\nmov.b32 %f342,%r95;\nex2.approx.ftz.f32 %f343,%f341;\n"
+"fma.rn.f32 %f970,%f343,%f342,%f333;\nadd.s64 %rd173,%rd173,%rd10;\nadd.s64 %rd93,%rd9,%rd173;\n"
+"setp.le.s64 %p7,%rd93,%rd75;\nmov.u64 %rd172,%rd14;\n@%p7 bra $L__BB0_3;\n$L__BB0_4:\n"
+"setp.ge.s64 %p8,%rd173,%rd75;\n@%p8 bra $L__BB0_26;\nsetp.eq.s64 %p9,%rd5,0;\n"
+"@%p9 bra $L__BB0_16;\nsub.s64 %rd175,%rd75,%rd173;\nadd.s64 %rd94,%rd173,%rd3;\n"
+"shl.b64 %rd95,%rd94,2;\nadd.s64 %rd96,%rd1,%rd95;\nadd.s64 %rd174,%rd96,8;\n"
+"mov.u32 %r106,%ntid.x;\nmov.f32 %f962,%f959;\n$L__BB0_7:\nsetp.lt.s64 %p10,%rd175,1;\n"
+"mov.f32 %f964,0fFF7843B0;\nmov.f32 %f963,%f964;\n@%p10 bra $L__BB0_9;\n"
+"ld.global.f32 %f963,[%rd174+-8];\n$L__BB0_9:\nsetp.lt.s64 %p11,%rd175,2;\n@%p11 bra $L__BB0_11;\n"
+"ld.global.f32 %f964,[%rd174+-4];\n$L__BB0_11:\nsetp.lt.s64 %p12,%rd175,3;\n"
+"mov.f32 %f966,0fFF7843B0;\nmov.f32 %f965,%f966;\n@%p12 bra $L__BB0_13;\n"
+"ld.global.f32 %f965,[%rd174];\n$L__BB0_13:\nsetp.lt.s64 %p13,%rd175,4;\n@%p13 bra $L__BB0_15;\n"
+"ld.global.f32 %f966,[%rd174+4];\n$L__BB0_15:\nmax.f32 %f348,%f962,%f963;\n"
+"max.f32 %f349,%f348,%f964;\nmax.f32 %f350,%f349,%f965;\nmax.f32 %f959,%f350,%f966;\n"
+"sub.f32 %f351,%f962,%f959;\nmov.f32 %f352,0f3F000000;\nmov.f32 %f353,0f3BBB989D;\n"
+"fma.rn.f32 %f354,%f351,%f353,%f352;\ncvt.sat.f32.f32 %f355,%f354;\nmov.f32 %f356,0f4B400001;\n"
+"mov.f32 %f357,0f437C0000;\nfma.rm.f32 %f358,%f355,%f357,%f356;\nadd.f32 %f359,%f358,0fCB40007F;\n"
+"neg.f32 %f360,%f359;\nmov.f32 %f361,0f3FB8AA3B;\nfma.rn.f32 %f362,%f351,%f361,%f360;\n"
+"mov.f32 %f363,0f32A57060;\nfma.rn.f32 %f364,%f351,%f363,%f362;\nmov.b32 %r96,%f358;\n"
+"shl.b32 %r97,%r96,23;\nmov.b32 %f365,%r97;\nex2.approx.ftz.f32 %f366,%f364;\n"
+"mul.f32 %f367,%f366,%f365;\nsub.f32 %f368,%f963,%f959;\nfma.rn.f32 %f369,%f368,%f353,%f352;\n"
+"cvt.sat.f32.f32 %f370,%f369;\nfma.rm.f32 %f371,%f370,%f357,%f356;\n"
+"add.f32 %f372,%f371,0fCB40007F;\nneg.f32 %f373,%f372;\nfma.rn.f32 %f374,%f368,%f361,%f373;\n"
+"fma.rn.f32 %f375,%f368,%f363,%f374;\nmov.b32 %r98,%f371;\nshl.b32 %r99,%r98,23;\n"
+"mov.b32 %f376,%r99;\nex2.approx.ftz.f32 %f377,%f375;\nmul.f32 %f378,%f377,%f376;\n"
+"fma.rn.f32 %f379,%f970,%f367,%f378;\nsub.f32 %f380,%f964,%f959;\n"
+"fma.rn.f32 %f381,%f380,%f353,%f352;\ncvt.sat.f32.f32 %f382,%f381;\n"
+"fma.rm.f32 %f383,%f382,%f357,%f356;\nadd.f32 %f384,%f383,0fCB40007F;\nneg.f32 %f385,%f384;\n"
+"fma.rn.f32 %f386,%f380,%f361,%f385;\nfma.rn.f32 %f387,%f380,%f363,%f386;\nmov.b32 %r100,%f383;\n"
+"shl.b32 %r101,%r100,23;\nmov.b32 %f388,%r101;\nex2.approx.ftz.f32 %f389,%f387;\n"
+"fma.rn.f32 %f390,%f389,%f388,%f379;\nsub.f32 %f391,%f965,%f959;\n"
+"fma.rn.f32 %f392,%f391,%f353,%f352;\ncvt.sat.f32.f32 %f393,%f392;\n"
+"fma.rm.f32 %f394,%f393,%f357,%f356;\nadd.f32 %f395,%f394,0fCB40007F;\nneg.f32 %f396,%f395;\n"
+"fma.rn.f32 %f397,%f391,%f361,%f396;\nfma.rn.f32 %f398,%f391,%f363,%f397;\nmov.b32 %r102,%f394;\n"
+"shl.b32 %r103,%r102,23;\nmov.b32 %f399,%r103;\nex2.approx.ftz.f32 %f400,%f398;\n"
+"fma.rn.f32 %f401,%f400,%f399,%f390;\nsub.f32 %f402,%f966,%f959;\n"
+"fma.rn.f32 %f403,%f402,%f353,%f352;\ncvt.sat.f32.f32 %f404,%f403;\n"
+"fma.rm.f32 %f405,%f404,%f357,%f356;\nadd.f32 %f406,%f405,0fCB40007F;\nneg.f32 %f407,%f406;\n"
+"fma.rn.f32 %f408,%f402,%f361,%f407;\nfma.rn.f32 %f409,%f402,%f363,%f408;\nmov.b32 %r104,%f405;\n"
+"shl.b32 %r105,%r104,23;\nmov.b32 %f410,%r105;\nex2.approx.ftz.f32 %f411,%f409;\n"
+"fma.rn.f32 %f970,%f411,%f410,%f401;\nmul.wide.u32 %rd97,%r106,4;\nadd.s64 %rd173,%rd173,%rd97;\n"
+"sub.s64 %rd175,%rd175,%rd97;\nmul.wide.u32 %rd98,%r106,16;\nadd.s64 %rd174,%rd174,%rd98;\n"
+"setp.lt.s64 %p14,%rd173,%rd75;\nmov.f32 %f962,%f959;\n@%p14 bra $L__BB0_7;\nbra.uni $L__BB0_26;\n"
+"$L__BB0_16:\nsub.s64 %rd178,%rd75,%rd173;\n";
 static const char qlora__ptx_386[] =
-"add.f32 %f375,%f374,0fCB40007F;\nneg.f32 %f376,%f375;\nfma.rn.f32 %f377,%f371,%f341,%f376;\n"
-"fma.rn.f32 %f378,%f371,%f343,%f377;\nmov.b32 %r313,%f374;\nshl.b32 %r314,%r313,23;\n"
-"mov.b32 %f379,%r314;\nex2.approx.ftz.f32 %f380,%f378;\nfma.rn.f32 %f381,%f380,%f379,%f370;\n"
-"sub.f32 %f382,%f1172,%f1166;\nfma.rn.f32 %f383,%f382,%f333,%f332;\ncvt.sat.f32.f32 %f384,%f383;\n"
-"fma.rm.f32 %f385,%f384,%f337,%f336;\nadd.f32 %f386,%f385,0fCB40007F;\nneg.f32 %f387,%f386;\n"
-"fma.rn.f32 %f388,%f382,%f341,%f387;\nfma.rn.f32 %f389,%f382,%f343,%f388;\nmov.b32 %r315,%f385;\n"
-"shl.b32 %r316,%r315,23;\nmov.b32 %f390,%r316;\nex2.approx.ftz.f32 %f391,%f389;\n"
-"fma.rn.f32 %f1175,%f391,%f390,%f381;\nsub.s64 %rd213,%rd213,%rd9;\nadd.s64 %rd212,%rd212,%rd22;\n"
-"add.s64 %rd211,%rd211,%rd9;\nsetp.lt.s64 %p13,%rd211,%rd87;\nmov.f32 %f1167,%f1166;\n"
-"@%p13 bra $L__BB0_10;\nbra.uni $L__BB0_29;\n$L__BB0_19:\nsub.s64 %rd216,%rd87,%rd211;\n"
-"add.s64 %rd108,%rd211,%rd3;\nshl.b64 %rd109,%rd108,2;\nadd.s64 %rd215,%rd1,%rd109;\n"
-"shl.b64 %rd31,%rd8,4;\nmov.f32 %f1173,%f1166;\n$L__BB0_20:\nsetp.gt.s64 %p14,%rd216,3;\n"
-"@%p14 bra $L__BB0_27;\nbra.uni $L__BB0_21;\n$L__BB0_27:\n"
-"ld.global.v4.u32{%r615,%r616,%r617,%r618},[%rd215];\nbra.uni $L__BB0_28;\n$L__BB0_21:\n"
-"setp.lt.s64 %p15,%rd216,1;\nmov.u32 %r616,-8895568;\nmov.u32 %r615,%r616;\n"
-"@%p15 bra $L__BB0_23;\nld.global.u32 %r615,[%rd215];\n$L__BB0_23:\nsetp.lt.s64 %p16,%rd216,2;\n"
-"@%p16 bra $L__BB0_25;\nld.global.u32 %r616,[%rd215+4];\n$L__BB0_25:\nsetp.lt.s64 %p17,%rd216,3;\n"
-"mov.u32 %r618,-8895568;\nmov.u32 %r617,%r618;\n@%p17 bra $L__BB0_28;\n"
-"ld.global.u32 %r617,[%rd215+8];\n$L__BB0_28:\nmov.b32 %f392,%r615;\nmax.f32 %f393,%f1173,%f392;\n"
-"mov.b32 %f394,%r616;\nmax.f32 %f395,%f393,%f394;\nmov.b32 %f396,%r617;\n"
-"max.f32 %f397,%f395,%f396;\nmov.b32 %f398,%r618;\nmax.f32 %f1166,%f397,%f398;\n"
-"sub.f32 %f399,%f1173,%f1166;\nmov.f32 %f400,0f3F000000;\nmov.f32 %f401,0f3BBB989D;\n"
-"fma.rn.f32 %f402,%f399,%f401,%f400;\ncvt.sat.f32.f32 %f403,%f402;\nmov.f32 %f404,0f4B400001;\n"
-"mov.f32 %f405,0f437C0000;\nfma.rm.f32 %f406,%f403,%f405,%f404;\nadd.f32 %f407,%f406,0fCB40007F;\n"
-"neg.f32 %f408,%f407;\nmov.f32 %f409,0f3FB8AA3B;\nfma.rn.f32 %f410,%f399,%f409,%f408;\n"
-"mov.f32 %f411,0f32A57060;\nfma.rn.f32 %f412,%f399,%f411,%f410;\nmov.b32 %r324,%f406;\n"
-"shl.b32 %r325,%r324,23;\nmov.b32 %f413,%r325;\nex2.approx.ftz.f32 %f414,%f412;\n"
-"mul.f32 %f415,%f414,%f413;\nsub.f32 %f416,%f392,%f1166;\nfma.rn.f32 %f417,%f416,%f401,%f400;\n"
-"cvt.sat.f32.f32 %f418,%f417;\nfma.rm.f32 %f419,%f418,%f405,%f404;\n"
-"add.f32 %f420,%f419,0fCB40007F;\nneg.f32 %f421,%f420;\nfma.rn.f32 %f422,%f416,%f409,%f421;\n"
-"fma.rn.f32 %f423,%f416,%f411,%f422;\nmov.b32 %r326,%f419;\nshl.b32 %r327,%r326,23;\n"
-"mov.b32 %f424,%r327;\nex2.approx.ftz.f32 %f425,%f423;\nmul.f32 %f426,%f425,%f424;\n"
-"fma.rn.f32 %f427,%f1175,%f415,%f426;\nsub.f32 %f428,%f394,%f1166;\n"
-"fma.rn.f32 %f429,%f428,%f401,%f400;\ncvt.sat.f32.f32 %f430,%f429;\n"
-"fma.rm.f32 %f431,%f430,%f405,%f404;\nadd.f32 %f432,%f431,0fCB40007F;\nneg.f32 %f433,%f432;\n"
-"fma.rn.f32 %f434,%f428,%f409,%f433;\nfma.rn.f32 %f435,%f428,%f411,%f434;\nmov.b32 %r328,%f431;\n"
-"shl.b32 %r329,%r328,23;\nmov.b32 %f436,%r329;\nex2.approx.ftz.f32 %f437,%f435;\n"
-"fma.rn.f32 %f438,%f437,%f436,%f427;\nsub.f32 %f439,%f396,%f1166;\n"
-"fma.rn.f32 %f440,%f439,%f401,%f400;\ncvt.sat.f32.f32 %f441,%f440;\n"
-"fma.rm.f32 %f442,%f441,%f405,%f404;\nadd.f32 %f443,%f442,0fCB40007F;\nneg.f32 %f444,%f443;\n"
-"fma.rn.f32 %f445,%f439,%f409,%f444;\nfma.rn.f32 %f446,%f439,%f411,%f445;\nmov.b32 %r330,%f442;\n"
-"shl.b32 %r331,%r330,23;\nmov.b32 %f447,%r331;\nex2.approx.ftz.f32 %f448,%f446;\n"
-"fma.rn.f32 %f449,%f448,%f447,%f438;\nsub.f32 %f450,%f398,%f1166;\n"
-"fma.rn.f32 %f451,%f450,%f401,%f400;\ncvt.sat.f32.f32 %f452,%f451;\n"
-"fma.rm.f32 %f453,%f452,%f405,%f404;\nadd.f32 %f454,%f453,0fCB40007F;\nneg.f32 %f455,%f454;\n"
-"fma.rn.f32 %f456,%f450,%f409,%f455;\nfma.rn.f32 %f457,%f450,%f411,%f456;\nmov.b32 %r332,%f453;\n"
-"shl.b32 %r333,%r332,23;\nmov.b32 %f458,%r333;\nex2.approx.ftz.f32 %f459,%f457;\n"
-"fma.rn.f32 %f1175,%f459,%f458,%f449;\nsub.s64 %rd216,%rd216,%rd9;\nadd.s64 %rd215,%rd215,%rd31;\n"
-"add.s64 %rd211,%rd211,%rd9;\nsetp.lt.s64 %p18,%rd211,%rd87;\nmov.f32 %f1173,%f1166;\n";
+"add.s64 %rd99,%rd173,%rd3;\nshl.b64 %rd100,%rd99,2;\nadd.s64 %rd177,%rd1,%rd100;\n"
+"mov.f32 %f968,%f959;\n$L__BB0_17:\nsetp.gt.s64 %p15,%rd178,3;\n@%p15 bra $L__BB0_24;\n"
+"bra.uni $L__BB0_18;\n$L__BB0_24:\nld.global.v4.u32{%r334,%r335,%r336,%r337},[%rd177];\n"
+"bra.uni $L__BB0_25;\n$L__BB0_18:\nsetp.lt.s64 %p16,%rd178,1;\nmov.u32 %r335,-8895568;\n"
+"mov.u32 %r334,%r335;\n@%p16 bra $L__BB0_20;\nld.global.u32 %r334,[%rd177];\n$L__BB0_20:\n"
+"setp.lt.s64 %p17,%rd178,2;\n@%p17 bra $L__BB0_22;\nld.global.u32 %r335,[%rd177+4];\n$L__BB0_22:\n"
+"setp.lt.s64 %p18,%rd178,3;\nmov.u32 %r337,-8895568;\nmov.u32 %r336,%r337;\n"
+"@%p18 bra $L__BB0_25;\nld.global.u32 %r336,[%rd177+8];\n$L__BB0_25:\nmov.b32 %f412,%r334;\n"
+"max.f32 %f413,%f968,%f412;\nmov.b32 %f414,%r335;\nmax.f32 %f415,%f413,%f414;\n"
+"mov.b32 %f416,%r336;\nmax.f32 %f417,%f415,%f416;\nmov.b32 %f418,%r337;\n"
+"max.f32 %f959,%f417,%f418;\nsub.f32 %f419,%f968,%f959;\nmov.f32 %f420,0f3F000000;\n"
+"mov.f32 %f421,0f3BBB989D;\nfma.rn.f32 %f422,%f419,%f421,%f420;\ncvt.sat.f32.f32 %f423,%f422;\n"
+"mov.f32 %f424,0f4B400001;\nmov.f32 %f425,0f437C0000;\nfma.rm.f32 %f426,%f423,%f425,%f424;\n"
+"add.f32 %f427,%f426,0fCB40007F;\nneg.f32 %f428,%f427;\nmov.f32 %f429,0f3FB8AA3B;\n"
+"fma.rn.f32 %f430,%f419,%f429,%f428;\nmov.f32 %f431,0f32A57060;\n"
+"fma.rn.f32 %f432,%f419,%f431,%f430;\nmov.b32 %r114,%f426;\nshl.b32 %r115,%r114,23;\n"
+"mov.b32 %f433,%r115;\nex2.approx.ftz.f32 %f434,%f432;\nmul.f32 %f435,%f434,%f433;\n"
+"sub.f32 %f436,%f412,%f959;\nfma.rn.f32 %f437,%f436,%f421,%f420;\ncvt.sat.f32.f32 %f438,%f437;\n"
+"fma.rm.f32 %f439,%f438,%f425,%f424;\nadd.f32 %f440,%f439,0fCB40007F;\nneg.f32 %f441,%f440;\n"
+"fma.rn.f32 %f442,%f436,%f429,%f441;\nfma.rn.f32 %f443,%f436,%f431,%f442;\nmov.b32 %r116,%f439;\n"
+"shl.b32 %r117,%r116,23;\nmov.b32 %f444,%r117;\nex2.approx.ftz.f32 %f445,%f443;\n"
+"mul.f32 %f446,%f445,%f444;\nfma.rn.f32 %f447,%f970,%f435,%f446;\nsub.f32 %f448,%f414,%f959;\n"
+"fma.rn.f32 %f449,%f448,%f421,%f420;\ncvt.sat.f32.f32 %f450,%f449;\n"
+"fma.rm.f32 %f451,%f450,%f425,%f424;\nadd.f32 %f452,%f451,0fCB40007F;\nneg.f32 %f453,%f452;\n"
+"fma.rn.f32 %f454,%f448,%f429,%f453;\nfma.rn.f32 %f455,%f448,%f431,%f454;\nmov.b32 %r118,%f451;\n"
+"shl.b32 %r119,%r118,23;\nmov.b32 %f456,%r119;\nex2.approx.ftz.f32 %f457,%f455;\n"
+"fma.rn.f32 %f458,%f457,%f456,%f447;\nsub.f32 %f459,%f416,%f959;\n"
+"fma.rn.f32 %f460,%f459,%f421,%f420;\ncvt.sat.f32.f32 %f461,%f460;\n"
+"fma.rm.f32 %f462,%f461,%f425,%f424;\nadd.f32 %f463,%f462,0fCB40007F;\nneg.f32 %f464,%f463;\n"
+"fma.rn.f32 %f465,%f459,%f429,%f464;\nfma.rn.f32 %f466,%f459,%f431,%f465;\nmov.b32 %r120,%f462;\n"
+"shl.b32 %r121,%r120,23;\nmov.b32 %f467,%r121;\nex2.approx.ftz.f32 %f468,%f466;\n"
+"fma.rn.f32 %f469,%f468,%f467,%f458;\nsub.f32 %f470,%f418,%f959;\n"
+"fma.rn.f32 %f471,%f470,%f421,%f420;\ncvt.sat.f32.f32 %f472,%f471;\n"
+"fma.rm.f32 %f473,%f472,%f425,%f424;\nadd.f32 %f474,%f473,0fCB40007F;\nneg.f32 %f475,%f474;\n"
+"fma.rn.f32 %f476,%f470,%f429,%f475;\nfma.rn.f32 %f477,%f470,%f431,%f476;\nmov.b32 %r122,%f473;\n"
+"shl.b32 %r123,%r122,23;\nmov.b32 %f478,%r123;\nex2.approx.ftz.f32 %f479,%f477;\n"
+"fma.rn.f32 %f970,%f479,%f478,%f469;\nmov.u32 %r124,%ntid.x;\nmul.wide.u32 %rd101,%r124,4;\n"
+"add.s64 %rd173,%rd173,%rd101;\nsub.s64 %rd178,%rd178,%rd101;\nmul.wide.u32 %rd102,%r124,16;\n"
+"add.s64 %rd177,%rd177,%rd102;\nsetp.lt.s64 %p19,%rd173,%rd75;\nmov.f32 %f968,%f959;\n"
+"@%p19 bra $L__BB0_17;\n$L__BB0_26:\nsetp.lt.s32 %p20,%r55,33;\nshr.u32 %r127,%r1,3;\n"
+"and.b32 %r128,%r127,536870908;\n"
+"mov.u32 %r129,_ZZ13cross_entropyIfEvPT_lPKiPKfS5_PfliPiE6shared;\nadd.s32 %r20,%r129,%r128;\n"
+"@%p20 bra $L__BB0_30;\nbra.uni $L__BB0_27;\n$L__BB0_30:\nmov.u32 %r338,%ntid.x;\n"
+"setp.lt.s32 %p33,%r338,2;\nmov.f32 %f972,%f959;\n@%p33 bra $L__BB0_33;\nmov.f32 %f972,%f959;\n"
+"$L__BB0_32:\nmov.b32 %r172,%f972;\nshr.s32 %r24,%r338,1;\nmov.u32 %r173,31;\nmov.u32 %r174,-1;\n"
+"shfl.sync.bfly.b32 %r175|%p34,%r172,%r24,%r173,%r174;\nmov.b32 %f499,%r175;\n"
+"max.f32 %f972,%f972,%f499;\nsetp.gt.s32 %p35,%r338,3;\nmov.u32 %r338,%r24;\n"
+"@%p35 bra $L__BB0_32;\nbra.uni $L__BB0_33;\n$L__BB0_27:\nmov.b32 %r130,%f959;\n"
+"mov.u32 %r131,31;\nmov.u32 %r132,16;\nmov.u32 %r133,-1;\n"
+"shfl.sync.bfly.b32 %r134|%p21,%r130,%r132,%r131,%r133;\nmov.b32 %f480,%r134;\n";
 static const char qlora__ptx_387[] =
-"@%p18 bra $L__BB0_20;\n$L__BB0_29:\nmov.u32 %r585,%ntid.x;\nmov.u32 %r582,%tid.x;\n"
-"cvt.u64.u32 %rd198,%r582;\ncvt.u32.u64 %r334,%rd198;\nshr.u32 %r335,%r334,3;\n"
-"and.b32 %r336,%r335,536870908;\n"
-"mov.u32 %r337,_ZZ13cross_entropyIfEvPT_lPKiPKfS5_PfliPiE6shared;\nadd.s32 %r69,%r337,%r336;\n"
-"setp.lt.s32 %p19,%r585,33;\n@%p19 bra $L__BB0_33;\nbra.uni $L__BB0_30;\n$L__BB0_33:\n"
-"mov.u32 %r591,%ntid.x;\nsetp.lt.s32 %p32,%r591,2;\nmov.f32 %f1178,%f1166;\n"
-"@%p32 bra $L__BB0_36;\nmov.u32 %r619,%ntid.x;\nmov.f32 %f1178,%f1166;\n$L__BB0_35:\n"
-"mov.b32 %r378,%f1178;\nshr.s32 %r72,%r619,1;\nmov.u32 %r379,31;\nmov.u32 %r380,-1;\n"
-"shfl.sync.bfly.b32 %r381|%p33,%r378,%r72,%r379,%r380;\nmov.b32 %f479,%r381;\n"
-"max.f32 %f1178,%f1178,%f479;\nsetp.gt.s32 %p34,%r619,3;\nmov.u32 %r619,%r72;\n"
-"@%p34 bra $L__BB0_35;\nbra.uni $L__BB0_36;\n$L__BB0_30:\nmov.b32 %r339,%f1166;\n"
-"mov.u32 %r340,31;\nmov.u32 %r341,16;\nmov.u32 %r342,-1;\n"
-"shfl.sync.bfly.b32 %r343|%p20,%r339,%r341,%r340,%r342;\nmov.b32 %f460,%r343;\n"
-"max.f32 %f461,%f1166,%f460;\nmov.b32 %r344,%f461;\nmov.u32 %r345,8;\n"
-"shfl.sync.bfly.b32 %r346|%p21,%r344,%r345,%r340,%r342;\nmov.b32 %f462,%r346;\n"
-"max.f32 %f463,%f461,%f462;\nmov.b32 %r347,%f463;\nmov.u32 %r348,4;\n"
-"shfl.sync.bfly.b32 %r349|%p22,%r347,%r348,%r340,%r342;\nmov.b32 %f464,%r349;\n"
-"max.f32 %f465,%f463,%f464;\nmov.b32 %r350,%f465;\nmov.u32 %r351,2;\n"
-"shfl.sync.bfly.b32 %r352|%p23,%r350,%r351,%r340,%r342;\nmov.b32 %f466,%r352;\n"
-"max.f32 %f467,%f465,%f466;\nmov.b32 %r353,%f467;\nmov.u32 %r354,1;\n"
-"shfl.sync.bfly.b32 %r355|%p24,%r353,%r354,%r340,%r342;\nmov.b32 %f468,%r355;\n"
-"max.f32 %f26,%f467,%f468;\nbar.sync 0;\nand.b32 %r70,%r334,31;\nsetp.ne.s32 %p25,%r70,0;\n"
-"@%p25 bra $L__BB0_32;\nst.shared.f32[%r69],%f26;\n$L__BB0_32:\n"
-"mov.u32 %r593,_ZZ13cross_entropyIfEvPT_lPKiPKfS5_PfliPiE6shared;\nmov.u32 %r586,%ntid.x;\n"
-"bar.sync 0;\nshr.u32 %r356,%r586,5;\nsetp.lt.u32 %p26,%r70,%r356;\nselp.b32 %r357,%r70,0,%p26;\n"
-"shl.b32 %r358,%r357,2;\nadd.s32 %r360,%r593,%r358;\nld.shared.f32 %f469,[%r360];\n"
-"mov.b32 %r362,%f469;\nshfl.sync.bfly.b32 %r366|%p27,%r362,%r341,%r340,%r342;\n"
-"mov.b32 %f470,%r366;\nmax.f32 %f471,%f469,%f470;\nmov.b32 %r367,%f471;\n"
-"shfl.sync.bfly.b32 %r369|%p28,%r367,%r345,%r340,%r342;\nmov.b32 %f472,%r369;\n"
-"max.f32 %f473,%f471,%f472;\nmov.b32 %r370,%f473;\n"
-"shfl.sync.bfly.b32 %r372|%p29,%r370,%r348,%r340,%r342;\nmov.b32 %f474,%r372;\n"
-"max.f32 %f475,%f473,%f474;\nmov.b32 %r373,%f475;\n"
-"shfl.sync.bfly.b32 %r374|%p30,%r373,%r351,%r340,%r342;\nmov.b32 %f476,%r374;\n"
-"max.f32 %f477,%f475,%f476;\nmov.b32 %r375,%f477;\n"
-"shfl.sync.bfly.b32 %r377|%p31,%r375,%r354,%r340,%r342;\nmov.b32 %f478,%r377;\n"
-"max.f32 %f1178,%f477,%f478;\n$L__BB0_36:\nmov.u32 %r594,%ntid.x;\nsetp.lt.s32 %p190,%r594,33;\n"
-"sub.f32 %f480,%f1166,%f1178;\nmov.f32 %f481,0f3F000000;\nmov.f32 %f482,0f3BBB989D;\n"
-"fma.rn.f32 %f483,%f480,%f482,%f481;\ncvt.sat.f32.f32 %f484,%f483;\nmov.f32 %f485,0f4B400001;\n"
-"mov.f32 %f486,0f437C0000;\nfma.rm.f32 %f487,%f484,%f486,%f485;\nadd.f32 %f488,%f487,0fCB40007F;\n"
-"neg.f32 %f489,%f488;\nmov.f32 %f490,0f3FB8AA3B;\nfma.rn.f32 %f491,%f480,%f490,%f489;\n"
-"mov.f32 %f492,0f32A57060;\nfma.rn.f32 %f493,%f480,%f492,%f491;\nmov.b32 %r382,%f487;\n"
-"shl.b32 %r383,%r382,23;\nmov.b32 %f494,%r383;\nex2.approx.ftz.f32 %f495,%f493;\n"
-"mul.f32 %f496,%f495,%f494;\nmul.f32 %f1181,%f1175,%f496;\n@%p190 bra $L__BB0_42;\n"
-"bra.uni $L__BB0_37;\n$L__BB0_42:\nmov.u32 %r589,%ntid.x;\nsetp.lt.s32 %p48,%r589,2;\n"
-"@%p48 bra $L__BB0_45;\nmov.u32 %r620,%ntid.x;\n$L__BB0_44:\nmov.b32 %r423,%f1181;\n"
-"shr.s32 %r75,%r620,1;\nmov.u32 %r424,31;\nmov.u32 %r425,-1;\n"
-"shfl.sync.bfly.b32 %r426|%p49,%r423,%r75,%r424,%r425;\nmov.b32 %f516,%r426;\n"
-"add.f32 %f1181,%f1181,%f516;\nsetp.gt.s32 %p50,%r620,3;\nmov.u32 %r620,%r75;\n"
-"@%p50 bra $L__BB0_44;\nbra.uni $L__BB0_45;\n$L__BB0_37:\nmov.b32 %r385,%f1181;\n"
-"mov.u32 %r386,31;\nmov.u32 %r387,16;\nmov.u32 %r388,-1;\n"
-"shfl.sync.bfly.b32 %r389|%p36,%r385,%r387,%r386,%r388;\nmov.b32 %f497,%r389;\n"
-"add.f32 %f498,%f1181,%f497;\nmov.b32 %r390,%f498;\nmov.u32 %r391,8;\n"
-"shfl.sync.bfly.b32 %r392|%p37,%r390,%r391,%r386,%r388;\nmov.b32 %f499,%r392;\n"
-"add.f32 %f500,%f498,%f499;\nmov.b32 %r393,%f500;\nmov.u32 %r394,4;\n";
+"max.f32 %f481,%f959,%f480;\nmov.b32 %r135,%f481;\nmov.u32 %r136,8;\n"
+"shfl.sync.bfly.b32 %r137|%p22,%r135,%r136,%r131,%r133;\nmov.b32 %f482,%r137;\n"
+"max.f32 %f483,%f481,%f482;\nmov.b32 %r138,%f483;\nmov.u32 %r139,4;\n"
+"shfl.sync.bfly.b32 %r140|%p23,%r138,%r139,%r131,%r133;\nmov.b32 %f484,%r140;\n"
+"max.f32 %f485,%f483,%f484;\nmov.b32 %r141,%f485;\nmov.u32 %r142,2;\n"
+"shfl.sync.bfly.b32 %r143|%p24,%r141,%r142,%r131,%r133;\nmov.b32 %f486,%r143;\n"
+"max.f32 %f487,%f485,%f486;\nmov.b32 %r144,%f487;\nmov.u32 %r145,1;\n"
+"shfl.sync.bfly.b32 %r146|%p25,%r144,%r145,%r131,%r133;\nmov.b32 %f488,%r146;\n"
+"max.f32 %f26,%f487,%f488;\nbar.sync 0;\nand.b32 %r21,%r1,31;\nsetp.ne.s32 %p26,%r21,0;\n"
+"@%p26 bra $L__BB0_29;\nst.shared.f32[%r20],%f26;\n$L__BB0_29:\nbar.sync 0;\n"
+"mov.u32 %r148,%ntid.x;\nshr.u32 %r149,%r148,5;\nsetp.lt.u32 %p27,%r21,%r149;\n"
+"selp.b32 %r150,%r21,0,%p27;\nshl.b32 %r151,%r150,2;\nadd.s32 %r153,%r129,%r151;\n"
+"ld.shared.f32 %f489,[%r153];\nmov.b32 %r155,%f489;\n"
+"shfl.sync.bfly.b32 %r159|%p28,%r155,%r132,%r131,%r133;\nmov.b32 %f490,%r159;\n"
+"max.f32 %f491,%f489,%f490;\nmov.b32 %r160,%f491;\n"
+"shfl.sync.bfly.b32 %r162|%p29,%r160,%r136,%r131,%r133;\nmov.b32 %f492,%r162;\n"
+"max.f32 %f493,%f491,%f492;\nmov.b32 %r163,%f493;\n"
+"shfl.sync.bfly.b32 %r165|%p30,%r163,%r139,%r131,%r133;\nmov.b32 %f494,%r165;\n"
+"max.f32 %f495,%f493,%f494;\nmov.b32 %r166,%f495;\n"
+"shfl.sync.bfly.b32 %r167|%p31,%r166,%r142,%r131,%r133;\nmov.b32 %f496,%r167;\n"
+"max.f32 %f497,%f495,%f496;\nmov.b32 %r168,%f497;\n"
+"shfl.sync.bfly.b32 %r170|%p32,%r168,%r145,%r131,%r133;\nmov.b32 %f498,%r170;\n"
+"max.f32 %f972,%f497,%f498;\n$L__BB0_33:\nsub.f32 %f500,%f959,%f972;\nmov.f32 %f501,0f3F000000;\n"
+"mov.f32 %f502,0f3BBB989D;\nfma.rn.f32 %f503,%f500,%f502,%f501;\ncvt.sat.f32.f32 %f504,%f503;\n"
+"mov.f32 %f505,0f4B400001;\nmov.f32 %f506,0f437C0000;\nfma.rm.f32 %f507,%f504,%f506,%f505;\n"
+"add.f32 %f508,%f507,0fCB40007F;\nneg.f32 %f509,%f508;\nmov.f32 %f510,0f3FB8AA3B;\n"
+"fma.rn.f32 %f511,%f500,%f510,%f509;\nmov.f32 %f512,0f32A57060;\n"
+"fma.rn.f32 %f513,%f500,%f512,%f511;\nmov.b32 %r177,%f507;\nshl.b32 %r178,%r177,23;\n"
+"mov.b32 %f514,%r178;\nex2.approx.ftz.f32 %f515,%f513;\nmul.f32 %f516,%f515,%f514;\n"
+"mul.f32 %f975,%f970,%f516;\n@%p20 bra $L__BB0_39;\nbra.uni $L__BB0_34;\n$L__BB0_39:\n"
+"setp.lt.s32 %p49,%r55,2;\n@%p49 bra $L__BB0_42;\nmov.u32 %r339,%r55;\n$L__BB0_41:\n"
+"mov.b32 %r220,%f975;\nshr.s32 %r28,%r339,1;\nmov.u32 %r221,31;\nmov.u32 %r222,-1;\n"
+"shfl.sync.bfly.b32 %r223|%p50,%r220,%r28,%r221,%r222;\nmov.b32 %f536,%r223;\n"
+"add.f32 %f975,%f975,%f536;\nsetp.gt.s32 %p51,%r339,3;\nmov.u32 %r339,%r28;\n"
+"@%p51 bra $L__BB0_41;\nbra.uni $L__BB0_42;\n$L__BB0_34:\nmov.b32 %r179,%f975;\n"
+"mov.u32 %r180,31;\nmov.u32 %r181,16;\nmov.u32 %r182,-1;\n"
+"shfl.sync.bfly.b32 %r183|%p37,%r179,%r181,%r180,%r182;\nmov.b32 %f517,%r183;\n"
+"add.f32 %f518,%f975,%f517;\nmov.b32 %r184,%f518;\nmov.u32 %r185,8;\n"
+"shfl.sync.bfly.b32 %r186|%p38,%r184,%r185,%r180,%r182;\nmov.b32 %f519,%r186;\n"
+"add.f32 %f520,%f518,%f519;\nmov.b32 %r187,%f520;\nmov.u32 %r188,4;\n"
+"shfl.sync.bfly.b32 %r189|%p39,%r187,%r188,%r180,%r182;\nmov.b32 %f521,%r189;\n"
+"add.f32 %f522,%f520,%f521;\nmov.b32 %r190,%f522;\nmov.u32 %r191,2;\n"
+"shfl.sync.bfly.b32 %r192|%p40,%r190,%r191,%r180,%r182;\nmov.b32 %f523,%r192;\n"
+"add.f32 %f524,%f522,%f523;\nmov.b32 %r193,%f524;\nmov.u32 %r194,1;\n"
+"shfl.sync.bfly.b32 %r195|%p41,%r193,%r194,%r180,%r182;\nmov.b32 %f525,%r195;\n"
+"add.f32 %f32,%f524,%f525;\nbar.sync 0;\nand.b32 %r25,%r1,31;\nsetp.ne.s32 %p42,%r25,0;\n"
+"@%p42 bra $L__BB0_36;\nst.shared.f32[%r20],%f32;\n$L__BB0_36:\nbar.sync 0;\n"
+"mov.u32 %r197,%ntid.x;\nshr.u32 %r198,%r197,5;\nsetp.ge.u32 %p43,%r25,%r198;\n"
+"mov.f32 %f973,0f00000000;\n@%p43 bra $L__BB0_38;\nshl.b32 %r199,%r25,2;\n"
+"add.s32 %r201,%r129,%r199;\nld.shared.f32 %f973,[%r201];\n$L__BB0_38:\nmov.b32 %r202,%f973;\n"
+"mov.u32 %r203,31;\nmov.u32 %r204,16;\nmov.u32 %r205,-1;\n"
+"shfl.sync.bfly.b32 %r206|%p44,%r202,%r204,%r203,%r205;\nmov.b32 %f527,%r206;\n"
+"add.f32 %f528,%f973,%f527;\nmov.b32 %r207,%f528;\nmov.u32 %r208,8;\n"
+"shfl.sync.bfly.b32 %r209|%p45,%r207,%r208,%r203,%r205;\nmov.b32 %f529,%r209;\n"
+"add.f32 %f530,%f528,%f529;\nmov.b32 %r210,%f530;\nmov.u32 %r211,4;\n";
 static const char qlora__ptx_388[] =
-"shfl.sync.bfly.b32 %r395|%p38,%r393,%r394,%r386,%r388;\nmov.b32 %f501,%r395;\n"
-"add.f32 %f502,%f500,%f501;\nmov.b32 %r396,%f502;\nmov.u32 %r397,2;\n"
-"shfl.sync.bfly.b32 %r398|%p39,%r396,%r397,%r386,%r388;\nmov.b32 %f503,%r398;\n"
-"add.f32 %f504,%f502,%f503;\nmov.b32 %r399,%f504;\nmov.u32 %r400,1;\n"
-"shfl.sync.bfly.b32 %r401|%p40,%r399,%r400,%r386,%r388;\nmov.b32 %f505,%r401;\n"
-"add.f32 %f32,%f504,%f505;\nbar.sync 0;\nand.b32 %r73,%r334,31;\nsetp.ne.s32 %p41,%r73,0;\n"
-"@%p41 bra $L__BB0_39;\nst.shared.f32[%r69],%f32;\n$L__BB0_39:\nmov.u32 %r587,%ntid.x;\n"
-"bar.sync 0;\nshr.u32 %r402,%r587,5;\nsetp.ge.u32 %p42,%r73,%r402;\nmov.f32 %f1179,0f00000000;\n"
-"@%p42 bra $L__BB0_41;\nmov.u32 %r595,_ZZ13cross_entropyIfEvPT_lPKiPKfS5_PfliPiE6shared;\n"
-"shl.b32 %r403,%r73,2;\nadd.s32 %r405,%r595,%r403;\nld.shared.f32 %f1179,[%r405];\n$L__BB0_41:\n"
-"mov.b32 %r406,%f1179;\nmov.u32 %r407,31;\nmov.u32 %r408,16;\nmov.u32 %r409,-1;\n"
-"shfl.sync.bfly.b32 %r410|%p43,%r406,%r408,%r407,%r409;\nmov.b32 %f507,%r410;\n"
-"add.f32 %f508,%f1179,%f507;\nmov.b32 %r411,%f508;\nmov.u32 %r412,8;\n"
-"shfl.sync.bfly.b32 %r413|%p44,%r411,%r412,%r407,%r409;\nmov.b32 %f509,%r413;\n"
-"add.f32 %f510,%f508,%f509;\nmov.b32 %r414,%f510;\nmov.u32 %r415,4;\n"
-"shfl.sync.bfly.b32 %r416|%p45,%r414,%r415,%r407,%r409;\nmov.b32 %f511,%r416;\n"
-"add.f32 %f512,%f510,%f511;\nmov.b32 %r417,%f512;\nmov.u32 %r418,2;\n"
-"shfl.sync.bfly.b32 %r419|%p46,%r417,%r418,%r407,%r409;\nmov.b32 %f513,%r419;\n"
-"add.f32 %f514,%f512,%f513;\nmov.b32 %r420,%f514;\nmov.u32 %r421,1;\n"
-"shfl.sync.bfly.b32 %r422|%p47,%r420,%r421,%r407,%r409;\nmov.b32 %f515,%r422;\n"
-"add.f32 %f1181,%f514,%f515;\n$L__BB0_45:\n"
-"ld.param.u64 %rd199,[qlora_loss_cross_entropy_f32_param_3];\nsetp.eq.s64 %p51,%rd199,0;\n"
-"mov.f32 %f1184,0f3F800000;\n@%p51 bra $L__BB0_47;\nmov.u32 %r583,%ctaid.x;\n"
-"cvt.u64.u32 %rd201,%r583;\nld.param.u64 %rd200,[qlora_loss_cross_entropy_f32_param_3];\n"
-"cvta.to.global.u64 %rd110,%rd200;\nshl.b64 %rd111,%rd201,2;\nadd.s64 %rd112,%rd110,%rd111;\n"
-"ld.global.f32 %f1184,[%rd112];\n$L__BB0_47:\nsetp.ne.s32 %p52,%r334,0;\n@%p52 bra $L__BB0_51;\n"
-"setp.lt.f32 %p53,%f1181,0f00800000;\nmul.f32 %f518,%f1181,0f4B000000;\n"
-"selp.f32 %f41,%f518,%f1181,%p53;\nselp.f32 %f519,0fC1B80000,0f00000000,%p53;\n"
-"mov.b32 %r428,%f41;\nadd.s32 %r429,%r428,-1059760811;\nand.b32 %r430,%r429,-8388608;\n"
-"sub.s32 %r431,%r428,%r430;\nmov.b32 %f520,%r431;\ncvt.rn.f32.s32 %f521,%r430;\n"
-"mov.f32 %f522,0f34000000;\nfma.rn.f32 %f523,%f521,%f522,%f519;\nadd.f32 %f524,%f520,0fBF800000;\n"
-"mov.f32 %f525,0f3E1039F6;\nmov.f32 %f526,0fBE055027;\nfma.rn.f32 %f527,%f526,%f524,%f525;\n"
-"mov.f32 %f528,0fBDF8CDCC;\nfma.rn.f32 %f529,%f527,%f524,%f528;\nmov.f32 %f530,0f3E0F2955;\n"
-"fma.rn.f32 %f531,%f529,%f524,%f530;\nmov.f32 %f532,0fBE2AD8B9;\n"
-"fma.rn.f32 %f533,%f531,%f524,%f532;\nmov.f32 %f534,0f3E4CED0B;\n"
-"fma.rn.f32 %f535,%f533,%f524,%f534;\nmov.f32 %f536,0fBE7FFF22;\n"
-"fma.rn.f32 %f537,%f535,%f524,%f536;\nmov.f32 %f538,0f3EAAAA78;\n"
-"fma.rn.f32 %f539,%f537,%f524,%f538;\nmov.f32 %f540,0fBF000000;\n"
-"fma.rn.f32 %f541,%f539,%f524,%f540;\nmul.f32 %f542,%f524,%f541;\n"
-"fma.rn.f32 %f543,%f542,%f524,%f524;\nmov.f32 %f544,0f3F317218;\n"
-"fma.rn.f32 %f1183,%f523,%f544,%f543;\nsetp.lt.u32 %p54,%r428,2139095040;\n@%p54 bra $L__BB0_50;\n"
-"mov.f32 %f545,0f7F800000;\nfma.rn.f32 %f1183,%f41,%f545,%f545;\n$L__BB0_50:\n"
-"ld.param.u64 %rd207,[qlora_loss_cross_entropy_f32_param_5];\nmov.u32 %r588,%ctaid.x;\n"
-"mul.wide.u32 %rd206,%r588,4;\ncvta.to.global.u64 %rd205,%rd207;\nadd.s64 %rd204,%rd205,%rd206;\n"
-"setp.eq.f32 %p55,%f41,0f00000000;\nselp.f32 %f546,0fFF800000,%f1183,%p55;\n"
-"add.f32 %f547,%f1178,%f546;\nsub.f32 %f548,%f547,%f1;\nmul.f32 %f549,%f1184,%f548;\n"
-"st.global.f32[%rd204],%f549;\n$L__BB0_51:\n"
-"ld.param.u32 %r584,[qlora_loss_cross_entropy_f32_param_7];\nsetp.eq.s32 %p56,%r584,0;\n"
-"@%p56 bra $L__BB0_226;\nld.param.u64 %rd202,[qlora_loss_cross_entropy_f32_param_4];\n"
-"bar.sync 0;\nsetp.eq.s64 %p57,%rd202,0;\n@%p57 bra $L__BB0_54;\n"
-"ld.param.u64 %rd203,[qlora_loss_cross_entropy_f32_param_4];\ncvta.to.global.u64 %rd113,%rd203;\n"
-"ld.global.f32 %f550,[%rd113];\nmul.f32 %f1184,%f1184,%f550;\n$L__BB0_54:\n"
-"div.rn.f32 %f47,%f1184,%f1181;\nsetp.ge.s64 %p58,%rd221,%rd87;\n";
+"shfl.sync.bfly.b32 %r212|%p46,%r210,%r211,%r203,%r205;\nmov.b32 %f531,%r212;\n"
+"add.f32 %f532,%f530,%f531;\nmov.b32 %r213,%f532;\nmov.u32 %r214,2;\n"
+"shfl.sync.bfly.b32 %r215|%p47,%r213,%r214,%r203,%r205;\nmov.b32 %f533,%r215;\n"
+"add.f32 %f534,%f532,%f533;\nmov.b32 %r216,%f534;\nmov.u32 %r217,1;\n"
+"shfl.sync.bfly.b32 %r218|%p48,%r216,%r217,%r203,%r205;\nmov.b32 %f535,%r218;\n"
+"add.f32 %f975,%f534,%f535;\n$L__BB0_42:\nsetp.eq.s64 %p52,%rd72,0;\nmov.f32 %f978,0f3F800000;\n"
+"@%p52 bra $L__BB0_44;\ncvta.to.global.u64 %rd103,%rd72;\nadd.s64 %rd105,%rd103,%rd79;\n"
+"ld.global.f32 %f978,[%rd105];\n$L__BB0_44:\nsetp.ne.s32 %p53,%r1,0;\n@%p53 bra $L__BB0_48;\n"
+"setp.lt.f32 %p54,%f975,0f00800000;\nmul.f32 %f538,%f975,0f4B000000;\n"
+"selp.f32 %f41,%f538,%f975,%p54;\nselp.f32 %f539,0fC1B80000,0f00000000,%p54;\n"
+"mov.b32 %r226,%f41;\nadd.s32 %r227,%r226,-1059760811;\nand.b32 %r228,%r227,-8388608;\n"
+"sub.s32 %r229,%r226,%r228;\nmov.b32 %f540,%r229;\ncvt.rn.f32.s32 %f541,%r228;\n"
+"mov.f32 %f542,0f34000000;\nfma.rn.f32 %f543,%f541,%f542,%f539;\nadd.f32 %f544,%f540,0fBF800000;\n"
+"mov.f32 %f545,0f3E1039F6;\nmov.f32 %f546,0fBE055027;\nfma.rn.f32 %f547,%f546,%f544,%f545;\n"
+"mov.f32 %f548,0fBDF8CDCC;\nfma.rn.f32 %f549,%f547,%f544,%f548;\nmov.f32 %f550,0f3E0F2955;\n"
+"fma.rn.f32 %f551,%f549,%f544,%f550;\nmov.f32 %f552,0fBE2AD8B9;\n"
+"fma.rn.f32 %f553,%f551,%f544,%f552;\nmov.f32 %f554,0f3E4CED0B;\n"
+"fma.rn.f32 %f555,%f553,%f544,%f554;\nmov.f32 %f556,0fBE7FFF22;\n"
+"fma.rn.f32 %f557,%f555,%f544,%f556;\nmov.f32 %f558,0f3EAAAA78;\n"
+"fma.rn.f32 %f559,%f557,%f544,%f558;\nmov.f32 %f560,0fBF000000;\n"
+"fma.rn.f32 %f561,%f559,%f544,%f560;\nmul.f32 %f562,%f544,%f561;\n"
+"fma.rn.f32 %f563,%f562,%f544,%f544;\nmov.f32 %f564,0f3F317218;\n"
+"fma.rn.f32 %f977,%f543,%f564,%f563;\nsetp.lt.u32 %p55,%r226,2139095040;\n@%p55 bra $L__BB0_47;\n"
+"mov.f32 %f565,0f7F800000;\nfma.rn.f32 %f977,%f41,%f565,%f565;\n$L__BB0_47:\n"
+"ld.param.u64 %rd170,[qlora_loss_cross_entropy_f32_param_5];\nsetp.eq.f32 %p56,%f41,0f00000000;\n"
+"selp.f32 %f566,0fFF800000,%f977,%p56;\nadd.f32 %f567,%f972,%f566;\nsub.f32 %f568,%f567,%f1;\n"
+"mul.f32 %f569,%f978,%f568;\ncvta.to.global.u64 %rd106,%rd170;\nadd.s64 %rd108,%rd106,%rd79;\n"
+"st.global.f32[%rd108],%f569;\n$L__BB0_48:\n"
+"ld.param.u32 %r330,[qlora_loss_cross_entropy_f32_param_7];\nsetp.eq.s32 %p57,%r330,0;\n"
+"@%p57 bra $L__BB0_115;\nbar.sync 0;\nsetp.eq.s64 %p58,%rd73,0;\n@%p58 bra $L__BB0_51;\n"
+"cvta.to.global.u64 %rd109,%rd73;\nld.global.f32 %f570,[%rd109];\nmul.f32 %f978,%f978,%f570;\n"
+"$L__BB0_51:\ndiv.rn.f32 %f47,%f978,%f975;\nmul.wide.u32 %rd113,%r55,12;\n"
+"add.s64 %rd33,%rd113,4;\nmul.wide.u32 %rd181,%r1,4;\nadd.s64 %rd114,%rd33,%rd181;\n"
+"setp.gt.s64 %p60,%rd114,%rd75;\nor.pred %p61,%p4,%p60;\n@%p61 bra $L__BB0_54;\n"
+"mul.wide.u32 %rd181,%r1,4;\nshl.b64 %rd38,%rd7,2;\ncvt.u32.u64 %r235,%rd4;\n$L__BB0_53:\n"
+"add.s64 %rd115,%rd181,%rd3;\nshl.b64 %rd116,%rd115,2;\nadd.s64 %rd117,%rd1,%rd116;\n"
+"shl.b64 %rd118,%rd38,2;\nadd.s64 %rd119,%rd117,%rd118;\nadd.s64 %rd120,%rd119,%rd118;\n"
+"add.s64 %rd121,%rd120,%rd118;\nadd.s64 %rd122,%rd181,4;\nsetp.gt.s64 %p62,%rd122,%rd4;\n"
+"setp.le.s64 %p63,%rd181,%rd4;\nand.pred %p64,%p63,%p62;\ncvt.u32.u64 %r234,%rd181;\n"
+"sub.s32 %r236,%r235,%r234;\nselp.b32 %r237,%r236,-1,%p64;\n"
+"ld.global.v4.f32{%f571,%f572,%f573,%f574},[%rd117];\nsub.f32 %f576,%f571,%f972;\n"
+"mov.f32 %f577,0f3F000000;\nmov.f32 %f578,0f3BBB989D;\nfma.rn.f32 %f579,%f576,%f578,%f577;\n"
+"cvt.sat.f32.f32 %f580,%f579;\nmov.f32 %f581,0f4B400001;\nmov.f32 %f582,0f437C0000;\n"
+"fma.rm.f32 %f583,%f580,%f582,%f581;\nadd.f32 %f584,%f583,0fCB40007F;\nneg.f32 %f585,%f584;\n"
+"mov.f32 %f586,0f3FB8AA3B;\nfma.rn.f32 %f587,%f576,%f586,%f585;\nmov.f32 %f588,0f32A57060;\n"
+"fma.rn.f32 %f589,%f576,%f588,%f587;\nmov.b32 %r238,%f583;\nshl.b32 %r239,%r238,23;\n"
+"mov.b32 %f590,%r239;\nex2.approx.ftz.f32 %f591,%f589;\nmul.f32 %f592,%f591,%f590;\n"
+"mul.f32 %f593,%f47,%f592;\nsetp.eq.s32 %p65,%r237,0;\nsub.f32 %f594,%f593,%f978;\n"
+"sub.f32 %f596,%f572,%f972;\nfma.rn.f32 %f597,%f596,%f578,%f577;\ncvt.sat.f32.f32 %f598,%f597;\n"
+"fma.rm.f32 %f599,%f598,%f582,%f581;\nadd.f32 %f600,%f599,0fCB40007F;\nneg.f32 %f601,%f600;\n"
+"fma.rn.f32 %f602,%f596,%f586,%f601;\nfma.rn.f32 %f603,%f596,%f588,%f602;\n";
 static const char qlora__ptx_389[] =
-"@%p58 bra $L__BB0_226;\nld.param.u64 %rd209,[qlora_loss_cross_entropy_f32_param_0];\n"
-"cvta.to.global.u64 %rd218,%rd209;\nsub.s64 %rd219,%rd87,%rd221;\nmov.u32 %r435,%ntid.x;\n"
-"mov.u64 %rd220,%rd221;\n$L__BB0_56:\nmov.u32 %r581,%tid.x;\nsetp.eq.s64 %p59,%rd5,0;\n"
-"shl.b64 %rd120,%rd3,2;\nmul.wide.u32 %rd121,%r581,16;\nadd.s64 %rd122,%rd120,%rd121;\n"
-"add.s64 %rd43,%rd218,%rd122;\nmul.wide.u32 %rd123,%r435,4;\nadd.s64 %rd125,%rd221,%rd123;\n"
-"add.s64 %rd126,%rd125,%rd3;\nshl.b64 %rd127,%rd126,2;\nadd.s64 %rd44,%rd218,%rd127;\n"
-"add.s64 %rd128,%rd221,%rd3;\nmul.wide.u32 %rd129,%r435,8;\nadd.s64 %rd130,%rd128,%rd129;\n"
-"shl.b64 %rd131,%rd130,2;\nadd.s64 %rd45,%rd218,%rd131;\nmul.wide.u32 %rd132,%r435,12;\n"
-"add.s64 %rd133,%rd132,%rd221;\nadd.s64 %rd134,%rd133,%rd3;\nshl.b64 %rd135,%rd134,2;\n"
-"add.s64 %rd46,%rd218,%rd135;\n@%p59 bra $L__BB0_93;\nsetp.ge.s64 %p60,%rd220,%rd87;\n"
-"@%p60 bra $L__BB0_66;\nsetp.lt.s64 %p61,%rd219,1;\nmov.u32 %r715,0;\nmov.u32 %r716,%r715;\n"
-"@%p61 bra $L__BB0_60;\nld.global.u32 %r716,[%rd43];\n$L__BB0_60:\nsetp.lt.s64 %p62,%rd219,2;\n"
-"@%p62 bra $L__BB0_62;\nld.global.u32 %r715,[%rd43+4];\n$L__BB0_62:\nsetp.lt.s64 %p63,%rd219,3;\n"
-"mov.u32 %r713,0;\nmov.u32 %r714,%r713;\n@%p63 bra $L__BB0_64;\nld.global.u32 %r714,[%rd43+8];\n"
-"$L__BB0_64:\nsetp.lt.s64 %p64,%rd219,4;\n@%p64 bra $L__BB0_66;\nld.global.u32 %r713,[%rd43+12];\n"
-"$L__BB0_66:\nadd.s64 %rd137,%rd123,%rd220;\nsetp.ge.s64 %p65,%rd137,%rd87;\n"
-"@%p65 bra $L__BB0_75;\nsub.s64 %rd47,%rd219,%rd123;\nsetp.lt.s64 %p66,%rd47,1;\n"
-"mov.u32 %r711,0;\nmov.u32 %r712,%r711;\n@%p66 bra $L__BB0_69;\nld.global.u32 %r712,[%rd44];\n"
-"$L__BB0_69:\nsetp.lt.s64 %p67,%rd47,2;\n@%p67 bra $L__BB0_71;\nld.global.u32 %r711,[%rd44+4];\n"
-"$L__BB0_71:\nsetp.lt.s64 %p68,%rd47,3;\nmov.u32 %r709,0;\nmov.u32 %r710,%r709;\n"
-"@%p68 bra $L__BB0_73;\nld.global.u32 %r710,[%rd44+8];\n$L__BB0_73:\nsetp.lt.s64 %p69,%rd47,4;\n"
-"@%p69 bra $L__BB0_75;\nld.global.u32 %r709,[%rd44+12];\n$L__BB0_75:\n"
-"add.s64 %rd140,%rd129,%rd220;\nsetp.ge.s64 %p70,%rd140,%rd87;\n@%p70 bra $L__BB0_84;\n"
-"sub.s64 %rd48,%rd219,%rd129;\nsetp.lt.s64 %p71,%rd48,1;\nmov.u32 %r707,0;\nmov.u32 %r708,%r707;\n"
-"@%p71 bra $L__BB0_78;\nld.global.u32 %r708,[%rd45];\n$L__BB0_78:\nsetp.lt.s64 %p72,%rd48,2;\n"
-"@%p72 bra $L__BB0_80;\nld.global.u32 %r707,[%rd45+4];\n$L__BB0_80:\nsetp.lt.s64 %p73,%rd48,3;\n"
-"mov.u32 %r705,0;\nmov.u32 %r706,%r705;\n@%p73 bra $L__BB0_82;\nld.global.u32 %r706,[%rd45+8];\n"
-"$L__BB0_82:\nsetp.lt.s64 %p74,%rd48,4;\n@%p74 bra $L__BB0_84;\nld.global.u32 %r705,[%rd45+12];\n"
-"$L__BB0_84:\nadd.s64 %rd143,%rd132,%rd220;\nsetp.ge.s64 %p75,%rd143,%rd87;\n"
-"@%p75 bra $L__BB0_129;\ncvt.u64.u32 %rd144,%r435;\nmul.lo.s64 %rd145,%rd144,-12;\n"
-"add.s64 %rd49,%rd145,%rd219;\nsetp.lt.s64 %p76,%rd49,1;\nmov.u32 %r703,0;\nmov.u32 %r704,%r703;\n"
-"@%p76 bra $L__BB0_87;\nld.global.u32 %r704,[%rd46];\n$L__BB0_87:\nsetp.lt.s64 %p77,%rd49,2;\n"
-"@%p77 bra $L__BB0_89;\nld.global.u32 %r703,[%rd46+4];\n$L__BB0_89:\nsetp.lt.s64 %p78,%rd49,3;\n"
-"mov.u32 %r701,0;\nmov.u32 %r702,%r701;\n@%p78 bra $L__BB0_91;\nld.global.u32 %r702,[%rd46+8];\n"
-"$L__BB0_91:\nsetp.lt.s64 %p79,%rd49,4;\n@%p79 bra $L__BB0_129;\nld.global.u32 %r701,[%rd46+12];\n"
-"bra.uni $L__BB0_129;\n$L__BB0_93:\nsetp.ge.s64 %p80,%rd220,%rd87;\n@%p80 bra $L__BB0_102;\n"
-"setp.gt.s64 %p81,%rd219,3;\n@%p81 bra $L__BB0_101;\nbra.uni $L__BB0_95;\n$L__BB0_101:\n"
-"ld.global.v4.u32{%r716,%r715,%r714,%r713},[%rd43];\nbra.uni $L__BB0_102;\n$L__BB0_95:\n"
-"setp.lt.s64 %p82,%rd219,1;\nmov.u32 %r715,0;\nmov.u32 %r716,%r715;\n@%p82 bra $L__BB0_97;\n"
-"ld.global.u32 %r716,[%rd43];\n$L__BB0_97:\nsetp.lt.s64 %p83,%rd219,2;\n@%p83 bra $L__BB0_99;\n"
-"ld.global.u32 %r715,[%rd43+4];\n$L__BB0_99:\nsetp.lt.s64 %p84,%rd219,3;\nmov.u32 %r713,0;\n"
-"mov.u32 %r714,%r713;\n@%p84 bra $L__BB0_102;\nld.global.u32 %r714,[%rd43+8];\n$L__BB0_102:\n"
-"add.s64 %rd147,%rd123,%rd220;\nsetp.ge.s64 %p85,%rd147,%rd87;\n@%p85 bra $L__BB0_111;\n"
-"sub.s64 %rd50,%rd219,%rd123;\nsetp.gt.s64 %p86,%rd50,3;\n@%p86 bra $L__BB0_110;\n"
-"bra.uni $L__BB0_104;\n$L__BB0_110:\nld.global.v4.u32{%r712,%r711,%r710,%r709},[%rd44];\n"
-"bra.uni $L__BB0_111;\n$L__BB0_104:\nsetp.lt.s64 %p87,%rd50,1;\nmov.u32 %r711,0;\n"
-"mov.u32 %r712,%r711;\n@%p87 bra $L__BB0_106;\n";
+"mov.b32 %r240,%f599;\nshl.b32 %r241,%r240,23;\nmov.b32 %f604,%r241;\n"
+"ex2.approx.ftz.f32 %f605,%f603;\nmul.f32 %f606,%f605,%f604;\nmul.f32 %f607,%f47,%f606;\n"
+"setp.eq.s32 %p66,%r237,1;\nsub.f32 %f608,%f607,%f978;\nsub.f32 %f610,%f573,%f972;\n"
+"fma.rn.f32 %f611,%f610,%f578,%f577;\ncvt.sat.f32.f32 %f612,%f611;\n"
+"fma.rm.f32 %f613,%f612,%f582,%f581;\nadd.f32 %f614,%f613,0fCB40007F;\nneg.f32 %f615,%f614;\n"
+"fma.rn.f32 %f616,%f610,%f586,%f615;\nfma.rn.f32 %f617,%f610,%f588,%f616;\nmov.b32 %r242,%f613;\n"
+"shl.b32 %r243,%r242,23;\nmov.b32 %f618,%r243;\nex2.approx.ftz.f32 %f619,%f617;\n"
+"mul.f32 %f620,%f619,%f618;\nmul.f32 %f621,%f47,%f620;\nsetp.eq.s32 %p67,%r237,2;\n"
+"sub.f32 %f622,%f621,%f978;\nsub.f32 %f624,%f574,%f972;\nfma.rn.f32 %f625,%f624,%f578,%f577;\n"
+"cvt.sat.f32.f32 %f626,%f625;\nfma.rm.f32 %f627,%f626,%f582,%f581;\n"
+"add.f32 %f628,%f627,0fCB40007F;\nneg.f32 %f629,%f628;\nfma.rn.f32 %f630,%f624,%f586,%f629;\n"
+"fma.rn.f32 %f631,%f624,%f588,%f630;\nmov.b32 %r244,%f627;\nshl.b32 %r245,%r244,23;\n"
+"mov.b32 %f632,%r245;\nex2.approx.ftz.f32 %f633,%f631;\nmul.f32 %f634,%f633,%f632;\n"
+"mul.f32 %f635,%f47,%f634;\nsetp.eq.s32 %p68,%r237,3;\nsub.f32 %f636,%f635,%f978;\n"
+"selp.f32 %f637,%f636,%f635,%p68;\nselp.f32 %f638,%f622,%f621,%p67;\n"
+"selp.f32 %f639,%f608,%f607,%p66;\nselp.f32 %f640,%f594,%f593,%p65;\n"
+"ld.global.v4.f32{%f641,%f642,%f643,%f644},[%rd119];\n"
+"ld.global.v4.f32{%f645,%f646,%f647,%f648},[%rd120];\n"
+"ld.global.v4.f32{%f649,%f650,%f651,%f652},[%rd121];\n"
+"st.global.v4.f32[%rd117],{%f640,%f639,%f638,%f637};\nadd.s64 %rd123,%rd38,%rd181;\n"
+"setp.le.s64 %p69,%rd123,%rd4;\nadd.s64 %rd124,%rd123,4;\nsetp.gt.s64 %p70,%rd124,%rd4;\n"
+"and.pred %p71,%p69,%p70;\ncvt.u32.u64 %r246,%rd123;\nsub.s32 %r247,%r235,%r246;\n"
+"selp.b32 %r248,%r247,-1,%p71;\nsub.f32 %f654,%f641,%f972;\nfma.rn.f32 %f655,%f654,%f578,%f577;\n"
+"cvt.sat.f32.f32 %f656,%f655;\nfma.rm.f32 %f657,%f656,%f582,%f581;\n"
+"add.f32 %f658,%f657,0fCB40007F;\nneg.f32 %f659,%f658;\nfma.rn.f32 %f660,%f654,%f586,%f659;\n"
+"fma.rn.f32 %f661,%f654,%f588,%f660;\nmov.b32 %r249,%f657;\nshl.b32 %r250,%r249,23;\n"
+"mov.b32 %f662,%r250;\nex2.approx.ftz.f32 %f663,%f661;\nmul.f32 %f664,%f663,%f662;\n"
+"mul.f32 %f665,%f47,%f664;\nsetp.eq.s32 %p72,%r248,0;\nsub.f32 %f666,%f665,%f978;\n"
+"selp.f32 %f667,%f666,%f665,%p72;\nsub.f32 %f669,%f642,%f972;\n"
+"fma.rn.f32 %f670,%f669,%f578,%f577;\ncvt.sat.f32.f32 %f671,%f670;\n"
+"fma.rm.f32 %f672,%f671,%f582,%f581;\nadd.f32 %f673,%f672,0fCB40007F;\nneg.f32 %f674,%f673;\n"
+"fma.rn.f32 %f675,%f669,%f586,%f674;\nfma.rn.f32 %f676,%f669,%f588,%f675;\nmov.b32 %r251,%f672;\n"
+"shl.b32 %r252,%r251,23;\nmov.b32 %f677,%r252;\nex2.approx.ftz.f32 %f678,%f676;\n"
+"mul.f32 %f679,%f678,%f677;\nmul.f32 %f680,%f47,%f679;\nsetp.eq.s32 %p73,%r248,1;\n"
+"sub.f32 %f681,%f680,%f978;\nselp.f32 %f682,%f681,%f680,%p73;\nsub.f32 %f684,%f643,%f972;\n"
+"fma.rn.f32 %f685,%f684,%f578,%f577;\ncvt.sat.f32.f32 %f686,%f685;\n"
+"fma.rm.f32 %f687,%f686,%f582,%f581;\nadd.f32 %f688,%f687,0fCB40007F;\nneg.f32 %f689,%f688;\n"
+"fma.rn.f32 %f690,%f684,%f586,%f689;\nfma.rn.f32 %f691,%f684,%f588,%f690;\nmov.b32 %r253,%f687;\n"
+"shl.b32 %r254,%r253,23;\nmov.b32 %f692,%r254;\nex2.approx.ftz.f32 %f693,%f691;\n"
+"mul.f32 %f694,%f693,%f692;\nmul.f32 %f695,%f47,%f694;\nsetp.eq.s32 %p74,%r248,2;\n"
+"sub.f32 %f696,%f695,%f978;\nselp.f32 %f697,%f696,%f695,%p74;\nsub.f32 %f699,%f644,%f972;\n"
+"fma.rn.f32 %f700,%f699,%f578,%f577;\ncvt.sat.f32.f32 %f701,%f700;\n"
+"fma.rm.f32 %f702,%f701,%f582,%f581;\nadd.f32 %f703,%f702,0fCB40007F;\nneg.f32 %f704,%f703;\n"
+"fma.rn.f32 %f705,%f699,%f586,%f704;\nfma.rn.f32 %f706,%f699,%f588,%f705;\nmov.b32 %r255,%f702;\n"
+"shl.b32 %r256,%r255,23;\nmov.b32 %f707,%r256;\nex2.approx.ftz.f32 %f708,%f706;\n"
+"mul.f32 %f709,%f708,%f707;\nmul.f32 %f710,%f47,%f709;\nsetp.eq.s32 %p75,%r248,3;\n"
+"sub.f32 %f711,%f710,%f978;\nselp.f32 %f712,%f711,%f710,%p75;\nst.global.f32[%rd119],%f667;\n"
+"st.global.f32[%rd119+4],%f682;\nst.global.f32[%rd119+8],%f697;\nst.global.f32[%rd119+12],%f712;\n"
+"add.s64 %rd125,%rd123,%rd38;\nsetp.le.s64 %p76,%rd125,%rd4;\nadd.s64 %rd126,%rd125,4;\n"
+"setp.gt.s64 %p77,%rd126,%rd4;\nand.pred %p78,%p76,%p77;\ncvt.u32.u64 %r257,%rd125;\n"
+"sub.s32 %r258,%r235,%r257;\nselp.b32 %r259,%r258,-1,%p78;\n";
 static const char qlora__ptx_390[] =
-"ld.global.u32 %r712,[%rd44];\n$L__BB0_106:\nsetp.lt.s64 %p88,%rd50,2;\n@%p88 bra $L__BB0_108;\n"
-"ld.global.u32 %r711,[%rd44+4];\n$L__BB0_108:\nsetp.lt.s64 %p89,%rd50,3;\nmov.u32 %r709,0;\n"
-"mov.u32 %r710,%r709;\n@%p89 bra $L__BB0_111;\nld.global.u32 %r710,[%rd44+8];\n$L__BB0_111:\n"
-"add.s64 %rd150,%rd129,%rd220;\nsetp.ge.s64 %p90,%rd150,%rd87;\n@%p90 bra $L__BB0_120;\n"
-"sub.s64 %rd51,%rd219,%rd129;\nsetp.gt.s64 %p91,%rd51,3;\n@%p91 bra $L__BB0_119;\n"
-"bra.uni $L__BB0_113;\n$L__BB0_119:\nld.global.v4.u32{%r708,%r707,%r706,%r705},[%rd45];\n"
-"bra.uni $L__BB0_120;\n$L__BB0_113:\nsetp.lt.s64 %p92,%rd51,1;\nmov.u32 %r707,0;\n"
-"mov.u32 %r708,%r707;\n@%p92 bra $L__BB0_115;\nld.global.u32 %r708,[%rd45];\n$L__BB0_115:\n"
-"setp.lt.s64 %p93,%rd51,2;\n@%p93 bra $L__BB0_117;\nld.global.u32 %r707,[%rd45+4];\n$L__BB0_117:\n"
-"setp.lt.s64 %p94,%rd51,3;\nmov.u32 %r705,0;\nmov.u32 %r706,%r705;\n@%p94 bra $L__BB0_120;\n"
-"ld.global.u32 %r706,[%rd45+8];\n$L__BB0_120:\nadd.s64 %rd153,%rd132,%rd220;\n"
-"setp.ge.s64 %p95,%rd153,%rd87;\n@%p95 bra $L__BB0_129;\ncvt.u64.u32 %rd154,%r435;\n"
-"mul.lo.s64 %rd155,%rd154,-12;\nadd.s64 %rd52,%rd155,%rd219;\nsetp.gt.s64 %p96,%rd52,3;\n"
-"@%p96 bra $L__BB0_128;\nbra.uni $L__BB0_122;\n$L__BB0_128:\n"
-"ld.global.v4.u32{%r704,%r703,%r702,%r701},[%rd46];\nbra.uni $L__BB0_129;\n$L__BB0_122:\n"
-"setp.lt.s64 %p97,%rd52,1;\nmov.u32 %r703,0;\nmov.u32 %r704,%r703;\n@%p97 bra $L__BB0_124;\n"
-"ld.global.u32 %r704,[%rd46];\n$L__BB0_124:\nsetp.lt.s64 %p98,%rd52,2;\n@%p98 bra $L__BB0_126;\n"
-"ld.global.u32 %r703,[%rd46+4];\n$L__BB0_126:\nsetp.lt.s64 %p99,%rd52,3;\nmov.u32 %r701,0;\n"
-"mov.u32 %r702,%r701;\n@%p99 bra $L__BB0_129;\nld.global.u32 %r702,[%rd46+8];\n$L__BB0_129:\n"
-"@%p59 bra $L__BB0_166;\nsetp.ge.s64 %p101,%rd220,%rd87;\n@%p101 bra $L__BB0_139;\n"
-"setp.lt.s64 %p102,%rd219,1;\n@%p102 bra $L__BB0_133;\nsub.s64 %rd195,%rd220,%rd4;\n"
-"mov.b32 %f551,%r716;\nsub.f32 %f552,%f551,%f1178;\nmov.f32 %f553,0f3F000000;\n"
-"mov.f32 %f554,0f3BBB989D;\nfma.rn.f32 %f555,%f552,%f554,%f553;\ncvt.sat.f32.f32 %f556,%f555;\n"
-"mov.f32 %f557,0f4B400001;\nmov.f32 %f558,0f437C0000;\nfma.rm.f32 %f559,%f556,%f558,%f557;\n"
-"add.f32 %f560,%f559,0fCB40007F;\nneg.f32 %f561,%f560;\nmov.f32 %f562,0f3FB8AA3B;\n"
-"fma.rn.f32 %f563,%f552,%f562,%f561;\nmov.f32 %f564,0f32A57060;\n"
-"fma.rn.f32 %f565,%f552,%f564,%f563;\nex2.approx.ftz.f32 %f566,%f565;\nmov.b32 %r492,%f559;\n"
-"shl.b32 %r493,%r492,23;\nmov.b32 %f567,%r493;\nmul.f32 %f568,%f566,%f567;\n"
-"mul.f32 %f569,%f47,%f568;\nsetp.eq.s64 %p103,%rd195,0;\nsub.f32 %f570,%f569,%f1184;\n"
-"selp.f32 %f571,%f570,%f569,%p103;\nst.global.f32[%rd43],%f571;\n$L__BB0_133:\n"
-"setp.lt.s64 %p104,%rd219,2;\n@%p104 bra $L__BB0_135;\nsub.s64 %rd194,%rd220,%rd4;\n"
-"mov.b32 %f572,%r715;\nsub.f32 %f573,%f572,%f1178;\nmov.f32 %f574,0f3F000000;\n"
-"mov.f32 %f575,0f3BBB989D;\nfma.rn.f32 %f576,%f573,%f575,%f574;\ncvt.sat.f32.f32 %f577,%f576;\n"
-"mov.f32 %f578,0f4B400001;\nmov.f32 %f579,0f437C0000;\nfma.rm.f32 %f580,%f577,%f579,%f578;\n"
-"mov.b32 %r494,%f580;\nshl.b32 %r495,%r494,23;\nmov.b32 %f581,%r495;\n"
-"add.f32 %f582,%f580,0fCB40007F;\nneg.f32 %f583,%f582;\nmov.f32 %f584,0f3FB8AA3B;\n"
-"fma.rn.f32 %f585,%f573,%f584,%f583;\nmov.f32 %f586,0f32A57060;\n"
-"fma.rn.f32 %f587,%f573,%f586,%f585;\nex2.approx.ftz.f32 %f588,%f587;\n"
-"mul.f32 %f589,%f588,%f581;\nmul.f32 %f590,%f47,%f589;\nsub.f32 %f591,%f590,%f1184;\n"
-"setp.eq.s64 %p105,%rd194,-1;\nselp.f32 %f592,%f591,%f590,%p105;\nst.global.f32[%rd43+4],%f592;\n"
-"$L__BB0_135:\nsetp.lt.s64 %p106,%rd219,3;\n@%p106 bra $L__BB0_137;\nsub.s64 %rd193,%rd220,%rd4;\n"
-"mov.b32 %f593,%r714;\nsub.f32 %f594,%f593,%f1178;\nmov.f32 %f595,0f3F000000;\n"
-"mov.f32 %f596,0f3BBB989D;\nfma.rn.f32 %f597,%f594,%f596,%f595;\ncvt.sat.f32.f32 %f598,%f597;\n"
-"mov.f32 %f599,0f4B400001;\nmov.f32 %f600,0f437C0000;\nfma.rm.f32 %f601,%f598,%f600,%f599;\n"
-"add.f32 %f602,%f601,0fCB40007F;\nneg.f32 %f603,%f602;\nmov.f32 %f604,0f3FB8AA3B;\n"
-"fma.rn.f32 %f605,%f594,%f604,%f603;\nmov.f32 %f606,0f32A57060;\n"
-"fma.rn.f32 %f607,%f594,%f606,%f605;\nex2.approx.ftz.f32 %f608,%f607;\nmov.b32 %r496,%f601;\n"
-"shl.b32 %r497,%r496,23;\nmov.b32 %f609,%r497;\nmul.f32 %f610,%f608,%f609;\n"
-"mul.f32 %f611,%f47,%f610;\nsetp.eq.s64 %p107,%rd193,-2;\nsub.f32 %f612,%f611,%f1184;\n";
+"sub.f32 %f714,%f645,%f972;\nfma.rn.f32 %f715,%f714,%f578,%f577;\ncvt.sat.f32.f32 %f716,%f715;\n"
+"fma.rm.f32 %f717,%f716,%f582,%f581;\nadd.f32 %f718,%f717,0fCB40007F;\nneg.f32 %f719,%f718;\n"
+"fma.rn.f32 %f720,%f714,%f586,%f719;\nfma.rn.f32 %f721,%f714,%f588,%f720;\nmov.b32 %r260,%f717;\n"
+"shl.b32 %r261,%r260,23;\nmov.b32 %f722,%r261;\nex2.approx.ftz.f32 %f723,%f721;\n"
+"mul.f32 %f724,%f723,%f722;\nmul.f32 %f725,%f47,%f724;\nsetp.eq.s32 %p79,%r259,0;\n"
+"sub.f32 %f726,%f725,%f978;\nselp.f32 %f727,%f726,%f725,%p79;\nsub.f32 %f729,%f646,%f972;\n"
+"fma.rn.f32 %f730,%f729,%f578,%f577;\ncvt.sat.f32.f32 %f731,%f730;\n"
+"fma.rm.f32 %f732,%f731,%f582,%f581;\nadd.f32 %f733,%f732,0fCB40007F;\nneg.f32 %f734,%f733;\n"
+"fma.rn.f32 %f735,%f729,%f586,%f734;\nfma.rn.f32 %f736,%f729,%f588,%f735;\nmov.b32 %r262,%f732;\n"
+"shl.b32 %r263,%r262,23;\nmov.b32 %f737,%r263;\nex2.approx.ftz.f32 %f738,%f736;\n"
+"mul.f32 %f739,%f738,%f737;\nmul.f32 %f740,%f47,%f739;\nsetp.eq.s32 %p80,%r259,1;\n"
+"sub.f32 %f741,%f740,%f978;\nselp.f32 %f742,%f741,%f740,%p80;\nsub.f32 %f744,%f647,%f972;\n"
+"fma.rn.f32 %f745,%f744,%f578,%f577;\ncvt.sat.f32.f32 %f746,%f745;\n"
+"fma.rm.f32 %f747,%f746,%f582,%f581;\nadd.f32 %f748,%f747,0fCB40007F;\nneg.f32 %f749,%f748;\n"
+"fma.rn.f32 %f750,%f744,%f586,%f749;\nfma.rn.f32 %f751,%f744,%f588,%f750;\nmov.b32 %r264,%f747;\n"
+"shl.b32 %r265,%r264,23;\nmov.b32 %f752,%r265;\nex2.approx.ftz.f32 %f753,%f751;\n"
+"mul.f32 %f754,%f753,%f752;\nmul.f32 %f755,%f47,%f754;\nsetp.eq.s32 %p81,%r259,2;\n"
+"sub.f32 %f756,%f755,%f978;\nselp.f32 %f757,%f756,%f755,%p81;\nsub.f32 %f759,%f648,%f972;\n"
+"fma.rn.f32 %f760,%f759,%f578,%f577;\ncvt.sat.f32.f32 %f761,%f760;\n"
+"fma.rm.f32 %f762,%f761,%f582,%f581;\nadd.f32 %f763,%f762,0fCB40007F;\nneg.f32 %f764,%f763;\n"
+"fma.rn.f32 %f765,%f759,%f586,%f764;\nfma.rn.f32 %f766,%f759,%f588,%f765;\nmov.b32 %r266,%f762;\n"
+"shl.b32 %r267,%r266,23;\nmov.b32 %f767,%r267;\nex2.approx.ftz.f32 %f768,%f766;\n"
+"mul.f32 %f769,%f768,%f767;\nmul.f32 %f770,%f47,%f769;\nsetp.eq.s32 %p82,%r259,3;\n"
+"sub.f32 %f771,%f770,%f978;\nselp.f32 %f772,%f771,%f770,%p82;\nst.global.f32[%rd120],%f727;\n"
+"st.global.f32[%rd120+4],%f742;\nst.global.f32[%rd120+8],%f757;\nst.global.f32[%rd120+12],%f772;\n"
+"add.s64 %rd127,%rd125,%rd38;\nsetp.le.s64 %p83,%rd127,%rd4;\nadd.s64 %rd128,%rd127,4;\n"
+"setp.gt.s64 %p84,%rd128,%rd4;\nand.pred %p85,%p83,%p84;\ncvt.u32.u64 %r268,%rd127;\n"
+"sub.s32 %r269,%r235,%r268;\nselp.b32 %r270,%r269,-1,%p85;\nsub.f32 %f774,%f649,%f972;\n"
+"fma.rn.f32 %f775,%f774,%f578,%f577;\ncvt.sat.f32.f32 %f776,%f775;\n"
+"fma.rm.f32 %f777,%f776,%f582,%f581;\nadd.f32 %f778,%f777,0fCB40007F;\nneg.f32 %f779,%f778;\n"
+"fma.rn.f32 %f780,%f774,%f586,%f779;\nfma.rn.f32 %f781,%f774,%f588,%f780;\nmov.b32 %r271,%f777;\n"
+"shl.b32 %r272,%r271,23;\nmov.b32 %f782,%r272;\nex2.approx.ftz.f32 %f783,%f781;\n"
+"mul.f32 %f784,%f783,%f782;\nmul.f32 %f785,%f47,%f784;\nsetp.eq.s32 %p86,%r270,0;\n"
+"sub.f32 %f786,%f785,%f978;\nselp.f32 %f787,%f786,%f785,%p86;\nsub.f32 %f789,%f650,%f972;\n"
+"fma.rn.f32 %f790,%f789,%f578,%f577;\ncvt.sat.f32.f32 %f791,%f790;\n"
+"fma.rm.f32 %f792,%f791,%f582,%f581;\nadd.f32 %f793,%f792,0fCB40007F;\nneg.f32 %f794,%f793;\n"
+"fma.rn.f32 %f795,%f789,%f586,%f794;\nfma.rn.f32 %f796,%f789,%f588,%f795;\nmov.b32 %r273,%f792;\n"
+"shl.b32 %r274,%r273,23;\nmov.b32 %f797,%r274;\nex2.approx.ftz.f32 %f798,%f796;\n"
+"mul.f32 %f799,%f798,%f797;\nmul.f32 %f800,%f47,%f799;\nsetp.eq.s32 %p87,%r270,1;\n"
+"sub.f32 %f801,%f800,%f978;\nselp.f32 %f802,%f801,%f800,%p87;\nsub.f32 %f804,%f651,%f972;\n"
+"fma.rn.f32 %f805,%f804,%f578,%f577;\ncvt.sat.f32.f32 %f806,%f805;\n"
+"fma.rm.f32 %f807,%f806,%f582,%f581;\nadd.f32 %f808,%f807,0fCB40007F;\nneg.f32 %f809,%f808;\n"
+"fma.rn.f32 %f810,%f804,%f586,%f809;\nfma.rn.f32 %f811,%f804,%f588,%f810;\nmov.b32 %r275,%f807;\n"
+"shl.b32 %r276,%r275,23;\nmov.b32 %f812,%r276;\nex2.approx.ftz.f32 %f813,%f811;\n"
+"mul.f32 %f814,%f813,%f812;\nmul.f32 %f815,%f47,%f814;\nsetp.eq.s32 %p88,%r270,2;\n"
+"sub.f32 %f816,%f815,%f978;\nselp.f32 %f817,%f816,%f815,%p88;\nsub.f32 %f819,%f652,%f972;\n"
+"fma.rn.f32 %f820,%f819,%f578,%f577;\ncvt.sat.f32.f32 %f821,%f820;\n"
+"fma.rm.f32 %f822,%f821,%f582,%f581;\nadd.f32 %f823,%f822,0fCB40007F;\nneg.f32 %f824,%f823;\n"
+"fma.rn.f32 %f825,%f819,%f586,%f824;\n";
 static const char qlora__ptx_391[] =
-"selp.f32 %f613,%f612,%f611,%p107;\nst.global.f32[%rd43+8],%f613;\n$L__BB0_137:\n"
-"setp.lt.s64 %p108,%rd219,4;\n@%p108 bra $L__BB0_139;\nsub.s64 %rd192,%rd220,%rd4;\n"
-"mov.b32 %f614,%r713;\nsub.f32 %f615,%f614,%f1178;\nmov.f32 %f616,0f3F000000;\n"
-"mov.f32 %f617,0f3BBB989D;\nfma.rn.f32 %f618,%f615,%f617,%f616;\ncvt.sat.f32.f32 %f619,%f618;\n"
-"mov.f32 %f620,0f4B400001;\nmov.f32 %f621,0f437C0000;\nfma.rm.f32 %f622,%f619,%f621,%f620;\n"
-"mov.b32 %r498,%f622;\nshl.b32 %r499,%r498,23;\nmov.b32 %f623,%r499;\n"
-"add.f32 %f624,%f622,0fCB40007F;\nneg.f32 %f625,%f624;\nmov.f32 %f626,0f3FB8AA3B;\n"
-"fma.rn.f32 %f627,%f615,%f626,%f625;\nmov.f32 %f628,0f32A57060;\n"
-"fma.rn.f32 %f629,%f615,%f628,%f627;\nex2.approx.ftz.f32 %f630,%f629;\n"
-"mul.f32 %f631,%f630,%f623;\nmul.f32 %f632,%f47,%f631;\nsub.f32 %f633,%f632,%f1184;\n"
-"setp.eq.s64 %p109,%rd192,-3;\nselp.f32 %f634,%f633,%f632,%p109;\nst.global.f32[%rd43+12],%f634;\n"
-"$L__BB0_139:\nadd.s64 %rd159,%rd123,%rd220;\nsetp.ge.s64 %p110,%rd159,%rd87;\n"
-"@%p110 bra $L__BB0_148;\nsub.s64 %rd161,%rd123,%rd4;\nadd.s64 %rd54,%rd161,%rd220;\n"
-"sub.s64 %rd55,%rd219,%rd123;\nsetp.lt.s64 %p111,%rd55,1;\n@%p111 bra $L__BB0_142;\n"
-"mov.b32 %f635,%r712;\nsub.f32 %f636,%f635,%f1178;\nmov.f32 %f637,0f3F000000;\n"
-"mov.f32 %f638,0f3BBB989D;\nfma.rn.f32 %f639,%f636,%f638,%f637;\ncvt.sat.f32.f32 %f640,%f639;\n"
-"mov.f32 %f641,0f4B400001;\nmov.f32 %f642,0f437C0000;\nfma.rm.f32 %f643,%f640,%f642,%f641;\n"
-"add.f32 %f644,%f643,0fCB40007F;\nneg.f32 %f645,%f644;\nmov.f32 %f646,0f3FB8AA3B;\n"
-"fma.rn.f32 %f647,%f636,%f646,%f645;\nmov.f32 %f648,0f32A57060;\n"
-"fma.rn.f32 %f649,%f636,%f648,%f647;\nex2.approx.ftz.f32 %f650,%f649;\nmov.b32 %r502,%f643;\n"
-"shl.b32 %r503,%r502,23;\nmov.b32 %f651,%r503;\nmul.f32 %f652,%f650,%f651;\n"
-"mul.f32 %f653,%f47,%f652;\nsetp.eq.s64 %p112,%rd54,0;\nsub.f32 %f654,%f653,%f1184;\n"
-"selp.f32 %f655,%f654,%f653,%p112;\nst.global.f32[%rd44],%f655;\n$L__BB0_142:\n"
-"setp.lt.s64 %p113,%rd55,2;\n@%p113 bra $L__BB0_144;\nmov.b32 %f656,%r711;\n"
-"sub.f32 %f657,%f656,%f1178;\nmov.f32 %f658,0f3F000000;\nmov.f32 %f659,0f3BBB989D;\n"
-"fma.rn.f32 %f660,%f657,%f659,%f658;\ncvt.sat.f32.f32 %f661,%f660;\nmov.f32 %f662,0f4B400001;\n"
-"mov.f32 %f663,0f437C0000;\nfma.rm.f32 %f664,%f661,%f663,%f662;\nmov.b32 %r504,%f664;\n"
-"shl.b32 %r505,%r504,23;\nmov.b32 %f665,%r505;\nadd.f32 %f666,%f664,0fCB40007F;\n"
-"neg.f32 %f667,%f666;\nmov.f32 %f668,0f3FB8AA3B;\nfma.rn.f32 %f669,%f657,%f668,%f667;\n"
-"mov.f32 %f670,0f32A57060;\nfma.rn.f32 %f671,%f657,%f670,%f669;\nex2.approx.ftz.f32 %f672,%f671;\n"
-"mul.f32 %f673,%f672,%f665;\nmul.f32 %f674,%f47,%f673;\nsub.f32 %f675,%f674,%f1184;\n"
-"setp.eq.s64 %p114,%rd54,-1;\nselp.f32 %f676,%f675,%f674,%p114;\nst.global.f32[%rd44+4],%f676;\n"
-"$L__BB0_144:\nsetp.lt.s64 %p115,%rd55,3;\n@%p115 bra $L__BB0_146;\nmov.b32 %f677,%r710;\n"
-"sub.f32 %f678,%f677,%f1178;\nmov.f32 %f679,0f3F000000;\nmov.f32 %f680,0f3BBB989D;\n"
-"fma.rn.f32 %f681,%f678,%f680,%f679;\ncvt.sat.f32.f32 %f682,%f681;\nmov.f32 %f683,0f4B400001;\n"
-"mov.f32 %f684,0f437C0000;\nfma.rm.f32 %f685,%f682,%f684,%f683;\nadd.f32 %f686,%f685,0fCB40007F;\n"
-"neg.f32 %f687,%f686;\nmov.f32 %f688,0f3FB8AA3B;\nfma.rn.f32 %f689,%f678,%f688,%f687;\n"
-"mov.f32 %f690,0f32A57060;\nfma.rn.f32 %f691,%f678,%f690,%f689;\nex2.approx.ftz.f32 %f692,%f691;\n"
-"mov.b32 %r506,%f685;\nshl.b32 %r507,%r506,23;\nmov.b32 %f693,%r507;\nmul.f32 %f694,%f692,%f693;\n"
-"mul.f32 %f695,%f47,%f694;\nsetp.eq.s64 %p116,%rd54,-2;\nsub.f32 %f696,%f695,%f1184;\n"
-"selp.f32 %f697,%f696,%f695,%p116;\nst.global.f32[%rd44+8],%f697;\n$L__BB0_146:\n"
-"setp.lt.s64 %p117,%rd55,4;\n@%p117 bra $L__BB0_148;\nmov.b32 %f698,%r709;\n"
-"sub.f32 %f699,%f698,%f1178;\nmov.f32 %f700,0f3F000000;\nmov.f32 %f701,0f3BBB989D;\n"
-"fma.rn.f32 %f702,%f699,%f701,%f700;\ncvt.sat.f32.f32 %f703,%f702;\nmov.f32 %f704,0f4B400001;\n"
-"mov.f32 %f705,0f437C0000;\nfma.rm.f32 %f706,%f703,%f705,%f704;\nmov.b32 %r508,%f706;\n"
-"shl.b32 %r509,%r508,23;\nmov.b32 %f707,%r509;\nadd.f32 %f708,%f706,0fCB40007F;\n"
-"neg.f32 %f709,%f708;\nmov.f32 %f710,0f3FB8AA3B;\nfma.rn.f32 %f711,%f699,%f710,%f709;\n"
-"mov.f32 %f712,0f32A57060;\nfma.rn.f32 %f713,%f699,%f712,%f711;\nex2.approx.ftz.f32 %f714,%f713;\n"
-"mul.f32 %f715,%f714,%f707;\nmul.f32 %f716,%f47,%f715;\n";
+"fma.rn.f32 %f826,%f819,%f588,%f825;\nmov.b32 %r277,%f822;\nshl.b32 %r278,%r277,23;\n"
+"mov.b32 %f827,%r278;\nex2.approx.ftz.f32 %f828,%f826;\nmul.f32 %f829,%f828,%f827;\n"
+"mul.f32 %f830,%f47,%f829;\nsetp.eq.s32 %p89,%r270,3;\nsub.f32 %f831,%f830,%f978;\n"
+"selp.f32 %f832,%f831,%f830,%p89;\nst.global.f32[%rd121],%f787;\nst.global.f32[%rd121+4],%f802;\n"
+"st.global.f32[%rd121+8],%f817;\nst.global.f32[%rd121+12],%f832;\nadd.s64 %rd181,%rd127,%rd38;\n"
+"add.s64 %rd129,%rd33,%rd181;\nsetp.le.s64 %p90,%rd129,%rd75;\n@%p90 bra $L__BB0_53;\n"
+"$L__BB0_54:\nsetp.ge.s64 %p91,%rd181,%rd75;\n@%p91 bra $L__BB0_115;\nsetp.eq.s64 %p92,%rd5,0;\n"
+"@%p92 bra $L__BB0_74;\ncvt.u32.u64 %r279,%rd4;\nsub.s64 %rd183,%rd75,%rd181;\n"
+"cvt.u32.u64 %r280,%rd181;\nsub.s32 %r340,%r279,%r280;\nshl.b64 %rd182,%rd181,2;\n$L__BB0_57:\n"
+"shl.b64 %rd136,%rd3,2;\nadd.s64 %rd137,%rd1,%rd136;\nadd.s64 %rd47,%rd137,4;\n"
+"setp.lt.s64 %p93,%rd183,1;\nmov.f32 %f980,0f00000000;\nmov.f32 %f979,%f980;\n"
+"@%p93 bra $L__BB0_59;\nadd.s64 %rd138,%rd47,%rd182;\nld.global.f32 %f979,[%rd138+-4];\n"
+"$L__BB0_59:\nsetp.lt.s64 %p94,%rd183,2;\n@%p94 bra $L__BB0_61;\nadd.s64 %rd139,%rd47,%rd182;\n"
+"ld.global.f32 %f980,[%rd139];\n$L__BB0_61:\nsetp.lt.s64 %p95,%rd183,3;\n"
+"mov.f32 %f982,0f00000000;\nmov.f32 %f981,%f982;\n@%p95 bra $L__BB0_63;\n"
+"add.s64 %rd140,%rd47,%rd182;\nld.global.f32 %f981,[%rd140+4];\n$L__BB0_63:\n"
+"setp.lt.s64 %p96,%rd183,4;\n@%p96 bra $L__BB0_65;\nadd.s64 %rd141,%rd47,%rd182;\n"
+"ld.global.f32 %f982,[%rd141+8];\n$L__BB0_65:\nadd.s64 %rd142,%rd181,4;\n"
+"setp.gt.s64 %p97,%rd142,%rd4;\nsetp.le.s64 %p98,%rd181,%rd4;\nand.pred %p99,%p98,%p97;\n"
+"selp.b32 %r282,%r340,-1,%p99;\nsub.f32 %f837,%f979,%f972;\nmov.f32 %f838,0f3F000000;\n"
+"mov.f32 %f839,0f3BBB989D;\nfma.rn.f32 %f840,%f837,%f839,%f838;\ncvt.sat.f32.f32 %f841,%f840;\n"
+"mov.f32 %f842,0f4B400001;\nmov.f32 %f843,0f437C0000;\nfma.rm.f32 %f844,%f841,%f843,%f842;\n"
+"add.f32 %f845,%f844,0fCB40007F;\nneg.f32 %f846,%f845;\nmov.f32 %f847,0f3FB8AA3B;\n"
+"fma.rn.f32 %f848,%f837,%f847,%f846;\nmov.f32 %f849,0f32A57060;\n"
+"fma.rn.f32 %f850,%f837,%f849,%f848;\nmov.b32 %r283,%f844;\nshl.b32 %r284,%r283,23;\n"
+"mov.b32 %f851,%r284;\nex2.approx.ftz.f32 %f852,%f850;\nmul.f32 %f853,%f852,%f851;\n"
+"mul.f32 %f854,%f47,%f853;\nsetp.eq.s32 %p100,%r282,0;\nsub.f32 %f855,%f854,%f978;\n"
+"selp.f32 %f56,%f855,%f854,%p100;\nsub.f32 %f856,%f980,%f972;\n"
+"fma.rn.f32 %f857,%f856,%f839,%f838;\ncvt.sat.f32.f32 %f858,%f857;\n"
+"fma.rm.f32 %f859,%f858,%f843,%f842;\nadd.f32 %f860,%f859,0fCB40007F;\nneg.f32 %f861,%f860;\n"
+"fma.rn.f32 %f862,%f856,%f847,%f861;\nfma.rn.f32 %f863,%f856,%f849,%f862;\nmov.b32 %r285,%f859;\n"
+"shl.b32 %r286,%r285,23;\nmov.b32 %f864,%r286;\nex2.approx.ftz.f32 %f865,%f863;\n"
+"mul.f32 %f866,%f865,%f864;\nmul.f32 %f867,%f47,%f866;\nsetp.eq.s32 %p101,%r282,1;\n"
+"sub.f32 %f868,%f867,%f978;\nselp.f32 %f57,%f868,%f867,%p101;\nsub.f32 %f869,%f981,%f972;\n"
+"fma.rn.f32 %f870,%f869,%f839,%f838;\ncvt.sat.f32.f32 %f871,%f870;\n"
+"fma.rm.f32 %f872,%f871,%f843,%f842;\nadd.f32 %f873,%f872,0fCB40007F;\nneg.f32 %f874,%f873;\n"
+"fma.rn.f32 %f875,%f869,%f847,%f874;\nfma.rn.f32 %f876,%f869,%f849,%f875;\nmov.b32 %r287,%f872;\n"
+"shl.b32 %r288,%r287,23;\nmov.b32 %f877,%r288;\nex2.approx.ftz.f32 %f878,%f876;\n"
+"mul.f32 %f879,%f878,%f877;\nmul.f32 %f880,%f47,%f879;\nsetp.eq.s32 %p102,%r282,2;\n"
+"sub.f32 %f881,%f880,%f978;\nselp.f32 %f58,%f881,%f880,%p102;\nsub.f32 %f882,%f982,%f972;\n"
+"fma.rn.f32 %f883,%f882,%f839,%f838;\ncvt.sat.f32.f32 %f884,%f883;\n"
+"fma.rm.f32 %f885,%f884,%f843,%f842;\nadd.f32 %f886,%f885,0fCB40007F;\nneg.f32 %f887,%f886;\n"
+"fma.rn.f32 %f888,%f882,%f847,%f887;\nfma.rn.f32 %f889,%f882,%f849,%f888;\nmov.b32 %r289,%f885;\n"
+"shl.b32 %r290,%r289,23;\nmov.b32 %f890,%r290;\nex2.approx.ftz.f32 %f891,%f889;\n"
+"mul.f32 %f892,%f891,%f890;\nmul.f32 %f893,%f47,%f892;\nsetp.eq.s32 %p103,%r282,3;\n"
+"sub.f32 %f894,%f893,%f978;\nselp.f32 %f59,%f894,%f893,%p103;\n@%p93 bra $L__BB0_67;\n"
+"add.s64 %rd148,%rd137,%rd182;\nst.global.f32[%rd148],%f56;\n$L__BB0_67:\n@%p94 bra $L__BB0_69;\n"
+"add.s64 %rd149,%rd47,%rd182;\nst.global.f32[%rd149],%f57;\n$L__BB0_69:\n@%p95 bra $L__BB0_71;\n"
+"add.s64 %rd150,%rd47,%rd182;\nst.global.f32[%rd150+4],%f58;\n$L__BB0_71:\n@%p96 bra $L__BB0_73;\n";
 static const char qlora__ptx_392[] =
-"sub.f32 %f717,%f716,%f1184;\nsetp.eq.s64 %p118,%rd54,-3;\nselp.f32 %f718,%f717,%f716,%p118;\n"
-"st.global.f32[%rd44+12],%f718;\n$L__BB0_148:\nadd.s64 %rd163,%rd129,%rd220;\n"
-"setp.ge.s64 %p119,%rd163,%rd87;\n@%p119 bra $L__BB0_157;\nsub.s64 %rd165,%rd129,%rd4;\n"
-"add.s64 %rd57,%rd165,%rd220;\nsub.s64 %rd58,%rd219,%rd129;\nsetp.lt.s64 %p120,%rd58,1;\n"
-"@%p120 bra $L__BB0_151;\nmov.b32 %f719,%r708;\nsub.f32 %f720,%f719,%f1178;\n"
-"mov.f32 %f721,0f3F000000;\nmov.f32 %f722,0f3BBB989D;\nfma.rn.f32 %f723,%f720,%f722,%f721;\n"
-"cvt.sat.f32.f32 %f724,%f723;\nmov.f32 %f725,0f4B400001;\nmov.f32 %f726,0f437C0000;\n"
-"fma.rm.f32 %f727,%f724,%f726,%f725;\nadd.f32 %f728,%f727,0fCB40007F;\nneg.f32 %f729,%f728;\n"
-"mov.f32 %f730,0f3FB8AA3B;\nfma.rn.f32 %f731,%f720,%f730,%f729;\nmov.f32 %f732,0f32A57060;\n"
-"fma.rn.f32 %f733,%f720,%f732,%f731;\nex2.approx.ftz.f32 %f734,%f733;\nmov.b32 %r512,%f727;\n"
-"shl.b32 %r513,%r512,23;\nmov.b32 %f735,%r513;\nmul.f32 %f736,%f734,%f735;\n"
-"mul.f32 %f737,%f47,%f736;\nsetp.eq.s64 %p121,%rd57,0;\nsub.f32 %f738,%f737,%f1184;\n"
-"selp.f32 %f739,%f738,%f737,%p121;\nst.global.f32[%rd45],%f739;\n$L__BB0_151:\n"
-"setp.lt.s64 %p122,%rd58,2;\n@%p122 bra $L__BB0_153;\nmov.b32 %f740,%r707;\n"
-"sub.f32 %f741,%f740,%f1178;\nmov.f32 %f742,0f3F000000;\nmov.f32 %f743,0f3BBB989D;\n"
-"fma.rn.f32 %f744,%f741,%f743,%f742;\ncvt.sat.f32.f32 %f745,%f744;\nmov.f32 %f746,0f4B400001;\n"
-"mov.f32 %f747,0f437C0000;\nfma.rm.f32 %f748,%f745,%f747,%f746;\nmov.b32 %r514,%f748;\n"
-"shl.b32 %r515,%r514,23;\nmov.b32 %f749,%r515;\nadd.f32 %f750,%f748,0fCB40007F;\n"
-"neg.f32 %f751,%f750;\nmov.f32 %f752,0f3FB8AA3B;\nfma.rn.f32 %f753,%f741,%f752,%f751;\n"
-"mov.f32 %f754,0f32A57060;\nfma.rn.f32 %f755,%f741,%f754,%f753;\nex2.approx.ftz.f32 %f756,%f755;\n"
-"mul.f32 %f757,%f756,%f749;\nmul.f32 %f758,%f47,%f757;\nsub.f32 %f759,%f758,%f1184;\n"
-"setp.eq.s64 %p123,%rd57,-1;\nselp.f32 %f760,%f759,%f758,%p123;\nst.global.f32[%rd45+4],%f760;\n"
-"$L__BB0_153:\nsetp.lt.s64 %p124,%rd58,3;\n@%p124 bra $L__BB0_155;\nmov.b32 %f761,%r706;\n"
-"sub.f32 %f762,%f761,%f1178;\nmov.f32 %f763,0f3F000000;\nmov.f32 %f764,0f3BBB989D;\n"
-"fma.rn.f32 %f765,%f762,%f764,%f763;\ncvt.sat.f32.f32 %f766,%f765;\nmov.f32 %f767,0f4B400001;\n"
-"mov.f32 %f768,0f437C0000;\nfma.rm.f32 %f769,%f766,%f768,%f767;\nadd.f32 %f770,%f769,0fCB40007F;\n"
-"neg.f32 %f771,%f770;\nmov.f32 %f772,0f3FB8AA3B;\nfma.rn.f32 %f773,%f762,%f772,%f771;\n"
-"mov.f32 %f774,0f32A57060;\nfma.rn.f32 %f775,%f762,%f774,%f773;\nex2.approx.ftz.f32 %f776,%f775;\n"
-"mov.b32 %r516,%f769;\nshl.b32 %r517,%r516,23;\nmov.b32 %f777,%r517;\nmul.f32 %f778,%f776,%f777;\n"
-"mul.f32 %f779,%f47,%f778;\nsetp.eq.s64 %p125,%rd57,-2;\nsub.f32 %f780,%f779,%f1184;\n"
-"selp.f32 %f781,%f780,%f779,%p125;\nst.global.f32[%rd45+8],%f781;\n$L__BB0_155:\n"
-"setp.lt.s64 %p126,%rd58,4;\n@%p126 bra $L__BB0_157;\nmov.b32 %f782,%r705;\n"
-"sub.f32 %f783,%f782,%f1178;\nmov.f32 %f784,0f3F000000;\nmov.f32 %f785,0f3BBB989D;\n"
-"fma.rn.f32 %f786,%f783,%f785,%f784;\ncvt.sat.f32.f32 %f787,%f786;\nmov.f32 %f788,0f4B400001;\n"
-"mov.f32 %f789,0f437C0000;\nfma.rm.f32 %f790,%f787,%f789,%f788;\nmov.b32 %r518,%f790;\n"
-"shl.b32 %r519,%r518,23;\nmov.b32 %f791,%r519;\nadd.f32 %f792,%f790,0fCB40007F;\n"
-"neg.f32 %f793,%f792;\nmov.f32 %f794,0f3FB8AA3B;\nfma.rn.f32 %f795,%f783,%f794,%f793;\n"
-"mov.f32 %f796,0f32A57060;\nfma.rn.f32 %f797,%f783,%f796,%f795;\nex2.approx.ftz.f32 %f798,%f797;\n"
-"mul.f32 %f799,%f798,%f791;\nmul.f32 %f800,%f47,%f799;\nsub.f32 %f801,%f800,%f1184;\n"
-"setp.eq.s64 %p127,%rd57,-3;\nselp.f32 %f802,%f801,%f800,%p127;\nst.global.f32[%rd45+12],%f802;\n"
-"$L__BB0_157:\nadd.s64 %rd167,%rd132,%rd220;\nsetp.ge.s64 %p128,%rd167,%rd87;\n"
-"@%p128 bra $L__BB0_202;\nsub.s64 %rd169,%rd132,%rd4;\nadd.s64 %rd60,%rd169,%rd220;\n"
-"cvt.u64.u32 %rd170,%r435;\nmul.lo.s64 %rd171,%rd170,-12;\nadd.s64 %rd61,%rd171,%rd219;\n"
-"setp.lt.s64 %p129,%rd61,1;\n@%p129 bra $L__BB0_160;\nmov.b32 %f803,%r704;\n"
-"sub.f32 %f804,%f803,%f1178;\nmov.f32 %f805,0f3F000000;\nmov.f32 %f806,0f3BBB989D;\n"
-"fma.rn.f32 %f807,%f804,%f806,%f805;\ncvt.sat.f32.f32 %f808,%f807;\nmov.f32 %f809,0f4B400001;\n"
-"mov.f32 %f810,0f437C0000;\nfma.rm.f32 %f811,%f808,%f810,%f809;\nadd.f32 %f812,%f811,0fCB40007F;\n"
-"neg.f32 %f813,%f812;\nmov.f32 %f814,0f3FB8AA3B;\n";
+"add.s64 %rd151,%rd47,%rd182;\nst.global.f32[%rd151+8],%f59;\n$L__BB0_73:\n"
+"add.s64 %rd181,%rd181,%rd8;\nsub.s64 %rd183,%rd183,%rd8;\nshl.b32 %r293,%r55,2;\n"
+"sub.s32 %r340,%r340,%r293;\nmul.wide.u32 %rd153,%r55,16;\nadd.s64 %rd182,%rd182,%rd153;\n"
+"setp.lt.s64 %p108,%rd181,%rd75;\n@%p108 bra $L__BB0_57;\nbra.uni $L__BB0_115;\n$L__BB0_74:\n"
+"cvt.u32.u64 %r294,%rd4;\ncvt.u32.u64 %r295,%rd181;\nsub.s32 %r341,%r294,%r295;\n"
+"sub.s64 %rd186,%rd75,%rd181;\nadd.s64 %rd156,%rd181,%rd3;\nshl.b64 %rd158,%rd156,2;\n"
+"add.s64 %rd185,%rd1,%rd158;\n$L__BB0_75:\nsetp.gt.s64 %p109,%rd186,3;\n@%p109 bra $L__BB0_82;\n"
+"bra.uni $L__BB0_76;\n$L__BB0_82:\nld.global.v4.u32{%r345,%r346,%r347,%r348},[%rd185];\n"
+"bra.uni $L__BB0_83;\n$L__BB0_76:\nsetp.lt.s64 %p110,%rd186,1;\nmov.u32 %r346,0;\n"
+"mov.u32 %r345,%r346;\n@%p110 bra $L__BB0_78;\nld.global.u32 %r345,[%rd185];\n$L__BB0_78:\n"
+"setp.lt.s64 %p111,%rd186,2;\n@%p111 bra $L__BB0_80;\nld.global.u32 %r346,[%rd185+4];\n"
+"$L__BB0_80:\nsetp.lt.s64 %p112,%rd186,3;\nmov.u32 %r348,0;\nmov.u32 %r347,%r348;\n"
+"@%p112 bra $L__BB0_83;\nld.global.u32 %r347,[%rd185+8];\n$L__BB0_83:\nadd.s64 %rd159,%rd181,4;\n"
+"setp.gt.s64 %p113,%rd159,%rd4;\nsetp.le.s64 %p114,%rd181,%rd4;\nand.pred %p115,%p114,%p113;\n"
+"selp.b32 %r304,%r341,-1,%p115;\nmov.b32 %f895,%r345;\nsub.f32 %f896,%f895,%f972;\n"
+"mov.f32 %f897,0f3F000000;\nmov.f32 %f898,0f3BBB989D;\nfma.rn.f32 %f899,%f896,%f898,%f897;\n"
+"cvt.sat.f32.f32 %f900,%f899;\nmov.f32 %f901,0f4B400001;\nmov.f32 %f902,0f437C0000;\n"
+"fma.rm.f32 %f903,%f900,%f902,%f901;\nadd.f32 %f904,%f903,0fCB40007F;\nneg.f32 %f905,%f904;\n"
+"mov.f32 %f906,0f3FB8AA3B;\nfma.rn.f32 %f907,%f896,%f906,%f905;\nmov.f32 %f908,0f32A57060;\n"
+"fma.rn.f32 %f909,%f896,%f908,%f907;\nmov.b32 %r305,%f903;\nshl.b32 %r306,%r305,23;\n"
+"mov.b32 %f910,%r306;\nex2.approx.ftz.f32 %f911,%f909;\nmul.f32 %f912,%f911,%f910;\n"
+"mul.f32 %f913,%f47,%f912;\nsetp.eq.s32 %p116,%r304,0;\nsub.f32 %f914,%f913,%f978;\n"
+"selp.f32 %f60,%f914,%f913,%p116;\nmov.b32 %f915,%r346;\nsub.f32 %f916,%f915,%f972;\n"
+"fma.rn.f32 %f917,%f916,%f898,%f897;\ncvt.sat.f32.f32 %f918,%f917;\n"
+"fma.rm.f32 %f919,%f918,%f902,%f901;\nadd.f32 %f920,%f919,0fCB40007F;\nneg.f32 %f921,%f920;\n"
+"fma.rn.f32 %f922,%f916,%f906,%f921;\nfma.rn.f32 %f923,%f916,%f908,%f922;\nmov.b32 %r307,%f919;\n"
+"shl.b32 %r308,%r307,23;\nmov.b32 %f924,%r308;\nex2.approx.ftz.f32 %f925,%f923;\n"
+"mul.f32 %f926,%f925,%f924;\nmul.f32 %f927,%f47,%f926;\nsetp.eq.s32 %p117,%r304,1;\n"
+"sub.f32 %f928,%f927,%f978;\nselp.f32 %f61,%f928,%f927,%p117;\nmov.b32 %f929,%r347;\n"
+"sub.f32 %f930,%f929,%f972;\nfma.rn.f32 %f931,%f930,%f898,%f897;\ncvt.sat.f32.f32 %f932,%f931;\n"
+"fma.rm.f32 %f933,%f932,%f902,%f901;\nadd.f32 %f934,%f933,0fCB40007F;\nneg.f32 %f935,%f934;\n"
+"fma.rn.f32 %f936,%f930,%f906,%f935;\nfma.rn.f32 %f937,%f930,%f908,%f936;\nmov.b32 %r309,%f933;\n"
+"shl.b32 %r310,%r309,23;\nmov.b32 %f938,%r310;\nex2.approx.ftz.f32 %f939,%f937;\n"
+"mul.f32 %f940,%f939,%f938;\nmul.f32 %f941,%f47,%f940;\nsetp.eq.s32 %p118,%r304,2;\n"
+"sub.f32 %f942,%f941,%f978;\nselp.f32 %f62,%f942,%f941,%p118;\nmov.b32 %f943,%r348;\n"
+"sub.f32 %f944,%f943,%f972;\nfma.rn.f32 %f945,%f944,%f898,%f897;\ncvt.sat.f32.f32 %f946,%f945;\n"
+"fma.rm.f32 %f947,%f946,%f902,%f901;\nadd.f32 %f948,%f947,0fCB40007F;\nneg.f32 %f949,%f948;\n"
+"fma.rn.f32 %f950,%f944,%f906,%f949;\nfma.rn.f32 %f951,%f944,%f908,%f950;\nmov.b32 %r311,%f947;\n"
+"shl.b32 %r312,%r311,23;\nmov.b32 %f952,%r312;\nex2.approx.ftz.f32 %f953,%f951;\n"
+"mul.f32 %f954,%f953,%f952;\nmul.f32 %f955,%f47,%f954;\nsetp.eq.s32 %p119,%r304,3;\n"
+"sub.f32 %f956,%f955,%f978;\nselp.f32 %f63,%f956,%f955,%p119;\n@%p109 bra $L__BB0_90;\n"
+"bra.uni $L__BB0_84;\n$L__BB0_90:\nmov.b32 %r313,%f63;\nmov.b32 %r314,%f62;\nmov.b32 %r315,%f61;\n"
+"mov.b32 %r316,%f60;\nst.global.v4.u32[%rd185],{%r316,%r315,%r314,%r313};\nbra.uni $L__BB0_91;\n"
+"$L__BB0_84:\nsetp.lt.s64 %p121,%rd186,1;\n@%p121 bra $L__BB0_86;\nst.global.f32[%rd185],%f60;\n"
+"$L__BB0_86:\nsetp.lt.s64 %p122,%rd186,2;\n@%p122 bra $L__BB0_88;\nst.global.f32[%rd185+4],%f61;\n"
+"$L__BB0_88:\nsetp.lt.s64 %p123,%rd186,3;\n@%p123 bra $L__BB0_91;\nst.global.f32[%rd185+8],%f62;\n"
+"$L__BB0_91:\nadd.s64 %rd181,%rd181,%rd8;\nshl.b32 %r318,%r55,2;\nsub.s32 %r341,%r341,%r318;\n"
+"sub.s64 %rd186,%rd186,%rd8;\n";
 static const char qlora__ptx_393[] =
-"fma.rn.f32 %f815,%f804,%f814,%f813;\nmov.f32 %f816,0f32A57060;\n"
-"fma.rn.f32 %f817,%f804,%f816,%f815;\nex2.approx.ftz.f32 %f818,%f817;\nmov.b32 %r522,%f811;\n"
-"shl.b32 %r523,%r522,23;\nmov.b32 %f819,%r523;\nmul.f32 %f820,%f818,%f819;\n"
-"mul.f32 %f821,%f47,%f820;\nsetp.eq.s64 %p130,%rd60,0;\nsub.f32 %f822,%f821,%f1184;\n"
-"selp.f32 %f823,%f822,%f821,%p130;\nst.global.f32[%rd46],%f823;\n$L__BB0_160:\n"
-"setp.lt.s64 %p131,%rd61,2;\n@%p131 bra $L__BB0_162;\nmov.b32 %f824,%r703;\n"
-"sub.f32 %f825,%f824,%f1178;\nmov.f32 %f826,0f3F000000;\nmov.f32 %f827,0f3BBB989D;\n"
-"fma.rn.f32 %f828,%f825,%f827,%f826;\ncvt.sat.f32.f32 %f829,%f828;\nmov.f32 %f830,0f4B400001;\n"
-"mov.f32 %f831,0f437C0000;\nfma.rm.f32 %f832,%f829,%f831,%f830;\nmov.b32 %r524,%f832;\n"
-"shl.b32 %r525,%r524,23;\nmov.b32 %f833,%r525;\nadd.f32 %f834,%f832,0fCB40007F;\n"
-"neg.f32 %f835,%f834;\nmov.f32 %f836,0f3FB8AA3B;\nfma.rn.f32 %f837,%f825,%f836,%f835;\n"
-"mov.f32 %f838,0f32A57060;\nfma.rn.f32 %f839,%f825,%f838,%f837;\nex2.approx.ftz.f32 %f840,%f839;\n"
-"mul.f32 %f841,%f840,%f833;\nmul.f32 %f842,%f47,%f841;\nsub.f32 %f843,%f842,%f1184;\n"
-"setp.eq.s64 %p132,%rd60,-1;\nselp.f32 %f844,%f843,%f842,%p132;\nst.global.f32[%rd46+4],%f844;\n"
-"$L__BB0_162:\nsetp.lt.s64 %p133,%rd61,3;\n@%p133 bra $L__BB0_164;\nmov.b32 %f845,%r702;\n"
-"sub.f32 %f846,%f845,%f1178;\nmov.f32 %f847,0f3F000000;\nmov.f32 %f848,0f3BBB989D;\n"
-"fma.rn.f32 %f849,%f846,%f848,%f847;\ncvt.sat.f32.f32 %f850,%f849;\nmov.f32 %f851,0f4B400001;\n"
-"mov.f32 %f852,0f437C0000;\nfma.rm.f32 %f853,%f850,%f852,%f851;\nadd.f32 %f854,%f853,0fCB40007F;\n"
-"neg.f32 %f855,%f854;\nmov.f32 %f856,0f3FB8AA3B;\nfma.rn.f32 %f857,%f846,%f856,%f855;\n"
-"mov.f32 %f858,0f32A57060;\nfma.rn.f32 %f859,%f846,%f858,%f857;\nex2.approx.ftz.f32 %f860,%f859;\n"
-"mov.b32 %r526,%f853;\nshl.b32 %r527,%r526,23;\nmov.b32 %f861,%r527;\nmul.f32 %f862,%f860,%f861;\n"
-"mul.f32 %f863,%f47,%f862;\nsetp.eq.s64 %p134,%rd60,-2;\nsub.f32 %f864,%f863,%f1184;\n"
-"selp.f32 %f865,%f864,%f863,%p134;\nst.global.f32[%rd46+8],%f865;\n$L__BB0_164:\n"
-"setp.lt.s64 %p135,%rd61,4;\n@%p135 bra $L__BB0_202;\nmov.b32 %f866,%r701;\n"
-"sub.f32 %f867,%f866,%f1178;\nmov.f32 %f868,0f3F000000;\nmov.f32 %f869,0f3BBB989D;\n"
-"fma.rn.f32 %f870,%f867,%f869,%f868;\ncvt.sat.f32.f32 %f871,%f870;\nmov.f32 %f872,0f4B400001;\n"
-"mov.f32 %f873,0f437C0000;\nfma.rm.f32 %f874,%f871,%f873,%f872;\nmov.b32 %r528,%f874;\n"
-"shl.b32 %r529,%r528,23;\nmov.b32 %f875,%r529;\nadd.f32 %f876,%f874,0fCB40007F;\n"
-"neg.f32 %f877,%f876;\nmov.f32 %f878,0f3FB8AA3B;\nfma.rn.f32 %f879,%f867,%f878,%f877;\n"
-"mov.f32 %f880,0f32A57060;\nfma.rn.f32 %f881,%f867,%f880,%f879;\nex2.approx.ftz.f32 %f882,%f881;\n"
-"mul.f32 %f883,%f882,%f875;\nmul.f32 %f884,%f47,%f883;\nsub.f32 %f885,%f884,%f1184;\n"
-"setp.eq.s64 %p136,%rd60,-3;\nselp.f32 %f886,%f885,%f884,%p136;\nst.global.f32[%rd46+12],%f886;\n"
-"bra.uni $L__BB0_202;\n$L__BB0_166:\nsetp.ge.s64 %p137,%rd220,%rd87;\n@%p137 bra $L__BB0_175;\n"
-"sub.s64 %rd196,%rd220,%rd4;\nmov.b32 %f887,%r716;\nsub.f32 %f888,%f887,%f1178;\n"
-"mov.f32 %f889,0f3F000000;\nmov.f32 %f890,0f3BBB989D;\nfma.rn.f32 %f891,%f888,%f890,%f889;\n"
-"cvt.sat.f32.f32 %f892,%f891;\nmov.f32 %f893,0f4B400001;\nmov.f32 %f894,0f437C0000;\n"
-"fma.rm.f32 %f895,%f892,%f894,%f893;\nadd.f32 %f896,%f895,0fCB40007F;\nneg.f32 %f897,%f896;\n"
-"mov.f32 %f898,0f3FB8AA3B;\nfma.rn.f32 %f899,%f888,%f898,%f897;\nmov.f32 %f900,0f32A57060;\n"
-"fma.rn.f32 %f901,%f888,%f900,%f899;\nmov.b32 %r530,%f895;\nshl.b32 %r531,%r530,23;\n"
-"mov.b32 %f902,%r531;\nex2.approx.ftz.f32 %f903,%f901;\nmul.f32 %f904,%f903,%f902;\n"
-"mul.f32 %f905,%f47,%f904;\nsub.f32 %f906,%f905,%f1184;\nsetp.eq.s64 %p138,%rd196,0;\n"
-"selp.f32 %f48,%f906,%f905,%p138;\nmov.b32 %f907,%r715;\nsub.f32 %f908,%f907,%f1178;\n"
-"fma.rn.f32 %f909,%f908,%f890,%f889;\ncvt.sat.f32.f32 %f910,%f909;\n"
-"fma.rm.f32 %f911,%f910,%f894,%f893;\nadd.f32 %f912,%f911,0fCB40007F;\nneg.f32 %f913,%f912;\n"
-"fma.rn.f32 %f914,%f908,%f898,%f913;\nfma.rn.f32 %f915,%f908,%f900,%f914;\nmov.b32 %r532,%f911;\n"
-"shl.b32 %r533,%r532,23;\nmov.b32 %f916,%r533;\nex2.approx.ftz.f32 %f917,%f915;\n"
-"mul.f32 %f918,%f917,%f916;\nmul.f32 %f919,%f47,%f918;\nsub.f32 %f920,%f919,%f1184;\n"
-"setp.eq.s64 %p139,%rd196,-1;\nselp.f32 %f49,%f920,%f919,%p139;\nmov.b32 %f921,%r714;\n";
+"mul.wide.u32 %rd161,%r55,16;\nadd.s64 %rd185,%rd185,%rd161;\nsetp.lt.s64 %p124,%rd181,%rd75;\n"
+"@%p124 bra $L__BB0_75;\n$L__BB0_115:\nret;\n}\n";
 static const char qlora__ptx_394[] =
-"sub.f32 %f922,%f921,%f1178;\nfma.rn.f32 %f923,%f922,%f890,%f889;\ncvt.sat.f32.f32 %f924,%f923;\n"
-"fma.rm.f32 %f925,%f924,%f894,%f893;\nadd.f32 %f926,%f925,0fCB40007F;\nneg.f32 %f927,%f926;\n"
-"fma.rn.f32 %f928,%f922,%f898,%f927;\nfma.rn.f32 %f929,%f922,%f900,%f928;\nmov.b32 %r534,%f925;\n"
-"shl.b32 %r535,%r534,23;\nmov.b32 %f930,%r535;\nex2.approx.ftz.f32 %f931,%f929;\n"
-"mul.f32 %f932,%f931,%f930;\nmul.f32 %f933,%f47,%f932;\nsub.f32 %f934,%f933,%f1184;\n"
-"setp.eq.s64 %p140,%rd196,-2;\nselp.f32 %f50,%f934,%f933,%p140;\nsetp.gt.s64 %p141,%rd219,3;\n"
-"@%p141 bra $L__BB0_174;\nbra.uni $L__BB0_168;\n$L__BB0_174:\nsub.s64 %rd197,%rd220,%rd4;\n"
-"mov.b32 %f935,%r713;\nsub.f32 %f936,%f935,%f1178;\nfma.rn.f32 %f939,%f936,%f890,%f889;\n"
-"cvt.sat.f32.f32 %f940,%f939;\nfma.rm.f32 %f943,%f940,%f894,%f893;\n"
-"add.f32 %f944,%f943,0fCB40007F;\nneg.f32 %f945,%f944;\nfma.rn.f32 %f947,%f936,%f898,%f945;\n"
-"fma.rn.f32 %f949,%f936,%f900,%f947;\nex2.approx.ftz.f32 %f950,%f949;\nmov.b32 %r536,%f943;\n"
-"shl.b32 %r537,%r536,23;\nmov.b32 %f951,%r537;\nmul.f32 %f952,%f950,%f951;\n"
-"mul.f32 %f953,%f47,%f952;\nsetp.eq.s64 %p145,%rd197,-3;\nsub.f32 %f954,%f953,%f1184;\n"
-"selp.f32 %f955,%f954,%f953,%p145;\nst.global.v4.f32[%rd43],{%f48,%f49,%f50,%f955};\n"
-"bra.uni $L__BB0_175;\n$L__BB0_168:\nsetp.lt.s64 %p142,%rd219,1;\n@%p142 bra $L__BB0_170;\n"
-"st.global.f32[%rd43],%f48;\n$L__BB0_170:\nsetp.lt.s64 %p143,%rd219,2;\n@%p143 bra $L__BB0_172;\n"
-"st.global.f32[%rd43+4],%f49;\n$L__BB0_172:\nsetp.lt.s64 %p144,%rd219,3;\n"
-"@%p144 bra $L__BB0_175;\nst.global.f32[%rd43+8],%f50;\n$L__BB0_175:\n"
-"add.s64 %rd172,%rd123,%rd220;\nsetp.ge.s64 %p146,%rd172,%rd87;\n@%p146 bra $L__BB0_184;\n"
-"sub.s64 %rd174,%rd123,%rd4;\nadd.s64 %rd63,%rd174,%rd220;\nmov.b32 %f956,%r712;\n"
-"sub.f32 %f957,%f956,%f1178;\nmov.f32 %f958,0f3F000000;\nmov.f32 %f959,0f3BBB989D;\n"
-"fma.rn.f32 %f960,%f957,%f959,%f958;\ncvt.sat.f32.f32 %f961,%f960;\nmov.f32 %f962,0f4B400001;\n"
-"mov.f32 %f963,0f437C0000;\nfma.rm.f32 %f964,%f961,%f963,%f962;\nadd.f32 %f965,%f964,0fCB40007F;\n"
-"neg.f32 %f966,%f965;\nmov.f32 %f967,0f3FB8AA3B;\nfma.rn.f32 %f968,%f957,%f967,%f966;\n"
-"mov.f32 %f969,0f32A57060;\nfma.rn.f32 %f970,%f957,%f969,%f968;\nmov.b32 %r539,%f964;\n"
-"shl.b32 %r540,%r539,23;\nmov.b32 %f971,%r540;\nex2.approx.ftz.f32 %f972,%f970;\n"
-"mul.f32 %f973,%f972,%f971;\nmul.f32 %f974,%f47,%f973;\nsub.f32 %f975,%f974,%f1184;\n"
-"setp.eq.s64 %p147,%rd63,0;\nselp.f32 %f51,%f975,%f974,%p147;\nmov.b32 %f976,%r711;\n"
-"sub.f32 %f977,%f976,%f1178;\nfma.rn.f32 %f978,%f977,%f959,%f958;\ncvt.sat.f32.f32 %f979,%f978;\n"
-"fma.rm.f32 %f980,%f979,%f963,%f962;\nadd.f32 %f981,%f980,0fCB40007F;\nneg.f32 %f982,%f981;\n"
-"fma.rn.f32 %f983,%f977,%f967,%f982;\nfma.rn.f32 %f984,%f977,%f969,%f983;\nmov.b32 %r541,%f980;\n"
-"shl.b32 %r542,%r541,23;\nmov.b32 %f985,%r542;\nex2.approx.ftz.f32 %f986,%f984;\n"
-"mul.f32 %f987,%f986,%f985;\nmul.f32 %f988,%f47,%f987;\nsub.f32 %f989,%f988,%f1184;\n"
-"setp.eq.s64 %p148,%rd63,-1;\nselp.f32 %f52,%f989,%f988,%p148;\nmov.b32 %f990,%r710;\n"
-"sub.f32 %f991,%f990,%f1178;\nfma.rn.f32 %f992,%f991,%f959,%f958;\ncvt.sat.f32.f32 %f993,%f992;\n"
-"fma.rm.f32 %f994,%f993,%f963,%f962;\nadd.f32 %f995,%f994,0fCB40007F;\nneg.f32 %f996,%f995;\n"
-"fma.rn.f32 %f997,%f991,%f967,%f996;\nfma.rn.f32 %f998,%f991,%f969,%f997;\nmov.b32 %r543,%f994;\n"
-"shl.b32 %r544,%r543,23;\nmov.b32 %f999,%r544;\nex2.approx.ftz.f32 %f1000,%f998;\n"
-"mul.f32 %f1001,%f1000,%f999;\nmul.f32 %f1002,%f47,%f1001;\nsub.f32 %f1003,%f1002,%f1184;\n"
-"setp.eq.s64 %p149,%rd63,-2;\nselp.f32 %f53,%f1003,%f1002,%p149;\nsub.s64 %rd64,%rd219,%rd123;\n"
-"setp.gt.s64 %p150,%rd64,3;\n@%p150 bra $L__BB0_183;\nbra.uni $L__BB0_177;\n$L__BB0_183:\n"
-"mov.b32 %f1004,%r709;\nsub.f32 %f1005,%f1004,%f1178;\nfma.rn.f32 %f1008,%f1005,%f959,%f958;\n"
-"cvt.sat.f32.f32 %f1009,%f1008;\nfma.rm.f32 %f1012,%f1009,%f963,%f962;\n"
-"add.f32 %f1013,%f1012,0fCB40007F;\nneg.f32 %f1014,%f1013;\n"
-"fma.rn.f32 %f1016,%f1005,%f967,%f1014;\nfma.rn.f32 %f1018,%f1005,%f969,%f1016;\n"
-"ex2.approx.ftz.f32 %f1019,%f1018;\nmov.b32 %r546,%f1012;\nshl.b32 %r547,%r546,23;\n"
-"mov.b32 %f1020,%r547;\nmul.f32 %f1021,%f1019,%f1020;\nmul.f32 %f1022,%f47,%f1021;\n"
-"st.global.f32[%rd44],%f51;\nst.global.f32[%rd44+4],%f52;\nst.global.f32[%rd44+8],%f53;\n";
-static const char qlora__ptx_395[] =
-"setp.eq.s64 %p154,%rd63,-3;\nsub.f32 %f1023,%f1022,%f1184;\n"
-"selp.f32 %f1024,%f1023,%f1022,%p154;\nst.global.f32[%rd44+12],%f1024;\nbra.uni $L__BB0_184;\n"
-"$L__BB0_177:\nsetp.lt.s64 %p151,%rd64,1;\n@%p151 bra $L__BB0_179;\nst.global.f32[%rd44],%f51;\n"
-"$L__BB0_179:\nsetp.lt.s64 %p152,%rd64,2;\n@%p152 bra $L__BB0_181;\nst.global.f32[%rd44+4],%f52;\n"
-"$L__BB0_181:\nsetp.lt.s64 %p153,%rd64,3;\n@%p153 bra $L__BB0_184;\nst.global.f32[%rd44+8],%f53;\n"
-"$L__BB0_184:\nadd.s64 %rd176,%rd129,%rd220;\nsetp.ge.s64 %p155,%rd176,%rd87;\n"
-"@%p155 bra $L__BB0_193;\nsub.s64 %rd178,%rd129,%rd4;\nadd.s64 %rd66,%rd178,%rd220;\n"
-"mov.b32 %f1025,%r708;\nsub.f32 %f1026,%f1025,%f1178;\nmov.f32 %f1027,0f3F000000;\n"
-"mov.f32 %f1028,0f3BBB989D;\nfma.rn.f32 %f1029,%f1026,%f1028,%f1027;\n"
-"cvt.sat.f32.f32 %f1030,%f1029;\nmov.f32 %f1031,0f4B400001;\nmov.f32 %f1032,0f437C0000;\n"
-"fma.rm.f32 %f1033,%f1030,%f1032,%f1031;\nadd.f32 %f1034,%f1033,0fCB40007F;\n"
-"neg.f32 %f1035,%f1034;\nmov.f32 %f1036,0f3FB8AA3B;\nfma.rn.f32 %f1037,%f1026,%f1036,%f1035;\n"
-"mov.f32 %f1038,0f32A57060;\nfma.rn.f32 %f1039,%f1026,%f1038,%f1037;\nmov.b32 %r549,%f1033;\n"
-"shl.b32 %r550,%r549,23;\nmov.b32 %f1040,%r550;\nex2.approx.ftz.f32 %f1041,%f1039;\n"
-"mul.f32 %f1042,%f1041,%f1040;\nmul.f32 %f1043,%f47,%f1042;\nsub.f32 %f1044,%f1043,%f1184;\n"
-"setp.eq.s64 %p156,%rd66,0;\nselp.f32 %f54,%f1044,%f1043,%p156;\nmov.b32 %f1045,%r707;\n"
-"sub.f32 %f1046,%f1045,%f1178;\nfma.rn.f32 %f1047,%f1046,%f1028,%f1027;\n"
-"cvt.sat.f32.f32 %f1048,%f1047;\nfma.rm.f32 %f1049,%f1048,%f1032,%f1031;\n"
-"add.f32 %f1050,%f1049,0fCB40007F;\nneg.f32 %f1051,%f1050;\n"
-"fma.rn.f32 %f1052,%f1046,%f1036,%f1051;\nfma.rn.f32 %f1053,%f1046,%f1038,%f1052;\n"
-"mov.b32 %r551,%f1049;\nshl.b32 %r552,%r551,23;\nmov.b32 %f1054,%r552;\n"
-"ex2.approx.ftz.f32 %f1055,%f1053;\nmul.f32 %f1056,%f1055,%f1054;\nmul.f32 %f1057,%f47,%f1056;\n"
-"sub.f32 %f1058,%f1057,%f1184;\nsetp.eq.s64 %p157,%rd66,-1;\nselp.f32 %f55,%f1058,%f1057,%p157;\n"
-"mov.b32 %f1059,%r706;\nsub.f32 %f1060,%f1059,%f1178;\nfma.rn.f32 %f1061,%f1060,%f1028,%f1027;\n"
-"cvt.sat.f32.f32 %f1062,%f1061;\nfma.rm.f32 %f1063,%f1062,%f1032,%f1031;\n"
-"add.f32 %f1064,%f1063,0fCB40007F;\nneg.f32 %f1065,%f1064;\n"
-"fma.rn.f32 %f1066,%f1060,%f1036,%f1065;\nfma.rn.f32 %f1067,%f1060,%f1038,%f1066;\n"
-"mov.b32 %r553,%f1063;\nshl.b32 %r554,%r553,23;\nmov.b32 %f1068,%r554;\n"
-"ex2.approx.ftz.f32 %f1069,%f1067;\nmul.f32 %f1070,%f1069,%f1068;\nmul.f32 %f1071,%f47,%f1070;\n"
-"sub.f32 %f1072,%f1071,%f1184;\nsetp.eq.s64 %p158,%rd66,-2;\nselp.f32 %f56,%f1072,%f1071,%p158;\n"
-"sub.s64 %rd67,%rd219,%rd129;\nsetp.gt.s64 %p159,%rd67,3;\n@%p159 bra $L__BB0_192;\n"
-"bra.uni $L__BB0_186;\n$L__BB0_192:\nmov.b32 %f1073,%r705;\nsub.f32 %f1074,%f1073,%f1178;\n"
-"fma.rn.f32 %f1077,%f1074,%f1028,%f1027;\ncvt.sat.f32.f32 %f1078,%f1077;\n"
-"fma.rm.f32 %f1081,%f1078,%f1032,%f1031;\nadd.f32 %f1082,%f1081,0fCB40007F;\n"
-"neg.f32 %f1083,%f1082;\nfma.rn.f32 %f1085,%f1074,%f1036,%f1083;\n"
-"fma.rn.f32 %f1087,%f1074,%f1038,%f1085;\nex2.approx.ftz.f32 %f1088,%f1087;\n"
-"mov.b32 %r556,%f1081;\nshl.b32 %r557,%r556,23;\nmov.b32 %f1089,%r557;\n"
-"mul.f32 %f1090,%f1088,%f1089;\nmul.f32 %f1091,%f47,%f1090;\nst.global.f32[%rd45],%f54;\n"
-"st.global.f32[%rd45+4],%f55;\nst.global.f32[%rd45+8],%f56;\nsetp.eq.s64 %p163,%rd66,-3;\n"
-"sub.f32 %f1092,%f1091,%f1184;\nselp.f32 %f1093,%f1092,%f1091,%p163;\n"
-"st.global.f32[%rd45+12],%f1093;\nbra.uni $L__BB0_193;\n$L__BB0_186:\nsetp.lt.s64 %p160,%rd67,1;\n"
-"@%p160 bra $L__BB0_188;\nst.global.f32[%rd45],%f54;\n$L__BB0_188:\nsetp.lt.s64 %p161,%rd67,2;\n"
-"@%p161 bra $L__BB0_190;\nst.global.f32[%rd45+4],%f55;\n$L__BB0_190:\nsetp.lt.s64 %p162,%rd67,3;\n"
-"@%p162 bra $L__BB0_193;\nst.global.f32[%rd45+8],%f56;\n$L__BB0_193:\n"
-"add.s64 %rd180,%rd132,%rd220;\nsetp.ge.s64 %p164,%rd180,%rd87;\n@%p164 bra $L__BB0_202;\n"
-"sub.s64 %rd182,%rd132,%rd4;\nadd.s64 %rd69,%rd182,%rd220;\nmov.b32 %f1094,%r704;\n"
-"sub.f32 %f1095,%f1094,%f1178;\nmov.f32 %f1096,0f3F000000;\nmov.f32 %f1097,0f3BBB989D;\n"
-"fma.rn.f32 %f1098,%f1095,%f1097,%f1096;\ncvt.sat.f32.f32 %f1099,%f1098;\n"
-"mov.f32 %f1100,0f4B400001;\nmov.f32 %f1101,0f437C0000;\nfma.rm.f32 %f1102,%f1099,%f1101,%f1100;\n"
-"add.f32 %f1103,%f1102,0fCB40007F;\nneg.f32 %f1104,%f1103;\nmov.f32 %f1105,0f3FB8AA3B;\n";
-static const char qlora__ptx_396[] =
-"fma.rn.f32 %f1106,%f1095,%f1105,%f1104;\nmov.f32 %f1107,0f32A57060;\n"
-"fma.rn.f32 %f1108,%f1095,%f1107,%f1106;\nmov.b32 %r559,%f1102;\nshl.b32 %r560,%r559,23;\n"
-"mov.b32 %f1109,%r560;\nex2.approx.ftz.f32 %f1110,%f1108;\nmul.f32 %f1111,%f1110,%f1109;\n"
-"mul.f32 %f1112,%f47,%f1111;\nsub.f32 %f1113,%f1112,%f1184;\nsetp.eq.s64 %p165,%rd69,0;\n"
-"selp.f32 %f57,%f1113,%f1112,%p165;\nmov.b32 %f1114,%r703;\nsub.f32 %f1115,%f1114,%f1178;\n"
-"fma.rn.f32 %f1116,%f1115,%f1097,%f1096;\ncvt.sat.f32.f32 %f1117,%f1116;\n"
-"fma.rm.f32 %f1118,%f1117,%f1101,%f1100;\nadd.f32 %f1119,%f1118,0fCB40007F;\n"
-"neg.f32 %f1120,%f1119;\nfma.rn.f32 %f1121,%f1115,%f1105,%f1120;\n"
-"fma.rn.f32 %f1122,%f1115,%f1107,%f1121;\nmov.b32 %r561,%f1118;\nshl.b32 %r562,%r561,23;\n"
-"mov.b32 %f1123,%r562;\nex2.approx.ftz.f32 %f1124,%f1122;\nmul.f32 %f1125,%f1124,%f1123;\n"
-"mul.f32 %f1126,%f47,%f1125;\nsub.f32 %f1127,%f1126,%f1184;\nsetp.eq.s64 %p166,%rd69,-1;\n"
-"selp.f32 %f58,%f1127,%f1126,%p166;\nmov.b32 %f1128,%r702;\nsub.f32 %f1129,%f1128,%f1178;\n"
-"fma.rn.f32 %f1130,%f1129,%f1097,%f1096;\ncvt.sat.f32.f32 %f1131,%f1130;\n"
-"fma.rm.f32 %f1132,%f1131,%f1101,%f1100;\nadd.f32 %f1133,%f1132,0fCB40007F;\n"
-"neg.f32 %f1134,%f1133;\nfma.rn.f32 %f1135,%f1129,%f1105,%f1134;\n"
-"fma.rn.f32 %f1136,%f1129,%f1107,%f1135;\nmov.b32 %r563,%f1132;\nshl.b32 %r564,%r563,23;\n"
-"mov.b32 %f1137,%r564;\nex2.approx.ftz.f32 %f1138,%f1136;\nmul.f32 %f1139,%f1138,%f1137;\n"
-"mul.f32 %f1140,%f47,%f1139;\nsub.f32 %f1141,%f1140,%f1184;\nsetp.eq.s64 %p167,%rd69,-2;\n"
-"selp.f32 %f59,%f1141,%f1140,%p167;\ncvt.u64.u32 %rd183,%r435;\nmul.lo.s64 %rd184,%rd183,-12;\n"
-"add.s64 %rd70,%rd184,%rd219;\nsetp.gt.s64 %p168,%rd70,3;\n@%p168 bra $L__BB0_201;\n"
-"bra.uni $L__BB0_195;\n$L__BB0_201:\nmov.b32 %f1142,%r701;\nsub.f32 %f1143,%f1142,%f1178;\n"
-"fma.rn.f32 %f1146,%f1143,%f1097,%f1096;\ncvt.sat.f32.f32 %f1147,%f1146;\n"
-"fma.rm.f32 %f1150,%f1147,%f1101,%f1100;\nadd.f32 %f1151,%f1150,0fCB40007F;\n"
-"neg.f32 %f1152,%f1151;\nfma.rn.f32 %f1154,%f1143,%f1105,%f1152;\n"
-"fma.rn.f32 %f1156,%f1143,%f1107,%f1154;\nex2.approx.ftz.f32 %f1157,%f1156;\n"
-"mov.b32 %r566,%f1150;\nshl.b32 %r567,%r566,23;\nmov.b32 %f1158,%r567;\n"
-"mul.f32 %f1159,%f1157,%f1158;\nmul.f32 %f1160,%f47,%f1159;\nst.global.f32[%rd46],%f57;\n"
-"st.global.f32[%rd46+4],%f58;\nst.global.f32[%rd46+8],%f59;\nsetp.eq.s64 %p172,%rd69,-3;\n"
-"sub.f32 %f1161,%f1160,%f1184;\nselp.f32 %f1162,%f1161,%f1160,%p172;\n"
-"st.global.f32[%rd46+12],%f1162;\nbra.uni $L__BB0_202;\n$L__BB0_195:\nsetp.lt.s64 %p169,%rd70,1;\n"
-"@%p169 bra $L__BB0_197;\nst.global.f32[%rd46],%f57;\n$L__BB0_197:\nsetp.lt.s64 %p170,%rd70,2;\n"
-"@%p170 bra $L__BB0_199;\nst.global.f32[%rd46+4],%f58;\n$L__BB0_199:\nsetp.lt.s64 %p171,%rd70,3;\n"
-"@%p171 bra $L__BB0_202;\nst.global.f32[%rd46+8],%f59;\n$L__BB0_202:\n"
-"mul.wide.u32 %rd185,%r435,16;\nadd.s64 %rd220,%rd220,%rd185;\nsub.s64 %rd219,%rd219,%rd185;\n"
-"mul.wide.u32 %rd186,%r435,64;\nadd.s64 %rd218,%rd218,%rd186;\nsetp.lt.s64 %p173,%rd220,%rd87;\n"
-"@%p173 bra $L__BB0_56;\n$L__BB0_226:\nret;\n}\n";
-static const char qlora__ptx_397[] =
 ".visible .entry qlora_loss_sum(\n.param .u64 qlora_loss_sum_param_0,\n"
 ".param .u64 qlora_loss_sum_param_1,\n.param .u64 qlora_loss_sum_param_2,\n"
 ".param .u64 qlora_loss_sum_param_3,\n.param .u64 qlora_loss_sum_param_4,\n"
@@ -18746,7 +18565,7 @@ static const char qlora__ptx_397[] =
 "add.s64 %rd114,%rd114,4096;\nadd.s64 %rd113,%rd113,4096;\nadd.s64 %rd112,%rd112,1024;\n"
 "setp.lt.s64 %p21,%rd112,%rd59;\n@%p21 bra $L__BB1_9;\nbra.uni $L__BB1_34;\n$L__BB1_18:\n"
 "mov.u32 %r21,%tid.x;\ncvt.s64.s32 %rd121,%r21;\nsetp.eq.s64 %p22,%rd2,0;\n";
-static const char qlora__ptx_398[] =
+static const char qlora__ptx_395[] =
 "mov.f64 %fd155,0d0000000000000000;\nmov.f64 %fd154,%fd155;\n@%p22 bra $L__BB1_23;\n"
 "ld.param.u64 %rd102,[qlora_loss_sum_param_1];\nld.param.u64 %rd101,[qlora_loss_sum_param_0];\n"
 "cvt.s64.s32 %rd121,%r3;\ncvta.to.global.u64 %rd81,%rd101;\nmul.wide.s32 %rd82,%r3,4;\n"
@@ -18797,7 +18616,7 @@ static const char qlora__ptx_398[] =
 "add.f64 %fd109,%fd107,%fd108;\nst.shared.f64[%r2],%fd109;\n$L__BB1_42:\nbar.sync 0;\n"
 "setp.gt.s32 %p45,%r3,7;\n@%p45 bra $L__BB1_44;\nld.shared.f64 %fd110,[%r1];\n"
 "ld.shared.f64 %fd111,[%r1+64];\n";
-static const char qlora__ptx_399[] =
+static const char qlora__ptx_396[] =
 "add.f64 %fd112,%fd111,%fd110;\nst.shared.f64[%r1],%fd112;\nld.shared.f64 %fd113,[%r2+64];\n"
 "ld.shared.f64 %fd114,[%r2];\nadd.f64 %fd115,%fd113,%fd114;\nst.shared.f64[%r2],%fd115;\n"
 "$L__BB1_44:\nbar.sync 0;\nsetp.gt.s32 %p46,%r3,3;\n@%p46 bra $L__BB1_46;\n"
@@ -18821,7 +18640,7 @@ static const char qlora__ptx_399[] =
 "ld.global.f32 %f20,[%rd93+8];\ncvt.f64.f32 %fd141,%f20;\n"
 "ld.shared.f64 %fd142,[_ZZ14qlora_loss_sumE11weight_lane];\nadd.f64 %fd143,%fd142,%fd141;\n"
 "cvt.rn.f32.f64 %f21,%fd143;\nst.global.f32[%rd93+8],%f21;\n$L__BB1_52:\nret;\n}\n";
-static const char qlora__ptx_400[] =
+static const char qlora__ptx_397[] =
 ".visible .entry qlora_loss_arg_max_f32(\n.param .u64 qlora_loss_arg_max_f32_param_0,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_1,\n.param .u64 qlora_loss_arg_max_f32_param_2,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -18874,7 +18693,7 @@ static const char qlora__ptx_400[] =
 "ld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\nsetp.lt.s32 %p39,%r16,0;\n"
 "@%p39 bra $L__BB2_19;\nsetp.lt.s32 %p40,%r15,0;\n@%p40 bra $L__BB2_18;\n"
 "ld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n";
-static const char qlora__ptx_401[] =
+static const char qlora__ptx_398[] =
 "@%p41 bra $L__BB2_18;\nsetp.neu.f32 %p42,%f10,%f11;\nsetp.ge.s32 %p43,%r16,%r15;\n"
 "or.pred %p44,%p43,%p42;\n@%p44 bra $L__BB2_19;\n$L__BB2_18:\nst.shared.f32[%r11],%f10;\n"
 "st.shared.u32[%r12],%r16;\n$L__BB2_19:\nbar.sync 0;\nsetp.gt.s32 %p45,%r31,31;\n"
@@ -18937,12 +18756,9 @@ qlora__ptx_395,
 qlora__ptx_396,
 qlora__ptx_397,
 qlora__ptx_398,
-qlora__ptx_399,
-qlora__ptx_400,
-qlora__ptx_401,
 0};
 
-static const char qlora__ptx_402[] =
+static const char qlora__ptx_399[] =
 ".visible .entry qlora_loss_cross_entropy_bf16(\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_0,\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_1,\n"
@@ -18952,757 +18768,570 @@ static const char qlora__ptx_402[] =
 ".param .u64 qlora_loss_cross_entropy_bf16_param_5,\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_6,\n"
 ".param .u32 qlora_loss_cross_entropy_bf16_param_7,\n"
-".param .u64 qlora_loss_cross_entropy_bf16_param_8\n)\n.maxntid 1024,1,1\n{\n.reg .pred %p<246>;\n"
-".reg .b16 %rs<49>;\n.reg .f32 %f<822>;\n.reg .b32 %r<1110>;\n.reg .b64 %rd<183>;\n"
+".param .u64 qlora_loss_cross_entropy_bf16_param_8\n)\n.maxntid 1024,1,1\n{\n.reg .pred %p<171>;\n"
+".reg .b16 %rs<25>;\n.reg .f32 %f<766>;\n.reg .b32 %r<512>;\n.reg .b64 %rd<201>;\n"
 ".shared .align 4 .b8 _ZZ13cross_entropyI4bf16EvPT_lPKiPKfS6_PfliPiE6shared[128];\n"
-"ld.param.u64 %rd60,[qlora_loss_cross_entropy_bf16_param_0];\n"
-"ld.param.u64 %rd61,[qlora_loss_cross_entropy_bf16_param_1];\n"
-"ld.param.u64 %rd66,[qlora_loss_cross_entropy_bf16_param_2];\n"
-"ld.param.u64 %rd67,[qlora_loss_cross_entropy_bf16_param_5];\n"
-"ld.param.u64 %rd64,[qlora_loss_cross_entropy_bf16_param_6];\n"
-"ld.param.u32 %r372,[qlora_loss_cross_entropy_bf16_param_7];\n"
-"ld.param.u64 %rd65,[qlora_loss_cross_entropy_bf16_param_8];\ncvta.to.global.u64 %rd1,%rd60;\n"
-"mov.u32 %r373,%ctaid.x;\ncvt.u64.u32 %rd2,%r373;\nmul.lo.s64 %rd3,%rd2,%rd61;\n"
-"cvta.to.global.u64 %rd68,%rd66;\nmul.wide.u32 %rd69,%r373,4;\nadd.s64 %rd70,%rd68,%rd69;\n"
-"ld.global.s32 %rd4,[%rd70];\nshl.b64 %rd71,%rd61,1;\nor.b64 %rd72,%rd71,%rd60;\n"
-"and.b64 %rd5,%rd72,15;\nmov.u32 %r1,%tid.x;\nmul.wide.u32 %rd177,%r1,8;\nmov.u32 %r2,%ntid.x;\n"
-"cvt.u64.u32 %rd7,%r2;\nmul.wide.u32 %rd8,%r2,8;\nsetp.lt.s64 %p1,%rd4,0;\n"
-"setp.ge.s64 %p2,%rd4,%rd64;\nor.pred %p3,%p1,%p2;\ncvta.to.global.u64 %rd73,%rd67;\n"
-"add.s64 %rd9,%rd73,%rd69;\n@%p3 bra $L__BB0_295;\nbra.uni $L__BB0_1;\n$L__BB0_295:\n"
-"setp.ne.s32 %p221,%r1,0;\n@%p221 bra $L__BB0_298;\ncvt.u32.u64 %r918,%rd4;\nmov.u32 %r919,0;\n"
-"st.global.u32[%rd9],%r919;\nsetp.eq.s32 %p222,%r918,-100;\n@%p222 bra $L__BB0_298;\n"
-"cvta.to.global.u64 %rd160,%rd65;\nmov.u32 %r920,1;\nst.global.u32[%rd160],%r920;\n$L__BB0_298:\n"
-"setp.eq.s32 %p223,%r372,0;\nsetp.ge.s64 %p224,%rd177,%rd64;\nor.pred %p225,%p223,%p224;\n"
-"@%p225 bra $L__BB0_334;\nsetp.eq.s64 %p226,%rd5,0;\n@%p226 bra $L__BB0_317;\n$L__BB0_300:\n"
-"sub.s64 %rd52,%rd64,%rd177;\nsetp.lt.s64 %p227,%rd52,1;\nadd.s64 %rd161,%rd177,%rd3;\n"
-"shl.b64 %rd162,%rd161,1;\nadd.s64 %rd53,%rd1,%rd162;\n@%p227 bra $L__BB0_302;\n"
-"mov.f32 %f789,0f00000000;\ncvt.rn.bf16.f32 %rs34,%f789;\nst.global.u16[%rd53],%rs34;\n"
-"$L__BB0_302:\nsetp.lt.s64 %p228,%rd52,2;\n@%p228 bra $L__BB0_304;\nmov.f32 %f790,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs35,%f790;\nst.global.u16[%rd53+2],%rs35;\n$L__BB0_304:\n"
-"setp.lt.s64 %p229,%rd52,3;\n@%p229 bra $L__BB0_306;\nmov.f32 %f791,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs36,%f791;\nst.global.u16[%rd53+4],%rs36;\n$L__BB0_306:\n"
-"setp.lt.s64 %p230,%rd52,4;\n@%p230 bra $L__BB0_308;\nmov.f32 %f792,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs37,%f792;\nst.global.u16[%rd53+6],%rs37;\n$L__BB0_308:\n"
-"setp.lt.s64 %p231,%rd52,5;\n@%p231 bra $L__BB0_310;\nmov.f32 %f793,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs38,%f793;\nst.global.u16[%rd53+8],%rs38;\n$L__BB0_310:\n"
-"setp.lt.s64 %p232,%rd52,6;\n@%p232 bra $L__BB0_312;\nmov.f32 %f794,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs39,%f794;\nst.global.u16[%rd53+10],%rs39;\n$L__BB0_312:\n"
-"setp.lt.s64 %p233,%rd52,7;\n@%p233 bra $L__BB0_314;\nmov.f32 %f795,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs40,%f795;\nst.global.u16[%rd53+12],%rs40;\n$L__BB0_314:\n"
-"setp.lt.s64 %p234,%rd52,8;\n@%p234 bra $L__BB0_316;\nmov.f32 %f796,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs41,%f796;\nst.global.u16[%rd53+14],%rs41;\n$L__BB0_316:\n"
-"add.s64 %rd177,%rd177,%rd8;\nsetp.lt.s64 %p235,%rd177,%rd64;\n@%p235 bra $L__BB0_300;\n"
-"bra.uni $L__BB0_334;\n$L__BB0_317:\nadd.s64 %rd163,%rd177,%rd3;\nshl.b64 %rd164,%rd163,1;\n"
-"add.s64 %rd58,%rd1,%rd164;\nsub.s64 %rd56,%rd64,%rd177;\nsetp.gt.s64 %p236,%rd56,7;\n"
-"@%p236 bra $L__BB0_332;\nbra.uni $L__BB0_318;\n$L__BB0_332:\nmov.u32 %r921,0;\n"
-"st.global.v4.u32[%rd58],{%r921,%r921,%r921,%r921};\nbra.uni $L__BB0_333;\n$L__BB0_318:\n"
-"setp.lt.s64 %p237,%rd56,1;\n@%p237 bra $L__BB0_320;\nmov.f32 %f797,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs42,%f797;\n";
+"ld.param.u64 %rd50,[qlora_loss_cross_entropy_bf16_param_0];\n"
+"ld.param.u64 %rd51,[qlora_loss_cross_entropy_bf16_param_1];\n"
+"ld.param.u64 %rd57,[qlora_loss_cross_entropy_bf16_param_2];\n"
+"ld.param.u64 %rd54,[qlora_loss_cross_entropy_bf16_param_5];\n"
+"ld.param.u64 %rd55,[qlora_loss_cross_entropy_bf16_param_6];\n"
+"ld.param.u32 %r85,[qlora_loss_cross_entropy_bf16_param_7];\n"
+"ld.param.u64 %rd56,[qlora_loss_cross_entropy_bf16_param_8];\ncvta.to.global.u64 %rd1,%rd50;\n"
+"mov.u32 %r86,%ctaid.x;\ncvt.u64.u32 %rd2,%r86;\nmul.lo.s64 %rd3,%rd2,%rd51;\n"
+"cvta.to.global.u64 %rd58,%rd57;\nmul.wide.u32 %rd59,%r86,4;\nadd.s64 %rd60,%rd58,%rd59;\n"
+"ld.global.s32 %rd4,[%rd60];\nshl.b64 %rd61,%rd51,1;\nor.b64 %rd62,%rd61,%rd50;\n"
+"and.b64 %rd5,%rd62,15;\nmov.u32 %r1,%tid.x;\nmul.wide.u32 %rd193,%r1,8;\nmov.u32 %r87,%ntid.x;\n"
+"cvt.u64.u32 %rd7,%r87;\nmul.wide.u32 %rd8,%r87,8;\nsetp.lt.s64 %p2,%rd4,0;\n"
+"setp.ge.s64 %p3,%rd4,%rd55;\nor.pred %p4,%p2,%p3;\n@%p4 bra $L__BB0_110;\nbra.uni $L__BB0_1;\n"
+"$L__BB0_110:\nsetp.ne.s32 %p147,%r1,0;\n@%p147 bra $L__BB0_113;\ncvt.u32.u64 %r470,%rd4;\n"
+"cvta.to.global.u64 %rd178,%rd54;\nshl.b64 %rd179,%rd2,2;\nadd.s64 %rd180,%rd178,%rd179;\n"
+"mov.u32 %r471,0;\nst.global.u32[%rd180],%r471;\nsetp.eq.s32 %p148,%r470,-100;\n"
+"@%p148 bra $L__BB0_113;\ncvta.to.global.u64 %rd181,%rd56;\nmov.u32 %r472,1;\n"
+"st.global.u32[%rd181],%r472;\n$L__BB0_113:\nsetp.eq.s32 %p149,%r85,0;\n"
+"setp.ge.s64 %p150,%rd193,%rd55;\nor.pred %p151,%p149,%p150;\n@%p151 bra $L__BB0_149;\n"
+"setp.eq.s64 %p152,%rd5,0;\n@%p152 bra $L__BB0_132;\n$L__BB0_115:\nsub.s64 %rd42,%rd55,%rd193;\n"
+"setp.lt.s64 %p153,%rd42,1;\nadd.s64 %rd182,%rd193,%rd3;\nshl.b64 %rd183,%rd182,1;\n"
+"add.s64 %rd43,%rd1,%rd183;\n@%p153 bra $L__BB0_117;\nmov.f32 %f733,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs10,%f733;\nst.global.u16[%rd43],%rs10;\n$L__BB0_117:\n"
+"setp.lt.s64 %p154,%rd42,2;\n@%p154 bra $L__BB0_119;\nmov.f32 %f734,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs11,%f734;\nst.global.u16[%rd43+2],%rs11;\n$L__BB0_119:\n"
+"setp.lt.s64 %p155,%rd42,3;\n@%p155 bra $L__BB0_121;\nmov.f32 %f735,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs12,%f735;\nst.global.u16[%rd43+4],%rs12;\n$L__BB0_121:\n"
+"setp.lt.s64 %p156,%rd42,4;\n@%p156 bra $L__BB0_123;\nmov.f32 %f736,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs13,%f736;\nst.global.u16[%rd43+6],%rs13;\n$L__BB0_123:\n"
+"setp.lt.s64 %p157,%rd42,5;\n@%p157 bra $L__BB0_125;\nmov.f32 %f737,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs14,%f737;\nst.global.u16[%rd43+8],%rs14;\n$L__BB0_125:\n"
+"setp.lt.s64 %p158,%rd42,6;\n@%p158 bra $L__BB0_127;\nmov.f32 %f738,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs15,%f738;\nst.global.u16[%rd43+10],%rs15;\n$L__BB0_127:\n"
+"setp.lt.s64 %p159,%rd42,7;\n@%p159 bra $L__BB0_129;\nmov.f32 %f739,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs16,%f739;\nst.global.u16[%rd43+12],%rs16;\n$L__BB0_129:\n"
+"setp.lt.s64 %p160,%rd42,8;\n@%p160 bra $L__BB0_131;\nmov.f32 %f740,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs17,%f740;\nst.global.u16[%rd43+14],%rs17;\n$L__BB0_131:\n"
+"add.s64 %rd193,%rd193,%rd8;\nsetp.lt.s64 %p161,%rd193,%rd55;\n@%p161 bra $L__BB0_115;\n"
+"bra.uni $L__BB0_149;\n$L__BB0_132:\nadd.s64 %rd184,%rd193,%rd3;\nshl.b64 %rd185,%rd184,1;\n"
+"add.s64 %rd48,%rd1,%rd185;\nsub.s64 %rd46,%rd55,%rd193;\nsetp.gt.s64 %p162,%rd46,7;\n"
+"@%p162 bra $L__BB0_147;\nbra.uni $L__BB0_133;\n$L__BB0_147:\nmov.u32 %r473,0;\n"
+"st.global.v4.u32[%rd48],{%r473,%r473,%r473,%r473};\nbra.uni $L__BB0_148;\n$L__BB0_133:\n"
+"setp.lt.s64 %p163,%rd46,1;\n@%p163 bra $L__BB0_135;\nmov.f32 %f741,0f00000000;\n";
+static const char qlora__ptx_400[] =
+"cvt.rn.bf16.f32 %rs18,%f741;\nst.global.u16[%rd48],%rs18;\n$L__BB0_135:\n"
+"setp.lt.s64 %p164,%rd46,2;\n@%p164 bra $L__BB0_137;\nmov.f32 %f742,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs19,%f742;\nst.global.u16[%rd48+2],%rs19;\n$L__BB0_137:\n"
+"setp.lt.s64 %p165,%rd46,3;\n@%p165 bra $L__BB0_139;\nmov.f32 %f743,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs20,%f743;\nst.global.u16[%rd48+4],%rs20;\n$L__BB0_139:\n"
+"setp.lt.s64 %p166,%rd46,4;\n@%p166 bra $L__BB0_141;\nmov.f32 %f744,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs21,%f744;\nst.global.u16[%rd48+6],%rs21;\n$L__BB0_141:\n"
+"setp.lt.s64 %p167,%rd46,5;\n@%p167 bra $L__BB0_143;\nmov.f32 %f745,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs22,%f745;\nst.global.u16[%rd48+8],%rs22;\n$L__BB0_143:\n"
+"setp.lt.s64 %p168,%rd46,6;\n@%p168 bra $L__BB0_145;\nmov.f32 %f746,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs23,%f746;\nst.global.u16[%rd48+10],%rs23;\n$L__BB0_145:\n"
+"setp.lt.s64 %p169,%rd46,7;\n@%p169 bra $L__BB0_148;\nmov.f32 %f747,0f00000000;\n"
+"cvt.rn.bf16.f32 %rs24,%f747;\nst.global.u16[%rd48+12],%rs24;\n$L__BB0_148:\n"
+"add.s64 %rd193,%rd193,%rd8;\nsetp.lt.s64 %p170,%rd193,%rd55;\n@%p170 bra $L__BB0_132;\n"
+"bra.uni $L__BB0_149;\n$L__BB0_1:\nsetp.ne.s64 %p5,%rd5,0;\nadd.s64 %rd63,%rd3,%rd4;\n"
+"shl.b64 %rd64,%rd63,1;\nadd.s64 %rd65,%rd1,%rd64;\nld.global.u16 %rs1,[%rd65];\n"
+"mul.lo.s64 %rd66,%rd7,24;\nadd.s64 %rd9,%rd66,8;\nadd.s64 %rd67,%rd9,%rd193;\n"
+"setp.gt.s64 %p6,%rd67,%rd55;\nmov.f32 %f757,0f00000000;\nmov.f32 %f750,0fFF61B1E6;\n"
+"or.pred %p7,%p5,%p6;\n@%p7 bra $L__BB0_4;\nshl.b64 %rd10,%rd7,5;\nmul.lo.s64 %rd68,%rd51,%rd2;\n"
+"add.s64 %rd69,%rd193,%rd68;\nshl.b64 %rd70,%rd69,1;\nadd.s64 %rd192,%rd1,%rd70;\n"
+"shl.b64 %rd12,%rd7,4;\nmov.f32 %f750,0fFF61B1E6;\nmov.f32 %f757,0f00000000;\n$L__BB0_3:\n"
+"ld.global.v4.u32{%r88,%r89,%r90,%r91},[%rd192];\nadd.s64 %rd71,%rd192,%rd12;\n"
+"ld.global.v4.u32{%r96,%r97,%r98,%r99},[%rd71];\nadd.s64 %rd72,%rd71,%rd12;\n"
+"ld.global.v4.u32{%r104,%r105,%r106,%r107},[%rd72];\nadd.s64 %rd73,%rd72,%rd12;\n"
+"add.s64 %rd192,%rd73,%rd12;\nld.global.v4.u32{%r112,%r113,%r114,%r115},[%rd73];\n"
+"shl.b32 %r120,%r88,16;\nand.b32 %r121,%r88,-65536;\nshl.b32 %r122,%r89,16;\n"
+"and.b32 %r123,%r89,-65536;\nshl.b32 %r124,%r90,16;\nand.b32 %r125,%r90,-65536;\n"
+"shl.b32 %r126,%r91,16;\nand.b32 %r127,%r91,-65536;\nmov.b32 %f115,%r120;\n"
+"max.f32 %f116,%f750,%f115;\nmov.b32 %f117,%r121;\nmax.f32 %f118,%f116,%f117;\n"
+"mov.b32 %f119,%r122;\nmax.f32 %f120,%f118,%f119;\nmov.b32 %f121,%r123;\n"
+"max.f32 %f122,%f120,%f121;\nmov.b32 %f123,%r124;\nmax.f32 %f124,%f122,%f123;\n"
+"mov.b32 %f125,%r125;\nmax.f32 %f126,%f124,%f125;\nmov.b32 %f127,%r126;\n"
+"max.f32 %f128,%f126,%f127;\nmov.b32 %f129,%r127;\nmax.f32 %f130,%f128,%f129;\n"
+"sub.f32 %f131,%f750,%f130;\nmul.f32 %f44,%f131,0f3FB8AA3B;\nex2.approx.ftz.f32 %f43,%f44;\n"
+"sub.f32 %f132,%f115,%f130;\nmul.f32 %f46,%f132,0f3FB8AA3B;\nex2.approx.ftz.f32 %f45,%f46;\n"
+"fma.rn.f32 %f133,%f757,%f43,%f45;\nsub.f32 %f134,%f117,%f130;\nmul.f32 %f48,%f134,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f47,%f48;\nadd.f32 %f135,%f133,%f47;\nsub.f32 %f136,%f119,%f130;\n"
+"mul.f32 %f50,%f136,0f3FB8AA3B;\nex2.approx.ftz.f32 %f49,%f50;\nadd.f32 %f137,%f135,%f49;\n"
+"sub.f32 %f138,%f121,%f130;\nmul.f32 %f52,%f138,0f3FB8AA3B;\nex2.approx.ftz.f32 %f51,%f52;\n"
+"add.f32 %f139,%f137,%f51;\nsub.f32 %f140,%f123,%f130;\nmul.f32 %f54,%f140,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f53,%f54;\nadd.f32 %f141,%f139,%f53;\nsub.f32 %f142,%f125,%f130;\n"
+"mul.f32 %f56,%f142,0f3FB8AA3B;\nex2.approx.ftz.f32 %f55,%f56;\nadd.f32 %f143,%f141,%f55;\n"
+"sub.f32 %f144,%f127,%f130;\nmul.f32 %f58,%f144,0f3FB8AA3B;\nex2.approx.ftz.f32 %f57,%f58;\n"
+"add.f32 %f145,%f143,%f57;\nsub.f32 %f146,%f129,%f130;\nmul.f32 %f60,%f146,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f59,%f60;\nadd.f32 %f147,%f145,%f59;\nshl.b32 %r128,%r96,16;\n"
+"and.b32 %r129,%r96,-65536;\nshl.b32 %r130,%r97,16;\nand.b32 %r131,%r97,-65536;\n"
+"shl.b32 %r132,%r98,16;\nand.b32 %r133,%r98,-65536;\nshl.b32 %r134,%r99,16;\n"
+"and.b32 %r135,%r99,-65536;\nmov.b32 %f148,%r128;\nmax.f32 %f149,%f130,%f148;\n"
+"mov.b32 %f150,%r129;\nmax.f32 %f151,%f149,%f150;\nmov.b32 %f152,%r130;\n"
+"max.f32 %f153,%f151,%f152;\nmov.b32 %f154,%r131;\nmax.f32 %f155,%f153,%f154;\n"
+"mov.b32 %f156,%r132;\nmax.f32 %f157,%f155,%f156;\nmov.b32 %f158,%r133;\n";
+static const char qlora__ptx_401[] =
+"max.f32 %f159,%f157,%f158;\nmov.b32 %f160,%r134;\nmax.f32 %f161,%f159,%f160;\n"
+"mov.b32 %f162,%r135;\nmax.f32 %f163,%f161,%f162;\nsub.f32 %f164,%f130,%f163;\n"
+"mul.f32 %f62,%f164,0f3FB8AA3B;\nex2.approx.ftz.f32 %f61,%f62;\nsub.f32 %f165,%f148,%f163;\n"
+"mul.f32 %f64,%f165,0f3FB8AA3B;\nex2.approx.ftz.f32 %f63,%f64;\n"
+"fma.rn.f32 %f166,%f147,%f61,%f63;\nsub.f32 %f167,%f150,%f163;\nmul.f32 %f66,%f167,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f65,%f66;\nadd.f32 %f168,%f166,%f65;\nsub.f32 %f169,%f152,%f163;\n"
+"mul.f32 %f68,%f169,0f3FB8AA3B;\nex2.approx.ftz.f32 %f67,%f68;\nadd.f32 %f170,%f168,%f67;\n"
+"sub.f32 %f171,%f154,%f163;\nmul.f32 %f70,%f171,0f3FB8AA3B;\nex2.approx.ftz.f32 %f69,%f70;\n"
+"add.f32 %f172,%f170,%f69;\nsub.f32 %f173,%f156,%f163;\nmul.f32 %f72,%f173,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f71,%f72;\nadd.f32 %f174,%f172,%f71;\nsub.f32 %f175,%f158,%f163;\n"
+"mul.f32 %f74,%f175,0f3FB8AA3B;\nex2.approx.ftz.f32 %f73,%f74;\nadd.f32 %f176,%f174,%f73;\n"
+"sub.f32 %f177,%f160,%f163;\nmul.f32 %f76,%f177,0f3FB8AA3B;\nex2.approx.ftz.f32 %f75,%f76;\n"
+"add.f32 %f178,%f176,%f75;\nsub.f32 %f179,%f162,%f163;\nmul.f32 %f78,%f179,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f77,%f78;\nadd.f32 %f180,%f178,%f77;\nshl.b32 %r136,%r104,16;\n"
+"and.b32 %r137,%r104,-65536;\nshl.b32 %r138,%r105,16;\nand.b32 %r139,%r105,-65536;\n"
+"shl.b32 %r140,%r106,16;\nand.b32 %r141,%r106,-65536;\nshl.b32 %r142,%r107,16;\n"
+"and.b32 %r143,%r107,-65536;\nmov.b32 %f181,%r136;\nmax.f32 %f182,%f163,%f181;\n"
+"mov.b32 %f183,%r137;\nmax.f32 %f184,%f182,%f183;\nmov.b32 %f185,%r138;\n"
+"max.f32 %f186,%f184,%f185;\nmov.b32 %f187,%r139;\nmax.f32 %f188,%f186,%f187;\n"
+"mov.b32 %f189,%r140;\nmax.f32 %f190,%f188,%f189;\nmov.b32 %f191,%r141;\n"
+"max.f32 %f192,%f190,%f191;\nmov.b32 %f193,%r142;\nmax.f32 %f194,%f192,%f193;\n"
+"mov.b32 %f195,%r143;\nmax.f32 %f196,%f194,%f195;\nsub.f32 %f197,%f163,%f196;\n"
+"mul.f32 %f80,%f197,0f3FB8AA3B;\nex2.approx.ftz.f32 %f79,%f80;\nsub.f32 %f198,%f181,%f196;\n"
+"mul.f32 %f82,%f198,0f3FB8AA3B;\nex2.approx.ftz.f32 %f81,%f82;\n"
+"fma.rn.f32 %f199,%f180,%f79,%f81;\nsub.f32 %f200,%f183,%f196;\nmul.f32 %f84,%f200,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f83,%f84;\nadd.f32 %f201,%f199,%f83;\nsub.f32 %f202,%f185,%f196;\n"
+"mul.f32 %f86,%f202,0f3FB8AA3B;\nex2.approx.ftz.f32 %f85,%f86;\nadd.f32 %f203,%f201,%f85;\n"
+"sub.f32 %f204,%f187,%f196;\nmul.f32 %f88,%f204,0f3FB8AA3B;\nex2.approx.ftz.f32 %f87,%f88;\n"
+"add.f32 %f205,%f203,%f87;\nsub.f32 %f206,%f189,%f196;\nmul.f32 %f90,%f206,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f89,%f90;\nadd.f32 %f207,%f205,%f89;\nsub.f32 %f208,%f191,%f196;\n"
+"mul.f32 %f92,%f208,0f3FB8AA3B;\nex2.approx.ftz.f32 %f91,%f92;\nadd.f32 %f209,%f207,%f91;\n"
+"sub.f32 %f210,%f193,%f196;\nmul.f32 %f94,%f210,0f3FB8AA3B;\nex2.approx.ftz.f32 %f93,%f94;\n"
+"add.f32 %f211,%f209,%f93;\nsub.f32 %f212,%f195,%f196;\nmul.f32 %f96,%f212,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f95,%f96;\nadd.f32 %f213,%f211,%f95;\nshl.b32 %r144,%r112,16;\n"
+"and.b32 %r145,%r112,-65536;\nshl.b32 %r146,%r113,16;\nand.b32 %r147,%r113,-65536;\n"
+"shl.b32 %r148,%r114,16;\nand.b32 %r149,%r114,-65536;\nshl.b32 %r150,%r115,16;\n"
+"and.b32 %r151,%r115,-65536;\nmov.b32 %f214,%r144;\nmax.f32 %f215,%f196,%f214;\n"
+"mov.b32 %f216,%r145;\nmax.f32 %f217,%f215,%f216;\nmov.b32 %f218,%r146;\n"
+"max.f32 %f219,%f217,%f218;\nmov.b32 %f220,%r147;\nmax.f32 %f221,%f219,%f220;\n"
+"mov.b32 %f222,%r148;\nmax.f32 %f223,%f221,%f222;\nmov.b32 %f224,%r149;\n"
+"max.f32 %f225,%f223,%f224;\nmov.b32 %f226,%r150;\nmax.f32 %f227,%f225,%f226;\n"
+"mov.b32 %f228,%r151;\nmax.f32 %f750,%f227,%f228;\nsub.f32 %f229,%f196,%f750;\n"
+"mul.f32 %f98,%f229,0f3FB8AA3B;\nex2.approx.ftz.f32 %f97,%f98;\nsub.f32 %f230,%f214,%f750;\n"
+"mul.f32 %f100,%f230,0f3FB8AA3B;\nex2.approx.ftz.f32 %f99,%f100;\n"
+"fma.rn.f32 %f231,%f213,%f97,%f99;\nsub.f32 %f232,%f216,%f750;\nmul.f32 %f102,%f232,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f101,%f102;\nadd.f32 %f233,%f231,%f101;\nsub.f32 %f234,%f218,%f750;\n"
+"mul.f32 %f104,%f234,0f3FB8AA3B;\nex2.approx.ftz.f32 %f103,%f104;\nadd.f32 %f235,%f233,%f103;\n"
+"sub.f32 %f236,%f220,%f750;\nmul.f32 %f106,%f236,0f3FB8AA3B;\nex2.approx.ftz.f32 %f105,%f106;\n"
+"add.f32 %f237,%f235,%f105;\nsub.f32 %f238,%f222,%f750;\nmul.f32 %f108,%f238,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f107,%f108;\n";
+static const char qlora__ptx_402[] =
+"add.f32 %f239,%f237,%f107;\nsub.f32 %f240,%f224,%f750;\nmul.f32 %f110,%f240,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f109,%f110;\nadd.f32 %f241,%f239,%f109;\nsub.f32 %f242,%f226,%f750;\n"
+"mul.f32 %f112,%f242,0f3FB8AA3B;\nex2.approx.ftz.f32 %f111,%f112;\nadd.f32 %f243,%f241,%f111;\n"
+"sub.f32 %f244,%f228,%f750;\nmul.f32 %f114,%f244,0f3FB8AA3B;\nex2.approx.ftz.f32 %f113,%f114;\n"
+"add.f32 %f757,%f243,%f113;\nadd.s64 %rd193,%rd193,%rd10;\nadd.s64 %rd74,%rd9,%rd193;\n"
+"setp.le.s64 %p8,%rd74,%rd55;\n@%p8 bra $L__BB0_3;\n$L__BB0_4:\nsetp.ge.s64 %p9,%rd193,%rd55;\n"
+"@%p9 bra $L__BB0_43;\nsetp.eq.s64 %p10,%rd5,0;\n@%p10 bra $L__BB0_24;\nmov.f32 %f753,%f750;\n"
+"$L__BB0_7:\nsub.s64 %rd20,%rd55,%rd193;\nsetp.lt.s64 %p11,%rd20,1;\nmov.u32 %r480,-8895568;\n"
+"mov.u32 %r479,%r480;\n@%p11 bra $L__BB0_9;\nadd.s64 %rd77,%rd193,%rd3;\nshl.b64 %rd78,%rd77,1;\n"
+"add.s64 %rd79,%rd1,%rd78;\nld.global.u16 %r154,[%rd79];\nshl.b32 %r479,%r154,16;\n$L__BB0_9:\n"
+"setp.lt.s64 %p12,%rd20,2;\n@%p12 bra $L__BB0_11;\nadd.s64 %rd81,%rd193,%rd3;\n"
+"shl.b64 %rd82,%rd81,1;\nadd.s64 %rd83,%rd1,%rd82;\nld.global.u16 %r156,[%rd83+2];\n"
+"shl.b32 %r480,%r156,16;\n$L__BB0_11:\nsetp.lt.s64 %p13,%rd20,3;\nmov.u32 %r482,-8895568;\n"
+"mov.u32 %r481,%r482;\n@%p13 bra $L__BB0_13;\nadd.s64 %rd85,%rd193,%rd3;\nshl.b64 %rd86,%rd85,1;\n"
+"add.s64 %rd87,%rd1,%rd86;\nld.global.u16 %r158,[%rd87+4];\nshl.b32 %r481,%r158,16;\n$L__BB0_13:\n"
+"setp.lt.s64 %p14,%rd20,4;\n@%p14 bra $L__BB0_15;\nadd.s64 %rd89,%rd193,%rd3;\n"
+"shl.b64 %rd90,%rd89,1;\nadd.s64 %rd91,%rd1,%rd90;\nld.global.u16 %r160,[%rd91+6];\n"
+"shl.b32 %r482,%r160,16;\n$L__BB0_15:\nsetp.lt.s64 %p15,%rd20,5;\nmov.u32 %r484,-8895568;\n"
+"mov.u32 %r483,%r484;\n@%p15 bra $L__BB0_17;\nadd.s64 %rd93,%rd193,%rd3;\nshl.b64 %rd94,%rd93,1;\n"
+"add.s64 %rd95,%rd1,%rd94;\nld.global.u16 %r162,[%rd95+8];\nshl.b32 %r483,%r162,16;\n$L__BB0_17:\n"
+"setp.lt.s64 %p16,%rd20,6;\n@%p16 bra $L__BB0_19;\nadd.s64 %rd97,%rd193,%rd3;\n"
+"shl.b64 %rd98,%rd97,1;\nadd.s64 %rd99,%rd1,%rd98;\nld.global.u16 %r164,[%rd99+10];\n"
+"shl.b32 %r484,%r164,16;\n$L__BB0_19:\nsetp.lt.s64 %p17,%rd20,7;\nmov.u32 %r486,-8895568;\n"
+"mov.u32 %r485,%r486;\n@%p17 bra $L__BB0_21;\nadd.s64 %rd101,%rd193,%rd3;\n"
+"shl.b64 %rd102,%rd101,1;\nadd.s64 %rd103,%rd1,%rd102;\nld.global.u16 %r166,[%rd103+12];\n"
+"shl.b32 %r485,%r166,16;\n$L__BB0_21:\nsetp.lt.s64 %p18,%rd20,8;\n@%p18 bra $L__BB0_23;\n"
+"add.s64 %rd107,%rd193,%rd3;\nshl.b64 %rd108,%rd107,1;\nadd.s64 %rd109,%rd1,%rd108;\n"
+"ld.global.u16 %r169,[%rd109+14];\nshl.b32 %r486,%r169,16;\n$L__BB0_23:\nmov.b32 %f245,%r480;\n"
+"mov.b32 %f246,%r479;\ncvt.rn.bf16x2.f32 %r170,%f245,%f246;\nmov.b32 %f247,%r482;\n"
+"mov.b32 %f248,%r481;\ncvt.rn.bf16x2.f32 %r171,%f247,%f248;\nmov.b32 %f249,%r484;\n"
+"mov.b32 %f250,%r483;\ncvt.rn.bf16x2.f32 %r172,%f249,%f250;\nmov.b32 %f251,%r486;\n"
+"mov.b32 %f252,%r485;\ncvt.rn.bf16x2.f32 %r173,%f251,%f252;\nshl.b32 %r174,%r170,16;\n"
+"and.b32 %r175,%r170,-65536;\nshl.b32 %r176,%r171,16;\nand.b32 %r177,%r171,-65536;\n"
+"shl.b32 %r178,%r172,16;\nand.b32 %r179,%r172,-65536;\nshl.b32 %r180,%r173,16;\n"
+"and.b32 %r181,%r173,-65536;\nmov.b32 %f271,%r174;\nmax.f32 %f272,%f753,%f271;\n"
+"mov.b32 %f273,%r175;\nmax.f32 %f274,%f272,%f273;\nmov.b32 %f275,%r176;\n"
+"max.f32 %f276,%f274,%f275;\nmov.b32 %f277,%r177;\nmax.f32 %f278,%f276,%f277;\n"
+"mov.b32 %f279,%r178;\nmax.f32 %f280,%f278,%f279;\nmov.b32 %f281,%r179;\n"
+"max.f32 %f282,%f280,%f281;\nmov.b32 %f283,%r180;\nmax.f32 %f284,%f282,%f283;\n"
+"mov.b32 %f285,%r181;\nmax.f32 %f750,%f284,%f285;\nsub.f32 %f286,%f753,%f750;\n"
+"mul.f32 %f254,%f286,0f3FB8AA3B;\nex2.approx.ftz.f32 %f253,%f254;\nsub.f32 %f287,%f271,%f750;\n"
+"mul.f32 %f256,%f287,0f3FB8AA3B;\nex2.approx.ftz.f32 %f255,%f256;\n"
+"fma.rn.f32 %f288,%f757,%f253,%f255;\nsub.f32 %f289,%f273,%f750;\n"
+"mul.f32 %f258,%f289,0f3FB8AA3B;\nex2.approx.ftz.f32 %f257,%f258;\nadd.f32 %f290,%f288,%f257;\n"
+"sub.f32 %f291,%f275,%f750;\nmul.f32 %f260,%f291,0f3FB8AA3B;\nex2.approx.ftz.f32 %f259,%f260;\n"
+"add.f32 %f292,%f290,%f259;\nsub.f32 %f293,%f277,%f750;\nmul.f32 %f262,%f293,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f261,%f262;\nadd.f32 %f294,%f292,%f261;\nsub.f32 %f295,%f279,%f750;\n"
+"mul.f32 %f264,%f295,0f3FB8AA3B;\nex2.approx.ftz.f32 %f263,%f264;\nadd.f32 %f296,%f294,%f263;\n"
+"sub.f32 %f297,%f281,%f750;\n";
 static const char qlora__ptx_403[] =
-"st.global.u16[%rd58],%rs42;\n$L__BB0_320:\nsetp.lt.s64 %p238,%rd56,2;\n@%p238 bra $L__BB0_322;\n"
-"mov.f32 %f798,0f00000000;\ncvt.rn.bf16.f32 %rs43,%f798;\nst.global.u16[%rd58+2],%rs43;\n"
-"$L__BB0_322:\nsetp.lt.s64 %p239,%rd56,3;\n@%p239 bra $L__BB0_324;\nmov.f32 %f799,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs44,%f799;\nst.global.u16[%rd58+4],%rs44;\n$L__BB0_324:\n"
-"setp.lt.s64 %p240,%rd56,4;\n@%p240 bra $L__BB0_326;\nmov.f32 %f800,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs45,%f800;\nst.global.u16[%rd58+6],%rs45;\n$L__BB0_326:\n"
-"setp.lt.s64 %p241,%rd56,5;\n@%p241 bra $L__BB0_328;\nmov.f32 %f801,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs46,%f801;\nst.global.u16[%rd58+8],%rs46;\n$L__BB0_328:\n"
-"setp.lt.s64 %p242,%rd56,6;\n@%p242 bra $L__BB0_330;\nmov.f32 %f802,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs47,%f802;\nst.global.u16[%rd58+10],%rs47;\n$L__BB0_330:\n"
-"setp.lt.s64 %p243,%rd56,7;\n@%p243 bra $L__BB0_333;\nmov.f32 %f803,0f00000000;\n"
-"cvt.rn.bf16.f32 %rs48,%f803;\nst.global.u16[%rd58+12],%rs48;\n$L__BB0_333:\n"
-"add.s64 %rd177,%rd177,%rd8;\nsetp.lt.s64 %p244,%rd177,%rd64;\n@%p244 bra $L__BB0_317;\n"
-"bra.uni $L__BB0_334;\n$L__BB0_1:\nadd.s64 %rd74,%rd3,%rd4;\nshl.b64 %rd75,%rd74,1;\n"
-"add.s64 %rd76,%rd1,%rd75;\nld.global.u16 %rs1,[%rd76];\nmul.lo.s64 %rd77,%rd7,24;\n"
-"add.s64 %rd10,%rd77,8;\nadd.s64 %rd78,%rd10,%rd177;\nsetp.gt.s64 %p4,%rd78,%rd64;\n"
-"mov.f32 %f807,0fFF61B1E6;\nmov.f32 %f812,0f00000000;\n@%p4 bra $L__BB0_7;\n"
-"shl.b64 %rd11,%rd7,5;\nshl.b64 %rd12,%rd7,4;\nmov.f32 %f812,0f00000000;\n"
-"mov.f32 %f807,0fFF61B1E6;\n$L__BB0_3:\nadd.s64 %rd79,%rd177,%rd3;\nshl.b64 %rd80,%rd79,1;\n"
-"add.s64 %rd14,%rd1,%rd80;\nadd.s64 %rd15,%rd14,%rd12;\nadd.s64 %rd16,%rd15,%rd12;\n"
-"add.s64 %rd17,%rd16,%rd12;\nsetp.eq.s64 %p5,%rd5,0;\n@%p5 bra $L__BB0_5;\n"
-"ld.global.u16 %r390,[%rd14];\nshl.b32 %r391,%r390,16;\nld.global.u16 %r392,[%rd14+2];\n"
-"shl.b32 %r393,%r392,16;\nld.global.u16 %r394,[%rd14+4];\nshl.b32 %r395,%r394,16;\n"
-"ld.global.u16 %r396,[%rd14+6];\nshl.b32 %r397,%r396,16;\nld.global.u16 %r398,[%rd14+8];\n"
-"shl.b32 %r399,%r398,16;\nld.global.u16 %r400,[%rd14+10];\nshl.b32 %r401,%r400,16;\n"
-"ld.global.u16 %r402,[%rd14+12];\nshl.b32 %r403,%r402,16;\nld.global.u16 %r404,[%rd14+14];\n"
-"shl.b32 %r405,%r404,16;\nmov.b32 %f44,%r391;\nmov.b32 %f43,%r393;\n"
-"cvt.rn.bf16x2.f32 %r956,%f43,%f44;\nmov.b32 %f46,%r395;\nmov.b32 %f45,%r397;\n"
-"cvt.rn.bf16x2.f32 %r955,%f45,%f46;\nmov.b32 %f48,%r399;\nmov.b32 %f47,%r401;\n"
-"cvt.rn.bf16x2.f32 %r954,%f47,%f48;\nmov.b32 %f50,%r403;\nmov.b32 %f49,%r405;\n"
-"cvt.rn.bf16x2.f32 %r953,%f49,%f50;\nld.global.u16 %r406,[%rd15];\nshl.b32 %r407,%r406,16;\n"
-"ld.global.u16 %r408,[%rd15+2];\nshl.b32 %r409,%r408,16;\nld.global.u16 %r410,[%rd15+4];\n"
-"shl.b32 %r411,%r410,16;\nld.global.u16 %r412,[%rd15+6];\nshl.b32 %r413,%r412,16;\n"
-"ld.global.u16 %r414,[%rd15+8];\nshl.b32 %r415,%r414,16;\nld.global.u16 %r416,[%rd15+10];\n"
-"shl.b32 %r417,%r416,16;\nld.global.u16 %r418,[%rd15+12];\nshl.b32 %r419,%r418,16;\n"
-"ld.global.u16 %r420,[%rd15+14];\nshl.b32 %r421,%r420,16;\nmov.b32 %f52,%r407;\n"
-"mov.b32 %f51,%r409;\ncvt.rn.bf16x2.f32 %r952,%f51,%f52;\nmov.b32 %f54,%r411;\n"
-"mov.b32 %f53,%r413;\ncvt.rn.bf16x2.f32 %r951,%f53,%f54;\nmov.b32 %f56,%r415;\n"
-"mov.b32 %f55,%r417;\ncvt.rn.bf16x2.f32 %r950,%f55,%f56;\nmov.b32 %f58,%r419;\n"
-"mov.b32 %f57,%r421;\ncvt.rn.bf16x2.f32 %r949,%f57,%f58;\nld.global.u16 %r422,[%rd16];\n"
-"shl.b32 %r423,%r422,16;\nld.global.u16 %r424,[%rd16+2];\nshl.b32 %r425,%r424,16;\n"
-"ld.global.u16 %r426,[%rd16+4];\nshl.b32 %r427,%r426,16;\nld.global.u16 %r428,[%rd16+6];\n"
-"shl.b32 %r429,%r428,16;\nld.global.u16 %r430,[%rd16+8];\nshl.b32 %r431,%r430,16;\n"
-"ld.global.u16 %r432,[%rd16+10];\nshl.b32 %r433,%r432,16;\nld.global.u16 %r434,[%rd16+12];\n"
-"shl.b32 %r435,%r434,16;\nld.global.u16 %r436,[%rd16+14];\nshl.b32 %r437,%r436,16;\n"
-"mov.b32 %f60,%r423;\nmov.b32 %f59,%r425;\ncvt.rn.bf16x2.f32 %r948,%f59,%f60;\n"
-"mov.b32 %f62,%r427;\nmov.b32 %f61,%r429;\ncvt.rn.bf16x2.f32 %r947,%f61,%f62;\n"
-"mov.b32 %f64,%r431;\nmov.b32 %f63,%r433;\ncvt.rn.bf16x2.f32 %r946,%f63,%f64;\n"
-"mov.b32 %f66,%r435;\nmov.b32 %f65,%r437;\ncvt.rn.bf16x2.f32 %r945,%f65,%f66;\n"
-"ld.global.u16 %r438,[%rd17];\nshl.b32 %r439,%r438,16;\nld.global.u16 %r440,[%rd17+2];\n"
-"shl.b32 %r441,%r440,16;\n";
+"mul.f32 %f266,%f297,0f3FB8AA3B;\nex2.approx.ftz.f32 %f265,%f266;\nadd.f32 %f298,%f296,%f265;\n"
+"sub.f32 %f299,%f283,%f750;\nmul.f32 %f268,%f299,0f3FB8AA3B;\nex2.approx.ftz.f32 %f267,%f268;\n"
+"add.f32 %f300,%f298,%f267;\nsub.f32 %f301,%f285,%f750;\nmul.f32 %f270,%f301,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f269,%f270;\nadd.f32 %f757,%f300,%f269;\nmov.u32 %r182,%ntid.x;\n"
+"mul.wide.u32 %rd110,%r182,8;\nadd.s64 %rd193,%rd193,%rd110;\nsetp.lt.s64 %p19,%rd193,%rd55;\n"
+"mov.f32 %f753,%f750;\n@%p19 bra $L__BB0_7;\nbra.uni $L__BB0_43;\n$L__BB0_24:\n"
+"mov.f32 %f755,%f750;\n$L__BB0_25:\nsub.s64 %rd25,%rd55,%rd193;\nsetp.gt.s64 %p20,%rd25,7;\n"
+"@%p20 bra $L__BB0_41;\nbra.uni $L__BB0_26;\n$L__BB0_41:\nadd.s64 %rd136,%rd193,%rd3;\n"
+"shl.b64 %rd137,%rd136,1;\nadd.s64 %rd138,%rd1,%rd137;\n"
+"ld.global.v4.u32{%r494,%r495,%r496,%r497},[%rd138];\nbra.uni $L__BB0_42;\n$L__BB0_26:\n"
+"setp.lt.s64 %p21,%rd25,1;\nmov.u32 %r488,-8895568;\nmov.u32 %r487,%r488;\n@%p21 bra $L__BB0_28;\n"
+"add.s64 %rd112,%rd193,%rd3;\nshl.b64 %rd113,%rd112,1;\nadd.s64 %rd114,%rd1,%rd113;\n"
+"ld.global.u16 %r185,[%rd114];\nshl.b32 %r487,%r185,16;\n$L__BB0_28:\nsetp.lt.s64 %p22,%rd25,2;\n"
+"@%p22 bra $L__BB0_30;\nadd.s64 %rd115,%rd193,%rd3;\nshl.b64 %rd116,%rd115,1;\n"
+"add.s64 %rd117,%rd1,%rd116;\nld.global.u16 %r187,[%rd117+2];\nshl.b32 %r488,%r187,16;\n"
+"$L__BB0_30:\nsetp.lt.s64 %p23,%rd25,3;\nmov.u32 %r490,-8895568;\nmov.u32 %r489,%r490;\n"
+"@%p23 bra $L__BB0_32;\nadd.s64 %rd118,%rd193,%rd3;\nshl.b64 %rd119,%rd118,1;\n"
+"add.s64 %rd120,%rd1,%rd119;\nld.global.u16 %r189,[%rd120+4];\nshl.b32 %r489,%r189,16;\n"
+"$L__BB0_32:\nsetp.lt.s64 %p24,%rd25,4;\n@%p24 bra $L__BB0_34;\nadd.s64 %rd121,%rd193,%rd3;\n"
+"shl.b64 %rd122,%rd121,1;\nadd.s64 %rd123,%rd1,%rd122;\nld.global.u16 %r191,[%rd123+6];\n"
+"shl.b32 %r490,%r191,16;\n$L__BB0_34:\nsetp.lt.s64 %p25,%rd25,5;\nmov.u32 %r492,-8895568;\n"
+"mov.u32 %r491,%r492;\n@%p25 bra $L__BB0_36;\nadd.s64 %rd124,%rd193,%rd3;\n"
+"shl.b64 %rd125,%rd124,1;\nadd.s64 %rd126,%rd1,%rd125;\nld.global.u16 %r193,[%rd126+8];\n"
+"shl.b32 %r491,%r193,16;\n$L__BB0_36:\nsetp.lt.s64 %p26,%rd25,6;\n@%p26 bra $L__BB0_38;\n"
+"add.s64 %rd127,%rd193,%rd3;\nshl.b64 %rd128,%rd127,1;\nadd.s64 %rd129,%rd1,%rd128;\n"
+"ld.global.u16 %r195,[%rd129+10];\nshl.b32 %r492,%r195,16;\n$L__BB0_38:\n"
+"setp.lt.s64 %p27,%rd25,7;\nmov.u32 %r493,-8895568;\n@%p27 bra $L__BB0_40;\n"
+"add.s64 %rd133,%rd193,%rd3;\nshl.b64 %rd134,%rd133,1;\nadd.s64 %rd135,%rd1,%rd134;\n"
+"ld.global.u16 %r198,[%rd135+12];\nshl.b32 %r493,%r198,16;\n$L__BB0_40:\nmov.b32 %f302,%r488;\n"
+"mov.b32 %f303,%r487;\nmov.b32 %f304,%r490;\nmov.b32 %f305,%r489;\nmov.b32 %f306,%r492;\n"
+"mov.b32 %f307,%r491;\nmov.b32 %f309,%r493;\nmov.f32 %f308,0fFF7843B0;\n"
+"cvt.rn.bf16x2.f32 %r497,%f308,%f309;\ncvt.rn.bf16x2.f32 %r496,%f306,%f307;\n"
+"cvt.rn.bf16x2.f32 %r495,%f304,%f305;\ncvt.rn.bf16x2.f32 %r494,%f302,%f303;\n$L__BB0_42:\n"
+"shl.b32 %r207,%r494,16;\nand.b32 %r208,%r494,-65536;\nshl.b32 %r209,%r495,16;\n"
+"and.b32 %r210,%r495,-65536;\nshl.b32 %r211,%r496,16;\nand.b32 %r212,%r496,-65536;\n"
+"shl.b32 %r213,%r497,16;\nand.b32 %r214,%r497,-65536;\nmov.b32 %f328,%r207;\n"
+"max.f32 %f329,%f755,%f328;\nmov.b32 %f330,%r208;\nmax.f32 %f331,%f329,%f330;\n"
+"mov.b32 %f332,%r209;\nmax.f32 %f333,%f331,%f332;\nmov.b32 %f334,%r210;\n"
+"max.f32 %f335,%f333,%f334;\nmov.b32 %f336,%r211;\nmax.f32 %f337,%f335,%f336;\n"
+"mov.b32 %f338,%r212;\nmax.f32 %f339,%f337,%f338;\nmov.b32 %f340,%r213;\n"
+"max.f32 %f341,%f339,%f340;\nmov.b32 %f342,%r214;\nmax.f32 %f750,%f341,%f342;\n"
+"sub.f32 %f343,%f755,%f750;\nmul.f32 %f311,%f343,0f3FB8AA3B;\nex2.approx.ftz.f32 %f310,%f311;\n"
+"sub.f32 %f344,%f328,%f750;\nmul.f32 %f313,%f344,0f3FB8AA3B;\nex2.approx.ftz.f32 %f312,%f313;\n"
+"fma.rn.f32 %f345,%f757,%f310,%f312;\nsub.f32 %f346,%f330,%f750;\n"
+"mul.f32 %f315,%f346,0f3FB8AA3B;\nex2.approx.ftz.f32 %f314,%f315;\nadd.f32 %f347,%f345,%f314;\n"
+"sub.f32 %f348,%f332,%f750;\nmul.f32 %f317,%f348,0f3FB8AA3B;\nex2.approx.ftz.f32 %f316,%f317;\n"
+"add.f32 %f349,%f347,%f316;\nsub.f32 %f350,%f334,%f750;\nmul.f32 %f319,%f350,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f318,%f319;\nadd.f32 %f351,%f349,%f318;\nsub.f32 %f352,%f336,%f750;\n"
+"mul.f32 %f321,%f352,0f3FB8AA3B;\nex2.approx.ftz.f32 %f320,%f321;\nadd.f32 %f353,%f351,%f320;\n"
+"sub.f32 %f354,%f338,%f750;\n";
 static const char qlora__ptx_404[] =
-"ld.global.u16 %r442,[%rd17+4];\nshl.b32 %r443,%r442,16;\nld.global.u16 %r444,[%rd17+6];\n"
-"shl.b32 %r445,%r444,16;\nld.global.u16 %r446,[%rd17+8];\nshl.b32 %r447,%r446,16;\n"
-"ld.global.u16 %r448,[%rd17+10];\nshl.b32 %r449,%r448,16;\nld.global.u16 %r450,[%rd17+12];\n"
-"shl.b32 %r451,%r450,16;\nld.global.u16 %r452,[%rd17+14];\nshl.b32 %r453,%r452,16;\n"
-"mov.b32 %f68,%r439;\nmov.b32 %f67,%r441;\ncvt.rn.bf16x2.f32 %r944,%f67,%f68;\n"
-"mov.b32 %f70,%r443;\nmov.b32 %f69,%r445;\ncvt.rn.bf16x2.f32 %r943,%f69,%f70;\n"
-"mov.b32 %f72,%r447;\nmov.b32 %f71,%r449;\ncvt.rn.bf16x2.f32 %r942,%f71,%f72;\n"
-"mov.b32 %f74,%r451;\nmov.b32 %f73,%r453;\ncvt.rn.bf16x2.f32 %r941,%f73,%f74;\n"
-"bra.uni $L__BB0_6;\n$L__BB0_5:\nld.global.v4.u32{%r956,%r955,%r954,%r953},[%rd14];\n"
-"ld.global.v4.u32{%r952,%r951,%r950,%r949},[%rd15];\n"
-"ld.global.v4.u32{%r948,%r947,%r946,%r945},[%rd16];\n"
-"ld.global.v4.u32{%r944,%r943,%r942,%r941},[%rd17];\n$L__BB0_6:\nshl.b32 %r470,%r956,16;\n"
-"mov.b32 %f147,%r470;\nmax.f32 %f148,%f807,%f147;\nand.b32 %r471,%r956,-65536;\n"
-"mov.b32 %f149,%r471;\nmax.f32 %f150,%f148,%f149;\nshl.b32 %r472,%r955,16;\nmov.b32 %f151,%r472;\n"
-"max.f32 %f152,%f150,%f151;\nand.b32 %r473,%r955,-65536;\nmov.b32 %f153,%r473;\n"
-"max.f32 %f154,%f152,%f153;\nshl.b32 %r474,%r954,16;\nmov.b32 %f155,%r474;\n"
-"max.f32 %f156,%f154,%f155;\nand.b32 %r475,%r954,-65536;\nmov.b32 %f157,%r475;\n"
-"max.f32 %f158,%f156,%f157;\nshl.b32 %r476,%r953,16;\nmov.b32 %f159,%r476;\n"
-"max.f32 %f160,%f158,%f159;\nand.b32 %r477,%r953,-65536;\nmov.b32 %f161,%r477;\n"
-"max.f32 %f162,%f160,%f161;\nsub.f32 %f163,%f807,%f162;\nmul.f32 %f76,%f163,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f75,%f76;\nsub.f32 %f164,%f147,%f162;\nmul.f32 %f78,%f164,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f77,%f78;\nfma.rn.f32 %f165,%f812,%f75,%f77;\nsub.f32 %f166,%f149,%f162;\n"
-"mul.f32 %f80,%f166,0f3FB8AA3B;\nex2.approx.ftz.f32 %f79,%f80;\nadd.f32 %f167,%f165,%f79;\n"
-"sub.f32 %f168,%f151,%f162;\nmul.f32 %f82,%f168,0f3FB8AA3B;\nex2.approx.ftz.f32 %f81,%f82;\n"
-"add.f32 %f169,%f167,%f81;\nsub.f32 %f170,%f153,%f162;\nmul.f32 %f84,%f170,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f83,%f84;\nadd.f32 %f171,%f169,%f83;\nsub.f32 %f172,%f155,%f162;\n"
-"mul.f32 %f86,%f172,0f3FB8AA3B;\nex2.approx.ftz.f32 %f85,%f86;\nadd.f32 %f173,%f171,%f85;\n"
-"sub.f32 %f174,%f157,%f162;\nmul.f32 %f88,%f174,0f3FB8AA3B;\nex2.approx.ftz.f32 %f87,%f88;\n"
-"add.f32 %f175,%f173,%f87;\nsub.f32 %f176,%f159,%f162;\nmul.f32 %f90,%f176,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f89,%f90;\nadd.f32 %f177,%f175,%f89;\nsub.f32 %f178,%f161,%f162;\n"
-"mul.f32 %f92,%f178,0f3FB8AA3B;\nex2.approx.ftz.f32 %f91,%f92;\nadd.f32 %f179,%f177,%f91;\n"
-"shl.b32 %r478,%r952,16;\nmov.b32 %f180,%r478;\nmax.f32 %f181,%f162,%f180;\n"
-"and.b32 %r479,%r952,-65536;\nmov.b32 %f182,%r479;\nmax.f32 %f183,%f181,%f182;\n"
-"shl.b32 %r480,%r951,16;\nmov.b32 %f184,%r480;\nmax.f32 %f185,%f183,%f184;\n"
-"and.b32 %r481,%r951,-65536;\nmov.b32 %f186,%r481;\nmax.f32 %f187,%f185,%f186;\n"
-"shl.b32 %r482,%r950,16;\nmov.b32 %f188,%r482;\nmax.f32 %f189,%f187,%f188;\n"
-"and.b32 %r483,%r950,-65536;\nmov.b32 %f190,%r483;\nmax.f32 %f191,%f189,%f190;\n"
-"shl.b32 %r484,%r949,16;\nmov.b32 %f192,%r484;\nmax.f32 %f193,%f191,%f192;\n"
-"and.b32 %r485,%r949,-65536;\nmov.b32 %f194,%r485;\nmax.f32 %f195,%f193,%f194;\n"
-"sub.f32 %f196,%f162,%f195;\nmul.f32 %f94,%f196,0f3FB8AA3B;\nex2.approx.ftz.f32 %f93,%f94;\n"
-"sub.f32 %f197,%f180,%f195;\nmul.f32 %f96,%f197,0f3FB8AA3B;\nex2.approx.ftz.f32 %f95,%f96;\n"
-"fma.rn.f32 %f198,%f179,%f93,%f95;\nsub.f32 %f199,%f182,%f195;\nmul.f32 %f98,%f199,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f97,%f98;\nadd.f32 %f200,%f198,%f97;\nsub.f32 %f201,%f184,%f195;\n"
-"mul.f32 %f100,%f201,0f3FB8AA3B;\nex2.approx.ftz.f32 %f99,%f100;\nadd.f32 %f202,%f200,%f99;\n"
-"sub.f32 %f203,%f186,%f195;\nmul.f32 %f102,%f203,0f3FB8AA3B;\nex2.approx.ftz.f32 %f101,%f102;\n"
-"add.f32 %f204,%f202,%f101;\nsub.f32 %f205,%f188,%f195;\nmul.f32 %f104,%f205,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f103,%f104;\nadd.f32 %f206,%f204,%f103;\nsub.f32 %f207,%f190,%f195;\n"
-"mul.f32 %f106,%f207,0f3FB8AA3B;\nex2.approx.ftz.f32 %f105,%f106;\nadd.f32 %f208,%f206,%f105;\n"
-"sub.f32 %f209,%f192,%f195;\nmul.f32 %f108,%f209,0f3FB8AA3B;\nex2.approx.ftz.f32 %f107,%f108;\n"
-"add.f32 %f210,%f208,%f107;\n";
+"mul.f32 %f323,%f354,0f3FB8AA3B;\nex2.approx.ftz.f32 %f322,%f323;\nadd.f32 %f355,%f353,%f322;\n"
+"sub.f32 %f356,%f340,%f750;\nmul.f32 %f325,%f356,0f3FB8AA3B;\nex2.approx.ftz.f32 %f324,%f325;\n"
+"add.f32 %f357,%f355,%f324;\nsub.f32 %f358,%f342,%f750;\nmul.f32 %f327,%f358,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f326,%f327;\nadd.f32 %f757,%f357,%f326;\nmov.u32 %r215,%ntid.x;\n"
+"mul.wide.u32 %rd139,%r215,8;\nadd.s64 %rd193,%rd193,%rd139;\nsetp.lt.s64 %p28,%rd193,%rd55;\n"
+"mov.f32 %f755,%f750;\n@%p28 bra $L__BB0_25;\n$L__BB0_43:\nmov.u32 %r474,%ntid.x;\n"
+"setp.lt.s32 %p29,%r474,33;\nshr.u32 %r218,%r1,3;\nand.b32 %r219,%r218,536870908;\n"
+"mov.u32 %r220,_ZZ13cross_entropyI4bf16EvPT_lPKiPKfS6_PfliPiE6shared;\nadd.s32 %r44,%r220,%r219;\n"
+"@%p29 bra $L__BB0_47;\nbra.uni $L__BB0_44;\n$L__BB0_47:\nmov.u32 %r498,%ntid.x;\n"
+"setp.lt.s32 %p42,%r498,2;\nmov.f32 %f759,%f750;\n@%p42 bra $L__BB0_50;\nmov.f32 %f759,%f750;\n"
+"$L__BB0_49:\nmov.b32 %r263,%f759;\nshr.s32 %r48,%r498,1;\nmov.u32 %r264,31;\nmov.u32 %r265,-1;\n"
+"shfl.sync.bfly.b32 %r266|%p43,%r263,%r48,%r264,%r265;\nmov.b32 %f378,%r266;\n"
+"max.f32 %f759,%f759,%f378;\nsetp.gt.s32 %p44,%r498,3;\nmov.u32 %r498,%r48;\n"
+"@%p44 bra $L__BB0_49;\nbra.uni $L__BB0_50;\n$L__BB0_44:\nmov.b32 %r221,%f750;\n"
+"mov.u32 %r222,31;\nmov.u32 %r223,16;\nmov.u32 %r224,-1;\n"
+"shfl.sync.bfly.b32 %r225|%p30,%r221,%r223,%r222,%r224;\nmov.b32 %f359,%r225;\n"
+"max.f32 %f360,%f750,%f359;\nmov.b32 %r226,%f360;\nmov.u32 %r227,8;\n"
+"shfl.sync.bfly.b32 %r228|%p31,%r226,%r227,%r222,%r224;\nmov.b32 %f361,%r228;\n"
+"max.f32 %f362,%f360,%f361;\nmov.b32 %r229,%f362;\nmov.u32 %r230,4;\n"
+"shfl.sync.bfly.b32 %r231|%p32,%r229,%r230,%r222,%r224;\nmov.b32 %f363,%r231;\n"
+"max.f32 %f364,%f362,%f363;\nmov.b32 %r232,%f364;\nmov.u32 %r233,2;\n"
+"shfl.sync.bfly.b32 %r234|%p33,%r232,%r233,%r222,%r224;\nmov.b32 %f365,%r234;\n"
+"max.f32 %f366,%f364,%f365;\nmov.b32 %r235,%f366;\nmov.u32 %r236,1;\n"
+"shfl.sync.bfly.b32 %r237|%p34,%r235,%r236,%r222,%r224;\nmov.b32 %f367,%r237;\n"
+"max.f32 %f17,%f366,%f367;\nbar.sync 0;\nand.b32 %r45,%r1,31;\nsetp.ne.s32 %p35,%r45,0;\n"
+"@%p35 bra $L__BB0_46;\nst.shared.f32[%r44],%f17;\n$L__BB0_46:\nbar.sync 0;\n"
+"mov.u32 %r239,%ntid.x;\nshr.u32 %r240,%r239,5;\nsetp.lt.u32 %p36,%r45,%r240;\n"
+"selp.b32 %r241,%r45,0,%p36;\nshl.b32 %r242,%r241,2;\nadd.s32 %r244,%r220,%r242;\n"
+"ld.shared.f32 %f368,[%r244];\nmov.b32 %r246,%f368;\n"
+"shfl.sync.bfly.b32 %r250|%p37,%r246,%r223,%r222,%r224;\nmov.b32 %f369,%r250;\n"
+"max.f32 %f370,%f368,%f369;\nmov.b32 %r251,%f370;\n"
+"shfl.sync.bfly.b32 %r253|%p38,%r251,%r227,%r222,%r224;\nmov.b32 %f371,%r253;\n"
+"max.f32 %f372,%f370,%f371;\nmov.b32 %r254,%f372;\n"
+"shfl.sync.bfly.b32 %r256|%p39,%r254,%r230,%r222,%r224;\nmov.b32 %f373,%r256;\n"
+"max.f32 %f374,%f372,%f373;\nmov.b32 %r257,%f374;\n"
+"shfl.sync.bfly.b32 %r258|%p40,%r257,%r233,%r222,%r224;\nmov.b32 %f375,%r258;\n"
+"max.f32 %f376,%f374,%f375;\nmov.b32 %r259,%f376;\n"
+"shfl.sync.bfly.b32 %r261|%p41,%r259,%r236,%r222,%r224;\nmov.b32 %f377,%r261;\n"
+"max.f32 %f759,%f376,%f377;\n$L__BB0_50:\nsub.f32 %f381,%f750,%f759;\n"
+"mul.f32 %f380,%f381,0f3FB8AA3B;\nex2.approx.ftz.f32 %f379,%f380;\nmul.f32 %f762,%f757,%f379;\n"
+"@%p29 bra $L__BB0_56;\nbra.uni $L__BB0_51;\n$L__BB0_56:\nmov.u32 %r477,%ntid.x;\n"
+"setp.lt.s32 %p58,%r477,2;\n@%p58 bra $L__BB0_59;\nmov.u32 %r499,%ntid.x;\n$L__BB0_58:\n"
+"mov.b32 %r309,%f762;\nshr.s32 %r52,%r499,1;\nmov.u32 %r310,31;\nmov.u32 %r311,-1;\n"
+"shfl.sync.bfly.b32 %r312|%p59,%r309,%r52,%r310,%r311;\nmov.b32 %f401,%r312;\n"
+"add.f32 %f762,%f762,%f401;\nsetp.gt.s32 %p60,%r499,3;\nmov.u32 %r499,%r52;\n"
+"@%p60 bra $L__BB0_58;\nbra.uni $L__BB0_59;\n$L__BB0_51:\nmov.b32 %r268,%f762;\n"
+"mov.u32 %r269,31;\nmov.u32 %r270,16;\nmov.u32 %r271,-1;\n"
+"shfl.sync.bfly.b32 %r272|%p46,%r268,%r270,%r269,%r271;\nmov.b32 %f382,%r272;\n"
+"add.f32 %f383,%f762,%f382;\nmov.b32 %r273,%f383;\nmov.u32 %r274,8;\n"
+"shfl.sync.bfly.b32 %r275|%p47,%r273,%r274,%r269,%r271;\nmov.b32 %f384,%r275;\n"
+"add.f32 %f385,%f383,%f384;\nmov.b32 %r276,%f385;\nmov.u32 %r277,4;\n"
+"shfl.sync.bfly.b32 %r278|%p48,%r276,%r277,%r269,%r271;\nmov.b32 %f386,%r278;\n"
+"add.f32 %f387,%f385,%f386;\nmov.b32 %r279,%f387;\nmov.u32 %r280,2;\n"
+"shfl.sync.bfly.b32 %r281|%p49,%r279,%r280,%r269,%r271;\nmov.b32 %f388,%r281;\n"
+"add.f32 %f389,%f387,%f388;\n";
 static const char qlora__ptx_405[] =
-"sub.f32 %f211,%f194,%f195;\nmul.f32 %f110,%f211,0f3FB8AA3B;\nex2.approx.ftz.f32 %f109,%f110;\n"
-"add.f32 %f212,%f210,%f109;\nshl.b32 %r486,%r948,16;\nmov.b32 %f213,%r486;\n"
-"max.f32 %f214,%f195,%f213;\nand.b32 %r487,%r948,-65536;\nmov.b32 %f215,%r487;\n"
-"max.f32 %f216,%f214,%f215;\nshl.b32 %r488,%r947,16;\nmov.b32 %f217,%r488;\n"
-"max.f32 %f218,%f216,%f217;\nand.b32 %r489,%r947,-65536;\nmov.b32 %f219,%r489;\n"
-"max.f32 %f220,%f218,%f219;\nshl.b32 %r490,%r946,16;\nmov.b32 %f221,%r490;\n"
-"max.f32 %f222,%f220,%f221;\nand.b32 %r491,%r946,-65536;\nmov.b32 %f223,%r491;\n"
-"max.f32 %f224,%f222,%f223;\nshl.b32 %r492,%r945,16;\nmov.b32 %f225,%r492;\n"
-"max.f32 %f226,%f224,%f225;\nand.b32 %r493,%r945,-65536;\nmov.b32 %f227,%r493;\n"
-"max.f32 %f228,%f226,%f227;\nsub.f32 %f229,%f195,%f228;\nmul.f32 %f112,%f229,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f111,%f112;\nsub.f32 %f230,%f213,%f228;\nmul.f32 %f114,%f230,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f113,%f114;\nfma.rn.f32 %f231,%f212,%f111,%f113;\n"
-"sub.f32 %f232,%f215,%f228;\nmul.f32 %f116,%f232,0f3FB8AA3B;\nex2.approx.ftz.f32 %f115,%f116;\n"
-"add.f32 %f233,%f231,%f115;\nsub.f32 %f234,%f217,%f228;\nmul.f32 %f118,%f234,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f117,%f118;\nadd.f32 %f235,%f233,%f117;\nsub.f32 %f236,%f219,%f228;\n"
-"mul.f32 %f120,%f236,0f3FB8AA3B;\nex2.approx.ftz.f32 %f119,%f120;\nadd.f32 %f237,%f235,%f119;\n"
-"sub.f32 %f238,%f221,%f228;\nmul.f32 %f122,%f238,0f3FB8AA3B;\nex2.approx.ftz.f32 %f121,%f122;\n"
-"add.f32 %f239,%f237,%f121;\nsub.f32 %f240,%f223,%f228;\nmul.f32 %f124,%f240,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f123,%f124;\nadd.f32 %f241,%f239,%f123;\nsub.f32 %f242,%f225,%f228;\n"
-"mul.f32 %f126,%f242,0f3FB8AA3B;\nex2.approx.ftz.f32 %f125,%f126;\nadd.f32 %f243,%f241,%f125;\n"
-"sub.f32 %f244,%f227,%f228;\nmul.f32 %f128,%f244,0f3FB8AA3B;\nex2.approx.ftz.f32 %f127,%f128;\n"
-"add.f32 %f245,%f243,%f127;\nshl.b32 %r494,%r944,16;\nmov.b32 %f246,%r494;\n"
-"max.f32 %f247,%f228,%f246;\nand.b32 %r495,%r944,-65536;\nmov.b32 %f248,%r495;\n"
-"max.f32 %f249,%f247,%f248;\nshl.b32 %r496,%r943,16;\nmov.b32 %f250,%r496;\n"
-"max.f32 %f251,%f249,%f250;\nand.b32 %r497,%r943,-65536;\nmov.b32 %f252,%r497;\n"
-"max.f32 %f253,%f251,%f252;\nshl.b32 %r498,%r942,16;\nmov.b32 %f254,%r498;\n"
-"max.f32 %f255,%f253,%f254;\nand.b32 %r499,%r942,-65536;\nmov.b32 %f256,%r499;\n"
-"max.f32 %f257,%f255,%f256;\nshl.b32 %r500,%r941,16;\nmov.b32 %f258,%r500;\n"
-"max.f32 %f259,%f257,%f258;\nand.b32 %r501,%r941,-65536;\nmov.b32 %f260,%r501;\n"
-"max.f32 %f807,%f259,%f260;\nsub.f32 %f261,%f228,%f807;\nmul.f32 %f130,%f261,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f129,%f130;\nsub.f32 %f262,%f246,%f807;\nmul.f32 %f132,%f262,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f131,%f132;\nfma.rn.f32 %f263,%f245,%f129,%f131;\n"
-"sub.f32 %f264,%f248,%f807;\nmul.f32 %f134,%f264,0f3FB8AA3B;\nex2.approx.ftz.f32 %f133,%f134;\n"
-"add.f32 %f265,%f263,%f133;\nsub.f32 %f266,%f250,%f807;\nmul.f32 %f136,%f266,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f135,%f136;\nadd.f32 %f267,%f265,%f135;\nsub.f32 %f268,%f252,%f807;\n"
-"mul.f32 %f138,%f268,0f3FB8AA3B;\nex2.approx.ftz.f32 %f137,%f138;\nadd.f32 %f269,%f267,%f137;\n"
-"sub.f32 %f270,%f254,%f807;\nmul.f32 %f140,%f270,0f3FB8AA3B;\nex2.approx.ftz.f32 %f139,%f140;\n"
-"add.f32 %f271,%f269,%f139;\nsub.f32 %f272,%f256,%f807;\nmul.f32 %f142,%f272,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f141,%f142;\nadd.f32 %f273,%f271,%f141;\nsub.f32 %f274,%f258,%f807;\n"
-"mul.f32 %f144,%f274,0f3FB8AA3B;\nex2.approx.ftz.f32 %f143,%f144;\nadd.f32 %f275,%f273,%f143;\n"
-"sub.f32 %f276,%f260,%f807;\nmul.f32 %f146,%f276,0f3FB8AA3B;\nex2.approx.ftz.f32 %f145,%f146;\n"
-"add.f32 %f812,%f275,%f145;\nadd.s64 %rd177,%rd177,%rd11;\nadd.s64 %rd81,%rd10,%rd177;\n"
-"setp.le.s64 %p6,%rd81,%rd64;\n@%p6 bra $L__BB0_3;\n$L__BB0_7:\nsetp.ge.s64 %p7,%rd177,%rd64;\n"
-"@%p7 bra $L__BB0_46;\nsetp.eq.s64 %p8,%rd5,0;\n@%p8 bra $L__BB0_27;\nmov.f32 %f808,%f807;\n"
-"$L__BB0_10:\nsub.s64 %rd21,%rd64,%rd177;\nsetp.lt.s64 %p9,%rd21,1;\nadd.s64 %rd82,%rd177,%rd3;\n"
-"shl.b64 %rd83,%rd82,1;\nadd.s64 %rd22,%rd1,%rd83;\nmov.u32 %r958,-8895568;\n"
-"mov.u32 %r957,%r958;\n@%p9 bra $L__BB0_12;\nld.global.u16 %r503,[%rd22];\n"
-"shl.b32 %r957,%r503,16;\n$L__BB0_12:\nsetp.lt.s64 %p10,%rd21,2;\n@%p10 bra $L__BB0_14;\n"
-"ld.global.u16 %r505,[%rd22+2];\nshl.b32 %r958,%r505,16;\n";
+"mov.b32 %r282,%f389;\nmov.u32 %r283,1;\nshfl.sync.bfly.b32 %r284|%p50,%r282,%r283,%r269,%r271;\n"
+"mov.b32 %f390,%r284;\nadd.f32 %f23,%f389,%f390;\nbar.sync 0;\nand.b32 %r49,%r1,31;\n"
+"setp.ne.s32 %p51,%r49,0;\n@%p51 bra $L__BB0_53;\nst.shared.f32[%r44],%f23;\n$L__BB0_53:\n"
+"bar.sync 0;\nmov.u32 %r286,%ntid.x;\nshr.u32 %r287,%r286,5;\nsetp.ge.u32 %p52,%r49,%r287;\n"
+"mov.f32 %f760,0f00000000;\n@%p52 bra $L__BB0_55;\nshl.b32 %r288,%r49,2;\n"
+"add.s32 %r290,%r220,%r288;\nld.shared.f32 %f760,[%r290];\n$L__BB0_55:\nmov.b32 %r291,%f760;\n"
+"mov.u32 %r292,31;\nmov.u32 %r293,16;\nmov.u32 %r294,-1;\n"
+"shfl.sync.bfly.b32 %r295|%p53,%r291,%r293,%r292,%r294;\nmov.b32 %f392,%r295;\n"
+"add.f32 %f393,%f760,%f392;\nmov.b32 %r296,%f393;\nmov.u32 %r297,8;\n"
+"shfl.sync.bfly.b32 %r298|%p54,%r296,%r297,%r292,%r294;\nmov.b32 %f394,%r298;\n"
+"add.f32 %f395,%f393,%f394;\nmov.b32 %r299,%f395;\nmov.u32 %r300,4;\n"
+"shfl.sync.bfly.b32 %r301|%p55,%r299,%r300,%r292,%r294;\nmov.b32 %f396,%r301;\n"
+"add.f32 %f397,%f395,%f396;\nmov.b32 %r302,%f397;\nmov.u32 %r303,2;\n"
+"shfl.sync.bfly.b32 %r304|%p56,%r302,%r303,%r292,%r294;\nmov.b32 %f398,%r304;\n"
+"add.f32 %f399,%f397,%f398;\nmov.b32 %r305,%f399;\nmov.u32 %r306,1;\n"
+"shfl.sync.bfly.b32 %r307|%p57,%r305,%r306,%r292,%r294;\nmov.b32 %f400,%r307;\n"
+"add.f32 %f762,%f399,%f400;\n$L__BB0_59:\n"
+"ld.param.u64 %rd186,[qlora_loss_cross_entropy_bf16_param_3];\nsetp.eq.s64 %p61,%rd186,0;\n"
+"mov.f32 %f765,0f3F800000;\n@%p61 bra $L__BB0_61;\n"
+"ld.param.u64 %rd187,[qlora_loss_cross_entropy_bf16_param_3];\ncvta.to.global.u64 %rd140,%rd187;\n"
+"add.s64 %rd142,%rd140,%rd59;\nld.global.f32 %f765,[%rd142];\n$L__BB0_61:\n"
+"setp.ne.s32 %p62,%r1,0;\n@%p62 bra $L__BB0_65;\nsetp.lt.f32 %p63,%f762,0f00800000;\n"
+"mul.f32 %f403,%f762,0f4B000000;\nselp.f32 %f32,%f403,%f762,%p63;\n"
+"selp.f32 %f404,0fC1B80000,0f00000000,%p63;\nmov.b32 %r315,%f32;\n"
+"add.s32 %r316,%r315,-1059760811;\nand.b32 %r317,%r316,-8388608;\nsub.s32 %r318,%r315,%r317;\n"
+"mov.b32 %f405,%r318;\ncvt.rn.f32.s32 %f406,%r317;\nmov.f32 %f407,0f34000000;\n"
+"fma.rn.f32 %f408,%f406,%f407,%f404;\nadd.f32 %f409,%f405,0fBF800000;\nmov.f32 %f410,0f3E1039F6;\n"
+"mov.f32 %f411,0fBE055027;\nfma.rn.f32 %f412,%f411,%f409,%f410;\nmov.f32 %f413,0fBDF8CDCC;\n"
+"fma.rn.f32 %f414,%f412,%f409,%f413;\nmov.f32 %f415,0f3E0F2955;\n"
+"fma.rn.f32 %f416,%f414,%f409,%f415;\nmov.f32 %f417,0fBE2AD8B9;\n"
+"fma.rn.f32 %f418,%f416,%f409,%f417;\nmov.f32 %f419,0f3E4CED0B;\n"
+"fma.rn.f32 %f420,%f418,%f409,%f419;\nmov.f32 %f421,0fBE7FFF22;\n"
+"fma.rn.f32 %f422,%f420,%f409,%f421;\nmov.f32 %f423,0f3EAAAA78;\n"
+"fma.rn.f32 %f424,%f422,%f409,%f423;\nmov.f32 %f425,0fBF000000;\n"
+"fma.rn.f32 %f426,%f424,%f409,%f425;\nmul.f32 %f427,%f409,%f426;\n"
+"fma.rn.f32 %f428,%f427,%f409,%f409;\nmov.f32 %f429,0f3F317218;\n"
+"fma.rn.f32 %f764,%f408,%f429,%f428;\nsetp.lt.u32 %p64,%r315,2139095040;\n@%p64 bra $L__BB0_64;\n"
+"mov.f32 %f430,0f7F800000;\nfma.rn.f32 %f764,%f32,%f430,%f430;\n$L__BB0_64:\n"
+"ld.param.u64 %rd190,[qlora_loss_cross_entropy_bf16_param_5];\nsetp.eq.f32 %p65,%f32,0f00000000;\n"
+"selp.f32 %f431,0fFF800000,%f764,%p65;\nadd.f32 %f432,%f759,%f431;\ncvt.u32.u16 %r319,%rs1;\n"
+"shl.b32 %r320,%r319,16;\nmov.b32 %f433,%r320;\nsub.f32 %f434,%f432,%f433;\n"
+"mul.f32 %f435,%f765,%f434;\ncvta.to.global.u64 %rd143,%rd190;\nadd.s64 %rd145,%rd143,%rd59;\n"
+"st.global.f32[%rd145],%f435;\n$L__BB0_65:\n"
+"ld.param.u32 %r475,[qlora_loss_cross_entropy_bf16_param_7];\nsetp.eq.s32 %p66,%r475,0;\n"
+"@%p66 bra $L__BB0_149;\nld.param.u64 %rd188,[qlora_loss_cross_entropy_bf16_param_4];\n"
+"bar.sync 0;\nsetp.eq.s64 %p67,%rd188,0;\n@%p67 bra $L__BB0_68;\n"
+"ld.param.u64 %rd189,[qlora_loss_cross_entropy_bf16_param_4];\ncvta.to.global.u64 %rd146,%rd189;\n"
+"ld.global.f32 %f436,[%rd146];\nmul.f32 %f765,%f765,%f436;\n$L__BB0_68:\nmov.u32 %r476,%ntid.x;\n"
+"div.rn.f32 %f38,%f765,%f762;\nmul.wide.u32 %rd150,%r476,24;\nadd.s64 %rd27,%rd150,8;\n"
+"mul.wide.u32 %rd197,%r1,8;\nadd.s64 %rd151,%rd27,%rd197;\nsetp.gt.s64 %p69,%rd151,%rd55;\n"
+"or.pred %p70,%p5,%p69;\n@%p70 bra $L__BB0_71;\nmul.wide.u32 %rd197,%r1,8;\n"
+"cvt.u32.u64 %r376,%rd4;\n$L__BB0_70:\nadd.s64 %rd153,%rd197,%rd3;\nshl.b64 %rd154,%rd153,1;\n"
+"add.s64 %rd155,%rd1,%rd154;\nld.global.v4.u32{%r343,%r344,%r345,%r346},[%rd155];\n"
+"shl.b64 %rd156,%rd8,1;\n";
 static const char qlora__ptx_406[] =
-"$L__BB0_14:\nsetp.lt.s64 %p11,%rd21,3;\nmov.u32 %r960,-8895568;\nmov.u32 %r959,%r960;\n"
-"@%p11 bra $L__BB0_16;\nld.global.u16 %r507,[%rd22+4];\nshl.b32 %r959,%r507,16;\n$L__BB0_16:\n"
-"setp.lt.s64 %p12,%rd21,4;\n@%p12 bra $L__BB0_18;\nld.global.u16 %r509,[%rd22+6];\n"
-"shl.b32 %r960,%r509,16;\n$L__BB0_18:\nsetp.lt.s64 %p13,%rd21,5;\nmov.u32 %r962,-8895568;\n"
-"mov.u32 %r961,%r962;\n@%p13 bra $L__BB0_20;\nld.global.u16 %r511,[%rd22+8];\n"
-"shl.b32 %r961,%r511,16;\n$L__BB0_20:\nsetp.lt.s64 %p14,%rd21,6;\n@%p14 bra $L__BB0_22;\n"
-"ld.global.u16 %r513,[%rd22+10];\nshl.b32 %r962,%r513,16;\n$L__BB0_22:\n"
-"setp.lt.s64 %p15,%rd21,7;\nmov.u32 %r964,-8895568;\nmov.u32 %r963,%r964;\n@%p15 bra $L__BB0_24;\n"
-"ld.global.u16 %r515,[%rd22+12];\nshl.b32 %r963,%r515,16;\n$L__BB0_24:\n"
-"setp.lt.s64 %p16,%rd21,8;\n@%p16 bra $L__BB0_26;\nld.global.u16 %r517,[%rd22+14];\n"
-"shl.b32 %r964,%r517,16;\n$L__BB0_26:\nmov.b32 %f277,%r958;\nmov.b32 %f278,%r957;\n"
-"cvt.rn.bf16x2.f32 %r518,%f277,%f278;\nmov.b32 %f279,%r960;\nmov.b32 %f280,%r959;\n"
-"cvt.rn.bf16x2.f32 %r519,%f279,%f280;\nmov.b32 %f281,%r962;\nmov.b32 %f282,%r961;\n"
-"cvt.rn.bf16x2.f32 %r520,%f281,%f282;\nmov.b32 %f283,%r964;\nmov.b32 %f284,%r963;\n"
-"cvt.rn.bf16x2.f32 %r521,%f283,%f284;\nshl.b32 %r522,%r518,16;\nand.b32 %r523,%r518,-65536;\n"
-"shl.b32 %r524,%r519,16;\nand.b32 %r525,%r519,-65536;\nshl.b32 %r526,%r520,16;\n"
-"and.b32 %r527,%r520,-65536;\nshl.b32 %r528,%r521,16;\nand.b32 %r529,%r521,-65536;\n"
-"mov.b32 %f303,%r522;\nmax.f32 %f304,%f808,%f303;\nmov.b32 %f305,%r523;\n"
-"max.f32 %f306,%f304,%f305;\nmov.b32 %f307,%r524;\nmax.f32 %f308,%f306,%f307;\n"
-"mov.b32 %f309,%r525;\nmax.f32 %f310,%f308,%f309;\nmov.b32 %f311,%r526;\n"
-"max.f32 %f312,%f310,%f311;\nmov.b32 %f313,%r527;\nmax.f32 %f314,%f312,%f313;\n"
-"mov.b32 %f315,%r528;\nmax.f32 %f316,%f314,%f315;\nmov.b32 %f317,%r529;\n"
-"max.f32 %f807,%f316,%f317;\nsub.f32 %f318,%f808,%f807;\nmul.f32 %f286,%f318,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f285,%f286;\nsub.f32 %f319,%f303,%f807;\nmul.f32 %f288,%f319,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f287,%f288;\nfma.rn.f32 %f320,%f812,%f285,%f287;\n"
-"sub.f32 %f321,%f305,%f807;\nmul.f32 %f290,%f321,0f3FB8AA3B;\nex2.approx.ftz.f32 %f289,%f290;\n"
-"add.f32 %f322,%f320,%f289;\nsub.f32 %f323,%f307,%f807;\nmul.f32 %f292,%f323,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f291,%f292;\nadd.f32 %f324,%f322,%f291;\nsub.f32 %f325,%f309,%f807;\n"
-"mul.f32 %f294,%f325,0f3FB8AA3B;\nex2.approx.ftz.f32 %f293,%f294;\nadd.f32 %f326,%f324,%f293;\n"
-"sub.f32 %f327,%f311,%f807;\nmul.f32 %f296,%f327,0f3FB8AA3B;\nex2.approx.ftz.f32 %f295,%f296;\n"
-"add.f32 %f328,%f326,%f295;\nsub.f32 %f329,%f313,%f807;\nmul.f32 %f298,%f329,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f297,%f298;\nadd.f32 %f330,%f328,%f297;\nsub.f32 %f331,%f315,%f807;\n"
-"mul.f32 %f300,%f331,0f3FB8AA3B;\nex2.approx.ftz.f32 %f299,%f300;\nadd.f32 %f332,%f330,%f299;\n"
-"sub.f32 %f333,%f317,%f807;\nmul.f32 %f302,%f333,0f3FB8AA3B;\nex2.approx.ftz.f32 %f301,%f302;\n"
-"add.f32 %f812,%f332,%f301;\nadd.s64 %rd177,%rd177,%rd8;\nsetp.lt.s64 %p17,%rd177,%rd64;\n"
-"mov.f32 %f808,%f807;\n@%p17 bra $L__BB0_10;\nbra.uni $L__BB0_46;\n$L__BB0_27:\n"
-"mov.f32 %f810,%f807;\n$L__BB0_28:\nadd.s64 %rd84,%rd177,%rd3;\nshl.b64 %rd85,%rd84,1;\n"
-"add.s64 %rd26,%rd1,%rd85;\nsub.s64 %rd25,%rd64,%rd177;\nsetp.gt.s64 %p18,%rd25,7;\n"
-"@%p18 bra $L__BB0_44;\nbra.uni $L__BB0_29;\n$L__BB0_44:\n"
-"ld.global.v4.u32{%r972,%r973,%r974,%r975},[%rd26];\nbra.uni $L__BB0_45;\n$L__BB0_29:\n"
-"setp.lt.s64 %p19,%rd25,1;\nmov.u32 %r966,-8895568;\nmov.u32 %r965,%r966;\n@%p19 bra $L__BB0_31;\n"
-"ld.global.u16 %r531,[%rd26];\nshl.b32 %r965,%r531,16;\n$L__BB0_31:\nsetp.lt.s64 %p20,%rd25,2;\n"
-"@%p20 bra $L__BB0_33;\nld.global.u16 %r533,[%rd26+2];\nshl.b32 %r966,%r533,16;\n$L__BB0_33:\n"
-"setp.lt.s64 %p21,%rd25,3;\nmov.u32 %r968,-8895568;\nmov.u32 %r967,%r968;\n@%p21 bra $L__BB0_35;\n"
-"ld.global.u16 %r535,[%rd26+4];\nshl.b32 %r967,%r535,16;\n$L__BB0_35:\nsetp.lt.s64 %p22,%rd25,4;\n"
-"@%p22 bra $L__BB0_37;\nld.global.u16 %r537,[%rd26+6];\nshl.b32 %r968,%r537,16;\n$L__BB0_37:\n"
-"setp.lt.s64 %p23,%rd25,5;\nmov.u32 %r970,-8895568;\nmov.u32 %r969,%r970;\n@%p23 bra $L__BB0_39;\n"
-"ld.global.u16 %r539,[%rd26+8];\nshl.b32 %r969,%r539,16;\n$L__BB0_39:\nsetp.lt.s64 %p24,%rd25,6;\n"
-"@%p24 bra $L__BB0_41;\n";
+"add.s64 %rd157,%rd155,%rd156;\nld.global.v4.u32{%r351,%r352,%r353,%r354},[%rd157];\n"
+"add.s64 %rd158,%rd157,%rd156;\nld.global.v4.u32{%r359,%r360,%r361,%r362},[%rd158];\n"
+"add.s64 %rd159,%rd158,%rd156;\nld.global.v4.u32{%r367,%r368,%r369,%r370},[%rd159];\n"
+"add.s64 %rd160,%rd197,8;\nsetp.gt.s64 %p71,%rd160,%rd4;\nsetp.le.s64 %p72,%rd197,%rd4;\n"
+"and.pred %p73,%p72,%p71;\ncvt.u32.u64 %r375,%rd197;\nsub.s32 %r377,%r376,%r375;\n"
+"selp.b32 %r378,%r377,-1,%p73;\nshl.b32 %r379,%r343,16;\nand.b32 %r380,%r343,-65536;\n"
+"shl.b32 %r381,%r344,16;\nand.b32 %r382,%r344,-65536;\nshl.b32 %r383,%r345,16;\n"
+"and.b32 %r384,%r345,-65536;\nshl.b32 %r385,%r346,16;\nand.b32 %r386,%r346,-65536;\n"
+"mov.b32 %f533,%r379;\nsub.f32 %f534,%f533,%f759;\nmul.f32 %f438,%f534,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f437,%f438;\nmul.f32 %f535,%f38,%f437;\nsetp.eq.s32 %p74,%r378,0;\n"
+"sub.f32 %f536,%f535,%f765;\nselp.f32 %f454,%f536,%f535,%p74;\nmov.b32 %f537,%r380;\n"
+"sub.f32 %f538,%f537,%f759;\nmul.f32 %f440,%f538,0f3FB8AA3B;\nex2.approx.ftz.f32 %f439,%f440;\n"
+"mul.f32 %f539,%f38,%f439;\nsetp.eq.s32 %p75,%r378,1;\nsub.f32 %f540,%f539,%f765;\n"
+"selp.f32 %f453,%f540,%f539,%p75;\nmov.b32 %f541,%r381;\nsub.f32 %f542,%f541,%f759;\n"
+"mul.f32 %f442,%f542,0f3FB8AA3B;\nex2.approx.ftz.f32 %f441,%f442;\nmul.f32 %f543,%f38,%f441;\n"
+"setp.eq.s32 %p76,%r378,2;\nsub.f32 %f544,%f543,%f765;\nselp.f32 %f456,%f544,%f543,%p76;\n"
+"mov.b32 %f545,%r382;\nsub.f32 %f546,%f545,%f759;\nmul.f32 %f444,%f546,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f443,%f444;\nmul.f32 %f547,%f38,%f443;\nsetp.eq.s32 %p77,%r378,3;\n"
+"sub.f32 %f548,%f547,%f765;\nselp.f32 %f455,%f548,%f547,%p77;\nmov.b32 %f549,%r383;\n"
+"sub.f32 %f550,%f549,%f759;\nmul.f32 %f446,%f550,0f3FB8AA3B;\nex2.approx.ftz.f32 %f445,%f446;\n"
+"mul.f32 %f551,%f38,%f445;\nsetp.eq.s32 %p78,%r378,4;\nsub.f32 %f552,%f551,%f765;\n"
+"selp.f32 %f458,%f552,%f551,%p78;\nmov.b32 %f553,%r384;\nsub.f32 %f554,%f553,%f759;\n"
+"mul.f32 %f448,%f554,0f3FB8AA3B;\nex2.approx.ftz.f32 %f447,%f448;\nmul.f32 %f555,%f38,%f447;\n"
+"setp.eq.s32 %p79,%r378,5;\nsub.f32 %f556,%f555,%f765;\nselp.f32 %f457,%f556,%f555,%p79;\n"
+"mov.b32 %f557,%r385;\nsub.f32 %f558,%f557,%f759;\nmul.f32 %f450,%f558,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f449,%f450;\nmul.f32 %f559,%f38,%f449;\nsetp.eq.s32 %p80,%r378,6;\n"
+"sub.f32 %f560,%f559,%f765;\nselp.f32 %f460,%f560,%f559,%p80;\nmov.b32 %f561,%r386;\n"
+"sub.f32 %f562,%f561,%f759;\nmul.f32 %f452,%f562,0f3FB8AA3B;\nex2.approx.ftz.f32 %f451,%f452;\n"
+"mul.f32 %f563,%f38,%f451;\nsetp.eq.s32 %p81,%r378,7;\nsub.f32 %f564,%f563,%f765;\n"
+"selp.f32 %f459,%f564,%f563,%p81;\ncvt.rn.bf16x2.f32 %r330,%f459,%f460;\n"
+"cvt.rn.bf16x2.f32 %r329,%f457,%f458;\ncvt.rn.bf16x2.f32 %r328,%f455,%f456;\n"
+"cvt.rn.bf16x2.f32 %r327,%f453,%f454;\nst.global.v4.u32[%rd155],{%r327,%r328,%r329,%r330};\n"
+"add.s64 %rd161,%rd8,%rd197;\nsetp.le.s64 %p82,%rd161,%rd4;\nadd.s64 %rd162,%rd161,8;\n"
+"setp.gt.s64 %p83,%rd162,%rd4;\nand.pred %p84,%p82,%p83;\ncvt.u32.u64 %r387,%rd161;\n"
+"sub.s32 %r388,%r376,%r387;\nselp.b32 %r389,%r388,-1,%p84;\nshl.b32 %r390,%r351,16;\n"
+"and.b32 %r391,%r351,-65536;\nshl.b32 %r392,%r352,16;\nand.b32 %r393,%r352,-65536;\n"
+"shl.b32 %r394,%r353,16;\nand.b32 %r395,%r353,-65536;\nshl.b32 %r396,%r354,16;\n"
+"and.b32 %r397,%r354,-65536;\nmov.b32 %f565,%r390;\nsub.f32 %f566,%f565,%f759;\n"
+"mul.f32 %f462,%f566,0f3FB8AA3B;\nex2.approx.ftz.f32 %f461,%f462;\nmul.f32 %f567,%f38,%f461;\n"
+"setp.eq.s32 %p85,%r389,0;\nsub.f32 %f568,%f567,%f765;\nselp.f32 %f478,%f568,%f567,%p85;\n"
+"mov.b32 %f569,%r391;\nsub.f32 %f570,%f569,%f759;\nmul.f32 %f464,%f570,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f463,%f464;\nmul.f32 %f571,%f38,%f463;\nsetp.eq.s32 %p86,%r389,1;\n"
+"sub.f32 %f572,%f571,%f765;\nselp.f32 %f477,%f572,%f571,%p86;\nmov.b32 %f573,%r392;\n"
+"sub.f32 %f574,%f573,%f759;\nmul.f32 %f466,%f574,0f3FB8AA3B;\nex2.approx.ftz.f32 %f465,%f466;\n"
+"mul.f32 %f575,%f38,%f465;\nsetp.eq.s32 %p87,%r389,2;\nsub.f32 %f576,%f575,%f765;\n"
+"selp.f32 %f480,%f576,%f575,%p87;\nmov.b32 %f577,%r393;\nsub.f32 %f578,%f577,%f759;\n"
+"mul.f32 %f468,%f578,0f3FB8AA3B;\nex2.approx.ftz.f32 %f467,%f468;\nmul.f32 %f579,%f38,%f467;\n"
+"setp.eq.s32 %p88,%r389,3;\nsub.f32 %f580,%f579,%f765;\nselp.f32 %f479,%f580,%f579,%p88;\n"
+"mov.b32 %f581,%r394;\n";
 static const char qlora__ptx_407[] =
-"ld.global.u16 %r541,[%rd26+10];\nshl.b32 %r970,%r541,16;\n$L__BB0_41:\n"
-"setp.lt.s64 %p25,%rd25,7;\nmov.u32 %r971,-8895568;\n@%p25 bra $L__BB0_43;\n"
-"ld.global.u16 %r543,[%rd26+12];\nshl.b32 %r971,%r543,16;\n$L__BB0_43:\nmov.b32 %f334,%r966;\n"
-"mov.b32 %f335,%r965;\nmov.b32 %f336,%r968;\nmov.b32 %f337,%r967;\nmov.b32 %f338,%r970;\n"
-"mov.b32 %f339,%r969;\nmov.b32 %f341,%r971;\nmov.f32 %f340,0fFF7843B0;\n"
-"cvt.rn.bf16x2.f32 %r975,%f340,%f341;\ncvt.rn.bf16x2.f32 %r974,%f338,%f339;\n"
-"cvt.rn.bf16x2.f32 %r973,%f336,%f337;\ncvt.rn.bf16x2.f32 %r972,%f334,%f335;\n$L__BB0_45:\n"
-"shl.b32 %r552,%r972,16;\nand.b32 %r553,%r972,-65536;\nshl.b32 %r554,%r973,16;\n"
-"and.b32 %r555,%r973,-65536;\nshl.b32 %r556,%r974,16;\nand.b32 %r557,%r974,-65536;\n"
-"shl.b32 %r558,%r975,16;\nand.b32 %r559,%r975,-65536;\nmov.b32 %f360,%r552;\n"
-"max.f32 %f361,%f810,%f360;\nmov.b32 %f362,%r553;\nmax.f32 %f363,%f361,%f362;\n"
-"mov.b32 %f364,%r554;\nmax.f32 %f365,%f363,%f364;\nmov.b32 %f366,%r555;\n"
-"max.f32 %f367,%f365,%f366;\nmov.b32 %f368,%r556;\nmax.f32 %f369,%f367,%f368;\n"
-"mov.b32 %f370,%r557;\nmax.f32 %f371,%f369,%f370;\nmov.b32 %f372,%r558;\n"
-"max.f32 %f373,%f371,%f372;\nmov.b32 %f374,%r559;\nmax.f32 %f807,%f373,%f374;\n"
-"sub.f32 %f375,%f810,%f807;\nmul.f32 %f343,%f375,0f3FB8AA3B;\nex2.approx.ftz.f32 %f342,%f343;\n"
-"sub.f32 %f376,%f360,%f807;\nmul.f32 %f345,%f376,0f3FB8AA3B;\nex2.approx.ftz.f32 %f344,%f345;\n"
-"fma.rn.f32 %f377,%f812,%f342,%f344;\nsub.f32 %f378,%f362,%f807;\n"
-"mul.f32 %f347,%f378,0f3FB8AA3B;\nex2.approx.ftz.f32 %f346,%f347;\nadd.f32 %f379,%f377,%f346;\n"
-"sub.f32 %f380,%f364,%f807;\nmul.f32 %f349,%f380,0f3FB8AA3B;\nex2.approx.ftz.f32 %f348,%f349;\n"
-"add.f32 %f381,%f379,%f348;\nsub.f32 %f382,%f366,%f807;\nmul.f32 %f351,%f382,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f350,%f351;\nadd.f32 %f383,%f381,%f350;\nsub.f32 %f384,%f368,%f807;\n"
-"mul.f32 %f353,%f384,0f3FB8AA3B;\nex2.approx.ftz.f32 %f352,%f353;\nadd.f32 %f385,%f383,%f352;\n"
-"sub.f32 %f386,%f370,%f807;\nmul.f32 %f355,%f386,0f3FB8AA3B;\nex2.approx.ftz.f32 %f354,%f355;\n"
-"add.f32 %f387,%f385,%f354;\nsub.f32 %f388,%f372,%f807;\nmul.f32 %f357,%f388,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f356,%f357;\nadd.f32 %f389,%f387,%f356;\nsub.f32 %f390,%f374,%f807;\n"
-"mul.f32 %f359,%f390,0f3FB8AA3B;\nex2.approx.ftz.f32 %f358,%f359;\nadd.f32 %f812,%f389,%f358;\n"
-"add.s64 %rd177,%rd177,%rd8;\nsetp.lt.s64 %p26,%rd177,%rd64;\nmov.f32 %f810,%f807;\n"
-"@%p26 bra $L__BB0_28;\n$L__BB0_46:\nmov.u32 %r928,%ntid.x;\nmov.u32 %r922,%tid.x;\n"
-"shr.u32 %r560,%r922,3;\nand.b32 %r561,%r560,536870908;\n"
-"mov.u32 %r562,_ZZ13cross_entropyI4bf16EvPT_lPKiPKfS6_PfliPiE6shared;\nadd.s32 %r93,%r562,%r561;\n"
-"setp.lt.s32 %p27,%r928,33;\n@%p27 bra $L__BB0_50;\nbra.uni $L__BB0_47;\n$L__BB0_50:\n"
-"mov.u32 %r934,%ntid.x;\nsetp.lt.s32 %p40,%r934,2;\nmov.f32 %f815,%f807;\n@%p40 bra $L__BB0_53;\n"
-"mov.u32 %r976,%ntid.x;\nmov.f32 %f815,%f807;\n$L__BB0_52:\nmov.b32 %r602,%f815;\n"
-"shr.s32 %r96,%r976,1;\nmov.u32 %r603,31;\nmov.u32 %r604,-1;\n"
-"shfl.sync.bfly.b32 %r605|%p41,%r602,%r96,%r603,%r604;\nmov.b32 %f410,%r605;\n"
-"max.f32 %f815,%f815,%f410;\nsetp.gt.s32 %p42,%r976,3;\nmov.u32 %r976,%r96;\n"
-"@%p42 bra $L__BB0_52;\nbra.uni $L__BB0_53;\n$L__BB0_47:\nmov.u32 %r923,%tid.x;\n"
-"mov.b32 %r563,%f807;\nmov.u32 %r564,31;\nmov.u32 %r565,16;\nmov.u32 %r566,-1;\n"
-"shfl.sync.bfly.b32 %r567|%p28,%r563,%r565,%r564,%r566;\nmov.b32 %f391,%r567;\n"
-"max.f32 %f392,%f807,%f391;\nmov.b32 %r568,%f392;\nmov.u32 %r569,8;\n"
-"shfl.sync.bfly.b32 %r570|%p29,%r568,%r569,%r564,%r566;\nmov.b32 %f393,%r570;\n"
-"max.f32 %f394,%f392,%f393;\nmov.b32 %r571,%f394;\nmov.u32 %r572,4;\n"
-"shfl.sync.bfly.b32 %r573|%p30,%r571,%r572,%r564,%r566;\nmov.b32 %f395,%r573;\n"
-"max.f32 %f396,%f394,%f395;\nmov.b32 %r574,%f396;\nmov.u32 %r575,2;\n"
-"shfl.sync.bfly.b32 %r576|%p31,%r574,%r575,%r564,%r566;\nmov.b32 %f397,%r576;\n"
-"max.f32 %f398,%f396,%f397;\nmov.b32 %r577,%f398;\nmov.u32 %r578,1;\n"
-"shfl.sync.bfly.b32 %r579|%p32,%r577,%r578,%r564,%r566;\nmov.b32 %f399,%r579;\n"
-"max.f32 %f17,%f398,%f399;\nbar.sync 0;\nand.b32 %r94,%r923,31;\nsetp.ne.s32 %p33,%r94,0;\n"
-"@%p33 bra $L__BB0_49;\nst.shared.f32[%r93],%f17;\n$L__BB0_49:\n"
-"mov.u32 %r936,_ZZ13cross_entropyI4bf16EvPT_lPKiPKfS6_PfliPiE6shared;\nmov.u32 %r929,%ntid.x;\n"
-"bar.sync 0;\n";
+"sub.f32 %f582,%f581,%f759;\nmul.f32 %f470,%f582,0f3FB8AA3B;\nex2.approx.ftz.f32 %f469,%f470;\n"
+"mul.f32 %f583,%f38,%f469;\nsetp.eq.s32 %p89,%r389,4;\nsub.f32 %f584,%f583,%f765;\n"
+"selp.f32 %f482,%f584,%f583,%p89;\nmov.b32 %f585,%r395;\nsub.f32 %f586,%f585,%f759;\n"
+"mul.f32 %f472,%f586,0f3FB8AA3B;\nex2.approx.ftz.f32 %f471,%f472;\nmul.f32 %f587,%f38,%f471;\n"
+"setp.eq.s32 %p90,%r389,5;\nsub.f32 %f588,%f587,%f765;\nselp.f32 %f481,%f588,%f587,%p90;\n"
+"mov.b32 %f589,%r396;\nsub.f32 %f590,%f589,%f759;\nmul.f32 %f474,%f590,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f473,%f474;\nmul.f32 %f591,%f38,%f473;\nsetp.eq.s32 %p91,%r389,6;\n"
+"sub.f32 %f592,%f591,%f765;\nselp.f32 %f484,%f592,%f591,%p91;\nmov.b32 %f593,%r397;\n"
+"sub.f32 %f594,%f593,%f759;\nmul.f32 %f476,%f594,0f3FB8AA3B;\nex2.approx.ftz.f32 %f475,%f476;\n"
+"mul.f32 %f595,%f38,%f475;\nsetp.eq.s32 %p92,%r389,7;\nsub.f32 %f596,%f595,%f765;\n"
+"selp.f32 %f483,%f596,%f595,%p92;\ncvt.rn.bf16x2.f32 %r331,%f477,%f478;\n"
+"cvt.rn.bf16x2.f32 %r332,%f479,%f480;\ncvt.rn.bf16x2.f32 %r333,%f481,%f482;\n"
+"cvt.rn.bf16x2.f32 %r334,%f483,%f484;\nst.global.u32[%rd157],%r331;\n"
+"st.global.u32[%rd157+4],%r332;\nst.global.u32[%rd157+8],%r333;\nst.global.u32[%rd157+12],%r334;\n"
+"add.s64 %rd163,%rd161,%rd8;\nsetp.le.s64 %p93,%rd163,%rd4;\nadd.s64 %rd164,%rd163,8;\n"
+"setp.gt.s64 %p94,%rd164,%rd4;\nand.pred %p95,%p93,%p94;\ncvt.u32.u64 %r398,%rd163;\n"
+"sub.s32 %r399,%r376,%r398;\nselp.b32 %r400,%r399,-1,%p95;\nshl.b32 %r401,%r359,16;\n"
+"and.b32 %r402,%r359,-65536;\nshl.b32 %r403,%r360,16;\nand.b32 %r404,%r360,-65536;\n"
+"shl.b32 %r405,%r361,16;\nand.b32 %r406,%r361,-65536;\nshl.b32 %r407,%r362,16;\n"
+"and.b32 %r408,%r362,-65536;\nmov.b32 %f597,%r401;\nsub.f32 %f598,%f597,%f759;\n"
+"mul.f32 %f486,%f598,0f3FB8AA3B;\nex2.approx.ftz.f32 %f485,%f486;\nmul.f32 %f599,%f38,%f485;\n"
+"setp.eq.s32 %p96,%r400,0;\nsub.f32 %f600,%f599,%f765;\nselp.f32 %f502,%f600,%f599,%p96;\n"
+"mov.b32 %f601,%r402;\nsub.f32 %f602,%f601,%f759;\nmul.f32 %f488,%f602,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f487,%f488;\nmul.f32 %f603,%f38,%f487;\nsetp.eq.s32 %p97,%r400,1;\n"
+"sub.f32 %f604,%f603,%f765;\nselp.f32 %f501,%f604,%f603,%p97;\nmov.b32 %f605,%r403;\n"
+"sub.f32 %f606,%f605,%f759;\nmul.f32 %f490,%f606,0f3FB8AA3B;\nex2.approx.ftz.f32 %f489,%f490;\n"
+"mul.f32 %f607,%f38,%f489;\nsetp.eq.s32 %p98,%r400,2;\nsub.f32 %f608,%f607,%f765;\n"
+"selp.f32 %f504,%f608,%f607,%p98;\nmov.b32 %f609,%r404;\nsub.f32 %f610,%f609,%f759;\n"
+"mul.f32 %f492,%f610,0f3FB8AA3B;\nex2.approx.ftz.f32 %f491,%f492;\nmul.f32 %f611,%f38,%f491;\n"
+"setp.eq.s32 %p99,%r400,3;\nsub.f32 %f612,%f611,%f765;\nselp.f32 %f503,%f612,%f611,%p99;\n"
+"mov.b32 %f613,%r405;\nsub.f32 %f614,%f613,%f759;\nmul.f32 %f494,%f614,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f493,%f494;\nmul.f32 %f615,%f38,%f493;\nsetp.eq.s32 %p100,%r400,4;\n"
+"sub.f32 %f616,%f615,%f765;\nselp.f32 %f506,%f616,%f615,%p100;\nmov.b32 %f617,%r406;\n"
+"sub.f32 %f618,%f617,%f759;\nmul.f32 %f496,%f618,0f3FB8AA3B;\nex2.approx.ftz.f32 %f495,%f496;\n"
+"mul.f32 %f619,%f38,%f495;\nsetp.eq.s32 %p101,%r400,5;\nsub.f32 %f620,%f619,%f765;\n"
+"selp.f32 %f505,%f620,%f619,%p101;\nmov.b32 %f621,%r407;\nsub.f32 %f622,%f621,%f759;\n"
+"mul.f32 %f498,%f622,0f3FB8AA3B;\nex2.approx.ftz.f32 %f497,%f498;\nmul.f32 %f623,%f38,%f497;\n"
+"setp.eq.s32 %p102,%r400,6;\nsub.f32 %f624,%f623,%f765;\nselp.f32 %f508,%f624,%f623,%p102;\n"
+"mov.b32 %f625,%r408;\nsub.f32 %f626,%f625,%f759;\nmul.f32 %f500,%f626,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f499,%f500;\nmul.f32 %f627,%f38,%f499;\nsetp.eq.s32 %p103,%r400,7;\n"
+"sub.f32 %f628,%f627,%f765;\nselp.f32 %f507,%f628,%f627,%p103;\n"
+"cvt.rn.bf16x2.f32 %r335,%f501,%f502;\ncvt.rn.bf16x2.f32 %r336,%f503,%f504;\n"
+"cvt.rn.bf16x2.f32 %r337,%f505,%f506;\ncvt.rn.bf16x2.f32 %r338,%f507,%f508;\n"
+"st.global.u32[%rd158],%r335;\nst.global.u32[%rd158+4],%r336;\nst.global.u32[%rd158+8],%r337;\n"
+"st.global.u32[%rd158+12],%r338;\nadd.s64 %rd165,%rd163,%rd8;\nsetp.le.s64 %p104,%rd165,%rd4;\n"
+"add.s64 %rd166,%rd165,8;\nsetp.gt.s64 %p105,%rd166,%rd4;\nand.pred %p106,%p104,%p105;\n"
+"cvt.u32.u64 %r409,%rd165;\nsub.s32 %r410,%r376,%r409;\nselp.b32 %r411,%r410,-1,%p106;\n"
+"shl.b32 %r412,%r367,16;\nand.b32 %r413,%r367,-65536;\nshl.b32 %r414,%r368,16;\n"
+"and.b32 %r415,%r368,-65536;\n";
 static const char qlora__ptx_408[] =
-"shr.u32 %r580,%r929,5;\nsetp.lt.u32 %p34,%r94,%r580;\nselp.b32 %r581,%r94,0,%p34;\n"
-"shl.b32 %r582,%r581,2;\nadd.s32 %r584,%r936,%r582;\nld.shared.f32 %f400,[%r584];\n"
-"mov.b32 %r586,%f400;\nshfl.sync.bfly.b32 %r590|%p35,%r586,%r565,%r564,%r566;\n"
-"mov.b32 %f401,%r590;\nmax.f32 %f402,%f400,%f401;\nmov.b32 %r591,%f402;\n"
-"shfl.sync.bfly.b32 %r593|%p36,%r591,%r569,%r564,%r566;\nmov.b32 %f403,%r593;\n"
-"max.f32 %f404,%f402,%f403;\nmov.b32 %r594,%f404;\n"
-"shfl.sync.bfly.b32 %r596|%p37,%r594,%r572,%r564,%r566;\nmov.b32 %f405,%r596;\n"
-"max.f32 %f406,%f404,%f405;\nmov.b32 %r597,%f406;\n"
-"shfl.sync.bfly.b32 %r598|%p38,%r597,%r575,%r564,%r566;\nmov.b32 %f407,%r598;\n"
-"max.f32 %f408,%f406,%f407;\nmov.b32 %r599,%f408;\n"
-"shfl.sync.bfly.b32 %r601|%p39,%r599,%r578,%r564,%r566;\nmov.b32 %f409,%r601;\n"
-"max.f32 %f815,%f408,%f409;\n$L__BB0_53:\nmov.u32 %r937,%ntid.x;\nsetp.lt.s32 %p245,%r937,33;\n"
-"sub.f32 %f413,%f807,%f815;\nmul.f32 %f412,%f413,0f3FB8AA3B;\nex2.approx.ftz.f32 %f411,%f412;\n"
-"mul.f32 %f818,%f812,%f411;\n@%p245 bra $L__BB0_59;\nbra.uni $L__BB0_54;\n$L__BB0_59:\n"
-"mov.u32 %r932,%ntid.x;\nsetp.lt.s32 %p56,%r932,2;\n@%p56 bra $L__BB0_62;\n"
-"mov.u32 %r977,%ntid.x;\n$L__BB0_61:\nmov.b32 %r644,%f818;\nshr.s32 %r99,%r977,1;\n"
-"mov.u32 %r645,31;\nmov.u32 %r646,-1;\nshfl.sync.bfly.b32 %r647|%p57,%r644,%r99,%r645,%r646;\n"
-"mov.b32 %f433,%r647;\nadd.f32 %f818,%f818,%f433;\nsetp.gt.s32 %p58,%r977,3;\n"
-"mov.u32 %r977,%r99;\n@%p58 bra $L__BB0_61;\nbra.uni $L__BB0_62;\n$L__BB0_54:\n"
-"mov.u32 %r924,%tid.x;\nmov.b32 %r606,%f818;\nmov.u32 %r607,31;\nmov.u32 %r608,16;\n"
-"mov.u32 %r609,-1;\nshfl.sync.bfly.b32 %r610|%p44,%r606,%r608,%r607,%r609;\nmov.b32 %f414,%r610;\n"
-"add.f32 %f415,%f818,%f414;\nmov.b32 %r611,%f415;\nmov.u32 %r612,8;\n"
-"shfl.sync.bfly.b32 %r613|%p45,%r611,%r612,%r607,%r609;\nmov.b32 %f416,%r613;\n"
-"add.f32 %f417,%f415,%f416;\nmov.b32 %r614,%f417;\nmov.u32 %r615,4;\n"
-"shfl.sync.bfly.b32 %r616|%p46,%r614,%r615,%r607,%r609;\nmov.b32 %f418,%r616;\n"
-"add.f32 %f419,%f417,%f418;\nmov.b32 %r617,%f419;\nmov.u32 %r618,2;\n"
-"shfl.sync.bfly.b32 %r619|%p47,%r617,%r618,%r607,%r609;\nmov.b32 %f420,%r619;\n"
-"add.f32 %f421,%f419,%f420;\nmov.b32 %r620,%f421;\nmov.u32 %r621,1;\n"
-"shfl.sync.bfly.b32 %r622|%p48,%r620,%r621,%r607,%r609;\nmov.b32 %f422,%r622;\n"
-"add.f32 %f23,%f421,%f422;\nbar.sync 0;\nand.b32 %r97,%r924,31;\nsetp.ne.s32 %p49,%r97,0;\n"
-"@%p49 bra $L__BB0_56;\nst.shared.f32[%r93],%f23;\n$L__BB0_56:\nmov.u32 %r930,%ntid.x;\n"
-"bar.sync 0;\nshr.u32 %r623,%r930,5;\nsetp.ge.u32 %p50,%r97,%r623;\nmov.f32 %f816,0f00000000;\n"
-"@%p50 bra $L__BB0_58;\nmov.u32 %r940,_ZZ13cross_entropyI4bf16EvPT_lPKiPKfS6_PfliPiE6shared;\n"
-"shl.b32 %r624,%r97,2;\nadd.s32 %r626,%r940,%r624;\nld.shared.f32 %f816,[%r626];\n$L__BB0_58:\n"
-"mov.b32 %r627,%f816;\nmov.u32 %r628,31;\nmov.u32 %r629,16;\nmov.u32 %r630,-1;\n"
-"shfl.sync.bfly.b32 %r631|%p51,%r627,%r629,%r628,%r630;\nmov.b32 %f424,%r631;\n"
-"add.f32 %f425,%f816,%f424;\nmov.b32 %r632,%f425;\nmov.u32 %r633,8;\n"
-"shfl.sync.bfly.b32 %r634|%p52,%r632,%r633,%r628,%r630;\nmov.b32 %f426,%r634;\n"
-"add.f32 %f427,%f425,%f426;\nmov.b32 %r635,%f427;\nmov.u32 %r636,4;\n"
-"shfl.sync.bfly.b32 %r637|%p53,%r635,%r636,%r628,%r630;\nmov.b32 %f428,%r637;\n"
-"add.f32 %f429,%f427,%f428;\nmov.b32 %r638,%f429;\nmov.u32 %r639,2;\n"
-"shfl.sync.bfly.b32 %r640|%p54,%r638,%r639,%r628,%r630;\nmov.b32 %f430,%r640;\n"
-"add.f32 %f431,%f429,%f430;\nmov.b32 %r641,%f431;\nmov.u32 %r642,1;\n"
-"shfl.sync.bfly.b32 %r643|%p55,%r641,%r642,%r628,%r630;\nmov.b32 %f432,%r643;\n"
-"add.f32 %f818,%f431,%f432;\n$L__BB0_62:\n"
-"ld.param.u64 %rd165,[qlora_loss_cross_entropy_bf16_param_3];\nsetp.eq.s64 %p59,%rd165,0;\n"
-"mov.f32 %f821,0f3F800000;\n@%p59 bra $L__BB0_64;\nmov.u32 %r925,%ctaid.x;\n"
-"cvt.u64.u32 %rd167,%r925;\nld.param.u64 %rd166,[qlora_loss_cross_entropy_bf16_param_3];\n"
-"cvta.to.global.u64 %rd86,%rd166;\nshl.b64 %rd87,%rd167,2;\nadd.s64 %rd88,%rd86,%rd87;\n"
-"ld.global.f32 %f821,[%rd88];\n$L__BB0_64:\nmov.u32 %r926,%tid.x;\nsetp.ne.s32 %p60,%r926,0;\n"
-"@%p60 bra $L__BB0_68;\nsetp.lt.f32 %p61,%f818,0f00800000;\nmul.f32 %f435,%f818,0f4B000000;\n"
-"selp.f32 %f32,%f435,%f818,%p61;\nselp.f32 %f436,0fC1B80000,0f00000000,%p61;\n"
-"mov.b32 %r648,%f32;\nadd.s32 %r649,%r648,-1059760811;\nand.b32 %r650,%r649,-8388608;\n";
+"shl.b32 %r416,%r369,16;\nand.b32 %r417,%r369,-65536;\nshl.b32 %r418,%r370,16;\n"
+"and.b32 %r419,%r370,-65536;\nmov.b32 %f629,%r412;\nsub.f32 %f630,%f629,%f759;\n"
+"mul.f32 %f510,%f630,0f3FB8AA3B;\nex2.approx.ftz.f32 %f509,%f510;\nmul.f32 %f631,%f38,%f509;\n"
+"setp.eq.s32 %p107,%r411,0;\nsub.f32 %f632,%f631,%f765;\nselp.f32 %f526,%f632,%f631,%p107;\n"
+"mov.b32 %f633,%r413;\nsub.f32 %f634,%f633,%f759;\nmul.f32 %f512,%f634,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f511,%f512;\nmul.f32 %f635,%f38,%f511;\nsetp.eq.s32 %p108,%r411,1;\n"
+"sub.f32 %f636,%f635,%f765;\nselp.f32 %f525,%f636,%f635,%p108;\nmov.b32 %f637,%r414;\n"
+"sub.f32 %f638,%f637,%f759;\nmul.f32 %f514,%f638,0f3FB8AA3B;\nex2.approx.ftz.f32 %f513,%f514;\n"
+"mul.f32 %f639,%f38,%f513;\nsetp.eq.s32 %p109,%r411,2;\nsub.f32 %f640,%f639,%f765;\n"
+"selp.f32 %f528,%f640,%f639,%p109;\nmov.b32 %f641,%r415;\nsub.f32 %f642,%f641,%f759;\n"
+"mul.f32 %f516,%f642,0f3FB8AA3B;\nex2.approx.ftz.f32 %f515,%f516;\nmul.f32 %f643,%f38,%f515;\n"
+"setp.eq.s32 %p110,%r411,3;\nsub.f32 %f644,%f643,%f765;\nselp.f32 %f527,%f644,%f643,%p110;\n"
+"mov.b32 %f645,%r416;\nsub.f32 %f646,%f645,%f759;\nmul.f32 %f518,%f646,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f517,%f518;\nmul.f32 %f647,%f38,%f517;\nsetp.eq.s32 %p111,%r411,4;\n"
+"sub.f32 %f648,%f647,%f765;\nselp.f32 %f530,%f648,%f647,%p111;\nmov.b32 %f649,%r417;\n"
+"sub.f32 %f650,%f649,%f759;\nmul.f32 %f520,%f650,0f3FB8AA3B;\nex2.approx.ftz.f32 %f519,%f520;\n"
+"mul.f32 %f651,%f38,%f519;\nsetp.eq.s32 %p112,%r411,5;\nsub.f32 %f652,%f651,%f765;\n"
+"selp.f32 %f529,%f652,%f651,%p112;\nmov.b32 %f653,%r418;\nsub.f32 %f654,%f653,%f759;\n"
+"mul.f32 %f522,%f654,0f3FB8AA3B;\nex2.approx.ftz.f32 %f521,%f522;\nmul.f32 %f655,%f38,%f521;\n"
+"setp.eq.s32 %p113,%r411,6;\nsub.f32 %f656,%f655,%f765;\nselp.f32 %f532,%f656,%f655,%p113;\n"
+"mov.b32 %f657,%r419;\nsub.f32 %f658,%f657,%f759;\nmul.f32 %f524,%f658,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f523,%f524;\nmul.f32 %f659,%f38,%f523;\nsetp.eq.s32 %p114,%r411,7;\n"
+"sub.f32 %f660,%f659,%f765;\nselp.f32 %f531,%f660,%f659,%p114;\n"
+"cvt.rn.bf16x2.f32 %r339,%f525,%f526;\ncvt.rn.bf16x2.f32 %r340,%f527,%f528;\n"
+"cvt.rn.bf16x2.f32 %r341,%f529,%f530;\ncvt.rn.bf16x2.f32 %r342,%f531,%f532;\n"
+"st.global.u32[%rd159],%r339;\nst.global.u32[%rd159+4],%r340;\nst.global.u32[%rd159+8],%r341;\n"
+"st.global.u32[%rd159+12],%r342;\nadd.s64 %rd197,%rd165,%rd8;\nadd.s64 %rd167,%rd27,%rd197;\n"
+"setp.le.s64 %p115,%rd167,%rd55;\n@%p115 bra $L__BB0_70;\n$L__BB0_71:\n"
+"setp.ge.s64 %p116,%rd197,%rd55;\n@%p116 bra $L__BB0_149;\n$L__BB0_72:\n"
+"setp.eq.s64 %p117,%rd5,0;\nadd.s64 %rd173,%rd197,%rd3;\nshl.b64 %rd175,%rd173,1;\n"
+"add.s64 %rd39,%rd1,%rd175;\nsub.s64 %rd37,%rd55,%rd197;\nsetp.gt.s64 %p118,%rd37,7;\n"
+"and.pred %p1,%p117,%p118;\n@%p1 bra $L__BB0_90;\nbra.uni $L__BB0_73;\n$L__BB0_90:\n"
+"ld.global.v4.u32{%r508,%r509,%r510,%r511},[%rd39];\nbra.uni $L__BB0_91;\n$L__BB0_73:\n"
+"setp.lt.s64 %p119,%rd37,1;\nmov.u32 %r501,0;\nmov.u32 %r500,%r501;\n@%p119 bra $L__BB0_75;\n"
+"ld.global.u16 %r422,[%rd39];\nshl.b32 %r500,%r422,16;\n$L__BB0_75:\nsetp.lt.s64 %p120,%rd37,2;\n"
+"@%p120 bra $L__BB0_77;\nld.global.u16 %r424,[%rd39+2];\nshl.b32 %r501,%r424,16;\n$L__BB0_77:\n"
+"setp.lt.s64 %p121,%rd37,3;\nmov.u32 %r503,0;\nmov.u32 %r502,%r503;\n@%p121 bra $L__BB0_79;\n"
+"ld.global.u16 %r426,[%rd39+4];\nshl.b32 %r502,%r426,16;\n$L__BB0_79:\n"
+"setp.lt.s64 %p122,%rd37,4;\n@%p122 bra $L__BB0_81;\nld.global.u16 %r428,[%rd39+6];\n"
+"shl.b32 %r503,%r428,16;\n$L__BB0_81:\nsetp.lt.s64 %p123,%rd37,5;\nmov.u32 %r505,0;\n"
+"mov.u32 %r504,%r505;\n@%p123 bra $L__BB0_83;\nld.global.u16 %r430,[%rd39+8];\n"
+"shl.b32 %r504,%r430,16;\n$L__BB0_83:\nsetp.lt.s64 %p124,%rd37,6;\n@%p124 bra $L__BB0_85;\n"
+"ld.global.u16 %r432,[%rd39+10];\nshl.b32 %r505,%r432,16;\n$L__BB0_85:\n"
+"setp.lt.s64 %p125,%rd37,7;\nmov.u32 %r507,0;\nmov.u32 %r506,%r507;\n@%p125 bra $L__BB0_87;\n"
+"ld.global.u16 %r434,[%rd39+12];\nshl.b32 %r506,%r434,16;\n$L__BB0_87:\n"
+"setp.lt.s64 %p126,%rd37,8;\n@%p126 bra $L__BB0_89;\nld.global.u16 %r436,[%rd39+14];\n"
+"shl.b32 %r507,%r436,16;\n$L__BB0_89:\nmov.b32 %f661,%r501;\nmov.b32 %f662,%r500;\n"
+"mov.b32 %f663,%r503;\nmov.b32 %f664,%r502;\nmov.b32 %f665,%r505;\nmov.b32 %f666,%r504;\n"
+"mov.b32 %f667,%r507;\nmov.b32 %f668,%r506;\ncvt.rn.bf16x2.f32 %r511,%f667,%f668;\n";
 static const char qlora__ptx_409[] =
-"sub.s32 %r651,%r648,%r650;\nmov.b32 %f437,%r651;\ncvt.rn.f32.s32 %f438,%r650;\n"
-"mov.f32 %f439,0f34000000;\nfma.rn.f32 %f440,%f438,%f439,%f436;\nadd.f32 %f441,%f437,0fBF800000;\n"
-"mov.f32 %f442,0f3E1039F6;\nmov.f32 %f443,0fBE055027;\nfma.rn.f32 %f444,%f443,%f441,%f442;\n"
-"mov.f32 %f445,0fBDF8CDCC;\nfma.rn.f32 %f446,%f444,%f441,%f445;\nmov.f32 %f447,0f3E0F2955;\n"
-"fma.rn.f32 %f448,%f446,%f441,%f447;\nmov.f32 %f449,0fBE2AD8B9;\n"
-"fma.rn.f32 %f450,%f448,%f441,%f449;\nmov.f32 %f451,0f3E4CED0B;\n"
-"fma.rn.f32 %f452,%f450,%f441,%f451;\nmov.f32 %f453,0fBE7FFF22;\n"
-"fma.rn.f32 %f454,%f452,%f441,%f453;\nmov.f32 %f455,0f3EAAAA78;\n"
-"fma.rn.f32 %f456,%f454,%f441,%f455;\nmov.f32 %f457,0fBF000000;\n"
-"fma.rn.f32 %f458,%f456,%f441,%f457;\nmul.f32 %f459,%f441,%f458;\n"
-"fma.rn.f32 %f460,%f459,%f441,%f441;\nmov.f32 %f461,0f3F317218;\n"
-"fma.rn.f32 %f820,%f440,%f461,%f460;\nsetp.lt.u32 %p62,%r648,2139095040;\n@%p62 bra $L__BB0_67;\n"
-"mov.f32 %f462,0f7F800000;\nfma.rn.f32 %f820,%f32,%f462,%f462;\n$L__BB0_67:\n"
-"ld.param.u64 %rd173,[qlora_loss_cross_entropy_bf16_param_5];\nmov.u32 %r931,%ctaid.x;\n"
-"mul.wide.u32 %rd172,%r931,4;\ncvta.to.global.u64 %rd171,%rd173;\nadd.s64 %rd170,%rd171,%rd172;\n"
-"setp.eq.f32 %p63,%f32,0f00000000;\nselp.f32 %f463,0fFF800000,%f820,%p63;\n"
-"add.f32 %f464,%f815,%f463;\ncvt.u32.u16 %r652,%rs1;\nshl.b32 %r653,%r652,16;\n"
-"mov.b32 %f465,%r653;\nsub.f32 %f466,%f464,%f465;\nmul.f32 %f467,%f821,%f466;\n"
-"st.global.f32[%rd170],%f467;\n$L__BB0_68:\n"
-"ld.param.u32 %r927,[qlora_loss_cross_entropy_bf16_param_7];\nsetp.eq.s32 %p64,%r927,0;\n"
-"@%p64 bra $L__BB0_334;\nld.param.u64 %rd168,[qlora_loss_cross_entropy_bf16_param_4];\n"
-"bar.sync 0;\nsetp.eq.s64 %p65,%rd168,0;\n@%p65 bra $L__BB0_71;\n"
-"ld.param.u64 %rd169,[qlora_loss_cross_entropy_bf16_param_4];\ncvta.to.global.u64 %rd89,%rd169;\n"
-"ld.global.f32 %f468,[%rd89];\nmul.f32 %f821,%f821,%f468;\n$L__BB0_71:\nmov.u32 %r938,%tid.x;\n"
-"mul.wide.u32 %rd174,%r938,8;\ndiv.rn.f32 %f38,%f821,%f818;\nsetp.ge.s64 %p66,%rd174,%rd64;\n"
-"@%p66 bra $L__BB0_334;\nmov.u32 %r939,%tid.x;\nmul.wide.u32 %rd180,%r939,8;\n"
-"mov.u32 %r656,%ntid.x;\n$L__BB0_73:\nsetp.eq.s64 %p67,%rd5,0;\nsub.s64 %rd29,%rd64,%rd180;\n"
-"add.s64 %rd95,%rd180,%rd3;\nshl.b64 %rd97,%rd95,1;\nadd.s64 %rd30,%rd1,%rd97;\n"
-"mul.wide.u32 %rd98,%r656,8;\nadd.s64 %rd31,%rd98,%rd180;\nadd.s64 %rd99,%rd31,%rd3;\n"
-"shl.b64 %rd100,%rd99,1;\nadd.s64 %rd32,%rd1,%rd100;\nadd.s64 %rd33,%rd31,%rd98;\n"
-"add.s64 %rd101,%rd33,%rd3;\nshl.b64 %rd102,%rd101,1;\nadd.s64 %rd34,%rd1,%rd102;\n"
-"add.s64 %rd35,%rd33,%rd98;\nadd.s64 %rd103,%rd35,%rd3;\nshl.b64 %rd104,%rd103,1;\n"
-"add.s64 %rd36,%rd1,%rd104;\n@%p67 bra $L__BB0_146;\nsetp.ge.s64 %p68,%rd180,%rd64;\n"
-"@%p68 bra $L__BB0_92;\nsetp.lt.s64 %p69,%rd29,1;\nmov.u32 %r995,0;\nmov.u32 %r994,%r995;\n"
-"@%p69 bra $L__BB0_77;\nld.global.u16 %r658,[%rd30];\nshl.b32 %r994,%r658,16;\n$L__BB0_77:\n"
-"setp.lt.s64 %p70,%rd29,2;\n@%p70 bra $L__BB0_79;\nld.global.u16 %r660,[%rd30+2];\n"
-"shl.b32 %r995,%r660,16;\n$L__BB0_79:\nsetp.lt.s64 %p71,%rd29,3;\nmov.u32 %r997,0;\n"
-"mov.u32 %r996,%r997;\n@%p71 bra $L__BB0_81;\nld.global.u16 %r662,[%rd30+4];\n"
-"shl.b32 %r996,%r662,16;\n$L__BB0_81:\nsetp.lt.s64 %p72,%rd29,4;\n@%p72 bra $L__BB0_83;\n"
-"ld.global.u16 %r664,[%rd30+6];\nshl.b32 %r997,%r664,16;\n$L__BB0_83:\nsetp.lt.s64 %p73,%rd29,5;\n"
-"mov.u32 %r999,0;\nmov.u32 %r998,%r999;\n@%p73 bra $L__BB0_85;\nld.global.u16 %r666,[%rd30+8];\n"
-"shl.b32 %r998,%r666,16;\n$L__BB0_85:\nsetp.lt.s64 %p74,%rd29,6;\n@%p74 bra $L__BB0_87;\n"
-"ld.global.u16 %r668,[%rd30+10];\nshl.b32 %r999,%r668,16;\n$L__BB0_87:\n"
-"setp.lt.s64 %p75,%rd29,7;\nmov.u32 %r1001,0;\nmov.u32 %r1000,%r1001;\n@%p75 bra $L__BB0_89;\n"
-"ld.global.u16 %r670,[%rd30+12];\nshl.b32 %r1000,%r670,16;\n$L__BB0_89:\n"
-"setp.lt.s64 %p76,%rd29,8;\n@%p76 bra $L__BB0_91;\nld.global.u16 %r672,[%rd30+14];\n"
-"shl.b32 %r1001,%r672,16;\n$L__BB0_91:\nmov.b32 %f469,%r995;\nmov.b32 %f470,%r994;\n"
-"cvt.rn.bf16x2.f32 %r1109,%f469,%f470;\nmov.b32 %f471,%r997;\nmov.b32 %f472,%r996;\n"
-"cvt.rn.bf16x2.f32 %r1108,%f471,%f472;\nmov.b32 %f473,%r999;\nmov.b32 %f474,%r998;\n"
-"cvt.rn.bf16x2.f32 %r1107,%f473,%f474;\nmov.b32 %f475,%r1001;\nmov.b32 %f476,%r1000;\n"
-"cvt.rn.bf16x2.f32 %r1106,%f475,%f476;\n$L__BB0_92:\nsetp.ge.s64 %p77,%rd31,%rd64;\n";
+"cvt.rn.bf16x2.f32 %r510,%f665,%f666;\ncvt.rn.bf16x2.f32 %r509,%f663,%f664;\n"
+"cvt.rn.bf16x2.f32 %r508,%f661,%f662;\n$L__BB0_91:\nadd.s64 %rd176,%rd197,8;\n"
+"setp.gt.s64 %p127,%rd176,%rd4;\nsetp.le.s64 %p128,%rd197,%rd4;\nand.pred %p129,%p128,%p127;\n"
+"cvt.u32.u64 %r449,%rd197;\ncvt.u32.u64 %r450,%rd4;\nsub.s32 %r451,%r450,%r449;\n"
+"selp.b32 %r452,%r451,-1,%p129;\nshl.b32 %r453,%r508,16;\nand.b32 %r454,%r508,-65536;\n"
+"shl.b32 %r455,%r509,16;\nand.b32 %r456,%r509,-65536;\nshl.b32 %r457,%r510,16;\n"
+"and.b32 %r458,%r510,-65536;\nshl.b32 %r459,%r511,16;\nand.b32 %r460,%r511,-65536;\n"
+"mov.b32 %f693,%r453;\nsub.f32 %f694,%f693,%f759;\nmul.f32 %f670,%f694,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f669,%f670;\nmul.f32 %f695,%f38,%f669;\nsetp.eq.s32 %p130,%r452,0;\n"
+"sub.f32 %f696,%f695,%f765;\nselp.f32 %f686,%f696,%f695,%p130;\nmov.b32 %f697,%r454;\n"
+"sub.f32 %f698,%f697,%f759;\nmul.f32 %f672,%f698,0f3FB8AA3B;\nex2.approx.ftz.f32 %f671,%f672;\n"
+"mul.f32 %f699,%f38,%f671;\nsetp.eq.s32 %p131,%r452,1;\nsub.f32 %f700,%f699,%f765;\n"
+"selp.f32 %f685,%f700,%f699,%p131;\nmov.b32 %f701,%r455;\nsub.f32 %f702,%f701,%f759;\n"
+"mul.f32 %f674,%f702,0f3FB8AA3B;\nex2.approx.ftz.f32 %f673,%f674;\nmul.f32 %f703,%f38,%f673;\n"
+"setp.eq.s32 %p132,%r452,2;\nsub.f32 %f704,%f703,%f765;\nselp.f32 %f688,%f704,%f703,%p132;\n"
+"mov.b32 %f705,%r456;\nsub.f32 %f706,%f705,%f759;\nmul.f32 %f676,%f706,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f675,%f676;\nmul.f32 %f707,%f38,%f675;\nsetp.eq.s32 %p133,%r452,3;\n"
+"sub.f32 %f708,%f707,%f765;\nselp.f32 %f687,%f708,%f707,%p133;\nmov.b32 %f709,%r457;\n"
+"sub.f32 %f710,%f709,%f759;\nmul.f32 %f678,%f710,0f3FB8AA3B;\nex2.approx.ftz.f32 %f677,%f678;\n"
+"mul.f32 %f711,%f38,%f677;\nsetp.eq.s32 %p134,%r452,4;\nsub.f32 %f712,%f711,%f765;\n"
+"selp.f32 %f690,%f712,%f711,%p134;\nmov.b32 %f713,%r458;\nsub.f32 %f714,%f713,%f759;\n"
+"mul.f32 %f680,%f714,0f3FB8AA3B;\nex2.approx.ftz.f32 %f679,%f680;\nmul.f32 %f715,%f38,%f679;\n"
+"setp.eq.s32 %p135,%r452,5;\nsub.f32 %f716,%f715,%f765;\nselp.f32 %f689,%f716,%f715,%p135;\n"
+"mov.b32 %f717,%r459;\nsub.f32 %f718,%f717,%f759;\nmul.f32 %f682,%f718,0f3FB8AA3B;\n"
+"ex2.approx.ftz.f32 %f681,%f682;\nmul.f32 %f719,%f38,%f681;\nsetp.eq.s32 %p136,%r452,6;\n"
+"sub.f32 %f720,%f719,%f765;\nselp.f32 %f692,%f720,%f719,%p136;\nmov.b32 %f721,%r460;\n"
+"sub.f32 %f722,%f721,%f759;\nmul.f32 %f684,%f722,0f3FB8AA3B;\nex2.approx.ftz.f32 %f683,%f684;\n"
+"mul.f32 %f723,%f38,%f683;\nsetp.eq.s32 %p137,%r452,7;\nsub.f32 %f724,%f723,%f765;\n"
+"selp.f32 %f691,%f724,%f723,%p137;\ncvt.rn.bf16x2.f32 %r445,%f685,%f686;\n"
+"cvt.rn.bf16x2.f32 %r446,%f687,%f688;\ncvt.rn.bf16x2.f32 %r447,%f689,%f690;\n"
+"cvt.rn.bf16x2.f32 %r448,%f691,%f692;\n@%p1 bra $L__BB0_108;\nbra.uni $L__BB0_92;\n$L__BB0_108:\n"
+"st.global.v4.u32[%rd39],{%r445,%r446,%r447,%r448};\nbra.uni $L__BB0_109;\n$L__BB0_92:\n"
+"setp.lt.s64 %p138,%rd37,1;\n@%p138 bra $L__BB0_94;\nshl.b32 %r461,%r445,16;\n"
+"mov.b32 %f725,%r461;\ncvt.rn.bf16.f32 %rs2,%f725;\nst.global.u16[%rd39],%rs2;\n$L__BB0_94:\n"
+"setp.lt.s64 %p139,%rd37,2;\n@%p139 bra $L__BB0_96;\nand.b32 %r462,%r445,-65536;\n"
+"mov.b32 %f726,%r462;\ncvt.rn.bf16.f32 %rs3,%f726;\nst.global.u16[%rd39+2],%rs3;\n$L__BB0_96:\n"
+"setp.lt.s64 %p140,%rd37,3;\n@%p140 bra $L__BB0_98;\nshl.b32 %r463,%r446,16;\n"
+"mov.b32 %f727,%r463;\ncvt.rn.bf16.f32 %rs4,%f727;\nst.global.u16[%rd39+4],%rs4;\n$L__BB0_98:\n"
+"setp.lt.s64 %p141,%rd37,4;\n@%p141 bra $L__BB0_100;\nand.b32 %r464,%r446,-65536;\n"
+"mov.b32 %f728,%r464;\ncvt.rn.bf16.f32 %rs5,%f728;\nst.global.u16[%rd39+6],%rs5;\n$L__BB0_100:\n"
+"setp.lt.s64 %p142,%rd37,5;\n@%p142 bra $L__BB0_102;\nshl.b32 %r465,%r447,16;\n"
+"mov.b32 %f729,%r465;\ncvt.rn.bf16.f32 %rs6,%f729;\nst.global.u16[%rd39+8],%rs6;\n$L__BB0_102:\n"
+"setp.lt.s64 %p143,%rd37,6;\n@%p143 bra $L__BB0_104;\nand.b32 %r466,%r447,-65536;\n"
+"mov.b32 %f730,%r466;\ncvt.rn.bf16.f32 %rs7,%f730;\nst.global.u16[%rd39+10],%rs7;\n$L__BB0_104:\n"
+"setp.lt.s64 %p144,%rd37,7;\n@%p144 bra $L__BB0_106;\nshl.b32 %r467,%r448,16;\n"
+"mov.b32 %f731,%r467;\ncvt.rn.bf16.f32 %rs8,%f731;\nst.global.u16[%rd39+12],%rs8;\n$L__BB0_106:\n"
+"setp.lt.s64 %p145,%rd37,8;\n@%p145 bra $L__BB0_109;\nand.b32 %r468,%r448,-65536;\n"
+"mov.b32 %f732,%r468;\ncvt.rn.bf16.f32 %rs9,%f732;\nst.global.u16[%rd39+14],%rs9;\n$L__BB0_109:\n";
 static const char qlora__ptx_410[] =
-"@%p77 bra $L__BB0_110;\nsub.s64 %rd38,%rd29,%rd98;\nsetp.lt.s64 %p78,%rd38,1;\n"
-"mov.u32 %r1007,0;\nmov.u32 %r1006,%r1007;\n@%p78 bra $L__BB0_95;\nld.global.u16 %r680,[%rd32];\n"
-"shl.b32 %r1006,%r680,16;\n$L__BB0_95:\nsetp.lt.s64 %p79,%rd38,2;\n@%p79 bra $L__BB0_97;\n"
-"ld.global.u16 %r682,[%rd32+2];\nshl.b32 %r1007,%r682,16;\n$L__BB0_97:\n"
-"setp.lt.s64 %p80,%rd38,3;\nmov.u32 %r1009,0;\nmov.u32 %r1008,%r1009;\n@%p80 bra $L__BB0_99;\n"
-"ld.global.u16 %r684,[%rd32+4];\nshl.b32 %r1008,%r684,16;\n$L__BB0_99:\n"
-"setp.lt.s64 %p81,%rd38,4;\n@%p81 bra $L__BB0_101;\nld.global.u16 %r686,[%rd32+6];\n"
-"shl.b32 %r1009,%r686,16;\n$L__BB0_101:\nsetp.lt.s64 %p82,%rd38,5;\nmov.u32 %r1011,0;\n"
-"mov.u32 %r1010,%r1011;\n@%p82 bra $L__BB0_103;\nld.global.u16 %r688,[%rd32+8];\n"
-"shl.b32 %r1010,%r688,16;\n$L__BB0_103:\nsetp.lt.s64 %p83,%rd38,6;\n@%p83 bra $L__BB0_105;\n"
-"ld.global.u16 %r690,[%rd32+10];\nshl.b32 %r1011,%r690,16;\n$L__BB0_105:\n"
-"setp.lt.s64 %p84,%rd38,7;\nmov.u32 %r1013,0;\nmov.u32 %r1012,%r1013;\n@%p84 bra $L__BB0_107;\n"
-"ld.global.u16 %r692,[%rd32+12];\nshl.b32 %r1012,%r692,16;\n$L__BB0_107:\n"
-"setp.lt.s64 %p85,%rd38,8;\n@%p85 bra $L__BB0_109;\nld.global.u16 %r694,[%rd32+14];\n"
-"shl.b32 %r1013,%r694,16;\n$L__BB0_109:\nmov.b32 %f477,%r1007;\nmov.b32 %f478,%r1006;\n"
-"cvt.rn.bf16x2.f32 %r1105,%f477,%f478;\nmov.b32 %f479,%r1009;\nmov.b32 %f480,%r1008;\n"
-"cvt.rn.bf16x2.f32 %r1104,%f479,%f480;\nmov.b32 %f481,%r1011;\nmov.b32 %f482,%r1010;\n"
-"cvt.rn.bf16x2.f32 %r1103,%f481,%f482;\nmov.b32 %f483,%r1013;\nmov.b32 %f484,%r1012;\n"
-"cvt.rn.bf16x2.f32 %r1102,%f483,%f484;\n$L__BB0_110:\nsetp.ge.s64 %p86,%rd33,%rd64;\n"
-"@%p86 bra $L__BB0_128;\nmul.wide.u32 %rd108,%r656,16;\nsub.s64 %rd40,%rd29,%rd108;\n"
-"setp.lt.s64 %p87,%rd40,1;\nmov.u32 %r1019,0;\nmov.u32 %r1018,%r1019;\n@%p87 bra $L__BB0_113;\n"
-"ld.global.u16 %r702,[%rd34];\nshl.b32 %r1018,%r702,16;\n$L__BB0_113:\nsetp.lt.s64 %p88,%rd40,2;\n"
-"@%p88 bra $L__BB0_115;\nld.global.u16 %r704,[%rd34+2];\nshl.b32 %r1019,%r704,16;\n$L__BB0_115:\n"
-"setp.lt.s64 %p89,%rd40,3;\nmov.u32 %r1021,0;\nmov.u32 %r1020,%r1021;\n@%p89 bra $L__BB0_117;\n"
-"ld.global.u16 %r706,[%rd34+4];\nshl.b32 %r1020,%r706,16;\n$L__BB0_117:\n"
-"setp.lt.s64 %p90,%rd40,4;\n@%p90 bra $L__BB0_119;\nld.global.u16 %r708,[%rd34+6];\n"
-"shl.b32 %r1021,%r708,16;\n$L__BB0_119:\nsetp.lt.s64 %p91,%rd40,5;\nmov.u32 %r1023,0;\n"
-"mov.u32 %r1022,%r1023;\n@%p91 bra $L__BB0_121;\nld.global.u16 %r710,[%rd34+8];\n"
-"shl.b32 %r1022,%r710,16;\n$L__BB0_121:\nsetp.lt.s64 %p92,%rd40,6;\n@%p92 bra $L__BB0_123;\n"
-"ld.global.u16 %r712,[%rd34+10];\nshl.b32 %r1023,%r712,16;\n$L__BB0_123:\n"
-"setp.lt.s64 %p93,%rd40,7;\nmov.u32 %r1025,0;\nmov.u32 %r1024,%r1025;\n@%p93 bra $L__BB0_125;\n"
-"ld.global.u16 %r714,[%rd34+12];\nshl.b32 %r1024,%r714,16;\n$L__BB0_125:\n"
-"setp.lt.s64 %p94,%rd40,8;\n@%p94 bra $L__BB0_127;\nld.global.u16 %r716,[%rd34+14];\n"
-"shl.b32 %r1025,%r716,16;\n$L__BB0_127:\nmov.b32 %f485,%r1019;\nmov.b32 %f486,%r1018;\n"
-"cvt.rn.bf16x2.f32 %r1101,%f485,%f486;\nmov.b32 %f487,%r1021;\nmov.b32 %f488,%r1020;\n"
-"cvt.rn.bf16x2.f32 %r1100,%f487,%f488;\nmov.b32 %f489,%r1023;\nmov.b32 %f490,%r1022;\n"
-"cvt.rn.bf16x2.f32 %r1099,%f489,%f490;\nmov.b32 %f491,%r1025;\nmov.b32 %f492,%r1024;\n"
-"cvt.rn.bf16x2.f32 %r1098,%f491,%f492;\n$L__BB0_128:\nsetp.ge.s64 %p95,%rd35,%rd64;\n"
-"@%p95 bra $L__BB0_218;\nmul.wide.u32 %rd111,%r656,24;\nsub.s64 %rd41,%rd29,%rd111;\n"
-"setp.lt.s64 %p96,%rd41,1;\nmov.u32 %r1031,0;\nmov.u32 %r1030,%r1031;\n@%p96 bra $L__BB0_131;\n"
-"ld.global.u16 %r724,[%rd36];\nshl.b32 %r1030,%r724,16;\n$L__BB0_131:\nsetp.lt.s64 %p97,%rd41,2;\n"
-"@%p97 bra $L__BB0_133;\nld.global.u16 %r726,[%rd36+2];\nshl.b32 %r1031,%r726,16;\n$L__BB0_133:\n"
-"setp.lt.s64 %p98,%rd41,3;\nmov.u32 %r1033,0;\nmov.u32 %r1032,%r1033;\n@%p98 bra $L__BB0_135;\n"
-"ld.global.u16 %r728,[%rd36+4];\nshl.b32 %r1032,%r728,16;\n$L__BB0_135:\n"
-"setp.lt.s64 %p99,%rd41,4;\n@%p99 bra $L__BB0_137;\nld.global.u16 %r730,[%rd36+6];\n"
-"shl.b32 %r1033,%r730,16;\n$L__BB0_137:\nsetp.lt.s64 %p100,%rd41,5;\nmov.u32 %r1035,0;\n"
-"mov.u32 %r1034,%r1035;\n@%p100 bra $L__BB0_139;\nld.global.u16 %r732,[%rd36+8];\n"
-"shl.b32 %r1034,%r732,16;\n$L__BB0_139:\nsetp.lt.s64 %p101,%rd41,6;\n@%p101 bra $L__BB0_141;\n"
-"ld.global.u16 %r734,[%rd36+10];\nshl.b32 %r1035,%r734,16;\n$L__BB0_141:\n";
+"add.s64 %rd197,%rd197,%rd8;\nsetp.lt.s64 %p146,%rd197,%rd55;\n@%p146 bra $L__BB0_72;\n"
+"$L__BB0_149:\nret;\n}\n";
 static const char qlora__ptx_411[] =
-"setp.lt.s64 %p102,%rd41,7;\nmov.u32 %r1037,0;\nmov.u32 %r1036,%r1037;\n@%p102 bra $L__BB0_143;\n"
-"ld.global.u16 %r736,[%rd36+12];\nshl.b32 %r1036,%r736,16;\n$L__BB0_143:\n"
-"setp.lt.s64 %p103,%rd41,8;\n@%p103 bra $L__BB0_145;\nld.global.u16 %r738,[%rd36+14];\n"
-"shl.b32 %r1037,%r738,16;\n$L__BB0_145:\nmov.b32 %f493,%r1031;\nmov.b32 %f494,%r1030;\n"
-"cvt.rn.bf16x2.f32 %r1097,%f493,%f494;\nmov.b32 %f495,%r1033;\nmov.b32 %f496,%r1032;\n"
-"cvt.rn.bf16x2.f32 %r1096,%f495,%f496;\nmov.b32 %f497,%r1035;\nmov.b32 %f498,%r1034;\n"
-"cvt.rn.bf16x2.f32 %r1095,%f497,%f498;\nmov.b32 %f499,%r1037;\nmov.b32 %f500,%r1036;\n"
-"cvt.rn.bf16x2.f32 %r1094,%f499,%f500;\nbra.uni $L__BB0_218;\n$L__BB0_146:\n"
-"setp.ge.s64 %p104,%rd180,%rd64;\n@%p104 bra $L__BB0_164;\nsetp.gt.s64 %p105,%rd29,7;\n"
-"@%p105 bra $L__BB0_163;\nbra.uni $L__BB0_148;\n$L__BB0_163:\n"
-"ld.global.v4.u32{%r1109,%r1108,%r1107,%r1106},[%rd30];\nbra.uni $L__BB0_164;\n$L__BB0_148:\n"
-"setp.lt.s64 %p106,%rd29,1;\nmov.u32 %r1039,0;\nmov.u32 %r1038,%r1039;\n@%p106 bra $L__BB0_150;\n"
-"ld.global.u16 %r744,[%rd30];\nshl.b32 %r1038,%r744,16;\n$L__BB0_150:\n"
-"setp.lt.s64 %p107,%rd29,2;\n@%p107 bra $L__BB0_152;\nld.global.u16 %r746,[%rd30+2];\n"
-"shl.b32 %r1039,%r746,16;\n$L__BB0_152:\nsetp.lt.s64 %p108,%rd29,3;\nmov.u32 %r1041,0;\n"
-"mov.u32 %r1040,%r1041;\n@%p108 bra $L__BB0_154;\nld.global.u16 %r748,[%rd30+4];\n"
-"shl.b32 %r1040,%r748,16;\n$L__BB0_154:\nsetp.lt.s64 %p109,%rd29,4;\n@%p109 bra $L__BB0_156;\n"
-"ld.global.u16 %r750,[%rd30+6];\nshl.b32 %r1041,%r750,16;\n$L__BB0_156:\n"
-"setp.lt.s64 %p110,%rd29,5;\nmov.u32 %r1043,0;\nmov.u32 %r1042,%r1043;\n@%p110 bra $L__BB0_158;\n"
-"ld.global.u16 %r752,[%rd30+8];\nshl.b32 %r1042,%r752,16;\n$L__BB0_158:\n"
-"setp.lt.s64 %p111,%rd29,6;\n@%p111 bra $L__BB0_160;\nld.global.u16 %r754,[%rd30+10];\n"
-"shl.b32 %r1043,%r754,16;\n$L__BB0_160:\nsetp.lt.s64 %p112,%rd29,7;\nmov.u32 %r1044,0;\n"
-"@%p112 bra $L__BB0_162;\nld.global.u16 %r756,[%rd30+12];\nshl.b32 %r1044,%r756,16;\n"
-"$L__BB0_162:\nmov.b32 %f501,%r1039;\nmov.b32 %f502,%r1038;\nmov.b32 %f503,%r1041;\n"
-"mov.b32 %f504,%r1040;\nmov.b32 %f505,%r1043;\nmov.b32 %f506,%r1042;\nmov.b32 %f508,%r1044;\n"
-"mov.f32 %f507,0f00000000;\ncvt.rn.bf16x2.f32 %r1106,%f507,%f508;\n"
-"cvt.rn.bf16x2.f32 %r1107,%f505,%f506;\ncvt.rn.bf16x2.f32 %r1108,%f503,%f504;\n"
-"cvt.rn.bf16x2.f32 %r1109,%f501,%f502;\n$L__BB0_164:\nsetp.ge.s64 %p113,%rd31,%rd64;\n"
-"@%p113 bra $L__BB0_182;\nsub.s64 %rd43,%rd29,%rd98;\nsetp.gt.s64 %p114,%rd43,7;\n"
-"@%p114 bra $L__BB0_181;\nbra.uni $L__BB0_166;\n$L__BB0_181:\n"
-"ld.global.v4.u32{%r1105,%r1104,%r1103,%r1102},[%rd32];\nbra.uni $L__BB0_182;\n$L__BB0_166:\n"
-"setp.lt.s64 %p115,%rd43,1;\nmov.u32 %r1054,0;\nmov.u32 %r1053,%r1054;\n@%p115 bra $L__BB0_168;\n"
-"ld.global.u16 %r768,[%rd32];\nshl.b32 %r1053,%r768,16;\n$L__BB0_168:\n"
-"setp.lt.s64 %p116,%rd43,2;\n@%p116 bra $L__BB0_170;\nld.global.u16 %r770,[%rd32+2];\n"
-"shl.b32 %r1054,%r770,16;\n$L__BB0_170:\nsetp.lt.s64 %p117,%rd43,3;\nmov.u32 %r1056,0;\n"
-"mov.u32 %r1055,%r1056;\n@%p117 bra $L__BB0_172;\nld.global.u16 %r772,[%rd32+4];\n"
-"shl.b32 %r1055,%r772,16;\n$L__BB0_172:\nsetp.lt.s64 %p118,%rd43,4;\n@%p118 bra $L__BB0_174;\n"
-"ld.global.u16 %r774,[%rd32+6];\nshl.b32 %r1056,%r774,16;\n$L__BB0_174:\n"
-"setp.lt.s64 %p119,%rd43,5;\nmov.u32 %r1058,0;\nmov.u32 %r1057,%r1058;\n@%p119 bra $L__BB0_176;\n"
-"ld.global.u16 %r776,[%rd32+8];\nshl.b32 %r1057,%r776,16;\n$L__BB0_176:\n"
-"setp.lt.s64 %p120,%rd43,6;\n@%p120 bra $L__BB0_178;\nld.global.u16 %r778,[%rd32+10];\n"
-"shl.b32 %r1058,%r778,16;\n$L__BB0_178:\nsetp.lt.s64 %p121,%rd43,7;\nmov.u32 %r1059,0;\n"
-"@%p121 bra $L__BB0_180;\nld.global.u16 %r780,[%rd32+12];\nshl.b32 %r1059,%r780,16;\n"
-"$L__BB0_180:\nmov.b32 %f509,%r1054;\nmov.b32 %f510,%r1053;\nmov.b32 %f511,%r1056;\n"
-"mov.b32 %f512,%r1055;\nmov.b32 %f513,%r1058;\nmov.b32 %f514,%r1057;\nmov.b32 %f516,%r1059;\n"
-"mov.f32 %f515,0f00000000;\ncvt.rn.bf16x2.f32 %r1102,%f515,%f516;\n"
-"cvt.rn.bf16x2.f32 %r1103,%f513,%f514;\ncvt.rn.bf16x2.f32 %r1104,%f511,%f512;\n"
-"cvt.rn.bf16x2.f32 %r1105,%f509,%f510;\n$L__BB0_182:\nsetp.ge.s64 %p122,%rd33,%rd64;\n"
-"@%p122 bra $L__BB0_200;\nmul.wide.u32 %rd115,%r656,16;\nsub.s64 %rd45,%rd29,%rd115;\n"
-"setp.gt.s64 %p123,%rd45,7;\n@%p123 bra $L__BB0_199;\nbra.uni $L__BB0_184;\n$L__BB0_199:\n";
-static const char qlora__ptx_412[] =
-"ld.global.v4.u32{%r1101,%r1100,%r1099,%r1098},[%rd34];\nbra.uni $L__BB0_200;\n$L__BB0_184:\n"
-"setp.lt.s64 %p124,%rd45,1;\nmov.u32 %r1069,0;\nmov.u32 %r1068,%r1069;\n@%p124 bra $L__BB0_186;\n"
-"ld.global.u16 %r792,[%rd34];\nshl.b32 %r1068,%r792,16;\n$L__BB0_186:\n"
-"setp.lt.s64 %p125,%rd45,2;\n@%p125 bra $L__BB0_188;\nld.global.u16 %r794,[%rd34+2];\n"
-"shl.b32 %r1069,%r794,16;\n$L__BB0_188:\nsetp.lt.s64 %p126,%rd45,3;\nmov.u32 %r1071,0;\n"
-"mov.u32 %r1070,%r1071;\n@%p126 bra $L__BB0_190;\nld.global.u16 %r796,[%rd34+4];\n"
-"shl.b32 %r1070,%r796,16;\n$L__BB0_190:\nsetp.lt.s64 %p127,%rd45,4;\n@%p127 bra $L__BB0_192;\n"
-"ld.global.u16 %r798,[%rd34+6];\nshl.b32 %r1071,%r798,16;\n$L__BB0_192:\n"
-"setp.lt.s64 %p128,%rd45,5;\nmov.u32 %r1073,0;\nmov.u32 %r1072,%r1073;\n@%p128 bra $L__BB0_194;\n"
-"ld.global.u16 %r800,[%rd34+8];\nshl.b32 %r1072,%r800,16;\n$L__BB0_194:\n"
-"setp.lt.s64 %p129,%rd45,6;\n@%p129 bra $L__BB0_196;\nld.global.u16 %r802,[%rd34+10];\n"
-"shl.b32 %r1073,%r802,16;\n$L__BB0_196:\nsetp.lt.s64 %p130,%rd45,7;\nmov.u32 %r1074,0;\n"
-"@%p130 bra $L__BB0_198;\nld.global.u16 %r804,[%rd34+12];\nshl.b32 %r1074,%r804,16;\n"
-"$L__BB0_198:\nmov.b32 %f517,%r1069;\nmov.b32 %f518,%r1068;\nmov.b32 %f519,%r1071;\n"
-"mov.b32 %f520,%r1070;\nmov.b32 %f521,%r1073;\nmov.b32 %f522,%r1072;\nmov.b32 %f524,%r1074;\n"
-"mov.f32 %f523,0f00000000;\ncvt.rn.bf16x2.f32 %r1098,%f523,%f524;\n"
-"cvt.rn.bf16x2.f32 %r1099,%f521,%f522;\ncvt.rn.bf16x2.f32 %r1100,%f519,%f520;\n"
-"cvt.rn.bf16x2.f32 %r1101,%f517,%f518;\n$L__BB0_200:\nsetp.ge.s64 %p131,%rd35,%rd64;\n"
-"@%p131 bra $L__BB0_218;\nmul.wide.u32 %rd118,%r656,24;\nsub.s64 %rd46,%rd29,%rd118;\n"
-"setp.gt.s64 %p132,%rd46,7;\n@%p132 bra $L__BB0_217;\nbra.uni $L__BB0_202;\n$L__BB0_217:\n"
-"ld.global.v4.u32{%r1097,%r1096,%r1095,%r1094},[%rd36];\nbra.uni $L__BB0_218;\n$L__BB0_202:\n"
-"setp.lt.s64 %p133,%rd46,1;\nmov.u32 %r1084,0;\nmov.u32 %r1083,%r1084;\n@%p133 bra $L__BB0_204;\n"
-"ld.global.u16 %r816,[%rd36];\nshl.b32 %r1083,%r816,16;\n$L__BB0_204:\n"
-"setp.lt.s64 %p134,%rd46,2;\n@%p134 bra $L__BB0_206;\nld.global.u16 %r818,[%rd36+2];\n"
-"shl.b32 %r1084,%r818,16;\n$L__BB0_206:\nsetp.lt.s64 %p135,%rd46,3;\nmov.u32 %r1086,0;\n"
-"mov.u32 %r1085,%r1086;\n@%p135 bra $L__BB0_208;\nld.global.u16 %r820,[%rd36+4];\n"
-"shl.b32 %r1085,%r820,16;\n$L__BB0_208:\nsetp.lt.s64 %p136,%rd46,4;\n@%p136 bra $L__BB0_210;\n"
-"ld.global.u16 %r822,[%rd36+6];\nshl.b32 %r1086,%r822,16;\n$L__BB0_210:\n"
-"setp.lt.s64 %p137,%rd46,5;\nmov.u32 %r1088,0;\nmov.u32 %r1087,%r1088;\n@%p137 bra $L__BB0_212;\n"
-"ld.global.u16 %r824,[%rd36+8];\nshl.b32 %r1087,%r824,16;\n$L__BB0_212:\n"
-"setp.lt.s64 %p138,%rd46,6;\n@%p138 bra $L__BB0_214;\nld.global.u16 %r826,[%rd36+10];\n"
-"shl.b32 %r1088,%r826,16;\n$L__BB0_214:\nsetp.lt.s64 %p139,%rd46,7;\nmov.u32 %r1089,0;\n"
-"@%p139 bra $L__BB0_216;\nld.global.u16 %r828,[%rd36+12];\nshl.b32 %r1089,%r828,16;\n"
-"$L__BB0_216:\nmov.b32 %f525,%r1084;\nmov.b32 %f526,%r1083;\nmov.b32 %f527,%r1086;\n"
-"mov.b32 %f528,%r1085;\nmov.b32 %f529,%r1088;\nmov.b32 %f530,%r1087;\nmov.b32 %f532,%r1089;\n"
-"mov.f32 %f531,0f00000000;\ncvt.rn.bf16x2.f32 %r1094,%f531,%f532;\n"
-"cvt.rn.bf16x2.f32 %r1095,%f529,%f530;\ncvt.rn.bf16x2.f32 %r1096,%f527,%f528;\n"
-"cvt.rn.bf16x2.f32 %r1097,%f525,%f526;\n$L__BB0_218:\nsetp.ge.s64 %p140,%rd180,%rd64;\n"
-"@%p140 bra $L__BB0_237;\nshl.b32 %r841,%r1109,16;\nmov.b32 %f557,%r841;\n"
-"sub.f32 %f558,%f557,%f815;\nmul.f32 %f534,%f558,0f3FB8AA3B;\nex2.approx.ftz.f32 %f533,%f534;\n"
-"mul.f32 %f559,%f38,%f533;\nsub.f32 %f560,%f559,%f821;\nsetp.eq.s64 %p142,%rd180,%rd4;\n"
-"selp.f32 %f550,%f560,%f559,%p142;\nand.b32 %r842,%r1109,-65536;\nmov.b32 %f561,%r842;\n"
-"sub.f32 %f562,%f561,%f815;\nmul.f32 %f536,%f562,0f3FB8AA3B;\nex2.approx.ftz.f32 %f535,%f536;\n"
-"mul.f32 %f563,%f38,%f535;\nadd.s64 %rd122,%rd180,1;\nsetp.eq.s64 %p143,%rd122,%rd4;\n"
-"sub.f32 %f564,%f563,%f821;\nselp.f32 %f549,%f564,%f563,%p143;\nshl.b32 %r843,%r1108,16;\n"
-"mov.b32 %f565,%r843;\nsub.f32 %f566,%f565,%f815;\nmul.f32 %f538,%f566,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f537,%f538;\nmul.f32 %f567,%f38,%f537;\nadd.s64 %rd123,%rd180,2;\n"
-"setp.eq.s64 %p144,%rd123,%rd4;\nsub.f32 %f568,%f567,%f821;\nselp.f32 %f552,%f568,%f567,%p144;\n"
-"and.b32 %r844,%r1108,-65536;\nmov.b32 %f569,%r844;\nsub.f32 %f570,%f569,%f815;\n";
-static const char qlora__ptx_413[] =
-"mul.f32 %f540,%f570,0f3FB8AA3B;\nex2.approx.ftz.f32 %f539,%f540;\nmul.f32 %f571,%f38,%f539;\n"
-"add.s64 %rd124,%rd180,3;\nsetp.eq.s64 %p145,%rd124,%rd4;\nsub.f32 %f572,%f571,%f821;\n"
-"selp.f32 %f551,%f572,%f571,%p145;\nshl.b32 %r845,%r1107,16;\nmov.b32 %f573,%r845;\n"
-"sub.f32 %f574,%f573,%f815;\nmul.f32 %f542,%f574,0f3FB8AA3B;\nex2.approx.ftz.f32 %f541,%f542;\n"
-"mul.f32 %f575,%f38,%f541;\nadd.s64 %rd125,%rd180,4;\nsetp.eq.s64 %p146,%rd125,%rd4;\n"
-"sub.f32 %f576,%f575,%f821;\nselp.f32 %f554,%f576,%f575,%p146;\nand.b32 %r846,%r1107,-65536;\n"
-"mov.b32 %f577,%r846;\nsub.f32 %f578,%f577,%f815;\nmul.f32 %f544,%f578,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f543,%f544;\nmul.f32 %f579,%f38,%f543;\nadd.s64 %rd126,%rd180,5;\n"
-"setp.eq.s64 %p147,%rd126,%rd4;\nsub.f32 %f580,%f579,%f821;\nselp.f32 %f553,%f580,%f579,%p147;\n"
-"shl.b32 %r847,%r1106,16;\nmov.b32 %f581,%r847;\nsub.f32 %f582,%f581,%f815;\n"
-"mul.f32 %f546,%f582,0f3FB8AA3B;\nex2.approx.ftz.f32 %f545,%f546;\nmul.f32 %f583,%f38,%f545;\n"
-"add.s64 %rd127,%rd180,6;\nsetp.eq.s64 %p148,%rd127,%rd4;\nsub.f32 %f584,%f583,%f821;\n"
-"selp.f32 %f556,%f584,%f583,%p148;\nand.b32 %r848,%r1106,-65536;\nmov.b32 %f585,%r848;\n"
-"sub.f32 %f586,%f585,%f815;\nmul.f32 %f548,%f586,0f3FB8AA3B;\nex2.approx.ftz.f32 %f547,%f548;\n"
-"mul.f32 %f587,%f38,%f547;\nadd.s64 %rd128,%rd180,7;\nsetp.eq.s64 %p149,%rd128,%rd4;\n"
-"sub.f32 %f588,%f587,%f821;\nselp.f32 %f555,%f588,%f587,%p149;\n"
-"cvt.rn.bf16x2.f32 %r837,%f549,%f550;\ncvt.rn.bf16x2.f32 %r838,%f551,%f552;\n"
-"cvt.rn.bf16x2.f32 %r839,%f553,%f554;\ncvt.rn.bf16x2.f32 %r840,%f555,%f556;\n"
-"setp.gt.s64 %p150,%rd29,7;\nand.pred %p151,%p67,%p150;\n@%p151 bra $L__BB0_236;\n"
-"bra.uni $L__BB0_220;\n$L__BB0_236:\nst.global.v4.u32[%rd30],{%r837,%r838,%r839,%r840};\n"
-"bra.uni $L__BB0_237;\n$L__BB0_220:\nsetp.lt.s64 %p152,%rd29,1;\n@%p152 bra $L__BB0_222;\n"
-"shl.b32 %r849,%r837,16;\nmov.b32 %f589,%r849;\ncvt.rn.bf16.f32 %rs2,%f589;\n"
-"st.global.u16[%rd30],%rs2;\n$L__BB0_222:\nsetp.lt.s64 %p153,%rd29,2;\n@%p153 bra $L__BB0_224;\n"
-"and.b32 %r850,%r837,-65536;\nmov.b32 %f590,%r850;\ncvt.rn.bf16.f32 %rs3,%f590;\n"
-"st.global.u16[%rd30+2],%rs3;\n$L__BB0_224:\nsetp.lt.s64 %p154,%rd29,3;\n@%p154 bra $L__BB0_226;\n"
-"shl.b32 %r851,%r838,16;\nmov.b32 %f591,%r851;\ncvt.rn.bf16.f32 %rs4,%f591;\n"
-"st.global.u16[%rd30+4],%rs4;\n$L__BB0_226:\nsetp.lt.s64 %p155,%rd29,4;\n@%p155 bra $L__BB0_228;\n"
-"and.b32 %r852,%r838,-65536;\nmov.b32 %f592,%r852;\ncvt.rn.bf16.f32 %rs5,%f592;\n"
-"st.global.u16[%rd30+6],%rs5;\n$L__BB0_228:\nsetp.lt.s64 %p156,%rd29,5;\n@%p156 bra $L__BB0_230;\n"
-"shl.b32 %r853,%r839,16;\nmov.b32 %f593,%r853;\ncvt.rn.bf16.f32 %rs6,%f593;\n"
-"st.global.u16[%rd30+8],%rs6;\n$L__BB0_230:\nsetp.lt.s64 %p157,%rd29,6;\n@%p157 bra $L__BB0_232;\n"
-"and.b32 %r854,%r839,-65536;\nmov.b32 %f594,%r854;\ncvt.rn.bf16.f32 %rs7,%f594;\n"
-"st.global.u16[%rd30+10],%rs7;\n$L__BB0_232:\nsetp.lt.s64 %p158,%rd29,7;\n"
-"@%p158 bra $L__BB0_234;\nshl.b32 %r855,%r840,16;\nmov.b32 %f595,%r855;\n"
-"cvt.rn.bf16.f32 %rs8,%f595;\nst.global.u16[%rd30+12],%rs8;\n$L__BB0_234:\n"
-"setp.lt.s64 %p159,%rd29,8;\n@%p159 bra $L__BB0_237;\nand.b32 %r856,%r840,-65536;\n"
-"mov.b32 %f596,%r856;\ncvt.rn.bf16.f32 %rs9,%f596;\nst.global.u16[%rd30+14],%rs9;\n$L__BB0_237:\n"
-"setp.ge.s64 %p160,%rd31,%rd64;\n@%p160 bra $L__BB0_256;\nshl.b32 %r861,%r1105,16;\n"
-"mov.b32 %f621,%r861;\nsub.f32 %f622,%f621,%f815;\nmul.f32 %f598,%f622,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f597,%f598;\nmul.f32 %f623,%f38,%f597;\nsub.f32 %f624,%f623,%f821;\n"
-"setp.eq.s64 %p162,%rd31,%rd4;\nselp.f32 %f614,%f624,%f623,%p162;\nand.b32 %r862,%r1105,-65536;\n"
-"mov.b32 %f625,%r862;\nsub.f32 %f626,%f625,%f815;\nmul.f32 %f600,%f626,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f599,%f600;\nmul.f32 %f627,%f38,%f599;\nadd.s64 %rd132,%rd31,1;\n"
-"setp.eq.s64 %p163,%rd132,%rd4;\nsub.f32 %f628,%f627,%f821;\nselp.f32 %f613,%f628,%f627,%p163;\n"
-"shl.b32 %r863,%r1104,16;\nmov.b32 %f629,%r863;\nsub.f32 %f630,%f629,%f815;\n"
-"mul.f32 %f602,%f630,0f3FB8AA3B;\nex2.approx.ftz.f32 %f601,%f602;\nmul.f32 %f631,%f38,%f601;\n"
-"add.s64 %rd133,%rd31,2;\nsetp.eq.s64 %p164,%rd133,%rd4;\nsub.f32 %f632,%f631,%f821;\n"
-"selp.f32 %f616,%f632,%f631,%p164;\nand.b32 %r864,%r1104,-65536;\nmov.b32 %f633,%r864;\n"
-"sub.f32 %f634,%f633,%f815;\n";
-static const char qlora__ptx_414[] =
-"mul.f32 %f604,%f634,0f3FB8AA3B;\nex2.approx.ftz.f32 %f603,%f604;\nmul.f32 %f635,%f38,%f603;\n"
-"add.s64 %rd134,%rd31,3;\nsetp.eq.s64 %p165,%rd134,%rd4;\nsub.f32 %f636,%f635,%f821;\n"
-"selp.f32 %f615,%f636,%f635,%p165;\nshl.b32 %r865,%r1103,16;\nmov.b32 %f637,%r865;\n"
-"sub.f32 %f638,%f637,%f815;\nmul.f32 %f606,%f638,0f3FB8AA3B;\nex2.approx.ftz.f32 %f605,%f606;\n"
-"mul.f32 %f639,%f38,%f605;\nadd.s64 %rd135,%rd31,4;\nsetp.eq.s64 %p166,%rd135,%rd4;\n"
-"sub.f32 %f640,%f639,%f821;\nselp.f32 %f618,%f640,%f639,%p166;\nand.b32 %r866,%r1103,-65536;\n"
-"mov.b32 %f641,%r866;\nsub.f32 %f642,%f641,%f815;\nmul.f32 %f608,%f642,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f607,%f608;\nmul.f32 %f643,%f38,%f607;\nadd.s64 %rd136,%rd31,5;\n"
-"setp.eq.s64 %p167,%rd136,%rd4;\nsub.f32 %f644,%f643,%f821;\nselp.f32 %f617,%f644,%f643,%p167;\n"
-"shl.b32 %r867,%r1102,16;\nmov.b32 %f645,%r867;\nsub.f32 %f646,%f645,%f815;\n"
-"mul.f32 %f610,%f646,0f3FB8AA3B;\nex2.approx.ftz.f32 %f609,%f610;\nmul.f32 %f647,%f38,%f609;\n"
-"add.s64 %rd137,%rd31,6;\nsetp.eq.s64 %p168,%rd137,%rd4;\nsub.f32 %f648,%f647,%f821;\n"
-"selp.f32 %f620,%f648,%f647,%p168;\nand.b32 %r868,%r1102,-65536;\nmov.b32 %f649,%r868;\n"
-"sub.f32 %f650,%f649,%f815;\nmul.f32 %f612,%f650,0f3FB8AA3B;\nex2.approx.ftz.f32 %f611,%f612;\n"
-"mul.f32 %f651,%f38,%f611;\nadd.s64 %rd138,%rd31,7;\nsetp.eq.s64 %p169,%rd138,%rd4;\n"
-"sub.f32 %f652,%f651,%f821;\nselp.f32 %f619,%f652,%f651,%p169;\n"
-"cvt.rn.bf16x2.f32 %r857,%f613,%f614;\ncvt.rn.bf16x2.f32 %r858,%f615,%f616;\n"
-"cvt.rn.bf16x2.f32 %r859,%f617,%f618;\ncvt.rn.bf16x2.f32 %r860,%f619,%f620;\n"
-"sub.s64 %rd47,%rd64,%rd31;\nsetp.gt.s64 %p170,%rd47,7;\nand.pred %p171,%p67,%p170;\n"
-"@%p171 bra $L__BB0_255;\nbra.uni $L__BB0_239;\n$L__BB0_255:\nst.global.u32[%rd32],%r857;\n"
-"st.global.u32[%rd32+4],%r858;\nst.global.u32[%rd32+8],%r859;\nst.global.u32[%rd32+12],%r860;\n"
-"bra.uni $L__BB0_256;\n$L__BB0_239:\nsetp.lt.s64 %p172,%rd47,1;\n@%p172 bra $L__BB0_241;\n"
-"shl.b32 %r869,%r857,16;\nmov.b32 %f653,%r869;\ncvt.rn.bf16.f32 %rs10,%f653;\n"
-"st.global.u16[%rd32],%rs10;\n$L__BB0_241:\nsetp.lt.s64 %p173,%rd47,2;\n@%p173 bra $L__BB0_243;\n"
-"and.b32 %r870,%r857,-65536;\nmov.b32 %f654,%r870;\ncvt.rn.bf16.f32 %rs11,%f654;\n"
-"st.global.u16[%rd32+2],%rs11;\n$L__BB0_243:\nsetp.lt.s64 %p174,%rd47,3;\n"
-"@%p174 bra $L__BB0_245;\nshl.b32 %r871,%r858,16;\nmov.b32 %f655,%r871;\n"
-"cvt.rn.bf16.f32 %rs12,%f655;\nst.global.u16[%rd32+4],%rs12;\n$L__BB0_245:\n"
-"setp.lt.s64 %p175,%rd47,4;\n@%p175 bra $L__BB0_247;\nand.b32 %r872,%r858,-65536;\n"
-"mov.b32 %f656,%r872;\ncvt.rn.bf16.f32 %rs13,%f656;\nst.global.u16[%rd32+6],%rs13;\n$L__BB0_247:\n"
-"setp.lt.s64 %p176,%rd47,5;\n@%p176 bra $L__BB0_249;\nshl.b32 %r873,%r859,16;\n"
-"mov.b32 %f657,%r873;\ncvt.rn.bf16.f32 %rs14,%f657;\nst.global.u16[%rd32+8],%rs14;\n$L__BB0_249:\n"
-"setp.lt.s64 %p177,%rd47,6;\n@%p177 bra $L__BB0_251;\nand.b32 %r874,%r859,-65536;\n"
-"mov.b32 %f658,%r874;\ncvt.rn.bf16.f32 %rs15,%f658;\nst.global.u16[%rd32+10],%rs15;\n"
-"$L__BB0_251:\nsetp.lt.s64 %p178,%rd47,7;\n@%p178 bra $L__BB0_253;\nshl.b32 %r875,%r860,16;\n"
-"mov.b32 %f659,%r875;\ncvt.rn.bf16.f32 %rs16,%f659;\nst.global.u16[%rd32+12],%rs16;\n"
-"$L__BB0_253:\nsetp.lt.s64 %p179,%rd47,8;\n@%p179 bra $L__BB0_256;\nand.b32 %r876,%r860,-65536;\n"
-"mov.b32 %f660,%r876;\ncvt.rn.bf16.f32 %rs17,%f660;\nst.global.u16[%rd32+14],%rs17;\n"
-"$L__BB0_256:\nsetp.ge.s64 %p180,%rd33,%rd64;\n@%p180 bra $L__BB0_275;\nshl.b32 %r881,%r1101,16;\n"
-"mov.b32 %f685,%r881;\nsub.f32 %f686,%f685,%f815;\nmul.f32 %f662,%f686,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f661,%f662;\nmul.f32 %f687,%f38,%f661;\nsub.f32 %f688,%f687,%f821;\n"
-"setp.eq.s64 %p182,%rd33,%rd4;\nselp.f32 %f678,%f688,%f687,%p182;\nand.b32 %r882,%r1101,-65536;\n"
-"mov.b32 %f689,%r882;\nsub.f32 %f690,%f689,%f815;\nmul.f32 %f664,%f690,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f663,%f664;\nmul.f32 %f691,%f38,%f663;\nadd.s64 %rd142,%rd33,1;\n"
-"setp.eq.s64 %p183,%rd142,%rd4;\nsub.f32 %f692,%f691,%f821;\nselp.f32 %f677,%f692,%f691,%p183;\n"
-"shl.b32 %r883,%r1100,16;\nmov.b32 %f693,%r883;\nsub.f32 %f694,%f693,%f815;\n"
-"mul.f32 %f666,%f694,0f3FB8AA3B;\nex2.approx.ftz.f32 %f665,%f666;\nmul.f32 %f695,%f38,%f665;\n"
-"add.s64 %rd143,%rd33,2;\nsetp.eq.s64 %p184,%rd143,%rd4;\nsub.f32 %f696,%f695,%f821;\n";
-static const char qlora__ptx_415[] =
-"selp.f32 %f680,%f696,%f695,%p184;\nand.b32 %r884,%r1100,-65536;\nmov.b32 %f697,%r884;\n"
-"sub.f32 %f698,%f697,%f815;\nmul.f32 %f668,%f698,0f3FB8AA3B;\nex2.approx.ftz.f32 %f667,%f668;\n"
-"mul.f32 %f699,%f38,%f667;\nadd.s64 %rd144,%rd33,3;\nsetp.eq.s64 %p185,%rd144,%rd4;\n"
-"sub.f32 %f700,%f699,%f821;\nselp.f32 %f679,%f700,%f699,%p185;\nshl.b32 %r885,%r1099,16;\n"
-"mov.b32 %f701,%r885;\nsub.f32 %f702,%f701,%f815;\nmul.f32 %f670,%f702,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f669,%f670;\nmul.f32 %f703,%f38,%f669;\nadd.s64 %rd145,%rd33,4;\n"
-"setp.eq.s64 %p186,%rd145,%rd4;\nsub.f32 %f704,%f703,%f821;\nselp.f32 %f682,%f704,%f703,%p186;\n"
-"and.b32 %r886,%r1099,-65536;\nmov.b32 %f705,%r886;\nsub.f32 %f706,%f705,%f815;\n"
-"mul.f32 %f672,%f706,0f3FB8AA3B;\nex2.approx.ftz.f32 %f671,%f672;\nmul.f32 %f707,%f38,%f671;\n"
-"add.s64 %rd146,%rd33,5;\nsetp.eq.s64 %p187,%rd146,%rd4;\nsub.f32 %f708,%f707,%f821;\n"
-"selp.f32 %f681,%f708,%f707,%p187;\nshl.b32 %r887,%r1098,16;\nmov.b32 %f709,%r887;\n"
-"sub.f32 %f710,%f709,%f815;\nmul.f32 %f674,%f710,0f3FB8AA3B;\nex2.approx.ftz.f32 %f673,%f674;\n"
-"mul.f32 %f711,%f38,%f673;\nadd.s64 %rd147,%rd33,6;\nsetp.eq.s64 %p188,%rd147,%rd4;\n"
-"sub.f32 %f712,%f711,%f821;\nselp.f32 %f684,%f712,%f711,%p188;\nand.b32 %r888,%r1098,-65536;\n"
-"mov.b32 %f713,%r888;\nsub.f32 %f714,%f713,%f815;\nmul.f32 %f676,%f714,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f675,%f676;\nmul.f32 %f715,%f38,%f675;\nadd.s64 %rd148,%rd33,7;\n"
-"setp.eq.s64 %p189,%rd148,%rd4;\nsub.f32 %f716,%f715,%f821;\nselp.f32 %f683,%f716,%f715,%p189;\n"
-"cvt.rn.bf16x2.f32 %r877,%f677,%f678;\ncvt.rn.bf16x2.f32 %r878,%f679,%f680;\n"
-"cvt.rn.bf16x2.f32 %r879,%f681,%f682;\ncvt.rn.bf16x2.f32 %r880,%f683,%f684;\n"
-"sub.s64 %rd48,%rd64,%rd33;\nsetp.gt.s64 %p190,%rd48,7;\nand.pred %p191,%p67,%p190;\n"
-"@%p191 bra $L__BB0_274;\nbra.uni $L__BB0_258;\n$L__BB0_274:\nst.global.u32[%rd34],%r877;\n"
-"st.global.u32[%rd34+4],%r878;\nst.global.u32[%rd34+8],%r879;\nst.global.u32[%rd34+12],%r880;\n"
-"bra.uni $L__BB0_275;\n$L__BB0_258:\nsetp.lt.s64 %p192,%rd48,1;\n@%p192 bra $L__BB0_260;\n"
-"shl.b32 %r889,%r877,16;\nmov.b32 %f717,%r889;\ncvt.rn.bf16.f32 %rs18,%f717;\n"
-"st.global.u16[%rd34],%rs18;\n$L__BB0_260:\nsetp.lt.s64 %p193,%rd48,2;\n@%p193 bra $L__BB0_262;\n"
-"and.b32 %r890,%r877,-65536;\nmov.b32 %f718,%r890;\ncvt.rn.bf16.f32 %rs19,%f718;\n"
-"st.global.u16[%rd34+2],%rs19;\n$L__BB0_262:\nsetp.lt.s64 %p194,%rd48,3;\n"
-"@%p194 bra $L__BB0_264;\nshl.b32 %r891,%r878,16;\nmov.b32 %f719,%r891;\n"
-"cvt.rn.bf16.f32 %rs20,%f719;\nst.global.u16[%rd34+4],%rs20;\n$L__BB0_264:\n"
-"setp.lt.s64 %p195,%rd48,4;\n@%p195 bra $L__BB0_266;\nand.b32 %r892,%r878,-65536;\n"
-"mov.b32 %f720,%r892;\ncvt.rn.bf16.f32 %rs21,%f720;\nst.global.u16[%rd34+6],%rs21;\n$L__BB0_266:\n"
-"setp.lt.s64 %p196,%rd48,5;\n@%p196 bra $L__BB0_268;\nshl.b32 %r893,%r879,16;\n"
-"mov.b32 %f721,%r893;\ncvt.rn.bf16.f32 %rs22,%f721;\nst.global.u16[%rd34+8],%rs22;\n$L__BB0_268:\n"
-"setp.lt.s64 %p197,%rd48,6;\n@%p197 bra $L__BB0_270;\nand.b32 %r894,%r879,-65536;\n"
-"mov.b32 %f722,%r894;\ncvt.rn.bf16.f32 %rs23,%f722;\nst.global.u16[%rd34+10],%rs23;\n"
-"$L__BB0_270:\nsetp.lt.s64 %p198,%rd48,7;\n@%p198 bra $L__BB0_272;\nshl.b32 %r895,%r880,16;\n"
-"mov.b32 %f723,%r895;\ncvt.rn.bf16.f32 %rs24,%f723;\nst.global.u16[%rd34+12],%rs24;\n"
-"$L__BB0_272:\nsetp.lt.s64 %p199,%rd48,8;\n@%p199 bra $L__BB0_275;\nand.b32 %r896,%r880,-65536;\n"
-"mov.b32 %f724,%r896;\ncvt.rn.bf16.f32 %rs25,%f724;\nst.global.u16[%rd34+14],%rs25;\n"
-"$L__BB0_275:\nsetp.ge.s64 %p200,%rd35,%rd64;\n@%p200 bra $L__BB0_294;\nshl.b32 %r901,%r1097,16;\n"
-"mov.b32 %f749,%r901;\nsub.f32 %f750,%f749,%f815;\nmul.f32 %f726,%f750,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f725,%f726;\nmul.f32 %f751,%f38,%f725;\nsub.f32 %f752,%f751,%f821;\n"
-"setp.eq.s64 %p202,%rd35,%rd4;\nselp.f32 %f742,%f752,%f751,%p202;\nand.b32 %r902,%r1097,-65536;\n"
-"mov.b32 %f753,%r902;\nsub.f32 %f754,%f753,%f815;\nmul.f32 %f728,%f754,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f727,%f728;\nmul.f32 %f755,%f38,%f727;\nadd.s64 %rd152,%rd35,1;\n"
-"setp.eq.s64 %p203,%rd152,%rd4;\nsub.f32 %f756,%f755,%f821;\nselp.f32 %f741,%f756,%f755,%p203;\n"
-"shl.b32 %r903,%r1096,16;\nmov.b32 %f757,%r903;\nsub.f32 %f758,%f757,%f815;\n"
-"mul.f32 %f730,%f758,0f3FB8AA3B;\nex2.approx.ftz.f32 %f729,%f730;\nmul.f32 %f759,%f38,%f729;\n";
-static const char qlora__ptx_416[] =
-"add.s64 %rd153,%rd35,2;\nsetp.eq.s64 %p204,%rd153,%rd4;\nsub.f32 %f760,%f759,%f821;\n"
-"selp.f32 %f744,%f760,%f759,%p204;\nand.b32 %r904,%r1096,-65536;\nmov.b32 %f761,%r904;\n"
-"sub.f32 %f762,%f761,%f815;\nmul.f32 %f732,%f762,0f3FB8AA3B;\nex2.approx.ftz.f32 %f731,%f732;\n"
-"mul.f32 %f763,%f38,%f731;\nadd.s64 %rd154,%rd35,3;\nsetp.eq.s64 %p205,%rd154,%rd4;\n"
-"sub.f32 %f764,%f763,%f821;\nselp.f32 %f743,%f764,%f763,%p205;\nshl.b32 %r905,%r1095,16;\n"
-"mov.b32 %f765,%r905;\nsub.f32 %f766,%f765,%f815;\nmul.f32 %f734,%f766,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f733,%f734;\nmul.f32 %f767,%f38,%f733;\nadd.s64 %rd155,%rd35,4;\n"
-"setp.eq.s64 %p206,%rd155,%rd4;\nsub.f32 %f768,%f767,%f821;\nselp.f32 %f746,%f768,%f767,%p206;\n"
-"and.b32 %r906,%r1095,-65536;\nmov.b32 %f769,%r906;\nsub.f32 %f770,%f769,%f815;\n"
-"mul.f32 %f736,%f770,0f3FB8AA3B;\nex2.approx.ftz.f32 %f735,%f736;\nmul.f32 %f771,%f38,%f735;\n"
-"add.s64 %rd156,%rd35,5;\nsetp.eq.s64 %p207,%rd156,%rd4;\nsub.f32 %f772,%f771,%f821;\n"
-"selp.f32 %f745,%f772,%f771,%p207;\nshl.b32 %r907,%r1094,16;\nmov.b32 %f773,%r907;\n"
-"sub.f32 %f774,%f773,%f815;\nmul.f32 %f738,%f774,0f3FB8AA3B;\nex2.approx.ftz.f32 %f737,%f738;\n"
-"mul.f32 %f775,%f38,%f737;\nadd.s64 %rd157,%rd35,6;\nsetp.eq.s64 %p208,%rd157,%rd4;\n"
-"sub.f32 %f776,%f775,%f821;\nselp.f32 %f748,%f776,%f775,%p208;\nand.b32 %r908,%r1094,-65536;\n"
-"mov.b32 %f777,%r908;\nsub.f32 %f778,%f777,%f815;\nmul.f32 %f740,%f778,0f3FB8AA3B;\n"
-"ex2.approx.ftz.f32 %f739,%f740;\nmul.f32 %f779,%f38,%f739;\nadd.s64 %rd158,%rd35,7;\n"
-"setp.eq.s64 %p209,%rd158,%rd4;\nsub.f32 %f780,%f779,%f821;\nselp.f32 %f747,%f780,%f779,%p209;\n"
-"cvt.rn.bf16x2.f32 %r897,%f741,%f742;\ncvt.rn.bf16x2.f32 %r898,%f743,%f744;\n"
-"cvt.rn.bf16x2.f32 %r899,%f745,%f746;\ncvt.rn.bf16x2.f32 %r900,%f747,%f748;\n"
-"sub.s64 %rd49,%rd64,%rd35;\nsetp.gt.s64 %p210,%rd49,7;\nand.pred %p211,%p67,%p210;\n"
-"@%p211 bra $L__BB0_293;\nbra.uni $L__BB0_277;\n$L__BB0_293:\nst.global.u32[%rd36],%r897;\n"
-"st.global.u32[%rd36+4],%r898;\nst.global.u32[%rd36+8],%r899;\nst.global.u32[%rd36+12],%r900;\n"
-"bra.uni $L__BB0_294;\n$L__BB0_277:\nsetp.lt.s64 %p212,%rd49,1;\n@%p212 bra $L__BB0_279;\n"
-"shl.b32 %r909,%r897,16;\nmov.b32 %f781,%r909;\ncvt.rn.bf16.f32 %rs26,%f781;\n"
-"st.global.u16[%rd36],%rs26;\n$L__BB0_279:\nsetp.lt.s64 %p213,%rd49,2;\n@%p213 bra $L__BB0_281;\n"
-"and.b32 %r910,%r897,-65536;\nmov.b32 %f782,%r910;\ncvt.rn.bf16.f32 %rs27,%f782;\n"
-"st.global.u16[%rd36+2],%rs27;\n$L__BB0_281:\nsetp.lt.s64 %p214,%rd49,3;\n"
-"@%p214 bra $L__BB0_283;\nshl.b32 %r911,%r898,16;\nmov.b32 %f783,%r911;\n"
-"cvt.rn.bf16.f32 %rs28,%f783;\nst.global.u16[%rd36+4],%rs28;\n$L__BB0_283:\n"
-"setp.lt.s64 %p215,%rd49,4;\n@%p215 bra $L__BB0_285;\nand.b32 %r912,%r898,-65536;\n"
-"mov.b32 %f784,%r912;\ncvt.rn.bf16.f32 %rs29,%f784;\nst.global.u16[%rd36+6],%rs29;\n$L__BB0_285:\n"
-"setp.lt.s64 %p216,%rd49,5;\n@%p216 bra $L__BB0_287;\nshl.b32 %r913,%r899,16;\n"
-"mov.b32 %f785,%r913;\ncvt.rn.bf16.f32 %rs30,%f785;\nst.global.u16[%rd36+8],%rs30;\n$L__BB0_287:\n"
-"setp.lt.s64 %p217,%rd49,6;\n@%p217 bra $L__BB0_289;\nand.b32 %r914,%r899,-65536;\n"
-"mov.b32 %f786,%r914;\ncvt.rn.bf16.f32 %rs31,%f786;\nst.global.u16[%rd36+10],%rs31;\n"
-"$L__BB0_289:\nsetp.lt.s64 %p218,%rd49,7;\n@%p218 bra $L__BB0_291;\nshl.b32 %r915,%r900,16;\n"
-"mov.b32 %f787,%r915;\ncvt.rn.bf16.f32 %rs32,%f787;\nst.global.u16[%rd36+12],%rs32;\n"
-"$L__BB0_291:\nsetp.lt.s64 %p219,%rd49,8;\n@%p219 bra $L__BB0_294;\nand.b32 %r916,%r900,-65536;\n"
-"mov.b32 %f788,%r916;\ncvt.rn.bf16.f32 %rs33,%f788;\nst.global.u16[%rd36+14],%rs33;\n"
-"$L__BB0_294:\nadd.s64 %rd180,%rd35,%rd98;\nsetp.lt.s64 %p220,%rd180,%rd64;\n"
-"@%p220 bra $L__BB0_73;\n$L__BB0_334:\nret;\n}\n";
-static const char qlora__ptx_417[] =
 ".visible .entry qlora_loss_arg_max_bf16(\n.param .u64 qlora_loss_arg_max_bf16_param_0,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_1,\n.param .u64 qlora_loss_arg_max_bf16_param_2,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -19755,7 +19384,7 @@ static const char qlora__ptx_417[] =
 "or.pred %p37,%p36,%p35;\n@%p37 bra $L__BB1_13;\n$L__BB1_12:\nst.shared.f32[%r11],%f8;\n"
 "st.shared.u32[%r12],%r14;\n$L__BB1_13:\nbar.sync 0;\nsetp.gt.s32 %p38,%r31,63;\n"
 "@%p38 bra $L__BB1_19;\n";
-static const char qlora__ptx_418[] =
+static const char qlora__ptx_412[] =
 "ld.shared.f32 %f10,[%r11+256];\nld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\n"
 "setp.lt.s32 %p39,%r16,0;\n@%p39 bra $L__BB1_19;\nsetp.lt.s32 %p40,%r15,0;\n"
 "@%p40 bra $L__BB1_18;\nld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n"
@@ -19804,6 +19433,9 @@ static const char qlora__ptx_418[] =
 "max.s32 %r67,%r66,0;\ncvta.to.global.u64 %rd36,%rd19;\nmul.wide.u32 %rd37,%r30,4;\n"
 "add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r67;\n$L__BB1_57:\nret;\n}\n";
 static const char* const qlora__ptx_loss_bf16_80[] = {
+qlora__ptx_399,
+qlora__ptx_400,
+qlora__ptx_401,
 qlora__ptx_402,
 qlora__ptx_403,
 qlora__ptx_404,
@@ -19815,15 +19447,9 @@ qlora__ptx_409,
 qlora__ptx_410,
 qlora__ptx_411,
 qlora__ptx_412,
-qlora__ptx_413,
-qlora__ptx_414,
-qlora__ptx_415,
-qlora__ptx_416,
-qlora__ptx_417,
-qlora__ptx_418,
 0};
 
-static const char qlora__ptx_419[] =
+static const char qlora__ptx_413[] =
 ".visible .entry qlora_nf4_quantise_f32(\n.param .u64 qlora_nf4_quantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_1,\n.param .u32 qlora_nf4_quantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_3,\n.param .u64 qlora_nf4_quantise_f32_param_4\n)\n"
@@ -19874,7 +19500,7 @@ static const char qlora__ptx_419[] =
 "selp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\nsetp.gt.f32 %p26,%f23,0f3F248DAF;\n"
 "selp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p27,%f23,0f3F5C89DA;\n"
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB0_8:\nmul.rn.f32 %f24,%f6,%f5;\n";
-static const char qlora__ptx_420[] =
+static const char qlora__ptx_414[] =
 "setp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f24,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f24,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
 "setp.gt.f32 %p31,%f24,0f3EC753F9;\nselp.u32 %r69,1,0,%p31;\nsetp.gt.f32 %p32,%f24,0f3E9582D4;\n"
@@ -19896,7 +19522,7 @@ static const char qlora__ptx_420[] =
 "@%p44 bra $L__BB0_6;\n$L__BB0_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB0_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB0_11:\nret;\n}\n";
-static const char qlora__ptx_421[] =
+static const char qlora__ptx_415[] =
 ".visible .entry qlora_nf4_quantise_bf16(\n.param .u64 qlora_nf4_quantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_1,\n.param .u32 qlora_nf4_quantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_3,\n.param .u64 qlora_nf4_quantise_bf16_param_4\n)\n"
@@ -19947,7 +19573,7 @@ static const char qlora__ptx_421[] =
 "add.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p25,%f22,0f3F006D04;\nselp.u32 %r65,1,0,%p25;\n"
 "add.s32 %r66,%r64,%r65;\nsetp.gt.f32 %p26,%f22,0f3F248DAF;\nselp.u32 %r67,1,0,%p26;\n"
 "add.s32 %r68,%r66,%r67;\n";
-static const char qlora__ptx_422[] =
+static const char qlora__ptx_416[] =
 "setp.gt.f32 %p27,%f22,0f3F5C89DA;\nselp.u32 %r69,1,0,%p27;\nadd.s32 %r109,%r68,%r69;\n"
 "$L__BB1_8:\ncvt.u32.u16 %r70,%rs1;\nshl.b32 %r71,%r70,16;\nmov.b32 %f23,%r71;\n"
 "mul.rn.f32 %f24,%f23,%f5;\nsetp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r72,1,0,%p28;\n"
@@ -19972,7 +19598,7 @@ static const char qlora__ptx_422[] =
 "setp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB1_11;\ncvta.to.global.u64 %rd64,%rd23;\n"
 "shl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\nst.global.f32[%rd69],%f4;\n$L__BB1_11:\n"
 "ret;\n}\n";
-static const char qlora__ptx_423[] =
+static const char qlora__ptx_417[] =
 ".visible .entry qlora_nf4_quantise_f16(\n.param .u64 qlora_nf4_quantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_1,\n.param .u32 qlora_nf4_quantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_3,\n.param .u64 qlora_nf4_quantise_f16_param_4\n)\n"
@@ -20023,7 +19649,7 @@ static const char qlora__ptx_423[] =
 "setp.gt.f32 %p25,%f24,0f3F006D04;\nselp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\n"
 "setp.gt.f32 %p26,%f24,0f3F248DAF;\nselp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\n"
 "setp.gt.f32 %p27,%f24,0f3F5C89DA;\n";
-static const char qlora__ptx_424[] =
+static const char qlora__ptx_418[] =
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB2_8:\nmul.rn.f32 %f25,%f22,%f5;\n"
 "setp.gt.f32 %p28,%f25,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f25,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f25,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
@@ -20046,7 +19672,7 @@ static const char qlora__ptx_424[] =
 "@%p44 bra $L__BB2_6;\n$L__BB2_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB2_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB2_11:\nret;\n}\n";
-static const char qlora__ptx_425[] =
+static const char qlora__ptx_419[] =
 ".visible .entry qlora_nf4_offset(\n.param .u64 qlora_nf4_offset_param_0,\n"
 ".param .u64 qlora_nf4_offset_param_1,\n.param .f32 qlora_nf4_offset_param_2,\n"
 ".param .u64 qlora_nf4_offset_param_3\n)\n.maxntid 1024,1,1\n{\n.reg .pred %p<17>;\n"
@@ -20098,9 +19724,9 @@ static const char qlora__ptx_425[] =
 "$L__BB3_27:\nbar.sync 0;\nsetp.ne.s32 %p16,%r3,0;\n@%p16 bra $L__BB3_29;\n"
 "ld.shared.f64 %fd50,[_ZZ16qlora_nf4_offsetE6shared];\ncvt.rn.f32.f64 %f7,%fd50;\n"
 "mul.rn.f32 %f8,%f7,%f1;\ncvta.to.global.u64 %rd28,%rd20;\n";
-static const char qlora__ptx_426[] =
+static const char qlora__ptx_420[] =
 "st.global.f32[%rd28],%f8;\n$L__BB3_29:\nret;\n}\n";
-static const char qlora__ptx_427[] =
+static const char qlora__ptx_421[] =
 ".visible .entry qlora_nf4_quantise_scales(\n.param .u64 qlora_nf4_quantise_scales_param_0,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_1,\n.param .u32 qlora_nf4_quantise_scales_param_2,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_3,\n.param .u64 qlora_nf4_quantise_scales_param_4,\n"
@@ -20152,7 +19778,7 @@ static const char qlora__ptx_427[] =
 "ld.shared.f32 %f31,[%r53];\nsetp.lt.f32 %p14,%f31,%f8;\nselp.b32 %r54,%r50,%r48,%p14;\n"
 "selp.b32 %r55,8,-8,%p14;\nadd.s32 %r56,%r55,%r50;\nselp.b32 %r57,%r51,%r50,%p14;\n"
 "shl.b32 %r58,%r55,2;\nadd.s32 %r59,%r53,%r58;\nld.shared.f32 %f32,[%r59];\n";
-static const char qlora__ptx_428[] =
+static const char qlora__ptx_422[] =
 "setp.lt.f32 %p15,%f32,%f8;\nselp.b32 %r60,%r56,%r54,%p15;\nselp.b32 %r61,4,-4,%p15;\n"
 "add.s32 %r62,%r61,%r56;\nselp.b32 %r63,%r57,%r56,%p15;\nshl.b32 %r64,%r61,2;\n"
 "add.s32 %r65,%r59,%r64;\nld.shared.f32 %f33,[%r65];\nsetp.lt.f32 %p16,%f33,%f8;\n"
@@ -20172,7 +19798,7 @@ static const char qlora__ptx_428[] =
 "setp.lt.s64 %p22,%rd53,%rd4;\n@%p22 bra $L__BB4_6;\n$L__BB4_10:\nsetp.ne.s32 %p23,%r2,0;\n"
 "@%p23 bra $L__BB4_12;\ncvta.to.global.u64 %rd44,%rd19;\nshl.b64 %rd48,%rd27,2;\n"
 "add.s64 %rd49,%rd44,%rd48;\nst.global.f32[%rd49],%f5;\n$L__BB4_12:\nret;\n}\n";
-static const char qlora__ptx_429[] =
+static const char qlora__ptx_423[] =
 ".visible .entry qlora_nf4_dequantise_f32(\n.param .u64 qlora_nf4_dequantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_1,\n.param .u64 qlora_nf4_dequantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_3,\n.param .u64 qlora_nf4_dequantise_f32_param_4,\n"
@@ -20227,7 +19853,7 @@ static const char qlora__ptx_429[] =
 "cvta.to.global.u64 %rd102,%rd39;\nadd.s64 %rd103,%rd102,%rd101;\nld.global.u32 %r675,[%rd103];\n"
 "selp.b32 %r54,%r39,0,%p5;\nadd.s32 %r55,%r54,%r38;\nshr.s64 %rd104,%rd100,%r55;\n"
 "selp.b64 %rd105,%rd42,%rd40,%p5;\ncvta.to.global.u64 %rd106,%rd105;\nshl.b64 %rd107,%rd104,2;\n";
-static const char qlora__ptx_430[] =
+static const char qlora__ptx_424[] =
 "add.s64 %rd108,%rd106,%rd107;\nld.global.f32 %f211,[%rd108];\n$L__BB5_5:\n"
 "cvt.u32.u64 %r57,%rd1;\nshl.b32 %r58,%r57,1;\ncvt.s64.s32 %rd5,%r58;\nadd.s64 %rd109,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd109,%rd49;\nmov.f32 %f209,0f00000000;\nmov.u32 %r677,0;\n"
@@ -20276,7 +19902,7 @@ static const char qlora__ptx_430[] =
 "@%p45 bra $L__BB5_17;\nmul.lo.s64 %rd251,%rd8,%rd45;\nadd.s64 %rd252,%rd251,%rd4;\n"
 "shr.s64 %rd253,%rd252,1;\ncvta.to.global.u64 %rd254,%rd39;\nadd.s64 %rd255,%rd254,%rd253;\n"
 "ld.global.u32 %r673,[%rd255];\nselp.b32 %r97,%r39,0,%p5;\nadd.s32 %r98,%r97,%r38;\n";
-static const char qlora__ptx_431[] =
+static const char qlora__ptx_425[] =
 "shr.s64 %rd256,%rd252,%r98;\nselp.b64 %rd257,%rd42,%rd40,%p5;\n"
 "cvta.to.global.u64 %rd258,%rd257;\nshl.b64 %rd259,%rd256,2;\nadd.s64 %rd260,%rd258,%rd259;\n"
 "ld.global.f32 %f209,[%rd260];\nshr.s64 %rd261,%rd252,%r38;\ncvta.to.global.u64 %rd262,%rd41;\n"
@@ -20328,7 +19954,7 @@ static const char qlora__ptx_431[] =
 "and.b32 %r348,%r347,1;\nadd.s32 %r349,%r346,%r348;\nadd.s32 %r350,%r349,32767;\n"
 "and.b32 %r351,%r350,-65536;\nand.b32 %r352,%r346,2147483647;\n"
 "setp.gt.u32 %p89,%r352,2139095040;\nmov.u32 %r353,17475;\n";
-static const char qlora__ptx_432[] =
+static const char qlora__ptx_426[] =
 "prmt.b32 %r354,%r292,%r290,%r353;\nadd.s32 %r355,%r295,%r354;\nld.shared.f32 %f142,[%r355];\n"
 "mul.rn.f32 %f143,%f142,%f129;\nmov.b32 %r356,%f143;\nshr.u32 %r357,%r356,16;\n"
 "and.b32 %r358,%r357,1;\nadd.s32 %r359,%r356,%r358;\nadd.s32 %r360,%r359,32767;\n"
@@ -20380,7 +20006,7 @@ static const char qlora__ptx_432[] =
 "add.s32 %r448,%r388,%r447;\nld.shared.f32 %f161,[%r448];\nmul.rn.f32 %f162,%f161,%f148;\n"
 "mov.b32 %r449,%f162;\nshr.u32 %r450,%r449,16;\nand.b32 %r451,%r450,1;\n"
 "add.s32 %r452,%r449,%r451;\nadd.s32 %r453,%r452,32767;\nand.b32 %r454,%r453,-65536;\n";
-static const char qlora__ptx_433[] =
+static const char qlora__ptx_427[] =
 "and.b32 %r455,%r449,2147483647;\nsetp.gt.u32 %p99,%r455,2139095040;\n"
 "prmt.b32 %r456,%r398,%r383,%r446;\nadd.s32 %r457,%r388,%r456;\nld.shared.f32 %f163,[%r457];\n"
 "mul.rn.f32 %f164,%f163,%f148;\nmov.b32 %r458,%f164;\nshr.u32 %r459,%r458,16;\n"
@@ -20432,7 +20058,7 @@ static const char qlora__ptx_433[] =
 "add.s32 %r547,%r544,%r546;\nadd.s32 %r548,%r547,32767;\nand.b32 %r549,%r548,-65536;\n"
 "and.b32 %r550,%r544,2147483647;\nsetp.gt.u32 %p108,%r550,2139095040;\n"
 "prmt.b32 %r551,%r493,%r478,%r541;\nadd.s32 %r552,%r483,%r551;\n";
-static const char qlora__ptx_434[] =
+static const char qlora__ptx_428[] =
 "ld.shared.f32 %f182,[%r552];\nmul.rn.f32 %f183,%f182,%f167;\nmov.b32 %r553,%f183;\n"
 "shr.u32 %r554,%r553,16;\nand.b32 %r555,%r554,1;\nadd.s32 %r556,%r553,%r555;\n"
 "add.s32 %r557,%r556,32767;\nand.b32 %r558,%r557,-65536;\nand.b32 %r559,%r553,2147483647;\n"
@@ -20484,7 +20110,7 @@ static const char qlora__ptx_434[] =
 "prmt.b32 %r646,%r588,%r573,%r636;\nadd.s32 %r647,%r578,%r646;\nld.shared.f32 %f201,[%r647];\n"
 "mul.rn.f32 %f202,%f201,%f186;\nmov.b32 %r648,%f202;\nshr.u32 %r649,%r648,16;\n"
 "and.b32 %r650,%r649,1;\nadd.s32 %r651,%r648,%r650;\n";
-static const char qlora__ptx_435[] =
+static const char qlora__ptx_429[] =
 "add.s32 %r652,%r651,32767;\nand.b32 %r653,%r652,-65536;\nand.b32 %r654,%r648,2147483647;\n"
 "setp.gt.u32 %p118,%r654,2139095040;\nmul.lo.s64 %rd390,%rd38,%rd51;\n"
 "add.s64 %rd391,%rd390,%rd9;\ncvta.to.global.u64 %rd392,%rd48;\nshl.b64 %rd393,%rd391,2;\n"
@@ -20536,7 +20162,7 @@ static const char qlora__ptx_435[] =
 "mov.u32 %r155,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r156,%r155,%r154;\nld.shared.f32 %f50,[%r156];\nmul.rn.f32 %f214,%f50,%f49;\n"
 "setp.eq.s32 %p70,%r41,0;\n@%p70 bra $L__BB5_36;\n";
-static const char qlora__ptx_436[] =
+static const char qlora__ptx_430[] =
 "mov.b32 %r157,%f214;\nshr.u32 %r158,%r157,16;\nand.b32 %r159,%r158,1;\n"
 "add.s32 %r160,%r157,%r159;\nadd.s32 %r161,%r160,32767;\nand.b32 %r162,%r161,-65536;\n"
 "and.b32 %r163,%r157,2147483647;\nsetp.gt.u32 %p71,%r163,2139095040;\n"
@@ -20589,7 +20215,7 @@ static const char qlora__ptx_436[] =
 "add.s32 %r198,%r106,%r196;\nld.shared.f32 %f70,[%r198];\nmov.u32 %r199,0;\n"
 "mul.rn.f32 %f71,%f70,%f211;\nadd.rn.f32 %f72,%f71,%f213;\nshr.u32 %r200,%r675,2;\n"
 "and.b32 %r201,%r200,1010580540;\n";
-static const char qlora__ptx_437[] =
+static const char qlora__ptx_431[] =
 "mov.u32 %r202,17472;\nprmt.b32 %r203,%r201,%r199,%r202;\n"
 "mov.u32 %r204,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r205,%r204,%r203;\nld.shared.f32 %f73,[%r205];\nshl.b32 %r206,%r675,2;\n"
@@ -20639,7 +20265,7 @@ static const char qlora__ptx_437[] =
 "and.b32 %r269,%r268,1010580540;\nprmt.b32 %r270,%r269,%r261,%r264;\nadd.s32 %r271,%r266,%r270;\n"
 "ld.shared.f32 %f112,[%r271];\nmov.u32 %r272,17473;\nprmt.b32 %r273,%r263,%r261,%r272;\n"
 "add.s32 %r274,%r266,%r273;\nld.shared.f32 %f113,[%r274];\nprmt.b32 %r275,%r269,%r261,%r272;\n";
-static const char qlora__ptx_438[] =
+static const char qlora__ptx_432[] =
 "add.s32 %r276,%r266,%r275;\nld.shared.f32 %f114,[%r276];\nmov.u32 %r277,17474;\n"
 "prmt.b32 %r278,%r263,%r261,%r277;\nadd.s32 %r279,%r266,%r278;\nld.shared.f32 %f115,[%r279];\n"
 "prmt.b32 %r280,%r269,%r261,%r277;\nadd.s32 %r281,%r266,%r280;\nld.shared.f32 %f116,[%r281];\n"
@@ -20653,6 +20279,12 @@ static const char qlora__ptx_438[] =
 "mul.rn.f32 %f126,%f115,%f110;\nst.global.v4.f32[%rd373+16],{%f126,%f125,%f124,%f123};\n"
 "$L__BB5_55:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_75[] = {
+qlora__ptx_413,
+qlora__ptx_414,
+qlora__ptx_415,
+qlora__ptx_416,
+qlora__ptx_417,
+qlora__ptx_418,
 qlora__ptx_419,
 qlora__ptx_420,
 qlora__ptx_421,
@@ -20667,15 +20299,9 @@ qlora__ptx_429,
 qlora__ptx_430,
 qlora__ptx_431,
 qlora__ptx_432,
-qlora__ptx_433,
-qlora__ptx_434,
-qlora__ptx_435,
-qlora__ptx_436,
-qlora__ptx_437,
-qlora__ptx_438,
 0};
 
-static const char qlora__ptx_439[] =
+static const char qlora__ptx_433[] =
 ".visible .entry qlora_nf4_dequantise_bf16(\n.param .u64 qlora_nf4_dequantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_1,\n.param .u64 qlora_nf4_dequantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_3,\n.param .u64 qlora_nf4_dequantise_bf16_param_4,\n"
@@ -20731,7 +20357,7 @@ static const char qlora__ptx_439[] =
 "cvta.to.global.u64 %rd103,%rd40;\nadd.s64 %rd104,%rd103,%rd102;\nld.global.u32 %r292,[%rd104];\n"
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n";
-static const char qlora__ptx_440[] =
+static const char qlora__ptx_434[] =
 "add.s64 %rd109,%rd107,%rd108;\nld.global.f32 %f128,[%rd109];\n$L__BB0_5:\n"
 "cvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\ncvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd110,%rd50;\nmov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\n"
@@ -20780,7 +20406,7 @@ static const char qlora__ptx_440[] =
 "@%p45 bra $L__BB0_17;\nmul.lo.s64 %rd252,%rd8,%rd46;\nadd.s64 %rd253,%rd252,%rd4;\n"
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n";
-static const char qlora__ptx_441[] =
+static const char qlora__ptx_435[] =
 "shr.s64 %rd257,%rd253,%r97;\nselp.b64 %rd258,%rd43,%rd41,%p5;\n"
 "cvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\nadd.s64 %rd261,%rd259,%rd260;\n"
 "ld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\ncvta.to.global.u64 %rd263,%rd42;\n"
@@ -20831,7 +20457,7 @@ static const char qlora__ptx_441[] =
 "mov.u32 %r195,17473;\nprmt.b32 %r196,%r186,%r184,%r195;\nadd.s32 %r197,%r189,%r196;\n"
 "ld.shared.f32 %f76,[%r197];\nmul.rn.f32 %f66,%f76,%f73;\nprmt.b32 %r198,%r192,%r184,%r195;\n"
 "add.s32 %r199,%r189,%r198;\n";
-static const char qlora__ptx_442[] =
+static const char qlora__ptx_436[] =
 "ld.shared.f32 %f77,[%r199];\nmul.rn.f32 %f65,%f77,%f73;\nmov.u32 %r200,17474;\n"
 "prmt.b32 %r201,%r186,%r184,%r200;\nadd.s32 %r202,%r189,%r201;\nld.shared.f32 %f78,[%r202];\n"
 "mul.rn.f32 %f68,%f78,%f73;\nprmt.b32 %r203,%r192,%r184,%r200;\nadd.s32 %r204,%r189,%r203;\n"
@@ -20881,7 +20507,7 @@ static const char qlora__ptx_442[] =
 "mov.u32 %r270,17474;\nprmt.b32 %r271,%r256,%r254,%r270;\nadd.s32 %r272,%r259,%r271;\n"
 "ld.shared.f32 %f116,[%r272];\nmul.rn.f32 %f106,%f116,%f111;\nprmt.b32 %r273,%r262,%r254,%r270;\n"
 "add.s32 %r274,%r259,%r273;\n";
-static const char qlora__ptx_443[] =
+static const char qlora__ptx_437[] =
 "ld.shared.f32 %f117,[%r274];\nmul.rn.f32 %f105,%f117,%f111;\nmov.u32 %r275,17475;\n"
 "prmt.b32 %r276,%r256,%r254,%r275;\nadd.s32 %r277,%r259,%r276;\nld.shared.f32 %f118,[%r277];\n"
 "mul.rn.f32 %f108,%f118,%f111;\nprmt.b32 %r278,%r262,%r254,%r275;\nadd.s32 %r279,%r259,%r278;\n"
@@ -20932,7 +20558,7 @@ static const char qlora__ptx_443[] =
 "add.rn.f32 %f42,%f41,%f130;\nand.b64 %rd336,%rd365,1;\nsetp.eq.b64 %p66,%rd336,1;\n"
 "shr.s64 %rd337,%rd365,1;\nadd.s64 %rd338,%rd28,%rd337;\nld.global.u8 %r134,[%rd338];\n"
 "and.b32 %r135,%r134,15;\nshr.u32 %r136,%r134,4;\n";
-static const char qlora__ptx_444[] =
+static const char qlora__ptx_438[] =
 "selp.b32 %r137,%r135,%r136,%p66;\nshl.b32 %r138,%r137,2;\n"
 "mov.u32 %r139,_ZZ14nf4_dequantiseI4bf16EvPKhPKfS2_S4_S4_S4_lllPT_llliiiiE5level;\n"
 "add.s32 %r140,%r139,%r138;\nld.shared.f32 %f43,[%r140];\nmul.rn.f32 %f38,%f43,%f42;\n"
@@ -20943,7 +20569,7 @@ static const char qlora__ptx_444[] =
 "setp.lt.u32 %p70,%r300,4;\nmul.lo.s32 %r143,%r300,%r142;\ncvt.s64.s32 %rd364,%r143;\n"
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB0_32;\n$L__BB0_44:\nret;\n}\n";
-static const char qlora__ptx_445[] =
+static const char qlora__ptx_439[] =
 ".visible .entry qlora_nf4_dequantise_f16(\n.param .u64 qlora_nf4_dequantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_1,\n.param .u64 qlora_nf4_dequantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_3,\n.param .u64 qlora_nf4_dequantise_f16_param_4,\n"
@@ -20998,7 +20624,7 @@ static const char qlora__ptx_445[] =
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n"
 "add.s64 %rd109,%rd107,%rd108;\n";
-static const char qlora__ptx_446[] =
+static const char qlora__ptx_440[] =
 "ld.global.f32 %f128,[%rd109];\n$L__BB1_5:\ncvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\n"
 "cvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\nsetp.ge.s64 %p15,%rd110,%rd50;\n"
 "mov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\nor.pred %p19,%p12,%p15;\nmov.u32 %r291,%r294;\n"
@@ -21048,7 +20674,7 @@ static const char qlora__ptx_446[] =
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n"
 "shr.s64 %rd257,%rd253,%r97;\n";
-static const char qlora__ptx_447[] =
+static const char qlora__ptx_441[] =
 "selp.b64 %rd258,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\n"
 "add.s64 %rd261,%rd259,%rd260;\nld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\n"
 "cvta.to.global.u64 %rd263,%rd42;\nadd.s64 %rd264,%rd263,%rd262;\nld.global.u8 %r294,[%rd264];\n"
@@ -21098,7 +20724,7 @@ static const char qlora__ptx_447[] =
 "shl.b32 %r187,%r292,2;\nand.b32 %r188,%r187,1010580540;\nprmt.b32 %r189,%r188,%r180,%r183;\n"
 "add.s32 %r190,%r185,%r189;\nld.shared.f32 %f75,[%r190];\nmul.rn.f32 %f64,%f75,%f73;\n"
 "mov.u32 %r191,17473;\nprmt.b32 %r192,%r182,%r180,%r191;\n";
-static const char qlora__ptx_448[] =
+static const char qlora__ptx_442[] =
 "add.s32 %r193,%r185,%r192;\nld.shared.f32 %f76,[%r193];\nmul.rn.f32 %f65,%f76,%f73;\n"
 "prmt.b32 %r194,%r188,%r180,%r191;\nadd.s32 %r195,%r185,%r194;\nld.shared.f32 %f77,[%r195];\n"
 "mul.rn.f32 %f66,%f77,%f73;\nmov.u32 %r196,17474;\nprmt.b32 %r197,%r182,%r180,%r196;\n"
@@ -21148,7 +20774,7 @@ static const char qlora__ptx_448[] =
 "add.s32 %r256,%r255,%r254;\nld.shared.f32 %f112,[%r256];\nmul.rn.f32 %f101,%f112,%f111;\n"
 "shl.b32 %r257,%r290,2;\nand.b32 %r258,%r257,1010580540;\nprmt.b32 %r259,%r258,%r250,%r253;\n"
 "add.s32 %r260,%r255,%r259;\n";
-static const char qlora__ptx_449[] =
+static const char qlora__ptx_443[] =
 "ld.shared.f32 %f113,[%r260];\nmul.rn.f32 %f102,%f113,%f111;\nmov.u32 %r261,17473;\n"
 "prmt.b32 %r262,%r252,%r250,%r261;\nadd.s32 %r263,%r255,%r262;\nld.shared.f32 %f114,[%r263];\n"
 "mul.rn.f32 %f103,%f114,%f111;\nprmt.b32 %r264,%r258,%r250,%r261;\nadd.s32 %r265,%r255,%r264;\n"
@@ -21198,7 +20824,7 @@ static const char qlora__ptx_449[] =
 "mov.u64 %rd367,1;\nadd.s64 %rd328,%rd22,%rd364;\nmul.lo.s64 %rd329,%rd46,%rd328;\n"
 "add.s64 %rd365,%rd21,%rd329;\ncvta.to.global.u64 %rd26,%rd42;\ncvt.u64.u32 %rd27,%r38;\n"
 "cvta.to.global.u64 %rd28,%rd40;\nselp.b64 %rd330,%rd43,%rd41,%p5;\n";
-static const char qlora__ptx_450[] =
+static const char qlora__ptx_444[] =
 "cvta.to.global.u64 %rd29,%rd330;\nselp.b32 %r127,%r39,0,%p5;\nadd.s32 %r128,%r127,%r38;\n"
 "cvt.u64.u32 %rd30,%r128;\n$L__BB1_34:\n.pragma \"nounroll\";\ncvt.u32.u64 %r129,%rd27;\n"
 "shr.s64 %rd331,%rd365,%r129;\nadd.s64 %rd332,%rd26,%rd331;\nld.global.u8 %rs3,[%rd332];\n"
@@ -21219,21 +20845,21 @@ static const char qlora__ptx_450[] =
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB1_32;\n$L__BB1_44:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_bf16_80[] = {
+qlora__ptx_433,
+qlora__ptx_434,
+qlora__ptx_435,
+qlora__ptx_436,
+qlora__ptx_437,
+qlora__ptx_438,
 qlora__ptx_439,
 qlora__ptx_440,
 qlora__ptx_441,
 qlora__ptx_442,
 qlora__ptx_443,
 qlora__ptx_444,
-qlora__ptx_445,
-qlora__ptx_446,
-qlora__ptx_447,
-qlora__ptx_448,
-qlora__ptx_449,
-qlora__ptx_450,
 0};
 
-static const char qlora__ptx_451[] =
+static const char qlora__ptx_445[] =
 ".visible .entry qlora_nf4_gemm_16(\n.param .u64 qlora_nf4_gemm_16_param_0,\n"
 ".param .u64 qlora_nf4_gemm_16_param_1,\n.param .u32 qlora_nf4_gemm_16_param_2,\n"
 ".param .u32 qlora_nf4_gemm_16_param_3,\n.param .u32 qlora_nf4_gemm_16_param_4,\n"
@@ -21288,7 +20914,7 @@ static const char qlora__ptx_451[] =
 "add.s32 %r84,%r81,%r83;\nshr.s32 %r654,%r84,7;\n$L__BB0_2:\nselp.b64 %rd46,%rd43,%rd35,%p1;\n"
 "cvta.to.global.u64 %rd47,%rd46;\nmul.wide.s32 %rd48,%r1,4;\nadd.s64 %rd2,%rd47,%rd48;\n"
 "setp.gt.s32 %p10,%r1,15;\n@%p10 bra $L__BB0_4;\nld.global.f32 %f53,[%rd2];\nshl.b32 %r85,%r1,2;\n";
-static const char qlora__ptx_452[] =
+static const char qlora__ptx_446[] =
 "mov.u32 %r86,_ZZ8nf4_gemmILi1ELi4EEvPK4bf16liiiiPfPKhPKfS5_S7_S7_S7_iiiPvlS5_S7_S5_S7_S7_S7_iiiS8_lE5level;\n"
 "add.s32 %r87,%r86,%r85;\nst.shared.f32[%r87],%f53;\n$L__BB0_4:\nsetp.eq.s64 %p11,%rd1,0;\n"
 "shl.b32 %r88,%r1,2;\n"
@@ -21340,7 +20966,7 @@ static const char qlora__ptx_452[] =
 "setp.ge.s32 %p57,%r261,%r9;\nsetp.ge.s32 %p58,%r97,%r5;\nshl.b32 %r263,%r660,2;\n"
 "add.s32 %r265,%r89,%r263;\nld.shared.f32 %f79,[%r265];\nmul.rn.f32 %f80,%f79,%f296;\n"
 "add.rn.f32 %f298,%f80,%f283;\nor.pred %p59,%p58,%p57;\n";
-static const char qlora__ptx_453[] =
+static const char qlora__ptx_447[] =
 "@%p59 bra $L__BB0_34;\ncvt.s64.s32 %rd104,%r214;\nadd.s64 %rd105,%rd4,%rd104;\n"
 "selp.b32 %r269,%r56,%r54,%p1;\nselp.b32 %r270,0,%r269,%p12;\nselp.b32 %r271,%r55,%r53,%p1;\n"
 "add.s32 %r272,%r270,%r271;\nshr.s64 %rd107,%rd105,%r272;\nselp.b64 %rd108,%rd41,%rd33,%p1;\n"
@@ -21391,7 +21017,7 @@ static const char qlora__ptx_453[] =
 "cvt.s64.s32 %rd82,%r214;\nadd.s64 %rd83,%rd4,%rd82;\nselp.b32 %r242,%r56,%r54,%p1;\n"
 "selp.b32 %r243,0,%r242,%p12;\nmov.u32 %r660,0;\nselp.b32 %r244,%r55,%r53,%p1;\n"
 "add.s32 %r245,%r243,%r244;\n";
-static const char qlora__ptx_454[] =
+static const char qlora__ptx_448[] =
 "shr.s64 %rd85,%rd83,%r245;\nselp.b64 %rd86,%rd41,%rd33,%p1;\nselp.b64 %rd87,%rd1,%rd86,%p12;\n"
 "cvta.to.global.u64 %rd88,%rd87;\nshl.b64 %rd89,%rd85,2;\nadd.s64 %rd90,%rd88,%rd89;\n"
 "ld.global.f32 %f296,[%rd90];\nbra.uni $L__BB0_34;\n$L__BB0_24:\nshl.b32 %r205,%r660,2;\n"
@@ -21441,7 +21067,7 @@ static const char qlora__ptx_454[] =
 "prmt.b32 %r437,%r411,%r413,%r435;\nand.b32 %r438,%r433,30292;\n"
 "prmt.b32 %r439,%r436,%r437,%r438;\nprmt.b32 %r440,%r408,%r410,%r435;\n"
 "prmt.b32 %r441,%r412,%r414,%r435;\nprmt.b32 %r442,%r440,%r441,%r438;\n";
-static const char qlora__ptx_455[] =
+static const char qlora__ptx_449[] =
 "mov.u32 %r443,16465;\nprmt.b32 %r293,%r439,%r442,%r443;\nmov.u32 %r444,25203;\n"
 "prmt.b32 %r294,%r439,%r442,%r444;\nshr.u32 %r445,%r434,16;\nshr.u32 %r446,%r433,16;\n"
 "prmt.b32 %r447,%r406,%r409,%r445;\nprmt.b32 %r448,%r411,%r413,%r445;\n"
@@ -21488,7 +21114,7 @@ static const char qlora__ptx_455[] =
 "ld.shared.v4.u32{%r529,%r530,%r531,%r532},[%r524+2048];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f305,%f304,%f303,%f302},{%r525,%r529,%r526,%r530},{%r317,%r318},{%f305,%f304,%f303,%f302};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f305,%f304,%f303,%f302},{%r527,%r531,%r528,%r532},{%r323,%r324},{%f305,%f304,%f303,%f302};\n";
-static const char qlora__ptx_456[] =
+static const char qlora__ptx_450[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f301,%f300,%f299,%f306},{%r525,%r529,%r526,%r530},{%r329,%r330},{%f301,%f300,%f299,%f306};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f301,%f300,%f299,%f306},{%r527,%r531,%r528,%r532},{%r335,%r336},{%f301,%f300,%f299,%f306};\n"
 "shr.u32 %r533,%r399,1;\nand.b32 %r534,%r533,1145324612;\nor.b32 %r535,%r534,839922192;\n"
@@ -21536,7 +21162,7 @@ static const char qlora__ptx_456[] =
 "shr.u32 %r616,%r605,16;\nprmt.b32 %r617,%r423,%r425,%r615;\nprmt.b32 %r618,%r427,%r429,%r615;\n"
 "prmt.b32 %r619,%r617,%r618,%r616;\nprmt.b32 %r620,%r424,%r426,%r615;\n"
 "prmt.b32 %r621,%r428,%r430,%r615;\n";
-static const char qlora__ptx_457[] =
+static const char qlora__ptx_451[] =
 "prmt.b32 %r622,%r620,%r621,%r616;\nprmt.b32 %r383,%r619,%r622,%r443;\n"
 "prmt.b32 %r384,%r619,%r622,%r444;\nadd.s32 %r623,%r23,%r391;\nadd.s32 %r624,%r395,%r623;\n"
 "ld.shared.v4.u32{%r625,%r626,%r627,%r628},[%r624];\n"
@@ -21587,7 +21213,7 @@ static const char qlora__ptx_457[] =
 "cvt.rn.bf16.f32 %rs8,%f306;\nst.global.u16[%rd24+18],%rs8;\nbra.uni $L__BB0_72;\n$L__BB0_56:\n"
 "cvt.s64.s32 %rd136,%r3;\nmul.lo.s64 %rd137,%rd157,%rd136;\ncvt.s64.s32 %rd138,%r40;\n"
 "add.s64 %rd139,%rd137,%rd138;\nshl.b64 %rd140,%rd139,2;\n";
-static const char qlora__ptx_458[] =
+static const char qlora__ptx_452[] =
 "add.s64 %rd25,%rd156,%rd140;\nnot.pred %p91,%p7;\n@%p91 bra $L__BB0_58;\n"
 "st.global.f32[%rd25],%f305;\n$L__BB0_58:\nsetp.ge.s32 %p92,%r3,%r49;\nadd.s32 %r45,%r40,1;\n"
 "setp.ge.s32 %p93,%r45,%r5;\nor.pred %p94,%p92,%p93;\n@%p94 bra $L__BB0_60;\n"
@@ -21602,7 +21228,7 @@ static const char qlora__ptx_458[] =
 "st.global.f32[%rd25+36],%f300;\n$L__BB0_68:\nor.pred %p109,%p96,%p102;\n@%p109 bra $L__BB0_70;\n"
 "st.global.f32[%rd26+32],%f299;\n$L__BB0_70:\nor.pred %p112,%p96,%p105;\n@%p112 bra $L__BB0_72;\n"
 "st.global.f32[%rd26+36],%f306;\n$L__BB0_72:\nret;\n}\n";
-static const char qlora__ptx_459[] =
+static const char qlora__ptx_453[] =
 ".visible .entry qlora_nf4_gemm_32(\n.param .u64 qlora_nf4_gemm_32_param_0,\n"
 ".param .u64 qlora_nf4_gemm_32_param_1,\n.param .u32 qlora_nf4_gemm_32_param_2,\n"
 ".param .u32 qlora_nf4_gemm_32_param_3,\n.param .u32 qlora_nf4_gemm_32_param_4,\n"
@@ -21658,7 +21284,7 @@ static const char qlora__ptx_459[] =
 "selp.b64 %rd54,%rd51,%rd43,%p1;\ncvta.to.global.u64 %rd55,%rd54;\nmul.wide.s32 %rd56,%r1,4;\n"
 "add.s64 %rd2,%rd55,%rd56;\nsetp.gt.s32 %p12,%r1,15;\n@%p12 bra $L__BB1_4;\n"
 "ld.global.f32 %f85,[%rd2];\nshl.b32 %r93,%r1,2;\n";
-static const char qlora__ptx_460[] =
+static const char qlora__ptx_454[] =
 "mov.u32 %r94,_ZZ8nf4_gemmILi2ELi3EEvPK4bf16liiiiPfPKhPKfS5_S7_S7_S7_iiiPvlS5_S7_S5_S7_S7_S7_iiiS8_lE5level;\n"
 "add.s32 %r95,%r94,%r93;\nst.shared.f32[%r95],%f85;\n$L__BB1_4:\nsetp.eq.s64 %p13,%rd1,0;\n"
 "shl.b32 %r96,%r1,2;\n"
@@ -21710,7 +21336,7 @@ static const char qlora__ptx_460[] =
 "mov.f32 %f499,%f491;\nmov.f32 %f500,%f491;\nmov.f32 %f501,%f491;\nmov.f32 %f502,%f491;\n"
 "mov.f32 %f503,%f491;\nmov.f32 %f504,%f491;\nmov.f32 %f505,%f491;\nmov.f32 %f488,%f491;\n"
 "mov.f32 %f484,%f491;\nmov.u32 %r837,%r836;\nmov.f32 %f506,%f491;\n";
-static const char qlora__ptx_461[] =
+static const char qlora__ptx_455[] =
 "mov.u32 %r833,%r836;\n$L__BB1_11:\n.pragma \"nounroll\";\nsetp.lt.u32 %p18,%r833,2;\n"
 "@%p18 bra $L__BB1_13;\ncp.async.wait_group 1;\n$L__BB1_13:\nbar.sync 0;\n"
 "setp.lt.s32 %p19,%r833,%r830;\n@%p19 bra $L__BB1_14;\nbra.uni $L__BB1_27;\n$L__BB1_14:\n"
@@ -21761,7 +21387,7 @@ static const char qlora__ptx_461[] =
 "cvta.to.global.u64 %rd99,%rd98;\nshl.b64 %rd100,%rd96,2;\nadd.s64 %rd101,%rd99,%rd100;\n"
 "ld.global.f32 %f489,[%rd101];\n$L__BB1_31:\nsetp.ge.s32 %p58,%r261,%r9;\n"
 "setp.ge.s32 %p59,%r105,%r5;\nshl.b32 %r281,%r836,2;\nadd.s32 %r283,%r97,%r281;\n";
-static const char qlora__ptx_462[] =
+static const char qlora__ptx_456[] =
 "ld.shared.f32 %f123,[%r283];\nmul.rn.f32 %f124,%f123,%f488;\nadd.rn.f32 %f490,%f124,%f467;\n"
 "or.pred %p60,%p59,%p58;\n@%p60 bra $L__BB1_38;\ncvt.s64.s32 %rd102,%r260;\n"
 "add.s64 %rd103,%rd4,%rd102;\nselp.b32 %r288,%r64,%r62,%p1;\nselp.b32 %r289,0,%r288,%p14;\n"
@@ -21811,7 +21437,7 @@ static const char qlora__ptx_462[] =
 "cvt.rn.bf16x2.f32 %r326,%f137,%f138;\nmul.rn.f32 %f140,%f436,%f417;\n"
 "mul.rn.f32 %f139,%f437,%f417;\ncvt.rn.bf16x2.f32 %r327,%f139,%f140;\n"
 "prmt.b32 %r556,%r326,%r327,%r550;\n";
-static const char qlora__ptx_463[] =
+static const char qlora__ptx_457[] =
 "prmt.b32 %r557,%r326,%r327,%r552;\n"
 "ld.shared.v4.f32{%f442,%f443,%f444,%f445},[_ZZ8nf4_gemmILi2ELi3EEvPK4bf16liiiiPfPKhPKfS5_S7_S7_S7_iiiPvlS5_S7_S5_S7_S7_S7_iiiS8_lE5level+48];\n"
 "mul.rn.f32 %f142,%f442,%f417;\nmul.rn.f32 %f141,%f443,%f417;\n"
@@ -21863,7 +21489,7 @@ static const char qlora__ptx_463[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f501,%f500,%f499,%f498},{%r622,%r626,%r623,%r627},{%r384,%r385},{%f501,%f500,%f499,%f498};\n"
 "ld.shared.v4.u32{%r628,%r629,%r630,%r631},[%r619+4096];\n"
 "ld.shared.v4.u32{%r632,%r633,%r634,%r635},[%r619+6144];\n";
-static const char qlora__ptx_464[] =
+static const char qlora__ptx_458[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f497,%f496,%f495,%f494},{%r628,%r632,%r629,%r633},{%r366,%r367},{%f497,%f496,%f495,%f494};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f497,%f496,%f495,%f494},{%r630,%r634,%r631,%r635},{%r372,%r373},{%f497,%f496,%f495,%f494};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f493,%f492,%f491,%f506},{%r628,%r632,%r629,%r633},{%r378,%r379},{%f493,%f492,%f491,%f506};\n"
@@ -21906,7 +21532,7 @@ static const char qlora__ptx_464[] =
 "prmt.b32 %r702,%r699,%r700,%r701;\nprmt.b32 %r703,%r553,%r555,%r698;\n"
 "prmt.b32 %r704,%r557,%r559,%r698;\nprmt.b32 %r705,%r703,%r704,%r701;\n"
 "prmt.b32 %r462,%r702,%r705,%r588;\nprmt.b32 %r463,%r702,%r705,%r589;\nshr.u32 %r706,%r697,16;\n";
-static const char qlora__ptx_465[] =
+static const char qlora__ptx_459[] =
 "shr.u32 %r707,%r696,16;\nprmt.b32 %r708,%r551,%r554,%r706;\nprmt.b32 %r709,%r556,%r558,%r706;\n"
 "prmt.b32 %r710,%r708,%r709,%r707;\nprmt.b32 %r711,%r553,%r555,%r706;\n"
 "prmt.b32 %r712,%r557,%r559,%r706;\nprmt.b32 %r713,%r711,%r712,%r707;\n"
@@ -21953,7 +21579,7 @@ static const char qlora__ptx_465[] =
 "prmt.b32 %r788,%r786,%r787,%r785;\nprmt.b32 %r789,%r569,%r571,%r784;\n"
 "prmt.b32 %r790,%r573,%r575,%r784;\nprmt.b32 %r791,%r789,%r790,%r785;\n"
 "prmt.b32 %r528,%r788,%r791,%r588;\n";
-static const char qlora__ptx_466[] =
+static const char qlora__ptx_460[] =
 "prmt.b32 %r529,%r788,%r791,%r589;\nadd.s32 %r792,%r24,%r536;\nadd.s32 %r793,%r540,%r792;\n"
 "ld.shared.v4.u32{%r794,%r795,%r796,%r797},[%r793];\n"
 "ld.shared.v4.u32{%r798,%r799,%r800,%r801},[%r793+2048];\n"
@@ -22002,7 +21628,7 @@ static const char qlora__ptx_466[] =
 "cvt.rn.bf16.f32 %rs4,%f502;\nst.global.u16[%rd28+2],%rs4;\n$L__BB1_52:\nadd.s32 %r47,%r44,8;\n"
 "setp.ge.s32 %p90,%r47,%r5;\nor.pred %p91,%p80,%p90;\n@%p91 bra $L__BB1_54;\n"
 "cvt.rn.bf16.f32 %rs5,%f501;\n";
-static const char qlora__ptx_467[] =
+static const char qlora__ptx_461[] =
 "st.global.u16[%rd27+16],%rs5;\n$L__BB1_54:\nadd.s32 %r48,%r44,9;\nsetp.ge.s32 %p93,%r48,%r5;\n"
 "or.pred %p94,%p80,%p93;\n@%p94 bra $L__BB1_56;\ncvt.rn.bf16.f32 %rs6,%f500;\n"
 "st.global.u16[%rd27+18],%rs6;\n$L__BB1_56:\nor.pred %p97,%p84,%p90;\n@%p97 bra $L__BB1_58;\n"
@@ -22051,12 +21677,12 @@ static const char qlora__ptx_467[] =
 "st.global.f32[%rd34+4],%f494;\n$L__BB1_100:\nor.pred %p161,%p148,%p136;\n"
 "@%p161 bra $L__BB1_102;\nst.global.f32[%rd33+32],%f493;\n$L__BB1_102:\n"
 "or.pred %p164,%p148,%p139;\n@%p164 bra $L__BB1_104;\n";
-static const char qlora__ptx_468[] =
+static const char qlora__ptx_462[] =
 "st.global.f32[%rd33+36],%f492;\n$L__BB1_104:\nor.pred %p167,%p154,%p136;\n"
 "@%p167 bra $L__BB1_106;\nst.global.f32[%rd34+32],%f491;\n$L__BB1_106:\n"
 "or.pred %p170,%p154,%p139;\n@%p170 bra $L__BB1_108;\nst.global.f32[%rd34+36],%f506;\n"
 "$L__BB1_108:\nret;\n}\n";
-static const char qlora__ptx_469[] =
+static const char qlora__ptx_463[] =
 ".visible .entry qlora_nf4_gemm_64(\n.param .u64 qlora_nf4_gemm_64_param_0,\n"
 ".param .u64 qlora_nf4_gemm_64_param_1,\n.param .u32 qlora_nf4_gemm_64_param_2,\n"
 ".param .u32 qlora_nf4_gemm_64_param_3,\n.param .u32 qlora_nf4_gemm_64_param_4,\n"
@@ -22112,7 +21738,7 @@ static const char qlora__ptx_469[] =
 "shr.s32 %r1090,%r109,7;\n$L__BB2_2:\nselp.b64 %rd72,%rd69,%rd61,%p1;\n"
 "cvta.to.global.u64 %rd73,%rd72;\nmul.wide.s32 %rd74,%r1,4;\nadd.s64 %rd2,%rd73,%rd74;\n"
 "setp.gt.s32 %p17,%r1,15;\n@%p17 bra $L__BB2_4;\nld.global.f32 %f148,[%rd2];\n";
-static const char qlora__ptx_470[] =
+static const char qlora__ptx_464[] =
 "shl.b32 %r110,%r1,2;\n"
 "mov.u32 %r111,_ZZ8nf4_gemmILi4ELi2EEvPK4bf16liiiiPfPKhPKfS5_S7_S7_S7_iiiPvlS5_S7_S5_S7_S7_S7_iiiS8_lE5level;\n"
 "add.s32 %r112,%r111,%r110;\nst.shared.f32[%r112],%f148;\n$L__BB2_4:\nsetp.eq.s64 %p18,%rd1,0;\n"
@@ -22164,7 +21790,7 @@ static const char qlora__ptx_470[] =
 "add.s32 %r190,%r1,384;\nshr.s32 %r191,%r190,31;\nshr.u32 %r192,%r191,28;\n"
 "add.s32 %r193,%r190,%r192;\nshr.s32 %r27,%r193,4;\nshr.u32 %r194,%r193,31;\n"
 "add.s32 %r195,%r27,%r194;\nand.b32 %r196,%r195,67108862;\nsub.s32 %r197,%r27,%r196;\n";
-static const char qlora__ptx_471[] =
+static const char qlora__ptx_465[] =
 "shl.b32 %r198,%r197,2;\nxor.b32 %r199,%r198,%r142;\nshl.b32 %r28,%r199,4;\n"
 "add.s32 %r200,%r1,512;\nshr.s32 %r201,%r200,31;\nshr.u32 %r202,%r201,28;\n"
 "add.s32 %r203,%r200,%r202;\nshr.s32 %r29,%r203,4;\nshr.u32 %r204,%r203,31;\n"
@@ -22215,7 +21841,7 @@ static const char qlora__ptx_471[] =
 "selp.b32 %r256,16,0,%p5;\ncp.async.cg.shared.global[%r255],[%rd266],16,%r256;\n"
 "setp.lt.s32 %p35,%r27,%r74;\nand.pred %p6,%p28,%p35;\nnot.pred %p36,%p6;\nmov.u64 %rd267,%rd53;\n"
 "@%p36 bra $L__BB2_22;\ncvt.s64.s32 %rd95,%r27;\n";
-static const char qlora__ptx_472[] =
+static const char qlora__ptx_466[] =
 "mul.lo.s64 %rd96,%rd95,%rd54;\nadd.s64 %rd97,%rd96,%rd6;\nshl.b64 %rd98,%rd97,1;\n"
 "add.s64 %rd267,%rd53,%rd98;\n$L__BB2_22:\nshl.b32 %r263,%r27,8;\nadd.s32 %r264,%r41,%r263;\n"
 "add.s32 %r260,%r264,%r28;\nselp.b32 %r261,16,0,%p6;\n"
@@ -22266,7 +21892,7 @@ static const char qlora__ptx_472[] =
 "add.s64 %rd144,%rd142,%rd143;\nld.global.f32 %f869,[%rd144];\nmov.u32 %r1096,0;\n"
 "bra.uni $L__BB2_44;\n$L__BB2_40:\nnot.pred %p71,%p13;\nmov.f32 %f870,%f865;\n"
 "@%p71 bra $L__BB2_42;\n";
-static const char qlora__ptx_473[] =
+static const char qlora__ptx_467[] =
 "add.s64 %rd145,%rd3,%rd30;\ncvt.u32.u64 %r317,%rd5;\nshr.s64 %rd146,%rd145,%r317;\n"
 "selp.b64 %rd148,%rd67,%rd59,%p1;\nselp.b64 %rd149,%rd1,%rd148,%p2;\n"
 "cvta.to.global.u64 %rd150,%rd149;\nshl.b64 %rd151,%rd146,2;\nadd.s64 %rd152,%rd150,%rd151;\n"
@@ -22317,7 +21943,7 @@ static const char qlora__ptx_473[] =
 "mul.rn.f32 %f247,%f783,%f871;\nmul.rn.f32 %f246,%f784,%f871;\n"
 "cvt.rn.bf16x2.f32 %r339,%f246,%f247;\nmul.rn.f32 %f249,%f785,%f871;\n"
 "mul.rn.f32 %f248,%f786,%f871;\n";
-static const char qlora__ptx_474[] =
+static const char qlora__ptx_468[] =
 "cvt.rn.bf16x2.f32 %r340,%f248,%f249;\nprmt.b32 %r768,%r339,%r340,%r746;\n"
 "prmt.b32 %r769,%r339,%r340,%r748;\nmul.rn.f32 %f251,%f791,%f871;\nmul.rn.f32 %f250,%f792,%f871;\n"
 "cvt.rn.bf16x2.f32 %r341,%f250,%f251;\nmul.rn.f32 %f253,%f793,%f871;\n"
@@ -22361,7 +21987,7 @@ static const char qlora__ptx_474[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f886,%f885,%f884,%f883},{%r832,%r836,%r833,%r837},{%r419,%r420},{%f886,%f885,%f884,%f883};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f886,%f885,%f884,%f883},{%r834,%r838,%r835,%r839},{%r425,%r426},{%f886,%f885,%f884,%f883};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f882,%f881,%f880,%f879},{%r832,%r836,%r833,%r837},{%r431,%r432},{%f882,%f881,%f880,%f879};\n";
-static const char qlora__ptx_475[] =
+static const char qlora__ptx_469[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f882,%f881,%f880,%f879},{%r834,%r838,%r835,%r839},{%r437,%r438},{%f882,%f881,%f880,%f879};\n"
 "ld.shared.v4.u32{%r840,%r841,%r842,%r843},[%r815+12288];\n"
 "ld.shared.v4.u32{%r844,%r845,%r846,%r847},[%r815+14336];\n"
@@ -22403,7 +22029,7 @@ static const char qlora__ptx_475[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f890,%f889,%f888,%f887},{%r900,%r904,%r901,%r905},{%r533,%r534},{%f890,%f889,%f888,%f887};\n"
 "ld.shared.v4.u32{%r906,%r907,%r908,%r909},[%r889+8192];\n"
 "ld.shared.v4.u32{%r910,%r911,%r912,%r913},[%r889+10240];\n";
-static const char qlora__ptx_476[] =
+static const char qlora__ptx_470[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f886,%f885,%f884,%f883},{%r906,%r910,%r907,%r911},{%r515,%r516},{%f886,%f885,%f884,%f883};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f886,%f885,%f884,%f883},{%r908,%r912,%r909,%r913},{%r521,%r522},{%f886,%f885,%f884,%f883};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f882,%f881,%f880,%f879},{%r906,%r910,%r907,%r911},{%r527,%r528},{%f882,%f881,%f880,%f879};\n"
@@ -22444,7 +22070,7 @@ static const char qlora__ptx_476[] =
 "ld.shared.v4.u32{%r976,%r977,%r978,%r979},[%r963+6144];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f894,%f893,%f892,%f891},{%r972,%r976,%r973,%r977},{%r611,%r612},{%f894,%f893,%f892,%f891};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f894,%f893,%f892,%f891},{%r974,%r978,%r975,%r979},{%r617,%r618},{%f894,%f893,%f892,%f891};\n";
-static const char qlora__ptx_477[] =
+static const char qlora__ptx_471[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f890,%f889,%f888,%f887},{%r972,%r976,%r973,%r977},{%r623,%r624},{%f890,%f889,%f888,%f887};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f890,%f889,%f888,%f887},{%r974,%r978,%r975,%r979},{%r629,%r630},{%f890,%f889,%f888,%f887};\n"
 "ld.shared.v4.u32{%r980,%r981,%r982,%r983},[%r963+8192];\n"
@@ -22487,7 +22113,7 @@ static const char qlora__ptx_477[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f902,%f901,%f900,%f899},{%r1038,%r1042,%r1039,%r1043},{%r707,%r708},{%f902,%f901,%f900,%f899};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f902,%f901,%f900,%f899},{%r1040,%r1044,%r1041,%r1045},{%r713,%r714},{%f902,%f901,%f900,%f899};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f898,%f897,%f896,%f895},{%r1038,%r1042,%r1039,%r1043},{%r719,%r720},{%f898,%f897,%f896,%f895};\n";
-static const char qlora__ptx_478[] =
+static const char qlora__ptx_472[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f898,%f897,%f896,%f895},{%r1040,%r1044,%r1041,%r1045},{%r725,%r726},{%f898,%f897,%f896,%f895};\n"
 "ld.shared.v4.u32{%r1046,%r1047,%r1048,%r1049},[%r1037+4096];\n"
 "ld.shared.v4.u32{%r1050,%r1051,%r1052,%r1053},[%r1037+6144];\n"
@@ -22530,7 +22156,7 @@ static const char qlora__ptx_478[] =
 "setp.eq.s32 %p85,%r1098,0;\n@%p85 bra $L__BB2_114;\ncvt.s64.s32 %rd178,%r3;\n"
 "mul.lo.s64 %rd179,%rd275,%rd178;\ncvt.s64.s32 %rd180,%r53;\nadd.s64 %rd181,%rd179,%rd180;\n"
 "shl.b64 %rd182,%rd181,1;\nadd.s64 %rd37,%rd274,%rd182;\nnot.pred %p86,%p14;\n";
-static const char qlora__ptx_479[] =
+static const char qlora__ptx_473[] =
 "@%p86 bra $L__BB2_52;\ncvt.rn.bf16.f32 %rs1,%f902;\nst.global.u16[%rd37],%rs1;\n$L__BB2_52:\n"
 "setp.ge.s32 %p87,%r3,%r74;\nadd.s32 %r54,%r53,1;\nsetp.ge.s32 %p88,%r54,%r5;\n"
 "or.pred %p89,%p87,%p88;\n@%p89 bra $L__BB2_54;\ncvt.rn.bf16.f32 %rs2,%f901;\n"
@@ -22579,7 +22205,7 @@ static const char qlora__ptx_479[] =
 "or.pred %p152,%p139,%p97;\n@%p152 bra $L__BB2_96;\ncvt.rn.bf16.f32 %rs23,%f880;\n"
 "st.global.u16[%rd42+16],%rs23;\n$L__BB2_96:\nor.pred %p155,%p139,%p100;\n@%p155 bra $L__BB2_98;\n"
 "cvt.rn.bf16.f32 %rs24,%f879;\nst.global.u16[%rd42+18],%rs24;\n$L__BB2_98:\n";
-static const char qlora__ptx_480[] =
+static const char qlora__ptx_474[] =
 "add.s32 %r62,%r3,48;\nsetp.ge.s32 %p157,%r62,%r74;\ncvt.s64.s32 %rd208,%r62;\n"
 "mul.lo.s64 %rd209,%rd275,%rd208;\nadd.s64 %rd211,%rd209,%rd180;\nshl.b64 %rd212,%rd211,1;\n"
 "add.s64 %rd43,%rd274,%rd212;\nor.pred %p158,%p157,%p90;\n@%p158 bra $L__BB2_100;\n"
@@ -22629,7 +22255,7 @@ static const char qlora__ptx_480[] =
 "@%p225 bra $L__BB2_146;\nst.global.f32[%rd48+36],%f887;\n$L__BB2_146:\nadd.s32 %r70,%r3,32;\n"
 "setp.ge.s32 %p227,%r70,%r74;\ncvt.s64.s32 %rd238,%r70;\nmul.lo.s64 %rd239,%rd275,%rd238;\n"
 "add.s64 %rd241,%rd239,%rd220;\nshl.b64 %rd242,%rd241,2;\n";
-static const char qlora__ptx_481[] =
+static const char qlora__ptx_475[] =
 "add.s64 %rd49,%rd274,%rd242;\nor.pred %p228,%p227,%p184;\n@%p228 bra $L__BB2_148;\n"
 "st.global.f32[%rd49],%f886;\n$L__BB2_148:\nor.pred %p231,%p227,%p182;\n@%p231 bra $L__BB2_150;\n"
 "st.global.f32[%rd49+4],%f885;\n$L__BB2_150:\nadd.s32 %r71,%r3,40;\nsetp.ge.s32 %p233,%r71,%r74;\n"
@@ -22657,7 +22283,7 @@ static const char qlora__ptx_481[] =
 "@%p270 bra $L__BB2_176;\nst.global.f32[%rd52+32],%f872;\n$L__BB2_176:\n"
 "or.pred %p273,%p257,%p194;\n@%p273 bra $L__BB2_178;\nst.global.f32[%rd52+36],%f903;\n"
 "$L__BB2_178:\nret;\n}\n";
-static const char qlora__ptx_482[] =
+static const char qlora__ptx_476[] =
 ".visible .entry qlora_nf4_gemm_reduce(\n.param .u64 qlora_nf4_gemm_reduce_param_0,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_1,\n.param .u32 qlora_nf4_gemm_reduce_param_2,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_3,\n.param .u64 qlora_nf4_gemm_reduce_param_4,\n"
@@ -22707,6 +22333,12 @@ static const char qlora__ptx_482[] =
 "bra.uni $L__BB3_11;\n$L__BB3_10:\nshl.b64 %rd50,%rd15,2;\nadd.s64 %rd51,%rd16,%rd50;\n"
 "st.global.f32[%rd51],%f25;\n$L__BB3_11:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_gemm_80[] = {
+qlora__ptx_445,
+qlora__ptx_446,
+qlora__ptx_447,
+qlora__ptx_448,
+qlora__ptx_449,
+qlora__ptx_450,
 qlora__ptx_451,
 qlora__ptx_452,
 qlora__ptx_453,
@@ -22733,15 +22365,9 @@ qlora__ptx_473,
 qlora__ptx_474,
 qlora__ptx_475,
 qlora__ptx_476,
-qlora__ptx_477,
-qlora__ptx_478,
-qlora__ptx_479,
-qlora__ptx_480,
-qlora__ptx_481,
-qlora__ptx_482,
 0};
 
-static const char qlora__ptx_483[] =
+static const char qlora__ptx_477[] =
 ".visible .entry qlora_norm_rms_fwd_f32(\n.param .u64 qlora_norm_rms_fwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_1,\n.param .u64 qlora_norm_rms_fwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_3,\n.param .u64 qlora_norm_rms_fwd_f32_param_4,\n"
@@ -22797,7 +22423,7 @@ static const char qlora__ptx_483[] =
 "setp.eq.s64 %p13,%rd7,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r431,%r430;\nmov.u32 %r432,%r430;\n"
 "mov.u32 %r433,%r430;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd95,%r2,4;\n"
 "add.s64 %rd96,%rd6,%rd95;\n";
-static const char qlora__ptx_484[] =
+static const char qlora__ptx_478[] =
 "ld.global.v4.u32{%r430,%r431,%r432,%r433},[%rd96];\n$L__BB0_12:\nadd.s32 %r24,%r4,%r2;\n"
 "setp.le.s32 %p15,%r3,%r24;\nmov.u32 %r438,0;\nmov.u32 %r457,%r438;\nmov.u32 %r456,%r438;\n"
 "mov.u32 %r455,%r438;\nmov.u32 %r454,%r438;\n@%p15 bra $L__BB0_14;\nmul.wide.s32 %rd97,%r24,4;\n"
@@ -22846,7 +22472,7 @@ static const char qlora__ptx_484[] =
 "@%p47 bra $L__BB0_38;\nbra.uni $L__BB0_39;\n$L__BB0_100:\nsetp.le.s32 %p83,%r3,%r2;\n"
 "mov.f32 %f427,0f00000000;\n@%p83 bra $L__BB0_129;\nmov.f32 %f323,0f00000000;\n"
 "mov.u32 %r486,%r2;\n";
-static const char qlora__ptx_485[] =
+static const char qlora__ptx_479[] =
 "mov.f32 %f427,%f323;\n$L__BB0_102:\nsub.s32 %r186,%r3,%r486;\nsetp.lt.s32 %p84,%r186,1;\n"
 "cvt.s64.s32 %rd30,%r486;\nmul.wide.s32 %rd153,%r486,4;\nadd.s64 %rd31,%rd4,%rd153;\n"
 "mov.f32 %f420,%f323;\n@%p84 bra $L__BB0_104;\nld.global.f32 %f420,[%rd31];\n$L__BB0_104:\n"
@@ -22898,7 +22524,7 @@ static const char qlora__ptx_485[] =
 "add.f32 %f200,%f198,%f199;\nmov.b32 %r314,%f200;\nmov.u32 %r315,2;\n"
 "shfl.sync.bfly.b32 %r316|%p43,%r314,%r315,%r304,%r306;\nmov.b32 %f201,%r316;\n"
 "add.f32 %f202,%f200,%f201;\nmov.b32 %r317,%f202;\nmov.u32 %r318,1;\n";
-static const char qlora__ptx_486[] =
+static const char qlora__ptx_480[] =
 "shfl.sync.bfly.b32 %r319|%p44,%r317,%r318,%r304,%r306;\nmov.b32 %f203,%r319;\n"
 "add.f32 %f391,%f202,%f203;\n$L__BB0_39:\ncvt.rn.f32.s32 %f205,%r213;\n"
 "div.rn.f32 %f206,%f391,%f205;\nadd.f32 %f207,%f206,%f126;\nsqrt.rn.f32 %f208,%f207;\n"
@@ -22950,7 +22576,7 @@ static const char qlora__ptx_486[] =
 "$L__BB0_147:\nshl.b64 %rd157,%rd35,1;\nadd.s64 %rd37,%rd2,%rd157;\nmov.f32 %f433,0f00000000;\n"
 "mov.f32 %f432,%f433;\n@%p118 bra $L__BB0_149;\nld.global.u16 %r416,[%rd37];\n"
 "shl.b32 %r417,%r416,16;\nmov.b32 %f432,%r417;\n$L__BB0_149:\n@%p119 bra $L__BB0_151;\n";
-static const char qlora__ptx_487[] =
+static const char qlora__ptx_481[] =
 "ld.global.u16 %r418,[%rd37+2];\nshl.b32 %r419,%r418,16;\nmov.b32 %f433,%r419;\n$L__BB0_151:\n"
 "mov.f32 %f435,0f00000000;\nmov.f32 %f434,%f435;\n@%p120 bra $L__BB0_153;\n"
 "ld.global.u16 %r420,[%rd37+4];\nshl.b32 %r421,%r420,16;\nmov.b32 %f434,%r421;\n$L__BB0_153:\n"
@@ -23001,7 +22627,7 @@ static const char qlora__ptx_487[] =
 "ld.global.v2.u32{%r341,%r342},[%rd18];\nshl.b32 %r476,%r341,16;\nand.b32 %r475,%r341,-65536;\n"
 "shl.b32 %r477,%r342,16;\nand.b32 %r345,%r342,-65536;\nmov.b32 %f396,%r345;\nbra.uni $L__BB0_59;\n"
 "$L__BB0_52:\nsetp.lt.s32 %p56,%r144,1;\nmov.u32 %r475,0;\n";
-static const char qlora__ptx_488[] =
+static const char qlora__ptx_482[] =
 "mov.u32 %r476,%r475;\n@%p56 bra $L__BB0_54;\nld.global.u16 %r336,[%rd18];\n"
 "shl.b32 %r476,%r336,16;\n$L__BB0_54:\nsetp.lt.s32 %p57,%r144,2;\n@%p57 bra $L__BB0_56;\n"
 "ld.global.u16 %r338,[%rd18+2];\nshl.b32 %r475,%r338,16;\n$L__BB0_56:\nsetp.lt.s32 %p58,%r144,3;\n"
@@ -23051,7 +22677,7 @@ static const char qlora__ptx_488[] =
 "mul.f32 %f295,%f15,%f294;\nmov.b32 %f296,%r484;\nadd.s64 %rd145,%rd9,%rd23;\n"
 "shl.b64 %rd146,%rd145,2;\nadd.s64 %rd147,%rd1,%rd146;\nmul.f32 %f297,%f286,%f287;\n"
 "mul.f32 %f298,%f289,%f290;\nmul.f32 %f299,%f292,%f293;\nmul.f32 %f300,%f295,%f296;\n";
-static const char qlora__ptx_489[] =
+static const char qlora__ptx_483[] =
 "st.global.v4.f32[%rd147],{%f297,%f298,%f299,%f300};\ncvt.u32.u64 %r362,%rd23;\n"
 "add.s32 %r478,%r362,%r4;\nsetp.gt.s32 %p77,%r3,%r478;\n@%p77 bra $L__BB0_82;\n"
 "bra.uni $L__BB0_189;\n$L__BB0_91:\ncvt.s64.s32 %rd27,%r478;\nmul.wide.s32 %rd148,%r478,4;\n"
@@ -23076,7 +22702,7 @@ static const char qlora__ptx_489[] =
 "mov.u16 %rs9,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd72,%rd47,%rd55;\nshl.b64 %rd73,%rd48,2;\n"
 "or.b64 %rd74,%rd73,%rd72;\nand.b64 %rd75,%rd74,15;\nsetp.eq.s64 %p7,%rd75,0;\n"
 "selp.u16 %rs9,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_490[] =
+static const char qlora__ptx_484[] =
 ".visible .entry qlora_norm_rms_bwd_f32(\n.param .u64 qlora_norm_rms_bwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_1,\n.param .u64 qlora_norm_rms_bwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_3,\n.param .u64 qlora_norm_rms_bwd_f32_param_4,\n"
@@ -23131,7 +22757,7 @@ static const char qlora__ptx_490[] =
 "ld.global.v4.u32{%r673,%r674,%r675,%r676},[%rd98];\n$L__BB1_10:\nmov.u32 %r678,%r677;\n"
 "mov.u32 %r679,%r677;\nmov.u32 %r680,%r677;\n@%p11 bra $L__BB1_12;\ncvt.s64.s32 %rd99,%r749;\n"
 "add.s64 %rd100,%rd6,%rd99;\nshl.b64 %rd101,%rd100,2;\n";
-static const char qlora__ptx_491[] =
+static const char qlora__ptx_485[] =
 "add.s64 %rd102,%rd2,%rd101;\nld.global.v4.u32{%r677,%r678,%r679,%r680},[%rd102];\n$L__BB1_12:\n"
 "setp.eq.s64 %p14,%rd10,0;\nor.pred %p15,%p14,%p11;\nmov.u32 %r685,0;\nmov.u32 %r681,%r685;\n"
 "mov.u32 %r682,%r685;\nmov.u32 %r683,%r685;\nmov.u32 %r684,%r685;\n@%p15 bra $L__BB1_14;\n"
@@ -23184,7 +22810,7 @@ static const char qlora__ptx_491[] =
 "fma.rn.f32 %f662,%f843,%f843,%f870;\nmul.f32 %f663,%f847,%f851;\n"
 "fma.rn.f32 %f664,%f663,%f843,%f869;\nfma.rn.f32 %f665,%f844,%f844,%f662;\n"
 "mul.f32 %f666,%f848,%f852;\n";
-static const char qlora__ptx_492[] =
+static const char qlora__ptx_486[] =
 "fma.rn.f32 %f667,%f666,%f844,%f664;\nfma.rn.f32 %f668,%f845,%f845,%f665;\n"
 "mul.f32 %f669,%f849,%f853;\nfma.rn.f32 %f670,%f669,%f845,%f667;\n"
 "fma.rn.f32 %f870,%f846,%f846,%f668;\nmul.f32 %f671,%f850,%f854;\n"
@@ -23235,7 +22861,7 @@ static const char qlora__ptx_492[] =
 "@%p141 bra $L__BB1_199;\nld.global.f32 %f860,[%rd40+12];\n$L__BB1_199:\n"
 "add.s64 %rd198,%rd6,%rd39;\nshl.b64 %rd199,%rd198,2;\nadd.s64 %rd41,%rd2,%rd199;\n"
 "@%p138 bra $L__BB1_201;\n";
-static const char qlora__ptx_493[] =
+static const char qlora__ptx_487[] =
 "ld.global.f32 %f861,[%rd41];\n$L__BB1_201:\nmov.f32 %f863,0f00000000;\nmov.f32 %f862,%f863;\n"
 "@%p139 bra $L__BB1_203;\nld.global.f32 %f862,[%rd41+4];\n$L__BB1_203:\n@%p140 bra $L__BB1_205;\n"
 "ld.global.f32 %f863,[%rd41+8];\n$L__BB1_205:\nmov.f32 %f865,0f00000000;\nmov.f32 %f864,%f865;\n"
@@ -23290,7 +22916,7 @@ static const char qlora__ptx_493[] =
 "shr.u32 %r240,%r2,5;\nsetp.ge.u32 %p163,%r7,%r240;\nmov.f32 %f872,0f00000000;\n"
 "mov.f32 %f871,%f872;\n@%p163 bra $L__BB1_221;\nld.shared.f32 %f871,[%r239];\n$L__BB1_221:\n"
 "mov.b32 %r586,%f871;\nmov.u32 %r587,31;\nmov.u32 %r588,16;\nmov.u32 %r589,-1;\n";
-static const char qlora__ptx_494[] =
+static const char qlora__ptx_488[] =
 "shfl.sync.bfly.b32 %r590|%p164,%r586,%r588,%r587,%r589;\nmov.b32 %f716,%r590;\n"
 "add.f32 %f717,%f871,%f716;\nmov.b32 %r591,%f717;\nmov.u32 %r592,8;\n"
 "shfl.sync.bfly.b32 %r593|%p165,%r591,%r592,%r587,%r589;\nmov.b32 %f718,%r593;\n"
@@ -23343,7 +22969,7 @@ static const char qlora__ptx_494[] =
 "mov.b32 %f894,%r641;\n$L__BB1_263:\n@%p185 bra $L__BB1_273;\nld.global.u16 %r642,[%rd48+6];\n"
 "shl.b32 %r643,%r642,16;\nmov.b32 %f895,%r643;\nbra.uni $L__BB1_273;\n$L__BB1_265:\n"
 "shl.b64 %rd207,%rd44,2;\nadd.s64 %rd49,%rd1,%rd207;\nmov.f32 %f893,0f00000000;\n";
-static const char qlora__ptx_495[] =
+static const char qlora__ptx_489[] =
 "mov.f32 %f892,%f893;\n@%p182 bra $L__BB1_267;\nld.global.f32 %f892,[%rd49];\n$L__BB1_267:\n"
 "@%p183 bra $L__BB1_269;\nld.global.f32 %f893,[%rd49+4];\n$L__BB1_269:\n"
 "mov.f32 %f895,0f00000000;\nmov.f32 %f894,%f895;\n@%p184 bra $L__BB1_271;\n"
@@ -23395,7 +23021,7 @@ static const char qlora__ptx_495[] =
 "ld.global.v4.u32{%r350,%r351,%r352,%r353},[%rd122];\nadd.s64 %rd123,%rd6,%rd16;\n"
 "shl.b64 %rd125,%rd123,2;\nadd.s64 %rd126,%rd2,%rd125;\n"
 "ld.global.v4.u32{%r354,%r355,%r356,%r357},[%rd126];\n";
-static const char qlora__ptx_496[] =
+static const char qlora__ptx_490[] =
 "sub.s32 %r113,%r5,%r709;\nsetp.gt.s32 %p44,%r113,3;\nmul.wide.s32 %rd128,%r709,2;\n"
 "add.s64 %rd17,%rd1,%rd128;\n@%p44 bra $L__BB1_71;\nbra.uni $L__BB1_65;\n$L__BB1_71:\n"
 "ld.global.v2.u32{%r366,%r367},[%rd17];\nshl.b32 %r712,%r366,16;\nand.b32 %r713,%r366,-65536;\n"
@@ -23446,7 +23072,7 @@ static const char qlora__ptx_496[] =
 "add.f32 %f813,%f813,%f429;\nsetp.gt.s32 %p80,%r717,3;\nmov.u32 %r717,%r142;\n"
 "@%p80 bra $L__BB1_93;\n$L__BB1_94:\n@%p78 bra $L__BB1_97;\n"
 "ld.param.u32 %r718,[qlora_norm_rms_bwd_f32_param_14];\n";
-static const char qlora__ptx_497[] =
+static const char qlora__ptx_491[] =
 "$L__BB1_96:\nmov.b32 %r464,%f812;\nshr.s32 %r144,%r718,1;\nmov.u32 %r465,31;\nmov.u32 %r466,-1;\n"
 "shfl.sync.bfly.b32 %r467|%p82,%r464,%r144,%r465,%r466;\nmov.b32 %f430,%r467;\n"
 "add.f32 %f812,%f812,%f430;\nsetp.gt.s32 %p83,%r718,3;\nmov.u32 %r718,%r144;\n"
@@ -23502,7 +23128,7 @@ static const char qlora__ptx_497[] =
 "shfl.sync.bfly.b32 %r456|%p76,%r454,%r433,%r422,%r424;\nmov.b32 %f426,%r456;\n"
 "add.f32 %f427,%f425,%f426;\nmov.b32 %r457,%f427;\n"
 "shfl.sync.bfly.b32 %r459|%p77,%r457,%r436,%r422,%r424;\nmov.b32 %f428,%r459;\n";
-static const char qlora__ptx_498[] =
+static const char qlora__ptx_492[] =
 "add.f32 %f812,%f427,%f428;\n$L__BB1_97:\nld.param.f32 %f781,[qlora_norm_rms_bwd_f32_param_13];\n"
 "ld.param.u32 %r648,[qlora_norm_rms_bwd_f32_param_5];\nsetp.eq.s32 %p214,%r648,0;\n"
 "ld.param.u32 %r647,[qlora_norm_rms_bwd_f32_param_12];\n"
@@ -23553,7 +23179,7 @@ static const char qlora__ptx_498[] =
 "mov.b32 %f486,%r728;\nmov.b32 %f487,%r691;\nmul.f32 %f488,%f487,%f486;\nmov.b32 %f489,%r687;\n"
 "mul.f32 %f490,%f80,%f489;\nsub.f32 %f491,%f488,%f490;\nmov.b32 %f492,%r695;\n"
 "mov.b32 %f493,%r692;\nmul.f32 %f494,%f822,%f493;\nmov.b32 %f495,%r688;\n";
-static const char qlora__ptx_499[] =
+static const char qlora__ptx_493[] =
 "mul.f32 %f496,%f80,%f495;\nsub.f32 %f497,%f494,%f496;\nmov.b32 %f498,%r696;\n"
 "fma.rn.f32 %f499,%f896,%f497,%f498;\nfma.rn.f32 %f500,%f896,%f491,%f492;\n"
 "fma.rn.f32 %f501,%f896,%f484,%f485;\nfma.rn.f32 %f502,%f896,%f477,%f478;\n"
@@ -23605,7 +23231,7 @@ static const char qlora__ptx_499[] =
 "and.b32 %r739,%r522,-65536;\nbra.uni $L__BB1_150;\n$L__BB1_143:\nsetp.lt.s32 %p111,%r197,1;\n"
 "mov.u32 %r737,0;\nmov.u32 %r736,%r737;\n@%p111 bra $L__BB1_145;\nld.global.u16 %r514,[%rd28];\n"
 "shl.b32 %r736,%r514,16;\n";
-static const char qlora__ptx_500[] =
+static const char qlora__ptx_494[] =
 "$L__BB1_145:\nsetp.lt.s32 %p112,%r197,2;\n@%p112 bra $L__BB1_147;\n"
 "ld.global.u16 %r516,[%rd28+2];\nshl.b32 %r737,%r516,16;\n$L__BB1_147:\n"
 "setp.lt.s32 %p113,%r197,3;\nmov.u32 %r739,0;\nmov.u32 %r738,%r739;\n@%p113 bra $L__BB1_150;\n"
@@ -23656,9 +23282,9 @@ static const char qlora__ptx_500[] =
 "cvt.u64.u32 %rd221,%r649;\nld.param.u64 %rd220,[qlora_norm_rms_bwd_f32_param_10];\n"
 "mov.u32 %r645,%nctaid.y;\ncvt.u64.u32 %rd210,%r645;\nmul.lo.s64 %rd211,%rd4,%rd210;\n"
 "add.s64 %rd213,%rd211,%rd221;\ncvta.to.global.u64 %rd214,%rd220;\nshl.b64 %rd215,%rd213,2;\n";
-static const char qlora__ptx_501[] =
+static const char qlora__ptx_495[] =
 "add.s64 %rd216,%rd214,%rd215;\nst.global.f32[%rd216],%f896;\n$L__BB1_284:\nret;\n}\n";
-static const char qlora__ptx_502[] =
+static const char qlora__ptx_496[] =
 ".visible .entry qlora_norm_rms_dw_f32(\n.param .u64 qlora_norm_rms_dw_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_1,\n.param .u64 qlora_norm_rms_dw_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_3,\n.param .u64 qlora_norm_rms_dw_f32_param_4,\n"
@@ -23711,7 +23337,7 @@ static const char qlora__ptx_502[] =
 "add.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,2;\nadd.s64 %rd69,%rd2,%rd68;\n"
 "ld.global.f32 %f35,[%rd69];\nld.global.f32 %f36,[%rd66];\nmul.f32 %f37,%f36,%f35;\n"
 "add.s64 %rd70,%rd21,%rd61;\nshl.b64 %rd71,%rd70,2;\nadd.s64 %rd28,%rd1,%rd71;\n";
-static const char qlora__ptx_503[] =
+static const char qlora__ptx_497[] =
 "ld.global.f32 %f38,[%rd28];\nfma.rn.f32 %f66,%f37,%f38,%f66;\n@%p7 bra $L__BB2_11;\n"
 "setp.eq.s32 %p8,%r5,2;\nadd.s32 %r19,%r39,1;\ncvt.s64.s32 %rd72,%r19;\n"
 "mul.lo.s64 %rd73,%rd72,%rd9;\nadd.s64 %rd74,%rd73,%rd10;\nadd.s64 %rd75,%rd74,%rd19;\n"
@@ -23740,7 +23366,7 @@ static const char qlora__ptx_503[] =
 "mul.lo.s64 %rd91,%rd90,%rd97;\ncvt.s64.s32 %rd92,%r32;\nadd.s64 %rd93,%rd91,%rd92;\n"
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
-static const char qlora__ptx_504[] =
+static const char qlora__ptx_498[] =
 ".visible .entry qlora_norm_rms_dw_sum(\n.param .u64 qlora_norm_rms_dw_sum_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_sum_param_1,\n.param .u32 qlora_norm_rms_dw_sum_param_2,\n"
 ".param .u32 qlora_norm_rms_dw_sum_param_3,\n.param .u32 qlora_norm_rms_dw_sum_param_4\n)\n{\n"
@@ -23771,6 +23397,12 @@ static const char qlora__ptx_504[] =
 "setp.eq.s32 %p7,%r13,0;\n@%p7 bra $L__BB3_11;\nld.global.f32 %f22,[%rd11];\n"
 "add.f32 %f27,%f27,%f22;\n$L__BB3_11:\nst.global.f32[%rd11],%f27;\n$L__BB3_12:\nret;\n}\n";
 static const char* const qlora__ptx_norm_75[] = {
+qlora__ptx_477,
+qlora__ptx_478,
+qlora__ptx_479,
+qlora__ptx_480,
+qlora__ptx_481,
+qlora__ptx_482,
 qlora__ptx_483,
 qlora__ptx_484,
 qlora__ptx_485,
@@ -23787,15 +23419,9 @@ qlora__ptx_495,
 qlora__ptx_496,
 qlora__ptx_497,
 qlora__ptx_498,
-qlora__ptx_499,
-qlora__ptx_500,
-qlora__ptx_501,
-qlora__ptx_502,
-qlora__ptx_503,
-qlora__ptx_504,
 0};
 
-static const char qlora__ptx_505[] =
+static const char qlora__ptx_499[] =
 ".visible .entry qlora_norm_rms_fwd_bf16(\n.param .u64 qlora_norm_rms_fwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_1,\n.param .u64 qlora_norm_rms_fwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_3,\n.param .u64 qlora_norm_rms_fwd_bf16_param_4,\n"
@@ -23850,7 +23476,7 @@ static const char qlora__ptx_505[] =
 "add.s64 %rd85,%rd3,%rd84;\nld.global.v4.u32{%r935,%r934,%r933,%r932},[%rd85];\n$L__BB0_10:\n"
 "setp.eq.s64 %p13,%rd6,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r909,%r908;\nmov.u32 %r910,%r908;\n"
 "mov.u32 %r911,%r908;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd86,%r1057,2;\n";
-static const char qlora__ptx_506[] =
+static const char qlora__ptx_500[] =
 "add.s64 %rd87,%rd5,%rd86;\nld.global.v4.u32{%r908,%r909,%r910,%r911},[%rd87];\n$L__BB0_12:\n"
 "add.s32 %r24,%r4,%r1057;\nsetp.le.s32 %p15,%r3,%r24;\nmov.u32 %r916,0;\nmov.u32 %r951,%r916;\n"
 "mov.u32 %r950,%r916;\nmov.u32 %r949,%r916;\nmov.u32 %r948,%r916;\n@%p15 bra $L__BB0_14;\n"
@@ -23901,7 +23527,7 @@ static const char qlora__ptx_506[] =
 "and.b32 %r940,%r951,-65536;\nshl.b32 %r939,%r950,16;\nand.b32 %r938,%r950,-65536;\n"
 "shl.b32 %r937,%r949,16;\nand.b32 %r936,%r949,-65536;\nshl.b32 %r942,%r948,16;\n"
 "and.b32 %r943,%r948,-65536;\n";
-static const char qlora__ptx_507[] =
+static const char qlora__ptx_501[] =
 "$L__BB0_23:\nmov.b32 %f130,%r941;\nfma.rn.f32 %f131,%f130,%f130,%f452;\nmov.b32 %f132,%r940;\n"
 "fma.rn.f32 %f133,%f132,%f132,%f131;\nmov.b32 %f134,%r939;\nfma.rn.f32 %f135,%f134,%f134,%f133;\n"
 "mov.b32 %f136,%r938;\nfma.rn.f32 %f137,%f136,%f136,%f135;\nmov.b32 %f138,%r937;\n"
@@ -23953,7 +23579,7 @@ static const char qlora__ptx_507[] =
 "setp.lt.s32 %p106,%r340,2;\n@%p106 bra $L__BB0_151;\nld.global.u16 %r754,[%rd24+2];\n"
 "shl.b32 %r1029,%r754,16;\n$L__BB0_151:\nsetp.lt.s32 %p107,%r340,3;\nmov.u32 %r1031,0;\n"
 "mov.u32 %r1030,%r1031;\n";
-static const char qlora__ptx_508[] =
+static const char qlora__ptx_502[] =
 "@%p107 bra $L__BB0_153;\nld.global.u16 %r756,[%rd24+4];\nshl.b32 %r1030,%r756,16;\n$L__BB0_153:\n"
 "setp.lt.s32 %p108,%r340,4;\n@%p108 bra $L__BB0_155;\nld.global.u16 %r758,[%rd24+6];\n"
 "shl.b32 %r1031,%r758,16;\n$L__BB0_155:\nsetp.lt.s32 %p109,%r340,5;\nmov.u32 %r1033,0;\n"
@@ -24004,7 +23630,7 @@ static const char qlora__ptx_508[] =
 "shl.b32 %r1051,%r796,16;\nand.b32 %r1050,%r796,-65536;\nshl.b32 %r1049,%r797,16;\n"
 "and.b32 %r1048,%r797,-65536;\nshl.b32 %r1054,%r798,16;\nand.b32 %r1055,%r798,-65536;\n"
 "shl.b64 %rd139,%rd23,1;\nadd.s64 %rd26,%rd7,%rd139;\n@%p105 bra $L__BB0_184;\n";
-static const char qlora__ptx_509[] =
+static const char qlora__ptx_503[] =
 "mov.b32 %f346,%r1053;\ncvt.rn.bf16.f32 %rs9,%f346;\nst.global.u16[%rd26],%rs9;\n$L__BB0_184:\n"
 "@%p106 bra $L__BB0_186;\nmov.b32 %f347,%r1052;\ncvt.rn.bf16.f32 %rs10,%f347;\n"
 "st.global.u16[%rd26+2],%rs10;\n$L__BB0_186:\n@%p107 bra $L__BB0_188;\nmov.b32 %f348,%r1051;\n"
@@ -24057,7 +23683,7 @@ static const char qlora__ptx_509[] =
 "rcp.rn.f32 %f15,%f207;\n@%p11 bra $L__BB0_74;\nsub.s32 %r180,%r3,%r1057;\n"
 "setp.gt.s32 %p48,%r180,7;\ncvt.s64.s32 %rd11,%r1057;\nmul.wide.s32 %rd115,%r1057,2;\n"
 "add.s64 %rd12,%rd1,%rd115;\nmul.wide.s32 %rd116,%r1057,4;\n";
-static const char qlora__ptx_510[] =
+static const char qlora__ptx_504[] =
 "add.s64 %rd13,%rd1,%rd116;\n@%p48 bra $L__BB0_70;\nbra.uni $L__BB0_41;\n$L__BB0_70:\n"
 "setp.eq.s32 %p64,%r439,0;\n@%p64 bra $L__BB0_72;\nld.global.v2.u32{%r612,%r613},[%rd12];\n"
 "shl.b32 %r985,%r612,16;\nand.b32 %r984,%r612,-65536;\nshl.b32 %r983,%r613,16;\n"
@@ -24109,7 +23735,7 @@ static const char qlora__ptx_510[] =
 "cvt.rn.bf16x2.f32 %r863,%f393,%f394;\nmov.b32 %f395,%r1061;\nmov.b32 %f396,%r1060;\n"
 "cvt.rn.bf16x2.f32 %r864,%f395,%f396;\nmov.b32 %f397,%r1063;\nmov.b32 %f398,%r1062;\n"
 "cvt.rn.bf16x2.f32 %r865,%f397,%f398;\nmov.b32 %f399,%r1065;\nmov.b32 %f400,%r1064;\n";
-static const char qlora__ptx_511[] =
+static const char qlora__ptx_505[] =
 "cvt.rn.bf16x2.f32 %r866,%f399,%f400;\nsetp.eq.s32 %p158,%r439,0;\n@%p158 bra $L__BB0_242;\n"
 "shl.b64 %rd141,%rd29,1;\nadd.s64 %rd31,%rd1,%rd141;\nmov.f32 %f481,0f00000000;\n"
 "mov.f32 %f482,%f481;\n@%p150 bra $L__BB0_228;\nld.global.u16 %r867,[%rd31];\n"
@@ -24161,7 +23787,7 @@ static const char qlora__ptx_511[] =
 "@%p155 bra $L__BB0_270;\nand.b32 %r900,%r885,-65536;\nmov.b32 %f446,%r900;\n"
 "cvt.rn.bf16.f32 %rs22,%f446;\nst.global.u16[%rd33+10],%rs22;\n$L__BB0_270:\n"
 "@%p156 bra $L__BB0_272;\nshl.b32 %r901,%r886,16;\nmov.b32 %f447,%r901;\n";
-static const char qlora__ptx_512[] =
+static const char qlora__ptx_506[] =
 "cvt.rn.bf16.f32 %rs23,%f447;\nst.global.u16[%rd33+12],%rs23;\n$L__BB0_272:\n"
 "@%p157 bra $L__BB0_274;\nand.b32 %r902,%r886,-65536;\nmov.b32 %f448,%r902;\n"
 "cvt.rn.bf16.f32 %rs24,%f448;\nst.global.u16[%rd33+14],%rs24;\n$L__BB0_274:\n"
@@ -24211,7 +23837,7 @@ static const char qlora__ptx_512[] =
 "mul.wide.s32 %rd123,%r24,4;\nadd.s64 %rd16,%rd1,%rd123;\n@%p66 bra $L__BB0_105;\n"
 "bra.uni $L__BB0_76;\n$L__BB0_105:\nsetp.eq.s32 %p82,%r439,0;\n@%p82 bra $L__BB0_107;\n"
 "ld.global.v2.u32{%r665,%r666},[%rd15];\nshl.b32 %r1005,%r665,16;\n";
-static const char qlora__ptx_513[] =
+static const char qlora__ptx_507[] =
 "and.b32 %r1004,%r665,-65536;\nshl.b32 %r1003,%r666,16;\nand.b32 %r1002,%r666,-65536;\n"
 "ld.global.v2.u32{%r669,%r670},[%rd15+8];\nshl.b32 %r1001,%r669,16;\n"
 "and.b32 %r1000,%r669,-65536;\nshl.b32 %r999,%r670,16;\nand.b32 %r998,%r670,-65536;\n"
@@ -24262,7 +23888,7 @@ static const char qlora__ptx_513[] =
 "ld.global.v4.u32{%r693,%r694,%r695,%r696},[%rd132];\nsub.s32 %r287,%r3,%r1006;\n"
 "setp.gt.s32 %p86,%r287,7;\nadd.s64 %rd21,%rd1,%rd131;\nmul.wide.s32 %rd133,%r1006,4;\n"
 "add.s64 %rd22,%rd1,%rd133;\n@%p86 bra $L__BB0_141;\nbra.uni $L__BB0_112;\n$L__BB0_141:\n";
-static const char qlora__ptx_514[] =
+static const char qlora__ptx_508[] =
 "setp.eq.s32 %p102,%r439,0;\n@%p102 bra $L__BB0_143;\nld.global.v2.u32{%r722,%r723},[%rd21];\n"
 "shl.b32 %r1026,%r722,16;\nand.b32 %r1025,%r722,-65536;\nshl.b32 %r1024,%r723,16;\n"
 "and.b32 %r1023,%r723,-65536;\nld.global.v2.u32{%r726,%r727},[%rd21+8];\n"
@@ -24313,11 +23939,11 @@ static const char qlora__ptx_514[] =
 "ret;\n$L__BB0_4:\nsetp.eq.s64 %p5,%rd36,0;\nmov.u16 %rs25,1;\n@%p5 bra $L__BB0_7;\n"
 "add.s64 %rd58,%rd36,%rd46;\nshl.b64 %rd59,%rd37,1;\nor.b64 %rd60,%rd59,%rd58;\n"
 "and.b64 %rd61,%rd60,15;\nsetp.ne.s64 %p6,%rd61,0;\n";
-static const char qlora__ptx_515[] =
+static const char qlora__ptx_509[] =
 "mov.u16 %rs25,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd63,%rd38,%rd46;\nshl.b64 %rd64,%rd39,1;\n"
 "or.b64 %rd65,%rd64,%rd63;\nand.b64 %rd66,%rd65,15;\nsetp.eq.s64 %p7,%rd66,0;\n"
 "selp.u16 %rs25,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_516[] =
+static const char qlora__ptx_510[] =
 ".visible .entry qlora_norm_rms_bwd_bf16(\n.param .u64 qlora_norm_rms_bwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_1,\n.param .u64 qlora_norm_rms_bwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_3,\n.param .u64 qlora_norm_rms_bwd_bf16_param_4,\n"
@@ -24373,7 +23999,7 @@ static const char qlora__ptx_516[] =
 "ld.global.v4.u32{%r1415,%r1416,%r1417,%r1418},[%rd89];\n$L__BB1_10:\nmov.u32 %r1420,%r1419;\n"
 "mov.u32 %r1421,%r1419;\nmov.u32 %r1422,%r1419;\n@%p11 bra $L__BB1_12;\n"
 "cvt.s64.s32 %rd90,%r1586;\n";
-static const char qlora__ptx_517[] =
+static const char qlora__ptx_511[] =
 "add.s64 %rd91,%rd6,%rd90;\nshl.b64 %rd92,%rd91,1;\nadd.s64 %rd93,%rd2,%rd92;\n"
 "ld.global.v4.u32{%r1419,%r1420,%r1421,%r1422},[%rd93];\n$L__BB1_12:\nsetp.eq.s64 %p14,%rd10,0;\n"
 "or.pred %p15,%p14,%p11;\nmov.u32 %r1427,0;\nmov.u32 %r1423,%r1427;\nmov.u32 %r1424,%r1427;\n"
@@ -24424,7 +24050,7 @@ static const char qlora__ptx_517[] =
 "add.s64 %rd218,%rd6,%rd29;\nshl.b64 %rd219,%rd218,1;\nadd.s64 %rd31,%rd2,%rd219;\n"
 "mov.u32 %r1577,0;\nmov.u32 %r1576,%r1577;\n@%p165 bra $L__BB1_267;\n"
 "ld.global.u16 %r1117,[%rd31];\nshl.b32 %r1576,%r1117,16;\n$L__BB1_267:\n";
-static const char qlora__ptx_518[] =
+static const char qlora__ptx_512[] =
 "@%p166 bra $L__BB1_269;\nld.global.u16 %r1119,[%rd31+2];\nshl.b32 %r1577,%r1119,16;\n"
 "$L__BB1_269:\nmov.u32 %r1579,0;\nmov.u32 %r1578,%r1579;\n@%p167 bra $L__BB1_271;\n"
 "ld.global.u16 %r1121,[%rd31+4];\nshl.b32 %r1578,%r1121,16;\n$L__BB1_271:\n"
@@ -24474,7 +24100,7 @@ static const char qlora__ptx_518[] =
 "fma.rn.f32 %f564,%f563,%f563,%f559;\nand.b32 %r1159,%r1133,-65536;\nmov.b32 %f565,%r1159;\n"
 "mul.f32 %f566,%f771,%f565;\nfma.rn.f32 %f567,%f566,%f563,%f562;\nshl.b32 %r1160,%r1114,16;\n"
 "mov.b32 %f568,%r1160;\n";
-static const char qlora__ptx_519[] =
+static const char qlora__ptx_513[] =
 "fma.rn.f32 %f569,%f568,%f568,%f564;\nshl.b32 %r1161,%r1134,16;\nmov.b32 %f570,%r1161;\n"
 "mul.f32 %f571,%f770,%f570;\nfma.rn.f32 %f572,%f571,%f568,%f567;\nand.b32 %r1162,%r1114,-65536;\n"
 "mov.b32 %f573,%r1162;\nfma.rn.f32 %f574,%f573,%f573,%f569;\nand.b32 %r1163,%r1134,-65536;\n"
@@ -24527,7 +24153,7 @@ static const char qlora__ptx_519[] =
 "add.f32 %f607,%f777,%f606;\nmov.b32 %r1205,%f607;\nmov.u32 %r1206,8;\n"
 "shfl.sync.bfly.b32 %r1207|%p213,%r1205,%r1206,%r1201,%r1203;\nmov.b32 %f608,%r1207;\n"
 "add.f32 %f609,%f607,%f608;\nmov.b32 %r1208,%f609;\n";
-static const char qlora__ptx_520[] =
+static const char qlora__ptx_514[] =
 "mov.u32 %r1209,4;\nshfl.sync.bfly.b32 %r1210|%p214,%r1208,%r1209,%r1201,%r1203;\n"
 "mov.b32 %f610,%r1210;\nadd.f32 %f611,%f609,%f610;\nmov.b32 %r1211,%f611;\nmov.u32 %r1212,2;\n"
 "shfl.sync.bfly.b32 %r1213|%p215,%r1211,%r1212,%r1201,%r1203;\nmov.b32 %f612,%r1213;\n"
@@ -24580,7 +24206,7 @@ static const char qlora__ptx_520[] =
 "ld.global.u16 %r1273,[%rd37+10];\nshl.b32 %r1600,%r1273,16;\n$L__BB1_358:\nmov.u32 %r1602,0;\n"
 "mov.u32 %r1601,%r1602;\n@%p236 bra $L__BB1_360;\nld.global.u16 %r1275,[%rd37+12];\n"
 "shl.b32 %r1601,%r1275,16;\n$L__BB1_360:\n@%p237 bra $L__BB1_362;\n";
-static const char qlora__ptx_521[] =
+static const char qlora__ptx_515[] =
 "ld.global.u16 %r1277,[%rd37+14];\nshl.b32 %r1602,%r1277,16;\n$L__BB1_362:\n"
 "mov.b32 %f639,%r1596;\nmov.b32 %f640,%r1595;\ncvt.rn.bf16x2.f32 %r1278,%f639,%f640;\n"
 "mov.b32 %f641,%r1598;\nmov.b32 %f642,%r1597;\ncvt.rn.bf16x2.f32 %r1279,%f641,%f642;\n"
@@ -24630,7 +24256,7 @@ static const char qlora__ptx_521[] =
 "@%p236 bra $L__BB1_411;\nld.global.f32 %f804,[%rd40+24];\n$L__BB1_411:\n@%p237 bra $L__BB1_413;\n"
 "ld.global.f32 %f805,[%rd40+28];\n$L__BB1_413:\nshl.b32 %r1326,%r1611,16;\n"
 "and.b32 %r1327,%r1611,-65536;\nshl.b32 %r1328,%r1612,16;\n";
-static const char qlora__ptx_522[] =
+static const char qlora__ptx_516[] =
 "and.b32 %r1329,%r1612,-65536;\nshl.b32 %r1330,%r1613,16;\nand.b32 %r1331,%r1613,-65536;\n"
 "shl.b32 %r1332,%r1614,16;\nand.b32 %r1333,%r1614,-65536;\nshl.b32 %r1334,%r1278,16;\n"
 "mov.b32 %f679,%r1334;\nmul.f32 %f680,%f798,%f679;\nshl.b32 %r1335,%r1258,16;\n"
@@ -24682,7 +24308,7 @@ static const char qlora__ptx_522[] =
 "setp.lt.s32 %p25,%r65,2;\n@%p25 bra $L__BB1_27;\nld.global.u16 %r597,[%rd13+2];\n"
 "shl.b32 %r1454,%r597,16;\n$L__BB1_27:\nsetp.lt.s32 %p26,%r65,3;\nmov.u32 %r1453,0;\n"
 "@%p26 bra $L__BB1_29;\nld.global.u16 %r599,[%rd13+4];\n";
-static const char qlora__ptx_523[] =
+static const char qlora__ptx_517[] =
 "shl.b32 %r1453,%r599,16;\n$L__BB1_29:\nmov.u32 %r1452,0;\nsetp.lt.s32 %p27,%r65,4;\n"
 "@%p27 bra $L__BB1_31;\nld.global.u16 %r601,[%rd13+6];\nshl.b32 %r1452,%r601,16;\n$L__BB1_31:\n"
 "setp.lt.s32 %p28,%r65,5;\nmov.u32 %r1451,0;\n@%p28 bra $L__BB1_33;\nshl.b64 %rd108,%rd12,1;\n"
@@ -24731,7 +24357,7 @@ static const char qlora__ptx_523[] =
 "mul.wide.s32 %rd118,%r32,4;\nadd.s64 %rd17,%rd1,%rd118;\n@%p16 bra $L__BB1_90;\n"
 "sub.s32 %r124,%r5,%r32;\nsetp.gt.s32 %p40,%r124,7;\n@%p40 bra $L__BB1_86;\nbra.uni $L__BB1_57;\n"
 "$L__BB1_86:\nsetp.eq.s32 %p56,%r537,0;\n@%p56 bra $L__BB1_88;\n";
-static const char qlora__ptx_524[] =
+static const char qlora__ptx_518[] =
 "ld.global.v2.u32{%r676,%r677},[%rd16];\nshl.b32 %r1475,%r676,16;\nand.b32 %r1474,%r676,-65536;\n"
 "shl.b32 %r1473,%r677,16;\nand.b32 %r1472,%r677,-65536;\n"
 "ld.global.v2.u32{%r680,%r681},[%rd16+8];\nshl.b32 %r1471,%r680,16;\n"
@@ -24782,7 +24408,7 @@ static const char qlora__ptx_524[] =
 "fma.rn.f32 %f219,%f218,%f218,%f213;\nshl.b32 %r705,%r1434,16;\nmov.b32 %f220,%r705;\n"
 "mov.b32 %f221,%r1477;\nmul.f32 %f222,%f220,%f221;\nfma.rn.f32 %f223,%f222,%f218,%f217;\n"
 "and.b32 %r706,%r1430,-65536;\nmov.b32 %f224,%r706;\n";
-static const char qlora__ptx_525[] =
+static const char qlora__ptx_519[] =
 "fma.rn.f32 %f743,%f224,%f224,%f219;\nand.b32 %r707,%r1434,-65536;\nmov.b32 %f225,%r707;\n"
 "mov.b32 %f226,%r1478;\nmul.f32 %f227,%f225,%f226;\nfma.rn.f32 %f742,%f227,%f224,%f223;\n"
 "$L__BB1_90:\nld.param.u32 %r1382,[qlora_norm_rms_bwd_bf16_param_14];\n"
@@ -24833,7 +24459,7 @@ static const char qlora__ptx_525[] =
 "and.b32 %r770,%r715,-65536;\nshl.b32 %r771,%r716,16;\nand.b32 %r772,%r716,-65536;\n"
 "shl.b32 %r773,%r717,16;\nand.b32 %r774,%r717,-65536;\nmov.b32 %f228,%r759;\n"
 "fma.rn.f32 %f229,%f228,%f228,%f743;\nmov.b32 %f230,%r767;\n";
-static const char qlora__ptx_526[] =
+static const char qlora__ptx_520[] =
 "mov.b32 %f231,%r1496;\nmul.f32 %f232,%f230,%f231;\nfma.rn.f32 %f233,%f232,%f228,%f742;\n"
 "mov.b32 %f234,%r760;\nfma.rn.f32 %f235,%f234,%f234,%f229;\nmov.b32 %f236,%r768;\n"
 "mov.b32 %f237,%r1495;\nmul.f32 %f238,%f236,%f237;\nfma.rn.f32 %f239,%f238,%f234,%f233;\n"
@@ -24887,7 +24513,7 @@ static const char qlora__ptx_526[] =
 "mov.u32 %r1390,%tid.x;\nshr.u32 %r806,%r1390,3;\nand.b32 %r807,%r806,536870908;\n"
 "mov.u32 %r808,_ZZ7rms_bwdI4bf16EvPKT_lS3_lPKviS3_lPS1_lPflifiE6shared;\n"
 "add.s32 %r809,%r808,%r807;\nst.shared.f32[%r809],%f15;\n";
-static const char qlora__ptx_527[] =
+static const char qlora__ptx_521[] =
 "st.shared.f32[%r809+128],%f16;\n$L__BB1_128:\nmov.u32 %r1388,%ntid.x;\nmov.u32 %r1387,%tid.x;\n"
 "and.b32 %r1386,%r1387,31;\nbar.sync 0;\nshr.u32 %r238,%r1388,5;\nsetp.ge.u32 %p88,%r1386,%r238;\n"
 "mov.f32 %f745,0f00000000;\nmov.f32 %f744,%f745;\n@%p88 bra $L__BB1_130;\nmov.u32 %r1389,%tid.x;\n"
@@ -24942,7 +24568,7 @@ static const char qlora__ptx_527[] =
 "add.s64 %rd147,%rd1,%rd146;\nld.global.u16 %r872,[%rd147+6];\nshl.b32 %r1515,%r872,16;\n"
 "$L__BB1_150:\nsetp.lt.s32 %p113,%r243,5;\nmov.u32 %r1519,0;\nmov.u32 %r1514,%r1519;\n"
 "@%p113 bra $L__BB1_152;\nshl.b64 %rd149,%rd12,1;\nadd.s64 %rd150,%rd1,%rd149;\n";
-static const char qlora__ptx_528[] =
+static const char qlora__ptx_522[] =
 "ld.global.u16 %r874,[%rd150+8];\nshl.b32 %r1514,%r874,16;\n$L__BB1_152:\n"
 "setp.lt.s32 %p114,%r243,6;\n@%p114 bra $L__BB1_154;\nshl.b64 %rd152,%rd12,1;\n"
 "add.s64 %rd153,%rd1,%rd152;\nld.global.u16 %r876,[%rd153+10];\nshl.b32 %r1519,%r876,16;\n"
@@ -24995,7 +24621,7 @@ static const char qlora__ptx_528[] =
 "cvta.to.global.u64 %rd160,%rd244;\nadd.s64 %rd161,%rd11,%rd12;\nshl.b64 %rd162,%rd161,1;\n"
 "add.s64 %rd163,%rd160,%rd162;\ncvt.rn.bf16x2.f32 %r908,%f324,%f325;\n"
 "cvt.rn.bf16x2.f32 %r907,%f322,%f323;\n";
-static const char qlora__ptx_529[] =
+static const char qlora__ptx_523[] =
 "cvt.rn.bf16x2.f32 %r906,%f320,%f321;\ncvt.rn.bf16x2.f32 %r909,%f326,%f327;\n"
 "st.global.v4.u32[%rd163],{%r906,%r907,%r908,%r909};\n$L__BB1_174:\n@%p16 bra $L__BB1_209;\n"
 "ld.param.u32 %r1377,[qlora_norm_rms_bwd_bf16_param_14];\nmul.lo.s32 %r1376,%r540,%r1377;\n"
@@ -25046,7 +24672,7 @@ static const char qlora__ptx_529[] =
 "mov.b32 %f400,%r1537;\nmul.f32 %f401,%f399,%f400;\nand.b32 %r983,%r1427,-65536;\n"
 "mov.b32 %f402,%r983;\nmul.f32 %f403,%f31,%f402;\nsub.f32 %f404,%f401,%f403;\n"
 "and.b32 %r984,%r1435,-65536;\nmov.b32 %f405,%r984;\nfma.rn.f32 %f384,%f806,%f404,%f405;\n";
-static const char qlora__ptx_530[] =
+static const char qlora__ptx_524[] =
 "shl.b32 %r985,%r1432,16;\nmov.b32 %f406,%r985;\nmov.b32 %f407,%r1536;\n"
 "mul.f32 %f408,%f406,%f407;\nshl.b32 %r986,%r1428,16;\nmov.b32 %f409,%r986;\n"
 "mul.f32 %f410,%f31,%f409;\nsub.f32 %f411,%f408,%f410;\nshl.b32 %r987,%r1436,16;\n"
@@ -25097,7 +24723,7 @@ static const char qlora__ptx_530[] =
 "shl.b32 %r1562,%r1029,16;\n$L__BB1_219:\nsetp.lt.s32 %p150,%r364,3;\nmov.u32 %r1560,0;\n"
 "mov.u32 %r1561,%r1560;\n@%p150 bra $L__BB1_221;\nld.global.u16 %r1031,[%rd27+4];\n"
 "shl.b32 %r1561,%r1031,16;\n$L__BB1_221:\nsetp.lt.s32 %p151,%r364,4;\n";
-static const char qlora__ptx_531[] =
+static const char qlora__ptx_525[] =
 "@%p151 bra $L__BB1_223;\nld.global.u16 %r1033,[%rd27+6];\nshl.b32 %r1560,%r1033,16;\n"
 "$L__BB1_223:\nsetp.lt.s32 %p152,%r364,5;\nmov.u32 %r1564,0;\nmov.u32 %r1559,%r1564;\n"
 "@%p152 bra $L__BB1_225;\nld.global.u16 %r1035,[%rd27+8];\nshl.b32 %r1559,%r1035,16;\n"
@@ -25149,7 +24775,7 @@ static const char qlora__ptx_531[] =
 "mul.f32 %f507,%f505,%f506;\nand.b32 %r1094,%r1015,-65536;\nmov.b32 %f508,%r1094;\n"
 "mul.f32 %f509,%f31,%f508;\nsub.f32 %f510,%f507,%f509;\nmov.b32 %f511,%r1078;\n"
 "fma.rn.f32 %f454,%f806,%f510,%f511;\nadd.s64 %rd213,%rd11,%rd26;\nshl.b64 %rd214,%rd213,1;\n";
-static const char qlora__ptx_532[] =
+static const char qlora__ptx_526[] =
 "add.s64 %rd215,%rd22,%rd214;\ncvt.rn.bf16x2.f32 %r1067,%f448,%f449;\n"
 "cvt.rn.bf16x2.f32 %r1068,%f450,%f451;\ncvt.rn.bf16x2.f32 %r1069,%f452,%f453;\n"
 "cvt.rn.bf16x2.f32 %r1070,%f454,%f455;\nst.global.v4.u32[%rd215],{%r1067,%r1068,%r1069,%r1070};\n"
@@ -25164,7 +24790,7 @@ static const char qlora__ptx_532[] =
 "mov.u32 %r1359,%nctaid.y;\ncvt.u64.u32 %rd231,%r1359;\nmul.lo.s64 %rd232,%rd4,%rd231;\n"
 "add.s64 %rd234,%rd232,%rd241;\ncvta.to.global.u64 %rd235,%rd240;\nshl.b64 %rd236,%rd234,2;\n"
 "add.s64 %rd237,%rd235,%rd236;\nst.global.f32[%rd237],%f806;\n$L__BB1_432:\nret;\n}\n";
-static const char qlora__ptx_533[] =
+static const char qlora__ptx_527[] =
 ".visible .entry qlora_norm_rms_dw_bf16(\n.param .u64 qlora_norm_rms_dw_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_1,\n.param .u64 qlora_norm_rms_dw_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_3,\n.param .u64 qlora_norm_rms_dw_bf16_param_4,\n"
@@ -25218,7 +24844,7 @@ static const char qlora__ptx_533[] =
 "add.s32 %r66,%r66,-4;\nsetp.ne.s32 %p5,%r66,0;\n@%p5 bra $L__BB2_6;\n$L__BB2_7:\n"
 "setp.eq.s32 %p6,%r5,0;\n@%p6 bra $L__BB2_11;\nsetp.eq.s32 %p7,%r5,1;\ncvt.s64.s32 %rd61,%r67;\n"
 "mul.lo.s64 %rd62,%rd61,%rd9;\n";
-static const char qlora__ptx_534[] =
+static const char qlora__ptx_528[] =
 "add.s64 %rd63,%rd62,%rd10;\nadd.s64 %rd64,%rd63,%rd19;\nshl.b64 %rd65,%rd64,1;\n"
 "add.s64 %rd66,%rd3,%rd65;\nld.global.u16 %r35,[%rd66];\nshl.b32 %r36,%r35,16;\n"
 "mov.b32 %f35,%r36;\nadd.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,1;\n"
@@ -25255,6 +24881,12 @@ static const char qlora__ptx_534[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_bf16_80[] = {
+qlora__ptx_499,
+qlora__ptx_500,
+qlora__ptx_501,
+qlora__ptx_502,
+qlora__ptx_503,
+qlora__ptx_504,
 qlora__ptx_505,
 qlora__ptx_506,
 qlora__ptx_507,
@@ -25279,15 +24911,9 @@ qlora__ptx_525,
 qlora__ptx_526,
 qlora__ptx_527,
 qlora__ptx_528,
-qlora__ptx_529,
-qlora__ptx_530,
-qlora__ptx_531,
-qlora__ptx_532,
-qlora__ptx_533,
-qlora__ptx_534,
 0};
 
-static const char qlora__ptx_535[] =
+static const char qlora__ptx_529[] =
 ".visible .entry qlora_optim_advance(\n.param .u64 qlora_optim_advance_param_0,\n"
 ".param .u64 qlora_optim_advance_param_1\n)\n{\n.reg .pred %p<13>;\n.reg .f32 %f<9>;\n"
 ".reg .b32 %r<5>;\n.reg .f64 %fd<35>;\n.reg .b64 %rd<20>;\n"
@@ -25317,7 +24943,7 @@ static const char qlora__ptx_535[] =
 "$L__BB0_9:\nmov.f64 %fd26,0d3FF0000000000000;\nsub.f64 %fd27,%fd26,%fd34;\n"
 "sqrt.rn.f64 %fd28,%fd27;\nld.global.f64 %fd29,[%rd1+-16];\ncvt.rn.f32.f64 %f7,%fd28;\n"
 "cvt.rn.f32.f64 %f8,%fd29;\nst.global.v2.f32[%rd1+40],{%f7,%f8};\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_536[] =
+static const char qlora__ptx_530[] =
 ".visible .entry qlora_optim_adamw_f32(\n.param .u64 qlora_optim_adamw_f32_param_0,\n"
 ".param .u64 qlora_optim_adamw_f32_param_1,\n.param .u64 qlora_optim_adamw_f32_param_2,\n"
 ".param .u64 qlora_optim_adamw_f32_param_3,\n.param .u64 qlora_optim_adamw_f32_param_4,\n"
@@ -25371,7 +24997,7 @@ static const char qlora__ptx_536[] =
 "setp.lt.s64 %p25,%rd220,1;\nmov.u32 %r183,0;\nmov.u32 %r182,%r183;\n@%p25 bra $L__BB1_26;\n"
 "cvta.to.global.u64 %rd59,%rd18;\nadd.s64 %rd62,%rd59,%rd57;\nadd.s64 %rd63,%rd62,%rd219;\n"
 "ld.global.u32 %r182,[%rd63];\n$L__BB1_26:\nsetp.lt.s64 %p26,%rd220,2;\n";
-static const char qlora__ptx_537[] =
+static const char qlora__ptx_531[] =
 "@%p26 bra $L__BB1_28;\ncvta.to.global.u64 %rd64,%rd18;\nadd.s64 %rd67,%rd64,%rd57;\n"
 "add.s64 %rd68,%rd67,%rd219;\nld.global.u32 %r183,[%rd68+4];\n$L__BB1_28:\n"
 "setp.lt.s64 %p27,%rd220,3;\nmov.u32 %r185,0;\nmov.u32 %r184,%r185;\n@%p27 bra $L__BB1_30;\n"
@@ -25420,7 +25046,7 @@ static const char qlora__ptx_537[] =
 "fma.rn.f32 %f16,%f31,%f60,%f59;\nmov.b32 %f61,%r207;\nmul.f32 %f62,%f30,%f61;\n"
 "mul.f32 %f63,%f32,%f55;\nfma.rn.f32 %f17,%f55,%f63,%f62;\nsqrt.rn.f32 %f64,%f17;\n"
 "div.rn.f32 %f65,%f64,%f34;\nadd.f32 %f66,%f35,%f65;\n";
-static const char qlora__ptx_538[] =
+static const char qlora__ptx_532[] =
 "div.rn.f32 %f67,%f16,%f66;\nmul.f32 %f68,%f33,%f67;\nsub.f32 %f18,%f58,%f68;\n"
 "mov.b32 %f69,%r192;\nmul.f32 %f70,%f99,%f69;\nmov.b32 %f71,%r184;\nmul.f32 %f72,%f12,%f71;\n"
 "sub.f32 %f73,%f71,%f72;\nmov.b32 %f74,%r200;\nsub.f32 %f75,%f70,%f74;\n"
@@ -25469,7 +25095,7 @@ static const char qlora__ptx_538[] =
 "cvta.to.global.u64 %rd194,%rd21;\nadd.s64 %rd197,%rd194,%rd57;\nadd.s64 %rd198,%rd197,%rd219;\n"
 "st.global.f32[%rd198+8],%f20;\n$L__BB1_90:\nsetp.lt.s64 %p64,%rd220,4;\n@%p64 bra $L__BB1_93;\n"
 "cvta.to.global.u64 %rd199,%rd21;\nadd.s64 %rd202,%rd199,%rd57;\n";
-static const char qlora__ptx_539[] =
+static const char qlora__ptx_533[] =
 "add.s64 %rd203,%rd202,%rd219;\nst.global.f32[%rd203+12],%f23;\n$L__BB1_93:\n"
 "@%p24 bra $L__BB1_102;\nbra.uni $L__BB1_94;\n$L__BB1_102:\nmov.u32 %r174,0;\n"
 "st.global.v4.u32[%rd12],{%r174,%r174,%r174,%r174};\nbra.uni $L__BB1_103;\n$L__BB1_94:\n"
@@ -25493,7 +25119,7 @@ static const char qlora__ptx_539[] =
 "@%p78 bra $L__BB1_12;\n$L__BB1_112:\nld.param.u64 %rd216,[qlora_optim_adamw_f32_param_6];\n"
 "mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd215,%r177;\nadd.s64 %rd218,%rd218,%rd215;\n"
 "setp.lt.s64 %p79,%rd218,%rd216;\n@%p79 bra $L__BB1_4;\n$L__BB1_113:\nret;\n}\n";
-static const char qlora__ptx_540[] =
+static const char qlora__ptx_534[] =
 ".visible .entry qlora_optim_adamw_bf16(\n.param .u64 qlora_optim_adamw_bf16_param_0,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_1,\n.param .u64 qlora_optim_adamw_bf16_param_2,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_3,\n.param .u64 qlora_optim_adamw_bf16_param_4,\n"
@@ -25546,7 +25172,7 @@ static const char qlora__ptx_540[] =
 "mov.u32 %r96,0;\nst.global.u32[%rd18+8],%r96;\n$L__BB2_19:\nsetp.lt.s64 %p20,%rd110,4;\n"
 "@%p20 bra $L__BB2_110;\nmov.u32 %r97,0;\nst.global.u32[%rd18+12],%r97;\nbra.uni $L__BB2_110;\n"
 "$L__BB2_23:\nsetp.lt.s64 %p23,%rd110,1;\nmov.u32 %r213,0;\n";
-static const char qlora__ptx_541[] =
+static const char qlora__ptx_535[] =
 "mov.u32 %r212,%r213;\n@%p23 bra $L__BB2_25;\nadd.s64 %rd72,%rd9,%rd108;\n"
 "ld.global.u32 %r212,[%rd72];\n$L__BB2_25:\nsetp.lt.s64 %p24,%rd110,2;\n@%p24 bra $L__BB2_27;\n"
 "add.s64 %rd73,%rd9,%rd108;\nld.global.u32 %r213,[%rd73+4];\n$L__BB2_27:\n"
@@ -25597,7 +25223,7 @@ static const char qlora__ptx_541[] =
 "div.rn.f32 %f78,%f19,%f77;\nmul.f32 %f79,%f29,%f78;\nsub.f32 %f21,%f69,%f79;\n"
 "mov.b32 %f80,%r223;\nmul.f32 %f81,%f99,%f80;\nmov.b32 %f82,%r215;\nmul.f32 %f83,%f12,%f82;\n"
 "sub.f32 %f84,%f82,%f83;\nmov.b32 %f85,%r231;\nsub.f32 %f86,%f81,%f85;\n";
-static const char qlora__ptx_542[] =
+static const char qlora__ptx_536[] =
 "fma.rn.f32 %f22,%f27,%f86,%f85;\nmov.b32 %f87,%r239;\nmul.f32 %f88,%f26,%f87;\n"
 "mul.f32 %f89,%f28,%f81;\nfma.rn.f32 %f23,%f81,%f89,%f88;\nsqrt.rn.f32 %f90,%f23;\n"
 "div.rn.f32 %f91,%f90,%f30;\nadd.f32 %f92,%f31,%f91;\ndiv.rn.f32 %f93,%f22,%f92;\n"
@@ -25647,7 +25273,7 @@ static const char qlora__ptx_542[] =
 "selp.b32 %r189,2147418112,%r187,%p81;\nor.b32 %r190,%r189,%r182;\nshr.u32 %r191,%r85,16;\n"
 "and.b32 %r192,%r191,1;\nadd.s32 %r193,%r85,%r192;\nadd.s32 %r194,%r193,32767;\n"
 "shr.u32 %r195,%r194,16;\nand.b32 %r196,%r85,2147483647;\nsetp.gt.u32 %p82,%r196,2139095040;\n";
-static const char qlora__ptx_543[] =
+static const char qlora__ptx_537[] =
 "selp.b32 %r197,32767,%r195,%p82;\nshr.u32 %r198,%r86,16;\nand.b32 %r199,%r198,1;\n"
 "add.s32 %r200,%r86,%r199;\nadd.s32 %r201,%r200,32767;\nand.b32 %r202,%r201,-65536;\n"
 "and.b32 %r203,%r86,2147483647;\nsetp.gt.u32 %p83,%r203,2139095040;\n"
@@ -25675,7 +25301,7 @@ static const char qlora__ptx_543[] =
 "$L__BB2_111:\nld.param.u64 %rd106,[qlora_optim_adamw_bf16_param_6];\nmov.u32 %r207,%nctaid.y;\n"
 "cvt.u64.u32 %rd105,%r207;\nadd.s64 %rd107,%rd107,%rd105;\nsetp.lt.s64 %p85,%rd107,%rd106;\n"
 "@%p85 bra $L__BB2_4;\n$L__BB2_112:\nret;\n}\n";
-static const char qlora__ptx_544[] =
+static const char qlora__ptx_538[] =
 ".visible .entry qlora_optim_shadow_f32(\n.param .u64 qlora_optim_shadow_f32_param_0,\n"
 ".param .u64 qlora_optim_shadow_f32_param_1,\n.param .u64 qlora_optim_shadow_f32_param_2,\n"
 ".param .u64 qlora_optim_shadow_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<5>;\n"
@@ -25697,7 +25323,7 @@ static const char qlora__ptx_544[] =
 "add.s64 %rd32,%rd32,%rd4;\nadd.s64 %rd34,%rd34,%rd3;\nsetp.lt.s64 %p3,%rd34,%rd7;\n"
 "@%p3 bra $L__BB3_4;\n$L__BB3_5:\ncvt.u64.u32 %rd30,%r5;\nadd.s64 %rd31,%rd31,%rd30;\n"
 "setp.lt.s64 %p4,%rd31,%rd20;\n@%p4 bra $L__BB3_2;\n$L__BB3_6:\nret;\n}\n";
-static const char qlora__ptx_545[] =
+static const char qlora__ptx_539[] =
 ".visible .entry qlora_optim_shadow_bf16(\n.param .u64 qlora_optim_shadow_bf16_param_0,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_1,\n.param .u64 qlora_optim_shadow_bf16_param_2,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<6>;\n"
@@ -25724,20 +25350,20 @@ static const char qlora__ptx_545[] =
 "add.s64 %rd36,%rd36,%rd35;\nsetp.lt.s64 %p5,%rd36,%rd21;\n@%p5 bra $L__BB4_2;\n$L__BB4_6:\nret;\n"
 "}\n";
 static const char* const qlora__ptx_optim_75[] = {
+qlora__ptx_529,
+qlora__ptx_530,
+qlora__ptx_531,
+qlora__ptx_532,
+qlora__ptx_533,
+qlora__ptx_534,
 qlora__ptx_535,
 qlora__ptx_536,
 qlora__ptx_537,
 qlora__ptx_538,
 qlora__ptx_539,
-qlora__ptx_540,
-qlora__ptx_541,
-qlora__ptx_542,
-qlora__ptx_543,
-qlora__ptx_544,
-qlora__ptx_545,
 0};
 
-static const char qlora__ptx_546[] =
+static const char qlora__ptx_540[] =
 ".visible .entry qlora_random_normal_f32(\n.param .u64 qlora_random_normal_f32_param_0,\n"
 ".param .u64 qlora_random_normal_f32_param_1,\n.param .u32 qlora_random_normal_f32_param_2,\n"
 ".param .u32 qlora_random_normal_f32_param_3,\n.param .u32 qlora_random_normal_f32_param_4,\n"
@@ -25792,7 +25418,7 @@ static const char qlora__ptx_546[] =
 "add.s32 %r83,%r3,534103459;\nxor.b32 %r84,%r83,%r76;\nxor.b32 %r85,%r84,%r82;\n"
 "cvt.u32.u64 %r86,%rd40;\nmul.wide.u32 %rd44,%r80,-766435501;\n"
 "mul.wide.u32 %rd45,%r85,-845247145;\nshr.u64 %rd46,%rd45,32;\ncvt.u32.u64 %r87,%rd46;\n";
-static const char qlora__ptx_547[] =
+static const char qlora__ptx_541[] =
 "add.s32 %r88,%r2,-239350328;\nxor.b32 %r89,%r88,%r81;\nxor.b32 %r90,%r89,%r87;\n"
 "cvt.u32.u64 %r91,%rd45;\nshr.u64 %rd47,%rd44,32;\ncvt.u32.u64 %r92,%rd47;\n"
 "add.s32 %r93,%r3,-616729560;\nxor.b32 %r94,%r93,%r86;\nxor.b32 %r95,%r94,%r92;\n"
@@ -25844,7 +25470,7 @@ static const char qlora__ptx_547[] =
 "add.s32 %r191,%r189,%r190;\nadd.s32 %r192,%r191,%r178;\nadd.s32 %r193,%r192,-393210;\n"
 "and.b32 %r194,%r186,65535;\nshr.u32 %r195,%r186,16;\nadd.s32 %r196,%r194,%r195;\n"
 "and.b32 %r197,%r188,65535;\nshr.u32 %r198,%r188,16;\n";
-static const char qlora__ptx_548[] =
+static const char qlora__ptx_542[] =
 "add.s32 %r199,%r197,%r198;\nadd.s32 %r200,%r199,%r196;\nxor.b32 %r201,%r15,2;\n"
 "mul.wide.u32 %rd84,%r201,-845247145;\nshr.u64 %rd85,%rd84,32;\ncvt.u32.u64 %r202,%rd85;\n"
 "xor.b32 %r203,%r19,%r202;\ncvt.u32.u64 %r204,%rd84;\nmul.wide.u32 %rd86,%r203,-766435501;\n"
@@ -25889,7 +25515,7 @@ static const char qlora__ptx_548[] =
 "setp.ge.s64 %p2,%rd119,%rd3;\n@%p2 bra $L__BB0_3;\ncvt.rn.f32.s32 %f4,%r1;\n"
 "mul.f32 %f5,%f4,%f1;\nshl.b64 %rd124,%rd6,3;\nadd.s64 %rd125,%rd116,%rd124;\n"
 "st.global.f32[%rd125+4],%f5;\n$L__BB0_3:\nret;\n}\n";
-static const char qlora__ptx_549[] =
+static const char qlora__ptx_543[] =
 ".visible .entry qlora_random_normal_bf16(\n.param .u64 qlora_random_normal_bf16_param_0,\n"
 ".param .u64 qlora_random_normal_bf16_param_1,\n.param .u32 qlora_random_normal_bf16_param_2,\n"
 ".param .u32 qlora_random_normal_bf16_param_3,\n.param .u32 qlora_random_normal_bf16_param_4,\n"
@@ -25944,7 +25570,7 @@ static const char qlora__ptx_549[] =
 "xor.b32 %r82,%r81,%r74;\nxor.b32 %r83,%r82,%r80;\ncvt.u32.u64 %r84,%rd38;\n"
 "mul.wide.u32 %rd42,%r78,-766435501;\nmul.wide.u32 %rd43,%r83,-845247145;\n"
 "shr.u64 %rd44,%rd43,32;\ncvt.u32.u64 %r85,%rd44;\n";
-static const char qlora__ptx_550[] =
+static const char qlora__ptx_544[] =
 "add.s32 %r86,%r2,-239350328;\nxor.b32 %r87,%r86,%r79;\nxor.b32 %r88,%r87,%r85;\n"
 "cvt.u32.u64 %r89,%rd43;\nshr.u64 %rd45,%rd42,32;\ncvt.u32.u64 %r90,%rd45;\n"
 "add.s32 %r91,%r3,-616729560;\nxor.b32 %r92,%r91,%r84;\nxor.b32 %r93,%r92,%r90;\n"
@@ -25996,7 +25622,7 @@ static const char qlora__ptx_550[] =
 "add.s32 %r189,%r187,%r188;\nadd.s32 %r190,%r189,%r176;\nadd.s32 %r191,%r190,-393210;\n"
 "and.b32 %r192,%r184,65535;\nshr.u32 %r193,%r184,16;\nadd.s32 %r194,%r192,%r193;\n"
 "and.b32 %r195,%r186,65535;\nshr.u32 %r196,%r186,16;\n";
-static const char qlora__ptx_551[] =
+static const char qlora__ptx_545[] =
 "add.s32 %r197,%r195,%r196;\nadd.s32 %r198,%r197,%r194;\nxor.b32 %r199,%r13,2;\n"
 "mul.wide.u32 %rd82,%r199,-845247145;\nshr.u64 %rd83,%rd82,32;\ncvt.u32.u64 %r200,%rd83;\n"
 "xor.b32 %r201,%r17,%r200;\ncvt.u32.u64 %r202,%rd82;\nmul.wide.u32 %rd84,%r201,-766435501;\n"
@@ -26047,15 +25673,15 @@ static const char qlora__ptx_551[] =
 "and.b32 %r292,%r286,2147483647;\nsetp.gt.u32 %p4,%r292,2139095040;\n"
 "selp.b32 %r293,32767,%r291,%p4;\nst.global.u16[%rd3+2],%r293;\n$L__BB1_3:\nret;\n}\n";
 static const char* const qlora__ptx_random_75[] = {
-qlora__ptx_546,
-qlora__ptx_547,
-qlora__ptx_548,
-qlora__ptx_549,
-qlora__ptx_550,
-qlora__ptx_551,
+qlora__ptx_540,
+qlora__ptx_541,
+qlora__ptx_542,
+qlora__ptx_543,
+qlora__ptx_544,
+qlora__ptx_545,
 0};
 
-static const char qlora__ptx_552[] =
+static const char qlora__ptx_546[] =
 ".visible .entry qlora_rope_f32(\n.param .u64 qlora_rope_f32_param_0,\n"
 ".param .u64 qlora_rope_f32_param_1,\n.param .u64 qlora_rope_f32_param_2,\n"
 ".param .u64 qlora_rope_f32_param_3,\n.param .u64 qlora_rope_f32_param_4,\n"
@@ -26106,7 +25732,7 @@ static const char qlora__ptx_552[] =
 "$L__BB0_35:\nadd.s32 %r328,%r6,2;\nsetp.eq.s32 %p29,%r81,2;\n@%p29 bra $L__BB0_40;\n"
 "ld.global.f32 %f220,[%rd5+8];\nld.global.f32 %f221,[%rd3+8];\nadd.f32 %f387,%f221,%f220;\n"
 "ld.global.f32 %f222,[%rd12+8];\n";
-static const char qlora__ptx_553[] =
+static const char qlora__ptx_547[] =
 "ld.global.f32 %f223,[%rd10+8];\nadd.f32 %f386,%f223,%f222;\n@%p24 bra $L__BB0_38;\n"
 "ld.global.f32 %f224,[%rd11+8];\nmul.f32 %f225,%f224,%f128;\nmul.rn.f32 %f226,%f386,%f225;\n"
 "neg.f32 %f227,%f226;\nld.global.f32 %f228,[%rd6+8];\nfma.rn.f32 %f16,%f387,%f228,%f227;\n"
@@ -26157,7 +25783,7 @@ static const char qlora__ptx_553[] =
 "@%p44 bra $L__BB0_73;\nsetp.ge.u32 %p45,%r5,%r109;\nld.global.f32 %f396,[%rd10];\n"
 "ld.global.f32 %f397,[%rd3];\n@%p45 bra $L__BB0_61;\nld.global.f32 %f270,[%rd6];\n"
 "ld.global.f32 %f271,[%rd11];\n";
-static const char qlora__ptx_554[] =
+static const char qlora__ptx_548[] =
 "mul.f32 %f272,%f271,%f128;\nmul.rn.f32 %f273,%f396,%f272;\nneg.f32 %f274,%f273;\n"
 "fma.rn.f32 %f46,%f397,%f270,%f274;\nmul.rn.f32 %f275,%f397,%f272;\n"
 "fma.rn.f32 %f396,%f396,%f270,%f275;\nmov.f32 %f397,%f46;\n$L__BB0_61:\n@%p17 bra $L__BB0_63;\n"
@@ -26208,7 +25834,7 @@ static const char qlora__ptx_554[] =
 "$L__BB0_89:\n@%p17 bra $L__BB0_91;\nst.global.f32[%rd29+12],%f409;\n"
 "st.global.f32[%rd30+12],%f408;\n$L__BB0_91:\ncvt.u32.u64 %r224,%rd28;\nadd.s32 %r225,%r224,3;\n"
 "add.s32 %r330,%r224,4;\nsetp.lt.s32 %p62,%r225,%r94;\nsetp.lt.s32 %p63,%r330,%r110;\n";
-static const char qlora__ptx_555[] =
+static const char qlora__ptx_549[] =
 "and.pred %p64,%p62,%p63;\n@%p64 bra $L__BB0_75;\nbra.uni $L__BB0_125;\n$L__BB0_9:\n"
 "mov.u32 %r300,%ctaid.x;\nadd.s32 %r299,%r110,3;\nshr.u32 %r298,%r299,2;\n"
 "ld.param.u64 %rd145,[qlora_rope_f32_param_1];\ndiv.u32 %r5,%r303,%r298;\n"
@@ -26261,7 +25887,7 @@ static const char qlora__ptx_555[] =
 "shl.b32 %r235,%r234,16;\nmov.b32 %f332,%r235;\nld.global.f32 %f333,[%rd3+8];\n"
 "add.f32 %f415,%f333,%f332;\nld.global.u16 %r236,[%rd33+4];\nshl.b32 %r237,%r236,16;\n"
 "mov.b32 %f334,%r237;\nld.global.f32 %f335,[%rd10+8];\n";
-static const char qlora__ptx_556[] =
+static const char qlora__ptx_550[] =
 "add.f32 %f414,%f335,%f334;\n@%p66 bra $L__BB0_105;\nld.global.f32 %f336,[%rd11+8];\n"
 "mul.f32 %f337,%f336,%f128;\nmul.rn.f32 %f338,%f414,%f337;\nneg.f32 %f339,%f338;\n"
 "ld.global.f32 %f340,[%rd6+8];\nfma.rn.f32 %f100,%f415,%f340,%f339;\n"
@@ -26312,7 +25938,7 @@ static const char qlora__ptx_556[] =
 "add.s32 %r332,%r286,4;\nshl.b32 %r292,%r121,2;\nor.b32 %r293,%r292,3;\n"
 "setp.lt.s32 %p83,%r287,%r293;\nsetp.lt.s32 %p84,%r332,%r110;\nand.pred %p85,%p83,%p84;\n"
 "@%p85 bra $L__BB0_108;\nbra.uni $L__BB0_125;\n$L__BB0_13:\n";
-static const char qlora__ptx_557[] =
+static const char qlora__ptx_551[] =
 "ld.global.v4.u32{%r307,%r306,%r305,%r304},[%rd5];\n$L__BB0_14:\nmov.b32 %f129,%r323;\n"
 "mov.b32 %f130,%r307;\nadd.f32 %f131,%f130,%f129;\nmov.b32 %r323,%f131;\nmov.b32 %f132,%r322;\n"
 "mov.b32 %f133,%r306;\nadd.f32 %f134,%f133,%f132;\nmov.b32 %r322,%f134;\nmov.b32 %f135,%r321;\n"
@@ -26348,15 +25974,15 @@ static const char qlora__ptx_557[] =
 "add.s32 %r303,%r303,%r294;\nsetp.lt.u32 %p86,%r303,%r116;\nadd.s32 %r302,%r302,1;\n"
 "@%p86 bra $L__BB0_9;\n$L__BB0_126:\nret;\n}\n";
 static const char* const qlora__ptx_rope_75[] = {
-qlora__ptx_552,
-qlora__ptx_553,
-qlora__ptx_554,
-qlora__ptx_555,
-qlora__ptx_556,
-qlora__ptx_557,
+qlora__ptx_546,
+qlora__ptx_547,
+qlora__ptx_548,
+qlora__ptx_549,
+qlora__ptx_550,
+qlora__ptx_551,
 0};
 
-static const char qlora__ptx_558[] =
+static const char qlora__ptx_552[] =
 ".visible .entry qlora_rope_bf16(\n.param .u64 qlora_rope_bf16_param_0,\n"
 ".param .u64 qlora_rope_bf16_param_1,\n.param .u64 qlora_rope_bf16_param_2,\n"
 ".param .u64 qlora_rope_bf16_param_3,\n.param .u64 qlora_rope_bf16_param_4,\n"
@@ -26407,7 +26033,7 @@ static const char qlora__ptx_558[] =
 "mov.b32 %f276,%r285;\nld.global.u16 %r286,[%rd11+2];\nshl.b32 %r287,%r286,16;\n"
 "mov.b32 %f277,%r287;\nld.global.f32 %f278,[%rd119+4];\nadd.f32 %f443,%f278,%f276;\n"
 "ld.global.f32 %f279,[%rd175+4];\nadd.f32 %f442,%f279,%f277;\n@%p81 bra $L__BB0_33;\n";
-static const char qlora__ptx_559[] =
+static const char qlora__ptx_553[] =
 "ld.global.f32 %f280,[%rd13+4];\nmul.f32 %f281,%f280,%f104;\nmul.rn.f32 %f282,%f442,%f281;\n"
 "neg.f32 %f283,%f282;\nld.global.f32 %f284,[%rd6+4];\nfma.rn.f32 %f10,%f443,%f284,%f283;\n"
 "mul.rn.f32 %f285,%f443,%f281;\nfma.rn.f32 %f442,%f442,%f284,%f285;\nmov.f32 %f443,%f10;\n"
@@ -26457,7 +26083,7 @@ static const char qlora__ptx_559[] =
 "ld.global.f32 %f332,[%rd23+8];\nfma.rn.f32 %f34,%f451,%f332,%f331;\n"
 "mul.rn.f32 %f333,%f451,%f329;\nfma.rn.f32 %f450,%f450,%f332,%f333;\nmov.f32 %f451,%f34;\n"
 "$L__BB0_52:\n@%p17 bra $L__BB0_54;\ncvt.rn.bf16.f32 %rs16,%f451;\nst.global.u16[%rd19+4],%rs16;\n";
-static const char qlora__ptx_560[] =
+static const char qlora__ptx_554[] =
 "cvt.rn.bf16.f32 %rs17,%f450;\nst.global.u16[%rd20+4],%rs17;\n$L__BB0_54:\n"
 "ld.global.u16 %r312,[%rd19+6];\nshl.b32 %r313,%r312,16;\nmov.b32 %f336,%r313;\n"
 "ld.global.u16 %r314,[%rd20+6];\nshl.b32 %r315,%r314,16;\nmov.b32 %f337,%r315;\n"
@@ -26509,7 +26135,7 @@ static const char qlora__ptx_560[] =
 "mul.f32 %f374,%f373,%f104;\nmul.rn.f32 %f375,%f460,%f374;\nneg.f32 %f376,%f375;\n"
 "fma.rn.f32 %f64,%f461,%f372,%f376;\nmul.rn.f32 %f377,%f461,%f374;\n"
 "fma.rn.f32 %f460,%f460,%f372,%f377;\nmov.f32 %f461,%f64;\n";
-static const char qlora__ptx_561[] =
+static const char qlora__ptx_555[] =
 "$L__BB0_78:\n@%p17 bra $L__BB0_80;\ncvt.rn.bf16.f32 %rs26,%f461;\nst.global.u16[%rd28],%rs26;\n"
 "cvt.rn.bf16.f32 %rs27,%f460;\nst.global.u16[%rd29],%rs27;\n$L__BB0_80:\n"
 "ld.global.u16 %r336,[%rd29+2];\nshl.b32 %r337,%r336,16;\nmov.b32 %f462,%r337;\n"
@@ -26561,7 +26187,7 @@ static const char qlora__ptx_561[] =
 "and.b32 %r399,%r197,-65536;\nshl.b32 %r398,%r198,16;\nand.b32 %r397,%r198,-65536;\n"
 "ld.global.v2.u32{%r201,%r202},[%rd91+8];\nshl.b32 %r396,%r201,16;\nand.b32 %r395,%r201,-65536;\n"
 "shl.b32 %r394,%r202,16;\nand.b32 %r393,%r202,-65536;\nbra.uni $L__BB0_14;\n";
-static const char qlora__ptx_562[] =
+static const char qlora__ptx_556[] =
 "$L__BB0_22:\nsetp.ge.s32 %p18,%r445,%r171;\n@%p18 bra $L__BB0_109;\nadd.s32 %r389,%r171,7;\n"
 "mov.u32 %r256,%ntid.x;\nmul.lo.s32 %r257,%r256,%r391;\nshl.b32 %r258,%r257,3;\n"
 "mov.u32 %r259,%tid.x;\nshl.b32 %r260,%r259,3;\nadd.s32 %r261,%r260,%r258;\n"
@@ -26612,7 +26238,7 @@ static const char qlora__ptx_562[] =
 "shl.b32 %r379,%r378,16;\nmov.b32 %f431,%r379;\nadd.f32 %f472,%f429,%f431;\n"
 "@%p80 bra $L__BB0_106;\nld.global.f32 %f432,[%rd41+4];\nmul.f32 %f433,%f432,%f104;\n"
 "mul.rn.f32 %f434,%f472,%f433;\nneg.f32 %f435,%f434;\nld.global.f32 %f436,[%rd40+4];\n";
-static const char qlora__ptx_563[] =
+static const char qlora__ptx_557[] =
 "fma.rn.f32 %f100,%f473,%f436,%f435;\nmul.rn.f32 %f437,%f473,%f433;\n"
 "fma.rn.f32 %f472,%f472,%f436,%f437;\nmov.f32 %f473,%f100;\n$L__BB0_106:\n@%p17 bra $L__BB0_108;\n"
 "cvt.rn.bf16.f32 %rs38,%f473;\nst.global.u16[%rd36+2],%rs38;\ncvt.rn.bf16.f32 %rs39,%f472;\n"
@@ -26665,7 +26291,7 @@ static const char qlora__ptx_563[] =
 "fma.rn.f32 %f181,%f180,%f153,%f179;\nmul.rn.f32 %f182,%f180,%f176;\n"
 "fma.rn.f32 %f183,%f177,%f153,%f182;\nmov.b32 %r439,%f183;\nmov.b32 %r431,%f181;\n"
 "mul.f32 %f184,%f162,%f104;\nmov.b32 %f185,%r438;\nmul.rn.f32 %f186,%f185,%f184;\n";
-static const char qlora__ptx_564[] =
+static const char qlora__ptx_558[] =
 "neg.f32 %f187,%f186;\nmov.b32 %f188,%r430;\nfma.rn.f32 %f189,%f188,%f154,%f187;\n"
 "mul.rn.f32 %f190,%f188,%f184;\nfma.rn.f32 %f191,%f185,%f154,%f190;\nmov.b32 %r438,%f191;\n"
 "mov.b32 %r430,%f189;\nmul.f32 %f192,%f163,%f104;\nmov.b32 %f193,%r437;\n"
@@ -26700,16 +26326,16 @@ static const char qlora__ptx_564[] =
 "$L__BB0_109:\nmov.u32 %r382,%ntid.x;\nadd.s32 %r392,%r392,%r382;\nsetp.lt.u32 %p79,%r392,%r177;\n"
 "add.s32 %r391,%r391,1;\n@%p79 bra $L__BB0_9;\n$L__BB0_110:\nret;\n}\n";
 static const char* const qlora__ptx_rope_bf16_80[] = {
+qlora__ptx_552,
+qlora__ptx_553,
+qlora__ptx_554,
+qlora__ptx_555,
+qlora__ptx_556,
+qlora__ptx_557,
 qlora__ptx_558,
-qlora__ptx_559,
-qlora__ptx_560,
-qlora__ptx_561,
-qlora__ptx_562,
-qlora__ptx_563,
-qlora__ptx_564,
 0};
 
-static const char qlora__ptx_565[] =
+static const char qlora__ptx_559[] =
 ".visible .entry qlora_softmax_copy_b32(\n.param .u64 qlora_softmax_copy_b32_param_0,\n"
 ".param .u64 qlora_softmax_copy_b32_param_1,\n.param .u64 qlora_softmax_copy_b32_param_2,\n"
 ".param .u64 qlora_softmax_copy_b32_param_3,\n.param .u64 qlora_softmax_copy_b32_param_4,\n"
@@ -26763,12 +26389,12 @@ static const char qlora__ptx_565[] =
 "ld.global.u32 %r26,[%rd31+4];\nst.global.u32[%rd32+4],%r26;\n@%p16 bra $L__BB0_20;\n"
 "ld.global.u32 %r27,[%rd31+8];\nst.global.u32[%rd32+8],%r27;\n$L__BB0_20:\n"
 "add.s64 %rd79,%rd79,%rd14;\n";
-static const char qlora__ptx_566[] =
+static const char qlora__ptx_560[] =
 "setp.lt.s64 %p17,%rd79,%rd42;\n@%p17 bra $L__BB0_10;\nadd.s64 %rd77,%rd77,%rd6;\n"
 "setp.lt.s64 %p18,%rd77,%rd41;\n@%p18 bra $L__BB0_9;\nbra.uni $L__BB0_22;\n$L__BB0_7:\n"
 "add.s64 %rd77,%rd77,%rd6;\nsetp.lt.s64 %p8,%rd77,%rd41;\n@%p8 bra $L__BB0_7;\n$L__BB0_22:\nret;\n"
 "}\n";
-static const char qlora__ptx_567[] =
+static const char qlora__ptx_561[] =
 ".visible .entry qlora_softmax_transpose_b32(\n.param .u64 qlora_softmax_transpose_b32_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_2,\n"
@@ -26824,7 +26450,7 @@ static const char qlora__ptx_567[] =
 "@%p16 bra $L__BB1_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r80;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r55,%r80,132,%r24;\n"
 "shl.b32 %r56,%r1,2;\nand.b32 %r57,%r56,124;\nadd.s32 %r10,%r55,%r57;\n";
-static const char qlora__ptx_568[] =
+static const char qlora__ptx_562[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB1_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,2;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u32 %r58,[%rd65];\nst.shared.u32[%r10],%r58;\n$L__BB1_17:\nadd.s32 %r11,%r80,8;\n"
@@ -26875,9 +26501,9 @@ static const char qlora__ptx_568[] =
 "$L__BB1_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b32_param_6];\n"
 "mov.u32 %r79,%nctaid.z;\ncvt.u64.u32 %rd121,%r79;\nadd.s64 %rd125,%rd125,%rd121;\n"
 "setp.lt.s64 %p56,%rd125,%rd122;\n";
-static const char qlora__ptx_569[] =
+static const char qlora__ptx_563[] =
 "@%p56 bra $L__BB1_2;\n$L__BB1_44:\nret;\n}\n";
-static const char qlora__ptx_570[] =
+static const char qlora__ptx_564[] =
 ".visible .entry qlora_softmax_scores_f32(\n.param .u64 qlora_softmax_scores_f32_param_0,\n"
 ".param .u64 qlora_softmax_scores_f32_param_1,\n.param .u64 qlora_softmax_scores_f32_param_2,\n"
 ".param .u64 qlora_softmax_scores_f32_param_3,\n.param .u64 qlora_softmax_scores_f32_param_4,\n"
@@ -26910,7 +26536,7 @@ static const char qlora__ptx_570[] =
 "@%p13 bra $L__BB2_6;\nadd.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p14,%rd31,%rd19;\n"
 "@%p14 bra $L__BB2_5;\nbra.uni $L__BB2_10;\n$L__BB2_3:\nadd.s64 %rd31,%rd31,%rd4;\n"
 "setp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB2_3;\n$L__BB2_10:\nret;\n}\n";
-static const char qlora__ptx_571[] =
+static const char qlora__ptx_565[] =
 ".visible .entry qlora_softmax_fwd_f32(\n.param .u64 qlora_softmax_fwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_1,\n.param .u64 qlora_softmax_fwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_3,\n.param .u64 qlora_softmax_fwd_f32_param_4,\n"
@@ -26964,7 +26590,7 @@ static const char qlora__ptx_571[] =
 "setp.lt.s64 %p15,%rd18,2;\nmov.f32 %f417,0fFF61B1E6;\nmov.f32 %f416,%f417;\n"
 "@%p15 bra $L__BB3_23;\nld.global.f32 %f416,[%rd19+4];\n$L__BB3_23:\nsetp.lt.s64 %p16,%rd18,3;\n"
 "@%p16 bra $L__BB3_25;\nld.global.f32 %f417,[%rd19+8];\n$L__BB3_25:\n";
-static const char qlora__ptx_572[] =
+static const char qlora__ptx_566[] =
 "setp.lt.s64 %p17,%rd18,4;\nmov.f32 %f418,0fFF61B1E6;\n@%p17 bra $L__BB3_27;\n"
 "ld.global.f32 %f418,[%rd19+12];\n$L__BB3_27:\nmax.f32 %f86,%f419,%f415;\n"
 "max.f32 %f87,%f86,%f416;\nmax.f32 %f88,%f87,%f417;\nmax.f32 %f419,%f88,%f418;\n"
@@ -27017,7 +26643,7 @@ static const char qlora__ptx_572[] =
 "mov.f32 %f123,0f3FB8AA3B;\nfma.rn.f32 %f124,%f113,%f123,%f122;\nmov.f32 %f125,0f32A57060;\n"
 "fma.rn.f32 %f126,%f113,%f125,%f124;\nmov.b32 %r135,%f120;\nshl.b32 %r136,%r135,23;\n"
 "mov.b32 %f127,%r136;\nex2.approx.ftz.f32 %f128,%f126;\nmul.f32 %f423,%f128,%f127;\n$L__BB3_48:\n";
-static const char qlora__ptx_573[] =
+static const char qlora__ptx_567[] =
 "add.f32 %f22,%f436,%f423;\nadd.s64 %rd73,%rd100,1;\nsetp.ge.s64 %p42,%rd73,%rd2;\n"
 "@%p42 bra $L__BB3_50;\nmov.b32 %f130,%r241;\nsub.f32 %f131,%f130,%f419;\n"
 "mov.f32 %f132,0f3F000000;\nmov.f32 %f133,0f3BBB989D;\nfma.rn.f32 %f134,%f131,%f133,%f132;\n"
@@ -27067,7 +26693,7 @@ static const char qlora__ptx_573[] =
 "mov.f32 %f212,0f437C0000;\nfma.rm.f32 %f213,%f210,%f212,%f211;\nadd.f32 %f214,%f213,0fCB40007F;\n"
 "neg.f32 %f215,%f214;\nmov.f32 %f216,0f3FB8AA3B;\nfma.rn.f32 %f217,%f206,%f216,%f215;\n"
 "mov.f32 %f218,0f32A57060;\n";
-static const char qlora__ptx_574[] =
+static const char qlora__ptx_568[] =
 "fma.rn.f32 %f219,%f206,%f218,%f217;\nmov.b32 %r145,%f213;\nshl.b32 %r146,%r145,23;\n"
 "mov.b32 %f220,%r146;\nex2.approx.ftz.f32 %f221,%f219;\nmul.f32 %f433,%f221,%f220;\n$L__BB3_68:\n"
 "add.f32 %f46,%f43,%f433;\nadd.s64 %rd79,%rd101,2;\nsetp.ge.s64 %p52,%rd79,%rd2;\n"
@@ -27118,7 +26744,7 @@ static const char qlora__ptx_574[] =
 "add.f32 %f271,%f269,%f270;\nmov.b32 %r195,%f271;\nmov.u32 %r196,2;\n"
 "shfl.sync.bfly.b32 %r197|%p66,%r195,%r196,%r185,%r187;\nmov.b32 %f272,%r197;\n"
 "add.f32 %f273,%f271,%f272;\nmov.b32 %r198,%f273;\nmov.u32 %r199,1;\n";
-static const char qlora__ptx_575[] =
+static const char qlora__ptx_569[] =
 "shfl.sync.bfly.b32 %r200|%p67,%r198,%r199,%r185,%r187;\nmov.b32 %f274,%r200;\n"
 "add.f32 %f436,%f273,%f274;\n$L__BB3_82:\n@%p7 bra $L__BB3_120;\nsetp.eq.s16 %p72,%rs6,0;\n"
 "@%p72 bra $L__BB3_102;\nadd.s64 %rd31,%rd10,%rd7;\nmov.u64 %rd102,%rd3;\n$L__BB3_85:\n"
@@ -27168,7 +26794,7 @@ static const char qlora__ptx_575[] =
 "@%p83 bra $L__BB3_107;\nld.global.f32 %f441,[%rd39+4];\n$L__BB3_107:\nsetp.lt.s64 %p84,%rd38,3;\n"
 "mov.f32 %f443,0f00000000;\nmov.f32 %f442,%f443;\n@%p84 bra $L__BB3_109;\n"
 "ld.global.f32 %f442,[%rd39+8];\n$L__BB3_109:\n";
-static const char qlora__ptx_576[] =
+static const char qlora__ptx_570[] =
 "setp.lt.s64 %p85,%rd38,4;\n@%p85 bra $L__BB3_111;\nld.global.f32 %f443,[%rd39+12];\n"
 "$L__BB3_111:\nadd.s64 %rd91,%rd10,%rd7;\nadd.s64 %rd92,%rd91,%rd103;\n"
 "cvta.to.global.u64 %rd93,%rd46;\nshl.b64 %rd94,%rd92,2;\nadd.s64 %rd40,%rd93,%rd94;\n"
@@ -27208,7 +26834,7 @@ static const char qlora__ptx_576[] =
 "@%p90 bra $L__BB3_103;\n$L__BB3_120:\nmov.u32 %r228,%nctaid.y;\ncvt.u64.u32 %rd95,%r228;\n"
 "add.s64 %rd97,%rd97,%rd95;\nsetp.lt.s64 %p91,%rd97,%rd49;\n@%p91 bra $L__BB3_6;\n$L__BB3_121:\n"
 "ret;\n}\n";
-static const char qlora__ptx_577[] =
+static const char qlora__ptx_571[] =
 ".visible .entry qlora_softmax_bwd_f32(\n.param .u64 qlora_softmax_bwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_1,\n.param .u64 qlora_softmax_bwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_3,\n.param .u64 qlora_softmax_bwd_f32_param_4,\n"
@@ -27263,7 +26889,7 @@ static const char qlora__ptx_577[] =
 "setp.lt.s64 %p14,%rd18,3;\nmov.u32 %r173,0;\nmov.u32 %r172,%r173;\n@%p14 bra $L__BB4_19;\n"
 "ld.global.u32 %r172,[%rd19+8];\n$L__BB4_19:\nadd.s64 %rd77,%rd96,%rd15;\nshl.b64 %rd78,%rd77,2;\n"
 "add.s64 %rd20,%rd2,%rd78;\n@%p11 bra $L__BB4_26;\nbra.uni $L__BB4_20;\n$L__BB4_26:\n";
-static const char qlora__ptx_578[] =
+static const char qlora__ptx_572[] =
 "ld.global.v4.u32{%r177,%r178,%r179,%r180},[%rd20];\nbra.uni $L__BB4_27;\n$L__BB4_20:\n"
 "setp.lt.s64 %p16,%rd18,1;\nmov.u32 %r178,0;\nmov.u32 %r177,%r178;\n@%p16 bra $L__BB4_22;\n"
 "ld.global.u32 %r177,[%rd20];\n$L__BB4_22:\nsetp.lt.s64 %p17,%rd18,2;\n@%p17 bra $L__BB4_24;\n"
@@ -27314,7 +26940,7 @@ static const char qlora__ptx_578[] =
 "add.s32 %r131,%r130,%r129;\nld.shared.f32 %f133,[%r131];\n$L__BB4_51:\nmov.b32 %r132,%f133;\n"
 "mov.u32 %r133,31;\nmov.u32 %r134,16;\nmov.u32 %r135,-1;\n"
 "shfl.sync.bfly.b32 %r136|%p37,%r132,%r134,%r133,%r135;\nmov.b32 %f88,%r136;\n";
-static const char qlora__ptx_579[] =
+static const char qlora__ptx_573[] =
 "add.f32 %f89,%f133,%f88;\nmov.b32 %r137,%f89;\nmov.u32 %r138,8;\n"
 "shfl.sync.bfly.b32 %r139|%p38,%r137,%r138,%r133,%r135;\nmov.b32 %f90,%r139;\n"
 "add.f32 %f91,%f89,%f90;\nmov.b32 %r140,%f91;\nmov.u32 %r141,4;\n"
@@ -27366,7 +26992,7 @@ static const char qlora__ptx_579[] =
 "mov.f32 %f142,%f143;\n@%p62 bra $L__BB4_98;\nld.global.f32 %f142,[%rd36+8];\n$L__BB4_98:\n"
 "@%p63 bra $L__BB4_100;\nld.global.f32 %f143,[%rd36+12];\n$L__BB4_100:\n"
 "sub.f32 %f118,%f140,%f132;\nmul.f32 %f49,%f136,%f118;\nsub.f32 %f119,%f141,%f132;\n";
-static const char qlora__ptx_580[] =
+static const char qlora__ptx_574[] =
 "mul.f32 %f50,%f137,%f119;\nsub.f32 %f120,%f142,%f132;\nmul.f32 %f51,%f138,%f120;\n"
 "sub.f32 %f121,%f143,%f132;\nmul.f32 %f52,%f139,%f121;\nadd.s64 %rd93,%rd16,%rd99;\n"
 "shl.b64 %rd94,%rd93,2;\nadd.s64 %rd37,%rd1,%rd94;\n@%p60 bra $L__BB4_102;\n"
@@ -27376,6 +27002,12 @@ static const char qlora__ptx_580[] =
 "setp.gt.s64 %p72,%rd5,%rd99;\n@%p72 bra $L__BB4_84;\n$L__BB4_109:\nadd.s64 %rd95,%rd95,%rd12;\n"
 "setp.lt.s64 %p73,%rd95,%rd49;\n@%p73 bra $L__BB4_8;\n$L__BB4_110:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_75[] = {
+qlora__ptx_559,
+qlora__ptx_560,
+qlora__ptx_561,
+qlora__ptx_562,
+qlora__ptx_563,
+qlora__ptx_564,
 qlora__ptx_565,
 qlora__ptx_566,
 qlora__ptx_567,
@@ -27386,15 +27018,9 @@ qlora__ptx_571,
 qlora__ptx_572,
 qlora__ptx_573,
 qlora__ptx_574,
-qlora__ptx_575,
-qlora__ptx_576,
-qlora__ptx_577,
-qlora__ptx_578,
-qlora__ptx_579,
-qlora__ptx_580,
 0};
 
-static const char qlora__ptx_581[] =
+static const char qlora__ptx_575[] =
 ".visible .entry qlora_softmax_copy_b16(\n.param .u64 qlora_softmax_copy_b16_param_0,\n"
 ".param .u64 qlora_softmax_copy_b16_param_1,\n.param .u64 qlora_softmax_copy_b16_param_2,\n"
 ".param .u64 qlora_softmax_copy_b16_param_3,\n.param .u64 qlora_softmax_copy_b16_param_4,\n"
@@ -27447,10 +27073,10 @@ static const char qlora__ptx_581[] =
 "st.global.u16[%rd32+4],%rs13;\n$L__BB0_20:\nadd.s64 %rd73,%rd73,%rd14;\n"
 "setp.lt.s64 %p16,%rd73,%rd42;\n@%p16 bra $L__BB0_10;\nadd.s64 %rd71,%rd71,%rd6;\n"
 "setp.lt.s64 %p17,%rd71,%rd41;\n@%p17 bra $L__BB0_9;\nbra.uni $L__BB0_22;\n";
-static const char qlora__ptx_582[] =
+static const char qlora__ptx_576[] =
 "$L__BB0_7:\nadd.s64 %rd71,%rd71,%rd6;\nsetp.lt.s64 %p8,%rd71,%rd41;\n@%p8 bra $L__BB0_7;\n"
 "$L__BB0_22:\nret;\n}\n";
-static const char qlora__ptx_583[] =
+static const char qlora__ptx_577[] =
 ".visible .entry qlora_softmax_transpose_b16(\n.param .u64 qlora_softmax_transpose_b16_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_2,\n"
@@ -27506,7 +27132,7 @@ static const char qlora__ptx_583[] =
 "@%p16 bra $L__BB1_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r66;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r52,%r66,66,%r24;\n"
 "shl.b32 %r53,%r1,1;\nand.b32 %r54,%r53,62;\nadd.s32 %r10,%r52,%r54;\n";
-static const char qlora__ptx_584[] =
+static const char qlora__ptx_578[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB1_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,1;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u16 %rs4,[%rd65];\nst.shared.u16[%r10],%rs4;\n$L__BB1_17:\nadd.s32 %r11,%r66,8;\n"
@@ -27556,9 +27182,9 @@ static const char qlora__ptx_584[] =
 "$L__BB1_42:\nbar.sync 0;\nadd.s64 %rd126,%rd126,%rd6;\nsetp.lt.s64 %p55,%rd126,%rd33;\n"
 "@%p55 bra $L__BB1_4;\n$L__BB1_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b16_param_6];\n"
 "mov.u32 %r65,%nctaid.z;\ncvt.u64.u32 %rd121,%r65;\nadd.s64 %rd125,%rd125,%rd121;\n";
-static const char qlora__ptx_585[] =
+static const char qlora__ptx_579[] =
 "setp.lt.s64 %p56,%rd125,%rd122;\n@%p56 bra $L__BB1_2;\n$L__BB1_44:\nret;\n}\n";
-static const char qlora__ptx_586[] =
+static const char qlora__ptx_580[] =
 ".visible .entry qlora_softmax_scores_bf16(\n.param .u64 qlora_softmax_scores_bf16_param_0,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_1,\n.param .u64 qlora_softmax_scores_bf16_param_2,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_3,\n.param .u64 qlora_softmax_scores_bf16_param_4,\n"
@@ -27593,7 +27219,7 @@ static const char qlora__ptx_586[] =
 "setp.lt.s64 %p13,%rd31,%rd19;\n@%p13 bra $L__BB2_5;\nbra.uni $L__BB2_11;\n$L__BB2_3:\n"
 "add.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB2_3;\n$L__BB2_11:\nret;\n"
 "}\n";
-static const char qlora__ptx_587[] =
+static const char qlora__ptx_581[] =
 ".visible .entry qlora_softmax_fwd_bf16(\n.param .u64 qlora_softmax_fwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_1,\n.param .u64 qlora_softmax_fwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_3,\n.param .u64 qlora_softmax_fwd_bf16_param_4,\n"
@@ -27647,7 +27273,7 @@ static const char qlora__ptx_587[] =
 "mov.b32 %f71,%r525;\nmov.b32 %f72,%r528;\nmov.b32 %f73,%r527;\nmov.b32 %f74,%r530;\n"
 "mov.b32 %f75,%r529;\nmov.b32 %f77,%r531;\nmov.f32 %f76,0fFF61B1E6;\n"
 "cvt.rn.bf16x2.f32 %r535,%f76,%f77;\n";
-static const char qlora__ptx_588[] =
+static const char qlora__ptx_582[] =
 "cvt.rn.bf16x2.f32 %r534,%f74,%f75;\ncvt.rn.bf16x2.f32 %r533,%f72,%f73;\n"
 "cvt.rn.bf16x2.f32 %r532,%f70,%f71;\n$L__BB3_26:\nshl.b32 %r178,%r532,16;\n"
 "and.b32 %r179,%r532,-65536;\nshl.b32 %r180,%r533,16;\nand.b32 %r181,%r533,-65536;\n"
@@ -27699,7 +27325,7 @@ static const char qlora__ptx_588[] =
 "max.f32 %f120,%f118,%f119;\nmov.b32 %r224,%f120;\nmov.u32 %r225,4;\n"
 "shfl.sync.bfly.b32 %r226|%p31,%r224,%r225,%r216,%r219;\nmov.b32 %f121,%r226;\n"
 "max.f32 %f122,%f120,%f121;\nmov.b32 %r227,%f122;\n";
-static const char qlora__ptx_589[] =
+static const char qlora__ptx_583[] =
 "mov.u32 %r228,2;\nshfl.sync.bfly.b32 %r229|%p32,%r227,%r228,%r216,%r219;\nmov.b32 %f123,%r229;\n"
 "max.f32 %f124,%f122,%f123;\nmov.b32 %r230,%f124;\nmov.u32 %r231,1;\n"
 "shfl.sync.bfly.b32 %r232|%p33,%r230,%r231,%r216,%r219;\nmov.b32 %f125,%r232;\n"
@@ -27751,7 +27377,7 @@ static const char qlora__ptx_589[] =
 "@%p54 bra $L__BB3_76;\nand.b32 %r292,%r552,-65536;\nmov.b32 %f166,%r292;\n"
 "sub.f32 %f167,%f166,%f718;\nmov.f32 %f168,0f3F000000;\nmov.f32 %f169,0f3BBB989D;\n"
 "fma.rn.f32 %f170,%f167,%f169,%f168;\ncvt.sat.f32.f32 %f171,%f170;\n";
-static const char qlora__ptx_590[] =
+static const char qlora__ptx_584[] =
 "mov.f32 %f172,0f4B400001;\nmov.f32 %f173,0f437C0000;\nfma.rm.f32 %f174,%f171,%f173,%f172;\n"
 "add.f32 %f175,%f174,0fCB40007F;\nneg.f32 %f176,%f175;\nmov.f32 %f177,0f3FB8AA3B;\n"
 "fma.rn.f32 %f178,%f167,%f177,%f176;\nmov.f32 %f179,0f32A57060;\n"
@@ -27801,7 +27427,7 @@ static const char qlora__ptx_590[] =
 "neg.f32 %f267,%f266;\nmov.f32 %f268,0f3FB8AA3B;\nfma.rn.f32 %f269,%f258,%f268,%f267;\n"
 "mov.f32 %f270,0f32A57060;\nfma.rn.f32 %f271,%f258,%f270,%f269;\nmov.b32 %r308,%f265;\n"
 "shl.b32 %r309,%r308,23;\nmov.b32 %f272,%r309;\nex2.approx.ftz.f32 %f273,%f271;\n";
-static const char qlora__ptx_591[] =
+static const char qlora__ptx_585[] =
 "mul.f32 %f728,%f273,%f272;\n$L__BB3_86:\nadd.f32 %f31,%f28,%f728;\nadd.s64 %rd77,%rd100,7;\n"
 "setp.ge.s64 %p60,%rd77,%rd3;\n@%p60 bra $L__BB3_88;\nand.b32 %r310,%r555,-65536;\n"
 "mov.b32 %f275,%r310;\nsub.f32 %f276,%f275,%f718;\nmov.f32 %f277,0f3F000000;\n"
@@ -27851,7 +27477,7 @@ static const char qlora__ptx_591[] =
 "add.f32 %f41,%f38,%f732;\nadd.s64 %rd81,%rd101,2;\nsetp.ge.s64 %p72,%rd81,%rd3;\n"
 "mov.f32 %f734,0f00000000;\nmov.f32 %f733,%f734;\n@%p72 bra $L__BB3_112;\n"
 "shl.b32 %r339,%r330,16;\nmov.b32 %f338,%r339;\n";
-static const char qlora__ptx_592[] =
+static const char qlora__ptx_586[] =
 "sub.f32 %f339,%f338,%f718;\nmov.f32 %f340,0f3F000000;\nmov.f32 %f341,0f3BBB989D;\n"
 "fma.rn.f32 %f342,%f339,%f341,%f340;\ncvt.sat.f32.f32 %f343,%f342;\nmov.f32 %f344,0f4B400001;\n"
 "mov.f32 %f345,0f437C0000;\nfma.rm.f32 %f346,%f343,%f345,%f344;\nadd.f32 %f347,%f346,0fCB40007F;\n"
@@ -27901,7 +27527,7 @@ static const char qlora__ptx_592[] =
 "add.f32 %f437,%f436,0fCB40007F;\nneg.f32 %f438,%f437;\nmov.f32 %f439,0f3FB8AA3B;\n"
 "fma.rn.f32 %f440,%f429,%f439,%f438;\nmov.f32 %f441,0f32A57060;\n"
 "fma.rn.f32 %f442,%f429,%f441,%f440;\n";
-static const char qlora__ptx_593[] =
+static const char qlora__ptx_587[] =
 "mov.b32 %r355,%f436;\nshl.b32 %r356,%r355,23;\nmov.b32 %f443,%r356;\n"
 "ex2.approx.ftz.f32 %f444,%f442;\nmul.f32 %f738,%f444,%f443;\n$L__BB3_122:\n"
 "add.f32 %f739,%f56,%f738;\nadd.s64 %rd101,%rd101,%rd5;\nsetp.gt.s64 %p78,%rd3,%rd101;\n"
@@ -27953,7 +27579,7 @@ static const char qlora__ptx_593[] =
 "mov.u32 %r569,%r570;\n@%p102 bra $L__BB3_146;\nld.global.u16 %r420,[%rd31+8];\n"
 "shl.b32 %r569,%r420,16;\n$L__BB3_146:\nsetp.lt.s64 %p103,%rd30,6;\n@%p103 bra $L__BB3_148;\n"
 "ld.global.u16 %r422,[%rd31+10];\nshl.b32 %r570,%r422,16;\n$L__BB3_148:\n";
-static const char qlora__ptx_594[] =
+static const char qlora__ptx_588[] =
 "setp.lt.s64 %p104,%rd30,7;\nmov.u32 %r571,0;\n@%p104 bra $L__BB3_150;\n"
 "ld.global.u16 %r424,[%rd31+12];\nshl.b32 %r571,%r424,16;\n$L__BB3_150:\nmov.b32 %f465,%r566;\n"
 "mov.b32 %f466,%r565;\nmov.b32 %f467,%r568;\nmov.b32 %f468,%r567;\nmov.b32 %f469,%r570;\n"
@@ -28002,7 +27628,7 @@ static const char qlora__ptx_594[] =
 "mul.f32 %f570,%f569,%f568;\ndiv.rn.f32 %f480,%f570,%f739;\nmov.b32 %f571,%r444;\n"
 "sub.f32 %f572,%f571,%f718;\nfma.rn.f32 %f573,%f572,%f484,%f483;\ncvt.sat.f32.f32 %f574,%f573;\n"
 "fma.rm.f32 %f575,%f574,%f488,%f487;\n";
-static const char qlora__ptx_595[] =
+static const char qlora__ptx_589[] =
 "add.f32 %f576,%f575,0fCB40007F;\nneg.f32 %f577,%f576;\nfma.rn.f32 %f578,%f572,%f492,%f577;\n"
 "fma.rn.f32 %f579,%f572,%f494,%f578;\nmov.b32 %r459,%f575;\nshl.b32 %r460,%r459,23;\n"
 "mov.b32 %f580,%r460;\nex2.approx.ftz.f32 %f581,%f579;\nmul.f32 %f582,%f581,%f580;\n"
@@ -28052,7 +27678,7 @@ static const char qlora__ptx_595[] =
 "and.b32 %r499,%r487,-65536;\nmov.b32 %f606,%r492;\nsub.f32 %f607,%f606,%f718;\n"
 "mov.f32 %f608,0f3F000000;\nmov.f32 %f609,0f3BBB989D;\nfma.rn.f32 %f610,%f607,%f609,%f608;\n"
 "cvt.sat.f32.f32 %f611,%f610;\nmov.f32 %f612,0f4B400001;\nmov.f32 %f613,0f437C0000;\n";
-static const char qlora__ptx_596[] =
+static const char qlora__ptx_590[] =
 "fma.rm.f32 %f614,%f611,%f613,%f612;\nadd.f32 %f615,%f614,0fCB40007F;\nneg.f32 %f616,%f615;\n"
 "mov.f32 %f617,0f3FB8AA3B;\nfma.rn.f32 %f618,%f607,%f617,%f616;\nmov.f32 %f619,0f32A57060;\n"
 "fma.rn.f32 %f620,%f607,%f619,%f618;\nmov.b32 %r500,%f614;\nshl.b32 %r501,%r500,23;\n"
@@ -28101,7 +27727,7 @@ static const char qlora__ptx_596[] =
 "@%p115 bra $L__BB3_190;\nand.b32 %r517,%r488,-65536;\nmov.b32 %f709,%r517;\n"
 "cvt.rn.bf16.f32 %rs14,%f709;\nst.global.u16[%rd37+2],%rs14;\n$L__BB3_190:\n"
 "@%p116 bra $L__BB3_192;\nshl.b32 %r518,%r489,16;\nmov.b32 %f710,%r518;\n";
-static const char qlora__ptx_597[] =
+static const char qlora__ptx_591[] =
 "cvt.rn.bf16.f32 %rs15,%f710;\nst.global.u16[%rd37+4],%rs15;\n$L__BB3_192:\n"
 "@%p117 bra $L__BB3_194;\nand.b32 %r519,%r489,-65536;\nmov.b32 %f711,%r519;\n"
 "cvt.rn.bf16.f32 %rs16,%f711;\nst.global.u16[%rd37+6],%rs16;\n$L__BB3_194:\n"
@@ -28116,7 +27742,7 @@ static const char qlora__ptx_597[] =
 "add.s64 %rd103,%rd103,%rd5;\nsetp.gt.s64 %p130,%rd3,%rd103;\n@%p130 bra $L__BB3_170;\n"
 "$L__BB3_203:\nmov.u32 %r524,%nctaid.y;\ncvt.u64.u32 %rd96,%r524;\nadd.s64 %rd97,%rd97,%rd96;\n"
 "setp.lt.s64 %p131,%rd97,%rd46;\n@%p131 bra $L__BB3_6;\n$L__BB3_204:\nret;\n}\n";
-static const char qlora__ptx_598[] =
+static const char qlora__ptx_592[] =
 ".visible .entry qlora_softmax_bwd_bf16(\n.param .u64 qlora_softmax_bwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_1,\n.param .u64 qlora_softmax_bwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_3,\n.param .u64 qlora_softmax_bwd_bf16_param_4,\n"
@@ -28171,7 +27797,7 @@ static const char qlora__ptx_598[] =
 "ld.global.u16 %r165,[%rd16+4];\nshl.b32 %r409,%r165,16;\n$L__BB4_18:\nsetp.lt.s64 %p16,%rd15,4;\n"
 "@%p16 bra $L__BB4_20;\nld.global.u16 %r167,[%rd16+6];\nshl.b32 %r410,%r167,16;\n$L__BB4_20:\n"
 "setp.lt.s64 %p17,%rd15,5;\n";
-static const char qlora__ptx_599[] =
+static const char qlora__ptx_593[] =
 "mov.u32 %r412,0;\nmov.u32 %r411,%r412;\n@%p17 bra $L__BB4_22;\nld.global.u16 %r169,[%rd16+8];\n"
 "shl.b32 %r411,%r169,16;\n$L__BB4_22:\nsetp.lt.s64 %p18,%rd15,6;\n@%p18 bra $L__BB4_24;\n"
 "ld.global.u16 %r171,[%rd16+10];\nshl.b32 %r412,%r171,16;\n$L__BB4_24:\n"
@@ -28223,7 +27849,7 @@ static const char qlora__ptx_599[] =
 "shl.b32 %r431,%r225,16;\n$L__BB4_53:\nsetp.lt.s64 %p32,%rd20,4;\n@%p32 bra $L__BB4_55;\n"
 "ld.global.u16 %r227,[%rd21+6];\nshl.b32 %r432,%r227,16;\n$L__BB4_55:\nsetp.lt.s64 %p33,%rd20,5;\n"
 "mov.u32 %r434,0;\nmov.u32 %r433,%r434;\n";
-static const char qlora__ptx_600[] =
+static const char qlora__ptx_594[] =
 "@%p33 bra $L__BB4_57;\nld.global.u16 %r229,[%rd21+8];\nshl.b32 %r433,%r229,16;\n$L__BB4_57:\n"
 "setp.lt.s64 %p34,%rd20,6;\n@%p34 bra $L__BB4_59;\nld.global.u16 %r231,[%rd21+10];\n"
 "shl.b32 %r434,%r231,16;\n$L__BB4_59:\nsetp.lt.s64 %p35,%rd20,7;\nmov.u32 %r436,0;\n"
@@ -28275,7 +27901,7 @@ static const char qlora__ptx_600[] =
 "shfl.sync.bfly.b32 %r285|%p49,%r283,%r284,%r278,%r281;\nmov.b32 %f96,%r285;\n"
 "add.f32 %f97,%f95,%f96;\nmov.b32 %r286,%f97;\nmov.u32 %r287,4;\n"
 "shfl.sync.bfly.b32 %r288|%p50,%r286,%r287,%r278,%r281;\n";
-static const char qlora__ptx_601[] =
+static const char qlora__ptx_595[] =
 "mov.b32 %f98,%r288;\nadd.f32 %f99,%f97,%f98;\nmov.b32 %r289,%f99;\nmov.u32 %r290,2;\n"
 "shfl.sync.bfly.b32 %r291|%p51,%r289,%r290,%r278,%r281;\nmov.b32 %f100,%r291;\n"
 "add.f32 %f101,%f99,%f100;\nmov.b32 %r292,%f101;\nmov.u32 %r293,1;\n"
@@ -28328,7 +27954,7 @@ static const char qlora__ptx_601[] =
 "ld.global.u16 %r355,[%rd28];\nshl.b32 %r458,%r355,16;\n$L__BB4_113:\nsetp.lt.s64 %p74,%rd26,2;\n"
 "@%p74 bra $L__BB4_115;\nld.global.u16 %r357,[%rd28+2];\nshl.b32 %r459,%r357,16;\n$L__BB4_115:\n"
 "setp.lt.s64 %p75,%rd26,3;\nmov.u32 %r461,0;\nmov.u32 %r460,%r461;\n";
-static const char qlora__ptx_602[] =
+static const char qlora__ptx_596[] =
 "@%p75 bra $L__BB4_117;\nld.global.u16 %r359,[%rd28+4];\nshl.b32 %r460,%r359,16;\n$L__BB4_117:\n"
 "setp.lt.s64 %p76,%rd26,4;\n@%p76 bra $L__BB4_119;\nld.global.u16 %r361,[%rd28+6];\n"
 "shl.b32 %r461,%r361,16;\n$L__BB4_119:\nsetp.lt.s64 %p77,%rd26,5;\nmov.u32 %r463,0;\n"
@@ -28379,12 +28005,18 @@ static const char qlora__ptx_602[] =
 "$L__BB4_142:\nsetp.lt.s64 %p87,%rd26,7;\n@%p87 bra $L__BB4_144;\nshl.b32 %r404,%r381,16;\n"
 "mov.b32 %f168,%r404;\ncvt.rn.bf16.f32 %rs14,%f168;\nst.global.u16[%rd29+12],%rs14;\n"
 "$L__BB4_144:\nsetp.lt.s64 %p88,%rd26,8;\n@%p88 bra $L__BB4_147;\nand.b32 %r405,%r381,-65536;\n";
-static const char qlora__ptx_603[] =
+static const char qlora__ptx_597[] =
 "mov.b32 %f169,%r405;\ncvt.rn.bf16.f32 %rs15,%f169;\nst.global.u16[%rd29+14],%rs15;\n"
 "$L__BB4_147:\nadd.s64 %rd86,%rd86,%rd6;\nsetp.gt.s64 %p89,%rd4,%rd86;\n@%p89 bra $L__BB4_91;\n"
 "$L__BB4_148:\nmov.u32 %r406,%nctaid.y;\ncvt.u64.u32 %rd82,%r406;\nadd.s64 %rd83,%rd83,%rd82;\n"
 "setp.lt.s64 %p90,%rd83,%rd41;\n@%p90 bra $L__BB4_8;\n$L__BB4_149:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_bf16_80[] = {
+qlora__ptx_575,
+qlora__ptx_576,
+qlora__ptx_577,
+qlora__ptx_578,
+qlora__ptx_579,
+qlora__ptx_580,
 qlora__ptx_581,
 qlora__ptx_582,
 qlora__ptx_583,
@@ -28402,12 +28034,6 @@ qlora__ptx_594,
 qlora__ptx_595,
 qlora__ptx_596,
 qlora__ptx_597,
-qlora__ptx_598,
-qlora__ptx_599,
-qlora__ptx_600,
-qlora__ptx_601,
-qlora__ptx_602,
-qlora__ptx_603,
 0};
 
 static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
@@ -28424,8 +28050,8 @@ static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
     {"gemm_tc", 80, 0, 70, qlora__ptx_gemm_tc_80, 139593u, 0xdbb1014bu},
     {"linear", 75, 0, 63, qlora__ptx_linear_75, 11172u, 0x9c16c912u},
     {"linear_bf16", 80, 0, 70, qlora__ptx_linear_bf16_80, 11104u, 0x9cc9cd99u},
-    {"loss", 75, 0, 63, qlora__ptx_loss_75, 75916u, 0x2ad79824u},
-    {"loss_bf16", 80, 0, 70, qlora__ptx_loss_bf16_80, 66884u, 0x6624a1d2u},
+    {"loss", 75, 0, 63, qlora__ptx_loss_75, 61235u, 0x350c2eabu},
+    {"loss_bf16", 80, 0, 70, qlora__ptx_loss_bf16_80, 51642u, 0xe20ba0c6u},
     {"nf4", 75, 0, 63, qlora__ptx_nf4_75, 63660u, 0xa399e032u},
     {"nf4_bf16", 80, 0, 70, qlora__ptx_nf4_bf16_80, 42045u, 0x9c08fd92u},
     {"nf4_gemm", 80, 0, 70, qlora__ptx_nf4_gemm_80, 118145u, 0xa2197d30u},

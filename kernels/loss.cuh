@@ -32,46 +32,86 @@ template <class T> __device__ __forceinline__ void log_sum_add(log_sum& s, uint4
     s.sum = sum;
 }
 
-// The gradient of one row, BATCH pieces at a time: x = e^(x - top) share, less factor at label.
+// The share of one thread, which owns the pieces first, first + step, ... of a row. BATCH aligned
+// pieces are loaded at a time; what is left, or not aligned, goes one by one.
 template <class T>
-__device__ __forceinline__ void entropy_gradient(T* x, int64_t cols, int64_t label, float top,
-                                                 float share, float factor, bool vec) {
+__device__ __forceinline__ log_sum log_sum_of(const T* x, int64_t cols, int64_t first, int64_t step,
+                                              bool vec) {
     const int N = lanes<T>::N;
-    int64_t step = (int64_t)blockDim.x * N;
-    for (int64_t c = (int64_t)threadIdx.x * N; c < cols; c += BATCH * step) {
+    log_sum mine = {LOWEST, 0.0f};
+    int64_t c = first;
+    for (; vec && c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
         uint4 raw[BATCH];
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
-            if (c + k * step < cols) {
-                raw[k] = load_raw(x + c + k * step, cols - c - k * step, vec);
-            }
+            raw[k] = *(const uint4*)(x + c + k * step);
         }
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
-            int64_t at = c + k * step;
-            if (at < cols) {
-                float v[N];
-                unpack(raw[k], v);
-#pragma unroll
-                for (int i = 0; i < N; i++) {
-                    v[i] = exp_of(v[i] - top, (const T*)0) * share;
-                    if (at + i == label) {
-                        v[i] -= factor;
-                    }
-                }
-                store_raw(x + at, pack(v), cols - at, vec);
-            }
+            log_sum_add<T>(mine, raw[k]);
         }
+    }
+    for (; c < cols; c += step) {
+        log_sum_add<T>(mine, load_raw(x + c, cols - c, vec, -3.3e38f));
+    }
+    return mine;
+}
+
+// What every column of a row's gradient needs.
+struct row_gradient {
+    int64_t label;
+    float top;
+    float share; // factor / sum
+    float factor;
+};
+
+// e^(x - top) share - onehot(label) factor, for the piece at column `at`.
+template <class T>
+__device__ __forceinline__ uint4 gradient_piece(const row_gradient& g, uint4 raw, int64_t at) {
+    const int N = lanes<T>::N;
+    int32_t hot = g.label >= at && g.label < at + N ? (int32_t)(g.label - at) : -1;
+    float v[N];
+    unpack(raw, v);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        v[i] = exp_of(v[i] - g.top, (const T*)0) * g.share;
+        if (i == hot) {
+            v[i] -= g.factor;
+        }
+    }
+    return pack(v);
+}
+
+// The pieces of one thread, in place.
+template <class T>
+__device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t cols,
+                                            int64_t first, int64_t step, bool vec) {
+    const int N = lanes<T>::N;
+    int64_t c = first;
+    for (; vec && c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
+        uint4 raw[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            raw[k] = *(const uint4*)(x + c + k * step);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            *(uint4*)(x + c + k * step) = gradient_piece<T>(g, raw[k], c + k * step);
+        }
+    }
+    for (; c < cols; c += step) {
+        uint4 raw = load_raw(x + c, cols - c, vec);
+        store_raw(x + c, gradient_piece<T>(g, raw, c), cols - c, vec);
     }
 }
 
 // Per row: loss = weight (log sum e^x - x[label]); with gradient != 0 also, in place,
 //   x = (softmax(x) - onehot(label)) scale weight.
 // Label -100: loss 0, gradient 0. Any other label outside [0, cols): the same, and *bad becomes 1.
-// scale (one f32 in device memory) and weights [rows] may be null for 1. cols up to 2^31 - 1,
-// 64-bit offsets. Launch: threads = cols / (4 N) rounded up to a multiple of 32, at most 1024;
-// grid.x = rows. Determinism: the order of the sum depends on cols and the type alone. One writer
-// per output.
+// scale (one f32 in device memory) and weights [rows] may be null for 1. cols < 2^31, 64-bit
+// offsets. Launch: threads = cols / (4 N) rounded up to a multiple of 32, at most 1024; grid.x =
+// rows. Determinism: the order of the sum depends on cols and the type alone. One writer per
+// output.
 template <class T>
 __device__ __forceinline__ void
 cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights,
@@ -97,22 +137,7 @@ cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights
         return;
     }
     float chosen = to_float(x[label]);
-    log_sum mine = {LOWEST, 0.0f};
-    int64_t c = first;
-    for (; c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
-        uint4 raw[BATCH];
-#pragma unroll
-        for (int k = 0; k < BATCH; k++) {
-            raw[k] = load_raw(x + c + k * step, N, vec);
-        }
-#pragma unroll
-        for (int k = 0; k < BATCH; k++) {
-            log_sum_add<T>(mine, raw[k]);
-        }
-    }
-    for (; c < cols; c += step) {
-        log_sum_add<T>(mine, load_raw(x + c, cols - c, vec, -3.3e38f));
-    }
+    log_sum mine = log_sum_of(x, cols, first, step, vec);
     int32_t width = (int32_t)blockDim.x;
     float top = row_max(mine.top, shared, width);
     float sum = row_sum(mine.sum * exp_of(mine.top - top, (const T*)0), shared, width);
@@ -120,13 +145,13 @@ cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights
     if (threadIdx.x == 0) {
         losses[row] = weight * (top + logf(sum) - chosen);
     }
-    if (!gradient) {
-        return;
+    if (gradient) {
+        // Nobody overwrites x[label] before everybody has read it, in blocks of one warp too.
+        __syncthreads();
+        float factor = scale != 0 ? *scale * weight : weight;
+        row_gradient g = {label, top, factor / sum, factor};
+        gradient_of(g, x, cols, first, step, vec);
     }
-    // Nobody overwrites x[label] before everybody has read it, in blocks of one warp too.
-    __syncthreads();
-    float factor = scale != 0 ? *scale * weight : weight;
-    entropy_gradient(x, cols, label, top, factor / sum, factor, vec);
 }
 
 // ids[row] = column of the largest value, the smallest such column on a tie; a NaN is never

@@ -3,10 +3,13 @@
     X(harness_suite)                                                                                \
     X(fake_suite)                                                                                   \
     X(runtime_suite)                                                                                \
+    X(contracts_suite)                                                                              \
+    X(faults_suite)                                                                                 \
     X(gemm_suite)                                                                                   \
     X(nf4_suite)                                                                                    \
     X(linear_suite)                                                                                 \
     X(linear_double_suite)                                                                          \
     X(ops_suite)                                                                                    \
     X(attention_suite)                                                                              \
-    X(formats_suite)
+    X(formats_suite)                                                                                \
+    X(text_suite)
