@@ -2897,6 +2897,8 @@ static const text__pattern text__patterns[] = {
      TEXT__O_ANY_CASE | TEXT__O_DIGITS_3},
     {TEXT__R_ASCII TEXT__R_WORD "\\p{N}{1,3}" TEXT__R_REST, text__match_cl100k,
      TEXT__O_ASCII_CASE | TEXT__O_DIGITS_3},
+    {TEXT__R_ANY2 TEXT__R_WORD2 "\\p{N}" TEXT__R_REST2, text__match_cl100k,
+     TEXT__O_ANY_CASE | TEXT__O_DIGITS_1},
     // Qwen2, Qwen2.5, Qwen3
     {TEXT__R_ANY TEXT__R_WORD "\\p{N}" TEXT__R_REST, text__match_cl100k,
      TEXT__O_ANY_CASE | TEXT__O_DIGITS_1},
@@ -3432,7 +3434,7 @@ static bool text__piece_encode(text_tok* tok, const char* text, size_t size, tex
 
 //@@ LOAD  - tokenizer.json and the .bin form of llama2.c
 
-enum { TEXT__MAX_ID = 1 << 24, TEXT__MAX_ADDED = 1024, TEXT__MAX_LIST = 64 };
+enum { TEXT__MAX_ID = 1 << 24, TEXT__MAX_ADDED = 1024, TEXT__MAX_LIST = 64, TEXT__MAX_STEP = 64 };
 
 static void text__steps_free(text__steps* steps) {
     for (size_t i = 0; i < steps->count; i++) {
@@ -3850,6 +3852,9 @@ static bool text__step_string(const text__json* json, const text__node* node, co
     if (value == NULL || value->type != TEXT__J_STRING) {
         return text__fail(error, "a step without the string \"%s\"", name);
     }
+    if (value->size > TEXT__MAX_STEP) { // a text could grow out of all bounds
+        return text__fail(error, "\"%s\" is longer than %d bytes", name, TEXT__MAX_STEP);
+    }
     return text__copy(text__json_text(json, value), value->size, out, size, error);
 }
 
@@ -4137,8 +4142,8 @@ static bool text__load_template(text_tok* tok, const text__json* json, const tex
                                 text_ids* front, text_error* error) {
     const text__node* single = text__json_get(json, node, "single");
     const text__node* tokens = text__json_get(json, node, "special_tokens");
-    if (single == NULL || single->type != TEXT__J_ARRAY) {
-        return text__fail(error, "post_processor: TemplateProcessing without \"single\"");
+    if (single == NULL || single->type != TEXT__J_ARRAY || single->size > TEXT__MAX_LIST) {
+        return text__fail(error, "post_processor: TemplateProcessing without a good \"single\"");
     }
     bool before = true;
     const text__node* item = single + 1;
@@ -4465,8 +4470,14 @@ bool text_tok_open(const char* path, text_tok** out, text_error* error) {
     for (size_t i = 0; good && !found && i < TEXT__COUNT(names); i++) {
         good = text__folder_read(path, names[i], &file, &found, error);
     }
-    if (good && !found) {
-        good = text_file_read(path, &file, error);
+    if (good && !found && !text_file_read(path, &file, error)) {
+        // a folder can be opened on some systems, but not read
+        bool folder = file.capacity > 0 && file.count == 0;
+        good = folder ? text__fail(error,
+                                   "%s: cannot be read; as a folder it has no tokenizer.json, "
+                                   "tokenizer.bin or tok512.bin",
+                                   path)
+                      : false;
     }
     good = good && text_tok_load(path, file.data, file.count, out, error);
     text_bytes_free(&file);

@@ -14,7 +14,8 @@ static const test_machine machines[] = {
     {"sm_90", "fake", 90, 13000, FAKE_FORWARD, true,
      SETS_GPU | TEST_ONE_EACH | TEST_FAKES | TEST_ONE_FAKE | TEST_TENSOR_CORES},
     {"sm_90_reversed", "fake", 90, 13000, FAKE_REVERSE, true, SETS_GPU | TEST_TENSOR_CORES},
-    {"sm_80_no_cublas", "fake", 80, 11040, FAKE_FORWARD, false, SETS_GPU | TEST_FAKES | TEST_TENSOR_CORES},
+    {"sm_80_no_cublas", "fake", 80, 11040, FAKE_FORWARD, false,
+     SETS_GPU | TEST_FAKES | TEST_TENSOR_CORES},
     {"sm_75_no_cublas", "fake", 75, 12040, FAKE_RANDOM, false, SETS_GPU | TEST_FAKES},
     {"sm_121", "fake", 121, 13000, FAKE_FORWARD, true, SETS_GPU | TEST_FAKES | TEST_TENSOR_CORES},
     {"gpu", "cuda", 0, 0, FAKE_FORWARD, true, SETS_GPU | TEST_ONE_EACH | TEST_TENSOR_CORES},
@@ -49,6 +50,10 @@ const fake_api* test_fake(void) {
 bool test_machine_wanted(const test_machine* machine) {
     const char* hidden = test_fake() != NULL ? "cuda" : "fake";
     return test_wants(machine->backend) && strcmp(machine->backend, hidden) != 0;
+}
+
+bool test_has_bf16(const test_machine* machine) {
+    return (machine->sets & (TEST_CPU | TEST_TENSOR_CORES)) != 0;
 }
 
 static void* counted_alloc(size_t bytes, size_t align, void* user) {
