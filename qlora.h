@@ -15753,6 +15753,8 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
 typedef struct qlora__stack {
     qlora_linear linear;
     qlora_tensor operand;
+    qlora_tensor positions; // of the rows at hand, for the dropout
+    qlora_tensor sequences;
     int64_t out;
     int64_t pad;
 } qlora__stack;
@@ -15763,6 +15765,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->linear = layer->linears[group];
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
+    out->positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    out->sequences = qlora__window(&m->batch.sequences, 1, 0, pass->rows);
+    out->linear.positions = &out->positions;
+    out->linear.sequences = &out->sequences;
     out->pad = m->use_adapters ? layer->pads[group] : 0;
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
@@ -17283,7 +17289,8 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        job.via_bf16 = g->trained && g->m->compute == QLORA_BF16;
+        // what a step computes with: 4-bit values are rounded to bf16 in every mode
+        job.via_bf16 = item->nf4 || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
@@ -18429,7 +18436,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that number.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
-    qlora__state_add(s, "format", QLORA__SAME, 1);
+    qlora__state_add(s, "state_format", QLORA__SAME, 1);
     qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
     qlora__state_add(s, "math", QLORA__SAME, (int64_t)t->ctx->desc.math);
     qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
