@@ -9,4 +9,5 @@
     X(linear_double_suite)                                                                          \
     X(ops_suite)                                                                                    \
     X(attention_suite)                                                                              \
-    X(formats_suite)
+    X(formats_suite)                                                                                \
+    X(generate_suite)
