@@ -3,6 +3,8 @@
     X(harness_suite)                                                                                \
     X(fake_suite)                                                                                   \
     X(runtime_suite)                                                                                \
+    X(contracts_suite)                                                                              \
+    X(faults_suite)                                                                                 \
     X(gemm_suite)                                                                                   \
     X(nf4_suite)                                                                                    \
     X(linear_suite)                                                                                 \
@@ -10,4 +12,5 @@
     X(ops_suite)                                                                                    \
     X(attention_suite)                                                                              \
     X(formats_suite)                                                                                \
+    X(text_suite)                                                                                   \
     X(generate_suite)

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/tiny, a golden folder small enough to be committed, with transformers, PEFT and
+bitsandbytes (the CPU suffices):  python3 tests/golden/make_tiny.py tests/golden/tiny
+
+The folder has the form that build/golden reads: model/ in bf16, model-bnb4/ as save_pretrained writes it,
+adapter0/ and adapter20/ as PEFT writes them, golden.safetensors, golden.json. The trajectory is computed
+in float64 from the bf16 values that bitsandbytes dequantises to; a float32 run beside it says how far
+honest rounding leads, and ten times that, or a floor, is the limit.
+"""
+import copy
+import json
+import os
+import sys
+
+import bitsandbytes
+import peft
+import torch
+import transformers
+from safetensors.torch import save_file
+
+BATCH, SEQ, STEPS, VOCAB = 2, 24, 20, 96
+LORA = dict(r=4, lora_alpha=8, use_rslora=True,
+            target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+OPTIMIZER = dict(lr=2e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.02)
+
+
+def make_model():
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=104, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=24, max_position_embeddings=256,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    config.dtype = torch.bfloat16
+    model = transformers.Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" in name:
+                p.copy_(1.0 + 0.2 * torch.randn_like(p))
+            else:
+                p.copy_(torch.randn_like(p) * (1.0 if "embed" in name else 1.5 * p.shape[1] ** -0.5))
+            p.copy_(p.to(torch.bfloat16))
+    return model  # in float32: a cast would round the frequencies of the rope, too
+
+
+def scales_are_nearest(weight, state):
+    """The CPU build of bitsandbytes does not always take the nearest 8-bit code for a scale, as the CUDA
+    build does; a seed is used for which it does."""
+    absmax = weight.reshape(-1, 64).abs().amax(1)
+    y = absmax - absmax.mean()
+    scaled = y / y.reshape(1, -1).abs().amax()  # fewer than 256 blocks: one second-level block
+    code = state.state2.code
+    return torch.equal(torch.bucketize(scaled, (code[1:] + code[:-1]) / 2).to(torch.uint8), state.absmax)
+
+
+def dequantised(plain, path):
+    """The same model with every linear of the layers as its 4-bit weights stand for it."""
+    config = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16)
+    quantised = transformers.AutoModelForCausalLM.from_pretrained(
+        path + "/model", quantization_config=config, dtype=torch.bfloat16, device_map="cpu")
+    quantised.save_pretrained(path + "/model-bnb4")
+    result = copy.deepcopy(plain)
+    for name, module in quantised.named_modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            if not scales_are_nearest(plain.get_submodule(name).weight, module.weight.quant_state):
+                return None
+            weight = bitsandbytes.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+            result.get_submodule(name).weight.data = weight.to(torch.bfloat16).float()
+    return result
+
+
+def loss_of(model, ids, labels):
+    return model(input_ids=ids, labels=labels).loss
+
+
+def run(base, dtype, start, ids, labels, clip):
+    """STEPS steps from the adapter `start`; returns what the golden folder stores."""
+    model = peft.get_peft_model(copy.deepcopy(base).to(dtype), peft.LoraConfig(task_type="CAUSAL_LM", **LORA))
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    out = {"names": names, "losses": [], "norms": [], "grads": {}, "model": model}
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for n in names:
+            parameters[n].data = start[n].to(dtype)
+    trained = [parameters[n] for n in names]
+    optimizer = torch.optim.AdamW(trained, **OPTIMIZER)
+    with torch.no_grad():
+        out["logits"] = model(input_ids=ids[0]).logits
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, ids[step], labels[step])
+        loss.backward()
+        if step == 0:
+            out["grads"] = {n: parameters[n].grad.clone() for n in names}
+        out["losses"].append(loss.item())
+        norm = torch.nn.utils.clip_grad_norm_(trained, clip if clip > 0 else float("inf"))
+        out["norms"].append(norm.item())
+        optimizer.step()
+    out["final"] = {n: parameters[n].detach().clone() for n in names}
+    return out
+
+
+def worst(a, b):
+    return max(((a[n].double() - b[n].double()).norm() / b[n].double().norm()).item() for n in a)
+
+
+def greedy(model, prompt):
+    ids, margin = list(prompt), 1.0
+    with torch.no_grad():
+        for _ in range(SEQ - len(prompt)):
+            row = model(input_ids=torch.tensor([ids])).logits[0, -1]
+            top = row.topk(2).values
+            margin = min(margin, ((top[0] - top[1]) / row.abs().max()).item())
+            ids.append(int(row.argmax()))
+    return ids[len(prompt):], margin
+
+
+def save_adapter(model, path):
+    model.save_pretrained(path)
+    if os.path.exists(path + "/README.md"):
+        os.remove(path + "/README.md")
+
+
+def main(path):
+    os.makedirs(path, exist_ok=True)
+    nf4, seed = None, 0
+    while nf4 is None:
+        seed += 1
+        torch.manual_seed(seed)
+        plain = make_model()
+        copy.deepcopy(plain).to(torch.bfloat16).save_pretrained(path + "/model")
+        nf4 = dequantised(plain, path)
+    ids = torch.randint(3, VOCAB, (STEPS, BATCH, SEQ))
+    labels = ids.clone()
+    labels[torch.rand(labels.shape) < 0.2] = -100
+    model = peft.get_peft_model(copy.deepcopy(nf4).float(), peft.LoraConfig(task_type="CAUSAL_LM", **LORA))
+    start = {}
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if p.requires_grad:
+                p.copy_(torch.randn_like(p) * (0.05 if "lora_B" in n else p.shape[1] ** -0.5))
+                start[n] = p.detach().clone()
+    save_adapter(model, path + "/adapter0")
+    norms = sorted(run(nf4, torch.float64, start, ids, labels, 0)["norms"])
+    clip = round(norms[STEPS // 2], 2)  # half of the steps are clipped
+    true = run(nf4, torch.float64, start, ids, labels, clip)
+    rounded = run(nf4, torch.float32, start, ids, labels, clip)
+    names = true["names"]
+    file_name = {n: n.replace(".default", "") for n in names}
+    text, margin = greedy(true["model"], ids[0, 0, :8].tolist())
+    save_adapter(true["model"].float(), path + "/adapter20")
+    with torch.no_grad():
+        base, four = plain.double(), nf4.double()
+        tensors = {
+            "input_ids": ids.int(), "labels": labels.int(),
+            "base_logits": base(input_ids=ids[0]).logits.float(),
+            "nf4_logits": four(input_ids=ids[0]).logits.float(),
+            "lora_logits": true["logits"].float()}
+        base_loss = loss_of(base, ids[0], labels[0]).item()
+        nf4_loss = loss_of(four, ids[0], labels[0]).item()
+    for n in names:
+        tensors["grad." + file_name[n]] = true["grads"][n].float()
+    save_file(tensors, path + "/golden.safetensors")
+    spread = {
+        "loss": max(abs(a - b) / max(1, abs(b)) for a, b in zip(rounded["losses"], true["losses"])),
+        "norm": max(abs(a - b) / max(1, abs(b)) for a, b in zip(rounded["norms"], true["norms"])),
+        "grad": worst(rounded["grads"], true["grads"]), "adapter": worst(rounded["final"], true["final"])}
+    golden = {
+        "transformers": transformers.__version__, "peft": peft.__version__,
+        "bitsandbytes": bitsandbytes.__version__, "torch": torch.__version__,
+        "batch": BATCH, "seq": SEQ, "steps": STEPS, "lora": LORA,
+        "optimizer": dict(name="adamw", clip=clip, **OPTIMIZER),
+        "base_loss": base_loss, "nf4_loss": nf4_loss, "spread_of_float32": spread,
+        "limits": {
+            "f32": {"logits": 1e-5, "loss0": 2e-6, "grads": max(2e-5, 10 * spread["grad"]),
+                    "loss_any": max(5e-6, 10 * spread["loss"]),
+                    "grad_norm": max(1e-5, 10 * spread["norm"]),
+                    "adapter20": max(1e-4, 10 * spread["adapter"])},
+            "bf16": {"logits": 0.08, "loss0": 3e-3, "grads": 0.2, "loss_any": 0.02, "grad_norm": 0.1,
+                     "greedy_margin": 0.05}},
+        "losses": true["losses"], "grad_norms": true["norms"], "greedy_smallest_margin": margin,
+        "greedy_prompt": ids[0, 0, :8].tolist(), "greedy_ids_after_20_steps": text}
+    with open(path + "/golden.json", "w") as f:
+        json.dump(golden, f, indent=1)
+        f.write("\n")
+    for folder in ("model", "model-bnb4"):
+        extra = path + "/" + folder + "/generation_config.json"
+        if os.path.exists(extra):
+            os.remove(extra)
+
+
+main(sys.argv[1])
