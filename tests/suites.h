@@ -13,4 +13,5 @@
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(text_suite)                                                                                  \
-    X(adapter_suite)
+    X(adapter_suite)                                                                               \
+    X(generate_suite)
