@@ -15403,6 +15403,8 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
 typedef struct qlora__stack {
     qlora_linear linear;
     qlora_tensor operand;
+    qlora_tensor positions; // of the tokens at hand, for dropout
+    qlora_tensor sequences;
     int64_t out;
     int64_t pad;
 } qlora__stack;
@@ -15413,6 +15415,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->linear = layer->linears[group];
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
+    out->positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    out->sequences = qlora__window(&m->batch.sequences, 1, 0, pass->rows);
+    out->linear.positions = &out->positions;
+    out->linear.sequences = &out->sequences;
     out->pad = m->use_adapters ? layer->pads[group] : 0;
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
@@ -16258,8 +16264,8 @@ static qlora_result qlora__slot_take(qlora_trainer* t, qlora__slot** out) {
 
 static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* target,
                                      const void* source, size_t bytes) {
-    qlora_ctx* ctx = t->ctx;
 #ifndef QLORA_NO_CUDA
+    qlora_ctx* ctx = t->ctx;
     if (!qlora__on_cpu(ctx)) {
         const qlora__cuda_table* cu = &ctx->gpu->cu;
         qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
@@ -16270,6 +16276,7 @@ static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* 
         return QLORA_OK;
     }
 #else
+    (void)t;
     (void)slot;
 #endif
     memcpy(target, source, bytes);
@@ -16369,7 +16376,7 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
 static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
-    float* weights = (float*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
+    QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
     int32_t none = (int32_t)m->batch.rows.cols; // the row of zeros
     for (int64_t i = 0; i < m->plan.tokens; i++) {
@@ -16382,7 +16389,7 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
             if (b->labels[i + 1] != -100) {
                 rows[count] = (int32_t)i;
                 labels[count] = b->labels[i + 1];
-                weights[count] = b->weights != NULL ? b->weights[i + 1] : 1.0f;
+                weights[count] = b->weights != NULL ? (QLORA__REAL)b->weights[i + 1] : 1;
                 inverse[i] = (int32_t)count;
                 count++;
             }
@@ -16392,7 +16399,7 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
     for (int64_t i = count; i < none; i++) {
         rows[i] = 0;
         labels[i] = -100;
-        weights[i] = 0.0f;
+        weights[i] = 0;
     }
     return count;
 }
@@ -16406,8 +16413,8 @@ static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch
     QLORA__TRY(qlora__slot_take(t, &slot));
     qlora__slot_tokens(m, slot->memory, batch);
     int64_t labels = qlora__slot_labels(m, slot->memory, batch);
-    float* scale = (float*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
-    *scale = (float)(1.0 / total_labels);
+    QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
+    *scale = (QLORA__REAL)(1.0 / total_labels);
     uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
     dropout[0] = (uint32_t)m->train.seed;
     dropout[1] = (uint32_t)(m->train.seed >> 32);

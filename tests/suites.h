@@ -9,4 +9,7 @@
     X(linear_double_suite)                                                                          \
     X(ops_suite)                                                                                    \
     X(attention_suite)                                                                              \
-    X(formats_suite)
+    X(formats_suite)                                                                                \
+    X(golden_suite)                                                                                 \
+    X(model_suite)                                                                                  \
+    X(gradient_suite)
