@@ -36,8 +36,8 @@ FUZZERS := $(patsubst tests/%.c,$(B)/%,$(wildcard tests/fuzz_*.c))
 KERNELS := $(sort $(wildcard kernels/*.cu))
 FAKE_CUDA := $(sort $(filter-out tests/fakecuda/cublas.c,$(wildcard tests/fakecuda/*.c)))
 FAKE_CUBLAS := $(wildcard tests/fakecuda/cublas.c)
-FAKES := $(if $(FAKE_CUDA),$(B)/fake/libcuda.so.1 $(B)/fake-stub/libcuda.so.1) \
-	$(if $(FAKE_CUBLAS),$(B)/fake/libcublas.so.13)
+FAKES := $(if $(FAKE_CUDA),$(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit))) \
+	$(if $(FAKE_CUBLAS),$(addprefix $(B)/,$(addsuffix /libcublas.so.13,fake fake-omit)))
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -49,9 +49,8 @@ all: $(B)/tests $(FAKES) examples ## build the tests and the examples
 test: $(B)/tests $(FAKES) ## run the tests: CPU, fake GPU, and the real one where there is one
 	@B=$(B) tests/run.sh
 
-demo: examples ## build and run the first examples
-	@for program in $(sort $(filter $(B)/01_% $(B)/02_% $(B)/03_%,$(EXAMPLES))); do \
-		echo "== $$program"; $$program || exit 1; done
+demo: $(B)/finetune ## one minute: train a small model made on the spot, show text before and after
+	@$(B)/finetune --demo --out $(B)/demo
 
 examples: $(EXAMPLES) ## build every program of examples/
 
@@ -133,8 +132,16 @@ $(B)/fake/libcuda.so.1: $(FAKE_CUDA) Makefile
 $(B)/fake-stub/libcuda.so.1: $(FAKE_CUDA) Makefile
 	$(FAKE) -DFAKE_STUB -o $@ $(FAKE_CUDA) -lm -lpthread
 
+# Libraries that lack a symbol, as older ones do.
+$(B)/fake-omit/libcuda.so.1: $(FAKE_CUDA) Makefile
+	$(FAKE) -DFAKE_OMIT_cuGraphInstantiateWithFlags -DFAKE_OMIT_cuStreamBeginCapture_v2 \
+		-o $@ $(FAKE_CUDA) -lm -lpthread
+
 $(B)/fake/libcublas.so.13: $(FAKE_CUBLAS) Makefile
 	$(FAKE) -o $@ $(FAKE_CUBLAS) -lm -lpthread
+
+$(B)/fake-omit/libcublas.so.13: $(FAKE_CUBLAS) Makefile
+	$(FAKE) -DFAKE_OMIT_cublasGemmStridedBatchedEx -o $@ $(FAKE_CUBLAS) -lm -lpthread
 
 # ---- PTX: build/ptx/MODULE.sm_NN.ptx ----
 

@@ -23,7 +23,8 @@
        OPS        operators: the formula, the CPU loop, the launch
        GRAPH      capture, replay, invalidation
        MODEL      plan, arena, weights, layer forward and backward, over OPS for both backends
-       TRAIN      micro-step, update, schedules, evaluation
+       ADAPTER    PEFT save and load, merged export, GGUF export
+       TRAIN      micro-step, update, schedules, evaluation, checkpoints
 
    QUICK START
 
@@ -194,7 +195,8 @@ typedef enum qlora_log_level {
     X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
     X(MODEL,          "a model is ready")                                                   \
     X(DEVICE_LOST,    "a fault made the device unusable")                                   \
-    X(LEAK,           "something still lives when its parent is destroyed")
+    X(LEAK,           "something still lives when its parent is destroyed")            \
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")
 // clang-format on
 
 typedef enum qlora_log_item {
@@ -607,6 +609,10 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed are
+// independent of each other.
+QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                           float deviation, const qlora_tensor* y);
 // y = x in y's type: f32, bf16, f16, rounded to nearest even.
 QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
 
@@ -965,6 +971,7 @@ typedef struct qlora_train_desc {
     bool require_graph;      // a failed capture is an error instead of a fallback
     bool no_training;        // evaluation and generation only: no gradients, no optimizer
     int64_t generate_tokens; // longest text of qlora_generate; 0 = none
+    int32_t keep_checkpoints; // how many qlora_checkpoint_save leaves; 0 = 2, at most 64
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
@@ -1087,19 +1094,27 @@ QLORA_API qlora_result qlora_eval(qlora_trainer* trainer, const qlora_batch* bat
 // Logits of every token, tokens * vocab floats. For tests and tools; waits.
 QLORA_API qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch, float* out);
 
-// Adapter, optimizer state, step, random state and what the caller wants back (a data position), in one
-// folder, replaced atomically: a crash leaves the old checkpoint or the new one.
+// Adapter, optimizer state, step, random state and what the caller wants back (a data position), as
+// dir/step-N (PEFT loads that folder) with dir/latest naming it: a crash leaves the old checkpoint or the
+// new one. Older ones beyond desc.keep_checkpoints are removed. Between updates only.
 QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir,
                                              const void* position, size_t position_bytes);
-// position gets what was saved; *position_bytes is its room, then its size.
+// The newest one that is whole. position gets what was saved; *position_bytes is its room, then its size
+// (NULL: not wanted). Steps after it are bitwise those of a run that never stopped; a checkpoint whose
+// settings forbid that (mode, base, dropout, on the GPU also tokens) is refused, other differences (learning
+// rate, driver) are logged. QLORA_ERR_FILE when there is none.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
                                              size_t* position_bytes);
+QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
 
 // ---- adapters ---------------------------------------------------------------------------------------
-// PEFT folder: adapter_config.json and adapter_model.safetensors. base_name goes into the config.
+// PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. base_name goes into the config;
+// NULL = the model's folder. Trained norms, which a LoRA adapter of PEFT cannot hold, go into
+// trained_norms.safetensors beside them.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name);
+// Modules, ranks and scales must be the model's. Optimizer state stays as it is.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir);
-// llama.cpp's adapter file.
+// llama.cpp's adapter file, f32; it has no room for trained norms.
 QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path);
 
 typedef enum qlora_merge_base {
@@ -1107,7 +1122,9 @@ typedef enum qlora_merge_base {
     QLORA_MERGE_TRAINED = 1   // onto what the 4-bit weights stand for, which is what was trained on
 } qlora_merge_base;
 // The folder's model with the adapter merged in, as safetensors shards of at most shard_bytes (0 = 5 GB)
-// in dtype (BF16, F16, F32), with its config.json. Streams: one tensor in memory at a time.
+// in dtype (BF16, F16, F32), with its config.json and tokenizer files. Streams: one tensor in memory at a
+// time. config.json comes last, so that an interrupted export is not taken for a model; a folder that has
+// one already is refused.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
                                         qlora_merge_base base, uint64_t shard_bytes,
                                         qlora_progress_fn progress, void* user);
@@ -1724,6 +1741,7 @@ struct qlora_ctx {
     char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
     const char* call;             // the outermost public call, for messages
     int depth;                    // public calls call each other
+    bool not_current;             // a destroying call goes on although the device is dead
     size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
     int64_t children;             // tensors, clips, graphs, models
     uint64_t host_bytes;
@@ -1865,9 +1883,10 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
 // Gives back the scratch that the call took: the next one on the stream may use it.
 static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
-    if (ctx->depth == 0 && ctx->deactivate != NULL) {
+    if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
         ctx->deactivate(ctx);
     }
+    ctx->not_current = ctx->depth > 0 && ctx->not_current;
     return result;
 }
 
@@ -6846,9 +6865,15 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
     if (status == 0) {
         return QLORA_OK;
     }
+    ctx->gpu->cublas_bound = false; // its stream, workspace and modes may be half set
     if (ctx->capture != NULL && ctx->capture->broke[0] == '\0') {
         snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
                  qlora__cublas_name(status));
+    }
+    // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind it.
+    int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;
+    if (qlora__cu_is_sticky(code)) {
+        return qlora__cu(ctx, code, what);
     }
     return qlora__fail(ctx, QLORA_ERR_CUBLAS, "%s failed: %s (%d)", what, qlora__cublas_name(status),
                        status);
@@ -7333,7 +7358,8 @@ qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int6
     return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
 }
 
-// Destroying works on a dead device, too: what is left there goes with its CUDA context.
+// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a live one
+// cannot be made current, nothing is destroyed and the caller may try again.
 static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -7341,11 +7367,12 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx->depth == 0) {
         ctx->call = call;
         ctx->error[0] = '\0';
-        if (ctx->activate != NULL) {
-            qlora_result ignored = ctx->activate(ctx);
-            (void)ignored;
-            ctx->error[0] = '\0';
+        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
+        if (r != QLORA_OK && ctx->dead[0] == '\0') {
+            return r;
         }
+        ctx->not_current = r != QLORA_OK;
+        ctx->error[0] = '\0';
     }
     ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
     return QLORA_OK;
@@ -7509,6 +7536,7 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_RANDOM 256u  // makes its weights from a seed
 #define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
+#define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 
 // The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
 // dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
@@ -7525,16 +7553,16 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(nf4_offset, nf4, 0, NF4)                                                                       \
     X(nf4_quantise_scales, nf4, 0, NF4)                                                              \
     X(nf4_dequantise_f32, nf4, 0, NF4)                                                               \
-    X(nf4_dequantise_bf16, nf4, 0, NF4)                                                              \
-    X(nf4_dequantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                    \
+    X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                     \
     X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                            \
     X(nf4_gemm_32, nf4_gemm, 0, NF4_BF16)                                                            \
     X(nf4_gemm_64, nf4_gemm, 0, NF4_BF16)                                                            \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                        \
     X(linear_place_f32, linear, 0, LORA)                                                             \
-    X(linear_place_bf16, linear, 0, LORA)                                                            \
+    X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                  \
     X(linear_bias_f32, linear, 0, ALWAYS)                                                            \
-    X(linear_bias_bf16, linear, 0, ALWAYS)
+    X(linear_bias_bf16, linear_bf16, 0, BF16)
 
 #define QLORA__KERNELS_RUNTIME(X)                                                                    \
     X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
@@ -7565,58 +7593,58 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 
 #define QLORA__KERNELS_OPS(X)                                                                        \
     X(elementwise_silu_f32, elementwise, 0, F32)                                                     \
-    X(elementwise_silu_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_silu_bf16, elementwise_bf16, 0, BF16)                                              \
     X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                                 \
-    X(elementwise_silu_bwd_bf16, elementwise, 0, BF16)                                               \
+    X(elementwise_silu_bwd_bf16, elementwise_bf16, 0, BF16)                                          \
     X(elementwise_swiglu_f32, elementwise, 0, F32)                                                   \
-    X(elementwise_swiglu_bf16, elementwise, 0, BF16)                                                 \
+    X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                            \
     X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                               \
-    X(elementwise_swiglu_bwd_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                        \
     X(elementwise_mul_f32, elementwise, 0, F32)                                                      \
-    X(elementwise_mul_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                               \
     X(elementwise_add_f32, elementwise, 0, ALWAYS)                                                   \
-    X(elementwise_add_bf16, elementwise, 0, BF16)                                                    \
+    X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                               \
     X(elementwise_scale_f32, elementwise, 0, ALWAYS)                                                 \
-    X(elementwise_scale_bf16, elementwise, 0, BF16)                                                  \
+    X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                             \
     X(elementwise_fill_f32, elementwise, 0, ALWAYS)                                                  \
-    X(elementwise_fill_bf16, elementwise, 0, BF16)                                                   \
+    X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                              \
     X(elementwise_gather_f32_f32, elementwise, 0, F32)                                               \
-    X(elementwise_gather_f32_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_gather_f32_bf16, elementwise_bf16, 0, BF16)                                        \
     X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                              \
-    X(elementwise_gather_bf16_bf16, elementwise, 0, BF16)                                            \
+    X(elementwise_gather_bf16_bf16, elementwise_bf16, 0, BF16)                                       \
     X(elementwise_gather_f16_f32, elementwise, 0, F32)                                               \
-    X(elementwise_gather_f16_bf16, elementwise, 0, BF16)                                             \
+    X(elementwise_gather_f16_bf16, elementwise_bf16, 0, BF16)                                        \
     X(norm_rms_fwd_f32, norm, 0, F32)                                                                \
-    X(norm_rms_fwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_fwd_bf16, norm_bf16, 0, BF16)                                                         \
     X(norm_rms_bwd_f32, norm, 0, F32)                                                                \
-    X(norm_rms_bwd_bf16, norm, 0, BF16)                                                              \
+    X(norm_rms_bwd_bf16, norm_bf16, 0, BF16)                                                         \
     X(norm_rms_dw_f32, norm, 0, F32)                                                                 \
-    X(norm_rms_dw_bf16, norm, 0, BF16)                                                               \
+    X(norm_rms_dw_bf16, norm_bf16, 0, BF16)                                                          \
     X(norm_rms_dw_sum, norm, 0, ALWAYS)                                                              \
     X(rope_f32, rope, 0, F32)                                                                        \
-    X(rope_bf16, rope, 0, BF16)                                                                      \
-    X(softmax_copy_b16, softmax, 0, ALWAYS)                                                          \
+    X(rope_bf16, rope_bf16, 0, BF16)                                                                 \
+    X(softmax_copy_b16, softmax_bf16, 0, BF16)                                                       \
     X(softmax_copy_b32, softmax, 0, ALWAYS)                                                          \
-    X(softmax_transpose_b16, softmax, 0, ALWAYS)                                                     \
+    X(softmax_transpose_b16, softmax_bf16, 0, BF16)                                                  \
     X(softmax_transpose_b32, softmax, 0, ALWAYS)                                                     \
     X(softmax_scores_f32, softmax, 0, F32)                                                           \
-    X(softmax_scores_bf16, softmax, 0, BF16)                                                         \
+    X(softmax_scores_bf16, softmax_bf16, 0, BF16)                                                    \
     X(softmax_fwd_f32, softmax, 0, F32)                                                              \
-    X(softmax_fwd_bf16, softmax, 0, BF16)                                                            \
+    X(softmax_fwd_bf16, softmax_bf16, 0, BF16)                                                       \
     X(softmax_bwd_f32, softmax, 0, F32)                                                              \
-    X(softmax_bwd_bf16, softmax, 0, BF16)                                                            \
+    X(softmax_bwd_bf16, softmax_bf16, 0, BF16)                                                       \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                          \
-    X(loss_cross_entropy_bf16, loss, 0, BF16)                                                        \
+    X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                   \
     X(loss_sum, loss, 0, ALWAYS)                                                                     \
     X(loss_arg_max_f32, loss, 0, F32)                                                                \
-    X(loss_arg_max_bf16, loss, 0, BF16)                                                              \
+    X(loss_arg_max_bf16, loss_bf16, 0, BF16)                                                         \
     X(optim_advance, optim, 0, LORA)                                                                 \
     X(optim_adamw_f32, optim, 0, LORA)                                                               \
-    X(optim_adamw_bf16, optim, 0, LORA)                                                              \
+    X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                         \
     X(optim_shadow_f32, optim, 0, LORA)                                                              \
-    X(optim_shadow_bf16, optim, 0, LORA)                                                             \
+    X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                        \
     X(dropout_f32, dropout, 0, LORA)                                                                 \
-    X(dropout_bf16, dropout, 0, LORA)
+    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
 
 #define QLORA__KERNELS_ATTENTION(X)                                                                  \
     X(attn64_fwd, attn64, 49152, HEAD64)                                                             \
@@ -7959,9 +7987,10 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
     qlora__cache* cache = ctx->gpu->cache;
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_KERNEL,
-                           "kernel module %s needs compute capability 8.0; %s has %d.%d", name,
-                           ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
+                           "8.0, f32 works)",
+                           name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
     if (module == NULL) {
@@ -8426,29 +8455,32 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
 
 #ifndef QLORA_NO_CUDA
 
+// All that qlora__gpu_open_tools made, with the device's context current.
+static void qlora__gpu_close_tools(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->cublas != NULL) {
+        gpu->blas.Destroy(gpu->cublas);
+        gpu->cublas = NULL;
+    }
+    qlora__cache_destroy(ctx);
+    qlora__buffer_destroy(ctx, gpu->own_workspace);
+    qlora__buffer_destroy(ctx, ctx->scratch);
+    gpu->own_workspace = NULL;
+    ctx->scratch = NULL;
+    if (gpu->own_stream != NULL) {
+        gpu->cu.StreamDestroy(gpu->own_stream);
+        gpu->own_stream = NULL;
+    }
+}
+
+// After the tools are gone.
 static void qlora__gpu_close(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu == NULL) {
         return;
     }
-    if (gpu->context != NULL) {
-        int current = gpu->cu.CtxPushCurrent(gpu->context);
-        if (gpu->cublas != NULL) {
-            gpu->blas.Destroy(gpu->cublas);
-        }
-        qlora__cache_destroy(ctx);
-        qlora__buffer_destroy(ctx, gpu->own_workspace);
-        qlora__buffer_destroy(ctx, ctx->scratch);
-        ctx->scratch = NULL;
-        if (gpu->own_stream != NULL) {
-            gpu->cu.StreamDestroy(gpu->own_stream);
-        }
-        if (current == 0) {
-            qlora__gpu_deactivate(ctx);
-        }
-        if (gpu->owns_context) {
-            gpu->cu.DevicePrimaryCtxRelease(gpu->device);
-        }
+    if (gpu->owns_context) {
+        gpu->cu.DevicePrimaryCtxRelease(gpu->device);
     }
     qlora__free(ctx, gpu, sizeof *gpu);
     ctx->gpu = NULL;
@@ -8524,6 +8556,9 @@ static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
     QLORA__TRY(qlora__gpu_activate(ctx));
     ctx->backend = QLORA_BACKEND_CUDA; // memory comes from the device from here on
     qlora_result r = qlora__gpu_open_tools(ctx);
+    if (r != QLORA_OK) {
+        qlora__gpu_close_tools(ctx);
+    }
     qlora__gpu_deactivate(ctx);
     return r;
 }
@@ -8559,6 +8594,10 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 }
 
 #else
+
+static void qlora__gpu_close_tools(qlora_ctx* ctx) {
+    (void)ctx;
+}
 
 static void qlora__gpu_close(qlora_ctx* ctx) {
     (void)ctx;
@@ -8650,6 +8689,12 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
                            "%lld tensors, clips, graphs or models of this context still live; destroy "
                            "them first",
                            (long long)ctx->children);
+    }
+    if (!qlora__on_cpu(ctx)) {
+        QLORA__TRY(qlora__enter_destroy(ctx, "qlora_ctx_destroy"));
+        qlora__gpu_close_tools(ctx);
+        qlora_result ignored = qlora__leave(ctx, QLORA_OK);
+        (void)ignored;
     }
     qlora__ctx_close(ctx);
     qlora_allocator allocator = ctx->desc.allocator;
@@ -9825,7 +9870,7 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
     if (M == 0 || tiles == 0) {
         return QLORA_OK;
     }
-    int64_t splits = qlora__min(16, qlora__ceil_div(448, tiles));
+    int64_t splits = qlora__min(16, qlora__ceil_div(640, tiles)); // about five blocks a multiprocessor
     int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
     int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
     splits = range > 0 ? qlora__ceil_div(K, range) : 1;
@@ -10173,6 +10218,8 @@ struct qlora_clip {
     int32_t groups;
     int64_t parts;
     int64_t chunks;
+    const void** uses; // where the gradients lie: a graph that has the clip depends on them
+    size_t use_count;
     qlora__buffer* memory; // everything below, device memory on CUDA
     qlora__clip_part* part_table;
     qlora__clip_chunk* chunk_table;
@@ -10269,6 +10316,18 @@ static void qlora__clip_fill(const qlora_tensor* const* tensors, const int32_t* 
 static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                       const int32_t* groups, size_t n, qlora_clip* clip) {
     QLORA__TRY(qlora__clip_count(ctx, tensors, groups, n, clip));
+    size_t list_bytes = 0;
+    if (!qlora__mul(n, sizeof *clip->uses, &list_bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "too many tensors");
+    }
+    clip->uses = (const void**)qlora__alloc(ctx, list_bytes);
+    if (clip->uses == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    clip->use_count = n;
+    for (size_t i = 0; i < n; i++) {
+        clip->uses[i] = tensors[i]->data;
+    }
     size_t bytes = qlora__clip_layout(clip, NULL);
     char* host = (char*)qlora__alloc_zero(ctx, bytes);
     if (host == NULL) {
@@ -10285,6 +10344,12 @@ static qlora_result qlora__clip_build(qlora_ctx* ctx, const qlora_tensor* const*
     return r;
 }
 
+static void qlora__clip_free(qlora_ctx* ctx, qlora_clip* clip) {
+    qlora__buffer_destroy(ctx, clip->memory);
+    qlora__free(ctx, (void*)clip->uses, clip->use_count * sizeof *clip->uses);
+    qlora__free(ctx, clip, sizeof *clip);
+}
+
 static qlora_result qlora__clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                        const int32_t* groups, size_t n, qlora_clip** out) {
     if (out == NULL || (tensors == NULL && n > 0)) {
@@ -10298,8 +10363,7 @@ static qlora_result qlora__clip_create(qlora_ctx* ctx, const qlora_tensor* const
     clip->owner = ctx;
     qlora_result r = qlora__clip_build(ctx, tensors, groups, n, clip);
     if (r != QLORA_OK) {
-        qlora__buffer_destroy(ctx, clip->memory);
-        qlora__free(ctx, clip, sizeof *clip);
+        qlora__clip_free(ctx, clip);
         return r;
     }
     ctx->children++;
@@ -10327,8 +10391,7 @@ static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
     }
     QLORA__TRY(qlora__clip_need(ctx, clip));
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
-    qlora__buffer_destroy(ctx, clip->memory);
-    qlora__free(ctx, clip, sizeof *clip);
+    qlora__clip_free(ctx, clip);
     ctx->children--;
     return QLORA_OK;
 }
@@ -10415,6 +10478,9 @@ static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     if (qlora__on_cpu(ctx)) {
         qlora__clip_measure_cpu(ctx, clip);
         return QLORA_OK;
+    }
+    for (size_t i = 0; i < clip->use_count && ctx->capture != NULL; i++) {
+        QLORA__TRY(qlora__capture_note(ctx, clip->uses[i]));
     }
     qlora_clip c = *clip; // parameters are passed by address
     void* squares[] = {&c.part_table, &c.chunk_table, &c.partials};
@@ -13640,8 +13706,12 @@ static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
 }
 
 // y is contiguous, f32 or bf16; streams of one seed are independent of each other.
-static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
-                                                       float deviation, const qlora_tensor* y) {
+static qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                         float deviation, const qlora_tensor* y) {
+    QLORA__TRY(qlora__need(ctx, y, "y", QLORA__IS_F32 | QLORA__IS_BF16, -1, -1));
+    if (y->ld != y->cols && y->rows > 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "y must have no gaps between its rows");
+    }
     qlora__random_job job;
     job.y = y;
     job.key[0] = (uint32_t)seed;
@@ -13660,6 +13730,12 @@ static QLORA__UNUSED qlora_result qlora__random_normal(qlora_ctx* ctx, uint64_t 
                          y->dtype == QLORA_F32 ? QLORA__K_random_normal_f32
                                                : QLORA__K_random_normal_bf16,
                          qlora__ceil_div(pairs, 256), 1, 1, 256, 0, args);
+}
+
+qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream, float deviation,
+                                 const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_random_normal");
+    return qlora__leave(ctx, qlora__random_normal(ctx, seed, stream, deviation, y));
 }
 
 //@@ GRAPH      - capture, replay, invalidation
@@ -14578,10 +14654,11 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     if (d->tokens < 0 || d->tokens > (1 << 24) || d->max_sequences < 0 ||
         d->max_sequences > d->tokens || d->max_length < 0 || d->max_length > d->tokens ||
         d->warmup_steps < 0 || d->total_steps < 0 || d->head_chunk < 0 || d->generate_tokens < 0 ||
-        d->generate_tokens > (1 << 24)) {
+        d->generate_tokens > (1 << 24) || d->keep_checkpoints < 0 || d->keep_checkpoints > 64) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "tokens %lld, max_sequences %lld, max_length %lld (neither above tokens), "
-                           "warmup_steps, total_steps, head_chunk or generate_tokens is not valid",
+                           "warmup_steps, total_steps, head_chunk, generate_tokens or "
+                           "keep_checkpoints is not valid",
                            (long long)d->tokens, (long long)d->max_sequences,
                            (long long)d->max_length);
     }
@@ -15887,48 +15964,135 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Adapter weights of a PEFT folder, whose shapes must be this model's.
-static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+#define QLORA__NORMS_FILE "trained_norms.safetensors" // beside PEFT's files, which know no norms
+
+// A folder with an adapter: PEFT's files, and the norms that were trained along, if they are there.
+typedef struct qlora__adapter_source {
+    const char* dir;
     qlora__peft peft;
-    QLORA__TRY(qlora__peft_open(ctx, dir, &peft));
+    bool has_peft;
+    qlora__st norms;
+    bool has_norms;
+} qlora__adapter_source;
+
+static bool qlora__has_lora(const qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            if (m->layers[l].projections[i].rank > 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
+    if (s->has_peft) {
+        qlora__peft_close(ctx, &s->peft);
+    }
+    if (s->has_norms) {
+        qlora__st_close(ctx, &s->norms);
+    }
+}
+
+// The folder's modules, ranks and scales must be this model's.
+static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__adapter_source* s) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            char module[160];
+            qlora__peft_module found;
+            snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
+                     qlora__projections[i].module);
+            QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, p->out, p->in, &found));
+            float scale = (float)found.scale;
+            if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
+                return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                                   "%s: %s has rank %lld and scale %g there, %lld and %g in this model; "
+                                   "open the model with desc.adapter",
+                                   s->dir, module, (long long)found.rank, found.scale,
+                                   (long long)p->rank, (double)p->scale);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                               qlora__adapter_source* s) {
+    memset(s, 0, sizeof *s);
+    s->dir = dir;
     qlora_result r = QLORA_OK;
-    qlora__trained t;
-    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
-        const qlora__projection* p = t.projection;
-        if (p == NULL) {
-            continue;
+    if (qlora__has_lora(m)) {
+        r = qlora__peft_open(ctx, dir, &s->peft);
+        s->has_peft = r == QLORA_OK;
+        r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
+    }
+    if (r == QLORA_OK && m->desc.train_norms) {
+        char path[QLORA__PATH_ROOM];
+        bool exists = false;
+        r = qlora__path_join(ctx, dir, QLORA__NORMS_FILE, path);
+        r = r == QLORA_OK ? qlora__file_exists(ctx, path, &exists) : r;
+        if (r == QLORA_OK && exists) {
+            r = qlora__st_open(ctx, path, &s->norms);
+            s->has_norms = r == QLORA_OK;
         }
+    }
+    if (r != QLORA_OK) {
+        qlora__adapter_source_close(ctx, s);
+    }
+    return r;
+}
+
+// Where a trained tensor lies in the folder; NULL for norms that it does not have.
+static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_source* s,
+                                          const qlora__trained* t, const qlora__st_tensor** out) {
+    *out = NULL;
+    if (t->projection != NULL) {
         char module[192];
-        snprintf(module, sizeof module, "%.*s", (int)(strlen(t.name) - strlen(".lora_A.weight")), t.name);
         qlora__peft_module found;
-        r = qlora__peft_find(ctx, &peft, module, p->out, p->in, &found);
-        if (r == QLORA_OK && (found.rank != p->rank || (float)found.scale < p->scale ||
-                              (float)found.scale > p->scale)) {
-            r = qlora__fail(ctx, QLORA_ERR_FORMAT,
-                            "%s: %s has rank %lld and scale %g there, %lld and %g in this model; open the "
-                            "model with desc.adapter",
-                            dir, module, (long long)found.rank, found.scale, (long long)p->rank,
-                            (double)p->scale);
+        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
+                 t->name);
+        QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, t->projection->out, t->projection->in,
+                                    &found));
+        *out = t->is_b ? found.b : found.a;
+    } else if (s->has_norms) {
+        const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
+        if (norm == NULL || !qlora__st_is_float(norm) || norm->rank != 1 || norm->shape[0] != t->cols) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing or has another shape", s->dir,
+                               QLORA__NORMS_FILE, t->name);
         }
-        size_t n = (size_t)(t.rows * t.cols);
-        float* values = r == QLORA_OK ? (float*)qlora__alloc(ctx, n * 4) : NULL;
-        QLORA__REAL* real = values != NULL ? (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real) : NULL;
-        if (r == QLORA_OK && real == NULL) {
-            r = QLORA_ERR_MEMORY;
-        }
-        if (r == QLORA_OK) {
+        *out = norm;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in);
+
+// Adapter weights of a folder, whose shapes must be this model's. Nothing changes unless all of it fits.
+static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+    qlora__adapter_source source;
+    QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, &source));
+    size_t room = (size_t)qlora__max(m->longest_range, m->plan.config.hidden) * 4;
+    float* values = (float*)qlora__alloc(ctx, room);
+    qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    qlora__trained t;
+    const qlora__st_tensor* tensor = NULL;
+    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
+        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+    }
+    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
+        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+        if (r == QLORA_OK && tensor != NULL) {
             qlora_tensor window;
             qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
-            qlora__st_read_f32(t.is_b ? found.b : found.a, 0, n, values);
-            for (size_t j = 0; j < n; j++) {
-                real[j] = (QLORA__REAL)values[j];
-            }
-            r = qlora__copy_in(ctx, window.data, real, n * sizeof *real);
+            qlora__st_read_f32(tensor, 0, (uint64_t)(t.rows * t.cols), values);
+            r = qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
         }
-        qlora__free(ctx, values, n * 4);
-        qlora__free(ctx, real, n * sizeof *real);
     }
-    qlora__peft_close(ctx, &peft);
+    qlora__free(ctx, values, room);
+    qlora__adapter_source_close(ctx, &source);
     QLORA__TRY(r);
     return qlora__parameters_changed(ctx, m);
 }
@@ -16181,7 +16345,980 @@ qlora_result qlora_model_use_adapters(qlora_model* model, bool on) {
     return qlora__leave(ctx, QLORA_OK);
 }
 
-//@@ TRAIN      - micro-step, update, schedules, evaluation
+//@@ ADAPTER    - PEFT save and load, merged export, GGUF export
+
+// ---- lists of tensors to be written -----------------------------------------------------------------
+
+// One tensor of a file: floats of an arena (device memory on CUDA), or bytes of the host's.
+typedef struct qlora__save_item {
+    char name[224];
+    int64_t shape[2];
+    const qlora_tensor* arena; // NULL: bytes
+    int64_t at;
+    const void* bytes;
+    size_t size;
+} qlora__save_item;
+
+typedef struct qlora__save_list {
+    qlora__save_item* items;
+    qlora__st_entry* entries;
+    uint32_t count;
+    uint32_t room;
+    int64_t longest; // floats of the largest item that lies in an arena
+} qlora__save_list;
+
+static void qlora__save_close(qlora_ctx* ctx, qlora__save_list* list) {
+    qlora__free(ctx, list->items, list->room * sizeof *list->items);
+    qlora__free(ctx, list->entries, list->room * sizeof *list->entries);
+    memset(list, 0, sizeof *list);
+}
+
+static qlora_result qlora__save_open(qlora_ctx* ctx, int64_t room, qlora__save_list* list) {
+    memset(list, 0, sizeof *list);
+    list->room = (uint32_t)room;
+    list->items = (qlora__save_item*)qlora__alloc_zero(ctx, list->room * sizeof *list->items);
+    if (list->items != NULL) {
+        list->entries = (qlora__st_entry*)qlora__alloc_zero(ctx, list->room * sizeof *list->entries);
+    }
+    if (list->entries == NULL) {
+        qlora__save_close(ctx, list);
+        return QLORA_ERR_MEMORY;
+    }
+    return QLORA_OK;
+}
+
+static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtype dtype, uint32_t rank) {
+    QLORA_ASSERT(list->count < list->room);
+    qlora__save_item* item = &list->items[list->count];
+    qlora__st_entry* entry = &list->entries[list->count++];
+    entry->name = item->name;
+    entry->shape = item->shape;
+    entry->dtype = dtype;
+    entry->rank = rank;
+    return item;
+}
+
+// A trained tensor's part of an arena (parameters or moments) under prefix + name.
+static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
+                            const qlora__trained* t) {
+    bool is_norm = t->projection == NULL;
+    qlora__save_item* item = qlora__save_next(list, QLORA__ST_F32, is_norm ? 1 : 2);
+    snprintf(item->name, sizeof item->name, "%.24s%s", prefix, t->name);
+    item->shape[0] = is_norm ? t->cols : t->rows;
+    item->shape[1] = t->cols;
+    item->arena = arena;
+    item->at = t->at;
+    item->size = (size_t)(t->rows * t->cols) * 4;
+    list->longest = qlora__max(list->longest, t->rows * t->cols);
+}
+
+static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
+                                  const void* bytes, size_t size) {
+    qlora__save_item* item = qlora__save_next(list, dtype, 1);
+    snprintf(item->name, sizeof item->name, "%s", name);
+    item->shape[0] = (int64_t)(size * 8 / qlora__st_dtypes[dtype].bits);
+    item->bytes = bytes;
+    item->size = size;
+}
+
+// Writes the list as one file, atomically, with one tensor in host memory at a time.
+static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list, const char* path,
+                                      const char* const* metadata, bool checksum) {
+    size_t room = (size_t)list->longest * 4;
+    float* values = (float*)qlora__alloc(ctx, room + 4);
+    if (values == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__st_writer w;
+    qlora_result r = qlora__st_write_begin(ctx, path, list->entries, list->count, metadata, checksum, &w);
+    bool begun = r == QLORA_OK;
+    for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
+        const qlora__save_item* item = &list->items[w.order[i]];
+        const void* bytes = item->bytes;
+        if (item->arena != NULL) {
+            qlora_tensor window;
+            int64_t n = (int64_t)(item->size / 4);
+            qlora__arena_window(item->arena, item->at, 1, n, &window);
+            r = qlora__floats_out(ctx, window.data, n, values);
+            bytes = values;
+        }
+        r = r == QLORA_OK ? qlora__st_write(ctx, &w, bytes, item->size) : r;
+    }
+    if (r == QLORA_OK) {
+        r = qlora__st_write_commit(ctx, &w);
+    } else if (begun) {
+        qlora__st_write_abort(ctx, &w);
+    }
+    qlora__free(ctx, values, room + 4);
+    return r;
+}
+
+static qlora_result qlora__dir_make(qlora_ctx* ctx, const char* dir) {
+    int code = ctx->desc.files.make_dir(dir, ctx->desc.files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)", dir,
+                                   qlora__errno_text(code), code);
+}
+
+static qlora_result qlora__dir_sync(qlora_ctx* ctx, const char* dir) {
+    int code = ctx->desc.files.sync_dir(dir, ctx->desc.files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot sync the folder %s: %s (%d)", dir,
+                                   qlora__errno_text(code), code);
+}
+
+// Removes a file that need not be there.
+static void qlora__file_remove(qlora_ctx* ctx, const char* dir, const char* name) {
+    char path[QLORA__PATH_ROOM];
+    if (qlora__path_join(ctx, dir, name, path) == QLORA_OK) {
+        ctx->desc.files.remove(path, ctx->desc.files.user);
+    }
+}
+
+// ---- PEFT folder --------------------------------------------------------------------------------------
+
+typedef struct qlora__module_name {
+    char text[64];
+} qlora__module_name;
+
+// adapter_config.json's numbers and lists, and the memory they lie in.
+typedef struct qlora__peft_tables {
+    qlora__peft_desc desc;
+    qlora__module_name* names;
+    const char** targets;
+    qlora__peft_override* overrides;
+    int64_t* layers;
+    size_t modules;
+    size_t layer_room;
+} qlora__peft_tables;
+
+static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
+    qlora__free(ctx, t->names, t->modules * sizeof *t->names);
+    qlora__free(ctx, t->targets, t->modules * sizeof *t->targets);
+    qlora__free(ctx, t->overrides, t->modules * sizeof *t->overrides);
+    qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
+}
+
+// The rank and alpha that stand for the whole adapter: the model's own, or those of the first module.
+static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
+    bool found = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            float off = (float)p->alpha - m->desc.alpha;
+            bool usual = p->rank == m->desc.rank && off <= 0.0f && off >= 0.0f;
+            if (p->rank > 0 && (!found || usual)) {
+                *rank = p->rank;
+                *alpha = p->alpha;
+                found = true;
+            }
+            if (p->rank > 0 && usual) {
+                return;
+            }
+        }
+    }
+}
+
+static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
+    uint32_t mask = 0;
+    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        mask |= layer->projections[i].rank > 0 ? 1u << i : 0u;
+    }
+    return mask;
+}
+
+// target_modules and layers_to_transform: short names where every adapted layer has the same modules,
+// else the full name of each.
+static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
+    uint32_t all = 0;
+    bool uniform = true;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        uint32_t mask = qlora__adapted_mask(&m->layers[l]);
+        if (mask != 0) {
+            uniform = uniform && (all == 0 || all == mask);
+            all |= mask;
+            t->layers[t->desc.layer_count++] = l;
+        }
+    }
+    for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            if (m->layers[l].projections[i].rank > 0) {
+                t->targets[t->desc.target_count++] = t->names[l * QLORA__PROJECTIONS + i].text;
+            }
+        }
+    }
+    for (int i = 0; i < QLORA__PROJECTIONS && uniform; i++) {
+        if ((all >> i & 1u) != 0) {
+            t->targets[t->desc.target_count++] = strrchr(qlora__projections[i].module, '.') + 1;
+        }
+    }
+    if (!uniform || t->desc.layer_count == (uint32_t)m->plan.config.layers) {
+        t->desc.layer_count = 0;
+    }
+    t->desc.layers = t->layers;
+    t->desc.targets = t->targets;
+}
+
+static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            bool other_alpha = p->alpha < t->desc.alpha || p->alpha > t->desc.alpha;
+            if (p->rank > 0 && (p->rank != t->desc.rank || other_alpha)) {
+                qlora__peft_override* o = &t->overrides[t->desc.override_count++];
+                o->module = t->names[l * QLORA__PROJECTIONS + i].text;
+                o->rank = p->rank != t->desc.rank ? p->rank : 0;
+                o->alpha = other_alpha ? p->alpha : 0.0;
+            }
+        }
+    }
+    t->desc.overrides = t->overrides;
+}
+
+static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m, const char* base_name,
+                                         qlora__peft_tables* t) {
+    memset(t, 0, sizeof *t);
+    t->layer_room = (size_t)m->plan.config.layers;
+    t->modules = t->layer_room * QLORA__PROJECTIONS;
+    t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
+    t->targets = t->names == NULL
+                     ? NULL
+                     : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
+    t->overrides = t->targets == NULL ? NULL
+                                      : (qlora__peft_override*)qlora__alloc_zero(
+                                            ctx, t->modules * sizeof *t->overrides);
+    t->layers = t->overrides == NULL ? NULL
+                                     : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
+    if (t->layers == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (size_t i = 0; i < t->modules; i++) {
+        snprintf(t->names[i].text, sizeof t->names[i].text, "model.layers.%llu.%s",
+                 (unsigned long long)(i / QLORA__PROJECTIONS),
+                 qlora__projections[i % QLORA__PROJECTIONS].module);
+    }
+    t->desc.base_name = base_name;
+    t->desc.dropout = (double)m->desc.dropout;
+    t->desc.rslora = m->desc.rslora;
+    qlora__adapter_defaults(m, &t->desc.rank, &t->desc.alpha);
+    qlora__peft_targets(m, t);
+    qlora__peft_overrides(m, t);
+    return QLORA_OK;
+}
+
+// Takes an old adapter_config.json away when it says something else than the new one will, so that new
+// weights never stand beside an old config.
+static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
+                                              const qlora__peft_desc* desc) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    qlora__map map;
+    qlora__text text;
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora__text_begin(ctx, &text);
+    qlora__peft_write_text(&text, desc);
+    bool same = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
+                memcmp(text.data, map.data, text.size) == 0;
+    qlora_result r = text.result;
+    qlora__text_free(&text);
+    qlora__map_close(ctx, &map);
+    if (r == QLORA_OK && !same) {
+        int code = ctx->desc.files.remove(path, ctx->desc.files.user);
+        r = code == 0 ? qlora__dir_sync(ctx, dir)
+                      : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
+                                    qlora__errno_text(code), code);
+    }
+    return r;
+}
+
+// adapter_model.safetensors with the matrices, or the file of norms.
+static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                                 bool norms) {
+    char path[QLORA__PATH_ROOM];
+    qlora__save_list list;
+    QLORA__TRY(qlora__path_join(ctx, dir, norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
+    QLORA__TRY(qlora__save_open(ctx, m->range_count, &list));
+    qlora__trained t;
+    for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+        if ((t.projection == NULL) == norms) {
+            qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
+        }
+    }
+    qlora_result r = qlora__save_write(ctx, &list, path, NULL, false);
+    qlora__save_close(ctx, &list);
+    return r;
+}
+
+// Weights first, then the config: a config never stands without its weights. PEFT has no norms in a LoRA
+// adapter, so trained ones get a file of their own, under the names they have in the base.
+static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                         const char* base_name) {
+    qlora__peft_tables tables;
+    QLORA__TRY(qlora__dir_make(ctx, dir));
+    bool lora = qlora__has_lora(m);
+    qlora_result r = qlora__peft_describe(ctx, m, base_name, &tables);
+    if (r == QLORA_OK && lora) {
+        r = qlora__peft_retire_config(ctx, dir, &tables.desc);
+    }
+    if (r == QLORA_OK && lora) {
+        r = qlora__adapter_write_tensors(ctx, m, dir, false);
+    }
+    if (r == QLORA_OK && m->desc.train_norms) {
+        r = qlora__adapter_write_tensors(ctx, m, dir, true);
+    }
+    if (r == QLORA_OK && lora) {
+        r = qlora__peft_write_config(ctx, dir, &tables.desc);
+    }
+    qlora__peft_tables_free(ctx, &tables);
+    return r;
+}
+
+static qlora_result qlora__adapter_need(qlora_ctx* ctx, const qlora_model* m, const char* path,
+                                        bool norms_suffice) {
+    if (path == NULL || path[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the path is NULL or empty");
+    }
+    if (!qlora__has_lora(m) && !(norms_suffice && m->desc.train_norms)) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "the model has no adapters");
+    }
+    return qlora__not_in_capture(ctx, "reading or writing an adapter");
+}
+
+static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                        const char* base_name) {
+    QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
+    if (m->desc.train_norms) {
+        QLORA__LOG(ctx, WARN, CHECKPOINT,
+                   "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save has all",
+                   dir, QLORA__NORMS_FILE);
+    }
+    return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
+}
+
+qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_save");
+    return qlora__leave(ctx, qlora__adapter_save(ctx, model, dir, base_name));
+}
+
+static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+    QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
+    return qlora__adapter_read(ctx, m, dir);
+}
+
+qlora_result qlora_adapter_load(qlora_model* model, const char* dir) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_load");
+    return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir));
+}
+
+// ---- GGUF -----------------------------------------------------------------------------------------------
+
+// B of one module: rows in llama.cpp's order, times what its scale has over the file's.
+static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
+                                const float* in, float* out) {
+    const qlora_model_config* c = &m->plan.config;
+    bool turned = strstr(t->name, ".q_proj.") != NULL || strstr(t->name, ".k_proj.") != NULL;
+    double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
+    // scale is a float: a ratio that differs from 1 by its rounding only is 1
+    bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
+    for (int64_t row = 0; row < t->rows; row++) {
+        int64_t from = turned ? qlora__gguf_source_row(c->family, row, c->head_dim) : row;
+        for (int64_t i = 0; i < t->cols; i++) {
+            float x = in[from * t->cols + i];
+            out[row * t->cols + i] = plain ? x : (float)((double)x * fold);
+        }
+    }
+}
+
+static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m, qlora__gguf_entry* entries,
+                                        uint32_t* count) {
+    qlora__trained t;
+    for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+        if (t.projection != NULL) {
+            qlora__gguf_entry* e = &entries[(*count)++];
+            char module[192];
+            snprintf(module, sizeof module, "%.*s", (int)(strlen(t.name) - strlen(".lora_A.weight")),
+                     t.name);
+            QLORA__TRY(qlora__gguf_name(ctx, module, t.is_b ? 'b' : 'a', e->name));
+            e->rows = t.rows;
+            e->cols = t.cols;
+        }
+    }
+    return QLORA_OK;
+}
+
+// buffers: two of the longest tensor.
+static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* m, double alpha,
+                                             float* buffers, qlora__gguf_writer* w) {
+    qlora__trained t;
+    for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+        if (t.projection == NULL) {
+            continue;
+        }
+        qlora_tensor window;
+        const float* values = buffers;
+        qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
+        QLORA__TRY(qlora__floats_out(ctx, window.data, t.rows * t.cols, buffers));
+        if (t.is_b) {
+            qlora__gguf_arrange(m, &t, alpha, buffers, buffers + m->longest_range);
+            values = buffers + m->longest_range;
+        }
+        QLORA__TRY(qlora__gguf_write(ctx, w, values, (size_t)(t.rows * t.cols) * 4));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m, const char* path) {
+    QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
+    if (m->desc.train_norms) {
+        QLORA__LOG(ctx, WARN, CHECKPOINT, "%s does not have the trained norms; qlora_merge_save has", path);
+    }
+    size_t entry_bytes = (size_t)m->range_count * sizeof(qlora__gguf_entry);
+    size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);
+    qlora__gguf_entry* entries = (qlora__gguf_entry*)qlora__alloc(ctx, entry_bytes);
+    float* buffers = entries != NULL ? (float*)qlora__alloc(ctx, buffer_bytes) : NULL;
+    qlora_result r = buffers != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    uint32_t count = 0;
+    r = r == QLORA_OK ? qlora__gguf_entries(ctx, m, entries, &count) : r;
+    if (r == QLORA_OK) {
+        int64_t rank = 0;
+        double alpha = 0.0;
+        qlora__gguf_writer w;
+        qlora__adapter_defaults(m, &rank, &alpha);
+        alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
+        r = qlora__gguf_begin(ctx, path, qlora__gguf_architecture(m->plan.config.family), alpha, entries,
+                              count, &w);
+        if (r == QLORA_OK) {
+            r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
+            if (r == QLORA_OK) {
+                r = qlora__gguf_commit(ctx, &w);
+            } else {
+                qlora__gguf_abort(ctx, &w);
+            }
+        }
+    }
+    qlora__free(ctx, buffers, buffer_bytes);
+    qlora__free(ctx, entries, entry_bytes);
+    return r;
+}
+
+qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
+    return qlora__leave(ctx, qlora__adapter_save_gguf(ctx, model, path));
+}
+
+// ---- merged export ----------------------------------------------------------------------------------------
+
+// One tensor of the merged model.
+typedef struct qlora__merge_item {
+    const qlora__st_tensor* tensor;      // of the folder; codes when the weight is 4-bit
+    const qlora__projection* projection; // NULL: not one of the seven
+    int64_t norm_at;                     // in the parameter arena; -1: no trained norm
+    int64_t norm_width;
+    bool nf4;
+    bool raw; // bytes are copied: not a matter of floats
+    int64_t shape[2];
+    int64_t rows; // the tensor as a matrix
+    int64_t cols;
+    uint64_t bytes; // in the file to be written
+    uint32_t shard;
+} qlora__merge_item;
+
+typedef struct qlora__merge {
+    qlora_ctx* ctx;
+    const qlora_model* m;
+    const char* dir;
+    qlora_dtype dtype;
+    bool trained; // onto the 4-bit values
+    qlora__folder folder;
+    qlora__merge_item* items;
+    qlora__st_entry* entries; // of the shard at hand
+    uint32_t* members;        // their items
+    const char** names;       // for the index
+    uint32_t* shard_of;
+    uint32_t room;
+    uint32_t count;
+    uint32_t shards;
+    uint64_t done;
+    uint64_t total;
+    int64_t most_cols;
+    qlora_progress_fn progress;
+    void* user;
+    // one block of rows
+    size_t elements;
+    float* values;
+    uint8_t* packed;
+} qlora__merge;
+
+// One module's adapter and, where it is 4-bit, its weight, on the host.
+typedef struct qlora__merge_module {
+    float* a;
+    float* b;
+    size_t ab_bytes;
+    uint8_t* memory;
+    size_t memory_bytes;
+    qlora_nf4 nf4; // addresses in memory
+} qlora__merge_module;
+
+typedef struct qlora__merge_rows {
+    const qlora__merge_item* item;
+    const qlora__merge_module* module;
+    bool via_bf16;
+    int64_t first;
+    float* values;
+} qlora__merge_rows;
+
+// W + s B A in f32, row by row.
+static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
+    const qlora__merge_rows* job = (const qlora__merge_rows*)user;
+    const qlora__projection* p = job->item->projection;
+    const qlora_nf4* w = &job->module->nf4;
+    int64_t cols = job->item->cols;
+    for (int64_t row = begin; row < end; row++) {
+        float* values = job->values + row * cols;
+        for (int64_t i = 0; i < cols && job->item->nf4; i++) {
+            int64_t e = (job->first + row) * cols + i;
+            values[i] = w->maps[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
+        }
+        for (int64_t i = 0; i < cols && job->via_bf16; i++) {
+            values[i] = qlora__bf16_to(qlora__bf16_from(values[i]));
+        }
+        const float* b = job->module->b + (job->first + row) * p->rank;
+        for (int64_t i = 0; i < cols && p->rank > 0; i++) {
+            float sum = 0.0f;
+            for (int64_t k = 0; k < p->rank; k++) {
+                sum += b[k] * job->module->a[k * cols + i];
+            }
+            values[i] += p->scale * sum;
+        }
+    }
+}
+
+static void qlora__merge_module_close(qlora_ctx* ctx, qlora__merge_module* module) {
+    qlora__free(ctx, module->a, module->ab_bytes);
+    qlora__free(ctx, module->memory, module->memory_bytes);
+}
+
+static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* m,
+                                             const qlora__merge_item* item, qlora__merge_module* out) {
+    const qlora__projection* p = item->projection;
+    memset(out, 0, sizeof *out);
+    out->ab_bytes = (size_t)(p->rank * (p->in + p->out)) * 4;
+    if (p->rank > 0) {
+        qlora_tensor a;
+        qlora_tensor b;
+        out->a = (float*)qlora__alloc(ctx, out->ab_bytes);
+        if (out->a == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        out->b = out->a + p->rank * p->in;
+        qlora__arena_window(&m->parameters, p->a_at, p->rank, p->in, &a);
+        qlora__arena_window(&m->parameters, p->b_at, p->out, p->rank, &b);
+        QLORA__TRY(qlora__floats_out(ctx, a.data, p->rank * p->in, out->a));
+        QLORA__TRY(qlora__floats_out(ctx, b.data, p->out * p->rank, out->b));
+    }
+    if (item->nf4) {
+        const char* from = (const char*)p->nf4.memory.data;
+        out->memory_bytes = p->nf4.memory.bytes;
+        out->memory = (uint8_t*)qlora__alloc(ctx, out->memory_bytes);
+        if (out->memory == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        QLORA__TRY(qlora__copy_out(ctx, out->memory, from, out->memory_bytes));
+        out->nf4 = p->nf4;
+        struct {
+            const void* device;
+            void* host;
+        } parts[] = {{p->nf4.codes, NULL},         {p->nf4.absmax, NULL}, {p->nf4.absmax_codes, NULL},
+                     {p->nf4.absmax_scales, NULL}, {p->nf4.offset, NULL}, {p->nf4.maps, NULL}};
+        for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+            if (parts[i].device != NULL) {
+                parts[i].host = out->memory + ((const char*)parts[i].device - from);
+            }
+        }
+        out->nf4.codes = (uint8_t*)parts[0].host;
+        out->nf4.absmax = (float*)parts[1].host;
+        out->nf4.absmax_codes = (uint8_t*)parts[2].host;
+        out->nf4.absmax_scales = (float*)parts[3].host;
+        out->nf4.offset = (float*)parts[4].host;
+        out->nf4.maps = (float*)parts[5].host;
+    }
+    return QLORA_OK;
+}
+
+// Floats into the type of the file; a finite value that f16 cannot hold is an error.
+static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t half = g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i])
+                                              : qlora__bf16_from(g->values[i]);
+        if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
+            return qlora__fail(g->ctx, QLORA_ERR_LIMIT, "%s has the value %g, which F16 cannot hold; "
+                               "export as BF16 or F32", item->tensor->name, (double)g->values[i]);
+        }
+        memcpy(g->packed + (size_t)i * 2, &half, 2);
+    }
+    return QLORA_OK;
+}
+
+// Rows [first, first + rows) of an item, in f32.
+static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__merge_item* item,
+                                           const qlora__merge_module* module, int64_t first,
+                                           int64_t rows) {
+    if (item->norm_at >= 0) {
+        qlora_tensor norm;
+        qlora__arena_window(&g->m->parameters, item->norm_at, 1, item->cols, &norm);
+        return qlora__floats_out(g->ctx, norm.data, item->cols, g->values);
+    }
+    if (!item->nf4) {
+        qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols), (uint64_t)(rows * item->cols),
+                           g->values);
+    }
+    if (item->projection != NULL) {
+        qlora__merge_rows job;
+        job.item = item;
+        job.module = module;
+        job.via_bf16 = g->trained && g->m->compute == QLORA_BF16;
+        job.first = first;
+        job.values = g->values;
+        qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_item* item,
+                                            qlora__st_writer* w) {
+    qlora_ctx* ctx = g->ctx;
+    qlora__merge_module module;
+    memset(&module, 0, sizeof module);
+    if (item->raw) {
+        return qlora__st_write(ctx, w, item->tensor->data, (size_t)item->tensor->bytes);
+    }
+    qlora_result r = item->projection != NULL
+                         ? qlora__merge_module_open(ctx, g->m, item, &module)
+                         : QLORA_OK;
+    int64_t most = item->cols > 0 ? (int64_t)g->elements / item->cols : 1;
+    for (int64_t row = 0; row < item->rows && item->cols > 0 && r == QLORA_OK; row += most) {
+        int64_t rows = qlora__min(most, item->rows - row);
+        int64_t n = rows * item->cols;
+        r = qlora__merge_rows_make(g, item, &module, row, rows);
+        if (r == QLORA_OK && g->dtype != QLORA_F32) {
+            r = qlora__merge_pack(g, item, n);
+        }
+        if (r == QLORA_OK) {
+            r = g->dtype == QLORA_F32 ? qlora__st_write(ctx, w, g->values, (size_t)n * 4)
+                                      : qlora__st_write(ctx, w, g->packed, (size_t)n * 2);
+        }
+    }
+    qlora__merge_module_close(ctx, &module);
+    return r;
+}
+
+static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
+    return dtype == QLORA_F32 ? QLORA__ST_F32 : dtype == QLORA_BF16 ? QLORA__ST_BF16 : QLORA__ST_F16;
+}
+
+// Parts of a bitsandbytes weight, which the merged weight does without.
+static bool qlora__is_bnb_part(const char* name) {
+    static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
+                                       qlora__bnb_suffix};
+    size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        size_t n = strlen(ends[i]);
+        if (length > n + 7 && strcmp(name + length - n, ends[i]) == 0 &&
+            strncmp(name + length - n - 7, ".weight", 7) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// What of the model a tensor of the folder is: a projection, a trained norm, or neither.
+static void qlora__merge_recognise(const qlora_model* m, const char* plain, qlora__merge_item* item) {
+    char name[224];
+    qlora__trained norm;
+    item->norm_at = -1;
+    if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
+        item->norm_at = m->final_norm_at;
+        item->norm_width = m->plan.config.hidden;
+    }
+    if (strncmp(plain, "layers.", 7) != 0) {
+        return;
+    }
+    int64_t layer = 0;
+    for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
+        layer = layer * 10 + (*at - '0');
+    }
+    for (int i = 0; i < QLORA__PROJECTIONS && layer < m->plan.config.layers; i++) {
+        snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
+                 qlora__projections[i].module);
+        if (strcmp(name, plain) == 0) {
+            item->projection = &m->layers[layer].projections[i];
+        }
+    }
+    memset(&norm, 0, sizeof norm);
+    for (int i = 0; layer < m->plan.config.layers && qlora__trained_norm(m, layer, i, &norm); i++) {
+        if (strcmp(qlora__plain_name(norm.name), plain) == 0) {
+            item->norm_at = norm.at;
+            item->norm_width = norm.cols;
+        }
+    }
+}
+
+// Describes one tensor. The folder may have changed since the model was opened, so shapes are checked.
+static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__folder_entry* entry,
+                                          qlora__merge_item* item) {
+    const qlora__st_tensor* t = entry->tensor;
+    memset(item, 0, sizeof *item);
+    item->tensor = t;
+    qlora__merge_recognise(g->m, entry->name, item);
+    const qlora__projection* p = item->projection;
+    bool is_float = qlora__st_is_float(t);
+    item->nf4 = p != NULL && p->is_nf4 && (g->trained || !is_float);
+    item->raw = !item->nf4 && !is_float;
+    if (p != NULL) {
+        item->shape[0] = p->out;
+        item->shape[1] = p->in;
+    }
+    bool changed = (p != NULL && !item->nf4 &&
+                    (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
+                   (item->norm_at >= 0 &&
+                    (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
+    if (changed) {
+        return qlora__fail(g->ctx, QLORA_ERR_FORMAT, "%s: %s is not what it was when the model was opened",
+                           g->m->dir, t->name);
+    }
+    item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
+    int64_t n = p != NULL ? p->out * p->in : (int64_t)qlora__st_elements(t);
+    item->rows = item->cols > 0 ? n / item->cols : 0;
+    item->bytes = item->raw ? t->bytes : (uint64_t)n * qlora_dtype_bytes(g->dtype);
+    return QLORA_OK;
+}
+
+// The list of tensors, by name, and how they are spread over the shards.
+static qlora_result qlora__merge_plan(qlora__merge* g, uint64_t shard_bytes) {
+    uint64_t filled = 0;
+    for (uint32_t i = 0; i < g->folder.count; i++) {
+        const qlora__folder_entry* entry = &g->folder.entries[g->folder.by_name[i]];
+        if (qlora__is_bnb_part(entry->name)) {
+            continue;
+        }
+        qlora__merge_item* item = &g->items[g->count];
+        QLORA__TRY(qlora__merge_describe(g, entry, item));
+        if (filled > 0 && (item->bytes > shard_bytes || filled > shard_bytes - item->bytes)) {
+            filled = 0;
+            g->shards++;
+        }
+        item->shard = g->shards;
+        filled += item->bytes;
+        g->total += item->bytes;
+        g->most_cols = qlora__max(g->most_cols, item->cols);
+        g->count++;
+    }
+    g->shards++;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_tell(const qlora__merge* g) {
+    if (g->progress != NULL && !g->progress(g->user, "merging", g->done, g->total)) {
+        return qlora__fail(g->ctx, QLORA_ERR_STOPPED, "merging was stopped");
+    }
+    return QLORA_OK;
+}
+
+static void qlora__merge_shard_name(const qlora__merge* g, uint32_t shard, qlora__module_name* out) {
+    if (g->shards == 1) {
+        snprintf(out->text, sizeof out->text, "model.safetensors");
+    } else {
+        snprintf(out->text, sizeof out->text, "model-%05u-of-%05u.safetensors", shard + 1, g->shards);
+    }
+}
+
+static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
+    char path[QLORA__PATH_ROOM];
+    qlora__module_name name;
+    uint32_t count = 0;
+    qlora__merge_shard_name(g, shard, &name);
+    QLORA__TRY(qlora__path_join(g->ctx, g->dir, name.text, path));
+    for (uint32_t i = 0; i < g->count; i++) {
+        const qlora__merge_item* item = &g->items[i];
+        if (item->shard == shard) {
+            qlora__st_entry* e = &g->entries[count];
+            e->name = item->tensor->name;
+            e->shape = item->projection != NULL ? item->shape : item->tensor->shape;
+            e->rank = item->projection != NULL ? 2 : item->tensor->rank;
+            e->dtype = item->raw ? item->tensor->dtype : qlora__st_dtype_for(g->dtype);
+            g->members[count++] = i;
+        }
+    }
+    qlora__st_writer w;
+    QLORA__TRY(qlora__st_write_begin(g->ctx, path, g->entries, count, NULL, false, &w));
+    qlora_result r = QLORA_OK;
+    for (uint32_t i = 0; i < count && r == QLORA_OK; i++) {
+        const qlora__merge_item* item = &g->items[g->members[w.order[i]]];
+        r = qlora__merge_item_write(g, item, &w);
+        g->done += item->bytes;
+        r = r == QLORA_OK ? qlora__merge_tell(g) : r;
+    }
+    if (r != QLORA_OK) {
+        qlora__st_write_abort(g->ctx, &w);
+        return r;
+    }
+    return qlora__st_write_commit(g->ctx, &w);
+}
+
+static qlora_result qlora__merge_index(qlora__merge* g) {
+    qlora_ctx* ctx = g->ctx;
+    size_t bytes = g->shards * (sizeof(qlora__module_name) + sizeof(char*));
+    qlora__module_name* shards = (qlora__module_name*)qlora__alloc(ctx, bytes);
+    if (shards == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    const char** names = (const char**)(void*)(shards + g->shards);
+    for (uint32_t i = 0; i < g->shards; i++) {
+        qlora__merge_shard_name(g, i, &shards[i]);
+        names[i] = shards[i].text;
+    }
+    for (uint32_t i = 0; i < g->count; i++) {
+        g->names[i] = g->items[i].tensor->name;
+        g->shard_of[i] = g->items[i].shard;
+    }
+    qlora_result r = qlora__index_write(ctx, g->dir, g->names, g->shard_of, g->count, names, g->total);
+    qlora__free(ctx, shards, bytes);
+    return r;
+}
+
+// What a model folder has besides weights and config.
+static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
+    static const char* const files[] = {
+        "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+        "added_tokens.json",      "vocab.json",     "merges.txt",            "tokenizer.model",
+        "chat_template.jinja",    "chat_template.json"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        char from[QLORA__PATH_ROOM];
+        char to[QLORA__PATH_ROOM];
+        bool exists = false;
+        QLORA__TRY(qlora__path_join(g->ctx, g->m->dir, files[i], from));
+        QLORA__TRY(qlora__path_join(g->ctx, g->dir, files[i], to));
+        QLORA__TRY(qlora__file_exists(g->ctx, from, &exists));
+        if (exists) {
+            QLORA__TRY(qlora__file_copy(g->ctx, from, to));
+        }
+    }
+    return QLORA_OK;
+}
+
+static void qlora__merge_close(qlora__merge* g) {
+    qlora_ctx* ctx = g->ctx;
+    qlora__free(ctx, g->items, g->room * sizeof *g->items);
+    qlora__free(ctx, g->entries, g->room * sizeof *g->entries);
+    qlora__free(ctx, g->members, g->room * sizeof *g->members);
+    qlora__free(ctx, g->names, g->room * sizeof *g->names);
+    qlora__free(ctx, g->shard_of, g->room * sizeof *g->shard_of);
+    qlora__free(ctx, g->values, g->elements * 4);
+    qlora__free(ctx, g->packed, g->elements * 2);
+    qlora__folder_close(ctx, &g->folder);
+}
+
+static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
+    qlora_ctx* ctx = g->ctx;
+    uint32_t n = g->folder.count;
+    g->items = (qlora__merge_item*)qlora__alloc(ctx, n * sizeof *g->items);
+    g->room = n;
+    g->entries = g->items != NULL ? (qlora__st_entry*)qlora__alloc(ctx, n * sizeof *g->entries) : NULL;
+    g->members = g->entries != NULL ? (uint32_t*)qlora__alloc(ctx, n * sizeof *g->members) : NULL;
+    g->names = g->members != NULL ? (const char**)qlora__alloc(ctx, n * sizeof *g->names) : NULL;
+    g->shard_of = g->names != NULL ? (uint32_t*)qlora__alloc(ctx, n * sizeof *g->shard_of) : NULL;
+    if (g->shard_of == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    QLORA__TRY(qlora__merge_plan(g, shard_bytes));
+    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols);
+    g->values = (float*)qlora__alloc(ctx, g->elements * 4);
+    g->packed = g->values != NULL ? (uint8_t*)qlora__alloc(ctx, g->elements * 2) : NULL;
+    return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+}
+
+// config.json comes last: until it is there the folder is not a model.
+static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
+    QLORA__TRY(qlora__merge_open(g, shard_bytes));
+    QLORA__TRY(qlora__merge_tell(g));
+    QLORA__TRY(qlora__dir_make(g->ctx, g->dir));
+    for (uint32_t i = 0; i < g->shards; i++) {
+        QLORA__TRY(qlora__merge_shard(g, i));
+    }
+    // Left by an earlier attempt with another number of shards, they would be taken first.
+    qlora__file_remove(g->ctx, g->dir,
+                       g->shards > 1 ? "model.safetensors" : "model.safetensors.index.json");
+    if (g->shards > 1) {
+        QLORA__TRY(qlora__merge_index(g));
+    }
+    QLORA__TRY(qlora__merge_copy_files(g));
+    return qlora__config_export(g->ctx, g->m->dir, g->dir,
+                                g->dtype == QLORA_F32    ? "float32"
+                                : g->dtype == QLORA_BF16 ? "bfloat16"
+                                                         : "float16");
+}
+
+static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                      qlora_dtype dtype, qlora_merge_base base) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    if (dir == NULL || dir[0] == '\0' ||
+        (dtype != QLORA_F32 && dtype != QLORA_BF16 && dtype != QLORA_F16) ||
+        (base != QLORA_MERGE_ORIGINAL && base != QLORA_MERGE_TRAINED)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "dir is NULL or empty, dtype is not F32, BF16 or F16, or base is unknown");
+    }
+    if (m->dir == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "a model of random weights has no folder to merge into");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
+    // This also keeps the base's own folder from being overwritten, however it is spelt.
+    QLORA__TRY(qlora__path_join(ctx, dir, "config.json", path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (exists) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is there already; give a folder without a model",
+                           path);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                      qlora_dtype dtype, qlora_merge_base base, uint64_t shard_bytes,
+                                      qlora_progress_fn progress, void* user) {
+    QLORA__TRY(qlora__merge_need(ctx, m, dir, dtype, base));
+    qlora__merge g;
+    memset(&g, 0, sizeof g);
+    g.ctx = ctx;
+    g.m = m;
+    g.dir = dir;
+    g.dtype = dtype;
+    g.trained = base == QLORA_MERGE_TRAINED;
+    g.progress = progress;
+    g.user = user;
+    QLORA__TRY(qlora__folder_open(ctx, m->dir, &g.folder));
+    qlora_result r = qlora__merge_run(&g, shard_bytes != 0 ? shard_bytes : (uint64_t)5000000000u);
+    qlora__merge_close(&g);
+    return r;
+}
+
+qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
+                              qlora_merge_base base, uint64_t shard_bytes, qlora_progress_fn progress,
+                              void* user) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_merge_save");
+    return qlora__leave(ctx,
+                        qlora__merge_save(ctx, model, dir, dtype, base, shard_bytes, progress, user));
+}
+
+//@@ TRAIN      - micro-step, update, schedules, evaluation, checkpoints
 
 #define QLORA__SLOTS 4
 
@@ -16794,6 +17931,630 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
         qlora__trainer_free(trainer);
     }
     return qlora__leave(ctx, r);
+}
+
+// ---- checkpoints ----------------------------------------------------------------------------------------
+
+// DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if any,
+//               and last state.safetensors: moments, counters, settings, position, checksums of them all
+// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment at which a new
+//               checkpoint counts, so a crash leaves the old one or the new one
+// DIR/pending   names that may have to be cleared away after a crash: those not in `latest`
+// A folder that `latest` names is never written to.
+
+#define QLORA__STATE_FILE "state.safetensors"
+#define QLORA__MAX_KEPT 64
+#define QLORA__STATE_ROWS 48
+
+typedef struct qlora__ckpt_list {
+    qlora__module_name names[QLORA__MAX_KEPT + 2];
+    int count;
+} qlora__ckpt_list;
+
+static const char* const qlora__ckpt_files[] = {"adapter_model.safetensors", "adapter_config.json",
+                                                QLORA__NORMS_FILE, QLORA__STATE_FILE};
+#define QLORA__CKPT_HASHED 3 // the first three; the state file carries its own checksum
+
+static bool qlora__ckpt_has(const qlora__ckpt_list* list, const char* name) {
+    for (int i = 0; i < list->count; i++) {
+        if (strcmp(list->names[i].text, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Only names that we give: nothing in such a file may lead outside the folder.
+static bool qlora__ckpt_name_fits(const char* name, size_t size) {
+    bool fits = size > 5 && size < 40 && memcmp(name, "step-", 5) == 0;
+    for (size_t i = 5; i < size && fits; i++) {
+        fits = (name[i] >= '0' && name[i] <= '9') || name[i] == '-';
+    }
+    return fits;
+}
+
+// A file of names, one a line; an absent file is an empty list.
+static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const char* file,
+                                          qlora__ckpt_list* list) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    memset(list, 0, sizeof *list);
+    QLORA__TRY(qlora__path_join(ctx, dir, file, path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    qlora__map map;
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    const char* text = (const char*)map.data;
+    bool good = map.size > 0 && map.size < 8192 && text[map.size - 1] == '\n';
+    for (size_t at = 0; good && at < map.size;) {
+        size_t size = 0;
+        while (text[at + size] != '\n') {
+            size++;
+        }
+        good = list->count <= QLORA__MAX_KEPT && qlora__ckpt_name_fits(text + at, size);
+        if (good) {
+            memcpy(list->names[list->count].text, text + at, size);
+            list->names[list->count++].text[size] = '\0';
+        }
+        at += size + 1;
+    }
+    qlora__map_close(ctx, &map);
+    return good ? QLORA_OK
+                : qlora__fail(ctx, QLORA_ERR_FORMAT,
+                              "%s is not a list of checkpoints; it names one folder a line", path);
+}
+
+static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, const char* file,
+                                           const qlora__ckpt_list* list) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, dir, file, path));
+    qlora__text_begin(ctx, &text);
+    for (int i = 0; i < list->count; i++) {
+        qlora__text_puts(&text, list->names[i].text);
+        qlora__text_puts(&text, "\n");
+    }
+    qlora_result r = text.result;
+    if (r == QLORA_OK) {
+        r = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return r;
+}
+
+// Clears a checkpoint away, as far as that goes: what is left over costs space only.
+static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name) {
+    char folder[QLORA__PATH_ROOM];
+    if (qlora__path_join(ctx, dir, name, folder) != QLORA_OK) {
+        return;
+    }
+    // state first: without it the folder is no checkpoint
+    for (int i = (int)(sizeof qlora__ckpt_files / sizeof qlora__ckpt_files[0]) - 1; i >= 0; i--) {
+        char temporary[64];
+        snprintf(temporary, sizeof temporary, "%s.tmp", qlora__ckpt_files[i]);
+        qlora__file_remove(ctx, folder, qlora__ckpt_files[i]);
+        qlora__file_remove(ctx, folder, temporary);
+    }
+    ctx->desc.files.remove(folder, ctx->desc.files.user);
+}
+
+// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results or the
+// meaning; NOTED: a difference is logged; BACK: restored.
+typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
+
+typedef struct qlora__state_row {
+    const char* name;
+    qlora__state_kind kind;
+    bool real; // value holds the bits of a double
+    int64_t value;
+    int64_t* back;
+} qlora__state_row;
+
+typedef struct qlora__state {
+    int64_t step;
+    int64_t tokens;
+    int64_t lr_bits;
+    int64_t updates;
+    int64_t skipped;
+    int64_t skip;
+    float record[6]; // totals, results
+    qlora__state_row rows[QLORA__STATE_ROWS];
+    int count;
+} qlora__state;
+
+static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind, int64_t value) {
+    QLORA_ASSERT(s->count < QLORA__STATE_ROWS);
+    qlora__state_row* row = &s->rows[s->count++];
+    memset(row, 0, sizeof *row);
+    row->name = name;
+    row->kind = kind;
+    row->value = value;
+}
+
+static void qlora__state_add_real(qlora__state* s, const char* name, qlora__state_kind kind,
+                                  double value) {
+    int64_t bits = 0;
+    memcpy(&bits, &value, sizeof bits);
+    qlora__state_add(s, name, kind, bits);
+    s->rows[s->count - 1].real = true;
+}
+
+static void qlora__state_add_back(qlora__state* s, const char* name, int64_t* back) {
+    qlora__state_add(s, name, QLORA__BACK, *back);
+    s->rows[s->count - 1].back = back;
+}
+
+static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
+    int64_t capability = 0;
+    int64_t driver = 0;
+    int64_t cublas = 0;
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        capability = ctx->gpu->capability;
+        driver = ctx->gpu->driver_version;
+        cublas = ctx->gpu->cublas != NULL ? ctx->gpu->cublas_version : 0;
+    }
+#endif
+    qlora__state_add(s, "version", QLORA__NOTED, QLORA_VERSION);
+    qlora__state_add(s, "cuda", QLORA__NOTED, qlora__on_cpu(ctx) ? 0 : 1);
+    qlora__state_add(s, "capability", QLORA__NOTED, capability);
+    qlora__state_add(s, "driver", QLORA__NOTED, driver);
+    qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
+}
+
+// The table of a trainer as it stands. The caller has filled the fields that come back.
+static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
+    const qlora_model* m = t->m;
+    const qlora_model_config* c = &m->plan.config;
+    const qlora_train_desc* d = &m->train;
+    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that number.
+    qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
+    s->count = 0;
+    qlora__state_add(s, "format", QLORA__SAME, 1);
+    qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
+    qlora__state_add(s, "math", QLORA__SAME, (int64_t)t->ctx->desc.math);
+    qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
+    qlora__state_add(s, "single_quant", QLORA__SAME, m->desc.single_quant ? 1 : 0);
+    qlora__state_add(s, "family", QLORA__SAME, (int64_t)c->family);
+    qlora__state_add(s, "vocab", QLORA__SAME, c->vocab);
+    qlora__state_add(s, "hidden", QLORA__SAME, c->hidden);
+    qlora__state_add(s, "intermediate", QLORA__SAME, c->intermediate);
+    qlora__state_add(s, "layers", QLORA__SAME, c->layers);
+    qlora__state_add(s, "heads", QLORA__SAME, c->heads);
+    qlora__state_add(s, "kv_heads", QLORA__SAME, c->kv_heads);
+    qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
+    qlora__state_add(s, "random_seed", QLORA__SAME, m->dir == NULL ? (int64_t)m->desc.seed : 0);
+    qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
+    qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
+    qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
+    qlora__state_add(s, "tokens", tokens, m->plan.tokens);
+    qlora__state_add(s, "head_chunk", QLORA__NOTED, m->plan.head_chunk);
+    qlora__state_add(s, "recompute_layers", QLORA__NOTED, m->plan.recompute_layers);
+    qlora__state_add(s, "cached_layers", QLORA__NOTED, m->plan.cached_layers);
+    qlora__state_add_real(s, "lr", QLORA__NOTED, d->lr);
+    qlora__state_add_real(s, "beta1", QLORA__NOTED, d->beta1);
+    qlora__state_add_real(s, "beta2", QLORA__NOTED, d->beta2);
+    qlora__state_add_real(s, "eps", QLORA__NOTED, d->eps);
+    qlora__state_add_real(s, "weight_decay", QLORA__NOTED, d->weight_decay);
+    qlora__state_add_real(s, "max_norm", QLORA__NOTED, d->max_norm);
+    qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
+    qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
+    qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_machine(s, t->ctx);
+    qlora__state_add_back(s, "step", &s->step);
+    qlora__state_add_back(s, "last_tokens", &s->tokens);
+    qlora__state_add_back(s, "last_lr", &s->lr_bits);
+    qlora__state_add_back(s, "updates", &s->updates);
+    qlora__state_add_back(s, "skipped", &s->skipped);
+    qlora__state_add_back(s, "last_skipped", &s->skip);
+}
+
+static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const char* name,
+                                     uint64_t* out) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    *out = 0;
+    QLORA__TRY(qlora__path_join(ctx, folder, name, path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (exists) {
+        qlora__map map;
+        qlora__hash hash;
+        QLORA__TRY(qlora__map_open(ctx, path, &map));
+        qlora__hash_begin(&hash);
+        qlora__hash_add(&hash, map.data, (size_t)map.size);
+        *out = qlora__hash_end(&hash);
+        qlora__map_close(ctx, &map);
+    }
+    return QLORA_OK;
+}
+
+// ---- saving
+
+static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, const qlora__state* s,
+                                       const void* position, size_t position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    const qlora_model* m = t->m;
+    char path[QLORA__PATH_ROOM];
+    char texts[QLORA__STATE_ROWS][24];
+    const char* metadata[2 * QLORA__STATE_ROWS + 1];
+    uint64_t hashes[QLORA__CKPT_HASHED];
+    qlora__save_list list;
+    for (int i = 0; i < QLORA__CKPT_HASHED; i++) {
+        QLORA__TRY(qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hashes[i]));
+    }
+    for (int i = 0; i < s->count; i++) {
+        snprintf(texts[i], sizeof texts[i], "%lld", (long long)s->rows[i].value);
+        metadata[2 * i] = s->rows[i].name;
+        metadata[2 * i + 1] = texts[i];
+    }
+    metadata[2 * s->count] = NULL;
+    QLORA__TRY(qlora__path_join(ctx, folder, QLORA__STATE_FILE, path));
+    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
+    qlora__trained trained;
+    for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
+        qlora__save_add(&list, "m.", &m->moment1, &trained);
+        qlora__save_add(&list, "v.", &m->moment2, &trained);
+    }
+    qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
+    qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
+    qlora__save_add_bytes(&list, "position", QLORA__ST_U8, position, position_bytes);
+    qlora_result r = qlora__save_write(ctx, &list, path, metadata, true);
+    qlora__save_close(ctx, &list);
+    return r;
+}
+
+// What the device and the trainer hold, after all steps are done.
+static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
+    qlora_adamw_state adamw;
+    memset(s, 0, sizeof *s);
+    QLORA__TRY(qlora__copy_out(t->ctx, &adamw, t->m->adamw.data, sizeof adamw)); // waits
+    s->step = t->step;
+    s->tokens = t->last_tokens;
+    memcpy(&s->lr_bits, &t->last_lr, sizeof s->lr_bits);
+    s->updates = adamw.updates;
+    s->skipped = adamw.skipped;
+    s->skip = adamw.skip;
+    memcpy(s->record, t->record->totals, sizeof t->record->totals);
+    memcpy(s->record + 4, t->record->results, sizeof t->record->results);
+    qlora__state_fill(t, s);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const char* name,
+                                     const void* position, size_t position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    char folder[QLORA__PATH_ROOM];
+    qlora__state state;
+    QLORA__TRY(qlora__path_join(ctx, dir, name, folder));
+    QLORA__TRY(qlora__state_take(t, &state));
+    QLORA__TRY(qlora__adapter_write(ctx, t->m, folder, t->m->dir));
+    QLORA__TRY(qlora__state_write(t, folder, &state, position, position_bytes));
+    return qlora__dir_sync(ctx, dir); // the folder's own name
+}
+
+// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is saved again.
+static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* list,
+                               qlora__module_name* out) {
+    snprintf(out->text, sizeof out->text, "step-%lld", (long long)t->step);
+    for (int i = 2; qlora__ckpt_has(list, out->text); i++) {
+        snprintf(out->text, sizeof out->text, "step-%lld-%d", (long long)t->step, i);
+    }
+}
+
+static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
+    if (dir == NULL || dir[0] == '\0') {
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is NULL or empty");
+    }
+    if (t->m->train.no_training) {
+        return qlora__fail(t->ctx, QLORA_ERR_STATE, "the model was opened for evaluation only");
+    }
+    return qlora__not_in_capture(t->ctx, "saving or loading a checkpoint");
+}
+
+// Puts name in front, and the names that are to go into `dropped`.
+static void qlora__ckpt_list_push(qlora__ckpt_list* list, const qlora__module_name* name, int keep,
+                                  qlora__ckpt_list* dropped) {
+    memset(dropped, 0, sizeof *dropped);
+    for (int i = keep - 1; i < list->count; i++) {
+        dropped->names[dropped->count++] = list->names[i];
+    }
+    list->count = list->count < keep - 1 ? list->count : keep - 1;
+    for (int i = list->count; i > 0; i--) {
+        list->names[i] = list->names[i - 1];
+    }
+    list->names[0] = *name;
+    list->count++;
+}
+
+static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, const void* position,
+                                           size_t position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    qlora__ckpt_list list;
+    qlora__ckpt_list pending;
+    qlora__module_name name;
+    QLORA__TRY(qlora__ckpt_need(t, dir));
+    if (position == NULL && position_bytes > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "position is NULL");
+    }
+    if (t->tokens > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step is half done: call qlora_train_update before saving");
+    }
+    QLORA__TRY(qlora__dir_make(ctx, dir));
+    QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
+    if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {
+        pending.count = 0; // it is there for tidiness only
+    }
+    for (int i = 0; i < pending.count; i++) {
+        if (!qlora__ckpt_has(&list, pending.names[i].text)) {
+            qlora__ckpt_remove(ctx, dir, pending.names[i].text);
+        }
+    }
+    int keep = t->m->train.keep_checkpoints > 0 ? t->m->train.keep_checkpoints : 2;
+    qlora__ckpt_choose(t, &list, &name);
+    qlora__ckpt_list_push(&list, &name, keep, &pending);
+    pending.names[pending.count++] = name;
+    QLORA__TRY(qlora__ckpt_list_write(ctx, dir, "pending", &pending));
+    qlora_result r = qlora__ckpt_fill(t, dir, name.text, position, position_bytes);
+    if (r != QLORA_OK) {
+        qlora__ckpt_remove(ctx, dir, name.text);
+        qlora__file_remove(ctx, dir, "pending");
+        return r;
+    }
+    // When this fails nobody knows which list a crash would leave, so both checkpoints stay.
+    QLORA__TRY(qlora__ckpt_list_write(ctx, dir, "latest", &list));
+    for (int i = 0; i + 1 < pending.count; i++) {
+        qlora__ckpt_remove(ctx, dir, pending.names[i].text);
+    }
+    qlora__file_remove(ctx, dir, "pending");
+    QLORA__LOG(ctx, INFO, CHECKPOINT, "saved %s/%s", dir, name.text);
+    ctx->error[0] = '\0';
+    return QLORA_OK;
+}
+
+qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, const void* position,
+                                   size_t position_bytes) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_save");
+    return qlora__leave(trainer->ctx, qlora__checkpoint_save(trainer, dir, position, position_bytes));
+}
+
+// ---- loading
+
+// Opens the state of a checkpoint and checks that all its files are whole: QLORA_ERR_FORMAT if not.
+static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__st* state) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    QLORA__TRY(qlora__path_join(ctx, folder, QLORA__STATE_FILE, path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (!exists) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s is missing", path);
+    }
+    QLORA__TRY(qlora__st_open(ctx, path, state));
+    qlora_result r = qlora__st_verify(ctx, state);
+    const qlora__st_tensor* hashes = qlora__st_find(state, "hashes");
+    if (r == QLORA_OK && (hashes == NULL || hashes->bytes != 8 * QLORA__CKPT_HASHED)) {
+        r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s has no checksums of the other files", path);
+    }
+    for (int i = 0; i < QLORA__CKPT_HASHED && r == QLORA_OK; i++) {
+        uint64_t hash = 0;
+        r = qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hash);
+        if (r == QLORA_OK && hash != qlora__load_u64(hashes->data + 8 * i)) {
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s is missing or damaged", folder,
+                            qlora__ckpt_files[i]);
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__st_close(ctx, state);
+    }
+    return r;
+}
+
+static bool qlora__state_number(const qlora__st* st, const char* name, int64_t* out) {
+    char text[32];
+    if (!qlora__st_metadata(st, name, text, sizeof text)) {
+        return false;
+    }
+    bool negative = text[0] == '-';
+    uint64_t value = 0;
+    const char* p = text + (negative ? 1 : 0);
+    size_t digits = 0;
+    for (; *p >= '0' && *p <= '9' && digits < 19; p++) {
+        value = value * 10 + (uint64_t)(*p - '0');
+        digits++;
+    }
+    if (digits == 0 || *p != '\0' || value > (uint64_t)INT64_MAX + (negative ? 1u : 0u)) {
+        return false;
+    }
+    *out = negative ? (int64_t)(0 - value) : (int64_t)value;
+    return true;
+}
+
+static double qlora__state_show(const qlora__state_row* row, int64_t value) {
+    double real = (double)value;
+    if (row->real) {
+        memcpy(&real, &value, sizeof real);
+    }
+    return real;
+}
+
+// Compares a checkpoint's numbers with the trainer's and takes those that come back.
+static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
+    for (int i = 0; i < s->count; i++) {
+        const qlora__state_row* row = &s->rows[i];
+        int64_t value = 0;
+        if (!qlora__state_number(st, row->name, &value)) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", st->label, row->name);
+        }
+        if (row->kind == QLORA__BACK) {
+            *row->back = value;
+        } else if (value != row->value && row->kind == QLORA__SAME) {
+            return qlora__fail(ctx, QLORA_ERR_STATE,
+                               "%s was made with %s %g, this trainer has %g: results would differ",
+                               st->label, row->name, qlora__state_show(row, value),
+                               qlora__state_show(row, row->value));
+        } else if (value != row->value) {
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g", st->label,
+                       row->name, qlora__state_show(row, value), qlora__state_show(row, row->value));
+        }
+    }
+    const qlora__st_tensor* record = qlora__st_find(st, "record");
+    if (s->step < 0 || record == NULL || record->bytes != sizeof s->record) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step or record is not valid", st->label);
+    }
+    memcpy(s->record, record->data, sizeof s->record);
+    return QLORA_OK;
+}
+
+// The moments of a trained tensor in the file; which is 'm' or 'v'.
+static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, char which,
+                                        const qlora__trained* t, const qlora__st_tensor** out) {
+    char name[224];
+    snprintf(name, sizeof name, "%c.%s", which, t->name);
+    *out = qlora__st_find(st, name);
+    if (*out == NULL || (*out)->dtype != QLORA__ST_F32 ||
+        qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label, name);
+    }
+    return QLORA_OK;
+}
+
+// Looks for every moment; with values, also puts them in place.
+static qlora_result qlora__state_moments(qlora_ctx* ctx, const qlora_model* m, const qlora__st* st,
+                                         float* values) {
+    const struct {
+        char which;
+        const qlora_tensor* arena;
+    } kinds[] = {{'m', &m->moment1}, {'v', &m->moment2}};
+    qlora__trained t;
+    for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+        for (int k = 0; k < 2; k++) {
+            const qlora__st_tensor* tensor = NULL;
+            QLORA__TRY(qlora__state_moment(ctx, st, kinds[k].which, &t, &tensor));
+            if (values != NULL) {
+                qlora_tensor window;
+                int64_t n = t.rows * t.cols;
+                qlora__arena_window(kinds[k].arena, t.at, 1, n, &window);
+                qlora__st_read_f32(tensor, 0, (uint64_t)n, values);
+                QLORA__TRY(qlora__floats_in(ctx, window.data, n, values));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, const qlora__state* s,
+                                       float* values) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    qlora_adamw_state adamw;
+    QLORA__TRY(qlora__state_moments(ctx, m, st, values));
+    QLORA__TRY(qlora__copy_out(ctx, &adamw, m->adamw.data, sizeof adamw));
+    adamw.updates = s->updates;
+    adamw.skipped = s->skipped;
+    adamw.skip = (int32_t)s->skip;
+    QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &adamw, sizeof adamw));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
+    QLORA__TRY(qlora__sync(ctx));
+    memcpy(t->record->totals, s->record, sizeof t->record->totals);
+    memcpy(t->record->results, s->record + 4, sizeof t->record->results);
+    t->record->adamw = adamw;
+    t->step = s->step;
+    t->tokens = 0;
+    t->last_tokens = s->tokens;
+    memcpy(&t->last_lr, &s->lr_bits, sizeof t->last_lr);
+    return QLORA_OK;
+}
+
+// Everything is looked at before anything is changed.
+static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, const qlora__st* st,
+                                         void* position, size_t* position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    qlora__state state;
+    memset(&state, 0, sizeof state);
+    qlora__state_fill(t, &state);
+    QLORA__TRY(qlora__state_compare(ctx, st, &state));
+    const qlora__st_tensor* saved = qlora__st_find(st, "position");
+    if (saved == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: position is missing", st->label);
+    }
+    if (position_bytes != NULL && (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the position has %llu bytes, there is room for %llu",
+                           (unsigned long long)saved->bytes,
+                           (unsigned long long)(position != NULL ? *position_bytes : 0));
+    }
+    QLORA__TRY(qlora__state_moments(ctx, m, st, NULL));
+    size_t room = (size_t)qlora__max(m->longest_range, m->plan.config.hidden) * 4;
+    float* values = (float*)qlora__alloc(ctx, room);
+    if (values == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__adapter_read(ctx, m, folder);
+    r = r == QLORA_OK ? qlora__state_apply(t, st, &state, values) : r;
+    qlora__free(ctx, values, room);
+    if (r == QLORA_OK && position_bytes != NULL) {
+        if (saved->bytes > 0) {
+            memcpy(position, saved->data, (size_t)saved->bytes);
+        }
+        *position_bytes = (size_t)saved->bytes;
+    }
+    return r;
+}
+
+static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, void* position,
+                                           size_t* position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    qlora__ckpt_list list;
+    QLORA__TRY(qlora__ckpt_need(t, dir));
+    QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
+    if (list.count == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FILE, "%s: there is no checkpoint", dir);
+    }
+    for (int i = 0; i < list.count; i++) {
+        char folder[QLORA__PATH_ROOM];
+        qlora__st state;
+        QLORA__TRY(qlora__path_join(ctx, dir, list.names[i].text, folder));
+        qlora_result r = qlora__ckpt_open(ctx, folder, &state);
+        if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s", folder,
+                       ctx->error);
+            continue;
+        }
+        QLORA__TRY(r);
+        r = qlora__ckpt_load_one(t, folder, &state, position, position_bytes);
+        qlora__st_close(ctx, &state);
+        if (r == QLORA_OK) {
+            QLORA__LOG(ctx, INFO, CHECKPOINT, "loaded %s", folder);
+            ctx->error[0] = '\0';
+        }
+        return r;
+    }
+    return QLORA_ERR_FORMAT; // not reached: the last one returns
+}
+
+qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
+                                   size_t* position_bytes) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_load");
+    return qlora__leave(trainer->ctx, qlora__checkpoint_load(trainer, dir, position, position_bytes));
+}
+
+static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
+    qlora__ckpt_list list;
+    if (dir == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir or out is NULL");
+    }
+    QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
+    *out = list.count > 0;
+    return QLORA_OK;
+}
+
+qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
+    QLORA__ENTER(ctx, "qlora_checkpoint_exists");
+    return qlora__leave(ctx, qlora__checkpoint_exists(ctx, dir, out));
 }
 
 #endif // QLORA_NO_MODEL

@@ -2897,6 +2897,8 @@ static const text__pattern text__patterns[] = {
      TEXT__O_ANY_CASE | TEXT__O_DIGITS_3},
     {TEXT__R_ASCII TEXT__R_WORD "\\p{N}{1,3}" TEXT__R_REST, text__match_cl100k,
      TEXT__O_ASCII_CASE | TEXT__O_DIGITS_3},
+    {TEXT__R_ANY2 TEXT__R_WORD2 "\\p{N}" TEXT__R_REST2, text__match_cl100k,
+     TEXT__O_ANY_CASE | TEXT__O_DIGITS_1},
     // Qwen2, Qwen2.5, Qwen3
     {TEXT__R_ANY TEXT__R_WORD "\\p{N}" TEXT__R_REST, text__match_cl100k,
      TEXT__O_ANY_CASE | TEXT__O_DIGITS_1},
@@ -4465,8 +4467,14 @@ bool text_tok_open(const char* path, text_tok** out, text_error* error) {
     for (size_t i = 0; good && !found && i < TEXT__COUNT(names); i++) {
         good = text__folder_read(path, names[i], &file, &found, error);
     }
-    if (good && !found) {
-        good = text_file_read(path, &file, error);
+    if (good && !found && !text_file_read(path, &file, error)) {
+        // a folder can be opened on some systems, but not read
+        bool folder = file.capacity > 0 && file.count == 0;
+        good = folder ? text__fail(error,
+                                   "%s: cannot be read; as a folder it has no tokenizer.json, "
+                                   "tokenizer.bin or tok512.bin",
+                                   path)
+                      : false;
     }
     good = good && text_tok_load(path, file.data, file.count, out, error);
     text_bytes_free(&file);

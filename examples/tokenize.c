@@ -10,6 +10,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#ifdef _WIN32 // line ends must stay as they are
+#include <fcntl.h>
+#include <io.h>
+#define BINARY(file) _setmode(_fileno(file), _O_BINARY)
+#else
+#define BINARY(file) ((void)(file))
+#endif
+
 static const char usage[] =
     "usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n"
     "\n"
@@ -205,6 +213,8 @@ int main(int argc, char** argv) {
         fputs(usage, stdout);
         return 0;
     }
+    BINARY(stdin);
+    BINARY(stdout);
     if (!run(&o, &error)) {
         fprintf(stderr, "tokenize: %s\n", error.text);
         return 1;

@@ -1,5 +1,6 @@
 // cast.cu - conversions between f32, bf16 and f16, and the scaled cast that keeps gradients in
 // f16's range.
+// targets: 75
 //
 //   dst[r,c] = round_to_nearest_even(src[r,c] * scale)      scale read from device memory, or 1
 //

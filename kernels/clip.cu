@@ -1,4 +1,5 @@
 // clip.cu - gradient clipping by norm, on the device, over any list of f32 tensors.
+// targets: 75
 //
 // The gradients are cut into chunks of at most 8192 elements; an empty tensor has none. The host
 // prepares once, in device memory:

@@ -1,6 +1,6 @@
 // common.cuh - what every kernel shares: 16-bit storage types, conversions, reductions.
 //
-// No CUDA headers: the conversions are spelled out, so that the PTX stays within the instruction set
+// No CUDA headers: the conversions are spelled out, so that the PTX stays within the instructions
 // of its target (.version 6.3 for sm_75, 7.0 for sm_80) whatever the toolkit's headers would emit.
 #ifndef QLORA_COMMON_CUH
 #define QLORA_COMMON_CUH

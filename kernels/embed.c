@@ -26,6 +26,7 @@
 
 enum {
     CHUNK_MAX = 4000, // C99 promises 4,095 bytes a literal; MSVC counts one more per piece
+    COLUMNS = 100,
     LINES_OF_MARKER = 5,
     FILES_MAX = 512
 };
@@ -391,7 +392,8 @@ static void lines_strip(char* text) {
     *out = 0;
 }
 
-// Tabs and runs of blanks are separators, nothing else: one blank does as well.
+// Tabs and runs of blanks are separators, nothing else: one does as well, and none beside
+// punctuation.
 static void blanks_squeeze(char* text, const char* path) {
     char* out = text;
     bool quoted = false;
@@ -401,7 +403,10 @@ static void blanks_squeeze(char* text, const char* path) {
             die("holds a byte that is not printable ASCII", path);
         }
         quoted = quoted != (c == '"');
-        if (c != ' ' || quoted || out == text || out[-1] != ' ') {
+        if (!quoted && strchr(",;[]{}", c) && out > text && out[-1] == ' ') {
+            out--;
+        }
+        if (c != ' ' || quoted || out == text || !strchr(" ,;[]{}", out[-1])) {
             *out++ = c;
         }
     }
@@ -493,23 +498,28 @@ static int chunk_number(chunk_list* list, ptx_chunk c) {
     return list->count++;
 }
 
-// One literal a line.
+// As many lines of PTX in a line of the header as fit.
 static void chunk_write(FILE* out, ptx_chunk c, int number) {
     fprintf(out, "static const char qlora__ptx_%d[] =", number);
+    size_t column = COLUMNS;
     for (size_t at = 0; at < c.length;) {
         const char* line = c.text + at;
         size_t n = line_length(line);
-        fputs("\n\"", out);
+        if (column + n + 4 > COLUMNS) {
+            fputs(at > 0 ? "\"\n\"" : "\n\"", out);
+            column = 0;
+        }
+        column += n + 1;
         for (size_t i = 0; i + 1 < n; i++) {
             if (line[i] == '"' || line[i] == '\\' || line[i] == '?') {
                 fputc('\\', out);
             }
             fputc(line[i], out);
         }
-        fputs("\\n\"", out);
+        fputs("\\n", out);
         at += n;
     }
-    fputs(";\n", out);
+    fputs("\";\n", out);
 }
 
 // The chunks that no earlier text had, then the array.

@@ -1,134 +1,11 @@
-// loss.cu - cross-entropy over rows of logits with the gradient in place, its sum, and the arg max.
-#include "vec.cuh"
-
-#define LOWEST -3.0e38f
-#define IGNORED -100
-#define BATCH 4
-
-// Running maximum and sum of e^(x - maximum).
-struct log_sum {
-    float top;
-    float sum;
-};
-
-template <class T> __device__ __forceinline__ void log_sum_add(log_sum& s, uint4 raw) {
-    const int N = lanes<T>::N;
-    float v[N];
-    unpack(raw, v);
-    float top = s.top;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        top = fmaxf(top, v[i]);
-    }
-    float sum = s.sum * exp_of(s.top - top, (const T*)0);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        sum += exp_of(v[i] - top, (const T*)0);
-    }
-    s.top = top;
-    s.sum = sum;
-}
-
-// Per row: loss = weight (log sum e^x - x[label]); with gradient != 0 also, in place,
-//   x = (softmax(x) - onehot(label)) scale weight.
-// Label -100: loss 0, gradient 0. Any other label outside [0, cols): the same, and *bad becomes 1.
-// scale (one f32 in device memory) and weights [rows] may be null for 1. cols up to 2^31 - 1,
-// 64-bit offsets. Launch: threads = cols / (4 N) rounded up to a multiple of 32, at most 1024;
-// grid.x = rows. Determinism: the order of the sum depends on cols and the type alone. One writer
-// per output.
-template <class T>
-__device__ __forceinline__ void
-cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights,
-              const float* scale, float* losses, int64_t cols, int32_t gradient, int32_t* bad) {
-    const int N = lanes<T>::N;
-    __shared__ float shared[32];
-    int64_t row = blockIdx.x;
-    T* x = logits + row * ld;
-    int64_t label = labels[row];
-    bool vec = rows_aligned(logits, ld);
-    int64_t first = (int64_t)threadIdx.x * N;
-    int64_t step = (int64_t)blockDim.x * N;
-    if (label < 0 || label >= cols) {
-        if (threadIdx.x == 0) {
-            losses[row] = 0.0f;
-            if (label != IGNORED) {
-                *bad = 1;
-            }
-        }
-        for (int64_t c = first; gradient && c < cols; c += step) {
-            store_raw(x + c, make_uint4(0, 0, 0, 0), cols - c, vec);
-        }
-        return;
-    }
-    float chosen = to_float(x[label]);
-    log_sum mine = {LOWEST, 0.0f};
-    int64_t c = first;
-    for (; c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
-        uint4 raw[BATCH];
-#pragma unroll
-        for (int k = 0; k < BATCH; k++) {
-            raw[k] = load_raw(x + c + k * step, N, vec);
-        }
-#pragma unroll
-        for (int k = 0; k < BATCH; k++) {
-            log_sum_add<T>(mine, raw[k]);
-        }
-    }
-    for (; c < cols; c += step) {
-        log_sum_add<T>(mine, load_raw(x + c, cols - c, vec, -3.3e38f));
-    }
-    int32_t width = (int32_t)blockDim.x;
-    float top = row_max(mine.top, shared, width);
-    float sum = row_sum(mine.sum * exp_of(mine.top - top, (const T*)0), shared, width);
-    float weight = weights != 0 ? weights[row] : 1.0f;
-    if (threadIdx.x == 0) {
-        losses[row] = weight * (top + logf(sum) - chosen);
-    }
-    if (!gradient) {
-        return;
-    }
-    // Nobody overwrites x[label] before everybody has read it, in blocks of one warp too.
-    __syncthreads();
-    float factor = scale != 0 ? *scale * weight : weight;
-    float share = factor / sum;
-    for (c = first; c < cols; c += BATCH * step) {
-        uint4 raw[BATCH];
-#pragma unroll
-        for (int k = 0; k < BATCH; k++) {
-            if (c + k * step < cols) {
-                raw[k] = load_raw(x + c + k * step, cols - c - k * step, vec);
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < BATCH; k++) {
-            int64_t at = c + k * step;
-            if (at < cols) {
-                float v[N];
-                unpack(raw[k], v);
-#pragma unroll
-                for (int i = 0; i < N; i++) {
-                    v[i] = exp_of(v[i] - top, (const T*)0) * share;
-                    if (at + i == label) {
-                        v[i] -= factor;
-                    }
-                }
-                store_raw(x + at, pack(v), cols - at, vec);
-            }
-        }
-    }
-}
+// loss.cu - the kernels of loss.cuh for f32.
+// targets: 75
+#include "loss.cuh"
 
 QLORA_KERNEL __launch_bounds__(1024)
     qlora_loss_cross_entropy_f32(float* logits, int64_t ld, const int32_t* labels,
                                  const float* weights, const float* scale, float* losses,
                                  int64_t cols, int32_t gradient, int32_t* bad) {
-    cross_entropy(logits, ld, labels, weights, scale, losses, cols, gradient, bad);
-}
-
-QLORA_KERNEL __launch_bounds__(1024)
-    qlora_loss_cross_entropy_bf16(bf16* logits, int64_t ld, const int32_t* labels,
-                                  const float* weights, const float* scale, float* losses,
-                                  int64_t cols, int32_t gradient, int32_t* bad) {
     cross_entropy(logits, ld, labels, weights, scale, losses, cols, gradient, bad);
 }
 
@@ -170,49 +47,7 @@ QLORA_KERNEL __launch_bounds__(256)
     }
 }
 
-// ids[row] = column of the largest value, the smallest such column on a tie; a NaN is never
-// largest, a row of nothing but NaN gives 0. Launch: 256 threads, grid.x = rows.
-template <class T>
-__device__ __forceinline__ void arg_max(const T* x, int64_t ld, int32_t* ids, int64_t cols) {
-    __shared__ float best_value[256];
-    __shared__ int32_t best_column[256];
-    int t = (int)threadIdx.x;
-    const T* from = x + (int64_t)blockIdx.x * ld;
-    float value = 0.0f;
-    int32_t column = -1;
-    for (int64_t c = t; c < cols; c += 256) {
-        float v = to_float(from[c]);
-        if (v == v && (column < 0 || v > value)) {
-            value = v;
-            column = (int32_t)c;
-        }
-    }
-    best_value[t] = value;
-    best_column[t] = column;
-    __syncthreads();
-    for (int half = 128; half > 0; half >>= 1) {
-        if (t < half) {
-            float v = best_value[t + half];
-            int32_t c = best_column[t + half];
-            int32_t mine = best_column[t];
-            if (c >= 0 && (mine < 0 || v > best_value[t] || (v == best_value[t] && c < mine))) {
-                best_value[t] = v;
-                best_column[t] = c;
-            }
-        }
-        __syncthreads();
-    }
-    if (t == 0) {
-        ids[blockIdx.x] = best_column[0] < 0 ? 0 : best_column[0];
-    }
-}
-
 QLORA_KERNEL __launch_bounds__(256)
     qlora_loss_arg_max_f32(const float* x, int64_t ld, int32_t* ids, int64_t cols) {
-    arg_max(x, ld, ids, cols);
-}
-
-QLORA_KERNEL __launch_bounds__(256)
-    qlora_loss_arg_max_bf16(const bf16* x, int64_t ld, int32_t* ids, int64_t cols) {
     arg_max(x, ld, ids, cols);
 }

@@ -41,16 +41,43 @@ __device__ __forceinline__ void multiply(float* c, const uint32_t* a, uint32_t b
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Eight codes to eight bf16. Bytes of `even` and `odd` are offsets into the table of levels.
-__device__ __forceinline__ void widen(uint32_t* out, uint32_t word, const float* level,
-                                      float scale) {
-    uint32_t even = word >> 2 & 0x3c3c3c3cu; // high halves: elements 0, 2, 4, 6
-    uint32_t odd = word << 2 & 0x3c3c3c3cu;
+// The sixteen bf16 values that the codes of one block stand for, their low and high bytes apart: entry
+// c lies in byte c % 4 of word c / 4.
+struct palette {
+    uint32_t low[4];
+    uint32_t high[4];
+};
+
+__device__ __forceinline__ palette mix(const float* level, float scale) {
+    palette p;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float a = *(const float*)((const char*)level + __byte_perm(even, 0, 0x4440 + i));
-        float b = *(const float*)((const char*)level + __byte_perm(odd, 0, 0x4440 + i));
-        out[i] = pack_bf16(__fmul_rn(a, scale), __fmul_rn(b, scale));
+        float4 v = *(const float4*)(level + 4 * i);
+        uint32_t first = pack_bf16(__fmul_rn(v.x, scale), __fmul_rn(v.y, scale));
+        uint32_t second = pack_bf16(__fmul_rn(v.z, scale), __fmul_rn(v.w, scale));
+        p.low[i] = __byte_perm(first, second, 0x6420);
+        p.high[i] = __byte_perm(first, second, 0x7531);
+    }
+    return p;
+}
+
+// Eight codes to eight bf16: three byte selections a table and four codes instead of a look-up each.
+// Nibbles pick among eight entries by their lower three bits, then their fourth bit picks the half. A
+// byte holds the earlier element in its high half, so neighbours come out swapped and are put right when
+// low and high bytes are joined.
+__device__ __forceinline__ void widen(uint32_t* out, uint32_t word, const palette& p) {
+    uint32_t entry = word & 0x77777777u;
+    uint32_t half = (word >> 1 & 0x44444444u) | 0x32103210u;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t low = __byte_perm(__byte_perm(p.low[0], p.low[1], entry),
+                                   __byte_perm(p.low[2], p.low[3], entry), half);
+        uint32_t high = __byte_perm(__byte_perm(p.high[0], p.high[1], entry),
+                                    __byte_perm(p.high[2], p.high[3], entry), half);
+        out[2 * i] = __byte_perm(low, high, 0x4051);
+        out[2 * i + 1] = __byte_perm(low, high, 0x6273);
+        entry >>= 16;
+        half >>= 16;
     }
 }
 
@@ -81,9 +108,11 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[TILES_M][2][4], cons
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
     int32_t t = (int32_t)threadIdx.x % 4;
     uint4 w[2];
+    palette colours[2];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         w[j] = *(const uint4*)(codes + (j * THREADS + threadIdx.x) * 16);
+        colours[j] = mix(level, scale[j]);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -91,7 +120,7 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[TILES_M][2][4], cons
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             uint32_t word = i == 0 ? w[j].x : i == 1 ? w[j].y : i == 2 ? w[j].z : w[j].w;
-            widen(b[j], word, level, scale[j]);
+            widen(b[j], word, colours[j]);
         }
 #pragma unroll
         for (int m = 0; m < TILES_M; m++) {
@@ -136,7 +165,7 @@ template <int TILES_M, int STAGES> __device__ __forceinline__ void nf4_gemm(NF4_
     const int X_BYTES = ROWS * CHUNK * 2;
     const int CODE_BYTES = TILE * CHUNK / 2;
     __shared__ __align__(128) uint8_t ring[STAGES * (X_BYTES + CODE_BYTES)];
-    __shared__ float level[16];
+    __shared__ __align__(16) float level[16];
     __shared__ float map[256];
     int32_t thread = (int32_t)threadIdx.x;
     int32_t lane = thread % 32;

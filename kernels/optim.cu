@@ -1,5 +1,6 @@
 // optim.cu - AdamW over one flat arena. Everything that changes from step to step is in device
 // memory.
+// targets: 75
 #include "vec.cuh"
 
 // The same layout as qlora_adamw_state in qlora.h: 5 doubles set by the host, counts kept by the

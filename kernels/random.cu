@@ -1,10 +1,12 @@
 // random.cu - weights from nothing but a seed, the same bits as on the CPU.
+// targets: 75
 //
 //   x[i] = (sum of twelve 16-bit numbers - 393210) * (deviation / 65536)
 //
-// The sum of twelve uniform numbers is normal enough for weights (it ends at six deviations), and being
-// whole it is exact: one rounding, the same everywhere. Words come from Philox 4x32-10 with the counter
-// (pair low, pair high, stream, call) and the seed as key; three calls serve the pair (2p, 2p + 1).
+// The sum of twelve uniform numbers is normal enough for weights (it ends at six deviations), and
+// being whole it is exact: one rounding, the same everywhere. Words come from Philox 4x32-10 with
+// the counter (pair low, pair high, stream, call) and the seed as key; three calls serve the pair
+// (2p, 2p + 1).
 // Launch: 256 threads, grid ceil(n / 512). Element-wise, one writer per output.
 #include "common.cuh"
 
@@ -12,8 +14,8 @@ struct words {
     uint32_t w[4];
 };
 
-__device__ __forceinline__ words philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0,
-                                        uint32_t k1) {
+__device__ __forceinline__ words philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3,
+                                        uint32_t k0, uint32_t k1) {
 #pragma unroll
     for (int round = 0; round < 10; round++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0;

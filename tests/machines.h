@@ -48,6 +48,9 @@ const char* test_open_reason(void);
 // host memory was not given back.
 bool test_close_ctx(const test_machine* machine, qlora_ctx* ctx);
 
+// Kernels for bf16 need compute capability 8.0. True for the CPU, and for the real GPU.
+bool test_has_bf16(const test_machine* machine);
+
 const fake_api* test_fake(void); // NULL without the fake driver
 
 // Tensors from and to plain float arrays, converted to and from the tensor's dtype. Batch 1, any ld.

@@ -3,6 +3,8 @@
     X(harness_suite)                                                                                \
     X(fake_suite)                                                                                   \
     X(runtime_suite)                                                                                \
+    X(contracts_suite)                                                                              \
+    X(faults_suite)                                                                                 \
     X(gemm_suite)                                                                                   \
     X(nf4_suite)                                                                                    \
     X(linear_suite)                                                                                 \
@@ -12,4 +14,5 @@
     X(formats_suite)                                                                                \
     X(golden_suite)                                                                                 \
     X(model_suite)                                                                                  \
-    X(gradient_suite)
+    X(gradient_suite)                                                                               \
+    X(text_suite)

@@ -51,6 +51,10 @@ bool test_machine_wanted(const test_machine* machine) {
     return test_wants(machine->backend) && strcmp(machine->backend, hidden) != 0;
 }
 
+bool test_has_bf16(const test_machine* machine) {
+    return (machine->sets & (TEST_CPU | TEST_TENSOR_CORES)) != 0;
+}
+
 static void* counted_alloc(size_t bytes, size_t align, void* user) {
     (void)user;
     void* p = NULL;

@@ -468,6 +468,9 @@ TEST nf4_widens(const test_machine* machine) {
             int64_t cols = sizes[i][1];
             qlora_dtype dtype = form % 4 == 3 ? QLORA_F32 : (qlora_dtype)(form % 4);
             bool via_bf16 = form % 4 == 3;
+            if (dtype != QLORA_F32 && !test_has_bf16(machine)) {
+                continue;
+            }
             int64_t ld = cols + (form < 4 ? 0 : 8 + (8 - cols % 8) % 8);
             weight w;
             ASSERT(weight_make(ctx, &random, rows, cols, form % 2 == 0, &w));
@@ -618,6 +621,8 @@ static const char* run_product(qlora_ctx* ctx, const test_machine* machine, test
     bool cores = (machine->sets & TEST_TENSOR_CORES) != 0;
     if (gpu && !cores && (flags & QLORA_NF4_FUSED) != 0) {
         wrong = r == QLORA_ERR_UNSUPPORTED ? NULL : "fused without tensor cores";
+    } else if (r == QLORA_ERR_UNSUPPORTED && !test_has_bf16(machine) && c->x == QLORA_BF16) {
+        wrong = strstr(qlora_last_error(ctx), "8.0") != NULL ? NULL : "another message than 8.0";
     } else if (r != QLORA_OK) {
         fprintf(stderr, "%s\n", qlora_last_error(ctx));
         wrong = "the call failed";
@@ -785,6 +790,6 @@ SUITE(nf4_suite) {
     RUN_ON(TEST_EVERYWHERE, nf4_widens);
     RUN_ON(TEST_EVERYWHERE, nf4_products);
     RUN_ON(TEST_EVERYWHERE, nf4_products_in_slices);
-    RUN_ON(TEST_EVERYWHERE, nf4_two_weights_at_once);
+    RUN_ON(TEST_CPU | TEST_TENSOR_CORES, nf4_two_weights_at_once);
     RUN_ON(TEST_EVERYWHERE, nf4_refuses);
 }

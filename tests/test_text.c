@@ -1,7 +1,8 @@
 // test_text.c - examples/text.h: tokenizers, chat formats and data files.
 //
 // The small tokenizers of tests/golden are always there. The real ones, llama.cpp's vectors, the
-// JSON test suite and the texts are looked for in the folder $QLORA_SHARED, or ../shared.
+// JSON test suite and the texts are looked for in the folder $QLORA_SHARED, or shared, or
+// ../shared.
 
 #include "test.h"
 
@@ -43,7 +44,14 @@ static text_error why;
 static const char* shared_path(const char* name) {
     static char path[1024];
     const char* folder = getenv("QLORA_SHARED");
-    snprintf(path, sizeof(path), "%s/%s", folder ? folder : "../shared", name);
+    if (!folder) {
+        FILE* file = fopen("shared/README.md", "rb");
+        folder = file ? "shared" : "../shared";
+        if (file) {
+            fclose(file);
+        }
+    }
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
     return path;
 }
 
@@ -296,6 +304,108 @@ TEST normal_forms(void) {
     counted_free(classes);
     counted_free(marks.data);
     counted_free(marks.sorted);
+    PASS();
+}
+
+// NFC of random texts, as the reference library does it.
+TEST normal_forms_golden(void) {
+    text_bytes file;
+    text__json json;
+    text__marks marks = {0};
+    uint8_t* classes = text__classes_make(&why);
+    ASSERT(classes && json_read(GOLDEN "text_golden.json", &file, &json));
+    const text__node* in = text__json_get(&json, json.nodes, "nfc") + 1;
+    const text__node* want = text__json_next(&json, in) + 1;
+    size_t count = in->size;
+    in++;
+    ASSERT(count > 100);
+    for (size_t i = 0; i < count; i++) {
+        text_bytes out = {0};
+        ASSERT(text__normalize(classes, true, text__json_text(&json, in), in->size, &marks, &out,
+                               &why));
+        ASSERT(same_text(&out, text__json_text(&json, want), want->size));
+        text_bytes_free(&out);
+        in = text__json_next(&json, in);
+        want = text__json_next(&json, want);
+    }
+    json_close(&file, &json);
+    counted_free(classes);
+    counted_free(marks.data);
+    counted_free(marks.sorted);
+    PASS();
+}
+
+// One pattern on one text: the ends of the pieces in characters.
+static bool split_is_right(const text__step* step, const uint8_t* classes, const text__json* json,
+                           const text__node* text, const text__node* ends) {
+    text__view view = {(const unsigned char*)text__json_text(json, text), text->size, classes,
+                       NULL};
+    text__pieces pieces = {0};
+    bool right = text__step_find(step, &view, 0, &pieces, &why) && pieces.count == ends->size;
+    const text__node* end = ends + 1;
+    int64_t characters = 0;
+    size_t at = 0;
+    for (size_t i = 0; right && i < pieces.count; i++) {
+        for (; at < pieces.data[i].end; at++) {
+            characters += (view.s[at] & 0xC0) != 0x80 ? 1 : 0;
+        }
+        right = end->integer == characters;
+        end = text__json_next(json, end);
+    }
+    counted_free(pieces.data);
+    return right;
+}
+
+TEST patterns(void) {
+    text_bytes file;
+    text__json json;
+    uint8_t* classes = text__classes_make(&why);
+    ASSERT(classes && json_read(GOLDEN "text_golden.json", &file, &json));
+    const text__node* splits = text__json_get(&json, json.nodes, "splits");
+    const text__node* texts = text__json_get(&json, splits, "texts");
+    const text__node* list = text__json_get(&json, splits, "patterns");
+    const text__node* row = list + 1;
+    ASSERT(list->size > 10 && texts->size > 100);
+    for (uint32_t i = 0; i < list->size; i++) {
+        const char* regex = text__json_cstring(&json, text__json_get(&json, row, "regex"));
+        text__step step = {0};
+        step.kind = TEXT__P_REGEX;
+        step.pattern = text__pattern_find(regex);
+        ASSERTm(regex, step.pattern);
+        const text__node* text = texts + 1;
+        const text__node* ends = text__json_get(&json, row, "ends") + 1;
+        for (uint32_t k = 0; k < texts->size; k++) {
+            ASSERTm(regex, split_is_right(&step, classes, &json, text, ends));
+            text = text__json_next(&json, text);
+            ends = text__json_next(&json, ends);
+        }
+        row = text__json_next(&json, row);
+    }
+    json_close(&file, &json);
+    counted_free(classes);
+    PASS();
+}
+
+TEST utf8_repair(void) {
+#define BAD "\xEF\xBF\xBD"
+    static const char* const rows[][2] = {{"abc", "abc"},
+                                          {"\xED\xA0\x80", BAD BAD BAD},
+                                          {"\xE2\x82", BAD},
+                                          {"\xE2\x82x", BAD "x"},
+                                          {"\xF0\x9F\x98", BAD},
+                                          {"\xF0\x80\x80\x80", BAD BAD BAD BAD},
+                                          {"\xF4\x90\x80\x80", BAD BAD BAD BAD},
+                                          {"\xC0\xAF\xC3\xA9", BAD BAD "\xC3\xA9"},
+                                          {"\xE0\x9F\x80", BAD BAD BAD}};
+#undef BAD
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        text_bytes out = {0};
+        size_t used;
+        ASSERT(text__utf8_repair(rows[i][0], strlen(rows[i][0]), false, &used, &out, &why));
+        ASSERT(same_text(&out, rows[i][1], strlen(rows[i][1])));
+        ASSERT_EQ(strlen(rows[i][0]), used);
+        text_bytes_free(&out);
+    }
     PASS();
 }
 
@@ -575,6 +685,56 @@ TEST streams(const char* name) {
         text_bytes_free(&repaired);
     }
     text_tok_close(tok);
+    PASS();
+}
+
+// TEXT_LITERAL: special tokens are ordinary text. The id of the vocabulary is the one that counts.
+TEST added_tokens(void) {
+    static const char json[] =
+        "{\"added_tokens\":[{\"id\":9,\"content\":\"ab\",\"special\":true},{\"id\":7,\"content\":"
+        "\"<x>\",\"special\":true}],\"model\":{\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"<\":3,\"x\":4,"
+        "\">\":5},\"merges\":[]}}";
+    text_tok* tok = NULL;
+    text_ids ids = {0};
+    ASSERT(text_tok_load("t", json, strlen(json), &tok, &why));
+    ASSERT(text_encode(tok, "ab<x>", 5, 0, &ids, &why));
+    ASSERT(text_encode(tok, "ab<x>", 5, TEXT_LITERAL, &ids, &why));
+    static const int32_t want[] = {2, 7, 0, 1, 3, 4, 5};
+    ASSERT_EQ(sizeof(want) / sizeof(want[0]), ids.count);
+    ASSERT_EQ(0, memcmp(want, ids.data, sizeof(want)));
+    ASSERT_EQ(7, text_tok_find(tok, "<x>"));
+    ASSERT_EQ(8, text_tok_count(tok));
+    ASSERT(text_tok_is_special(tok, 2) && !text_tok_is_special(tok, 0));
+    size_t length;
+    ASSERT(text_tok_name(tok, 6, &length) == NULL && text_tok_name(tok, -1, &length) == NULL);
+    text_ids_free(&ids);
+    text_tok_close(tok);
+    PASS();
+}
+
+// Characters that the vocabulary lacks: one <unk> each, or one for neighbours; lost without <unk>.
+TEST unknown_characters(void) {
+    static const struct {
+        const char* options;
+        size_t count;
+    } rows[] = {{"\"unk_token\":\"u\",\"fuse_unk\":true", 4},
+                {"\"unk_token\":\"u\",\"fuse_unk\":false", 6},
+                {"\"unk_token\":null", 2}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char json[200];
+        text_tok* tok = NULL;
+        text_ids ids = {0};
+        snprintf(json, sizeof(json), "{\"model\":{\"vocab\":{\"u\":0,\"a\":1},\"merges\":[],%s}}",
+                 rows[i].options);
+        ASSERT(text_tok_load("t", json, strlen(json), &tok, &why));
+        ASSERT(text_encode(tok,
+                           "??a\xC3\xA9\xFF"
+                           "a",
+                           7, 0, &ids, &why));
+        ASSERT_EQ(rows[i].count, ids.count);
+        text_ids_free(&ids);
+        text_tok_close(tok);
+    }
     PASS();
 }
 
@@ -884,6 +1044,8 @@ TEST text_files(void) {
     ASSERT_STR_EQ("<s>{one</s>}", sample_text(&w, 0));
     ASSERT_STR_EQ("<s>{two <|endoftext|></s>}", sample_text(&w, 1));
     ASSERT_EQ((size_t)4, text_data_get(w.data, 1).line);
+    ASSERT(world_load(&w, "x.txt", "<s>one</s>"));
+    ASSERT_STR_EQ("<s>{one</s>}", sample_text(&w, 0));
     // cut into samples of at most 5: every token once, BOS in front of each
     static const char text[] = "the world and the people of the land";
     text_ids whole = {0};
@@ -950,6 +1112,10 @@ TEST templates(void) {
         ASSERT_EQm(text.data, 0, strncmp(text.data, rows[i][2], strlen(rows[i][2])));
         text_bytes_free(&text);
         text_ids_free(&ids);
+        if (strcmp(rows[i][1], "mistral") == 0) {
+            ASSERT(world_load(&w, "x.jsonl", "{\"question\":\"q\",\"answer\":\"a\"}"));
+            ASSERT_STR_EQ("<s>[INST]q[/INST]{a</s>}", sample_text(&w, 0));
+        }
         world_close(&w);
     }
     data_world w;
@@ -1022,9 +1188,13 @@ SUITE(text_suite) {
     RUN_TEST(json_depth_and_lines);
     RUN_TEST(json_suite_files);
     RUN_TEST(normal_forms);
+    RUN_TEST(normal_forms_golden);
     RUN_TEST(normal_forms_are_linear);
+    RUN_TEST(utf8_repair);
+    RUN_TEST(patterns);
     RUN_TESTp(mini_golden, "text_byte");
     RUN_TESTp(mini_golden, "text_spm");
+    RUN_TESTp(mini_golden, "text_meta");
     RUN_TESTp(shared_golden, "gpt2");
     RUN_TESTp(shared_golden, "llama3_2");
     RUN_TESTp(shared_golden, "qwen2_5");
@@ -1046,6 +1216,8 @@ SUITE(text_suite) {
     RUN_TEST(shortcuts_change_nothing);
     RUN_TESTp(streams, "text_byte");
     RUN_TESTp(streams, "text_spm");
+    RUN_TEST(added_tokens);
+    RUN_TEST(unknown_characters);
     RUN_TEST(refused_tokenizers);
     RUN_TEST(bin_format);
     RUN_TEST(records);

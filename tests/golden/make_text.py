@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes text_byte.json, text_spm.json (two small tokenizers of our own) and text_golden.json (what
-the reference library says about hard strings) in this folder.
+"""Makes text_byte.json, text_spm.json, text_meta.json (small tokenizers of our own) and
+text_golden.json (what the reference library says about hard strings) in this folder.
 
-usage: python3 make_text.py      needs `pip install tokenizers==0.23.3`; it has no randomness
+usage: python3 make_text.py      needs `pip install tokenizers==0.23.3`; the seed is fixed
 """
 import json
 import os
+import random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers import processors, trainers
@@ -34,6 +35,34 @@ STRINGS = [
     "the world" * 20, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "'\u017f 'll\u017f", "\u00bd \u00b2 \u2460 \u2177",
     "q\u0323\u0307 q\u0307\u0323 \u0344", "word\u2019s \u201cquote\u201d \u2014", "<0x0A>\n", "[INST] [INST]",
     "\ud55c\uad6d\uc5b4 \u1112\u1161\u11ab", "e\u0301\u0301\u0323", "  \n  \n   x", "fooing ing singing ing"]
+
+
+GPT2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+UPPER = "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+LOWER = "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+PREFIX = "[^\\r\\n\\p{L}\\p{N}]?"
+TAIL = "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+PATTERNS = [
+    GPT2, LLAMA3, LLAMA3.replace("{1,3}", ""),
+    LLAMA3.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+                   "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"),
+    LLAMA3.replace("]?\\p{L}+", "]?[\\p{L}\\p{M}]+").replace("{1,3}", "").replace(
+        "[^\\s\\p{L}\\p{N}]", "[^\\s\\p{L}\\p{M}\\p{N}]"),
+    PREFIX + UPPER + "*" + LOWER + "+" + SHORT + "|" + PREFIX + UPPER + "+" + LOWER + "*" + SHORT +
+    "|\\p{N}{1,3}" + TAIL,
+    PREFIX + UPPER + "*" + LOWER + "+|" + PREFIX + UPPER + "+" + LOWER + "*|\\p{N}" + TAIL,
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", "\\p{N}{1,3}", "[0-9][0-9][0-9]"]
+ALPHABET = ("abAB12 \t\n\r'sStlLvVeErRmMdD.,/!-$_\u00e9\u00c9\u01c5\u02b0\u4f60\u3042\u0301\u0323\u00bd"
+            "\u0663\u00a0\u3000\u200d\U0001f600\u017f\uac00\u11a8\u1161\u1100\u0345\u0958")
+
+
+def rows(seed, count):
+    chance = random.Random(seed)
+    return ["".join(chance.choice(ALPHABET) for _ in range(chance.randint(1, 24)))
+            for _ in range(count)]
 
 
 def corpus():
@@ -81,15 +110,28 @@ def spm():
     whole = json.loads(tok.to_str())
     whole["pre_tokenizer"] = None
     whole["added_tokens"] = [t for t in whole["added_tokens"] if t["content"] == "<unk>"]
-    whole["model"]["merges"] = [" ".join(m) for m in whole["model"]["merges"]]
+    whole["model"]["vocab"]["\u2581\u2581"] = len(whole["model"]["vocab"])
+    whole["model"]["merges"].append(["\u2581", "\u2581"])
     tok = Tokenizer.from_str(json.dumps(whole))
+    add_tokens(tok)
+    return tok
+
+
+def metaspace():
+    tok = Tokenizer(models.BPE(unk_token="<unk>"))
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Metaspace()])
+    tok.decoder = decoders.Metaspace()
+    tok.train_from_iterator(corpus(), trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>"], show_progress=False))
     add_tokens(tok)
     return tok
 
 
 def main():
     golden = {"made with": "tokenizers " + tokenizers.__version__, "strings": STRINGS}
-    for name, tok in (("text_byte", byte_level()), ("text_spm", spm())):
+    for name, tok in (
+            ("text_byte", byte_level()), ("text_spm", spm()), ("text_meta", metaspace())):
         whole = json.loads(tok.to_str())
         if name == "text_spm":  # the older spelling of merges
             whole["model"]["merges"] = [m if isinstance(m, str) else " ".join(m)
@@ -105,6 +147,13 @@ def main():
             "decoded": [tok.decode(ids, skip_special_tokens=False) for ids in plain],
             "skipped": [tok.decode(ids, skip_special_tokens=True) for ids in plain],
             "cut": [tok.decode(ids[1:-1], skip_special_tokens=False) for ids in plain]}
+    texts = rows(1, 150)
+    golden["splits"] = {"texts": texts, "patterns": [
+        {"regex": regex, "ends": [[end for _, (_, end) in pre_tokenizers.Split(
+            Regex(regex), "isolated").pre_tokenize_str(text)] for text in texts]}
+        for regex in PATTERNS]}
+    normal = rows(2, 150) + ["\uac01\u11a8", "a\u0323\u0323\u0301", "\u0915\u093c\u0301", "a\u0313\u0301"]
+    golden["nfc"] = [normal, [normalizers.NFC().normalize_str(text) for text in normal]]
     with open(os.path.join(HERE, "text_golden.json"), "w", newline="\n") as file:
         json.dump(golden, file, separators=(",", ":"))
         file.write("\n")

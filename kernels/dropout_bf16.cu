@@ -1,0 +1,11 @@
+// dropout_bf16.cu - the kernels of dropout.cuh for bf16.
+// targets: 80
+#include "dropout.cuh"
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_dropout_bf16(const bf16* x, int64_t ldx, bf16* y, int64_t ldy, const int32_t* positions,
+                       const int32_t* sequences, const uint32_t* state, int32_t where, int64_t rows,
+                       int64_t cols, uint32_t threshold, float scale, int32_t accumulate) {
+    dropout(x, ldx, y, ldy, positions, sequences, state, where, rows, cols, threshold, scale,
+            accumulate);
+}

@@ -1,0 +1,91 @@
+// linear.cuh - what the LoRA linear operator needs beside its matrix products.
+//
+// The operand of a stack of up to three projections is one matrix of [out + pad, in + pad],
+//
+//     [ W1   sB1  0    0    0 ]      W_i [out_i, in] the frozen weights, sB_i [out_i, rank_i] and
+//     [ W2   0    sB2  0    0 ]      A_i [rank_i, in] the adapters, pad = sum of ranks rounded up
+//     [ W3   0    0    sB3  0 ]      to a multiple of 8
+//     [ A1   0    0    0    0 ]
+//     [ A2   ...              ]
+//     [ A3                    ]
+//     [ 0                     ]
+//
+// so that y = [x z] [W sB]^T and dx = [dy u] [W ; A] are one product each.
+#ifndef QLORA_LINEAR_CUH
+#define QLORA_LINEAR_CUH
+
+#include "common.cuh"
+
+#define LINEAR_PART(n)                                                                             \
+    const void *a##n, int64_t lda##n, const void *sb##n, int64_t ldsb##n, int64_t out##n,          \
+        int32_t rank##n
+
+// Writes everything of the operand but the W_i. A part without adapter has rank 0, one that is not
+// there out 0 as well. Launch: 256 threads, grid (out + pad) / 8 rounded up; a warp takes a row.
+// Element-wise, one writer per output.
+template <typename T>
+__device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_t pad,
+                                      LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3)) {
+    int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+    int64_t lane = threadIdx.x % 32;
+    int64_t out = out1 + out2 + out3;
+    if (row >= out + pad) {
+        return;
+    }
+    T* to = operand + row * ld;
+    T zero;
+    store(&zero, 0.0f);
+    if (row < out) {
+        int32_t part = row < out1 ? 0 : row < out1 + out2 ? 1 : 2;
+        int64_t r = part == 0 ? row : part == 1 ? row - out1 : row - out1 - out2;
+        int32_t first = part == 0 ? 0 : part == 1 ? rank1 : rank1 + rank2;
+        int32_t rank = part == 0 ? rank1 : part == 1 ? rank2 : rank3;
+        const T* sb = (const T*)(part == 0 ? sb1 : part == 1 ? sb2 : sb3);
+        sb += r * (part == 0 ? ldsb1 : part == 1 ? ldsb2 : ldsb3);
+        for (int32_t c = (int32_t)lane; c < pad; c += 32) {
+            to[in + c] = c >= first && c < first + rank ? sb[c - first] : zero;
+        }
+        return;
+    }
+    int64_t r = row - out;
+    int32_t part = r < rank1 ? 0 : r < rank1 + rank2 ? 1 : r < rank1 + rank2 + rank3 ? 2 : 3;
+    const T* a = (const T*)(part == 0 ? a1 : part == 1 ? a2 : part == 2 ? a3 : nullptr);
+    r -= part == 0 ? 0 : part == 1 ? rank1 : rank1 + rank2;
+    a += part == 3 ? 0 : r * (part == 0 ? lda1 : part == 1 ? lda2 : lda3);
+    for (int64_t c = lane; c < in + pad; c += 32) {
+        to[c] = part < 3 && c < in ? a[c] : zero;
+    }
+}
+
+#define LINEAR_PLACE(name, type)                                                                   \
+    QLORA_KERNEL __launch_bounds__(256)                                                            \
+        qlora_linear_place_##name(type* operand, int64_t ld, int64_t in, int32_t pad,              \
+                                  LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3)) {                \
+        place(operand, ld, in, pad, a1, lda1, sb1, ldsb1, out1, rank1, a2, lda2, sb2, ldsb2, out2, \
+              rank2, a3, lda3, sb3, ldsb3, out3, rank3);                                           \
+    }
+
+// y[r,c] = bias[c], into which a product is then accumulated, or y[r,c] += bias[c] with add != 0;
+// y is [rows, cols] with leading dimension ld.
+// Launch: 256 threads, grid (ceil(cols / 256), min(rows, 65535)). Element-wise.
+template <typename T>
+__device__ __forceinline__ void spread(const T* bias, T* y, int64_t rows, int64_t cols, int64_t ld,
+                                       int32_t add) {
+    int64_t c = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (c < cols) {
+        float value = to_float(bias[c]);
+#pragma unroll 1
+        for (int64_t r = blockIdx.y; r < rows; r += gridDim.y) {
+            T* p = y + r * ld + c;
+            store(p, add != 0 ? to_float(*p) + value : value);
+        }
+    }
+}
+
+#define LINEAR_BIAS(name, type)                                                                    \
+    QLORA_KERNEL __launch_bounds__(256) qlora_linear_bias_##name(                                  \
+        const type* bias, type* y, int64_t rows, int64_t cols, int64_t ld, int32_t add) {          \
+        spread(bias, y, rows, cols, ld, add);                                                      \
+    }
+
+#endif

@@ -1,0 +1,6 @@
+// linear_bf16.cu - the kernels of linear.cuh for bf16.
+// targets: 80
+#include "linear.cuh"
+
+LINEAR_PLACE(bf16, bf16)
+LINEAR_BIAS(bf16, bf16)

@@ -1,0 +1,194 @@
+// loss.cuh - cross-entropy over rows of logits with the gradient in place, its sum, and the arg max.
+#ifndef QLORA_LOSS_CUH
+#define QLORA_LOSS_CUH
+
+#include "vec.cuh"
+
+#define LOWEST -3.0e38f
+#define IGNORED -100
+#define BATCH 4
+
+// Running maximum and sum of e^(x - maximum).
+struct log_sum {
+    float top;
+    float sum;
+};
+
+template <class T> __device__ __forceinline__ void log_sum_add(log_sum& s, uint4 raw) {
+    const int N = lanes<T>::N;
+    float v[N];
+    unpack(raw, v);
+    float top = s.top;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        top = fmaxf(top, v[i]);
+    }
+    float sum = s.sum * exp_of(s.top - top, (const T*)0);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        sum += exp_of(v[i] - top, (const T*)0);
+    }
+    s.top = top;
+    s.sum = sum;
+}
+
+// The share of one thread, which owns the pieces first, first + step, ... of a row. BATCH aligned
+// pieces are loaded at a time; what is left, or not aligned, goes one by one.
+template <class T>
+__device__ __forceinline__ log_sum log_sum_of(const T* x, int64_t cols, int64_t first, int64_t step,
+                                              bool vec) {
+    const int N = lanes<T>::N;
+    log_sum mine = {LOWEST, 0.0f};
+    int64_t c = first;
+    for (; vec && c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
+        uint4 raw[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            raw[k] = *(const uint4*)(x + c + k * step);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            log_sum_add<T>(mine, raw[k]);
+        }
+    }
+    for (; c < cols; c += step) {
+        log_sum_add<T>(mine, load_raw(x + c, cols - c, vec, -3.3e38f));
+    }
+    return mine;
+}
+
+// What every column of a row's gradient needs.
+struct row_gradient {
+    int64_t label;
+    float top;
+    float share; // factor / sum
+    float factor;
+};
+
+// e^(x - top) share - onehot(label) factor, for the piece at column `at`.
+template <class T>
+__device__ __forceinline__ uint4 gradient_piece(const row_gradient& g, uint4 raw, int64_t at) {
+    const int N = lanes<T>::N;
+    int32_t hot = g.label >= at && g.label < at + N ? (int32_t)(g.label - at) : -1;
+    float v[N];
+    unpack(raw, v);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        v[i] = exp_of(v[i] - g.top, (const T*)0) * g.share;
+        if (i == hot) {
+            v[i] -= g.factor;
+        }
+    }
+    return pack(v);
+}
+
+// The pieces of one thread, in place.
+template <class T>
+__device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t cols,
+                                            int64_t first, int64_t step, bool vec) {
+    const int N = lanes<T>::N;
+    int64_t c = first;
+    for (; vec && c + (BATCH - 1) * step + N <= cols; c += BATCH * step) {
+        uint4 raw[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            raw[k] = *(const uint4*)(x + c + k * step);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            *(uint4*)(x + c + k * step) = gradient_piece<T>(g, raw[k], c + k * step);
+        }
+    }
+    for (; c < cols; c += step) {
+        uint4 raw = load_raw(x + c, cols - c, vec);
+        store_raw(x + c, gradient_piece<T>(g, raw, c), cols - c, vec);
+    }
+}
+
+// Per row: loss = weight (log sum e^x - x[label]); with gradient != 0 also, in place,
+//   x = (softmax(x) - onehot(label)) scale weight.
+// Label -100: loss 0, gradient 0. Any other label outside [0, cols): the same, and *bad becomes 1.
+// scale (one f32 in device memory) and weights [rows] may be null for 1. cols < 2^31, 64-bit
+// offsets. Launch: threads = cols / (4 N) rounded up to a multiple of 32, at most 1024; grid.x =
+// rows. Determinism: the order of the sum depends on cols and the type alone. One writer per
+// output.
+template <class T>
+__device__ __forceinline__ void
+cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights,
+              const float* scale, float* losses, int64_t cols, int32_t gradient, int32_t* bad) {
+    const int N = lanes<T>::N;
+    __shared__ float shared[32];
+    int64_t row = blockIdx.x;
+    T* x = logits + row * ld;
+    int64_t label = labels[row];
+    bool vec = rows_aligned(logits, ld);
+    int64_t first = (int64_t)threadIdx.x * N;
+    int64_t step = (int64_t)blockDim.x * N;
+    if (label < 0 || label >= cols) {
+        if (threadIdx.x == 0) {
+            losses[row] = 0.0f;
+            if (label != IGNORED) {
+                *bad = 1;
+            }
+        }
+        for (int64_t c = first; gradient && c < cols; c += step) {
+            store_raw(x + c, make_uint4(0, 0, 0, 0), cols - c, vec);
+        }
+        return;
+    }
+    float chosen = to_float(x[label]);
+    log_sum mine = log_sum_of(x, cols, first, step, vec);
+    int32_t width = (int32_t)blockDim.x;
+    float top = row_max(mine.top, shared, width);
+    float sum = row_sum(mine.sum * exp_of(mine.top - top, (const T*)0), shared, width);
+    float weight = weights != 0 ? weights[row] : 1.0f;
+    if (threadIdx.x == 0) {
+        losses[row] = weight * (top + logf(sum) - chosen);
+    }
+    if (gradient) {
+        // Nobody overwrites x[label] before everybody has read it, in blocks of one warp too.
+        __syncthreads();
+        float factor = scale != 0 ? *scale * weight : weight;
+        row_gradient g = {label, top, factor / sum, factor};
+        gradient_of(g, x, cols, first, step, vec);
+    }
+}
+
+// ids[row] = column of the largest value, the smallest such column on a tie; a NaN is never
+// largest, a row of nothing but NaN gives 0. Launch: 256 threads, grid.x = rows.
+template <class T>
+__device__ __forceinline__ void arg_max(const T* x, int64_t ld, int32_t* ids, int64_t cols) {
+    __shared__ float best_value[256];
+    __shared__ int32_t best_column[256];
+    int t = (int)threadIdx.x;
+    const T* from = x + (int64_t)blockIdx.x * ld;
+    float value = 0.0f;
+    int32_t column = -1;
+    for (int64_t c = t; c < cols; c += 256) {
+        float v = to_float(from[c]);
+        if (v == v && (column < 0 || v > value)) {
+            value = v;
+            column = (int32_t)c;
+        }
+    }
+    best_value[t] = value;
+    best_column[t] = column;
+    __syncthreads();
+    for (int half = 128; half > 0; half >>= 1) {
+        if (t < half) {
+            float v = best_value[t + half];
+            int32_t c = best_column[t + half];
+            int32_t mine = best_column[t];
+            if (c >= 0 && (mine < 0 || v > best_value[t] || (v == best_value[t] && c < mine))) {
+                best_value[t] = v;
+                best_column[t] = c;
+            }
+        }
+        __syncthreads();
+    }
+    if (t == 0) {
+        ids[blockIdx.x] = best_column[0] < 0 ? 0 : best_column[0];
+    }
+}
+
+#endif

@@ -1,0 +1,15 @@
+// loss_bf16.cu - the kernels of loss.cuh for bf16.
+// targets: 80
+#include "loss.cuh"
+
+QLORA_KERNEL __launch_bounds__(1024)
+    qlora_loss_cross_entropy_bf16(bf16* logits, int64_t ld, const int32_t* labels,
+                                  const float* weights, const float* scale, float* losses,
+                                  int64_t cols, int32_t gradient, int32_t* bad) {
+    cross_entropy(logits, ld, labels, weights, scale, losses, cols, gradient, bad);
+}
+
+QLORA_KERNEL __launch_bounds__(256)
+    qlora_loss_arg_max_bf16(const bf16* x, int64_t ld, int32_t* ids, int64_t cols) {
+    arg_max(x, ld, ids, cols);
+}

@@ -1,0 +1,141 @@
+// rope.cuh - rotary position embedding on packed rows, half-split (NeoX) pairs, in place.
+#ifndef QLORA_ROPE_CUH
+#define QLORA_ROPE_CUH
+
+#include "vec.cuh"
+
+// x is [rows, heads * head_dim]; heads 0 .. rotated-1 (the q and k heads) are rotated, the others
+// (v) only take the bias. With half = head_dim / 2, p = positions[row], (c, s) = table[p][i],
+// table[p][half + i]:
+//   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
+//   x[i] = a c - b s * sign, x[i + half] = b c + a s * sign
+// sign = 1 forward, -1 backward (rotation by the negative angle). bias [heads * head_dim] may be
+// null, then the caller passes heads = rotated. A position outside [0, max_pos) leaves the row as
+// it is and sets *bad to 1. Launch: grid.x = rows; threads a multiple of 32 up to 512, a block
+// walks the pieces of its row (N pairs a piece, N = 4 for f32, 8 for bf16). Each element has one
+// writer.
+template <class T> struct rope_row {
+    T* x;
+    const float* turn; // cosines, then sines
+    const void* bias;
+    int32_t bias_bf16;
+    int32_t half;
+    uint32_t rotated;
+    float sign;
+    bool inside;
+};
+
+// Rounded in this way whatever is around it: the pieces and the pairs below must agree in every bit.
+__device__ __forceinline__ void rotate(float& a, float& b, float cosine, float sine) {
+    float turned = __fmaf_rn(a, cosine, -__fmul_rn(b, sine));
+    b = __fmaf_rn(b, cosine, __fmul_rn(a, sine));
+    a = turned;
+}
+
+// Columns i .. i + N - 1 of both halves of one head, 16-byte aligned.
+template <class T>
+__device__ __forceinline__ void rope_piece(const rope_row<T>& r, uint32_t head, int32_t i) {
+    const int N = lanes<T>::N;
+    int64_t at = (int64_t)head * 2 * r.half + i;
+    T* lo = r.x + at;
+    T* hi = lo + r.half;
+    uint4 raw_lo = *(const uint4*)lo;
+    uint4 raw_hi = *(const uint4*)hi;
+    float a[N];
+    float b[N];
+    unpack(raw_lo, a);
+    unpack(raw_hi, b);
+    if (r.bias != 0) {
+        float add[N];
+        load_either<N>(r.bias, r.bias_bf16, at, N, true, add);
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            a[k] += add[k];
+        }
+        load_either<N>(r.bias, r.bias_bf16, at + r.half, N, true, add);
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            b[k] += add[k];
+        }
+    }
+    if (head < r.rotated) {
+#pragma unroll
+        for (int q = 0; q < N; q += 4) { // four at a time: fewer registers, more blocks at once
+            float4 c = *(const float4*)(r.turn + i + q);
+            float4 s = *(const float4*)(r.turn + r.half + i + q);
+            rotate(a[q], b[q], c.x, s.x * r.sign);
+            rotate(a[q + 1], b[q + 1], c.y, s.y * r.sign);
+            rotate(a[q + 2], b[q + 2], c.z, s.z * r.sign);
+            rotate(a[q + 3], b[q + 3], c.w, s.w * r.sign);
+        }
+    }
+    if (r.inside) {
+        *(uint4*)lo = pack(a);
+        *(uint4*)hi = pack(b);
+    }
+}
+
+// One pair, whatever the alignment.
+template <class T>
+__device__ __forceinline__ void rope_pair(const rope_row<T>& r, uint32_t head, int32_t i) {
+    int64_t at = (int64_t)head * 2 * r.half + i;
+    float a = to_float(r.x[at]);
+    float b = to_float(r.x[at + r.half]);
+    if (r.bias != 0 && r.bias_bf16) {
+        a += to_float(((const bf16*)r.bias)[at]);
+        b += to_float(((const bf16*)r.bias)[at + r.half]);
+    } else if (r.bias != 0) {
+        a += ((const float*)r.bias)[at];
+        b += ((const float*)r.bias)[at + r.half];
+    }
+    if (head < r.rotated) {
+        rotate(a, b, r.turn[i], r.turn[r.half + i] * r.sign);
+    }
+    if (r.inside) {
+        store(r.x + at, a);
+        store(r.x + at + r.half, b);
+    }
+}
+
+// The position is only looked at where it is needed, so that the loads of x do not wait for it.
+template <class T>
+__device__ __forceinline__ void rope(T* x, int64_t ld, const int32_t* positions, const float* table,
+                                     int64_t ld_table, int32_t max_pos, const void* bias,
+                                     int32_t bias_bf16, int32_t heads, int32_t rotated,
+                                     int32_t half, float sign, int32_t* bad) {
+    const int N = lanes<T>::N;
+    int64_t row = blockIdx.x;
+    int32_t position = positions[row];
+    rope_row<T> r;
+    r.inside = position >= 0 && position < max_pos;
+    if (!r.inside && threadIdx.x == 0) {
+        *bad = 1;
+    }
+    if (max_pos <= 0) {
+        return;
+    }
+    r.x = x + row * ld;
+    r.turn = table + (r.inside ? position : 0) * ld_table;
+    r.bias = bias;
+    r.bias_bf16 = bias_bf16;
+    r.half = half;
+    r.rotated = (uint32_t)rotated;
+    r.sign = sign;
+    bool vec = rows_aligned(x, ld) && rows_aligned(table, ld_table) &&
+               rows_aligned((const float*)bias, 0) && half % N == 0;
+    uint32_t pieces = (uint32_t)(half + N - 1) / N;
+    uint32_t items = pieces * (uint32_t)heads;
+    for (uint32_t item = threadIdx.x; item < items; item += blockDim.x) {
+        uint32_t head = item / pieces;
+        int32_t i = (int32_t)(item - head * pieces) * N;
+        if (vec) {
+            rope_piece(r, head, i);
+        } else {
+            for (int32_t k = i; k < i + N && k < half; k++) {
+                rope_pair(r, head, k);
+            }
+        }
+    }
+}
+
+#endif
