@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #ifdef _WIN32
 #include <io.h>
@@ -260,8 +259,9 @@ static bool option_unknown(const char* word, char error[1024]) {
     if (nearest != NULL) {
         return fail(error, "unknown option %s; did you mean --%s?", word, nearest);
     }
-    return fail(error, "unknown %s '%s'; --help lists the options",
-                word[0] == '-' ? "option" : "argument", word);
+    return fail(error, word[0] == '-' ? "unknown option %s; --help lists them"
+                                      : "unknown argument '%s'; options begin with --",
+                word);
 }
 
 static bool number_read(const option* row, const char* text, double* out, char error[1024]) {
@@ -500,16 +500,17 @@ typedef struct screen {
     double drawn_at;
 } screen;
 
-#define SETTINGS_SIZE 6144
+#define SETTINGS_SIZE 8192
+#define POSITION_MAGIC "ftune 1"
 typedef struct position { // what a checkpoint keeps for us
     char magic[8];
+    uint64_t settings_hash;
     uint64_t data_hash;
     int64_t total_steps;
     double seconds;
     double first_eval;
     double first_loss;
     uint64_t tokens;
-    char settings[SETTINGS_SIZE];
 } position;
 
 typedef struct app {
@@ -531,6 +532,8 @@ typedef struct app {
     samples train;
     samples eval;
     uint64_t data_hash;
+    uint64_t settings_hash;
+    bool resuming;
     // the batch that is being put together
     int32_t* ids;
     int32_t* labels;
@@ -897,6 +900,8 @@ static bool samples_split(app* a) {
     return true;
 }
 
+#define HASH_START 0xcbf29ce484222325u
+
 static uint64_t hash_more(uint64_t hash, const void* data, size_t bytes) {
     const unsigned char* p = (const unsigned char*)data;
     for (size_t i = 0; i < bytes; i++) {
@@ -956,7 +961,7 @@ static bool samples_open(app* a) {
     if (!samples_split(a)) {
         return false;
     }
-    a->data_hash = samples_hash(&a->eval, samples_hash(&a->train, 0xcbf29ce484222325u));
+    a->data_hash = samples_hash(&a->eval, samples_hash(&a->train, HASH_START));
     return true;
 }
 
@@ -1320,6 +1325,46 @@ static bool out_make(app* a) {
     return true;
 }
 
+// Keeps the options of a new run in OUT/settings.txt, and compares with them where a run goes on: before
+// anything long is started.
+static bool settings_open(app* a) {
+    char path[PATH_SIZE];
+    char settings[SETTINGS_SIZE];
+    char then[256];
+    char now[256];
+    text_bytes kept;
+    memset(&kept, 0, sizeof kept);
+    settings_write(&a->o, settings, sizeof settings);
+    a->settings_hash = hash_more(HASH_START, settings, strlen(settings));
+    out_path(a, "checkpoint", path);
+    if (!out_make(a)) {
+        return false;
+    }
+    if (!lib(a, qlora_checkpoint_exists(a->ctx, path, &a->resuming), "looking for a checkpoint")) {
+        return false;
+    }
+    if (!a->resuming && a->o.resume == RESUME_MUST) {
+        return fail(a->error, "--resume must: there is no checkpoint in %s", path);
+    }
+    if (a->resuming && a->o.resume == RESUME_NEVER) {
+        // Without its list the old checkpoint is none any more, even if this run ends before its first.
+        out_path(a, "checkpoint/latest", path);
+        remove(path);
+        a->resuming = false;
+    }
+    if (!a->resuming) {
+        return file_replace(a, "settings.txt", settings, strlen(settings));
+    }
+    out_path(a, "settings.txt", path);
+    bool ok = !text_file_read(path, &kept, NULL) || settings_equal(kept.data, settings, then, now) ||
+              fail(a->error,
+                   "%s holds a run with other options: then '--%s', now '--%s'; give the same, or "
+                   "--resume never to begin anew, or another --out",
+                   a->o.out, then, now);
+    text_bytes_free(&kept);
+    return ok;
+}
+
 // ---- the picture --------------------------------------------------------------------------------------
 
 #define PICTURE_BUCKETS 300
@@ -1639,14 +1684,14 @@ static bool checkpoint_save(app* a) {
     if (p == NULL) {
         return false;
     }
-    memcpy(p->magic, "ftune 1", 8);
+    memcpy(p->magic, POSITION_MAGIC, 8);
+    p->settings_hash = a->settings_hash;
     p->data_hash = a->data_hash;
     p->total_steps = a->total_steps;
     p->seconds = a->seconds;
     p->first_eval = a->first_eval;
     p->first_loss = a->first_loss;
     p->tokens = a->tokens_seen;
-    settings_write(&a->o, p->settings, sizeof p->settings);
     out_path(a, "checkpoint", path);
     bool ok = lib(a, qlora_checkpoint_save(a->trainer, path, p, sizeof *p), "saving a checkpoint");
     free(p);
@@ -1654,18 +1699,9 @@ static bool checkpoint_save(app* a) {
 }
 
 static bool position_check(app* a, const position* p) {
-    char settings[SETTINGS_SIZE];
-    char then[256];
-    char now[256];
-    settings_write(&a->o, settings, sizeof settings);
-    if (memcmp(p->magic, "ftune 1", 8) != 0) {
-        return fail(a->error, "%s/checkpoint was not made by this version of finetune", a->o.out);
-    }
-    if (!settings_equal(p->settings, settings, then, now)) {
+    if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
         return fail(a->error,
-                    "%s/checkpoint was made with other options: then '--%s', now '--%s'; give the same, "
-                    "or --resume never to begin anew, or another --out",
-                    a->o.out, then, now);
+                    "%s/checkpoint was made with other options; --resume never begins anew", a->o.out);
     }
     if (p->data_hash != a->data_hash) {
         return fail(a->error,
@@ -1675,18 +1711,11 @@ static bool position_check(app* a, const position* p) {
     return true;
 }
 
-static bool checkpoint_there(const app* a) {
-    char path[PATH_SIZE];
-    struct stat info;
-    out_path(a, "checkpoint", path);
-    return stat(path, &info) == 0;
-}
-
 static bool checkpoint_load(app* a) {
     char path[PATH_SIZE];
     out_path(a, "checkpoint", path);
-    if (a->o.resume == RESUME_NEVER || !checkpoint_there(a)) {
-        return a->o.resume != RESUME_MUST || fail(a->error, "--resume must: there is no %s", path);
+    if (!a->resuming) {
+        return true;
     }
     position* p = (position*)take(a, 1, sizeof *p);
     if (p == NULL) {
@@ -1935,17 +1964,16 @@ static void demo_defaults(options* o) {
     o->rank = 64; // as wide as the model: then the adapters can turn random weights into any others
     o->alpha = 64.0;
     o->train_norms = true;
-    o->base = 2;
-    o->lr = 4e-3;
-    o->steps = 250;
+    o->lr = 1e-2;
+    o->steps = 300;
     o->warmup = 10;
-    o->length = 128;
-    o->tokens = 1024;
+    o->length = 64;
+    o->tokens = 512;
     o->accumulate = 1;
-    o->eval = 32;
+    o->eval = 20;
     o->resume = RESUME_NEVER;
     o->template_name = "plain";
-    o->prompt = "Ann had 2 hens";
+    o->prompt = "3 and 4 is";
 }
 
 static void demo_config(qlora_model_config* c) {
@@ -1992,19 +2020,18 @@ static bool demo_tokenizer(app* a) {
 }
 
 static bool demo_data(app* a) {
-    static const char* const names[] = {"Ann", "Ben", "Dan", "Eve"};
-    static const char* const animals[] = {"hens", "cats", "dogs", "owls"};
+    static const char* const kinds[] = {"red", "old", "shy", "big"};
+    static const char* const animals[] = {"hen", "cat", "dog", "owl"};
     text_bytes json;
     text_error why;
     memset(&json, 0, sizeof json);
     for (uint64_t i = 0; i < DEMO_SAMPLES; i++) {
         uint64_t r = mix(i + 1000 * (uint64_t)a->o.seed);
-        const char* name = names[r % 4];
-        const char* animal = animals[r / 4 % 4];
-        int first = 1 + (int)(r / 16 % 4);
-        int second = 1 + (int)(r / 64 % 4);
-        put(&json, "{\"text\": \"%s had %d %s. %d more came. Now %s has %d %s.\"}\n", name, first, animal,
-            second, name, first + second, animal);
+        int first = 1 + (int)(r % 4);
+        int second = 1 + (int)(r / 4 % 4);
+        put(&json, "{\"text\": \"%d and %d is %d, said the %s %s to the %s %s.\"}\n", first, second,
+            first + second, kinds[r / 16 % 4], animals[r / 64 % 4], kinds[r / 256 % 4],
+            animals[r / 1024 % 4]);
     }
     text_data_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -2151,6 +2178,8 @@ static void out_unmake(app* a) {
     if (a->out_made && a->step == 0) {
         out_path(a, "log.jsonl", path);
         remove(path);
+        out_path(a, "settings.txt", path);
+        remove(path);
         remove(a->o.out); // only when it is empty
     }
 }
@@ -2160,7 +2189,8 @@ static bool train(app* a) {
     say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
         qlora_ctx_reason(a->ctx));
     counts_print(a);
-    if (!out_make(a)) {
+    if (!settings_open(a)) {
+        out_unmake(a);
         return false;
     }
     a->first_eval = (double)NAN;
