@@ -73,6 +73,7 @@ typedef struct options {
     double dropout;
     double lr;
     double epochs;
+    double beta2;
     double weight_decay;
     double max_norm;
     double eval;
@@ -135,6 +136,7 @@ static const option option_table[] = {
     {"lr",           OPT_REAL,  AT(lr), true, 0, 10, "X", "2e-4"},
     {"schedule",     OPT_CHOICE, AT(schedule), true, 0, 0, "cosine|linear|constant", "cosine"},
     {"warmup",       OPT_WHOLE, AT(warmup), true, 0, 1e9, "N", "steps; 3% of all"},
+    {"beta2",        OPT_REAL,  AT(beta2), true, 0, 0.999999, "X", "of AdamW: 0.999"},
     {"weight-decay", OPT_REAL,  AT(weight_decay), true, 0, 10, "X", "0"},
     {"max-norm",     OPT_REAL,  AT(max_norm), true, -1, 1e9, "X", "gradients are clipped to it: 1; -1 is never"},
     {"length",       OPT_WHOLE, AT(length), true, 2, 1e6, "N", "longest sample, in tokens: 1024, or the model's most"},
@@ -186,6 +188,7 @@ static void options_default(options* o) {
     o->warmup = -1;
     o->accumulate = 2;
     o->seed = 1;
+    o->beta2 = 0.999;
     o->max_norm = 1.0;
     o->eval = 0.05;
     o->samples = 3;
@@ -2115,6 +2118,7 @@ static void train_describe(app* a) {
     d->max_length = o->length;
     d->max_sequences = o->tokens / 8 > 1 ? o->tokens / 8 : 1;
     d->lr = o->lr > 0.0 ? o->lr : -1.0;
+    d->beta2 = o->beta2;
     d->weight_decay = o->weight_decay;
     d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
     d->schedule = (qlora_schedule)o->schedule;

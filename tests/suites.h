@@ -15,4 +15,5 @@
     X(golden_suite)                                                                                 \
     X(model_suite)                                                                                  \
     X(gradient_suite)                                                                               \
-    X(text_suite)
+    X(text_suite)                                                                                   \
+    X(generate_suite)
