@@ -17848,7 +17848,7 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
 static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
-    float* weights = (float*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
+    QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
     int32_t none = (int32_t)m->batch.rows.cols; // the row of zeros
     for (int64_t i = 0; i < m->plan.tokens; i++) {
@@ -17861,7 +17861,7 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
             if (b->labels[i + 1] != -100) {
                 rows[count] = (int32_t)i;
                 labels[count] = b->labels[i + 1];
-                weights[count] = b->weights != NULL ? b->weights[i + 1] : 1.0f;
+                weights[count] = b->weights != NULL ? (QLORA__REAL)b->weights[i + 1] : 1;
                 inverse[i] = (int32_t)count;
                 count++;
             }
@@ -17871,7 +17871,7 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
     for (int64_t i = count; i < none; i++) {
         rows[i] = 0;
         labels[i] = -100;
-        weights[i] = 0.0f;
+        weights[i] = 0;
     }
     return count;
 }
@@ -17885,8 +17885,8 @@ static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch
     QLORA__TRY(qlora__slot_take(t, &slot));
     qlora__slot_tokens(m, slot->memory, batch);
     int64_t labels = qlora__slot_labels(m, slot->memory, batch);
-    float* scale = (float*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
-    *scale = (float)(1.0 / total_labels);
+    QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
+    *scale = (QLORA__REAL)(1.0 / total_labels);
     uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
     dropout[0] = (uint32_t)m->train.seed;
     dropout[1] = (uint32_t)(m->train.seed >> 32);

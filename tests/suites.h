@@ -14,4 +14,7 @@
     X(formats_suite)                                                                               \
     X(text_suite)                                                                                  \
     X(adapter_suite)                                                                               \
+    X(golden_suite)                                                                                \
+    X(model_suite)                                                                                 \
+    X(gradient_suite)                                                                              \
     X(generate_suite)

@@ -1,0 +1,3 @@
+#include "machines.h"
+SUITE(model_suite) {
+}
