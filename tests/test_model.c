@@ -327,6 +327,402 @@ TEST unlabelled_costs_nothing(const test_machine* machine) {
     PASS();
 }
 
+// ---- options
+
+static void option_rslora(setup* s) {
+    s->model.rslora = true; // 8 / sqrt(4) is 16 / 4
+}
+
+static void option_alpha(setup* s) {
+    s->model.alpha = 16.0f;
+}
+
+static void option_dense16(setup* s) {
+    s->model.base = QLORA_BASE_16BIT;
+}
+
+static void option_dense32(setup* s) {
+    s->model.base = QLORA_BASE_32BIT;
+}
+
+static void option_single(setup* s) {
+    s->model.single_quant = true;
+}
+
+static void option_seed(setup* s) {
+    s->model.seed = 12;
+}
+
+static void option_dropout_seed(setup* s) {
+    s->train.seed = 6;
+}
+
+static void option_no_dropout(setup* s) {
+    s->model.dropout = 0.0f;
+}
+
+static void option_clip(setup* s) {
+    s->train.max_norm = 0.01;
+}
+
+static void option_decay(setup* s) {
+    s->train.weight_decay = 0.5;
+}
+
+static void option_beta(setup* s) {
+    s->train.beta1 = 0.5;
+}
+
+static void option_beta2(setup* s) {
+    s->train.beta2 = 0.9;
+}
+
+static void option_eps(setup* s) {
+    s->train.eps = 1e-3;
+}
+
+static void option_lr(setup* s) {
+    s->train.lr = 1.1e-2;
+}
+
+static void option_frozen_norms(setup* s) {
+    s->model.train_norms = false;
+}
+
+static void option_window(setup* s) {
+    s->config.window = 0;
+    s->config.sliding[1] = 0;
+}
+
+static void option_scale(setup* s) {
+    s->model.alpha = 8.5f;
+}
+
+// A setting that does nothing is a bug as much as one that does the wrong thing.
+TEST every_option_counts(const test_machine* machine) {
+    static const struct {
+        const char* name;
+        void (*change)(setup* s);
+    } options[] = {
+        {"seed", option_seed},          {"dropout seed", option_dropout_seed},
+        {"dropout", option_no_dropout}, {"clip", option_clip},
+        {"decay", option_decay},        {"beta1", option_beta},
+        {"beta2", option_beta2},        {"eps", option_eps},
+        {"lr", option_lr},              {"norms", option_frozen_norms},
+        {"window", option_window},      {"alpha", option_scale},
+        {"16-bit", option_dense16},     {"single quant", option_single},
+    };
+    setup s = setup_make(machine);
+    outcome plain;
+    ASSERT(run_session(&s, &plain));
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        setup other = setup_make(machine);
+        outcome got;
+        options[i].change(&other);
+        ASSERTm(options[i].name, run_session(&other, &got));
+        ASSERTm(options[i].name, outcome_sane(&got));
+        bool differs = got.count != plain.count;
+        for (size_t j = 0; !differs && j < got.count; j++) {
+            differs = fabsf(got.values[j] - plain.values[j]) > 1e-5f * fabsf(plain.values[j]);
+        }
+        ASSERTm(options[i].name, differs);
+        outcome_free(&got);
+    }
+    outcome_free(&plain);
+    PASS();
+}
+
+TEST options_that_are_the_same(const test_machine* machine) {
+    static void (*const pairs[][2])(setup * s) = {{option_rslora, option_alpha},
+                                                  {option_dense16, option_dense32}};
+    for (int i = 0; i < 2; i++) {
+        outcome a;
+        outcome b;
+        setup one = setup_make(machine);
+        setup two = setup_make(machine);
+        pairs[i][0](&one);
+        pairs[i][1](&two);
+        ASSERT(run_session(&one, &a));
+        ASSERT(run_session(&two, &b));
+        ASSERT(outcome_same(&a, &b));
+        outcome_free(&a);
+        outcome_free(&b);
+    }
+    PASS();
+}
+
+// TF32 rounds the operands of forward products to 10 bits: near, but not the same.
+TEST tf32_is_used_when_asked_for(const test_machine* machine) {
+    setup s = setup_make(machine);
+    outcome exact;
+    outcome rounded;
+    ASSERT(run_session(&s, &exact));
+    s.model.mode = QLORA_MODE_TF32;
+    ASSERT(run_session(&s, &rounded));
+    ASSERT(outcome_sane(&rounded));
+    ASSERT(fabs(exact.losses[0] - rounded.losses[0]) <= 1e-2);
+    test_quiet(true);
+    bool same = test_rel_l2(exact.values, rounded.values, exact.count, 1e-7);
+    test_quiet(false);
+    // The CPU has no TF32, so both are exact there.
+    ASSERT_EQ(strcmp(machine->backend, "cpu") == 0, same);
+    outcome_free(&exact);
+    outcome_free(&rounded);
+    PASS();
+}
+
+TEST targets_are_what_is_trained(const test_machine* machine) {
+    static const char* const names[] = {
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight",
+        "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight",
+        "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight",
+        "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight",
+        "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight",
+        "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight",
+        "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"};
+    static const int64_t shapes[4][2] = {{4, 32}, {64, 4}, {4, 40}, {32, 4}};
+    setup s = setup_make(machine);
+    s.model.targets = QLORA_TARGET_Q | QLORA_TARGET_DOWN;
+    s.model.train_norms = false;
+    rig r;
+    outcome got;
+    ASSERT(rig_open(&r, &s));
+    ASSERT_EQ_FMT(8, (int)qlora_model_parameters(r.model), "%d");
+    int64_t elements = 0;
+    for (int i = 0; i < 8; i++) {
+        qlora_parameter p;
+        ASSERT_OK(r, qlora_model_parameter(r.model, i, &p));
+        ASSERT_STR_EQ(names[i], p.name);
+        ASSERT_EQ_FMT((int)shapes[i % 4][0], (int)p.rows, "%d");
+        ASSERT_EQ_FMT((int)shapes[i % 4][1], (int)p.cols, "%d");
+        elements += p.rows * p.cols;
+    }
+    ASSERT_EQ_FMT((int)elements, (int)qlora_model_plan(r.model)->parameters, "%d");
+    ASSERT(run_steps(&r, &s, &got));
+    ASSERT(outcome_sane(&got));
+    outcome_free(&got);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// Without adapters the bare base answers; back on, the same as before. Zero B is the bare base, too.
+TEST adapters_on_and_off(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.model.train_norms = false;
+    s.train.cache = QLORA_CHOICE_ON;
+    rig r;
+    data d;
+    double losses[4] = {0.0, 0.0, 0.0, 0.0};
+    data_make(&d, "on and off", run_lengths[1], 3);
+    ASSERT(rig_open(&r, &s));
+    for (int i = 0; i < 4; i++) {
+        qlora_eval_info info;
+        if (i == 3) { // every B zero
+            for (int64_t j = 1; j < qlora_model_parameters(r.model); j += 2) {
+                float zeros[64 * 4] = {0.0f};
+                ASSERT_OK(r, qlora_model_parameter_write(r.model, j, zeros));
+            }
+        }
+        ASSERT_OK(r, qlora_model_use_adapters(r.model, i != 1));
+        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
+        losses[i] = info.loss;
+    }
+    ASSERT_MEM_EQ(&losses[0], &losses[2], sizeof losses[0]);
+    ASSERT(fabs(losses[0] - losses[1]) > 1e-3);
+    ASSERT(fabs(losses[3] - losses[1]) <= 1e-6 * losses[1]);
+    ASSERT_OK(r, qlora_model_use_adapters(r.model, false));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_train_micro(r.trainer, &d.batch, 5.0));
+    ASSERT(strstr(qlora_last_error(r.ctx), "adapters") != NULL);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// Opened for evaluation only, the same weights give the same loss, and training calls are refused.
+TEST evaluation_only(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.model.dropout = 0.0f;
+    double losses[2] = {0.0, 0.0};
+    data d;
+    data_make(&d, "evaluation only", run_lengths[1], 3);
+    for (int i = 0; i < 2; i++) {
+        rig r;
+        qlora_eval_info info;
+        s.train.no_training = i == 1;
+        ASSERT(rig_open(&r, &s));
+        ASSERT(i == 0 || rig_stir(&r));
+        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
+        losses[i] = info.loss;
+        if (i == 1) {
+            qlora_train_info train;
+            float gradient[4096];
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_micro(r.trainer, &d.batch, 5.0));
+            ASSERT(strstr(qlora_last_error(r.ctx), "evaluation") != NULL);
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_update(r.trainer));
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_info_read(r.trainer, &train));
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_gradient_read(r.trainer, 0, gradient));
+            ASSERT_EQ_FMT(0, (int)qlora_model_plan(r.model)->optimizer, "%d");
+        }
+        ASSERT(rig_close(&r, &s));
+    }
+    ASSERT_MEM_EQ(&losses[0], &losses[1], sizeof losses[0]);
+    PASS();
+}
+
+// ---- plan
+
+static uint64_t plan_sum(const qlora_plan* p) {
+    return p->base + p->cache + p->adapters + p->optimizer + p->activations + p->workspace + p->head +
+           p->generation + p->batches;
+}
+
+// What the plan says is what is allocated, and nothing is allocated after that.
+TEST plan_is_what_is_allocated(const test_machine* machine) {
+    bool is_fake = strcmp(machine->backend, "fake") == 0;
+    for (int i = 0; i < 4; i++) {
+        setup s = setup_make(machine);
+        s.train.recompute = i == 1 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+        s.train.cache = i == 2 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+        s.train.no_training = i == 3;
+        s.train.generate_tokens = i == 2 ? 16 : 0;
+        rig r;
+        memset(&r, 0, sizeof r);
+        r.ctx = test_open(&s.machine, NULL);
+        ASSERTm(test_open_reason(), r.ctx != NULL);
+        qlora_plan plan;
+        qlora_model_desc model = s.model;
+        model.config = &s.config;
+        ASSERT_OK(r, qlora_plan_make(r.ctx, &model, &s.train, NULL, &plan));
+        ASSERT_EQ_FMT((unsigned long long)plan.total, (unsigned long long)plan_sum(&plan), "%llu");
+        ASSERT(i == 2 ? plan.cache > 0 && plan.generation > 0 : plan.cache + plan.generation == 0);
+        qlora_memory_info before;
+        qlora_memory_info after;
+        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &before));
+        uint64_t live = is_fake ? test_fake()->stats().live_bytes : 0;
+        ASSERT(rig_start(&r, &s));
+        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        if (strcmp(machine->backend, "cpu") == 0) { // host memory, and some for the objects
+            ASSERT(after.host_bytes - before.host_bytes >= plan.total);
+            ASSERT(after.host_bytes - before.host_bytes <= plan.total + ((uint64_t)1 << 20));
+        } else {
+            ASSERT_EQ_FMT((unsigned long long)plan.total,
+                          (unsigned long long)(after.device_bytes - before.device_bytes), "%llu");
+        }
+        ASSERT_EQ_FMT((unsigned long long)plan.total,
+                      (unsigned long long)qlora_model_plan(r.model)->total, "%llu");
+        if (is_fake) {
+            ASSERT_EQ_FMT((unsigned long long)plan.total,
+                          (unsigned long long)(test_fake()->stats().live_bytes - live), "%llu");
+        }
+        uint64_t calls = is_fake ? test_fake()->calls("ALLOC") : 0;
+        uint64_t allocations = after.device_allocations;
+        outcome got;
+        memset(&got, 0, sizeof got);
+        data d;
+        qlora_eval_info info;
+        data_make(&d, "plan", run_lengths[0], 3);
+        ASSERT(i == 3 || run_steps(&r, &s, &got));
+        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
+        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_EQ_FMT((unsigned long long)allocations, (unsigned long long)after.device_allocations,
+                      "%llu");
+        ASSERT(!is_fake || test_fake()->calls("ALLOC") == calls);
+        outcome_free(&got);
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
+// A CPU context plans for a GPU: fewer bytes, more recomputed layers, at last a refusal.
+TEST budget_decides(const test_machine* machine) {
+    setup s = setup_make(machine);
+    rig r;
+    memset(&r, 0, sizeof r);
+    s.config.layers = 6;
+    s.config.hidden = 256;
+    s.config.intermediate = 512;
+    s.train.tokens = 4096;
+    s.train.max_sequences = 0;
+    s.train.recompute = QLORA_CHOICE_AUTO;
+    s.train.cache = QLORA_CHOICE_AUTO;
+    s.model.mode = QLORA_MODE_AUTO;
+    s.model.config = &s.config;
+    r.ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    qlora_budget budget;
+    memset(&budget, 0, sizeof budget);
+    budget.capability = 90;
+    budget.bytes = (uint64_t)8 << 30;
+    qlora_plan roomy;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &roomy));
+    ASSERT_EQ(QLORA_MODE_BF16, roomy.mode);
+    ASSERT_EQ_FMT(0, (int)roomy.recompute_layers, "%d");
+    ASSERT_EQ_FMT(6, (int)roomy.cached_layers, "%d");
+    uint64_t bytes = roomy.total + roomy.context;
+    int64_t recomputed = 0;
+    int64_t seen = 0;
+    qlora_plan plan;
+    for (;; bytes -= bytes / 64) {
+        budget.bytes = bytes;
+        if (qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan) != QLORA_OK) {
+            break;
+        }
+        ASSERT(plan.total + plan.context <= bytes);
+        ASSERT(plan.recompute_layers >= recomputed);
+        ASSERT(plan.recompute_layers == 0 || plan.cached_layers == 0);
+        seen += plan.recompute_layers > recomputed ? 1 : 0;
+        recomputed = plan.recompute_layers;
+        for (int64_t l = 0; l < 6; l++) {
+            ASSERT_EQ(l < plan.recompute_layers, plan.recompute[l] != 0);
+            ASSERT_EQ(l < plan.cached_layers, plan.cached[l] != 0);
+        }
+    }
+    ASSERT_EQ_FMT(6, (int)recomputed, "%d");
+    ASSERT(seen >= 3); // one after the other, not all at once
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan));
+    ASSERT(strstr(qlora_last_error(r.ctx), "GiB are needed") != NULL);
+    ASSERT(strstr(qlora_last_error(r.ctx), "4096") != NULL);
+    // Demands that contradict the budget are refused as well.
+    budget.bytes = roomy.total + roomy.context - roomy.cache - 1;
+    s.train.recompute = QLORA_CHOICE_OFF;
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan));
+    budget.capability = 75;
+    budget.bytes = 0;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan));
+    ASSERT_EQ(QLORA_MODE_F32, plan.mode);
+    char text[2048];
+    size_t needed = qlora_plan_print(&roomy, text, sizeof text);
+    ASSERT_EQ_FMT((int)strlen(text) + 1, (int)needed, "%d");
+    ASSERT(strstr(text, "16-bit weight cache") != NULL);
+    ASSERT(test_close_ctx(machine, r.ctx));
+    PASS();
+}
+
+TEST foreign_plan_is_refused(const test_machine* machine) {
+    setup s = setup_make(machine);
+    rig r;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    qlora_plan plan;
+    s.model.config = &s.config;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, NULL, &plan));
+    for (int i = 0; i < 3; i++) {
+        setup other = s;
+        other.model.config = &other.config;
+        other.config.layers += i == 0 ? 1 : 0;
+        other.train.tokens += i == 1 ? 1 : 0;
+        other.model.rank += i == 2 ? 1 : 0;
+        ASSERT_EQ(QLORA_ERR_ARGUMENT,
+                  qlora_model_open(r.ctx, &other.model, &other.train, &plan, &r.model));
+        ASSERT(strstr(qlora_last_error(r.ctx), "plan was made for another") != NULL);
+        ASSERT_EQ(NULL, r.model);
+    }
+    ASSERT_OK(r, qlora_model_open(r.ctx, &s.model, &s.train, &plan, &r.model));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, same_bits_f32);
     RUN_ON(TEST_ONE_EACH, same_bits_bf16);
@@ -334,4 +730,13 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, packed_is_one_by_one);
     RUN_ON(TEST_ONE_EACH, weights_weigh);
     RUN_ON(TEST_ONE_EACH, unlabelled_costs_nothing);
+    RUN_ON(TEST_ONE_EACH, options_that_are_the_same);
+    RUN_ON(TEST_CPU, every_option_counts);
+    RUN_ON(TEST_ONE_EACH, tf32_is_used_when_asked_for);
+    RUN_ON(TEST_ONE_EACH, targets_are_what_is_trained);
+    RUN_ON(TEST_ONE_EACH, adapters_on_and_off);
+    RUN_ON(TEST_ONE_EACH, evaluation_only);
+    RUN_ON(TEST_ONE_EACH, plan_is_what_is_allocated);
+    RUN_ON(TEST_CPU, budget_decides);
+    RUN_ON(TEST_CPU, foreign_plan_is_refused);
 }
