@@ -7959,81 +7959,45 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 // ---- modules ------------------------------------------------------------------------------------
 
-// One module on its way through the driver's compiler.
-typedef struct qlora__compile {
-    const qlora__gpu* gpu;
-    const char* name;
-    char* ptx;
-    size_t bytes; // of ptx, when it is ours
-    void* handle;
-    int code;
-    double ms;
-    char log[1024];
-} qlora__compile;
-
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. Needs
-// nothing of the context but that it is current, so several threads can compile at once.
-static void qlora__compile_run(qlora__compile* job) {
-    const qlora__gpu* gpu = job->gpu;
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. One
+// log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
+                                       void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    char what[160];
+    snprintf(what, sizeof what, "compiling kernel module %.120s", name);
+    QLORA__TRY(qlora__not_in_capture(ctx, what));
+    QLORA__TRY(qlora__sync(ctx));
+    char log[1024] = "";
     double start = qlora__clock_ms();
+    int code = 0;
     if (gpu->capability >= 120) {
-        job->code = gpu->cu.ModuleLoadData(&job->handle, job->ptx);
+        code = gpu->cu.ModuleLoadData(out, ptx);
     } else {
         char info[512] = "";
         int options[] = {QLORA__CU_JIT_INFO_LOG_BUFFER, QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
                          QLORA__CU_JIT_ERROR_LOG_BUFFER, QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-        void* values[] = {info, (void*)(uintptr_t)sizeof info, job->log,
-                          (void*)(uintptr_t)sizeof job->log};
-        job->code = gpu->cu.ModuleLoadDataEx(&job->handle, job->ptx, 4, options, values);
-        job->log[sizeof job->log - 1] = '\0';
+        void* values[] = {info, (void*)(uintptr_t)sizeof info, log, (void*)(uintptr_t)sizeof log};
+        code = gpu->cu.ModuleLoadDataEx(out, ptx, 4, options, values);
+        log[sizeof log - 1] = '\0';
     }
-    job->ms = qlora__clock_ms() - start;
-}
-
-// Counts a compile and logs it: one item each. A failure becomes a result and a text.
-static qlora_result qlora__compile_report(qlora_ctx* ctx, const qlora__compile* job) {
-    qlora__gpu* gpu = ctx->gpu;
-    gpu->cache->info.jit_ms += job->ms;
+    double ms = qlora__clock_ms() - start;
+    gpu->cache->info.jit_ms += ms;
     gpu->cache->info.misses++;
     gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
-    if (job->code == 0) {
+    if (code == 0) {
         gpu->cache->info.modules++;
-        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", job->name,
-                   (unsigned long long)strlen(job->ptx), gpu->target, job->ms);
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
+                   (unsigned long long)strlen(ptx), gpu->target, ms);
         return QLORA_OK;
     }
-    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", job->name,
-               qlora__cu_name(gpu, job->code), job->code, job->ms);
-    if (qlora__cu_is_sticky(job->code) || job->code == 2) {
-        char what[160];
-        snprintf(what, sizeof what, "compiling kernel module %.120s", job->name);
-        return qlora__cu(ctx, job->code, what);
+    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name,
+               qlora__cu_name(gpu, code), code, ms);
+    if (qlora__cu_is_sticky(code) || code == 2) {
+        return qlora__cu(ctx, code, what);
     }
-    return qlora__fail(ctx, QLORA_ERR_KERNEL, "compiling kernel module %.120s for %s failed: %s (%d)%s%s",
-                       job->name, gpu->target, qlora__cu_name(gpu, job->code), job->code,
-                       job->log[0] != '\0' ? ": " : "", job->log);
-}
-
-// Before a compile: not inside a capture, and a fault of an earlier kernel is reported as that.
-static qlora_result qlora__compile_allowed(qlora_ctx* ctx, const char* name) {
-    char what[160];
-    snprintf(what, sizeof what, "compiling kernel module %.120s", name);
-    QLORA__TRY(qlora__not_in_capture(ctx, what));
-    return qlora__sync(ctx);
-}
-
-static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
-                                       void** out) {
-    QLORA__TRY(qlora__compile_allowed(ctx, name));
-    qlora__compile job;
-    memset(&job, 0, sizeof job);
-    job.gpu = ctx->gpu;
-    job.name = name;
-    job.ptx = (char*)(uintptr_t)ptx; // only read
-    qlora__compile_run(&job);
-    QLORA__TRY(qlora__compile_report(ctx, &job));
-    *out = job.handle;
-    return QLORA_OK;
+    return qlora__fail(ctx, QLORA_ERR_KERNEL, "%s for %s failed: %s (%d)%s%s", what, gpu->target,
+                       qlora__cu_name(gpu, code), code, log[0] != '\0' ? ": " : "", log);
 }
 
 static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const char* entry,
@@ -8084,9 +8048,28 @@ static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
     }
 }
 
-// The text of a module for this device, joined; the caller frees job->ptx.
-static qlora_result qlora__compile_begin(qlora_ctx* ctx, const char* name, qlora__compile* job) {
-    memset(job, 0, sizeof *job);
+// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
+static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* handle) {
+    qlora__cache* cache = ctx->gpu->cache;
+    qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
+    qlora_result r =
+        module != NULL ? qlora__module_resolve(ctx, name, handle) : QLORA_ERR_MEMORY;
+    if (r != QLORA_OK) {
+        qlora__module_forget(ctx, name);
+        ctx->gpu->cu.ModuleUnload(handle);
+        cache->info.modules--;
+        qlora__free(ctx, module, sizeof *module);
+        return r;
+    }
+    module->handle = handle;
+    module->name = name;
+    module->next = cache->modules;
+    cache->modules = module;
+    return QLORA_OK;
+}
+
+// Compiles a module of the library and makes its kernels ready.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
         return qlora__fail(
@@ -8095,41 +8078,13 @@ static qlora_result qlora__compile_begin(qlora_ctx* ctx, const char* name, qlora
             "8.0, f32 works)",
             name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
-    job->gpu = ctx->gpu;
-    job->name = name;
-    return qlora__ptx_join(ctx, text, &job->ptx, &job->bytes);
-}
-
-// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
-static qlora_result qlora__compile_end(qlora_ctx* ctx, qlora__compile* job) {
-    qlora__cache* cache = ctx->gpu->cache;
-    QLORA__TRY(qlora__compile_report(ctx, job));
-    qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
-    qlora_result r = module != NULL ? qlora__module_resolve(ctx, job->name, job->handle)
-                                    : QLORA_ERR_MEMORY;
-    if (r != QLORA_OK) {
-        qlora__module_forget(ctx, job->name);
-        ctx->gpu->cu.ModuleUnload(job->handle);
-        cache->info.modules--;
-        qlora__free(ctx, module, sizeof *module);
-        return r;
-    }
-    module->handle = job->handle;
-    module->name = job->name;
-    module->next = cache->modules;
-    cache->modules = module;
-    return QLORA_OK;
-}
-
-// Compiles a module of the library and makes its kernels ready.
-static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
-    QLORA__TRY(qlora__compile_allowed(ctx, name));
-    qlora__compile job;
-    QLORA__TRY(qlora__compile_begin(ctx, name, &job));
-    qlora__compile_run(&job);
-    qlora_result r = qlora__compile_end(ctx, &job);
-    qlora__free(ctx, job.ptx, job.bytes);
-    return r;
+    char* ptx = NULL;
+    size_t bytes = 0;
+    QLORA__TRY(qlora__ptx_join(ctx, text, &ptx, &bytes));
+    void* handle = NULL;
+    qlora_result r = qlora__module_load(ctx, name, ptx, &handle);
+    qlora__free(ctx, ptx, bytes);
+    return r == QLORA_OK ? qlora__module_adopt(ctx, name, handle) : r;
 }
 
 // A kernel of the registry, compiled on demand unless the cache is sealed.
@@ -8350,119 +8305,17 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-#define QLORA__COMPILERS 8
-#define QLORA__MODULES_MAX 64
-
-// Modules that wait for a compiler thread.
-typedef struct qlora__compile_queue {
-    qlora__mutex mutex;
-    qlora__compile* jobs;
-    int count;
-    int next;
-} qlora__compile_queue;
-
-// The driver compiles on the calling thread, so several threads make several modules at once.
-static void qlora__compile_thread(void* user) {
-    qlora__compile_queue* queue = (qlora__compile_queue*)user;
-    const qlora__gpu* gpu = queue->jobs[0].gpu;
-    int current = gpu->cu.CtxPushCurrent(gpu->context);
-    qlora__mutex_lock(&queue->mutex);
-    while (current == 0 && queue->next < queue->count) {
-        qlora__compile* job = &queue->jobs[queue->next++];
-        qlora__mutex_unlock(&queue->mutex);
-        qlora__compile_run(job);
-        qlora__mutex_lock(&queue->mutex);
-    }
-    qlora__mutex_unlock(&queue->mutex);
-    if (current == 0) {
-        void* ignored = NULL;
-        gpu->cu.CtxPopCurrent(&ignored);
-    }
-}
-
-// A thread that cannot start, or cannot use the CUDA context, is done without: the calling thread takes
-// what is left.
-static qlora_result qlora__compile_all(qlora_ctx* ctx, qlora__compile* jobs, int count) {
-    qlora__compile_queue queue;
-    memset(&queue, 0, sizeof queue);
-    queue.jobs = jobs;
-    queue.count = count;
-    if (!qlora__mutex_init(&queue.mutex)) {
-        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the compiler threads");
-    }
-    qlora__thread threads[QLORA__COMPILERS];
-    int wanted = (int)qlora__min(qlora__min(count, qlora__core_count()), QLORA__COMPILERS) - 1;
-    int started = 0;
-    while (started < wanted &&
-           qlora__thread_start(&threads[started], qlora__compile_thread, &queue)) {
-        started++;
-    }
-    qlora__mutex_lock(&queue.mutex);
-    while (queue.next < queue.count) {
-        qlora__compile* job = &queue.jobs[queue.next++];
-        qlora__mutex_unlock(&queue.mutex);
-        qlora__compile_run(job);
-        qlora__mutex_lock(&queue.mutex);
-    }
-    qlora__mutex_unlock(&queue.mutex);
-    for (int i = 0; i < started; i++) {
-        qlora__thread_join(&threads[i]);
-    }
-    qlora__mutex_free(&queue.mutex);
-    return QLORA_OK;
-}
-
-// Modules of which a kernel is needed and that are not loaded yet, each once. have: conditions that hold.
-static int qlora__modules_needed(const qlora_ctx* ctx, uint32_t have,
-                                 const char* names[QLORA__MODULES_MAX]) {
-    int count = 0;
+// Compiles every module of which a kernel is needed; have: conditions that hold. One after the other:
+// the driver's compiler has a lock of its own, so threads gain nothing.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
-        bool needed = (row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL;
-        for (int j = 0; j < count && needed; j++) {
-            needed = strcmp(names[j], row->module) != 0;
-        }
-        if (needed && count < QLORA__MODULES_MAX) {
-            names[count++] = row->module;
+        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
+            QLORA__TRY(qlora__module_open(ctx, row->module));
         }
     }
-    return count;
+    return QLORA_OK;
 }
-
-// Compiles every module that is needed.
-static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
-    const char* names[QLORA__MODULES_MAX];
-    int count = qlora__modules_needed(ctx, have, names);
-    if (count == 0) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__compile_allowed(ctx, names[0]));
-    size_t bytes = (size_t)count * sizeof(qlora__compile);
-    qlora__compile* jobs = (qlora__compile*)qlora__alloc_zero(ctx, bytes);
-    if (jobs == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    qlora_result r = QLORA_OK;
-    for (int i = 0; i < count && r == QLORA_OK; i++) {
-        r = qlora__compile_begin(ctx, names[i], &jobs[i]);
-    }
-    if (r == QLORA_OK) {
-        r = qlora__compile_all(ctx, jobs, count);
-    }
-    for (int i = 0; i < count; i++) {
-        if (r == QLORA_OK) {
-            r = qlora__compile_end(ctx, &jobs[i]);
-        } else if (jobs[i].handle != NULL) {
-            ctx->gpu->cu.ModuleUnload(jobs[i].handle);
-        }
-        qlora__free(ctx, jobs[i].ptx, jobs[i].bytes);
-    }
-    qlora__free(ctx, jobs, bytes);
-    return r;
-}
-
-#undef QLORA__COMPILERS
-#undef QLORA__MODULES_MAX
 
 static void qlora__cache_destroy(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
