@@ -509,6 +509,23 @@ gate_tsan() {
     sanitized tsan "-fsanitize=thread" --backend cpu
 }
 
+# Fixture folders of transformers, PEFT and bitsandbytes: on the CPU, and one on the fake GPU with
+# the kernels of an old and of a new device. The small one is in the repository, others beside it.
+gate_golden() {
+    need_file tests/golden.c qlora.h
+    local dirs=()
+    while read -r d; do dirs+=("$(dirname "$d")"); done < <(ls -d tests/golden/*/golden.json \
+        ../shared/fixtures/*/golden.json 2>/dev/null)
+    [[ ${#dirs[@]} -gt 0 ]] || skip "no fixture folders"
+    $MAKE -s build/golden build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
+    build/golden "${dirs[@]}" >$OUT/golden.out 2>&1 || fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
+    local cc
+    for cc in 75 90; do
+        FAKECUDA_CC=$cc LD_LIBRARY_PATH=build/fake build/golden --backend cuda --mode f32 \
+            "${dirs[0]}" >$OUT/golden.$cc 2>&1 || fault "sm_$cc: $(tail -5 $OUT/golden.$cc)"
+    done
+}
+
 # Each fuzzer for a moment: it builds, runs, and finds nothing at once. `make soak` is the real run.
 gate_fuzz() {
     local f name
@@ -579,7 +596,7 @@ gate_msvc() {
 
 GATES="text paths scripts contents functions words embed ptx_fresh link symbols macros recursion"
 GATES="$GATES warnings ptx_assemble ptx_same contract programs examples readme msvc mingw x86_64"
-GATES="$GATES aarch64 fuzz tsan asan"
+GATES="$GATES aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then
     tr ' ' '\n' <<<"$GATES"

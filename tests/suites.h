@@ -12,4 +12,5 @@
     X(ops_suite)                                                                                   \
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
-    X(text_suite)
+    X(text_suite)                                                                                  \
+    X(mutant_suite)
