@@ -518,7 +518,8 @@ gate_golden() {
         ../shared/fixtures/*/golden.json 2>/dev/null)
     [[ ${#dirs[@]} -gt 0 ]] || skip "no fixture folders"
     $MAKE -s build/golden build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
-    build/golden "${dirs[@]}" >$OUT/golden.out 2>&1 || fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
+    build/golden "${dirs[@]}" >$OUT/golden.out 2>&1 ||
+        fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
     local cc
     for cc in 75 90; do
         FAKECUDA_CC=$cc LD_LIBRARY_PATH=build/fake build/golden --backend cuda --mode f32 \
