@@ -10,7 +10,7 @@
 
    CONTENTS  (grep -n '^//@@' qlora.h)
 
-       API        declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
+       API        declarations: results, descs, tensors, cache, GEMM, operators, graphs, models
        PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
        CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
        NUMBERS    16-bit floating point, element access, NF4
@@ -116,7 +116,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-//@@ API        - declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
+//@@ API        - declarations: results, descs, tensors, cache, GEMM, operators, graphs, models
 
 #define QLORA_VERSION_MAJOR 0
 #define QLORA_VERSION_MINOR 1
@@ -141,12 +141,6 @@
 #define QLORA_API __attribute__((visibility("default"))) extern
 #else
 #define QLORA_API extern
-#endif
-
-// Without the model its functions are declared and not there; gcc says so of static ones.
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL) && defined(__GNUC__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
 #ifdef __cplusplus
@@ -879,7 +873,35 @@ QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_atte
                                                 const qlora_tensor* d_o, const qlora_tensor* dq,
                                                 const qlora_tensor* dk, const qlora_tensor* dv);
 
+// ---- graphs -------------------------------------------------------------------------------------
+typedef struct qlora_graph qlora_graph;
+typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
+
+// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
+// copy to or from host memory or compile: what breaks the capture is named and the stream stays
+// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
+// called at once and again at each replay, so user must stay valid.
+QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
+                                           void* user, qlora_graph** out);
+QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
+QLORA_API qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph);
+
+typedef struct qlora_graph_info {
+    uint64_t key;
+    uint64_t replays;
+    size_t nodes; // 0 on the CPU
+    bool valid;   // false after a buffer it uses was freed or the stream changed
+} qlora_graph_info;
+QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
+                                         qlora_graph_info* out);
+
 // ---- models -------------------------------------------------------------------------------------
+// Without the model its functions are declared and not there, which is no matter for extern ones.
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
 
@@ -1180,34 +1202,8 @@ typedef bool (*qlora_token_fn)(void* user, int32_t token);
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
 
-// ---- graphs -------------------------------------------------------------------------------------
-typedef struct qlora_graph qlora_graph;
-typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
-
-// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
-// copy to or from host memory or compile: what breaks the capture is named and the stream stays
-// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
-// called at once and again at each replay, so user must stay valid.
-QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
-                                           void* user, qlora_graph** out);
-QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
-QLORA_API qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph);
-
-typedef struct qlora_graph_info {
-    uint64_t key;
-    uint64_t replays;
-    size_t nodes; // 0 on the CPU
-    bool valid;   // false after a buffer it uses was freed or the stream changed
-} qlora_graph_info;
-QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
-                                         qlora_graph_info* out);
-
 #ifdef __cplusplus
 }
-#endif
-
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL) && defined(__GNUC__)
-#pragma GCC diagnostic pop
 #endif
 
 #endif // QLORA_H
@@ -13370,7 +13366,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     QLORA__REAL s[QLORA__KEY_BLOCK];
     int64_t kv_head = head / (a->heads / a->kv_heads);
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
-    QLORA__REAL top = -(QLORA__REAL)INFINITY;
+    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score; -ffast-math has no infinity
     QLORA__REAL sum = 0;
     memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
@@ -19162,8 +19158,9 @@ static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, doub
     for (int64_t i = vocab / 2 - 1; i >= 0; i--) {
         qlora__sample_sift(w, heap, vocab, i);
     }
-    // The weights of the top_k are only known when all of them are out; without top_k we can stop early.
-    double stop_at = g->desc->top_k > 0 ? HUGE_VAL : part * whole;
+    // The weights of the top_k are only known when all of them are out; without top_k we can stop
+    // early.
+    double stop_at = g->desc->top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
     while (kept < most && (kept == 0 || out < stop_at)) {
