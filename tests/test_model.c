@@ -1,5 +1,5 @@
-// test_model.c - models and training through the public functions: the same bits whatever the way, any
-// split of a step, every option, the plan's bytes, refusals, and clean failures.
+// test_model.c - models and training through the public functions: the same bits whatever the way,
+// any split of a step, every option, the plan's bytes, refusals, and clean failures.
 #include "model_rig.h"
 
 #define ASSERT_OK(R, CALL) ASSERT_EQm(qlora_last_error((R).ctx), QLORA_OK, (CALL))
@@ -140,7 +140,8 @@ static void wide(setup* s) {
     s->train.max_norm = -1.0; // nothing is clipped
 }
 
-// Gradients of the batch, all at once or (parts) sequence by sequence in the order given; NULL on failure.
+// Gradients of the batch, all at once or (parts) sequence by sequence in the order given; NULL on
+// failure.
 static float* split_gradients(rig* r, const qlora_batch* b, const int* order, double* loss,
                               size_t* count) {
     double total = qlora_batch_labels(b);
@@ -163,7 +164,8 @@ static float* split_gradients(rig* r, const qlora_batch* b, const int* order, do
     return gradients;
 }
 
-// 1x8, 8x1 and 8x1 backwards; the masks of the dropout go with the number of a sequence in the data.
+// 1x8, 8x1 and 8x1 backwards; the masks of the dropout go with the number of a sequence in the
+// data.
 TEST one_by_eight_is_eight_by_one(const test_machine* machine) {
     static const int forwards[MAX_SEQUENCES] = {0, 1, 2, 3, 4, 5, 6, 7};
     static const int backwards[MAX_SEQUENCES] = {7, 6, 5, 4, 3, 2, 1, 0};
@@ -506,7 +508,8 @@ TEST targets_are_what_is_trained(const test_machine* machine) {
     PASS();
 }
 
-// Without adapters the bare base answers; back on, the same as before. Zero B is the bare base, too.
+// Without adapters the bare base answers; back on, the same as before. Zero B is the bare base,
+// too.
 TEST adapters_on_and_off(const test_machine* machine) {
     setup s = setup_make(machine);
     s.model.train_norms = false;
@@ -572,8 +575,8 @@ TEST evaluation_only(const test_machine* machine) {
 // ---- plan
 
 static uint64_t plan_sum(const qlora_plan* p) {
-    return p->base + p->cache + p->adapters + p->optimizer + p->activations + p->workspace + p->head +
-           p->generation + p->batches;
+    return p->base + p->cache + p->adapters + p->optimizer + p->activations + p->workspace +
+           p->head + p->generation + p->batches;
 }
 
 // What the plan says is what is allocated, and nothing is allocated after that.
