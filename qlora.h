@@ -18099,11 +18099,11 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     return qlora__leave(ctx, r);
 }
 
-// ---- checkpoints ----------------------------------------------------------------------------------
+// ---- checkpoints ---------------------------------------------------------------------------------
 
 // DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
 //               any, and last state.safetensors: moments, counters, settings, position, checksums
-// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment at which
+// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment when
 //               a new one counts, so a crash leaves the old one or the new one
 // DIR/pending   names that may have to be cleared away after a crash: those not in `latest`
 // A folder that `latest` names is never written to.
