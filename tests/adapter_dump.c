@@ -1,10 +1,11 @@
-// adapter_dump.c - for tests/peft_check.py: trains an adapter on a fixture's base for a few steps, saves
-// it as a PEFT folder, and writes the logits that it gives.
+// adapter_dump.c - for tests/peft_check.py: trains an adapter on a fixture's base for a few steps,
+// saves it as a PEFT folder, and writes the logits that it gives.
 //
 //   adapter_dump FIXTURE OUT [rslora|plain]
 //
-// OUT/adapter_*: the adapter; OUT/logits.bin: tokens and vocab as int64, the ids as int32, the logits as
-// float, of sequences of OUT/lengths... one sequence of at most 32 tokens of the fixture's first batch.
+// OUT/adapter_*: the adapter; OUT/logits.bin: tokens and vocab as int64, the ids as int32, the
+// logits as float, of sequences of OUT/lengths... one sequence of at most 32 tokens of the
+// fixture's first batch.
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
@@ -29,7 +30,8 @@ static bool train(qlora_trainer* t, const qlora_batch* b) {
     return true;
 }
 
-static bool write_logits(const char* dir, const qlora_batch* b, int64_t vocab, const float* logits) {
+static bool write_logits(const char* dir, const qlora_batch* b, int64_t vocab,
+                         const float* logits) {
     char path[600];
     snprintf(path, sizeof path, "%.500s/logits.bin", dir);
     FILE* f = fopen(path, "wb");
@@ -87,7 +89,8 @@ int main(int argc, char** argv) {
     model.rank = rslora ? 6 : 8;
     model.alpha = rslora ? 3.5f : 16.0f;
     model.rslora = rslora;
-    model.targets = rslora ? QLORA_TARGET_Q | QLORA_TARGET_O | QLORA_TARGET_UP | QLORA_TARGET_DOWN : 0;
+    model.targets =
+        rslora ? QLORA_TARGET_Q | QLORA_TARGET_O | QLORA_TARGET_UP | QLORA_TARGET_DOWN : 0;
     training.tokens = MOST;
     training.lr = 0.02;
     qlora_model* m = NULL;

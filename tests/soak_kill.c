@@ -2,8 +2,8 @@
 //
 //   soak_kill DIR STEPS [nosave]
 //
-// Resumes from DIR when there is a checkpoint, says so, trains up to STEPS and prints a hash of what was
-// trained. Status 1 when anything is not as it must be.
+// Resumes from DIR when there is a checkpoint, says so, trains up to STEPS and prints a hash of
+// what was trained. Status 1 when anything is not as it must be.
 #include "qlora.h"
 
 #include <stdio.h>
