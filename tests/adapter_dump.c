@@ -1,11 +1,10 @@
 // adapter_dump.c - for tests/peft_check.py: trains an adapter on a fixture's base for a few steps,
 // saves it as a PEFT folder, and writes the logits that it gives.
 //
-//   adapter_dump FIXTURE OUT [rslora|plain]
+//   adapter_dump FIXTURE OUT plain|rslora|ADAPTER
 //
-// OUT/adapter_*: the adapter; OUT/logits.bin: tokens and vocab as int64, the ids as int32, the
-// logits as float, of sequences of OUT/lengths... one sequence of at most 32 tokens of the
-// fixture's first batch.
+// plain, rslora: a new adapter; ADAPTER: goes on from a PEFT folder. OUT gets the adapter and
+// logits.bin: tokens and vocab as int64, the ids of one sequence as int32, their logits as float.
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
@@ -46,11 +45,12 @@ static bool write_logits(const char* dir, const qlora_batch* b, int64_t vocab,
 }
 
 int main(int argc, char** argv) {
-    if (argc != 4 || (strcmp(argv[3], "rslora") != 0 && strcmp(argv[3], "plain") != 0)) {
-        fprintf(stderr, "usage: adapter_dump FIXTURE OUT rslora|plain\n");
+    if (argc != 4) {
+        fprintf(stderr, "usage: adapter_dump FIXTURE OUT plain|rslora|ADAPTER\n");
         return 2;
     }
     bool rslora = strcmp(argv[3], "rslora") == 0;
+    bool made = rslora || strcmp(argv[3], "plain") == 0;
     char path[600];
     qlora_ctx_desc desc;
     qlora_model_desc model;
@@ -84,6 +84,7 @@ int main(int argc, char** argv) {
     b.count = 1;
     snprintf(path, sizeof path, "%.500s/model", argv[1]);
     model.dir = path;
+    model.adapter = made ? NULL : argv[3];
     model.base = QLORA_BASE_32BIT;
     model.mode = QLORA_MODE_F32;
     model.rank = rslora ? 6 : 8;

@@ -27,21 +27,48 @@ def read_logits(path):
     return ids, logits
 
 
+def open_base(fixture):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        os.path.join(fixture, "model"), dtype=torch.float32, attn_implementation="eager"
+    )
+
+
+def make_pattern(fixture, out):
+    """An adapter of PEFT's with other ranks and scales here and there, and layers without."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=4,
+        lora_alpha=6,
+        target_modules=r".*layers\.(0\.self_attn\.(q|k|o)_proj|1\.(self_attn\.q|mlp\.down)_proj)",
+        rank_pattern={"1.mlp.down_proj": 2},
+        alpha_pattern={"k_proj": 5, "down_proj": 9},
+        use_rslora=True,
+        init_lora_weights=False,
+    )
+    get_peft_model(open_base(fixture), config).save_pretrained(out)
+
+
 def check(program, fixture, kind, root):
     import torch
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     out = os.path.join(root, os.path.basename(fixture) + "-" + kind)
     os.mkdir(out)
-    done = subprocess.run([program, fixture, out, kind], capture_output=True, text=True, check=False)
+    source = kind
+    if kind == "pattern":
+        source = out + "-given"
+        make_pattern(fixture, source)
+    command = [program, fixture, out, source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         print(f"  {kind}: {done.stdout}{done.stderr} FAILED")
         return False
     ids, ours = read_logits(os.path.join(out, "logits.bin"))
-    base = AutoModelForCausalLM.from_pretrained(
-        os.path.join(fixture, "model"), dtype=torch.float32, attn_implementation="eager"
-    )
+    base = open_base(fixture)
     base.eval()
     with torch.no_grad():
         batch = torch.tensor(ids).unsqueeze(0)
@@ -66,6 +93,7 @@ def main():
         import peft
         import torch
         import transformers
+        transformers.utils.logging.disable_progress_bar()
     except ImportError as error:
         print(f"peft_check: skipped: {error}")
         return 0
@@ -86,7 +114,7 @@ def main():
     good = True
     with tempfile.TemporaryDirectory() as root:
         for fixture in fixtures:
-            for kind in ("plain", "rslora"):
+            for kind in ("plain", "rslora", "pattern"):
                 good = check(program, fixture.rstrip("/"), kind, root) and good
     print("all hold" if good else "FAILED")
     return 0 if good else 1

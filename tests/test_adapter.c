@@ -1358,6 +1358,54 @@ TEST fixture_adapters_survive(const char* dir) {
     PASS();
 }
 
+static float* fixture_logits(session* s, size_t* count) {
+    int32_t ids[16];
+    int32_t lengths[2];
+    qlora_batch b = batch_of(3, ids, lengths);
+    lengths[0] = 7;
+    *count = 13 * (size_t)qlora_model_plan(s->model)->config.vocab;
+    float* out = (float*)malloc(*count * sizeof *out);
+    return qlora_eval_logits(s->trainer, &b, out) == QLORA_OK ? out : NULL;
+}
+
+// bitsandbytes' 4-bit weights become plain ones; either base means them.
+TEST fixture_merges(const char* dir) {
+    static stage s;
+    char model[512];
+    char adapter[512];
+    snprintf(model, sizeof model, "%s/model-bnb4", dir);
+    snprintf(adapter, sizeof adapter, "%s/adapter20", dir);
+    ASSERT(stage_begin(&s, NULL));
+    opening o = {0};
+    o.dir = model;
+    o.adapter = adapter;
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    size_t n = 0;
+    float* want = fixture_logits(&a, &n);
+    ASSERT_EQ(QLORA_OK,
+              qlora_merge_save(a.model, "t", QLORA_F32, QLORA_MERGE_TRAINED, 0, NULL, NULL));
+    ASSERT_EQ(QLORA_OK,
+              qlora_merge_save(a.model, "o", QLORA_F32, QLORA_MERGE_ORIGINAL, 100000, NULL, NULL));
+    ASSERT(session_close(&a));
+    for (int i = 0; i < 2; i++) {
+        opening merged = {0};
+        merged.dir = i == 0 ? "t" : "o";
+        merged.base = QLORA_BASE_32BIT;
+        merged.rank = -1;
+        ASSERT(session_open(&s, &merged, &a));
+        ASSERT_FALSE(qlora_model_plan(a.model)->config.quantized);
+        float* got = fixture_logits(&a, &n);
+        ASSERT(want != NULL && got != NULL);
+        ASSERT_REL_L2(want, got, n, 5e-6);
+        free(got);
+        ASSERT(session_close(&a));
+    }
+    free(want);
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
 static void run_fixtures(void) {
     static char dirs[32][512];
     int count = 0;
@@ -1374,6 +1422,8 @@ static void run_fixtures(void) {
             fclose(f);
             greatest_set_test_suffix(e->d_name);
             RUN_TESTp(fixture_adapters_survive, dirs[count]);
+            greatest_set_test_suffix(e->d_name);
+            RUN_TESTp(fixture_merges, dirs[count]);
             count++;
         }
     }
