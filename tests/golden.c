@@ -214,7 +214,7 @@ static void check_logits(fixture* f, session* s, const char* what, const char* t
 
 static void check_loss(fixture* f, session* s, const char* what, const char* name) {
     qlora_batch b = batch_of(f, 0);
-    qlora_eval_info info;
+    qlora_eval_info info = {0.0, 0.0, 0};
     if (qlora_eval(s->trainer, &b, &info) != QLORA_OK) {
         trouble(f, what);
         return;
@@ -369,10 +369,6 @@ static void check_greedy(fixture* f, session* s) {
     free(logits);
 }
 
-<<<<<<< HEAD
-// Returns the number of failures; figures gets the number of comparisons.
-static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int* figures) {
-=======
 typedef struct continuation {
     int32_t ids[128];
     int32_t count;
@@ -425,8 +421,8 @@ static void check_generate(fixture* f, session* s) {
     }
 }
 
-static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir) {
->>>>>>> h-generate
+// Returns the number of failures; figures gets the number of comparisons.
+static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int* figures) {
     fixture f;
     memset(&f, 0, sizeof f);
     f.ctx = ctx;
