@@ -17299,8 +17299,8 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < cols && job->via_bf16; i++) {
             values[i] = qlora__bf16_to(qlora__bf16_from(values[i]));
         }
-        const float* b = job->module->b + (job->first + row) * p->rank;
         for (int64_t i = 0; i < cols && p->rank > 0; i++) {
+            const float* b = job->module->b + (job->first + row) * p->rank;
             float sum = 0.0f;
             for (int64_t k = 0; k < p->rank; k++) {
                 sum += b[k] * job->module->a[k * cols + i];

@@ -850,6 +850,36 @@ TEST merged_models_answer_alike(const merge_case* c) {
     PASS();
 }
 
+// A hash of the merged weights, in bf16, over the 4-bit base.
+static bool merge_hash(const test_machine* machine, uint64_t* out) {
+    static stage s;
+    opening o = {0};
+    session a;
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    if (!stage_begin(&s, machine) || !folder_make(&s, "m") || !session_open(&s, &o, &a) ||
+        !scramble(&a, "merge") ||
+        qlora_merge_save(a.model, "out", QLORA_BF16, QLORA_MERGE_TRAINED, 0, NULL, NULL) !=
+            QLORA_OK) {
+        return false;
+    }
+    const world_file* f = world_slot(s.w.files, "out/model.safetensors");
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    qlora__hash_add(&hash, f->data, f->size);
+    *out = qlora__hash_end(&hash);
+    return session_close(&a) && stage_end(&s);
+}
+
+TEST merging_is_the_same_everywhere(const test_machine* machine) {
+    uint64_t want = 0;
+    uint64_t got = 1;
+    ASSERT(merge_hash(NULL, &want));
+    ASSERT(merge_hash(machine, &got));
+    ASSERT_EQ(want, got);
+    PASS();
+}
+
 typedef struct stopper {
     int calls;
     int stop_at; // 0 = never
@@ -1483,6 +1513,7 @@ SUITE(adapter_suite) {
         greatest_set_test_suffix(suffix);
         RUN_TESTp(merged_models_answer_alike, &merges[i]);
     }
+    RUN_ON(TEST_ONE_EACH, merging_is_the_same_everywhere);
     RUN_TEST(merges_round_stop_and_refuse);
     RUN_ON(TEST_ONE_EACH, resuming_is_bitwise);
     RUN_TEST(power_cuts_leave_old_or_new);
