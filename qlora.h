@@ -16293,8 +16293,8 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         qlora__peft_module found;
         snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
                  t->name);
-        QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, t->projection->out, t->projection->in,
-                                    &found));
+        QLORA__TRY(
+            qlora__peft_find(ctx, &s->peft, module, t->projection->out, t->projection->in, &found));
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
@@ -16834,12 +16834,12 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->layer_room = (size_t)m->plan.config.layers;
     t->modules = t->layer_room * QLORA__PROJECTIONS;
     t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
-    t->targets = t->names == NULL
-                     ? NULL
-                     : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
-    t->overrides = t->targets == NULL ? NULL
-                                      : (qlora__peft_override*)qlora__alloc_zero(
-                                            ctx, t->modules * sizeof *t->overrides);
+    t->targets =
+        t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
+    t->overrides =
+        t->targets == NULL
+            ? NULL
+            : (qlora__peft_override*)qlora__alloc_zero(ctx, t->modules * sizeof *t->overrides);
     t->layers = t->overrides == NULL
                     ? NULL
                     : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
@@ -17149,8 +17149,8 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < cols && job->via_bf16; i++) {
             values[i] = qlora__bf16_to(qlora__bf16_from(values[i]));
         }
-        const float* b = job->module->b + (job->first + row) * p->rank;
         for (int64_t i = 0; i < cols && p->rank > 0; i++) {
+            const float* b = job->module->b + (job->first + row) * p->rank;
             float sum = 0.0f;
             for (int64_t k = 0; k < p->rank; k++) {
                 sum += b[k] * job->module->a[k * cols + i];
@@ -17218,8 +17218,8 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item,
                                       int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        uint16_t half = g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i])
-                                              : qlora__bf16_from(g->values[i]);
+        uint16_t half =
+            g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i]) : qlora__bf16_from(g->values[i]);
         if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
             return qlora__fail(g->ctx, QLORA_ERR_LIMIT,
                                "%s has the value %g, which F16 cannot hold; "
@@ -17265,9 +17265,8 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     if (item->raw) {
         return qlora__st_write(ctx, w, item->tensor->data, (size_t)item->tensor->bytes);
     }
-    qlora_result r = item->projection != NULL
-                         ? qlora__merge_module_open(ctx, g->m, item, &module)
-                         : QLORA_OK;
+    qlora_result r =
+        item->projection != NULL ? qlora__merge_module_open(ctx, g->m, item, &module) : QLORA_OK;
     int64_t most = item->cols > 0 ? (int64_t)g->elements / item->cols : 1;
     for (int64_t row = 0; row < item->rows && item->cols > 0 && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, item->rows - row);
@@ -17355,10 +17354,10 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         item->shape[0] = p->out;
         item->shape[1] = p->in;
     }
-    bool changed = (p != NULL && !item->nf4 &&
-                    (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
-                   (item->norm_at >= 0 &&
-                    (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
+    bool changed =
+        (p != NULL && !item->nf4 &&
+         (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
+        (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
                            "%s: %s is not what it was when the model was opened", g->m->dir,
@@ -18226,12 +18225,12 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     return qlora__leave(ctx, r);
 }
 
-// ---- checkpoints --------------------------------------------------------------------------------
+// ---- checkpoints ---------------------------------------------------------------------------------
 
 // DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
 //               any, and last state.safetensors: moments, counters, settings, position, checksums
-// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment when a
-//               new checkpoint counts, so a crash leaves the old one or the new one
+// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment when
+//               a new one counts, so a crash leaves the old one or the new one
 // DIR/pending   names that may have to be cleared away after a crash: those not in `latest`
 // A folder that `latest` names is never written to.
 
