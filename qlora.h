@@ -18568,13 +18568,14 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
 
 //@@ GENERATE   - decoding with a key/value cache
 
-// ---- one pass over new tokens -----------------------------------------------------------------------
+// ---- one pass over new tokens ------------------------------------------------------------------
 
 // The keys and values of a layer's cache: row p is position p, keys first.
-static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first, int64_t rows) {
+static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
+                                      int64_t rows) {
     qlora_tensor t = m->kv_cache;
-    size_t offset = (size_t)((layer * m->train.generate_tokens + first) * t.ld) *
-                    qlora_dtype_bytes(t.dtype);
+    size_t offset =
+        (size_t)((layer * m->train.generate_tokens + first) * t.ld) * qlora_dtype_bytes(t.dtype);
     t.data = (char*)t.data + offset;
     t.bytes -= offset;
     t.rows = rows;
@@ -18592,8 +18593,8 @@ static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index, i
 }
 
 // `heads` matrices [rows, cols] that lie `stride` elements apart.
-static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride, int64_t rows,
-                                    int64_t cols, int64_t ld) {
+static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
+                                    int64_t rows, int64_t cols, int64_t ld) {
     qlora_tensor v = *t;
     v.batch = heads;
     v.batch_stride = stride;
@@ -18603,10 +18604,12 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
     return v;
 }
 
-// Attention of one query, at `position`, over the cache. Query heads that share a key head are the rows
-// of one matrix, so a product per key head serves them all:
-//   s = scale q K^T, p = softmax(s), o = p V, over the positions that the layer's window lets it see.
-static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index, int64_t position) {
+// Attention of one query, at `position`, over the cache. Query heads that share a key head are the
+// rows of one matrix, so a product per key head serves them all:
+//   s = scale q K^T, p = softmax(s), o = p V, over the positions that the layer's window lets it
+//   see.
+static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index,
+                                           int64_t position) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
@@ -18622,8 +18625,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
     qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
-    qlora_tensor s = qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen,
-                                     m->scores.ld);
+    qlora_tensor s =
+        qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
     qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
                                      m->chances.ld);
     qlora_gemm_desc gemm;
@@ -18642,9 +18645,9 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     return qlora_gemm(ctx, &gemm, &p, &v, &o);
 }
 
-// pass->rows tokens in m->batch, the first one at position `first`, through the layers; their keys and
-// values stay in the cache. Many rows are the beginning of a text and see each other only; one row sees
-// the cache.
+// pass->rows tokens in m->batch, the first one at position `first`, through the layers; their keys
+// and values stay in the cache. Many rows are the beginning of a text and see each other only; one
+// row sees the cache.
 static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -18668,9 +18671,9 @@ static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first)
         qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
         qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
         qlora_tensor next = qlora__window(qlora__stream_before(m, l + 1), pass->rows, 0, c->hidden);
-        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1), eps,
-                                                  &next, &x));
-        ctx->scratch_used = scratch; // the stream keeps the order, so the next layer may use it again
+        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1),
+                                                  eps, &next, &x));
+        ctx->scratch_used = scratch; // the stream keeps the order: the next layer may have it
     }
     return QLORA_OK;
 }
@@ -18679,7 +18682,8 @@ static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first)
 static qlora_result qlora__generate_head(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     qlora_tensor x;
-    QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, pass->rows - 1, 1, 0, m->plan.config.hidden, &x));
+    QLORA__TRY(
+        qlora__tensor_view(pass->ctx, &m->x, pass->rows - 1, 1, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, 1, 0, m->plan.config.vocab);
     return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
 }
@@ -18690,7 +18694,7 @@ static qlora_result qlora__generate_dry_run(qlora_ctx* ctx, qlora_model* m) {
     return qlora__generate_head(&pass);
 }
 
-// ---- the choice of a token --------------------------------------------------------------------------
+// ---- the choice of a token ---------------------------------------------------------------------
 
 typedef struct qlora__generator {
     qlora__pass pass;
@@ -18726,8 +18730,8 @@ static void qlora__sample_sift(const float* w, int32_t* heap, int64_t count, int
     heap[at] = moved;
 }
 
-// The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and of these
-// the fewest whose weights make up top_p of the whole. Returns how many.
+// The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and
+// of these the fewest whose weights make up top_p of the whole. Returns how many.
 static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, double* sum) {
     const float* w = g->logits;
     int32_t* heap = g->order;
@@ -18741,7 +18745,8 @@ static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, doub
     for (int64_t i = vocab / 2 - 1; i >= 0; i--) {
         qlora__sample_sift(w, heap, vocab, i);
     }
-    // The weights of the top_k are only known when all of them are out; without top_k we can stop early.
+    // The weights of the top_k are only known when all of them are out; without top_k we can stop
+    // early.
     double stop_at = g->desc->top_k > 0 ? HUGE_VAL : part * whole;
     int64_t kept = 0;
     double out = 0.0;
@@ -18767,7 +18772,8 @@ static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, doub
 // A number in [0, 1) that depends on the seed and the position alone.
 static double qlora__sample_number(uint64_t seed, int64_t position) {
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
-    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)((uint64_t)position >> 32), 0x67656eu, 0};
+    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)((uint64_t)position >> 32),
+                                 0x67656eu, 0};
     uint32_t words[4];
     qlora__philox(counter, key, words);
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
@@ -18806,12 +18812,13 @@ static int32_t qlora__sample(const qlora__generator* g, int64_t vocab, int64_t p
     return token; // rounding may leave a rest: then the last one that can be chosen
 }
 
-// ---- texts ------------------------------------------------------------------------------------------
+// ---- texts -------------------------------------------------------------------------------------
 
 static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora_generate_desc* d, qlora_token_fn fn) {
     int64_t room = m->train.generate_tokens;
-    if (d == NULL || fn == NULL || d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+    if (d == NULL || fn == NULL || d->reserved_must_be_zero0 != 0 ||
+        d->reserved_must_be_zero1 != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
                            fn == NULL ? "the function that takes the tokens is NULL"
                                       : "the desc is NULL or was not zeroed");
@@ -18828,24 +18835,26 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
                            (long long)d->prompt_tokens);
     }
     if (d->max_tokens < 0 || d->prompt_tokens >= room || d->max_tokens > room - d->prompt_tokens) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld tokens of prompt and %lld new ones; the train desc's generate_tokens has "
-                           "room for %lld in all",
-                           (long long)d->prompt_tokens, (long long)d->max_tokens, (long long)room);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld tokens of prompt and %lld new ones; the train desc's generate_tokens has "
+            "room for %lld in all",
+            (long long)d->prompt_tokens, (long long)d->max_tokens, (long long)room);
     }
     for (int64_t i = 0; i < d->prompt_tokens; i++) {
         if (d->prompt[i] < 0 || d->prompt[i] >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld of the prompt is %d; the vocabulary has %lld", (long long)i,
-                               (int)d->prompt[i], (long long)m->plan.config.vocab);
+                               "token %lld of the prompt is %d; the vocabulary has %lld",
+                               (long long)i, (int)d->prompt[i], (long long)m->plan.config.vocab);
         }
     }
     if (!(d->temperature >= 0.0f) || !qlora__finite(d->temperature) || d->top_k < 0 ||
         !(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "temperature %g (0 or more), top_k %d (0 or more) or top_p %g (0 to 1) is not "
-                           "valid",
-                           (double)d->temperature, (int)d->top_k, (double)d->top_p);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "temperature %g (0 or more), top_k %d (0 or more) or top_p %g (0 to 1) is not "
+            "valid",
+            (double)d->temperature, (int)d->top_k, (double)d->top_p);
     }
     bool none = d->stops != NULL && d->stop_count == 1 && d->stops[0] == -1;
     for (int32_t i = 0; i < d->stop_count && d->stops != NULL && !none; i++) {
@@ -18855,14 +18864,15 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
         }
     }
     if (d->stop_count < 0 || (d->stops == NULL && d->stop_count > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d stops, but the list is NULL or the count negative",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%d stops, but the list is NULL or the count negative",
                            (int)d->stop_count);
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__generator_open(qlora_ctx* ctx, qlora_model* m, const qlora_generate_desc* d,
-                                          qlora__generator* g) {
+static qlora_result qlora__generator_open(qlora_ctx* ctx, qlora_model* m,
+                                          const qlora_generate_desc* d, qlora__generator* g) {
     size_t vocab = (size_t)m->plan.config.vocab;
     size_t ints = (size_t)qlora__max(m->plan.tokens, m->plan.max_sequences + 1);
     memset(g, 0, sizeof *g);
@@ -18921,10 +18931,11 @@ static qlora_result qlora__generate_choose(qlora__generator* g, int64_t position
     }
     for (int64_t i = 0; i < vocab; i++) {
         if (!qlora__finite(g->logits[i])) {
-            return qlora__fail(ctx, QLORA_ERR_STATE,
-                               "the logit of token %lld after position %lld is not finite; the weights or "
-                               "the adapters are damaged",
-                               (long long)i, (long long)position);
+            return qlora__fail(
+                ctx, QLORA_ERR_STATE,
+                "the logit of token %lld after position %lld is not finite; the weights or "
+                "the adapters are damaged",
+                (long long)i, (long long)position);
         }
     }
     *token = qlora__sample(g, vocab, position);

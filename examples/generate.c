@@ -55,6 +55,15 @@ typedef struct option {
     const char* help;
 } option;
 
+#define FLAG(name, at, help)                                                                       \
+    { name, NULL, at, NULL, NULL, NULL, 0, 0, help }
+#define TEXT(name, words, at, help)                                                                \
+    { name, words, NULL, at, NULL, NULL, 0, 0, help }
+#define CHOICE(name, words, at, help)                                                              \
+    { name, words, NULL, NULL, at, NULL, 0, 0, help }
+#define NUMBER(name, words, at, low, high, help)                                                   \
+    { name, words, NULL, NULL, NULL, at, low, high, help }
+
 // X: any number; SIZE: with K, M, G or T behind it; else a whole one.
 static bool number_read(const option* row, const char* value, double* out) {
     char* end = NULL;
@@ -68,7 +77,8 @@ static bool number_read(const option* row, const char* value, double* out) {
         end++;
     }
     bool whole = strcmp(row->words, "X") != 0;
-    if (end == value || *end != '\0' || !(x >= row->low && x <= row->high) || (whole && x != floor(x))) {
+    if (end == value || *end != '\0' || !(x >= row->low && x <= row->high) ||
+        (whole && x != floor(x))) {
         return false;
     }
     *out = x;
@@ -102,7 +112,8 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
         const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
         const option* row = NULL;
         for (size_t j = 0; j < count; j++) {
-            row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j] : row;
+            row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j]
+                                                                                      : row;
         }
         if (row == NULL) {
             return fail("%s is no option; --help lists them", word);
@@ -115,9 +126,9 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
             return fail("%s needs a value: %s", word, row->words);
         }
         if (!option_read(row, argv[++i])) {
-            return row->number != NULL
-                       ? fail("%s %s: a number from %g to %g is needed", word, argv[i], row->low, row->high)
-                       : fail("%s '%s' is none of %s", word, argv[i], row->words);
+            return row->number != NULL ? fail("%s %s: a number from %g to %g is needed", word,
+                                              argv[i], row->low, row->high)
+                                       : fail("%s '%s' is none of %s", word, argv[i], row->words);
         }
     }
     return true;
@@ -210,7 +221,8 @@ static bool show(app* a, bool quiet) {
 static bool on_token(void* user, int32_t token) {
     app* a = (app*)user;
     a->made++;
-    if (!text_stream_push(a->tok, &a->stream, token, TEXT_SKIP, &a->out, &a->why) || !show(a, false)) {
+    if (!text_stream_push(a->tok, &a->stream, token, TEXT_SKIP, &a->out, &a->why) ||
+        !show(a, false)) {
         a->broken = true;
     }
     return !a->broken && !interrupted;
@@ -463,7 +475,8 @@ static bool converse(app* a) {
         t.first = t.count;
     }
     if (ok) {
-        fprintf(stderr, "[chat format %s, %s; /clear forgets, /exit or the end of the input leaves]\n",
+        fprintf(stderr,
+                "[chat format %s, %s; /clear forgets, /exit or the end of the input leaves]\n",
                 text_chat_name(a->chat), text_chat_source(a->chat));
     }
     while (ok) {
@@ -519,29 +532,29 @@ int main(int argc, char** argv) {
     o->seed = 1;
     // clang-format off
     const option table[] = {
-        {"model", "DIR", NULL, &o->model, NULL, NULL, 0, 0, "the model's folder, as Hugging Face has it"},
-        {"adapter", "DIR", NULL, &o->adapter, NULL, NULL, 0, 0, "a PEFT adapter; without, the bare model"},
-        {"tokenizer", "PATH", NULL, &o->tokenizer, NULL, NULL, 0, 0, "tokenizer.json or its folder; --model"},
-        {"prompt", "TEXT", NULL, &o->prompt, NULL, NULL, 0, 0, "what to continue; - reads standard input"},
-        {"no-echo", NULL, &o->no_echo, NULL, NULL, NULL, 0, 0, "print only what is new"},
-        {"chat", NULL, &o->chat, NULL, NULL, NULL, 0, 0, "a conversation, line by line"},
-        {"system", "TEXT", NULL, &o->system, NULL, NULL, 0, 0, "its first message"},
-        {"template", "NAME", NULL, &o->template_name, NULL, NULL, 0, 0, "chat format; the model's own"},
-        {"context", "N", NULL, NULL, NULL, &o->context, 16, 1e6, "most tokens of a conversation: 2048"},
-        {"max-tokens", "N", NULL, NULL, NULL, &o->max_tokens, 1, 1e6, "most new tokens: 256"},
-        {"temperature", "X", NULL, NULL, NULL, &o->temperature, 0, 100, "0.7; 0 takes the likeliest"},
-        {"top-k", "N", NULL, NULL, NULL, &o->top_k, 0, 1e6, "only the N likeliest; 0 is all"},
-        {"top-p", "X", NULL, NULL, NULL, &o->top_p, 0, 1, "only the likeliest X of all: 0.95"},
-        {"seed", "N", NULL, NULL, NULL, &o->seed, 0, 9e15, "1; the same seed says the same"},
-        {"backend", "auto|cpu|cuda", NULL, NULL, &o->backend, NULL, 0, 0, "auto: the GPU where there is one"},
-        {"mode", "auto|f32|tf32|bf16", NULL, NULL, &o->mode, NULL, 0, 0, "what is computed in"},
-        {"base", "nf4|16bit|32bit", NULL, NULL, &o->base, NULL, 0, 0, "how the weights are kept: nf4"},
-        {"cache", "auto|on|off", NULL, NULL, &o->cache, NULL, 0, 0, "wide copies of 4-bit weights"},
-        {"device", "N", NULL, NULL, NULL, &o->device, 0, 1023, "which GPU: 0"},
-        {"threads", "N", NULL, NULL, NULL, &o->threads, 1, 64, "of the CPU; one a core"},
-        {"stats", NULL, &o->stats, NULL, NULL, NULL, 0, 0, "tokens and time, on standard error"},
-        {"verbose", NULL, &o->verbose, NULL, NULL, NULL, 0, 0, "show what the library logs"},
-        {"help", NULL, &o->help, NULL, NULL, NULL, 0, 0, "this text"},
+        TEXT("model", "DIR", &o->model, "the model's folder, as Hugging Face has it"),
+        TEXT("adapter", "DIR", &o->adapter, "a PEFT adapter; without, the bare model"),
+        TEXT("tokenizer", "PATH", &o->tokenizer, "tokenizer.json or its folder; --model"),
+        TEXT("prompt", "TEXT", &o->prompt, "what to continue; - reads standard input"),
+        FLAG("no-echo", &o->no_echo, "print only what is new"),
+        FLAG("chat", &o->chat, "a conversation, line by line"),
+        TEXT("system", "TEXT", &o->system, "its first message"),
+        TEXT("template", "NAME", &o->template_name, "chat format; the model's own"),
+        NUMBER("context", "N", &o->context, 16, 1e6, "most tokens of a conversation: 2048"),
+        NUMBER("max-tokens", "N", &o->max_tokens, 1, 1e6, "most new tokens: 256"),
+        NUMBER("temperature", "X", &o->temperature, 0, 100, "0.7; 0 takes the likeliest"),
+        NUMBER("top-k", "N", &o->top_k, 0, 1e6, "only the N likeliest; 0 is all"),
+        NUMBER("top-p", "X", &o->top_p, 0, 1, "only the likeliest X of all: 0.95"),
+        NUMBER("seed", "N", &o->seed, 0, 9e15, "1; the same seed says the same"),
+        CHOICE("backend", "auto|cpu|cuda", &o->backend, "auto: the GPU where there is one"),
+        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode, "what is computed in"),
+        CHOICE("base", "nf4|16bit|32bit", &o->base, "how the weights are kept: nf4"),
+        CHOICE("cache", "auto|on|off", &o->cache, "wide copies of 4-bit weights"),
+        NUMBER("device", "N", &o->device, 0, 1023, "which GPU: 0"),
+        NUMBER("threads", "N", &o->threads, 1, 64, "of the CPU; one a core"),
+        FLAG("stats", &o->stats, "tokens and time, on standard error"),
+        FLAG("verbose", &o->verbose, "show what the library logs"),
+        FLAG("help", &o->help, "this text"),
     };
     // clang-format on
     const size_t count = sizeof table / sizeof table[0];

@@ -50,6 +50,15 @@ typedef struct option {
     const char* help;
 } option;
 
+#define FLAG(name, at, help)                                                                       \
+    { name, NULL, at, NULL, NULL, NULL, 0, 0, help }
+#define TEXT(name, words, at, help)                                                                \
+    { name, words, NULL, at, NULL, NULL, 0, 0, help }
+#define CHOICE(name, words, at, help)                                                              \
+    { name, words, NULL, NULL, at, NULL, 0, 0, help }
+#define NUMBER(name, words, at, low, high, help)                                                   \
+    { name, words, NULL, NULL, NULL, at, low, high, help }
+
 // X: any number; SIZE: with K, M, G or T behind it; else a whole one.
 static bool number_read(const option* row, const char* value, double* out) {
     char* end = NULL;
@@ -63,7 +72,8 @@ static bool number_read(const option* row, const char* value, double* out) {
         end++;
     }
     bool whole = strcmp(row->words, "X") != 0;
-    if (end == value || *end != '\0' || !(x >= row->low && x <= row->high) || (whole && x != floor(x))) {
+    if (end == value || *end != '\0' || !(x >= row->low && x <= row->high) ||
+        (whole && x != floor(x))) {
         return false;
     }
     *out = x;
@@ -97,7 +107,8 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
         const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
         const option* row = NULL;
         for (size_t j = 0; j < count; j++) {
-            row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j] : row;
+            row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j]
+                                                                                      : row;
         }
         if (row == NULL) {
             return fail("%s is no option; --help lists them", word);
@@ -110,9 +121,9 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
             return fail("%s needs a value: %s", word, row->words);
         }
         if (!option_read(row, argv[++i])) {
-            return row->number != NULL
-                       ? fail("%s %s: a number from %g to %g is needed", word, argv[i], row->low, row->high)
-                       : fail("%s '%s' is none of %s", word, argv[i], row->words);
+            return row->number != NULL ? fail("%s %s: a number from %g to %g is needed", word,
+                                              argv[i], row->low, row->high)
+                                       : fail("%s '%s' is none of %s", word, argv[i], row->words);
         }
     }
     return true;
@@ -172,7 +183,8 @@ static bool options_check(const options* o) {
                     o->model == NULL ? "--model" : "--adapter");
     }
     if ((o->out != NULL) == (o->gguf != NULL)) {
-        return fail("give --out DIR for a merged model, or --gguf FILE for an adapter of llama.cpp");
+        return fail(
+            "give --out DIR for a merged model, or --gguf FILE for an adapter of llama.cpp");
     }
     return true;
 }
@@ -216,17 +228,17 @@ int main(int argc, char** argv) {
     o.backend = QLORA_BACKEND_CPU;
     // clang-format off
     const option table[] = {
-        {"model", "DIR", NULL, &o.model, NULL, NULL, 0, 0, "the base model's folder"},
-        {"adapter", "DIR", NULL, &o.adapter, NULL, NULL, 0, 0, "the PEFT adapter"},
-        {"out", "DIR", NULL, &o.out, NULL, NULL, 0, 0, "where the merged model goes: a folder without one"},
-        {"gguf", "FILE", NULL, &o.gguf, NULL, NULL, 0, 0, "instead, the adapter for llama.cpp --lora"},
-        {"base", "original|trained", NULL, NULL, &o.base, NULL, 0, 0, "which weights are added to (below): original"},
-        {"dtype", "bf16|f16|f32", NULL, NULL, &o.dtype, NULL, 0, 0, "of the merged weights: bf16"},
-        {"shard", "SIZE", NULL, NULL, NULL, &o.shard, 1048576, 1e15, "largest file: 5 GB"},
-        {"backend", "auto|cpu|cuda", NULL, NULL, &o.backend, NULL, 0, 0, "where 4-bit weights are made: cpu"},
-        {"threads", "N", NULL, NULL, NULL, &o.threads, 1, 64, "of the CPU; one a core"},
-        {"verbose", NULL, &o.verbose, NULL, NULL, NULL, 0, 0, "show what the library logs"},
-        {"help", NULL, &o.help, NULL, NULL, NULL, 0, 0, "this text"},
+        TEXT("model", "DIR", &o.model, "the base model's folder"),
+        TEXT("adapter", "DIR", &o.adapter, "the PEFT adapter"),
+        TEXT("out", "DIR", &o.out, "where the merged model goes: a folder without one"),
+        TEXT("gguf", "FILE", &o.gguf, "instead, the adapter for llama.cpp --lora"),
+        CHOICE("base", "original|trained", &o.base, "which weights are added to (below): original"),
+        CHOICE("dtype", "bf16|f16|f32", &o.dtype, "of the merged weights: bf16"),
+        NUMBER("shard", "SIZE", &o.shard, 1048576, 1e15, "largest file: 5 GB"),
+        CHOICE("backend", "auto|cpu|cuda", &o.backend, "where 4-bit weights are made: cpu"),
+        NUMBER("threads", "N", &o.threads, 1, 64, "of the CPU; one a core"),
+        FLAG("verbose", &o.verbose, "show what the library logs"),
+        FLAG("help", &o.help, "this text"),
     };
     // clang-format on
     const size_t count = sizeof table / sizeof table[0];
@@ -236,7 +248,8 @@ int main(int argc, char** argv) {
     if (o.help) {
         printf("usage: merge --model DIR --adapter DIR --out DIR | --gguf FILE [options]\n\n");
         options_print(table, count);
-        printf("\n--base trained: onto what the 4-bit weights stand for, which is what was trained on.\n"
+        printf("\n--base trained: onto what the 4-bit weights stand for, which is what was trained "
+               "on.\n"
                "An interrupted export has no config.json. Exit status: 0, or 1 after an error.\n");
         return 0;
     }

@@ -50,6 +50,15 @@ typedef struct option {
     const char* help;
 } option;
 
+#define FLAG(name, at, help)                                                                       \
+    { name, NULL, at, NULL, NULL, NULL, 0, 0, help }
+#define TEXT(name, words, at, help)                                                                \
+    { name, words, NULL, at, NULL, NULL, 0, 0, help }
+#define CHOICE(name, words, at, help)                                                              \
+    { name, words, NULL, NULL, at, NULL, 0, 0, help }
+#define NUMBER(name, words, at, low, high, help)                                                   \
+    { name, words, NULL, NULL, NULL, at, low, high, help }
+
 // X: any number; SIZE: with K, M, G or T behind it; else a whole one.
 static bool number_read(const option* row, const char* value, double* out) {
     char* end = NULL;
@@ -63,7 +72,8 @@ static bool number_read(const option* row, const char* value, double* out) {
         end++;
     }
     bool whole = strcmp(row->words, "X") != 0;
-    if (end == value || *end != '\0' || !(x >= row->low && x <= row->high) || (whole && x != floor(x))) {
+    if (end == value || *end != '\0' || !(x >= row->low && x <= row->high) ||
+        (whole && x != floor(x))) {
         return false;
     }
     *out = x;
@@ -97,7 +107,8 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
         const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
         const option* row = NULL;
         for (size_t j = 0; j < count; j++) {
-            row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j] : row;
+            row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j]
+                                                                                      : row;
         }
         if (row == NULL) {
             return fail("%s is no option; --help lists them", word);
@@ -110,9 +121,9 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
             return fail("%s needs a value: %s", word, row->words);
         }
         if (!option_read(row, argv[++i])) {
-            return row->number != NULL
-                       ? fail("%s %s: a number from %g to %g is needed", word, argv[i], row->low, row->high)
-                       : fail("%s '%s' is none of %s", word, argv[i], row->words);
+            return row->number != NULL ? fail("%s %s: a number from %g to %g is needed", word,
+                                              argv[i], row->low, row->high)
+                                       : fail("%s '%s' is none of %s", word, argv[i], row->words);
         }
     }
     return true;
@@ -199,7 +210,8 @@ static const int64_t lengths[] = {512, 1024, 2048, 4096, 8192, 16384};
 static const int64_t batches[] = {1, 2, 4, 8, 16, 32};
 enum { LENGTHS = sizeof lengths / sizeof lengths[0], BATCHES = sizeof batches / sizeof batches[0] };
 
-// Whether a batch fits, and with what; an error that is not want of memory is told and ends the program.
+// Whether a batch fits, and with what; an error that is not want of memory is told and ends the
+// program.
 static bool try_plan(app* a, const shape* s, int64_t batch, int64_t length, qlora_choice cache,
                      qlora_plan* out, bool* fits) {
     const options* o = &a->o;
@@ -306,7 +318,8 @@ static bool all_table(app* a) {
         }
         printf("\n");
     }
-    printf("\nsequences of one micro-batch, in powers of two; + some layers, * every layer recomputed\n"
+    printf("\nsequences of one micro-batch, in powers of two; + some layers, * every layer "
+           "recomputed\n"
            "in the backward pass; - does not fit. --shape or --model shows one model in full.\n");
     return true;
 }
@@ -390,7 +403,10 @@ static bool run(app* a) {
     qlora_plan p;
     bool fits = false; // first of all, so that a wrong folder is told before a table begins
     bool ok = name == NULL || try_plan(a, s, 1, 1, QLORA_CHOICE_OFF, &p, &fits);
-    ok = !ok ? false : one ? one_plan(a, s, name) : name != NULL ? model_table(a, s, name) : all_table(a);
+    ok = !ok            ? false
+         : one          ? one_plan(a, s, name)
+         : name != NULL ? model_table(a, s, name)
+                        : all_table(a);
     qlora_ctx_destroy(a->ctx);
     return ok;
 }
@@ -403,18 +419,18 @@ int main(int argc, char** argv) {
     o->capability = 9.0;
     // clang-format off
     const option table[] = {
-        {"model", "DIR", NULL, &o->model, NULL, NULL, 0, 0, "a model's folder"},
-        {"shape", "NAME", NULL, &o->shape, NULL, NULL, 0, 0, "or a public model by its name"},
-        {"memory", "SIZE", NULL, NULL, NULL, &o->memory, 1048576, 1e15, "such as 8G; what is free on the GPU"},
-        {"batch", "N", NULL, NULL, NULL, &o->batch, 1, 65536, "with --length: one size, in full"},
-        {"length", "N", NULL, NULL, NULL, &o->length, 1, 1048576, "tokens of a sequence"},
-        {"rank", "N", NULL, NULL, NULL, &o->rank, 1, 1024, "of the adapters: 16"},
-        {"base", "nf4|16bit|32bit", NULL, NULL, &o->base, NULL, 0, 0, "how the frozen weights are kept: nf4"},
-        {"mode", "auto|f32|tf32|bf16", NULL, NULL, &o->mode, NULL, 0, 0, "auto: bf16 from compute capability 8.0 on"},
-        {"recompute", "auto|on|off", NULL, NULL, &o->recompute, NULL, 0, 0, "auto: as many layers as needed"},
-        {"train-norms", NULL, &o->train_norms, NULL, NULL, NULL, 0, 0, "the norms are trained, too"},
-        {"capability", "X", NULL, NULL, NULL, &o->capability, 7.5, 99, "compute capability of the GPU: 9.0"},
-        {"help", NULL, &o->help, NULL, NULL, NULL, 0, 0, "this text"},
+        TEXT("model", "DIR", &o->model, "a model's folder"),
+        TEXT("shape", "NAME", &o->shape, "or a public model by its name"),
+        NUMBER("memory", "SIZE", &o->memory, 1048576, 1e15, "such as 8G; what is free on the GPU"),
+        NUMBER("batch", "N", &o->batch, 1, 65536, "with --length: one size, in full"),
+        NUMBER("length", "N", &o->length, 1, 1048576, "tokens of a sequence"),
+        NUMBER("rank", "N", &o->rank, 1, 1024, "of the adapters: 16"),
+        CHOICE("base", "nf4|16bit|32bit", &o->base, "how the frozen weights are kept: nf4"),
+        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode, "auto: bf16 from compute capability 8.0 on"),
+        CHOICE("recompute", "auto|on|off", &o->recompute, "auto: as many layers as needed"),
+        FLAG("train-norms", &o->train_norms, "the norms are trained, too"),
+        NUMBER("capability", "X", &o->capability, 7.5, 99, "compute capability of the GPU: 9.0"),
+        FLAG("help", &o->help, "this text"),
     };
     // clang-format on
     const size_t count = sizeof table / sizeof table[0];
