@@ -40,9 +40,9 @@
        qlora_ctx_destroy(ctx);
 
    BUILD AND LINK
-       C99 or C++11, 64-bit, little endian. Linux, macOS and BSD (CPU only there), Windows (mingw-w64,
-       MSVC). Give the implementation its own file: it takes two to three seconds at -O2. Include it
-       before any system header there, or build with -D_POSIX_C_SOURCE=200809L.
+       C99 or C++11, 64-bit, little endian. Linux, macOS and BSD (CPU only there), Windows
+       (mingw-w64, MSVC). Give the implementation its own file: it takes two to three seconds at
+       -O2. Include it before any system header there, or build with -D_POSIX_C_SOURCE=200809L.
 
    CONFIGURATION (define before the implementation; none of them changes a public type)
        QLORA_STATIC          every function is static: a private copy for one file
@@ -55,10 +55,11 @@
 
    ERRORS
        Every call that can fail returns a qlora_result and writes its outputs only on success.
-       qlora_last_error(ctx) says what, where and what to do; it is never NULL, "" after a successful
-       call, and valid until the next call on that context. The library never exits, aborts or prints.
-       After a fault on the device (an illegal address, say) CUDA makes every later call of that CUDA
-       context fail: such a qlora_ctx answers QLORA_ERR_DEVICE_LOST and can only be destroyed.
+       qlora_last_error(ctx) says what, where and what to do; it is never NULL, "" after a
+       successful call, and valid until the next call on that context. The library never exits,
+       aborts or prints. After a fault on the device (an illegal address, say) CUDA makes every
+       later call of that CUDA context fail: such a qlora_ctx answers QLORA_ERR_DEVICE_LOST and can
+       only be destroyed.
 
    MEMORY
        Host memory goes through desc.allocator, device memory through desc.device_allocator. The
@@ -74,15 +75,17 @@
        Silent unless desc.log is set; qlora_log_stderr is supplied.
 
    DEVICES AND FALLBACK
-       CUDA when it is usable (compute capability 7.5 or newer), else the CPU. qlora_ctx_backend tells
-       which, qlora_ctx_reason why; desc.require_backend turns the fallback into an error. The device's
-       primary context is used unless desc.cu_context is given; it is current only inside our calls.
+       CUDA when it is usable (compute capability 7.5 or newer), else the CPU. qlora_ctx_backend
+       tells which, qlora_ctx_reason why; desc.require_backend turns the fallback into an error. The
+       device's primary context is used unless desc.cu_context is given; it is current only inside
+       our calls.
 
    NUMERICS
        Same inputs, same bytes: no float atomics, one writer per output, fixed order of summation,
-       choices from committed tables, on the same device, driver and cuBLAS. The CPU's results do not
-       depend on the number of threads. F32 is exact fp32 (TF32 off) unless desc.math says otherwise;
-       16-bit operands accumulate in fp32. Built with -ffast-math the CPU results are unspecified.
+       choices from committed tables, on the same device, driver and cuBLAS. The CPU's results do
+       not depend on the number of threads. F32 is exact fp32 (TF32 off) unless desc.math says
+       otherwise; 16-bit operands accumulate in fp32. Built with -ffast-math the CPU results are
+       unspecified.
 
    LIMITS
        Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
@@ -92,7 +95,8 @@
        network.
 */
 
-// The implementation needs POSIX names that -std=c99 hides; harmless when the user set them already.
+// The implementation needs POSIX names that -std=c99 hides; harmless when the user set them
+// already.
 #if defined(QLORA_IMPLEMENTATION) && !defined(_WIN32)
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
@@ -117,7 +121,8 @@
 #define QLORA_VERSION_MAJOR 0
 #define QLORA_VERSION_MINOR 1
 #define QLORA_VERSION_PATCH 0
-#define QLORA_VERSION (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
+#define QLORA_VERSION                                                                              \
+    (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
 #define QLORA_VERSION_STRING "0.1.0"
 
 #if defined(QLORA_STATIC)
@@ -138,12 +143,18 @@
 #define QLORA_API extern
 #endif
 
+// Without the model its functions are declared and not there; gcc says so of static ones.
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 // clang-format off
-// ---- results --------------------------------------------------------------------------------------
+// ---- results ------------------------------------------------------------------------------------
 // name, value (never reused), text
 #define QLORA_RESULTS(X)                                                                    \
     X(OK,                 0,    "ok")                                                       \
@@ -179,7 +190,7 @@ QLORA_API const char* qlora_result_text(qlora_result result);
 
 QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
 
-// ---- hooks ----------------------------------------------------------------------------------------
+// ---- hooks --------------------------------------------------------------------------------------
 typedef enum qlora_log_level {
     QLORA_LOG_ERROR = 1,
     QLORA_LOG_WARN = 2,
@@ -248,7 +259,7 @@ typedef struct qlora_files {
     void* user;
 } qlora_files;
 
-// ---- context --------------------------------------------------------------------------------------
+// ---- context ------------------------------------------------------------------------------------
 typedef struct qlora_ctx qlora_ctx;
 
 typedef enum qlora_backend {
@@ -273,7 +284,7 @@ typedef struct qlora_ctx_desc {
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
     void* cu_stream;               // CUstream to use; NULL = one of our own
     const char* cuda_library;      // path; NULL = the usual names
-    const char* cublas_library;    // path; NULL = the usual names, newest first; "none" = do without
+    const char* cublas_library; // path; NULL = the usual names, newest first; "none" = do without
     size_t workspace_bytes;        // for cuBLAS; 0 = 32 MiB
     void* workspace;               // the caller's device memory for cuBLAS; NULL = ours
     size_t scratch_bytes;          // for operators; 0 = 64 MiB on CUDA, 16 MiB on the CPU
@@ -296,8 +307,8 @@ QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
 QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
 QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
-// Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and may
-// not be the legacy default stream, which cannot be captured. Invalidates the graphs.
+// Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and
+// may not be the legacy default stream, which cannot be captured. Invalidates the graphs.
 QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
 QLORA_API qlora_result qlora_ctx_sync(qlora_ctx* ctx);
 
@@ -307,11 +318,12 @@ typedef struct qlora_native {
     void* cublas; // cublasHandle_t, NULL without cuBLAS
     int32_t cu_device;
 } qlora_native;
-// All NULL on the CPU. Once handed out, the handle's stream and workspace are set anew at every use.
+// All NULL on the CPU. Once handed out, the handle's stream and workspace are set anew at every
+// use.
 QLORA_API qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out);
 
-// Version, backend and why, device, driver, cuBLAS, kernel targets, as lines of text. Returns the bytes
-// needed with the final NUL; writes as much as fits.
+// Version, backend and why, device, driver, cuBLAS, kernel targets, as lines of text. Returns the
+// bytes needed with the final NUL; writes as much as fits.
 QLORA_API size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size);
 
 typedef struct qlora_memory_info {
@@ -324,7 +336,7 @@ typedef struct qlora_memory_info {
 } qlora_memory_info;
 QLORA_API qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out);
 
-// ---- tensors --------------------------------------------------------------------------------------
+// ---- tensors ------------------------------------------------------------------------------------
 typedef enum qlora_dtype {
     QLORA_F32 = 0,
     QLORA_BF16 = 1,
@@ -353,8 +365,9 @@ QLORA_API qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype d
                                                    int64_t rows, int64_t cols, qlora_tensor* out);
 QLORA_API qlora_result qlora_tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor);
 // Memory of the caller's; ld 0 means cols.
-QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_dtype dtype,
-                                         int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out);
+QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes,
+                                         qlora_dtype dtype, int64_t rows, int64_t cols, int64_t ld,
+                                         qlora_tensor* out);
 // A window of a tensor of batch 1; shares its memory, is not destroyed.
 QLORA_API qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows,
                                          int64_t col, int64_t cols, qlora_tensor* out);
@@ -368,17 +381,18 @@ QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* ten
 QLORA_API const char* qlora_dtype_name(qlora_dtype dtype);
 QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 
-// ---- kernel cache ---------------------------------------------------------------------------------
+// ---- kernel cache -------------------------------------------------------------------------------
 typedef struct qlora_kernel qlora_kernel; // lives as long as its context
 
 // A kernel of the library by its registry name, or one that get_or_compile made by its key.
 QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
 // Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
-// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older one.
+// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
+// one.
 QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
                                                   const char* entry, const qlora_kernel** out);
-// Rewrites .version and .target of a text for this device. *needed gets the size with the final NUL;
-// a NULL buffer only asks for it.
+// Rewrites .version and .target of a text for this device. *needed gets the size with the final
+// NUL; a NULL buffer only asks for it.
 QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
                                       size_t* needed);
 
@@ -409,10 +423,12 @@ typedef struct qlora_shape {
     qlora_dtype compute; // F32, BF16
 } qlora_shape;
 
-// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that is
-// freed again, and seals the cache. Again for a second model: compiles the difference and reseals.
+// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
+// is freed again, and seals the cache. Again for a second model: compiles the difference and
+// reseals.
 QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape);
-// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent compile.
+// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
+// compile.
 QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
 QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
 
@@ -431,7 +447,7 @@ QLORA_API qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out);
 // The registry, for tests and tools: name of kernel i, NULL past the end.
 QLORA_API const char* qlora_kernel_name(size_t index);
 
-// ---- GEMM -----------------------------------------------------------------------------------------
+// ---- GEMM ---------------------------------------------------------------------------------------
 typedef enum qlora_path {
     QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
     QLORA_PATH_CPU = 1,
@@ -450,11 +466,12 @@ typedef struct qlora_gemm_desc {
 } qlora_gemm_desc;
 
 // C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all).
-// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of bf16 or
-// f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two from its own
-// maximum, and back in alpha.
-QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
-                                  const qlora_tensor* b, const qlora_tensor* c);
+// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
+// bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
+// from its own maximum, and back in alpha.
+QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
+                                  const qlora_tensor* a, const qlora_tensor* b,
+                                  const qlora_tensor* c);
 
 typedef enum qlora_gemm_flags {
     QLORA_GEMM_OVERWRITE = 0,
@@ -467,7 +484,8 @@ typedef enum qlora_gemm_flags {
 
 // C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags: qlora_gemm_flags.
 QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
-                                          const qlora_tensor* b, const qlora_tensor* c, uint32_t flags);
+                                          const qlora_tensor* b, const qlora_tensor* c,
+                                          uint32_t flags);
 QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc,
                                              const qlora_tensor* b, const qlora_tensor* da,
                                              uint32_t flags);
@@ -561,16 +579,18 @@ QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tenso
                                                const qlora_tensor* y1, const qlora_tensor* y2,
                                                uint32_t flags);
 
-// ---- gradient clip --------------------------------------------------------------------------------
+// ---- gradient clip ------------------------------------------------------------------------------
 typedef struct qlora_clip qlora_clip;
 
-// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)). groups
-// (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and max_norm live on
-// the device; nothing waits for it. A non-finite norm leaves its gradients alone and sets a flag.
+// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
+// groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
+// max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
+// and sets a flag.
 QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                          const int32_t* groups, size_t n, qlora_clip** out);
 QLORA_API qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip);
-QLORA_API qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm); // 1 at first
+QLORA_API qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip,
+                                      float max_norm); // 1 at first
 QLORA_API qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip);
 
 typedef struct qlora_clip_info {
@@ -610,8 +630,8 @@ QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const ql
 QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
                                    const qlora_tensor* y);
 QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
-// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed are
-// independent of each other.
+// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed
+// are independent of each other.
 QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
                                            float deviation, const qlora_tensor* y);
 // y = x in y's type: f32, bf16, f16, rounded to nearest even.
@@ -835,9 +855,9 @@ typedef struct qlora_attention_desc {
     int64_t head_dim; // 1 to 256
     int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
     float scale;    // above 0; 0 = 1 / sqrt(head_dim)
-    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with. The n
-    // sequences then have tokens / n tokens each, seqs is not read and lse not touched; the scratch
-    // holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with.
+    // The n sequences then have tokens / n tokens each, seqs is not read and lse not touched; the
+    // scratch holds the scores of a whole sequence, 2 heads length^2 elements in backward.
     bool unfused;
 } qlora_attention_desc;
 
@@ -859,7 +879,7 @@ QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_atte
                                                 const qlora_tensor* d_o, const qlora_tensor* dq,
                                                 const qlora_tensor* dk, const qlora_tensor* dv);
 
-// ---- models ---------------------------------------------------------------------------------------
+// ---- models -------------------------------------------------------------------------------------
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
 
@@ -948,7 +968,11 @@ typedef enum qlora_schedule {
     QLORA_SCHEDULE_CONSTANT = 2
 } qlora_schedule;
 
-typedef enum qlora_choice { QLORA_CHOICE_AUTO = 0, QLORA_CHOICE_ON = 1, QLORA_CHOICE_OFF = 2 } qlora_choice;
+typedef enum qlora_choice {
+    QLORA_CHOICE_AUTO = 0,
+    QLORA_CHOICE_ON = 1,
+    QLORA_CHOICE_OFF = 2
+} qlora_choice;
 
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
@@ -1021,8 +1045,8 @@ QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_
 typedef struct qlora_model qlora_model;
 typedef struct qlora_trainer qlora_trainer;
 
-// Compiles, allocates the plan's arena, runs every planned product once, seals the kernel cache, and
-// only then loads the weights. train NULL = evaluation only, with its defaults.
+// Compiles, allocates the plan's arena, runs every planned product once, seals the kernel cache,
+// and only then loads the weights. train NULL = evaluation only, with its defaults.
 QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
                                         const qlora_train_desc* train, const qlora_plan* plan,
                                         qlora_model** out);
@@ -1030,23 +1054,27 @@ QLORA_API qlora_result qlora_model_close(qlora_model* model);
 QLORA_API const qlora_plan* qlora_model_plan(const qlora_model* model);
 QLORA_API qlora_ctx* qlora_model_ctx(const qlora_model* model);
 
-// What is trained, tensor by tensor, in PEFT's names, shapes and order: A [rank, in], B [out, rank].
+// What is trained, tensor by tensor, in PEFT's names, shapes and order: A [rank, in], B [out,
+// rank].
 typedef struct qlora_parameter {
     char name[192];
     int64_t rows;
     int64_t cols;
 } qlora_parameter;
 QLORA_API int64_t qlora_model_parameters(const qlora_model* model);
-QLORA_API qlora_result qlora_model_parameter(qlora_model* model, int64_t index, qlora_parameter* out);
+QLORA_API qlora_result qlora_model_parameter(qlora_model* model, int64_t index,
+                                             qlora_parameter* out);
 // rows * cols floats; both wait for the device.
 QLORA_API qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out);
-QLORA_API qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index, const float* in);
+QLORA_API qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index,
+                                                   const float* in);
 // Without adapters the bare base answers; training needs them on.
 QLORA_API qlora_result qlora_model_use_adapters(qlora_model* model, bool on);
 
-// ---- training -------------------------------------------------------------------------------------
-// Sequences one behind the other. Labels are those of the tokens themselves, as transformers has them:
-// the loss of token i is that of predicting labels[i + 1], inside its sequence; -100 = not trained.
+// ---- training -----------------------------------------------------------------------------------
+// Sequences one behind the other. Labels are those of the tokens themselves, as transformers has
+// them: the loss of token i is that of predicting labels[i + 1], inside its sequence; -100 = not
+// trained.
 typedef struct qlora_batch {
     const int32_t* ids;
     const int32_t* labels;
@@ -1060,8 +1088,8 @@ QLORA_API double qlora_batch_labels(const qlora_batch* batch);
 
 QLORA_API qlora_result qlora_trainer_create(qlora_model* model, qlora_trainer** out);
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Adds one micro-batch's gradients; total_labels = sum of qlora_batch_labels over the whole step, so that
-// any split gives the same step. Does not wait for the device.
+// Adds one micro-batch's gradients; total_labels = sum of qlora_batch_labels over the whole step,
+// so that any split gives the same step. Does not wait for the device.
 QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
                                          double total_labels);
 // Clips, updates, zeroes the gradients, and advances the schedule. Does not wait either.
@@ -1093,26 +1121,28 @@ typedef struct qlora_eval_info {
 QLORA_API qlora_result qlora_eval(qlora_trainer* trainer, const qlora_batch* batch,
                                   qlora_eval_info* out);
 // Logits of every token, tokens * vocab floats. For tests and tools; waits.
-QLORA_API qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch, float* out);
+QLORA_API qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch,
+                                         float* out);
 
 // Adapter, optimizer state, step, random state and what the caller wants back (a data position), as
-// dir/step-N (PEFT loads that folder) with dir/latest naming it: a crash leaves the old checkpoint or the
-// new one. Older ones beyond desc.keep_checkpoints are removed. Between updates only.
+// dir/step-N (PEFT loads that folder) with dir/latest naming it: a crash leaves the old checkpoint
+// or the new one. Older ones beyond desc.keep_checkpoints are removed. Between updates only.
 QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir,
                                              const void* position, size_t position_bytes);
-// The newest one that is whole. position gets what was saved; *position_bytes is its room, then its size
-// (NULL: not wanted). Steps after it are bitwise those of a run that never stopped; a checkpoint whose
-// settings forbid that (mode, base, dropout, on the GPU also tokens) is refused, other differences (learning
-// rate, driver) are logged. QLORA_ERR_FILE when there is none.
-QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
-                                             size_t* position_bytes);
+// The newest one that is whole. position gets what was saved; *position_bytes is its room, then its
+// size (NULL: not wanted). Steps after it are bitwise those of a run that never stopped; a
+// checkpoint whose settings forbid that (mode, base, dropout, on the GPU also tokens) is refused,
+// other differences (learning rate, driver) are logged. QLORA_ERR_FILE when there is none.
+QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
+                                             void* position, size_t* position_bytes);
 QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
 
-// ---- adapters ---------------------------------------------------------------------------------------
-// PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. base_name goes into the config;
-// NULL = the model's folder. Trained norms, which a LoRA adapter of PEFT cannot hold, go into
-// trained_norms.safetensors beside them.
-QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name);
+// ---- adapters -----------------------------------------------------------------------------------
+// PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. base_name goes into the
+// config; NULL = the model's folder. Trained norms, which a LoRA adapter of PEFT cannot hold, go
+// into trained_norms.safetensors beside them.
+QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
+                                          const char* base_name);
 // Modules, ranks and scales must be the model's. Optimizer state stays as it is.
 QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir);
 // llama.cpp's adapter file, f32; it has no room for trained norms.
@@ -1122,15 +1152,15 @@ typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // onto the folder's own weights
     QLORA_MERGE_TRAINED = 1   // onto what the 4-bit weights stand for, which is what was trained on
 } qlora_merge_base;
-// The folder's model with the adapter merged in, as safetensors shards of at most shard_bytes (0 = 5 GB)
-// in dtype (BF16, F16, F32), with its config.json and tokenizer files. Streams: one tensor in memory at a
-// time. config.json comes last, so that an interrupted export is not taken for a model; a folder that has
-// one already is refused.
+// The folder's model with the adapter merged in, as safetensors shards of at most shard_bytes (0 =
+// 5 GB) in dtype (BF16, F16, F32), with its config.json and tokenizer files. Streams: one tensor in
+// memory at a time. config.json comes last, so that an interrupted export is not taken for a model;
+// a folder that has one already is refused.
 QLORA_API qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
                                         qlora_merge_base base, uint64_t shard_bytes,
                                         qlora_progress_fn progress, void* user);
 
-// ---- generation -------------------------------------------------------------------------------------
+// ---- generation ---------------------------------------------------------------------------------
 typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero0;
     const int32_t* prompt;
@@ -1150,14 +1180,14 @@ typedef bool (*qlora_token_fn)(void* user, int32_t token);
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
 
-// ---- graphs ---------------------------------------------------------------------------------------
+// ---- graphs -------------------------------------------------------------------------------------
 typedef struct qlora_graph qlora_graph;
 typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
 
 // Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
-// copy to or from host memory or compile: what breaks the capture is named and the stream stays usable.
-// key says what the graph is for (a shape): replay demands the same. On the CPU fn is called at once
-// and again at each replay, so user must stay valid.
+// copy to or from host memory or compile: what breaks the capture is named and the stream stays
+// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
+// called at once and again at each replay, so user must stay valid.
 QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
                                            void* user, qlora_graph** out);
 QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
@@ -1174,6 +1204,10 @@ QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* grap
 
 #ifdef __cplusplus
 }
+#endif
+
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL) && defined(__GNUC__)
+#pragma GCC diagnostic pop
 #endif
 
 #endif // QLORA_H
@@ -1219,7 +1253,8 @@ QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* grap
 #include <sys/stat.h>
 #include <unistd.h>
 #ifndef CLOCK_MONOTONIC
-#error "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
+#error                                                                                             \
+    "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
 #endif
 #endif
 
@@ -1262,8 +1297,8 @@ extern "C" {
 __declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
 __declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
 __declspec(dllimport) unsigned long __stdcall GetLastError(void);
-__declspec(dllimport) int __stdcall QueryPerformanceCounter(int64_t*);
-__declspec(dllimport) int __stdcall QueryPerformanceFrequency(int64_t*);
+__declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
+__declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
 __declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned short);
 __declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
 __declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
@@ -1275,9 +1310,9 @@ __declspec(dllimport) int __stdcall CloseHandle(void*);
 __declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
                                                         wchar_t*, int);
 __declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
-__declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long, void*,
-                                                  unsigned long, unsigned long, void*);
-__declspec(dllimport) int __stdcall GetFileSizeEx(void*, int64_t*);
+__declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long,
+                                                  void*, unsigned long, unsigned long, void*);
+__declspec(dllimport) int __stdcall GetFileSizeEx(void*, void*);
 __declspec(dllimport) void* __stdcall CreateFileMappingW(void*, void*, unsigned long, unsigned long,
                                                          unsigned long, const wchar_t*);
 __declspec(dllimport) void* __stdcall MapViewOfFile(void*, unsigned long, unsigned long,
@@ -1626,7 +1661,8 @@ static int qlora__os_sync_dir(const char* path, void* user) {
     }
     int code = fsync(fd) == 0 ? 0 : errno;
     close(fd);
-    // Some file systems cannot sync a folder and say so; the rename is then as safe as it gets there.
+    // Some file systems cannot sync a folder and say so; the rename is then as safe as it gets
+    // there.
     return code == EINVAL ? 0 : code;
 }
 
@@ -1688,6 +1724,22 @@ static void qlora__os_free(void* pointer, size_t bytes, void* user) {
     free(pointer);
 #endif
 }
+
+// How NVIDIA's libraries are called, and what they are called.
+// clang-format off
+#ifdef _WIN32
+#define QLORA__CUDAAPI __stdcall
+#define QLORA__CUDA_NAMES(X) X("nvcuda.dll")
+#define QLORA__CUBLAS_NAMES(X) X("cublas64_13.dll") X("cublas64_12.dll") X("cublas64_11.dll")
+#else
+#define QLORA__CUDAAPI
+#define QLORA__CUDA_NAMES(X)                                                                       \
+    X("libcuda.so.1") X("libcuda.so") X("/usr/lib/wsl/lib/libcuda.so.1")
+#define QLORA__CUBLAS_NAMES(X)                                                                     \
+    X("libcublas.so.13") X("libcublas.so.12") X("libcublas.so.11") X("libcublas.so")               \
+    X("/usr/local/cuda/lib64/libcublas.so")
+#endif
+// clang-format on
 
 // strerror is not safe in threads; these are the ones people meet.
 static const char* qlora__errno_text(int code) {
@@ -1957,8 +2009,8 @@ static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
 // A 256-byte aligned piece of the scratch, given back when the public call that takes it ends.
 static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
     size_t end = 0;
-    if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) || bytes > SIZE_MAX - 256 ||
-        end > ctx->scratch->bytes) {
+    if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) ||
+        bytes > SIZE_MAX - 256 || end > ctx->scratch->bytes) {
         return qlora__fail(ctx, QLORA_ERR_LIMIT,
                            "needs %llu bytes of scratch, %llu of %llu are free; raise "
                            "desc.scratch_bytes",
@@ -1971,7 +2023,7 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
     return QLORA_OK;
 }
 
-// ---- files ----------------------------------------------------------------------------------------
+// ---- files --------------------------------------------------------------------------------------
 
 typedef struct qlora__map {
     const uint8_t* data;
@@ -1979,7 +2031,8 @@ typedef struct qlora__map {
     void* handle;
 } qlora__map;
 
-static QLORA__UNUSED qlora_result qlora__map_open(qlora_ctx* ctx, const char* path, qlora__map* out) {
+static QLORA__UNUSED qlora_result qlora__map_open(qlora_ctx* ctx, const char* path,
+                                                  qlora__map* out) {
     memset(out, 0, sizeof *out);
     const void* data = NULL;
     int code = ctx->desc.files.map(path, &data, &out->size, &out->handle, ctx->desc.files.user);
@@ -1998,8 +2051,8 @@ static QLORA__UNUSED void qlora__map_close(qlora_ctx* ctx, qlora__map* map) {
     memset(map, 0, sizeof *map);
 }
 
-// A file in the making: written beside its final name and put there only when it is whole and on the
-// disk (C-FILES). A crash leaves the old file or the new one.
+// A file in the making: written beside its final name and put there only when it is whole and on
+// the disk (C-FILES). A crash leaves the old file or the new one.
 typedef struct qlora__out {
     void* file;
     char* path; // final, then temporary, in one block
@@ -2030,7 +2083,8 @@ static qlora_result qlora__out_fail(qlora_ctx* ctx, qlora__out* out, const char*
     return r;
 }
 
-static QLORA__UNUSED qlora_result qlora__out_begin(qlora_ctx* ctx, const char* path, qlora__out* out) {
+static QLORA__UNUSED qlora_result qlora__out_begin(qlora_ctx* ctx, const char* path,
+                                                   qlora__out* out) {
     memset(out, 0, sizeof *out);
     size_t length = strlen(path);
     out->block = 2 * length + 6;
@@ -2052,8 +2106,8 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora_ctx* ctx, const char* p
 }
 
 // On failure the file is given up already.
-static QLORA__UNUSED qlora_result qlora__out_write(qlora_ctx* ctx, qlora__out* out, const void* data,
-                                                   size_t bytes) {
+static QLORA__UNUSED qlora_result qlora__out_write(qlora_ctx* ctx, qlora__out* out,
+                                                   const void* data, size_t bytes) {
     const char* p = (const char*)data;
     while (bytes > 0) {
         int64_t n = ctx->desc.files.write(out->file, p, bytes, ctx->desc.files.user);
@@ -2094,7 +2148,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora_ctx* ctx, qlora__out* 
     return QLORA_OK;
 }
 
-// ---- CPU threads ----------------------------------------------------------------------------------
+// ---- CPU threads --------------------------------------------------------------------------------
 
 typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
 
@@ -2148,7 +2202,8 @@ static void qlora__pool_thread(void* user) {
     qlora__mutex_unlock(&pool->mutex);
 }
 
-// threads - 1 workers; the calling thread is the last one. A thread that cannot start is done without.
+// threads - 1 workers; the calling thread is the last one. A thread that cannot start is done
+// without.
 static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
     if (threads <= 1) {
         return QLORA_OK;
@@ -2189,8 +2244,8 @@ static void qlora__pool_destroy(qlora_ctx* ctx) {
     ctx->pool = NULL;
 }
 
-// fn(user, begin, end) over [0, count), grain items at a time. Every output must have one writer, so
-// that results do not depend on who ran what.
+// fn(user, begin, end) over [0, count), grain items at a time. Every output must have one writer,
+// so that results do not depend on who ran what.
 static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
                                           qlora__range_fn fn, void* user) {
     qlora__pool* pool = ctx->pool;
@@ -2216,10 +2271,10 @@ static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t
     qlora__mutex_unlock(&pool->mutex);
 }
 
-// ---- random numbers -------------------------------------------------------------------------------
+// ---- random numbers -----------------------------------------------------------------------------
 
-// Philox 4x32 with 10 rounds: four random words that depend on nothing but counter and key, so that any
-// part of a stream can be made again, in any order, on the CPU and on the GPU alike.
+// Philox 4x32 with 10 rounds: four random words that depend on nothing but counter and key, so that
+// any part of a stream can be made again, in any order, on the CPU and on the GPU alike.
 static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_t key[2],
                                         uint32_t out[4]) {
     uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
@@ -2442,8 +2497,8 @@ static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
     if (ctx->capture->broke[0] == '\0') {
         snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
     }
-    return qlora__fail(ctx, QLORA_ERR_CAPTURE, "%s cannot be part of a graph; do it before the capture",
-                       what);
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
+                       "%s cannot be part of a graph; do it before the capture", what);
 }
 
 // The checks that every operator makes of every tensor; -1 accepts any size.
@@ -2458,8 +2513,8 @@ static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, con
                                             : "another context");
     }
     if ((int)t->dtype < 0 || t->dtype > QLORA_U8 || (dtypes >> t->dtype & 1u) == 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has dtype %s, which is not accepted here", name,
-                           qlora_dtype_name(t->dtype));
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has dtype %s, which is not accepted here",
+                           name, qlora_dtype_name(t->dtype));
     }
     if (t->rows < 0 || t->cols < 0 || t->batch < 0 || t->batch_stride < 0 || t->ld < t->cols) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -2469,9 +2524,9 @@ static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, con
                            (long long)t->batch);
     }
     if ((rows >= 0 && t->rows != rows) || (cols >= 0 && t->cols != cols)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld, expected %lld x %lld%s", name,
-                           (long long)t->rows, (long long)t->cols, (long long)rows, (long long)cols,
-                           rows < 0 || cols < 0 ? " (-1: any)" : "");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld, expected %lld x %lld%s",
+                           name, (long long)t->rows, (long long)t->cols, (long long)rows,
+                           (long long)cols, rows < 0 || cols < 0 ? " (-1: any)" : "");
     }
     if (batch >= 0 && t->batch != batch) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has a batch of %lld, expected %lld", name,
@@ -2482,15 +2537,16 @@ static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, con
         return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size overflows", name);
     }
     if (bytes > t->bytes || (t->data == NULL && bytes > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes, its buffer has %llu", name,
-                           (unsigned long long)bytes,
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes, its buffer has %llu",
+                           name, (unsigned long long)bytes,
                            (unsigned long long)(t->data == NULL ? 0 : t->bytes));
     }
     return qlora__capture_note(ctx, t->data);
 }
 
-static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
-                                              unsigned dtypes, int64_t rows, int64_t cols) {
+static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor* t,
+                                              const char* name, unsigned dtypes, int64_t rows,
+                                              int64_t cols) {
     return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
 }
 
@@ -6574,14 +6630,9 @@ typedef int qlora__CUdevice;
 typedef unsigned long long qlora__CUdeviceptr;
 typedef int qlora__cublasStatus;
 
-#ifdef _WIN32
-#define QLORA__CUDAAPI __stdcall
-#else
-#define QLORA__CUDAAPI
-#endif
-
 // clang-format off
-// Values of cuda.h and cublas_api.h; tests compare them with NVIDIA's headers where those are installed.
+// Values of cuda.h and cublas_api.h; tests compare them with NVIDIA's headers where those are
+// installed.
 #define QLORA__CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT 16
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR 75
 #define QLORA__CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR 76
@@ -6607,92 +6658,81 @@ typedef int qlora__cublasStatus;
 #define QLORA__CUBLAS_GEMM_DEFAULT (-1)
 
 // required, result type, field, symbol, parameters
-#define QLORA__CUDA_SYMBOLS(X)                                                                       \
-    X(1, qlora__CUresult, Init, "cuInit", (unsigned))                                                \
-    X(1, qlora__CUresult, DriverGetVersion, "cuDriverGetVersion", (int*))                            \
-    X(1, qlora__CUresult, GetErrorName, "cuGetErrorName", (qlora__CUresult, const char**))           \
-    X(1, qlora__CUresult, DeviceGetCount, "cuDeviceGetCount", (int*))                                \
-    X(1, qlora__CUresult, DeviceGet, "cuDeviceGet", (qlora__CUdevice*, int))                         \
-    X(1, qlora__CUresult, DeviceGetName, "cuDeviceGetName", (char*, int, qlora__CUdevice))           \
-    X(1, qlora__CUresult, DeviceGetAttribute, "cuDeviceGetAttribute", (int*, int, qlora__CUdevice))  \
-    X(1, qlora__CUresult, DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t*, qlora__CUdevice))         \
-    X(1, qlora__CUresult, DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                        \
-      (void**, qlora__CUdevice))                                                                     \
-    X(1, qlora__CUresult, DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2",                   \
-      (qlora__CUdevice))                                                                             \
-    X(1, qlora__CUresult, CtxGetDevice, "cuCtxGetDevice", (qlora__CUdevice*))                        \
-    X(1, qlora__CUresult, CtxPushCurrent, "cuCtxPushCurrent_v2", (void*))                            \
-    X(1, qlora__CUresult, CtxPopCurrent, "cuCtxPopCurrent_v2", (void**))                             \
-    X(1, qlora__CUresult, StreamCreate, "cuStreamCreate", (void**, unsigned))                        \
-    X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                              \
-    X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                         \
-    X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                           \
-    X(1, qlora__CUresult, StreamBeginCapture, "cuStreamBeginCapture_v2", (void*, int))               \
-    X(1, qlora__CUresult, StreamEndCapture, "cuStreamEndCapture", (void*, void**))                   \
-    X(1, qlora__CUresult, GraphInstantiate, "cuGraphInstantiateWithFlags",                           \
-      (void**, void*, unsigned long long))                                                           \
-    X(1, qlora__CUresult, GraphGetNodes, "cuGraphGetNodes", (void*, void**, size_t*))                \
-    X(1, qlora__CUresult, GraphLaunch, "cuGraphLaunch", (void*, void*))                              \
-    X(1, qlora__CUresult, GraphDestroy, "cuGraphDestroy", (void*))                                   \
-    X(1, qlora__CUresult, GraphExecDestroy, "cuGraphExecDestroy", (void*))                           \
-    X(1, qlora__CUresult, ModuleLoadData, "cuModuleLoadData", (void**, const void*))                 \
-    X(1, qlora__CUresult, ModuleLoadDataEx, "cuModuleLoadDataEx",                                    \
-      (void**, const void*, unsigned, int*, void**))                                                 \
-    X(1, qlora__CUresult, ModuleGetFunction, "cuModuleGetFunction", (void**, void*, const char*))    \
-    X(1, qlora__CUresult, ModuleUnload, "cuModuleUnload", (void*))                                   \
-    X(1, qlora__CUresult, FuncSetAttribute, "cuFuncSetAttribute", (void*, int, int))                 \
-    X(1, qlora__CUresult, LaunchKernel, "cuLaunchKernel",                                            \
-      (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,   \
-       void**))                                                                                      \
-    X(1, qlora__CUresult, MemAlloc, "cuMemAlloc_v2", (qlora__CUdeviceptr*, size_t))                  \
-    X(1, qlora__CUresult, MemFree, "cuMemFree_v2", (qlora__CUdeviceptr))                             \
-    X(1, qlora__CUresult, MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))                \
-    X(1, qlora__CUresult, MemFreeHost, "cuMemFreeHost", (void*))                                     \
-    X(1, qlora__CUresult, MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                         \
-    X(1, qlora__CUresult, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                   \
-      (qlora__CUdeviceptr, const void*, size_t, void*))                                              \
-    X(1, qlora__CUresult, MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                   \
-      (void*, qlora__CUdeviceptr, size_t, void*))                                                    \
-    X(1, qlora__CUresult, MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                   \
-      (qlora__CUdeviceptr, qlora__CUdeviceptr, size_t, void*))                                       \
-    X(1, qlora__CUresult, MemsetD8Async, "cuMemsetD8Async",                                          \
-      (qlora__CUdeviceptr, unsigned char, size_t, void*))                                            \
-    X(1, qlora__CUresult, MemsetD32Async, "cuMemsetD32Async",                                        \
-      (qlora__CUdeviceptr, unsigned, size_t, void*))                                                 \
-    X(1, qlora__CUresult, MemsetD2D8Async, "cuMemsetD2D8Async",                                      \
-      (qlora__CUdeviceptr, size_t, unsigned char, size_t, size_t, void*))                            \
-    X(1, qlora__CUresult, EventCreate, "cuEventCreate", (void**, unsigned))                          \
-    X(1, qlora__CUresult, EventDestroy, "cuEventDestroy_v2", (void*))                                \
-    X(1, qlora__CUresult, EventRecord, "cuEventRecord", (void*, void*))                              \
-    X(1, qlora__CUresult, EventQuery, "cuEventQuery", (void*))                                       \
-    X(1, qlora__CUresult, EventSynchronize, "cuEventSynchronize", (void*))                           \
+#define QLORA__CUDA_SYMBOLS(X)                                                                     \
+    X(1, qlora__CUresult, Init, "cuInit", (unsigned))                                              \
+    X(1, qlora__CUresult, DriverGetVersion, "cuDriverGetVersion", (int*))                          \
+    X(1, qlora__CUresult, GetErrorName, "cuGetErrorName", (qlora__CUresult, const char**))         \
+    X(1, qlora__CUresult, DeviceGetCount, "cuDeviceGetCount", (int*))                              \
+    X(1, qlora__CUresult, DeviceGet, "cuDeviceGet", (qlora__CUdevice*, int))                       \
+    X(1, qlora__CUresult, DeviceGetName, "cuDeviceGetName", (char*, int, qlora__CUdevice))         \
+    X(1, qlora__CUresult, DeviceGetAttribute, "cuDeviceGetAttribute", (int*, int, qlora__CUdevice))\
+    X(1, qlora__CUresult, DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t*, qlora__CUdevice))       \
+    X(1, qlora__CUresult, DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                      \
+      (void**, qlora__CUdevice))                                                                   \
+    X(1, qlora__CUresult, DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2",                 \
+      (qlora__CUdevice))                                                                           \
+    X(1, qlora__CUresult, CtxGetDevice, "cuCtxGetDevice", (qlora__CUdevice*))                      \
+    X(1, qlora__CUresult, CtxPushCurrent, "cuCtxPushCurrent_v2", (void*))                          \
+    X(1, qlora__CUresult, CtxPopCurrent, "cuCtxPopCurrent_v2", (void**))                           \
+    X(1, qlora__CUresult, StreamCreate, "cuStreamCreate", (void**, unsigned))                      \
+    X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                            \
+    X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                       \
+    X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                         \
+    X(1, qlora__CUresult, StreamBeginCapture, "cuStreamBeginCapture_v2", (void*, int))             \
+    X(1, qlora__CUresult, StreamEndCapture, "cuStreamEndCapture", (void*, void**))                 \
+    X(1, qlora__CUresult, GraphInstantiate, "cuGraphInstantiateWithFlags",                         \
+      (void**, void*, unsigned long long))                                                         \
+    X(1, qlora__CUresult, GraphGetNodes, "cuGraphGetNodes", (void*, void**, size_t*))              \
+    X(1, qlora__CUresult, GraphLaunch, "cuGraphLaunch", (void*, void*))                            \
+    X(1, qlora__CUresult, GraphDestroy, "cuGraphDestroy", (void*))                                 \
+    X(1, qlora__CUresult, GraphExecDestroy, "cuGraphExecDestroy", (void*))                         \
+    X(1, qlora__CUresult, ModuleLoadData, "cuModuleLoadData", (void**, const void*))               \
+    X(1, qlora__CUresult, ModuleLoadDataEx, "cuModuleLoadDataEx",                                  \
+      (void**, const void*, unsigned, int*, void**))                                               \
+    X(1, qlora__CUresult, ModuleGetFunction, "cuModuleGetFunction", (void**, void*, const char*))  \
+    X(1, qlora__CUresult, ModuleUnload, "cuModuleUnload", (void*))                                 \
+    X(1, qlora__CUresult, FuncSetAttribute, "cuFuncSetAttribute", (void*, int, int))               \
+    X(1, qlora__CUresult, LaunchKernel, "cuLaunchKernel",                                          \
+      (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, \
+       void**))                                                                                    \
+    X(1, qlora__CUresult, MemAlloc, "cuMemAlloc_v2", (qlora__CUdeviceptr*, size_t))                \
+    X(1, qlora__CUresult, MemFree, "cuMemFree_v2", (qlora__CUdeviceptr))                           \
+    X(1, qlora__CUresult, MemHostAlloc, "cuMemHostAlloc", (void**, size_t, unsigned))              \
+    X(1, qlora__CUresult, MemFreeHost, "cuMemFreeHost", (void*))                                   \
+    X(1, qlora__CUresult, MemGetInfo, "cuMemGetInfo_v2", (size_t*, size_t*))                       \
+    X(1, qlora__CUresult, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                 \
+      (qlora__CUdeviceptr, const void*, size_t, void*))                                            \
+    X(1, qlora__CUresult, MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                 \
+      (void*, qlora__CUdeviceptr, size_t, void*))                                                  \
+    X(1, qlora__CUresult, MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                 \
+      (qlora__CUdeviceptr, qlora__CUdeviceptr, size_t, void*))                                     \
+    X(1, qlora__CUresult, MemsetD8Async, "cuMemsetD8Async",                                        \
+      (qlora__CUdeviceptr, unsigned char, size_t, void*))                                          \
+    X(1, qlora__CUresult, MemsetD32Async, "cuMemsetD32Async",                                      \
+      (qlora__CUdeviceptr, unsigned, size_t, void*))                                               \
+    X(1, qlora__CUresult, MemsetD2D8Async, "cuMemsetD2D8Async",                                    \
+      (qlora__CUdeviceptr, size_t, unsigned char, size_t, size_t, void*))                          \
+    X(1, qlora__CUresult, EventCreate, "cuEventCreate", (void**, unsigned))                        \
+    X(1, qlora__CUresult, EventDestroy, "cuEventDestroy_v2", (void*))                              \
+    X(1, qlora__CUresult, EventRecord, "cuEventRecord", (void*, void*))                            \
+    X(1, qlora__CUresult, EventQuery, "cuEventQuery", (void*))                                     \
+    X(1, qlora__CUresult, EventSynchronize, "cuEventSynchronize", (void*))                         \
     X(1, qlora__CUresult, EventElapsedTime, "cuEventElapsedTime", (float*, void*, void*))
 
-#define QLORA__CUBLAS_SYMBOLS(X)                                                                     \
-    X(1, qlora__cublasStatus, Create, "cublasCreate_v2", (void**))                                   \
-    X(1, qlora__cublasStatus, Destroy, "cublasDestroy_v2", (void*))                                  \
-    X(1, qlora__cublasStatus, GetVersion, "cublasGetVersion_v2", (void*, int*))                      \
-    X(1, qlora__cublasStatus, SetStream, "cublasSetStream_v2", (void*, void*))                       \
-    X(1, qlora__cublasStatus, SetWorkspace, "cublasSetWorkspace_v2", (void*, void*, size_t))         \
-    X(1, qlora__cublasStatus, SetMathMode, "cublasSetMathMode", (void*, int))                        \
-    X(1, qlora__cublasStatus, SetPointerMode, "cublasSetPointerMode_v2", (void*, int))               \
-    X(1, qlora__cublasStatus, GemmEx, "cublasGemmEx",                                                \
-      (void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,    \
-       const void*, void*, int, int, int, int))                                                      \
-    X(1, qlora__cublasStatus, GemmStridedBatchedEx, "cublasGemmStridedBatchedEx",                    \
-      (void*, int, int, int, int, int, const void*, const void*, int, int, long long, const void*,   \
+#define QLORA__CUBLAS_SYMBOLS(X)                                                                   \
+    X(1, qlora__cublasStatus, Create, "cublasCreate_v2", (void**))                                 \
+    X(1, qlora__cublasStatus, Destroy, "cublasDestroy_v2", (void*))                                \
+    X(1, qlora__cublasStatus, GetVersion, "cublasGetVersion_v2", (void*, int*))                    \
+    X(1, qlora__cublasStatus, SetStream, "cublasSetStream_v2", (void*, void*))                     \
+    X(1, qlora__cublasStatus, SetWorkspace, "cublasSetWorkspace_v2", (void*, void*, size_t))       \
+    X(1, qlora__cublasStatus, SetMathMode, "cublasSetMathMode", (void*, int))                      \
+    X(1, qlora__cublasStatus, SetPointerMode, "cublasSetPointerMode_v2", (void*, int))             \
+    X(1, qlora__cublasStatus, GemmEx, "cublasGemmEx",                                              \
+      (void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int,  \
+       const void*, void*, int, int, int, int))                                                    \
+    X(1, qlora__cublasStatus, GemmStridedBatchedEx, "cublasGemmStridedBatchedEx",                  \
+      (void*, int, int, int, int, int, const void*, const void*, int, int, long long, const void*, \
        int, int, long long, const void*, void*, int, int, long long, int, int, int))
-
-#ifdef _WIN32
-#define QLORA__CUDA_NAMES(X) X("nvcuda.dll")
-#define QLORA__CUBLAS_NAMES(X) X("cublas64_13.dll") X("cublas64_12.dll") X("cublas64_11.dll")
-#else
-#define QLORA__CUDA_NAMES(X)                                                                         \
-    X("libcuda.so.1") X("libcuda.so") X("/usr/lib/wsl/lib/libcuda.so.1")
-#define QLORA__CUBLAS_NAMES(X)                                                                       \
-    X("libcublas.so.13") X("libcublas.so.12") X("libcublas.so.11") X("libcublas.so")                 \
-    X("/usr/local/cuda/lib64/libcublas.so")
-#endif
 // clang-format on
 
 #define QLORA__X(required, type, field, symbol, args) type(QLORA__CUDAAPI* field) args;
@@ -6739,15 +6779,16 @@ struct qlora__gpu {
     qlora__cache* cache;
 };
 
-// Copies symbol addresses into a table of function pointers; the names that are missing go to missing.
-static bool qlora__symbols_load(void* library, const qlora__symbol* symbols, size_t count, void* table,
-                                char* missing, size_t size) {
+// Copies symbol addresses into a table of function pointers; the names that are missing go to
+// missing.
+static bool qlora__symbols_load(void* library, const qlora__symbol* symbols, size_t count,
+                                void* table, char* missing, size_t size) {
     missing[0] = '\0';
     bool complete = true;
     for (size_t i = 0; i < count; i++) {
         void* address = qlora__library_symbol(library, symbols[i].name);
-        // A pointer to data copied into a pointer to a function: what dlsym asks for, without a cast
-        // that pedantic compilers refuse.
+        // A pointer to data copied into a pointer to a function: what dlsym asks for, without a
+        // cast that pedantic compilers refuse.
         memcpy((char*)table + symbols[i].offset, &address, sizeof address);
         if (address == NULL && symbols[i].required) {
             size_t used = strlen(missing);
@@ -6768,8 +6809,8 @@ static const qlora__symbol qlora__cublas_symbols[] = {QLORA__CUBLAS_SYMBOLS(QLOR
 #undef QLORA__X
 
 // Opens the first library of a list, or the one the caller named.
-static void* qlora__library_first(const char* path, const char* const* names, size_t count, char* why,
-                                  size_t size) {
+static void* qlora__library_first(const char* path, const char* const* names, size_t count,
+                                  char* why, size_t size) {
     if (path != NULL) {
         return qlora__library_open(path, why, size);
     }
@@ -6833,8 +6874,9 @@ static qlora_result qlora__cu(qlora_ctx* ctx, int code, const char* what) {
         size_t free_bytes = 0;
         size_t total = 0;
         ctx->gpu->cu.MemGetInfo(&free_bytes, &total);
-        return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY, "%s failed: %s (2), %.2f GiB of %.2f are free",
-                           what, name, (double)free_bytes / 1073741824.0, (double)total / 1073741824.0);
+        return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
+                           "%s failed: %s (2), %.2f GiB of %.2f are free", what, name,
+                           (double)free_bytes / 1073741824.0, (double)total / 1073741824.0);
     }
     qlora_result result = code >= 900 && code <= 908 ? QLORA_ERR_CAPTURE : QLORA_ERR_CUDA;
     return qlora__fail(ctx, result, "%s failed: %s (%d)", what, name, code);
@@ -6872,16 +6914,17 @@ static qlora_result qlora__blas(qlora_ctx* ctx, int status, const char* what) {
         snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s failed with %s", what,
                  qlora__cublas_name(status));
     }
-    // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind it.
+    // cuBLAS has one word for every fault; the stream knows whether an earlier kernel's is behind
+    // it.
     int code = ctx->capture == NULL ? ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream) : 0;
     if (qlora__cu_is_sticky(code)) {
         return qlora__cu(ctx, code, what);
     }
-    return qlora__fail(ctx, QLORA_ERR_CUBLAS, "%s failed: %s (%d)", what, qlora__cublas_name(status),
-                       status);
+    return qlora__fail(ctx, QLORA_ERR_CUBLAS, "%s failed: %s (%d)", what,
+                       qlora__cublas_name(status), status);
 }
 
-// ---- which PTX a device and a driver take ------------------------------------------------------------
+// ---- which PTX a device and a driver take -------------------------------------------------------
 
 // A plain target, and the lowest PTX version that knows it.
 typedef struct qlora__target {
@@ -6917,8 +6960,8 @@ static int qlora__target_version(int number) {
     return 0;
 }
 
-// F-PTX-001: the device's own target; for a device this file does not know, or a driver too old for the
-// device's own, the highest plain target that both take. 0 when there is none.
+// F-PTX-001: the device's own target; for a device this file does not know, or a driver too old for
+// the device's own, the highest plain target that both take. 0 when there is none.
 static int qlora__target_choose(int capability, int ptx_version) {
     int best = 0;
     for (size_t i = 0; i < sizeof qlora__targets / sizeof qlora__targets[0]; i++) {
@@ -6930,7 +6973,7 @@ static int qlora__target_choose(int capability, int ptx_version) {
     return best;
 }
 
-// ---- bringing a device up and down ---------------------------------------------------------------------
+// ---- bringing a device up and down --------------------------------------------------------------
 
 static qlora_result qlora__gpu_activate(qlora_ctx* ctx) {
     return qlora__cu(ctx, ctx->gpu->cu.CtxPushCurrent(ctx->gpu->context), "cuCtxPushCurrent");
@@ -6946,8 +6989,8 @@ static qlora_result qlora__gpu_load(qlora_ctx* ctx) {
     static const char* const names[] = {QLORA__CUDA_NAMES(QLORA__X)};
 #undef QLORA__X
     char why[512] = "";
-    void* library = qlora__library_first(ctx->desc.cuda_library, names, sizeof names / sizeof names[0],
-                                         why, sizeof why);
+    void* library = qlora__library_first(ctx->desc.cuda_library, names,
+                                         sizeof names / sizeof names[0], why, sizeof why);
     if (library == NULL) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA driver: %s", why);
     }
@@ -6959,9 +7002,10 @@ static qlora_result qlora__gpu_load(qlora_ctx* ctx) {
     }
     int code = ctx->gpu->cu.Init(0);
     if (code == 34) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "libcuda is the toolkit's stub, not a driver (34); put the real libcuda.so.1 "
-                           "first or set desc.cuda_library");
+        return qlora__fail(
+            ctx, QLORA_ERR_BACKEND,
+            "libcuda is the toolkit's stub, not a driver (34); put the real libcuda.so.1 "
+            "first or set desc.cuda_library");
     }
     if (code == 100) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND, "no CUDA device (CUDA_ERROR_NO_DEVICE)");
@@ -6981,8 +7025,9 @@ static qlora_result qlora__gpu_choose_device(qlora_ctx* ctx) {
     int count = 0;
     QLORA__TRY(qlora__cu(ctx, gpu->cu.DeviceGetCount(&count), "cuDeviceGetCount"));
     if (ctx->desc.device < 0 || ctx->desc.device >= count) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "there is no CUDA device %d; the driver shows %d",
-                           (int)ctx->desc.device, count);
+        return qlora__fail(ctx, QLORA_ERR_BACKEND,
+                           "there is no CUDA device %d; the driver shows %d", (int)ctx->desc.device,
+                           count);
     }
     return qlora__cu(ctx, gpu->cu.DeviceGet(&gpu->device, ctx->desc.device), "cuDeviceGet");
 }
@@ -6991,7 +7036,8 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     int major = 0;
     int minor = 0;
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.DriverGetVersion(&gpu->driver_version), "cuDriverGetVersion"));
+    QLORA__TRY(
+        qlora__cu(ctx, gpu->cu.DriverGetVersion(&gpu->driver_version), "cuDriverGetVersion"));
     QLORA__TRY(qlora__cu(
         ctx, gpu->cu.DeviceGetName(gpu->device_name, (int)sizeof gpu->device_name, gpu->device),
         "cuDeviceGetName"));
@@ -7012,21 +7058,22 @@ static qlora_result qlora__gpu_read_facts(qlora_ctx* ctx) {
     gpu->ptx_version = qlora__ptx_version_of_driver(gpu->driver_version);
     if (gpu->capability < 75) {
         return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "%s has compute capability %d.%d; 7.5 or newer is needed", gpu->device_name,
-                           major, minor);
+                           "%s has compute capability %d.%d; 7.5 or newer is needed",
+                           gpu->device_name, major, minor);
     }
     gpu->target_number = qlora__target_choose(gpu->capability, gpu->ptx_version);
     if (gpu->target_number == 0) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND,
-                           "the driver (CUDA %d.%d) is too old for our kernels; 10.0 or newer is needed",
-                           gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
+        return qlora__fail(
+            ctx, QLORA_ERR_BACKEND,
+            "the driver (CUDA %d.%d) is too old for our kernels; 10.0 or newer is needed",
+            gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
     }
     snprintf(gpu->target, sizeof gpu->target, "sm_%d", gpu->target_number);
     return QLORA_OK;
 }
 
-// The handle's stream, workspace and modes; again after whatever could have changed them (C-STREAM).
-// cublasSetStream resets the workspace, so that comes second.
+// The handle's stream, workspace and modes; again after whatever could have changed them
+// (C-STREAM). cublasSetStream resets the workspace, so that comes second.
 static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (gpu->cublas_bound && !gpu->cublas_exposed) {
@@ -7052,7 +7099,8 @@ static bool qlora__cublas_open(qlora_ctx* ctx) {
     static const char* const names[] = {QLORA__CUBLAS_NAMES(QLORA__X)};
 #undef QLORA__X
     if (ctx->desc.cublas_library != NULL && strcmp(ctx->desc.cublas_library, "none") == 0) {
-        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "not wanted (desc.cublas_library is none)");
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note,
+                 "not wanted (desc.cublas_library is none)");
         return false;
     }
     char why[256] = "";
@@ -7063,9 +7111,10 @@ static bool qlora__cublas_open(qlora_ctx* ctx) {
         return false;
     }
     if (!qlora__symbols_load(library, qlora__cublas_symbols,
-                             sizeof qlora__cublas_symbols / sizeof qlora__cublas_symbols[0], &gpu->blas,
-                             why, sizeof why)) {
-        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or broken, it lacks %.200s", why);
+                             sizeof qlora__cublas_symbols / sizeof qlora__cublas_symbols[0],
+                             &gpu->blas, why, sizeof why)) {
+        snprintf(gpu->cublas_note, sizeof gpu->cublas_note, "too old or broken, it lacks %.200s",
+                 why);
         return false;
     }
     int status = gpu->blas.Create(&gpu->cublas);
@@ -7203,7 +7252,7 @@ static void qlora__buffer_destroy(qlora_ctx* ctx, qlora__buffer* buffer) {
     qlora__free(ctx, buffer, sizeof *buffer);
 }
 
-// ---- copies and fills on the context's stream ------------------------------------------------------
+// ---- copies and fills on the context's stream ---------------------------------------------------
 
 #ifndef QLORA_NO_CUDA
 
@@ -7230,7 +7279,8 @@ static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* sou
     return qlora__sync(ctx); // the caller may change source at once
 }
 
-static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
+                                    size_t bytes) {
     if (bytes == 0) {
         return QLORA_OK;
     }
@@ -7246,7 +7296,8 @@ static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* so
 }
 
 // Zeroes height rows of width bytes, pitch bytes apart.
-static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width, size_t height) {
+static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width,
+                                size_t height) {
     if (width == 0 || height == 0) {
         return QLORA_OK;
     }
@@ -7280,11 +7331,13 @@ static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* sou
     return QLORA_OK;
 }
 
-static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
+                                    size_t bytes) {
     return qlora__copy_in(ctx, target, source, bytes);
 }
 
-static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width, size_t height) {
+static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width,
+                                size_t height) {
     (void)ctx;
     for (size_t i = 0; i < height && width > 0; i++) {
         memset((char*)data + i * pitch, 0, width);
@@ -7299,10 +7352,10 @@ qlora_result qlora_ctx_sync(qlora_ctx* ctx) {
     return qlora__leave(ctx, qlora__sync(ctx));
 }
 
-// ---- tensors --------------------------------------------------------------------------------------
+// ---- tensors ------------------------------------------------------------------------------------
 
-static qlora_result qlora__tensor_shape(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
-                                        int64_t cols, int64_t ld, qlora_tensor* out) {
+static qlora_result qlora__tensor_shape(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                        int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out) {
     memset(out, 0, sizeof *out);
     out->dtype = dtype;
     out->rows = rows;
@@ -7314,10 +7367,11 @@ static qlora_result qlora__tensor_shape(qlora_ctx* ctx, qlora_dtype dtype, int64
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "unknown dtype %d", (int)dtype);
     }
     if (batch < 0 || rows < 0 || cols < 0 || ld < cols) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld x %lld with ld %lld, batch %lld: sizes may not be negative and ld not "
-                           "below the columns",
-                           (long long)rows, (long long)cols, (long long)ld, (long long)batch);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld x %lld with ld %lld, batch %lld: sizes may not be negative and ld not "
+            "below the columns",
+            (long long)rows, (long long)cols, (long long)ld, (long long)batch);
     }
     size_t matrix = 0;
     size_t all = 0;
@@ -7354,14 +7408,14 @@ qlora_result qlora_tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows
     return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, 1, rows, cols, out));
 }
 
-qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
-                                         int64_t cols, qlora_tensor* out) {
+qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                         int64_t rows, int64_t cols, qlora_tensor* out) {
     QLORA__ENTER(ctx, "qlora_tensor_create_batched");
     return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
 }
 
-// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a live one
-// cannot be made current, nothing is destroyed and the caller may try again.
+// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a
+// live one cannot be made current, nothing is destroyed and the caller may try again.
 static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
     if (ctx == NULL) {
         return QLORA_ERR_ARGUMENT;
@@ -7393,9 +7447,10 @@ static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) 
         b = b->next;
     }
     if (b == NULL || b == ctx->scratch) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "not made by qlora_tensor_create, or destroyed already; views and wrapped "
-                           "tensors are not destroyed");
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "not made by qlora_tensor_create, or destroyed already; views and wrapped "
+            "tensors are not destroyed");
     }
     qlora__buffer_destroy(ctx, b);
     ctx->children--;
@@ -7419,9 +7474,10 @@ static qlora_result qlora__tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes,
     t.bytes = bytes;
     size_t needed = 0;
     if (!qlora__tensor_bytes(&t, &needed) || needed > bytes || (data == NULL && needed > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%lld x %lld %s needs %llu bytes, the buffer has %llu",
-                           (long long)rows, (long long)cols, qlora_dtype_name(dtype),
-                           (unsigned long long)needed, (unsigned long long)(data == NULL ? 0 : bytes));
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld x %lld %s needs %llu bytes, the buffer has %llu", (long long)rows,
+                           (long long)cols, qlora_dtype_name(dtype), (unsigned long long)needed,
+                           (unsigned long long)(data == NULL ? 0 : bytes));
     }
     if ((uintptr_t)data % qlora_dtype_bytes(dtype) != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer is not aligned for %s",
@@ -7437,14 +7493,15 @@ qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_d
     return qlora__leave(ctx, qlora__tensor_wrap(ctx, data, bytes, dtype, rows, cols, ld, out));
 }
 
-static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row, int64_t rows,
-                                       int64_t col, int64_t cols, qlora_tensor* out) {
+static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
+                                       int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
     if (out == NULL || t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 ||
         row > t->rows - rows || col > t->cols - cols) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
-                           (long long)row, (long long)rows, (long long)col, (long long)cols,
-                           (long long)t->rows, (long long)t->cols);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
+            (long long)row, (long long)rows, (long long)col, (long long)cols, (long long)t->rows,
+            (long long)t->cols);
     }
     size_t offset = ((size_t)row * (size_t)t->ld + (size_t)col) * qlora_dtype_bytes(t->dtype);
     qlora_tensor v = *t;
@@ -7463,8 +7520,8 @@ qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t 
     return qlora__leave(ctx, qlora__tensor_view(ctx, tensor, row, rows, col, cols, out));
 }
 
-static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t, const void* host,
-                                             size_t bytes) {
+static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t,
+                                             const void* host, size_t bytes) {
     QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
     size_t whole = 0;
     qlora__tensor_bytes(t, &whole);
@@ -7477,7 +7534,8 @@ static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor*
     }
     if (bytes != whole || (host == NULL && bytes > 0)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor has %llu bytes, %llu were given",
-                           (unsigned long long)whole, (unsigned long long)(host == NULL ? 0 : bytes));
+                           (unsigned long long)whole,
+                           (unsigned long long)(host == NULL ? 0 : bytes));
     }
     return QLORA_OK;
 }
@@ -7540,126 +7598,127 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
 #define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
 #define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
 
-// The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu), most
-// dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time parameters.
-#define QLORA__KERNELS(X)                                                                            \
-    QLORA__KERNELS_RUNTIME(X)                                                                        \
-    QLORA__KERNELS_OPS(X)                                                                            \
-    QLORA__KERNELS_ATTENTION(X)                                                                      \
+// The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu),
+// most dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time
+// parameters.
+#define QLORA__KERNELS(X)                                                                          \
+    QLORA__KERNELS_RUNTIME(X)                                                                      \
+    QLORA__KERNELS_OPS(X)                                                                          \
+    QLORA__KERNELS_ATTENTION(X)                                                                    \
     QLORA__KERNELS_NF4(X)
 
-#define QLORA__KERNELS_NF4(X)                                                                        \
-    X(nf4_quantise_f32, nf4, 0, NF4)                                                                 \
-    X(nf4_quantise_bf16, nf4, 0, NF4)                                                                \
-    X(nf4_quantise_f16, nf4, 0, NF4)                                                                 \
-    X(nf4_offset, nf4, 0, NF4)                                                                       \
-    X(nf4_quantise_scales, nf4, 0, NF4)                                                              \
-    X(nf4_dequantise_f32, nf4, 0, NF4)                                                               \
-    X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                    \
-    X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                     \
-    X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                            \
-    X(nf4_gemm_32, nf4_gemm, 0, NF4_BF16)                                                            \
-    X(nf4_gemm_64, nf4_gemm, 0, NF4_BF16)                                                            \
-    X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                        \
-    X(linear_place_f32, linear, 0, LORA)                                                             \
-    X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                  \
-    X(linear_bias_f32, linear, 0, ALWAYS)                                                            \
+#define QLORA__KERNELS_NF4(X)                                                                      \
+    X(nf4_quantise_f32, nf4, 0, NF4)                                                               \
+    X(nf4_quantise_bf16, nf4, 0, NF4)                                                              \
+    X(nf4_quantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_offset, nf4, 0, NF4)                                                                     \
+    X(nf4_quantise_scales, nf4, 0, NF4)                                                            \
+    X(nf4_dequantise_f32, nf4, 0, NF4)                                                             \
+    X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                  \
+    X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                   \
+    X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                          \
+    X(nf4_gemm_32, nf4_gemm, 0, NF4_BF16)                                                          \
+    X(nf4_gemm_64, nf4_gemm, 0, NF4_BF16)                                                          \
+    X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
+    X(linear_place_f32, linear, 0, LORA)                                                           \
+    X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
+    X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
     X(linear_bias_bf16, linear_bf16, 0, BF16)
 
-#define QLORA__KERNELS_RUNTIME(X)                                                                    \
-    X(gemm_big_f32, gemm, 0, GEMM)                                                                   \
-    X(gemm_big_half, gemm, 0, GEMM)                                                                  \
-    X(gemm_mid_f32, gemm, 0, GEMM)                                                                   \
-    X(gemm_mid_half, gemm, 0, GEMM)                                                                  \
-    X(gemm_skinny_f32, gemm, 0, GEMM)                                                                \
-    X(gemm_skinny_half, gemm, 0, GEMM)                                                               \
-    X(gemm_tc_bf16_nn, gemm_tc, 0, GEMM16)                                                           \
-    X(gemm_tc_bf16_nt, gemm_tc, 0, GEMM16)                                                           \
-    X(gemm_tc_bf16_tn, gemm_tc, 0, GEMM16)                                                           \
-    X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                            \
-    X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                            \
-    X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                            \
-    X(cast_f32_bf16, cast, 0, ALWAYS)                                                                \
-    X(cast_f32_f16, cast, 0, ALWAYS)                                                                 \
-    X(cast_bf16_f32, cast, 0, ALWAYS)                                                                \
-    X(cast_f16_f32, cast, 0, ALWAYS)                                                                 \
-    X(cast_bf16_f16, cast, 0, ALWAYS)                                                                \
-    X(cast_f16_bf16, cast, 0, ALWAYS)                                                                \
-    X(cast_absmax_f32, cast, 0, ALWAYS)                                                              \
-    X(cast_scale, cast, 0, ALWAYS)                                                                   \
-    X(random_normal_f32, random, 0, RANDOM)                                                          \
-    X(random_normal_bf16, random, 0, RANDOM)                                                         \
-    X(clip_squares, clip, 0, ALWAYS)                                                                 \
-    X(clip_scale, clip, 0, ALWAYS)                                                                   \
+#define QLORA__KERNELS_RUNTIME(X)                                                                  \
+    X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
+    X(gemm_big_half, gemm, 0, GEMM)                                                                \
+    X(gemm_mid_f32, gemm, 0, GEMM)                                                                 \
+    X(gemm_mid_half, gemm, 0, GEMM)                                                                \
+    X(gemm_skinny_f32, gemm, 0, GEMM)                                                              \
+    X(gemm_skinny_half, gemm, 0, GEMM)                                                             \
+    X(gemm_tc_bf16_nn, gemm_tc, 0, GEMM16)                                                         \
+    X(gemm_tc_bf16_nt, gemm_tc, 0, GEMM16)                                                         \
+    X(gemm_tc_bf16_tn, gemm_tc, 0, GEMM16)                                                         \
+    X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                          \
+    X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
+    X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
+    X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \
+    X(cast_f16_f32, cast, 0, ALWAYS)                                                               \
+    X(cast_bf16_f16, cast, 0, ALWAYS)                                                              \
+    X(cast_f16_bf16, cast, 0, ALWAYS)                                                              \
+    X(cast_absmax_f32, cast, 0, ALWAYS)                                                            \
+    X(cast_scale, cast, 0, ALWAYS)                                                                 \
+    X(random_normal_f32, random, 0, RANDOM)                                                        \
+    X(random_normal_bf16, random, 0, RANDOM)                                                       \
+    X(clip_squares, clip, 0, ALWAYS)                                                               \
+    X(clip_scale, clip, 0, ALWAYS)                                                                 \
     X(clip_apply, clip, 0, ALWAYS)
 
-#define QLORA__KERNELS_OPS(X)                                                                        \
-    X(elementwise_silu_f32, elementwise, 0, F32)                                                     \
-    X(elementwise_silu_bf16, elementwise_bf16, 0, BF16)                                              \
-    X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                                 \
-    X(elementwise_silu_bwd_bf16, elementwise_bf16, 0, BF16)                                          \
-    X(elementwise_swiglu_f32, elementwise, 0, F32)                                                   \
-    X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                            \
-    X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                               \
-    X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                        \
-    X(elementwise_mul_f32, elementwise, 0, F32)                                                      \
-    X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                               \
-    X(elementwise_add_f32, elementwise, 0, ALWAYS)                                                   \
-    X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                               \
-    X(elementwise_scale_f32, elementwise, 0, ALWAYS)                                                 \
-    X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                             \
-    X(elementwise_fill_f32, elementwise, 0, ALWAYS)                                                  \
-    X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                              \
-    X(elementwise_gather_f32_f32, elementwise, 0, F32)                                               \
-    X(elementwise_gather_f32_bf16, elementwise_bf16, 0, BF16)                                        \
-    X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                              \
-    X(elementwise_gather_bf16_bf16, elementwise_bf16, 0, BF16)                                       \
-    X(elementwise_gather_f16_f32, elementwise, 0, F32)                                               \
-    X(elementwise_gather_f16_bf16, elementwise_bf16, 0, BF16)                                        \
-    X(norm_rms_fwd_f32, norm, 0, F32)                                                                \
-    X(norm_rms_fwd_bf16, norm_bf16, 0, BF16)                                                         \
-    X(norm_rms_bwd_f32, norm, 0, F32)                                                                \
-    X(norm_rms_bwd_bf16, norm_bf16, 0, BF16)                                                         \
-    X(norm_rms_dw_f32, norm, 0, F32)                                                                 \
-    X(norm_rms_dw_bf16, norm_bf16, 0, BF16)                                                          \
-    X(norm_rms_dw_sum, norm, 0, ALWAYS)                                                              \
-    X(rope_f32, rope, 0, F32)                                                                        \
-    X(rope_bf16, rope_bf16, 0, BF16)                                                                 \
-    X(softmax_copy_b16, softmax_bf16, 0, BF16)                                                       \
-    X(softmax_copy_b32, softmax, 0, ALWAYS)                                                          \
-    X(softmax_transpose_b16, softmax_bf16, 0, BF16)                                                  \
-    X(softmax_transpose_b32, softmax, 0, ALWAYS)                                                     \
-    X(softmax_scores_f32, softmax, 0, F32)                                                           \
-    X(softmax_scores_bf16, softmax_bf16, 0, BF16)                                                    \
-    X(softmax_fwd_f32, softmax, 0, F32)                                                              \
-    X(softmax_fwd_bf16, softmax_bf16, 0, BF16)                                                       \
-    X(softmax_bwd_f32, softmax, 0, F32)                                                              \
-    X(softmax_bwd_bf16, softmax_bf16, 0, BF16)                                                       \
-    X(loss_cross_entropy_f32, loss, 0, F32)                                                          \
-    X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                   \
-    X(loss_sum, loss, 0, ALWAYS)                                                                     \
-    X(loss_arg_max_f32, loss, 0, F32)                                                                \
-    X(loss_arg_max_bf16, loss_bf16, 0, BF16)                                                         \
-    X(optim_advance, optim, 0, LORA)                                                                 \
-    X(optim_adamw_f32, optim, 0, LORA)                                                               \
-    X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                         \
-    X(optim_shadow_f32, optim, 0, LORA)                                                              \
-    X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                        \
-    X(dropout_f32, dropout, 0, LORA)                                                                 \
+#define QLORA__KERNELS_OPS(X)                                                                      \
+    X(elementwise_silu_f32, elementwise, 0, F32)                                                   \
+    X(elementwise_silu_bf16, elementwise_bf16, 0, BF16)                                            \
+    X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                               \
+    X(elementwise_silu_bwd_bf16, elementwise_bf16, 0, BF16)                                        \
+    X(elementwise_swiglu_f32, elementwise, 0, F32)                                                 \
+    X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                          \
+    X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                             \
+    X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(elementwise_mul_f32, elementwise, 0, F32)                                                    \
+    X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                             \
+    X(elementwise_add_f32, elementwise, 0, ALWAYS)                                                 \
+    X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                             \
+    X(elementwise_scale_f32, elementwise, 0, ALWAYS)                                               \
+    X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                           \
+    X(elementwise_fill_f32, elementwise, 0, ALWAYS)                                                \
+    X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                            \
+    X(elementwise_gather_f32_f32, elementwise, 0, F32)                                             \
+    X(elementwise_gather_f32_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                            \
+    X(elementwise_gather_bf16_bf16, elementwise_bf16, 0, BF16)                                     \
+    X(elementwise_gather_f16_f32, elementwise, 0, F32)                                             \
+    X(elementwise_gather_f16_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(norm_rms_fwd_f32, norm, 0, F32)                                                              \
+    X(norm_rms_fwd_bf16, norm_bf16, 0, BF16)                                                       \
+    X(norm_rms_bwd_f32, norm, 0, F32)                                                              \
+    X(norm_rms_bwd_bf16, norm_bf16, 0, BF16)                                                       \
+    X(norm_rms_dw_f32, norm, 0, F32)                                                               \
+    X(norm_rms_dw_bf16, norm_bf16, 0, BF16)                                                        \
+    X(norm_rms_dw_sum, norm, 0, ALWAYS)                                                            \
+    X(rope_f32, rope, 0, F32)                                                                      \
+    X(rope_bf16, rope_bf16, 0, BF16)                                                               \
+    X(softmax_copy_b16, softmax_bf16, 0, BF16)                                                     \
+    X(softmax_copy_b32, softmax, 0, ALWAYS)                                                        \
+    X(softmax_transpose_b16, softmax_bf16, 0, BF16)                                                \
+    X(softmax_transpose_b32, softmax, 0, ALWAYS)                                                   \
+    X(softmax_scores_f32, softmax, 0, F32)                                                         \
+    X(softmax_scores_bf16, softmax_bf16, 0, BF16)                                                  \
+    X(softmax_fwd_f32, softmax, 0, F32)                                                            \
+    X(softmax_fwd_bf16, softmax_bf16, 0, BF16)                                                     \
+    X(softmax_bwd_f32, softmax, 0, F32)                                                            \
+    X(softmax_bwd_bf16, softmax_bf16, 0, BF16)                                                     \
+    X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
+    X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
+    X(loss_sum, loss, 0, ALWAYS)                                                                   \
+    X(loss_arg_max_f32, loss, 0, F32)                                                              \
+    X(loss_arg_max_bf16, loss_bf16, 0, BF16)                                                       \
+    X(optim_advance, optim, 0, LORA)                                                               \
+    X(optim_adamw_f32, optim, 0, LORA)                                                             \
+    X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
+    X(optim_shadow_f32, optim, 0, LORA)                                                            \
+    X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
+    X(dropout_f32, dropout, 0, LORA)                                                               \
     X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
 
-#define QLORA__KERNELS_ATTENTION(X)                                                                  \
-    X(attn64_fwd, attn64, 49152, HEAD64)                                                             \
-    X(attn64_stats, attn64, 0, HEAD64)                                                               \
-    X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                          \
-    X(attn64_bwd_q, attn64, 65536, HEAD64)                                                           \
-    X(attn128_fwd, attn128, 65536, HEAD128)                                                          \
-    X(attn128_stats, attn128, 0, HEAD128)                                                            \
-    X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                       \
-    X(attn128_bwd_q, attn128, 98304, HEAD128)                                                        \
-    X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                            \
-    X(attn_f32_stats, attn_f32, 0, HEADANY)                                                          \
-    X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                         \
+#define QLORA__KERNELS_ATTENTION(X)                                                                \
+    X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
+    X(attn64_stats, attn64, 0, HEAD64)                                                             \
+    X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
+    X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
+    X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
+    X(attn128_stats, attn128, 0, HEAD128)                                                          \
+    X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
+    X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
+    X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
+    X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \
     X(attn_f32_bwd_q, attn_f32, 0, HEADANY)
 
 // clang-format on
@@ -7709,7 +7768,8 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
 #include QLORA_KERNELS_HEADER
 
 #if QLORA__KERNEL_ABI != 1
-#error "kernels_ptx.h does not fit this qlora.h (kernel ABI 1 is needed); take both from one release"
+#error                                                                                             \
+    "kernels_ptx.h does not fit this qlora.h (kernel ABI 1 is needed); take both from one release"
 #endif
 
 #define QLORA__PLANNED_MAX 256
@@ -7737,7 +7797,7 @@ static uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
     return h;
 }
 
-// ---- PTX for a target -----------------------------------------------------------------------------
+// ---- PTX for a target ---------------------------------------------------------------------------
 
 // The text of a module that fits the device best: the highest target not above ours.
 static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const char* module) {
@@ -7745,8 +7805,9 @@ static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const cha
     for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
         const qlora__ptx_text* t = &qlora__ptx_texts[i];
         // A text with a suffix (90a) runs on exactly that capability.
-        bool fits = t->suffix != '\0' ? t->target == gpu->capability && t->target == gpu->target_number
-                                      : t->target <= gpu->target_number;
+        bool fits = t->suffix != '\0'
+                        ? t->target == gpu->capability && t->target == gpu->target_number
+                        : t->target <= gpu->target_number;
         if (strcmp(t->module, module) == 0 && fits && t->version <= gpu->ptx_version &&
             (best == NULL || t->target > best->target ||
              (t->target == best->target && t->suffix > best->suffix))) {
@@ -7872,21 +7933,22 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
     if (number == 0 || number > ctx->gpu->target_number || word[length - 1] == 'a' ||
         word[length - 1] == 'f') {
         return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "PTX for %s cannot be rewritten for %s: only plain targets go forward", word,
-                           ctx->gpu->target);
+                           "PTX for %s cannot be rewritten for %s: only plain targets go forward",
+                           word, ctx->gpu->target);
     }
     int least = qlora__target_version(ctx->gpu->target_number);
     version = version > least ? version : least;
     if (version > ctx->gpu->ptx_version) {
-        return qlora__fail(ctx, QLORA_ERR_TARGET,
-                           "the text needs PTX %d.%d, this driver takes %d.%d at most", version / 10,
-                           version % 10, ctx->gpu->ptx_version / 10, ctx->gpu->ptx_version % 10);
+        return qlora__fail(
+            ctx, QLORA_ERR_TARGET, "the text needs PTX %d.%d, this driver takes %d.%d at most",
+            version / 10, version % 10, ctx->gpu->ptx_version / 10, ctx->gpu->ptx_version % 10);
     }
     const char* after_version = version_line + strcspn(version_line, "\n");
     const char* after_target = target_line + strcspn(target_line, "\n");
-    int n = snprintf(buffer, buffer != NULL ? size : 0, "%.*s.version %d.%d%.*s.target %s%s",
-                     (int)(version_line - ptx), ptx, version / 10, version % 10,
-                     (int)(target_line - after_version), after_version, ctx->gpu->target, after_target);
+    int n =
+        snprintf(buffer, buffer != NULL ? size : 0, "%.*s.version %d.%d%.*s.target %s%s",
+                 (int)(version_line - ptx), ptx, version / 10, version % 10,
+                 (int)(target_line - after_version), after_version, ctx->gpu->target, after_target);
     *needed = (size_t)n + 1;
     if (buffer != NULL && size < *needed) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer has %llu bytes, %llu are needed",
@@ -7895,46 +7957,83 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
     return QLORA_OK;
 }
 
-// ---- modules --------------------------------------------------------------------------------------
+// ---- modules ------------------------------------------------------------------------------------
 
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. One log
-// item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
-static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx, void** out) {
-    qlora__gpu* gpu = ctx->gpu;
-    char what[160];
-    snprintf(what, sizeof what, "compiling kernel module %s", name);
-    QLORA__TRY(qlora__not_in_capture(ctx, what));
-    QLORA__TRY(qlora__sync(ctx));
-    char log[2048] = "";
+// One module on its way through the driver's compiler.
+typedef struct qlora__compile {
+    const qlora__gpu* gpu;
+    const char* name;
+    char* ptx;
+    size_t bytes; // of ptx, when it is ours
+    void* handle;
+    int code;
+    double ms;
+    char log[1024];
+} qlora__compile;
+
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. Needs
+// nothing of the context but that it is current, so several threads can compile at once.
+static void qlora__compile_run(qlora__compile* job) {
+    const qlora__gpu* gpu = job->gpu;
     double start = qlora__clock_ms();
-    int code = 0;
     if (gpu->capability >= 120) {
-        code = gpu->cu.ModuleLoadData(out, ptx);
+        job->code = gpu->cu.ModuleLoadData(&job->handle, job->ptx);
     } else {
         char info[512] = "";
         int options[] = {QLORA__CU_JIT_INFO_LOG_BUFFER, QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
                          QLORA__CU_JIT_ERROR_LOG_BUFFER, QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-        void* values[] = {info, (void*)(uintptr_t)sizeof info, log, (void*)(uintptr_t)sizeof log};
-        code = gpu->cu.ModuleLoadDataEx(out, ptx, 4, options, values);
-        log[sizeof log - 1] = '\0';
+        void* values[] = {info, (void*)(uintptr_t)sizeof info, job->log,
+                          (void*)(uintptr_t)sizeof job->log};
+        job->code = gpu->cu.ModuleLoadDataEx(&job->handle, job->ptx, 4, options, values);
+        job->log[sizeof job->log - 1] = '\0';
     }
-    double ms = qlora__clock_ms() - start;
-    gpu->cache->info.jit_ms += ms;
+    job->ms = qlora__clock_ms() - start;
+}
+
+// Counts a compile and logs it: one item each. A failure becomes a result and a text.
+static qlora_result qlora__compile_report(qlora_ctx* ctx, const qlora__compile* job) {
+    qlora__gpu* gpu = ctx->gpu;
+    gpu->cache->info.jit_ms += job->ms;
     gpu->cache->info.misses++;
     gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
-    if (code == 0) {
+    if (job->code == 0) {
         gpu->cache->info.modules++;
-        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
-                   (unsigned long long)strlen(ptx), gpu->target, ms);
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", job->name,
+                   (unsigned long long)strlen(job->ptx), gpu->target, job->ms);
         return QLORA_OK;
     }
-    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name, qlora__cu_name(gpu, code),
-               code, ms);
-    if (qlora__cu_is_sticky(code) || code == 2) {
-        return qlora__cu(ctx, code, what);
+    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", job->name,
+               qlora__cu_name(gpu, job->code), job->code, job->ms);
+    if (qlora__cu_is_sticky(job->code) || job->code == 2) {
+        char what[160];
+        snprintf(what, sizeof what, "compiling kernel module %.120s", job->name);
+        return qlora__cu(ctx, job->code, what);
     }
-    return qlora__fail(ctx, QLORA_ERR_KERNEL, "%s for %s failed: %s (%d)%s%s", what, gpu->target,
-                       qlora__cu_name(gpu, code), code, log[0] != '\0' ? ": " : "", log);
+    return qlora__fail(ctx, QLORA_ERR_KERNEL, "compiling kernel module %.120s for %s failed: %s (%d)%s%s",
+                       job->name, gpu->target, qlora__cu_name(gpu, job->code), job->code,
+                       job->log[0] != '\0' ? ": " : "", job->log);
+}
+
+// Before a compile: not inside a capture, and a fault of an earlier kernel is reported as that.
+static qlora_result qlora__compile_allowed(qlora_ctx* ctx, const char* name) {
+    char what[160];
+    snprintf(what, sizeof what, "compiling kernel module %.120s", name);
+    QLORA__TRY(qlora__not_in_capture(ctx, what));
+    return qlora__sync(ctx);
+}
+
+static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
+                                       void** out) {
+    QLORA__TRY(qlora__compile_allowed(ctx, name));
+    qlora__compile job;
+    memset(&job, 0, sizeof job);
+    job.gpu = ctx->gpu;
+    job.name = name;
+    job.ptx = (char*)(uintptr_t)ptx; // only read
+    qlora__compile_run(&job);
+    QLORA__TRY(qlora__compile_report(ctx, &job));
+    *out = job.handle;
+    return QLORA_OK;
 }
 
 static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const char* entry,
@@ -7965,7 +8064,8 @@ static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void
         }
         char entry[96];
         snprintf(entry, sizeof entry, "qlora_%s", row->name);
-        QLORA__TRY(qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
+        QLORA__TRY(
+            qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
         cache->kernels[i].owner = ctx;
         cache->kernels[i].key = row->name;
         cache->kernels[i].shared_allowed = row->shared > 48 * 1024 ? row->shared : 48 * 1024;
@@ -7984,43 +8084,52 @@ static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
     }
 }
 
-// Compiles a module of the library and makes its kernels ready.
-static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
-    qlora__cache* cache = ctx->gpu->cache;
+// The text of a module for this device, joined; the caller frees job->ptx.
+static qlora_result qlora__compile_begin(qlora_ctx* ctx, const char* name, qlora__compile* job) {
+    memset(job, 0, sizeof *job);
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
-                           "8.0, f32 works)",
-                           name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED,
+            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
+            "8.0, f32 works)",
+            name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
+    job->gpu = ctx->gpu;
+    job->name = name;
+    return qlora__ptx_join(ctx, text, &job->ptx, &job->bytes);
+}
+
+// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
+static qlora_result qlora__compile_end(qlora_ctx* ctx, qlora__compile* job) {
+    qlora__cache* cache = ctx->gpu->cache;
+    QLORA__TRY(qlora__compile_report(ctx, job));
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
-    if (module == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    char* ptx = NULL;
-    size_t bytes = 0;
-    qlora_result r = qlora__ptx_join(ctx, text, &ptx, &bytes);
-    if (r == QLORA_OK) {
-        r = qlora__module_load(ctx, name, ptx, &module->handle);
-        qlora__free(ctx, ptx, bytes);
-    }
-    if (r == QLORA_OK) {
-        r = qlora__module_resolve(ctx, name, module->handle);
-        if (r != QLORA_OK) {
-            qlora__module_forget(ctx, name);
-            ctx->gpu->cu.ModuleUnload(module->handle);
-            cache->info.modules--;
-        }
-    }
+    qlora_result r = module != NULL ? qlora__module_resolve(ctx, job->name, job->handle)
+                                    : QLORA_ERR_MEMORY;
     if (r != QLORA_OK) {
+        qlora__module_forget(ctx, job->name);
+        ctx->gpu->cu.ModuleUnload(job->handle);
+        cache->info.modules--;
         qlora__free(ctx, module, sizeof *module);
         return r;
     }
-    module->name = name;
+    module->handle = job->handle;
+    module->name = job->name;
     module->next = cache->modules;
     cache->modules = module;
     return QLORA_OK;
+}
+
+// Compiles a module of the library and makes its kernels ready.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
+    QLORA__TRY(qlora__compile_allowed(ctx, name));
+    qlora__compile job;
+    QLORA__TRY(qlora__compile_begin(ctx, name, &job));
+    qlora__compile_run(&job);
+    qlora_result r = qlora__compile_end(ctx, &job);
+    qlora__free(ctx, job.ptx, job.bytes);
+    return r;
 }
 
 // A kernel of the registry, compiled on demand unless the cache is sealed.
@@ -8030,10 +8139,11 @@ static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlo
     if (kernel->function != NULL) {
         cache->info.hits++;
     } else if (cache->info.sealed) {
-        return qlora__fail(ctx, QLORA_ERR_SEALED,
-                           "kernel %s (module %s) is not in the sealed cache; pre-warm the shape that "
-                           "needs it, or call qlora_cache_unseal",
-                           qlora__kernel_rows[id].name, qlora__kernel_rows[id].module);
+        return qlora__fail(
+            ctx, QLORA_ERR_SEALED,
+            "kernel %s (module %s) is not in the sealed cache; pre-warm the shape that "
+            "needs it, or call qlora_cache_unseal",
+            qlora__kernel_rows[id].name, qlora__kernel_rows[id].module);
     } else {
         QLORA__TRY(qlora__module_open(ctx, qlora__kernel_rows[id].module));
     }
@@ -8041,15 +8151,17 @@ static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlo
     return QLORA_OK;
 }
 
-// ---- launch ---------------------------------------------------------------------------------------
+// ---- launch -------------------------------------------------------------------------------------
 
-static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel, const uint32_t grid[3],
-                                          const uint32_t block[3], uint32_t shared, void** args) {
+static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
+                                          const uint32_t grid[3], const uint32_t block[3],
+                                          uint32_t shared, void** args) {
     qlora__gpu* gpu = ctx->gpu;
     if (shared > (uint32_t)gpu->max_shared) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "kernel %s needs %u bytes of shared memory, this device gives a block %d",
-                           kernel->key, shared, gpu->max_shared);
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED,
+            "kernel %s needs %u bytes of shared memory, this device gives a block %d", kernel->key,
+            shared, gpu->max_shared);
     }
     if (shared > kernel->shared_allowed) {
         int code = gpu->cu.FuncSetAttribute(
@@ -8081,9 +8193,9 @@ static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id
         return QLORA_OK;
     }
     if (grid_x > INT32_MAX || grid_y > 65535 || grid_z > 65535) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld is too large",
-                           qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y,
-                           (long long)grid_z);
+        return qlora__fail(
+            ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld is too large",
+            qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y, (long long)grid_z);
     }
     qlora_kernel* kernel = NULL;
     QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
@@ -8098,7 +8210,8 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
         return qlora__no_kernels(ctx);
     }
     if (kernel == NULL || launch == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", kernel == NULL ? "kernel" : "launch");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           kernel == NULL ? "kernel" : "launch");
     }
     if (kernel->owner != ctx) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the kernel belongs to another context");
@@ -8116,14 +8229,14 @@ static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* ker
     }
     if (threads > 1024 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > INT32_MAX) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "grid %u x %u x %u of blocks %u x %u x %u is beyond CUDA's limits", grid[0],
-                           grid[1], grid[2], block[0], block[1], block[2]);
+                           "grid %u x %u x %u of blocks %u x %u x %u is beyond CUDA's limits",
+                           grid[0], grid[1], grid[2], block[0], block[1], block[2]);
     }
     qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // handed out const, ours to update
     return qlora__launch_checked(ctx, own, grid, block, launch->shared_bytes, args);
 }
 
-// ---- lookup ---------------------------------------------------------------------------------------
+// ---- lookup -------------------------------------------------------------------------------------
 
 static qlora_kernel* qlora__kernel_find(qlora_ctx* ctx, const char* key) {
     for (qlora_kernel* k = ctx->gpu->cache->extra; k != NULL; k = k->next) {
@@ -8226,26 +8339,130 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
         return QLORA_OK;
     }
     if (ctx->gpu->cache->info.sealed) {
-        return qlora__fail(ctx, QLORA_ERR_SEALED,
-                           "%.100s would be compiled, but the cache is sealed; call qlora_cache_unseal "
-                           "first",
-                           key);
+        return qlora__fail(
+            ctx, QLORA_ERR_SEALED,
+            "%.100s would be compiled, but the cache is sealed; call qlora_cache_unseal "
+            "first",
+            key);
     }
     QLORA__TRY(qlora__kernel_compile(ctx, key, ptx, entry, hash, &kernel));
     *out = kernel;
     return QLORA_OK;
 }
 
-// Loads every module of which a kernel is needed. have: conditions that hold.
-static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
-    for (int i = 0; i < QLORA__K_COUNT; i++) {
-        const qlora__kernel_row* row = &qlora__kernel_rows[i];
-        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
-            QLORA__TRY(qlora__module_open(ctx, row->module));
-        }
+#define QLORA__COMPILERS 8
+#define QLORA__MODULES_MAX 64
+
+// Modules that wait for a compiler thread.
+typedef struct qlora__compile_queue {
+    qlora__mutex mutex;
+    qlora__compile* jobs;
+    int count;
+    int next;
+} qlora__compile_queue;
+
+// The driver compiles on the calling thread, so several threads make several modules at once.
+static void qlora__compile_thread(void* user) {
+    qlora__compile_queue* queue = (qlora__compile_queue*)user;
+    const qlora__gpu* gpu = queue->jobs[0].gpu;
+    int current = gpu->cu.CtxPushCurrent(gpu->context);
+    qlora__mutex_lock(&queue->mutex);
+    while (current == 0 && queue->next < queue->count) {
+        qlora__compile* job = &queue->jobs[queue->next++];
+        qlora__mutex_unlock(&queue->mutex);
+        qlora__compile_run(job);
+        qlora__mutex_lock(&queue->mutex);
     }
+    qlora__mutex_unlock(&queue->mutex);
+    if (current == 0) {
+        void* ignored = NULL;
+        gpu->cu.CtxPopCurrent(&ignored);
+    }
+}
+
+// A thread that cannot start, or cannot use the CUDA context, is done without: the calling thread takes
+// what is left.
+static qlora_result qlora__compile_all(qlora_ctx* ctx, qlora__compile* jobs, int count) {
+    qlora__compile_queue queue;
+    memset(&queue, 0, sizeof queue);
+    queue.jobs = jobs;
+    queue.count = count;
+    if (!qlora__mutex_init(&queue.mutex)) {
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the compiler threads");
+    }
+    qlora__thread threads[QLORA__COMPILERS];
+    int wanted = (int)qlora__min(qlora__min(count, qlora__core_count()), QLORA__COMPILERS) - 1;
+    int started = 0;
+    while (started < wanted &&
+           qlora__thread_start(&threads[started], qlora__compile_thread, &queue)) {
+        started++;
+    }
+    qlora__mutex_lock(&queue.mutex);
+    while (queue.next < queue.count) {
+        qlora__compile* job = &queue.jobs[queue.next++];
+        qlora__mutex_unlock(&queue.mutex);
+        qlora__compile_run(job);
+        qlora__mutex_lock(&queue.mutex);
+    }
+    qlora__mutex_unlock(&queue.mutex);
+    for (int i = 0; i < started; i++) {
+        qlora__thread_join(&threads[i]);
+    }
+    qlora__mutex_free(&queue.mutex);
     return QLORA_OK;
 }
+
+// Modules of which a kernel is needed and that are not loaded yet, each once. have: conditions that hold.
+static int qlora__modules_needed(const qlora_ctx* ctx, uint32_t have,
+                                 const char* names[QLORA__MODULES_MAX]) {
+    int count = 0;
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        const qlora__kernel_row* row = &qlora__kernel_rows[i];
+        bool needed = (row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL;
+        for (int j = 0; j < count && needed; j++) {
+            needed = strcmp(names[j], row->module) != 0;
+        }
+        if (needed && count < QLORA__MODULES_MAX) {
+            names[count++] = row->module;
+        }
+    }
+    return count;
+}
+
+// Compiles every module that is needed.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
+    const char* names[QLORA__MODULES_MAX];
+    int count = qlora__modules_needed(ctx, have, names);
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__compile_allowed(ctx, names[0]));
+    size_t bytes = (size_t)count * sizeof(qlora__compile);
+    qlora__compile* jobs = (qlora__compile*)qlora__alloc_zero(ctx, bytes);
+    if (jobs == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__compile_begin(ctx, names[i], &jobs[i]);
+    }
+    if (r == QLORA_OK) {
+        r = qlora__compile_all(ctx, jobs, count);
+    }
+    for (int i = 0; i < count; i++) {
+        if (r == QLORA_OK) {
+            r = qlora__compile_end(ctx, &jobs[i]);
+        } else if (jobs[i].handle != NULL) {
+            ctx->gpu->cu.ModuleUnload(jobs[i].handle);
+        }
+        qlora__free(ctx, jobs[i].ptx, jobs[i].bytes);
+    }
+    qlora__free(ctx, jobs, bytes);
+    return r;
+}
+
+#undef QLORA__COMPILERS
+#undef QLORA__MODULES_MAX
 
 static void qlora__cache_destroy(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
@@ -8366,8 +8583,8 @@ qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_
     return qlora__leave(ctx, qlora__ptx_emit(ctx, ptx, buffer, size, needed));
 }
 
-qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel, const qlora_launch* launch,
-                                 void** args) {
+qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                 const qlora_launch* launch, void** args) {
     QLORA__ENTER(ctx, "qlora_kernel_launch");
     return qlora__leave(ctx, qlora__kernel_launch(ctx, kernel, launch, args));
 }
@@ -8426,8 +8643,9 @@ static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
 static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
     const qlora_files* f = &d->files;
     int hooks = (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
-                (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) + (f->make_dir != NULL) +
-                (f->sync_dir != NULL) + (f->map != NULL) + (f->unmap != NULL);
+                (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) +
+                (f->make_dir != NULL) + (f->sync_dir != NULL) + (f->map != NULL) +
+                (f->unmap != NULL);
     if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
         return "desc was not zeroed: a reserved field is set";
     }
@@ -8488,12 +8706,14 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
     ctx->gpu = NULL;
 }
 
-// A stream must belong to our CUDA context; the legacy default stream (NULL or 1) cannot be captured.
+// A stream must belong to our CUDA context; the legacy default stream (NULL or 1) cannot be
+// captured.
 static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
     qlora__gpu* gpu = ctx->gpu;
     if ((uintptr_t)stream == 1) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the legacy default stream cannot be captured; give a stream of your own");
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "the legacy default stream cannot be captured; give a stream of your own");
     }
     void* owner = NULL;
     QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamGetCtx(stream, &owner), "cuStreamGetCtx"));
@@ -8505,8 +8725,8 @@ static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
 
 static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cu(
-        ctx, gpu->cu.StreamCreate(&gpu->own_stream, QLORA__CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&gpu->own_stream, QLORA__CU_STREAM_NON_BLOCKING),
+                         "cuStreamCreate"));
     gpu->stream = gpu->own_stream;
     if (ctx->desc.cu_stream != NULL) {
         QLORA__TRY(qlora__stream_check(ctx, ctx->desc.cu_stream));
@@ -8528,7 +8748,8 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
     if (!qlora__cublas_open(ctx)) {
-        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; our own kernels do the products", gpu->cublas_note);
+        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; our own kernels do the products",
+                   gpu->cublas_note);
         return QLORA_OK;
     }
     gpu->workspace = ctx->desc.workspace;
@@ -8608,7 +8829,8 @@ static void qlora__gpu_close(qlora_ctx* ctx) {
 static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
     snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
     if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
-        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required, but this was %s", ctx->reason);
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required, but this was %s",
+                           ctx->reason);
     }
     return QLORA_OK;
 }
@@ -8687,10 +8909,11 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     ctx->call = "qlora_ctx_destroy";
     if (ctx->depth > 0 || ctx->children > 0) {
         QLORA__LOG(ctx, ERROR, LEAK, "%lld objects still live", (long long)ctx->children);
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "%lld tensors, clips, graphs or models of this context still live; destroy "
-                           "them first",
-                           (long long)ctx->children);
+        return qlora__fail(
+            ctx, QLORA_ERR_STATE,
+            "%lld tensors, clips, graphs or models of this context still live; destroy "
+            "them first",
+            (long long)ctx->children);
     }
     if (!qlora__on_cpu(ctx)) {
         QLORA__TRY(qlora__enter_destroy(ctx, "qlora_ctx_destroy"));
@@ -8845,20 +9068,22 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
 #ifndef QLORA_NO_CUDA
     const qlora__gpu* gpu = ctx->gpu;
     if (gpu != NULL) {
-        qlora__append(buffer, size, &used,
-                      "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
-                      "shared memory a block\n",
-                      gpu->device, gpu->device_name, gpu->capability / 10, gpu->capability % 10,
-                      gpu->sm_count, (double)gpu->total_bytes / 1073741824.0, gpu->max_shared / 1024);
+        qlora__append(
+            buffer, size, &used,
+            "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
+            "shared memory a block\n",
+            gpu->device, gpu->device_name, gpu->capability / 10, gpu->capability % 10,
+            gpu->sm_count, (double)gpu->total_bytes / 1073741824.0, gpu->max_shared / 1024);
         qlora__append(buffer, size, &used, "driver: CUDA %d.%d, PTX up to %d.%d\n",
-                      gpu->driver_version / 1000, gpu->driver_version % 1000 / 10, gpu->ptx_version / 10,
-                      gpu->ptx_version % 10);
+                      gpu->driver_version / 1000, gpu->driver_version % 1000 / 10,
+                      gpu->ptx_version / 10, gpu->ptx_version % 10);
         qlora__append(buffer, size, &used, "cuBLAS: %s\n", gpu->cublas_note);
-        qlora__append(buffer, size, &used, "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n",
-                      gpu->target,
-                      gpu->target_number != gpu->capability ? " (this device's own target is unknown to "
-                                                              "us or to the driver)"
-                                                            : "",
+        qlora__append(buffer, size, &used,
+                      "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n", gpu->target,
+                      gpu->target_number != gpu->capability
+                          ? " (this device's own target is unknown to "
+                            "us or to the driver)"
+                          : "",
                       gpu->cache->info.modules, gpu->cache->info.kernels,
                       gpu->cache->info.sealed ? ", sealed" : "");
     }
@@ -8898,10 +9123,10 @@ typedef struct qlora__gemm {
     bool tf32;
 } qlora__gemm;
 
-// ---- CPU ------------------------------------------------------------------------------------------
+// ---- CPU ----------------------------------------------------------------------------------------
 
-// A panel of 64 rows meets a tile of 16 columns; K goes by in steps of 64, packed as QLORA__REAL. Each
-// element of C is one sum in ascending k, whatever the threads do.
+// A panel of 64 rows meets a tile of 16 columns; K goes by in steps of 64, packed as QLORA__REAL.
+// Each element of C is one sum in ascending k, whatever the threads do.
 #define QLORA__PANEL 64
 #define QLORA__TILE 16
 #define QLORA__STEP 64
@@ -8991,7 +9216,7 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 
 #ifndef QLORA_NO_CUDA
 
-// ---- our own kernels --------------------------------------------------------------------------------
+// ---- our own kernels ----------------------------------------------------------------------------
 
 // The tile a kernel computes per block, and the kernels that have it.
 typedef struct qlora__gemm_tile {
@@ -9006,8 +9231,8 @@ static const qlora__gemm_tile qlora__gemm_tiles[] = {
     {128, QLORA__K_gemm_big_f32, QLORA__K_gemm_big_half},
 };
 
-// Row of qlora__gemm_tiles. Few rows or columns with a long K: K is split inside the block. A short K, or
-// fewer than 96 big tiles: small tiles fill the device better.
+// Row of qlora__gemm_tiles. Few rows or columns with a long K: K is split inside the block. A short
+// K, or fewer than 96 big tiles: small tiles fill the device better.
 static int qlora__gemm_choose(const qlora__gemm* g) {
     int64_t big_tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, 128) * g->batch;
     if (qlora__min(g->M, g->N) <= 32 && g->K >= 128) {
@@ -9016,8 +9241,8 @@ static int qlora__gemm_choose(const qlora__gemm* g) {
     return g->K <= 32 || big_tiles < 96 ? 1 : 2;
 }
 
-// Whether the tensor-core kernels take it: 16-bit operands, not both transposed, a device that has them,
-// rows that start on 16 bytes, and not so narrow that the split along K wins.
+// Whether the tensor-core kernels take it: 16-bit operands, not both transposed, a device that has
+// them, rows that start on 16 bytes, and not so narrow that the split along K wins.
 static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
     uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
     int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
@@ -9052,13 +9277,13 @@ static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
         void* C = (char*)g->C + (size_t)(done * g->sC) * out_size;
         void* args[] = {&A,     &B,    &C,    &M,    &N,           &K,       &c.lda,  &c.ldb,
                         &c.ldc, &c.sA, &c.sB, &c.sC, &c.alpha_dev, &c.alpha, &c.beta, &flags};
-        QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(g->M, side), qlora__ceil_div(g->N, side),
-                                 now, 256, 0, args));
+        QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(g->M, side),
+                                 qlora__ceil_div(g->N, side), now, 256, 0, args));
     }
     return QLORA_OK;
 }
 
-// ---- cuBLAS -----------------------------------------------------------------------------------------
+// ---- cuBLAS -------------------------------------------------------------------------------------
 
 static int qlora__cublas_type(qlora_dtype dtype) {
     return dtype == QLORA_F32 ? QLORA__CUDA_R_32F
@@ -9112,13 +9337,13 @@ static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     int status = 0;
     const char* what = "cublasGemmEx";
     if (g->batch == 1) {
-        status = gpu->blas.GemmEx(gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->A, in, lda,
-                                  beta, g->C, out, ldc, compute, QLORA__CUBLAS_GEMM_DEFAULT);
+        status = gpu->blas.GemmEx(gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->A, in,
+                                  lda, beta, g->C, out, ldc, compute, QLORA__CUBLAS_GEMM_DEFAULT);
     } else {
         what = "cublasGemmStridedBatchedEx";
         status = gpu->blas.GemmStridedBatchedEx(
-            gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->sB, g->A, in, lda, g->sA, beta,
-            g->C, out, ldc, g->sC, (int)g->batch, compute, QLORA__CUBLAS_GEMM_DEFAULT);
+            gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->sB, g->A, in, lda, g->sA,
+            beta, g->C, out, ldc, g->sC, (int)g->batch, compute, QLORA__CUBLAS_GEMM_DEFAULT);
     }
     if (g->alpha_dev != NULL) {
         int reset = gpu->blas.SetPointerMode(gpu->cublas, QLORA__CUBLAS_POINTER_MODE_HOST);
@@ -9127,7 +9352,7 @@ static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
     return qlora__blas(ctx, status, what);
 }
 
-// ---- mixed operands ---------------------------------------------------------------------------------
+// ---- mixed operands -----------------------------------------------------------------------------
 
 // Writes the power of two that keeps an f32 matrix inside f16, and alpha over it, to scale[0..1].
 static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t rows, int64_t cols,
@@ -9191,8 +9416,8 @@ static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path p
     if (g->K == 0) { // nothing is added; cuBLAS would not clear C
         size_t size = qlora_dtype_bytes(g->out);
         for (int64_t i = 0; i < g->batch && g->beta == 0.0f; i++) {
-            QLORA__TRY(qlora__zero(ctx, (char*)g->C + (size_t)(i * g->sC) * size, (size_t)g->ldc * size,
-                                   (size_t)g->N * size, (size_t)g->M));
+            QLORA__TRY(qlora__zero(ctx, (char*)g->C + (size_t)(i * g->sC) * size,
+                                   (size_t)g->ldc * size, (size_t)g->N * size, (size_t)g->M));
         }
         if (g->beta == 0.0f || g->beta == 1.0f) {
             return QLORA_OK;
@@ -9223,7 +9448,7 @@ static bool qlora__has_cublas(const qlora_ctx* ctx) {
 
 #endif // QLORA_NO_CUDA
 
-// ---- the operator ---------------------------------------------------------------------------------
+// ---- the operator -------------------------------------------------------------------------------
 
 const char* qlora_path_name(qlora_path path) {
     static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS", "NF4"};
@@ -9249,8 +9474,9 @@ static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, q
                            "path cuBLAS was asked for, but none is bound (see qlora_describe)");
     }
     *out = wanted != QLORA_PATH_AUTO ? wanted
-                                     : cpu ? QLORA_PATH_CPU
-                                           : qlora__has_cublas(ctx) ? QLORA_PATH_CUBLAS : QLORA_PATH_PTX;
+           : cpu                     ? QLORA_PATH_CPU
+           : qlora__has_cublas(ctx)  ? QLORA_PATH_CUBLAS
+                                     : QLORA_PATH_PTX;
     return QLORA_OK;
 }
 
@@ -9269,23 +9495,26 @@ static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* 
     return QLORA_OK;
 }
 
-// The matrices of a batched output may be side by side in one row (heads), but not on top of each other.
+// The matrices of a batched output may be side by side in one row (heads), but not on top of each
+// other.
 static bool qlora__batch_disjoint(const qlora_tensor* c) {
     int64_t span = (c->rows - 1) * c->ld + c->cols;
     return c->batch <= 1 || c->rows == 0 || c->batch_stride >= span ||
            (c->batch_stride >= c->cols && c->batch_stride * c->batch <= c->ld);
 }
 
-static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d, const qlora_tensor* a,
-                                      const qlora_tensor* b, const qlora_tensor* c, qlora__gemm* g) {
+static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
+                                      const qlora_tensor* a, const qlora_tensor* b,
+                                      const qlora_tensor* c, qlora__gemm* g) {
     QLORA__TRY(qlora__need_batch(ctx, c, "C", QLORA__IS_FLOAT, -1, -1, -1));
     int64_t batch = c->batch;
-    QLORA__TRY(qlora__need_batch(ctx, a, "A", QLORA__IS_FLOAT, a != NULL && a->batch == 1 ? 1 : batch,
-                                 -1, -1));
+    QLORA__TRY(qlora__need_batch(ctx, a, "A", QLORA__IS_FLOAT,
+                                 a != NULL && a->batch == 1 ? 1 : batch, -1, -1));
     g->K = d->trans_a ? a->rows : a->cols;
     QLORA__TRY(qlora__need_batch(ctx, a, "A", QLORA__IS_FLOAT, -1, d->trans_a ? -1 : c->rows,
                                  d->trans_a ? c->rows : -1));
-    QLORA__TRY(qlora__need_batch(ctx, b, "B", QLORA__IS_FLOAT, b != NULL && b->batch == 1 ? 1 : batch,
+    QLORA__TRY(qlora__need_batch(ctx, b, "B", QLORA__IS_FLOAT,
+                                 b != NULL && b->batch == 1 ? 1 : batch,
                                  d->trans_b ? c->cols : g->K, d->trans_b ? g->K : c->cols));
     QLORA__TRY(qlora__gemm_check_types(ctx, a, b, c));
     QLORA__TRY(qlora__need_apart(ctx, "C", c, "A", a));
@@ -9324,8 +9553,9 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d, 
     return QLORA_OK;
 }
 
-static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
-                                    const qlora_tensor* b, const qlora_tensor* c) {
+static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
+                                    const qlora_tensor* a, const qlora_tensor* b,
+                                    const qlora_tensor* c) {
     if (desc == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
     }
@@ -9872,7 +10102,8 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
     if (M == 0 || tiles == 0) {
         return QLORA_OK;
     }
-    int64_t splits = qlora__min(16, qlora__ceil_div(640, tiles)); // about five blocks a multiprocessor
+    int64_t splits =
+        qlora__min(16, qlora__ceil_div(640, tiles)); // about five blocks a multiprocessor
     int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
     int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
     splits = range > 0 ? qlora__ceil_div(K, range) : 1;
@@ -10020,7 +10251,7 @@ qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, cons
     return qlora__leave(ctx, qlora__nf4_gemm2(ctx, x, w1, w2, y1, y2, flags));
 }
 
-// ---- pre-warm -------------------------------------------------------------------------------------
+// ---- pre-warm -----------------------------------------------------------------------------------
 
 static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
     if (s->kv_heads == 0) {
@@ -10053,7 +10284,8 @@ static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
 
 #ifndef QLORA_NO_CUDA
 
-// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's four.
+// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's
+// four.
 typedef struct qlora__planned_gemm {
     int64_t M;
     int64_t N;
@@ -10090,8 +10322,8 @@ static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gem
     return qlora__gemm_cublas(ctx, &g);
 }
 
-// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in the
-// middle of a capture.
+// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
+// the middle of a capture.
 static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
@@ -10193,14 +10425,15 @@ qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
 
 //@@ OPS        - operators: the formula, the CPU loop, the launch
 
-// ---- gradient clip (ALB-078) ------------------------------------------------------------------------
+// ---- gradient clip (ALB-078) --------------------------------------------------------------------
 //
 //   norm[g]  = sqrt(sum over the gradients of group g of x^2)
 //   scale[g] = min(1, max_norm / (norm[g] + 1e-6)), or 1 when norm[g] is not finite or max_norm < 0
 //   x       *= scale of its group
 //
-// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in double
-// (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the norm).
+// Gradients are cut into chunks of 8192 elements; sums go chunk by chunk in a fixed order, in
+// double (squares in f32 on the GPU: gradients between 1e-18 and 1e18 keep their share of the
+// norm).
 
 #define QLORA__CLIP_CHUNK 8192
 
@@ -10281,7 +10514,8 @@ static qlora_result qlora__clip_count(qlora_ctx* ctx, const qlora_tensor* const*
         clip->chunks += parts * qlora__ceil_div(length, QLORA__CLIP_CHUNK);
     }
     if (clip->parts > INT32_MAX || clip->chunks > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld pieces are too many", (long long)clip->chunks);
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld pieces are too many",
+                           (long long)clip->chunks);
     }
     return QLORA_OK;
 }
@@ -10499,8 +10733,10 @@ static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
         return QLORA_OK;
     }
     qlora_clip c = *clip; // parameters are passed by address
-    void* apply[] = {&c.part_table, &c.chunk_table, &c.chunks, &c.results, &c.flags, &c.groups, &c.any};
-    return qlora__launch(ctx, QLORA__K_clip_apply, qlora__max(clip->chunks, 1), 1, 1, 256, 0, apply);
+    void* apply[] = {&c.part_table, &c.chunk_table, &c.chunks, &c.results,
+                     &c.flags,      &c.groups,      &c.any};
+    return qlora__launch(ctx, QLORA__K_clip_apply, qlora__max(clip->chunks, 1), 1, 1, 256, 0,
+                         apply);
 }
 
 qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
@@ -10525,7 +10761,8 @@ static qlora_result qlora__clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t g
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group, qlora_clip_info* out) {
+qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
+                             qlora_clip_info* out) {
     QLORA__ENTER(ctx, "qlora_clip_read");
     return qlora__leave(ctx, qlora__clip_read(ctx, clip, group, out));
 }
@@ -10607,8 +10844,9 @@ static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t
     return shape;
 }
 
-// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose leading
-// dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte accesses.
+// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose
+// leading dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte
+// accesses.
 typedef struct qlora__extent {
     int64_t rows;
     int64_t cols;
@@ -13380,8 +13618,8 @@ typedef struct qlora__attention_pieces {
     qlora_tensor dkv;
 } qlora__attention_pieces;
 
-static qlora_result qlora__attention_piece(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch, int64_t rows,
-                                 int64_t cols, qlora_tensor* out) {
+static qlora_result qlora__attention_piece(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                           int64_t rows, int64_t cols, qlora_tensor* out) {
     QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, out));
     return qlora__scratch(ctx, out->bytes, &out->data);
 }
@@ -13410,14 +13648,16 @@ static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a
 }
 
 static qlora_result qlora__pieces_split(qlora_ctx* ctx, const qlora__attention_pieces* x,
-                                        const qlora_tensor* rows, int64_t s, const qlora_tensor* y) {
+                                        const qlora_tensor* rows, int64_t s,
+                                        const qlora_tensor* y) {
     qlora_tensor view;
     QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
     return qlora_heads_split(ctx, &view, y);
 }
 
 static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pieces* x,
-                                       const qlora_tensor* heads, int64_t s, const qlora_tensor* rows) {
+                                       const qlora_tensor* heads, int64_t s,
+                                       const qlora_tensor* rows) {
     qlora_tensor view;
     QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
     return qlora_heads_join(ctx, heads, &view);
@@ -13425,8 +13665,9 @@ static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pi
 
 // c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
 static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
-                                           const qlora_tensor* x, bool trans_x, const qlora_tensor* y,
-                                           bool trans_y, const qlora_tensor* z) {
+                                           const qlora_tensor* x, bool trans_x,
+                                           const qlora_tensor* y, bool trans_y,
+                                           const qlora_tensor* z) {
     qlora_tensor t[3] = {*x, *y, *z};
     for (int i = 0; i < 3; i++) {
         int64_t group = t[i].batch / a->kv_heads;
@@ -13622,7 +13863,7 @@ qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc
     return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
 }
 
-// ---- casts ------------------------------------------------------------------------------------------
+// ---- casts --------------------------------------------------------------------------------------
 //
 //   y = x in y's type, rounded to nearest even
 
@@ -13663,7 +13904,8 @@ static qlora_result qlora__cast(qlora_ctx* ctx, const qlora_tensor* x, const qlo
     qlora_tensor from = *x; // parameters are passed by address
     qlora_tensor to = *y;
     const float* no_scale = NULL;
-    void* args[] = {&from.data, &to.data, &from.rows, &from.cols, &from.ld, &to.ld, (void*)&no_scale};
+    void* args[] = {&from.data, &to.data, &from.rows,      &from.cols,
+                    &from.ld,   &to.ld,   (void*)&no_scale};
     int64_t pieces = x->rows * qlora__ceil_div(x->cols, 2048);
     return qlora__launch(ctx, kernel, qlora__min(pieces, 4096), 1, 1, 256, 0, args);
 }
@@ -13673,7 +13915,7 @@ qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tenso
     return qlora__leave(ctx, qlora__cast(ctx, x, y));
 }
 
-// ---- random weights -----------------------------------------------------------------------------------
+// ---- random weights -----------------------------------------------------------------------------
 //
 //   y[i] = deviation * (sum of twelve 16-bit random numbers - 393210) / 65536
 //
@@ -13692,12 +13934,13 @@ static void qlora__random_pairs(void* user, int64_t begin, int64_t end) {
     for (int64_t pair = begin; pair < end; pair++) {
         int32_t sum[2] = {-393210, -393210};
         for (uint32_t call = 0; call < 3; call++) {
-            const uint32_t counter[4] = {(uint32_t)pair, (uint32_t)((uint64_t)pair >> 32), job->stream,
-                                         call};
+            const uint32_t counter[4] = {(uint32_t)pair, (uint32_t)((uint64_t)pair >> 32),
+                                         job->stream, call};
             uint32_t words[4];
             qlora__philox(counter, job->key, words);
             for (uint32_t i = 0; i < 4; i++) {
-                sum[(4 * call + i) / 6] += (int32_t)(words[i] & 0xffffu) + (int32_t)(words[i] >> 16);
+                sum[(4 * call + i) / 6] +=
+                    (int32_t)(words[i] & 0xffffu) + (int32_t)(words[i] >> 16);
             }
         }
         for (int64_t i = 2 * pair; i < 2 * pair + 2 && i < n; i++) {
@@ -13791,7 +14034,8 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
 
 static qlora_result qlora__graph_instantiate(qlora_ctx* ctx, qlora_graph* graph, void* recorded) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.GraphGetNodes(recorded, NULL, &graph->nodes), "cuGraphGetNodes"));
+    QLORA__TRY(
+        qlora__cu(ctx, gpu->cu.GraphGetNodes(recorded, NULL, &graph->nodes), "cuGraphGetNodes"));
     QLORA__TRY(qlora__cu(ctx, gpu->cu.GraphInstantiate(&graph->exec, recorded, 0),
                          "cuGraphInstantiateWithFlags"));
     return qlora__cu(ctx, gpu->cu.GraphLaunch(graph->exec, gpu->stream), "cuGraphLaunch");
@@ -13835,8 +14079,8 @@ static qlora_result qlora__graph_launch(qlora_ctx* ctx, qlora_graph* graph) {
 
 #endif
 
-static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn, void* user,
-                                         qlora_graph** out) {
+static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
+                                         void* user, qlora_graph** out) {
     if (fn == NULL || out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", fn == NULL ? "fn" : "out");
     }
@@ -13883,13 +14127,15 @@ static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint
     QLORA__TRY(qlora__graph_need(ctx, graph));
     QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
     if (graph->key != key) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the graph was captured for key %llu and is asked to run for %llu; capture "
-                           "one for that",
-                           (unsigned long long)graph->key, (unsigned long long)key);
+        return qlora__fail(
+            ctx, QLORA_ERR_STATE,
+            "the graph was captured for key %llu and is asked to run for %llu; capture "
+            "one for that",
+            (unsigned long long)graph->key, (unsigned long long)key);
     }
     if (graph->invalid[0] != '\0') {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "graph %llu cannot be replayed: %s; capture it again",
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "graph %llu cannot be replayed: %s; capture it again",
                            (unsigned long long)key, graph->invalid);
     }
     QLORA__TRY(qlora__on_cpu(ctx) ? graph->fn(ctx, graph->user) : qlora__graph_launch(ctx, graph));
@@ -13946,7 +14192,7 @@ qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph, qlora_g
 
 //@@ MODEL      - plan, arena, weights, layer forward and backward, over OPS for both backends
 
-// ---- the parts of a model ---------------------------------------------------------------------------
+// ---- the parts of a model -----------------------------------------------------------------------
 
 #define QLORA__PROJECTIONS 7
 #define QLORA__GROUPS 4
@@ -14087,17 +14333,18 @@ struct qlora_model {
     qlora_tensor logits;  // [chunk, V]
     qlora_tensor rows_dx; // [R + 1, H]; the last row is zero
     qlora_tensor losses;  // f32 [1, R]
-    qlora_tensor totals;  // f32 [1, 6]: losses, their rounding rest, weights; the same for evaluation
+    qlora_tensor
+        totals; // f32 [1, 6]: losses, their rounding rest, weights; the same for evaluation
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
     qlora_tensor scores;   // f32 [heads, generate_tokens]
     qlora_tensor chances;  // their softmax in the compute type; in f32 the same memory
 };
 
-// ---- arena ------------------------------------------------------------------------------------------
+// ---- arena --------------------------------------------------------------------------------------
 
-// Counts bytes with base NULL, hands memory out otherwise: the same walk plans and allocates, so the plan
-// is what is allocated.
+// Counts bytes with base NULL, hands memory out otherwise: the same walk plans and allocates, so
+// the plan is what is allocated.
 typedef struct qlora__arena {
     qlora_ctx* ctx;
     char* base;
@@ -14265,7 +14512,8 @@ static void qlora__layout_windows(qlora_model* m) {
             if (c->qk_norm) {
                 at += 2 * step;
                 qlora__window_norm(m, at, c->head_dim, &layer->q_norm, &layer->d_q_norm);
-                qlora__window_norm(m, at + head_step, c->head_dim, &layer->k_norm, &layer->d_k_norm);
+                qlora__window_norm(m, at + head_step, c->head_dim, &layer->k_norm,
+                                   &layer->d_k_norm);
             }
         }
     }
@@ -14275,8 +14523,8 @@ static void qlora__layout_windows(qlora_model* m) {
 }
 
 // pads: of o and of gate/up.
-static void qlora__layout_kept(qlora__arena* arena, qlora_model* m, const int64_t pads[QLORA__GROUPS],
-                               qlora__kept* kept) {
+static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
+                               const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
     const qlora_model_config* c = &m->plan.config;
     int64_t T = m->plan.tokens;
     int64_t q = qlora__q_width(c);
@@ -14288,7 +14536,8 @@ static void qlora__layout_kept(qlora__arena* arena, qlora_model* m, const int64_
     qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
     qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
     qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
-    qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP], &kept->gu);
+    qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP],
+                        &kept->gu);
 }
 
 static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) {
@@ -14300,8 +14549,8 @@ static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) 
     }
 }
 
-// In training every layer keeps its own; otherwise one set serves them all, and the residual stream is
-// updated in place.
+// In training every layer keeps its own; otherwise one set serves them all, and the residual stream
+// is updated in place.
 static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
     int64_t pads[QLORA__GROUPS];
@@ -14450,10 +14699,11 @@ static void qlora__model_layout(qlora_model* m, char* base) {
     m->plan.total = arena.used;
 }
 
-// ---- plan -------------------------------------------------------------------------------------------
+// ---- plan ---------------------------------------------------------------------------------------
 
 // Which of a layer's modules have adapters, and with what rank and scale.
-static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc) {
+static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
+                                          const qlora_model_desc* desc) {
     const qlora_model_config* c = &m->plan.config;
     qlora__peft peft;
     memset(&peft, 0, sizeof peft);
@@ -14491,6 +14741,25 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m, const 
     return r;
 }
 
+// The A of a stack lie one below the other, so that their gradients are one product; then the B.
+static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
+    qlora__projection* first = &layer->projections[qlora__groups[group].first];
+    for (int i = 0; i < qlora__groups[group].count; i++) {
+        qlora__projection* p = &first[i];
+        p->a_at = at;
+        at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
+    }
+    for (int i = 0; i < qlora__groups[group].count; i++) {
+        qlora__projection* p = &first[i];
+        p->b_at = at;
+        at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
+        m->range_count += p->rank > 0 ? 2 : 0;
+        m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
+        m->plan.parameters += p->rank * (p->in + p->out);
+    }
+    return at;
+}
+
 // Gives every trained tensor its place; each starts on a multiple of 8 elements.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -14500,17 +14769,8 @@ static void qlora__number_parameters(qlora_model* m) {
     m->plan.parameters = 0;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
-            qlora__projection* p = &layer->projections[i];
-            if (p->rank == 0) {
-                continue;
-            }
-            p->a_at = at;
-            p->b_at = at + (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
-            at = p->b_at + (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
-            m->range_count += 2;
-            m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
-            m->plan.parameters += p->rank * (p->in + p->out);
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            at = qlora__number_group(m, layer, g, at);
         }
         if (m->desc.train_norms) {
             int64_t norms = 2 * (int64_t)qlora__align_up((size_t)c->hidden, 8) +
@@ -14538,8 +14798,8 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
     int64_t kv = qlora__kv_width(c);
     const int64_t ins[QLORA__PROJECTIONS] = {c->hidden, c->hidden, c->hidden,      q,
                                              c->hidden, c->hidden, c->intermediate};
-    const int64_t outs[QLORA__PROJECTIONS] = {q,  kv, kv, c->hidden, c->intermediate, c->intermediate,
-                                              c->hidden};
+    const int64_t outs[QLORA__PROJECTIONS] = {
+        q, kv, kv, c->hidden, c->intermediate, c->intermediate, c->hidden};
     for (int i = 0; i < QLORA__PROJECTIONS; i++) {
         qlora__projection* p = &layer->projections[i];
         int group = qlora__projections[i].group;
@@ -14609,11 +14869,12 @@ static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_confi
     }
     if (c->layers > QLORA_MAX_LAYERS || c->head_dim > 256 || c->head_dim % 2 != 0 ||
         c->heads % c->kv_heads != 0 || !(c->rms_eps > 0.0) || c->window < 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "config: layers %lld (at most %d), head_dim %lld (even, at most 256), heads "
-                           "%lld (a multiple of kv_heads %lld), rms_eps %g or window is not valid",
-                           (long long)c->layers, QLORA_MAX_LAYERS, (long long)c->head_dim,
-                           (long long)c->heads, (long long)c->kv_heads, c->rms_eps);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "config: layers %lld (at most %d), head_dim %lld (even, at most 256), heads "
+            "%lld (a multiple of kv_heads %lld), rms_eps %g or window is not valid",
+            (long long)c->layers, QLORA_MAX_LAYERS, (long long)c->head_dim, (long long)c->heads,
+            (long long)c->kv_heads, c->rms_eps);
     }
     return QLORA_OK;
 }
@@ -14626,12 +14887,13 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the model desc needs either dir (a folder) or config (random weights)");
     }
-    if (d->rank > 1024 || !(d->dropout >= 0.0f && d->dropout < 1.0f) || d->targets > QLORA_TARGET_ALL ||
-        !qlora__finite(d->alpha)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "rank %d (at most 1024), dropout %g (0 to below 1), targets %u or alpha %g "
-                           "is not valid",
-                           (int)d->rank, (double)d->dropout, d->targets, (double)d->alpha);
+    if (d->rank > 1024 || !(d->dropout >= 0.0f && d->dropout < 1.0f) ||
+        d->targets > QLORA_TARGET_ALL || !qlora__finite(d->alpha)) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "rank %d (at most 1024), dropout %g (0 to below 1), targets %u or alpha %g "
+            "is not valid",
+            (int)d->rank, (double)d->dropout, d->targets, (double)d->alpha);
     }
     if ((int)d->base < 0 || d->base > QLORA_BASE_32BIT || (int)d->mode < 0 ||
         d->mode > QLORA_MODE_BF16) {
@@ -14662,18 +14924,19 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
         d->max_sequences > d->tokens || d->max_length < 0 || d->max_length > d->tokens ||
         d->warmup_steps < 0 || d->total_steps < 0 || d->head_chunk < 0 || d->generate_tokens < 0 ||
         d->generate_tokens > (1 << 24) || d->keep_checkpoints < 0 || d->keep_checkpoints > 64) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "tokens %lld, max_sequences %lld, max_length %lld (neither above tokens), "
-                           "warmup_steps, total_steps, head_chunk, generate_tokens or "
-                           "keep_checkpoints is not valid",
-                           (long long)d->tokens, (long long)d->max_sequences,
-                           (long long)d->max_length);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "tokens %lld, max_sequences %lld, max_length %lld (neither above tokens), "
+            "warmup_steps, total_steps, head_chunk, generate_tokens or "
+            "keep_checkpoints is not valid",
+            (long long)d->tokens, (long long)d->max_sequences, (long long)d->max_length);
     }
     if (!(d->beta1 < 1.0 && d->beta2 < 1.0) || (int)d->schedule < 0 ||
         d->schedule > QLORA_SCHEDULE_CONSTANT || (int)d->recompute < 0 ||
         d->recompute > QLORA_CHOICE_OFF || (int)d->cache < 0 || d->cache > QLORA_CHOICE_OFF) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "a beta of 1 or more, or an unknown schedule, recompute or cache choice");
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "a beta of 1 or more, or an unknown schedule, recompute or cache choice");
     }
     if (d->head_chunk == 0) {
         d->head_chunk = qlora__min(1024, d->tokens);
@@ -14844,8 +15107,8 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
     return bytes == 0 || m->plan.total + m->plan.context <= bytes;
 }
 
-// Fewest recomputed layers that fit, then as many cached ones as there is room for. Both are monotonic, so
-// bisection finds them.
+// Fewest recomputed layers that fit, then as many cached ones as there is room for. Both are
+// monotonic, so bisection finds them.
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
     int64_t layers = m->plan.config.layers;
     bool auto_recompute = m->train.recompute == QLORA_CHOICE_AUTO && !m->train.no_training;
@@ -14855,18 +15118,18 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
     qlora__plan_apply(m, high, cached);
     if (!qlora__plan_fits(m, bytes)) {
         double gib = 1073741824.0;
-        return qlora__fail(ctx, QLORA_ERR_DEVICE_MEMORY,
-                           "%.2f GiB are needed even with every layer recomputed, %.2f are there: base "
-                           "%.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f; fewer "
-                           "tokens than %lld, a smaller rank or no weight cache would fit",
-                           (double)(m->plan.total + m->plan.context) / gib, (double)bytes / gib,
-                           (double)m->plan.base / gib,
-                           (double)(m->plan.adapters + m->plan.optimizer) / gib,
-                           (double)m->plan.activations / gib,
-                           (double)(m->plan.workspace + m->plan.head + m->plan.generation +
-                                    m->plan.batches + m->plan.cache + m->plan.context) /
-                               gib,
-                           (long long)m->plan.tokens);
+        return qlora__fail(
+            ctx, QLORA_ERR_DEVICE_MEMORY,
+            "%.2f GiB are needed even with every layer recomputed, %.2f are there: base "
+            "%.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f; fewer "
+            "tokens than %lld, a smaller rank or no weight cache would fit",
+            (double)(m->plan.total + m->plan.context) / gib, (double)bytes / gib,
+            (double)m->plan.base / gib, (double)(m->plan.adapters + m->plan.optimizer) / gib,
+            (double)m->plan.activations / gib,
+            (double)(m->plan.workspace + m->plan.head + m->plan.generation + m->plan.batches +
+                     m->plan.cache + m->plan.context) /
+                gib,
+            (long long)m->plan.tokens);
     }
     while (low < high) {
         int64_t middle = (low + high) / 2;
@@ -14956,12 +15219,12 @@ size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size) {
     }
     qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", "total",
                   (double)(plan->total + plan->context) / 1048576.0);
-    qlora__append(buffer, size, &used,
-                  "  %lld tokens a micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
-                  "%lld cached in 16 bits\n",
-                  (long long)plan->tokens, (long long)plan->parameters,
-                  (long long)plan->recompute_layers, (long long)plan->config.layers,
-                  (long long)plan->cached_layers);
+    qlora__append(
+        buffer, size, &used,
+        "  %lld tokens a micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
+        "%lld cached in 16 bits\n",
+        (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
+        (long long)plan->config.layers, (long long)plan->cached_layers);
     return used + 1;
 }
 
@@ -14978,7 +15241,7 @@ qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_conf
     return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
 }
 
-// ---- loading ----------------------------------------------------------------------------------------
+// ---- loading ------------------------------------------------------------------------------------
 
 #define QLORA__STAGE_BYTES ((size_t)16 << 20)
 
@@ -15058,8 +15321,8 @@ static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* t
 
 #endif
 
-static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target, const uint8_t* source,
-                                 uint64_t bytes) {
+static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
+                                 const uint8_t* source, uint64_t bytes) {
     const qlora_model_desc* desc = &s->m->desc;
     for (uint64_t at = 0; at < bytes; at += QLORA__STAGE_BYTES) {
         size_t n = bytes - at < QLORA__STAGE_BYTES ? (size_t)(bytes - at) : QLORA__STAGE_BYTES;
@@ -15078,7 +15341,9 @@ static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
 }
 
 static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
-    return t->dtype == QLORA__ST_F32 ? QLORA_F32 : t->dtype == QLORA__ST_BF16 ? QLORA_BF16 : QLORA_F16;
+    return t->dtype == QLORA__ST_F32    ? QLORA_F32
+           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
+                                        : QLORA_F16;
 }
 
 // A file's matrix as a tensor in the staging area (the operand's memory) or, where no conversion is
@@ -15139,7 +15404,8 @@ static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const ql
     return qlora__load_dense(ctx, s, t, out);
 }
 
-static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s, const qlora__linear_source* source,
+static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
+                                    const qlora__linear_source* source,
                                     const qlora__projection* p) {
     uint64_t blocks = source->absmax->bytes / (source->nested ? 1 : 4);
     float* plain = NULL;
@@ -15168,8 +15434,9 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s, const qlor
     return r;
 }
 
-static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
-                                           const char* module, qlora__projection* p) {
+static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
+                                           const qlora__folder* folder, const char* module,
+                                           qlora__projection* p) {
     char name[200];
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
@@ -15224,7 +15491,8 @@ static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const ql
     return QLORA_OK;
 }
 
-static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder) {
+static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
+                                       const qlora__folder* folder) {
     qlora_model* m = s->m;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
@@ -15303,7 +15571,7 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     return qlora__sync(ctx);
 }
 
-// ---- trained tensors ----------------------------------------------------------------------------------
+// ---- trained tensors ----------------------------------------------------------------------------
 
 typedef struct qlora__trained {
     char name[192]; // as PEFT has it, after base_model.model.
@@ -15317,7 +15585,8 @@ typedef struct qlora__trained {
 } qlora__trained;
 
 // Norms of a layer that are trained: name, width.
-static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index, qlora__trained* out) {
+static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
+                                qlora__trained* out) {
     static const char* const names[] = {"input_layernorm", "post_attention_layernorm",
                                         "self_attn.q_norm", "self_attn.k_norm"};
     const qlora_model_config* c = &m->plan.config;
@@ -15326,8 +15595,10 @@ static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index, 
     }
     int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
     int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
-    snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.weight", (long long)layer, names[index]);
-    out->at = m->layers[layer].norms_at + (index < 2 ? index * step : 2 * step + (index - 2) * head_step);
+    snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.weight", (long long)layer,
+             names[index]);
+    out->at =
+        m->layers[layer].norms_at + (index < 2 ? index * step : 2 * step + (index - 2) * head_step);
     out->rows = 1;
     out->cols = index < 2 ? c->hidden : c->head_dim;
     return true;
@@ -15442,10 +15713,12 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
         if (values == NULL) {
             return QLORA_ERR_MEMORY;
         }
-        const uint32_t key[2] = {(uint32_t)m->desc.seed, (uint32_t)(m->desc.seed >> 32) ^ 0x4c6f5241u};
+        const uint32_t key[2] = {(uint32_t)m->desc.seed,
+                                 (uint32_t)(m->desc.seed >> 32) ^ 0x4c6f5241u};
         float bound = 1.0f / sqrtf((float)t.cols);
         for (int64_t j = 0; j < n && !t.is_b; j += 4) {
-            const uint32_t counter[4] = {(uint32_t)(j / 4), (uint32_t)i, (uint32_t)((uint64_t)i >> 32), 0};
+            const uint32_t counter[4] = {(uint32_t)(j / 4), (uint32_t)i,
+                                         (uint32_t)((uint64_t)i >> 32), 0};
             uint32_t words[4];
             qlora__philox(counter, key, words);
             for (int64_t k = j; k < j + 4 && k < n; k++) {
@@ -15462,7 +15735,7 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// ---- forward ------------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 // How a pass runs: how many tokens, with or without dropout.
 typedef struct qlora__pass {
@@ -15482,11 +15755,13 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
     return v;
 }
 
-// The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is the
-// weights alone. Weights that have no copy of their own are placed in the shared operand.
+// The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is
+// the weights alone. Weights that have no copy of their own are placed in the shared operand.
 typedef struct qlora__stack {
     qlora_linear linear;
     qlora_tensor operand;
+    qlora_tensor positions; // of the rows at hand, for the dropout
+    qlora_tensor sequences;
     int64_t out;
     int64_t pad;
 } qlora__stack;
@@ -15497,6 +15772,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->linear = layer->linears[group];
     out->out = qlora_linear_out(&out->linear);
     out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
+    out->positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    out->sequences = qlora__window(&m->batch.sequences, 1, 0, pass->rows);
+    out->linear.positions = &out->positions;
+    out->linear.sequences = &out->sequences;
     out->pad = m->use_adapters ? layer->pads[group] : 0;
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
@@ -15514,7 +15793,8 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     if (layer->cached) {
         return QLORA_OK;
     }
-    return qlora__linear_place(pass->ctx, &out->linear, QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
+    return qlora__linear_place(pass->ctx, &out->linear,
+                               QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
 
 static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* layer, int group,
@@ -15573,8 +15853,10 @@ static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* laye
             const qlora_tensor* weight;
         } parts[] = {{0, q, &layer->q_norm}, {q, kv, &layer->k_norm}};
         for (int i = 0; i < 2; i++) {
-            qlora_tensor from = qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
-            qlora_tensor to = qlora__window(&layer->kept.qk, pass->rows, parts[i].at, parts[i].width);
+            qlora_tensor from =
+                qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
+            qlora_tensor to =
+                qlora__window(&layer->kept.qk, pass->rows, parts[i].at, parts[i].width);
             QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
         }
         rotated = qlora__window(&layer->kept.qk, pass->rows, 0, q + kv);
@@ -15592,8 +15874,8 @@ static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* l
     qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
     QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, &m->delta));
-    QLORA__TRY(qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, &layer->norm2, (float)c->rms_eps,
-                                              &h2, &x));
+    QLORA__TRY(qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, &layer->norm2,
+                                              (float)c->rms_eps, &h2, &x));
     return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
 }
 
@@ -15629,8 +15911,18 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
     return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
 }
 
+// The model's mode, not the context's setting, says how its f32 products are computed. Returns the
+// setting, to be put back.
+static qlora_math qlora__math_take(const qlora__pass* pass) {
+    qlora_math before = pass->ctx->desc.math;
+    pass->ctx->desc.math = pass->m->plan.mode != QLORA_MODE_TF32 ? QLORA_MATH_F32
+                           : before == QLORA_MATH_TF32_ALL       ? QLORA_MATH_TF32_ALL
+                                                                 : QLORA_MATH_TF32;
+    return before;
+}
+
 // Token ids -> the final norm's output in m->x.
-static qlora_result qlora__forward(const qlora__pass* pass) {
+static qlora_result qlora__forward_layers(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -15649,13 +15941,20 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
         qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
         qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
         qlora_tensor next = qlora__window(qlora__stream_before(m, l + 1), pass->rows, 0, c->hidden);
-        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1), eps,
-                                                  &next, &x));
+        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1),
+                                                  eps, &next, &x));
     }
     return QLORA_OK;
 }
 
-// ---- backward -----------------------------------------------------------------------------------------
+static qlora_result qlora__forward(const qlora__pass* pass) {
+    qlora_math before = qlora__math_take(pass);
+    qlora_result r = qlora__forward_layers(pass);
+    pass->ctx->desc.math = before;
+    return r;
+}
+
+// ---- backward -----------------------------------------------------------------------------------
 
 // Recomputes what a layer did not keep: everything but down_proj.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
@@ -15710,10 +16009,10 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
 }
 
 // A stack behind a norm: dy (with room for u) -> gradients of its adapters, and dh += norm'(dx).
-static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer, int group,
-                                               const qlora_tensor* dy, const qlora_tensor* h,
-                                               const qlora_tensor* norm, const qlora_tensor* d_norm,
-                                               bool wants_dx) {
+static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               int group, const qlora_tensor* dy,
+                                               const qlora_tensor* h, const qlora_tensor* norm,
+                                               const qlora_tensor* d_norm, bool wants_dx) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -15756,8 +16055,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
     qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
     qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
-    QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v, &m->batch.seqs,
-                                        &o, &lse, &d_o, &dq, &dk, &dv));
+    QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
+                                        &m->batch.seqs, &o, &lse, &d_o, &dq, &dk, &dv));
     qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
     qlora_tensor turned = qlora__window(&m->dqkv, pass->rows, 0, q + kv);
     QLORA__TRY(qlora_rope_backward(ctx, &turned, c->heads + c->kv_heads, &positions,
@@ -15784,14 +16083,14 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
 }
 
 // Gradient of the final norm's output in m->delta -> gradients of everything that is trained.
-static qlora_result qlora__backward(const qlora__pass* pass) {
+static qlora_result qlora__backward_layers(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor h = qlora__window(&m->last_h, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL, &dh,
-                                      m->desc.train_norms ? &m->d_final_norm : NULL));
+    QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL,
+                                      &dh, m->desc.train_norms ? &m->d_final_norm : NULL));
     for (int64_t l = c->layers - 1; l >= 0; l--) {
         qlora__layer* layer = &m->layers[l];
         if (layer->recompute) {
@@ -15799,7 +16098,8 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
         }
         QLORA__TRY(qlora__layer_down_backward(pass, layer));
         QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, &layer->kept.gu,
-                                              &layer->kept.h2, &layer->norm2, &layer->d_norm2, true));
+                                              &layer->kept.h2, &layer->norm2, &layer->d_norm2,
+                                              true));
         QLORA__TRY(qlora__layer_attention_backward(pass, layer));
         // Nothing below layer 0 is trained, unless its norm is.
         QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__QKV, &m->dqkv, &layer->kept.h,
@@ -15809,11 +16109,18 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
     return QLORA_OK;
 }
 
-// ---- head ---------------------------------------------------------------------------------------------
+static qlora_result qlora__backward(const qlora__pass* pass) {
+    qlora_math before = qlora__math_take(pass);
+    qlora_result r = qlora__backward_layers(pass);
+    pass->ctx->desc.math = before;
+    return r;
+}
+
+// ---- head ---------------------------------------------------------------------------------------
 
 // Chunks of labelled rows: gather, logits, loss; in training their gradient, back into m->delta.
-static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
-                                bool gradient) {
+static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
+                                       const qlora_tensor* totals, bool gradient) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -15853,7 +16160,15 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     return qlora_embed(ctx, &m->rows_dx, &inverse, &dx, &m->flag);
 }
 
-// ---- open and close -----------------------------------------------------------------------------------
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
+    qlora_math before = qlora__math_take(pass);
+    qlora_result r = qlora__head_chunks(pass, chunks, totals, gradient);
+    pass->ctx->desc.math = before;
+    return r;
+}
+
+// ---- open and close -----------------------------------------------------------------------------
 
 // NF4 weights get their maps and pointers once the arena's memory is there.
 static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
@@ -15870,7 +16185,8 @@ static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-// Operands of layers without a cache are windows of the shared one; a stack of dense weights needs none.
+// Operands of layers without a cache are windows of the shared one; a stack of dense weights needs
+// none.
 static void qlora__model_operands(qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
@@ -15958,7 +16274,8 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
         uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
                         (m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
                         (nf4 ? QLORA__NEED_NF4 : 0) | QLORA__NEED_LORA |
-                        (m->dir == NULL ? QLORA__NEED_RANDOM : 0) | qlora__attention_need(ctx, &shape);
+                        (m->dir == NULL ? QLORA__NEED_RANDOM : 0) |
+                        qlora__attention_need(ctx, &shape);
         ctx->gpu->cache->info.sealed = false;
         return qlora__cache_warm(ctx, have);
     }
@@ -16013,19 +16330,20 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
             QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
-                return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                                   "%s: %s has rank %lld and scale %g there, %lld and %g in this model; "
-                                   "open the model with desc.adapter",
-                                   s->dir, module, (long long)found.rank, found.scale,
-                                   (long long)p->rank, (double)p->scale);
+                return qlora__fail(
+                    ctx, QLORA_ERR_FORMAT,
+                    "%s: %s has rank %lld and scale %g there, %lld and %g in this model; "
+                    "open the model with desc.adapter",
+                    s->dir, module, (long long)found.rank, found.scale, (long long)p->rank,
+                    (double)p->scale);
             }
         }
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m, const char* dir,
-                                               qlora__adapter_source* s) {
+static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m,
+                                               const char* dir, qlora__adapter_source* s) {
     memset(s, 0, sizeof *s);
     s->dir = dir;
     qlora_result r = QLORA_OK;
@@ -16064,9 +16382,10 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
-        if (norm == NULL || !qlora__st_is_float(norm) || norm->rank != 1 || norm->shape[0] != t->cols) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing or has another shape", s->dir,
-                               QLORA__NORMS_FILE, t->name);
+        if (norm == NULL || !qlora__st_is_float(norm) || norm->rank != 1 ||
+            norm->shape[0] != t->cols) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing or has another shape",
+                               s->dir, QLORA__NORMS_FILE, t->name);
         }
         *out = norm;
     }
@@ -16075,7 +16394,8 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
 
 static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in);
 
-// Adapter weights of a folder, whose shapes must be this model's. Nothing changes unless all of it fits.
+// Adapter weights of a folder, whose shapes must be this model's. Nothing changes unless all of it
+// fits.
 static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
     qlora__adapter_source source;
     QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, &source));
@@ -16102,7 +16422,8 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
     return qlora__parameters_changed(ctx, m);
 }
 
-// The update of a step: norm, AdamW (which applies the clip's scale and zeroes the gradients), copies.
+// The update of a step: norm, AdamW (which applies the clip's scale and zeroes the gradients),
+// copies.
 static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
@@ -16124,8 +16445,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
 
 static qlora_result qlora__generate_dry_run(qlora_ctx* ctx, qlora_model* m); // GENERATE
 
-// C-PREWARM-001: everything a step does, once, on zeroed memory, before the weights are there: kernels are
-// loaded, cuBLAS has seen every shape, and the cache can be sealed.
+// C-PREWARM-001: everything a step does, once, on zeroed memory, before the weights are there:
+// kernels are loaded, cuBLAS has seen every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
         return QLORA_OK; // there is nothing to load
@@ -16146,7 +16467,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     return qlora__cache_set_sealed(ctx, true);
 }
 
-static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc) {
+static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
+                                      const qlora_model_desc* desc) {
     QLORA__TRY(qlora__model_optimizer(ctx, m));
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
@@ -16169,7 +16491,8 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m, const qlor
     return QLORA_OK;
 }
 
-static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m, const qlora_model_desc* desc) {
+static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
+                                       const qlora_model_desc* desc) {
     double start = qlora__clock_ms();
     QLORA__TRY(qlora__model_warm_kernels(ctx, m));
     QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
@@ -16187,14 +16510,16 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m, const qlo
 }
 
 // A plan made earlier decides recompute and cache; it must be of the same model and training.
-static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m, const qlora_plan* plan) {
+static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
+                                            const qlora_plan* plan) {
     qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the plan was made for another model or another training: it has %llu bytes, "
-                           "this needs %llu",
-                           (unsigned long long)plan->total, (unsigned long long)m->plan.total);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "the plan was made for another model or another training: it has %llu bytes, "
+            "this needs %llu",
+            (unsigned long long)plan->total, (unsigned long long)m->plan.total);
     }
     return QLORA_OK;
 }
@@ -16216,7 +16541,8 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
         r = qlora__plan_build(ctx, desc, train, NULL, &m);
     }
     if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
-        r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "the CPU computes in F32; use that mode, or AUTO");
+        r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                        "the CPU computes in F32; use that mode, or AUTO");
     }
     if (r == QLORA_OK) {
         r = qlora__model_start(ctx, m, desc);
@@ -16242,7 +16568,8 @@ qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
 static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
     if (m->trainers > 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "a trainer of this model still lives; destroy it first");
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a trainer of this model still lives; destroy it first");
     }
     qlora__model_free(m);
     ctx->children--;
@@ -16294,8 +16621,8 @@ static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, 
 static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, int64_t index,
                                           const void* pointer, qlora__trained* t) {
     if (pointer == NULL || index < 0 || !qlora__trained_at(m, index, t)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer is NULL, or there is no parameter %lld",
-                           (long long)index);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the pointer is NULL, or there is no parameter %lld", (long long)index);
     }
     return QLORA_OK;
 }
@@ -16357,7 +16684,7 @@ qlora_result qlora_model_use_adapters(qlora_model* model, bool on) {
 
 //@@ ADAPTER    - PEFT save and load, merged export, GGUF export
 
-// ---- lists of tensors to be written -----------------------------------------------------------------
+// ---- lists of tensors to be written -------------------------------------------------------------
 
 // One tensor of a file: floats of an arena (device memory on CUDA), or bytes of the host's.
 typedef struct qlora__save_item {
@@ -16388,7 +16715,8 @@ static qlora_result qlora__save_open(qlora_ctx* ctx, int64_t room, qlora__save_l
     list->room = (uint32_t)room;
     list->items = (qlora__save_item*)qlora__alloc_zero(ctx, list->room * sizeof *list->items);
     if (list->items != NULL) {
-        list->entries = (qlora__st_entry*)qlora__alloc_zero(ctx, list->room * sizeof *list->entries);
+        list->entries =
+            (qlora__st_entry*)qlora__alloc_zero(ctx, list->room * sizeof *list->entries);
     }
     if (list->entries == NULL) {
         qlora__save_close(ctx, list);
@@ -16397,7 +16725,8 @@ static qlora_result qlora__save_open(qlora_ctx* ctx, int64_t room, qlora__save_l
     return QLORA_OK;
 }
 
-static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtype dtype, uint32_t rank) {
+static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtype dtype,
+                                          uint32_t rank) {
     QLORA_ASSERT(list->count < list->room);
     qlora__save_item* item = &list->items[list->count];
     qlora__st_entry* entry = &list->entries[list->count++];
@@ -16432,15 +16761,17 @@ static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlor
 }
 
 // Writes the list as one file, atomically, with one tensor in host memory at a time.
-static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list, const char* path,
-                                      const char* const* metadata, bool checksum) {
+static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
+                                      const char* path, const char* const* metadata,
+                                      bool checksum) {
     size_t room = (size_t)list->longest * 4;
     float* values = (float*)qlora__alloc(ctx, room + 4);
     if (values == NULL) {
         return QLORA_ERR_MEMORY;
     }
     qlora__st_writer w;
-    qlora_result r = qlora__st_write_begin(ctx, path, list->entries, list->count, metadata, checksum, &w);
+    qlora_result r =
+        qlora__st_write_begin(ctx, path, list->entries, list->count, metadata, checksum, &w);
     bool begun = r == QLORA_OK;
     for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
         const qlora__save_item* item = &list->items[w.order[i]];
@@ -16485,7 +16816,7 @@ static void qlora__file_remove(qlora_ctx* ctx, const char* dir, const char* name
     }
 }
 
-// ---- PEFT folder --------------------------------------------------------------------------------------
+// ---- PEFT folder --------------------------------------------------------------------------------
 
 typedef struct qlora__module_name {
     char text[64];
@@ -16509,7 +16840,8 @@ static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
     qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
 }
 
-// The rank and alpha that stand for the whole adapter: the model's own, or those of the first module.
+// The rank and alpha that stand for the whole adapter: the model's own, or those of the first
+// module.
 static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
     bool found = false;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -16537,8 +16869,8 @@ static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
     return mask;
 }
 
-// target_modules and layers_to_transform: short names where every adapted layer has the same modules,
-// else the full name of each.
+// target_modules and layers_to_transform: short names where every adapted layer has the same
+// modules, else the full name of each.
 static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
     uint32_t all = 0;
     bool uniform = true;
@@ -16585,8 +16917,8 @@ static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
     t->desc.overrides = t->overrides;
 }
 
-static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m, const char* base_name,
-                                         qlora__peft_tables* t) {
+static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
+                                         const char* base_name, qlora__peft_tables* t) {
     memset(t, 0, sizeof *t);
     t->layer_room = (size_t)m->plan.config.layers;
     t->modules = t->layer_room * QLORA__PROJECTIONS;
@@ -16597,8 +16929,9 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m, c
     t->overrides = t->targets == NULL ? NULL
                                       : (qlora__peft_override*)qlora__alloc_zero(
                                             ctx, t->modules * sizeof *t->overrides);
-    t->layers = t->overrides == NULL ? NULL
-                                     : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
+    t->layers = t->overrides == NULL
+                    ? NULL
+                    : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
     if (t->layers == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -16616,8 +16949,8 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m, c
     return QLORA_OK;
 }
 
-// Takes an old adapter_config.json away when it says something else than the new one will, so that new
-// weights never stand beside an old config.
+// Takes an old adapter_config.json away when it says something else than the new one will, so that
+// new weights never stand beside an old config.
 static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
                                               const qlora__peft_desc* desc) {
     char path[QLORA__PATH_ROOM];
@@ -16647,11 +16980,12 @@ static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
 }
 
 // adapter_model.safetensors with the matrices, or the file of norms.
-static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m, const char* dir,
-                                                 bool norms) {
+static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m,
+                                                 const char* dir, bool norms) {
     char path[QLORA__PATH_ROOM];
     qlora__save_list list;
-    QLORA__TRY(qlora__path_join(ctx, dir, norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
+    QLORA__TRY(
+        qlora__path_join(ctx, dir, norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
     QLORA__TRY(qlora__save_open(ctx, m->range_count, &list));
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
@@ -16664,8 +16998,8 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
     return r;
 }
 
-// Weights first, then the config: a config never stands without its weights. PEFT has no norms in a LoRA
-// adapter, so trained ones get a file of their own, under the names they have in the base.
+// Weights first, then the config: a config never stands without its weights. PEFT has no norms in a
+// LoRA adapter, so trained ones get a file of their own, under the names they have in the base.
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
@@ -16703,9 +17037,10 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
                                         const char* base_name) {
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     if (m->desc.train_norms) {
-        QLORA__LOG(ctx, WARN, CHECKPOINT,
-                   "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save has all",
-                   dir, QLORA__NORMS_FILE);
+        QLORA__LOG(
+            ctx, WARN, CHECKPOINT,
+            "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save has all",
+            dir, QLORA__NORMS_FILE);
     }
     return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
 }
@@ -16727,7 +17062,7 @@ qlora_result qlora_adapter_load(qlora_model* model, const char* dir) {
     return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir));
 }
 
-// ---- GGUF -----------------------------------------------------------------------------------------------
+// ---- GGUF ---------------------------------------------------------------------------------------
 
 // B of one module: rows in llama.cpp's order, times what its scale has over the file's.
 static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
@@ -16746,15 +17081,15 @@ static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, d
     }
 }
 
-static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m, qlora__gguf_entry* entries,
-                                        uint32_t* count) {
+static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
+                                        qlora__gguf_entry* entries, uint32_t* count) {
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
         if (t.projection != NULL) {
             qlora__gguf_entry* e = &entries[(*count)++];
             char module[192];
-            snprintf(module, sizeof module, "%.*s", (int)(strlen(t.name) - strlen(".lora_A.weight")),
-                     t.name);
+            snprintf(module, sizeof module, "%.*s",
+                     (int)(strlen(t.name) - strlen(".lora_A.weight")), t.name);
             QLORA__TRY(qlora__gguf_name(ctx, module, t.is_b ? 'b' : 'a', e->name));
             e->rows = t.rows;
             e->cols = t.cols;
@@ -16784,10 +17119,12 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
     return QLORA_OK;
 }
 
-static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m, const char* path) {
+static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
+                                             const char* path) {
     QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
     if (m->desc.train_norms) {
-        QLORA__LOG(ctx, WARN, CHECKPOINT, "%s does not have the trained norms; qlora_merge_save has", path);
+        QLORA__LOG(ctx, WARN, CHECKPOINT,
+                   "%s does not have the trained norms; qlora_merge_save has", path);
     }
     size_t entry_bytes = (size_t)m->range_count * sizeof(qlora__gguf_entry);
     size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);
@@ -16802,8 +17139,8 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(ctx, path, qlora__gguf_architecture(m->plan.config.family), alpha, entries,
-                              count, &w);
+        r = qlora__gguf_begin(ctx, path, qlora__gguf_architecture(m->plan.config.family), alpha,
+                              entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {
@@ -16824,7 +17161,7 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path) {
     return qlora__leave(ctx, qlora__adapter_save_gguf(ctx, model, path));
 }
 
-// ---- merged export ----------------------------------------------------------------------------------------
+// ---- merged export ------------------------------------------------------------------------------
 
 // One tensor of the merged model.
 typedef struct qlora__merge_item {
@@ -16895,7 +17232,8 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
         float* values = job->values + row * cols;
         for (int64_t i = 0; i < cols && job->item->nf4; i++) {
             int64_t e = (job->first + row) * cols + i;
-            values[i] = w->maps[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
+            values[i] =
+                w->maps[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
         }
         for (int64_t i = 0; i < cols && job->via_bf16; i++) {
             values[i] = qlora__bf16_to(qlora__bf16_from(values[i]));
@@ -16917,7 +17255,8 @@ static void qlora__merge_module_close(qlora_ctx* ctx, qlora__merge_module* modul
 }
 
 static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* m,
-                                             const qlora__merge_item* item, qlora__merge_module* out) {
+                                             const qlora__merge_item* item,
+                                             qlora__merge_module* out) {
     const qlora__projection* p = item->projection;
     memset(out, 0, sizeof *out);
     out->ab_bytes = (size_t)(p->rank * (p->in + p->out)) * 4;
@@ -16946,8 +17285,9 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
         struct {
             const void* device;
             void* host;
-        } parts[] = {{p->nf4.codes, NULL},         {p->nf4.absmax, NULL}, {p->nf4.absmax_codes, NULL},
-                     {p->nf4.absmax_scales, NULL}, {p->nf4.offset, NULL}, {p->nf4.maps, NULL}};
+        } parts[] = {{p->nf4.codes, NULL},        {p->nf4.absmax, NULL},
+                     {p->nf4.absmax_codes, NULL}, {p->nf4.absmax_scales, NULL},
+                     {p->nf4.offset, NULL},       {p->nf4.maps, NULL}};
         for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
             if (parts[i].device != NULL) {
                 parts[i].host = out->memory + ((const char*)parts[i].device - from);
@@ -16964,13 +17304,16 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
 }
 
 // Floats into the type of the file; a finite value that f16 cannot hold is an error.
-static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item, int64_t n) {
+static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item,
+                                      int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         uint16_t half = g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i])
                                               : qlora__bf16_from(g->values[i]);
         if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
-            return qlora__fail(g->ctx, QLORA_ERR_LIMIT, "%s has the value %g, which F16 cannot hold; "
-                               "export as BF16 or F32", item->tensor->name, (double)g->values[i]);
+            return qlora__fail(g->ctx, QLORA_ERR_LIMIT,
+                               "%s has the value %g, which F16 cannot hold; "
+                               "export as BF16 or F32",
+                               item->tensor->name, (double)g->values[i]);
         }
         memcpy(g->packed + (size_t)i * 2, &half, 2);
     }
@@ -16987,14 +17330,15 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         return qlora__floats_out(g->ctx, norm.data, item->cols, g->values);
     }
     if (!item->nf4) {
-        qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols), (uint64_t)(rows * item->cols),
-                           g->values);
+        qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
+                           (uint64_t)(rows * item->cols), g->values);
     }
     if (item->projection != NULL) {
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        job.via_bf16 = g->trained && g->m->compute == QLORA_BF16;
+        // what a step computes with: 4-bit values are rounded to bf16 in every mode
+        job.via_bf16 = item->nf4 || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
@@ -17031,13 +17375,15 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
 }
 
 static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
-    return dtype == QLORA_F32 ? QLORA__ST_F32 : dtype == QLORA_BF16 ? QLORA__ST_BF16 : QLORA__ST_F16;
+    return dtype == QLORA_F32    ? QLORA__ST_F32
+           : dtype == QLORA_BF16 ? QLORA__ST_BF16
+                                 : QLORA__ST_F16;
 }
 
 // Parts of a bitsandbytes weight, which the merged weight does without.
 static bool qlora__is_bnb_part(const char* name) {
-    static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map",
-                                       qlora__bnb_suffix};
+    static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax",
+                                       ".nested_quant_map", qlora__bnb_suffix};
     size_t length = strlen(name);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         size_t n = strlen(ends[i]);
@@ -17050,7 +17396,8 @@ static bool qlora__is_bnb_part(const char* name) {
 }
 
 // What of the model a tensor of the folder is: a projection, a trained norm, or neither.
-static void qlora__merge_recognise(const qlora_model* m, const char* plain, qlora__merge_item* item) {
+static void qlora__merge_recognise(const qlora_model* m, const char* plain,
+                                   qlora__merge_item* item) {
     char name[224];
     qlora__trained norm;
     item->norm_at = -1;
@@ -17081,7 +17428,8 @@ static void qlora__merge_recognise(const qlora_model* m, const char* plain, qlor
     }
 }
 
-// Describes one tensor. The folder may have changed since the model was opened, so shapes are checked.
+// Describes one tensor. The folder may have changed since the model was opened, so shapes are
+// checked.
 static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__folder_entry* entry,
                                           qlora__merge_item* item) {
     const qlora__st_tensor* t = entry->tensor;
@@ -17101,8 +17449,9 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
                    (item->norm_at >= 0 &&
                     (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
-        return qlora__fail(g->ctx, QLORA_ERR_FORMAT, "%s: %s is not what it was when the model was opened",
-                           g->m->dir, t->name);
+        return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
+                           "%s: %s is not what it was when the model was opened", g->m->dir,
+                           t->name);
     }
     item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
     int64_t n = p != NULL ? p->out * p->in : (int64_t)qlora__st_elements(t);
@@ -17142,11 +17491,13 @@ static qlora_result qlora__merge_tell(const qlora__merge* g) {
     return QLORA_OK;
 }
 
-static void qlora__merge_shard_name(const qlora__merge* g, uint32_t shard, qlora__module_name* out) {
+static void qlora__merge_shard_name(const qlora__merge* g, uint32_t shard,
+                                    qlora__module_name* out) {
     if (g->shards == 1) {
         snprintf(out->text, sizeof out->text, "model.safetensors");
     } else {
-        snprintf(out->text, sizeof out->text, "model-%05u-of-%05u.safetensors", shard + 1, g->shards);
+        snprintf(out->text, sizeof out->text, "model-%05u-of-%05u.safetensors", shard + 1,
+                 g->shards);
     }
 }
 
@@ -17199,17 +17550,24 @@ static qlora_result qlora__merge_index(qlora__merge* g) {
         g->names[i] = g->items[i].tensor->name;
         g->shard_of[i] = g->items[i].shard;
     }
-    qlora_result r = qlora__index_write(ctx, g->dir, g->names, g->shard_of, g->count, names, g->total);
+    qlora_result r =
+        qlora__index_write(ctx, g->dir, g->names, g->shard_of, g->count, names, g->total);
     qlora__free(ctx, shards, bytes);
     return r;
 }
 
 // What a model folder has besides weights and config.
 static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
-    static const char* const files[] = {
-        "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "added_tokens.json",      "vocab.json",     "merges.txt",            "tokenizer.model",
-        "chat_template.jinja",    "chat_template.json"};
+    static const char* const files[] = {"generation_config.json",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "tokenizer.model",
+                                        "chat_template.jinja",
+                                        "chat_template.json"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         char from[QLORA__PATH_ROOM];
         char to[QLORA__PATH_ROOM];
@@ -17241,7 +17599,8 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
     uint32_t n = g->folder.count;
     g->items = (qlora__merge_item*)qlora__alloc(ctx, n * sizeof *g->items);
     g->room = n;
-    g->entries = g->items != NULL ? (qlora__st_entry*)qlora__alloc(ctx, n * sizeof *g->entries) : NULL;
+    g->entries =
+        g->items != NULL ? (qlora__st_entry*)qlora__alloc(ctx, n * sizeof *g->entries) : NULL;
     g->members = g->entries != NULL ? (uint32_t*)qlora__alloc(ctx, n * sizeof *g->members) : NULL;
     g->names = g->members != NULL ? (const char**)qlora__alloc(ctx, n * sizeof *g->names) : NULL;
     g->shard_of = g->names != NULL ? (uint32_t*)qlora__alloc(ctx, n * sizeof *g->shard_of) : NULL;
@@ -17283,26 +17642,29 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m, cons
     if (dir == NULL || dir[0] == '\0' ||
         (dtype != QLORA_F32 && dtype != QLORA_BF16 && dtype != QLORA_F16) ||
         (base != QLORA_MERGE_ORIGINAL && base != QLORA_MERGE_TRAINED)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "dir is NULL or empty, dtype is not F32, BF16 or F16, or base is unknown");
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "dir is NULL or empty, dtype is not F32, BF16 or F16, or base is unknown");
     }
     if (m->dir == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "a model of random weights has no folder to merge into");
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a model of random weights has no folder to merge into");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
     // This also keeps the base's own folder from being overwritten, however it is spelt.
     QLORA__TRY(qlora__path_join(ctx, dir, "config.json", path));
     QLORA__TRY(qlora__file_exists(ctx, path, &exists));
     if (exists) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is there already; give a folder without a model",
-                           path);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s is there already; give a folder without a model", path);
     }
     return QLORA_OK;
 }
 
 static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m, const char* dir,
-                                      qlora_dtype dtype, qlora_merge_base base, uint64_t shard_bytes,
-                                      qlora_progress_fn progress, void* user) {
+                                      qlora_dtype dtype, qlora_merge_base base,
+                                      uint64_t shard_bytes, qlora_progress_fn progress,
+                                      void* user) {
     QLORA__TRY(qlora__merge_need(ctx, m, dir, dtype, base));
     qlora__merge g;
     memset(&g, 0, sizeof g);
@@ -17320,12 +17682,12 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m, cons
 }
 
 qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
-                              qlora_merge_base base, uint64_t shard_bytes, qlora_progress_fn progress,
-                              void* user) {
+                              qlora_merge_base base, uint64_t shard_bytes,
+                              qlora_progress_fn progress, void* user) {
     qlora_ctx* ctx = qlora_model_ctx(model);
     QLORA__ENTER(ctx, "qlora_merge_save");
-    return qlora__leave(ctx,
-                        qlora__merge_save(ctx, model, dir, dtype, base, shard_bytes, progress, user));
+    return qlora__leave(
+        ctx, qlora__merge_save(ctx, model, dir, dtype, base, shard_bytes, progress, user));
 }
 
 //@@ TRAIN      - micro-step, update, schedules, evaluation, checkpoints
@@ -17411,8 +17773,8 @@ static qlora_result qlora__slot_take(qlora_trainer* t, qlora__slot** out) {
 
 static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* target,
                                      const void* source, size_t bytes) {
-    qlora_ctx* ctx = t->ctx;
 #ifndef QLORA_NO_CUDA
+    qlora_ctx* ctx = t->ctx;
     if (!qlora__on_cpu(ctx)) {
         const qlora__cuda_table* cu = &ctx->gpu->cu;
         qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
@@ -17423,6 +17785,7 @@ static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* 
         return QLORA_OK;
     }
 #else
+    (void)t;
     (void)slot;
 #endif
     memcpy(target, source, bytes);
@@ -17522,7 +17885,7 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
 static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
-    float* weights = (float*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
+    QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
     int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
     int32_t none = (int32_t)m->batch.rows.cols; // the row of zeros
     for (int64_t i = 0; i < m->plan.tokens; i++) {
@@ -17535,7 +17898,7 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
             if (b->labels[i + 1] != -100) {
                 rows[count] = (int32_t)i;
                 labels[count] = b->labels[i + 1];
-                weights[count] = b->weights != NULL ? b->weights[i + 1] : 1.0f;
+                weights[count] = b->weights != NULL ? (QLORA__REAL)b->weights[i + 1] : 1;
                 inverse[i] = (int32_t)count;
                 count++;
             }
@@ -17545,7 +17908,7 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
     for (int64_t i = count; i < none; i++) {
         rows[i] = 0;
         labels[i] = -100;
-        weights[i] = 0.0f;
+        weights[i] = 0;
     }
     return count;
 }
@@ -17559,8 +17922,8 @@ static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch
     QLORA__TRY(qlora__slot_take(t, &slot));
     qlora__slot_tokens(m, slot->memory, batch);
     int64_t labels = qlora__slot_labels(m, slot->memory, batch);
-    float* scale = (float*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
-    *scale = (float)(1.0 / total_labels);
+    QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
+    *scale = (QLORA__REAL)(1.0 / total_labels);
     uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
     dropout[0] = (uint32_t)m->train.seed;
     dropout[1] = (uint32_t)(m->train.seed >> 32);
@@ -17835,7 +18198,10 @@ static qlora_result qlora__eval_logits(qlora_trainer* t, const qlora_batch* batc
         qlora_tensor x;
         QLORA__TRY(qlora__tensor_view(ctx, &m->x, row, rows, 0, m->plan.config.hidden, &x));
         qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-        QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &x, &m->head, &logits));
+        qlora_math before = qlora__math_take(&pass);
+        qlora_result r = qlora__gemm_named(ctx, false, true, false, 0, &x, &m->head, &logits);
+        ctx->desc.math = before;
+        QLORA__TRY(r);
         QLORA__TRY(qlora__logits_out(ctx, &logits, rows, out + row * m->plan.config.vocab));
     }
     return qlora__flag_check(ctx, m);
@@ -18121,7 +18487,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that number.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
-    qlora__state_add(s, "format", QLORA__SAME, 1);
+    qlora__state_add(s, "state_format", QLORA__SAME, 1);
     qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
     qlora__state_add(s, "math", QLORA__SAME, (int64_t)t->ctx->desc.math);
     qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);

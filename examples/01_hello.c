@@ -1,6 +1,7 @@
 // 01_hello.c - opens a context, says what it runs on, adds and multiplies two small matrices.
 //
-//     cc -I. examples/01_hello.c -o hello -ldl -lm -lpthread && ./hello
+//     cc -I. examples/01_hello.c -o hello -ldl -lm -lpthread
+//     ./hello
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 

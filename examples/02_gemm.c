@@ -1,7 +1,8 @@
 // 02_gemm.c - one product, C = A B and its gradient dB = A^T dC, on the CPU, on our own PTX and on
 // cuBLAS, as far as they are there; prints how far each is from the CPU.
 //
-//     cc -O2 -I. examples/02_gemm.c -o gemm -ldl -lm -lpthread && ./gemm
+//     cc -O2 -I. examples/02_gemm.c -o gemm -ldl -lm -lpthread
+//     ./gemm
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 

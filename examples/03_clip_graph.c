@@ -2,7 +2,8 @@
 // and replayed. max_norm lives on the device, so a replay sees its newest value. On the CPU the
 // same program runs: there a replay calls the step again.
 //
-//     cc -O2 -I. examples/03_clip_graph.c -o clip_graph -ldl -lm -lpthread && ./clip_graph
+//     cc -O2 -I. examples/03_clip_graph.c -o clip_graph -ldl -lm -lpthread
+//     ./clip_graph
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 

@@ -3434,7 +3434,7 @@ static bool text__piece_encode(text_tok* tok, const char* text, size_t size, tex
 
 //@@ LOAD  - tokenizer.json and the .bin form of llama2.c
 
-enum { TEXT__MAX_ID = 1 << 24, TEXT__MAX_ADDED = 1024, TEXT__MAX_LIST = 64 };
+enum { TEXT__MAX_ID = 1 << 24, TEXT__MAX_ADDED = 1024, TEXT__MAX_LIST = 64, TEXT__MAX_STEP = 64 };
 
 static void text__steps_free(text__steps* steps) {
     for (size_t i = 0; i < steps->count; i++) {
@@ -3852,6 +3852,9 @@ static bool text__step_string(const text__json* json, const text__node* node, co
     if (value == NULL || value->type != TEXT__J_STRING) {
         return text__fail(error, "a step without the string \"%s\"", name);
     }
+    if (value->size > TEXT__MAX_STEP) { // a text could grow out of all bounds
+        return text__fail(error, "\"%s\" is longer than %d bytes", name, TEXT__MAX_STEP);
+    }
     return text__copy(text__json_text(json, value), value->size, out, size, error);
 }
 
@@ -4139,8 +4142,8 @@ static bool text__load_template(text_tok* tok, const text__json* json, const tex
                                 text_ids* front, text_error* error) {
     const text__node* single = text__json_get(json, node, "single");
     const text__node* tokens = text__json_get(json, node, "special_tokens");
-    if (single == NULL || single->type != TEXT__J_ARRAY) {
-        return text__fail(error, "post_processor: TemplateProcessing without \"single\"");
+    if (single == NULL || single->type != TEXT__J_ARRAY || single->size > TEXT__MAX_LIST) {
+        return text__fail(error, "post_processor: TemplateProcessing without a good \"single\"");
     }
     bool before = true;
     const text__node* item = single + 1;

@@ -1,4 +1,5 @@
-// loss.cuh - cross-entropy over rows of logits with the gradient in place, its sum, and the arg max.
+// loss.cuh - cross-entropy over rows of logits with the gradient in place, its sum, and the arg
+// max.
 #ifndef QLORA_LOSS_CUH
 #define QLORA_LOSS_CUH
 

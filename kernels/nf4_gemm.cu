@@ -41,8 +41,8 @@ __device__ __forceinline__ void multiply(float* c, const uint32_t* a, uint32_t b
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The sixteen bf16 values that the codes of one block stand for, their low and high bytes apart: entry
-// c lies in byte c % 4 of word c / 4.
+// The sixteen bf16 values that the codes of one block stand for, their low and high bytes apart:
+// entry c lies in byte c % 4 of word c / 4.
 struct palette {
     uint32_t low[4];
     uint32_t high[4];
@@ -61,10 +61,10 @@ __device__ __forceinline__ palette mix(const float* level, float scale) {
     return p;
 }
 
-// Eight codes to eight bf16: three byte selections a table and four codes instead of a look-up each.
-// Nibbles pick among eight entries by their lower three bits, then their fourth bit picks the half. A
-// byte holds the earlier element in its high half, so neighbours come out swapped and are put right when
-// low and high bytes are joined.
+// Eight codes to eight bf16: three byte selections a table and four codes instead of a look-up
+// each. Nibbles pick among eight entries by their lower three bits, then their fourth bit picks the
+// half. A byte holds the earlier element in its high half, so neighbours come out swapped and are
+// put right when low and high bytes are joined.
 __device__ __forceinline__ void widen(uint32_t* out, uint32_t word, const palette& p) {
     uint32_t entry = word & 0x77777777u;
     uint32_t half = (word >> 1 & 0x44444444u) | 0x32103210u;

@@ -1,4 +1,5 @@
-// softmax.cuh - the pieces of attention written out: head layout, transpose, masked scores, softmax.
+// softmax.cuh - the pieces of attention written out: head layout, transpose, masked scores,
+// softmax.
 #ifndef QLORA_SOFTMAX_CUH
 #define QLORA_SOFTMAX_CUH
 

@@ -1,9 +1,11 @@
-// golden.c - runs a fixture folder made with transformers, PEFT and bitsandbytes, and judges every figure.
+// golden.c - runs a fixture folder made with transformers, PEFT and bitsandbytes, and judges every
+// figure.
 //
 //   build/golden [--backend cpu|cuda] [--mode f32|bf16] [--graph on|off] DIR...
 //
-// A folder has model/, model-bnb4/, adapter0/, adapter20/, golden.safetensors and golden.json, whose
-// "limits" say what is close enough. Exit status 0: everything holds; 1: something does not; 2: usage.
+// A folder has model/, model-bnb4/, adapter0/, adapter20/, golden.safetensors and golden.json,
+// whose "limits" say what is close enough. Exit status 0: everything holds; 1: something does not;
+// 2: usage.
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "../qlora.h"
@@ -12,6 +14,7 @@ typedef struct options {
     qlora_backend backend;
     qlora_mode mode;
     bool graph;
+    bool quiet; // print only what fails
 } options;
 
 typedef struct fixture {
@@ -28,12 +31,16 @@ typedef struct fixture {
     int32_t* ids;    // [steps][batch][seq]
     int32_t* labels;
     int32_t lengths[64];
+    int figures;
     int failures;
 } fixture;
 
 static bool report(fixture* f, const char* what, double value, double limit) {
     bool ok = value <= limit; // false for NaN
-    printf("  %-34s %12.4g  limit %-10.3g %s\n", what, value, limit, ok ? "ok" : "FAILED");
+    if (!ok || !f->opt->quiet) {
+        printf("  %-34s %12.4g  limit %-10.3g %s\n", what, value, limit, ok ? "ok" : "FAILED");
+    }
+    f->figures++;
     f->failures += ok ? 0 : 1;
     return ok;
 }
@@ -56,7 +63,8 @@ static double number(const fixture* f, const char* path) {
 
 static double limit_of(const fixture* f, const char* name) {
     char path[64];
-    snprintf(path, sizeof path, "limits/%s/%s", f->opt->mode == QLORA_MODE_BF16 ? "bf16" : "f32", name);
+    snprintf(path, sizeof path, "limits/%s/%s", f->opt->mode == QLORA_MODE_BF16 ? "bf16" : "f32",
+             name);
     return number(f, path);
 }
 
@@ -216,7 +224,8 @@ static void check_loss(fixture* f, session* s, const char* what, const char* nam
     report(f, what, fabs(got - want) / (fabs(want) > 1.0 ? fabs(want) : 1.0), limit_of(f, "loss0"));
 }
 
-// Relative 2-norm of the difference; against a zero reference 1e-12 in absolute terms, scaled to limit.
+// Relative 2-norm of the difference; against a zero reference 1e-12 in absolute terms, scaled to
+// limit.
 static double tensor_error(const float* got, const float* want, size_t n, double limit) {
     double difference = 0.0;
     double norm = 0.0;
@@ -280,7 +289,8 @@ static void check_steps(fixture* f, session* s) {
             return;
         }
         if (step == 0) {
-            check_tensors(f, s, "gradients of step 0", &f->tensors, "grad.", true, limit_of(f, "grads"));
+            check_tensors(f, s, "gradients of step 0", &f->tensors, "grad.", true,
+                          limit_of(f, "grads"));
         }
         if (qlora_train_update(s->trainer) != QLORA_OK ||
             qlora_train_info_read(s->trainer, &info) != QLORA_OK) {
@@ -300,8 +310,8 @@ static void check_steps(fixture* f, session* s) {
     report(f, "worst gradient norm", worst_norm, limit_of(f, "grad_norm"));
 }
 
-// The continuation that the reference chose greedily, token by token: ours must choose the same, or (in
-// bf16) rank it within greedy_margin of the top.
+// The continuation that the reference chose greedily, token by token: ours must choose the same, or
+// (in bf16) rank it within greedy_margin of the top.
 static void check_greedy(fixture* f, session* s) {
     int32_t text[192];
     int32_t labels[192];
@@ -334,7 +344,8 @@ static void check_greedy(fixture* f, session* s) {
         free(logits);
         return;
     }
-    double worst = 0.0; // how far the golden token lies below the top, relative to the largest logit
+    double worst =
+        0.0; // how far the golden token lies below the top, relative to the largest logit
     for (int32_t i = (int32_t)prompt_count - 1; i + 1 < length; i++) {
         const float* row = logits + (int64_t)i * f->vocab;
         double top = -INFINITY;
@@ -352,8 +363,8 @@ static void check_greedy(fixture* f, session* s) {
     if (judged) {
         report(f, "greedy text", worst, limit);
     } else {
-        printf("  %-34s %12.4g  not judged: the reference's own margin is too small\n", "greedy text",
-               worst);
+        printf("  %-34s %12.4g  not judged: the reference's own margin is too small\n",
+               "greedy text", worst);
     }
     free(logits);
 }
@@ -410,13 +421,16 @@ static void check_generate(fixture* f, session* s) {
     }
 }
 
-static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir) {
+// Returns the number of failures; figures gets the number of comparisons.
+static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int* figures) {
     fixture f;
     memset(&f, 0, sizeof f);
     f.ctx = ctx;
     f.opt = opt;
     f.dir = dir;
-    printf("%s\n", dir);
+    if (!opt->quiet) {
+        printf("%s\n", dir);
+    }
     if (!fixture_open(&f)) {
         return 1;
     }
@@ -455,27 +469,34 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir) {
         session_close(&s);
     }
     int failures = f.failures;
+    *figures = f.figures;
     fixture_close(&f);
-    printf("  %s\n", failures == 0 ? "all figures hold" : "FAILED");
+    if (!opt->quiet) {
+        printf("  %s\n", failures == 0 ? "all figures hold" : "FAILED");
+    }
     return failures;
 }
 
+#ifndef GOLDEN_NO_MAIN // the test suite has its own
+
 static int usage(int status) {
     printf("usage: golden [--backend cpu|cuda] [--mode f32|bf16] [--graph on|off] DIR...\n"
-           "runs fixture folders (model/, model-bnb4/, adapter0/, adapter20/, golden.*) and prints every\n"
+           "runs fixture folders (model/, model-bnb4/, adapter0/, adapter20/, golden.*) and prints "
+           "every\n"
            "figure with its limit; status 0 when all hold\n");
     return status;
 }
 
 int main(int argc, char** argv) {
-    options opt = {QLORA_BACKEND_CPU, QLORA_MODE_F32, true};
+    options opt = {QLORA_BACKEND_CPU, QLORA_MODE_F32, true, false};
     int i = 1;
     for (; i < argc && strncmp(argv[i], "--", 2) == 0; i++) {
         const char* value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "--help") == 0) {
             return usage(0);
         }
-        if (strcmp(argv[i], "--backend") == 0 && (strcmp(value, "cpu") == 0 || strcmp(value, "cuda") == 0)) {
+        if (strcmp(argv[i], "--backend") == 0 &&
+            (strcmp(value, "cpu") == 0 || strcmp(value, "cuda") == 0)) {
             opt.backend = strcmp(value, "cpu") == 0 ? QLORA_BACKEND_CPU : QLORA_BACKEND_CUDA;
         } else if (strcmp(argv[i], "--mode") == 0 &&
                    (strcmp(value, "f32") == 0 || strcmp(value, "bf16") == 0)) {
@@ -505,7 +526,8 @@ int main(int argc, char** argv) {
     }
     int failures = 0;
     for (; i < argc; i++) {
-        failures += run_fixture(ctx, &opt, argv[i]);
+        int figures = 0;
+        failures += run_fixture(ctx, &opt, argv[i], &figures);
     }
     if (qlora_ctx_destroy(ctx) != QLORA_OK) {
         fprintf(stderr, "golden: %s\n", qlora_last_error(ctx));
@@ -514,3 +536,5 @@ int main(int argc, char** argv) {
     printf("%s\n", failures == 0 ? "all folders hold" : "FAILED");
     return failures == 0 ? 0 : 1;
 }
+
+#endif

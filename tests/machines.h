@@ -1,10 +1,11 @@
-// machines.h - the machines that a test runs on: the CPU, fake GPUs of several generations, the real GPU.
+// machines.h - the machines that a test runs on: the CPU, fake GPUs of several generations, the
+// real GPU.
 //
 //     TEST gemm_is_right(const test_machine* machine) {
 //         qlora_ctx* ctx = test_open(machine, NULL);
 //         if (!ctx) SKIPm(test_open_reason());
 //         ...
-//         ASSERT(test_close_ctx(machine, ctx)); // destroys it; a fake machine must be clean afterwards
+//         ASSERT(test_close_ctx(machine, ctx)); // destroys it; a fake machine must be clean then
 //         PASS();
 //     }
 //     SUITE(gemm_suite) { RUN_ON(TEST_EVERYWHERE, gemm_is_right); }
@@ -38,14 +39,15 @@ enum {
 
 size_t test_machine_count(void);
 const test_machine* test_machine_at(size_t index);
-// The fake driver hides the real one, so a process has fake GPUs or the real GPU; tests/run.sh runs both.
+// The fake driver hides the real one, so a process has fake GPUs or the real GPU; tests/run.sh runs
+// both.
 bool test_machine_wanted(const test_machine* machine);
 
 // A context on a machine, or NULL with a reason. change may edit the desc; NULL keeps the default.
 qlora_ctx* test_open(const test_machine* machine, void (*change)(qlora_ctx_desc* desc));
 const char* test_open_reason(void);
-// Destroys the context; false when that fails, when the fake machine saw a rule broken or a leak, or when
-// host memory was not given back.
+// Destroys the context; false when that fails, when the fake machine saw a rule broken or a leak,
+// or when host memory was not given back.
 bool test_close_ctx(const test_machine* machine, qlora_ctx* ctx);
 
 // Kernels for bf16 need compute capability 8.0. True for the CPU, and for the real GPU.
@@ -53,7 +55,8 @@ bool test_has_bf16(const test_machine* machine);
 
 const fake_api* test_fake(void); // NULL without the fake driver
 
-// Tensors from and to plain float arrays, converted to and from the tensor's dtype. Batch 1, any ld.
+// Tensors from and to plain float arrays, converted to and from the tensor's dtype. Batch 1, any
+// ld.
 qlora_result test_tensor(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols,
                          const float* values, qlora_tensor* out);
 bool test_read(qlora_ctx* ctx, const qlora_tensor* tensor, float* out); // contiguous tensors

@@ -1,10 +1,12 @@
-// outputs.c - what every kernel makes of fixed inputs, written to a file, and two such files compared.
+// outputs.c - what every kernel makes of fixed inputs, written to a file, and two such files
+// compared.
 //
-//   build/outputs --write FILE          runs every kernel of the registry on the CUDA device at hand
+//   build/outputs --write FILE          runs every kernel of the registry on the CUDA device
 //   build/outputs --compare FILE FILE   prints the differences, operator by operator
 //
-// Run once with LD_LIBRARY_PATH=build/fake and once with the real driver: the table says how far the PTX
-// interpreter is from the hardware. Status 1 when a difference is larger than roundings can make it.
+// Run once with LD_LIBRARY_PATH=build/fake and once with the real driver: the table says how far
+// the PTX interpreter is from the hardware. Status 1 when a difference is larger than roundings can
+// make it.
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "../qlora.h"
@@ -74,7 +76,7 @@ static void drop(run* r, qlora_tensor* list, int count) {
     }
 }
 
-// ---- products -------------------------------------------------------------------------------------
+// ---- products -----------------------------------------------------------------------------------
 
 static void run_gemm(run* r) {
     static const struct {
@@ -233,7 +235,7 @@ static void run_linear(run* r, qlora_dtype dtype) {
     drop(r, t, 11);
 }
 
-// ---- operators --------------------------------------------------------------------------------------
+// ---- operators ----------------------------------------------------------------------------------
 
 static void run_points(run* r, qlora_dtype dtype) {
     char name[64];
@@ -303,7 +305,8 @@ static void run_rows(run* r, qlora_dtype dtype) {
     for (int i = 0; i < 3; i++) {
         qlora_tensor from = make(r, tables[i], 30, H, 1.0f);
         must(r, "gather", qlora_embed(ctx, &from, &t[7], &t[2], NULL));
-        snprintf(name, sizeof name, "gather_%s_%s", qlora_dtype_name(tables[i]), qlora_dtype_name(dtype));
+        snprintf(name, sizeof name, "gather_%s_%s", qlora_dtype_name(tables[i]),
+                 qlora_dtype_name(dtype));
         keep(r, name, &t[2]);
         qlora_tensor_destroy(ctx, &from);
     }
@@ -445,8 +448,9 @@ static void run_attention(run* r, qlora_dtype dtype, int64_t head_dim) {
     d.window = 33;
     must(r, "attention",
          qlora_attention_forward(r->ctx, &d, &t[0], &t[1], &t[2], &t[9], &t[3], &t[8]));
-    must(r, "attention", qlora_attention_backward(r->ctx, &d, &t[0], &t[1], &t[2], &t[9], &t[3], &t[8],
-                                                  &t[4], &t[5], &t[6], &t[7]));
+    must(r, "attention",
+         qlora_attention_backward(r->ctx, &d, &t[0], &t[1], &t[2], &t[9], &t[3], &t[8], &t[4],
+                                  &t[5], &t[6], &t[7]));
     static const char* const names[] = {"o", "dq", "dk", "dv", "lse"};
     static const int which[] = {3, 5, 6, 7, 8};
     for (int i = 0; i < 5; i++) {
@@ -519,7 +523,8 @@ static float* next_values(FILE* f, char name[64], unsigned long long* n) {
     return v;
 }
 
-// A bf16 result may differ by one unit in its last place here and there; an f32 one by a few of its own.
+// A bf16 result may differ by one unit in its last place here and there; an f32 one by a few of its
+// own.
 static int compare(const char* a_path, const char* b_path) {
     FILE* a = fopen(a_path, "rb");
     FILE* b = fopen(b_path, "rb");
@@ -528,7 +533,8 @@ static int compare(const char* a_path, const char* b_path) {
         return 1;
     }
     int failures = 0;
-    printf("%-34s %10s %12s %12s %12s\n", "output", "elements", "different", "largest", "relative L2");
+    printf("%-34s %10s %12s %12s %12s\n", "output", "elements", "different", "largest",
+           "relative L2");
     for (;;) {
         char name[64];
         char other[64];
@@ -554,7 +560,8 @@ static int compare(const char* a_path, const char* b_path) {
             norm += (double)x[i] * (double)x[i];
         }
         double relative = norm > 0.0 ? sqrt(difference / norm) : sqrt(difference);
-        double limit = strstr(name, "bf16") != NULL || strstr(name, "nf4_gemm") != NULL ? 2e-3 : 3e-6;
+        double limit =
+            strstr(name, "bf16") != NULL || strstr(name, "nf4_gemm") != NULL ? 2e-3 : 3e-6;
         bool ok = relative <= limit;
         printf("%-34s %10llu %12llu %12.3g %12.3g%s\n", name, n, different, largest, relative,
                ok ? "" : "  TOO FAR");

@@ -1,16 +1,20 @@
 // suites.h - every suite, in the order in which they run: X(name) for each SUITE(name).
-#define TEST_SUITES(X)                                                                              \
-    X(harness_suite)                                                                                \
-    X(fake_suite)                                                                                   \
-    X(runtime_suite)                                                                                \
-    X(contracts_suite)                                                                              \
-    X(faults_suite)                                                                                 \
-    X(gemm_suite)                                                                                   \
-    X(nf4_suite)                                                                                    \
-    X(linear_suite)                                                                                 \
-    X(linear_double_suite)                                                                          \
-    X(ops_suite)                                                                                    \
-    X(attention_suite)                                                                              \
-    X(formats_suite)                                                                                \
-    X(text_suite)                                                                                   \
+#define TEST_SUITES(X)                                                                             \
+    X(harness_suite)                                                                               \
+    X(fake_suite)                                                                                  \
+    X(runtime_suite)                                                                               \
+    X(contracts_suite)                                                                             \
+    X(faults_suite)                                                                                \
+    X(gemm_suite)                                                                                  \
+    X(nf4_suite)                                                                                   \
+    X(linear_suite)                                                                                \
+    X(linear_double_suite)                                                                         \
+    X(ops_suite)                                                                                   \
+    X(attention_suite)                                                                             \
+    X(formats_suite)                                                                               \
+    X(text_suite)                                                                                  \
+    X(adapter_suite)                                                                               \
+    X(golden_suite)                                                                                \
+    X(model_suite)                                                                                 \
+    X(gradient_suite)                                                                              \
     X(generate_suite)

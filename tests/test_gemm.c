@@ -103,8 +103,8 @@ static void reference(const gemm_case* c, const float* a, const float* b, const 
     }
 }
 
-// Error allowed by notes: fp32 1e-6 sqrt(K/64) in the relative 2-norm; a cast operand or a bf16 result
-// carries one rounding of its type.
+// Error allowed by notes: fp32 1e-6 sqrt(K/64) in the relative 2-norm; a cast operand or a bf16
+// result carries one rounding of its type.
 static double limit_of(const gemm_case* c) {
     double limit = 1e-6 * sqrt((double)(c->K > 64 ? c->K : 64) / 64.0);
     if (c->c == QLORA_BF16 || (c->a != c->b && (c->a == QLORA_BF16 || c->b == QLORA_BF16))) {
@@ -115,8 +115,8 @@ static double limit_of(const gemm_case* c) {
     return limit;
 }
 
-static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case* c, qlora_path path,
-                            float scale) {
+static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case* c,
+                            qlora_path path, float scale) {
     padded a;
     padded b;
     padded out;
@@ -124,8 +124,10 @@ static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case
     memset(&b, 0, sizeof b);
     memset(&out, 0, sizeof out);
     const char* wrong = NULL;
-    if (!padded_make(ctx, random, c->a, c->ta ? c->K : c->M, c->ta ? c->M : c->K, c->pad, scale, &a) ||
-        !padded_make(ctx, random, c->b, c->tb ? c->N : c->K, c->tb ? c->K : c->N, c->pad, 0.02f, &b) ||
+    if (!padded_make(ctx, random, c->a, c->ta ? c->K : c->M, c->ta ? c->M : c->K, c->pad, scale,
+                     &a) ||
+        !padded_make(ctx, random, c->b, c->tb ? c->N : c->K, c->tb ? c->K : c->N, c->pad, 0.02f,
+                     &b) ||
         !padded_make(ctx, random, c->c, c->M, c->N, c->pad, 1.0f, &out)) {
         return "tensors";
     }
@@ -211,9 +213,15 @@ TEST gemm_every_form(const test_machine* machine) {
             for (size_t t = 0; t < sizeof TYPES / sizeof TYPES[0]; t++) {
                 for (int form = 0; form < 4; form++) {
                     // Every size meets every form; types, beta and padding take turns.
-                    gemm_case c = {sizes[s][0], sizes[s][1],  sizes[s][2],
-                                   (form & 1) != 0, (form & 2) != 0, TYPES[t][0],
-                                   TYPES[t][1], TYPES[t][2], (s + t + (size_t)form) % 2 ? 1.0f : 0.0f,
+                    gemm_case c = {sizes[s][0],
+                                   sizes[s][1],
+                                   sizes[s][2],
+                                   (form & 1) != 0,
+                                   (form & 2) != 0,
+                                   TYPES[t][0],
+                                   TYPES[t][1],
+                                   TYPES[t][2],
+                                   (s + t + (size_t)form) % 2 ? 1.0f : 0.0f,
                                    (int64_t)((s + t) % 3) * 8};
                     if ((s + t * 3 + (size_t)form) % 3 != 0 && t != 0) {
                         continue;
@@ -231,7 +239,8 @@ TEST gemm_every_form(const test_machine* machine) {
     PASS();
 }
 
-// The reference system saw NaN when gradients reached 2.56e5 (ALB-077). f16 is scaled, so it holds, too.
+// The reference system saw NaN when gradients reached 2.56e5 (ALB-077). f16 is scaled, so it holds,
+// too.
 TEST gemm_large_gradients(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
@@ -245,7 +254,8 @@ TEST gemm_large_gradients(const test_machine* machine) {
                 if (TYPES[t][0] == QLORA_F16) {
                     continue; // f16 itself cannot hold them
                 }
-                gemm_case c = {24, 40, 136, false, true, TYPES[t][0], TYPES[t][1], TYPES[t][2], 0.0f, 0};
+                gemm_case c = {24,          40,          136,         false, true,
+                               TYPES[t][0], TYPES[t][1], TYPES[t][2], 0.0f,  0};
                 const char* wrong = run_case(ctx, &random, &c, paths[p], scales[s]);
                 if (wrong != NULL) {
                     describe_case(&c, paths[p], wrong);
@@ -410,7 +420,8 @@ TEST gemm_bad_input(const test_machine* machine) {
     if (strcmp(machine->backend, "cpu") == 0) {
         REFUSED(QLORA_ERR_UNSUPPORTED, "PTX", qlora_gemm_forward(ctx, &a, &b, &c, QLORA_GEMM_PTX));
     } else if (!machine->cublas) {
-        REFUSED(QLORA_ERR_UNSUPPORTED, "cuBLAS", qlora_gemm_forward(ctx, &a, &b, &c, QLORA_GEMM_CUBLAS));
+        REFUSED(QLORA_ERR_UNSUPPORTED, "cuBLAS",
+                qlora_gemm_forward(ctx, &a, &b, &c, QLORA_GEMM_CUBLAS));
     }
     // Views of one buffer with the same ld and disjoint columns are fine.
     qlora_tensor left, right, product;
@@ -430,8 +441,8 @@ TEST gemm_bad_input(const test_machine* machine) {
     PASS();
 }
 
-// TF32 is a choice of the context or the call, and never touches the backward unless asked. The fake
-// cuBLAS rounds as the real one does, so the error tells which mode ran.
+// TF32 is a choice of the context or the call, and never touches the backward unless asked. The
+// fake cuBLAS rounds as the real one does, so the error tells which mode ran.
 static void with_tf32(qlora_ctx_desc* desc) {
     desc->math = QLORA_MATH_TF32;
 }

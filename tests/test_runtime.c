@@ -17,7 +17,7 @@
         }                                                                                          \
     } while (0)
 
-// ---- contexts -------------------------------------------------------------------------------------
+// ---- contexts -----------------------------------------------------------------------------------
 
 TEST results_are_unique(void) {
     static const qlora_result all[] = {
@@ -325,7 +325,7 @@ TEST ctx_uses_a_given_context(const test_machine* machine) {
     PASS();
 }
 
-// ---- tensors --------------------------------------------------------------------------------------
+// ---- tensors ------------------------------------------------------------------------------------
 
 TEST tensor_rules(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -356,7 +356,8 @@ TEST tensor_rules(const test_machine* machine) {
         bool inside = i / 4 >= 1 && (i % 4 == 1 || i % 4 == 2);
         ASSERT_EQ_FMT((double)(inside ? 0 : i), (double)got[i], "%g");
     }
-    REFUSED(QLORA_ERR_ARGUMENT, "needs 48", qlora_tensor_wrap(ctx, t.data, 47, QLORA_F32, 3, 4, 0, &w));
+    REFUSED(QLORA_ERR_ARGUMENT, "needs 48",
+            qlora_tensor_wrap(ctx, t.data, 47, QLORA_F32, 3, 4, 0, &w));
     REFUSED(QLORA_ERR_ARGUMENT, "aligned",
             qlora_tensor_wrap(ctx, (char*)t.data + 2, 44, QLORA_F32, 1, 4, 0, &w));
     ASSERT_EQ(QLORA_OK, qlora_tensor_wrap(ctx, t.data, 48, QLORA_F32, 3, 2, 4, &w));
@@ -370,7 +371,7 @@ TEST tensor_rules(const test_machine* machine) {
     PASS();
 }
 
-// ---- kernel cache -----------------------------------------------------------------------------------
+// ---- kernel cache -------------------------------------------------------------------------------
 
 static const char USER_PTX[] = ".version 6.3\n"
                                ".target sm_75\n"
@@ -425,11 +426,13 @@ TEST cache_users_kernel(const test_machine* machine) {
     REFUSED(QLORA_ERR_TARGET, "no .target",
             qlora_cache_get_or_compile(ctx, "mine", ".version 7.0\n", "add_one", &kernel));
     char garbage[256];
-    snprintf(garbage, sizeof garbage, ".version 9.0\n.target %s\n.address_size 64\nthis is no PTX\n",
-             qlora_ctx_target(ctx));
-    ASSERT(qlora_cache_get_or_compile(ctx, "mine", garbage, "add_one", &kernel) == QLORA_ERR_KERNEL);
+    snprintf(garbage, sizeof garbage,
+             ".version 9.0\n.target %s\n.address_size 64\nthis is no PTX\n", qlora_ctx_target(ctx));
+    ASSERT(qlora_cache_get_or_compile(ctx, "mine", garbage, "add_one", &kernel) ==
+           QLORA_ERR_KERNEL);
     ASSERT(strlen(qlora_last_error(ctx)) > 30);
-    REFUSED(QLORA_ERR_KERNEL, "no kernel named", qlora_cache_get_or_compile(ctx, "mine", ptx, "nope", &kernel));
+    REFUSED(QLORA_ERR_KERNEL, "no kernel named",
+            qlora_cache_get_or_compile(ctx, "mine", ptx, "nope", &kernel));
     REFUSED(QLORA_ERR_ARGUMENT, "library",
             qlora_cache_get_or_compile(ctx, "clip_squares", ptx, "add_one", &kernel));
     ASSERT_EQ(QLORA_OK, qlora_cache_get_or_compile(ctx, "mine", ptx, "add_one", &kernel));
@@ -469,10 +472,11 @@ TEST cache_text_is_refused_when_it_goes_backward(const test_machine* machine) {
             qlora_ptx_emit(ctx, ".version 9.9\n.target sm_75\n", NULL, 0, &needed));
     // A directive inside a comment does not count.
     char out[160];
-    ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx,
-                                       "/* .target sm_10 */\n// .version 1.0\n.version 6.3\n  .target "
-                                       "sm_75\nrest",
-                                       out, sizeof out, &needed));
+    ASSERT_EQ(QLORA_OK,
+              qlora_ptx_emit(ctx,
+                             "/* .target sm_10 */\n// .version 1.0\n.version 6.3\n  .target "
+                             "sm_75\nrest",
+                             out, sizeof out, &needed));
     ASSERT(strstr(out, "/* .target sm_10 */\n// .version 1.0\n.version ") == out);
     char target[32];
     snprintf(target, sizeof target, ".target %s\nrest", qlora_ctx_target(ctx));
@@ -596,7 +600,8 @@ TEST cache_every_kernel_loads(const test_machine* machine) {
     for (const char* name = qlora_kernel_name(0); name != NULL; name = qlora_kernel_name(++count)) {
         const qlora_kernel* kernel = NULL;
         qlora_result r = qlora_cache_get(ctx, name, &kernel);
-        if (r != QLORA_OK && machine->cc == 75 && strstr(qlora_last_error(ctx), "needs compute capability 8.0")) {
+        if (r != QLORA_OK && machine->cc == 75 &&
+            strstr(qlora_last_error(ctx), "needs compute capability 8.0")) {
             refused++;
         } else if (r != QLORA_OK) {
             fprintf(stderr, "%s: %s\n", name, qlora_last_error(ctx));
@@ -636,13 +641,14 @@ TEST cache_emits_for_the_device(const test_machine* machine) {
         snprintf(line, sizeof line, ".version %s\n.target %s\n", cases[i].version, cases[i].target);
         ASSERT_EQ(ptx, strstr(ptx, line));
         const qlora_kernel* kernel = NULL;
-        ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "clip_squares", &kernel)); // the fake checks the header
+        ASSERT_EQ(QLORA_OK,
+                  qlora_cache_get(ctx, "clip_squares", &kernel)); // the fake checks the header
         ASSERT(test_close_ctx(&m, ctx));
     }
     PASS();
 }
 
-// ---- clip -------------------------------------------------------------------------------------------
+// ---- clip ---------------------------------------------------------------------------------------
 
 enum { CLIP_TENSORS = 5 };
 static const int64_t CLIP_SHAPES[CLIP_TENSORS][2] = {{3, 5}, {1, 20000}, {0, 4}, {7, 1}, {70, 130}};
@@ -713,7 +719,7 @@ TEST clip_one_norm(const test_machine* machine) {
         qlora_clip* clip = NULL;
         ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, f.list, NULL, CLIP_TENSORS, &clip));
         const double limits[] = {2.0, 0.5, -1.0}; // above the norm, below it, off
-        double total = 1.0;                      // what the passes so far have made of the gradients
+        double total = 1.0; // what the passes so far have made of the gradients
         for (int l = 0; l < 3; l++) {
             double now = norm * total;
             float limit = limits[l] < 0 ? -1.0f : (float)(limits[l] * now);
@@ -769,7 +775,8 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
     REFUSED(QLORA_ERR_ARGUMENT, "not a number", qlora_clip_set(ctx, clip, NAN));
     ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, clip));
     const int32_t bad[CLIP_TENSORS] = {0, 1, 2, 3, 9};
-    REFUSED(QLORA_ERR_ARGUMENT, "group 9", qlora_clip_create(ctx, f.list, bad, CLIP_TENSORS, &clip));
+    REFUSED(QLORA_ERR_ARGUMENT, "group 9",
+            qlora_clip_create(ctx, f.list, bad, CLIP_TENSORS, &clip));
     // No gradients at all is fine: a norm of 0.
     ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, NULL, NULL, 0, &clip));
     ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
@@ -779,7 +786,8 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
     // Rows with gaps between them: the gaps are neither read nor written.
     qlora_tensor view;
     ASSERT_EQ(QLORA_OK, qlora_tensor_upload(ctx, &f.tensors[4], f.values[4], 70 * 130 * 4));
-    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&f.tensors[4], 2, 60, 1, 50, &view)); // infinity is outside
+    ASSERT_EQ(QLORA_OK,
+              qlora_tensor_view(&f.tensors[4], 2, 60, 1, 50, &view)); // infinity is outside
     const qlora_tensor* one[] = {&view};
     ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, one, NULL, 1, &clip));
     ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
@@ -804,7 +812,7 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
     PASS();
 }
 
-// ---- graphs -----------------------------------------------------------------------------------------
+// ---- graphs -------------------------------------------------------------------------------------
 
 typedef struct step_state {
     qlora_tensor a;
@@ -928,7 +936,8 @@ TEST graph_capture_fails_clearly(const test_machine* machine) {
     ASSERT(test_read(ctx, &s.c, before));
     for (int mode = 1; mode <= 5; mode++) {
         s.mode = mode;
-        REFUSED(QLORA_ERR_CAPTURE, "was not captured", qlora_graph_capture(ctx, 1, step, &s, &graph));
+        REFUSED(QLORA_ERR_CAPTURE, "was not captured",
+                qlora_graph_capture(ctx, 1, step, &s, &graph));
         if (strstr(qlora_last_error(ctx), needles[mode - 1]) == NULL) {
             fprintf(stderr, "mode %d: %s\n", mode, qlora_last_error(ctx));
             FAILm("the call that broke the capture is not named");

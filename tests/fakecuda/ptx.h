@@ -25,9 +25,9 @@ typedef enum ptx_order {
 
 // What the interpreter needs from the machine around it.
 typedef struct ptx_env {
-    // Maps [address, address + bytes) of the device's global space to host memory, or returns NULL when
-    // that range does not lie inside one live allocation. Module-scope variables (.const, .global) are the
-    // interpreter's own and never reach this.
+    // Maps [address, address + bytes) of the device's global space to host memory, or returns NULL
+    // when that range does not lie inside one live allocation. Module-scope variables (.const,
+    // .global) are the interpreter's own and never reach this.
     void* (*resolve)(void* user, uint64_t address, size_t bytes, bool write);
     void* user;
     ptx_order order;
@@ -72,8 +72,8 @@ typedef enum ptx_result {
     PTX_TRAP_OTHER       // an instruction that cannot be executed as written
 } ptx_result;
 
-// args[i] points at the value of parameter i, as cuLaunchKernel's kernelParams. On a trap, what happened,
-// the PTX line, block and thread stand in trap.
+// args[i] points at the value of parameter i, as cuLaunchKernel's kernelParams. On a trap, what
+// happened, the PTX line, block and thread stand in trap.
 ptx_result ptx_launch(const ptx_kernel* kernel, const ptx_env* env, const uint32_t grid[3],
                       const uint32_t block[3], uint32_t dynamic_shared, void* const* args,
                       ptx_stats* stats, char* trap, size_t trap_size);
