@@ -236,6 +236,32 @@ TEST greedy_is_the_top_of_the_logits(const test_machine* machine) {
     PASS();
 }
 
+// What decoding does is run once when the model is opened: its first token meets nothing new.
+TEST decoding_is_warmed(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    world w;
+    ASSERT(world_open(ctx, &kinds[0], QLORA_MODE_BF16, ROOM, false, &w));
+    static const int32_t prompt[] = {9};
+    qlora_generate_desc d = desc_of(prompt, 1);
+    d.max_tokens = 1;
+    text t;
+    memset(&t, 0, sizeof t);
+    qlora_cache_info before;
+    qlora_cache_info after;
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &before));
+    ASSERT(before.sealed);
+    ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &t));
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &after));
+    ASSERT_EQ(before.cublas_unplanned, after.cublas_unplanned);
+    ASSERT_EQ(before.modules, after.modules);
+    ASSERT(world_close(&w));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 TEST adapters_change_the_text(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) {
@@ -574,6 +600,7 @@ TEST failing_driver_calls(const test_machine* machine) {
 
 SUITE(generate_suite) {
     RUN_ON(TEST_EVERYWHERE, greedy_is_the_top_of_the_logits);
+    RUN_ON(TEST_TENSOR_CORES, decoding_is_warmed);
     RUN_ON(TEST_ONE_EACH, adapters_change_the_text);
     RUN_ON(TEST_ONE_EACH, sampling_repeats_and_narrows);
     RUN_ON(TEST_CPU, sampling_follows_the_distribution);
