@@ -14664,10 +14664,11 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     int64_t n = m->train.generate_tokens;
     if (n > 0) {
         qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
-        qlora__arena_tensor(arena, QLORA_F32, c->heads, n, &m->scores);
+        int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
         m->chances = m->scores;
         if (m->compute != QLORA_F32) {
-            qlora__arena_tensor(arena, m->compute, c->heads, n, &m->chances);
+            qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
         }
     }
 }

@@ -296,6 +296,17 @@ static bool context_open(app* a) {
     return qlora_ctx_create(&d, &a->ctx) == QLORA_OK || fail("%s", why);
 }
 
+// Norms that were trained lie beside the adapter.
+static bool norms_exist(const char* adapter) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/trained_norms.safetensors", adapter != NULL ? adapter : "");
+    FILE* file = adapter != NULL ? fopen(path, "rb") : NULL;
+    if (file != NULL) {
+        fclose(file);
+    }
+    return file != NULL;
+}
+
 // `prompt` tokens at a time and `room` in all.
 static bool model_open(app* a, int64_t prompt, int64_t room) {
     const options* o = &a->o;
@@ -305,13 +316,14 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     memset(&t, 0, sizeof t);
     m.dir = o->model;
     m.adapter = o->adapter;
+    m.train_norms = norms_exist(o->adapter);
     m.rank = -1;
     m.mode = (qlora_mode)o->mode;
     m.base = (qlora_base_format)o->base;
     t.no_training = true;
     t.tokens = prompt < 1024 ? prompt : 1024;
     t.max_sequences = 1;
-    t.head_chunk = 1;
+    t.head_chunk = 16; // no more than one row of logits is ever wanted
     t.generate_tokens = room;
     t.cache = (qlora_choice)o->cache;
     if (o->cache == QLORA_CHOICE_AUTO && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {

@@ -177,6 +177,17 @@ static bool lib(qlora_ctx* ctx, qlora_result r) {
     return r == QLORA_OK || fail("%s", qlora_last_error(ctx));
 }
 
+// Norms that were trained lie beside the adapter.
+static bool norms_exist(const char* adapter) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/trained_norms.safetensors", adapter != NULL ? adapter : "");
+    FILE* file = adapter != NULL ? fopen(path, "rb") : NULL;
+    if (file != NULL) {
+        fclose(file);
+    }
+    return file != NULL;
+}
+
 static bool options_check(const options* o) {
     if (o->model == NULL || o->adapter == NULL) {
         return fail("%s DIR is missing; --help lists the options",
@@ -201,6 +212,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
     memset(&t, 0, sizeof t);
     m.dir = o->model;
     m.adapter = o->adapter;
+    m.train_norms = norms_exist(o->adapter);
     m.mode = QLORA_MODE_F32;
     m.base = QLORA_BASE_NF4;
     m.progress = on_progress;
