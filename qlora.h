@@ -14580,10 +14580,11 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     int64_t n = m->train.generate_tokens;
     if (n > 0) {
         qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
-        qlora__arena_tensor(arena, QLORA_F32, c->heads, n, &m->scores);
+        int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
         m->chances = m->scores;
         if (m->compute != QLORA_F32) {
-            qlora__arena_tensor(arena, m->compute, c->heads, n, &m->chances);
+            qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
         }
     }
 }
@@ -16359,6 +16360,8 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     return qlora__adapters_spread(ctx, m);
 }
 
+static qlora_result qlora__generate_dry_run(qlora_ctx* ctx, qlora_model* m); // GENERATE
+
 // C-PREWARM-001: everything a step does, once, on zeroed memory, before the weights are there:
 // kernels are loaded, cuBLAS has seen every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
@@ -16373,6 +16376,9 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (!m->train.no_training) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
+    }
+    if (m->train.generate_tokens > 0) {
+        QLORA__TRY(qlora__generate_dry_run(ctx, m));
     }
     QLORA__TRY(qlora__sync(ctx));
     return qlora__cache_set_sealed(ctx, true);
@@ -18866,8 +18872,8 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
 static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
                                       int64_t rows) {
     qlora_tensor t = m->kv_cache;
-    size_t offset = (size_t)((layer * m->train.generate_tokens + first) * t.ld) *
-                    qlora_dtype_bytes(t.dtype);
+    size_t offset =
+        (size_t)((layer * m->train.generate_tokens + first) * t.ld) * qlora_dtype_bytes(t.dtype);
     t.data = (char*)t.data + offset;
     t.bytes -= offset;
     t.rows = rows;
@@ -18916,8 +18922,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
     qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
-    qlora_tensor s = qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen,
-                                     m->scores.ld);
+    qlora_tensor s =
+        qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
     qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
                                      m->chances.ld);
     qlora_gemm_desc gemm;

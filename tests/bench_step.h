@@ -248,9 +248,9 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     double again = (double)plan->recompute_layers;
     double widened = L - (double)plan->cached_layers;
     double qkv = (q + 2.0 * kv) * H;
-    double linear = qkv + q * H + 3.0 * H * I;            // weights of a layer
+    double linear = qkv + q * H + 3.0 * H * I; // weights of a layer
     double lora = r * (3.0 * H + q + 2.0 * kv + q + H + 2.0 * (H + I) + I + H);
-    double attention = 2.0 * (double)o->seq * q;          // causal, forward, per token
+    double attention = 2.0 * (double)o->seq * q; // causal, forward, per token
     step_floor f;
     // Forward and the inputs' gradients; layer 0 needs none below q, k and v. Adapters 2 + 4.
     f.flops = T * (L * (4.0 * linear + 6.0 * lora + 3.5 * attention) - 2.0 * qkv + 4.0 * H * V);

@@ -167,8 +167,8 @@ static double worst_choice(world* w, const int32_t* ids, int32_t count, int32_t 
 
 // Generates with one world and judges by the other.
 static bool greedy_holds(world* w, world* judge, int64_t prompt, int64_t fresh, double limit) {
-    static const int32_t start[ROOM] = {1,  17, 42, 3,  3,  58, 20, 9,  31, 44, 5,  12,
-                                        50, 2,  27, 33, 19, 8,  46, 7,  13, 55, 21, 30};
+    static const int32_t start[ROOM] = {1,  17, 42, 3,  3,  58, 20, 9, 31, 44, 5,  12,
+                                        50, 2,  27, 33, 19, 8,  46, 7, 13, 55, 21, 30};
     int32_t all[ROOM];
     text t;
     memset(&t, 0, sizeof t);
@@ -232,6 +232,32 @@ TEST greedy_is_the_top_of_the_logits(const test_machine* machine) {
     qlora_cache_info info;
     ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
     ASSERT_EQ(0, (int)info.jit_after_seal);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// What decoding does is run once when the model is opened: its first token meets nothing new.
+TEST decoding_is_warmed(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    world w;
+    ASSERT(world_open(ctx, &kinds[0], QLORA_MODE_BF16, ROOM, false, &w));
+    static const int32_t prompt[] = {9};
+    qlora_generate_desc d = desc_of(prompt, 1);
+    d.max_tokens = 1;
+    text t;
+    memset(&t, 0, sizeof t);
+    qlora_cache_info before;
+    qlora_cache_info after;
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &before));
+    ASSERT(before.sealed);
+    ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &t));
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &after));
+    ASSERT_EQ(before.cublas_unplanned, after.cublas_unplanned);
+    ASSERT_EQ(before.modules, after.modules);
+    ASSERT(world_close(&w));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -498,8 +524,8 @@ TEST wrong_calls_are_refused(const test_machine* machine) {
         float temperature;
         int32_t top_k;
         float top_p;
-    } numbers[] = {{-1.0f, 0, 0.0f},          {(float)NAN, 0, 0.0f}, {(float)INFINITY, 0, 0.0f},
-                   {1.0f, -1, 0.0f},          {1.0f, 0, -0.1f},      {1.0f, 0, 1.1f},
+    } numbers[] = {{-1.0f, 0, 0.0f},     {(float)NAN, 0, 0.0f}, {(float)INFINITY, 0, 0.0f},
+                   {1.0f, -1, 0.0f},     {1.0f, 0, -0.1f},      {1.0f, 0, 1.1f},
                    {1.0f, 0, (float)NAN}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         d = good;
@@ -574,6 +600,7 @@ TEST failing_driver_calls(const test_machine* machine) {
 
 SUITE(generate_suite) {
     RUN_ON(TEST_EVERYWHERE, greedy_is_the_top_of_the_logits);
+    RUN_ON(TEST_TENSOR_CORES, decoding_is_warmed);
     RUN_ON(TEST_ONE_EACH, adapters_change_the_text);
     RUN_ON(TEST_ONE_EACH, sampling_repeats_and_narrows);
     RUN_ON(TEST_CPU, sampling_follows_the_distribution);
