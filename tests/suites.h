@@ -16,4 +16,5 @@
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
-    X(generate_suite)
+    X(generate_suite)                                                                              \
+    X(adapter_suite)
