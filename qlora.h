@@ -7959,45 +7959,81 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 // ---- modules ------------------------------------------------------------------------------------
 
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET.
-// One log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
-static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
-                                       void** out) {
-    qlora__gpu* gpu = ctx->gpu;
-    char what[160];
-    snprintf(what, sizeof what, "compiling kernel module %s", name);
-    QLORA__TRY(qlora__not_in_capture(ctx, what));
-    QLORA__TRY(qlora__sync(ctx));
-    char log[2048] = "";
+// One module on its way through the driver's compiler.
+typedef struct qlora__compile {
+    const qlora__gpu* gpu;
+    const char* name;
+    char* ptx;
+    size_t bytes; // of ptx, when it is ours
+    void* handle;
+    int code;
+    double ms;
+    char log[1024];
+} qlora__compile;
+
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. Needs
+// nothing of the context but that it is current, so several threads can compile at once.
+static void qlora__compile_run(qlora__compile* job) {
+    const qlora__gpu* gpu = job->gpu;
     double start = qlora__clock_ms();
-    int code = 0;
     if (gpu->capability >= 120) {
-        code = gpu->cu.ModuleLoadData(out, ptx);
+        job->code = gpu->cu.ModuleLoadData(&job->handle, job->ptx);
     } else {
         char info[512] = "";
         int options[] = {QLORA__CU_JIT_INFO_LOG_BUFFER, QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
                          QLORA__CU_JIT_ERROR_LOG_BUFFER, QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-        void* values[] = {info, (void*)(uintptr_t)sizeof info, log, (void*)(uintptr_t)sizeof log};
-        code = gpu->cu.ModuleLoadDataEx(out, ptx, 4, options, values);
-        log[sizeof log - 1] = '\0';
+        void* values[] = {info, (void*)(uintptr_t)sizeof info, job->log,
+                          (void*)(uintptr_t)sizeof job->log};
+        job->code = gpu->cu.ModuleLoadDataEx(&job->handle, job->ptx, 4, options, values);
+        job->log[sizeof job->log - 1] = '\0';
     }
-    double ms = qlora__clock_ms() - start;
-    gpu->cache->info.jit_ms += ms;
+    job->ms = qlora__clock_ms() - start;
+}
+
+// Counts a compile and logs it: one item each. A failure becomes a result and a text.
+static qlora_result qlora__compile_report(qlora_ctx* ctx, const qlora__compile* job) {
+    qlora__gpu* gpu = ctx->gpu;
+    gpu->cache->info.jit_ms += job->ms;
     gpu->cache->info.misses++;
     gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
-    if (code == 0) {
+    if (job->code == 0) {
         gpu->cache->info.modules++;
-        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
-                   (unsigned long long)strlen(ptx), gpu->target, ms);
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", job->name,
+                   (unsigned long long)strlen(job->ptx), gpu->target, job->ms);
         return QLORA_OK;
     }
-    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name,
-               qlora__cu_name(gpu, code), code, ms);
-    if (qlora__cu_is_sticky(code) || code == 2) {
-        return qlora__cu(ctx, code, what);
+    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", job->name,
+               qlora__cu_name(gpu, job->code), job->code, job->ms);
+    if (qlora__cu_is_sticky(job->code) || job->code == 2) {
+        char what[160];
+        snprintf(what, sizeof what, "compiling kernel module %.120s", job->name);
+        return qlora__cu(ctx, job->code, what);
     }
-    return qlora__fail(ctx, QLORA_ERR_KERNEL, "%s for %s failed: %s (%d)%s%s", what, gpu->target,
-                       qlora__cu_name(gpu, code), code, log[0] != '\0' ? ": " : "", log);
+    return qlora__fail(ctx, QLORA_ERR_KERNEL, "compiling kernel module %.120s for %s failed: %s (%d)%s%s",
+                       job->name, gpu->target, qlora__cu_name(gpu, job->code), job->code,
+                       job->log[0] != '\0' ? ": " : "", job->log);
+}
+
+// Before a compile: not inside a capture, and a fault of an earlier kernel is reported as that.
+static qlora_result qlora__compile_allowed(qlora_ctx* ctx, const char* name) {
+    char what[160];
+    snprintf(what, sizeof what, "compiling kernel module %.120s", name);
+    QLORA__TRY(qlora__not_in_capture(ctx, what));
+    return qlora__sync(ctx);
+}
+
+static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
+                                       void** out) {
+    QLORA__TRY(qlora__compile_allowed(ctx, name));
+    qlora__compile job;
+    memset(&job, 0, sizeof job);
+    job.gpu = ctx->gpu;
+    job.name = name;
+    job.ptx = (char*)(uintptr_t)ptx; // only read
+    qlora__compile_run(&job);
+    QLORA__TRY(qlora__compile_report(ctx, &job));
+    *out = job.handle;
+    return QLORA_OK;
 }
 
 static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const char* entry,
@@ -8048,9 +8084,9 @@ static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
     }
 }
 
-// Compiles a module of the library and makes its kernels ready.
-static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
-    qlora__cache* cache = ctx->gpu->cache;
+// The text of a module for this device, joined; the caller frees job->ptx.
+static qlora_result qlora__compile_begin(qlora_ctx* ctx, const char* name, qlora__compile* job) {
+    memset(job, 0, sizeof *job);
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
         return qlora__fail(
@@ -8059,33 +8095,41 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
             "8.0, f32 works)",
             name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
+    job->gpu = ctx->gpu;
+    job->name = name;
+    return qlora__ptx_join(ctx, text, &job->ptx, &job->bytes);
+}
+
+// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
+static qlora_result qlora__compile_end(qlora_ctx* ctx, qlora__compile* job) {
+    qlora__cache* cache = ctx->gpu->cache;
+    QLORA__TRY(qlora__compile_report(ctx, job));
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
-    if (module == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    char* ptx = NULL;
-    size_t bytes = 0;
-    qlora_result r = qlora__ptx_join(ctx, text, &ptx, &bytes);
-    if (r == QLORA_OK) {
-        r = qlora__module_load(ctx, name, ptx, &module->handle);
-        qlora__free(ctx, ptx, bytes);
-    }
-    if (r == QLORA_OK) {
-        r = qlora__module_resolve(ctx, name, module->handle);
-        if (r != QLORA_OK) {
-            qlora__module_forget(ctx, name);
-            ctx->gpu->cu.ModuleUnload(module->handle);
-            cache->info.modules--;
-        }
-    }
+    qlora_result r = module != NULL ? qlora__module_resolve(ctx, job->name, job->handle)
+                                    : QLORA_ERR_MEMORY;
     if (r != QLORA_OK) {
+        qlora__module_forget(ctx, job->name);
+        ctx->gpu->cu.ModuleUnload(job->handle);
+        cache->info.modules--;
         qlora__free(ctx, module, sizeof *module);
         return r;
     }
-    module->name = name;
+    module->handle = job->handle;
+    module->name = job->name;
     module->next = cache->modules;
     cache->modules = module;
     return QLORA_OK;
+}
+
+// Compiles a module of the library and makes its kernels ready.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
+    QLORA__TRY(qlora__compile_allowed(ctx, name));
+    qlora__compile job;
+    QLORA__TRY(qlora__compile_begin(ctx, name, &job));
+    qlora__compile_run(&job);
+    qlora_result r = qlora__compile_end(ctx, &job);
+    qlora__free(ctx, job.ptx, job.bytes);
+    return r;
 }
 
 // A kernel of the registry, compiled on demand unless the cache is sealed.
@@ -8306,16 +8350,119 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-// Loads every module of which a kernel is needed. have: conditions that hold.
-static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
-    for (int i = 0; i < QLORA__K_COUNT; i++) {
-        const qlora__kernel_row* row = &qlora__kernel_rows[i];
-        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
-            QLORA__TRY(qlora__module_open(ctx, row->module));
-        }
+#define QLORA__COMPILERS 8
+#define QLORA__MODULES_MAX 64
+
+// Modules that wait for a compiler thread.
+typedef struct qlora__compile_queue {
+    qlora__mutex mutex;
+    qlora__compile* jobs;
+    int count;
+    int next;
+} qlora__compile_queue;
+
+// The driver compiles on the calling thread, so several threads make several modules at once.
+static void qlora__compile_thread(void* user) {
+    qlora__compile_queue* queue = (qlora__compile_queue*)user;
+    const qlora__gpu* gpu = queue->jobs[0].gpu;
+    int current = gpu->cu.CtxPushCurrent(gpu->context);
+    qlora__mutex_lock(&queue->mutex);
+    while (current == 0 && queue->next < queue->count) {
+        qlora__compile* job = &queue->jobs[queue->next++];
+        qlora__mutex_unlock(&queue->mutex);
+        qlora__compile_run(job);
+        qlora__mutex_lock(&queue->mutex);
     }
+    qlora__mutex_unlock(&queue->mutex);
+    if (current == 0) {
+        void* ignored = NULL;
+        gpu->cu.CtxPopCurrent(&ignored);
+    }
+}
+
+// A thread that cannot start, or cannot use the CUDA context, is done without: the calling thread takes
+// what is left.
+static qlora_result qlora__compile_all(qlora_ctx* ctx, qlora__compile* jobs, int count) {
+    qlora__compile_queue queue;
+    memset(&queue, 0, sizeof queue);
+    queue.jobs = jobs;
+    queue.count = count;
+    if (!qlora__mutex_init(&queue.mutex)) {
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the compiler threads");
+    }
+    qlora__thread threads[QLORA__COMPILERS];
+    int wanted = (int)qlora__min(qlora__min(count, qlora__core_count()), QLORA__COMPILERS) - 1;
+    int started = 0;
+    while (started < wanted &&
+           qlora__thread_start(&threads[started], qlora__compile_thread, &queue)) {
+        started++;
+    }
+    qlora__mutex_lock(&queue.mutex);
+    while (queue.next < queue.count) {
+        qlora__compile* job = &queue.jobs[queue.next++];
+        qlora__mutex_unlock(&queue.mutex);
+        qlora__compile_run(job);
+        qlora__mutex_lock(&queue.mutex);
+    }
+    qlora__mutex_unlock(&queue.mutex);
+    for (int i = 0; i < started; i++) {
+        qlora__thread_join(&threads[i]);
+    }
+    qlora__mutex_free(&queue.mutex);
     return QLORA_OK;
 }
+
+// Modules of which a kernel is needed and that are not loaded yet, each once. have: conditions that hold.
+static int qlora__modules_needed(const qlora_ctx* ctx, uint32_t have,
+                                 const char* names[QLORA__MODULES_MAX]) {
+    int count = 0;
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        const qlora__kernel_row* row = &qlora__kernel_rows[i];
+        bool needed = (row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL;
+        for (int j = 0; j < count && needed; j++) {
+            needed = strcmp(names[j], row->module) != 0;
+        }
+        if (needed && count < QLORA__MODULES_MAX) {
+            names[count++] = row->module;
+        }
+    }
+    return count;
+}
+
+// Compiles every module that is needed.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
+    const char* names[QLORA__MODULES_MAX];
+    int count = qlora__modules_needed(ctx, have, names);
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__compile_allowed(ctx, names[0]));
+    size_t bytes = (size_t)count * sizeof(qlora__compile);
+    qlora__compile* jobs = (qlora__compile*)qlora__alloc_zero(ctx, bytes);
+    if (jobs == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__compile_begin(ctx, names[i], &jobs[i]);
+    }
+    if (r == QLORA_OK) {
+        r = qlora__compile_all(ctx, jobs, count);
+    }
+    for (int i = 0; i < count; i++) {
+        if (r == QLORA_OK) {
+            r = qlora__compile_end(ctx, &jobs[i]);
+        } else if (jobs[i].handle != NULL) {
+            ctx->gpu->cu.ModuleUnload(jobs[i].handle);
+        }
+        qlora__free(ctx, jobs[i].ptx, jobs[i].bytes);
+    }
+    qlora__free(ctx, jobs, bytes);
+    return r;
+}
+
+#undef QLORA__COMPILERS
+#undef QLORA__MODULES_MAX
 
 static void qlora__cache_destroy(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
@@ -14594,6 +14741,25 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     return r;
 }
 
+// The A of a stack lie one below the other, so that their gradients are one product; then the B.
+static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
+    qlora__projection* first = &layer->projections[qlora__groups[group].first];
+    for (int i = 0; i < qlora__groups[group].count; i++) {
+        qlora__projection* p = &first[i];
+        p->a_at = at;
+        at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
+    }
+    for (int i = 0; i < qlora__groups[group].count; i++) {
+        qlora__projection* p = &first[i];
+        p->b_at = at;
+        at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
+        m->range_count += p->rank > 0 ? 2 : 0;
+        m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
+        m->plan.parameters += p->rank * (p->in + p->out);
+    }
+    return at;
+}
+
 // Gives every trained tensor its place; each starts on a multiple of 8 elements.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -14603,17 +14769,8 @@ static void qlora__number_parameters(qlora_model* m) {
     m->plan.parameters = 0;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
-            qlora__projection* p = &layer->projections[i];
-            if (p->rank == 0) {
-                continue;
-            }
-            p->a_at = at;
-            p->b_at = at + (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
-            at = p->b_at + (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
-            m->range_count += 2;
-            m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
-            m->plan.parameters += p->rank * (p->in + p->out);
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            at = qlora__number_group(m, layer, g, at);
         }
         if (m->desc.train_norms) {
             int64_t norms = 2 * (int64_t)qlora__align_up((size_t)c->hidden, 8) +
@@ -15603,7 +15760,7 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
 typedef struct qlora__stack {
     qlora_linear linear;
     qlora_tensor operand;
-    qlora_tensor positions; // of the tokens at hand, for dropout
+    qlora_tensor positions; // of the rows at hand, for the dropout
     qlora_tensor sequences;
     int64_t out;
     int64_t pad;
@@ -16188,8 +16345,8 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         qlora__peft_module found;
         snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
                  t->name);
-        QLORA__TRY(
-            qlora__peft_find(ctx, &s->peft, module, t->projection->out, t->projection->in, &found));
+        QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, t->projection->out, t->projection->in,
+                                    &found));
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
@@ -16254,8 +16411,6 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     return qlora__adapters_spread(ctx, m);
 }
 
-static qlora_result qlora__generate_dry_run(qlora_ctx* ctx, qlora_model* m); // GENERATE
-
 // C-PREWARM-001: everything a step does, once, on zeroed memory, before the weights are there:
 // kernels are loaded, cuBLAS has seen every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
@@ -16270,9 +16425,6 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (!m->train.no_training) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
-    }
-    if (m->train.generate_tokens > 0) {
-        QLORA__TRY(qlora__generate_dry_run(ctx, m));
     }
     QLORA__TRY(qlora__sync(ctx));
     return qlora__cache_set_sealed(ctx, true);
@@ -16734,12 +16886,12 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->layer_room = (size_t)m->plan.config.layers;
     t->modules = t->layer_room * QLORA__PROJECTIONS;
     t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
-    t->targets =
-        t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
-    t->overrides =
-        t->targets == NULL
-            ? NULL
-            : (qlora__peft_override*)qlora__alloc_zero(ctx, t->modules * sizeof *t->overrides);
+    t->targets = t->names == NULL
+                     ? NULL
+                     : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
+    t->overrides = t->targets == NULL ? NULL
+                                      : (qlora__peft_override*)qlora__alloc_zero(
+                                            ctx, t->modules * sizeof *t->overrides);
     t->layers = t->overrides == NULL
                     ? NULL
                     : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
@@ -17118,8 +17270,8 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item,
                                       int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        uint16_t half =
-            g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i]) : qlora__bf16_from(g->values[i]);
+        uint16_t half = g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i])
+                                              : qlora__bf16_from(g->values[i]);
         if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
             return qlora__fail(g->ctx, QLORA_ERR_LIMIT,
                                "%s has the value %g, which F16 cannot hold; "
@@ -17165,8 +17317,9 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     if (item->raw) {
         return qlora__st_write(ctx, w, item->tensor->data, (size_t)item->tensor->bytes);
     }
-    qlora_result r =
-        item->projection != NULL ? qlora__merge_module_open(ctx, g->m, item, &module) : QLORA_OK;
+    qlora_result r = item->projection != NULL
+                         ? qlora__merge_module_open(ctx, g->m, item, &module)
+                         : QLORA_OK;
     int64_t most = item->cols > 0 ? (int64_t)g->elements / item->cols : 1;
     for (int64_t row = 0; row < item->rows && item->cols > 0 && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, item->rows - row);
@@ -17254,10 +17407,10 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         item->shape[0] = p->out;
         item->shape[1] = p->in;
     }
-    bool changed =
-        (p != NULL && !item->nf4 &&
-         (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
-        (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
+    bool changed = (p != NULL && !item->nf4 &&
+                    (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
+                   (item->norm_at >= 0 &&
+                    (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
                            "%s: %s is not what it was when the model was opened", g->m->dir,
@@ -18115,12 +18268,12 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     return qlora__leave(ctx, r);
 }
 
-// ---- checkpoints ----------------------------------------------------------------------------------
+// ---- checkpoints ----------------------------------------------------------------------------------------
 
-// DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
-//               any, and last state.safetensors: moments, counters, settings, position, checksums
-// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment at which
-//               a new one counts, so a crash leaves the old one or the new one
+// DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if any,
+//               and last state.safetensors: moments, counters, settings, position, checksums of them all
+// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment at which a new
+//               checkpoint counts, so a crash leaves the old one or the new one
 // DIR/pending   names that may have to be cleared away after a crash: those not in `latest`
 // A folder that `latest` names is never written to.
 
@@ -18222,8 +18375,8 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
     ctx->desc.files.remove(folder, ctx->desc.files.user);
 }
 
-// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results
-// or the meaning; NOTED: a difference is logged; BACK: restored.
+// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results or the
+// meaning; NOTED: a difference is logged; BACK: restored.
 typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
 
 typedef struct qlora__state_row {
@@ -18246,8 +18399,7 @@ typedef struct qlora__state {
     int count;
 } qlora__state;
 
-static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind,
-                             int64_t value) {
+static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind, int64_t value) {
     QLORA_ASSERT(s->count < QLORA__STATE_ROWS);
     qlora__state_row* row = &s->rows[s->count++];
     memset(row, 0, sizeof *row);
@@ -18292,8 +18444,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora_train_desc* d = &m->train;
-    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that
-    // number.
+    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that number.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
     qlora__state_add(s, "state_format", QLORA__SAME, 1);
@@ -18418,8 +18569,7 @@ static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const ch
     return qlora__dir_sync(ctx, dir); // the folder's own name
 }
 
-// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is
-// saved again.
+// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is saved again.
 static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* list,
                                qlora__module_name* out) {
     snprintf(out->text, sizeof out->text, "step-%lld", (long long)t->step);
@@ -18502,8 +18652,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
 qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, const void* position,
                                    size_t position_bytes) {
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_save");
-    return qlora__leave(trainer->ctx,
-                        qlora__checkpoint_save(trainer, dir, position, position_bytes));
+    return qlora__leave(trainer->ctx, qlora__checkpoint_save(trainer, dir, position, position_bytes));
 }
 
 // ---- loading
@@ -18581,9 +18730,8 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                                st->label, row->name, qlora__state_show(row, value),
                                qlora__state_show(row, row->value));
         } else if (value != row->value) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g",
-                       st->label, row->name, qlora__state_show(row, value),
-                       qlora__state_show(row, row->value));
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g", st->label,
+                       row->name, qlora__state_show(row, value), qlora__state_show(row, row->value));
         }
     }
     const qlora__st_tensor* record = qlora__st_find(st, "record");
@@ -18602,8 +18750,7 @@ static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, cha
     *out = qlora__st_find(st, name);
     if (*out == NULL || (*out)->dtype != QLORA__ST_F32 ||
         qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label,
-                           name);
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label, name);
     }
     return QLORA_OK;
 }
@@ -18670,10 +18817,8 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     if (saved == NULL) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: position is missing", st->label);
     }
-    if (position_bytes != NULL &&
-        (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the position has %llu bytes, there is room for %llu",
+    if (position_bytes != NULL && (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the position has %llu bytes, there is room for %llu",
                            (unsigned long long)saved->bytes,
                            (unsigned long long)(position != NULL ? *position_bytes : 0));
     }
@@ -18710,8 +18855,8 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         QLORA__TRY(qlora__path_join(ctx, dir, list.names[i].text, folder));
         qlora_result r = qlora__ckpt_open(ctx, folder, &state);
         if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s",
-                       folder, ctx->error);
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s", folder,
+                       ctx->error);
             continue;
         }
         QLORA__TRY(r);
@@ -18729,8 +18874,7 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
 qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
                                    size_t* position_bytes) {
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_load");
-    return qlora__leave(trainer->ctx,
-                        qlora__checkpoint_load(trainer, dir, position, position_bytes));
+    return qlora__leave(trainer->ctx, qlora__checkpoint_load(trainer, dir, position, position_bytes));
 }
 
 static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
@@ -18864,12 +19008,6 @@ static qlora_result qlora__generate_head(const qlora__pass* pass) {
     QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, pass->rows - 1, 1, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, 1, 0, m->plan.config.vocab);
     return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
-}
-
-static qlora_result qlora__generate_dry_run(qlora_ctx* ctx, qlora_model* m) {
-    qlora__pass pass = {ctx, m, 1, false};
-    QLORA__TRY(qlora__generate_pass(&pass, 0));
-    return qlora__generate_head(&pass);
 }
 
 // ---- the choice of a token --------------------------------------------------------------------------

@@ -13,8 +13,8 @@
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(text_suite)                                                                                  \
+    X(adapter_suite)                                                                               \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
-    X(generate_suite)                                                                              \
-    X(adapter_suite)
+    X(generate_suite)
