@@ -15911,8 +15911,18 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
     return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
 }
 
+// The model's mode, not the context's setting, says how its f32 products are computed. Returns the
+// setting, to be put back.
+static qlora_math qlora__math_take(const qlora__pass* pass) {
+    qlora_math before = pass->ctx->desc.math;
+    pass->ctx->desc.math = pass->m->plan.mode != QLORA_MODE_TF32 ? QLORA_MATH_F32
+                           : before == QLORA_MATH_TF32_ALL       ? QLORA_MATH_TF32_ALL
+                                                                 : QLORA_MATH_TF32;
+    return before;
+}
+
 // Token ids -> the final norm's output in m->x.
-static qlora_result qlora__forward(const qlora__pass* pass) {
+static qlora_result qlora__forward_layers(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -15935,6 +15945,13 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
                                                   eps, &next, &x));
     }
     return QLORA_OK;
+}
+
+static qlora_result qlora__forward(const qlora__pass* pass) {
+    qlora_math before = qlora__math_take(pass);
+    qlora_result r = qlora__forward_layers(pass);
+    pass->ctx->desc.math = before;
+    return r;
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -16066,7 +16083,7 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
 }
 
 // Gradient of the final norm's output in m->delta -> gradients of everything that is trained.
-static qlora_result qlora__backward(const qlora__pass* pass) {
+static qlora_result qlora__backward_layers(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
@@ -16092,11 +16109,18 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
     return QLORA_OK;
 }
 
+static qlora_result qlora__backward(const qlora__pass* pass) {
+    qlora_math before = qlora__math_take(pass);
+    qlora_result r = qlora__backward_layers(pass);
+    pass->ctx->desc.math = before;
+    return r;
+}
+
 // ---- head ---------------------------------------------------------------------------------------
 
 // Chunks of labelled rows: gather, logits, loss; in training their gradient, back into m->delta.
-static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
-                                bool gradient) {
+static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
+                                       const qlora_tensor* totals, bool gradient) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -16134,6 +16158,14 @@ static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const q
     qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     return qlora_embed(ctx, &m->rows_dx, &inverse, &dx, &m->flag);
+}
+
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
+    qlora_math before = qlora__math_take(pass);
+    qlora_result r = qlora__head_chunks(pass, chunks, totals, gradient);
+    pass->ctx->desc.math = before;
+    return r;
 }
 
 // ---- open and close -----------------------------------------------------------------------------
@@ -18161,7 +18193,10 @@ static qlora_result qlora__eval_logits(qlora_trainer* t, const qlora_batch* batc
         qlora_tensor x;
         QLORA__TRY(qlora__tensor_view(ctx, &m->x, row, rows, 0, m->plan.config.hidden, &x));
         qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-        QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &x, &m->head, &logits));
+        qlora_math before = qlora__math_take(&pass);
+        qlora_result r = qlora__gemm_named(ctx, false, true, false, 0, &x, &m->head, &logits);
+        ctx->desc.math = before;
+        QLORA__TRY(r);
         QLORA__TRY(qlora__logits_out(ctx, &logits, rows, out + row * m->plan.config.vocab));
     }
     return qlora__flag_check(ctx, m);

@@ -369,10 +369,6 @@ static void check_greedy(fixture* f, session* s) {
     free(logits);
 }
 
-<<<<<<< HEAD
-// Returns the number of failures; figures gets the number of comparisons.
-static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int* figures) {
-=======
 typedef struct continuation {
     int32_t ids[128];
     int32_t count;
@@ -425,8 +421,8 @@ static void check_generate(fixture* f, session* s) {
     }
 }
 
-static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir) {
->>>>>>> h-generate
+// Returns the number of failures; figures gets the number of comparisons.
+static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int* figures) {
     fixture f;
     memset(&f, 0, sizeof f);
     f.ctx = ctx;

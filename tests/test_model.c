@@ -1,3 +1,742 @@
-#include "machines.h"
+// test_model.c - models and training through the public functions: the same bits whatever the way, any
+// split of a step, every option, the plan's bytes, refusals, and clean failures.
+#include "model_rig.h"
+
+#define ASSERT_OK(R, CALL) ASSERT_EQm(qlora_last_error((R).ctx), QLORA_OK, (CALL))
+
+// ---- the same bits
+
+static void one_thread(qlora_ctx_desc* desc) {
+    desc->threads = 1;
+}
+
+static void vary_repeat(setup* s) {
+    (void)s;
+}
+
+static void vary_threads(setup* s) {
+    s->change = one_thread;
+}
+
+static void vary_order(setup* s) {
+    s->machine.order = s->machine.order == FAKE_REVERSE ? FAKE_RANDOM : FAKE_REVERSE;
+}
+
+static void vary_eager(setup* s) {
+    s->train.eager = true;
+}
+
+static void vary_recompute(setup* s) {
+    s->train.recompute = QLORA_CHOICE_ON;
+}
+
+static void vary_cache(setup* s) {
+    s->train.cache = QLORA_CHOICE_ON;
+}
+
+static void vary_eval(setup* s) {
+    s->eval_between = true;
+}
+
+// One of the two layers recomputed, one of them cached: what a budget would choose.
+static void vary_some(setup* s) {
+    s->train.recompute = QLORA_CHOICE_AUTO;
+    s->budget = 1; // found by find_budget
+}
+
+typedef struct way {
+    const char* name;
+    void (*vary)(setup* s);
+    const char* backend; // NULL: every one
+    bool bf16;           // in bf16, too
+} way;
+
+static const way ways[] = {
+    {"repeated", vary_repeat, NULL, false},
+    {"one thread", vary_threads, "cpu", false},
+    {"another order", vary_order, "fake", true},
+    {"eager", vary_eager, "fake", true},
+    {"eager", vary_eager, "cuda", true},
+    {"every layer recomputed", vary_recompute, NULL, true},
+    {"some layers recomputed", vary_some, NULL, false},
+    {"cached weights", vary_cache, NULL, true},
+    {"evaluation in between", vary_eval, NULL, false},
+};
+
+// The budget between no recomputed layer and all of them; it must give a number between.
+static uint64_t find_budget(const setup* s) {
+    uint64_t bytes[2] = {0, 0};
+    qlora_plan plan;
+    rig r;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(&s->machine, s->change);
+    for (int i = 0; i < 2 && r.ctx != NULL; i++) {
+        setup one = *s;
+        one.model.config = &one.config;
+        one.train.recompute = i == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;
+        if (qlora_plan_make(r.ctx, &one.model, &one.train, NULL, &plan) != QLORA_OK) {
+            rig_says(&r, "plan");
+            return 0;
+        }
+        bytes[i] = plan.total + plan.context;
+    }
+    setup middle = *s;
+    qlora_budget budget;
+    memset(&budget, 0, sizeof budget);
+    budget.bytes = (bytes[0] + bytes[1]) / 2;
+    middle.model.config = &middle.config;
+    bool some = qlora_plan_make(r.ctx, &middle.model, &middle.train, &budget, &plan) == QLORA_OK &&
+                plan.recompute_layers > 0 && plan.recompute_layers < plan.config.layers;
+    return test_close_ctx(&s->machine, r.ctx) && some ? budget.bytes : 0;
+}
+
+TEST every_way_gives_the_same_bits(const test_machine* machine, qlora_mode mode) {
+    setup s = setup_make(machine);
+    s.config.layers = 3; // so that some can be recomputed and the plan still gains
+    s.config.hidden = 24;
+    s.model.mode = mode;
+    s.train.recompute = QLORA_CHOICE_OFF;
+    outcome expected;
+    ASSERT(run_session(&s, &expected));
+    ASSERT(outcome_sane(&expected));
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        bool here = ways[i].backend == NULL || strcmp(ways[i].backend, machine->backend) == 0;
+        if (!here || (mode == QLORA_MODE_BF16 && !ways[i].bf16)) {
+            continue;
+        }
+        setup other = s;
+        outcome got;
+        ways[i].vary(&other);
+        if (other.budget != 0) {
+            other.budget = find_budget(&other);
+            ASSERT(other.budget != 0);
+        }
+        ASSERTm(ways[i].name, run_session(&other, &got));
+        ASSERTm(ways[i].name, outcome_same(&expected, &got));
+        outcome_free(&got);
+    }
+    outcome_free(&expected);
+    PASS();
+}
+
+TEST same_bits_f32(const test_machine* machine) {
+    return every_way_gives_the_same_bits(machine, QLORA_MODE_F32);
+}
+
+TEST same_bits_bf16(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        PASS();
+    }
+    return every_way_gives_the_same_bits(machine, QLORA_MODE_BF16);
+}
+
+// ---- any split of a step
+
+static const int32_t split_lengths[MAX_SEQUENCES] = {3, 5, 1, 4, 2, 6, 1, 2};
+
+static void wide(setup* s) {
+    s->train.tokens = 3 * TOKENS;
+    s->model.dropout = 0.25f;
+    s->train.max_norm = -1.0; // nothing is clipped
+}
+
+// Gradients of the batch, all at once or (parts) sequence by sequence in the order given; NULL on failure.
+static float* split_gradients(rig* r, const qlora_batch* b, const int* order, double* loss,
+                              size_t* count) {
+    double total = qlora_batch_labels(b);
+    qlora_train_info info;
+    for (int i = 0; i < (order != NULL ? MAX_SEQUENCES : 1); i++) {
+        qlora_batch part = order != NULL ? batch_part(b, order[i]) : *b;
+        if (qlora_train_micro(r->trainer, &part, total) != QLORA_OK) {
+            rig_says(r, "micro");
+            return NULL;
+        }
+    }
+    float* gradients = rig_read(r, true, count);
+    if (qlora_train_update(r->trainer) != QLORA_OK ||
+        qlora_train_info_read(r->trainer, &info) != QLORA_OK) {
+        rig_says(r, "update");
+        free(gradients);
+        return NULL;
+    }
+    *loss = info.loss;
+    return gradients;
+}
+
+// 1x8, 8x1 and 8x1 backwards; the masks of the dropout go with the number of a sequence in the data.
+TEST one_by_eight_is_eight_by_one(const test_machine* machine) {
+    static const int forwards[MAX_SEQUENCES] = {0, 1, 2, 3, 4, 5, 6, 7};
+    static const int backwards[MAX_SEQUENCES] = {7, 6, 5, 4, 3, 2, 1, 0};
+    static const int* const orders[] = {NULL, forwards, backwards, forwards};
+    setup s = setup_make(machine);
+    wide(&s);
+    data d;
+    data_make(&d, "split", split_lengths, MAX_SEQUENCES);
+    float* expected = NULL;
+    double expected_loss = 0.0;
+    size_t n = 0;
+    for (int i = 0; i < 4; i++) {
+        rig r;
+        double loss = 0.0;
+        ASSERT(rig_open(&r, &s));
+        qlora_batch batch = d.batch;
+        if (i == 3) {
+            batch.sequences = NULL; // every part is sequence 0 then: other masks, another step
+        }
+        float* got = split_gradients(&r, &batch, orders[i], &loss, &n);
+        ASSERT(got != NULL);
+        ASSERT(rig_close(&r, &s));
+        if (i == 0) {
+            expected = got;
+            expected_loss = loss;
+            continue;
+        }
+        bool close = fabs(loss - expected_loss) <= 1e-6 * expected_loss;
+        test_quiet(i == 3);
+        close = test_rel_l2(expected, got, n, i == 3 ? 1e-2 : 2e-5) && close;
+        test_quiet(false);
+        ASSERT_EQ(i != 3, close);
+        free(got);
+    }
+    free(expected);
+    PASS();
+}
+
+TEST packed_is_one_by_one(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.train.tokens = 3 * TOKENS;
+    rig r;
+    data d;
+    data_make(&d, "packed", split_lengths, MAX_SEQUENCES);
+    ASSERT(rig_open(&r, &s));
+    qlora_eval_info all;
+    ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &all));
+    ASSERT_IN_RANGE(qlora_batch_labels(&d.batch), all.labels, 0.0);
+    ASSERT_EQ_FMT(24, (int)all.tokens, "%d");
+    double sum = 0.0;
+    float packed[24 * VOCAB];
+    float single[24 * VOCAB];
+    ASSERT_OK(r, qlora_eval_logits(r.trainer, &d.batch, packed));
+    int64_t at = 0;
+    for (int i = 0; i < MAX_SEQUENCES; i++) {
+        qlora_batch one = batch_part(&d.batch, i);
+        qlora_eval_info info;
+        ASSERT_OK(r, qlora_eval(r.trainer, &one, &info));
+        sum += info.loss;
+        ASSERT_OK(r, qlora_eval_logits(r.trainer, &one, single + at * VOCAB));
+        at += d.lengths[i];
+    }
+    ASSERT(fabs(sum - all.loss) <= 1e-6 * all.loss);
+    ASSERT_REL_L2(packed, single, 24 * VOCAB, 1e-5);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// A weight of 0 is a label of -100; a weight of 2 everywhere, with twice the total, is no weight.
+TEST weights_weigh(const test_machine* machine) {
+    setup s = setup_make(machine);
+    data plain;
+    data weighted;
+    data_make(&plain, "weights", run_lengths[0], 3);
+    weighted = plain;
+    weighted.batch.ids = weighted.ids;
+    weighted.batch.labels = weighted.labels;
+    weighted.batch.lengths = weighted.lengths;
+    weighted.batch.sequences = weighted.sequences;
+    weighted.batch.weights = weighted.weights;
+    for (int i = 0; i < 17; i++) {
+        weighted.weights[i] = 2.0f;
+        if (i % 3 == 0 && plain.labels[i] != -100) {
+            weighted.weights[i] = 0.0f;
+            plain.labels[i] = -100;
+        }
+    }
+    double total = qlora_batch_labels(&plain.batch);
+    ASSERT_IN_RANGE(2.0 * total, qlora_batch_labels(&weighted.batch), 0.0);
+    rig r;
+    size_t n = 0;
+    ASSERT(rig_open(&r, &s));
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &plain.batch, total));
+    float* expected = rig_read(&r, true, &n);
+    qlora_train_info first;
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    ASSERT_OK(r, qlora_train_info_read(r.trainer, &first));
+    ASSERT(rig_close(&r, &s));
+    ASSERT(rig_open(&r, &s));
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &weighted.batch, 2.0 * total));
+    float* got = rig_read(&r, true, &n);
+    qlora_train_info second;
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    ASSERT_OK(r, qlora_train_info_read(r.trainer, &second));
+    ASSERT(fabs(first.loss - second.loss) <= 1e-6 * first.loss);
+    ASSERT_IN_RANGE(2.0 * first.labels, second.labels, 0.0);
+    ASSERT_REL_L2(expected, got, n, 1e-5);
+    free(expected);
+    free(got);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// A micro-batch without labels adds nothing, not even work of the head: chunks follow the labels.
+TEST unlabelled_costs_nothing(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.train.eager = true; // so that kernels can be counted call by call
+    const fake_api* fake = strcmp(machine->backend, "fake") == 0 ? test_fake() : NULL;
+    data d;
+    data none;
+    data_make(&d, "labelled", run_lengths[0], 3);
+    none = d;
+    none.batch = d.batch;
+    none.batch.labels = none.labels;
+    for (int i = 0; i < TOKENS; i++) {
+        none.labels[i] = -100;
+    }
+    ASSERT_IN_RANGE(0.0, qlora_batch_labels(&none.batch), 0.0);
+    int labels = (int)qlora_batch_labels(&d.batch);
+    ASSERT(labels > 7 && labels < 17); // several chunks, and rows without a label
+    rig r;
+    size_t n = 0;
+    ASSERT(rig_open(&r, &s));
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+    float* once = rig_read(&r, true, &n);
+    uint64_t runs[3] = {0, 0, 0};
+    const char* kernel = "qlora_loss_cross_entropy_f32";
+    runs[0] = fake != NULL ? fake->kernel_runs(kernel) : 0;
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &none.batch, labels));
+    float* same = rig_read(&r, true, &n);
+    runs[1] = fake != NULL ? fake->kernel_runs(kernel) : 0;
+    ASSERT_MEM_EQ(once, same, n * sizeof *once);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+    float* twice = rig_read(&r, true, &n);
+    runs[2] = fake != NULL ? fake->kernel_runs(kernel) : 0;
+    ASSERT_EQ_FMT(0, (int)(runs[1] - runs[0]), "%d");
+    ASSERT_EQ_FMT(fake != NULL ? (labels + 6) / 7 : 0, (int)(runs[2] - runs[1]), "%d");
+    for (size_t i = 0; i < n; i++) {
+        once[i] *= 2.0f;
+    }
+    ASSERT_REL_L2(once, twice, n, 1e-6);
+    qlora_train_info info;
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+    ASSERT_IN_RANGE(2.0 * labels, info.labels, 0.0);
+    ASSERT_EQ_FMT(51, (int)info.tokens, "%d");
+    free(once);
+    free(same);
+    free(twice);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// ---- options
+
+static void option_rslora(setup* s) {
+    s->model.rslora = true; // 8 / sqrt(4) is 16 / 4
+}
+
+static void option_alpha(setup* s) {
+    s->model.alpha = 16.0f;
+}
+
+static void option_dense16(setup* s) {
+    s->model.base = QLORA_BASE_16BIT;
+}
+
+static void option_dense32(setup* s) {
+    s->model.base = QLORA_BASE_32BIT;
+}
+
+static void option_single(setup* s) {
+    s->model.single_quant = true;
+}
+
+static void option_seed(setup* s) {
+    s->model.seed = 12;
+}
+
+static void option_dropout_seed(setup* s) {
+    s->train.seed = 6;
+}
+
+static void option_no_dropout(setup* s) {
+    s->model.dropout = 0.0f;
+}
+
+static void option_clip(setup* s) {
+    s->train.max_norm = 0.01;
+}
+
+static void option_decay(setup* s) {
+    s->train.weight_decay = 0.5;
+}
+
+static void option_beta(setup* s) {
+    s->train.beta1 = 0.5;
+}
+
+static void option_beta2(setup* s) {
+    s->train.beta2 = 0.9;
+}
+
+static void option_eps(setup* s) {
+    s->train.eps = 1e-3;
+}
+
+static void option_lr(setup* s) {
+    s->train.lr = 1.1e-2;
+}
+
+static void option_frozen_norms(setup* s) {
+    s->model.train_norms = false;
+}
+
+static void option_window(setup* s) {
+    s->config.window = 0;
+    s->config.sliding[1] = 0;
+}
+
+static void option_scale(setup* s) {
+    s->model.alpha = 8.5f;
+}
+
+// A setting that does nothing is a bug as much as one that does the wrong thing.
+TEST every_option_counts(const test_machine* machine) {
+    static const struct {
+        const char* name;
+        void (*change)(setup* s);
+    } options[] = {
+        {"seed", option_seed},          {"dropout seed", option_dropout_seed},
+        {"dropout", option_no_dropout}, {"clip", option_clip},
+        {"decay", option_decay},        {"beta1", option_beta},
+        {"beta2", option_beta2},        {"eps", option_eps},
+        {"lr", option_lr},              {"norms", option_frozen_norms},
+        {"window", option_window},      {"alpha", option_scale},
+        {"16-bit", option_dense16},     {"single quant", option_single},
+    };
+    setup s = setup_make(machine);
+    outcome plain;
+    ASSERT(run_session(&s, &plain));
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        setup other = setup_make(machine);
+        outcome got;
+        options[i].change(&other);
+        ASSERTm(options[i].name, run_session(&other, &got));
+        ASSERTm(options[i].name, outcome_sane(&got));
+        bool differs = got.count != plain.count;
+        for (size_t j = 0; !differs && j < got.count; j++) {
+            differs = fabsf(got.values[j] - plain.values[j]) > 1e-5f * fabsf(plain.values[j]);
+        }
+        ASSERTm(options[i].name, differs);
+        outcome_free(&got);
+    }
+    outcome_free(&plain);
+    PASS();
+}
+
+TEST options_that_are_the_same(const test_machine* machine) {
+    static void (*const pairs[][2])(setup * s) = {{option_rslora, option_alpha},
+                                                  {option_dense16, option_dense32}};
+    for (int i = 0; i < 2; i++) {
+        outcome a;
+        outcome b;
+        setup one = setup_make(machine);
+        setup two = setup_make(machine);
+        pairs[i][0](&one);
+        pairs[i][1](&two);
+        ASSERT(run_session(&one, &a));
+        ASSERT(run_session(&two, &b));
+        ASSERT(outcome_same(&a, &b));
+        outcome_free(&a);
+        outcome_free(&b);
+    }
+    PASS();
+}
+
+// TF32 rounds the operands of forward products to 10 bits: near, but not the same.
+TEST tf32_is_used_when_asked_for(const test_machine* machine) {
+    setup s = setup_make(machine);
+    outcome exact;
+    outcome rounded;
+    ASSERT(run_session(&s, &exact));
+    s.model.mode = QLORA_MODE_TF32;
+    ASSERT(run_session(&s, &rounded));
+    ASSERT(outcome_sane(&rounded));
+    ASSERT(fabs(exact.losses[0] - rounded.losses[0]) <= 1e-2);
+    test_quiet(true);
+    bool same = test_rel_l2(exact.values, rounded.values, exact.count, 1e-7);
+    test_quiet(false);
+    // The CPU has no TF32, so both are exact there.
+    ASSERT_EQ(strcmp(machine->backend, "cpu") == 0, same);
+    outcome_free(&exact);
+    outcome_free(&rounded);
+    PASS();
+}
+
+TEST targets_are_what_is_trained(const test_machine* machine) {
+    static const char* const names[] = {
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight",
+        "base_model.model.model.layers.0.mlp.down_proj.lora_A.weight",
+        "base_model.model.model.layers.0.mlp.down_proj.lora_B.weight",
+        "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight",
+        "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight",
+        "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight",
+        "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"};
+    static const int64_t shapes[4][2] = {{4, 32}, {64, 4}, {4, 40}, {32, 4}};
+    setup s = setup_make(machine);
+    s.model.targets = QLORA_TARGET_Q | QLORA_TARGET_DOWN;
+    s.model.train_norms = false;
+    rig r;
+    outcome got;
+    ASSERT(rig_open(&r, &s));
+    ASSERT_EQ_FMT(8, (int)qlora_model_parameters(r.model), "%d");
+    int64_t elements = 0;
+    for (int i = 0; i < 8; i++) {
+        qlora_parameter p;
+        ASSERT_OK(r, qlora_model_parameter(r.model, i, &p));
+        ASSERT_STR_EQ(names[i], p.name);
+        ASSERT_EQ_FMT((int)shapes[i % 4][0], (int)p.rows, "%d");
+        ASSERT_EQ_FMT((int)shapes[i % 4][1], (int)p.cols, "%d");
+        elements += p.rows * p.cols;
+    }
+    ASSERT_EQ_FMT((int)elements, (int)qlora_model_plan(r.model)->parameters, "%d");
+    ASSERT(run_steps(&r, &s, &got));
+    ASSERT(outcome_sane(&got));
+    outcome_free(&got);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// Without adapters the bare base answers; back on, the same as before. Zero B is the bare base, too.
+TEST adapters_on_and_off(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.model.train_norms = false;
+    s.train.cache = QLORA_CHOICE_ON;
+    rig r;
+    data d;
+    double losses[4] = {0.0, 0.0, 0.0, 0.0};
+    data_make(&d, "on and off", run_lengths[1], 3);
+    ASSERT(rig_open(&r, &s));
+    for (int i = 0; i < 4; i++) {
+        qlora_eval_info info;
+        if (i == 3) { // every B zero
+            for (int64_t j = 1; j < qlora_model_parameters(r.model); j += 2) {
+                float zeros[64 * 4] = {0.0f};
+                ASSERT_OK(r, qlora_model_parameter_write(r.model, j, zeros));
+            }
+        }
+        ASSERT_OK(r, qlora_model_use_adapters(r.model, i != 1));
+        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
+        losses[i] = info.loss;
+    }
+    ASSERT_MEM_EQ(&losses[0], &losses[2], sizeof losses[0]);
+    ASSERT(fabs(losses[0] - losses[1]) > 1e-3);
+    ASSERT(fabs(losses[3] - losses[1]) <= 1e-6 * losses[1]);
+    ASSERT_OK(r, qlora_model_use_adapters(r.model, false));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_train_micro(r.trainer, &d.batch, 5.0));
+    ASSERT(strstr(qlora_last_error(r.ctx), "adapters") != NULL);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// Opened for evaluation only, the same weights give the same loss, and training calls are refused.
+TEST evaluation_only(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.model.dropout = 0.0f;
+    double losses[2] = {0.0, 0.0};
+    data d;
+    data_make(&d, "evaluation only", run_lengths[1], 3);
+    for (int i = 0; i < 2; i++) {
+        rig r;
+        qlora_eval_info info;
+        s.train.no_training = i == 1;
+        ASSERT(rig_open(&r, &s));
+        ASSERT(i == 0 || rig_stir(&r));
+        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
+        losses[i] = info.loss;
+        if (i == 1) {
+            qlora_train_info train;
+            float gradient[4096];
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_micro(r.trainer, &d.batch, 5.0));
+            ASSERT(strstr(qlora_last_error(r.ctx), "evaluation") != NULL);
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_update(r.trainer));
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_info_read(r.trainer, &train));
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_gradient_read(r.trainer, 0, gradient));
+            ASSERT_EQ_FMT(0, (int)qlora_model_plan(r.model)->optimizer, "%d");
+        }
+        ASSERT(rig_close(&r, &s));
+    }
+    ASSERT_MEM_EQ(&losses[0], &losses[1], sizeof losses[0]);
+    PASS();
+}
+
+// ---- plan
+
+static uint64_t plan_sum(const qlora_plan* p) {
+    return p->base + p->cache + p->adapters + p->optimizer + p->activations + p->workspace + p->head +
+           p->generation + p->batches;
+}
+
+// What the plan says is what is allocated, and nothing is allocated after that.
+TEST plan_is_what_is_allocated(const test_machine* machine) {
+    bool is_fake = strcmp(machine->backend, "fake") == 0;
+    for (int i = 0; i < 4; i++) {
+        setup s = setup_make(machine);
+        s.train.recompute = i == 1 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+        s.train.cache = i == 2 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+        s.train.no_training = i == 3;
+        s.train.generate_tokens = i == 2 ? 16 : 0;
+        rig r;
+        memset(&r, 0, sizeof r);
+        r.ctx = test_open(&s.machine, NULL);
+        ASSERTm(test_open_reason(), r.ctx != NULL);
+        qlora_plan plan;
+        qlora_model_desc model = s.model;
+        model.config = &s.config;
+        ASSERT_OK(r, qlora_plan_make(r.ctx, &model, &s.train, NULL, &plan));
+        ASSERT_EQ_FMT((unsigned long long)plan.total, (unsigned long long)plan_sum(&plan), "%llu");
+        ASSERT(i == 2 ? plan.cache > 0 && plan.generation > 0 : plan.cache + plan.generation == 0);
+        qlora_memory_info before;
+        qlora_memory_info after;
+        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &before));
+        uint64_t live = is_fake ? test_fake()->stats().live_bytes : 0;
+        ASSERT(rig_start(&r, &s));
+        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        if (strcmp(machine->backend, "cpu") == 0) { // host memory, and some for the objects
+            ASSERT(after.host_bytes - before.host_bytes >= plan.total);
+            ASSERT(after.host_bytes - before.host_bytes <= plan.total + ((uint64_t)1 << 20));
+        } else {
+            ASSERT_EQ_FMT((unsigned long long)plan.total,
+                          (unsigned long long)(after.device_bytes - before.device_bytes), "%llu");
+        }
+        ASSERT_EQ_FMT((unsigned long long)plan.total,
+                      (unsigned long long)qlora_model_plan(r.model)->total, "%llu");
+        if (is_fake) {
+            ASSERT_EQ_FMT((unsigned long long)plan.total,
+                          (unsigned long long)(test_fake()->stats().live_bytes - live), "%llu");
+        }
+        uint64_t calls = is_fake ? test_fake()->calls("ALLOC") : 0;
+        uint64_t allocations = after.device_allocations;
+        outcome got;
+        memset(&got, 0, sizeof got);
+        data d;
+        qlora_eval_info info;
+        data_make(&d, "plan", run_lengths[0], 3);
+        ASSERT(i == 3 || run_steps(&r, &s, &got));
+        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
+        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_EQ_FMT((unsigned long long)allocations, (unsigned long long)after.device_allocations,
+                      "%llu");
+        ASSERT(!is_fake || test_fake()->calls("ALLOC") == calls);
+        outcome_free(&got);
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
+// A CPU context plans for a GPU: fewer bytes, more recomputed layers, at last a refusal.
+TEST budget_decides(const test_machine* machine) {
+    setup s = setup_make(machine);
+    rig r;
+    memset(&r, 0, sizeof r);
+    s.config.layers = 6;
+    s.config.hidden = 256;
+    s.config.intermediate = 512;
+    s.train.tokens = 4096;
+    s.train.max_sequences = 0;
+    s.train.recompute = QLORA_CHOICE_AUTO;
+    s.train.cache = QLORA_CHOICE_AUTO;
+    s.model.mode = QLORA_MODE_AUTO;
+    s.model.config = &s.config;
+    r.ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    qlora_budget budget;
+    memset(&budget, 0, sizeof budget);
+    budget.capability = 90;
+    budget.bytes = (uint64_t)8 << 30;
+    qlora_plan roomy;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &roomy));
+    ASSERT_EQ(QLORA_MODE_BF16, roomy.mode);
+    ASSERT_EQ_FMT(0, (int)roomy.recompute_layers, "%d");
+    ASSERT_EQ_FMT(6, (int)roomy.cached_layers, "%d");
+    uint64_t bytes = roomy.total + roomy.context;
+    int64_t recomputed = 0;
+    int64_t seen = 0;
+    qlora_plan plan;
+    for (;; bytes -= bytes / 64) {
+        budget.bytes = bytes;
+        if (qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan) != QLORA_OK) {
+            break;
+        }
+        ASSERT(plan.total + plan.context <= bytes);
+        ASSERT(plan.recompute_layers >= recomputed);
+        ASSERT(plan.recompute_layers == 0 || plan.cached_layers == 0);
+        seen += plan.recompute_layers > recomputed ? 1 : 0;
+        recomputed = plan.recompute_layers;
+        for (int64_t l = 0; l < 6; l++) {
+            ASSERT_EQ(l < plan.recompute_layers, plan.recompute[l] != 0);
+            ASSERT_EQ(l < plan.cached_layers, plan.cached[l] != 0);
+        }
+    }
+    ASSERT_EQ_FMT(6, (int)recomputed, "%d");
+    ASSERT(seen >= 3); // one after the other, not all at once
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan));
+    ASSERT(strstr(qlora_last_error(r.ctx), "GiB are needed") != NULL);
+    ASSERT(strstr(qlora_last_error(r.ctx), "4096") != NULL);
+    // Demands that contradict the budget are refused as well.
+    budget.bytes = roomy.total + roomy.context - roomy.cache - 1;
+    s.train.recompute = QLORA_CHOICE_OFF;
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan));
+    budget.capability = 75;
+    budget.bytes = 0;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan));
+    ASSERT_EQ(QLORA_MODE_F32, plan.mode);
+    char text[2048];
+    size_t needed = qlora_plan_print(&roomy, text, sizeof text);
+    ASSERT_EQ_FMT((int)strlen(text) + 1, (int)needed, "%d");
+    ASSERT(strstr(text, "16-bit weight cache") != NULL);
+    ASSERT(test_close_ctx(machine, r.ctx));
+    PASS();
+}
+
+TEST foreign_plan_is_refused(const test_machine* machine) {
+    setup s = setup_make(machine);
+    rig r;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    qlora_plan plan;
+    s.model.config = &s.config;
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, NULL, &plan));
+    for (int i = 0; i < 3; i++) {
+        setup other = s;
+        other.model.config = &other.config;
+        other.config.layers += i == 0 ? 1 : 0;
+        other.train.tokens += i == 1 ? 1 : 0;
+        other.model.rank += i == 2 ? 1 : 0;
+        ASSERT_EQ(QLORA_ERR_ARGUMENT,
+                  qlora_model_open(r.ctx, &other.model, &other.train, &plan, &r.model));
+        ASSERT(strstr(qlora_last_error(r.ctx), "plan was made for another") != NULL);
+        ASSERT_EQ(NULL, r.model);
+    }
+    ASSERT_OK(r, qlora_model_open(r.ctx, &s.model, &s.train, &plan, &r.model));
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 SUITE(model_suite) {
+    RUN_ON(TEST_ONE_EACH, same_bits_f32);
+    RUN_ON(TEST_ONE_EACH, same_bits_bf16);
+    RUN_ON(TEST_ONE_EACH, one_by_eight_is_eight_by_one);
+    RUN_ON(TEST_ONE_EACH, packed_is_one_by_one);
+    RUN_ON(TEST_ONE_EACH, weights_weigh);
+    RUN_ON(TEST_ONE_EACH, unlabelled_costs_nothing);
+    RUN_ON(TEST_ONE_EACH, options_that_are_the_same);
+    RUN_ON(TEST_CPU, every_option_counts);
+    RUN_ON(TEST_ONE_EACH, tf32_is_used_when_asked_for);
+    RUN_ON(TEST_ONE_EACH, targets_are_what_is_trained);
+    RUN_ON(TEST_ONE_EACH, adapters_on_and_off);
+    RUN_ON(TEST_ONE_EACH, evaluation_only);
+    RUN_ON(TEST_ONE_EACH, plan_is_what_is_allocated);
+    RUN_ON(TEST_CPU, budget_decides);
+    RUN_ON(TEST_CPU, foreign_plan_is_refused);
 }
