@@ -1491,13 +1491,13 @@ static void series_smooth(series* s) { // mean of the neighbours on both sides
     series raw = *s;
     int reach = s->count / 40;
     for (int i = 0; i < s->count; i++) {
-        int side = reach < i ? reach : i;
-        side = side < s->count - 1 - i ? side : s->count - 1 - i;
+        int left = reach < i ? reach : i;
+        int right = left < s->count - 1 - i ? left : s->count - 1 - i;
         double sum = 0.0;
-        for (int j = i - side; j <= i + side; j++) {
+        for (int j = i - left; j <= i + right; j++) {
             sum += raw.y[j];
         }
-        s->y[i] = sum / (double)(2 * side + 1);
+        s->y[i] = sum / (double)(left + right + 1);
     }
 }
 
