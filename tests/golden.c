@@ -214,7 +214,7 @@ static void check_logits(fixture* f, session* s, const char* what, const char* t
 
 static void check_loss(fixture* f, session* s, const char* what, const char* name) {
     qlora_batch b = batch_of(f, 0);
-    qlora_eval_info info;
+    qlora_eval_info info = {0.0, 0.0, 0};
     if (qlora_eval(s->trainer, &b, &info) != QLORA_OK) {
         trouble(f, what);
         return;
