@@ -25,6 +25,7 @@
        MODEL      plan, arena, weights, layer forward and backward, over OPS for both backends
        ADAPTER    PEFT save and load, merged export, GGUF export
        TRAIN      micro-step, update, schedules, evaluation, checkpoints
+       GENERATE   decoding with a key/value cache
 
    QUICK START
 
@@ -1173,7 +1174,8 @@ typedef struct qlora_generate_desc {
     int32_t stop_count;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
-// Called with each new token; false stops (which is no error).
+// Called with each new token but not with the stop that ends the text; false stops (which is no
+// error).
 typedef bool (*qlora_token_fn)(void* user, int32_t token);
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
@@ -7957,45 +7959,81 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 // ---- modules ------------------------------------------------------------------------------------
 
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET.
-// One log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
-static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
-                                       void** out) {
-    qlora__gpu* gpu = ctx->gpu;
-    char what[160];
-    snprintf(what, sizeof what, "compiling kernel module %s", name);
-    QLORA__TRY(qlora__not_in_capture(ctx, what));
-    QLORA__TRY(qlora__sync(ctx));
-    char log[2048] = "";
+// One module on its way through the driver's compiler.
+typedef struct qlora__compile {
+    const qlora__gpu* gpu;
+    const char* name;
+    char* ptx;
+    size_t bytes; // of ptx, when it is ours
+    void* handle;
+    int code;
+    double ms;
+    char log[1024];
+} qlora__compile;
+
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. Needs
+// nothing of the context but that it is current, so several threads can compile at once.
+static void qlora__compile_run(qlora__compile* job) {
+    const qlora__gpu* gpu = job->gpu;
     double start = qlora__clock_ms();
-    int code = 0;
     if (gpu->capability >= 120) {
-        code = gpu->cu.ModuleLoadData(out, ptx);
+        job->code = gpu->cu.ModuleLoadData(&job->handle, job->ptx);
     } else {
         char info[512] = "";
         int options[] = {QLORA__CU_JIT_INFO_LOG_BUFFER, QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
                          QLORA__CU_JIT_ERROR_LOG_BUFFER, QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-        void* values[] = {info, (void*)(uintptr_t)sizeof info, log, (void*)(uintptr_t)sizeof log};
-        code = gpu->cu.ModuleLoadDataEx(out, ptx, 4, options, values);
-        log[sizeof log - 1] = '\0';
+        void* values[] = {info, (void*)(uintptr_t)sizeof info, job->log,
+                          (void*)(uintptr_t)sizeof job->log};
+        job->code = gpu->cu.ModuleLoadDataEx(&job->handle, job->ptx, 4, options, values);
+        job->log[sizeof job->log - 1] = '\0';
     }
-    double ms = qlora__clock_ms() - start;
-    gpu->cache->info.jit_ms += ms;
+    job->ms = qlora__clock_ms() - start;
+}
+
+// Counts a compile and logs it: one item each. A failure becomes a result and a text.
+static qlora_result qlora__compile_report(qlora_ctx* ctx, const qlora__compile* job) {
+    qlora__gpu* gpu = ctx->gpu;
+    gpu->cache->info.jit_ms += job->ms;
     gpu->cache->info.misses++;
     gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
-    if (code == 0) {
+    if (job->code == 0) {
         gpu->cache->info.modules++;
-        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
-                   (unsigned long long)strlen(ptx), gpu->target, ms);
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", job->name,
+                   (unsigned long long)strlen(job->ptx), gpu->target, job->ms);
         return QLORA_OK;
     }
-    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name,
-               qlora__cu_name(gpu, code), code, ms);
-    if (qlora__cu_is_sticky(code) || code == 2) {
-        return qlora__cu(ctx, code, what);
+    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", job->name,
+               qlora__cu_name(gpu, job->code), job->code, job->ms);
+    if (qlora__cu_is_sticky(job->code) || job->code == 2) {
+        char what[160];
+        snprintf(what, sizeof what, "compiling kernel module %.120s", job->name);
+        return qlora__cu(ctx, job->code, what);
     }
-    return qlora__fail(ctx, QLORA_ERR_KERNEL, "%s for %s failed: %s (%d)%s%s", what, gpu->target,
-                       qlora__cu_name(gpu, code), code, log[0] != '\0' ? ": " : "", log);
+    return qlora__fail(ctx, QLORA_ERR_KERNEL, "compiling kernel module %.120s for %s failed: %s (%d)%s%s",
+                       job->name, gpu->target, qlora__cu_name(gpu, job->code), job->code,
+                       job->log[0] != '\0' ? ": " : "", job->log);
+}
+
+// Before a compile: not inside a capture, and a fault of an earlier kernel is reported as that.
+static qlora_result qlora__compile_allowed(qlora_ctx* ctx, const char* name) {
+    char what[160];
+    snprintf(what, sizeof what, "compiling kernel module %.120s", name);
+    QLORA__TRY(qlora__not_in_capture(ctx, what));
+    return qlora__sync(ctx);
+}
+
+static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
+                                       void** out) {
+    QLORA__TRY(qlora__compile_allowed(ctx, name));
+    qlora__compile job;
+    memset(&job, 0, sizeof job);
+    job.gpu = ctx->gpu;
+    job.name = name;
+    job.ptx = (char*)(uintptr_t)ptx; // only read
+    qlora__compile_run(&job);
+    QLORA__TRY(qlora__compile_report(ctx, &job));
+    *out = job.handle;
+    return QLORA_OK;
 }
 
 static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const char* entry,
@@ -8046,9 +8084,9 @@ static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
     }
 }
 
-// Compiles a module of the library and makes its kernels ready.
-static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
-    qlora__cache* cache = ctx->gpu->cache;
+// The text of a module for this device, joined; the caller frees job->ptx.
+static qlora_result qlora__compile_begin(qlora_ctx* ctx, const char* name, qlora__compile* job) {
+    memset(job, 0, sizeof *job);
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
         return qlora__fail(
@@ -8057,33 +8095,41 @@ static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
             "8.0, f32 works)",
             name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
+    job->gpu = ctx->gpu;
+    job->name = name;
+    return qlora__ptx_join(ctx, text, &job->ptx, &job->bytes);
+}
+
+// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
+static qlora_result qlora__compile_end(qlora_ctx* ctx, qlora__compile* job) {
+    qlora__cache* cache = ctx->gpu->cache;
+    QLORA__TRY(qlora__compile_report(ctx, job));
     qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
-    if (module == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    char* ptx = NULL;
-    size_t bytes = 0;
-    qlora_result r = qlora__ptx_join(ctx, text, &ptx, &bytes);
-    if (r == QLORA_OK) {
-        r = qlora__module_load(ctx, name, ptx, &module->handle);
-        qlora__free(ctx, ptx, bytes);
-    }
-    if (r == QLORA_OK) {
-        r = qlora__module_resolve(ctx, name, module->handle);
-        if (r != QLORA_OK) {
-            qlora__module_forget(ctx, name);
-            ctx->gpu->cu.ModuleUnload(module->handle);
-            cache->info.modules--;
-        }
-    }
+    qlora_result r = module != NULL ? qlora__module_resolve(ctx, job->name, job->handle)
+                                    : QLORA_ERR_MEMORY;
     if (r != QLORA_OK) {
+        qlora__module_forget(ctx, job->name);
+        ctx->gpu->cu.ModuleUnload(job->handle);
+        cache->info.modules--;
         qlora__free(ctx, module, sizeof *module);
         return r;
     }
-    module->name = name;
+    module->handle = job->handle;
+    module->name = job->name;
     module->next = cache->modules;
     cache->modules = module;
     return QLORA_OK;
+}
+
+// Compiles a module of the library and makes its kernels ready.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
+    QLORA__TRY(qlora__compile_allowed(ctx, name));
+    qlora__compile job;
+    QLORA__TRY(qlora__compile_begin(ctx, name, &job));
+    qlora__compile_run(&job);
+    qlora_result r = qlora__compile_end(ctx, &job);
+    qlora__free(ctx, job.ptx, job.bytes);
+    return r;
 }
 
 // A kernel of the registry, compiled on demand unless the cache is sealed.
@@ -8304,16 +8350,119 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-// Loads every module of which a kernel is needed. have: conditions that hold.
-static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
-    for (int i = 0; i < QLORA__K_COUNT; i++) {
-        const qlora__kernel_row* row = &qlora__kernel_rows[i];
-        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
-            QLORA__TRY(qlora__module_open(ctx, row->module));
-        }
+#define QLORA__COMPILERS 8
+#define QLORA__MODULES_MAX 64
+
+// Modules that wait for a compiler thread.
+typedef struct qlora__compile_queue {
+    qlora__mutex mutex;
+    qlora__compile* jobs;
+    int count;
+    int next;
+} qlora__compile_queue;
+
+// The driver compiles on the calling thread, so several threads make several modules at once.
+static void qlora__compile_thread(void* user) {
+    qlora__compile_queue* queue = (qlora__compile_queue*)user;
+    const qlora__gpu* gpu = queue->jobs[0].gpu;
+    int current = gpu->cu.CtxPushCurrent(gpu->context);
+    qlora__mutex_lock(&queue->mutex);
+    while (current == 0 && queue->next < queue->count) {
+        qlora__compile* job = &queue->jobs[queue->next++];
+        qlora__mutex_unlock(&queue->mutex);
+        qlora__compile_run(job);
+        qlora__mutex_lock(&queue->mutex);
     }
+    qlora__mutex_unlock(&queue->mutex);
+    if (current == 0) {
+        void* ignored = NULL;
+        gpu->cu.CtxPopCurrent(&ignored);
+    }
+}
+
+// A thread that cannot start, or cannot use the CUDA context, is done without: the calling thread takes
+// what is left.
+static qlora_result qlora__compile_all(qlora_ctx* ctx, qlora__compile* jobs, int count) {
+    qlora__compile_queue queue;
+    memset(&queue, 0, sizeof queue);
+    queue.jobs = jobs;
+    queue.count = count;
+    if (!qlora__mutex_init(&queue.mutex)) {
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the compiler threads");
+    }
+    qlora__thread threads[QLORA__COMPILERS];
+    int wanted = (int)qlora__min(qlora__min(count, qlora__core_count()), QLORA__COMPILERS) - 1;
+    int started = 0;
+    while (started < wanted &&
+           qlora__thread_start(&threads[started], qlora__compile_thread, &queue)) {
+        started++;
+    }
+    qlora__mutex_lock(&queue.mutex);
+    while (queue.next < queue.count) {
+        qlora__compile* job = &queue.jobs[queue.next++];
+        qlora__mutex_unlock(&queue.mutex);
+        qlora__compile_run(job);
+        qlora__mutex_lock(&queue.mutex);
+    }
+    qlora__mutex_unlock(&queue.mutex);
+    for (int i = 0; i < started; i++) {
+        qlora__thread_join(&threads[i]);
+    }
+    qlora__mutex_free(&queue.mutex);
     return QLORA_OK;
 }
+
+// Modules of which a kernel is needed and that are not loaded yet, each once. have: conditions that hold.
+static int qlora__modules_needed(const qlora_ctx* ctx, uint32_t have,
+                                 const char* names[QLORA__MODULES_MAX]) {
+    int count = 0;
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        const qlora__kernel_row* row = &qlora__kernel_rows[i];
+        bool needed = (row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL;
+        for (int j = 0; j < count && needed; j++) {
+            needed = strcmp(names[j], row->module) != 0;
+        }
+        if (needed && count < QLORA__MODULES_MAX) {
+            names[count++] = row->module;
+        }
+    }
+    return count;
+}
+
+// Compiles every module that is needed.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
+    const char* names[QLORA__MODULES_MAX];
+    int count = qlora__modules_needed(ctx, have, names);
+    if (count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__compile_allowed(ctx, names[0]));
+    size_t bytes = (size_t)count * sizeof(qlora__compile);
+    qlora__compile* jobs = (qlora__compile*)qlora__alloc_zero(ctx, bytes);
+    if (jobs == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = QLORA_OK;
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__compile_begin(ctx, names[i], &jobs[i]);
+    }
+    if (r == QLORA_OK) {
+        r = qlora__compile_all(ctx, jobs, count);
+    }
+    for (int i = 0; i < count; i++) {
+        if (r == QLORA_OK) {
+            r = qlora__compile_end(ctx, &jobs[i]);
+        } else if (jobs[i].handle != NULL) {
+            ctx->gpu->cu.ModuleUnload(jobs[i].handle);
+        }
+        qlora__free(ctx, jobs[i].ptx, jobs[i].bytes);
+    }
+    qlora__free(ctx, jobs, bytes);
+    return r;
+}
+
+#undef QLORA__COMPILERS
+#undef QLORA__MODULES_MAX
 
 static void qlora__cache_destroy(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
@@ -14188,7 +14337,8 @@ struct qlora_model {
         totals; // f32 [1, 6]: losses, their rounding rest, weights; the same for evaluation
     // generation
     qlora_tensor kv_cache; // [layers * generate_tokens, 2 kv]
-    qlora_tensor scores;   // [heads, generate_tokens]
+    qlora_tensor scores;   // f32 [heads, generate_tokens]
+    qlora_tensor chances;  // their softmax in the compute type; in f32 the same memory
 };
 
 // ---- arena --------------------------------------------------------------------------------------
@@ -14514,7 +14664,11 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     int64_t n = m->train.generate_tokens;
     if (n > 0) {
         qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
-        qlora__arena_tensor(arena, m->compute, c->heads, n, &m->scores);
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, n, &m->scores);
+        m->chances = m->scores;
+        if (m->compute != QLORA_F32) {
+            qlora__arena_tensor(arena, m->compute, c->heads, n, &m->chances);
+        }
     }
 }
 
@@ -14587,6 +14741,25 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     return r;
 }
 
+// The A of a stack lie one below the other, so that their gradients are one product; then the B.
+static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
+    qlora__projection* first = &layer->projections[qlora__groups[group].first];
+    for (int i = 0; i < qlora__groups[group].count; i++) {
+        qlora__projection* p = &first[i];
+        p->a_at = at;
+        at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
+    }
+    for (int i = 0; i < qlora__groups[group].count; i++) {
+        qlora__projection* p = &first[i];
+        p->b_at = at;
+        at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
+        m->range_count += p->rank > 0 ? 2 : 0;
+        m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
+        m->plan.parameters += p->rank * (p->in + p->out);
+    }
+    return at;
+}
+
 // Gives every trained tensor its place; each starts on a multiple of 8 elements.
 static void qlora__number_parameters(qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
@@ -14596,17 +14769,8 @@ static void qlora__number_parameters(qlora_model* m) {
     m->plan.parameters = 0;
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
-            qlora__projection* p = &layer->projections[i];
-            if (p->rank == 0) {
-                continue;
-            }
-            p->a_at = at;
-            p->b_at = at + (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
-            at = p->b_at + (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
-            m->range_count += 2;
-            m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
-            m->plan.parameters += p->rank * (p->in + p->out);
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            at = qlora__number_group(m, layer, g, at);
         }
         if (m->desc.train_norms) {
             int64_t norms = 2 * (int64_t)qlora__align_up((size_t)c->hidden, 8) +
@@ -15596,7 +15760,7 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
 typedef struct qlora__stack {
     qlora_linear linear;
     qlora_tensor operand;
-    qlora_tensor positions; // of the tokens at hand, for dropout
+    qlora_tensor positions; // of the rows at hand, for the dropout
     qlora_tensor sequences;
     int64_t out;
     int64_t pad;
@@ -15615,6 +15779,10 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     out->pad = m->use_adapters ? layer->pads[group] : 0;
     for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
         out->linear.parts[i].rank = 0;
+    }
+    // For a single row it does not pay to widen the weights: the product reads them as they are.
+    if (pass->rows == 1 && !pass->training && !layer->cached) {
+        out->linear.operand = NULL;
     }
     if (out->linear.operand == NULL) {
         return QLORA_OK;
@@ -17164,7 +17332,8 @@ static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__m
         qlora__merge_rows job;
         job.item = item;
         job.module = module;
-        job.via_bf16 = g->trained && g->m->compute == QLORA_BF16;
+        // what a step computes with: 4-bit values are rounded to bf16 in every mode
+        job.via_bf16 = item->nf4 || (g->trained && g->m->compute == QLORA_BF16);
         job.first = first;
         job.values = g->values;
         qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
@@ -18313,7 +18482,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that number.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
-    qlora__state_add(s, "format", QLORA__SAME, 1);
+    qlora__state_add(s, "state_format", QLORA__SAME, 1);
     qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
     qlora__state_add(s, "math", QLORA__SAME, (int64_t)t->ctx->desc.math);
     qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
@@ -18756,6 +18925,410 @@ static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bo
 qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
     QLORA__ENTER(ctx, "qlora_checkpoint_exists");
     return qlora__leave(ctx, qlora__checkpoint_exists(ctx, dir, out));
+}
+
+//@@ GENERATE   - decoding with a key/value cache
+
+// ---- one pass over new tokens -----------------------------------------------------------------------
+
+// The keys and values of a layer's cache: row p is position p, keys first.
+static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first, int64_t rows) {
+    qlora_tensor t = m->kv_cache;
+    size_t offset = (size_t)((layer * m->train.generate_tokens + first) * t.ld) *
+                    qlora_dtype_bytes(t.dtype);
+    t.data = (char*)t.data + offset;
+    t.bytes -= offset;
+    t.rows = rows;
+    return t;
+}
+
+static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index, int64_t first) {
+    qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
+    qlora_tensor rows = qlora__cache_rows(pass->m, index, first, pass->rows);
+    int64_t kv = heads.k.cols;
+    qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
+    qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &heads.k, &keys));
+    return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
+}
+
+// `heads` matrices [rows, cols] that lie `stride` elements apart.
+static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride, int64_t rows,
+                                    int64_t cols, int64_t ld) {
+    qlora_tensor v = *t;
+    v.batch = heads;
+    v.batch_stride = stride;
+    v.rows = rows;
+    v.cols = cols;
+    v.ld = ld;
+    return v;
+}
+
+// Attention of one query, at `position`, over the cache. Query heads that share a key head are the rows
+// of one matrix, so a product per key head serves them all:
+//   s = scale q K^T, p = softmax(s), o = p V, over the positions that the layer's window lets it see.
+static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index, int64_t position) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    const qlora_model_config* c = &m->plan.config;
+    int64_t d = c->head_dim;
+    int64_t group = c->heads / c->kv_heads;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
+    int64_t seen = qlora__min(position + 1, window);
+    qlora_tensor rows = qlora__cache_rows(m, index, position + 1 - seen, seen);
+    qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
+    qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
+    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
+    qlora_tensor s = qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen,
+                                     m->scores.ld);
+    qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
+                                     m->chances.ld);
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = true;
+    gemm.alpha = 1.0f / sqrtf((float)d);
+    QLORA__TRY(qlora_gemm(ctx, &gemm, &q, &k, &s));
+    qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
+    qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
+    QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
+    if (m->compute != QLORA_F32) { // otherwise they are the same memory
+        QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
+    }
+    gemm.trans_b = false;
+    gemm.alpha = 1.0f;
+    return qlora_gemm(ctx, &gemm, &p, &v, &o);
+}
+
+// pass->rows tokens in m->batch, the first one at position `first`, through the layers; their keys and
+// values stay in the cache. Many rows are the beginning of a text and see each other only; one row sees
+// the cache.
+static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    float eps = (float)c->rms_eps;
+    QLORA_ASSERT(first == 0 || pass->rows == 1);
+    size_t scratch = ctx->scratch_used;
+    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
+    qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora_embed(ctx, &m->embed, &ids, &h, &m->flag));
+    QLORA__TRY(qlora_rmsnorm_forward(ctx, &h, qlora__norm_before(m, 0), eps, &x));
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        QLORA__TRY(qlora__layer_qkv(pass, layer));
+        QLORA__TRY(qlora__cache_store(pass, l, first));
+        QLORA__TRY(pass->rows > 1 ? qlora__layer_attention(pass, layer)
+                                  : qlora__cache_attention(pass, l, first));
+        QLORA__TRY(qlora__layer_middle(pass, layer));
+        QLORA__TRY(qlora__layer_down(pass, layer));
+        qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
+        qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+        qlora_tensor next = qlora__window(qlora__stream_before(m, l + 1), pass->rows, 0, c->hidden);
+        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1), eps,
+                                                  &next, &x));
+        ctx->scratch_used = scratch; // the stream keeps the order, so the next layer may use it again
+    }
+    return QLORA_OK;
+}
+
+// Logits of the pass's last row, in the first row of m->logits.
+static qlora_result qlora__generate_head(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    qlora_tensor x;
+    QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, pass->rows - 1, 1, 0, m->plan.config.hidden, &x));
+    qlora_tensor logits = qlora__window(&m->logits, 1, 0, m->plan.config.vocab);
+    return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
+}
+
+// ---- the choice of a token --------------------------------------------------------------------------
+
+typedef struct qlora__generator {
+    qlora__pass pass;
+    const qlora_generate_desc* desc;
+    int64_t most; // new tokens
+    const int32_t* stops;
+    int64_t stop_count;
+    char* memory; // holds the four below
+    size_t bytes;
+    float* logits;  // [V]; become weights
+    int32_t* order; // [V]
+    uint16_t* raw;  // [V]
+    int32_t* ints;
+} qlora__generator;
+
+// The larger weight first, of equals the smaller number.
+static bool qlora__sample_before(const float* w, int32_t a, int32_t b) {
+    return w[a] > w[b] || (!(w[a] < w[b]) && a < b);
+}
+
+static void qlora__sample_sift(const float* w, int32_t* heap, int64_t count, int64_t at) {
+    int32_t moved = heap[at];
+    for (int64_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
+        if (child + 1 < count && qlora__sample_before(w, heap[child + 1], heap[child])) {
+            child++;
+        }
+        if (!qlora__sample_before(w, heap[child], moved)) {
+            break;
+        }
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = moved;
+}
+
+// The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and of these
+// the fewest whose weights make up top_p of the whole. Returns how many.
+static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, double* sum) {
+    const float* w = g->logits;
+    int32_t* heap = g->order;
+    int64_t most = g->desc->top_k > 0 ? qlora__min(g->desc->top_k, vocab) : vocab;
+    double part = g->desc->top_p > 0.0f ? (double)g->desc->top_p : 1.0;
+    double whole = 0.0;
+    for (int64_t i = 0; i < vocab; i++) {
+        heap[i] = (int32_t)i;
+        whole += (double)w[i];
+    }
+    for (int64_t i = vocab / 2 - 1; i >= 0; i--) {
+        qlora__sample_sift(w, heap, vocab, i);
+    }
+    // The weights of the top_k are only known when all of them are out; without top_k we can stop early.
+    double stop_at = g->desc->top_k > 0 ? HUGE_VAL : part * whole;
+    int64_t kept = 0;
+    double out = 0.0;
+    while (kept < most && (kept == 0 || out < stop_at)) {
+        int64_t last = vocab - 1 - kept;
+        int32_t top = heap[0];
+        heap[0] = heap[last];
+        heap[last] = top;
+        qlora__sample_sift(w, heap, last, 0);
+        out += (double)w[top];
+        kept++;
+    }
+    double run = 0.0;
+    int64_t count = 0;
+    while (count < kept && (count == 0 || run < (g->desc->top_k > 0 ? part * out : stop_at))) {
+        run += (double)w[heap[vocab - 1 - count]];
+        count++;
+    }
+    *sum = run;
+    return count;
+}
+
+// A number in [0, 1) that depends on the seed and the position alone.
+static double qlora__sample_number(uint64_t seed, int64_t position) {
+    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)((uint64_t)position >> 32), 0x67656eu, 0};
+    uint32_t words[4];
+    qlora__philox(counter, key, words);
+    return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
+}
+
+// The token that follows, from g->logits.
+static int32_t qlora__sample(const qlora__generator* g, int64_t vocab, int64_t position) {
+    float* w = g->logits;
+    int32_t best = 0;
+    for (int64_t i = 1; i < vocab; i++) {
+        best = w[i] > w[best] ? (int32_t)i : best;
+    }
+    if (!(g->desc->temperature > 0.0f)) {
+        return best;
+    }
+    double top = (double)w[best];
+    double sum = 0.0;
+    for (int64_t i = 0; i < vocab; i++) {
+        w[i] = (float)exp(((double)w[i] - top) / (double)g->desc->temperature);
+        sum += (double)w[i];
+    }
+    bool all = g->desc->top_k == 0 && !(g->desc->top_p > 0.0f);
+    int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
+    double left = qlora__sample_number(g->desc->seed, position) * sum;
+    int32_t token = best;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t candidate = all ? (int32_t)i : g->order[vocab - 1 - i];
+        if (w[candidate] > 0.0f) {
+            token = candidate;
+            left -= (double)w[candidate];
+        }
+        if (left < 0.0) {
+            break;
+        }
+    }
+    return token; // rounding may leave a rest: then the last one that can be chosen
+}
+
+// ---- texts ------------------------------------------------------------------------------------------
+
+static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora_generate_desc* d, qlora_token_fn fn) {
+    int64_t room = m->train.generate_tokens;
+    if (d == NULL || fn == NULL || d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
+                           fn == NULL ? "the function that takes the tokens is NULL"
+                                      : "the desc is NULL or was not zeroed");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "generating"));
+    if (room == 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the model was opened without a key/value cache; set the train desc's "
+                           "generate_tokens to the longest text");
+    }
+    if (d->prompt == NULL || d->prompt_tokens <= 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the prompt is NULL or has %lld tokens; one is the least",
+                           (long long)d->prompt_tokens);
+    }
+    if (d->max_tokens < 0 || d->prompt_tokens >= room || d->max_tokens > room - d->prompt_tokens) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld tokens of prompt and %lld new ones; the train desc's generate_tokens has "
+                           "room for %lld in all",
+                           (long long)d->prompt_tokens, (long long)d->max_tokens, (long long)room);
+    }
+    for (int64_t i = 0; i < d->prompt_tokens; i++) {
+        if (d->prompt[i] < 0 || d->prompt[i] >= m->plan.config.vocab) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "token %lld of the prompt is %d; the vocabulary has %lld", (long long)i,
+                               (int)d->prompt[i], (long long)m->plan.config.vocab);
+        }
+    }
+    if (!(d->temperature >= 0.0f) || !qlora__finite(d->temperature) || d->top_k < 0 ||
+        !(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "temperature %g (0 or more), top_k %d (0 or more) or top_p %g (0 to 1) is not "
+                           "valid",
+                           (double)d->temperature, (int)d->top_k, (double)d->top_p);
+    }
+    bool none = d->stops != NULL && d->stop_count == 1 && d->stops[0] == -1;
+    for (int32_t i = 0; i < d->stop_count && d->stops != NULL && !none; i++) {
+        if (d->stops[i] < 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "stop %d is %d, which is no token", (int)i,
+                               (int)d->stops[i]);
+        }
+    }
+    if (d->stop_count < 0 || (d->stops == NULL && d->stop_count > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d stops, but the list is NULL or the count negative",
+                           (int)d->stop_count);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generator_open(qlora_ctx* ctx, qlora_model* m, const qlora_generate_desc* d,
+                                          qlora__generator* g) {
+    size_t vocab = (size_t)m->plan.config.vocab;
+    size_t ints = (size_t)qlora__max(m->plan.tokens, m->plan.max_sequences + 1);
+    memset(g, 0, sizeof *g);
+    g->pass.ctx = ctx;
+    g->pass.m = m;
+    g->desc = d;
+    g->most = d->max_tokens > 0 ? d->max_tokens : m->train.generate_tokens - d->prompt_tokens;
+    g->stops = d->stops != NULL ? d->stops : m->plan.config.stop_ids;
+    g->stop_count = d->stops != NULL ? d->stop_count : m->plan.config.stop_count;
+    g->bytes = (vocab * 2 + ints) * 4 + vocab * 2;
+    g->memory = (char*)qlora__alloc(ctx, g->bytes);
+    if (g->memory == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    g->logits = (float*)(void*)g->memory;
+    g->order = (int32_t*)(void*)(g->logits + vocab);
+    g->ints = g->order + vocab;
+    g->raw = (uint16_t*)(void*)(g->ints + ints);
+    return QLORA_OK;
+}
+
+// Runs the next tokens of a text, which begin at position `first`.
+static qlora_result qlora__generate_tokens(qlora__generator* g, const int32_t* ids, int64_t first,
+                                           int64_t rows) {
+    qlora_ctx* ctx = g->pass.ctx;
+    qlora_model* m = g->pass.m;
+    QLORA__TRY(qlora__copy_in(ctx, m->batch.ids.data, ids, (size_t)rows * 4));
+    for (int64_t i = 0; i < rows; i++) {
+        g->ints[i] = (int32_t)(first + i);
+    }
+    QLORA__TRY(qlora__copy_in(ctx, m->batch.positions.data, g->ints, (size_t)rows * 4));
+    if (rows > 1) { // one sequence
+        int64_t count = m->plan.max_sequences + 1;
+        for (int64_t i = 0; i < count; i++) {
+            g->ints[i] = i > 0 ? (int32_t)rows : 0;
+        }
+        QLORA__TRY(qlora__copy_in(ctx, m->batch.seqs.data, g->ints, (size_t)count * 4));
+    }
+    g->pass.rows = rows;
+    return qlora__generate_pass(&g->pass, first);
+}
+
+// The token after `position`, which the last pass ended with.
+static qlora_result qlora__generate_choose(qlora__generator* g, int64_t position, int32_t* token) {
+    qlora_ctx* ctx = g->pass.ctx;
+    const qlora_tensor* logits = &g->pass.m->logits;
+    int64_t vocab = logits->cols;
+    QLORA__TRY(qlora__generate_head(&g->pass));
+    if (logits->dtype == QLORA_F32) {
+        QLORA__TRY(qlora__floats_out(ctx, logits->data, vocab, g->logits));
+    } else {
+        QLORA__TRY(qlora__copy_out(ctx, g->raw, logits->data, (size_t)vocab * 2));
+        for (int64_t i = 0; i < vocab; i++) {
+            g->logits[i] = qlora__bf16_to(g->raw[i]);
+        }
+    }
+    for (int64_t i = 0; i < vocab; i++) {
+        if (!qlora__finite(g->logits[i])) {
+            return qlora__fail(ctx, QLORA_ERR_STATE,
+                               "the logit of token %lld after position %lld is not finite; the weights or "
+                               "the adapters are damaged",
+                               (long long)i, (long long)position);
+        }
+    }
+    *token = qlora__sample(g, vocab, position);
+    return QLORA_OK;
+}
+
+static bool qlora__generate_stops(const qlora__generator* g, int32_t token) {
+    for (int64_t i = 0; i < g->stop_count; i++) {
+        if (g->stops[i] == token) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static qlora_result qlora__generate_text(qlora__generator* g, qlora_token_fn fn, void* user) {
+    const qlora_generate_desc* d = g->desc;
+    int64_t at = qlora__min(d->prompt_tokens, g->pass.m->plan.tokens);
+    QLORA__TRY(qlora__generate_tokens(g, d->prompt, 0, at));
+    for (; at < d->prompt_tokens; at++) {
+        QLORA__TRY(qlora__generate_tokens(g, d->prompt + at, at, 1));
+    }
+    for (int64_t made = 0; made < g->most; made++) {
+        int32_t token = 0;
+        QLORA__TRY(qlora__generate_choose(g, at - 1, &token));
+        if (qlora__generate_stops(g, token) || !fn(user, token) || made + 1 == g->most) {
+            break;
+        }
+        QLORA__TRY(qlora__generate_tokens(g, &token, at, 1));
+        at++;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_generate_desc* desc,
+                                    qlora_token_fn fn, void* user) {
+    QLORA__TRY(qlora__generate_need(ctx, m, desc, fn));
+    qlora__generator g;
+    QLORA__TRY(qlora__generator_open(ctx, m, desc, &g));
+    qlora_result r = qlora__generate_text(&g, fn, user);
+    qlora__free(ctx, g.memory, g.bytes);
+    return r;
+}
+
+qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc, qlora_token_fn fn,
+                            void* user) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_generate");
+    return qlora__leave(ctx, qlora__generate(ctx, model, desc, fn, user));
 }
 
 #endif // QLORA_NO_MODEL

@@ -4,8 +4,8 @@
 //   ./finetune --model DIR --data FILE --out DIR
 //   ./finetune --demo --out DIR          (needs neither a model nor data)
 //
-// In this file: options, samples, packing, the run, files (log, picture), the terminal, reports, the
-// demo's own model and text. It calls the public functions of qlora.h and text.h only.
+// In this file: options, samples, packing, the run, files (log, picture), the terminal, reports,
+// the demo's own model and text. It calls the public functions of qlora.h and text.h only.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 #define TEXT_IMPLEMENTATION
@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #ifdef _WIN32
 #include <io.h>
@@ -74,6 +73,7 @@ typedef struct options {
     double dropout;
     double lr;
     double epochs;
+    double beta2;
     double weight_decay;
     double max_norm;
     double eval;
@@ -103,9 +103,9 @@ typedef enum option_kind {
 typedef struct option {
     const char* name;
     option_kind kind;
-    size_t offset;     // in options
-    bool fixed;        // a resumed run must have the same
-    double low;        // of a number
+    size_t offset; // in options
+    bool fixed;    // a resumed run must have the same
+    double low;    // of a number
     double high;
     const char* words; // the choices, or what the help calls the value
     const char* help;
@@ -117,57 +117,105 @@ enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
 // clang-format off
 static const option option_table[] = {
     {"What", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"model",        OPT_TEXT,  AT(model), true, 0, 0, "DIR", "the model's folder, as Hugging Face has it"},
-    {"data",         OPT_TEXT,  AT(data), true, 0, 0, "FILE", ".jsonl, .json or .txt (see below)"},
-    {"out",          OPT_TEXT,  AT(out), false, 0, 0, "DIR", "adapter, checkpoint, log and picture go here"},
-    {"template",     OPT_TEXT,  AT(template_name), true, 0, 0, "NAME", "chat format; the model's own if not given"},
-    {"adapter",      OPT_TEXT,  AT(adapter), true, 0, 0, "DIR", "begin with this PEFT adapter, its rank and targets"},
-    {"base-name",    OPT_TEXT,  AT(base_name), false, 0, 0, "NAME", "what the adapter calls its base; --model if not given"},
+    {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
+        "the model's folder, as Hugging Face has it"},
+    {"data", OPT_TEXT, AT(data), true, 0, 0, "FILE",
+        ".jsonl, .json or .txt (see below)"},
+    {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
+        "adapter, checkpoint, log and picture go here"},
+    {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
+        "chat format; the model's own if not given"},
+    {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
+        "begin with this PEFT adapter, its rank and targets"},
+    {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
+        "what the adapter calls its base; --model if not given"},
     {"Adapter", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"rank",         OPT_WHOLE, AT(rank), true, 1, 1024, "N", "16"},
-    {"alpha",        OPT_REAL,  AT(alpha), true, 1e-6, 1e6, "X", "twice the rank"},
-    {"targets",      OPT_TARGETS, AT(targets), true, 0, 0, "LIST", "all, or some of q,k,v,o,gate,up,down"},
-    {"rslora",       OPT_FLAG,  AT(rslora), true, 0, 0, "", "scale by alpha / sqrt(rank)"},
-    {"dropout",      OPT_REAL,  AT(dropout), true, 0, 0.99, "X", "0"},
-    {"train-norms",  OPT_FLAG,  AT(train_norms), true, 0, 0, "", "train the RMSNorm weights, too"},
+    {"rank", OPT_WHOLE, AT(rank), true, 1, 1024, "N",
+        "16"},
+    {"alpha", OPT_REAL, AT(alpha), true, 1e-6, 1e6, "X",
+        "twice the rank"},
+    {"targets", OPT_TARGETS, AT(targets), true, 0, 0, "LIST",
+        "all, or some of q,k,v,o,gate,up,down"},
+    {"rslora", OPT_FLAG, AT(rslora), true, 0, 0, "",
+        "scale by alpha / sqrt(rank)"},
+    {"dropout", OPT_REAL, AT(dropout), true, 0, 0.99, "X",
+        "0"},
+    {"train-norms", OPT_FLAG, AT(train_norms), true, 0, 0, "",
+        "train the RMSNorm weights, too"},
     {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"epochs",       OPT_REAL,  AT(epochs), true, 1e-6, 1e6, "X", "3"},
-    {"steps",        OPT_WHOLE, AT(steps), true, 1, 1e9, "N", "instead of epochs"},
-    {"lr",           OPT_REAL,  AT(lr), true, 0, 10, "X", "2e-4"},
-    {"schedule",     OPT_CHOICE, AT(schedule), true, 0, 0, "cosine|linear|constant", "cosine"},
-    {"warmup",       OPT_WHOLE, AT(warmup), true, 0, 1e9, "N", "steps; 3% of all"},
-    {"weight-decay", OPT_REAL,  AT(weight_decay), true, 0, 10, "X", "0"},
-    {"max-norm",     OPT_REAL,  AT(max_norm), true, -1, 1e9, "X", "gradients are clipped to it: 1; -1 is never"},
-    {"length",       OPT_WHOLE, AT(length), true, 2, 1e6, "N", "longest sample, in tokens: 1024, or the model's most"},
-    {"tokens",       OPT_WHOLE, AT(tokens), true, 2, 1e7, "N", "most tokens of a micro-batch: 4096, or --length"},
-    {"accumulate",   OPT_WHOLE, AT(accumulate), true, 1, 65536, "N", "micro-batches of a step: 2"},
-    {"seed",         OPT_WHOLE, AT(seed), true, 0, 9e15, "N", "1"},
-    {"truncate",     OPT_FLAG,  AT(truncate), true, 0, 0, "", "cut samples that are too long; else they are left out"},
-    {"train-prompt", OPT_FLAG,  AT(train_prompt), true, 0, 0, "", "train on the prompts, too"},
-    {"last-turn",    OPT_FLAG,  AT(last_turn), true, 0, 0, "", "of a conversation train only the last answer"},
+    {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
+        "3"},
+    {"steps", OPT_WHOLE, AT(steps), true, 1, 1e9, "N",
+        "instead of epochs"},
+    {"lr", OPT_REAL, AT(lr), true, 0, 10, "X",
+        "2e-4"},
+    {"schedule", OPT_CHOICE, AT(schedule), true, 0, 0, "cosine|linear|constant",
+        "cosine"},
+    {"warmup", OPT_WHOLE, AT(warmup), true, 0, 1e9, "N",
+        "steps; 3% of all"},
+    {"beta2", OPT_REAL, AT(beta2), true, 0, 0.999999, "X",
+        "of AdamW: 0.999"},
+    {"weight-decay", OPT_REAL, AT(weight_decay), true, 0, 10, "X",
+        "0"},
+    {"max-norm", OPT_REAL, AT(max_norm), true, -1, 1e9, "X",
+        "gradients are clipped to it: 1; -1 is never"},
+    {"length", OPT_WHOLE, AT(length), true, 2, 1e6, "N",
+        "longest sample, in tokens: 1024, or the model's most"},
+    {"tokens", OPT_WHOLE, AT(tokens), true, 2, 1e7, "N",
+        "most tokens of a micro-batch: 4096, or --length"},
+    {"accumulate", OPT_WHOLE, AT(accumulate), true, 1, 65536, "N",
+        "micro-batches of a step: 2"},
+    {"seed", OPT_WHOLE, AT(seed), true, 0, 9e15, "N",
+        "1"},
+    {"truncate", OPT_FLAG, AT(truncate), true, 0, 0, "",
+        "cut samples that are too long; else they are left out"},
+    {"train-prompt", OPT_FLAG, AT(train_prompt), true, 0, 0, "",
+        "train on the prompts, too"},
+    {"last-turn", OPT_FLAG, AT(last_turn), true, 0, 0, "",
+        "of a conversation train only the last answer"},
     {"Evaluation and checkpoints", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"eval",         OPT_REAL,  AT(eval), true, 0, 1e6, "X", "held out: a share below 1, or a number; 0.05, at most 200"},
-    {"eval-data",    OPT_TEXT,  AT(eval_data), true, 0, 0, "FILE", "evaluate on these instead"},
-    {"eval-every",   OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N", "steps; ten times in all"},
-    {"save-every",   OPT_WHOLE, AT(save_every), false, 1, 1e9, "N", "steps; ten times in all"},
-    {"resume",       OPT_CHOICE, AT(resume), false, 0, 0, "auto|never|must", "auto: go on where --out has a checkpoint"},
-    {"prompt",       OPT_TEXT,  AT(prompt), false, 0, 0, "TEXT", "show how it is continued before and after"},
+    {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
+        "held out: a share below 1, or a number; 0.05, at most 200"},
+    {"eval-data", OPT_TEXT, AT(eval_data), true, 0, 0, "FILE",
+        "evaluate on these instead"},
+    {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
+        "steps; ten times in all"},
+    {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
+        "steps; ten times in all"},
+    {"resume", OPT_CHOICE, AT(resume), false, 0, 0, "auto|never|must",
+        "auto: go on where --out has a checkpoint"},
+    {"prompt", OPT_TEXT, AT(prompt), false, 0, 0, "TEXT",
+        "show how it is continued before and after"},
     {"Machine", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"backend",      OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda", "auto: the GPU where there is one"},
-    {"device",       OPT_WHOLE, AT(device), false, 0, 1023, "N", "which GPU: 0"},
-    {"threads",      OPT_WHOLE, AT(threads), false, 1, 64, "N", "of the CPU: one a core"},
-    {"mode",         OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16", "auto: bf16 on a GPU that has it, else f32"},
-    {"base",         OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit", "how the frozen weights are kept: nf4"},
-    {"recompute",    OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off", "forget activations and compute them again"},
-    {"cache",        OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off", "keep 16-bit copies of 4-bit weights"},
-    {"memory",       OPT_SIZE,  AT(memory), false, 1e6, 1e15, "SIZE", "stay below, such as 8G; all that is free"},
+    {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
+        "auto: the GPU where there is one"},
+    {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
+        "which GPU: 0"},
+    {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
+        "of the CPU: one a core"},
+    {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16",
+        "auto: bf16 on a GPU that has it, else f32"},
+    {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit",
+        "how the frozen weights are kept: nf4"},
+    {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
+        "forget activations and compute them again"},
+    {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
+        "keep 16-bit copies of 4-bit weights"},
+    {"memory", OPT_SIZE, AT(memory), false, 1e6, 1e15, "SIZE",
+        "stay below, such as 8G; all that is free"},
     {"Looking first", OPT_HEADING, 0, false, 0, 0, "", ""},
-    {"plan",         OPT_FLAG,  AT(plan), false, 0, 0, "", "print what memory it takes, and stop"},
-    {"doctor",       OPT_FLAG,  AT(doctor), false, 0, 0, "", "print the first samples and what is wrong in the data, stop"},
-    {"samples",      OPT_WHOLE, AT(samples), false, 0, 1e9, "N", "how many --doctor prints: 3"},
-    {"demo",         OPT_FLAG,  AT(demo), true, 0, 0, "", "a small model and a text made on the spot"},
-    {"verbose",      OPT_FLAG,  AT(verbose), false, 0, 0, "", "show what the library logs"},
-    {"help",         OPT_FLAG,  AT(help), false, 0, 0, "", "this text"},
+    {"plan", OPT_FLAG, AT(plan), false, 0, 0, "",
+        "print what memory it takes, and stop"},
+    {"doctor", OPT_FLAG, AT(doctor), false, 0, 0, "",
+        "print the first samples and what is wrong in the data, stop"},
+    {"samples", OPT_WHOLE, AT(samples), false, 0, 1e9, "N",
+        "how many --doctor prints: 3"},
+    {"demo", OPT_FLAG, AT(demo), true, 0, 0, "",
+        "a small model and a text made on the spot"},
+    {"verbose", OPT_FLAG, AT(verbose), false, 0, 0, "",
+        "show what the library logs"},
+    {"help", OPT_FLAG, AT(help), false, 0, 0, "",
+        "this text"},
 };
 // clang-format on
 #define OPTION_COUNT (sizeof option_table / sizeof option_table[0])
@@ -187,16 +235,18 @@ static void options_default(options* o) {
     o->warmup = -1;
     o->accumulate = 2;
     o->seed = 1;
+    o->beta2 = 0.999;
     o->max_norm = 1.0;
     o->eval = 0.05;
     o->samples = 3;
 }
 
 static void help_print(void) {
-    printf("usage: finetune --model DIR --data FILE --out DIR [options]\n"
-           "       finetune --demo [--out DIR]\n\n"
-           "Trains a LoRA adapter on the samples of FILE. Ctrl-C saves and stops; the same command\n"
-           "again goes on from there, bit for bit.\n");
+    printf(
+        "usage: finetune --model DIR --data FILE --out DIR [options]\n"
+        "       finetune --demo [--out DIR]\n\n"
+        "Trains a LoRA adapter on the samples of FILE. Ctrl-C saves and stops; the same command\n"
+        "again goes on from there, bit for bit.\n");
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         const option* row = &option_table[i];
         if (row->kind == OPT_HEADING) {
@@ -211,11 +261,12 @@ static void help_print(void) {
     for (size_t i = 0; text_chat_names(i) != NULL; i++) {
         printf(" %s", text_chat_names(i));
     }
-    printf("\nData, one JSON object a sample (.jsonl: one a line; .json: an array):\n"
-           "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
-           "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
-           "  .txt: plain text, cut into samples of --length tokens\n"
-           "Exit status: 0; 1 after an error, told on standard error; 130 after Ctrl-C.\n");
+    printf(
+        "\nData, one JSON object a sample (.jsonl: one a line; .json: an array):\n"
+        "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
+        "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
+        "  .txt: plain text, cut into samples of --length tokens\n"
+        "Exit status: 0; 1 after an error, told on standard error; 130 after Ctrl-C.\n");
 }
 
 PRINTF(2, 3)
@@ -260,8 +311,10 @@ static bool option_unknown(const char* word, char error[1024]) {
     if (nearest != NULL) {
         return fail(error, "unknown option %s; did you mean --%s?", word, nearest);
     }
-    return fail(error, "unknown %s '%s'; --help lists the options",
-                word[0] == '-' ? "option" : "argument", word);
+    return fail(error,
+                word[0] == '-' ? "unknown option %s; --help lists them"
+                               : "unknown argument '%s'; options begin with --",
+                word);
 }
 
 static bool number_read(const option* row, const char* text, double* out, char error[1024]) {
@@ -285,7 +338,8 @@ static bool number_read(const option* row, const char* text, double* out, char e
         return fail(error, "--%s: '%s' is not a whole number", row->name, text);
     }
     if (!(value >= row->low && value <= row->high)) {
-        return fail(error, "--%s: %s is out of range (%g to %g)", row->name, text, row->low, row->high);
+        return fail(error, "--%s: %s is out of range (%g to %g)", row->name, text, row->low,
+                    row->high);
     }
     *out = value;
     return true;
@@ -312,7 +366,9 @@ static bool targets_read(const option* row, const char* text, int64_t* out, char
         size_t stem = length > 5 && strncmp(at + length - 5, "_proj", 5) == 0 ? length - 5 : length;
         int64_t bit = 0;
         for (int i = 0; i < 7; i++) {
-            bit |= strlen(target_names[i]) == stem && strncmp(target_names[i], at, stem) == 0 ? 1 << i : 0;
+            bit |= strlen(target_names[i]) == stem && strncmp(target_names[i], at, stem) == 0
+                       ? 1 << i
+                       : 0;
         }
         if (bit == 0) {
             return fail(error, "--%s: '%.*s' is none of q, k, v, o, gate, up, down", row->name,
@@ -351,7 +407,8 @@ static bool option_set(options* o, const option* row, const char* text, char err
 static const option* option_find(const char* name, size_t length) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         const option* row = &option_table[i];
-        if (row->kind != OPT_HEADING && strlen(row->name) == length && strncmp(row->name, name, length) == 0) {
+        if (row->kind != OPT_HEADING && strlen(row->name) == length &&
+            strncmp(row->name, name, length) == 0) {
             return row;
         }
     }
@@ -363,8 +420,8 @@ static bool options_read(int argc, char** argv, options* o, char error[1024]) {
         const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
         const char* equals = strchr(word, '=');
         size_t length = equals != NULL ? (size_t)(equals - word) : strlen(word);
-        const option* row = length > 2 && strncmp(word, "--", 2) == 0 ? option_find(word + 2, length - 2)
-                                                                      : NULL;
+        const option* row =
+            length > 2 && strncmp(word, "--", 2) == 0 ? option_find(word + 2, length - 2) : NULL;
         if (row == NULL) {
             return option_unknown(word, error);
         }
@@ -399,7 +456,8 @@ static bool options_check(options* o, char error[1024]) {
         return fail(error, "--out DIR is missing: where the adapter goes");
     }
     if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {
-        return fail(error, "--length %lld is more than --tokens %lld: such a sample would fit nowhere",
+        return fail(error,
+                    "--length %lld is more than --tokens %lld: such a sample would fit nowhere",
                     (long long)o->length, (long long)o->tokens);
     }
     if (o->eval >= 1.0 && o->eval != floor(o->eval)) {
@@ -421,7 +479,8 @@ static void settings_write(options* o, char* out, size_t size) {
         int n = 0;
         if (row->kind == OPT_TEXT) {
             const char* text = *(const char* const*)at;
-            n = snprintf(out + used, size - used, "%s %.200s\n", row->name, text != NULL ? text : "-");
+            n = snprintf(out + used, size - used, "%s %.200s\n", row->name,
+                         text != NULL ? text : "-");
         } else if (row->kind == OPT_REAL) {
             n = snprintf(out + used, size - used, "%s %.17g\n", row->name, *(const double*)at);
         } else if (row->kind == OPT_FLAG) {
@@ -500,16 +559,17 @@ typedef struct screen {
     double drawn_at;
 } screen;
 
-#define SETTINGS_SIZE 6144
+#define SETTINGS_SIZE 8192
+#define POSITION_MAGIC "ftune 1"
 typedef struct position { // what a checkpoint keeps for us
     char magic[8];
+    uint64_t settings_hash;
     uint64_t data_hash;
     int64_t total_steps;
     double seconds;
     double first_eval;
     double first_loss;
     uint64_t tokens;
-    char settings[SETTINGS_SIZE];
 } position;
 
 typedef struct app {
@@ -531,6 +591,8 @@ typedef struct app {
     samples train;
     samples eval;
     uint64_t data_hash;
+    uint64_t settings_hash;
+    bool resuming;
     // the batch that is being put together
     int32_t* ids;
     int32_t* labels;
@@ -723,7 +785,8 @@ static void line_fit(char fields[][40], const int* ranks, int count, int width, 
 static void progress_draw(app* a, const point* p) {
     double now = seconds_now();
     int64_t every = a->total_steps / 50 > 1 ? a->total_steps / 50 : 1;
-    bool due = a->screen.live ? now - a->screen.drawn_at > 0.1 : p->step == 1 || p->step % every == 0;
+    bool due =
+        a->screen.live ? now - a->screen.drawn_at > 0.1 : p->step == 1 || p->step % every == 0;
     if (!due && p->step != a->total_steps) {
         return;
     }
@@ -760,7 +823,8 @@ static bool load_progress(void* user, const char* what, uint64_t done, uint64_t 
     return stop_asked == 0;
 }
 
-// ---- samples --------------------------------------------------------------------------------------
+// ---- samples
+// --------------------------------------------------------------------------------------
 
 static bool tokenizer_open(app* a) {
     text_error why;
@@ -774,7 +838,8 @@ static bool tokenizer_open(app* a) {
                  (int)text_tok_count(a->tok), (long long)a->config.vocab);
         say(a, "note: %s\n", error);
     }
-    if (!text_chat_open(a->tok, a->o.demo ? NULL : a->o.model, a->o.template_name, &a->chat, &why)) {
+    if (!text_chat_open(a->tok, a->o.demo ? NULL : a->o.model, a->o.template_name, &a->chat,
+                        &why)) {
         return fail(a->error, "the chat format: %s", why.text);
     }
     return true;
@@ -869,7 +934,8 @@ static bool samples_split(app* a) {
         return true;
     }
     if (held >= all) {
-        return fail(a->error, "--eval %g leaves nothing of %zu samples to train on", a->o.eval, all);
+        return fail(a->error, "--eval %g leaves nothing of %zu samples to train on", a->o.eval,
+                    all);
     }
     uint32_t* order = (uint32_t*)take(a, all, sizeof *order);
     sample* kept = (sample*)take(a, all, sizeof *kept);
@@ -896,6 +962,8 @@ static bool samples_split(app* a) {
     a->train.count = all - held;
     return true;
 }
+
+#define HASH_START 0xcbf29ce484222325u
 
 static uint64_t hash_more(uint64_t hash, const void* data, size_t bytes) {
     const unsigned char* p = (const unsigned char*)data;
@@ -956,11 +1024,12 @@ static bool samples_open(app* a) {
     if (!samples_split(a)) {
         return false;
     }
-    a->data_hash = samples_hash(&a->eval, samples_hash(&a->train, 0xcbf29ce484222325u));
+    a->data_hash = samples_hash(&a->eval, samples_hash(&a->train, HASH_START));
     return true;
 }
 
-// ---- packing --------------------------------------------------------------------------------------
+// ---- packing
+// --------------------------------------------------------------------------------------
 
 static void packs_free(packs* p) {
     free(p->order);
@@ -976,7 +1045,8 @@ typedef struct open_pack {
 
 // Gives each sample, in the order of `order`, the number of its pack: the first of a few open packs
 // that has room. Where none has, the fullest is closed. Returns the number of packs.
-static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* order, uint32_t* pack_of) {
+static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* order,
+                             uint32_t* pack_of) {
     open_pack open[OPEN_PACKS];
     int open_count = 0;
     uint32_t made = 0;
@@ -1115,7 +1185,8 @@ static int64_t pack_labels(const samples* s, const packs* p, size_t pack) {
     return labels;
 }
 
-// ---- files ------------------------------------------------------------------------------------------
+// ---- files
+// ------------------------------------------------------------------------------------------
 
 // Written beside and renamed, so that a reader never sees half of it.
 static bool file_replace(app* a, const char* name, const void* data, size_t size) {
@@ -1208,8 +1279,9 @@ static bool log_step(app* a, const point* p, const qlora_train_info* info) {
     put_number(&line, "lr", p->lr, "%.9g");
     put_number(&line, "tokens_per_s", p->tokens_per_s, "%.1f");
     put_number(&line, "seconds", a->seconds, "%.3f");
-    put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n", (long long)info->tokens,
-        info->labels, (unsigned long long)memory_used(a), info->last_skipped ? ",\"skipped\":true" : "");
+    put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n",
+        (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),
+        info->last_skipped ? ",\"skipped\":true" : "");
     bool ok = log_line(a, &line);
     text_bytes_free(&line);
     return ok;
@@ -1262,8 +1334,7 @@ static bool log_trim(app* a) {
             p.lr = log_value(line, stop, "lr");
             p.tokens_per_s = log_value(line, stop, "tokens_per_s");
             p.eval_loss = log_value(line, stop, "eval_loss");
-            ok = points_add(a, &p) &&
-                 text_bytes_add(&kept, line, (size_t)(stop + 1 - line), NULL);
+            ok = points_add(a, &p) && text_bytes_add(&kept, line, (size_t)(stop + 1 - line), NULL);
             line = stop + 1;
         }
     }
@@ -1320,7 +1391,50 @@ static bool out_make(app* a) {
     return true;
 }
 
-// ---- the picture --------------------------------------------------------------------------------------
+// Keeps the options of a new run in OUT/settings.txt, and compares with them where a run goes on:
+// before anything long is started.
+static bool settings_open(app* a) {
+    char path[PATH_SIZE];
+    char settings[SETTINGS_SIZE];
+    char then[256];
+    char now[256];
+    text_bytes kept;
+    memset(&kept, 0, sizeof kept);
+    settings_write(&a->o, settings, sizeof settings);
+    a->settings_hash = hash_more(HASH_START, settings, strlen(settings));
+    out_path(a, "checkpoint", path);
+    if (!out_make(a)) {
+        return false;
+    }
+    if (!lib(a, qlora_checkpoint_exists(a->ctx, path, &a->resuming), "looking for a checkpoint")) {
+        return false;
+    }
+    if (!a->resuming && a->o.resume == RESUME_MUST) {
+        return fail(a->error, "--resume must: there is no checkpoint in %s", path);
+    }
+    if (a->resuming && a->o.resume == RESUME_NEVER) {
+        // Without its list the old checkpoint is none any more, even if this run ends before its
+        // first.
+        out_path(a, "checkpoint/latest", path);
+        remove(path);
+        a->resuming = false;
+    }
+    if (!a->resuming) {
+        return file_replace(a, "settings.txt", settings, strlen(settings));
+    }
+    out_path(a, "settings.txt", path);
+    bool ok = !text_file_read(path, &kept, NULL) ||
+              settings_equal(kept.data, settings, then, now) ||
+              fail(a->error,
+                   "%s holds a run with other options: then '--%s', now '--%s'; give the same, or "
+                   "--resume never to begin anew, or another --out",
+                   a->o.out, then, now);
+    text_bytes_free(&kept);
+    return ok;
+}
+
+// ---- the picture
+// --------------------------------------------------------------------------------------
 
 #define PICTURE_BUCKETS 300
 
@@ -1330,7 +1444,6 @@ typedef struct panel {
     double height;
     double low; // of the values
     double high;
-    bool log_scale;
 } panel;
 
 typedef struct series {
@@ -1374,12 +1487,17 @@ static void series_range(const series* s, double* low, double* high) {
     }
 }
 
-static void series_smooth(series* s) {
-    double weight = 2.0 / (1.0 + fmax(1.0, s->count / 15.0));
-    double mean = s->count > 0 ? s->y[0] : 0.0;
+static void series_smooth(series* s) { // mean of the neighbours on both sides
+    series raw = *s;
+    int reach = s->count / 40;
     for (int i = 0; i < s->count; i++) {
-        mean += weight * (s->y[i] - mean);
-        s->y[i] = mean;
+        int side = reach < i ? reach : i;
+        side = side < s->count - 1 - i ? side : s->count - 1 - i;
+        double sum = 0.0;
+        for (int j = i - side; j <= i + side; j++) {
+            sum += raw.y[j];
+        }
+        s->y[i] = sum / (double)(2 * side + 1);
     }
 }
 
@@ -1403,8 +1521,9 @@ static double tick_size(double range, int wanted) {
 }
 
 static void panel_frame(text_bytes* out, const panel* p) {
-    double tick = tick_size(p->high - p->low, p->height > 150.0 ? 5 : 2);
-    put(out, "<text x=\"%.0f\" y=\"%.1f\" class=\"h\">%s</text>\n", PLOT_LEFT, p->top - 8.0, p->title);
+    double tick = tick_size(p->high - p->low, p->height > 150.0 ? 7 : 2);
+    put(out, "<text x=\"%.0f\" y=\"%.1f\" class=\"h\">%s</text>\n", PLOT_LEFT, p->top - 8.0,
+        p->title);
     for (double v = ceil(p->low / tick - 1e-9) * tick; v <= p->high + tick * 1e-6; v += tick) {
         double y = plot_y(p, v);
         char label[32];
@@ -1413,10 +1532,10 @@ static void panel_frame(text_bytes* out, const panel* p) {
         } else {
             snprintf(label, sizeof label, "%.3g", fabs(v) < tick * 1e-6 ? 0.0 : v);
         }
-        put(out, "<line x1=\"%.0f\" y1=\"%.1f\" x2=\"%.0f\" y2=\"%.1f\" class=\"g\"/>\n", PLOT_LEFT, y,
-            PLOT_LEFT + PLOT_WIDTH, y);
-        put(out, "<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", PLOT_LEFT - 8.0, y + 4.0,
-            label);
+        put(out, "<line x1=\"%.0f\" y1=\"%.1f\" x2=\"%.0f\" y2=\"%.1f\" class=\"g\"/>\n", PLOT_LEFT,
+            y, PLOT_LEFT + PLOT_WIDTH, y);
+        put(out, "<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", PLOT_LEFT - 8.0,
+            y + 4.0, label);
     }
 }
 
@@ -1439,10 +1558,11 @@ static void series_draw(const app* a, text_bytes* out, const panel* p, const ser
 static void steps_axis(const app* a, text_bytes* out, double y) {
     double tick = fmax(1.0, tick_size((double)a->total_steps, 8));
     for (double v = 0.0; v <= (double)a->total_steps; v += tick) {
-        put(out, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%.0f</text>\n", plot_x(a, v), y, v);
+        put(out, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%.0f</text>\n", plot_x(a, v),
+            y, v);
     }
-    put(out, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">step</text>\n", PLOT_LEFT + PLOT_WIDTH,
-        y + 18.0);
+    put(out, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">step</text>\n",
+        PLOT_LEFT + PLOT_WIDTH, y + 18.0);
 }
 
 static void picture_head(const app* a, text_bytes* out) {
@@ -1476,12 +1596,12 @@ static void picture_head(const app* a, text_bytes* out) {
 static void picture_panels(const app* a, text_bytes* out) {
     series s;
     series eval;
-    panel p = {"loss", 64.0, 290.0, 1e30, -1e30, false};
+    panel p = {"loss", 64.0, 290.0, 1e30, -1e30};
     series_make(a, 0, &s);
     series_make(a, 3, &eval);
     series_range(&s, &p.low, &p.high);
     series_range(&eval, &p.low, &p.high);
-    p.low = p.low > 1e29 ? 0.0 : p.low;
+    p.low = p.low > 1e29 || p.low < 0.3 * p.high ? 0.0 : p.low;
     p.high = p.high > p.low ? p.high : p.low + 1.0;
     panel_frame(out, &p);
     series_draw(a, out, &p, &s, "r");
@@ -1489,13 +1609,13 @@ static void picture_panels(const app* a, text_bytes* out) {
     series_draw(a, out, &p, &s, "s");
     series_draw(a, out, &p, &eval, "e");
 
-    panel lr = {"learning rate", 398.0, 60.0, 0.0, 1e-30, false};
+    panel lr = {"learning rate", 398.0, 60.0, 0.0, 1e-30};
     series_make(a, 1, &s);
     series_range(&s, &lr.low, &lr.high);
     panel_frame(out, &lr);
     series_draw(a, out, &lr, &s, "l");
 
-    panel speed = {"tokens a second", 500.0, 50.0, 0.0, 1.0, false};
+    panel speed = {"tokens a second", 500.0, 50.0, 0.0, 1.0};
     series_make(a, 2, &s);
     series_range(&s, &speed.low, &speed.high);
     panel_frame(out, &speed);
@@ -1521,18 +1641,19 @@ static bool picture_write(app* a, bool now) {
     return ok;
 }
 
-// ---- the run --------------------------------------------------------------------------------------
+// ---- the run
+// --------------------------------------------------------------------------------------
 
 // Dense 16-bit tensor peak from the makers' sheets, with fp32 accumulation, in TFLOP/s.
 static const struct {
     const char* name;
     double peak;
 } peak_table[] = {
-    {"H100 PCIe", 756.0}, {"H100 NVL", 835.0}, {"H200", 989.0},     {"GH200", 989.0},
-    {"H100", 989.0},      {"H800", 989.0},     {"H20", 148.0},      {"B200", 2250.0},
-    {"A100", 312.0},      {"A800", 312.0},     {"A40", 149.7},      {"A10", 125.0},
-    {"L40S", 362.0},      {"L40", 181.0},      {"L4", 121.0},       {"RTX A6000", 154.8},
-    {"RTX 5090", 209.5},  {"RTX 4090", 165.2}, {"RTX 4080", 97.5},  {"RTX 3090", 71.0},
+    {"H100 PCIe", 756.0}, {"H100 NVL", 835.0}, {"H200", 989.0},    {"GH200", 989.0},
+    {"H100", 989.0},      {"H800", 989.0},     {"H20", 148.0},     {"B200", 2250.0},
+    {"A100", 312.0},      {"A800", 312.0},     {"A40", 149.7},     {"A10", 125.0},
+    {"L40S", 362.0},      {"L40", 181.0},      {"L4", 121.0},      {"RTX A6000", 154.8},
+    {"RTX 5090", 209.5},  {"RTX 4090", 165.2}, {"RTX 4080", 97.5}, {"RTX 3090", 71.0},
     {"RTX 3080", 59.5},
 };
 
@@ -1558,7 +1679,8 @@ static double pack_flop(const app* a, const samples* s, const packs* p, size_t p
     double q = (double)(c->heads * c->head_dim);
     double kv = (double)(c->kv_heads * c->head_dim);
     double hidden = (double)c->hidden;
-    double linear = (double)c->layers * hidden * (2.0 * q + 2.0 * kv + 3.0 * (double)c->intermediate);
+    double linear =
+        (double)c->layers * hidden * (2.0 * q + 2.0 * kv + 3.0 * (double)c->intermediate);
     double flop = 0.0;
     for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
         double length = s->data[p->order[i]].length;
@@ -1639,14 +1761,14 @@ static bool checkpoint_save(app* a) {
     if (p == NULL) {
         return false;
     }
-    memcpy(p->magic, "ftune 1", 8);
+    memcpy(p->magic, POSITION_MAGIC, 8);
+    p->settings_hash = a->settings_hash;
     p->data_hash = a->data_hash;
     p->total_steps = a->total_steps;
     p->seconds = a->seconds;
     p->first_eval = a->first_eval;
     p->first_loss = a->first_loss;
     p->tokens = a->tokens_seen;
-    settings_write(&a->o, p->settings, sizeof p->settings);
     out_path(a, "checkpoint", path);
     bool ok = lib(a, qlora_checkpoint_save(a->trainer, path, p, sizeof *p), "saving a checkpoint");
     free(p);
@@ -1654,18 +1776,10 @@ static bool checkpoint_save(app* a) {
 }
 
 static bool position_check(app* a, const position* p) {
-    char settings[SETTINGS_SIZE];
-    char then[256];
-    char now[256];
-    settings_write(&a->o, settings, sizeof settings);
-    if (memcmp(p->magic, "ftune 1", 8) != 0) {
-        return fail(a->error, "%s/checkpoint was not made by this version of finetune", a->o.out);
-    }
-    if (!settings_equal(p->settings, settings, then, now)) {
+    if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
         return fail(a->error,
-                    "%s/checkpoint was made with other options: then '--%s', now '--%s'; give the same, "
-                    "or --resume never to begin anew, or another --out",
-                    a->o.out, then, now);
+                    "%s/checkpoint was made with other options; --resume never begins anew",
+                    a->o.out);
     }
     if (p->data_hash != a->data_hash) {
         return fail(a->error,
@@ -1675,18 +1789,11 @@ static bool position_check(app* a, const position* p) {
     return true;
 }
 
-static bool checkpoint_there(const app* a) {
-    char path[PATH_SIZE];
-    struct stat info;
-    out_path(a, "checkpoint", path);
-    return stat(path, &info) == 0;
-}
-
 static bool checkpoint_load(app* a) {
     char path[PATH_SIZE];
     out_path(a, "checkpoint", path);
-    if (a->o.resume == RESUME_NEVER || !checkpoint_there(a)) {
-        return a->o.resume != RESUME_MUST || fail(a->error, "--resume must: there is no %s", path);
+    if (!a->resuming) {
+        return true;
     }
     position* p = (position*)take(a, 1, sizeof *p);
     if (p == NULL) {
@@ -1711,7 +1818,9 @@ static bool checkpoint_load(app* a) {
 
 static bool adapter_save(app* a) {
     char path[PATH_SIZE];
-    const char* name = a->o.base_name != NULL ? a->o.base_name : a->o.model != NULL ? a->o.model : "demo";
+    const char* name = a->o.base_name != NULL ? a->o.base_name
+                       : a->o.model != NULL   ? a->o.model
+                                              : "demo";
     out_path(a, "adapter", path);
     if (!lib(a, qlora_adapter_save(a->model, path, name), "saving the adapter")) {
         return false;
@@ -1744,7 +1853,8 @@ static bool step_record(app* a, const qlora_train_info* info, double seconds) {
     a->first_loss = info->step == 1 ? info->loss : a->first_loss;
     a->tokens_seen += (uint64_t)info->tokens;
     if (info->last_skipped) {
-        say(a, "step %lld: a gradient was not finite; the step was left out\n", (long long)info->step);
+        say(a, "step %lld: a gradient was not finite; the step was left out\n",
+            (long long)info->step);
     }
     progress_draw(a, &p);
     return points_add(a, &p) && log_step(a, &p, info) && picture_write(a, false);
@@ -1773,7 +1883,8 @@ static bool train_loop(app* a) {
     return save_all(a);
 }
 
-// ---- reports ----------------------------------------------------------------------------------------
+// ---- reports
+// ----------------------------------------------------------------------------------------
 
 // Control characters would disturb the terminal. Every line of the text gets a margin.
 static void text_print(const char* text, size_t size, const char* margin) {
@@ -1795,7 +1906,8 @@ static void text_print(const char* text, size_t size, const char* margin) {
 // Token by token, so that ids that stand for parts of a character are shown as what they are.
 static bool sample_print(app* a, const text_sample* s, size_t number) {
     text_error why;
-    printf("sample %zu (line %zu): %zu tokens, %zu trained\n", number + 1, s->line, s->count, s->trained);
+    printf("sample %zu (line %zu): %zu tokens, %zu trained\n", number + 1, s->line, s->count,
+           s->trained);
     for (size_t begin = 0; begin < s->count;) {
         bool trained = begin > 0 && s->labels[begin] != -100;
         size_t end = begin + 1;
@@ -1845,8 +1957,8 @@ static bool doctor_print(app* a) {
         printf("  %-24s %10zu%s%s\n", rows[i].what, rows[i].count, remark ? "   " : "",
                remark ? rows[i].then : "");
     }
-    printf("  %-24s %10llu\n  %-24s %10llu (%.1f%%)\n", "tokens used", (unsigned long long)c->tokens,
-           "trained of these", (unsigned long long)c->trained,
+    printf("  %-24s %10llu\n  %-24s %10llu (%.1f%%)\n", "tokens used",
+           (unsigned long long)c->tokens, "trained of these", (unsigned long long)c->trained,
            c->tokens > 0 ? 100.0 * (double)c->trained / (double)c->tokens : 0.0);
     packs p;
     memset(&p, 0, sizeof p);
@@ -1914,19 +2026,22 @@ static void summary_print(app* a) {
         say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
             exp(a->first_eval), exp(a->last_eval));
     }
-    say(a, "\n\n  %s/adapter       the adapter, as PEFT keeps it\n"
-           "  %s/adapter.gguf  the same for llama.cpp\n"
-           "  %s/training.svg  picture of the run\n"
-           "  %s/log.jsonl     its figures, a line a step\n",
+    say(a,
+        "\n\n  %s/adapter       the adapter, as PEFT keeps it\n"
+        "  %s/adapter.gguf  the same for llama.cpp\n"
+        "  %s/training.svg  picture of the run\n"
+        "  %s/log.jsonl     its figures, a line a step\n",
         a->o.out, a->o.out, a->o.out, a->o.out);
     if (!a->o.demo) {
-        say(a, "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n"
-               "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n",
+        say(a,
+            "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n"
+            "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n",
             a->o.out, a->o.out);
     }
 }
 
-// ---- the demo's own model and text ------------------------------------------------------------------
+// ---- the demo's own model and text
+// ------------------------------------------------------------------
 
 #define DEMO_SAMPLES 1500
 
@@ -1935,17 +2050,17 @@ static void demo_defaults(options* o) {
     o->rank = 64; // as wide as the model: then the adapters can turn random weights into any others
     o->alpha = 64.0;
     o->train_norms = true;
-    o->base = 2;
-    o->lr = 4e-3;
-    o->steps = 250;
+    o->lr = 1e-2;
+    o->beta2 = 0.98;
+    o->steps = 300;
     o->warmup = 10;
-    o->length = 128;
-    o->tokens = 1024;
+    o->length = 64;
+    o->tokens = 512;
     o->accumulate = 1;
-    o->eval = 32;
+    o->eval = 20;
     o->resume = RESUME_NEVER;
     o->template_name = "plain";
-    o->prompt = "Ann had 2 hens";
+    o->prompt = "3 and 4 is";
 }
 
 static void demo_config(qlora_model_config* c) {
@@ -1980,7 +2095,8 @@ static bool demo_tokenizer(app* a) {
     put(&json, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
     for (int byte = 0; byte < 256; byte++) {
         bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
-        put(&json, "%s\"\\u%04x\":%d", byte > 0 ? "," : "", (unsigned)(printable ? byte : other++), byte);
+        put(&json, "%s\"\\u%04x\":%d", byte > 0 ? "," : "", (unsigned)(printable ? byte : other++),
+            byte);
     }
     put(&json, "}},\"added_tokens\":[{\"id\":256,\"content\":\"<|endoftext|>\",\"special\":true}],"
                "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
@@ -1992,19 +2108,18 @@ static bool demo_tokenizer(app* a) {
 }
 
 static bool demo_data(app* a) {
-    static const char* const names[] = {"Ann", "Ben", "Dan", "Eve"};
-    static const char* const animals[] = {"hens", "cats", "dogs", "owls"};
+    static const char* const kinds[] = {"red", "old", "shy", "big"};
+    static const char* const animals[] = {"hen", "cat", "dog", "owl"};
     text_bytes json;
     text_error why;
     memset(&json, 0, sizeof json);
     for (uint64_t i = 0; i < DEMO_SAMPLES; i++) {
         uint64_t r = mix(i + 1000 * (uint64_t)a->o.seed);
-        const char* name = names[r % 4];
-        const char* animal = animals[r / 4 % 4];
-        int first = 1 + (int)(r / 16 % 4);
-        int second = 1 + (int)(r / 64 % 4);
-        put(&json, "{\"text\": \"%s had %d %s. %d more came. Now %s has %d %s.\"}\n", name, first, animal,
-            second, name, first + second, animal);
+        int first = 1 + (int)(r % 4);
+        int second = 1 + (int)(r / 4 % 4);
+        put(&json, "{\"text\": \"%d and %d is %d, said the %s %s to the %s %s.\"}\n", first, second,
+            first + second, kinds[r / 16 % 4], animals[r / 64 % 4], kinds[r / 256 % 4],
+            animals[r / 1024 % 4]);
     }
     text_data_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -2016,7 +2131,8 @@ static bool demo_data(app* a) {
     return ok;
 }
 
-// ---- from the options to the run --------------------------------------------------------------------
+// ---- from the options to the run
+// --------------------------------------------------------------------
 
 static bool context_open(app* a) {
     char why[512] = "";
@@ -2042,7 +2158,7 @@ static bool model_describe(app* a) {
     if (o->demo) {
         demo_config(&a->config);
         d->config = &a->config;
-        d->weight_std = 0.08f;
+        d->weight_std = 0.15f;
     } else {
         d->dir = o->model;
         if (!lib(a, qlora_config_read(a->ctx, o->model, &a->config), "--model")) {
@@ -2088,6 +2204,7 @@ static void train_describe(app* a) {
     d->max_length = o->length;
     d->max_sequences = o->tokens / 8 > 1 ? o->tokens / 8 : 1;
     d->lr = o->lr > 0.0 ? o->lr : -1.0;
+    d->beta2 = o->beta2;
     d->weight_decay = o->weight_decay;
     d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
     d->schedule = (qlora_schedule)o->schedule;
@@ -2151,6 +2268,8 @@ static void out_unmake(app* a) {
     if (a->out_made && a->step == 0) {
         out_path(a, "log.jsonl", path);
         remove(path);
+        out_path(a, "settings.txt", path);
+        remove(path);
         remove(a->o.out); // only when it is empty
     }
 }
@@ -2160,7 +2279,8 @@ static bool train(app* a) {
     say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
         qlora_ctx_reason(a->ctx));
     counts_print(a);
-    if (!out_make(a)) {
+    if (!settings_open(a)) {
+        out_unmake(a);
         return false;
     }
     a->first_eval = (double)NAN;
@@ -2178,7 +2298,9 @@ static bool train(app* a) {
         return false;
     }
     if (a->step < a->total_steps) {
-        say(a, "\nstopped after step %lld of %lld; saved in %s. The same command goes on from there.\n",
+        say(a,
+            "\nstopped after step %lld of %lld; saved in %s. The same command goes on from "
+            "there.\n",
             (long long)a->step, (long long)a->total_steps, a->o.out);
         return true;
     }

@@ -369,6 +369,58 @@ static void check_greedy(fixture* f, session* s) {
     free(logits);
 }
 
+typedef struct continuation {
+    int32_t ids[128];
+    int32_t count;
+} continuation;
+
+static bool take_token(void* user, int32_t token) {
+    continuation* c = (continuation*)user;
+    c->ids[c->count++] = token;
+    return c->count < 128;
+}
+
+static int32_t read_ids(const fixture* f, const char* name, int32_t most, int32_t* out) {
+    uint32_t list = find(f, name);
+    int32_t count = 0;
+    int64_t id = 0;
+    while (count < most && qlora__json_at(&f->json, list, (uint32_t)count) != 0) {
+        qlora__json_int(&f->json, qlora__json_at(&f->json, list, (uint32_t)count), &id);
+        out[count++] = (int32_t)id;
+    }
+    return count;
+}
+
+// The same text by prefill and decoding with the key/value cache: in f32 token by token the reference's.
+static void check_generate(fixture* f, session* s) {
+    int32_t prompt[64];
+    int32_t golden[64];
+    static const int32_t none[1] = {-1};
+    continuation ours;
+    qlora_generate_desc d;
+    memset(&ours, 0, sizeof ours);
+    memset(&d, 0, sizeof d);
+    d.prompt = prompt;
+    d.prompt_tokens = read_ids(f, "greedy_prompt", 64, prompt);
+    d.max_tokens = read_ids(f, "greedy_ids_after_20_steps", 63, golden);
+    d.stops = none;
+    d.stop_count = 1;
+    if (qlora_generate(s->model, &d, take_token, &ours) != QLORA_OK) {
+        trouble(f, "greedy text by qlora_generate");
+        return;
+    }
+    int32_t different = ours.count == d.max_tokens ? 0 : (int32_t)d.max_tokens;
+    for (int32_t i = 0; i < ours.count && i < d.max_tokens; i++) {
+        different += ours.ids[i] != golden[i] ? 1 : 0;
+    }
+    if (f->opt->mode != QLORA_MODE_BF16 && number(f, "greedy_smallest_margin") >= 1e-4) {
+        report(f, "greedy text by qlora_generate", (double)different, 0.0);
+    } else {
+        printf("  %-34s %12d  of %d tokens differ; not judged\n", "greedy text by qlora_generate",
+               (int)different, (int)d.max_tokens);
+    }
+}
+
 // Returns the number of failures; figures gets the number of comparisons.
 static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int* figures) {
     fixture f;
@@ -412,6 +464,7 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
             }
             qlora__st_close(ctx, &final_adapter);
             check_greedy(&f, &s);
+            check_generate(&f, &s);
         }
         session_close(&s);
     }

@@ -15,4 +15,6 @@
     X(text_suite)                                                                                  \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
-    X(gradient_suite)
+    X(gradient_suite)                                                                              \
+    X(adapter_suite)                                                                               \
+    X(generate_suite)

@@ -8,7 +8,7 @@ B=${B:-build}
 verbose=${1:-}
 root=$PWD
 work=$root/$B/test-programs
-finetune=$root/$B/finetune
+finetune=${FINETUNE:-$root/$B/finetune}
 passed=0
 failed=0
 
@@ -53,30 +53,35 @@ works() { # works NAME ARGUMENT...
     local name=$1
     shift
     run "$finetune" "$@"
-    if [[ $status -eq 0 && ! -s $work/err ]]; then note ok "$name"; else note bad "$name ($status)"; fi
+    [[ $status -eq 0 && ! -s $work/err ]]
+    check "$name ($status)" [ $? -eq 0 ]
 }
 
 # ---- a small model: random bf16 weights, one token a byte ----
 
 tensor() { # name, shape, number of values
-    header+="${header:+,}\"$1\":{\"dtype\":\"BF16\",\"shape\":[$2],\"data_offsets\":[$at,$((at + $3 * 2))]}"
-    at=$((at + $3 * 2))
+    local end=$((at + $3 * 2))
+    header+="${header:+,}\"$1\":{\"dtype\":\"BF16\",\"shape\":[$2],\"data_offsets\":[$at,$end]}"
+    at=$end
 }
 
 model_make() {
     local header="" at=0 layer p byte i length
-    local block="" h=32 m=64
+    local block="" h=32 m=64 norms_at
     mkdir -p model
     tensor model.embed_tokens.weight 257,$h $((257 * h))
-    tensor model.norm.weight $h $h
     for layer in 0 1; do
         p=model.layers.$layer
-        tensor $p.input_layernorm.weight $h $h
-        tensor $p.post_attention_layernorm.weight $h $h
         for i in q k v o; do tensor $p.self_attn.${i}_proj.weight $h,$h $((h * h)); done
         tensor $p.mlp.gate_proj.weight $m,$h $((m * h))
         tensor $p.mlp.up_proj.weight $m,$h $((m * h))
         tensor $p.mlp.down_proj.weight $h,$m $((m * h))
+    done
+    norms_at=$at
+    tensor model.norm.weight $h $h
+    for layer in 0 1; do
+        tensor model.layers.$layer.input_layernorm.weight $h $h
+        tensor model.layers.$layer.post_attention_layernorm.weight $h $h
     done
     RANDOM=7
     for ((i = 0; i < 1021; i++)); do # low byte anything, high byte for 0.03 to 0.25 or its negative
@@ -89,7 +94,8 @@ model_make() {
     {
         for ((i = 0; i < 8; i++)); do printf "\\$(printf %03o $(((length >> (8 * i)) & 255)))"; done
         printf %s "$header"
-        head -c $at data.bin
+        head -c $norms_at data.bin
+        for ((i = norms_at; i < at; i += 2)); do printf '\200\077'; done # ones
     } >model/model.safetensors
     cat >model/config.json <<END
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
@@ -146,16 +152,19 @@ wrong_use() {
     refuses "nan" "--lr: nan is out of range" "${all[@]}" --lr nan
     refuses "unknown choice" "--schedule: 'cos' is none of cosine" "${all[@]}" --schedule cos
     refuses "unknown target" "--targets: 'z' is none of q" "${all[@]}" --targets q,z
-    refuses "length above tokens" "--length 64 is more than --tokens 32" "${all[@]}" --length 64 --tokens 32
+    refuses "length above tokens" "--length 64 is more than --tokens 32" "${all[@]}" \
+        --length 64 --tokens 32
     refuses "length above the model" "more than the model's 128 positions" "${all[@]}" --length 4096
     refuses "demo with model" "--demo makes its own" "${all[@]}" --demo
     refuses "unknown template" "chat format.*nonsense" "${all[@]}" --template nonsense
     refuses "missing model" "--model: .*nowhere" --model nowhere --data sums.jsonl --out o
     refuses "missing data" "nowhere.jsonl" --model model --data nowhere.jsonl --out o
     refuses "empty data" "empty.jsonl" --model model --data empty.jsonl --out o
-    refuses "bad JSON names its line" "broken.jsonl:3|broken.jsonl.*line 3" --model model --data broken.jsonl --out o
+    refuses "bad JSON names its line" "broken.jsonl:3|broken.jsonl.*line 3" \
+        --model model --data broken.jsonl --out o
     refuses "no JSON" "words.jsonl" --model model --data words.jsonl --out o
-    refuses "only long samples" "none of its 1 samples can be trained on: 1 too long" --model model --data long.jsonl --out o
+    refuses "only long samples" "none of its 1 samples can be trained on: 1 too long" \
+        --model model --data long.jsonl --out o
     refuses "nothing to train" "none of its 1 samples" --model model --data nothing.jsonl --out o
     refuses "eval takes all" "leaves nothing of 120" "${all[@]}" --eval 120
     refuses "out below a file" "cannot be made" --model model --data sums.jsonl --out plain/o
@@ -190,12 +199,23 @@ losses() { # step and loss of a log, without the times
     sed -n 's/^{"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$1/log.jsonl"
 }
 
+wait_for_steps() { # folder, steps, process
+    while kill -0 "$3" 2>/dev/null && [[ $(losses "$1" 2>/dev/null | wc -l) -lt $2 ]]; do
+        sleep 0.02
+    done
+}
+
+line_of() { # number of the first line of the output that matches
+    grep -nE "$1" out | head -1 | cut -d: -f1
+}
+
 training() {
     local common=(--model model --data sums.jsonl --tokens 256 --rank 4 --dropout 0.1 --seed 3)
     common+=(--steps 60 --save-every 7 --lr 3e-3 --backend cpu --threads 1)
     rm -rf whole killed stopped
     works "train" "${common[@]}" --out whole
-    check "the loss falls" awk 'NR == 1 { a = $2 } { b = $2 } END { exit !(b < 0.8 * a) }' <(losses whole)
+    check "the loss falls" awk 'NR == 1 { a = $2 } { b = $2 } END { exit !(b < 0.8 * a) }' \
+        <(losses whole)
     check "a log line a step" [ "$(losses whole | wc -l)" -eq 60 ]
     check "a picture" grep -q '</svg>' whole/training.svg
     check "an adapter" [ -s whole/adapter/adapter_config.json ]
@@ -203,7 +223,7 @@ training() {
 
     "$finetune" "${common[@]}" --out killed >/dev/null 2>&1 &
     local pid=$!
-    while kill -0 $pid 2>/dev/null && [[ $(losses killed 2>/dev/null | wc -l) -lt 25 ]]; do sleep 0.02; done
+    wait_for_steps killed 25 $pid
     kill -9 $pid
     wait $pid 2>/dev/null
     check "killed in the middle" [ "$(losses killed | wc -l)" -lt 60 ]
@@ -214,7 +234,7 @@ training() {
 
     "$finetune" "${common[@]}" --out stopped >/dev/null 2>&1 &
     pid=$!
-    while kill -0 $pid 2>/dev/null && [[ $(losses stopped 2>/dev/null | wc -l) -lt 10 ]]; do sleep 0.02; done
+    wait_for_steps stopped 10 $pid
     kill -INT $pid
     wait $pid
     check "Ctrl-C gives 130" [ $? -eq 130 ]
@@ -233,9 +253,10 @@ training() {
 }
 
 long_samples() {
-    local common=(--model model --data mixed.jsonl --tokens 256 --rank 2 --steps 2 --eval 0 --resume never)
+    local common=(--model model --data mixed.jsonl --tokens 256 --rank 2 --steps 2 --eval 0)
+    common+=(--resume never)
     works "train beside a long sample" "${common[@]}" --out long
-    check "it is told before step 1" [ "$(grep -nE '1 too long' out | cut -d: -f1)" -lt "$(grep -n '^step 1/' out | cut -d: -f1)" ]
+    check "it is told before step 1" [ "$(line_of '1 too long')" -lt "$(line_of '^step 1/')" ]
     check "and left out" grep -q "left out; --truncate" out
     works "truncate" "${common[@]}" --out long --truncate
     check "is told, too" grep -q "cut, as --truncate says" out
@@ -249,23 +270,25 @@ full_disk() {
         rm -rf full
         (
             ulimit -f $limit
-            "$finetune" --model model --data sums.jsonl --tokens 256 --steps 400 --rank 4 --out full \
-                --eval 0 --save-every 20
+            "$finetune" --model model --data sums.jsonl --tokens 256 --steps 400 --rank 4 \
+                --out full --eval 0 --save-every 20
         ) >"$work/out" 2>"$work/err"
         status=$?
         check "files of $limit KiB: status 1" [ $status -eq 1 ]
-        check "files of $limit KiB: a message" grep -qE "^finetune: .*(File too large|cannot be written)" err
+        check "files of $limit KiB: a message" \
+            grep -qiE "^finetune: .*(file too large|cannot be written)" err
         found=$(find full -name '*.new' -o -name '*.tmp' 2>/dev/null)
         check "files of $limit KiB: nothing half-written ($found)" [ -z "$found" ]
         if [[ -s full/log.jsonl ]]; then
-            check "files of $limit KiB: whole log lines" [ -z "$(grep -vE '^\{.*\}$' full/log.jsonl)" ]
+            found=$(grep -vE '^\{.*\}$' full/log.jsonl)
+            check "files of $limit KiB: whole log lines" [ -z "$found" ]
         fi
     done
 }
 
 rm -rf "$work"
 mkdir -p "$work"
-${MAKE:-make} -s B="$B" "$B/finetune" || exit 1
+[[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" || exit 1
 cd "$work" || exit 1
 : >out
 : >err
