@@ -723,6 +723,525 @@ TEST foreign_plan_is_refused(const test_machine* machine) {
     PASS();
 }
 
+// ---- the GPU's side of a step
+
+static int graph_warnings;
+
+static void count_warnings(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                           const char* file, int line) {
+    (void)user;
+    (void)file;
+    (void)line;
+    bool fallback = strstr(text, "without graphs") != NULL;
+    graph_warnings += level == QLORA_LOG_WARN && item == QLORA_LOG_ITEM_GRAPH && fallback ? 1 : 0;
+}
+
+static void with_log(qlora_ctx_desc* desc) {
+    desc->log = count_warnings;
+    graph_warnings = 0;
+}
+
+// Nothing is compiled after the seal, every product was planned, and a step does not wait.
+TEST step_stays_on_the_device(const test_machine* machine) {
+    const fake_api* fake = test_fake();
+    for (int i = 0; i < 2; i++) {
+        setup s = setup_make(machine);
+        s.model.mode = i == 0 || machine->cc < 80 ? QLORA_MODE_F32 : QLORA_MODE_BF16;
+        s.train.eager = false;
+        s.train.require_graph = true;
+        rig r;
+        data d;
+        data_make(&d, "zero sync", run_lengths[0], 3);
+        double labels = qlora_batch_labels(&d.batch);
+        ASSERT(rig_open(&r, &s));
+        qlora_train_info info;
+        for (int step = 0; step < 3; step++) {
+            uint64_t waits = fake->calls("SYNC");
+            ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+            ASSERT_OK(r, qlora_train_update(r.trainer));
+            ASSERT_EQ_FMT((unsigned long long)waits, (unsigned long long)fake->calls("SYNC"), "%llu");
+            ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+            ASSERT(fake->calls("SYNC") > waits); // the call that may wait does
+        }
+        ASSERT(info.graphs);
+        ASSERT_EQ_FMT(0, (int)info.waits, "%d");
+        ASSERT_EQ_FMT(3, (int)info.step, "%d");
+        qlora_eval_info eval;
+        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &eval));
+        ASSERT_OK(r, qlora_model_use_adapters(r.model, false));
+        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &eval));
+        ASSERT_OK(r, qlora_model_use_adapters(r.model, true));
+        qlora_cache_info cache;
+        ASSERT_OK(r, qlora_cache_stats(r.ctx, &cache));
+        ASSERT(cache.sealed);
+        ASSERT_EQ_FMT(0, (int)cache.jit_after_seal, "%d");
+        ASSERT_EQ_FMT(0, (int)cache.cublas_unplanned, "%d");
+        // Five steps that nobody looks at: the ring of staging slots is full at some point, and the
+        // wait for it is counted.
+        for (int step = 0; step < 5; step++) {
+            ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+            ASSERT_OK(r, qlora_train_update(r.trainer));
+        }
+        ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+        ASSERT(info.waits > 0);
+        ASSERT_EQ_FMT(8, (int)info.step, "%d");
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
+// A capture that fails: once eager with one warning and the same bits, or an error when graphs are demanded.
+TEST failed_capture_falls_back(const test_machine* machine) {
+    const fake_api* fake = test_fake();
+    setup s = setup_make(machine);
+    outcome expected;
+    s.change = with_log;
+    ASSERT(run_session(&s, &expected));
+    ASSERT_EQ_FMT(0, graph_warnings, "%d");
+    rig r;
+    outcome got;
+    ASSERT(rig_open(&r, &s));
+    fake->fail_at("cuStreamEndCapture", 1, 900, false);
+    ASSERT(run_steps(&r, &s, &got));
+    fake->fail_clear();
+    ASSERT_EQ_FMT(1, graph_warnings, "%d");
+    qlora_train_info info;
+    ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+    ASSERT_FALSE(info.graphs);
+    ASSERT(outcome_same(&expected, &got));
+    outcome_free(&got);
+    ASSERT(rig_close(&r, &s));
+    s.train.require_graph = true;
+    ASSERT(rig_open(&r, &s));
+    fake->fail_at("cuGraphInstantiateWithFlags", 1, 2, false);
+    data d;
+    data_make(&d, "demanded", run_lengths[0], 3);
+    qlora_result result = qlora_train_micro(r.trainer, &d.batch, 5.0);
+    fake->fail_clear();
+    ASSERT(result != QLORA_OK);
+    ASSERT(strlen(qlora_last_error(r.ctx)) > 10);
+    ASSERT_EQ_FMT(0, graph_warnings, "%d");
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, 5.0)); // the next one works
+    ASSERT(rig_close(&r, &s));
+    outcome_free(&expected);
+    PASS();
+}
+
+// ---- numbers that are none
+
+// An infinity in an adapter: the step is left out, counted and said; nothing moves; the next one works.
+TEST not_finite_is_skipped(const test_machine* machine) {
+    setup s = setup_make(machine);
+    rig r;
+    data d;
+    qlora_train_info info;
+    data_make(&d, "not finite", run_lengths[0], 3);
+    double labels = qlora_batch_labels(&d.batch);
+    ASSERT(rig_open(&r, &s));
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    qlora_parameter p;
+    ASSERT_OK(r, qlora_model_parameter(r.model, 3, &p));
+    size_t n = (size_t)(p.rows * p.cols);
+    float* values = (float*)malloc(n * sizeof *values);
+    ASSERT_OK(r, qlora_model_parameter_read(r.model, 3, values));
+    float good = values[5];
+    static const float bad[] = {INFINITY, NAN, 3e38f};
+    for (int i = 0; i < 3; i++) {
+        values[5] = bad[i];
+        ASSERT_OK(r, qlora_model_parameter_write(r.model, 3, values));
+        size_t count = 0;
+        float* before = rig_read(&r, false, &count);
+        ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+        ASSERT_OK(r, qlora_train_update(r.trainer));
+        ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+        ASSERT(info.last_skipped);
+        ASSERT_EQ_FMT(i + 1, (int)info.skipped, "%d");
+        ASSERT_EQ_FMT(i + 2, (int)info.step, "%d");
+        ASSERT_FALSE(info.grad_norm <= 3.4e38f);
+        float* after = rig_read(&r, false, &count);
+        ASSERT_MEM_EQ(before, after, count * sizeof *before);
+        free(before);
+        free(after);
+    }
+    values[5] = good;
+    ASSERT_OK(r, qlora_model_parameter_write(r.model, 3, values));
+    size_t count = 0;
+    float* before = rig_read(&r, false, &count);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+    ASSERT_FALSE(info.last_skipped);
+    ASSERT_EQ_FMT(3, (int)info.skipped, "%d");
+    ASSERT(info.loss > 0.0 && info.loss < 20.0 && info.grad_norm > 0.0f && info.grad_norm < 1e4f);
+    float* after = rig_read(&r, false, &count);
+    size_t finite = 0;
+    size_t moved = 0;
+    for (size_t i = 0; i < count; i++) {
+        finite += fabsf(after[i]) < 1e4f ? 1 : 0;
+        moved += memcmp(&before[i], &after[i], sizeof before[i]) != 0 ? 1 : 0;
+    }
+    ASSERT_EQ_FMT((int)count, (int)finite, "%d");
+    ASSERT(moved > count / 2);
+    free(before);
+    free(after);
+    free(values);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// ---- schedules
+
+// An update without labels before it is a step like any other: the schedule goes on.
+TEST schedules_follow_their_formulas(const test_machine* machine) {
+    static const qlora_schedule kinds[] = {QLORA_SCHEDULE_CONSTANT, QLORA_SCHEDULE_LINEAR,
+                                           QLORA_SCHEDULE_COSINE};
+    for (int i = 0; i < 6; i++) {
+        setup s = setup_make(machine);
+        s.train.schedule = kinds[i % 3];
+        s.train.warmup_steps = i < 3 ? 3 : 0;
+        s.train.total_steps = i < 3 ? 9 : 0;
+        s.train.lr = 0.25;
+        s.model.rank = 1;
+        s.model.targets = QLORA_TARGET_Q;
+        rig r;
+        ASSERT(rig_open(&r, &s));
+        for (int step = 0; step < 12; step++) {
+            double done = step < 3 ? 0.0 : step < 9 ? (step - 3) / 6.0 : 1.0;
+            double factor = i >= 3             ? 1.0
+                            : step < 3         ? (step + 1) / 3.0
+                            : kinds[i % 3] == QLORA_SCHEDULE_CONSTANT ? 1.0
+                            : kinds[i % 3] == QLORA_SCHEDULE_LINEAR   ? 1.0 - done
+                                                : 0.5 * (1.0 + cos(3.14159265358979323846 * done));
+            qlora_train_info info;
+            ASSERT_OK(r, qlora_train_update(r.trainer));
+            ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+            ASSERT(fabs(info.lr - 0.25 * factor) <= 1e-12);
+            ASSERT_EQ_FMT(step + 1, (int)info.step, "%d");
+            ASSERT_IN_RANGE(0.0, info.labels, 0.0);
+            ASSERT_IN_RANGE(0.0, info.loss, 0.0);
+        }
+        ASSERT(rig_close(&r, &s));
+    }
+    PASS();
+}
+
+// The learning rate of the schedule is the one that AdamW uses: with eps far below the gradients and no
+// decay, the first update moves every parameter by lr.
+TEST first_update_moves_by_lr(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.train.weight_decay = 0.0;
+    s.train.schedule = QLORA_SCHEDULE_LINEAR;
+    s.train.warmup_steps = 4;
+    s.train.total_steps = 8;
+    s.train.lr = 0.04;
+    s.model.dropout = 0.0f;
+    rig r;
+    data d;
+    size_t n = 0;
+    data_make(&d, "first update", run_lengths[0], 3);
+    ASSERT(rig_open(&r, &s));
+    float* before = rig_read(&r, false, &n);
+    ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, qlora_batch_labels(&d.batch)));
+    float* gradient = rig_read(&r, true, &n);
+    ASSERT_OK(r, qlora_train_update(r.trainer));
+    float* after = rig_read(&r, false, &n);
+    size_t compared = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (fabsf(gradient[i]) > 1e-3f) {
+            double expected = gradient[i] > 0.0f ? -0.01 : 0.01;
+            ASSERT(fabs((double)after[i] - (double)before[i] - expected) <= 1e-5);
+            compared++;
+        }
+    }
+    ASSERT(compared > n / 4);
+    free(before);
+    free(gradient);
+    free(after);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
+// ---- refusals
+
+typedef struct refusal {
+    const char* name;
+    void (*spoil)(setup* s);
+    const char* says; // part of the message
+} refusal;
+
+#define SPOIL(NAME, CODE)                                                                          \
+    static void spoil_##NAME(setup* s) {                                                           \
+        CODE;                                                                                      \
+    }
+SPOIL(reserved, s->model.reserved_must_be_zero0 = 1)
+SPOIL(reserved1, s->model.reserved_must_be_zero1 = 1)
+SPOIL(both, s->model.dir = "some/folder"; s->model.config = &s->config)
+SPOIL(neither, s->model.dir = "")
+SPOIL(rank, s->model.rank = 1025)
+SPOIL(dropout, s->model.dropout = 1.0f)
+SPOIL(dropout_nan, s->model.dropout = (float)NAN)
+SPOIL(targets, s->model.targets = 128)
+SPOIL(alpha, s->model.alpha = (float)NAN)
+SPOIL(std, s->model.weight_std = (float)NAN)
+SPOIL(std_negative, s->model.weight_std = -1.0f)
+SPOIL(base, s->model.base = (qlora_base_format)3)
+SPOIL(mode, s->model.mode = (qlora_mode)4)
+SPOIL(vocab, s->config.vocab = 0)
+SPOIL(hidden, s->config.hidden = -1)
+SPOIL(layers, s->config.layers = 257)
+SPOIL(heads, s->config.heads = 0)
+SPOIL(kv_heads, s->config.kv_heads = 3)
+SPOIL(head_dim, s->config.head_dim = 15)
+SPOIL(head_dim_large, s->config.head_dim = 258)
+SPOIL(eps, s->config.rms_eps = 0.0)
+SPOIL(eps_nan, s->config.rms_eps = (double)NAN)
+SPOIL(window, s->config.window = -1)
+SPOIL(theta, s->config.rope.theta = -5.0)
+SPOIL(train_reserved, s->train.reserved_must_be_zero0 = 7)
+SPOIL(train_reserved1, s->train.reserved_must_be_zero1 = 7)
+SPOIL(tokens, s->train.tokens = -1)
+SPOIL(tokens_many, s->train.tokens = (int64_t)1 << 40)
+SPOIL(sequences, s->train.max_sequences = 25)
+SPOIL(length, s->train.max_length = 25)
+SPOIL(length_negative, s->train.max_length = -2)
+SPOIL(lr, s->train.lr = (double)NAN)
+SPOIL(lr_infinite, s->train.lr = (double)INFINITY)
+SPOIL(beta1, s->train.beta1 = 1.0)
+SPOIL(beta2, s->train.beta2 = (double)NAN)
+SPOIL(beta_negative, s->train.beta1 = -0.5)
+SPOIL(adam_eps, s->train.eps = (double)NAN)
+SPOIL(adam_eps_negative, s->train.eps = -1e-8)
+SPOIL(decay, s->train.weight_decay = (double)NAN)
+SPOIL(decay_negative, s->train.weight_decay = -0.1)
+SPOIL(max_norm, s->train.max_norm = (double)NAN)
+SPOIL(schedule, s->train.schedule = (qlora_schedule)3)
+SPOIL(warmup, s->train.warmup_steps = -1)
+SPOIL(total, s->train.total_steps = -1)
+SPOIL(recompute, s->train.recompute = (qlora_choice)3)
+SPOIL(cache, s->train.cache = (qlora_choice)-1)
+SPOIL(chunk, s->train.head_chunk = -1)
+SPOIL(generate, s->train.generate_tokens = -1)
+SPOIL(bf16, s->model.mode = QLORA_MODE_BF16)
+SPOIL(adapter, s->model.adapter = "no/such/adapter")
+
+static const refusal refusals[] = {
+    {"reserved", spoil_reserved, "zeroed"},
+    {"reserved at the end", spoil_reserved1, "zeroed"},
+    {"both", spoil_both, "either dir"},
+    {"empty folder", spoil_neither, "config.json"},
+    {"rank", spoil_rank, "rank 1025"},
+    {"dropout", spoil_dropout, "dropout 1"},
+    {"dropout NaN", spoil_dropout_nan, "dropout nan"},
+    {"targets", spoil_targets, "targets 128"},
+    {"alpha", spoil_alpha, "alpha nan"},
+    {"weight_std", spoil_std, "weight_std"},
+    {"weight_std below 0", spoil_std_negative, "weight_std"},
+    {"base", spoil_base, "base"},
+    {"mode", spoil_mode, "mode"},
+    {"vocab", spoil_vocab, "config.vocab is 0"},
+    {"hidden", spoil_hidden, "config.hidden is -1"},
+    {"layers", spoil_layers, "layers 257"},
+    {"heads", spoil_heads, "config.heads is 0"},
+    {"kv_heads", spoil_kv_heads, "kv_heads 3"},
+    {"head_dim", spoil_head_dim, "head_dim 15"},
+    {"head_dim large", spoil_head_dim_large, "head_dim 258"},
+    {"rms_eps", spoil_eps, "rms_eps 0"},
+    {"rms_eps NaN", spoil_eps_nan, "rms_eps nan"},
+    {"window", spoil_window, "window"},
+    {"theta", spoil_theta, "rope"},
+    {"train reserved", spoil_train_reserved, "zeroed"},
+    {"train reserved at the end", spoil_train_reserved1, "zeroed"},
+    {"tokens", spoil_tokens, "tokens -1"},
+    {"many tokens", spoil_tokens_many, "tokens 1099511627776"},
+    {"max_sequences", spoil_sequences, "max_sequences 25"},
+    {"max_length", spoil_length, "max_length 25"},
+    {"max_length below 0", spoil_length_negative, "max_length -2"},
+    {"lr", spoil_lr, "lr"},
+    {"lr infinite", spoil_lr_infinite, "lr"},
+    {"beta1", spoil_beta1, "beta"},
+    {"beta2", spoil_beta2, "beta"},
+    {"beta1 below 0", spoil_beta_negative, "beta"},
+    {"eps", spoil_adam_eps, "eps"},
+    {"eps below 0", spoil_adam_eps_negative, "eps"},
+    {"decay", spoil_decay, "weight_decay"},
+    {"decay below 0", spoil_decay_negative, "weight_decay"},
+    {"max_norm", spoil_max_norm, "max_norm"},
+    {"schedule", spoil_schedule, "schedule"},
+    {"warm-up", spoil_warmup, "warmup_steps"},
+    {"total", spoil_total, "total_steps"},
+    {"recompute", spoil_recompute, "recompute"},
+    {"cache", spoil_cache, "cache"},
+    {"head_chunk", spoil_chunk, "head_chunk"},
+    {"generate_tokens", spoil_generate, "generate_tokens"},
+    {"bf16 on the CPU", spoil_bf16, "F32"},
+    {"adapter", spoil_adapter, "no/such/adapter"},
+};
+
+TEST bad_descs_are_refused(const test_machine* machine) {
+    rig r;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    qlora_memory_info before;
+    qlora_memory_info after;
+    ASSERT_OK(r, qlora_ctx_memory(r.ctx, &before));
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        setup s = setup_make(machine);
+        refusals[i].spoil(&s);
+        if (s.model.dir == NULL) {
+            s.model.config = &s.config;
+        }
+        qlora_result result = qlora_model_open(r.ctx, &s.model, &s.train, NULL, &r.model);
+        ASSERTm(refusals[i].name, result != QLORA_OK);
+        if (strstr(qlora_last_error(r.ctx), refusals[i].says) == NULL) {
+            fprintf(stderr, "\"%s\" is not in: %s\n", refusals[i].says, qlora_last_error(r.ctx));
+            FAILm(refusals[i].name);
+        }
+        ASSERT_EQ(NULL, r.model);
+        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_EQ_FMT((int)before.host_bytes, (int)after.host_bytes, "%d");
+    }
+    setup s = setup_make(machine);
+    s.model.config = &s.config;
+    qlora_plan plan;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(r.ctx, NULL, &s.train, NULL, &r.model));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(r.ctx, &s.model, &s.train, NULL, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(NULL, &s.model, &s.train, NULL, &r.model));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_plan_make(r.ctx, NULL, &s.train, NULL, &plan));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_plan_make(r.ctx, &s.model, &s.train, NULL, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_config_read(r.ctx, NULL, &s.config));
+    ASSERT_EQ_FMT(1, (int)qlora_plan_print(NULL, NULL, 0), "%d");
+    ASSERT(test_close_ctx(machine, r.ctx));
+    PASS();
+}
+
+static void batch_null_ids(data* d) {
+    d->batch.ids = NULL;
+}
+static void batch_null_labels(data* d) {
+    d->batch.labels = NULL;
+}
+static void batch_null_lengths(data* d) {
+    d->batch.lengths = NULL;
+}
+static void batch_count(data* d) {
+    d->batch.count = -1;
+}
+static void batch_many(data* d) {
+    d->batch.count = MAX_SEQUENCES + 1;
+}
+static void batch_zero_length(data* d) {
+    d->lengths[1] = 0;
+}
+static void batch_long(data* d) {
+    d->lengths[1] = TOKENS + 1;
+}
+static void batch_tokens(data* d) {
+    d->lengths[1] = TOKENS - 1;
+}
+static void batch_id(data* d) {
+    d->ids[4] = VOCAB;
+}
+static void batch_id_negative(data* d) {
+    d->ids[4] = -1;
+}
+static void batch_label(data* d) {
+    d->labels[4] = VOCAB;
+}
+static void batch_label_negative(data* d) {
+    d->labels[4] = -99;
+}
+static void batch_weight(data* d) {
+    d->batch.weights = d->weights;
+    d->weights[4] = -1.0f;
+}
+static void batch_weight_nan(data* d) {
+    d->batch.weights = d->weights;
+    d->weights[4] = (float)NAN;
+}
+static void batch_weight_infinite(data* d) {
+    d->batch.weights = d->weights;
+    d->weights[4] = (float)INFINITY;
+}
+
+TEST bad_batches_are_refused(const test_machine* machine) {
+    static const struct {
+        void (*spoil)(data* d);
+        const char* says;
+    } cases[] = {
+        {batch_null_ids, "NULL"},         {batch_null_labels, "NULL"},
+        {batch_null_lengths, "NULL"},     {batch_count, "NULL"},
+        {batch_many, "9 sequences"},      {batch_zero_length, "sequence 1 has 0 tokens"},
+        {batch_long, "25 tokens"},        {batch_tokens, "38 tokens"},
+        {batch_id, "id 61"},              {batch_id_negative, "id -1"},
+        {batch_label, "label 61"},        {batch_label_negative, "label -99"},
+        {batch_weight, "weight of label 4 is -1"},
+        {batch_weight_nan, "nan"},        {batch_weight_infinite, "inf"},
+    };
+    static const double totals[] = {0.0, -1.0, (double)NAN, (double)INFINITY};
+    setup s = setup_make(machine);
+    rig r;
+    outcome expected;
+    outcome got;
+    ASSERT(run_session(&s, &expected));
+    ASSERT(rig_open(&r, &s));
+    data d;
+    float logits[TOKENS * VOCAB];
+    qlora_eval_info info;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        data_make(&d, "bad", run_lengths[0], 3);
+        cases[i].spoil(&d);
+        for (int call = 0; call < 3; call++) {
+            qlora_result result = call == 0   ? qlora_train_micro(r.trainer, &d.batch, 5.0)
+                                  : call == 1 ? qlora_eval(r.trainer, &d.batch, &info)
+                                              : qlora_eval_logits(r.trainer, &d.batch, logits);
+            ASSERT_EQm(cases[i].says, QLORA_ERR_ARGUMENT, result);
+            ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
+        }
+        if (d.batch.labels == NULL || d.batch.lengths == NULL) {
+            ASSERT_IN_RANGE(0.0, qlora_batch_labels(&d.batch), 0.0);
+        }
+    }
+    data_make(&d, "bad", run_lengths[0], 3);
+    for (size_t i = 0; i < 4; i++) {
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_micro(r.trainer, &d.batch, totals[i]));
+        ASSERT(strstr(qlora_last_error(r.ctx), "total_labels") != NULL);
+    }
+    float number = 0.0f;
+    qlora_parameter p;
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_micro(r.trainer, NULL, 5.0));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_micro(NULL, &d.batch, 5.0));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_update(NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_info_read(r.trainer, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_gradient_read(r.trainer, -1, &number));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_gradient_read(r.trainer, 1000, &number));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_gradient_read(r.trainer, 0, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval(r.trainer, &d.batch, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval_logits(r.trainer, &d.batch, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter(r.model, -1, &p));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter(r.model, 0, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter_read(r.model, 0, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter_write(r.model, 10000, &number));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter_read(NULL, 0, &number));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_use_adapters(NULL, true));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_trainer_create(NULL, &r.trainer));
+    ASSERT_EQ(QLORA_OK, qlora_model_close(NULL));
+    ASSERT_EQ(QLORA_OK, qlora_trainer_destroy(NULL));
+    qlora_trainer* second = NULL;
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_trainer_create(r.model, &second));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_model_close(r.model));
+    ASSERT(strstr(qlora_last_error(r.ctx), "trainer") != NULL);
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_ctx_destroy(r.ctx));
+    // None of it left a trace.
+    ASSERT(run_steps(&r, &s, &got));
+    ASSERT(outcome_same(&expected, &got));
+    outcome_free(&expected);
+    outcome_free(&got);
+    ASSERT(rig_close(&r, &s));
+    PASS();
+}
+
 SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, same_bits_f32);
     RUN_ON(TEST_ONE_EACH, same_bits_bf16);
@@ -730,7 +1249,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, packed_is_one_by_one);
     RUN_ON(TEST_ONE_EACH, weights_weigh);
     RUN_ON(TEST_ONE_EACH, unlabelled_costs_nothing);
-    RUN_ON(TEST_ONE_EACH, options_that_are_the_same);
+    RUN_ON(TEST_CPU, options_that_are_the_same);
     RUN_ON(TEST_CPU, every_option_counts);
     RUN_ON(TEST_ONE_EACH, tf32_is_used_when_asked_for);
     RUN_ON(TEST_ONE_EACH, targets_are_what_is_trained);
@@ -739,4 +1258,11 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, plan_is_what_is_allocated);
     RUN_ON(TEST_CPU, budget_decides);
     RUN_ON(TEST_CPU, foreign_plan_is_refused);
+    RUN_ON(TEST_ONE_FAKE, step_stays_on_the_device);
+    RUN_ON(TEST_ONE_FAKE, failed_capture_falls_back);
+    RUN_ON(TEST_ONE_EACH, not_finite_is_skipped);
+    RUN_ON(TEST_CPU, schedules_follow_their_formulas);
+    RUN_ON(TEST_ONE_EACH, first_update_moves_by_lr);
+    RUN_ON(TEST_CPU, bad_descs_are_refused);
+    RUN_ON(TEST_ONE_EACH, bad_batches_are_refused);
 }
