@@ -16,6 +16,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench_step.h"
+
 enum { MAX_TENSORS = 8, MAX_SETS = 64, MAX_REPLAYS = 25, CLIP_BUFFERS = 448 };
 static const double TOUCHED = 256e6; // bytes that the sets of a row reach together, at least
 static const size_t HOST_BLOCK = (size_t)32 << 20;
@@ -1161,6 +1163,7 @@ static int arguments(bench* b, int argc, char** argv, const char** group) {
         if (help || !known) {
             fprintf(known ? stdout : stderr,
                     "usage: bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry]\n"
+           "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
                     "  --json   an array of objects\n"
                     "  --quick  7 replays instead of 25\n"
                     "  --dry    every row once, small and untimed: does it run at all?\n");
@@ -1205,6 +1208,9 @@ static int gpu_run(bench* b, const char* group) {
 }
 
 int main(int argc, char** argv) {
+    if (argc > 1 && strcmp(argv[1], "step") == 0) {
+        return bench_step_main(argc - 1, argv + 1);
+    }
     bench b;
     memset(&b, 0, sizeof b);
     b.random = 1;

@@ -1242,6 +1242,592 @@ TEST bad_batches_are_refused(const test_machine* machine) {
     PASS();
 }
 
+// ---- model folders, in a file system in memory
+
+enum { MEMORY_FILES = 8, READERS = 4 };
+
+typedef struct memory_file {
+    char path[64];
+    unsigned char* data;
+    size_t size;
+} memory_file;
+
+static memory_file memory[MEMORY_FILES];
+static int memory_count;
+static int memory_open; // handles and maps that were not closed
+
+static memory_file* memory_find(const char* path) {
+    for (int i = 0; i < memory_count; i++) {
+        if (strcmp(memory[i].path, path) == 0) {
+            return &memory[i];
+        }
+    }
+    return NULL;
+}
+
+static memory_file* memory_add(const char* path, const void* bytes, size_t size) {
+    memory_file* f = memory_find(path);
+    f = f != NULL ? f : &memory[memory_count++];
+    snprintf(f->path, sizeof f->path, "%s", path);
+    free(f->data);
+    f->data = (unsigned char*)malloc(size + 1);
+    memcpy(f->data, bytes, size);
+    f->size = size;
+    return f;
+}
+
+static void memory_clear(void) {
+    for (int i = 0; i < memory_count; i++) {
+        free(memory[i].data);
+        memory[i].data = NULL;
+    }
+    memory_count = 0;
+    memory_open = 0;
+}
+
+typedef struct memory_reader {
+    memory_file* file;
+    size_t at;
+} memory_reader;
+
+static int files_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    (void)user;
+    memory_file* f = memory_find(path);
+    if (f == NULL || mode != QLORA_FILE_READ) {
+        return f == NULL ? 2 : 30; // ENOENT, EROFS
+    }
+    memory_reader* reader = (memory_reader*)malloc(sizeof *reader);
+    reader->file = f;
+    reader->at = 0;
+    memory_open++;
+    *file = reader;
+    return 0;
+}
+
+static int64_t files_read(void* file, void* buffer, size_t bytes, void* user) {
+    (void)user;
+    memory_reader* reader = (memory_reader*)file;
+    size_t left = reader->file->size - reader->at;
+    size_t n = bytes < left ? bytes : left;
+    memcpy(buffer, reader->file->data + reader->at, n);
+    reader->at += n;
+    return (int64_t)n;
+}
+
+static int64_t files_write(void* file, const void* bytes, size_t size, void* user) {
+    (void)file;
+    (void)bytes;
+    (void)size;
+    (void)user;
+    return -30;
+}
+
+static int files_sync(void* file, void* user) {
+    (void)file;
+    (void)user;
+    return 30;
+}
+
+static int files_close(void* file, void* user) {
+    (void)user;
+    free(file);
+    memory_open--;
+    return 0;
+}
+
+static int files_rename(const char* from, const char* to, void* user) {
+    (void)from;
+    (void)to;
+    (void)user;
+    return 30;
+}
+
+static int files_path(const char* path, void* user) {
+    (void)path;
+    (void)user;
+    return 30;
+}
+
+static int files_map(const char* path, const void** bytes, uint64_t* size, void** handle, void* user) {
+    (void)user;
+    memory_file* f = memory_find(path);
+    if (f == NULL) {
+        return 2;
+    }
+    *bytes = f->data;
+    *size = f->size;
+    *handle = f;
+    memory_open++;
+    return 0;
+}
+
+static void files_unmap(const void* bytes, uint64_t size, void* handle, void* user) {
+    (void)bytes;
+    (void)size;
+    (void)handle;
+    (void)user;
+    memory_open--;
+}
+
+static void with_files(qlora_ctx_desc* desc) {
+    qlora_files files = {files_open,   files_read, files_write, files_sync, files_close, files_rename,
+                         files_path,   files_path, files_path,  files_map,  files_unmap, NULL};
+    desc->files = files;
+}
+
+// A safetensors file in the making: the header's text and the bytes after it.
+typedef struct st_file {
+    char header[16384];
+    size_t header_size;
+    unsigned char bytes[131072];
+    size_t size;
+} st_file;
+
+static void st_begin(st_file* st) {
+    memset(st, 0, sizeof *st);
+    st->header_size = (size_t)snprintf(st->header, sizeof st->header, "{");
+}
+
+static void st_add(st_file* st, const char* name, const char* dtype, const float* values, int64_t rows,
+                   int64_t cols) {
+    size_t element = strcmp(dtype, "F32") == 0 ? 4 : 2;
+    size_t n = (size_t)(rows * (cols > 0 ? cols : 1));
+    char shape[48];
+    snprintf(shape, sizeof shape, cols > 0 ? "%lld,%lld" : "%lld", (long long)rows, (long long)cols);
+    st->header_size += (size_t)snprintf(
+        st->header + st->header_size, sizeof st->header - st->header_size,
+        "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+        st->header_size > 1 ? "," : "", name, dtype, shape, st->size, st->size + n * element);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        uint16_t half = (uint16_t)(bits >> 16); // bf16: the values have few bits
+        if (strcmp(dtype, "F16") == 0) {
+            uint32_t exponent = bits >> 23 & 0xff;
+            half = (uint16_t)((bits >> 16 & 0x8000) |
+                              (exponent == 0 ? 0 : ((exponent - 112) << 10 | (bits >> 13 & 0x3ff))));
+        }
+        memcpy(st->bytes + st->size + i * element, element == 4 ? (void*)&bits : (void*)&half, element);
+    }
+    st->size += n * element;
+}
+
+static void st_save(st_file* st, const char* path) {
+    static unsigned char whole[8 + sizeof(st_file)];
+    st->header[st->header_size++] = '}';
+    uint64_t length = st->header_size;
+    for (int i = 0; i < 8; i++) {
+        whole[i] = (unsigned char)(length >> (8 * i));
+    }
+    memcpy(whole + 8, st->header, st->header_size);
+    memcpy(whole + 8 + st->header_size, st->bytes, st->size);
+    memory_add(path, whole, 8 + st->header_size + st->size);
+}
+
+enum { F_HIDDEN = 32, F_INTER = 24, F_LAYERS = 2, F_Q = 32, F_KV = 16 };
+
+// How a folder is to be wrong, or how it is to be written.
+typedef struct folder {
+    const char* dtype;
+    bool shards;
+    const char* config;      // NULL: a good one
+    const char* leave_out;   // a tensor's name
+    const char* misshape;    // gets one row more
+    const char* mistype;     // gets dtype I64
+    size_t cut;              // bytes missing at the end
+    const char* lose;        // a file of the folder that is missing
+} folder;
+
+static const char good_config[] =
+    "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":32,"
+    "\"intermediate_size\":24,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+    "\"num_key_value_heads\":2,\"head_dim\":8,\"vocab_size\":61,\"max_position_embeddings\":64,"
+    "\"rms_norm_eps\":1e-5,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
+    "\"tie_word_embeddings\":false,\"torch_dtype\":\"float32\"}";
+
+// Values of few bits, so that every type holds them exactly; the same for each name and place.
+static void few_bits(const char* name, float* out, size_t n) {
+    uint64_t h = 1469598103934665603u;
+    for (const char* c = name; *c != '\0'; c++) {
+        h = (h ^ (unsigned char)*c) * 1099511628211u;
+    }
+    bool norm = strstr(name, "norm") != NULL;
+    for (size_t i = 0; i < n; i++) {
+        h ^= h >> 12;
+        h ^= h << 25;
+        h ^= h >> 27;
+        float x = (float)((int)(h * 2685821657736338717u >> 58) - 32) / 128.0f; // -0.25 to 0.242
+        out[i] = norm ? 1.0f + x : x;
+    }
+}
+
+static void folder_tensor(const folder* f, st_file* st, const char* name, int64_t rows, int64_t cols) {
+    static float values[64 * 64];
+    if (f->leave_out != NULL && strcmp(f->leave_out, name) == 0) {
+        return;
+    }
+    rows += f->misshape != NULL && strcmp(f->misshape, name) == 0 ? 1 : 0;
+    few_bits(name, values, (size_t)(rows * (cols > 0 ? cols : 1)));
+    size_t at = st->header_size;
+    st_add(st, name, f->dtype, values, rows, cols);
+    if (f->mistype != NULL && strcmp(f->mistype, name) == 0) {
+        char* type = strstr(st->header + at, "\"F32\"");
+        memcpy(type, "\"I32\"", 5);
+    }
+}
+
+static void folder_write(const folder* f) {
+    static st_file st;
+    char name[128];
+    char index[4096];
+    size_t used = 0;
+    memory_clear();
+    memory_add("m/config.json", f->config != NULL ? f->config : good_config,
+               strlen(f->config != NULL ? f->config : good_config));
+    static const struct {
+        const char* name;
+        int64_t rows;
+        int64_t cols;
+    } parts[] = {{"self_attn.q_proj", F_Q, F_HIDDEN},         {"self_attn.k_proj", F_KV, F_HIDDEN},
+                 {"self_attn.v_proj", F_KV, F_HIDDEN},        {"self_attn.o_proj", F_HIDDEN, F_Q},
+                 {"mlp.gate_proj", F_INTER, F_HIDDEN},        {"mlp.up_proj", F_INTER, F_HIDDEN},
+                 {"mlp.down_proj", F_HIDDEN, F_INTER},        {"input_layernorm", F_HIDDEN, 0},
+                 {"post_attention_layernorm", F_HIDDEN, 0}};
+    used += (size_t)snprintf(index, sizeof index, "{\"metadata\":{},\"weight_map\":{");
+    st_begin(&st);
+    for (int l = 0; l < F_LAYERS; l++) {
+        for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+            snprintf(name, sizeof name, "model.layers.%d.%s.weight", l, parts[i].name);
+            folder_tensor(f, &st, name, parts[i].rows, parts[i].cols);
+            used += (size_t)snprintf(index + used, sizeof index - used,
+                                     "\"%s\":\"model-0000%d-of-00002.safetensors\",", name, l + 1);
+        }
+        if (f->shards && l == 0) {
+            st_save(&st, "m/model-00001-of-00002.safetensors");
+            st_begin(&st);
+        }
+    }
+    folder_tensor(f, &st, "model.norm.weight", F_HIDDEN, 0);
+    folder_tensor(f, &st, "model.embed_tokens.weight", VOCAB, F_HIDDEN);
+    folder_tensor(f, &st, "lm_head.weight", VOCAB, F_HIDDEN);
+    const char* path = f->shards ? "m/model-00002-of-00002.safetensors" : "m/model.safetensors";
+    st_save(&st, path);
+    memory_find(path)->size -= f->cut;
+    if (f->shards) {
+        used += (size_t)snprintf(index + used, sizeof index - used,
+                                 "\"model.norm.weight\":\"%s\",\"model.embed_tokens.weight\":\"%s\","
+                                 "\"lm_head.weight\":\"%s\"}}",
+                                 path + 2, path + 2, path + 2);
+        memory_add("m/model.safetensors.index.json", index, used);
+    }
+    if (f->lose != NULL) {
+        memory_find(f->lose)->path[0] = '\0';
+    }
+}
+
+static setup folder_setup(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.model.dir = "m";
+    s.change = with_files;
+    return s;
+}
+
+// f32, bf16 and f16 files, whole or in shards, hold the same model: the same bits come out.
+TEST folders_of_every_kind(const test_machine* machine) {
+    static const folder folders[] = {{"F32", false, NULL, NULL, NULL, NULL, 0, NULL},
+                                     {"BF16", false, NULL, NULL, NULL, NULL, 0, NULL},
+                                     {"F16", true, NULL, NULL, NULL, NULL, 0, NULL},
+                                     {"F32", true, NULL, NULL, NULL, NULL, 0, NULL}};
+    for (int base = 0; base < 2; base++) {
+        outcome expected;
+        for (int i = 0; i < 4; i++) {
+            setup s = folder_setup(machine);
+            outcome got;
+            s.model.base = base == 0 ? QLORA_BASE_NF4 : QLORA_BASE_16BIT;
+            folder_write(&folders[i]);
+            ASSERT(run_session(&s, &got));
+            ASSERT(outcome_sane(&got));
+            ASSERT_EQ_FMT(0, memory_open, "%d");
+            if (i == 0) {
+                expected = got;
+                continue;
+            }
+            ASSERTm(folders[i].dtype, outcome_same(&expected, &got));
+            outcome_free(&got);
+        }
+        outcome_free(&expected);
+    }
+    memory_clear();
+    PASS();
+}
+
+#define SHARD_2 "m/model-00002-of-00002.safetensors"
+
+TEST bad_folders_are_refused(const test_machine* machine) {
+    static const struct {
+        folder folder;
+        const char* says;
+    } cases[] = {
+        {{"F32", false, NULL, "model.layers.1.mlp.up_proj.weight", NULL, NULL, 0, NULL},
+         "model.layers.1.mlp.up_proj.weight"},
+        {{"F32", false, NULL, "model.layers.0.input_layernorm.weight", NULL, NULL, 0, NULL},
+         "model.layers.0.input_layernorm.weight"},
+        {{"F32", false, NULL, "lm_head.weight", NULL, NULL, 0, NULL}, "lm_head.weight"},
+        {{"F32", false, NULL, "model.embed_tokens.weight", NULL, NULL, 0, NULL},
+         "model.embed_tokens.weight"},
+        {{"F32", false, NULL, NULL, "model.layers.0.self_attn.k_proj.weight", NULL, 0, NULL},
+         "model.layers.0.self_attn.k_proj.weight"},
+        {{"F32", false, NULL, NULL, "model.norm.weight", NULL, 0, NULL}, "model.norm.weight"},
+        {{"F32", false, NULL, NULL, NULL, "model.layers.0.mlp.down_proj.weight", 0, NULL},
+         "model.layers.0.mlp.down_proj.weight"},
+        {{"F32", false, NULL, NULL, NULL, NULL, 7, NULL}, "model.safetensors"},
+        {{"F32", true, NULL, NULL, NULL, NULL, 100, NULL}, "model-00002-of-00002.safetensors"},
+        {{"F32", true, NULL, NULL, NULL, NULL, 0, SHARD_2}, "model-00002-of-00002.safetensors"},
+        {{"F32", true, NULL, "model.norm.weight", NULL, NULL, 0, NULL}, "model.norm.weight"},
+        {{"F32", false, NULL, NULL, NULL, NULL, 0, "m/config.json"}, "config.json"},
+        {{"F32", false, NULL, NULL, NULL, NULL, 0, "m/model.safetensors"}, "safetensors"},
+        {{"F32", false, "{\"model_type\":\"gpt2\",\"architectures\":[\"GPT2LMHeadModel\"]}", NULL, NULL,
+          NULL, 0, NULL},
+         "gpt2"},
+        {{"F32", false, "{\"model_type\":", NULL, NULL, NULL, 0, NULL}, "config.json"},
+        {{"F32", false, "{}", NULL, NULL, NULL, 0, NULL}, "config.json"},
+    };
+    setup s = folder_setup(machine);
+    rig r;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, with_files);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    qlora_memory_info before;
+    qlora_memory_info after;
+    ASSERT_OK(r, qlora_ctx_memory(r.ctx, &before));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        folder_write(&cases[i].folder);
+        qlora_result result = qlora_model_open(r.ctx, &s.model, &s.train, NULL, &r.model);
+        ASSERTm(cases[i].says, result != QLORA_OK);
+        ASSERT_EQ(NULL, r.model);
+        ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
+        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_EQ_FMT((unsigned long long)before.device_bytes, (unsigned long long)after.device_bytes,
+                      "%llu");
+        // Kernels that were compiled on the way stay.
+        if (strcmp(machine->backend, "cpu") == 0) {
+            ASSERT_EQ_FMT((int)before.host_bytes, (int)after.host_bytes, "%d");
+        }
+        ASSERT_EQ_FMT(0, memory_open, "%d");
+    }
+    ASSERT(test_close_ctx(machine, r.ctx));
+    memory_clear();
+    PASS();
+}
+
+// A PEFT folder whose ranks and scales differ from module to module.
+TEST ranks_come_from_the_adapter(const test_machine* machine) {
+    static const char config[] =
+        "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"r\":4,\"lora_alpha\":8,"
+        "\"target_modules\":[\"q_proj\",\"down_proj\"],\"rank_pattern\":{\"layers.1.self_attn.q_proj\":2},"
+        "\"alpha_pattern\":{\"layers.0.mlp.down_proj\":6},\"lora_dropout\":0.0,\"bias\":\"none\","
+        "\"use_rslora\":false,\"fan_in_fan_out\":false}";
+    static const struct {
+        const char* module;
+        int64_t rank;
+        int64_t in;
+        int64_t out;
+    } parts[] = {{"layers.0.self_attn.q_proj", 4, F_HIDDEN, F_Q},
+                 {"layers.0.mlp.down_proj", 4, F_INTER, F_HIDDEN},
+                 {"layers.1.self_attn.q_proj", 2, F_HIDDEN, F_Q},
+                 {"layers.1.mlp.down_proj", 4, F_INTER, F_HIDDEN}};
+    static const folder good = {"F32", false, NULL, NULL, NULL, NULL, 0, NULL};
+    static st_file st;
+    folder_write(&good);
+    st_begin(&st);
+    float values[64 * 4];
+    char name[128];
+    for (size_t i = 0; i < 4; i++) {
+        for (int b = 0; b < 2; b++) {
+            snprintf(name, sizeof name, "base_model.model.model.%s.lora_%c.weight", parts[i].module,
+                     b != 0 ? 'B' : 'A');
+            int64_t rows = b != 0 ? parts[i].out : parts[i].rank;
+            int64_t cols = b != 0 ? parts[i].rank : parts[i].in;
+            few_bits(name, values, (size_t)(rows * cols));
+            st_add(&st, name, "F32", values, rows, cols);
+        }
+    }
+    st_save(&st, "a/adapter_model.safetensors");
+    memory_add("a/adapter_config.json", config, sizeof config - 1);
+    setup s = folder_setup(machine);
+    s.model.adapter = "a";
+    s.model.train_norms = false;
+    rig r;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, with_files);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    ASSERT(rig_start(&r, &s));
+    ASSERT_EQ_FMT(8, (int)qlora_model_parameters(r.model), "%d");
+    for (int64_t i = 0; i < 8; i++) {
+        qlora_parameter p;
+        float got[64 * 4];
+        bool b = i % 2 != 0;
+        ASSERT_OK(r, qlora_model_parameter(r.model, i, &p));
+        ASSERT(strstr(p.name, parts[i / 2].module) != NULL);
+        ASSERT_EQ_FMT((int)(b ? parts[i / 2].out : parts[i / 2].rank), (int)p.rows, "%d");
+        ASSERT_EQ_FMT((int)(b ? parts[i / 2].rank : parts[i / 2].in), (int)p.cols, "%d");
+        few_bits(p.name, values, (size_t)(p.rows * p.cols));
+        ASSERT_OK(r, qlora_model_parameter_read(r.model, i, got));
+        ASSERT_MEM_EQ(values, got, (size_t)(p.rows * p.cols) * sizeof got[0]);
+    }
+    outcome o;
+    ASSERT(run_steps(&r, &s, &o));
+    ASSERT(outcome_sane(&o));
+    outcome_free(&o);
+    ASSERT(rig_close(&r, &s));
+    ASSERT_EQ_FMT(0, memory_open, "%d");
+    memory_clear();
+    PASS();
+}
+
+// ---- failures on the way
+
+static setup small_setup(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.config.layers = 1;
+    s.config.sliding[1] = 0;
+    s.config.sliding[0] = 1;
+    s.config.hidden = 16;
+    s.config.intermediate = 24;
+    s.config.heads = 2;
+    s.config.kv_heads = 1;
+    s.model.rank = 2;
+    s.train.head_chunk = 24;
+    return s;
+}
+
+// Opens, trains and closes in a context that is there. Whatever fails, nothing is left behind.
+static bool whole_life(rig* r, const setup* s, outcome* out) {
+    r->model = NULL;
+    r->trainer = NULL;
+    memset(out, 0, sizeof *out);
+    bool ok = rig_start(r, s) && rig_stir(r) && run_steps(r, s, out);
+    bool said = ok || strlen(qlora_last_error(r->ctx)) > 5;
+    // A destroy that hears of an earlier failure still destroys.
+    (void)qlora_trainer_destroy(r->trainer);
+    (void)qlora_model_close(r->model);
+    return ok && said;
+}
+
+static uint64_t allocations_left; // 0: no limit
+static uint64_t allocations;
+
+static void* rationed_alloc(size_t bytes, size_t align, void* user) {
+    (void)user;
+    (void)align;
+    allocations++;
+    if (allocations_left == 1) {
+        return NULL;
+    }
+    allocations_left -= allocations_left > 1 ? 1 : 0;
+    unsigned char* p = (unsigned char*)malloc(bytes + 512); // aligned by hand, the size kept in front
+    uintptr_t at = ((uintptr_t)p + 256 + 255) & ~(uintptr_t)255;
+    memcpy((void*)(at - sizeof p), &p, sizeof p);
+    return (void*)at;
+}
+
+static void rationed_free(void* pointer, size_t bytes, void* user) {
+    (void)user;
+    (void)bytes;
+    unsigned char* p;
+    memcpy(&p, (unsigned char*)pointer - sizeof p, sizeof p);
+    free(p);
+}
+
+static void with_rations(qlora_ctx_desc* desc) {
+    desc->allocator.alloc = rationed_alloc;
+    desc->allocator.free = rationed_free;
+}
+
+TEST every_allocation_may_fail(const test_machine* machine) {
+    setup s = small_setup(machine);
+    rig r;
+    outcome expected;
+    memset(&r, 0, sizeof r);
+    allocations_left = 0;
+    r.ctx = test_open(machine, with_rations);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    uint64_t start = allocations;
+    ASSERT(whole_life(&r, &s, &expected));
+    uint64_t count = allocations - start;
+    ASSERT(count > 5);
+    qlora_memory_info before;
+    ASSERT_OK(r, qlora_ctx_memory(r.ctx, &before));
+    rig_quiet = true;
+    int failed = 0;
+    for (uint64_t n = 1; n <= count; n++) {
+        outcome got;
+        qlora_memory_info after;
+        allocations_left = n;
+        bool ok = whole_life(&r, &s, &got);
+        allocations_left = 0;
+        outcome_free(&got);
+        failed += ok ? 0 : 1;
+        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_EQ_FMT((int)before.host_bytes, (int)after.host_bytes, "%d");
+    }
+    rig_quiet = false;
+    ASSERT_EQ_FMT((int)count, failed, "%d");
+    outcome got;
+    ASSERT(whole_life(&r, &s, &got));
+    ASSERT(outcome_same(&expected, &got));
+    outcome_free(&got);
+    outcome_free(&expected);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(r.ctx));
+    PASS();
+}
+
+// A call of the driver that fails on the way: an error or the same result, no leak, and the next life of
+// the model in the same context is as if nothing had been.
+TEST driver_calls_may_fail(const test_machine* machine) {
+    const fake_api* fake = test_fake();
+    setup s = small_setup(machine);
+    rig r;
+    outcome expected;
+    memset(&r, 0, sizeof r);
+    r.ctx = test_open(machine, NULL);
+    ASSERTm(test_open_reason(), r.ctx != NULL);
+    uint64_t start = fake->calls("ANY");
+    ASSERT(whole_life(&r, &s, &expected));
+    uint64_t count = fake->calls("ANY") - start;
+    ASSERT(count > 100);
+    ASSERT(test_close_ctx(machine, r.ctx));
+    test_random random = test_random_start("driver calls");
+    int failed = 0;
+    enum { POINTS = 24 };
+    for (uint64_t i = 0; i < POINTS; i++) {
+        uint64_t nth = 1 + i * count / POINTS + test_random_below(&random, count / POINTS);
+        outcome got;
+        r.ctx = test_open(machine, NULL);
+        ASSERTm(test_open_reason(), r.ctx != NULL);
+        fake->fail_at("ANY", nth, 2, false);
+        rig_quiet = true;
+        bool ok = whole_life(&r, &s, &got);
+        rig_quiet = false;
+        fake->fail_clear();
+        char where[64];
+        snprintf(where, sizeof where, "call %llu of %llu", (unsigned long long)nth,
+                 (unsigned long long)count);
+        if (ok) {
+            ASSERTm(where, outcome_same(&expected, &got));
+        }
+        failed += ok ? 0 : 1;
+        outcome_free(&got);
+        ASSERTm(where, whole_life(&r, &s, &got));
+        ASSERTm(where, outcome_same(&expected, &got));
+        outcome_free(&got);
+        ASSERTm(where, test_close_ctx(machine, r.ctx));
+    }
+    ASSERT(failed > POINTS / 2);
+    outcome_free(&expected);
+    PASS();
+}
+
 SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, same_bits_f32);
     RUN_ON(TEST_ONE_EACH, same_bits_bf16);
@@ -1265,4 +1851,9 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, first_update_moves_by_lr);
     RUN_ON(TEST_CPU, bad_descs_are_refused);
     RUN_ON(TEST_ONE_EACH, bad_batches_are_refused);
+    RUN_ON(TEST_CPU | TEST_ONE_FAKE, folders_of_every_kind);
+    RUN_ON(TEST_ONE_EACH, bad_folders_are_refused);
+    RUN_ON(TEST_CPU, ranks_come_from_the_adapter);
+    RUN_ON(TEST_CPU, every_allocation_may_fail);
+    RUN_ON(TEST_ONE_FAKE, driver_calls_may_fail);
 }

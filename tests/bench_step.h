@@ -1,6 +1,6 @@
-// bench_step.c - speed, memory and start-up of a whole training step on the GPU (or CPU) at hand.
+// bench_step.h - speed, memory and start-up of a whole training step on the GPU (or CPU) at hand.
 //
-//     build/bench_step --shape NAME --batch B --seq S [options]     (--help lists them)
+//     build/bench step --shape NAME --batch B --seq S [options]     (--help lists them)
 //
 // Random weights of a public shape are made on the device and put through our quantiser; random tokens,
 // adapters on all seven projections, NF4 with double quantisation, AdamW, gradients clipped to 1. The
@@ -9,10 +9,8 @@
 // products at --tflops, dequantisation, elementwise passes, loss and optimizer at --tbps, one behind
 // the other. The defaults are what an H200 reaches in a large product and in a device copy.
 //
-// Other programs may include this file with BENCH_STEP_NO_MAIN and call bench_step_main.
-#ifndef _POSIX_C_SOURCE
-#define _POSIX_C_SOURCE 200809L
-#endif
+#ifndef QLORA_BENCH_STEP_H
+#define QLORA_BENCH_STEP_H
 
 #include "../qlora.h"
 
@@ -22,8 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-int bench_step_main(int argc, char** argv);
 
 // ---- shapes ---------------------------------------------------------------------------------------
 
@@ -107,7 +103,7 @@ typedef struct step_options {
 } step_options;
 
 static const char step_help[] =
-    "usage: bench_step --shape NAME --batch B --seq S [options]\n"
+    "usage: bench step --shape NAME --batch B --seq S [options]\n"
     "  --shape NAME              qwen2.5-0.5b qwen2.5-1.5b llama-3.2-1b qwen2.5-7b llama-3.1-8b\n"
     "                            llama-3.1-70b, or tiny\n"
     "  --batch B, --seq S        sequences of a step, and tokens of each\n"
@@ -217,14 +213,14 @@ static bool step_parse(step_options* o, int argc, char** argv) {
         }
         const char* value = i + 1 < argc ? argv[i + 1] : "";
         if (!step_option(o, argv[i], value)) {
-            fprintf(stderr, "bench_step: %s %s is not understood; --help lists the options\n", argv[i],
+            fprintf(stderr, "bench step: %s %s is not understood; --help lists the options\n", argv[i],
                     value);
             return false;
         }
         i++;
     }
     if (o->shape == NULL || o->batch == 0 || o->seq == 0) {
-        fprintf(stderr, "bench_step: --shape, --batch and --seq are needed; see --help\n");
+        fprintf(stderr, "bench step: --shape, --batch and --seq are needed; see --help\n");
         return false;
     }
     return true;
@@ -309,7 +305,7 @@ static double step_seconds(void) {
 
 static bool step_ok(const step_run* s, qlora_result r) {
     if (r != QLORA_OK) {
-        fprintf(stderr, "bench_step: %s: %s\n", qlora_result_name(r), qlora_last_error(s->ctx));
+        fprintf(stderr, "bench step: %s: %s\n", qlora_result_name(r), qlora_last_error(s->ctx));
     }
     return r == QLORA_OK;
 }
@@ -370,7 +366,7 @@ static bool step_data(step_run* s) {
     s->times = (double*)malloc((size_t)s->o->steps * sizeof *s->times);
     s->host = (double*)malloc((size_t)s->o->steps * sizeof *s->host);
     if (s->ids == NULL || s->lengths == NULL || s->times == NULL || s->host == NULL) {
-        fprintf(stderr, "bench_step: out of memory\n");
+        fprintf(stderr, "bench step: out of memory\n");
         return false;
     }
     uint64_t state = 0x9e3779b97f4a7c15u;
@@ -541,7 +537,7 @@ static bool step_go(const step_options* o, qlora_ctx* ctx, bool graph, double pr
     return ok;
 }
 
-int bench_step_main(int argc, char** argv) {
+static int bench_step_main(int argc, char** argv) {
     double process_start = step_seconds();
     step_options o;
     for (int i = 1; i < argc; i++) {
@@ -563,7 +559,7 @@ int bench_step_main(int argc, char** argv) {
     desc.error_text_size = sizeof why;
     qlora_ctx* ctx = NULL;
     if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) {
-        fprintf(stderr, "bench_step: %s\n", why);
+        fprintf(stderr, "bench step: %s\n", why);
         return 1;
     }
     double first_ms = 0.0;
@@ -575,14 +571,10 @@ int bench_step_main(int argc, char** argv) {
                second_ms / first_ms);
     }
     if (qlora_ctx_destroy(ctx) != QLORA_OK) {
-        fprintf(stderr, "bench_step: the context could not be destroyed\n");
+        fprintf(stderr, "bench step: the context could not be destroyed\n");
         ok = false;
     }
     return ok ? 0 : 1;
 }
 
-#ifndef BENCH_STEP_NO_MAIN
-int main(int argc, char** argv) {
-    return bench_step_main(argc, argv);
-}
 #endif
