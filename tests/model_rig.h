@@ -246,6 +246,9 @@ static inline bool run_step(rig* r, const setup* s, int step, outcome* out) {
     }
     if (step == STEPS - 1) {
         out->values = rig_read(r, true, &out->count);
+        if (out->values == NULL) {
+            return rig_says(r, "gradients");
+        }
     }
     qlora_train_info info;
     if (qlora_train_update(r->trainer) != QLORA_OK ||
