@@ -14812,9 +14812,35 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
             "is not valid",
             (int)d->rank, (double)d->dropout, d->targets, (double)d->alpha);
     }
+    if (!qlora__finite(d->weight_std) || d->weight_std < 0.0f) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "weight_std %g is not valid",
+                           (double)d->weight_std);
+    }
     if ((int)d->base < 0 || d->base > QLORA_BASE_32BIT || (int)d->mode < 0 ||
         d->mode > QLORA_MODE_BF16) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc's base or mode is unknown");
+    }
+    return QLORA_OK;
+}
+
+// Before defaults take their place: a NaN compares as neither and would pass for one.
+static qlora_result qlora__train_numbers_check(qlora_ctx* ctx, const qlora_train_desc* d) {
+    const struct {
+        const char* name;
+        double value;
+        double least;
+        double below;
+    } numbers[] = {{"lr", d->lr, -HUGE_VAL, HUGE_VAL},
+                   {"beta1", d->beta1, 0.0, 1.0},
+                   {"beta2", d->beta2, 0.0, 1.0},
+                   {"eps", d->eps, 0.0, HUGE_VAL},
+                   {"weight_decay", d->weight_decay, 0.0, HUGE_VAL},
+                   {"max_norm", d->max_norm, -HUGE_VAL, HUGE_VAL}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (!(numbers[i].value >= numbers[i].least && numbers[i].value < numbers[i].below)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "train desc: %s is %g", numbers[i].name,
+                               numbers[i].value);
+        }
     }
     return QLORA_OK;
 }
@@ -14829,6 +14855,7 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the train desc was not zeroed");
     }
+    QLORA__TRY(qlora__train_numbers_check(ctx, d));
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
     d->max_length = d->max_length != 0 ? d->max_length : d->tokens;
@@ -14848,12 +14875,9 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
             "keep_checkpoints is not valid",
             (long long)d->tokens, (long long)d->max_sequences, (long long)d->max_length);
     }
-    if (!(d->beta1 < 1.0 && d->beta2 < 1.0) || (int)d->schedule < 0 ||
-        d->schedule > QLORA_SCHEDULE_CONSTANT || (int)d->recompute < 0 ||
+    if ((int)d->schedule < 0 || d->schedule > QLORA_SCHEDULE_CONSTANT || (int)d->recompute < 0 ||
         d->recompute > QLORA_CHOICE_OFF || (int)d->cache < 0 || d->cache > QLORA_CHOICE_OFF) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "a beta of 1 or more, or an unknown schedule, recompute or cache choice");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "schedule, recompute or cache choice is unknown");
     }
     if (d->head_chunk == 0) {
         d->head_chunk = qlora__min(1024, d->tokens);
@@ -16375,6 +16399,14 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
+    // Evaluation has other products: without dropout the adapters are part of the large one, and without
+    // adapters there is less of it.
+    pass.training = false;
+    QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
+    m->use_adapters = false;
+    qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
+    m->use_adapters = true;
+    QLORA__TRY(r);
     QLORA__TRY(qlora__sync(ctx));
     return qlora__cache_set_sealed(ctx, true);
 }
@@ -17709,7 +17741,10 @@ static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* 
 double qlora_batch_labels(const qlora_batch* batch) {
     double sum = 0.0;
     int64_t at = 0;
-    for (int64_t s = 0; batch != NULL && s < batch->count; s++) {
+    if (batch == NULL || batch->lengths == NULL || batch->labels == NULL) {
+        return 0.0;
+    }
+    for (int64_t s = 0; s < batch->count; s++) {
         for (int64_t i = 1; i < batch->lengths[s]; i++) {
             if (batch->labels[at + i] != -100) {
                 sum += batch->weights != NULL ? (double)batch->weights[at + i] : 1.0;
