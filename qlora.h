@@ -16218,7 +16218,12 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
                         (m->dir == NULL ? QLORA__NEED_RANDOM : 0) |
                         qlora__attention_need(ctx, &shape);
         ctx->gpu->cache->info.sealed = false;
-        return qlora__cache_warm(ctx, have);
+        QLORA__TRY(qlora__cache_warm(ctx, have));
+        if (m->train.generate_tokens > 0) { // decoding keeps its scores in f32
+            qlora_kernel* softmax = NULL;
+            return qlora__kernel_ready(ctx, QLORA__K_softmax_fwd_f32, &softmax);
+        }
+        return QLORA_OK;
     }
 #else
     (void)m;
