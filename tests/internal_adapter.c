@@ -1,4 +1,4 @@
-// test_adapter.c - adapters, merged exports and checkpoints, on a file system in memory that can
+// internal_adapter.c - adapters, merged exports and checkpoints, on a file system in memory that can
 // fail at any operation and forget at a power cut; where the shared folder is present
 // (QLORA_SHARED, else ../shared) also on the files of PEFT and bitsandbytes.
 
