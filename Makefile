@@ -114,6 +114,9 @@ $(EXAMPLES): $(B)/%: examples/%.c
 $(BENCHES): $(B)/%: tests/%.c $(B)/obj/qlora.o
 	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)
 
+$(B)/golden: tests/golden.c
+	$(COMPILE) -o $@ $< $(LIBS)
+
 $(B)/soak_kill: tests/soak_kill.c $(B)/obj/qlora.o
 	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)
 

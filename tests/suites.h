@@ -13,8 +13,9 @@
     X(attention_suite)                                                                             \
     X(formats_suite)                                                                               \
     X(text_suite)                                                                                  \
-    X(adapter_suite)                                                                               \
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
-    X(generate_suite)
+    X(generate_suite)                                                                              \
+    X(mutant_suite)                                                                                \
+    X(adapter_suite)
