@@ -1,5 +1,5 @@
-// internal_adapter.c - adapters, merged exports and checkpoints, on a file system in memory that can
-// fail at any operation and forget at a power cut; where the shared folder is present
+// internal_adapter.c - adapters, merged exports and checkpoints, on a file system in memory that
+// can fail at any operation and forget at a power cut; where the shared folder is present
 // (QLORA_SHARED, else ../shared) also on the files of PEFT and bitsandbytes.
 
 #define QLORA_STATIC
