@@ -16872,12 +16872,12 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->layer_room = (size_t)m->plan.config.layers;
     t->modules = t->layer_room * QLORA__PROJECTIONS;
     t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
-    t->targets = t->names == NULL
-                     ? NULL
-                     : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
-    t->overrides = t->targets == NULL ? NULL
-                                      : (qlora__peft_override*)qlora__alloc_zero(
-                                            ctx, t->modules * sizeof *t->overrides);
+    t->targets =
+        t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
+    t->overrides =
+        t->targets == NULL
+            ? NULL
+            : (qlora__peft_override*)qlora__alloc_zero(ctx, t->modules * sizeof *t->overrides);
     t->layers = t->overrides == NULL
                     ? NULL
                     : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
@@ -17256,8 +17256,8 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item,
                                       int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        uint16_t half = g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i])
-                                              : qlora__bf16_from(g->values[i]);
+        uint16_t half =
+            g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i]) : qlora__bf16_from(g->values[i]);
         if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
             return qlora__fail(g->ctx, QLORA_ERR_LIMIT,
                                "%s has the value %g, which F16 cannot hold; "
@@ -17303,9 +17303,8 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     if (item->raw) {
         return qlora__st_write(ctx, w, item->tensor->data, (size_t)item->tensor->bytes);
     }
-    qlora_result r = item->projection != NULL
-                         ? qlora__merge_module_open(ctx, g->m, item, &module)
-                         : QLORA_OK;
+    qlora_result r =
+        item->projection != NULL ? qlora__merge_module_open(ctx, g->m, item, &module) : QLORA_OK;
     int64_t most = item->cols > 0 ? (int64_t)g->elements / item->cols : 1;
     for (int64_t row = 0; row < item->rows && item->cols > 0 && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, item->rows - row);
@@ -17393,10 +17392,10 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         item->shape[0] = p->out;
         item->shape[1] = p->in;
     }
-    bool changed = (p != NULL && !item->nf4 &&
-                    (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
-                   (item->norm_at >= 0 &&
-                    (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
+    bool changed =
+        (p != NULL && !item->nf4 &&
+         (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
+        (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
                            "%s: %s is not what it was when the model was opened", g->m->dir,
@@ -18267,7 +18266,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     return qlora__leave(ctx, r);
 }
 
-// ---- checkpoints ---------------------------------------------------------------------------------
+// ---- checkpoints --------------------------------------------------------------------------------
 
 // DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
 //               any, and last state.safetensors: moments, counters, settings, position, checksums
@@ -18374,8 +18373,8 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
     ctx->desc.files.remove(folder, ctx->desc.files.user);
 }
 
-// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results or the
-// meaning; NOTED: a difference is logged; BACK: restored.
+// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results
+// or the meaning; NOTED: a difference is logged; BACK: restored.
 typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
 
 typedef struct qlora__state_row {
@@ -18398,7 +18397,8 @@ typedef struct qlora__state {
     int count;
 } qlora__state;
 
-static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind, int64_t value) {
+static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind,
+                             int64_t value) {
     QLORA_ASSERT(s->count < QLORA__STATE_ROWS);
     qlora__state_row* row = &s->rows[s->count++];
     memset(row, 0, sizeof *row);
@@ -18443,7 +18443,8 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora_train_desc* d = &m->train;
-    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that number.
+    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that
+    // number.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
     qlora__state_add(s, "state_format", QLORA__SAME, 1);
@@ -18568,7 +18569,8 @@ static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const ch
     return qlora__dir_sync(ctx, dir); // the folder's own name
 }
 
-// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is saved again.
+// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is
+// saved again.
 static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* list,
                                qlora__module_name* out) {
     snprintf(out->text, sizeof out->text, "step-%lld", (long long)t->step);
@@ -18651,7 +18653,8 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
 qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, const void* position,
                                    size_t position_bytes) {
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_save");
-    return qlora__leave(trainer->ctx, qlora__checkpoint_save(trainer, dir, position, position_bytes));
+    return qlora__leave(trainer->ctx,
+                        qlora__checkpoint_save(trainer, dir, position, position_bytes));
 }
 
 // ---- loading
@@ -18729,8 +18732,9 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                                st->label, row->name, qlora__state_show(row, value),
                                qlora__state_show(row, row->value));
         } else if (value != row->value) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g", st->label,
-                       row->name, qlora__state_show(row, value), qlora__state_show(row, row->value));
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g",
+                       st->label, row->name, qlora__state_show(row, value),
+                       qlora__state_show(row, row->value));
         }
     }
     const qlora__st_tensor* record = qlora__st_find(st, "record");
@@ -18749,7 +18753,8 @@ static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, cha
     *out = qlora__st_find(st, name);
     if (*out == NULL || (*out)->dtype != QLORA__ST_F32 ||
         qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label, name);
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label,
+                           name);
     }
     return QLORA_OK;
 }
@@ -18816,8 +18821,10 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     if (saved == NULL) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: position is missing", st->label);
     }
-    if (position_bytes != NULL && (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the position has %llu bytes, there is room for %llu",
+    if (position_bytes != NULL &&
+        (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the position has %llu bytes, there is room for %llu",
                            (unsigned long long)saved->bytes,
                            (unsigned long long)(position != NULL ? *position_bytes : 0));
     }
@@ -18854,8 +18861,8 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         QLORA__TRY(qlora__path_join(ctx, dir, list.names[i].text, folder));
         qlora_result r = qlora__ckpt_open(ctx, folder, &state);
         if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s", folder,
-                       ctx->error);
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s",
+                       folder, ctx->error);
             continue;
         }
         QLORA__TRY(r);
@@ -18873,7 +18880,8 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
 qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
                                    size_t* position_bytes) {
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_load");
-    return qlora__leave(trainer->ctx, qlora__checkpoint_load(trainer, dir, position, position_bytes));
+    return qlora__leave(trainer->ctx,
+                        qlora__checkpoint_load(trainer, dir, position, position_bytes));
 }
 
 static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
