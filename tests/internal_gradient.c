@@ -1,5 +1,5 @@
-// internal_gradient.c - whole models built in double: every trained tensor's gradient against central
-// differences of the loss, for each family's peculiarities.
+// internal_gradient.c - whole models built in double: every trained tensor's gradient against
+// central differences of the loss, for each family's peculiarities.
 #define QLORA__REAL double
 #define QLORA_NO_CUDA
 #define QLORA_STATIC
@@ -35,17 +35,17 @@ static const variant variants[] = {
      0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF},
     {"llama_biases", QLORA_FAMILY_LLAMA, true, true, true, false, 0, QLORA_BASE_32BIT, false, false,
      0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF},
-    {"qwen2_tied", QLORA_FAMILY_QWEN2, true, true, false, false, 0, QLORA_BASE_NF4, true, false, 0.0f,
-     QLORA_TARGET_Q | QLORA_TARGET_V, QLORA_CHOICE_OFF, QLORA_CHOICE_ON},
-    {"qwen3", QLORA_FAMILY_QWEN3, false, false, false, true, 0, QLORA_BASE_NF4, false, true, 0.0f, 0,
-     QLORA_CHOICE_OFF, QLORA_CHOICE_ON},
+    {"qwen2_tied", QLORA_FAMILY_QWEN2, true, true, false, false, 0, QLORA_BASE_NF4, true, false,
+     0.0f, QLORA_TARGET_Q | QLORA_TARGET_V, QLORA_CHOICE_OFF, QLORA_CHOICE_ON},
+    {"qwen3", QLORA_FAMILY_QWEN3, false, false, false, true, 0, QLORA_BASE_NF4, false, true, 0.0f,
+     0, QLORA_CHOICE_OFF, QLORA_CHOICE_ON},
     {"qwen3_norms", QLORA_FAMILY_QWEN3, false, true, false, true, 0, QLORA_BASE_16BIT, true, true,
      0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF},
     {"mistral_window", QLORA_FAMILY_MISTRAL, false, false, false, false, 3, QLORA_BASE_NF4, true,
      false, 0.0f, QLORA_TARGET_K | QLORA_TARGET_O | QLORA_TARGET_UP, QLORA_CHOICE_ON,
      QLORA_CHOICE_ON},
-    {"dropout", QLORA_FAMILY_LLAMA, false, false, false, false, 0, QLORA_BASE_NF4, false, false, 0.3f,
-     0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF},
+    {"dropout", QLORA_FAMILY_LLAMA, false, false, false, false, 0, QLORA_BASE_NF4, false, false,
+     0.3f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF},
     {"dropout_recompute", QLORA_FAMILY_QWEN3, true, false, false, true, 4, QLORA_BASE_NF4, true,
      false, 0.3f, QLORA_TARGET_V | QLORA_TARGET_GATE | QLORA_TARGET_DOWN, QLORA_CHOICE_ON,
      QLORA_CHOICE_ON},
@@ -163,8 +163,8 @@ static bool rig_open(rig* r, const variant* v) {
 }
 
 static bool rig_close(rig* r) {
-    return qlora_trainer_destroy(r->trainer) == QLORA_OK && qlora_model_close(r->model) == QLORA_OK &&
-           qlora_ctx_destroy(r->ctx) == QLORA_OK;
+    return qlora_trainer_destroy(r->trainer) == QLORA_OK &&
+           qlora_model_close(r->model) == QLORA_OK && qlora_ctx_destroy(r->ctx) == QLORA_OK;
 }
 
 // The loss in double, as the training pass computes it (with its dropout); NaN when a call fails.

@@ -1,5 +1,5 @@
-// model_rig.h - tiny random models for the model tests: what a session is made of, its batches, and a
-// short training run whose every bit can be compared.
+// model_rig.h - tiny random models for the model tests: what a session is made of, its batches, and
+// a short training run whose every bit can be compared.
 #ifndef QLORA_MODEL_RIG_H
 #define QLORA_MODEL_RIG_H
 
@@ -119,7 +119,8 @@ static inline bool rig_says(const rig* r, const char* what) {
     if (rig_quiet) {
         return false;
     }
-    fprintf(stderr, "%s: %s\n", what, r->ctx != NULL ? qlora_last_error(r->ctx) : test_open_reason());
+    fprintf(stderr, "%s: %s\n", what,
+            r->ctx != NULL ? qlora_last_error(r->ctx) : test_open_reason());
     return false;
 }
 
@@ -182,7 +183,8 @@ static inline bool rig_open(rig* r, const setup* s) {
 }
 
 static inline bool rig_close(rig* r, const setup* s) {
-    bool ok = qlora_trainer_destroy(r->trainer) == QLORA_OK && qlora_model_close(r->model) == QLORA_OK;
+    bool ok =
+        qlora_trainer_destroy(r->trainer) == QLORA_OK && qlora_model_close(r->model) == QLORA_OK;
     return ok && test_close_ctx(&s->machine, r->ctx);
 }
 
@@ -330,7 +332,8 @@ static inline bool outcome_same(const outcome* a, const outcome* b) {
 // True when a run learned something: finite losses, the last below the first is not asked for.
 static inline bool outcome_sane(const outcome* a) {
     for (int i = 0; i < STEPS; i++) {
-        if (!(a->losses[i] > 0.5 && a->losses[i] < 20.0) || !(a->norms[i] > 1e-4f && a->norms[i] < 1e4f)) {
+        if (!(a->losses[i] > 0.5 && a->losses[i] < 20.0) ||
+            !(a->norms[i] > 1e-4f && a->norms[i] < 1e4f)) {
             fprintf(stderr, "step %d: loss %g, norm %g\n", i, a->losses[i], (double)a->norms[i]);
             return false;
         }
