@@ -114,6 +114,15 @@ $(EXAMPLES): $(B)/%: examples/%.c
 $(BENCHES): $(B)/%: tests/%.c $(B)/obj/qlora.o
 	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)
 
+$(B)/golden: tests/golden.c
+	$(COMPILE) -o $@ $< $(LIBS)
+
+$(B)/soak_kill: tests/soak_kill.c $(B)/obj/qlora.o
+	$(COMPILE) -o $@ $< $(B)/obj/qlora.o $(LIBS)
+
+$(B)/adapter_dump: tests/adapter_dump.c
+	$(COMPILE) -o $@ $< $(LIBS)
+
 $(FUZZERS): CC := $(CLANG)
 $(FUZZERS): $(B)/%: tests/%.c
 	$(COMPILE) -O1 -fsanitize=fuzzer,address,undefined -o $@ $< $(LIBS)

@@ -18,7 +18,7 @@
 // sha256 355710e555fd7f6b73854875611ce28a2f359603dc2c8a33dcf1c73e5ded045b kernels/dropout.cu
 // sha256 27f47d381e6a68feaf88e0b6478b50c6f836300e05b029b5e8936e358afa33f1 kernels/dropout.cuh
 // sha256 969ef937142f5a5ffc25f2b129853a8226d704b05cab55a7a0e44c1933a8c4d7 kernels/dropout_bf16.cu
-// sha256 d90dcd10fecfd375b76ec9c648a890235b441875724dae466df4b15d535c373d kernels/elementwise.cu
+// sha256 98af80b2dc842b14d8be2b01f5f12c426d970e0148b5eba34ba892fb806fc192 kernels/elementwise.cu
 // sha256 bf8e326225fa9485c7cdcc91378ac491d5db77be59a8074746f8353a5f22a438 kernels/elementwise.cuh
 // sha256 faaed392bc8ba162c799911bc503c27449a549a9dffd74bd6dc6771aaead293c kernels/elementwise_bf16.cu
 // sha256 951be4bbec359e3c3fb96632cb2098a053910ea6eaa6945f81dfa2ad44471cd9 kernels/gemm.cu
@@ -26,14 +26,14 @@
 // sha256 d16211c8323a5ea035d50fd1b604e03ff8d834698463c5c8009bee50c8c7c9cb kernels/linear.cu
 // sha256 ce7848b655f8686a5a43aed19a92c5abc89788a85be14fa024e598eff9d0a25b kernels/linear.cuh
 // sha256 7d4073e36a7f67a7e691cbfec3d3329fbf4f2642956f183d61b8a60452ad2d71 kernels/linear_bf16.cu
-// sha256 ab498c2ab49336663167768645d70bae2052701a7c9c405148d5890be9b4fa52 kernels/loss.cu
+// sha256 3463b5f961ffaff21180ee6758b760943f8106812d28216cc000163f65eeff52 kernels/loss.cu
 // sha256 48da0d5b125db7a1cccc41c29ce85273e080bab95e6197ecec31e03cbb6112a1 kernels/loss.cuh
 // sha256 c97b2a4512c9b9d89993b14bfe3f8d28ac17614aad4e991217c38323ce3b0f6b kernels/loss_bf16.cu
 // sha256 efb98c9793fdd1e06e9de88f97b71c1a5076c0c226d9094b0bde168c6a62ff9b kernels/nf4.cu
 // sha256 83b0a8bff3787f62408a7d25062c697aa0f5d5f75f511318cb997a6d6446af4e kernels/nf4.cuh
 // sha256 3f17cd2b37b1be151d9aa394301223ee0b46bb61e043ecb513585e577347630c kernels/nf4_bf16.cu
 // sha256 5c571414b22940af489b8d72e017c25efec80a15dbaa675b79cd1f8445fc3b6f kernels/nf4_gemm.cu
-// sha256 478a7a9f0841ae8d9a811b350eb039673d114dde7929a9269c91045114f88cb5 kernels/norm.cu
+// sha256 cec4819b0a44e24791716e3a5bed5194d437ecdc7a77de6cb087813c212e6600 kernels/norm.cu
 // sha256 2b708594f5a1fed3dabc3bc46cb953aeec4cf4833932d70983d31ed7f8e32588 kernels/norm.cuh
 // sha256 62db2d663311345262940963d01129d59350159c3d06db61e05b69e4dfc7b4f5 kernels/norm_bf16.cu
 // sha256 ed19996f9739f37d8b19e46d9bac03ef92d65d72b9b107218ad9fc582c87a0d1 kernels/optim.cu
@@ -41,7 +41,8 @@
 // sha256 15c97e0cf445d3331da4e95bbd37e61984673b2e3eb141d71f793a22f181b359 kernels/rope.cu
 // sha256 de6d3a07f1eeee4c617d0c8961a7640716f897f8b3c42166e7d1ecac10c2494b kernels/rope.cuh
 // sha256 c493c849b84f6d3f273beb563729aab13a0635bd3a786308552f6bcad5b68ed0 kernels/rope_bf16.cu
-// sha256 caa8a69623272c944e6a9f7e2323058b72b359a248e4880cac8115f1dd1ca586 kernels/softmax.cu
+// sha256 129fd4991a0fe8f648433d0d8aa468f167d2084ff8fd97091b574220e1302cd2 kernels/shared.cu
+// sha256 43f477dbee308b147620c5f31d04c462d1d56e7d0edbaf7bd3b0f57003bf6bb0 kernels/softmax.cu
 // sha256 0305c29bf92cc7072fc0ab1ed4d0f8b60cfb01ab2fd160c452a3f7496ee6ecde kernels/softmax.cuh
 // sha256 06e121c0e5f53496220d7fcd76913e08dd03f96097a6490a6d8b3b2cb0840a3f kernels/softmax_bf16.cu
 // sha256 34ff4313d0994d24d862766de7edcfcef1fc5f34e942633f7a02d7966a2df0ae kernels/vec.cuh
@@ -11958,133 +11959,6 @@ static const char qlora__ptx_254[] =
 "st.global.f32[%rd14+12],%f4;\n$L__BB4_36:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB4_6;\n$L__BB4_37:\nret;\n}\n";
 static const char qlora__ptx_255[] =
-".visible .entry qlora_elementwise_add_f32(\n.param .u64 qlora_elementwise_add_f32_param_0,\n"
-".param .u64 qlora_elementwise_add_f32_param_1,\n.param .u64 qlora_elementwise_add_f32_param_2,\n"
-".param .u64 qlora_elementwise_add_f32_param_3,\n.param .u64 qlora_elementwise_add_f32_param_4,\n"
-".param .u64 qlora_elementwise_add_f32_param_5,\n.param .u64 qlora_elementwise_add_f32_param_6,\n"
-".param .u64 qlora_elementwise_add_f32_param_7\n)\n{\n.reg .pred %p<22>;\n.reg .b16 %rs<6>;\n"
-".reg .f32 %f<13>;\n.reg .b32 %r<78>;\n.reg .b64 %rd<46>;\n"
-"ld.param.u64 %rd16,[qlora_elementwise_add_f32_param_0];\n"
-"ld.param.u64 %rd17,[qlora_elementwise_add_f32_param_1];\n"
-"ld.param.u64 %rd18,[qlora_elementwise_add_f32_param_2];\n"
-"ld.param.u64 %rd19,[qlora_elementwise_add_f32_param_3];\n"
-"ld.param.u64 %rd20,[qlora_elementwise_add_f32_param_4];\n"
-"ld.param.u64 %rd21,[qlora_elementwise_add_f32_param_5];\n"
-"ld.param.u64 %rd22,[qlora_elementwise_add_f32_param_6];\n"
-"ld.param.u64 %rd23,[qlora_elementwise_add_f32_param_7];\nmov.u32 %r41,%ctaid.x;\n"
-"mov.u32 %r42,%ntid.x;\nmul.wide.u32 %rd24,%r41,%r42;\nmov.u32 %r43,%tid.x;\n"
-"cvt.u64.u32 %rd25,%r43;\nadd.s64 %rd26,%rd24,%rd25;\nshl.b64 %rd1,%rd26,2;\n"
-"shl.b64 %rd27,%rd17,2;\nor.b64 %rd28,%rd27,%rd16;\nand.b64 %rd29,%rd28,15;\n"
-"setp.ne.s64 %p2,%rd29,0;\nmov.u16 %rs5,0;\n@%p2 bra $L__BB5_3;\nshl.b64 %rd30,%rd19,2;\n"
-"or.b64 %rd31,%rd30,%rd18;\nand.b64 %rd32,%rd31,15;\nsetp.ne.s64 %p3,%rd32,0;\n"
-"@%p3 bra $L__BB5_3;\nshl.b64 %rd33,%rd21,2;\nor.b64 %rd34,%rd33,%rd20;\nand.b64 %rd35,%rd34,15;\n"
-"setp.eq.s64 %p4,%rd35,0;\nselp.u16 %rs5,1,0,%p4;\n$L__BB5_3:\nsetp.ge.s64 %p5,%rd1,%rd23;\n"
-"@%p5 bra $L__BB5_37;\nmov.u32 %r44,%ctaid.y;\ncvt.u64.u32 %rd45,%r44;\n"
-"setp.ge.s64 %p6,%rd45,%rd22;\n@%p6 bra $L__BB5_37;\nsub.s64 %rd3,%rd23,%rd1;\n"
-"setp.gt.s64 %p7,%rd3,3;\nsetp.ne.s16 %p8,%rs5,0;\nand.pred %p1,%p7,%p8;\n"
-"mov.u32 %r45,%nctaid.y;\ncvt.u64.u32 %rd4,%r45;\ncvta.to.global.u64 %rd5,%rd16;\n"
-"cvta.to.global.u64 %rd6,%rd18;\ncvta.to.global.u64 %rd7,%rd20;\n$L__BB5_6:\n"
-"mul.lo.s64 %rd36,%rd45,%rd17;\nadd.s64 %rd37,%rd36,%rd1;\nshl.b64 %rd38,%rd37,2;\n"
-"add.s64 %rd10,%rd5,%rd38;\n@%p1 bra $L__BB5_15;\nbra.uni $L__BB5_7;\n$L__BB5_15:\n"
-"ld.global.v4.u32{%r66,%r67,%r68,%r69},[%rd10];\nbra.uni $L__BB5_16;\n$L__BB5_7:\n"
-"setp.lt.s64 %p9,%rd3,1;\nmov.u32 %r67,0;\nmov.u32 %r66,%r67;\n@%p9 bra $L__BB5_9;\n"
-"ld.global.u32 %r66,[%rd10];\n$L__BB5_9:\nsetp.lt.s64 %p10,%rd3,2;\n@%p10 bra $L__BB5_11;\n"
-"ld.global.u32 %r67,[%rd10+4];\n$L__BB5_11:\nsetp.lt.s64 %p11,%rd3,3;\nmov.u32 %r69,0;\n"
-"mov.u32 %r68,%r69;\n@%p11 bra $L__BB5_13;\nld.global.u32 %r68,[%rd10+8];\n$L__BB5_13:\n"
-"setp.lt.s64 %p12,%rd3,4;\n@%p12 bra $L__BB5_16;\nld.global.u32 %r69,[%rd10+12];\n$L__BB5_16:\n"
-"mul.lo.s64 %rd39,%rd45,%rd19;\nadd.s64 %rd40,%rd39,%rd1;\nshl.b64 %rd41,%rd40,2;\n"
-"add.s64 %rd12,%rd6,%rd41;\n@%p1 bra $L__BB5_25;\nbra.uni $L__BB5_17;\n$L__BB5_25:\n"
-"ld.global.v4.u32{%r74,%r75,%r76,%r77},[%rd12];\nbra.uni $L__BB5_26;\n$L__BB5_17:\n"
-"setp.lt.s64 %p13,%rd3,1;\nmov.u32 %r75,0;\nmov.u32 %r74,%r75;\n@%p13 bra $L__BB5_19;\n"
-"ld.global.u32 %r74,[%rd12];\n$L__BB5_19:\nsetp.lt.s64 %p14,%rd3,2;\n@%p14 bra $L__BB5_21;\n"
-"ld.global.u32 %r75,[%rd12+4];\n$L__BB5_21:\nsetp.lt.s64 %p15,%rd3,3;\nmov.u32 %r77,0;\n"
-"mov.u32 %r76,%r77;\n@%p15 bra $L__BB5_23;\nld.global.u32 %r76,[%rd12+8];\n$L__BB5_23:\n"
-"setp.lt.s64 %p16,%rd3,4;\n@%p16 bra $L__BB5_26;\nld.global.u32 %r77,[%rd12+12];\n$L__BB5_26:\n"
-"mov.b32 %f5,%r66;\nmov.b32 %f6,%r74;\nadd.f32 %f1,%f5,%f6;\nmov.b32 %f7,%r67;\n"
-"mov.b32 %f8,%r75;\nadd.f32 %f2,%f7,%f8;\nmov.b32 %f9,%r68;\nmov.b32 %f10,%r76;\n"
-"add.f32 %f3,%f9,%f10;\nmov.b32 %f11,%r69;\nmov.b32 %f12,%r77;\nadd.f32 %f4,%f11,%f12;\n"
-"mul.lo.s64 %rd42,%rd45,%rd21;\nadd.s64 %rd43,%rd42,%rd1;\nshl.b64 %rd44,%rd43,2;\n"
-"add.s64 %rd14,%rd7,%rd44;\n@%p1 bra $L__BB5_35;\nbra.uni $L__BB5_27;\n$L__BB5_35:\n"
-"st.global.v4.f32[%rd14],{%f1,%f2,%f3,%f4};\nbra.uni $L__BB5_36;\n$L__BB5_27:\n"
-"setp.lt.s64 %p17,%rd3,1;\n@%p17 bra $L__BB5_29;\nst.global.f32[%rd14],%f1;\n$L__BB5_29:\n"
-"setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB5_31;\nst.global.f32[%rd14+4],%f2;\n$L__BB5_31:\n"
-"setp.lt.s64 %p19,%rd3,3;\n@%p19 bra $L__BB5_33;\nst.global.f32[%rd14+8],%f3;\n$L__BB5_33:\n"
-"setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB5_36;\n";
-static const char qlora__ptx_256[] =
-"st.global.f32[%rd14+12],%f4;\n$L__BB5_36:\nadd.s64 %rd45,%rd45,%rd4;\n"
-"setp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB5_6;\n$L__BB5_37:\nret;\n}\n";
-static const char qlora__ptx_257[] =
-".visible .entry qlora_elementwise_scale_f32(\n.param .u64 qlora_elementwise_scale_f32_param_0,\n"
-".param .u64 qlora_elementwise_scale_f32_param_1,\n"
-".param .u64 qlora_elementwise_scale_f32_param_2,\n"
-".param .u64 qlora_elementwise_scale_f32_param_3,\n"
-".param .u64 qlora_elementwise_scale_f32_param_4,\n"
-".param .u64 qlora_elementwise_scale_f32_param_5,\n"
-".param .f32 qlora_elementwise_scale_f32_param_6\n)\n{\n.reg .pred %p<15>;\n.reg .f32 %f<10>;\n"
-".reg .b32 %r<42>;\n.reg .b64 %rd<35>;\n"
-"ld.param.u64 %rd13,[qlora_elementwise_scale_f32_param_0];\n"
-"ld.param.u64 %rd14,[qlora_elementwise_scale_f32_param_1];\n"
-"ld.param.u64 %rd15,[qlora_elementwise_scale_f32_param_2];\n"
-"ld.param.u64 %rd16,[qlora_elementwise_scale_f32_param_3];\n"
-"ld.param.u64 %rd17,[qlora_elementwise_scale_f32_param_4];\n"
-"ld.param.u64 %rd18,[qlora_elementwise_scale_f32_param_5];\n"
-"ld.param.f32 %f5,[qlora_elementwise_scale_f32_param_6];\nmov.u32 %r21,%ctaid.x;\n"
-"mov.u32 %r22,%ntid.x;\nmul.wide.u32 %rd19,%r21,%r22;\nmov.u32 %r23,%tid.x;\n"
-"cvt.u64.u32 %rd20,%r23;\nadd.s64 %rd21,%rd19,%rd20;\nshl.b64 %rd1,%rd21,2;\n"
-"setp.ge.s64 %p2,%rd1,%rd18;\n@%p2 bra $L__BB6_24;\nmov.u32 %r24,%ctaid.y;\n"
-"cvt.u64.u32 %rd34,%r24;\nsetp.ge.s64 %p3,%rd34,%rd17;\n@%p3 bra $L__BB6_24;\n"
-"shl.b64 %rd22,%rd14,2;\nor.b64 %rd23,%rd22,%rd13;\nor.b64 %rd24,%rd23,%rd15;\n"
-"shl.b64 %rd25,%rd16,2;\nor.b64 %rd26,%rd24,%rd25;\nand.b64 %rd27,%rd26,15;\n"
-"setp.eq.s64 %p4,%rd27,0;\nsub.s64 %rd3,%rd18,%rd1;\nsetp.gt.s64 %p5,%rd3,3;\n"
-"and.pred %p1,%p5,%p4;\nmov.u32 %r25,%nctaid.y;\ncvt.u64.u32 %rd4,%r25;\n"
-"cvta.to.global.u64 %rd5,%rd15;\ncvta.to.global.u64 %rd6,%rd13;\n$L__BB6_3:\n"
-"mul.lo.s64 %rd28,%rd34,%rd14;\nadd.s64 %rd29,%rd28,%rd1;\nshl.b64 %rd30,%rd29,2;\n"
-"add.s64 %rd9,%rd6,%rd30;\n@%p1 bra $L__BB6_12;\nbra.uni $L__BB6_4;\n$L__BB6_12:\n"
-"ld.global.v4.u32{%r38,%r39,%r40,%r41},[%rd9];\nbra.uni $L__BB6_13;\n$L__BB6_4:\n"
-"setp.lt.s64 %p6,%rd3,1;\nmov.u32 %r39,0;\nmov.u32 %r38,%r39;\n@%p6 bra $L__BB6_6;\n"
-"ld.global.u32 %r38,[%rd9];\n$L__BB6_6:\nsetp.lt.s64 %p7,%rd3,2;\n@%p7 bra $L__BB6_8;\n"
-"ld.global.u32 %r39,[%rd9+4];\n$L__BB6_8:\nsetp.lt.s64 %p8,%rd3,3;\nmov.u32 %r41,0;\n"
-"mov.u32 %r40,%r41;\n@%p8 bra $L__BB6_10;\nld.global.u32 %r40,[%rd9+8];\n$L__BB6_10:\n"
-"setp.lt.s64 %p9,%rd3,4;\n@%p9 bra $L__BB6_13;\nld.global.u32 %r41,[%rd9+12];\n$L__BB6_13:\n"
-"mov.b32 %f6,%r38;\nmul.f32 %f1,%f6,%f5;\nmov.b32 %f7,%r39;\nmul.f32 %f2,%f7,%f5;\n"
-"mov.b32 %f8,%r40;\nmul.f32 %f3,%f8,%f5;\nmov.b32 %f9,%r41;\nmul.f32 %f4,%f9,%f5;\n"
-"mul.lo.s64 %rd31,%rd34,%rd16;\nadd.s64 %rd32,%rd31,%rd1;\nshl.b64 %rd33,%rd32,2;\n"
-"add.s64 %rd11,%rd5,%rd33;\n@%p1 bra $L__BB6_22;\nbra.uni $L__BB6_14;\n$L__BB6_22:\n"
-"st.global.v4.f32[%rd11],{%f1,%f2,%f3,%f4};\nbra.uni $L__BB6_23;\n$L__BB6_14:\n"
-"setp.lt.s64 %p10,%rd3,1;\n@%p10 bra $L__BB6_16;\nst.global.f32[%rd11],%f1;\n$L__BB6_16:\n"
-"setp.lt.s64 %p11,%rd3,2;\n@%p11 bra $L__BB6_18;\nst.global.f32[%rd11+4],%f2;\n$L__BB6_18:\n"
-"setp.lt.s64 %p12,%rd3,3;\n@%p12 bra $L__BB6_20;\nst.global.f32[%rd11+8],%f3;\n$L__BB6_20:\n"
-"setp.lt.s64 %p13,%rd3,4;\n@%p13 bra $L__BB6_23;\nst.global.f32[%rd11+12],%f4;\n$L__BB6_23:\n"
-"add.s64 %rd34,%rd34,%rd4;\nsetp.lt.s64 %p14,%rd34,%rd17;\n@%p14 bra $L__BB6_3;\n$L__BB6_24:\n"
-"ret;\n}\n";
-static const char qlora__ptx_258[] =
-".visible .entry qlora_elementwise_fill_f32(\n.param .u64 qlora_elementwise_fill_f32_param_0,\n"
-".param .u64 qlora_elementwise_fill_f32_param_1,\n"
-".param .u64 qlora_elementwise_fill_f32_param_2,\n"
-".param .u64 qlora_elementwise_fill_f32_param_3,\n.param .f32 qlora_elementwise_fill_f32_param_4\n"
-")\n{\n.reg .pred %p<11>;\n.reg .f32 %f<2>;\n.reg .b32 %r<6>;\n.reg .b64 %rd<24>;\n"
-"ld.param.u64 %rd10,[qlora_elementwise_fill_f32_param_0];\n"
-"ld.param.u64 %rd11,[qlora_elementwise_fill_f32_param_1];\n"
-"ld.param.u64 %rd12,[qlora_elementwise_fill_f32_param_2];\n"
-"ld.param.u64 %rd13,[qlora_elementwise_fill_f32_param_3];\n"
-"ld.param.f32 %f1,[qlora_elementwise_fill_f32_param_4];\nmov.u32 %r1,%ctaid.x;\n"
-"mov.u32 %r2,%ntid.x;\nmul.wide.u32 %rd14,%r1,%r2;\nmov.u32 %r3,%tid.x;\ncvt.u64.u32 %rd15,%r3;\n"
-"add.s64 %rd16,%rd14,%rd15;\nshl.b64 %rd1,%rd16,2;\nsetp.ge.s64 %p2,%rd1,%rd13;\n"
-"@%p2 bra $L__BB7_14;\nmov.u32 %r4,%ctaid.y;\ncvt.u64.u32 %rd23,%r4;\n"
-"setp.ge.s64 %p3,%rd23,%rd12;\n@%p3 bra $L__BB7_14;\nshl.b64 %rd17,%rd11,2;\n"
-"or.b64 %rd18,%rd17,%rd10;\nand.b64 %rd19,%rd18,15;\nsetp.eq.s64 %p4,%rd19,0;\n"
-"sub.s64 %rd3,%rd13,%rd1;\nsetp.gt.s64 %p5,%rd3,3;\nand.pred %p1,%p5,%p4;\n"
-"mov.u32 %r5,%nctaid.y;\ncvt.u64.u32 %rd4,%r5;\ncvta.to.global.u64 %rd5,%rd10;\n$L__BB7_3:\n"
-"mul.lo.s64 %rd20,%rd23,%rd11;\nadd.s64 %rd21,%rd20,%rd1;\nshl.b64 %rd22,%rd21,2;\n"
-"add.s64 %rd8,%rd5,%rd22;\n@%p1 bra $L__BB7_12;\nbra.uni $L__BB7_4;\n$L__BB7_12:\n"
-"st.global.v4.f32[%rd8],{%f1,%f1,%f1,%f1};\nbra.uni $L__BB7_13;\n$L__BB7_4:\n"
-"setp.lt.s64 %p6,%rd3,1;\n@%p6 bra $L__BB7_6;\nst.global.f32[%rd8],%f1;\n$L__BB7_6:\n"
-"setp.lt.s64 %p7,%rd3,2;\n@%p7 bra $L__BB7_8;\nst.global.f32[%rd8+4],%f1;\n$L__BB7_8:\n"
-"setp.lt.s64 %p8,%rd3,3;\n@%p8 bra $L__BB7_10;\nst.global.f32[%rd8+8],%f1;\n$L__BB7_10:\n"
-"setp.lt.s64 %p9,%rd3,4;\n@%p9 bra $L__BB7_13;\nst.global.f32[%rd8+12],%f1;\n$L__BB7_13:\n"
-"add.s64 %rd23,%rd23,%rd4;\nsetp.lt.s64 %p10,%rd23,%rd12;\n@%p10 bra $L__BB7_3;\n$L__BB7_14:\n"
-"ret;\n}\n";
-static const char qlora__ptx_259[] =
 ".visible .entry qlora_elementwise_gather_f32_f32(\n"
 ".param .u64 qlora_elementwise_gather_f32_f32_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f32_f32_param_1,\n"
@@ -12106,60 +11980,60 @@ static const char qlora__ptx_259[] =
 "mov.u32 %r32,%ctaid.x;\ncvt.u64.u32 %rd2,%r32;\ncvta.to.global.u64 %rd36,%rd35;\n"
 "mul.wide.u32 %rd37,%r32,4;\nadd.s64 %rd38,%rd36,%rd37;\nld.global.s32 %rd3,[%rd38];\n"
 "setp.gt.s64 %p2,%rd3,-1;\nsetp.lt.s64 %p3,%rd3,%rd34;\nand.pred %p1,%p2,%p3;\n"
-"mov.u32 %r1,%tid.x;\nsetp.ne.s32 %p4,%r1,0;\nor.pred %p5,%p4,%p1;\n@%p5 bra $L__BB8_2;\n"
-"cvta.to.global.u64 %rd39,%rd33;\nmov.u32 %r33,1;\nst.global.u32[%rd39],%r33;\n$L__BB8_2:\n"
+"mov.u32 %r1,%tid.x;\nsetp.ne.s32 %p4,%r1,0;\nor.pred %p5,%p4,%p1;\n@%p5 bra $L__BB5_2;\n"
+"cvta.to.global.u64 %rd39,%rd33;\nmov.u32 %r33,1;\nst.global.u32[%rd39],%r33;\n$L__BB5_2:\n"
 "shl.b64 %rd40,%rd31,2;\nor.b64 %rd41,%rd40,%rd30;\nand.b64 %rd4,%rd41,15;\n"
 "selp.b64 %rd42,%rd3,0,%p1;\nmul.lo.s64 %rd5,%rd42,%rd29;\nmul.wide.u32 %rd59,%r1,4;\n"
-"setp.ge.s64 %p6,%rd59,%rd32;\n@%p6 bra $L__BB8_55;\nshl.b64 %rd43,%rd29,2;\n"
+"setp.ge.s64 %p6,%rd59,%rd32;\n@%p6 bra $L__BB5_55;\nshl.b64 %rd43,%rd29,2;\n"
 "or.b64 %rd44,%rd43,%rd28;\nand.b64 %rd45,%rd44,15;\nsetp.eq.s64 %p7,%rd45,0;\n"
 "mul.lo.s64 %rd7,%rd2,%rd31;\nmov.u32 %r34,%ntid.x;\nmul.wide.u32 %rd8,%r34,4;\n"
-"@%p7 bra $L__BB8_36;\n@%p1 bra $L__BB8_16;\nbra.uni $L__BB8_5;\n$L__BB8_16:\n"
-"cvta.to.global.u64 %rd48,%rd28;\n$L__BB8_17:\nsub.s64 %rd15,%rd32,%rd59;\n"
+"@%p7 bra $L__BB5_36;\n@%p1 bra $L__BB5_16;\nbra.uni $L__BB5_5;\n$L__BB5_16:\n"
+"cvta.to.global.u64 %rd48,%rd28;\n$L__BB5_17:\nsub.s64 %rd15,%rd32,%rd59;\n"
 "setp.lt.s64 %p16,%rd15,1;\nadd.s64 %rd49,%rd59,%rd5;\nshl.b64 %rd50,%rd49,2;\n"
-"add.s64 %rd16,%rd48,%rd50;\nmov.u32 %r52,0;\nmov.u32 %r51,%r52;\n@%p16 bra $L__BB8_19;\n"
-"ld.global.u32 %r51,[%rd16];\n$L__BB8_19:\nsetp.lt.s64 %p17,%rd15,2;\n@%p17 bra $L__BB8_21;\n"
-"ld.global.u32 %r52,[%rd16+4];\n$L__BB8_21:\nsetp.lt.s64 %p18,%rd15,3;\nmov.u32 %r54,0;\n"
-"mov.u32 %r53,%r54;\n@%p18 bra $L__BB8_23;\nld.global.u32 %r53,[%rd16+8];\n$L__BB8_23:\n"
-"setp.lt.s64 %p19,%rd15,4;\n@%p19 bra $L__BB8_25;\nld.global.u32 %r54,[%rd16+12];\n$L__BB8_25:\n"
+"add.s64 %rd16,%rd48,%rd50;\nmov.u32 %r52,0;\nmov.u32 %r51,%r52;\n@%p16 bra $L__BB5_19;\n"
+"ld.global.u32 %r51,[%rd16];\n$L__BB5_19:\nsetp.lt.s64 %p17,%rd15,2;\n@%p17 bra $L__BB5_21;\n"
+"ld.global.u32 %r52,[%rd16+4];\n$L__BB5_21:\nsetp.lt.s64 %p18,%rd15,3;\nmov.u32 %r54,0;\n"
+"mov.u32 %r53,%r54;\n@%p18 bra $L__BB5_23;\nld.global.u32 %r53,[%rd16+8];\n$L__BB5_23:\n"
+"setp.lt.s64 %p19,%rd15,4;\n@%p19 bra $L__BB5_25;\nld.global.u32 %r54,[%rd16+12];\n$L__BB5_25:\n"
 "add.s64 %rd51,%rd59,%rd7;\nshl.b64 %rd52,%rd51,2;\nadd.s64 %rd18,%rd1,%rd52;\n"
 "setp.eq.s64 %p20,%rd4,0;\nsetp.gt.s64 %p21,%rd15,3;\nand.pred %p22,%p20,%p21;\n"
-"@%p22 bra $L__BB8_34;\nbra.uni $L__BB8_26;\n$L__BB8_34:\n"
-"st.global.v4.u32[%rd18],{%r51,%r52,%r53,%r54};\nbra.uni $L__BB8_35;\n$L__BB8_26:\n"
-"@%p16 bra $L__BB8_28;\nst.global.u32[%rd18],%r51;\n$L__BB8_28:\n@%p17 bra $L__BB8_30;\n"
-"st.global.u32[%rd18+4],%r52;\n$L__BB8_30:\n@%p18 bra $L__BB8_32;\nst.global.u32[%rd18+8],%r53;\n"
-"$L__BB8_32:\n@%p19 bra $L__BB8_35;\nst.global.u32[%rd18+12],%r54;\n$L__BB8_35:\n"
-"add.s64 %rd59,%rd59,%rd8;\nsetp.lt.s64 %p27,%rd59,%rd32;\n@%p27 bra $L__BB8_17;\n"
-"bra.uni $L__BB8_55;\n$L__BB8_36:\ncvta.to.global.u64 %rd53,%rd28;\nadd.s64 %rd54,%rd59,%rd5;\n"
+"@%p22 bra $L__BB5_34;\nbra.uni $L__BB5_26;\n$L__BB5_34:\n"
+"st.global.v4.u32[%rd18],{%r51,%r52,%r53,%r54};\nbra.uni $L__BB5_35;\n$L__BB5_26:\n"
+"@%p16 bra $L__BB5_28;\nst.global.u32[%rd18],%r51;\n$L__BB5_28:\n@%p17 bra $L__BB5_30;\n"
+"st.global.u32[%rd18+4],%r52;\n$L__BB5_30:\n@%p18 bra $L__BB5_32;\nst.global.u32[%rd18+8],%r53;\n"
+"$L__BB5_32:\n@%p19 bra $L__BB5_35;\nst.global.u32[%rd18+12],%r54;\n$L__BB5_35:\n"
+"add.s64 %rd59,%rd59,%rd8;\nsetp.lt.s64 %p27,%rd59,%rd32;\n@%p27 bra $L__BB5_17;\n"
+"bra.uni $L__BB5_55;\n$L__BB5_36:\ncvta.to.global.u64 %rd53,%rd28;\nadd.s64 %rd54,%rd59,%rd5;\n"
 "shl.b64 %rd55,%rd54,2;\nadd.s64 %rd24,%rd53,%rd55;\nsub.s64 %rd21,%rd32,%rd59;\n"
-"selp.b64 %rd22,%rd21,0,%p1;\nsetp.gt.s64 %p28,%rd22,3;\n@%p28 bra $L__BB8_43;\n"
-"bra.uni $L__BB8_37;\n$L__BB8_43:\nld.global.v4.u32{%r58,%r59,%r60,%r61},[%rd24];\n"
-"bra.uni $L__BB8_44;\n$L__BB8_37:\nsetp.lt.s64 %p29,%rd22,1;\nmov.u32 %r59,0;\n"
-"mov.u32 %r58,%r59;\n@%p29 bra $L__BB8_39;\nld.global.u32 %r58,[%rd24];\n$L__BB8_39:\n"
-"setp.lt.s64 %p30,%rd22,2;\n@%p30 bra $L__BB8_41;\nld.global.u32 %r59,[%rd24+4];\n$L__BB8_41:\n"
-"setp.lt.s64 %p31,%rd22,3;\nmov.u32 %r61,0;\nmov.u32 %r60,%r61;\n@%p31 bra $L__BB8_44;\n"
-"ld.global.u32 %r60,[%rd24+8];\n$L__BB8_44:\nadd.s64 %rd57,%rd59,%rd7;\nshl.b64 %rd58,%rd57,2;\n"
+"selp.b64 %rd22,%rd21,0,%p1;\nsetp.gt.s64 %p28,%rd22,3;\n@%p28 bra $L__BB5_43;\n"
+"bra.uni $L__BB5_37;\n$L__BB5_43:\nld.global.v4.u32{%r58,%r59,%r60,%r61},[%rd24];\n"
+"bra.uni $L__BB5_44;\n$L__BB5_37:\nsetp.lt.s64 %p29,%rd22,1;\nmov.u32 %r59,0;\n"
+"mov.u32 %r58,%r59;\n@%p29 bra $L__BB5_39;\nld.global.u32 %r58,[%rd24];\n$L__BB5_39:\n"
+"setp.lt.s64 %p30,%rd22,2;\n@%p30 bra $L__BB5_41;\nld.global.u32 %r59,[%rd24+4];\n$L__BB5_41:\n"
+"setp.lt.s64 %p31,%rd22,3;\nmov.u32 %r61,0;\nmov.u32 %r60,%r61;\n@%p31 bra $L__BB5_44;\n"
+"ld.global.u32 %r60,[%rd24+8];\n$L__BB5_44:\nadd.s64 %rd57,%rd59,%rd7;\nshl.b64 %rd58,%rd57,2;\n"
 "add.s64 %rd26,%rd1,%rd58;\nsetp.gt.s64 %p32,%rd21,3;\nsetp.eq.s64 %p33,%rd4,0;\n"
-"and.pred %p34,%p33,%p32;\n@%p34 bra $L__BB8_53;\n";
-static const char qlora__ptx_260[] =
-"bra.uni $L__BB8_45;\n$L__BB8_53:\nst.global.v4.u32[%rd26],{%r58,%r59,%r60,%r61};\n"
-"bra.uni $L__BB8_54;\n$L__BB8_45:\nsetp.lt.s64 %p35,%rd21,1;\n@%p35 bra $L__BB8_47;\n"
-"st.global.u32[%rd26],%r58;\n$L__BB8_47:\nsetp.lt.s64 %p36,%rd21,2;\n@%p36 bra $L__BB8_49;\n"
-"st.global.u32[%rd26+4],%r59;\n$L__BB8_49:\nsetp.lt.s64 %p37,%rd21,3;\n@%p37 bra $L__BB8_51;\n"
-"st.global.u32[%rd26+8],%r60;\n$L__BB8_51:\nsetp.lt.s64 %p38,%rd21,4;\n@%p38 bra $L__BB8_54;\n"
-"st.global.u32[%rd26+12],%r61;\n$L__BB8_54:\nadd.s64 %rd59,%rd59,%rd8;\n"
-"setp.lt.s64 %p39,%rd59,%rd32;\n@%p39 bra $L__BB8_36;\nbra.uni $L__BB8_55;\n$L__BB8_5:\n"
+"and.pred %p34,%p33,%p32;\n@%p34 bra $L__BB5_53;\n";
+static const char qlora__ptx_256[] =
+"bra.uni $L__BB5_45;\n$L__BB5_53:\nst.global.v4.u32[%rd26],{%r58,%r59,%r60,%r61};\n"
+"bra.uni $L__BB5_54;\n$L__BB5_45:\nsetp.lt.s64 %p35,%rd21,1;\n@%p35 bra $L__BB5_47;\n"
+"st.global.u32[%rd26],%r58;\n$L__BB5_47:\nsetp.lt.s64 %p36,%rd21,2;\n@%p36 bra $L__BB5_49;\n"
+"st.global.u32[%rd26+4],%r59;\n$L__BB5_49:\nsetp.lt.s64 %p37,%rd21,3;\n@%p37 bra $L__BB5_51;\n"
+"st.global.u32[%rd26+8],%r60;\n$L__BB5_51:\nsetp.lt.s64 %p38,%rd21,4;\n@%p38 bra $L__BB5_54;\n"
+"st.global.u32[%rd26+12],%r61;\n$L__BB5_54:\nadd.s64 %rd59,%rd59,%rd8;\n"
+"setp.lt.s64 %p39,%rd59,%rd32;\n@%p39 bra $L__BB5_36;\nbra.uni $L__BB5_55;\n$L__BB5_5:\n"
 "add.s64 %rd46,%rd59,%rd7;\nshl.b64 %rd47,%rd46,2;\nadd.s64 %rd12,%rd1,%rd47;\n"
 "sub.s64 %rd10,%rd32,%rd59;\nsetp.gt.s64 %p8,%rd10,3;\nsetp.eq.s64 %p9,%rd4,0;\n"
-"and.pred %p10,%p9,%p8;\n@%p10 bra $L__BB8_14;\nbra.uni $L__BB8_6;\n$L__BB8_14:\nmov.u32 %r39,0;\n"
-"st.global.v4.u32[%rd12],{%r39,%r39,%r39,%r39};\nbra.uni $L__BB8_15;\n$L__BB8_6:\n"
-"setp.lt.s64 %p11,%rd10,1;\n@%p11 bra $L__BB8_8;\nmov.u32 %r35,0;\nst.global.u32[%rd12],%r35;\n"
-"$L__BB8_8:\nsetp.lt.s64 %p12,%rd10,2;\n@%p12 bra $L__BB8_10;\nmov.u32 %r36,0;\n"
-"st.global.u32[%rd12+4],%r36;\n$L__BB8_10:\nsetp.lt.s64 %p13,%rd10,3;\n@%p13 bra $L__BB8_12;\n"
-"mov.u32 %r37,0;\nst.global.u32[%rd12+8],%r37;\n$L__BB8_12:\nsetp.lt.s64 %p14,%rd10,4;\n"
-"@%p14 bra $L__BB8_15;\nmov.u32 %r38,0;\nst.global.u32[%rd12+12],%r38;\n$L__BB8_15:\n"
-"add.s64 %rd59,%rd59,%rd8;\nsetp.lt.s64 %p15,%rd59,%rd32;\n@%p15 bra $L__BB8_5;\n$L__BB8_55:\n"
+"and.pred %p10,%p9,%p8;\n@%p10 bra $L__BB5_14;\nbra.uni $L__BB5_6;\n$L__BB5_14:\nmov.u32 %r39,0;\n"
+"st.global.v4.u32[%rd12],{%r39,%r39,%r39,%r39};\nbra.uni $L__BB5_15;\n$L__BB5_6:\n"
+"setp.lt.s64 %p11,%rd10,1;\n@%p11 bra $L__BB5_8;\nmov.u32 %r35,0;\nst.global.u32[%rd12],%r35;\n"
+"$L__BB5_8:\nsetp.lt.s64 %p12,%rd10,2;\n@%p12 bra $L__BB5_10;\nmov.u32 %r36,0;\n"
+"st.global.u32[%rd12+4],%r36;\n$L__BB5_10:\nsetp.lt.s64 %p13,%rd10,3;\n@%p13 bra $L__BB5_12;\n"
+"mov.u32 %r37,0;\nst.global.u32[%rd12+8],%r37;\n$L__BB5_12:\nsetp.lt.s64 %p14,%rd10,4;\n"
+"@%p14 bra $L__BB5_15;\nmov.u32 %r38,0;\nst.global.u32[%rd12+12],%r38;\n$L__BB5_15:\n"
+"add.s64 %rd59,%rd59,%rd8;\nsetp.lt.s64 %p15,%rd59,%rd32;\n@%p15 bra $L__BB5_5;\n$L__BB5_55:\n"
 "ret;\n}\n";
-static const char qlora__ptx_261[] =
+static const char qlora__ptx_257[] =
 ".visible .entry qlora_elementwise_gather_bf16_f32(\n"
 ".param .u64 qlora_elementwise_gather_bf16_f32_param_0,\n"
 ".param .u64 qlora_elementwise_gather_bf16_f32_param_1,\n"
@@ -12181,49 +12055,49 @@ static const char qlora__ptx_261[] =
 "mov.u32 %r10,%ctaid.x;\ncvt.u64.u32 %rd2,%r10;\ncvta.to.global.u64 %rd34,%rd33;\n"
 "mul.wide.u32 %rd35,%r10,4;\nadd.s64 %rd36,%rd34,%rd35;\nld.global.s32 %rd3,[%rd36];\n"
 "setp.gt.s64 %p2,%rd3,-1;\nsetp.lt.s64 %p3,%rd3,%rd32;\nand.pred %p1,%p2,%p3;\n"
-"mov.u32 %r1,%tid.x;\nsetp.ne.s32 %p4,%r1,0;\nor.pred %p5,%p4,%p1;\n@%p5 bra $L__BB9_2;\n"
-"cvta.to.global.u64 %rd37,%rd31;\nmov.u32 %r11,1;\nst.global.u32[%rd37],%r11;\n$L__BB9_2:\n"
+"mov.u32 %r1,%tid.x;\nsetp.ne.s32 %p4,%r1,0;\nor.pred %p5,%p4,%p1;\n@%p5 bra $L__BB6_2;\n"
+"cvta.to.global.u64 %rd37,%rd31;\nmov.u32 %r11,1;\nst.global.u32[%rd37],%r11;\n$L__BB6_2:\n"
 "shl.b64 %rd38,%rd29,2;\nor.b64 %rd39,%rd38,%rd28;\nand.b64 %rd4,%rd39,15;\n"
-"mul.wide.u32 %rd48,%r1,4;\nsetp.ge.s64 %p6,%rd48,%rd30;\n@%p6 bra $L__BB9_43;\n"
+"mul.wide.u32 %rd48,%r1,4;\nsetp.ge.s64 %p6,%rd48,%rd30;\n@%p6 bra $L__BB6_43;\n"
 "mul.lo.s64 %rd6,%rd2,%rd29;\nmov.u32 %r12,%ntid.x;\nmul.wide.u32 %rd7,%r12,4;\n"
-"selp.b64 %rd8,%rd3,0,%p1;\n@%p1 bra $L__BB9_23;\nbra.uni $L__BB9_4;\n$L__BB9_23:\n"
-"mul.lo.s64 %rd18,%rd8,%rd27;\ncvta.to.global.u64 %rd19,%rd26;\n$L__BB9_24:\n"
+"selp.b64 %rd8,%rd3,0,%p1;\n@%p1 bra $L__BB6_23;\nbra.uni $L__BB6_4;\n$L__BB6_23:\n"
+"mul.lo.s64 %rd18,%rd8,%rd27;\ncvta.to.global.u64 %rd19,%rd26;\n$L__BB6_24:\n"
 "sub.s64 %rd21,%rd30,%rd48;\nsetp.lt.s64 %p18,%rd21,1;\nadd.s64 %rd44,%rd48,%rd18;\n"
 "shl.b64 %rd45,%rd44,1;\nadd.s64 %rd22,%rd19,%rd45;\nmov.u32 %r30,0;\nmov.u32 %r29,%r30;\n"
-"@%p18 bra $L__BB9_26;\nld.global.u16 %r22,[%rd22];\nshl.b32 %r29,%r22,16;\n$L__BB9_26:\n"
-"setp.lt.s64 %p19,%rd21,2;\n@%p19 bra $L__BB9_28;\nld.global.u16 %r24,[%rd22+2];\n"
-"shl.b32 %r30,%r24,16;\n$L__BB9_28:\nsetp.lt.s64 %p20,%rd21,3;\nmov.u32 %r32,0;\n"
-"mov.u32 %r31,%r32;\n@%p20 bra $L__BB9_30;\nld.global.u16 %r26,[%rd22+4];\nshl.b32 %r31,%r26,16;\n"
-"$L__BB9_30:\nsetp.lt.s64 %p21,%rd21,4;\n@%p21 bra $L__BB9_32;\nld.global.u16 %r28,[%rd22+6];\n"
-"shl.b32 %r32,%r28,16;\n$L__BB9_32:\nadd.s64 %rd46,%rd48,%rd6;\nshl.b64 %rd47,%rd46,2;\n"
+"@%p18 bra $L__BB6_26;\nld.global.u16 %r22,[%rd22];\nshl.b32 %r29,%r22,16;\n$L__BB6_26:\n"
+"setp.lt.s64 %p19,%rd21,2;\n@%p19 bra $L__BB6_28;\nld.global.u16 %r24,[%rd22+2];\n"
+"shl.b32 %r30,%r24,16;\n$L__BB6_28:\nsetp.lt.s64 %p20,%rd21,3;\nmov.u32 %r32,0;\n"
+"mov.u32 %r31,%r32;\n@%p20 bra $L__BB6_30;\nld.global.u16 %r26,[%rd22+4];\nshl.b32 %r31,%r26,16;\n"
+"$L__BB6_30:\nsetp.lt.s64 %p21,%rd21,4;\n@%p21 bra $L__BB6_32;\nld.global.u16 %r28,[%rd22+6];\n"
+"shl.b32 %r32,%r28,16;\n$L__BB6_32:\nadd.s64 %rd46,%rd48,%rd6;\nshl.b64 %rd47,%rd46,2;\n"
 "add.s64 %rd24,%rd1,%rd47;\nsetp.eq.s64 %p22,%rd4,0;\nsetp.gt.s64 %p23,%rd21,3;\n"
-"and.pred %p24,%p22,%p23;\n@%p24 bra $L__BB9_41;\nbra.uni $L__BB9_33;\n$L__BB9_41:\n"
-"st.global.v4.u32[%rd24],{%r29,%r30,%r31,%r32};\nbra.uni $L__BB9_42;\n$L__BB9_33:\n"
-"@%p18 bra $L__BB9_35;\nst.global.u32[%rd24],%r29;\n$L__BB9_35:\n@%p19 bra $L__BB9_37;\n"
-"st.global.u32[%rd24+4],%r30;\n$L__BB9_37:\n@%p20 bra $L__BB9_39;\nst.global.u32[%rd24+8],%r31;\n"
-"$L__BB9_39:\n@%p21 bra $L__BB9_42;\nst.global.u32[%rd24+12],%r32;\n$L__BB9_42:\n"
-"add.s64 %rd48,%rd48,%rd7;\nsetp.lt.s64 %p29,%rd48,%rd30;\n@%p29 bra $L__BB9_24;\n"
-"bra.uni $L__BB9_43;\n$L__BB9_4:\nsetp.eq.s64 %p7,%rd4,0;\n@%p7 bra $L__BB9_14;\n$L__BB9_5:\n"
+"and.pred %p24,%p22,%p23;\n@%p24 bra $L__BB6_41;\nbra.uni $L__BB6_33;\n$L__BB6_41:\n"
+"st.global.v4.u32[%rd24],{%r29,%r30,%r31,%r32};\nbra.uni $L__BB6_42;\n$L__BB6_33:\n"
+"@%p18 bra $L__BB6_35;\nst.global.u32[%rd24],%r29;\n$L__BB6_35:\n@%p19 bra $L__BB6_37;\n"
+"st.global.u32[%rd24+4],%r30;\n$L__BB6_37:\n@%p20 bra $L__BB6_39;\nst.global.u32[%rd24+8],%r31;\n"
+"$L__BB6_39:\n@%p21 bra $L__BB6_42;\nst.global.u32[%rd24+12],%r32;\n$L__BB6_42:\n"
+"add.s64 %rd48,%rd48,%rd7;\nsetp.lt.s64 %p29,%rd48,%rd30;\n@%p29 bra $L__BB6_24;\n"
+"bra.uni $L__BB6_43;\n$L__BB6_4:\nsetp.eq.s64 %p7,%rd4,0;\n@%p7 bra $L__BB6_14;\n$L__BB6_5:\n"
 "sub.s64 %rd10,%rd30,%rd48;\nsetp.lt.s64 %p8,%rd10,1;\nadd.s64 %rd40,%rd48,%rd6;\n"
-"shl.b64 %rd41,%rd40,2;\nadd.s64 %rd11,%rd1,%rd41;\n@%p8 bra $L__BB9_7;\nmov.u32 %r13,0;\n"
-"st.global.u32[%rd11],%r13;\n$L__BB9_7:\nsetp.lt.s64 %p9,%rd10,2;\n@%p9 bra $L__BB9_9;\n"
-"mov.u32 %r14,0;\nst.global.u32[%rd11+4],%r14;\n$L__BB9_9:\nsetp.lt.s64 %p10,%rd10,3;\n"
-"@%p10 bra $L__BB9_11;\nmov.u32 %r15,0;\nst.global.u32[%rd11+8],%r15;\n$L__BB9_11:\n"
-"setp.lt.s64 %p11,%rd10,4;\n@%p11 bra $L__BB9_13;\nmov.u32 %r16,0;\n"
-"st.global.u32[%rd11+12],%r16;\n$L__BB9_13:\nadd.s64 %rd48,%rd48,%rd7;\n"
-"setp.lt.s64 %p12,%rd48,%rd30;\n@%p12 bra $L__BB9_5;\nbra.uni $L__BB9_43;\n$L__BB9_14:\n"
+"shl.b64 %rd41,%rd40,2;\nadd.s64 %rd11,%rd1,%rd41;\n@%p8 bra $L__BB6_7;\nmov.u32 %r13,0;\n"
+"st.global.u32[%rd11],%r13;\n$L__BB6_7:\nsetp.lt.s64 %p9,%rd10,2;\n@%p9 bra $L__BB6_9;\n"
+"mov.u32 %r14,0;\nst.global.u32[%rd11+4],%r14;\n$L__BB6_9:\nsetp.lt.s64 %p10,%rd10,3;\n"
+"@%p10 bra $L__BB6_11;\nmov.u32 %r15,0;\nst.global.u32[%rd11+8],%r15;\n$L__BB6_11:\n"
+"setp.lt.s64 %p11,%rd10,4;\n@%p11 bra $L__BB6_13;\nmov.u32 %r16,0;\n"
+"st.global.u32[%rd11+12],%r16;\n$L__BB6_13:\nadd.s64 %rd48,%rd48,%rd7;\n"
+"setp.lt.s64 %p12,%rd48,%rd30;\n@%p12 bra $L__BB6_5;\nbra.uni $L__BB6_43;\n$L__BB6_14:\n"
 "add.s64 %rd42,%rd48,%rd6;\nshl.b64 %rd43,%rd42,2;\nadd.s64 %rd16,%rd1,%rd43;\n"
-"sub.s64 %rd14,%rd30,%rd48;\nsetp.gt.s64 %p13,%rd14,3;\n@%p13 bra $L__BB9_21;\n"
-"bra.uni $L__BB9_15;\n$L__BB9_21:\n";
-static const char qlora__ptx_262[] =
-"mov.u32 %r20,0;\nst.global.v4.u32[%rd16],{%r20,%r20,%r20,%r20};\nbra.uni $L__BB9_22;\n"
-"$L__BB9_15:\nsetp.lt.s64 %p14,%rd14,1;\n@%p14 bra $L__BB9_17;\nmov.u32 %r17,0;\n"
-"st.global.u32[%rd16],%r17;\n$L__BB9_17:\nsetp.lt.s64 %p15,%rd14,2;\n@%p15 bra $L__BB9_19;\n"
-"mov.u32 %r18,0;\nst.global.u32[%rd16+4],%r18;\n$L__BB9_19:\nsetp.lt.s64 %p16,%rd14,3;\n"
-"@%p16 bra $L__BB9_22;\nmov.u32 %r19,0;\nst.global.u32[%rd16+8],%r19;\n$L__BB9_22:\n"
-"add.s64 %rd48,%rd48,%rd7;\nsetp.lt.s64 %p17,%rd48,%rd30;\n@%p17 bra $L__BB9_14;\n$L__BB9_43:\n"
+"sub.s64 %rd14,%rd30,%rd48;\nsetp.gt.s64 %p13,%rd14,3;\n@%p13 bra $L__BB6_21;\n"
+"bra.uni $L__BB6_15;\n$L__BB6_21:\n";
+static const char qlora__ptx_258[] =
+"mov.u32 %r20,0;\nst.global.v4.u32[%rd16],{%r20,%r20,%r20,%r20};\nbra.uni $L__BB6_22;\n"
+"$L__BB6_15:\nsetp.lt.s64 %p14,%rd14,1;\n@%p14 bra $L__BB6_17;\nmov.u32 %r17,0;\n"
+"st.global.u32[%rd16],%r17;\n$L__BB6_17:\nsetp.lt.s64 %p15,%rd14,2;\n@%p15 bra $L__BB6_19;\n"
+"mov.u32 %r18,0;\nst.global.u32[%rd16+4],%r18;\n$L__BB6_19:\nsetp.lt.s64 %p16,%rd14,3;\n"
+"@%p16 bra $L__BB6_22;\nmov.u32 %r19,0;\nst.global.u32[%rd16+8],%r19;\n$L__BB6_22:\n"
+"add.s64 %rd48,%rd48,%rd7;\nsetp.lt.s64 %p17,%rd48,%rd30;\n@%p17 bra $L__BB6_14;\n$L__BB6_43:\n"
 "ret;\n}\n";
-static const char qlora__ptx_263[] =
+static const char qlora__ptx_259[] =
 ".visible .entry qlora_elementwise_gather_f16_f32(\n"
 ".param .u64 qlora_elementwise_gather_f16_f32_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f16_f32_param_1,\n"
@@ -12245,48 +12119,48 @@ static const char qlora__ptx_263[] =
 "mov.u32 %r10,%ctaid.x;\ncvt.u64.u32 %rd2,%r10;\ncvta.to.global.u64 %rd34,%rd33;\n"
 "mul.wide.u32 %rd35,%r10,4;\nadd.s64 %rd36,%rd34,%rd35;\nld.global.s32 %rd3,[%rd36];\n"
 "setp.gt.s64 %p2,%rd3,-1;\nsetp.lt.s64 %p3,%rd3,%rd32;\nand.pred %p1,%p2,%p3;\n"
-"mov.u32 %r1,%tid.x;\nsetp.ne.s32 %p4,%r1,0;\nor.pred %p5,%p4,%p1;\n@%p5 bra $L__BB10_2;\n"
-"cvta.to.global.u64 %rd37,%rd31;\nmov.u32 %r11,1;\nst.global.u32[%rd37],%r11;\n$L__BB10_2:\n"
+"mov.u32 %r1,%tid.x;\nsetp.ne.s32 %p4,%r1,0;\nor.pred %p5,%p4,%p1;\n@%p5 bra $L__BB7_2;\n"
+"cvta.to.global.u64 %rd37,%rd31;\nmov.u32 %r11,1;\nst.global.u32[%rd37],%r11;\n$L__BB7_2:\n"
 "shl.b64 %rd38,%rd29,2;\nor.b64 %rd39,%rd38,%rd28;\nand.b64 %rd4,%rd39,15;\n"
-"mul.wide.u32 %rd48,%r1,4;\nsetp.ge.s64 %p6,%rd48,%rd30;\n@%p6 bra $L__BB10_43;\n"
+"mul.wide.u32 %rd48,%r1,4;\nsetp.ge.s64 %p6,%rd48,%rd30;\n@%p6 bra $L__BB7_43;\n"
 "mul.lo.s64 %rd6,%rd2,%rd29;\nmov.u32 %r12,%ntid.x;\nmul.wide.u32 %rd7,%r12,4;\n"
-"selp.b64 %rd8,%rd3,0,%p1;\n@%p1 bra $L__BB10_23;\nbra.uni $L__BB10_4;\n$L__BB10_23:\n"
-"mul.lo.s64 %rd18,%rd8,%rd27;\ncvta.to.global.u64 %rd19,%rd26;\n$L__BB10_24:\n"
+"selp.b64 %rd8,%rd3,0,%p1;\n@%p1 bra $L__BB7_23;\nbra.uni $L__BB7_4;\n$L__BB7_23:\n"
+"mul.lo.s64 %rd18,%rd8,%rd27;\ncvta.to.global.u64 %rd19,%rd26;\n$L__BB7_24:\n"
 "sub.s64 %rd21,%rd30,%rd48;\nsetp.lt.s64 %p18,%rd21,1;\nadd.s64 %rd44,%rd48,%rd18;\n"
 "shl.b64 %rd45,%rd44,1;\nadd.s64 %rd22,%rd19,%rd45;\nmov.u32 %r26,0;\nmov.u32 %r25,%r26;\n"
-"@%p18 bra $L__BB10_26;\nld.global.u16 %rs1,[%rd22];\ncvt.f32.f16 %f1,%rs1;\nmov.b32 %r25,%f1;\n"
-"$L__BB10_26:\nsetp.lt.s64 %p19,%rd21,2;\n@%p19 bra $L__BB10_28;\nld.global.u16 %rs2,[%rd22+2];\n"
-"cvt.f32.f16 %f2,%rs2;\nmov.b32 %r26,%f2;\n$L__BB10_28:\nsetp.lt.s64 %p20,%rd21,3;\n"
-"mov.u32 %r28,0;\nmov.u32 %r27,%r28;\n@%p20 bra $L__BB10_30;\nld.global.u16 %rs3,[%rd22+4];\n"
-"cvt.f32.f16 %f3,%rs3;\nmov.b32 %r27,%f3;\n$L__BB10_30:\nsetp.lt.s64 %p21,%rd21,4;\n"
-"@%p21 bra $L__BB10_32;\nld.global.u16 %rs4,[%rd22+6];\ncvt.f32.f16 %f4,%rs4;\nmov.b32 %r28,%f4;\n"
-"$L__BB10_32:\nadd.s64 %rd46,%rd48,%rd6;\nshl.b64 %rd47,%rd46,2;\nadd.s64 %rd24,%rd1,%rd47;\n"
+"@%p18 bra $L__BB7_26;\nld.global.u16 %rs1,[%rd22];\ncvt.f32.f16 %f1,%rs1;\nmov.b32 %r25,%f1;\n"
+"$L__BB7_26:\nsetp.lt.s64 %p19,%rd21,2;\n@%p19 bra $L__BB7_28;\nld.global.u16 %rs2,[%rd22+2];\n"
+"cvt.f32.f16 %f2,%rs2;\nmov.b32 %r26,%f2;\n$L__BB7_28:\nsetp.lt.s64 %p20,%rd21,3;\n"
+"mov.u32 %r28,0;\nmov.u32 %r27,%r28;\n@%p20 bra $L__BB7_30;\nld.global.u16 %rs3,[%rd22+4];\n"
+"cvt.f32.f16 %f3,%rs3;\nmov.b32 %r27,%f3;\n$L__BB7_30:\nsetp.lt.s64 %p21,%rd21,4;\n"
+"@%p21 bra $L__BB7_32;\nld.global.u16 %rs4,[%rd22+6];\ncvt.f32.f16 %f4,%rs4;\nmov.b32 %r28,%f4;\n"
+"$L__BB7_32:\nadd.s64 %rd46,%rd48,%rd6;\nshl.b64 %rd47,%rd46,2;\nadd.s64 %rd24,%rd1,%rd47;\n"
 "setp.eq.s64 %p22,%rd4,0;\nsetp.gt.s64 %p23,%rd21,3;\nand.pred %p24,%p22,%p23;\n"
-"@%p24 bra $L__BB10_41;\nbra.uni $L__BB10_33;\n$L__BB10_41:\n"
-"st.global.v4.u32[%rd24],{%r25,%r26,%r27,%r28};\nbra.uni $L__BB10_42;\n$L__BB10_33:\n"
-"@%p18 bra $L__BB10_35;\nst.global.u32[%rd24],%r25;\n$L__BB10_35:\n@%p19 bra $L__BB10_37;\n"
-"st.global.u32[%rd24+4],%r26;\n$L__BB10_37:\n@%p20 bra $L__BB10_39;\n"
-"st.global.u32[%rd24+8],%r27;\n$L__BB10_39:\n@%p21 bra $L__BB10_42;\n"
-"st.global.u32[%rd24+12],%r28;\n$L__BB10_42:\nadd.s64 %rd48,%rd48,%rd7;\n"
-"setp.lt.s64 %p29,%rd48,%rd30;\n@%p29 bra $L__BB10_24;\nbra.uni $L__BB10_43;\n$L__BB10_4:\n"
-"setp.eq.s64 %p7,%rd4,0;\n@%p7 bra $L__BB10_14;\n$L__BB10_5:\nsub.s64 %rd10,%rd30,%rd48;\n"
-"setp.lt.s64 %p8,%rd10,1;\nadd.s64 %rd40,%rd48,%rd6;\nshl.b64 %rd41,%rd40,2;\n"
-"add.s64 %rd11,%rd1,%rd41;\n@%p8 bra $L__BB10_7;\nmov.u32 %r13,0;\nst.global.u32[%rd11],%r13;\n"
-"$L__BB10_7:\nsetp.lt.s64 %p9,%rd10,2;\n@%p9 bra $L__BB10_9;\nmov.u32 %r14,0;\n"
-"st.global.u32[%rd11+4],%r14;\n$L__BB10_9:\nsetp.lt.s64 %p10,%rd10,3;\n@%p10 bra $L__BB10_11;\n"
-"mov.u32 %r15,0;\nst.global.u32[%rd11+8],%r15;\n$L__BB10_11:\nsetp.lt.s64 %p11,%rd10,4;\n"
-"@%p11 bra $L__BB10_13;\nmov.u32 %r16,0;\nst.global.u32[%rd11+12],%r16;\n$L__BB10_13:\n"
-"add.s64 %rd48,%rd48,%rd7;\nsetp.lt.s64 %p12,%rd48,%rd30;\n@%p12 bra $L__BB10_5;\n"
-"bra.uni $L__BB10_43;\n$L__BB10_14:\nadd.s64 %rd42,%rd48,%rd6;\nshl.b64 %rd43,%rd42,2;\n";
-static const char qlora__ptx_264[] =
-"add.s64 %rd16,%rd1,%rd43;\nsub.s64 %rd14,%rd30,%rd48;\nsetp.gt.s64 %p13,%rd14,3;\n"
-"@%p13 bra $L__BB10_21;\nbra.uni $L__BB10_15;\n$L__BB10_21:\nmov.u32 %r20,0;\n"
-"st.global.v4.u32[%rd16],{%r20,%r20,%r20,%r20};\nbra.uni $L__BB10_22;\n$L__BB10_15:\n"
-"setp.lt.s64 %p14,%rd14,1;\n@%p14 bra $L__BB10_17;\nmov.u32 %r17,0;\nst.global.u32[%rd16],%r17;\n"
-"$L__BB10_17:\nsetp.lt.s64 %p15,%rd14,2;\n@%p15 bra $L__BB10_19;\nmov.u32 %r18,0;\n"
-"st.global.u32[%rd16+4],%r18;\n$L__BB10_19:\nsetp.lt.s64 %p16,%rd14,3;\n@%p16 bra $L__BB10_22;\n"
-"mov.u32 %r19,0;\nst.global.u32[%rd16+8],%r19;\n$L__BB10_22:\nadd.s64 %rd48,%rd48,%rd7;\n"
-"setp.lt.s64 %p17,%rd48,%rd30;\n@%p17 bra $L__BB10_14;\n$L__BB10_43:\nret;\n}\n";
+"@%p24 bra $L__BB7_41;\nbra.uni $L__BB7_33;\n$L__BB7_41:\n"
+"st.global.v4.u32[%rd24],{%r25,%r26,%r27,%r28};\nbra.uni $L__BB7_42;\n$L__BB7_33:\n"
+"@%p18 bra $L__BB7_35;\nst.global.u32[%rd24],%r25;\n$L__BB7_35:\n@%p19 bra $L__BB7_37;\n"
+"st.global.u32[%rd24+4],%r26;\n$L__BB7_37:\n@%p20 bra $L__BB7_39;\nst.global.u32[%rd24+8],%r27;\n"
+"$L__BB7_39:\n@%p21 bra $L__BB7_42;\nst.global.u32[%rd24+12],%r28;\n$L__BB7_42:\n"
+"add.s64 %rd48,%rd48,%rd7;\nsetp.lt.s64 %p29,%rd48,%rd30;\n@%p29 bra $L__BB7_24;\n"
+"bra.uni $L__BB7_43;\n$L__BB7_4:\nsetp.eq.s64 %p7,%rd4,0;\n@%p7 bra $L__BB7_14;\n$L__BB7_5:\n"
+"sub.s64 %rd10,%rd30,%rd48;\nsetp.lt.s64 %p8,%rd10,1;\nadd.s64 %rd40,%rd48,%rd6;\n"
+"shl.b64 %rd41,%rd40,2;\nadd.s64 %rd11,%rd1,%rd41;\n@%p8 bra $L__BB7_7;\nmov.u32 %r13,0;\n"
+"st.global.u32[%rd11],%r13;\n$L__BB7_7:\nsetp.lt.s64 %p9,%rd10,2;\n@%p9 bra $L__BB7_9;\n"
+"mov.u32 %r14,0;\nst.global.u32[%rd11+4],%r14;\n$L__BB7_9:\nsetp.lt.s64 %p10,%rd10,3;\n"
+"@%p10 bra $L__BB7_11;\nmov.u32 %r15,0;\nst.global.u32[%rd11+8],%r15;\n$L__BB7_11:\n"
+"setp.lt.s64 %p11,%rd10,4;\n@%p11 bra $L__BB7_13;\nmov.u32 %r16,0;\n"
+"st.global.u32[%rd11+12],%r16;\n$L__BB7_13:\nadd.s64 %rd48,%rd48,%rd7;\n"
+"setp.lt.s64 %p12,%rd48,%rd30;\n@%p12 bra $L__BB7_5;\nbra.uni $L__BB7_43;\n$L__BB7_14:\n"
+"add.s64 %rd42,%rd48,%rd6;\nshl.b64 %rd43,%rd42,2;\nadd.s64 %rd16,%rd1,%rd43;\n";
+static const char qlora__ptx_260[] =
+"sub.s64 %rd14,%rd30,%rd48;\nsetp.gt.s64 %p13,%rd14,3;\n@%p13 bra $L__BB7_21;\n"
+"bra.uni $L__BB7_15;\n$L__BB7_21:\nmov.u32 %r20,0;\n"
+"st.global.v4.u32[%rd16],{%r20,%r20,%r20,%r20};\nbra.uni $L__BB7_22;\n$L__BB7_15:\n"
+"setp.lt.s64 %p14,%rd14,1;\n@%p14 bra $L__BB7_17;\nmov.u32 %r17,0;\nst.global.u32[%rd16],%r17;\n"
+"$L__BB7_17:\nsetp.lt.s64 %p15,%rd14,2;\n@%p15 bra $L__BB7_19;\nmov.u32 %r18,0;\n"
+"st.global.u32[%rd16+4],%r18;\n$L__BB7_19:\nsetp.lt.s64 %p16,%rd14,3;\n@%p16 bra $L__BB7_22;\n"
+"mov.u32 %r19,0;\nst.global.u32[%rd16+8],%r19;\n$L__BB7_22:\nadd.s64 %rd48,%rd48,%rd7;\n"
+"setp.lt.s64 %p17,%rd48,%rd30;\n@%p17 bra $L__BB7_14;\n$L__BB7_43:\nret;\n}\n";
 static const char* const qlora__ptx_elementwise_75[] = {
 qlora__ptx_244,
 qlora__ptx_245,
@@ -12305,13 +12179,9 @@ qlora__ptx_257,
 qlora__ptx_258,
 qlora__ptx_259,
 qlora__ptx_260,
-qlora__ptx_261,
-qlora__ptx_262,
-qlora__ptx_263,
-qlora__ptx_264,
 0};
 
-static const char qlora__ptx_265[] =
+static const char qlora__ptx_261[] =
 ".visible .entry qlora_elementwise_silu_bf16(\n.param .u64 qlora_elementwise_silu_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_silu_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_silu_bf16_param_2,\n"
@@ -12365,7 +12235,7 @@ static const char qlora__ptx_265[] =
 "div.approx.f32 %f45,%f35,%f44;\nmul.f32 %f27,%f45,%f43;\nmov.b32 %f46,%r72;\n"
 "mul.f32 %f18,%f46,0fBFB8AA3B;\nex2.approx.ftz.f32 %f17,%f18;\nadd.f32 %f47,%f17,0f3F800000;\n"
 "div.approx.f32 %f48,%f35,%f47;\nmul.f32 %f30,%f48,%f46;\n";
-static const char qlora__ptx_266[] =
+static const char qlora__ptx_262[] =
 "mov.b32 %f49,%r73;\nmul.f32 %f20,%f49,0fBFB8AA3B;\nex2.approx.ftz.f32 %f19,%f20;\n"
 "add.f32 %f50,%f19,0f3F800000;\ndiv.approx.f32 %f51,%f35,%f50;\nmul.f32 %f29,%f51,%f49;\n"
 "mov.b32 %f52,%r74;\nmul.f32 %f22,%f52,0fBFB8AA3B;\nex2.approx.ftz.f32 %f21,%f22;\n"
@@ -12408,7 +12278,7 @@ static const char qlora__ptx_266[] =
 "add.s64 %rd114,%rd112,%rd113;\nst.global.u16[%rd114+14],%rs8;\n$L__BB0_40:\n"
 "mov.u32 %r111,%nctaid.y;\ncvt.u64.u32 %rd120,%r111;\nadd.s64 %rd121,%rd121,%rd120;\n"
 "setp.lt.s64 %p25,%rd121,%rd13;\n@%p25 bra $L__BB0_3;\n$L__BB0_41:\nret;\n}\n";
-static const char qlora__ptx_267[] =
+static const char qlora__ptx_263[] =
 ".visible .entry qlora_elementwise_silu_bwd_bf16(\n"
 ".param .u64 qlora_elementwise_silu_bwd_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_silu_bwd_bf16_param_1,\n"
@@ -12462,7 +12332,7 @@ static const char qlora__ptx_267[] =
 "$L__BB1_26:\nsetp.lt.s64 %p17,%rd3,1;\nmov.u32 %r191,0;\nmov.u32 %r190,%r191;\n"
 "@%p17 bra $L__BB1_28;\nld.global.u16 %r96,[%rd8];\nshl.b32 %r190,%r96,16;\n$L__BB1_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB1_30;\nld.global.u16 %r98,[%rd8+2];\n";
-static const char qlora__ptx_268[] =
+static const char qlora__ptx_264[] =
 "shl.b32 %r191,%r98,16;\n$L__BB1_30:\nsetp.lt.s64 %p19,%rd3,3;\nmov.u32 %r193,0;\n"
 "mov.u32 %r192,%r193;\n@%p19 bra $L__BB1_32;\nld.global.u16 %r100,[%rd8+4];\n"
 "shl.b32 %r192,%r100,16;\n$L__BB1_32:\nsetp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB1_34;\n"
@@ -12512,7 +12382,7 @@ static const char qlora__ptx_268[] =
 "mul.f32 %f39,%f95,%f97;\ncvt.rn.bf16x2.f32 %r122,%f33,%f34;\ncvt.rn.bf16x2.f32 %r123,%f35,%f36;\n"
 "cvt.rn.bf16x2.f32 %r124,%f37,%f38;\ncvt.rn.bf16x2.f32 %r125,%f39,%f40;\n@%p1 bra $L__BB1_61;\n"
 "bra.uni $L__BB1_45;\n$L__BB1_61:\ncvta.to.global.u64 %rd131,%rd14;\n";
-static const char qlora__ptx_269[] =
+static const char qlora__ptx_265[] =
 "mul.lo.s64 %rd132,%rd137,%rd15;\nadd.s64 %rd133,%rd132,%rd1;\nshl.b64 %rd134,%rd133,1;\n"
 "add.s64 %rd135,%rd131,%rd134;\nst.global.v4.u32[%rd135],{%r122,%r123,%r124,%r125};\n"
 "bra.uni $L__BB1_62;\n$L__BB1_45:\nsetp.lt.s64 %p25,%rd3,1;\n@%p25 bra $L__BB1_47;\n"
@@ -12547,7 +12417,7 @@ static const char qlora__ptx_269[] =
 "add.s64 %rd126,%rd124,%rd125;\nst.global.u16[%rd126+14],%rs12;\n$L__BB1_62:\n"
 "mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd136,%r177;\nadd.s64 %rd137,%rd137,%rd136;\n"
 "setp.lt.s64 %p33,%rd137,%rd16;\n@%p33 bra $L__BB1_6;\n$L__BB1_63:\nret;\n}\n";
-static const char qlora__ptx_270[] =
+static const char qlora__ptx_266[] =
 ".visible .entry qlora_elementwise_swiglu_bf16(\n"
 ".param .u64 qlora_elementwise_swiglu_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_bf16_param_1,\n"
@@ -12602,7 +12472,7 @@ static const char qlora__ptx_270[] =
 "@%p17 bra $L__BB2_28;\nld.global.u16 %r96,[%rd8];\nshl.b32 %r190,%r96,16;\n$L__BB2_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB2_30;\nld.global.u16 %r98,[%rd8+2];\n"
 "shl.b32 %r191,%r98,16;\n$L__BB2_30:\n";
-static const char qlora__ptx_271[] =
+static const char qlora__ptx_267[] =
 "setp.lt.s64 %p19,%rd3,3;\nmov.u32 %r193,0;\nmov.u32 %r192,%r193;\n@%p19 bra $L__BB2_32;\n"
 "ld.global.u16 %r100,[%rd8+4];\nshl.b32 %r192,%r100,16;\n$L__BB2_32:\nsetp.lt.s64 %p20,%rd3,4;\n"
 "@%p20 bra $L__BB2_34;\nld.global.u16 %r102,[%rd8+6];\nshl.b32 %r193,%r102,16;\n$L__BB2_34:\n"
@@ -12652,7 +12522,7 @@ static const char qlora__ptx_271[] =
 "mul.lo.s64 %rd59,%rd137,%rd15;\nadd.s64 %rd60,%rd59,%rd1;\ncvta.to.global.u64 %rd61,%rd14;\n"
 "shl.b64 %rd62,%rd60,1;\nadd.s64 %rd63,%rd61,%rd62;\nst.global.u16[%rd63],%rs5;\n$L__BB2_47:\n"
 "setp.lt.s64 %p26,%rd3,2;\n@%p26 bra $L__BB2_49;\n";
-static const char qlora__ptx_272[] =
+static const char qlora__ptx_268[] =
 "and.b32 %r146,%r122,-65536;\nmov.b32 %f83,%r146;\ncvt.rn.bf16.f32 %rs6,%f83;\n"
 "mul.lo.s64 %rd68,%rd137,%rd15;\nadd.s64 %rd69,%rd68,%rd1;\ncvta.to.global.u64 %rd70,%rd14;\n"
 "shl.b64 %rd71,%rd69,1;\nadd.s64 %rd72,%rd70,%rd71;\nst.global.u16[%rd72+2],%rs6;\n$L__BB2_49:\n"
@@ -12680,7 +12550,7 @@ static const char qlora__ptx_272[] =
 "add.s64 %rd126,%rd124,%rd125;\nst.global.u16[%rd126+14],%rs12;\n$L__BB2_62:\n"
 "mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd136,%r177;\nadd.s64 %rd137,%rd137,%rd136;\n"
 "setp.lt.s64 %p33,%rd137,%rd16;\n@%p33 bra $L__BB2_6;\n$L__BB2_63:\nret;\n}\n";
-static const char qlora__ptx_273[] =
+static const char qlora__ptx_269[] =
 ".visible .entry qlora_elementwise_swiglu_bwd_bf16(\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_bf16_param_1,\n"
@@ -12738,7 +12608,7 @@ static const char qlora__ptx_273[] =
 "shl.b32 %r229,%r99,16;\n$L__BB3_15:\nsetp.lt.s64 %p15,%rd2,4;\nmov.u32 %r231,0;\n"
 "mov.u32 %r230,%r231;\n@%p15 bra $L__BB3_17;\nld.global.u16 %r101,[%rd13+6];\n"
 "shl.b32 %r230,%r101,16;\n$L__BB3_17:\nsetp.lt.s64 %p16,%rd2,5;\n";
-static const char qlora__ptx_274[] =
+static const char qlora__ptx_270[] =
 "@%p16 bra $L__BB3_19;\nld.global.u16 %r103,[%rd13+8];\nshl.b32 %r231,%r103,16;\n$L__BB3_19:\n"
 "setp.lt.s64 %p17,%rd2,6;\nmov.u32 %r233,0;\nmov.u32 %r232,%r233;\n@%p17 bra $L__BB3_21;\n"
 "ld.global.u16 %r105,[%rd13+10];\nshl.b32 %r232,%r105,16;\n$L__BB3_21:\nsetp.lt.s64 %p18,%rd2,7;\n"
@@ -12788,7 +12658,7 @@ static const char qlora__ptx_274[] =
 "cvt.rn.bf16x2.f32 %r260,%f39,%f40;\ncvt.rn.bf16x2.f32 %r259,%f37,%f38;\n"
 "cvt.rn.bf16x2.f32 %r258,%f35,%f36;\ncvt.rn.bf16x2.f32 %r257,%f33,%f34;\n$L__BB3_61:\n"
 "shl.b32 %r172,%r235,16;\n";
-static const char qlora__ptx_275[] =
+static const char qlora__ptx_271[] =
 "and.b32 %r173,%r235,-65536;\nshl.b32 %r174,%r236,16;\nand.b32 %r175,%r236,-65536;\n"
 "shl.b32 %r176,%r237,16;\nand.b32 %r177,%r237,-65536;\nshl.b32 %r178,%r238,16;\n"
 "and.b32 %r179,%r238,-65536;\nshl.b32 %r180,%r246,16;\nand.b32 %r181,%r246,-65536;\n"
@@ -12838,7 +12708,7 @@ static const char qlora__ptx_275[] =
 "mul.f32 %f63,%f143,%f145;\nmul.f32 %f16,%f139,%f141;\nmul.lo.s64 %rd67,%rd76,%rd30;\n"
 "add.s64 %rd68,%rd67,%rd1;\nshl.b64 %rd69,%rd68,1;\nadd.s64 %rd18,%rd8,%rd69;\n"
 "cvt.rn.bf16x2.f32 %r168,%f57,%f58;\n";
-static const char qlora__ptx_276[] =
+static const char qlora__ptx_272[] =
 "cvt.rn.bf16x2.f32 %r169,%f59,%f60;\ncvt.rn.bf16x2.f32 %r170,%f61,%f62;\n"
 "cvt.rn.bf16x2.f32 %r171,%f63,%f64;\n@%p1 bra $L__BB3_76;\nbra.uni $L__BB3_62;\n$L__BB3_76:\n"
 "st.global.v4.u32[%rd18],{%r168,%r169,%r170,%r171};\nbra.uni $L__BB3_77;\n$L__BB3_62:\n"
@@ -12889,7 +12759,7 @@ static const char qlora__ptx_276[] =
 "cvt.rn.bf16.f32 %rs29,%f179;\nst.global.u16[%rd21+2],%rs29;\n$L__BB3_97:\n"
 "setp.lt.s64 %p50,%rd2,3;\n@%p50 bra $L__BB3_99;\nshl.b32 %r222,%r217,16;\nmov.b32 %f180,%r222;\n"
 "cvt.rn.bf16.f32 %rs30,%f180;\nst.global.u16[%rd21+4],%rs30;\n";
-static const char qlora__ptx_277[] =
+static const char qlora__ptx_273[] =
 "$L__BB3_99:\nsetp.lt.s64 %p51,%rd2,4;\n@%p51 bra $L__BB3_101;\nand.b32 %r223,%r217,-65536;\n"
 "mov.b32 %f181,%r223;\ncvt.rn.bf16.f32 %rs31,%f181;\nst.global.u16[%rd21+6],%rs31;\n$L__BB3_101:\n"
 "setp.lt.s64 %p52,%rd2,5;\n@%p52 bra $L__BB3_103;\nshl.b32 %r224,%r218,16;\nmov.b32 %f182,%r224;\n"
@@ -12902,7 +12772,7 @@ static const char qlora__ptx_277[] =
 "mov.b32 %f185,%r227;\ncvt.rn.bf16.f32 %rs35,%f185;\nst.global.u16[%rd21+14],%rs35;\n"
 "$L__BB3_110:\nadd.s64 %rd76,%rd76,%rd4;\nsetp.lt.s64 %p56,%rd76,%rd35;\n@%p56 bra $L__BB3_10;\n"
 "$L__BB3_111:\nret;\n}\n";
-static const char qlora__ptx_278[] =
+static const char qlora__ptx_274[] =
 ".visible .entry qlora_elementwise_mul_bf16(\n.param .u64 qlora_elementwise_mul_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_mul_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_mul_bf16_param_2,\n"
@@ -12956,7 +12826,7 @@ static const char qlora__ptx_278[] =
 "@%p17 bra $L__BB4_28;\nld.global.u16 %r91,[%rd10];\nshl.b32 %r154,%r91,16;\n$L__BB4_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB4_30;\nld.global.u16 %r93,[%rd10+2];\n"
 "shl.b32 %r155,%r93,16;\n";
-static const char qlora__ptx_279[] =
+static const char qlora__ptx_275[] =
 "$L__BB4_30:\nsetp.lt.s64 %p19,%rd3,3;\nmov.u32 %r157,0;\nmov.u32 %r156,%r157;\n"
 "@%p19 bra $L__BB4_32;\nld.global.u16 %r95,[%rd10+4];\nshl.b32 %r156,%r95,16;\n$L__BB4_32:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB4_34;\nld.global.u16 %r97,[%rd10+6];\n"
@@ -13004,7 +12874,7 @@ static const char qlora__ptx_279[] =
 "and.b32 %r141,%r117,-65536;\nmov.b32 %f48,%r141;\ncvt.rn.bf16.f32 %rs12,%f48;\n"
 "st.global.u16[%rd12+14],%rs12;\n$L__BB4_62:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p33,%rd45,%rd20;\n@%p33 bra $L__BB4_6;\n$L__BB4_63:\nret;\n}\n";
-static const char qlora__ptx_280[] =
+static const char qlora__ptx_276[] =
 ".visible .entry qlora_elementwise_add_bf16(\n.param .u64 qlora_elementwise_add_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_add_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_add_bf16_param_2,\n"
@@ -13058,7 +12928,7 @@ static const char qlora__ptx_280[] =
 "@%p17 bra $L__BB5_28;\nld.global.u16 %r91,[%rd10];\nshl.b32 %r154,%r91,16;\n$L__BB5_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB5_30;\nld.global.u16 %r93,[%rd10+2];\n"
 "shl.b32 %r155,%r93,16;\n";
-static const char qlora__ptx_281[] =
+static const char qlora__ptx_277[] =
 "$L__BB5_30:\nsetp.lt.s64 %p19,%rd3,3;\nmov.u32 %r157,0;\nmov.u32 %r156,%r157;\n"
 "@%p19 bra $L__BB5_32;\nld.global.u16 %r95,[%rd10+4];\nshl.b32 %r156,%r95,16;\n$L__BB5_32:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB5_34;\nld.global.u16 %r97,[%rd10+6];\n"
@@ -13106,7 +12976,7 @@ static const char qlora__ptx_281[] =
 "and.b32 %r141,%r117,-65536;\nmov.b32 %f48,%r141;\ncvt.rn.bf16.f32 %rs12,%f48;\n"
 "st.global.u16[%rd12+14],%rs12;\n$L__BB5_62:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p33,%rd45,%rd20;\n@%p33 bra $L__BB5_6;\n$L__BB5_63:\nret;\n}\n";
-static const char qlora__ptx_282[] =
+static const char qlora__ptx_278[] =
 ".visible .entry qlora_elementwise_scale_bf16(\n"
 ".param .u64 qlora_elementwise_scale_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_scale_bf16_param_1,\n"
@@ -13162,7 +13032,7 @@ static const char qlora__ptx_282[] =
 "cvt.rn.bf16x2.f32 %r64,%f14,%f15;\ncvt.rn.bf16x2.f32 %r65,%f16,%f17;\n@%p1 bra $L__BB6_39;\n"
 "bra.uni $L__BB6_23;\n$L__BB6_39:\nst.global.v4.u32[%rd10],{%r62,%r63,%r64,%r65};\n"
 "bra.uni $L__BB6_40;\n";
-static const char qlora__ptx_283[] =
+static const char qlora__ptx_279[] =
 "$L__BB6_23:\nsetp.lt.s64 %p14,%rd3,1;\n@%p14 bra $L__BB6_25;\nshl.b32 %r74,%r62,16;\n"
 "mov.b32 %f26,%r74;\ncvt.rn.bf16.f32 %rs1,%f26;\nst.global.u16[%rd10],%rs1;\n$L__BB6_25:\n"
 "setp.lt.s64 %p15,%rd3,2;\n@%p15 bra $L__BB6_27;\nand.b32 %r75,%r62,-65536;\nmov.b32 %f27,%r75;\n"
@@ -13180,7 +13050,7 @@ static const char qlora__ptx_283[] =
 "and.b32 %r81,%r65,-65536;\nmov.b32 %f33,%r81;\ncvt.rn.bf16.f32 %rs8,%f33;\n"
 "st.global.u16[%rd10+14],%rs8;\n$L__BB6_40:\nadd.s64 %rd34,%rd34,%rd4;\n"
 "setp.lt.s64 %p22,%rd34,%rd16;\n@%p22 bra $L__BB6_3;\n$L__BB6_41:\nret;\n}\n";
-static const char qlora__ptx_284[] =
+static const char qlora__ptx_280[] =
 ".visible .entry qlora_elementwise_fill_bf16(\n.param .u64 qlora_elementwise_fill_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_fill_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_fill_bf16_param_2,\n"
@@ -13219,7 +13089,7 @@ static const char qlora__ptx_284[] =
 "@%p12 bra $L__BB7_18;\nst.global.u16[%rd6+12],%rs7;\n$L__BB7_18:\nsetp.lt.s64 %p13,%rd3,8;\n"
 "@%p13 bra $L__BB7_21;\nst.global.u16[%rd6+14],%rs8;\n$L__BB7_21:\nadd.s64 %rd22,%rd22,%rd4;\n"
 "setp.lt.s64 %p14,%rd22,%rd10;\n@%p14 bra $L__BB7_3;\n$L__BB7_22:\nret;\n}\n";
-static const char qlora__ptx_285[] =
+static const char qlora__ptx_281[] =
 ".visible .entry qlora_elementwise_gather_f32_bf16(\n"
 ".param .u64 qlora_elementwise_gather_f32_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f32_bf16_param_1,\n"
@@ -13273,7 +13143,7 @@ static const char qlora__ptx_285[] =
 "mov.b32 %f52,%r32;\ncvt.rn.bf16.f32 %rs12,%f52;\nst.global.u16[%rd19+6],%rs12;\n$L__BB8_50:\n"
 "@%p23 bra $L__BB8_52;\nshl.b32 %r33,%r27,16;\nmov.b32 %f53,%r33;\ncvt.rn.bf16.f32 %rs13,%f53;\n"
 "st.global.u16[%rd19+8],%rs13;\n";
-static const char qlora__ptx_286[] =
+static const char qlora__ptx_282[] =
 "$L__BB8_52:\n@%p24 bra $L__BB8_54;\nand.b32 %r34,%r27,-65536;\nmov.b32 %f54,%r34;\n"
 "cvt.rn.bf16.f32 %rs14,%f54;\nst.global.u16[%rd19+10],%rs14;\n$L__BB8_54:\n@%p25 bra $L__BB8_56;\n"
 "shl.b32 %r35,%r28,16;\nmov.b32 %f55,%r35;\ncvt.rn.bf16.f32 %rs15,%f55;\n"
@@ -13305,7 +13175,7 @@ static const char qlora__ptx_286[] =
 "cvt.rn.bf16.f32 %rs8,%f32;\nst.global.u16[%rd12+14],%rs8;\n$L__BB8_23:\n"
 "add.s64 %rd43,%rd43,%rd6;\nsetp.lt.s64 %p18,%rd43,%rd25;\n@%p18 bra $L__BB8_5;\n$L__BB8_60:\n"
 "ret;\n}\n";
-static const char qlora__ptx_287[] =
+static const char qlora__ptx_283[] =
 ".visible .entry qlora_elementwise_gather_bf16_bf16(\n"
 ".param .u64 qlora_elementwise_gather_bf16_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_gather_bf16_bf16_param_1,\n"
@@ -13360,7 +13230,7 @@ static const char qlora__ptx_287[] =
 "shl.b64 %rd46,%rd44,1;\nadd.s64 %rd11,%rd45,%rd46;\ncvt.rn.bf16x2.f32 %r75,%f9,%f10;\n"
 "cvt.rn.bf16x2.f32 %r76,%f11,%f12;\ncvt.rn.bf16x2.f32 %r77,%f13,%f14;\n"
 "cvt.rn.bf16x2.f32 %r78,%f15,%f16;\n";
-static const char qlora__ptx_288[] =
+static const char qlora__ptx_284[] =
 "setp.gt.s64 %p16,%rd7,7;\nsetp.eq.s64 %p17,%rd2,0;\nand.pred %p18,%p17,%p16;\n"
 "@%p18 bra $L__BB9_38;\nbra.uni $L__BB9_22;\n$L__BB9_38:\n"
 "st.global.v4.u32[%rd11],{%r75,%r76,%r77,%r78};\nbra.uni $L__BB9_39;\n$L__BB9_22:\n"
@@ -13410,7 +13280,7 @@ static const char qlora__ptx_288[] =
 "cvt.rn.bf16x2.f32 %r120,%f37,%f38;\ncvt.rn.bf16x2.f32 %r121,%f39,%f40;\n"
 "setp.gt.s64 %p36,%rd14,7;\nsetp.eq.s64 %p37,%rd2,0;\nand.pred %p38,%p37,%p36;\n"
 "@%p38 bra $L__BB9_75;\nbra.uni $L__BB9_59;\n$L__BB9_75:\n";
-static const char qlora__ptx_289[] =
+static const char qlora__ptx_285[] =
 "st.global.v4.u32[%rd19],{%r118,%r119,%r120,%r121};\nbra.uni $L__BB9_76;\n$L__BB9_59:\n"
 "setp.lt.s64 %p39,%rd14,1;\n@%p39 bra $L__BB9_61;\nshl.b32 %r131,%r118,16;\nmov.b32 %f41,%r131;\n"
 "cvt.rn.bf16.f32 %rs9,%f41;\nst.global.u16[%rd19],%rs9;\n$L__BB9_61:\nsetp.lt.s64 %p40,%rd14,2;\n"
@@ -13430,7 +13300,7 @@ static const char qlora__ptx_289[] =
 "mov.b32 %f48,%r138;\ncvt.rn.bf16.f32 %rs16,%f48;\nst.global.u16[%rd19+14],%rs16;\n$L__BB9_76:\n"
 "add.s64 %rd55,%rd55,%rd5;\nsetp.lt.s64 %p47,%rd55,%rd25;\n@%p47 bra $L__BB9_41;\n$L__BB9_77:\n"
 "ret;\n}\n";
-static const char qlora__ptx_290[] =
+static const char qlora__ptx_286[] =
 ".visible .entry qlora_elementwise_gather_f16_bf16(\n"
 ".param .u64 qlora_elementwise_gather_f16_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f16_bf16_param_1,\n"
@@ -13485,7 +13355,7 @@ static const char qlora__ptx_290[] =
 "mov.b32 %f58,%r30;\ncvt.rn.bf16.f32 %rs18,%f58;\nst.global.u16[%rd19+2],%rs18;\n$L__BB10_46:\n"
 "@%p21 bra $L__BB10_48;\nshl.b32 %r31,%r26,16;\nmov.b32 %f59,%r31;\ncvt.rn.bf16.f32 %rs19,%f59;\n"
 "st.global.u16[%rd19+4],%rs19;\n$L__BB10_48:\n@%p22 bra $L__BB10_50;\n";
-static const char qlora__ptx_291[] =
+static const char qlora__ptx_287[] =
 "and.b32 %r32,%r26,-65536;\nmov.b32 %f60,%r32;\ncvt.rn.bf16.f32 %rs20,%f60;\n"
 "st.global.u16[%rd19+6],%rs20;\n$L__BB10_50:\n@%p23 bra $L__BB10_52;\nshl.b32 %r33,%r27,16;\n"
 "mov.b32 %f61,%r33;\ncvt.rn.bf16.f32 %rs21,%f61;\nst.global.u16[%rd19+8],%rs21;\n$L__BB10_52:\n"
@@ -13521,6 +13391,10 @@ static const char qlora__ptx_291[] =
 "add.s64 %rd43,%rd43,%rd6;\nsetp.lt.s64 %p18,%rd43,%rd25;\n@%p18 bra $L__BB10_5;\n$L__BB10_60:\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_elementwise_bf16_80[] = {
+qlora__ptx_261,
+qlora__ptx_262,
+qlora__ptx_263,
+qlora__ptx_264,
 qlora__ptx_265,
 qlora__ptx_266,
 qlora__ptx_267,
@@ -13544,13 +13418,9 @@ qlora__ptx_284,
 qlora__ptx_285,
 qlora__ptx_286,
 qlora__ptx_287,
-qlora__ptx_288,
-qlora__ptx_289,
-qlora__ptx_290,
-qlora__ptx_291,
 0};
 
-static const char qlora__ptx_292[] =
+static const char qlora__ptx_288[] =
 ".visible .entry qlora_gemm_big_f32(\n.param .u64 qlora_gemm_big_f32_param_0,\n"
 ".param .u64 qlora_gemm_big_f32_param_1,\n.param .u64 qlora_gemm_big_f32_param_2,\n"
 ".param .u32 qlora_gemm_big_f32_param_3,\n.param .u32 qlora_gemm_big_f32_param_4,\n"
@@ -13606,7 +13476,7 @@ static const char qlora__ptx_292[] =
 "mad.lo.s32 %r21,%r11,132,%r10;\nmad.lo.s32 %r22,%r16,132,%r15;\nadd.s32 %r23,%r21,%r269;\n"
 "add.s32 %r271,%r269,%r11;\nmul.lo.s32 %r24,%r271,132;\nadd.s32 %r272,%r270,%r16;\n"
 "mad.lo.s32 %r25,%r272,132,%r15;\n";
-static const char qlora__ptx_293[] =
+static const char qlora__ptx_289[] =
 "mov.u32 %r273,_ZZ5tiledIfLi8EEvPKvS1_PviiillllllPKfffiE6shared;\nadd.s32 %r689,%r273,8448;\n"
 "mov.u16 %rs5,1;\nmov.u64 %rd160,0;\nmov.f32 %f632,0f00000000;\nmov.f32 %f633,%f632;\n"
 "mov.f32 %f634,%f632;\nmov.f32 %f635,%f632;\nmov.f32 %f636,%f632;\nmov.f32 %f637,%f632;\n"
@@ -13655,7 +13525,7 @@ static const char qlora__ptx_293[] =
 "sub.s32 %r558,%r614,%r11;\nshl.b32 %r302,%r227,30;\nshr.s32 %r303,%r302,31;\nmov.u32 %r668,0;\n"
 "and.b32 %r305,%r303,-8;\nadd.s32 %r306,%r305,%r558;\nselp.b32 %r307,-64,0,%p1;\n"
 "add.s32 %r308,%r12,%r307;\n";
-static const char qlora__ptx_294[] =
+static const char qlora__ptx_290[] =
 "selp.b32 %r309,%r306,%r308,%p1;\nselp.b32 %r310,%r308,%r306,%p1;\nsetp.gt.s32 %p24,%r310,0;\n"
 "selp.b32 %r71,%r309,0,%p24;\nsetp.lt.s32 %p25,%r71,1;\nmov.u32 %r667,%r668;\n"
 "@%p25 bra $L__BB0_29;\nld.global.u32 %r667,[%rd15];\n$L__BB0_29:\nsetp.lt.s32 %p26,%r71,2;\n"
@@ -13703,7 +13573,7 @@ static const char qlora__ptx_294[] =
 "setp.gt.s32 %p60,%r135,3;\nand.pred %p61,%p42,%p60;\n@%p61 bra $L__BB0_80;\nbra.uni $L__BB0_72;\n"
 "$L__BB0_80:\nld.global.v4.u32{%r658,%r657,%r656,%r655},[%rd16];\nbra.uni $L__BB0_81;\n"
 "$L__BB0_72:\nsetp.lt.s32 %p62,%r135,1;\nmov.u32 %r657,0;\n";
-static const char qlora__ptx_295[] =
+static const char qlora__ptx_291[] =
 "mov.u32 %r658,%r657;\n@%p62 bra $L__BB0_74;\nld.global.u32 %r658,[%rd16];\n$L__BB0_74:\n"
 "setp.lt.s32 %p63,%r135,2;\n@%p63 bra $L__BB0_76;\nld.global.u32 %r657,[%rd16+4];\n$L__BB0_76:\n"
 "setp.lt.s32 %p64,%r135,3;\nmov.u32 %r655,0;\nmov.u32 %r656,%r655;\n@%p64 bra $L__BB0_78;\n"
@@ -13758,7 +13628,7 @@ static const char qlora__ptx_295[] =
 "fma.rn.f32 %f694,%f445,%f454,%f382;\nfma.rn.f32 %f693,%f445,%f455,%f383;\n"
 "fma.rn.f32 %f692,%f445,%f456,%f384;\nfma.rn.f32 %f691,%f445,%f469,%f385;\n"
 "fma.rn.f32 %f690,%f445,%f470,%f386;\nfma.rn.f32 %f689,%f445,%f471,%f387;\n";
-static const char qlora__ptx_296[] =
+static const char qlora__ptx_292[] =
 "fma.rn.f32 %f688,%f445,%f472,%f388;\nfma.rn.f32 %f687,%f446,%f453,%f389;\n"
 "fma.rn.f32 %f686,%f446,%f454,%f390;\nfma.rn.f32 %f685,%f446,%f455,%f391;\n"
 "fma.rn.f32 %f684,%f446,%f456,%f392;\nfma.rn.f32 %f683,%f446,%f469,%f393;\n"
@@ -13811,7 +13681,7 @@ static const char qlora__ptx_296[] =
 "st.shared.u32[%r445+1584],%r670;\n@%p2 bra $L__BB0_100;\nbra.uni $L__BB0_99;\n$L__BB0_100:\n"
 "shl.b32 %r448,%r190,2;\nadd.s32 %r449,%r689,%r448;\nst.shared.u32[%r449],%r658;\n"
 "st.shared.u32[%r449+528],%r657;\nst.shared.u32[%r449+1056],%r656;\n";
-static const char qlora__ptx_297[] =
+static const char qlora__ptx_293[] =
 "mov.u32 %r695,396;\nbra.uni $L__BB0_101;\n$L__BB0_89:\nshl.b32 %r564,%r22,2;\n"
 "add.s32 %r563,%r689,%r564;\nst.shared.v2.u32[%r563],{%r662,%r661};\n"
 "st.shared.u32[%r563+8],%r660;\nmov.u32 %r690,3;\n$L__BB0_91:\nshl.b32 %r566,%r22,2;\n"
@@ -13865,7 +13735,7 @@ static const char qlora__ptx_297[] =
 "st.shared.f32[%r201],%f695;\nst.shared.f32[%r201+4],%f694;\nst.shared.f32[%r201+8],%f693;\n"
 "st.shared.f32[%r201+12],%f692;\nst.shared.v4.f32[%r201+256],{%f691,%f690,%f689,%f688};\n"
 "st.shared.v4.f32[%r201+528],{%f687,%f686,%f685,%f684};\n";
-static const char qlora__ptx_298[] =
+static const char qlora__ptx_294[] =
 "st.shared.v4.f32[%r201+784],{%f683,%f682,%f681,%f680};\n"
 "st.shared.v4.f32[%r201+1056],{%f679,%f678,%f677,%f676};\n"
 "st.shared.v4.f32[%r201+1312],{%f675,%f674,%f673,%f672};\n"
@@ -13918,7 +13788,7 @@ static const char qlora__ptx_298[] =
 "mov.b32 %r536,%f703;\nshr.u32 %r537,%r536,16;\nand.b32 %r538,%r537,1;\n"
 "add.s32 %r539,%r536,%r538;\nadd.s32 %r540,%r539,32767;\nshr.u32 %r541,%r540,16;\n"
 "and.b32 %r542,%r536,2147483647;\n";
-static const char qlora__ptx_299[] =
+static const char qlora__ptx_295[] =
 "setp.gt.u32 %p115,%r542,2139095040;\nselp.b32 %r543,32767,%r541,%p115;\nmov.b32 %r544,%f704;\n"
 "shr.u32 %r545,%r544,16;\nand.b32 %r546,%r545,1;\nadd.s32 %r547,%r544,%r546;\n"
 "add.s32 %r548,%r547,32767;\nand.b32 %r549,%r548,-65536;\nand.b32 %r550,%r544,2147483647;\n"
@@ -13951,7 +13821,7 @@ static const char qlora__ptx_299[] =
 "@%p97 bra $L__BB0_121;\n$L__BB0_137:\nadd.s32 %r697,%r207,256;\nsetp.lt.s32 %p117,%r207,1792;\n"
 "@%p117 bra $L__BB0_115;\n$L__BB0_138:\nadd.s32 %r696,%r696,1;\nsetp.lt.u32 %p118,%r696,2;\n"
 "@%p118 bra $L__BB0_109;\nret;\n}\n";
-static const char qlora__ptx_300[] =
+static const char qlora__ptx_296[] =
 ".visible .entry qlora_gemm_big_half(\n.param .u64 qlora_gemm_big_half_param_0,\n"
 ".param .u64 qlora_gemm_big_half_param_1,\n.param .u64 qlora_gemm_big_half_param_2,\n"
 ".param .u32 qlora_gemm_big_half_param_3,\n.param .u32 qlora_gemm_big_half_param_4,\n"
@@ -14006,7 +13876,7 @@ static const char qlora__ptx_300[] =
 "add.s32 %r22,%r21,%r10;\nmad.lo.s32 %r23,%r16,132,%r15;\nadd.s32 %r24,%r22,396;\n"
 "add.s32 %r275,%r273,%r11;\nmul.lo.s32 %r25,%r275,132;\nadd.s32 %r26,%r23,%r274;\n"
 "add.s32 %r276,%r274,%r16;\n";
-static const char qlora__ptx_301[] =
+static const char qlora__ptx_297[] =
 "mad.lo.s32 %r27,%r276,132,%r15;\n"
 "mov.u32 %r277,_ZZ5tiledI4bf16Li8EEvPKvS2_PviiillllllPKfffiE6shared;\nadd.s32 %r696,%r277,8448;\n"
 "mov.u16 %rs21,1;\nmov.u64 %rd157,0;\nmov.f32 %f664,0f00000000;\nmov.f32 %f665,%f664;\n"
@@ -14056,7 +13926,7 @@ static const char qlora__ptx_301[] =
 "setp.lt.s32 %p22,%r51,4;\n@%p22 bra $L__BB1_26;\nld.global.u16 %r647,[%rd156+6];\n$L__BB1_26:\n"
 "shl.b32 %r303,%r645,16;\nor.b32 %r678,%r303,%r644;\nshl.b32 %r304,%r647,16;\n"
 "or.b32 %r679,%r304,%r646;\n$L__BB1_28:\nsub.s32 %r616,%r639,%r11;\nshl.b32 %r308,%r231,30;\n";
-static const char qlora__ptx_302[] =
+static const char qlora__ptx_298[] =
 "shr.s32 %r309,%r308,31;\nmov.u32 %r651,0;\nand.b32 %r311,%r309,-8;\nadd.s32 %r312,%r311,%r616;\n"
 "selp.b32 %r313,-64,0,%p1;\nadd.s32 %r314,%r12,%r313;\nselp.b32 %r315,%r312,%r314,%p1;\n"
 "selp.b32 %r316,%r314,%r312,%p1;\nsetp.gt.s32 %p24,%r316,0;\nselp.b32 %r66,%r315,0,%p24;\n"
@@ -14104,7 +13974,7 @@ static const char qlora__ptx_302[] =
 "ld.global.u16 %r669,[%rd15];\n$L__BB1_70:\nsetp.lt.s32 %p55,%r116,2;\n@%p55 bra $L__BB1_72;\n"
 "ld.global.u16 %r670,[%rd15+2];\n$L__BB1_72:\nsetp.lt.s32 %p56,%r116,3;\nmov.u32 %r685,0;\n"
 "@%p56 bra $L__BB1_74;\nld.global.u16 %r685,[%rd15+4];\n$L__BB1_74:\nshl.b32 %r370,%r670,16;\n";
-static const char qlora__ptx_303[] =
+static const char qlora__ptx_299[] =
 "or.b32 %r684,%r370,%r669;\n$L__BB1_76:\nsub.s32 %r610,%r639,%r16;\nselp.b32 %r376,0,-8,%p9;\n"
 "add.s32 %r377,%r376,%r610;\nselp.b32 %r378,-64,0,%p9;\nadd.s32 %r379,%r17,%r378;\n"
 "selp.b32 %r380,%r377,%r379,%p9;\nselp.b32 %r381,%r379,%r377,%p9;\nsetp.gt.s32 %p59,%r381,0;\n"
@@ -14158,7 +14028,7 @@ static const char qlora__ptx_303[] =
 "fma.rn.f32 %f450,%f383,%f390,%f670;\nfma.rn.f32 %f451,%f383,%f391,%f669;\n"
 "fma.rn.f32 %f452,%f383,%f392,%f668;\nfma.rn.f32 %f453,%f384,%f373,%f667;\n"
 "fma.rn.f32 %f454,%f384,%f374,%f666;\nfma.rn.f32 %f455,%f384,%f375,%f665;\n";
-static const char qlora__ptx_304[] =
+static const char qlora__ptx_300[] =
 "fma.rn.f32 %f456,%f384,%f376,%f664;\nfma.rn.f32 %f457,%f384,%f389,%f724;\n"
 "fma.rn.f32 %f458,%f384,%f390,%f725;\nfma.rn.f32 %f459,%f384,%f391,%f726;\n"
 "fma.rn.f32 %f460,%f384,%f392,%f727;\nld.shared.v4.f32{%f461,%f462,%f463,%f464},[%r398+528];\n"
@@ -14213,7 +14083,7 @@ static const char qlora__ptx_304[] =
 "add.s32 %r416,%r277,%r414;\nst.shared.f32[%r416],%f493;\nst.shared.f32[%r416+528],%f494;\n"
 "st.shared.f32[%r416+1056],%f495;\nmov.u32 %r697,%r24;\nmov.u32 %r698,%r163;\n"
 "bra.uni $L__BB1_97;\n";
-static const char qlora__ptx_305[] =
+static const char qlora__ptx_301[] =
 "$L__BB1_108:\nadd.s32 %r620,%r163,%r10;\nadd.s32 %r704,%r620,%r21;\nshl.b32 %r463,%r704,2;\n"
 "add.s32 %r465,%r277,%r463;\nst.shared.u32[%r465],%r177;\nst.shared.u32[%r465+4],%r178;\n"
 "st.shared.u32[%r465+8],%r179;\nmov.u32 %r705,3;\n$L__BB1_110:\nadd.s32 %r471,%r705,%r704;\n"
@@ -14263,7 +14133,7 @@ static const char qlora__ptx_305[] =
 "st.shared.f32[%r435],%f501;\nst.shared.f32[%r435+4],%f502;\nst.shared.f32[%r435+8],%f503;\n"
 "mov.u32 %r163,3;\n$L__BB1_103:\nadd.s32 %r444,%r163,%r700;\nshl.b32 %r445,%r444,2;\n"
 "add.s32 %r447,%r277,%r445;\nst.shared.f32[%r447],%f504;\n";
-static const char qlora__ptx_306[] =
+static const char qlora__ptx_302[] =
 "cvt.u16.u32 %rs16,%r680;\ncvt.f32.f16 %f505,%rs16;\nshr.u32 %r448,%r680,16;\n"
 "cvt.u16.u32 %rs17,%r448;\ncvt.f32.f16 %f506,%rs17;\ncvt.u16.u32 %rs18,%r681;\n"
 "cvt.f32.f16 %f507,%rs18;\nshr.u32 %r449,%r681,16;\ncvt.u16.u32 %rs19,%r449;\n"
@@ -14318,7 +14188,7 @@ static const char qlora__ptx_306[] =
 "add.s32 %r205,%r517,%r4;\nmov.u32 %r712,%r1;\n$L__BB1_133:\n.pragma \"nounroll\";\n"
 "mov.u32 %r208,%r712;\nld.param.u32 %r611,[qlora_gemm_big_half_param_3];\n"
 "shr.s32 %r521,%r208,31;\n";
-static const char qlora__ptx_307[] =
+static const char qlora__ptx_303[] =
 "shr.u32 %r522,%r521,27;\nadd.s32 %r523,%r208,%r522;\nshr.s32 %r209,%r523,5;\n"
 "add.s32 %r210,%r205,%r209;\nand.b32 %r524,%r523,1073741792;\nsub.s32 %r525,%r208,%r524;\n"
 "shl.b32 %r211,%r525,2;\nadd.s32 %r212,%r211,%r5;\nsetp.ge.s32 %p90,%r210,%r611;\n"
@@ -14370,7 +14240,7 @@ static const char qlora__ptx_307[] =
 "bra.uni $L__BB1_155;\n$L__BB1_153:\nst.global.v4.f32[%rd34],{%f733,%f734,%f735,%f736};\n"
 "bra.uni $L__BB1_155;\n$L__BB1_137:\nsetp.neu.f32 %p98,%f300,0f00000000;\n@%p98 bra $L__BB1_140;\n"
 "bra.uni $L__BB1_138;\n$L__BB1_140:\nmov.u32 %r715,0;\n$L__BB1_141:\n";
-static const char qlora__ptx_308[] =
+static const char qlora__ptx_304[] =
 ".pragma \"nounroll\";\nadd.s32 %r530,%r715,%r213;\nshl.b32 %r531,%r530,2;\n"
 "add.s32 %r533,%r277,%r531;\nld.shared.f32 %f512,[%r533];\nmul.f32 %f513,%f728,%f512;\n"
 "cvt.s64.s32 %rd130,%r715;\nadd.s64 %rd131,%rd30,%rd130;\nshl.b64 %rd132,%rd131,2;\n"
@@ -14394,7 +14264,7 @@ static const char qlora__ptx_308[] =
 "add.s64 %rd160,%rd160,4;\nadd.s32 %r713,%r713,4;\n@%p101 bra $L__BB1_139;\n$L__BB1_155:\n"
 "add.s32 %r712,%r208,256;\nsetp.lt.s32 %p121,%r208,1792;\n@%p121 bra $L__BB1_133;\n$L__BB1_156:\n"
 "add.s32 %r711,%r711,1;\nsetp.lt.u32 %p122,%r711,2;\n@%p122 bra $L__BB1_127;\nret;\n}\n";
-static const char qlora__ptx_309[] =
+static const char qlora__ptx_305[] =
 ".visible .entry qlora_gemm_mid_f32(\n.param .u64 qlora_gemm_mid_f32_param_0,\n"
 ".param .u64 qlora_gemm_mid_f32_param_1,\n.param .u64 qlora_gemm_mid_f32_param_2,\n"
 ".param .u32 qlora_gemm_mid_f32_param_3,\n.param .u32 qlora_gemm_mid_f32_param_4,\n"
@@ -14450,7 +14320,7 @@ static const char qlora__ptx_309[] =
 "mad.lo.s32 %r20,%r13,68,%r139;\nmov.u32 %r141,_ZZ5tiledIfLi4EEvPKvS1_PviiillllllPKfffiE6shared;\n"
 "add.s32 %r323,%r141,4352;\nmov.u16 %rs5,1;\nmov.u64 %rd130,0;\nmov.f32 %f257,0f00000000;\n"
 "mov.f32 %f258,%f257;\n";
-static const char qlora__ptx_310[] =
+static const char qlora__ptx_306[] =
 "mov.f32 %f259,%f257;\nmov.f32 %f260,%f257;\nmov.f32 %f261,%f257;\nmov.f32 %f262,%f257;\n"
 "mov.f32 %f263,%f257;\nmov.f32 %f264,%f257;\nmov.f32 %f265,%f257;\nmov.f32 %f266,%f257;\n"
 "mov.f32 %f267,%f257;\nmov.f32 %f268,%f257;\nmov.f32 %f269,%f257;\nmov.f32 %f270,%f257;\n"
@@ -14502,7 +14372,7 @@ static const char qlora__ptx_310[] =
 "fma.rn.f32 %f165,%f137,%f145,%f257;\nld.shared.v4.f32{%f166,%f167,%f168,%f169},[%r177+272];\n"
 "ld.shared.v4.f32{%f174,%f175,%f176,%f177},[%r180+272];\nfma.rn.f32 %f272,%f166,%f174,%f150;\n"
 "fma.rn.f32 %f271,%f166,%f175,%f151;\n";
-static const char qlora__ptx_311[] =
+static const char qlora__ptx_307[] =
 "fma.rn.f32 %f270,%f166,%f176,%f152;\nfma.rn.f32 %f269,%f166,%f177,%f153;\n"
 "fma.rn.f32 %f268,%f167,%f174,%f154;\nfma.rn.f32 %f267,%f167,%f175,%f155;\n"
 "fma.rn.f32 %f266,%f167,%f176,%f156;\nfma.rn.f32 %f265,%f167,%f177,%f157;\n"
@@ -14556,7 +14426,7 @@ static const char qlora__ptx_311[] =
 "add.s32 %r78,%r77,%r301;\nsetp.ge.s32 %p34,%r76,%r300;\nsetp.ge.s32 %p35,%r78,%r94;\n"
 "or.pred %p36,%p34,%p35;\n@%p36 bra $L__BB2_70;\nsetp.eq.s64 %p37,%rd27,0;\n"
 "mad.lo.s32 %r79,%r75,68,%r77;\ncvt.s64.s32 %rd97,%r76;\n";
-static const char qlora__ptx_312[] =
+static const char qlora__ptx_308[] =
 "mul.lo.s64 %rd98,%rd97,%rd39;\ncvt.s64.s32 %rd99,%r78;\nadd.s64 %rd28,%rd98,%rd99;\n"
 "sub.s32 %r80,%r94,%r78;\nsetp.gt.s32 %p38,%r80,3;\nand.pred %p39,%p37,%p38;\n"
 "@%p39 bra $L__BB2_62;\nbra.uni $L__BB2_50;\n$L__BB2_62:\nsetp.eq.f32 %p58,%f116,0f00000000;\n"
@@ -14608,7 +14478,7 @@ static const char qlora__ptx_312[] =
 "ld.global.f32 %f187,[%rd104];\nfma.rn.f32 %f188,%f116,%f187,%f186;\n"
 "st.global.f32[%rd104],%f188;\nadd.s32 %r330,%r330,1;\nsetp.lt.u32 %p46,%r330,4;\n"
 "setp.lt.s32 %p47,%r330,%r80;\nand.pred %p48,%p46,%p47;\n@%p48 bra $L__BB2_56;\n";
-static const char qlora__ptx_313[] =
+static const char qlora__ptx_309[] =
 "bra.uni $L__BB2_70;\n$L__BB2_58:\nmov.u32 %r331,0;\n$L__BB2_59:\n.pragma \"nounroll\";\n"
 "add.s32 %r222,%r331,%r79;\nshl.b32 %r223,%r222,2;\nadd.s32 %r225,%r141,%r223;\n"
 "ld.shared.f32 %f189,[%r225];\nmul.f32 %f190,%f273,%f189;\ncvt.s64.s32 %rd105,%r331;\n"
@@ -14626,7 +14496,7 @@ static const char qlora__ptx_313[] =
 "add.s64 %rd133,%rd133,4;\nadd.s32 %r328,%r328,4;\n@%p45 bra $L__BB2_54;\n$L__BB2_70:\n"
 "add.s32 %r327,%r74,256;\nsetp.lt.s32 %p65,%r74,768;\n@%p65 bra $L__BB2_48;\n$L__BB2_71:\nret;\n"
 "}\n";
-static const char qlora__ptx_314[] =
+static const char qlora__ptx_310[] =
 ".visible .entry qlora_gemm_mid_half(\n.param .u64 qlora_gemm_mid_half_param_0,\n"
 ".param .u64 qlora_gemm_mid_half_param_1,\n.param .u64 qlora_gemm_mid_half_param_2,\n"
 ".param .u32 qlora_gemm_mid_half_param_3,\n.param .u32 qlora_gemm_mid_half_param_4,\n"
@@ -14682,7 +14552,7 @@ static const char qlora__ptx_314[] =
 "mad.lo.s32 %r20,%r13,68,%r146;\n"
 "mov.u32 %r148,_ZZ5tiledI4bf16Li4EEvPKvS2_PviiillllllPKfffiE6shared;\nadd.s32 %r351,%r148,4352;\n"
 "mov.u16 %rs13,1;\nmov.u64 %rd130,0;\n";
-static const char qlora__ptx_315[] =
+static const char qlora__ptx_311[] =
 "mov.f32 %f254,0f00000000;\nmov.f32 %f255,%f254;\nmov.f32 %f256,%f254;\nmov.f32 %f257,%f254;\n"
 "mov.f32 %f258,%f254;\nmov.f32 %f259,%f254;\nmov.f32 %f260,%f254;\nmov.f32 %f261,%f254;\n"
 "mov.f32 %f262,%f254;\nmov.f32 %f263,%f254;\nmov.f32 %f264,%f254;\nmov.f32 %f265,%f254;\n"
@@ -14733,7 +14603,7 @@ static const char qlora__ptx_315[] =
 "fma.rn.f32 %f168,%f142,%f148,%f267;\nfma.rn.f32 %f169,%f142,%f149,%f268;\n"
 "fma.rn.f32 %f170,%f142,%f150,%f269;\nld.shared.v4.f32{%f171,%f172,%f173,%f174},[%r184+272];\n"
 "ld.shared.v4.f32{%f179,%f180,%f181,%f182},[%r187+272];\n";
-static const char qlora__ptx_316[] =
+static const char qlora__ptx_312[] =
 "fma.rn.f32 %f265,%f171,%f179,%f155;\nfma.rn.f32 %f264,%f171,%f180,%f156;\n"
 "fma.rn.f32 %f263,%f171,%f181,%f157;\nfma.rn.f32 %f262,%f171,%f182,%f158;\n"
 "fma.rn.f32 %f261,%f172,%f179,%f159;\nfma.rn.f32 %f260,%f172,%f180,%f160;\n"
@@ -14786,7 +14656,7 @@ static const char qlora__ptx_316[] =
 "ld.param.u64 %rd117,[qlora_gemm_mid_half_param_2];\ncvta.to.global.u64 %rd86,%rd117;\n"
 "mul.lo.s64 %rd88,%rd121,%rd118;\nshl.b64 %rd89,%rd88,2;\nadd.s64 %rd131,%rd86,%rd89;\n"
 "add.s64 %rd132,%rd117,%rd89;\n";
-static const char qlora__ptx_317[] =
+static const char qlora__ptx_313[] =
 "$L__BB3_54:\nmov.u32 %r315,%tid.x;\nbar.sync 0;\nmad.lo.s32 %r222,%r3,272,%r17;\n"
 "shl.b32 %r223,%r222,2;\nadd.s32 %r225,%r148,%r223;\nst.shared.f32[%r225],%f265;\n"
 "st.shared.f32[%r225+4],%f264;\nst.shared.f32[%r225+8],%f263;\nst.shared.f32[%r225+12],%f262;\n"
@@ -14839,7 +14709,7 @@ static const char qlora__ptx_317[] =
 "add.s32 %r293,%r292,32767;\nand.b32 %r294,%r293,-65536;\nand.b32 %r295,%r289,2147483647;\n"
 "setp.gt.u32 %p64,%r295,2139095040;\nselp.b32 %r296,2147418112,%r294,%p64;\nmov.b32 %r297,%f285;\n"
 "shr.u32 %r298,%r297,16;\nand.b32 %r299,%r298,1;\n";
-static const char qlora__ptx_318[] =
+static const char qlora__ptx_314[] =
 "add.s32 %r300,%r297,%r299;\nadd.s32 %r301,%r300,32767;\nshr.u32 %r302,%r301,16;\n"
 "and.b32 %r303,%r297,2147483647;\nsetp.gt.u32 %p65,%r303,2139095040;\n"
 "selp.b32 %r304,32767,%r302,%p65;\nmov.b32 %r305,%f286;\nshr.u32 %r306,%r305,16;\n"
@@ -14873,7 +14743,7 @@ static const char qlora__ptx_318[] =
 "add.s64 %rd133,%rd133,4;\nadd.s32 %r356,%r356,4;\n@%p47 bra $L__BB3_62;\n$L__BB3_78:\n"
 "add.s32 %r355,%r80,256;\nsetp.lt.s32 %p67,%r80,768;\n@%p67 bra $L__BB3_56;\n$L__BB3_79:\nret;\n"
 "}\n";
-static const char qlora__ptx_319[] =
+static const char qlora__ptx_315[] =
 ".visible .entry qlora_gemm_skinny_f32(\n.param .u64 qlora_gemm_skinny_f32_param_0,\n"
 ".param .u64 qlora_gemm_skinny_f32_param_1,\n.param .u64 qlora_gemm_skinny_f32_param_2,\n"
 ".param .u32 qlora_gemm_skinny_f32_param_3,\n.param .u32 qlora_gemm_skinny_f32_param_4,\n"
@@ -14927,7 +14797,7 @@ static const char qlora__ptx_319[] =
 "shr.u32 %r395,%r394,29;\nadd.s32 %r396,%r1,%r395;\nshr.s32 %r18,%r396,3;\nshl.b32 %r19,%r18,2;\n"
 "and.b32 %r397,%r396,2147483640;\nsub.s32 %r398,%r1,%r397;\nshl.b32 %r20,%r398,1;\n"
 "and.b32 %r21,%r20,-4;\nand.b32 %r399,%r20,2;\nor.b32 %r22,%r399,528;\nsetp.gt.s32 %p5,%r10,15;\n";
-static const char qlora__ptx_320[] =
+static const char qlora__ptx_316[] =
 "selp.b32 %r400,16,0,%p5;\nshl.b32 %r401,%r10,4;\nadd.s32 %r402,%r400,%r401;\n"
 "setp.gt.s32 %p6,%r15,15;\nselp.b32 %r403,16,0,%p6;\nshl.b32 %r404,%r15,4;\n"
 "add.s32 %r405,%r403,%r404;\nand.b32 %r406,%r9,-4;\nand.b32 %r407,%r10,12;\n"
@@ -14979,7 +14849,7 @@ static const char qlora__ptx_320[] =
 "sub.s32 %r70,%r978,%r10;\nselp.b32 %r503,%r70,%r11,%p1;\nselp.b32 %r504,%r11,%r70,%p1;\n"
 "setp.gt.s32 %p16,%r504,0;\nselp.b32 %r71,%r503,0,%p16;\n@%p14 bra $L__BB4_81;\n"
 "setp.lt.s32 %p17,%r71,1;\nmov.u32 %r1081,0;\nmov.u32 %r1082,%r1081;\n@%p17 bra $L__BB4_11;\n";
-static const char qlora__ptx_321[] =
+static const char qlora__ptx_317[] =
 "ld.global.u32 %r1082,[%rd213];\n$L__BB4_11:\nsetp.lt.s32 %p18,%r71,2;\n@%p18 bra $L__BB4_13;\n"
 "ld.global.u32 %r1081,[%rd213+4];\n$L__BB4_13:\nsetp.lt.s32 %p19,%r71,3;\nmov.u32 %r1079,0;\n"
 "mov.u32 %r1080,%r1079;\n@%p19 bra $L__BB4_15;\nld.global.u32 %r1080,[%rd213+8];\n$L__BB4_15:\n"
@@ -15028,7 +14898,7 @@ static const char qlora__ptx_321[] =
 "setp.gt.s32 %p50,%r560,0;\nselp.b32 %r122,%r559,0,%p50;\nsetp.lt.s32 %p51,%r122,1;\n"
 "mov.u32 %r1074,%r1073;\n@%p51 bra $L__BB4_47;\nselp.b64 %rd98,4,8,%p1;\n"
 "mul.lo.s64 %rd99,%rd98,%rd33;\nshl.b64 %rd100,%rd99,3;\n";
-static const char qlora__ptx_322[] =
+static const char qlora__ptx_318[] =
 "add.s64 %rd101,%rd213,%rd100;\nld.global.u32 %r1074,[%rd101];\n$L__BB4_47:\n"
 "setp.lt.s32 %p53,%r122,2;\n@%p53 bra $L__BB4_49;\nselp.b64 %rd102,4,8,%p1;\n"
 "mul.lo.s64 %rd103,%rd102,%rd33;\nshl.b64 %rd104,%rd103,1;\nadd.s64 %rd105,%rd103,%rd104;\n"
@@ -15077,7 +14947,7 @@ static const char qlora__ptx_322[] =
 "add.s64 %rd16,%rd212,%rd150;\nsetp.gt.s32 %p79,%r607,0;\nselp.b32 %r156,%r606,0,%p79;\n"
 "setp.gt.s32 %p80,%r156,3;\nand.pred %p82,%p24,%p80;\n@%p82 bra $L__BB4_80;\nbra.uni $L__BB4_72;\n"
 "$L__BB4_80:\nld.global.v4.u32{%r1086,%r1085,%r1084,%r1083},[%rd16];\nbra.uni $L__BB4_153;\n";
-static const char qlora__ptx_323[] =
+static const char qlora__ptx_319[] =
 "$L__BB4_72:\nsetp.lt.s32 %p83,%r156,1;\nmov.u32 %r1085,0;\nmov.u32 %r1086,%r1085;\n"
 "@%p83 bra $L__BB4_74;\nld.global.u32 %r1086,[%rd16];\n$L__BB4_74:\nsetp.lt.s32 %p84,%r156,2;\n"
 "@%p84 bra $L__BB4_76;\nld.global.u32 %r1085,[%rd16+4];\n$L__BB4_76:\nsetp.lt.s32 %p85,%r156,3;\n"
@@ -15127,7 +14997,7 @@ static const char qlora__ptx_323[] =
 "selp.b32 %r675,%r672,%r674,%p1;\nselp.b32 %r676,%r674,%r672,%p1;\nshl.b64 %rd159,%rd152,3;\n"
 "add.s64 %rd19,%rd213,%rd159;\nsetp.gt.s32 %p116,%r676,0;\nselp.b32 %r228,%r675,0,%p116;\n"
 "setp.gt.s32 %p117,%r228,3;\n@%p117 bra $L__BB4_124;\n";
-static const char qlora__ptx_324[] =
+static const char qlora__ptx_320[] =
 "bra.uni $L__BB4_118;\n$L__BB4_124:\nld.global.v4.u32{%r1074,%r1073,%r1072,%r1071},[%rd19];\n"
 "bra.uni $L__BB4_125;\n$L__BB4_118:\nsetp.lt.s32 %p118,%r228,1;\nmov.u32 %r1073,0;\n"
 "mov.u32 %r1074,%r1073;\n@%p118 bra $L__BB4_120;\nld.global.u32 %r1074,[%rd19];\n$L__BB4_120:\n"
@@ -15177,7 +15047,7 @@ static const char qlora__ptx_324[] =
 "shl.b64 %rd174,%rd189,5;\nadd.s64 %rd212,%rd212,%rd174;\n$L__BB4_154:\nand.b16 %rs3,%rs5,255;\n"
 "setp.ne.s16 %p147,%rs3,0;\n@%p147 bra $L__BB4_158;\nmov.u32 %r1131,0;\n$L__BB4_156:\n"
 ".pragma \"nounroll\";\nsetp.gt.u32 %p148,%r1131,3;\n";
-static const char qlora__ptx_325[] =
+static const char qlora__ptx_321[] =
 "selp.b32 %r737,16,0,%p148;\nshl.b32 %r738,%r1131,6;\nor.b32 %r739,%r737,%r738;\n"
 "shl.b32 %r740,%r1131,2;\nand.b32 %r741,%r740,12;\nxor.b32 %r742,%r741,%r19;\n"
 "add.s32 %r743,%r739,%r742;\nxor.b32 %r744,%r741,%r21;\nadd.s32 %r745,%r739,%r22;\n"
@@ -15231,7 +15101,7 @@ static const char qlora__ptx_325[] =
 "st.shared.u32[%r26+8],%r1076;\nst.shared.u32[%r26+12],%r1075;\n@%p2 bra $L__BB4_165;\n"
 "bra.uni $L__BB4_164;\n$L__BB4_165:\nshl.b32 %r777,%r27,2;\nadd.s32 %r778,%r414,%r777;\n"
 "st.shared.u32[%r778+2112],%r1094;\n";
-static const char qlora__ptx_326[] =
+static const char qlora__ptx_322[] =
 "st.shared.u32[%r778+2176],%r1093;\nst.shared.u32[%r778+2240],%r1092;\nmov.u32 %r1134,576;\n"
 "mov.u32 %r1133,%r27;\nbra.uni $L__BB4_166;\n$L__BB4_177:\nshl.b32 %r832,%r29,2;\n"
 "add.s32 %r833,%r414,%r832;\nst.shared.v2.u32[%r833+2112],{%r1094,%r1093};\n"
@@ -15282,7 +15152,7 @@ static const char qlora__ptx_326[] =
 "add.s32 %r915,%r918,%r916;\nld.param.u32 %r914,[qlora_gemm_skinny_f32_param_3];\n"
 "and.b32 %r913,%r915,2147483640;\nsub.s32 %r912,%r918,%r913;\nshl.b32 %r911,%r912,1;\n"
 "shr.s32 %r910,%r915,3;\n";
-static const char qlora__ptx_327[] =
+static const char qlora__ptx_323[] =
 "mov.u32 %r909,%ctaid.y;\nshl.b32 %r908,%r909,4;\n"
 "ld.param.u32 %r907,[qlora_gemm_skinny_f32_param_4];\nmov.u32 %r906,%ctaid.x;\n"
 "shl.b32 %r905,%r906,4;\nshl.b32 %r874,%r910,6;\nadd.s32 %r875,%r874,%r911;\n"
@@ -15329,7 +15199,7 @@ static const char qlora__ptx_327[] =
 "add.s32 %r900,%r897,%r899;\nadd.s32 %r901,%r900,32767;\nshr.u32 %r902,%r901,16;\n"
 "and.b32 %r903,%r897,2147483647;\nsetp.gt.u32 %p169,%r903,2139095040;\n"
 "selp.b32 %r904,32767,%r902,%p169;\nst.global.u16[%rd28],%r904;\n$L__BB4_197:\nret;\n}\n";
-static const char qlora__ptx_328[] =
+static const char qlora__ptx_324[] =
 ".visible .entry qlora_gemm_skinny_half(\n.param .u64 qlora_gemm_skinny_half_param_0,\n"
 ".param .u64 qlora_gemm_skinny_half_param_1,\n.param .u64 qlora_gemm_skinny_half_param_2,\n"
 ".param .u32 qlora_gemm_skinny_half_param_3,\n.param .u32 qlora_gemm_skinny_half_param_4,\n"
@@ -15383,7 +15253,7 @@ static const char qlora__ptx_328[] =
 "setp.gt.s32 %p5,%r10,15;\nselp.b32 %r347,16,0,%p5;\nshl.b32 %r348,%r10,4;\n"
 "add.s32 %r349,%r347,%r348;\nand.b32 %r350,%r10,12;\nand.b32 %r351,%r9,-4;\n"
 "xor.b32 %r352,%r351,%r350;\nand.b32 %r353,%r9,3;\n";
-static const char qlora__ptx_329[] =
+static const char qlora__ptx_325[] =
 "or.b32 %r354,%r349,%r353;\nadd.s32 %r20,%r354,%r352;\nshl.b32 %r355,%r339,1;\n"
 "shl.b32 %r356,%r343,1;\nsetp.gt.s32 %p6,%r15,15;\nselp.b32 %r357,16,0,%p6;\n"
 "shl.b32 %r358,%r15,4;\nadd.s32 %r359,%r357,%r358;\nand.b32 %r360,%r15,12;\n"
@@ -15435,7 +15305,7 @@ static const char qlora__ptx_329[] =
 "ld.global.u16 %r911,[%rd287+6];\n$L__BB5_17:\nshl.b64 %rd76,%rd47,1;\n"
 "add.s64 %rd77,%rd30,%rd76;\nand.b64 %rd78,%rd77,7;\nand.b64 %rd79,%rd33,3;\n"
 "or.b64 %rd80,%rd78,%rd79;\nsetp.eq.s64 %p21,%rd80,0;\n";
-static const char qlora__ptx_330[] =
+static const char qlora__ptx_326[] =
 "shl.b32 %r441,%r909,16;\nor.b32 %r995,%r441,%r908;\nshl.b32 %r442,%r911,16;\n"
 "or.b32 %r994,%r442,%r910;\nsub.s32 %r63,%r907,%r15;\nselp.b32 %r443,%r63,%r16,%p2;\n"
 "selp.b32 %r444,%r16,%r63,%p2;\nsetp.gt.s32 %p23,%r444,0;\nselp.b32 %r64,%r443,0,%p23;\n"
@@ -15485,7 +15355,7 @@ static const char qlora__ptx_330[] =
 "selp.b64 %rd111,4,8,%p1;\nmul.lo.s64 %rd112,%rd111,%rd32;\nshl.b64 %rd113,%rd112,2;\n"
 "add.s64 %rd114,%rd287,%rd113;\nld.global.u16 %r928,[%rd114];\n$L__BB5_49:\n"
 "setp.lt.s32 %p54,%r105,2;\n@%p54 bra $L__BB5_51;\nselp.b64 %rd115,4,8,%p1;\n";
-static const char qlora__ptx_331[] =
+static const char qlora__ptx_327[] =
 "mul.lo.s64 %rd116,%rd115,%rd32;\nshl.b64 %rd117,%rd116,2;\nadd.s64 %rd118,%rd287,%rd117;\n"
 "ld.global.u16 %r929,[%rd118+2];\n$L__BB5_51:\nsetp.lt.s32 %p56,%r105,3;\nmov.u32 %r931,0;\n"
 "mov.u32 %r930,%r931;\n@%p56 bra $L__BB5_53;\nselp.b64 %rd119,4,8,%p1;\n"
@@ -15534,7 +15404,7 @@ static const char qlora__ptx_331[] =
 "ld.global.u16 %r942,[%rd15];\n$L__BB5_77:\nsetp.lt.s32 %p87,%r142,2;\n@%p87 bra $L__BB5_79;\n"
 "ld.global.u16 %r943,[%rd15+2];\n$L__BB5_79:\nsetp.lt.s32 %p88,%r142,3;\nmov.u32 %r945,0;\n"
 "mov.u32 %r944,%r945;\n@%p88 bra $L__BB5_81;\nld.global.u16 %r944,[%rd15+4];\n$L__BB5_81:\n";
-static const char qlora__ptx_332[] =
+static const char qlora__ptx_328[] =
 "setp.lt.s32 %p89,%r142,4;\n@%p89 bra $L__BB5_83;\nld.global.u16 %r945,[%rd15+6];\n$L__BB5_83:\n"
 "shl.b32 %r534,%r943,16;\nor.b32 %r997,%r534,%r942;\nshl.b32 %r535,%r945,16;\n"
 "or.b32 %r996,%r535,%r944;\nbra.uni $L__BB5_165;\n$L__BB5_86:\nsetp.lt.s32 %p91,%r52,1;\n"
@@ -15584,7 +15454,7 @@ static const char qlora__ptx_332[] =
 "selp.b32 %r583,0,%r582,%p1;\nadd.s32 %r584,%r583,%r885;\nselp.b32 %r585,%r582,0,%p1;\n"
 "add.s32 %r586,%r11,%r585;\nselp.b32 %r587,%r584,%r586,%p1;\nselp.b32 %r588,%r586,%r584,%p1;\n"
 "shl.b64 %rd201,%rd274,2;\n";
-static const char qlora__ptx_333[] =
+static const char qlora__ptx_329[] =
 "add.s64 %rd18,%rd287,%rd201;\nsetp.gt.s32 %p121,%r588,0;\nselp.b32 %r209,%r587,0,%p121;\n"
 "setp.gt.s32 %p122,%r209,3;\n@%p122 bra $L__BB5_133;\nbra.uni $L__BB5_126;\n$L__BB5_133:\n"
 "ld.global.v2.u32{%r991,%r990},[%rd18];\nbra.uni $L__BB5_134;\n$L__BB5_126:\n"
@@ -15634,7 +15504,7 @@ static const char qlora__ptx_333[] =
 "$L__BB5_163:\nshl.b32 %r636,%r985,16;\nor.b32 %r997,%r636,%r984;\nshl.b32 %r637,%r987,16;\n"
 "or.b32 %r996,%r637,%r986;\n$L__BB5_165:\nshl.b64 %rd262,%rd33,5;\n"
 "selp.b64 %rd261,32,%rd262,%p2;\nshl.b64 %rd260,%rd32,5;\n";
-static const char qlora__ptx_334[] =
+static const char qlora__ptx_330[] =
 "selp.b64 %rd259,32,%rd260,%p1;\nshl.b64 %rd243,%rd259,4;\nadd.s64 %rd287,%rd287,%rd243;\n"
 "shl.b64 %rd246,%rd261,4;\nadd.s64 %rd286,%rd286,%rd246;\n$L__BB5_166:\nand.b16 %rs3,%rs37,255;\n"
 "setp.ne.s16 %p156,%rs3,0;\n@%p156 bra $L__BB5_170;\nmov.u32 %r1020,0;\n$L__BB5_168:\n"
@@ -15688,7 +15558,7 @@ static const char qlora__ptx_334[] =
 "mov.u32 %r677,_ZZ6skinnyI4bf16EvPKvS2_PviiillllllPKfffiE6shared;\n"
 "mad.lo.s32 %r678,%r2,4224,%r677;\nshl.b32 %r679,%r676,2;\nadd.s32 %r680,%r678,%r679;\n"
 "st.shared.f32[%r680],%f326;\n@%p160 bra $L__BB5_179;\nbra.uni $L__BB5_178;\n";
-static const char qlora__ptx_335[] =
+static const char qlora__ptx_331[] =
 "$L__BB5_179:\nshl.b32 %r683,%r1003,16;\nand.b32 %r684,%r1003,-65536;\nshl.b32 %r685,%r1002,16;\n"
 "and.b32 %r686,%r1002,-65536;\nmov.b32 %f330,%r686;\nmov.b32 %f329,%r685;\nmov.b32 %f328,%r684;\n"
 "mov.b32 %f327,%r683;\nbra.uni $L__BB5_180;\n$L__BB5_178:\ncvt.u16.u32 %rs8,%r1003;\n"
@@ -15739,7 +15609,7 @@ static const char qlora__ptx_335[] =
 "bra.uni $L__BB5_199;\n$L__BB5_200:\nshl.b32 %r761,%r26,2;\nadd.s32 %r762,%r678,%r761;\n"
 "st.shared.f32[%r762],%f339;\nst.shared.f32[%r762+64],%f340;\nst.shared.f32[%r762+128],%f341;\n"
 "mov.u32 %r1028,48;\n";
-static const char qlora__ptx_336[] =
+static const char qlora__ptx_332[] =
 "mov.u32 %r1027,%r26;\nbra.uni $L__BB5_201;\n$L__BB5_199:\nshl.b32 %r756,%r27,2;\n"
 "add.s32 %r757,%r678,%r756;\nst.shared.f32[%r757],%f339;\nst.shared.f32[%r757+4],%f340;\n"
 "st.shared.f32[%r757+8],%f341;\nmov.u32 %r1028,3;\nmov.u32 %r1027,%r27;\n$L__BB5_201:\n"
@@ -15791,7 +15661,7 @@ static const char qlora__ptx_336[] =
 "shl.b32 %r867,%r868,4;\nshl.b32 %r834,%r17,6;\nadd.s32 %r835,%r834,%r19;\n"
 "mov.u32 %r836,_ZZ6skinnyI4bf16EvPKvS2_PviiillllllPKfffiE6shared;\n"
 "mad.lo.s32 %r837,%r2,4224,%r836;\n";
-static const char qlora__ptx_337[] =
+static const char qlora__ptx_333[] =
 "shl.b32 %r838,%r835,2;\nadd.s32 %r839,%r837,%r838;\nst.shared.v2.f32[%r839],{%f322,%f321};\n"
 "st.shared.v2.f32[%r839+64],{%f320,%f319};\nst.shared.v2.f32[%r839+128],{%f318,%f317};\n"
 "st.shared.v2.f32[%r839+192],{%f316,%f315};\nbar.sync 0;\nshr.u32 %r841,%r872,28;\n"
@@ -15835,6 +15705,10 @@ static const char qlora__ptx_337[] =
 "and.b32 %r863,%r857,2147483647;\nsetp.gt.u32 %p185,%r863,2139095040;\n"
 "selp.b32 %r864,32767,%r862,%p185;\nst.global.u16[%rd27],%r864;\n$L__BB5_230:\nret;\n}\n";
 static const char* const qlora__ptx_gemm_75[] = {
+qlora__ptx_288,
+qlora__ptx_289,
+qlora__ptx_290,
+qlora__ptx_291,
 qlora__ptx_292,
 qlora__ptx_293,
 qlora__ptx_294,
@@ -15877,13 +15751,9 @@ qlora__ptx_330,
 qlora__ptx_331,
 qlora__ptx_332,
 qlora__ptx_333,
-qlora__ptx_334,
-qlora__ptx_335,
-qlora__ptx_336,
-qlora__ptx_337,
 0};
 
-static const char qlora__ptx_338[] =
+static const char qlora__ptx_334[] =
 ".visible .entry qlora_gemm_tc_bf16_nn(\n.param .u64 qlora_gemm_tc_bf16_nn_param_0,\n"
 ".param .u64 qlora_gemm_tc_bf16_nn_param_1,\n.param .u64 qlora_gemm_tc_bf16_nn_param_2,\n"
 ".param .u32 qlora_gemm_tc_bf16_nn_param_3,\n.param .u32 qlora_gemm_tc_bf16_nn_param_4,\n"
@@ -15935,7 +15805,7 @@ static const char qlora__ptx_338[] =
 "add.s64 %rd31,%rd30,%rd28;\nshr.u32 %r92,%r62,30;\nadd.s32 %r93,%r1,%r92;\n"
 "and.b32 %r94,%r93,-4;\nsub.s32 %r9,%r1,%r94;\nshr.s32 %r10,%r93,2;\nadd.s32 %r95,%r10,%r85;\n"
 "cvt.s64.s32 %rd32,%r95;\nmul.lo.s64 %rd1,%rd32,%rd21;\nadd.s32 %r96,%r1,256;\n";
-static const char qlora__ptx_339[] =
+static const char qlora__ptx_335[] =
 "shr.s32 %r97,%r96,31;\nshr.u32 %r98,%r97,30;\nadd.s32 %r99,%r96,%r98;\nshr.s32 %r11,%r99,2;\n"
 "and.b32 %r100,%r99,-4;\nsub.s32 %r12,%r96,%r100;\nshr.u32 %r101,%r89,1;\nand.b32 %r102,%r101,3;\n"
 "add.s32 %r103,%r89,16;\nshr.u32 %r104,%r103,1;\nand.b32 %r105,%r104,3;\n"
@@ -15988,7 +15858,7 @@ static const char qlora__ptx_339[] =
 "shl.b32 %r181,%r26,8;\nadd.s32 %r182,%r178,%r181;\nand.b32 %r183,%r26,7;\n"
 "xor.b32 %r184,%r183,%r23;\nshl.b32 %r185,%r184,4;\nadd.s32 %r145,%r182,%r185;\n"
 "shl.b32 %r146,%r179,1;\ncp.async.cg.shared.global[%r145],[%rd38],16,%r146;\n";
-static const char qlora__ptx_340[] =
+static const char qlora__ptx_336[] =
 "setp.gt.s32 %p18,%r155,%r28;\nand.pred %p19,%p18,%p5;\nselp.b32 %r186,%r30,0,%p19;\n"
 "setp.gt.s32 %p20,%r186,0;\nadd.s32 %r187,%r28,%r154;\ncvt.s64.s32 %rd60,%r187;\n"
 "mul.lo.s64 %rd61,%rd60,%rd22;\nadd.s64 %rd62,%rd4,%rd61;\nselp.b64 %rd63,%rd62,%rd30,%p20;\n"
@@ -16028,7 +15898,7 @@ static const char qlora__ptx_340[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f787,%f788,%f789,%f790},{%r209,%r210,%r211,%r212},{%r214,%r215},{%f787,%f788,%f789,%f790};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f791,%f792,%f793,%f794},{%r209,%r210,%r211,%r212},{%r216,%r217},{%f791,%f792,%f793,%f794};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f795,%f796,%f797,%f798},{%r209,%r210,%r211,%r212},{%r219,%r220},{%f795,%f796,%f797,%f798};\n";
-static const char qlora__ptx_341[] =
+static const char qlora__ptx_337[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f799,%f800,%f801,%f802},{%r209,%r210,%r211,%r212},{%r221,%r222},{%f799,%f800,%f801,%f802};\n"
 "add.s32 %r324,%r453,%r17;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r320,%r321,%r322,%r323},[%r324];\n"
@@ -16070,7 +15940,7 @@ static const char qlora__ptx_341[] =
 "ld.param.u64 %rd93,[qlora_gemm_tc_bf16_nn_param_2];\ncvta.to.global.u64 %rd70,%rd93;\n"
 "mov.u32 %r471,%ctaid.z;\ncvt.u64.u32 %rd71,%r471;\nmul.lo.s64 %rd72,%rd71,%rd94;\n"
 "shl.b64 %rd73,%rd72,1;\nadd.s64 %rd95,%rd70,%rd73;\n";
-static const char qlora__ptx_342[] =
+static const char qlora__ptx_338[] =
 "add.s64 %rd96,%rd93,%rd73;\nbra.uni $L__BB0_14;\n$L__BB0_12:\n"
 "ld.param.u64 %rd92,[qlora_gemm_tc_bf16_nn_param_11];\n"
 "ld.param.u64 %rd91,[qlora_gemm_tc_bf16_nn_param_2];\ncvta.to.global.u64 %rd66,%rd91;\n"
@@ -16121,7 +15991,7 @@ static const char qlora__ptx_342[] =
 "st.shared.f32[%r39+4],%f745;\nst.shared.f32[%r39+1056],%f744;\nst.shared.f32[%r39+1060],%f743;\n"
 "st.shared.f32[%r39+32],%f742;\nst.shared.f32[%r39+36],%f741;\nst.shared.f32[%r39+1088],%f740;\n"
 "st.shared.f32[%r39+1092],%f739;\nst.shared.f32[%r39+64],%f779;\n";
-static const char qlora__ptx_343[] =
+static const char qlora__ptx_339[] =
 "st.shared.f32[%r39+68],%f780;\nst.shared.f32[%r39+1120],%f781;\nst.shared.f32[%r39+1124],%f782;\n"
 "st.shared.f32[%r39+96],%f783;\nst.shared.f32[%r39+100],%f784;\nst.shared.f32[%r39+1152],%f785;\n"
 "st.shared.f32[%r39+1156],%f786;\n$L__BB0_24:\nbar.warp.sync -1;\nshl.b32 %r44,%r535,4;\n"
@@ -16169,7 +16039,7 @@ static const char qlora__ptx_343[] =
 "add.s32 %r536,%r536,264;\nsetp.lt.s32 %p40,%r537,14;\n@%p40 bra $L__BB0_27;\n$L__BB0_52:\n"
 "bar.warp.sync -1;\nadd.s32 %r535,%r535,1;\nsetp.lt.u32 %p54,%r535,4;\n@%p54 bra $L__BB0_15;\n"
 "ret;\n}\n";
-static const char qlora__ptx_344[] =
+static const char qlora__ptx_340[] =
 ".visible .entry qlora_gemm_tc_bf16_nt(\n.param .u64 qlora_gemm_tc_bf16_nt_param_0,\n"
 ".param .u64 qlora_gemm_tc_bf16_nt_param_1,\n.param .u64 qlora_gemm_tc_bf16_nt_param_2,\n"
 ".param .u32 qlora_gemm_tc_bf16_nt_param_3,\n.param .u32 qlora_gemm_tc_bf16_nt_param_4,\n"
@@ -16221,7 +16091,7 @@ static const char qlora__ptx_344[] =
 "shl.b32 %r94,%r93,7;\nshl.b32 %r95,%r90,3;\nand.b32 %r96,%r85,-8;\nsub.s32 %r97,%r2,%r96;\n"
 "add.s32 %r98,%r82,%r97;\nadd.s32 %r99,%r98,%r6;\nshr.u32 %r101,%r60,30;\n"
 "add.s32 %r102,%r1,%r101;\nand.b32 %r103,%r102,-4;\nsub.s32 %r9,%r1,%r103;\n";
-static const char qlora__ptx_345[] =
+static const char qlora__ptx_341[] =
 "shr.s32 %r10,%r102,2;\nadd.s32 %r104,%r10,%r92;\ncvt.s64.s32 %rd28,%r104;\n"
 "mul.lo.s64 %rd1,%rd28,%rd21;\nshr.u32 %r105,%r10,1;\nand.b32 %r106,%r105,3;\n"
 "xor.b32 %r107,%r106,%r9;\nshl.b32 %r11,%r107,4;\nadd.s32 %r108,%r1,256;\n"
@@ -16275,7 +16145,7 @@ static const char qlora__ptx_345[] =
 "shl.b32 %r157,%r185,1;\ncp.async.cg.shared.global[%r156],[%rd34],16,%r157;\n"
 "and.pred %p17,%p5,%p12;\nselp.b32 %r187,%r180,0,%p17;\nsetp.gt.s32 %p18,%r187,0;\n"
 "add.s64 %rd56,%rd51,%rd36;\n";
-static const char qlora__ptx_346[] =
+static const char qlora__ptx_342[] =
 "add.s64 %rd57,%rd56,%rd4;\nselp.b64 %rd58,%rd57,%rd50,%p18;\nshl.b64 %rd59,%rd58,1;\n"
 "add.s64 %rd35,%rd19,%rd59;\nadd.s32 %r188,%r184,%r182;\nadd.s32 %r158,%r188,%r28;\n"
 "shl.b32 %r159,%r187,1;\ncp.async.cg.shared.global[%r158],[%rd35],16,%r159;\n$L__BB1_6:\n"
@@ -16319,7 +16189,7 @@ static const char qlora__ptx_346[] =
 "add.s32 %r330,%r450,%r24;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r326,%r327,%r328,%r329},[%r330];\n"
 "add.s32 %r335,%r451,%r25;\n";
-static const char qlora__ptx_347[] =
+static const char qlora__ptx_343[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r331,%r332,%r333,%r334},[%r335];\n"
 "add.s32 %r340,%r452,%r26;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r336,%r337,%r338,%r339},[%r340];\n"
@@ -16359,7 +16229,7 @@ static const char qlora__ptx_347[] =
 "shl.b64 %rd64,%rd63,2;\nadd.s64 %rd90,%rd61,%rd64;\nadd.s64 %rd91,%rd86,%rd64;\n$L__BB1_14:\n"
 "mov.u32 %r516,%tid.x;\nshr.s32 %r515,%r516,31;\nshr.u32 %r514,%r515,25;\n"
 "add.s32 %r513,%r516,%r514;\nshr.s32 %r512,%r513,7;\nshl.b32 %r511,%r512,6;\n";
-static const char qlora__ptx_348[] =
+static const char qlora__ptx_344[] =
 "sub.s32 %r510,%r516,%r63;\nshr.u32 %r509,%r515,27;\nadd.s32 %r508,%r516,%r509;\n"
 "and.b32 %r507,%r508,-32;\nsub.s32 %r506,%r516,%r507;\nshr.s32 %r505,%r506,31;\n"
 "mov.u32 %r504,%tid.x;\nshr.s32 %r503,%r504,31;\nshr.u32 %r502,%r503,27;\n"
@@ -16409,7 +16279,7 @@ static const char qlora__ptx_348[] =
 "add.s32 %r43,%r34,%r42;\n@%p24 bra $L__BB1_42;\nbra.uni $L__BB1_25;\n$L__BB1_42:\n"
 "mov.u32 %r523,%r4;\n$L__BB1_43:\n.pragma \"nounroll\";\nmov.u32 %r52,%r523;\n"
 "cvt.u32.u64 %r489,%rd11;\nsetp.ge.s32 %p45,%r489,%r57;\nadd.s32 %r53,%r43,%r52;\n";
-static const char qlora__ptx_349[] =
+static const char qlora__ptx_345[] =
 "setp.ge.s32 %p46,%r53,%r56;\nor.pred %p47,%p45,%p46;\n@%p47 bra $L__BB1_51;\n"
 "setp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r490,%r52,33,%r35;\nshl.b32 %r491,%r490,2;\n"
 "add.s32 %r493,%r475,%r491;\ncvt.s64.s32 %rd80,%r53;\nmul.lo.s64 %rd81,%rd80,%rd23;\n"
@@ -16451,7 +16321,7 @@ static const char qlora__ptx_349[] =
 "add.s32 %r520,%r520,264;\nsetp.lt.s32 %p38,%r521,14;\n@%p38 bra $L__BB1_27;\n$L__BB1_52:\n"
 "bar.warp.sync -1;\nadd.s32 %r519,%r519,1;\nsetp.lt.u32 %p52,%r519,4;\n@%p52 bra $L__BB1_15;\n"
 "ret;\n}\n";
-static const char qlora__ptx_350[] =
+static const char qlora__ptx_346[] =
 ".visible .entry qlora_gemm_tc_bf16_tn(\n.param .u64 qlora_gemm_tc_bf16_tn_param_0,\n"
 ".param .u64 qlora_gemm_tc_bf16_tn_param_1,\n.param .u64 qlora_gemm_tc_bf16_tn_param_2,\n"
 ".param .u32 qlora_gemm_tc_bf16_tn_param_3,\n.param .u32 qlora_gemm_tc_bf16_tn_param_4,\n"
@@ -16503,7 +16373,7 @@ static const char qlora__ptx_350[] =
 "cvt.u64.u32 %rd28,%r96;\nshr.u32 %r97,%r88,31;\nshr.s32 %r98,%r88,3;\nadd.s32 %r99,%r98,%r97;\n"
 "and.b32 %r100,%r99,536870910;\nsub.s32 %r101,%r98,%r100;\nshl.b32 %r102,%r101,3;\n"
 "cvt.s64.s32 %rd29,%r93;\nmul.lo.s64 %rd30,%rd28,%rd24;\n";
-static const char qlora__ptx_351[] =
+static const char qlora__ptx_347[] =
 "add.s64 %rd31,%rd30,%rd29;\nadd.s32 %r103,%r102,%r5;\ncvt.s64.s32 %rd32,%r95;\n"
 "mul.lo.s64 %rd33,%rd28,%rd25;\nadd.s64 %rd34,%rd33,%rd32;\nshr.u32 %r105,%r63,28;\n"
 "add.s32 %r106,%r1,%r105;\nand.b32 %r107,%r106,-16;\nsub.s32 %r9,%r1,%r107;\n"
@@ -16557,7 +16427,7 @@ static const char qlora__ptx_351[] =
 "add.s64 %rd59,%rd4,%rd58;\nselp.b64 %rd60,%rd59,%rd33,%p18;\nshl.b64 %rd61,%rd60,1;\n"
 "add.s64 %rd40,%rd19,%rd61;\nadd.s32 %r180,%r176,%r171;\nadd.s32 %r149,%r180,%r175;\n"
 "shl.b32 %r150,%r179,1;\ncp.async.cg.shared.global[%r149],[%rd40],16,%r150;\n$L__BB2_6:\n";
-static const char qlora__ptx_352[] =
+static const char qlora__ptx_348[] =
 "setp.lt.u32 %p53,%r518,2;\ncp.async.commit_group;\nadd.s32 %r181,%r519,1;\n"
 "setp.eq.s32 %p19,%r519,2;\nselp.b32 %r519,0,%r181,%p19;\n@%p53 bra $L__BB2_8;\n"
 "shl.b32 %r434,%r519,14;\n"
@@ -16601,7 +16471,7 @@ static const char qlora__ptx_352[] =
 "add.s32 %r327,%r448,%r26;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r323,%r324,%r325,%r326},[%r327];\n"
 "shl.b32 %r450,%r139,8;\nadd.s32 %r451,%r437,%r450;\nadd.s32 %r332,%r451,%r27;\n";
-static const char qlora__ptx_353[] =
+static const char qlora__ptx_349[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r328,%r329,%r330,%r331},[%r332];\n"
 "xor.b32 %r453,%r444,%r140;\nshl.b32 %r454,%r453,4;\nadd.s32 %r337,%r451,%r454;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r333,%r334,%r335,%r336},[%r337];\n"
@@ -16640,7 +16510,7 @@ static const char qlora__ptx_353[] =
 "mov.u32 %r517,%tid.x;\nshr.s32 %r516,%r517,31;\nshr.u32 %r515,%r516,25;\n"
 "add.s32 %r514,%r517,%r515;\nshr.s32 %r513,%r514,7;\nshl.b32 %r512,%r513,6;\n"
 "sub.s32 %r511,%r517,%r66;\nshr.u32 %r510,%r516,27;\n";
-static const char qlora__ptx_354[] =
+static const char qlora__ptx_350[] =
 "add.s32 %r509,%r517,%r510;\nand.b32 %r508,%r509,-32;\nsub.s32 %r507,%r517,%r508;\n"
 "shr.s32 %r506,%r507,31;\nmov.u32 %r505,%tid.x;\nshr.s32 %r504,%r505,31;\n"
 "shr.u32 %r503,%r504,27;\nadd.s32 %r502,%r505,%r503;\nshr.s32 %r501,%r502,5;\n"
@@ -16690,7 +16560,7 @@ static const char qlora__ptx_354[] =
 "mov.u32 %r524,%r4;\n$L__BB2_43:\n.pragma \"nounroll\";\nmov.u32 %r55,%r524;\n"
 "cvt.u32.u64 %r490,%rd11;\nsetp.ge.s32 %p45,%r490,%r60;\nadd.s32 %r56,%r46,%r55;\n"
 "setp.ge.s32 %p46,%r56,%r59;\nor.pred %p47,%p45,%p46;\n";
-static const char qlora__ptx_355[] =
+static const char qlora__ptx_351[] =
 "@%p47 bra $L__BB2_51;\nsetp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r491,%r55,33,%r38;\n"
 "shl.b32 %r492,%r491,2;\nadd.s32 %r494,%r476,%r492;\ncvt.s64.s32 %rd82,%r56;\n"
 "mul.lo.s64 %rd83,%rd82,%rd23;\nadd.s64 %rd84,%rd83,%rd11;\nld.shared.f32 %f665,[%r494];\n"
@@ -16731,7 +16601,7 @@ static const char qlora__ptx_355[] =
 "add.s64 %rd94,%rd94,2;\nadd.s32 %r521,%r521,264;\nsetp.lt.s32 %p38,%r522,14;\n"
 "@%p38 bra $L__BB2_27;\n$L__BB2_52:\nbar.warp.sync -1;\nadd.s32 %r520,%r520,1;\n"
 "setp.lt.u32 %p52,%r520,4;\n@%p52 bra $L__BB2_15;\nret;\n}\n";
-static const char qlora__ptx_356[] =
+static const char qlora__ptx_352[] =
 ".visible .entry qlora_gemm_tc_f16_nn(\n.param .u64 qlora_gemm_tc_f16_nn_param_0,\n"
 ".param .u64 qlora_gemm_tc_f16_nn_param_1,\n.param .u64 qlora_gemm_tc_f16_nn_param_2,\n"
 ".param .u32 qlora_gemm_tc_f16_nn_param_3,\n.param .u32 qlora_gemm_tc_f16_nn_param_4,\n"
@@ -16784,7 +16654,7 @@ static const char qlora__ptx_356[] =
 "and.b32 %r94,%r93,-4;\nsub.s32 %r9,%r1,%r94;\nshr.s32 %r10,%r93,2;\nadd.s32 %r95,%r10,%r85;\n"
 "cvt.s64.s32 %rd32,%r95;\nmul.lo.s64 %rd1,%rd32,%rd21;\nadd.s32 %r96,%r1,256;\n"
 "shr.s32 %r97,%r96,31;\n";
-static const char qlora__ptx_357[] =
+static const char qlora__ptx_353[] =
 "shr.u32 %r98,%r97,30;\nadd.s32 %r99,%r96,%r98;\nshr.s32 %r11,%r99,2;\nand.b32 %r100,%r99,-4;\n"
 "sub.s32 %r12,%r96,%r100;\nshr.u32 %r101,%r89,1;\nand.b32 %r102,%r101,3;\nadd.s32 %r103,%r89,16;\n"
 "shr.u32 %r104,%r103,1;\nand.b32 %r105,%r104,3;\nxor.b32 %r106,%r105,%r4;\nshl.b32 %r13,%r106,4;\n"
@@ -16838,7 +16708,7 @@ static const char qlora__ptx_357[] =
 "xor.b32 %r184,%r183,%r23;\nshl.b32 %r185,%r184,4;\nadd.s32 %r145,%r182,%r185;\n"
 "shl.b32 %r146,%r179,1;\ncp.async.cg.shared.global[%r145],[%rd38],16,%r146;\n"
 "setp.gt.s32 %p18,%r155,%r28;\n";
-static const char qlora__ptx_358[] =
+static const char qlora__ptx_354[] =
 "and.pred %p19,%p18,%p5;\nselp.b32 %r186,%r30,0,%p19;\nsetp.gt.s32 %p20,%r186,0;\n"
 "add.s32 %r187,%r28,%r154;\ncvt.s64.s32 %rd60,%r187;\nmul.lo.s64 %rd61,%rd60,%rd22;\n"
 "add.s64 %rd62,%rd4,%rd61;\nselp.b64 %rd63,%rd62,%rd30,%p20;\nshl.b64 %rd64,%rd63,1;\n"
@@ -16880,7 +16750,7 @@ static const char qlora__ptx_358[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{%f795,%f796,%f797,%f798},{%r209,%r210,%r211,%r212},{%r219,%r220},{%f795,%f796,%f797,%f798};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{%f799,%f800,%f801,%f802},{%r209,%r210,%r211,%r212},{%r221,%r222},{%f799,%f800,%f801,%f802};\n"
 "add.s32 %r324,%r453,%r17;\n";
-static const char qlora__ptx_359[] =
+static const char qlora__ptx_355[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r320,%r321,%r322,%r323},[%r324];\n"
 "add.s32 %r329,%r458,%r18;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r325,%r326,%r327,%r328},[%r329];\n"
@@ -16923,7 +16793,7 @@ static const char qlora__ptx_359[] =
 "bra.uni $L__BB3_14;\n$L__BB3_12:\nld.param.u64 %rd92,[qlora_gemm_tc_f16_nn_param_11];\n"
 "ld.param.u64 %rd91,[qlora_gemm_tc_f16_nn_param_2];\ncvta.to.global.u64 %rd66,%rd91;\n"
 "mov.u32 %r470,%ctaid.z;\n";
-static const char qlora__ptx_360[] =
+static const char qlora__ptx_356[] =
 "cvt.u64.u32 %rd67,%r470;\nmul.lo.s64 %rd68,%rd67,%rd92;\nshl.b64 %rd69,%rd68,2;\n"
 "add.s64 %rd95,%rd66,%rd69;\nadd.s64 %rd96,%rd91,%rd69;\n$L__BB3_14:\nmov.u32 %r532,%tid.x;\n"
 "shr.s32 %r531,%r532,31;\nsub.s32 %r530,%r532,%r65;\nshr.u32 %r529,%r531,27;\n"
@@ -16973,7 +16843,7 @@ static const char qlora__ptx_360[] =
 "st.shared.f32[%r39+1120],%f781;\nst.shared.f32[%r39+1124],%f782;\nst.shared.f32[%r39+96],%f783;\n"
 "st.shared.f32[%r39+100],%f784;\nst.shared.f32[%r39+1152],%f785;\n"
 "st.shared.f32[%r39+1156],%f786;\n";
-static const char qlora__ptx_361[] =
+static const char qlora__ptx_357[] =
 "$L__BB3_24:\nbar.warp.sync -1;\nshl.b32 %r44,%r535,4;\nadd.s32 %r45,%r36,%r44;\n"
 "@%p26 bra $L__BB3_42;\nbra.uni $L__BB3_25;\n$L__BB3_42:\nmov.u32 %r539,%r4;\n$L__BB3_43:\n"
 ".pragma \"nounroll\";\nmov.u32 %r54,%r539;\ncvt.u32.u64 %r505,%rd11;\n"
@@ -17019,7 +16889,7 @@ static const char qlora__ptx_361[] =
 "add.s32 %r536,%r536,264;\nsetp.lt.s32 %p40,%r537,14;\n@%p40 bra $L__BB3_27;\n$L__BB3_52:\n"
 "bar.warp.sync -1;\nadd.s32 %r535,%r535,1;\nsetp.lt.u32 %p54,%r535,4;\n@%p54 bra $L__BB3_15;\n"
 "ret;\n}\n";
-static const char qlora__ptx_362[] =
+static const char qlora__ptx_358[] =
 ".visible .entry qlora_gemm_tc_f16_nt(\n.param .u64 qlora_gemm_tc_f16_nt_param_0,\n"
 ".param .u64 qlora_gemm_tc_f16_nt_param_1,\n.param .u64 qlora_gemm_tc_f16_nt_param_2,\n"
 ".param .u32 qlora_gemm_tc_f16_nt_param_3,\n.param .u32 qlora_gemm_tc_f16_nt_param_4,\n"
@@ -17072,7 +16942,7 @@ static const char qlora__ptx_362[] =
 "add.s32 %r98,%r82,%r97;\nadd.s32 %r99,%r98,%r6;\nshr.u32 %r101,%r60,30;\n"
 "add.s32 %r102,%r1,%r101;\nand.b32 %r103,%r102,-4;\nsub.s32 %r9,%r1,%r103;\n"
 "shr.s32 %r10,%r102,2;\n";
-static const char qlora__ptx_363[] =
+static const char qlora__ptx_359[] =
 "add.s32 %r104,%r10,%r92;\ncvt.s64.s32 %rd28,%r104;\nmul.lo.s64 %rd1,%rd28,%rd21;\n"
 "shr.u32 %r105,%r10,1;\nand.b32 %r106,%r105,3;\nxor.b32 %r107,%r106,%r9;\nshl.b32 %r11,%r107,4;\n"
 "add.s32 %r108,%r1,256;\nshr.s32 %r109,%r108,31;\nshr.u32 %r110,%r109,30;\n"
@@ -17125,7 +16995,7 @@ static const char qlora__ptx_363[] =
 "shl.b32 %r157,%r185,1;\ncp.async.cg.shared.global[%r156],[%rd34],16,%r157;\n"
 "and.pred %p17,%p5,%p12;\nselp.b32 %r187,%r180,0,%p17;\nsetp.gt.s32 %p18,%r187,0;\n"
 "add.s64 %rd56,%rd51,%rd36;\n";
-static const char qlora__ptx_364[] =
+static const char qlora__ptx_360[] =
 "add.s64 %rd57,%rd56,%rd4;\nselp.b64 %rd58,%rd57,%rd50,%p18;\nshl.b64 %rd59,%rd58,1;\n"
 "add.s64 %rd35,%rd19,%rd59;\nadd.s32 %r188,%r184,%r182;\nadd.s32 %r158,%r188,%r28;\n"
 "shl.b32 %r159,%r187,1;\ncp.async.cg.shared.global[%r158],[%rd35],16,%r159;\n$L__BB4_6:\n"
@@ -17169,7 +17039,7 @@ static const char qlora__ptx_364[] =
 "add.s32 %r330,%r450,%r24;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r326,%r327,%r328,%r329},[%r330];\n"
 "add.s32 %r335,%r451,%r25;\n";
-static const char qlora__ptx_365[] =
+static const char qlora__ptx_361[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r331,%r332,%r333,%r334},[%r335];\n"
 "add.s32 %r340,%r452,%r26;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r336,%r337,%r338,%r339},[%r340];\n"
@@ -17210,7 +17080,7 @@ static const char qlora__ptx_365[] =
 "mov.u32 %r516,%tid.x;\nshr.s32 %r515,%r516,31;\nshr.u32 %r514,%r515,25;\n"
 "add.s32 %r513,%r516,%r514;\nshr.s32 %r512,%r513,7;\nshl.b32 %r511,%r512,6;\n"
 "sub.s32 %r510,%r516,%r63;\nshr.u32 %r509,%r515,27;\n";
-static const char qlora__ptx_366[] =
+static const char qlora__ptx_362[] =
 "add.s32 %r508,%r516,%r509;\nand.b32 %r507,%r508,-32;\nsub.s32 %r506,%r516,%r507;\n"
 "shr.s32 %r505,%r506,31;\nmov.u32 %r504,%tid.x;\nshr.s32 %r503,%r504,31;\n"
 "shr.u32 %r502,%r503,27;\nadd.s32 %r501,%r504,%r502;\nshr.s32 %r500,%r501,5;\n"
@@ -17260,7 +17130,7 @@ static const char qlora__ptx_366[] =
 "mov.u32 %r523,%r4;\n$L__BB4_43:\n.pragma \"nounroll\";\nmov.u32 %r52,%r523;\n"
 "cvt.u32.u64 %r489,%rd11;\nsetp.ge.s32 %p45,%r489,%r57;\nadd.s32 %r53,%r43,%r52;\n"
 "setp.ge.s32 %p46,%r53,%r56;\nor.pred %p47,%p45,%p46;\n";
-static const char qlora__ptx_367[] =
+static const char qlora__ptx_363[] =
 "@%p47 bra $L__BB4_51;\nsetp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r490,%r52,33,%r35;\n"
 "shl.b32 %r491,%r490,2;\nadd.s32 %r493,%r475,%r491;\ncvt.s64.s32 %rd80,%r53;\n"
 "mul.lo.s64 %rd81,%rd80,%rd23;\nadd.s64 %rd82,%rd81,%rd11;\nld.shared.f32 %f665,[%r493];\n"
@@ -17301,7 +17171,7 @@ static const char qlora__ptx_367[] =
 "add.s64 %rd92,%rd92,2;\nadd.s32 %r520,%r520,264;\nsetp.lt.s32 %p38,%r521,14;\n"
 "@%p38 bra $L__BB4_27;\n$L__BB4_52:\nbar.warp.sync -1;\nadd.s32 %r519,%r519,1;\n"
 "setp.lt.u32 %p52,%r519,4;\n@%p52 bra $L__BB4_15;\nret;\n}\n";
-static const char qlora__ptx_368[] =
+static const char qlora__ptx_364[] =
 ".visible .entry qlora_gemm_tc_f16_tn(\n.param .u64 qlora_gemm_tc_f16_tn_param_0,\n"
 ".param .u64 qlora_gemm_tc_f16_tn_param_1,\n.param .u64 qlora_gemm_tc_f16_tn_param_2,\n"
 ".param .u32 qlora_gemm_tc_f16_tn_param_3,\n.param .u32 qlora_gemm_tc_f16_tn_param_4,\n"
@@ -17353,7 +17223,7 @@ static const char qlora__ptx_368[] =
 "cvt.u64.u32 %rd28,%r96;\nshr.u32 %r97,%r88,31;\nshr.s32 %r98,%r88,3;\nadd.s32 %r99,%r98,%r97;\n"
 "and.b32 %r100,%r99,536870910;\nsub.s32 %r101,%r98,%r100;\nshl.b32 %r102,%r101,3;\n"
 "cvt.s64.s32 %rd29,%r93;\nmul.lo.s64 %rd30,%rd28,%rd24;\nadd.s64 %rd31,%rd30,%rd29;\n";
-static const char qlora__ptx_369[] =
+static const char qlora__ptx_365[] =
 "add.s32 %r103,%r102,%r5;\ncvt.s64.s32 %rd32,%r95;\nmul.lo.s64 %rd33,%rd28,%rd25;\n"
 "add.s64 %rd34,%rd33,%rd32;\nshr.u32 %r105,%r63,28;\nadd.s32 %r106,%r1,%r105;\n"
 "and.b32 %r107,%r106,-16;\nsub.s32 %r9,%r1,%r107;\nshl.b32 %r108,%r9,3;\n"
@@ -17408,7 +17278,7 @@ static const char qlora__ptx_369[] =
 "add.s64 %rd40,%rd19,%rd61;\nadd.s32 %r180,%r176,%r171;\nadd.s32 %r149,%r180,%r175;\n"
 "shl.b32 %r150,%r179,1;\ncp.async.cg.shared.global[%r149],[%rd40],16,%r150;\n$L__BB5_6:\n"
 "setp.lt.u32 %p53,%r518,2;\n";
-static const char qlora__ptx_370[] =
+static const char qlora__ptx_366[] =
 "cp.async.commit_group;\nadd.s32 %r181,%r519,1;\nsetp.eq.s32 %p19,%r519,2;\n"
 "selp.b32 %r519,0,%r181,%p19;\n@%p53 bra $L__BB5_8;\nshl.b32 %r434,%r519,14;\n"
 "mov.u32 %r435,_ZZ6tensorI3f16Lb1ELb0EEvPKvS2_PviiillllllPKfffiE6shared;\n"
@@ -17453,7 +17323,7 @@ static const char qlora__ptx_370[] =
 "shl.b32 %r450,%r139,8;\nadd.s32 %r451,%r437,%r450;\nadd.s32 %r332,%r451,%r27;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r328,%r329,%r330,%r331},[%r332];\n"
 "xor.b32 %r453,%r444,%r140;\n";
-static const char qlora__ptx_371[] =
+static const char qlora__ptx_367[] =
 "shl.b32 %r454,%r453,4;\nadd.s32 %r337,%r451,%r454;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r333,%r334,%r335,%r336},[%r337];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{%f778,%f777,%f776,%f775},{%r308,%r309,%r310,%r311},{%r328,%r329},{%f778,%f777,%f776,%f775};\n"
@@ -17493,7 +17363,7 @@ static const char qlora__ptx_371[] =
 "sub.s32 %r511,%r517,%r66;\nshr.u32 %r510,%r516,27;\nadd.s32 %r509,%r517,%r510;\n"
 "and.b32 %r508,%r509,-32;\nsub.s32 %r507,%r517,%r508;\nshr.s32 %r506,%r507,31;\n"
 "mov.u32 %r505,%tid.x;\nshr.s32 %r504,%r505,31;\n";
-static const char qlora__ptx_372[] =
+static const char qlora__ptx_368[] =
 "shr.u32 %r503,%r504,27;\nadd.s32 %r502,%r505,%r503;\nshr.s32 %r501,%r502,5;\n"
 "setp.ne.s32 %p24,%r36,0;\nmov.u32 %r520,0;\nselp.b64 %rd71,3,7,%p24;\n"
 "and.b64 %rd72,%rd71,%rd93;\nand.b64 %rd73,%rd23,1;\nor.b64 %rd74,%rd72,%rd73;\n"
@@ -17543,7 +17413,7 @@ static const char qlora__ptx_372[] =
 "setp.ge.s32 %p46,%r56,%r59;\nor.pred %p47,%p45,%p46;\n@%p47 bra $L__BB5_51;\n"
 "setp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r491,%r55,33,%r38;\nshl.b32 %r492,%r491,2;\n"
 "add.s32 %r494,%r476,%r492;\n";
-static const char qlora__ptx_373[] =
+static const char qlora__ptx_369[] =
 "cvt.s64.s32 %rd82,%r56;\nmul.lo.s64 %rd83,%rd82,%rd23;\nadd.s64 %rd84,%rd83,%rd11;\n"
 "ld.shared.f32 %f665,[%r494];\nmul.f32 %f869,%f867,%f665;\nld.shared.f32 %f666,[%r494+4];\n"
 "mul.f32 %f870,%f867,%f666;\nshl.b64 %rd85,%rd84,1;\nadd.s64 %rd17,%rd92,%rd85;\n"
@@ -17584,6 +17454,10 @@ static const char qlora__ptx_373[] =
 "bar.warp.sync -1;\nadd.s32 %r520,%r520,1;\nsetp.lt.u32 %p52,%r520,4;\n@%p52 bra $L__BB5_15;\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_gemm_tc_80[] = {
+qlora__ptx_334,
+qlora__ptx_335,
+qlora__ptx_336,
+qlora__ptx_337,
 qlora__ptx_338,
 qlora__ptx_339,
 qlora__ptx_340,
@@ -17616,13 +17490,9 @@ qlora__ptx_366,
 qlora__ptx_367,
 qlora__ptx_368,
 qlora__ptx_369,
-qlora__ptx_370,
-qlora__ptx_371,
-qlora__ptx_372,
-qlora__ptx_373,
 0};
 
-static const char qlora__ptx_374[] =
+static const char qlora__ptx_370[] =
 ".visible .entry qlora_linear_place_f32(\n.param .u64 qlora_linear_place_f32_param_0,\n"
 ".param .u64 qlora_linear_place_f32_param_1,\n.param .u64 qlora_linear_place_f32_param_2,\n"
 ".param .u32 qlora_linear_place_f32_param_3,\n.param .u64 qlora_linear_place_f32_param_4,\n"
@@ -17678,7 +17548,7 @@ static const char qlora__ptx_374[] =
 "add.s64 %rd148,%rd147,%rd143;\ncvt.s64.s32 %rd149,%r4;\nsub.s64 %rd150,%rd148,%rd149;\n"
 "shl.b64 %rd151,%rd150,2;\ncvta.to.global.u64 %rd152,%rd37;\nadd.s64 %rd182,%rd152,%rd151;\n"
 "$L__BB0_27:\n.pragma \"nounroll\";\nsetp.ge.s32 %p41,%r72,%r5;\nsetp.lt.s32 %p42,%r72,%r4;\n";
-static const char qlora__ptx_375[] =
+static const char qlora__ptx_371[] =
 "mov.f32 %f36,0f00000000;\nor.pred %p43,%p41,%p42;\n@%p43 bra $L__BB0_29;\n"
 "ld.global.f32 %f36,[%rd182];\n$L__BB0_29:\nst.global.f32[%rd183],%f36;\nadd.s32 %r72,%r72,32;\n"
 "add.s64 %rd183,%rd183,128;\nadd.s64 %rd182,%rd182,128;\nadd.s32 %r71,%r71,-1;\n"
@@ -17729,7 +17599,7 @@ static const char qlora__ptx_375[] =
 "add.s64 %rd107,%rd9,%rd106;\nsetp.lt.u64 %p20,%rd107,96;\n@%p20 bra $L__BB0_41;\n"
 "setp.eq.s32 %p21,%r69,3;\nsetp.eq.s32 %p22,%r69,1;\nselp.b32 %r45,0,%r19,%p22;\n"
 "add.s32 %r46,%r45,%r18;\nsetp.eq.s32 %p23,%r69,0;\nselp.b32 %r47,0,%r46,%p23;\n";
-static const char qlora__ptx_376[] =
+static const char qlora__ptx_372[] =
 "cvt.s64.s32 %rd114,%r47;\nsub.s64 %rd115,%rd5,%rd114;\nselp.b64 %rd116,%rd60,%rd65,%p22;\n"
 "selp.b64 %rd117,%rd55,%rd116,%p23;\nmul.lo.s64 %rd118,%rd115,%rd117;\n"
 "selp.b64 %rd119,0,%rd118,%p21;\nadd.s64 %rd120,%rd119,%rd178;\nshl.b64 %rd121,%rd120,2;\n"
@@ -17749,7 +17619,7 @@ static const char qlora__ptx_376[] =
 "st.global.f32[%rd181+384],%f35;\nadd.s64 %rd179,%rd179,512;\nadd.s64 %rd178,%rd31,32;\n"
 "setp.lt.s64 %p36,%rd178,%rd9;\nmov.u64 %rd181,%rd32;\n@%p36 bra $L__BB0_15;\n$L__BB0_41:\nret;\n"
 "}\n";
-static const char qlora__ptx_377[] =
+static const char qlora__ptx_373[] =
 ".visible .entry qlora_linear_bias_f32(\n.param .u64 qlora_linear_bias_f32_param_0,\n"
 ".param .u64 qlora_linear_bias_f32_param_1,\n.param .u64 qlora_linear_bias_f32_param_2,\n"
 ".param .u64 qlora_linear_bias_f32_param_3,\n.param .u64 qlora_linear_bias_f32_param_4,\n"
@@ -17776,13 +17646,13 @@ static const char qlora__ptx_377[] =
 "add.s64 %rd27,%rd27,%rd4;\nsetp.lt.s64 %p5,%rd27,%rd10;\n@%p5 bra $L__BB1_4;\n$L__BB1_5:\nret;\n"
 "}\n";
 static const char* const qlora__ptx_linear_75[] = {
-qlora__ptx_374,
-qlora__ptx_375,
-qlora__ptx_376,
-qlora__ptx_377,
+qlora__ptx_370,
+qlora__ptx_371,
+qlora__ptx_372,
+qlora__ptx_373,
 0};
 
-static const char qlora__ptx_378[] =
+static const char qlora__ptx_374[] =
 ".visible .entry qlora_linear_place_bf16(\n.param .u64 qlora_linear_place_bf16_param_0,\n"
 ".param .u64 qlora_linear_place_bf16_param_1,\n.param .u64 qlora_linear_place_bf16_param_2,\n"
 ".param .u32 qlora_linear_place_bf16_param_3,\n.param .u64 qlora_linear_place_bf16_param_4,\n"
@@ -17838,7 +17708,7 @@ static const char qlora__ptx_378[] =
 "sub.s64 %rd124,%rd122,%rd123;\nshl.b64 %rd125,%rd124,1;\nadd.s64 %rd162,%rd39,%rd125;\n"
 "mul.lo.s64 %rd129,%rd56,%rd1;\nadd.s64 %rd130,%rd57,%rd129;\nadd.s64 %rd131,%rd130,%rd121;\n"
 "cvta.to.global.u64 %rd132,%rd55;\nshl.b64 %rd133,%rd131,1;\nadd.s64 %rd161,%rd132,%rd133;\n";
-static const char qlora__ptx_379[] =
+static const char qlora__ptx_375[] =
 "$L__BB0_27:\n.pragma \"nounroll\";\nsetp.ge.s32 %p38,%r57,%r5;\nsetp.lt.s32 %p39,%r57,%r4;\n"
 "or.pred %p40,%p38,%p39;\nmov.u16 %rs29,%rs22;\n@%p40 bra $L__BB0_29;\n"
 "ld.global.u16 %rs29,[%rd162];\n$L__BB0_29:\nst.global.u16[%rd161],%rs29;\nadd.s32 %r57,%r57,32;\n"
@@ -17890,7 +17760,7 @@ static const char qlora__ptx_379[] =
 "not.b64 %rd99,%rd98;\nadd.s64 %rd100,%rd11,%rd99;\nsetp.lt.u64 %p20,%rd100,96;\n"
 "@%p20 bra $L__BB0_41;\nmul.lo.s64 %rd104,%rd56,%rd1;\nadd.s64 %rd105,%rd10,%rd157;\n"
 "shl.b64 %rd106,%rd105,1;\n";
-static const char qlora__ptx_380[] =
+static const char qlora__ptx_376[] =
 "add.s64 %rd107,%rd152,%rd106;\nadd.s64 %rd158,%rd107,128;\nadd.s64 %rd108,%rd157,%rd104;\n"
 "cvta.to.global.u64 %rd109,%rd55;\nshl.b64 %rd110,%rd108,1;\nadd.s64 %rd160,%rd109,%rd110;\n"
 "$L__BB0_15:\nsetp.ge.s64 %p21,%rd157,%rd57;\nsetp.gt.s32 %p22,%r54,2;\n"
@@ -17906,7 +17776,7 @@ static const char qlora__ptx_380[] =
 "add.s64 %rd35,%rd160,256;\nst.global.u16[%rd160+192],%rs28;\nadd.s64 %rd158,%rd158,256;\n"
 "add.s64 %rd157,%rd34,32;\nsetp.lt.s64 %p33,%rd157,%rd11;\nmov.u64 %rd160,%rd35;\n"
 "@%p33 bra $L__BB0_15;\n$L__BB0_41:\nret;\n}\n";
-static const char qlora__ptx_381[] =
+static const char qlora__ptx_377[] =
 ".visible .entry qlora_linear_bias_bf16(\n.param .u64 qlora_linear_bias_bf16_param_0,\n"
 ".param .u64 qlora_linear_bias_bf16_param_1,\n.param .u64 qlora_linear_bias_bf16_param_2,\n"
 ".param .u64 qlora_linear_bias_bf16_param_3,\n.param .u64 qlora_linear_bias_bf16_param_4,\n"
@@ -17934,13 +17804,13 @@ static const char qlora__ptx_381[] =
 "st.global.u16[%rd28],%rs2;\nadd.s64 %rd30,%rd30,%rd3;\nsetp.lt.s64 %p5,%rd30,%rd11;\n"
 "@%p5 bra $L__BB1_6;\n$L__BB1_7:\nret;\n}\n";
 static const char* const qlora__ptx_linear_bf16_80[] = {
-qlora__ptx_378,
-qlora__ptx_379,
-qlora__ptx_380,
-qlora__ptx_381,
+qlora__ptx_374,
+qlora__ptx_375,
+qlora__ptx_376,
+qlora__ptx_377,
 0};
 
-static const char qlora__ptx_382[] =
+static const char qlora__ptx_378[] =
 ".visible .entry qlora_loss_cross_entropy_f32(\n"
 ".param .u64 qlora_loss_cross_entropy_f32_param_0,\n"
 ".param .u64 qlora_loss_cross_entropy_f32_param_1,\n"
@@ -17997,7 +17867,7 @@ static const char qlora__ptx_382[] =
 "mul.lo.s64 %rd86,%rd7,12;\nadd.s64 %rd9,%rd86,4;\nadd.s64 %rd87,%rd9,%rd173;\n"
 "setp.gt.s64 %p5,%rd87,%rd75;\nmov.f32 %f970,0f00000000;\nmov.f32 %f959,0fFF61B1E6;\n"
 "or.pred %p6,%p4,%p5;\n@%p6 bra $L__BB0_4;\n";
-static const char qlora__ptx_383[] =
+static const char qlora__ptx_379[] =
 "shl.b64 %rd10,%rd7,4;\nadd.s64 %rd88,%rd173,%rd3;\nshl.b64 %rd89,%rd88,2;\n"
 "add.s64 %rd172,%rd1,%rd89;\nmov.f32 %f959,0fFF61B1E6;\nmov.f32 %f970,0f00000000;\n$L__BB0_3:\n"
 "add.s64 %rd90,%rd172,%rd10;\nadd.s64 %rd91,%rd90,%rd10;\nadd.s64 %rd92,%rd91,%rd10;\n"
@@ -18048,7 +17918,7 @@ static const char qlora__ptx_383[] =
 "fma.rn.f32 %f189,%f188,%f82,%f81;\ncvt.sat.f32.f32 %f190,%f189;\n"
 "fma.rm.f32 %f191,%f190,%f86,%f85;\nadd.f32 %f192,%f191,0fCB40007F;\nneg.f32 %f193,%f192;\n"
 "fma.rn.f32 %f194,%f188,%f90,%f193;\nfma.rn.f32 %f195,%f188,%f92,%f194;\nmov.b32 %r72,%f191;\n";
-static const char qlora__ptx_384[] =
+static const char qlora__ptx_380[] =
 "shl.b32 %r73,%r72,23;\nmov.b32 %f196,%r73;\nex2.approx.ftz.f32 %f197,%f195;\n"
 "fma.rn.f32 %f198,%f197,%f196,%f187;\nsub.f32 %f199,%f145,%f153;\n"
 "fma.rn.f32 %f200,%f199,%f82,%f81;\ncvt.sat.f32.f32 %f201,%f200;\n"
@@ -18100,7 +17970,7 @@ static const char qlora__ptx_384[] =
 "fma.rn.f32 %f322,%f321,%f320,%f311;\nsub.f32 %f323,%f280,%f959;\n"
 "fma.rn.f32 %f324,%f323,%f82,%f81;\ncvt.sat.f32.f32 %f325,%f324;\n"
 "fma.rm.f32 %f326,%f325,%f86,%f85;\n";
-static const char qlora__ptx_385[] =
+static const char qlora__ptx_381[] =
 "add.f32 %f327,%f326,0fCB40007F;\nneg.f32 %f328,%f327;\nfma.rn.f32 %f329,%f323,%f90,%f328;\n"
 "fma.rn.f32 %f330,%f323,%f92,%f329;\nmov.b32 %r92,%f326;\nshl.b32 %r93,%r92,23;\n"
 "mov.b32 %f331,%r93;\nex2.approx.ftz.f32 %f332,%f330;\nfma.rn.f32 %f333,%f332,%f331,%f322;\n"
@@ -18151,7 +18021,7 @@ static const char qlora__ptx_385[] =
 "sub.s64 %rd175,%rd175,%rd97;\nmul.wide.u32 %rd98,%r106,16;\nadd.s64 %rd174,%rd174,%rd98;\n"
 "setp.lt.s64 %p14,%rd173,%rd75;\nmov.f32 %f962,%f959;\n@%p14 bra $L__BB0_7;\nbra.uni $L__BB0_26;\n"
 "$L__BB0_16:\nsub.s64 %rd178,%rd75,%rd173;\n";
-static const char qlora__ptx_386[] =
+static const char qlora__ptx_382[] =
 "add.s64 %rd99,%rd173,%rd3;\nshl.b64 %rd100,%rd99,2;\nadd.s64 %rd177,%rd1,%rd100;\n"
 "mov.f32 %f968,%f959;\n$L__BB0_17:\nsetp.gt.s64 %p15,%rd178,3;\n@%p15 bra $L__BB0_24;\n"
 "bra.uni $L__BB0_18;\n$L__BB0_24:\nld.global.v4.u32{%r334,%r335,%r336,%r337},[%rd177];\n"
@@ -18202,7 +18072,7 @@ static const char qlora__ptx_386[] =
 "@%p35 bra $L__BB0_32;\nbra.uni $L__BB0_33;\n$L__BB0_27:\nmov.b32 %r130,%f959;\n"
 "mov.u32 %r131,31;\nmov.u32 %r132,16;\nmov.u32 %r133,-1;\n"
 "shfl.sync.bfly.b32 %r134|%p21,%r130,%r132,%r131,%r133;\nmov.b32 %f480,%r134;\n";
-static const char qlora__ptx_387[] =
+static const char qlora__ptx_383[] =
 "max.f32 %f481,%f959,%f480;\nmov.b32 %r135,%f481;\nmov.u32 %r136,8;\n"
 "shfl.sync.bfly.b32 %r137|%p22,%r135,%r136,%r131,%r133;\nmov.b32 %f482,%r137;\n"
 "max.f32 %f483,%f481,%f482;\nmov.b32 %r138,%f483;\nmov.u32 %r139,4;\n"
@@ -18258,7 +18128,7 @@ static const char qlora__ptx_387[] =
 "add.f32 %f528,%f973,%f527;\nmov.b32 %r207,%f528;\nmov.u32 %r208,8;\n"
 "shfl.sync.bfly.b32 %r209|%p45,%r207,%r208,%r203,%r205;\nmov.b32 %f529,%r209;\n"
 "add.f32 %f530,%f528,%f529;\nmov.b32 %r210,%f530;\nmov.u32 %r211,4;\n";
-static const char qlora__ptx_388[] =
+static const char qlora__ptx_384[] =
 "shfl.sync.bfly.b32 %r212|%p46,%r210,%r211,%r203,%r205;\nmov.b32 %f531,%r212;\n"
 "add.f32 %f532,%f530,%f531;\nmov.b32 %r213,%f532;\nmov.u32 %r214,2;\n"
 "shfl.sync.bfly.b32 %r215|%p47,%r213,%r214,%r203,%r205;\nmov.b32 %f533,%r215;\n"
@@ -18310,7 +18180,7 @@ static const char qlora__ptx_388[] =
 "sub.f32 %f596,%f572,%f972;\nfma.rn.f32 %f597,%f596,%f578,%f577;\ncvt.sat.f32.f32 %f598,%f597;\n"
 "fma.rm.f32 %f599,%f598,%f582,%f581;\nadd.f32 %f600,%f599,0fCB40007F;\nneg.f32 %f601,%f600;\n"
 "fma.rn.f32 %f602,%f596,%f586,%f601;\nfma.rn.f32 %f603,%f596,%f588,%f602;\n";
-static const char qlora__ptx_389[] =
+static const char qlora__ptx_385[] =
 "mov.b32 %r240,%f599;\nshl.b32 %r241,%r240,23;\nmov.b32 %f604,%r241;\n"
 "ex2.approx.ftz.f32 %f605,%f603;\nmul.f32 %f606,%f605,%f604;\nmul.f32 %f607,%f47,%f606;\n"
 "setp.eq.s32 %p66,%r237,1;\nsub.f32 %f608,%f607,%f978;\nsub.f32 %f610,%f573,%f972;\n"
@@ -18362,7 +18232,7 @@ static const char qlora__ptx_389[] =
 "add.s64 %rd125,%rd123,%rd38;\nsetp.le.s64 %p76,%rd125,%rd4;\nadd.s64 %rd126,%rd125,4;\n"
 "setp.gt.s64 %p77,%rd126,%rd4;\nand.pred %p78,%p76,%p77;\ncvt.u32.u64 %r257,%rd125;\n"
 "sub.s32 %r258,%r235,%r257;\nselp.b32 %r259,%r258,-1,%p78;\n";
-static const char qlora__ptx_390[] =
+static const char qlora__ptx_386[] =
 "sub.f32 %f714,%f645,%f972;\nfma.rn.f32 %f715,%f714,%f578,%f577;\ncvt.sat.f32.f32 %f716,%f715;\n"
 "fma.rm.f32 %f717,%f716,%f582,%f581;\nadd.f32 %f718,%f717,0fCB40007F;\nneg.f32 %f719,%f718;\n"
 "fma.rn.f32 %f720,%f714,%f586,%f719;\nfma.rn.f32 %f721,%f714,%f588,%f720;\nmov.b32 %r260,%f717;\n"
@@ -18412,7 +18282,7 @@ static const char qlora__ptx_390[] =
 "fma.rn.f32 %f820,%f819,%f578,%f577;\ncvt.sat.f32.f32 %f821,%f820;\n"
 "fma.rm.f32 %f822,%f821,%f582,%f581;\nadd.f32 %f823,%f822,0fCB40007F;\nneg.f32 %f824,%f823;\n"
 "fma.rn.f32 %f825,%f819,%f586,%f824;\n";
-static const char qlora__ptx_391[] =
+static const char qlora__ptx_387[] =
 "fma.rn.f32 %f826,%f819,%f588,%f825;\nmov.b32 %r277,%f822;\nshl.b32 %r278,%r277,23;\n"
 "mov.b32 %f827,%r278;\nex2.approx.ftz.f32 %f828,%f826;\nmul.f32 %f829,%f828,%f827;\n"
 "mul.f32 %f830,%f47,%f829;\nsetp.eq.s32 %p89,%r270,3;\nsub.f32 %f831,%f830,%f978;\n"
@@ -18462,7 +18332,7 @@ static const char qlora__ptx_391[] =
 "add.s64 %rd148,%rd137,%rd182;\nst.global.f32[%rd148],%f56;\n$L__BB0_67:\n@%p94 bra $L__BB0_69;\n"
 "add.s64 %rd149,%rd47,%rd182;\nst.global.f32[%rd149],%f57;\n$L__BB0_69:\n@%p95 bra $L__BB0_71;\n"
 "add.s64 %rd150,%rd47,%rd182;\nst.global.f32[%rd150+4],%f58;\n$L__BB0_71:\n@%p96 bra $L__BB0_73;\n";
-static const char qlora__ptx_392[] =
+static const char qlora__ptx_388[] =
 "add.s64 %rd151,%rd47,%rd182;\nst.global.f32[%rd151+8],%f59;\n$L__BB0_73:\n"
 "add.s64 %rd181,%rd181,%rd8;\nsub.s64 %rd183,%rd183,%rd8;\nshl.b32 %r293,%r55,2;\n"
 "sub.s32 %r340,%r340,%r293;\nmul.wide.u32 %rd153,%r55,16;\nadd.s64 %rd182,%rd182,%rd153;\n"
@@ -18511,136 +18381,10 @@ static const char qlora__ptx_392[] =
 "$L__BB0_88:\nsetp.lt.s64 %p123,%rd186,3;\n@%p123 bra $L__BB0_91;\nst.global.f32[%rd185+8],%f62;\n"
 "$L__BB0_91:\nadd.s64 %rd181,%rd181,%rd8;\nshl.b32 %r318,%r55,2;\nsub.s32 %r341,%r341,%r318;\n"
 "sub.s64 %rd186,%rd186,%rd8;\n";
-static const char qlora__ptx_393[] =
+static const char qlora__ptx_389[] =
 "mul.wide.u32 %rd161,%r55,16;\nadd.s64 %rd185,%rd185,%rd161;\nsetp.lt.s64 %p124,%rd181,%rd75;\n"
 "@%p124 bra $L__BB0_75;\n$L__BB0_115:\nret;\n}\n";
-static const char qlora__ptx_394[] =
-".visible .entry qlora_loss_sum(\n.param .u64 qlora_loss_sum_param_0,\n"
-".param .u64 qlora_loss_sum_param_1,\n.param .u64 qlora_loss_sum_param_2,\n"
-".param .u64 qlora_loss_sum_param_3,\n.param .u64 qlora_loss_sum_param_4,\n"
-".param .u64 qlora_loss_sum_param_5\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<50>;\n"
-".reg .f32 %f<22>;\n.reg .b32 %r<22>;\n.reg .f64 %fd<182>;\n.reg .b64 %rd<125>;\n"
-".shared .align 8 .b8 _ZZ14qlora_loss_sumE9loss_lane[2048];\n"
-".shared .align 8 .b8 _ZZ14qlora_loss_sumE11weight_lane[2048];\n"
-"ld.param.u64 %rd59,[qlora_loss_sum_param_3];\nld.param.u64 %rd60,[qlora_loss_sum_param_4];\n"
-"mov.u32 %r3,%tid.x;\ncvt.s64.s32 %rd62,%r3;\nsetp.ge.s64 %p1,%rd62,%rd59;\n"
-"mov.f64 %fd154,0d0000000000000000;\nmov.f64 %fd155,%fd154;\n@%p1 bra $L__BB1_34;\n"
-"ld.param.u64 %rd105,[qlora_loss_sum_param_2];\nsetp.eq.s64 %p2,%rd105,0;\nnot.b64 %rd64,%rd62;\n"
-"add.s64 %rd1,%rd64,%rd59;\nshr.u64 %rd65,%rd1,8;\nadd.s64 %rd66,%rd65,1;\nand.b64 %rd2,%rd66,3;\n"
-"@%p2 bra $L__BB1_18;\nsetp.eq.s64 %p3,%rd2,0;\ncvt.s64.s32 %rd112,%r3;\n"
-"mov.f64 %fd155,0d0000000000000000;\nmov.f64 %fd154,%fd155;\n@%p3 bra $L__BB1_7;\n"
-"ld.param.u64 %rd96,[qlora_loss_sum_param_1];\nld.param.u64 %rd95,[qlora_loss_sum_param_0];\n"
-"ld.param.u64 %rd94,[qlora_loss_sum_param_2];\ncvt.s64.s32 %rd112,%r3;\n"
-"cvta.to.global.u64 %rd67,%rd94;\nmul.wide.s32 %rd68,%r3,4;\nadd.s64 %rd110,%rd67,%rd68;\n"
-"cvta.to.global.u64 %rd69,%rd95;\nadd.s64 %rd109,%rd69,%rd68;\ncvta.to.global.u64 %rd70,%rd96;\n"
-"add.s64 %rd108,%rd70,%rd68;\nneg.s64 %rd107,%rd2;\nmov.f64 %fd155,0d0000000000000000;\n"
-"$L__BB1_4:\n.pragma \"nounroll\";\nld.global.s32 %rd71,[%rd108];\nsetp.lt.s64 %p4,%rd71,0;\n"
-"setp.ge.s64 %p5,%rd71,%rd60;\nor.pred %p6,%p4,%p5;\n@%p6 bra $L__BB1_6;\n"
-"ld.global.f32 %f1,[%rd109];\ncvt.f64.f32 %fd66,%f1;\nadd.f64 %fd154,%fd154,%fd66;\n"
-"ld.global.f32 %f2,[%rd110];\ncvt.f64.f32 %fd67,%f2;\nadd.f64 %fd155,%fd155,%fd67;\n$L__BB1_6:\n"
-"add.s64 %rd112,%rd112,256;\nadd.s64 %rd110,%rd110,1024;\nadd.s64 %rd109,%rd109,1024;\n"
-"add.s64 %rd108,%rd108,1024;\nadd.s64 %rd107,%rd107,1;\nsetp.ne.s64 %p7,%rd107,0;\n"
-"@%p7 bra $L__BB1_4;\n$L__BB1_7:\nsetp.lt.u64 %p8,%rd1,768;\n@%p8 bra $L__BB1_34;\n"
-"ld.param.u64 %rd99,[qlora_loss_sum_param_1];\nld.param.u64 %rd98,[qlora_loss_sum_param_0];\n"
-"ld.param.u64 %rd97,[qlora_loss_sum_param_2];\ncvta.to.global.u64 %rd72,%rd98;\n"
-"shl.b64 %rd73,%rd112,2;\nadd.s64 %rd74,%rd73,2048;\nadd.s64 %rd114,%rd72,%rd74;\n"
-"cvta.to.global.u64 %rd75,%rd97;\nadd.s64 %rd113,%rd75,%rd74;\ncvta.to.global.u64 %rd76,%rd99;\n"
-"add.s64 %rd116,%rd76,%rd73;\n$L__BB1_9:\nld.global.s32 %rd77,[%rd116];\n"
-"setp.lt.s64 %p9,%rd77,0;\nsetp.ge.s64 %p10,%rd77,%rd60;\nadd.s64 %rd27,%rd114,-2048;\n"
-"add.s64 %rd28,%rd113,-2048;\nor.pred %p11,%p9,%p10;\n@%p11 bra $L__BB1_11;\n"
-"ld.global.f32 %f3,[%rd27];\ncvt.f64.f32 %fd68,%f3;\nadd.f64 %fd154,%fd154,%fd68;\n"
-"ld.global.f32 %f4,[%rd28];\ncvt.f64.f32 %fd69,%f4;\nadd.f64 %fd155,%fd155,%fd69;\n$L__BB1_11:\n"
-"ld.global.s32 %rd78,[%rd116+1024];\nsetp.lt.s64 %p12,%rd78,0;\nsetp.ge.s64 %p13,%rd78,%rd60;\n"
-"or.pred %p14,%p12,%p13;\n@%p14 bra $L__BB1_13;\nld.global.f32 %f5,[%rd27+1024];\n"
-"cvt.f64.f32 %fd70,%f5;\nadd.f64 %fd154,%fd154,%fd70;\nld.global.f32 %f6,[%rd28+1024];\n"
-"cvt.f64.f32 %fd71,%f6;\nadd.f64 %fd155,%fd155,%fd71;\n$L__BB1_13:\n"
-"ld.global.s32 %rd79,[%rd116+2048];\nsetp.lt.s64 %p15,%rd79,0;\nsetp.ge.s64 %p16,%rd79,%rd60;\n"
-"or.pred %p17,%p15,%p16;\n@%p17 bra $L__BB1_15;\nld.global.f32 %f7,[%rd27+2048];\n"
-"cvt.f64.f32 %fd72,%f7;\nadd.f64 %fd154,%fd154,%fd72;\nld.global.f32 %f8,[%rd28+2048];\n"
-"cvt.f64.f32 %fd73,%f8;\nadd.f64 %fd155,%fd155,%fd73;\n$L__BB1_15:\n"
-"ld.global.s32 %rd80,[%rd116+3072];\nsetp.lt.s64 %p18,%rd80,0;\nsetp.ge.s64 %p19,%rd80,%rd60;\n"
-"or.pred %p20,%p18,%p19;\n@%p20 bra $L__BB1_17;\nld.global.f32 %f9,[%rd27+3072];\n"
-"cvt.f64.f32 %fd74,%f9;\nadd.f64 %fd154,%fd154,%fd74;\nld.global.f32 %f10,[%rd28+3072];\n"
-"cvt.f64.f32 %fd75,%f10;\nadd.f64 %fd155,%fd155,%fd75;\n$L__BB1_17:\nadd.s64 %rd116,%rd116,4096;\n"
-"add.s64 %rd114,%rd114,4096;\nadd.s64 %rd113,%rd113,4096;\nadd.s64 %rd112,%rd112,1024;\n"
-"setp.lt.s64 %p21,%rd112,%rd59;\n@%p21 bra $L__BB1_9;\nbra.uni $L__BB1_34;\n$L__BB1_18:\n"
-"mov.u32 %r21,%tid.x;\ncvt.s64.s32 %rd121,%r21;\nsetp.eq.s64 %p22,%rd2,0;\n";
-static const char qlora__ptx_395[] =
-"mov.f64 %fd155,0d0000000000000000;\nmov.f64 %fd154,%fd155;\n@%p22 bra $L__BB1_23;\n"
-"ld.param.u64 %rd102,[qlora_loss_sum_param_1];\nld.param.u64 %rd101,[qlora_loss_sum_param_0];\n"
-"cvt.s64.s32 %rd121,%r3;\ncvta.to.global.u64 %rd81,%rd101;\nmul.wide.s32 %rd82,%r3,4;\n"
-"add.s64 %rd119,%rd81,%rd82;\ncvta.to.global.u64 %rd83,%rd102;\nadd.s64 %rd118,%rd83,%rd82;\n"
-"neg.s64 %rd117,%rd2;\nmov.f64 %fd155,0d0000000000000000;\n$L__BB1_20:\n.pragma \"nounroll\";\n"
-"ld.global.s32 %rd84,[%rd118];\nsetp.lt.s64 %p23,%rd84,0;\nsetp.ge.s64 %p24,%rd84,%rd60;\n"
-"or.pred %p25,%p23,%p24;\n@%p25 bra $L__BB1_22;\nld.global.f32 %f11,[%rd119];\n"
-"cvt.f64.f32 %fd81,%f11;\nadd.f64 %fd154,%fd154,%fd81;\n"
-"add.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB1_22:\nadd.s64 %rd121,%rd121,256;\n"
-"add.s64 %rd119,%rd119,1024;\nadd.s64 %rd118,%rd118,1024;\nadd.s64 %rd117,%rd117,1;\n"
-"setp.ne.s64 %p26,%rd117,0;\n@%p26 bra $L__BB1_20;\n$L__BB1_23:\nsetp.lt.u64 %p27,%rd1,768;\n"
-"@%p27 bra $L__BB1_34;\nld.param.u64 %rd104,[qlora_loss_sum_param_1];\n"
-"ld.param.u64 %rd103,[qlora_loss_sum_param_0];\ncvta.to.global.u64 %rd85,%rd103;\n"
-"shl.b64 %rd86,%rd121,2;\nadd.s64 %rd87,%rd85,%rd86;\nadd.s64 %rd122,%rd87,2048;\n"
-"cvta.to.global.u64 %rd88,%rd104;\nadd.s64 %rd124,%rd88,%rd86;\n$L__BB1_25:\n"
-"ld.global.s32 %rd89,[%rd124];\nsetp.lt.s64 %p28,%rd89,0;\nsetp.ge.s64 %p29,%rd89,%rd60;\n"
-"add.s64 %rd52,%rd122,-2048;\nor.pred %p30,%p28,%p29;\n@%p30 bra $L__BB1_27;\n"
-"ld.global.f32 %f12,[%rd52];\ncvt.f64.f32 %fd82,%f12;\nadd.f64 %fd154,%fd154,%fd82;\n"
-"add.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB1_27:\nld.global.s32 %rd90,[%rd124+1024];\n"
-"setp.lt.s64 %p31,%rd90,0;\nsetp.ge.s64 %p32,%rd90,%rd60;\nor.pred %p33,%p31,%p32;\n"
-"@%p33 bra $L__BB1_29;\nld.global.f32 %f13,[%rd52+1024];\ncvt.f64.f32 %fd83,%f13;\n"
-"add.f64 %fd154,%fd154,%fd83;\nadd.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB1_29:\n"
-"ld.global.s32 %rd91,[%rd124+2048];\nsetp.lt.s64 %p34,%rd91,0;\nsetp.ge.s64 %p35,%rd91,%rd60;\n"
-"or.pred %p36,%p34,%p35;\n@%p36 bra $L__BB1_31;\nld.global.f32 %f14,[%rd52+2048];\n"
-"cvt.f64.f32 %fd84,%f14;\nadd.f64 %fd154,%fd154,%fd84;\n"
-"add.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB1_31:\nld.global.s32 %rd92,[%rd124+3072];\n"
-"setp.lt.s64 %p37,%rd92,0;\nsetp.ge.s64 %p38,%rd92,%rd60;\nor.pred %p39,%p37,%p38;\n"
-"@%p39 bra $L__BB1_33;\nld.global.f32 %f15,[%rd52+3072];\ncvt.f64.f32 %fd85,%f15;\n"
-"add.f64 %fd154,%fd154,%fd85;\nadd.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB1_33:\n"
-"add.s64 %rd124,%rd124,4096;\nadd.s64 %rd122,%rd122,4096;\nadd.s64 %rd121,%rd121,1024;\n"
-"setp.lt.s64 %p40,%rd121,%rd59;\n@%p40 bra $L__BB1_25;\n$L__BB1_34:\nshl.b32 %r10,%r3,3;\n"
-"mov.u32 %r11,_ZZ14qlora_loss_sumE9loss_lane;\nadd.s32 %r1,%r11,%r10;\n"
-"st.shared.f64[%r1],%fd154;\nmov.u32 %r12,_ZZ14qlora_loss_sumE11weight_lane;\n"
-"add.s32 %r2,%r12,%r10;\nst.shared.f64[%r2],%fd155;\nbar.sync 0;\nsetp.gt.s32 %p41,%r3,127;\n"
-"@%p41 bra $L__BB1_36;\nld.shared.f64 %fd86,[%r1];\nld.shared.f64 %fd87,[%r1+1024];\n"
-"add.f64 %fd88,%fd87,%fd86;\nst.shared.f64[%r1],%fd88;\nld.shared.f64 %fd89,[%r2+1024];\n"
-"ld.shared.f64 %fd90,[%r2];\nadd.f64 %fd91,%fd89,%fd90;\nst.shared.f64[%r2],%fd91;\n$L__BB1_36:\n"
-"bar.sync 0;\nsetp.gt.s32 %p42,%r3,63;\n@%p42 bra $L__BB1_38;\nld.shared.f64 %fd92,[%r1];\n"
-"ld.shared.f64 %fd93,[%r1+512];\nadd.f64 %fd94,%fd93,%fd92;\nst.shared.f64[%r1],%fd94;\n"
-"ld.shared.f64 %fd95,[%r2+512];\nld.shared.f64 %fd96,[%r2];\nadd.f64 %fd97,%fd95,%fd96;\n"
-"st.shared.f64[%r2],%fd97;\n$L__BB1_38:\nbar.sync 0;\nsetp.gt.s32 %p43,%r3,31;\n"
-"@%p43 bra $L__BB1_40;\nld.shared.f64 %fd98,[%r1];\nld.shared.f64 %fd99,[%r1+256];\n"
-"add.f64 %fd100,%fd99,%fd98;\nst.shared.f64[%r1],%fd100;\nld.shared.f64 %fd101,[%r2+256];\n"
-"ld.shared.f64 %fd102,[%r2];\nadd.f64 %fd103,%fd101,%fd102;\nst.shared.f64[%r2],%fd103;\n"
-"$L__BB1_40:\nbar.sync 0;\nsetp.gt.s32 %p44,%r3,15;\n@%p44 bra $L__BB1_42;\n"
-"ld.shared.f64 %fd104,[%r1];\nld.shared.f64 %fd105,[%r1+128];\nadd.f64 %fd106,%fd105,%fd104;\n"
-"st.shared.f64[%r1],%fd106;\nld.shared.f64 %fd107,[%r2+128];\nld.shared.f64 %fd108,[%r2];\n"
-"add.f64 %fd109,%fd107,%fd108;\nst.shared.f64[%r2],%fd109;\n$L__BB1_42:\nbar.sync 0;\n"
-"setp.gt.s32 %p45,%r3,7;\n@%p45 bra $L__BB1_44;\nld.shared.f64 %fd110,[%r1];\n"
-"ld.shared.f64 %fd111,[%r1+64];\n";
-static const char qlora__ptx_396[] =
-"add.f64 %fd112,%fd111,%fd110;\nst.shared.f64[%r1],%fd112;\nld.shared.f64 %fd113,[%r2+64];\n"
-"ld.shared.f64 %fd114,[%r2];\nadd.f64 %fd115,%fd113,%fd114;\nst.shared.f64[%r2],%fd115;\n"
-"$L__BB1_44:\nbar.sync 0;\nsetp.gt.s32 %p46,%r3,3;\n@%p46 bra $L__BB1_46;\n"
-"ld.shared.f64 %fd116,[%r1];\nld.shared.f64 %fd117,[%r1+32];\nadd.f64 %fd118,%fd117,%fd116;\n"
-"st.shared.f64[%r1],%fd118;\nld.shared.f64 %fd119,[%r2+32];\nld.shared.f64 %fd120,[%r2];\n"
-"add.f64 %fd121,%fd119,%fd120;\nst.shared.f64[%r2],%fd121;\n$L__BB1_46:\nbar.sync 0;\n"
-"setp.gt.s32 %p47,%r3,1;\n@%p47 bra $L__BB1_48;\nld.shared.f64 %fd122,[%r1];\n"
-"ld.shared.f64 %fd123,[%r1+16];\nadd.f64 %fd124,%fd123,%fd122;\nst.shared.f64[%r1],%fd124;\n"
-"ld.shared.f64 %fd125,[%r2+16];\nld.shared.f64 %fd126,[%r2];\nadd.f64 %fd127,%fd125,%fd126;\n"
-"st.shared.f64[%r2],%fd127;\n$L__BB1_48:\nbar.sync 0;\nsetp.gt.s32 %p48,%r3,0;\n"
-"@%p48 bra $L__BB1_50;\nld.shared.f64 %fd128,[%r1];\nld.shared.f64 %fd129,[%r1+8];\n"
-"add.f64 %fd130,%fd129,%fd128;\nst.shared.f64[%r1],%fd130;\nld.shared.f64 %fd131,[%r2+8];\n"
-"ld.shared.f64 %fd132,[%r2];\nadd.f64 %fd133,%fd131,%fd132;\nst.shared.f64[%r2],%fd133;\n"
-"$L__BB1_50:\nbar.sync 0;\nsetp.ne.s32 %p49,%r3,0;\n@%p49 bra $L__BB1_52;\n"
-"ld.param.u64 %rd100,[qlora_loss_sum_param_5];\ncvta.to.global.u64 %rd93,%rd100;\n"
-"ld.global.f32 %f16,[%rd93];\ncvt.f64.f32 %fd134,%f16;\nld.global.f32 %f17,[%rd93+4];\n"
-"cvt.f64.f32 %fd135,%f17;\nadd.f64 %fd136,%fd134,%fd135;\n"
-"ld.shared.f64 %fd137,[_ZZ14qlora_loss_sumE9loss_lane];\nadd.f64 %fd138,%fd137,%fd136;\n"
-"cvt.rn.f32.f64 %f18,%fd138;\nst.global.f32[%rd93],%f18;\ncvt.f64.f32 %fd139,%f18;\n"
-"sub.f64 %fd140,%fd138,%fd139;\ncvt.rn.f32.f64 %f19,%fd140;\nst.global.f32[%rd93+4],%f19;\n"
-"ld.global.f32 %f20,[%rd93+8];\ncvt.f64.f32 %fd141,%f20;\n"
-"ld.shared.f64 %fd142,[_ZZ14qlora_loss_sumE11weight_lane];\nadd.f64 %fd143,%fd142,%fd141;\n"
-"cvt.rn.f32.f64 %f21,%fd143;\nst.global.f32[%rd93+8],%f21;\n$L__BB1_52:\nret;\n}\n";
-static const char qlora__ptx_397[] =
+static const char qlora__ptx_390[] =
 ".visible .entry qlora_loss_arg_max_f32(\n.param .u64 qlora_loss_arg_max_f32_param_0,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_1,\n.param .u64 qlora_loss_arg_max_f32_param_2,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -18653,10 +18397,10 @@ static const char qlora__ptx_397[] =
 "ld.param.u64 %rd20,[qlora_loss_arg_max_f32_param_3];\ncvta.to.global.u64 %rd1,%rd21;\n"
 "mov.u32 %r30,%ctaid.x;\ncvt.u64.u32 %rd23,%r30;\nmul.lo.s64 %rd2,%rd23,%rd22;\n"
 "mov.u32 %r31,%tid.x;\ncvt.s64.s32 %rd41,%r31;\nsetp.ge.s64 %p1,%rd41,%rd20;\nmov.u32 %r64,-1;\n"
-"mov.f32 %f40,0f00000000;\n@%p1 bra $L__BB2_7;\nnot.b64 %rd25,%rd41;\nadd.s64 %rd26,%rd25,%rd20;\n"
+"mov.f32 %f40,0f00000000;\n@%p1 bra $L__BB1_7;\nnot.b64 %rd25,%rd41;\nadd.s64 %rd26,%rd25,%rd20;\n"
 "shr.u64 %rd27,%rd26,8;\nadd.s64 %rd4,%rd27,1;\nand.b64 %rd5,%rd4,3;\nsetp.lt.u64 %p2,%rd26,768;\n"
-"mov.f32 %f40,0f00000000;\nmov.u32 %r64,-1;\n@%p2 bra $L__BB2_4;\nsub.s64 %rd40,%rd4,%rd5;\n"
-"cvt.s64.s32 %rd41,%r31;\nmov.f32 %f40,0f00000000;\nmov.u32 %r64,-1;\n$L__BB2_3:\n"
+"mov.f32 %f40,0f00000000;\nmov.u32 %r64,-1;\n@%p2 bra $L__BB1_4;\nsub.s64 %rd40,%rd4,%rd5;\n"
+"cvt.s64.s32 %rd41,%r31;\nmov.f32 %f40,0f00000000;\nmov.u32 %r64,-1;\n$L__BB1_3:\n"
 "add.s64 %rd28,%rd41,%rd2;\nshl.b64 %rd29,%rd28,2;\nadd.s64 %rd30,%rd1,%rd29;\n"
 "ld.global.f32 %f28,[%rd30];\nsetp.num.f32 %p3,%f28,%f28;\nsetp.gt.f32 %p4,%f28,%f40;\n"
 "setp.lt.s32 %p5,%r64,0;\nor.pred %p6,%p5,%p4;\nand.pred %p7,%p3,%p6;\n"
@@ -18672,73 +18416,77 @@ static const char qlora__ptx_397[] =
 "or.pred %p21,%p19,%p20;\nand.pred %p22,%p18,%p21;\nadd.s64 %rd33,%rd41,768;\n"
 "cvt.u32.u64 %r43,%rd33;\nselp.f32 %f40,%f34,%f33,%p22;\nselp.b32 %r64,%r43,%r42,%p22;\n"
 "add.s64 %rd41,%rd41,1024;\nadd.s64 %rd40,%rd40,-4;\nsetp.ne.s64 %p23,%rd40,0;\n"
-"@%p23 bra $L__BB2_3;\n$L__BB2_4:\nsetp.eq.s64 %p24,%rd5,0;\n@%p24 bra $L__BB2_7;\n"
+"@%p23 bra $L__BB1_3;\n$L__BB1_4:\nsetp.eq.s64 %p24,%rd5,0;\n@%p24 bra $L__BB1_7;\n"
 "cvt.u32.u64 %r62,%rd41;\nadd.s64 %rd34,%rd41,%rd2;\nshl.b64 %rd35,%rd34,2;\n"
-"add.s64 %rd43,%rd1,%rd35;\nneg.s64 %rd42,%rd5;\n$L__BB2_6:\n.pragma \"nounroll\";\n"
+"add.s64 %rd43,%rd1,%rd35;\nneg.s64 %rd42,%rd5;\n$L__BB1_6:\n.pragma \"nounroll\";\n"
 "ld.global.f32 %f35,[%rd43];\nsetp.num.f32 %p25,%f35,%f35;\nsetp.gt.f32 %p26,%f35,%f40;\n"
 "setp.lt.s32 %p27,%r64,0;\nor.pred %p28,%p27,%p26;\nand.pred %p29,%p25,%p28;\n"
 "selp.f32 %f40,%f35,%f40,%p29;\nselp.b32 %r64,%r62,%r64,%p29;\nadd.s32 %r62,%r62,256;\n"
 "add.s64 %rd43,%rd43,1024;\nadd.s64 %rd42,%rd42,1;\nsetp.ne.s64 %p30,%rd42,0;\n"
-"@%p30 bra $L__BB2_6;\n$L__BB2_7:\nshl.b32 %r45,%r31,2;\n"
+"@%p30 bra $L__BB1_6;\n$L__BB1_7:\nshl.b32 %r45,%r31,2;\n"
 "mov.u32 %r46,_ZZ7arg_maxIfEvPKT_lPilE10best_value;\nadd.s32 %r11,%r46,%r45;\n"
 "st.shared.f32[%r11],%f40;\nmov.u32 %r47,_ZZ7arg_maxIfEvPKT_lPilE11best_column;\n"
 "add.s32 %r12,%r47,%r45;\nst.shared.u32[%r12],%r64;\nbar.sync 0;\nsetp.gt.s32 %p31,%r31,127;\n"
-"@%p31 bra $L__BB2_13;\nld.shared.f32 %f8,[%r11+512];\nld.shared.u32 %r13,[%r12];\n"
-"ld.shared.u32 %r14,[%r12+512];\nsetp.lt.s32 %p32,%r14,0;\n@%p32 bra $L__BB2_13;\n"
-"setp.lt.s32 %p33,%r13,0;\n@%p33 bra $L__BB2_12;\nld.shared.f32 %f9,[%r11];\n"
-"setp.gt.f32 %p34,%f8,%f9;\n@%p34 bra $L__BB2_12;\nsetp.neu.f32 %p35,%f8,%f9;\n"
-"setp.ge.s32 %p36,%r14,%r13;\nor.pred %p37,%p36,%p35;\n@%p37 bra $L__BB2_13;\n$L__BB2_12:\n"
-"st.shared.f32[%r11],%f8;\nst.shared.u32[%r12],%r14;\n$L__BB2_13:\nbar.sync 0;\n"
-"setp.gt.s32 %p38,%r31,63;\n@%p38 bra $L__BB2_19;\nld.shared.f32 %f10,[%r11+256];\n"
+"@%p31 bra $L__BB1_13;\nld.shared.f32 %f8,[%r11+512];\nld.shared.u32 %r13,[%r12];\n"
+"ld.shared.u32 %r14,[%r12+512];\nsetp.lt.s32 %p32,%r14,0;\n@%p32 bra $L__BB1_13;\n"
+"setp.lt.s32 %p33,%r13,0;\n@%p33 bra $L__BB1_12;\nld.shared.f32 %f9,[%r11];\n"
+"setp.gt.f32 %p34,%f8,%f9;\n@%p34 bra $L__BB1_12;\nsetp.neu.f32 %p35,%f8,%f9;\n"
+"setp.ge.s32 %p36,%r14,%r13;\nor.pred %p37,%p36,%p35;\n@%p37 bra $L__BB1_13;\n$L__BB1_12:\n"
+"st.shared.f32[%r11],%f8;\nst.shared.u32[%r12],%r14;\n$L__BB1_13:\nbar.sync 0;\n"
+"setp.gt.s32 %p38,%r31,63;\n@%p38 bra $L__BB1_19;\nld.shared.f32 %f10,[%r11+256];\n"
 "ld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\nsetp.lt.s32 %p39,%r16,0;\n"
-"@%p39 bra $L__BB2_19;\nsetp.lt.s32 %p40,%r15,0;\n@%p40 bra $L__BB2_18;\n"
+"@%p39 bra $L__BB1_19;\nsetp.lt.s32 %p40,%r15,0;\n@%p40 bra $L__BB1_18;\n"
 "ld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n";
-static const char qlora__ptx_398[] =
-"@%p41 bra $L__BB2_18;\nsetp.neu.f32 %p42,%f10,%f11;\nsetp.ge.s32 %p43,%r16,%r15;\n"
-"or.pred %p44,%p43,%p42;\n@%p44 bra $L__BB2_19;\n$L__BB2_18:\nst.shared.f32[%r11],%f10;\n"
-"st.shared.u32[%r12],%r16;\n$L__BB2_19:\nbar.sync 0;\nsetp.gt.s32 %p45,%r31,31;\n"
-"@%p45 bra $L__BB2_25;\nld.shared.f32 %f12,[%r11+128];\nld.shared.u32 %r17,[%r12];\n"
-"ld.shared.u32 %r18,[%r12+128];\nsetp.lt.s32 %p46,%r18,0;\n@%p46 bra $L__BB2_25;\n"
-"setp.lt.s32 %p47,%r17,0;\n@%p47 bra $L__BB2_24;\nld.shared.f32 %f13,[%r11];\n"
-"setp.gt.f32 %p48,%f12,%f13;\n@%p48 bra $L__BB2_24;\nsetp.neu.f32 %p49,%f12,%f13;\n"
-"setp.ge.s32 %p50,%r18,%r17;\nor.pred %p51,%p50,%p49;\n@%p51 bra $L__BB2_25;\n$L__BB2_24:\n"
-"st.shared.f32[%r11],%f12;\nst.shared.u32[%r12],%r18;\n$L__BB2_25:\nbar.sync 0;\n"
-"setp.gt.s32 %p52,%r31,15;\n@%p52 bra $L__BB2_31;\nld.shared.f32 %f14,[%r11+64];\n"
+static const char qlora__ptx_391[] =
+"@%p41 bra $L__BB1_18;\nsetp.neu.f32 %p42,%f10,%f11;\nsetp.ge.s32 %p43,%r16,%r15;\n"
+"or.pred %p44,%p43,%p42;\n@%p44 bra $L__BB1_19;\n$L__BB1_18:\nst.shared.f32[%r11],%f10;\n"
+"st.shared.u32[%r12],%r16;\n$L__BB1_19:\nbar.sync 0;\nsetp.gt.s32 %p45,%r31,31;\n"
+"@%p45 bra $L__BB1_25;\nld.shared.f32 %f12,[%r11+128];\nld.shared.u32 %r17,[%r12];\n"
+"ld.shared.u32 %r18,[%r12+128];\nsetp.lt.s32 %p46,%r18,0;\n@%p46 bra $L__BB1_25;\n"
+"setp.lt.s32 %p47,%r17,0;\n@%p47 bra $L__BB1_24;\nld.shared.f32 %f13,[%r11];\n"
+"setp.gt.f32 %p48,%f12,%f13;\n@%p48 bra $L__BB1_24;\nsetp.neu.f32 %p49,%f12,%f13;\n"
+"setp.ge.s32 %p50,%r18,%r17;\nor.pred %p51,%p50,%p49;\n@%p51 bra $L__BB1_25;\n$L__BB1_24:\n"
+"st.shared.f32[%r11],%f12;\nst.shared.u32[%r12],%r18;\n$L__BB1_25:\nbar.sync 0;\n"
+"setp.gt.s32 %p52,%r31,15;\n@%p52 bra $L__BB1_31;\nld.shared.f32 %f14,[%r11+64];\n"
 "ld.shared.u32 %r19,[%r12];\nld.shared.u32 %r20,[%r12+64];\nsetp.lt.s32 %p53,%r20,0;\n"
-"@%p53 bra $L__BB2_31;\nsetp.lt.s32 %p54,%r19,0;\n@%p54 bra $L__BB2_30;\n"
-"ld.shared.f32 %f15,[%r11];\nsetp.gt.f32 %p55,%f14,%f15;\n@%p55 bra $L__BB2_30;\n"
+"@%p53 bra $L__BB1_31;\nsetp.lt.s32 %p54,%r19,0;\n@%p54 bra $L__BB1_30;\n"
+"ld.shared.f32 %f15,[%r11];\nsetp.gt.f32 %p55,%f14,%f15;\n@%p55 bra $L__BB1_30;\n"
 "setp.neu.f32 %p56,%f14,%f15;\nsetp.ge.s32 %p57,%r20,%r19;\nor.pred %p58,%p57,%p56;\n"
-"@%p58 bra $L__BB2_31;\n$L__BB2_30:\nst.shared.f32[%r11],%f14;\nst.shared.u32[%r12],%r20;\n"
-"$L__BB2_31:\nbar.sync 0;\nsetp.gt.s32 %p59,%r31,7;\n@%p59 bra $L__BB2_37;\n"
+"@%p58 bra $L__BB1_31;\n$L__BB1_30:\nst.shared.f32[%r11],%f14;\nst.shared.u32[%r12],%r20;\n"
+"$L__BB1_31:\nbar.sync 0;\nsetp.gt.s32 %p59,%r31,7;\n@%p59 bra $L__BB1_37;\n"
 "ld.shared.f32 %f16,[%r11+32];\nld.shared.u32 %r21,[%r12];\nld.shared.u32 %r22,[%r12+32];\n"
-"setp.lt.s32 %p60,%r22,0;\n@%p60 bra $L__BB2_37;\nsetp.lt.s32 %p61,%r21,0;\n"
-"@%p61 bra $L__BB2_36;\nld.shared.f32 %f17,[%r11];\nsetp.gt.f32 %p62,%f16,%f17;\n"
-"@%p62 bra $L__BB2_36;\nsetp.neu.f32 %p63,%f16,%f17;\nsetp.ge.s32 %p64,%r22,%r21;\n"
-"or.pred %p65,%p64,%p63;\n@%p65 bra $L__BB2_37;\n$L__BB2_36:\nst.shared.f32[%r11],%f16;\n"
-"st.shared.u32[%r12],%r22;\n$L__BB2_37:\nbar.sync 0;\nsetp.gt.s32 %p66,%r31,3;\n"
-"@%p66 bra $L__BB2_43;\nld.shared.f32 %f18,[%r11+16];\nld.shared.u32 %r23,[%r12];\n"
-"ld.shared.u32 %r24,[%r12+16];\nsetp.lt.s32 %p67,%r24,0;\n@%p67 bra $L__BB2_43;\n"
-"setp.lt.s32 %p68,%r23,0;\n@%p68 bra $L__BB2_42;\nld.shared.f32 %f19,[%r11];\n"
-"setp.gt.f32 %p69,%f18,%f19;\n@%p69 bra $L__BB2_42;\nsetp.neu.f32 %p70,%f18,%f19;\n"
-"setp.ge.s32 %p71,%r24,%r23;\nor.pred %p72,%p71,%p70;\n@%p72 bra $L__BB2_43;\n$L__BB2_42:\n"
-"st.shared.f32[%r11],%f18;\nst.shared.u32[%r12],%r24;\n$L__BB2_43:\nbar.sync 0;\n"
-"setp.gt.s32 %p73,%r31,1;\n@%p73 bra $L__BB2_49;\nld.shared.f32 %f20,[%r11+8];\n"
+"setp.lt.s32 %p60,%r22,0;\n@%p60 bra $L__BB1_37;\nsetp.lt.s32 %p61,%r21,0;\n"
+"@%p61 bra $L__BB1_36;\nld.shared.f32 %f17,[%r11];\nsetp.gt.f32 %p62,%f16,%f17;\n"
+"@%p62 bra $L__BB1_36;\nsetp.neu.f32 %p63,%f16,%f17;\nsetp.ge.s32 %p64,%r22,%r21;\n"
+"or.pred %p65,%p64,%p63;\n@%p65 bra $L__BB1_37;\n$L__BB1_36:\nst.shared.f32[%r11],%f16;\n"
+"st.shared.u32[%r12],%r22;\n$L__BB1_37:\nbar.sync 0;\nsetp.gt.s32 %p66,%r31,3;\n"
+"@%p66 bra $L__BB1_43;\nld.shared.f32 %f18,[%r11+16];\nld.shared.u32 %r23,[%r12];\n"
+"ld.shared.u32 %r24,[%r12+16];\nsetp.lt.s32 %p67,%r24,0;\n@%p67 bra $L__BB1_43;\n"
+"setp.lt.s32 %p68,%r23,0;\n@%p68 bra $L__BB1_42;\nld.shared.f32 %f19,[%r11];\n"
+"setp.gt.f32 %p69,%f18,%f19;\n@%p69 bra $L__BB1_42;\nsetp.neu.f32 %p70,%f18,%f19;\n"
+"setp.ge.s32 %p71,%r24,%r23;\nor.pred %p72,%p71,%p70;\n@%p72 bra $L__BB1_43;\n$L__BB1_42:\n"
+"st.shared.f32[%r11],%f18;\nst.shared.u32[%r12],%r24;\n$L__BB1_43:\nbar.sync 0;\n"
+"setp.gt.s32 %p73,%r31,1;\n@%p73 bra $L__BB1_49;\nld.shared.f32 %f20,[%r11+8];\n"
 "ld.shared.u32 %r25,[%r12];\nld.shared.u32 %r26,[%r12+8];\nsetp.lt.s32 %p74,%r26,0;\n"
-"@%p74 bra $L__BB2_49;\nsetp.lt.s32 %p75,%r25,0;\n@%p75 bra $L__BB2_48;\n"
-"ld.shared.f32 %f21,[%r11];\nsetp.gt.f32 %p76,%f20,%f21;\n@%p76 bra $L__BB2_48;\n"
+"@%p74 bra $L__BB1_49;\nsetp.lt.s32 %p75,%r25,0;\n@%p75 bra $L__BB1_48;\n"
+"ld.shared.f32 %f21,[%r11];\nsetp.gt.f32 %p76,%f20,%f21;\n@%p76 bra $L__BB1_48;\n"
 "setp.neu.f32 %p77,%f20,%f21;\nsetp.ge.s32 %p78,%r26,%r25;\nor.pred %p79,%p78,%p77;\n"
-"@%p79 bra $L__BB2_49;\n$L__BB2_48:\nst.shared.f32[%r11],%f20;\nst.shared.u32[%r12],%r26;\n"
-"$L__BB2_49:\nbar.sync 0;\nsetp.gt.s32 %p80,%r31,0;\n@%p80 bra $L__BB2_55;\n"
+"@%p79 bra $L__BB1_49;\n$L__BB1_48:\nst.shared.f32[%r11],%f20;\nst.shared.u32[%r12],%r26;\n"
+"$L__BB1_49:\nbar.sync 0;\nsetp.gt.s32 %p80,%r31,0;\n@%p80 bra $L__BB1_55;\n"
 "ld.shared.f32 %f22,[%r11+4];\nld.shared.u32 %r27,[%r12];\nld.shared.u32 %r28,[%r12+4];\n"
-"setp.lt.s32 %p81,%r28,0;\n@%p81 bra $L__BB2_55;\nsetp.lt.s32 %p82,%r27,0;\n"
-"@%p82 bra $L__BB2_54;\nld.shared.f32 %f23,[%r11];\nsetp.gt.f32 %p83,%f22,%f23;\n"
-"@%p83 bra $L__BB2_54;\nsetp.neu.f32 %p84,%f22,%f23;\nsetp.ge.s32 %p85,%r28,%r27;\n"
-"or.pred %p86,%p85,%p84;\n@%p86 bra $L__BB2_55;\n$L__BB2_54:\nst.shared.f32[%r11],%f22;\n"
-"st.shared.u32[%r12],%r28;\n$L__BB2_55:\nbar.sync 0;\nsetp.ne.s32 %p87,%r31,0;\n"
-"@%p87 bra $L__BB2_57;\nld.shared.u32 %r56,[_ZZ7arg_maxIfEvPKT_lPilE11best_column];\n"
+"setp.lt.s32 %p81,%r28,0;\n@%p81 bra $L__BB1_55;\nsetp.lt.s32 %p82,%r27,0;\n"
+"@%p82 bra $L__BB1_54;\nld.shared.f32 %f23,[%r11];\nsetp.gt.f32 %p83,%f22,%f23;\n"
+"@%p83 bra $L__BB1_54;\nsetp.neu.f32 %p84,%f22,%f23;\nsetp.ge.s32 %p85,%r28,%r27;\n"
+"or.pred %p86,%p85,%p84;\n@%p86 bra $L__BB1_55;\n$L__BB1_54:\nst.shared.f32[%r11],%f22;\n"
+"st.shared.u32[%r12],%r28;\n$L__BB1_55:\nbar.sync 0;\nsetp.ne.s32 %p87,%r31,0;\n"
+"@%p87 bra $L__BB1_57;\nld.shared.u32 %r56,[_ZZ7arg_maxIfEvPKT_lPilE11best_column];\n"
 "max.s32 %r57,%r56,0;\ncvta.to.global.u64 %rd36,%rd19;\nmul.wide.u32 %rd37,%r30,4;\n"
-"add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r57;\n$L__BB2_57:\nret;\n}\n";
+"add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r57;\n$L__BB1_57:\nret;\n}\n";
 static const char* const qlora__ptx_loss_75[] = {
+qlora__ptx_378,
+qlora__ptx_379,
+qlora__ptx_380,
+qlora__ptx_381,
 qlora__ptx_382,
 qlora__ptx_383,
 qlora__ptx_384,
@@ -18749,16 +18497,9 @@ qlora__ptx_388,
 qlora__ptx_389,
 qlora__ptx_390,
 qlora__ptx_391,
-qlora__ptx_392,
-qlora__ptx_393,
-qlora__ptx_394,
-qlora__ptx_395,
-qlora__ptx_396,
-qlora__ptx_397,
-qlora__ptx_398,
 0};
 
-static const char qlora__ptx_399[] =
+static const char qlora__ptx_392[] =
 ".visible .entry qlora_loss_cross_entropy_bf16(\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_0,\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_1,\n"
@@ -18814,7 +18555,7 @@ static const char qlora__ptx_399[] =
 "@%p162 bra $L__BB0_147;\nbra.uni $L__BB0_133;\n$L__BB0_147:\nmov.u32 %r473,0;\n"
 "st.global.v4.u32[%rd48],{%r473,%r473,%r473,%r473};\nbra.uni $L__BB0_148;\n$L__BB0_133:\n"
 "setp.lt.s64 %p163,%rd46,1;\n@%p163 bra $L__BB0_135;\nmov.f32 %f741,0f00000000;\n";
-static const char qlora__ptx_400[] =
+static const char qlora__ptx_393[] =
 "cvt.rn.bf16.f32 %rs18,%f741;\nst.global.u16[%rd48],%rs18;\n$L__BB0_135:\n"
 "setp.lt.s64 %p164,%rd46,2;\n@%p164 bra $L__BB0_137;\nmov.f32 %f742,0f00000000;\n"
 "cvt.rn.bf16.f32 %rs19,%f742;\nst.global.u16[%rd48+2],%rs19;\n$L__BB0_137:\n"
@@ -18866,7 +18607,7 @@ static const char qlora__ptx_400[] =
 "mov.b32 %f150,%r129;\nmax.f32 %f151,%f149,%f150;\nmov.b32 %f152,%r130;\n"
 "max.f32 %f153,%f151,%f152;\nmov.b32 %f154,%r131;\nmax.f32 %f155,%f153,%f154;\n"
 "mov.b32 %f156,%r132;\nmax.f32 %f157,%f155,%f156;\nmov.b32 %f158,%r133;\n";
-static const char qlora__ptx_401[] =
+static const char qlora__ptx_394[] =
 "max.f32 %f159,%f157,%f158;\nmov.b32 %f160,%r134;\nmax.f32 %f161,%f159,%f160;\n"
 "mov.b32 %f162,%r135;\nmax.f32 %f163,%f161,%f162;\nsub.f32 %f164,%f130,%f163;\n"
 "mul.f32 %f62,%f164,0f3FB8AA3B;\nex2.approx.ftz.f32 %f61,%f62;\nsub.f32 %f165,%f148,%f163;\n"
@@ -18917,7 +18658,7 @@ static const char qlora__ptx_401[] =
 "sub.f32 %f236,%f220,%f750;\nmul.f32 %f106,%f236,0f3FB8AA3B;\nex2.approx.ftz.f32 %f105,%f106;\n"
 "add.f32 %f237,%f235,%f105;\nsub.f32 %f238,%f222,%f750;\nmul.f32 %f108,%f238,0f3FB8AA3B;\n"
 "ex2.approx.ftz.f32 %f107,%f108;\n";
-static const char qlora__ptx_402[] =
+static const char qlora__ptx_395[] =
 "add.f32 %f239,%f237,%f107;\nsub.f32 %f240,%f224,%f750;\nmul.f32 %f110,%f240,0f3FB8AA3B;\n"
 "ex2.approx.ftz.f32 %f109,%f110;\nadd.f32 %f241,%f239,%f109;\nsub.f32 %f242,%f226,%f750;\n"
 "mul.f32 %f112,%f242,0f3FB8AA3B;\nex2.approx.ftz.f32 %f111,%f112;\nadd.f32 %f243,%f241,%f111;\n"
@@ -18967,7 +18708,7 @@ static const char qlora__ptx_402[] =
 "ex2.approx.ftz.f32 %f261,%f262;\nadd.f32 %f294,%f292,%f261;\nsub.f32 %f295,%f279,%f750;\n"
 "mul.f32 %f264,%f295,0f3FB8AA3B;\nex2.approx.ftz.f32 %f263,%f264;\nadd.f32 %f296,%f294,%f263;\n"
 "sub.f32 %f297,%f281,%f750;\n";
-static const char qlora__ptx_403[] =
+static const char qlora__ptx_396[] =
 "mul.f32 %f266,%f297,0f3FB8AA3B;\nex2.approx.ftz.f32 %f265,%f266;\nadd.f32 %f298,%f296,%f265;\n"
 "sub.f32 %f299,%f283,%f750;\nmul.f32 %f268,%f299,0f3FB8AA3B;\nex2.approx.ftz.f32 %f267,%f268;\n"
 "add.f32 %f300,%f298,%f267;\nsub.f32 %f301,%f285,%f750;\nmul.f32 %f270,%f301,0f3FB8AA3B;\n"
@@ -19018,7 +18759,7 @@ static const char qlora__ptx_403[] =
 "ex2.approx.ftz.f32 %f318,%f319;\nadd.f32 %f351,%f349,%f318;\nsub.f32 %f352,%f336,%f750;\n"
 "mul.f32 %f321,%f352,0f3FB8AA3B;\nex2.approx.ftz.f32 %f320,%f321;\nadd.f32 %f353,%f351,%f320;\n"
 "sub.f32 %f354,%f338,%f750;\n";
-static const char qlora__ptx_404[] =
+static const char qlora__ptx_397[] =
 "mul.f32 %f323,%f354,0f3FB8AA3B;\nex2.approx.ftz.f32 %f322,%f323;\nadd.f32 %f355,%f353,%f322;\n"
 "sub.f32 %f356,%f340,%f750;\nmul.f32 %f325,%f356,0f3FB8AA3B;\nex2.approx.ftz.f32 %f324,%f325;\n"
 "add.f32 %f357,%f355,%f324;\nsub.f32 %f358,%f342,%f750;\nmul.f32 %f327,%f358,0f3FB8AA3B;\n"
@@ -19074,7 +18815,7 @@ static const char qlora__ptx_404[] =
 "add.f32 %f387,%f385,%f386;\nmov.b32 %r279,%f387;\nmov.u32 %r280,2;\n"
 "shfl.sync.bfly.b32 %r281|%p49,%r279,%r280,%r269,%r271;\nmov.b32 %f388,%r281;\n"
 "add.f32 %f389,%f387,%f388;\n";
-static const char qlora__ptx_405[] =
+static const char qlora__ptx_398[] =
 "mov.b32 %r282,%f389;\nmov.u32 %r283,1;\nshfl.sync.bfly.b32 %r284|%p50,%r282,%r283,%r269,%r271;\n"
 "mov.b32 %f390,%r284;\nadd.f32 %f23,%f389,%f390;\nbar.sync 0;\nand.b32 %r49,%r1,31;\n"
 "setp.ne.s32 %p51,%r49,0;\n@%p51 bra $L__BB0_53;\nst.shared.f32[%r44],%f23;\n$L__BB0_53:\n"
@@ -19129,7 +18870,7 @@ static const char qlora__ptx_405[] =
 "cvt.u32.u64 %r376,%rd4;\n$L__BB0_70:\nadd.s64 %rd153,%rd197,%rd3;\nshl.b64 %rd154,%rd153,1;\n"
 "add.s64 %rd155,%rd1,%rd154;\nld.global.v4.u32{%r343,%r344,%r345,%r346},[%rd155];\n"
 "shl.b64 %rd156,%rd8,1;\n";
-static const char qlora__ptx_406[] =
+static const char qlora__ptx_399[] =
 "add.s64 %rd157,%rd155,%rd156;\nld.global.v4.u32{%r351,%r352,%r353,%r354},[%rd157];\n"
 "add.s64 %rd158,%rd157,%rd156;\nld.global.v4.u32{%r359,%r360,%r361,%r362},[%rd158];\n"
 "add.s64 %rd159,%rd158,%rd156;\nld.global.v4.u32{%r367,%r368,%r369,%r370},[%rd159];\n"
@@ -19179,7 +18920,7 @@ static const char qlora__ptx_406[] =
 "mul.f32 %f468,%f578,0f3FB8AA3B;\nex2.approx.ftz.f32 %f467,%f468;\nmul.f32 %f579,%f38,%f467;\n"
 "setp.eq.s32 %p88,%r389,3;\nsub.f32 %f580,%f579,%f765;\nselp.f32 %f479,%f580,%f579,%p88;\n"
 "mov.b32 %f581,%r394;\n";
-static const char qlora__ptx_407[] =
+static const char qlora__ptx_400[] =
 "sub.f32 %f582,%f581,%f759;\nmul.f32 %f470,%f582,0f3FB8AA3B;\nex2.approx.ftz.f32 %f469,%f470;\n"
 "mul.f32 %f583,%f38,%f469;\nsetp.eq.s32 %p89,%r389,4;\nsub.f32 %f584,%f583,%f765;\n"
 "selp.f32 %f482,%f584,%f583,%p89;\nmov.b32 %f585,%r395;\nsub.f32 %f586,%f585,%f759;\n"
@@ -19229,7 +18970,7 @@ static const char qlora__ptx_407[] =
 "cvt.u32.u64 %r409,%rd165;\nsub.s32 %r410,%r376,%r409;\nselp.b32 %r411,%r410,-1,%p106;\n"
 "shl.b32 %r412,%r367,16;\nand.b32 %r413,%r367,-65536;\nshl.b32 %r414,%r368,16;\n"
 "and.b32 %r415,%r368,-65536;\n";
-static const char qlora__ptx_408[] =
+static const char qlora__ptx_401[] =
 "shl.b32 %r416,%r369,16;\nand.b32 %r417,%r369,-65536;\nshl.b32 %r418,%r370,16;\n"
 "and.b32 %r419,%r370,-65536;\nmov.b32 %f629,%r412;\nsub.f32 %f630,%f629,%f759;\n"
 "mul.f32 %f510,%f630,0f3FB8AA3B;\nex2.approx.ftz.f32 %f509,%f510;\nmul.f32 %f631,%f38,%f509;\n"
@@ -19279,7 +19020,7 @@ static const char qlora__ptx_408[] =
 "shl.b32 %r507,%r436,16;\n$L__BB0_89:\nmov.b32 %f661,%r501;\nmov.b32 %f662,%r500;\n"
 "mov.b32 %f663,%r503;\nmov.b32 %f664,%r502;\nmov.b32 %f665,%r505;\nmov.b32 %f666,%r504;\n"
 "mov.b32 %f667,%r507;\nmov.b32 %f668,%r506;\ncvt.rn.bf16x2.f32 %r511,%f667,%f668;\n";
-static const char qlora__ptx_409[] =
+static const char qlora__ptx_402[] =
 "cvt.rn.bf16x2.f32 %r510,%f665,%f666;\ncvt.rn.bf16x2.f32 %r509,%f663,%f664;\n"
 "cvt.rn.bf16x2.f32 %r508,%f661,%f662;\n$L__BB0_91:\nadd.s64 %rd176,%rd197,8;\n"
 "setp.gt.s64 %p127,%rd176,%rd4;\nsetp.le.s64 %p128,%rd197,%rd4;\nand.pred %p129,%p128,%p127;\n"
@@ -19328,10 +19069,10 @@ static const char qlora__ptx_409[] =
 "mov.b32 %f731,%r467;\ncvt.rn.bf16.f32 %rs8,%f731;\nst.global.u16[%rd39+12],%rs8;\n$L__BB0_106:\n"
 "setp.lt.s64 %p145,%rd37,8;\n@%p145 bra $L__BB0_109;\nand.b32 %r468,%r448,-65536;\n"
 "mov.b32 %f732,%r468;\ncvt.rn.bf16.f32 %rs9,%f732;\nst.global.u16[%rd39+14],%rs9;\n$L__BB0_109:\n";
-static const char qlora__ptx_410[] =
+static const char qlora__ptx_403[] =
 "add.s64 %rd197,%rd197,%rd8;\nsetp.lt.s64 %p146,%rd197,%rd55;\n@%p146 bra $L__BB0_72;\n"
 "$L__BB0_149:\nret;\n}\n";
-static const char qlora__ptx_411[] =
+static const char qlora__ptx_404[] =
 ".visible .entry qlora_loss_arg_max_bf16(\n.param .u64 qlora_loss_arg_max_bf16_param_0,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_1,\n.param .u64 qlora_loss_arg_max_bf16_param_2,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -19384,7 +19125,7 @@ static const char qlora__ptx_411[] =
 "or.pred %p37,%p36,%p35;\n@%p37 bra $L__BB1_13;\n$L__BB1_12:\nst.shared.f32[%r11],%f8;\n"
 "st.shared.u32[%r12],%r14;\n$L__BB1_13:\nbar.sync 0;\nsetp.gt.s32 %p38,%r31,63;\n"
 "@%p38 bra $L__BB1_19;\n";
-static const char qlora__ptx_412[] =
+static const char qlora__ptx_405[] =
 "ld.shared.f32 %f10,[%r11+256];\nld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\n"
 "setp.lt.s32 %p39,%r16,0;\n@%p39 bra $L__BB1_19;\nsetp.lt.s32 %p40,%r15,0;\n"
 "@%p40 bra $L__BB1_18;\nld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n"
@@ -19433,6 +19174,13 @@ static const char qlora__ptx_412[] =
 "max.s32 %r67,%r66,0;\ncvta.to.global.u64 %rd36,%rd19;\nmul.wide.u32 %rd37,%r30,4;\n"
 "add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r67;\n$L__BB1_57:\nret;\n}\n";
 static const char* const qlora__ptx_loss_bf16_80[] = {
+qlora__ptx_392,
+qlora__ptx_393,
+qlora__ptx_394,
+qlora__ptx_395,
+qlora__ptx_396,
+qlora__ptx_397,
+qlora__ptx_398,
 qlora__ptx_399,
 qlora__ptx_400,
 qlora__ptx_401,
@@ -19440,16 +19188,9 @@ qlora__ptx_402,
 qlora__ptx_403,
 qlora__ptx_404,
 qlora__ptx_405,
-qlora__ptx_406,
-qlora__ptx_407,
-qlora__ptx_408,
-qlora__ptx_409,
-qlora__ptx_410,
-qlora__ptx_411,
-qlora__ptx_412,
 0};
 
-static const char qlora__ptx_413[] =
+static const char qlora__ptx_406[] =
 ".visible .entry qlora_nf4_quantise_f32(\n.param .u64 qlora_nf4_quantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_1,\n.param .u32 qlora_nf4_quantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_3,\n.param .u64 qlora_nf4_quantise_f32_param_4\n)\n"
@@ -19500,7 +19241,7 @@ static const char qlora__ptx_413[] =
 "selp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\nsetp.gt.f32 %p26,%f23,0f3F248DAF;\n"
 "selp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p27,%f23,0f3F5C89DA;\n"
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB0_8:\nmul.rn.f32 %f24,%f6,%f5;\n";
-static const char qlora__ptx_414[] =
+static const char qlora__ptx_407[] =
 "setp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f24,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f24,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
 "setp.gt.f32 %p31,%f24,0f3EC753F9;\nselp.u32 %r69,1,0,%p31;\nsetp.gt.f32 %p32,%f24,0f3E9582D4;\n"
@@ -19522,7 +19263,7 @@ static const char qlora__ptx_414[] =
 "@%p44 bra $L__BB0_6;\n$L__BB0_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB0_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB0_11:\nret;\n}\n";
-static const char qlora__ptx_415[] =
+static const char qlora__ptx_408[] =
 ".visible .entry qlora_nf4_quantise_bf16(\n.param .u64 qlora_nf4_quantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_1,\n.param .u32 qlora_nf4_quantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_3,\n.param .u64 qlora_nf4_quantise_bf16_param_4\n)\n"
@@ -19573,7 +19314,7 @@ static const char qlora__ptx_415[] =
 "add.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p25,%f22,0f3F006D04;\nselp.u32 %r65,1,0,%p25;\n"
 "add.s32 %r66,%r64,%r65;\nsetp.gt.f32 %p26,%f22,0f3F248DAF;\nselp.u32 %r67,1,0,%p26;\n"
 "add.s32 %r68,%r66,%r67;\n";
-static const char qlora__ptx_416[] =
+static const char qlora__ptx_409[] =
 "setp.gt.f32 %p27,%f22,0f3F5C89DA;\nselp.u32 %r69,1,0,%p27;\nadd.s32 %r109,%r68,%r69;\n"
 "$L__BB1_8:\ncvt.u32.u16 %r70,%rs1;\nshl.b32 %r71,%r70,16;\nmov.b32 %f23,%r71;\n"
 "mul.rn.f32 %f24,%f23,%f5;\nsetp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r72,1,0,%p28;\n"
@@ -19598,7 +19339,7 @@ static const char qlora__ptx_416[] =
 "setp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB1_11;\ncvta.to.global.u64 %rd64,%rd23;\n"
 "shl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\nst.global.f32[%rd69],%f4;\n$L__BB1_11:\n"
 "ret;\n}\n";
-static const char qlora__ptx_417[] =
+static const char qlora__ptx_410[] =
 ".visible .entry qlora_nf4_quantise_f16(\n.param .u64 qlora_nf4_quantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_1,\n.param .u32 qlora_nf4_quantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_3,\n.param .u64 qlora_nf4_quantise_f16_param_4\n)\n"
@@ -19649,7 +19390,7 @@ static const char qlora__ptx_417[] =
 "setp.gt.f32 %p25,%f24,0f3F006D04;\nselp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\n"
 "setp.gt.f32 %p26,%f24,0f3F248DAF;\nselp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\n"
 "setp.gt.f32 %p27,%f24,0f3F5C89DA;\n";
-static const char qlora__ptx_418[] =
+static const char qlora__ptx_411[] =
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB2_8:\nmul.rn.f32 %f25,%f22,%f5;\n"
 "setp.gt.f32 %p28,%f25,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f25,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f25,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
@@ -19672,7 +19413,7 @@ static const char qlora__ptx_418[] =
 "@%p44 bra $L__BB2_6;\n$L__BB2_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB2_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB2_11:\nret;\n}\n";
-static const char qlora__ptx_419[] =
+static const char qlora__ptx_412[] =
 ".visible .entry qlora_nf4_offset(\n.param .u64 qlora_nf4_offset_param_0,\n"
 ".param .u64 qlora_nf4_offset_param_1,\n.param .f32 qlora_nf4_offset_param_2,\n"
 ".param .u64 qlora_nf4_offset_param_3\n)\n.maxntid 1024,1,1\n{\n.reg .pred %p<17>;\n"
@@ -19724,9 +19465,9 @@ static const char qlora__ptx_419[] =
 "$L__BB3_27:\nbar.sync 0;\nsetp.ne.s32 %p16,%r3,0;\n@%p16 bra $L__BB3_29;\n"
 "ld.shared.f64 %fd50,[_ZZ16qlora_nf4_offsetE6shared];\ncvt.rn.f32.f64 %f7,%fd50;\n"
 "mul.rn.f32 %f8,%f7,%f1;\ncvta.to.global.u64 %rd28,%rd20;\n";
-static const char qlora__ptx_420[] =
+static const char qlora__ptx_413[] =
 "st.global.f32[%rd28],%f8;\n$L__BB3_29:\nret;\n}\n";
-static const char qlora__ptx_421[] =
+static const char qlora__ptx_414[] =
 ".visible .entry qlora_nf4_quantise_scales(\n.param .u64 qlora_nf4_quantise_scales_param_0,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_1,\n.param .u32 qlora_nf4_quantise_scales_param_2,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_3,\n.param .u64 qlora_nf4_quantise_scales_param_4,\n"
@@ -19778,7 +19519,7 @@ static const char qlora__ptx_421[] =
 "ld.shared.f32 %f31,[%r53];\nsetp.lt.f32 %p14,%f31,%f8;\nselp.b32 %r54,%r50,%r48,%p14;\n"
 "selp.b32 %r55,8,-8,%p14;\nadd.s32 %r56,%r55,%r50;\nselp.b32 %r57,%r51,%r50,%p14;\n"
 "shl.b32 %r58,%r55,2;\nadd.s32 %r59,%r53,%r58;\nld.shared.f32 %f32,[%r59];\n";
-static const char qlora__ptx_422[] =
+static const char qlora__ptx_415[] =
 "setp.lt.f32 %p15,%f32,%f8;\nselp.b32 %r60,%r56,%r54,%p15;\nselp.b32 %r61,4,-4,%p15;\n"
 "add.s32 %r62,%r61,%r56;\nselp.b32 %r63,%r57,%r56,%p15;\nshl.b32 %r64,%r61,2;\n"
 "add.s32 %r65,%r59,%r64;\nld.shared.f32 %f33,[%r65];\nsetp.lt.f32 %p16,%f33,%f8;\n"
@@ -19798,7 +19539,7 @@ static const char qlora__ptx_422[] =
 "setp.lt.s64 %p22,%rd53,%rd4;\n@%p22 bra $L__BB4_6;\n$L__BB4_10:\nsetp.ne.s32 %p23,%r2,0;\n"
 "@%p23 bra $L__BB4_12;\ncvta.to.global.u64 %rd44,%rd19;\nshl.b64 %rd48,%rd27,2;\n"
 "add.s64 %rd49,%rd44,%rd48;\nst.global.f32[%rd49],%f5;\n$L__BB4_12:\nret;\n}\n";
-static const char qlora__ptx_423[] =
+static const char qlora__ptx_416[] =
 ".visible .entry qlora_nf4_dequantise_f32(\n.param .u64 qlora_nf4_dequantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_1,\n.param .u64 qlora_nf4_dequantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_3,\n.param .u64 qlora_nf4_dequantise_f32_param_4,\n"
@@ -19853,7 +19594,7 @@ static const char qlora__ptx_423[] =
 "cvta.to.global.u64 %rd102,%rd39;\nadd.s64 %rd103,%rd102,%rd101;\nld.global.u32 %r675,[%rd103];\n"
 "selp.b32 %r54,%r39,0,%p5;\nadd.s32 %r55,%r54,%r38;\nshr.s64 %rd104,%rd100,%r55;\n"
 "selp.b64 %rd105,%rd42,%rd40,%p5;\ncvta.to.global.u64 %rd106,%rd105;\nshl.b64 %rd107,%rd104,2;\n";
-static const char qlora__ptx_424[] =
+static const char qlora__ptx_417[] =
 "add.s64 %rd108,%rd106,%rd107;\nld.global.f32 %f211,[%rd108];\n$L__BB5_5:\n"
 "cvt.u32.u64 %r57,%rd1;\nshl.b32 %r58,%r57,1;\ncvt.s64.s32 %rd5,%r58;\nadd.s64 %rd109,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd109,%rd49;\nmov.f32 %f209,0f00000000;\nmov.u32 %r677,0;\n"
@@ -19902,7 +19643,7 @@ static const char qlora__ptx_424[] =
 "@%p45 bra $L__BB5_17;\nmul.lo.s64 %rd251,%rd8,%rd45;\nadd.s64 %rd252,%rd251,%rd4;\n"
 "shr.s64 %rd253,%rd252,1;\ncvta.to.global.u64 %rd254,%rd39;\nadd.s64 %rd255,%rd254,%rd253;\n"
 "ld.global.u32 %r673,[%rd255];\nselp.b32 %r97,%r39,0,%p5;\nadd.s32 %r98,%r97,%r38;\n";
-static const char qlora__ptx_425[] =
+static const char qlora__ptx_418[] =
 "shr.s64 %rd256,%rd252,%r98;\nselp.b64 %rd257,%rd42,%rd40,%p5;\n"
 "cvta.to.global.u64 %rd258,%rd257;\nshl.b64 %rd259,%rd256,2;\nadd.s64 %rd260,%rd258,%rd259;\n"
 "ld.global.f32 %f209,[%rd260];\nshr.s64 %rd261,%rd252,%r38;\ncvta.to.global.u64 %rd262,%rd41;\n"
@@ -19954,7 +19695,7 @@ static const char qlora__ptx_425[] =
 "and.b32 %r348,%r347,1;\nadd.s32 %r349,%r346,%r348;\nadd.s32 %r350,%r349,32767;\n"
 "and.b32 %r351,%r350,-65536;\nand.b32 %r352,%r346,2147483647;\n"
 "setp.gt.u32 %p89,%r352,2139095040;\nmov.u32 %r353,17475;\n";
-static const char qlora__ptx_426[] =
+static const char qlora__ptx_419[] =
 "prmt.b32 %r354,%r292,%r290,%r353;\nadd.s32 %r355,%r295,%r354;\nld.shared.f32 %f142,[%r355];\n"
 "mul.rn.f32 %f143,%f142,%f129;\nmov.b32 %r356,%f143;\nshr.u32 %r357,%r356,16;\n"
 "and.b32 %r358,%r357,1;\nadd.s32 %r359,%r356,%r358;\nadd.s32 %r360,%r359,32767;\n"
@@ -20006,7 +19747,7 @@ static const char qlora__ptx_426[] =
 "add.s32 %r448,%r388,%r447;\nld.shared.f32 %f161,[%r448];\nmul.rn.f32 %f162,%f161,%f148;\n"
 "mov.b32 %r449,%f162;\nshr.u32 %r450,%r449,16;\nand.b32 %r451,%r450,1;\n"
 "add.s32 %r452,%r449,%r451;\nadd.s32 %r453,%r452,32767;\nand.b32 %r454,%r453,-65536;\n";
-static const char qlora__ptx_427[] =
+static const char qlora__ptx_420[] =
 "and.b32 %r455,%r449,2147483647;\nsetp.gt.u32 %p99,%r455,2139095040;\n"
 "prmt.b32 %r456,%r398,%r383,%r446;\nadd.s32 %r457,%r388,%r456;\nld.shared.f32 %f163,[%r457];\n"
 "mul.rn.f32 %f164,%f163,%f148;\nmov.b32 %r458,%f164;\nshr.u32 %r459,%r458,16;\n"
@@ -20058,7 +19799,7 @@ static const char qlora__ptx_427[] =
 "add.s32 %r547,%r544,%r546;\nadd.s32 %r548,%r547,32767;\nand.b32 %r549,%r548,-65536;\n"
 "and.b32 %r550,%r544,2147483647;\nsetp.gt.u32 %p108,%r550,2139095040;\n"
 "prmt.b32 %r551,%r493,%r478,%r541;\nadd.s32 %r552,%r483,%r551;\n";
-static const char qlora__ptx_428[] =
+static const char qlora__ptx_421[] =
 "ld.shared.f32 %f182,[%r552];\nmul.rn.f32 %f183,%f182,%f167;\nmov.b32 %r553,%f183;\n"
 "shr.u32 %r554,%r553,16;\nand.b32 %r555,%r554,1;\nadd.s32 %r556,%r553,%r555;\n"
 "add.s32 %r557,%r556,32767;\nand.b32 %r558,%r557,-65536;\nand.b32 %r559,%r553,2147483647;\n"
@@ -20110,7 +19851,7 @@ static const char qlora__ptx_428[] =
 "prmt.b32 %r646,%r588,%r573,%r636;\nadd.s32 %r647,%r578,%r646;\nld.shared.f32 %f201,[%r647];\n"
 "mul.rn.f32 %f202,%f201,%f186;\nmov.b32 %r648,%f202;\nshr.u32 %r649,%r648,16;\n"
 "and.b32 %r650,%r649,1;\nadd.s32 %r651,%r648,%r650;\n";
-static const char qlora__ptx_429[] =
+static const char qlora__ptx_422[] =
 "add.s32 %r652,%r651,32767;\nand.b32 %r653,%r652,-65536;\nand.b32 %r654,%r648,2147483647;\n"
 "setp.gt.u32 %p118,%r654,2139095040;\nmul.lo.s64 %rd390,%rd38,%rd51;\n"
 "add.s64 %rd391,%rd390,%rd9;\ncvta.to.global.u64 %rd392,%rd48;\nshl.b64 %rd393,%rd391,2;\n"
@@ -20162,7 +19903,7 @@ static const char qlora__ptx_429[] =
 "mov.u32 %r155,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r156,%r155,%r154;\nld.shared.f32 %f50,[%r156];\nmul.rn.f32 %f214,%f50,%f49;\n"
 "setp.eq.s32 %p70,%r41,0;\n@%p70 bra $L__BB5_36;\n";
-static const char qlora__ptx_430[] =
+static const char qlora__ptx_423[] =
 "mov.b32 %r157,%f214;\nshr.u32 %r158,%r157,16;\nand.b32 %r159,%r158,1;\n"
 "add.s32 %r160,%r157,%r159;\nadd.s32 %r161,%r160,32767;\nand.b32 %r162,%r161,-65536;\n"
 "and.b32 %r163,%r157,2147483647;\nsetp.gt.u32 %p71,%r163,2139095040;\n"
@@ -20215,7 +19956,7 @@ static const char qlora__ptx_430[] =
 "add.s32 %r198,%r106,%r196;\nld.shared.f32 %f70,[%r198];\nmov.u32 %r199,0;\n"
 "mul.rn.f32 %f71,%f70,%f211;\nadd.rn.f32 %f72,%f71,%f213;\nshr.u32 %r200,%r675,2;\n"
 "and.b32 %r201,%r200,1010580540;\n";
-static const char qlora__ptx_431[] =
+static const char qlora__ptx_424[] =
 "mov.u32 %r202,17472;\nprmt.b32 %r203,%r201,%r199,%r202;\n"
 "mov.u32 %r204,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r205,%r204,%r203;\nld.shared.f32 %f73,[%r205];\nshl.b32 %r206,%r675,2;\n"
@@ -20265,7 +20006,7 @@ static const char qlora__ptx_431[] =
 "and.b32 %r269,%r268,1010580540;\nprmt.b32 %r270,%r269,%r261,%r264;\nadd.s32 %r271,%r266,%r270;\n"
 "ld.shared.f32 %f112,[%r271];\nmov.u32 %r272,17473;\nprmt.b32 %r273,%r263,%r261,%r272;\n"
 "add.s32 %r274,%r266,%r273;\nld.shared.f32 %f113,[%r274];\nprmt.b32 %r275,%r269,%r261,%r272;\n";
-static const char qlora__ptx_432[] =
+static const char qlora__ptx_425[] =
 "add.s32 %r276,%r266,%r275;\nld.shared.f32 %f114,[%r276];\nmov.u32 %r277,17474;\n"
 "prmt.b32 %r278,%r263,%r261,%r277;\nadd.s32 %r279,%r266,%r278;\nld.shared.f32 %f115,[%r279];\n"
 "prmt.b32 %r280,%r269,%r261,%r277;\nadd.s32 %r281,%r266,%r280;\nld.shared.f32 %f116,[%r281];\n"
@@ -20279,6 +20020,13 @@ static const char qlora__ptx_432[] =
 "mul.rn.f32 %f126,%f115,%f110;\nst.global.v4.f32[%rd373+16],{%f126,%f125,%f124,%f123};\n"
 "$L__BB5_55:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_75[] = {
+qlora__ptx_406,
+qlora__ptx_407,
+qlora__ptx_408,
+qlora__ptx_409,
+qlora__ptx_410,
+qlora__ptx_411,
+qlora__ptx_412,
 qlora__ptx_413,
 qlora__ptx_414,
 qlora__ptx_415,
@@ -20292,16 +20040,9 @@ qlora__ptx_422,
 qlora__ptx_423,
 qlora__ptx_424,
 qlora__ptx_425,
-qlora__ptx_426,
-qlora__ptx_427,
-qlora__ptx_428,
-qlora__ptx_429,
-qlora__ptx_430,
-qlora__ptx_431,
-qlora__ptx_432,
 0};
 
-static const char qlora__ptx_433[] =
+static const char qlora__ptx_426[] =
 ".visible .entry qlora_nf4_dequantise_bf16(\n.param .u64 qlora_nf4_dequantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_1,\n.param .u64 qlora_nf4_dequantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_3,\n.param .u64 qlora_nf4_dequantise_bf16_param_4,\n"
@@ -20357,7 +20098,7 @@ static const char qlora__ptx_433[] =
 "cvta.to.global.u64 %rd103,%rd40;\nadd.s64 %rd104,%rd103,%rd102;\nld.global.u32 %r292,[%rd104];\n"
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n";
-static const char qlora__ptx_434[] =
+static const char qlora__ptx_427[] =
 "add.s64 %rd109,%rd107,%rd108;\nld.global.f32 %f128,[%rd109];\n$L__BB0_5:\n"
 "cvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\ncvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd110,%rd50;\nmov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\n"
@@ -20406,7 +20147,7 @@ static const char qlora__ptx_434[] =
 "@%p45 bra $L__BB0_17;\nmul.lo.s64 %rd252,%rd8,%rd46;\nadd.s64 %rd253,%rd252,%rd4;\n"
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n";
-static const char qlora__ptx_435[] =
+static const char qlora__ptx_428[] =
 "shr.s64 %rd257,%rd253,%r97;\nselp.b64 %rd258,%rd43,%rd41,%p5;\n"
 "cvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\nadd.s64 %rd261,%rd259,%rd260;\n"
 "ld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\ncvta.to.global.u64 %rd263,%rd42;\n"
@@ -20457,7 +20198,7 @@ static const char qlora__ptx_435[] =
 "mov.u32 %r195,17473;\nprmt.b32 %r196,%r186,%r184,%r195;\nadd.s32 %r197,%r189,%r196;\n"
 "ld.shared.f32 %f76,[%r197];\nmul.rn.f32 %f66,%f76,%f73;\nprmt.b32 %r198,%r192,%r184,%r195;\n"
 "add.s32 %r199,%r189,%r198;\n";
-static const char qlora__ptx_436[] =
+static const char qlora__ptx_429[] =
 "ld.shared.f32 %f77,[%r199];\nmul.rn.f32 %f65,%f77,%f73;\nmov.u32 %r200,17474;\n"
 "prmt.b32 %r201,%r186,%r184,%r200;\nadd.s32 %r202,%r189,%r201;\nld.shared.f32 %f78,[%r202];\n"
 "mul.rn.f32 %f68,%f78,%f73;\nprmt.b32 %r203,%r192,%r184,%r200;\nadd.s32 %r204,%r189,%r203;\n"
@@ -20507,7 +20248,7 @@ static const char qlora__ptx_436[] =
 "mov.u32 %r270,17474;\nprmt.b32 %r271,%r256,%r254,%r270;\nadd.s32 %r272,%r259,%r271;\n"
 "ld.shared.f32 %f116,[%r272];\nmul.rn.f32 %f106,%f116,%f111;\nprmt.b32 %r273,%r262,%r254,%r270;\n"
 "add.s32 %r274,%r259,%r273;\n";
-static const char qlora__ptx_437[] =
+static const char qlora__ptx_430[] =
 "ld.shared.f32 %f117,[%r274];\nmul.rn.f32 %f105,%f117,%f111;\nmov.u32 %r275,17475;\n"
 "prmt.b32 %r276,%r256,%r254,%r275;\nadd.s32 %r277,%r259,%r276;\nld.shared.f32 %f118,[%r277];\n"
 "mul.rn.f32 %f108,%f118,%f111;\nprmt.b32 %r278,%r262,%r254,%r275;\nadd.s32 %r279,%r259,%r278;\n"
@@ -20558,7 +20299,7 @@ static const char qlora__ptx_437[] =
 "add.rn.f32 %f42,%f41,%f130;\nand.b64 %rd336,%rd365,1;\nsetp.eq.b64 %p66,%rd336,1;\n"
 "shr.s64 %rd337,%rd365,1;\nadd.s64 %rd338,%rd28,%rd337;\nld.global.u8 %r134,[%rd338];\n"
 "and.b32 %r135,%r134,15;\nshr.u32 %r136,%r134,4;\n";
-static const char qlora__ptx_438[] =
+static const char qlora__ptx_431[] =
 "selp.b32 %r137,%r135,%r136,%p66;\nshl.b32 %r138,%r137,2;\n"
 "mov.u32 %r139,_ZZ14nf4_dequantiseI4bf16EvPKhPKfS2_S4_S4_S4_lllPT_llliiiiE5level;\n"
 "add.s32 %r140,%r139,%r138;\nld.shared.f32 %f43,[%r140];\nmul.rn.f32 %f38,%f43,%f42;\n"
@@ -20569,7 +20310,7 @@ static const char qlora__ptx_438[] =
 "setp.lt.u32 %p70,%r300,4;\nmul.lo.s32 %r143,%r300,%r142;\ncvt.s64.s32 %rd364,%r143;\n"
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB0_32;\n$L__BB0_44:\nret;\n}\n";
-static const char qlora__ptx_439[] =
+static const char qlora__ptx_432[] =
 ".visible .entry qlora_nf4_dequantise_f16(\n.param .u64 qlora_nf4_dequantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_1,\n.param .u64 qlora_nf4_dequantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_3,\n.param .u64 qlora_nf4_dequantise_f16_param_4,\n"
@@ -20624,7 +20365,7 @@ static const char qlora__ptx_439[] =
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n"
 "add.s64 %rd109,%rd107,%rd108;\n";
-static const char qlora__ptx_440[] =
+static const char qlora__ptx_433[] =
 "ld.global.f32 %f128,[%rd109];\n$L__BB1_5:\ncvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\n"
 "cvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\nsetp.ge.s64 %p15,%rd110,%rd50;\n"
 "mov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\nor.pred %p19,%p12,%p15;\nmov.u32 %r291,%r294;\n"
@@ -20674,7 +20415,7 @@ static const char qlora__ptx_440[] =
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n"
 "shr.s64 %rd257,%rd253,%r97;\n";
-static const char qlora__ptx_441[] =
+static const char qlora__ptx_434[] =
 "selp.b64 %rd258,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\n"
 "add.s64 %rd261,%rd259,%rd260;\nld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\n"
 "cvta.to.global.u64 %rd263,%rd42;\nadd.s64 %rd264,%rd263,%rd262;\nld.global.u8 %r294,[%rd264];\n"
@@ -20724,7 +20465,7 @@ static const char qlora__ptx_441[] =
 "shl.b32 %r187,%r292,2;\nand.b32 %r188,%r187,1010580540;\nprmt.b32 %r189,%r188,%r180,%r183;\n"
 "add.s32 %r190,%r185,%r189;\nld.shared.f32 %f75,[%r190];\nmul.rn.f32 %f64,%f75,%f73;\n"
 "mov.u32 %r191,17473;\nprmt.b32 %r192,%r182,%r180,%r191;\n";
-static const char qlora__ptx_442[] =
+static const char qlora__ptx_435[] =
 "add.s32 %r193,%r185,%r192;\nld.shared.f32 %f76,[%r193];\nmul.rn.f32 %f65,%f76,%f73;\n"
 "prmt.b32 %r194,%r188,%r180,%r191;\nadd.s32 %r195,%r185,%r194;\nld.shared.f32 %f77,[%r195];\n"
 "mul.rn.f32 %f66,%f77,%f73;\nmov.u32 %r196,17474;\nprmt.b32 %r197,%r182,%r180,%r196;\n"
@@ -20774,7 +20515,7 @@ static const char qlora__ptx_442[] =
 "add.s32 %r256,%r255,%r254;\nld.shared.f32 %f112,[%r256];\nmul.rn.f32 %f101,%f112,%f111;\n"
 "shl.b32 %r257,%r290,2;\nand.b32 %r258,%r257,1010580540;\nprmt.b32 %r259,%r258,%r250,%r253;\n"
 "add.s32 %r260,%r255,%r259;\n";
-static const char qlora__ptx_443[] =
+static const char qlora__ptx_436[] =
 "ld.shared.f32 %f113,[%r260];\nmul.rn.f32 %f102,%f113,%f111;\nmov.u32 %r261,17473;\n"
 "prmt.b32 %r262,%r252,%r250,%r261;\nadd.s32 %r263,%r255,%r262;\nld.shared.f32 %f114,[%r263];\n"
 "mul.rn.f32 %f103,%f114,%f111;\nprmt.b32 %r264,%r258,%r250,%r261;\nadd.s32 %r265,%r255,%r264;\n"
@@ -20824,7 +20565,7 @@ static const char qlora__ptx_443[] =
 "mov.u64 %rd367,1;\nadd.s64 %rd328,%rd22,%rd364;\nmul.lo.s64 %rd329,%rd46,%rd328;\n"
 "add.s64 %rd365,%rd21,%rd329;\ncvta.to.global.u64 %rd26,%rd42;\ncvt.u64.u32 %rd27,%r38;\n"
 "cvta.to.global.u64 %rd28,%rd40;\nselp.b64 %rd330,%rd43,%rd41,%p5;\n";
-static const char qlora__ptx_444[] =
+static const char qlora__ptx_437[] =
 "cvta.to.global.u64 %rd29,%rd330;\nselp.b32 %r127,%r39,0,%p5;\nadd.s32 %r128,%r127,%r38;\n"
 "cvt.u64.u32 %rd30,%r128;\n$L__BB1_34:\n.pragma \"nounroll\";\ncvt.u32.u64 %r129,%rd27;\n"
 "shr.s64 %rd331,%rd365,%r129;\nadd.s64 %rd332,%rd26,%rd331;\nld.global.u8 %rs3,[%rd332];\n"
@@ -20845,21 +20586,21 @@ static const char qlora__ptx_444[] =
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB1_32;\n$L__BB1_44:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_bf16_80[] = {
+qlora__ptx_426,
+qlora__ptx_427,
+qlora__ptx_428,
+qlora__ptx_429,
+qlora__ptx_430,
+qlora__ptx_431,
+qlora__ptx_432,
 qlora__ptx_433,
 qlora__ptx_434,
 qlora__ptx_435,
 qlora__ptx_436,
 qlora__ptx_437,
-qlora__ptx_438,
-qlora__ptx_439,
-qlora__ptx_440,
-qlora__ptx_441,
-qlora__ptx_442,
-qlora__ptx_443,
-qlora__ptx_444,
 0};
 
-static const char qlora__ptx_445[] =
+static const char qlora__ptx_438[] =
 ".visible .entry qlora_nf4_gemm_16(\n.param .u64 qlora_nf4_gemm_16_param_0,\n"
 ".param .u64 qlora_nf4_gemm_16_param_1,\n.param .u32 qlora_nf4_gemm_16_param_2,\n"
 ".param .u32 qlora_nf4_gemm_16_param_3,\n.param .u32 qlora_nf4_gemm_16_param_4,\n"
@@ -20914,7 +20655,7 @@ static const char qlora__ptx_445[] =
 "add.s32 %r84,%r81,%r83;\nshr.s32 %r654,%r84,7;\n$L__BB0_2:\nselp.b64 %rd46,%rd43,%rd35,%p1;\n"
 "cvta.to.global.u64 %rd47,%rd46;\nmul.wide.s32 %rd48,%r1,4;\nadd.s64 %rd2,%rd47,%rd48;\n"
 "setp.gt.s32 %p10,%r1,15;\n@%p10 bra $L__BB0_4;\nld.global.f32 %f53,[%rd2];\nshl.b32 %r85,%r1,2;\n";
-static const char qlora__ptx_446[] =
+static const char qlora__ptx_439[] =
 "mov.u32 %r86,_ZZ8nf4_gemmILi1ELi4EEvPK4bf16liiiiPfPKhPKfS5_S7_S7_S7_iiiPvlS5_S7_S5_S7_S7_S7_iiiS8_lE5level;\n"
 "add.s32 %r87,%r86,%r85;\nst.shared.f32[%r87],%f53;\n$L__BB0_4:\nsetp.eq.s64 %p11,%rd1,0;\n"
 "shl.b32 %r88,%r1,2;\n"
@@ -20966,7 +20707,7 @@ static const char qlora__ptx_446[] =
 "setp.ge.s32 %p57,%r261,%r9;\nsetp.ge.s32 %p58,%r97,%r5;\nshl.b32 %r263,%r660,2;\n"
 "add.s32 %r265,%r89,%r263;\nld.shared.f32 %f79,[%r265];\nmul.rn.f32 %f80,%f79,%f296;\n"
 "add.rn.f32 %f298,%f80,%f283;\nor.pred %p59,%p58,%p57;\n";
-static const char qlora__ptx_447[] =
+static const char qlora__ptx_440[] =
 "@%p59 bra $L__BB0_34;\ncvt.s64.s32 %rd104,%r214;\nadd.s64 %rd105,%rd4,%rd104;\n"
 "selp.b32 %r269,%r56,%r54,%p1;\nselp.b32 %r270,0,%r269,%p12;\nselp.b32 %r271,%r55,%r53,%p1;\n"
 "add.s32 %r272,%r270,%r271;\nshr.s64 %rd107,%rd105,%r272;\nselp.b64 %rd108,%rd41,%rd33,%p1;\n"
@@ -21017,7 +20758,7 @@ static const char qlora__ptx_447[] =
 "cvt.s64.s32 %rd82,%r214;\nadd.s64 %rd83,%rd4,%rd82;\nselp.b32 %r242,%r56,%r54,%p1;\n"
 "selp.b32 %r243,0,%r242,%p12;\nmov.u32 %r660,0;\nselp.b32 %r244,%r55,%r53,%p1;\n"
 "add.s32 %r245,%r243,%r244;\n";
-static const char qlora__ptx_448[] =
+static const char qlora__ptx_441[] =
 "shr.s64 %rd85,%rd83,%r245;\nselp.b64 %rd86,%rd41,%rd33,%p1;\nselp.b64 %rd87,%rd1,%rd86,%p12;\n"
 "cvta.to.global.u64 %rd88,%rd87;\nshl.b64 %rd89,%rd85,2;\nadd.s64 %rd90,%rd88,%rd89;\n"
 "ld.global.f32 %f296,[%rd90];\nbra.uni $L__BB0_34;\n$L__BB0_24:\nshl.b32 %r205,%r660,2;\n"
@@ -21067,7 +20808,7 @@ static const char qlora__ptx_448[] =
 "prmt.b32 %r437,%r411,%r413,%r435;\nand.b32 %r438,%r433,30292;\n"
 "prmt.b32 %r439,%r436,%r437,%r438;\nprmt.b32 %r440,%r408,%r410,%r435;\n"
 "prmt.b32 %r441,%r412,%r414,%r435;\nprmt.b32 %r442,%r440,%r441,%r438;\n";
-static const char qlora__ptx_449[] =
+static const char qlora__ptx_442[] =
 "mov.u32 %r443,16465;\nprmt.b32 %r293,%r439,%r442,%r443;\nmov.u32 %r444,25203;\n"
 "prmt.b32 %r294,%r439,%r442,%r444;\nshr.u32 %r445,%r434,16;\nshr.u32 %r446,%r433,16;\n"
 "prmt.b32 %r447,%r406,%r409,%r445;\nprmt.b32 %r448,%r411,%r413,%r445;\n"
@@ -21114,7 +20855,7 @@ static const char qlora__ptx_449[] =
 "ld.shared.v4.u32{%r529,%r530,%r531,%r532},[%r524+2048];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f305,%f304,%f303,%f302},{%r525,%r529,%r526,%r530},{%r317,%r318},{%f305,%f304,%f303,%f302};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f305,%f304,%f303,%f302},{%r527,%r531,%r528,%r532},{%r323,%r324},{%f305,%f304,%f303,%f302};\n";
-static const char qlora__ptx_450[] =
+static const char qlora__ptx_443[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f301,%f300,%f299,%f306},{%r525,%r529,%r526,%r530},{%r329,%r330},{%f301,%f300,%f299,%f306};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f301,%f300,%f299,%f306},{%r527,%r531,%r528,%r532},{%r335,%r336},{%f301,%f300,%f299,%f306};\n"
 "shr.u32 %r533,%r399,1;\nand.b32 %r534,%r533,1145324612;\nor.b32 %r535,%r534,839922192;\n"
@@ -21162,7 +20903,7 @@ static const char qlora__ptx_450[] =
 "shr.u32 %r616,%r605,16;\nprmt.b32 %r617,%r423,%r425,%r615;\nprmt.b32 %r618,%r427,%r429,%r615;\n"
 "prmt.b32 %r619,%r617,%r618,%r616;\nprmt.b32 %r620,%r424,%r426,%r615;\n"
 "prmt.b32 %r621,%r428,%r430,%r615;\n";
-static const char qlora__ptx_451[] =
+static const char qlora__ptx_444[] =
 "prmt.b32 %r622,%r620,%r621,%r616;\nprmt.b32 %r383,%r619,%r622,%r443;\n"
 "prmt.b32 %r384,%r619,%r622,%r444;\nadd.s32 %r623,%r23,%r391;\nadd.s32 %r624,%r395,%r623;\n"
 "ld.shared.v4.u32{%r625,%r626,%r627,%r628},[%r624];\n"
@@ -21213,7 +20954,7 @@ static const char qlora__ptx_451[] =
 "cvt.rn.bf16.f32 %rs8,%f306;\nst.global.u16[%rd24+18],%rs8;\nbra.uni $L__BB0_72;\n$L__BB0_56:\n"
 "cvt.s64.s32 %rd136,%r3;\nmul.lo.s64 %rd137,%rd157,%rd136;\ncvt.s64.s32 %rd138,%r40;\n"
 "add.s64 %rd139,%rd137,%rd138;\nshl.b64 %rd140,%rd139,2;\n";
-static const char qlora__ptx_452[] =
+static const char qlora__ptx_445[] =
 "add.s64 %rd25,%rd156,%rd140;\nnot.pred %p91,%p7;\n@%p91 bra $L__BB0_58;\n"
 "st.global.f32[%rd25],%f305;\n$L__BB0_58:\nsetp.ge.s32 %p92,%r3,%r49;\nadd.s32 %r45,%r40,1;\n"
 "setp.ge.s32 %p93,%r45,%r5;\nor.pred %p94,%p92,%p93;\n@%p94 bra $L__BB0_60;\n"
@@ -21228,7 +20969,7 @@ static const char qlora__ptx_452[] =
 "st.global.f32[%rd25+36],%f300;\n$L__BB0_68:\nor.pred %p109,%p96,%p102;\n@%p109 bra $L__BB0_70;\n"
 "st.global.f32[%rd26+32],%f299;\n$L__BB0_70:\nor.pred %p112,%p96,%p105;\n@%p112 bra $L__BB0_72;\n"
 "st.global.f32[%rd26+36],%f306;\n$L__BB0_72:\nret;\n}\n";
-static const char qlora__ptx_453[] =
+static const char qlora__ptx_446[] =
 ".visible .entry qlora_nf4_gemm_32(\n.param .u64 qlora_nf4_gemm_32_param_0,\n"
 ".param .u64 qlora_nf4_gemm_32_param_1,\n.param .u32 qlora_nf4_gemm_32_param_2,\n"
 ".param .u32 qlora_nf4_gemm_32_param_3,\n.param .u32 qlora_nf4_gemm_32_param_4,\n"
@@ -21284,7 +21025,7 @@ static const char qlora__ptx_453[] =
 "selp.b64 %rd54,%rd51,%rd43,%p1;\ncvta.to.global.u64 %rd55,%rd54;\nmul.wide.s32 %rd56,%r1,4;\n"
 "add.s64 %rd2,%rd55,%rd56;\nsetp.gt.s32 %p12,%r1,15;\n@%p12 bra $L__BB1_4;\n"
 "ld.global.f32 %f85,[%rd2];\nshl.b32 %r93,%r1,2;\n";
-static const char qlora__ptx_454[] =
+static const char qlora__ptx_447[] =
 "mov.u32 %r94,_ZZ8nf4_gemmILi2ELi3EEvPK4bf16liiiiPfPKhPKfS5_S7_S7_S7_iiiPvlS5_S7_S5_S7_S7_S7_iiiS8_lE5level;\n"
 "add.s32 %r95,%r94,%r93;\nst.shared.f32[%r95],%f85;\n$L__BB1_4:\nsetp.eq.s64 %p13,%rd1,0;\n"
 "shl.b32 %r96,%r1,2;\n"
@@ -21336,7 +21077,7 @@ static const char qlora__ptx_454[] =
 "mov.f32 %f499,%f491;\nmov.f32 %f500,%f491;\nmov.f32 %f501,%f491;\nmov.f32 %f502,%f491;\n"
 "mov.f32 %f503,%f491;\nmov.f32 %f504,%f491;\nmov.f32 %f505,%f491;\nmov.f32 %f488,%f491;\n"
 "mov.f32 %f484,%f491;\nmov.u32 %r837,%r836;\nmov.f32 %f506,%f491;\n";
-static const char qlora__ptx_455[] =
+static const char qlora__ptx_448[] =
 "mov.u32 %r833,%r836;\n$L__BB1_11:\n.pragma \"nounroll\";\nsetp.lt.u32 %p18,%r833,2;\n"
 "@%p18 bra $L__BB1_13;\ncp.async.wait_group 1;\n$L__BB1_13:\nbar.sync 0;\n"
 "setp.lt.s32 %p19,%r833,%r830;\n@%p19 bra $L__BB1_14;\nbra.uni $L__BB1_27;\n$L__BB1_14:\n"
@@ -21387,7 +21128,7 @@ static const char qlora__ptx_455[] =
 "cvta.to.global.u64 %rd99,%rd98;\nshl.b64 %rd100,%rd96,2;\nadd.s64 %rd101,%rd99,%rd100;\n"
 "ld.global.f32 %f489,[%rd101];\n$L__BB1_31:\nsetp.ge.s32 %p58,%r261,%r9;\n"
 "setp.ge.s32 %p59,%r105,%r5;\nshl.b32 %r281,%r836,2;\nadd.s32 %r283,%r97,%r281;\n";
-static const char qlora__ptx_456[] =
+static const char qlora__ptx_449[] =
 "ld.shared.f32 %f123,[%r283];\nmul.rn.f32 %f124,%f123,%f488;\nadd.rn.f32 %f490,%f124,%f467;\n"
 "or.pred %p60,%p59,%p58;\n@%p60 bra $L__BB1_38;\ncvt.s64.s32 %rd102,%r260;\n"
 "add.s64 %rd103,%rd4,%rd102;\nselp.b32 %r288,%r64,%r62,%p1;\nselp.b32 %r289,0,%r288,%p14;\n"
@@ -21437,7 +21178,7 @@ static const char qlora__ptx_456[] =
 "cvt.rn.bf16x2.f32 %r326,%f137,%f138;\nmul.rn.f32 %f140,%f436,%f417;\n"
 "mul.rn.f32 %f139,%f437,%f417;\ncvt.rn.bf16x2.f32 %r327,%f139,%f140;\n"
 "prmt.b32 %r556,%r326,%r327,%r550;\n";
-static const char qlora__ptx_457[] =
+static const char qlora__ptx_450[] =
 "prmt.b32 %r557,%r326,%r327,%r552;\n"
 "ld.shared.v4.f32{%f442,%f443,%f444,%f445},[_ZZ8nf4_gemmILi2ELi3EEvPK4bf16liiiiPfPKhPKfS5_S7_S7_S7_iiiPvlS5_S7_S5_S7_S7_S7_iiiS8_lE5level+48];\n"
 "mul.rn.f32 %f142,%f442,%f417;\nmul.rn.f32 %f141,%f443,%f417;\n"
@@ -21489,7 +21230,7 @@ static const char qlora__ptx_457[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f501,%f500,%f499,%f498},{%r622,%r626,%r623,%r627},{%r384,%r385},{%f501,%f500,%f499,%f498};\n"
 "ld.shared.v4.u32{%r628,%r629,%r630,%r631},[%r619+4096];\n"
 "ld.shared.v4.u32{%r632,%r633,%r634,%r635},[%r619+6144];\n";
-static const char qlora__ptx_458[] =
+static const char qlora__ptx_451[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f497,%f496,%f495,%f494},{%r628,%r632,%r629,%r633},{%r366,%r367},{%f497,%f496,%f495,%f494};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f497,%f496,%f495,%f494},{%r630,%r634,%r631,%r635},{%r372,%r373},{%f497,%f496,%f495,%f494};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f493,%f492,%f491,%f506},{%r628,%r632,%r629,%r633},{%r378,%r379},{%f493,%f492,%f491,%f506};\n"
@@ -21532,7 +21273,7 @@ static const char qlora__ptx_458[] =
 "prmt.b32 %r702,%r699,%r700,%r701;\nprmt.b32 %r703,%r553,%r555,%r698;\n"
 "prmt.b32 %r704,%r557,%r559,%r698;\nprmt.b32 %r705,%r703,%r704,%r701;\n"
 "prmt.b32 %r462,%r702,%r705,%r588;\nprmt.b32 %r463,%r702,%r705,%r589;\nshr.u32 %r706,%r697,16;\n";
-static const char qlora__ptx_459[] =
+static const char qlora__ptx_452[] =
 "shr.u32 %r707,%r696,16;\nprmt.b32 %r708,%r551,%r554,%r706;\nprmt.b32 %r709,%r556,%r558,%r706;\n"
 "prmt.b32 %r710,%r708,%r709,%r707;\nprmt.b32 %r711,%r553,%r555,%r706;\n"
 "prmt.b32 %r712,%r557,%r559,%r706;\nprmt.b32 %r713,%r711,%r712,%r707;\n"
@@ -21579,7 +21320,7 @@ static const char qlora__ptx_459[] =
 "prmt.b32 %r788,%r786,%r787,%r785;\nprmt.b32 %r789,%r569,%r571,%r784;\n"
 "prmt.b32 %r790,%r573,%r575,%r784;\nprmt.b32 %r791,%r789,%r790,%r785;\n"
 "prmt.b32 %r528,%r788,%r791,%r588;\n";
-static const char qlora__ptx_460[] =
+static const char qlora__ptx_453[] =
 "prmt.b32 %r529,%r788,%r791,%r589;\nadd.s32 %r792,%r24,%r536;\nadd.s32 %r793,%r540,%r792;\n"
 "ld.shared.v4.u32{%r794,%r795,%r796,%r797},[%r793];\n"
 "ld.shared.v4.u32{%r798,%r799,%r800,%r801},[%r793+2048];\n"
@@ -21628,7 +21369,7 @@ static const char qlora__ptx_460[] =
 "cvt.rn.bf16.f32 %rs4,%f502;\nst.global.u16[%rd28+2],%rs4;\n$L__BB1_52:\nadd.s32 %r47,%r44,8;\n"
 "setp.ge.s32 %p90,%r47,%r5;\nor.pred %p91,%p80,%p90;\n@%p91 bra $L__BB1_54;\n"
 "cvt.rn.bf16.f32 %rs5,%f501;\n";
-static const char qlora__ptx_461[] =
+static const char qlora__ptx_454[] =
 "st.global.u16[%rd27+16],%rs5;\n$L__BB1_54:\nadd.s32 %r48,%r44,9;\nsetp.ge.s32 %p93,%r48,%r5;\n"
 "or.pred %p94,%p80,%p93;\n@%p94 bra $L__BB1_56;\ncvt.rn.bf16.f32 %rs6,%f500;\n"
 "st.global.u16[%rd27+18],%rs6;\n$L__BB1_56:\nor.pred %p97,%p84,%p90;\n@%p97 bra $L__BB1_58;\n"
@@ -21677,12 +21418,12 @@ static const char qlora__ptx_461[] =
 "st.global.f32[%rd34+4],%f494;\n$L__BB1_100:\nor.pred %p161,%p148,%p136;\n"
 "@%p161 bra $L__BB1_102;\nst.global.f32[%rd33+32],%f493;\n$L__BB1_102:\n"
 "or.pred %p164,%p148,%p139;\n@%p164 bra $L__BB1_104;\n";
-static const char qlora__ptx_462[] =
+static const char qlora__ptx_455[] =
 "st.global.f32[%rd33+36],%f492;\n$L__BB1_104:\nor.pred %p167,%p154,%p136;\n"
 "@%p167 bra $L__BB1_106;\nst.global.f32[%rd34+32],%f491;\n$L__BB1_106:\n"
 "or.pred %p170,%p154,%p139;\n@%p170 bra $L__BB1_108;\nst.global.f32[%rd34+36],%f506;\n"
 "$L__BB1_108:\nret;\n}\n";
-static const char qlora__ptx_463[] =
+static const char qlora__ptx_456[] =
 ".visible .entry qlora_nf4_gemm_64(\n.param .u64 qlora_nf4_gemm_64_param_0,\n"
 ".param .u64 qlora_nf4_gemm_64_param_1,\n.param .u32 qlora_nf4_gemm_64_param_2,\n"
 ".param .u32 qlora_nf4_gemm_64_param_3,\n.param .u32 qlora_nf4_gemm_64_param_4,\n"
@@ -21738,7 +21479,7 @@ static const char qlora__ptx_463[] =
 "shr.s32 %r1090,%r109,7;\n$L__BB2_2:\nselp.b64 %rd72,%rd69,%rd61,%p1;\n"
 "cvta.to.global.u64 %rd73,%rd72;\nmul.wide.s32 %rd74,%r1,4;\nadd.s64 %rd2,%rd73,%rd74;\n"
 "setp.gt.s32 %p17,%r1,15;\n@%p17 bra $L__BB2_4;\nld.global.f32 %f148,[%rd2];\n";
-static const char qlora__ptx_464[] =
+static const char qlora__ptx_457[] =
 "shl.b32 %r110,%r1,2;\n"
 "mov.u32 %r111,_ZZ8nf4_gemmILi4ELi2EEvPK4bf16liiiiPfPKhPKfS5_S7_S7_S7_iiiPvlS5_S7_S5_S7_S7_S7_iiiS8_lE5level;\n"
 "add.s32 %r112,%r111,%r110;\nst.shared.f32[%r112],%f148;\n$L__BB2_4:\nsetp.eq.s64 %p18,%rd1,0;\n"
@@ -21790,7 +21531,7 @@ static const char qlora__ptx_464[] =
 "add.s32 %r190,%r1,384;\nshr.s32 %r191,%r190,31;\nshr.u32 %r192,%r191,28;\n"
 "add.s32 %r193,%r190,%r192;\nshr.s32 %r27,%r193,4;\nshr.u32 %r194,%r193,31;\n"
 "add.s32 %r195,%r27,%r194;\nand.b32 %r196,%r195,67108862;\nsub.s32 %r197,%r27,%r196;\n";
-static const char qlora__ptx_465[] =
+static const char qlora__ptx_458[] =
 "shl.b32 %r198,%r197,2;\nxor.b32 %r199,%r198,%r142;\nshl.b32 %r28,%r199,4;\n"
 "add.s32 %r200,%r1,512;\nshr.s32 %r201,%r200,31;\nshr.u32 %r202,%r201,28;\n"
 "add.s32 %r203,%r200,%r202;\nshr.s32 %r29,%r203,4;\nshr.u32 %r204,%r203,31;\n"
@@ -21841,7 +21582,7 @@ static const char qlora__ptx_465[] =
 "selp.b32 %r256,16,0,%p5;\ncp.async.cg.shared.global[%r255],[%rd266],16,%r256;\n"
 "setp.lt.s32 %p35,%r27,%r74;\nand.pred %p6,%p28,%p35;\nnot.pred %p36,%p6;\nmov.u64 %rd267,%rd53;\n"
 "@%p36 bra $L__BB2_22;\ncvt.s64.s32 %rd95,%r27;\n";
-static const char qlora__ptx_466[] =
+static const char qlora__ptx_459[] =
 "mul.lo.s64 %rd96,%rd95,%rd54;\nadd.s64 %rd97,%rd96,%rd6;\nshl.b64 %rd98,%rd97,1;\n"
 "add.s64 %rd267,%rd53,%rd98;\n$L__BB2_22:\nshl.b32 %r263,%r27,8;\nadd.s32 %r264,%r41,%r263;\n"
 "add.s32 %r260,%r264,%r28;\nselp.b32 %r261,16,0,%p6;\n"
@@ -21892,7 +21633,7 @@ static const char qlora__ptx_466[] =
 "add.s64 %rd144,%rd142,%rd143;\nld.global.f32 %f869,[%rd144];\nmov.u32 %r1096,0;\n"
 "bra.uni $L__BB2_44;\n$L__BB2_40:\nnot.pred %p71,%p13;\nmov.f32 %f870,%f865;\n"
 "@%p71 bra $L__BB2_42;\n";
-static const char qlora__ptx_467[] =
+static const char qlora__ptx_460[] =
 "add.s64 %rd145,%rd3,%rd30;\ncvt.u32.u64 %r317,%rd5;\nshr.s64 %rd146,%rd145,%r317;\n"
 "selp.b64 %rd148,%rd67,%rd59,%p1;\nselp.b64 %rd149,%rd1,%rd148,%p2;\n"
 "cvta.to.global.u64 %rd150,%rd149;\nshl.b64 %rd151,%rd146,2;\nadd.s64 %rd152,%rd150,%rd151;\n"
@@ -21943,7 +21684,7 @@ static const char qlora__ptx_467[] =
 "mul.rn.f32 %f247,%f783,%f871;\nmul.rn.f32 %f246,%f784,%f871;\n"
 "cvt.rn.bf16x2.f32 %r339,%f246,%f247;\nmul.rn.f32 %f249,%f785,%f871;\n"
 "mul.rn.f32 %f248,%f786,%f871;\n";
-static const char qlora__ptx_468[] =
+static const char qlora__ptx_461[] =
 "cvt.rn.bf16x2.f32 %r340,%f248,%f249;\nprmt.b32 %r768,%r339,%r340,%r746;\n"
 "prmt.b32 %r769,%r339,%r340,%r748;\nmul.rn.f32 %f251,%f791,%f871;\nmul.rn.f32 %f250,%f792,%f871;\n"
 "cvt.rn.bf16x2.f32 %r341,%f250,%f251;\nmul.rn.f32 %f253,%f793,%f871;\n"
@@ -21987,7 +21728,7 @@ static const char qlora__ptx_468[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f886,%f885,%f884,%f883},{%r832,%r836,%r833,%r837},{%r419,%r420},{%f886,%f885,%f884,%f883};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f886,%f885,%f884,%f883},{%r834,%r838,%r835,%r839},{%r425,%r426},{%f886,%f885,%f884,%f883};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f882,%f881,%f880,%f879},{%r832,%r836,%r833,%r837},{%r431,%r432},{%f882,%f881,%f880,%f879};\n";
-static const char qlora__ptx_469[] =
+static const char qlora__ptx_462[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f882,%f881,%f880,%f879},{%r834,%r838,%r835,%r839},{%r437,%r438},{%f882,%f881,%f880,%f879};\n"
 "ld.shared.v4.u32{%r840,%r841,%r842,%r843},[%r815+12288];\n"
 "ld.shared.v4.u32{%r844,%r845,%r846,%r847},[%r815+14336];\n"
@@ -22029,7 +21770,7 @@ static const char qlora__ptx_469[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f890,%f889,%f888,%f887},{%r900,%r904,%r901,%r905},{%r533,%r534},{%f890,%f889,%f888,%f887};\n"
 "ld.shared.v4.u32{%r906,%r907,%r908,%r909},[%r889+8192];\n"
 "ld.shared.v4.u32{%r910,%r911,%r912,%r913},[%r889+10240];\n";
-static const char qlora__ptx_470[] =
+static const char qlora__ptx_463[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f886,%f885,%f884,%f883},{%r906,%r910,%r907,%r911},{%r515,%r516},{%f886,%f885,%f884,%f883};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f886,%f885,%f884,%f883},{%r908,%r912,%r909,%r913},{%r521,%r522},{%f886,%f885,%f884,%f883};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f882,%f881,%f880,%f879},{%r906,%r910,%r907,%r911},{%r527,%r528},{%f882,%f881,%f880,%f879};\n"
@@ -22070,7 +21811,7 @@ static const char qlora__ptx_470[] =
 "ld.shared.v4.u32{%r976,%r977,%r978,%r979},[%r963+6144];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f894,%f893,%f892,%f891},{%r972,%r976,%r973,%r977},{%r611,%r612},{%f894,%f893,%f892,%f891};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f894,%f893,%f892,%f891},{%r974,%r978,%r975,%r979},{%r617,%r618},{%f894,%f893,%f892,%f891};\n";
-static const char qlora__ptx_471[] =
+static const char qlora__ptx_464[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f890,%f889,%f888,%f887},{%r972,%r976,%r973,%r977},{%r623,%r624},{%f890,%f889,%f888,%f887};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f890,%f889,%f888,%f887},{%r974,%r978,%r975,%r979},{%r629,%r630},{%f890,%f889,%f888,%f887};\n"
 "ld.shared.v4.u32{%r980,%r981,%r982,%r983},[%r963+8192];\n"
@@ -22113,7 +21854,7 @@ static const char qlora__ptx_471[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f902,%f901,%f900,%f899},{%r1038,%r1042,%r1039,%r1043},{%r707,%r708},{%f902,%f901,%f900,%f899};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f902,%f901,%f900,%f899},{%r1040,%r1044,%r1041,%r1045},{%r713,%r714},{%f902,%f901,%f900,%f899};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f898,%f897,%f896,%f895},{%r1038,%r1042,%r1039,%r1043},{%r719,%r720},{%f898,%f897,%f896,%f895};\n";
-static const char qlora__ptx_472[] =
+static const char qlora__ptx_465[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f898,%f897,%f896,%f895},{%r1040,%r1044,%r1041,%r1045},{%r725,%r726},{%f898,%f897,%f896,%f895};\n"
 "ld.shared.v4.u32{%r1046,%r1047,%r1048,%r1049},[%r1037+4096];\n"
 "ld.shared.v4.u32{%r1050,%r1051,%r1052,%r1053},[%r1037+6144];\n"
@@ -22156,7 +21897,7 @@ static const char qlora__ptx_472[] =
 "setp.eq.s32 %p85,%r1098,0;\n@%p85 bra $L__BB2_114;\ncvt.s64.s32 %rd178,%r3;\n"
 "mul.lo.s64 %rd179,%rd275,%rd178;\ncvt.s64.s32 %rd180,%r53;\nadd.s64 %rd181,%rd179,%rd180;\n"
 "shl.b64 %rd182,%rd181,1;\nadd.s64 %rd37,%rd274,%rd182;\nnot.pred %p86,%p14;\n";
-static const char qlora__ptx_473[] =
+static const char qlora__ptx_466[] =
 "@%p86 bra $L__BB2_52;\ncvt.rn.bf16.f32 %rs1,%f902;\nst.global.u16[%rd37],%rs1;\n$L__BB2_52:\n"
 "setp.ge.s32 %p87,%r3,%r74;\nadd.s32 %r54,%r53,1;\nsetp.ge.s32 %p88,%r54,%r5;\n"
 "or.pred %p89,%p87,%p88;\n@%p89 bra $L__BB2_54;\ncvt.rn.bf16.f32 %rs2,%f901;\n"
@@ -22205,7 +21946,7 @@ static const char qlora__ptx_473[] =
 "or.pred %p152,%p139,%p97;\n@%p152 bra $L__BB2_96;\ncvt.rn.bf16.f32 %rs23,%f880;\n"
 "st.global.u16[%rd42+16],%rs23;\n$L__BB2_96:\nor.pred %p155,%p139,%p100;\n@%p155 bra $L__BB2_98;\n"
 "cvt.rn.bf16.f32 %rs24,%f879;\nst.global.u16[%rd42+18],%rs24;\n$L__BB2_98:\n";
-static const char qlora__ptx_474[] =
+static const char qlora__ptx_467[] =
 "add.s32 %r62,%r3,48;\nsetp.ge.s32 %p157,%r62,%r74;\ncvt.s64.s32 %rd208,%r62;\n"
 "mul.lo.s64 %rd209,%rd275,%rd208;\nadd.s64 %rd211,%rd209,%rd180;\nshl.b64 %rd212,%rd211,1;\n"
 "add.s64 %rd43,%rd274,%rd212;\nor.pred %p158,%p157,%p90;\n@%p158 bra $L__BB2_100;\n"
@@ -22255,7 +21996,7 @@ static const char qlora__ptx_474[] =
 "@%p225 bra $L__BB2_146;\nst.global.f32[%rd48+36],%f887;\n$L__BB2_146:\nadd.s32 %r70,%r3,32;\n"
 "setp.ge.s32 %p227,%r70,%r74;\ncvt.s64.s32 %rd238,%r70;\nmul.lo.s64 %rd239,%rd275,%rd238;\n"
 "add.s64 %rd241,%rd239,%rd220;\nshl.b64 %rd242,%rd241,2;\n";
-static const char qlora__ptx_475[] =
+static const char qlora__ptx_468[] =
 "add.s64 %rd49,%rd274,%rd242;\nor.pred %p228,%p227,%p184;\n@%p228 bra $L__BB2_148;\n"
 "st.global.f32[%rd49],%f886;\n$L__BB2_148:\nor.pred %p231,%p227,%p182;\n@%p231 bra $L__BB2_150;\n"
 "st.global.f32[%rd49+4],%f885;\n$L__BB2_150:\nadd.s32 %r71,%r3,40;\nsetp.ge.s32 %p233,%r71,%r74;\n"
@@ -22283,7 +22024,7 @@ static const char qlora__ptx_475[] =
 "@%p270 bra $L__BB2_176;\nst.global.f32[%rd52+32],%f872;\n$L__BB2_176:\n"
 "or.pred %p273,%p257,%p194;\n@%p273 bra $L__BB2_178;\nst.global.f32[%rd52+36],%f903;\n"
 "$L__BB2_178:\nret;\n}\n";
-static const char qlora__ptx_476[] =
+static const char qlora__ptx_469[] =
 ".visible .entry qlora_nf4_gemm_reduce(\n.param .u64 qlora_nf4_gemm_reduce_param_0,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_1,\n.param .u32 qlora_nf4_gemm_reduce_param_2,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_3,\n.param .u64 qlora_nf4_gemm_reduce_param_4,\n"
@@ -22333,6 +22074,13 @@ static const char qlora__ptx_476[] =
 "bra.uni $L__BB3_11;\n$L__BB3_10:\nshl.b64 %rd50,%rd15,2;\nadd.s64 %rd51,%rd16,%rd50;\n"
 "st.global.f32[%rd51],%f25;\n$L__BB3_11:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_gemm_80[] = {
+qlora__ptx_438,
+qlora__ptx_439,
+qlora__ptx_440,
+qlora__ptx_441,
+qlora__ptx_442,
+qlora__ptx_443,
+qlora__ptx_444,
 qlora__ptx_445,
 qlora__ptx_446,
 qlora__ptx_447,
@@ -22358,16 +22106,9 @@ qlora__ptx_466,
 qlora__ptx_467,
 qlora__ptx_468,
 qlora__ptx_469,
-qlora__ptx_470,
-qlora__ptx_471,
-qlora__ptx_472,
-qlora__ptx_473,
-qlora__ptx_474,
-qlora__ptx_475,
-qlora__ptx_476,
 0};
 
-static const char qlora__ptx_477[] =
+static const char qlora__ptx_470[] =
 ".visible .entry qlora_norm_rms_fwd_f32(\n.param .u64 qlora_norm_rms_fwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_1,\n.param .u64 qlora_norm_rms_fwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_3,\n.param .u64 qlora_norm_rms_fwd_f32_param_4,\n"
@@ -22423,7 +22164,7 @@ static const char qlora__ptx_477[] =
 "setp.eq.s64 %p13,%rd7,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r431,%r430;\nmov.u32 %r432,%r430;\n"
 "mov.u32 %r433,%r430;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd95,%r2,4;\n"
 "add.s64 %rd96,%rd6,%rd95;\n";
-static const char qlora__ptx_478[] =
+static const char qlora__ptx_471[] =
 "ld.global.v4.u32{%r430,%r431,%r432,%r433},[%rd96];\n$L__BB0_12:\nadd.s32 %r24,%r4,%r2;\n"
 "setp.le.s32 %p15,%r3,%r24;\nmov.u32 %r438,0;\nmov.u32 %r457,%r438;\nmov.u32 %r456,%r438;\n"
 "mov.u32 %r455,%r438;\nmov.u32 %r454,%r438;\n@%p15 bra $L__BB0_14;\nmul.wide.s32 %rd97,%r24,4;\n"
@@ -22472,7 +22213,7 @@ static const char qlora__ptx_478[] =
 "@%p47 bra $L__BB0_38;\nbra.uni $L__BB0_39;\n$L__BB0_100:\nsetp.le.s32 %p83,%r3,%r2;\n"
 "mov.f32 %f427,0f00000000;\n@%p83 bra $L__BB0_129;\nmov.f32 %f323,0f00000000;\n"
 "mov.u32 %r486,%r2;\n";
-static const char qlora__ptx_479[] =
+static const char qlora__ptx_472[] =
 "mov.f32 %f427,%f323;\n$L__BB0_102:\nsub.s32 %r186,%r3,%r486;\nsetp.lt.s32 %p84,%r186,1;\n"
 "cvt.s64.s32 %rd30,%r486;\nmul.wide.s32 %rd153,%r486,4;\nadd.s64 %rd31,%rd4,%rd153;\n"
 "mov.f32 %f420,%f323;\n@%p84 bra $L__BB0_104;\nld.global.f32 %f420,[%rd31];\n$L__BB0_104:\n"
@@ -22524,7 +22265,7 @@ static const char qlora__ptx_479[] =
 "add.f32 %f200,%f198,%f199;\nmov.b32 %r314,%f200;\nmov.u32 %r315,2;\n"
 "shfl.sync.bfly.b32 %r316|%p43,%r314,%r315,%r304,%r306;\nmov.b32 %f201,%r316;\n"
 "add.f32 %f202,%f200,%f201;\nmov.b32 %r317,%f202;\nmov.u32 %r318,1;\n";
-static const char qlora__ptx_480[] =
+static const char qlora__ptx_473[] =
 "shfl.sync.bfly.b32 %r319|%p44,%r317,%r318,%r304,%r306;\nmov.b32 %f203,%r319;\n"
 "add.f32 %f391,%f202,%f203;\n$L__BB0_39:\ncvt.rn.f32.s32 %f205,%r213;\n"
 "div.rn.f32 %f206,%f391,%f205;\nadd.f32 %f207,%f206,%f126;\nsqrt.rn.f32 %f208,%f207;\n"
@@ -22576,7 +22317,7 @@ static const char qlora__ptx_480[] =
 "$L__BB0_147:\nshl.b64 %rd157,%rd35,1;\nadd.s64 %rd37,%rd2,%rd157;\nmov.f32 %f433,0f00000000;\n"
 "mov.f32 %f432,%f433;\n@%p118 bra $L__BB0_149;\nld.global.u16 %r416,[%rd37];\n"
 "shl.b32 %r417,%r416,16;\nmov.b32 %f432,%r417;\n$L__BB0_149:\n@%p119 bra $L__BB0_151;\n";
-static const char qlora__ptx_481[] =
+static const char qlora__ptx_474[] =
 "ld.global.u16 %r418,[%rd37+2];\nshl.b32 %r419,%r418,16;\nmov.b32 %f433,%r419;\n$L__BB0_151:\n"
 "mov.f32 %f435,0f00000000;\nmov.f32 %f434,%f435;\n@%p120 bra $L__BB0_153;\n"
 "ld.global.u16 %r420,[%rd37+4];\nshl.b32 %r421,%r420,16;\nmov.b32 %f434,%r421;\n$L__BB0_153:\n"
@@ -22627,7 +22368,7 @@ static const char qlora__ptx_481[] =
 "ld.global.v2.u32{%r341,%r342},[%rd18];\nshl.b32 %r476,%r341,16;\nand.b32 %r475,%r341,-65536;\n"
 "shl.b32 %r477,%r342,16;\nand.b32 %r345,%r342,-65536;\nmov.b32 %f396,%r345;\nbra.uni $L__BB0_59;\n"
 "$L__BB0_52:\nsetp.lt.s32 %p56,%r144,1;\nmov.u32 %r475,0;\n";
-static const char qlora__ptx_482[] =
+static const char qlora__ptx_475[] =
 "mov.u32 %r476,%r475;\n@%p56 bra $L__BB0_54;\nld.global.u16 %r336,[%rd18];\n"
 "shl.b32 %r476,%r336,16;\n$L__BB0_54:\nsetp.lt.s32 %p57,%r144,2;\n@%p57 bra $L__BB0_56;\n"
 "ld.global.u16 %r338,[%rd18+2];\nshl.b32 %r475,%r338,16;\n$L__BB0_56:\nsetp.lt.s32 %p58,%r144,3;\n"
@@ -22677,7 +22418,7 @@ static const char qlora__ptx_482[] =
 "mul.f32 %f295,%f15,%f294;\nmov.b32 %f296,%r484;\nadd.s64 %rd145,%rd9,%rd23;\n"
 "shl.b64 %rd146,%rd145,2;\nadd.s64 %rd147,%rd1,%rd146;\nmul.f32 %f297,%f286,%f287;\n"
 "mul.f32 %f298,%f289,%f290;\nmul.f32 %f299,%f292,%f293;\nmul.f32 %f300,%f295,%f296;\n";
-static const char qlora__ptx_483[] =
+static const char qlora__ptx_476[] =
 "st.global.v4.f32[%rd147],{%f297,%f298,%f299,%f300};\ncvt.u32.u64 %r362,%rd23;\n"
 "add.s32 %r478,%r362,%r4;\nsetp.gt.s32 %p77,%r3,%r478;\n@%p77 bra $L__BB0_82;\n"
 "bra.uni $L__BB0_189;\n$L__BB0_91:\ncvt.s64.s32 %rd27,%r478;\nmul.wide.s32 %rd148,%r478,4;\n"
@@ -22702,7 +22443,7 @@ static const char qlora__ptx_483[] =
 "mov.u16 %rs9,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd72,%rd47,%rd55;\nshl.b64 %rd73,%rd48,2;\n"
 "or.b64 %rd74,%rd73,%rd72;\nand.b64 %rd75,%rd74,15;\nsetp.eq.s64 %p7,%rd75,0;\n"
 "selp.u16 %rs9,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_484[] =
+static const char qlora__ptx_477[] =
 ".visible .entry qlora_norm_rms_bwd_f32(\n.param .u64 qlora_norm_rms_bwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_1,\n.param .u64 qlora_norm_rms_bwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_3,\n.param .u64 qlora_norm_rms_bwd_f32_param_4,\n"
@@ -22757,7 +22498,7 @@ static const char qlora__ptx_484[] =
 "ld.global.v4.u32{%r673,%r674,%r675,%r676},[%rd98];\n$L__BB1_10:\nmov.u32 %r678,%r677;\n"
 "mov.u32 %r679,%r677;\nmov.u32 %r680,%r677;\n@%p11 bra $L__BB1_12;\ncvt.s64.s32 %rd99,%r749;\n"
 "add.s64 %rd100,%rd6,%rd99;\nshl.b64 %rd101,%rd100,2;\n";
-static const char qlora__ptx_485[] =
+static const char qlora__ptx_478[] =
 "add.s64 %rd102,%rd2,%rd101;\nld.global.v4.u32{%r677,%r678,%r679,%r680},[%rd102];\n$L__BB1_12:\n"
 "setp.eq.s64 %p14,%rd10,0;\nor.pred %p15,%p14,%p11;\nmov.u32 %r685,0;\nmov.u32 %r681,%r685;\n"
 "mov.u32 %r682,%r685;\nmov.u32 %r683,%r685;\nmov.u32 %r684,%r685;\n@%p15 bra $L__BB1_14;\n"
@@ -22810,7 +22551,7 @@ static const char qlora__ptx_485[] =
 "fma.rn.f32 %f662,%f843,%f843,%f870;\nmul.f32 %f663,%f847,%f851;\n"
 "fma.rn.f32 %f664,%f663,%f843,%f869;\nfma.rn.f32 %f665,%f844,%f844,%f662;\n"
 "mul.f32 %f666,%f848,%f852;\n";
-static const char qlora__ptx_486[] =
+static const char qlora__ptx_479[] =
 "fma.rn.f32 %f667,%f666,%f844,%f664;\nfma.rn.f32 %f668,%f845,%f845,%f665;\n"
 "mul.f32 %f669,%f849,%f853;\nfma.rn.f32 %f670,%f669,%f845,%f667;\n"
 "fma.rn.f32 %f870,%f846,%f846,%f668;\nmul.f32 %f671,%f850,%f854;\n"
@@ -22861,7 +22602,7 @@ static const char qlora__ptx_486[] =
 "@%p141 bra $L__BB1_199;\nld.global.f32 %f860,[%rd40+12];\n$L__BB1_199:\n"
 "add.s64 %rd198,%rd6,%rd39;\nshl.b64 %rd199,%rd198,2;\nadd.s64 %rd41,%rd2,%rd199;\n"
 "@%p138 bra $L__BB1_201;\n";
-static const char qlora__ptx_487[] =
+static const char qlora__ptx_480[] =
 "ld.global.f32 %f861,[%rd41];\n$L__BB1_201:\nmov.f32 %f863,0f00000000;\nmov.f32 %f862,%f863;\n"
 "@%p139 bra $L__BB1_203;\nld.global.f32 %f862,[%rd41+4];\n$L__BB1_203:\n@%p140 bra $L__BB1_205;\n"
 "ld.global.f32 %f863,[%rd41+8];\n$L__BB1_205:\nmov.f32 %f865,0f00000000;\nmov.f32 %f864,%f865;\n"
@@ -22916,7 +22657,7 @@ static const char qlora__ptx_487[] =
 "shr.u32 %r240,%r2,5;\nsetp.ge.u32 %p163,%r7,%r240;\nmov.f32 %f872,0f00000000;\n"
 "mov.f32 %f871,%f872;\n@%p163 bra $L__BB1_221;\nld.shared.f32 %f871,[%r239];\n$L__BB1_221:\n"
 "mov.b32 %r586,%f871;\nmov.u32 %r587,31;\nmov.u32 %r588,16;\nmov.u32 %r589,-1;\n";
-static const char qlora__ptx_488[] =
+static const char qlora__ptx_481[] =
 "shfl.sync.bfly.b32 %r590|%p164,%r586,%r588,%r587,%r589;\nmov.b32 %f716,%r590;\n"
 "add.f32 %f717,%f871,%f716;\nmov.b32 %r591,%f717;\nmov.u32 %r592,8;\n"
 "shfl.sync.bfly.b32 %r593|%p165,%r591,%r592,%r587,%r589;\nmov.b32 %f718,%r593;\n"
@@ -22969,7 +22710,7 @@ static const char qlora__ptx_488[] =
 "mov.b32 %f894,%r641;\n$L__BB1_263:\n@%p185 bra $L__BB1_273;\nld.global.u16 %r642,[%rd48+6];\n"
 "shl.b32 %r643,%r642,16;\nmov.b32 %f895,%r643;\nbra.uni $L__BB1_273;\n$L__BB1_265:\n"
 "shl.b64 %rd207,%rd44,2;\nadd.s64 %rd49,%rd1,%rd207;\nmov.f32 %f893,0f00000000;\n";
-static const char qlora__ptx_489[] =
+static const char qlora__ptx_482[] =
 "mov.f32 %f892,%f893;\n@%p182 bra $L__BB1_267;\nld.global.f32 %f892,[%rd49];\n$L__BB1_267:\n"
 "@%p183 bra $L__BB1_269;\nld.global.f32 %f893,[%rd49+4];\n$L__BB1_269:\n"
 "mov.f32 %f895,0f00000000;\nmov.f32 %f894,%f895;\n@%p184 bra $L__BB1_271;\n"
@@ -23021,7 +22762,7 @@ static const char qlora__ptx_489[] =
 "ld.global.v4.u32{%r350,%r351,%r352,%r353},[%rd122];\nadd.s64 %rd123,%rd6,%rd16;\n"
 "shl.b64 %rd125,%rd123,2;\nadd.s64 %rd126,%rd2,%rd125;\n"
 "ld.global.v4.u32{%r354,%r355,%r356,%r357},[%rd126];\n";
-static const char qlora__ptx_490[] =
+static const char qlora__ptx_483[] =
 "sub.s32 %r113,%r5,%r709;\nsetp.gt.s32 %p44,%r113,3;\nmul.wide.s32 %rd128,%r709,2;\n"
 "add.s64 %rd17,%rd1,%rd128;\n@%p44 bra $L__BB1_71;\nbra.uni $L__BB1_65;\n$L__BB1_71:\n"
 "ld.global.v2.u32{%r366,%r367},[%rd17];\nshl.b32 %r712,%r366,16;\nand.b32 %r713,%r366,-65536;\n"
@@ -23072,7 +22813,7 @@ static const char qlora__ptx_490[] =
 "add.f32 %f813,%f813,%f429;\nsetp.gt.s32 %p80,%r717,3;\nmov.u32 %r717,%r142;\n"
 "@%p80 bra $L__BB1_93;\n$L__BB1_94:\n@%p78 bra $L__BB1_97;\n"
 "ld.param.u32 %r718,[qlora_norm_rms_bwd_f32_param_14];\n";
-static const char qlora__ptx_491[] =
+static const char qlora__ptx_484[] =
 "$L__BB1_96:\nmov.b32 %r464,%f812;\nshr.s32 %r144,%r718,1;\nmov.u32 %r465,31;\nmov.u32 %r466,-1;\n"
 "shfl.sync.bfly.b32 %r467|%p82,%r464,%r144,%r465,%r466;\nmov.b32 %f430,%r467;\n"
 "add.f32 %f812,%f812,%f430;\nsetp.gt.s32 %p83,%r718,3;\nmov.u32 %r718,%r144;\n"
@@ -23128,7 +22869,7 @@ static const char qlora__ptx_491[] =
 "shfl.sync.bfly.b32 %r456|%p76,%r454,%r433,%r422,%r424;\nmov.b32 %f426,%r456;\n"
 "add.f32 %f427,%f425,%f426;\nmov.b32 %r457,%f427;\n"
 "shfl.sync.bfly.b32 %r459|%p77,%r457,%r436,%r422,%r424;\nmov.b32 %f428,%r459;\n";
-static const char qlora__ptx_492[] =
+static const char qlora__ptx_485[] =
 "add.f32 %f812,%f427,%f428;\n$L__BB1_97:\nld.param.f32 %f781,[qlora_norm_rms_bwd_f32_param_13];\n"
 "ld.param.u32 %r648,[qlora_norm_rms_bwd_f32_param_5];\nsetp.eq.s32 %p214,%r648,0;\n"
 "ld.param.u32 %r647,[qlora_norm_rms_bwd_f32_param_12];\n"
@@ -23179,7 +22920,7 @@ static const char qlora__ptx_492[] =
 "mov.b32 %f486,%r728;\nmov.b32 %f487,%r691;\nmul.f32 %f488,%f487,%f486;\nmov.b32 %f489,%r687;\n"
 "mul.f32 %f490,%f80,%f489;\nsub.f32 %f491,%f488,%f490;\nmov.b32 %f492,%r695;\n"
 "mov.b32 %f493,%r692;\nmul.f32 %f494,%f822,%f493;\nmov.b32 %f495,%r688;\n";
-static const char qlora__ptx_493[] =
+static const char qlora__ptx_486[] =
 "mul.f32 %f496,%f80,%f495;\nsub.f32 %f497,%f494,%f496;\nmov.b32 %f498,%r696;\n"
 "fma.rn.f32 %f499,%f896,%f497,%f498;\nfma.rn.f32 %f500,%f896,%f491,%f492;\n"
 "fma.rn.f32 %f501,%f896,%f484,%f485;\nfma.rn.f32 %f502,%f896,%f477,%f478;\n"
@@ -23231,7 +22972,7 @@ static const char qlora__ptx_493[] =
 "and.b32 %r739,%r522,-65536;\nbra.uni $L__BB1_150;\n$L__BB1_143:\nsetp.lt.s32 %p111,%r197,1;\n"
 "mov.u32 %r737,0;\nmov.u32 %r736,%r737;\n@%p111 bra $L__BB1_145;\nld.global.u16 %r514,[%rd28];\n"
 "shl.b32 %r736,%r514,16;\n";
-static const char qlora__ptx_494[] =
+static const char qlora__ptx_487[] =
 "$L__BB1_145:\nsetp.lt.s32 %p112,%r197,2;\n@%p112 bra $L__BB1_147;\n"
 "ld.global.u16 %r516,[%rd28+2];\nshl.b32 %r737,%r516,16;\n$L__BB1_147:\n"
 "setp.lt.s32 %p113,%r197,3;\nmov.u32 %r739,0;\nmov.u32 %r738,%r739;\n@%p113 bra $L__BB1_150;\n"
@@ -23282,9 +23023,9 @@ static const char qlora__ptx_494[] =
 "cvt.u64.u32 %rd221,%r649;\nld.param.u64 %rd220,[qlora_norm_rms_bwd_f32_param_10];\n"
 "mov.u32 %r645,%nctaid.y;\ncvt.u64.u32 %rd210,%r645;\nmul.lo.s64 %rd211,%rd4,%rd210;\n"
 "add.s64 %rd213,%rd211,%rd221;\ncvta.to.global.u64 %rd214,%rd220;\nshl.b64 %rd215,%rd213,2;\n";
-static const char qlora__ptx_495[] =
+static const char qlora__ptx_488[] =
 "add.s64 %rd216,%rd214,%rd215;\nst.global.f32[%rd216],%f896;\n$L__BB1_284:\nret;\n}\n";
-static const char qlora__ptx_496[] =
+static const char qlora__ptx_489[] =
 ".visible .entry qlora_norm_rms_dw_f32(\n.param .u64 qlora_norm_rms_dw_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_1,\n.param .u64 qlora_norm_rms_dw_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_3,\n.param .u64 qlora_norm_rms_dw_f32_param_4,\n"
@@ -23337,7 +23078,7 @@ static const char qlora__ptx_496[] =
 "add.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,2;\nadd.s64 %rd69,%rd2,%rd68;\n"
 "ld.global.f32 %f35,[%rd69];\nld.global.f32 %f36,[%rd66];\nmul.f32 %f37,%f36,%f35;\n"
 "add.s64 %rd70,%rd21,%rd61;\nshl.b64 %rd71,%rd70,2;\nadd.s64 %rd28,%rd1,%rd71;\n";
-static const char qlora__ptx_497[] =
+static const char qlora__ptx_490[] =
 "ld.global.f32 %f38,[%rd28];\nfma.rn.f32 %f66,%f37,%f38,%f66;\n@%p7 bra $L__BB2_11;\n"
 "setp.eq.s32 %p8,%r5,2;\nadd.s32 %r19,%r39,1;\ncvt.s64.s32 %rd72,%r19;\n"
 "mul.lo.s64 %rd73,%rd72,%rd9;\nadd.s64 %rd74,%rd73,%rd10;\nadd.s64 %rd75,%rd74,%rd19;\n"
@@ -23366,37 +23107,14 @@ static const char qlora__ptx_497[] =
 "mul.lo.s64 %rd91,%rd90,%rd97;\ncvt.s64.s32 %rd92,%r32;\nadd.s64 %rd93,%rd91,%rd92;\n"
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
-static const char qlora__ptx_498[] =
-".visible .entry qlora_norm_rms_dw_sum(\n.param .u64 qlora_norm_rms_dw_sum_param_0,\n"
-".param .u64 qlora_norm_rms_dw_sum_param_1,\n.param .u32 qlora_norm_rms_dw_sum_param_2,\n"
-".param .u32 qlora_norm_rms_dw_sum_param_3,\n.param .u32 qlora_norm_rms_dw_sum_param_4\n)\n{\n"
-".reg .pred %p<8>;\n.reg .f32 %f<29>;\n.reg .b32 %r<24>;\n.reg .b64 %rd<26>;\n"
-"ld.param.u64 %rd13,[qlora_norm_rms_dw_sum_param_0];\n"
-"ld.param.u64 %rd12,[qlora_norm_rms_dw_sum_param_1];\n"
-"ld.param.u32 %r11,[qlora_norm_rms_dw_sum_param_2];\n"
-"ld.param.u32 %r12,[qlora_norm_rms_dw_sum_param_3];\n"
-"ld.param.u32 %r13,[qlora_norm_rms_dw_sum_param_4];\ncvta.to.global.u64 %rd1,%rd13;\n"
-"mov.u32 %r14,%ntid.x;\nmov.u32 %r15,%ctaid.x;\nmov.u32 %r16,%tid.x;\n"
-"mad.lo.s32 %r1,%r15,%r14,%r16;\nsetp.ge.s32 %p1,%r1,%r11;\n@%p1 bra $L__BB3_12;\n"
-"setp.gt.s32 %p2,%r12,0;\n@%p2 bra $L__BB3_3;\nbra.uni $L__BB3_2;\n$L__BB3_3:\n"
-"cvt.s64.s32 %rd2,%r11;\ncvt.s64.s32 %rd3,%r1;\nand.b32 %r23,%r12,3;\nadd.s32 %r18,%r12,-1;\n"
-"setp.lt.u32 %p3,%r18,3;\nmov.f32 %f27,0f00000000;\nmov.u32 %r22,0;\n@%p3 bra $L__BB3_6;\n"
-"sub.s32 %r21,%r12,%r23;\nshl.b64 %rd14,%rd3,2;\nadd.s64 %rd24,%rd1,%rd14;\nshl.b64 %rd5,%rd2,2;\n"
-"mov.f32 %f27,0f00000000;\nmov.u32 %r22,0;\n$L__BB3_5:\nld.global.f32 %f14,[%rd24];\n"
-"add.f32 %f15,%f27,%f14;\nadd.s64 %rd15,%rd24,%rd5;\nld.global.f32 %f16,[%rd15];\n"
-"add.f32 %f17,%f15,%f16;\nadd.s64 %rd16,%rd15,%rd5;\nld.global.f32 %f18,[%rd16];\n"
-"add.f32 %f19,%f17,%f18;\nadd.s64 %rd17,%rd16,%rd5;\nadd.s64 %rd24,%rd17,%rd5;\n"
-"ld.global.f32 %f20,[%rd17];\nadd.f32 %f27,%f19,%f20;\nadd.s32 %r22,%r22,4;\n"
-"add.s32 %r21,%r21,-4;\nsetp.ne.s32 %p4,%r21,0;\n@%p4 bra $L__BB3_5;\n$L__BB3_6:\n"
-"setp.eq.s32 %p5,%r23,0;\n@%p5 bra $L__BB3_9;\ncvt.s64.s32 %rd25,%r22;\n$L__BB3_8:\n"
-".pragma \"nounroll\";\nmul.lo.s64 %rd18,%rd25,%rd2;\nadd.s64 %rd19,%rd18,%rd3;\n"
-"shl.b64 %rd20,%rd19,2;\nadd.s64 %rd21,%rd1,%rd20;\nld.global.f32 %f21,[%rd21];\n"
-"add.f32 %f27,%f27,%f21;\nadd.s64 %rd25,%rd25,1;\nadd.s32 %r23,%r23,-1;\nsetp.ne.s32 %p6,%r23,0;\n"
-"@%p6 bra $L__BB3_8;\nbra.uni $L__BB3_9;\n$L__BB3_2:\nmov.f32 %f27,0f00000000;\n$L__BB3_9:\n"
-"cvta.to.global.u64 %rd22,%rd12;\nmul.wide.s32 %rd23,%r1,4;\nadd.s64 %rd11,%rd22,%rd23;\n"
-"setp.eq.s32 %p7,%r13,0;\n@%p7 bra $L__BB3_11;\nld.global.f32 %f22,[%rd11];\n"
-"add.f32 %f27,%f27,%f22;\n$L__BB3_11:\nst.global.f32[%rd11],%f27;\n$L__BB3_12:\nret;\n}\n";
 static const char* const qlora__ptx_norm_75[] = {
+qlora__ptx_470,
+qlora__ptx_471,
+qlora__ptx_472,
+qlora__ptx_473,
+qlora__ptx_474,
+qlora__ptx_475,
+qlora__ptx_476,
 qlora__ptx_477,
 qlora__ptx_478,
 qlora__ptx_479,
@@ -23411,17 +23129,9 @@ qlora__ptx_487,
 qlora__ptx_488,
 qlora__ptx_489,
 qlora__ptx_490,
-qlora__ptx_491,
-qlora__ptx_492,
-qlora__ptx_493,
-qlora__ptx_494,
-qlora__ptx_495,
-qlora__ptx_496,
-qlora__ptx_497,
-qlora__ptx_498,
 0};
 
-static const char qlora__ptx_499[] =
+static const char qlora__ptx_491[] =
 ".visible .entry qlora_norm_rms_fwd_bf16(\n.param .u64 qlora_norm_rms_fwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_1,\n.param .u64 qlora_norm_rms_fwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_3,\n.param .u64 qlora_norm_rms_fwd_bf16_param_4,\n"
@@ -23476,7 +23186,7 @@ static const char qlora__ptx_499[] =
 "add.s64 %rd85,%rd3,%rd84;\nld.global.v4.u32{%r935,%r934,%r933,%r932},[%rd85];\n$L__BB0_10:\n"
 "setp.eq.s64 %p13,%rd6,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r909,%r908;\nmov.u32 %r910,%r908;\n"
 "mov.u32 %r911,%r908;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd86,%r1057,2;\n";
-static const char qlora__ptx_500[] =
+static const char qlora__ptx_492[] =
 "add.s64 %rd87,%rd5,%rd86;\nld.global.v4.u32{%r908,%r909,%r910,%r911},[%rd87];\n$L__BB0_12:\n"
 "add.s32 %r24,%r4,%r1057;\nsetp.le.s32 %p15,%r3,%r24;\nmov.u32 %r916,0;\nmov.u32 %r951,%r916;\n"
 "mov.u32 %r950,%r916;\nmov.u32 %r949,%r916;\nmov.u32 %r948,%r916;\n@%p15 bra $L__BB0_14;\n"
@@ -23527,7 +23237,7 @@ static const char qlora__ptx_500[] =
 "and.b32 %r940,%r951,-65536;\nshl.b32 %r939,%r950,16;\nand.b32 %r938,%r950,-65536;\n"
 "shl.b32 %r937,%r949,16;\nand.b32 %r936,%r949,-65536;\nshl.b32 %r942,%r948,16;\n"
 "and.b32 %r943,%r948,-65536;\n";
-static const char qlora__ptx_501[] =
+static const char qlora__ptx_493[] =
 "$L__BB0_23:\nmov.b32 %f130,%r941;\nfma.rn.f32 %f131,%f130,%f130,%f452;\nmov.b32 %f132,%r940;\n"
 "fma.rn.f32 %f133,%f132,%f132,%f131;\nmov.b32 %f134,%r939;\nfma.rn.f32 %f135,%f134,%f134,%f133;\n"
 "mov.b32 %f136,%r938;\nfma.rn.f32 %f137,%f136,%f136,%f135;\nmov.b32 %f138,%r937;\n"
@@ -23579,7 +23289,7 @@ static const char qlora__ptx_501[] =
 "setp.lt.s32 %p106,%r340,2;\n@%p106 bra $L__BB0_151;\nld.global.u16 %r754,[%rd24+2];\n"
 "shl.b32 %r1029,%r754,16;\n$L__BB0_151:\nsetp.lt.s32 %p107,%r340,3;\nmov.u32 %r1031,0;\n"
 "mov.u32 %r1030,%r1031;\n";
-static const char qlora__ptx_502[] =
+static const char qlora__ptx_494[] =
 "@%p107 bra $L__BB0_153;\nld.global.u16 %r756,[%rd24+4];\nshl.b32 %r1030,%r756,16;\n$L__BB0_153:\n"
 "setp.lt.s32 %p108,%r340,4;\n@%p108 bra $L__BB0_155;\nld.global.u16 %r758,[%rd24+6];\n"
 "shl.b32 %r1031,%r758,16;\n$L__BB0_155:\nsetp.lt.s32 %p109,%r340,5;\nmov.u32 %r1033,0;\n"
@@ -23630,7 +23340,7 @@ static const char qlora__ptx_502[] =
 "shl.b32 %r1051,%r796,16;\nand.b32 %r1050,%r796,-65536;\nshl.b32 %r1049,%r797,16;\n"
 "and.b32 %r1048,%r797,-65536;\nshl.b32 %r1054,%r798,16;\nand.b32 %r1055,%r798,-65536;\n"
 "shl.b64 %rd139,%rd23,1;\nadd.s64 %rd26,%rd7,%rd139;\n@%p105 bra $L__BB0_184;\n";
-static const char qlora__ptx_503[] =
+static const char qlora__ptx_495[] =
 "mov.b32 %f346,%r1053;\ncvt.rn.bf16.f32 %rs9,%f346;\nst.global.u16[%rd26],%rs9;\n$L__BB0_184:\n"
 "@%p106 bra $L__BB0_186;\nmov.b32 %f347,%r1052;\ncvt.rn.bf16.f32 %rs10,%f347;\n"
 "st.global.u16[%rd26+2],%rs10;\n$L__BB0_186:\n@%p107 bra $L__BB0_188;\nmov.b32 %f348,%r1051;\n"
@@ -23683,7 +23393,7 @@ static const char qlora__ptx_503[] =
 "rcp.rn.f32 %f15,%f207;\n@%p11 bra $L__BB0_74;\nsub.s32 %r180,%r3,%r1057;\n"
 "setp.gt.s32 %p48,%r180,7;\ncvt.s64.s32 %rd11,%r1057;\nmul.wide.s32 %rd115,%r1057,2;\n"
 "add.s64 %rd12,%rd1,%rd115;\nmul.wide.s32 %rd116,%r1057,4;\n";
-static const char qlora__ptx_504[] =
+static const char qlora__ptx_496[] =
 "add.s64 %rd13,%rd1,%rd116;\n@%p48 bra $L__BB0_70;\nbra.uni $L__BB0_41;\n$L__BB0_70:\n"
 "setp.eq.s32 %p64,%r439,0;\n@%p64 bra $L__BB0_72;\nld.global.v2.u32{%r612,%r613},[%rd12];\n"
 "shl.b32 %r985,%r612,16;\nand.b32 %r984,%r612,-65536;\nshl.b32 %r983,%r613,16;\n"
@@ -23735,7 +23445,7 @@ static const char qlora__ptx_504[] =
 "cvt.rn.bf16x2.f32 %r863,%f393,%f394;\nmov.b32 %f395,%r1061;\nmov.b32 %f396,%r1060;\n"
 "cvt.rn.bf16x2.f32 %r864,%f395,%f396;\nmov.b32 %f397,%r1063;\nmov.b32 %f398,%r1062;\n"
 "cvt.rn.bf16x2.f32 %r865,%f397,%f398;\nmov.b32 %f399,%r1065;\nmov.b32 %f400,%r1064;\n";
-static const char qlora__ptx_505[] =
+static const char qlora__ptx_497[] =
 "cvt.rn.bf16x2.f32 %r866,%f399,%f400;\nsetp.eq.s32 %p158,%r439,0;\n@%p158 bra $L__BB0_242;\n"
 "shl.b64 %rd141,%rd29,1;\nadd.s64 %rd31,%rd1,%rd141;\nmov.f32 %f481,0f00000000;\n"
 "mov.f32 %f482,%f481;\n@%p150 bra $L__BB0_228;\nld.global.u16 %r867,[%rd31];\n"
@@ -23787,7 +23497,7 @@ static const char qlora__ptx_505[] =
 "@%p155 bra $L__BB0_270;\nand.b32 %r900,%r885,-65536;\nmov.b32 %f446,%r900;\n"
 "cvt.rn.bf16.f32 %rs22,%f446;\nst.global.u16[%rd33+10],%rs22;\n$L__BB0_270:\n"
 "@%p156 bra $L__BB0_272;\nshl.b32 %r901,%r886,16;\nmov.b32 %f447,%r901;\n";
-static const char qlora__ptx_506[] =
+static const char qlora__ptx_498[] =
 "cvt.rn.bf16.f32 %rs23,%f447;\nst.global.u16[%rd33+12],%rs23;\n$L__BB0_272:\n"
 "@%p157 bra $L__BB0_274;\nand.b32 %r902,%r886,-65536;\nmov.b32 %f448,%r902;\n"
 "cvt.rn.bf16.f32 %rs24,%f448;\nst.global.u16[%rd33+14],%rs24;\n$L__BB0_274:\n"
@@ -23837,7 +23547,7 @@ static const char qlora__ptx_506[] =
 "mul.wide.s32 %rd123,%r24,4;\nadd.s64 %rd16,%rd1,%rd123;\n@%p66 bra $L__BB0_105;\n"
 "bra.uni $L__BB0_76;\n$L__BB0_105:\nsetp.eq.s32 %p82,%r439,0;\n@%p82 bra $L__BB0_107;\n"
 "ld.global.v2.u32{%r665,%r666},[%rd15];\nshl.b32 %r1005,%r665,16;\n";
-static const char qlora__ptx_507[] =
+static const char qlora__ptx_499[] =
 "and.b32 %r1004,%r665,-65536;\nshl.b32 %r1003,%r666,16;\nand.b32 %r1002,%r666,-65536;\n"
 "ld.global.v2.u32{%r669,%r670},[%rd15+8];\nshl.b32 %r1001,%r669,16;\n"
 "and.b32 %r1000,%r669,-65536;\nshl.b32 %r999,%r670,16;\nand.b32 %r998,%r670,-65536;\n"
@@ -23888,7 +23598,7 @@ static const char qlora__ptx_507[] =
 "ld.global.v4.u32{%r693,%r694,%r695,%r696},[%rd132];\nsub.s32 %r287,%r3,%r1006;\n"
 "setp.gt.s32 %p86,%r287,7;\nadd.s64 %rd21,%rd1,%rd131;\nmul.wide.s32 %rd133,%r1006,4;\n"
 "add.s64 %rd22,%rd1,%rd133;\n@%p86 bra $L__BB0_141;\nbra.uni $L__BB0_112;\n$L__BB0_141:\n";
-static const char qlora__ptx_508[] =
+static const char qlora__ptx_500[] =
 "setp.eq.s32 %p102,%r439,0;\n@%p102 bra $L__BB0_143;\nld.global.v2.u32{%r722,%r723},[%rd21];\n"
 "shl.b32 %r1026,%r722,16;\nand.b32 %r1025,%r722,-65536;\nshl.b32 %r1024,%r723,16;\n"
 "and.b32 %r1023,%r723,-65536;\nld.global.v2.u32{%r726,%r727},[%rd21+8];\n"
@@ -23939,11 +23649,11 @@ static const char qlora__ptx_508[] =
 "ret;\n$L__BB0_4:\nsetp.eq.s64 %p5,%rd36,0;\nmov.u16 %rs25,1;\n@%p5 bra $L__BB0_7;\n"
 "add.s64 %rd58,%rd36,%rd46;\nshl.b64 %rd59,%rd37,1;\nor.b64 %rd60,%rd59,%rd58;\n"
 "and.b64 %rd61,%rd60,15;\nsetp.ne.s64 %p6,%rd61,0;\n";
-static const char qlora__ptx_509[] =
+static const char qlora__ptx_501[] =
 "mov.u16 %rs25,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd63,%rd38,%rd46;\nshl.b64 %rd64,%rd39,1;\n"
 "or.b64 %rd65,%rd64,%rd63;\nand.b64 %rd66,%rd65,15;\nsetp.eq.s64 %p7,%rd66,0;\n"
 "selp.u16 %rs25,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_510[] =
+static const char qlora__ptx_502[] =
 ".visible .entry qlora_norm_rms_bwd_bf16(\n.param .u64 qlora_norm_rms_bwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_1,\n.param .u64 qlora_norm_rms_bwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_3,\n.param .u64 qlora_norm_rms_bwd_bf16_param_4,\n"
@@ -23999,7 +23709,7 @@ static const char qlora__ptx_510[] =
 "ld.global.v4.u32{%r1415,%r1416,%r1417,%r1418},[%rd89];\n$L__BB1_10:\nmov.u32 %r1420,%r1419;\n"
 "mov.u32 %r1421,%r1419;\nmov.u32 %r1422,%r1419;\n@%p11 bra $L__BB1_12;\n"
 "cvt.s64.s32 %rd90,%r1586;\n";
-static const char qlora__ptx_511[] =
+static const char qlora__ptx_503[] =
 "add.s64 %rd91,%rd6,%rd90;\nshl.b64 %rd92,%rd91,1;\nadd.s64 %rd93,%rd2,%rd92;\n"
 "ld.global.v4.u32{%r1419,%r1420,%r1421,%r1422},[%rd93];\n$L__BB1_12:\nsetp.eq.s64 %p14,%rd10,0;\n"
 "or.pred %p15,%p14,%p11;\nmov.u32 %r1427,0;\nmov.u32 %r1423,%r1427;\nmov.u32 %r1424,%r1427;\n"
@@ -24050,7 +23760,7 @@ static const char qlora__ptx_511[] =
 "add.s64 %rd218,%rd6,%rd29;\nshl.b64 %rd219,%rd218,1;\nadd.s64 %rd31,%rd2,%rd219;\n"
 "mov.u32 %r1577,0;\nmov.u32 %r1576,%r1577;\n@%p165 bra $L__BB1_267;\n"
 "ld.global.u16 %r1117,[%rd31];\nshl.b32 %r1576,%r1117,16;\n$L__BB1_267:\n";
-static const char qlora__ptx_512[] =
+static const char qlora__ptx_504[] =
 "@%p166 bra $L__BB1_269;\nld.global.u16 %r1119,[%rd31+2];\nshl.b32 %r1577,%r1119,16;\n"
 "$L__BB1_269:\nmov.u32 %r1579,0;\nmov.u32 %r1578,%r1579;\n@%p167 bra $L__BB1_271;\n"
 "ld.global.u16 %r1121,[%rd31+4];\nshl.b32 %r1578,%r1121,16;\n$L__BB1_271:\n"
@@ -24100,7 +23810,7 @@ static const char qlora__ptx_512[] =
 "fma.rn.f32 %f564,%f563,%f563,%f559;\nand.b32 %r1159,%r1133,-65536;\nmov.b32 %f565,%r1159;\n"
 "mul.f32 %f566,%f771,%f565;\nfma.rn.f32 %f567,%f566,%f563,%f562;\nshl.b32 %r1160,%r1114,16;\n"
 "mov.b32 %f568,%r1160;\n";
-static const char qlora__ptx_513[] =
+static const char qlora__ptx_505[] =
 "fma.rn.f32 %f569,%f568,%f568,%f564;\nshl.b32 %r1161,%r1134,16;\nmov.b32 %f570,%r1161;\n"
 "mul.f32 %f571,%f770,%f570;\nfma.rn.f32 %f572,%f571,%f568,%f567;\nand.b32 %r1162,%r1114,-65536;\n"
 "mov.b32 %f573,%r1162;\nfma.rn.f32 %f574,%f573,%f573,%f569;\nand.b32 %r1163,%r1134,-65536;\n"
@@ -24153,7 +23863,7 @@ static const char qlora__ptx_513[] =
 "add.f32 %f607,%f777,%f606;\nmov.b32 %r1205,%f607;\nmov.u32 %r1206,8;\n"
 "shfl.sync.bfly.b32 %r1207|%p213,%r1205,%r1206,%r1201,%r1203;\nmov.b32 %f608,%r1207;\n"
 "add.f32 %f609,%f607,%f608;\nmov.b32 %r1208,%f609;\n";
-static const char qlora__ptx_514[] =
+static const char qlora__ptx_506[] =
 "mov.u32 %r1209,4;\nshfl.sync.bfly.b32 %r1210|%p214,%r1208,%r1209,%r1201,%r1203;\n"
 "mov.b32 %f610,%r1210;\nadd.f32 %f611,%f609,%f610;\nmov.b32 %r1211,%f611;\nmov.u32 %r1212,2;\n"
 "shfl.sync.bfly.b32 %r1213|%p215,%r1211,%r1212,%r1201,%r1203;\nmov.b32 %f612,%r1213;\n"
@@ -24206,7 +23916,7 @@ static const char qlora__ptx_514[] =
 "ld.global.u16 %r1273,[%rd37+10];\nshl.b32 %r1600,%r1273,16;\n$L__BB1_358:\nmov.u32 %r1602,0;\n"
 "mov.u32 %r1601,%r1602;\n@%p236 bra $L__BB1_360;\nld.global.u16 %r1275,[%rd37+12];\n"
 "shl.b32 %r1601,%r1275,16;\n$L__BB1_360:\n@%p237 bra $L__BB1_362;\n";
-static const char qlora__ptx_515[] =
+static const char qlora__ptx_507[] =
 "ld.global.u16 %r1277,[%rd37+14];\nshl.b32 %r1602,%r1277,16;\n$L__BB1_362:\n"
 "mov.b32 %f639,%r1596;\nmov.b32 %f640,%r1595;\ncvt.rn.bf16x2.f32 %r1278,%f639,%f640;\n"
 "mov.b32 %f641,%r1598;\nmov.b32 %f642,%r1597;\ncvt.rn.bf16x2.f32 %r1279,%f641,%f642;\n"
@@ -24256,7 +23966,7 @@ static const char qlora__ptx_515[] =
 "@%p236 bra $L__BB1_411;\nld.global.f32 %f804,[%rd40+24];\n$L__BB1_411:\n@%p237 bra $L__BB1_413;\n"
 "ld.global.f32 %f805,[%rd40+28];\n$L__BB1_413:\nshl.b32 %r1326,%r1611,16;\n"
 "and.b32 %r1327,%r1611,-65536;\nshl.b32 %r1328,%r1612,16;\n";
-static const char qlora__ptx_516[] =
+static const char qlora__ptx_508[] =
 "and.b32 %r1329,%r1612,-65536;\nshl.b32 %r1330,%r1613,16;\nand.b32 %r1331,%r1613,-65536;\n"
 "shl.b32 %r1332,%r1614,16;\nand.b32 %r1333,%r1614,-65536;\nshl.b32 %r1334,%r1278,16;\n"
 "mov.b32 %f679,%r1334;\nmul.f32 %f680,%f798,%f679;\nshl.b32 %r1335,%r1258,16;\n"
@@ -24308,7 +24018,7 @@ static const char qlora__ptx_516[] =
 "setp.lt.s32 %p25,%r65,2;\n@%p25 bra $L__BB1_27;\nld.global.u16 %r597,[%rd13+2];\n"
 "shl.b32 %r1454,%r597,16;\n$L__BB1_27:\nsetp.lt.s32 %p26,%r65,3;\nmov.u32 %r1453,0;\n"
 "@%p26 bra $L__BB1_29;\nld.global.u16 %r599,[%rd13+4];\n";
-static const char qlora__ptx_517[] =
+static const char qlora__ptx_509[] =
 "shl.b32 %r1453,%r599,16;\n$L__BB1_29:\nmov.u32 %r1452,0;\nsetp.lt.s32 %p27,%r65,4;\n"
 "@%p27 bra $L__BB1_31;\nld.global.u16 %r601,[%rd13+6];\nshl.b32 %r1452,%r601,16;\n$L__BB1_31:\n"
 "setp.lt.s32 %p28,%r65,5;\nmov.u32 %r1451,0;\n@%p28 bra $L__BB1_33;\nshl.b64 %rd108,%rd12,1;\n"
@@ -24357,7 +24067,7 @@ static const char qlora__ptx_517[] =
 "mul.wide.s32 %rd118,%r32,4;\nadd.s64 %rd17,%rd1,%rd118;\n@%p16 bra $L__BB1_90;\n"
 "sub.s32 %r124,%r5,%r32;\nsetp.gt.s32 %p40,%r124,7;\n@%p40 bra $L__BB1_86;\nbra.uni $L__BB1_57;\n"
 "$L__BB1_86:\nsetp.eq.s32 %p56,%r537,0;\n@%p56 bra $L__BB1_88;\n";
-static const char qlora__ptx_518[] =
+static const char qlora__ptx_510[] =
 "ld.global.v2.u32{%r676,%r677},[%rd16];\nshl.b32 %r1475,%r676,16;\nand.b32 %r1474,%r676,-65536;\n"
 "shl.b32 %r1473,%r677,16;\nand.b32 %r1472,%r677,-65536;\n"
 "ld.global.v2.u32{%r680,%r681},[%rd16+8];\nshl.b32 %r1471,%r680,16;\n"
@@ -24408,7 +24118,7 @@ static const char qlora__ptx_518[] =
 "fma.rn.f32 %f219,%f218,%f218,%f213;\nshl.b32 %r705,%r1434,16;\nmov.b32 %f220,%r705;\n"
 "mov.b32 %f221,%r1477;\nmul.f32 %f222,%f220,%f221;\nfma.rn.f32 %f223,%f222,%f218,%f217;\n"
 "and.b32 %r706,%r1430,-65536;\nmov.b32 %f224,%r706;\n";
-static const char qlora__ptx_519[] =
+static const char qlora__ptx_511[] =
 "fma.rn.f32 %f743,%f224,%f224,%f219;\nand.b32 %r707,%r1434,-65536;\nmov.b32 %f225,%r707;\n"
 "mov.b32 %f226,%r1478;\nmul.f32 %f227,%f225,%f226;\nfma.rn.f32 %f742,%f227,%f224,%f223;\n"
 "$L__BB1_90:\nld.param.u32 %r1382,[qlora_norm_rms_bwd_bf16_param_14];\n"
@@ -24459,7 +24169,7 @@ static const char qlora__ptx_519[] =
 "and.b32 %r770,%r715,-65536;\nshl.b32 %r771,%r716,16;\nand.b32 %r772,%r716,-65536;\n"
 "shl.b32 %r773,%r717,16;\nand.b32 %r774,%r717,-65536;\nmov.b32 %f228,%r759;\n"
 "fma.rn.f32 %f229,%f228,%f228,%f743;\nmov.b32 %f230,%r767;\n";
-static const char qlora__ptx_520[] =
+static const char qlora__ptx_512[] =
 "mov.b32 %f231,%r1496;\nmul.f32 %f232,%f230,%f231;\nfma.rn.f32 %f233,%f232,%f228,%f742;\n"
 "mov.b32 %f234,%r760;\nfma.rn.f32 %f235,%f234,%f234,%f229;\nmov.b32 %f236,%r768;\n"
 "mov.b32 %f237,%r1495;\nmul.f32 %f238,%f236,%f237;\nfma.rn.f32 %f239,%f238,%f234,%f233;\n"
@@ -24513,7 +24223,7 @@ static const char qlora__ptx_520[] =
 "mov.u32 %r1390,%tid.x;\nshr.u32 %r806,%r1390,3;\nand.b32 %r807,%r806,536870908;\n"
 "mov.u32 %r808,_ZZ7rms_bwdI4bf16EvPKT_lS3_lPKviS3_lPS1_lPflifiE6shared;\n"
 "add.s32 %r809,%r808,%r807;\nst.shared.f32[%r809],%f15;\n";
-static const char qlora__ptx_521[] =
+static const char qlora__ptx_513[] =
 "st.shared.f32[%r809+128],%f16;\n$L__BB1_128:\nmov.u32 %r1388,%ntid.x;\nmov.u32 %r1387,%tid.x;\n"
 "and.b32 %r1386,%r1387,31;\nbar.sync 0;\nshr.u32 %r238,%r1388,5;\nsetp.ge.u32 %p88,%r1386,%r238;\n"
 "mov.f32 %f745,0f00000000;\nmov.f32 %f744,%f745;\n@%p88 bra $L__BB1_130;\nmov.u32 %r1389,%tid.x;\n"
@@ -24568,7 +24278,7 @@ static const char qlora__ptx_521[] =
 "add.s64 %rd147,%rd1,%rd146;\nld.global.u16 %r872,[%rd147+6];\nshl.b32 %r1515,%r872,16;\n"
 "$L__BB1_150:\nsetp.lt.s32 %p113,%r243,5;\nmov.u32 %r1519,0;\nmov.u32 %r1514,%r1519;\n"
 "@%p113 bra $L__BB1_152;\nshl.b64 %rd149,%rd12,1;\nadd.s64 %rd150,%rd1,%rd149;\n";
-static const char qlora__ptx_522[] =
+static const char qlora__ptx_514[] =
 "ld.global.u16 %r874,[%rd150+8];\nshl.b32 %r1514,%r874,16;\n$L__BB1_152:\n"
 "setp.lt.s32 %p114,%r243,6;\n@%p114 bra $L__BB1_154;\nshl.b64 %rd152,%rd12,1;\n"
 "add.s64 %rd153,%rd1,%rd152;\nld.global.u16 %r876,[%rd153+10];\nshl.b32 %r1519,%r876,16;\n"
@@ -24621,7 +24331,7 @@ static const char qlora__ptx_522[] =
 "cvta.to.global.u64 %rd160,%rd244;\nadd.s64 %rd161,%rd11,%rd12;\nshl.b64 %rd162,%rd161,1;\n"
 "add.s64 %rd163,%rd160,%rd162;\ncvt.rn.bf16x2.f32 %r908,%f324,%f325;\n"
 "cvt.rn.bf16x2.f32 %r907,%f322,%f323;\n";
-static const char qlora__ptx_523[] =
+static const char qlora__ptx_515[] =
 "cvt.rn.bf16x2.f32 %r906,%f320,%f321;\ncvt.rn.bf16x2.f32 %r909,%f326,%f327;\n"
 "st.global.v4.u32[%rd163],{%r906,%r907,%r908,%r909};\n$L__BB1_174:\n@%p16 bra $L__BB1_209;\n"
 "ld.param.u32 %r1377,[qlora_norm_rms_bwd_bf16_param_14];\nmul.lo.s32 %r1376,%r540,%r1377;\n"
@@ -24672,7 +24382,7 @@ static const char qlora__ptx_523[] =
 "mov.b32 %f400,%r1537;\nmul.f32 %f401,%f399,%f400;\nand.b32 %r983,%r1427,-65536;\n"
 "mov.b32 %f402,%r983;\nmul.f32 %f403,%f31,%f402;\nsub.f32 %f404,%f401,%f403;\n"
 "and.b32 %r984,%r1435,-65536;\nmov.b32 %f405,%r984;\nfma.rn.f32 %f384,%f806,%f404,%f405;\n";
-static const char qlora__ptx_524[] =
+static const char qlora__ptx_516[] =
 "shl.b32 %r985,%r1432,16;\nmov.b32 %f406,%r985;\nmov.b32 %f407,%r1536;\n"
 "mul.f32 %f408,%f406,%f407;\nshl.b32 %r986,%r1428,16;\nmov.b32 %f409,%r986;\n"
 "mul.f32 %f410,%f31,%f409;\nsub.f32 %f411,%f408,%f410;\nshl.b32 %r987,%r1436,16;\n"
@@ -24723,7 +24433,7 @@ static const char qlora__ptx_524[] =
 "shl.b32 %r1562,%r1029,16;\n$L__BB1_219:\nsetp.lt.s32 %p150,%r364,3;\nmov.u32 %r1560,0;\n"
 "mov.u32 %r1561,%r1560;\n@%p150 bra $L__BB1_221;\nld.global.u16 %r1031,[%rd27+4];\n"
 "shl.b32 %r1561,%r1031,16;\n$L__BB1_221:\nsetp.lt.s32 %p151,%r364,4;\n";
-static const char qlora__ptx_525[] =
+static const char qlora__ptx_517[] =
 "@%p151 bra $L__BB1_223;\nld.global.u16 %r1033,[%rd27+6];\nshl.b32 %r1560,%r1033,16;\n"
 "$L__BB1_223:\nsetp.lt.s32 %p152,%r364,5;\nmov.u32 %r1564,0;\nmov.u32 %r1559,%r1564;\n"
 "@%p152 bra $L__BB1_225;\nld.global.u16 %r1035,[%rd27+8];\nshl.b32 %r1559,%r1035,16;\n"
@@ -24775,7 +24485,7 @@ static const char qlora__ptx_525[] =
 "mul.f32 %f507,%f505,%f506;\nand.b32 %r1094,%r1015,-65536;\nmov.b32 %f508,%r1094;\n"
 "mul.f32 %f509,%f31,%f508;\nsub.f32 %f510,%f507,%f509;\nmov.b32 %f511,%r1078;\n"
 "fma.rn.f32 %f454,%f806,%f510,%f511;\nadd.s64 %rd213,%rd11,%rd26;\nshl.b64 %rd214,%rd213,1;\n";
-static const char qlora__ptx_526[] =
+static const char qlora__ptx_518[] =
 "add.s64 %rd215,%rd22,%rd214;\ncvt.rn.bf16x2.f32 %r1067,%f448,%f449;\n"
 "cvt.rn.bf16x2.f32 %r1068,%f450,%f451;\ncvt.rn.bf16x2.f32 %r1069,%f452,%f453;\n"
 "cvt.rn.bf16x2.f32 %r1070,%f454,%f455;\nst.global.v4.u32[%rd215],{%r1067,%r1068,%r1069,%r1070};\n"
@@ -24790,7 +24500,7 @@ static const char qlora__ptx_526[] =
 "mov.u32 %r1359,%nctaid.y;\ncvt.u64.u32 %rd231,%r1359;\nmul.lo.s64 %rd232,%rd4,%rd231;\n"
 "add.s64 %rd234,%rd232,%rd241;\ncvta.to.global.u64 %rd235,%rd240;\nshl.b64 %rd236,%rd234,2;\n"
 "add.s64 %rd237,%rd235,%rd236;\nst.global.f32[%rd237],%f806;\n$L__BB1_432:\nret;\n}\n";
-static const char qlora__ptx_527[] =
+static const char qlora__ptx_519[] =
 ".visible .entry qlora_norm_rms_dw_bf16(\n.param .u64 qlora_norm_rms_dw_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_1,\n.param .u64 qlora_norm_rms_dw_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_3,\n.param .u64 qlora_norm_rms_dw_bf16_param_4,\n"
@@ -24844,7 +24554,7 @@ static const char qlora__ptx_527[] =
 "add.s32 %r66,%r66,-4;\nsetp.ne.s32 %p5,%r66,0;\n@%p5 bra $L__BB2_6;\n$L__BB2_7:\n"
 "setp.eq.s32 %p6,%r5,0;\n@%p6 bra $L__BB2_11;\nsetp.eq.s32 %p7,%r5,1;\ncvt.s64.s32 %rd61,%r67;\n"
 "mul.lo.s64 %rd62,%rd61,%rd9;\n";
-static const char qlora__ptx_528[] =
+static const char qlora__ptx_520[] =
 "add.s64 %rd63,%rd62,%rd10;\nadd.s64 %rd64,%rd63,%rd19;\nshl.b64 %rd65,%rd64,1;\n"
 "add.s64 %rd66,%rd3,%rd65;\nld.global.u16 %r35,[%rd66];\nshl.b32 %r36,%r35,16;\n"
 "mov.b32 %f35,%r36;\nadd.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,1;\n"
@@ -24881,6 +24591,14 @@ static const char qlora__ptx_528[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_bf16_80[] = {
+qlora__ptx_491,
+qlora__ptx_492,
+qlora__ptx_493,
+qlora__ptx_494,
+qlora__ptx_495,
+qlora__ptx_496,
+qlora__ptx_497,
+qlora__ptx_498,
 qlora__ptx_499,
 qlora__ptx_500,
 qlora__ptx_501,
@@ -24903,17 +24621,9 @@ qlora__ptx_517,
 qlora__ptx_518,
 qlora__ptx_519,
 qlora__ptx_520,
-qlora__ptx_521,
-qlora__ptx_522,
-qlora__ptx_523,
-qlora__ptx_524,
-qlora__ptx_525,
-qlora__ptx_526,
-qlora__ptx_527,
-qlora__ptx_528,
 0};
 
-static const char qlora__ptx_529[] =
+static const char qlora__ptx_521[] =
 ".visible .entry qlora_optim_advance(\n.param .u64 qlora_optim_advance_param_0,\n"
 ".param .u64 qlora_optim_advance_param_1\n)\n{\n.reg .pred %p<13>;\n.reg .f32 %f<9>;\n"
 ".reg .b32 %r<5>;\n.reg .f64 %fd<35>;\n.reg .b64 %rd<20>;\n"
@@ -24943,7 +24653,7 @@ static const char qlora__ptx_529[] =
 "$L__BB0_9:\nmov.f64 %fd26,0d3FF0000000000000;\nsub.f64 %fd27,%fd26,%fd34;\n"
 "sqrt.rn.f64 %fd28,%fd27;\nld.global.f64 %fd29,[%rd1+-16];\ncvt.rn.f32.f64 %f7,%fd28;\n"
 "cvt.rn.f32.f64 %f8,%fd29;\nst.global.v2.f32[%rd1+40],{%f7,%f8};\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_530[] =
+static const char qlora__ptx_522[] =
 ".visible .entry qlora_optim_adamw_f32(\n.param .u64 qlora_optim_adamw_f32_param_0,\n"
 ".param .u64 qlora_optim_adamw_f32_param_1,\n.param .u64 qlora_optim_adamw_f32_param_2,\n"
 ".param .u64 qlora_optim_adamw_f32_param_3,\n.param .u64 qlora_optim_adamw_f32_param_4,\n"
@@ -24997,7 +24707,7 @@ static const char qlora__ptx_530[] =
 "setp.lt.s64 %p25,%rd220,1;\nmov.u32 %r183,0;\nmov.u32 %r182,%r183;\n@%p25 bra $L__BB1_26;\n"
 "cvta.to.global.u64 %rd59,%rd18;\nadd.s64 %rd62,%rd59,%rd57;\nadd.s64 %rd63,%rd62,%rd219;\n"
 "ld.global.u32 %r182,[%rd63];\n$L__BB1_26:\nsetp.lt.s64 %p26,%rd220,2;\n";
-static const char qlora__ptx_531[] =
+static const char qlora__ptx_523[] =
 "@%p26 bra $L__BB1_28;\ncvta.to.global.u64 %rd64,%rd18;\nadd.s64 %rd67,%rd64,%rd57;\n"
 "add.s64 %rd68,%rd67,%rd219;\nld.global.u32 %r183,[%rd68+4];\n$L__BB1_28:\n"
 "setp.lt.s64 %p27,%rd220,3;\nmov.u32 %r185,0;\nmov.u32 %r184,%r185;\n@%p27 bra $L__BB1_30;\n"
@@ -25046,7 +24756,7 @@ static const char qlora__ptx_531[] =
 "fma.rn.f32 %f16,%f31,%f60,%f59;\nmov.b32 %f61,%r207;\nmul.f32 %f62,%f30,%f61;\n"
 "mul.f32 %f63,%f32,%f55;\nfma.rn.f32 %f17,%f55,%f63,%f62;\nsqrt.rn.f32 %f64,%f17;\n"
 "div.rn.f32 %f65,%f64,%f34;\nadd.f32 %f66,%f35,%f65;\n";
-static const char qlora__ptx_532[] =
+static const char qlora__ptx_524[] =
 "div.rn.f32 %f67,%f16,%f66;\nmul.f32 %f68,%f33,%f67;\nsub.f32 %f18,%f58,%f68;\n"
 "mov.b32 %f69,%r192;\nmul.f32 %f70,%f99,%f69;\nmov.b32 %f71,%r184;\nmul.f32 %f72,%f12,%f71;\n"
 "sub.f32 %f73,%f71,%f72;\nmov.b32 %f74,%r200;\nsub.f32 %f75,%f70,%f74;\n"
@@ -25095,7 +24805,7 @@ static const char qlora__ptx_532[] =
 "cvta.to.global.u64 %rd194,%rd21;\nadd.s64 %rd197,%rd194,%rd57;\nadd.s64 %rd198,%rd197,%rd219;\n"
 "st.global.f32[%rd198+8],%f20;\n$L__BB1_90:\nsetp.lt.s64 %p64,%rd220,4;\n@%p64 bra $L__BB1_93;\n"
 "cvta.to.global.u64 %rd199,%rd21;\nadd.s64 %rd202,%rd199,%rd57;\n";
-static const char qlora__ptx_533[] =
+static const char qlora__ptx_525[] =
 "add.s64 %rd203,%rd202,%rd219;\nst.global.f32[%rd203+12],%f23;\n$L__BB1_93:\n"
 "@%p24 bra $L__BB1_102;\nbra.uni $L__BB1_94;\n$L__BB1_102:\nmov.u32 %r174,0;\n"
 "st.global.v4.u32[%rd12],{%r174,%r174,%r174,%r174};\nbra.uni $L__BB1_103;\n$L__BB1_94:\n"
@@ -25119,7 +24829,7 @@ static const char qlora__ptx_533[] =
 "@%p78 bra $L__BB1_12;\n$L__BB1_112:\nld.param.u64 %rd216,[qlora_optim_adamw_f32_param_6];\n"
 "mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd215,%r177;\nadd.s64 %rd218,%rd218,%rd215;\n"
 "setp.lt.s64 %p79,%rd218,%rd216;\n@%p79 bra $L__BB1_4;\n$L__BB1_113:\nret;\n}\n";
-static const char qlora__ptx_534[] =
+static const char qlora__ptx_526[] =
 ".visible .entry qlora_optim_adamw_bf16(\n.param .u64 qlora_optim_adamw_bf16_param_0,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_1,\n.param .u64 qlora_optim_adamw_bf16_param_2,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_3,\n.param .u64 qlora_optim_adamw_bf16_param_4,\n"
@@ -25172,7 +24882,7 @@ static const char qlora__ptx_534[] =
 "mov.u32 %r96,0;\nst.global.u32[%rd18+8],%r96;\n$L__BB2_19:\nsetp.lt.s64 %p20,%rd110,4;\n"
 "@%p20 bra $L__BB2_110;\nmov.u32 %r97,0;\nst.global.u32[%rd18+12],%r97;\nbra.uni $L__BB2_110;\n"
 "$L__BB2_23:\nsetp.lt.s64 %p23,%rd110,1;\nmov.u32 %r213,0;\n";
-static const char qlora__ptx_535[] =
+static const char qlora__ptx_527[] =
 "mov.u32 %r212,%r213;\n@%p23 bra $L__BB2_25;\nadd.s64 %rd72,%rd9,%rd108;\n"
 "ld.global.u32 %r212,[%rd72];\n$L__BB2_25:\nsetp.lt.s64 %p24,%rd110,2;\n@%p24 bra $L__BB2_27;\n"
 "add.s64 %rd73,%rd9,%rd108;\nld.global.u32 %r213,[%rd73+4];\n$L__BB2_27:\n"
@@ -25223,7 +24933,7 @@ static const char qlora__ptx_535[] =
 "div.rn.f32 %f78,%f19,%f77;\nmul.f32 %f79,%f29,%f78;\nsub.f32 %f21,%f69,%f79;\n"
 "mov.b32 %f80,%r223;\nmul.f32 %f81,%f99,%f80;\nmov.b32 %f82,%r215;\nmul.f32 %f83,%f12,%f82;\n"
 "sub.f32 %f84,%f82,%f83;\nmov.b32 %f85,%r231;\nsub.f32 %f86,%f81,%f85;\n";
-static const char qlora__ptx_536[] =
+static const char qlora__ptx_528[] =
 "fma.rn.f32 %f22,%f27,%f86,%f85;\nmov.b32 %f87,%r239;\nmul.f32 %f88,%f26,%f87;\n"
 "mul.f32 %f89,%f28,%f81;\nfma.rn.f32 %f23,%f81,%f89,%f88;\nsqrt.rn.f32 %f90,%f23;\n"
 "div.rn.f32 %f91,%f90,%f30;\nadd.f32 %f92,%f31,%f91;\ndiv.rn.f32 %f93,%f22,%f92;\n"
@@ -25273,7 +24983,7 @@ static const char qlora__ptx_536[] =
 "selp.b32 %r189,2147418112,%r187,%p81;\nor.b32 %r190,%r189,%r182;\nshr.u32 %r191,%r85,16;\n"
 "and.b32 %r192,%r191,1;\nadd.s32 %r193,%r85,%r192;\nadd.s32 %r194,%r193,32767;\n"
 "shr.u32 %r195,%r194,16;\nand.b32 %r196,%r85,2147483647;\nsetp.gt.u32 %p82,%r196,2139095040;\n";
-static const char qlora__ptx_537[] =
+static const char qlora__ptx_529[] =
 "selp.b32 %r197,32767,%r195,%p82;\nshr.u32 %r198,%r86,16;\nand.b32 %r199,%r198,1;\n"
 "add.s32 %r200,%r86,%r199;\nadd.s32 %r201,%r200,32767;\nand.b32 %r202,%r201,-65536;\n"
 "and.b32 %r203,%r86,2147483647;\nsetp.gt.u32 %p83,%r203,2139095040;\n"
@@ -25301,7 +25011,7 @@ static const char qlora__ptx_537[] =
 "$L__BB2_111:\nld.param.u64 %rd106,[qlora_optim_adamw_bf16_param_6];\nmov.u32 %r207,%nctaid.y;\n"
 "cvt.u64.u32 %rd105,%r207;\nadd.s64 %rd107,%rd107,%rd105;\nsetp.lt.s64 %p85,%rd107,%rd106;\n"
 "@%p85 bra $L__BB2_4;\n$L__BB2_112:\nret;\n}\n";
-static const char qlora__ptx_538[] =
+static const char qlora__ptx_530[] =
 ".visible .entry qlora_optim_shadow_f32(\n.param .u64 qlora_optim_shadow_f32_param_0,\n"
 ".param .u64 qlora_optim_shadow_f32_param_1,\n.param .u64 qlora_optim_shadow_f32_param_2,\n"
 ".param .u64 qlora_optim_shadow_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<5>;\n"
@@ -25323,7 +25033,7 @@ static const char qlora__ptx_538[] =
 "add.s64 %rd32,%rd32,%rd4;\nadd.s64 %rd34,%rd34,%rd3;\nsetp.lt.s64 %p3,%rd34,%rd7;\n"
 "@%p3 bra $L__BB3_4;\n$L__BB3_5:\ncvt.u64.u32 %rd30,%r5;\nadd.s64 %rd31,%rd31,%rd30;\n"
 "setp.lt.s64 %p4,%rd31,%rd20;\n@%p4 bra $L__BB3_2;\n$L__BB3_6:\nret;\n}\n";
-static const char qlora__ptx_539[] =
+static const char qlora__ptx_531[] =
 ".visible .entry qlora_optim_shadow_bf16(\n.param .u64 qlora_optim_shadow_bf16_param_0,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_1,\n.param .u64 qlora_optim_shadow_bf16_param_2,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<6>;\n"
@@ -25350,20 +25060,20 @@ static const char qlora__ptx_539[] =
 "add.s64 %rd36,%rd36,%rd35;\nsetp.lt.s64 %p5,%rd36,%rd21;\n@%p5 bra $L__BB4_2;\n$L__BB4_6:\nret;\n"
 "}\n";
 static const char* const qlora__ptx_optim_75[] = {
+qlora__ptx_521,
+qlora__ptx_522,
+qlora__ptx_523,
+qlora__ptx_524,
+qlora__ptx_525,
+qlora__ptx_526,
+qlora__ptx_527,
+qlora__ptx_528,
 qlora__ptx_529,
 qlora__ptx_530,
 qlora__ptx_531,
-qlora__ptx_532,
-qlora__ptx_533,
-qlora__ptx_534,
-qlora__ptx_535,
-qlora__ptx_536,
-qlora__ptx_537,
-qlora__ptx_538,
-qlora__ptx_539,
 0};
 
-static const char qlora__ptx_540[] =
+static const char qlora__ptx_532[] =
 ".visible .entry qlora_random_normal_f32(\n.param .u64 qlora_random_normal_f32_param_0,\n"
 ".param .u64 qlora_random_normal_f32_param_1,\n.param .u32 qlora_random_normal_f32_param_2,\n"
 ".param .u32 qlora_random_normal_f32_param_3,\n.param .u32 qlora_random_normal_f32_param_4,\n"
@@ -25418,7 +25128,7 @@ static const char qlora__ptx_540[] =
 "add.s32 %r83,%r3,534103459;\nxor.b32 %r84,%r83,%r76;\nxor.b32 %r85,%r84,%r82;\n"
 "cvt.u32.u64 %r86,%rd40;\nmul.wide.u32 %rd44,%r80,-766435501;\n"
 "mul.wide.u32 %rd45,%r85,-845247145;\nshr.u64 %rd46,%rd45,32;\ncvt.u32.u64 %r87,%rd46;\n";
-static const char qlora__ptx_541[] =
+static const char qlora__ptx_533[] =
 "add.s32 %r88,%r2,-239350328;\nxor.b32 %r89,%r88,%r81;\nxor.b32 %r90,%r89,%r87;\n"
 "cvt.u32.u64 %r91,%rd45;\nshr.u64 %rd47,%rd44,32;\ncvt.u32.u64 %r92,%rd47;\n"
 "add.s32 %r93,%r3,-616729560;\nxor.b32 %r94,%r93,%r86;\nxor.b32 %r95,%r94,%r92;\n"
@@ -25470,7 +25180,7 @@ static const char qlora__ptx_541[] =
 "add.s32 %r191,%r189,%r190;\nadd.s32 %r192,%r191,%r178;\nadd.s32 %r193,%r192,-393210;\n"
 "and.b32 %r194,%r186,65535;\nshr.u32 %r195,%r186,16;\nadd.s32 %r196,%r194,%r195;\n"
 "and.b32 %r197,%r188,65535;\nshr.u32 %r198,%r188,16;\n";
-static const char qlora__ptx_542[] =
+static const char qlora__ptx_534[] =
 "add.s32 %r199,%r197,%r198;\nadd.s32 %r200,%r199,%r196;\nxor.b32 %r201,%r15,2;\n"
 "mul.wide.u32 %rd84,%r201,-845247145;\nshr.u64 %rd85,%rd84,32;\ncvt.u32.u64 %r202,%rd85;\n"
 "xor.b32 %r203,%r19,%r202;\ncvt.u32.u64 %r204,%rd84;\nmul.wide.u32 %rd86,%r203,-766435501;\n"
@@ -25515,7 +25225,7 @@ static const char qlora__ptx_542[] =
 "setp.ge.s64 %p2,%rd119,%rd3;\n@%p2 bra $L__BB0_3;\ncvt.rn.f32.s32 %f4,%r1;\n"
 "mul.f32 %f5,%f4,%f1;\nshl.b64 %rd124,%rd6,3;\nadd.s64 %rd125,%rd116,%rd124;\n"
 "st.global.f32[%rd125+4],%f5;\n$L__BB0_3:\nret;\n}\n";
-static const char qlora__ptx_543[] =
+static const char qlora__ptx_535[] =
 ".visible .entry qlora_random_normal_bf16(\n.param .u64 qlora_random_normal_bf16_param_0,\n"
 ".param .u64 qlora_random_normal_bf16_param_1,\n.param .u32 qlora_random_normal_bf16_param_2,\n"
 ".param .u32 qlora_random_normal_bf16_param_3,\n.param .u32 qlora_random_normal_bf16_param_4,\n"
@@ -25570,7 +25280,7 @@ static const char qlora__ptx_543[] =
 "xor.b32 %r82,%r81,%r74;\nxor.b32 %r83,%r82,%r80;\ncvt.u32.u64 %r84,%rd38;\n"
 "mul.wide.u32 %rd42,%r78,-766435501;\nmul.wide.u32 %rd43,%r83,-845247145;\n"
 "shr.u64 %rd44,%rd43,32;\ncvt.u32.u64 %r85,%rd44;\n";
-static const char qlora__ptx_544[] =
+static const char qlora__ptx_536[] =
 "add.s32 %r86,%r2,-239350328;\nxor.b32 %r87,%r86,%r79;\nxor.b32 %r88,%r87,%r85;\n"
 "cvt.u32.u64 %r89,%rd43;\nshr.u64 %rd45,%rd42,32;\ncvt.u32.u64 %r90,%rd45;\n"
 "add.s32 %r91,%r3,-616729560;\nxor.b32 %r92,%r91,%r84;\nxor.b32 %r93,%r92,%r90;\n"
@@ -25622,7 +25332,7 @@ static const char qlora__ptx_544[] =
 "add.s32 %r189,%r187,%r188;\nadd.s32 %r190,%r189,%r176;\nadd.s32 %r191,%r190,-393210;\n"
 "and.b32 %r192,%r184,65535;\nshr.u32 %r193,%r184,16;\nadd.s32 %r194,%r192,%r193;\n"
 "and.b32 %r195,%r186,65535;\nshr.u32 %r196,%r186,16;\n";
-static const char qlora__ptx_545[] =
+static const char qlora__ptx_537[] =
 "add.s32 %r197,%r195,%r196;\nadd.s32 %r198,%r197,%r194;\nxor.b32 %r199,%r13,2;\n"
 "mul.wide.u32 %rd82,%r199,-845247145;\nshr.u64 %rd83,%rd82,32;\ncvt.u32.u64 %r200,%rd83;\n"
 "xor.b32 %r201,%r17,%r200;\ncvt.u32.u64 %r202,%rd82;\nmul.wide.u32 %rd84,%r201,-766435501;\n"
@@ -25673,15 +25383,15 @@ static const char qlora__ptx_545[] =
 "and.b32 %r292,%r286,2147483647;\nsetp.gt.u32 %p4,%r292,2139095040;\n"
 "selp.b32 %r293,32767,%r291,%p4;\nst.global.u16[%rd3+2],%r293;\n$L__BB1_3:\nret;\n}\n";
 static const char* const qlora__ptx_random_75[] = {
-qlora__ptx_540,
-qlora__ptx_541,
-qlora__ptx_542,
-qlora__ptx_543,
-qlora__ptx_544,
-qlora__ptx_545,
+qlora__ptx_532,
+qlora__ptx_533,
+qlora__ptx_534,
+qlora__ptx_535,
+qlora__ptx_536,
+qlora__ptx_537,
 0};
 
-static const char qlora__ptx_546[] =
+static const char qlora__ptx_538[] =
 ".visible .entry qlora_rope_f32(\n.param .u64 qlora_rope_f32_param_0,\n"
 ".param .u64 qlora_rope_f32_param_1,\n.param .u64 qlora_rope_f32_param_2,\n"
 ".param .u64 qlora_rope_f32_param_3,\n.param .u64 qlora_rope_f32_param_4,\n"
@@ -25732,7 +25442,7 @@ static const char qlora__ptx_546[] =
 "$L__BB0_35:\nadd.s32 %r328,%r6,2;\nsetp.eq.s32 %p29,%r81,2;\n@%p29 bra $L__BB0_40;\n"
 "ld.global.f32 %f220,[%rd5+8];\nld.global.f32 %f221,[%rd3+8];\nadd.f32 %f387,%f221,%f220;\n"
 "ld.global.f32 %f222,[%rd12+8];\n";
-static const char qlora__ptx_547[] =
+static const char qlora__ptx_539[] =
 "ld.global.f32 %f223,[%rd10+8];\nadd.f32 %f386,%f223,%f222;\n@%p24 bra $L__BB0_38;\n"
 "ld.global.f32 %f224,[%rd11+8];\nmul.f32 %f225,%f224,%f128;\nmul.rn.f32 %f226,%f386,%f225;\n"
 "neg.f32 %f227,%f226;\nld.global.f32 %f228,[%rd6+8];\nfma.rn.f32 %f16,%f387,%f228,%f227;\n"
@@ -25783,7 +25493,7 @@ static const char qlora__ptx_547[] =
 "@%p44 bra $L__BB0_73;\nsetp.ge.u32 %p45,%r5,%r109;\nld.global.f32 %f396,[%rd10];\n"
 "ld.global.f32 %f397,[%rd3];\n@%p45 bra $L__BB0_61;\nld.global.f32 %f270,[%rd6];\n"
 "ld.global.f32 %f271,[%rd11];\n";
-static const char qlora__ptx_548[] =
+static const char qlora__ptx_540[] =
 "mul.f32 %f272,%f271,%f128;\nmul.rn.f32 %f273,%f396,%f272;\nneg.f32 %f274,%f273;\n"
 "fma.rn.f32 %f46,%f397,%f270,%f274;\nmul.rn.f32 %f275,%f397,%f272;\n"
 "fma.rn.f32 %f396,%f396,%f270,%f275;\nmov.f32 %f397,%f46;\n$L__BB0_61:\n@%p17 bra $L__BB0_63;\n"
@@ -25834,7 +25544,7 @@ static const char qlora__ptx_548[] =
 "$L__BB0_89:\n@%p17 bra $L__BB0_91;\nst.global.f32[%rd29+12],%f409;\n"
 "st.global.f32[%rd30+12],%f408;\n$L__BB0_91:\ncvt.u32.u64 %r224,%rd28;\nadd.s32 %r225,%r224,3;\n"
 "add.s32 %r330,%r224,4;\nsetp.lt.s32 %p62,%r225,%r94;\nsetp.lt.s32 %p63,%r330,%r110;\n";
-static const char qlora__ptx_549[] =
+static const char qlora__ptx_541[] =
 "and.pred %p64,%p62,%p63;\n@%p64 bra $L__BB0_75;\nbra.uni $L__BB0_125;\n$L__BB0_9:\n"
 "mov.u32 %r300,%ctaid.x;\nadd.s32 %r299,%r110,3;\nshr.u32 %r298,%r299,2;\n"
 "ld.param.u64 %rd145,[qlora_rope_f32_param_1];\ndiv.u32 %r5,%r303,%r298;\n"
@@ -25887,7 +25597,7 @@ static const char qlora__ptx_549[] =
 "shl.b32 %r235,%r234,16;\nmov.b32 %f332,%r235;\nld.global.f32 %f333,[%rd3+8];\n"
 "add.f32 %f415,%f333,%f332;\nld.global.u16 %r236,[%rd33+4];\nshl.b32 %r237,%r236,16;\n"
 "mov.b32 %f334,%r237;\nld.global.f32 %f335,[%rd10+8];\n";
-static const char qlora__ptx_550[] =
+static const char qlora__ptx_542[] =
 "add.f32 %f414,%f335,%f334;\n@%p66 bra $L__BB0_105;\nld.global.f32 %f336,[%rd11+8];\n"
 "mul.f32 %f337,%f336,%f128;\nmul.rn.f32 %f338,%f414,%f337;\nneg.f32 %f339,%f338;\n"
 "ld.global.f32 %f340,[%rd6+8];\nfma.rn.f32 %f100,%f415,%f340,%f339;\n"
@@ -25938,7 +25648,7 @@ static const char qlora__ptx_550[] =
 "add.s32 %r332,%r286,4;\nshl.b32 %r292,%r121,2;\nor.b32 %r293,%r292,3;\n"
 "setp.lt.s32 %p83,%r287,%r293;\nsetp.lt.s32 %p84,%r332,%r110;\nand.pred %p85,%p83,%p84;\n"
 "@%p85 bra $L__BB0_108;\nbra.uni $L__BB0_125;\n$L__BB0_13:\n";
-static const char qlora__ptx_551[] =
+static const char qlora__ptx_543[] =
 "ld.global.v4.u32{%r307,%r306,%r305,%r304},[%rd5];\n$L__BB0_14:\nmov.b32 %f129,%r323;\n"
 "mov.b32 %f130,%r307;\nadd.f32 %f131,%f130,%f129;\nmov.b32 %r323,%f131;\nmov.b32 %f132,%r322;\n"
 "mov.b32 %f133,%r306;\nadd.f32 %f134,%f133,%f132;\nmov.b32 %r322,%f134;\nmov.b32 %f135,%r321;\n"
@@ -25974,15 +25684,15 @@ static const char qlora__ptx_551[] =
 "add.s32 %r303,%r303,%r294;\nsetp.lt.u32 %p86,%r303,%r116;\nadd.s32 %r302,%r302,1;\n"
 "@%p86 bra $L__BB0_9;\n$L__BB0_126:\nret;\n}\n";
 static const char* const qlora__ptx_rope_75[] = {
-qlora__ptx_546,
-qlora__ptx_547,
-qlora__ptx_548,
-qlora__ptx_549,
-qlora__ptx_550,
-qlora__ptx_551,
+qlora__ptx_538,
+qlora__ptx_539,
+qlora__ptx_540,
+qlora__ptx_541,
+qlora__ptx_542,
+qlora__ptx_543,
 0};
 
-static const char qlora__ptx_552[] =
+static const char qlora__ptx_544[] =
 ".visible .entry qlora_rope_bf16(\n.param .u64 qlora_rope_bf16_param_0,\n"
 ".param .u64 qlora_rope_bf16_param_1,\n.param .u64 qlora_rope_bf16_param_2,\n"
 ".param .u64 qlora_rope_bf16_param_3,\n.param .u64 qlora_rope_bf16_param_4,\n"
@@ -26033,7 +25743,7 @@ static const char qlora__ptx_552[] =
 "mov.b32 %f276,%r285;\nld.global.u16 %r286,[%rd11+2];\nshl.b32 %r287,%r286,16;\n"
 "mov.b32 %f277,%r287;\nld.global.f32 %f278,[%rd119+4];\nadd.f32 %f443,%f278,%f276;\n"
 "ld.global.f32 %f279,[%rd175+4];\nadd.f32 %f442,%f279,%f277;\n@%p81 bra $L__BB0_33;\n";
-static const char qlora__ptx_553[] =
+static const char qlora__ptx_545[] =
 "ld.global.f32 %f280,[%rd13+4];\nmul.f32 %f281,%f280,%f104;\nmul.rn.f32 %f282,%f442,%f281;\n"
 "neg.f32 %f283,%f282;\nld.global.f32 %f284,[%rd6+4];\nfma.rn.f32 %f10,%f443,%f284,%f283;\n"
 "mul.rn.f32 %f285,%f443,%f281;\nfma.rn.f32 %f442,%f442,%f284,%f285;\nmov.f32 %f443,%f10;\n"
@@ -26083,7 +25793,7 @@ static const char qlora__ptx_553[] =
 "ld.global.f32 %f332,[%rd23+8];\nfma.rn.f32 %f34,%f451,%f332,%f331;\n"
 "mul.rn.f32 %f333,%f451,%f329;\nfma.rn.f32 %f450,%f450,%f332,%f333;\nmov.f32 %f451,%f34;\n"
 "$L__BB0_52:\n@%p17 bra $L__BB0_54;\ncvt.rn.bf16.f32 %rs16,%f451;\nst.global.u16[%rd19+4],%rs16;\n";
-static const char qlora__ptx_554[] =
+static const char qlora__ptx_546[] =
 "cvt.rn.bf16.f32 %rs17,%f450;\nst.global.u16[%rd20+4],%rs17;\n$L__BB0_54:\n"
 "ld.global.u16 %r312,[%rd19+6];\nshl.b32 %r313,%r312,16;\nmov.b32 %f336,%r313;\n"
 "ld.global.u16 %r314,[%rd20+6];\nshl.b32 %r315,%r314,16;\nmov.b32 %f337,%r315;\n"
@@ -26135,7 +25845,7 @@ static const char qlora__ptx_554[] =
 "mul.f32 %f374,%f373,%f104;\nmul.rn.f32 %f375,%f460,%f374;\nneg.f32 %f376,%f375;\n"
 "fma.rn.f32 %f64,%f461,%f372,%f376;\nmul.rn.f32 %f377,%f461,%f374;\n"
 "fma.rn.f32 %f460,%f460,%f372,%f377;\nmov.f32 %f461,%f64;\n";
-static const char qlora__ptx_555[] =
+static const char qlora__ptx_547[] =
 "$L__BB0_78:\n@%p17 bra $L__BB0_80;\ncvt.rn.bf16.f32 %rs26,%f461;\nst.global.u16[%rd28],%rs26;\n"
 "cvt.rn.bf16.f32 %rs27,%f460;\nst.global.u16[%rd29],%rs27;\n$L__BB0_80:\n"
 "ld.global.u16 %r336,[%rd29+2];\nshl.b32 %r337,%r336,16;\nmov.b32 %f462,%r337;\n"
@@ -26187,7 +25897,7 @@ static const char qlora__ptx_555[] =
 "and.b32 %r399,%r197,-65536;\nshl.b32 %r398,%r198,16;\nand.b32 %r397,%r198,-65536;\n"
 "ld.global.v2.u32{%r201,%r202},[%rd91+8];\nshl.b32 %r396,%r201,16;\nand.b32 %r395,%r201,-65536;\n"
 "shl.b32 %r394,%r202,16;\nand.b32 %r393,%r202,-65536;\nbra.uni $L__BB0_14;\n";
-static const char qlora__ptx_556[] =
+static const char qlora__ptx_548[] =
 "$L__BB0_22:\nsetp.ge.s32 %p18,%r445,%r171;\n@%p18 bra $L__BB0_109;\nadd.s32 %r389,%r171,7;\n"
 "mov.u32 %r256,%ntid.x;\nmul.lo.s32 %r257,%r256,%r391;\nshl.b32 %r258,%r257,3;\n"
 "mov.u32 %r259,%tid.x;\nshl.b32 %r260,%r259,3;\nadd.s32 %r261,%r260,%r258;\n"
@@ -26238,7 +25948,7 @@ static const char qlora__ptx_556[] =
 "shl.b32 %r379,%r378,16;\nmov.b32 %f431,%r379;\nadd.f32 %f472,%f429,%f431;\n"
 "@%p80 bra $L__BB0_106;\nld.global.f32 %f432,[%rd41+4];\nmul.f32 %f433,%f432,%f104;\n"
 "mul.rn.f32 %f434,%f472,%f433;\nneg.f32 %f435,%f434;\nld.global.f32 %f436,[%rd40+4];\n";
-static const char qlora__ptx_557[] =
+static const char qlora__ptx_549[] =
 "fma.rn.f32 %f100,%f473,%f436,%f435;\nmul.rn.f32 %f437,%f473,%f433;\n"
 "fma.rn.f32 %f472,%f472,%f436,%f437;\nmov.f32 %f473,%f100;\n$L__BB0_106:\n@%p17 bra $L__BB0_108;\n"
 "cvt.rn.bf16.f32 %rs38,%f473;\nst.global.u16[%rd36+2],%rs38;\ncvt.rn.bf16.f32 %rs39,%f472;\n"
@@ -26291,7 +26001,7 @@ static const char qlora__ptx_557[] =
 "fma.rn.f32 %f181,%f180,%f153,%f179;\nmul.rn.f32 %f182,%f180,%f176;\n"
 "fma.rn.f32 %f183,%f177,%f153,%f182;\nmov.b32 %r439,%f183;\nmov.b32 %r431,%f181;\n"
 "mul.f32 %f184,%f162,%f104;\nmov.b32 %f185,%r438;\nmul.rn.f32 %f186,%f185,%f184;\n";
-static const char qlora__ptx_558[] =
+static const char qlora__ptx_550[] =
 "neg.f32 %f187,%f186;\nmov.b32 %f188,%r430;\nfma.rn.f32 %f189,%f188,%f154,%f187;\n"
 "mul.rn.f32 %f190,%f188,%f184;\nfma.rn.f32 %f191,%f185,%f154,%f190;\nmov.b32 %r438,%f191;\n"
 "mov.b32 %r430,%f189;\nmul.f32 %f192,%f163,%f104;\nmov.b32 %f193,%r437;\n"
@@ -26326,16 +26036,143 @@ static const char qlora__ptx_558[] =
 "$L__BB0_109:\nmov.u32 %r382,%ntid.x;\nadd.s32 %r392,%r392,%r382;\nsetp.lt.u32 %p79,%r392,%r177;\n"
 "add.s32 %r391,%r391,1;\n@%p79 bra $L__BB0_9;\n$L__BB0_110:\nret;\n}\n";
 static const char* const qlora__ptx_rope_bf16_80[] = {
-qlora__ptx_552,
-qlora__ptx_553,
-qlora__ptx_554,
-qlora__ptx_555,
-qlora__ptx_556,
-qlora__ptx_557,
-qlora__ptx_558,
+qlora__ptx_544,
+qlora__ptx_545,
+qlora__ptx_546,
+qlora__ptx_547,
+qlora__ptx_548,
+qlora__ptx_549,
+qlora__ptx_550,
 0};
 
-static const char qlora__ptx_559[] =
+static const char qlora__ptx_551[] =
+".visible .entry qlora_elementwise_add_f32(\n.param .u64 qlora_elementwise_add_f32_param_0,\n"
+".param .u64 qlora_elementwise_add_f32_param_1,\n.param .u64 qlora_elementwise_add_f32_param_2,\n"
+".param .u64 qlora_elementwise_add_f32_param_3,\n.param .u64 qlora_elementwise_add_f32_param_4,\n"
+".param .u64 qlora_elementwise_add_f32_param_5,\n.param .u64 qlora_elementwise_add_f32_param_6,\n"
+".param .u64 qlora_elementwise_add_f32_param_7\n)\n{\n.reg .pred %p<22>;\n.reg .b16 %rs<6>;\n"
+".reg .f32 %f<13>;\n.reg .b32 %r<78>;\n.reg .b64 %rd<46>;\n"
+"ld.param.u64 %rd16,[qlora_elementwise_add_f32_param_0];\n"
+"ld.param.u64 %rd17,[qlora_elementwise_add_f32_param_1];\n"
+"ld.param.u64 %rd18,[qlora_elementwise_add_f32_param_2];\n"
+"ld.param.u64 %rd19,[qlora_elementwise_add_f32_param_3];\n"
+"ld.param.u64 %rd20,[qlora_elementwise_add_f32_param_4];\n"
+"ld.param.u64 %rd21,[qlora_elementwise_add_f32_param_5];\n"
+"ld.param.u64 %rd22,[qlora_elementwise_add_f32_param_6];\n"
+"ld.param.u64 %rd23,[qlora_elementwise_add_f32_param_7];\nmov.u32 %r41,%ctaid.x;\n"
+"mov.u32 %r42,%ntid.x;\nmul.wide.u32 %rd24,%r41,%r42;\nmov.u32 %r43,%tid.x;\n"
+"cvt.u64.u32 %rd25,%r43;\nadd.s64 %rd26,%rd24,%rd25;\nshl.b64 %rd1,%rd26,2;\n"
+"shl.b64 %rd27,%rd17,2;\nor.b64 %rd28,%rd27,%rd16;\nand.b64 %rd29,%rd28,15;\n"
+"setp.ne.s64 %p2,%rd29,0;\nmov.u16 %rs5,0;\n@%p2 bra $L__BB0_3;\nshl.b64 %rd30,%rd19,2;\n"
+"or.b64 %rd31,%rd30,%rd18;\nand.b64 %rd32,%rd31,15;\nsetp.ne.s64 %p3,%rd32,0;\n"
+"@%p3 bra $L__BB0_3;\nshl.b64 %rd33,%rd21,2;\nor.b64 %rd34,%rd33,%rd20;\nand.b64 %rd35,%rd34,15;\n"
+"setp.eq.s64 %p4,%rd35,0;\nselp.u16 %rs5,1,0,%p4;\n$L__BB0_3:\nsetp.ge.s64 %p5,%rd1,%rd23;\n"
+"@%p5 bra $L__BB0_37;\nmov.u32 %r44,%ctaid.y;\ncvt.u64.u32 %rd45,%r44;\n"
+"setp.ge.s64 %p6,%rd45,%rd22;\n@%p6 bra $L__BB0_37;\nsub.s64 %rd3,%rd23,%rd1;\n"
+"setp.gt.s64 %p7,%rd3,3;\nsetp.ne.s16 %p8,%rs5,0;\nand.pred %p1,%p7,%p8;\n"
+"mov.u32 %r45,%nctaid.y;\ncvt.u64.u32 %rd4,%r45;\ncvta.to.global.u64 %rd5,%rd16;\n"
+"cvta.to.global.u64 %rd6,%rd18;\ncvta.to.global.u64 %rd7,%rd20;\n$L__BB0_6:\n"
+"mul.lo.s64 %rd36,%rd45,%rd17;\nadd.s64 %rd37,%rd36,%rd1;\nshl.b64 %rd38,%rd37,2;\n"
+"add.s64 %rd10,%rd5,%rd38;\n@%p1 bra $L__BB0_15;\nbra.uni $L__BB0_7;\n$L__BB0_15:\n"
+"ld.global.v4.u32{%r66,%r67,%r68,%r69},[%rd10];\nbra.uni $L__BB0_16;\n$L__BB0_7:\n"
+"setp.lt.s64 %p9,%rd3,1;\nmov.u32 %r67,0;\nmov.u32 %r66,%r67;\n@%p9 bra $L__BB0_9;\n"
+"ld.global.u32 %r66,[%rd10];\n$L__BB0_9:\nsetp.lt.s64 %p10,%rd3,2;\n@%p10 bra $L__BB0_11;\n"
+"ld.global.u32 %r67,[%rd10+4];\n$L__BB0_11:\nsetp.lt.s64 %p11,%rd3,3;\nmov.u32 %r69,0;\n"
+"mov.u32 %r68,%r69;\n@%p11 bra $L__BB0_13;\nld.global.u32 %r68,[%rd10+8];\n$L__BB0_13:\n"
+"setp.lt.s64 %p12,%rd3,4;\n@%p12 bra $L__BB0_16;\nld.global.u32 %r69,[%rd10+12];\n$L__BB0_16:\n"
+"mul.lo.s64 %rd39,%rd45,%rd19;\nadd.s64 %rd40,%rd39,%rd1;\nshl.b64 %rd41,%rd40,2;\n"
+"add.s64 %rd12,%rd6,%rd41;\n@%p1 bra $L__BB0_25;\nbra.uni $L__BB0_17;\n$L__BB0_25:\n"
+"ld.global.v4.u32{%r74,%r75,%r76,%r77},[%rd12];\nbra.uni $L__BB0_26;\n$L__BB0_17:\n"
+"setp.lt.s64 %p13,%rd3,1;\nmov.u32 %r75,0;\nmov.u32 %r74,%r75;\n@%p13 bra $L__BB0_19;\n"
+"ld.global.u32 %r74,[%rd12];\n$L__BB0_19:\nsetp.lt.s64 %p14,%rd3,2;\n@%p14 bra $L__BB0_21;\n"
+"ld.global.u32 %r75,[%rd12+4];\n$L__BB0_21:\nsetp.lt.s64 %p15,%rd3,3;\nmov.u32 %r77,0;\n"
+"mov.u32 %r76,%r77;\n@%p15 bra $L__BB0_23;\nld.global.u32 %r76,[%rd12+8];\n$L__BB0_23:\n"
+"setp.lt.s64 %p16,%rd3,4;\n@%p16 bra $L__BB0_26;\nld.global.u32 %r77,[%rd12+12];\n$L__BB0_26:\n"
+"mov.b32 %f5,%r66;\nmov.b32 %f6,%r74;\nadd.f32 %f1,%f5,%f6;\nmov.b32 %f7,%r67;\n"
+"mov.b32 %f8,%r75;\nadd.f32 %f2,%f7,%f8;\nmov.b32 %f9,%r68;\nmov.b32 %f10,%r76;\n"
+"add.f32 %f3,%f9,%f10;\nmov.b32 %f11,%r69;\nmov.b32 %f12,%r77;\nadd.f32 %f4,%f11,%f12;\n"
+"mul.lo.s64 %rd42,%rd45,%rd21;\nadd.s64 %rd43,%rd42,%rd1;\nshl.b64 %rd44,%rd43,2;\n"
+"add.s64 %rd14,%rd7,%rd44;\n@%p1 bra $L__BB0_35;\nbra.uni $L__BB0_27;\n$L__BB0_35:\n"
+"st.global.v4.f32[%rd14],{%f1,%f2,%f3,%f4};\nbra.uni $L__BB0_36;\n$L__BB0_27:\n"
+"setp.lt.s64 %p17,%rd3,1;\n@%p17 bra $L__BB0_29;\nst.global.f32[%rd14],%f1;\n$L__BB0_29:\n"
+"setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB0_31;\nst.global.f32[%rd14+4],%f2;\n$L__BB0_31:\n"
+"setp.lt.s64 %p19,%rd3,3;\n@%p19 bra $L__BB0_33;\nst.global.f32[%rd14+8],%f3;\n$L__BB0_33:\n"
+"setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB0_36;\n";
+static const char qlora__ptx_552[] =
+"st.global.f32[%rd14+12],%f4;\n$L__BB0_36:\nadd.s64 %rd45,%rd45,%rd4;\n"
+"setp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB0_6;\n$L__BB0_37:\nret;\n}\n";
+static const char qlora__ptx_553[] =
+".visible .entry qlora_elementwise_scale_f32(\n.param .u64 qlora_elementwise_scale_f32_param_0,\n"
+".param .u64 qlora_elementwise_scale_f32_param_1,\n"
+".param .u64 qlora_elementwise_scale_f32_param_2,\n"
+".param .u64 qlora_elementwise_scale_f32_param_3,\n"
+".param .u64 qlora_elementwise_scale_f32_param_4,\n"
+".param .u64 qlora_elementwise_scale_f32_param_5,\n"
+".param .f32 qlora_elementwise_scale_f32_param_6\n)\n{\n.reg .pred %p<15>;\n.reg .f32 %f<10>;\n"
+".reg .b32 %r<42>;\n.reg .b64 %rd<35>;\n"
+"ld.param.u64 %rd13,[qlora_elementwise_scale_f32_param_0];\n"
+"ld.param.u64 %rd14,[qlora_elementwise_scale_f32_param_1];\n"
+"ld.param.u64 %rd15,[qlora_elementwise_scale_f32_param_2];\n"
+"ld.param.u64 %rd16,[qlora_elementwise_scale_f32_param_3];\n"
+"ld.param.u64 %rd17,[qlora_elementwise_scale_f32_param_4];\n"
+"ld.param.u64 %rd18,[qlora_elementwise_scale_f32_param_5];\n"
+"ld.param.f32 %f5,[qlora_elementwise_scale_f32_param_6];\nmov.u32 %r21,%ctaid.x;\n"
+"mov.u32 %r22,%ntid.x;\nmul.wide.u32 %rd19,%r21,%r22;\nmov.u32 %r23,%tid.x;\n"
+"cvt.u64.u32 %rd20,%r23;\nadd.s64 %rd21,%rd19,%rd20;\nshl.b64 %rd1,%rd21,2;\n"
+"setp.ge.s64 %p2,%rd1,%rd18;\n@%p2 bra $L__BB1_24;\nmov.u32 %r24,%ctaid.y;\n"
+"cvt.u64.u32 %rd34,%r24;\nsetp.ge.s64 %p3,%rd34,%rd17;\n@%p3 bra $L__BB1_24;\n"
+"shl.b64 %rd22,%rd14,2;\nor.b64 %rd23,%rd22,%rd13;\nor.b64 %rd24,%rd23,%rd15;\n"
+"shl.b64 %rd25,%rd16,2;\nor.b64 %rd26,%rd24,%rd25;\nand.b64 %rd27,%rd26,15;\n"
+"setp.eq.s64 %p4,%rd27,0;\nsub.s64 %rd3,%rd18,%rd1;\nsetp.gt.s64 %p5,%rd3,3;\n"
+"and.pred %p1,%p5,%p4;\nmov.u32 %r25,%nctaid.y;\ncvt.u64.u32 %rd4,%r25;\n"
+"cvta.to.global.u64 %rd5,%rd15;\ncvta.to.global.u64 %rd6,%rd13;\n$L__BB1_3:\n"
+"mul.lo.s64 %rd28,%rd34,%rd14;\nadd.s64 %rd29,%rd28,%rd1;\nshl.b64 %rd30,%rd29,2;\n"
+"add.s64 %rd9,%rd6,%rd30;\n@%p1 bra $L__BB1_12;\nbra.uni $L__BB1_4;\n$L__BB1_12:\n"
+"ld.global.v4.u32{%r38,%r39,%r40,%r41},[%rd9];\nbra.uni $L__BB1_13;\n$L__BB1_4:\n"
+"setp.lt.s64 %p6,%rd3,1;\nmov.u32 %r39,0;\nmov.u32 %r38,%r39;\n@%p6 bra $L__BB1_6;\n"
+"ld.global.u32 %r38,[%rd9];\n$L__BB1_6:\nsetp.lt.s64 %p7,%rd3,2;\n@%p7 bra $L__BB1_8;\n"
+"ld.global.u32 %r39,[%rd9+4];\n$L__BB1_8:\nsetp.lt.s64 %p8,%rd3,3;\nmov.u32 %r41,0;\n"
+"mov.u32 %r40,%r41;\n@%p8 bra $L__BB1_10;\nld.global.u32 %r40,[%rd9+8];\n$L__BB1_10:\n"
+"setp.lt.s64 %p9,%rd3,4;\n@%p9 bra $L__BB1_13;\nld.global.u32 %r41,[%rd9+12];\n$L__BB1_13:\n"
+"mov.b32 %f6,%r38;\nmul.f32 %f1,%f6,%f5;\nmov.b32 %f7,%r39;\nmul.f32 %f2,%f7,%f5;\n"
+"mov.b32 %f8,%r40;\nmul.f32 %f3,%f8,%f5;\nmov.b32 %f9,%r41;\nmul.f32 %f4,%f9,%f5;\n"
+"mul.lo.s64 %rd31,%rd34,%rd16;\nadd.s64 %rd32,%rd31,%rd1;\nshl.b64 %rd33,%rd32,2;\n"
+"add.s64 %rd11,%rd5,%rd33;\n@%p1 bra $L__BB1_22;\nbra.uni $L__BB1_14;\n$L__BB1_22:\n"
+"st.global.v4.f32[%rd11],{%f1,%f2,%f3,%f4};\nbra.uni $L__BB1_23;\n$L__BB1_14:\n"
+"setp.lt.s64 %p10,%rd3,1;\n@%p10 bra $L__BB1_16;\nst.global.f32[%rd11],%f1;\n$L__BB1_16:\n"
+"setp.lt.s64 %p11,%rd3,2;\n@%p11 bra $L__BB1_18;\nst.global.f32[%rd11+4],%f2;\n$L__BB1_18:\n"
+"setp.lt.s64 %p12,%rd3,3;\n@%p12 bra $L__BB1_20;\nst.global.f32[%rd11+8],%f3;\n$L__BB1_20:\n"
+"setp.lt.s64 %p13,%rd3,4;\n@%p13 bra $L__BB1_23;\nst.global.f32[%rd11+12],%f4;\n$L__BB1_23:\n"
+"add.s64 %rd34,%rd34,%rd4;\nsetp.lt.s64 %p14,%rd34,%rd17;\n@%p14 bra $L__BB1_3;\n$L__BB1_24:\n"
+"ret;\n}\n";
+static const char qlora__ptx_554[] =
+".visible .entry qlora_elementwise_fill_f32(\n.param .u64 qlora_elementwise_fill_f32_param_0,\n"
+".param .u64 qlora_elementwise_fill_f32_param_1,\n"
+".param .u64 qlora_elementwise_fill_f32_param_2,\n"
+".param .u64 qlora_elementwise_fill_f32_param_3,\n.param .f32 qlora_elementwise_fill_f32_param_4\n"
+")\n{\n.reg .pred %p<11>;\n.reg .f32 %f<2>;\n.reg .b32 %r<6>;\n.reg .b64 %rd<24>;\n"
+"ld.param.u64 %rd10,[qlora_elementwise_fill_f32_param_0];\n"
+"ld.param.u64 %rd11,[qlora_elementwise_fill_f32_param_1];\n"
+"ld.param.u64 %rd12,[qlora_elementwise_fill_f32_param_2];\n"
+"ld.param.u64 %rd13,[qlora_elementwise_fill_f32_param_3];\n"
+"ld.param.f32 %f1,[qlora_elementwise_fill_f32_param_4];\nmov.u32 %r1,%ctaid.x;\n"
+"mov.u32 %r2,%ntid.x;\nmul.wide.u32 %rd14,%r1,%r2;\nmov.u32 %r3,%tid.x;\ncvt.u64.u32 %rd15,%r3;\n"
+"add.s64 %rd16,%rd14,%rd15;\nshl.b64 %rd1,%rd16,2;\nsetp.ge.s64 %p2,%rd1,%rd13;\n"
+"@%p2 bra $L__BB2_14;\nmov.u32 %r4,%ctaid.y;\ncvt.u64.u32 %rd23,%r4;\n"
+"setp.ge.s64 %p3,%rd23,%rd12;\n@%p3 bra $L__BB2_14;\nshl.b64 %rd17,%rd11,2;\n"
+"or.b64 %rd18,%rd17,%rd10;\nand.b64 %rd19,%rd18,15;\nsetp.eq.s64 %p4,%rd19,0;\n"
+"sub.s64 %rd3,%rd13,%rd1;\nsetp.gt.s64 %p5,%rd3,3;\nand.pred %p1,%p5,%p4;\n"
+"mov.u32 %r5,%nctaid.y;\ncvt.u64.u32 %rd4,%r5;\ncvta.to.global.u64 %rd5,%rd10;\n$L__BB2_3:\n"
+"mul.lo.s64 %rd20,%rd23,%rd11;\nadd.s64 %rd21,%rd20,%rd1;\nshl.b64 %rd22,%rd21,2;\n"
+"add.s64 %rd8,%rd5,%rd22;\n@%p1 bra $L__BB2_12;\nbra.uni $L__BB2_4;\n$L__BB2_12:\n"
+"st.global.v4.f32[%rd8],{%f1,%f1,%f1,%f1};\nbra.uni $L__BB2_13;\n$L__BB2_4:\n"
+"setp.lt.s64 %p6,%rd3,1;\n@%p6 bra $L__BB2_6;\nst.global.f32[%rd8],%f1;\n$L__BB2_6:\n"
+"setp.lt.s64 %p7,%rd3,2;\n@%p7 bra $L__BB2_8;\nst.global.f32[%rd8+4],%f1;\n$L__BB2_8:\n"
+"setp.lt.s64 %p8,%rd3,3;\n@%p8 bra $L__BB2_10;\nst.global.f32[%rd8+8],%f1;\n$L__BB2_10:\n"
+"setp.lt.s64 %p9,%rd3,4;\n@%p9 bra $L__BB2_13;\nst.global.f32[%rd8+12],%f1;\n$L__BB2_13:\n"
+"add.s64 %rd23,%rd23,%rd4;\nsetp.lt.s64 %p10,%rd23,%rd12;\n@%p10 bra $L__BB2_3;\n$L__BB2_14:\n"
+"ret;\n}\n";
+static const char qlora__ptx_555[] =
 ".visible .entry qlora_softmax_copy_b32(\n.param .u64 qlora_softmax_copy_b32_param_0,\n"
 ".param .u64 qlora_softmax_copy_b32_param_1,\n.param .u64 qlora_softmax_copy_b32_param_2,\n"
 ".param .u64 qlora_softmax_copy_b32_param_3,\n.param .u64 qlora_softmax_copy_b32_param_4,\n"
@@ -26355,46 +26192,46 @@ static const char qlora__ptx_559[] =
 "mul.wide.u32 %rd44,%r4,%r5;\nmov.u32 %r6,%tid.x;\ncvt.u64.u32 %rd45,%r6;\n"
 "add.s64 %rd46,%rd44,%rd45;\nshl.b64 %rd3,%rd46,2;\nshl.b64 %rd47,%rd37,2;\n"
 "or.b64 %rd48,%rd47,%rd35;\nand.b64 %rd49,%rd48,15;\nsetp.ne.s64 %p1,%rd49,0;\nmov.u16 %rs7,0;\n"
-"@%p1 bra $L__BB0_5;\nshl.b64 %rd50,%rd40,2;\nor.b64 %rd51,%rd50,%rd38;\nand.b64 %rd52,%rd51,15;\n"
-"setp.ne.s64 %p2,%rd52,0;\n@%p2 bra $L__BB0_5;\nshl.b64 %rd53,%rd36,2;\n"
+"@%p1 bra $L__BB3_5;\nshl.b64 %rd50,%rd40,2;\nor.b64 %rd51,%rd50,%rd38;\nand.b64 %rd52,%rd51,15;\n"
+"setp.ne.s64 %p2,%rd52,0;\n@%p2 bra $L__BB3_5;\nshl.b64 %rd53,%rd36,2;\n"
 "or.b64 %rd54,%rd53,%rd35;\nand.b64 %rd55,%rd54,15;\nsetp.ne.s64 %p3,%rd55,0;\n"
-"@%p3 bra $L__BB0_5;\nshl.b64 %rd56,%rd39,2;\nor.b64 %rd57,%rd56,%rd38;\nand.b64 %rd58,%rd57,15;\n"
-"setp.ne.s64 %p4,%rd58,0;\n@%p4 bra $L__BB0_5;\nadd.s64 %rd59,%rd3,4;\n"
-"setp.le.s64 %p5,%rd59,%rd43;\nselp.u16 %rs7,1,0,%p5;\n$L__BB0_5:\nmov.u32 %r7,%ctaid.z;\n"
-"cvt.u64.u32 %rd77,%r7;\nsetp.ge.s64 %p6,%rd77,%rd41;\n@%p6 bra $L__BB0_22;\n"
+"@%p3 bra $L__BB3_5;\nshl.b64 %rd56,%rd39,2;\nor.b64 %rd57,%rd56,%rd38;\nand.b64 %rd58,%rd57,15;\n"
+"setp.ne.s64 %p4,%rd58,0;\n@%p4 bra $L__BB3_5;\nadd.s64 %rd59,%rd3,4;\n"
+"setp.le.s64 %p5,%rd59,%rd43;\nselp.u16 %rs7,1,0,%p5;\n$L__BB3_5:\nmov.u32 %r7,%ctaid.z;\n"
+"cvt.u64.u32 %rd77,%r7;\nsetp.ge.s64 %p6,%rd77,%rd41;\n@%p6 bra $L__BB3_22;\n"
 "mov.u32 %r8,%ctaid.y;\ncvt.u64.u32 %rd5,%r8;\nsetp.lt.s64 %p7,%rd5,%rd42;\n"
-"mov.u32 %r9,%nctaid.z;\ncvt.u64.u32 %rd6,%r9;\n@%p7 bra $L__BB0_8;\nbra.uni $L__BB0_7;\n"
-"$L__BB0_8:\nsub.s64 %rd9,%rd3,%rd43;\nsetp.gt.u64 %p9,%rd9,-4;\nneg.s64 %rd60,%rd9;\n"
+"mov.u32 %r9,%nctaid.z;\ncvt.u64.u32 %rd6,%r9;\n@%p7 bra $L__BB3_8;\nbra.uni $L__BB3_7;\n"
+"$L__BB3_8:\nsub.s64 %rd9,%rd3,%rd43;\nsetp.gt.u64 %p9,%rd9,-4;\nneg.s64 %rd60,%rd9;\n"
 "selp.b64 %rd61,%rd60,4,%p9;\nand.b64 %rd10,%rd61,3;\nadd.s64 %rd62,%rd43,-1;\n"
 "sub.s64 %rd63,%rd62,%rd3;\nmax.u64 %rd64,%rd63,3;\nadd.s64 %rd65,%rd64,%rd3;\n"
 "add.s64 %rd66,%rd65,%rd10;\nadd.s64 %rd67,%rd66,-3;\nsub.s64 %rd11,%rd67,%rd43;\n"
 "add.s64 %rd12,%rd2,8;\nadd.s64 %rd13,%rd1,8;\nmov.u32 %r10,%nctaid.y;\ncvt.u64.u32 %rd14,%r10;\n"
-"$L__BB0_9:\nmul.lo.s64 %rd68,%rd77,%rd36;\nadd.s64 %rd16,%rd68,%rd3;\n"
-"mul.lo.s64 %rd69,%rd77,%rd39;\nadd.s64 %rd17,%rd69,%rd3;\nmov.u64 %rd79,%rd5;\n$L__BB0_10:\n"
+"$L__BB3_9:\nmul.lo.s64 %rd68,%rd77,%rd36;\nadd.s64 %rd16,%rd68,%rd3;\n"
+"mul.lo.s64 %rd69,%rd77,%rd39;\nadd.s64 %rd17,%rd69,%rd3;\nmov.u64 %rd79,%rd5;\n$L__BB3_10:\n"
 "mul.lo.s64 %rd70,%rd79,%rd37;\nadd.s64 %rd19,%rd16,%rd70;\nshl.b64 %rd71,%rd19,2;\n"
 "add.s64 %rd20,%rd2,%rd71;\nmul.lo.s64 %rd72,%rd79,%rd40;\nadd.s64 %rd21,%rd17,%rd72;\n"
 "shl.b64 %rd73,%rd21,2;\nadd.s64 %rd22,%rd1,%rd73;\nsetp.eq.s16 %p10,%rs7,0;\n"
-"@%p10 bra $L__BB0_12;\nld.global.v4.u32{%r11,%r12,%r13,%r14},[%rd20];\n"
-"st.global.v4.u32[%rd22],{%r11,%r12,%r13,%r14};\nbra.uni $L__BB0_20;\n$L__BB0_12:\n"
-"setp.ge.s64 %p11,%rd3,%rd43;\n@%p11 bra $L__BB0_20;\nmov.u32 %r29,0;\n@%p9 bra $L__BB0_16;\n"
+"@%p10 bra $L__BB3_12;\nld.global.v4.u32{%r11,%r12,%r13,%r14},[%rd20];\n"
+"st.global.v4.u32[%rd22],{%r11,%r12,%r13,%r14};\nbra.uni $L__BB3_20;\n$L__BB3_12:\n"
+"setp.ge.s64 %p11,%rd3,%rd43;\n@%p11 bra $L__BB3_20;\nmov.u32 %r29,0;\n@%p9 bra $L__BB3_16;\n"
 "add.s64 %rd81,%rd12,%rd71;\nadd.s64 %rd80,%rd13,%rd73;\nmov.u32 %r29,0;\nmov.u64 %rd82,%rd11;\n"
-"$L__BB0_15:\nld.global.u32 %r21,[%rd81+-8];\nst.global.u32[%rd80+-8],%r21;\n"
+"$L__BB3_15:\nld.global.u32 %r21,[%rd81+-8];\nst.global.u32[%rd80+-8],%r21;\n"
 "ld.global.u32 %r22,[%rd81+-4];\nst.global.u32[%rd80+-4],%r22;\nld.global.u32 %r23,[%rd81];\n"
 "st.global.u32[%rd80],%r23;\nld.global.u32 %r24,[%rd81+4];\nst.global.u32[%rd80+4],%r24;\n"
 "add.s32 %r29,%r29,4;\nadd.s64 %rd81,%rd81,16;\nadd.s64 %rd80,%rd80,16;\nadd.s64 %rd82,%rd82,4;\n"
-"setp.ne.s64 %p13,%rd82,0;\n@%p13 bra $L__BB0_15;\n$L__BB0_16:\nsetp.eq.s64 %p14,%rd10,0;\n"
-"@%p14 bra $L__BB0_20;\nsetp.eq.s64 %p15,%rd10,1;\nmul.wide.s32 %rd76,%r29,4;\n"
+"setp.ne.s64 %p13,%rd82,0;\n@%p13 bra $L__BB3_15;\n$L__BB3_16:\nsetp.eq.s64 %p14,%rd10,0;\n"
+"@%p14 bra $L__BB3_20;\nsetp.eq.s64 %p15,%rd10,1;\nmul.wide.s32 %rd76,%r29,4;\n"
 "add.s64 %rd31,%rd20,%rd76;\nld.global.u32 %r25,[%rd31];\nadd.s64 %rd32,%rd22,%rd76;\n"
-"st.global.u32[%rd32],%r25;\n@%p15 bra $L__BB0_20;\nsetp.eq.s64 %p16,%rd10,2;\n"
-"ld.global.u32 %r26,[%rd31+4];\nst.global.u32[%rd32+4],%r26;\n@%p16 bra $L__BB0_20;\n"
-"ld.global.u32 %r27,[%rd31+8];\nst.global.u32[%rd32+8],%r27;\n$L__BB0_20:\n"
+"st.global.u32[%rd32],%r25;\n@%p15 bra $L__BB3_20;\nsetp.eq.s64 %p16,%rd10,2;\n"
+"ld.global.u32 %r26,[%rd31+4];\nst.global.u32[%rd32+4],%r26;\n@%p16 bra $L__BB3_20;\n"
+"ld.global.u32 %r27,[%rd31+8];\nst.global.u32[%rd32+8],%r27;\n$L__BB3_20:\n"
 "add.s64 %rd79,%rd79,%rd14;\n";
-static const char qlora__ptx_560[] =
-"setp.lt.s64 %p17,%rd79,%rd42;\n@%p17 bra $L__BB0_10;\nadd.s64 %rd77,%rd77,%rd6;\n"
-"setp.lt.s64 %p18,%rd77,%rd41;\n@%p18 bra $L__BB0_9;\nbra.uni $L__BB0_22;\n$L__BB0_7:\n"
-"add.s64 %rd77,%rd77,%rd6;\nsetp.lt.s64 %p8,%rd77,%rd41;\n@%p8 bra $L__BB0_7;\n$L__BB0_22:\nret;\n"
+static const char qlora__ptx_556[] =
+"setp.lt.s64 %p17,%rd79,%rd42;\n@%p17 bra $L__BB3_10;\nadd.s64 %rd77,%rd77,%rd6;\n"
+"setp.lt.s64 %p18,%rd77,%rd41;\n@%p18 bra $L__BB3_9;\nbra.uni $L__BB3_22;\n$L__BB3_7:\n"
+"add.s64 %rd77,%rd77,%rd6;\nsetp.lt.s64 %p8,%rd77,%rd41;\n@%p8 bra $L__BB3_7;\n$L__BB3_22:\nret;\n"
 "}\n";
-static const char qlora__ptx_561[] =
+static const char qlora__ptx_557[] =
 ".visible .entry qlora_softmax_transpose_b32(\n.param .u64 qlora_softmax_transpose_b32_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_2,\n"
@@ -26415,7 +26252,7 @@ static const char qlora__ptx_561[] =
 "ld.param.u64 %rd34,[qlora_softmax_transpose_b32_param_8];\ncvta.to.global.u64 %rd1,%rd35;\n"
 "cvta.to.global.u64 %rd2,%rd36;\nmov.u32 %r1,%tid.x;\nshr.u32 %r2,%r1,5;\nmov.u32 %r16,%ctaid.x;\n"
 "mul.wide.u32 %rd3,%r16,32;\nmov.u32 %r17,%ctaid.z;\ncvt.u64.u32 %rd125,%r17;\n"
-"setp.ge.s64 %p1,%rd125,%rd32;\n@%p1 bra $L__BB1_44;\nand.b32 %r18,%r1,31;\n"
+"setp.ge.s64 %p1,%rd125,%rd32;\n@%p1 bra $L__BB4_44;\nand.b32 %r18,%r1,31;\n"
 "cvt.u64.u32 %rd37,%r18;\nadd.s64 %rd5,%rd3,%rd37;\nmov.u32 %r19,%nctaid.y;\n"
 "mul.wide.u32 %rd6,%r19,32;\nadd.s32 %r3,%r2,8;\nmax.u32 %r20,%r3,32;\nnot.b32 %r21,%r2;\n"
 "add.s32 %r4,%r20,%r21;\nshr.u32 %r22,%r4,3;\nadd.s32 %r23,%r22,1;\nand.b32 %r5,%r23,3;\n"
@@ -26424,85 +26261,257 @@ static const char qlora__ptx_561[] =
 "shl.b32 %r26,%r2,2;\nadd.s32 %r6,%r25,%r26;\nmul.lo.s64 %rd10,%rd8,%rd31;\n"
 "add.s64 %rd11,%rd3,%rd9;\nadd.s32 %r7,%r2,16;\ncvt.u64.u32 %rd12,%r7;\n"
 "mul.lo.s64 %rd13,%rd11,%rd31;\nadd.s32 %r8,%r2,24;\nadd.s64 %rd14,%rd3,%rd12;\n"
-"mul.lo.s64 %rd15,%rd14,%rd31;\n$L__BB1_2:\nmov.u32 %r27,%ctaid.y;\nmul.wide.u32 %rd126,%r27,32;\n"
-"setp.ge.s64 %p2,%rd126,%rd33;\n@%p2 bra $L__BB1_43;\n"
+"mul.lo.s64 %rd15,%rd14,%rd31;\n$L__BB4_2:\nmov.u32 %r27,%ctaid.y;\nmul.wide.u32 %rd126,%r27,32;\n"
+"setp.ge.s64 %p2,%rd126,%rd33;\n@%p2 bra $L__BB4_43;\n"
 "ld.param.u64 %rd123,[qlora_softmax_transpose_b32_param_1];\nmul.lo.s64 %rd39,%rd125,%rd123;\n"
-"add.s64 %rd17,%rd5,%rd39;\n$L__BB1_4:\nsetp.gt.u32 %p3,%r1,1023;\n@%p3 bra $L__BB1_23;\n"
-"setp.eq.s32 %p4,%r5,0;\nmov.u32 %r80,%r2;\n@%p4 bra $L__BB1_14;\nsetp.ge.s64 %p5,%rd5,%rd34;\n"
+"add.s64 %rd17,%rd5,%rd39;\n$L__BB4_4:\nsetp.gt.u32 %p3,%r1,1023;\n@%p3 bra $L__BB4_23;\n"
+"setp.eq.s32 %p4,%r5,0;\nmov.u32 %r80,%r2;\n@%p4 bra $L__BB4_14;\nsetp.ge.s64 %p5,%rd5,%rd34;\n"
 "add.s64 %rd40,%rd126,%rd7;\nsetp.ge.s64 %p6,%rd40,%rd33;\nor.pred %p7,%p5,%p6;\n"
-"@%p7 bra $L__BB1_8;\nmul.lo.s64 %rd42,%rd40,%rd29;\nadd.s64 %rd43,%rd17,%rd42;\n"
+"@%p7 bra $L__BB4_8;\nmul.lo.s64 %rd42,%rd40,%rd29;\nadd.s64 %rd43,%rd17,%rd42;\n"
 "shl.b64 %rd44,%rd43,2;\nadd.s64 %rd45,%rd1,%rd44;\nld.global.u32 %r29,[%rd45];\n"
 "shr.u32 %r31,%r1,5;\nmad.lo.s32 %r33,%r31,132,%r24;\nshl.b32 %r34,%r1,2;\n"
-"and.b32 %r35,%r34,124;\nadd.s32 %r36,%r33,%r35;\nst.shared.u32[%r36],%r29;\n$L__BB1_8:\n"
-"setp.eq.s32 %p8,%r5,1;\nmov.u32 %r80,%r3;\n@%p8 bra $L__BB1_14;\nsetp.ge.s64 %p57,%rd5,%rd34;\n"
+"and.b32 %r35,%r34,124;\nadd.s32 %r36,%r33,%r35;\nst.shared.u32[%r36],%r29;\n$L__BB4_8:\n"
+"setp.eq.s32 %p8,%r5,1;\nmov.u32 %r80,%r3;\n@%p8 bra $L__BB4_14;\nsetp.ge.s64 %p57,%rd5,%rd34;\n"
 "add.s64 %rd46,%rd126,%rd9;\nsetp.ge.s64 %p10,%rd46,%rd33;\nor.pred %p11,%p57,%p10;\n"
-"@%p11 bra $L__BB1_11;\nmul.lo.s64 %rd48,%rd46,%rd29;\nadd.s64 %rd49,%rd17,%rd48;\n"
+"@%p11 bra $L__BB4_11;\nmul.lo.s64 %rd48,%rd46,%rd29;\nadd.s64 %rd49,%rd17,%rd48;\n"
 "shl.b64 %rd50,%rd49,2;\nadd.s64 %rd51,%rd1,%rd50;\nld.global.u32 %r37,[%rd51];\n"
 "shr.u32 %r39,%r1,5;\nmad.lo.s32 %r41,%r39,132,%r24;\nshl.b32 %r42,%r1,2;\n"
-"and.b32 %r43,%r42,124;\nadd.s32 %r44,%r41,%r43;\nst.shared.u32[%r44+1056],%r37;\n$L__BB1_11:\n"
-"setp.eq.s32 %p12,%r5,2;\nmov.u32 %r80,%r7;\n@%p12 bra $L__BB1_14;\nsetp.ge.s64 %p58,%rd5,%rd34;\n"
+"and.b32 %r43,%r42,124;\nadd.s32 %r44,%r41,%r43;\nst.shared.u32[%r44+1056],%r37;\n$L__BB4_11:\n"
+"setp.eq.s32 %p12,%r5,2;\nmov.u32 %r80,%r7;\n@%p12 bra $L__BB4_14;\nsetp.ge.s64 %p58,%rd5,%rd34;\n"
 "add.s64 %rd52,%rd126,%rd12;\nsetp.ge.s64 %p14,%rd52,%rd33;\nor.pred %p15,%p58,%p14;\n"
-"mov.u32 %r80,%r8;\n@%p15 bra $L__BB1_14;\nmul.lo.s64 %rd54,%rd52,%rd29;\n"
+"mov.u32 %r80,%r8;\n@%p15 bra $L__BB4_14;\nmul.lo.s64 %rd54,%rd52,%rd29;\n"
 "add.s64 %rd55,%rd17,%rd54;\nshl.b64 %rd56,%rd55,2;\nadd.s64 %rd57,%rd1,%rd56;\n"
 "ld.global.u32 %r45,[%rd57];\nshr.u32 %r47,%r1,5;\nmad.lo.s32 %r49,%r47,132,%r24;\n"
 "shl.b32 %r50,%r1,2;\nand.b32 %r51,%r50,124;\nadd.s32 %r52,%r49,%r51;\n"
-"st.shared.u32[%r52+2112],%r45;\nmov.u32 %r80,%r8;\n$L__BB1_14:\nsetp.lt.u32 %p16,%r4,24;\n"
-"@%p16 bra $L__BB1_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r80;\n"
+"st.shared.u32[%r52+2112],%r45;\nmov.u32 %r80,%r8;\n$L__BB4_14:\nsetp.lt.u32 %p16,%r4,24;\n"
+"@%p16 bra $L__BB4_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r80;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r55,%r80,132,%r24;\n"
 "shl.b32 %r56,%r1,2;\nand.b32 %r57,%r56,124;\nadd.s32 %r10,%r55,%r57;\n";
-static const char qlora__ptx_562[] =
-"or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB1_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
+static const char qlora__ptx_558[] =
+"or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB4_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,2;\nadd.s64 %rd65,%rd1,%rd64;\n"
-"ld.global.u32 %r58,[%rd65];\nst.shared.u32[%r10],%r58;\n$L__BB1_17:\nadd.s32 %r11,%r80,8;\n"
+"ld.global.u32 %r58,[%rd65];\nst.shared.u32[%r10],%r58;\n$L__BB4_17:\nadd.s32 %r11,%r80,8;\n"
 "cvt.u64.u32 %rd66,%r11;\nadd.s64 %rd67,%rd126,%rd66;\nsetp.ge.s64 %p21,%rd67,%rd33;\n"
-"or.pred %p22,%p17,%p21;\n@%p22 bra $L__BB1_19;\nmul.lo.s64 %rd70,%rd67,%rd29;\n"
+"or.pred %p22,%p17,%p21;\n@%p22 bra $L__BB4_19;\nmul.lo.s64 %rd70,%rd67,%rd29;\n"
 "add.s64 %rd71,%rd17,%rd70;\nshl.b64 %rd72,%rd71,2;\nadd.s64 %rd73,%rd1,%rd72;\n"
-"ld.global.u32 %r59,[%rd73];\nst.shared.u32[%r10+1056],%r59;\n$L__BB1_19:\nadd.s32 %r12,%r80,16;\n"
+"ld.global.u32 %r59,[%rd73];\nst.shared.u32[%r10+1056],%r59;\n$L__BB4_19:\nadd.s32 %r12,%r80,16;\n"
 "cvt.u64.u32 %rd74,%r12;\nadd.s64 %rd75,%rd126,%rd74;\nsetp.ge.s64 %p24,%rd75,%rd33;\n"
-"or.pred %p25,%p17,%p24;\n@%p25 bra $L__BB1_21;\nmul.lo.s64 %rd78,%rd75,%rd29;\n"
+"or.pred %p25,%p17,%p24;\n@%p25 bra $L__BB4_21;\nmul.lo.s64 %rd78,%rd75,%rd29;\n"
 "add.s64 %rd79,%rd17,%rd78;\nshl.b64 %rd80,%rd79,2;\nadd.s64 %rd81,%rd1,%rd80;\n"
-"ld.global.u32 %r60,[%rd81];\nst.shared.u32[%r10+2112],%r60;\n$L__BB1_21:\nadd.s32 %r13,%r80,24;\n"
+"ld.global.u32 %r60,[%rd81];\nst.shared.u32[%r10+2112],%r60;\n$L__BB4_21:\nadd.s32 %r13,%r80,24;\n"
 "cvt.u64.u32 %rd82,%r13;\nadd.s64 %rd83,%rd126,%rd82;\nsetp.ge.s64 %p27,%rd83,%rd33;\n"
-"or.pred %p28,%p17,%p27;\n@%p28 bra $L__BB1_23;\nmul.lo.s64 %rd86,%rd83,%rd29;\n"
+"or.pred %p28,%p17,%p27;\n@%p28 bra $L__BB4_23;\nmul.lo.s64 %rd86,%rd83,%rd29;\n"
 "add.s64 %rd87,%rd17,%rd86;\nshl.b64 %rd88,%rd87,2;\nadd.s64 %rd89,%rd1,%rd88;\n"
-"ld.global.u32 %r61,[%rd89];\nst.shared.u32[%r10+3168],%r61;\n$L__BB1_23:\nbar.sync 0;\n"
-"@%p3 bra $L__BB1_42;\nld.param.u64 %rd124,[qlora_softmax_transpose_b32_param_4];\n"
+"ld.global.u32 %r61,[%rd89];\nst.shared.u32[%r10+3168],%r61;\n$L__BB4_23:\nbar.sync 0;\n"
+"@%p3 bra $L__BB4_42;\nld.param.u64 %rd124,[qlora_softmax_transpose_b32_param_4];\n"
 "setp.eq.s32 %p30,%r5,0;\nadd.s64 %rd20,%rd126,%rd37;\nmul.lo.s64 %rd91,%rd125,%rd124;\n"
-"add.s64 %rd21,%rd20,%rd91;\nmov.u32 %r81,%r2;\n@%p30 bra $L__BB1_33;\n"
+"add.s64 %rd21,%rd20,%rd91;\nmov.u32 %r81,%r2;\n@%p30 bra $L__BB4_33;\n"
 "setp.ge.s64 %p31,%rd20,%rd33;\nsetp.ge.s64 %p32,%rd8,%rd34;\nor.pred %p33,%p31,%p32;\n"
-"@%p33 bra $L__BB1_27;\nld.shared.u32 %r64,[%r6];\nadd.s64 %rd92,%rd21,%rd10;\n"
-"shl.b64 %rd93,%rd92,2;\nadd.s64 %rd94,%rd2,%rd93;\nst.global.u32[%rd94],%r64;\n$L__BB1_27:\n"
-"setp.eq.s32 %p34,%r5,1;\nmov.u32 %r81,%r3;\n@%p34 bra $L__BB1_33;\n"
-"setp.ge.s64 %p36,%rd11,%rd34;\nor.pred %p37,%p31,%p36;\n@%p37 bra $L__BB1_30;\n"
+"@%p33 bra $L__BB4_27;\nld.shared.u32 %r64,[%r6];\nadd.s64 %rd92,%rd21,%rd10;\n"
+"shl.b64 %rd93,%rd92,2;\nadd.s64 %rd94,%rd2,%rd93;\nst.global.u32[%rd94],%r64;\n$L__BB4_27:\n"
+"setp.eq.s32 %p34,%r5,1;\nmov.u32 %r81,%r3;\n@%p34 bra $L__BB4_33;\n"
+"setp.ge.s64 %p36,%rd11,%rd34;\nor.pred %p37,%p31,%p36;\n@%p37 bra $L__BB4_30;\n"
 "ld.shared.u32 %r65,[%r6+32];\nadd.s64 %rd95,%rd21,%rd13;\nshl.b64 %rd96,%rd95,2;\n"
-"add.s64 %rd97,%rd2,%rd96;\nst.global.u32[%rd97],%r65;\n$L__BB1_30:\nsetp.eq.s32 %p38,%r5,2;\n"
-"mov.u32 %r81,%r7;\n@%p38 bra $L__BB1_33;\nsetp.ge.s64 %p40,%rd14,%rd34;\n"
-"or.pred %p41,%p31,%p40;\nmov.u32 %r81,%r8;\n@%p41 bra $L__BB1_33;\nld.shared.u32 %r66,[%r6+64];\n"
+"add.s64 %rd97,%rd2,%rd96;\nst.global.u32[%rd97],%r65;\n$L__BB4_30:\nsetp.eq.s32 %p38,%r5,2;\n"
+"mov.u32 %r81,%r7;\n@%p38 bra $L__BB4_33;\nsetp.ge.s64 %p40,%rd14,%rd34;\n"
+"or.pred %p41,%p31,%p40;\nmov.u32 %r81,%r8;\n@%p41 bra $L__BB4_33;\nld.shared.u32 %r66,[%r6+64];\n"
 "add.s64 %rd98,%rd21,%rd15;\nshl.b64 %rd99,%rd98,2;\nadd.s64 %rd100,%rd2,%rd99;\n"
-"st.global.u32[%rd100],%r66;\nmov.u32 %r81,%r8;\n$L__BB1_33:\nsetp.lt.u32 %p42,%r4,24;\n"
-"@%p42 bra $L__BB1_42;\nsetp.ge.s64 %p43,%rd20,%rd33;\ncvt.u64.u32 %rd101,%r81;\n"
+"st.global.u32[%rd100],%r66;\nmov.u32 %r81,%r8;\n$L__BB4_33:\nsetp.lt.u32 %p42,%r4,24;\n"
+"@%p42 bra $L__BB4_42;\nsetp.ge.s64 %p43,%rd20,%rd33;\ncvt.u64.u32 %rd101,%r81;\n"
 "add.s64 %rd22,%rd3,%rd101;\nsetp.ge.s64 %p44,%rd22,%rd34;\nshl.b32 %r71,%r81,2;\n"
-"add.s32 %r15,%r25,%r71;\nor.pred %p45,%p43,%p44;\n@%p45 bra $L__BB1_36;\n"
+"add.s32 %r15,%r25,%r71;\nor.pred %p45,%p43,%p44;\n@%p45 bra $L__BB4_36;\n"
 "ld.shared.u32 %r72,[%r15];\nmul.lo.s64 %rd102,%rd22,%rd31;\nadd.s64 %rd103,%rd21,%rd102;\n"
-"shl.b64 %rd104,%rd103,2;\nadd.s64 %rd105,%rd2,%rd104;\nst.global.u32[%rd105],%r72;\n$L__BB1_36:\n"
+"shl.b64 %rd104,%rd103,2;\nadd.s64 %rd105,%rd2,%rd104;\nst.global.u32[%rd105],%r72;\n$L__BB4_36:\n"
 "add.s32 %r73,%r81,8;\ncvt.u64.u32 %rd106,%r73;\nadd.s64 %rd23,%rd3,%rd106;\n"
-"setp.ge.s64 %p47,%rd23,%rd34;\nor.pred %p48,%p43,%p47;\n@%p48 bra $L__BB1_38;\n"
+"setp.ge.s64 %p47,%rd23,%rd34;\nor.pred %p48,%p43,%p47;\n@%p48 bra $L__BB4_38;\n"
 "ld.shared.u32 %r74,[%r15+32];\nmul.lo.s64 %rd107,%rd23,%rd31;\nadd.s64 %rd108,%rd21,%rd107;\n"
-"shl.b64 %rd109,%rd108,2;\nadd.s64 %rd110,%rd2,%rd109;\nst.global.u32[%rd110],%r74;\n$L__BB1_38:\n"
+"shl.b64 %rd109,%rd108,2;\nadd.s64 %rd110,%rd2,%rd109;\nst.global.u32[%rd110],%r74;\n$L__BB4_38:\n"
 "add.s32 %r75,%r81,16;\ncvt.u64.u32 %rd111,%r75;\nadd.s64 %rd24,%rd3,%rd111;\n"
-"setp.ge.s64 %p50,%rd24,%rd34;\nor.pred %p51,%p43,%p50;\n@%p51 bra $L__BB1_40;\n"
+"setp.ge.s64 %p50,%rd24,%rd34;\nor.pred %p51,%p43,%p50;\n@%p51 bra $L__BB4_40;\n"
 "ld.shared.u32 %r76,[%r15+64];\nmul.lo.s64 %rd112,%rd24,%rd31;\nadd.s64 %rd113,%rd21,%rd112;\n"
-"shl.b64 %rd114,%rd113,2;\nadd.s64 %rd115,%rd2,%rd114;\nst.global.u32[%rd115],%r76;\n$L__BB1_40:\n"
+"shl.b64 %rd114,%rd113,2;\nadd.s64 %rd115,%rd2,%rd114;\nst.global.u32[%rd115],%r76;\n$L__BB4_40:\n"
 "add.s32 %r77,%r81,24;\ncvt.u64.u32 %rd116,%r77;\nadd.s64 %rd25,%rd3,%rd116;\n"
-"setp.ge.s64 %p53,%rd25,%rd34;\nor.pred %p54,%p43,%p53;\n@%p54 bra $L__BB1_42;\n"
+"setp.ge.s64 %p53,%rd25,%rd34;\nor.pred %p54,%p43,%p53;\n@%p54 bra $L__BB4_42;\n"
 "ld.shared.u32 %r78,[%r15+96];\nmul.lo.s64 %rd117,%rd25,%rd31;\nadd.s64 %rd118,%rd21,%rd117;\n"
-"shl.b64 %rd119,%rd118,2;\nadd.s64 %rd120,%rd2,%rd119;\nst.global.u32[%rd120],%r78;\n$L__BB1_42:\n"
-"bar.sync 0;\nadd.s64 %rd126,%rd126,%rd6;\nsetp.lt.s64 %p55,%rd126,%rd33;\n@%p55 bra $L__BB1_4;\n"
-"$L__BB1_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b32_param_6];\n"
+"shl.b64 %rd119,%rd118,2;\nadd.s64 %rd120,%rd2,%rd119;\nst.global.u32[%rd120],%r78;\n$L__BB4_42:\n"
+"bar.sync 0;\nadd.s64 %rd126,%rd126,%rd6;\nsetp.lt.s64 %p55,%rd126,%rd33;\n@%p55 bra $L__BB4_4;\n"
+"$L__BB4_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b32_param_6];\n"
 "mov.u32 %r79,%nctaid.z;\ncvt.u64.u32 %rd121,%r79;\nadd.s64 %rd125,%rd125,%rd121;\n"
 "setp.lt.s64 %p56,%rd125,%rd122;\n";
+static const char qlora__ptx_559[] =
+"@%p56 bra $L__BB4_2;\n$L__BB4_44:\nret;\n}\n";
+static const char qlora__ptx_560[] =
+".visible .entry qlora_norm_rms_dw_sum(\n.param .u64 qlora_norm_rms_dw_sum_param_0,\n"
+".param .u64 qlora_norm_rms_dw_sum_param_1,\n.param .u32 qlora_norm_rms_dw_sum_param_2,\n"
+".param .u32 qlora_norm_rms_dw_sum_param_3,\n.param .u32 qlora_norm_rms_dw_sum_param_4\n)\n{\n"
+".reg .pred %p<8>;\n.reg .f32 %f<29>;\n.reg .b32 %r<24>;\n.reg .b64 %rd<26>;\n"
+"ld.param.u64 %rd13,[qlora_norm_rms_dw_sum_param_0];\n"
+"ld.param.u64 %rd12,[qlora_norm_rms_dw_sum_param_1];\n"
+"ld.param.u32 %r11,[qlora_norm_rms_dw_sum_param_2];\n"
+"ld.param.u32 %r12,[qlora_norm_rms_dw_sum_param_3];\n"
+"ld.param.u32 %r13,[qlora_norm_rms_dw_sum_param_4];\ncvta.to.global.u64 %rd1,%rd13;\n"
+"mov.u32 %r14,%ntid.x;\nmov.u32 %r15,%ctaid.x;\nmov.u32 %r16,%tid.x;\n"
+"mad.lo.s32 %r1,%r15,%r14,%r16;\nsetp.ge.s32 %p1,%r1,%r11;\n@%p1 bra $L__BB5_12;\n"
+"setp.gt.s32 %p2,%r12,0;\n@%p2 bra $L__BB5_3;\nbra.uni $L__BB5_2;\n$L__BB5_3:\n"
+"cvt.s64.s32 %rd2,%r11;\ncvt.s64.s32 %rd3,%r1;\nand.b32 %r23,%r12,3;\nadd.s32 %r18,%r12,-1;\n"
+"setp.lt.u32 %p3,%r18,3;\nmov.f32 %f27,0f00000000;\nmov.u32 %r22,0;\n@%p3 bra $L__BB5_6;\n"
+"sub.s32 %r21,%r12,%r23;\nshl.b64 %rd14,%rd3,2;\nadd.s64 %rd24,%rd1,%rd14;\nshl.b64 %rd5,%rd2,2;\n"
+"mov.f32 %f27,0f00000000;\nmov.u32 %r22,0;\n$L__BB5_5:\nld.global.f32 %f14,[%rd24];\n"
+"add.f32 %f15,%f27,%f14;\nadd.s64 %rd15,%rd24,%rd5;\nld.global.f32 %f16,[%rd15];\n"
+"add.f32 %f17,%f15,%f16;\nadd.s64 %rd16,%rd15,%rd5;\nld.global.f32 %f18,[%rd16];\n"
+"add.f32 %f19,%f17,%f18;\nadd.s64 %rd17,%rd16,%rd5;\nadd.s64 %rd24,%rd17,%rd5;\n"
+"ld.global.f32 %f20,[%rd17];\nadd.f32 %f27,%f19,%f20;\nadd.s32 %r22,%r22,4;\n"
+"add.s32 %r21,%r21,-4;\nsetp.ne.s32 %p4,%r21,0;\n@%p4 bra $L__BB5_5;\n$L__BB5_6:\n"
+"setp.eq.s32 %p5,%r23,0;\n@%p5 bra $L__BB5_9;\ncvt.s64.s32 %rd25,%r22;\n$L__BB5_8:\n"
+".pragma \"nounroll\";\nmul.lo.s64 %rd18,%rd25,%rd2;\nadd.s64 %rd19,%rd18,%rd3;\n"
+"shl.b64 %rd20,%rd19,2;\nadd.s64 %rd21,%rd1,%rd20;\nld.global.f32 %f21,[%rd21];\n"
+"add.f32 %f27,%f27,%f21;\nadd.s64 %rd25,%rd25,1;\nadd.s32 %r23,%r23,-1;\nsetp.ne.s32 %p6,%r23,0;\n"
+"@%p6 bra $L__BB5_8;\nbra.uni $L__BB5_9;\n$L__BB5_2:\nmov.f32 %f27,0f00000000;\n$L__BB5_9:\n"
+"cvta.to.global.u64 %rd22,%rd12;\nmul.wide.s32 %rd23,%r1,4;\nadd.s64 %rd11,%rd22,%rd23;\n"
+"setp.eq.s32 %p7,%r13,0;\n@%p7 bra $L__BB5_11;\nld.global.f32 %f22,[%rd11];\n"
+"add.f32 %f27,%f27,%f22;\n$L__BB5_11:\nst.global.f32[%rd11],%f27;\n$L__BB5_12:\nret;\n}\n";
+static const char qlora__ptx_561[] =
+".visible .entry qlora_loss_sum(\n.param .u64 qlora_loss_sum_param_0,\n"
+".param .u64 qlora_loss_sum_param_1,\n.param .u64 qlora_loss_sum_param_2,\n"
+".param .u64 qlora_loss_sum_param_3,\n.param .u64 qlora_loss_sum_param_4,\n"
+".param .u64 qlora_loss_sum_param_5\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<50>;\n"
+".reg .f32 %f<22>;\n.reg .b32 %r<22>;\n.reg .f64 %fd<182>;\n.reg .b64 %rd<125>;\n"
+".shared .align 8 .b8 _ZZ14qlora_loss_sumE9loss_lane[2048];\n"
+".shared .align 8 .b8 _ZZ14qlora_loss_sumE11weight_lane[2048];\n"
+"ld.param.u64 %rd59,[qlora_loss_sum_param_3];\nld.param.u64 %rd60,[qlora_loss_sum_param_4];\n"
+"mov.u32 %r3,%tid.x;\ncvt.s64.s32 %rd62,%r3;\nsetp.ge.s64 %p1,%rd62,%rd59;\n"
+"mov.f64 %fd154,0d0000000000000000;\nmov.f64 %fd155,%fd154;\n@%p1 bra $L__BB6_34;\n"
+"ld.param.u64 %rd105,[qlora_loss_sum_param_2];\nsetp.eq.s64 %p2,%rd105,0;\nnot.b64 %rd64,%rd62;\n"
+"add.s64 %rd1,%rd64,%rd59;\nshr.u64 %rd65,%rd1,8;\nadd.s64 %rd66,%rd65,1;\nand.b64 %rd2,%rd66,3;\n"
+"@%p2 bra $L__BB6_18;\nsetp.eq.s64 %p3,%rd2,0;\ncvt.s64.s32 %rd112,%r3;\n"
+"mov.f64 %fd155,0d0000000000000000;\nmov.f64 %fd154,%fd155;\n@%p3 bra $L__BB6_7;\n"
+"ld.param.u64 %rd96,[qlora_loss_sum_param_1];\nld.param.u64 %rd95,[qlora_loss_sum_param_0];\n"
+"ld.param.u64 %rd94,[qlora_loss_sum_param_2];\ncvt.s64.s32 %rd112,%r3;\n"
+"cvta.to.global.u64 %rd67,%rd94;\nmul.wide.s32 %rd68,%r3,4;\nadd.s64 %rd110,%rd67,%rd68;\n"
+"cvta.to.global.u64 %rd69,%rd95;\nadd.s64 %rd109,%rd69,%rd68;\ncvta.to.global.u64 %rd70,%rd96;\n"
+"add.s64 %rd108,%rd70,%rd68;\nneg.s64 %rd107,%rd2;\nmov.f64 %fd155,0d0000000000000000;\n"
+"$L__BB6_4:\n.pragma \"nounroll\";\nld.global.s32 %rd71,[%rd108];\nsetp.lt.s64 %p4,%rd71,0;\n"
+"setp.ge.s64 %p5,%rd71,%rd60;\nor.pred %p6,%p4,%p5;\n@%p6 bra $L__BB6_6;\n"
+"ld.global.f32 %f1,[%rd109];\ncvt.f64.f32 %fd66,%f1;\nadd.f64 %fd154,%fd154,%fd66;\n"
+"ld.global.f32 %f2,[%rd110];\ncvt.f64.f32 %fd67,%f2;\nadd.f64 %fd155,%fd155,%fd67;\n$L__BB6_6:\n"
+"add.s64 %rd112,%rd112,256;\nadd.s64 %rd110,%rd110,1024;\nadd.s64 %rd109,%rd109,1024;\n"
+"add.s64 %rd108,%rd108,1024;\nadd.s64 %rd107,%rd107,1;\nsetp.ne.s64 %p7,%rd107,0;\n"
+"@%p7 bra $L__BB6_4;\n$L__BB6_7:\nsetp.lt.u64 %p8,%rd1,768;\n@%p8 bra $L__BB6_34;\n"
+"ld.param.u64 %rd99,[qlora_loss_sum_param_1];\nld.param.u64 %rd98,[qlora_loss_sum_param_0];\n"
+"ld.param.u64 %rd97,[qlora_loss_sum_param_2];\ncvta.to.global.u64 %rd72,%rd98;\n"
+"shl.b64 %rd73,%rd112,2;\nadd.s64 %rd74,%rd73,2048;\nadd.s64 %rd114,%rd72,%rd74;\n"
+"cvta.to.global.u64 %rd75,%rd97;\nadd.s64 %rd113,%rd75,%rd74;\ncvta.to.global.u64 %rd76,%rd99;\n"
+"add.s64 %rd116,%rd76,%rd73;\n$L__BB6_9:\nld.global.s32 %rd77,[%rd116];\n"
+"setp.lt.s64 %p9,%rd77,0;\nsetp.ge.s64 %p10,%rd77,%rd60;\nadd.s64 %rd27,%rd114,-2048;\n"
+"add.s64 %rd28,%rd113,-2048;\nor.pred %p11,%p9,%p10;\n@%p11 bra $L__BB6_11;\n"
+"ld.global.f32 %f3,[%rd27];\ncvt.f64.f32 %fd68,%f3;\nadd.f64 %fd154,%fd154,%fd68;\n"
+"ld.global.f32 %f4,[%rd28];\ncvt.f64.f32 %fd69,%f4;\nadd.f64 %fd155,%fd155,%fd69;\n$L__BB6_11:\n"
+"ld.global.s32 %rd78,[%rd116+1024];\nsetp.lt.s64 %p12,%rd78,0;\nsetp.ge.s64 %p13,%rd78,%rd60;\n"
+"or.pred %p14,%p12,%p13;\n@%p14 bra $L__BB6_13;\nld.global.f32 %f5,[%rd27+1024];\n"
+"cvt.f64.f32 %fd70,%f5;\nadd.f64 %fd154,%fd154,%fd70;\nld.global.f32 %f6,[%rd28+1024];\n"
+"cvt.f64.f32 %fd71,%f6;\nadd.f64 %fd155,%fd155,%fd71;\n$L__BB6_13:\n"
+"ld.global.s32 %rd79,[%rd116+2048];\nsetp.lt.s64 %p15,%rd79,0;\nsetp.ge.s64 %p16,%rd79,%rd60;\n"
+"or.pred %p17,%p15,%p16;\n@%p17 bra $L__BB6_15;\nld.global.f32 %f7,[%rd27+2048];\n"
+"cvt.f64.f32 %fd72,%f7;\nadd.f64 %fd154,%fd154,%fd72;\nld.global.f32 %f8,[%rd28+2048];\n"
+"cvt.f64.f32 %fd73,%f8;\nadd.f64 %fd155,%fd155,%fd73;\n$L__BB6_15:\n"
+"ld.global.s32 %rd80,[%rd116+3072];\nsetp.lt.s64 %p18,%rd80,0;\nsetp.ge.s64 %p19,%rd80,%rd60;\n"
+"or.pred %p20,%p18,%p19;\n@%p20 bra $L__BB6_17;\nld.global.f32 %f9,[%rd27+3072];\n"
+"cvt.f64.f32 %fd74,%f9;\nadd.f64 %fd154,%fd154,%fd74;\nld.global.f32 %f10,[%rd28+3072];\n"
+"cvt.f64.f32 %fd75,%f10;\nadd.f64 %fd155,%fd155,%fd75;\n$L__BB6_17:\nadd.s64 %rd116,%rd116,4096;\n"
+"add.s64 %rd114,%rd114,4096;\nadd.s64 %rd113,%rd113,4096;\nadd.s64 %rd112,%rd112,1024;\n"
+"setp.lt.s64 %p21,%rd112,%rd59;\n@%p21 bra $L__BB6_9;\nbra.uni $L__BB6_34;\n$L__BB6_18:\n"
+"mov.u32 %r21,%tid.x;\ncvt.s64.s32 %rd121,%r21;\nsetp.eq.s64 %p22,%rd2,0;\n";
+static const char qlora__ptx_562[] =
+"mov.f64 %fd155,0d0000000000000000;\nmov.f64 %fd154,%fd155;\n@%p22 bra $L__BB6_23;\n"
+"ld.param.u64 %rd102,[qlora_loss_sum_param_1];\nld.param.u64 %rd101,[qlora_loss_sum_param_0];\n"
+"cvt.s64.s32 %rd121,%r3;\ncvta.to.global.u64 %rd81,%rd101;\nmul.wide.s32 %rd82,%r3,4;\n"
+"add.s64 %rd119,%rd81,%rd82;\ncvta.to.global.u64 %rd83,%rd102;\nadd.s64 %rd118,%rd83,%rd82;\n"
+"neg.s64 %rd117,%rd2;\nmov.f64 %fd155,0d0000000000000000;\n$L__BB6_20:\n.pragma \"nounroll\";\n"
+"ld.global.s32 %rd84,[%rd118];\nsetp.lt.s64 %p23,%rd84,0;\nsetp.ge.s64 %p24,%rd84,%rd60;\n"
+"or.pred %p25,%p23,%p24;\n@%p25 bra $L__BB6_22;\nld.global.f32 %f11,[%rd119];\n"
+"cvt.f64.f32 %fd81,%f11;\nadd.f64 %fd154,%fd154,%fd81;\n"
+"add.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB6_22:\nadd.s64 %rd121,%rd121,256;\n"
+"add.s64 %rd119,%rd119,1024;\nadd.s64 %rd118,%rd118,1024;\nadd.s64 %rd117,%rd117,1;\n"
+"setp.ne.s64 %p26,%rd117,0;\n@%p26 bra $L__BB6_20;\n$L__BB6_23:\nsetp.lt.u64 %p27,%rd1,768;\n"
+"@%p27 bra $L__BB6_34;\nld.param.u64 %rd104,[qlora_loss_sum_param_1];\n"
+"ld.param.u64 %rd103,[qlora_loss_sum_param_0];\ncvta.to.global.u64 %rd85,%rd103;\n"
+"shl.b64 %rd86,%rd121,2;\nadd.s64 %rd87,%rd85,%rd86;\nadd.s64 %rd122,%rd87,2048;\n"
+"cvta.to.global.u64 %rd88,%rd104;\nadd.s64 %rd124,%rd88,%rd86;\n$L__BB6_25:\n"
+"ld.global.s32 %rd89,[%rd124];\nsetp.lt.s64 %p28,%rd89,0;\nsetp.ge.s64 %p29,%rd89,%rd60;\n"
+"add.s64 %rd52,%rd122,-2048;\nor.pred %p30,%p28,%p29;\n@%p30 bra $L__BB6_27;\n"
+"ld.global.f32 %f12,[%rd52];\ncvt.f64.f32 %fd82,%f12;\nadd.f64 %fd154,%fd154,%fd82;\n"
+"add.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB6_27:\nld.global.s32 %rd90,[%rd124+1024];\n"
+"setp.lt.s64 %p31,%rd90,0;\nsetp.ge.s64 %p32,%rd90,%rd60;\nor.pred %p33,%p31,%p32;\n"
+"@%p33 bra $L__BB6_29;\nld.global.f32 %f13,[%rd52+1024];\ncvt.f64.f32 %fd83,%f13;\n"
+"add.f64 %fd154,%fd154,%fd83;\nadd.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB6_29:\n"
+"ld.global.s32 %rd91,[%rd124+2048];\nsetp.lt.s64 %p34,%rd91,0;\nsetp.ge.s64 %p35,%rd91,%rd60;\n"
+"or.pred %p36,%p34,%p35;\n@%p36 bra $L__BB6_31;\nld.global.f32 %f14,[%rd52+2048];\n"
+"cvt.f64.f32 %fd84,%f14;\nadd.f64 %fd154,%fd154,%fd84;\n"
+"add.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB6_31:\nld.global.s32 %rd92,[%rd124+3072];\n"
+"setp.lt.s64 %p37,%rd92,0;\nsetp.ge.s64 %p38,%rd92,%rd60;\nor.pred %p39,%p37,%p38;\n"
+"@%p39 bra $L__BB6_33;\nld.global.f32 %f15,[%rd52+3072];\ncvt.f64.f32 %fd85,%f15;\n"
+"add.f64 %fd154,%fd154,%fd85;\nadd.f64 %fd155,%fd155,0d3FF0000000000000;\n$L__BB6_33:\n"
+"add.s64 %rd124,%rd124,4096;\nadd.s64 %rd122,%rd122,4096;\nadd.s64 %rd121,%rd121,1024;\n"
+"setp.lt.s64 %p40,%rd121,%rd59;\n@%p40 bra $L__BB6_25;\n$L__BB6_34:\nshl.b32 %r10,%r3,3;\n"
+"mov.u32 %r11,_ZZ14qlora_loss_sumE9loss_lane;\nadd.s32 %r1,%r11,%r10;\n"
+"st.shared.f64[%r1],%fd154;\nmov.u32 %r12,_ZZ14qlora_loss_sumE11weight_lane;\n"
+"add.s32 %r2,%r12,%r10;\nst.shared.f64[%r2],%fd155;\nbar.sync 0;\nsetp.gt.s32 %p41,%r3,127;\n"
+"@%p41 bra $L__BB6_36;\nld.shared.f64 %fd86,[%r1];\nld.shared.f64 %fd87,[%r1+1024];\n"
+"add.f64 %fd88,%fd87,%fd86;\nst.shared.f64[%r1],%fd88;\nld.shared.f64 %fd89,[%r2+1024];\n"
+"ld.shared.f64 %fd90,[%r2];\nadd.f64 %fd91,%fd89,%fd90;\nst.shared.f64[%r2],%fd91;\n$L__BB6_36:\n"
+"bar.sync 0;\nsetp.gt.s32 %p42,%r3,63;\n@%p42 bra $L__BB6_38;\nld.shared.f64 %fd92,[%r1];\n"
+"ld.shared.f64 %fd93,[%r1+512];\nadd.f64 %fd94,%fd93,%fd92;\nst.shared.f64[%r1],%fd94;\n"
+"ld.shared.f64 %fd95,[%r2+512];\nld.shared.f64 %fd96,[%r2];\nadd.f64 %fd97,%fd95,%fd96;\n"
+"st.shared.f64[%r2],%fd97;\n$L__BB6_38:\nbar.sync 0;\nsetp.gt.s32 %p43,%r3,31;\n"
+"@%p43 bra $L__BB6_40;\nld.shared.f64 %fd98,[%r1];\nld.shared.f64 %fd99,[%r1+256];\n"
+"add.f64 %fd100,%fd99,%fd98;\nst.shared.f64[%r1],%fd100;\nld.shared.f64 %fd101,[%r2+256];\n"
+"ld.shared.f64 %fd102,[%r2];\nadd.f64 %fd103,%fd101,%fd102;\nst.shared.f64[%r2],%fd103;\n"
+"$L__BB6_40:\nbar.sync 0;\nsetp.gt.s32 %p44,%r3,15;\n@%p44 bra $L__BB6_42;\n"
+"ld.shared.f64 %fd104,[%r1];\nld.shared.f64 %fd105,[%r1+128];\nadd.f64 %fd106,%fd105,%fd104;\n"
+"st.shared.f64[%r1],%fd106;\nld.shared.f64 %fd107,[%r2+128];\nld.shared.f64 %fd108,[%r2];\n"
+"add.f64 %fd109,%fd107,%fd108;\nst.shared.f64[%r2],%fd109;\n$L__BB6_42:\nbar.sync 0;\n"
+"setp.gt.s32 %p45,%r3,7;\n@%p45 bra $L__BB6_44;\nld.shared.f64 %fd110,[%r1];\n"
+"ld.shared.f64 %fd111,[%r1+64];\n";
 static const char qlora__ptx_563[] =
-"@%p56 bra $L__BB1_2;\n$L__BB1_44:\nret;\n}\n";
+"add.f64 %fd112,%fd111,%fd110;\nst.shared.f64[%r1],%fd112;\nld.shared.f64 %fd113,[%r2+64];\n"
+"ld.shared.f64 %fd114,[%r2];\nadd.f64 %fd115,%fd113,%fd114;\nst.shared.f64[%r2],%fd115;\n"
+"$L__BB6_44:\nbar.sync 0;\nsetp.gt.s32 %p46,%r3,3;\n@%p46 bra $L__BB6_46;\n"
+"ld.shared.f64 %fd116,[%r1];\nld.shared.f64 %fd117,[%r1+32];\nadd.f64 %fd118,%fd117,%fd116;\n"
+"st.shared.f64[%r1],%fd118;\nld.shared.f64 %fd119,[%r2+32];\nld.shared.f64 %fd120,[%r2];\n"
+"add.f64 %fd121,%fd119,%fd120;\nst.shared.f64[%r2],%fd121;\n$L__BB6_46:\nbar.sync 0;\n"
+"setp.gt.s32 %p47,%r3,1;\n@%p47 bra $L__BB6_48;\nld.shared.f64 %fd122,[%r1];\n"
+"ld.shared.f64 %fd123,[%r1+16];\nadd.f64 %fd124,%fd123,%fd122;\nst.shared.f64[%r1],%fd124;\n"
+"ld.shared.f64 %fd125,[%r2+16];\nld.shared.f64 %fd126,[%r2];\nadd.f64 %fd127,%fd125,%fd126;\n"
+"st.shared.f64[%r2],%fd127;\n$L__BB6_48:\nbar.sync 0;\nsetp.gt.s32 %p48,%r3,0;\n"
+"@%p48 bra $L__BB6_50;\nld.shared.f64 %fd128,[%r1];\nld.shared.f64 %fd129,[%r1+8];\n"
+"add.f64 %fd130,%fd129,%fd128;\nst.shared.f64[%r1],%fd130;\nld.shared.f64 %fd131,[%r2+8];\n"
+"ld.shared.f64 %fd132,[%r2];\nadd.f64 %fd133,%fd131,%fd132;\nst.shared.f64[%r2],%fd133;\n"
+"$L__BB6_50:\nbar.sync 0;\nsetp.ne.s32 %p49,%r3,0;\n@%p49 bra $L__BB6_52;\n"
+"ld.param.u64 %rd100,[qlora_loss_sum_param_5];\ncvta.to.global.u64 %rd93,%rd100;\n"
+"ld.global.f32 %f16,[%rd93];\ncvt.f64.f32 %fd134,%f16;\nld.global.f32 %f17,[%rd93+4];\n"
+"cvt.f64.f32 %fd135,%f17;\nadd.f64 %fd136,%fd134,%fd135;\n"
+"ld.shared.f64 %fd137,[_ZZ14qlora_loss_sumE9loss_lane];\nadd.f64 %fd138,%fd137,%fd136;\n"
+"cvt.rn.f32.f64 %f18,%fd138;\nst.global.f32[%rd93],%f18;\ncvt.f64.f32 %fd139,%f18;\n"
+"sub.f64 %fd140,%fd138,%fd139;\ncvt.rn.f32.f64 %f19,%fd140;\nst.global.f32[%rd93+4],%f19;\n"
+"ld.global.f32 %f20,[%rd93+8];\ncvt.f64.f32 %fd141,%f20;\n"
+"ld.shared.f64 %fd142,[_ZZ14qlora_loss_sumE11weight_lane];\nadd.f64 %fd143,%fd142,%fd141;\n"
+"cvt.rn.f32.f64 %f21,%fd143;\nst.global.f32[%rd93+8],%f21;\n$L__BB6_52:\nret;\n}\n";
+static const char* const qlora__ptx_shared_75[] = {
+qlora__ptx_551,
+qlora__ptx_552,
+qlora__ptx_553,
+qlora__ptx_554,
+qlora__ptx_555,
+qlora__ptx_556,
+qlora__ptx_557,
+qlora__ptx_558,
+qlora__ptx_559,
+qlora__ptx_560,
+qlora__ptx_561,
+qlora__ptx_562,
+qlora__ptx_563,
+0};
+
 static const char qlora__ptx_564[] =
 ".visible .entry qlora_softmax_scores_f32(\n.param .u64 qlora_softmax_scores_f32_param_0,\n"
 ".param .u64 qlora_softmax_scores_f32_param_1,\n.param .u64 qlora_softmax_scores_f32_param_2,\n"
@@ -26520,22 +26529,22 @@ static const char qlora__ptx_564[] =
 "ld.param.u32 %r1,[qlora_softmax_scores_f32_param_7];\n"
 "ld.param.u64 %rd22,[qlora_softmax_scores_f32_param_8];\nmov.u32 %r2,%ctaid.x;\n"
 "mov.u32 %r3,%ntid.x;\nmul.wide.u32 %rd23,%r2,%r3;\nmov.u32 %r4,%tid.x;\ncvt.u64.u32 %rd24,%r4;\n"
-"add.s64 %rd1,%rd23,%rd24;\nsetp.ge.s64 %p1,%rd1,%rd21;\n@%p1 bra $L__BB2_10;\n"
+"add.s64 %rd1,%rd23,%rd24;\nsetp.ge.s64 %p1,%rd1,%rd21;\n@%p1 bra $L__BB0_10;\n"
 "mov.u32 %r5,%ctaid.z;\ncvt.u64.u32 %rd31,%r5;\nsetp.ge.s64 %p2,%rd31,%rd19;\n"
-"@%p2 bra $L__BB2_10;\nmov.u32 %r6,%ctaid.y;\ncvt.u64.u32 %rd3,%r6;\nsetp.lt.s64 %p3,%rd3,%rd20;\n"
-"mov.u32 %r7,%nctaid.z;\ncvt.u64.u32 %rd4,%r7;\n@%p3 bra $L__BB2_4;\nbra.uni $L__BB2_3;\n"
-"$L__BB2_4:\ncvta.to.global.u64 %rd7,%rd16;\nmov.u32 %r8,%nctaid.y;\ncvt.u64.u32 %rd8,%r8;\n"
-"sub.s64 %rd9,%rd21,%rd20;\n$L__BB2_5:\nmul.lo.s64 %rd25,%rd31,%rd17;\nadd.s64 %rd11,%rd25,%rd1;\n"
-"mov.u64 %rd33,%rd3;\n$L__BB2_6:\nadd.s64 %rd26,%rd9,%rd33;\nsetp.le.s64 %p5,%rd1,%rd26;\n"
+"@%p2 bra $L__BB0_10;\nmov.u32 %r6,%ctaid.y;\ncvt.u64.u32 %rd3,%r6;\nsetp.lt.s64 %p3,%rd3,%rd20;\n"
+"mov.u32 %r7,%nctaid.z;\ncvt.u64.u32 %rd4,%r7;\n@%p3 bra $L__BB0_4;\nbra.uni $L__BB0_3;\n"
+"$L__BB0_4:\ncvta.to.global.u64 %rd7,%rd16;\nmov.u32 %r8,%nctaid.y;\ncvt.u64.u32 %rd8,%r8;\n"
+"sub.s64 %rd9,%rd21,%rd20;\n$L__BB0_5:\nmul.lo.s64 %rd25,%rd31,%rd17;\nadd.s64 %rd11,%rd25,%rd1;\n"
+"mov.u64 %rd33,%rd3;\n$L__BB0_6:\nadd.s64 %rd26,%rd9,%rd33;\nsetp.le.s64 %p5,%rd1,%rd26;\n"
 "setp.eq.s32 %p6,%r1,0;\nor.pred %p7,%p6,%p5;\nsub.s64 %rd27,%rd26,%rd22;\n"
 "setp.gt.s64 %p8,%rd1,%rd27;\nsetp.lt.s64 %p9,%rd22,1;\nor.pred %p10,%p9,%p8;\n"
 "and.pred %p11,%p7,%p10;\nmul.lo.s64 %rd28,%rd33,%rd18;\nadd.s64 %rd29,%rd11,%rd28;\n"
 "shl.b64 %rd30,%rd29,2;\nadd.s64 %rd13,%rd7,%rd30;\nmov.f32 %f6,0fFF61B1E6;\nnot.pred %p12,%p11;\n"
-"@%p12 bra $L__BB2_8;\nld.global.f32 %f5,[%rd13];\nmul.f32 %f6,%f5,%f3;\n$L__BB2_8:\n"
+"@%p12 bra $L__BB0_8;\nld.global.f32 %f5,[%rd13];\nmul.f32 %f6,%f5,%f3;\n$L__BB0_8:\n"
 "st.global.f32[%rd13],%f6;\nadd.s64 %rd33,%rd33,%rd8;\nsetp.lt.s64 %p13,%rd33,%rd20;\n"
-"@%p13 bra $L__BB2_6;\nadd.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p14,%rd31,%rd19;\n"
-"@%p14 bra $L__BB2_5;\nbra.uni $L__BB2_10;\n$L__BB2_3:\nadd.s64 %rd31,%rd31,%rd4;\n"
-"setp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB2_3;\n$L__BB2_10:\nret;\n}\n";
+"@%p13 bra $L__BB0_6;\nadd.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p14,%rd31,%rd19;\n"
+"@%p14 bra $L__BB0_5;\nbra.uni $L__BB0_10;\n$L__BB0_3:\nadd.s64 %rd31,%rd31,%rd4;\n"
+"setp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB0_3;\n$L__BB0_10:\nret;\n}\n";
 static const char qlora__ptx_565[] =
 ".visible .entry qlora_softmax_fwd_f32(\n.param .u64 qlora_softmax_fwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_1,\n.param .u64 qlora_softmax_fwd_f32_param_2,\n"
@@ -26560,47 +26569,47 @@ static const char qlora__ptx_565[] =
 "mul.wide.u32 %rd52,%r63,%r66;\ncvt.u64.u32 %rd53,%r61;\nadd.s64 %rd1,%rd52,%rd53;\n"
 "setp.lt.s64 %p1,%rd1,%rd50;\nselp.b64 %rd2,%rd51,0,%p1;\nmul.wide.s32 %rd3,%r65,4;\n"
 "mul.wide.s32 %rd4,%r59,4;\nshl.b64 %rd54,%rd45,2;\nor.b64 %rd55,%rd54,%rd43;\n"
-"and.b64 %rd56,%rd55,15;\nsetp.ne.s64 %p2,%rd56,0;\nmov.u16 %rs6,0;\n@%p2 bra $L__BB3_4;\n"
+"and.b64 %rd56,%rd55,15;\nsetp.ne.s64 %p2,%rd56,0;\nmov.u16 %rs6,0;\n@%p2 bra $L__BB1_4;\n"
 "shl.b64 %rd57,%rd48,2;\nor.b64 %rd58,%rd57,%rd46;\nand.b64 %rd59,%rd58,15;\n"
-"setp.ne.s64 %p3,%rd59,0;\n@%p3 bra $L__BB3_4;\nshl.b64 %rd60,%rd44,2;\n"
+"setp.ne.s64 %p3,%rd59,0;\n@%p3 bra $L__BB1_4;\nshl.b64 %rd60,%rd44,2;\n"
 "or.b64 %rd61,%rd60,%rd43;\nand.b64 %rd62,%rd61,15;\nsetp.ne.s64 %p4,%rd62,0;\n"
-"@%p4 bra $L__BB3_4;\nshl.b64 %rd63,%rd47,2;\nor.b64 %rd64,%rd63,%rd46;\nand.b64 %rd65,%rd64,15;\n"
-"setp.eq.s64 %p5,%rd65,0;\nselp.u16 %rs6,1,0,%p5;\n$L__BB3_4:\nmov.u32 %r67,%ctaid.y;\n"
-"cvt.u64.u32 %rd97,%r67;\nsetp.ge.s64 %p6,%rd97,%rd49;\n@%p6 bra $L__BB3_121;\n"
-"mul.lo.s64 %rd6,%rd1,%rd45;\nmul.lo.s64 %rd7,%rd1,%rd48;\n$L__BB3_6:\n"
+"@%p4 bra $L__BB1_4;\nshl.b64 %rd63,%rd47,2;\nor.b64 %rd64,%rd63,%rd46;\nand.b64 %rd65,%rd64,15;\n"
+"setp.eq.s64 %p5,%rd65,0;\nselp.u16 %rs6,1,0,%p5;\n$L__BB1_4:\nmov.u32 %r67,%ctaid.y;\n"
+"cvt.u64.u32 %rd97,%r67;\nsetp.ge.s64 %p6,%rd97,%rd49;\n@%p6 bra $L__BB1_121;\n"
+"mul.lo.s64 %rd6,%rd1,%rd45;\nmul.lo.s64 %rd7,%rd1,%rd48;\n$L__BB1_6:\n"
 "ld.param.u64 %rd96,[qlora_softmax_fwd_f32_param_1];\nmul.lo.s64 %rd66,%rd97,%rd96;\n"
 "add.s64 %rd9,%rd66,%rd6;\nmul.lo.s64 %rd10,%rd97,%rd47;\nsetp.le.s64 %p7,%rd2,%rd3;\n"
-"mov.f32 %f419,0fFF61B1E6;\n@%p7 bra $L__BB3_28;\nsetp.eq.s16 %p8,%rs6,0;\n@%p8 bra $L__BB3_18;\n"
-"cvta.to.global.u64 %rd11,%rd43;\nmov.f32 %f419,0fFF61B1E6;\nmov.u64 %rd98,%rd3;\n$L__BB3_9:\n"
+"mov.f32 %f419,0fFF61B1E6;\n@%p7 bra $L__BB1_28;\nsetp.eq.s16 %p8,%rs6,0;\n@%p8 bra $L__BB1_18;\n"
+"cvta.to.global.u64 %rd11,%rd43;\nmov.f32 %f419,0fFF61B1E6;\nmov.u64 %rd98,%rd3;\n$L__BB1_9:\n"
 "add.s64 %rd67,%rd98,%rd9;\nshl.b64 %rd68,%rd67,2;\nadd.s64 %rd14,%rd11,%rd68;\n"
-"sub.s64 %rd13,%rd2,%rd98;\nsetp.gt.s64 %p9,%rd13,3;\n@%p9 bra $L__BB3_16;\nbra.uni $L__BB3_10;\n"
-"$L__BB3_16:\nld.global.v4.u32{%r232,%r233,%r234,%r235},[%rd14];\nbra.uni $L__BB3_17;\n"
-"$L__BB3_10:\nsetp.lt.s64 %p10,%rd13,1;\nmov.u32 %r233,-10374682;\nmov.u32 %r232,%r233;\n"
-"@%p10 bra $L__BB3_12;\nld.global.u32 %r232,[%rd14];\n$L__BB3_12:\nsetp.lt.s64 %p11,%rd13,2;\n"
-"@%p11 bra $L__BB3_14;\nld.global.u32 %r233,[%rd14+4];\n$L__BB3_14:\nsetp.lt.s64 %p12,%rd13,3;\n"
-"mov.u32 %r235,-10374682;\nmov.u32 %r234,%r235;\n@%p12 bra $L__BB3_17;\n"
-"ld.global.u32 %r234,[%rd14+8];\n$L__BB3_17:\nmov.b32 %f74,%r232;\nmax.f32 %f75,%f419,%f74;\n"
+"sub.s64 %rd13,%rd2,%rd98;\nsetp.gt.s64 %p9,%rd13,3;\n@%p9 bra $L__BB1_16;\nbra.uni $L__BB1_10;\n"
+"$L__BB1_16:\nld.global.v4.u32{%r232,%r233,%r234,%r235},[%rd14];\nbra.uni $L__BB1_17;\n"
+"$L__BB1_10:\nsetp.lt.s64 %p10,%rd13,1;\nmov.u32 %r233,-10374682;\nmov.u32 %r232,%r233;\n"
+"@%p10 bra $L__BB1_12;\nld.global.u32 %r232,[%rd14];\n$L__BB1_12:\nsetp.lt.s64 %p11,%rd13,2;\n"
+"@%p11 bra $L__BB1_14;\nld.global.u32 %r233,[%rd14+4];\n$L__BB1_14:\nsetp.lt.s64 %p12,%rd13,3;\n"
+"mov.u32 %r235,-10374682;\nmov.u32 %r234,%r235;\n@%p12 bra $L__BB1_17;\n"
+"ld.global.u32 %r234,[%rd14+8];\n$L__BB1_17:\nmov.b32 %f74,%r232;\nmax.f32 %f75,%f419,%f74;\n"
 "mov.b32 %f76,%r233;\nmax.f32 %f77,%f75,%f76;\nmov.b32 %f78,%r234;\nmax.f32 %f79,%f77,%f78;\n"
 "mov.b32 %f80,%r235;\nmax.f32 %f419,%f79,%f80;\nadd.s64 %rd98,%rd98,%rd4;\n"
-"setp.gt.s64 %p13,%rd2,%rd98;\n@%p13 bra $L__BB3_9;\nbra.uni $L__BB3_28;\n$L__BB3_18:\n"
+"setp.gt.s64 %p13,%rd2,%rd98;\n@%p13 bra $L__BB1_9;\nbra.uni $L__BB1_28;\n$L__BB1_18:\n"
 "cvta.to.global.u64 %rd16,%rd43;\nmov.f32 %f81,0fFF61B1E6;\nmov.u64 %rd99,%rd3;\n"
-"mov.f32 %f419,%f81;\n$L__BB3_19:\nsub.s64 %rd18,%rd2,%rd99;\nsetp.lt.s64 %p14,%rd18,1;\n"
+"mov.f32 %f419,%f81;\n$L__BB1_19:\nsub.s64 %rd18,%rd2,%rd99;\nsetp.lt.s64 %p14,%rd18,1;\n"
 "add.s64 %rd69,%rd99,%rd9;\nshl.b64 %rd70,%rd69,2;\nadd.s64 %rd19,%rd16,%rd70;\n"
-"mov.f32 %f415,%f81;\n@%p14 bra $L__BB3_21;\nld.global.f32 %f415,[%rd19];\n$L__BB3_21:\n"
+"mov.f32 %f415,%f81;\n@%p14 bra $L__BB1_21;\nld.global.f32 %f415,[%rd19];\n$L__BB1_21:\n"
 "setp.lt.s64 %p15,%rd18,2;\nmov.f32 %f417,0fFF61B1E6;\nmov.f32 %f416,%f417;\n"
-"@%p15 bra $L__BB3_23;\nld.global.f32 %f416,[%rd19+4];\n$L__BB3_23:\nsetp.lt.s64 %p16,%rd18,3;\n"
-"@%p16 bra $L__BB3_25;\nld.global.f32 %f417,[%rd19+8];\n$L__BB3_25:\n";
+"@%p15 bra $L__BB1_23;\nld.global.f32 %f416,[%rd19+4];\n$L__BB1_23:\nsetp.lt.s64 %p16,%rd18,3;\n"
+"@%p16 bra $L__BB1_25;\nld.global.f32 %f417,[%rd19+8];\n$L__BB1_25:\n";
 static const char qlora__ptx_566[] =
-"setp.lt.s64 %p17,%rd18,4;\nmov.f32 %f418,0fFF61B1E6;\n@%p17 bra $L__BB3_27;\n"
-"ld.global.f32 %f418,[%rd19+12];\n$L__BB3_27:\nmax.f32 %f86,%f419,%f415;\n"
+"setp.lt.s64 %p17,%rd18,4;\nmov.f32 %f418,0fFF61B1E6;\n@%p17 bra $L__BB1_27;\n"
+"ld.global.f32 %f418,[%rd19+12];\n$L__BB1_27:\nmax.f32 %f86,%f419,%f415;\n"
 "max.f32 %f87,%f86,%f416;\nmax.f32 %f88,%f87,%f417;\nmax.f32 %f419,%f88,%f418;\n"
-"add.s64 %rd99,%rd99,%rd4;\nsetp.gt.s64 %p18,%rd2,%rd99;\n@%p18 bra $L__BB3_19;\n$L__BB3_28:\n"
-"setp.lt.s32 %p19,%r59,33;\n@%p19 bra $L__BB3_32;\nbra.uni $L__BB3_29;\n$L__BB3_32:\n"
-"setp.lt.s32 %p32,%r59,2;\n@%p32 bra $L__BB3_35;\nmov.u32 %r236,%r59;\n$L__BB3_34:\n"
+"add.s64 %rd99,%rd99,%rd4;\nsetp.gt.s64 %p18,%rd2,%rd99;\n@%p18 bra $L__BB1_19;\n$L__BB1_28:\n"
+"setp.lt.s32 %p19,%r59,33;\n@%p19 bra $L__BB1_32;\nbra.uni $L__BB1_29;\n$L__BB1_32:\n"
+"setp.lt.s32 %p32,%r59,2;\n@%p32 bra $L__BB1_35;\nmov.u32 %r236,%r59;\n$L__BB1_34:\n"
 "mov.b32 %r124,%f419;\nshr.s32 %r20,%r236,1;\nmov.u32 %r125,31;\nmov.u32 %r126,-1;\n"
 "shfl.sync.bfly.b32 %r127|%p33,%r124,%r20,%r125,%r126;\nmov.b32 %f108,%r127;\n"
 "max.f32 %f419,%f419,%f108;\nsetp.gt.s32 %p34,%r236,3;\nmov.u32 %r236,%r20;\n"
-"@%p34 bra $L__BB3_34;\nbra.uni $L__BB3_35;\n$L__BB3_29:\nand.b32 %r76,%r60,31;\n"
+"@%p34 bra $L__BB1_34;\nbra.uni $L__BB1_35;\n$L__BB1_29:\nand.b32 %r76,%r60,31;\n"
 "mov.u32 %r77,31;\nsetp.ne.s32 %p20,%r76,0;\nmov.b32 %r78,%f419;\nmov.u32 %r79,16;\n"
 "mov.u32 %r80,-1;\nshfl.sync.bfly.b32 %r81|%p21,%r78,%r79,%r77,%r80;\nmov.b32 %f89,%r81;\n"
 "max.f32 %f90,%f419,%f89;\nmov.b32 %r82,%f90;\nmov.u32 %r83,8;\n"
@@ -26609,10 +26618,10 @@ static const char qlora__ptx_566[] =
 "mov.b32 %f93,%r87;\nmax.f32 %f94,%f92,%f93;\nmov.b32 %r88,%f94;\nmov.u32 %r89,2;\n"
 "shfl.sync.bfly.b32 %r90|%p24,%r88,%r89,%r77,%r80;\nmov.b32 %f95,%r90;\nmax.f32 %f96,%f94,%f95;\n"
 "mov.b32 %r91,%f96;\nmov.u32 %r92,1;\nshfl.sync.bfly.b32 %r93|%p25,%r91,%r92,%r77,%r80;\n"
-"mov.b32 %f97,%r93;\nmax.f32 %f14,%f96,%f97;\nbar.sync 0;\n@%p20 bra $L__BB3_31;\n"
+"mov.b32 %f97,%r93;\nmax.f32 %f14,%f96,%f97;\nbar.sync 0;\n@%p20 bra $L__BB1_31;\n"
 "shr.u32 %r95,%r60,3;\nand.b32 %r96,%r95,536870908;\n"
 "mov.u32 %r97,_ZZ11softmax_fwdIfEvPKT_llPS0_llllliE6shared;\nadd.s32 %r98,%r97,%r96;\n"
-"st.shared.f32[%r98],%f14;\n$L__BB3_31:\nbar.sync 0;\nshr.u32 %r103,%r62,5;\n"
+"st.shared.f32[%r98],%f14;\n$L__BB1_31:\nbar.sync 0;\nshr.u32 %r103,%r62,5;\n"
 "setp.lt.u32 %p26,%r76,%r103;\nselp.b32 %r104,%r76,0,%p26;\nshl.b32 %r105,%r104,2;\n"
 "mov.u32 %r106,_ZZ11softmax_fwdIfEvPKT_llPS0_llllliE6shared;\nadd.s32 %r107,%r106,%r105;\n"
 "ld.shared.f32 %f98,[%r107];\nmov.b32 %r109,%f98;\n"
@@ -26625,69 +26634,69 @@ static const char qlora__ptx_566[] =
 "shfl.sync.bfly.b32 %r120|%p30,%r119,%r89,%r77,%r80;\nmov.b32 %f105,%r120;\n"
 "max.f32 %f106,%f104,%f105;\nmov.b32 %r121,%f106;\n"
 "shfl.sync.bfly.b32 %r123|%p31,%r121,%r92,%r77,%r80;\nmov.b32 %f107,%r123;\n"
-"max.f32 %f419,%f106,%f107;\n$L__BB3_35:\nmov.f32 %f436,0f00000000;\n@%p7 bra $L__BB3_73;\n"
-"setp.eq.s16 %p36,%rs6,0;\n@%p36 bra $L__BB3_55;\ncvta.to.global.u64 %rd21,%rd43;\n"
-"mov.f32 %f436,0f00000000;\nmov.u64 %rd100,%rd3;\n$L__BB3_38:\nadd.s64 %rd71,%rd100,%rd9;\n"
+"max.f32 %f419,%f106,%f107;\n$L__BB1_35:\nmov.f32 %f436,0f00000000;\n@%p7 bra $L__BB1_73;\n"
+"setp.eq.s16 %p36,%rs6,0;\n@%p36 bra $L__BB1_55;\ncvta.to.global.u64 %rd21,%rd43;\n"
+"mov.f32 %f436,0f00000000;\nmov.u64 %rd100,%rd3;\n$L__BB1_38:\nadd.s64 %rd71,%rd100,%rd9;\n"
 "shl.b64 %rd72,%rd71,2;\nadd.s64 %rd24,%rd21,%rd72;\nsub.s64 %rd23,%rd2,%rd100;\n"
-"setp.gt.s64 %p37,%rd23,3;\n@%p37 bra $L__BB3_45;\nbra.uni $L__BB3_39;\n$L__BB3_45:\n"
-"ld.global.v4.u32{%r240,%r241,%r242,%r243},[%rd24];\nbra.uni $L__BB3_46;\n$L__BB3_39:\n"
-"setp.lt.s64 %p38,%rd23,1;\nmov.u32 %r241,0;\nmov.u32 %r240,%r241;\n@%p38 bra $L__BB3_41;\n"
-"ld.global.u32 %r240,[%rd24];\n$L__BB3_41:\nsetp.lt.s64 %p39,%rd23,2;\n@%p39 bra $L__BB3_43;\n"
-"ld.global.u32 %r241,[%rd24+4];\n$L__BB3_43:\nsetp.lt.s64 %p40,%rd23,3;\nmov.u32 %r243,0;\n"
-"mov.u32 %r242,%r243;\n@%p40 bra $L__BB3_46;\nld.global.u32 %r242,[%rd24+8];\n$L__BB3_46:\n"
+"setp.gt.s64 %p37,%rd23,3;\n@%p37 bra $L__BB1_45;\nbra.uni $L__BB1_39;\n$L__BB1_45:\n"
+"ld.global.v4.u32{%r240,%r241,%r242,%r243},[%rd24];\nbra.uni $L__BB1_46;\n$L__BB1_39:\n"
+"setp.lt.s64 %p38,%rd23,1;\nmov.u32 %r241,0;\nmov.u32 %r240,%r241;\n@%p38 bra $L__BB1_41;\n"
+"ld.global.u32 %r240,[%rd24];\n$L__BB1_41:\nsetp.lt.s64 %p39,%rd23,2;\n@%p39 bra $L__BB1_43;\n"
+"ld.global.u32 %r241,[%rd24+4];\n$L__BB1_43:\nsetp.lt.s64 %p40,%rd23,3;\nmov.u32 %r243,0;\n"
+"mov.u32 %r242,%r243;\n@%p40 bra $L__BB1_46;\nld.global.u32 %r242,[%rd24+8];\n$L__BB1_46:\n"
 "setp.le.s64 %p41,%rd2,%rd100;\nmov.f32 %f424,0f00000000;\nmov.f32 %f423,%f424;\n"
-"@%p41 bra $L__BB3_48;\nmov.b32 %f112,%r240;\nsub.f32 %f113,%f112,%f419;\n"
+"@%p41 bra $L__BB1_48;\nmov.b32 %f112,%r240;\nsub.f32 %f113,%f112,%f419;\n"
 "mov.f32 %f114,0f3F000000;\nmov.f32 %f115,0f3BBB989D;\nfma.rn.f32 %f116,%f113,%f115,%f114;\n"
 "cvt.sat.f32.f32 %f117,%f116;\nmov.f32 %f118,0f4B400001;\nmov.f32 %f119,0f437C0000;\n"
 "fma.rm.f32 %f120,%f117,%f119,%f118;\nadd.f32 %f121,%f120,0fCB40007F;\nneg.f32 %f122,%f121;\n"
 "mov.f32 %f123,0f3FB8AA3B;\nfma.rn.f32 %f124,%f113,%f123,%f122;\nmov.f32 %f125,0f32A57060;\n"
 "fma.rn.f32 %f126,%f113,%f125,%f124;\nmov.b32 %r135,%f120;\nshl.b32 %r136,%r135,23;\n"
-"mov.b32 %f127,%r136;\nex2.approx.ftz.f32 %f128,%f126;\nmul.f32 %f423,%f128,%f127;\n$L__BB3_48:\n";
+"mov.b32 %f127,%r136;\nex2.approx.ftz.f32 %f128,%f126;\nmul.f32 %f423,%f128,%f127;\n$L__BB1_48:\n";
 static const char qlora__ptx_567[] =
 "add.f32 %f22,%f436,%f423;\nadd.s64 %rd73,%rd100,1;\nsetp.ge.s64 %p42,%rd73,%rd2;\n"
-"@%p42 bra $L__BB3_50;\nmov.b32 %f130,%r241;\nsub.f32 %f131,%f130,%f419;\n"
+"@%p42 bra $L__BB1_50;\nmov.b32 %f130,%r241;\nsub.f32 %f131,%f130,%f419;\n"
 "mov.f32 %f132,0f3F000000;\nmov.f32 %f133,0f3BBB989D;\nfma.rn.f32 %f134,%f131,%f133,%f132;\n"
 "cvt.sat.f32.f32 %f135,%f134;\nmov.f32 %f136,0f4B400001;\nmov.f32 %f137,0f437C0000;\n"
 "fma.rm.f32 %f138,%f135,%f137,%f136;\nadd.f32 %f139,%f138,0fCB40007F;\nneg.f32 %f140,%f139;\n"
 "mov.f32 %f141,0f3FB8AA3B;\nfma.rn.f32 %f142,%f131,%f141,%f140;\nmov.f32 %f143,0f32A57060;\n"
 "fma.rn.f32 %f144,%f131,%f143,%f142;\nmov.b32 %r137,%f138;\nshl.b32 %r138,%r137,23;\n"
-"mov.b32 %f145,%r138;\nex2.approx.ftz.f32 %f146,%f144;\nmul.f32 %f424,%f146,%f145;\n$L__BB3_50:\n"
+"mov.b32 %f145,%r138;\nex2.approx.ftz.f32 %f146,%f144;\nmul.f32 %f424,%f146,%f145;\n$L__BB1_50:\n"
 "add.f32 %f25,%f22,%f424;\nadd.s64 %rd74,%rd100,2;\nsetp.ge.s64 %p43,%rd74,%rd2;\n"
-"mov.f32 %f426,0f00000000;\nmov.f32 %f425,%f426;\n@%p43 bra $L__BB3_52;\nmov.b32 %f148,%r242;\n"
+"mov.f32 %f426,0f00000000;\nmov.f32 %f425,%f426;\n@%p43 bra $L__BB1_52;\nmov.b32 %f148,%r242;\n"
 "sub.f32 %f149,%f148,%f419;\nmov.f32 %f150,0f3F000000;\nmov.f32 %f151,0f3BBB989D;\n"
 "fma.rn.f32 %f152,%f149,%f151,%f150;\ncvt.sat.f32.f32 %f153,%f152;\nmov.f32 %f154,0f4B400001;\n"
 "mov.f32 %f155,0f437C0000;\nfma.rm.f32 %f156,%f153,%f155,%f154;\nadd.f32 %f157,%f156,0fCB40007F;\n"
 "neg.f32 %f158,%f157;\nmov.f32 %f159,0f3FB8AA3B;\nfma.rn.f32 %f160,%f149,%f159,%f158;\n"
 "mov.f32 %f161,0f32A57060;\nfma.rn.f32 %f162,%f149,%f161,%f160;\nmov.b32 %r139,%f156;\n"
 "shl.b32 %r140,%r139,23;\nmov.b32 %f163,%r140;\nex2.approx.ftz.f32 %f164,%f162;\n"
-"mul.f32 %f425,%f164,%f163;\n$L__BB3_52:\nadd.f32 %f28,%f25,%f425;\nadd.s64 %rd75,%rd100,3;\n"
-"setp.ge.s64 %p44,%rd75,%rd2;\n@%p44 bra $L__BB3_54;\nmov.b32 %f166,%r243;\n"
+"mul.f32 %f425,%f164,%f163;\n$L__BB1_52:\nadd.f32 %f28,%f25,%f425;\nadd.s64 %rd75,%rd100,3;\n"
+"setp.ge.s64 %p44,%rd75,%rd2;\n@%p44 bra $L__BB1_54;\nmov.b32 %f166,%r243;\n"
 "sub.f32 %f167,%f166,%f419;\nmov.f32 %f168,0f3F000000;\nmov.f32 %f169,0f3BBB989D;\n"
 "fma.rn.f32 %f170,%f167,%f169,%f168;\ncvt.sat.f32.f32 %f171,%f170;\nmov.f32 %f172,0f4B400001;\n"
 "mov.f32 %f173,0f437C0000;\nfma.rm.f32 %f174,%f171,%f173,%f172;\nadd.f32 %f175,%f174,0fCB40007F;\n"
 "neg.f32 %f176,%f175;\nmov.f32 %f177,0f3FB8AA3B;\nfma.rn.f32 %f178,%f167,%f177,%f176;\n"
 "mov.f32 %f179,0f32A57060;\nfma.rn.f32 %f180,%f167,%f179,%f178;\nmov.b32 %r141,%f174;\n"
 "shl.b32 %r142,%r141,23;\nmov.b32 %f181,%r142;\nex2.approx.ftz.f32 %f182,%f180;\n"
-"mul.f32 %f426,%f182,%f181;\n$L__BB3_54:\nadd.f32 %f436,%f28,%f426;\nadd.s64 %rd100,%rd100,%rd4;\n"
-"setp.gt.s64 %p45,%rd2,%rd100;\n@%p45 bra $L__BB3_38;\nbra.uni $L__BB3_73;\n$L__BB3_55:\n"
+"mul.f32 %f426,%f182,%f181;\n$L__BB1_54:\nadd.f32 %f436,%f28,%f426;\nadd.s64 %rd100,%rd100,%rd4;\n"
+"setp.gt.s64 %p45,%rd2,%rd100;\n@%p45 bra $L__BB1_38;\nbra.uni $L__BB1_73;\n$L__BB1_55:\n"
 "cvta.to.global.u64 %rd26,%rd43;\nmov.f32 %f183,0f00000000;\nmov.u64 %rd101,%rd3;\n"
-"mov.f32 %f436,%f183;\n$L__BB3_56:\nsub.s64 %rd28,%rd2,%rd101;\nsetp.lt.s64 %p46,%rd28,1;\n"
+"mov.f32 %f436,%f183;\n$L__BB1_56:\nsub.s64 %rd28,%rd2,%rd101;\nsetp.lt.s64 %p46,%rd28,1;\n"
 "add.s64 %rd76,%rd101,%rd9;\nshl.b64 %rd77,%rd76,2;\nadd.s64 %rd29,%rd26,%rd77;\n"
-"mov.f32 %f428,%f183;\n@%p46 bra $L__BB3_58;\nld.global.f32 %f428,[%rd29];\n$L__BB3_58:\n"
+"mov.f32 %f428,%f183;\n@%p46 bra $L__BB1_58;\nld.global.f32 %f428,[%rd29];\n$L__BB1_58:\n"
 "setp.lt.s64 %p47,%rd28,2;\nmov.f32 %f430,0f00000000;\nmov.f32 %f429,%f430;\n"
-"@%p47 bra $L__BB3_60;\nld.global.f32 %f429,[%rd29+4];\n$L__BB3_60:\nsetp.lt.s64 %p48,%rd28,3;\n"
-"@%p48 bra $L__BB3_62;\nld.global.f32 %f430,[%rd29+8];\n$L__BB3_62:\nsetp.lt.s64 %p49,%rd28,4;\n"
-"mov.f32 %f432,0f00000000;\nmov.f32 %f431,%f432;\n@%p49 bra $L__BB3_64;\n"
-"ld.global.f32 %f431,[%rd29+12];\n$L__BB3_64:\nsetp.le.s64 %p50,%rd2,%rd101;\n"
-"@%p50 bra $L__BB3_66;\nsub.f32 %f189,%f428,%f419;\nmov.f32 %f190,0f3F000000;\n"
+"@%p47 bra $L__BB1_60;\nld.global.f32 %f429,[%rd29+4];\n$L__BB1_60:\nsetp.lt.s64 %p48,%rd28,3;\n"
+"@%p48 bra $L__BB1_62;\nld.global.f32 %f430,[%rd29+8];\n$L__BB1_62:\nsetp.lt.s64 %p49,%rd28,4;\n"
+"mov.f32 %f432,0f00000000;\nmov.f32 %f431,%f432;\n@%p49 bra $L__BB1_64;\n"
+"ld.global.f32 %f431,[%rd29+12];\n$L__BB1_64:\nsetp.le.s64 %p50,%rd2,%rd101;\n"
+"@%p50 bra $L__BB1_66;\nsub.f32 %f189,%f428,%f419;\nmov.f32 %f190,0f3F000000;\n"
 "mov.f32 %f191,0f3BBB989D;\nfma.rn.f32 %f192,%f189,%f191,%f190;\ncvt.sat.f32.f32 %f193,%f192;\n"
 "mov.f32 %f194,0f4B400001;\nmov.f32 %f195,0f437C0000;\nfma.rm.f32 %f196,%f193,%f195,%f194;\n"
 "add.f32 %f197,%f196,0fCB40007F;\nneg.f32 %f198,%f197;\nmov.f32 %f199,0f3FB8AA3B;\n"
 "fma.rn.f32 %f200,%f189,%f199,%f198;\nmov.f32 %f201,0f32A57060;\n"
 "fma.rn.f32 %f202,%f189,%f201,%f200;\nmov.b32 %r143,%f196;\nshl.b32 %r144,%r143,23;\n"
-"mov.b32 %f203,%r144;\nex2.approx.ftz.f32 %f204,%f202;\nmul.f32 %f432,%f204,%f203;\n$L__BB3_66:\n"
+"mov.b32 %f203,%r144;\nex2.approx.ftz.f32 %f204,%f202;\nmul.f32 %f432,%f204,%f203;\n$L__BB1_66:\n"
 "add.f32 %f43,%f436,%f432;\nadd.s64 %rd78,%rd101,1;\nsetp.ge.s64 %p51,%rd78,%rd2;\n"
-"mov.f32 %f434,0f00000000;\nmov.f32 %f433,%f434;\n@%p51 bra $L__BB3_68;\n"
+"mov.f32 %f434,0f00000000;\nmov.f32 %f433,%f434;\n@%p51 bra $L__BB1_68;\n"
 "sub.f32 %f206,%f429,%f419;\nmov.f32 %f207,0f3F000000;\nmov.f32 %f208,0f3BBB989D;\n"
 "fma.rn.f32 %f209,%f206,%f208,%f207;\ncvt.sat.f32.f32 %f210,%f209;\nmov.f32 %f211,0f4B400001;\n"
 "mov.f32 %f212,0f437C0000;\nfma.rm.f32 %f213,%f210,%f212,%f211;\nadd.f32 %f214,%f213,0fCB40007F;\n"
@@ -26695,30 +26704,30 @@ static const char qlora__ptx_567[] =
 "mov.f32 %f218,0f32A57060;\n";
 static const char qlora__ptx_568[] =
 "fma.rn.f32 %f219,%f206,%f218,%f217;\nmov.b32 %r145,%f213;\nshl.b32 %r146,%r145,23;\n"
-"mov.b32 %f220,%r146;\nex2.approx.ftz.f32 %f221,%f219;\nmul.f32 %f433,%f221,%f220;\n$L__BB3_68:\n"
+"mov.b32 %f220,%r146;\nex2.approx.ftz.f32 %f221,%f219;\nmul.f32 %f433,%f221,%f220;\n$L__BB1_68:\n"
 "add.f32 %f46,%f43,%f433;\nadd.s64 %rd79,%rd101,2;\nsetp.ge.s64 %p52,%rd79,%rd2;\n"
-"@%p52 bra $L__BB3_70;\nsub.f32 %f223,%f430,%f419;\nmov.f32 %f224,0f3F000000;\n"
+"@%p52 bra $L__BB1_70;\nsub.f32 %f223,%f430,%f419;\nmov.f32 %f224,0f3F000000;\n"
 "mov.f32 %f225,0f3BBB989D;\nfma.rn.f32 %f226,%f223,%f225,%f224;\ncvt.sat.f32.f32 %f227,%f226;\n"
 "mov.f32 %f228,0f4B400001;\nmov.f32 %f229,0f437C0000;\nfma.rm.f32 %f230,%f227,%f229,%f228;\n"
 "add.f32 %f231,%f230,0fCB40007F;\nneg.f32 %f232,%f231;\nmov.f32 %f233,0f3FB8AA3B;\n"
 "fma.rn.f32 %f234,%f223,%f233,%f232;\nmov.f32 %f235,0f32A57060;\n"
 "fma.rn.f32 %f236,%f223,%f235,%f234;\nmov.b32 %r147,%f230;\nshl.b32 %r148,%r147,23;\n"
-"mov.b32 %f237,%r148;\nex2.approx.ftz.f32 %f238,%f236;\nmul.f32 %f434,%f238,%f237;\n$L__BB3_70:\n"
+"mov.b32 %f237,%r148;\nex2.approx.ftz.f32 %f238,%f236;\nmul.f32 %f434,%f238,%f237;\n$L__BB1_70:\n"
 "add.f32 %f49,%f46,%f434;\nadd.s64 %rd80,%rd101,3;\nsetp.ge.s64 %p53,%rd80,%rd2;\n"
-"mov.f32 %f435,0f00000000;\n@%p53 bra $L__BB3_72;\nsub.f32 %f240,%f431,%f419;\n"
+"mov.f32 %f435,0f00000000;\n@%p53 bra $L__BB1_72;\nsub.f32 %f240,%f431,%f419;\n"
 "mov.f32 %f241,0f3F000000;\nmov.f32 %f242,0f3BBB989D;\nfma.rn.f32 %f243,%f240,%f242,%f241;\n"
 "cvt.sat.f32.f32 %f244,%f243;\nmov.f32 %f245,0f4B400001;\nmov.f32 %f246,0f437C0000;\n"
 "fma.rm.f32 %f247,%f244,%f246,%f245;\nadd.f32 %f248,%f247,0fCB40007F;\nneg.f32 %f249,%f248;\n"
 "mov.f32 %f250,0f3FB8AA3B;\nfma.rn.f32 %f251,%f240,%f250,%f249;\nmov.f32 %f252,0f32A57060;\n"
 "fma.rn.f32 %f253,%f240,%f252,%f251;\nmov.b32 %r149,%f247;\nshl.b32 %r150,%r149,23;\n"
-"mov.b32 %f254,%r150;\nex2.approx.ftz.f32 %f255,%f253;\nmul.f32 %f435,%f255,%f254;\n$L__BB3_72:\n"
+"mov.b32 %f254,%r150;\nex2.approx.ftz.f32 %f255,%f253;\nmul.f32 %f435,%f255,%f254;\n$L__BB1_72:\n"
 "add.f32 %f436,%f49,%f435;\nadd.s64 %rd101,%rd101,%rd4;\nsetp.gt.s64 %p54,%rd2,%rd101;\n"
-"@%p54 bra $L__BB3_56;\n$L__BB3_73:\n@%p19 bra $L__BB3_79;\nbra.uni $L__BB3_74;\n$L__BB3_79:\n"
-"setp.lt.s32 %p68,%r59,2;\n@%p68 bra $L__BB3_82;\nmov.u32 %r244,%r59;\n$L__BB3_81:\n"
+"@%p54 bra $L__BB1_56;\n$L__BB1_73:\n@%p19 bra $L__BB1_79;\nbra.uni $L__BB1_74;\n$L__BB1_79:\n"
+"setp.lt.s32 %p68,%r59,2;\n@%p68 bra $L__BB1_82;\nmov.u32 %r244,%r59;\n$L__BB1_81:\n"
 "mov.b32 %r201,%f436;\nshr.s32 %r40,%r244,1;\nmov.u32 %r202,31;\nmov.u32 %r203,-1;\n"
 "shfl.sync.bfly.b32 %r204|%p69,%r201,%r40,%r202,%r203;\nmov.b32 %f275,%r204;\n"
 "add.f32 %f436,%f436,%f275;\nsetp.gt.s32 %p70,%r244,3;\nmov.u32 %r244,%r40;\n"
-"@%p70 bra $L__BB3_81;\nbra.uni $L__BB3_82;\n$L__BB3_74:\nand.b32 %r152,%r60,31;\n"
+"@%p70 bra $L__BB1_81;\nbra.uni $L__BB1_82;\n$L__BB1_74:\nand.b32 %r152,%r60,31;\n"
 "mov.u32 %r153,31;\nsetp.ne.s32 %p56,%r152,0;\nmov.b32 %r154,%f436;\nmov.u32 %r155,16;\n"
 "mov.u32 %r156,-1;\nshfl.sync.bfly.b32 %r157|%p57,%r154,%r155,%r153,%r156;\nmov.b32 %f256,%r157;\n"
 "add.f32 %f257,%f436,%f256;\nmov.b32 %r158,%f257;\nmov.u32 %r159,8;\n"
@@ -26729,13 +26738,13 @@ static const char qlora__ptx_568[] =
 "shfl.sync.bfly.b32 %r166|%p60,%r164,%r165,%r153,%r156;\nmov.b32 %f262,%r166;\n"
 "add.f32 %f263,%f261,%f262;\nmov.b32 %r167,%f263;\nmov.u32 %r168,1;\n"
 "shfl.sync.bfly.b32 %r169|%p61,%r167,%r168,%r153,%r156;\nmov.b32 %f264,%r169;\n"
-"add.f32 %f54,%f263,%f264;\nbar.sync 0;\n@%p56 bra $L__BB3_76;\nshr.u32 %r171,%r60,3;\n"
+"add.f32 %f54,%f263,%f264;\nbar.sync 0;\n@%p56 bra $L__BB1_76;\nshr.u32 %r171,%r60,3;\n"
 "and.b32 %r172,%r171,536870908;\nmov.u32 %r173,_ZZ11softmax_fwdIfEvPKT_llPS0_llllliE6shared;\n"
-"add.s32 %r174,%r173,%r172;\nst.shared.f32[%r174],%f54;\n$L__BB3_76:\nshr.u32 %r178,%r62,5;\n"
-"setp.ge.u32 %p62,%r152,%r178;\nbar.sync 0;\nmov.f32 %f437,0f00000000;\n@%p62 bra $L__BB3_78;\n"
+"add.s32 %r174,%r173,%r172;\nst.shared.f32[%r174],%f54;\n$L__BB1_76:\nshr.u32 %r178,%r62,5;\n"
+"setp.ge.u32 %p62,%r152,%r178;\nbar.sync 0;\nmov.f32 %f437,0f00000000;\n@%p62 bra $L__BB1_78;\n"
 "shl.b32 %r180,%r60,2;\nand.b32 %r181,%r180,124;\n"
 "mov.u32 %r182,_ZZ11softmax_fwdIfEvPKT_llPS0_llllliE6shared;\nadd.s32 %r183,%r182,%r181;\n"
-"ld.shared.f32 %f437,[%r183];\n$L__BB3_78:\nmov.b32 %r184,%f437;\nmov.u32 %r185,31;\n"
+"ld.shared.f32 %f437,[%r183];\n$L__BB1_78:\nmov.b32 %r184,%f437;\nmov.u32 %r185,31;\n"
 "mov.u32 %r186,16;\nmov.u32 %r187,-1;\nshfl.sync.bfly.b32 %r188|%p63,%r184,%r186,%r185,%r187;\n"
 "mov.b32 %f266,%r188;\nadd.f32 %f267,%f437,%f266;\nmov.b32 %r189,%f267;\nmov.u32 %r190,8;\n"
 "shfl.sync.bfly.b32 %r191|%p64,%r189,%r190,%r185,%r187;\nmov.b32 %f268,%r191;\n"
@@ -26746,16 +26755,16 @@ static const char qlora__ptx_568[] =
 "add.f32 %f273,%f271,%f272;\nmov.b32 %r198,%f273;\nmov.u32 %r199,1;\n";
 static const char qlora__ptx_569[] =
 "shfl.sync.bfly.b32 %r200|%p67,%r198,%r199,%r185,%r187;\nmov.b32 %f274,%r200;\n"
-"add.f32 %f436,%f273,%f274;\n$L__BB3_82:\n@%p7 bra $L__BB3_120;\nsetp.eq.s16 %p72,%rs6,0;\n"
-"@%p72 bra $L__BB3_102;\nadd.s64 %rd31,%rd10,%rd7;\nmov.u64 %rd102,%rd3;\n$L__BB3_85:\n"
+"add.f32 %f436,%f273,%f274;\n$L__BB1_82:\n@%p7 bra $L__BB1_120;\nsetp.eq.s16 %p72,%rs6,0;\n"
+"@%p72 bra $L__BB1_102;\nadd.s64 %rd31,%rd10,%rd7;\nmov.u64 %rd102,%rd3;\n$L__BB1_85:\n"
 "cvta.to.global.u64 %rd81,%rd43;\nadd.s64 %rd82,%rd102,%rd9;\nshl.b64 %rd83,%rd82,2;\n"
 "add.s64 %rd34,%rd81,%rd83;\nsub.s64 %rd33,%rd2,%rd102;\nsetp.gt.s64 %p73,%rd33,3;\n"
-"@%p73 bra $L__BB3_92;\nbra.uni $L__BB3_86;\n$L__BB3_92:\n"
-"ld.global.v4.u32{%r248,%r249,%r250,%r251},[%rd34];\nbra.uni $L__BB3_93;\n$L__BB3_86:\n"
-"setp.lt.s64 %p74,%rd33,1;\nmov.u32 %r249,0;\nmov.u32 %r248,%r249;\n@%p74 bra $L__BB3_88;\n"
-"ld.global.u32 %r248,[%rd34];\n$L__BB3_88:\nsetp.lt.s64 %p75,%rd33,2;\n@%p75 bra $L__BB3_90;\n"
-"ld.global.u32 %r249,[%rd34+4];\n$L__BB3_90:\nsetp.lt.s64 %p76,%rd33,3;\nmov.u32 %r251,0;\n"
-"mov.u32 %r250,%r251;\n@%p76 bra $L__BB3_93;\nld.global.u32 %r250,[%rd34+8];\n$L__BB3_93:\n"
+"@%p73 bra $L__BB1_92;\nbra.uni $L__BB1_86;\n$L__BB1_92:\n"
+"ld.global.v4.u32{%r248,%r249,%r250,%r251},[%rd34];\nbra.uni $L__BB1_93;\n$L__BB1_86:\n"
+"setp.lt.s64 %p74,%rd33,1;\nmov.u32 %r249,0;\nmov.u32 %r248,%r249;\n@%p74 bra $L__BB1_88;\n"
+"ld.global.u32 %r248,[%rd34];\n$L__BB1_88:\nsetp.lt.s64 %p75,%rd33,2;\n@%p75 bra $L__BB1_90;\n"
+"ld.global.u32 %r249,[%rd34+4];\n$L__BB1_90:\nsetp.lt.s64 %p76,%rd33,3;\nmov.u32 %r251,0;\n"
+"mov.u32 %r250,%r251;\n@%p76 bra $L__BB1_93;\nld.global.u32 %r250,[%rd34+8];\n$L__BB1_93:\n"
 "mov.b32 %f276,%r248;\nsub.f32 %f277,%f276,%f419;\nmov.f32 %f278,0f3F000000;\n"
 "mov.f32 %f279,0f3BBB989D;\nfma.rn.f32 %f280,%f277,%f279,%f278;\ncvt.sat.f32.f32 %f281,%f280;\n"
 "mov.f32 %f282,0f4B400001;\nmov.f32 %f283,0f437C0000;\nfma.rm.f32 %f284,%f281,%f283,%f282;\n"
@@ -26775,38 +26784,38 @@ static const char qlora__ptx_569[] =
 "shl.b32 %r217,%r216,23;\nmov.b32 %f315,%r217;\nex2.approx.ftz.f32 %f316,%f314;\n"
 "mul.f32 %f317,%f316,%f315;\ndiv.rn.f32 %f63,%f317,%f436;\ncvta.to.global.u64 %rd84,%rd46;\n"
 "add.s64 %rd85,%rd31,%rd102;\nshl.b64 %rd86,%rd85,2;\nadd.s64 %rd35,%rd84,%rd86;\n"
-"@%p73 bra $L__BB3_100;\nbra.uni $L__BB3_94;\n$L__BB3_100:\nmov.b32 %f318,%r251;\n"
+"@%p73 bra $L__BB1_100;\nbra.uni $L__BB1_94;\n$L__BB1_100:\nmov.b32 %f318,%r251;\n"
 "sub.f32 %f319,%f318,%f419;\nfma.rn.f32 %f322,%f319,%f279,%f278;\ncvt.sat.f32.f32 %f323,%f322;\n"
 "fma.rm.f32 %f326,%f323,%f283,%f282;\nst.global.f32[%rd35],%f61;\nst.global.f32[%rd35+4],%f62;\n"
 "st.global.f32[%rd35+8],%f63;\nadd.f32 %f327,%f326,0fCB40007F;\nneg.f32 %f328,%f327;\n"
 "fma.rn.f32 %f330,%f319,%f287,%f328;\nfma.rn.f32 %f332,%f319,%f289,%f330;\n"
 "ex2.approx.ftz.f32 %f333,%f332;\nmov.b32 %r218,%f326;\nshl.b32 %r219,%r218,23;\n"
 "mov.b32 %f334,%r219;\nmul.f32 %f335,%f333,%f334;\ndiv.rn.f32 %f336,%f335,%f436;\n"
-"st.global.f32[%rd35+12],%f336;\nbra.uni $L__BB3_101;\n$L__BB3_94:\nsetp.lt.s64 %p78,%rd33,1;\n"
-"@%p78 bra $L__BB3_96;\nst.global.f32[%rd35],%f61;\n$L__BB3_96:\nsetp.lt.s64 %p79,%rd33,2;\n"
-"@%p79 bra $L__BB3_98;\nst.global.f32[%rd35+4],%f62;\n$L__BB3_98:\nsetp.lt.s64 %p80,%rd33,3;\n"
-"@%p80 bra $L__BB3_101;\nst.global.f32[%rd35+8],%f63;\n$L__BB3_101:\nadd.s64 %rd102,%rd102,%rd4;\n"
-"setp.gt.s64 %p81,%rd2,%rd102;\n@%p81 bra $L__BB3_85;\nbra.uni $L__BB3_120;\n$L__BB3_102:\n"
-"mov.u64 %rd103,%rd3;\n$L__BB3_103:\nsub.s64 %rd38,%rd2,%rd103;\nsetp.lt.s64 %p82,%rd38,1;\n"
+"st.global.f32[%rd35+12],%f336;\nbra.uni $L__BB1_101;\n$L__BB1_94:\nsetp.lt.s64 %p78,%rd33,1;\n"
+"@%p78 bra $L__BB1_96;\nst.global.f32[%rd35],%f61;\n$L__BB1_96:\nsetp.lt.s64 %p79,%rd33,2;\n"
+"@%p79 bra $L__BB1_98;\nst.global.f32[%rd35+4],%f62;\n$L__BB1_98:\nsetp.lt.s64 %p80,%rd33,3;\n"
+"@%p80 bra $L__BB1_101;\nst.global.f32[%rd35+8],%f63;\n$L__BB1_101:\nadd.s64 %rd102,%rd102,%rd4;\n"
+"setp.gt.s64 %p81,%rd2,%rd102;\n@%p81 bra $L__BB1_85;\nbra.uni $L__BB1_120;\n$L__BB1_102:\n"
+"mov.u64 %rd103,%rd3;\n$L__BB1_103:\nsub.s64 %rd38,%rd2,%rd103;\nsetp.lt.s64 %p82,%rd38,1;\n"
 "cvta.to.global.u64 %rd87,%rd43;\nadd.s64 %rd88,%rd103,%rd9;\nshl.b64 %rd89,%rd88,2;\n"
 "add.s64 %rd39,%rd87,%rd89;\nmov.f32 %f441,0f00000000;\nmov.f32 %f440,%f441;\n"
-"@%p82 bra $L__BB3_105;\nld.global.f32 %f440,[%rd39];\n$L__BB3_105:\nsetp.lt.s64 %p83,%rd38,2;\n"
-"@%p83 bra $L__BB3_107;\nld.global.f32 %f441,[%rd39+4];\n$L__BB3_107:\nsetp.lt.s64 %p84,%rd38,3;\n"
-"mov.f32 %f443,0f00000000;\nmov.f32 %f442,%f443;\n@%p84 bra $L__BB3_109;\n"
-"ld.global.f32 %f442,[%rd39+8];\n$L__BB3_109:\n";
+"@%p82 bra $L__BB1_105;\nld.global.f32 %f440,[%rd39];\n$L__BB1_105:\nsetp.lt.s64 %p83,%rd38,2;\n"
+"@%p83 bra $L__BB1_107;\nld.global.f32 %f441,[%rd39+4];\n$L__BB1_107:\nsetp.lt.s64 %p84,%rd38,3;\n"
+"mov.f32 %f443,0f00000000;\nmov.f32 %f442,%f443;\n@%p84 bra $L__BB1_109;\n"
+"ld.global.f32 %f442,[%rd39+8];\n$L__BB1_109:\n";
 static const char qlora__ptx_570[] =
-"setp.lt.s64 %p85,%rd38,4;\n@%p85 bra $L__BB3_111;\nld.global.f32 %f443,[%rd39+12];\n"
-"$L__BB3_111:\nadd.s64 %rd91,%rd10,%rd7;\nadd.s64 %rd92,%rd91,%rd103;\n"
+"setp.lt.s64 %p85,%rd38,4;\n@%p85 bra $L__BB1_111;\nld.global.f32 %f443,[%rd39+12];\n"
+"$L__BB1_111:\nadd.s64 %rd91,%rd10,%rd7;\nadd.s64 %rd92,%rd91,%rd103;\n"
 "cvta.to.global.u64 %rd93,%rd46;\nshl.b64 %rd94,%rd92,2;\nadd.s64 %rd40,%rd93,%rd94;\n"
-"@%p82 bra $L__BB3_113;\nsub.f32 %f341,%f440,%f419;\nmov.f32 %f342,0f3F000000;\n"
+"@%p82 bra $L__BB1_113;\nsub.f32 %f341,%f440,%f419;\nmov.f32 %f342,0f3F000000;\n"
 "mov.f32 %f343,0f3BBB989D;\nfma.rn.f32 %f344,%f341,%f343,%f342;\ncvt.sat.f32.f32 %f345,%f344;\n"
 "mov.f32 %f346,0f4B400001;\nmov.f32 %f347,0f437C0000;\nfma.rm.f32 %f348,%f345,%f347,%f346;\n"
 "add.f32 %f349,%f348,0fCB40007F;\nneg.f32 %f350,%f349;\nmov.f32 %f351,0f3FB8AA3B;\n"
 "fma.rn.f32 %f352,%f341,%f351,%f350;\nmov.f32 %f353,0f32A57060;\n"
 "fma.rn.f32 %f354,%f341,%f353,%f352;\nex2.approx.ftz.f32 %f355,%f354;\nmov.b32 %r220,%f348;\n"
 "shl.b32 %r221,%r220,23;\nmov.b32 %f356,%r221;\nmul.f32 %f357,%f355,%f356;\n"
-"div.rn.f32 %f358,%f357,%f436;\nst.global.f32[%rd40],%f358;\n$L__BB3_113:\n"
-"@%p83 bra $L__BB3_115;\nsub.f32 %f359,%f441,%f419;\nmov.f32 %f360,0f3F000000;\n"
+"div.rn.f32 %f358,%f357,%f436;\nst.global.f32[%rd40],%f358;\n$L__BB1_113:\n"
+"@%p83 bra $L__BB1_115;\nsub.f32 %f359,%f441,%f419;\nmov.f32 %f360,0f3F000000;\n"
 "mov.f32 %f361,0f3BBB989D;\nfma.rn.f32 %f362,%f359,%f361,%f360;\ncvt.sat.f32.f32 %f363,%f362;\n"
 "mov.f32 %f364,0f4B400001;\nmov.f32 %f365,0f437C0000;\nfma.rm.f32 %f366,%f363,%f365,%f364;\n"
 "mov.b32 %r222,%f366;\nshl.b32 %r223,%r222,23;\nmov.b32 %f367,%r223;\n"
@@ -26814,15 +26823,15 @@ static const char qlora__ptx_570[] =
 "fma.rn.f32 %f371,%f359,%f370,%f369;\nmov.f32 %f372,0f32A57060;\n"
 "fma.rn.f32 %f373,%f359,%f372,%f371;\nex2.approx.ftz.f32 %f374,%f373;\n"
 "mul.f32 %f375,%f374,%f367;\ndiv.rn.f32 %f376,%f375,%f436;\nst.global.f32[%rd40+4],%f376;\n"
-"$L__BB3_115:\n@%p84 bra $L__BB3_117;\nsub.f32 %f377,%f442,%f419;\nmov.f32 %f378,0f3F000000;\n"
+"$L__BB1_115:\n@%p84 bra $L__BB1_117;\nsub.f32 %f377,%f442,%f419;\nmov.f32 %f378,0f3F000000;\n"
 "mov.f32 %f379,0f3BBB989D;\nfma.rn.f32 %f380,%f377,%f379,%f378;\ncvt.sat.f32.f32 %f381,%f380;\n"
 "mov.f32 %f382,0f4B400001;\nmov.f32 %f383,0f437C0000;\nfma.rm.f32 %f384,%f381,%f383,%f382;\n"
 "add.f32 %f385,%f384,0fCB40007F;\nneg.f32 %f386,%f385;\nmov.f32 %f387,0f3FB8AA3B;\n"
 "fma.rn.f32 %f388,%f377,%f387,%f386;\nmov.f32 %f389,0f32A57060;\n"
 "fma.rn.f32 %f390,%f377,%f389,%f388;\nex2.approx.ftz.f32 %f391,%f390;\nmov.b32 %r224,%f384;\n"
 "shl.b32 %r225,%r224,23;\nmov.b32 %f392,%r225;\nmul.f32 %f393,%f391,%f392;\n"
-"div.rn.f32 %f394,%f393,%f436;\nst.global.f32[%rd40+8],%f394;\n$L__BB3_117:\n"
-"@%p85 bra $L__BB3_119;\nsub.f32 %f395,%f443,%f419;\nmov.f32 %f396,0f3F000000;\n"
+"div.rn.f32 %f394,%f393,%f436;\nst.global.f32[%rd40+8],%f394;\n$L__BB1_117:\n"
+"@%p85 bra $L__BB1_119;\nsub.f32 %f395,%f443,%f419;\nmov.f32 %f396,0f3F000000;\n"
 "mov.f32 %f397,0f3BBB989D;\nfma.rn.f32 %f398,%f395,%f397,%f396;\ncvt.sat.f32.f32 %f399,%f398;\n"
 "mov.f32 %f400,0f4B400001;\nmov.f32 %f401,0f437C0000;\nfma.rm.f32 %f402,%f399,%f401,%f400;\n"
 "mov.b32 %r226,%f402;\nshl.b32 %r227,%r226,23;\nmov.b32 %f403,%r227;\n"
@@ -26830,9 +26839,9 @@ static const char qlora__ptx_570[] =
 "fma.rn.f32 %f407,%f395,%f406,%f405;\nmov.f32 %f408,0f32A57060;\n"
 "fma.rn.f32 %f409,%f395,%f408,%f407;\nex2.approx.ftz.f32 %f410,%f409;\n"
 "mul.f32 %f411,%f410,%f403;\ndiv.rn.f32 %f412,%f411,%f436;\nst.global.f32[%rd40+12],%f412;\n"
-"$L__BB3_119:\nadd.s64 %rd103,%rd103,%rd4;\nsetp.gt.s64 %p90,%rd2,%rd103;\n"
-"@%p90 bra $L__BB3_103;\n$L__BB3_120:\nmov.u32 %r228,%nctaid.y;\ncvt.u64.u32 %rd95,%r228;\n"
-"add.s64 %rd97,%rd97,%rd95;\nsetp.lt.s64 %p91,%rd97,%rd49;\n@%p91 bra $L__BB3_6;\n$L__BB3_121:\n"
+"$L__BB1_119:\nadd.s64 %rd103,%rd103,%rd4;\nsetp.gt.s64 %p90,%rd2,%rd103;\n"
+"@%p90 bra $L__BB1_103;\n$L__BB1_120:\nmov.u32 %r228,%nctaid.y;\ncvt.u64.u32 %rd95,%r228;\n"
+"add.s64 %rd97,%rd97,%rd95;\nsetp.lt.s64 %p91,%rd97,%rd49;\n@%p91 bra $L__BB1_6;\n$L__BB1_121:\n"
 "ret;\n}\n";
 static const char qlora__ptx_571[] =
 ".visible .entry qlora_softmax_bwd_f32(\n.param .u64 qlora_softmax_bwd_f32_param_0,\n"
@@ -26864,63 +26873,63 @@ static const char qlora__ptx_571[] =
 "mul.wide.u32 %rd52,%r79,%r82;\ncvt.u64.u32 %rd53,%r77;\nadd.s64 %rd4,%rd52,%rd53;\n"
 "setp.lt.s64 %p1,%rd4,%rd50;\nselp.b64 %rd5,%rd51,0,%p1;\nmul.wide.s32 %rd6,%r81,4;\n"
 "mul.wide.s32 %rd7,%r75,4;\nshl.b64 %rd54,%rd42,2;\nor.b64 %rd55,%rd54,%rd40;\n"
-"and.b64 %rd56,%rd55,15;\nsetp.ne.s64 %p2,%rd56,0;\nmov.u16 %rs8,0;\n@%p2 bra $L__BB4_6;\n"
+"and.b64 %rd56,%rd55,15;\nsetp.ne.s64 %p2,%rd56,0;\nmov.u16 %rs8,0;\n@%p2 bra $L__BB2_6;\n"
 "shl.b64 %rd57,%rd45,2;\nor.b64 %rd58,%rd57,%rd43;\nand.b64 %rd59,%rd58,15;\n"
-"setp.ne.s64 %p3,%rd59,0;\n@%p3 bra $L__BB4_6;\nshl.b64 %rd60,%rd48,2;\n"
+"setp.ne.s64 %p3,%rd59,0;\n@%p3 bra $L__BB2_6;\nshl.b64 %rd60,%rd48,2;\n"
 "or.b64 %rd61,%rd60,%rd46;\nand.b64 %rd62,%rd61,15;\nsetp.ne.s64 %p4,%rd62,0;\n"
-"@%p4 bra $L__BB4_6;\nshl.b64 %rd63,%rd41,2;\nor.b64 %rd64,%rd63,%rd40;\nand.b64 %rd65,%rd64,15;\n"
-"setp.ne.s64 %p5,%rd65,0;\n@%p5 bra $L__BB4_6;\nshl.b64 %rd66,%rd44,2;\n"
+"@%p4 bra $L__BB2_6;\nshl.b64 %rd63,%rd41,2;\nor.b64 %rd64,%rd63,%rd40;\nand.b64 %rd65,%rd64,15;\n"
+"setp.ne.s64 %p5,%rd65,0;\n@%p5 bra $L__BB2_6;\nshl.b64 %rd66,%rd44,2;\n"
 "or.b64 %rd67,%rd66,%rd43;\nand.b64 %rd68,%rd67,15;\nsetp.ne.s64 %p6,%rd68,0;\n"
-"@%p6 bra $L__BB4_6;\nshl.b64 %rd69,%rd47,2;\nor.b64 %rd70,%rd69,%rd46;\nand.b64 %rd71,%rd70,15;\n"
-"setp.eq.s64 %p7,%rd71,0;\nselp.u16 %rs8,1,0,%p7;\n$L__BB4_6:\nmov.u32 %r83,%ctaid.y;\n"
-"cvt.u64.u32 %rd95,%r83;\nsetp.ge.s64 %p8,%rd95,%rd49;\n@%p8 bra $L__BB4_110;\n"
+"@%p6 bra $L__BB2_6;\nshl.b64 %rd69,%rd47,2;\nor.b64 %rd70,%rd69,%rd46;\nand.b64 %rd71,%rd70,15;\n"
+"setp.eq.s64 %p7,%rd71,0;\nselp.u16 %rs8,1,0,%p7;\n$L__BB2_6:\nmov.u32 %r83,%ctaid.y;\n"
+"cvt.u64.u32 %rd95,%r83;\nsetp.ge.s64 %p8,%rd95,%rd49;\n@%p8 bra $L__BB2_110;\n"
 "mul.lo.s64 %rd9,%rd4,%rd42;\nmul.lo.s64 %rd10,%rd4,%rd45;\nmul.lo.s64 %rd11,%rd4,%rd48;\n"
-"mov.u32 %r84,%nctaid.y;\ncvt.u64.u32 %rd12,%r84;\n$L__BB4_8:\nmul.lo.s64 %rd72,%rd95,%rd41;\n"
+"mov.u32 %r84,%nctaid.y;\ncvt.u64.u32 %rd12,%r84;\n$L__BB2_8:\nmul.lo.s64 %rd72,%rd95,%rd41;\n"
 "add.s64 %rd14,%rd72,%rd9;\nmul.lo.s64 %rd73,%rd95,%rd44;\nadd.s64 %rd15,%rd73,%rd10;\n"
 "mul.lo.s64 %rd74,%rd95,%rd47;\nadd.s64 %rd16,%rd74,%rd11;\nsetp.le.s64 %p9,%rd5,%rd6;\n"
-"mov.f32 %f132,0f00000000;\n@%p9 bra $L__BB4_46;\nsetp.eq.s16 %p10,%rs8,0;\n"
-"@%p10 bra $L__BB4_28;\nmov.f32 %f132,0f00000000;\nmov.u64 %rd96,%rd6;\n$L__BB4_11:\n"
+"mov.f32 %f132,0f00000000;\n@%p9 bra $L__BB2_46;\nsetp.eq.s16 %p10,%rs8,0;\n"
+"@%p10 bra $L__BB2_28;\nmov.f32 %f132,0f00000000;\nmov.u64 %rd96,%rd6;\n$L__BB2_11:\n"
 "add.s64 %rd75,%rd96,%rd14;\nshl.b64 %rd76,%rd75,2;\nadd.s64 %rd19,%rd3,%rd76;\n"
-"sub.s64 %rd18,%rd5,%rd96;\nsetp.gt.s64 %p11,%rd18,3;\n@%p11 bra $L__BB4_18;\n"
-"bra.uni $L__BB4_12;\n$L__BB4_18:\nld.global.v4.u32{%r170,%r171,%r172,%r173},[%rd19];\n"
-"bra.uni $L__BB4_19;\n$L__BB4_12:\nsetp.lt.s64 %p12,%rd18,1;\nmov.u32 %r171,0;\n"
-"mov.u32 %r170,%r171;\n@%p12 bra $L__BB4_14;\nld.global.u32 %r170,[%rd19];\n$L__BB4_14:\n"
-"setp.lt.s64 %p13,%rd18,2;\n@%p13 bra $L__BB4_16;\nld.global.u32 %r171,[%rd19+4];\n$L__BB4_16:\n"
-"setp.lt.s64 %p14,%rd18,3;\nmov.u32 %r173,0;\nmov.u32 %r172,%r173;\n@%p14 bra $L__BB4_19;\n"
-"ld.global.u32 %r172,[%rd19+8];\n$L__BB4_19:\nadd.s64 %rd77,%rd96,%rd15;\nshl.b64 %rd78,%rd77,2;\n"
-"add.s64 %rd20,%rd2,%rd78;\n@%p11 bra $L__BB4_26;\nbra.uni $L__BB4_20;\n$L__BB4_26:\n";
+"sub.s64 %rd18,%rd5,%rd96;\nsetp.gt.s64 %p11,%rd18,3;\n@%p11 bra $L__BB2_18;\n"
+"bra.uni $L__BB2_12;\n$L__BB2_18:\nld.global.v4.u32{%r170,%r171,%r172,%r173},[%rd19];\n"
+"bra.uni $L__BB2_19;\n$L__BB2_12:\nsetp.lt.s64 %p12,%rd18,1;\nmov.u32 %r171,0;\n"
+"mov.u32 %r170,%r171;\n@%p12 bra $L__BB2_14;\nld.global.u32 %r170,[%rd19];\n$L__BB2_14:\n"
+"setp.lt.s64 %p13,%rd18,2;\n@%p13 bra $L__BB2_16;\nld.global.u32 %r171,[%rd19+4];\n$L__BB2_16:\n"
+"setp.lt.s64 %p14,%rd18,3;\nmov.u32 %r173,0;\nmov.u32 %r172,%r173;\n@%p14 bra $L__BB2_19;\n"
+"ld.global.u32 %r172,[%rd19+8];\n$L__BB2_19:\nadd.s64 %rd77,%rd96,%rd15;\nshl.b64 %rd78,%rd77,2;\n"
+"add.s64 %rd20,%rd2,%rd78;\n@%p11 bra $L__BB2_26;\nbra.uni $L__BB2_20;\n$L__BB2_26:\n";
 static const char qlora__ptx_572[] =
-"ld.global.v4.u32{%r177,%r178,%r179,%r180},[%rd20];\nbra.uni $L__BB4_27;\n$L__BB4_20:\n"
-"setp.lt.s64 %p16,%rd18,1;\nmov.u32 %r178,0;\nmov.u32 %r177,%r178;\n@%p16 bra $L__BB4_22;\n"
-"ld.global.u32 %r177,[%rd20];\n$L__BB4_22:\nsetp.lt.s64 %p17,%rd18,2;\n@%p17 bra $L__BB4_24;\n"
-"ld.global.u32 %r178,[%rd20+4];\n$L__BB4_24:\nsetp.lt.s64 %p18,%rd18,3;\nmov.u32 %r180,0;\n"
-"mov.u32 %r179,%r180;\n@%p18 bra $L__BB4_27;\nld.global.u32 %r179,[%rd20+8];\n$L__BB4_27:\n"
+"ld.global.v4.u32{%r177,%r178,%r179,%r180},[%rd20];\nbra.uni $L__BB2_27;\n$L__BB2_20:\n"
+"setp.lt.s64 %p16,%rd18,1;\nmov.u32 %r178,0;\nmov.u32 %r177,%r178;\n@%p16 bra $L__BB2_22;\n"
+"ld.global.u32 %r177,[%rd20];\n$L__BB2_22:\nsetp.lt.s64 %p17,%rd18,2;\n@%p17 bra $L__BB2_24;\n"
+"ld.global.u32 %r178,[%rd20+4];\n$L__BB2_24:\nsetp.lt.s64 %p18,%rd18,3;\nmov.u32 %r180,0;\n"
+"mov.u32 %r179,%r180;\n@%p18 bra $L__BB2_27;\nld.global.u32 %r179,[%rd20+8];\n$L__BB2_27:\n"
 "mov.b32 %f55,%r177;\nmov.b32 %f56,%r170;\nfma.rn.f32 %f57,%f56,%f55,%f132;\nmov.b32 %f58,%r178;\n"
 "mov.b32 %f59,%r171;\nfma.rn.f32 %f60,%f59,%f58,%f57;\nmov.b32 %f61,%r179;\nmov.b32 %f62,%r172;\n"
 "fma.rn.f32 %f63,%f62,%f61,%f60;\nmov.b32 %f64,%r180;\nmov.b32 %f65,%r173;\n"
 "fma.rn.f32 %f132,%f65,%f64,%f63;\nadd.s64 %rd96,%rd96,%rd7;\nsetp.gt.s64 %p19,%rd5,%rd96;\n"
-"@%p19 bra $L__BB4_11;\nbra.uni $L__BB4_46;\n$L__BB4_28:\nmov.f32 %f66,0f00000000;\n"
-"mov.u64 %rd97,%rd6;\nmov.f32 %f132,%f66;\n$L__BB4_29:\nsub.s64 %rd23,%rd5,%rd97;\n"
+"@%p19 bra $L__BB2_11;\nbra.uni $L__BB2_46;\n$L__BB2_28:\nmov.f32 %f66,0f00000000;\n"
+"mov.u64 %rd97,%rd6;\nmov.f32 %f132,%f66;\n$L__BB2_29:\nsub.s64 %rd23,%rd5,%rd97;\n"
 "setp.lt.s64 %p20,%rd23,1;\nadd.s64 %rd79,%rd97,%rd14;\nshl.b64 %rd80,%rd79,2;\n"
-"add.s64 %rd24,%rd3,%rd80;\nmov.f32 %f124,%f66;\n@%p20 bra $L__BB4_31;\n"
-"ld.global.f32 %f124,[%rd24];\n$L__BB4_31:\nsetp.lt.s64 %p21,%rd23,2;\nmov.f32 %f126,0f00000000;\n"
-"mov.f32 %f125,%f126;\n@%p21 bra $L__BB4_33;\nld.global.f32 %f125,[%rd24+4];\n$L__BB4_33:\n"
-"setp.lt.s64 %p22,%rd23,3;\n@%p22 bra $L__BB4_35;\nld.global.f32 %f126,[%rd24+8];\n$L__BB4_35:\n"
+"add.s64 %rd24,%rd3,%rd80;\nmov.f32 %f124,%f66;\n@%p20 bra $L__BB2_31;\n"
+"ld.global.f32 %f124,[%rd24];\n$L__BB2_31:\nsetp.lt.s64 %p21,%rd23,2;\nmov.f32 %f126,0f00000000;\n"
+"mov.f32 %f125,%f126;\n@%p21 bra $L__BB2_33;\nld.global.f32 %f125,[%rd24+4];\n$L__BB2_33:\n"
+"setp.lt.s64 %p22,%rd23,3;\n@%p22 bra $L__BB2_35;\nld.global.f32 %f126,[%rd24+8];\n$L__BB2_35:\n"
 "setp.lt.s64 %p23,%rd23,4;\nmov.f32 %f128,0f00000000;\nmov.f32 %f127,%f128;\n"
-"@%p23 bra $L__BB4_37;\nld.global.f32 %f127,[%rd24+12];\n$L__BB4_37:\nadd.s64 %rd81,%rd97,%rd15;\n"
-"shl.b64 %rd82,%rd81,2;\nadd.s64 %rd25,%rd2,%rd82;\n@%p20 bra $L__BB4_39;\n"
-"ld.global.f32 %f128,[%rd25];\n$L__BB4_39:\nmov.f32 %f130,0f00000000;\nmov.f32 %f129,%f130;\n"
-"@%p21 bra $L__BB4_41;\nld.global.f32 %f129,[%rd25+4];\n$L__BB4_41:\n@%p22 bra $L__BB4_43;\n"
-"ld.global.f32 %f130,[%rd25+8];\n$L__BB4_43:\nmov.f32 %f131,0f00000000;\n@%p23 bra $L__BB4_45;\n"
-"ld.global.f32 %f131,[%rd25+12];\n$L__BB4_45:\nfma.rn.f32 %f75,%f124,%f128,%f132;\n"
+"@%p23 bra $L__BB2_37;\nld.global.f32 %f127,[%rd24+12];\n$L__BB2_37:\nadd.s64 %rd81,%rd97,%rd15;\n"
+"shl.b64 %rd82,%rd81,2;\nadd.s64 %rd25,%rd2,%rd82;\n@%p20 bra $L__BB2_39;\n"
+"ld.global.f32 %f128,[%rd25];\n$L__BB2_39:\nmov.f32 %f130,0f00000000;\nmov.f32 %f129,%f130;\n"
+"@%p21 bra $L__BB2_41;\nld.global.f32 %f129,[%rd25+4];\n$L__BB2_41:\n@%p22 bra $L__BB2_43;\n"
+"ld.global.f32 %f130,[%rd25+8];\n$L__BB2_43:\nmov.f32 %f131,0f00000000;\n@%p23 bra $L__BB2_45;\n"
+"ld.global.f32 %f131,[%rd25+12];\n$L__BB2_45:\nfma.rn.f32 %f75,%f124,%f128,%f132;\n"
 "fma.rn.f32 %f76,%f125,%f129,%f75;\nfma.rn.f32 %f77,%f126,%f130,%f76;\n"
 "fma.rn.f32 %f132,%f127,%f131,%f77;\nadd.s64 %rd97,%rd97,%rd7;\nsetp.gt.s64 %p28,%rd5,%rd97;\n"
-"@%p28 bra $L__BB4_29;\n$L__BB4_46:\nsetp.lt.s32 %p29,%r75,33;\n@%p29 bra $L__BB4_52;\n"
-"bra.uni $L__BB4_47;\n$L__BB4_52:\nsetp.lt.s32 %p42,%r75,2;\n@%p42 bra $L__BB4_55;\n"
-"mov.u32 %r181,%r75;\n$L__BB4_54:\nmov.b32 %r149,%f132;\nshr.s32 %r38,%r181,1;\n"
+"@%p28 bra $L__BB2_29;\n$L__BB2_46:\nsetp.lt.s32 %p29,%r75,33;\n@%p29 bra $L__BB2_52;\n"
+"bra.uni $L__BB2_47;\n$L__BB2_52:\nsetp.lt.s32 %p42,%r75,2;\n@%p42 bra $L__BB2_55;\n"
+"mov.u32 %r181,%r75;\n$L__BB2_54:\nmov.b32 %r149,%f132;\nshr.s32 %r38,%r181,1;\n"
 "mov.u32 %r150,31;\nmov.u32 %r151,-1;\nshfl.sync.bfly.b32 %r152|%p43,%r149,%r38,%r150,%r151;\n"
 "mov.b32 %f97,%r152;\nadd.f32 %f132,%f132,%f97;\nsetp.gt.s32 %p44,%r181,3;\nmov.u32 %r181,%r38;\n"
-"@%p44 bra $L__BB4_54;\nbra.uni $L__BB4_55;\n$L__BB4_47:\nand.b32 %r100,%r76,31;\n"
+"@%p44 bra $L__BB2_54;\nbra.uni $L__BB2_55;\n$L__BB2_47:\nand.b32 %r100,%r76,31;\n"
 "mov.u32 %r101,31;\nsetp.ne.s32 %p30,%r100,0;\nmov.b32 %r102,%f132;\nmov.u32 %r103,16;\n"
 "mov.u32 %r104,-1;\nshfl.sync.bfly.b32 %r105|%p31,%r102,%r103,%r101,%r104;\nmov.b32 %f78,%r105;\n"
 "add.f32 %f79,%f132,%f78;\nmov.b32 %r106,%f79;\nmov.u32 %r107,8;\n"
@@ -26931,13 +26940,13 @@ static const char qlora__ptx_572[] =
 "shfl.sync.bfly.b32 %r114|%p34,%r112,%r113,%r101,%r104;\nmov.b32 %f84,%r114;\n"
 "add.f32 %f85,%f83,%f84;\nmov.b32 %r115,%f85;\nmov.u32 %r116,1;\n"
 "shfl.sync.bfly.b32 %r117|%p35,%r115,%r116,%r101,%r104;\nmov.b32 %f86,%r117;\n"
-"add.f32 %f22,%f85,%f86;\nbar.sync 0;\n@%p30 bra $L__BB4_49;\nshr.u32 %r119,%r76,3;\n"
+"add.f32 %f22,%f85,%f86;\nbar.sync 0;\n@%p30 bra $L__BB2_49;\nshr.u32 %r119,%r76,3;\n"
 "and.b32 %r120,%r119,536870908;\n"
 "mov.u32 %r121,_ZZ11softmax_bwdIfEvPKT_llS2_llPS0_llllliE6shared;\nadd.s32 %r122,%r121,%r120;\n"
-"st.shared.f32[%r122],%f22;\n$L__BB4_49:\nshr.u32 %r126,%r78,5;\nsetp.ge.u32 %p36,%r100,%r126;\n"
-"bar.sync 0;\nmov.f32 %f133,0f00000000;\n@%p36 bra $L__BB4_51;\nshl.b32 %r128,%r76,2;\n"
+"st.shared.f32[%r122],%f22;\n$L__BB2_49:\nshr.u32 %r126,%r78,5;\nsetp.ge.u32 %p36,%r100,%r126;\n"
+"bar.sync 0;\nmov.f32 %f133,0f00000000;\n@%p36 bra $L__BB2_51;\nshl.b32 %r128,%r76,2;\n"
 "and.b32 %r129,%r128,124;\nmov.u32 %r130,_ZZ11softmax_bwdIfEvPKT_llS2_llPS0_llllliE6shared;\n"
-"add.s32 %r131,%r130,%r129;\nld.shared.f32 %f133,[%r131];\n$L__BB4_51:\nmov.b32 %r132,%f133;\n"
+"add.s32 %r131,%r130,%r129;\nld.shared.f32 %f133,[%r131];\n$L__BB2_51:\nmov.b32 %r132,%f133;\n"
 "mov.u32 %r133,31;\nmov.u32 %r134,16;\nmov.u32 %r135,-1;\n"
 "shfl.sync.bfly.b32 %r136|%p37,%r132,%r134,%r133,%r135;\nmov.b32 %f88,%r136;\n";
 static const char qlora__ptx_573[] =
@@ -26949,64 +26958,59 @@ static const char qlora__ptx_573[] =
 "shfl.sync.bfly.b32 %r145|%p40,%r143,%r144,%r133,%r135;\nmov.b32 %f94,%r145;\n"
 "add.f32 %f95,%f93,%f94;\nmov.b32 %r146,%f95;\nmov.u32 %r147,1;\n"
 "shfl.sync.bfly.b32 %r148|%p41,%r146,%r147,%r133,%r135;\nmov.b32 %f96,%r148;\n"
-"add.f32 %f132,%f95,%f96;\n$L__BB4_55:\n@%p9 bra $L__BB4_109;\nsetp.eq.s16 %p46,%rs8,0;\n"
-"@%p46 bra $L__BB4_83;\nmov.u64 %rd98,%rd6;\n$L__BB4_58:\nadd.s64 %rd83,%rd98,%rd14;\n"
+"add.f32 %f132,%f95,%f96;\n$L__BB2_55:\n@%p9 bra $L__BB2_109;\nsetp.eq.s16 %p46,%rs8,0;\n"
+"@%p46 bra $L__BB2_83;\nmov.u64 %rd98,%rd6;\n$L__BB2_58:\nadd.s64 %rd83,%rd98,%rd14;\n"
 "shl.b64 %rd84,%rd83,2;\nadd.s64 %rd29,%rd3,%rd84;\nsub.s64 %rd28,%rd5,%rd98;\n"
-"setp.gt.s64 %p47,%rd28,3;\n@%p47 bra $L__BB4_65;\nbra.uni $L__BB4_59;\n$L__BB4_65:\n"
-"ld.global.v4.u32{%r185,%r186,%r187,%r188},[%rd29];\nbra.uni $L__BB4_66;\n$L__BB4_59:\n"
-"setp.lt.s64 %p48,%rd28,1;\nmov.u32 %r186,0;\nmov.u32 %r185,%r186;\n@%p48 bra $L__BB4_61;\n"
-"ld.global.u32 %r185,[%rd29];\n$L__BB4_61:\nsetp.lt.s64 %p49,%rd28,2;\n@%p49 bra $L__BB4_63;\n"
-"ld.global.u32 %r186,[%rd29+4];\n$L__BB4_63:\nsetp.lt.s64 %p50,%rd28,3;\nmov.u32 %r188,0;\n"
-"mov.u32 %r187,%r188;\n@%p50 bra $L__BB4_66;\nld.global.u32 %r187,[%rd29+8];\n$L__BB4_66:\n"
+"setp.gt.s64 %p47,%rd28,3;\n@%p47 bra $L__BB2_65;\nbra.uni $L__BB2_59;\n$L__BB2_65:\n"
+"ld.global.v4.u32{%r185,%r186,%r187,%r188},[%rd29];\nbra.uni $L__BB2_66;\n$L__BB2_59:\n"
+"setp.lt.s64 %p48,%rd28,1;\nmov.u32 %r186,0;\nmov.u32 %r185,%r186;\n@%p48 bra $L__BB2_61;\n"
+"ld.global.u32 %r185,[%rd29];\n$L__BB2_61:\nsetp.lt.s64 %p49,%rd28,2;\n@%p49 bra $L__BB2_63;\n"
+"ld.global.u32 %r186,[%rd29+4];\n$L__BB2_63:\nsetp.lt.s64 %p50,%rd28,3;\nmov.u32 %r188,0;\n"
+"mov.u32 %r187,%r188;\n@%p50 bra $L__BB2_66;\nld.global.u32 %r187,[%rd29+8];\n$L__BB2_66:\n"
 "add.s64 %rd85,%rd98,%rd15;\nshl.b64 %rd86,%rd85,2;\nadd.s64 %rd30,%rd2,%rd86;\n"
-"@%p47 bra $L__BB4_73;\nbra.uni $L__BB4_67;\n$L__BB4_73:\n"
-"ld.global.v4.u32{%r192,%r193,%r194,%r195},[%rd30];\nbra.uni $L__BB4_74;\n$L__BB4_67:\n"
-"setp.lt.s64 %p52,%rd28,1;\nmov.u32 %r193,0;\nmov.u32 %r192,%r193;\n@%p52 bra $L__BB4_69;\n"
-"ld.global.u32 %r192,[%rd30];\n$L__BB4_69:\nsetp.lt.s64 %p53,%rd28,2;\n@%p53 bra $L__BB4_71;\n"
-"ld.global.u32 %r193,[%rd30+4];\n$L__BB4_71:\nsetp.lt.s64 %p54,%rd28,3;\nmov.u32 %r195,0;\n"
-"mov.u32 %r194,%r195;\n@%p54 bra $L__BB4_74;\nld.global.u32 %r194,[%rd30+8];\n$L__BB4_74:\n"
+"@%p47 bra $L__BB2_73;\nbra.uni $L__BB2_67;\n$L__BB2_73:\n"
+"ld.global.v4.u32{%r192,%r193,%r194,%r195},[%rd30];\nbra.uni $L__BB2_74;\n$L__BB2_67:\n"
+"setp.lt.s64 %p52,%rd28,1;\nmov.u32 %r193,0;\nmov.u32 %r192,%r193;\n@%p52 bra $L__BB2_69;\n"
+"ld.global.u32 %r192,[%rd30];\n$L__BB2_69:\nsetp.lt.s64 %p53,%rd28,2;\n@%p53 bra $L__BB2_71;\n"
+"ld.global.u32 %r193,[%rd30+4];\n$L__BB2_71:\nsetp.lt.s64 %p54,%rd28,3;\nmov.u32 %r195,0;\n"
+"mov.u32 %r194,%r195;\n@%p54 bra $L__BB2_74;\nld.global.u32 %r194,[%rd30+8];\n$L__BB2_74:\n"
 "mov.b32 %f98,%r192;\nsub.f32 %f99,%f98,%f132;\nmov.b32 %f100,%r185;\nmul.f32 %f29,%f99,%f100;\n"
 "mov.b32 %f101,%r193;\nsub.f32 %f102,%f101,%f132;\nmov.b32 %f103,%r186;\n"
 "mul.f32 %f30,%f102,%f103;\nmov.b32 %f104,%r194;\nsub.f32 %f105,%f104,%f132;\n"
 "mov.b32 %f106,%r187;\nmul.f32 %f31,%f105,%f106;\nmov.b32 %f107,%r195;\n"
 "sub.f32 %f108,%f107,%f132;\nmov.b32 %f109,%r188;\nmul.f32 %f32,%f108,%f109;\n"
 "add.s64 %rd87,%rd16,%rd98;\nshl.b64 %rd88,%rd87,2;\nadd.s64 %rd31,%rd1,%rd88;\n"
-"@%p47 bra $L__BB4_81;\nbra.uni $L__BB4_75;\n$L__BB4_81:\nst.global.f32[%rd31],%f29;\n"
+"@%p47 bra $L__BB2_81;\nbra.uni $L__BB2_75;\n$L__BB2_81:\nst.global.f32[%rd31],%f29;\n"
 "st.global.f32[%rd31+4],%f30;\nst.global.f32[%rd31+8],%f31;\nst.global.f32[%rd31+12],%f32;\n"
-"bra.uni $L__BB4_82;\n$L__BB4_75:\nsetp.lt.s64 %p56,%rd28,1;\n@%p56 bra $L__BB4_77;\n"
-"st.global.f32[%rd31],%f29;\n$L__BB4_77:\nsetp.lt.s64 %p57,%rd28,2;\n@%p57 bra $L__BB4_79;\n"
-"st.global.f32[%rd31+4],%f30;\n$L__BB4_79:\nsetp.lt.s64 %p58,%rd28,3;\n@%p58 bra $L__BB4_82;\n"
-"st.global.f32[%rd31+8],%f31;\n$L__BB4_82:\nadd.s64 %rd98,%rd98,%rd7;\n"
-"setp.gt.s64 %p59,%rd5,%rd98;\n@%p59 bra $L__BB4_58;\nbra.uni $L__BB4_109;\n$L__BB4_83:\n"
-"mov.u64 %rd99,%rd6;\n$L__BB4_84:\nsub.s64 %rd34,%rd5,%rd99;\nsetp.lt.s64 %p60,%rd34,1;\n"
+"bra.uni $L__BB2_82;\n$L__BB2_75:\nsetp.lt.s64 %p56,%rd28,1;\n@%p56 bra $L__BB2_77;\n"
+"st.global.f32[%rd31],%f29;\n$L__BB2_77:\nsetp.lt.s64 %p57,%rd28,2;\n@%p57 bra $L__BB2_79;\n"
+"st.global.f32[%rd31+4],%f30;\n$L__BB2_79:\nsetp.lt.s64 %p58,%rd28,3;\n@%p58 bra $L__BB2_82;\n"
+"st.global.f32[%rd31+8],%f31;\n$L__BB2_82:\nadd.s64 %rd98,%rd98,%rd7;\n"
+"setp.gt.s64 %p59,%rd5,%rd98;\n@%p59 bra $L__BB2_58;\nbra.uni $L__BB2_109;\n$L__BB2_83:\n"
+"mov.u64 %rd99,%rd6;\n$L__BB2_84:\nsub.s64 %rd34,%rd5,%rd99;\nsetp.lt.s64 %p60,%rd34,1;\n"
 "add.s64 %rd89,%rd99,%rd14;\nshl.b64 %rd90,%rd89,2;\nadd.s64 %rd35,%rd3,%rd90;\n"
-"mov.f32 %f137,0f00000000;\nmov.f32 %f136,%f137;\n@%p60 bra $L__BB4_86;\n"
-"ld.global.f32 %f136,[%rd35];\n$L__BB4_86:\nsetp.lt.s64 %p61,%rd34,2;\n@%p61 bra $L__BB4_88;\n"
-"ld.global.f32 %f137,[%rd35+4];\n$L__BB4_88:\nsetp.lt.s64 %p62,%rd34,3;\n"
-"mov.f32 %f139,0f00000000;\nmov.f32 %f138,%f139;\n@%p62 bra $L__BB4_90;\n"
-"ld.global.f32 %f138,[%rd35+8];\n$L__BB4_90:\nsetp.lt.s64 %p63,%rd34,4;\n@%p63 bra $L__BB4_92;\n"
-"ld.global.f32 %f139,[%rd35+12];\n$L__BB4_92:\nadd.s64 %rd91,%rd99,%rd15;\n"
+"mov.f32 %f137,0f00000000;\nmov.f32 %f136,%f137;\n@%p60 bra $L__BB2_86;\n"
+"ld.global.f32 %f136,[%rd35];\n$L__BB2_86:\nsetp.lt.s64 %p61,%rd34,2;\n@%p61 bra $L__BB2_88;\n"
+"ld.global.f32 %f137,[%rd35+4];\n$L__BB2_88:\nsetp.lt.s64 %p62,%rd34,3;\n"
+"mov.f32 %f139,0f00000000;\nmov.f32 %f138,%f139;\n@%p62 bra $L__BB2_90;\n"
+"ld.global.f32 %f138,[%rd35+8];\n$L__BB2_90:\nsetp.lt.s64 %p63,%rd34,4;\n@%p63 bra $L__BB2_92;\n"
+"ld.global.f32 %f139,[%rd35+12];\n$L__BB2_92:\nadd.s64 %rd91,%rd99,%rd15;\n"
 "shl.b64 %rd92,%rd91,2;\nadd.s64 %rd36,%rd2,%rd92;\nmov.f32 %f141,0f00000000;\n"
-"mov.f32 %f140,%f141;\n@%p60 bra $L__BB4_94;\nld.global.f32 %f140,[%rd36];\n$L__BB4_94:\n"
-"@%p61 bra $L__BB4_96;\nld.global.f32 %f141,[%rd36+4];\n$L__BB4_96:\nmov.f32 %f143,0f00000000;\n"
-"mov.f32 %f142,%f143;\n@%p62 bra $L__BB4_98;\nld.global.f32 %f142,[%rd36+8];\n$L__BB4_98:\n"
-"@%p63 bra $L__BB4_100;\nld.global.f32 %f143,[%rd36+12];\n$L__BB4_100:\n"
+"mov.f32 %f140,%f141;\n@%p60 bra $L__BB2_94;\nld.global.f32 %f140,[%rd36];\n$L__BB2_94:\n"
+"@%p61 bra $L__BB2_96;\nld.global.f32 %f141,[%rd36+4];\n$L__BB2_96:\nmov.f32 %f143,0f00000000;\n"
+"mov.f32 %f142,%f143;\n@%p62 bra $L__BB2_98;\nld.global.f32 %f142,[%rd36+8];\n$L__BB2_98:\n"
+"@%p63 bra $L__BB2_100;\nld.global.f32 %f143,[%rd36+12];\n$L__BB2_100:\n"
 "sub.f32 %f118,%f140,%f132;\nmul.f32 %f49,%f136,%f118;\nsub.f32 %f119,%f141,%f132;\n";
 static const char qlora__ptx_574[] =
 "mul.f32 %f50,%f137,%f119;\nsub.f32 %f120,%f142,%f132;\nmul.f32 %f51,%f138,%f120;\n"
 "sub.f32 %f121,%f143,%f132;\nmul.f32 %f52,%f139,%f121;\nadd.s64 %rd93,%rd16,%rd99;\n"
-"shl.b64 %rd94,%rd93,2;\nadd.s64 %rd37,%rd1,%rd94;\n@%p60 bra $L__BB4_102;\n"
-"st.global.f32[%rd37],%f49;\n$L__BB4_102:\n@%p61 bra $L__BB4_104;\nst.global.f32[%rd37+4],%f50;\n"
-"$L__BB4_104:\n@%p62 bra $L__BB4_106;\nst.global.f32[%rd37+8],%f51;\n$L__BB4_106:\n"
-"@%p63 bra $L__BB4_108;\nst.global.f32[%rd37+12],%f52;\n$L__BB4_108:\nadd.s64 %rd99,%rd99,%rd7;\n"
-"setp.gt.s64 %p72,%rd5,%rd99;\n@%p72 bra $L__BB4_84;\n$L__BB4_109:\nadd.s64 %rd95,%rd95,%rd12;\n"
-"setp.lt.s64 %p73,%rd95,%rd49;\n@%p73 bra $L__BB4_8;\n$L__BB4_110:\nret;\n}\n";
+"shl.b64 %rd94,%rd93,2;\nadd.s64 %rd37,%rd1,%rd94;\n@%p60 bra $L__BB2_102;\n"
+"st.global.f32[%rd37],%f49;\n$L__BB2_102:\n@%p61 bra $L__BB2_104;\nst.global.f32[%rd37+4],%f50;\n"
+"$L__BB2_104:\n@%p62 bra $L__BB2_106;\nst.global.f32[%rd37+8],%f51;\n$L__BB2_106:\n"
+"@%p63 bra $L__BB2_108;\nst.global.f32[%rd37+12],%f52;\n$L__BB2_108:\nadd.s64 %rd99,%rd99,%rd7;\n"
+"setp.gt.s64 %p72,%rd5,%rd99;\n@%p72 bra $L__BB2_84;\n$L__BB2_109:\nadd.s64 %rd95,%rd95,%rd12;\n"
+"setp.lt.s64 %p73,%rd95,%rd49;\n@%p73 bra $L__BB2_8;\n$L__BB2_110:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_75[] = {
-qlora__ptx_559,
-qlora__ptx_560,
-qlora__ptx_561,
-qlora__ptx_562,
-qlora__ptx_563,
 qlora__ptx_564,
 qlora__ptx_565,
 qlora__ptx_566,
@@ -28044,28 +28048,29 @@ static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
     {"clip", 75, 0, 63, qlora__ptx_clip_75, 14979u, 0x83df86e5u},
     {"dropout", 75, 0, 63, qlora__ptx_dropout_75, 8134u, 0xc62c8892u},
     {"dropout_bf16", 80, 0, 70, qlora__ptx_dropout_bf16_80, 14378u, 0xbff135cau},
-    {"elementwise", 75, 0, 63, qlora__ptx_elementwise_75, 54380u, 0xc47cef83u},
+    {"elementwise", 75, 0, 63, qlora__ptx_elementwise_75, 45305u, 0xe048301au},
     {"elementwise_bf16", 80, 0, 70, qlora__ptx_elementwise_bf16_80, 91738u, 0xee3fb961u},
     {"gemm", 75, 0, 63, qlora__ptx_gemm_75, 174380u, 0x2ab26e11u},
     {"gemm_tc", 80, 0, 70, qlora__ptx_gemm_tc_80, 139593u, 0xdbb1014bu},
     {"linear", 75, 0, 63, qlora__ptx_linear_75, 11172u, 0x9c16c912u},
     {"linear_bf16", 80, 0, 70, qlora__ptx_linear_bf16_80, 11104u, 0x9cc9cd99u},
-    {"loss", 75, 0, 63, qlora__ptx_loss_75, 61235u, 0x350c2eabu},
+    {"loss", 75, 0, 63, qlora__ptx_loss_75, 51408u, 0x8aa8baf4u},
     {"loss_bf16", 80, 0, 70, qlora__ptx_loss_bf16_80, 51642u, 0xe20ba0c6u},
     {"nf4", 75, 0, 63, qlora__ptx_nf4_75, 63660u, 0xa399e032u},
     {"nf4_bf16", 80, 0, 70, qlora__ptx_nf4_bf16_80, 42045u, 0x9c08fd92u},
     {"nf4_gemm", 80, 0, 70, qlora__ptx_nf4_gemm_80, 118145u, 0xa2197d30u},
-    {"norm", 75, 0, 63, qlora__ptx_norm_75, 78029u, 0xe4be2d47u},
+    {"norm", 75, 0, 63, qlora__ptx_norm_75, 75815u, 0x735b6d8bu},
     {"norm_bf16", 80, 0, 70, qlora__ptx_norm_bf16_80, 111705u, 0x3b495440u},
     {"optim", 75, 0, 63, qlora__ptx_optim_75, 33782u, 0xcccdb46eu},
     {"random", 75, 0, 63, qlora__ptx_random_75, 23357u, 0x285918f9u},
     {"rope", 75, 0, 63, qlora__ptx_rope_75, 22604u, 0xad427daau},
     {"rope_bf16", 80, 0, 70, qlora__ptx_rope_bf16_80, 26447u, 0x06a2db63u},
-    {"softmax", 75, 0, 63, qlora__ptx_softmax_75, 50240u, 0xb8fe41c8u},
+    {"shared", 75, 0, 63, qlora__ptx_shared_75, 33329u, 0x09801b38u},
+    {"softmax", 75, 0, 63, qlora__ptx_softmax_75, 37970u, 0xdd284fc9u},
     {"softmax_bf16", 80, 0, 70, qlora__ptx_softmax_bf16_80, 75920u, 0x1a437724u},
 };
 // clang-format on
 
-#define QLORA__PTX_TEXT_COUNT 26
+#define QLORA__PTX_TEXT_COUNT 27
 
 #endif

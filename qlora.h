@@ -10,7 +10,7 @@
 
    CONTENTS  (grep -n '^//@@' qlora.h)
 
-       API        declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
+       API        declarations: results, descs, tensors, cache, GEMM, operators, graphs, models
        PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
        CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
        NUMBERS    16-bit floating point, element access, NF4
@@ -116,7 +116,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-//@@ API        - declarations: results, descs, tensors, cache, GEMM, operators, models, graphs
+//@@ API        - declarations: results, descs, tensors, cache, GEMM, operators, graphs, models
 
 #define QLORA_VERSION_MAJOR 0
 #define QLORA_VERSION_MINOR 1
@@ -141,12 +141,6 @@
 #define QLORA_API __attribute__((visibility("default"))) extern
 #else
 #define QLORA_API extern
-#endif
-
-// Without the model its functions are declared and not there; gcc says so of static ones.
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL) && defined(__GNUC__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
 #ifdef __cplusplus
@@ -879,7 +873,35 @@ QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_atte
                                                 const qlora_tensor* d_o, const qlora_tensor* dq,
                                                 const qlora_tensor* dk, const qlora_tensor* dv);
 
+// ---- graphs -------------------------------------------------------------------------------------
+typedef struct qlora_graph qlora_graph;
+typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
+
+// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
+// copy to or from host memory or compile: what breaks the capture is named and the stream stays
+// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
+// called at once and again at each replay, so user must stay valid.
+QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
+                                           void* user, qlora_graph** out);
+QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
+QLORA_API qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph);
+
+typedef struct qlora_graph_info {
+    uint64_t key;
+    uint64_t replays;
+    size_t nodes; // 0 on the CPU
+    bool valid;   // false after a buffer it uses was freed or the stream changed
+} qlora_graph_info;
+QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
+                                         qlora_graph_info* out);
+
 // ---- models -------------------------------------------------------------------------------------
+// Without the model its functions are declared and not there, which is no matter for extern ones.
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
 
@@ -1180,34 +1202,8 @@ typedef bool (*qlora_token_fn)(void* user, int32_t token);
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
 
-// ---- graphs -------------------------------------------------------------------------------------
-typedef struct qlora_graph qlora_graph;
-typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
-
-// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
-// copy to or from host memory or compile: what breaks the capture is named and the stream stays
-// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
-// called at once and again at each replay, so user must stay valid.
-QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
-                                           void* user, qlora_graph** out);
-QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
-QLORA_API qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph);
-
-typedef struct qlora_graph_info {
-    uint64_t key;
-    uint64_t replays;
-    size_t nodes; // 0 on the CPU
-    bool valid;   // false after a buffer it uses was freed or the stream changed
-} qlora_graph_info;
-QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
-                                         qlora_graph_info* out);
-
 #ifdef __cplusplus
 }
-#endif
-
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL) && defined(__GNUC__)
-#pragma GCC diagnostic pop
 #endif
 
 #endif // QLORA_H
@@ -7663,11 +7659,11 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                      \
     X(elementwise_mul_f32, elementwise, 0, F32)                                                    \
     X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                             \
-    X(elementwise_add_f32, elementwise, 0, ALWAYS)                                                 \
+    X(elementwise_add_f32, shared, 0, ALWAYS)                                                      \
     X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                             \
-    X(elementwise_scale_f32, elementwise, 0, ALWAYS)                                               \
+    X(elementwise_scale_f32, shared, 0, ALWAYS)                                                    \
     X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                           \
-    X(elementwise_fill_f32, elementwise, 0, ALWAYS)                                                \
+    X(elementwise_fill_f32, shared, 0, ALWAYS)                                                     \
     X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                            \
     X(elementwise_gather_f32_f32, elementwise, 0, F32)                                             \
     X(elementwise_gather_f32_bf16, elementwise_bf16, 0, BF16)                                      \
@@ -7681,13 +7677,13 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(norm_rms_bwd_bf16, norm_bf16, 0, BF16)                                                       \
     X(norm_rms_dw_f32, norm, 0, F32)                                                               \
     X(norm_rms_dw_bf16, norm_bf16, 0, BF16)                                                        \
-    X(norm_rms_dw_sum, norm, 0, ALWAYS)                                                            \
+    X(norm_rms_dw_sum, shared, 0, ALWAYS)                                                          \
     X(rope_f32, rope, 0, F32)                                                                      \
     X(rope_bf16, rope_bf16, 0, BF16)                                                               \
     X(softmax_copy_b16, softmax_bf16, 0, BF16)                                                     \
-    X(softmax_copy_b32, softmax, 0, ALWAYS)                                                        \
+    X(softmax_copy_b32, shared, 0, ALWAYS)                                                         \
     X(softmax_transpose_b16, softmax_bf16, 0, BF16)                                                \
-    X(softmax_transpose_b32, softmax, 0, ALWAYS)                                                   \
+    X(softmax_transpose_b32, shared, 0, ALWAYS)                                                    \
     X(softmax_scores_f32, softmax, 0, F32)                                                         \
     X(softmax_scores_bf16, softmax_bf16, 0, BF16)                                                  \
     X(softmax_fwd_f32, softmax, 0, F32)                                                            \
@@ -7696,7 +7692,7 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(softmax_bwd_bf16, softmax_bf16, 0, BF16)                                                     \
     X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
     X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
-    X(loss_sum, loss, 0, ALWAYS)                                                                   \
+    X(loss_sum, shared, 0, ALWAYS)                                                                 \
     X(loss_arg_max_f32, loss, 0, F32)                                                              \
     X(loss_arg_max_bf16, loss_bf16, 0, BF16)                                                       \
     X(optim_advance, optim, 0, LORA)                                                               \
@@ -7959,81 +7955,45 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 // ---- modules ------------------------------------------------------------------------------------
 
-// One module on its way through the driver's compiler.
-typedef struct qlora__compile {
-    const qlora__gpu* gpu;
-    const char* name;
-    char* ptx;
-    size_t bytes; // of ptx, when it is ours
-    void* handle;
-    int code;
-    double ms;
-    char log[1024];
-} qlora__compile;
-
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. Needs
-// nothing of the context but that it is current, so several threads can compile at once.
-static void qlora__compile_run(qlora__compile* job) {
-    const qlora__gpu* gpu = job->gpu;
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. One
+// log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
+                                       void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    char what[160];
+    snprintf(what, sizeof what, "compiling kernel module %.120s", name);
+    QLORA__TRY(qlora__not_in_capture(ctx, what));
+    QLORA__TRY(qlora__sync(ctx));
+    char log[1024] = "";
     double start = qlora__clock_ms();
+    int code = 0;
     if (gpu->capability >= 120) {
-        job->code = gpu->cu.ModuleLoadData(&job->handle, job->ptx);
+        code = gpu->cu.ModuleLoadData(out, ptx);
     } else {
         char info[512] = "";
         int options[] = {QLORA__CU_JIT_INFO_LOG_BUFFER, QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
                          QLORA__CU_JIT_ERROR_LOG_BUFFER, QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-        void* values[] = {info, (void*)(uintptr_t)sizeof info, job->log,
-                          (void*)(uintptr_t)sizeof job->log};
-        job->code = gpu->cu.ModuleLoadDataEx(&job->handle, job->ptx, 4, options, values);
-        job->log[sizeof job->log - 1] = '\0';
+        void* values[] = {info, (void*)(uintptr_t)sizeof info, log, (void*)(uintptr_t)sizeof log};
+        code = gpu->cu.ModuleLoadDataEx(out, ptx, 4, options, values);
+        log[sizeof log - 1] = '\0';
     }
-    job->ms = qlora__clock_ms() - start;
-}
-
-// Counts a compile and logs it: one item each. A failure becomes a result and a text.
-static qlora_result qlora__compile_report(qlora_ctx* ctx, const qlora__compile* job) {
-    qlora__gpu* gpu = ctx->gpu;
-    gpu->cache->info.jit_ms += job->ms;
+    double ms = qlora__clock_ms() - start;
+    gpu->cache->info.jit_ms += ms;
     gpu->cache->info.misses++;
     gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
-    if (job->code == 0) {
+    if (code == 0) {
         gpu->cache->info.modules++;
-        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", job->name,
-                   (unsigned long long)strlen(job->ptx), gpu->target, job->ms);
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
+                   (unsigned long long)strlen(ptx), gpu->target, ms);
         return QLORA_OK;
     }
-    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", job->name,
-               qlora__cu_name(gpu, job->code), job->code, job->ms);
-    if (qlora__cu_is_sticky(job->code) || job->code == 2) {
-        char what[160];
-        snprintf(what, sizeof what, "compiling kernel module %.120s", job->name);
-        return qlora__cu(ctx, job->code, what);
+    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name,
+               qlora__cu_name(gpu, code), code, ms);
+    if (qlora__cu_is_sticky(code) || code == 2) {
+        return qlora__cu(ctx, code, what);
     }
-    return qlora__fail(ctx, QLORA_ERR_KERNEL, "compiling kernel module %.120s for %s failed: %s (%d)%s%s",
-                       job->name, gpu->target, qlora__cu_name(gpu, job->code), job->code,
-                       job->log[0] != '\0' ? ": " : "", job->log);
-}
-
-// Before a compile: not inside a capture, and a fault of an earlier kernel is reported as that.
-static qlora_result qlora__compile_allowed(qlora_ctx* ctx, const char* name) {
-    char what[160];
-    snprintf(what, sizeof what, "compiling kernel module %.120s", name);
-    QLORA__TRY(qlora__not_in_capture(ctx, what));
-    return qlora__sync(ctx);
-}
-
-static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
-                                       void** out) {
-    QLORA__TRY(qlora__compile_allowed(ctx, name));
-    qlora__compile job;
-    memset(&job, 0, sizeof job);
-    job.gpu = ctx->gpu;
-    job.name = name;
-    job.ptx = (char*)(uintptr_t)ptx; // only read
-    qlora__compile_run(&job);
-    QLORA__TRY(qlora__compile_report(ctx, &job));
-    *out = job.handle;
-    return QLORA_OK;
+    return qlora__fail(ctx, QLORA_ERR_KERNEL, "%s for %s failed: %s (%d)%s%s", what, gpu->target,
+                       qlora__cu_name(gpu, code), code, log[0] != '\0' ? ": " : "", log);
 }
 
 static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const char* entry,
@@ -8084,9 +8044,28 @@ static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
     }
 }
 
-// The text of a module for this device, joined; the caller frees job->ptx.
-static qlora_result qlora__compile_begin(qlora_ctx* ctx, const char* name, qlora__compile* job) {
-    memset(job, 0, sizeof *job);
+// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
+static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* handle) {
+    qlora__cache* cache = ctx->gpu->cache;
+    qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
+    qlora_result r =
+        module != NULL ? qlora__module_resolve(ctx, name, handle) : QLORA_ERR_MEMORY;
+    if (r != QLORA_OK) {
+        qlora__module_forget(ctx, name);
+        ctx->gpu->cu.ModuleUnload(handle);
+        cache->info.modules--;
+        qlora__free(ctx, module, sizeof *module);
+        return r;
+    }
+    module->handle = handle;
+    module->name = name;
+    module->next = cache->modules;
+    cache->modules = module;
+    return QLORA_OK;
+}
+
+// Compiles a module of the library and makes its kernels ready.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
     const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
     if (text == NULL) {
         return qlora__fail(
@@ -8095,41 +8074,13 @@ static qlora_result qlora__compile_begin(qlora_ctx* ctx, const char* name, qlora
             "8.0, f32 works)",
             name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
     }
-    job->gpu = ctx->gpu;
-    job->name = name;
-    return qlora__ptx_join(ctx, text, &job->ptx, &job->bytes);
-}
-
-// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
-static qlora_result qlora__compile_end(qlora_ctx* ctx, qlora__compile* job) {
-    qlora__cache* cache = ctx->gpu->cache;
-    QLORA__TRY(qlora__compile_report(ctx, job));
-    qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
-    qlora_result r = module != NULL ? qlora__module_resolve(ctx, job->name, job->handle)
-                                    : QLORA_ERR_MEMORY;
-    if (r != QLORA_OK) {
-        qlora__module_forget(ctx, job->name);
-        ctx->gpu->cu.ModuleUnload(job->handle);
-        cache->info.modules--;
-        qlora__free(ctx, module, sizeof *module);
-        return r;
-    }
-    module->handle = job->handle;
-    module->name = job->name;
-    module->next = cache->modules;
-    cache->modules = module;
-    return QLORA_OK;
-}
-
-// Compiles a module of the library and makes its kernels ready.
-static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
-    QLORA__TRY(qlora__compile_allowed(ctx, name));
-    qlora__compile job;
-    QLORA__TRY(qlora__compile_begin(ctx, name, &job));
-    qlora__compile_run(&job);
-    qlora_result r = qlora__compile_end(ctx, &job);
-    qlora__free(ctx, job.ptx, job.bytes);
-    return r;
+    char* ptx = NULL;
+    size_t bytes = 0;
+    QLORA__TRY(qlora__ptx_join(ctx, text, &ptx, &bytes));
+    void* handle = NULL;
+    qlora_result r = qlora__module_load(ctx, name, ptx, &handle);
+    qlora__free(ctx, ptx, bytes);
+    return r == QLORA_OK ? qlora__module_adopt(ctx, name, handle) : r;
 }
 
 // A kernel of the registry, compiled on demand unless the cache is sealed.
@@ -8350,119 +8301,17 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-#define QLORA__COMPILERS 8
-#define QLORA__MODULES_MAX 64
-
-// Modules that wait for a compiler thread.
-typedef struct qlora__compile_queue {
-    qlora__mutex mutex;
-    qlora__compile* jobs;
-    int count;
-    int next;
-} qlora__compile_queue;
-
-// The driver compiles on the calling thread, so several threads make several modules at once.
-static void qlora__compile_thread(void* user) {
-    qlora__compile_queue* queue = (qlora__compile_queue*)user;
-    const qlora__gpu* gpu = queue->jobs[0].gpu;
-    int current = gpu->cu.CtxPushCurrent(gpu->context);
-    qlora__mutex_lock(&queue->mutex);
-    while (current == 0 && queue->next < queue->count) {
-        qlora__compile* job = &queue->jobs[queue->next++];
-        qlora__mutex_unlock(&queue->mutex);
-        qlora__compile_run(job);
-        qlora__mutex_lock(&queue->mutex);
-    }
-    qlora__mutex_unlock(&queue->mutex);
-    if (current == 0) {
-        void* ignored = NULL;
-        gpu->cu.CtxPopCurrent(&ignored);
-    }
-}
-
-// A thread that cannot start, or cannot use the CUDA context, is done without: the calling thread takes
-// what is left.
-static qlora_result qlora__compile_all(qlora_ctx* ctx, qlora__compile* jobs, int count) {
-    qlora__compile_queue queue;
-    memset(&queue, 0, sizeof queue);
-    queue.jobs = jobs;
-    queue.count = count;
-    if (!qlora__mutex_init(&queue.mutex)) {
-        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the compiler threads");
-    }
-    qlora__thread threads[QLORA__COMPILERS];
-    int wanted = (int)qlora__min(qlora__min(count, qlora__core_count()), QLORA__COMPILERS) - 1;
-    int started = 0;
-    while (started < wanted &&
-           qlora__thread_start(&threads[started], qlora__compile_thread, &queue)) {
-        started++;
-    }
-    qlora__mutex_lock(&queue.mutex);
-    while (queue.next < queue.count) {
-        qlora__compile* job = &queue.jobs[queue.next++];
-        qlora__mutex_unlock(&queue.mutex);
-        qlora__compile_run(job);
-        qlora__mutex_lock(&queue.mutex);
-    }
-    qlora__mutex_unlock(&queue.mutex);
-    for (int i = 0; i < started; i++) {
-        qlora__thread_join(&threads[i]);
-    }
-    qlora__mutex_free(&queue.mutex);
-    return QLORA_OK;
-}
-
-// Modules of which a kernel is needed and that are not loaded yet, each once. have: conditions that hold.
-static int qlora__modules_needed(const qlora_ctx* ctx, uint32_t have,
-                                 const char* names[QLORA__MODULES_MAX]) {
-    int count = 0;
+// Compiles every module of which a kernel is needed; have: conditions that hold. One after the other:
+// the driver's compiler has a lock of its own, so threads gain nothing.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
-        bool needed = (row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL;
-        for (int j = 0; j < count && needed; j++) {
-            needed = strcmp(names[j], row->module) != 0;
-        }
-        if (needed && count < QLORA__MODULES_MAX) {
-            names[count++] = row->module;
+        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
+            QLORA__TRY(qlora__module_open(ctx, row->module));
         }
     }
-    return count;
+    return QLORA_OK;
 }
-
-// Compiles every module that is needed.
-static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
-    const char* names[QLORA__MODULES_MAX];
-    int count = qlora__modules_needed(ctx, have, names);
-    if (count == 0) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__compile_allowed(ctx, names[0]));
-    size_t bytes = (size_t)count * sizeof(qlora__compile);
-    qlora__compile* jobs = (qlora__compile*)qlora__alloc_zero(ctx, bytes);
-    if (jobs == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    qlora_result r = QLORA_OK;
-    for (int i = 0; i < count && r == QLORA_OK; i++) {
-        r = qlora__compile_begin(ctx, names[i], &jobs[i]);
-    }
-    if (r == QLORA_OK) {
-        r = qlora__compile_all(ctx, jobs, count);
-    }
-    for (int i = 0; i < count; i++) {
-        if (r == QLORA_OK) {
-            r = qlora__compile_end(ctx, &jobs[i]);
-        } else if (jobs[i].handle != NULL) {
-            ctx->gpu->cu.ModuleUnload(jobs[i].handle);
-        }
-        qlora__free(ctx, jobs[i].ptx, jobs[i].bytes);
-    }
-    qlora__free(ctx, jobs, bytes);
-    return r;
-}
-
-#undef QLORA__COMPILERS
-#undef QLORA__MODULES_MAX
 
 static void qlora__cache_destroy(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
@@ -9125,8 +8974,8 @@ typedef struct qlora__gemm {
 
 // ---- CPU ----------------------------------------------------------------------------------------
 
-// A panel of 64 rows meets four tiles of 16 columns; K goes by in steps of 64, packed as QLORA__REAL.
-// Each element of C is one sum in ascending k, whatever the threads do.
+// A panel of 64 rows meets four tiles of 16 columns; K goes by in steps of 64, packed as
+// QLORA__REAL. Each element of C is one sum in ascending k, whatever the threads do.
 #define QLORA__PANEL 64
 #define QLORA__TILE 16
 #define QLORA__TILES 4
@@ -9156,8 +9005,8 @@ static void qlora__gemm_pack(const void* data, qlora_dtype dtype, int64_t base, 
     }
 }
 
-// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time: four rows of two
-// vectors stay in registers on every processor.
+// acc[4][16] += a[k][4 of 64] b[k][16] over the packed steps, eight columns at a time: four rows of
+// two vectors stay in registers on every processor.
 #if defined(__GNUC__)
 typedef QLORA__REAL qlora__real4 __attribute__((vector_size(4 * sizeof(QLORA__REAL))));
 
@@ -9229,7 +9078,8 @@ static void qlora__gemm_write(const qlora__gemm* g, int64_t batch, int64_t i0, i
     }
 }
 
-// Units are (matrix, panel, group of tiles), in that order. A is packed once for the tiles of a group.
+// Units are (matrix, panel, group of tiles), in that order. A is packed once for the tiles of a
+// group.
 static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
     const qlora__gemm* g = (const qlora__gemm*)user;
     int64_t groups = qlora__ceil_div(g->N, QLORA__TILE * QLORA__TILES);
@@ -9254,8 +9104,8 @@ static void qlora__gemm_cpu_range(void* user, int64_t begin, int64_t end) {
                              rows, QLORA__PANEL, a);
             for (int64_t t = 0; t < tiles; t++) {
                 int64_t j = j0 + t * QLORA__TILE;
-                qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j, steps,
-                                 qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
+                qlora__gemm_pack(g->B, g->b_type, batch * g->sB + j * b_j + k0 * b_k, b_k, b_j,
+                                 steps, qlora__min(QLORA__TILE, g->N - j), QLORA__TILE, b);
                 for (int64_t i = 0; i < rows; i += 4) {
                     qlora__gemm_micro(a + i, b, steps, acc[t] + i * QLORA__TILE);
                 }
@@ -13370,7 +13220,7 @@ static void qlora__attention_query(const qlora__attention* a, int64_t head, int6
     QLORA__REAL s[QLORA__KEY_BLOCK];
     int64_t kv_head = head / (a->heads / a->kv_heads);
     const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
-    QLORA__REAL top = -(QLORA__REAL)INFINITY;
+    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score; -ffast-math has no infinity
     QLORA__REAL sum = 0;
     memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
     int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
@@ -14730,10 +14580,11 @@ static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     int64_t n = m->train.generate_tokens;
     if (n > 0) {
         qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
-        qlora__arena_tensor(arena, QLORA_F32, c->heads, n, &m->scores);
+        int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
         m->chances = m->scores;
         if (m->compute != QLORA_F32) {
-            qlora__arena_tensor(arena, m->compute, c->heads, n, &m->chances);
+            qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
         }
     }
 }
@@ -17331,8 +17182,8 @@ static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < cols && job->via_bf16; i++) {
             values[i] = qlora__bf16_to(qlora__bf16_from(values[i]));
         }
-        const float* b = job->module->b + (job->first + row) * p->rank;
         for (int64_t i = 0; i < cols && p->rank > 0; i++) {
+            const float* b = job->module->b + (job->first + row) * p->rank;
             float sum = 0.0f;
             for (int64_t k = 0; k < p->rank; k++) {
                 sum += b[k] * job->module->a[k * cols + i];
@@ -17821,7 +17672,7 @@ struct qlora_trainer {
     int64_t chunks; // of the head
 };
 
-// ---- staging ------------------------------------------------------------------------------------------
+// ---- staging ------------------------------------------------------------------------------------
 
 static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
 #ifndef QLORA_NO_CUDA
@@ -17885,7 +17736,7 @@ static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* 
     return QLORA_OK;
 }
 
-// ---- batches ------------------------------------------------------------------------------------------
+// ---- batches ------------------------------------------------------------------------------------
 
 double qlora_batch_labels(const qlora_batch* batch) {
     double sum = 0.0;
@@ -17934,12 +17785,13 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
         if (b->ids[i] < 0 || b->ids[i] >= plan->config.vocab ||
             (label != -100 && (label < 0 || label >= plan->config.vocab))) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld has id %d and label %d; the vocabulary has %lld", (long long)i,
-                               (int)b->ids[i], (int)label, (long long)plan->config.vocab);
+                               "token %lld has id %d and label %d; the vocabulary has %lld",
+                               (long long)i, (int)b->ids[i], (int)label,
+                               (long long)plan->config.vocab);
         }
         if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g", (long long)i,
-                               (double)b->weights[i]);
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g",
+                               (long long)i, (double)b->weights[i]);
         }
     }
     *tokens = sum;
@@ -17977,7 +17829,8 @@ static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_b
     }
 }
 
-// Labelled rows one behind the other: token i is to predict label i + 1 of its sequence. Returns how many.
+// Labelled rows one behind the other: token i is to predict label i + 1 of its sequence. Returns
+// how many.
 static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
     int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
     int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
@@ -18010,7 +17863,8 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
 }
 
 // Checks a batch, writes it into a slot and sends it on its way.
-static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch, double total_labels) {
+static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch,
+                                      double total_labels) {
     qlora_model* m = t->m;
     int64_t tokens = 0;
     QLORA__TRY(qlora__batch_check(t->ctx, m, batch, &tokens));
@@ -18032,7 +17886,7 @@ static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch
     return qlora__slot_send(t, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
 }
 
-// ---- steps --------------------------------------------------------------------------------------------
+// ---- steps --------------------------------------------------------------------------------------
 
 static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
@@ -18047,9 +17901,10 @@ static qlora_result qlora__update_run(qlora_ctx* ctx, void* user) {
     return qlora__update(ctx, ((qlora_trainer*)user)->m);
 }
 
-// Replays, captures at first sight, or runs eagerly; a capture that fails is given up for good, once and
-// visibly.
-static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn, qlora_graph** graph) {
+// Replays, captures at first sight, or runs eagerly; a capture that fails is given up for good,
+// once and visibly.
+static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn,
+                               qlora_graph** graph) {
     qlora_ctx* ctx = t->ctx;
     if (!t->use_graphs) {
         return fn(ctx, t);
@@ -18085,7 +17940,8 @@ static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
     return t != NULL ? t->ctx : NULL;
 }
 
-static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batch, double total_labels) {
+static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batch,
+                                       double total_labels) {
     qlora_ctx* ctx = t->ctx;
     QLORA__TRY(qlora__trainer_need(ctx, t, true));
     if (!(total_labels > 0.0) || total_labels > 1e15) {
@@ -18097,7 +17953,8 @@ static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batc
     return qlora__run(t, (uint64_t)t->chunks, qlora__micro_run, &t->graphs[t->chunks]);
 }
 
-qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch, double total_labels) {
+qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
+                               double total_labels) {
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_micro");
     return qlora__leave(trainer->ctx, qlora__train_micro(trainer, batch, total_labels));
 }
@@ -18139,7 +17996,8 @@ static qlora_result qlora__record_send(qlora_trainer* t) {
 #endif
         memcpy(copies[i].to, copies[i].from, copies[i].bytes);
     }
-    if (qlora__on_cpu(ctx) && sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
+    if (qlora__on_cpu(ctx) &&
+        sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
         for (int i = 0; i < 3; i++) {
             t->record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
@@ -18225,7 +18083,7 @@ qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, fl
     return qlora__leave(trainer->ctx, qlora__train_gradient_read(trainer, index, out));
 }
 
-// ---- evaluation ---------------------------------------------------------------------------------------
+// ---- evaluation ---------------------------------------------------------------------------------
 
 static qlora_result qlora__eval(qlora_trainer* t, const qlora_batch* batch, qlora_eval_info* out) {
     qlora_ctx* ctx = t->ctx;
@@ -18308,7 +18166,7 @@ qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch,
     return qlora__leave(trainer->ctx, qlora__eval_logits(trainer, batch, out));
 }
 
-// ---- life ---------------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 
 static void qlora__trainer_free(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
@@ -18404,12 +18262,12 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     return qlora__leave(ctx, r);
 }
 
-// ---- checkpoints ----------------------------------------------------------------------------------------
+// ---- checkpoints ---------------------------------------------------------------------------------
 
-// DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if any,
-//               and last state.safetensors: moments, counters, settings, position, checksums of them all
-// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment at which a new
-//               checkpoint counts, so a crash leaves the old one or the new one
+// DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
+//               any, and last state.safetensors: moments, counters, settings, position, checksums
+// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment when
+//               a new one counts, so a crash leaves the old one or the new one
 // DIR/pending   names that may have to be cleared away after a crash: those not in `latest`
 // A folder that `latest` names is never written to.
 
@@ -19030,13 +18888,14 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
 
 //@@ GENERATE   - decoding with a key/value cache
 
-// ---- one pass over new tokens -----------------------------------------------------------------------
+// ---- one pass over new tokens -------------------------------------------------------------------
 
 // The keys and values of a layer's cache: row p is position p, keys first.
-static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first, int64_t rows) {
+static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
+                                      int64_t rows) {
     qlora_tensor t = m->kv_cache;
-    size_t offset = (size_t)((layer * m->train.generate_tokens + first) * t.ld) *
-                    qlora_dtype_bytes(t.dtype);
+    size_t offset =
+        (size_t)((layer * m->train.generate_tokens + first) * t.ld) * qlora_dtype_bytes(t.dtype);
     t.data = (char*)t.data + offset;
     t.bytes -= offset;
     t.rows = rows;
@@ -19054,8 +18913,8 @@ static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index, i
 }
 
 // `heads` matrices [rows, cols] that lie `stride` elements apart.
-static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride, int64_t rows,
-                                    int64_t cols, int64_t ld) {
+static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
+                                    int64_t rows, int64_t cols, int64_t ld) {
     qlora_tensor v = *t;
     v.batch = heads;
     v.batch_stride = stride;
@@ -19065,10 +18924,11 @@ static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_
     return v;
 }
 
-// Attention of one query, at `position`, over the cache. Query heads that share a key head are the rows
-// of one matrix, so a product per key head serves them all:
-//   s = scale q K^T, p = softmax(s), o = p V, over the positions that the layer's window lets it see.
-static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index, int64_t position) {
+// Attention of one query, at `position`, over the cache. Query heads that share a key head are the
+// rows of one matrix, so a product per key head serves them all:
+//   s = scale q K^T, p = softmax(s), o = p V, over the positions inside the layer's window.
+static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index,
+                                           int64_t position) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     qlora__layer* layer = &m->layers[index];
@@ -19084,8 +18944,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
     qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
     qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
-    qlora_tensor s = qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen,
-                                     m->scores.ld);
+    qlora_tensor s =
+        qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
     qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
                                      m->chances.ld);
     qlora_gemm_desc gemm;
@@ -19104,9 +18964,9 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     return qlora_gemm(ctx, &gemm, &p, &v, &o);
 }
 
-// pass->rows tokens in m->batch, the first one at position `first`, through the layers; their keys and
-// values stay in the cache. Many rows are the beginning of a text and see each other only; one row sees
-// the cache.
+// pass->rows tokens in m->batch, the first one at position `first`, through the layers; their keys
+// and values stay in the cache. Many rows are the beginning of a text and see each other only; one
+// row sees the cache.
 static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
@@ -19130,9 +18990,10 @@ static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first)
         qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
         qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
         qlora_tensor next = qlora__window(qlora__stream_before(m, l + 1), pass->rows, 0, c->hidden);
-        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1), eps,
-                                                  &next, &x));
-        ctx->scratch_used = scratch; // the stream keeps the order, so the next layer may use it again
+        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1),
+                                                  eps, &next, &x));
+        ctx->scratch_used =
+            scratch; // the stream keeps the order, so the next layer may use it again
     }
     return QLORA_OK;
 }
@@ -19141,12 +19002,13 @@ static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first)
 static qlora_result qlora__generate_head(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     qlora_tensor x;
-    QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, pass->rows - 1, 1, 0, m->plan.config.hidden, &x));
+    QLORA__TRY(
+        qlora__tensor_view(pass->ctx, &m->x, pass->rows - 1, 1, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, 1, 0, m->plan.config.vocab);
     return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
 }
 
-// ---- the choice of a token --------------------------------------------------------------------------
+// ---- the choice of a token ----------------------------------------------------------------------
 
 typedef struct qlora__generator {
     qlora__pass pass;
@@ -19182,8 +19044,8 @@ static void qlora__sample_sift(const float* w, int32_t* heap, int64_t count, int
     heap[at] = moved;
 }
 
-// The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and of these
-// the fewest whose weights make up top_p of the whole. Returns how many.
+// The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and
+// of these the fewest whose weights make up top_p of the whole. Returns how many.
 static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, double* sum) {
     const float* w = g->logits;
     int32_t* heap = g->order;
@@ -19197,8 +19059,9 @@ static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, doub
     for (int64_t i = vocab / 2 - 1; i >= 0; i--) {
         qlora__sample_sift(w, heap, vocab, i);
     }
-    // The weights of the top_k are only known when all of them are out; without top_k we can stop early.
-    double stop_at = g->desc->top_k > 0 ? HUGE_VAL : part * whole;
+    // The weights of the top_k are only known when all of them are out; without top_k we can stop
+    // early.
+    double stop_at = g->desc->top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
     while (kept < most && (kept == 0 || out < stop_at)) {
@@ -19223,7 +19086,8 @@ static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, doub
 // A number in [0, 1) that depends on the seed and the position alone.
 static double qlora__sample_number(uint64_t seed, int64_t position) {
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
-    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)((uint64_t)position >> 32), 0x67656eu, 0};
+    const uint32_t counter[4] = {(uint32_t)position, (uint32_t)((uint64_t)position >> 32),
+                                 0x67656eu, 0};
     uint32_t words[4];
     qlora__philox(counter, key, words);
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
@@ -19262,12 +19126,13 @@ static int32_t qlora__sample(const qlora__generator* g, int64_t vocab, int64_t p
     return token; // rounding may leave a rest: then the last one that can be chosen
 }
 
-// ---- texts ------------------------------------------------------------------------------------------
+// ---- texts --------------------------------------------------------------------------------------
 
 static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
                                          const qlora_generate_desc* d, qlora_token_fn fn) {
     int64_t room = m->train.generate_tokens;
-    if (d == NULL || fn == NULL || d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+    if (d == NULL || fn == NULL || d->reserved_must_be_zero0 != 0 ||
+        d->reserved_must_be_zero1 != 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
                            fn == NULL ? "the function that takes the tokens is NULL"
                                       : "the desc is NULL or was not zeroed");
@@ -19284,24 +19149,26 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
                            (long long)d->prompt_tokens);
     }
     if (d->max_tokens < 0 || d->prompt_tokens >= room || d->max_tokens > room - d->prompt_tokens) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld tokens of prompt and %lld new ones; the train desc's generate_tokens has "
-                           "room for %lld in all",
-                           (long long)d->prompt_tokens, (long long)d->max_tokens, (long long)room);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld tokens of prompt and %lld new ones; the train desc's generate_tokens has "
+            "room for %lld in all",
+            (long long)d->prompt_tokens, (long long)d->max_tokens, (long long)room);
     }
     for (int64_t i = 0; i < d->prompt_tokens; i++) {
         if (d->prompt[i] < 0 || d->prompt[i] >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld of the prompt is %d; the vocabulary has %lld", (long long)i,
-                               (int)d->prompt[i], (long long)m->plan.config.vocab);
+                               "token %lld of the prompt is %d; the vocabulary has %lld",
+                               (long long)i, (int)d->prompt[i], (long long)m->plan.config.vocab);
         }
     }
     if (!(d->temperature >= 0.0f) || !qlora__finite(d->temperature) || d->top_k < 0 ||
         !(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "temperature %g (0 or more), top_k %d (0 or more) or top_p %g (0 to 1) is not "
-                           "valid",
-                           (double)d->temperature, (int)d->top_k, (double)d->top_p);
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "temperature %g (0 or more), top_k %d (0 or more) or top_p %g (0 to 1) is not "
+            "valid",
+            (double)d->temperature, (int)d->top_k, (double)d->top_p);
     }
     bool none = d->stops != NULL && d->stop_count == 1 && d->stops[0] == -1;
     for (int32_t i = 0; i < d->stop_count && d->stops != NULL && !none; i++) {
@@ -19311,14 +19178,15 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
         }
     }
     if (d->stop_count < 0 || (d->stops == NULL && d->stop_count > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d stops, but the list is NULL or the count negative",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%d stops, but the list is NULL or the count negative",
                            (int)d->stop_count);
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__generator_open(qlora_ctx* ctx, qlora_model* m, const qlora_generate_desc* d,
-                                          qlora__generator* g) {
+static qlora_result qlora__generator_open(qlora_ctx* ctx, qlora_model* m,
+                                          const qlora_generate_desc* d, qlora__generator* g) {
     size_t vocab = (size_t)m->plan.config.vocab;
     size_t ints = (size_t)qlora__max(m->plan.tokens, m->plan.max_sequences + 1);
     memset(g, 0, sizeof *g);
@@ -19377,10 +19245,11 @@ static qlora_result qlora__generate_choose(qlora__generator* g, int64_t position
     }
     for (int64_t i = 0; i < vocab; i++) {
         if (!qlora__finite(g->logits[i])) {
-            return qlora__fail(ctx, QLORA_ERR_STATE,
-                               "the logit of token %lld after position %lld is not finite; the weights or "
-                               "the adapters are damaged",
-                               (long long)i, (long long)position);
+            return qlora__fail(
+                ctx, QLORA_ERR_STATE,
+                "the logit of token %lld after position %lld is not finite; the weights or "
+                "the adapters are damaged",
+                (long long)i, (long long)position);
         }
     }
     *token = qlora__sample(g, vocab, position);

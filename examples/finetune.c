@@ -22,13 +22,16 @@
 #include <time.h>
 #ifdef _WIN32
 #include <io.h>
-#include <windows.h>
+// Not <windows.h>: its declarations and those of qlora.h's implementation do not go together.
+__declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #else
 #include <sys/ioctl.h>
 #include <unistd.h>
 #endif
 
-#if defined(__GNUC__)
+#if defined(__MINGW32__)
+#define PRINTF(a, b) __attribute__((format(gnu_printf, a, b)))
+#elif defined(__GNUC__)
 #define PRINTF(a, b) __attribute__((format(printf, a, b)))
 #else
 #define PRINTF(a, b)
@@ -620,6 +623,8 @@ typedef struct app {
     size_t point_room;
     FILE* log;
     bool out_made;
+    uint64_t memory;
+    double memory_at;
     double svg_at;
     double svg_cost;
     screen screen;
@@ -648,6 +653,10 @@ static void* take(app* a, size_t count, size_t size) {
     return p;
 }
 
+static bool known(double value) { // neither NaN nor infinite
+    return value - value == 0.0;
+}
+
 static double seconds_now(void) {
 #ifdef _WIN32
     return (double)GetTickCount64() * 1e-3;
@@ -673,19 +682,14 @@ static void out_path(const app* a, const char* name, char path[PATH_SIZE]) {
 
 static void screen_open(screen* s) {
 #ifdef _WIN32
-    s->live = _isatty(_fileno(stdout)) != 0;
+    s->live = _isatty(1) != 0;
 #else
     s->live = isatty(STDOUT_FILENO) != 0;
 #endif
 }
 
 static int screen_width(void) {
-#ifdef _WIN32
-    CONSOLE_SCREEN_BUFFER_INFO info;
-    if (GetConsoleScreenBufferInfo(GetStdHandle(STD_OUTPUT_HANDLE), &info)) {
-        return info.srWindow.Right - info.srWindow.Left + 1;
-    }
-#else
+#ifndef _WIN32
     struct winsize size;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
         return size.ws_col;
@@ -752,12 +756,16 @@ static const char* short_bytes(uint64_t bytes, char out[32]) {
     return out;
 }
 
+// Asking the driver costs more than a short step; the memory does not change much.
 static uint64_t memory_used(app* a) {
     qlora_memory_info info;
-    if (qlora_ctx_memory(a->ctx, &info) != QLORA_OK) {
-        return 0;
+    double now = seconds_now();
+    if ((a->memory_at == 0.0 || now - a->memory_at > 5.0) &&
+        qlora_ctx_memory(a->ctx, &info) == QLORA_OK) {
+        a->memory = info.device_bytes > 0 ? info.device_bytes : info.host_bytes;
+        a->memory_at = now;
     }
-    return info.device_bytes > 0 ? info.device_bytes : info.host_bytes;
+    return a->memory;
 }
 
 // Puts the fields side by side that fit, the important ones first; 0 is the most important rank.
@@ -793,7 +801,7 @@ static void progress_draw(app* a, const point* p) {
     a->screen.drawn_at = now;
     char text[32];
     char fields[8][40];
-    const int ranks[8] = {0, 1, 5, 4, 2, 6, 7, 3};
+    const int ranks[8] = {0, 1, 5, 4, 3, 6, 7, 2};
     snprintf(fields[0], 40, "step %lld/%lld", (long long)p->step, (long long)a->total_steps);
     snprintf(fields[1], 40, "loss %.4f", p->loss);
     snprintf(fields[2], 40, "grad %.3g", p->grad_norm);
@@ -1228,7 +1236,7 @@ static void put(text_bytes* out, const char* format, ...) {
 
 static void put_number(text_bytes* out, const char* name, double value, const char* format) {
     put(out, ",\"%s\":", name);
-    if (isfinite(value)) {
+    if (known(value)) {
         put(out, format, value);
     } else {
         put(out, "null"); // JSON has no NaN
@@ -1464,7 +1472,7 @@ static void series_make(const app* a, int which, series* out) {
     int64_t last = a->point_count > 0 ? a->points[a->point_count - 1].step : 0;
     for (size_t i = 0; i < a->point_count; i++) {
         double y = point_value(&a->points[i], which);
-        if (isfinite(y)) {
+        if (known(y)) {
             int64_t bucket = a->points[i].step * (PICTURE_BUCKETS - 1) / (last > 0 ? last : 1);
             sum_x[bucket] += (double)a->points[i].step;
             sum_y[bucket] += y;
@@ -1491,13 +1499,13 @@ static void series_smooth(series* s) { // mean of the neighbours on both sides
     series raw = *s;
     int reach = s->count / 40;
     for (int i = 0; i < s->count; i++) {
-        int side = reach < i ? reach : i;
-        side = side < s->count - 1 - i ? side : s->count - 1 - i;
+        int left = reach < i ? reach : i;
+        int right = left < s->count - 1 - i ? left : s->count - 1 - i;
         double sum = 0.0;
-        for (int j = i - side; j <= i + side; j++) {
+        for (int j = i - left; j <= i + right; j++) {
             sum += raw.y[j];
         }
-        s->y[i] = sum / (double)(2 * side + 1);
+        s->y[i] = sum / (double)(left + right + 1);
     }
 }
 
@@ -1582,7 +1590,7 @@ static void picture_head(const app* a, text_bytes* out) {
              "<rect width=\"880\" height=\"600\" fill=\"#fff\"/>\n");
     put(out, "<text x=\"%.0f\" y=\"30\" class=\"t\">step %lld of %lld, loss %.4f", PLOT_LEFT,
         (long long)a->step, (long long)a->total_steps, a->last_loss);
-    if (isfinite(a->last_eval)) {
+    if (known(a->last_eval)) {
         put(out, ", held out %.4f", a->last_eval);
     }
     put(out, "</text>\n");
@@ -1749,7 +1757,7 @@ static bool evaluate(app* a) {
     }
     point p = {a->step, (double)NAN, (double)NAN, (double)NAN, (double)NAN, a->last_eval};
     if (a->screen.live || a->step == 0 || a->step == a->total_steps || a->total_steps <= 1000) {
-        say(a, "step %lld: held out %.4f, perplexity %.4g\n", (long long)a->step, a->last_eval,
+        say(a, "step %lld: held out %.4f, ppl %.4g\n", (long long)a->step, a->last_eval,
             exp(a->last_eval));
     }
     return points_add(a, &p) && log_eval(a, &p);
@@ -1829,10 +1837,6 @@ static bool adapter_save(app* a) {
     return lib(a, qlora_adapter_save_gguf(a->model, path), "saving the adapter for llama.cpp");
 }
 
-static bool save_all(app* a) {
-    return picture_write(a, true) && adapter_save(a) && checkpoint_save(a);
-}
-
 static int64_t interval(const app* a, int64_t wished) {
     int64_t tenth = (a->total_steps + 9) / 10;
     return wished > 0 ? wished : tenth > 1 ? tenth : 1;
@@ -1876,11 +1880,11 @@ static bool train_loop(app* a) {
         if ((last || a->step % eval_every == 0) && !evaluate(a)) {
             return false;
         }
-        if (!last && a->step % save_every == 0 && !save_all(a)) {
+        if (!last && a->step % save_every == 0 && !checkpoint_save(a)) {
             return false;
         }
     }
-    return save_all(a);
+    return picture_write(a, true) && adapter_save(a) && checkpoint_save(a);
 }
 
 // ---- reports
@@ -2022,7 +2026,7 @@ static void summary_print(app* a) {
         short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
         short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
     say(a, "loss %.4f -> %.4f", a->first_loss, a->last_loss);
-    if (isfinite(a->first_eval) && isfinite(a->last_eval)) {
+    if (known(a->first_eval) && known(a->last_eval)) {
         say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
             exp(a->first_eval), exp(a->last_eval));
     }
@@ -2052,12 +2056,13 @@ static void demo_defaults(options* o) {
     o->train_norms = true;
     o->lr = 1e-2;
     o->beta2 = 0.98;
-    o->steps = 300;
+    o->steps = 200;
     o->warmup = 10;
     o->length = 64;
     o->tokens = 512;
     o->accumulate = 1;
     o->eval = 20;
+    o->eval_every = 40;
     o->resume = RESUME_NEVER;
     o->template_name = "plain";
     o->prompt = "3 and 4 is";
@@ -2117,9 +2122,8 @@ static bool demo_data(app* a) {
         uint64_t r = mix(i + 1000 * (uint64_t)a->o.seed);
         int first = 1 + (int)(r % 4);
         int second = 1 + (int)(r / 4 % 4);
-        put(&json, "{\"text\": \"%d and %d is %d, said the %s %s to the %s %s.\"}\n", first, second,
-            first + second, kinds[r / 16 % 4], animals[r / 64 % 4], kinds[r / 256 % 4],
-            animals[r / 1024 % 4]);
+        put(&json, "{\"text\": \"%d and %d is %d, said the %s %s.\"}\n", first, second,
+            first + second, kinds[r / 16 % 4], animals[r / 64 % 4]);
     }
     text_data_desc desc;
     memset(&desc, 0, sizeof desc);

@@ -35,23 +35,6 @@ QLORA_KERNEL qlora_elementwise_mul_f32(const float* a, int64_t lda, const float*
     map_two(mul_op(), a, lda, b, ldb, y, ldy, rows, cols);
 }
 
-QLORA_KERNEL qlora_elementwise_add_f32(const float* a, int64_t lda, const float* b, int64_t ldb,
-                                       float* y, int64_t ldy, int64_t rows, int64_t cols) {
-    map_two(add_op(), a, lda, b, ldb, y, ldy, rows, cols);
-}
-
-// y = alpha x; y may be x.
-QLORA_KERNEL qlora_elementwise_scale_f32(const float* x, int64_t ldx, float* y, int64_t ldy,
-                                         int64_t rows, int64_t cols, float alpha) {
-    scale_op op = {alpha};
-    map_one(op, x, ldx, y, ldy, rows, cols);
-}
-
-QLORA_KERNEL qlora_elementwise_fill_f32(float* y, int64_t ldy, int64_t rows, int64_t cols,
-                                        float value) {
-    fill(y, ldy, rows, cols, value);
-}
-
 QLORA_KERNEL qlora_elementwise_gather_f32_f32(const float* table, int64_t ldt, int64_t vocab,
                                               const int32_t* ids, float* y, int64_t ldy,
                                               int64_t cols, int32_t* bad) {

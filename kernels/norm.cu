@@ -24,18 +24,3 @@ QLORA_KERNEL __launch_bounds__(256, 1)
                           int32_t heads, int64_t chunk_rows) {
     rms_dw(dy, ld_dy, h, ld_h, rstd, partial, rows, cols, heads, chunk_rows);
 }
-
-// Second stage: dw[c] = (accumulate ? dw[c] : 0) + partial[0, c] + partial[1, c] + ...
-// Launch: 128 threads, grid.x = cols / 128 rounded up. Determinism: chunks in ascending order.
-QLORA_KERNEL qlora_norm_rms_dw_sum(const float* partial, float* dw, int32_t cols, int32_t chunks,
-                                   int32_t accumulate) {
-    int32_t c = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (c >= cols) {
-        return;
-    }
-    float sum = 0.0f;
-    for (int32_t k = 0; k < chunks; k++) {
-        sum += partial[(int64_t)k * cols + c];
-    }
-    dw[c] = accumulate ? dw[c] + sum : sum;
-}

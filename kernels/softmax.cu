@@ -2,19 +2,6 @@
 // targets: 75
 #include "softmax.cuh"
 
-QLORA_KERNEL qlora_softmax_copy_b32(const uint32_t* x, int64_t x_batch, int64_t x_ld, uint32_t* y,
-                                    int64_t y_batch, int64_t y_ld, int64_t batch, int64_t rows,
-                                    int64_t cols) {
-    copy_strided<uint32_t, 4>(x, x_batch, x_ld, y, y_batch, y_ld, batch, rows, cols);
-}
-
-QLORA_KERNEL __launch_bounds__(256)
-    qlora_softmax_transpose_b32(const uint32_t* x, int64_t x_batch, int64_t x_ld, uint32_t* y,
-                                int64_t y_batch, int64_t y_ld, int64_t batch, int64_t rows,
-                                int64_t cols) {
-    transpose(x, x_batch, x_ld, y, y_batch, y_ld, batch, rows, cols);
-}
-
 QLORA_KERNEL qlora_softmax_scores_f32(float* s, int64_t s_batch, int64_t s_ld, int64_t batch,
                                       int64_t rows, int64_t cols, float scale, int32_t causal,
                                       int64_t window) {

@@ -2,12 +2,13 @@
 //
 //     build/bench step --shape NAME --batch B --seq S [options]     (--help lists them)
 //
-// Random weights of a public shape are made on the device and put through our quantiser; random tokens,
-// adapters on all seven projections, NF4 with double quantisation, AdamW, gradients clipped to 1. The
-// median is that of steps that are waited for one by one, the mean that of a run without waiting. The
-// roofline counts what this plan computes and moves (recomputed and cached layers as they are):
-// products at --tflops, dequantisation, elementwise passes, loss and optimizer at --tbps, one behind
-// the other. The defaults are what an H200 reaches in a large product and in a device copy.
+// Random weights of a public shape are made on the device and put through our quantiser; random
+// tokens, adapters on all seven projections, NF4 with double quantisation, AdamW, gradients clipped
+// to 1. The median is that of steps that are waited for one by one, the mean that of a run without
+// waiting. The roofline counts what this plan computes and moves (recomputed and cached layers as
+// they are): products at --tflops, dequantisation, elementwise passes, loss and optimizer at
+// --tbps, one behind the other. The defaults are what an H200 reaches in a large product and in a
+// device copy.
 //
 #ifndef QLORA_BENCH_STEP_H
 #define QLORA_BENCH_STEP_H
@@ -21,7 +22,7 @@
 #include <string.h>
 #include <time.h>
 
-// ---- shapes ---------------------------------------------------------------------------------------
+// ---- shapes -------------------------------------------------------------------------------------
 
 typedef struct step_shape {
     const char* name;
@@ -79,7 +80,7 @@ static qlora_model_config step_config(const step_shape* s) {
     return c;
 }
 
-// ---- options --------------------------------------------------------------------------------------
+// ---- options ------------------------------------------------------------------------------------
 
 typedef struct step_options {
     const step_shape* shape;
@@ -213,8 +214,8 @@ static bool step_parse(step_options* o, int argc, char** argv) {
         }
         const char* value = i + 1 < argc ? argv[i + 1] : "";
         if (!step_option(o, argv[i], value)) {
-            fprintf(stderr, "bench step: %s %s is not understood; --help lists the options\n", argv[i],
-                    value);
+            fprintf(stderr, "bench step: %s %s is not understood; --help lists the options\n",
+                    argv[i], value);
             return false;
         }
         i++;
@@ -226,7 +227,7 @@ static bool step_parse(step_options* o, int argc, char** argv) {
     return true;
 }
 
-// ---- roofline -------------------------------------------------------------------------------------
+// ---- roofline -----------------------------------------------------------------------------------
 
 typedef struct step_floor {
     double flops;
@@ -247,9 +248,9 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     double again = (double)plan->recompute_layers;
     double widened = L - (double)plan->cached_layers;
     double qkv = (q + 2.0 * kv) * H;
-    double linear = qkv + q * H + 3.0 * H * I;            // weights of a layer
+    double linear = qkv + q * H + 3.0 * H * I; // weights of a layer
     double lora = r * (3.0 * H + q + 2.0 * kv + q + H + 2.0 * (H + I) + I + H);
-    double attention = 2.0 * (double)o->seq * q;          // causal, forward, per token
+    double attention = 2.0 * (double)o->seq * q; // causal, forward, per token
     step_floor f;
     // Forward and the inputs' gradients; layer 0 needs none below q, k and v. Adapters 2 + 4.
     f.flops = T * (L * (4.0 * linear + 6.0 * lora + 3.5 * attention) - 2.0 * qkv + 4.0 * H * V);
@@ -266,7 +267,7 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     return f;
 }
 
-// ---- one run --------------------------------------------------------------------------------------
+// ---- one run ------------------------------------------------------------------------------------
 
 typedef struct step_run {
     const step_options* o;
@@ -349,7 +350,8 @@ static bool step_open(step_run* s) {
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
     s->open_start = step_seconds();
     s->weights_start = 0.0;
-    if (!step_ok(s, qlora_plan_make(s->ctx, &desc, &train, o->budget > 0.0 ? &budget : NULL, &s->plan)) ||
+    if (!step_ok(s, qlora_plan_make(s->ctx, &desc, &train, o->budget > 0.0 ? &budget : NULL,
+                                    &s->plan)) ||
         !step_ok(s, qlora_model_open(s->ctx, &desc, &train, &s->plan, &s->model)) ||
         !step_ok(s, qlora_trainer_create(s->model, &s->trainer))) {
         return false;
@@ -449,7 +451,7 @@ static bool step_measure(step_run* s, double process_start) {
     return true;
 }
 
-// ---- report ---------------------------------------------------------------------------------------
+// ---- report -------------------------------------------------------------------------------------
 
 static void step_print(const step_run* s) {
     const step_options* o = s->o;
@@ -493,13 +495,14 @@ static void step_print(const step_run* s) {
         {"cached_layers", "layers with 16-bit weights", 0, (double)s->plan.cached_layers},
     };
     if (o->json) {
-        printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"rank\": %lld, \"backend\": \"%s\", "
+        printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"rank\": %lld, \"backend\": "
+               "\"%s\", "
                "\"graph\": %s",
                o->shape->name, (long long)o->batch, (long long)o->seq, (long long)o->rank,
                cuda ? "cuda" : "cpu", s->last.graphs ? "true" : "false");
     } else {
-        printf("%s, %lld x %lld tokens, rank %lld, %s, graph %s\n", o->shape->name, (long long)o->batch,
-               (long long)o->seq, (long long)o->rank, cuda ? "CUDA" : "CPU",
+        printf("%s, %lld x %lld tokens, rank %lld, %s, graph %s\n", o->shape->name,
+               (long long)o->batch, (long long)o->seq, (long long)o->rank, cuda ? "CUDA" : "CPU",
                s->last.graphs ? "on" : "off");
     }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -179,11 +179,12 @@ macro_flag() {
     esac
 }
 
-# The command lines of one compiler and language.
+# The command lines of one compiler and language: one run at -O2, then every macro with the second
+# command, which may be a quicker one.
 warning_lines() {
-    local run="$1" macro all=""
+    local run="$2" macro all=""
+    echo "$1 -O2 tests/compile/config.c"
     echo "$run tests/compile/declarations.c"
-    echo "$run -O2 tests/compile/config.c"
     echo "$run tests/compile/after_declarations.c"
     echo "$run -DNDEBUG -DQLORA_NO_CUDA -DQLORA_NO_MODEL tests/compile/config.c"
     for macro in $MACROS; do
@@ -203,12 +204,17 @@ gate_warnings() {
     for cc in $(compilers); do
         c="$cc -I. -std=c99 $WARN_C -o /dev/null -c"
         cxx="$cc -I. -x c++ -std=c++11 $WARN -o /dev/null -c"
-        warning_lines "$c"
-        warning_lines "$cxx"
+        # gcc finds functions that nobody calls only when it compiles; once in C is enough.
+        if [[ $cc == gcc ]]; then
+            warning_lines "$c" "$c"
+        else
+            warning_lines "$c" "${c% -c} -fsyntax-only"
+        fi
+        warning_lines "$cxx" "${cxx% -c} -fsyntax-only"
         # Flags that users bring.
         echo "$c -O2 -ffast-math -funsigned-char tests/compile/config.c"
-        echo "$c -std=c11 -fsigned-char tests/compile/config.c"
-        echo "$cxx -std=c++17 -fno-exceptions -fno-rtti tests/compile/config.c"
+        echo "$c -std=c11 -fsigned-char -fsyntax-only tests/compile/config.c"
+        echo "$cxx -std=c++17 -fno-exceptions -fno-rtti -fsyntax-only tests/compile/config.c"
     done >$OUT/warnings.commands
     run_all $OUT/warnings.commands
 }
@@ -509,6 +515,24 @@ gate_tsan() {
     sanitized tsan "-fsanitize=thread" --backend cpu
 }
 
+# Fixture folders of transformers, PEFT and bitsandbytes: on the CPU, and one on the fake GPU with
+# the kernels of an old and of a new device. The small one is in the repository, others beside it.
+gate_golden() {
+    need_file tests/golden.c qlora.h
+    local dirs=()
+    while read -r d; do dirs+=("$(dirname "$d")"); done < <(ls -d tests/golden/*/golden.json \
+        ../shared/fixtures/*/golden.json 2>/dev/null)
+    [[ ${#dirs[@]} -gt 0 ]] || skip "no fixture folders"
+    $MAKE -s build/golden build/fake/libcuda.so.1 build/fake/libcublas.so.13 || return 1
+    build/golden "${dirs[@]}" >$OUT/golden.out 2>&1 ||
+        fault "$(grep -E 'FAILED|error' $OUT/golden.out)"
+    local cc
+    for cc in 75 90; do
+        FAKECUDA_CC=$cc LD_LIBRARY_PATH=build/fake build/golden --backend cuda --mode f32 \
+            "${dirs[0]}" >$OUT/golden.$cc 2>&1 || fault "sm_$cc: $(tail -5 $OUT/golden.$cc)"
+    done
+}
+
 # Each fuzzer for a moment: it builds, runs, and finds nothing at once. `make soak` is the real run.
 gate_fuzz() {
     local f name
@@ -579,7 +603,7 @@ gate_msvc() {
 
 GATES="text paths scripts contents functions words embed ptx_fresh link symbols macros recursion"
 GATES="$GATES warnings ptx_assemble ptx_same contract programs examples readme msvc mingw x86_64"
-GATES="$GATES aarch64 fuzz tsan asan"
+GATES="$GATES aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then
     tr ' ' '\n' <<<"$GATES"

@@ -391,7 +391,8 @@ static int32_t read_ids(const fixture* f, const char* name, int32_t most, int32_
     return count;
 }
 
-// The same text by prefill and decoding with the key/value cache: in f32 token by token the reference's.
+// The same text by prefill and decoding with the key/value cache: in f32 token by token the
+// reference's.
 static void check_generate(fixture* f, session* s) {
     int32_t prompt[64];
     int32_t golden[64];

@@ -16,5 +16,6 @@
     X(golden_suite)                                                                                \
     X(model_suite)                                                                                 \
     X(gradient_suite)                                                                              \
-    X(adapter_suite)                                                                               \
-    X(generate_suite)
+    X(generate_suite)                                                                              \
+    X(mutant_suite)                                                                                \
+    X(adapter_suite)

@@ -500,7 +500,57 @@ TEST gemm_tf32_modes(const test_machine* machine) {
     PASS();
 }
 
+// 96 products of one tile each are what the kernels with the biggest tiles are for; rows of 41 are
+// too odd for tensor cores.
+TEST gemm_big_tiles(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    enum { BATCH = 96, M = 24, N = 20, K = 41 };
+    static float a[BATCH * M * K];
+    static float b[N * K];
+    static float expected[BATCH * M * N];
+    static float got[BATCH * M * N];
+    test_random random = test_random_start("gemm_big_tiles");
+    for (int i = 0; i < BATCH * M * K; i++) { // small whole numbers: exact in every type
+        a[i] = (float)test_random_below(&random, 9) - 4.0f;
+        b[i % (N * K)] = (float)(i % 7) - 3.0f;
+    }
+    for (int i = 0; i < BATCH * M * N; i++) {
+        expected[i] = 0.0f;
+        for (int k = 0; k < K; k++) {
+            expected[i] += a[i / N * K + k] * b[i % N * K + k];
+        }
+    }
+    for (int type = 0; type < 2; type++) {
+        qlora_dtype dtype = type == 0 ? QLORA_F32 : QLORA_BF16;
+        qlora_path path = strcmp(machine->backend, "cpu") == 0 ? QLORA_PATH_CPU : QLORA_PATH_PTX;
+        qlora_gemm_desc desc = {false, true, 1.0f, 0.0f, false, path};
+        qlora_tensor ta, tb, tc;
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, dtype, BATCH * M, K, a, &ta));
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, dtype, N, K, b, &tb));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_create_batched(ctx, QLORA_F32, BATCH, M, N, &tc));
+        qlora_tensor parts = ta;
+        parts.rows = M;
+        parts.batch = BATCH;
+        parts.batch_stride = M * K;
+        ASSERT_EQ(QLORA_OK, qlora_gemm(ctx, &desc, &parts, &tb, &tc));
+        ASSERT(test_read(ctx, &tc, got));
+        ASSERT_CLOSE(expected, got, BATCH * M * N, 0.0, 0.0);
+        if (strcmp(machine->backend, "fake") == 0) {
+            const char* kernel = type == 0 ? "qlora_gemm_big_f32" : "qlora_gemm_big_half";
+            ASSERT_EQ(1, (int)test_fake()->kernel_runs(kernel));
+        }
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &ta));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &tb));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &tc));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 SUITE(gemm_suite) {
+    RUN_ON(TEST_ONE_EACH, gemm_big_tiles);
     RUN_ON(TEST_EVERYWHERE, gemm_named_products);
     RUN_ON(TEST_EVERYWHERE, gemm_every_form);
     RUN_ON(TEST_EVERYWHERE, gemm_large_gradients);

@@ -1,5 +1,6 @@
-// test_generate.c - texts by qlora_generate against qlora_eval_logits of the same texts, on small random
-// models of every kind: grouped heads, biases, q/k norms, sliding windows, tied and untied heads.
+// test_generate.c - texts by qlora_generate against qlora_eval_logits of the same texts, on small
+// random models of every kind: grouped heads, biases, q/k norms, sliding windows, tied and untied
+// heads.
 #include "machines.h"
 
 #include <math.h>
@@ -24,11 +25,15 @@ typedef struct kind {
 } kind;
 
 static const kind kinds[] = {
-    {"llama", QLORA_FAMILY_LLAMA, 4, 2, 16, 0, false, false, false, QLORA_BASE_NF4, QLORA_CHOICE_OFF},
-    {"qwen2, cached", QLORA_FAMILY_QWEN2, 6, 2, 16, 0, true, false, true, QLORA_BASE_NF4, QLORA_CHOICE_ON},
+    {"llama", QLORA_FAMILY_LLAMA, 4, 2, 16, 0, false, false, false, QLORA_BASE_NF4,
+     QLORA_CHOICE_OFF},
+    {"qwen2, cached", QLORA_FAMILY_QWEN2, 6, 2, 16, 0, true, false, true, QLORA_BASE_NF4,
+     QLORA_CHOICE_ON},
     {"qwen3", QLORA_FAMILY_QWEN3, 4, 4, 32, 0, false, true, true, QLORA_BASE_NF4, QLORA_CHOICE_OFF},
-    {"mistral", QLORA_FAMILY_MISTRAL, 4, 1, 16, 5, false, false, false, QLORA_BASE_16BIT, QLORA_CHOICE_OFF},
-    {"head of 64", QLORA_FAMILY_LLAMA, 2, 1, 64, 7, false, false, false, QLORA_BASE_NF4, QLORA_CHOICE_OFF},
+    {"mistral", QLORA_FAMILY_MISTRAL, 4, 1, 16, 5, false, false, false, QLORA_BASE_16BIT,
+     QLORA_CHOICE_OFF},
+    {"head of 64", QLORA_FAMILY_LLAMA, 2, 1, 64, 7, false, false, false, QLORA_BASE_NF4,
+     QLORA_CHOICE_OFF},
 };
 
 static qlora_model_config config_of(const kind* k) {
@@ -80,8 +85,8 @@ static bool fill_adapters(qlora_model* model) {
     return true;
 }
 
-static bool world_open(qlora_ctx* ctx, const kind* k, qlora_mode mode, int64_t tokens, bool no_training,
-                       world* w) {
+static bool world_open(qlora_ctx* ctx, const kind* k, qlora_mode mode, int64_t tokens,
+                       bool no_training, world* w) {
     qlora_model_config config = config_of(k);
     qlora_model_desc desc;
     qlora_train_desc train;
@@ -131,8 +136,8 @@ static qlora_generate_desc desc_of(const int32_t* prompt, int64_t prompt_tokens)
     return d;
 }
 
-// How far below the top each generated token lies, relative to the largest logit; the reference sees the
-// whole text at once.
+// How far below the top each generated token lies, relative to the largest logit; the reference
+// sees the whole text at once.
 static double worst_choice(world* w, const int32_t* ids, int32_t count, int32_t prompt) {
     float* logits = (float*)malloc((size_t)(count * 61) * 4);
     qlora_batch b;
@@ -162,8 +167,8 @@ static double worst_choice(world* w, const int32_t* ids, int32_t count, int32_t 
 
 // Generates with one world and judges by the other.
 static bool greedy_holds(world* w, world* judge, int64_t prompt, int64_t fresh, double limit) {
-    static const int32_t start[ROOM] = {1,  17, 42, 3,  3,  58, 20, 9,  31, 44, 5,  12,
-                                        50, 2,  27, 33, 19, 8,  46, 7,  13, 55, 21, 30};
+    static const int32_t start[ROOM] = {1,  17, 42, 3,  3,  58, 20, 9, 31, 44, 5,  12,
+                                        50, 2,  27, 33, 19, 8,  46, 7, 13, 55, 21, 30};
     int32_t all[ROOM];
     text t;
     memset(&t, 0, sizeof t);
@@ -189,7 +194,8 @@ static bool kind_holds(qlora_ctx* ctx, const kind* k, qlora_mode mode) {
     world w;
     world small;
     memset(&small, 0, sizeof small);
-    bool ok = world_open(ctx, k, mode, ROOM, true, &w) && world_open(ctx, k, mode, 6, false, &small);
+    bool ok =
+        world_open(ctx, k, mode, ROOM, true, &w) && world_open(ctx, k, mode, 6, false, &small);
     if (!ok) {
         printf("%s: %s\n", k->name, qlora_last_error(ctx));
     }
@@ -197,7 +203,8 @@ static bool kind_holds(qlora_ctx* ctx, const kind* k, qlora_mode mode) {
     // A prompt longer than one pass takes; its last pass is one token, or its only one is full.
     ok = ok && greedy_holds(&small, &w, 10, 6, limit) && greedy_holds(&small, &w, 6, 3, limit);
     ok = ok && qlora_model_use_adapters(w.model, false) == QLORA_OK &&
-         qlora_model_use_adapters(small.model, false) == QLORA_OK && greedy_holds(&small, &w, 8, 4, limit);
+         qlora_model_use_adapters(small.model, false) == QLORA_OK &&
+         greedy_holds(&small, &w, 8, 4, limit);
     if (!ok) {
         printf("  %s, mode %d\n", k->name, (int)mode);
     }
@@ -210,8 +217,8 @@ TEST greedy_is_the_top_of_the_logits(const test_machine* machine) {
     if (!ctx) {
         SKIPm(test_open_reason());
     }
-    // Everything on one fake machine, the first and the last kind on the others; bf16 first, so that no
-    // kernel is there from an f32 model that its own pre-warm forgot.
+    // Everything on one fake machine, the first and the last kind on the others; bf16 first, so
+    // that no kernel is there from an f32 model that its own pre-warm forgot.
     bool all = (machine->sets & TEST_ONE_EACH) != 0;
     size_t count = sizeof kinds / sizeof kinds[0];
     for (size_t i = 0; i < count; i++) {
@@ -225,6 +232,32 @@ TEST greedy_is_the_top_of_the_logits(const test_machine* machine) {
     qlora_cache_info info;
     ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
     ASSERT_EQ(0, (int)info.jit_after_seal);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// What decoding does is run once when the model is opened: its first token meets nothing new.
+TEST decoding_is_warmed(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) {
+        SKIPm(test_open_reason());
+    }
+    world w;
+    ASSERT(world_open(ctx, &kinds[0], QLORA_MODE_BF16, ROOM, false, &w));
+    static const int32_t prompt[] = {9};
+    qlora_generate_desc d = desc_of(prompt, 1);
+    d.max_tokens = 1;
+    text t;
+    memset(&t, 0, sizeof t);
+    qlora_cache_info before;
+    qlora_cache_info after;
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &before));
+    ASSERT(before.sealed);
+    ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &t));
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &after));
+    ASSERT_EQ(before.cublas_unplanned, after.cublas_unplanned);
+    ASSERT_EQ(before.modules, after.modules);
+    ASSERT(world_close(&w));
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -372,7 +405,8 @@ TEST sampling_follows_the_distribution(const test_machine* machine) {
             double expected = in[i] ? draws * p[i] / sum / kept : 0.0;
             double off = fabs(counts[i] - expected);
             if (!(off <= 5.0 * sqrt(expected)) || (!in[i] && counts[i] > 0)) {
-                printf("case %d, token %d: %d draws, %.1f expected\n", (int)k, i, counts[i], expected);
+                printf("case %d, token %d: %d draws, %.1f expected\n", (int)k, i, counts[i],
+                       expected);
                 FAILm("the draws do not follow the distribution");
             }
         }
@@ -490,8 +524,8 @@ TEST wrong_calls_are_refused(const test_machine* machine) {
         float temperature;
         int32_t top_k;
         float top_p;
-    } numbers[] = {{-1.0f, 0, 0.0f},          {(float)NAN, 0, 0.0f}, {(float)INFINITY, 0, 0.0f},
-                   {1.0f, -1, 0.0f},          {1.0f, 0, -0.1f},      {1.0f, 0, 1.1f},
+    } numbers[] = {{-1.0f, 0, 0.0f},     {(float)NAN, 0, 0.0f}, {(float)INFINITY, 0, 0.0f},
+                   {1.0f, -1, 0.0f},     {1.0f, 0, -0.1f},      {1.0f, 0, 1.1f},
                    {1.0f, 0, (float)NAN}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         d = good;
@@ -566,6 +600,7 @@ TEST failing_driver_calls(const test_machine* machine) {
 
 SUITE(generate_suite) {
     RUN_ON(TEST_EVERYWHERE, greedy_is_the_top_of_the_logits);
+    RUN_ON(TEST_TENSOR_CORES, decoding_is_warmed);
     RUN_ON(TEST_ONE_EACH, adapters_change_the_text);
     RUN_ON(TEST_ONE_EACH, sampling_repeats_and_narrows);
     RUN_ON(TEST_CPU, sampling_follows_the_distribution);

@@ -703,6 +703,7 @@ static const op_case cases[] = {
     {"mul_6x19", run_pointwise, 6, 19, OP_MUL, 0, false},
     {"mul_over_b", run_pointwise, 6, 24, OP_MUL, 2, false},
     {"add_6x19", run_pointwise, 6, 19, OP_ADD, 0, false},
+    {"add_6x23", run_pointwise, 6, 23, OP_ADD, 0, false}, // one short of a vector
     {"add_over_a", run_pointwise, 6, 24, OP_ADD, 1, false},
     {"scale_5x9", run_pointwise, 5, 9, OP_SCALE, 0, false},
     {"fill_5x9", run_pointwise, 5, 9, OP_FILL, 0, false},

@@ -266,7 +266,7 @@ long_samples() {
 
 full_disk() {
     local limit found
-    for limit in 1 8 24; do
+    for limit in 1 3 8 24; do
         rm -rf full
         (
             ulimit -f $limit

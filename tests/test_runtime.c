@@ -591,6 +591,71 @@ TEST cache_fewer_modules_with_cublas(const test_machine* machine) {
     PASS();
 }
 
+static float bits_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// One cast of raw elements: n of them from `in`, to `out`.
+static bool cast_bytes(qlora_ctx* ctx, qlora_dtype from, qlora_dtype to, const void* in, void* out,
+                       int64_t n) {
+    qlora_tensor x, y;
+    bool ok = qlora_tensor_create(ctx, from, 1, n, &x) == QLORA_OK &&
+              qlora_tensor_create(ctx, to, 1, n, &y) == QLORA_OK &&
+              qlora_tensor_upload(ctx, &x, in, (size_t)n * qlora_dtype_bytes(from)) == QLORA_OK &&
+              qlora_cast(ctx, &x, &y) == QLORA_OK &&
+              qlora_tensor_download(ctx, &y, out, (size_t)n * qlora_dtype_bytes(to)) == QLORA_OK;
+    return qlora_tensor_destroy(ctx, &x) == QLORA_OK && qlora_tensor_destroy(ctx, &y) == QLORA_OK &&
+           ok;
+}
+
+// Every rounding of f32 to 16 bits against the definition, with all 65536 patterns back and forth:
+// the value in the middle between two neighbours goes to the even one, anything beside to the
+// nearer.
+TEST cast_rounds_to_nearest_even(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    enum { N = 65536 };
+    static uint16_t all[N];
+    static uint16_t again[N];
+    static float wide[N];
+    static float middle[N];
+    for (int type = 0; type < 2; type++) {
+        qlora_dtype dtype = type == 0 ? QLORA_BF16 : QLORA_F16;
+        uint16_t infinity = type == 0 ? 0x7f80 : 0x7c00;
+        for (int i = 0; i < N; i++) {
+            all[i] = (uint16_t)i;
+        }
+        ASSERT(cast_bytes(ctx, dtype, QLORA_F32, all, wide, N));
+        ASSERT(cast_bytes(ctx, QLORA_F32, dtype, wide, again, N));
+        for (int i = 0; i < N; i++) {
+            bool is_nan = (i & 0x7fff) > infinity;
+            ASSERT(is_nan ? wide[i] != wide[i] && (again[i] & 0x7fff) > infinity : again[i] == i);
+        }
+        for (int side = -1; side <= 1; side++) { // just below the middle, in it, just above
+            for (int i = 0; i < N; i++) {
+                bool finite = (i & 0x7fff) + 1 < infinity;
+                double between =
+                    finite ? ((double)wide[i] + (double)wide[i + 1]) / 2.0 : 0.0; // exact in f32
+                uint32_t bits;
+                float value = (float)between;
+                memcpy(&bits, &value, sizeof bits);
+                middle[i] = finite ? bits_float(bits + (uint32_t)side) : 0.0f;
+            }
+            ASSERT(cast_bytes(ctx, QLORA_F32, dtype, middle, again, N));
+            for (int i = 0; i < N; i++) {
+                bool finite = (i & 0x7fff) + 1 < infinity;
+                int expected = side < 0 ? i : side > 0 ? i + 1 : i + i % 2;
+                ASSERT_EQ_FMT(finite ? expected : 0, (int)again[i], "%d");
+            }
+        }
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 // C-KEY: every row of the registry loads and resolves, on every machine that has its module.
 TEST cache_every_kernel_loads(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -980,6 +1045,7 @@ SUITE(runtime_suite) {
     RUN_ON(TEST_ONE_FAKE, cache_fewer_modules_with_cublas);
     RUN_ON(TEST_GPUS, cache_every_kernel_loads);
     RUN_ON(TEST_ONE_FAKE, cache_emits_for_the_device);
+    RUN_ON(TEST_EVERYWHERE, cast_rounds_to_nearest_even);
     RUN_ON(TEST_EVERYWHERE, clip_one_norm);
     RUN_ON(TEST_EVERYWHERE, clip_groups_and_infinity);
     RUN_ON(TEST_EVERYWHERE, graph_replays_what_it_captured);

@@ -8,6 +8,7 @@
 // every call, as the link-time stub of the toolkit does.
 #define _GNU_SOURCE
 #include "fake.h"
+#include "mutate.h"
 #include "ptx.h"
 
 #include <pthread.h>
@@ -2472,7 +2473,9 @@ static int module_load(context* ctx, void** out, const void* image, char* log, s
     if (code) {
         return code;
     }
-    ptx_module* loaded = ptx_load((const char*)image, why, sizeof why);
+    char* edited = mutate_text((const char*)image);
+    ptx_module* loaded = ptx_load(edited ? edited : (const char*)image, why, sizeof why);
+    free(edited);
     if (!loaded) {
         int line = 0;
         int used = 0;

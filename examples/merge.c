@@ -1,0 +1,287 @@
+// merge: a model and a LoRA adapter become one model, or a GGUF adapter for llama.cpp.
+//
+//   cc -O2 -I. -o merge examples/merge.c -ldl -lm -lpthread
+//   ./merge --model DIR --adapter DIR --out DIR
+//   ./merge --model DIR --adapter DIR --gguf FILE
+//
+// It calls the public functions of qlora.h only.
+#define QLORA_IMPLEMENTATION
+#include "qlora.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define PROGRAM "merge"
+
+#if defined(__GNUC__)
+#define PRINTF(a, b) __attribute__((format(printf, a, b)))
+#else
+#define PRINTF(a, b)
+#endif
+
+// Says what is wrong; always false, so that a function can end with it.
+PRINTF(1, 2)
+static bool fail(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, PROGRAM ": ");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    return false;
+}
+
+// ---- options ----------------------------------------------------------------------------------
+
+typedef struct option {
+    const char* name;
+    const char* words; // choices a|b|c, or what the help calls the value; NULL: a flag
+    bool* flag;        // one of these four
+    const char** text;
+    int* choice;
+    double* number;
+    double low; // of a number
+    double high;
+    const char* help;
+} option;
+
+#define FLAG(name, at, help)                                                                       \
+    { name, NULL, at, NULL, NULL, NULL, 0, 0, help }
+#define TEXT(name, words, at, help)                                                                \
+    { name, words, NULL, at, NULL, NULL, 0, 0, help }
+#define CHOICE(name, words, at, help)                                                              \
+    { name, words, NULL, NULL, at, NULL, 0, 0, help }
+#define NUMBER(name, words, at, low, high, help)                                                   \
+    { name, words, NULL, NULL, NULL, at, low, high, help }
+
+// X: any number; SIZE: with K, M, G or T behind it; else a whole one.
+static bool number_read(const option* row, const char* value, double* out) {
+    char* end = NULL;
+    double x = strtod(value, &end);
+    const char* units = "KMGT";
+    const char* unit = strcmp(row->words, "SIZE") == 0 && end != value && *end != '\0'
+                           ? strchr(units, toupper((unsigned char)*end))
+                           : NULL;
+    if (unit != NULL) {
+        x *= pow(1024.0, (double)(unit - units + 1));
+        end++;
+    }
+    bool whole = strcmp(row->words, "X") != 0;
+    if (end == value || *end != '\0' || !(x >= row->low && x <= row->high) ||
+        (whole && x != floor(x))) {
+        return false;
+    }
+    *out = x;
+    return true;
+}
+
+static bool choice_read(const option* row, const char* value, int* out) {
+    const char* at = row->words;
+    for (int i = 0; *at != '\0'; i++) {
+        size_t length = strcspn(at, "|");
+        if (strlen(value) == length && strncmp(at, value, length) == 0) {
+            *out = i;
+            return true;
+        }
+        at += length + (at[length] == '|' ? 1 : 0);
+    }
+    return false;
+}
+
+static bool option_read(const option* row, const char* value) {
+    if (row->text != NULL) {
+        *row->text = value;
+        return true;
+    }
+    return row->choice != NULL ? choice_read(row, value, row->choice)
+                               : number_read(row, value, row->number);
+}
+
+static bool options_read(const option* table, size_t count, int argc, char** argv) {
+    for (int i = 1; i < argc; i++) {
+        const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
+        const option* row = NULL;
+        for (size_t j = 0; j < count; j++) {
+            row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j]
+                                                                                      : row;
+        }
+        if (row == NULL) {
+            return fail("%s is no option; --help lists them", word);
+        }
+        if (row->flag != NULL) {
+            *row->flag = true;
+            continue;
+        }
+        if (i + 1 == argc) {
+            return fail("%s needs a value: %s", word, row->words);
+        }
+        if (!option_read(row, argv[++i])) {
+            return row->number != NULL ? fail("%s %s: a number from %g to %g is needed", word,
+                                              argv[i], row->low, row->high)
+                                       : fail("%s '%s' is none of %s", word, argv[i], row->words);
+        }
+    }
+    return true;
+}
+
+static void options_print(const option* table, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        char left[64];
+        snprintf(left, sizeof left, "--%s %s", table[i].name,
+                 table[i].words != NULL ? table[i].words : "");
+        printf("  %-28s %s\n", left, table[i].help);
+    }
+}
+
+// ---- the program ------------------------------------------------------------------------------
+
+typedef struct options {
+    const char* model;
+    const char* adapter;
+    const char* out;
+    const char* gguf;
+    double shard;
+    double threads;
+    int backend;
+    int base;
+    int dtype;
+    bool verbose;
+    bool help;
+} options;
+
+typedef struct progress {
+    time_t start;
+    const char* what;
+    int percent;
+} progress;
+
+// One line for each tenth of what takes long.
+static bool on_progress(void* user, const char* what, uint64_t done, uint64_t total) {
+    progress* p = (progress*)user;
+    int percent = total > 0 ? (int)(100.0 * (double)done / (double)total) / 10 * 10 : 100;
+    bool next = p->what == NULL || strcmp(p->what, what) != 0 || percent > p->percent;
+    if (next && difftime(time(NULL), p->start) > 2.0) {
+        fprintf(stderr, "%s: %d%%\n", what, percent);
+        p->percent = percent;
+    }
+    p->what = what;
+    return true;
+}
+
+static bool lib(qlora_ctx* ctx, qlora_result r) {
+    return r == QLORA_OK || fail("%s", qlora_last_error(ctx));
+}
+
+// Norms that were trained lie beside the adapter.
+static bool norms_exist(const char* adapter) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/trained_norms.safetensors", adapter != NULL ? adapter : "");
+    FILE* file = adapter != NULL ? fopen(path, "rb") : NULL;
+    if (file != NULL) {
+        fclose(file);
+    }
+    return file != NULL;
+}
+
+static bool options_check(const options* o) {
+    if (o->model == NULL || o->adapter == NULL) {
+        return fail("%s DIR is missing; --help lists the options",
+                    o->model == NULL ? "--model" : "--adapter");
+    }
+    if ((o->out != NULL) == (o->gguf != NULL)) {
+        return fail(
+            "give --out DIR for a merged model, or --gguf FILE for an adapter of llama.cpp");
+    }
+    return true;
+}
+
+static bool run(const options* o, qlora_ctx* ctx) {
+    static const qlora_dtype types[] = {QLORA_BF16, QLORA_F16, QLORA_F32};
+    progress p;
+    qlora_model_desc m;
+    qlora_train_desc t;
+    qlora_model* model = NULL;
+    memset(&p, 0, sizeof p);
+    p.start = time(NULL);
+    memset(&m, 0, sizeof m);
+    memset(&t, 0, sizeof t);
+    m.dir = o->model;
+    m.adapter = o->adapter;
+    m.train_norms = norms_exist(o->adapter);
+    m.mode = QLORA_MODE_F32;
+    m.base = QLORA_BASE_NF4;
+    m.progress = on_progress;
+    m.progress_user = &p;
+    t.no_training = true; // the model computes nothing here: the smallest plan will do
+    t.tokens = 1;
+    t.cache = QLORA_CHOICE_OFF;
+    bool ok = lib(ctx, qlora_model_open(ctx, &m, &t, NULL, &model));
+    if (ok && o->gguf != NULL) {
+        ok = lib(ctx, qlora_adapter_save_gguf(model, o->gguf));
+    } else if (ok) {
+        ok = lib(ctx, qlora_merge_save(model, o->out, types[o->dtype], (qlora_merge_base)o->base,
+                                       (uint64_t)o->shard, on_progress, &p));
+    }
+    ok = lib(ctx, qlora_model_close(model)) && ok;
+    if (ok) {
+        printf("%s is ready\n", o->gguf != NULL ? o->gguf : o->out);
+    }
+    return ok;
+}
+
+int main(int argc, char** argv) {
+    options o;
+    memset(&o, 0, sizeof o);
+    o.backend = QLORA_BACKEND_CPU;
+    // clang-format off
+    const option table[] = {
+        TEXT("model", "DIR", &o.model, "the base model's folder"),
+        TEXT("adapter", "DIR", &o.adapter, "the PEFT adapter"),
+        TEXT("out", "DIR", &o.out, "where the merged model goes: a folder without one"),
+        TEXT("gguf", "FILE", &o.gguf, "instead, the adapter for llama.cpp --lora"),
+        CHOICE("base", "original|trained", &o.base, "which weights are added to (below): original"),
+        CHOICE("dtype", "bf16|f16|f32", &o.dtype, "of the merged weights: bf16"),
+        NUMBER("shard", "SIZE", &o.shard, 1048576, 1e15, "largest file: 5 GB"),
+        CHOICE("backend", "auto|cpu|cuda", &o.backend, "where 4-bit weights are made: cpu"),
+        NUMBER("threads", "N", &o.threads, 1, 64, "of the CPU; one a core"),
+        FLAG("verbose", &o.verbose, "show what the library logs"),
+        FLAG("help", &o.help, "this text"),
+    };
+    // clang-format on
+    const size_t count = sizeof table / sizeof table[0];
+    if (!options_read(table, count, argc, argv)) {
+        return 1;
+    }
+    if (o.help) {
+        printf("usage: merge --model DIR --adapter DIR --out DIR | --gguf FILE [options]\n\n");
+        options_print(table, count);
+        printf("\n--base trained: onto what the 4-bit weights stand for, which is what was trained "
+               "on.\n"
+               "An interrupted export has no config.json. Exit status: 0, or 1 after an error.\n");
+        return 0;
+    }
+    if (!options_check(&o)) {
+        return 1;
+    }
+    static char why[512];
+    qlora_ctx_desc d;
+    memset(&d, 0, sizeof d);
+    d.require_backend = (qlora_backend)o.backend;
+    d.threads = (int32_t)o.threads;
+    d.log = o.verbose ? qlora_log_stderr : NULL;
+    d.error_text = why;
+    d.error_text_size = sizeof why;
+    qlora_ctx* ctx = NULL;
+    if (qlora_ctx_create(&d, &ctx) != QLORA_OK) {
+        fail("%s", why);
+        return 1;
+    }
+    bool ok = run(&o, ctx);
+    qlora_ctx_destroy(ctx);
+    return ok ? 0 : 1;
+}

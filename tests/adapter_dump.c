@@ -1,0 +1,115 @@
+// adapter_dump.c - for tests/peft_check.py: trains an adapter on a fixture's base for a few steps,
+// saves it as a PEFT folder, and writes the logits that it gives.
+//
+//   adapter_dump FIXTURE OUT plain|rslora|ADAPTER
+//
+// plain, rslora: a new adapter; ADAPTER: goes on from a PEFT folder. OUT gets the adapter and
+// logits.bin: tokens and vocab as int64, the ids of one sequence as int32, their logits as float.
+#define QLORA_STATIC
+#define QLORA_IMPLEMENTATION
+#include "qlora.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MOST 32
+
+static int fail(qlora_ctx* ctx, const char* what) {
+    printf("adapter_dump: %s: %s\n", what, qlora_last_error(ctx));
+    return 1;
+}
+
+static bool train(qlora_trainer* t, const qlora_batch* b) {
+    for (int i = 0; i < 5; i++) {
+        if (qlora_train_micro(t, b, qlora_batch_labels(b)) != QLORA_OK ||
+            qlora_train_update(t) != QLORA_OK) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool write_logits(const char* dir, const qlora_batch* b, int64_t vocab,
+                         const float* logits) {
+    char path[600];
+    snprintf(path, sizeof path, "%.500s/logits.bin", dir);
+    FILE* f = fopen(path, "wb");
+    if (f == NULL) {
+        return false;
+    }
+    int64_t head[2] = {b->lengths[0], vocab};
+    size_t n = (size_t)head[0];
+    bool good = fwrite(head, sizeof head, 1, f) == 1 && fwrite(b->ids, 4, n, f) == n &&
+                fwrite(logits, 4, n * (size_t)vocab, f) == n * (size_t)vocab;
+    return fclose(f) == 0 && good;
+}
+
+int main(int argc, char** argv) {
+    if (argc != 4) {
+        fprintf(stderr, "usage: adapter_dump FIXTURE OUT plain|rslora|ADAPTER\n");
+        return 2;
+    }
+    bool rslora = strcmp(argv[3], "rslora") == 0;
+    bool made = rslora || strcmp(argv[3], "plain") == 0;
+    char path[600];
+    qlora_ctx_desc desc;
+    qlora_model_desc model;
+    qlora_train_desc training;
+    memset(&desc, 0, sizeof desc);
+    memset(&model, 0, sizeof model);
+    memset(&training, 0, sizeof training);
+    desc.require_backend = QLORA_BACKEND_CPU;
+    qlora_ctx* ctx = NULL;
+    if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) {
+        return fail(ctx, "context");
+    }
+    snprintf(path, sizeof path, "%.500s/golden.safetensors", argv[1]);
+    static qlora__st golden;
+    if (qlora__st_open(ctx, path, &golden) != QLORA_OK) {
+        return fail(ctx, "golden");
+    }
+    const qlora__st_tensor* given = qlora__st_find(&golden, "input_ids");
+    if (given == NULL || given->dtype != QLORA__ST_I32 || given->rank != 3) {
+        printf("adapter_dump: no input_ids\n");
+        return 1;
+    }
+    int32_t ids[MOST];
+    int32_t length = given->shape[2] < MOST ? (int32_t)given->shape[2] : MOST;
+    memcpy(ids, given->data, (size_t)length * 4);
+    qlora_batch b;
+    memset(&b, 0, sizeof b);
+    b.ids = ids;
+    b.labels = ids;
+    b.lengths = &length;
+    b.count = 1;
+    snprintf(path, sizeof path, "%.500s/model", argv[1]);
+    model.dir = path;
+    model.adapter = made ? NULL : argv[3];
+    model.base = QLORA_BASE_32BIT;
+    model.mode = QLORA_MODE_F32;
+    model.rank = rslora ? 6 : 8;
+    model.alpha = rslora ? 3.5f : 16.0f;
+    model.rslora = rslora;
+    model.targets =
+        rslora ? QLORA_TARGET_Q | QLORA_TARGET_O | QLORA_TARGET_UP | QLORA_TARGET_DOWN : 0;
+    training.tokens = MOST;
+    training.lr = 0.02;
+    qlora_model* m = NULL;
+    qlora_trainer* t = NULL;
+    if (qlora_model_open(ctx, &model, &training, NULL, &m) != QLORA_OK ||
+        qlora_trainer_create(m, &t) != QLORA_OK || !train(t, &b)) {
+        return fail(ctx, "training");
+    }
+    int64_t vocab = qlora_model_plan(m)->config.vocab;
+    float* logits = (float*)malloc((size_t)(length * vocab) * 4);
+    if (qlora_eval_logits(t, &b, logits) != QLORA_OK ||
+        qlora_adapter_save(m, argv[2], path) != QLORA_OK) {
+        return fail(ctx, "saving");
+    }
+    bool written = write_logits(argv[2], &b, vocab, logits);
+    free(logits);
+    qlora__st_close(ctx, &golden);
+    qlora_trainer_destroy(t);
+    qlora_model_close(m);
+    return qlora_ctx_destroy(ctx) == QLORA_OK && written ? 0 : 1;
+}
