@@ -406,13 +406,20 @@ TEST every_option_counts(const test_machine* machine) {
         const char* name;
         void (*change)(setup* s);
     } options[] = {
-        {"seed", option_seed},          {"dropout seed", option_dropout_seed},
-        {"dropout", option_no_dropout}, {"clip", option_clip},
-        {"decay", option_decay},        {"beta1", option_beta},
-        {"beta2", option_beta2},        {"eps", option_eps},
-        {"lr", option_lr},              {"norms", option_frozen_norms},
-        {"window", option_window},      {"alpha", option_scale},
-        {"16-bit", option_dense16},     {"single quant", option_single},
+        {"seed", option_seed},
+        {"dropout seed", option_dropout_seed},
+        {"dropout", option_no_dropout},
+        {"clip", option_clip},
+        {"decay", option_decay},
+        {"beta1", option_beta},
+        {"beta2", option_beta2},
+        {"eps", option_eps},
+        {"lr", option_lr},
+        {"norms", option_frozen_norms},
+        {"window", option_window},
+        {"alpha", option_scale},
+        {"16-bit", option_dense16},
+        {"single quant", option_single},
     };
     setup s = setup_make(machine);
     outcome plain;
@@ -544,7 +551,6 @@ TEST adapters_on_and_off(const test_machine* machine) {
 // Opened for evaluation only, the same weights give the same loss, and training calls are refused.
 TEST evaluation_only(const test_machine* machine) {
     setup s = setup_make(machine);
-    s.model.dropout = 0.0f;
     double losses[2] = {0.0, 0.0};
     data d;
     data_make(&d, "evaluation only", run_lengths[1], 3);
@@ -552,6 +558,7 @@ TEST evaluation_only(const test_machine* machine) {
         rig r;
         qlora_eval_info info;
         s.train.no_training = i == 1;
+        s.model.dropout = i == 1 ? 0.0f : 0.4f; // is for training alone
         ASSERT(rig_open(&r, &s));
         ASSERT(i == 0 || rig_stir(&r));
         ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
@@ -710,9 +717,10 @@ TEST foreign_plan_is_refused(const test_machine* machine) {
     qlora_plan plan;
     s.model.config = &s.config;
     ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, NULL, &plan));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         setup other = s;
         other.model.config = &other.config;
+        other.config.vocab += i == 3 ? 64 : 0;
         other.config.layers += i == 0 ? 1 : 0;
         other.train.tokens += i == 1 ? 1 : 0;
         other.model.rank += i == 2 ? 1 : 0;
@@ -762,7 +770,8 @@ TEST step_stays_on_the_device(const test_machine* machine) {
             uint64_t waits = fake->calls("SYNC");
             ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
             ASSERT_OK(r, qlora_train_update(r.trainer));
-            ASSERT_EQ_FMT((unsigned long long)waits, (unsigned long long)fake->calls("SYNC"), "%llu");
+            ASSERT_EQ_FMT((unsigned long long)waits, (unsigned long long)fake->calls("SYNC"),
+                          "%llu");
             ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
             ASSERT(fake->calls("SYNC") > waits); // the call that may wait does
         }
@@ -793,7 +802,8 @@ TEST step_stays_on_the_device(const test_machine* machine) {
     PASS();
 }
 
-// A capture that fails: once eager with one warning and the same bits, or an error when graphs are demanded.
+// A capture that fails: once eager with one warning and the same bits, or an error when graphs are
+// demanded.
 TEST failed_capture_falls_back(const test_machine* machine) {
     const fake_api* fake = test_fake();
     setup s = setup_make(machine);
@@ -832,7 +842,8 @@ TEST failed_capture_falls_back(const test_machine* machine) {
 
 // ---- numbers that are none
 
-// An infinity in an adapter: the step is left out, counted and said; nothing moves; the next one works.
+// An infinity in an adapter: the step is left out, counted and said; nothing moves; the next one
+// works.
 TEST not_finite_is_skipped(const test_machine* machine) {
     setup s = setup_make(machine);
     rig r;
@@ -911,11 +922,12 @@ TEST schedules_follow_their_formulas(const test_machine* machine) {
         ASSERT(rig_open(&r, &s));
         for (int step = 0; step < 12; step++) {
             double done = step < 3 ? 0.0 : step < 9 ? (step - 3) / 6.0 : 1.0;
-            double factor = i >= 3             ? 1.0
-                            : step < 3         ? (step + 1) / 3.0
+            double factor = i >= 3                                    ? 1.0
+                            : step < 3                                ? (step + 1) / 3.0
                             : kinds[i % 3] == QLORA_SCHEDULE_CONSTANT ? 1.0
-                            : kinds[i % 3] == QLORA_SCHEDULE_LINEAR   ? 1.0 - done
-                                                : 0.5 * (1.0 + cos(3.14159265358979323846 * done));
+                            : kinds[i % 3] == QLORA_SCHEDULE_LINEAR
+                                ? 1.0 - done
+                                : 0.5 * (1.0 + cos(3.14159265358979323846 * done));
             qlora_train_info info;
             ASSERT_OK(r, qlora_train_update(r.trainer));
             ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
@@ -929,8 +941,8 @@ TEST schedules_follow_their_formulas(const test_machine* machine) {
     PASS();
 }
 
-// The learning rate of the schedule is the one that AdamW uses: with eps far below the gradients and no
-// decay, the first update moves every parameter by lr.
+// The learning rate of the schedule is the one that AdamW uses: with eps far below the gradients
+// and no decay, the first update moves every parameter by lr.
 TEST first_update_moves_by_lr(const test_machine* machine) {
     setup s = setup_make(machine);
     s.train.weight_decay = 0.0;
@@ -973,60 +985,62 @@ typedef struct refusal {
     const char* says; // part of the message
 } refusal;
 
+// The struct is there for the semicolon after each.
 #define SPOIL(NAME, CODE)                                                                          \
     static void spoil_##NAME(setup* s) {                                                           \
         CODE;                                                                                      \
-    }
-SPOIL(reserved, s->model.reserved_must_be_zero0 = 1)
-SPOIL(reserved1, s->model.reserved_must_be_zero1 = 1)
-SPOIL(both, s->model.dir = "some/folder"; s->model.config = &s->config)
-SPOIL(neither, s->model.dir = "")
-SPOIL(rank, s->model.rank = 1025)
-SPOIL(dropout, s->model.dropout = 1.0f)
-SPOIL(dropout_nan, s->model.dropout = (float)NAN)
-SPOIL(targets, s->model.targets = 128)
-SPOIL(alpha, s->model.alpha = (float)NAN)
-SPOIL(std, s->model.weight_std = (float)NAN)
-SPOIL(std_negative, s->model.weight_std = -1.0f)
-SPOIL(base, s->model.base = (qlora_base_format)3)
-SPOIL(mode, s->model.mode = (qlora_mode)4)
-SPOIL(vocab, s->config.vocab = 0)
-SPOIL(hidden, s->config.hidden = -1)
-SPOIL(layers, s->config.layers = 257)
-SPOIL(heads, s->config.heads = 0)
-SPOIL(kv_heads, s->config.kv_heads = 3)
-SPOIL(head_dim, s->config.head_dim = 15)
-SPOIL(head_dim_large, s->config.head_dim = 258)
-SPOIL(eps, s->config.rms_eps = 0.0)
-SPOIL(eps_nan, s->config.rms_eps = (double)NAN)
-SPOIL(window, s->config.window = -1)
-SPOIL(theta, s->config.rope.theta = -5.0)
-SPOIL(train_reserved, s->train.reserved_must_be_zero0 = 7)
-SPOIL(train_reserved1, s->train.reserved_must_be_zero1 = 7)
-SPOIL(tokens, s->train.tokens = -1)
-SPOIL(tokens_many, s->train.tokens = (int64_t)1 << 40)
-SPOIL(sequences, s->train.max_sequences = 25)
-SPOIL(length, s->train.max_length = 25)
-SPOIL(length_negative, s->train.max_length = -2)
-SPOIL(lr, s->train.lr = (double)NAN)
-SPOIL(lr_infinite, s->train.lr = (double)INFINITY)
-SPOIL(beta1, s->train.beta1 = 1.0)
-SPOIL(beta2, s->train.beta2 = (double)NAN)
-SPOIL(beta_negative, s->train.beta1 = -0.5)
-SPOIL(adam_eps, s->train.eps = (double)NAN)
-SPOIL(adam_eps_negative, s->train.eps = -1e-8)
-SPOIL(decay, s->train.weight_decay = (double)NAN)
-SPOIL(decay_negative, s->train.weight_decay = -0.1)
-SPOIL(max_norm, s->train.max_norm = (double)NAN)
-SPOIL(schedule, s->train.schedule = (qlora_schedule)3)
-SPOIL(warmup, s->train.warmup_steps = -1)
-SPOIL(total, s->train.total_steps = -1)
-SPOIL(recompute, s->train.recompute = (qlora_choice)3)
-SPOIL(cache, s->train.cache = (qlora_choice)-1)
-SPOIL(chunk, s->train.head_chunk = -1)
-SPOIL(generate, s->train.generate_tokens = -1)
-SPOIL(bf16, s->model.mode = QLORA_MODE_BF16)
-SPOIL(adapter, s->model.adapter = "no/such/adapter")
+    }                                                                                              \
+    struct spoil_##NAME
+SPOIL(reserved, s->model.reserved_must_be_zero0 = 1);
+SPOIL(reserved1, s->model.reserved_must_be_zero1 = 1);
+SPOIL(both, s->model.dir = "some/folder"; s->model.config = &s->config);
+SPOIL(neither, s->model.dir = "");
+SPOIL(rank, s->model.rank = 1025);
+SPOIL(dropout, s->model.dropout = 1.0f);
+SPOIL(dropout_nan, s->model.dropout = (float)NAN);
+SPOIL(targets, s->model.targets = 128);
+SPOIL(alpha, s->model.alpha = (float)NAN);
+SPOIL(std, s->model.weight_std = (float)NAN);
+SPOIL(std_negative, s->model.weight_std = -1.0f);
+SPOIL(base, s->model.base = (qlora_base_format)3);
+SPOIL(mode, s->model.mode = (qlora_mode)4);
+SPOIL(vocab, s->config.vocab = 0);
+SPOIL(hidden, s->config.hidden = -1);
+SPOIL(layers, s->config.layers = 257);
+SPOIL(heads, s->config.heads = 0);
+SPOIL(kv_heads, s->config.kv_heads = 3);
+SPOIL(head_dim, s->config.head_dim = 15);
+SPOIL(head_dim_large, s->config.head_dim = 258);
+SPOIL(eps, s->config.rms_eps = 0.0);
+SPOIL(eps_nan, s->config.rms_eps = (double)NAN);
+SPOIL(window, s->config.window = -1);
+SPOIL(theta, s->config.rope.theta = -5.0);
+SPOIL(train_reserved, s->train.reserved_must_be_zero0 = 7);
+SPOIL(train_reserved1, s->train.reserved_must_be_zero1 = 7);
+SPOIL(tokens, s->train.tokens = -1);
+SPOIL(tokens_many, s->train.tokens = (int64_t)1 << 40);
+SPOIL(sequences, s->train.max_sequences = 25);
+SPOIL(length, s->train.max_length = 25);
+SPOIL(length_negative, s->train.max_length = -2);
+SPOIL(lr, s->train.lr = (double)NAN);
+SPOIL(lr_infinite, s->train.lr = (double)INFINITY);
+SPOIL(beta1, s->train.beta1 = 1.0);
+SPOIL(beta2, s->train.beta2 = (double)NAN);
+SPOIL(beta_negative, s->train.beta1 = -0.5);
+SPOIL(adam_eps, s->train.eps = (double)NAN);
+SPOIL(adam_eps_negative, s->train.eps = -1e-8);
+SPOIL(decay, s->train.weight_decay = (double)NAN);
+SPOIL(decay_negative, s->train.weight_decay = -0.1);
+SPOIL(max_norm, s->train.max_norm = (double)NAN);
+SPOIL(schedule, s->train.schedule = (qlora_schedule)3);
+SPOIL(warmup, s->train.warmup_steps = -1);
+SPOIL(total, s->train.total_steps = -1);
+SPOIL(recompute, s->train.recompute = (qlora_choice)3);
+SPOIL(cache, s->train.cache = (qlora_choice)-1);
+SPOIL(chunk, s->train.head_chunk = -1);
+SPOIL(generate, s->train.generate_tokens = -1);
+SPOIL(bf16, s->model.mode = QLORA_MODE_BF16);
+SPOIL(adapter, s->model.adapter = "no/such/adapter");
 
 static const refusal refusals[] = {
     {"reserved", spoil_reserved, "zeroed"},
@@ -1173,14 +1187,21 @@ TEST bad_batches_are_refused(const test_machine* machine) {
         void (*spoil)(data* d);
         const char* says;
     } cases[] = {
-        {batch_null_ids, "NULL"},         {batch_null_labels, "NULL"},
-        {batch_null_lengths, "NULL"},     {batch_count, "NULL"},
-        {batch_many, "9 sequences"},      {batch_zero_length, "sequence 1 has 0 tokens"},
-        {batch_long, "25 tokens"},        {batch_tokens, "38 tokens"},
-        {batch_id, "id 61"},              {batch_id_negative, "id -1"},
-        {batch_label, "label 61"},        {batch_label_negative, "label -99"},
+        {batch_null_ids, "NULL"},
+        {batch_null_labels, "NULL"},
+        {batch_null_lengths, "NULL"},
+        {batch_count, "NULL"},
+        {batch_many, "9 sequences"},
+        {batch_zero_length, "sequence 1 has 0 tokens"},
+        {batch_long, "25 tokens"},
+        {batch_tokens, "38 tokens"},
+        {batch_id, "id 61"},
+        {batch_id_negative, "id -1"},
+        {batch_label, "label 61"},
+        {batch_label_negative, "label -99"},
         {batch_weight, "weight of label 4 is -1"},
-        {batch_weight_nan, "nan"},        {batch_weight_infinite, "inf"},
+        {batch_weight_nan, "nan"},
+        {batch_weight_infinite, "inf"},
     };
     static const double totals[] = {0.0, -1.0, (double)NAN, (double)INFINITY};
     setup s = setup_make(machine);
@@ -1200,7 +1221,8 @@ TEST bad_batches_are_refused(const test_machine* machine) {
                                   : call == 1 ? qlora_eval(r.trainer, &d.batch, &info)
                                               : qlora_eval_logits(r.trainer, &d.batch, logits);
             ASSERT_EQm(cases[i].says, QLORA_ERR_ARGUMENT, result);
-            ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
+            ASSERTm(qlora_last_error(r.ctx),
+                    strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
         }
         if (d.batch.labels == NULL || d.batch.lengths == NULL) {
             ASSERT_IN_RANGE(0.0, qlora_batch_labels(&d.batch), 0.0);
@@ -1351,7 +1373,8 @@ static int files_path(const char* path, void* user) {
     return 30;
 }
 
-static int files_map(const char* path, const void** bytes, uint64_t* size, void** handle, void* user) {
+static int files_map(const char* path, const void** bytes, uint64_t* size, void** handle,
+                     void* user) {
     (void)user;
     memory_file* f = memory_find(path);
     if (f == NULL) {
@@ -1373,8 +1396,8 @@ static void files_unmap(const void* bytes, uint64_t size, void* handle, void* us
 }
 
 static void with_files(qlora_ctx_desc* desc) {
-    qlora_files files = {files_open,   files_read, files_write, files_sync, files_close, files_rename,
-                         files_path,   files_path, files_path,  files_map,  files_unmap, NULL};
+    qlora_files files = {files_open, files_read, files_write, files_sync, files_close, files_rename,
+                         files_path, files_path, files_path,  files_map,  files_unmap, NULL};
     desc->files = files;
 }
 
@@ -1391,12 +1414,13 @@ static void st_begin(st_file* st) {
     st->header_size = (size_t)snprintf(st->header, sizeof st->header, "{");
 }
 
-static void st_add(st_file* st, const char* name, const char* dtype, const float* values, int64_t rows,
-                   int64_t cols) {
+static void st_add(st_file* st, const char* name, const char* dtype, const float* values,
+                   int64_t rows, int64_t cols) {
     size_t element = strcmp(dtype, "F32") == 0 ? 4 : 2;
     size_t n = (size_t)(rows * (cols > 0 ? cols : 1));
     char shape[48];
-    snprintf(shape, sizeof shape, cols > 0 ? "%lld,%lld" : "%lld", (long long)rows, (long long)cols);
+    snprintf(shape, sizeof shape, cols > 0 ? "%lld,%lld" : "%lld", (long long)rows,
+             (long long)cols);
     st->header_size += (size_t)snprintf(
         st->header + st->header_size, sizeof st->header - st->header_size,
         "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
@@ -1407,10 +1431,12 @@ static void st_add(st_file* st, const char* name, const char* dtype, const float
         uint16_t half = (uint16_t)(bits >> 16); // bf16: the values have few bits
         if (strcmp(dtype, "F16") == 0) {
             uint32_t exponent = bits >> 23 & 0xff;
-            half = (uint16_t)((bits >> 16 & 0x8000) |
-                              (exponent == 0 ? 0 : ((exponent - 112) << 10 | (bits >> 13 & 0x3ff))));
+            half =
+                (uint16_t)((bits >> 16 & 0x8000) |
+                           (exponent == 0 ? 0 : ((exponent - 112) << 10 | (bits >> 13 & 0x3ff))));
         }
-        memcpy(st->bytes + st->size + i * element, element == 4 ? (void*)&bits : (void*)&half, element);
+        memcpy(st->bytes + st->size + i * element, element == 4 ? (void*)&bits : (void*)&half,
+               element);
     }
     st->size += n * element;
 }
@@ -1433,12 +1459,12 @@ enum { F_HIDDEN = 32, F_INTER = 24, F_LAYERS = 2, F_Q = 32, F_KV = 16 };
 typedef struct folder {
     const char* dtype;
     bool shards;
-    const char* config;      // NULL: a good one
-    const char* leave_out;   // a tensor's name
-    const char* misshape;    // gets one row more
-    const char* mistype;     // gets dtype I64
-    size_t cut;              // bytes missing at the end
-    const char* lose;        // a file of the folder that is missing
+    const char* config;    // NULL: a good one
+    const char* leave_out; // a tensor's name
+    const char* misshape;  // gets one row more
+    const char* mistype;   // gets dtype I64
+    size_t cut;            // bytes missing at the end
+    const char* lose;      // a file of the folder that is missing
 } folder;
 
 static const char good_config[] =
@@ -1464,7 +1490,8 @@ static void few_bits(const char* name, float* out, size_t n) {
     }
 }
 
-static void folder_tensor(const folder* f, st_file* st, const char* name, int64_t rows, int64_t cols) {
+static void folder_tensor(const folder* f, st_file* st, const char* name, int64_t rows,
+                          int64_t cols) {
     static float values[64 * 64];
     if (f->leave_out != NULL && strcmp(f->leave_out, name) == 0) {
         return;
@@ -1491,10 +1518,10 @@ static void folder_write(const folder* f) {
         const char* name;
         int64_t rows;
         int64_t cols;
-    } parts[] = {{"self_attn.q_proj", F_Q, F_HIDDEN},         {"self_attn.k_proj", F_KV, F_HIDDEN},
-                 {"self_attn.v_proj", F_KV, F_HIDDEN},        {"self_attn.o_proj", F_HIDDEN, F_Q},
-                 {"mlp.gate_proj", F_INTER, F_HIDDEN},        {"mlp.up_proj", F_INTER, F_HIDDEN},
-                 {"mlp.down_proj", F_HIDDEN, F_INTER},        {"input_layernorm", F_HIDDEN, 0},
+    } parts[] = {{"self_attn.q_proj", F_Q, F_HIDDEN},      {"self_attn.k_proj", F_KV, F_HIDDEN},
+                 {"self_attn.v_proj", F_KV, F_HIDDEN},     {"self_attn.o_proj", F_HIDDEN, F_Q},
+                 {"mlp.gate_proj", F_INTER, F_HIDDEN},     {"mlp.up_proj", F_INTER, F_HIDDEN},
+                 {"mlp.down_proj", F_HIDDEN, F_INTER},     {"input_layernorm", F_HIDDEN, 0},
                  {"post_attention_layernorm", F_HIDDEN, 0}};
     used += (size_t)snprintf(index, sizeof index, "{\"metadata\":{},\"weight_map\":{");
     st_begin(&st);
@@ -1517,10 +1544,11 @@ static void folder_write(const folder* f) {
     st_save(&st, path);
     memory_find(path)->size -= f->cut;
     if (f->shards) {
-        used += (size_t)snprintf(index + used, sizeof index - used,
-                                 "\"model.norm.weight\":\"%s\",\"model.embed_tokens.weight\":\"%s\","
-                                 "\"lm_head.weight\":\"%s\"}}",
-                                 path + 2, path + 2, path + 2);
+        used +=
+            (size_t)snprintf(index + used, sizeof index - used,
+                             "\"model.norm.weight\":\"%s\",\"model.embed_tokens.weight\":\"%s\","
+                             "\"lm_head.weight\":\"%s\"}}",
+                             path + 2, path + 2, path + 2);
         memory_add("m/model.safetensors.index.json", index, used);
     }
     if (f->lose != NULL) {
@@ -1589,8 +1617,8 @@ TEST bad_folders_are_refused(const test_machine* machine) {
         {{"F32", true, NULL, "model.norm.weight", NULL, NULL, 0, NULL}, "model.norm.weight"},
         {{"F32", false, NULL, NULL, NULL, NULL, 0, "m/config.json"}, "config.json"},
         {{"F32", false, NULL, NULL, NULL, NULL, 0, "m/model.safetensors"}, "safetensors"},
-        {{"F32", false, "{\"model_type\":\"gpt2\",\"architectures\":[\"GPT2LMHeadModel\"]}", NULL, NULL,
-          NULL, 0, NULL},
+        {{"F32", false, "{\"model_type\":\"gpt2\",\"architectures\":[\"GPT2LMHeadModel\"]}", NULL,
+          NULL, NULL, 0, NULL},
          "gpt2"},
         {{"F32", false, "{\"model_type\":", NULL, NULL, NULL, 0, NULL}, "config.json"},
         {{"F32", false, "{}", NULL, NULL, NULL, 0, NULL}, "config.json"},
@@ -1611,8 +1639,8 @@ TEST bad_folders_are_refused(const test_machine* machine) {
         ASSERT_EQ(NULL, r.model);
         ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
         ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
-        ASSERT_EQ_FMT((unsigned long long)before.device_bytes, (unsigned long long)after.device_bytes,
-                      "%llu");
+        ASSERT_EQ_FMT((unsigned long long)before.device_bytes,
+                      (unsigned long long)after.device_bytes, "%llu");
         // Kernels that were compiled on the way stay.
         if (strcmp(machine->backend, "cpu") == 0) {
             ASSERT_EQ_FMT((int)before.host_bytes, (int)after.host_bytes, "%d");
@@ -1628,7 +1656,8 @@ TEST bad_folders_are_refused(const test_machine* machine) {
 TEST ranks_come_from_the_adapter(const test_machine* machine) {
     static const char config[] =
         "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"r\":4,\"lora_alpha\":8,"
-        "\"target_modules\":[\"q_proj\",\"down_proj\"],\"rank_pattern\":{\"layers.1.self_attn.q_proj\":2},"
+        "\"target_modules\":[\"q_proj\",\"down_proj\"],\"rank_pattern\":{\"layers.1.self_attn.q_"
+        "proj\":2},"
         "\"alpha_pattern\":{\"layers.0.mlp.down_proj\":6},\"lora_dropout\":0.0,\"bias\":\"none\","
         "\"use_rslora\":false,\"fan_in_fan_out\":false}";
     static const struct {
@@ -1729,7 +1758,8 @@ static void* rationed_alloc(size_t bytes, size_t align, void* user) {
         return NULL;
     }
     allocations_left -= allocations_left > 1 ? 1 : 0;
-    unsigned char* p = (unsigned char*)malloc(bytes + 512); // aligned by hand, the size kept in front
+    unsigned char* p =
+        (unsigned char*)malloc(bytes + 512); // aligned by hand, the size kept in front
     uintptr_t at = ((uintptr_t)p + 256 + 255) & ~(uintptr_t)255;
     memcpy((void*)(at - sizeof p), &p, sizeof p);
     return (void*)at;
@@ -1786,8 +1816,8 @@ TEST every_allocation_may_fail(const test_machine* machine) {
     PASS();
 }
 
-// A call of the driver that fails on the way: an error or the same result, no leak, and the next life of
-// the model in the same context is as if nothing had been.
+// A call of the driver that fails on the way: an error or the same result, no leak, and the next
+// life of the model in the same context is as if nothing had been.
 TEST driver_calls_may_fail(const test_machine* machine) {
     const fake_api* fake = test_fake();
     setup s = small_setup(machine);
