@@ -7955,8 +7955,8 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 // ---- modules ------------------------------------------------------------------------------------
 
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. One
-// log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET.
+// One log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
 static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
                                        void** out) {
     qlora__gpu* gpu = ctx->gpu;
@@ -8301,8 +8301,8 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-// Compiles every module of which a kernel is needed; have: conditions that hold. One after the other:
-// the driver's compiler has a lock of its own, so threads gain nothing.
+// Compiles every module of which a kernel is needed; have: conditions that hold. One after the
+// other: the driver's compiler has a lock of its own, so threads gain nothing.
 static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
@@ -14877,7 +14877,8 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     }
     if ((int)d->schedule < 0 || d->schedule > QLORA_SCHEDULE_CONSTANT || (int)d->recompute < 0 ||
         d->recompute > QLORA_CHOICE_OFF || (int)d->cache < 0 || d->cache > QLORA_CHOICE_OFF) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "schedule, recompute or cache choice is unknown");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "schedule, recompute or cache choice is unknown");
     }
     if (d->head_chunk == 0) {
         d->head_chunk = qlora__min(1024, d->tokens);
@@ -16399,8 +16400,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
-    // Evaluation has other products: without dropout the adapters are part of the large one, and without
-    // adapters there is less of it.
+    // Evaluation has other products: without dropout the adapters are part of the large one, and
+    // without adapters there is less of it.
     pass.training = false;
     QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
     m->use_adapters = false;
@@ -18262,7 +18263,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     return qlora__leave(ctx, r);
 }
 
-// ---- checkpoints ---------------------------------------------------------------------------------
+// ---- checkpoints --------------------------------------------------------------------------------
 
 // DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
 //               any, and last state.safetensors: moments, counters, settings, position, checksums
@@ -18369,8 +18370,8 @@ static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name
     ctx->desc.files.remove(folder, ctx->desc.files.user);
 }
 
-// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results or the
-// meaning; NOTED: a difference is logged; BACK: restored.
+// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results
+// or the meaning; NOTED: a difference is logged; BACK: restored.
 typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
 
 typedef struct qlora__state_row {
@@ -18393,7 +18394,8 @@ typedef struct qlora__state {
     int count;
 } qlora__state;
 
-static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind, int64_t value) {
+static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind,
+                             int64_t value) {
     QLORA_ASSERT(s->count < QLORA__STATE_ROWS);
     qlora__state_row* row = &s->rows[s->count++];
     memset(row, 0, sizeof *row);
@@ -18438,7 +18440,8 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
     const qlora_model_config* c = &m->plan.config;
     const qlora_train_desc* d = &m->train;
-    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that number.
+    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that
+    // number.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
     s->count = 0;
     qlora__state_add(s, "state_format", QLORA__SAME, 1);
@@ -18563,7 +18566,8 @@ static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const ch
     return qlora__dir_sync(ctx, dir); // the folder's own name
 }
 
-// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is saved again.
+// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is
+// saved again.
 static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* list,
                                qlora__module_name* out) {
     snprintf(out->text, sizeof out->text, "step-%lld", (long long)t->step);
@@ -18646,7 +18650,8 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
 qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, const void* position,
                                    size_t position_bytes) {
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_save");
-    return qlora__leave(trainer->ctx, qlora__checkpoint_save(trainer, dir, position, position_bytes));
+    return qlora__leave(trainer->ctx,
+                        qlora__checkpoint_save(trainer, dir, position, position_bytes));
 }
 
 // ---- loading
@@ -18724,8 +18729,9 @@ static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, ql
                                st->label, row->name, qlora__state_show(row, value),
                                qlora__state_show(row, row->value));
         } else if (value != row->value) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g", st->label,
-                       row->name, qlora__state_show(row, value), qlora__state_show(row, row->value));
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g",
+                       st->label, row->name, qlora__state_show(row, value),
+                       qlora__state_show(row, row->value));
         }
     }
     const qlora__st_tensor* record = qlora__st_find(st, "record");
@@ -18744,7 +18750,8 @@ static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, cha
     *out = qlora__st_find(st, name);
     if (*out == NULL || (*out)->dtype != QLORA__ST_F32 ||
         qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label, name);
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label,
+                           name);
     }
     return QLORA_OK;
 }
@@ -18811,8 +18818,10 @@ static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, c
     if (saved == NULL) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: position is missing", st->label);
     }
-    if (position_bytes != NULL && (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the position has %llu bytes, there is room for %llu",
+    if (position_bytes != NULL &&
+        (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the position has %llu bytes, there is room for %llu",
                            (unsigned long long)saved->bytes,
                            (unsigned long long)(position != NULL ? *position_bytes : 0));
     }
@@ -18849,8 +18858,8 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
         QLORA__TRY(qlora__path_join(ctx, dir, list.names[i].text, folder));
         qlora_result r = qlora__ckpt_open(ctx, folder, &state);
         if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
-            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s", folder,
-                       ctx->error);
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s",
+                       folder, ctx->error);
             continue;
         }
         QLORA__TRY(r);
@@ -18868,7 +18877,8 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
 qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
                                    size_t* position_bytes) {
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_load");
-    return qlora__leave(trainer->ctx, qlora__checkpoint_load(trainer, dir, position, position_bytes));
+    return qlora__leave(trainer->ctx,
+                        qlora__checkpoint_load(trainer, dir, position, position_bytes));
 }
 
 static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {

@@ -1,6 +1,7 @@
-// internal_model.c - the committed golden folder, figure by figure, on every kind of machine; and, where
-// ../shared (or $QLORA_SHARED) is present, a real model: its losses on real text, and 20 steps against a
-// trajectory computed independently in float64.
+// internal_model.c - the committed golden folder, figure by figure, on every kind of machine; and,
+// where
+// ../shared (or $QLORA_SHARED) is present, a real model: its losses on real text, and 20 steps
+// against a trajectory computed independently in float64.
 #define GOLDEN_NO_MAIN
 #include "golden.c"
 
@@ -99,7 +100,8 @@ static bool space(char c) {
     return c == '\n' || c == ' ' || c == '\r';
 }
 
-// Split on the separator, without the space around; BOS and a leading space come from the tokenizer.
+// Split on the separator, without the space around; BOS and a leading space come from the
+// tokenizer.
 static bool stories_read(stories* out) {
     static const char separator[] = "<|endoftext|>";
     char path[512];
@@ -123,8 +125,8 @@ static bool stories_read(stories* out) {
             end--;
         }
         text_ids ids = {NULL, 0, 0};
-        ok = text_encode(tok, at, (size_t)(end - at), TEXT_SPECIAL, &ids, &error) && ids.count > 1 &&
-             tokens + (int32_t)ids.count <= STORY_TOKENS;
+        ok = text_encode(tok, at, (size_t)(end - at), TEXT_SPECIAL, &ids, &error) &&
+             ids.count > 1 && tokens + (int32_t)ids.count <= STORY_TOKENS;
         if (ok) {
             memcpy(out->ids + tokens, ids.data, ids.count * sizeof ids.data[0]);
             out->lengths[i] = (int32_t)ids.count;
@@ -189,8 +191,8 @@ TEST stories_have_their_losses(void) {
     qlora_ctx* ctx = plain_cpu();
     ASSERT(ctx != NULL);
     double dense = stories_loss(ctx, "models/stories260K", QLORA_BASE_16BIT, &text);
-    // The 4-bit file was made from the weights in bf16, as the fixture has them; the fp32 weights give
-    // other codes for one element in 200, and 1.379.
+    // The 4-bit file was made from the weights in bf16, as the fixture has them; the fp32 weights
+    // give other codes for one element in 200, and 1.379.
     double nf4 = stories_loss(ctx, "fixtures/stories260K/model", QLORA_BASE_NF4, &text);
     double bnb = stories_loss(ctx, "models/stories260K-bnb-nf4", QLORA_BASE_NF4, &text);
     ASSERT_IN_RANGE(1.266, dense, 0.001);
@@ -237,8 +239,8 @@ static bool trajectory_open(qlora_ctx* ctx, trajectory* t) {
     return true;
 }
 
-// Worst relative 2-norm of parameters or gradients against a file of the trajectory; negative: writes the
-// file's values into the model instead.
+// Worst relative 2-norm of parameters or gradients against a file of the trajectory; negative:
+// writes the file's values into the model instead.
 static double trajectory_compare(session* s, const char* file, bool gradients, bool write) {
     char path[512];
     char name[128];

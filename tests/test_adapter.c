@@ -17,8 +17,8 @@ SUITE_EXTERN(adapter_suite);
 
 // ---- a world with a model folder in it ----
 
-// Renames and removals reach the disk at once, or (late) only when their folder is synced: a file system
-// may do either.
+// Renames and removals reach the disk at once, or (late) only when their folder is synced: a file
+// system may do either.
 typedef struct late_change {
     char from[WORLD_NAME]; // "" = a removal
     char to[WORLD_NAME];
@@ -104,7 +104,8 @@ static int stage_sync_dir(const char* path, void* user) {
 }
 
 // Files that the world does not have are the operating system's.
-static int stage_map(const char* path, const void** data, uint64_t* bytes, void** handle, void* user) {
+static int stage_map(const char* path, const void** data, uint64_t* bytes, void** handle,
+                     void* user) {
     if (world_slot(stage_of(user)->w.files, path) == NULL && path[0] == '.') {
         return qlora__os_map(path, data, bytes, handle, NULL);
     }
@@ -229,8 +230,8 @@ typedef struct tensor_plan {
 } tensor_plan;
 
 // Writes random tensors as one file; norms lie around 1.
-static bool write_tensors(qlora_ctx* ctx, const char* path, const tensor_plan* plans, uint32_t count,
-                          float scale) {
+static bool write_tensors(qlora_ctx* ctx, const char* path, const tensor_plan* plans,
+                          uint32_t count, float scale) {
     qlora__st_entry entries[64];
     qlora__st_writer w;
     test_random random = test_random_start(path);
@@ -388,7 +389,8 @@ static bool train_steps(session* s, int64_t first, int64_t count) {
     return true;
 }
 
-// A hash of everything that decides the future: parameters, moments, counters, the last step's figures.
+// A hash of everything that decides the future: parameters, moments, counters, the last step's
+// figures.
 static uint64_t fingerprint(session* s) {
     qlora_model* m = s->model;
     qlora__hash hash;
@@ -521,7 +523,8 @@ TEST saved_adapters_come_back(const test_machine* machine) {
 // An adapter with patterns, a subset of layers and uneven ranks.
 static const char pattern_config[] =
     "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6,\"lora_dropout\":0.0,\"bias\":\"none\","
-    "\"target_modules\":\"model.layers.(0.self_attn.(q|k)_proj|1.(self_attn.q|mlp.up|mlp.down)_proj)\","
+    "\"target_modules\":\"model.layers.(0.self_attn.(q|k)_proj|1.(self_attn.q|mlp.up|mlp.down)_"
+    "proj)\","
     "\"rank_pattern\":{\"1.mlp.up_proj\":2},\"alpha_pattern\":{\"k_proj\":3.5,\"mlp.up_proj\":8},"
     "\"use_rslora\":true}";
 
@@ -549,7 +552,8 @@ static bool pattern_make(stage* s) {
         plans[i].shape[1] = b ? pattern_modules[i / 2].rank : pattern_modules[i / 2].in;
     }
     world_put(&s->w, "pattern/adapter_config.json", pattern_config, sizeof pattern_config - 1);
-    return write_tensors(s->ctx, "pattern/adapter_model.safetensors", plans, 2 * PATTERN_MODULES, 0.4f);
+    return write_tensors(s->ctx, "pattern/adapter_model.safetensors", plans, 2 * PATTERN_MODULES,
+                         0.4f);
 }
 
 // Every tensor of one file is in the other, byte for byte, and no more.
@@ -590,7 +594,8 @@ TEST patterns_survive(void) {
     ASSERT(session_open(&s, &o, &a));
     ASSERT_EQ(2 * PATTERN_MODULES, (int)qlora_model_parameters(a.model));
     ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "out", NULL));
-    ASSERT(same_tensors(s.ctx, "pattern/adapter_model.safetensors", "out/adapter_model.safetensors"));
+    ASSERT(
+        same_tensors(s.ctx, "pattern/adapter_model.safetensors", "out/adapter_model.safetensors"));
     static qlora__peft peft;
     ASSERT_EQ(QLORA_OK, qlora__peft_open(s.ctx, "out", &peft));
     int found = 0;
@@ -687,7 +692,8 @@ static bool gguf_head(gguf_reader* r, uint64_t* tensors, char architecture[64], 
     return !r->bad && adapter && lora;
 }
 
-// Which row of ours stands at a row of llama.cpp's, from the rule: new 2i <- i, new 2i + 1 <- i + half.
+// Which row of ours stands at a row of llama.cpp's, from the rule: new 2i <- i, new 2i + 1 <- i +
+// half.
 static int64_t gguf_row(const char* name, int64_t row) {
     if (strstr(name, "attn_q.") == NULL && strstr(name, "attn_k.") == NULL) {
         return row;
@@ -898,15 +904,16 @@ TEST merges_round_stop_and_refuse(void) {
     session a;
     ASSERT(session_open(&s, &o, &a));
     ASSERT(scramble(&a, "merge"));
-    ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, "f32", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT_EQ(QLORA_OK,
+              qlora_merge_save(a.model, "f32", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
     static const qlora_dtype halves[] = {QLORA_BF16, QLORA_F16};
     static const char* const names[] = {"bf16/model.safetensors", "f16/model.safetensors"};
     static const char* const dirs[] = {"bf16", "f16"};
     for (int k = 0; k < 2; k++) {
         static qlora__st x;
         static qlora__st y;
-        ASSERT_EQ(QLORA_OK,
-                  qlora_merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+        ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0,
+                                             NULL, NULL));
         ASSERT_EQ(QLORA_OK, qlora__st_open(s.ctx, "f32/model.safetensors", &x));
         ASSERT_EQ(QLORA_OK, qlora__st_open(s.ctx, names[k], &y));
         ASSERT_EQ(x.count, y.count);
@@ -926,10 +933,11 @@ TEST merges_round_stop_and_refuse(void) {
     }
     const world_file* config = world_slot(s.w.files, "bf16/config.json");
     ASSERT(config != NULL);
-    ASSERT(strstr((const char*)config->data, "\"bfloat16\"") != NULL); // followed by a byte of malloc's
+    ASSERT(strstr((const char*)config->data, "\"bfloat16\"") !=
+           NULL); // followed by a byte of malloc's
     stopper st = {0, 4, 0, 0};
-    ASSERT_EQ(QLORA_ERR_STOPPED, qlora_merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000,
-                                                  stopper_tell, &st));
+    ASSERT_EQ(QLORA_ERR_STOPPED, qlora_merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL,
+                                                  4000, stopper_tell, &st));
     ASSERT_FALSE(has_file(&s, "half/config.json"));
     st.stop_at = 0;
     ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000,
@@ -1203,7 +1211,8 @@ static qlora_result job_run(file_job job, session* s) {
     case JOB_GGUF:
         return qlora_adapter_save_gguf(s->model, "a.gguf");
     default:
-        return qlora_merge_save(s->model, "merged", QLORA_BF16, QLORA_MERGE_TRAINED, 4000, NULL, NULL);
+        return qlora_merge_save(s->model, "merged", QLORA_BF16, QLORA_MERGE_TRAINED, 4000, NULL,
+                                NULL);
     }
 }
 
@@ -1297,18 +1306,21 @@ TEST checkpoints_are_kept_and_checked(void) {
         ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", &i, sizeof i));
         prints[i] = fingerprint(&a);
     }
-    ASSERT(has_file(&s, "run/step-4/state.safetensors") && has_file(&s, "run/step-3/state.safetensors"));
+    ASSERT(has_file(&s, "run/step-4/state.safetensors") &&
+           has_file(&s, "run/step-3/state.safetensors"));
     ASSERT(!has_file(&s, "run/step-2/state.safetensors") && !has_file(&s, "run/pending"));
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_exists(s.ctx, "run", &exists));
     ASSERT(exists);
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_checkpoint_load(a.trainer, "run", position, &size)); // no room
+    ASSERT_EQ(QLORA_ERR_ARGUMENT,
+              qlora_checkpoint_load(a.trainer, "run", position, &size)); // no room
     // the adapter of a checkpoint is an adapter
     ASSERT_EQ(QLORA_OK, qlora_adapter_load(a.model, "run/step-3"));
     // the same step again goes beside, never over
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
     ASSERT_EQ(prints[4], fingerprint(&a));
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
-    ASSERT(has_file(&s, "run/step-4-2/state.safetensors") && has_file(&s, "run/step-4/state.safetensors"));
+    ASSERT(has_file(&s, "run/step-4-2/state.safetensors") &&
+           has_file(&s, "run/step-4/state.safetensors"));
     // every damaged byte is seen, and the older one is taken
     static const char* const files[] = {"run/step-4-2/state.safetensors",
                                         "run/step-4-2/adapter_model.safetensors",
@@ -1361,7 +1373,8 @@ TEST checkpoints_are_kept_and_checked(void) {
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
     ASSERT_EQ(prints[4], fingerprint(&a));
     // a list that leads elsewhere
-    static const char* const lists[] = {"", "step-4", "../step-4\n", "step-\n", "step-4/..\n", "\n"};
+    static const char* const lists[] = {"",        "step-4",      "../step-4\n",
+                                        "step-\n", "step-4/..\n", "\n"};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         world_put(&s.w, "run/latest", lists[i], strlen(lists[i]));
         ASSERT_EQ(QLORA_ERR_FORMAT, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));

@@ -762,7 +762,8 @@ TEST step_stays_on_the_device(const test_machine* machine) {
             uint64_t waits = fake->calls("SYNC");
             ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
             ASSERT_OK(r, qlora_train_update(r.trainer));
-            ASSERT_EQ_FMT((unsigned long long)waits, (unsigned long long)fake->calls("SYNC"), "%llu");
+            ASSERT_EQ_FMT((unsigned long long)waits, (unsigned long long)fake->calls("SYNC"),
+                          "%llu");
             ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
             ASSERT(fake->calls("SYNC") > waits); // the call that may wait does
         }
@@ -793,7 +794,8 @@ TEST step_stays_on_the_device(const test_machine* machine) {
     PASS();
 }
 
-// A capture that fails: once eager with one warning and the same bits, or an error when graphs are demanded.
+// A capture that fails: once eager with one warning and the same bits, or an error when graphs are
+// demanded.
 TEST failed_capture_falls_back(const test_machine* machine) {
     const fake_api* fake = test_fake();
     setup s = setup_make(machine);
@@ -832,7 +834,8 @@ TEST failed_capture_falls_back(const test_machine* machine) {
 
 // ---- numbers that are none
 
-// An infinity in an adapter: the step is left out, counted and said; nothing moves; the next one works.
+// An infinity in an adapter: the step is left out, counted and said; nothing moves; the next one
+// works.
 TEST not_finite_is_skipped(const test_machine* machine) {
     setup s = setup_make(machine);
     rig r;
@@ -929,8 +932,8 @@ TEST schedules_follow_their_formulas(const test_machine* machine) {
     PASS();
 }
 
-// The learning rate of the schedule is the one that AdamW uses: with eps far below the gradients and no
-// decay, the first update moves every parameter by lr.
+// The learning rate of the schedule is the one that AdamW uses: with eps far below the gradients
+// and no decay, the first update moves every parameter by lr.
 TEST first_update_moves_by_lr(const test_machine* machine) {
     setup s = setup_make(machine);
     s.train.weight_decay = 0.0;
@@ -1200,7 +1203,8 @@ TEST bad_batches_are_refused(const test_machine* machine) {
                                   : call == 1 ? qlora_eval(r.trainer, &d.batch, &info)
                                               : qlora_eval_logits(r.trainer, &d.batch, logits);
             ASSERT_EQm(cases[i].says, QLORA_ERR_ARGUMENT, result);
-            ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
+            ASSERTm(qlora_last_error(r.ctx),
+                    strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
         }
         if (d.batch.labels == NULL || d.batch.lengths == NULL) {
             ASSERT_IN_RANGE(0.0, qlora_batch_labels(&d.batch), 0.0);
@@ -1351,7 +1355,8 @@ static int files_path(const char* path, void* user) {
     return 30;
 }
 
-static int files_map(const char* path, const void** bytes, uint64_t* size, void** handle, void* user) {
+static int files_map(const char* path, const void** bytes, uint64_t* size, void** handle,
+                     void* user) {
     (void)user;
     memory_file* f = memory_find(path);
     if (f == NULL) {
@@ -1373,8 +1378,8 @@ static void files_unmap(const void* bytes, uint64_t size, void* handle, void* us
 }
 
 static void with_files(qlora_ctx_desc* desc) {
-    qlora_files files = {files_open,   files_read, files_write, files_sync, files_close, files_rename,
-                         files_path,   files_path, files_path,  files_map,  files_unmap, NULL};
+    qlora_files files = {files_open, files_read, files_write, files_sync, files_close, files_rename,
+                         files_path, files_path, files_path,  files_map,  files_unmap, NULL};
     desc->files = files;
 }
 
@@ -1391,12 +1396,13 @@ static void st_begin(st_file* st) {
     st->header_size = (size_t)snprintf(st->header, sizeof st->header, "{");
 }
 
-static void st_add(st_file* st, const char* name, const char* dtype, const float* values, int64_t rows,
-                   int64_t cols) {
+static void st_add(st_file* st, const char* name, const char* dtype, const float* values,
+                   int64_t rows, int64_t cols) {
     size_t element = strcmp(dtype, "F32") == 0 ? 4 : 2;
     size_t n = (size_t)(rows * (cols > 0 ? cols : 1));
     char shape[48];
-    snprintf(shape, sizeof shape, cols > 0 ? "%lld,%lld" : "%lld", (long long)rows, (long long)cols);
+    snprintf(shape, sizeof shape, cols > 0 ? "%lld,%lld" : "%lld", (long long)rows,
+             (long long)cols);
     st->header_size += (size_t)snprintf(
         st->header + st->header_size, sizeof st->header - st->header_size,
         "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
@@ -1407,10 +1413,12 @@ static void st_add(st_file* st, const char* name, const char* dtype, const float
         uint16_t half = (uint16_t)(bits >> 16); // bf16: the values have few bits
         if (strcmp(dtype, "F16") == 0) {
             uint32_t exponent = bits >> 23 & 0xff;
-            half = (uint16_t)((bits >> 16 & 0x8000) |
-                              (exponent == 0 ? 0 : ((exponent - 112) << 10 | (bits >> 13 & 0x3ff))));
+            half =
+                (uint16_t)((bits >> 16 & 0x8000) |
+                           (exponent == 0 ? 0 : ((exponent - 112) << 10 | (bits >> 13 & 0x3ff))));
         }
-        memcpy(st->bytes + st->size + i * element, element == 4 ? (void*)&bits : (void*)&half, element);
+        memcpy(st->bytes + st->size + i * element, element == 4 ? (void*)&bits : (void*)&half,
+               element);
     }
     st->size += n * element;
 }
@@ -1464,7 +1472,8 @@ static void few_bits(const char* name, float* out, size_t n) {
     }
 }
 
-static void folder_tensor(const folder* f, st_file* st, const char* name, int64_t rows, int64_t cols) {
+static void folder_tensor(const folder* f, st_file* st, const char* name, int64_t rows,
+                          int64_t cols) {
     static float values[64 * 64];
     if (f->leave_out != NULL && strcmp(f->leave_out, name) == 0) {
         return;
@@ -1517,10 +1526,11 @@ static void folder_write(const folder* f) {
     st_save(&st, path);
     memory_find(path)->size -= f->cut;
     if (f->shards) {
-        used += (size_t)snprintf(index + used, sizeof index - used,
-                                 "\"model.norm.weight\":\"%s\",\"model.embed_tokens.weight\":\"%s\","
-                                 "\"lm_head.weight\":\"%s\"}}",
-                                 path + 2, path + 2, path + 2);
+        used +=
+            (size_t)snprintf(index + used, sizeof index - used,
+                             "\"model.norm.weight\":\"%s\",\"model.embed_tokens.weight\":\"%s\","
+                             "\"lm_head.weight\":\"%s\"}}",
+                             path + 2, path + 2, path + 2);
         memory_add("m/model.safetensors.index.json", index, used);
     }
     if (f->lose != NULL) {
@@ -1589,8 +1599,8 @@ TEST bad_folders_are_refused(const test_machine* machine) {
         {{"F32", true, NULL, "model.norm.weight", NULL, NULL, 0, NULL}, "model.norm.weight"},
         {{"F32", false, NULL, NULL, NULL, NULL, 0, "m/config.json"}, "config.json"},
         {{"F32", false, NULL, NULL, NULL, NULL, 0, "m/model.safetensors"}, "safetensors"},
-        {{"F32", false, "{\"model_type\":\"gpt2\",\"architectures\":[\"GPT2LMHeadModel\"]}", NULL, NULL,
-          NULL, 0, NULL},
+        {{"F32", false, "{\"model_type\":\"gpt2\",\"architectures\":[\"GPT2LMHeadModel\"]}", NULL,
+          NULL, NULL, 0, NULL},
          "gpt2"},
         {{"F32", false, "{\"model_type\":", NULL, NULL, NULL, 0, NULL}, "config.json"},
         {{"F32", false, "{}", NULL, NULL, NULL, 0, NULL}, "config.json"},
@@ -1611,8 +1621,8 @@ TEST bad_folders_are_refused(const test_machine* machine) {
         ASSERT_EQ(NULL, r.model);
         ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
         ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
-        ASSERT_EQ_FMT((unsigned long long)before.device_bytes, (unsigned long long)after.device_bytes,
-                      "%llu");
+        ASSERT_EQ_FMT((unsigned long long)before.device_bytes,
+                      (unsigned long long)after.device_bytes, "%llu");
         // Kernels that were compiled on the way stay.
         if (strcmp(machine->backend, "cpu") == 0) {
             ASSERT_EQ_FMT((int)before.host_bytes, (int)after.host_bytes, "%d");
@@ -1628,7 +1638,8 @@ TEST bad_folders_are_refused(const test_machine* machine) {
 TEST ranks_come_from_the_adapter(const test_machine* machine) {
     static const char config[] =
         "{\"peft_type\":\"LORA\",\"task_type\":\"CAUSAL_LM\",\"r\":4,\"lora_alpha\":8,"
-        "\"target_modules\":[\"q_proj\",\"down_proj\"],\"rank_pattern\":{\"layers.1.self_attn.q_proj\":2},"
+        "\"target_modules\":[\"q_proj\",\"down_proj\"],\"rank_pattern\":{\"layers.1.self_attn.q_"
+        "proj\":2},"
         "\"alpha_pattern\":{\"layers.0.mlp.down_proj\":6},\"lora_dropout\":0.0,\"bias\":\"none\","
         "\"use_rslora\":false,\"fan_in_fan_out\":false}";
     static const struct {
@@ -1729,7 +1740,8 @@ static void* rationed_alloc(size_t bytes, size_t align, void* user) {
         return NULL;
     }
     allocations_left -= allocations_left > 1 ? 1 : 0;
-    unsigned char* p = (unsigned char*)malloc(bytes + 512); // aligned by hand, the size kept in front
+    unsigned char* p =
+        (unsigned char*)malloc(bytes + 512); // aligned by hand, the size kept in front
     uintptr_t at = ((uintptr_t)p + 256 + 255) & ~(uintptr_t)255;
     memcpy((void*)(at - sizeof p), &p, sizeof p);
     return (void*)at;
@@ -1786,8 +1798,8 @@ TEST every_allocation_may_fail(const test_machine* machine) {
     PASS();
 }
 
-// A call of the driver that fails on the way: an error or the same result, no leak, and the next life of
-// the model in the same context is as if nothing had been.
+// A call of the driver that fails on the way: an error or the same result, no leak, and the next
+// life of the model in the same context is as if nothing had been.
 TEST driver_calls_may_fail(const test_machine* machine) {
     const fake_api* fake = test_fake();
     setup s = small_setup(machine);
