@@ -7955,8 +7955,8 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 
 // ---- modules ------------------------------------------------------------------------------------
 
-// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET. One
-// log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET.
+// One log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
 static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
                                        void** out) {
     qlora__gpu* gpu = ctx->gpu;
@@ -8301,8 +8301,8 @@ static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key,
     return QLORA_OK;
 }
 
-// Compiles every module of which a kernel is needed; have: conditions that hold. One after the other:
-// the driver's compiler has a lock of its own, so threads gain nothing.
+// Compiles every module of which a kernel is needed; have: conditions that hold. One after the
+// other: the driver's compiler has a lock of its own, so threads gain nothing.
 static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
     for (int i = 0; i < QLORA__K_COUNT; i++) {
         const qlora__kernel_row* row = &qlora__kernel_rows[i];
@@ -14877,7 +14877,8 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     }
     if ((int)d->schedule < 0 || d->schedule > QLORA_SCHEDULE_CONSTANT || (int)d->recompute < 0 ||
         d->recompute > QLORA_CHOICE_OFF || (int)d->cache < 0 || d->cache > QLORA_CHOICE_OFF) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "schedule, recompute or cache choice is unknown");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "schedule, recompute or cache choice is unknown");
     }
     if (d->head_chunk == 0) {
         d->head_chunk = qlora__min(1024, d->tokens);
@@ -16404,8 +16405,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
-    // Evaluation has other products: without dropout the adapters are part of the large one, and without
-    // adapters there is less of it.
+    // Evaluation has other products: without dropout the adapters are part of the large one, and
+    // without adapters there is less of it.
     pass.training = false;
     QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
     m->use_adapters = false;

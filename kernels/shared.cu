@@ -1,5 +1,5 @@
-// shared.cu - small kernels that every mode needs, in a module of their own: pre-warming a bf16 model
-// then leaves the f32 modules alone.
+// shared.cu - small kernels that every mode needs, in a module of their own: pre-warming a bf16
+// model then leaves the f32 modules alone.
 // targets: 75
 #include "elementwise.cuh"
 #include "softmax.cuh"

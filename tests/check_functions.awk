@@ -9,6 +9,10 @@
     }
     next
 }
+!inside && /^[A-Z][A-Z0-9_]*\(.*\)$/ { # a macro that makes a whole function
+    start = 0
+    next
+}
 !inside && !start && /^[A-Za-z_].*\(/ {
     start = NR
     name = $0
