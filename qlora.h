@@ -16219,7 +16219,12 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
                         (m->dir == NULL ? QLORA__NEED_RANDOM : 0) |
                         qlora__attention_need(ctx, &shape);
         ctx->gpu->cache->info.sealed = false;
-        return qlora__cache_warm(ctx, have);
+        QLORA__TRY(qlora__cache_warm(ctx, have));
+        if (m->train.generate_tokens > 0) { // decoding keeps its scores in f32
+            qlora_kernel* softmax = NULL;
+            return qlora__kernel_ready(ctx, QLORA__K_softmax_fwd_f32, &softmax);
+        }
+        return QLORA_OK;
     }
 #else
     (void)m;
@@ -16868,12 +16873,12 @@ static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
     t->layer_room = (size_t)m->plan.config.layers;
     t->modules = t->layer_room * QLORA__PROJECTIONS;
     t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
-    t->targets = t->names == NULL
-                     ? NULL
-                     : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
-    t->overrides = t->targets == NULL ? NULL
-                                      : (qlora__peft_override*)qlora__alloc_zero(
-                                            ctx, t->modules * sizeof *t->overrides);
+    t->targets =
+        t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
+    t->overrides =
+        t->targets == NULL
+            ? NULL
+            : (qlora__peft_override*)qlora__alloc_zero(ctx, t->modules * sizeof *t->overrides);
     t->layers = t->overrides == NULL
                     ? NULL
                     : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
@@ -17252,8 +17257,8 @@ static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* 
 static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item,
                                       int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        uint16_t half = g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i])
-                                              : qlora__bf16_from(g->values[i]);
+        uint16_t half =
+            g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i]) : qlora__bf16_from(g->values[i]);
         if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
             return qlora__fail(g->ctx, QLORA_ERR_LIMIT,
                                "%s has the value %g, which F16 cannot hold; "
@@ -17299,9 +17304,8 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     if (item->raw) {
         return qlora__st_write(ctx, w, item->tensor->data, (size_t)item->tensor->bytes);
     }
-    qlora_result r = item->projection != NULL
-                         ? qlora__merge_module_open(ctx, g->m, item, &module)
-                         : QLORA_OK;
+    qlora_result r =
+        item->projection != NULL ? qlora__merge_module_open(ctx, g->m, item, &module) : QLORA_OK;
     int64_t most = item->cols > 0 ? (int64_t)g->elements / item->cols : 1;
     for (int64_t row = 0; row < item->rows && item->cols > 0 && r == QLORA_OK; row += most) {
         int64_t rows = qlora__min(most, item->rows - row);
@@ -17389,10 +17393,10 @@ static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__fo
         item->shape[0] = p->out;
         item->shape[1] = p->in;
     }
-    bool changed = (p != NULL && !item->nf4 &&
-                    (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
-                   (item->norm_at >= 0 &&
-                    (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
+    bool changed =
+        (p != NULL && !item->nf4 &&
+         (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
+        (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
     if (changed) {
         return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
                            "%s: %s is not what it was when the model was opened", g->m->dir,

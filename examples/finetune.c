@@ -1342,6 +1342,8 @@ static bool log_trim(app* a) {
             p.lr = log_value(line, stop, "lr");
             p.tokens_per_s = log_value(line, stop, "tokens_per_s");
             p.eval_loss = log_value(line, stop, "eval_loss");
+            a->last_loss = known(p.loss) ? p.loss : a->last_loss;
+            a->last_eval = known(p.eval_loss) ? p.eval_loss : a->last_eval;
             ok = points_add(a, &p) && text_bytes_add(&kept, line, (size_t)(stop + 1 - line), NULL);
             line = stop + 1;
         }

@@ -38,8 +38,8 @@ static int judge(qlora_backend backend, qlora_mode mode, bool graph, int* figure
     return failures;
 }
 
-// 1 logits and 1 loss of the base; then twice 2 + 1 + 1 + 3 + adapter + text + the text by
-// decoding.
+// Logits and loss of the base; then twice 2 + 1 + 1 + 3 + adapter + text, and in f32 generated
+// text.
 enum { FIGURES = 2 + 2 * 10, FIGURES_BF16 = 2 + 2 * 8 };
 
 TEST golden_on_the_cpu(void) {

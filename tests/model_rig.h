@@ -116,6 +116,9 @@ static inline qlora_batch batch_part(const qlora_batch* b, int64_t s) {
 static bool rig_quiet; // for tests that expect failures
 
 static inline bool rig_says(const rig* r, const char* what) {
+    if (rig_quiet) {
+        return false;
+    }
     fprintf(stderr, "%s: %s\n", what,
             r->ctx != NULL ? qlora_last_error(r->ctx) : test_open_reason());
     return false;
@@ -218,6 +221,7 @@ static inline float* rig_read(rig* r, bool gradients, size_t* count) {
 typedef struct outcome {
     double losses[STEPS];
     float norms[STEPS];
+    int64_t tokens[STEPS];
     double eval;
     float* values; // gradients of the last step, then the parameters after it
     size_t count;
@@ -256,6 +260,7 @@ static inline bool run_step(rig* r, const setup* s, int step, outcome* out) {
     }
     out->losses[step] = info.loss;
     out->norms[step] = info.grad_norm;
+    out->tokens[step] = info.tokens;
     return true;
 }
 
@@ -303,7 +308,8 @@ static inline void outcome_free(outcome* o) {
 static inline bool outcome_same(const outcome* a, const outcome* b) {
     for (int i = 0; i < STEPS; i++) {
         if (memcmp(&a->losses[i], &b->losses[i], sizeof a->losses[i]) != 0 ||
-            memcmp(&a->norms[i], &b->norms[i], sizeof a->norms[i]) != 0) {
+            memcmp(&a->norms[i], &b->norms[i], sizeof a->norms[i]) != 0 ||
+            a->tokens[i] != b->tokens[i]) {
             fprintf(stderr, "step %d: loss %.17g and %.17g, norm %.9g and %.9g\n", i, a->losses[i],
                     b->losses[i], (double)a->norms[i], (double)b->norms[i]);
             return false;

@@ -97,7 +97,8 @@ def main():
     except ImportError as error:
         print(f"peft_check: skipped: {error}")
         return 0
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, peft {peft.__version__}")
+    for module in (torch, transformers, peft):
+        print(f"{module.__name__} {module.__version__}")
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     build = os.environ.get("B", "build")
     program = os.path.join(here, build, "adapter_dump")

@@ -406,13 +406,20 @@ TEST every_option_counts(const test_machine* machine) {
         const char* name;
         void (*change)(setup* s);
     } options[] = {
-        {"seed", option_seed},          {"dropout seed", option_dropout_seed},
-        {"dropout", option_no_dropout}, {"clip", option_clip},
-        {"decay", option_decay},        {"beta1", option_beta},
-        {"beta2", option_beta2},        {"eps", option_eps},
-        {"lr", option_lr},              {"norms", option_frozen_norms},
-        {"window", option_window},      {"alpha", option_scale},
-        {"16-bit", option_dense16},     {"single quant", option_single},
+        {"seed", option_seed},
+        {"dropout seed", option_dropout_seed},
+        {"dropout", option_no_dropout},
+        {"clip", option_clip},
+        {"decay", option_decay},
+        {"beta1", option_beta},
+        {"beta2", option_beta2},
+        {"eps", option_eps},
+        {"lr", option_lr},
+        {"norms", option_frozen_norms},
+        {"window", option_window},
+        {"alpha", option_scale},
+        {"16-bit", option_dense16},
+        {"single quant", option_single},
     };
     setup s = setup_make(machine);
     outcome plain;
@@ -544,7 +551,6 @@ TEST adapters_on_and_off(const test_machine* machine) {
 // Opened for evaluation only, the same weights give the same loss, and training calls are refused.
 TEST evaluation_only(const test_machine* machine) {
     setup s = setup_make(machine);
-    s.model.dropout = 0.0f;
     double losses[2] = {0.0, 0.0};
     data d;
     data_make(&d, "evaluation only", run_lengths[1], 3);
@@ -552,6 +558,7 @@ TEST evaluation_only(const test_machine* machine) {
         rig r;
         qlora_eval_info info;
         s.train.no_training = i == 1;
+        s.model.dropout = i == 1 ? 0.0f : 0.4f; // is for training alone
         ASSERT(rig_open(&r, &s));
         ASSERT(i == 0 || rig_stir(&r));
         ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
@@ -710,9 +717,10 @@ TEST foreign_plan_is_refused(const test_machine* machine) {
     qlora_plan plan;
     s.model.config = &s.config;
     ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, NULL, &plan));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         setup other = s;
         other.model.config = &other.config;
+        other.config.vocab += i == 3 ? 64 : 0;
         other.config.layers += i == 0 ? 1 : 0;
         other.train.tokens += i == 1 ? 1 : 0;
         other.model.rank += i == 2 ? 1 : 0;
@@ -914,11 +922,12 @@ TEST schedules_follow_their_formulas(const test_machine* machine) {
         ASSERT(rig_open(&r, &s));
         for (int step = 0; step < 12; step++) {
             double done = step < 3 ? 0.0 : step < 9 ? (step - 3) / 6.0 : 1.0;
-            double factor = i >= 3             ? 1.0
-                            : step < 3         ? (step + 1) / 3.0
+            double factor = i >= 3                                    ? 1.0
+                            : step < 3                                ? (step + 1) / 3.0
                             : kinds[i % 3] == QLORA_SCHEDULE_CONSTANT ? 1.0
-                            : kinds[i % 3] == QLORA_SCHEDULE_LINEAR   ? 1.0 - done
-                                                : 0.5 * (1.0 + cos(3.14159265358979323846 * done));
+                            : kinds[i % 3] == QLORA_SCHEDULE_LINEAR
+                                ? 1.0 - done
+                                : 0.5 * (1.0 + cos(3.14159265358979323846 * done));
             qlora_train_info info;
             ASSERT_OK(r, qlora_train_update(r.trainer));
             ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
@@ -976,60 +985,62 @@ typedef struct refusal {
     const char* says; // part of the message
 } refusal;
 
+// The struct is there for the semicolon after each.
 #define SPOIL(NAME, CODE)                                                                          \
     static void spoil_##NAME(setup* s) {                                                           \
         CODE;                                                                                      \
-    }
-SPOIL(reserved, s->model.reserved_must_be_zero0 = 1)
-SPOIL(reserved1, s->model.reserved_must_be_zero1 = 1)
-SPOIL(both, s->model.dir = "some/folder"; s->model.config = &s->config)
-SPOIL(neither, s->model.dir = "")
-SPOIL(rank, s->model.rank = 1025)
-SPOIL(dropout, s->model.dropout = 1.0f)
-SPOIL(dropout_nan, s->model.dropout = (float)NAN)
-SPOIL(targets, s->model.targets = 128)
-SPOIL(alpha, s->model.alpha = (float)NAN)
-SPOIL(std, s->model.weight_std = (float)NAN)
-SPOIL(std_negative, s->model.weight_std = -1.0f)
-SPOIL(base, s->model.base = (qlora_base_format)3)
-SPOIL(mode, s->model.mode = (qlora_mode)4)
-SPOIL(vocab, s->config.vocab = 0)
-SPOIL(hidden, s->config.hidden = -1)
-SPOIL(layers, s->config.layers = 257)
-SPOIL(heads, s->config.heads = 0)
-SPOIL(kv_heads, s->config.kv_heads = 3)
-SPOIL(head_dim, s->config.head_dim = 15)
-SPOIL(head_dim_large, s->config.head_dim = 258)
-SPOIL(eps, s->config.rms_eps = 0.0)
-SPOIL(eps_nan, s->config.rms_eps = (double)NAN)
-SPOIL(window, s->config.window = -1)
-SPOIL(theta, s->config.rope.theta = -5.0)
-SPOIL(train_reserved, s->train.reserved_must_be_zero0 = 7)
-SPOIL(train_reserved1, s->train.reserved_must_be_zero1 = 7)
-SPOIL(tokens, s->train.tokens = -1)
-SPOIL(tokens_many, s->train.tokens = (int64_t)1 << 40)
-SPOIL(sequences, s->train.max_sequences = 25)
-SPOIL(length, s->train.max_length = 25)
-SPOIL(length_negative, s->train.max_length = -2)
-SPOIL(lr, s->train.lr = (double)NAN)
-SPOIL(lr_infinite, s->train.lr = (double)INFINITY)
-SPOIL(beta1, s->train.beta1 = 1.0)
-SPOIL(beta2, s->train.beta2 = (double)NAN)
-SPOIL(beta_negative, s->train.beta1 = -0.5)
-SPOIL(adam_eps, s->train.eps = (double)NAN)
-SPOIL(adam_eps_negative, s->train.eps = -1e-8)
-SPOIL(decay, s->train.weight_decay = (double)NAN)
-SPOIL(decay_negative, s->train.weight_decay = -0.1)
-SPOIL(max_norm, s->train.max_norm = (double)NAN)
-SPOIL(schedule, s->train.schedule = (qlora_schedule)3)
-SPOIL(warmup, s->train.warmup_steps = -1)
-SPOIL(total, s->train.total_steps = -1)
-SPOIL(recompute, s->train.recompute = (qlora_choice)3)
-SPOIL(cache, s->train.cache = (qlora_choice)-1)
-SPOIL(chunk, s->train.head_chunk = -1)
-SPOIL(generate, s->train.generate_tokens = -1)
-SPOIL(bf16, s->model.mode = QLORA_MODE_BF16)
-SPOIL(adapter, s->model.adapter = "no/such/adapter")
+    }                                                                                              \
+    struct spoil_##NAME
+SPOIL(reserved, s->model.reserved_must_be_zero0 = 1);
+SPOIL(reserved1, s->model.reserved_must_be_zero1 = 1);
+SPOIL(both, s->model.dir = "some/folder"; s->model.config = &s->config);
+SPOIL(neither, s->model.dir = "");
+SPOIL(rank, s->model.rank = 1025);
+SPOIL(dropout, s->model.dropout = 1.0f);
+SPOIL(dropout_nan, s->model.dropout = (float)NAN);
+SPOIL(targets, s->model.targets = 128);
+SPOIL(alpha, s->model.alpha = (float)NAN);
+SPOIL(std, s->model.weight_std = (float)NAN);
+SPOIL(std_negative, s->model.weight_std = -1.0f);
+SPOIL(base, s->model.base = (qlora_base_format)3);
+SPOIL(mode, s->model.mode = (qlora_mode)4);
+SPOIL(vocab, s->config.vocab = 0);
+SPOIL(hidden, s->config.hidden = -1);
+SPOIL(layers, s->config.layers = 257);
+SPOIL(heads, s->config.heads = 0);
+SPOIL(kv_heads, s->config.kv_heads = 3);
+SPOIL(head_dim, s->config.head_dim = 15);
+SPOIL(head_dim_large, s->config.head_dim = 258);
+SPOIL(eps, s->config.rms_eps = 0.0);
+SPOIL(eps_nan, s->config.rms_eps = (double)NAN);
+SPOIL(window, s->config.window = -1);
+SPOIL(theta, s->config.rope.theta = -5.0);
+SPOIL(train_reserved, s->train.reserved_must_be_zero0 = 7);
+SPOIL(train_reserved1, s->train.reserved_must_be_zero1 = 7);
+SPOIL(tokens, s->train.tokens = -1);
+SPOIL(tokens_many, s->train.tokens = (int64_t)1 << 40);
+SPOIL(sequences, s->train.max_sequences = 25);
+SPOIL(length, s->train.max_length = 25);
+SPOIL(length_negative, s->train.max_length = -2);
+SPOIL(lr, s->train.lr = (double)NAN);
+SPOIL(lr_infinite, s->train.lr = (double)INFINITY);
+SPOIL(beta1, s->train.beta1 = 1.0);
+SPOIL(beta2, s->train.beta2 = (double)NAN);
+SPOIL(beta_negative, s->train.beta1 = -0.5);
+SPOIL(adam_eps, s->train.eps = (double)NAN);
+SPOIL(adam_eps_negative, s->train.eps = -1e-8);
+SPOIL(decay, s->train.weight_decay = (double)NAN);
+SPOIL(decay_negative, s->train.weight_decay = -0.1);
+SPOIL(max_norm, s->train.max_norm = (double)NAN);
+SPOIL(schedule, s->train.schedule = (qlora_schedule)3);
+SPOIL(warmup, s->train.warmup_steps = -1);
+SPOIL(total, s->train.total_steps = -1);
+SPOIL(recompute, s->train.recompute = (qlora_choice)3);
+SPOIL(cache, s->train.cache = (qlora_choice)-1);
+SPOIL(chunk, s->train.head_chunk = -1);
+SPOIL(generate, s->train.generate_tokens = -1);
+SPOIL(bf16, s->model.mode = QLORA_MODE_BF16);
+SPOIL(adapter, s->model.adapter = "no/such/adapter");
 
 static const refusal refusals[] = {
     {"reserved", spoil_reserved, "zeroed"},
@@ -1176,14 +1187,21 @@ TEST bad_batches_are_refused(const test_machine* machine) {
         void (*spoil)(data* d);
         const char* says;
     } cases[] = {
-        {batch_null_ids, "NULL"},         {batch_null_labels, "NULL"},
-        {batch_null_lengths, "NULL"},     {batch_count, "NULL"},
-        {batch_many, "9 sequences"},      {batch_zero_length, "sequence 1 has 0 tokens"},
-        {batch_long, "25 tokens"},        {batch_tokens, "38 tokens"},
-        {batch_id, "id 61"},              {batch_id_negative, "id -1"},
-        {batch_label, "label 61"},        {batch_label_negative, "label -99"},
+        {batch_null_ids, "NULL"},
+        {batch_null_labels, "NULL"},
+        {batch_null_lengths, "NULL"},
+        {batch_count, "NULL"},
+        {batch_many, "9 sequences"},
+        {batch_zero_length, "sequence 1 has 0 tokens"},
+        {batch_long, "25 tokens"},
+        {batch_tokens, "38 tokens"},
+        {batch_id, "id 61"},
+        {batch_id_negative, "id -1"},
+        {batch_label, "label 61"},
+        {batch_label_negative, "label -99"},
         {batch_weight, "weight of label 4 is -1"},
-        {batch_weight_nan, "nan"},        {batch_weight_infinite, "inf"},
+        {batch_weight_nan, "nan"},
+        {batch_weight_infinite, "inf"},
     };
     static const double totals[] = {0.0, -1.0, (double)NAN, (double)INFINITY};
     setup s = setup_make(machine);
@@ -1441,12 +1459,12 @@ enum { F_HIDDEN = 32, F_INTER = 24, F_LAYERS = 2, F_Q = 32, F_KV = 16 };
 typedef struct folder {
     const char* dtype;
     bool shards;
-    const char* config;      // NULL: a good one
-    const char* leave_out;   // a tensor's name
-    const char* misshape;    // gets one row more
-    const char* mistype;     // gets dtype I64
-    size_t cut;              // bytes missing at the end
-    const char* lose;        // a file of the folder that is missing
+    const char* config;    // NULL: a good one
+    const char* leave_out; // a tensor's name
+    const char* misshape;  // gets one row more
+    const char* mistype;   // gets dtype I64
+    size_t cut;            // bytes missing at the end
+    const char* lose;      // a file of the folder that is missing
 } folder;
 
 static const char good_config[] =
@@ -1500,10 +1518,10 @@ static void folder_write(const folder* f) {
         const char* name;
         int64_t rows;
         int64_t cols;
-    } parts[] = {{"self_attn.q_proj", F_Q, F_HIDDEN},         {"self_attn.k_proj", F_KV, F_HIDDEN},
-                 {"self_attn.v_proj", F_KV, F_HIDDEN},        {"self_attn.o_proj", F_HIDDEN, F_Q},
-                 {"mlp.gate_proj", F_INTER, F_HIDDEN},        {"mlp.up_proj", F_INTER, F_HIDDEN},
-                 {"mlp.down_proj", F_HIDDEN, F_INTER},        {"input_layernorm", F_HIDDEN, 0},
+    } parts[] = {{"self_attn.q_proj", F_Q, F_HIDDEN},      {"self_attn.k_proj", F_KV, F_HIDDEN},
+                 {"self_attn.v_proj", F_KV, F_HIDDEN},     {"self_attn.o_proj", F_HIDDEN, F_Q},
+                 {"mlp.gate_proj", F_INTER, F_HIDDEN},     {"mlp.up_proj", F_INTER, F_HIDDEN},
+                 {"mlp.down_proj", F_HIDDEN, F_INTER},     {"input_layernorm", F_HIDDEN, 0},
                  {"post_attention_layernorm", F_HIDDEN, 0}};
     used += (size_t)snprintf(index, sizeof index, "{\"metadata\":{},\"weight_map\":{");
     st_begin(&st);

@@ -214,6 +214,7 @@ training() {
     common+=(--steps 60 --save-every 7 --lr 3e-3 --backend cpu --threads 1)
     rm -rf whole killed stopped
     works "train" "${common[@]}" --out whole
+    cp out whole.txt
     check "the loss falls" awk 'NR == 1 { a = $2 } { b = $2 } END { exit !(b < 0.8 * a) }' \
         <(losses whole)
     check "a log line a step" [ "$(losses whole | wc -l)" -eq 60 ]
@@ -243,6 +244,7 @@ training() {
     check "stopped and resumed: same adapter" same_files whole stopped
     works "once more: nothing to do" "${common[@]}" --out stopped
     check "still the same adapter" same_files whole stopped
+    check "and the same summary" grep -qF "$(sed -n 's/^\(loss .* -> .*\)/\1/p' whole.txt)" out
     run "$finetune" "${common[@]}" --out stopped --rank 8
     check "other options are refused by name" grep -q -- "--rank 4.*--rank 8" err
     sed 's/plus/and/' sums.jsonl >other.jsonl

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/tiny, a golden folder small enough to be committed, with transformers, PEFT and
-bitsandbytes (the CPU suffices):  python3 tests/golden/make_tiny.py tests/golden/tiny
+"""Makes tests/golden/tiny, a golden folder small enough to be committed, with transformers, PEFT
+and bitsandbytes (the CPU suffices):  python3 tests/golden/make_tiny.py tests/golden/tiny
 
-The folder has the form that build/golden reads: model/ in bf16, model-bnb4/ as save_pretrained writes it,
-adapter0/ and adapter20/ as PEFT writes them, golden.safetensors, golden.json. The trajectory is computed
-in float64 from the bf16 values that bitsandbytes dequantises to; a float32 run beside it says how far
-honest rounding leads, and ten times that, or a floor, is the limit.
+The folder has the form that build/golden reads: model/ in bf16, model-bnb4/ as save_pretrained
+writes it, adapter0/ and adapter20/ as PEFT writes them, golden.safetensors, golden.json. The
+trajectory is computed in float64 from the bf16 values that bitsandbytes dequantises to; a float32
+run beside it says how far honest rounding leads, and ten times that, or a floor, is the limit.
 """
 import copy
 import json
@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 
 BATCH, SEQ, STEPS, VOCAB = 2, 24, 20, 96
 LORA = dict(r=4, lora_alpha=8, use_rslora=True,
-            target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+            target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
+                            "down_proj"])
 OPTIMIZER = dict(lr=2e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.02)
 
 
@@ -28,8 +29,8 @@ def make_model():
     config = transformers.Qwen3Config(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=104, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=24, max_position_embeddings=256,
-        rms_norm_eps=1e-6, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        rms_norm_eps=1e-6, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2,
+        pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     config.dtype = torch.bfloat16
     model = transformers.Qwen3ForCausalLM(config)
     with torch.no_grad():
@@ -37,19 +38,21 @@ def make_model():
             if "norm" in name:
                 p.copy_(1.0 + 0.2 * torch.randn_like(p))
             else:
-                p.copy_(torch.randn_like(p) * (1.0 if "embed" in name else 1.5 * p.shape[1] ** -0.5))
+                scale = 1.0 if "embed" in name else 1.5 * p.shape[1] ** -0.5
+                p.copy_(torch.randn_like(p) * scale)
             p.copy_(p.to(torch.bfloat16))
     return model  # in float32: a cast would round the frequencies of the rope, too
 
 
 def scales_are_nearest(weight, state):
-    """The CPU build of bitsandbytes does not always take the nearest 8-bit code for a scale, as the CUDA
-    build does; a seed is used for which it does."""
+    """The CPU build of bitsandbytes does not always take the nearest 8-bit code for a scale, as the
+    CUDA build does; a seed is used for which it does."""
     absmax = weight.reshape(-1, 64).abs().amax(1)
     y = absmax - absmax.mean()
     scaled = y / y.reshape(1, -1).abs().amax()  # fewer than 256 blocks: one second-level block
     code = state.state2.code
-    return torch.equal(torch.bucketize(scaled, (code[1:] + code[:-1]) / 2).to(torch.uint8), state.absmax)
+    nearest = torch.bucketize(scaled, (code[1:] + code[:-1]) / 2).to(torch.uint8)
+    return torch.equal(nearest, state.absmax)
 
 
 def dequantised(plain, path):
@@ -65,7 +68,8 @@ def dequantised(plain, path):
         if isinstance(module, bitsandbytes.nn.Linear4bit):
             if not scales_are_nearest(plain.get_submodule(name).weight, module.weight.quant_state):
                 return None
-            weight = bitsandbytes.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+            weight = bitsandbytes.functional.dequantize_4bit(module.weight.data,
+                                                             module.weight.quant_state)
             result.get_submodule(name).weight.data = weight.to(torch.bfloat16).float()
     return result
 
@@ -74,9 +78,13 @@ def loss_of(model, ids, labels):
     return model(input_ids=ids, labels=labels).loss
 
 
+def with_adapters(model):
+    return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **LORA))
+
+
 def run(base, dtype, start, ids, labels, clip):
     """STEPS steps from the adapter `start`; returns what the golden folder stores."""
-    model = peft.get_peft_model(copy.deepcopy(base).to(dtype), peft.LoraConfig(task_type="CAUSAL_LM", **LORA))
+    model = with_adapters(copy.deepcopy(base).to(dtype))
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     out = {"names": names, "losses": [], "norms": [], "grads": {}, "model": model}
     parameters = dict(model.named_parameters())
@@ -103,6 +111,10 @@ def run(base, dtype, start, ids, labels, clip):
 
 def worst(a, b):
     return max(((a[n].double() - b[n].double()).norm() / b[n].double().norm()).item() for n in a)
+
+
+def farthest(a, b):
+    return max(abs(x - y) / max(1, abs(y)) for x, y in zip(a, b))
 
 
 def greedy(model, prompt):
@@ -134,7 +146,7 @@ def main(path):
     ids = torch.randint(3, VOCAB, (STEPS, BATCH, SEQ))
     labels = ids.clone()
     labels[torch.rand(labels.shape) < 0.2] = -100
-    model = peft.get_peft_model(copy.deepcopy(nf4).float(), peft.LoraConfig(task_type="CAUSAL_LM", **LORA))
+    model = with_adapters(copy.deepcopy(nf4).float())
     start = {}
     with torch.no_grad():
         for n, p in model.named_parameters():
@@ -163,9 +175,10 @@ def main(path):
         tensors["grad." + file_name[n]] = true["grads"][n].float()
     save_file(tensors, path + "/golden.safetensors")
     spread = {
-        "loss": max(abs(a - b) / max(1, abs(b)) for a, b in zip(rounded["losses"], true["losses"])),
-        "norm": max(abs(a - b) / max(1, abs(b)) for a, b in zip(rounded["norms"], true["norms"])),
-        "grad": worst(rounded["grads"], true["grads"]), "adapter": worst(rounded["final"], true["final"])}
+        "loss": farthest(rounded["losses"], true["losses"]),
+        "norm": farthest(rounded["norms"], true["norms"]),
+        "grad": worst(rounded["grads"], true["grads"]),
+        "adapter": worst(rounded["final"], true["final"])}
     golden = {
         "transformers": transformers.__version__, "peft": peft.__version__,
         "bitsandbytes": bitsandbytes.__version__, "torch": torch.__version__,
@@ -177,8 +190,8 @@ def main(path):
                     "loss_any": max(5e-6, 10 * spread["loss"]),
                     "grad_norm": max(1e-5, 10 * spread["norm"]),
                     "adapter20": max(1e-4, 10 * spread["adapter"])},
-            "bf16": {"logits": 0.08, "loss0": 3e-3, "grads": 0.2, "loss_any": 0.02, "grad_norm": 0.1,
-                     "greedy_margin": 0.05}},
+            "bf16": {"logits": 0.08, "loss0": 3e-3, "grads": 0.2, "loss_any": 0.02,
+                     "grad_norm": 0.1, "greedy_margin": 0.05}},
         "losses": true["losses"], "grad_norms": true["norms"], "greedy_smallest_margin": margin,
         "greedy_prompt": ids[0, 0, :8].tolist(), "greedy_ids_after_20_steps": text}
     with open(path + "/golden.json", "w") as f:

@@ -1,5 +1,5 @@
-// test_adapter.c - adapters, merged exports and checkpoints, on a file system in memory that can
-// fail at any operation and forget at a power cut; where the shared folder is present
+// internal_adapter.c - adapters, merged exports and checkpoints, on a file system in memory that
+// can fail at any operation and forget at a power cut; where the shared folder is present
 // (QLORA_SHARED, else ../shared) also on the files of PEFT and bitsandbytes.
 
 #define QLORA_STATIC
@@ -214,15 +214,12 @@ static const struct {
     const char* name;
     int64_t rows;
     int64_t cols; // 0: a vector
-} layer_tensors[] = {{"input_layernorm.weight", 16, 0},
-                     {"post_attention_layernorm.weight", 16, 0},
-                     {"self_attn.q_proj.weight", 16, 16},
-                     {"self_attn.k_proj.weight", 8, 16},
-                     {"self_attn.v_proj.weight", 8, 16},
-                     {"self_attn.o_proj.weight", 16, 16},
-                     {"mlp.gate_proj.weight", 24, 16},
-                     {"mlp.up_proj.weight", 24, 16},
-                     {"mlp.down_proj.weight", 16, 24}};
+} layer_tensors[] = {
+    {"input_layernorm.weight", 16, 0},   {"post_attention_layernorm.weight", 16, 0},
+    {"self_attn.q_proj.weight", 16, 16}, {"self_attn.k_proj.weight", 8, 16},
+    {"self_attn.v_proj.weight", 8, 16},  {"self_attn.o_proj.weight", 16, 16},
+    {"mlp.gate_proj.weight", 24, 16},    {"mlp.up_proj.weight", 24, 16},
+    {"mlp.down_proj.weight", 16, 24}};
 
 typedef struct tensor_plan {
     char name[128];
@@ -415,9 +412,14 @@ static uint64_t fingerprint(session* s) {
     if (qlora_train_info_read(s->trainer, &info) != QLORA_OK) {
         abort();
     }
-    double figures[] = {(double)info.step, (double)info.skipped, info.loss,
-                        info.labels,       (double)info.tokens,  (double)info.grad_norm,
-                        info.lr,           (double)s->trainer->record->adamw.updates};
+    double figures[] = {(double)info.step,
+                        (double)info.skipped,
+                        info.loss,
+                        info.labels,
+                        (double)info.tokens,
+                        (double)info.grad_norm,
+                        info.lr,
+                        (double)s->trainer->record->adamw.updates};
     qlora__hash_add(&hash, figures, sizeof figures);
     return qlora__hash_end(&hash);
 }
@@ -786,8 +788,8 @@ TEST gguf_is_what_llama_cpp_reads(const char* adapter) {
         for (int64_t row = 0; row < t.rows; row++) {
             for (int64_t c = 0; c < t.cols; c++) {
                 int64_t from = t.is_b ? gguf_row(name, row) : row;
-                double want = (double)own[from * t.cols + c] *
-                              (t.is_b ? (double)t.projection->scale : 1.0);
+                double want =
+                    (double)own[from * t.cols + c] * (t.is_b ? (double)t.projection->scale : 1.0);
                 double have = (double)got[row * t.cols + c] * factor;
                 ASSERT(fabs(want - have) <= 1e-6 * fabs(want) + 1e-30);
                 if (adapter == NULL) { // one scale for all: the file's alpha says it, B stays
