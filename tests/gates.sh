@@ -139,6 +139,8 @@ defect msvc "a POSIX call outside its branch" \
     'core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(1); }"'
 defect mingw "a POSIX call outside its branch" '
     core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(_SC_PAGESIZE); }"'
+defect golden "a rotation the wrong way on the CPU" \
+    'sed -i "s/a \* cosine - b \* sine/a * cosine + b * sine/" qlora.h'
 defect fuzz "a parser that crashes" \
     'sed -i "s/^int LLVMFuzzerTestOneInput.*{/&\n    __builtin_trap();/" tests/fuzz_*.c'
 for gate in x86_64 aarch64 tsan; do
