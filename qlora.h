@@ -11498,8 +11498,9 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
     int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
     void* flag = NULL;
     QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
-    int64_t items = heads * qlora__ceil_div(half, qlora__piece(x->dtype));
-    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(512, qlora__ceil_div(items, 32) * 32));
+    // A thread takes a piece of two heads.
+    int64_t items = qlora__ceil_div(heads, 2) * qlora__ceil_div(half, qlora__piece(x->dtype));
+    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(256, qlora__ceil_div(items, 32) * 32));
     void* args[] = {(void*)&x->data,
                     (void*)&x->ld,
                     (void*)&job->positions->data,

@@ -198,6 +198,28 @@ __device__ __forceinline__ void write_sum(void* y, int64_t at, int32_t is_bf16, 
     }
 }
 
+// Where the sums of a block go: y, or its split's slice of the partial sums.
+struct outputs {
+    void* y;
+    int64_t ldy;
+    int32_t is_bf16;
+};
+
+__device__ __forceinline__ outputs open_outputs(void* y, int64_t ldy, int32_t is_bf16,
+                                                float* partials, int32_t M, int32_t N1, int32_t N2,
+                                                bool second) {
+    outputs to;
+    to.y = y;
+    to.ldy = ldy;
+    to.is_bf16 = is_bf16;
+    if (partials) {
+        to.ldy = (int64_t)N1 + N2;
+        to.y = partials + blockIdx.y * (M * to.ldy) + (second ? N1 : 0);
+        to.is_bf16 = 0;
+    }
+    return to;
+}
+
 // ---- up to 16 rows: K over the warps of a block
 //
 // A warp keeps its 256 columns of x in registers and walks over rows of W, eight at a time; the
@@ -208,22 +230,15 @@ __device__ __forceinline__ void write_sum(void* y, int64_t at, int32_t is_bf16, 
 // 32 * warps threads, warps <= 16, range = 256 * warps, splits * range >= K.
 enum { WARPS = 16, TILES = 2, TILE_FLOATS = 128 + 16, SUM_FLOATS = TILES * TILE_FLOATS };
 
-struct outputs {
-    void* y;
-    int64_t ldy;
-    int32_t is_bf16;
-    int32_t end; // column
-};
-
-// Adds up TILES tiles from column `first` on.
-__device__ __forceinline__ void add_warps(const float* sums, int32_t M, int32_t first,
+// Adds up TILES tiles from column `first` on, columns before `end` only.
+__device__ __forceinline__ void add_warps(const float* sums, int32_t M, int32_t first, int32_t end,
                                           const outputs& to) {
     const int COLUMNS = TILES * 8;
     int32_t warps = (int32_t)blockDim.x / 32;
     for (int32_t i = (int32_t)threadIdx.x; i < M * COLUMNS; i += (int32_t)blockDim.x) {
         int32_t row = i / COLUMNS;
         int32_t col = i % COLUMNS;
-        if (first + col < to.end) {
+        if (first + col < end) {
             // As the tensor cores leave a tile: lane 4 (row % 8) + col / 2 % 4 has four of it.
             const float* p = sums + col / 8 * TILE_FLOATS + row % 8 * 16 + col % 8 / 2 * 4 +
                              row / 8 * 2 + col % 2;
@@ -254,16 +269,6 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
     int32_t k0 = (int32_t)blockIdx.y * range + warp * STEP + lane % 4 * 64;
     bool inside0 = k0 < K;
     bool inside1 = k0 + 32 < K;
-    outputs to;
-    to.y = second ? y2 : y1;
-    to.ldy = second ? ldy2 : ldy1;
-    to.is_bf16 = y_is_bf16;
-    to.end = end * 8 < w.N ? end * 8 : w.N;
-    if (partials) {
-        to.ldy = (int64_t)N1 + N2;
-        to.y = partials + blockIdx.y * (M * to.ldy) + (second ? N1 : 0);
-        to.is_bf16 = 0;
-    }
     uint4 columns[16]; // rows g and g + 8 of x in turn
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -300,7 +305,10 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
         *(float4*)mine = make_float4(acc[0], acc[1], acc[2], acc[3]);
         if (slot == TILES - 1 || tile + 1 == end) {
             __syncthreads();
-            add_warps(sums + turn * SUM_FLOATS, M, (tile - slot) * 8, to);
+            outputs to = open_outputs(second ? y2 : y1, second ? ldy2 : ldy1, y_is_bf16, partials,
+                                      M, N1, N2, second);
+            int32_t columns_end = end * 8 < w.N ? end * 8 : w.N;
+            add_warps(sums + turn * SUM_FLOATS, M, (tile - slot) * 8, columns_end, to);
         }
     }
 }
@@ -349,8 +357,8 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[TILES_M][2][4], const
 }
 
 template <int TILES_M>
-__device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], void* y, int64_t ldy,
-                                           int32_t is_bf16, int32_t M, int32_t N, int32_t n0) {
+__device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], const outputs& to,
+                                           int32_t M, int32_t N, int32_t n0) {
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
     int32_t t = (int32_t)threadIdx.x % 4;
 #pragma unroll
@@ -358,7 +366,7 @@ __device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], vo
         int32_t row = 16 * (i / 8) + 8 * (i / 2 % 2) + g;
         int32_t col = n0 + 8 * (i / 4 % 2) + 2 * t + i % 2;
         if (row < M && col < N) {
-            write_sum(y, row * ldy + col, is_bf16, acc[i / 8][i / 4 % 2][i % 4]);
+            write_sum(to.y, row * to.ldy + col, to.is_bf16, acc[i / 8][i / 4 % 2][i % 4]);
         }
     }
 }
@@ -426,14 +434,9 @@ template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PA
         }
         k += STEP;
     }
-    void* y = second ? y2 : y1;
-    int64_t ldy = second ? ldy2 : ldy1;
-    if (partials) {
-        ldy = (int64_t)N1 + N2;
-        y = partials + blockIdx.y * (M * ldy) + (second ? N1 : 0);
-        y_is_bf16 = 0;
-    }
-    write_rows<TILES_M>(acc, y, ldy, y_is_bf16, M, w.N, n0);
+    outputs to = open_outputs(second ? y2 : y1, second ? ldy2 : ldy1, y_is_bf16, partials, M, N1,
+                              N2, second);
+    write_rows<TILES_M>(acc, to, M, w.N, n0);
 }
 
 QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAMETERS) {
