@@ -7613,8 +7613,8 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                  \
     X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                   \
     X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                          \
-    X(nf4_gemm_32, nf4_gemm, 0, NF4_BF16)                                                          \
-    X(nf4_gemm_64, nf4_gemm, 0, NF4_BF16)                                                          \
+    X(nf4_gemm_32, nf4_gemm, 33920, NF4_BF16)                                                      \
+    X(nf4_gemm_64, nf4_gemm, 66688, NF4_BF16)                                                      \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
@@ -9998,11 +9998,53 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlor
 static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
     return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
            x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
-           w->rows <= INT32_MAX - 4096 && x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
+           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX && x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
            (uintptr_t)w->codes % 16 == 0;
 }
 
-// Blocks of 64 rows of W by a range of K; K is split until about 448 blocks are there.
+// How the blocks of a fused product share the work: blocks[] of them over the rows of each weight,
+// `splits` ranges of K. The sums, and so their bits, depend on M and K only, not on the GPU.
+typedef struct qlora__nf4_share {
+    qlora__kernel_id kernel;
+    int64_t blocks[2];
+    int64_t splits;
+    int32_t range;
+    uint32_t threads;
+    uint32_t shared;
+} qlora__nf4_share;
+
+// Up to 16 rows: 256 columns a warp, up to 16 warps a block, and as many blocks as run at once.
+static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlora_nf4* w,
+                                     qlora__nf4_share* s) {
+    int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
+    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 16));
+    int64_t tiles[2] = {qlora__ceil_div(w[0].rows, 8), qlora__ceil_div(w[1].rows, 8)};
+    s->kernel = QLORA__K_nf4_gemm_16;
+    s->splits = qlora__ceil_div(steps, warps);
+    s->range = (int32_t)(warps * 256);
+    s->threads = (uint32_t)warps * 32;
+    s->shared = 0;
+    int64_t blocks = qlora__max(2, ctx->gpu->sm_count * (16 / warps) / s->splits);
+    int64_t first = tiles[1] > 0 ? blocks * tiles[0] / (tiles[0] + tiles[1]) : blocks;
+    first = tiles[0] > 0 ? qlora__max(1, first) : 0;
+    s->blocks[0] = qlora__min(first, tiles[0]);
+    s->blocks[1] = qlora__min(qlora__max(1, blocks - first), tiles[1]);
+}
+
+// Up to 64 rows: 128 rows of W a block, K in about as many ranges as fill 132 multiprocessors.
+static void qlora__nf4_share_rows(int64_t M, int64_t K, const qlora_nf4* w, qlora__nf4_share* s) {
+    int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
+    s->kernel = M <= 32 ? QLORA__K_nf4_gemm_32 : QLORA__K_nf4_gemm_64;
+    s->blocks[0] = qlora__ceil_div(w[0].rows, 128);
+    s->blocks[1] = qlora__ceil_div(w[1].rows, 128);
+    int64_t most = qlora__min(8, qlora__max(1, 264 / (s->blocks[0] + s->blocks[1])));
+    int64_t each = qlora__ceil_div(steps, most);
+    s->splits = qlora__ceil_div(steps, each);
+    s->range = (int32_t)(each * 256);
+    s->threads = 256;
+    s->shared = 1152 + (M <= 32 ? 32u : 64u) * 512 * 2;
+}
+
 static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
                                      const qlora_nf4* w2, const qlora_tensor* y1,
                                      const qlora_tensor* y2) {
@@ -10012,30 +10054,32 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
     if (w2 != NULL) {
         w[1] = *w2;
     }
-    int64_t tiles = qlora__ceil_div(w[0].rows, 64) + qlora__ceil_div(w[1].rows, 64);
+    int64_t width = w[0].rows + w[1].rows;
     int32_t M = (int32_t)x->rows;
     int32_t K = (int32_t)x->cols;
-    if (M == 0 || tiles == 0) {
+    if (M == 0 || width == 0) {
         return QLORA_OK;
     }
-    int64_t splits =
-        qlora__min(16, qlora__ceil_div(640, tiles)); // about five blocks a multiprocessor
-    int64_t range64 = qlora__max(512, (qlora__ceil_div(K, splits) + 127) / 128 * 128);
-    int32_t range = (int32_t)qlora__min(range64, (K + 127) / 128 * 128);
-    splits = range > 0 ? qlora__ceil_div(K, range) : 1;
+    qlora__nf4_share share;
+    if (M <= 16) {
+        qlora__nf4_share_columns(ctx, K, w, &share);
+    } else {
+        qlora__nf4_share_rows(M, K, w, &share);
+    }
     void* partials = NULL;
-    if (splits > 1) {
-        QLORA__TRY(qlora__scratch(ctx, (size_t)(splits * M * tiles * 64) * 4, &partials));
+    if (share.splits > 1) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)(share.splits * M * width) * 4, &partials));
     }
     void* source = x->data;
     int64_t ldx = x->ld;
     int32_t is_bf16 = y1->dtype == QLORA_BF16 ? 1 : 0;
+    int32_t blocks1 = (int32_t)share.blocks[0];
     int32_t shift[4] = {qlora__log2(w[0].block), qlora__log2(w[0].block2), qlora__log2(w[1].block),
                         qlora__log2(w[1].block2)};
     int32_t N[2] = {(int32_t)w[0].rows, (int32_t)w[1].rows};
     void* y[2] = {y1->data, y2 != NULL ? y2->data : NULL};
     int64_t ldy[2] = {y1->ld, y2 != NULL ? y2->ld : 0};
-    void* args[29] = {&source, &ldx, &M, &K, &range, &is_bf16, &partials};
+    void* args[30] = {&source, &ldx, &M, &K, &share.range, &is_bf16, &partials, &blocks1};
     for (int i = 0; i < 2; i++) {
         void* own[11] = {&w[i].codes,
                          &w[i].absmax,
@@ -10048,19 +10092,17 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
                          &N[i],
                          &y[i],
                          &ldy[i]};
-        memcpy(args + 7 + 11 * i, own, sizeof own);
+        memcpy(args + 8 + 11 * i, own, sizeof own);
     }
-    qlora__kernel_id kernel = M <= 16   ? QLORA__K_nf4_gemm_16
-                              : M <= 32 ? QLORA__K_nf4_gemm_32
-                                        : QLORA__K_nf4_gemm_64;
-    QLORA__TRY(qlora__launch(ctx, kernel, tiles, splits, 1, 128, 0, args));
-    if (splits == 1) {
+    QLORA__TRY(qlora__launch(ctx, share.kernel, share.blocks[0] + share.blocks[1], share.splits, 1,
+                             share.threads, share.shared, args));
+    if (share.splits == 1) {
         return QLORA_OK;
     }
-    int32_t count = (int32_t)splits;
+    int32_t count = (int32_t)share.splits;
     void* sum[] = {&partials, &count, &M, &N[0], &y[0], &ldy[0], &N[1], &y[1], &ldy[1], &is_bf16};
-    return qlora__launch(ctx, QLORA__K_nf4_gemm_reduce, qlora__ceil_div(tiles * 64, 256), M, 1, 256,
-                         0, sum);
+    return qlora__launch(ctx, QLORA__K_nf4_gemm_reduce, qlora__ceil_div(width, 256), M, 1, 256, 0,
+                         sum);
 }
 
 #else
@@ -11611,8 +11653,9 @@ static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
     int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
     void* flag = NULL;
     QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
-    int64_t items = heads * qlora__ceil_div(half, qlora__piece(x->dtype));
-    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(512, qlora__ceil_div(items, 32) * 32));
+    // A thread takes a piece of two heads.
+    int64_t items = qlora__ceil_div(heads, 2) * qlora__ceil_div(half, qlora__piece(x->dtype));
+    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(256, qlora__ceil_div(items, 32) * 32));
     void* args[] = {(void*)&x->data,
                     (void*)&x->ld,
                     (void*)&job->positions->data,
@@ -14506,8 +14549,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
         }
         for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             const qlora__projection* p = &layer->projections[i];
-            int64_t bytes = p->in * p->out * 4; // an f32 file
-            most = qlora__max(most, qlora__ceil_div(bytes, (int64_t)qlora_dtype_bytes(m->compute)));
+            most = qlora__max(most, p->in * p->out); // in 16 bits, or as random weights are made
         }
     }
     return most;
@@ -15376,6 +15418,36 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
+// An f32 file is rounded to bf16 first, as loading it with transformers for bitsandbytes does: the codes
+// are then those that everybody else gets.
+static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
+                                          const qlora__st_tensor* t, const qlora__projection* p) {
+    qlora__st_tensor rounded = *t;
+    uint16_t* half = NULL;
+    size_t n = (size_t)(p->out * p->in);
+    if (t->dtype == QLORA__ST_F32) {
+        half = (uint16_t*)qlora__alloc(ctx, n * 2);
+        if (half == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        for (size_t i = 0; i < n; i++) {
+            float x = 0.0f;
+            memcpy(&x, t->data + 4 * i, sizeof x);
+            half[i] = qlora__bf16_from(x);
+        }
+        rounded.dtype = QLORA__ST_BF16;
+        rounded.data = (const uint8_t*)half;
+        rounded.bytes = n * 2;
+    }
+    qlora_tensor raw;
+    qlora_result r = qlora__load_raw(ctx, s, &rounded, p->out, p->in, &raw);
+    if (r == QLORA_OK) {
+        r = qlora_nf4_quantise(ctx, &raw, &p->nf4);
+    }
+    qlora__free(ctx, half, n * 2);
+    return r;
+}
+
 static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
                                            const qlora__folder* folder, const char* module,
                                            qlora__projection* p) {
@@ -15386,9 +15458,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
-        qlora_tensor raw;
-        QLORA__TRY(qlora__load_raw(ctx, s, source.weight, p->out, p->in, &raw));
-        QLORA__TRY(qlora_nf4_quantise(ctx, &raw, &p->nf4));
+        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
     } else {
         QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
     }

@@ -6,20 +6,18 @@
 // its elements take the same bf16 values as nf4_dequantise_bf16 writes. Sums are f32 on tensor
 // cores.
 //
-// A block of four warps takes 64 rows of W, 16 a warp, and one of `splits` ranges of K. It walks
-// its range in chunks of 128, several in flight: x through shared memory for all warps, the codes
-// for the thread itself. In a chunk, thread t of four holds 32 neighbours along K of a row of W and
-// the same 32 of a row of x; four of them are one step of m16n8k16, whose k are thereby permuted
-// alike for both operands. With one range the block writes y, else a slice of
-// partials[splits][M][64 * tiles] that qlora_nf4_gemm_reduce adds in order.
+// A row of W is walked in steps of 256 elements. In a step, thread t of four holds 64 neighbours
+// along K of a row of W, as a rule one block of scales, and the same 64 of a row of x; four of
+// them are one step of m16n8k16, whose k are thereby permuted alike for both operands. The sixteen
+// values of a block are worked out once and then picked by byte permutes. Positions in W are
+// counted in units of 32 elements (16 bytes of codes), N * K / 32 < 2^32.
 //
-// Launch: grid (tiles, splits), tiles = ceil(N1 / 64) + ceil(N2 / 64), 128 threads, no dynamic
-// shared; kernel 16, 32 or 64 is the smallest that holds M rows. range = elements of K in a range,
-// a multiple of 128, splits * range >= K. x is 16-byte aligned and ldx a multiple of 8; the codes
-// are 16-byte aligned. Determinism: one writer per output, fixed order.
+// x is 16-byte aligned and ldx a multiple of 8; the codes are 16-byte aligned. With one split the
+// blocks write y, else a slice of partials[splits][M][N1 + N2] that qlora_nf4_gemm_reduce adds in
+// order. Determinism: one writer per output, fixed order.
 #include "common.cuh"
 
-enum { CHUNK = 128, TILE = 64, THREADS = 128 };
+enum { STEP = 256, TABLES = 16 + 256 };
 
 #define NF4_WEIGHT(n)                                                                              \
     const uint8_t *codes##n, const float *absmax##n, const uint8_t *q##n, const float *scales##n,  \
@@ -27,7 +25,16 @@ enum { CHUNK = 128, TILE = 64, THREADS = 128 };
         int32_t group_shift##n, int32_t N##n, void *y##n, int64_t ldy##n
 #define NF4_GEMM_PARAMETERS                                                                        \
     const bf16 *x, int64_t ldx, int32_t M, int32_t K, int32_t range, int32_t y_is_bf16,            \
-        float *partials, NF4_WEIGHT(1), NF4_WEIGHT(2)
+        float *partials, int32_t blocks1, NF4_WEIGHT(1), NF4_WEIGHT(2)
+#define NF4_GEMM_ARGUMENTS                                                                         \
+    x, ldx, M, K, range, y_is_bf16, partials, blocks1, codes1, absmax1, q1, scales1, offset1,      \
+        maps1, block_shift1, group_shift1, N1, y1, ldy1, codes2, absmax2, q2, scales2, offset2,    \
+        maps2, block_shift2, group_shift2, N2, y2, ldy2
+#define NF4_OPEN(second, tables)                                                                   \
+    open_weight(second ? codes2 : codes1, second ? absmax2 : absmax1, second ? q2 : q1,            \
+                second ? scales2 : scales1, second ? offset2 : offset1, second ? maps2 : maps1,    \
+                second ? block_shift2 : block_shift1, second ? group_shift2 : group_shift1,        \
+                second ? N2 : N1, K, tables)
 
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int32_t bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
@@ -39,6 +46,15 @@ __device__ __forceinline__ void multiply(float* c, const uint32_t* a, uint32_t b
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Eight columns of two rows of x, eight apart, with eight elements of a row of W each.
+__device__ __forceinline__ void multiply_eight(float* c, uint4 top, uint4 bottom,
+                                               const uint32_t* b) {
+    uint32_t left[4] = {top.x, bottom.x, top.y, bottom.y};
+    uint32_t right[4] = {top.z, bottom.z, top.w, bottom.w};
+    multiply(c, left, b[0], b[1]);
+    multiply(c, right, b[2], b[3]);
 }
 
 // The sixteen bf16 values that the codes of one block stand for, their low and high bytes apart:
@@ -81,223 +97,373 @@ __device__ __forceinline__ void widen(uint32_t* out, uint32_t word, const palett
     }
 }
 
-// Requests a chunk of x. A row has 16 units of 16 bytes; unit 4 t + i lies at 4 i + t, in odd rows
-// with the upper and lower four swapped, so that the lanes which read together meet different
-// banks.
-template <int ROWS>
+// A weight as one thread sees it. Plain scales count as map[0] * absmax + 0 with map[0] = 1.
+struct weight {
+    const uint8_t* codes;
+    const uint8_t* q; // null with plain scales
+    const float* source;
+    const float* tables; // shared: 16 levels, 256 entries of the map
+    float middle;
+    int32_t N;
+    int32_t block_shift; // of units
+    int32_t source_shift;
+    uint32_t units; // of a row
+    bool fine;      // a thread's 64 elements may lie in two blocks
+};
+
+// All threads of the block copy the tables; a barrier has to follow.
+__device__ __forceinline__ weight open_weight(const uint8_t* codes, const float* absmax,
+                                              const uint8_t* q, const float* scales,
+                                              const float* offset, const float* maps,
+                                              int32_t block_shift, int32_t group_shift, int32_t N,
+                                              int32_t K, float* tables) {
+    weight w;
+    w.codes = codes;
+    w.q = absmax ? 0 : q;
+    w.source = absmax ? absmax : scales;
+    w.tables = tables;
+    w.middle = absmax ? 0.0f : *offset;
+    w.N = N;
+    w.block_shift = block_shift - 5;
+    w.source_shift = absmax ? block_shift - 5 : block_shift - 5 + group_shift;
+    w.units = (uint32_t)K / 32;
+    w.fine = block_shift == 5 || K % 64 != 0;
+    for (int32_t i = (int32_t)threadIdx.x; i < TABLES; i += (int32_t)blockDim.x) {
+        tables[i] = i < 16 || !absmax ? maps[i] : 1.0f;
+    }
+    return w;
+}
+
+// Codes of 64 elements with the scale of the first, as they come from memory.
+struct raw_step {
+    uint4 codes[2];
+    float s;
+    uint32_t q;
+};
+
+// Rows behind the last one repeat it; what they give is never written.
+__device__ __forceinline__ uint32_t first_unit(const weight& w, int32_t row) {
+    return (uint32_t)(row < w.N ? row : w.N - 1) * w.units;
+}
+
+// `inside` says which halves of the 64 elements from this unit on are inside the range of K.
+__device__ __forceinline__ raw_step fetch(const weight& w, uint32_t unit, bool inside0,
+                                          bool inside1) {
+    raw_step r;
+    r.codes[0] = make_uint4(0, 0, 0, 0);
+    r.codes[1] = r.codes[0];
+    r.s = 0.0f;
+    r.q = 0;
+    if (inside0) {
+        const uint4* p = (const uint4*)(w.codes + (uint64_t)unit * 16);
+        r.codes[0] = p[0];
+        if (inside1) {
+            r.codes[1] = p[1];
+        }
+        r.s = w.source[unit >> w.source_shift];
+        if (w.q) {
+            r.q = w.q[unit >> w.block_shift];
+        }
+    }
+    return r;
+}
+
+// Outside, where x is zero, the weights must be finite.
+__device__ __forceinline__ palette mix_step(const weight& w, float s, uint32_t q, bool inside) {
+    float scale = __fadd_rn(__fmul_rn(w.tables[16 + q], s), w.middle);
+    return mix(w.tables, inside ? scale : 0.0f);
+}
+
+// The palette of the second 32 of 64 elements, where it may differ.
+__device__ __forceinline__ palette mix_second(const weight& w, uint32_t unit, bool inside) {
+    float s = 0.0f;
+    uint32_t q = 0;
+    if (inside) {
+        s = w.source[(unit + 1) >> w.source_shift];
+        q = w.q ? w.q[(unit + 1) >> w.block_shift] : 0;
+    }
+    return mix_step(w, s, q, inside);
+}
+
+__device__ __forceinline__ uint32_t word_of(const uint4* codes, int i) {
+    uint4 v = codes[i / 4];
+    return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+}
+
+__device__ __forceinline__ void write_sum(void* y, int64_t at, int32_t is_bf16, float v) {
+    if (is_bf16 != 0) {
+        ((bf16*)y)[at] = to_bf16(v);
+    } else {
+        ((float*)y)[at] = v;
+    }
+}
+
+// Where the sums of a block go: y, or its split's slice of the partial sums.
+struct outputs {
+    void* y;
+    int64_t ldy;
+    int32_t is_bf16;
+};
+
+__device__ __forceinline__ outputs open_outputs(void* y, int64_t ldy, int32_t is_bf16,
+                                                float* partials, int32_t M, int32_t N1, int32_t N2,
+                                                bool second) {
+    outputs to;
+    to.y = y;
+    to.ldy = ldy;
+    to.is_bf16 = is_bf16;
+    if (partials) {
+        to.ldy = (int64_t)N1 + N2;
+        to.y = partials + blockIdx.y * (M * to.ldy) + (second ? N1 : 0);
+        to.is_bf16 = 0;
+    }
+    return to;
+}
+
+// ---- up to 16 rows: K over the warps of a block
+//
+// A warp keeps its 256 columns of x in registers and walks over rows of W, eight at a time; the
+// sums of two such tiles of all warps go through shared memory and are added in the order of the
+// warps while the next two are on their way.
+//
+// Launch: grid (blocks1 + blocks2, splits): blocks1 share the rows of W1, blocks2 those of W2;
+// 32 * warps threads, warps <= 16, range = 256 * warps, splits * range >= K.
+enum { WARPS = 16, TILES = 2, TILE_FLOATS = 128 + 16, SUM_FLOATS = TILES * TILE_FLOATS };
+
+// Adds up TILES tiles from column `first` on, columns before `end` only.
+__device__ __forceinline__ void add_warps(const float* sums, int32_t M, int32_t first, int32_t end,
+                                          const outputs& to) {
+    const int COLUMNS = TILES * 8;
+    int32_t warps = (int32_t)blockDim.x / 32;
+    for (int32_t i = (int32_t)threadIdx.x; i < M * COLUMNS; i += (int32_t)blockDim.x) {
+        int32_t row = i / COLUMNS;
+        int32_t col = i % COLUMNS;
+        if (first + col < end) {
+            // As the tensor cores leave a tile: lane 4 (row % 8) + col / 2 % 4 has four of it.
+            const float* p = sums + col / 8 * TILE_FLOATS + row % 8 * 16 + col % 8 / 2 * 4 +
+                             row / 8 * 2 + col % 2;
+            float sum = p[0];
+#pragma unroll 4
+            for (int32_t v = 1; v < warps; v++) {
+                sum += p[v * SUM_FLOATS];
+            }
+            write_sum(to.y, row * to.ldy + first + col, to.is_bf16, sum);
+        }
+    }
+}
+
+QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMETERS) {
+    __shared__ __align__(16) float tables[TABLES];
+    __shared__ __align__(16) float sums[2 * WARPS * SUM_FLOATS];
+    int32_t warps = (int32_t)blockDim.x / 32;
+    int32_t warp = (int32_t)threadIdx.x / 32;
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t g = lane / 4;
+    bool second = (int32_t)blockIdx.x >= blocks1;
+    int32_t block = (int32_t)blockIdx.x - (second ? blocks1 : 0);
+    int32_t blocks = second ? (int32_t)gridDim.x - blocks1 : blocks1;
+    weight w = NF4_OPEN(second, tables);
+    int32_t tiles = (w.N + 7) / 8;
+    int32_t begin = (int32_t)((int64_t)tiles * block / blocks);
+    int32_t end = (int32_t)((int64_t)tiles * (block + 1) / blocks);
+    int32_t k0 = (int32_t)blockIdx.y * range + warp * STEP + lane % 4 * 64;
+    bool inside0 = k0 < K;
+    bool inside1 = k0 + 32 < K;
+    uint4 columns[16]; // rows g and g + 8 of x in turn
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int32_t row = g + i % 2 * 8;
+        int32_t k = k0 + i / 2 * 8;
+        columns[i] = make_uint4(0, 0, 0, 0);
+        if (row < M && k < K) {
+            columns[i] = *(const uint4*)(x + row * ldx + k);
+        }
+    }
+    __syncthreads();
+    raw_step next = fetch(w, first_unit(w, begin * 8 + g) + (uint32_t)k0 / 32, inside0, inside1);
+#pragma unroll 1
+    for (int32_t tile = begin; tile < end; tile++) {
+        raw_step now = next;
+        uint32_t unit = first_unit(w, tile * 8 + g) + (uint32_t)k0 / 32;
+        palette colours = mix_step(w, now.s, now.q, inside0);
+        if (tile + 1 < end) {
+            next = fetch(w, first_unit(w, tile * 8 + 8 + g) + (uint32_t)k0 / 32, inside0, inside1);
+        }
+        float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (i == 4 && w.fine) {
+                colours = mix_second(w, unit, inside1);
+            }
+            uint32_t b[4];
+            widen(b, word_of(now.codes, i), colours);
+            multiply_eight(acc, columns[2 * i], columns[2 * i + 1], b);
+        }
+        int32_t turn = (tile - begin) / TILES % 2 * warps;
+        int32_t slot = (tile - begin) % TILES;
+        float* mine = sums + (turn + warp) * SUM_FLOATS + slot * TILE_FLOATS + lane * 4;
+        *(float4*)mine = make_float4(acc[0], acc[1], acc[2], acc[3]);
+        if (slot == TILES - 1 || tile + 1 == end) {
+            __syncthreads();
+            outputs to = open_outputs(second ? y2 : y1, second ? ldy2 : ldy1, y_is_bf16, partials,
+                                      M, N1, N2, second);
+            int32_t columns_end = end * 8 < w.N ? end * 8 : w.N;
+            add_warps(sums + turn * SUM_FLOATS, M, (tile - slot) * 8, columns_end, to);
+        }
+    }
+}
+
+// ---- up to 32 and 64 rows: rows of W over the warps of a block
+//
+// A warp takes 16 rows of W, two tiles; x comes in chunks of 256 columns through shared memory for
+// all of them.
+//
+// Launch: grid (blocks1 + blocks2, splits), blocks = ceil(N / 128), 256 threads, range = elements
+// of K in a split, a multiple of 256. Dynamic shared: TABLES floats, 64 bytes, then two chunks of x.
+enum { ROW_THREADS = 256, ROW_WARPS = 8, ROWS_OF_W = 16 * ROW_WARPS };
+
+// Requests a chunk of x. A row has 32 units of 16 bytes; unit 8 t + i lies at 4 i + t, in odd rows
+// with the upper and lower four of eight swapped, so that the lanes which read together meet
+// different banks.
+template <int TILES_M>
 __device__ __forceinline__ void request_x(uint32_t slot, const bf16* x, int64_t ldx, int32_t M,
                                           int32_t k0, int32_t k_end) {
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    int32_t k = k0 + 8 * lane;
 #pragma unroll
-    for (int i = 0; i < ROWS * 16 / THREADS; i++) {
-        int32_t row = ((int32_t)threadIdx.x + THREADS * i) / 16;
-        int32_t unit = (int32_t)threadIdx.x % 16;
-        int32_t k = k0 + 8 * unit;
-        int32_t place = (unit % 4 * 4 + unit / 4) ^ (row % 2 * 4);
+    for (int i = 0; i < 16 * TILES_M / ROW_WARPS; i++) {
+        int32_t row = (int32_t)threadIdx.x / 32 + i * ROW_WARPS;
+        int32_t place = (lane % 8 * 4 + lane / 8) ^ (row % 2 * 4);
         bool inside = row < M && k < k_end;
         const bf16* from = inside ? x + row * ldx + k : x;
-        copy_async(slot + (uint32_t)(row * 256 + place * 16), from, inside ? 16 : 0);
+        copy_async(slot + (uint32_t)(row * (2 * STEP) + place * 16), from, inside ? 16 : 0);
     }
 }
 
-// Adds the products of one chunk: x as request_x left it, and this thread's 16 bytes of codes for
-// each of its two n8 tiles.
+// Columns 8 i .. 8 i + 7 of the 64 of each thread, in all rows of x.
 template <int TILES_M>
-__device__ __forceinline__ void multiply_chunk(float (&acc)[TILES_M][2][4], const uint8_t* x,
-                                               const uint8_t* codes, const float* level,
-                                               const float* scale) {
+__device__ __forceinline__ void multiply_rows(float (&acc)[TILES_M][2][4], const uint8_t* x, int i,
+                                              const uint32_t (&b)[2][4]) {
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
     int32_t t = (int32_t)threadIdx.x % 4;
-    uint4 w[2];
-    palette colours[2];
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-        w[j] = *(const uint4*)(codes + (j * THREADS + threadIdx.x) * 16);
-        colours[j] = mix(level, scale[j]);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t b[2][4];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            uint32_t word = i == 0 ? w[j].x : i == 1 ? w[j].y : i == 2 ? w[j].z : w[j].w;
-            widen(b[j], word, colours[j]);
-        }
-#pragma unroll
-        for (int m = 0; m < TILES_M; m++) {
-            const uint8_t* p = x + (16 * m + g) * 256 + ((4 * i + t) ^ (g % 2 * 4)) * 16;
-            uint4 top = *(const uint4*)p;
-            uint4 bottom = *(const uint4*)(p + 8 * 256);
-            uint32_t a[4] = {top.x, bottom.x, top.y, bottom.y};
-            uint32_t next[4] = {top.z, bottom.z, top.w, bottom.w};
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                multiply(acc[m][j], a, b[j][0], b[j][1]);
-                multiply(acc[m][j], next, b[j][2], b[j][3]);
-            }
-        }
+    for (int m = 0; m < TILES_M; m++) {
+        const uint8_t* p = x + (16 * m + g) * (2 * STEP) + ((4 * i + t) ^ (g % 2 * 4)) * 16;
+        uint4 top = *(const uint4*)p;
+        uint4 bottom = *(const uint4*)(p + 8 * 2 * STEP);
+        multiply_eight(acc[m][0], top, bottom, b[0]);
+        multiply_eight(acc[m][1], top, bottom, b[1]);
     }
 }
 
-// Writes the sums of a warp, whose first row of W is n0.
 template <int TILES_M>
-__device__ __forceinline__ void write_sums(const float (&acc)[TILES_M][2][4], void* y, int64_t ldy,
-                                           bool is_bf16, int32_t M, int32_t N, int32_t n0) {
+__device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], const outputs& to,
+                                           int32_t M, int32_t N, int32_t n0) {
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
     int32_t t = (int32_t)threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < TILES_M * 8; i++) {
         int32_t row = 16 * (i / 8) + 8 * (i / 2 % 2) + g;
         int32_t col = n0 + 8 * (i / 4 % 2) + 2 * t + i % 2;
-        float v = acc[i / 8][i / 4 % 2][i % 4];
         if (row < M && col < N) {
-            if (is_bf16) {
-                ((bf16*)y)[row * ldy + col] = to_bf16(v);
-            } else {
-                ((float*)y)[row * ldy + col] = v;
-            }
+            write_sum(to.y, row * to.ldy + col, to.is_bf16, acc[i / 8][i / 4 % 2][i % 4]);
         }
     }
 }
 
-// One block's work; long because the pipeline's turns share all of their state.
-template <int TILES_M, int STAGES> __device__ __forceinline__ void nf4_gemm(NF4_GEMM_PARAMETERS) {
-    const int ROWS = 16 * TILES_M;
-    const int X_BYTES = ROWS * CHUNK * 2;
-    const int CODE_BYTES = TILE * CHUNK / 2;
-    __shared__ __align__(128) uint8_t ring[STAGES * (X_BYTES + CODE_BYTES)];
-    __shared__ __align__(16) float level[16];
-    __shared__ float map[256];
-    int32_t thread = (int32_t)threadIdx.x;
-    int32_t lane = thread % 32;
-    int32_t g = lane / 4;
-    int32_t t = lane % 4;
-    // Which weight this block works on.
-    int32_t tile = (int32_t)blockIdx.x;
-    int32_t tiles1 = (N1 + TILE - 1) / TILE;
-    bool second = tile >= tiles1;
-    const uint8_t* codes = second ? codes2 : codes1;
-    const float* absmax = second ? absmax2 : absmax1;
-    const uint8_t* q = second ? q2 : q1;
-    const float* scales = second ? scales2 : scales1;
-    const float* offset = second ? offset2 : offset1;
-    const float* maps = second ? maps2 : maps1;
-    int32_t N = second ? N2 : N1;
-    int32_t block_shift = second ? block_shift2 : block_shift1;
-    int32_t source_shift = block_shift + (second ? group_shift2 : group_shift1);
-    const float* source = scales;
-    if (absmax) {
-        source = absmax;
-        source_shift = block_shift;
-    }
-    int32_t n0 = (second ? tile - tiles1 : tile) * TILE + thread / 32 * 16;
+// Long because the turns of the pipeline share all of their state.
+template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PARAMETERS) {
+    const int X_BYTES = 16 * TILES_M * 2 * STEP;
+    extern __shared__ __align__(128) uint8_t shared[];
+    float* tables = (float*)shared;
+    const uint8_t* chunks_of_x = shared + TABLES * 4 + 64;
+    int32_t lane = (int32_t)threadIdx.x % 32;
+    bool second = (int32_t)blockIdx.x >= blocks1;
+    int32_t block = (int32_t)blockIdx.x - (second ? blocks1 : 0);
+    weight w = NF4_OPEN(second, tables);
+    int32_t n0 = block * ROWS_OF_W + (int32_t)threadIdx.x / 32 * 16;
     int32_t k_begin = (int32_t)blockIdx.y * range;
     int32_t k_end = K - k_begin < range ? K : k_begin + range;
-    int32_t chunks = k_end > k_begin ? (k_end - k_begin + CHUNK - 1) / CHUNK : 0;
-    if (thread < 16) {
-        level[thread] = maps[thread];
-    }
-    map[thread] = absmax ? 1.0f : maps[16 + thread];
-    map[thread + 128] = absmax ? 1.0f : maps[144 + thread];
-    float middle = absmax ? 0.0f : *offset;
-    uint32_t base = (uint32_t)__cvta_generic_to_shared(ring);
-    int64_t first[2]; // element of this thread's row of W, for both of its n8 tiles
-    bool live[2];
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        int32_t n = n0 + 8 * j + g;
-        live[j] = n < N;
-        first[j] = (int64_t)(live[j] ? n : 0) * K + 32 * t;
-    }
+    int32_t chunks = k_end > k_begin ? (k_end - k_begin + STEP - 1) / STEP : 0;
+    uint32_t row_unit[2];
     float acc[TILES_M][2][4];
 #pragma unroll
     for (int i = 0; i < TILES_M * 8; i++) {
         acc[i / 8][i / 4 % 2][i % 4] = 0.0f;
     }
-    float s[2] = {0.0f, 0.0f};
-    uint32_t code[2] = {0, 0};
-    // Turn c requests chunk c and works on chunk c - (STAGES - 1); scales come one turn before.
-#pragma unroll 1
-    for (int32_t c = 0; c < chunks + STAGES - 1; c++) {
-        if (c >= STAGES - 1) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        }
-        __syncthreads();
-        if (c < chunks) {
-            uint32_t slot = base + (uint32_t)(c % STAGES) * (X_BYTES + CODE_BYTES);
-            int32_t k0 = k_begin + c * CHUNK;
-            request_x<ROWS>(slot, x, ldx, M, k0, k_end);
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(chunks_of_x);
+    raw_step next[2];
+    int32_t k = k_begin + lane % 4 * 64; // this thread's first element of the chunk
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                bool inside = live[j] && k0 + 32 * t < k_end;
-                const uint8_t* from = inside ? codes + ((first[j] + k0) >> 1) : codes;
-                copy_async(slot + X_BYTES + (uint32_t)(j * THREADS + thread) * 16, from,
-                           inside ? 16 : 0);
-            }
+    for (int j = 0; j < 2; j++) {
+        row_unit[j] = first_unit(w, n0 + 8 * j + lane / 4);
+        next[j] = fetch(w, row_unit[j] + (uint32_t)k / 32, k < k_end, k + 32 < k_end);
+    }
+    request_x<TILES_M>(base, x, ldx, M, k_begin, k_end);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#pragma unroll 1
+    for (int32_t c = 0; c < chunks; c++) {
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        __syncthreads();
+        if (c + 1 < chunks) {
+            request_x<TILES_M>(base + (uint32_t)((c + 1) % 2 * X_BYTES), x, ldx, M,
+                               k_begin + (c + 1) * STEP, k_end);
+            asm volatile("cp.async.commit_group;" ::: "memory");
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        int32_t done = c - (STAGES - 1);
-        float scale[2];
+        raw_step now[2];
+        palette colours[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            scale[j] = __fadd_rn(__fmul_rn(map[code[j]], s[j]), middle);
-            int32_t k = k_begin + (done + 1) * CHUNK;
-            if (done + 1 >= 0 && live[j] && k + 32 * t < k_end) {
-                int64_t e = first[j] + k;
-                s[j] = source[e >> source_shift];
-                code[j] = absmax ? 0 : q[e >> block_shift];
+            now[j] = next[j];
+            colours[j] = mix_step(w, now[j].s, now[j].q, k < k_end);
+            int32_t later = k + STEP;
+            next[j] = fetch(w, row_unit[j] + (uint32_t)later / 32, later < k_end,
+                            later + 32 < k_end);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint32_t b[2][4];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                if (i == 4 && w.fine) {
+                    colours[j] = mix_second(w, row_unit[j] + (uint32_t)k / 32, k + 32 < k_end);
+                }
+                widen(b[j], word_of(now[j].codes, i), colours[j]);
             }
+            multiply_rows<TILES_M>(acc, chunks_of_x + c % 2 * X_BYTES, i, b);
         }
-        if (done < 0) {
-            continue;
-        }
-        const uint8_t* slot = ring + done % STAGES * (X_BYTES + CODE_BYTES);
-        multiply_chunk<TILES_M>(acc, slot, slot + X_BYTES, level, scale);
+        k += STEP;
     }
-    void* y = second ? y2 : y1;
-    int64_t ldy = second ? ldy2 : ldy1;
-    if (partials) {
-        ldy = (int64_t)gridDim.x * TILE;
-        y = partials + blockIdx.y * (M * ldy) + (int64_t)(second ? tiles1 : 0) * TILE;
-        y_is_bf16 = 0;
-    }
-    write_sums<TILES_M>(acc, y, ldy, y_is_bf16 != 0, M, N, n0);
+    outputs to = open_outputs(second ? y2 : y1, second ? ldy2 : ldy1, y_is_bf16, partials, M, N1,
+                              N2, second);
+    write_rows<TILES_M>(acc, to, M, w.N, n0);
 }
 
-#define NF4_GEMM(rows, tiles, stages, blocks)                                                      \
-    QLORA_KERNEL __launch_bounds__(THREADS, blocks) qlora_nf4_gemm_##rows(NF4_GEMM_PARAMETERS) {   \
-        nf4_gemm<tiles, stages>(x, ldx, M, K, range, y_is_bf16, partials, codes1, absmax1, q1,     \
-                                scales1, offset1, maps1, block_shift1, group_shift1, N1, y1, ldy1, \
-                                codes2, absmax2, q2, scales2, offset2, maps2, block_shift2,        \
-                                group_shift2, N2, y2, ldy2);                                       \
-    }
-NF4_GEMM(16, 1, 4, 5)
-NF4_GEMM(32, 2, 3, 4)
-NF4_GEMM(64, 4, 2, 3)
+QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAMETERS) {
+    nf4_gemm_rows<2>(NF4_GEMM_ARGUMENTS);
+}
+
+QLORA_KERNEL __launch_bounds__(ROW_THREADS, 1) qlora_nf4_gemm_64(NF4_GEMM_PARAMETERS) {
+    nf4_gemm_rows<4>(NF4_GEMM_ARGUMENTS);
+}
 
 // y = sum over the splits of partials, in their order. One thread an element.
-// Launch: grid (ceil(64 * tiles / 256), M), 256 threads.
+// Launch: grid (ceil((N1 + N2) / 256), M), 256 threads.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_nf4_gemm_reduce(const float* partials, int32_t splits, int32_t M, int32_t N1, void* y1,
                           int64_t ldy1, int32_t N2, void* y2, int64_t ldy2, int32_t y_is_bf16) {
-    int32_t tiles1 = (N1 + TILE - 1) / TILE;
-    int64_t width = (int64_t)(tiles1 + (N2 + TILE - 1) / TILE) * TILE;
+    int64_t width = (int64_t)N1 + N2;
     int64_t at = (int64_t)blockIdx.x * 256 + threadIdx.x;
     int64_t row = blockIdx.y;
-    bool second = at >= (int64_t)tiles1 * TILE;
-    int64_t col = second ? at - (int64_t)tiles1 * TILE : at;
-    if (col >= (second ? N2 : N1)) {
+    if (at >= width) {
         return;
     }
+    bool second = at >= N1;
     float sum = 0.0f;
 #pragma unroll 4
     for (int32_t s = 0; s < splits; s++) {
         sum += partials[((int64_t)s * M + row) * width + at];
     }
-    int64_t to = row * (second ? ldy2 : ldy1) + col;
-    void* y = second ? y2 : y1;
-    if (y_is_bf16 != 0) {
-        ((bf16*)y)[to] = to_bf16(sum);
-    } else {
-        ((float*)y)[to] = sum;
-    }
+    write_sum(second ? y2 : y1, row * (second ? ldy2 : ldy1) + (second ? at - N1 : at), y_is_bf16,
+              sum);
 }

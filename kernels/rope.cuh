@@ -11,15 +11,19 @@
 //   x[i] = a c - b s * sign, x[i + half] = b c + a s * sign
 // sign = 1 forward, -1 backward (rotation by the negative angle). bias [heads * head_dim] may be
 // null, then the caller passes heads = rotated. A position outside [0, max_pos) leaves the row as
-// it is and sets *bad to 1. Launch: grid.x = rows; threads a multiple of 32 up to 512, a block
-// walks the pieces of its row (N pairs a piece, N = 4 for f32, 8 for bf16). Each element has one
-// writer.
+// it is and sets *bad to 1. Launch: grid.x = rows; threads a multiple of 32 up to 256, a block
+// walks the pieces of its row: N pairs (N = 4 for f32, 8 for bf16) of ROPE_HEADS heads, which
+// share the cosines and sines, each. Each element has one writer.
+#define ROPE_HEADS 2
+
 template <class T> struct rope_row {
     T* x;
     const float* turn; // cosines, then sines
     const void* bias;
     int32_t bias_bf16;
     int32_t half;
+    uint32_t heads;
+    uint32_t groups; // ceil(heads / ROPE_HEADS): a thread takes every so many
     uint32_t rotated;
     float sign;
     bool inside;
@@ -33,46 +37,60 @@ __device__ __forceinline__ void rotate(float& a, float& b, float cosine, float s
     a = turned;
 }
 
-// Columns i .. i + N - 1 of both halves of one head, 16-byte aligned.
+template <class T, int N>
+__device__ __forceinline__ void rope_bias(const rope_row<T>& r, uint32_t at, float (&v)[N]) {
+    float add[N];
+    load_either<N>(r.bias, r.bias_bf16, at, N, true, add);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        v[k] += add[k];
+    }
+}
+
+// Columns i .. i + N - 1 of both halves of heads group, group + groups ..., 16-byte aligned. All of
+// x is requested before the table, whose address needs the position. A head behind the last reads
+// the first of the group again and writes nothing.
 template <class T>
-__device__ __forceinline__ void rope_piece(const rope_row<T>& r, uint32_t head, int32_t i) {
+__device__ __forceinline__ void rope_piece(const rope_row<T>& r, uint32_t group, int32_t i) {
     const int N = lanes<T>::N;
-    int64_t at = (int64_t)head * 2 * r.half + i;
-    T* lo = r.x + at;
-    T* hi = lo + r.half;
-    uint4 raw_lo = *(const uint4*)lo;
-    uint4 raw_hi = *(const uint4*)hi;
-    float a[N];
-    float b[N];
-    unpack(raw_lo, a);
-    unpack(raw_hi, b);
-    if (r.bias != 0) {
-        float add[N];
-        load_either<N>(r.bias, r.bias_bf16, at, N, true, add);
+    uint32_t at[ROPE_HEADS];
+    uint4 lo[ROPE_HEADS];
+    uint4 hi[ROPE_HEADS];
 #pragma unroll
-        for (int k = 0; k < N; k++) {
-            a[k] += add[k];
-        }
-        load_either<N>(r.bias, r.bias_bf16, at + r.half, N, true, add);
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            b[k] += add[k];
-        }
+    for (int h = 0; h < ROPE_HEADS; h++) {
+        uint32_t head = group + (uint32_t)h * r.groups;
+        at[h] = (head < r.heads ? head : group) * 2 * (uint32_t)r.half + (uint32_t)i;
+        lo[h] = *(const uint4*)(r.x + at[h]);
+        hi[h] = *(const uint4*)(r.x + at[h] + r.half);
     }
-    if (head < r.rotated) {
+    float c[N];
+    float s[N];
 #pragma unroll
-        for (int q = 0; q < N; q += 4) { // four at a time: fewer registers, more blocks at once
-            float4 c = *(const float4*)(r.turn + i + q);
-            float4 s = *(const float4*)(r.turn + r.half + i + q);
-            rotate(a[q], b[q], c.x, s.x * r.sign);
-            rotate(a[q + 1], b[q + 1], c.y, s.y * r.sign);
-            rotate(a[q + 2], b[q + 2], c.z, s.z * r.sign);
-            rotate(a[q + 3], b[q + 3], c.w, s.w * r.sign);
-        }
+    for (int q = 0; q < N; q += 4) {
+        *(float4*)(c + q) = *(const float4*)(r.turn + i + q);
+        *(float4*)(s + q) = *(const float4*)(r.turn + r.half + i + q);
     }
-    if (r.inside) {
-        *(uint4*)lo = pack(a);
-        *(uint4*)hi = pack(b);
+#pragma unroll
+    for (int h = 0; h < ROPE_HEADS; h++) {
+        uint32_t head = group + (uint32_t)h * r.groups;
+        float a[N];
+        float b[N];
+        unpack(lo[h], a);
+        unpack(hi[h], b);
+        if (r.bias != 0) {
+            rope_bias(r, at[h], a);
+            rope_bias(r, at[h] + (uint32_t)r.half, b);
+        }
+        if (head < r.rotated) {
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                rotate(a[k], b[k], c[k], s[k] * r.sign);
+            }
+        }
+        if (r.inside && head < r.heads) {
+            *(uint4*)(r.x + at[h]) = pack(a);
+            *(uint4*)(r.x + at[h] + r.half) = pack(b);
+        }
     }
 }
 
@@ -120,18 +138,22 @@ __device__ __forceinline__ void rope(T* x, int64_t ld, const int32_t* positions,
     r.bias = bias;
     r.bias_bf16 = bias_bf16;
     r.half = half;
+    r.heads = (uint32_t)heads;
+    r.groups = (r.heads + ROPE_HEADS - 1) / ROPE_HEADS;
     r.rotated = (uint32_t)rotated;
     r.sign = sign;
     bool vec = rows_aligned(x, ld) && rows_aligned(table, ld_table) &&
                rows_aligned((const float*)bias, 0) && half % N == 0;
     uint32_t pieces = (uint32_t)(half + N - 1) / N;
-    uint32_t items = pieces * (uint32_t)heads;
+    uint32_t items = pieces * r.groups;
     for (uint32_t item = threadIdx.x; item < items; item += blockDim.x) {
-        uint32_t head = item / pieces;
-        int32_t i = (int32_t)(item - head * pieces) * N;
+        uint32_t group = item / pieces;
+        int32_t i = (int32_t)(item - group * pieces) * N;
         if (vec) {
-            rope_piece(r, head, i);
-        } else {
+            rope_piece(r, group, i);
+            continue;
+        }
+        for (uint32_t head = group; head < r.heads; head += r.groups) {
             for (int32_t k = i; k < i + N && k < half; k++) {
                 rope_pair(r, head, k);
             }
