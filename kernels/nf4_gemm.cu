@@ -340,7 +340,7 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
 // all of them.
 //
 // Launch: grid (blocks1 + blocks2, splits), blocks = ceil(N / 128), 256 threads, range = elements
-// of K in a split, a multiple of 256. Dynamic shared: TABLES floats, 64 bytes, then two chunks of x.
+// of K in a split, a multiple of 256. Dynamic shared: TABLES floats, 64 bytes, two chunks of x.
 enum { ROW_THREADS = 256, ROW_WARPS = 8, ROWS_OF_W = 16 * ROW_WARPS };
 
 // Requests a chunk of x. A row has 32 units of 16 bytes; unit 8 t + i lies at 4 i + t, in odd rows

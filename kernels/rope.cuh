@@ -29,7 +29,8 @@ template <class T> struct rope_row {
     bool inside;
 };
 
-// Rounded in this way whatever is around it: the pieces and the pairs below must agree in every bit.
+// Rounded in this way whatever is around it: the pieces and the pairs below must agree in every
+// bit.
 __device__ __forceinline__ void rotate(float& a, float& b, float cosine, float sine) {
     float turned = __fmaf_rn(a, cosine, -__fmul_rn(b, sine));
     b = __fmaf_rn(b, cosine, __fmul_rn(a, sine));
