@@ -146,6 +146,27 @@ __device__ __forceinline__ uint32_t first_unit(const weight& w, int32_t row) {
     return (uint32_t)(row < w.N ? row : w.N - 1) * w.units;
 }
 
+// The 32 codes of a unit, zeros outside the range of K.
+__device__ __forceinline__ uint4 fetch_codes(const weight& w, uint32_t unit, bool inside) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (inside) {
+        v = *(const uint4*)(w.codes + (uint64_t)unit * 16);
+    }
+    return v;
+}
+
+__device__ __forceinline__ void fetch_scale(const weight& w, uint32_t unit, bool inside,
+                                            raw_step* r) {
+    r->s = 0.0f;
+    r->q = 0;
+    if (inside) {
+        r->s = w.source[unit >> w.source_shift];
+        if (w.q) {
+            r->q = w.q[unit >> w.block_shift];
+        }
+    }
+}
+
 // `inside` says which halves of the 64 elements from this unit on are inside the range of K.
 __device__ __forceinline__ raw_step fetch(const weight& w, uint32_t unit, bool inside0,
                                           bool inside1) {
@@ -319,7 +340,7 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
 // all of them.
 //
 // Launch: grid (blocks1 + blocks2, splits), blocks = ceil(N / 128), 256 threads, range = elements
-// of K in a split, a multiple of 256. Dynamic shared: TABLES floats, 64 bytes, then two chunks of x.
+// of K in a split, a multiple of 256. Dynamic shared: TABLES floats, 64 bytes, two chunks of x.
 enum { ROW_THREADS = 256, ROW_WARPS = 8, ROWS_OF_W = 16 * ROW_WARPS };
 
 // Requests a chunk of x. A row has 32 units of 16 bytes; unit 8 t + i lies at 4 i + t, in odd rows
@@ -392,12 +413,12 @@ template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PA
         acc[i / 8][i / 4 % 2][i % 4] = 0.0f;
     }
     uint32_t base = (uint32_t)__cvta_generic_to_shared(chunks_of_x);
-    raw_step next[2];
+    raw_step raw[2];
     int32_t k = k_begin + lane % 4 * 64; // this thread's first element of the chunk
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         row_unit[j] = first_unit(w, n0 + 8 * j + lane / 4);
-        next[j] = fetch(w, row_unit[j] + (uint32_t)k / 32, k < k_end, k + 32 < k_end);
+        raw[j] = fetch(w, row_unit[j] + (uint32_t)k / 32, k < k_end, k + 32 < k_end);
     }
     request_x<TILES_M>(base, x, ldx, M, k_begin, k_end);
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -410,15 +431,12 @@ template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PA
                                k_begin + (c + 1) * STEP, k_end);
             asm volatile("cp.async.commit_group;" ::: "memory");
         }
-        raw_step now[2];
+        int32_t later = k + STEP;
         palette colours[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            now[j] = next[j];
-            colours[j] = mix_step(w, now[j].s, now[j].q, k < k_end);
-            int32_t later = k + STEP;
-            next[j] = fetch(w, row_unit[j] + (uint32_t)later / 32, later < k_end,
-                            later + 32 < k_end);
+            colours[j] = mix_step(w, raw[j].s, raw[j].q, k < k_end);
+            fetch_scale(w, row_unit[j] + (uint32_t)later / 32, later < k_end, &raw[j]);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -428,7 +446,13 @@ template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PA
                 if (i == 4 && w.fine) {
                     colours[j] = mix_second(w, row_unit[j] + (uint32_t)k / 32, k + 32 < k_end);
                 }
-                widen(b[j], word_of(now[j].codes, i), colours[j]);
+                widen(b[j], word_of(raw[j].codes, i), colours[j]);
+                // Half of the codes is used up: its registers take those of the next chunk.
+                if (i % 4 == 3) {
+                    int32_t from = later + i / 4 * 32;
+                    raw[j].codes[i / 4] =
+                        fetch_codes(w, row_unit[j] + (uint32_t)from / 32, from < k_end);
+                }
             }
             multiply_rows<TILES_M>(acc, chunks_of_x + c % 2 * X_BYTES, i, b);
         }
@@ -443,7 +467,7 @@ QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAME
     nf4_gemm_rows<2>(NF4_GEMM_ARGUMENTS);
 }
 
-QLORA_KERNEL __launch_bounds__(ROW_THREADS, 1) qlora_nf4_gemm_64(NF4_GEMM_PARAMETERS) {
+QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_64(NF4_GEMM_PARAMETERS) {
     nf4_gemm_rows<4>(NF4_GEMM_ARGUMENTS);
 }
 
