@@ -32,7 +32,7 @@
 // sha256 efb98c9793fdd1e06e9de88f97b71c1a5076c0c226d9094b0bde168c6a62ff9b kernels/nf4.cu
 // sha256 83b0a8bff3787f62408a7d25062c697aa0f5d5f75f511318cb997a6d6446af4e kernels/nf4.cuh
 // sha256 3f17cd2b37b1be151d9aa394301223ee0b46bb61e043ecb513585e577347630c kernels/nf4_bf16.cu
-// sha256 c30593869b2b5569b88379a40cec92c2e4511c1eba2fde20dde3d30bc3059055 kernels/nf4_gemm.cu
+// sha256 c6c842330729bcf590517c1e8228cb561ae93bd3910171dba00554ad82d4c0fd kernels/nf4_gemm.cu
 // sha256 cec4819b0a44e24791716e3a5bed5194d437ecdc7a77de6cb087813c212e6600 kernels/norm.cu
 // sha256 2b708594f5a1fed3dabc3bc46cb953aeec4cf4833932d70983d31ed7f8e32588 kernels/norm.cuh
 // sha256 62db2d663311345262940963d01129d59350159c3d06db61e05b69e4dfc7b4f5 kernels/norm_bf16.cu
@@ -21938,7 +21938,7 @@ static const char qlora__ptx_465[] =
 ".param .u64 qlora_nf4_gemm_64_param_23,\n.param .u64 qlora_nf4_gemm_64_param_24,\n"
 ".param .u32 qlora_nf4_gemm_64_param_25,\n.param .u32 qlora_nf4_gemm_64_param_26,\n"
 ".param .u32 qlora_nf4_gemm_64_param_27,\n.param .u64 qlora_nf4_gemm_64_param_28,\n"
-".param .u64 qlora_nf4_gemm_64_param_29\n)\n.maxntid 256,1,1\n.minnctapersm 2\n{\n"
+".param .u64 qlora_nf4_gemm_64_param_29\n)\n.maxntid 256,1,1\n.minnctapersm 1\n{\n"
 ".reg .pred %p<359>;\n.reg .b16 %rs<33>;\n.reg .f32 %f<1646>;\n.reg .b32 %r<2497>;\n"
 ".reg .b64 %rd<406>;\nld.param.u64 %rd75,[qlora_nf4_gemm_64_param_0];\n"
 "ld.param.u64 %rd76,[qlora_nf4_gemm_64_param_1];\n"
@@ -29154,7 +29154,7 @@ static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
     {"loss_bf16", 80, 0, 70, qlora__ptx_loss_bf16_80, 51642u, 0xe20ba0c6u},
     {"nf4", 75, 0, 63, qlora__ptx_nf4_75, 63660u, 0xa399e032u},
     {"nf4_bf16", 80, 0, 70, qlora__ptx_nf4_bf16_80, 42045u, 0x9c08fd92u},
-    {"nf4_gemm", 80, 0, 70, qlora__ptx_nf4_gemm_80, 190268u, 0x23087344u},
+    {"nf4_gemm", 80, 0, 70, qlora__ptx_nf4_gemm_80, 190268u, 0xda1169f1u},
     {"norm", 75, 0, 63, qlora__ptx_norm_75, 75815u, 0x735b6d8bu},
     {"norm_bf16", 80, 0, 70, qlora__ptx_norm_bf16_80, 111705u, 0x3b495440u},
     {"optim", 75, 0, 63, qlora__ptx_optim_75, 33782u, 0xcccdb46eu},

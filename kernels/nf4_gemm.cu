@@ -467,7 +467,7 @@ QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAME
     nf4_gemm_rows<2>(NF4_GEMM_ARGUMENTS);
 }
 
-QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_64(NF4_GEMM_PARAMETERS) {
+QLORA_KERNEL __launch_bounds__(ROW_THREADS, 1) qlora_nf4_gemm_64(NF4_GEMM_PARAMETERS) {
     nf4_gemm_rows<4>(NF4_GEMM_ARGUMENTS);
 }
 
