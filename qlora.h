@@ -9998,7 +9998,8 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlor
 static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
     return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
            x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
-           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX && x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
+           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX &&
+           x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
            (uintptr_t)w->codes % 16 == 0;
 }
 
@@ -15418,8 +15419,8 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
     return r;
 }
 
-// An f32 file is rounded to bf16 first, as loading it with transformers for bitsandbytes does: the codes
-// are then those that everybody else gets.
+// An f32 file is rounded to bf16 first, as loading it with transformers for bitsandbytes does: the
+// codes are then those that everybody else gets.
 static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
                                           const qlora__st_tensor* t, const qlora__projection* p) {
     qlora__st_tensor rounded = *t;
