@@ -392,8 +392,7 @@ __device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], co
     }
 }
 
-// Long because the turns of the pipeline share all of their state.
-// (long because the pipeline's turns share all of their state)
+// One block's work; long because the turns of the pipeline share all of their state.
 template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PARAMETERS) {
     const int X_BYTES = 16 * TILES_M * 2 * STEP;
     extern __shared__ __align__(128) uint8_t shared[];
