@@ -41,7 +41,7 @@
 
    BUILD AND LINK
        C99 or C++11, 64-bit, little endian. Linux, macOS and BSD (CPU only there), Windows
-       (mingw-w64, MSVC). Give the implementation its own file: it takes two to three seconds at
+       (mingw-w64, MSVC). Give the implementation its own file: it takes about ten seconds at
        -O2. Include it before any system header there, or build with -D_POSIX_C_SOURCE=200809L.
 
    CONFIGURATION (define before the implementation; none of them changes a public type)
