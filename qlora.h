@@ -14873,12 +14873,12 @@ static qlora_result qlora__train_numbers_check(qlora_ctx* ctx, const qlora_train
         double value;
         double least;
         double below;
-    } numbers[] = {{"lr", d->lr, -HUGE_VAL, HUGE_VAL},
+    } numbers[] = {{"lr", d->lr, -1e300, 1e300},
                    {"beta1", d->beta1, 0.0, 1.0},
                    {"beta2", d->beta2, 0.0, 1.0},
-                   {"eps", d->eps, 0.0, HUGE_VAL},
-                   {"weight_decay", d->weight_decay, 0.0, HUGE_VAL},
-                   {"max_norm", d->max_norm, -HUGE_VAL, HUGE_VAL}};
+                   {"eps", d->eps, 0.0, 1e300},
+                   {"weight_decay", d->weight_decay, 0.0, 1e300},
+                   {"max_norm", d->max_norm, -1e300, 1e300}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (!(numbers[i].value >= numbers[i].least && numbers[i].value < numbers[i].below)) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "train desc: %s is %g", numbers[i].name,
