@@ -16525,7 +16525,15 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
     return QLORA_OK;
 }
 
-static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in);
+static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
+    }
+    return QLORA_OK;
+}
 
 // Adapter weights of a folder, whose shapes must be this model's. Nothing changes unless all of it
 // fits.
@@ -16745,16 +16753,6 @@ static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t 
     }
     for (int64_t i = 0; i < count; i++) { // the CPU in double, for tests
         out[i] = (float)((const QLORA__REAL*)data)[i];
-    }
-    return QLORA_OK;
-}
-
-static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
-    if (sizeof(QLORA__REAL) == sizeof(float)) {
-        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
-    }
-    for (int64_t i = 0; i < count; i++) {
-        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
     }
     return QLORA_OK;
 }

@@ -10,138 +10,17 @@
 #define TEXT_IMPLEMENTATION
 #include "text.h"
 
-#include <ctype.h>
-#include <math.h>
+#define PROGRAM "generate"
+#include "options.h"
+
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#define PROGRAM "generate"
 #define MAX_STOPS 64
 #define MAX_MESSAGES 512
-
-#if defined(__GNUC__)
-#define PRINTF(a, b) __attribute__((format(printf, a, b)))
-#else
-#define PRINTF(a, b)
-#endif
-
-// Says what is wrong; always false, so that a function can end with it.
-PRINTF(1, 2)
-static bool fail(const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    fprintf(stderr, PROGRAM ": ");
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
-    va_end(args);
-    return false;
-}
-
-// ---- options ----------------------------------------------------------------------------------
-
-typedef struct option {
-    const char* name;
-    const char* words; // choices a|b|c, or what the help calls the value; NULL: a flag
-    bool* flag;        // one of these four
-    const char** text;
-    int* choice;
-    double* number;
-    double low; // of a number
-    double high;
-    const char* help;
-} option;
-
-#define FLAG(name, at, help)                                                                       \
-    { name, NULL, at, NULL, NULL, NULL, 0, 0, help }
-#define TEXT(name, words, at, help)                                                                \
-    { name, words, NULL, at, NULL, NULL, 0, 0, help }
-#define CHOICE(name, words, at, help)                                                              \
-    { name, words, NULL, NULL, at, NULL, 0, 0, help }
-#define NUMBER(name, words, at, low, high, help)                                                   \
-    { name, words, NULL, NULL, NULL, at, low, high, help }
-
-// X: any number; SIZE: with K, M, G or T behind it; else a whole one.
-static bool number_read(const option* row, const char* value, double* out) {
-    char* end = NULL;
-    double x = strtod(value, &end);
-    const char* units = "KMGT";
-    const char* unit = strcmp(row->words, "SIZE") == 0 && end != value && *end != '\0'
-                           ? strchr(units, toupper((unsigned char)*end))
-                           : NULL;
-    if (unit != NULL) {
-        x *= pow(1024.0, (double)(unit - units + 1));
-        end++;
-    }
-    bool whole = strcmp(row->words, "X") != 0;
-    if (end == value || *end != '\0' || !(x >= row->low && x <= row->high) ||
-        (whole && x != floor(x))) {
-        return false;
-    }
-    *out = x;
-    return true;
-}
-
-static bool choice_read(const option* row, const char* value, int* out) {
-    const char* at = row->words;
-    for (int i = 0; *at != '\0'; i++) {
-        size_t length = strcspn(at, "|");
-        if (strlen(value) == length && strncmp(at, value, length) == 0) {
-            *out = i;
-            return true;
-        }
-        at += length + (at[length] == '|' ? 1 : 0);
-    }
-    return false;
-}
-
-static bool option_read(const option* row, const char* value) {
-    if (row->text != NULL) {
-        *row->text = value;
-        return true;
-    }
-    return row->choice != NULL ? choice_read(row, value, row->choice)
-                               : number_read(row, value, row->number);
-}
-
-static bool options_read(const option* table, size_t count, int argc, char** argv) {
-    for (int i = 1; i < argc; i++) {
-        const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
-        const option* row = NULL;
-        for (size_t j = 0; j < count; j++) {
-            row = strncmp(word, "--", 2) == 0 && strcmp(word + 2, table[j].name) == 0 ? &table[j]
-                                                                                      : row;
-        }
-        if (row == NULL) {
-            return fail("%s is no option; --help lists them", word);
-        }
-        if (row->flag != NULL) {
-            *row->flag = true;
-            continue;
-        }
-        if (i + 1 == argc) {
-            return fail("%s needs a value: %s", word, row->words);
-        }
-        if (!option_read(row, argv[++i])) {
-            return row->number != NULL ? fail("%s %s: a number from %g to %g is needed", word,
-                                              argv[i], row->low, row->high)
-                                       : fail("%s '%s' is none of %s", word, argv[i], row->words);
-        }
-    }
-    return true;
-}
-
-static void options_print(const option* table, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        char left[64];
-        snprintf(left, sizeof left, "--%s %s", table[i].name,
-                 table[i].words != NULL ? table[i].words : "");
-        printf("  %-28s %s\n", left, table[i].help);
-    }
-}
 
 // ---- the program ------------------------------------------------------------------------------
 
