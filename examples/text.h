@@ -5005,9 +5005,11 @@ static bool text__repair_tail(text_bytes* out, size_t begin, bool each_byte, tex
     memset(&work, 0, sizeof(work));
     size_t used;
     size_t size = out->count - begin;
+    if (size == 0) {
+        return true; // and out->data may be NULL
+    }
     bool good = text__utf8_repair(out->data + begin, size, false, &used, &work, error);
-    bool same = good && work.count == size &&
-                (size == 0 || memcmp(work.data, out->data + begin, size) == 0);
+    bool same = good && work.count == size && memcmp(work.data, out->data + begin, size) == 0;
     if (good && !same) {
         out->count = begin;
         if (each_byte) {
