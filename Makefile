@@ -10,7 +10,7 @@ PTXAS ?= ptxas
 INSTALL ?= install
 PREFIX ?= /usr/local
 INCLUDEDIR ?= $(PREFIX)/include
-FUZZ_SECONDS ?= 60
+FUZZ_SECONDS ?= 600
 B ?= build# another folder for another compiler or sanitizer
 
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef -Wcast-align \

@@ -7612,9 +7612,9 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(nf4_dequantise_f32, nf4, 0, NF4)                                                             \
     X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                  \
     X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                   \
-    X(nf4_gemm_16, nf4_gemm, 0, NF4_BF16)                                                          \
-    X(nf4_gemm_32, nf4_gemm, 33920, NF4_BF16)                                                      \
-    X(nf4_gemm_64, nf4_gemm, 66688, NF4_BF16)                                                      \
+    X(nf4_gemm_16, nf4_gemm, 70656, NF4_BF16)                                                      \
+    X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
+    X(nf4_gemm_64, nf4_gemm, 99328, NF4_BF16)                                                      \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
@@ -10014,6 +10014,9 @@ typedef struct qlora__nf4_share {
     uint32_t shared;
 } qlora__nf4_share;
 
+// The table by which the fused kernels widen codes, in shared memory.
+#define QLORA__NF4_TABLE_BYTES (256u * 16 * 8 + 256 * 4)
+
 // Up to 16 rows: 256 columns a warp, up to 16 warps a block, and as many blocks as run at once.
 static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlora_nf4* w,
                                      qlora__nf4_share* s) {
@@ -10024,8 +10027,9 @@ static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlor
     s->splits = qlora__ceil_div(steps, warps);
     s->range = (int32_t)(warps * 256);
     s->threads = (uint32_t)warps * 32;
-    s->shared = 0;
-    int64_t blocks = qlora__max(2, ctx->gpu->sm_count * (16 / warps) / s->splits);
+    s->shared = QLORA__NF4_TABLE_BYTES + (uint32_t)warps * 2 * 2 * (128 + 16) * 4;
+    int64_t together = qlora__min(16 / warps, 4); // more find no room for their tables
+    int64_t blocks = qlora__max(2, ctx->gpu->sm_count * together / s->splits);
     int64_t first = tiles[1] > 0 ? blocks * tiles[0] / (tiles[0] + tiles[1]) : blocks;
     first = tiles[0] > 0 ? qlora__max(1, first) : 0;
     s->blocks[0] = qlora__min(first, tiles[0]);
@@ -10043,7 +10047,7 @@ static void qlora__nf4_share_rows(int64_t M, int64_t K, const qlora_nf4* w, qlor
     s->splits = qlora__ceil_div(steps, each);
     s->range = (int32_t)(each * 256);
     s->threads = 256;
-    s->shared = 1152 + (M <= 32 ? 32u : 64u) * 512 * 2;
+    s->shared = QLORA__NF4_TABLE_BYTES + (M <= 32 ? 32u : 64u) * 512 * 2;
 }
 
 static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,

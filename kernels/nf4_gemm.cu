@@ -8,16 +8,20 @@
 //
 // A row of W is walked in steps of 256 elements. In a step, thread t of four holds 64 neighbours
 // along K of a row of W, as a rule one block of scales, and the same 64 of a row of x; four of
-// them are one step of m16n8k16, whose k are thereby permuted alike for both operands. The sixteen
-// values of a block are worked out once and then picked by byte permutes. Positions in W are
-// counted in units of 32 elements (16 bytes of codes), N * K / 32 < 2^32.
+// them are one step of m16n8k16, whose k are thereby permuted alike for both operands. Positions in
+// W are counted in units of 32 elements (16 bytes of codes), N * K / 32 < 2^32.
+//
+// A byte of codes is widened by one look-up in shared memory: the table has an entry of two f32
+// levels for each of the 256 bytes, sixteen times side by side, so that the lanes of half a warp
+// read from different banks whatever their codes are. (Byte permutes within registers take a
+// quarter of the rate of other integer instructions on sm_90 and were half as fast.)
 //
 // x is 16-byte aligned and ldx a multiple of 8; the codes are 16-byte aligned. With one split the
 // blocks write y, else a slice of partials[splits][M][N1 + N2] that qlora_nf4_gemm_reduce adds in
 // order. Determinism: one writer per output, fixed order.
 #include "common.cuh"
 
-enum { STEP = 256, TABLES = 16 + 256 };
+enum { STEP = 256, COPIES = 16, PAIR_BYTES = 256 * COPIES * 8, TABLE_BYTES = PAIR_BYTES + 256 * 4 };
 
 #define NF4_WEIGHT(n)                                                                              \
     const uint8_t *codes##n, const float *absmax##n, const uint8_t *q##n, const float *scales##n,  \
@@ -57,43 +61,16 @@ __device__ __forceinline__ void multiply_eight(float* c, uint4 top, uint4 bottom
     multiply(c, right, b[2], b[3]);
 }
 
-// The sixteen bf16 values that the codes of one block stand for, their low and high bytes apart:
-// entry c lies in byte c % 4 of word c / 4.
-struct palette {
-    uint32_t low[4];
-    uint32_t high[4];
-};
-
-__device__ __forceinline__ palette mix(const float* level, float scale) {
-    palette p;
+// Eight codes to eight bf16. A byte holds the earlier element in its high half.
+__device__ __forceinline__ void widen(uint32_t* out, uint32_t word, const uint8_t* pairs,
+                                      float scale) {
+    const uint32_t ENTRY = COPIES * 8;
+    uint32_t copy = threadIdx.x % COPIES * 8;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float4 v = *(const float4*)(level + 4 * i);
-        uint32_t first = pack_bf16(__fmul_rn(v.x, scale), __fmul_rn(v.y, scale));
-        uint32_t second = pack_bf16(__fmul_rn(v.z, scale), __fmul_rn(v.w, scale));
-        p.low[i] = __byte_perm(first, second, 0x6420);
-        p.high[i] = __byte_perm(first, second, 0x7531);
-    }
-    return p;
-}
-
-// Eight codes to eight bf16: three byte selections a table and four codes instead of a look-up
-// each. Nibbles pick among eight entries by their lower three bits, then their fourth bit picks the
-// half. A byte holds the earlier element in its high half, so neighbours come out swapped and are
-// put right when low and high bytes are joined.
-__device__ __forceinline__ void widen(uint32_t* out, uint32_t word, const palette& p) {
-    uint32_t entry = word & 0x77777777u;
-    uint32_t half = (word >> 1 & 0x44444444u) | 0x32103210u;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t low = __byte_perm(__byte_perm(p.low[0], p.low[1], entry),
-                                   __byte_perm(p.low[2], p.low[3], entry), half);
-        uint32_t high = __byte_perm(__byte_perm(p.high[0], p.high[1], entry),
-                                    __byte_perm(p.high[2], p.high[3], entry), half);
-        out[2 * i] = __byte_perm(low, high, 0x4051);
-        out[2 * i + 1] = __byte_perm(low, high, 0x6273);
-        entry >>= 16;
-        half >>= 16;
+        uint32_t at = i == 0 ? word * ENTRY : word >> (8 * i - 7);
+        float2 v = *(const float2*)(pairs + ((at & 255 * ENTRY) | copy));
+        out[i] = pack_bf16(__fmul_rn(v.x, scale), __fmul_rn(v.y, scale));
     }
 }
 
@@ -102,7 +79,8 @@ struct weight {
     const uint8_t* codes;
     const uint8_t* q; // null with plain scales
     const float* source;
-    const float* tables; // shared: 16 levels, 256 entries of the map
+    const uint8_t* pairs; // shared: the levels of each byte, COPIES times
+    const float* map;     // shared: 256 entries
     float middle;
     int32_t N;
     int32_t block_shift; // of units
@@ -116,20 +94,26 @@ __device__ __forceinline__ weight open_weight(const uint8_t* codes, const float*
                                               const uint8_t* q, const float* scales,
                                               const float* offset, const float* maps,
                                               int32_t block_shift, int32_t group_shift, int32_t N,
-                                              int32_t K, float* tables) {
+                                              int32_t K, uint8_t* tables) {
     weight w;
     w.codes = codes;
     w.q = absmax ? 0 : q;
     w.source = absmax ? absmax : scales;
-    w.tables = tables;
+    w.pairs = tables;
+    w.map = (const float*)(tables + PAIR_BYTES);
     w.middle = absmax ? 0.0f : *offset;
     w.N = N;
     w.block_shift = block_shift - 5;
     w.source_shift = absmax ? block_shift - 5 : block_shift - 5 + group_shift;
     w.units = (uint32_t)K / 32;
     w.fine = block_shift == 5 || K % 64 != 0;
-    for (int32_t i = (int32_t)threadIdx.x; i < TABLES; i += (int32_t)blockDim.x) {
-        tables[i] = i < 16 || !absmax ? maps[i] : 1.0f;
+#pragma unroll 4
+    for (int32_t i = (int32_t)threadIdx.x; i < 256 * COPIES; i += (int32_t)blockDim.x) {
+        int32_t byte = i / COPIES;
+        ((float2*)tables)[i] = make_float2(maps[byte / 16], maps[byte % 16]);
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < 256; i += (int32_t)blockDim.x) {
+        ((float*)(tables + PAIR_BYTES))[i] = absmax ? 1.0f : maps[16 + i];
     }
     return w;
 }
@@ -190,20 +174,20 @@ __device__ __forceinline__ raw_step fetch(const weight& w, uint32_t unit, bool i
 }
 
 // Outside, where x is zero, the weights must be finite.
-__device__ __forceinline__ palette mix_step(const weight& w, float s, uint32_t q, bool inside) {
-    float scale = __fadd_rn(__fmul_rn(w.tables[16 + q], s), w.middle);
-    return mix(w.tables, inside ? scale : 0.0f);
+__device__ __forceinline__ float scale_of(const weight& w, float s, uint32_t q, bool inside) {
+    float scale = __fadd_rn(__fmul_rn(w.map[q], s), w.middle);
+    return inside ? scale : 0.0f;
 }
 
-// The palette of the second 32 of 64 elements, where it may differ.
-__device__ __forceinline__ palette mix_second(const weight& w, uint32_t unit, bool inside) {
+// The scale of the second 32 of 64 elements, where it may differ.
+__device__ __forceinline__ float second_scale(const weight& w, uint32_t unit, bool inside) {
     float s = 0.0f;
     uint32_t q = 0;
     if (inside) {
         s = w.source[(unit + 1) >> w.source_shift];
         q = w.q ? w.q[(unit + 1) >> w.block_shift] : 0;
     }
-    return mix_step(w, s, q, inside);
+    return scale_of(w, s, q, inside);
 }
 
 __device__ __forceinline__ uint32_t word_of(const uint4* codes, int i) {
@@ -245,10 +229,11 @@ __device__ __forceinline__ outputs open_outputs(void* y, int64_t ldy, int32_t is
 //
 // A warp keeps its 256 columns of x in registers and walks over rows of W, eight at a time; the
 // sums of two such tiles of all warps go through shared memory and are added in the order of the
-// warps while the next two are on their way.
+// warps while the next two are on their way. Codes are requested two tiles ahead.
 //
 // Launch: grid (blocks1 + blocks2, splits): blocks1 share the rows of W1, blocks2 those of W2;
-// 32 * warps threads, warps <= 16, range = 256 * warps, splits * range >= K.
+// 32 * warps threads, warps <= 16, range = 256 * warps, splits * range >= K. Dynamic shared:
+// TABLE_BYTES and 2 * warps * SUM_FLOATS floats.
 enum { WARPS = 16, TILES = 2, TILE_FLOATS = 128 + 16, SUM_FLOATS = TILES * TILE_FLOATS };
 
 // Adds up TILES tiles from column `first` on, columns before `end` only.
@@ -273,9 +258,26 @@ __device__ __forceinline__ void add_warps(const float* sums, int32_t M, int32_t 
     }
 }
 
+// What a warp adds to a tile: its 256 columns of 16 rows of x with 8 rows of W.
+__device__ __forceinline__ float4 multiply_tile(const weight& w, const raw_step& r, uint32_t unit,
+                                                bool inside0, bool inside1, const uint4* columns) {
+    float scale = scale_of(w, r.s, r.q, inside0);
+    float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (i == 4 && w.fine) {
+            scale = second_scale(w, unit, inside1);
+        }
+        uint32_t b[4];
+        widen(b, word_of(r.codes, i), w.pairs, scale);
+        multiply_eight(acc, columns[2 * i], columns[2 * i + 1], b);
+    }
+    return make_float4(acc[0], acc[1], acc[2], acc[3]);
+}
+
 QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMETERS) {
-    __shared__ __align__(16) float tables[TABLES];
-    __shared__ __align__(16) float sums[2 * WARPS * SUM_FLOATS];
+    extern __shared__ __align__(128) uint8_t shared[];
+    float* sums = (float*)(shared + TABLE_BYTES);
     int32_t warps = (int32_t)blockDim.x / 32;
     int32_t warp = (int32_t)threadIdx.x / 32;
     int32_t lane = (int32_t)threadIdx.x % 32;
@@ -283,13 +285,19 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
     bool second = (int32_t)blockIdx.x >= blocks1;
     int32_t block = (int32_t)blockIdx.x - (second ? blocks1 : 0);
     int32_t blocks = second ? (int32_t)gridDim.x - blocks1 : blocks1;
-    weight w = NF4_OPEN(second, tables);
+    weight w = NF4_OPEN(second, shared);
     int32_t tiles = (w.N + 7) / 8;
     int32_t begin = (int32_t)((int64_t)tiles * block / blocks);
     int32_t end = (int32_t)((int64_t)tiles * (block + 1) / blocks);
     int32_t k0 = (int32_t)blockIdx.y * range + warp * STEP + lane % 4 * 64;
     bool inside0 = k0 < K;
     bool inside1 = k0 + 32 < K;
+    raw_step next[TILES];
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+        uint32_t unit = first_unit(w, (begin + i) * 8 + g) + (uint32_t)k0 / 32;
+        next[i] = fetch(w, unit, inside0, inside1);
+    }
     uint4 columns[16]; // rows g and g + 8 of x in turn
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -300,37 +308,28 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
             columns[i] = *(const uint4*)(x + row * ldx + k);
         }
     }
+    outputs to = open_outputs(second ? y2 : y1, second ? ldy2 : ldy1, y_is_bf16, partials, M, N1,
+                              N2, second);
+    int32_t columns_end = end * 8 < w.N ? end * 8 : w.N;
+    float* place = sums + warp * SUM_FLOATS;
+    int32_t other = warps * SUM_FLOATS; // sums lie twice: one half is written, one is read
     __syncthreads();
-    raw_step next = fetch(w, first_unit(w, begin * 8 + g) + (uint32_t)k0 / 32, inside0, inside1);
 #pragma unroll 1
-    for (int32_t tile = begin; tile < end; tile++) {
-        raw_step now = next;
-        uint32_t unit = first_unit(w, tile * 8 + g) + (uint32_t)k0 / 32;
-        palette colours = mix_step(w, now.s, now.q, inside0);
-        if (tile + 1 < end) {
-            next = fetch(w, first_unit(w, tile * 8 + 8 + g) + (uint32_t)k0 / 32, inside0, inside1);
-        }
-        float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int32_t tile = begin; tile < end; tile += TILES) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if (i == 4 && w.fine) {
-                colours = mix_second(w, unit, inside1);
-            }
-            uint32_t b[4];
-            widen(b, word_of(now.codes, i), colours);
-            multiply_eight(acc, columns[2 * i], columns[2 * i + 1], b);
+        for (int i = 0; i < TILES; i++) { // the last one may lie behind the end: it is not written
+            int32_t row = (tile + i) * 8 + g;
+            raw_step now = next[i];
+            next[i] = fetch(w, first_unit(w, row + TILES * 8) + (uint32_t)k0 / 32, inside0,
+                            inside1);
+            uint32_t unit = first_unit(w, row) + (uint32_t)k0 / 32;
+            *(float4*)(place + i * TILE_FLOATS + lane * 4) =
+                multiply_tile(w, now, unit, inside0, inside1, columns);
         }
-        int32_t turn = (tile - begin) / TILES % 2 * warps;
-        int32_t slot = (tile - begin) % TILES;
-        float* mine = sums + (turn + warp) * SUM_FLOATS + slot * TILE_FLOATS + lane * 4;
-        *(float4*)mine = make_float4(acc[0], acc[1], acc[2], acc[3]);
-        if (slot == TILES - 1 || tile + 1 == end) {
-            __syncthreads();
-            outputs to = open_outputs(second ? y2 : y1, second ? ldy2 : ldy1, y_is_bf16, partials,
-                                      M, N1, N2, second);
-            int32_t columns_end = end * 8 < w.N ? end * 8 : w.N;
-            add_warps(sums + turn * SUM_FLOATS, M, (tile - slot) * 8, columns_end, to);
-        }
+        __syncthreads();
+        add_warps(place - warp * SUM_FLOATS, M, tile * 8, columns_end, to);
+        place += other;
+        other = -other;
     }
 }
 
@@ -340,7 +339,7 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
 // all of them.
 //
 // Launch: grid (blocks1 + blocks2, splits), blocks = ceil(N / 128), 256 threads, range = elements
-// of K in a split, a multiple of 256. Dynamic shared: TABLES floats, 64 bytes, two chunks of x.
+// of K in a split, a multiple of 256. Dynamic shared: TABLE_BYTES, two chunks of x.
 enum { ROW_THREADS = 256, ROW_WARPS = 8, ROWS_OF_W = 16 * ROW_WARPS };
 
 // Requests a chunk of x. A row has 32 units of 16 bytes; unit 8 t + i lies at 4 i + t, in odd rows
@@ -396,12 +395,11 @@ __device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], co
 template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PARAMETERS) {
     const int X_BYTES = 16 * TILES_M * 2 * STEP;
     extern __shared__ __align__(128) uint8_t shared[];
-    float* tables = (float*)shared;
-    const uint8_t* chunks_of_x = shared + TABLES * 4 + 64;
+    const uint8_t* chunks_of_x = shared + TABLE_BYTES;
     int32_t lane = (int32_t)threadIdx.x % 32;
     bool second = (int32_t)blockIdx.x >= blocks1;
     int32_t block = (int32_t)blockIdx.x - (second ? blocks1 : 0);
-    weight w = NF4_OPEN(second, tables);
+    weight w = NF4_OPEN(second, shared);
     int32_t n0 = block * ROWS_OF_W + (int32_t)threadIdx.x / 32 * 16;
     int32_t k_begin = (int32_t)blockIdx.y * range;
     int32_t k_end = K - k_begin < range ? K : k_begin + range;
@@ -432,10 +430,10 @@ template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PA
             asm volatile("cp.async.commit_group;" ::: "memory");
         }
         int32_t later = k + STEP;
-        palette colours[2];
+        float scale[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            colours[j] = mix_step(w, raw[j].s, raw[j].q, k < k_end);
+            scale[j] = scale_of(w, raw[j].s, raw[j].q, k < k_end);
             fetch_scale(w, row_unit[j] + (uint32_t)later / 32, later < k_end, &raw[j]);
         }
 #pragma unroll
@@ -444,9 +442,9 @@ template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PA
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 if (i == 4 && w.fine) {
-                    colours[j] = mix_second(w, row_unit[j] + (uint32_t)k / 32, k + 32 < k_end);
+                    scale[j] = second_scale(w, row_unit[j] + (uint32_t)k / 32, k + 32 < k_end);
                 }
-                widen(b[j], word_of(raw[j].codes, i), colours[j]);
+                widen(b[j], word_of(raw[j].codes, i), w.pairs, scale[j]);
                 // Half of the codes is used up: its registers take those of the next chunk.
                 if (i % 4 == 3) {
                     int32_t from = later + i / 4 * 32;
