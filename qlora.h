@@ -6640,6 +6640,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES 4
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER 5
 #define QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
+#define QLORA__CU_GRAPH_NODE_TYPE_MEMSET 2
 #define QLORA__CUDA_R_32F 0
 #define QLORA__CUDA_R_16F 2
 #define QLORA__CUDA_R_16BF 14
@@ -6680,6 +6681,17 @@ typedef int qlora__cublasStatus;
       (void**, void*, unsigned long long))                                                         \
     X(1, qlora__CUresult, GraphGetNodes, "cuGraphGetNodes", (void*, void**, size_t*))              \
     X(1, qlora__CUresult, GraphLaunch, "cuGraphLaunch", (void*, void*))                            \
+    X(0, qlora__CUresult, GraphNodeGetType, "cuGraphNodeGetType", (void*, int*))                   \
+    X(0, qlora__CUresult, GraphMemsetNodeGetParams, "cuGraphMemsetNodeGetParams", (void*, void*))  \
+    X(0, qlora__CUresult, GraphNodeGetDependencies, "cuGraphNodeGetDependencies_v2",               \
+      (void*, void**, void*, size_t*))                                                             \
+    X(0, qlora__CUresult, GraphNodeGetDependentNodes, "cuGraphNodeGetDependentNodes_v2",           \
+      (void*, void**, void*, size_t*))                                                             \
+    X(0, qlora__CUresult, GraphAddKernelNode, "cuGraphAddKernelNode_v2",                           \
+      (void**, void*, void* const*, size_t, const void*))                                          \
+    X(0, qlora__CUresult, GraphAddDependencies, "cuGraphAddDependencies_v2",                       \
+      (void*, void* const*, void* const*, const void*, size_t))                                    \
+    X(0, qlora__CUresult, GraphDestroyNode, "cuGraphDestroyNode", (void*))                         \
     X(1, qlora__CUresult, GraphDestroy, "cuGraphDestroy", (void*))                                 \
     X(1, qlora__CUresult, GraphExecDestroy, "cuGraphExecDestroy", (void*))                         \
     X(1, qlora__CUresult, ModuleLoadData, "cuModuleLoadData", (void**, const void*))               \
@@ -13996,10 +14008,136 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
                        code != 0 ? "; cuStreamEndCapture says " : "", name);
 }
 
+// ---- memsets ------------------------------------------------------------------------------------
+//
+// cuBLAS clears a counter before many of its kernels, and of all nodes a memset costs the host most
+// when a graph is launched: about 3 us, a kernel 0.03 us (driver 580). Small clears therefore
+// become kernel nodes between the same neighbours. What cannot be swapped stays as it is.
+
+// As CUDA_MEMSET_NODE_PARAMS.
+typedef struct qlora__memset_node {
+    qlora__CUdeviceptr address;
+    size_t pitch;
+    unsigned value;
+    unsigned element; // bytes
+    size_t width;     // elements
+    size_t height;
+} qlora__memset_node;
+
+// As CUDA_KERNEL_NODE_PARAMS.
+typedef struct qlora__kernel_node {
+    void* function;
+    unsigned grid[3];
+    unsigned block[3];
+    unsigned shared;
+    void** args;
+    void** extra;
+    void* kernel;
+    void* context;
+} qlora__kernel_node;
+
+#define QLORA__NEIGHBOURS 8
+#define QLORA__SMALL_CLEAR 65536 // bytes
+
+typedef struct qlora__clear_node {
+    qlora__CUdeviceptr address;
+    int64_t floats;
+    size_t before_count;
+    size_t after_count;
+    void* before[QLORA__NEIGHBOURS];
+    void* after[QLORA__NEIGHBOURS];
+} qlora__clear_node;
+
+// True for a small clear of whole words, with its neighbours.
+static bool qlora__graph_clear_at(const qlora__cuda_table* cu, void* node, qlora__clear_node* out) {
+    int type = 0;
+    qlora__memset_node set;
+    memset(out, 0, sizeof *out);
+    memset(&set, 0, sizeof set);
+    if (cu->GraphNodeGetType(node, &type) != 0 || type != QLORA__CU_GRAPH_NODE_TYPE_MEMSET ||
+        cu->GraphMemsetNodeGetParams(node, &set) != 0) {
+        return false;
+    }
+    if (set.value != 0 || set.height > 1 || set.element == 0 || set.element > 4 ||
+        set.width > QLORA__SMALL_CLEAR / set.element || set.width * set.element % 4 != 0 ||
+        set.address % 4 != 0) {
+        return false;
+    }
+    out->address = set.address;
+    out->floats = (int64_t)(set.width * set.element / 4);
+    if (cu->GraphNodeGetDependencies(node, NULL, NULL, &out->before_count) != 0 ||
+        cu->GraphNodeGetDependentNodes(node, NULL, NULL, &out->after_count) != 0 ||
+        out->before_count > QLORA__NEIGHBOURS || out->after_count > QLORA__NEIGHBOURS) {
+        return false;
+    }
+    return cu->GraphNodeGetDependencies(node, out->before, NULL, &out->before_count) == 0 &&
+           cu->GraphNodeGetDependentNodes(node, out->after, NULL, &out->after_count) == 0;
+}
+
+static qlora_result qlora__graph_clear_swap(qlora_ctx* ctx, void* recorded, void* node,
+                                            qlora__clear_node* clear) {
+    const qlora__cuda_table* cu = &ctx->gpu->cu;
+    int64_t rows = 1;
+    float zero = 0.0f;
+    void* args[] = {&clear->address, &clear->floats, &rows, &clear->floats, &zero};
+    qlora__kernel_node fill;
+    memset(&fill, 0, sizeof fill);
+    fill.function = ctx->gpu->cache->kernels[QLORA__K_elementwise_fill_f32].function;
+    fill.block[0] = 256;
+    fill.grid[0] = (unsigned)qlora__max(1, qlora__ceil_div(clear->floats, 4 * 256));
+    for (int i = 1; i < 3; i++) {
+        fill.block[i] = 1;
+        fill.grid[i] = 1;
+    }
+    fill.args = args;
+    void* made = NULL;
+    QLORA__TRY(qlora__cu(ctx,
+                         cu->GraphAddKernelNode(&made, recorded, clear->before,
+                                                clear->before_count, &fill),
+                         "cuGraphAddKernelNode"));
+    void* from[QLORA__NEIGHBOURS];
+    for (size_t i = 0; i < clear->after_count; i++) {
+        from[i] = made;
+    }
+    if (clear->after_count > 0) {
+        QLORA__TRY(qlora__cu(
+            ctx,
+            cu->GraphAddDependencies(recorded, from, clear->after, NULL, clear->after_count),
+            "cuGraphAddDependencies"));
+    }
+    return qlora__cu(ctx, cu->GraphDestroyNode(node), "cuGraphDestroyNode");
+}
+
+static qlora_result qlora__graph_swap_clears(qlora_ctx* ctx, void* recorded, size_t count) {
+    const qlora__cuda_table* cu = &ctx->gpu->cu;
+    if (ctx->gpu->cache->kernels[QLORA__K_elementwise_fill_f32].function == NULL ||
+        cu->GraphNodeGetType == NULL || cu->GraphMemsetNodeGetParams == NULL ||
+        cu->GraphNodeGetDependencies == NULL || cu->GraphNodeGetDependentNodes == NULL ||
+        cu->GraphAddKernelNode == NULL || cu->GraphAddDependencies == NULL ||
+        cu->GraphDestroyNode == NULL) {
+        return QLORA_OK; // an older driver, or nothing was pre-warmed
+    }
+    void** nodes = (void**)qlora__alloc_zero(ctx, (count + 1) * sizeof *nodes);
+    if (nodes == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    size_t room = count;
+    qlora_result r = qlora__cu(ctx, cu->GraphGetNodes(recorded, nodes, &room), "cuGraphGetNodes");
+    for (size_t i = 0; r == QLORA_OK && i < count && nodes[i] != NULL; i++) {
+        qlora__clear_node clear;
+        if (qlora__graph_clear_at(cu, nodes[i], &clear)) {
+            r = qlora__graph_clear_swap(ctx, recorded, nodes[i], &clear);
+        }
+    }
+    qlora__free(ctx, nodes, (count + 1) * sizeof *nodes);
+    return r;
+}
+
 static qlora_result qlora__graph_instantiate(qlora_ctx* ctx, qlora_graph* graph, void* recorded) {
     qlora__gpu* gpu = ctx->gpu;
     QLORA__TRY(
         qlora__cu(ctx, gpu->cu.GraphGetNodes(recorded, NULL, &graph->nodes), "cuGraphGetNodes"));
+    QLORA__TRY(qlora__graph_swap_clears(ctx, recorded, graph->nodes));
     QLORA__TRY(qlora__cu(ctx, gpu->cu.GraphInstantiate(&graph->exec, recorded, 0),
                          "cuGraphInstantiateWithFlags"));
     return qlora__cu(ctx, gpu->cu.GraphLaunch(graph->exec, gpu->stream), "cuGraphLaunch");

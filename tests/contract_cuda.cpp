@@ -104,6 +104,19 @@ static_assert(sizeof(static_cast<gemm_batched_ex*>(&cublasGemmStridedBatchedEx))
 #define SECOND(first, second, ...) second
 #define PICK(...) SECOND(__VA_ARGS__)
 
+// Structures that calls take as void*.
+static_assert(sizeof(qlora__memset_node) == sizeof(CUDA_MEMSET_NODE_PARAMS) &&
+                  offsetof(qlora__memset_node, value) == offsetof(CUDA_MEMSET_NODE_PARAMS, value) &&
+                  offsetof(qlora__memset_node, height) == offsetof(CUDA_MEMSET_NODE_PARAMS, height),
+              "");
+static_assert(sizeof(qlora__kernel_node) == sizeof(CUDA_KERNEL_NODE_PARAMS) &&
+                  offsetof(qlora__kernel_node, block) ==
+                      offsetof(CUDA_KERNEL_NODE_PARAMS, blockDimX) &&
+                  offsetof(qlora__kernel_node, args) ==
+                      offsetof(CUDA_KERNEL_NODE_PARAMS, kernelParams) &&
+                  offsetof(qlora__kernel_node, context) == offsetof(CUDA_KERNEL_NODE_PARAMS, ctx),
+              "");
+
 #define COMPARE_CUBLAS(required, type, field, symbol, args)                                        \
     if (!same_call<decltype(qlora__cublas_table::field),                                           \
                    PICK(OVERLOADED_##field, decltype(&cublas##field), ~)>::value) {                \

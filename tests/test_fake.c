@@ -736,6 +736,78 @@ TEST graphs_replay_captured_values(void) {
     PASS();
 }
 
+// Nodes of a recorded graph: what they are, who stands beside them, one in place of another.
+TEST graphs_can_be_edited(void) {
+    NEED_FAKE();
+    kernels k;
+    void* stream = NULL;
+    void* graph = NULL;
+    void* exec = NULL;
+    void* nodes[4] = {NULL, NULL, NULL, NULL};
+    void* beside[4] = {NULL, NULL, NULL, NULL};
+    size_t count = 4;
+    int type = -1;
+    int value = 7;
+    ASSERT(begin());
+    ASSERT(load_kernels(&k));
+    uint64_t a = device_int(4);
+    ASSERT_EQ(0, cu.cuStreamCreate(&stream, 1));
+    ASSERT_EQ(0, cu.cuStreamBeginCapture_v2(stream, 1));
+    ASSERT_EQ(0, launch(k.add, a, 3, stream));
+    ASSERT_EQ(0, cu.cuMemsetD32Async(a, 0, 1, stream));
+    ASSERT_EQ(0, launch(k.mul, a, 2, stream));
+    ASSERT_EQ(0, cu.cuStreamEndCapture(stream, &graph));
+    ASSERT_EQ(0, cu.cuGraphGetNodes(graph, nodes, &count));
+    ASSERT_EQ(3, count);
+    ASSERT_EQ(NULL, nodes[3]);
+    ASSERT_EQ(0, cu.cuGraphNodeGetType(nodes[1], &type));
+    ASSERT_EQ(2, type);
+    ASSERT_EQ(1, cu.cuGraphNodeGetType(&type, &type)); // no node
+    struct {
+        uint64_t address;
+        size_t pitch;
+        unsigned value;
+        unsigned element;
+        size_t width;
+        size_t height;
+    } set;
+    ASSERT_EQ(1, cu.cuGraphMemsetNodeGetParams(nodes[0], &set)); // a kernel
+    ASSERT_EQ(0, cu.cuGraphMemsetNodeGetParams(nodes[1], &set));
+    ASSERT(set.address == a && set.element == 4 && set.width == 1 && set.height == 1);
+    count = 4;
+    ASSERT_EQ(0, cu.cuGraphNodeGetDependencies_v2(nodes[1], beside, NULL, &count));
+    ASSERT(count == 1 && beside[0] == nodes[0] && beside[1] == NULL);
+    ASSERT_EQ(0, cu.cuGraphNodeGetDependentNodes_v2(nodes[1], NULL, NULL, &count));
+    ASSERT_EQ(1, count);
+    void* args[2] = {&a, &value};
+    struct {
+        void* function;
+        unsigned sizes[7];
+        void** args;
+        void* none[3];
+    } kernel = {k.add, {1, 1, 1, 1, 1, 1, 0}, args, {NULL, NULL, NULL}};
+    void* made = NULL;
+    ASSERT_EQ(1, cu.cuGraphAddKernelNode_v2(&made, graph, &graph, 1, &kernel)); // after no node
+    ASSERT_EQ(0, cu.cuGraphAddKernelNode_v2(&made, graph, nodes, 1, &kernel));
+    ASSERT_EQ(0, cu.cuGraphAddDependencies_v2(graph, &made, &nodes[2], NULL, 1));
+    ASSERT_EQ(0, cu.cuGraphDestroyNode(nodes[1]));
+    ASSERT_EQ(1, cu.cuGraphDestroyNode(nodes[1]));
+    ASSERT_EQ(0, cu.cuGraphGetNodes(graph, NULL, &count));
+    ASSERT_EQ(3, count);
+    ASSERT_EQ(0, cu.cuGraphInstantiateWithFlags(&exec, graph, 0));
+    ASSERT_EQ(0, cu.cuGraphDestroy(graph));
+    ASSERT_EQ(0, cu.cuGraphLaunch(exec, stream));
+    ASSERT_EQ(0, cu.cuStreamSynchronize(stream));
+    ASSERT_EQ((4 + 3 + 7) * 2, read_int(a)); // with the memset: 0
+    ASSERT_EQ(0, cu.cuGraphExecDestroy(exec));
+    ASSERT_EQ(0, cu.cuStreamDestroy_v2(stream));
+    ASSERT_EQ(0, cu.cuModuleUnload(k.module));
+    ASSERT_EQ(0, cu.cuMemFree_v2(a));
+    ASSERT(end());
+    ASSERT_EQ(NULL, fake->done());
+    PASS();
+}
+
 TEST graphs_trap_on_freed_memory(bool unload) {
     NEED_FAKE();
     kernels k;
@@ -1465,6 +1537,7 @@ TEST cublas_handles_fail_and_leak(void) {
 
 static void run_captures(void) {
     RUN_TEST(graphs_replay_captured_values);
+    RUN_TEST(graphs_can_be_edited);
     RUN_TESTp(graphs_trap_on_freed_memory, false);
     RUN_TESTp(graphs_trap_on_freed_memory, true);
     for (int which = 0; which < FORBIDDEN_CALLS; which++) {

@@ -982,6 +982,74 @@ TEST graph_replays_what_it_captured(const test_machine* machine) {
     PASS();
 }
 
+typedef struct clear_state {
+    qlora_tensor small;
+    qlora_tensor large;
+    qlora_tensor sum;
+} clear_state;
+
+// 3, cleared in between, 5: a clear that came early or late would be seen.
+static qlora_result clear_step(qlora_ctx* ctx, void* user) {
+    clear_state* s = (clear_state*)user;
+    qlora_result r = qlora_fill(ctx, 3.0f, &s->small);
+    r = r == QLORA_OK ? qlora_tensor_zero(ctx, &s->small) : r;
+    r = r == QLORA_OK ? qlora_tensor_zero(ctx, &s->large) : r;
+    r = r == QLORA_OK ? qlora_add(ctx, &s->small, &s->sum, &s->sum) : r;
+    return r == QLORA_OK ? qlora_fill(ctx, 5.0f, &s->small) : r;
+}
+
+// A small memset of a graph becomes a kernel node (a large one stays), with the driver's calls for
+// it failing one after the other, too: the node stays, or the capture fails cleanly.
+TEST graph_clears_are_kernels(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    const fake_api* fake = strcmp(machine->backend, "fake") == 0 ? test_fake() : NULL;
+    clear_state s;
+    float sum[6] = {1, 2, 3, 4, 5, 6};
+    float got[6];
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 2, 3, &s.small));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 64, 512, &s.large));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 2, 3, sum, &s.sum));
+    ASSERT_EQ(QLORA_OK, clear_step(ctx, &s)); // also compiles
+    qlora_graph* graph = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, clear_step, &s, &graph));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_sync(ctx));
+    uint64_t fills = fake ? fake->kernel_runs("qlora_elementwise_fill_f32") : 0;
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 1));
+    ASSERT(test_read(ctx, &s.sum, got));
+    ASSERT_CLOSE(sum, got, 6, 0, 0);
+    ASSERT(test_read(ctx, &s.small, got));
+    ASSERT_EQ(5.0f, got[0]);
+    qlora_graph_info info;
+    ASSERT_EQ(QLORA_OK, qlora_graph_query(ctx, graph, &info));
+    ASSERT_EQ(5u, info.nodes);
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+    if (fake) {
+        ASSERT_EQ(fills + 3, fake->kernel_runs("qlora_elementwise_fill_f32"));
+    }
+    static const char* const calls[] = {
+        "cuGraphNodeGetType",      "cuGraphMemsetNodeGetParams",
+        "cuGraphGetNodes",         "cuGraphNodeGetDependencies_v2",
+        "cuGraphAddKernelNode_v2", "cuGraphNodeGetDependentNodes_v2",
+        "cuGraphDestroyNode",      "cuGraphAddDependencies_v2"};
+    for (size_t i = 0; fake && i < 3 * sizeof calls / sizeof calls[0]; i++) {
+        fake->fail_at(calls[i / 3], i % 3 + 1, 1, false);
+        qlora_result r = qlora_graph_capture(ctx, 1, clear_step, &s, &graph);
+        fake->fail_clear();
+        if (r == QLORA_OK) {
+            ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 1));
+            ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+        }
+        ASSERT(test_read(ctx, &s.sum, got));
+        ASSERT_CLOSE(sum, got, 6, 0, 0);
+    }
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &s.small));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &s.large));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &s.sum));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 TEST graph_capture_fails_clearly(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
@@ -1049,5 +1117,6 @@ SUITE(runtime_suite) {
     RUN_ON(TEST_EVERYWHERE, clip_one_norm);
     RUN_ON(TEST_EVERYWHERE, clip_groups_and_infinity);
     RUN_ON(TEST_EVERYWHERE, graph_replays_what_it_captured);
+    RUN_ON(TEST_GPUS, graph_clears_are_kernels);
     RUN_ON(TEST_GPUS, graph_capture_fails_clearly);
 }

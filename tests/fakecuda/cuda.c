@@ -256,17 +256,39 @@ struct stream {
 };
 
 typedef struct node {
-    work* what;
+    work* what; // NULL: destroyed
     int* deps;
     size_t dep_count;
+    struct graph* in;
 } node;
 
 typedef struct graph {
     object base;
     node* nodes;
-    size_t count;
+    size_t count; // destroyed ones included
     size_t room;
 } graph;
+
+// As CUDA_MEMSET_NODE_PARAMS and CUDA_KERNEL_NODE_PARAMS_v2.
+typedef struct fake_memset_node {
+    uint64_t address;
+    size_t pitch;
+    unsigned value;
+    unsigned element;
+    size_t width;
+    size_t height;
+} fake_memset_node;
+
+typedef struct fake_kernel_node {
+    void* function;
+    uint32_t grid[3];
+    uint32_t block[3];
+    uint32_t shared;
+    void** args;
+    void** extra;
+    void* kernel;
+    void* context;
+} fake_kernel_node;
 
 struct exec {
     object base;
@@ -1254,6 +1276,13 @@ static void graph_add(graph* into, work* w, const int* deps, size_t dep_count) {
     n->what = w;
     n->deps = deps_copy(deps, dep_count);
     n->dep_count = dep_count;
+    n->in = into;
+}
+
+// Handles are addresses of nodes: a recorded graph gets room for as many again, and stays put.
+static void graph_settle(graph* done) {
+    done->room = 2 * done->count + 16;
+    done->nodes = (node*)must_grow(done->nodes, done->room * sizeof *done->nodes);
 }
 
 static bool has_host_memory(const work* w) {
@@ -1317,7 +1346,9 @@ static bool deps_reached(const graph* in, const int* have, size_t have_count, co
 
 static void graph_clear(graph* old) {
     for (size_t i = 0; i < old->count; i++) {
-        work_drop(old->nodes[i].what);
+        if (old->nodes[i].what) {
+            work_drop(old->nodes[i].what);
+        }
         free(old->nodes[i].deps);
     }
     free(old->nodes);
@@ -1333,8 +1364,12 @@ static void graph_schedule(const graph* from, exec* to) {
     bool* done = (bool*)must_alloc(from->count * sizeof *done);
     size_t* ready = (size_t*)must_alloc(from->count * sizeof *ready);
     to->order = (work**)must_alloc(from->count * sizeof *to->order);
-    to->count = from->count;
-    for (size_t place = 0; place < from->count; place++) {
+    to->count = 0;
+    for (size_t i = 0; i < from->count; i++) {
+        done[i] = !from->nodes[i].what;
+        to->count += done[i] ? 0 : 1;
+    }
+    for (size_t place = 0; place < to->count; place++) {
         size_t count = 0;
         for (size_t i = 0; i < from->count; i++) {
             bool free_to_run = !done[i];
@@ -2093,6 +2128,7 @@ int cuStreamEndCapture(void* handle, void** out) {
         if (code) {
             graph_clear(c->into);
         } else {
+            graph_settle(c->into);
             *out = c->into;
         }
     }
@@ -2172,15 +2208,157 @@ int cuGraphGetNodes(void* handle, void** nodes, size_t* count) {
     if (!code && (!from || !count)) {
         code = INVALID_VALUE;
     }
-    if (!code) {
-        for (size_t i = 0; nodes && i < *count; i++) {
-            nodes[i] = i < from->count ? &from->nodes[i] : NULL;
-        }
-        if (!nodes || *count > from->count) {
-            *count = from->count;
+    size_t live = 0;
+    for (size_t i = 0; !code && i < from->count; i++) {
+        if (from->nodes[i].what) {
+            if (nodes && live < *count) {
+                nodes[live] = &from->nodes[i];
+            }
+            live++;
         }
     }
-    return leave(F_cuGraphGetNodes, code, "%s -> %zu", tag(handle), from ? from->count : 0);
+    for (size_t i = live; !code && nodes && i < *count; i++) {
+        nodes[i] = NULL;
+    }
+    if (!code && (!nodes || *count > live)) {
+        *count = live;
+    }
+    return leave(F_cuGraphGetNodes, code, "%s -> %zu", tag(handle), live);
+}
+
+// A node that was given out and not destroyed, NULL otherwise.
+static node* node_get(void* handle) {
+    for (object* o = g.objects; o; o = o->next) {
+        graph* in = o->kind == KIND_GRAPH && o->live ? (graph*)(void*)o : NULL;
+        if (in && (uintptr_t)handle >= (uintptr_t)in->nodes &&
+            (uintptr_t)handle < (uintptr_t)(in->nodes + in->count)) {
+            node* n = (node*)handle;
+            return n->what ? n : NULL;
+        }
+    }
+    return NULL;
+}
+
+int cuGraphNodeGetType(void* handle, int* type) {
+    static const int types[] = {0, 1, 2, 7, 6, 4, 0}; // by work_kind; calls of cuBLAS are kernels
+    int code = enter(F_cuGraphNodeGetType, NEED_INIT);
+    node* n = code ? NULL : node_get(handle);
+    if (!code) {
+        code = n && type ? OK : INVALID_VALUE;
+    }
+    if (!code) {
+        *type = types[n->what->kind];
+    }
+    return leave(F_cuGraphNodeGetType, code, "%d", code ? -1 : *type);
+}
+
+int cuGraphMemsetNodeGetParams(void* handle, void* params) {
+    int code = enter(F_cuGraphMemsetNodeGetParams, NEED_INIT);
+    node* n = code ? NULL : node_get(handle);
+    if (!code) {
+        code = n && params && n->what->kind == WORK_SET ? OK : INVALID_VALUE;
+    }
+    if (!code) {
+        fake_memset_node out;
+        memset(&out, 0, sizeof out);
+        out.address = n->what->dst.address;
+        out.pitch = n->what->dst.pitch;
+        out.value = n->what->value;
+        out.element = n->what->element;
+        out.width = n->what->width;
+        out.height = n->what->height;
+        memcpy(params, &out, sizeof out);
+    }
+    return leave(F_cuGraphMemsetNodeGetParams, code, "%s", code ? "?" : "a memset");
+}
+
+// The nodes that n waits for, or those that wait for n, as the driver lists them.
+static int neighbours(node* n, bool before, void** list, size_t* count) {
+    size_t found = 0;
+    int self = (int)(n - n->in->nodes);
+    for (size_t i = 0; i < n->in->count; i++) {
+        node* other = &n->in->nodes[i];
+        const node* later = before ? n : other;
+        int wanted = before ? (int)i : self;
+        for (size_t j = 0; j < later->dep_count; j++) {
+            if (later->deps[j] == wanted) {
+                if (list && found < *count) {
+                    list[found] = other;
+                }
+                found++;
+            }
+        }
+    }
+    for (size_t i = found; list && i < *count; i++) {
+        list[i] = NULL;
+    }
+    if (!list || *count > found) {
+        *count = found;
+    }
+    return OK;
+}
+
+int cuGraphNodeGetDependencies_v2(void* handle, void** list, void* edges, size_t* count) {
+    int code = enter(F_cuGraphNodeGetDependencies_v2, NEED_INIT);
+    node* n = code ? NULL : node_get(handle);
+    if (!code) {
+        code = n && count && !edges ? neighbours(n, true, list, count) : INVALID_VALUE;
+    }
+    return leave(F_cuGraphNodeGetDependencies_v2, code, "%zu", code ? 0 : *count);
+}
+
+int cuGraphNodeGetDependentNodes_v2(void* handle, void** list, void* edges, size_t* count) {
+    int code = enter(F_cuGraphNodeGetDependentNodes_v2, NEED_INIT);
+    node* n = code ? NULL : node_get(handle);
+    if (!code) {
+        code = n && count && !edges ? neighbours(n, false, list, count) : INVALID_VALUE;
+    }
+    return leave(F_cuGraphNodeGetDependentNodes_v2, code, "%zu", code ? 0 : *count);
+}
+
+int cuGraphAddDependencies_v2(void* handle, void* const* from, void* const* to, const void* edges,
+                              size_t count) {
+    int code = enter(F_cuGraphAddDependencies_v2, NEED_INIT);
+    graph* in = code ? NULL : (graph*)object_get(handle, KIND_GRAPH, NULL);
+    if (!code && (!in || !from || !to || edges)) {
+        code = INVALID_VALUE;
+    }
+    for (size_t i = 0; !code && i < count; i++) {
+        node* a = node_get(from[i]);
+        node* b = node_get(to[i]);
+        if (!a || !b || a->in != in || b->in != in) {
+            code = INVALID_VALUE;
+        } else {
+            int index = (int)(a - in->nodes);
+            deps_union(&b->deps, &b->dep_count, &index, 1);
+        }
+    }
+    return leave(F_cuGraphAddDependencies_v2, code, "%s, %zu", tag(handle), count);
+}
+
+int cuGraphDestroyNode(void* handle) {
+    int code = enter(F_cuGraphDestroyNode, NEED_INIT);
+    node* n = code ? NULL : node_get(handle);
+    if (!code && !n) {
+        code = INVALID_VALUE;
+    }
+    if (!code) {
+        int self = (int)(n - n->in->nodes);
+        for (size_t i = 0; i < n->in->count; i++) {
+            node* other = &n->in->nodes[i];
+            size_t kept = 0;
+            for (size_t j = 0; j < other->dep_count; j++) {
+                if (other->deps[j] != self) {
+                    other->deps[kept++] = other->deps[j];
+                }
+            }
+            other->dep_count = kept;
+        }
+        work_drop(n->what);
+        n->what = NULL;
+        n->dep_count = 0;
+    }
+    return leave(F_cuGraphDestroyNode, code, "%s", code ? "?" : "a node");
 }
 
 int cuGraphDestroy(void* handle) {
@@ -2708,6 +2886,26 @@ static int launch_take_args(work* w, const ptx_kernel* kernel, uint32_t params, 
     return OK;
 }
 
+static int launch_make(entry_point* f, const uint32_t grid[3], const uint32_t shape[3],
+                       uint32_t shared, void** args, work** out) {
+    int code = launch_check(f, grid, shape, shared);
+    if (code) {
+        return code;
+    }
+    work* w = work_make(WORK_LAUNCH);
+    w->function = f;
+    memcpy(w->grid, grid, 3 * sizeof *grid);
+    memcpy(w->block, shape, 3 * sizeof *shape);
+    w->shared = shared;
+    code = launch_take_args(w, f->kernel, f->info.params, args);
+    if (code) {
+        work_drop(w);
+        return code;
+    }
+    *out = w;
+    return OK;
+}
+
 int cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                    unsigned bz, unsigned shared, void* stream_handle, void** args, void** extra) {
     int code = enter(F_cuLaunchKernel, NEED_CONTEXT);
@@ -2718,24 +2916,49 @@ int cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned
     if (!code) {
         code = !f || !s ? INVALID_HANDLE : extra ? INVALID_VALUE : OK;
     }
+    work* w = NULL;
     if (!code) {
-        code = launch_check(f, grid, shape, shared);
+        code = launch_make(f, grid, shape, shared, args, &w);
     }
     if (!code) {
-        work* w = work_make(WORK_LAUNCH);
-        w->function = f;
-        memcpy(w->grid, grid, sizeof grid);
-        memcpy(w->block, shape, sizeof shape);
-        w->shared = shared;
-        code = launch_take_args(w, f->kernel, f->info.params, args);
-        if (code) {
-            work_drop(w);
-        } else {
-            code = submit(s, w);
-        }
+        code = submit(s, w);
     }
     return leave(F_cuLaunchKernel, code, "%s, %u %u %u, %u %u %u, %u, %s", f ? f->info.name : "?",
                  gx, gy, gz, bx, by, bz, shared, tag(stream_handle));
+}
+
+int cuGraphAddKernelNode_v2(void** out, void* handle, void* const* before, size_t count,
+                            const void* params) {
+    int code = enter(F_cuGraphAddKernelNode_v2, NEED_CONTEXT);
+    graph* in = code ? NULL : (graph*)object_get(handle, KIND_GRAPH, NULL);
+    fake_kernel_node p;
+    memset(&p, 0, sizeof p);
+    if (!code) {
+        code = in && out && params && (before || !count) ? OK : INVALID_VALUE;
+    }
+    if (!code && in->count == in->room) {
+        code = OUT_OF_MEMORY; // nodes must stay where they are
+    }
+    int* deps = (int*)must_alloc((count + 1) * sizeof *deps);
+    for (size_t i = 0; !code && i < count; i++) {
+        node* n = node_get(before[i]);
+        code = n && n->in == in ? OK : INVALID_VALUE;
+        deps[i] = code ? 0 : (int)(n - in->nodes);
+    }
+    work* w = NULL;
+    if (!code) {
+        memcpy(&p, params, sizeof p);
+        entry_point* f = (entry_point*)object_get(p.function, KIND_FUNCTION, current());
+        code = !f        ? INVALID_HANDLE
+               : p.extra ? INVALID_VALUE
+                         : launch_make(f, p.grid, p.block, p.shared, p.args, &w);
+    }
+    if (!code) {
+        graph_add(in, w, deps, count);
+        *out = &in->nodes[in->count - 1];
+    }
+    free(deps);
+    return leave(F_cuGraphAddKernelNode_v2, code, "%s, %zu", tag(handle), count);
 }
 
 //@@ MEMORY CALLS

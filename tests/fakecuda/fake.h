@@ -107,6 +107,17 @@ typedef struct fake_stats {
     X(cuGraphLaunch, GRAPH, N, (void* exec, void* stream))                                         \
     X(cuGraphUpload, GRAPH, N, (void* exec, void* stream))                                         \
     X(cuGraphGetNodes, GRAPH, N, (void* graph, void** nodes, size_t* count))                       \
+    X(cuGraphNodeGetType, GRAPH, N, (void* node, int* type))                                       \
+    X(cuGraphMemsetNodeGetParams, GRAPH, N, (void* node, void* params))                            \
+    X(cuGraphNodeGetDependencies_v2, GRAPH, N,                                                     \
+      (void* node, void** list, void* edges, size_t* count))                                       \
+    X(cuGraphNodeGetDependentNodes_v2, GRAPH, N,                                                   \
+      (void* node, void** list, void* edges, size_t* count))                                       \
+    X(cuGraphAddKernelNode_v2, GRAPH, N,                                                           \
+      (void** node, void* graph, void* const* before, size_t count, const void* params))           \
+    X(cuGraphAddDependencies_v2, GRAPH, N,                                                         \
+      (void* graph, void* const* from, void* const* to, const void* edges, size_t count))          \
+    X(cuGraphDestroyNode, GRAPH, N, (void* node))                                                  \
     X(cuGraphDestroy, GRAPH, R, (void* graph))                                                     \
     X(cuGraphExecDestroy, GRAPH, R, (void* exec))                                                  \
     X(cuEventCreate, EVENT, N, (void** event, unsigned flags))                                     \
