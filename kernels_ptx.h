@@ -32,7 +32,7 @@
 // sha256 efb98c9793fdd1e06e9de88f97b71c1a5076c0c226d9094b0bde168c6a62ff9b kernels/nf4.cu
 // sha256 83b0a8bff3787f62408a7d25062c697aa0f5d5f75f511318cb997a6d6446af4e kernels/nf4.cuh
 // sha256 3f17cd2b37b1be151d9aa394301223ee0b46bb61e043ecb513585e577347630c kernels/nf4_bf16.cu
-// sha256 4b88ee404961a8296524c18de42c414ce33d9821f075c9793dce3f3d7219e055 kernels/nf4_gemm.cu
+// sha256 eeb3c0ab4800608a5c4cf049780a1ad83232c49e0f9e5f1fc6559cc42c4bdd1a kernels/nf4_gemm.cu
 // sha256 cec4819b0a44e24791716e3a5bed5194d437ecdc7a77de6cb087813c212e6600 kernels/norm.cu
 // sha256 2b708594f5a1fed3dabc3bc46cb953aeec4cf4833932d70983d31ed7f8e32588 kernels/norm.cuh
 // sha256 62db2d663311345262940963d01129d59350159c3d06db61e05b69e4dfc7b4f5 kernels/norm_bf16.cu
@@ -20601,8 +20601,6 @@ qlora__ptx_437,
 0};
 
 static const char qlora__ptx_438[] =
-".extern .shared .align 128 .b8 shared[];\n.extern .shared .align 128 .b8 shared$1[];\n";
-static const char qlora__ptx_439[] =
 ".visible .entry qlora_nf4_gemm_16(\n.param .u64 qlora_nf4_gemm_16_param_0,\n"
 ".param .u64 qlora_nf4_gemm_16_param_1,\n.param .u32 qlora_nf4_gemm_16_param_2,\n"
 ".param .u32 qlora_nf4_gemm_16_param_3,\n.param .u32 qlora_nf4_gemm_16_param_4,\n"
@@ -20664,7 +20662,7 @@ static const char qlora__ptx_439[] =
 "add.s32 %r11,%r443,%r10;\nshr.u32 %r12,%r424,5;\nsetp.gt.s32 %p6,%r2,4095;\n@%p6 bra $L__BB0_9;\n"
 "mov.u32 %r444,4095;\nsub.s32 %r445,%r444,%r2;\ndiv.u32 %r13,%r445,%r1;\nadd.s32 %r446,%r13,1;\n"
 "and.b32 %r1702,%r446,3;\nsetp.eq.s32 %p7,%r1702,0;\nmov.u32 %r1703,%r2;\n@%p7 bra $L__BB0_6;\n";
-static const char qlora__ptx_440[] =
+static const char qlora__ptx_439[] =
 "mov.u32 %r1703,%r2;\n$L__BB0_5:\n.pragma \"nounroll\";\nshr.s32 %r447,%r1703,31;\n"
 "shr.u32 %r448,%r447,24;\nadd.s32 %r449,%r1703,%r448;\nshr.s32 %r450,%r449,8;\n"
 "mul.wide.s32 %rd60,%r450,4;\nadd.s64 %rd61,%rd3,%rd60;\nshr.u32 %r451,%r447,28;\n"
@@ -20672,10 +20670,10 @@ static const char qlora__ptx_440[] =
 "shr.u32 %r455,%r454,28;\nadd.s32 %r456,%r453,%r455;\nand.b32 %r457,%r456,-16;\n"
 "sub.s32 %r458,%r453,%r457;\nmul.wide.s32 %rd62,%r458,4;\nadd.s64 %rd63,%rd3,%rd62;\n"
 "ld.global.f32 %f45,[%rd63];\nld.global.f32 %f46,[%rd61];\nshl.b32 %r459,%r1703,3;\n"
-"mov.u32 %r460,shared$1;\nadd.s32 %r461,%r460,%r459;\nst.shared.v2.f32[%r461],{%f46,%f45};\n"
+"mov.u32 %r460,shared;\nadd.s32 %r461,%r460,%r459;\nst.shared.v2.f32[%r461],{%f46,%f45};\n"
 "add.s32 %r1703,%r1703,%r1;\nadd.s32 %r1702,%r1702,-1;\nsetp.ne.s32 %p8,%r1702,0;\n"
 "@%p8 bra $L__BB0_5;\n$L__BB0_6:\nsetp.lt.u32 %p9,%r13,3;\n@%p9 bra $L__BB0_9;\n"
-"shl.b32 %r462,%r1703,3;\nmov.u32 %r463,shared$1;\nadd.s32 %r1705,%r463,%r462;\n"
+"shl.b32 %r462,%r1703,3;\nmov.u32 %r463,shared;\nadd.s32 %r1705,%r463,%r462;\n"
 "shl.b32 %r21,%r1,3;\n$L__BB0_8:\n.pragma \"nounroll\";\nshr.s32 %r464,%r1703,31;\n"
 "shr.u32 %r465,%r464,24;\nadd.s32 %r466,%r1703,%r465;\nshr.s32 %r467,%r466,8;\n"
 "mul.wide.s32 %rd64,%r467,4;\nadd.s64 %rd65,%rd3,%rd64;\nshr.u32 %r468,%r464,28;\n"
@@ -20709,36 +20707,35 @@ static const char qlora__ptx_440[] =
 "selp.b64 %rd5,%rd80,%rd2,%p2;\n@%p11 bra $L__BB0_23;\nmov.u32 %r518,255;\n"
 "sub.s32 %r519,%r518,%r2;\ndiv.u32 %r26,%r519,%r1;\nadd.s32 %r520,%r26,1;\n"
 "and.b32 %r1707,%r520,3;\n@%p2 bra $L__BB0_17;\nsetp.eq.s32 %p13,%r1707,0;\nmov.u32 %r1708,%r2;\n"
-"@%p13 bra $L__BB0_14;\nmov.u32 %r522,shared$1;\nmov.u32 %r1708,%r2;\n$L__BB0_13:\n"
+"@%p13 bra $L__BB0_14;\nmov.u32 %r522,shared;\nmov.u32 %r1708,%r2;\n$L__BB0_13:\n"
 ".pragma \"nounroll\";\nshl.b32 %r521,%r1708,2;\nadd.s32 %r523,%r522,%r521;\n"
 "mov.u32 %r524,1065353216;\nst.shared.u32[%r523+32768],%r524;\nadd.s32 %r1708,%r1708,%r1;\n"
 "add.s32 %r1707,%r1707,-1;\nsetp.ne.s32 %p14,%r1707,0;\n@%p14 bra $L__BB0_13;\n$L__BB0_14:\n"
-"setp.lt.u32 %p15,%r26,3;\n@%p15 bra $L__BB0_23;\nshl.b32 %r525,%r1708,2;\n"
-"mov.u32 %r526,shared$1;\nadd.s32 %r527,%r526,%r525;\nadd.s32 %r1710,%r527,32768;\n"
-"shl.b32 %r34,%r1,2;\n$L__BB0_16:\n";
-static const char qlora__ptx_441[] =
-"mov.u32 %r528,1065353216;\nst.shared.u32[%r1710],%r528;\nadd.s32 %r529,%r1710,%r34;\n"
-"st.shared.u32[%r529],%r528;\nadd.s32 %r530,%r1708,%r1;\nadd.s32 %r531,%r530,%r1;\n"
-"add.s32 %r532,%r529,%r34;\nst.shared.u32[%r532],%r528;\nadd.s32 %r533,%r531,%r1;\n"
-"add.s32 %r534,%r532,%r34;\nadd.s32 %r1710,%r534,%r34;\nst.shared.u32[%r534],%r528;\n"
-"add.s32 %r1708,%r533,%r1;\nsetp.lt.s32 %p16,%r1708,256;\n@%p16 bra $L__BB0_16;\n"
-"bra.uni $L__BB0_23;\n$L__BB0_17:\nsetp.eq.s32 %p17,%r1707,0;\nmov.u32 %r1713,%r2;\n"
-"@%p17 bra $L__BB0_20;\nmov.u32 %r537,shared$1;\nmov.u32 %r1713,%r2;\n$L__BB0_19:\n"
-".pragma \"nounroll\";\nadd.s32 %r535,%r1713,16;\nmul.wide.s32 %rd81,%r535,4;\n"
-"add.s64 %rd82,%rd3,%rd81;\nld.global.f32 %f55,[%rd82];\nshl.b32 %r536,%r1713,2;\n"
-"add.s32 %r538,%r537,%r536;\nst.shared.f32[%r538+32768],%f55;\nadd.s32 %r1713,%r1713,%r1;\n"
-"add.s32 %r1707,%r1707,-1;\nsetp.ne.s32 %p18,%r1707,0;\n@%p18 bra $L__BB0_19;\n$L__BB0_20:\n"
-"setp.lt.u32 %p19,%r26,3;\n@%p19 bra $L__BB0_23;\nmul.wide.s32 %rd6,%r1,4;\n"
-"shl.b32 %r539,%r1713,2;\nmov.u32 %r540,shared$1;\nadd.s32 %r541,%r540,%r539;\n"
-"add.s32 %r1715,%r541,32768;\nshl.b32 %r45,%r1,2;\n$L__BB0_22:\nadd.s32 %r542,%r1713,16;\n"
-"mul.wide.s32 %rd83,%r542,4;\nadd.s64 %rd84,%rd3,%rd83;\nld.global.f32 %f56,[%rd84];\n"
-"st.shared.f32[%r1715],%f56;\nadd.s64 %rd85,%rd84,%rd6;\nld.global.f32 %f57,[%rd85];\n"
-"add.s32 %r543,%r1715,%r45;\nst.shared.f32[%r543],%f57;\nadd.s32 %r544,%r1713,%r1;\n"
-"add.s32 %r545,%r544,%r1;\nadd.s64 %rd86,%rd85,%rd6;\nld.global.f32 %f58,[%rd86];\n"
-"add.s32 %r546,%r543,%r45;\nst.shared.f32[%r546],%f58;\nadd.s32 %r547,%r545,%r1;\n"
-"add.s64 %rd87,%rd86,%rd6;\nld.global.f32 %f59,[%rd87];\nadd.s32 %r548,%r546,%r45;\n"
-"add.s32 %r1715,%r548,%r45;\nst.shared.f32[%r548],%f59;\nadd.s32 %r1713,%r547,%r1;\n"
-"setp.lt.s32 %p20,%r1713,256;\n@%p20 bra $L__BB0_22;\n$L__BB0_23:\n"
+"setp.lt.u32 %p15,%r26,3;\n@%p15 bra $L__BB0_23;\nshl.b32 %r525,%r1708,2;\nmov.u32 %r526,shared;\n"
+"add.s32 %r527,%r526,%r525;\nadd.s32 %r1710,%r527,32768;\nshl.b32 %r34,%r1,2;\n$L__BB0_16:\n"
+"mov.u32 %r528,1065353216;\n";
+static const char qlora__ptx_440[] =
+"st.shared.u32[%r1710],%r528;\nadd.s32 %r529,%r1710,%r34;\nst.shared.u32[%r529],%r528;\n"
+"add.s32 %r530,%r1708,%r1;\nadd.s32 %r531,%r530,%r1;\nadd.s32 %r532,%r529,%r34;\n"
+"st.shared.u32[%r532],%r528;\nadd.s32 %r533,%r531,%r1;\nadd.s32 %r534,%r532,%r34;\n"
+"add.s32 %r1710,%r534,%r34;\nst.shared.u32[%r534],%r528;\nadd.s32 %r1708,%r533,%r1;\n"
+"setp.lt.s32 %p16,%r1708,256;\n@%p16 bra $L__BB0_16;\nbra.uni $L__BB0_23;\n$L__BB0_17:\n"
+"setp.eq.s32 %p17,%r1707,0;\nmov.u32 %r1713,%r2;\n@%p17 bra $L__BB0_20;\nmov.u32 %r537,shared;\n"
+"mov.u32 %r1713,%r2;\n$L__BB0_19:\n.pragma \"nounroll\";\nadd.s32 %r535,%r1713,16;\n"
+"mul.wide.s32 %rd81,%r535,4;\nadd.s64 %rd82,%rd3,%rd81;\nld.global.f32 %f55,[%rd82];\n"
+"shl.b32 %r536,%r1713,2;\nadd.s32 %r538,%r537,%r536;\nst.shared.f32[%r538+32768],%f55;\n"
+"add.s32 %r1713,%r1713,%r1;\nadd.s32 %r1707,%r1707,-1;\nsetp.ne.s32 %p18,%r1707,0;\n"
+"@%p18 bra $L__BB0_19;\n$L__BB0_20:\nsetp.lt.u32 %p19,%r26,3;\n@%p19 bra $L__BB0_23;\n"
+"mul.wide.s32 %rd6,%r1,4;\nshl.b32 %r539,%r1713,2;\nmov.u32 %r540,shared;\n"
+"add.s32 %r541,%r540,%r539;\nadd.s32 %r1715,%r541,32768;\nshl.b32 %r45,%r1,2;\n$L__BB0_22:\n"
+"add.s32 %r542,%r1713,16;\nmul.wide.s32 %rd83,%r542,4;\nadd.s64 %rd84,%rd3,%rd83;\n"
+"ld.global.f32 %f56,[%rd84];\nst.shared.f32[%r1715],%f56;\nadd.s64 %rd85,%rd84,%rd6;\n"
+"ld.global.f32 %f57,[%rd85];\nadd.s32 %r543,%r1715,%r45;\nst.shared.f32[%r543],%f57;\n"
+"add.s32 %r544,%r1713,%r1;\nadd.s32 %r545,%r544,%r1;\nadd.s64 %rd86,%rd85,%rd6;\n"
+"ld.global.f32 %f58,[%rd86];\nadd.s32 %r546,%r543,%r45;\nst.shared.f32[%r546],%f58;\n"
+"add.s32 %r547,%r545,%r1;\nadd.s64 %rd87,%rd86,%rd6;\nld.global.f32 %f59,[%rd87];\n"
+"add.s32 %r548,%r546,%r45;\nadd.s32 %r1715,%r548,%r45;\nst.shared.f32[%r548],%f59;\n"
+"add.s32 %r1713,%r547,%r1;\nsetp.lt.s32 %p20,%r1713,256;\n@%p20 bra $L__BB0_22;\n$L__BB0_23:\n"
 "selp.b64 %rd88,%rd46,%rd39,%p1;\ncvta.to.global.u64 %rd7,%rd88;\ncvta.to.global.u64 %rd8,%rd4;\n"
 "cvta.to.global.u64 %rd9,%rd5;\nadd.s32 %r549,%r9,7;\nshr.s32 %r550,%r549,31;\n"
 "shr.u32 %r551,%r550,29;\nadd.s32 %r552,%r549,%r551;\nshr.s32 %r553,%r552,3;\n"
@@ -20766,17 +20763,18 @@ static const char qlora__ptx_441[] =
 "ld.global.v4.u32{%r1766,%r1765,%r1764,%r1763},[%rd20];\nmov.u32 %r1762,0;\n"
 "mov.u32 %r1761,%r1762;\nmov.u32 %r1760,%r1762;\nmov.u32 %r1759,%r1762;\n@%p26 bra $L__BB0_33;\n"
 "ld.global.v4.u32{%r1762,%r1761,%r1760,%r1759},[%rd20+16];\n$L__BB0_33:\n"
-"shr.u32 %r595,%r58,%r11;\nmul.wide.u32 %rd95,%r595,4;\nadd.s64 %rd96,%rd9,%rd95;\n";
-static const char qlora__ptx_442[] =
-"ld.global.f32 %f740,[%rd96];\nshr.u32 %r596,%r58,%r10;\ncvt.u64.u32 %rd97,%r596;\n"
-"add.s64 %rd98,%rd8,%rd97;\nld.global.u8 %r1865,[%rd98];\n$L__BB0_34:\nadd.s32 %r606,%r56,8;\n"
-"setp.gt.s32 %p27,%r9,%r606;\nselp.b32 %r607,%r606,%r57,%p27;\nmad.lo.s32 %r85,%r607,%r12,%r55;\n"
-"mov.u32 %r1750,%r1879;\nmov.u32 %r1751,%r1879;\nmov.u32 %r1752,%r1879;\nmov.u32 %r1753,%r1879;\n"
-"mov.u32 %r1874,%r1879;\nmov.u32 %r1873,%r1879;\nmov.u32 %r1872,%r1879;\nmov.u32 %r1871,%r1879;\n"
-"@%p25 bra $L__BB0_46;\nsetp.ge.s32 %p29,%r54,%r424;\nmul.wide.u32 %rd99,%r85,16;\n"
-"add.s64 %rd21,%rd7,%rd99;\nld.global.v4.u32{%r1871,%r1872,%r1873,%r1874},[%rd21];\n"
-"mov.u32 %r1753,0;\nmov.u32 %r1752,%r1753;\nmov.u32 %r1751,%r1753;\nmov.u32 %r1750,%r1753;\n"
-"@%p29 bra $L__BB0_37;\nld.global.v4.u32{%r1753,%r1752,%r1751,%r1750},[%rd21+16];\n$L__BB0_37:\n"
+"shr.u32 %r595,%r58,%r11;\nmul.wide.u32 %rd95,%r595,4;\nadd.s64 %rd96,%rd9,%rd95;\n"
+"ld.global.f32 %f740,[%rd96];\n";
+static const char qlora__ptx_441[] =
+"shr.u32 %r596,%r58,%r10;\ncvt.u64.u32 %rd97,%r596;\nadd.s64 %rd98,%rd8,%rd97;\n"
+"ld.global.u8 %r1865,[%rd98];\n$L__BB0_34:\nadd.s32 %r606,%r56,8;\nsetp.gt.s32 %p27,%r9,%r606;\n"
+"selp.b32 %r607,%r606,%r57,%p27;\nmad.lo.s32 %r85,%r607,%r12,%r55;\nmov.u32 %r1750,%r1879;\n"
+"mov.u32 %r1751,%r1879;\nmov.u32 %r1752,%r1879;\nmov.u32 %r1753,%r1879;\nmov.u32 %r1874,%r1879;\n"
+"mov.u32 %r1873,%r1879;\nmov.u32 %r1872,%r1879;\nmov.u32 %r1871,%r1879;\n@%p25 bra $L__BB0_46;\n"
+"setp.ge.s32 %p29,%r54,%r424;\nmul.wide.u32 %rd99,%r85,16;\nadd.s64 %rd21,%rd7,%rd99;\n"
+"ld.global.v4.u32{%r1871,%r1872,%r1873,%r1874},[%rd21];\nmov.u32 %r1753,0;\n"
+"mov.u32 %r1752,%r1753;\nmov.u32 %r1751,%r1753;\nmov.u32 %r1750,%r1753;\n@%p29 bra $L__BB0_37;\n"
+"ld.global.v4.u32{%r1753,%r1752,%r1751,%r1750},[%rd21+16];\n$L__BB0_37:\n"
 "shr.u32 %r620,%r85,%r11;\nmul.wide.u32 %rd100,%r620,4;\nadd.s64 %rd101,%rd9,%rd100;\n"
 "ld.global.f32 %f746,[%rd101];\nshr.u32 %r621,%r85,%r10;\ncvt.u64.u32 %rd102,%r621;\n"
 "add.s64 %rd103,%rd8,%rd102;\nld.global.u8 %r1879,[%rd103];\nbra.uni $L__BB0_46;\n$L__BB0_38:\n"
@@ -20815,17 +20813,17 @@ static const char qlora__ptx_442[] =
 "mov.u32 %r1780,%r1779;\nmov.u32 %r1781,%r1779;\nmov.u32 %r1782,%r1779;\n@%p46 bra $L__BB0_54;\n"
 "ld.global.v4.u32{%r1782,%r1781,%r1780,%r1779},[%rd24+16];\n$L__BB0_54:\nadd.s32 %r196,%r53,16;\n"
 "setp.ge.s32 %p47,%r196,%r424;\nmov.u32 %r1787,0;\nor.pred %p49,%p35,%p47;\n"
-"mov.u32 %r1783,%r1787;\nmov.u32 %r1784,%r1787;\n";
-static const char qlora__ptx_443[] =
-"mov.u32 %r1785,%r1787;\nmov.u32 %r1786,%r1787;\n@%p49 bra $L__BB0_56;\n"
-"ld.global.v4.u32{%r1786,%r1785,%r1784,%r1783},[%rd23+32];\n$L__BB0_56:\nor.pred %p52,%p38,%p47;\n"
-"mov.u32 %r1788,%r1787;\nmov.u32 %r1789,%r1787;\nmov.u32 %r1790,%r1787;\n@%p52 bra $L__BB0_58;\n"
-"ld.global.v4.u32{%r1790,%r1789,%r1788,%r1787},[%rd24+32];\n$L__BB0_58:\nadd.s32 %r213,%r53,24;\n"
-"setp.ge.s32 %p53,%r213,%r424;\nmov.u32 %r1795,0;\nor.pred %p55,%p35,%p53;\n"
-"mov.u32 %r1791,%r1795;\nmov.u32 %r1792,%r1795;\nmov.u32 %r1793,%r1795;\nmov.u32 %r1794,%r1795;\n"
-"@%p55 bra $L__BB0_60;\nld.global.v4.u32{%r1794,%r1793,%r1792,%r1791},[%rd23+48];\n$L__BB0_60:\n"
-"or.pred %p58,%p38,%p53;\nmov.u32 %r1796,%r1795;\nmov.u32 %r1797,%r1795;\nmov.u32 %r1798,%r1795;\n"
-"@%p58 bra $L__BB0_62;\nld.global.v4.u32{%r1798,%r1797,%r1796,%r1795},[%rd24+48];\n$L__BB0_62:\n"
+"mov.u32 %r1783,%r1787;\nmov.u32 %r1784,%r1787;\nmov.u32 %r1785,%r1787;\nmov.u32 %r1786,%r1787;\n";
+static const char qlora__ptx_442[] =
+"@%p49 bra $L__BB0_56;\nld.global.v4.u32{%r1786,%r1785,%r1784,%r1783},[%rd23+32];\n$L__BB0_56:\n"
+"or.pred %p52,%p38,%p47;\nmov.u32 %r1788,%r1787;\nmov.u32 %r1789,%r1787;\nmov.u32 %r1790,%r1787;\n"
+"@%p52 bra $L__BB0_58;\nld.global.v4.u32{%r1790,%r1789,%r1788,%r1787},[%rd24+32];\n$L__BB0_58:\n"
+"add.s32 %r213,%r53,24;\nsetp.ge.s32 %p53,%r213,%r424;\nmov.u32 %r1795,0;\n"
+"or.pred %p55,%p35,%p53;\nmov.u32 %r1791,%r1795;\nmov.u32 %r1792,%r1795;\nmov.u32 %r1793,%r1795;\n"
+"mov.u32 %r1794,%r1795;\n@%p55 bra $L__BB0_60;\n"
+"ld.global.v4.u32{%r1794,%r1793,%r1792,%r1791},[%rd23+48];\n$L__BB0_60:\nor.pred %p58,%p38,%p53;\n"
+"mov.u32 %r1796,%r1795;\nmov.u32 %r1797,%r1795;\nmov.u32 %r1798,%r1795;\n@%p58 bra $L__BB0_62;\n"
+"ld.global.v4.u32{%r1798,%r1797,%r1796,%r1795},[%rd24+48];\n$L__BB0_62:\n"
 "setp.ge.s32 %p59,%r54,%r424;\nmov.u32 %r1803,0;\nor.pred %p61,%p35,%p59;\n"
 "mov.u32 %r1799,%r1803;\nmov.u32 %r1800,%r1803;\nmov.u32 %r1801,%r1803;\nmov.u32 %r1802,%r1803;\n"
 "@%p61 bra $L__BB0_64;\nld.global.v4.u32{%r1802,%r1801,%r1800,%r1799},[%rd23+64];\n$L__BB0_64:\n"
@@ -20857,7 +20855,7 @@ static const char qlora__ptx_443[] =
 "shl.b64 %rd129,%rd127,2;\nadd.s64 %rd229,%rd128,%rd129;\n$L__BB0_80:\nshl.b32 %r800,%r51,3;\n"
 "min.s32 %r298,%r800,%r9;\nbar.sync 0;\nsetp.ge.s32 %p86,%r1850,%r51;\n@%p86 bra $L__BB0_132;\n"
 "shr.s32 %r801,%r1,31;\nshr.u32 %r802,%r801,27;\nadd.s32 %r803,%r1,%r802;\n"
-"shr.s32 %r804,%r803,5;\nmul.lo.s32 %r1851,%r804,288;\nmov.u32 %r805,shared$1;\n"
+"shr.s32 %r804,%r803,5;\nmul.lo.s32 %r1851,%r804,288;\nmov.u32 %r805,shared;\n"
 "mad.lo.s32 %r806,%r3,1152,%r805;\nadd.s32 %r1852,%r806,33792;\nshl.b32 %r301,%r4,2;\n"
 "max.s32 %r807,%r804,2;\nadd.s32 %r302,%r807,-1;\nadd.s32 %r303,%r807,-2;\nnot.b32 %r808,%r2;\n"
 "shl.b32 %r304,%r423,4;\nadd.s32 %r809,%r304,%r808;\ndiv.u32 %r810,%r809,%r1;\n"
@@ -20865,32 +20863,32 @@ static const char qlora__ptx_443[] =
 "and.b32 %r814,%r813,-16;\nsub.s32 %r815,%r2,%r814;\nshr.s32 %r816,%r815,31;\n"
 "shr.u32 %r817,%r816,29;\nadd.s32 %r818,%r815,%r817;\nshr.s32 %r819,%r818,3;\n"
 "shr.s32 %r820,%r813,4;\nshr.s32 %r821,%r813,31;\nshr.u32 %r822,%r821,29;\n"
-"add.s32 %r823,%r820,%r822;\n";
-static const char qlora__ptx_444[] =
-"and.b32 %r824,%r823,268435448;\nsub.s32 %r825,%r820,%r824;\nshl.b32 %r826,%r825,4;\n"
-"and.b32 %r827,%r818,-8;\nsub.s32 %r828,%r815,%r827;\nshr.u32 %r829,%r828,31;\n"
-"add.s32 %r830,%r828,%r829;\nshl.b32 %r831,%r830,1;\nand.b32 %r832,%r831,-4;\n"
-"shr.u32 %r833,%r434,25;\nadd.s32 %r834,%r2,%r833;\nshr.s32 %r835,%r834,7;\n"
-"shl.b32 %r836,%r835,1;\nshr.u32 %r837,%r815,31;\nadd.s32 %r838,%r815,%r837;\n"
-"and.b32 %r839,%r838,-2;\nsub.s32 %r840,%r815,%r839;\nadd.s32 %r841,%r840,%r836;\n"
-"add.s32 %r842,%r841,%r826;\nmad.lo.s32 %r843,%r819,144,%r842;\nadd.s32 %r844,%r843,%r832;\n"
-"mul.lo.s32 %r306,%r3,-288;\nadd.s32 %r307,%r844,%r306;\ncvt.s64.s32 %rd130,%r820;\n"
-"mul.lo.s64 %rd31,%rd228,%rd130;\ncvt.s64.s32 %rd32,%r815;\nshl.b32 %r1189,%r301,2;\n"
-"shl.b32 %r1559,%r307,2;\n$L__BB0_82:\n.pragma \"nounroll\";\nmov.u32 %r325,%r1766;\n"
-"mov.u32 %r324,%r1765;\nmov.u32 %r323,%r1764;\nmov.u32 %r322,%r1763;\nmov.u32 %r321,%r1762;\n"
-"mov.u32 %r320,%r1761;\nmov.u32 %r319,%r1760;\nmov.u32 %r318,%r1759;\nmov.f32 %f12,%f740;\n"
-"mov.u32 %r317,%r1865;\nmov.u32 %r316,%r1871;\nmov.u32 %r315,%r1872;\nmov.u32 %r314,%r1873;\n"
-"mov.u32 %r313,%r1874;\nmov.u32 %r312,%r1753;\nmov.u32 %r311,%r1752;\nmov.u32 %r310,%r1751;\n"
-"mov.u32 %r309,%r1750;\nmov.f32 %f11,%f746;\nmov.u32 %r308,%r1879;\nshl.b32 %r329,%r1850,3;\n"
-"add.s32 %r330,%r329,%r5;\nadd.s32 %r854,%r330,16;\nsetp.gt.s32 %p88,%r9,%r854;\n"
-"selp.b32 %r858,%r854,%r57,%p88;\nmad.lo.s32 %r331,%r858,%r12,%r55;\nmov.u32 %r1766,0;\n"
-"mov.f32 %f81,0f00000000;\nmov.u32 %r1765,%r1766;\nmov.u32 %r1764,%r1766;\n"
-"mov.u32 %r1763,%r1766;\nmov.u32 %r1762,%r1766;\nmov.u32 %r1761,%r1766;\nmov.u32 %r1760,%r1766;\n"
-"mov.u32 %r1759,%r1766;\nmov.f32 %f740,%f81;\nmov.u32 %r1865,%r1766;\n@%p36 bra $L__BB0_87;\n"
-"mul.wide.u32 %rd131,%r331,16;\nadd.s64 %rd33,%rd7,%rd131;\n"
-"ld.global.v4.u32{%r1766,%r1765,%r1764,%r1763},[%rd33];\nmov.u32 %r1865,0;\n"
-"mov.u32 %r1762,%r1865;\nmov.u32 %r1761,%r1865;\nmov.u32 %r1760,%r1865;\nmov.u32 %r1759,%r1865;\n"
-"@%p59 bra $L__BB0_85;\nld.global.v4.u32{%r1762,%r1761,%r1760,%r1759},[%rd33+16];\n$L__BB0_85:\n"
+"add.s32 %r823,%r820,%r822;\nand.b32 %r824,%r823,268435448;\n";
+static const char qlora__ptx_443[] =
+"sub.s32 %r825,%r820,%r824;\nshl.b32 %r826,%r825,4;\nand.b32 %r827,%r818,-8;\n"
+"sub.s32 %r828,%r815,%r827;\nshr.u32 %r829,%r828,31;\nadd.s32 %r830,%r828,%r829;\n"
+"shl.b32 %r831,%r830,1;\nand.b32 %r832,%r831,-4;\nshr.u32 %r833,%r434,25;\n"
+"add.s32 %r834,%r2,%r833;\nshr.s32 %r835,%r834,7;\nshl.b32 %r836,%r835,1;\n"
+"shr.u32 %r837,%r815,31;\nadd.s32 %r838,%r815,%r837;\nand.b32 %r839,%r838,-2;\n"
+"sub.s32 %r840,%r815,%r839;\nadd.s32 %r841,%r840,%r836;\nadd.s32 %r842,%r841,%r826;\n"
+"mad.lo.s32 %r843,%r819,144,%r842;\nadd.s32 %r844,%r843,%r832;\nmul.lo.s32 %r306,%r3,-288;\n"
+"add.s32 %r307,%r844,%r306;\ncvt.s64.s32 %rd130,%r820;\nmul.lo.s64 %rd31,%rd228,%rd130;\n"
+"cvt.s64.s32 %rd32,%r815;\nshl.b32 %r1189,%r301,2;\nshl.b32 %r1559,%r307,2;\n$L__BB0_82:\n"
+".pragma \"nounroll\";\nmov.u32 %r325,%r1766;\nmov.u32 %r324,%r1765;\nmov.u32 %r323,%r1764;\n"
+"mov.u32 %r322,%r1763;\nmov.u32 %r321,%r1762;\nmov.u32 %r320,%r1761;\nmov.u32 %r319,%r1760;\n"
+"mov.u32 %r318,%r1759;\nmov.f32 %f12,%f740;\nmov.u32 %r317,%r1865;\nmov.u32 %r316,%r1871;\n"
+"mov.u32 %r315,%r1872;\nmov.u32 %r314,%r1873;\nmov.u32 %r313,%r1874;\nmov.u32 %r312,%r1753;\n"
+"mov.u32 %r311,%r1752;\nmov.u32 %r310,%r1751;\nmov.u32 %r309,%r1750;\nmov.f32 %f11,%f746;\n"
+"mov.u32 %r308,%r1879;\nshl.b32 %r329,%r1850,3;\nadd.s32 %r330,%r329,%r5;\n"
+"add.s32 %r854,%r330,16;\nsetp.gt.s32 %p88,%r9,%r854;\nselp.b32 %r858,%r854,%r57,%p88;\n"
+"mad.lo.s32 %r331,%r858,%r12,%r55;\nmov.u32 %r1766,0;\nmov.f32 %f81,0f00000000;\n"
+"mov.u32 %r1765,%r1766;\nmov.u32 %r1764,%r1766;\nmov.u32 %r1763,%r1766;\nmov.u32 %r1762,%r1766;\n"
+"mov.u32 %r1761,%r1766;\nmov.u32 %r1760,%r1766;\nmov.u32 %r1759,%r1766;\nmov.f32 %f740,%f81;\n"
+"mov.u32 %r1865,%r1766;\n@%p36 bra $L__BB0_87;\nmul.wide.u32 %rd131,%r331,16;\n"
+"add.s64 %rd33,%rd7,%rd131;\nld.global.v4.u32{%r1766,%r1765,%r1764,%r1763},[%rd33];\n"
+"mov.u32 %r1865,0;\nmov.u32 %r1762,%r1865;\nmov.u32 %r1761,%r1865;\nmov.u32 %r1760,%r1865;\n"
+"mov.u32 %r1759,%r1865;\n@%p59 bra $L__BB0_85;\n"
+"ld.global.v4.u32{%r1762,%r1761,%r1760,%r1759},[%rd33+16];\n$L__BB0_85:\n"
 "add.s32 %r880,%r443,%r8;\nadd.s32 %r881,%r880,-5;\nshr.u32 %r882,%r331,%r881;\n"
 "mul.wide.u32 %rd140,%r882,4;\nadd.s64 %rd141,%rd9,%rd140;\nld.global.f32 %f740,[%rd141];\n"
 "@%p24 bra $L__BB0_87;\nshr.u32 %r886,%r331,%r10;\ncvt.u64.u32 %rd142,%r886;\n"
@@ -20915,18 +20913,17 @@ static const char qlora__ptx_444[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1768,%r1772,%r1767,%r1771},{%r889,%r890},{%f81,%f82,%f83,%f84};\n"
 "shl.b32 %r974,%r324,7;\nand.b32 %r975,%r974,32640;\nor.b32 %r976,%r975,%r959;\n"
 "add.s32 %r977,%r805,%r976;\nld.shared.v2.f32{%f180,%f181},[%r977];\n"
-"mul.rn.f32 %f90,%f180,%f745;\n";
-static const char qlora__ptx_445[] =
-"mul.rn.f32 %f89,%f181,%f745;\ncvt.rn.bf16x2.f32 %r903,%f89,%f90;\nshr.u32 %r978,%r324,1;\n"
-"and.b32 %r979,%r978,32640;\nor.b32 %r980,%r979,%r959;\nadd.s32 %r981,%r805,%r980;\n"
-"ld.shared.v2.f32{%f184,%f185},[%r981];\nmul.rn.f32 %f92,%f184,%f745;\n"
-"mul.rn.f32 %f91,%f185,%f745;\ncvt.rn.bf16x2.f32 %r904,%f91,%f92;\nshr.u32 %r982,%r324,9;\n"
-"and.b32 %r983,%r982,32640;\nor.b32 %r984,%r983,%r959;\nadd.s32 %r985,%r805,%r984;\n"
-"ld.shared.v2.f32{%f188,%f189},[%r985];\nmul.rn.f32 %f94,%f188,%f745;\n"
-"mul.rn.f32 %f93,%f189,%f745;\ncvt.rn.bf16x2.f32 %r905,%f93,%f94;\nshr.u32 %r986,%r324,17;\n"
-"and.b32 %r987,%r986,32640;\nor.b32 %r988,%r987,%r959;\nadd.s32 %r989,%r805,%r988;\n"
-"ld.shared.v2.f32{%f192,%f193},[%r989];\nmul.rn.f32 %f96,%f192,%f745;\n"
-"mul.rn.f32 %f95,%f193,%f745;\ncvt.rn.bf16x2.f32 %r906,%f95,%f96;\n"
+"mul.rn.f32 %f90,%f180,%f745;\nmul.rn.f32 %f89,%f181,%f745;\n";
+static const char qlora__ptx_444[] =
+"cvt.rn.bf16x2.f32 %r903,%f89,%f90;\nshr.u32 %r978,%r324,1;\nand.b32 %r979,%r978,32640;\n"
+"or.b32 %r980,%r979,%r959;\nadd.s32 %r981,%r805,%r980;\nld.shared.v2.f32{%f184,%f185},[%r981];\n"
+"mul.rn.f32 %f92,%f184,%f745;\nmul.rn.f32 %f91,%f185,%f745;\ncvt.rn.bf16x2.f32 %r904,%f91,%f92;\n"
+"shr.u32 %r982,%r324,9;\nand.b32 %r983,%r982,32640;\nor.b32 %r984,%r983,%r959;\n"
+"add.s32 %r985,%r805,%r984;\nld.shared.v2.f32{%f188,%f189},[%r985];\n"
+"mul.rn.f32 %f94,%f188,%f745;\nmul.rn.f32 %f93,%f189,%f745;\ncvt.rn.bf16x2.f32 %r905,%f93,%f94;\n"
+"shr.u32 %r986,%r324,17;\nand.b32 %r987,%r986,32640;\nor.b32 %r988,%r987,%r959;\n"
+"add.s32 %r989,%r805,%r988;\nld.shared.v2.f32{%f192,%f193},[%r989];\n"
+"mul.rn.f32 %f96,%f192,%f745;\nmul.rn.f32 %f95,%f193,%f745;\ncvt.rn.bf16x2.f32 %r906,%f95,%f96;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1778,%r1782,%r1777,%r1781},{%r903,%r904},{%f81,%f82,%f83,%f84};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1776,%r1780,%r1775,%r1779},{%r905,%r906},{%f81,%f82,%f83,%f84};\n"
 "shl.b32 %r990,%r323,7;\nand.b32 %r991,%r990,32640;\nor.b32 %r992,%r991,%r959;\n"
@@ -20963,12 +20960,13 @@ static const char qlora__ptx_445[] =
 "and.pred %p100,%p98,%p99;\n@%p100 bra $L__BB0_92;\nmov.u32 %r1866,0;\nmov.f32 %f744,0f00000000;\n"
 "@%p59 bra $L__BB0_91;\nsetp.gt.s32 %p105,%r9,%r330;\nselp.b32 %r1031,%r330,%r57,%p105;\n"
 "mad.lo.s32 %r1033,%r1031,%r12,%r55;\nadd.s32 %r358,%r1033,1;\nadd.s32 %r1037,%r443,%r8;\n"
-"add.s32 %r1038,%r1037,-5;\nshr.u32 %r1039,%r358,%r1038;\nmul.wide.u32 %rd154,%r1039,4;\n";
-static const char qlora__ptx_446[] =
-"add.s64 %rd155,%rd9,%rd154;\nld.global.f32 %f744,[%rd155];\n@%p24 bra $L__BB0_91;\n"
-"shr.u32 %r1043,%r358,%r10;\ncvt.u64.u32 %rd156,%r1043;\nadd.s64 %rd161,%rd8,%rd156;\n"
-"ld.global.u8 %r1866,[%rd161];\n$L__BB0_91:\nsetp.lt.s32 %p108,%r54,%r424;\n"
-"shl.b32 %r1045,%r1866,2;\nadd.s32 %r1047,%r805,%r1045;\nld.shared.f32 %f229,[%r1047+32768];\n"
+"add.s32 %r1038,%r1037,-5;\nshr.u32 %r1039,%r358,%r1038;\nmul.wide.u32 %rd154,%r1039,4;\n"
+"add.s64 %rd155,%rd9,%rd154;\n";
+static const char qlora__ptx_445[] =
+"ld.global.f32 %f744,[%rd155];\n@%p24 bra $L__BB0_91;\nshr.u32 %r1043,%r358,%r10;\n"
+"cvt.u64.u32 %rd156,%r1043;\nadd.s64 %rd161,%rd8,%rd156;\nld.global.u8 %r1866,[%rd161];\n"
+"$L__BB0_91:\nsetp.lt.s32 %p108,%r54,%r424;\nshl.b32 %r1045,%r1866,2;\n"
+"add.s32 %r1047,%r805,%r1045;\nld.shared.f32 %f229,[%r1047+32768];\n"
 "mul.rn.f32 %f230,%f229,%f744;\nadd.rn.f32 %f231,%f230,%f736;\n"
 "selp.f32 %f745,%f231,0f00000000,%p108;\n$L__BB0_92:\nshl.b32 %r1121,%r321,7;\n"
 "and.b32 %r1122,%r1121,32640;\nor.b32 %r1126,%r1122,%r959;\nadd.s32 %r1128,%r805,%r1126;\n"
@@ -21013,7 +21011,7 @@ static const char qlora__ptx_446[] =
 "and.b32 %r1170,%r1169,32640;\nor.b32 %r1171,%r1170,%r959;\nadd.s32 %r1172,%r805,%r1171;\n"
 "ld.shared.v2.f32{%f373,%f374},[%r1172];\nmul.rn.f32 %f287,%f373,%f745;\n"
 "mul.rn.f32 %f286,%f374,%f745;\ncvt.rn.bf16x2.f32 %r1083,%f286,%f287;\n";
-static const char qlora__ptx_447[] =
+static const char qlora__ptx_446[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1818,%r1822,%r1817,%r1821},{%r1080,%r1081},{%f81,%f82,%f83,%f84};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1816,%r1820,%r1815,%r1819},{%r1082,%r1083},{%f81,%f82,%f83,%f84};\n"
 "shl.b32 %r1173,%r318,7;\nand.b32 %r1174,%r1173,32640;\nor.b32 %r1175,%r1174,%r959;\n"
@@ -21061,7 +21059,7 @@ static const char qlora__ptx_447[] =
 "ld.shared.v2.f32{%f504,%f505},[%r1311];\nmul.rn.f32 %f400,%f504,%f748;\n"
 "mul.rn.f32 %f399,%f505,%f748;\ncvt.rn.bf16x2.f32 %r1226,%f399,%f400;\nmov.f32 %f410,%f409;\n"
 "mov.f32 %f411,%f409;\nmov.f32 %f412,%f409;\n";
-static const char qlora__ptx_448[] =
+static const char qlora__ptx_447[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1770,%r1774,%r1769,%r1773},{%r1223,%r1224},{%f409,%f410,%f411,%f412};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1768,%r1772,%r1767,%r1771},{%r1225,%r1226},{%f409,%f410,%f411,%f412};\n"
 "shl.b32 %r1312,%r315,7;\nand.b32 %r1313,%r1312,32640;\nor.b32 %r1314,%r1313,%r959;\n"
@@ -21107,7 +21105,7 @@ static const char qlora__ptx_448[] =
 "and.b32 %r1357,%r1356,32640;\nor.b32 %r1358,%r1357,%r959;\nadd.s32 %r1359,%r805,%r1358;\n"
 "ld.shared.v2.f32{%f552,%f553},[%r1359];\nmul.rn.f32 %f472,%f552,%f748;\n"
 "mul.rn.f32 %f471,%f553,%f748;\ncvt.rn.bf16x2.f32 %r1274,%f471,%f472;\n";
-static const char qlora__ptx_449[] =
+static const char qlora__ptx_448[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1794,%r1798,%r1793,%r1797},{%r1271,%r1272},{%f409,%f410,%f411,%f412};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1792,%r1796,%r1791,%r1795},{%r1273,%r1274},{%f409,%f410,%f411,%f412};\n"
 "@%p100 bra $L__BB0_102;\nmov.u32 %r1880,0;\nmov.f32 %f747,0f00000000;\n@%p59 bra $L__BB0_101;\n"
@@ -21154,7 +21152,7 @@ static const char qlora__ptx_449[] =
 "mul.rn.f32 %f609,%f688,%f748;\nmul.rn.f32 %f608,%f689,%f748;\n"
 "cvt.rn.bf16x2.f32 %r1415,%f608,%f609;\nshr.u32 %r1487,%r310,1;\nand.b32 %r1488,%r1487,32640;\n"
 "or.b32 %r1489,%r1488,%r959;\n";
-static const char qlora__ptx_450[] =
+static const char qlora__ptx_449[] =
 "add.s32 %r1490,%r805,%r1489;\nld.shared.v2.f32{%f692,%f693},[%r1490];\n"
 "mul.rn.f32 %f611,%f692,%f748;\nmul.rn.f32 %f610,%f693,%f748;\n"
 "cvt.rn.bf16x2.f32 %r1416,%f610,%f611;\nshr.u32 %r1491,%r310,9;\nand.b32 %r1492,%r1491,32640;\n"
@@ -21203,7 +21201,7 @@ static const char qlora__ptx_450[] =
 "sub.s32 %r1886,%r302,%r1685;\nmov.u32 %r1887,1;\n$L__BB0_122:\n.pragma \"nounroll\";\n"
 "mad.lo.s32 %r1686,%r1887,1152,%r411;\nld.shared.f32 %f725,[%r1686];\nadd.f32 %f726,%f752,%f725;\n"
 "ld.shared.f32 %f727,[%r1686+1152];\n";
-static const char qlora__ptx_451[] =
+static const char qlora__ptx_450[] =
 "add.f32 %f728,%f726,%f727;\nld.shared.f32 %f729,[%r1686+2304];\nadd.f32 %f730,%f728,%f729;\n"
 "ld.shared.f32 %f731,[%r1686+3456];\nadd.f32 %f752,%f730,%f731;\nadd.s32 %r1887,%r1887,4;\n"
 "add.s32 %r1886,%r1886,-4;\nsetp.ne.s32 %p145,%r1886,0;\n@%p145 bra $L__BB0_122;\n$L__BB0_123:\n"
@@ -21253,7 +21251,7 @@ static const char qlora__ptx_451[] =
 "shr.s32 %r1576,%r403,31;\nshr.u32 %r1577,%r1576,29;\nadd.s32 %r1578,%r403,%r1577;\n"
 "shr.s32 %r1579,%r1578,3;\nshr.s32 %r1580,%r1569,31;\nshr.u32 %r1581,%r1580,29;\n"
 "add.s32 %r1582,%r1575,%r1581;\nand.b32 %r1583,%r1582,268435448;\n";
-static const char qlora__ptx_452[] =
+static const char qlora__ptx_451[] =
 "sub.s32 %r1584,%r1575,%r1583;\nshl.b32 %r1585,%r1584,4;\nand.b32 %r1586,%r1578,-8;\n"
 "sub.s32 %r1587,%r403,%r1586;\nshr.u32 %r1588,%r1587,31;\nadd.s32 %r1589,%r1587,%r1588;\n"
 "shl.b32 %r1590,%r1589,1;\nand.b32 %r1591,%r1590,1073741820;\nshr.u32 %r1592,%r1567,25;\n"
@@ -21287,7 +21285,7 @@ static const char qlora__ptx_452[] =
 "cvt.u32.u64 %r1692,%rd227;\nshl.b32 %r1690,%r1851,2;\nadd.s32 %r1852,%r1852,%r1690;\n"
 "neg.s32 %r1851,%r1851;\nadd.s32 %r1850,%r1850,2;\nsetp.lt.s32 %p151,%r1850,%r1692;\n"
 "@%p151 bra $L__BB0_82;\n$L__BB0_132:\nret;\n}\n";
-static const char qlora__ptx_453[] =
+static const char qlora__ptx_452[] =
 ".visible .entry qlora_nf4_gemm_32(\n.param .u64 qlora_nf4_gemm_32_param_0,\n"
 ".param .u64 qlora_nf4_gemm_32_param_1,\n.param .u32 qlora_nf4_gemm_32_param_2,\n"
 ".param .u32 qlora_nf4_gemm_32_param_3,\n.param .u32 qlora_nf4_gemm_32_param_4,\n"
@@ -21304,90 +21302,89 @@ static const char qlora__ptx_453[] =
 ".param .u32 qlora_nf4_gemm_32_param_25,\n.param .u32 qlora_nf4_gemm_32_param_26,\n"
 ".param .u32 qlora_nf4_gemm_32_param_27,\n.param .u64 qlora_nf4_gemm_32_param_28,\n"
 ".param .u64 qlora_nf4_gemm_32_param_29\n)\n.maxntid 256,1,1\n.minnctapersm 2\n{\n"
-".reg .pred %p<259>;\n.reg .b16 %rs<17>;\n.reg .f32 %f<1210>;\n.reg .b32 %r<2018>;\n"
-".reg .b64 %rd<300>;\nld.param.u64 %rd47,[qlora_nf4_gemm_32_param_0];\n"
-"ld.param.u64 %rd48,[qlora_nf4_gemm_32_param_1];\n"
+".reg .pred %p<252>;\n.reg .b16 %rs<17>;\n.reg .f32 %f<1210>;\n.reg .b32 %r<2018>;\n"
+".reg .b64 %rd<303>;\nld.param.u64 %rd48,[qlora_nf4_gemm_32_param_0];\n"
+"ld.param.u64 %rd49,[qlora_nf4_gemm_32_param_1];\n"
 "ld.param.u32 %r339,[qlora_nf4_gemm_32_param_2];\n"
 "ld.param.u32 %r340,[qlora_nf4_gemm_32_param_3];\n"
 "ld.param.u32 %r341,[qlora_nf4_gemm_32_param_4];\n"
 "ld.param.u32 %r343,[qlora_nf4_gemm_32_param_7];\n"
-"ld.param.u64 %rd50,[qlora_nf4_gemm_32_param_8];\n"
-"ld.param.u64 %rd51,[qlora_nf4_gemm_32_param_9];\n"
-"ld.param.u64 %rd52,[qlora_nf4_gemm_32_param_10];\n"
-"ld.param.u64 %rd53,[qlora_nf4_gemm_32_param_11];\n"
-"ld.param.u64 %rd54,[qlora_nf4_gemm_32_param_12];\n"
-"ld.param.u64 %rd64,[qlora_nf4_gemm_32_param_13];\n"
+"ld.param.u64 %rd51,[qlora_nf4_gemm_32_param_8];\n"
+"ld.param.u64 %rd52,[qlora_nf4_gemm_32_param_9];\n"
+"ld.param.u64 %rd53,[qlora_nf4_gemm_32_param_10];\n"
+"ld.param.u64 %rd54,[qlora_nf4_gemm_32_param_11];\n"
+"ld.param.u64 %rd55,[qlora_nf4_gemm_32_param_12];\n"
+"ld.param.u64 %rd65,[qlora_nf4_gemm_32_param_13];\n"
 "ld.param.u32 %r344,[qlora_nf4_gemm_32_param_14];\n"
 "ld.param.u32 %r345,[qlora_nf4_gemm_32_param_15];\n"
 "ld.param.u32 %r346,[qlora_nf4_gemm_32_param_16];\n"
-"ld.param.u64 %rd57,[qlora_nf4_gemm_32_param_19];\n"
-"ld.param.u64 %rd58,[qlora_nf4_gemm_32_param_20];\n"
-"ld.param.u64 %rd59,[qlora_nf4_gemm_32_param_21];\n"
-"ld.param.u64 %rd60,[qlora_nf4_gemm_32_param_22];\n"
-"ld.param.u64 %rd61,[qlora_nf4_gemm_32_param_23];\n"
-"ld.param.u64 %rd65,[qlora_nf4_gemm_32_param_24];\n"
+"ld.param.u64 %rd58,[qlora_nf4_gemm_32_param_19];\n"
+"ld.param.u64 %rd59,[qlora_nf4_gemm_32_param_20];\n"
+"ld.param.u64 %rd60,[qlora_nf4_gemm_32_param_21];\n"
+"ld.param.u64 %rd61,[qlora_nf4_gemm_32_param_22];\n"
+"ld.param.u64 %rd62,[qlora_nf4_gemm_32_param_23];\n"
+"ld.param.u64 %rd66,[qlora_nf4_gemm_32_param_24];\n"
 "ld.param.u32 %r347,[qlora_nf4_gemm_32_param_25];\n"
 "ld.param.u32 %r348,[qlora_nf4_gemm_32_param_26];\n"
 "ld.param.u32 %r349,[qlora_nf4_gemm_32_param_27];\nmov.u32 %r1,%tid.x;\nshr.s32 %r350,%r1,31;\n"
 "shr.u32 %r351,%r350,27;\nadd.s32 %r352,%r1,%r351;\nand.b32 %r353,%r352,-32;\n"
 "sub.s32 %r2,%r1,%r353;\nmov.u32 %r3,%ctaid.x;\nsetp.ge.s32 %p1,%r3,%r343;\n"
-"selp.b64 %rd66,%rd57,%rd50,%p1;\ncvta.to.global.u64 %rd1,%rd66;\nselp.b64 %rd2,%rd58,%rd51,%p1;\n"
-"selp.b64 %rd3,%rd59,%rd52,%p1;\ncvta.to.global.u64 %rd67,%rd3;\nselp.b64 %rd68,%rd60,%rd53,%p1;\n"
-"selp.b64 %rd69,%rd65,%rd64,%p1;\ncvta.to.global.u64 %rd4,%rd69;\nselp.b32 %r4,%r349,%r346,%p1;\n"
-"setp.ne.s64 %p11,%rd2,0;\nsetp.eq.s64 %p12,%rd2,0;\nselp.b64 %rd5,%rd67,0,%p12;\n"
-"selp.b64 %rd70,%rd68,%rd2,%p12;\ncvta.to.global.u64 %rd6,%rd70;\nmov.f32 %f1162,0f00000000;\n"
-"@%p11 bra $L__BB1_2;\nselp.b64 %rd71,%rd61,%rd54,%p1;\ncvta.to.global.u64 %rd72,%rd71;\n"
-"ld.global.f32 %f1162,[%rd72];\n$L__BB1_2:\nselp.b32 %r354,%r347,%r344,%p1;\n"
-"selp.b32 %r355,%r348,%r345,%p1;\nselp.b32 %r356,%r355,0,%p12;\nadd.s32 %r5,%r354,-5;\n"
-"add.s32 %r6,%r356,%r5;\nshr.u32 %r7,%r340,5;\nsetp.gt.s32 %p14,%r1,4095;\n"
+"selp.b64 %rd1,%rd59,%rd52,%p1;\nselp.b64 %rd67,%rd60,%rd53,%p1;\n"
+"selp.b64 %rd68,%rd66,%rd65,%p1;\ncvta.to.global.u64 %rd2,%rd68;\nselp.b32 %r4,%r349,%r346,%p1;\n"
+"setp.ne.s64 %p12,%rd1,0;\nsetp.eq.s64 %p2,%rd1,0;\nselp.b64 %rd3,%rd67,0,%p2;\n"
+"mov.f32 %f1162,0f00000000;\n@%p12 bra $L__BB1_2;\nselp.b64 %rd69,%rd62,%rd55,%p1;\n"
+"cvta.to.global.u64 %rd70,%rd69;\nld.global.f32 %f1162,[%rd70];\n$L__BB1_2:\n"
+"selp.b32 %r354,%r347,%r344,%p1;\nselp.b32 %r355,%r348,%r345,%p1;\nselp.b32 %r356,%r355,0,%p2;\n"
+"add.s32 %r5,%r354,-5;\nadd.s32 %r6,%r356,%r5;\nshr.u32 %r7,%r340,5;\nsetp.gt.s32 %p14,%r1,4095;\n"
 "selp.b32 %r357,%r343,0,%p1;\nsub.s32 %r8,%r3,%r357;\n@%p14 bra $L__BB1_9;\nmov.u32 %r9,%ntid.x;\n"
 "mov.u32 %r358,4095;\nsub.s32 %r359,%r358,%r1;\ndiv.u32 %r10,%r359,%r9;\nadd.s32 %r360,%r10,1;\n"
 "and.b32 %r1900,%r360,3;\nsetp.eq.s32 %p15,%r1900,0;\nmov.u32 %r1901,%r1;\n@%p15 bra $L__BB1_6;\n"
 "shl.b32 %r361,%r1,3;\nmov.u32 %r362,shared;\nadd.s32 %r1898,%r362,%r361;\nshl.b32 %r13,%r9,3;\n"
 "mov.u32 %r1901,%r1;\n$L__BB1_5:\n.pragma \"nounroll\";\nshr.s32 %r363,%r1901,31;\n"
-"shr.u32 %r364,%r363,24;\nadd.s32 %r365,%r1901,%r364;\nshr.s32 %r366,%r365,8;\n";
-static const char qlora__ptx_454[] =
-"mul.wide.s32 %rd73,%r366,4;\nadd.s64 %rd74,%rd4,%rd73;\nshr.u32 %r367,%r363,28;\n"
+"shr.u32 %r364,%r363,24;\nadd.s32 %r365,%r1901,%r364;\nshr.s32 %r366,%r365,8;\n"
+"mul.wide.s32 %rd71,%r366,4;\nadd.s64 %rd72,%rd2,%rd71;\nshr.u32 %r367,%r363,28;\n"
 "add.s32 %r368,%r1901,%r367;\nshr.s32 %r369,%r368,4;\nshr.s32 %r370,%r368,31;\n"
-"shr.u32 %r371,%r370,28;\nadd.s32 %r372,%r369,%r371;\nand.b32 %r373,%r372,-16;\n"
-"sub.s32 %r374,%r369,%r373;\nmul.wide.s32 %rd75,%r374,4;\nadd.s64 %rd76,%rd4,%rd75;\n"
-"ld.global.f32 %f130,[%rd76];\nld.global.f32 %f131,[%rd74];\n"
-"st.shared.v2.f32[%r1898],{%f131,%f130};\nadd.s32 %r1901,%r1901,%r9;\n"
-"add.s32 %r1898,%r1898,%r13;\nadd.s32 %r1900,%r1900,-1;\nsetp.ne.s32 %p16,%r1900,0;\n"
-"@%p16 bra $L__BB1_5;\n$L__BB1_6:\nsetp.lt.u32 %p17,%r10,3;\n@%p17 bra $L__BB1_9;\n"
-"shl.b32 %r375,%r1901,3;\nmov.u32 %r376,shared;\nadd.s32 %r1903,%r376,%r375;\n"
-"shl.b32 %r22,%r9,3;\n$L__BB1_8:\n.pragma \"nounroll\";\nshr.s32 %r377,%r1901,31;\n"
-"shr.u32 %r378,%r377,24;\nadd.s32 %r379,%r1901,%r378;\nshr.s32 %r380,%r379,8;\n"
-"mul.wide.s32 %rd77,%r380,4;\nadd.s64 %rd78,%rd4,%rd77;\nshr.u32 %r381,%r377,28;\n"
-"add.s32 %r382,%r1901,%r381;\nshr.s32 %r383,%r382,4;\nshr.s32 %r384,%r382,31;\n"
-"shr.u32 %r385,%r384,28;\nadd.s32 %r386,%r383,%r385;\nand.b32 %r387,%r386,-16;\n"
-"sub.s32 %r388,%r383,%r387;\nmul.wide.s32 %rd79,%r388,4;\nadd.s64 %rd80,%rd4,%rd79;\n"
-"ld.global.f32 %f132,[%rd80];\nld.global.f32 %f133,[%rd78];\n"
+"shr.u32 %r371,%r370,28;\n";
+static const char qlora__ptx_453[] =
+"add.s32 %r372,%r369,%r371;\nand.b32 %r373,%r372,-16;\nsub.s32 %r374,%r369,%r373;\n"
+"mul.wide.s32 %rd73,%r374,4;\nadd.s64 %rd74,%rd2,%rd73;\nld.global.f32 %f130,[%rd74];\n"
+"ld.global.f32 %f131,[%rd72];\nst.shared.v2.f32[%r1898],{%f131,%f130};\n"
+"add.s32 %r1901,%r1901,%r9;\nadd.s32 %r1898,%r1898,%r13;\nadd.s32 %r1900,%r1900,-1;\n"
+"setp.ne.s32 %p16,%r1900,0;\n@%p16 bra $L__BB1_5;\n$L__BB1_6:\nsetp.lt.u32 %p17,%r10,3;\n"
+"@%p17 bra $L__BB1_9;\nshl.b32 %r375,%r1901,3;\nmov.u32 %r376,shared;\n"
+"add.s32 %r1903,%r376,%r375;\nshl.b32 %r22,%r9,3;\n$L__BB1_8:\n.pragma \"nounroll\";\n"
+"shr.s32 %r377,%r1901,31;\nshr.u32 %r378,%r377,24;\nadd.s32 %r379,%r1901,%r378;\n"
+"shr.s32 %r380,%r379,8;\nmul.wide.s32 %rd75,%r380,4;\nadd.s64 %rd76,%rd2,%rd75;\n"
+"shr.u32 %r381,%r377,28;\nadd.s32 %r382,%r1901,%r381;\nshr.s32 %r383,%r382,4;\n"
+"shr.s32 %r384,%r382,31;\nshr.u32 %r385,%r384,28;\nadd.s32 %r386,%r383,%r385;\n"
+"and.b32 %r387,%r386,-16;\nsub.s32 %r388,%r383,%r387;\nmul.wide.s32 %rd77,%r388,4;\n"
+"add.s64 %rd78,%rd2,%rd77;\nld.global.f32 %f132,[%rd78];\nld.global.f32 %f133,[%rd76];\n"
 "st.shared.v2.f32[%r1903],{%f133,%f132};\nadd.s32 %r389,%r1901,%r9;\nshr.s32 %r390,%r389,31;\n"
 "shr.u32 %r391,%r390,28;\nadd.s32 %r392,%r389,%r391;\nshr.s32 %r393,%r392,4;\n"
 "shr.u32 %r394,%r390,24;\nadd.s32 %r395,%r389,%r394;\nshr.s32 %r396,%r395,8;\n"
-"mul.wide.s32 %rd81,%r396,4;\nadd.s64 %rd82,%rd4,%rd81;\nshr.s32 %r397,%r392,31;\n"
+"mul.wide.s32 %rd79,%r396,4;\nadd.s64 %rd80,%rd2,%rd79;\nshr.s32 %r397,%r392,31;\n"
 "shr.u32 %r398,%r397,28;\nadd.s32 %r399,%r393,%r398;\nand.b32 %r400,%r399,-16;\n"
-"sub.s32 %r401,%r393,%r400;\nmul.wide.s32 %rd83,%r401,4;\nadd.s64 %rd84,%rd4,%rd83;\n"
-"ld.global.f32 %f134,[%rd84];\nld.global.f32 %f135,[%rd82];\nadd.s32 %r402,%r1903,%r22;\n"
+"sub.s32 %r401,%r393,%r400;\nmul.wide.s32 %rd81,%r401,4;\nadd.s64 %rd82,%rd2,%rd81;\n"
+"ld.global.f32 %f134,[%rd82];\nld.global.f32 %f135,[%rd80];\nadd.s32 %r402,%r1903,%r22;\n"
 "st.shared.v2.f32[%r402],{%f135,%f134};\nadd.s32 %r403,%r389,%r9;\nshr.s32 %r404,%r403,31;\n"
 "shr.u32 %r405,%r404,28;\nadd.s32 %r406,%r403,%r405;\nshr.s32 %r407,%r406,4;\n"
 "shr.u32 %r408,%r404,24;\nadd.s32 %r409,%r403,%r408;\nshr.s32 %r410,%r409,8;\n"
-"mul.wide.s32 %rd85,%r410,4;\nadd.s64 %rd86,%rd4,%rd85;\nshr.s32 %r411,%r406,31;\n"
+"mul.wide.s32 %rd83,%r410,4;\nadd.s64 %rd84,%rd2,%rd83;\nshr.s32 %r411,%r406,31;\n"
 "shr.u32 %r412,%r411,28;\nadd.s32 %r413,%r407,%r412;\nand.b32 %r414,%r413,-16;\n"
-"sub.s32 %r415,%r407,%r414;\nmul.wide.s32 %rd87,%r415,4;\nadd.s64 %rd88,%rd4,%rd87;\n"
-"ld.global.f32 %f136,[%rd88];\nld.global.f32 %f137,[%rd86];\nadd.s32 %r416,%r402,%r22;\n"
+"sub.s32 %r415,%r407,%r414;\nmul.wide.s32 %rd85,%r415,4;\nadd.s64 %rd86,%rd2,%rd85;\n"
+"ld.global.f32 %f136,[%rd86];\nld.global.f32 %f137,[%rd84];\nadd.s32 %r416,%r402,%r22;\n"
 "st.shared.v2.f32[%r416],{%f137,%f136};\nadd.s32 %r417,%r403,%r9;\nshr.s32 %r418,%r417,31;\n"
 "shr.u32 %r419,%r418,28;\nadd.s32 %r420,%r417,%r419;\nshr.s32 %r421,%r420,4;\n"
 "shr.u32 %r422,%r418,24;\nadd.s32 %r423,%r417,%r422;\nshr.s32 %r424,%r423,8;\n"
-"mul.wide.s32 %rd89,%r424,4;\nadd.s64 %rd90,%rd4,%rd89;\nshr.s32 %r425,%r420,31;\n"
+"mul.wide.s32 %rd87,%r424,4;\nadd.s64 %rd88,%rd2,%rd87;\nshr.s32 %r425,%r420,31;\n"
 "shr.u32 %r426,%r425,28;\nadd.s32 %r427,%r421,%r426;\nand.b32 %r428,%r427,-16;\n"
-"sub.s32 %r429,%r421,%r428;\nmul.wide.s32 %rd91,%r429,4;\nadd.s64 %rd92,%rd4,%rd91;\n"
-"ld.global.f32 %f138,[%rd92];\nld.global.f32 %f139,[%rd90];\nadd.s32 %r430,%r416,%r22;\n"
+"sub.s32 %r429,%r421,%r428;\nmul.wide.s32 %rd89,%r429,4;\nadd.s64 %rd90,%rd2,%rd89;\n"
+"ld.global.f32 %f138,[%rd90];\nld.global.f32 %f139,[%rd88];\nadd.s32 %r430,%r416,%r22;\n"
 "add.s32 %r1903,%r430,%r22;\nst.shared.v2.f32[%r430],{%f139,%f138};\nadd.s32 %r1901,%r417,%r9;\n"
 "setp.lt.s32 %p18,%r1901,4096;\n@%p18 bra $L__BB1_8;\n$L__BB1_9:\nsetp.gt.s32 %p19,%r1,255;\n"
-"@%p19 bra $L__BB1_23;\nmov.u32 %r431,255;\nsub.s32 %r432,%r431,%r1;\nmov.u32 %r27,%ntid.x;\n"
-"div.u32 %r28,%r432,%r27;\nadd.s32 %r433,%r28,1;\nand.b32 %r1906,%r433,3;\n@%p12 bra $L__BB1_17;\n"
+"selp.b64 %rd91,%rd61,%rd54,%p1;\nselp.b64 %rd4,%rd91,%rd1,%p2;\n@%p19 bra $L__BB1_23;\n"
+"mov.u32 %r431,255;\nsub.s32 %r432,%r431,%r1;\nmov.u32 %r27,%ntid.x;\ndiv.u32 %r28,%r432,%r27;\n"
+"add.s32 %r433,%r28,1;\nand.b32 %r1906,%r433,3;\n@%p2 bra $L__BB1_17;\n"
 "setp.eq.s32 %p21,%r1906,0;\nmov.u32 %r1907,%r1;\n@%p21 bra $L__BB1_14;\nshl.b32 %r434,%r1,2;\n"
 "mov.u32 %r435,shared;\nadd.s32 %r436,%r435,%r434;\nadd.s32 %r1904,%r436,32768;\n"
 "shl.b32 %r31,%r27,2;\nmov.u32 %r1907,%r1;\n$L__BB1_13:\n.pragma \"nounroll\";\n"
@@ -21397,126 +21394,128 @@ static const char qlora__ptx_454[] =
 "shl.b32 %r438,%r1907,2;\nmov.u32 %r439,shared;\nadd.s32 %r440,%r439,%r438;\n"
 "add.s32 %r1909,%r440,32768;\nshl.b32 %r40,%r27,2;\n$L__BB1_16:\nmov.u32 %r441,1065353216;\n"
 "st.shared.u32[%r1909],%r441;\nadd.s32 %r442,%r1909,%r40;\nst.shared.u32[%r442],%r441;\n"
-"add.s32 %r443,%r1907,%r27;\nadd.s32 %r444,%r443,%r27;\n";
+"add.s32 %r443,%r1907,%r27;\nadd.s32 %r444,%r443,%r27;\nadd.s32 %r445,%r442,%r40;\n"
+"st.shared.u32[%r445],%r441;\nadd.s32 %r446,%r444,%r27;\nadd.s32 %r447,%r445,%r40;\n";
+static const char qlora__ptx_454[] =
+"add.s32 %r1909,%r447,%r40;\nst.shared.u32[%r447],%r441;\nadd.s32 %r1907,%r446,%r27;\n"
+"setp.lt.s32 %p24,%r1907,256;\n@%p24 bra $L__BB1_16;\nbra.uni $L__BB1_23;\n$L__BB1_17:\n"
+"setp.eq.s32 %p25,%r1906,0;\nmov.u32 %r1913,%r1;\n@%p25 bra $L__BB1_20;\nshl.b32 %r448,%r1,2;\n"
+"mov.u32 %r449,shared;\nadd.s32 %r450,%r449,%r448;\nadd.s32 %r1910,%r450,32768;\n"
+"shl.b32 %r46,%r27,2;\nadd.s32 %r451,%r1,16;\nmul.wide.s32 %rd92,%r451,4;\n"
+"add.s64 %rd292,%rd2,%rd92;\nmul.wide.s32 %rd6,%r27,4;\nmov.u32 %r1913,%r1;\n$L__BB1_19:\n"
+".pragma \"nounroll\";\nld.global.f32 %f140,[%rd292];\nst.shared.f32[%r1910],%f140;\n"
+"add.s32 %r1913,%r1913,%r27;\nadd.s32 %r1910,%r1910,%r46;\nadd.s64 %rd292,%rd292,%rd6;\n"
+"add.s32 %r1906,%r1906,-1;\nsetp.ne.s32 %p26,%r1906,0;\n@%p26 bra $L__BB1_19;\n$L__BB1_20:\n"
+"setp.lt.u32 %p27,%r28,3;\n@%p27 bra $L__BB1_23;\nmul.wide.s32 %rd9,%r27,4;\n"
+"shl.b32 %r452,%r1913,2;\nmov.u32 %r453,shared;\nadd.s32 %r454,%r453,%r452;\n"
+"add.s32 %r1915,%r454,32768;\nshl.b32 %r55,%r27,2;\n$L__BB1_22:\nadd.s32 %r455,%r1913,16;\n"
+"mul.wide.s32 %rd93,%r455,4;\nadd.s64 %rd94,%rd2,%rd93;\nld.global.f32 %f141,[%rd94];\n"
+"st.shared.f32[%r1915],%f141;\nadd.s64 %rd95,%rd94,%rd9;\nld.global.f32 %f142,[%rd95];\n"
+"add.s32 %r456,%r1915,%r55;\nst.shared.f32[%r456],%f142;\nadd.s32 %r457,%r1913,%r27;\n"
+"add.s32 %r458,%r457,%r27;\nadd.s64 %rd96,%rd95,%rd9;\nld.global.f32 %f143,[%rd96];\n"
+"add.s32 %r459,%r456,%r55;\nst.shared.f32[%r459],%f143;\nadd.s32 %r460,%r458,%r27;\n"
+"add.s64 %rd97,%rd96,%rd9;\nld.global.f32 %f144,[%rd97];\nadd.s32 %r461,%r459,%r55;\n"
+"add.s32 %r1915,%r461,%r55;\nst.shared.f32[%r461],%f144;\nadd.s32 %r1913,%r460,%r27;\n"
+"setp.lt.s32 %p28,%r1913,256;\n@%p28 bra $L__BB1_22;\n$L__BB1_23:\n"
+"selp.b64 %rd98,%rd58,%rd51,%p1;\ncvta.to.global.u64 %rd10,%rd98;\n"
+"cvta.to.global.u64 %rd11,%rd3;\ncvta.to.global.u64 %rd12,%rd4;\nshr.s32 %r60,%r352,5;\n"
+"shl.b32 %r466,%r60,4;\nshl.b32 %r467,%r8,7;\nadd.s32 %r61,%r467,%r466;\nmov.u32 %r468,%ctaid.y;\n"
+"mul.lo.s32 %r62,%r468,%r341;\nsub.s32 %r469,%r340,%r62;\nsetp.lt.s32 %p29,%r469,%r341;\n"
+"add.s32 %r470,%r62,%r341;\nselp.b32 %r63,%r340,%r470,%p29;\nsetp.le.s32 %p30,%r63,%r62;\n"
+"mov.u32 %r1916,0;\n@%p30 bra $L__BB1_25;\nmov.u32 %r471,255;\nsub.s32 %r472,%r471,%r62;\n"
+"add.s32 %r473,%r472,%r63;\nshr.s32 %r474,%r473,31;\nshr.u32 %r475,%r474,24;\n"
+"add.s32 %r476,%r473,%r475;\nshr.s32 %r1916,%r476,8;\n$L__BB1_25:\nshr.s32 %r477,%r2,31;\n"
+"shr.u32 %r478,%r477,30;\nadd.s32 %r479,%r2,%r478;\nand.b32 %r480,%r479,67108860;\n"
+"sub.s32 %r481,%r2,%r480;\nshl.b32 %r482,%r481,6;\nadd.s32 %r1987,%r62,%r482;\n"
+"shr.s32 %r67,%r479,2;\nadd.s32 %r68,%r61,%r67;\nshr.u32 %r69,%r1987,5;\n"
+"setp.gt.s32 %p31,%r4,%r68;\nadd.s32 %r70,%r4,-1;\nselp.b32 %r483,%r68,%r70,%p31;\n"
+"mad.lo.s32 %r71,%r483,%r7,%r69;\nmul.wide.u32 %rd99,%r71,16;\nadd.s64 %rd13,%rd10,%rd99;\n"
+"setp.eq.s64 %p32,%rd3,0;\n@%p32 bra $L__BB1_34;\nsetp.ge.s32 %p33,%r1987,%r63;\n"
+"mov.u32 %r1989,0;\nmov.f32 %f1165,0f00000000;\nmov.u32 %r1967,%r1989;\nmov.u32 %r1966,%r1989;\n"
+"mov.u32 %r1965,%r1989;\nmov.u32 %r1964,%r1989;\nmov.u32 %r1963,%r1989;\nmov.u32 %r1962,%r1989;\n"
+"mov.u32 %r1961,%r1989;\nmov.u32 %r1960,%r1989;\nmov.f32 %f1188,%f1165;\nmov.u32 %r1990,%r1989;\n"
+"@%p33 bra $L__BB1_30;\nadd.s32 %r497,%r1987,32;\nsetp.ge.s32 %p34,%r497,%r63;\n"
+"ld.global.v4.u32{%r1967,%r1966,%r1965,%r1964},[%rd13];\nmov.u32 %r1963,0;\n"
+"mov.u32 %r1962,%r1963;\nmov.u32 %r1961,%r1963;\nmov.u32 %r1960,%r1963;\n@%p34 bra $L__BB1_29;\n"
+"ld.global.v4.u32{%r1963,%r1962,%r1961,%r1960},[%rd13+16];\n$L__BB1_29:\nshr.u32 %r506,%r71,%r6;\n"
+"mul.wide.u32 %rd100,%r506,4;\nadd.s64 %rd101,%rd12,%rd100;\nld.global.f32 %f1188,[%rd101];\n"
+"shr.u32 %r507,%r71,%r5;\ncvt.u64.u32 %rd102,%r507;\nadd.s64 %rd103,%rd11,%rd102;\n"
+"ld.global.u8 %r1990,[%rd103];\n$L__BB1_30:\nadd.s32 %r517,%r68,8;\nsetp.gt.s32 %p35,%r4,%r517;\n"
+"selp.b32 %r518,%r517,%r70,%p35;\nmad.lo.s32 %r98,%r518,%r7,%r69;\nmov.u32 %r1951,%r1989;\n"
+"mov.u32 %r1952,%r1989;\nmov.u32 %r1953,%r1989;\nmov.u32 %r1954,%r1989;\nmov.u32 %r1973,%r1989;\n"
+"mov.u32 %r1974,%r1989;\nmov.u32 %r1975,%r1989;\nmov.u32 %r1976,%r1989;\n@%p33 bra $L__BB1_42;\n"
+"add.s32 %r523,%r1987,32;\nsetp.ge.s32 %p37,%r523,%r63;\nmul.wide.u32 %rd104,%r98,16;\n"
+"add.s64 %rd14,%rd10,%rd104;\n";
 static const char qlora__ptx_455[] =
-"add.s32 %r445,%r442,%r40;\nst.shared.u32[%r445],%r441;\nadd.s32 %r446,%r444,%r27;\n"
-"add.s32 %r447,%r445,%r40;\nadd.s32 %r1909,%r447,%r40;\nst.shared.u32[%r447],%r441;\n"
-"add.s32 %r1907,%r446,%r27;\nsetp.lt.s32 %p24,%r1907,256;\n@%p24 bra $L__BB1_16;\n"
-"bra.uni $L__BB1_23;\n$L__BB1_17:\nsetp.eq.s32 %p25,%r1906,0;\nmov.u32 %r1913,%r1;\n"
-"@%p25 bra $L__BB1_20;\nshl.b32 %r448,%r1,2;\nmov.u32 %r449,shared;\nadd.s32 %r450,%r449,%r448;\n"
-"add.s32 %r1910,%r450,32768;\nshl.b32 %r46,%r27,2;\nadd.s32 %r451,%r1,16;\n"
-"mul.wide.s32 %rd93,%r451,4;\nadd.s64 %rd289,%rd4,%rd93;\nmul.wide.s32 %rd8,%r27,4;\n"
-"mov.u32 %r1913,%r1;\n$L__BB1_19:\n.pragma \"nounroll\";\nld.global.f32 %f140,[%rd289];\n"
-"st.shared.f32[%r1910],%f140;\nadd.s32 %r1913,%r1913,%r27;\nadd.s32 %r1910,%r1910,%r46;\n"
-"add.s64 %rd289,%rd289,%rd8;\nadd.s32 %r1906,%r1906,-1;\nsetp.ne.s32 %p26,%r1906,0;\n"
-"@%p26 bra $L__BB1_19;\n$L__BB1_20:\nsetp.lt.u32 %p27,%r28,3;\n@%p27 bra $L__BB1_23;\n"
-"mul.wide.s32 %rd11,%r27,4;\nshl.b32 %r452,%r1913,2;\nmov.u32 %r453,shared;\n"
-"add.s32 %r454,%r453,%r452;\nadd.s32 %r1915,%r454,32768;\nshl.b32 %r55,%r27,2;\n$L__BB1_22:\n"
-"add.s32 %r455,%r1913,16;\nmul.wide.s32 %rd94,%r455,4;\nadd.s64 %rd95,%rd4,%rd94;\n"
-"ld.global.f32 %f141,[%rd95];\nst.shared.f32[%r1915],%f141;\nadd.s64 %rd96,%rd95,%rd11;\n"
-"ld.global.f32 %f142,[%rd96];\nadd.s32 %r456,%r1915,%r55;\nst.shared.f32[%r456],%f142;\n"
-"add.s32 %r457,%r1913,%r27;\nadd.s32 %r458,%r457,%r27;\nadd.s64 %rd97,%rd96,%rd11;\n"
-"ld.global.f32 %f143,[%rd97];\nadd.s32 %r459,%r456,%r55;\nst.shared.f32[%r459],%f143;\n"
-"add.s32 %r460,%r458,%r27;\nadd.s64 %rd98,%rd97,%rd11;\nld.global.f32 %f144,[%rd98];\n"
-"add.s32 %r461,%r459,%r55;\nadd.s32 %r1915,%r461,%r55;\nst.shared.f32[%r461],%f144;\n"
-"add.s32 %r1913,%r460,%r27;\nsetp.lt.s32 %p28,%r1913,256;\n@%p28 bra $L__BB1_22;\n$L__BB1_23:\n"
-"shl.b32 %r463,%r8,7;\nshr.s32 %r60,%r352,5;\nshl.b32 %r467,%r60,4;\nadd.s32 %r61,%r463,%r467;\n"
-"mov.u32 %r468,%ctaid.y;\nmul.lo.s32 %r62,%r468,%r341;\nsub.s32 %r469,%r340,%r62;\n"
-"setp.lt.s32 %p29,%r469,%r341;\nadd.s32 %r470,%r62,%r341;\nselp.b32 %r63,%r340,%r470,%p29;\n"
-"setp.le.s32 %p30,%r63,%r62;\nmov.u32 %r1916,0;\n@%p30 bra $L__BB1_25;\nmov.u32 %r471,255;\n"
-"sub.s32 %r472,%r471,%r62;\nadd.s32 %r473,%r472,%r63;\nshr.s32 %r474,%r473,31;\n"
-"shr.u32 %r475,%r474,24;\nadd.s32 %r476,%r473,%r475;\nshr.s32 %r1916,%r476,8;\n$L__BB1_25:\n"
-"shr.s32 %r477,%r2,31;\nshr.u32 %r478,%r477,30;\nadd.s32 %r479,%r2,%r478;\n"
-"and.b32 %r480,%r479,67108860;\nsub.s32 %r481,%r2,%r480;\nshl.b32 %r482,%r481,6;\n"
-"add.s32 %r1987,%r62,%r482;\nshr.s32 %r67,%r479,2;\nadd.s32 %r68,%r61,%r67;\n"
-"shr.u32 %r69,%r1987,5;\nsetp.eq.s64 %p32,%rd3,0;\nor.pred %p33,%p32,%p11;\n"
-"setp.gt.s32 %p34,%r4,%r68;\nadd.s32 %r70,%r4,-1;\nselp.b32 %r483,%r68,%r70,%p34;\n"
-"mad.lo.s32 %r71,%r483,%r7,%r69;\nmul.wide.u32 %rd99,%r71,16;\nadd.s64 %rd12,%rd1,%rd99;\n"
-"@%p33 bra $L__BB1_34;\nbra.uni $L__BB1_26;\n$L__BB1_34:\nsetp.ge.s32 %p40,%r1987,%r63;\n"
+"ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd14];\nmov.u32 %r1954,0;\n"
+"mov.u32 %r1953,%r1954;\nmov.u32 %r1952,%r1954;\nmov.u32 %r1951,%r1954;\n@%p37 bra $L__BB1_33;\n"
+"ld.global.v4.u32{%r1954,%r1953,%r1952,%r1951},[%rd14+16];\n$L__BB1_33:\nshr.u32 %r532,%r98,%r6;\n"
+"mul.wide.u32 %rd105,%r532,4;\nadd.s64 %rd106,%rd12,%rd105;\nld.global.f32 %f1165,[%rd106];\n"
+"shr.u32 %r533,%r98,%r5;\ncvt.u64.u32 %rd107,%r533;\nadd.s64 %rd108,%rd11,%rd107;\n"
+"ld.global.u8 %r1989,[%rd108];\nbra.uni $L__BB1_42;\n$L__BB1_34:\nsetp.ge.s32 %p38,%r1987,%r63;\n"
 "mov.f32 %f1165,0f00000000;\nmov.u32 %r1989,0;\nmov.u32 %r1967,%r1989;\nmov.u32 %r1966,%r1989;\n"
 "mov.u32 %r1965,%r1989;\nmov.u32 %r1964,%r1989;\nmov.u32 %r1963,%r1989;\nmov.u32 %r1962,%r1989;\n"
-"mov.u32 %r1961,%r1989;\nmov.u32 %r1960,%r1989;\nmov.f32 %f1188,%f1165;\n@%p40 bra $L__BB1_38;\n"
-"add.s32 %r546,%r1987,32;\nsetp.ge.s32 %p41,%r546,%r63;\n"
-"ld.global.v4.u32{%r1967,%r1966,%r1965,%r1964},[%rd12];\nmov.u32 %r1963,0;\n"
-"mov.u32 %r1962,%r1963;\nmov.u32 %r1961,%r1963;\nmov.u32 %r1960,%r1963;\n@%p41 bra $L__BB1_37;\n"
-"ld.global.v4.u32{%r1963,%r1962,%r1961,%r1960},[%rd12+16];\n$L__BB1_37:\nshr.u32 %r555,%r71,%r6;\n"
-"mul.wide.u32 %rd109,%r555,4;\nadd.s64 %rd110,%rd6,%rd109;\nld.global.f32 %f1188,[%rd110];\n"
-"$L__BB1_38:\nadd.s32 %r566,%r68,8;\nsetp.gt.s32 %p42,%r4,%r566;\n"
-"selp.b32 %r567,%r566,%r70,%p42;\nmad.lo.s32 %r140,%r567,%r7,%r69;\nmov.u32 %r1951,%r1989;\n"
+"mov.u32 %r1961,%r1989;\nmov.u32 %r1960,%r1989;\nmov.f32 %f1188,%f1165;\n@%p38 bra $L__BB1_38;\n"
+"add.s32 %r546,%r1987,32;\nsetp.ge.s32 %p39,%r546,%r63;\n"
+"ld.global.v4.u32{%r1967,%r1966,%r1965,%r1964},[%rd13];\nmov.u32 %r1963,0;\n"
+"mov.u32 %r1962,%r1963;\nmov.u32 %r1961,%r1963;\nmov.u32 %r1960,%r1963;\n@%p39 bra $L__BB1_37;\n"
+"ld.global.v4.u32{%r1963,%r1962,%r1961,%r1960},[%rd13+16];\n$L__BB1_37:\nshr.u32 %r555,%r71,%r6;\n"
+"mul.wide.u32 %rd109,%r555,4;\nadd.s64 %rd110,%rd12,%rd109;\nld.global.f32 %f1188,[%rd110];\n"
+"$L__BB1_38:\nadd.s32 %r566,%r68,8;\nsetp.gt.s32 %p40,%r4,%r566;\n"
+"selp.b32 %r567,%r566,%r70,%p40;\nmad.lo.s32 %r140,%r567,%r7,%r69;\nmov.u32 %r1951,%r1989;\n"
 "mov.u32 %r1952,%r1989;\nmov.u32 %r1953,%r1989;\nmov.u32 %r1954,%r1989;\nmov.u32 %r1973,%r1989;\n"
 "mov.u32 %r1974,%r1989;\nmov.u32 %r1975,%r1989;\nmov.u32 %r1976,%r1989;\nmov.u32 %r1990,%r1989;\n"
-"@%p40 bra $L__BB1_42;\nadd.s32 %r572,%r1987,32;\nsetp.ge.s32 %p44,%r572,%r63;\n"
-"mul.wide.u32 %rd111,%r140,16;\nadd.s64 %rd14,%rd1,%rd111;\n"
-"ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd14];\nmov.u32 %r1989,0;\n";
-static const char qlora__ptx_456[] =
+"@%p38 bra $L__BB1_42;\nadd.s32 %r572,%r1987,32;\nsetp.ge.s32 %p42,%r572,%r63;\n"
+"mul.wide.u32 %rd111,%r140,16;\nadd.s64 %rd15,%rd10,%rd111;\n"
+"ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd15];\nmov.u32 %r1989,0;\n"
 "mov.u32 %r1954,%r1989;\nmov.u32 %r1953,%r1989;\nmov.u32 %r1952,%r1989;\nmov.u32 %r1951,%r1989;\n"
-"@%p44 bra $L__BB1_41;\nld.global.v4.u32{%r1954,%r1953,%r1952,%r1951},[%rd14+16];\n$L__BB1_41:\n"
-"shr.u32 %r583,%r140,%r6;\nmul.wide.u32 %rd112,%r583,4;\nadd.s64 %rd113,%rd6,%rd112;\n"
-"ld.global.f32 %f1165,[%rd113];\nmov.u32 %r1990,%r1989;\nbra.uni $L__BB1_42;\n$L__BB1_26:\n"
-"setp.ge.s32 %p35,%r1987,%r63;\nmov.u32 %r1989,0;\nmov.f32 %f1165,0f00000000;\n"
-"mov.u32 %r1967,%r1989;\nmov.u32 %r1966,%r1989;\nmov.u32 %r1965,%r1989;\nmov.u32 %r1964,%r1989;\n"
-"mov.u32 %r1963,%r1989;\nmov.u32 %r1962,%r1989;\nmov.u32 %r1961,%r1989;\nmov.u32 %r1960,%r1989;\n"
-"mov.f32 %f1188,%f1165;\nmov.u32 %r1990,%r1989;\n@%p35 bra $L__BB1_30;\nadd.s32 %r497,%r1987,32;\n"
-"setp.ge.s32 %p36,%r497,%r63;\nld.global.v4.u32{%r1967,%r1966,%r1965,%r1964},[%rd12];\n"
-"mov.u32 %r1963,0;\nmov.u32 %r1962,%r1963;\nmov.u32 %r1961,%r1963;\nmov.u32 %r1960,%r1963;\n"
-"@%p36 bra $L__BB1_29;\nld.global.v4.u32{%r1963,%r1962,%r1961,%r1960},[%rd12+16];\n$L__BB1_29:\n"
-"shr.u32 %r506,%r71,%r6;\nmul.wide.u32 %rd100,%r506,4;\nadd.s64 %rd101,%rd6,%rd100;\n"
-"ld.global.f32 %f1188,[%rd101];\nshr.u32 %r507,%r71,%r5;\ncvt.u64.u32 %rd102,%r507;\n"
-"add.s64 %rd103,%rd5,%rd102;\nld.global.u8 %r1990,[%rd103];\n$L__BB1_30:\nadd.s32 %r517,%r68,8;\n"
-"setp.gt.s32 %p37,%r4,%r517;\nselp.b32 %r518,%r517,%r70,%p37;\nmad.lo.s32 %r98,%r518,%r7,%r69;\n"
-"mov.u32 %r1951,%r1989;\nmov.u32 %r1952,%r1989;\nmov.u32 %r1953,%r1989;\nmov.u32 %r1954,%r1989;\n"
-"mov.u32 %r1973,%r1989;\nmov.u32 %r1974,%r1989;\nmov.u32 %r1975,%r1989;\nmov.u32 %r1976,%r1989;\n"
-"@%p35 bra $L__BB1_42;\nadd.s32 %r523,%r1987,32;\nsetp.ge.s32 %p39,%r523,%r63;\n"
-"mul.wide.u32 %rd104,%r98,16;\nadd.s64 %rd13,%rd1,%rd104;\n"
-"ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd13];\nmov.u32 %r1954,0;\n"
-"mov.u32 %r1953,%r1954;\nmov.u32 %r1952,%r1954;\nmov.u32 %r1951,%r1954;\n@%p39 bra $L__BB1_33;\n"
-"ld.global.v4.u32{%r1954,%r1953,%r1952,%r1951},[%rd13+16];\n$L__BB1_33:\nshr.u32 %r532,%r98,%r6;\n"
-"mul.wide.u32 %rd105,%r532,4;\nadd.s64 %rd106,%rd6,%rd105;\nld.global.f32 %f1165,[%rd106];\n"
-"shr.u32 %r533,%r98,%r5;\ncvt.u64.u32 %rd107,%r533;\nadd.s64 %rd108,%rd5,%rd107;\n"
-"ld.global.u8 %r1989,[%rd108];\n$L__BB1_42:\nshl.b32 %r584,%r2,3;\nadd.s32 %r585,%r62,%r584;\n"
-"shr.u32 %r587,%r477,29;\nadd.s32 %r588,%r2,%r587;\nand.b32 %r589,%r588,1073741816;\n"
-"sub.s32 %r590,%r2,%r589;\nshl.b32 %r591,%r590,2;\nshr.s32 %r592,%r588,3;\n"
-"add.s32 %r175,%r591,%r592;\nsetp.lt.s32 %p45,%r585,%r63;\ncvt.s64.s32 %rd15,%r585;\n"
-"setp.lt.s32 %p46,%r60,%r339;\nand.pred %p2,%p45,%p46;\nnot.pred %p47,%p2;\n"
-"mov.u64 %rd290,%rd47;\n@%p47 bra $L__BB1_44;\ncvt.s64.s32 %rd114,%r60;\n"
-"mul.lo.s64 %rd115,%rd114,%rd48;\nadd.s64 %rd116,%rd115,%rd15;\nshl.b64 %rd117,%rd116,1;\n"
-"add.s64 %rd290,%rd47,%rd117;\n$L__BB1_44:\ncvt.u32.u64 %r595,%rd15;\n"
-"setp.lt.s32 %p48,%r595,%r63;\nshl.b32 %r596,%r60,9;\nmov.u32 %r597,shared;\n"
+"@%p42 bra $L__BB1_41;\nld.global.v4.u32{%r1954,%r1953,%r1952,%r1951},[%rd15+16];\n$L__BB1_41:\n"
+"shr.u32 %r583,%r140,%r6;\nmul.wide.u32 %rd112,%r583,4;\nadd.s64 %rd113,%rd12,%rd112;\n"
+"ld.global.f32 %f1165,[%rd113];\nmov.u32 %r1990,%r1989;\n$L__BB1_42:\nshl.b32 %r584,%r2,3;\n"
+"add.s32 %r585,%r62,%r584;\nshr.u32 %r587,%r477,29;\nadd.s32 %r588,%r2,%r587;\n"
+"and.b32 %r589,%r588,1073741816;\nsub.s32 %r590,%r2,%r589;\nshl.b32 %r591,%r590,2;\n"
+"shr.s32 %r592,%r588,3;\nadd.s32 %r175,%r591,%r592;\nsetp.lt.s32 %p43,%r585,%r63;\n"
+"cvt.s64.s32 %rd16,%r585;\nsetp.lt.s32 %p44,%r60,%r339;\nand.pred %p3,%p43,%p44;\n"
+"not.pred %p45,%p3;\nmov.u64 %rd293,%rd48;\n@%p45 bra $L__BB1_44;\ncvt.s64.s32 %rd114,%r60;\n"
+"mul.lo.s64 %rd115,%rd114,%rd49;\nadd.s64 %rd116,%rd115,%rd16;\nshl.b64 %rd117,%rd116,1;\n"
+"add.s64 %rd293,%rd48,%rd117;\n$L__BB1_44:\ncvt.u32.u64 %r595,%rd16;\n"
+"setp.lt.s32 %p46,%r595,%r63;\nshl.b32 %r596,%r60,9;\nmov.u32 %r597,shared;\n"
 "add.s32 %r598,%r596,%r597;\nshr.u32 %r599,%r60,31;\nadd.s32 %r600,%r60,%r599;\n"
 "and.b32 %r601,%r600,67108862;\nsub.s32 %r602,%r60,%r601;\nshl.b32 %r603,%r602,2;\n"
 "xor.b32 %r604,%r603,%r175;\nshl.b32 %r176,%r604,4;\nadd.s32 %r605,%r598,%r176;\n"
-"add.s32 %r593,%r605,33792;\nselp.b32 %r594,16,0,%p2;\n"
-"cp.async.cg.shared.global[%r593],[%rd290],16,%r594;\nadd.s32 %r177,%r60,8;\n"
-"setp.lt.s32 %p49,%r177,%r339;\nand.pred %p3,%p48,%p49;\nnot.pred %p50,%p3;\n"
-"mov.u64 %rd291,%rd47;\n@%p50 bra $L__BB1_46;\ncvt.s64.s32 %rd119,%r177;\n"
-"mul.lo.s64 %rd120,%rd119,%rd48;\nadd.s64 %rd121,%rd120,%rd15;\nshl.b64 %rd122,%rd121,1;\n"
-"add.s64 %rd291,%rd47,%rd122;\n$L__BB1_46:\nshl.b32 %r609,%r177,9;\nadd.s32 %r611,%r609,%r597;\n"
+"add.s32 %r593,%r605,33792;\nselp.b32 %r594,16,0,%p3;\n"
+"cp.async.cg.shared.global[%r593],[%rd293],16,%r594;\nadd.s32 %r177,%r60,8;\n"
+"setp.lt.s32 %p47,%r177,%r339;\nand.pred %p4,%p46,%p47;\nnot.pred %p48,%p4;\n"
+"mov.u64 %rd294,%rd48;\n@%p48 bra $L__BB1_46;\ncvt.s64.s32 %rd119,%r177;\n"
+"mul.lo.s64 %rd120,%rd119,%rd49;\nadd.s64 %rd121,%rd120,%rd16;\nshl.b64 %rd122,%rd121,1;\n"
+"add.s64 %rd294,%rd48,%rd122;\n$L__BB1_46:\nshl.b32 %r609,%r177,9;\nadd.s32 %r611,%r609,%r597;\n"
 "shr.u32 %r612,%r177,31;\nadd.s32 %r613,%r177,%r612;\nand.b32 %r614,%r613,67108862;\n"
 "sub.s32 %r615,%r177,%r614;\nshl.b32 %r616,%r615,2;\nxor.b32 %r617,%r616,%r175;\n"
 "shl.b32 %r178,%r617,4;\nadd.s32 %r618,%r611,%r178;\nadd.s32 %r606,%r618,33792;\n"
-"selp.b32 %r607,16,0,%p3;\ncp.async.cg.shared.global[%r606],[%rd291],16,%r607;\n"
-"add.s32 %r179,%r60,16;\nsetp.lt.s32 %p52,%r179,%r339;\nand.pred %p4,%p48,%p52;\n"
-"not.pred %p53,%p4;\nmov.u64 %rd292,%rd47;\n@%p53 bra $L__BB1_48;\ncvt.s64.s32 %rd124,%r179;\n"
-"mul.lo.s64 %rd125,%rd124,%rd48;\nadd.s64 %rd126,%rd125,%rd15;\nshl.b64 %rd127,%rd126,1;\n";
-static const char qlora__ptx_457[] =
-"add.s64 %rd292,%rd47,%rd127;\n$L__BB1_48:\nshl.b32 %r622,%r179,9;\nadd.s32 %r624,%r622,%r597;\n"
-"shr.u32 %r625,%r179,31;\nadd.s32 %r626,%r179,%r625;\nand.b32 %r627,%r626,67108862;\n"
-"sub.s32 %r628,%r179,%r627;\nshl.b32 %r629,%r628,2;\nxor.b32 %r630,%r629,%r175;\n"
-"shl.b32 %r180,%r630,4;\nadd.s32 %r631,%r624,%r180;\nadd.s32 %r619,%r631,33792;\n"
-"selp.b32 %r620,16,0,%p4;\ncp.async.cg.shared.global[%r619],[%rd292],16,%r620;\n"
-"add.s32 %r181,%r60,24;\nsetp.lt.s32 %p55,%r181,%r339;\nand.pred %p5,%p48,%p55;\n"
-"not.pred %p56,%p5;\nmov.u64 %rd293,%rd47;\n@%p56 bra $L__BB1_50;\ncvt.s64.s32 %rd129,%r181;\n"
-"mul.lo.s64 %rd130,%rd129,%rd48;\nadd.s64 %rd131,%rd130,%rd15;\nshl.b64 %rd132,%rd131,1;\n"
-"add.s64 %rd293,%rd47,%rd132;\n$L__BB1_50:\nshl.b32 %r634,%r181,9;\nadd.s32 %r636,%r634,%r597;\n"
+"selp.b32 %r607,16,0,%p4;\ncp.async.cg.shared.global[%r606],[%rd294],16,%r607;\n"
+"add.s32 %r179,%r60,16;\nsetp.lt.s32 %p50,%r179,%r339;\nand.pred %p5,%p46,%p50;\n"
+"not.pred %p51,%p5;\nmov.u64 %rd295,%rd48;\n@%p51 bra $L__BB1_48;\ncvt.s64.s32 %rd124,%r179;\n"
+"mul.lo.s64 %rd125,%rd124,%rd49;\nadd.s64 %rd126,%rd125,%rd16;\nshl.b64 %rd127,%rd126,1;\n"
+"add.s64 %rd295,%rd48,%rd127;\n$L__BB1_48:\n";
+static const char qlora__ptx_456[] =
+"shl.b32 %r622,%r179,9;\nadd.s32 %r624,%r622,%r597;\nshr.u32 %r625,%r179,31;\n"
+"add.s32 %r626,%r179,%r625;\nand.b32 %r627,%r626,67108862;\nsub.s32 %r628,%r179,%r627;\n"
+"shl.b32 %r629,%r628,2;\nxor.b32 %r630,%r629,%r175;\nshl.b32 %r180,%r630,4;\n"
+"add.s32 %r631,%r624,%r180;\nadd.s32 %r619,%r631,33792;\nselp.b32 %r620,16,0,%p5;\n"
+"cp.async.cg.shared.global[%r619],[%rd295],16,%r620;\nadd.s32 %r181,%r60,24;\n"
+"setp.lt.s32 %p53,%r181,%r339;\nand.pred %p6,%p46,%p53;\nnot.pred %p54,%p6;\n"
+"mov.u64 %rd296,%rd48;\n@%p54 bra $L__BB1_50;\ncvt.s64.s32 %rd129,%r181;\n"
+"mul.lo.s64 %rd130,%rd129,%rd49;\nadd.s64 %rd131,%rd130,%rd16;\nshl.b64 %rd132,%rd131,1;\n"
+"add.s64 %rd296,%rd48,%rd132;\n$L__BB1_50:\nshl.b32 %r634,%r181,9;\nadd.s32 %r636,%r634,%r597;\n"
 "shr.u32 %r637,%r181,31;\nadd.s32 %r638,%r181,%r637;\nand.b32 %r639,%r638,67108862;\n"
 "sub.s32 %r640,%r181,%r639;\nshl.b32 %r641,%r640,2;\nxor.b32 %r642,%r641,%r175;\n"
 "shl.b32 %r182,%r642,4;\nadd.s32 %r643,%r636,%r182;\nadd.s32 %r632,%r643,33792;\n"
-"selp.b32 %r633,16,0,%p5;\ncp.async.cg.shared.global[%r632],[%rd293],16,%r633;\n"
-"cp.async.commit_group;\nsetp.lt.s32 %p57,%r1916,1;\nmov.f32 %f268,0f00000000;\n"
-"mov.f32 %f267,%f268;\nmov.f32 %f266,%f268;\nmov.f32 %f253,%f268;\nmov.f32 %f252,%f268;\n"
-"mov.f32 %f251,%f268;\nmov.f32 %f250,%f268;\nmov.f32 %f237,%f268;\nmov.f32 %f236,%f268;\n"
-"mov.f32 %f235,%f268;\nmov.f32 %f234,%f268;\nmov.f32 %f221,%f268;\nmov.f32 %f220,%f268;\n"
-"mov.f32 %f219,%f268;\nmov.f32 %f218,%f268;\nmov.f32 %f269,%f268;\n@%p57 bra $L__BB1_89;\n"
+"selp.b32 %r633,16,0,%p6;\ncp.async.cg.shared.global[%r632],[%rd296],16,%r633;\n"
+"cp.async.commit_group;\nsetp.lt.s32 %p55,%r1916,1;\nmov.f32 %f269,0f00000000;\n"
+"mov.f32 %f268,%f269;\nmov.f32 %f267,%f269;\nmov.f32 %f266,%f269;\nmov.f32 %f253,%f269;\n"
+"mov.f32 %f252,%f269;\nmov.f32 %f251,%f269;\nmov.f32 %f250,%f269;\nmov.f32 %f237,%f269;\n"
+"mov.f32 %f236,%f269;\nmov.f32 %f235,%f269;\nmov.f32 %f234,%f269;\nmov.f32 %f221,%f269;\n"
+"mov.f32 %f220,%f269;\nmov.f32 %f219,%f269;\nmov.f32 %f218,%f269;\n@%p55 bra $L__BB1_89;\n"
 "add.s32 %r183,%r595,256;\nshr.u32 %r647,%r350,30;\nadd.s32 %r648,%r1,%r647;\n"
 "and.b32 %r649,%r648,-4;\nsub.s32 %r650,%r1,%r649;\nadd.s32 %r651,%r650,28;\n"
 "shr.u32 %r652,%r67,31;\nadd.s32 %r653,%r67,%r652;\nand.b32 %r654,%r653,1073741822;\n"
@@ -21531,78 +21530,77 @@ static const char qlora__ptx_457[] =
 "add.s32 %r189,%r659,%r673;\nadd.s32 %r674,%r650,20;\nxor.b32 %r675,%r674,%r656;\n"
 "shl.b32 %r676,%r675,4;\nadd.s32 %r190,%r659,%r676;\nadd.s32 %r677,%r650,24;\n"
 "xor.b32 %r678,%r677,%r656;\nshl.b32 %r679,%r678,4;\nadd.s32 %r191,%r659,%r679;\n"
-"mov.u32 %r1986,0;\nmov.f32 %f268,0f00000000;\ncvt.s64.s32 %rd134,%r60;\n"
-"mul.lo.s64 %rd135,%rd134,%rd48;\n$L__BB1_52:\n.pragma \"nounroll\";\ncp.async.wait_group 0;\n"
-"bar.sync 0;\nadd.s32 %r680,%r1986,1;\nsetp.ge.s32 %p58,%r680,%r1916;\n@%p58 bra $L__BB1_62;\n"
+"mov.u32 %r1986,0;\nmov.f32 %f269,0f00000000;\ncvt.s64.s32 %rd134,%r60;\n"
+"mul.lo.s64 %rd135,%rd134,%rd49;\n$L__BB1_52:\n.pragma \"nounroll\";\ncp.async.wait_group 0;\n"
+"bar.sync 0;\nadd.s32 %r680,%r1986,1;\nsetp.ge.s32 %p56,%r680,%r1916;\n@%p56 bra $L__BB1_62;\n"
 "shl.b32 %r681,%r1986,14;\nadd.s32 %r682,%r681,16384;\nand.b32 %r683,%r682,16384;\n"
-"shl.b32 %r684,%r1986,8;\nadd.s32 %r685,%r183,%r684;\nsetp.lt.s32 %p60,%r685,%r63;\n"
-"cvt.s64.s32 %rd24,%r685;\nadd.s32 %r687,%r683,%r597;\nadd.s32 %r212,%r687,33792;\n"
-"and.pred %p6,%p60,%p46;\nnot.pred %p61,%p6;\nmov.u64 %rd294,%rd47;\n@%p61 bra $L__BB1_55;\n"
-"add.s64 %rd136,%rd135,%rd24;\nshl.b64 %rd137,%rd136,1;\nadd.s64 %rd294,%rd47,%rd137;\n"
-"$L__BB1_55:\ncvt.u32.u64 %r690,%rd24;\nsetp.lt.s32 %p62,%r690,%r63;\nadd.s32 %r693,%r212,%r596;\n"
-"add.s32 %r688,%r693,%r176;\nselp.b32 %r689,16,0,%p6;\n"
-"cp.async.cg.shared.global[%r688],[%rd294],16,%r689;\nand.pred %p7,%p62,%p49;\n"
-"not.pred %p64,%p7;\nmov.u64 %rd295,%rd47;\n@%p64 bra $L__BB1_57;\ncvt.s64.s32 %rd139,%r177;\n"
-"mul.lo.s64 %rd140,%rd139,%rd48;\nadd.s64 %rd141,%rd140,%rd24;\nshl.b64 %rd142,%rd141,1;\n"
-"add.s64 %rd295,%rd47,%rd142;\n$L__BB1_57:\nadd.s32 %r701,%r693,%r178;\n"
-"add.s32 %r695,%r701,4096;\nselp.b32 %r696,16,0,%p7;\n"
-"cp.async.cg.shared.global[%r695],[%rd295],16,%r696;\nand.pred %p8,%p62,%p52;\n"
-"not.pred %p67,%p8;\nmov.u64 %rd296,%rd47;\n@%p67 bra $L__BB1_59;\ncvt.s64.s32 %rd144,%r179;\n"
-"mul.lo.s64 %rd145,%rd144,%rd48;\nadd.s64 %rd146,%rd145,%rd24;\nshl.b64 %rd147,%rd146,1;\n"
-"add.s64 %rd296,%rd47,%rd147;\n$L__BB1_59:\n";
-static const char qlora__ptx_458[] =
-"add.s32 %r709,%r693,%r180;\nadd.s32 %r703,%r709,8192;\nselp.b32 %r704,16,0,%p8;\n"
-"cp.async.cg.shared.global[%r703],[%rd296],16,%r704;\nand.pred %p9,%p62,%p55;\n"
-"not.pred %p70,%p9;\nmov.u64 %rd297,%rd47;\n@%p70 bra $L__BB1_61;\ncvt.s64.s32 %rd149,%r181;\n"
-"mul.lo.s64 %rd150,%rd149,%rd48;\nadd.s64 %rd151,%rd150,%rd24;\nshl.b64 %rd152,%rd151,1;\n"
-"add.s64 %rd297,%rd47,%rd152;\n$L__BB1_61:\nadd.s32 %r715,%r693,%r182;\n"
-"add.s32 %r711,%r715,12288;\nselp.b32 %r712,16,0,%p9;\n"
-"cp.async.cg.shared.global[%r711],[%rd297],16,%r712;\ncp.async.commit_group;\n$L__BB1_62:\n"
-"add.s32 %r213,%r1987,256;\nshr.u32 %r214,%r213,5;\nshl.b32 %r716,%r1990,2;\n"
-"add.s32 %r718,%r597,32768;\nadd.s32 %r719,%r718,%r716;\nld.shared.f32 %f181,[%r719];\n"
-"mul.rn.f32 %f182,%f181,%f1188;\nadd.rn.f32 %f183,%f182,%f1162;\nsetp.lt.s32 %p71,%r1987,%r63;\n"
-"selp.f32 %f1193,%f183,0f00000000,%p71;\nmad.lo.s32 %r215,%r483,%r7,%r214;\n"
-"shl.b32 %r726,%r1989,2;\nadd.s32 %r216,%r718,%r726;\n@%p33 bra $L__BB1_67;\nbra.uni $L__BB1_63;\n"
-"$L__BB1_67:\nadd.s32 %r1883,%r1987,256;\nsetp.ge.s32 %p85,%r1883,%r63;\n"
-"mov.f32 %f1187,0f00000000;\nmov.f32 %f1188,%f1187;\n@%p85 bra $L__BB1_69;\n"
-"add.s32 %r756,%r356,%r354;\nadd.s32 %r757,%r756,-5;\nshr.u32 %r758,%r215,%r757;\n"
-"mul.wide.u32 %rd182,%r758,4;\nadd.s64 %rd183,%rd6,%rd182;\nld.global.f32 %f1188,[%rd183];\n"
-"$L__BB1_69:\nld.shared.f32 %f191,[%r216];\nmov.u32 %r1989,0;\nmul.rn.f32 %f192,%f191,%f1165;\n"
-"add.rn.f32 %f193,%f192,%f1162;\nselp.f32 %f1192,%f193,0f00000000,%p71;\nmov.u32 %r1990,%r1989;\n"
-"@%p85 bra $L__BB1_71;\nadd.s32 %r1885,%r1987,256;\nshr.u32 %r1884,%r1885,5;\n"
-"add.s32 %r764,%r68,8;\nadd.s32 %r770,%r356,%r354;\nadd.s32 %r771,%r770,-5;\n"
-"setp.gt.s32 %p92,%r4,%r764;\nselp.b32 %r774,%r764,%r70,%p92;\n"
-"mad.lo.s32 %r775,%r774,%r7,%r1884;\nshr.u32 %r776,%r775,%r771;\nmul.wide.u32 %rd188,%r776,4;\n"
-"add.s64 %rd189,%rd6,%rd188;\nld.global.f32 %f1187,[%rd189];\nbra.uni $L__BB1_71;\n$L__BB1_63:\n"
-"add.s32 %r1879,%r1987,256;\nsetp.ge.s32 %p77,%r1879,%r63;\nmov.f32 %f1187,0f00000000;\n"
-"mov.u32 %r1989,0;\nmov.u32 %r1990,%r1989;\nmov.f32 %f1188,%f1187;\n@%p77 bra $L__BB1_65;\n"
-"shr.u32 %r734,%r215,%r6;\nmul.wide.u32 %rd160,%r734,4;\nadd.s64 %rd161,%rd6,%rd160;\n"
-"ld.global.f32 %f1188,[%rd161];\nshr.u32 %r735,%r215,%r5;\ncvt.u64.u32 %rd162,%r735;\n"
-"add.s64 %rd166,%rd5,%rd162;\nld.global.u8 %r1990,[%rd166];\n$L__BB1_65:\n"
+"shl.b32 %r684,%r1986,8;\nadd.s32 %r685,%r183,%r684;\nsetp.lt.s32 %p58,%r685,%r63;\n"
+"cvt.s64.s32 %rd25,%r685;\nadd.s32 %r687,%r683,%r597;\nadd.s32 %r212,%r687,33792;\n"
+"and.pred %p7,%p58,%p44;\nnot.pred %p59,%p7;\nmov.u64 %rd297,%rd48;\n@%p59 bra $L__BB1_55;\n"
+"add.s64 %rd136,%rd135,%rd25;\nshl.b64 %rd137,%rd136,1;\nadd.s64 %rd297,%rd48,%rd137;\n"
+"$L__BB1_55:\ncvt.u32.u64 %r690,%rd25;\nsetp.lt.s32 %p60,%r690,%r63;\nadd.s32 %r693,%r212,%r596;\n"
+"add.s32 %r688,%r693,%r176;\nselp.b32 %r689,16,0,%p7;\n"
+"cp.async.cg.shared.global[%r688],[%rd297],16,%r689;\nand.pred %p8,%p60,%p47;\n"
+"not.pred %p62,%p8;\nmov.u64 %rd298,%rd48;\n@%p62 bra $L__BB1_57;\ncvt.s64.s32 %rd139,%r177;\n"
+"mul.lo.s64 %rd140,%rd139,%rd49;\nadd.s64 %rd141,%rd140,%rd25;\nshl.b64 %rd142,%rd141,1;\n"
+"add.s64 %rd298,%rd48,%rd142;\n$L__BB1_57:\nadd.s32 %r701,%r693,%r178;\n"
+"add.s32 %r695,%r701,4096;\nselp.b32 %r696,16,0,%p8;\n"
+"cp.async.cg.shared.global[%r695],[%rd298],16,%r696;\nand.pred %p9,%p60,%p50;\n"
+"not.pred %p65,%p9;\nmov.u64 %rd299,%rd48;\n@%p65 bra $L__BB1_59;\ncvt.s64.s32 %rd144,%r179;\n"
+"mul.lo.s64 %rd145,%rd144,%rd49;\nadd.s64 %rd146,%rd145,%rd25;\nshl.b64 %rd147,%rd146,1;\n"
+"add.s64 %rd299,%rd48,%rd147;\n$L__BB1_59:\nadd.s32 %r709,%r693,%r180;\n"
+"add.s32 %r703,%r709,8192;\n";
+static const char qlora__ptx_457[] =
+"selp.b32 %r704,16,0,%p9;\ncp.async.cg.shared.global[%r703],[%rd299],16,%r704;\n"
+"and.pred %p10,%p60,%p53;\nnot.pred %p68,%p10;\nmov.u64 %rd300,%rd48;\n@%p68 bra $L__BB1_61;\n"
+"cvt.s64.s32 %rd149,%r181;\nmul.lo.s64 %rd150,%rd149,%rd49;\nadd.s64 %rd151,%rd150,%rd25;\n"
+"shl.b64 %rd152,%rd151,1;\nadd.s64 %rd300,%rd48,%rd152;\n$L__BB1_61:\nadd.s32 %r715,%r693,%r182;\n"
+"add.s32 %r711,%r715,12288;\nselp.b32 %r712,16,0,%p10;\n"
+"cp.async.cg.shared.global[%r711],[%rd300],16,%r712;\ncp.async.commit_group;\n$L__BB1_62:\n"
+"add.s32 %r213,%r1987,256;\nshr.u32 %r214,%r213,5;\nshl.b32 %r717,%r1990,2;\n"
+"add.s32 %r719,%r597,32768;\nadd.s32 %r720,%r719,%r717;\nld.shared.f32 %f181,[%r720];\n"
+"mul.rn.f32 %f182,%f181,%f1188;\nadd.rn.f32 %f183,%f182,%f1162;\nsetp.lt.s32 %p72,%r1987,%r63;\n"
+"selp.f32 %f1193,%f183,0f00000000,%p72;\nmad.lo.s32 %r215,%r483,%r7,%r214;\n"
+"shl.b32 %r726,%r1989,2;\nadd.s32 %r216,%r719,%r726;\n@%p32 bra $L__BB1_67;\n"
+"add.s32 %r1879,%r1987,256;\nsetp.ge.s32 %p74,%r1879,%r63;\nmov.f32 %f1187,0f00000000;\n"
+"mov.u32 %r1989,0;\nmov.u32 %r1990,%r1989;\nmov.f32 %f1188,%f1187;\n@%p74 bra $L__BB1_65;\n"
+"shr.u32 %r734,%r215,%r6;\nmul.wide.u32 %rd161,%r734,4;\nadd.s64 %rd162,%rd12,%rd161;\n"
+"ld.global.f32 %f1188,[%rd162];\nshr.u32 %r735,%r215,%r5;\ncvt.u64.u32 %rd163,%r735;\n"
+"add.s64 %rd167,%rd11,%rd163;\nld.global.u8 %r1990,[%rd167];\n$L__BB1_65:\n"
 "ld.shared.f32 %f186,[%r216];\nmul.rn.f32 %f187,%f186,%f1165;\nadd.rn.f32 %f188,%f187,%f1162;\n"
-"selp.f32 %f1192,%f188,0f00000000,%p71;\n@%p77 bra $L__BB1_71;\nadd.s32 %r1882,%r1987,256;\n"
-"shr.u32 %r1881,%r1882,5;\nadd.s32 %r738,%r68,8;\nsetp.gt.s32 %p83,%r4,%r738;\n"
-"selp.b32 %r743,%r738,%r70,%p83;\nmad.lo.s32 %r744,%r743,%r7,%r1881;\nshr.u32 %r750,%r744,%r6;\n"
-"mul.wide.u32 %rd171,%r750,4;\nadd.s64 %rd172,%rd6,%rd171;\nld.global.f32 %f1187,[%rd172];\n"
-"shr.u32 %r751,%r744,%r5;\ncvt.u64.u32 %rd173,%r751;\nadd.s64 %rd177,%rd5,%rd173;\n"
-"ld.global.u8 %r1989,[%rd177];\n$L__BB1_71:\nadd.s32 %r1880,%r1987,256;\nshl.b32 %r953,%r1967,7;\n"
-"and.b32 %r954,%r953,32640;\nmov.u32 %r955,%tid.x;\nshl.b32 %r956,%r955,3;\n"
-"and.b32 %r957,%r956,120;\nor.b32 %r958,%r954,%r957;\nadd.s32 %r960,%r597,%r958;\n"
-"ld.shared.v2.f32{%f442,%f443},[%r960];\nmul.rn.f32 %f195,%f442,%f1193;\n"
-"mul.rn.f32 %f194,%f443,%f1193;\ncvt.rn.bf16x2.f32 %r777,%f194,%f195;\nshr.u32 %r961,%r1967,1;\n"
-"and.b32 %r962,%r961,32640;\nor.b32 %r963,%r962,%r957;\nadd.s32 %r964,%r597,%r963;\n"
-"ld.shared.v2.f32{%f446,%f447},[%r964];\nmul.rn.f32 %f197,%f446,%f1193;\n"
-"mul.rn.f32 %f196,%f447,%f1193;\ncvt.rn.bf16x2.f32 %r778,%f196,%f197;\nshr.u32 %r965,%r1967,9;\n"
-"and.b32 %r966,%r965,32640;\nor.b32 %r967,%r966,%r957;\nadd.s32 %r968,%r597,%r967;\n"
-"ld.shared.v2.f32{%f450,%f451},[%r968];\nmul.rn.f32 %f199,%f450,%f1193;\n"
-"mul.rn.f32 %f198,%f451,%f1193;\ncvt.rn.bf16x2.f32 %r779,%f198,%f199;\nshr.u32 %r969,%r1967,17;\n"
-"and.b32 %r970,%r969,32640;\nor.b32 %r971,%r970,%r957;\nadd.s32 %r972,%r597,%r971;\n"
-"ld.shared.v2.f32{%f454,%f455},[%r972];\nmul.rn.f32 %f201,%f454,%f1193;\n"
-"mul.rn.f32 %f200,%f455,%f1193;\ncvt.rn.bf16x2.f32 %r780,%f200,%f201;\nshl.b32 %r973,%r1976,7;\n"
-"and.b32 %r974,%r973,32640;\nor.b32 %r975,%r974,%r957;\nadd.s32 %r976,%r597,%r975;\n"
-"ld.shared.v2.f32{%f458,%f459},[%r976];\n";
-static const char qlora__ptx_459[] =
-"mul.rn.f32 %f203,%f458,%f1192;\nmul.rn.f32 %f202,%f459,%f1192;\n"
+"selp.f32 %f1192,%f188,0f00000000,%p72;\n@%p74 bra $L__BB1_71;\nadd.s32 %r1882,%r1987,256;\n"
+"shr.u32 %r1881,%r1882,5;\nadd.s32 %r738,%r68,8;\nsetp.gt.s32 %p80,%r4,%r738;\n"
+"selp.b32 %r743,%r738,%r70,%p80;\nmad.lo.s32 %r744,%r743,%r7,%r1881;\nshr.u32 %r750,%r744,%r6;\n"
+"mul.wide.u32 %rd172,%r750,4;\nadd.s64 %rd173,%rd12,%rd172;\nld.global.f32 %f1187,[%rd173];\n"
+"shr.u32 %r751,%r744,%r5;\ncvt.u64.u32 %rd174,%r751;\nadd.s64 %rd178,%rd11,%rd174;\n"
+"ld.global.u8 %r1989,[%rd178];\nbra.uni $L__BB1_71;\n$L__BB1_67:\nadd.s32 %r1883,%r1987,256;\n"
+"setp.ge.s32 %p82,%r1883,%r63;\nmov.f32 %f1187,0f00000000;\nmov.f32 %f1188,%f1187;\n"
+"@%p82 bra $L__BB1_69;\nadd.s32 %r756,%r356,%r354;\nadd.s32 %r757,%r756,-5;\n"
+"shr.u32 %r758,%r215,%r757;\nmul.wide.u32 %rd183,%r758,4;\nadd.s64 %rd184,%rd12,%rd183;\n"
+"ld.global.f32 %f1188,[%rd184];\n$L__BB1_69:\nld.shared.f32 %f191,[%r216];\nmov.u32 %r1989,0;\n"
+"mul.rn.f32 %f192,%f191,%f1165;\nadd.rn.f32 %f193,%f192,%f1162;\n"
+"selp.f32 %f1192,%f193,0f00000000,%p72;\nmov.u32 %r1990,%r1989;\n@%p82 bra $L__BB1_71;\n"
+"add.s32 %r1885,%r1987,256;\nshr.u32 %r1884,%r1885,5;\nadd.s32 %r764,%r68,8;\n"
+"add.s32 %r770,%r356,%r354;\nadd.s32 %r771,%r770,-5;\nsetp.gt.s32 %p89,%r4,%r764;\n"
+"selp.b32 %r774,%r764,%r70,%p89;\nmad.lo.s32 %r775,%r774,%r7,%r1884;\nshr.u32 %r776,%r775,%r771;\n"
+"mul.wide.u32 %rd189,%r776,4;\nadd.s64 %rd190,%rd12,%rd189;\nld.global.f32 %f1187,[%rd190];\n"
+"$L__BB1_71:\nadd.s32 %r1880,%r1987,256;\nshl.b32 %r953,%r1967,7;\nand.b32 %r954,%r953,32640;\n"
+"mov.u32 %r955,%tid.x;\nshl.b32 %r956,%r955,3;\nand.b32 %r957,%r956,120;\n"
+"or.b32 %r958,%r954,%r957;\nadd.s32 %r960,%r597,%r958;\nld.shared.v2.f32{%f442,%f443},[%r960];\n"
+"mul.rn.f32 %f195,%f442,%f1193;\nmul.rn.f32 %f194,%f443,%f1193;\n"
+"cvt.rn.bf16x2.f32 %r777,%f194,%f195;\nshr.u32 %r961,%r1967,1;\nand.b32 %r962,%r961,32640;\n"
+"or.b32 %r963,%r962,%r957;\nadd.s32 %r964,%r597,%r963;\nld.shared.v2.f32{%f446,%f447},[%r964];\n"
+"mul.rn.f32 %f197,%f446,%f1193;\nmul.rn.f32 %f196,%f447,%f1193;\n"
+"cvt.rn.bf16x2.f32 %r778,%f196,%f197;\nshr.u32 %r965,%r1967,9;\nand.b32 %r966,%r965,32640;\n"
+"or.b32 %r967,%r966,%r957;\nadd.s32 %r968,%r597,%r967;\nld.shared.v2.f32{%f450,%f451},[%r968];\n"
+"mul.rn.f32 %f199,%f450,%f1193;\nmul.rn.f32 %f198,%f451,%f1193;\n"
+"cvt.rn.bf16x2.f32 %r779,%f198,%f199;\nshr.u32 %r969,%r1967,17;\nand.b32 %r970,%r969,32640;\n"
+"or.b32 %r971,%r970,%r957;\nadd.s32 %r972,%r597,%r971;\nld.shared.v2.f32{%f454,%f455},[%r972];\n"
+"mul.rn.f32 %f201,%f454,%f1193;\nmul.rn.f32 %f200,%f455,%f1193;\n"
+"cvt.rn.bf16x2.f32 %r780,%f200,%f201;\nshl.b32 %r973,%r1976,7;\nand.b32 %r974,%r973,32640;\n"
+"or.b32 %r975,%r974,%r957;\nadd.s32 %r976,%r597,%r975;\nld.shared.v2.f32{%f458,%f459},[%r976];\n"
+"mul.rn.f32 %f203,%f458,%f1192;\nmul.rn.f32 %f202,%f459,%f1192;\n";
+static const char qlora__ptx_458[] =
 "cvt.rn.bf16x2.f32 %r781,%f202,%f203;\nshr.u32 %r977,%r1976,1;\nand.b32 %r978,%r977,32640;\n"
 "or.b32 %r979,%r978,%r957;\nadd.s32 %r980,%r597,%r979;\nld.shared.v2.f32{%f462,%f463},[%r980];\n"
 "mul.rn.f32 %f205,%f462,%f1192;\nmul.rn.f32 %f204,%f463,%f1192;\n"
@@ -21645,9 +21643,9 @@ static const char qlora__ptx_459[] =
 "and.b32 %r1031,%r1030,32640;\nor.b32 %r1032,%r1031,%r957;\nadd.s32 %r1033,%r597,%r1032;\n"
 "ld.shared.v2.f32{%f494,%f495},[%r1033];\nmul.rn.f32 %f285,%f494,%f1192;\n"
 "mul.rn.f32 %f284,%f495,%f1192;\ncvt.rn.bf16x2.f32 %r838,%f284,%f285;\nshr.u32 %r1034,%r1975,9;\n"
-"and.b32 %r1035,%r1034,32640;\nor.b32 %r1036,%r1035,%r957;\nadd.s32 %r1037,%r597,%r1036;\n";
-static const char qlora__ptx_460[] =
-"ld.shared.v2.f32{%f498,%f499},[%r1037];\nmul.rn.f32 %f287,%f498,%f1192;\n"
+"and.b32 %r1035,%r1034,32640;\nor.b32 %r1036,%r1035,%r957;\nadd.s32 %r1037,%r597,%r1036;\n"
+"ld.shared.v2.f32{%f498,%f499},[%r1037];\nmul.rn.f32 %f287,%f498,%f1192;\n";
+static const char qlora__ptx_459[] =
 "mul.rn.f32 %f286,%f499,%f1192;\ncvt.rn.bf16x2.f32 %r839,%f286,%f287;\nshr.u32 %r1038,%r1975,17;\n"
 "and.b32 %r1039,%r1038,32640;\nor.b32 %r1040,%r1039,%r957;\nadd.s32 %r1041,%r597,%r1040;\n"
 "ld.shared.v2.f32{%f502,%f503},[%r1041];\nmul.rn.f32 %f289,%f502,%f1192;\n"
@@ -21691,9 +21689,9 @@ static const char qlora__ptx_460[] =
 "ld.shared.v2.f32{%f534,%f535},[%r1091];\nmul.rn.f32 %f369,%f534,%f1192;\n"
 "mul.rn.f32 %f368,%f535,%f1192;\ncvt.rn.bf16x2.f32 %r896,%f368,%f369;\n"
 "add.s32 %r1092,%r187,%r991;\nadd.s32 %r1093,%r597,%r1092;\n"
-"ld.shared.v4.u32{%r1094,%r1095,%r1096,%r1097},[%r1093];\n";
-static const char qlora__ptx_461[] =
-"ld.shared.v4.u32{%r1098,%r1099,%r1100,%r1101},[%r1093+4096];\n"
+"ld.shared.v4.u32{%r1094,%r1095,%r1096,%r1097},[%r1093];\n"
+"ld.shared.v4.u32{%r1098,%r1099,%r1100,%r1101},[%r1093+4096];\n";
+static const char qlora__ptx_460[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1094,%r1098,%r1095,%r1099},{%r889,%r890},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1096,%r1100,%r1097,%r1101},{%r891,%r892},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1094,%r1098,%r1095,%r1099},{%r893,%r894},{%f234,%f235,%f236,%f237};\n"
@@ -21717,10 +21715,10 @@ static const char qlora__ptx_461[] =
 "and.b32 %r1123,%r1122,32640;\nor.b32 %r1124,%r1123,%r957;\nadd.s32 %r1125,%r597,%r1124;\n"
 "ld.shared.v2.f32{%f550,%f551},[%r1125];\nmul.rn.f32 %f441,%f550,%f1193;\n"
 "mul.rn.f32 %f440,%f551,%f1193;\ncvt.rn.bf16x2.f32 %r948,%f440,%f441;\n"
-"setp.ge.s32 %p93,%r1880,%r63;\nmov.u32 %r1976,0;\nmov.u32 %r1967,%r1976;\n"
-"mov.u32 %r1966,%r1976;\nmov.u32 %r1965,%r1976;\nmov.u32 %r1964,%r1976;\n@%p93 bra $L__BB1_73;\n"
-"mul.wide.u32 %rd190,%r215,16;\nadd.s64 %rd193,%rd1,%rd190;\n"
-"ld.global.v4.u32{%r1967,%r1966,%r1965,%r1964},[%rd193];\n$L__BB1_73:\nshl.b32 %r1139,%r1973,7;\n"
+"setp.ge.s32 %p90,%r1880,%r63;\nmov.u32 %r1976,0;\nmov.u32 %r1967,%r1976;\n"
+"mov.u32 %r1966,%r1976;\nmov.u32 %r1965,%r1976;\nmov.u32 %r1964,%r1976;\n@%p90 bra $L__BB1_73;\n"
+"mul.wide.u32 %rd191,%r215,16;\nadd.s64 %rd194,%rd10,%rd191;\n"
+"ld.global.v4.u32{%r1967,%r1966,%r1965,%r1964},[%rd194];\n$L__BB1_73:\nshl.b32 %r1139,%r1973,7;\n"
 "and.b32 %r1140,%r1139,32640;\nor.b32 %r1144,%r1140,%r957;\nadd.s32 %r1146,%r597,%r1144;\n"
 "ld.shared.v2.f32{%f562,%f563},[%r1146];\nmul.rn.f32 %f555,%f562,%f1192;\n"
 "mul.rn.f32 %f554,%f563,%f1192;\ncvt.rn.bf16x2.f32 %r1131,%f554,%f555;\nshr.u32 %r1147,%r1973,1;\n"
@@ -21734,14 +21732,14 @@ static const char qlora__ptx_461[] =
 "add.s32 %r1158,%r597,%r1157;\nld.shared.v2.f32{%f574,%f575},[%r1158];\n"
 "mul.rn.f32 %f561,%f574,%f1192;\nmul.rn.f32 %f560,%f575,%f1192;\n"
 "cvt.rn.bf16x2.f32 %r1134,%f560,%f561;\nmov.u32 %r1975,%r1976;\nmov.u32 %r1974,%r1976;\n"
-"mov.u32 %r1973,%r1976;\n@%p93 bra $L__BB1_75;\nadd.s32 %r1887,%r1987,256;\n"
-"shr.u32 %r1886,%r1887,5;\nadd.s32 %r1160,%r68,8;\nsetp.gt.s32 %p97,%r4,%r1160;\n"
-"selp.b32 %r1165,%r1160,%r70,%p97;\nmad.lo.s32 %r1166,%r1165,%r7,%r1886;\n"
-"mul.wide.u32 %rd194,%r1166,16;\nadd.s64 %rd197,%rd1,%rd194;\n";
-static const char qlora__ptx_462[] =
-"ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd197];\n$L__BB1_75:\nshl.b32 %r1872,%r1986,14;\n"
-"and.b32 %r1871,%r1872,16384;\nadd.s32 %r1221,%r188,%r1871;\nadd.s32 %r1223,%r597,%r1221;\n"
-"ld.shared.v4.u32{%r1224,%r1225,%r1226,%r1227},[%r1223+33792];\n"
+"mov.u32 %r1973,%r1976;\n@%p90 bra $L__BB1_75;\nadd.s32 %r1887,%r1987,256;\n"
+"shr.u32 %r1886,%r1887,5;\nadd.s32 %r1160,%r68,8;\nsetp.gt.s32 %p94,%r4,%r1160;\n"
+"selp.b32 %r1165,%r1160,%r70,%p94;\nmad.lo.s32 %r1166,%r1165,%r7,%r1886;\n"
+"mul.wide.u32 %rd195,%r1166,16;\nadd.s64 %rd198,%rd10,%rd195;\n"
+"ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd198];\n$L__BB1_75:\n";
+static const char qlora__ptx_461[] =
+"shl.b32 %r1872,%r1986,14;\nand.b32 %r1871,%r1872,16384;\nadd.s32 %r1221,%r188,%r1871;\n"
+"add.s32 %r1223,%r597,%r1221;\nld.shared.v4.u32{%r1224,%r1225,%r1226,%r1227},[%r1223+33792];\n"
 "ld.shared.v4.u32{%r1228,%r1229,%r1230,%r1231},[%r1223+37888];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1224,%r1228,%r1225,%r1229},{%r945,%r946},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1226,%r1230,%r1227,%r1231},{%r947,%r948},{%f218,%f219,%f220,%f221};\n"
@@ -21754,18 +21752,18 @@ static const char qlora__ptx_462[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1232,%r1236,%r1233,%r1237},{%r1131,%r1132},{%f266,%f267,%f268,%f269};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1234,%r1238,%r1235,%r1239},{%r1133,%r1134},{%f266,%f267,%f268,%f269};\n"
 "add.s32 %r246,%r1987,32;\nshr.u32 %r1240,%r1987,5;\nadd.s32 %r247,%r1240,1;\n"
-"and.b32 %r1241,%r340,63;\nsetp.ne.s32 %p98,%r1241,0;\nsetp.eq.s32 %p100,%r354,5;\n"
-"or.pred %p101,%p98,%p100;\n@%p101 bra $L__BB1_77;\nbra.uni $L__BB1_76;\n$L__BB1_77:\n"
-"setp.ge.s32 %p102,%r246,%r63;\nmov.u32 %r2000,0;\nmov.f32 %f1191,0f00000000;\n"
-"mov.f32 %f1190,%f1191;\nmov.u32 %r1999,%r2000;\n@%p102 bra $L__BB1_80;\n"
+"and.b32 %r1241,%r340,63;\nsetp.ne.s32 %p95,%r1241,0;\nsetp.eq.s32 %p97,%r354,5;\n"
+"or.pred %p98,%p95,%p97;\n@%p98 bra $L__BB1_77;\nbra.uni $L__BB1_76;\n$L__BB1_77:\n"
+"setp.ge.s32 %p99,%r246,%r63;\nmov.u32 %r2000,0;\nmov.f32 %f1191,0f00000000;\n"
+"mov.f32 %f1190,%f1191;\nmov.u32 %r1999,%r2000;\n@%p99 bra $L__BB1_80;\n"
 "mad.lo.s32 %r256,%r483,%r7,%r247;\nadd.s32 %r1299,%r356,%r354;\nadd.s32 %r1300,%r1299,-5;\n"
-"shr.u32 %r1301,%r256,%r1300;\nmul.wide.u32 %rd202,%r1301,4;\nadd.s64 %rd203,%rd6,%rd202;\n"
-"ld.global.f32 %f1190,[%rd203];\n@%p33 bra $L__BB1_80;\nshr.u32 %r1305,%r256,%r5;\n"
-"cvt.u64.u32 %rd205,%r1305;\nadd.s64 %rd210,%rd5,%rd205;\nld.global.u8 %r1999,[%rd210];\n"
+"shr.u32 %r1301,%r256,%r1300;\nmul.wide.u32 %rd205,%r1301,4;\nadd.s64 %rd206,%rd12,%rd205;\n"
+"ld.global.f32 %f1190,[%rd206];\n@%p32 bra $L__BB1_80;\nshr.u32 %r1305,%r256,%r5;\n"
+"cvt.u64.u32 %rd207,%r1305;\nadd.s64 %rd212,%rd11,%rd207;\nld.global.u8 %r1999,[%rd212];\n"
 "$L__BB1_80:\nshl.b32 %r1311,%r1999,2;\nadd.s32 %r1313,%r597,%r1311;\n"
 "ld.shared.f32 %f700,[%r1313+32768];\nmul.rn.f32 %f701,%f700,%f1190;\n"
-"add.rn.f32 %f702,%f701,%f1162;\nsetp.lt.s32 %p112,%r246,%r63;\n"
-"selp.f32 %f1193,%f702,0f00000000,%p112;\nshl.b32 %r1314,%r1963,7;\nand.b32 %r1315,%r1314,32640;\n"
+"add.rn.f32 %f702,%f701,%f1162;\nsetp.lt.s32 %p107,%r246,%r63;\n"
+"selp.f32 %f1193,%f702,0f00000000,%p107;\nshl.b32 %r1314,%r1963,7;\nand.b32 %r1315,%r1314,32640;\n"
 "or.b32 %r1319,%r1315,%r957;\nadd.s32 %r1320,%r597,%r1319;\n"
 "ld.shared.v2.f32{%f703,%f704},[%r1320];\nmul.rn.f32 %f692,%f703,%f1193;\n"
 "mul.rn.f32 %f691,%f704,%f1193;\ncvt.rn.bf16x2.f32 %r2008,%f691,%f692;\nshr.u32 %r1321,%r1963,1;\n"
@@ -21778,17 +21776,17 @@ static const char qlora__ptx_462[] =
 "shr.u32 %r1329,%r1963,17;\nand.b32 %r1330,%r1329,32640;\nor.b32 %r1331,%r1330,%r957;\n"
 "add.s32 %r1332,%r597,%r1331;\nld.shared.v2.f32{%f715,%f716},[%r1332];\n"
 "mul.rn.f32 %f698,%f715,%f1193;\nmul.rn.f32 %f697,%f716,%f1193;\n"
-"cvt.rn.bf16x2.f32 %r2005,%f697,%f698;\n@%p102 bra $L__BB1_83;\nadd.s32 %r1335,%r68,8;\n"
-"setp.gt.s32 %p114,%r4,%r1335;\nselp.b32 %r1339,%r1335,%r70,%p114;\n"
+"cvt.rn.bf16x2.f32 %r2005,%f697,%f698;\n@%p99 bra $L__BB1_83;\nadd.s32 %r1336,%r68,8;\n"
+"setp.gt.s32 %p111,%r4,%r1336;\nselp.b32 %r1339,%r1336,%r70,%p111;\n"
 "mad.lo.s32 %r263,%r1339,%r7,%r247;\nadd.s32 %r1344,%r356,%r354;\nadd.s32 %r1345,%r1344,-5;\n"
-"shr.u32 %r1346,%r263,%r1345;\nmul.wide.u32 %rd215,%r1346,4;\nadd.s64 %rd216,%rd6,%rd215;\n"
-"ld.global.f32 %f1191,[%rd216];\n@%p33 bra $L__BB1_83;\nshr.u32 %r1350,%r263,%r5;\n"
-"cvt.u64.u32 %rd218,%r1350;\nadd.s64 %rd223,%rd5,%rd218;\n";
-static const char qlora__ptx_463[] =
-"ld.global.u8 %r2000,[%rd223];\n$L__BB1_83:\nshl.b32 %r1355,%r2000,2;\n"
+"shr.u32 %r1346,%r263,%r1345;\nmul.wide.u32 %rd219,%r1346,4;\nadd.s64 %rd220,%rd12,%rd219;\n"
+"ld.global.f32 %f1191,[%rd220];\n@%p32 bra $L__BB1_83;\nshr.u32 %r1350,%r263,%r5;\n"
+"cvt.u64.u32 %rd221,%r1350;\nadd.s64 %rd226,%rd11,%rd221;\nld.global.u8 %r2000,[%rd226];\n"
+"$L__BB1_83:\nshl.b32 %r1355,%r2000,2;\n";
+static const char qlora__ptx_462[] =
 "add.s32 %r1357,%r597,%r1355;\nld.shared.f32 %f727,[%r1357+32768];\n"
 "mul.rn.f32 %f728,%f727,%f1191;\nadd.rn.f32 %f729,%f728,%f1162;\n"
-"selp.f32 %f1192,%f729,0f00000000,%p112;\nshl.b32 %r1358,%r1954,7;\nand.b32 %r1359,%r1358,32640;\n"
+"selp.f32 %f1192,%f729,0f00000000,%p107;\nshl.b32 %r1358,%r1954,7;\nand.b32 %r1359,%r1358,32640;\n"
 "or.b32 %r1363,%r1359,%r957;\nadd.s32 %r1364,%r597,%r1363;\n"
 "ld.shared.v2.f32{%f730,%f731},[%r1364];\nmul.rn.f32 %f720,%f730,%f1192;\n"
 "mul.rn.f32 %f719,%f731,%f1192;\ncvt.rn.bf16x2.f32 %r2004,%f719,%f720;\nshr.u32 %r1365,%r1954,1;\n"
@@ -21833,9 +21831,9 @@ static const char qlora__ptx_463[] =
 "ld.shared.v4.u32{%r1554,%r1555,%r1556,%r1557},[%r1549+4096];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1550,%r1554,%r1551,%r1555},{%r2008,%r2007},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1552,%r1556,%r1553,%r1557},{%r2006,%r2005},{%f218,%f219,%f220,%f221};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1550,%r1554,%r1551,%r1555},{%r2004,%r2003},{%f234,%f235,%f236,%f237};\n";
-static const char qlora__ptx_464[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1552,%r1556,%r1553,%r1557},{%r2002,%r2001},{%f234,%f235,%f236,%f237};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1550,%r1554,%r1551,%r1555},{%r2004,%r2003},{%f234,%f235,%f236,%f237};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1552,%r1556,%r1553,%r1557},{%r2002,%r2001},{%f234,%f235,%f236,%f237};\n";
+static const char qlora__ptx_463[] =
 "ld.shared.v4.u32{%r1558,%r1559,%r1560,%r1561},[%r1549+8192];\n"
 "ld.shared.v4.u32{%r1562,%r1563,%r1564,%r1565},[%r1549+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1558,%r1562,%r1559,%r1563},{%r2008,%r2007},{%f250,%f251,%f252,%f253};\n"
@@ -21877,9 +21875,9 @@ static const char qlora__ptx_464[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1604,%r1608,%r1605,%r1609},{%r1431,%r1432},{%f234,%f235,%f236,%f237};\n"
 "ld.shared.v4.u32{%r1610,%r1611,%r1612,%r1613},[%r1601+8192];\n"
 "ld.shared.v4.u32{%r1614,%r1615,%r1616,%r1617},[%r1601+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1610,%r1614,%r1611,%r1615},{%r1425,%r1426},{%f250,%f251,%f252,%f253};\n";
-static const char qlora__ptx_465[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1612,%r1616,%r1613,%r1617},{%r1427,%r1428},{%f250,%f251,%f252,%f253};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1610,%r1614,%r1611,%r1615},{%r1425,%r1426},{%f250,%f251,%f252,%f253};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1612,%r1616,%r1613,%r1617},{%r1427,%r1428},{%f250,%f251,%f252,%f253};\n";
+static const char qlora__ptx_464[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1610,%r1614,%r1611,%r1615},{%r1429,%r1430},{%f266,%f267,%f268,%f269};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1612,%r1616,%r1613,%r1617},{%r1431,%r1432},{%f266,%f267,%f268,%f269};\n"
 "shl.b32 %r1618,%r1961,7;\nand.b32 %r1619,%r1618,32640;\nor.b32 %r1620,%r1619,%r957;\n"
@@ -21922,10 +21920,10 @@ static const char qlora__ptx_465[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1660,%r1664,%r1661,%r1665},{%r1481,%r1482},{%f250,%f251,%f252,%f253};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1662,%r1666,%r1663,%r1667},{%r1483,%r1484},{%f250,%f251,%f252,%f253};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1660,%r1664,%r1661,%r1665},{%r1485,%r1486},{%f266,%f267,%f268,%f269};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1662,%r1666,%r1663,%r1667},{%r1487,%r1488},{%f266,%f267,%f268,%f269};\n";
-static const char qlora__ptx_466[] =
-"add.s32 %r280,%r1987,288;\nshr.u32 %r281,%r280,5;\nsetp.ge.s32 %p122,%r280,%r63;\n"
-"shl.b32 %r1668,%r1960,7;\nand.b32 %r1669,%r1668,32640;\nor.b32 %r1670,%r1669,%r957;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1662,%r1666,%r1663,%r1667},{%r1487,%r1488},{%f266,%f267,%f268,%f269};\n"
+"add.s32 %r280,%r1987,288;\nshr.u32 %r281,%r280,5;\nsetp.ge.s32 %p115,%r280,%r63;\n"
+"shl.b32 %r1668,%r1960,7;\nand.b32 %r1669,%r1668,32640;\nor.b32 %r1670,%r1669,%r957;\n";
+static const char qlora__ptx_465[] =
 "add.s32 %r1671,%r597,%r1670;\nld.shared.v2.f32{%f1042,%f1043},[%r1671];\n"
 "mul.rn.f32 %f971,%f1042,%f1193;\nmul.rn.f32 %f970,%f1043,%f1193;\n"
 "cvt.rn.bf16x2.f32 %r1537,%f970,%f971;\nshr.u32 %r1672,%r1960,1;\nand.b32 %r1673,%r1672,32640;\n"
@@ -21940,8 +21938,8 @@ static const char qlora__ptx_466[] =
 "ld.shared.v2.f32{%f1054,%f1055},[%r1683];\nmul.rn.f32 %f977,%f1054,%f1193;\n"
 "mul.rn.f32 %f976,%f1055,%f1193;\ncvt.rn.bf16x2.f32 %r1540,%f976,%f977;\nmov.u32 %r1954,0;\n"
 "mov.u32 %r1963,%r1954;\nmov.u32 %r1962,%r1954;\nmov.u32 %r1961,%r1954;\nmov.u32 %r1960,%r1954;\n"
-"@%p122 bra $L__BB1_86;\nmad.lo.s32 %r1689,%r483,%r7,%r281;\nmul.wide.u32 %rd224,%r1689,16;\n"
-"add.s64 %rd227,%rd1,%rd224;\nld.global.v4.u32{%r1963,%r1962,%r1961,%r1960},[%rd227];\n"
+"@%p115 bra $L__BB1_86;\nmad.lo.s32 %r1689,%r483,%r7,%r281;\nmul.wide.u32 %rd227,%r1689,16;\n"
+"add.s64 %rd230,%rd10,%rd227;\nld.global.v4.u32{%r1963,%r1962,%r1961,%r1960},[%rd230];\n"
 "$L__BB1_86:\nshl.b32 %r1703,%r1951,7;\nand.b32 %r1704,%r1703,32640;\n"
 "or.b32 %r1705,%r1704,%r957;\nadd.s32 %r1707,%r597,%r1705;\n"
 "ld.shared.v2.f32{%f1066,%f1067},[%r1707];\nmul.rn.f32 %f1059,%f1066,%f1192;\n"
@@ -21956,12 +21954,12 @@ static const char qlora__ptx_466[] =
 "shr.u32 %r1716,%r1951,17;\nand.b32 %r1717,%r1716,32640;\nor.b32 %r1718,%r1717,%r957;\n"
 "add.s32 %r1719,%r597,%r1718;\nld.shared.v2.f32{%f1078,%f1079},[%r1719];\n"
 "mul.rn.f32 %f1065,%f1078,%f1192;\nmul.rn.f32 %f1064,%f1079,%f1192;\n"
-"cvt.rn.bf16x2.f32 %r1698,%f1064,%f1065;\nadd.s32 %r1721,%r68,8;\nsetp.gt.s32 %p126,%r4,%r1721;\n"
-"selp.b32 %r1723,%r1721,%r70,%p126;\nmad.lo.s32 %r299,%r1723,%r7,%r281;\nmov.u32 %r1953,%r1954;\n"
-"mov.u32 %r1952,%r1954;\nmov.u32 %r1951,%r1954;\n@%p122 bra $L__BB1_88;\n"
-"mul.wide.u32 %rd228,%r299,16;\nadd.s64 %rd231,%rd1,%rd228;\n"
-"ld.global.v4.u32{%r1954,%r1953,%r1952,%r1951},[%rd231];\n$L__BB1_88:\nadd.s32 %r1986,%r1986,1;\n"
-"add.s32 %r1987,%r1987,256;\nsetp.lt.s32 %p129,%r1986,%r1916;\nadd.s32 %r1778,%r184,%r991;\n"
+"cvt.rn.bf16x2.f32 %r1698,%f1064,%f1065;\nadd.s32 %r1721,%r68,8;\nsetp.gt.s32 %p119,%r4,%r1721;\n"
+"selp.b32 %r1723,%r1721,%r70,%p119;\nmad.lo.s32 %r299,%r1723,%r7,%r281;\nmov.u32 %r1953,%r1954;\n"
+"mov.u32 %r1952,%r1954;\nmov.u32 %r1951,%r1954;\n@%p115 bra $L__BB1_88;\n"
+"mul.wide.u32 %rd231,%r299,16;\nadd.s64 %rd234,%rd10,%rd231;\n"
+"ld.global.v4.u32{%r1954,%r1953,%r1952,%r1951},[%rd234];\n$L__BB1_88:\nadd.s32 %r1986,%r1986,1;\n"
+"add.s32 %r1987,%r1987,256;\nsetp.lt.s32 %p122,%r1986,%r1916;\nadd.s32 %r1778,%r184,%r991;\n"
 "add.s32 %r1780,%r597,%r1778;\nld.shared.v4.u32{%r1781,%r1782,%r1783,%r1784},[%r1780];\n"
 "ld.shared.v4.u32{%r1785,%r1786,%r1787,%r1788},[%r1780+4096];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1781,%r1785,%r1782,%r1786},{%r1537,%r1538},{%f218,%f219,%f220,%f221};\n"
@@ -21970,1108 +21968,108 @@ static const char qlora__ptx_466[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1783,%r1787,%r1784,%r1788},{%r1697,%r1698},{%f234,%f235,%f236,%f237};\n"
 "ld.shared.v4.u32{%r1789,%r1790,%r1791,%r1792},[%r1780+8192];\n"
 "ld.shared.v4.u32{%r1793,%r1794,%r1795,%r1796},[%r1780+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1789,%r1793,%r1790,%r1794},{%r1537,%r1538},{%f250,%f251,%f252,%f253};\n";
-static const char qlora__ptx_467[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1791,%r1795,%r1792,%r1796},{%r1539,%r1540},{%f250,%f251,%f252,%f253};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1789,%r1793,%r1790,%r1794},{%r1537,%r1538},{%f250,%f251,%f252,%f253};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1791,%r1795,%r1792,%r1796},{%r1539,%r1540},{%f250,%f251,%f252,%f253};\n";
+static const char qlora__ptx_466[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1789,%r1793,%r1790,%r1794},{%r1695,%r1696},{%f266,%f267,%f268,%f269};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1791,%r1795,%r1792,%r1796},{%r1697,%r1698},{%f266,%f267,%f268,%f269};\n"
-"mov.f32 %f1165,%f1187;\n@%p129 bra $L__BB1_52;\n$L__BB1_89:\n"
+"mov.f32 %f1165,%f1187;\n@%p122 bra $L__BB1_52;\n$L__BB1_89:\n"
 "ld.param.u32 %r2017,[qlora_nf4_gemm_32_param_5];\n"
-"ld.param.u64 %rd287,[qlora_nf4_gemm_32_param_6];\n"
-"ld.param.u64 %rd286,[qlora_nf4_gemm_32_param_18];\n"
-"ld.param.u64 %rd285,[qlora_nf4_gemm_32_param_29];\n"
-"ld.param.u64 %rd284,[qlora_nf4_gemm_32_param_17];\n"
-"ld.param.u64 %rd283,[qlora_nf4_gemm_32_param_28];\nselp.b64 %rd232,%rd283,%rd284,%p1;\n"
-"cvta.to.global.u64 %rd299,%rd232;\nselp.b64 %rd298,%rd285,%rd286,%p1;\n"
-"setp.eq.s64 %p131,%rd287,0;\n@%p131 bra $L__BB1_91;\n"
+"ld.param.u64 %rd290,[qlora_nf4_gemm_32_param_6];\n"
+"ld.param.u64 %rd289,[qlora_nf4_gemm_32_param_18];\n"
+"ld.param.u64 %rd288,[qlora_nf4_gemm_32_param_29];\n"
+"ld.param.u64 %rd287,[qlora_nf4_gemm_32_param_17];\n"
+"ld.param.u64 %rd286,[qlora_nf4_gemm_32_param_28];\nselp.b64 %rd235,%rd286,%rd287,%p1;\n"
+"cvta.to.global.u64 %rd302,%rd235;\nselp.b64 %rd301,%rd288,%rd289,%p1;\n"
+"setp.eq.s64 %p124,%rd290,0;\n@%p124 bra $L__BB1_91;\n"
 "ld.param.u32 %r1888,[qlora_nf4_gemm_32_param_2];\nmov.u32 %r1878,%ctaid.y;\n"
 "ld.param.u32 %r1877,[qlora_nf4_gemm_32_param_16];\n"
 "ld.param.u32 %r1876,[qlora_nf4_gemm_32_param_27];\n"
-"ld.param.u64 %rd288,[qlora_nf4_gemm_32_param_6];\ncvt.s64.s32 %rd233,%r1876;\n"
-"cvt.s64.s32 %rd234,%r1877;\nadd.s64 %rd298,%rd233,%rd234;\ncvt.u64.u32 %rd235,%r1878;\n"
-"cvt.s64.s32 %rd236,%r1888;\nmul.lo.s64 %rd237,%rd236,%rd235;\nmul.lo.s64 %rd238,%rd237,%rd298;\n"
-"selp.b32 %r1801,%r1877,0,%p1;\nmov.u32 %r2017,0;\ncvt.s64.s32 %rd239,%r1801;\n"
-"add.s64 %rd240,%rd238,%rd239;\ncvta.to.global.u64 %rd241,%rd288;\nshl.b64 %rd242,%rd240,2;\n"
-"add.s64 %rd299,%rd241,%rd242;\n$L__BB1_91:\nld.param.u32 %r1889,[qlora_nf4_gemm_32_param_2];\n"
+"ld.param.u64 %rd291,[qlora_nf4_gemm_32_param_6];\ncvt.s64.s32 %rd236,%r1876;\n"
+"cvt.s64.s32 %rd237,%r1877;\nadd.s64 %rd301,%rd236,%rd237;\ncvt.u64.u32 %rd238,%r1878;\n"
+"cvt.s64.s32 %rd239,%r1888;\nmul.lo.s64 %rd240,%rd239,%rd238;\nmul.lo.s64 %rd241,%rd240,%rd301;\n"
+"selp.b32 %r1801,%r1877,0,%p1;\nmov.u32 %r2017,0;\ncvt.s64.s32 %rd242,%r1801;\n"
+"add.s64 %rd243,%rd241,%rd242;\ncvta.to.global.u64 %rd244,%rd291;\nshl.b64 %rd245,%rd243,2;\n"
+"add.s64 %rd302,%rd244,%rd245;\n$L__BB1_91:\nld.param.u32 %r1889,[qlora_nf4_gemm_32_param_2];\n"
 "mov.u32 %r1802,%tid.x;\nshr.s32 %r1803,%r1802,31;\nshr.u32 %r1804,%r1803,30;\n"
 "add.s32 %r1805,%r1802,%r1804;\nand.b32 %r1806,%r1805,2147483644;\nsub.s32 %r1807,%r1802,%r1806;\n"
-"shl.b32 %r1808,%r1807,1;\nadd.s32 %r326,%r61,%r1808;\nsetp.lt.s32 %p134,%r326,%r4;\n"
-"setp.lt.s32 %p135,%r67,%r1889;\nand.pred %p10,%p135,%p134;\nsetp.eq.s32 %p136,%r2017,0;\n"
-"@%p136 bra $L__BB1_124;\ncvt.s64.s32 %rd243,%r67;\nmul.lo.s64 %rd244,%rd298,%rd243;\n"
-"cvt.s64.s32 %rd245,%r326;\nadd.s64 %rd246,%rd244,%rd245;\nshl.b64 %rd247,%rd246,1;\n"
-"add.s64 %rd39,%rd299,%rd247;\nnot.pred %p137,%p10;\n@%p137 bra $L__BB1_94;\n"
-"cvt.rn.bf16.f32 %rs1,%f218;\nst.global.u16[%rd39],%rs1;\n$L__BB1_94:\n"
-"ld.param.u32 %r1890,[qlora_nf4_gemm_32_param_2];\nsetp.ge.s32 %p138,%r67,%r1890;\n"
-"add.s32 %r327,%r326,1;\nsetp.ge.s32 %p140,%r327,%r4;\nor.pred %p141,%p138,%p140;\n"
-"@%p141 bra $L__BB1_96;\ncvt.rn.bf16.f32 %rs2,%f219;\nst.global.u16[%rd39+2],%rs2;\n$L__BB1_96:\n"
-"ld.param.u32 %r1891,[qlora_nf4_gemm_32_param_2];\nsetp.ge.s32 %p143,%r326,%r4;\n"
-"add.s32 %r328,%r67,8;\nsetp.ge.s32 %p144,%r328,%r1891;\ncvt.s64.s32 %rd248,%r328;\n"
-"mul.lo.s64 %rd249,%rd298,%rd248;\nadd.s64 %rd251,%rd249,%rd245;\nshl.b64 %rd252,%rd251,1;\n"
-"add.s64 %rd40,%rd299,%rd252;\nor.pred %p145,%p144,%p143;\n@%p145 bra $L__BB1_98;\n"
-"cvt.rn.bf16.f32 %rs3,%f220;\nst.global.u16[%rd40],%rs3;\n$L__BB1_98:\n"
-"or.pred %p149,%p144,%p140;\n@%p149 bra $L__BB1_100;\ncvt.rn.bf16.f32 %rs4,%f221;\n"
-"st.global.u16[%rd40+2],%rs4;\n$L__BB1_100:\nadd.s32 %r329,%r326,8;\n"
-"setp.ge.s32 %p152,%r329,%r4;\nor.pred %p153,%p138,%p152;\n@%p153 bra $L__BB1_102;\n"
-"cvt.rn.bf16.f32 %rs5,%f234;\nst.global.u16[%rd39+16],%rs5;\n$L__BB1_102:\n"
-"add.s32 %r330,%r326,9;\nsetp.ge.s32 %p156,%r330,%r4;\nor.pred %p157,%p138,%p156;\n"
-"@%p157 bra $L__BB1_104;\ncvt.rn.bf16.f32 %rs6,%f235;\nst.global.u16[%rd39+18],%rs6;\n"
-"$L__BB1_104:\nor.pred %p161,%p144,%p152;\n@%p161 bra $L__BB1_106;\ncvt.rn.bf16.f32 %rs7,%f236;\n"
-"st.global.u16[%rd40+16],%rs7;\n$L__BB1_106:\nor.pred %p165,%p144,%p156;\n"
-"@%p165 bra $L__BB1_108;\ncvt.rn.bf16.f32 %rs8,%f237;\nst.global.u16[%rd40+18],%rs8;\n"
+"shl.b32 %r1808,%r1807,1;\nadd.s32 %r326,%r61,%r1808;\nsetp.lt.s32 %p127,%r326,%r4;\n"
+"setp.lt.s32 %p128,%r67,%r1889;\nand.pred %p11,%p128,%p127;\nsetp.eq.s32 %p129,%r2017,0;\n"
+"@%p129 bra $L__BB1_124;\ncvt.s64.s32 %rd246,%r67;\nmul.lo.s64 %rd247,%rd301,%rd246;\n"
+"cvt.s64.s32 %rd248,%r326;\nadd.s64 %rd249,%rd247,%rd248;\nshl.b64 %rd250,%rd249,1;\n"
+"add.s64 %rd40,%rd302,%rd250;\nnot.pred %p130,%p11;\n@%p130 bra $L__BB1_94;\n"
+"cvt.rn.bf16.f32 %rs1,%f218;\nst.global.u16[%rd40],%rs1;\n$L__BB1_94:\n"
+"ld.param.u32 %r1890,[qlora_nf4_gemm_32_param_2];\nsetp.ge.s32 %p131,%r67,%r1890;\n"
+"add.s32 %r327,%r326,1;\nsetp.ge.s32 %p133,%r327,%r4;\nor.pred %p134,%p131,%p133;\n"
+"@%p134 bra $L__BB1_96;\ncvt.rn.bf16.f32 %rs2,%f219;\nst.global.u16[%rd40+2],%rs2;\n$L__BB1_96:\n"
+"ld.param.u32 %r1891,[qlora_nf4_gemm_32_param_2];\nsetp.ge.s32 %p136,%r326,%r4;\n"
+"add.s32 %r328,%r67,8;\nsetp.ge.s32 %p137,%r328,%r1891;\ncvt.s64.s32 %rd251,%r328;\n"
+"mul.lo.s64 %rd252,%rd301,%rd251;\nadd.s64 %rd254,%rd252,%rd248;\nshl.b64 %rd255,%rd254,1;\n"
+"add.s64 %rd41,%rd302,%rd255;\nor.pred %p138,%p137,%p136;\n@%p138 bra $L__BB1_98;\n"
+"cvt.rn.bf16.f32 %rs3,%f220;\nst.global.u16[%rd41],%rs3;\n$L__BB1_98:\n"
+"or.pred %p142,%p137,%p133;\n@%p142 bra $L__BB1_100;\ncvt.rn.bf16.f32 %rs4,%f221;\n"
+"st.global.u16[%rd41+2],%rs4;\n$L__BB1_100:\nadd.s32 %r329,%r326,8;\n"
+"setp.ge.s32 %p145,%r329,%r4;\nor.pred %p146,%p131,%p145;\n@%p146 bra $L__BB1_102;\n"
+"cvt.rn.bf16.f32 %rs5,%f234;\nst.global.u16[%rd40+16],%rs5;\n$L__BB1_102:\n"
+"add.s32 %r330,%r326,9;\nsetp.ge.s32 %p149,%r330,%r4;\nor.pred %p150,%p131,%p149;\n"
+"@%p150 bra $L__BB1_104;\ncvt.rn.bf16.f32 %rs6,%f235;\nst.global.u16[%rd40+18],%rs6;\n"
+"$L__BB1_104:\nor.pred %p154,%p137,%p145;\n@%p154 bra $L__BB1_106;\ncvt.rn.bf16.f32 %rs7,%f236;\n"
+"st.global.u16[%rd41+16],%rs7;\n$L__BB1_106:\nor.pred %p158,%p137,%p149;\n"
+"@%p158 bra $L__BB1_108;\ncvt.rn.bf16.f32 %rs8,%f237;\nst.global.u16[%rd41+18],%rs8;\n"
 "$L__BB1_108:\nld.param.u32 %r1892,[qlora_nf4_gemm_32_param_2];\nadd.s32 %r331,%r67,16;\n"
-"setp.ge.s32 %p168,%r331,%r1892;\ncvt.s64.s32 %rd253,%r331;\nmul.lo.s64 %rd254,%rd298,%rd253;\n"
-"add.s64 %rd256,%rd254,%rd245;\nshl.b64 %rd257,%rd256,1;\nadd.s64 %rd41,%rd299,%rd257;\n"
-"or.pred %p169,%p168,%p143;\n@%p169 bra $L__BB1_110;\ncvt.rn.bf16.f32 %rs9,%f250;\n"
-"st.global.u16[%rd41],%rs9;\n";
-static const char qlora__ptx_468[] =
-"$L__BB1_110:\nor.pred %p173,%p168,%p140;\n@%p173 bra $L__BB1_112;\ncvt.rn.bf16.f32 %rs10,%f251;\n"
-"st.global.u16[%rd41+2],%rs10;\n$L__BB1_112:\nld.param.u32 %r1893,[qlora_nf4_gemm_32_param_2];\n"
-"add.s32 %r332,%r67,24;\nsetp.ge.s32 %p176,%r332,%r1893;\ncvt.s64.s32 %rd258,%r332;\n"
-"mul.lo.s64 %rd259,%rd298,%rd258;\nadd.s64 %rd261,%rd259,%rd245;\nshl.b64 %rd262,%rd261,1;\n"
-"add.s64 %rd42,%rd299,%rd262;\nor.pred %p177,%p176,%p143;\n@%p177 bra $L__BB1_114;\n"
-"cvt.rn.bf16.f32 %rs11,%f252;\nst.global.u16[%rd42],%rs11;\n$L__BB1_114:\n"
-"or.pred %p181,%p176,%p140;\n@%p181 bra $L__BB1_116;\ncvt.rn.bf16.f32 %rs12,%f253;\n"
-"st.global.u16[%rd42+2],%rs12;\n$L__BB1_116:\nor.pred %p185,%p168,%p152;\n"
-"@%p185 bra $L__BB1_118;\ncvt.rn.bf16.f32 %rs13,%f266;\nst.global.u16[%rd41+16],%rs13;\n"
-"$L__BB1_118:\nor.pred %p189,%p168,%p156;\n@%p189 bra $L__BB1_120;\ncvt.rn.bf16.f32 %rs14,%f267;\n"
-"st.global.u16[%rd41+18],%rs14;\n$L__BB1_120:\nor.pred %p193,%p176,%p152;\n"
-"@%p193 bra $L__BB1_122;\ncvt.rn.bf16.f32 %rs15,%f268;\nst.global.u16[%rd42+16],%rs15;\n"
-"$L__BB1_122:\nor.pred %p197,%p176,%p156;\n@%p197 bra $L__BB1_156;\ncvt.rn.bf16.f32 %rs16,%f269;\n"
-"st.global.u16[%rd42+18],%rs16;\nbra.uni $L__BB1_156;\n$L__BB1_124:\ncvt.s64.s32 %rd263,%r67;\n"
-"mul.lo.s64 %rd264,%rd298,%rd263;\ncvt.s64.s32 %rd265,%r326;\nadd.s64 %rd266,%rd264,%rd265;\n"
-"shl.b64 %rd267,%rd266,2;\nadd.s64 %rd43,%rd299,%rd267;\nnot.pred %p198,%p10;\n"
-"@%p198 bra $L__BB1_126;\nst.global.f32[%rd43],%f218;\n$L__BB1_126:\n"
-"ld.param.u32 %r1894,[qlora_nf4_gemm_32_param_2];\nsetp.ge.s32 %p199,%r67,%r1894;\n"
-"add.s32 %r333,%r326,1;\nsetp.ge.s32 %p201,%r333,%r4;\nor.pred %p202,%p199,%p201;\n"
-"@%p202 bra $L__BB1_128;\nst.global.f32[%rd43+4],%f219;\n$L__BB1_128:\n"
-"ld.param.u32 %r1895,[qlora_nf4_gemm_32_param_2];\nsetp.ge.s32 %p204,%r326,%r4;\n"
-"add.s32 %r334,%r67,8;\nsetp.ge.s32 %p205,%r334,%r1895;\ncvt.s64.s32 %rd268,%r334;\n"
-"mul.lo.s64 %rd269,%rd298,%rd268;\nadd.s64 %rd271,%rd269,%rd265;\nshl.b64 %rd272,%rd271,2;\n"
-"add.s64 %rd44,%rd299,%rd272;\nor.pred %p206,%p205,%p204;\n@%p206 bra $L__BB1_130;\n"
-"st.global.f32[%rd44],%f220;\n$L__BB1_130:\nor.pred %p210,%p205,%p201;\n@%p210 bra $L__BB1_132;\n"
-"st.global.f32[%rd44+4],%f221;\n$L__BB1_132:\nadd.s32 %r335,%r326,8;\n"
-"setp.ge.s32 %p213,%r335,%r4;\nor.pred %p214,%p199,%p213;\n@%p214 bra $L__BB1_134;\n"
-"st.global.f32[%rd43+32],%f234;\n$L__BB1_134:\nadd.s32 %r336,%r326,9;\n"
-"setp.ge.s32 %p217,%r336,%r4;\nor.pred %p218,%p199,%p217;\n@%p218 bra $L__BB1_136;\n"
-"st.global.f32[%rd43+36],%f235;\n$L__BB1_136:\nor.pred %p222,%p205,%p213;\n"
-"@%p222 bra $L__BB1_138;\nst.global.f32[%rd44+32],%f236;\n$L__BB1_138:\n"
-"or.pred %p226,%p205,%p217;\n@%p226 bra $L__BB1_140;\nst.global.f32[%rd44+36],%f237;\n"
+"setp.ge.s32 %p161,%r331,%r1892;\ncvt.s64.s32 %rd256,%r331;\nmul.lo.s64 %rd257,%rd301,%rd256;\n"
+"add.s64 %rd259,%rd257,%rd248;\nshl.b64 %rd260,%rd259,1;\nadd.s64 %rd42,%rd302,%rd260;\n"
+"or.pred %p162,%p161,%p136;\n@%p162 bra $L__BB1_110;\ncvt.rn.bf16.f32 %rs9,%f250;\n"
+"st.global.u16[%rd42],%rs9;\n$L__BB1_110:\nor.pred %p166,%p161,%p133;\n@%p166 bra $L__BB1_112;\n"
+"cvt.rn.bf16.f32 %rs10,%f251;\nst.global.u16[%rd42+2],%rs10;\n$L__BB1_112:\n";
+static const char qlora__ptx_467[] =
+"ld.param.u32 %r1893,[qlora_nf4_gemm_32_param_2];\nadd.s32 %r332,%r67,24;\n"
+"setp.ge.s32 %p169,%r332,%r1893;\ncvt.s64.s32 %rd261,%r332;\nmul.lo.s64 %rd262,%rd301,%rd261;\n"
+"add.s64 %rd264,%rd262,%rd248;\nshl.b64 %rd265,%rd264,1;\nadd.s64 %rd43,%rd302,%rd265;\n"
+"or.pred %p170,%p169,%p136;\n@%p170 bra $L__BB1_114;\ncvt.rn.bf16.f32 %rs11,%f252;\n"
+"st.global.u16[%rd43],%rs11;\n$L__BB1_114:\nor.pred %p174,%p169,%p133;\n@%p174 bra $L__BB1_116;\n"
+"cvt.rn.bf16.f32 %rs12,%f253;\nst.global.u16[%rd43+2],%rs12;\n$L__BB1_116:\n"
+"or.pred %p178,%p161,%p145;\n@%p178 bra $L__BB1_118;\ncvt.rn.bf16.f32 %rs13,%f266;\n"
+"st.global.u16[%rd42+16],%rs13;\n$L__BB1_118:\nor.pred %p182,%p161,%p149;\n"
+"@%p182 bra $L__BB1_120;\ncvt.rn.bf16.f32 %rs14,%f267;\nst.global.u16[%rd42+18],%rs14;\n"
+"$L__BB1_120:\nor.pred %p186,%p169,%p145;\n@%p186 bra $L__BB1_122;\ncvt.rn.bf16.f32 %rs15,%f268;\n"
+"st.global.u16[%rd43+16],%rs15;\n$L__BB1_122:\nor.pred %p190,%p169,%p149;\n"
+"@%p190 bra $L__BB1_156;\ncvt.rn.bf16.f32 %rs16,%f269;\nst.global.u16[%rd43+18],%rs16;\n"
+"bra.uni $L__BB1_156;\n$L__BB1_124:\ncvt.s64.s32 %rd266,%r67;\nmul.lo.s64 %rd267,%rd301,%rd266;\n"
+"cvt.s64.s32 %rd268,%r326;\nadd.s64 %rd269,%rd267,%rd268;\nshl.b64 %rd270,%rd269,2;\n"
+"add.s64 %rd44,%rd302,%rd270;\nnot.pred %p191,%p11;\n@%p191 bra $L__BB1_126;\n"
+"st.global.f32[%rd44],%f218;\n$L__BB1_126:\nld.param.u32 %r1894,[qlora_nf4_gemm_32_param_2];\n"
+"setp.ge.s32 %p192,%r67,%r1894;\nadd.s32 %r333,%r326,1;\nsetp.ge.s32 %p194,%r333,%r4;\n"
+"or.pred %p195,%p192,%p194;\n@%p195 bra $L__BB1_128;\nst.global.f32[%rd44+4],%f219;\n"
+"$L__BB1_128:\nld.param.u32 %r1895,[qlora_nf4_gemm_32_param_2];\nsetp.ge.s32 %p197,%r326,%r4;\n"
+"add.s32 %r334,%r67,8;\nsetp.ge.s32 %p198,%r334,%r1895;\ncvt.s64.s32 %rd271,%r334;\n"
+"mul.lo.s64 %rd272,%rd301,%rd271;\nadd.s64 %rd274,%rd272,%rd268;\nshl.b64 %rd275,%rd274,2;\n"
+"add.s64 %rd45,%rd302,%rd275;\nor.pred %p199,%p198,%p197;\n@%p199 bra $L__BB1_130;\n"
+"st.global.f32[%rd45],%f220;\n$L__BB1_130:\nor.pred %p203,%p198,%p194;\n@%p203 bra $L__BB1_132;\n"
+"st.global.f32[%rd45+4],%f221;\n$L__BB1_132:\nadd.s32 %r335,%r326,8;\n"
+"setp.ge.s32 %p206,%r335,%r4;\nor.pred %p207,%p192,%p206;\n@%p207 bra $L__BB1_134;\n"
+"st.global.f32[%rd44+32],%f234;\n$L__BB1_134:\nadd.s32 %r336,%r326,9;\n"
+"setp.ge.s32 %p210,%r336,%r4;\nor.pred %p211,%p192,%p210;\n@%p211 bra $L__BB1_136;\n"
+"st.global.f32[%rd44+36],%f235;\n$L__BB1_136:\nor.pred %p215,%p198,%p206;\n"
+"@%p215 bra $L__BB1_138;\nst.global.f32[%rd45+32],%f236;\n$L__BB1_138:\n"
+"or.pred %p219,%p198,%p210;\n@%p219 bra $L__BB1_140;\nst.global.f32[%rd45+36],%f237;\n"
 "$L__BB1_140:\nld.param.u32 %r1896,[qlora_nf4_gemm_32_param_2];\nadd.s32 %r337,%r67,16;\n"
-"setp.ge.s32 %p229,%r337,%r1896;\ncvt.s64.s32 %rd273,%r337;\nmul.lo.s64 %rd274,%rd298,%rd273;\n"
-"add.s64 %rd276,%rd274,%rd265;\nshl.b64 %rd277,%rd276,2;\nadd.s64 %rd45,%rd299,%rd277;\n"
-"or.pred %p230,%p229,%p204;\n@%p230 bra $L__BB1_142;\nst.global.f32[%rd45],%f250;\n$L__BB1_142:\n"
-"or.pred %p234,%p229,%p201;\n@%p234 bra $L__BB1_144;\nst.global.f32[%rd45+4],%f251;\n"
+"setp.ge.s32 %p222,%r337,%r1896;\ncvt.s64.s32 %rd276,%r337;\nmul.lo.s64 %rd277,%rd301,%rd276;\n"
+"add.s64 %rd279,%rd277,%rd268;\nshl.b64 %rd280,%rd279,2;\nadd.s64 %rd46,%rd302,%rd280;\n"
+"or.pred %p223,%p222,%p197;\n@%p223 bra $L__BB1_142;\nst.global.f32[%rd46],%f250;\n$L__BB1_142:\n"
+"or.pred %p227,%p222,%p194;\n@%p227 bra $L__BB1_144;\nst.global.f32[%rd46+4],%f251;\n"
 "$L__BB1_144:\nld.param.u32 %r1897,[qlora_nf4_gemm_32_param_2];\nadd.s32 %r338,%r67,24;\n"
-"setp.ge.s32 %p237,%r338,%r1897;\ncvt.s64.s32 %rd278,%r338;\nmul.lo.s64 %rd279,%rd298,%rd278;\n"
-"add.s64 %rd281,%rd279,%rd265;\nshl.b64 %rd282,%rd281,2;\nadd.s64 %rd46,%rd299,%rd282;\n"
-"or.pred %p238,%p237,%p204;\n@%p238 bra $L__BB1_146;\nst.global.f32[%rd46],%f252;\n$L__BB1_146:\n"
-"or.pred %p242,%p237,%p201;\n@%p242 bra $L__BB1_148;\nst.global.f32[%rd46+4],%f253;\n"
-"$L__BB1_148:\nor.pred %p246,%p229,%p213;\n@%p246 bra $L__BB1_150;\n"
-"st.global.f32[%rd45+32],%f266;\n$L__BB1_150:\nor.pred %p250,%p229,%p217;\n"
-"@%p250 bra $L__BB1_152;\nst.global.f32[%rd45+36],%f267;\n$L__BB1_152:\n"
-"or.pred %p254,%p237,%p213;\n@%p254 bra $L__BB1_154;\nst.global.f32[%rd46+32],%f268;\n"
-"$L__BB1_154:\nor.pred %p258,%p237,%p217;\n@%p258 bra $L__BB1_156;\n"
-"st.global.f32[%rd46+36],%f269;\n$L__BB1_156:\nret;\n}\n";
-static const char qlora__ptx_469[] =
-".visible .entry qlora_nf4_gemm_64(\n.param .u64 qlora_nf4_gemm_64_param_0,\n"
-".param .u64 qlora_nf4_gemm_64_param_1,\n.param .u32 qlora_nf4_gemm_64_param_2,\n"
-".param .u32 qlora_nf4_gemm_64_param_3,\n.param .u32 qlora_nf4_gemm_64_param_4,\n"
-".param .u32 qlora_nf4_gemm_64_param_5,\n.param .u64 qlora_nf4_gemm_64_param_6,\n"
-".param .u32 qlora_nf4_gemm_64_param_7,\n.param .u64 qlora_nf4_gemm_64_param_8,\n"
-".param .u64 qlora_nf4_gemm_64_param_9,\n.param .u64 qlora_nf4_gemm_64_param_10,\n"
-".param .u64 qlora_nf4_gemm_64_param_11,\n.param .u64 qlora_nf4_gemm_64_param_12,\n"
-".param .u64 qlora_nf4_gemm_64_param_13,\n.param .u32 qlora_nf4_gemm_64_param_14,\n"
-".param .u32 qlora_nf4_gemm_64_param_15,\n.param .u32 qlora_nf4_gemm_64_param_16,\n"
-".param .u64 qlora_nf4_gemm_64_param_17,\n.param .u64 qlora_nf4_gemm_64_param_18,\n"
-".param .u64 qlora_nf4_gemm_64_param_19,\n.param .u64 qlora_nf4_gemm_64_param_20,\n"
-".param .u64 qlora_nf4_gemm_64_param_21,\n.param .u64 qlora_nf4_gemm_64_param_22,\n"
-".param .u64 qlora_nf4_gemm_64_param_23,\n.param .u64 qlora_nf4_gemm_64_param_24,\n"
-".param .u32 qlora_nf4_gemm_64_param_25,\n.param .u32 qlora_nf4_gemm_64_param_26,\n"
-".param .u32 qlora_nf4_gemm_64_param_27,\n.param .u64 qlora_nf4_gemm_64_param_28,\n"
-".param .u64 qlora_nf4_gemm_64_param_29\n)\n.maxntid 256,1,1\n.minnctapersm 1\n{\n"
-".reg .pred %p<317>;\n.reg .b16 %rs<33>;\n.reg .f32 %f<1898>;\n.reg .b32 %r<2448>;\n"
-".reg .b64 %rd<362>;\nld.param.u64 %rd71,[qlora_nf4_gemm_64_param_0];\n"
-"ld.param.u64 %rd72,[qlora_nf4_gemm_64_param_1];\n"
-"ld.param.u32 %r356,[qlora_nf4_gemm_64_param_2];\n"
-"ld.param.u32 %r357,[qlora_nf4_gemm_64_param_3];\n"
-"ld.param.u32 %r358,[qlora_nf4_gemm_64_param_4];\n"
-"ld.param.u32 %r360,[qlora_nf4_gemm_64_param_7];\n"
-"ld.param.u64 %rd80,[qlora_nf4_gemm_64_param_8];\n"
-"ld.param.u64 %rd81,[qlora_nf4_gemm_64_param_9];\n"
-"ld.param.u64 %rd82,[qlora_nf4_gemm_64_param_10];\n"
-"ld.param.u64 %rd83,[qlora_nf4_gemm_64_param_11];\n"
-"ld.param.u64 %rd74,[qlora_nf4_gemm_64_param_12];\n"
-"ld.param.u64 %rd84,[qlora_nf4_gemm_64_param_13];\n"
-"ld.param.u32 %r361,[qlora_nf4_gemm_64_param_14];\n"
-"ld.param.u32 %r362,[qlora_nf4_gemm_64_param_15];\n"
-"ld.param.u32 %r363,[qlora_nf4_gemm_64_param_16];\n"
-"ld.param.u64 %rd85,[qlora_nf4_gemm_64_param_19];\n"
-"ld.param.u64 %rd86,[qlora_nf4_gemm_64_param_20];\n"
-"ld.param.u64 %rd87,[qlora_nf4_gemm_64_param_21];\n"
-"ld.param.u64 %rd88,[qlora_nf4_gemm_64_param_22];\n"
-"ld.param.u64 %rd77,[qlora_nf4_gemm_64_param_23];\n"
-"ld.param.u64 %rd89,[qlora_nf4_gemm_64_param_24];\n"
-"ld.param.u32 %r364,[qlora_nf4_gemm_64_param_25];\n"
-"ld.param.u32 %r365,[qlora_nf4_gemm_64_param_26];\n"
-"ld.param.u32 %r366,[qlora_nf4_gemm_64_param_27];\nmov.u32 %r1,%tid.x;\nshr.s32 %r367,%r1,31;\n"
-"shr.u32 %r368,%r367,27;\nadd.s32 %r369,%r1,%r368;\nand.b32 %r370,%r369,-32;\n"
-"sub.s32 %r2,%r1,%r370;\nmov.u32 %r3,%ctaid.x;\nsetp.ge.s32 %p1,%r3,%r360;\n"
-"selp.b64 %rd90,%rd85,%rd80,%p1;\ncvta.to.global.u64 %rd1,%rd90;\nselp.b64 %rd2,%rd86,%rd81,%p1;\n"
-"selp.b64 %rd3,%rd87,%rd82,%p1;\ncvta.to.global.u64 %rd91,%rd3;\nselp.b64 %rd92,%rd88,%rd83,%p1;\n"
-"selp.b64 %rd93,%rd89,%rd84,%p1;\ncvta.to.global.u64 %rd4,%rd93;\nselp.b32 %r4,%r366,%r363,%p1;\n"
-"setp.ne.s64 %p21,%rd2,0;\nsetp.eq.s64 %p22,%rd2,0;\nselp.b64 %rd5,%rd91,0,%p22;\n"
-"selp.b64 %rd94,%rd92,%rd2,%p22;\ncvta.to.global.u64 %rd6,%rd94;\nmov.f32 %f1818,0f00000000;\n"
-"@%p21 bra $L__BB2_2;\nselp.b64 %rd95,%rd77,%rd74,%p1;\ncvta.to.global.u64 %rd96,%rd95;\n"
-"ld.global.f32 %f1818,[%rd96];\n$L__BB2_2:\nselp.b32 %r5,%r364,%r361,%p1;\n"
-"selp.b32 %r371,%r365,%r362,%p1;\nselp.b32 %r372,%r371,0,%p22;\nadd.s32 %r6,%r5,-5;\n"
-"add.s32 %r7,%r372,%r6;\nshr.u32 %r8,%r357,5;\nsetp.gt.s32 %p24,%r1,4095;\n"
-"selp.b32 %r373,%r360,0,%p1;\nsub.s32 %r9,%r3,%r373;\n@%p24 bra $L__BB2_9;\n"
-"mov.u32 %r10,%ntid.x;\nmov.u32 %r374,4095;\nsub.s32 %r375,%r374,%r1;\ndiv.u32 %r11,%r375,%r10;\n"
-"add.s32 %r376,%r11,1;\nand.b32 %r2330,%r376,3;\nsetp.eq.s32 %p25,%r2330,0;\nmov.u32 %r2331,%r1;\n"
-"@%p25 bra $L__BB2_6;\nshl.b32 %r377,%r1,3;\nmov.u32 %r378,shared;\nadd.s32 %r2328,%r378,%r377;\n"
-"shl.b32 %r14,%r10,3;\nmov.u32 %r2331,%r1;\n$L__BB2_5:\n.pragma \"nounroll\";\n"
-"shr.s32 %r379,%r2331,31;\nshr.u32 %r380,%r379,24;\nadd.s32 %r381,%r2331,%r380;\n"
-"shr.s32 %r382,%r381,8;\n";
-static const char qlora__ptx_470[] =
-"mul.wide.s32 %rd97,%r382,4;\nadd.s64 %rd98,%rd4,%rd97;\nshr.u32 %r383,%r379,28;\n"
-"add.s32 %r384,%r2331,%r383;\nshr.s32 %r385,%r384,4;\nshr.s32 %r386,%r384,31;\n"
-"shr.u32 %r387,%r386,28;\nadd.s32 %r388,%r385,%r387;\nand.b32 %r389,%r388,-16;\n"
-"sub.s32 %r390,%r385,%r389;\nmul.wide.s32 %rd99,%r390,4;\nadd.s64 %rd100,%rd4,%rd99;\n"
-"ld.global.f32 %f226,[%rd100];\nld.global.f32 %f227,[%rd98];\n"
-"st.shared.v2.f32[%r2328],{%f227,%f226};\nadd.s32 %r2331,%r2331,%r10;\n"
-"add.s32 %r2328,%r2328,%r14;\nadd.s32 %r2330,%r2330,-1;\nsetp.ne.s32 %p26,%r2330,0;\n"
-"@%p26 bra $L__BB2_5;\n$L__BB2_6:\nsetp.lt.u32 %p27,%r11,3;\n@%p27 bra $L__BB2_9;\n"
-"shl.b32 %r391,%r2331,3;\nmov.u32 %r392,shared;\nadd.s32 %r2333,%r392,%r391;\n"
-"shl.b32 %r23,%r10,3;\n$L__BB2_8:\n.pragma \"nounroll\";\nshr.s32 %r393,%r2331,31;\n"
-"shr.u32 %r394,%r393,24;\nadd.s32 %r395,%r2331,%r394;\nshr.s32 %r396,%r395,8;\n"
-"mul.wide.s32 %rd101,%r396,4;\nadd.s64 %rd102,%rd4,%rd101;\nshr.u32 %r397,%r393,28;\n"
-"add.s32 %r398,%r2331,%r397;\nshr.s32 %r399,%r398,4;\nshr.s32 %r400,%r398,31;\n"
-"shr.u32 %r401,%r400,28;\nadd.s32 %r402,%r399,%r401;\nand.b32 %r403,%r402,-16;\n"
-"sub.s32 %r404,%r399,%r403;\nmul.wide.s32 %rd103,%r404,4;\nadd.s64 %rd104,%rd4,%rd103;\n"
-"ld.global.f32 %f228,[%rd104];\nld.global.f32 %f229,[%rd102];\n"
-"st.shared.v2.f32[%r2333],{%f229,%f228};\nadd.s32 %r405,%r2331,%r10;\nshr.s32 %r406,%r405,31;\n"
-"shr.u32 %r407,%r406,28;\nadd.s32 %r408,%r405,%r407;\nshr.s32 %r409,%r408,4;\n"
-"shr.u32 %r410,%r406,24;\nadd.s32 %r411,%r405,%r410;\nshr.s32 %r412,%r411,8;\n"
-"mul.wide.s32 %rd105,%r412,4;\nadd.s64 %rd106,%rd4,%rd105;\nshr.s32 %r413,%r408,31;\n"
-"shr.u32 %r414,%r413,28;\nadd.s32 %r415,%r409,%r414;\nand.b32 %r416,%r415,-16;\n"
-"sub.s32 %r417,%r409,%r416;\nmul.wide.s32 %rd107,%r417,4;\nadd.s64 %rd108,%rd4,%rd107;\n"
-"ld.global.f32 %f230,[%rd108];\nld.global.f32 %f231,[%rd106];\nadd.s32 %r418,%r2333,%r23;\n"
-"st.shared.v2.f32[%r418],{%f231,%f230};\nadd.s32 %r419,%r405,%r10;\nshr.s32 %r420,%r419,31;\n"
-"shr.u32 %r421,%r420,28;\nadd.s32 %r422,%r419,%r421;\nshr.s32 %r423,%r422,4;\n"
-"shr.u32 %r424,%r420,24;\nadd.s32 %r425,%r419,%r424;\nshr.s32 %r426,%r425,8;\n"
-"mul.wide.s32 %rd109,%r426,4;\nadd.s64 %rd110,%rd4,%rd109;\nshr.s32 %r427,%r422,31;\n"
-"shr.u32 %r428,%r427,28;\nadd.s32 %r429,%r423,%r428;\nand.b32 %r430,%r429,-16;\n"
-"sub.s32 %r431,%r423,%r430;\nmul.wide.s32 %rd111,%r431,4;\nadd.s64 %rd112,%rd4,%rd111;\n"
-"ld.global.f32 %f232,[%rd112];\nld.global.f32 %f233,[%rd110];\nadd.s32 %r432,%r418,%r23;\n"
-"st.shared.v2.f32[%r432],{%f233,%f232};\nadd.s32 %r433,%r419,%r10;\nshr.s32 %r434,%r433,31;\n"
-"shr.u32 %r435,%r434,28;\nadd.s32 %r436,%r433,%r435;\nshr.s32 %r437,%r436,4;\n"
-"shr.u32 %r438,%r434,24;\nadd.s32 %r439,%r433,%r438;\nshr.s32 %r440,%r439,8;\n"
-"mul.wide.s32 %rd113,%r440,4;\nadd.s64 %rd114,%rd4,%rd113;\nshr.s32 %r441,%r436,31;\n"
-"shr.u32 %r442,%r441,28;\nadd.s32 %r443,%r437,%r442;\nand.b32 %r444,%r443,-16;\n"
-"sub.s32 %r445,%r437,%r444;\nmul.wide.s32 %rd115,%r445,4;\nadd.s64 %rd116,%rd4,%rd115;\n"
-"ld.global.f32 %f234,[%rd116];\nld.global.f32 %f235,[%rd114];\nadd.s32 %r446,%r432,%r23;\n"
-"add.s32 %r2333,%r446,%r23;\nst.shared.v2.f32[%r446],{%f235,%f234};\nadd.s32 %r2331,%r433,%r10;\n"
-"setp.lt.s32 %p28,%r2331,4096;\n@%p28 bra $L__BB2_8;\n$L__BB2_9:\nsetp.gt.s32 %p29,%r1,255;\n"
-"@%p29 bra $L__BB2_23;\nmov.u32 %r447,255;\nsub.s32 %r448,%r447,%r1;\nmov.u32 %r28,%ntid.x;\n"
-"div.u32 %r29,%r448,%r28;\nadd.s32 %r449,%r29,1;\nand.b32 %r2336,%r449,3;\n@%p22 bra $L__BB2_17;\n"
-"setp.eq.s32 %p31,%r2336,0;\nmov.u32 %r2337,%r1;\n@%p31 bra $L__BB2_14;\nshl.b32 %r450,%r1,2;\n"
-"mov.u32 %r451,shared;\nadd.s32 %r452,%r451,%r450;\nadd.s32 %r2334,%r452,32768;\n"
-"shl.b32 %r32,%r28,2;\nmov.u32 %r2337,%r1;\n$L__BB2_13:\n.pragma \"nounroll\";\n"
-"mov.u32 %r453,1065353216;\nst.shared.u32[%r2334],%r453;\nadd.s32 %r2337,%r2337,%r28;\n"
-"add.s32 %r2334,%r2334,%r32;\nadd.s32 %r2336,%r2336,-1;\nsetp.ne.s32 %p32,%r2336,0;\n"
-"@%p32 bra $L__BB2_13;\n$L__BB2_14:\nsetp.lt.u32 %p33,%r29,3;\n@%p33 bra $L__BB2_23;\n"
-"shl.b32 %r454,%r2337,2;\nmov.u32 %r455,shared;\nadd.s32 %r456,%r455,%r454;\n"
-"add.s32 %r2339,%r456,32768;\nshl.b32 %r41,%r28,2;\n$L__BB2_16:\nmov.u32 %r457,1065353216;\n"
-"st.shared.u32[%r2339],%r457;\nadd.s32 %r458,%r2339,%r41;\nst.shared.u32[%r458],%r457;\n";
-static const char qlora__ptx_471[] =
-"add.s32 %r459,%r2337,%r28;\nadd.s32 %r460,%r459,%r28;\nadd.s32 %r461,%r458,%r41;\n"
-"st.shared.u32[%r461],%r457;\nadd.s32 %r462,%r460,%r28;\nadd.s32 %r463,%r461,%r41;\n"
-"add.s32 %r2339,%r463,%r41;\nst.shared.u32[%r463],%r457;\nadd.s32 %r2337,%r462,%r28;\n"
-"setp.lt.s32 %p34,%r2337,256;\n@%p34 bra $L__BB2_16;\nbra.uni $L__BB2_23;\n$L__BB2_17:\n"
-"setp.eq.s32 %p35,%r2336,0;\nmov.u32 %r2343,%r1;\n@%p35 bra $L__BB2_20;\nshl.b32 %r464,%r1,2;\n"
-"mov.u32 %r465,shared;\nadd.s32 %r466,%r465,%r464;\nadd.s32 %r2340,%r466,32768;\n"
-"shl.b32 %r47,%r28,2;\nadd.s32 %r467,%r1,16;\nmul.wide.s32 %rd117,%r467,4;\n"
-"add.s64 %rd343,%rd4,%rd117;\nmul.wide.s32 %rd8,%r28,4;\nmov.u32 %r2343,%r1;\n$L__BB2_19:\n"
-".pragma \"nounroll\";\nld.global.f32 %f236,[%rd343];\nst.shared.f32[%r2340],%f236;\n"
-"add.s32 %r2343,%r2343,%r28;\nadd.s32 %r2340,%r2340,%r47;\nadd.s64 %rd343,%rd343,%rd8;\n"
-"add.s32 %r2336,%r2336,-1;\nsetp.ne.s32 %p36,%r2336,0;\n@%p36 bra $L__BB2_19;\n$L__BB2_20:\n"
-"setp.lt.u32 %p37,%r29,3;\n@%p37 bra $L__BB2_23;\nmul.wide.s32 %rd11,%r28,4;\n"
-"shl.b32 %r468,%r2343,2;\nmov.u32 %r469,shared;\nadd.s32 %r470,%r469,%r468;\n"
-"add.s32 %r2345,%r470,32768;\nshl.b32 %r56,%r28,2;\n$L__BB2_22:\nadd.s32 %r471,%r2343,16;\n"
-"mul.wide.s32 %rd118,%r471,4;\nadd.s64 %rd119,%rd4,%rd118;\nld.global.f32 %f237,[%rd119];\n"
-"st.shared.f32[%r2345],%f237;\nadd.s64 %rd120,%rd119,%rd11;\nld.global.f32 %f238,[%rd120];\n"
-"add.s32 %r472,%r2345,%r56;\nst.shared.f32[%r472],%f238;\nadd.s32 %r473,%r2343,%r28;\n"
-"add.s32 %r474,%r473,%r28;\nadd.s64 %rd121,%rd120,%rd11;\nld.global.f32 %f239,[%rd121];\n"
-"add.s32 %r475,%r472,%r56;\nst.shared.f32[%r475],%f239;\nadd.s32 %r476,%r474,%r28;\n"
-"add.s64 %rd122,%rd121,%rd11;\nld.global.f32 %f240,[%rd122];\nadd.s32 %r477,%r475,%r56;\n"
-"add.s32 %r2345,%r477,%r56;\nst.shared.f32[%r477],%f240;\nadd.s32 %r2343,%r476,%r28;\n"
-"setp.lt.s32 %p38,%r2343,256;\n@%p38 bra $L__BB2_22;\n$L__BB2_23:\nshl.b32 %r479,%r9,7;\n"
-"shr.s32 %r61,%r369,5;\nshl.b32 %r483,%r61,4;\nadd.s32 %r62,%r479,%r483;\n"
-"mov.u32 %r484,%ctaid.y;\nmul.lo.s32 %r63,%r484,%r358;\nsub.s32 %r485,%r357,%r63;\n"
-"setp.lt.s32 %p39,%r485,%r358;\nadd.s32 %r486,%r63,%r358;\nselp.b32 %r64,%r357,%r486,%p39;\n"
-"setp.le.s32 %p40,%r64,%r63;\nmov.u32 %r2346,0;\n@%p40 bra $L__BB2_25;\nmov.u32 %r487,255;\n"
-"sub.s32 %r488,%r487,%r63;\nadd.s32 %r489,%r488,%r64;\nshr.s32 %r490,%r489,31;\n"
-"shr.u32 %r491,%r490,24;\nadd.s32 %r492,%r489,%r491;\nshr.s32 %r2346,%r492,8;\n$L__BB2_25:\n"
-"shr.s32 %r493,%r2,31;\nshr.u32 %r494,%r493,30;\nadd.s32 %r495,%r2,%r494;\n"
-"and.b32 %r496,%r495,67108860;\nsub.s32 %r497,%r2,%r496;\nshl.b32 %r498,%r497,6;\n"
-"add.s32 %r2417,%r63,%r498;\nshr.s32 %r68,%r495,2;\nadd.s32 %r69,%r62,%r68;\n"
-"shr.u32 %r70,%r2417,5;\nsetp.eq.s64 %p42,%rd3,0;\nor.pred %p2,%p42,%p21;\n"
-"setp.gt.s32 %p43,%r4,%r69;\nadd.s32 %r71,%r4,-1;\nselp.b32 %r499,%r69,%r71,%p43;\n"
-"mul.lo.s32 %r72,%r499,%r8;\nadd.s32 %r73,%r72,%r70;\nmul.wide.u32 %rd123,%r73,16;\n"
-"add.s64 %rd12,%rd1,%rd123;\n@%p2 bra $L__BB2_34;\nbra.uni $L__BB2_26;\n$L__BB2_34:\n"
-"setp.ge.s32 %p49,%r2417,%r64;\nmov.f32 %f1821,0f00000000;\nmov.u32 %r2419,0;\n"
-"mov.u32 %r2397,%r2419;\nmov.u32 %r2396,%r2419;\nmov.u32 %r2395,%r2419;\nmov.u32 %r2394,%r2419;\n"
-"mov.u32 %r2393,%r2419;\nmov.u32 %r2392,%r2419;\nmov.u32 %r2391,%r2419;\nmov.u32 %r2390,%r2419;\n"
-"mov.f32 %f1860,%f1821;\n@%p49 bra $L__BB2_38;\nadd.s32 %r562,%r2417,32;\n"
-"setp.ge.s32 %p50,%r562,%r64;\nld.global.v4.u32{%r2397,%r2396,%r2395,%r2394},[%rd12];\n"
-"mov.u32 %r2393,0;\nmov.u32 %r2392,%r2393;\nmov.u32 %r2391,%r2393;\nmov.u32 %r2390,%r2393;\n"
-"@%p50 bra $L__BB2_37;\nld.global.v4.u32{%r2393,%r2392,%r2391,%r2390},[%rd12+16];\n$L__BB2_37:\n"
-"shr.u32 %r571,%r73,%r7;\nmul.wide.u32 %rd133,%r571,4;\nadd.s64 %rd134,%rd6,%rd133;\n"
-"ld.global.f32 %f1860,[%rd134];\n$L__BB2_38:\nadd.s32 %r582,%r69,8;\nsetp.gt.s32 %p51,%r4,%r582;\n"
-"selp.b32 %r583,%r582,%r71,%p51;\nmad.lo.s32 %r142,%r583,%r8,%r70;\nmov.u32 %r2381,%r2419;\n"
-"mov.u32 %r2382,%r2419;\nmov.u32 %r2383,%r2419;\nmov.u32 %r2384,%r2419;\nmov.u32 %r2403,%r2419;\n"
-"mov.u32 %r2404,%r2419;\nmov.u32 %r2405,%r2419;\nmov.u32 %r2406,%r2419;\nmov.u32 %r2420,%r2419;\n"
-"@%p49 bra $L__BB2_42;\nadd.s32 %r588,%r2417,32;\nsetp.ge.s32 %p53,%r588,%r64;\n"
-"mul.wide.u32 %rd135,%r142,16;\nadd.s64 %rd14,%rd1,%rd135;\n";
-static const char qlora__ptx_472[] =
-"ld.global.v4.u32{%r2406,%r2405,%r2404,%r2403},[%rd14];\nmov.u32 %r2419,0;\n"
-"mov.u32 %r2384,%r2419;\nmov.u32 %r2383,%r2419;\nmov.u32 %r2382,%r2419;\nmov.u32 %r2381,%r2419;\n"
-"@%p53 bra $L__BB2_41;\nld.global.v4.u32{%r2384,%r2383,%r2382,%r2381},[%rd14+16];\n$L__BB2_41:\n"
-"shr.u32 %r599,%r142,%r7;\nmul.wide.u32 %rd136,%r599,4;\nadd.s64 %rd137,%rd6,%rd136;\n"
-"ld.global.f32 %f1821,[%rd137];\nmov.u32 %r2420,%r2419;\nbra.uni $L__BB2_42;\n$L__BB2_26:\n"
-"setp.ge.s32 %p44,%r2417,%r64;\nmov.u32 %r2419,0;\nmov.f32 %f1821,0f00000000;\n"
-"mov.u32 %r2397,%r2419;\nmov.u32 %r2396,%r2419;\nmov.u32 %r2395,%r2419;\nmov.u32 %r2394,%r2419;\n"
-"mov.u32 %r2393,%r2419;\nmov.u32 %r2392,%r2419;\nmov.u32 %r2391,%r2419;\nmov.u32 %r2390,%r2419;\n"
-"mov.f32 %f1860,%f1821;\nmov.u32 %r2420,%r2419;\n@%p44 bra $L__BB2_30;\nadd.s32 %r513,%r2417,32;\n"
-"setp.ge.s32 %p45,%r513,%r64;\nld.global.v4.u32{%r2397,%r2396,%r2395,%r2394},[%rd12];\n"
-"mov.u32 %r2393,0;\nmov.u32 %r2392,%r2393;\nmov.u32 %r2391,%r2393;\nmov.u32 %r2390,%r2393;\n"
-"@%p45 bra $L__BB2_29;\nld.global.v4.u32{%r2393,%r2392,%r2391,%r2390},[%rd12+16];\n$L__BB2_29:\n"
-"shr.u32 %r522,%r73,%r7;\nmul.wide.u32 %rd124,%r522,4;\nadd.s64 %rd125,%rd6,%rd124;\n"
-"ld.global.f32 %f1860,[%rd125];\nshr.u32 %r523,%r73,%r6;\ncvt.u64.u32 %rd126,%r523;\n"
-"add.s64 %rd127,%rd5,%rd126;\nld.global.u8 %r2420,[%rd127];\n$L__BB2_30:\nadd.s32 %r533,%r69,8;\n"
-"setp.gt.s32 %p46,%r4,%r533;\nselp.b32 %r534,%r533,%r71,%p46;\nmad.lo.s32 %r100,%r534,%r8,%r70;\n"
-"mov.u32 %r2381,%r2419;\nmov.u32 %r2382,%r2419;\nmov.u32 %r2383,%r2419;\nmov.u32 %r2384,%r2419;\n"
-"mov.u32 %r2403,%r2419;\nmov.u32 %r2404,%r2419;\nmov.u32 %r2405,%r2419;\nmov.u32 %r2406,%r2419;\n"
-"@%p44 bra $L__BB2_42;\nadd.s32 %r539,%r2417,32;\nsetp.ge.s32 %p48,%r539,%r64;\n"
-"mul.wide.u32 %rd128,%r100,16;\nadd.s64 %rd13,%rd1,%rd128;\n"
-"ld.global.v4.u32{%r2406,%r2405,%r2404,%r2403},[%rd13];\nmov.u32 %r2384,0;\n"
-"mov.u32 %r2383,%r2384;\nmov.u32 %r2382,%r2384;\nmov.u32 %r2381,%r2384;\n@%p48 bra $L__BB2_33;\n"
-"ld.global.v4.u32{%r2384,%r2383,%r2382,%r2381},[%rd13+16];\n$L__BB2_33:\n"
-"shr.u32 %r548,%r100,%r7;\nmul.wide.u32 %rd129,%r548,4;\nadd.s64 %rd130,%rd6,%rd129;\n"
-"ld.global.f32 %f1821,[%rd130];\nshr.u32 %r549,%r100,%r6;\ncvt.u64.u32 %rd131,%r549;\n"
-"add.s64 %rd132,%rd5,%rd131;\nld.global.u8 %r2419,[%rd132];\n$L__BB2_42:\nadd.s32 %r600,%r69,8;\n"
-"setp.gt.s32 %p54,%r4,%r600;\nselp.b32 %r601,%r600,%r71,%p54;\nmul.lo.s32 %r177,%r601,%r8;\n"
-"shl.b32 %r602,%r2,3;\nadd.s32 %r603,%r63,%r602;\nshr.u32 %r605,%r493,29;\n"
-"add.s32 %r606,%r2,%r605;\nand.b32 %r607,%r606,1073741816;\nsub.s32 %r608,%r2,%r607;\n"
-"shl.b32 %r609,%r608,2;\nshr.s32 %r610,%r606,3;\nadd.s32 %r178,%r609,%r610;\n"
-"setp.lt.s32 %p55,%r603,%r64;\ncvt.s64.s32 %rd15,%r603;\nsetp.lt.s32 %p56,%r61,%r356;\n"
-"and.pred %p3,%p55,%p56;\nnot.pred %p57,%p3;\nmov.u64 %rd344,%rd71;\n@%p57 bra $L__BB2_44;\n"
-"cvt.s64.s32 %rd138,%r61;\nmul.lo.s64 %rd139,%rd138,%rd72;\nadd.s64 %rd140,%rd139,%rd15;\n"
-"shl.b64 %rd141,%rd140,1;\nadd.s64 %rd344,%rd71,%rd141;\n$L__BB2_44:\ncvt.u32.u64 %r613,%rd15;\n"
-"setp.lt.s32 %p58,%r613,%r64;\nshl.b32 %r614,%r61,9;\nmov.u32 %r615,shared;\n"
-"add.s32 %r616,%r614,%r615;\nshr.u32 %r617,%r61,31;\nadd.s32 %r618,%r61,%r617;\n"
-"and.b32 %r619,%r618,67108862;\nsub.s32 %r620,%r61,%r619;\nshl.b32 %r621,%r620,2;\n"
-"xor.b32 %r622,%r621,%r178;\nshl.b32 %r179,%r622,4;\nadd.s32 %r623,%r616,%r179;\n"
-"add.s32 %r611,%r623,33792;\nselp.b32 %r612,16,0,%p3;\n"
-"cp.async.cg.shared.global[%r611],[%rd344],16,%r612;\nadd.s32 %r180,%r61,8;\n"
-"setp.lt.s32 %p59,%r180,%r356;\nand.pred %p4,%p58,%p59;\nnot.pred %p60,%p4;\n"
-"mov.u64 %rd345,%rd71;\n@%p60 bra $L__BB2_46;\ncvt.s64.s32 %rd143,%r180;\n"
-"mul.lo.s64 %rd144,%rd143,%rd72;\nadd.s64 %rd145,%rd144,%rd15;\nshl.b64 %rd146,%rd145,1;\n"
-"add.s64 %rd345,%rd71,%rd146;\n$L__BB2_46:\nshl.b32 %r627,%r180,9;\nadd.s32 %r629,%r627,%r615;\n"
-"shr.u32 %r630,%r180,31;\nadd.s32 %r631,%r180,%r630;\nand.b32 %r632,%r631,67108862;\n"
-"sub.s32 %r633,%r180,%r632;\nshl.b32 %r634,%r633,2;\nxor.b32 %r635,%r634,%r178;\n"
-"shl.b32 %r181,%r635,4;\nadd.s32 %r636,%r629,%r181;\nadd.s32 %r624,%r636,33792;\n"
-"selp.b32 %r625,16,0,%p4;\ncp.async.cg.shared.global[%r624],[%rd345],16,%r625;\n"
-"add.s32 %r182,%r61,16;\nsetp.lt.s32 %p62,%r182,%r356;\nand.pred %p5,%p58,%p62;\n";
-static const char qlora__ptx_473[] =
-"not.pred %p63,%p5;\nmov.u64 %rd346,%rd71;\n@%p63 bra $L__BB2_48;\ncvt.s64.s32 %rd148,%r182;\n"
-"mul.lo.s64 %rd149,%rd148,%rd72;\nadd.s64 %rd150,%rd149,%rd15;\nshl.b64 %rd151,%rd150,1;\n"
-"add.s64 %rd346,%rd71,%rd151;\n$L__BB2_48:\nshl.b32 %r640,%r182,9;\nadd.s32 %r642,%r640,%r615;\n"
-"shr.u32 %r643,%r182,31;\nadd.s32 %r644,%r182,%r643;\nand.b32 %r645,%r644,67108862;\n"
-"sub.s32 %r646,%r182,%r645;\nshl.b32 %r647,%r646,2;\nxor.b32 %r648,%r647,%r178;\n"
-"shl.b32 %r183,%r648,4;\nadd.s32 %r649,%r642,%r183;\nadd.s32 %r637,%r649,33792;\n"
-"selp.b32 %r638,16,0,%p5;\ncp.async.cg.shared.global[%r637],[%rd346],16,%r638;\n"
-"add.s32 %r184,%r61,24;\nsetp.lt.s32 %p65,%r184,%r356;\nand.pred %p6,%p58,%p65;\n"
-"not.pred %p66,%p6;\nmov.u64 %rd347,%rd71;\n@%p66 bra $L__BB2_50;\ncvt.s64.s32 %rd153,%r184;\n"
-"mul.lo.s64 %rd154,%rd153,%rd72;\nadd.s64 %rd155,%rd154,%rd15;\nshl.b64 %rd156,%rd155,1;\n"
-"add.s64 %rd347,%rd71,%rd156;\n$L__BB2_50:\nshl.b32 %r653,%r184,9;\nadd.s32 %r655,%r653,%r615;\n"
-"shr.u32 %r656,%r184,31;\nadd.s32 %r657,%r184,%r656;\nand.b32 %r658,%r657,67108862;\n"
-"sub.s32 %r659,%r184,%r658;\nshl.b32 %r660,%r659,2;\nxor.b32 %r661,%r660,%r178;\n"
-"shl.b32 %r185,%r661,4;\nadd.s32 %r662,%r655,%r185;\nadd.s32 %r650,%r662,33792;\n"
-"selp.b32 %r651,16,0,%p6;\ncp.async.cg.shared.global[%r650],[%rd347],16,%r651;\n"
-"add.s32 %r186,%r61,32;\nsetp.lt.s32 %p68,%r186,%r356;\nand.pred %p7,%p58,%p68;\n"
-"not.pred %p69,%p7;\nmov.u64 %rd348,%rd71;\n@%p69 bra $L__BB2_52;\ncvt.s64.s32 %rd158,%r186;\n"
-"mul.lo.s64 %rd159,%rd158,%rd72;\nadd.s64 %rd160,%rd159,%rd15;\nshl.b64 %rd161,%rd160,1;\n"
-"add.s64 %rd348,%rd71,%rd161;\n$L__BB2_52:\nshl.b32 %r666,%r186,9;\nadd.s32 %r668,%r666,%r615;\n"
-"shr.u32 %r669,%r186,31;\nadd.s32 %r670,%r186,%r669;\nand.b32 %r671,%r670,67108862;\n"
-"sub.s32 %r672,%r186,%r671;\nshl.b32 %r673,%r672,2;\nxor.b32 %r674,%r673,%r178;\n"
-"shl.b32 %r187,%r674,4;\nadd.s32 %r675,%r668,%r187;\nadd.s32 %r663,%r675,33792;\n"
-"selp.b32 %r664,16,0,%p7;\ncp.async.cg.shared.global[%r663],[%rd348],16,%r664;\n"
-"add.s32 %r188,%r61,40;\nsetp.lt.s32 %p71,%r188,%r356;\nand.pred %p8,%p58,%p71;\n"
-"not.pred %p72,%p8;\nmov.u64 %rd349,%rd71;\n@%p72 bra $L__BB2_54;\ncvt.s64.s32 %rd163,%r188;\n"
-"mul.lo.s64 %rd164,%rd163,%rd72;\nadd.s64 %rd165,%rd164,%rd15;\nshl.b64 %rd166,%rd165,1;\n"
-"add.s64 %rd349,%rd71,%rd166;\n$L__BB2_54:\nshl.b32 %r679,%r188,9;\nadd.s32 %r681,%r679,%r615;\n"
-"shr.u32 %r682,%r188,31;\nadd.s32 %r683,%r188,%r682;\nand.b32 %r684,%r683,67108862;\n"
-"sub.s32 %r685,%r188,%r684;\nshl.b32 %r686,%r685,2;\nxor.b32 %r687,%r686,%r178;\n"
-"shl.b32 %r189,%r687,4;\nadd.s32 %r688,%r681,%r189;\nadd.s32 %r676,%r688,33792;\n"
-"selp.b32 %r677,16,0,%p8;\ncp.async.cg.shared.global[%r676],[%rd349],16,%r677;\n"
-"add.s32 %r190,%r61,48;\nsetp.lt.s32 %p74,%r190,%r356;\nand.pred %p9,%p58,%p74;\n"
-"not.pred %p75,%p9;\nmov.u64 %rd350,%rd71;\n@%p75 bra $L__BB2_56;\ncvt.s64.s32 %rd168,%r190;\n"
-"mul.lo.s64 %rd169,%rd168,%rd72;\nadd.s64 %rd170,%rd169,%rd15;\nshl.b64 %rd171,%rd170,1;\n"
-"add.s64 %rd350,%rd71,%rd171;\n$L__BB2_56:\nshl.b32 %r692,%r190,9;\nadd.s32 %r694,%r692,%r615;\n"
-"shr.u32 %r695,%r190,31;\nadd.s32 %r696,%r190,%r695;\nand.b32 %r697,%r696,67108862;\n"
-"sub.s32 %r698,%r190,%r697;\nshl.b32 %r699,%r698,2;\nxor.b32 %r700,%r699,%r178;\n"
-"shl.b32 %r191,%r700,4;\nadd.s32 %r701,%r694,%r191;\nadd.s32 %r689,%r701,33792;\n"
-"selp.b32 %r690,16,0,%p9;\ncp.async.cg.shared.global[%r689],[%rd350],16,%r690;\n"
-"add.s32 %r192,%r61,56;\nsetp.lt.s32 %p77,%r192,%r356;\nand.pred %p10,%p58,%p77;\n"
-"not.pred %p78,%p10;\nmov.u64 %rd351,%rd71;\n@%p78 bra $L__BB2_58;\ncvt.s64.s32 %rd173,%r192;\n"
-"mul.lo.s64 %rd174,%rd173,%rd72;\nadd.s64 %rd175,%rd174,%rd15;\nshl.b64 %rd176,%rd175,1;\n"
-"add.s64 %rd351,%rd71,%rd176;\n$L__BB2_58:\nshl.b32 %r704,%r192,9;\nadd.s32 %r706,%r704,%r615;\n"
-"shr.u32 %r707,%r192,31;\nadd.s32 %r708,%r192,%r707;\nand.b32 %r709,%r708,67108862;\n"
-"sub.s32 %r710,%r192,%r709;\nshl.b32 %r711,%r710,2;\nxor.b32 %r712,%r711,%r178;\n"
-"shl.b32 %r193,%r712,4;\nadd.s32 %r713,%r706,%r193;\nadd.s32 %r702,%r713,33792;\n"
-"selp.b32 %r703,16,0,%p10;\ncp.async.cg.shared.global[%r702],[%rd351],16,%r703;\n"
-"cp.async.commit_group;\nsetp.lt.s32 %p79,%r2346,1;\nmov.f32 %f460,0f00000000;\n"
-"mov.f32 %f459,%f460;\nmov.f32 %f458,%f460;\nmov.f32 %f445,%f460;\n";
-static const char qlora__ptx_474[] =
-"mov.f32 %f444,%f460;\nmov.f32 %f443,%f460;\nmov.f32 %f442,%f460;\nmov.f32 %f429,%f460;\n"
-"mov.f32 %f428,%f460;\nmov.f32 %f427,%f460;\nmov.f32 %f426,%f460;\nmov.f32 %f413,%f460;\n"
-"mov.f32 %f412,%f460;\nmov.f32 %f411,%f460;\nmov.f32 %f410,%f460;\nmov.f32 %f397,%f460;\n"
-"mov.f32 %f396,%f460;\nmov.f32 %f395,%f460;\nmov.f32 %f394,%f460;\nmov.f32 %f381,%f460;\n"
-"mov.f32 %f380,%f460;\nmov.f32 %f379,%f460;\nmov.f32 %f378,%f460;\nmov.f32 %f365,%f460;\n"
-"mov.f32 %f364,%f460;\nmov.f32 %f363,%f460;\nmov.f32 %f362,%f460;\nmov.f32 %f349,%f460;\n"
-"mov.f32 %f348,%f460;\nmov.f32 %f347,%f460;\nmov.f32 %f346,%f460;\nmov.f32 %f461,%f460;\n"
-"@%p79 bra $L__BB2_105;\nadd.s32 %r194,%r613,256;\nshr.u32 %r717,%r367,30;\n"
-"add.s32 %r718,%r1,%r717;\nand.b32 %r719,%r718,-4;\nsub.s32 %r720,%r1,%r719;\n"
-"add.s32 %r721,%r720,28;\nshr.u32 %r722,%r68,31;\nadd.s32 %r723,%r68,%r722;\n"
-"and.b32 %r724,%r723,1073741822;\nsub.s32 %r725,%r68,%r724;\nshl.b32 %r726,%r725,2;\n"
-"xor.b32 %r727,%r721,%r726;\nshl.b32 %r728,%r727,4;\nshl.b32 %r729,%r68,9;\n"
-"add.s32 %r195,%r729,%r728;\nshl.b32 %r730,%r1,3;\nand.b32 %r196,%r730,120;\n"
-"xor.b32 %r731,%r720,%r726;\nshl.b32 %r732,%r731,4;\nadd.s32 %r197,%r729,%r732;\n"
-"add.s32 %r733,%r720,4;\nxor.b32 %r734,%r733,%r726;\nshl.b32 %r735,%r734,4;\n"
-"add.s32 %r198,%r729,%r735;\nadd.s32 %r736,%r720,8;\nxor.b32 %r737,%r736,%r726;\n"
-"shl.b32 %r738,%r737,4;\nadd.s32 %r199,%r729,%r738;\nadd.s32 %r739,%r720,12;\n"
-"xor.b32 %r740,%r739,%r726;\nshl.b32 %r741,%r740,4;\nadd.s32 %r200,%r729,%r741;\n"
-"add.s32 %r742,%r720,16;\nxor.b32 %r743,%r742,%r726;\nshl.b32 %r744,%r743,4;\n"
-"add.s32 %r201,%r729,%r744;\nadd.s32 %r745,%r720,20;\nxor.b32 %r746,%r745,%r726;\n"
-"shl.b32 %r747,%r746,4;\nadd.s32 %r202,%r729,%r747;\nadd.s32 %r748,%r720,24;\n"
-"xor.b32 %r749,%r748,%r726;\nshl.b32 %r750,%r749,4;\nadd.s32 %r203,%r729,%r750;\n"
-"setp.eq.s32 %p80,%r5,5;\nand.b32 %r751,%r357,63;\nsetp.ne.s32 %p81,%r751,0;\nmov.u32 %r2416,0;\n"
-"or.pred %p11,%p81,%p80;\nmov.f32 %f460,0f00000000;\ncvt.s64.s32 %rd178,%r61;\n"
-"mul.lo.s64 %rd179,%rd178,%rd72;\n$L__BB2_60:\n.pragma \"nounroll\";\ncp.async.wait_group 0;\n"
-"bar.sync 0;\nadd.s32 %r752,%r2416,1;\nsetp.ge.s32 %p82,%r752,%r2346;\n@%p82 bra $L__BB2_78;\n"
-"shl.b32 %r753,%r2416,15;\nadd.s32 %r754,%r753,32768;\nand.b32 %r755,%r754,32768;\n"
-"shl.b32 %r756,%r2416,8;\nadd.s32 %r757,%r194,%r756;\nsetp.lt.s32 %p84,%r757,%r64;\n"
-"cvt.s64.s32 %rd32,%r757;\nadd.s32 %r759,%r755,%r615;\nadd.s32 %r224,%r759,33792;\n"
-"and.pred %p12,%p84,%p56;\nnot.pred %p85,%p12;\nmov.u64 %rd352,%rd71;\n@%p85 bra $L__BB2_63;\n"
-"add.s64 %rd180,%rd179,%rd32;\nshl.b64 %rd181,%rd180,1;\nadd.s64 %rd352,%rd71,%rd181;\n"
-"$L__BB2_63:\ncvt.u32.u64 %r762,%rd32;\nsetp.lt.s32 %p86,%r762,%r64;\nadd.s32 %r765,%r224,%r614;\n"
-"add.s32 %r760,%r765,%r179;\nselp.b32 %r761,16,0,%p12;\n"
-"cp.async.cg.shared.global[%r760],[%rd352],16,%r761;\nand.pred %p13,%p86,%p59;\n"
-"not.pred %p88,%p13;\nmov.u64 %rd353,%rd71;\n@%p88 bra $L__BB2_65;\ncvt.s64.s32 %rd183,%r180;\n"
-"mul.lo.s64 %rd184,%rd183,%rd72;\nadd.s64 %rd185,%rd184,%rd32;\nshl.b64 %rd186,%rd185,1;\n"
-"add.s64 %rd353,%rd71,%rd186;\n$L__BB2_65:\nadd.s32 %r773,%r765,%r181;\n"
-"add.s32 %r767,%r773,4096;\nselp.b32 %r768,16,0,%p13;\n"
-"cp.async.cg.shared.global[%r767],[%rd353],16,%r768;\nand.pred %p14,%p86,%p62;\n"
-"not.pred %p91,%p14;\nmov.u64 %rd354,%rd71;\n@%p91 bra $L__BB2_67;\ncvt.s64.s32 %rd188,%r182;\n"
-"mul.lo.s64 %rd189,%rd188,%rd72;\nadd.s64 %rd190,%rd189,%rd32;\nshl.b64 %rd191,%rd190,1;\n"
-"add.s64 %rd354,%rd71,%rd191;\n$L__BB2_67:\nadd.s32 %r781,%r765,%r183;\n"
-"add.s32 %r775,%r781,8192;\nselp.b32 %r776,16,0,%p14;\n"
-"cp.async.cg.shared.global[%r775],[%rd354],16,%r776;\nand.pred %p15,%p86,%p65;\n"
-"not.pred %p94,%p15;\nmov.u64 %rd355,%rd71;\n@%p94 bra $L__BB2_69;\ncvt.s64.s32 %rd193,%r184;\n"
-"mul.lo.s64 %rd194,%rd193,%rd72;\nadd.s64 %rd195,%rd194,%rd32;\nshl.b64 %rd196,%rd195,1;\n"
-"add.s64 %rd355,%rd71,%rd196;\n$L__BB2_69:\nadd.s32 %r789,%r765,%r185;\n"
-"add.s32 %r783,%r789,12288;\nselp.b32 %r784,16,0,%p15;\n"
-"cp.async.cg.shared.global[%r783],[%rd355],16,%r784;\nand.pred %p16,%p86,%p68;\n"
-"not.pred %p97,%p16;\nmov.u64 %rd356,%rd71;\n@%p97 bra $L__BB2_71;\ncvt.s64.s32 %rd198,%r186;\n"
-"mul.lo.s64 %rd199,%rd198,%rd72;\nadd.s64 %rd200,%rd199,%rd32;\nshl.b64 %rd201,%rd200,1;\n";
-static const char qlora__ptx_475[] =
-"add.s64 %rd356,%rd71,%rd201;\n$L__BB2_71:\nadd.s32 %r797,%r765,%r187;\n"
-"add.s32 %r791,%r797,16384;\nselp.b32 %r792,16,0,%p16;\n"
-"cp.async.cg.shared.global[%r791],[%rd356],16,%r792;\nand.pred %p17,%p86,%p71;\n"
-"not.pred %p100,%p17;\nmov.u64 %rd357,%rd71;\n@%p100 bra $L__BB2_73;\ncvt.s64.s32 %rd203,%r188;\n"
-"mul.lo.s64 %rd204,%rd203,%rd72;\nadd.s64 %rd205,%rd204,%rd32;\nshl.b64 %rd206,%rd205,1;\n"
-"add.s64 %rd357,%rd71,%rd206;\n$L__BB2_73:\nadd.s32 %r805,%r765,%r189;\n"
-"add.s32 %r799,%r805,20480;\nselp.b32 %r800,16,0,%p17;\n"
-"cp.async.cg.shared.global[%r799],[%rd357],16,%r800;\nand.pred %p18,%p86,%p74;\n"
-"not.pred %p103,%p18;\nmov.u64 %rd358,%rd71;\n@%p103 bra $L__BB2_75;\ncvt.s64.s32 %rd208,%r190;\n"
-"mul.lo.s64 %rd209,%rd208,%rd72;\nadd.s64 %rd210,%rd209,%rd32;\nshl.b64 %rd211,%rd210,1;\n"
-"add.s64 %rd358,%rd71,%rd211;\n$L__BB2_75:\nadd.s32 %r813,%r765,%r191;\n"
-"add.s32 %r807,%r813,24576;\nselp.b32 %r808,16,0,%p18;\n"
-"cp.async.cg.shared.global[%r807],[%rd358],16,%r808;\nand.pred %p19,%p86,%p77;\n"
-"not.pred %p106,%p19;\nmov.u64 %rd359,%rd71;\n@%p106 bra $L__BB2_77;\ncvt.s64.s32 %rd213,%r192;\n"
-"mul.lo.s64 %rd214,%rd213,%rd72;\nadd.s64 %rd215,%rd214,%rd32;\nshl.b64 %rd216,%rd215,1;\n"
-"add.s64 %rd359,%rd71,%rd216;\n$L__BB2_77:\nadd.s32 %r819,%r765,%r193;\n"
-"add.s32 %r815,%r819,28672;\nselp.b32 %r816,16,0,%p19;\n"
-"cp.async.cg.shared.global[%r815],[%rd359],16,%r816;\ncp.async.commit_group;\n$L__BB2_78:\n"
-"add.s32 %r225,%r2417,256;\nshr.u32 %r226,%r225,5;\nshl.b32 %r820,%r2420,2;\n"
-"add.s32 %r822,%r615,32768;\nadd.s32 %r823,%r822,%r820;\nld.shared.f32 %f309,[%r823];\n"
-"mul.rn.f32 %f310,%f309,%f1860;\nadd.rn.f32 %f311,%f310,%f1818;\nsetp.lt.s32 %p107,%r2417,%r64;\n"
-"selp.f32 %f1865,%f311,0f00000000,%p107;\nadd.s32 %r227,%r72,%r226;\nshl.b32 %r824,%r2419,2;\n"
-"add.s32 %r228,%r822,%r824;\n@%p2 bra $L__BB2_83;\nbra.uni $L__BB2_79;\n$L__BB2_83:\n"
-"add.s32 %r2318,%r2417,256;\nsetp.ge.s32 %p111,%r2318,%r64;\nmov.f32 %f1859,0f00000000;\n"
-"mov.f32 %f1860,%f1859;\n@%p111 bra $L__BB2_85;\nshr.u32 %r832,%r227,%r7;\n"
-"mul.wide.u32 %rd226,%r832,4;\nadd.s64 %rd227,%rd6,%rd226;\nld.global.f32 %f1860,[%rd227];\n"
-"$L__BB2_85:\nld.shared.f32 %f319,[%r228];\nmov.u32 %r2419,0;\nmul.rn.f32 %f320,%f319,%f1821;\n"
-"add.rn.f32 %f321,%f320,%f1818;\nselp.f32 %f1864,%f321,0f00000000,%p107;\nmov.u32 %r2420,%r2419;\n"
-"@%p111 bra $L__BB2_87;\nadd.s32 %r837,%r177,%r226;\nshr.u32 %r838,%r837,%r7;\n"
-"mul.wide.u32 %rd228,%r838,4;\nadd.s64 %rd229,%rd6,%rd228;\nld.global.f32 %f1859,[%rd229];\n"
-"bra.uni $L__BB2_87;\n$L__BB2_79:\nadd.s32 %r2316,%r2417,256;\nsetp.ge.s32 %p108,%r2316,%r64;\n"
-"mov.f32 %f1859,0f00000000;\nmov.u32 %r2419,0;\nmov.u32 %r2420,%r2419;\nmov.f32 %f1860,%f1859;\n"
-"@%p108 bra $L__BB2_81;\nshr.u32 %r826,%r227,%r7;\nmul.wide.u32 %rd218,%r826,4;\n"
-"add.s64 %rd219,%rd6,%rd218;\nld.global.f32 %f1860,[%rd219];\nshr.u32 %r827,%r227,%r6;\n"
-"cvt.u64.u32 %rd220,%r827;\nadd.s64 %rd221,%rd5,%rd220;\nld.global.u8 %r2420,[%rd221];\n"
-"$L__BB2_81:\nld.shared.f32 %f314,[%r228];\nmul.rn.f32 %f315,%f314,%f1821;\n"
-"add.rn.f32 %f316,%f315,%f1818;\nselp.f32 %f1864,%f316,0f00000000,%p107;\n@%p108 bra $L__BB2_87;\n"
-"add.s32 %r829,%r177,%r226;\nshr.u32 %r830,%r829,%r7;\nmul.wide.u32 %rd222,%r830,4;\n"
-"add.s64 %rd223,%rd6,%rd222;\nld.global.f32 %f1859,[%rd223];\nshr.u32 %r831,%r829,%r6;\n"
-"cvt.u64.u32 %rd224,%r831;\nadd.s64 %rd225,%rd5,%rd224;\nld.global.u8 %r2419,[%rd225];\n"
-"$L__BB2_87:\nadd.s32 %r2317,%r2417,256;\nshl.b32 %r1159,%r2397,7;\nand.b32 %r1160,%r1159,32640;\n"
-"or.b32 %r1161,%r1160,%r196;\nadd.s32 %r1163,%r615,%r1161;\n"
-"ld.shared.v2.f32{%f762,%f763},[%r1163];\nmul.rn.f32 %f323,%f762,%f1865;\n"
-"mul.rn.f32 %f322,%f763,%f1865;\ncvt.rn.bf16x2.f32 %r839,%f322,%f323;\nshr.u32 %r1164,%r2397,1;\n"
-"and.b32 %r1165,%r1164,32640;\nor.b32 %r1166,%r1165,%r196;\nadd.s32 %r1167,%r615,%r1166;\n"
-"ld.shared.v2.f32{%f766,%f767},[%r1167];\nmul.rn.f32 %f325,%f766,%f1865;\n"
-"mul.rn.f32 %f324,%f767,%f1865;\ncvt.rn.bf16x2.f32 %r840,%f324,%f325;\nshr.u32 %r1168,%r2397,9;\n"
-"and.b32 %r1169,%r1168,32640;\nor.b32 %r1170,%r1169,%r196;\nadd.s32 %r1171,%r615,%r1170;\n"
-"ld.shared.v2.f32{%f770,%f771},[%r1171];\nmul.rn.f32 %f327,%f770,%f1865;\n"
-"mul.rn.f32 %f326,%f771,%f1865;\ncvt.rn.bf16x2.f32 %r841,%f326,%f327;\n";
-static const char qlora__ptx_476[] =
-"shr.u32 %r1172,%r2397,17;\nand.b32 %r1173,%r1172,32640;\nor.b32 %r1174,%r1173,%r196;\n"
-"add.s32 %r1175,%r615,%r1174;\nld.shared.v2.f32{%f774,%f775},[%r1175];\n"
-"mul.rn.f32 %f329,%f774,%f1865;\nmul.rn.f32 %f328,%f775,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r842,%f328,%f329;\nshl.b32 %r1176,%r2406,7;\nand.b32 %r1177,%r1176,32640;\n"
-"or.b32 %r1178,%r1177,%r196;\nadd.s32 %r1179,%r615,%r1178;\n"
-"ld.shared.v2.f32{%f778,%f779},[%r1179];\nmul.rn.f32 %f331,%f778,%f1864;\n"
-"mul.rn.f32 %f330,%f779,%f1864;\ncvt.rn.bf16x2.f32 %r843,%f330,%f331;\nshr.u32 %r1180,%r2406,1;\n"
-"and.b32 %r1181,%r1180,32640;\nor.b32 %r1182,%r1181,%r196;\nadd.s32 %r1183,%r615,%r1182;\n"
-"ld.shared.v2.f32{%f782,%f783},[%r1183];\nmul.rn.f32 %f333,%f782,%f1864;\n"
-"mul.rn.f32 %f332,%f783,%f1864;\ncvt.rn.bf16x2.f32 %r844,%f332,%f333;\nshr.u32 %r1184,%r2406,9;\n"
-"and.b32 %r1185,%r1184,32640;\nor.b32 %r1186,%r1185,%r196;\nadd.s32 %r1187,%r615,%r1186;\n"
-"ld.shared.v2.f32{%f786,%f787},[%r1187];\nmul.rn.f32 %f335,%f786,%f1864;\n"
-"mul.rn.f32 %f334,%f787,%f1864;\ncvt.rn.bf16x2.f32 %r845,%f334,%f335;\nshr.u32 %r1188,%r2406,17;\n"
-"and.b32 %r1189,%r1188,32640;\nor.b32 %r1190,%r1189,%r196;\nadd.s32 %r1191,%r615,%r1190;\n"
-"ld.shared.v2.f32{%f790,%f791},[%r1191];\nmul.rn.f32 %f337,%f790,%f1864;\n"
-"mul.rn.f32 %f336,%f791,%f1864;\ncvt.rn.bf16x2.f32 %r846,%f336,%f337;\nshl.b32 %r1192,%r2416,15;\n"
-"and.b32 %r1193,%r1192,32768;\nadd.s32 %r234,%r1193,33792;\nadd.s32 %r1194,%r197,%r234;\n"
-"add.s32 %r1195,%r615,%r1194;\nld.shared.v4.u32{%r1196,%r1197,%r1198,%r1199},[%r1195];\n"
-"ld.shared.v4.u32{%r1200,%r1201,%r1202,%r1203},[%r1195+4096];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1196,%r1200,%r1197,%r1201},{%r839,%r840},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1198,%r1202,%r1199,%r1203},{%r841,%r842},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1196,%r1200,%r1197,%r1201},{%r843,%r844},{%f362,%f363,%f364,%f365};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1198,%r1202,%r1199,%r1203},{%r845,%r846},{%f362,%f363,%f364,%f365};\n"
-"ld.shared.v4.u32{%r1204,%r1205,%r1206,%r1207},[%r1195+8192];\n"
-"ld.shared.v4.u32{%r1208,%r1209,%r1210,%r1211},[%r1195+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1204,%r1208,%r1205,%r1209},{%r839,%r840},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1206,%r1210,%r1207,%r1211},{%r841,%r842},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1204,%r1208,%r1205,%r1209},{%r843,%r844},{%f394,%f395,%f396,%f397};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1206,%r1210,%r1207,%r1211},{%r845,%r846},{%f394,%f395,%f396,%f397};\n"
-"ld.shared.v4.u32{%r1212,%r1213,%r1214,%r1215},[%r1195+16384];\n"
-"ld.shared.v4.u32{%r1216,%r1217,%r1218,%r1219},[%r1195+20480];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1212,%r1216,%r1213,%r1217},{%r839,%r840},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1214,%r1218,%r1215,%r1219},{%r841,%r842},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1212,%r1216,%r1213,%r1217},{%r843,%r844},{%f426,%f427,%f428,%f429};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1214,%r1218,%r1215,%r1219},{%r845,%r846},{%f426,%f427,%f428,%f429};\n"
-"ld.shared.v4.u32{%r1220,%r1221,%r1222,%r1223},[%r1195+24576];\n"
-"ld.shared.v4.u32{%r1224,%r1225,%r1226,%r1227},[%r1195+28672];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1220,%r1224,%r1221,%r1225},{%r839,%r840},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1222,%r1226,%r1223,%r1227},{%r841,%r842},{%f442,%f443,%f444,%f445};\n";
-static const char qlora__ptx_477[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1220,%r1224,%r1221,%r1225},{%r843,%r844},{%f458,%f459,%f460,%f461};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1222,%r1226,%r1223,%r1227},{%r845,%r846},{%f458,%f459,%f460,%f461};\n"
-"shl.b32 %r1228,%r2396,7;\nand.b32 %r1229,%r1228,32640;\nor.b32 %r1230,%r1229,%r196;\n"
-"add.s32 %r1231,%r615,%r1230;\nld.shared.v2.f32{%f794,%f795},[%r1231];\n"
-"mul.rn.f32 %f467,%f794,%f1865;\nmul.rn.f32 %f466,%f795,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r943,%f466,%f467;\nshr.u32 %r1232,%r2396,1;\nand.b32 %r1233,%r1232,32640;\n"
-"or.b32 %r1234,%r1233,%r196;\nadd.s32 %r1235,%r615,%r1234;\n"
-"ld.shared.v2.f32{%f798,%f799},[%r1235];\nmul.rn.f32 %f469,%f798,%f1865;\n"
-"mul.rn.f32 %f468,%f799,%f1865;\ncvt.rn.bf16x2.f32 %r944,%f468,%f469;\nshr.u32 %r1236,%r2396,9;\n"
-"and.b32 %r1237,%r1236,32640;\nor.b32 %r1238,%r1237,%r196;\nadd.s32 %r1239,%r615,%r1238;\n"
-"ld.shared.v2.f32{%f802,%f803},[%r1239];\nmul.rn.f32 %f471,%f802,%f1865;\n"
-"mul.rn.f32 %f470,%f803,%f1865;\ncvt.rn.bf16x2.f32 %r945,%f470,%f471;\nshr.u32 %r1240,%r2396,17;\n"
-"and.b32 %r1241,%r1240,32640;\nor.b32 %r1242,%r1241,%r196;\nadd.s32 %r1243,%r615,%r1242;\n"
-"ld.shared.v2.f32{%f806,%f807},[%r1243];\nmul.rn.f32 %f473,%f806,%f1865;\n"
-"mul.rn.f32 %f472,%f807,%f1865;\ncvt.rn.bf16x2.f32 %r946,%f472,%f473;\nshl.b32 %r1244,%r2405,7;\n"
-"and.b32 %r1245,%r1244,32640;\nor.b32 %r1246,%r1245,%r196;\nadd.s32 %r1247,%r615,%r1246;\n"
-"ld.shared.v2.f32{%f810,%f811},[%r1247];\nmul.rn.f32 %f475,%f810,%f1864;\n"
-"mul.rn.f32 %f474,%f811,%f1864;\ncvt.rn.bf16x2.f32 %r947,%f474,%f475;\nshr.u32 %r1248,%r2405,1;\n"
-"and.b32 %r1249,%r1248,32640;\nor.b32 %r1250,%r1249,%r196;\nadd.s32 %r1251,%r615,%r1250;\n"
-"ld.shared.v2.f32{%f814,%f815},[%r1251];\nmul.rn.f32 %f477,%f814,%f1864;\n"
-"mul.rn.f32 %f476,%f815,%f1864;\ncvt.rn.bf16x2.f32 %r948,%f476,%f477;\nshr.u32 %r1252,%r2405,9;\n"
-"and.b32 %r1253,%r1252,32640;\nor.b32 %r1254,%r1253,%r196;\nadd.s32 %r1255,%r615,%r1254;\n"
-"ld.shared.v2.f32{%f818,%f819},[%r1255];\nmul.rn.f32 %f479,%f818,%f1864;\n"
-"mul.rn.f32 %f478,%f819,%f1864;\ncvt.rn.bf16x2.f32 %r949,%f478,%f479;\nshr.u32 %r1256,%r2405,17;\n"
-"and.b32 %r1257,%r1256,32640;\nor.b32 %r1258,%r1257,%r196;\nadd.s32 %r1259,%r615,%r1258;\n"
-"ld.shared.v2.f32{%f822,%f823},[%r1259];\nmul.rn.f32 %f481,%f822,%f1864;\n"
-"mul.rn.f32 %f480,%f823,%f1864;\ncvt.rn.bf16x2.f32 %r950,%f480,%f481;\n"
-"add.s32 %r1260,%r198,%r234;\nadd.s32 %r1261,%r615,%r1260;\n"
-"ld.shared.v4.u32{%r1262,%r1263,%r1264,%r1265},[%r1261];\n"
-"ld.shared.v4.u32{%r1266,%r1267,%r1268,%r1269},[%r1261+4096];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1262,%r1266,%r1263,%r1267},{%r943,%r944},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1264,%r1268,%r1265,%r1269},{%r945,%r946},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1262,%r1266,%r1263,%r1267},{%r947,%r948},{%f362,%f363,%f364,%f365};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1264,%r1268,%r1265,%r1269},{%r949,%r950},{%f362,%f363,%f364,%f365};\n"
-"ld.shared.v4.u32{%r1270,%r1271,%r1272,%r1273},[%r1261+8192];\n"
-"ld.shared.v4.u32{%r1274,%r1275,%r1276,%r1277},[%r1261+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1270,%r1274,%r1271,%r1275},{%r943,%r944},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1272,%r1276,%r1273,%r1277},{%r945,%r946},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1270,%r1274,%r1271,%r1275},{%r947,%r948},{%f394,%f395,%f396,%f397};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1272,%r1276,%r1273,%r1277},{%r949,%r950},{%f394,%f395,%f396,%f397};\n"
-"ld.shared.v4.u32{%r1278,%r1279,%r1280,%r1281},[%r1261+16384];\n"
-"ld.shared.v4.u32{%r1282,%r1283,%r1284,%r1285},[%r1261+20480];\n";
-static const char qlora__ptx_478[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1278,%r1282,%r1279,%r1283},{%r943,%r944},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1280,%r1284,%r1281,%r1285},{%r945,%r946},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1278,%r1282,%r1279,%r1283},{%r947,%r948},{%f426,%f427,%f428,%f429};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1280,%r1284,%r1281,%r1285},{%r949,%r950},{%f426,%f427,%f428,%f429};\n"
-"ld.shared.v4.u32{%r1286,%r1287,%r1288,%r1289},[%r1261+24576];\n"
-"ld.shared.v4.u32{%r1290,%r1291,%r1292,%r1293},[%r1261+28672];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1286,%r1290,%r1287,%r1291},{%r943,%r944},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1288,%r1292,%r1289,%r1293},{%r945,%r946},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1286,%r1290,%r1287,%r1291},{%r947,%r948},{%f458,%f459,%f460,%f461};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1288,%r1292,%r1289,%r1293},{%r949,%r950},{%f458,%f459,%f460,%f461};\n"
-"shl.b32 %r1294,%r2395,7;\nand.b32 %r1295,%r1294,32640;\nor.b32 %r1296,%r1295,%r196;\n"
-"add.s32 %r1297,%r615,%r1296;\nld.shared.v2.f32{%f826,%f827},[%r1297];\n"
-"mul.rn.f32 %f611,%f826,%f1865;\nmul.rn.f32 %f610,%f827,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1047,%f610,%f611;\nshr.u32 %r1298,%r2395,1;\nand.b32 %r1299,%r1298,32640;\n"
-"or.b32 %r1300,%r1299,%r196;\nadd.s32 %r1301,%r615,%r1300;\n"
-"ld.shared.v2.f32{%f830,%f831},[%r1301];\nmul.rn.f32 %f613,%f830,%f1865;\n"
-"mul.rn.f32 %f612,%f831,%f1865;\ncvt.rn.bf16x2.f32 %r1048,%f612,%f613;\nshr.u32 %r1302,%r2395,9;\n"
-"and.b32 %r1303,%r1302,32640;\nor.b32 %r1304,%r1303,%r196;\nadd.s32 %r1305,%r615,%r1304;\n"
-"ld.shared.v2.f32{%f834,%f835},[%r1305];\nmul.rn.f32 %f615,%f834,%f1865;\n"
-"mul.rn.f32 %f614,%f835,%f1865;\ncvt.rn.bf16x2.f32 %r1049,%f614,%f615;\n"
-"shr.u32 %r1306,%r2395,17;\nand.b32 %r1307,%r1306,32640;\nor.b32 %r1308,%r1307,%r196;\n"
-"add.s32 %r1309,%r615,%r1308;\nld.shared.v2.f32{%f838,%f839},[%r1309];\n"
-"mul.rn.f32 %f617,%f838,%f1865;\nmul.rn.f32 %f616,%f839,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1050,%f616,%f617;\nshl.b32 %r1310,%r2404,7;\nand.b32 %r1311,%r1310,32640;\n"
-"or.b32 %r1312,%r1311,%r196;\nadd.s32 %r1313,%r615,%r1312;\n"
-"ld.shared.v2.f32{%f842,%f843},[%r1313];\nmul.rn.f32 %f619,%f842,%f1864;\n"
-"mul.rn.f32 %f618,%f843,%f1864;\ncvt.rn.bf16x2.f32 %r1051,%f618,%f619;\nshr.u32 %r1314,%r2404,1;\n"
-"and.b32 %r1315,%r1314,32640;\nor.b32 %r1316,%r1315,%r196;\nadd.s32 %r1317,%r615,%r1316;\n"
-"ld.shared.v2.f32{%f846,%f847},[%r1317];\nmul.rn.f32 %f621,%f846,%f1864;\n"
-"mul.rn.f32 %f620,%f847,%f1864;\ncvt.rn.bf16x2.f32 %r1052,%f620,%f621;\nshr.u32 %r1318,%r2404,9;\n"
-"and.b32 %r1319,%r1318,32640;\nor.b32 %r1320,%r1319,%r196;\nadd.s32 %r1321,%r615,%r1320;\n"
-"ld.shared.v2.f32{%f850,%f851},[%r1321];\nmul.rn.f32 %f623,%f850,%f1864;\n"
-"mul.rn.f32 %f622,%f851,%f1864;\ncvt.rn.bf16x2.f32 %r1053,%f622,%f623;\n"
-"shr.u32 %r1322,%r2404,17;\nand.b32 %r1323,%r1322,32640;\nor.b32 %r1324,%r1323,%r196;\n"
-"add.s32 %r1325,%r615,%r1324;\nld.shared.v2.f32{%f854,%f855},[%r1325];\n"
-"mul.rn.f32 %f625,%f854,%f1864;\nmul.rn.f32 %f624,%f855,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r1054,%f624,%f625;\nadd.s32 %r1326,%r199,%r234;\n"
-"add.s32 %r1327,%r615,%r1326;\nld.shared.v4.u32{%r1328,%r1329,%r1330,%r1331},[%r1327];\n"
-"ld.shared.v4.u32{%r1332,%r1333,%r1334,%r1335},[%r1327+4096];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1328,%r1332,%r1329,%r1333},{%r1047,%r1048},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1330,%r1334,%r1331,%r1335},{%r1049,%r1050},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1328,%r1332,%r1329,%r1333},{%r1051,%r1052},{%f362,%f363,%f364,%f365};\n";
-static const char qlora__ptx_479[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1330,%r1334,%r1331,%r1335},{%r1053,%r1054},{%f362,%f363,%f364,%f365};\n"
-"ld.shared.v4.u32{%r1336,%r1337,%r1338,%r1339},[%r1327+8192];\n"
-"ld.shared.v4.u32{%r1340,%r1341,%r1342,%r1343},[%r1327+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1336,%r1340,%r1337,%r1341},{%r1047,%r1048},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1338,%r1342,%r1339,%r1343},{%r1049,%r1050},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1336,%r1340,%r1337,%r1341},{%r1051,%r1052},{%f394,%f395,%f396,%f397};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1338,%r1342,%r1339,%r1343},{%r1053,%r1054},{%f394,%f395,%f396,%f397};\n"
-"ld.shared.v4.u32{%r1344,%r1345,%r1346,%r1347},[%r1327+16384];\n"
-"ld.shared.v4.u32{%r1348,%r1349,%r1350,%r1351},[%r1327+20480];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1344,%r1348,%r1345,%r1349},{%r1047,%r1048},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1346,%r1350,%r1347,%r1351},{%r1049,%r1050},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1344,%r1348,%r1345,%r1349},{%r1051,%r1052},{%f426,%f427,%f428,%f429};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1346,%r1350,%r1347,%r1351},{%r1053,%r1054},{%f426,%f427,%f428,%f429};\n"
-"ld.shared.v4.u32{%r1352,%r1353,%r1354,%r1355},[%r1327+24576];\n"
-"ld.shared.v4.u32{%r1356,%r1357,%r1358,%r1359},[%r1327+28672];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1352,%r1356,%r1353,%r1357},{%r1047,%r1048},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1354,%r1358,%r1355,%r1359},{%r1049,%r1050},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1352,%r1356,%r1353,%r1357},{%r1051,%r1052},{%f458,%f459,%f460,%f461};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1354,%r1358,%r1355,%r1359},{%r1053,%r1054},{%f458,%f459,%f460,%f461};\n"
-"shl.b32 %r1360,%r2394,7;\nand.b32 %r1361,%r1360,32640;\nor.b32 %r1362,%r1361,%r196;\n"
-"add.s32 %r1363,%r615,%r1362;\nld.shared.v2.f32{%f858,%f859},[%r1363];\n"
-"mul.rn.f32 %f755,%f858,%f1865;\nmul.rn.f32 %f754,%f859,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1151,%f754,%f755;\nshr.u32 %r1364,%r2394,1;\nand.b32 %r1365,%r1364,32640;\n"
-"or.b32 %r1366,%r1365,%r196;\nadd.s32 %r1367,%r615,%r1366;\n"
-"ld.shared.v2.f32{%f862,%f863},[%r1367];\nmul.rn.f32 %f757,%f862,%f1865;\n"
-"mul.rn.f32 %f756,%f863,%f1865;\ncvt.rn.bf16x2.f32 %r1152,%f756,%f757;\nshr.u32 %r1368,%r2394,9;\n"
-"and.b32 %r1369,%r1368,32640;\nor.b32 %r1370,%r1369,%r196;\nadd.s32 %r1371,%r615,%r1370;\n"
-"ld.shared.v2.f32{%f866,%f867},[%r1371];\nmul.rn.f32 %f759,%f866,%f1865;\n"
-"mul.rn.f32 %f758,%f867,%f1865;\ncvt.rn.bf16x2.f32 %r1153,%f758,%f759;\n"
-"shr.u32 %r1372,%r2394,17;\nand.b32 %r1373,%r1372,32640;\nor.b32 %r1374,%r1373,%r196;\n"
-"add.s32 %r1375,%r615,%r1374;\nld.shared.v2.f32{%f870,%f871},[%r1375];\n"
-"mul.rn.f32 %f761,%f870,%f1865;\nmul.rn.f32 %f760,%f871,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1154,%f760,%f761;\nsetp.ge.s32 %p114,%r2317,%r64;\nmov.u32 %r2406,0;\n"
-"mov.u32 %r2397,%r2406;\nmov.u32 %r2396,%r2406;\nmov.u32 %r2395,%r2406;\nmov.u32 %r2394,%r2406;\n"
-"@%p114 bra $L__BB2_89;\nadd.s32 %r2327,%r2417,256;\nshr.u32 %r2326,%r2327,5;\n"
-"add.s32 %r2325,%r72,%r2326;\nmul.wide.u32 %rd230,%r2325,16;\nadd.s64 %rd231,%rd1,%rd230;\n"
-"ld.global.v4.u32{%r2397,%r2396,%r2395,%r2394},[%rd231];\n$L__BB2_89:\nshl.b32 %r1388,%r2403,7;\n"
-"and.b32 %r1389,%r1388,32640;\nor.b32 %r1390,%r1389,%r196;\nadd.s32 %r1392,%r615,%r1390;\n"
-"ld.shared.v2.f32{%f882,%f883},[%r1392];\nmul.rn.f32 %f875,%f882,%f1864;\n"
-"mul.rn.f32 %f874,%f883,%f1864;\ncvt.rn.bf16x2.f32 %r1380,%f874,%f875;\nshr.u32 %r1393,%r2403,1;\n";
-static const char qlora__ptx_480[] =
-"and.b32 %r1394,%r1393,32640;\nor.b32 %r1395,%r1394,%r196;\nadd.s32 %r1396,%r615,%r1395;\n"
-"ld.shared.v2.f32{%f886,%f887},[%r1396];\nmul.rn.f32 %f877,%f886,%f1864;\n"
-"mul.rn.f32 %f876,%f887,%f1864;\ncvt.rn.bf16x2.f32 %r1381,%f876,%f877;\nshr.u32 %r1397,%r2403,9;\n"
-"and.b32 %r1398,%r1397,32640;\nor.b32 %r1399,%r1398,%r196;\nadd.s32 %r1400,%r615,%r1399;\n"
-"ld.shared.v2.f32{%f890,%f891},[%r1400];\nmul.rn.f32 %f879,%f890,%f1864;\n"
-"mul.rn.f32 %f878,%f891,%f1864;\ncvt.rn.bf16x2.f32 %r1382,%f878,%f879;\n"
-"shr.u32 %r1401,%r2403,17;\nand.b32 %r1402,%r1401,32640;\nor.b32 %r1403,%r1402,%r196;\n"
-"add.s32 %r1404,%r615,%r1403;\nld.shared.v2.f32{%f894,%f895},[%r1404];\n"
-"mul.rn.f32 %f881,%f894,%f1864;\nmul.rn.f32 %f880,%f895,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r1383,%f880,%f881;\nmov.u32 %r2405,%r2406;\nmov.u32 %r2404,%r2406;\n"
-"mov.u32 %r2403,%r2406;\n@%p114 bra $L__BB2_91;\nadd.s32 %r2324,%r2417,256;\n"
-"shr.u32 %r2323,%r2324,5;\nadd.s32 %r1405,%r177,%r2323;\nmul.wide.u32 %rd232,%r1405,16;\n"
-"add.s64 %rd233,%rd1,%rd232;\nld.global.v4.u32{%r2406,%r2405,%r2404,%r2403},[%rd233];\n"
-"$L__BB2_91:\nadd.s32 %r1506,%r200,%r234;\nadd.s32 %r1508,%r615,%r1506;\n"
-"ld.shared.v4.u32{%r1509,%r1510,%r1511,%r1512},[%r1508];\n"
-"ld.shared.v4.u32{%r1513,%r1514,%r1515,%r1516},[%r1508+4096];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1509,%r1513,%r1510,%r1514},{%r1151,%r1152},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1511,%r1515,%r1512,%r1516},{%r1153,%r1154},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1509,%r1513,%r1510,%r1514},{%r1380,%r1381},{%f362,%f363,%f364,%f365};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1511,%r1515,%r1512,%r1516},{%r1382,%r1383},{%f362,%f363,%f364,%f365};\n"
-"ld.shared.v4.u32{%r1517,%r1518,%r1519,%r1520},[%r1508+8192];\n"
-"ld.shared.v4.u32{%r1521,%r1522,%r1523,%r1524},[%r1508+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1517,%r1521,%r1518,%r1522},{%r1151,%r1152},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1519,%r1523,%r1520,%r1524},{%r1153,%r1154},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1517,%r1521,%r1518,%r1522},{%r1380,%r1381},{%f394,%f395,%f396,%f397};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1519,%r1523,%r1520,%r1524},{%r1382,%r1383},{%f394,%f395,%f396,%f397};\n"
-"ld.shared.v4.u32{%r1525,%r1526,%r1527,%r1528},[%r1508+16384];\n"
-"ld.shared.v4.u32{%r1529,%r1530,%r1531,%r1532},[%r1508+20480];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1525,%r1529,%r1526,%r1530},{%r1151,%r1152},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1527,%r1531,%r1528,%r1532},{%r1153,%r1154},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1525,%r1529,%r1526,%r1530},{%r1380,%r1381},{%f426,%f427,%f428,%f429};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1527,%r1531,%r1528,%r1532},{%r1382,%r1383},{%f426,%f427,%f428,%f429};\n"
-"ld.shared.v4.u32{%r1533,%r1534,%r1535,%r1536},[%r1508+24576];\n"
-"ld.shared.v4.u32{%r1537,%r1538,%r1539,%r1540},[%r1508+28672];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1533,%r1537,%r1534,%r1538},{%r1151,%r1152},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1535,%r1539,%r1536,%r1540},{%r1153,%r1154},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1533,%r1537,%r1534,%r1538},{%r1380,%r1381},{%f458,%f459,%f460,%f461};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1535,%r1539,%r1536,%r1540},{%r1382,%r1383},{%f458,%f459,%f460,%f461};\n"
-"add.s32 %r259,%r2417,32;\n";
-static const char qlora__ptx_481[] =
-"shr.u32 %r1541,%r2417,5;\nadd.s32 %r260,%r1541,1;\n@%p11 bra $L__BB2_93;\nbra.uni $L__BB2_92;\n"
-"$L__BB2_93:\nsetp.ge.s32 %p116,%r259,%r64;\nmov.u32 %r2430,0;\nmov.f32 %f1863,0f00000000;\n"
-"mov.f32 %f1862,%f1863;\nmov.u32 %r2429,%r2430;\n@%p116 bra $L__BB2_96;\n"
-"add.s32 %r269,%r260,%r72;\nshr.u32 %r1585,%r269,%r7;\nmul.wide.u32 %rd234,%r1585,4;\n"
-"add.s64 %rd235,%rd6,%rd234;\nld.global.f32 %f1862,[%rd235];\n@%p2 bra $L__BB2_96;\n"
-"shr.u32 %r1586,%r269,%r6;\ncvt.u64.u32 %rd236,%r1586;\nadd.s64 %rd237,%rd5,%rd236;\n"
-"ld.global.u8 %r2429,[%rd237];\n$L__BB2_96:\nshl.b32 %r1592,%r2429,2;\n"
-"add.s32 %r1594,%r615,%r1592;\nld.shared.f32 %f1084,[%r1594+32768];\n"
-"mul.rn.f32 %f1085,%f1084,%f1862;\nadd.rn.f32 %f1086,%f1085,%f1818;\n"
-"setp.lt.s32 %p118,%r259,%r64;\nselp.f32 %f1865,%f1086,0f00000000,%p118;\n"
-"shl.b32 %r1595,%r2393,7;\nand.b32 %r1596,%r1595,32640;\nor.b32 %r1597,%r1596,%r196;\n"
-"add.s32 %r1598,%r615,%r1597;\nld.shared.v2.f32{%f1087,%f1088},[%r1598];\n"
-"mul.rn.f32 %f1076,%f1087,%f1865;\nmul.rn.f32 %f1075,%f1088,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r2438,%f1075,%f1076;\nshr.u32 %r1599,%r2393,1;\nand.b32 %r1600,%r1599,32640;\n"
-"or.b32 %r1601,%r1600,%r196;\nadd.s32 %r1602,%r615,%r1601;\n"
-"ld.shared.v2.f32{%f1091,%f1092},[%r1602];\nmul.rn.f32 %f1078,%f1091,%f1865;\n"
-"mul.rn.f32 %f1077,%f1092,%f1865;\ncvt.rn.bf16x2.f32 %r2437,%f1077,%f1078;\n"
-"shr.u32 %r1603,%r2393,9;\nand.b32 %r1604,%r1603,32640;\nor.b32 %r1605,%r1604,%r196;\n"
-"add.s32 %r1606,%r615,%r1605;\nld.shared.v2.f32{%f1095,%f1096},[%r1606];\n"
-"mul.rn.f32 %f1080,%f1095,%f1865;\nmul.rn.f32 %f1079,%f1096,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r2436,%f1079,%f1080;\nshr.u32 %r1607,%r2393,17;\n"
-"and.b32 %r1608,%r1607,32640;\nor.b32 %r1609,%r1608,%r196;\nadd.s32 %r1610,%r615,%r1609;\n"
-"ld.shared.v2.f32{%f1099,%f1100},[%r1610];\nmul.rn.f32 %f1082,%f1099,%f1865;\n"
-"mul.rn.f32 %f1081,%f1100,%f1865;\ncvt.rn.bf16x2.f32 %r2435,%f1081,%f1082;\n"
-"@%p116 bra $L__BB2_99;\nadd.s32 %r276,%r260,%r177;\nshr.u32 %r1612,%r276,%r7;\n"
-"mul.wide.u32 %rd238,%r1612,4;\nadd.s64 %rd239,%rd6,%rd238;\nld.global.f32 %f1863,[%rd239];\n"
-"@%p2 bra $L__BB2_99;\nshr.u32 %r1613,%r276,%r6;\ncvt.u64.u32 %rd240,%r1613;\n"
-"add.s64 %rd241,%rd5,%rd240;\nld.global.u8 %r2430,[%rd241];\n$L__BB2_99:\n"
-"shl.b32 %r1618,%r2430,2;\nadd.s32 %r1620,%r615,%r1618;\nld.shared.f32 %f1111,[%r1620+32768];\n"
-"mul.rn.f32 %f1112,%f1111,%f1863;\nadd.rn.f32 %f1113,%f1112,%f1818;\n"
-"selp.f32 %f1864,%f1113,0f00000000,%p118;\nshl.b32 %r1621,%r2384,7;\n"
-"and.b32 %r1622,%r1621,32640;\nor.b32 %r1623,%r1622,%r196;\nadd.s32 %r1624,%r615,%r1623;\n"
-"ld.shared.v2.f32{%f1114,%f1115},[%r1624];\nmul.rn.f32 %f1104,%f1114,%f1864;\n"
-"mul.rn.f32 %f1103,%f1115,%f1864;\ncvt.rn.bf16x2.f32 %r2434,%f1103,%f1104;\n"
-"shr.u32 %r1625,%r2384,1;\nand.b32 %r1626,%r1625,32640;\nor.b32 %r1627,%r1626,%r196;\n"
-"add.s32 %r1628,%r615,%r1627;\nld.shared.v2.f32{%f1118,%f1119},[%r1628];\n"
-"mul.rn.f32 %f1106,%f1118,%f1864;\nmul.rn.f32 %f1105,%f1119,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r2433,%f1105,%f1106;\nshr.u32 %r1629,%r2384,9;\nand.b32 %r1630,%r1629,32640;\n"
-"or.b32 %r1631,%r1630,%r196;\nadd.s32 %r1632,%r615,%r1631;\n"
-"ld.shared.v2.f32{%f1122,%f1123},[%r1632];\nmul.rn.f32 %f1108,%f1122,%f1864;\n"
-"mul.rn.f32 %f1107,%f1123,%f1864;\ncvt.rn.bf16x2.f32 %r2432,%f1107,%f1108;\n"
-"shr.u32 %r1633,%r2384,17;\nand.b32 %r1634,%r1633,32640;\nor.b32 %r1635,%r1634,%r196;\n"
-"add.s32 %r1636,%r615,%r1635;\nld.shared.v2.f32{%f1126,%f1127},[%r1636];\n"
-"mul.rn.f32 %f1110,%f1126,%f1864;\nmul.rn.f32 %f1109,%f1127,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r2431,%f1109,%f1110;\nbra.uni $L__BB2_100;\n$L__BB2_92:\n"
-"shl.b32 %r1550,%r2393,7;\nand.b32 %r1551,%r1550,32640;\nor.b32 %r1552,%r1551,%r196;\n"
-"add.s32 %r1554,%r615,%r1552;\nld.shared.v2.f32{%f1042,%f1043},[%r1554];\n"
-"mul.rn.f32 %f1027,%f1042,%f1865;\nmul.rn.f32 %f1026,%f1043,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r2438,%f1026,%f1027;\nshr.u32 %r1555,%r2393,1;\nand.b32 %r1556,%r1555,32640;\n"
-"or.b32 %r1557,%r1556,%r196;\nadd.s32 %r1558,%r615,%r1557;\n"
-"ld.shared.v2.f32{%f1046,%f1047},[%r1558];\nmul.rn.f32 %f1029,%f1046,%f1865;\n"
-"mul.rn.f32 %f1028,%f1047,%f1865;\ncvt.rn.bf16x2.f32 %r2437,%f1028,%f1029;\n"
-"shr.u32 %r1559,%r2393,9;\nand.b32 %r1560,%r1559,32640;\nor.b32 %r1561,%r1560,%r196;\n";
-static const char qlora__ptx_482[] =
-"add.s32 %r1562,%r615,%r1561;\nld.shared.v2.f32{%f1050,%f1051},[%r1562];\n"
-"mul.rn.f32 %f1031,%f1050,%f1865;\nmul.rn.f32 %f1030,%f1051,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r2436,%f1030,%f1031;\nshr.u32 %r1563,%r2393,17;\n"
-"and.b32 %r1564,%r1563,32640;\nor.b32 %r1565,%r1564,%r196;\nadd.s32 %r1566,%r615,%r1565;\n"
-"ld.shared.v2.f32{%f1054,%f1055},[%r1566];\nmul.rn.f32 %f1033,%f1054,%f1865;\n"
-"mul.rn.f32 %f1032,%f1055,%f1865;\ncvt.rn.bf16x2.f32 %r2435,%f1032,%f1033;\n"
-"shl.b32 %r1567,%r2384,7;\nand.b32 %r1568,%r1567,32640;\nor.b32 %r1569,%r1568,%r196;\n"
-"add.s32 %r1570,%r615,%r1569;\nld.shared.v2.f32{%f1058,%f1059},[%r1570];\n"
-"mul.rn.f32 %f1035,%f1058,%f1864;\nmul.rn.f32 %f1034,%f1059,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r2434,%f1034,%f1035;\nshr.u32 %r1571,%r2384,1;\nand.b32 %r1572,%r1571,32640;\n"
-"or.b32 %r1573,%r1572,%r196;\nadd.s32 %r1574,%r615,%r1573;\n"
-"ld.shared.v2.f32{%f1062,%f1063},[%r1574];\nmul.rn.f32 %f1037,%f1062,%f1864;\n"
-"mul.rn.f32 %f1036,%f1063,%f1864;\ncvt.rn.bf16x2.f32 %r2433,%f1036,%f1037;\n"
-"shr.u32 %r1575,%r2384,9;\nand.b32 %r1576,%r1575,32640;\nor.b32 %r1577,%r1576,%r196;\n"
-"add.s32 %r1578,%r615,%r1577;\nld.shared.v2.f32{%f1066,%f1067},[%r1578];\n"
-"mul.rn.f32 %f1039,%f1066,%f1864;\nmul.rn.f32 %f1038,%f1067,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r2432,%f1038,%f1039;\nshr.u32 %r1579,%r2384,17;\n"
-"and.b32 %r1580,%r1579,32640;\nor.b32 %r1581,%r1580,%r196;\nadd.s32 %r1582,%r615,%r1581;\n"
-"ld.shared.v2.f32{%f1070,%f1071},[%r1582];\nmul.rn.f32 %f1041,%f1070,%f1864;\n"
-"mul.rn.f32 %f1040,%f1071,%f1864;\ncvt.rn.bf16x2.f32 %r2431,%f1040,%f1041;\n$L__BB2_100:\n"
-"add.s32 %r1949,%r201,%r234;\nadd.s32 %r1951,%r615,%r1949;\n"
-"ld.shared.v4.u32{%r1952,%r1953,%r1954,%r1955},[%r1951];\n"
-"ld.shared.v4.u32{%r1956,%r1957,%r1958,%r1959},[%r1951+4096];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1952,%r1956,%r1953,%r1957},{%r2438,%r2437},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r1954,%r1958,%r1955,%r1959},{%r2436,%r2435},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1952,%r1956,%r1953,%r1957},{%r2434,%r2433},{%f362,%f363,%f364,%f365};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r1954,%r1958,%r1955,%r1959},{%r2432,%r2431},{%f362,%f363,%f364,%f365};\n"
-"ld.shared.v4.u32{%r1960,%r1961,%r1962,%r1963},[%r1951+8192];\n"
-"ld.shared.v4.u32{%r1964,%r1965,%r1966,%r1967},[%r1951+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1960,%r1964,%r1961,%r1965},{%r2438,%r2437},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r1962,%r1966,%r1963,%r1967},{%r2436,%r2435},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1960,%r1964,%r1961,%r1965},{%r2434,%r2433},{%f394,%f395,%f396,%f397};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r1962,%r1966,%r1963,%r1967},{%r2432,%r2431},{%f394,%f395,%f396,%f397};\n"
-"ld.shared.v4.u32{%r1968,%r1969,%r1970,%r1971},[%r1951+16384];\n"
-"ld.shared.v4.u32{%r1972,%r1973,%r1974,%r1975},[%r1951+20480];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1968,%r1972,%r1969,%r1973},{%r2438,%r2437},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r1970,%r1974,%r1971,%r1975},{%r2436,%r2435},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1968,%r1972,%r1969,%r1973},{%r2434,%r2433},{%f426,%f427,%f428,%f429};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r1970,%r1974,%r1971,%r1975},{%r2432,%r2431},{%f426,%f427,%f428,%f429};\n"
-"ld.shared.v4.u32{%r1976,%r1977,%r1978,%r1979},[%r1951+24576];\n"
-"ld.shared.v4.u32{%r1980,%r1981,%r1982,%r1983},[%r1951+28672];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1976,%r1980,%r1977,%r1981},{%r2438,%r2437},{%f442,%f443,%f444,%f445};\n";
-static const char qlora__ptx_483[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r1978,%r1982,%r1979,%r1983},{%r2436,%r2435},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1976,%r1980,%r1977,%r1981},{%r2434,%r2433},{%f458,%f459,%f460,%f461};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r1978,%r1982,%r1979,%r1983},{%r2432,%r2431},{%f458,%f459,%f460,%f461};\n"
-"shl.b32 %r1984,%r2392,7;\nand.b32 %r1985,%r1984,32640;\nor.b32 %r1986,%r1985,%r196;\n"
-"add.s32 %r1987,%r615,%r1986;\nld.shared.v2.f32{%f1554,%f1555},[%r1987];\n"
-"mul.rn.f32 %f1259,%f1554,%f1865;\nmul.rn.f32 %f1258,%f1555,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1733,%f1258,%f1259;\nshr.u32 %r1988,%r2392,1;\nand.b32 %r1989,%r1988,32640;\n"
-"or.b32 %r1990,%r1989,%r196;\nadd.s32 %r1991,%r615,%r1990;\n"
-"ld.shared.v2.f32{%f1558,%f1559},[%r1991];\nmul.rn.f32 %f1261,%f1558,%f1865;\n"
-"mul.rn.f32 %f1260,%f1559,%f1865;\ncvt.rn.bf16x2.f32 %r1734,%f1260,%f1261;\n"
-"shr.u32 %r1992,%r2392,9;\nand.b32 %r1993,%r1992,32640;\nor.b32 %r1994,%r1993,%r196;\n"
-"add.s32 %r1995,%r615,%r1994;\nld.shared.v2.f32{%f1562,%f1563},[%r1995];\n"
-"mul.rn.f32 %f1263,%f1562,%f1865;\nmul.rn.f32 %f1262,%f1563,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1735,%f1262,%f1263;\nshr.u32 %r1996,%r2392,17;\n"
-"and.b32 %r1997,%r1996,32640;\nor.b32 %r1998,%r1997,%r196;\nadd.s32 %r1999,%r615,%r1998;\n"
-"ld.shared.v2.f32{%f1566,%f1567},[%r1999];\nmul.rn.f32 %f1265,%f1566,%f1865;\n"
-"mul.rn.f32 %f1264,%f1567,%f1865;\ncvt.rn.bf16x2.f32 %r1736,%f1264,%f1265;\n"
-"shl.b32 %r2000,%r2383,7;\nand.b32 %r2001,%r2000,32640;\nor.b32 %r2002,%r2001,%r196;\n"
-"add.s32 %r2003,%r615,%r2002;\nld.shared.v2.f32{%f1570,%f1571},[%r2003];\n"
-"mul.rn.f32 %f1267,%f1570,%f1864;\nmul.rn.f32 %f1266,%f1571,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r1737,%f1266,%f1267;\nshr.u32 %r2004,%r2383,1;\nand.b32 %r2005,%r2004,32640;\n"
-"or.b32 %r2006,%r2005,%r196;\nadd.s32 %r2007,%r615,%r2006;\n"
-"ld.shared.v2.f32{%f1574,%f1575},[%r2007];\nmul.rn.f32 %f1269,%f1574,%f1864;\n"
-"mul.rn.f32 %f1268,%f1575,%f1864;\ncvt.rn.bf16x2.f32 %r1738,%f1268,%f1269;\n"
-"shr.u32 %r2008,%r2383,9;\nand.b32 %r2009,%r2008,32640;\nor.b32 %r2010,%r2009,%r196;\n"
-"add.s32 %r2011,%r615,%r2010;\nld.shared.v2.f32{%f1578,%f1579},[%r2011];\n"
-"mul.rn.f32 %f1271,%f1578,%f1864;\nmul.rn.f32 %f1270,%f1579,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r1739,%f1270,%f1271;\nshr.u32 %r2012,%r2383,17;\n"
-"and.b32 %r2013,%r2012,32640;\nor.b32 %r2014,%r2013,%r196;\nadd.s32 %r2015,%r615,%r2014;\n"
-"ld.shared.v2.f32{%f1582,%f1583},[%r2015];\nmul.rn.f32 %f1273,%f1582,%f1864;\n"
-"mul.rn.f32 %f1272,%f1583,%f1864;\ncvt.rn.bf16x2.f32 %r1740,%f1272,%f1273;\n"
-"add.s32 %r2016,%r202,%r234;\nadd.s32 %r2017,%r615,%r2016;\n"
-"ld.shared.v4.u32{%r2018,%r2019,%r2020,%r2021},[%r2017];\n"
-"ld.shared.v4.u32{%r2022,%r2023,%r2024,%r2025},[%r2017+4096];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r2018,%r2022,%r2019,%r2023},{%r1733,%r1734},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r2020,%r2024,%r2021,%r2025},{%r1735,%r1736},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r2018,%r2022,%r2019,%r2023},{%r1737,%r1738},{%f362,%f363,%f364,%f365};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r2020,%r2024,%r2021,%r2025},{%r1739,%r1740},{%f362,%f363,%f364,%f365};\n"
-"ld.shared.v4.u32{%r2026,%r2027,%r2028,%r2029},[%r2017+8192];\n"
-"ld.shared.v4.u32{%r2030,%r2031,%r2032,%r2033},[%r2017+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r2026,%r2030,%r2027,%r2031},{%r1733,%r1734},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r2028,%r2032,%r2029,%r2033},{%r1735,%r1736},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r2026,%r2030,%r2027,%r2031},{%r1737,%r1738},{%f394,%f395,%f396,%f397};\n";
-static const char qlora__ptx_484[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r2028,%r2032,%r2029,%r2033},{%r1739,%r1740},{%f394,%f395,%f396,%f397};\n"
-"ld.shared.v4.u32{%r2034,%r2035,%r2036,%r2037},[%r2017+16384];\n"
-"ld.shared.v4.u32{%r2038,%r2039,%r2040,%r2041},[%r2017+20480];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r2034,%r2038,%r2035,%r2039},{%r1733,%r1734},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r2036,%r2040,%r2037,%r2041},{%r1735,%r1736},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r2034,%r2038,%r2035,%r2039},{%r1737,%r1738},{%f426,%f427,%f428,%f429};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r2036,%r2040,%r2037,%r2041},{%r1739,%r1740},{%f426,%f427,%f428,%f429};\n"
-"ld.shared.v4.u32{%r2042,%r2043,%r2044,%r2045},[%r2017+24576];\n"
-"ld.shared.v4.u32{%r2046,%r2047,%r2048,%r2049},[%r2017+28672];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r2042,%r2046,%r2043,%r2047},{%r1733,%r1734},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r2044,%r2048,%r2045,%r2049},{%r1735,%r1736},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r2042,%r2046,%r2043,%r2047},{%r1737,%r1738},{%f458,%f459,%f460,%f461};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r2044,%r2048,%r2045,%r2049},{%r1739,%r1740},{%f458,%f459,%f460,%f461};\n"
-"shl.b32 %r2050,%r2391,7;\nand.b32 %r2051,%r2050,32640;\nor.b32 %r2052,%r2051,%r196;\n"
-"add.s32 %r2053,%r615,%r2052;\nld.shared.v2.f32{%f1586,%f1587},[%r2053];\n"
-"mul.rn.f32 %f1403,%f1586,%f1865;\nmul.rn.f32 %f1402,%f1587,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1837,%f1402,%f1403;\nshr.u32 %r2054,%r2391,1;\nand.b32 %r2055,%r2054,32640;\n"
-"or.b32 %r2056,%r2055,%r196;\nadd.s32 %r2057,%r615,%r2056;\n"
-"ld.shared.v2.f32{%f1590,%f1591},[%r2057];\nmul.rn.f32 %f1405,%f1590,%f1865;\n"
-"mul.rn.f32 %f1404,%f1591,%f1865;\ncvt.rn.bf16x2.f32 %r1838,%f1404,%f1405;\n"
-"shr.u32 %r2058,%r2391,9;\nand.b32 %r2059,%r2058,32640;\nor.b32 %r2060,%r2059,%r196;\n"
-"add.s32 %r2061,%r615,%r2060;\nld.shared.v2.f32{%f1594,%f1595},[%r2061];\n"
-"mul.rn.f32 %f1407,%f1594,%f1865;\nmul.rn.f32 %f1406,%f1595,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1839,%f1406,%f1407;\nshr.u32 %r2062,%r2391,17;\n"
-"and.b32 %r2063,%r2062,32640;\nor.b32 %r2064,%r2063,%r196;\nadd.s32 %r2065,%r615,%r2064;\n"
-"ld.shared.v2.f32{%f1598,%f1599},[%r2065];\nmul.rn.f32 %f1409,%f1598,%f1865;\n"
-"mul.rn.f32 %f1408,%f1599,%f1865;\ncvt.rn.bf16x2.f32 %r1840,%f1408,%f1409;\n"
-"shl.b32 %r2066,%r2382,7;\nand.b32 %r2067,%r2066,32640;\nor.b32 %r2068,%r2067,%r196;\n"
-"add.s32 %r2069,%r615,%r2068;\nld.shared.v2.f32{%f1602,%f1603},[%r2069];\n"
-"mul.rn.f32 %f1411,%f1602,%f1864;\nmul.rn.f32 %f1410,%f1603,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r1841,%f1410,%f1411;\nshr.u32 %r2070,%r2382,1;\nand.b32 %r2071,%r2070,32640;\n"
-"or.b32 %r2072,%r2071,%r196;\nadd.s32 %r2073,%r615,%r2072;\n"
-"ld.shared.v2.f32{%f1606,%f1607},[%r2073];\nmul.rn.f32 %f1413,%f1606,%f1864;\n"
-"mul.rn.f32 %f1412,%f1607,%f1864;\ncvt.rn.bf16x2.f32 %r1842,%f1412,%f1413;\n"
-"shr.u32 %r2074,%r2382,9;\nand.b32 %r2075,%r2074,32640;\nor.b32 %r2076,%r2075,%r196;\n"
-"add.s32 %r2077,%r615,%r2076;\nld.shared.v2.f32{%f1610,%f1611},[%r2077];\n"
-"mul.rn.f32 %f1415,%f1610,%f1864;\nmul.rn.f32 %f1414,%f1611,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r1843,%f1414,%f1415;\nshr.u32 %r2078,%r2382,17;\n"
-"and.b32 %r2079,%r2078,32640;\nor.b32 %r2080,%r2079,%r196;\nadd.s32 %r2081,%r615,%r2080;\n"
-"ld.shared.v2.f32{%f1614,%f1615},[%r2081];\nmul.rn.f32 %f1417,%f1614,%f1864;\n"
-"mul.rn.f32 %f1416,%f1615,%f1864;\ncvt.rn.bf16x2.f32 %r1844,%f1416,%f1417;\n"
-"add.s32 %r2082,%r203,%r234;\nadd.s32 %r2083,%r615,%r2082;\n"
-"ld.shared.v4.u32{%r2084,%r2085,%r2086,%r2087},[%r2083];\n"
-"ld.shared.v4.u32{%r2088,%r2089,%r2090,%r2091},[%r2083+4096];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r2084,%r2088,%r2085,%r2089},{%r1837,%r1838},{%f346,%f347,%f348,%f349};\n";
-static const char qlora__ptx_485[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r2086,%r2090,%r2087,%r2091},{%r1839,%r1840},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r2084,%r2088,%r2085,%r2089},{%r1841,%r1842},{%f362,%f363,%f364,%f365};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r2086,%r2090,%r2087,%r2091},{%r1843,%r1844},{%f362,%f363,%f364,%f365};\n"
-"ld.shared.v4.u32{%r2092,%r2093,%r2094,%r2095},[%r2083+8192];\n"
-"ld.shared.v4.u32{%r2096,%r2097,%r2098,%r2099},[%r2083+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r2092,%r2096,%r2093,%r2097},{%r1837,%r1838},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r2094,%r2098,%r2095,%r2099},{%r1839,%r1840},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r2092,%r2096,%r2093,%r2097},{%r1841,%r1842},{%f394,%f395,%f396,%f397};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r2094,%r2098,%r2095,%r2099},{%r1843,%r1844},{%f394,%f395,%f396,%f397};\n"
-"ld.shared.v4.u32{%r2100,%r2101,%r2102,%r2103},[%r2083+16384];\n"
-"ld.shared.v4.u32{%r2104,%r2105,%r2106,%r2107},[%r2083+20480];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r2100,%r2104,%r2101,%r2105},{%r1837,%r1838},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r2102,%r2106,%r2103,%r2107},{%r1839,%r1840},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r2100,%r2104,%r2101,%r2105},{%r1841,%r1842},{%f426,%f427,%f428,%f429};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r2102,%r2106,%r2103,%r2107},{%r1843,%r1844},{%f426,%f427,%f428,%f429};\n"
-"ld.shared.v4.u32{%r2108,%r2109,%r2110,%r2111},[%r2083+24576];\n"
-"ld.shared.v4.u32{%r2112,%r2113,%r2114,%r2115},[%r2083+28672];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r2108,%r2112,%r2109,%r2113},{%r1837,%r1838},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r2110,%r2114,%r2111,%r2115},{%r1839,%r1840},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r2108,%r2112,%r2109,%r2113},{%r1841,%r1842},{%f458,%f459,%f460,%f461};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r2110,%r2114,%r2111,%r2115},{%r1843,%r1844},{%f458,%f459,%f460,%f461};\n"
-"add.s32 %r291,%r2417,288;\nsetp.ge.s32 %p120,%r291,%r64;\nshl.b32 %r2116,%r2390,7;\n"
-"and.b32 %r2117,%r2116,32640;\nor.b32 %r2118,%r2117,%r196;\nadd.s32 %r2119,%r615,%r2118;\n"
-"ld.shared.v2.f32{%f1618,%f1619},[%r2119];\nmul.rn.f32 %f1547,%f1618,%f1865;\n"
-"mul.rn.f32 %f1546,%f1619,%f1865;\ncvt.rn.bf16x2.f32 %r1941,%f1546,%f1547;\n"
-"shr.u32 %r2120,%r2390,1;\nand.b32 %r2121,%r2120,32640;\nor.b32 %r2122,%r2121,%r196;\n"
-"add.s32 %r2123,%r615,%r2122;\nld.shared.v2.f32{%f1622,%f1623},[%r2123];\n"
-"mul.rn.f32 %f1549,%f1622,%f1865;\nmul.rn.f32 %f1548,%f1623,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1942,%f1548,%f1549;\nshr.u32 %r2124,%r2390,9;\nand.b32 %r2125,%r2124,32640;\n"
-"or.b32 %r2126,%r2125,%r196;\nadd.s32 %r2127,%r615,%r2126;\n"
-"ld.shared.v2.f32{%f1626,%f1627},[%r2127];\nmul.rn.f32 %f1551,%f1626,%f1865;\n"
-"mul.rn.f32 %f1550,%f1627,%f1865;\ncvt.rn.bf16x2.f32 %r1943,%f1550,%f1551;\n"
-"shr.u32 %r2128,%r2390,17;\nand.b32 %r2129,%r2128,32640;\nor.b32 %r2130,%r2129,%r196;\n"
-"add.s32 %r2131,%r615,%r2130;\nld.shared.v2.f32{%f1630,%f1631},[%r2131];\n"
-"mul.rn.f32 %f1553,%f1630,%f1865;\nmul.rn.f32 %f1552,%f1631,%f1865;\n"
-"cvt.rn.bf16x2.f32 %r1944,%f1552,%f1553;\nmov.u32 %r2384,0;\nmov.u32 %r2393,%r2384;\n"
-"mov.u32 %r2392,%r2384;\nmov.u32 %r2391,%r2384;\nmov.u32 %r2390,%r2384;\n@%p120 bra $L__BB2_102;\n"
-"add.s32 %r2322,%r2417,288;\nshr.u32 %r2321,%r2322,5;\nadd.s32 %r2132,%r72,%r2321;\n"
-"mul.wide.u32 %rd242,%r2132,16;\nadd.s64 %rd243,%rd1,%rd242;\n";
-static const char qlora__ptx_486[] =
-"ld.global.v4.u32{%r2393,%r2392,%r2391,%r2390},[%rd243];\n$L__BB2_102:\nshl.b32 %r2145,%r2381,7;\n"
-"and.b32 %r2146,%r2145,32640;\nor.b32 %r2147,%r2146,%r196;\nadd.s32 %r2149,%r615,%r2147;\n"
-"ld.shared.v2.f32{%f1642,%f1643},[%r2149];\nmul.rn.f32 %f1635,%f1642,%f1864;\n"
-"mul.rn.f32 %f1634,%f1643,%f1864;\ncvt.rn.bf16x2.f32 %r2137,%f1634,%f1635;\n"
-"shr.u32 %r2150,%r2381,1;\nand.b32 %r2151,%r2150,32640;\nor.b32 %r2152,%r2151,%r196;\n"
-"add.s32 %r2153,%r615,%r2152;\nld.shared.v2.f32{%f1646,%f1647},[%r2153];\n"
-"mul.rn.f32 %f1637,%f1646,%f1864;\nmul.rn.f32 %f1636,%f1647,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r2138,%f1636,%f1637;\nshr.u32 %r2154,%r2381,9;\nand.b32 %r2155,%r2154,32640;\n"
-"or.b32 %r2156,%r2155,%r196;\nadd.s32 %r2157,%r615,%r2156;\n"
-"ld.shared.v2.f32{%f1650,%f1651},[%r2157];\nmul.rn.f32 %f1639,%f1650,%f1864;\n"
-"mul.rn.f32 %f1638,%f1651,%f1864;\ncvt.rn.bf16x2.f32 %r2139,%f1638,%f1639;\n"
-"shr.u32 %r2158,%r2381,17;\nand.b32 %r2159,%r2158,32640;\nor.b32 %r2160,%r2159,%r196;\n"
-"add.s32 %r2161,%r615,%r2160;\nld.shared.v2.f32{%f1654,%f1655},[%r2161];\n"
-"mul.rn.f32 %f1641,%f1654,%f1864;\nmul.rn.f32 %f1640,%f1655,%f1864;\n"
-"cvt.rn.bf16x2.f32 %r2140,%f1640,%f1641;\nmov.u32 %r2383,%r2384;\nmov.u32 %r2382,%r2384;\n"
-"mov.u32 %r2381,%r2384;\n@%p120 bra $L__BB2_104;\nadd.s32 %r2320,%r2417,288;\n"
-"shr.u32 %r2319,%r2320,5;\nadd.s32 %r2162,%r177,%r2319;\nmul.wide.u32 %rd244,%r2162,16;\n"
-"add.s64 %rd245,%rd1,%rd244;\nld.global.v4.u32{%r2384,%r2383,%r2382,%r2381},[%rd245];\n"
-"$L__BB2_104:\nadd.s32 %r2416,%r2416,1;\nadd.s32 %r2417,%r2417,256;\n"
-"setp.lt.s32 %p122,%r2416,%r2346;\nadd.s32 %r2263,%r195,%r234;\nadd.s32 %r2265,%r615,%r2263;\n"
-"ld.shared.v4.u32{%r2266,%r2267,%r2268,%r2269},[%r2265];\n"
-"ld.shared.v4.u32{%r2270,%r2271,%r2272,%r2273},[%r2265+4096];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r2266,%r2270,%r2267,%r2271},{%r1941,%r1942},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f346,%f347,%f348,%f349},{%r2268,%r2272,%r2269,%r2273},{%r1943,%r1944},{%f346,%f347,%f348,%f349};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r2266,%r2270,%r2267,%r2271},{%r2137,%r2138},{%f362,%f363,%f364,%f365};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f362,%f363,%f364,%f365},{%r2268,%r2272,%r2269,%r2273},{%r2139,%r2140},{%f362,%f363,%f364,%f365};\n"
-"ld.shared.v4.u32{%r2274,%r2275,%r2276,%r2277},[%r2265+8192];\n"
-"ld.shared.v4.u32{%r2278,%r2279,%r2280,%r2281},[%r2265+12288];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r2274,%r2278,%r2275,%r2279},{%r1941,%r1942},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f378,%f379,%f380,%f381},{%r2276,%r2280,%r2277,%r2281},{%r1943,%r1944},{%f378,%f379,%f380,%f381};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r2274,%r2278,%r2275,%r2279},{%r2137,%r2138},{%f394,%f395,%f396,%f397};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f394,%f395,%f396,%f397},{%r2276,%r2280,%r2277,%r2281},{%r2139,%r2140},{%f394,%f395,%f396,%f397};\n"
-"ld.shared.v4.u32{%r2282,%r2283,%r2284,%r2285},[%r2265+16384];\n"
-"ld.shared.v4.u32{%r2286,%r2287,%r2288,%r2289},[%r2265+20480];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r2282,%r2286,%r2283,%r2287},{%r1941,%r1942},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f410,%f411,%f412,%f413},{%r2284,%r2288,%r2285,%r2289},{%r1943,%r1944},{%f410,%f411,%f412,%f413};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r2282,%r2286,%r2283,%r2287},{%r2137,%r2138},{%f426,%f427,%f428,%f429};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f426,%f427,%f428,%f429},{%r2284,%r2288,%r2285,%r2289},{%r2139,%r2140},{%f426,%f427,%f428,%f429};\n"
-"ld.shared.v4.u32{%r2290,%r2291,%r2292,%r2293},[%r2265+24576];\n"
-"ld.shared.v4.u32{%r2294,%r2295,%r2296,%r2297},[%r2265+28672];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r2290,%r2294,%r2291,%r2295},{%r1941,%r1942},{%f442,%f443,%f444,%f445};\n";
-static const char qlora__ptx_487[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f442,%f443,%f444,%f445},{%r2292,%r2296,%r2293,%r2297},{%r1943,%r1944},{%f442,%f443,%f444,%f445};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r2290,%r2294,%r2291,%r2295},{%r2137,%r2138},{%f458,%f459,%f460,%f461};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f458,%f459,%f460,%f461},{%r2292,%r2296,%r2293,%r2297},{%r2139,%r2140},{%f458,%f459,%f460,%f461};\n"
-"mov.f32 %f1821,%f1859;\n@%p122 bra $L__BB2_60;\n$L__BB2_105:\n"
-"ld.param.u32 %r2447,[qlora_nf4_gemm_64_param_5];\n"
-"ld.param.u64 %rd341,[qlora_nf4_gemm_64_param_6];\n"
-"ld.param.u64 %rd340,[qlora_nf4_gemm_64_param_18];\n"
-"ld.param.u64 %rd339,[qlora_nf4_gemm_64_param_29];\n"
-"ld.param.u64 %rd338,[qlora_nf4_gemm_64_param_17];\n"
-"ld.param.u64 %rd337,[qlora_nf4_gemm_64_param_28];\nselp.b64 %rd246,%rd337,%rd338,%p1;\n"
-"cvta.to.global.u64 %rd361,%rd246;\nselp.b64 %rd360,%rd339,%rd340,%p1;\n"
-"setp.eq.s64 %p124,%rd341,0;\n@%p124 bra $L__BB2_107;\nmov.u32 %r2315,%ctaid.y;\n"
-"ld.param.u32 %r2314,[qlora_nf4_gemm_64_param_16];\n"
-"ld.param.u32 %r2313,[qlora_nf4_gemm_64_param_27];\n"
-"ld.param.u64 %rd342,[qlora_nf4_gemm_64_param_6];\ncvt.s64.s32 %rd247,%r2313;\n"
-"cvt.s64.s32 %rd248,%r2314;\nadd.s64 %rd360,%rd247,%rd248;\ncvt.u64.u32 %rd249,%r2315;\n"
-"cvt.s64.s32 %rd250,%r356;\nmul.lo.s64 %rd251,%rd250,%rd249;\nmul.lo.s64 %rd252,%rd251,%rd360;\n"
-"selp.b32 %r2302,%r2314,0,%p1;\nmov.u32 %r2447,0;\ncvt.s64.s32 %rd253,%r2302;\n"
-"add.s64 %rd254,%rd252,%rd253;\ncvta.to.global.u64 %rd255,%rd342;\nshl.b64 %rd256,%rd254,2;\n"
-"add.s64 %rd361,%rd255,%rd256;\n$L__BB2_107:\nmov.u32 %r2303,%tid.x;\nshr.s32 %r2304,%r2303,31;\n"
-"shr.u32 %r2305,%r2304,30;\nadd.s32 %r2306,%r2303,%r2305;\nand.b32 %r2307,%r2306,2147483644;\n"
-"sub.s32 %r2308,%r2303,%r2307;\nshl.b32 %r2309,%r2308,1;\nadd.s32 %r335,%r62,%r2309;\n"
-"setp.lt.s32 %p126,%r335,%r4;\nsetp.lt.s32 %p127,%r68,%r356;\nand.pred %p20,%p127,%p126;\n"
-"setp.eq.s32 %p128,%r2447,0;\n@%p128 bra $L__BB2_172;\ncvt.s64.s32 %rd257,%r68;\n"
-"mul.lo.s64 %rd258,%rd360,%rd257;\ncvt.s64.s32 %rd259,%r335;\nadd.s64 %rd260,%rd258,%rd259;\n"
-"shl.b64 %rd261,%rd260,1;\nadd.s64 %rd55,%rd361,%rd261;\nnot.pred %p129,%p20;\n"
-"@%p129 bra $L__BB2_110;\ncvt.rn.bf16.f32 %rs1,%f346;\nst.global.u16[%rd55],%rs1;\n$L__BB2_110:\n"
-"setp.ge.s32 %p130,%r68,%r356;\nadd.s32 %r336,%r335,1;\nsetp.ge.s32 %p131,%r336,%r4;\n"
-"or.pred %p132,%p130,%p131;\n@%p132 bra $L__BB2_112;\ncvt.rn.bf16.f32 %rs2,%f347;\n"
-"st.global.u16[%rd55+2],%rs2;\n$L__BB2_112:\nsetp.ge.s32 %p133,%r335,%r4;\nadd.s32 %r337,%r68,8;\n"
-"setp.ge.s32 %p134,%r337,%r356;\ncvt.s64.s32 %rd262,%r337;\nmul.lo.s64 %rd263,%rd360,%rd262;\n"
-"add.s64 %rd265,%rd263,%rd259;\nshl.b64 %rd266,%rd265,1;\nadd.s64 %rd56,%rd361,%rd266;\n"
-"or.pred %p135,%p134,%p133;\n@%p135 bra $L__BB2_114;\ncvt.rn.bf16.f32 %rs3,%f348;\n"
-"st.global.u16[%rd56],%rs3;\n$L__BB2_114:\nor.pred %p138,%p134,%p131;\n@%p138 bra $L__BB2_116;\n"
-"cvt.rn.bf16.f32 %rs4,%f349;\nst.global.u16[%rd56+2],%rs4;\n$L__BB2_116:\nadd.s32 %r338,%r335,8;\n"
-"setp.ge.s32 %p140,%r338,%r4;\nor.pred %p141,%p130,%p140;\n@%p141 bra $L__BB2_118;\n"
-"cvt.rn.bf16.f32 %rs5,%f362;\nst.global.u16[%rd55+16],%rs5;\n$L__BB2_118:\n"
-"add.s32 %r339,%r335,9;\nsetp.ge.s32 %p143,%r339,%r4;\nor.pred %p144,%p130,%p143;\n"
-"@%p144 bra $L__BB2_120;\ncvt.rn.bf16.f32 %rs6,%f363;\nst.global.u16[%rd55+18],%rs6;\n"
-"$L__BB2_120:\nor.pred %p147,%p134,%p140;\n@%p147 bra $L__BB2_122;\ncvt.rn.bf16.f32 %rs7,%f364;\n"
-"st.global.u16[%rd56+16],%rs7;\n$L__BB2_122:\nor.pred %p150,%p134,%p143;\n"
-"@%p150 bra $L__BB2_124;\ncvt.rn.bf16.f32 %rs8,%f365;\nst.global.u16[%rd56+18],%rs8;\n"
-"$L__BB2_124:\nadd.s32 %r340,%r68,16;\nsetp.ge.s32 %p152,%r340,%r356;\ncvt.s64.s32 %rd267,%r340;\n"
-"mul.lo.s64 %rd268,%rd360,%rd267;\nadd.s64 %rd270,%rd268,%rd259;\nshl.b64 %rd271,%rd270,1;\n"
-"add.s64 %rd57,%rd361,%rd271;\nor.pred %p153,%p152,%p133;\n@%p153 bra $L__BB2_126;\n"
-"cvt.rn.bf16.f32 %rs9,%f378;\nst.global.u16[%rd57],%rs9;\n$L__BB2_126:\n"
-"or.pred %p156,%p152,%p131;\n@%p156 bra $L__BB2_128;\ncvt.rn.bf16.f32 %rs10,%f379;\n"
-"st.global.u16[%rd57+2],%rs10;\n$L__BB2_128:\nadd.s32 %r341,%r68,24;\n"
-"setp.ge.s32 %p158,%r341,%r356;\ncvt.s64.s32 %rd272,%r341;\nmul.lo.s64 %rd273,%rd360,%rd272;\n";
-static const char qlora__ptx_488[] =
-"add.s64 %rd275,%rd273,%rd259;\nshl.b64 %rd276,%rd275,1;\nadd.s64 %rd58,%rd361,%rd276;\n"
-"or.pred %p159,%p158,%p133;\n@%p159 bra $L__BB2_130;\ncvt.rn.bf16.f32 %rs11,%f380;\n"
-"st.global.u16[%rd58],%rs11;\n$L__BB2_130:\nor.pred %p162,%p158,%p131;\n@%p162 bra $L__BB2_132;\n"
-"cvt.rn.bf16.f32 %rs12,%f381;\nst.global.u16[%rd58+2],%rs12;\n$L__BB2_132:\n"
-"or.pred %p165,%p152,%p140;\n@%p165 bra $L__BB2_134;\ncvt.rn.bf16.f32 %rs13,%f394;\n"
-"st.global.u16[%rd57+16],%rs13;\n$L__BB2_134:\nor.pred %p168,%p152,%p143;\n"
-"@%p168 bra $L__BB2_136;\ncvt.rn.bf16.f32 %rs14,%f395;\nst.global.u16[%rd57+18],%rs14;\n"
-"$L__BB2_136:\nor.pred %p171,%p158,%p140;\n@%p171 bra $L__BB2_138;\ncvt.rn.bf16.f32 %rs15,%f396;\n"
-"st.global.u16[%rd58+16],%rs15;\n$L__BB2_138:\nor.pred %p174,%p158,%p143;\n"
-"@%p174 bra $L__BB2_140;\ncvt.rn.bf16.f32 %rs16,%f397;\nst.global.u16[%rd58+18],%rs16;\n"
-"$L__BB2_140:\nadd.s32 %r342,%r68,32;\nsetp.ge.s32 %p176,%r342,%r356;\ncvt.s64.s32 %rd277,%r342;\n"
-"mul.lo.s64 %rd278,%rd360,%rd277;\nadd.s64 %rd280,%rd278,%rd259;\nshl.b64 %rd281,%rd280,1;\n"
-"add.s64 %rd59,%rd361,%rd281;\nor.pred %p177,%p176,%p133;\n@%p177 bra $L__BB2_142;\n"
-"cvt.rn.bf16.f32 %rs17,%f410;\nst.global.u16[%rd59],%rs17;\n$L__BB2_142:\n"
-"or.pred %p180,%p176,%p131;\n@%p180 bra $L__BB2_144;\ncvt.rn.bf16.f32 %rs18,%f411;\n"
-"st.global.u16[%rd59+2],%rs18;\n$L__BB2_144:\nadd.s32 %r343,%r68,40;\n"
-"setp.ge.s32 %p182,%r343,%r356;\ncvt.s64.s32 %rd282,%r343;\nmul.lo.s64 %rd283,%rd360,%rd282;\n"
-"add.s64 %rd285,%rd283,%rd259;\nshl.b64 %rd286,%rd285,1;\nadd.s64 %rd60,%rd361,%rd286;\n"
-"or.pred %p183,%p182,%p133;\n@%p183 bra $L__BB2_146;\ncvt.rn.bf16.f32 %rs19,%f412;\n"
-"st.global.u16[%rd60],%rs19;\n$L__BB2_146:\nor.pred %p186,%p182,%p131;\n@%p186 bra $L__BB2_148;\n"
-"cvt.rn.bf16.f32 %rs20,%f413;\nst.global.u16[%rd60+2],%rs20;\n$L__BB2_148:\n"
-"or.pred %p189,%p176,%p140;\n@%p189 bra $L__BB2_150;\ncvt.rn.bf16.f32 %rs21,%f426;\n"
-"st.global.u16[%rd59+16],%rs21;\n$L__BB2_150:\nor.pred %p192,%p176,%p143;\n"
-"@%p192 bra $L__BB2_152;\ncvt.rn.bf16.f32 %rs22,%f427;\nst.global.u16[%rd59+18],%rs22;\n"
-"$L__BB2_152:\nor.pred %p195,%p182,%p140;\n@%p195 bra $L__BB2_154;\ncvt.rn.bf16.f32 %rs23,%f428;\n"
-"st.global.u16[%rd60+16],%rs23;\n$L__BB2_154:\nor.pred %p198,%p182,%p143;\n"
-"@%p198 bra $L__BB2_156;\ncvt.rn.bf16.f32 %rs24,%f429;\nst.global.u16[%rd60+18],%rs24;\n"
-"$L__BB2_156:\nadd.s32 %r344,%r68,48;\nsetp.ge.s32 %p200,%r344,%r356;\ncvt.s64.s32 %rd287,%r344;\n"
-"mul.lo.s64 %rd288,%rd360,%rd287;\nadd.s64 %rd290,%rd288,%rd259;\nshl.b64 %rd291,%rd290,1;\n"
-"add.s64 %rd61,%rd361,%rd291;\nor.pred %p201,%p200,%p133;\n@%p201 bra $L__BB2_158;\n"
-"cvt.rn.bf16.f32 %rs25,%f442;\nst.global.u16[%rd61],%rs25;\n$L__BB2_158:\n"
-"or.pred %p204,%p200,%p131;\n@%p204 bra $L__BB2_160;\ncvt.rn.bf16.f32 %rs26,%f443;\n"
-"st.global.u16[%rd61+2],%rs26;\n$L__BB2_160:\nadd.s32 %r345,%r68,56;\n"
-"setp.ge.s32 %p206,%r345,%r356;\ncvt.s64.s32 %rd292,%r345;\nmul.lo.s64 %rd293,%rd360,%rd292;\n"
-"add.s64 %rd295,%rd293,%rd259;\nshl.b64 %rd296,%rd295,1;\nadd.s64 %rd62,%rd361,%rd296;\n"
-"or.pred %p207,%p206,%p133;\n@%p207 bra $L__BB2_162;\ncvt.rn.bf16.f32 %rs27,%f444;\n"
-"st.global.u16[%rd62],%rs27;\n$L__BB2_162:\nor.pred %p210,%p206,%p131;\n@%p210 bra $L__BB2_164;\n"
-"cvt.rn.bf16.f32 %rs28,%f445;\nst.global.u16[%rd62+2],%rs28;\n$L__BB2_164:\n"
-"or.pred %p213,%p200,%p140;\n@%p213 bra $L__BB2_166;\ncvt.rn.bf16.f32 %rs29,%f458;\n"
-"st.global.u16[%rd61+16],%rs29;\n$L__BB2_166:\nor.pred %p216,%p200,%p143;\n"
-"@%p216 bra $L__BB2_168;\ncvt.rn.bf16.f32 %rs30,%f459;\nst.global.u16[%rd61+18],%rs30;\n"
-"$L__BB2_168:\nor.pred %p219,%p206,%p140;\n@%p219 bra $L__BB2_170;\ncvt.rn.bf16.f32 %rs31,%f460;\n"
-"st.global.u16[%rd62+16],%rs31;\n$L__BB2_170:\nor.pred %p222,%p206,%p143;\n"
-"@%p222 bra $L__BB2_236;\ncvt.rn.bf16.f32 %rs32,%f461;\nst.global.u16[%rd62+18],%rs32;\n"
-"bra.uni $L__BB2_236;\n$L__BB2_172:\ncvt.s64.s32 %rd297,%r68;\nmul.lo.s64 %rd298,%rd360,%rd297;\n"
-"cvt.s64.s32 %rd299,%r335;\nadd.s64 %rd300,%rd298,%rd299;\nshl.b64 %rd301,%rd300,2;\n"
-"add.s64 %rd63,%rd361,%rd301;\nnot.pred %p223,%p20;\n@%p223 bra $L__BB2_174;\n"
-"st.global.f32[%rd63],%f346;\n$L__BB2_174:\nsetp.ge.s32 %p224,%r68,%r356;\n"
-"add.s32 %r346,%r335,1;\nsetp.ge.s32 %p225,%r346,%r4;\nor.pred %p226,%p224,%p225;\n"
-"@%p226 bra $L__BB2_176;\n";
-static const char qlora__ptx_489[] =
-"st.global.f32[%rd63+4],%f347;\n$L__BB2_176:\nsetp.ge.s32 %p227,%r335,%r4;\n"
-"add.s32 %r347,%r68,8;\nsetp.ge.s32 %p228,%r347,%r356;\ncvt.s64.s32 %rd302,%r347;\n"
-"mul.lo.s64 %rd303,%rd360,%rd302;\nadd.s64 %rd305,%rd303,%rd299;\nshl.b64 %rd306,%rd305,2;\n"
-"add.s64 %rd64,%rd361,%rd306;\nor.pred %p229,%p228,%p227;\n@%p229 bra $L__BB2_178;\n"
-"st.global.f32[%rd64],%f348;\n$L__BB2_178:\nor.pred %p232,%p228,%p225;\n@%p232 bra $L__BB2_180;\n"
-"st.global.f32[%rd64+4],%f349;\n$L__BB2_180:\nadd.s32 %r348,%r335,8;\n"
-"setp.ge.s32 %p234,%r348,%r4;\nor.pred %p235,%p224,%p234;\n@%p235 bra $L__BB2_182;\n"
-"st.global.f32[%rd63+32],%f362;\n$L__BB2_182:\nadd.s32 %r349,%r335,9;\n"
-"setp.ge.s32 %p237,%r349,%r4;\nor.pred %p238,%p224,%p237;\n@%p238 bra $L__BB2_184;\n"
-"st.global.f32[%rd63+36],%f363;\n$L__BB2_184:\nor.pred %p241,%p228,%p234;\n"
-"@%p241 bra $L__BB2_186;\nst.global.f32[%rd64+32],%f364;\n$L__BB2_186:\n"
-"or.pred %p244,%p228,%p237;\n@%p244 bra $L__BB2_188;\nst.global.f32[%rd64+36],%f365;\n"
-"$L__BB2_188:\nadd.s32 %r350,%r68,16;\nsetp.ge.s32 %p246,%r350,%r356;\ncvt.s64.s32 %rd307,%r350;\n"
-"mul.lo.s64 %rd308,%rd360,%rd307;\nadd.s64 %rd310,%rd308,%rd299;\nshl.b64 %rd311,%rd310,2;\n"
-"add.s64 %rd65,%rd361,%rd311;\nor.pred %p247,%p246,%p227;\n@%p247 bra $L__BB2_190;\n"
-"st.global.f32[%rd65],%f378;\n$L__BB2_190:\nor.pred %p250,%p246,%p225;\n@%p250 bra $L__BB2_192;\n"
-"st.global.f32[%rd65+4],%f379;\n$L__BB2_192:\nadd.s32 %r351,%r68,24;\n"
-"setp.ge.s32 %p252,%r351,%r356;\ncvt.s64.s32 %rd312,%r351;\nmul.lo.s64 %rd313,%rd360,%rd312;\n"
-"add.s64 %rd315,%rd313,%rd299;\nshl.b64 %rd316,%rd315,2;\nadd.s64 %rd66,%rd361,%rd316;\n"
-"or.pred %p253,%p252,%p227;\n@%p253 bra $L__BB2_194;\nst.global.f32[%rd66],%f380;\n$L__BB2_194:\n"
-"or.pred %p256,%p252,%p225;\n@%p256 bra $L__BB2_196;\nst.global.f32[%rd66+4],%f381;\n"
-"$L__BB2_196:\nor.pred %p259,%p246,%p234;\n@%p259 bra $L__BB2_198;\n"
-"st.global.f32[%rd65+32],%f394;\n$L__BB2_198:\nor.pred %p262,%p246,%p237;\n"
-"@%p262 bra $L__BB2_200;\nst.global.f32[%rd65+36],%f395;\n$L__BB2_200:\n"
-"or.pred %p265,%p252,%p234;\n@%p265 bra $L__BB2_202;\nst.global.f32[%rd66+32],%f396;\n"
-"$L__BB2_202:\nor.pred %p268,%p252,%p237;\n@%p268 bra $L__BB2_204;\n"
-"st.global.f32[%rd66+36],%f397;\n$L__BB2_204:\nadd.s32 %r352,%r68,32;\n"
-"setp.ge.s32 %p270,%r352,%r356;\ncvt.s64.s32 %rd317,%r352;\nmul.lo.s64 %rd318,%rd360,%rd317;\n"
-"add.s64 %rd320,%rd318,%rd299;\nshl.b64 %rd321,%rd320,2;\nadd.s64 %rd67,%rd361,%rd321;\n"
-"or.pred %p271,%p270,%p227;\n@%p271 bra $L__BB2_206;\nst.global.f32[%rd67],%f410;\n$L__BB2_206:\n"
-"or.pred %p274,%p270,%p225;\n@%p274 bra $L__BB2_208;\nst.global.f32[%rd67+4],%f411;\n"
-"$L__BB2_208:\nadd.s32 %r353,%r68,40;\nsetp.ge.s32 %p276,%r353,%r356;\ncvt.s64.s32 %rd322,%r353;\n"
-"mul.lo.s64 %rd323,%rd360,%rd322;\nadd.s64 %rd325,%rd323,%rd299;\nshl.b64 %rd326,%rd325,2;\n"
-"add.s64 %rd68,%rd361,%rd326;\nor.pred %p277,%p276,%p227;\n@%p277 bra $L__BB2_210;\n"
-"st.global.f32[%rd68],%f412;\n$L__BB2_210:\nor.pred %p280,%p276,%p225;\n@%p280 bra $L__BB2_212;\n"
-"st.global.f32[%rd68+4],%f413;\n$L__BB2_212:\nor.pred %p283,%p270,%p234;\n"
-"@%p283 bra $L__BB2_214;\nst.global.f32[%rd67+32],%f426;\n$L__BB2_214:\n"
-"or.pred %p286,%p270,%p237;\n@%p286 bra $L__BB2_216;\nst.global.f32[%rd67+36],%f427;\n"
-"$L__BB2_216:\nor.pred %p289,%p276,%p234;\n@%p289 bra $L__BB2_218;\n"
-"st.global.f32[%rd68+32],%f428;\n$L__BB2_218:\nor.pred %p292,%p276,%p237;\n"
-"@%p292 bra $L__BB2_220;\nst.global.f32[%rd68+36],%f429;\n$L__BB2_220:\nadd.s32 %r354,%r68,48;\n"
-"setp.ge.s32 %p294,%r354,%r356;\ncvt.s64.s32 %rd327,%r354;\nmul.lo.s64 %rd328,%rd360,%rd327;\n"
-"add.s64 %rd330,%rd328,%rd299;\nshl.b64 %rd331,%rd330,2;\nadd.s64 %rd69,%rd361,%rd331;\n"
-"or.pred %p295,%p294,%p227;\n@%p295 bra $L__BB2_222;\nst.global.f32[%rd69],%f442;\n$L__BB2_222:\n"
-"or.pred %p298,%p294,%p225;\n@%p298 bra $L__BB2_224;\nst.global.f32[%rd69+4],%f443;\n"
-"$L__BB2_224:\nadd.s32 %r355,%r68,56;\nsetp.ge.s32 %p300,%r355,%r356;\ncvt.s64.s32 %rd332,%r355;\n"
-"mul.lo.s64 %rd333,%rd360,%rd332;\nadd.s64 %rd335,%rd333,%rd299;\nshl.b64 %rd336,%rd335,2;\n"
-"add.s64 %rd70,%rd361,%rd336;\nor.pred %p301,%p300,%p227;\n@%p301 bra $L__BB2_226;\n"
-"st.global.f32[%rd70],%f444;\n$L__BB2_226:\nor.pred %p304,%p300,%p225;\n@%p304 bra $L__BB2_228;\n"
-"st.global.f32[%rd70+4],%f445;\n$L__BB2_228:\n";
-static const char qlora__ptx_490[] =
-"or.pred %p307,%p294,%p234;\n@%p307 bra $L__BB2_230;\nst.global.f32[%rd69+32],%f458;\n"
-"$L__BB2_230:\nor.pred %p310,%p294,%p237;\n@%p310 bra $L__BB2_232;\n"
-"st.global.f32[%rd69+36],%f459;\n$L__BB2_232:\nor.pred %p313,%p300,%p234;\n"
-"@%p313 bra $L__BB2_234;\nst.global.f32[%rd70+32],%f460;\n$L__BB2_234:\n"
-"or.pred %p316,%p300,%p237;\n@%p316 bra $L__BB2_236;\nst.global.f32[%rd70+36],%f461;\n"
-"$L__BB2_236:\nret;\n}\n";
-static const char qlora__ptx_491[] =
+"setp.ge.s32 %p230,%r338,%r1897;\ncvt.s64.s32 %rd281,%r338;\nmul.lo.s64 %rd282,%rd301,%rd281;\n"
+"add.s64 %rd284,%rd282,%rd268;\nshl.b64 %rd285,%rd284,2;\nadd.s64 %rd47,%rd302,%rd285;\n"
+"or.pred %p231,%p230,%p197;\n@%p231 bra $L__BB1_146;\nst.global.f32[%rd47],%f252;\n$L__BB1_146:\n"
+"or.pred %p235,%p230,%p194;\n@%p235 bra $L__BB1_148;\nst.global.f32[%rd47+4],%f253;\n"
+"$L__BB1_148:\nor.pred %p239,%p222,%p206;\n@%p239 bra $L__BB1_150;\n"
+"st.global.f32[%rd46+32],%f266;\n$L__BB1_150:\nor.pred %p243,%p222,%p210;\n"
+"@%p243 bra $L__BB1_152;\nst.global.f32[%rd46+36],%f267;\n$L__BB1_152:\n"
+"or.pred %p247,%p230,%p206;\n@%p247 bra $L__BB1_154;\nst.global.f32[%rd47+32],%f268;\n"
+"$L__BB1_154:\nor.pred %p251,%p230,%p210;\n@%p251 bra $L__BB1_156;\n"
+"st.global.f32[%rd47+36],%f269;\n$L__BB1_156:\nret;\n}\n";
+static const char qlora__ptx_468[] =
 ".visible .entry qlora_nf4_gemm_reduce(\n.param .u64 qlora_nf4_gemm_reduce_param_0,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_1,\n.param .u32 qlora_nf4_gemm_reduce_param_2,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_3,\n.param .u64 qlora_nf4_gemm_reduce_param_4,\n"
@@ -23092,31 +22090,32 @@ static const char qlora__ptx_491[] =
 "cvt.s64.s32 %rd23,%r12;\nadd.s64 %rd2,%rd22,%rd23;\nmov.u32 %r14,%ctaid.x;\n"
 "mul.wide.u32 %rd3,%r14,256;\nmov.u32 %r15,%tid.x;\ncvt.u64.u32 %rd4,%r15;\n"
 "add.s64 %rd5,%rd3,%rd4;\nmov.u32 %r16,%ctaid.y;\ncvt.u64.u32 %rd6,%r16;\n"
-"setp.ge.s64 %p1,%rd5,%rd2;\n@%p1 bra $L__BB3_11;\nsetp.lt.s32 %p2,%r10,1;\n"
-"mov.f32 %f25,0f00000000;\n@%p2 bra $L__BB3_8;\ncvt.s64.s32 %rd7,%r11;\nand.b32 %r23,%r10,3;\n"
+"setp.ge.s64 %p1,%rd5,%rd2;\n@%p1 bra $L__BB2_11;\nsetp.lt.s32 %p2,%r10,1;\n"
+"mov.f32 %f25,0f00000000;\n@%p2 bra $L__BB2_8;\ncvt.s64.s32 %rd7,%r11;\nand.b32 %r23,%r10,3;\n"
 "add.s32 %r18,%r10,-1;\nsetp.lt.u32 %p3,%r18,3;\nmov.f32 %f25,0f00000000;\nmov.u32 %r22,0;\n"
-"@%p3 bra $L__BB3_5;\nsub.s32 %r21,%r10,%r23;\nmul.lo.s64 %rd24,%rd2,%rd6;\n"
+"@%p3 bra $L__BB2_5;\nsub.s32 %r21,%r10,%r23;\nmul.lo.s64 %rd24,%rd2,%rd6;\n"
 "add.s64 %rd25,%rd3,%rd24;\nadd.s64 %rd26,%rd25,%rd4;\nshl.b64 %rd27,%rd26,2;\n"
 "add.s64 %rd48,%rd1,%rd27;\nmul.lo.s64 %rd28,%rd2,%rd7;\nshl.b64 %rd9,%rd28,2;\n"
-"mov.f32 %f25,0f00000000;\nmov.u32 %r22,0;\n$L__BB3_4:\n.pragma \"nounroll\";\n"
+"mov.f32 %f25,0f00000000;\nmov.u32 %r22,0;\n$L__BB2_4:\n.pragma \"nounroll\";\n"
 "ld.global.f32 %f12,[%rd48];\nadd.f32 %f13,%f25,%f12;\nadd.s64 %rd29,%rd48,%rd9;\n"
 "ld.global.f32 %f14,[%rd29];\nadd.f32 %f15,%f13,%f14;\nadd.s64 %rd30,%rd29,%rd9;\n"
 "ld.global.f32 %f16,[%rd30];\nadd.f32 %f17,%f15,%f16;\nadd.s64 %rd31,%rd30,%rd9;\n"
 "add.s64 %rd48,%rd31,%rd9;\nld.global.f32 %f18,[%rd31];\nadd.f32 %f25,%f17,%f18;\n"
-"add.s32 %r22,%r22,4;\nadd.s32 %r21,%r21,-4;\nsetp.ne.s32 %p4,%r21,0;\n@%p4 bra $L__BB3_4;\n"
-"$L__BB3_5:\nsetp.eq.s32 %p5,%r23,0;\n@%p5 bra $L__BB3_8;\ncvt.s64.s32 %rd49,%r22;\n$L__BB3_7:\n"
+"add.s32 %r22,%r22,4;\nadd.s32 %r21,%r21,-4;\nsetp.ne.s32 %p4,%r21,0;\n@%p4 bra $L__BB2_4;\n"
+"$L__BB2_5:\nsetp.eq.s32 %p5,%r23,0;\n@%p5 bra $L__BB2_8;\ncvt.s64.s32 %rd49,%r22;\n$L__BB2_7:\n"
 ".pragma \"nounroll\";\nmul.lo.s64 %rd32,%rd49,%rd7;\nadd.s64 %rd33,%rd32,%rd6;\n"
 "mul.lo.s64 %rd34,%rd33,%rd2;\nadd.s64 %rd35,%rd34,%rd5;\nshl.b64 %rd36,%rd35,2;\n"
 "add.s64 %rd37,%rd1,%rd36;\nld.global.f32 %f19,[%rd37];\nadd.f32 %f25,%f25,%f19;\n"
-"add.s64 %rd49,%rd49,1;\nadd.s32 %r23,%r23,-1;\nsetp.ne.s32 %p6,%r23,0;\n@%p6 bra $L__BB3_7;\n"
-"$L__BB3_8:\nsetp.ge.s64 %p7,%rd5,%rd23;\nselp.b64 %rd39,%rd19,%rd17,%p7;\n"
+"add.s64 %rd49,%rd49,1;\nadd.s32 %r23,%r23,-1;\nsetp.ne.s32 %p6,%r23,0;\n@%p6 bra $L__BB2_7;\n"
+"$L__BB2_8:\nsetp.ge.s64 %p7,%rd5,%rd23;\nselp.b64 %rd39,%rd19,%rd17,%p7;\n"
 "cvta.to.global.u64 %rd15,%rd39;\nselp.b64 %rd40,%rd20,%rd18,%p7;\nmul.lo.s64 %rd41,%rd40,%rd6;\n"
 "selp.b64 %rd42,%rd23,0,%p7;\nsub.s64 %rd43,%rd5,%rd42;\nadd.s64 %rd16,%rd41,%rd43;\n"
-"setp.eq.s32 %p8,%r13,0;\n@%p8 bra $L__BB3_10;\ncvt.rn.bf16.f32 %rs1,%f25;\n"
+"setp.eq.s32 %p8,%r13,0;\n@%p8 bra $L__BB2_10;\ncvt.rn.bf16.f32 %rs1,%f25;\n"
 "shl.b64 %rd44,%rd16,1;\nadd.s64 %rd45,%rd15,%rd44;\nst.global.u16[%rd45],%rs1;\n"
-"bra.uni $L__BB3_11;\n$L__BB3_10:\nshl.b64 %rd46,%rd16,2;\nadd.s64 %rd47,%rd15,%rd46;\n"
-"st.global.f32[%rd47],%f25;\n$L__BB3_11:\nret;\n}\n";
+"bra.uni $L__BB2_11;\n$L__BB2_10:\nshl.b64 %rd46,%rd16,2;\nadd.s64 %rd47,%rd15,%rd46;\n"
+"st.global.f32[%rd47],%f25;\n$L__BB2_11:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_gemm_80[] = {
+qlora__ptx_0,
 qlora__ptx_438,
 qlora__ptx_439,
 qlora__ptx_440,
@@ -23148,32 +22147,9 @@ qlora__ptx_465,
 qlora__ptx_466,
 qlora__ptx_467,
 qlora__ptx_468,
-qlora__ptx_469,
-qlora__ptx_470,
-qlora__ptx_471,
-qlora__ptx_472,
-qlora__ptx_473,
-qlora__ptx_474,
-qlora__ptx_475,
-qlora__ptx_476,
-qlora__ptx_477,
-qlora__ptx_478,
-qlora__ptx_479,
-qlora__ptx_480,
-qlora__ptx_481,
-qlora__ptx_482,
-qlora__ptx_483,
-qlora__ptx_484,
-qlora__ptx_485,
-qlora__ptx_486,
-qlora__ptx_487,
-qlora__ptx_488,
-qlora__ptx_489,
-qlora__ptx_490,
-qlora__ptx_491,
 0};
 
-static const char qlora__ptx_492[] =
+static const char qlora__ptx_469[] =
 ".visible .entry qlora_norm_rms_fwd_f32(\n.param .u64 qlora_norm_rms_fwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_1,\n.param .u64 qlora_norm_rms_fwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_3,\n.param .u64 qlora_norm_rms_fwd_f32_param_4,\n"
@@ -23229,7 +22205,7 @@ static const char qlora__ptx_492[] =
 "setp.eq.s64 %p13,%rd7,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r431,%r430;\nmov.u32 %r432,%r430;\n"
 "mov.u32 %r433,%r430;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd95,%r2,4;\n"
 "add.s64 %rd96,%rd6,%rd95;\n";
-static const char qlora__ptx_493[] =
+static const char qlora__ptx_470[] =
 "ld.global.v4.u32{%r430,%r431,%r432,%r433},[%rd96];\n$L__BB0_12:\nadd.s32 %r24,%r4,%r2;\n"
 "setp.le.s32 %p15,%r3,%r24;\nmov.u32 %r438,0;\nmov.u32 %r457,%r438;\nmov.u32 %r456,%r438;\n"
 "mov.u32 %r455,%r438;\nmov.u32 %r454,%r438;\n@%p15 bra $L__BB0_14;\nmul.wide.s32 %rd97,%r24,4;\n"
@@ -23278,7 +22254,7 @@ static const char qlora__ptx_493[] =
 "@%p47 bra $L__BB0_38;\nbra.uni $L__BB0_39;\n$L__BB0_100:\nsetp.le.s32 %p83,%r3,%r2;\n"
 "mov.f32 %f427,0f00000000;\n@%p83 bra $L__BB0_129;\nmov.f32 %f323,0f00000000;\n"
 "mov.u32 %r486,%r2;\n";
-static const char qlora__ptx_494[] =
+static const char qlora__ptx_471[] =
 "mov.f32 %f427,%f323;\n$L__BB0_102:\nsub.s32 %r186,%r3,%r486;\nsetp.lt.s32 %p84,%r186,1;\n"
 "cvt.s64.s32 %rd30,%r486;\nmul.wide.s32 %rd153,%r486,4;\nadd.s64 %rd31,%rd4,%rd153;\n"
 "mov.f32 %f420,%f323;\n@%p84 bra $L__BB0_104;\nld.global.f32 %f420,[%rd31];\n$L__BB0_104:\n"
@@ -23330,7 +22306,7 @@ static const char qlora__ptx_494[] =
 "add.f32 %f200,%f198,%f199;\nmov.b32 %r314,%f200;\nmov.u32 %r315,2;\n"
 "shfl.sync.bfly.b32 %r316|%p43,%r314,%r315,%r304,%r306;\nmov.b32 %f201,%r316;\n"
 "add.f32 %f202,%f200,%f201;\nmov.b32 %r317,%f202;\nmov.u32 %r318,1;\n";
-static const char qlora__ptx_495[] =
+static const char qlora__ptx_472[] =
 "shfl.sync.bfly.b32 %r319|%p44,%r317,%r318,%r304,%r306;\nmov.b32 %f203,%r319;\n"
 "add.f32 %f391,%f202,%f203;\n$L__BB0_39:\ncvt.rn.f32.s32 %f205,%r213;\n"
 "div.rn.f32 %f206,%f391,%f205;\nadd.f32 %f207,%f206,%f126;\nsqrt.rn.f32 %f208,%f207;\n"
@@ -23382,7 +22358,7 @@ static const char qlora__ptx_495[] =
 "$L__BB0_147:\nshl.b64 %rd157,%rd35,1;\nadd.s64 %rd37,%rd2,%rd157;\nmov.f32 %f433,0f00000000;\n"
 "mov.f32 %f432,%f433;\n@%p118 bra $L__BB0_149;\nld.global.u16 %r416,[%rd37];\n"
 "shl.b32 %r417,%r416,16;\nmov.b32 %f432,%r417;\n$L__BB0_149:\n@%p119 bra $L__BB0_151;\n";
-static const char qlora__ptx_496[] =
+static const char qlora__ptx_473[] =
 "ld.global.u16 %r418,[%rd37+2];\nshl.b32 %r419,%r418,16;\nmov.b32 %f433,%r419;\n$L__BB0_151:\n"
 "mov.f32 %f435,0f00000000;\nmov.f32 %f434,%f435;\n@%p120 bra $L__BB0_153;\n"
 "ld.global.u16 %r420,[%rd37+4];\nshl.b32 %r421,%r420,16;\nmov.b32 %f434,%r421;\n$L__BB0_153:\n"
@@ -23433,7 +22409,7 @@ static const char qlora__ptx_496[] =
 "ld.global.v2.u32{%r341,%r342},[%rd18];\nshl.b32 %r476,%r341,16;\nand.b32 %r475,%r341,-65536;\n"
 "shl.b32 %r477,%r342,16;\nand.b32 %r345,%r342,-65536;\nmov.b32 %f396,%r345;\nbra.uni $L__BB0_59;\n"
 "$L__BB0_52:\nsetp.lt.s32 %p56,%r144,1;\nmov.u32 %r475,0;\n";
-static const char qlora__ptx_497[] =
+static const char qlora__ptx_474[] =
 "mov.u32 %r476,%r475;\n@%p56 bra $L__BB0_54;\nld.global.u16 %r336,[%rd18];\n"
 "shl.b32 %r476,%r336,16;\n$L__BB0_54:\nsetp.lt.s32 %p57,%r144,2;\n@%p57 bra $L__BB0_56;\n"
 "ld.global.u16 %r338,[%rd18+2];\nshl.b32 %r475,%r338,16;\n$L__BB0_56:\nsetp.lt.s32 %p58,%r144,3;\n"
@@ -23483,7 +22459,7 @@ static const char qlora__ptx_497[] =
 "mul.f32 %f295,%f15,%f294;\nmov.b32 %f296,%r484;\nadd.s64 %rd145,%rd9,%rd23;\n"
 "shl.b64 %rd146,%rd145,2;\nadd.s64 %rd147,%rd1,%rd146;\nmul.f32 %f297,%f286,%f287;\n"
 "mul.f32 %f298,%f289,%f290;\nmul.f32 %f299,%f292,%f293;\nmul.f32 %f300,%f295,%f296;\n";
-static const char qlora__ptx_498[] =
+static const char qlora__ptx_475[] =
 "st.global.v4.f32[%rd147],{%f297,%f298,%f299,%f300};\ncvt.u32.u64 %r362,%rd23;\n"
 "add.s32 %r478,%r362,%r4;\nsetp.gt.s32 %p77,%r3,%r478;\n@%p77 bra $L__BB0_82;\n"
 "bra.uni $L__BB0_189;\n$L__BB0_91:\ncvt.s64.s32 %rd27,%r478;\nmul.wide.s32 %rd148,%r478,4;\n"
@@ -23508,7 +22484,7 @@ static const char qlora__ptx_498[] =
 "mov.u16 %rs9,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd72,%rd47,%rd55;\nshl.b64 %rd73,%rd48,2;\n"
 "or.b64 %rd74,%rd73,%rd72;\nand.b64 %rd75,%rd74,15;\nsetp.eq.s64 %p7,%rd75,0;\n"
 "selp.u16 %rs9,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_499[] =
+static const char qlora__ptx_476[] =
 ".visible .entry qlora_norm_rms_bwd_f32(\n.param .u64 qlora_norm_rms_bwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_1,\n.param .u64 qlora_norm_rms_bwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_3,\n.param .u64 qlora_norm_rms_bwd_f32_param_4,\n"
@@ -23563,7 +22539,7 @@ static const char qlora__ptx_499[] =
 "ld.global.v4.u32{%r673,%r674,%r675,%r676},[%rd98];\n$L__BB1_10:\nmov.u32 %r678,%r677;\n"
 "mov.u32 %r679,%r677;\nmov.u32 %r680,%r677;\n@%p11 bra $L__BB1_12;\ncvt.s64.s32 %rd99,%r749;\n"
 "add.s64 %rd100,%rd6,%rd99;\nshl.b64 %rd101,%rd100,2;\n";
-static const char qlora__ptx_500[] =
+static const char qlora__ptx_477[] =
 "add.s64 %rd102,%rd2,%rd101;\nld.global.v4.u32{%r677,%r678,%r679,%r680},[%rd102];\n$L__BB1_12:\n"
 "setp.eq.s64 %p14,%rd10,0;\nor.pred %p15,%p14,%p11;\nmov.u32 %r685,0;\nmov.u32 %r681,%r685;\n"
 "mov.u32 %r682,%r685;\nmov.u32 %r683,%r685;\nmov.u32 %r684,%r685;\n@%p15 bra $L__BB1_14;\n"
@@ -23616,7 +22592,7 @@ static const char qlora__ptx_500[] =
 "fma.rn.f32 %f662,%f843,%f843,%f870;\nmul.f32 %f663,%f847,%f851;\n"
 "fma.rn.f32 %f664,%f663,%f843,%f869;\nfma.rn.f32 %f665,%f844,%f844,%f662;\n"
 "mul.f32 %f666,%f848,%f852;\n";
-static const char qlora__ptx_501[] =
+static const char qlora__ptx_478[] =
 "fma.rn.f32 %f667,%f666,%f844,%f664;\nfma.rn.f32 %f668,%f845,%f845,%f665;\n"
 "mul.f32 %f669,%f849,%f853;\nfma.rn.f32 %f670,%f669,%f845,%f667;\n"
 "fma.rn.f32 %f870,%f846,%f846,%f668;\nmul.f32 %f671,%f850,%f854;\n"
@@ -23667,7 +22643,7 @@ static const char qlora__ptx_501[] =
 "@%p141 bra $L__BB1_199;\nld.global.f32 %f860,[%rd40+12];\n$L__BB1_199:\n"
 "add.s64 %rd198,%rd6,%rd39;\nshl.b64 %rd199,%rd198,2;\nadd.s64 %rd41,%rd2,%rd199;\n"
 "@%p138 bra $L__BB1_201;\n";
-static const char qlora__ptx_502[] =
+static const char qlora__ptx_479[] =
 "ld.global.f32 %f861,[%rd41];\n$L__BB1_201:\nmov.f32 %f863,0f00000000;\nmov.f32 %f862,%f863;\n"
 "@%p139 bra $L__BB1_203;\nld.global.f32 %f862,[%rd41+4];\n$L__BB1_203:\n@%p140 bra $L__BB1_205;\n"
 "ld.global.f32 %f863,[%rd41+8];\n$L__BB1_205:\nmov.f32 %f865,0f00000000;\nmov.f32 %f864,%f865;\n"
@@ -23722,7 +22698,7 @@ static const char qlora__ptx_502[] =
 "shr.u32 %r240,%r2,5;\nsetp.ge.u32 %p163,%r7,%r240;\nmov.f32 %f872,0f00000000;\n"
 "mov.f32 %f871,%f872;\n@%p163 bra $L__BB1_221;\nld.shared.f32 %f871,[%r239];\n$L__BB1_221:\n"
 "mov.b32 %r586,%f871;\nmov.u32 %r587,31;\nmov.u32 %r588,16;\nmov.u32 %r589,-1;\n";
-static const char qlora__ptx_503[] =
+static const char qlora__ptx_480[] =
 "shfl.sync.bfly.b32 %r590|%p164,%r586,%r588,%r587,%r589;\nmov.b32 %f716,%r590;\n"
 "add.f32 %f717,%f871,%f716;\nmov.b32 %r591,%f717;\nmov.u32 %r592,8;\n"
 "shfl.sync.bfly.b32 %r593|%p165,%r591,%r592,%r587,%r589;\nmov.b32 %f718,%r593;\n"
@@ -23775,7 +22751,7 @@ static const char qlora__ptx_503[] =
 "mov.b32 %f894,%r641;\n$L__BB1_263:\n@%p185 bra $L__BB1_273;\nld.global.u16 %r642,[%rd48+6];\n"
 "shl.b32 %r643,%r642,16;\nmov.b32 %f895,%r643;\nbra.uni $L__BB1_273;\n$L__BB1_265:\n"
 "shl.b64 %rd207,%rd44,2;\nadd.s64 %rd49,%rd1,%rd207;\nmov.f32 %f893,0f00000000;\n";
-static const char qlora__ptx_504[] =
+static const char qlora__ptx_481[] =
 "mov.f32 %f892,%f893;\n@%p182 bra $L__BB1_267;\nld.global.f32 %f892,[%rd49];\n$L__BB1_267:\n"
 "@%p183 bra $L__BB1_269;\nld.global.f32 %f893,[%rd49+4];\n$L__BB1_269:\n"
 "mov.f32 %f895,0f00000000;\nmov.f32 %f894,%f895;\n@%p184 bra $L__BB1_271;\n"
@@ -23827,7 +22803,7 @@ static const char qlora__ptx_504[] =
 "ld.global.v4.u32{%r350,%r351,%r352,%r353},[%rd122];\nadd.s64 %rd123,%rd6,%rd16;\n"
 "shl.b64 %rd125,%rd123,2;\nadd.s64 %rd126,%rd2,%rd125;\n"
 "ld.global.v4.u32{%r354,%r355,%r356,%r357},[%rd126];\n";
-static const char qlora__ptx_505[] =
+static const char qlora__ptx_482[] =
 "sub.s32 %r113,%r5,%r709;\nsetp.gt.s32 %p44,%r113,3;\nmul.wide.s32 %rd128,%r709,2;\n"
 "add.s64 %rd17,%rd1,%rd128;\n@%p44 bra $L__BB1_71;\nbra.uni $L__BB1_65;\n$L__BB1_71:\n"
 "ld.global.v2.u32{%r366,%r367},[%rd17];\nshl.b32 %r712,%r366,16;\nand.b32 %r713,%r366,-65536;\n"
@@ -23878,7 +22854,7 @@ static const char qlora__ptx_505[] =
 "add.f32 %f813,%f813,%f429;\nsetp.gt.s32 %p80,%r717,3;\nmov.u32 %r717,%r142;\n"
 "@%p80 bra $L__BB1_93;\n$L__BB1_94:\n@%p78 bra $L__BB1_97;\n"
 "ld.param.u32 %r718,[qlora_norm_rms_bwd_f32_param_14];\n";
-static const char qlora__ptx_506[] =
+static const char qlora__ptx_483[] =
 "$L__BB1_96:\nmov.b32 %r464,%f812;\nshr.s32 %r144,%r718,1;\nmov.u32 %r465,31;\nmov.u32 %r466,-1;\n"
 "shfl.sync.bfly.b32 %r467|%p82,%r464,%r144,%r465,%r466;\nmov.b32 %f430,%r467;\n"
 "add.f32 %f812,%f812,%f430;\nsetp.gt.s32 %p83,%r718,3;\nmov.u32 %r718,%r144;\n"
@@ -23934,7 +22910,7 @@ static const char qlora__ptx_506[] =
 "shfl.sync.bfly.b32 %r456|%p76,%r454,%r433,%r422,%r424;\nmov.b32 %f426,%r456;\n"
 "add.f32 %f427,%f425,%f426;\nmov.b32 %r457,%f427;\n"
 "shfl.sync.bfly.b32 %r459|%p77,%r457,%r436,%r422,%r424;\nmov.b32 %f428,%r459;\n";
-static const char qlora__ptx_507[] =
+static const char qlora__ptx_484[] =
 "add.f32 %f812,%f427,%f428;\n$L__BB1_97:\nld.param.f32 %f781,[qlora_norm_rms_bwd_f32_param_13];\n"
 "ld.param.u32 %r648,[qlora_norm_rms_bwd_f32_param_5];\nsetp.eq.s32 %p214,%r648,0;\n"
 "ld.param.u32 %r647,[qlora_norm_rms_bwd_f32_param_12];\n"
@@ -23985,7 +22961,7 @@ static const char qlora__ptx_507[] =
 "mov.b32 %f486,%r728;\nmov.b32 %f487,%r691;\nmul.f32 %f488,%f487,%f486;\nmov.b32 %f489,%r687;\n"
 "mul.f32 %f490,%f80,%f489;\nsub.f32 %f491,%f488,%f490;\nmov.b32 %f492,%r695;\n"
 "mov.b32 %f493,%r692;\nmul.f32 %f494,%f822,%f493;\nmov.b32 %f495,%r688;\n";
-static const char qlora__ptx_508[] =
+static const char qlora__ptx_485[] =
 "mul.f32 %f496,%f80,%f495;\nsub.f32 %f497,%f494,%f496;\nmov.b32 %f498,%r696;\n"
 "fma.rn.f32 %f499,%f896,%f497,%f498;\nfma.rn.f32 %f500,%f896,%f491,%f492;\n"
 "fma.rn.f32 %f501,%f896,%f484,%f485;\nfma.rn.f32 %f502,%f896,%f477,%f478;\n"
@@ -24037,7 +23013,7 @@ static const char qlora__ptx_508[] =
 "and.b32 %r739,%r522,-65536;\nbra.uni $L__BB1_150;\n$L__BB1_143:\nsetp.lt.s32 %p111,%r197,1;\n"
 "mov.u32 %r737,0;\nmov.u32 %r736,%r737;\n@%p111 bra $L__BB1_145;\nld.global.u16 %r514,[%rd28];\n"
 "shl.b32 %r736,%r514,16;\n";
-static const char qlora__ptx_509[] =
+static const char qlora__ptx_486[] =
 "$L__BB1_145:\nsetp.lt.s32 %p112,%r197,2;\n@%p112 bra $L__BB1_147;\n"
 "ld.global.u16 %r516,[%rd28+2];\nshl.b32 %r737,%r516,16;\n$L__BB1_147:\n"
 "setp.lt.s32 %p113,%r197,3;\nmov.u32 %r739,0;\nmov.u32 %r738,%r739;\n@%p113 bra $L__BB1_150;\n"
@@ -24088,9 +23064,9 @@ static const char qlora__ptx_509[] =
 "cvt.u64.u32 %rd221,%r649;\nld.param.u64 %rd220,[qlora_norm_rms_bwd_f32_param_10];\n"
 "mov.u32 %r645,%nctaid.y;\ncvt.u64.u32 %rd210,%r645;\nmul.lo.s64 %rd211,%rd4,%rd210;\n"
 "add.s64 %rd213,%rd211,%rd221;\ncvta.to.global.u64 %rd214,%rd220;\nshl.b64 %rd215,%rd213,2;\n";
-static const char qlora__ptx_510[] =
+static const char qlora__ptx_487[] =
 "add.s64 %rd216,%rd214,%rd215;\nst.global.f32[%rd216],%f896;\n$L__BB1_284:\nret;\n}\n";
-static const char qlora__ptx_511[] =
+static const char qlora__ptx_488[] =
 ".visible .entry qlora_norm_rms_dw_f32(\n.param .u64 qlora_norm_rms_dw_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_1,\n.param .u64 qlora_norm_rms_dw_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_3,\n.param .u64 qlora_norm_rms_dw_f32_param_4,\n"
@@ -24143,7 +23119,7 @@ static const char qlora__ptx_511[] =
 "add.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,2;\nadd.s64 %rd69,%rd2,%rd68;\n"
 "ld.global.f32 %f35,[%rd69];\nld.global.f32 %f36,[%rd66];\nmul.f32 %f37,%f36,%f35;\n"
 "add.s64 %rd70,%rd21,%rd61;\nshl.b64 %rd71,%rd70,2;\nadd.s64 %rd28,%rd1,%rd71;\n";
-static const char qlora__ptx_512[] =
+static const char qlora__ptx_489[] =
 "ld.global.f32 %f38,[%rd28];\nfma.rn.f32 %f66,%f37,%f38,%f66;\n@%p7 bra $L__BB2_11;\n"
 "setp.eq.s32 %p8,%r5,2;\nadd.s32 %r19,%r39,1;\ncvt.s64.s32 %rd72,%r19;\n"
 "mul.lo.s64 %rd73,%rd72,%rd9;\nadd.s64 %rd74,%rd73,%rd10;\nadd.s64 %rd75,%rd74,%rd19;\n"
@@ -24173,30 +23149,30 @@ static const char qlora__ptx_512[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_75[] = {
-qlora__ptx_492,
-qlora__ptx_493,
-qlora__ptx_494,
-qlora__ptx_495,
-qlora__ptx_496,
-qlora__ptx_497,
-qlora__ptx_498,
-qlora__ptx_499,
-qlora__ptx_500,
-qlora__ptx_501,
-qlora__ptx_502,
-qlora__ptx_503,
-qlora__ptx_504,
-qlora__ptx_505,
-qlora__ptx_506,
-qlora__ptx_507,
-qlora__ptx_508,
-qlora__ptx_509,
-qlora__ptx_510,
-qlora__ptx_511,
-qlora__ptx_512,
+qlora__ptx_469,
+qlora__ptx_470,
+qlora__ptx_471,
+qlora__ptx_472,
+qlora__ptx_473,
+qlora__ptx_474,
+qlora__ptx_475,
+qlora__ptx_476,
+qlora__ptx_477,
+qlora__ptx_478,
+qlora__ptx_479,
+qlora__ptx_480,
+qlora__ptx_481,
+qlora__ptx_482,
+qlora__ptx_483,
+qlora__ptx_484,
+qlora__ptx_485,
+qlora__ptx_486,
+qlora__ptx_487,
+qlora__ptx_488,
+qlora__ptx_489,
 0};
 
-static const char qlora__ptx_513[] =
+static const char qlora__ptx_490[] =
 ".visible .entry qlora_norm_rms_fwd_bf16(\n.param .u64 qlora_norm_rms_fwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_1,\n.param .u64 qlora_norm_rms_fwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_3,\n.param .u64 qlora_norm_rms_fwd_bf16_param_4,\n"
@@ -24251,7 +23227,7 @@ static const char qlora__ptx_513[] =
 "add.s64 %rd85,%rd3,%rd84;\nld.global.v4.u32{%r935,%r934,%r933,%r932},[%rd85];\n$L__BB0_10:\n"
 "setp.eq.s64 %p13,%rd6,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r909,%r908;\nmov.u32 %r910,%r908;\n"
 "mov.u32 %r911,%r908;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd86,%r1057,2;\n";
-static const char qlora__ptx_514[] =
+static const char qlora__ptx_491[] =
 "add.s64 %rd87,%rd5,%rd86;\nld.global.v4.u32{%r908,%r909,%r910,%r911},[%rd87];\n$L__BB0_12:\n"
 "add.s32 %r24,%r4,%r1057;\nsetp.le.s32 %p15,%r3,%r24;\nmov.u32 %r916,0;\nmov.u32 %r951,%r916;\n"
 "mov.u32 %r950,%r916;\nmov.u32 %r949,%r916;\nmov.u32 %r948,%r916;\n@%p15 bra $L__BB0_14;\n"
@@ -24302,7 +23278,7 @@ static const char qlora__ptx_514[] =
 "and.b32 %r940,%r951,-65536;\nshl.b32 %r939,%r950,16;\nand.b32 %r938,%r950,-65536;\n"
 "shl.b32 %r937,%r949,16;\nand.b32 %r936,%r949,-65536;\nshl.b32 %r942,%r948,16;\n"
 "and.b32 %r943,%r948,-65536;\n";
-static const char qlora__ptx_515[] =
+static const char qlora__ptx_492[] =
 "$L__BB0_23:\nmov.b32 %f130,%r941;\nfma.rn.f32 %f131,%f130,%f130,%f452;\nmov.b32 %f132,%r940;\n"
 "fma.rn.f32 %f133,%f132,%f132,%f131;\nmov.b32 %f134,%r939;\nfma.rn.f32 %f135,%f134,%f134,%f133;\n"
 "mov.b32 %f136,%r938;\nfma.rn.f32 %f137,%f136,%f136,%f135;\nmov.b32 %f138,%r937;\n"
@@ -24354,7 +23330,7 @@ static const char qlora__ptx_515[] =
 "setp.lt.s32 %p106,%r340,2;\n@%p106 bra $L__BB0_151;\nld.global.u16 %r754,[%rd24+2];\n"
 "shl.b32 %r1029,%r754,16;\n$L__BB0_151:\nsetp.lt.s32 %p107,%r340,3;\nmov.u32 %r1031,0;\n"
 "mov.u32 %r1030,%r1031;\n";
-static const char qlora__ptx_516[] =
+static const char qlora__ptx_493[] =
 "@%p107 bra $L__BB0_153;\nld.global.u16 %r756,[%rd24+4];\nshl.b32 %r1030,%r756,16;\n$L__BB0_153:\n"
 "setp.lt.s32 %p108,%r340,4;\n@%p108 bra $L__BB0_155;\nld.global.u16 %r758,[%rd24+6];\n"
 "shl.b32 %r1031,%r758,16;\n$L__BB0_155:\nsetp.lt.s32 %p109,%r340,5;\nmov.u32 %r1033,0;\n"
@@ -24405,7 +23381,7 @@ static const char qlora__ptx_516[] =
 "shl.b32 %r1051,%r796,16;\nand.b32 %r1050,%r796,-65536;\nshl.b32 %r1049,%r797,16;\n"
 "and.b32 %r1048,%r797,-65536;\nshl.b32 %r1054,%r798,16;\nand.b32 %r1055,%r798,-65536;\n"
 "shl.b64 %rd139,%rd23,1;\nadd.s64 %rd26,%rd7,%rd139;\n@%p105 bra $L__BB0_184;\n";
-static const char qlora__ptx_517[] =
+static const char qlora__ptx_494[] =
 "mov.b32 %f346,%r1053;\ncvt.rn.bf16.f32 %rs9,%f346;\nst.global.u16[%rd26],%rs9;\n$L__BB0_184:\n"
 "@%p106 bra $L__BB0_186;\nmov.b32 %f347,%r1052;\ncvt.rn.bf16.f32 %rs10,%f347;\n"
 "st.global.u16[%rd26+2],%rs10;\n$L__BB0_186:\n@%p107 bra $L__BB0_188;\nmov.b32 %f348,%r1051;\n"
@@ -24458,7 +23434,7 @@ static const char qlora__ptx_517[] =
 "rcp.rn.f32 %f15,%f207;\n@%p11 bra $L__BB0_74;\nsub.s32 %r180,%r3,%r1057;\n"
 "setp.gt.s32 %p48,%r180,7;\ncvt.s64.s32 %rd11,%r1057;\nmul.wide.s32 %rd115,%r1057,2;\n"
 "add.s64 %rd12,%rd1,%rd115;\nmul.wide.s32 %rd116,%r1057,4;\n";
-static const char qlora__ptx_518[] =
+static const char qlora__ptx_495[] =
 "add.s64 %rd13,%rd1,%rd116;\n@%p48 bra $L__BB0_70;\nbra.uni $L__BB0_41;\n$L__BB0_70:\n"
 "setp.eq.s32 %p64,%r439,0;\n@%p64 bra $L__BB0_72;\nld.global.v2.u32{%r612,%r613},[%rd12];\n"
 "shl.b32 %r985,%r612,16;\nand.b32 %r984,%r612,-65536;\nshl.b32 %r983,%r613,16;\n"
@@ -24510,7 +23486,7 @@ static const char qlora__ptx_518[] =
 "cvt.rn.bf16x2.f32 %r863,%f393,%f394;\nmov.b32 %f395,%r1061;\nmov.b32 %f396,%r1060;\n"
 "cvt.rn.bf16x2.f32 %r864,%f395,%f396;\nmov.b32 %f397,%r1063;\nmov.b32 %f398,%r1062;\n"
 "cvt.rn.bf16x2.f32 %r865,%f397,%f398;\nmov.b32 %f399,%r1065;\nmov.b32 %f400,%r1064;\n";
-static const char qlora__ptx_519[] =
+static const char qlora__ptx_496[] =
 "cvt.rn.bf16x2.f32 %r866,%f399,%f400;\nsetp.eq.s32 %p158,%r439,0;\n@%p158 bra $L__BB0_242;\n"
 "shl.b64 %rd141,%rd29,1;\nadd.s64 %rd31,%rd1,%rd141;\nmov.f32 %f481,0f00000000;\n"
 "mov.f32 %f482,%f481;\n@%p150 bra $L__BB0_228;\nld.global.u16 %r867,[%rd31];\n"
@@ -24562,7 +23538,7 @@ static const char qlora__ptx_519[] =
 "@%p155 bra $L__BB0_270;\nand.b32 %r900,%r885,-65536;\nmov.b32 %f446,%r900;\n"
 "cvt.rn.bf16.f32 %rs22,%f446;\nst.global.u16[%rd33+10],%rs22;\n$L__BB0_270:\n"
 "@%p156 bra $L__BB0_272;\nshl.b32 %r901,%r886,16;\nmov.b32 %f447,%r901;\n";
-static const char qlora__ptx_520[] =
+static const char qlora__ptx_497[] =
 "cvt.rn.bf16.f32 %rs23,%f447;\nst.global.u16[%rd33+12],%rs23;\n$L__BB0_272:\n"
 "@%p157 bra $L__BB0_274;\nand.b32 %r902,%r886,-65536;\nmov.b32 %f448,%r902;\n"
 "cvt.rn.bf16.f32 %rs24,%f448;\nst.global.u16[%rd33+14],%rs24;\n$L__BB0_274:\n"
@@ -24612,7 +23588,7 @@ static const char qlora__ptx_520[] =
 "mul.wide.s32 %rd123,%r24,4;\nadd.s64 %rd16,%rd1,%rd123;\n@%p66 bra $L__BB0_105;\n"
 "bra.uni $L__BB0_76;\n$L__BB0_105:\nsetp.eq.s32 %p82,%r439,0;\n@%p82 bra $L__BB0_107;\n"
 "ld.global.v2.u32{%r665,%r666},[%rd15];\nshl.b32 %r1005,%r665,16;\n";
-static const char qlora__ptx_521[] =
+static const char qlora__ptx_498[] =
 "and.b32 %r1004,%r665,-65536;\nshl.b32 %r1003,%r666,16;\nand.b32 %r1002,%r666,-65536;\n"
 "ld.global.v2.u32{%r669,%r670},[%rd15+8];\nshl.b32 %r1001,%r669,16;\n"
 "and.b32 %r1000,%r669,-65536;\nshl.b32 %r999,%r670,16;\nand.b32 %r998,%r670,-65536;\n"
@@ -24663,7 +23639,7 @@ static const char qlora__ptx_521[] =
 "ld.global.v4.u32{%r693,%r694,%r695,%r696},[%rd132];\nsub.s32 %r287,%r3,%r1006;\n"
 "setp.gt.s32 %p86,%r287,7;\nadd.s64 %rd21,%rd1,%rd131;\nmul.wide.s32 %rd133,%r1006,4;\n"
 "add.s64 %rd22,%rd1,%rd133;\n@%p86 bra $L__BB0_141;\nbra.uni $L__BB0_112;\n$L__BB0_141:\n";
-static const char qlora__ptx_522[] =
+static const char qlora__ptx_499[] =
 "setp.eq.s32 %p102,%r439,0;\n@%p102 bra $L__BB0_143;\nld.global.v2.u32{%r722,%r723},[%rd21];\n"
 "shl.b32 %r1026,%r722,16;\nand.b32 %r1025,%r722,-65536;\nshl.b32 %r1024,%r723,16;\n"
 "and.b32 %r1023,%r723,-65536;\nld.global.v2.u32{%r726,%r727},[%rd21+8];\n"
@@ -24714,11 +23690,11 @@ static const char qlora__ptx_522[] =
 "ret;\n$L__BB0_4:\nsetp.eq.s64 %p5,%rd36,0;\nmov.u16 %rs25,1;\n@%p5 bra $L__BB0_7;\n"
 "add.s64 %rd58,%rd36,%rd46;\nshl.b64 %rd59,%rd37,1;\nor.b64 %rd60,%rd59,%rd58;\n"
 "and.b64 %rd61,%rd60,15;\nsetp.ne.s64 %p6,%rd61,0;\n";
-static const char qlora__ptx_523[] =
+static const char qlora__ptx_500[] =
 "mov.u16 %rs25,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd63,%rd38,%rd46;\nshl.b64 %rd64,%rd39,1;\n"
 "or.b64 %rd65,%rd64,%rd63;\nand.b64 %rd66,%rd65,15;\nsetp.eq.s64 %p7,%rd66,0;\n"
 "selp.u16 %rs25,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_524[] =
+static const char qlora__ptx_501[] =
 ".visible .entry qlora_norm_rms_bwd_bf16(\n.param .u64 qlora_norm_rms_bwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_1,\n.param .u64 qlora_norm_rms_bwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_3,\n.param .u64 qlora_norm_rms_bwd_bf16_param_4,\n"
@@ -24774,7 +23750,7 @@ static const char qlora__ptx_524[] =
 "ld.global.v4.u32{%r1415,%r1416,%r1417,%r1418},[%rd89];\n$L__BB1_10:\nmov.u32 %r1420,%r1419;\n"
 "mov.u32 %r1421,%r1419;\nmov.u32 %r1422,%r1419;\n@%p11 bra $L__BB1_12;\n"
 "cvt.s64.s32 %rd90,%r1586;\n";
-static const char qlora__ptx_525[] =
+static const char qlora__ptx_502[] =
 "add.s64 %rd91,%rd6,%rd90;\nshl.b64 %rd92,%rd91,1;\nadd.s64 %rd93,%rd2,%rd92;\n"
 "ld.global.v4.u32{%r1419,%r1420,%r1421,%r1422},[%rd93];\n$L__BB1_12:\nsetp.eq.s64 %p14,%rd10,0;\n"
 "or.pred %p15,%p14,%p11;\nmov.u32 %r1427,0;\nmov.u32 %r1423,%r1427;\nmov.u32 %r1424,%r1427;\n"
@@ -24825,7 +23801,7 @@ static const char qlora__ptx_525[] =
 "add.s64 %rd218,%rd6,%rd29;\nshl.b64 %rd219,%rd218,1;\nadd.s64 %rd31,%rd2,%rd219;\n"
 "mov.u32 %r1577,0;\nmov.u32 %r1576,%r1577;\n@%p165 bra $L__BB1_267;\n"
 "ld.global.u16 %r1117,[%rd31];\nshl.b32 %r1576,%r1117,16;\n$L__BB1_267:\n";
-static const char qlora__ptx_526[] =
+static const char qlora__ptx_503[] =
 "@%p166 bra $L__BB1_269;\nld.global.u16 %r1119,[%rd31+2];\nshl.b32 %r1577,%r1119,16;\n"
 "$L__BB1_269:\nmov.u32 %r1579,0;\nmov.u32 %r1578,%r1579;\n@%p167 bra $L__BB1_271;\n"
 "ld.global.u16 %r1121,[%rd31+4];\nshl.b32 %r1578,%r1121,16;\n$L__BB1_271:\n"
@@ -24875,7 +23851,7 @@ static const char qlora__ptx_526[] =
 "fma.rn.f32 %f564,%f563,%f563,%f559;\nand.b32 %r1159,%r1133,-65536;\nmov.b32 %f565,%r1159;\n"
 "mul.f32 %f566,%f771,%f565;\nfma.rn.f32 %f567,%f566,%f563,%f562;\nshl.b32 %r1160,%r1114,16;\n"
 "mov.b32 %f568,%r1160;\n";
-static const char qlora__ptx_527[] =
+static const char qlora__ptx_504[] =
 "fma.rn.f32 %f569,%f568,%f568,%f564;\nshl.b32 %r1161,%r1134,16;\nmov.b32 %f570,%r1161;\n"
 "mul.f32 %f571,%f770,%f570;\nfma.rn.f32 %f572,%f571,%f568,%f567;\nand.b32 %r1162,%r1114,-65536;\n"
 "mov.b32 %f573,%r1162;\nfma.rn.f32 %f574,%f573,%f573,%f569;\nand.b32 %r1163,%r1134,-65536;\n"
@@ -24928,7 +23904,7 @@ static const char qlora__ptx_527[] =
 "add.f32 %f607,%f777,%f606;\nmov.b32 %r1205,%f607;\nmov.u32 %r1206,8;\n"
 "shfl.sync.bfly.b32 %r1207|%p213,%r1205,%r1206,%r1201,%r1203;\nmov.b32 %f608,%r1207;\n"
 "add.f32 %f609,%f607,%f608;\nmov.b32 %r1208,%f609;\n";
-static const char qlora__ptx_528[] =
+static const char qlora__ptx_505[] =
 "mov.u32 %r1209,4;\nshfl.sync.bfly.b32 %r1210|%p214,%r1208,%r1209,%r1201,%r1203;\n"
 "mov.b32 %f610,%r1210;\nadd.f32 %f611,%f609,%f610;\nmov.b32 %r1211,%f611;\nmov.u32 %r1212,2;\n"
 "shfl.sync.bfly.b32 %r1213|%p215,%r1211,%r1212,%r1201,%r1203;\nmov.b32 %f612,%r1213;\n"
@@ -24981,7 +23957,7 @@ static const char qlora__ptx_528[] =
 "ld.global.u16 %r1273,[%rd37+10];\nshl.b32 %r1600,%r1273,16;\n$L__BB1_358:\nmov.u32 %r1602,0;\n"
 "mov.u32 %r1601,%r1602;\n@%p236 bra $L__BB1_360;\nld.global.u16 %r1275,[%rd37+12];\n"
 "shl.b32 %r1601,%r1275,16;\n$L__BB1_360:\n@%p237 bra $L__BB1_362;\n";
-static const char qlora__ptx_529[] =
+static const char qlora__ptx_506[] =
 "ld.global.u16 %r1277,[%rd37+14];\nshl.b32 %r1602,%r1277,16;\n$L__BB1_362:\n"
 "mov.b32 %f639,%r1596;\nmov.b32 %f640,%r1595;\ncvt.rn.bf16x2.f32 %r1278,%f639,%f640;\n"
 "mov.b32 %f641,%r1598;\nmov.b32 %f642,%r1597;\ncvt.rn.bf16x2.f32 %r1279,%f641,%f642;\n"
@@ -25031,7 +24007,7 @@ static const char qlora__ptx_529[] =
 "@%p236 bra $L__BB1_411;\nld.global.f32 %f804,[%rd40+24];\n$L__BB1_411:\n@%p237 bra $L__BB1_413;\n"
 "ld.global.f32 %f805,[%rd40+28];\n$L__BB1_413:\nshl.b32 %r1326,%r1611,16;\n"
 "and.b32 %r1327,%r1611,-65536;\nshl.b32 %r1328,%r1612,16;\n";
-static const char qlora__ptx_530[] =
+static const char qlora__ptx_507[] =
 "and.b32 %r1329,%r1612,-65536;\nshl.b32 %r1330,%r1613,16;\nand.b32 %r1331,%r1613,-65536;\n"
 "shl.b32 %r1332,%r1614,16;\nand.b32 %r1333,%r1614,-65536;\nshl.b32 %r1334,%r1278,16;\n"
 "mov.b32 %f679,%r1334;\nmul.f32 %f680,%f798,%f679;\nshl.b32 %r1335,%r1258,16;\n"
@@ -25083,7 +24059,7 @@ static const char qlora__ptx_530[] =
 "setp.lt.s32 %p25,%r65,2;\n@%p25 bra $L__BB1_27;\nld.global.u16 %r597,[%rd13+2];\n"
 "shl.b32 %r1454,%r597,16;\n$L__BB1_27:\nsetp.lt.s32 %p26,%r65,3;\nmov.u32 %r1453,0;\n"
 "@%p26 bra $L__BB1_29;\nld.global.u16 %r599,[%rd13+4];\n";
-static const char qlora__ptx_531[] =
+static const char qlora__ptx_508[] =
 "shl.b32 %r1453,%r599,16;\n$L__BB1_29:\nmov.u32 %r1452,0;\nsetp.lt.s32 %p27,%r65,4;\n"
 "@%p27 bra $L__BB1_31;\nld.global.u16 %r601,[%rd13+6];\nshl.b32 %r1452,%r601,16;\n$L__BB1_31:\n"
 "setp.lt.s32 %p28,%r65,5;\nmov.u32 %r1451,0;\n@%p28 bra $L__BB1_33;\nshl.b64 %rd108,%rd12,1;\n"
@@ -25132,7 +24108,7 @@ static const char qlora__ptx_531[] =
 "mul.wide.s32 %rd118,%r32,4;\nadd.s64 %rd17,%rd1,%rd118;\n@%p16 bra $L__BB1_90;\n"
 "sub.s32 %r124,%r5,%r32;\nsetp.gt.s32 %p40,%r124,7;\n@%p40 bra $L__BB1_86;\nbra.uni $L__BB1_57;\n"
 "$L__BB1_86:\nsetp.eq.s32 %p56,%r537,0;\n@%p56 bra $L__BB1_88;\n";
-static const char qlora__ptx_532[] =
+static const char qlora__ptx_509[] =
 "ld.global.v2.u32{%r676,%r677},[%rd16];\nshl.b32 %r1475,%r676,16;\nand.b32 %r1474,%r676,-65536;\n"
 "shl.b32 %r1473,%r677,16;\nand.b32 %r1472,%r677,-65536;\n"
 "ld.global.v2.u32{%r680,%r681},[%rd16+8];\nshl.b32 %r1471,%r680,16;\n"
@@ -25183,7 +24159,7 @@ static const char qlora__ptx_532[] =
 "fma.rn.f32 %f219,%f218,%f218,%f213;\nshl.b32 %r705,%r1434,16;\nmov.b32 %f220,%r705;\n"
 "mov.b32 %f221,%r1477;\nmul.f32 %f222,%f220,%f221;\nfma.rn.f32 %f223,%f222,%f218,%f217;\n"
 "and.b32 %r706,%r1430,-65536;\nmov.b32 %f224,%r706;\n";
-static const char qlora__ptx_533[] =
+static const char qlora__ptx_510[] =
 "fma.rn.f32 %f743,%f224,%f224,%f219;\nand.b32 %r707,%r1434,-65536;\nmov.b32 %f225,%r707;\n"
 "mov.b32 %f226,%r1478;\nmul.f32 %f227,%f225,%f226;\nfma.rn.f32 %f742,%f227,%f224,%f223;\n"
 "$L__BB1_90:\nld.param.u32 %r1382,[qlora_norm_rms_bwd_bf16_param_14];\n"
@@ -25234,7 +24210,7 @@ static const char qlora__ptx_533[] =
 "and.b32 %r770,%r715,-65536;\nshl.b32 %r771,%r716,16;\nand.b32 %r772,%r716,-65536;\n"
 "shl.b32 %r773,%r717,16;\nand.b32 %r774,%r717,-65536;\nmov.b32 %f228,%r759;\n"
 "fma.rn.f32 %f229,%f228,%f228,%f743;\nmov.b32 %f230,%r767;\n";
-static const char qlora__ptx_534[] =
+static const char qlora__ptx_511[] =
 "mov.b32 %f231,%r1496;\nmul.f32 %f232,%f230,%f231;\nfma.rn.f32 %f233,%f232,%f228,%f742;\n"
 "mov.b32 %f234,%r760;\nfma.rn.f32 %f235,%f234,%f234,%f229;\nmov.b32 %f236,%r768;\n"
 "mov.b32 %f237,%r1495;\nmul.f32 %f238,%f236,%f237;\nfma.rn.f32 %f239,%f238,%f234,%f233;\n"
@@ -25288,7 +24264,7 @@ static const char qlora__ptx_534[] =
 "mov.u32 %r1390,%tid.x;\nshr.u32 %r806,%r1390,3;\nand.b32 %r807,%r806,536870908;\n"
 "mov.u32 %r808,_ZZ7rms_bwdI4bf16EvPKT_lS3_lPKviS3_lPS1_lPflifiE6shared;\n"
 "add.s32 %r809,%r808,%r807;\nst.shared.f32[%r809],%f15;\n";
-static const char qlora__ptx_535[] =
+static const char qlora__ptx_512[] =
 "st.shared.f32[%r809+128],%f16;\n$L__BB1_128:\nmov.u32 %r1388,%ntid.x;\nmov.u32 %r1387,%tid.x;\n"
 "and.b32 %r1386,%r1387,31;\nbar.sync 0;\nshr.u32 %r238,%r1388,5;\nsetp.ge.u32 %p88,%r1386,%r238;\n"
 "mov.f32 %f745,0f00000000;\nmov.f32 %f744,%f745;\n@%p88 bra $L__BB1_130;\nmov.u32 %r1389,%tid.x;\n"
@@ -25343,7 +24319,7 @@ static const char qlora__ptx_535[] =
 "add.s64 %rd147,%rd1,%rd146;\nld.global.u16 %r872,[%rd147+6];\nshl.b32 %r1515,%r872,16;\n"
 "$L__BB1_150:\nsetp.lt.s32 %p113,%r243,5;\nmov.u32 %r1519,0;\nmov.u32 %r1514,%r1519;\n"
 "@%p113 bra $L__BB1_152;\nshl.b64 %rd149,%rd12,1;\nadd.s64 %rd150,%rd1,%rd149;\n";
-static const char qlora__ptx_536[] =
+static const char qlora__ptx_513[] =
 "ld.global.u16 %r874,[%rd150+8];\nshl.b32 %r1514,%r874,16;\n$L__BB1_152:\n"
 "setp.lt.s32 %p114,%r243,6;\n@%p114 bra $L__BB1_154;\nshl.b64 %rd152,%rd12,1;\n"
 "add.s64 %rd153,%rd1,%rd152;\nld.global.u16 %r876,[%rd153+10];\nshl.b32 %r1519,%r876,16;\n"
@@ -25396,7 +24372,7 @@ static const char qlora__ptx_536[] =
 "cvta.to.global.u64 %rd160,%rd244;\nadd.s64 %rd161,%rd11,%rd12;\nshl.b64 %rd162,%rd161,1;\n"
 "add.s64 %rd163,%rd160,%rd162;\ncvt.rn.bf16x2.f32 %r908,%f324,%f325;\n"
 "cvt.rn.bf16x2.f32 %r907,%f322,%f323;\n";
-static const char qlora__ptx_537[] =
+static const char qlora__ptx_514[] =
 "cvt.rn.bf16x2.f32 %r906,%f320,%f321;\ncvt.rn.bf16x2.f32 %r909,%f326,%f327;\n"
 "st.global.v4.u32[%rd163],{%r906,%r907,%r908,%r909};\n$L__BB1_174:\n@%p16 bra $L__BB1_209;\n"
 "ld.param.u32 %r1377,[qlora_norm_rms_bwd_bf16_param_14];\nmul.lo.s32 %r1376,%r540,%r1377;\n"
@@ -25447,7 +24423,7 @@ static const char qlora__ptx_537[] =
 "mov.b32 %f400,%r1537;\nmul.f32 %f401,%f399,%f400;\nand.b32 %r983,%r1427,-65536;\n"
 "mov.b32 %f402,%r983;\nmul.f32 %f403,%f31,%f402;\nsub.f32 %f404,%f401,%f403;\n"
 "and.b32 %r984,%r1435,-65536;\nmov.b32 %f405,%r984;\nfma.rn.f32 %f384,%f806,%f404,%f405;\n";
-static const char qlora__ptx_538[] =
+static const char qlora__ptx_515[] =
 "shl.b32 %r985,%r1432,16;\nmov.b32 %f406,%r985;\nmov.b32 %f407,%r1536;\n"
 "mul.f32 %f408,%f406,%f407;\nshl.b32 %r986,%r1428,16;\nmov.b32 %f409,%r986;\n"
 "mul.f32 %f410,%f31,%f409;\nsub.f32 %f411,%f408,%f410;\nshl.b32 %r987,%r1436,16;\n"
@@ -25498,7 +24474,7 @@ static const char qlora__ptx_538[] =
 "shl.b32 %r1562,%r1029,16;\n$L__BB1_219:\nsetp.lt.s32 %p150,%r364,3;\nmov.u32 %r1560,0;\n"
 "mov.u32 %r1561,%r1560;\n@%p150 bra $L__BB1_221;\nld.global.u16 %r1031,[%rd27+4];\n"
 "shl.b32 %r1561,%r1031,16;\n$L__BB1_221:\nsetp.lt.s32 %p151,%r364,4;\n";
-static const char qlora__ptx_539[] =
+static const char qlora__ptx_516[] =
 "@%p151 bra $L__BB1_223;\nld.global.u16 %r1033,[%rd27+6];\nshl.b32 %r1560,%r1033,16;\n"
 "$L__BB1_223:\nsetp.lt.s32 %p152,%r364,5;\nmov.u32 %r1564,0;\nmov.u32 %r1559,%r1564;\n"
 "@%p152 bra $L__BB1_225;\nld.global.u16 %r1035,[%rd27+8];\nshl.b32 %r1559,%r1035,16;\n"
@@ -25550,7 +24526,7 @@ static const char qlora__ptx_539[] =
 "mul.f32 %f507,%f505,%f506;\nand.b32 %r1094,%r1015,-65536;\nmov.b32 %f508,%r1094;\n"
 "mul.f32 %f509,%f31,%f508;\nsub.f32 %f510,%f507,%f509;\nmov.b32 %f511,%r1078;\n"
 "fma.rn.f32 %f454,%f806,%f510,%f511;\nadd.s64 %rd213,%rd11,%rd26;\nshl.b64 %rd214,%rd213,1;\n";
-static const char qlora__ptx_540[] =
+static const char qlora__ptx_517[] =
 "add.s64 %rd215,%rd22,%rd214;\ncvt.rn.bf16x2.f32 %r1067,%f448,%f449;\n"
 "cvt.rn.bf16x2.f32 %r1068,%f450,%f451;\ncvt.rn.bf16x2.f32 %r1069,%f452,%f453;\n"
 "cvt.rn.bf16x2.f32 %r1070,%f454,%f455;\nst.global.v4.u32[%rd215],{%r1067,%r1068,%r1069,%r1070};\n"
@@ -25565,7 +24541,7 @@ static const char qlora__ptx_540[] =
 "mov.u32 %r1359,%nctaid.y;\ncvt.u64.u32 %rd231,%r1359;\nmul.lo.s64 %rd232,%rd4,%rd231;\n"
 "add.s64 %rd234,%rd232,%rd241;\ncvta.to.global.u64 %rd235,%rd240;\nshl.b64 %rd236,%rd234,2;\n"
 "add.s64 %rd237,%rd235,%rd236;\nst.global.f32[%rd237],%f806;\n$L__BB1_432:\nret;\n}\n";
-static const char qlora__ptx_541[] =
+static const char qlora__ptx_518[] =
 ".visible .entry qlora_norm_rms_dw_bf16(\n.param .u64 qlora_norm_rms_dw_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_1,\n.param .u64 qlora_norm_rms_dw_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_3,\n.param .u64 qlora_norm_rms_dw_bf16_param_4,\n"
@@ -25619,7 +24595,7 @@ static const char qlora__ptx_541[] =
 "add.s32 %r66,%r66,-4;\nsetp.ne.s32 %p5,%r66,0;\n@%p5 bra $L__BB2_6;\n$L__BB2_7:\n"
 "setp.eq.s32 %p6,%r5,0;\n@%p6 bra $L__BB2_11;\nsetp.eq.s32 %p7,%r5,1;\ncvt.s64.s32 %rd61,%r67;\n"
 "mul.lo.s64 %rd62,%rd61,%rd9;\n";
-static const char qlora__ptx_542[] =
+static const char qlora__ptx_519[] =
 "add.s64 %rd63,%rd62,%rd10;\nadd.s64 %rd64,%rd63,%rd19;\nshl.b64 %rd65,%rd64,1;\n"
 "add.s64 %rd66,%rd3,%rd65;\nld.global.u16 %r35,[%rd66];\nshl.b32 %r36,%r35,16;\n"
 "mov.b32 %f35,%r36;\nadd.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,1;\n"
@@ -25656,6 +24632,29 @@ static const char qlora__ptx_542[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_bf16_80[] = {
+qlora__ptx_490,
+qlora__ptx_491,
+qlora__ptx_492,
+qlora__ptx_493,
+qlora__ptx_494,
+qlora__ptx_495,
+qlora__ptx_496,
+qlora__ptx_497,
+qlora__ptx_498,
+qlora__ptx_499,
+qlora__ptx_500,
+qlora__ptx_501,
+qlora__ptx_502,
+qlora__ptx_503,
+qlora__ptx_504,
+qlora__ptx_505,
+qlora__ptx_506,
+qlora__ptx_507,
+qlora__ptx_508,
+qlora__ptx_509,
+qlora__ptx_510,
+qlora__ptx_511,
+qlora__ptx_512,
 qlora__ptx_513,
 qlora__ptx_514,
 qlora__ptx_515,
@@ -25663,32 +24662,9 @@ qlora__ptx_516,
 qlora__ptx_517,
 qlora__ptx_518,
 qlora__ptx_519,
-qlora__ptx_520,
-qlora__ptx_521,
-qlora__ptx_522,
-qlora__ptx_523,
-qlora__ptx_524,
-qlora__ptx_525,
-qlora__ptx_526,
-qlora__ptx_527,
-qlora__ptx_528,
-qlora__ptx_529,
-qlora__ptx_530,
-qlora__ptx_531,
-qlora__ptx_532,
-qlora__ptx_533,
-qlora__ptx_534,
-qlora__ptx_535,
-qlora__ptx_536,
-qlora__ptx_537,
-qlora__ptx_538,
-qlora__ptx_539,
-qlora__ptx_540,
-qlora__ptx_541,
-qlora__ptx_542,
 0};
 
-static const char qlora__ptx_543[] =
+static const char qlora__ptx_520[] =
 ".visible .entry qlora_optim_advance(\n.param .u64 qlora_optim_advance_param_0,\n"
 ".param .u64 qlora_optim_advance_param_1\n)\n{\n.reg .pred %p<13>;\n.reg .f32 %f<9>;\n"
 ".reg .b32 %r<5>;\n.reg .f64 %fd<35>;\n.reg .b64 %rd<20>;\n"
@@ -25718,7 +24694,7 @@ static const char qlora__ptx_543[] =
 "$L__BB0_9:\nmov.f64 %fd26,0d3FF0000000000000;\nsub.f64 %fd27,%fd26,%fd34;\n"
 "sqrt.rn.f64 %fd28,%fd27;\nld.global.f64 %fd29,[%rd1+-16];\ncvt.rn.f32.f64 %f7,%fd28;\n"
 "cvt.rn.f32.f64 %f8,%fd29;\nst.global.v2.f32[%rd1+40],{%f7,%f8};\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_544[] =
+static const char qlora__ptx_521[] =
 ".visible .entry qlora_optim_adamw_f32(\n.param .u64 qlora_optim_adamw_f32_param_0,\n"
 ".param .u64 qlora_optim_adamw_f32_param_1,\n.param .u64 qlora_optim_adamw_f32_param_2,\n"
 ".param .u64 qlora_optim_adamw_f32_param_3,\n.param .u64 qlora_optim_adamw_f32_param_4,\n"
@@ -25772,7 +24748,7 @@ static const char qlora__ptx_544[] =
 "setp.lt.s64 %p25,%rd220,1;\nmov.u32 %r183,0;\nmov.u32 %r182,%r183;\n@%p25 bra $L__BB1_26;\n"
 "cvta.to.global.u64 %rd59,%rd18;\nadd.s64 %rd62,%rd59,%rd57;\nadd.s64 %rd63,%rd62,%rd219;\n"
 "ld.global.u32 %r182,[%rd63];\n$L__BB1_26:\nsetp.lt.s64 %p26,%rd220,2;\n";
-static const char qlora__ptx_545[] =
+static const char qlora__ptx_522[] =
 "@%p26 bra $L__BB1_28;\ncvta.to.global.u64 %rd64,%rd18;\nadd.s64 %rd67,%rd64,%rd57;\n"
 "add.s64 %rd68,%rd67,%rd219;\nld.global.u32 %r183,[%rd68+4];\n$L__BB1_28:\n"
 "setp.lt.s64 %p27,%rd220,3;\nmov.u32 %r185,0;\nmov.u32 %r184,%r185;\n@%p27 bra $L__BB1_30;\n"
@@ -25821,7 +24797,7 @@ static const char qlora__ptx_545[] =
 "fma.rn.f32 %f16,%f31,%f60,%f59;\nmov.b32 %f61,%r207;\nmul.f32 %f62,%f30,%f61;\n"
 "mul.f32 %f63,%f32,%f55;\nfma.rn.f32 %f17,%f55,%f63,%f62;\nsqrt.rn.f32 %f64,%f17;\n"
 "div.rn.f32 %f65,%f64,%f34;\nadd.f32 %f66,%f35,%f65;\n";
-static const char qlora__ptx_546[] =
+static const char qlora__ptx_523[] =
 "div.rn.f32 %f67,%f16,%f66;\nmul.f32 %f68,%f33,%f67;\nsub.f32 %f18,%f58,%f68;\n"
 "mov.b32 %f69,%r192;\nmul.f32 %f70,%f99,%f69;\nmov.b32 %f71,%r184;\nmul.f32 %f72,%f12,%f71;\n"
 "sub.f32 %f73,%f71,%f72;\nmov.b32 %f74,%r200;\nsub.f32 %f75,%f70,%f74;\n"
@@ -25870,7 +24846,7 @@ static const char qlora__ptx_546[] =
 "cvta.to.global.u64 %rd194,%rd21;\nadd.s64 %rd197,%rd194,%rd57;\nadd.s64 %rd198,%rd197,%rd219;\n"
 "st.global.f32[%rd198+8],%f20;\n$L__BB1_90:\nsetp.lt.s64 %p64,%rd220,4;\n@%p64 bra $L__BB1_93;\n"
 "cvta.to.global.u64 %rd199,%rd21;\nadd.s64 %rd202,%rd199,%rd57;\n";
-static const char qlora__ptx_547[] =
+static const char qlora__ptx_524[] =
 "add.s64 %rd203,%rd202,%rd219;\nst.global.f32[%rd203+12],%f23;\n$L__BB1_93:\n"
 "@%p24 bra $L__BB1_102;\nbra.uni $L__BB1_94;\n$L__BB1_102:\nmov.u32 %r174,0;\n"
 "st.global.v4.u32[%rd12],{%r174,%r174,%r174,%r174};\nbra.uni $L__BB1_103;\n$L__BB1_94:\n"
@@ -25894,7 +24870,7 @@ static const char qlora__ptx_547[] =
 "@%p78 bra $L__BB1_12;\n$L__BB1_112:\nld.param.u64 %rd216,[qlora_optim_adamw_f32_param_6];\n"
 "mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd215,%r177;\nadd.s64 %rd218,%rd218,%rd215;\n"
 "setp.lt.s64 %p79,%rd218,%rd216;\n@%p79 bra $L__BB1_4;\n$L__BB1_113:\nret;\n}\n";
-static const char qlora__ptx_548[] =
+static const char qlora__ptx_525[] =
 ".visible .entry qlora_optim_adamw_bf16(\n.param .u64 qlora_optim_adamw_bf16_param_0,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_1,\n.param .u64 qlora_optim_adamw_bf16_param_2,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_3,\n.param .u64 qlora_optim_adamw_bf16_param_4,\n"
@@ -25947,7 +24923,7 @@ static const char qlora__ptx_548[] =
 "mov.u32 %r96,0;\nst.global.u32[%rd18+8],%r96;\n$L__BB2_19:\nsetp.lt.s64 %p20,%rd110,4;\n"
 "@%p20 bra $L__BB2_110;\nmov.u32 %r97,0;\nst.global.u32[%rd18+12],%r97;\nbra.uni $L__BB2_110;\n"
 "$L__BB2_23:\nsetp.lt.s64 %p23,%rd110,1;\nmov.u32 %r213,0;\n";
-static const char qlora__ptx_549[] =
+static const char qlora__ptx_526[] =
 "mov.u32 %r212,%r213;\n@%p23 bra $L__BB2_25;\nadd.s64 %rd72,%rd9,%rd108;\n"
 "ld.global.u32 %r212,[%rd72];\n$L__BB2_25:\nsetp.lt.s64 %p24,%rd110,2;\n@%p24 bra $L__BB2_27;\n"
 "add.s64 %rd73,%rd9,%rd108;\nld.global.u32 %r213,[%rd73+4];\n$L__BB2_27:\n"
@@ -25998,7 +24974,7 @@ static const char qlora__ptx_549[] =
 "div.rn.f32 %f78,%f19,%f77;\nmul.f32 %f79,%f29,%f78;\nsub.f32 %f21,%f69,%f79;\n"
 "mov.b32 %f80,%r223;\nmul.f32 %f81,%f99,%f80;\nmov.b32 %f82,%r215;\nmul.f32 %f83,%f12,%f82;\n"
 "sub.f32 %f84,%f82,%f83;\nmov.b32 %f85,%r231;\nsub.f32 %f86,%f81,%f85;\n";
-static const char qlora__ptx_550[] =
+static const char qlora__ptx_527[] =
 "fma.rn.f32 %f22,%f27,%f86,%f85;\nmov.b32 %f87,%r239;\nmul.f32 %f88,%f26,%f87;\n"
 "mul.f32 %f89,%f28,%f81;\nfma.rn.f32 %f23,%f81,%f89,%f88;\nsqrt.rn.f32 %f90,%f23;\n"
 "div.rn.f32 %f91,%f90,%f30;\nadd.f32 %f92,%f31,%f91;\ndiv.rn.f32 %f93,%f22,%f92;\n"
@@ -26048,7 +25024,7 @@ static const char qlora__ptx_550[] =
 "selp.b32 %r189,2147418112,%r187,%p81;\nor.b32 %r190,%r189,%r182;\nshr.u32 %r191,%r85,16;\n"
 "and.b32 %r192,%r191,1;\nadd.s32 %r193,%r85,%r192;\nadd.s32 %r194,%r193,32767;\n"
 "shr.u32 %r195,%r194,16;\nand.b32 %r196,%r85,2147483647;\nsetp.gt.u32 %p82,%r196,2139095040;\n";
-static const char qlora__ptx_551[] =
+static const char qlora__ptx_528[] =
 "selp.b32 %r197,32767,%r195,%p82;\nshr.u32 %r198,%r86,16;\nand.b32 %r199,%r198,1;\n"
 "add.s32 %r200,%r86,%r199;\nadd.s32 %r201,%r200,32767;\nand.b32 %r202,%r201,-65536;\n"
 "and.b32 %r203,%r86,2147483647;\nsetp.gt.u32 %p83,%r203,2139095040;\n"
@@ -26076,7 +25052,7 @@ static const char qlora__ptx_551[] =
 "$L__BB2_111:\nld.param.u64 %rd106,[qlora_optim_adamw_bf16_param_6];\nmov.u32 %r207,%nctaid.y;\n"
 "cvt.u64.u32 %rd105,%r207;\nadd.s64 %rd107,%rd107,%rd105;\nsetp.lt.s64 %p85,%rd107,%rd106;\n"
 "@%p85 bra $L__BB2_4;\n$L__BB2_112:\nret;\n}\n";
-static const char qlora__ptx_552[] =
+static const char qlora__ptx_529[] =
 ".visible .entry qlora_optim_shadow_f32(\n.param .u64 qlora_optim_shadow_f32_param_0,\n"
 ".param .u64 qlora_optim_shadow_f32_param_1,\n.param .u64 qlora_optim_shadow_f32_param_2,\n"
 ".param .u64 qlora_optim_shadow_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<5>;\n"
@@ -26098,7 +25074,7 @@ static const char qlora__ptx_552[] =
 "add.s64 %rd32,%rd32,%rd4;\nadd.s64 %rd34,%rd34,%rd3;\nsetp.lt.s64 %p3,%rd34,%rd7;\n"
 "@%p3 bra $L__BB3_4;\n$L__BB3_5:\ncvt.u64.u32 %rd30,%r5;\nadd.s64 %rd31,%rd31,%rd30;\n"
 "setp.lt.s64 %p4,%rd31,%rd20;\n@%p4 bra $L__BB3_2;\n$L__BB3_6:\nret;\n}\n";
-static const char qlora__ptx_553[] =
+static const char qlora__ptx_530[] =
 ".visible .entry qlora_optim_shadow_bf16(\n.param .u64 qlora_optim_shadow_bf16_param_0,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_1,\n.param .u64 qlora_optim_shadow_bf16_param_2,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<6>;\n"
@@ -26125,20 +25101,20 @@ static const char qlora__ptx_553[] =
 "add.s64 %rd36,%rd36,%rd35;\nsetp.lt.s64 %p5,%rd36,%rd21;\n@%p5 bra $L__BB4_2;\n$L__BB4_6:\nret;\n"
 "}\n";
 static const char* const qlora__ptx_optim_75[] = {
-qlora__ptx_543,
-qlora__ptx_544,
-qlora__ptx_545,
-qlora__ptx_546,
-qlora__ptx_547,
-qlora__ptx_548,
-qlora__ptx_549,
-qlora__ptx_550,
-qlora__ptx_551,
-qlora__ptx_552,
-qlora__ptx_553,
+qlora__ptx_520,
+qlora__ptx_521,
+qlora__ptx_522,
+qlora__ptx_523,
+qlora__ptx_524,
+qlora__ptx_525,
+qlora__ptx_526,
+qlora__ptx_527,
+qlora__ptx_528,
+qlora__ptx_529,
+qlora__ptx_530,
 0};
 
-static const char qlora__ptx_554[] =
+static const char qlora__ptx_531[] =
 ".visible .entry qlora_random_normal_f32(\n.param .u64 qlora_random_normal_f32_param_0,\n"
 ".param .u64 qlora_random_normal_f32_param_1,\n.param .u32 qlora_random_normal_f32_param_2,\n"
 ".param .u32 qlora_random_normal_f32_param_3,\n.param .u32 qlora_random_normal_f32_param_4,\n"
@@ -26193,7 +25169,7 @@ static const char qlora__ptx_554[] =
 "add.s32 %r83,%r3,534103459;\nxor.b32 %r84,%r83,%r76;\nxor.b32 %r85,%r84,%r82;\n"
 "cvt.u32.u64 %r86,%rd40;\nmul.wide.u32 %rd44,%r80,-766435501;\n"
 "mul.wide.u32 %rd45,%r85,-845247145;\nshr.u64 %rd46,%rd45,32;\ncvt.u32.u64 %r87,%rd46;\n";
-static const char qlora__ptx_555[] =
+static const char qlora__ptx_532[] =
 "add.s32 %r88,%r2,-239350328;\nxor.b32 %r89,%r88,%r81;\nxor.b32 %r90,%r89,%r87;\n"
 "cvt.u32.u64 %r91,%rd45;\nshr.u64 %rd47,%rd44,32;\ncvt.u32.u64 %r92,%rd47;\n"
 "add.s32 %r93,%r3,-616729560;\nxor.b32 %r94,%r93,%r86;\nxor.b32 %r95,%r94,%r92;\n"
@@ -26245,7 +25221,7 @@ static const char qlora__ptx_555[] =
 "add.s32 %r191,%r189,%r190;\nadd.s32 %r192,%r191,%r178;\nadd.s32 %r193,%r192,-393210;\n"
 "and.b32 %r194,%r186,65535;\nshr.u32 %r195,%r186,16;\nadd.s32 %r196,%r194,%r195;\n"
 "and.b32 %r197,%r188,65535;\nshr.u32 %r198,%r188,16;\n";
-static const char qlora__ptx_556[] =
+static const char qlora__ptx_533[] =
 "add.s32 %r199,%r197,%r198;\nadd.s32 %r200,%r199,%r196;\nxor.b32 %r201,%r15,2;\n"
 "mul.wide.u32 %rd84,%r201,-845247145;\nshr.u64 %rd85,%rd84,32;\ncvt.u32.u64 %r202,%rd85;\n"
 "xor.b32 %r203,%r19,%r202;\ncvt.u32.u64 %r204,%rd84;\nmul.wide.u32 %rd86,%r203,-766435501;\n"
@@ -26290,7 +25266,7 @@ static const char qlora__ptx_556[] =
 "setp.ge.s64 %p2,%rd119,%rd3;\n@%p2 bra $L__BB0_3;\ncvt.rn.f32.s32 %f4,%r1;\n"
 "mul.f32 %f5,%f4,%f1;\nshl.b64 %rd124,%rd6,3;\nadd.s64 %rd125,%rd116,%rd124;\n"
 "st.global.f32[%rd125+4],%f5;\n$L__BB0_3:\nret;\n}\n";
-static const char qlora__ptx_557[] =
+static const char qlora__ptx_534[] =
 ".visible .entry qlora_random_normal_bf16(\n.param .u64 qlora_random_normal_bf16_param_0,\n"
 ".param .u64 qlora_random_normal_bf16_param_1,\n.param .u32 qlora_random_normal_bf16_param_2,\n"
 ".param .u32 qlora_random_normal_bf16_param_3,\n.param .u32 qlora_random_normal_bf16_param_4,\n"
@@ -26345,7 +25321,7 @@ static const char qlora__ptx_557[] =
 "xor.b32 %r82,%r81,%r74;\nxor.b32 %r83,%r82,%r80;\ncvt.u32.u64 %r84,%rd38;\n"
 "mul.wide.u32 %rd42,%r78,-766435501;\nmul.wide.u32 %rd43,%r83,-845247145;\n"
 "shr.u64 %rd44,%rd43,32;\ncvt.u32.u64 %r85,%rd44;\n";
-static const char qlora__ptx_558[] =
+static const char qlora__ptx_535[] =
 "add.s32 %r86,%r2,-239350328;\nxor.b32 %r87,%r86,%r79;\nxor.b32 %r88,%r87,%r85;\n"
 "cvt.u32.u64 %r89,%rd43;\nshr.u64 %rd45,%rd42,32;\ncvt.u32.u64 %r90,%rd45;\n"
 "add.s32 %r91,%r3,-616729560;\nxor.b32 %r92,%r91,%r84;\nxor.b32 %r93,%r92,%r90;\n"
@@ -26397,7 +25373,7 @@ static const char qlora__ptx_558[] =
 "add.s32 %r189,%r187,%r188;\nadd.s32 %r190,%r189,%r176;\nadd.s32 %r191,%r190,-393210;\n"
 "and.b32 %r192,%r184,65535;\nshr.u32 %r193,%r184,16;\nadd.s32 %r194,%r192,%r193;\n"
 "and.b32 %r195,%r186,65535;\nshr.u32 %r196,%r186,16;\n";
-static const char qlora__ptx_559[] =
+static const char qlora__ptx_536[] =
 "add.s32 %r197,%r195,%r196;\nadd.s32 %r198,%r197,%r194;\nxor.b32 %r199,%r13,2;\n"
 "mul.wide.u32 %rd82,%r199,-845247145;\nshr.u64 %rd83,%rd82,32;\ncvt.u32.u64 %r200,%rd83;\n"
 "xor.b32 %r201,%r17,%r200;\ncvt.u32.u64 %r202,%rd82;\nmul.wide.u32 %rd84,%r201,-766435501;\n"
@@ -26448,15 +25424,15 @@ static const char qlora__ptx_559[] =
 "and.b32 %r292,%r286,2147483647;\nsetp.gt.u32 %p4,%r292,2139095040;\n"
 "selp.b32 %r293,32767,%r291,%p4;\nst.global.u16[%rd3+2],%r293;\n$L__BB1_3:\nret;\n}\n";
 static const char* const qlora__ptx_random_75[] = {
-qlora__ptx_554,
-qlora__ptx_555,
-qlora__ptx_556,
-qlora__ptx_557,
-qlora__ptx_558,
-qlora__ptx_559,
+qlora__ptx_531,
+qlora__ptx_532,
+qlora__ptx_533,
+qlora__ptx_534,
+qlora__ptx_535,
+qlora__ptx_536,
 0};
 
-static const char qlora__ptx_560[] =
+static const char qlora__ptx_537[] =
 ".visible .entry qlora_rope_f32(\n.param .u64 qlora_rope_f32_param_0,\n"
 ".param .u64 qlora_rope_f32_param_1,\n.param .u64 qlora_rope_f32_param_2,\n"
 ".param .u64 qlora_rope_f32_param_3,\n.param .u64 qlora_rope_f32_param_4,\n"
@@ -26509,7 +25485,7 @@ static const char qlora__ptx_560[] =
 "@%p13 bra $L__BB0_31;\nsetp.eq.s32 %p15,%r145,0;\n@%p15 bra $L__BB0_13;\nshl.b64 %rd101,%rd7,1;\n"
 "add.s64 %rd102,%rd1,%rd101;\nld.global.v2.u32{%r185,%r186},[%rd102];\nshl.b32 %r315,%r185,16;\n"
 "and.b32 %r316,%r185,-65536;\n";
-static const char qlora__ptx_561[] =
+static const char qlora__ptx_538[] =
 "shl.b32 %r317,%r186,16;\nand.b32 %r318,%r186,-65536;\nbra.uni $L__BB0_14;\n$L__BB0_39:\n"
 "setp.ge.u32 %p35,%r347,%r146;\n@%p35 bra $L__BB0_146;\nadd.s32 %r310,%r148,3;\n"
 "mov.u32 %r221,%ntid.x;\nmul.lo.s32 %r222,%r221,%r313;\nshl.b32 %r223,%r222,2;\n"
@@ -26561,7 +25537,7 @@ static const char qlora__ptx_561[] =
 "add.s64 %rd53,%rd84,%rd172;\nadd.s64 %rd54,%rd53,%rd226;\nshl.b64 %rd174,%rd169,1;\n"
 "add.s64 %rd175,%rd1,%rd174;\nld.global.u16 %r278,[%rd175];\nshl.b32 %r279,%r278,16;\n"
 "mov.b32 %f462,%r279;\n";
-static const char qlora__ptx_562[] =
+static const char qlora__ptx_539[] =
 "ld.global.f32 %f463,[%rd53];\nadd.f32 %f553,%f463,%f462;\nmul.wide.s32 %rd176,%r148,2;\n"
 "add.s64 %rd177,%rd175,%rd176;\nld.global.u16 %r280,[%rd177];\nshl.b32 %r281,%r280,16;\n"
 "mov.b32 %f464,%r281;\nld.global.f32 %f465,[%rd54];\nadd.f32 %f552,%f465,%f464;\n"
@@ -26612,7 +25588,7 @@ static const char qlora__ptx_562[] =
 "mul.rn.f32 %f329,%f519,%f326;\nfma.rn.f32 %f518,%f518,%f324,%f329;\nmov.f32 %f519,%f59;\n"
 "$L__BB0_47:\n@%p19 bra $L__BB0_49;\nst.global.f32[%rd19],%f519;\nst.global.f32[%rd20],%f518;\n"
 "$L__BB0_49:\nsetp.eq.s32 %p44,%r242,1;\nadd.s32 %r348,%r6,1;\n";
-static const char qlora__ptx_563[] =
+static const char qlora__ptx_540[] =
 "@%p44 bra $L__BB0_59;\nld.global.f32 %f330,[%rd21+4];\nld.global.f32 %f331,[%rd19+4];\n"
 "add.f32 %f521,%f331,%f330;\nld.global.f32 %f332,[%rd22+4];\nld.global.f32 %f333,[%rd20+4];\n"
 "add.f32 %f520,%f333,%f332;\n@%p42 bra $L__BB0_52;\nld.global.f32 %f334,[%rd15+4];\n"
@@ -26663,7 +25639,7 @@ static const char qlora__ptx_563[] =
 "ld.global.f32 %f380,[%rd238+12];\nld.global.f32 %f381,[%rd236+12];\nadd.f32 %f531,%f381,%f380;\n"
 "ld.global.f32 %f382,[%rd239+12];\nld.global.f32 %f383,[%rd237+12];\nadd.f32 %f530,%f383,%f382;\n"
 "@%p51 bra $L__BB0_75;\n";
-static const char qlora__ptx_564[] =
+static const char qlora__ptx_541[] =
 "add.s64 %rd153,%rd235,%rd23;\nld.global.f32 %f384,[%rd240+12];\nmul.f32 %f385,%f384,%f183;\n"
 "mul.rn.f32 %f386,%f530,%f385;\nneg.f32 %f387,%f386;\nld.global.f32 %f388,[%rd153+12];\n"
 "fma.rn.f32 %f95,%f531,%f388,%f387;\nmul.rn.f32 %f389,%f531,%f385;\n"
@@ -26714,7 +25690,7 @@ static const char qlora__ptx_564[] =
 "st.global.f32[%rd47+4],%f540;\n$L__BB0_103:\nld.global.f32 %f542,[%rd47+8];\n"
 "ld.global.f32 %f543,[%rd46+8];\n@%p72 bra $L__BB0_105;\nld.global.f32 %f420,[%rd49+8];\n"
 "mul.f32 %f421,%f420,%f183;\nmul.rn.f32 %f422,%f542,%f421;\n";
-static const char qlora__ptx_565[] =
+static const char qlora__ptx_542[] =
 "neg.f32 %f423,%f422;\nld.global.f32 %f424,[%rd48+8];\nfma.rn.f32 %f131,%f543,%f424,%f423;\n"
 "mul.rn.f32 %f425,%f543,%f421;\nfma.rn.f32 %f542,%f542,%f424,%f425;\nmov.f32 %f543,%f131;\n"
 "$L__BB0_105:\n@%p19 bra $L__BB0_107;\nst.global.f32[%rd46+8],%f543;\n"
@@ -26765,7 +25741,7 @@ static const char qlora__ptx_565[] =
 "or.pred %p34,%p19,%p32;\n@%p34 bra $L__BB0_146;\nadd.s64 %rd221,%rd3,%rd86;\n"
 "add.s64 %rd220,%rd221,%rd10;\nshl.b64 %rd219,%rd220,2;\nadd.s64 %rd218,%rd84,%rd219;\n"
 "add.s64 %rd217,%rd3,%rd10;\nshl.b64 %rd216,%rd217,2;\nadd.s64 %rd215,%rd84,%rd216;\n";
-static const char qlora__ptx_566[] =
+static const char qlora__ptx_543[] =
 "st.global.v4.u32[%rd215],{%r342,%r341,%r340,%r339};\n"
 "st.global.v4.u32[%rd218],{%r346,%r345,%r344,%r343};\nbra.uni $L__BB0_146;\n$L__BB0_13:\n"
 "shl.b64 %rd103,%rd7,2;\nadd.s64 %rd104,%rd1,%rd103;\n"
@@ -26816,7 +25792,7 @@ static const char qlora__ptx_566[] =
 "add.f32 %f515,%f237,%f236;\nmov.b32 %f238,%r343;\nmov.b32 %f239,%r330;\n"
 "add.f32 %f514,%f239,%f238;\nsetp.ge.u32 %p23,%r306,%r147;\n@%p23 bra $L__BB0_29;\n"
 "mul.f32 %f240,%f188,%f183;\nmul.rn.f32 %f241,%f517,%f240;\n";
-static const char qlora__ptx_567[] =
+static const char qlora__ptx_544[] =
 "neg.f32 %f242,%f241;\nfma.rn.f32 %f41,%f513,%f184,%f242;\nmul.rn.f32 %f243,%f513,%f240;\n"
 "fma.rn.f32 %f517,%f517,%f184,%f243;\nmul.f32 %f244,%f189,%f183;\nmul.rn.f32 %f245,%f516,%f244;\n"
 "neg.f32 %f246,%f245;\nfma.rn.f32 %f43,%f512,%f185,%f246;\nmul.rn.f32 %f247,%f512,%f244;\n"
@@ -26834,17 +25810,17 @@ static const char qlora__ptx_567[] =
 "add.s32 %r314,%r314,%r300;\nsetp.lt.u32 %p105,%r314,%r156;\nadd.s32 %r313,%r313,1;\n"
 "@%p105 bra $L__BB0_9;\n$L__BB0_147:\nret;\n}\n";
 static const char* const qlora__ptx_rope_75[] = {
-qlora__ptx_560,
-qlora__ptx_561,
-qlora__ptx_562,
-qlora__ptx_563,
-qlora__ptx_564,
-qlora__ptx_565,
-qlora__ptx_566,
-qlora__ptx_567,
+qlora__ptx_537,
+qlora__ptx_538,
+qlora__ptx_539,
+qlora__ptx_540,
+qlora__ptx_541,
+qlora__ptx_542,
+qlora__ptx_543,
+qlora__ptx_544,
 0};
 
-static const char qlora__ptx_568[] =
+static const char qlora__ptx_545[] =
 ".visible .entry qlora_rope_bf16(\n.param .u64 qlora_rope_bf16_param_0,\n"
 ".param .u64 qlora_rope_bf16_param_1,\n.param .u64 qlora_rope_bf16_param_2,\n"
 ".param .u64 qlora_rope_bf16_param_3,\n.param .u64 qlora_rope_bf16_param_4,\n"
@@ -26896,7 +25872,7 @@ static const char qlora__ptx_568[] =
 "ld.global.v4.f32{%f130,%f131,%f132,%f133},[%rd6+16];\n"
 "ld.global.v4.f32{%f134,%f135,%f136,%f137},[%rd86+16];\nshl.b32 %r628,%r319,16;\n"
 "and.b32 %r627,%r319,-65536;\nshl.b32 %r626,%r320,16;\nand.b32 %r625,%r320,-65536;\n";
-static const char qlora__ptx_569[] =
+static const char qlora__ptx_546[] =
 "shl.b32 %r624,%r321,16;\nand.b32 %r623,%r321,-65536;\nshl.b32 %r622,%r322,16;\n"
 "and.b32 %r621,%r322,-65536;\nshl.b32 %r636,%r327,16;\nand.b32 %r635,%r327,-65536;\n"
 "shl.b32 %r634,%r328,16;\nand.b32 %r633,%r328,-65536;\nshl.b32 %r632,%r329,16;\n"
@@ -26948,7 +25924,7 @@ static const char qlora__ptx_569[] =
 "add.s64 %rd41,%rd40,%rd141;\nld.global.u16 %r533,[%rd41];\nshl.b32 %r534,%r533,16;\n"
 "mov.b32 %f547,%r534;\nadd.f32 %f598,%f545,%f547;\nadd.s64 %rd143,%rd4,%rd37;\n"
 "shl.b64 %rd144,%rd143,2;\n";
-static const char qlora__ptx_570[] =
+static const char qlora__ptx_547[] =
 "add.s64 %rd42,%rd65,%rd144;\nadd.s32 %r535,%r690,%r302;\ncvt.s64.s32 %rd145,%r535;\n"
 "add.s64 %rd146,%rd4,%rd145;\nshl.b64 %rd147,%rd146,2;\nadd.s64 %rd43,%rd65,%rd147;\n"
 "setp.ge.u32 %p80,%r685,%r301;\n@%p80 bra $L__BB0_113;\nld.global.f32 %f548,[%rd42];\n"
@@ -26998,7 +25974,7 @@ static const char qlora__ptx_570[] =
 "mul.wide.s32 %rd176,%r302,4;\nadd.s64 %rd175,%rd23,%rd176;\nsetp.ge.u32 %p94,%r685,%r301;\n"
 "ld.global.u16 %r465,[%rd21+4];\nshl.b32 %r466,%r465,16;\nmov.b32 %f416,%r466;\n"
 "ld.global.u16 %r467,[%rd22+4];\nshl.b32 %r468,%r467,16;\n";
-static const char qlora__ptx_571[] =
+static const char qlora__ptx_548[] =
 "mov.b32 %f417,%r468;\nld.global.f32 %f418,[%rd23+8];\nadd.f32 %f573,%f418,%f416;\n"
 "ld.global.f32 %f419,[%rd175+8];\nadd.f32 %f572,%f419,%f417;\n@%p94 bra $L__BB0_52;\n"
 "ld.global.f32 %f420,[%rd16+8];\nmul.f32 %f421,%f420,%f121;\nmul.rn.f32 %f422,%f572,%f421;\n"
@@ -27049,7 +26025,7 @@ static const char qlora__ptx_571[] =
 "fma.rn.f32 %f57,%f581,%f472,%f471;\nmul.rn.f32 %f473,%f581,%f469;\n"
 "fma.rn.f32 %f580,%f580,%f472,%f473;\nmov.f32 %f581,%f57;\n$L__BB0_69:\n@%p19 bra $L__BB0_71;\n"
 "cvt.rn.bf16.f32 %rs18,%f581;\nst.global.u16[%rd26+6],%rs18;\n";
-static const char qlora__ptx_572[] =
+static const char qlora__ptx_549[] =
 "cvt.rn.bf16.f32 %rs19,%f580;\nst.global.u16[%rd27+6],%rs19;\n$L__BB0_71:\n"
 "cvt.s64.s32 %rd171,%r686;\ncvt.u32.u64 %r486,%rd171;\nadd.s32 %r487,%r486,3;\n"
 "add.s32 %r686,%r486,4;\nsetp.lt.s32 %p52,%r487,%r277;\nsetp.lt.s32 %p53,%r686,%r302;\n"
@@ -27100,7 +26076,7 @@ static const char qlora__ptx_572[] =
 "neg.f32 %f511,%f510;\nld.global.f32 %f512,[%rd35+4];\nfma.rn.f32 %f87,%f591,%f512,%f511;\n"
 "mul.rn.f32 %f513,%f591,%f509;\nfma.rn.f32 %f590,%f590,%f512,%f513;\nmov.f32 %f591,%f87;\n"
 "$L__BB0_94:\n@%p19 bra $L__BB0_96;\ncvt.rn.bf16.f32 %rs28,%f591;\nst.global.u16[%rd33+2],%rs28;\n";
-static const char qlora__ptx_573[] =
+static const char qlora__ptx_550[] =
 "cvt.rn.bf16.f32 %rs29,%f590;\nst.global.u16[%rd34+2],%rs29;\n$L__BB0_96:\n"
 "ld.global.u16 %r509,[%rd34+4];\nshl.b32 %r510,%r509,16;\nmov.b32 %f592,%r510;\n"
 "ld.global.u16 %r511,[%rd33+4];\nshl.b32 %r512,%r511,16;\nmov.b32 %f593,%r512;\n"
@@ -27151,7 +26127,7 @@ static const char qlora__ptx_573[] =
 "add.f32 %f172,%f171,%f170;\nmov.b32 %r633,%f172;\nshl.b32 %r381,%r329,16;\nmov.b32 %f173,%r381;\n"
 "mov.b32 %f174,%r601;\nadd.f32 %f175,%f174,%f173;\nmov.b32 %r632,%f175;\n"
 "and.b32 %r382,%r329,-65536;\nmov.b32 %f176,%r382;\nmov.b32 %f177,%r602;\n";
-static const char qlora__ptx_574[] =
+static const char qlora__ptx_551[] =
 "add.f32 %f178,%f177,%f176;\nmov.b32 %r631,%f178;\nshl.b32 %r383,%r330,16;\nmov.b32 %f179,%r383;\n"
 "mov.b32 %f180,%r603;\nadd.f32 %f181,%f180,%f179;\nmov.b32 %r630,%f181;\n"
 "and.b32 %r384,%r330,-65536;\nmov.b32 %f182,%r384;\nmov.b32 %f183,%r604;\n"
@@ -27204,7 +26180,7 @@ static const char qlora__ptx_574[] =
 "and.b32 %r681,%r340,-65536;\nshl.b32 %r680,%r341,16;\nand.b32 %r679,%r341,-65536;\n"
 "shl.b32 %r678,%r342,16;\nand.b32 %r677,%r342,-65536;\n@%p90 bra $L__BB0_30;\n"
 "setp.eq.s32 %p22,%r299,0;\n";
-static const char qlora__ptx_575[] =
+static const char qlora__ptx_552[] =
 "@%p22 bra $L__BB0_25;\nshl.b64 %rd95,%rd10,1;\nadd.s64 %rd96,%rd1,%rd95;\n"
 "ld.global.v2.u32{%r393,%r394},[%rd96];\nshl.b32 %r637,%r393,16;\nand.b32 %r638,%r393,-65536;\n"
 "shl.b32 %r639,%r394,16;\nand.b32 %r640,%r394,-65536;\nld.global.v2.u32{%r397,%r398},[%rd96+8];\n"
@@ -27254,7 +26230,7 @@ static const char qlora__ptx_575[] =
 "neg.f32 %f331,%f330;\nmov.b32 %f332,%r674;\nfma.rn.f32 %f333,%f332,%f124,%f331;\n"
 "mul.rn.f32 %f334,%f332,%f328;\nfma.rn.f32 %f335,%f329,%f124,%f334;\nmov.b32 %r682,%f335;\n"
 "mov.b32 %r674,%f333;\nmul.f32 %f336,%f129,%f121;\n";
-static const char qlora__ptx_576[] =
+static const char qlora__ptx_553[] =
 "mov.b32 %f337,%r681;\nmul.rn.f32 %f338,%f337,%f336;\nneg.f32 %f339,%f338;\nmov.b32 %f340,%r673;\n"
 "fma.rn.f32 %f341,%f340,%f125,%f339;\nmul.rn.f32 %f342,%f340,%f336;\n"
 "fma.rn.f32 %f343,%f337,%f125,%f342;\nmov.b32 %r681,%f343;\nmov.b32 %r673,%f341;\n"
@@ -27288,18 +26264,18 @@ static const char qlora__ptx_576[] =
 "$L__BB0_121:\nmov.u32 %r546,%ntid.x;\nadd.s32 %r588,%r588,%r546;\nsetp.lt.u32 %p88,%r588,%r310;\n"
 "add.s32 %r587,%r587,1;\n@%p88 bra $L__BB0_9;\n$L__BB0_122:\nret;\n}\n";
 static const char* const qlora__ptx_rope_bf16_80[] = {
-qlora__ptx_568,
-qlora__ptx_569,
-qlora__ptx_570,
-qlora__ptx_571,
-qlora__ptx_572,
-qlora__ptx_573,
-qlora__ptx_574,
-qlora__ptx_575,
-qlora__ptx_576,
+qlora__ptx_545,
+qlora__ptx_546,
+qlora__ptx_547,
+qlora__ptx_548,
+qlora__ptx_549,
+qlora__ptx_550,
+qlora__ptx_551,
+qlora__ptx_552,
+qlora__ptx_553,
 0};
 
-static const char qlora__ptx_577[] =
+static const char qlora__ptx_554[] =
 ".visible .entry qlora_elementwise_add_f32(\n.param .u64 qlora_elementwise_add_f32_param_0,\n"
 ".param .u64 qlora_elementwise_add_f32_param_1,\n.param .u64 qlora_elementwise_add_f32_param_2,\n"
 ".param .u64 qlora_elementwise_add_f32_param_3,\n.param .u64 qlora_elementwise_add_f32_param_4,\n"
@@ -27352,10 +26328,10 @@ static const char qlora__ptx_577[] =
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB0_31;\nst.global.f32[%rd14+4],%f2;\n$L__BB0_31:\n"
 "setp.lt.s64 %p19,%rd3,3;\n@%p19 bra $L__BB0_33;\nst.global.f32[%rd14+8],%f3;\n$L__BB0_33:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB0_36;\n";
-static const char qlora__ptx_578[] =
+static const char qlora__ptx_555[] =
 "st.global.f32[%rd14+12],%f4;\n$L__BB0_36:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB0_6;\n$L__BB0_37:\nret;\n}\n";
-static const char qlora__ptx_579[] =
+static const char qlora__ptx_556[] =
 ".visible .entry qlora_elementwise_scale_f32(\n.param .u64 qlora_elementwise_scale_f32_param_0,\n"
 ".param .u64 qlora_elementwise_scale_f32_param_1,\n"
 ".param .u64 qlora_elementwise_scale_f32_param_2,\n"
@@ -27399,7 +26375,7 @@ static const char qlora__ptx_579[] =
 "setp.lt.s64 %p13,%rd3,4;\n@%p13 bra $L__BB1_23;\nst.global.f32[%rd11+12],%f4;\n$L__BB1_23:\n"
 "add.s64 %rd34,%rd34,%rd4;\nsetp.lt.s64 %p14,%rd34,%rd17;\n@%p14 bra $L__BB1_3;\n$L__BB1_24:\n"
 "ret;\n}\n";
-static const char qlora__ptx_580[] =
+static const char qlora__ptx_557[] =
 ".visible .entry qlora_elementwise_fill_f32(\n.param .u64 qlora_elementwise_fill_f32_param_0,\n"
 ".param .u64 qlora_elementwise_fill_f32_param_1,\n"
 ".param .u64 qlora_elementwise_fill_f32_param_2,\n"
@@ -27426,7 +26402,7 @@ static const char qlora__ptx_580[] =
 "setp.lt.s64 %p9,%rd3,4;\n@%p9 bra $L__BB2_13;\nst.global.f32[%rd8+12],%f1;\n$L__BB2_13:\n"
 "add.s64 %rd23,%rd23,%rd4;\nsetp.lt.s64 %p10,%rd23,%rd12;\n@%p10 bra $L__BB2_3;\n$L__BB2_14:\n"
 "ret;\n}\n";
-static const char qlora__ptx_581[] =
+static const char qlora__ptx_558[] =
 ".visible .entry qlora_softmax_copy_b32(\n.param .u64 qlora_softmax_copy_b32_param_0,\n"
 ".param .u64 qlora_softmax_copy_b32_param_1,\n.param .u64 qlora_softmax_copy_b32_param_2,\n"
 ".param .u64 qlora_softmax_copy_b32_param_3,\n.param .u64 qlora_softmax_copy_b32_param_4,\n"
@@ -27480,12 +26456,12 @@ static const char qlora__ptx_581[] =
 "ld.global.u32 %r26,[%rd31+4];\nst.global.u32[%rd32+4],%r26;\n@%p16 bra $L__BB3_20;\n"
 "ld.global.u32 %r27,[%rd31+8];\nst.global.u32[%rd32+8],%r27;\n$L__BB3_20:\n"
 "add.s64 %rd79,%rd79,%rd14;\n";
-static const char qlora__ptx_582[] =
+static const char qlora__ptx_559[] =
 "setp.lt.s64 %p17,%rd79,%rd42;\n@%p17 bra $L__BB3_10;\nadd.s64 %rd77,%rd77,%rd6;\n"
 "setp.lt.s64 %p18,%rd77,%rd41;\n@%p18 bra $L__BB3_9;\nbra.uni $L__BB3_22;\n$L__BB3_7:\n"
 "add.s64 %rd77,%rd77,%rd6;\nsetp.lt.s64 %p8,%rd77,%rd41;\n@%p8 bra $L__BB3_7;\n$L__BB3_22:\nret;\n"
 "}\n";
-static const char qlora__ptx_583[] =
+static const char qlora__ptx_560[] =
 ".visible .entry qlora_softmax_transpose_b32(\n.param .u64 qlora_softmax_transpose_b32_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_2,\n"
@@ -27541,7 +26517,7 @@ static const char qlora__ptx_583[] =
 "@%p16 bra $L__BB4_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r80;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r55,%r80,132,%r24;\n"
 "shl.b32 %r56,%r1,2;\nand.b32 %r57,%r56,124;\nadd.s32 %r10,%r55,%r57;\n";
-static const char qlora__ptx_584[] =
+static const char qlora__ptx_561[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB4_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,2;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u32 %r58,[%rd65];\nst.shared.u32[%r10],%r58;\n$L__BB4_17:\nadd.s32 %r11,%r80,8;\n"
@@ -27592,9 +26568,9 @@ static const char qlora__ptx_584[] =
 "$L__BB4_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b32_param_6];\n"
 "mov.u32 %r79,%nctaid.z;\ncvt.u64.u32 %rd121,%r79;\nadd.s64 %rd125,%rd125,%rd121;\n"
 "setp.lt.s64 %p56,%rd125,%rd122;\n";
-static const char qlora__ptx_585[] =
+static const char qlora__ptx_562[] =
 "@%p56 bra $L__BB4_2;\n$L__BB4_44:\nret;\n}\n";
-static const char qlora__ptx_586[] =
+static const char qlora__ptx_563[] =
 ".visible .entry qlora_norm_rms_dw_sum(\n.param .u64 qlora_norm_rms_dw_sum_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_sum_param_1,\n.param .u32 qlora_norm_rms_dw_sum_param_2,\n"
 ".param .u32 qlora_norm_rms_dw_sum_param_3,\n.param .u32 qlora_norm_rms_dw_sum_param_4\n)\n{\n"
@@ -27624,7 +26600,7 @@ static const char qlora__ptx_586[] =
 "cvta.to.global.u64 %rd22,%rd12;\nmul.wide.s32 %rd23,%r1,4;\nadd.s64 %rd11,%rd22,%rd23;\n"
 "setp.eq.s32 %p7,%r13,0;\n@%p7 bra $L__BB5_11;\nld.global.f32 %f22,[%rd11];\n"
 "add.f32 %f27,%f27,%f22;\n$L__BB5_11:\nst.global.f32[%rd11],%f27;\n$L__BB5_12:\nret;\n}\n";
-static const char qlora__ptx_587[] =
+static const char qlora__ptx_564[] =
 ".visible .entry qlora_loss_sum(\n.param .u64 qlora_loss_sum_param_0,\n"
 ".param .u64 qlora_loss_sum_param_1,\n.param .u64 qlora_loss_sum_param_2,\n"
 ".param .u64 qlora_loss_sum_param_3,\n.param .u64 qlora_loss_sum_param_4,\n"
@@ -27675,7 +26651,7 @@ static const char qlora__ptx_587[] =
 "add.s64 %rd114,%rd114,4096;\nadd.s64 %rd113,%rd113,4096;\nadd.s64 %rd112,%rd112,1024;\n"
 "setp.lt.s64 %p21,%rd112,%rd59;\n@%p21 bra $L__BB6_9;\nbra.uni $L__BB6_34;\n$L__BB6_18:\n"
 "mov.u32 %r21,%tid.x;\ncvt.s64.s32 %rd121,%r21;\nsetp.eq.s64 %p22,%rd2,0;\n";
-static const char qlora__ptx_588[] =
+static const char qlora__ptx_565[] =
 "mov.f64 %fd155,0d0000000000000000;\nmov.f64 %fd154,%fd155;\n@%p22 bra $L__BB6_23;\n"
 "ld.param.u64 %rd102,[qlora_loss_sum_param_1];\nld.param.u64 %rd101,[qlora_loss_sum_param_0];\n"
 "cvt.s64.s32 %rd121,%r3;\ncvta.to.global.u64 %rd81,%rd101;\nmul.wide.s32 %rd82,%r3,4;\n"
@@ -27726,7 +26702,7 @@ static const char qlora__ptx_588[] =
 "add.f64 %fd109,%fd107,%fd108;\nst.shared.f64[%r2],%fd109;\n$L__BB6_42:\nbar.sync 0;\n"
 "setp.gt.s32 %p45,%r3,7;\n@%p45 bra $L__BB6_44;\nld.shared.f64 %fd110,[%r1];\n"
 "ld.shared.f64 %fd111,[%r1+64];\n";
-static const char qlora__ptx_589[] =
+static const char qlora__ptx_566[] =
 "add.f64 %fd112,%fd111,%fd110;\nst.shared.f64[%r1],%fd112;\nld.shared.f64 %fd113,[%r2+64];\n"
 "ld.shared.f64 %fd114,[%r2];\nadd.f64 %fd115,%fd113,%fd114;\nst.shared.f64[%r2],%fd115;\n"
 "$L__BB6_44:\nbar.sync 0;\nsetp.gt.s32 %p46,%r3,3;\n@%p46 bra $L__BB6_46;\n"
@@ -27751,22 +26727,22 @@ static const char qlora__ptx_589[] =
 "ld.shared.f64 %fd142,[_ZZ14qlora_loss_sumE11weight_lane];\nadd.f64 %fd143,%fd142,%fd141;\n"
 "cvt.rn.f32.f64 %f21,%fd143;\nst.global.f32[%rd93+8],%f21;\n$L__BB6_52:\nret;\n}\n";
 static const char* const qlora__ptx_shared_75[] = {
-qlora__ptx_577,
-qlora__ptx_578,
-qlora__ptx_579,
-qlora__ptx_580,
-qlora__ptx_581,
-qlora__ptx_582,
-qlora__ptx_583,
-qlora__ptx_584,
-qlora__ptx_585,
-qlora__ptx_586,
-qlora__ptx_587,
-qlora__ptx_588,
-qlora__ptx_589,
+qlora__ptx_554,
+qlora__ptx_555,
+qlora__ptx_556,
+qlora__ptx_557,
+qlora__ptx_558,
+qlora__ptx_559,
+qlora__ptx_560,
+qlora__ptx_561,
+qlora__ptx_562,
+qlora__ptx_563,
+qlora__ptx_564,
+qlora__ptx_565,
+qlora__ptx_566,
 0};
 
-static const char qlora__ptx_590[] =
+static const char qlora__ptx_567[] =
 ".visible .entry qlora_softmax_scores_f32(\n.param .u64 qlora_softmax_scores_f32_param_0,\n"
 ".param .u64 qlora_softmax_scores_f32_param_1,\n.param .u64 qlora_softmax_scores_f32_param_2,\n"
 ".param .u64 qlora_softmax_scores_f32_param_3,\n.param .u64 qlora_softmax_scores_f32_param_4,\n"
@@ -27799,7 +26775,7 @@ static const char qlora__ptx_590[] =
 "@%p13 bra $L__BB0_6;\nadd.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p14,%rd31,%rd19;\n"
 "@%p14 bra $L__BB0_5;\nbra.uni $L__BB0_10;\n$L__BB0_3:\nadd.s64 %rd31,%rd31,%rd4;\n"
 "setp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB0_3;\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_591[] =
+static const char qlora__ptx_568[] =
 ".visible .entry qlora_softmax_fwd_f32(\n.param .u64 qlora_softmax_fwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_1,\n.param .u64 qlora_softmax_fwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_3,\n.param .u64 qlora_softmax_fwd_f32_param_4,\n"
@@ -27853,7 +26829,7 @@ static const char qlora__ptx_591[] =
 "setp.lt.s64 %p15,%rd18,2;\nmov.f32 %f417,0fFF61B1E6;\nmov.f32 %f416,%f417;\n"
 "@%p15 bra $L__BB1_23;\nld.global.f32 %f416,[%rd19+4];\n$L__BB1_23:\nsetp.lt.s64 %p16,%rd18,3;\n"
 "@%p16 bra $L__BB1_25;\nld.global.f32 %f417,[%rd19+8];\n$L__BB1_25:\n";
-static const char qlora__ptx_592[] =
+static const char qlora__ptx_569[] =
 "setp.lt.s64 %p17,%rd18,4;\nmov.f32 %f418,0fFF61B1E6;\n@%p17 bra $L__BB1_27;\n"
 "ld.global.f32 %f418,[%rd19+12];\n$L__BB1_27:\nmax.f32 %f86,%f419,%f415;\n"
 "max.f32 %f87,%f86,%f416;\nmax.f32 %f88,%f87,%f417;\nmax.f32 %f419,%f88,%f418;\n"
@@ -27906,7 +26882,7 @@ static const char qlora__ptx_592[] =
 "mov.f32 %f123,0f3FB8AA3B;\nfma.rn.f32 %f124,%f113,%f123,%f122;\nmov.f32 %f125,0f32A57060;\n"
 "fma.rn.f32 %f126,%f113,%f125,%f124;\nmov.b32 %r135,%f120;\nshl.b32 %r136,%r135,23;\n"
 "mov.b32 %f127,%r136;\nex2.approx.ftz.f32 %f128,%f126;\nmul.f32 %f423,%f128,%f127;\n$L__BB1_48:\n";
-static const char qlora__ptx_593[] =
+static const char qlora__ptx_570[] =
 "add.f32 %f22,%f436,%f423;\nadd.s64 %rd73,%rd100,1;\nsetp.ge.s64 %p42,%rd73,%rd2;\n"
 "@%p42 bra $L__BB1_50;\nmov.b32 %f130,%r241;\nsub.f32 %f131,%f130,%f419;\n"
 "mov.f32 %f132,0f3F000000;\nmov.f32 %f133,0f3BBB989D;\nfma.rn.f32 %f134,%f131,%f133,%f132;\n"
@@ -27956,7 +26932,7 @@ static const char qlora__ptx_593[] =
 "mov.f32 %f212,0f437C0000;\nfma.rm.f32 %f213,%f210,%f212,%f211;\nadd.f32 %f214,%f213,0fCB40007F;\n"
 "neg.f32 %f215,%f214;\nmov.f32 %f216,0f3FB8AA3B;\nfma.rn.f32 %f217,%f206,%f216,%f215;\n"
 "mov.f32 %f218,0f32A57060;\n";
-static const char qlora__ptx_594[] =
+static const char qlora__ptx_571[] =
 "fma.rn.f32 %f219,%f206,%f218,%f217;\nmov.b32 %r145,%f213;\nshl.b32 %r146,%r145,23;\n"
 "mov.b32 %f220,%r146;\nex2.approx.ftz.f32 %f221,%f219;\nmul.f32 %f433,%f221,%f220;\n$L__BB1_68:\n"
 "add.f32 %f46,%f43,%f433;\nadd.s64 %rd79,%rd101,2;\nsetp.ge.s64 %p52,%rd79,%rd2;\n"
@@ -28007,7 +26983,7 @@ static const char qlora__ptx_594[] =
 "add.f32 %f271,%f269,%f270;\nmov.b32 %r195,%f271;\nmov.u32 %r196,2;\n"
 "shfl.sync.bfly.b32 %r197|%p66,%r195,%r196,%r185,%r187;\nmov.b32 %f272,%r197;\n"
 "add.f32 %f273,%f271,%f272;\nmov.b32 %r198,%f273;\nmov.u32 %r199,1;\n";
-static const char qlora__ptx_595[] =
+static const char qlora__ptx_572[] =
 "shfl.sync.bfly.b32 %r200|%p67,%r198,%r199,%r185,%r187;\nmov.b32 %f274,%r200;\n"
 "add.f32 %f436,%f273,%f274;\n$L__BB1_82:\n@%p7 bra $L__BB1_120;\nsetp.eq.s16 %p72,%rs6,0;\n"
 "@%p72 bra $L__BB1_102;\nadd.s64 %rd31,%rd10,%rd7;\nmov.u64 %rd102,%rd3;\n$L__BB1_85:\n"
@@ -28057,7 +27033,7 @@ static const char qlora__ptx_595[] =
 "@%p83 bra $L__BB1_107;\nld.global.f32 %f441,[%rd39+4];\n$L__BB1_107:\nsetp.lt.s64 %p84,%rd38,3;\n"
 "mov.f32 %f443,0f00000000;\nmov.f32 %f442,%f443;\n@%p84 bra $L__BB1_109;\n"
 "ld.global.f32 %f442,[%rd39+8];\n$L__BB1_109:\n";
-static const char qlora__ptx_596[] =
+static const char qlora__ptx_573[] =
 "setp.lt.s64 %p85,%rd38,4;\n@%p85 bra $L__BB1_111;\nld.global.f32 %f443,[%rd39+12];\n"
 "$L__BB1_111:\nadd.s64 %rd91,%rd10,%rd7;\nadd.s64 %rd92,%rd91,%rd103;\n"
 "cvta.to.global.u64 %rd93,%rd46;\nshl.b64 %rd94,%rd92,2;\nadd.s64 %rd40,%rd93,%rd94;\n"
@@ -28097,7 +27073,7 @@ static const char qlora__ptx_596[] =
 "@%p90 bra $L__BB1_103;\n$L__BB1_120:\nmov.u32 %r228,%nctaid.y;\ncvt.u64.u32 %rd95,%r228;\n"
 "add.s64 %rd97,%rd97,%rd95;\nsetp.lt.s64 %p91,%rd97,%rd49;\n@%p91 bra $L__BB1_6;\n$L__BB1_121:\n"
 "ret;\n}\n";
-static const char qlora__ptx_597[] =
+static const char qlora__ptx_574[] =
 ".visible .entry qlora_softmax_bwd_f32(\n.param .u64 qlora_softmax_bwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_1,\n.param .u64 qlora_softmax_bwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_3,\n.param .u64 qlora_softmax_bwd_f32_param_4,\n"
@@ -28152,7 +27128,7 @@ static const char qlora__ptx_597[] =
 "setp.lt.s64 %p14,%rd18,3;\nmov.u32 %r173,0;\nmov.u32 %r172,%r173;\n@%p14 bra $L__BB2_19;\n"
 "ld.global.u32 %r172,[%rd19+8];\n$L__BB2_19:\nadd.s64 %rd77,%rd96,%rd15;\nshl.b64 %rd78,%rd77,2;\n"
 "add.s64 %rd20,%rd2,%rd78;\n@%p11 bra $L__BB2_26;\nbra.uni $L__BB2_20;\n$L__BB2_26:\n";
-static const char qlora__ptx_598[] =
+static const char qlora__ptx_575[] =
 "ld.global.v4.u32{%r177,%r178,%r179,%r180},[%rd20];\nbra.uni $L__BB2_27;\n$L__BB2_20:\n"
 "setp.lt.s64 %p16,%rd18,1;\nmov.u32 %r178,0;\nmov.u32 %r177,%r178;\n@%p16 bra $L__BB2_22;\n"
 "ld.global.u32 %r177,[%rd20];\n$L__BB2_22:\nsetp.lt.s64 %p17,%rd18,2;\n@%p17 bra $L__BB2_24;\n"
@@ -28203,7 +27179,7 @@ static const char qlora__ptx_598[] =
 "add.s32 %r131,%r130,%r129;\nld.shared.f32 %f133,[%r131];\n$L__BB2_51:\nmov.b32 %r132,%f133;\n"
 "mov.u32 %r133,31;\nmov.u32 %r134,16;\nmov.u32 %r135,-1;\n"
 "shfl.sync.bfly.b32 %r136|%p37,%r132,%r134,%r133,%r135;\nmov.b32 %f88,%r136;\n";
-static const char qlora__ptx_599[] =
+static const char qlora__ptx_576[] =
 "add.f32 %f89,%f133,%f88;\nmov.b32 %r137,%f89;\nmov.u32 %r138,8;\n"
 "shfl.sync.bfly.b32 %r139|%p38,%r137,%r138,%r133,%r135;\nmov.b32 %f90,%r139;\n"
 "add.f32 %f91,%f89,%f90;\nmov.b32 %r140,%f91;\nmov.u32 %r141,4;\n"
@@ -28255,7 +27231,7 @@ static const char qlora__ptx_599[] =
 "mov.f32 %f142,%f143;\n@%p62 bra $L__BB2_98;\nld.global.f32 %f142,[%rd36+8];\n$L__BB2_98:\n"
 "@%p63 bra $L__BB2_100;\nld.global.f32 %f143,[%rd36+12];\n$L__BB2_100:\n"
 "sub.f32 %f118,%f140,%f132;\nmul.f32 %f49,%f136,%f118;\nsub.f32 %f119,%f141,%f132;\n";
-static const char qlora__ptx_600[] =
+static const char qlora__ptx_577[] =
 "mul.f32 %f50,%f137,%f119;\nsub.f32 %f120,%f142,%f132;\nmul.f32 %f51,%f138,%f120;\n"
 "sub.f32 %f121,%f143,%f132;\nmul.f32 %f52,%f139,%f121;\nadd.s64 %rd93,%rd16,%rd99;\n"
 "shl.b64 %rd94,%rd93,2;\nadd.s64 %rd37,%rd1,%rd94;\n@%p60 bra $L__BB2_102;\n"
@@ -28265,20 +27241,20 @@ static const char qlora__ptx_600[] =
 "setp.gt.s64 %p72,%rd5,%rd99;\n@%p72 bra $L__BB2_84;\n$L__BB2_109:\nadd.s64 %rd95,%rd95,%rd12;\n"
 "setp.lt.s64 %p73,%rd95,%rd49;\n@%p73 bra $L__BB2_8;\n$L__BB2_110:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_75[] = {
-qlora__ptx_590,
-qlora__ptx_591,
-qlora__ptx_592,
-qlora__ptx_593,
-qlora__ptx_594,
-qlora__ptx_595,
-qlora__ptx_596,
-qlora__ptx_597,
-qlora__ptx_598,
-qlora__ptx_599,
-qlora__ptx_600,
+qlora__ptx_567,
+qlora__ptx_568,
+qlora__ptx_569,
+qlora__ptx_570,
+qlora__ptx_571,
+qlora__ptx_572,
+qlora__ptx_573,
+qlora__ptx_574,
+qlora__ptx_575,
+qlora__ptx_576,
+qlora__ptx_577,
 0};
 
-static const char qlora__ptx_601[] =
+static const char qlora__ptx_578[] =
 ".visible .entry qlora_softmax_copy_b16(\n.param .u64 qlora_softmax_copy_b16_param_0,\n"
 ".param .u64 qlora_softmax_copy_b16_param_1,\n.param .u64 qlora_softmax_copy_b16_param_2,\n"
 ".param .u64 qlora_softmax_copy_b16_param_3,\n.param .u64 qlora_softmax_copy_b16_param_4,\n"
@@ -28331,10 +27307,10 @@ static const char qlora__ptx_601[] =
 "st.global.u16[%rd32+4],%rs13;\n$L__BB0_20:\nadd.s64 %rd73,%rd73,%rd14;\n"
 "setp.lt.s64 %p16,%rd73,%rd42;\n@%p16 bra $L__BB0_10;\nadd.s64 %rd71,%rd71,%rd6;\n"
 "setp.lt.s64 %p17,%rd71,%rd41;\n@%p17 bra $L__BB0_9;\nbra.uni $L__BB0_22;\n";
-static const char qlora__ptx_602[] =
+static const char qlora__ptx_579[] =
 "$L__BB0_7:\nadd.s64 %rd71,%rd71,%rd6;\nsetp.lt.s64 %p8,%rd71,%rd41;\n@%p8 bra $L__BB0_7;\n"
 "$L__BB0_22:\nret;\n}\n";
-static const char qlora__ptx_603[] =
+static const char qlora__ptx_580[] =
 ".visible .entry qlora_softmax_transpose_b16(\n.param .u64 qlora_softmax_transpose_b16_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_2,\n"
@@ -28390,7 +27366,7 @@ static const char qlora__ptx_603[] =
 "@%p16 bra $L__BB1_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r66;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r52,%r66,66,%r24;\n"
 "shl.b32 %r53,%r1,1;\nand.b32 %r54,%r53,62;\nadd.s32 %r10,%r52,%r54;\n";
-static const char qlora__ptx_604[] =
+static const char qlora__ptx_581[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB1_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,1;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u16 %rs4,[%rd65];\nst.shared.u16[%r10],%rs4;\n$L__BB1_17:\nadd.s32 %r11,%r66,8;\n"
@@ -28440,9 +27416,9 @@ static const char qlora__ptx_604[] =
 "$L__BB1_42:\nbar.sync 0;\nadd.s64 %rd126,%rd126,%rd6;\nsetp.lt.s64 %p55,%rd126,%rd33;\n"
 "@%p55 bra $L__BB1_4;\n$L__BB1_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b16_param_6];\n"
 "mov.u32 %r65,%nctaid.z;\ncvt.u64.u32 %rd121,%r65;\nadd.s64 %rd125,%rd125,%rd121;\n";
-static const char qlora__ptx_605[] =
+static const char qlora__ptx_582[] =
 "setp.lt.s64 %p56,%rd125,%rd122;\n@%p56 bra $L__BB1_2;\n$L__BB1_44:\nret;\n}\n";
-static const char qlora__ptx_606[] =
+static const char qlora__ptx_583[] =
 ".visible .entry qlora_softmax_scores_bf16(\n.param .u64 qlora_softmax_scores_bf16_param_0,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_1,\n.param .u64 qlora_softmax_scores_bf16_param_2,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_3,\n.param .u64 qlora_softmax_scores_bf16_param_4,\n"
@@ -28477,7 +27453,7 @@ static const char qlora__ptx_606[] =
 "setp.lt.s64 %p13,%rd31,%rd19;\n@%p13 bra $L__BB2_5;\nbra.uni $L__BB2_11;\n$L__BB2_3:\n"
 "add.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB2_3;\n$L__BB2_11:\nret;\n"
 "}\n";
-static const char qlora__ptx_607[] =
+static const char qlora__ptx_584[] =
 ".visible .entry qlora_softmax_fwd_bf16(\n.param .u64 qlora_softmax_fwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_1,\n.param .u64 qlora_softmax_fwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_3,\n.param .u64 qlora_softmax_fwd_bf16_param_4,\n"
@@ -28531,7 +27507,7 @@ static const char qlora__ptx_607[] =
 "mov.b32 %f71,%r525;\nmov.b32 %f72,%r528;\nmov.b32 %f73,%r527;\nmov.b32 %f74,%r530;\n"
 "mov.b32 %f75,%r529;\nmov.b32 %f77,%r531;\nmov.f32 %f76,0fFF61B1E6;\n"
 "cvt.rn.bf16x2.f32 %r535,%f76,%f77;\n";
-static const char qlora__ptx_608[] =
+static const char qlora__ptx_585[] =
 "cvt.rn.bf16x2.f32 %r534,%f74,%f75;\ncvt.rn.bf16x2.f32 %r533,%f72,%f73;\n"
 "cvt.rn.bf16x2.f32 %r532,%f70,%f71;\n$L__BB3_26:\nshl.b32 %r178,%r532,16;\n"
 "and.b32 %r179,%r532,-65536;\nshl.b32 %r180,%r533,16;\nand.b32 %r181,%r533,-65536;\n"
@@ -28583,7 +27559,7 @@ static const char qlora__ptx_608[] =
 "max.f32 %f120,%f118,%f119;\nmov.b32 %r224,%f120;\nmov.u32 %r225,4;\n"
 "shfl.sync.bfly.b32 %r226|%p31,%r224,%r225,%r216,%r219;\nmov.b32 %f121,%r226;\n"
 "max.f32 %f122,%f120,%f121;\nmov.b32 %r227,%f122;\n";
-static const char qlora__ptx_609[] =
+static const char qlora__ptx_586[] =
 "mov.u32 %r228,2;\nshfl.sync.bfly.b32 %r229|%p32,%r227,%r228,%r216,%r219;\nmov.b32 %f123,%r229;\n"
 "max.f32 %f124,%f122,%f123;\nmov.b32 %r230,%f124;\nmov.u32 %r231,1;\n"
 "shfl.sync.bfly.b32 %r232|%p33,%r230,%r231,%r216,%r219;\nmov.b32 %f125,%r232;\n"
@@ -28635,7 +27611,7 @@ static const char qlora__ptx_609[] =
 "@%p54 bra $L__BB3_76;\nand.b32 %r292,%r552,-65536;\nmov.b32 %f166,%r292;\n"
 "sub.f32 %f167,%f166,%f718;\nmov.f32 %f168,0f3F000000;\nmov.f32 %f169,0f3BBB989D;\n"
 "fma.rn.f32 %f170,%f167,%f169,%f168;\ncvt.sat.f32.f32 %f171,%f170;\n";
-static const char qlora__ptx_610[] =
+static const char qlora__ptx_587[] =
 "mov.f32 %f172,0f4B400001;\nmov.f32 %f173,0f437C0000;\nfma.rm.f32 %f174,%f171,%f173,%f172;\n"
 "add.f32 %f175,%f174,0fCB40007F;\nneg.f32 %f176,%f175;\nmov.f32 %f177,0f3FB8AA3B;\n"
 "fma.rn.f32 %f178,%f167,%f177,%f176;\nmov.f32 %f179,0f32A57060;\n"
@@ -28685,7 +27661,7 @@ static const char qlora__ptx_610[] =
 "neg.f32 %f267,%f266;\nmov.f32 %f268,0f3FB8AA3B;\nfma.rn.f32 %f269,%f258,%f268,%f267;\n"
 "mov.f32 %f270,0f32A57060;\nfma.rn.f32 %f271,%f258,%f270,%f269;\nmov.b32 %r308,%f265;\n"
 "shl.b32 %r309,%r308,23;\nmov.b32 %f272,%r309;\nex2.approx.ftz.f32 %f273,%f271;\n";
-static const char qlora__ptx_611[] =
+static const char qlora__ptx_588[] =
 "mul.f32 %f728,%f273,%f272;\n$L__BB3_86:\nadd.f32 %f31,%f28,%f728;\nadd.s64 %rd77,%rd100,7;\n"
 "setp.ge.s64 %p60,%rd77,%rd3;\n@%p60 bra $L__BB3_88;\nand.b32 %r310,%r555,-65536;\n"
 "mov.b32 %f275,%r310;\nsub.f32 %f276,%f275,%f718;\nmov.f32 %f277,0f3F000000;\n"
@@ -28735,7 +27711,7 @@ static const char qlora__ptx_611[] =
 "add.f32 %f41,%f38,%f732;\nadd.s64 %rd81,%rd101,2;\nsetp.ge.s64 %p72,%rd81,%rd3;\n"
 "mov.f32 %f734,0f00000000;\nmov.f32 %f733,%f734;\n@%p72 bra $L__BB3_112;\n"
 "shl.b32 %r339,%r330,16;\nmov.b32 %f338,%r339;\n";
-static const char qlora__ptx_612[] =
+static const char qlora__ptx_589[] =
 "sub.f32 %f339,%f338,%f718;\nmov.f32 %f340,0f3F000000;\nmov.f32 %f341,0f3BBB989D;\n"
 "fma.rn.f32 %f342,%f339,%f341,%f340;\ncvt.sat.f32.f32 %f343,%f342;\nmov.f32 %f344,0f4B400001;\n"
 "mov.f32 %f345,0f437C0000;\nfma.rm.f32 %f346,%f343,%f345,%f344;\nadd.f32 %f347,%f346,0fCB40007F;\n"
@@ -28785,7 +27761,7 @@ static const char qlora__ptx_612[] =
 "add.f32 %f437,%f436,0fCB40007F;\nneg.f32 %f438,%f437;\nmov.f32 %f439,0f3FB8AA3B;\n"
 "fma.rn.f32 %f440,%f429,%f439,%f438;\nmov.f32 %f441,0f32A57060;\n"
 "fma.rn.f32 %f442,%f429,%f441,%f440;\n";
-static const char qlora__ptx_613[] =
+static const char qlora__ptx_590[] =
 "mov.b32 %r355,%f436;\nshl.b32 %r356,%r355,23;\nmov.b32 %f443,%r356;\n"
 "ex2.approx.ftz.f32 %f444,%f442;\nmul.f32 %f738,%f444,%f443;\n$L__BB3_122:\n"
 "add.f32 %f739,%f56,%f738;\nadd.s64 %rd101,%rd101,%rd5;\nsetp.gt.s64 %p78,%rd3,%rd101;\n"
@@ -28837,7 +27813,7 @@ static const char qlora__ptx_613[] =
 "mov.u32 %r569,%r570;\n@%p102 bra $L__BB3_146;\nld.global.u16 %r420,[%rd31+8];\n"
 "shl.b32 %r569,%r420,16;\n$L__BB3_146:\nsetp.lt.s64 %p103,%rd30,6;\n@%p103 bra $L__BB3_148;\n"
 "ld.global.u16 %r422,[%rd31+10];\nshl.b32 %r570,%r422,16;\n$L__BB3_148:\n";
-static const char qlora__ptx_614[] =
+static const char qlora__ptx_591[] =
 "setp.lt.s64 %p104,%rd30,7;\nmov.u32 %r571,0;\n@%p104 bra $L__BB3_150;\n"
 "ld.global.u16 %r424,[%rd31+12];\nshl.b32 %r571,%r424,16;\n$L__BB3_150:\nmov.b32 %f465,%r566;\n"
 "mov.b32 %f466,%r565;\nmov.b32 %f467,%r568;\nmov.b32 %f468,%r567;\nmov.b32 %f469,%r570;\n"
@@ -28886,7 +27862,7 @@ static const char qlora__ptx_614[] =
 "mul.f32 %f570,%f569,%f568;\ndiv.rn.f32 %f480,%f570,%f739;\nmov.b32 %f571,%r444;\n"
 "sub.f32 %f572,%f571,%f718;\nfma.rn.f32 %f573,%f572,%f484,%f483;\ncvt.sat.f32.f32 %f574,%f573;\n"
 "fma.rm.f32 %f575,%f574,%f488,%f487;\n";
-static const char qlora__ptx_615[] =
+static const char qlora__ptx_592[] =
 "add.f32 %f576,%f575,0fCB40007F;\nneg.f32 %f577,%f576;\nfma.rn.f32 %f578,%f572,%f492,%f577;\n"
 "fma.rn.f32 %f579,%f572,%f494,%f578;\nmov.b32 %r459,%f575;\nshl.b32 %r460,%r459,23;\n"
 "mov.b32 %f580,%r460;\nex2.approx.ftz.f32 %f581,%f579;\nmul.f32 %f582,%f581,%f580;\n"
@@ -28936,7 +27912,7 @@ static const char qlora__ptx_615[] =
 "and.b32 %r499,%r487,-65536;\nmov.b32 %f606,%r492;\nsub.f32 %f607,%f606,%f718;\n"
 "mov.f32 %f608,0f3F000000;\nmov.f32 %f609,0f3BBB989D;\nfma.rn.f32 %f610,%f607,%f609,%f608;\n"
 "cvt.sat.f32.f32 %f611,%f610;\nmov.f32 %f612,0f4B400001;\nmov.f32 %f613,0f437C0000;\n";
-static const char qlora__ptx_616[] =
+static const char qlora__ptx_593[] =
 "fma.rm.f32 %f614,%f611,%f613,%f612;\nadd.f32 %f615,%f614,0fCB40007F;\nneg.f32 %f616,%f615;\n"
 "mov.f32 %f617,0f3FB8AA3B;\nfma.rn.f32 %f618,%f607,%f617,%f616;\nmov.f32 %f619,0f32A57060;\n"
 "fma.rn.f32 %f620,%f607,%f619,%f618;\nmov.b32 %r500,%f614;\nshl.b32 %r501,%r500,23;\n"
@@ -28985,7 +27961,7 @@ static const char qlora__ptx_616[] =
 "@%p115 bra $L__BB3_190;\nand.b32 %r517,%r488,-65536;\nmov.b32 %f709,%r517;\n"
 "cvt.rn.bf16.f32 %rs14,%f709;\nst.global.u16[%rd37+2],%rs14;\n$L__BB3_190:\n"
 "@%p116 bra $L__BB3_192;\nshl.b32 %r518,%r489,16;\nmov.b32 %f710,%r518;\n";
-static const char qlora__ptx_617[] =
+static const char qlora__ptx_594[] =
 "cvt.rn.bf16.f32 %rs15,%f710;\nst.global.u16[%rd37+4],%rs15;\n$L__BB3_192:\n"
 "@%p117 bra $L__BB3_194;\nand.b32 %r519,%r489,-65536;\nmov.b32 %f711,%r519;\n"
 "cvt.rn.bf16.f32 %rs16,%f711;\nst.global.u16[%rd37+6],%rs16;\n$L__BB3_194:\n"
@@ -29000,7 +27976,7 @@ static const char qlora__ptx_617[] =
 "add.s64 %rd103,%rd103,%rd5;\nsetp.gt.s64 %p130,%rd3,%rd103;\n@%p130 bra $L__BB3_170;\n"
 "$L__BB3_203:\nmov.u32 %r524,%nctaid.y;\ncvt.u64.u32 %rd96,%r524;\nadd.s64 %rd97,%rd97,%rd96;\n"
 "setp.lt.s64 %p131,%rd97,%rd46;\n@%p131 bra $L__BB3_6;\n$L__BB3_204:\nret;\n}\n";
-static const char qlora__ptx_618[] =
+static const char qlora__ptx_595[] =
 ".visible .entry qlora_softmax_bwd_bf16(\n.param .u64 qlora_softmax_bwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_1,\n.param .u64 qlora_softmax_bwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_3,\n.param .u64 qlora_softmax_bwd_bf16_param_4,\n"
@@ -29055,7 +28031,7 @@ static const char qlora__ptx_618[] =
 "ld.global.u16 %r165,[%rd16+4];\nshl.b32 %r409,%r165,16;\n$L__BB4_18:\nsetp.lt.s64 %p16,%rd15,4;\n"
 "@%p16 bra $L__BB4_20;\nld.global.u16 %r167,[%rd16+6];\nshl.b32 %r410,%r167,16;\n$L__BB4_20:\n"
 "setp.lt.s64 %p17,%rd15,5;\n";
-static const char qlora__ptx_619[] =
+static const char qlora__ptx_596[] =
 "mov.u32 %r412,0;\nmov.u32 %r411,%r412;\n@%p17 bra $L__BB4_22;\nld.global.u16 %r169,[%rd16+8];\n"
 "shl.b32 %r411,%r169,16;\n$L__BB4_22:\nsetp.lt.s64 %p18,%rd15,6;\n@%p18 bra $L__BB4_24;\n"
 "ld.global.u16 %r171,[%rd16+10];\nshl.b32 %r412,%r171,16;\n$L__BB4_24:\n"
@@ -29107,7 +28083,7 @@ static const char qlora__ptx_619[] =
 "shl.b32 %r431,%r225,16;\n$L__BB4_53:\nsetp.lt.s64 %p32,%rd20,4;\n@%p32 bra $L__BB4_55;\n"
 "ld.global.u16 %r227,[%rd21+6];\nshl.b32 %r432,%r227,16;\n$L__BB4_55:\nsetp.lt.s64 %p33,%rd20,5;\n"
 "mov.u32 %r434,0;\nmov.u32 %r433,%r434;\n";
-static const char qlora__ptx_620[] =
+static const char qlora__ptx_597[] =
 "@%p33 bra $L__BB4_57;\nld.global.u16 %r229,[%rd21+8];\nshl.b32 %r433,%r229,16;\n$L__BB4_57:\n"
 "setp.lt.s64 %p34,%rd20,6;\n@%p34 bra $L__BB4_59;\nld.global.u16 %r231,[%rd21+10];\n"
 "shl.b32 %r434,%r231,16;\n$L__BB4_59:\nsetp.lt.s64 %p35,%rd20,7;\nmov.u32 %r436,0;\n"
@@ -29159,7 +28135,7 @@ static const char qlora__ptx_620[] =
 "shfl.sync.bfly.b32 %r285|%p49,%r283,%r284,%r278,%r281;\nmov.b32 %f96,%r285;\n"
 "add.f32 %f97,%f95,%f96;\nmov.b32 %r286,%f97;\nmov.u32 %r287,4;\n"
 "shfl.sync.bfly.b32 %r288|%p50,%r286,%r287,%r278,%r281;\n";
-static const char qlora__ptx_621[] =
+static const char qlora__ptx_598[] =
 "mov.b32 %f98,%r288;\nadd.f32 %f99,%f97,%f98;\nmov.b32 %r289,%f99;\nmov.u32 %r290,2;\n"
 "shfl.sync.bfly.b32 %r291|%p51,%r289,%r290,%r278,%r281;\nmov.b32 %f100,%r291;\n"
 "add.f32 %f101,%f99,%f100;\nmov.b32 %r292,%f101;\nmov.u32 %r293,1;\n"
@@ -29212,7 +28188,7 @@ static const char qlora__ptx_621[] =
 "ld.global.u16 %r355,[%rd28];\nshl.b32 %r458,%r355,16;\n$L__BB4_113:\nsetp.lt.s64 %p74,%rd26,2;\n"
 "@%p74 bra $L__BB4_115;\nld.global.u16 %r357,[%rd28+2];\nshl.b32 %r459,%r357,16;\n$L__BB4_115:\n"
 "setp.lt.s64 %p75,%rd26,3;\nmov.u32 %r461,0;\nmov.u32 %r460,%r461;\n";
-static const char qlora__ptx_622[] =
+static const char qlora__ptx_599[] =
 "@%p75 bra $L__BB4_117;\nld.global.u16 %r359,[%rd28+4];\nshl.b32 %r460,%r359,16;\n$L__BB4_117:\n"
 "setp.lt.s64 %p76,%rd26,4;\n@%p76 bra $L__BB4_119;\nld.global.u16 %r361,[%rd28+6];\n"
 "shl.b32 %r461,%r361,16;\n$L__BB4_119:\nsetp.lt.s64 %p77,%rd26,5;\nmov.u32 %r463,0;\n"
@@ -29263,35 +28239,35 @@ static const char qlora__ptx_622[] =
 "$L__BB4_142:\nsetp.lt.s64 %p87,%rd26,7;\n@%p87 bra $L__BB4_144;\nshl.b32 %r404,%r381,16;\n"
 "mov.b32 %f168,%r404;\ncvt.rn.bf16.f32 %rs14,%f168;\nst.global.u16[%rd29+12],%rs14;\n"
 "$L__BB4_144:\nsetp.lt.s64 %p88,%rd26,8;\n@%p88 bra $L__BB4_147;\nand.b32 %r405,%r381,-65536;\n";
-static const char qlora__ptx_623[] =
+static const char qlora__ptx_600[] =
 "mov.b32 %f169,%r405;\ncvt.rn.bf16.f32 %rs15,%f169;\nst.global.u16[%rd29+14],%rs15;\n"
 "$L__BB4_147:\nadd.s64 %rd86,%rd86,%rd6;\nsetp.gt.s64 %p89,%rd4,%rd86;\n@%p89 bra $L__BB4_91;\n"
 "$L__BB4_148:\nmov.u32 %r406,%nctaid.y;\ncvt.u64.u32 %rd82,%r406;\nadd.s64 %rd83,%rd83,%rd82;\n"
 "setp.lt.s64 %p90,%rd83,%rd41;\n@%p90 bra $L__BB4_8;\n$L__BB4_149:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_bf16_80[] = {
-qlora__ptx_601,
-qlora__ptx_602,
-qlora__ptx_603,
-qlora__ptx_604,
-qlora__ptx_605,
-qlora__ptx_606,
-qlora__ptx_607,
-qlora__ptx_608,
-qlora__ptx_609,
-qlora__ptx_610,
-qlora__ptx_611,
-qlora__ptx_612,
-qlora__ptx_613,
-qlora__ptx_614,
-qlora__ptx_615,
-qlora__ptx_616,
-qlora__ptx_617,
-qlora__ptx_618,
-qlora__ptx_619,
-qlora__ptx_620,
-qlora__ptx_621,
-qlora__ptx_622,
-qlora__ptx_623,
+qlora__ptx_578,
+qlora__ptx_579,
+qlora__ptx_580,
+qlora__ptx_581,
+qlora__ptx_582,
+qlora__ptx_583,
+qlora__ptx_584,
+qlora__ptx_585,
+qlora__ptx_586,
+qlora__ptx_587,
+qlora__ptx_588,
+qlora__ptx_589,
+qlora__ptx_590,
+qlora__ptx_591,
+qlora__ptx_592,
+qlora__ptx_593,
+qlora__ptx_594,
+qlora__ptx_595,
+qlora__ptx_596,
+qlora__ptx_597,
+qlora__ptx_598,
+qlora__ptx_599,
+qlora__ptx_600,
 0};
 
 static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
@@ -29312,7 +28288,7 @@ static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
     {"loss_bf16", 80, 0, 70, qlora__ptx_loss_bf16_80, 51642u, 0xe20ba0c6u},
     {"nf4", 75, 0, 63, qlora__ptx_nf4_75, 63660u, 0xa399e032u},
     {"nf4_bf16", 80, 0, 70, qlora__ptx_nf4_bf16_80, 42045u, 0x9c08fd92u},
-    {"nf4_gemm", 80, 0, 70, qlora__ptx_nf4_gemm_80, 204997u, 0x0f4f6b61u},
+    {"nf4_gemm", 80, 0, 70, qlora__ptx_nf4_gemm_80, 121000u, 0xd0a52caeu},
     {"norm", 75, 0, 63, qlora__ptx_norm_75, 75815u, 0x735b6d8bu},
     {"norm_bf16", 80, 0, 70, qlora__ptx_norm_bf16_80, 111705u, 0x3b495440u},
     {"optim", 75, 0, 63, qlora__ptx_optim_75, 33782u, 0xcccdb46eu},

@@ -552,7 +552,7 @@ QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* wei
 
 typedef enum qlora_nf4_flags {
     QLORA_NF4_AUTO = 0,
-    QLORA_NF4_FUSED = 1,     // the kernel that widens weights on the way: bf16, at most 64 rows
+    QLORA_NF4_FUSED = 1,     // the kernel that widens weights on the way: bf16, at most 32 rows
     QLORA_NF4_UNFUSED = 2,   // dequantise into the scratch, then qlora_gemm
     QLORA_NF4_PTX = 4,       // the unfused product on our own kernels
     QLORA_NF4_ACCUMULATE = 8 // y += ...; unfused only
@@ -7626,7 +7626,6 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                   \
     X(nf4_gemm_16, nf4_gemm, 70656, NF4_BF16)                                                      \
     X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
-    X(nf4_gemm_64, nf4_gemm, 99328, NF4_BF16)                                                      \
     X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
     X(linear_place_f32, linear, 0, LORA)                                                           \
     X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
@@ -9950,15 +9949,14 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
     return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
 }
 
-// ---- NF4 GEMM: y = x W^T, dx = dy W
-// -----------------------------------------------------------------
+// ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
 //
 // W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch:
 // rows of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights
 // are widened on the way to the tensor cores; it wins as long as reading W costs more than
-// multiplying, up to 64 rows.
+// multiplying, up to 32 rows (an H200 at 64 rows: 71 us against 77).
 
-#define QLORA__NF4_FUSED_ROWS 64
+#define QLORA__NF4_FUSED_ROWS 32
 
 // How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least
 // `unit`.
@@ -10048,10 +10046,10 @@ static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlor
     s->blocks[1] = qlora__min(qlora__max(1, blocks - first), tiles[1]);
 }
 
-// Up to 64 rows: 128 rows of W a block, K in about as many ranges as fill 132 multiprocessors.
-static void qlora__nf4_share_rows(int64_t M, int64_t K, const qlora_nf4* w, qlora__nf4_share* s) {
+// Up to 32 rows: 128 rows of W a block, K in about as many ranges as fill 132 multiprocessors.
+static void qlora__nf4_share_rows(int64_t K, const qlora_nf4* w, qlora__nf4_share* s) {
     int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
-    s->kernel = M <= 32 ? QLORA__K_nf4_gemm_32 : QLORA__K_nf4_gemm_64;
+    s->kernel = QLORA__K_nf4_gemm_32;
     s->blocks[0] = qlora__ceil_div(w[0].rows, 128);
     s->blocks[1] = qlora__ceil_div(w[1].rows, 128);
     int64_t most = qlora__min(8, qlora__max(1, 264 / (s->blocks[0] + s->blocks[1])));
@@ -10059,7 +10057,7 @@ static void qlora__nf4_share_rows(int64_t M, int64_t K, const qlora_nf4* w, qlor
     s->splits = qlora__ceil_div(steps, each);
     s->range = (int32_t)(each * 256);
     s->threads = 256;
-    s->shared = QLORA__NF4_TABLE_BYTES + (M <= 32 ? 32u : 64u) * 512 * 2;
+    s->shared = QLORA__NF4_TABLE_BYTES + 32u * 512 * 2;
 }
 
 static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
@@ -10081,7 +10079,7 @@ static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, cons
     if (M <= 16) {
         qlora__nf4_share_columns(ctx, K, w, &share);
     } else {
-        qlora__nf4_share_rows(M, K, w, &share);
+        qlora__nf4_share_rows(K, w, &share);
     }
     void* partials = NULL;
     if (share.splits > 1) {

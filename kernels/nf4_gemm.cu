@@ -1,6 +1,6 @@
 // nf4_gemm.cu - products of a few rows with NF4 weights, which are widened on the way.
 //
-//   y[M,N] = x[M,K] W[N,K]^T        x bf16, y bf16 or f32, M <= 64, K a multiple of 32
+//   y[M,N] = x[M,K] W[N,K]^T        x bf16, y bf16 or f32, M <= 32, K a multiple of 32
 //
 // for one weight or for two that share x. W is NF4 as nf4.cu describes it, blocks of 32 or more;
 // its elements take the same bf16 values as nf4_dequantise_bf16 writes. Sums are f32 on tensor
@@ -30,10 +30,6 @@ enum { STEP = 256, COPIES = 16, PAIR_BYTES = 256 * COPIES * 8, TABLE_BYTES = PAI
 #define NF4_GEMM_PARAMETERS                                                                        \
     const bf16 *x, int64_t ldx, int32_t M, int32_t K, int32_t range, int32_t y_is_bf16,            \
         float *partials, int32_t blocks1, NF4_WEIGHT(1), NF4_WEIGHT(2)
-#define NF4_GEMM_ARGUMENTS                                                                         \
-    x, ldx, M, K, range, y_is_bf16, partials, blocks1, codes1, absmax1, q1, scales1, offset1,      \
-        maps1, block_shift1, group_shift1, N1, y1, ldy1, codes2, absmax2, q2, scales2, offset2,    \
-        maps2, block_shift2, group_shift2, N2, y2, ldy2
 #define NF4_OPEN(second, tables)                                                                   \
     open_weight(second ? codes2 : codes1, second ? absmax2 : absmax1, second ? q2 : q1,            \
                 second ? scales2 : scales1, second ? offset2 : offset1, second ? maps2 : maps1,    \
@@ -320,8 +316,8 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
         for (int i = 0; i < TILES; i++) { // the last one may lie behind the end: it is not written
             int32_t row = (tile + i) * 8 + g;
             raw_step now = next[i];
-            next[i] = fetch(w, first_unit(w, row + TILES * 8) + (uint32_t)k0 / 32, inside0,
-                            inside1);
+            next[i] =
+                fetch(w, first_unit(w, row + TILES * 8) + (uint32_t)k0 / 32, inside0, inside1);
             uint32_t unit = first_unit(w, row) + (uint32_t)k0 / 32;
             *(float4*)(place + i * TILE_FLOATS + lane * 4) =
                 multiply_tile(w, now, unit, inside0, inside1, columns);
@@ -333,19 +329,18 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
     }
 }
 
-// ---- up to 32 and 64 rows: rows of W over the warps of a block
+// ---- up to 32 rows: rows of W over the warps of a block
 //
 // A warp takes 16 rows of W, two tiles; x comes in chunks of 256 columns through shared memory for
 // all of them.
 //
 // Launch: grid (blocks1 + blocks2, splits), blocks = ceil(N / 128), 256 threads, range = elements
 // of K in a split, a multiple of 256. Dynamic shared: TABLE_BYTES, two chunks of x.
-enum { ROW_THREADS = 256, ROW_WARPS = 8, ROWS_OF_W = 16 * ROW_WARPS };
+enum { ROW_THREADS = 256, ROW_WARPS = 8, ROWS_OF_W = 16 * ROW_WARPS, TILES_M = 2 };
 
 // Requests a chunk of x. A row has 32 units of 16 bytes; unit 8 t + i lies at 4 i + t, in odd rows
 // with the upper and lower four of eight swapped, so that the lanes which read together meet
 // different banks.
-template <int TILES_M>
 __device__ __forceinline__ void request_x(uint32_t slot, const bf16* x, int64_t ldx, int32_t M,
                                           int32_t k0, int32_t k_end) {
     int32_t lane = (int32_t)threadIdx.x % 32;
@@ -361,7 +356,6 @@ __device__ __forceinline__ void request_x(uint32_t slot, const bf16* x, int64_t 
 }
 
 // Columns 8 i .. 8 i + 7 of the 64 of each thread, in all rows of x.
-template <int TILES_M>
 __device__ __forceinline__ void multiply_rows(float (&acc)[TILES_M][2][4], const uint8_t* x, int i,
                                               const uint32_t (&b)[2][4]) {
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
@@ -376,7 +370,6 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[TILES_M][2][4], const
     }
 }
 
-template <int TILES_M>
 __device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], const outputs& to,
                                            int32_t M, int32_t N, int32_t n0) {
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
@@ -391,8 +384,8 @@ __device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], co
     }
 }
 
-// One block's work; long because the turns of the pipeline share all of their state.
-template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PARAMETERS) {
+// Long because the turns of the pipeline share all of their state.
+QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAMETERS) {
     const int X_BYTES = 16 * TILES_M * 2 * STEP;
     extern __shared__ __align__(128) uint8_t shared[];
     const uint8_t* chunks_of_x = shared + TABLE_BYTES;
@@ -418,15 +411,15 @@ template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PA
         row_unit[j] = first_unit(w, n0 + 8 * j + lane / 4);
         raw[j] = fetch(w, row_unit[j] + (uint32_t)k / 32, k < k_end, k + 32 < k_end);
     }
-    request_x<TILES_M>(base, x, ldx, M, k_begin, k_end);
+    request_x(base, x, ldx, M, k_begin, k_end);
     asm volatile("cp.async.commit_group;" ::: "memory");
 #pragma unroll 1
     for (int32_t c = 0; c < chunks; c++) {
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         __syncthreads();
         if (c + 1 < chunks) {
-            request_x<TILES_M>(base + (uint32_t)((c + 1) % 2 * X_BYTES), x, ldx, M,
-                               k_begin + (c + 1) * STEP, k_end);
+            request_x(base + (uint32_t)((c + 1) % 2 * X_BYTES), x, ldx, M, k_begin + (c + 1) * STEP,
+                      k_end);
             asm volatile("cp.async.commit_group;" ::: "memory");
         }
         int32_t later = k + STEP;
@@ -452,21 +445,13 @@ template <int TILES_M> __device__ __forceinline__ void nf4_gemm_rows(NF4_GEMM_PA
                         fetch_codes(w, row_unit[j] + (uint32_t)from / 32, from < k_end);
                 }
             }
-            multiply_rows<TILES_M>(acc, chunks_of_x + c % 2 * X_BYTES, i, b);
+            multiply_rows(acc, chunks_of_x + c % 2 * X_BYTES, i, b);
         }
         k += STEP;
     }
     outputs to = open_outputs(second ? y2 : y1, second ? ldy2 : ldy1, y_is_bf16, partials, M, N1,
                               N2, second);
-    write_rows<TILES_M>(acc, to, M, w.N, n0);
-}
-
-QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAMETERS) {
-    nf4_gemm_rows<2>(NF4_GEMM_ARGUMENTS);
-}
-
-QLORA_KERNEL __launch_bounds__(ROW_THREADS, 1) qlora_nf4_gemm_64(NF4_GEMM_PARAMETERS) {
-    nf4_gemm_rows<4>(NF4_GEMM_ARGUMENTS);
+    write_rows(acc, to, M, w.N, n0);
 }
 
 // y = sum over the splits of partials, in their order. One thread an element.

@@ -578,10 +578,11 @@ static const product_case PRODUCTS[] = {
     {1, 64, 64, QLORA_BF16, QLORA_BF16, 0, false, false, QLORA_PATH_NF4},
     {16, 72, 160, QLORA_BF16, QLORA_F32, QLORA_NF4_FUSED, false, true, QLORA_PATH_NF4},
     {17, 130, 96, QLORA_BF16, QLORA_BF16, 0, false, false, QLORA_PATH_NF4},
-    {64, 5, 1056, QLORA_BF16, QLORA_F32, 0, false, false, QLORA_PATH_NF4},
+    {32, 5, 1056, QLORA_BF16, QLORA_F32, 0, false, false, QLORA_PATH_NF4},
+    {7, 20, 4160, QLORA_BF16, QLORA_F32, 0, false, false, QLORA_PATH_NF4}, // in two ranges of K
     {16, 64, 128, QLORA_BF16, QLORA_BF16, QLORA_NF4_UNFUSED | QLORA_NF4_PTX, false, false,
      QLORA_PATH_PTX},
-    {65, 40, 96, QLORA_BF16, QLORA_BF16, QLORA_NF4_PTX, false, false, QLORA_PATH_PTX},
+    {33, 40, 96, QLORA_BF16, QLORA_BF16, QLORA_NF4_PTX, false, false, QLORA_PATH_PTX},
     {3, 30, 50, QLORA_BF16, QLORA_F32, 0, false, false, QLORA_PATH_AUTO}, // 50: no fused kernel
     {18, 72, 40, QLORA_BF16, QLORA_BF16, 0, true, false, QLORA_PATH_AUTO},
     {0, 8, 64, QLORA_BF16, QLORA_BF16, 0, false, false, QLORA_PATH_AUTO},
