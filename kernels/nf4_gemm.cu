@@ -384,7 +384,7 @@ __device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], co
     }
 }
 
-// Long because the turns of the pipeline share all of their state.
+// One block; long because the turns of the pipeline share all of their state.
 QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAMETERS) {
     const int X_BYTES = 16 * TILES_M * 2 * STEP;
     extern __shared__ __align__(128) uint8_t shared[];
