@@ -59,7 +59,7 @@
        successful call, and valid until the next call on that context. The library never exits,
        aborts or prints. After a fault on the device (an illegal address, say) CUDA makes every
        later call of that CUDA context fail: such a qlora_ctx answers QLORA_ERR_DEVICE_LOST and can
-       only be destroyed.
+       only be destroyed. A destroy or close that returns an error has freed nothing: repeat it.
 
    MEMORY
        Host memory goes through desc.allocator, device memory through desc.device_allocator. The

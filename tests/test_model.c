@@ -1743,9 +1743,13 @@ static bool whole_life(rig* r, const setup* s, outcome* out) {
     memset(out, 0, sizeof *out);
     bool ok = rig_start(r, s) && rig_stir(r) && run_steps(r, s, out);
     silent += ok || strlen(qlora_last_error(r->ctx)) > 5 ? 0 : 1;
-    // A destroy that hears of an earlier failure still destroys.
-    (void)qlora_trainer_destroy(r->trainer);
-    (void)qlora_model_close(r->model);
+    // A destroy that hears of an earlier failure still destroys; one that fails may be repeated.
+    if (qlora_trainer_destroy(r->trainer) != QLORA_OK) {
+        (void)qlora_trainer_destroy(r->trainer);
+    }
+    if (qlora_model_close(r->model) != QLORA_OK) {
+        (void)qlora_model_close(r->model);
+    }
     return ok;
 }
 
