@@ -280,8 +280,11 @@ static inline bool run_steps(rig* r, const setup* s, outcome* out) {
     out->eval = eval.loss;
     size_t n = 0;
     float* parameters = rig_read(r, false, &n);
+    if (parameters == NULL) {
+        return rig_says(r, "parameters");
+    }
     float* grown = (float*)realloc(out->values, (out->count + n) * sizeof *grown);
-    if (parameters == NULL || grown == NULL) {
+    if (grown == NULL) {
         free(parameters);
         return rig_says(r, "parameters");
     }
