@@ -25,9 +25,15 @@ verdict() {
     (cd "$tree" && GIT_DIR=/nowhere tests/check.sh "$1" | head -1 | awk '{ print $1 }')
 }
 
+# One line for all of the copy's files and their modes.
+fingerprint() {
+    (cd "$tree" && find . -path ./build -prune -o -type f -printf '%m %p\n' -exec cksum {} + |
+        sort | cksum)
+}
+
 # defect GATE WHAT COMMAND: the command runs in the copy and plants the defect.
 defect() {
-    local gate=$1 what=$2 command=$3 before after
+    local gate=$1 what=$2 command=$3 before after whole
     [[ -z $only || $only == "$gate" ]] || return 0
     fresh_copy
     before=$(verdict "$gate")
@@ -41,7 +47,13 @@ defect() {
         missed=$((missed + 1))
         return
     fi
+    whole=$(fingerprint)
     (cd "$tree" && eval "$command") || echo "          (the command failed)"
+    if [[ $(fingerprint) == "$whole" ]]; then
+        echo "MISSED    $gate: $what (nothing was planted: the text it looks for is gone)"
+        missed=$((missed + 1))
+        return
+    fi
     after=$(verdict "$gate")
     if [[ $after == FAIL ]]; then
         echo "caught    $gate: $what"
@@ -129,7 +141,7 @@ defect contract "a wrong parameter" \
     'sed -i "s/\(\"cuMemFree_v2\"\), (qlora__CUdeviceptr)/\1, (int)/" qlora.h'
 defect programs "a warning in a test" \
     'echo "static int unused(void) { return 1; }" >>tests/test_harness.c'
-defect examples "an example that fails" 'sed -i "s/return 0;/return 1;/" examples/0*.c'
+defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/0*.c'
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/01_*.c'
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
