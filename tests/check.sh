@@ -348,6 +348,15 @@ gate_examples() {
     done
 }
 
+# The programs as a user meets them.
+gate_use() {
+    local script
+    $MAKE -s -j2 examples || return 1
+    for script in tests/test_programs.sh tests/test_tools.sh; do
+        "$script" >"$OUT/use.out" 2>&1 || fault "$script: $(grep -v '^ok' "$OUT/use.out" | tail -5)"
+    done
+}
+
 # C blocks of README.md whose first line names a file (`// hello.c`) are written out; then every
 # line of its sh blocks that starts with `cc ` is run beside them, and the program that it makes.
 gate_readme() {
@@ -605,8 +614,8 @@ gate_msvc() {
 # ---- the list, quick ones first ----
 
 GATES="text paths scripts contents functions words embed ptx_fresh link symbols macros recursion"
-GATES="$GATES warnings ptx_assemble ptx_same contract programs examples readme msvc mingw x86_64"
-GATES="$GATES aarch64 fuzz golden tsan asan"
+GATES="$GATES warnings ptx_assemble ptx_same contract programs examples use readme msvc mingw"
+GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then
     tr ' ' '\n' <<<"$GATES"

@@ -143,6 +143,8 @@ defect programs "a warning in a test" \
     'echo "static int unused(void) { return 1; }" >>tests/test_harness.c'
 defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/0*.c'
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/01_*.c'
+defect use "a message that lost its point" \
+    'sed -i "s/resumed after step/went on at step/" examples/finetune.c'
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
 defect msvc "a builtin of GNU" \

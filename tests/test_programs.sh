@@ -224,7 +224,7 @@ training() {
 
     "$finetune" "${common[@]}" --out killed >/dev/null 2>&1 &
     local pid=$!
-    wait_for_steps killed 25 $pid
+    wait_for_steps killed 9 $pid
     kill -9 $pid
     wait $pid 2>/dev/null
     check "killed in the middle" [ "$(losses killed | wc -l)" -lt 60 ]
@@ -235,7 +235,7 @@ training() {
 
     "$finetune" "${common[@]}" --out stopped >/dev/null 2>&1 &
     pid=$!
-    wait_for_steps stopped 10 $pid
+    wait_for_steps stopped 4 $pid
     kill -INT $pid
     wait $pid
     check "Ctrl-C gives 130" [ $? -eq 130 ]
