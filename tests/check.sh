@@ -348,8 +348,8 @@ gate_examples() {
     done
 }
 
-# The programs as a user meets them. Not in the list below: it kills runs by the clock, and a machine
-# that stalls for seconds would be blamed on them; `make soak` has it (gates.sh).
+# The programs as a user meets them. Not in the list below: it kills runs by the clock, and they
+# would be blamed for a machine that stalls for seconds; `make soak` has it (gates.sh).
 gate_use() {
     local script out
     $MAKE -s -j2 examples || return 1
