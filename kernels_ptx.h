@@ -24,7 +24,7 @@
 // sha256 951be4bbec359e3c3fb96632cb2098a053910ea6eaa6945f81dfa2ad44471cd9 kernels/gemm.cu
 // sha256 b51085825feddbf5752460e7dfd2725f7e10d59a44693a707c9c6f63d6312e1f kernels/gemm_tc.cu
 // sha256 d16211c8323a5ea035d50fd1b604e03ff8d834698463c5c8009bee50c8c7c9cb kernels/linear.cu
-// sha256 ce7848b655f8686a5a43aed19a92c5abc89788a85be14fa024e598eff9d0a25b kernels/linear.cuh
+// sha256 1777264ca81733865a66953d8907c174ad6dd0371b42842e50f61096b51e2bfc kernels/linear.cuh
 // sha256 7d4073e36a7f67a7e691cbfec3d3329fbf4f2642956f183d61b8a60452ad2d71 kernels/linear_bf16.cu
 // sha256 3463b5f961ffaff21180ee6758b760943f8106812d28216cc000163f65eeff52 kernels/loss.cu
 // sha256 48da0d5b125db7a1cccc41c29ce85273e080bab95e6197ecec31e03cbb6112a1 kernels/loss.cuh
@@ -36,7 +36,7 @@
 // sha256 cec4819b0a44e24791716e3a5bed5194d437ecdc7a77de6cb087813c212e6600 kernels/norm.cu
 // sha256 2b708594f5a1fed3dabc3bc46cb953aeec4cf4833932d70983d31ed7f8e32588 kernels/norm.cuh
 // sha256 62db2d663311345262940963d01129d59350159c3d06db61e05b69e4dfc7b4f5 kernels/norm_bf16.cu
-// sha256 ed19996f9739f37d8b19e46d9bac03ef92d65d72b9b107218ad9fc582c87a0d1 kernels/optim.cu
+// sha256 65b08a6474e577d4a226e66d610eeaf9416718dee04de7936703b23323fa276f kernels/optim.cu
 // sha256 a838e9264afce23eec233e114b476ee16685202729329e0dfd303007d9964115 kernels/random.cu
 // sha256 55a4664b990263b4be66c5662c082a8fde684ae49602cad9aed373d1f267bfde kernels/rope.cu
 // sha256 1bf117eda3cb838d144cd6f10e768cb0ab621df7ea4317666cd26defa9d12c39 kernels/rope.cuh
@@ -17504,121 +17504,153 @@ static const char qlora__ptx_370[] =
 ".param .u32 qlora_linear_place_f32_param_15,\n.param .u64 qlora_linear_place_f32_param_16,\n"
 ".param .u64 qlora_linear_place_f32_param_17,\n.param .u64 qlora_linear_place_f32_param_18,\n"
 ".param .u64 qlora_linear_place_f32_param_19,\n.param .u64 qlora_linear_place_f32_param_20,\n"
-".param .u32 qlora_linear_place_f32_param_21\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<63>;\n"
-".reg .b16 %rs<2>;\n.reg .f32 %f<41>;\n.reg .b32 %r<74>;\n.reg .b64 %rd<186>;\n"
-"ld.param.u64 %rd51,[qlora_linear_place_f32_param_0];\n"
-"ld.param.u64 %rd52,[qlora_linear_place_f32_param_1];\n"
-"ld.param.u64 %rd53,[qlora_linear_place_f32_param_2];\n"
+".param .u32 qlora_linear_place_f32_param_21\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<89>;\n"
+".reg .b16 %rs<2>;\n.reg .f32 %f<53>;\n.reg .b32 %r<123>;\n.reg .b64 %rd<184>;\n"
+"ld.param.u64 %rd50,[qlora_linear_place_f32_param_0];\n"
+"ld.param.u64 %rd51,[qlora_linear_place_f32_param_1];\n"
+"ld.param.u64 %rd52,[qlora_linear_place_f32_param_2];\n"
 "ld.param.u32 %r17,[qlora_linear_place_f32_param_3];\n"
-"ld.param.u64 %rd54,[qlora_linear_place_f32_param_4];\n"
-"ld.param.u64 %rd55,[qlora_linear_place_f32_param_5];\n"
-"ld.param.u64 %rd56,[qlora_linear_place_f32_param_6];\n"
-"ld.param.u64 %rd57,[qlora_linear_place_f32_param_7];\n"
-"ld.param.u64 %rd58,[qlora_linear_place_f32_param_8];\n"
+"ld.param.u64 %rd53,[qlora_linear_place_f32_param_4];\n"
+"ld.param.u64 %rd54,[qlora_linear_place_f32_param_5];\n"
+"ld.param.u64 %rd55,[qlora_linear_place_f32_param_6];\n"
+"ld.param.u64 %rd56,[qlora_linear_place_f32_param_7];\n"
+"ld.param.u64 %rd57,[qlora_linear_place_f32_param_8];\n"
 "ld.param.u32 %r18,[qlora_linear_place_f32_param_9];\n"
-"ld.param.u64 %rd59,[qlora_linear_place_f32_param_10];\n"
-"ld.param.u64 %rd60,[qlora_linear_place_f32_param_11];\n"
-"ld.param.u64 %rd61,[qlora_linear_place_f32_param_12];\n"
-"ld.param.u64 %rd62,[qlora_linear_place_f32_param_13];\n"
-"ld.param.u64 %rd63,[qlora_linear_place_f32_param_14];\n"
+"ld.param.u64 %rd58,[qlora_linear_place_f32_param_10];\n"
+"ld.param.u64 %rd59,[qlora_linear_place_f32_param_11];\n"
+"ld.param.u64 %rd60,[qlora_linear_place_f32_param_12];\n"
+"ld.param.u64 %rd61,[qlora_linear_place_f32_param_13];\n"
+"ld.param.u64 %rd62,[qlora_linear_place_f32_param_14];\n"
 "ld.param.u32 %r19,[qlora_linear_place_f32_param_15];\n"
-"ld.param.u64 %rd64,[qlora_linear_place_f32_param_16];\n"
-"ld.param.u64 %rd65,[qlora_linear_place_f32_param_17];\n"
-"ld.param.u64 %rd66,[qlora_linear_place_f32_param_18];\n"
-"ld.param.u64 %rd67,[qlora_linear_place_f32_param_19];\n"
-"ld.param.u64 %rd68,[qlora_linear_place_f32_param_20];\n"
-"ld.param.u32 %r20,[qlora_linear_place_f32_param_21];\nmov.u32 %r21,%ctaid.x;\n"
-"mul.wide.u32 %rd69,%r21,8;\nmov.u32 %r22,%tid.x;\nshr.u32 %r23,%r22,5;\ncvt.u64.u32 %rd70,%r23;\n"
-"add.s64 %rd71,%rd69,%rd70;\nand.b32 %r72,%r22,31;\ncvt.u64.u32 %rd178,%r72;\n"
-"add.s64 %rd72,%rd63,%rd58;\nadd.s64 %rd2,%rd72,%rd68;\ncvt.s64.s32 %rd3,%r17;\n"
-"add.s64 %rd73,%rd2,%rd3;\nsetp.ge.s64 %p3,%rd71,%rd73;\n@%p3 bra $L__BB0_41;\n"
-"setp.lt.s64 %p4,%rd71,%rd2;\n@%p4 bra $L__BB0_24;\nbra.uni $L__BB0_2;\n$L__BB0_24:\n"
-"setp.lt.s64 %p1,%rd71,%rd58;\nsetp.lt.s64 %p37,%rd71,%rd72;\nsetp.ge.s64 %p38,%rd71,%rd58;\n"
-"and.pred %p2,%p37,%p38;\nsub.s64 %rd131,%rd71,%rd58;\nneg.s64 %rd132,%rd63;\n"
-"selp.b64 %rd133,0,%rd132,%p2;\nadd.s64 %rd134,%rd131,%rd133;\nselp.b64 %rd35,%rd71,%rd134,%p1;\n"
-"selp.b32 %r51,0,%r19,%p2;\nadd.s32 %r52,%r51,%r18;\nselp.b32 %r4,0,%r52,%p1;\n"
-"setp.ge.s32 %p39,%r72,%r17;\n@%p39 bra $L__BB0_41;\nselp.b32 %r53,%r19,%r20,%p2;\n"
-"selp.b32 %r54,%r18,%r53,%p1;\nadd.s32 %r5,%r54,%r4;\nnot.b32 %r55,%r72;\n"
-"add.s32 %r56,%r55,%r17;\nshr.u32 %r57,%r56,5;\nadd.s32 %r58,%r57,1;\nand.b32 %r71,%r58,3;\n"
-"setp.eq.s32 %p40,%r71,0;\nselp.b64 %rd135,%rd62,%rd67,%p2;\nselp.b64 %rd36,%rd57,%rd135,%p1;\n"
-"selp.b64 %rd136,%rd61,%rd66,%p2;\nselp.b64 %rd37,%rd56,%rd136,%p1;\n@%p40 bra $L__BB0_30;\n"
-"mul.lo.s64 %rd140,%rd52,%rd71;\nadd.s64 %rd141,%rd53,%rd140;\ncvt.u64.u32 %rd142,%r22;\n"
-"and.b64 %rd143,%rd142,31;\nadd.s64 %rd144,%rd141,%rd143;\ncvta.to.global.u64 %rd145,%rd51;\n"
-"shl.b64 %rd146,%rd144,2;\nadd.s64 %rd183,%rd145,%rd146;\nmul.lo.s64 %rd147,%rd35,%rd36;\n"
-"add.s64 %rd148,%rd147,%rd143;\ncvt.s64.s32 %rd149,%r4;\nsub.s64 %rd150,%rd148,%rd149;\n"
-"shl.b64 %rd151,%rd150,2;\ncvta.to.global.u64 %rd152,%rd37;\nadd.s64 %rd182,%rd152,%rd151;\n"
-"$L__BB0_27:\n.pragma \"nounroll\";\nsetp.ge.s32 %p41,%r72,%r5;\nsetp.lt.s32 %p42,%r72,%r4;\n";
+"ld.param.u64 %rd63,[qlora_linear_place_f32_param_16];\n"
+"ld.param.u64 %rd64,[qlora_linear_place_f32_param_17];\n"
+"ld.param.u64 %rd65,[qlora_linear_place_f32_param_18];\n"
+"ld.param.u64 %rd66,[qlora_linear_place_f32_param_19];\n"
+"ld.param.u64 %rd67,[qlora_linear_place_f32_param_20];\n"
+"ld.param.u32 %r20,[qlora_linear_place_f32_param_21];\nadd.s64 %rd1,%rd62,%rd57;\n"
+"add.s64 %rd2,%rd1,%rd67;\nadd.s64 %rd68,%rd2,7;\nshr.s64 %rd69,%rd68,63;\n"
+"shr.u64 %rd70,%rd69,61;\nadd.s64 %rd71,%rd68,%rd70;\nshr.s64 %rd3,%rd71,3;\n"
+"mov.u32 %r21,%ctaid.x;\ncvt.u64.u32 %rd4,%r21;\nsetp.gt.s64 %p1,%rd3,%rd4;\n"
+"@%p1 bra $L__BB0_55;\nbra.uni $L__BB0_1;\n$L__BB0_55:\nshl.b64 %rd103,%rd4,3;\n"
+"mov.u32 %r3,%tid.x;\nshr.u32 %r45,%r3,5;\ncvt.u64.u32 %rd104,%r45;\n"
+"add.s64 %rd22,%rd103,%rd104;\nsetp.ge.s64 %p36,%rd22,%rd2;\n@%p36 bra $L__BB0_73;\n"
+"setp.lt.s64 %p37,%rd22,%rd57;\nsetp.ge.s64 %p38,%rd22,%rd57;\nsetp.lt.s64 %p39,%rd22,%rd1;\n"
+"and.pred %p40,%p39,%p38;\nneg.s64 %rd105,%rd62;\nselp.b64 %rd106,0,%rd105,%p40;\n"
+"sub.s64 %rd107,%rd22,%rd57;\nadd.s64 %rd108,%rd107,%rd106;\nselp.b64 %rd23,%rd22,%rd108,%p37;\n"
+"selp.b64 %rd109,%rd60,%rd65,%p40;\nselp.b64 %rd110,%rd55,%rd109,%p37;\n"
+"cvta.to.global.u64 %rd24,%rd110;\nshr.s32 %r46,%r3,31;\nshr.u32 %r47,%r46,27;\n"
+"add.s32 %r48,%r3,%r47;\nand.b32 %r49,%r48,-32;\nsub.s32 %r121,%r3,%r49;\n"
+"setp.ge.s32 %p41,%r121,%r17;\n@%p41 bra $L__BB0_73;\nnot.b32 %r50,%r121;\n"
+"add.s32 %r5,%r50,%r17;\nshr.u32 %r51,%r5,5;\nadd.s32 %r52,%r51,1;\nand.b32 %r120,%r52,3;\n"
+"setp.eq.s32 %p42,%r120,0;\n@%p42 bra $L__BB0_62;\nmul.wide.u32 %rd111,%r21,8;\n"
+"add.s64 %rd113,%rd111,%rd104;\nmul.lo.s64 %rd114,%rd51,%rd113;\nadd.s64 %rd115,%rd52,%rd114;\n"
+"cvt.s64.s32 %rd116,%r121;\nadd.s64 %rd117,%rd115,%rd116;\ncvta.to.global.u64 %rd118,%rd50;\n"
+"shl.b64 %rd119,%rd117,2;\nadd.s64 %rd178,%rd118,%rd119;\nsetp.lt.s64 %p43,%rd113,%rd1;\n"
+"setp.lt.s64 %p44,%rd113,%rd57;\nsetp.ge.s64 %p45,%rd113,%rd57;\nand.pred %p46,%p43,%p45;\n"
+"selp.b64 %rd121,%rd61,%rd66,%p46;\nselp.b64 %rd122,%rd56,%rd121,%p44;\n"
+"mul.lo.s64 %rd123,%rd23,%rd122;\nshl.b64 %rd124,%rd123,2;\nselp.b32 %r57,0,%r19,%p46;\n";
 static const char qlora__ptx_371[] =
-"mov.f32 %f36,0f00000000;\nor.pred %p43,%p41,%p42;\n@%p43 bra $L__BB0_29;\n"
-"ld.global.f32 %f36,[%rd182];\n$L__BB0_29:\nst.global.f32[%rd183],%f36;\nadd.s32 %r72,%r72,32;\n"
-"add.s64 %rd183,%rd183,128;\nadd.s64 %rd182,%rd182,128;\nadd.s32 %r71,%r71,-1;\n"
-"setp.ne.s32 %p44,%r71,0;\n@%p44 bra $L__BB0_27;\n$L__BB0_30:\nnot.b32 %r63,%r22;\n"
-"or.b32 %r64,%r63,-32;\nadd.s32 %r65,%r64,%r17;\nsetp.lt.u32 %p45,%r65,96;\n"
-"@%p45 bra $L__BB0_41;\nmul.lo.s64 %rd159,%rd35,%rd36;\ncvt.u64.u32 %rd160,%r72;\n"
-"add.s64 %rd161,%rd159,%rd160;\ncvt.s64.s32 %rd162,%r4;\nsub.s64 %rd163,%rd161,%rd162;\n"
-"shl.b64 %rd164,%rd163,2;\ncvta.to.global.u64 %rd167,%rd37;\nadd.s64 %rd184,%rd167,%rd164;\n"
-"mul.lo.s64 %rd168,%rd52,%rd71;\nadd.s64 %rd169,%rd53,%rd168;\nadd.s64 %rd170,%rd169,%rd160;\n"
-"cvta.to.global.u64 %rd171,%rd51;\nshl.b64 %rd172,%rd170,2;\nadd.s64 %rd185,%rd171,%rd172;\n"
-"$L__BB0_32:\nsetp.ge.s32 %p50,%r72,%r5;\nsetp.lt.s32 %p51,%r72,%r4;\nmov.f32 %f38,0f00000000;\n"
-"or.pred %p52,%p50,%p51;\nmov.f32 %f37,%f38;\n@%p52 bra $L__BB0_34;\n"
-"ld.global.f32 %f37,[%rd184];\n$L__BB0_34:\nst.global.f32[%rd185],%f37;\nadd.s32 %r13,%r72,32;\n"
-"setp.lt.s32 %p53,%r13,%r4;\nsetp.ge.s32 %p54,%r13,%r5;\nor.pred %p55,%p54,%p53;\n"
-"@%p55 bra $L__BB0_36;\nld.global.f32 %f38,[%rd184+128];\n$L__BB0_36:\n"
-"st.global.f32[%rd185+128],%f38;\nadd.s32 %r14,%r13,32;\nsetp.lt.s32 %p56,%r14,%r4;\n"
-"setp.ge.s32 %p57,%r14,%r5;\nmov.f32 %f40,0f00000000;\nor.pred %p58,%p57,%p56;\n"
-"mov.f32 %f39,%f40;\n@%p58 bra $L__BB0_38;\nld.global.f32 %f39,[%rd184+256];\n$L__BB0_38:\n"
-"st.global.f32[%rd185+256],%f39;\nadd.s32 %r15,%r14,32;\nsetp.lt.s32 %p59,%r15,%r4;\n"
-"setp.ge.s32 %p60,%r15,%r5;\nor.pred %p61,%p60,%p59;\n@%p61 bra $L__BB0_40;\n"
-"ld.global.f32 %f40,[%rd184+384];\n$L__BB0_40:\nadd.s64 %rd184,%rd184,512;\n"
-"add.s64 %rd50,%rd185,512;\nst.global.f32[%rd185+384],%f40;\nadd.s32 %r72,%r15,32;\n"
-"setp.lt.s32 %p62,%r72,%r17;\nmov.u64 %rd185,%rd50;\n@%p62 bra $L__BB0_32;\nbra.uni $L__BB0_41;\n"
-"$L__BB0_2:\ncvta.to.global.u64 %rd173,%rd54;\nsub.s64 %rd5,%rd71,%rd2;\ncvt.s64.s32 %rd80,%r18;\n"
-"setp.lt.s64 %p5,%rd5,%rd80;\nmov.u32 %r69,0;\n@%p5 bra $L__BB0_7;\nadd.s32 %r31,%r19,%r18;\n"
-"cvt.s64.s32 %rd81,%r31;\nsetp.lt.s64 %p6,%rd5,%rd81;\nadd.s32 %r32,%r31,%r20;\n"
-"cvt.s64.s32 %rd82,%r32;\nsetp.lt.s64 %p7,%rd5,%rd82;\nselp.b32 %r33,2,3,%p7;\n"
-"selp.b32 %r69,1,%r33,%p6;\ncvt.u16.u32 %rs1,%r69;\nsetp.eq.s16 %p8,%rs1,0;\n@%p8 bra $L__BB0_7;\n"
-"setp.ne.s16 %p9,%rs1,1;\n@%p9 bra $L__BB0_6;\ncvta.to.global.u64 %rd173,%rd59;\n"
-"bra.uni $L__BB0_7;\n$L__BB0_6:\nsetp.eq.s32 %p10,%r69,2;\ncvta.to.global.u64 %rd83,%rd64;\n"
-"selp.b64 %rd173,%rd83,0,%p10;\n$L__BB0_7:\nadd.s64 %rd9,%rd3,%rd53;\n"
-"setp.le.s64 %p11,%rd9,%rd178;\n@%p11 bra $L__BB0_41;\nnot.b64 %rd84,%rd178;\n"
-"add.s64 %rd85,%rd9,%rd84;\nshr.u64 %rd86,%rd85,5;\nadd.s64 %rd87,%rd86,1;\n"
-"and.b64 %rd10,%rd87,3;\nsetp.eq.s64 %p12,%rd10,0;\n@%p12 bra $L__BB0_13;\n"
-"setp.eq.s32 %p13,%r69,1;\nsetp.eq.s32 %p14,%r69,0;\nmul.lo.s64 %rd91,%rd52,%rd71;\n"
-"add.s64 %rd92,%rd91,%rd178;\ncvta.to.global.u64 %rd93,%rd51;\nshl.b64 %rd94,%rd92,2;\n"
-"add.s64 %rd176,%rd93,%rd94;\nselp.b32 %r37,0,%r19,%p13;\nadd.s32 %r38,%r37,%r18;\n"
-"selp.b32 %r39,0,%r38,%p14;\ncvt.s64.s32 %rd95,%r39;\nsub.s64 %rd96,%rd5,%rd95;\n"
-"selp.b64 %rd97,%rd60,%rd65,%p13;\nselp.b64 %rd98,%rd55,%rd97,%p14;\n"
-"mul.lo.s64 %rd99,%rd96,%rd98;\nsetp.eq.s32 %p15,%r69,3;\nselp.b64 %rd100,0,%rd99,%p15;\n"
-"add.s64 %rd101,%rd100,%rd178;\nshl.b64 %rd102,%rd101,2;\nadd.s64 %rd175,%rd173,%rd102;\n"
-"neg.s64 %rd174,%rd10;\n$L__BB0_10:\n.pragma \"nounroll\";\nsetp.ge.s64 %p16,%rd178,%rd53;\n"
-"setp.gt.s32 %p17,%r69,2;\nmov.f32 %f31,0f00000000;\nor.pred %p18,%p17,%p16;\n"
-"@%p18 bra $L__BB0_12;\nld.global.f32 %f31,[%rd175];\n$L__BB0_12:\nst.global.f32[%rd176],%f31;\n"
-"add.s64 %rd178,%rd178,32;\nadd.s64 %rd176,%rd176,128;\nadd.s64 %rd175,%rd175,128;\n"
-"add.s64 %rd174,%rd174,1;\nsetp.ne.s64 %p19,%rd174,0;\n@%p19 bra $L__BB0_10;\n$L__BB0_13:\n"
-"and.b32 %r41,%r22,31;\ncvt.u64.u32 %rd105,%r41;\nnot.b64 %rd106,%rd105;\n"
-"add.s64 %rd107,%rd9,%rd106;\nsetp.lt.u64 %p20,%rd107,96;\n@%p20 bra $L__BB0_41;\n"
-"setp.eq.s32 %p21,%r69,3;\nsetp.eq.s32 %p22,%r69,1;\nselp.b32 %r45,0,%r19,%p22;\n"
-"add.s32 %r46,%r45,%r18;\nsetp.eq.s32 %p23,%r69,0;\nselp.b32 %r47,0,%r46,%p23;\n";
+"add.s32 %r58,%r57,%r18;\nselp.b32 %r59,0,%r58,%p44;\nsub.s32 %r60,%r121,%r59;\n"
+"mul.wide.s32 %rd125,%r60,4;\nadd.s64 %rd126,%rd124,%rd125;\nadd.s64 %rd177,%rd24,%rd126;\n"
+"$L__BB0_59:\n.pragma \"nounroll\";\nsetp.lt.s32 %p51,%r121,%r59;\nselp.b32 %r69,%r19,%r20,%p46;\n"
+"selp.b32 %r70,%r18,%r69,%p44;\nadd.s32 %r71,%r70,%r59;\nsetp.ge.s32 %p52,%r121,%r71;\n"
+"mov.f32 %f48,0f00000000;\nor.pred %p53,%p52,%p51;\n@%p53 bra $L__BB0_61;\n"
+"ld.global.f32 %f48,[%rd177];\n$L__BB0_61:\nst.global.f32[%rd178],%f48;\nadd.s32 %r121,%r121,32;\n"
+"add.s64 %rd178,%rd178,128;\nadd.s64 %rd177,%rd177,128;\nadd.s32 %r120,%r120,-1;\n"
+"setp.ne.s32 %p54,%r120,0;\n@%p54 bra $L__BB0_59;\n$L__BB0_62:\nsetp.lt.u32 %p55,%r5,96;\n"
+"@%p55 bra $L__BB0_73;\nadd.s32 %r72,%r121,96;\nmul.wide.u32 %rd131,%r72,4;\n"
+"shl.b64 %rd132,%rd52,2;\nadd.s64 %rd31,%rd131,%rd132;\nmul.wide.u32 %rd133,%r21,8;\n"
+"add.s64 %rd135,%rd133,%rd104;\nmul.lo.s64 %rd136,%rd51,%rd135;\n"
+"cvta.to.global.u64 %rd137,%rd50;\nshl.b64 %rd138,%rd136,2;\nadd.s64 %rd183,%rd137,%rd138;\n"
+"setp.lt.s64 %p56,%rd135,%rd1;\nsetp.lt.s64 %p57,%rd135,%rd57;\nsetp.ge.s64 %p58,%rd135,%rd57;\n"
+"and.pred %p59,%p56,%p58;\nselp.b64 %rd140,%rd61,%rd66,%p59;\nselp.b64 %rd141,%rd56,%rd140,%p57;\n"
+"mul.lo.s64 %rd142,%rd23,%rd141;\nshl.b64 %rd143,%rd142,2;\nadd.s64 %rd144,%rd143,%rd131;\n"
+"selp.b32 %r76,0,%r19,%p59;\nadd.s32 %r77,%r76,%r18;\nselp.b32 %r78,0,%r77,%p57;\n"
+"mul.wide.s32 %rd145,%r78,4;\nsub.s64 %rd146,%rd144,%rd145;\nadd.s64 %rd182,%rd24,%rd146;\n"
+"add.s32 %r79,%r121,64;\nmul.wide.u32 %rd147,%r79,4;\nadd.s64 %rd34,%rd147,%rd132;\n"
+"add.s64 %rd148,%rd143,%rd147;\nsub.s64 %rd149,%rd148,%rd145;\nadd.s64 %rd181,%rd24,%rd149;\n"
+"mul.wide.s32 %rd150,%r121,4;\nadd.s64 %rd36,%rd150,%rd132;\nadd.s32 %r80,%r121,32;\n"
+"mul.wide.u32 %rd151,%r80,4;\nadd.s64 %rd37,%rd151,%rd132;\nadd.s64 %rd152,%rd143,%rd151;\n"
+"sub.s64 %rd153,%rd152,%rd145;\nadd.s64 %rd180,%rd24,%rd153;\nsub.s32 %r81,%r78,%r121;\n"
+"mul.wide.s32 %rd154,%r81,4;\nsub.s64 %rd155,%rd143,%rd154;\nadd.s64 %rd179,%rd24,%rd155;\n"
+"$L__BB0_64:\nsetp.lt.s32 %p64,%r121,%r78;\nselp.b32 %r88,%r19,%r20,%p59;\n"
+"selp.b32 %r89,%r18,%r88,%p57;\nadd.s32 %r90,%r89,%r78;\nsetp.ge.s32 %p65,%r121,%r90;\n"
+"mov.f32 %f50,0f00000000;\nor.pred %p66,%p65,%p64;\nmov.f32 %f49,%f50;\n@%p66 bra $L__BB0_66;\n"
+"ld.global.f32 %f49,[%rd179];\n$L__BB0_66:\nadd.s64 %rd160,%rd183,%rd36;\n"
+"st.global.f32[%rd160],%f49;\nadd.s32 %r13,%r121,32;\nsetp.lt.s32 %p71,%r13,%r78;\n"
+"setp.ge.s32 %p72,%r13,%r90;\nor.pred %p73,%p72,%p71;\n@%p73 bra $L__BB0_68;\n"
+"ld.global.f32 %f50,[%rd180];\n$L__BB0_68:\nadd.s64 %rd165,%rd183,%rd37;\n"
+"st.global.f32[%rd165],%f50;\nadd.s32 %r14,%r13,32;\nsetp.lt.s32 %p78,%r14,%r78;\n"
+"setp.ge.s32 %p79,%r14,%r90;\nmov.f32 %f52,0f00000000;\nor.pred %p80,%p79,%p78;\n"
+"mov.f32 %f51,%f52;\n@%p80 bra $L__BB0_70;\nld.global.f32 %f51,[%rd181];\n$L__BB0_70:\n"
+"add.s64 %rd170,%rd183,%rd34;\nst.global.f32[%rd170],%f51;\nadd.s32 %r15,%r14,32;\n"
+"setp.lt.s32 %p85,%r15,%r78;\nsetp.ge.s32 %p86,%r15,%r90;\nor.pred %p87,%p86,%p85;\n"
+"@%p87 bra $L__BB0_72;\nld.global.f32 %f52,[%rd182];\n$L__BB0_72:\nadd.s64 %rd175,%rd183,%rd31;\n"
+"st.global.f32[%rd175],%f52;\nadd.s64 %rd183,%rd183,512;\nadd.s64 %rd182,%rd182,512;\n"
+"add.s64 %rd181,%rd181,512;\nadd.s64 %rd180,%rd180,512;\nadd.s64 %rd179,%rd179,512;\n"
+"add.s32 %r121,%r15,32;\nsetp.lt.s32 %p88,%r121,%r17;\n@%p88 bra $L__BB0_64;\n"
+"bra.uni $L__BB0_73;\n$L__BB0_1:\ncvta.to.global.u64 %rd176,%rd53;\ncvt.u32.u64 %r23,%rd4;\n"
+"cvt.s64.s32 %rd72,%r17;\nadd.s64 %rd6,%rd72,%rd52;\nadd.s64 %rd73,%rd6,2047;\n"
+"shr.s64 %rd74,%rd73,63;\nshr.u64 %rd75,%rd74,53;\nadd.s64 %rd76,%rd73,%rd75;\n"
+"shr.u64 %rd77,%rd76,11;\ncvt.u32.u64 %r24,%rd77;\ncvt.u32.u64 %r25,%rd3;\n"
+"sub.s32 %r26,%r23,%r25;\ndiv.u32 %r27,%r26,%r24;\ncvt.u64.u32 %rd7,%r27;\n"
+"mul.lo.s32 %r28,%r27,%r24;\nsub.s32 %r29,%r26,%r28;\nmul.wide.u32 %rd78,%r29,2048;\n"
+"mov.u32 %r30,%tid.x;\ncvt.u64.u32 %rd79,%r30;\nadd.s64 %rd8,%rd78,%rd79;\n"
+"cvt.s64.s32 %rd80,%r18;\nsetp.lt.s64 %p2,%rd7,%rd80;\nmov.u32 %r118,0;\n@%p2 bra $L__BB0_6;\n"
+"add.s32 %r31,%r19,%r18;\ncvt.s64.s32 %rd81,%r31;\nsetp.lt.s64 %p3,%rd7,%rd81;\n"
+"add.s32 %r32,%r31,%r20;\ncvt.s64.s32 %rd82,%r32;\nsetp.lt.s64 %p4,%rd7,%rd82;\n"
+"selp.b32 %r33,2,3,%p4;\nselp.b32 %r118,1,%r33,%p3;\n";
 static const char qlora__ptx_372[] =
-"cvt.s64.s32 %rd114,%r47;\nsub.s64 %rd115,%rd5,%rd114;\nselp.b64 %rd116,%rd60,%rd65,%p22;\n"
-"selp.b64 %rd117,%rd55,%rd116,%p23;\nmul.lo.s64 %rd118,%rd115,%rd117;\n"
-"selp.b64 %rd119,0,%rd118,%p21;\nadd.s64 %rd120,%rd119,%rd178;\nshl.b64 %rd121,%rd120,2;\n"
-"add.s64 %rd122,%rd173,%rd121;\nadd.s64 %rd179,%rd122,256;\nmul.lo.s64 %rd123,%rd52,%rd71;\n"
-"add.s64 %rd124,%rd178,%rd123;\ncvta.to.global.u64 %rd125,%rd51;\nshl.b64 %rd126,%rd124,2;\n"
-"add.s64 %rd181,%rd125,%rd126;\n$L__BB0_15:\nsetp.ge.s64 %p24,%rd178,%rd53;\n"
-"setp.gt.s32 %p25,%r69,2;\nadd.s64 %rd28,%rd179,-256;\nmov.f32 %f33,0f00000000;\n"
-"or.pred %p26,%p25,%p24;\nmov.f32 %f32,%f33;\n@%p26 bra $L__BB0_17;\nld.global.f32 %f32,[%rd28];\n"
-"$L__BB0_17:\nst.global.f32[%rd181],%f32;\nadd.s64 %rd29,%rd178,32;\n"
-"setp.ge.s64 %p27,%rd29,%rd53;\nor.pred %p29,%p25,%p27;\n@%p29 bra $L__BB0_19;\n"
-"ld.global.f32 %f33,[%rd28+128];\n$L__BB0_19:\nst.global.f32[%rd181+128],%f33;\n"
-"add.s64 %rd30,%rd29,32;\nsetp.ge.s64 %p30,%rd30,%rd53;\nmov.f32 %f35,0f00000000;\n"
-"or.pred %p32,%p25,%p30;\nmov.f32 %f34,%f35;\n@%p32 bra $L__BB0_21;\n"
-"ld.global.f32 %f34,[%rd28+256];\n$L__BB0_21:\nst.global.f32[%rd181+256],%f34;\n"
-"add.s64 %rd31,%rd30,32;\nsetp.ge.s64 %p33,%rd31,%rd53;\nor.pred %p35,%p25,%p33;\n"
-"@%p35 bra $L__BB0_23;\nld.global.f32 %f35,[%rd28+384];\n$L__BB0_23:\nadd.s64 %rd32,%rd181,512;\n"
-"st.global.f32[%rd181+384],%f35;\nadd.s64 %rd179,%rd179,512;\nadd.s64 %rd178,%rd31,32;\n"
-"setp.lt.s64 %p36,%rd178,%rd9;\nmov.u64 %rd181,%rd32;\n@%p36 bra $L__BB0_15;\n$L__BB0_41:\nret;\n"
-"}\n";
+"cvt.u16.u32 %rs1,%r118;\nsetp.eq.s16 %p5,%rs1,0;\n@%p5 bra $L__BB0_6;\nsetp.ne.s16 %p6,%rs1,1;\n"
+"@%p6 bra $L__BB0_5;\ncvta.to.global.u64 %rd176,%rd58;\nbra.uni $L__BB0_6;\n$L__BB0_5:\n"
+"setp.eq.s32 %p7,%r118,2;\ncvta.to.global.u64 %rd83,%rd63;\nselp.b64 %rd176,%rd83,0,%p7;\n"
+"$L__BB0_6:\nsetp.eq.s32 %p8,%r118,1;\nselp.b32 %r34,0,%r19,%p8;\nadd.s32 %r35,%r34,%r18;\n"
+"setp.eq.s32 %p9,%r118,0;\nselp.b32 %r36,0,%r35,%p9;\ncvt.s64.s32 %rd84,%r36;\n"
+"sub.s64 %rd85,%rd7,%rd84;\nselp.b64 %rd86,%rd59,%rd64,%p8;\nselp.b64 %rd87,%rd54,%rd86,%p9;\n"
+"mul.lo.s64 %rd88,%rd85,%rd87;\nsetp.eq.s32 %p10,%r118,3;\nselp.b64 %rd12,0,%rd88,%p10;\n"
+"add.s64 %rd89,%rd2,%rd7;\nmul.lo.s64 %rd90,%rd89,%rd51;\nadd.s64 %rd91,%rd8,%rd90;\n"
+"cvta.to.global.u64 %rd92,%rd50;\nshl.b64 %rd93,%rd91,2;\nadd.s64 %rd13,%rd92,%rd93;\n"
+"setp.lt.s32 %p11,%r118,3;\n@%p11 bra $L__BB0_23;\nbra.uni $L__BB0_7;\n$L__BB0_23:\n"
+"setp.ge.s64 %p20,%rd8,%rd6;\nadd.s64 %rd101,%rd8,%rd12;\nshl.b64 %rd102,%rd101,2;\n"
+"add.s64 %rd14,%rd176,%rd102;\n@%p20 bra $L__BB0_27;\nsetp.ge.s64 %p21,%rd8,%rd52;\n"
+"mov.f32 %f40,0f00000000;\n@%p21 bra $L__BB0_26;\nld.global.f32 %f40,[%rd14];\n$L__BB0_26:\n"
+"st.global.f32[%rd13],%f40;\n$L__BB0_27:\nadd.s64 %rd15,%rd8,256;\nsetp.ge.s64 %p22,%rd15,%rd6;\n"
+"@%p22 bra $L__BB0_31;\nsetp.ge.s64 %p23,%rd15,%rd52;\nmov.f32 %f41,0f00000000;\n"
+"@%p23 bra $L__BB0_30;\nld.global.f32 %f41,[%rd14+1024];\n$L__BB0_30:\n"
+"st.global.f32[%rd13+1024],%f41;\n$L__BB0_31:\nadd.s64 %rd16,%rd8,512;\n"
+"setp.ge.s64 %p24,%rd16,%rd6;\n@%p24 bra $L__BB0_35;\nsetp.ge.s64 %p25,%rd16,%rd52;\n"
+"mov.f32 %f42,0f00000000;\n@%p25 bra $L__BB0_34;\nld.global.f32 %f42,[%rd14+2048];\n$L__BB0_34:\n"
+"st.global.f32[%rd13+2048],%f42;\n$L__BB0_35:\nadd.s64 %rd17,%rd8,768;\n"
+"setp.ge.s64 %p26,%rd17,%rd6;\n@%p26 bra $L__BB0_39;\nsetp.ge.s64 %p27,%rd17,%rd52;\n"
+"mov.f32 %f43,0f00000000;\n@%p27 bra $L__BB0_38;\nld.global.f32 %f43,[%rd14+3072];\n$L__BB0_38:\n"
+"st.global.f32[%rd13+3072],%f43;\n$L__BB0_39:\nadd.s64 %rd18,%rd8,1024;\n"
+"setp.ge.s64 %p28,%rd18,%rd6;\n@%p28 bra $L__BB0_43;\nsetp.ge.s64 %p29,%rd18,%rd52;\n"
+"mov.f32 %f44,0f00000000;\n@%p29 bra $L__BB0_42;\nld.global.f32 %f44,[%rd14+4096];\n$L__BB0_42:\n"
+"st.global.f32[%rd13+4096],%f44;\n$L__BB0_43:\nadd.s64 %rd19,%rd8,1280;\n"
+"setp.ge.s64 %p30,%rd19,%rd6;\n@%p30 bra $L__BB0_47;\nsetp.ge.s64 %p31,%rd19,%rd52;\n"
+"mov.f32 %f45,0f00000000;\n@%p31 bra $L__BB0_46;\nld.global.f32 %f45,[%rd14+5120];\n$L__BB0_46:\n"
+"st.global.f32[%rd13+5120],%f45;\n$L__BB0_47:\nadd.s64 %rd20,%rd8,1536;\n"
+"setp.ge.s64 %p32,%rd20,%rd6;\n@%p32 bra $L__BB0_51;\nsetp.ge.s64 %p33,%rd20,%rd52;\n"
+"mov.f32 %f46,0f00000000;\n@%p33 bra $L__BB0_50;\nld.global.f32 %f46,[%rd14+6144];\n$L__BB0_50:\n"
+"st.global.f32[%rd13+6144],%f46;\n$L__BB0_51:\nadd.s64 %rd21,%rd8,1792;\n"
+"setp.ge.s64 %p34,%rd21,%rd6;\n@%p34 bra $L__BB0_73;\nsetp.ge.s64 %p35,%rd21,%rd52;\n"
+"mov.f32 %f47,0f00000000;\n@%p35 bra $L__BB0_54;\nld.global.f32 %f47,[%rd14+7168];\n$L__BB0_54:\n"
+"st.global.f32[%rd13+7168],%f47;\nbra.uni $L__BB0_73;\n$L__BB0_7:\nsetp.ge.s64 %p12,%rd8,%rd6;\n"
+"@%p12 bra $L__BB0_9;\nmov.u32 %r37,0;\nst.global.u32[%rd13],%r37;\n$L__BB0_9:\n"
+"add.s64 %rd94,%rd8,256;\nsetp.ge.s64 %p13,%rd94,%rd6;\n@%p13 bra $L__BB0_11;\nmov.u32 %r38,0;\n"
+"st.global.u32[%rd13+1024],%r38;\n$L__BB0_11:\nadd.s64 %rd95,%rd8,512;\n"
+"setp.ge.s64 %p14,%rd95,%rd6;\n@%p14 bra $L__BB0_13;\nmov.u32 %r39,0;\n"
+"st.global.u32[%rd13+2048],%r39;\n$L__BB0_13:\nadd.s64 %rd96,%rd8,768;\n"
+"setp.ge.s64 %p15,%rd96,%rd6;\n@%p15 bra $L__BB0_15;\nmov.u32 %r40,0;\n"
+"st.global.u32[%rd13+3072],%r40;\n$L__BB0_15:\nadd.s64 %rd97,%rd8,1024;\n"
+"setp.ge.s64 %p16,%rd97,%rd6;\n@%p16 bra $L__BB0_17;\nmov.u32 %r41,0;\n"
+"st.global.u32[%rd13+4096],%r41;\n$L__BB0_17:\nadd.s64 %rd98,%rd8,1280;\n"
+"setp.ge.s64 %p17,%rd98,%rd6;\n@%p17 bra $L__BB0_19;\nmov.u32 %r42,0;\n"
+"st.global.u32[%rd13+5120],%r42;\n$L__BB0_19:\nadd.s64 %rd99,%rd8,1536;\n"
+"setp.ge.s64 %p18,%rd99,%rd6;\n@%p18 bra $L__BB0_21;\nmov.u32 %r43,0;\n"
+"st.global.u32[%rd13+6144],%r43;\n$L__BB0_21:\nadd.s64 %rd100,%rd8,1792;\n"
+"setp.ge.s64 %p19,%rd100,%rd6;\n@%p19 bra $L__BB0_73;\nmov.u32 %r44,0;\n"
+"st.global.u32[%rd13+7168],%r44;\n$L__BB0_73:\nret;\n}\n";
 static const char qlora__ptx_373[] =
 ".visible .entry qlora_linear_bias_f32(\n.param .u64 qlora_linear_bias_f32_param_0,\n"
 ".param .u64 qlora_linear_bias_f32_param_1,\n.param .u64 qlora_linear_bias_f32_param_2,\n"
@@ -17664,119 +17696,156 @@ static const char qlora__ptx_374[] =
 ".param .u32 qlora_linear_place_bf16_param_15,\n.param .u64 qlora_linear_place_bf16_param_16,\n"
 ".param .u64 qlora_linear_place_bf16_param_17,\n.param .u64 qlora_linear_place_bf16_param_18,\n"
 ".param .u64 qlora_linear_place_bf16_param_19,\n.param .u64 qlora_linear_place_bf16_param_20,\n"
-".param .u32 qlora_linear_place_bf16_param_21\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<60>;\n"
-".reg .b16 %rs<34>;\n.reg .f32 %f<2>;\n.reg .b32 %r<59>;\n.reg .b64 %rd<165>;\n"
-"ld.param.u64 %rd55,[qlora_linear_place_bf16_param_0];\n"
-"ld.param.u64 %rd56,[qlora_linear_place_bf16_param_1];\n"
-"ld.param.u64 %rd57,[qlora_linear_place_bf16_param_2];\n"
-"ld.param.u32 %r17,[qlora_linear_place_bf16_param_3];\n"
-"ld.param.u64 %rd58,[qlora_linear_place_bf16_param_4];\n"
-"ld.param.u64 %rd59,[qlora_linear_place_bf16_param_5];\n"
-"ld.param.u64 %rd60,[qlora_linear_place_bf16_param_6];\n"
-"ld.param.u64 %rd61,[qlora_linear_place_bf16_param_7];\n"
-"ld.param.u64 %rd62,[qlora_linear_place_bf16_param_8];\n"
-"ld.param.u32 %r18,[qlora_linear_place_bf16_param_9];\n"
-"ld.param.u64 %rd63,[qlora_linear_place_bf16_param_10];\n"
-"ld.param.u64 %rd64,[qlora_linear_place_bf16_param_11];\n"
-"ld.param.u64 %rd65,[qlora_linear_place_bf16_param_12];\n"
-"ld.param.u64 %rd66,[qlora_linear_place_bf16_param_13];\n"
-"ld.param.u64 %rd67,[qlora_linear_place_bf16_param_14];\n"
-"ld.param.u32 %r19,[qlora_linear_place_bf16_param_15];\n"
-"ld.param.u64 %rd68,[qlora_linear_place_bf16_param_16];\n"
-"ld.param.u64 %rd69,[qlora_linear_place_bf16_param_17];\n"
-"ld.param.u64 %rd70,[qlora_linear_place_bf16_param_18];\n"
-"ld.param.u64 %rd71,[qlora_linear_place_bf16_param_19];\n"
-"ld.param.u64 %rd72,[qlora_linear_place_bf16_param_20];\n"
-"ld.param.u32 %r20,[qlora_linear_place_bf16_param_21];\nmov.u32 %r21,%ctaid.x;\n"
-"mul.wide.u32 %rd73,%r21,8;\nmov.u32 %r22,%tid.x;\nshr.u32 %r23,%r22,5;\ncvt.u64.u32 %rd74,%r23;\n"
-"add.s64 %rd1,%rd73,%rd74;\nand.b32 %r57,%r22,31;\ncvt.u64.u32 %rd157,%r57;\n"
-"add.s64 %rd75,%rd67,%rd62;\nadd.s64 %rd3,%rd75,%rd72;\ncvt.s64.s32 %rd4,%r17;\n"
-"add.s64 %rd76,%rd3,%rd4;\nsetp.ge.s64 %p3,%rd1,%rd76;\n@%p3 bra $L__BB0_41;\n"
-"mov.f32 %f1,0f00000000;\ncvt.rn.bf16.f32 %rs22,%f1;\nsetp.lt.s64 %p4,%rd1,%rd3;\n"
-"@%p4 bra $L__BB0_24;\nbra.uni $L__BB0_2;\n$L__BB0_24:\nsetp.lt.s64 %p1,%rd1,%rd62;\n"
-"setp.lt.s64 %p34,%rd1,%rd75;\nsetp.ge.s64 %p35,%rd1,%rd62;\nand.pred %p2,%p34,%p35;\n"
-"neg.s64 %rd112,%rd67;\nselp.b64 %rd113,0,%rd112,%p2;\nsub.s64 %rd114,%rd1,%rd62;\n"
-"add.s64 %rd115,%rd114,%rd113;\nselp.b64 %rd38,%rd1,%rd115,%p1;\nselp.b32 %r36,0,%r19,%p2;\n"
-"add.s32 %r37,%r36,%r18;\nselp.b32 %r4,0,%r37,%p1;\nselp.b64 %rd116,%rd65,%rd70,%p2;\n"
-"selp.b64 %rd117,%rd60,%rd116,%p1;\ncvta.to.global.u64 %rd39,%rd117;\n"
-"setp.ge.s32 %p36,%r57,%r17;\n@%p36 bra $L__BB0_41;\nselp.b32 %r38,%r19,%r20,%p2;\n"
-"selp.b32 %r39,%r18,%r38,%p1;\nadd.s32 %r5,%r39,%r4;\nnot.b32 %r40,%r57;\n"
-"add.s32 %r41,%r40,%r17;\nshr.u32 %r42,%r41,5;\nadd.s32 %r43,%r42,1;\nand.b32 %r56,%r43,3;\n"
-"setp.eq.s32 %p37,%r56,0;\nselp.b64 %rd118,%rd66,%rd71,%p2;\nselp.b64 %rd40,%rd61,%rd118,%p1;\n"
-"@%p37 bra $L__BB0_30;\nmul.lo.s64 %rd119,%rd38,%rd40;\ncvt.u64.u32 %rd120,%r22;\n"
-"and.b64 %rd121,%rd120,31;\nadd.s64 %rd122,%rd119,%rd121;\ncvt.s64.s32 %rd123,%r4;\n"
-"sub.s64 %rd124,%rd122,%rd123;\nshl.b64 %rd125,%rd124,1;\nadd.s64 %rd162,%rd39,%rd125;\n"
-"mul.lo.s64 %rd129,%rd56,%rd1;\nadd.s64 %rd130,%rd57,%rd129;\nadd.s64 %rd131,%rd130,%rd121;\n"
-"cvta.to.global.u64 %rd132,%rd55;\nshl.b64 %rd133,%rd131,1;\nadd.s64 %rd161,%rd132,%rd133;\n";
+".param .u32 qlora_linear_place_bf16_param_21\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<85>;\n"
+".reg .b16 %rs<27>;\n.reg .f32 %f<2>;\n.reg .b32 %r<106>;\n.reg .b64 %rd<172>;\n"
+"ld.param.u64 %rd44,[qlora_linear_place_bf16_param_0];\n"
+"ld.param.u64 %rd45,[qlora_linear_place_bf16_param_1];\n"
+"ld.param.u64 %rd46,[qlora_linear_place_bf16_param_2];\n"
+"ld.param.u32 %r21,[qlora_linear_place_bf16_param_3];\n"
+"ld.param.u64 %rd47,[qlora_linear_place_bf16_param_4];\n"
+"ld.param.u64 %rd48,[qlora_linear_place_bf16_param_5];\n"
+"ld.param.u64 %rd49,[qlora_linear_place_bf16_param_6];\n"
+"ld.param.u64 %rd50,[qlora_linear_place_bf16_param_7];\n"
+"ld.param.u64 %rd51,[qlora_linear_place_bf16_param_8];\n"
+"ld.param.u32 %r22,[qlora_linear_place_bf16_param_9];\n"
+"ld.param.u64 %rd52,[qlora_linear_place_bf16_param_10];\n"
+"ld.param.u64 %rd53,[qlora_linear_place_bf16_param_11];\n"
+"ld.param.u64 %rd54,[qlora_linear_place_bf16_param_12];\n"
+"ld.param.u64 %rd55,[qlora_linear_place_bf16_param_13];\n"
+"ld.param.u64 %rd56,[qlora_linear_place_bf16_param_14];\n"
+"ld.param.u32 %r23,[qlora_linear_place_bf16_param_15];\n"
+"ld.param.u64 %rd57,[qlora_linear_place_bf16_param_16];\n"
+"ld.param.u64 %rd58,[qlora_linear_place_bf16_param_17];\n"
+"ld.param.u64 %rd59,[qlora_linear_place_bf16_param_18];\n"
+"ld.param.u64 %rd60,[qlora_linear_place_bf16_param_19];\n"
+"ld.param.u64 %rd61,[qlora_linear_place_bf16_param_20];\n"
+"ld.param.u32 %r24,[qlora_linear_place_bf16_param_21];\nadd.s64 %rd1,%rd56,%rd51;\n"
+"add.s64 %rd2,%rd1,%rd61;\nadd.s64 %rd62,%rd2,7;\nshr.s64 %rd63,%rd62,63;\n"
+"shr.u64 %rd64,%rd63,61;\nadd.s64 %rd65,%rd62,%rd64;\nshr.s64 %rd3,%rd65,3;\n"
+"mov.f32 %f1,0f00000000;\ncvt.rn.bf16.f32 %rs12,%f1;\nmov.u32 %r25,%ctaid.x;\n"
+"cvt.u64.u32 %rd4,%r25;\nsetp.gt.s64 %p3,%rd3,%rd4;\n@%p3 bra $L__BB0_55;\nbra.uni $L__BB0_1;\n"
+"$L__BB0_55:\nshl.b64 %rd97,%rd4,3;\nmov.u32 %r3,%tid.x;\nshr.u32 %r41,%r3,5;\n"
+"cvt.u64.u32 %rd98,%r41;\nadd.s64 %rd22,%rd97,%rd98;\nsetp.ge.s64 %p38,%rd22,%rd2;\n"
+"@%p38 bra $L__BB0_73;\nsetp.lt.s64 %p1,%rd22,%rd51;\nsetp.ge.s64 %p39,%rd22,%rd51;\n"
+"setp.lt.s64 %p40,%rd22,%rd1;\nand.pred %p2,%p40,%p39;\nneg.s64 %rd99,%rd56;\n"
+"selp.b64 %rd100,0,%rd99,%p2;\nsub.s64 %rd101,%rd22,%rd51;\nadd.s64 %rd102,%rd101,%rd100;\n"
+"selp.b64 %rd23,%rd22,%rd102,%p1;\nselp.b32 %r42,0,%r23,%p2;\nadd.s32 %r43,%r42,%r22;\n"
+"selp.b32 %r4,0,%r43,%p1;\nselp.b64 %rd103,%rd54,%rd59,%p2;\nselp.b64 %rd104,%rd49,%rd103,%p1;\n"
+"cvta.to.global.u64 %rd24,%rd104;\nshr.s32 %r44,%r3,31;\nshr.u32 %r45,%r44,27;\n"
+"add.s32 %r46,%r3,%r45;\nand.b32 %r47,%r46,-32;\nsub.s32 %r104,%r3,%r47;\n"
+"setp.ge.s32 %p41,%r104,%r21;\n@%p41 bra $L__BB0_73;\nselp.b32 %r48,%r23,%r24,%p2;\n"
+"selp.b32 %r6,%r22,%r48,%p1;\nnot.b32 %r49,%r104;\nadd.s32 %r7,%r49,%r21;\nshr.u32 %r50,%r7,5;\n"
+"add.s32 %r51,%r50,1;\nand.b32 %r103,%r51,3;\nsetp.eq.s32 %p42,%r103,0;\n"
+"selp.b64 %rd105,%rd55,%rd60,%p2;\nselp.b64 %rd25,%rd50,%rd105,%p1;\n@%p42 bra $L__BB0_62;\n"
+"mul.lo.s64 %rd106,%rd23,%rd25;\nshl.b64 %rd107,%rd106,1;\nsub.s32 %r52,%r104,%r4;\n"
+"mul.wide.s32 %rd108,%r52,2;\nadd.s64 %rd109,%rd107,%rd108;\nadd.s64 %rd169,%rd24,%rd109;\n"
+"mul.lo.s64 %rd110,%rd45,%rd22;\nadd.s64 %rd111,%rd46,%rd110;\ncvt.s64.s32 %rd112,%r104;\n";
 static const char qlora__ptx_375[] =
-"$L__BB0_27:\n.pragma \"nounroll\";\nsetp.ge.s32 %p38,%r57,%r5;\nsetp.lt.s32 %p39,%r57,%r4;\n"
-"or.pred %p40,%p38,%p39;\nmov.u16 %rs29,%rs22;\n@%p40 bra $L__BB0_29;\n"
-"ld.global.u16 %rs29,[%rd162];\n$L__BB0_29:\nst.global.u16[%rd161],%rs29;\nadd.s32 %r57,%r57,32;\n"
-"add.s64 %rd162,%rd162,64;\nadd.s64 %rd161,%rd161,64;\nadd.s32 %r56,%r56,-1;\n"
-"setp.ne.s32 %p41,%r56,0;\n@%p41 bra $L__BB0_27;\n$L__BB0_30:\nnot.b32 %r48,%r22;\n"
-"or.b32 %r49,%r48,-32;\nadd.s32 %r50,%r49,%r17;\nsetp.lt.u32 %p42,%r50,96;\n"
-"@%p42 bra $L__BB0_41;\nmul.lo.s64 %rd137,%rd56,%rd1;\nmul.wide.s32 %rd138,%r4,2;\n"
-"mul.lo.s64 %rd142,%rd38,%rd40;\nshl.b64 %rd143,%rd142,1;\ncvt.u64.u32 %rd144,%r57;\n"
-"mul.wide.u32 %rd145,%r57,2;\nadd.s64 %rd146,%rd143,%rd145;\nsub.s64 %rd147,%rd146,%rd138;\n"
-"add.s64 %rd163,%rd39,%rd147;\nadd.s64 %rd148,%rd57,%rd137;\nadd.s64 %rd149,%rd148,%rd144;\n"
-"cvta.to.global.u64 %rd150,%rd55;\nshl.b64 %rd151,%rd149,1;\nadd.s64 %rd164,%rd150,%rd151;\n"
-"$L__BB0_32:\nsetp.ge.s32 %p47,%r57,%r5;\nsetp.lt.s32 %p48,%r57,%r4;\nor.pred %p49,%p47,%p48;\n"
-"mov.u16 %rs30,%rs22;\n@%p49 bra $L__BB0_34;\nld.global.u16 %rs30,[%rd163];\n$L__BB0_34:\n"
-"st.global.u16[%rd164],%rs30;\nadd.s32 %r13,%r57,32;\nsetp.lt.s32 %p50,%r13,%r4;\n"
-"setp.ge.s32 %p51,%r13,%r5;\nor.pred %p52,%p51,%p50;\nmov.u16 %rs31,%rs22;\n"
-"@%p52 bra $L__BB0_36;\nld.global.u16 %rs31,[%rd163+64];\n$L__BB0_36:\n"
-"st.global.u16[%rd164+64],%rs31;\nadd.s32 %r14,%r13,32;\nsetp.lt.s32 %p53,%r14,%r4;\n"
-"setp.ge.s32 %p54,%r14,%r5;\nor.pred %p55,%p54,%p53;\nmov.u16 %rs32,%rs22;\n"
-"@%p55 bra $L__BB0_38;\nld.global.u16 %rs32,[%rd163+128];\n$L__BB0_38:\n"
-"st.global.u16[%rd164+128],%rs32;\nadd.s32 %r15,%r14,32;\nsetp.lt.s32 %p56,%r15,%r4;\n"
-"setp.ge.s32 %p57,%r15,%r5;\nor.pred %p58,%p57,%p56;\nmov.u16 %rs33,%rs22;\n"
-"@%p58 bra $L__BB0_40;\nld.global.u16 %rs33,[%rd163+192];\n$L__BB0_40:\n"
-"add.s64 %rd163,%rd163,256;\nadd.s64 %rd54,%rd164,256;\nst.global.u16[%rd164+192],%rs33;\n"
-"add.s32 %r57,%r15,32;\nsetp.lt.s32 %p59,%r57,%r17;\nmov.u64 %rd164,%rd54;\n"
-"@%p59 bra $L__BB0_32;\nbra.uni $L__BB0_41;\n$L__BB0_2:\ncvta.to.global.u64 %rd152,%rd58;\n"
-"sub.s64 %rd6,%rd1,%rd3;\ncvt.s64.s32 %rd77,%r18;\nsetp.lt.s64 %p5,%rd6,%rd77;\nmov.u32 %r54,0;\n"
-"@%p5 bra $L__BB0_7;\nadd.s32 %r25,%r19,%r18;\ncvt.s64.s32 %rd78,%r25;\n"
-"setp.lt.s64 %p6,%rd6,%rd78;\nadd.s32 %r26,%r25,%r20;\ncvt.s64.s32 %rd79,%r26;\n"
-"setp.lt.s64 %p7,%rd6,%rd79;\nselp.b32 %r27,2,3,%p7;\nselp.b32 %r54,1,%r27,%p6;\n"
-"cvt.u16.u32 %rs23,%r54;\nsetp.eq.s16 %p8,%rs23,0;\n@%p8 bra $L__BB0_7;\n"
-"setp.ne.s16 %p9,%rs23,1;\n@%p9 bra $L__BB0_6;\ncvta.to.global.u64 %rd152,%rd63;\n"
-"bra.uni $L__BB0_7;\n$L__BB0_6:\nsetp.eq.s32 %p10,%r54,2;\ncvta.to.global.u64 %rd80,%rd68;\n"
-"selp.b64 %rd152,%rd80,0,%p10;\n$L__BB0_7:\nsetp.eq.s32 %p11,%r54,1;\nselp.b32 %r28,0,%r19,%p11;\n"
-"add.s32 %r29,%r28,%r18;\nsetp.eq.s32 %p12,%r54,0;\nselp.b32 %r30,0,%r29,%p12;\n"
-"cvt.s64.s32 %rd81,%r30;\nsub.s64 %rd82,%rd6,%rd81;\nselp.b64 %rd83,%rd64,%rd69,%p11;\n"
-"selp.b64 %rd84,%rd59,%rd83,%p12;\nmul.lo.s64 %rd85,%rd82,%rd84;\nsetp.eq.s32 %p13,%r54,3;\n"
-"selp.b64 %rd10,0,%rd85,%p13;\nadd.s64 %rd11,%rd4,%rd57;\nsetp.le.s64 %p14,%rd11,%rd157;\n"
-"@%p14 bra $L__BB0_41;\nnot.b64 %rd86,%rd157;\nadd.s64 %rd87,%rd11,%rd86;\n"
-"shr.u64 %rd88,%rd87,5;\nadd.s64 %rd89,%rd88,1;\nand.b64 %rd12,%rd89,3;\n"
-"setp.eq.s64 %p15,%rd12,0;\n@%p15 bra $L__BB0_13;\nadd.s64 %rd90,%rd10,%rd157;\n"
-"shl.b64 %rd91,%rd90,1;\nadd.s64 %rd155,%rd152,%rd91;\nmul.lo.s64 %rd92,%rd56,%rd1;\n"
-"add.s64 %rd93,%rd92,%rd157;\ncvta.to.global.u64 %rd94,%rd55;\nshl.b64 %rd95,%rd93,1;\n"
-"add.s64 %rd154,%rd94,%rd95;\nneg.s64 %rd153,%rd12;\n$L__BB0_10:\n.pragma \"nounroll\";\n"
-"setp.ge.s64 %p16,%rd157,%rd57;\nsetp.gt.s32 %p17,%r54,2;\nor.pred %p18,%p17,%p16;\n"
-"mov.u16 %rs24,%rs22;\n@%p18 bra $L__BB0_12;\nld.global.u16 %rs24,[%rd155];\n$L__BB0_12:\n"
-"st.global.u16[%rd154],%rs24;\nadd.s64 %rd157,%rd157,32;\nadd.s64 %rd155,%rd155,64;\n"
-"add.s64 %rd154,%rd154,64;\nadd.s64 %rd153,%rd153,1;\nsetp.ne.s64 %p19,%rd153,0;\n"
-"@%p19 bra $L__BB0_10;\n$L__BB0_13:\nand.b32 %r32,%r22,31;\ncvt.u64.u32 %rd98,%r32;\n"
-"not.b64 %rd99,%rd98;\nadd.s64 %rd100,%rd11,%rd99;\nsetp.lt.u64 %p20,%rd100,96;\n"
-"@%p20 bra $L__BB0_41;\nmul.lo.s64 %rd104,%rd56,%rd1;\nadd.s64 %rd105,%rd10,%rd157;\n"
-"shl.b64 %rd106,%rd105,1;\n";
+"add.s64 %rd113,%rd111,%rd112;\ncvta.to.global.u64 %rd114,%rd44;\nshl.b64 %rd115,%rd113,1;\n"
+"add.s64 %rd168,%rd114,%rd115;\nadd.s32 %r9,%r6,%r4;\n$L__BB0_59:\n.pragma \"nounroll\";\n"
+"setp.ge.s32 %p43,%r104,%r9;\nsetp.lt.s32 %p44,%r104,%r4;\nor.pred %p45,%p43,%p44;\n"
+"mov.u16 %rs22,%rs12;\n@%p45 bra $L__BB0_61;\nld.global.u16 %rs22,[%rd169];\n$L__BB0_61:\n"
+"st.global.u16[%rd168],%rs22;\nadd.s32 %r104,%r104,32;\nadd.s64 %rd169,%rd169,64;\n"
+"add.s64 %rd168,%rd168,64;\nadd.s32 %r103,%r103,-1;\nsetp.ne.s32 %p46,%r103,0;\n"
+"@%p46 bra $L__BB0_59;\n$L__BB0_62:\nsetp.lt.u32 %p47,%r7,96;\n@%p47 bra $L__BB0_73;\n"
+"add.s32 %r15,%r104,96;\nmul.wide.s32 %rd116,%r4,2;\nmul.wide.u32 %rd117,%r25,8;\n"
+"add.s64 %rd119,%rd117,%rd98;\nsetp.lt.s64 %p48,%rd119,%rd1;\nsetp.lt.s64 %p49,%rd119,%rd51;\n"
+"setp.ge.s64 %p50,%rd119,%rd51;\nand.pred %p51,%p48,%p50;\nselp.b64 %rd121,%rd55,%rd60,%p51;\n"
+"selp.b64 %rd122,%rd50,%rd121,%p49;\nmul.lo.s64 %rd123,%rd23,%rd122;\nshl.b64 %rd124,%rd123,1;\n"
+"add.s64 %rd171,%rd24,%rd124;\nmul.lo.s64 %rd125,%rd45,%rd119;\ncvta.to.global.u64 %rd126,%rd44;\n"
+"shl.b64 %rd127,%rd125,1;\nadd.s64 %rd170,%rd126,%rd127;\nadd.s32 %r56,%r104,64;\n"
+"mul.wide.u32 %rd128,%r56,2;\nsub.s64 %rd34,%rd128,%rd116;\nshl.b64 %rd129,%rd46,1;\n"
+"add.s64 %rd35,%rd128,%rd129;\nmul.wide.s32 %rd130,%r104,2;\nadd.s64 %rd36,%rd130,%rd129;\n"
+"add.s32 %r57,%r104,32;\nmul.wide.u32 %rd131,%r57,2;\nsub.s64 %rd37,%rd131,%rd116;\n"
+"add.s64 %rd38,%rd131,%rd129;\nsub.s32 %r58,%r4,%r104;\nmul.wide.s32 %rd132,%r58,2;\n"
+"neg.s64 %rd39,%rd132;\n$L__BB0_64:\nselp.b32 %r62,0,%r23,%p51;\nadd.s32 %r63,%r62,%r22;\n"
+"selp.b32 %r64,0,%r63,%p49;\nsetp.lt.s32 %p56,%r104,%r64;\nselp.b32 %r65,%r23,%r24,%p51;\n"
+"selp.b32 %r66,%r22,%r65,%p49;\nadd.s32 %r67,%r66,%r64;\nsetp.ge.s32 %p57,%r104,%r67;\n"
+"or.pred %p58,%p57,%p56;\nmov.u16 %rs23,%rs12;\n@%p58 bra $L__BB0_66;\n"
+"add.s64 %rd137,%rd171,%rd39;\nld.global.u16 %rs23,[%rd137];\n$L__BB0_66:\n"
+"add.s64 %rd138,%rd170,%rd36;\nst.global.u16[%rd138],%rs23;\nadd.s32 %r17,%r104,32;\n"
+"setp.lt.s32 %p63,%r17,%r64;\nsetp.ge.s32 %p64,%r17,%r67;\nor.pred %p65,%p64,%p63;\n"
+"mov.u16 %rs24,%rs12;\n@%p65 bra $L__BB0_68;\nadd.s64 %rd143,%rd171,%rd37;\n"
+"ld.global.u16 %rs24,[%rd143];\n$L__BB0_68:\nadd.s64 %rd144,%rd170,%rd38;\n"
+"st.global.u16[%rd144],%rs24;\nadd.s32 %r18,%r17,32;\nsetp.lt.s32 %p70,%r18,%r64;\n"
+"setp.ge.s32 %p71,%r18,%r67;\nor.pred %p72,%p71,%p70;\nmov.u16 %rs25,%rs12;\n"
+"@%p72 bra $L__BB0_70;\nadd.s64 %rd149,%rd171,%rd34;\nld.global.u16 %rs25,[%rd149];\n$L__BB0_70:\n"
+"add.s64 %rd150,%rd170,%rd35;\nst.global.u16[%rd150],%rs25;\nadd.s32 %r19,%r18,32;\n"
+"setp.lt.s32 %p77,%r19,%r64;\nsetp.ge.s32 %p78,%r19,%r67;\nor.pred %p79,%p78,%p77;\n"
+"mov.u16 %rs26,%rs12;\n@%p79 bra $L__BB0_72;\nmul.wide.u32 %rd155,%r15,2;\n"
+"mul.wide.s32 %rd160,%r64,2;\nsub.s64 %rd161,%rd155,%rd160;\nadd.s64 %rd162,%rd171,%rd161;\n"
+"ld.global.u16 %rs26,[%rd162];\n$L__BB0_72:\nmul.wide.u32 %rd163,%r15,2;\n"
+"add.s64 %rd165,%rd163,%rd129;\nadd.s64 %rd166,%rd170,%rd165;\nst.global.u16[%rd166],%rs26;\n"
+"add.s64 %rd171,%rd171,256;\nadd.s64 %rd170,%rd170,256;\nadd.s32 %r104,%r19,32;\n"
+"setp.lt.s32 %p84,%r104,%r21;\n@%p84 bra $L__BB0_64;\nbra.uni $L__BB0_73;\n$L__BB0_1:\n"
+"cvta.to.global.u64 %rd167,%rd47;\ncvt.u32.u64 %r27,%rd4;\ncvt.s64.s32 %rd66,%r21;\n"
+"add.s64 %rd6,%rd66,%rd46;\nadd.s64 %rd67,%rd6,2047;\nshr.s64 %rd68,%rd67,63;\n"
+"shr.u64 %rd69,%rd68,53;\nadd.s64 %rd70,%rd67,%rd69;\nshr.u64 %rd71,%rd70,11;\n"
+"cvt.u32.u64 %r28,%rd71;\ncvt.u32.u64 %r29,%rd3;\nsub.s32 %r30,%r27,%r29;\n"
+"div.u32 %r31,%r30,%r28;\ncvt.u64.u32 %rd7,%r31;\nmul.lo.s32 %r32,%r31,%r28;\n"
+"sub.s32 %r33,%r30,%r32;\nmul.wide.u32 %rd72,%r33,2048;\nmov.u32 %r34,%tid.x;\n"
+"cvt.u64.u32 %rd73,%r34;\nadd.s64 %rd8,%rd72,%rd73;\ncvt.s64.s32 %rd74,%r22;\n"
+"setp.lt.s64 %p4,%rd7,%rd74;\nmov.u32 %r101,0;\n@%p4 bra $L__BB0_6;\nadd.s32 %r35,%r23,%r22;\n"
+"cvt.s64.s32 %rd75,%r35;\nsetp.lt.s64 %p5,%rd7,%rd75;\nadd.s32 %r36,%r35,%r24;\n"
+"cvt.s64.s32 %rd76,%r36;\nsetp.lt.s64 %p6,%rd7,%rd76;\nselp.b32 %r37,2,3,%p6;\n"
+"selp.b32 %r101,1,%r37,%p5;\ncvt.u16.u32 %rs13,%r101;\nsetp.eq.s16 %p7,%rs13,0;\n"
+"@%p7 bra $L__BB0_6;\nsetp.ne.s16 %p8,%rs13,1;\n@%p8 bra $L__BB0_5;\n"
+"cvta.to.global.u64 %rd167,%rd52;\nbra.uni $L__BB0_6;\n$L__BB0_5:\nsetp.eq.s32 %p9,%r101,2;\n";
 static const char qlora__ptx_376[] =
-"add.s64 %rd107,%rd152,%rd106;\nadd.s64 %rd158,%rd107,128;\nadd.s64 %rd108,%rd157,%rd104;\n"
-"cvta.to.global.u64 %rd109,%rd55;\nshl.b64 %rd110,%rd108,1;\nadd.s64 %rd160,%rd109,%rd110;\n"
-"$L__BB0_15:\nsetp.ge.s64 %p21,%rd157,%rd57;\nsetp.gt.s32 %p22,%r54,2;\n"
-"add.s64 %rd31,%rd158,-128;\nor.pred %p23,%p22,%p21;\nmov.u16 %rs25,%rs22;\n"
-"@%p23 bra $L__BB0_17;\nld.global.u16 %rs25,[%rd31];\n$L__BB0_17:\nst.global.u16[%rd160],%rs25;\n"
-"add.s64 %rd32,%rd157,32;\nsetp.ge.s64 %p24,%rd32,%rd57;\nor.pred %p26,%p22,%p24;\n"
-"mov.u16 %rs26,%rs22;\n@%p26 bra $L__BB0_19;\nld.global.u16 %rs26,[%rd31+64];\n$L__BB0_19:\n"
-"st.global.u16[%rd160+64],%rs26;\nadd.s64 %rd33,%rd32,32;\nsetp.ge.s64 %p27,%rd33,%rd57;\n"
-"or.pred %p29,%p22,%p27;\nmov.u16 %rs27,%rs22;\n@%p29 bra $L__BB0_21;\n"
-"ld.global.u16 %rs27,[%rd31+128];\n$L__BB0_21:\nst.global.u16[%rd160+128],%rs27;\n"
-"add.s64 %rd34,%rd33,32;\nsetp.ge.s64 %p30,%rd34,%rd57;\nor.pred %p32,%p22,%p30;\n"
-"mov.u16 %rs28,%rs22;\n@%p32 bra $L__BB0_23;\nld.global.u16 %rs28,[%rd31+192];\n$L__BB0_23:\n"
-"add.s64 %rd35,%rd160,256;\nst.global.u16[%rd160+192],%rs28;\nadd.s64 %rd158,%rd158,256;\n"
-"add.s64 %rd157,%rd34,32;\nsetp.lt.s64 %p33,%rd157,%rd11;\nmov.u64 %rd160,%rd35;\n"
-"@%p33 bra $L__BB0_15;\n$L__BB0_41:\nret;\n}\n";
+"cvta.to.global.u64 %rd77,%rd57;\nselp.b64 %rd167,%rd77,0,%p9;\n$L__BB0_6:\n"
+"setp.eq.s32 %p10,%r101,1;\nselp.b32 %r38,0,%r23,%p10;\nadd.s32 %r39,%r38,%r22;\n"
+"setp.eq.s32 %p11,%r101,0;\nselp.b32 %r40,0,%r39,%p11;\ncvt.s64.s32 %rd78,%r40;\n"
+"sub.s64 %rd79,%rd7,%rd78;\nselp.b64 %rd80,%rd53,%rd58,%p10;\nselp.b64 %rd81,%rd48,%rd80,%p11;\n"
+"mul.lo.s64 %rd82,%rd79,%rd81;\nsetp.eq.s32 %p12,%r101,3;\nselp.b64 %rd12,0,%rd82,%p12;\n"
+"add.s64 %rd83,%rd2,%rd7;\nmul.lo.s64 %rd84,%rd83,%rd45;\nadd.s64 %rd85,%rd8,%rd84;\n"
+"cvta.to.global.u64 %rd86,%rd44;\nshl.b64 %rd87,%rd85,1;\nadd.s64 %rd13,%rd86,%rd87;\n"
+"setp.lt.s32 %p13,%r101,3;\n@%p13 bra $L__BB0_23;\nbra.uni $L__BB0_7;\n$L__BB0_23:\n"
+"setp.ge.s64 %p22,%rd8,%rd6;\nadd.s64 %rd95,%rd8,%rd12;\nshl.b64 %rd96,%rd95,1;\n"
+"add.s64 %rd14,%rd167,%rd96;\n@%p22 bra $L__BB0_27;\nsetp.lt.s64 %p23,%rd8,%rd46;\n"
+"@%p23 bra $L__BB0_26;\nbra.uni $L__BB0_25;\n$L__BB0_26:\nld.global.u16 %rs14,[%rd14];\n"
+"st.global.u16[%rd13],%rs14;\nbra.uni $L__BB0_27;\n$L__BB0_7:\nsetp.ge.s64 %p14,%rd8,%rd6;\n"
+"@%p14 bra $L__BB0_9;\nst.global.u16[%rd13],%rs12;\n$L__BB0_9:\nadd.s64 %rd88,%rd8,256;\n"
+"setp.ge.s64 %p15,%rd88,%rd6;\n@%p15 bra $L__BB0_11;\nst.global.u16[%rd13+512],%rs12;\n"
+"$L__BB0_11:\nadd.s64 %rd89,%rd8,512;\nsetp.ge.s64 %p16,%rd89,%rd6;\n@%p16 bra $L__BB0_13;\n"
+"st.global.u16[%rd13+1024],%rs12;\n$L__BB0_13:\nadd.s64 %rd90,%rd8,768;\n"
+"setp.ge.s64 %p17,%rd90,%rd6;\n@%p17 bra $L__BB0_15;\nst.global.u16[%rd13+1536],%rs12;\n"
+"$L__BB0_15:\nadd.s64 %rd91,%rd8,1024;\nsetp.ge.s64 %p18,%rd91,%rd6;\n@%p18 bra $L__BB0_17;\n"
+"st.global.u16[%rd13+2048],%rs12;\n$L__BB0_17:\nadd.s64 %rd92,%rd8,1280;\n"
+"setp.ge.s64 %p19,%rd92,%rd6;\n@%p19 bra $L__BB0_19;\nst.global.u16[%rd13+2560],%rs12;\n"
+"$L__BB0_19:\nadd.s64 %rd93,%rd8,1536;\nsetp.ge.s64 %p20,%rd93,%rd6;\n@%p20 bra $L__BB0_21;\n"
+"st.global.u16[%rd13+3072],%rs12;\n$L__BB0_21:\nadd.s64 %rd94,%rd8,1792;\n"
+"setp.ge.s64 %p21,%rd94,%rd6;\n@%p21 bra $L__BB0_73;\nst.global.u16[%rd13+3584],%rs12;\n"
+"bra.uni $L__BB0_73;\n$L__BB0_25:\nst.global.u16[%rd13],%rs12;\n$L__BB0_27:\n"
+"add.s64 %rd15,%rd8,256;\nsetp.ge.s64 %p24,%rd15,%rd6;\n@%p24 bra $L__BB0_31;\n"
+"setp.lt.s64 %p25,%rd15,%rd46;\n@%p25 bra $L__BB0_30;\nbra.uni $L__BB0_29;\n$L__BB0_30:\n"
+"ld.global.u16 %rs15,[%rd14+512];\nst.global.u16[%rd13+512],%rs15;\nbra.uni $L__BB0_31;\n"
+"$L__BB0_29:\nst.global.u16[%rd13+512],%rs12;\n$L__BB0_31:\nadd.s64 %rd16,%rd8,512;\n"
+"setp.ge.s64 %p26,%rd16,%rd6;\n@%p26 bra $L__BB0_35;\nsetp.lt.s64 %p27,%rd16,%rd46;\n"
+"@%p27 bra $L__BB0_34;\nbra.uni $L__BB0_33;\n$L__BB0_34:\nld.global.u16 %rs16,[%rd14+1024];\n"
+"st.global.u16[%rd13+1024],%rs16;\nbra.uni $L__BB0_35;\n$L__BB0_33:\n"
+"st.global.u16[%rd13+1024],%rs12;\n$L__BB0_35:\nadd.s64 %rd17,%rd8,768;\n"
+"setp.ge.s64 %p28,%rd17,%rd6;\n@%p28 bra $L__BB0_39;\nsetp.lt.s64 %p29,%rd17,%rd46;\n"
+"@%p29 bra $L__BB0_38;\nbra.uni $L__BB0_37;\n$L__BB0_38:\nld.global.u16 %rs17,[%rd14+1536];\n"
+"st.global.u16[%rd13+1536],%rs17;\nbra.uni $L__BB0_39;\n$L__BB0_37:\n"
+"st.global.u16[%rd13+1536],%rs12;\n$L__BB0_39:\nadd.s64 %rd18,%rd8,1024;\n"
+"setp.ge.s64 %p30,%rd18,%rd6;\n@%p30 bra $L__BB0_43;\nsetp.lt.s64 %p31,%rd18,%rd46;\n"
+"@%p31 bra $L__BB0_42;\nbra.uni $L__BB0_41;\n$L__BB0_42:\nld.global.u16 %rs18,[%rd14+2048];\n"
+"st.global.u16[%rd13+2048],%rs18;\nbra.uni $L__BB0_43;\n$L__BB0_41:\n"
+"st.global.u16[%rd13+2048],%rs12;\n$L__BB0_43:\nadd.s64 %rd19,%rd8,1280;\n"
+"setp.ge.s64 %p32,%rd19,%rd6;\n@%p32 bra $L__BB0_47;\nsetp.lt.s64 %p33,%rd19,%rd46;\n"
+"@%p33 bra $L__BB0_46;\nbra.uni $L__BB0_45;\n$L__BB0_46:\nld.global.u16 %rs19,[%rd14+2560];\n"
+"st.global.u16[%rd13+2560],%rs19;\nbra.uni $L__BB0_47;\n$L__BB0_45:\n"
+"st.global.u16[%rd13+2560],%rs12;\n$L__BB0_47:\nadd.s64 %rd20,%rd8,1536;\n"
+"setp.ge.s64 %p34,%rd20,%rd6;\n@%p34 bra $L__BB0_51;\nsetp.lt.s64 %p35,%rd20,%rd46;\n"
+"@%p35 bra $L__BB0_50;\nbra.uni $L__BB0_49;\n$L__BB0_50:\nld.global.u16 %rs20,[%rd14+3072];\n"
+"st.global.u16[%rd13+3072],%rs20;\nbra.uni $L__BB0_51;\n$L__BB0_49:\n"
+"st.global.u16[%rd13+3072],%rs12;\n$L__BB0_51:\nadd.s64 %rd21,%rd8,1792;\n"
+"setp.ge.s64 %p36,%rd21,%rd6;\n@%p36 bra $L__BB0_73;\nsetp.lt.s64 %p37,%rd21,%rd46;\n"
+"@%p37 bra $L__BB0_54;\nbra.uni $L__BB0_53;\n$L__BB0_54:\nld.global.u16 %rs21,[%rd14+3584];\n"
+"st.global.u16[%rd13+3584],%rs21;\nbra.uni $L__BB0_73;\n";
 static const char qlora__ptx_377[] =
+"$L__BB0_53:\nst.global.u16[%rd13+3584],%rs12;\n$L__BB0_73:\nret;\n}\n";
+static const char qlora__ptx_378[] =
 ".visible .entry qlora_linear_bias_bf16(\n.param .u64 qlora_linear_bias_bf16_param_0,\n"
 ".param .u64 qlora_linear_bias_bf16_param_1,\n.param .u64 qlora_linear_bias_bf16_param_2,\n"
 ".param .u64 qlora_linear_bias_bf16_param_3,\n.param .u64 qlora_linear_bias_bf16_param_4,\n"
@@ -17808,9 +17877,10 @@ qlora__ptx_374,
 qlora__ptx_375,
 qlora__ptx_376,
 qlora__ptx_377,
+qlora__ptx_378,
 0};
 
-static const char qlora__ptx_378[] =
+static const char qlora__ptx_379[] =
 ".visible .entry qlora_loss_cross_entropy_f32(\n"
 ".param .u64 qlora_loss_cross_entropy_f32_param_0,\n"
 ".param .u64 qlora_loss_cross_entropy_f32_param_1,\n"
@@ -17867,7 +17937,7 @@ static const char qlora__ptx_378[] =
 "mul.lo.s64 %rd86,%rd7,12;\nadd.s64 %rd9,%rd86,4;\nadd.s64 %rd87,%rd9,%rd173;\n"
 "setp.gt.s64 %p5,%rd87,%rd75;\nmov.f32 %f970,0f00000000;\nmov.f32 %f959,0fFF61B1E6;\n"
 "or.pred %p6,%p4,%p5;\n@%p6 bra $L__BB0_4;\n";
-static const char qlora__ptx_379[] =
+static const char qlora__ptx_380[] =
 "shl.b64 %rd10,%rd7,4;\nadd.s64 %rd88,%rd173,%rd3;\nshl.b64 %rd89,%rd88,2;\n"
 "add.s64 %rd172,%rd1,%rd89;\nmov.f32 %f959,0fFF61B1E6;\nmov.f32 %f970,0f00000000;\n$L__BB0_3:\n"
 "add.s64 %rd90,%rd172,%rd10;\nadd.s64 %rd91,%rd90,%rd10;\nadd.s64 %rd92,%rd91,%rd10;\n"
@@ -17918,7 +17988,7 @@ static const char qlora__ptx_379[] =
 "fma.rn.f32 %f189,%f188,%f82,%f81;\ncvt.sat.f32.f32 %f190,%f189;\n"
 "fma.rm.f32 %f191,%f190,%f86,%f85;\nadd.f32 %f192,%f191,0fCB40007F;\nneg.f32 %f193,%f192;\n"
 "fma.rn.f32 %f194,%f188,%f90,%f193;\nfma.rn.f32 %f195,%f188,%f92,%f194;\nmov.b32 %r72,%f191;\n";
-static const char qlora__ptx_380[] =
+static const char qlora__ptx_381[] =
 "shl.b32 %r73,%r72,23;\nmov.b32 %f196,%r73;\nex2.approx.ftz.f32 %f197,%f195;\n"
 "fma.rn.f32 %f198,%f197,%f196,%f187;\nsub.f32 %f199,%f145,%f153;\n"
 "fma.rn.f32 %f200,%f199,%f82,%f81;\ncvt.sat.f32.f32 %f201,%f200;\n"
@@ -17970,7 +18040,7 @@ static const char qlora__ptx_380[] =
 "fma.rn.f32 %f322,%f321,%f320,%f311;\nsub.f32 %f323,%f280,%f959;\n"
 "fma.rn.f32 %f324,%f323,%f82,%f81;\ncvt.sat.f32.f32 %f325,%f324;\n"
 "fma.rm.f32 %f326,%f325,%f86,%f85;\n";
-static const char qlora__ptx_381[] =
+static const char qlora__ptx_382[] =
 "add.f32 %f327,%f326,0fCB40007F;\nneg.f32 %f328,%f327;\nfma.rn.f32 %f329,%f323,%f90,%f328;\n"
 "fma.rn.f32 %f330,%f323,%f92,%f329;\nmov.b32 %r92,%f326;\nshl.b32 %r93,%r92,23;\n"
 "mov.b32 %f331,%r93;\nex2.approx.ftz.f32 %f332,%f330;\nfma.rn.f32 %f333,%f332,%f331,%f322;\n"
@@ -18021,7 +18091,7 @@ static const char qlora__ptx_381[] =
 "sub.s64 %rd175,%rd175,%rd97;\nmul.wide.u32 %rd98,%r106,16;\nadd.s64 %rd174,%rd174,%rd98;\n"
 "setp.lt.s64 %p14,%rd173,%rd75;\nmov.f32 %f962,%f959;\n@%p14 bra $L__BB0_7;\nbra.uni $L__BB0_26;\n"
 "$L__BB0_16:\nsub.s64 %rd178,%rd75,%rd173;\n";
-static const char qlora__ptx_382[] =
+static const char qlora__ptx_383[] =
 "add.s64 %rd99,%rd173,%rd3;\nshl.b64 %rd100,%rd99,2;\nadd.s64 %rd177,%rd1,%rd100;\n"
 "mov.f32 %f968,%f959;\n$L__BB0_17:\nsetp.gt.s64 %p15,%rd178,3;\n@%p15 bra $L__BB0_24;\n"
 "bra.uni $L__BB0_18;\n$L__BB0_24:\nld.global.v4.u32{%r334,%r335,%r336,%r337},[%rd177];\n"
@@ -18072,7 +18142,7 @@ static const char qlora__ptx_382[] =
 "@%p35 bra $L__BB0_32;\nbra.uni $L__BB0_33;\n$L__BB0_27:\nmov.b32 %r130,%f959;\n"
 "mov.u32 %r131,31;\nmov.u32 %r132,16;\nmov.u32 %r133,-1;\n"
 "shfl.sync.bfly.b32 %r134|%p21,%r130,%r132,%r131,%r133;\nmov.b32 %f480,%r134;\n";
-static const char qlora__ptx_383[] =
+static const char qlora__ptx_384[] =
 "max.f32 %f481,%f959,%f480;\nmov.b32 %r135,%f481;\nmov.u32 %r136,8;\n"
 "shfl.sync.bfly.b32 %r137|%p22,%r135,%r136,%r131,%r133;\nmov.b32 %f482,%r137;\n"
 "max.f32 %f483,%f481,%f482;\nmov.b32 %r138,%f483;\nmov.u32 %r139,4;\n"
@@ -18128,7 +18198,7 @@ static const char qlora__ptx_383[] =
 "add.f32 %f528,%f973,%f527;\nmov.b32 %r207,%f528;\nmov.u32 %r208,8;\n"
 "shfl.sync.bfly.b32 %r209|%p45,%r207,%r208,%r203,%r205;\nmov.b32 %f529,%r209;\n"
 "add.f32 %f530,%f528,%f529;\nmov.b32 %r210,%f530;\nmov.u32 %r211,4;\n";
-static const char qlora__ptx_384[] =
+static const char qlora__ptx_385[] =
 "shfl.sync.bfly.b32 %r212|%p46,%r210,%r211,%r203,%r205;\nmov.b32 %f531,%r212;\n"
 "add.f32 %f532,%f530,%f531;\nmov.b32 %r213,%f532;\nmov.u32 %r214,2;\n"
 "shfl.sync.bfly.b32 %r215|%p47,%r213,%r214,%r203,%r205;\nmov.b32 %f533,%r215;\n"
@@ -18180,7 +18250,7 @@ static const char qlora__ptx_384[] =
 "sub.f32 %f596,%f572,%f972;\nfma.rn.f32 %f597,%f596,%f578,%f577;\ncvt.sat.f32.f32 %f598,%f597;\n"
 "fma.rm.f32 %f599,%f598,%f582,%f581;\nadd.f32 %f600,%f599,0fCB40007F;\nneg.f32 %f601,%f600;\n"
 "fma.rn.f32 %f602,%f596,%f586,%f601;\nfma.rn.f32 %f603,%f596,%f588,%f602;\n";
-static const char qlora__ptx_385[] =
+static const char qlora__ptx_386[] =
 "mov.b32 %r240,%f599;\nshl.b32 %r241,%r240,23;\nmov.b32 %f604,%r241;\n"
 "ex2.approx.ftz.f32 %f605,%f603;\nmul.f32 %f606,%f605,%f604;\nmul.f32 %f607,%f47,%f606;\n"
 "setp.eq.s32 %p66,%r237,1;\nsub.f32 %f608,%f607,%f978;\nsub.f32 %f610,%f573,%f972;\n"
@@ -18232,7 +18302,7 @@ static const char qlora__ptx_385[] =
 "add.s64 %rd125,%rd123,%rd38;\nsetp.le.s64 %p76,%rd125,%rd4;\nadd.s64 %rd126,%rd125,4;\n"
 "setp.gt.s64 %p77,%rd126,%rd4;\nand.pred %p78,%p76,%p77;\ncvt.u32.u64 %r257,%rd125;\n"
 "sub.s32 %r258,%r235,%r257;\nselp.b32 %r259,%r258,-1,%p78;\n";
-static const char qlora__ptx_386[] =
+static const char qlora__ptx_387[] =
 "sub.f32 %f714,%f645,%f972;\nfma.rn.f32 %f715,%f714,%f578,%f577;\ncvt.sat.f32.f32 %f716,%f715;\n"
 "fma.rm.f32 %f717,%f716,%f582,%f581;\nadd.f32 %f718,%f717,0fCB40007F;\nneg.f32 %f719,%f718;\n"
 "fma.rn.f32 %f720,%f714,%f586,%f719;\nfma.rn.f32 %f721,%f714,%f588,%f720;\nmov.b32 %r260,%f717;\n"
@@ -18282,7 +18352,7 @@ static const char qlora__ptx_386[] =
 "fma.rn.f32 %f820,%f819,%f578,%f577;\ncvt.sat.f32.f32 %f821,%f820;\n"
 "fma.rm.f32 %f822,%f821,%f582,%f581;\nadd.f32 %f823,%f822,0fCB40007F;\nneg.f32 %f824,%f823;\n"
 "fma.rn.f32 %f825,%f819,%f586,%f824;\n";
-static const char qlora__ptx_387[] =
+static const char qlora__ptx_388[] =
 "fma.rn.f32 %f826,%f819,%f588,%f825;\nmov.b32 %r277,%f822;\nshl.b32 %r278,%r277,23;\n"
 "mov.b32 %f827,%r278;\nex2.approx.ftz.f32 %f828,%f826;\nmul.f32 %f829,%f828,%f827;\n"
 "mul.f32 %f830,%f47,%f829;\nsetp.eq.s32 %p89,%r270,3;\nsub.f32 %f831,%f830,%f978;\n"
@@ -18332,7 +18402,7 @@ static const char qlora__ptx_387[] =
 "add.s64 %rd148,%rd137,%rd182;\nst.global.f32[%rd148],%f56;\n$L__BB0_67:\n@%p94 bra $L__BB0_69;\n"
 "add.s64 %rd149,%rd47,%rd182;\nst.global.f32[%rd149],%f57;\n$L__BB0_69:\n@%p95 bra $L__BB0_71;\n"
 "add.s64 %rd150,%rd47,%rd182;\nst.global.f32[%rd150+4],%f58;\n$L__BB0_71:\n@%p96 bra $L__BB0_73;\n";
-static const char qlora__ptx_388[] =
+static const char qlora__ptx_389[] =
 "add.s64 %rd151,%rd47,%rd182;\nst.global.f32[%rd151+8],%f59;\n$L__BB0_73:\n"
 "add.s64 %rd181,%rd181,%rd8;\nsub.s64 %rd183,%rd183,%rd8;\nshl.b32 %r293,%r55,2;\n"
 "sub.s32 %r340,%r340,%r293;\nmul.wide.u32 %rd153,%r55,16;\nadd.s64 %rd182,%rd182,%rd153;\n"
@@ -18381,10 +18451,10 @@ static const char qlora__ptx_388[] =
 "$L__BB0_88:\nsetp.lt.s64 %p123,%rd186,3;\n@%p123 bra $L__BB0_91;\nst.global.f32[%rd185+8],%f62;\n"
 "$L__BB0_91:\nadd.s64 %rd181,%rd181,%rd8;\nshl.b32 %r318,%r55,2;\nsub.s32 %r341,%r341,%r318;\n"
 "sub.s64 %rd186,%rd186,%rd8;\n";
-static const char qlora__ptx_389[] =
+static const char qlora__ptx_390[] =
 "mul.wide.u32 %rd161,%r55,16;\nadd.s64 %rd185,%rd185,%rd161;\nsetp.lt.s64 %p124,%rd181,%rd75;\n"
 "@%p124 bra $L__BB0_75;\n$L__BB0_115:\nret;\n}\n";
-static const char qlora__ptx_390[] =
+static const char qlora__ptx_391[] =
 ".visible .entry qlora_loss_arg_max_f32(\n.param .u64 qlora_loss_arg_max_f32_param_0,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_1,\n.param .u64 qlora_loss_arg_max_f32_param_2,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -18437,7 +18507,7 @@ static const char qlora__ptx_390[] =
 "ld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\nsetp.lt.s32 %p39,%r16,0;\n"
 "@%p39 bra $L__BB1_19;\nsetp.lt.s32 %p40,%r15,0;\n@%p40 bra $L__BB1_18;\n"
 "ld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n";
-static const char qlora__ptx_391[] =
+static const char qlora__ptx_392[] =
 "@%p41 bra $L__BB1_18;\nsetp.neu.f32 %p42,%f10,%f11;\nsetp.ge.s32 %p43,%r16,%r15;\n"
 "or.pred %p44,%p43,%p42;\n@%p44 bra $L__BB1_19;\n$L__BB1_18:\nst.shared.f32[%r11],%f10;\n"
 "st.shared.u32[%r12],%r16;\n$L__BB1_19:\nbar.sync 0;\nsetp.gt.s32 %p45,%r31,31;\n"
@@ -18483,7 +18553,6 @@ static const char qlora__ptx_391[] =
 "max.s32 %r57,%r56,0;\ncvta.to.global.u64 %rd36,%rd19;\nmul.wide.u32 %rd37,%r30,4;\n"
 "add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r57;\n$L__BB1_57:\nret;\n}\n";
 static const char* const qlora__ptx_loss_75[] = {
-qlora__ptx_378,
 qlora__ptx_379,
 qlora__ptx_380,
 qlora__ptx_381,
@@ -18497,9 +18566,10 @@ qlora__ptx_388,
 qlora__ptx_389,
 qlora__ptx_390,
 qlora__ptx_391,
+qlora__ptx_392,
 0};
 
-static const char qlora__ptx_392[] =
+static const char qlora__ptx_393[] =
 ".visible .entry qlora_loss_cross_entropy_bf16(\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_0,\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_1,\n"
@@ -18555,7 +18625,7 @@ static const char qlora__ptx_392[] =
 "@%p162 bra $L__BB0_147;\nbra.uni $L__BB0_133;\n$L__BB0_147:\nmov.u32 %r473,0;\n"
 "st.global.v4.u32[%rd48],{%r473,%r473,%r473,%r473};\nbra.uni $L__BB0_148;\n$L__BB0_133:\n"
 "setp.lt.s64 %p163,%rd46,1;\n@%p163 bra $L__BB0_135;\nmov.f32 %f741,0f00000000;\n";
-static const char qlora__ptx_393[] =
+static const char qlora__ptx_394[] =
 "cvt.rn.bf16.f32 %rs18,%f741;\nst.global.u16[%rd48],%rs18;\n$L__BB0_135:\n"
 "setp.lt.s64 %p164,%rd46,2;\n@%p164 bra $L__BB0_137;\nmov.f32 %f742,0f00000000;\n"
 "cvt.rn.bf16.f32 %rs19,%f742;\nst.global.u16[%rd48+2],%rs19;\n$L__BB0_137:\n"
@@ -18607,7 +18677,7 @@ static const char qlora__ptx_393[] =
 "mov.b32 %f150,%r129;\nmax.f32 %f151,%f149,%f150;\nmov.b32 %f152,%r130;\n"
 "max.f32 %f153,%f151,%f152;\nmov.b32 %f154,%r131;\nmax.f32 %f155,%f153,%f154;\n"
 "mov.b32 %f156,%r132;\nmax.f32 %f157,%f155,%f156;\nmov.b32 %f158,%r133;\n";
-static const char qlora__ptx_394[] =
+static const char qlora__ptx_395[] =
 "max.f32 %f159,%f157,%f158;\nmov.b32 %f160,%r134;\nmax.f32 %f161,%f159,%f160;\n"
 "mov.b32 %f162,%r135;\nmax.f32 %f163,%f161,%f162;\nsub.f32 %f164,%f130,%f163;\n"
 "mul.f32 %f62,%f164,0f3FB8AA3B;\nex2.approx.ftz.f32 %f61,%f62;\nsub.f32 %f165,%f148,%f163;\n"
@@ -18658,7 +18728,7 @@ static const char qlora__ptx_394[] =
 "sub.f32 %f236,%f220,%f750;\nmul.f32 %f106,%f236,0f3FB8AA3B;\nex2.approx.ftz.f32 %f105,%f106;\n"
 "add.f32 %f237,%f235,%f105;\nsub.f32 %f238,%f222,%f750;\nmul.f32 %f108,%f238,0f3FB8AA3B;\n"
 "ex2.approx.ftz.f32 %f107,%f108;\n";
-static const char qlora__ptx_395[] =
+static const char qlora__ptx_396[] =
 "add.f32 %f239,%f237,%f107;\nsub.f32 %f240,%f224,%f750;\nmul.f32 %f110,%f240,0f3FB8AA3B;\n"
 "ex2.approx.ftz.f32 %f109,%f110;\nadd.f32 %f241,%f239,%f109;\nsub.f32 %f242,%f226,%f750;\n"
 "mul.f32 %f112,%f242,0f3FB8AA3B;\nex2.approx.ftz.f32 %f111,%f112;\nadd.f32 %f243,%f241,%f111;\n"
@@ -18708,7 +18778,7 @@ static const char qlora__ptx_395[] =
 "ex2.approx.ftz.f32 %f261,%f262;\nadd.f32 %f294,%f292,%f261;\nsub.f32 %f295,%f279,%f750;\n"
 "mul.f32 %f264,%f295,0f3FB8AA3B;\nex2.approx.ftz.f32 %f263,%f264;\nadd.f32 %f296,%f294,%f263;\n"
 "sub.f32 %f297,%f281,%f750;\n";
-static const char qlora__ptx_396[] =
+static const char qlora__ptx_397[] =
 "mul.f32 %f266,%f297,0f3FB8AA3B;\nex2.approx.ftz.f32 %f265,%f266;\nadd.f32 %f298,%f296,%f265;\n"
 "sub.f32 %f299,%f283,%f750;\nmul.f32 %f268,%f299,0f3FB8AA3B;\nex2.approx.ftz.f32 %f267,%f268;\n"
 "add.f32 %f300,%f298,%f267;\nsub.f32 %f301,%f285,%f750;\nmul.f32 %f270,%f301,0f3FB8AA3B;\n"
@@ -18759,7 +18829,7 @@ static const char qlora__ptx_396[] =
 "ex2.approx.ftz.f32 %f318,%f319;\nadd.f32 %f351,%f349,%f318;\nsub.f32 %f352,%f336,%f750;\n"
 "mul.f32 %f321,%f352,0f3FB8AA3B;\nex2.approx.ftz.f32 %f320,%f321;\nadd.f32 %f353,%f351,%f320;\n"
 "sub.f32 %f354,%f338,%f750;\n";
-static const char qlora__ptx_397[] =
+static const char qlora__ptx_398[] =
 "mul.f32 %f323,%f354,0f3FB8AA3B;\nex2.approx.ftz.f32 %f322,%f323;\nadd.f32 %f355,%f353,%f322;\n"
 "sub.f32 %f356,%f340,%f750;\nmul.f32 %f325,%f356,0f3FB8AA3B;\nex2.approx.ftz.f32 %f324,%f325;\n"
 "add.f32 %f357,%f355,%f324;\nsub.f32 %f358,%f342,%f750;\nmul.f32 %f327,%f358,0f3FB8AA3B;\n"
@@ -18815,7 +18885,7 @@ static const char qlora__ptx_397[] =
 "add.f32 %f387,%f385,%f386;\nmov.b32 %r279,%f387;\nmov.u32 %r280,2;\n"
 "shfl.sync.bfly.b32 %r281|%p49,%r279,%r280,%r269,%r271;\nmov.b32 %f388,%r281;\n"
 "add.f32 %f389,%f387,%f388;\n";
-static const char qlora__ptx_398[] =
+static const char qlora__ptx_399[] =
 "mov.b32 %r282,%f389;\nmov.u32 %r283,1;\nshfl.sync.bfly.b32 %r284|%p50,%r282,%r283,%r269,%r271;\n"
 "mov.b32 %f390,%r284;\nadd.f32 %f23,%f389,%f390;\nbar.sync 0;\nand.b32 %r49,%r1,31;\n"
 "setp.ne.s32 %p51,%r49,0;\n@%p51 bra $L__BB0_53;\nst.shared.f32[%r44],%f23;\n$L__BB0_53:\n"
@@ -18870,7 +18940,7 @@ static const char qlora__ptx_398[] =
 "cvt.u32.u64 %r376,%rd4;\n$L__BB0_70:\nadd.s64 %rd153,%rd197,%rd3;\nshl.b64 %rd154,%rd153,1;\n"
 "add.s64 %rd155,%rd1,%rd154;\nld.global.v4.u32{%r343,%r344,%r345,%r346},[%rd155];\n"
 "shl.b64 %rd156,%rd8,1;\n";
-static const char qlora__ptx_399[] =
+static const char qlora__ptx_400[] =
 "add.s64 %rd157,%rd155,%rd156;\nld.global.v4.u32{%r351,%r352,%r353,%r354},[%rd157];\n"
 "add.s64 %rd158,%rd157,%rd156;\nld.global.v4.u32{%r359,%r360,%r361,%r362},[%rd158];\n"
 "add.s64 %rd159,%rd158,%rd156;\nld.global.v4.u32{%r367,%r368,%r369,%r370},[%rd159];\n"
@@ -18920,7 +18990,7 @@ static const char qlora__ptx_399[] =
 "mul.f32 %f468,%f578,0f3FB8AA3B;\nex2.approx.ftz.f32 %f467,%f468;\nmul.f32 %f579,%f38,%f467;\n"
 "setp.eq.s32 %p88,%r389,3;\nsub.f32 %f580,%f579,%f765;\nselp.f32 %f479,%f580,%f579,%p88;\n"
 "mov.b32 %f581,%r394;\n";
-static const char qlora__ptx_400[] =
+static const char qlora__ptx_401[] =
 "sub.f32 %f582,%f581,%f759;\nmul.f32 %f470,%f582,0f3FB8AA3B;\nex2.approx.ftz.f32 %f469,%f470;\n"
 "mul.f32 %f583,%f38,%f469;\nsetp.eq.s32 %p89,%r389,4;\nsub.f32 %f584,%f583,%f765;\n"
 "selp.f32 %f482,%f584,%f583,%p89;\nmov.b32 %f585,%r395;\nsub.f32 %f586,%f585,%f759;\n"
@@ -18970,7 +19040,7 @@ static const char qlora__ptx_400[] =
 "cvt.u32.u64 %r409,%rd165;\nsub.s32 %r410,%r376,%r409;\nselp.b32 %r411,%r410,-1,%p106;\n"
 "shl.b32 %r412,%r367,16;\nand.b32 %r413,%r367,-65536;\nshl.b32 %r414,%r368,16;\n"
 "and.b32 %r415,%r368,-65536;\n";
-static const char qlora__ptx_401[] =
+static const char qlora__ptx_402[] =
 "shl.b32 %r416,%r369,16;\nand.b32 %r417,%r369,-65536;\nshl.b32 %r418,%r370,16;\n"
 "and.b32 %r419,%r370,-65536;\nmov.b32 %f629,%r412;\nsub.f32 %f630,%f629,%f759;\n"
 "mul.f32 %f510,%f630,0f3FB8AA3B;\nex2.approx.ftz.f32 %f509,%f510;\nmul.f32 %f631,%f38,%f509;\n"
@@ -19020,7 +19090,7 @@ static const char qlora__ptx_401[] =
 "shl.b32 %r507,%r436,16;\n$L__BB0_89:\nmov.b32 %f661,%r501;\nmov.b32 %f662,%r500;\n"
 "mov.b32 %f663,%r503;\nmov.b32 %f664,%r502;\nmov.b32 %f665,%r505;\nmov.b32 %f666,%r504;\n"
 "mov.b32 %f667,%r507;\nmov.b32 %f668,%r506;\ncvt.rn.bf16x2.f32 %r511,%f667,%f668;\n";
-static const char qlora__ptx_402[] =
+static const char qlora__ptx_403[] =
 "cvt.rn.bf16x2.f32 %r510,%f665,%f666;\ncvt.rn.bf16x2.f32 %r509,%f663,%f664;\n"
 "cvt.rn.bf16x2.f32 %r508,%f661,%f662;\n$L__BB0_91:\nadd.s64 %rd176,%rd197,8;\n"
 "setp.gt.s64 %p127,%rd176,%rd4;\nsetp.le.s64 %p128,%rd197,%rd4;\nand.pred %p129,%p128,%p127;\n"
@@ -19069,10 +19139,10 @@ static const char qlora__ptx_402[] =
 "mov.b32 %f731,%r467;\ncvt.rn.bf16.f32 %rs8,%f731;\nst.global.u16[%rd39+12],%rs8;\n$L__BB0_106:\n"
 "setp.lt.s64 %p145,%rd37,8;\n@%p145 bra $L__BB0_109;\nand.b32 %r468,%r448,-65536;\n"
 "mov.b32 %f732,%r468;\ncvt.rn.bf16.f32 %rs9,%f732;\nst.global.u16[%rd39+14],%rs9;\n$L__BB0_109:\n";
-static const char qlora__ptx_403[] =
+static const char qlora__ptx_404[] =
 "add.s64 %rd197,%rd197,%rd8;\nsetp.lt.s64 %p146,%rd197,%rd55;\n@%p146 bra $L__BB0_72;\n"
 "$L__BB0_149:\nret;\n}\n";
-static const char qlora__ptx_404[] =
+static const char qlora__ptx_405[] =
 ".visible .entry qlora_loss_arg_max_bf16(\n.param .u64 qlora_loss_arg_max_bf16_param_0,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_1,\n.param .u64 qlora_loss_arg_max_bf16_param_2,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -19125,7 +19195,7 @@ static const char qlora__ptx_404[] =
 "or.pred %p37,%p36,%p35;\n@%p37 bra $L__BB1_13;\n$L__BB1_12:\nst.shared.f32[%r11],%f8;\n"
 "st.shared.u32[%r12],%r14;\n$L__BB1_13:\nbar.sync 0;\nsetp.gt.s32 %p38,%r31,63;\n"
 "@%p38 bra $L__BB1_19;\n";
-static const char qlora__ptx_405[] =
+static const char qlora__ptx_406[] =
 "ld.shared.f32 %f10,[%r11+256];\nld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\n"
 "setp.lt.s32 %p39,%r16,0;\n@%p39 bra $L__BB1_19;\nsetp.lt.s32 %p40,%r15,0;\n"
 "@%p40 bra $L__BB1_18;\nld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n"
@@ -19174,7 +19244,6 @@ static const char qlora__ptx_405[] =
 "max.s32 %r67,%r66,0;\ncvta.to.global.u64 %rd36,%rd19;\nmul.wide.u32 %rd37,%r30,4;\n"
 "add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r67;\n$L__BB1_57:\nret;\n}\n";
 static const char* const qlora__ptx_loss_bf16_80[] = {
-qlora__ptx_392,
 qlora__ptx_393,
 qlora__ptx_394,
 qlora__ptx_395,
@@ -19188,9 +19257,10 @@ qlora__ptx_402,
 qlora__ptx_403,
 qlora__ptx_404,
 qlora__ptx_405,
+qlora__ptx_406,
 0};
 
-static const char qlora__ptx_406[] =
+static const char qlora__ptx_407[] =
 ".visible .entry qlora_nf4_quantise_f32(\n.param .u64 qlora_nf4_quantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_1,\n.param .u32 qlora_nf4_quantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_3,\n.param .u64 qlora_nf4_quantise_f32_param_4\n)\n"
@@ -19241,7 +19311,7 @@ static const char qlora__ptx_406[] =
 "selp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\nsetp.gt.f32 %p26,%f23,0f3F248DAF;\n"
 "selp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p27,%f23,0f3F5C89DA;\n"
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB0_8:\nmul.rn.f32 %f24,%f6,%f5;\n";
-static const char qlora__ptx_407[] =
+static const char qlora__ptx_408[] =
 "setp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f24,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f24,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
 "setp.gt.f32 %p31,%f24,0f3EC753F9;\nselp.u32 %r69,1,0,%p31;\nsetp.gt.f32 %p32,%f24,0f3E9582D4;\n"
@@ -19263,7 +19333,7 @@ static const char qlora__ptx_407[] =
 "@%p44 bra $L__BB0_6;\n$L__BB0_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB0_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB0_11:\nret;\n}\n";
-static const char qlora__ptx_408[] =
+static const char qlora__ptx_409[] =
 ".visible .entry qlora_nf4_quantise_bf16(\n.param .u64 qlora_nf4_quantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_1,\n.param .u32 qlora_nf4_quantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_3,\n.param .u64 qlora_nf4_quantise_bf16_param_4\n)\n"
@@ -19314,7 +19384,7 @@ static const char qlora__ptx_408[] =
 "add.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p25,%f22,0f3F006D04;\nselp.u32 %r65,1,0,%p25;\n"
 "add.s32 %r66,%r64,%r65;\nsetp.gt.f32 %p26,%f22,0f3F248DAF;\nselp.u32 %r67,1,0,%p26;\n"
 "add.s32 %r68,%r66,%r67;\n";
-static const char qlora__ptx_409[] =
+static const char qlora__ptx_410[] =
 "setp.gt.f32 %p27,%f22,0f3F5C89DA;\nselp.u32 %r69,1,0,%p27;\nadd.s32 %r109,%r68,%r69;\n"
 "$L__BB1_8:\ncvt.u32.u16 %r70,%rs1;\nshl.b32 %r71,%r70,16;\nmov.b32 %f23,%r71;\n"
 "mul.rn.f32 %f24,%f23,%f5;\nsetp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r72,1,0,%p28;\n"
@@ -19339,7 +19409,7 @@ static const char qlora__ptx_409[] =
 "setp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB1_11;\ncvta.to.global.u64 %rd64,%rd23;\n"
 "shl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\nst.global.f32[%rd69],%f4;\n$L__BB1_11:\n"
 "ret;\n}\n";
-static const char qlora__ptx_410[] =
+static const char qlora__ptx_411[] =
 ".visible .entry qlora_nf4_quantise_f16(\n.param .u64 qlora_nf4_quantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_1,\n.param .u32 qlora_nf4_quantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_3,\n.param .u64 qlora_nf4_quantise_f16_param_4\n)\n"
@@ -19390,7 +19460,7 @@ static const char qlora__ptx_410[] =
 "setp.gt.f32 %p25,%f24,0f3F006D04;\nselp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\n"
 "setp.gt.f32 %p26,%f24,0f3F248DAF;\nselp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\n"
 "setp.gt.f32 %p27,%f24,0f3F5C89DA;\n";
-static const char qlora__ptx_411[] =
+static const char qlora__ptx_412[] =
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB2_8:\nmul.rn.f32 %f25,%f22,%f5;\n"
 "setp.gt.f32 %p28,%f25,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f25,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f25,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
@@ -19413,7 +19483,7 @@ static const char qlora__ptx_411[] =
 "@%p44 bra $L__BB2_6;\n$L__BB2_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB2_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB2_11:\nret;\n}\n";
-static const char qlora__ptx_412[] =
+static const char qlora__ptx_413[] =
 ".visible .entry qlora_nf4_offset(\n.param .u64 qlora_nf4_offset_param_0,\n"
 ".param .u64 qlora_nf4_offset_param_1,\n.param .f32 qlora_nf4_offset_param_2,\n"
 ".param .u64 qlora_nf4_offset_param_3\n)\n.maxntid 1024,1,1\n{\n.reg .pred %p<17>;\n"
@@ -19465,9 +19535,9 @@ static const char qlora__ptx_412[] =
 "$L__BB3_27:\nbar.sync 0;\nsetp.ne.s32 %p16,%r3,0;\n@%p16 bra $L__BB3_29;\n"
 "ld.shared.f64 %fd50,[_ZZ16qlora_nf4_offsetE6shared];\ncvt.rn.f32.f64 %f7,%fd50;\n"
 "mul.rn.f32 %f8,%f7,%f1;\ncvta.to.global.u64 %rd28,%rd20;\n";
-static const char qlora__ptx_413[] =
-"st.global.f32[%rd28],%f8;\n$L__BB3_29:\nret;\n}\n";
 static const char qlora__ptx_414[] =
+"st.global.f32[%rd28],%f8;\n$L__BB3_29:\nret;\n}\n";
+static const char qlora__ptx_415[] =
 ".visible .entry qlora_nf4_quantise_scales(\n.param .u64 qlora_nf4_quantise_scales_param_0,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_1,\n.param .u32 qlora_nf4_quantise_scales_param_2,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_3,\n.param .u64 qlora_nf4_quantise_scales_param_4,\n"
@@ -19519,7 +19589,7 @@ static const char qlora__ptx_414[] =
 "ld.shared.f32 %f31,[%r53];\nsetp.lt.f32 %p14,%f31,%f8;\nselp.b32 %r54,%r50,%r48,%p14;\n"
 "selp.b32 %r55,8,-8,%p14;\nadd.s32 %r56,%r55,%r50;\nselp.b32 %r57,%r51,%r50,%p14;\n"
 "shl.b32 %r58,%r55,2;\nadd.s32 %r59,%r53,%r58;\nld.shared.f32 %f32,[%r59];\n";
-static const char qlora__ptx_415[] =
+static const char qlora__ptx_416[] =
 "setp.lt.f32 %p15,%f32,%f8;\nselp.b32 %r60,%r56,%r54,%p15;\nselp.b32 %r61,4,-4,%p15;\n"
 "add.s32 %r62,%r61,%r56;\nselp.b32 %r63,%r57,%r56,%p15;\nshl.b32 %r64,%r61,2;\n"
 "add.s32 %r65,%r59,%r64;\nld.shared.f32 %f33,[%r65];\nsetp.lt.f32 %p16,%f33,%f8;\n"
@@ -19539,7 +19609,7 @@ static const char qlora__ptx_415[] =
 "setp.lt.s64 %p22,%rd53,%rd4;\n@%p22 bra $L__BB4_6;\n$L__BB4_10:\nsetp.ne.s32 %p23,%r2,0;\n"
 "@%p23 bra $L__BB4_12;\ncvta.to.global.u64 %rd44,%rd19;\nshl.b64 %rd48,%rd27,2;\n"
 "add.s64 %rd49,%rd44,%rd48;\nst.global.f32[%rd49],%f5;\n$L__BB4_12:\nret;\n}\n";
-static const char qlora__ptx_416[] =
+static const char qlora__ptx_417[] =
 ".visible .entry qlora_nf4_dequantise_f32(\n.param .u64 qlora_nf4_dequantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_1,\n.param .u64 qlora_nf4_dequantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_3,\n.param .u64 qlora_nf4_dequantise_f32_param_4,\n"
@@ -19594,7 +19664,7 @@ static const char qlora__ptx_416[] =
 "cvta.to.global.u64 %rd102,%rd39;\nadd.s64 %rd103,%rd102,%rd101;\nld.global.u32 %r675,[%rd103];\n"
 "selp.b32 %r54,%r39,0,%p5;\nadd.s32 %r55,%r54,%r38;\nshr.s64 %rd104,%rd100,%r55;\n"
 "selp.b64 %rd105,%rd42,%rd40,%p5;\ncvta.to.global.u64 %rd106,%rd105;\nshl.b64 %rd107,%rd104,2;\n";
-static const char qlora__ptx_417[] =
+static const char qlora__ptx_418[] =
 "add.s64 %rd108,%rd106,%rd107;\nld.global.f32 %f211,[%rd108];\n$L__BB5_5:\n"
 "cvt.u32.u64 %r57,%rd1;\nshl.b32 %r58,%r57,1;\ncvt.s64.s32 %rd5,%r58;\nadd.s64 %rd109,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd109,%rd49;\nmov.f32 %f209,0f00000000;\nmov.u32 %r677,0;\n"
@@ -19643,7 +19713,7 @@ static const char qlora__ptx_417[] =
 "@%p45 bra $L__BB5_17;\nmul.lo.s64 %rd251,%rd8,%rd45;\nadd.s64 %rd252,%rd251,%rd4;\n"
 "shr.s64 %rd253,%rd252,1;\ncvta.to.global.u64 %rd254,%rd39;\nadd.s64 %rd255,%rd254,%rd253;\n"
 "ld.global.u32 %r673,[%rd255];\nselp.b32 %r97,%r39,0,%p5;\nadd.s32 %r98,%r97,%r38;\n";
-static const char qlora__ptx_418[] =
+static const char qlora__ptx_419[] =
 "shr.s64 %rd256,%rd252,%r98;\nselp.b64 %rd257,%rd42,%rd40,%p5;\n"
 "cvta.to.global.u64 %rd258,%rd257;\nshl.b64 %rd259,%rd256,2;\nadd.s64 %rd260,%rd258,%rd259;\n"
 "ld.global.f32 %f209,[%rd260];\nshr.s64 %rd261,%rd252,%r38;\ncvta.to.global.u64 %rd262,%rd41;\n"
@@ -19695,7 +19765,7 @@ static const char qlora__ptx_418[] =
 "and.b32 %r348,%r347,1;\nadd.s32 %r349,%r346,%r348;\nadd.s32 %r350,%r349,32767;\n"
 "and.b32 %r351,%r350,-65536;\nand.b32 %r352,%r346,2147483647;\n"
 "setp.gt.u32 %p89,%r352,2139095040;\nmov.u32 %r353,17475;\n";
-static const char qlora__ptx_419[] =
+static const char qlora__ptx_420[] =
 "prmt.b32 %r354,%r292,%r290,%r353;\nadd.s32 %r355,%r295,%r354;\nld.shared.f32 %f142,[%r355];\n"
 "mul.rn.f32 %f143,%f142,%f129;\nmov.b32 %r356,%f143;\nshr.u32 %r357,%r356,16;\n"
 "and.b32 %r358,%r357,1;\nadd.s32 %r359,%r356,%r358;\nadd.s32 %r360,%r359,32767;\n"
@@ -19747,7 +19817,7 @@ static const char qlora__ptx_419[] =
 "add.s32 %r448,%r388,%r447;\nld.shared.f32 %f161,[%r448];\nmul.rn.f32 %f162,%f161,%f148;\n"
 "mov.b32 %r449,%f162;\nshr.u32 %r450,%r449,16;\nand.b32 %r451,%r450,1;\n"
 "add.s32 %r452,%r449,%r451;\nadd.s32 %r453,%r452,32767;\nand.b32 %r454,%r453,-65536;\n";
-static const char qlora__ptx_420[] =
+static const char qlora__ptx_421[] =
 "and.b32 %r455,%r449,2147483647;\nsetp.gt.u32 %p99,%r455,2139095040;\n"
 "prmt.b32 %r456,%r398,%r383,%r446;\nadd.s32 %r457,%r388,%r456;\nld.shared.f32 %f163,[%r457];\n"
 "mul.rn.f32 %f164,%f163,%f148;\nmov.b32 %r458,%f164;\nshr.u32 %r459,%r458,16;\n"
@@ -19799,7 +19869,7 @@ static const char qlora__ptx_420[] =
 "add.s32 %r547,%r544,%r546;\nadd.s32 %r548,%r547,32767;\nand.b32 %r549,%r548,-65536;\n"
 "and.b32 %r550,%r544,2147483647;\nsetp.gt.u32 %p108,%r550,2139095040;\n"
 "prmt.b32 %r551,%r493,%r478,%r541;\nadd.s32 %r552,%r483,%r551;\n";
-static const char qlora__ptx_421[] =
+static const char qlora__ptx_422[] =
 "ld.shared.f32 %f182,[%r552];\nmul.rn.f32 %f183,%f182,%f167;\nmov.b32 %r553,%f183;\n"
 "shr.u32 %r554,%r553,16;\nand.b32 %r555,%r554,1;\nadd.s32 %r556,%r553,%r555;\n"
 "add.s32 %r557,%r556,32767;\nand.b32 %r558,%r557,-65536;\nand.b32 %r559,%r553,2147483647;\n"
@@ -19851,7 +19921,7 @@ static const char qlora__ptx_421[] =
 "prmt.b32 %r646,%r588,%r573,%r636;\nadd.s32 %r647,%r578,%r646;\nld.shared.f32 %f201,[%r647];\n"
 "mul.rn.f32 %f202,%f201,%f186;\nmov.b32 %r648,%f202;\nshr.u32 %r649,%r648,16;\n"
 "and.b32 %r650,%r649,1;\nadd.s32 %r651,%r648,%r650;\n";
-static const char qlora__ptx_422[] =
+static const char qlora__ptx_423[] =
 "add.s32 %r652,%r651,32767;\nand.b32 %r653,%r652,-65536;\nand.b32 %r654,%r648,2147483647;\n"
 "setp.gt.u32 %p118,%r654,2139095040;\nmul.lo.s64 %rd390,%rd38,%rd51;\n"
 "add.s64 %rd391,%rd390,%rd9;\ncvta.to.global.u64 %rd392,%rd48;\nshl.b64 %rd393,%rd391,2;\n"
@@ -19903,7 +19973,7 @@ static const char qlora__ptx_422[] =
 "mov.u32 %r155,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r156,%r155,%r154;\nld.shared.f32 %f50,[%r156];\nmul.rn.f32 %f214,%f50,%f49;\n"
 "setp.eq.s32 %p70,%r41,0;\n@%p70 bra $L__BB5_36;\n";
-static const char qlora__ptx_423[] =
+static const char qlora__ptx_424[] =
 "mov.b32 %r157,%f214;\nshr.u32 %r158,%r157,16;\nand.b32 %r159,%r158,1;\n"
 "add.s32 %r160,%r157,%r159;\nadd.s32 %r161,%r160,32767;\nand.b32 %r162,%r161,-65536;\n"
 "and.b32 %r163,%r157,2147483647;\nsetp.gt.u32 %p71,%r163,2139095040;\n"
@@ -19956,7 +20026,7 @@ static const char qlora__ptx_423[] =
 "add.s32 %r198,%r106,%r196;\nld.shared.f32 %f70,[%r198];\nmov.u32 %r199,0;\n"
 "mul.rn.f32 %f71,%f70,%f211;\nadd.rn.f32 %f72,%f71,%f213;\nshr.u32 %r200,%r675,2;\n"
 "and.b32 %r201,%r200,1010580540;\n";
-static const char qlora__ptx_424[] =
+static const char qlora__ptx_425[] =
 "mov.u32 %r202,17472;\nprmt.b32 %r203,%r201,%r199,%r202;\n"
 "mov.u32 %r204,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r205,%r204,%r203;\nld.shared.f32 %f73,[%r205];\nshl.b32 %r206,%r675,2;\n"
@@ -20006,7 +20076,7 @@ static const char qlora__ptx_424[] =
 "and.b32 %r269,%r268,1010580540;\nprmt.b32 %r270,%r269,%r261,%r264;\nadd.s32 %r271,%r266,%r270;\n"
 "ld.shared.f32 %f112,[%r271];\nmov.u32 %r272,17473;\nprmt.b32 %r273,%r263,%r261,%r272;\n"
 "add.s32 %r274,%r266,%r273;\nld.shared.f32 %f113,[%r274];\nprmt.b32 %r275,%r269,%r261,%r272;\n";
-static const char qlora__ptx_425[] =
+static const char qlora__ptx_426[] =
 "add.s32 %r276,%r266,%r275;\nld.shared.f32 %f114,[%r276];\nmov.u32 %r277,17474;\n"
 "prmt.b32 %r278,%r263,%r261,%r277;\nadd.s32 %r279,%r266,%r278;\nld.shared.f32 %f115,[%r279];\n"
 "prmt.b32 %r280,%r269,%r261,%r277;\nadd.s32 %r281,%r266,%r280;\nld.shared.f32 %f116,[%r281];\n"
@@ -20020,7 +20090,6 @@ static const char qlora__ptx_425[] =
 "mul.rn.f32 %f126,%f115,%f110;\nst.global.v4.f32[%rd373+16],{%f126,%f125,%f124,%f123};\n"
 "$L__BB5_55:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_75[] = {
-qlora__ptx_406,
 qlora__ptx_407,
 qlora__ptx_408,
 qlora__ptx_409,
@@ -20040,9 +20109,10 @@ qlora__ptx_422,
 qlora__ptx_423,
 qlora__ptx_424,
 qlora__ptx_425,
+qlora__ptx_426,
 0};
 
-static const char qlora__ptx_426[] =
+static const char qlora__ptx_427[] =
 ".visible .entry qlora_nf4_dequantise_bf16(\n.param .u64 qlora_nf4_dequantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_1,\n.param .u64 qlora_nf4_dequantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_3,\n.param .u64 qlora_nf4_dequantise_bf16_param_4,\n"
@@ -20098,7 +20168,7 @@ static const char qlora__ptx_426[] =
 "cvta.to.global.u64 %rd103,%rd40;\nadd.s64 %rd104,%rd103,%rd102;\nld.global.u32 %r292,[%rd104];\n"
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n";
-static const char qlora__ptx_427[] =
+static const char qlora__ptx_428[] =
 "add.s64 %rd109,%rd107,%rd108;\nld.global.f32 %f128,[%rd109];\n$L__BB0_5:\n"
 "cvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\ncvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd110,%rd50;\nmov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\n"
@@ -20147,7 +20217,7 @@ static const char qlora__ptx_427[] =
 "@%p45 bra $L__BB0_17;\nmul.lo.s64 %rd252,%rd8,%rd46;\nadd.s64 %rd253,%rd252,%rd4;\n"
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n";
-static const char qlora__ptx_428[] =
+static const char qlora__ptx_429[] =
 "shr.s64 %rd257,%rd253,%r97;\nselp.b64 %rd258,%rd43,%rd41,%p5;\n"
 "cvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\nadd.s64 %rd261,%rd259,%rd260;\n"
 "ld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\ncvta.to.global.u64 %rd263,%rd42;\n"
@@ -20198,7 +20268,7 @@ static const char qlora__ptx_428[] =
 "mov.u32 %r195,17473;\nprmt.b32 %r196,%r186,%r184,%r195;\nadd.s32 %r197,%r189,%r196;\n"
 "ld.shared.f32 %f76,[%r197];\nmul.rn.f32 %f66,%f76,%f73;\nprmt.b32 %r198,%r192,%r184,%r195;\n"
 "add.s32 %r199,%r189,%r198;\n";
-static const char qlora__ptx_429[] =
+static const char qlora__ptx_430[] =
 "ld.shared.f32 %f77,[%r199];\nmul.rn.f32 %f65,%f77,%f73;\nmov.u32 %r200,17474;\n"
 "prmt.b32 %r201,%r186,%r184,%r200;\nadd.s32 %r202,%r189,%r201;\nld.shared.f32 %f78,[%r202];\n"
 "mul.rn.f32 %f68,%f78,%f73;\nprmt.b32 %r203,%r192,%r184,%r200;\nadd.s32 %r204,%r189,%r203;\n"
@@ -20248,7 +20318,7 @@ static const char qlora__ptx_429[] =
 "mov.u32 %r270,17474;\nprmt.b32 %r271,%r256,%r254,%r270;\nadd.s32 %r272,%r259,%r271;\n"
 "ld.shared.f32 %f116,[%r272];\nmul.rn.f32 %f106,%f116,%f111;\nprmt.b32 %r273,%r262,%r254,%r270;\n"
 "add.s32 %r274,%r259,%r273;\n";
-static const char qlora__ptx_430[] =
+static const char qlora__ptx_431[] =
 "ld.shared.f32 %f117,[%r274];\nmul.rn.f32 %f105,%f117,%f111;\nmov.u32 %r275,17475;\n"
 "prmt.b32 %r276,%r256,%r254,%r275;\nadd.s32 %r277,%r259,%r276;\nld.shared.f32 %f118,[%r277];\n"
 "mul.rn.f32 %f108,%f118,%f111;\nprmt.b32 %r278,%r262,%r254,%r275;\nadd.s32 %r279,%r259,%r278;\n"
@@ -20299,7 +20369,7 @@ static const char qlora__ptx_430[] =
 "add.rn.f32 %f42,%f41,%f130;\nand.b64 %rd336,%rd365,1;\nsetp.eq.b64 %p66,%rd336,1;\n"
 "shr.s64 %rd337,%rd365,1;\nadd.s64 %rd338,%rd28,%rd337;\nld.global.u8 %r134,[%rd338];\n"
 "and.b32 %r135,%r134,15;\nshr.u32 %r136,%r134,4;\n";
-static const char qlora__ptx_431[] =
+static const char qlora__ptx_432[] =
 "selp.b32 %r137,%r135,%r136,%p66;\nshl.b32 %r138,%r137,2;\n"
 "mov.u32 %r139,_ZZ14nf4_dequantiseI4bf16EvPKhPKfS2_S4_S4_S4_lllPT_llliiiiE5level;\n"
 "add.s32 %r140,%r139,%r138;\nld.shared.f32 %f43,[%r140];\nmul.rn.f32 %f38,%f43,%f42;\n"
@@ -20310,7 +20380,7 @@ static const char qlora__ptx_431[] =
 "setp.lt.u32 %p70,%r300,4;\nmul.lo.s32 %r143,%r300,%r142;\ncvt.s64.s32 %rd364,%r143;\n"
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB0_32;\n$L__BB0_44:\nret;\n}\n";
-static const char qlora__ptx_432[] =
+static const char qlora__ptx_433[] =
 ".visible .entry qlora_nf4_dequantise_f16(\n.param .u64 qlora_nf4_dequantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_1,\n.param .u64 qlora_nf4_dequantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_3,\n.param .u64 qlora_nf4_dequantise_f16_param_4,\n"
@@ -20365,7 +20435,7 @@ static const char qlora__ptx_432[] =
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n"
 "add.s64 %rd109,%rd107,%rd108;\n";
-static const char qlora__ptx_433[] =
+static const char qlora__ptx_434[] =
 "ld.global.f32 %f128,[%rd109];\n$L__BB1_5:\ncvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\n"
 "cvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\nsetp.ge.s64 %p15,%rd110,%rd50;\n"
 "mov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\nor.pred %p19,%p12,%p15;\nmov.u32 %r291,%r294;\n"
@@ -20415,7 +20485,7 @@ static const char qlora__ptx_433[] =
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n"
 "shr.s64 %rd257,%rd253,%r97;\n";
-static const char qlora__ptx_434[] =
+static const char qlora__ptx_435[] =
 "selp.b64 %rd258,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\n"
 "add.s64 %rd261,%rd259,%rd260;\nld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\n"
 "cvta.to.global.u64 %rd263,%rd42;\nadd.s64 %rd264,%rd263,%rd262;\nld.global.u8 %r294,[%rd264];\n"
@@ -20465,7 +20535,7 @@ static const char qlora__ptx_434[] =
 "shl.b32 %r187,%r292,2;\nand.b32 %r188,%r187,1010580540;\nprmt.b32 %r189,%r188,%r180,%r183;\n"
 "add.s32 %r190,%r185,%r189;\nld.shared.f32 %f75,[%r190];\nmul.rn.f32 %f64,%f75,%f73;\n"
 "mov.u32 %r191,17473;\nprmt.b32 %r192,%r182,%r180,%r191;\n";
-static const char qlora__ptx_435[] =
+static const char qlora__ptx_436[] =
 "add.s32 %r193,%r185,%r192;\nld.shared.f32 %f76,[%r193];\nmul.rn.f32 %f65,%f76,%f73;\n"
 "prmt.b32 %r194,%r188,%r180,%r191;\nadd.s32 %r195,%r185,%r194;\nld.shared.f32 %f77,[%r195];\n"
 "mul.rn.f32 %f66,%f77,%f73;\nmov.u32 %r196,17474;\nprmt.b32 %r197,%r182,%r180,%r196;\n"
@@ -20515,7 +20585,7 @@ static const char qlora__ptx_435[] =
 "add.s32 %r256,%r255,%r254;\nld.shared.f32 %f112,[%r256];\nmul.rn.f32 %f101,%f112,%f111;\n"
 "shl.b32 %r257,%r290,2;\nand.b32 %r258,%r257,1010580540;\nprmt.b32 %r259,%r258,%r250,%r253;\n"
 "add.s32 %r260,%r255,%r259;\n";
-static const char qlora__ptx_436[] =
+static const char qlora__ptx_437[] =
 "ld.shared.f32 %f113,[%r260];\nmul.rn.f32 %f102,%f113,%f111;\nmov.u32 %r261,17473;\n"
 "prmt.b32 %r262,%r252,%r250,%r261;\nadd.s32 %r263,%r255,%r262;\nld.shared.f32 %f114,[%r263];\n"
 "mul.rn.f32 %f103,%f114,%f111;\nprmt.b32 %r264,%r258,%r250,%r261;\nadd.s32 %r265,%r255,%r264;\n"
@@ -20565,7 +20635,7 @@ static const char qlora__ptx_436[] =
 "mov.u64 %rd367,1;\nadd.s64 %rd328,%rd22,%rd364;\nmul.lo.s64 %rd329,%rd46,%rd328;\n"
 "add.s64 %rd365,%rd21,%rd329;\ncvta.to.global.u64 %rd26,%rd42;\ncvt.u64.u32 %rd27,%r38;\n"
 "cvta.to.global.u64 %rd28,%rd40;\nselp.b64 %rd330,%rd43,%rd41,%p5;\n";
-static const char qlora__ptx_437[] =
+static const char qlora__ptx_438[] =
 "cvta.to.global.u64 %rd29,%rd330;\nselp.b32 %r127,%r39,0,%p5;\nadd.s32 %r128,%r127,%r38;\n"
 "cvt.u64.u32 %rd30,%r128;\n$L__BB1_34:\n.pragma \"nounroll\";\ncvt.u32.u64 %r129,%rd27;\n"
 "shr.s64 %rd331,%rd365,%r129;\nadd.s64 %rd332,%rd26,%rd331;\nld.global.u8 %rs3,[%rd332];\n"
@@ -20586,7 +20656,6 @@ static const char qlora__ptx_437[] =
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB1_32;\n$L__BB1_44:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_bf16_80[] = {
-qlora__ptx_426,
 qlora__ptx_427,
 qlora__ptx_428,
 qlora__ptx_429,
@@ -20598,9 +20667,10 @@ qlora__ptx_434,
 qlora__ptx_435,
 qlora__ptx_436,
 qlora__ptx_437,
+qlora__ptx_438,
 0};
 
-static const char qlora__ptx_438[] =
+static const char qlora__ptx_439[] =
 ".visible .entry qlora_nf4_gemm_16(\n.param .u64 qlora_nf4_gemm_16_param_0,\n"
 ".param .u64 qlora_nf4_gemm_16_param_1,\n.param .u32 qlora_nf4_gemm_16_param_2,\n"
 ".param .u32 qlora_nf4_gemm_16_param_3,\n.param .u32 qlora_nf4_gemm_16_param_4,\n"
@@ -20662,7 +20732,7 @@ static const char qlora__ptx_438[] =
 "add.s32 %r11,%r443,%r10;\nshr.u32 %r12,%r424,5;\nsetp.gt.s32 %p6,%r2,4095;\n@%p6 bra $L__BB0_9;\n"
 "mov.u32 %r444,4095;\nsub.s32 %r445,%r444,%r2;\ndiv.u32 %r13,%r445,%r1;\nadd.s32 %r446,%r13,1;\n"
 "and.b32 %r1702,%r446,3;\nsetp.eq.s32 %p7,%r1702,0;\nmov.u32 %r1703,%r2;\n@%p7 bra $L__BB0_6;\n";
-static const char qlora__ptx_439[] =
+static const char qlora__ptx_440[] =
 "mov.u32 %r1703,%r2;\n$L__BB0_5:\n.pragma \"nounroll\";\nshr.s32 %r447,%r1703,31;\n"
 "shr.u32 %r448,%r447,24;\nadd.s32 %r449,%r1703,%r448;\nshr.s32 %r450,%r449,8;\n"
 "mul.wide.s32 %rd60,%r450,4;\nadd.s64 %rd61,%rd3,%rd60;\nshr.u32 %r451,%r447,28;\n"
@@ -20714,7 +20784,7 @@ static const char qlora__ptx_439[] =
 "setp.lt.u32 %p15,%r26,3;\n@%p15 bra $L__BB0_23;\nshl.b32 %r525,%r1708,2;\nmov.u32 %r526,shared;\n"
 "add.s32 %r527,%r526,%r525;\nadd.s32 %r1710,%r527,32768;\nshl.b32 %r34,%r1,2;\n$L__BB0_16:\n"
 "mov.u32 %r528,1065353216;\n";
-static const char qlora__ptx_440[] =
+static const char qlora__ptx_441[] =
 "st.shared.u32[%r1710],%r528;\nadd.s32 %r529,%r1710,%r34;\nst.shared.u32[%r529],%r528;\n"
 "add.s32 %r530,%r1708,%r1;\nadd.s32 %r531,%r530,%r1;\nadd.s32 %r532,%r529,%r34;\n"
 "st.shared.u32[%r532],%r528;\nadd.s32 %r533,%r531,%r1;\nadd.s32 %r534,%r532,%r34;\n"
@@ -20765,7 +20835,7 @@ static const char qlora__ptx_440[] =
 "ld.global.v4.u32{%r1762,%r1761,%r1760,%r1759},[%rd20+16];\n$L__BB0_33:\n"
 "shr.u32 %r595,%r58,%r11;\nmul.wide.u32 %rd95,%r595,4;\nadd.s64 %rd96,%rd9,%rd95;\n"
 "ld.global.f32 %f740,[%rd96];\n";
-static const char qlora__ptx_441[] =
+static const char qlora__ptx_442[] =
 "shr.u32 %r596,%r58,%r10;\ncvt.u64.u32 %rd97,%r596;\nadd.s64 %rd98,%rd8,%rd97;\n"
 "ld.global.u8 %r1865,[%rd98];\n$L__BB0_34:\nadd.s32 %r606,%r56,8;\nsetp.gt.s32 %p27,%r9,%r606;\n"
 "selp.b32 %r607,%r606,%r57,%p27;\nmad.lo.s32 %r85,%r607,%r12,%r55;\nmov.u32 %r1750,%r1879;\n"
@@ -20814,7 +20884,7 @@ static const char qlora__ptx_441[] =
 "ld.global.v4.u32{%r1782,%r1781,%r1780,%r1779},[%rd24+16];\n$L__BB0_54:\nadd.s32 %r196,%r53,16;\n"
 "setp.ge.s32 %p47,%r196,%r424;\nmov.u32 %r1787,0;\nor.pred %p49,%p35,%p47;\n"
 "mov.u32 %r1783,%r1787;\nmov.u32 %r1784,%r1787;\nmov.u32 %r1785,%r1787;\nmov.u32 %r1786,%r1787;\n";
-static const char qlora__ptx_442[] =
+static const char qlora__ptx_443[] =
 "@%p49 bra $L__BB0_56;\nld.global.v4.u32{%r1786,%r1785,%r1784,%r1783},[%rd23+32];\n$L__BB0_56:\n"
 "or.pred %p52,%p38,%p47;\nmov.u32 %r1788,%r1787;\nmov.u32 %r1789,%r1787;\nmov.u32 %r1790,%r1787;\n"
 "@%p52 bra $L__BB0_58;\nld.global.v4.u32{%r1790,%r1789,%r1788,%r1787},[%rd24+32];\n$L__BB0_58:\n"
@@ -20864,7 +20934,7 @@ static const char qlora__ptx_442[] =
 "shr.u32 %r817,%r816,29;\nadd.s32 %r818,%r815,%r817;\nshr.s32 %r819,%r818,3;\n"
 "shr.s32 %r820,%r813,4;\nshr.s32 %r821,%r813,31;\nshr.u32 %r822,%r821,29;\n"
 "add.s32 %r823,%r820,%r822;\nand.b32 %r824,%r823,268435448;\n";
-static const char qlora__ptx_443[] =
+static const char qlora__ptx_444[] =
 "sub.s32 %r825,%r820,%r824;\nshl.b32 %r826,%r825,4;\nand.b32 %r827,%r818,-8;\n"
 "sub.s32 %r828,%r815,%r827;\nshr.u32 %r829,%r828,31;\nadd.s32 %r830,%r828,%r829;\n"
 "shl.b32 %r831,%r830,1;\nand.b32 %r832,%r831,-4;\nshr.u32 %r833,%r434,25;\n"
@@ -20914,7 +20984,7 @@ static const char qlora__ptx_443[] =
 "shl.b32 %r974,%r324,7;\nand.b32 %r975,%r974,32640;\nor.b32 %r976,%r975,%r959;\n"
 "add.s32 %r977,%r805,%r976;\nld.shared.v2.f32{%f180,%f181},[%r977];\n"
 "mul.rn.f32 %f90,%f180,%f745;\nmul.rn.f32 %f89,%f181,%f745;\n";
-static const char qlora__ptx_444[] =
+static const char qlora__ptx_445[] =
 "cvt.rn.bf16x2.f32 %r903,%f89,%f90;\nshr.u32 %r978,%r324,1;\nand.b32 %r979,%r978,32640;\n"
 "or.b32 %r980,%r979,%r959;\nadd.s32 %r981,%r805,%r980;\nld.shared.v2.f32{%f184,%f185},[%r981];\n"
 "mul.rn.f32 %f92,%f184,%f745;\nmul.rn.f32 %f91,%f185,%f745;\ncvt.rn.bf16x2.f32 %r904,%f91,%f92;\n"
@@ -20962,7 +21032,7 @@ static const char qlora__ptx_444[] =
 "mad.lo.s32 %r1033,%r1031,%r12,%r55;\nadd.s32 %r358,%r1033,1;\nadd.s32 %r1037,%r443,%r8;\n"
 "add.s32 %r1038,%r1037,-5;\nshr.u32 %r1039,%r358,%r1038;\nmul.wide.u32 %rd154,%r1039,4;\n"
 "add.s64 %rd155,%rd9,%rd154;\n";
-static const char qlora__ptx_445[] =
+static const char qlora__ptx_446[] =
 "ld.global.f32 %f744,[%rd155];\n@%p24 bra $L__BB0_91;\nshr.u32 %r1043,%r358,%r10;\n"
 "cvt.u64.u32 %rd156,%r1043;\nadd.s64 %rd161,%rd8,%rd156;\nld.global.u8 %r1866,[%rd161];\n"
 "$L__BB0_91:\nsetp.lt.s32 %p108,%r54,%r424;\nshl.b32 %r1045,%r1866,2;\n"
@@ -21011,7 +21081,7 @@ static const char qlora__ptx_445[] =
 "and.b32 %r1170,%r1169,32640;\nor.b32 %r1171,%r1170,%r959;\nadd.s32 %r1172,%r805,%r1171;\n"
 "ld.shared.v2.f32{%f373,%f374},[%r1172];\nmul.rn.f32 %f287,%f373,%f745;\n"
 "mul.rn.f32 %f286,%f374,%f745;\ncvt.rn.bf16x2.f32 %r1083,%f286,%f287;\n";
-static const char qlora__ptx_446[] =
+static const char qlora__ptx_447[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1818,%r1822,%r1817,%r1821},{%r1080,%r1081},{%f81,%f82,%f83,%f84};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1816,%r1820,%r1815,%r1819},{%r1082,%r1083},{%f81,%f82,%f83,%f84};\n"
 "shl.b32 %r1173,%r318,7;\nand.b32 %r1174,%r1173,32640;\nor.b32 %r1175,%r1174,%r959;\n"
@@ -21059,7 +21129,7 @@ static const char qlora__ptx_446[] =
 "ld.shared.v2.f32{%f504,%f505},[%r1311];\nmul.rn.f32 %f400,%f504,%f748;\n"
 "mul.rn.f32 %f399,%f505,%f748;\ncvt.rn.bf16x2.f32 %r1226,%f399,%f400;\nmov.f32 %f410,%f409;\n"
 "mov.f32 %f411,%f409;\nmov.f32 %f412,%f409;\n";
-static const char qlora__ptx_447[] =
+static const char qlora__ptx_448[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1770,%r1774,%r1769,%r1773},{%r1223,%r1224},{%f409,%f410,%f411,%f412};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1768,%r1772,%r1767,%r1771},{%r1225,%r1226},{%f409,%f410,%f411,%f412};\n"
 "shl.b32 %r1312,%r315,7;\nand.b32 %r1313,%r1312,32640;\nor.b32 %r1314,%r1313,%r959;\n"
@@ -21105,7 +21175,7 @@ static const char qlora__ptx_447[] =
 "and.b32 %r1357,%r1356,32640;\nor.b32 %r1358,%r1357,%r959;\nadd.s32 %r1359,%r805,%r1358;\n"
 "ld.shared.v2.f32{%f552,%f553},[%r1359];\nmul.rn.f32 %f472,%f552,%f748;\n"
 "mul.rn.f32 %f471,%f553,%f748;\ncvt.rn.bf16x2.f32 %r1274,%f471,%f472;\n";
-static const char qlora__ptx_448[] =
+static const char qlora__ptx_449[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1794,%r1798,%r1793,%r1797},{%r1271,%r1272},{%f409,%f410,%f411,%f412};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1792,%r1796,%r1791,%r1795},{%r1273,%r1274},{%f409,%f410,%f411,%f412};\n"
 "@%p100 bra $L__BB0_102;\nmov.u32 %r1880,0;\nmov.f32 %f747,0f00000000;\n@%p59 bra $L__BB0_101;\n"
@@ -21152,7 +21222,7 @@ static const char qlora__ptx_448[] =
 "mul.rn.f32 %f609,%f688,%f748;\nmul.rn.f32 %f608,%f689,%f748;\n"
 "cvt.rn.bf16x2.f32 %r1415,%f608,%f609;\nshr.u32 %r1487,%r310,1;\nand.b32 %r1488,%r1487,32640;\n"
 "or.b32 %r1489,%r1488,%r959;\n";
-static const char qlora__ptx_449[] =
+static const char qlora__ptx_450[] =
 "add.s32 %r1490,%r805,%r1489;\nld.shared.v2.f32{%f692,%f693},[%r1490];\n"
 "mul.rn.f32 %f611,%f692,%f748;\nmul.rn.f32 %f610,%f693,%f748;\n"
 "cvt.rn.bf16x2.f32 %r1416,%f610,%f611;\nshr.u32 %r1491,%r310,9;\nand.b32 %r1492,%r1491,32640;\n"
@@ -21201,7 +21271,7 @@ static const char qlora__ptx_449[] =
 "sub.s32 %r1886,%r302,%r1685;\nmov.u32 %r1887,1;\n$L__BB0_122:\n.pragma \"nounroll\";\n"
 "mad.lo.s32 %r1686,%r1887,1152,%r411;\nld.shared.f32 %f725,[%r1686];\nadd.f32 %f726,%f752,%f725;\n"
 "ld.shared.f32 %f727,[%r1686+1152];\n";
-static const char qlora__ptx_450[] =
+static const char qlora__ptx_451[] =
 "add.f32 %f728,%f726,%f727;\nld.shared.f32 %f729,[%r1686+2304];\nadd.f32 %f730,%f728,%f729;\n"
 "ld.shared.f32 %f731,[%r1686+3456];\nadd.f32 %f752,%f730,%f731;\nadd.s32 %r1887,%r1887,4;\n"
 "add.s32 %r1886,%r1886,-4;\nsetp.ne.s32 %p145,%r1886,0;\n@%p145 bra $L__BB0_122;\n$L__BB0_123:\n"
@@ -21251,7 +21321,7 @@ static const char qlora__ptx_450[] =
 "shr.s32 %r1576,%r403,31;\nshr.u32 %r1577,%r1576,29;\nadd.s32 %r1578,%r403,%r1577;\n"
 "shr.s32 %r1579,%r1578,3;\nshr.s32 %r1580,%r1569,31;\nshr.u32 %r1581,%r1580,29;\n"
 "add.s32 %r1582,%r1575,%r1581;\nand.b32 %r1583,%r1582,268435448;\n";
-static const char qlora__ptx_451[] =
+static const char qlora__ptx_452[] =
 "sub.s32 %r1584,%r1575,%r1583;\nshl.b32 %r1585,%r1584,4;\nand.b32 %r1586,%r1578,-8;\n"
 "sub.s32 %r1587,%r403,%r1586;\nshr.u32 %r1588,%r1587,31;\nadd.s32 %r1589,%r1587,%r1588;\n"
 "shl.b32 %r1590,%r1589,1;\nand.b32 %r1591,%r1590,1073741820;\nshr.u32 %r1592,%r1567,25;\n"
@@ -21285,7 +21355,7 @@ static const char qlora__ptx_451[] =
 "cvt.u32.u64 %r1692,%rd227;\nshl.b32 %r1690,%r1851,2;\nadd.s32 %r1852,%r1852,%r1690;\n"
 "neg.s32 %r1851,%r1851;\nadd.s32 %r1850,%r1850,2;\nsetp.lt.s32 %p151,%r1850,%r1692;\n"
 "@%p151 bra $L__BB0_82;\n$L__BB0_132:\nret;\n}\n";
-static const char qlora__ptx_452[] =
+static const char qlora__ptx_453[] =
 ".visible .entry qlora_nf4_gemm_32(\n.param .u64 qlora_nf4_gemm_32_param_0,\n"
 ".param .u64 qlora_nf4_gemm_32_param_1,\n.param .u32 qlora_nf4_gemm_32_param_2,\n"
 ".param .u32 qlora_nf4_gemm_32_param_3,\n.param .u32 qlora_nf4_gemm_32_param_4,\n"
@@ -21345,7 +21415,7 @@ static const char qlora__ptx_452[] =
 "mul.wide.s32 %rd71,%r366,4;\nadd.s64 %rd72,%rd2,%rd71;\nshr.u32 %r367,%r363,28;\n"
 "add.s32 %r368,%r1901,%r367;\nshr.s32 %r369,%r368,4;\nshr.s32 %r370,%r368,31;\n"
 "shr.u32 %r371,%r370,28;\n";
-static const char qlora__ptx_453[] =
+static const char qlora__ptx_454[] =
 "add.s32 %r372,%r369,%r371;\nand.b32 %r373,%r372,-16;\nsub.s32 %r374,%r369,%r373;\n"
 "mul.wide.s32 %rd73,%r374,4;\nadd.s64 %rd74,%rd2,%rd73;\nld.global.f32 %f130,[%rd74];\n"
 "ld.global.f32 %f131,[%rd72];\nst.shared.v2.f32[%r1898],{%f131,%f130};\n"
@@ -21396,7 +21466,7 @@ static const char qlora__ptx_453[] =
 "st.shared.u32[%r1909],%r441;\nadd.s32 %r442,%r1909,%r40;\nst.shared.u32[%r442],%r441;\n"
 "add.s32 %r443,%r1907,%r27;\nadd.s32 %r444,%r443,%r27;\nadd.s32 %r445,%r442,%r40;\n"
 "st.shared.u32[%r445],%r441;\nadd.s32 %r446,%r444,%r27;\nadd.s32 %r447,%r445,%r40;\n";
-static const char qlora__ptx_454[] =
+static const char qlora__ptx_455[] =
 "add.s32 %r1909,%r447,%r40;\nst.shared.u32[%r447],%r441;\nadd.s32 %r1907,%r446,%r27;\n"
 "setp.lt.s32 %p24,%r1907,256;\n@%p24 bra $L__BB1_16;\nbra.uni $L__BB1_23;\n$L__BB1_17:\n"
 "setp.eq.s32 %p25,%r1906,0;\nmov.u32 %r1913,%r1;\n@%p25 bra $L__BB1_20;\nshl.b32 %r448,%r1,2;\n"
@@ -21446,7 +21516,7 @@ static const char qlora__ptx_454[] =
 "mov.u32 %r1974,%r1989;\nmov.u32 %r1975,%r1989;\nmov.u32 %r1976,%r1989;\n@%p33 bra $L__BB1_42;\n"
 "add.s32 %r523,%r1987,32;\nsetp.ge.s32 %p37,%r523,%r63;\nmul.wide.u32 %rd104,%r98,16;\n"
 "add.s64 %rd14,%rd10,%rd104;\n";
-static const char qlora__ptx_455[] =
+static const char qlora__ptx_456[] =
 "ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd14];\nmov.u32 %r1954,0;\n"
 "mov.u32 %r1953,%r1954;\nmov.u32 %r1952,%r1954;\nmov.u32 %r1951,%r1954;\n@%p37 bra $L__BB1_33;\n"
 "ld.global.v4.u32{%r1954,%r1953,%r1952,%r1951},[%rd14+16];\n$L__BB1_33:\nshr.u32 %r532,%r98,%r6;\n"
@@ -21497,7 +21567,7 @@ static const char qlora__ptx_455[] =
 "not.pred %p51,%p5;\nmov.u64 %rd295,%rd48;\n@%p51 bra $L__BB1_48;\ncvt.s64.s32 %rd124,%r179;\n"
 "mul.lo.s64 %rd125,%rd124,%rd49;\nadd.s64 %rd126,%rd125,%rd16;\nshl.b64 %rd127,%rd126,1;\n"
 "add.s64 %rd295,%rd48,%rd127;\n$L__BB1_48:\n";
-static const char qlora__ptx_456[] =
+static const char qlora__ptx_457[] =
 "shl.b32 %r622,%r179,9;\nadd.s32 %r624,%r622,%r597;\nshr.u32 %r625,%r179,31;\n"
 "add.s32 %r626,%r179,%r625;\nand.b32 %r627,%r626,67108862;\nsub.s32 %r628,%r179,%r627;\n"
 "shl.b32 %r629,%r628,2;\nxor.b32 %r630,%r629,%r175;\nshl.b32 %r180,%r630,4;\n"
@@ -21550,7 +21620,7 @@ static const char qlora__ptx_456[] =
 "mul.lo.s64 %rd145,%rd144,%rd49;\nadd.s64 %rd146,%rd145,%rd25;\nshl.b64 %rd147,%rd146,1;\n"
 "add.s64 %rd299,%rd48,%rd147;\n$L__BB1_59:\nadd.s32 %r709,%r693,%r180;\n"
 "add.s32 %r703,%r709,8192;\n";
-static const char qlora__ptx_457[] =
+static const char qlora__ptx_458[] =
 "selp.b32 %r704,16,0,%p9;\ncp.async.cg.shared.global[%r703],[%rd299],16,%r704;\n"
 "and.pred %p10,%p60,%p53;\nnot.pred %p68,%p10;\nmov.u64 %rd300,%rd48;\n@%p68 bra $L__BB1_61;\n"
 "cvt.s64.s32 %rd149,%r181;\nmul.lo.s64 %rd150,%rd149,%rd49;\nadd.s64 %rd151,%rd150,%rd25;\n"
@@ -21600,7 +21670,7 @@ static const char qlora__ptx_457[] =
 "cvt.rn.bf16x2.f32 %r780,%f200,%f201;\nshl.b32 %r973,%r1976,7;\nand.b32 %r974,%r973,32640;\n"
 "or.b32 %r975,%r974,%r957;\nadd.s32 %r976,%r597,%r975;\nld.shared.v2.f32{%f458,%f459},[%r976];\n"
 "mul.rn.f32 %f203,%f458,%f1192;\nmul.rn.f32 %f202,%f459,%f1192;\n";
-static const char qlora__ptx_458[] =
+static const char qlora__ptx_459[] =
 "cvt.rn.bf16x2.f32 %r781,%f202,%f203;\nshr.u32 %r977,%r1976,1;\nand.b32 %r978,%r977,32640;\n"
 "or.b32 %r979,%r978,%r957;\nadd.s32 %r980,%r597,%r979;\nld.shared.v2.f32{%f462,%f463},[%r980];\n"
 "mul.rn.f32 %f205,%f462,%f1192;\nmul.rn.f32 %f204,%f463,%f1192;\n"
@@ -21645,7 +21715,7 @@ static const char qlora__ptx_458[] =
 "mul.rn.f32 %f284,%f495,%f1192;\ncvt.rn.bf16x2.f32 %r838,%f284,%f285;\nshr.u32 %r1034,%r1975,9;\n"
 "and.b32 %r1035,%r1034,32640;\nor.b32 %r1036,%r1035,%r957;\nadd.s32 %r1037,%r597,%r1036;\n"
 "ld.shared.v2.f32{%f498,%f499},[%r1037];\nmul.rn.f32 %f287,%f498,%f1192;\n";
-static const char qlora__ptx_459[] =
+static const char qlora__ptx_460[] =
 "mul.rn.f32 %f286,%f499,%f1192;\ncvt.rn.bf16x2.f32 %r839,%f286,%f287;\nshr.u32 %r1038,%r1975,17;\n"
 "and.b32 %r1039,%r1038,32640;\nor.b32 %r1040,%r1039,%r957;\nadd.s32 %r1041,%r597,%r1040;\n"
 "ld.shared.v2.f32{%f502,%f503},[%r1041];\nmul.rn.f32 %f289,%f502,%f1192;\n"
@@ -21691,7 +21761,7 @@ static const char qlora__ptx_459[] =
 "add.s32 %r1092,%r187,%r991;\nadd.s32 %r1093,%r597,%r1092;\n"
 "ld.shared.v4.u32{%r1094,%r1095,%r1096,%r1097},[%r1093];\n"
 "ld.shared.v4.u32{%r1098,%r1099,%r1100,%r1101},[%r1093+4096];\n";
-static const char qlora__ptx_460[] =
+static const char qlora__ptx_461[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1094,%r1098,%r1095,%r1099},{%r889,%r890},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1096,%r1100,%r1097,%r1101},{%r891,%r892},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1094,%r1098,%r1095,%r1099},{%r893,%r894},{%f234,%f235,%f236,%f237};\n"
@@ -21737,7 +21807,7 @@ static const char qlora__ptx_460[] =
 "selp.b32 %r1165,%r1160,%r70,%p94;\nmad.lo.s32 %r1166,%r1165,%r7,%r1886;\n"
 "mul.wide.u32 %rd195,%r1166,16;\nadd.s64 %rd198,%rd10,%rd195;\n"
 "ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd198];\n$L__BB1_75:\n";
-static const char qlora__ptx_461[] =
+static const char qlora__ptx_462[] =
 "shl.b32 %r1872,%r1986,14;\nand.b32 %r1871,%r1872,16384;\nadd.s32 %r1221,%r188,%r1871;\n"
 "add.s32 %r1223,%r597,%r1221;\nld.shared.v4.u32{%r1224,%r1225,%r1226,%r1227},[%r1223+33792];\n"
 "ld.shared.v4.u32{%r1228,%r1229,%r1230,%r1231},[%r1223+37888];\n"
@@ -21783,7 +21853,7 @@ static const char qlora__ptx_461[] =
 "ld.global.f32 %f1191,[%rd220];\n@%p32 bra $L__BB1_83;\nshr.u32 %r1350,%r263,%r5;\n"
 "cvt.u64.u32 %rd221,%r1350;\nadd.s64 %rd226,%rd11,%rd221;\nld.global.u8 %r2000,[%rd226];\n"
 "$L__BB1_83:\nshl.b32 %r1355,%r2000,2;\n";
-static const char qlora__ptx_462[] =
+static const char qlora__ptx_463[] =
 "add.s32 %r1357,%r597,%r1355;\nld.shared.f32 %f727,[%r1357+32768];\n"
 "mul.rn.f32 %f728,%f727,%f1191;\nadd.rn.f32 %f729,%f728,%f1162;\n"
 "selp.f32 %f1192,%f729,0f00000000,%p107;\nshl.b32 %r1358,%r1954,7;\nand.b32 %r1359,%r1358,32640;\n"
@@ -21833,7 +21903,7 @@ static const char qlora__ptx_462[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1552,%r1556,%r1553,%r1557},{%r2006,%r2005},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1550,%r1554,%r1551,%r1555},{%r2004,%r2003},{%f234,%f235,%f236,%f237};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1552,%r1556,%r1553,%r1557},{%r2002,%r2001},{%f234,%f235,%f236,%f237};\n";
-static const char qlora__ptx_463[] =
+static const char qlora__ptx_464[] =
 "ld.shared.v4.u32{%r1558,%r1559,%r1560,%r1561},[%r1549+8192];\n"
 "ld.shared.v4.u32{%r1562,%r1563,%r1564,%r1565},[%r1549+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1558,%r1562,%r1559,%r1563},{%r2008,%r2007},{%f250,%f251,%f252,%f253};\n"
@@ -21877,7 +21947,7 @@ static const char qlora__ptx_463[] =
 "ld.shared.v4.u32{%r1614,%r1615,%r1616,%r1617},[%r1601+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1610,%r1614,%r1611,%r1615},{%r1425,%r1426},{%f250,%f251,%f252,%f253};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1612,%r1616,%r1613,%r1617},{%r1427,%r1428},{%f250,%f251,%f252,%f253};\n";
-static const char qlora__ptx_464[] =
+static const char qlora__ptx_465[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1610,%r1614,%r1611,%r1615},{%r1429,%r1430},{%f266,%f267,%f268,%f269};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1612,%r1616,%r1613,%r1617},{%r1431,%r1432},{%f266,%f267,%f268,%f269};\n"
 "shl.b32 %r1618,%r1961,7;\nand.b32 %r1619,%r1618,32640;\nor.b32 %r1620,%r1619,%r957;\n"
@@ -21923,7 +21993,7 @@ static const char qlora__ptx_464[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1662,%r1666,%r1663,%r1667},{%r1487,%r1488},{%f266,%f267,%f268,%f269};\n"
 "add.s32 %r280,%r1987,288;\nshr.u32 %r281,%r280,5;\nsetp.ge.s32 %p115,%r280,%r63;\n"
 "shl.b32 %r1668,%r1960,7;\nand.b32 %r1669,%r1668,32640;\nor.b32 %r1670,%r1669,%r957;\n";
-static const char qlora__ptx_465[] =
+static const char qlora__ptx_466[] =
 "add.s32 %r1671,%r597,%r1670;\nld.shared.v2.f32{%f1042,%f1043},[%r1671];\n"
 "mul.rn.f32 %f971,%f1042,%f1193;\nmul.rn.f32 %f970,%f1043,%f1193;\n"
 "cvt.rn.bf16x2.f32 %r1537,%f970,%f971;\nshr.u32 %r1672,%r1960,1;\nand.b32 %r1673,%r1672,32640;\n"
@@ -21970,7 +22040,7 @@ static const char qlora__ptx_465[] =
 "ld.shared.v4.u32{%r1793,%r1794,%r1795,%r1796},[%r1780+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1789,%r1793,%r1790,%r1794},{%r1537,%r1538},{%f250,%f251,%f252,%f253};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1791,%r1795,%r1792,%r1796},{%r1539,%r1540},{%f250,%f251,%f252,%f253};\n";
-static const char qlora__ptx_466[] =
+static const char qlora__ptx_467[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1789,%r1793,%r1790,%r1794},{%r1695,%r1696},{%f266,%f267,%f268,%f269};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1791,%r1795,%r1792,%r1796},{%r1697,%r1698},{%f266,%f267,%f268,%f269};\n"
 "mov.f32 %f1165,%f1187;\n@%p122 bra $L__BB1_52;\n$L__BB1_89:\n"
@@ -22022,7 +22092,7 @@ static const char qlora__ptx_466[] =
 "or.pred %p162,%p161,%p136;\n@%p162 bra $L__BB1_110;\ncvt.rn.bf16.f32 %rs9,%f250;\n"
 "st.global.u16[%rd42],%rs9;\n$L__BB1_110:\nor.pred %p166,%p161,%p133;\n@%p166 bra $L__BB1_112;\n"
 "cvt.rn.bf16.f32 %rs10,%f251;\nst.global.u16[%rd42+2],%rs10;\n$L__BB1_112:\n";
-static const char qlora__ptx_467[] =
+static const char qlora__ptx_468[] =
 "ld.param.u32 %r1893,[qlora_nf4_gemm_32_param_2];\nadd.s32 %r332,%r67,24;\n"
 "setp.ge.s32 %p169,%r332,%r1893;\ncvt.s64.s32 %rd261,%r332;\nmul.lo.s64 %rd262,%rd301,%rd261;\n"
 "add.s64 %rd264,%rd262,%rd248;\nshl.b64 %rd265,%rd264,1;\nadd.s64 %rd43,%rd302,%rd265;\n"
@@ -22069,7 +22139,7 @@ static const char qlora__ptx_467[] =
 "or.pred %p247,%p230,%p206;\n@%p247 bra $L__BB1_154;\nst.global.f32[%rd47+32],%f268;\n"
 "$L__BB1_154:\nor.pred %p251,%p230,%p210;\n@%p251 bra $L__BB1_156;\n"
 "st.global.f32[%rd47+36],%f269;\n$L__BB1_156:\nret;\n}\n";
-static const char qlora__ptx_468[] =
+static const char qlora__ptx_469[] =
 ".visible .entry qlora_nf4_gemm_reduce(\n.param .u64 qlora_nf4_gemm_reduce_param_0,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_1,\n.param .u32 qlora_nf4_gemm_reduce_param_2,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_3,\n.param .u64 qlora_nf4_gemm_reduce_param_4,\n"
@@ -22116,7 +22186,6 @@ static const char qlora__ptx_468[] =
 "st.global.f32[%rd47],%f25;\n$L__BB2_11:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_gemm_80[] = {
 qlora__ptx_0,
-qlora__ptx_438,
 qlora__ptx_439,
 qlora__ptx_440,
 qlora__ptx_441,
@@ -22147,9 +22216,10 @@ qlora__ptx_465,
 qlora__ptx_466,
 qlora__ptx_467,
 qlora__ptx_468,
+qlora__ptx_469,
 0};
 
-static const char qlora__ptx_469[] =
+static const char qlora__ptx_470[] =
 ".visible .entry qlora_norm_rms_fwd_f32(\n.param .u64 qlora_norm_rms_fwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_1,\n.param .u64 qlora_norm_rms_fwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_3,\n.param .u64 qlora_norm_rms_fwd_f32_param_4,\n"
@@ -22205,7 +22275,7 @@ static const char qlora__ptx_469[] =
 "setp.eq.s64 %p13,%rd7,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r431,%r430;\nmov.u32 %r432,%r430;\n"
 "mov.u32 %r433,%r430;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd95,%r2,4;\n"
 "add.s64 %rd96,%rd6,%rd95;\n";
-static const char qlora__ptx_470[] =
+static const char qlora__ptx_471[] =
 "ld.global.v4.u32{%r430,%r431,%r432,%r433},[%rd96];\n$L__BB0_12:\nadd.s32 %r24,%r4,%r2;\n"
 "setp.le.s32 %p15,%r3,%r24;\nmov.u32 %r438,0;\nmov.u32 %r457,%r438;\nmov.u32 %r456,%r438;\n"
 "mov.u32 %r455,%r438;\nmov.u32 %r454,%r438;\n@%p15 bra $L__BB0_14;\nmul.wide.s32 %rd97,%r24,4;\n"
@@ -22254,7 +22324,7 @@ static const char qlora__ptx_470[] =
 "@%p47 bra $L__BB0_38;\nbra.uni $L__BB0_39;\n$L__BB0_100:\nsetp.le.s32 %p83,%r3,%r2;\n"
 "mov.f32 %f427,0f00000000;\n@%p83 bra $L__BB0_129;\nmov.f32 %f323,0f00000000;\n"
 "mov.u32 %r486,%r2;\n";
-static const char qlora__ptx_471[] =
+static const char qlora__ptx_472[] =
 "mov.f32 %f427,%f323;\n$L__BB0_102:\nsub.s32 %r186,%r3,%r486;\nsetp.lt.s32 %p84,%r186,1;\n"
 "cvt.s64.s32 %rd30,%r486;\nmul.wide.s32 %rd153,%r486,4;\nadd.s64 %rd31,%rd4,%rd153;\n"
 "mov.f32 %f420,%f323;\n@%p84 bra $L__BB0_104;\nld.global.f32 %f420,[%rd31];\n$L__BB0_104:\n"
@@ -22306,7 +22376,7 @@ static const char qlora__ptx_471[] =
 "add.f32 %f200,%f198,%f199;\nmov.b32 %r314,%f200;\nmov.u32 %r315,2;\n"
 "shfl.sync.bfly.b32 %r316|%p43,%r314,%r315,%r304,%r306;\nmov.b32 %f201,%r316;\n"
 "add.f32 %f202,%f200,%f201;\nmov.b32 %r317,%f202;\nmov.u32 %r318,1;\n";
-static const char qlora__ptx_472[] =
+static const char qlora__ptx_473[] =
 "shfl.sync.bfly.b32 %r319|%p44,%r317,%r318,%r304,%r306;\nmov.b32 %f203,%r319;\n"
 "add.f32 %f391,%f202,%f203;\n$L__BB0_39:\ncvt.rn.f32.s32 %f205,%r213;\n"
 "div.rn.f32 %f206,%f391,%f205;\nadd.f32 %f207,%f206,%f126;\nsqrt.rn.f32 %f208,%f207;\n"
@@ -22358,7 +22428,7 @@ static const char qlora__ptx_472[] =
 "$L__BB0_147:\nshl.b64 %rd157,%rd35,1;\nadd.s64 %rd37,%rd2,%rd157;\nmov.f32 %f433,0f00000000;\n"
 "mov.f32 %f432,%f433;\n@%p118 bra $L__BB0_149;\nld.global.u16 %r416,[%rd37];\n"
 "shl.b32 %r417,%r416,16;\nmov.b32 %f432,%r417;\n$L__BB0_149:\n@%p119 bra $L__BB0_151;\n";
-static const char qlora__ptx_473[] =
+static const char qlora__ptx_474[] =
 "ld.global.u16 %r418,[%rd37+2];\nshl.b32 %r419,%r418,16;\nmov.b32 %f433,%r419;\n$L__BB0_151:\n"
 "mov.f32 %f435,0f00000000;\nmov.f32 %f434,%f435;\n@%p120 bra $L__BB0_153;\n"
 "ld.global.u16 %r420,[%rd37+4];\nshl.b32 %r421,%r420,16;\nmov.b32 %f434,%r421;\n$L__BB0_153:\n"
@@ -22409,7 +22479,7 @@ static const char qlora__ptx_473[] =
 "ld.global.v2.u32{%r341,%r342},[%rd18];\nshl.b32 %r476,%r341,16;\nand.b32 %r475,%r341,-65536;\n"
 "shl.b32 %r477,%r342,16;\nand.b32 %r345,%r342,-65536;\nmov.b32 %f396,%r345;\nbra.uni $L__BB0_59;\n"
 "$L__BB0_52:\nsetp.lt.s32 %p56,%r144,1;\nmov.u32 %r475,0;\n";
-static const char qlora__ptx_474[] =
+static const char qlora__ptx_475[] =
 "mov.u32 %r476,%r475;\n@%p56 bra $L__BB0_54;\nld.global.u16 %r336,[%rd18];\n"
 "shl.b32 %r476,%r336,16;\n$L__BB0_54:\nsetp.lt.s32 %p57,%r144,2;\n@%p57 bra $L__BB0_56;\n"
 "ld.global.u16 %r338,[%rd18+2];\nshl.b32 %r475,%r338,16;\n$L__BB0_56:\nsetp.lt.s32 %p58,%r144,3;\n"
@@ -22459,7 +22529,7 @@ static const char qlora__ptx_474[] =
 "mul.f32 %f295,%f15,%f294;\nmov.b32 %f296,%r484;\nadd.s64 %rd145,%rd9,%rd23;\n"
 "shl.b64 %rd146,%rd145,2;\nadd.s64 %rd147,%rd1,%rd146;\nmul.f32 %f297,%f286,%f287;\n"
 "mul.f32 %f298,%f289,%f290;\nmul.f32 %f299,%f292,%f293;\nmul.f32 %f300,%f295,%f296;\n";
-static const char qlora__ptx_475[] =
+static const char qlora__ptx_476[] =
 "st.global.v4.f32[%rd147],{%f297,%f298,%f299,%f300};\ncvt.u32.u64 %r362,%rd23;\n"
 "add.s32 %r478,%r362,%r4;\nsetp.gt.s32 %p77,%r3,%r478;\n@%p77 bra $L__BB0_82;\n"
 "bra.uni $L__BB0_189;\n$L__BB0_91:\ncvt.s64.s32 %rd27,%r478;\nmul.wide.s32 %rd148,%r478,4;\n"
@@ -22484,7 +22554,7 @@ static const char qlora__ptx_475[] =
 "mov.u16 %rs9,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd72,%rd47,%rd55;\nshl.b64 %rd73,%rd48,2;\n"
 "or.b64 %rd74,%rd73,%rd72;\nand.b64 %rd75,%rd74,15;\nsetp.eq.s64 %p7,%rd75,0;\n"
 "selp.u16 %rs9,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_476[] =
+static const char qlora__ptx_477[] =
 ".visible .entry qlora_norm_rms_bwd_f32(\n.param .u64 qlora_norm_rms_bwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_1,\n.param .u64 qlora_norm_rms_bwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_3,\n.param .u64 qlora_norm_rms_bwd_f32_param_4,\n"
@@ -22539,7 +22609,7 @@ static const char qlora__ptx_476[] =
 "ld.global.v4.u32{%r673,%r674,%r675,%r676},[%rd98];\n$L__BB1_10:\nmov.u32 %r678,%r677;\n"
 "mov.u32 %r679,%r677;\nmov.u32 %r680,%r677;\n@%p11 bra $L__BB1_12;\ncvt.s64.s32 %rd99,%r749;\n"
 "add.s64 %rd100,%rd6,%rd99;\nshl.b64 %rd101,%rd100,2;\n";
-static const char qlora__ptx_477[] =
+static const char qlora__ptx_478[] =
 "add.s64 %rd102,%rd2,%rd101;\nld.global.v4.u32{%r677,%r678,%r679,%r680},[%rd102];\n$L__BB1_12:\n"
 "setp.eq.s64 %p14,%rd10,0;\nor.pred %p15,%p14,%p11;\nmov.u32 %r685,0;\nmov.u32 %r681,%r685;\n"
 "mov.u32 %r682,%r685;\nmov.u32 %r683,%r685;\nmov.u32 %r684,%r685;\n@%p15 bra $L__BB1_14;\n"
@@ -22592,7 +22662,7 @@ static const char qlora__ptx_477[] =
 "fma.rn.f32 %f662,%f843,%f843,%f870;\nmul.f32 %f663,%f847,%f851;\n"
 "fma.rn.f32 %f664,%f663,%f843,%f869;\nfma.rn.f32 %f665,%f844,%f844,%f662;\n"
 "mul.f32 %f666,%f848,%f852;\n";
-static const char qlora__ptx_478[] =
+static const char qlora__ptx_479[] =
 "fma.rn.f32 %f667,%f666,%f844,%f664;\nfma.rn.f32 %f668,%f845,%f845,%f665;\n"
 "mul.f32 %f669,%f849,%f853;\nfma.rn.f32 %f670,%f669,%f845,%f667;\n"
 "fma.rn.f32 %f870,%f846,%f846,%f668;\nmul.f32 %f671,%f850,%f854;\n"
@@ -22643,7 +22713,7 @@ static const char qlora__ptx_478[] =
 "@%p141 bra $L__BB1_199;\nld.global.f32 %f860,[%rd40+12];\n$L__BB1_199:\n"
 "add.s64 %rd198,%rd6,%rd39;\nshl.b64 %rd199,%rd198,2;\nadd.s64 %rd41,%rd2,%rd199;\n"
 "@%p138 bra $L__BB1_201;\n";
-static const char qlora__ptx_479[] =
+static const char qlora__ptx_480[] =
 "ld.global.f32 %f861,[%rd41];\n$L__BB1_201:\nmov.f32 %f863,0f00000000;\nmov.f32 %f862,%f863;\n"
 "@%p139 bra $L__BB1_203;\nld.global.f32 %f862,[%rd41+4];\n$L__BB1_203:\n@%p140 bra $L__BB1_205;\n"
 "ld.global.f32 %f863,[%rd41+8];\n$L__BB1_205:\nmov.f32 %f865,0f00000000;\nmov.f32 %f864,%f865;\n"
@@ -22698,7 +22768,7 @@ static const char qlora__ptx_479[] =
 "shr.u32 %r240,%r2,5;\nsetp.ge.u32 %p163,%r7,%r240;\nmov.f32 %f872,0f00000000;\n"
 "mov.f32 %f871,%f872;\n@%p163 bra $L__BB1_221;\nld.shared.f32 %f871,[%r239];\n$L__BB1_221:\n"
 "mov.b32 %r586,%f871;\nmov.u32 %r587,31;\nmov.u32 %r588,16;\nmov.u32 %r589,-1;\n";
-static const char qlora__ptx_480[] =
+static const char qlora__ptx_481[] =
 "shfl.sync.bfly.b32 %r590|%p164,%r586,%r588,%r587,%r589;\nmov.b32 %f716,%r590;\n"
 "add.f32 %f717,%f871,%f716;\nmov.b32 %r591,%f717;\nmov.u32 %r592,8;\n"
 "shfl.sync.bfly.b32 %r593|%p165,%r591,%r592,%r587,%r589;\nmov.b32 %f718,%r593;\n"
@@ -22751,7 +22821,7 @@ static const char qlora__ptx_480[] =
 "mov.b32 %f894,%r641;\n$L__BB1_263:\n@%p185 bra $L__BB1_273;\nld.global.u16 %r642,[%rd48+6];\n"
 "shl.b32 %r643,%r642,16;\nmov.b32 %f895,%r643;\nbra.uni $L__BB1_273;\n$L__BB1_265:\n"
 "shl.b64 %rd207,%rd44,2;\nadd.s64 %rd49,%rd1,%rd207;\nmov.f32 %f893,0f00000000;\n";
-static const char qlora__ptx_481[] =
+static const char qlora__ptx_482[] =
 "mov.f32 %f892,%f893;\n@%p182 bra $L__BB1_267;\nld.global.f32 %f892,[%rd49];\n$L__BB1_267:\n"
 "@%p183 bra $L__BB1_269;\nld.global.f32 %f893,[%rd49+4];\n$L__BB1_269:\n"
 "mov.f32 %f895,0f00000000;\nmov.f32 %f894,%f895;\n@%p184 bra $L__BB1_271;\n"
@@ -22803,7 +22873,7 @@ static const char qlora__ptx_481[] =
 "ld.global.v4.u32{%r350,%r351,%r352,%r353},[%rd122];\nadd.s64 %rd123,%rd6,%rd16;\n"
 "shl.b64 %rd125,%rd123,2;\nadd.s64 %rd126,%rd2,%rd125;\n"
 "ld.global.v4.u32{%r354,%r355,%r356,%r357},[%rd126];\n";
-static const char qlora__ptx_482[] =
+static const char qlora__ptx_483[] =
 "sub.s32 %r113,%r5,%r709;\nsetp.gt.s32 %p44,%r113,3;\nmul.wide.s32 %rd128,%r709,2;\n"
 "add.s64 %rd17,%rd1,%rd128;\n@%p44 bra $L__BB1_71;\nbra.uni $L__BB1_65;\n$L__BB1_71:\n"
 "ld.global.v2.u32{%r366,%r367},[%rd17];\nshl.b32 %r712,%r366,16;\nand.b32 %r713,%r366,-65536;\n"
@@ -22854,7 +22924,7 @@ static const char qlora__ptx_482[] =
 "add.f32 %f813,%f813,%f429;\nsetp.gt.s32 %p80,%r717,3;\nmov.u32 %r717,%r142;\n"
 "@%p80 bra $L__BB1_93;\n$L__BB1_94:\n@%p78 bra $L__BB1_97;\n"
 "ld.param.u32 %r718,[qlora_norm_rms_bwd_f32_param_14];\n";
-static const char qlora__ptx_483[] =
+static const char qlora__ptx_484[] =
 "$L__BB1_96:\nmov.b32 %r464,%f812;\nshr.s32 %r144,%r718,1;\nmov.u32 %r465,31;\nmov.u32 %r466,-1;\n"
 "shfl.sync.bfly.b32 %r467|%p82,%r464,%r144,%r465,%r466;\nmov.b32 %f430,%r467;\n"
 "add.f32 %f812,%f812,%f430;\nsetp.gt.s32 %p83,%r718,3;\nmov.u32 %r718,%r144;\n"
@@ -22910,7 +22980,7 @@ static const char qlora__ptx_483[] =
 "shfl.sync.bfly.b32 %r456|%p76,%r454,%r433,%r422,%r424;\nmov.b32 %f426,%r456;\n"
 "add.f32 %f427,%f425,%f426;\nmov.b32 %r457,%f427;\n"
 "shfl.sync.bfly.b32 %r459|%p77,%r457,%r436,%r422,%r424;\nmov.b32 %f428,%r459;\n";
-static const char qlora__ptx_484[] =
+static const char qlora__ptx_485[] =
 "add.f32 %f812,%f427,%f428;\n$L__BB1_97:\nld.param.f32 %f781,[qlora_norm_rms_bwd_f32_param_13];\n"
 "ld.param.u32 %r648,[qlora_norm_rms_bwd_f32_param_5];\nsetp.eq.s32 %p214,%r648,0;\n"
 "ld.param.u32 %r647,[qlora_norm_rms_bwd_f32_param_12];\n"
@@ -22961,7 +23031,7 @@ static const char qlora__ptx_484[] =
 "mov.b32 %f486,%r728;\nmov.b32 %f487,%r691;\nmul.f32 %f488,%f487,%f486;\nmov.b32 %f489,%r687;\n"
 "mul.f32 %f490,%f80,%f489;\nsub.f32 %f491,%f488,%f490;\nmov.b32 %f492,%r695;\n"
 "mov.b32 %f493,%r692;\nmul.f32 %f494,%f822,%f493;\nmov.b32 %f495,%r688;\n";
-static const char qlora__ptx_485[] =
+static const char qlora__ptx_486[] =
 "mul.f32 %f496,%f80,%f495;\nsub.f32 %f497,%f494,%f496;\nmov.b32 %f498,%r696;\n"
 "fma.rn.f32 %f499,%f896,%f497,%f498;\nfma.rn.f32 %f500,%f896,%f491,%f492;\n"
 "fma.rn.f32 %f501,%f896,%f484,%f485;\nfma.rn.f32 %f502,%f896,%f477,%f478;\n"
@@ -23013,7 +23083,7 @@ static const char qlora__ptx_485[] =
 "and.b32 %r739,%r522,-65536;\nbra.uni $L__BB1_150;\n$L__BB1_143:\nsetp.lt.s32 %p111,%r197,1;\n"
 "mov.u32 %r737,0;\nmov.u32 %r736,%r737;\n@%p111 bra $L__BB1_145;\nld.global.u16 %r514,[%rd28];\n"
 "shl.b32 %r736,%r514,16;\n";
-static const char qlora__ptx_486[] =
+static const char qlora__ptx_487[] =
 "$L__BB1_145:\nsetp.lt.s32 %p112,%r197,2;\n@%p112 bra $L__BB1_147;\n"
 "ld.global.u16 %r516,[%rd28+2];\nshl.b32 %r737,%r516,16;\n$L__BB1_147:\n"
 "setp.lt.s32 %p113,%r197,3;\nmov.u32 %r739,0;\nmov.u32 %r738,%r739;\n@%p113 bra $L__BB1_150;\n"
@@ -23064,9 +23134,9 @@ static const char qlora__ptx_486[] =
 "cvt.u64.u32 %rd221,%r649;\nld.param.u64 %rd220,[qlora_norm_rms_bwd_f32_param_10];\n"
 "mov.u32 %r645,%nctaid.y;\ncvt.u64.u32 %rd210,%r645;\nmul.lo.s64 %rd211,%rd4,%rd210;\n"
 "add.s64 %rd213,%rd211,%rd221;\ncvta.to.global.u64 %rd214,%rd220;\nshl.b64 %rd215,%rd213,2;\n";
-static const char qlora__ptx_487[] =
-"add.s64 %rd216,%rd214,%rd215;\nst.global.f32[%rd216],%f896;\n$L__BB1_284:\nret;\n}\n";
 static const char qlora__ptx_488[] =
+"add.s64 %rd216,%rd214,%rd215;\nst.global.f32[%rd216],%f896;\n$L__BB1_284:\nret;\n}\n";
+static const char qlora__ptx_489[] =
 ".visible .entry qlora_norm_rms_dw_f32(\n.param .u64 qlora_norm_rms_dw_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_1,\n.param .u64 qlora_norm_rms_dw_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_3,\n.param .u64 qlora_norm_rms_dw_f32_param_4,\n"
@@ -23119,7 +23189,7 @@ static const char qlora__ptx_488[] =
 "add.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,2;\nadd.s64 %rd69,%rd2,%rd68;\n"
 "ld.global.f32 %f35,[%rd69];\nld.global.f32 %f36,[%rd66];\nmul.f32 %f37,%f36,%f35;\n"
 "add.s64 %rd70,%rd21,%rd61;\nshl.b64 %rd71,%rd70,2;\nadd.s64 %rd28,%rd1,%rd71;\n";
-static const char qlora__ptx_489[] =
+static const char qlora__ptx_490[] =
 "ld.global.f32 %f38,[%rd28];\nfma.rn.f32 %f66,%f37,%f38,%f66;\n@%p7 bra $L__BB2_11;\n"
 "setp.eq.s32 %p8,%r5,2;\nadd.s32 %r19,%r39,1;\ncvt.s64.s32 %rd72,%r19;\n"
 "mul.lo.s64 %rd73,%rd72,%rd9;\nadd.s64 %rd74,%rd73,%rd10;\nadd.s64 %rd75,%rd74,%rd19;\n"
@@ -23149,7 +23219,6 @@ static const char qlora__ptx_489[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_75[] = {
-qlora__ptx_469,
 qlora__ptx_470,
 qlora__ptx_471,
 qlora__ptx_472,
@@ -23170,9 +23239,10 @@ qlora__ptx_486,
 qlora__ptx_487,
 qlora__ptx_488,
 qlora__ptx_489,
+qlora__ptx_490,
 0};
 
-static const char qlora__ptx_490[] =
+static const char qlora__ptx_491[] =
 ".visible .entry qlora_norm_rms_fwd_bf16(\n.param .u64 qlora_norm_rms_fwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_1,\n.param .u64 qlora_norm_rms_fwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_3,\n.param .u64 qlora_norm_rms_fwd_bf16_param_4,\n"
@@ -23227,7 +23297,7 @@ static const char qlora__ptx_490[] =
 "add.s64 %rd85,%rd3,%rd84;\nld.global.v4.u32{%r935,%r934,%r933,%r932},[%rd85];\n$L__BB0_10:\n"
 "setp.eq.s64 %p13,%rd6,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r909,%r908;\nmov.u32 %r910,%r908;\n"
 "mov.u32 %r911,%r908;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd86,%r1057,2;\n";
-static const char qlora__ptx_491[] =
+static const char qlora__ptx_492[] =
 "add.s64 %rd87,%rd5,%rd86;\nld.global.v4.u32{%r908,%r909,%r910,%r911},[%rd87];\n$L__BB0_12:\n"
 "add.s32 %r24,%r4,%r1057;\nsetp.le.s32 %p15,%r3,%r24;\nmov.u32 %r916,0;\nmov.u32 %r951,%r916;\n"
 "mov.u32 %r950,%r916;\nmov.u32 %r949,%r916;\nmov.u32 %r948,%r916;\n@%p15 bra $L__BB0_14;\n"
@@ -23278,7 +23348,7 @@ static const char qlora__ptx_491[] =
 "and.b32 %r940,%r951,-65536;\nshl.b32 %r939,%r950,16;\nand.b32 %r938,%r950,-65536;\n"
 "shl.b32 %r937,%r949,16;\nand.b32 %r936,%r949,-65536;\nshl.b32 %r942,%r948,16;\n"
 "and.b32 %r943,%r948,-65536;\n";
-static const char qlora__ptx_492[] =
+static const char qlora__ptx_493[] =
 "$L__BB0_23:\nmov.b32 %f130,%r941;\nfma.rn.f32 %f131,%f130,%f130,%f452;\nmov.b32 %f132,%r940;\n"
 "fma.rn.f32 %f133,%f132,%f132,%f131;\nmov.b32 %f134,%r939;\nfma.rn.f32 %f135,%f134,%f134,%f133;\n"
 "mov.b32 %f136,%r938;\nfma.rn.f32 %f137,%f136,%f136,%f135;\nmov.b32 %f138,%r937;\n"
@@ -23330,7 +23400,7 @@ static const char qlora__ptx_492[] =
 "setp.lt.s32 %p106,%r340,2;\n@%p106 bra $L__BB0_151;\nld.global.u16 %r754,[%rd24+2];\n"
 "shl.b32 %r1029,%r754,16;\n$L__BB0_151:\nsetp.lt.s32 %p107,%r340,3;\nmov.u32 %r1031,0;\n"
 "mov.u32 %r1030,%r1031;\n";
-static const char qlora__ptx_493[] =
+static const char qlora__ptx_494[] =
 "@%p107 bra $L__BB0_153;\nld.global.u16 %r756,[%rd24+4];\nshl.b32 %r1030,%r756,16;\n$L__BB0_153:\n"
 "setp.lt.s32 %p108,%r340,4;\n@%p108 bra $L__BB0_155;\nld.global.u16 %r758,[%rd24+6];\n"
 "shl.b32 %r1031,%r758,16;\n$L__BB0_155:\nsetp.lt.s32 %p109,%r340,5;\nmov.u32 %r1033,0;\n"
@@ -23381,7 +23451,7 @@ static const char qlora__ptx_493[] =
 "shl.b32 %r1051,%r796,16;\nand.b32 %r1050,%r796,-65536;\nshl.b32 %r1049,%r797,16;\n"
 "and.b32 %r1048,%r797,-65536;\nshl.b32 %r1054,%r798,16;\nand.b32 %r1055,%r798,-65536;\n"
 "shl.b64 %rd139,%rd23,1;\nadd.s64 %rd26,%rd7,%rd139;\n@%p105 bra $L__BB0_184;\n";
-static const char qlora__ptx_494[] =
+static const char qlora__ptx_495[] =
 "mov.b32 %f346,%r1053;\ncvt.rn.bf16.f32 %rs9,%f346;\nst.global.u16[%rd26],%rs9;\n$L__BB0_184:\n"
 "@%p106 bra $L__BB0_186;\nmov.b32 %f347,%r1052;\ncvt.rn.bf16.f32 %rs10,%f347;\n"
 "st.global.u16[%rd26+2],%rs10;\n$L__BB0_186:\n@%p107 bra $L__BB0_188;\nmov.b32 %f348,%r1051;\n"
@@ -23434,7 +23504,7 @@ static const char qlora__ptx_494[] =
 "rcp.rn.f32 %f15,%f207;\n@%p11 bra $L__BB0_74;\nsub.s32 %r180,%r3,%r1057;\n"
 "setp.gt.s32 %p48,%r180,7;\ncvt.s64.s32 %rd11,%r1057;\nmul.wide.s32 %rd115,%r1057,2;\n"
 "add.s64 %rd12,%rd1,%rd115;\nmul.wide.s32 %rd116,%r1057,4;\n";
-static const char qlora__ptx_495[] =
+static const char qlora__ptx_496[] =
 "add.s64 %rd13,%rd1,%rd116;\n@%p48 bra $L__BB0_70;\nbra.uni $L__BB0_41;\n$L__BB0_70:\n"
 "setp.eq.s32 %p64,%r439,0;\n@%p64 bra $L__BB0_72;\nld.global.v2.u32{%r612,%r613},[%rd12];\n"
 "shl.b32 %r985,%r612,16;\nand.b32 %r984,%r612,-65536;\nshl.b32 %r983,%r613,16;\n"
@@ -23486,7 +23556,7 @@ static const char qlora__ptx_495[] =
 "cvt.rn.bf16x2.f32 %r863,%f393,%f394;\nmov.b32 %f395,%r1061;\nmov.b32 %f396,%r1060;\n"
 "cvt.rn.bf16x2.f32 %r864,%f395,%f396;\nmov.b32 %f397,%r1063;\nmov.b32 %f398,%r1062;\n"
 "cvt.rn.bf16x2.f32 %r865,%f397,%f398;\nmov.b32 %f399,%r1065;\nmov.b32 %f400,%r1064;\n";
-static const char qlora__ptx_496[] =
+static const char qlora__ptx_497[] =
 "cvt.rn.bf16x2.f32 %r866,%f399,%f400;\nsetp.eq.s32 %p158,%r439,0;\n@%p158 bra $L__BB0_242;\n"
 "shl.b64 %rd141,%rd29,1;\nadd.s64 %rd31,%rd1,%rd141;\nmov.f32 %f481,0f00000000;\n"
 "mov.f32 %f482,%f481;\n@%p150 bra $L__BB0_228;\nld.global.u16 %r867,[%rd31];\n"
@@ -23538,7 +23608,7 @@ static const char qlora__ptx_496[] =
 "@%p155 bra $L__BB0_270;\nand.b32 %r900,%r885,-65536;\nmov.b32 %f446,%r900;\n"
 "cvt.rn.bf16.f32 %rs22,%f446;\nst.global.u16[%rd33+10],%rs22;\n$L__BB0_270:\n"
 "@%p156 bra $L__BB0_272;\nshl.b32 %r901,%r886,16;\nmov.b32 %f447,%r901;\n";
-static const char qlora__ptx_497[] =
+static const char qlora__ptx_498[] =
 "cvt.rn.bf16.f32 %rs23,%f447;\nst.global.u16[%rd33+12],%rs23;\n$L__BB0_272:\n"
 "@%p157 bra $L__BB0_274;\nand.b32 %r902,%r886,-65536;\nmov.b32 %f448,%r902;\n"
 "cvt.rn.bf16.f32 %rs24,%f448;\nst.global.u16[%rd33+14],%rs24;\n$L__BB0_274:\n"
@@ -23588,7 +23658,7 @@ static const char qlora__ptx_497[] =
 "mul.wide.s32 %rd123,%r24,4;\nadd.s64 %rd16,%rd1,%rd123;\n@%p66 bra $L__BB0_105;\n"
 "bra.uni $L__BB0_76;\n$L__BB0_105:\nsetp.eq.s32 %p82,%r439,0;\n@%p82 bra $L__BB0_107;\n"
 "ld.global.v2.u32{%r665,%r666},[%rd15];\nshl.b32 %r1005,%r665,16;\n";
-static const char qlora__ptx_498[] =
+static const char qlora__ptx_499[] =
 "and.b32 %r1004,%r665,-65536;\nshl.b32 %r1003,%r666,16;\nand.b32 %r1002,%r666,-65536;\n"
 "ld.global.v2.u32{%r669,%r670},[%rd15+8];\nshl.b32 %r1001,%r669,16;\n"
 "and.b32 %r1000,%r669,-65536;\nshl.b32 %r999,%r670,16;\nand.b32 %r998,%r670,-65536;\n"
@@ -23639,7 +23709,7 @@ static const char qlora__ptx_498[] =
 "ld.global.v4.u32{%r693,%r694,%r695,%r696},[%rd132];\nsub.s32 %r287,%r3,%r1006;\n"
 "setp.gt.s32 %p86,%r287,7;\nadd.s64 %rd21,%rd1,%rd131;\nmul.wide.s32 %rd133,%r1006,4;\n"
 "add.s64 %rd22,%rd1,%rd133;\n@%p86 bra $L__BB0_141;\nbra.uni $L__BB0_112;\n$L__BB0_141:\n";
-static const char qlora__ptx_499[] =
+static const char qlora__ptx_500[] =
 "setp.eq.s32 %p102,%r439,0;\n@%p102 bra $L__BB0_143;\nld.global.v2.u32{%r722,%r723},[%rd21];\n"
 "shl.b32 %r1026,%r722,16;\nand.b32 %r1025,%r722,-65536;\nshl.b32 %r1024,%r723,16;\n"
 "and.b32 %r1023,%r723,-65536;\nld.global.v2.u32{%r726,%r727},[%rd21+8];\n"
@@ -23690,11 +23760,11 @@ static const char qlora__ptx_499[] =
 "ret;\n$L__BB0_4:\nsetp.eq.s64 %p5,%rd36,0;\nmov.u16 %rs25,1;\n@%p5 bra $L__BB0_7;\n"
 "add.s64 %rd58,%rd36,%rd46;\nshl.b64 %rd59,%rd37,1;\nor.b64 %rd60,%rd59,%rd58;\n"
 "and.b64 %rd61,%rd60,15;\nsetp.ne.s64 %p6,%rd61,0;\n";
-static const char qlora__ptx_500[] =
+static const char qlora__ptx_501[] =
 "mov.u16 %rs25,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd63,%rd38,%rd46;\nshl.b64 %rd64,%rd39,1;\n"
 "or.b64 %rd65,%rd64,%rd63;\nand.b64 %rd66,%rd65,15;\nsetp.eq.s64 %p7,%rd66,0;\n"
 "selp.u16 %rs25,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_501[] =
+static const char qlora__ptx_502[] =
 ".visible .entry qlora_norm_rms_bwd_bf16(\n.param .u64 qlora_norm_rms_bwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_1,\n.param .u64 qlora_norm_rms_bwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_3,\n.param .u64 qlora_norm_rms_bwd_bf16_param_4,\n"
@@ -23750,7 +23820,7 @@ static const char qlora__ptx_501[] =
 "ld.global.v4.u32{%r1415,%r1416,%r1417,%r1418},[%rd89];\n$L__BB1_10:\nmov.u32 %r1420,%r1419;\n"
 "mov.u32 %r1421,%r1419;\nmov.u32 %r1422,%r1419;\n@%p11 bra $L__BB1_12;\n"
 "cvt.s64.s32 %rd90,%r1586;\n";
-static const char qlora__ptx_502[] =
+static const char qlora__ptx_503[] =
 "add.s64 %rd91,%rd6,%rd90;\nshl.b64 %rd92,%rd91,1;\nadd.s64 %rd93,%rd2,%rd92;\n"
 "ld.global.v4.u32{%r1419,%r1420,%r1421,%r1422},[%rd93];\n$L__BB1_12:\nsetp.eq.s64 %p14,%rd10,0;\n"
 "or.pred %p15,%p14,%p11;\nmov.u32 %r1427,0;\nmov.u32 %r1423,%r1427;\nmov.u32 %r1424,%r1427;\n"
@@ -23801,7 +23871,7 @@ static const char qlora__ptx_502[] =
 "add.s64 %rd218,%rd6,%rd29;\nshl.b64 %rd219,%rd218,1;\nadd.s64 %rd31,%rd2,%rd219;\n"
 "mov.u32 %r1577,0;\nmov.u32 %r1576,%r1577;\n@%p165 bra $L__BB1_267;\n"
 "ld.global.u16 %r1117,[%rd31];\nshl.b32 %r1576,%r1117,16;\n$L__BB1_267:\n";
-static const char qlora__ptx_503[] =
+static const char qlora__ptx_504[] =
 "@%p166 bra $L__BB1_269;\nld.global.u16 %r1119,[%rd31+2];\nshl.b32 %r1577,%r1119,16;\n"
 "$L__BB1_269:\nmov.u32 %r1579,0;\nmov.u32 %r1578,%r1579;\n@%p167 bra $L__BB1_271;\n"
 "ld.global.u16 %r1121,[%rd31+4];\nshl.b32 %r1578,%r1121,16;\n$L__BB1_271:\n"
@@ -23851,7 +23921,7 @@ static const char qlora__ptx_503[] =
 "fma.rn.f32 %f564,%f563,%f563,%f559;\nand.b32 %r1159,%r1133,-65536;\nmov.b32 %f565,%r1159;\n"
 "mul.f32 %f566,%f771,%f565;\nfma.rn.f32 %f567,%f566,%f563,%f562;\nshl.b32 %r1160,%r1114,16;\n"
 "mov.b32 %f568,%r1160;\n";
-static const char qlora__ptx_504[] =
+static const char qlora__ptx_505[] =
 "fma.rn.f32 %f569,%f568,%f568,%f564;\nshl.b32 %r1161,%r1134,16;\nmov.b32 %f570,%r1161;\n"
 "mul.f32 %f571,%f770,%f570;\nfma.rn.f32 %f572,%f571,%f568,%f567;\nand.b32 %r1162,%r1114,-65536;\n"
 "mov.b32 %f573,%r1162;\nfma.rn.f32 %f574,%f573,%f573,%f569;\nand.b32 %r1163,%r1134,-65536;\n"
@@ -23904,7 +23974,7 @@ static const char qlora__ptx_504[] =
 "add.f32 %f607,%f777,%f606;\nmov.b32 %r1205,%f607;\nmov.u32 %r1206,8;\n"
 "shfl.sync.bfly.b32 %r1207|%p213,%r1205,%r1206,%r1201,%r1203;\nmov.b32 %f608,%r1207;\n"
 "add.f32 %f609,%f607,%f608;\nmov.b32 %r1208,%f609;\n";
-static const char qlora__ptx_505[] =
+static const char qlora__ptx_506[] =
 "mov.u32 %r1209,4;\nshfl.sync.bfly.b32 %r1210|%p214,%r1208,%r1209,%r1201,%r1203;\n"
 "mov.b32 %f610,%r1210;\nadd.f32 %f611,%f609,%f610;\nmov.b32 %r1211,%f611;\nmov.u32 %r1212,2;\n"
 "shfl.sync.bfly.b32 %r1213|%p215,%r1211,%r1212,%r1201,%r1203;\nmov.b32 %f612,%r1213;\n"
@@ -23957,7 +24027,7 @@ static const char qlora__ptx_505[] =
 "ld.global.u16 %r1273,[%rd37+10];\nshl.b32 %r1600,%r1273,16;\n$L__BB1_358:\nmov.u32 %r1602,0;\n"
 "mov.u32 %r1601,%r1602;\n@%p236 bra $L__BB1_360;\nld.global.u16 %r1275,[%rd37+12];\n"
 "shl.b32 %r1601,%r1275,16;\n$L__BB1_360:\n@%p237 bra $L__BB1_362;\n";
-static const char qlora__ptx_506[] =
+static const char qlora__ptx_507[] =
 "ld.global.u16 %r1277,[%rd37+14];\nshl.b32 %r1602,%r1277,16;\n$L__BB1_362:\n"
 "mov.b32 %f639,%r1596;\nmov.b32 %f640,%r1595;\ncvt.rn.bf16x2.f32 %r1278,%f639,%f640;\n"
 "mov.b32 %f641,%r1598;\nmov.b32 %f642,%r1597;\ncvt.rn.bf16x2.f32 %r1279,%f641,%f642;\n"
@@ -24007,7 +24077,7 @@ static const char qlora__ptx_506[] =
 "@%p236 bra $L__BB1_411;\nld.global.f32 %f804,[%rd40+24];\n$L__BB1_411:\n@%p237 bra $L__BB1_413;\n"
 "ld.global.f32 %f805,[%rd40+28];\n$L__BB1_413:\nshl.b32 %r1326,%r1611,16;\n"
 "and.b32 %r1327,%r1611,-65536;\nshl.b32 %r1328,%r1612,16;\n";
-static const char qlora__ptx_507[] =
+static const char qlora__ptx_508[] =
 "and.b32 %r1329,%r1612,-65536;\nshl.b32 %r1330,%r1613,16;\nand.b32 %r1331,%r1613,-65536;\n"
 "shl.b32 %r1332,%r1614,16;\nand.b32 %r1333,%r1614,-65536;\nshl.b32 %r1334,%r1278,16;\n"
 "mov.b32 %f679,%r1334;\nmul.f32 %f680,%f798,%f679;\nshl.b32 %r1335,%r1258,16;\n"
@@ -24059,7 +24129,7 @@ static const char qlora__ptx_507[] =
 "setp.lt.s32 %p25,%r65,2;\n@%p25 bra $L__BB1_27;\nld.global.u16 %r597,[%rd13+2];\n"
 "shl.b32 %r1454,%r597,16;\n$L__BB1_27:\nsetp.lt.s32 %p26,%r65,3;\nmov.u32 %r1453,0;\n"
 "@%p26 bra $L__BB1_29;\nld.global.u16 %r599,[%rd13+4];\n";
-static const char qlora__ptx_508[] =
+static const char qlora__ptx_509[] =
 "shl.b32 %r1453,%r599,16;\n$L__BB1_29:\nmov.u32 %r1452,0;\nsetp.lt.s32 %p27,%r65,4;\n"
 "@%p27 bra $L__BB1_31;\nld.global.u16 %r601,[%rd13+6];\nshl.b32 %r1452,%r601,16;\n$L__BB1_31:\n"
 "setp.lt.s32 %p28,%r65,5;\nmov.u32 %r1451,0;\n@%p28 bra $L__BB1_33;\nshl.b64 %rd108,%rd12,1;\n"
@@ -24108,7 +24178,7 @@ static const char qlora__ptx_508[] =
 "mul.wide.s32 %rd118,%r32,4;\nadd.s64 %rd17,%rd1,%rd118;\n@%p16 bra $L__BB1_90;\n"
 "sub.s32 %r124,%r5,%r32;\nsetp.gt.s32 %p40,%r124,7;\n@%p40 bra $L__BB1_86;\nbra.uni $L__BB1_57;\n"
 "$L__BB1_86:\nsetp.eq.s32 %p56,%r537,0;\n@%p56 bra $L__BB1_88;\n";
-static const char qlora__ptx_509[] =
+static const char qlora__ptx_510[] =
 "ld.global.v2.u32{%r676,%r677},[%rd16];\nshl.b32 %r1475,%r676,16;\nand.b32 %r1474,%r676,-65536;\n"
 "shl.b32 %r1473,%r677,16;\nand.b32 %r1472,%r677,-65536;\n"
 "ld.global.v2.u32{%r680,%r681},[%rd16+8];\nshl.b32 %r1471,%r680,16;\n"
@@ -24159,7 +24229,7 @@ static const char qlora__ptx_509[] =
 "fma.rn.f32 %f219,%f218,%f218,%f213;\nshl.b32 %r705,%r1434,16;\nmov.b32 %f220,%r705;\n"
 "mov.b32 %f221,%r1477;\nmul.f32 %f222,%f220,%f221;\nfma.rn.f32 %f223,%f222,%f218,%f217;\n"
 "and.b32 %r706,%r1430,-65536;\nmov.b32 %f224,%r706;\n";
-static const char qlora__ptx_510[] =
+static const char qlora__ptx_511[] =
 "fma.rn.f32 %f743,%f224,%f224,%f219;\nand.b32 %r707,%r1434,-65536;\nmov.b32 %f225,%r707;\n"
 "mov.b32 %f226,%r1478;\nmul.f32 %f227,%f225,%f226;\nfma.rn.f32 %f742,%f227,%f224,%f223;\n"
 "$L__BB1_90:\nld.param.u32 %r1382,[qlora_norm_rms_bwd_bf16_param_14];\n"
@@ -24210,7 +24280,7 @@ static const char qlora__ptx_510[] =
 "and.b32 %r770,%r715,-65536;\nshl.b32 %r771,%r716,16;\nand.b32 %r772,%r716,-65536;\n"
 "shl.b32 %r773,%r717,16;\nand.b32 %r774,%r717,-65536;\nmov.b32 %f228,%r759;\n"
 "fma.rn.f32 %f229,%f228,%f228,%f743;\nmov.b32 %f230,%r767;\n";
-static const char qlora__ptx_511[] =
+static const char qlora__ptx_512[] =
 "mov.b32 %f231,%r1496;\nmul.f32 %f232,%f230,%f231;\nfma.rn.f32 %f233,%f232,%f228,%f742;\n"
 "mov.b32 %f234,%r760;\nfma.rn.f32 %f235,%f234,%f234,%f229;\nmov.b32 %f236,%r768;\n"
 "mov.b32 %f237,%r1495;\nmul.f32 %f238,%f236,%f237;\nfma.rn.f32 %f239,%f238,%f234,%f233;\n"
@@ -24264,7 +24334,7 @@ static const char qlora__ptx_511[] =
 "mov.u32 %r1390,%tid.x;\nshr.u32 %r806,%r1390,3;\nand.b32 %r807,%r806,536870908;\n"
 "mov.u32 %r808,_ZZ7rms_bwdI4bf16EvPKT_lS3_lPKviS3_lPS1_lPflifiE6shared;\n"
 "add.s32 %r809,%r808,%r807;\nst.shared.f32[%r809],%f15;\n";
-static const char qlora__ptx_512[] =
+static const char qlora__ptx_513[] =
 "st.shared.f32[%r809+128],%f16;\n$L__BB1_128:\nmov.u32 %r1388,%ntid.x;\nmov.u32 %r1387,%tid.x;\n"
 "and.b32 %r1386,%r1387,31;\nbar.sync 0;\nshr.u32 %r238,%r1388,5;\nsetp.ge.u32 %p88,%r1386,%r238;\n"
 "mov.f32 %f745,0f00000000;\nmov.f32 %f744,%f745;\n@%p88 bra $L__BB1_130;\nmov.u32 %r1389,%tid.x;\n"
@@ -24319,7 +24389,7 @@ static const char qlora__ptx_512[] =
 "add.s64 %rd147,%rd1,%rd146;\nld.global.u16 %r872,[%rd147+6];\nshl.b32 %r1515,%r872,16;\n"
 "$L__BB1_150:\nsetp.lt.s32 %p113,%r243,5;\nmov.u32 %r1519,0;\nmov.u32 %r1514,%r1519;\n"
 "@%p113 bra $L__BB1_152;\nshl.b64 %rd149,%rd12,1;\nadd.s64 %rd150,%rd1,%rd149;\n";
-static const char qlora__ptx_513[] =
+static const char qlora__ptx_514[] =
 "ld.global.u16 %r874,[%rd150+8];\nshl.b32 %r1514,%r874,16;\n$L__BB1_152:\n"
 "setp.lt.s32 %p114,%r243,6;\n@%p114 bra $L__BB1_154;\nshl.b64 %rd152,%rd12,1;\n"
 "add.s64 %rd153,%rd1,%rd152;\nld.global.u16 %r876,[%rd153+10];\nshl.b32 %r1519,%r876,16;\n"
@@ -24372,7 +24442,7 @@ static const char qlora__ptx_513[] =
 "cvta.to.global.u64 %rd160,%rd244;\nadd.s64 %rd161,%rd11,%rd12;\nshl.b64 %rd162,%rd161,1;\n"
 "add.s64 %rd163,%rd160,%rd162;\ncvt.rn.bf16x2.f32 %r908,%f324,%f325;\n"
 "cvt.rn.bf16x2.f32 %r907,%f322,%f323;\n";
-static const char qlora__ptx_514[] =
+static const char qlora__ptx_515[] =
 "cvt.rn.bf16x2.f32 %r906,%f320,%f321;\ncvt.rn.bf16x2.f32 %r909,%f326,%f327;\n"
 "st.global.v4.u32[%rd163],{%r906,%r907,%r908,%r909};\n$L__BB1_174:\n@%p16 bra $L__BB1_209;\n"
 "ld.param.u32 %r1377,[qlora_norm_rms_bwd_bf16_param_14];\nmul.lo.s32 %r1376,%r540,%r1377;\n"
@@ -24423,7 +24493,7 @@ static const char qlora__ptx_514[] =
 "mov.b32 %f400,%r1537;\nmul.f32 %f401,%f399,%f400;\nand.b32 %r983,%r1427,-65536;\n"
 "mov.b32 %f402,%r983;\nmul.f32 %f403,%f31,%f402;\nsub.f32 %f404,%f401,%f403;\n"
 "and.b32 %r984,%r1435,-65536;\nmov.b32 %f405,%r984;\nfma.rn.f32 %f384,%f806,%f404,%f405;\n";
-static const char qlora__ptx_515[] =
+static const char qlora__ptx_516[] =
 "shl.b32 %r985,%r1432,16;\nmov.b32 %f406,%r985;\nmov.b32 %f407,%r1536;\n"
 "mul.f32 %f408,%f406,%f407;\nshl.b32 %r986,%r1428,16;\nmov.b32 %f409,%r986;\n"
 "mul.f32 %f410,%f31,%f409;\nsub.f32 %f411,%f408,%f410;\nshl.b32 %r987,%r1436,16;\n"
@@ -24474,7 +24544,7 @@ static const char qlora__ptx_515[] =
 "shl.b32 %r1562,%r1029,16;\n$L__BB1_219:\nsetp.lt.s32 %p150,%r364,3;\nmov.u32 %r1560,0;\n"
 "mov.u32 %r1561,%r1560;\n@%p150 bra $L__BB1_221;\nld.global.u16 %r1031,[%rd27+4];\n"
 "shl.b32 %r1561,%r1031,16;\n$L__BB1_221:\nsetp.lt.s32 %p151,%r364,4;\n";
-static const char qlora__ptx_516[] =
+static const char qlora__ptx_517[] =
 "@%p151 bra $L__BB1_223;\nld.global.u16 %r1033,[%rd27+6];\nshl.b32 %r1560,%r1033,16;\n"
 "$L__BB1_223:\nsetp.lt.s32 %p152,%r364,5;\nmov.u32 %r1564,0;\nmov.u32 %r1559,%r1564;\n"
 "@%p152 bra $L__BB1_225;\nld.global.u16 %r1035,[%rd27+8];\nshl.b32 %r1559,%r1035,16;\n"
@@ -24526,7 +24596,7 @@ static const char qlora__ptx_516[] =
 "mul.f32 %f507,%f505,%f506;\nand.b32 %r1094,%r1015,-65536;\nmov.b32 %f508,%r1094;\n"
 "mul.f32 %f509,%f31,%f508;\nsub.f32 %f510,%f507,%f509;\nmov.b32 %f511,%r1078;\n"
 "fma.rn.f32 %f454,%f806,%f510,%f511;\nadd.s64 %rd213,%rd11,%rd26;\nshl.b64 %rd214,%rd213,1;\n";
-static const char qlora__ptx_517[] =
+static const char qlora__ptx_518[] =
 "add.s64 %rd215,%rd22,%rd214;\ncvt.rn.bf16x2.f32 %r1067,%f448,%f449;\n"
 "cvt.rn.bf16x2.f32 %r1068,%f450,%f451;\ncvt.rn.bf16x2.f32 %r1069,%f452,%f453;\n"
 "cvt.rn.bf16x2.f32 %r1070,%f454,%f455;\nst.global.v4.u32[%rd215],{%r1067,%r1068,%r1069,%r1070};\n"
@@ -24541,7 +24611,7 @@ static const char qlora__ptx_517[] =
 "mov.u32 %r1359,%nctaid.y;\ncvt.u64.u32 %rd231,%r1359;\nmul.lo.s64 %rd232,%rd4,%rd231;\n"
 "add.s64 %rd234,%rd232,%rd241;\ncvta.to.global.u64 %rd235,%rd240;\nshl.b64 %rd236,%rd234,2;\n"
 "add.s64 %rd237,%rd235,%rd236;\nst.global.f32[%rd237],%f806;\n$L__BB1_432:\nret;\n}\n";
-static const char qlora__ptx_518[] =
+static const char qlora__ptx_519[] =
 ".visible .entry qlora_norm_rms_dw_bf16(\n.param .u64 qlora_norm_rms_dw_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_1,\n.param .u64 qlora_norm_rms_dw_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_3,\n.param .u64 qlora_norm_rms_dw_bf16_param_4,\n"
@@ -24595,7 +24665,7 @@ static const char qlora__ptx_518[] =
 "add.s32 %r66,%r66,-4;\nsetp.ne.s32 %p5,%r66,0;\n@%p5 bra $L__BB2_6;\n$L__BB2_7:\n"
 "setp.eq.s32 %p6,%r5,0;\n@%p6 bra $L__BB2_11;\nsetp.eq.s32 %p7,%r5,1;\ncvt.s64.s32 %rd61,%r67;\n"
 "mul.lo.s64 %rd62,%rd61,%rd9;\n";
-static const char qlora__ptx_519[] =
+static const char qlora__ptx_520[] =
 "add.s64 %rd63,%rd62,%rd10;\nadd.s64 %rd64,%rd63,%rd19;\nshl.b64 %rd65,%rd64,1;\n"
 "add.s64 %rd66,%rd3,%rd65;\nld.global.u16 %r35,[%rd66];\nshl.b32 %r36,%r35,16;\n"
 "mov.b32 %f35,%r36;\nadd.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,1;\n"
@@ -24632,7 +24702,6 @@ static const char qlora__ptx_519[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_bf16_80[] = {
-qlora__ptx_490,
 qlora__ptx_491,
 qlora__ptx_492,
 qlora__ptx_493,
@@ -24662,9 +24731,10 @@ qlora__ptx_516,
 qlora__ptx_517,
 qlora__ptx_518,
 qlora__ptx_519,
+qlora__ptx_520,
 0};
 
-static const char qlora__ptx_520[] =
+static const char qlora__ptx_521[] =
 ".visible .entry qlora_optim_advance(\n.param .u64 qlora_optim_advance_param_0,\n"
 ".param .u64 qlora_optim_advance_param_1\n)\n{\n.reg .pred %p<13>;\n.reg .f32 %f<9>;\n"
 ".reg .b32 %r<5>;\n.reg .f64 %fd<35>;\n.reg .b64 %rd<20>;\n"
@@ -24694,414 +24764,607 @@ static const char qlora__ptx_520[] =
 "$L__BB0_9:\nmov.f64 %fd26,0d3FF0000000000000;\nsub.f64 %fd27,%fd26,%fd34;\n"
 "sqrt.rn.f64 %fd28,%fd27;\nld.global.f64 %fd29,[%rd1+-16];\ncvt.rn.f32.f64 %f7,%fd28;\n"
 "cvt.rn.f32.f64 %f8,%fd29;\nst.global.v2.f32[%rd1+40],{%f7,%f8};\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_521[] =
+static const char qlora__ptx_522[] =
 ".visible .entry qlora_optim_adamw_f32(\n.param .u64 qlora_optim_adamw_f32_param_0,\n"
 ".param .u64 qlora_optim_adamw_f32_param_1,\n.param .u64 qlora_optim_adamw_f32_param_2,\n"
 ".param .u64 qlora_optim_adamw_f32_param_3,\n.param .u64 qlora_optim_adamw_f32_param_4,\n"
 ".param .u64 qlora_optim_adamw_f32_param_5,\n.param .u64 qlora_optim_adamw_f32_param_6,\n"
 ".param .u64 qlora_optim_adamw_f32_param_7,\n.param .u64 qlora_optim_adamw_f32_param_8\n)\n"
-".maxntid 256,1,1\n{\n.reg .pred %p<81>;\n.reg .f32 %f<100>;\n.reg .b32 %r<210>;\n"
-".reg .b64 %rd<222>;\nld.param.u64 %rd18,[qlora_optim_adamw_f32_param_0];\n"
-"ld.param.u64 %rd19,[qlora_optim_adamw_f32_param_1];\n"
-"ld.param.u64 %rd20,[qlora_optim_adamw_f32_param_2];\n"
-"ld.param.u64 %rd21,[qlora_optim_adamw_f32_param_3];\n"
-"ld.param.u64 %rd22,[qlora_optim_adamw_f32_param_4];\n"
-"ld.param.u64 %rd23,[qlora_optim_adamw_f32_param_5];\n"
-"ld.param.u64 %rd24,[qlora_optim_adamw_f32_param_6];\n"
-"ld.param.u64 %rd26,[qlora_optim_adamw_f32_param_7];\n"
-"ld.param.u64 %rd25,[qlora_optim_adamw_f32_param_8];\ncvta.to.global.u64 %rd27,%rd26;\n"
-"ld.global.v2.u32{%r83,%r84},[%rd27+56];\nld.global.v2.f32{%f30,%f31},[%rd27+64];\n"
-"ld.global.v2.f32{%f32,%f33},[%rd27+72];\nld.global.v2.f32{%f34,%f35},[%rd27+80];\n"
-"setp.eq.s64 %p3,%rd25,0;\nmov.f32 %f99,0f3F800000;\n@%p3 bra $L__BB1_2;\n"
-"cvta.to.global.u64 %rd28,%rd25;\nld.global.f32 %f99,[%rd28];\n$L__BB1_2:\n"
-"mov.u32 %r85,%ctaid.y;\ncvt.u64.u32 %rd218,%r85;\nsetp.ge.s64 %p4,%rd218,%rd24;\n"
-"@%p4 bra $L__BB1_113;\ncvta.to.global.u64 %rd29,%rd23;\nmov.u32 %r86,%ctaid.x;\n"
-"mov.u32 %r87,%tid.x;\nmov.b32 %f38,%r84;\n$L__BB1_4:\nmul.lo.s64 %rd30,%rd218,24;\n"
-"add.s64 %rd31,%rd29,%rd30;\nld.global.u64 %rd3,[%rd31+8];\n"
-"ld.global.v2.f32{%f36,%f37},[%rd31+16];\nld.global.u64 %rd32,[%rd31];\nshl.b64 %rd4,%rd32,2;\n"
-"or.b64 %rd33,%rd4,%rd18;\nand.b64 %rd34,%rd33,15;\nsetp.ne.s64 %p6,%rd34,0;\nmov.pred %p80,0;\n"
-"@%p6 bra $L__BB1_10;\nor.b64 %rd35,%rd4,%rd19;\nand.b64 %rd36,%rd35,15;\n"
-"setp.ne.s64 %p8,%rd36,0;\n@%p8 bra $L__BB1_10;\nor.b64 %rd37,%rd4,%rd20;\n"
-"and.b64 %rd38,%rd37,15;\nsetp.ne.s64 %p10,%rd38,0;\n@%p10 bra $L__BB1_10;\n"
-"or.b64 %rd39,%rd4,%rd21;\nand.b64 %rd40,%rd39,15;\nsetp.ne.s64 %p12,%rd40,0;\n"
-"@%p12 bra $L__BB1_10;\nor.b64 %rd5,%rd4,%rd22;\nand.b64 %rd41,%rd5,7;\n"
-"setp.ne.s64 %p14,%rd41,0;\n@%p14 bra $L__BB1_10;\nand.b64 %rd42,%rd5,15;\n"
-"setp.eq.s64 %p80,%rd42,0;\n$L__BB1_10:\nmul.wide.u32 %rd43,%r86,256;\ncvt.u64.u32 %rd44,%r87;\n"
-"add.s64 %rd45,%rd43,%rd44;\nshl.b64 %rd221,%rd45,2;\nsetp.le.s64 %p15,%rd3,%rd221;\n"
-"@%p15 bra $L__BB1_112;\nmul.f32 %f12,%f38,%f36;\nmul.wide.u32 %rd48,%r87,4;\n"
-"neg.s64 %rd49,%rd48;\nmul.wide.u32 %rd50,%r86,1024;\nsub.s64 %rd51,%rd49,%rd50;\n"
-"add.s64 %rd220,%rd51,%rd3;\nmul.wide.u32 %rd52,%r86,4096;\nadd.s64 %rd219,%rd52,%rd4;\n"
-"$L__BB1_12:\nmul.wide.u32 %rd217,%r87,4;\nsetp.eq.s32 %p16,%r83,0;\n"
-"cvta.to.global.u64 %rd56,%rd19;\nshl.b64 %rd57,%rd217,2;\nadd.s64 %rd58,%rd56,%rd57;\n"
-"add.s64 %rd12,%rd58,%rd219;\n@%p16 bra $L__BB1_23;\nsetp.gt.s64 %p17,%rd220,3;\n"
-"and.pred %p18,%p80,%p17;\n@%p18 bra $L__BB1_22;\nbra.uni $L__BB1_14;\n$L__BB1_22:\n"
-"mov.u32 %r95,0;\nst.global.v4.u32[%rd12],{%r95,%r95,%r95,%r95};\nbra.uni $L__BB1_111;\n"
-"$L__BB1_23:\nsetp.gt.s64 %p23,%rd220,3;\nand.pred %p24,%p80,%p23;\n@%p24 bra $L__BB1_32;\n"
-"bra.uni $L__BB1_24;\n$L__BB1_32:\ncvta.to.global.u64 %rd79,%rd18;\nadd.s64 %rd82,%rd79,%rd57;\n"
-"add.s64 %rd83,%rd82,%rd219;\nld.global.v4.u32{%r182,%r183,%r184,%r185},[%rd83];\n"
-"bra.uni $L__BB1_33;\n$L__BB1_14:\nsetp.lt.s64 %p19,%rd220,1;\n@%p19 bra $L__BB1_16;\n"
-"mov.u32 %r91,0;\nst.global.u32[%rd12],%r91;\n$L__BB1_16:\nsetp.lt.s64 %p20,%rd220,2;\n"
-"@%p20 bra $L__BB1_18;\nmov.u32 %r92,0;\nst.global.u32[%rd12+4],%r92;\n$L__BB1_18:\n"
-"setp.lt.s64 %p21,%rd220,3;\n@%p21 bra $L__BB1_20;\nmov.u32 %r93,0;\n"
-"st.global.u32[%rd12+8],%r93;\n$L__BB1_20:\nsetp.lt.s64 %p22,%rd220,4;\n@%p22 bra $L__BB1_111;\n"
-"mov.u32 %r94,0;\nst.global.u32[%rd12+12],%r94;\nbra.uni $L__BB1_111;\n$L__BB1_24:\n"
-"setp.lt.s64 %p25,%rd220,1;\nmov.u32 %r183,0;\nmov.u32 %r182,%r183;\n@%p25 bra $L__BB1_26;\n"
-"cvta.to.global.u64 %rd59,%rd18;\nadd.s64 %rd62,%rd59,%rd57;\nadd.s64 %rd63,%rd62,%rd219;\n"
-"ld.global.u32 %r182,[%rd63];\n$L__BB1_26:\nsetp.lt.s64 %p26,%rd220,2;\n";
-static const char qlora__ptx_522[] =
-"@%p26 bra $L__BB1_28;\ncvta.to.global.u64 %rd64,%rd18;\nadd.s64 %rd67,%rd64,%rd57;\n"
-"add.s64 %rd68,%rd67,%rd219;\nld.global.u32 %r183,[%rd68+4];\n$L__BB1_28:\n"
-"setp.lt.s64 %p27,%rd220,3;\nmov.u32 %r185,0;\nmov.u32 %r184,%r185;\n@%p27 bra $L__BB1_30;\n"
-"cvta.to.global.u64 %rd69,%rd18;\nadd.s64 %rd72,%rd69,%rd57;\nadd.s64 %rd73,%rd72,%rd219;\n"
-"ld.global.u32 %r184,[%rd73+8];\n$L__BB1_30:\nsetp.lt.s64 %p28,%rd220,4;\n@%p28 bra $L__BB1_33;\n"
-"cvta.to.global.u64 %rd74,%rd18;\nadd.s64 %rd77,%rd74,%rd57;\nadd.s64 %rd78,%rd77,%rd219;\n"
-"ld.global.u32 %r185,[%rd78+12];\n$L__BB1_33:\n@%p24 bra $L__BB1_42;\nbra.uni $L__BB1_34;\n"
-"$L__BB1_42:\nld.global.v4.u32{%r190,%r191,%r192,%r193},[%rd12];\nbra.uni $L__BB1_43;\n"
-"$L__BB1_34:\nsetp.lt.s64 %p31,%rd220,1;\nmov.u32 %r191,0;\nmov.u32 %r190,%r191;\n"
-"@%p31 bra $L__BB1_36;\nld.global.u32 %r190,[%rd12];\n$L__BB1_36:\nsetp.lt.s64 %p32,%rd220,2;\n"
-"@%p32 bra $L__BB1_38;\nld.global.u32 %r191,[%rd12+4];\n$L__BB1_38:\nsetp.lt.s64 %p33,%rd220,3;\n"
-"mov.u32 %r193,0;\nmov.u32 %r192,%r193;\n@%p33 bra $L__BB1_40;\nld.global.u32 %r192,[%rd12+8];\n"
-"$L__BB1_40:\nsetp.lt.s64 %p34,%rd220,4;\n@%p34 bra $L__BB1_43;\nld.global.u32 %r193,[%rd12+12];\n"
-"$L__BB1_43:\n@%p24 bra $L__BB1_52;\nbra.uni $L__BB1_44;\n$L__BB1_52:\n"
-"cvta.to.global.u64 %rd104,%rd20;\nadd.s64 %rd107,%rd104,%rd57;\nadd.s64 %rd108,%rd107,%rd219;\n"
-"ld.global.v4.u32{%r198,%r199,%r200,%r201},[%rd108];\nbra.uni $L__BB1_53;\n$L__BB1_44:\n"
-"setp.lt.s64 %p37,%rd220,1;\nmov.u32 %r199,0;\nmov.u32 %r198,%r199;\n@%p37 bra $L__BB1_46;\n"
-"cvta.to.global.u64 %rd84,%rd20;\nadd.s64 %rd87,%rd84,%rd57;\nadd.s64 %rd88,%rd87,%rd219;\n"
-"ld.global.u32 %r198,[%rd88];\n$L__BB1_46:\nsetp.lt.s64 %p38,%rd220,2;\n@%p38 bra $L__BB1_48;\n"
-"cvta.to.global.u64 %rd89,%rd20;\nadd.s64 %rd92,%rd89,%rd57;\nadd.s64 %rd93,%rd92,%rd219;\n"
-"ld.global.u32 %r199,[%rd93+4];\n$L__BB1_48:\nsetp.lt.s64 %p39,%rd220,3;\nmov.u32 %r201,0;\n"
-"mov.u32 %r200,%r201;\n@%p39 bra $L__BB1_50;\ncvta.to.global.u64 %rd94,%rd20;\n"
-"add.s64 %rd97,%rd94,%rd57;\nadd.s64 %rd98,%rd97,%rd219;\nld.global.u32 %r200,[%rd98+8];\n"
-"$L__BB1_50:\nsetp.lt.s64 %p40,%rd220,4;\n@%p40 bra $L__BB1_53;\ncvta.to.global.u64 %rd99,%rd20;\n"
-"add.s64 %rd102,%rd99,%rd57;\nadd.s64 %rd103,%rd102,%rd219;\nld.global.u32 %r201,[%rd103+12];\n"
-"$L__BB1_53:\n@%p24 bra $L__BB1_62;\nbra.uni $L__BB1_54;\n$L__BB1_62:\n"
-"cvta.to.global.u64 %rd129,%rd21;\nadd.s64 %rd132,%rd129,%rd57;\nadd.s64 %rd133,%rd132,%rd219;\n"
-"ld.global.v4.u32{%r206,%r207,%r208,%r209},[%rd133];\nbra.uni $L__BB1_63;\n$L__BB1_54:\n"
-"setp.lt.s64 %p43,%rd220,1;\nmov.u32 %r207,0;\nmov.u32 %r206,%r207;\n@%p43 bra $L__BB1_56;\n"
-"cvta.to.global.u64 %rd109,%rd21;\nadd.s64 %rd112,%rd109,%rd57;\nadd.s64 %rd113,%rd112,%rd219;\n"
-"ld.global.u32 %r206,[%rd113];\n$L__BB1_56:\nsetp.lt.s64 %p44,%rd220,2;\n@%p44 bra $L__BB1_58;\n"
-"cvta.to.global.u64 %rd114,%rd21;\nadd.s64 %rd117,%rd114,%rd57;\nadd.s64 %rd118,%rd117,%rd219;\n"
-"ld.global.u32 %r207,[%rd118+4];\n$L__BB1_58:\nsetp.lt.s64 %p45,%rd220,3;\nmov.u32 %r209,0;\n"
-"mov.u32 %r208,%r209;\n@%p45 bra $L__BB1_60;\ncvta.to.global.u64 %rd119,%rd21;\n"
-"add.s64 %rd122,%rd119,%rd57;\nadd.s64 %rd123,%rd122,%rd219;\nld.global.u32 %r208,[%rd123+8];\n"
-"$L__BB1_60:\nsetp.lt.s64 %p46,%rd220,4;\n@%p46 bra $L__BB1_63;\n"
-"cvta.to.global.u64 %rd124,%rd21;\nadd.s64 %rd127,%rd124,%rd57;\nadd.s64 %rd128,%rd127,%rd219;\n"
-"ld.global.u32 %r209,[%rd128+12];\n$L__BB1_63:\nmov.b32 %f39,%r190;\nmul.f32 %f40,%f99,%f39;\n"
-"mov.b32 %f41,%r182;\nmul.f32 %f42,%f12,%f41;\nsub.f32 %f43,%f41,%f42;\nmov.b32 %f44,%r198;\n"
-"sub.f32 %f45,%f40,%f44;\nfma.rn.f32 %f13,%f31,%f45,%f44;\nmov.b32 %f46,%r206;\n"
-"mul.f32 %f47,%f30,%f46;\nmul.f32 %f48,%f32,%f40;\nfma.rn.f32 %f14,%f40,%f48,%f47;\n"
-"sqrt.rn.f32 %f49,%f14;\ndiv.rn.f32 %f50,%f49,%f34;\nadd.f32 %f51,%f35,%f50;\n"
-"div.rn.f32 %f52,%f13,%f51;\nmul.f32 %f53,%f33,%f52;\nsub.f32 %f15,%f43,%f53;\n"
-"mov.b32 %f54,%r191;\nmul.f32 %f55,%f99,%f54;\nmov.b32 %f56,%r183;\nmul.f32 %f57,%f12,%f56;\n"
-"sub.f32 %f58,%f56,%f57;\nmov.b32 %f59,%r199;\nsub.f32 %f60,%f55,%f59;\n"
-"fma.rn.f32 %f16,%f31,%f60,%f59;\nmov.b32 %f61,%r207;\nmul.f32 %f62,%f30,%f61;\n"
-"mul.f32 %f63,%f32,%f55;\nfma.rn.f32 %f17,%f55,%f63,%f62;\nsqrt.rn.f32 %f64,%f17;\n"
-"div.rn.f32 %f65,%f64,%f34;\nadd.f32 %f66,%f35,%f65;\n";
+".maxntid 256,1,1\n{\n.reg .pred %p<100>;\n.reg .f32 %f<100>;\n.reg .b32 %r<210>;\n"
+".reg .b64 %rd<246>;\nld.param.u64 %rd40,[qlora_optim_adamw_f32_param_0];\n"
+"ld.param.u64 %rd41,[qlora_optim_adamw_f32_param_1];\n"
+"ld.param.u64 %rd42,[qlora_optim_adamw_f32_param_2];\n"
+"ld.param.u64 %rd43,[qlora_optim_adamw_f32_param_3];\n"
+"ld.param.u64 %rd44,[qlora_optim_adamw_f32_param_4];\n"
+"ld.param.u64 %rd45,[qlora_optim_adamw_f32_param_5];\n"
+"ld.param.u64 %rd46,[qlora_optim_adamw_f32_param_6];\n"
+"ld.param.u64 %rd48,[qlora_optim_adamw_f32_param_7];\n"
+"ld.param.u64 %rd47,[qlora_optim_adamw_f32_param_8];\ncvta.to.global.u64 %rd49,%rd48;\n"
+"ld.global.v2.u32{%r83,%r84},[%rd49+56];\nld.global.v2.f32{%f30,%f31},[%rd49+64];\n"
+"ld.global.v2.f32{%f32,%f33},[%rd49+72];\nld.global.v2.f32{%f34,%f35},[%rd49+80];\n"
+"setp.eq.s64 %p3,%rd47,0;\nmov.f32 %f99,0f3F800000;\n@%p3 bra $L__BB1_2;\n"
+"cvta.to.global.u64 %rd50,%rd47;\nld.global.f32 %f99,[%rd50];\n$L__BB1_2:\n"
+"mov.u32 %r85,%ctaid.y;\ncvt.u64.u32 %rd239,%r85;\nsetp.ge.s64 %p4,%rd239,%rd46;\n"
+"@%p4 bra $L__BB1_150;\ncvta.to.global.u64 %rd51,%rd45;\nmov.b32 %f38,%r84;\n$L__BB1_4:\n"
+"mul.lo.s64 %rd52,%rd239,48;\nadd.s64 %rd53,%rd51,%rd52;\nld.global.u64 %rd3,[%rd53+8];\n"
+"ld.global.v2.f32{%f36,%f37},[%rd53+16];\nld.global.u64 %rd4,[%rd53+24];\n"
+"ld.global.u64 %rd5,[%rd53+32];\nld.global.u64 %rd6,[%rd53+40];\nld.global.u64 %rd7,[%rd53];\n"
+"shl.b64 %rd8,%rd7,2;\nor.b64 %rd54,%rd8,%rd40;\nand.b64 %rd55,%rd54,15;\n"
+"setp.ne.s64 %p6,%rd55,0;\nmov.pred %p99,0;\n@%p6 bra $L__BB1_10;\nor.b64 %rd56,%rd8,%rd41;\n"
+"and.b64 %rd57,%rd56,15;\nsetp.ne.s64 %p8,%rd57,0;\n@%p8 bra $L__BB1_10;\n"
+"or.b64 %rd58,%rd8,%rd42;\nand.b64 %rd59,%rd58,15;\nsetp.ne.s64 %p10,%rd59,0;\n"
+"@%p10 bra $L__BB1_10;\nor.b64 %rd60,%rd8,%rd43;\nand.b64 %rd61,%rd60,15;\n"
+"setp.ne.s64 %p12,%rd61,0;\n@%p12 bra $L__BB1_10;\nor.b64 %rd9,%rd8,%rd44;\n"
+"and.b64 %rd62,%rd9,7;\nsetp.ne.s64 %p14,%rd62,0;\n@%p14 bra $L__BB1_10;\nand.b64 %rd63,%rd9,15;\n"
+"setp.eq.s64 %p99,%rd63,0;\n$L__BB1_10:\nmov.u32 %r177,%tid.x;\nmov.u32 %r176,%ctaid.x;\n"
+"mul.wide.u32 %rd64,%r176,256;\ncvt.u64.u32 %rd65,%r177;\nadd.s64 %rd66,%rd64,%rd65;\n"
+"shl.b64 %rd240,%rd66,2;\nsetp.le.s64 %p15,%rd3,%rd240;\n@%p15 bra $L__BB1_149;\n"
+"mul.f32 %f12,%f38,%f36;\n$L__BB1_12:\nsetp.eq.s32 %p16,%r83,0;\nsub.s64 %rd12,%rd3,%rd240;\n"
+"cvta.to.global.u64 %rd71,%rd41;\nadd.s64 %rd13,%rd240,%rd7;\nshl.b64 %rd72,%rd13,2;\n"
+"add.s64 %rd14,%rd71,%rd72;\n@%p16 bra $L__BB1_23;\nsetp.gt.s64 %p17,%rd12,3;\n"
+"and.pred %p18,%p99,%p17;\n@%p18 bra $L__BB1_22;\nbra.uni $L__BB1_14;\n$L__BB1_22:\n"
+"mov.u32 %r94,0;\nst.global.v4.u32[%rd14],{%r94,%r94,%r94,%r94};\nbra.uni $L__BB1_148;\n"
+"$L__BB1_23:\nsetp.gt.s64 %p23,%rd12,3;\nand.pred %p24,%p99,%p23;\n@%p24 bra $L__BB1_32;\n"
+"bra.uni $L__BB1_24;\n$L__BB1_32:\ncvta.to.global.u64 %rd219,%rd40;\nadd.s64 %rd82,%rd219,%rd72;\n"
+"ld.global.v4.u32{%r182,%r183,%r184,%r185},[%rd82];\nbra.uni $L__BB1_33;\n$L__BB1_14:\n"
+"setp.lt.s64 %p19,%rd12,1;\n@%p19 bra $L__BB1_16;\nmov.u32 %r90,0;\nst.global.u32[%rd14],%r90;\n"
+"$L__BB1_16:\nsetp.lt.s64 %p20,%rd12,2;\n@%p20 bra $L__BB1_18;\nmov.u32 %r91,0;\n"
+"st.global.u32[%rd14+4],%r91;\n$L__BB1_18:\nsetp.lt.s64 %p21,%rd12,3;\n@%p21 bra $L__BB1_20;\n"
+"mov.u32 %r92,0;\nst.global.u32[%rd14+8],%r92;\n$L__BB1_20:\nsetp.lt.s64 %p22,%rd12,4;\n"
+"@%p22 bra $L__BB1_148;\nmov.u32 %r93,0;\nst.global.u32[%rd14+12],%r93;\nbra.uni $L__BB1_148;\n"
+"$L__BB1_24:\nsetp.lt.s64 %p25,%rd12,1;\nmov.u32 %r183,0;\nmov.u32 %r182,%r183;\n"
+"@%p25 bra $L__BB1_26;\ncvta.to.global.u64 %rd218,%rd40;\nadd.s64 %rd74,%rd218,%rd72;\n"
+"ld.global.u32 %r182,[%rd74];\n$L__BB1_26:\nsetp.lt.s64 %p26,%rd12,2;\n@%p26 bra $L__BB1_28;\n"
+"cvta.to.global.u64 %rd217,%rd40;\nadd.s64 %rd76,%rd217,%rd72;\nld.global.u32 %r183,[%rd76+4];\n"
+"$L__BB1_28:\nsetp.lt.s64 %p27,%rd12,3;\n";
 static const char qlora__ptx_523[] =
+"mov.u32 %r185,0;\nmov.u32 %r184,%r185;\n@%p27 bra $L__BB1_30;\ncvta.to.global.u64 %rd216,%rd40;\n"
+"add.s64 %rd78,%rd216,%rd72;\nld.global.u32 %r184,[%rd78+8];\n$L__BB1_30:\n"
+"setp.lt.s64 %p28,%rd12,4;\n@%p28 bra $L__BB1_33;\ncvta.to.global.u64 %rd215,%rd40;\n"
+"add.s64 %rd80,%rd215,%rd72;\nld.global.u32 %r185,[%rd80+12];\n$L__BB1_33:\n"
+"@%p24 bra $L__BB1_42;\nbra.uni $L__BB1_34;\n$L__BB1_42:\n"
+"ld.global.v4.u32{%r190,%r191,%r192,%r193},[%rd14];\nbra.uni $L__BB1_43;\n$L__BB1_34:\n"
+"setp.lt.s64 %p31,%rd12,1;\nmov.u32 %r191,0;\nmov.u32 %r190,%r191;\n@%p31 bra $L__BB1_36;\n"
+"ld.global.u32 %r190,[%rd14];\n$L__BB1_36:\nsetp.lt.s64 %p32,%rd12,2;\n@%p32 bra $L__BB1_38;\n"
+"ld.global.u32 %r191,[%rd14+4];\n$L__BB1_38:\nsetp.lt.s64 %p33,%rd12,3;\nmov.u32 %r193,0;\n"
+"mov.u32 %r192,%r193;\n@%p33 bra $L__BB1_40;\nld.global.u32 %r192,[%rd14+8];\n$L__BB1_40:\n"
+"setp.lt.s64 %p34,%rd12,4;\n@%p34 bra $L__BB1_43;\nld.global.u32 %r193,[%rd14+12];\n$L__BB1_43:\n"
+"@%p24 bra $L__BB1_52;\nbra.uni $L__BB1_44;\n$L__BB1_52:\ncvta.to.global.u64 %rd214,%rd42;\n"
+"add.s64 %rd92,%rd214,%rd72;\nld.global.v4.u32{%r198,%r199,%r200,%r201},[%rd92];\n"
+"bra.uni $L__BB1_53;\n$L__BB1_44:\nsetp.lt.s64 %p37,%rd12,1;\nmov.u32 %r199,0;\n"
+"mov.u32 %r198,%r199;\n@%p37 bra $L__BB1_46;\ncvta.to.global.u64 %rd213,%rd42;\n"
+"add.s64 %rd84,%rd213,%rd72;\nld.global.u32 %r198,[%rd84];\n$L__BB1_46:\n"
+"setp.lt.s64 %p38,%rd12,2;\n@%p38 bra $L__BB1_48;\ncvta.to.global.u64 %rd212,%rd42;\n"
+"add.s64 %rd86,%rd212,%rd72;\nld.global.u32 %r199,[%rd86+4];\n$L__BB1_48:\n"
+"setp.lt.s64 %p39,%rd12,3;\nmov.u32 %r201,0;\nmov.u32 %r200,%r201;\n@%p39 bra $L__BB1_50;\n"
+"cvta.to.global.u64 %rd211,%rd42;\nadd.s64 %rd88,%rd211,%rd72;\nld.global.u32 %r200,[%rd88+8];\n"
+"$L__BB1_50:\nsetp.lt.s64 %p40,%rd12,4;\n@%p40 bra $L__BB1_53;\ncvta.to.global.u64 %rd210,%rd42;\n"
+"add.s64 %rd90,%rd210,%rd72;\nld.global.u32 %r201,[%rd90+12];\n$L__BB1_53:\n"
+"cvta.to.global.u64 %rd17,%rd43;\n@%p24 bra $L__BB1_62;\nbra.uni $L__BB1_54;\n$L__BB1_62:\n"
+"add.s64 %rd102,%rd17,%rd72;\nld.global.v4.u32{%r206,%r207,%r208,%r209},[%rd102];\n"
+"bra.uni $L__BB1_63;\n$L__BB1_54:\nsetp.lt.s64 %p43,%rd12,1;\nmov.u32 %r207,0;\n"
+"mov.u32 %r206,%r207;\n@%p43 bra $L__BB1_56;\ncvta.to.global.u64 %rd238,%rd43;\n"
+"add.s64 %rd94,%rd238,%rd72;\nld.global.u32 %r206,[%rd94];\n$L__BB1_56:\n"
+"setp.lt.s64 %p44,%rd12,2;\n@%p44 bra $L__BB1_58;\ncvta.to.global.u64 %rd237,%rd43;\n"
+"add.s64 %rd96,%rd237,%rd72;\nld.global.u32 %r207,[%rd96+4];\n$L__BB1_58:\n"
+"setp.lt.s64 %p45,%rd12,3;\nmov.u32 %r209,0;\nmov.u32 %r208,%r209;\n@%p45 bra $L__BB1_60;\n"
+"cvta.to.global.u64 %rd236,%rd43;\nadd.s64 %rd98,%rd236,%rd72;\nld.global.u32 %r208,[%rd98+8];\n"
+"$L__BB1_60:\nsetp.lt.s64 %p46,%rd12,4;\n@%p46 bra $L__BB1_63;\ncvta.to.global.u64 %rd235,%rd43;\n"
+"add.s64 %rd100,%rd235,%rd72;\nld.global.u32 %r209,[%rd100+12];\n$L__BB1_63:\n"
+"mov.b32 %f39,%r190;\nmul.f32 %f40,%f99,%f39;\nmov.b32 %f41,%r182;\nmul.f32 %f42,%f12,%f41;\n"
+"sub.f32 %f43,%f41,%f42;\nmov.b32 %f44,%r198;\nsub.f32 %f45,%f40,%f44;\n"
+"fma.rn.f32 %f13,%f31,%f45,%f44;\nmov.b32 %f46,%r206;\nmul.f32 %f47,%f30,%f46;\n"
+"mul.f32 %f48,%f32,%f40;\nfma.rn.f32 %f14,%f40,%f48,%f47;\nsqrt.rn.f32 %f49,%f14;\n"
+"div.rn.f32 %f50,%f49,%f34;\nadd.f32 %f51,%f35,%f50;\ndiv.rn.f32 %f52,%f13,%f51;\n"
+"mul.f32 %f53,%f33,%f52;\nsub.f32 %f15,%f43,%f53;\nmov.b32 %f54,%r191;\nmul.f32 %f55,%f99,%f54;\n"
+"mov.b32 %f56,%r183;\nmul.f32 %f57,%f12,%f56;\nsub.f32 %f58,%f56,%f57;\nmov.b32 %f59,%r199;\n"
+"sub.f32 %f60,%f55,%f59;\nfma.rn.f32 %f16,%f31,%f60,%f59;\nmov.b32 %f61,%r207;\n"
+"mul.f32 %f62,%f30,%f61;\nmul.f32 %f63,%f32,%f55;\nfma.rn.f32 %f17,%f55,%f63,%f62;\n"
+"sqrt.rn.f32 %f64,%f17;\ndiv.rn.f32 %f65,%f64,%f34;\nadd.f32 %f66,%f35,%f65;\n"
 "div.rn.f32 %f67,%f16,%f66;\nmul.f32 %f68,%f33,%f67;\nsub.f32 %f18,%f58,%f68;\n"
 "mov.b32 %f69,%r192;\nmul.f32 %f70,%f99,%f69;\nmov.b32 %f71,%r184;\nmul.f32 %f72,%f12,%f71;\n"
 "sub.f32 %f73,%f71,%f72;\nmov.b32 %f74,%r200;\nsub.f32 %f75,%f70,%f74;\n"
 "fma.rn.f32 %f19,%f31,%f75,%f74;\nmov.b32 %f76,%r208;\nmul.f32 %f77,%f30,%f76;\n"
 "mul.f32 %f78,%f32,%f70;\nfma.rn.f32 %f20,%f70,%f78,%f77;\nsqrt.rn.f32 %f79,%f20;\n"
 "div.rn.f32 %f80,%f79,%f34;\nadd.f32 %f81,%f35,%f80;\ndiv.rn.f32 %f82,%f19,%f81;\n"
-"mul.f32 %f83,%f33,%f82;\nsub.f32 %f21,%f73,%f83;\nmov.b32 %f84,%r193;\nmul.f32 %f85,%f99,%f84;\n"
-"mov.b32 %f86,%r185;\nmul.f32 %f87,%f12,%f86;\nsub.f32 %f88,%f86,%f87;\nmov.b32 %f89,%r201;\n"
-"sub.f32 %f90,%f85,%f89;\nfma.rn.f32 %f22,%f31,%f90,%f89;\nmov.b32 %f91,%r209;\n"
-"mul.f32 %f92,%f30,%f91;\nmul.f32 %f93,%f32,%f85;\nfma.rn.f32 %f23,%f85,%f93,%f92;\n"
-"sqrt.rn.f32 %f94,%f23;\ndiv.rn.f32 %f95,%f94,%f34;\nadd.f32 %f96,%f35,%f95;\n"
-"div.rn.f32 %f97,%f22,%f96;\nmul.f32 %f98,%f33,%f97;\nsub.f32 %f24,%f88,%f98;\n"
-"@%p24 bra $L__BB1_72;\nbra.uni $L__BB1_64;\n$L__BB1_72:\nmov.b32 %r147,%f24;\n"
-"mov.b32 %r148,%f21;\nmov.b32 %r149,%f18;\nmov.b32 %r150,%f15;\ncvta.to.global.u64 %rd155,%rd18;\n"
-"add.s64 %rd157,%rd155,%rd57;\nadd.s64 %rd158,%rd157,%rd219;\n"
-"st.global.v4.u32[%rd158],{%r150,%r149,%r148,%r147};\nbra.uni $L__BB1_73;\n$L__BB1_64:\n"
-"setp.lt.s64 %p49,%rd220,1;\n@%p49 bra $L__BB1_66;\ncvta.to.global.u64 %rd134,%rd18;\n"
-"add.s64 %rd137,%rd134,%rd57;\nadd.s64 %rd138,%rd137,%rd219;\nst.global.f32[%rd138],%f15;\n"
-"$L__BB1_66:\nsetp.lt.s64 %p50,%rd220,2;\n@%p50 bra $L__BB1_68;\n"
-"cvta.to.global.u64 %rd139,%rd18;\nadd.s64 %rd142,%rd139,%rd57;\nadd.s64 %rd143,%rd142,%rd219;\n"
-"st.global.f32[%rd143+4],%f18;\n$L__BB1_68:\nsetp.lt.s64 %p51,%rd220,3;\n@%p51 bra $L__BB1_70;\n"
-"cvta.to.global.u64 %rd144,%rd18;\nadd.s64 %rd147,%rd144,%rd57;\nadd.s64 %rd148,%rd147,%rd219;\n"
-"st.global.f32[%rd148+8],%f21;\n$L__BB1_70:\nsetp.lt.s64 %p52,%rd220,4;\n@%p52 bra $L__BB1_73;\n"
-"cvta.to.global.u64 %rd149,%rd18;\nadd.s64 %rd152,%rd149,%rd57;\nadd.s64 %rd153,%rd152,%rd219;\n"
-"st.global.f32[%rd153+12],%f24;\n$L__BB1_73:\n@%p24 bra $L__BB1_82;\nbra.uni $L__BB1_74;\n"
-"$L__BB1_82:\nmov.b32 %r156,%f22;\nmov.b32 %r157,%f19;\nmov.b32 %r158,%f16;\nmov.b32 %r159,%f13;\n"
-"cvta.to.global.u64 %rd180,%rd20;\nadd.s64 %rd182,%rd180,%rd57;\nadd.s64 %rd183,%rd182,%rd219;\n"
-"st.global.v4.u32[%rd183],{%r159,%r158,%r157,%r156};\nbra.uni $L__BB1_83;\n$L__BB1_74:\n"
-"setp.lt.s64 %p55,%rd220,1;\n@%p55 bra $L__BB1_76;\ncvta.to.global.u64 %rd159,%rd20;\n"
-"add.s64 %rd162,%rd159,%rd57;\nadd.s64 %rd163,%rd162,%rd219;\nst.global.f32[%rd163],%f13;\n"
-"$L__BB1_76:\nsetp.lt.s64 %p56,%rd220,2;\n@%p56 bra $L__BB1_78;\n"
-"cvta.to.global.u64 %rd164,%rd20;\nadd.s64 %rd167,%rd164,%rd57;\nadd.s64 %rd168,%rd167,%rd219;\n"
-"st.global.f32[%rd168+4],%f16;\n$L__BB1_78:\nsetp.lt.s64 %p57,%rd220,3;\n@%p57 bra $L__BB1_80;\n"
-"cvta.to.global.u64 %rd169,%rd20;\nadd.s64 %rd172,%rd169,%rd57;\nadd.s64 %rd173,%rd172,%rd219;\n"
-"st.global.f32[%rd173+8],%f19;\n$L__BB1_80:\nsetp.lt.s64 %p58,%rd220,4;\n@%p58 bra $L__BB1_83;\n"
-"cvta.to.global.u64 %rd174,%rd20;\nadd.s64 %rd177,%rd174,%rd57;\nadd.s64 %rd178,%rd177,%rd219;\n"
-"st.global.f32[%rd178+12],%f22;\n$L__BB1_83:\n@%p24 bra $L__BB1_92;\nbra.uni $L__BB1_84;\n"
-"$L__BB1_92:\nmov.b32 %r165,%f23;\nmov.b32 %r166,%f20;\nmov.b32 %r167,%f17;\nmov.b32 %r168,%f14;\n"
-"cvta.to.global.u64 %rd205,%rd21;\nadd.s64 %rd207,%rd205,%rd57;\nadd.s64 %rd208,%rd207,%rd219;\n"
-"st.global.v4.u32[%rd208],{%r168,%r167,%r166,%r165};\nbra.uni $L__BB1_93;\n$L__BB1_84:\n"
-"setp.lt.s64 %p61,%rd220,1;\n@%p61 bra $L__BB1_86;\ncvta.to.global.u64 %rd184,%rd21;\n"
-"add.s64 %rd187,%rd184,%rd57;\nadd.s64 %rd188,%rd187,%rd219;\nst.global.f32[%rd188],%f14;\n"
-"$L__BB1_86:\nsetp.lt.s64 %p62,%rd220,2;\n@%p62 bra $L__BB1_88;\n"
-"cvta.to.global.u64 %rd189,%rd21;\nadd.s64 %rd192,%rd189,%rd57;\nadd.s64 %rd193,%rd192,%rd219;\n"
-"st.global.f32[%rd193+4],%f17;\n$L__BB1_88:\nsetp.lt.s64 %p63,%rd220,3;\n@%p63 bra $L__BB1_90;\n"
-"cvta.to.global.u64 %rd194,%rd21;\nadd.s64 %rd197,%rd194,%rd57;\nadd.s64 %rd198,%rd197,%rd219;\n"
-"st.global.f32[%rd198+8],%f20;\n$L__BB1_90:\nsetp.lt.s64 %p64,%rd220,4;\n@%p64 bra $L__BB1_93;\n"
-"cvta.to.global.u64 %rd199,%rd21;\nadd.s64 %rd202,%rd199,%rd57;\n";
+"mul.f32 %f83,%f33,%f82;\nsub.f32 %f21,%f73,%f83;\nmov.b32 %f84,%r193;\n";
 static const char qlora__ptx_524[] =
-"add.s64 %rd203,%rd202,%rd219;\nst.global.f32[%rd203+12],%f23;\n$L__BB1_93:\n"
-"@%p24 bra $L__BB1_102;\nbra.uni $L__BB1_94;\n$L__BB1_102:\nmov.u32 %r174,0;\n"
-"st.global.v4.u32[%rd12],{%r174,%r174,%r174,%r174};\nbra.uni $L__BB1_103;\n$L__BB1_94:\n"
-"setp.lt.s64 %p67,%rd220,1;\n@%p67 bra $L__BB1_96;\nmov.u32 %r170,0;\n"
-"st.global.u32[%rd12],%r170;\n$L__BB1_96:\nsetp.lt.s64 %p68,%rd220,2;\n@%p68 bra $L__BB1_98;\n"
-"mov.u32 %r171,0;\nst.global.u32[%rd12+4],%r171;\n$L__BB1_98:\nsetp.lt.s64 %p69,%rd220,3;\n"
-"@%p69 bra $L__BB1_100;\nmov.u32 %r172,0;\nst.global.u32[%rd12+8],%r172;\n$L__BB1_100:\n"
-"setp.lt.s64 %p70,%rd220,4;\n@%p70 bra $L__BB1_103;\nmov.u32 %r173,0;\n"
-"st.global.u32[%rd12+12],%r173;\n$L__BB1_103:\nsetp.eq.s64 %p71,%rd22,0;\n@%p71 bra $L__BB1_111;\n"
-"mul.f32 %f25,%f37,%f15;\nmul.f32 %f26,%f37,%f18;\nmul.f32 %f27,%f37,%f21;\n"
-"mul.f32 %f28,%f37,%f24;\ncvta.to.global.u64 %rd210,%rd22;\nadd.s64 %rd212,%rd210,%rd57;\n"
-"add.s64 %rd13,%rd212,%rd219;\n@%p24 bra $L__BB1_110;\nbra.uni $L__BB1_105;\n$L__BB1_110:\n"
-"st.global.f32[%rd13],%f25;\nst.global.f32[%rd13+4],%f26;\nst.global.f32[%rd13+8],%f27;\n"
-"st.global.f32[%rd13+12],%f28;\nbra.uni $L__BB1_111;\n$L__BB1_105:\nsetp.lt.s64 %p74,%rd220,1;\n"
-"@%p74 bra $L__BB1_111;\nst.global.f32[%rd13],%f25;\nsetp.eq.s64 %p75,%rd220,1;\n"
-"@%p75 bra $L__BB1_111;\nst.global.f32[%rd13+4],%f26;\nsetp.eq.s64 %p76,%rd220,2;\n"
-"@%p76 bra $L__BB1_111;\nsetp.lt.s64 %p77,%rd220,4;\nst.global.f32[%rd13+8],%f27;\n"
-"@%p77 bra $L__BB1_111;\nst.global.f32[%rd13+12],%f28;\n$L__BB1_111:\nmov.u32 %r176,%nctaid.x;\n"
-"mul.wide.u32 %rd213,%r176,1024;\nadd.s64 %rd221,%rd221,%rd213;\nsub.s64 %rd220,%rd220,%rd213;\n"
-"mul.wide.u32 %rd214,%r176,4096;\nadd.s64 %rd219,%rd219,%rd214;\nsetp.gt.s64 %p78,%rd3,%rd221;\n"
-"@%p78 bra $L__BB1_12;\n$L__BB1_112:\nld.param.u64 %rd216,[qlora_optim_adamw_f32_param_6];\n"
-"mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd215,%r177;\nadd.s64 %rd218,%rd218,%rd215;\n"
-"setp.lt.s64 %p79,%rd218,%rd216;\n@%p79 bra $L__BB1_4;\n$L__BB1_113:\nret;\n}\n";
+"mul.f32 %f85,%f99,%f84;\nmov.b32 %f86,%r185;\nmul.f32 %f87,%f12,%f86;\nsub.f32 %f88,%f86,%f87;\n"
+"mov.b32 %f89,%r201;\nsub.f32 %f90,%f85,%f89;\nfma.rn.f32 %f22,%f31,%f90,%f89;\n"
+"mov.b32 %f91,%r209;\nmul.f32 %f92,%f30,%f91;\nmul.f32 %f93,%f32,%f85;\n"
+"fma.rn.f32 %f23,%f85,%f93,%f92;\nsqrt.rn.f32 %f94,%f23;\ndiv.rn.f32 %f95,%f94,%f34;\n"
+"add.f32 %f96,%f35,%f95;\ndiv.rn.f32 %f97,%f22,%f96;\nmul.f32 %f98,%f33,%f97;\n"
+"sub.f32 %f24,%f88,%f98;\n@%p24 bra $L__BB1_72;\nbra.uni $L__BB1_64;\n$L__BB1_72:\n"
+"cvta.to.global.u64 %rd229,%rd40;\nmov.b32 %r127,%f24;\nmov.b32 %r128,%f21;\nmov.b32 %r129,%f18;\n"
+"mov.b32 %r130,%f15;\nadd.s64 %rd117,%rd229,%rd72;\n"
+"st.global.v4.u32[%rd117],{%r130,%r129,%r128,%r127};\nbra.uni $L__BB1_73;\n$L__BB1_64:\n"
+"setp.lt.s64 %p49,%rd12,1;\n@%p49 bra $L__BB1_66;\ncvta.to.global.u64 %rd228,%rd40;\n"
+"add.s64 %rd105,%rd228,%rd72;\nst.global.f32[%rd105],%f15;\n$L__BB1_66:\n"
+"setp.lt.s64 %p50,%rd12,2;\n@%p50 bra $L__BB1_68;\ncvta.to.global.u64 %rd227,%rd40;\n"
+"add.s64 %rd108,%rd227,%rd72;\nst.global.f32[%rd108+4],%f18;\n$L__BB1_68:\n"
+"setp.lt.s64 %p51,%rd12,3;\n@%p51 bra $L__BB1_70;\ncvta.to.global.u64 %rd226,%rd40;\n"
+"add.s64 %rd111,%rd226,%rd72;\nst.global.f32[%rd111+8],%f21;\n$L__BB1_70:\n"
+"setp.lt.s64 %p52,%rd12,4;\n@%p52 bra $L__BB1_73;\ncvta.to.global.u64 %rd225,%rd40;\n"
+"add.s64 %rd114,%rd225,%rd72;\nst.global.f32[%rd114+12],%f24;\n$L__BB1_73:\n"
+"@%p24 bra $L__BB1_82;\nbra.uni $L__BB1_74;\n$L__BB1_82:\ncvta.to.global.u64 %rd224,%rd42;\n"
+"mov.b32 %r131,%f22;\nmov.b32 %r132,%f19;\nmov.b32 %r133,%f16;\nmov.b32 %r134,%f13;\n"
+"add.s64 %rd127,%rd224,%rd72;\nst.global.v4.u32[%rd127],{%r134,%r133,%r132,%r131};\n"
+"bra.uni $L__BB1_83;\n$L__BB1_74:\nsetp.lt.s64 %p55,%rd12,1;\n@%p55 bra $L__BB1_76;\n"
+"cvta.to.global.u64 %rd223,%rd42;\nadd.s64 %rd119,%rd223,%rd72;\nst.global.f32[%rd119],%f13;\n"
+"$L__BB1_76:\nsetp.lt.s64 %p56,%rd12,2;\n@%p56 bra $L__BB1_78;\ncvta.to.global.u64 %rd222,%rd42;\n"
+"add.s64 %rd121,%rd222,%rd72;\nst.global.f32[%rd121+4],%f16;\n$L__BB1_78:\n"
+"setp.lt.s64 %p57,%rd12,3;\n@%p57 bra $L__BB1_80;\ncvta.to.global.u64 %rd221,%rd42;\n"
+"add.s64 %rd123,%rd221,%rd72;\nst.global.f32[%rd123+8],%f19;\n$L__BB1_80:\n"
+"setp.lt.s64 %p58,%rd12,4;\n@%p58 bra $L__BB1_83;\ncvta.to.global.u64 %rd220,%rd42;\n"
+"add.s64 %rd125,%rd220,%rd72;\nst.global.f32[%rd125+12],%f22;\n$L__BB1_83:\n"
+"@%p24 bra $L__BB1_92;\nbra.uni $L__BB1_84;\n$L__BB1_92:\ncvta.to.global.u64 %rd234,%rd43;\n"
+"mov.b32 %r135,%f23;\nmov.b32 %r136,%f20;\nmov.b32 %r137,%f17;\nmov.b32 %r138,%f14;\n"
+"add.s64 %rd137,%rd234,%rd72;\nst.global.v4.u32[%rd137],{%r138,%r137,%r136,%r135};\n"
+"bra.uni $L__BB1_93;\n$L__BB1_84:\nsetp.lt.s64 %p61,%rd12,1;\n@%p61 bra $L__BB1_86;\n"
+"cvta.to.global.u64 %rd233,%rd43;\nadd.s64 %rd129,%rd233,%rd72;\nst.global.f32[%rd129],%f14;\n"
+"$L__BB1_86:\nsetp.lt.s64 %p62,%rd12,2;\n@%p62 bra $L__BB1_88;\ncvta.to.global.u64 %rd232,%rd43;\n"
+"add.s64 %rd131,%rd232,%rd72;\nst.global.f32[%rd131+4],%f17;\n$L__BB1_88:\n"
+"setp.lt.s64 %p63,%rd12,3;\n@%p63 bra $L__BB1_90;\ncvta.to.global.u64 %rd231,%rd43;\n"
+"add.s64 %rd133,%rd231,%rd72;\nst.global.f32[%rd133+8],%f20;\n$L__BB1_90:\n"
+"setp.lt.s64 %p64,%rd12,4;\n@%p64 bra $L__BB1_93;\ncvta.to.global.u64 %rd230,%rd43;\n"
+"add.s64 %rd135,%rd230,%rd72;\nst.global.f32[%rd135+12],%f23;\n$L__BB1_93:\n"
+"@%p24 bra $L__BB1_102;\nbra.uni $L__BB1_94;\n$L__BB1_102:\nmov.u32 %r143,0;\n"
+"st.global.v4.u32[%rd14],{%r143,%r143,%r143,%r143};\nbra.uni $L__BB1_103;\n$L__BB1_94:\n"
+"setp.lt.s64 %p67,%rd12,1;\n@%p67 bra $L__BB1_96;\nmov.u32 %r139,0;\nst.global.u32[%rd14],%r139;\n"
+"$L__BB1_96:\nsetp.lt.s64 %p68,%rd12,2;\n@%p68 bra $L__BB1_98;\nmov.u32 %r140,0;\n"
+"st.global.u32[%rd14+4],%r140;\n$L__BB1_98:\nsetp.lt.s64 %p69,%rd12,3;\n@%p69 bra $L__BB1_100;\n"
+"mov.u32 %r141,0;\nst.global.u32[%rd14+8],%r141;\n$L__BB1_100:\nsetp.lt.s64 %p70,%rd12,4;\n"
+"@%p70 bra $L__BB1_103;\nmov.u32 %r142,0;\nst.global.u32[%rd14+12],%r142;\n$L__BB1_103:\n"
+"setp.eq.s64 %p71,%rd44,0;\n@%p71 bra $L__BB1_148;\nmul.f32 %f25,%f37,%f15;\n"
+"mul.f32 %f26,%f37,%f18;\nmul.f32 %f27,%f37,%f21;\nmul.f32 %f28,%f37,%f24;\n"
+"cvta.to.global.u64 %rd138,%rd44;\nadd.s64 %rd18,%rd138,%rd72;\n@%p24 bra $L__BB1_110;\n"
+"bra.uni $L__BB1_105;\n$L__BB1_110:\nst.global.f32[%rd18],%f25;\nst.global.f32[%rd18+4],%f26;\n";
 static const char qlora__ptx_525[] =
+"st.global.f32[%rd18+8],%f27;\nst.global.f32[%rd18+12],%f28;\nbra.uni $L__BB1_111;\n$L__BB1_105:\n"
+"setp.lt.s64 %p74,%rd12,1;\n@%p74 bra $L__BB1_111;\nst.global.f32[%rd18],%f25;\n"
+"setp.eq.s64 %p75,%rd12,1;\n@%p75 bra $L__BB1_111;\nst.global.f32[%rd18+4],%f26;\n"
+"setp.eq.s64 %p76,%rd12,2;\n@%p76 bra $L__BB1_111;\nsetp.lt.s64 %p77,%rd12,4;\n"
+"st.global.f32[%rd18+8],%f27;\n@%p77 bra $L__BB1_111;\nst.global.f32[%rd18+12],%f28;\n"
+"$L__BB1_111:\nsetp.eq.s64 %p78,%rd4,0;\n@%p78 bra $L__BB1_148;\nor.b64 %rd140,%rd6,%rd5;\n"
+"and.b64 %rd141,%rd140,3;\nand.b64 %rd142,%rd4,15;\nor.b64 %rd143,%rd141,%rd142;\n"
+"setp.ne.s64 %p79,%rd143,0;\nsetp.lt.s64 %p80,%rd12,4;\nor.pred %p81,%p79,%p80;\n"
+"@%p81 bra $L__BB1_119;\nbra.uni $L__BB1_113;\n$L__BB1_119:\nsetp.lt.s64 %p84,%rd3,2147483648;\n"
+"@%p84 bra $L__BB1_140;\nbra.uni $L__BB1_120;\n$L__BB1_140:\nsetp.lt.s64 %p93,%rd12,1;\n"
+"@%p93 bra $L__BB1_142;\ncvt.u32.u64 %r162,%rd5;\ncvt.u32.u64 %r163,%rd240;\n"
+"div.u32 %r164,%r163,%r162;\ncvt.u64.u32 %rd180,%r164;\nsub.s64 %rd181,%rd6,%rd5;\n"
+"mul.lo.s64 %rd182,%rd181,%rd180;\nadd.s64 %rd183,%rd182,%rd240;\nshl.b64 %rd184,%rd183,2;\n"
+"add.s64 %rd185,%rd4,%rd184;\nst.f32[%rd185],%f25;\n$L__BB1_142:\nsetp.lt.s64 %p94,%rd12,2;\n"
+"@%p94 bra $L__BB1_144;\nadd.s64 %rd186,%rd240,1;\ncvt.u32.u64 %r165,%rd186;\n"
+"cvt.u32.u64 %r166,%rd5;\ndiv.u32 %r167,%r165,%r166;\ncvt.u64.u32 %rd187,%r167;\n"
+"sub.s64 %rd188,%rd6,%rd5;\nmul.lo.s64 %rd189,%rd188,%rd187;\nadd.s64 %rd190,%rd240,%rd189;\n"
+"shl.b64 %rd191,%rd190,2;\nadd.s64 %rd192,%rd4,%rd191;\nst.f32[%rd192+4],%f26;\n$L__BB1_144:\n"
+"setp.lt.s64 %p95,%rd12,3;\n@%p95 bra $L__BB1_146;\nadd.s64 %rd193,%rd240,2;\n"
+"cvt.u32.u64 %r168,%rd193;\ncvt.u32.u64 %r169,%rd5;\ndiv.u32 %r170,%r168,%r169;\n"
+"cvt.u64.u32 %rd194,%r170;\nsub.s64 %rd195,%rd6,%rd5;\nmul.lo.s64 %rd196,%rd195,%rd194;\n"
+"add.s64 %rd197,%rd240,%rd196;\nshl.b64 %rd198,%rd197,2;\nadd.s64 %rd199,%rd4,%rd198;\n"
+"st.f32[%rd199+8],%f27;\n$L__BB1_146:\n@%p80 bra $L__BB1_148;\nadd.s64 %rd200,%rd240,3;\n"
+"cvt.u32.u64 %r171,%rd200;\ncvt.u32.u64 %r172,%rd5;\ndiv.u32 %r173,%r171,%r172;\n"
+"cvt.u64.u32 %rd201,%r173;\nsub.s64 %rd202,%rd6,%rd5;\nmul.lo.s64 %rd203,%rd202,%rd201;\n"
+"add.s64 %rd204,%rd240,%rd203;\nshl.b64 %rd205,%rd204,2;\nadd.s64 %rd206,%rd4,%rd205;\n"
+"st.f32[%rd206+12],%f28;\nbra.uni $L__BB1_148;\n$L__BB1_113:\nsetp.lt.s64 %p82,%rd3,2147483648;\n"
+"@%p82 bra $L__BB1_117;\nbra.uni $L__BB1_114;\n$L__BB1_117:\ncvt.u32.u64 %r147,%rd240;\n"
+"cvt.u32.u64 %r148,%rd5;\ndiv.u32 %r149,%r147,%r148;\ncvt.u64.u32 %rd241,%r149;\n"
+"bra.uni $L__BB1_118;\n$L__BB1_120:\nsetp.lt.s64 %p85,%rd12,1;\n@%p85 bra $L__BB1_125;\n"
+"or.b64 %rd152,%rd240,%rd5;\nand.b64 %rd153,%rd152,-4294967296;\nsetp.eq.s64 %p86,%rd153,0;\n"
+"@%p86 bra $L__BB1_123;\ndiv.s64 %rd242,%rd240,%rd5;\nbra.uni $L__BB1_124;\n$L__BB1_114:\n"
+"or.b64 %rd144,%rd240,%rd5;\nand.b64 %rd145,%rd144,-4294967296;\nsetp.eq.s64 %p83,%rd145,0;\n"
+"@%p83 bra $L__BB1_116;\ndiv.s64 %rd241,%rd240,%rd5;\nbra.uni $L__BB1_118;\n$L__BB1_116:\n"
+"cvt.u32.u64 %r144,%rd5;\ncvt.u32.u64 %r145,%rd240;\ndiv.u32 %r146,%r145,%r144;\n"
+"cvt.u64.u32 %rd241,%r146;\n$L__BB1_118:\nmul.lo.s64 %rd146,%rd241,%rd5;\n"
+"sub.s64 %rd147,%rd240,%rd146;\nmul.lo.s64 %rd148,%rd241,%rd6;\nadd.s64 %rd149,%rd147,%rd148;\n"
+"shl.b64 %rd150,%rd149,2;\nadd.s64 %rd151,%rd4,%rd150;\nst.v4.f32[%rd151],{%f25,%f26,%f27,%f28};\n"
+"bra.uni $L__BB1_148;\n$L__BB1_123:\ncvt.u32.u64 %r150,%rd5;\ncvt.u32.u64 %r151,%rd240;\n"
+"div.u32 %r152,%r151,%r150;\ncvt.u64.u32 %rd242,%r152;\n$L__BB1_124:\nsub.s64 %rd154,%rd6,%rd5;\n"
+"mul.lo.s64 %rd155,%rd154,%rd242;\nadd.s64 %rd156,%rd155,%rd240;\nshl.b64 %rd157,%rd156,2;\n"
+"add.s64 %rd158,%rd4,%rd157;\nst.f32[%rd158],%f25;\n$L__BB1_125:\nsetp.lt.s64 %p87,%rd12,2;\n"
+"@%p87 bra $L__BB1_130;\nadd.s64 %rd26,%rd240,1;\nor.b64 %rd159,%rd26,%rd5;\n"
+"and.b64 %rd160,%rd159,-4294967296;\nsetp.eq.s64 %p88,%rd160,0;\n@%p88 bra $L__BB1_128;\n"
+"div.s64 %rd243,%rd26,%rd5;\nbra.uni $L__BB1_129;\n$L__BB1_128:\ncvt.u32.u64 %r153,%rd5;\n"
+"cvt.u32.u64 %r154,%rd26;\ndiv.u32 %r155,%r154,%r153;\ncvt.u64.u32 %rd243,%r155;\n$L__BB1_129:\n"
+"sub.s64 %rd161,%rd6,%rd5;\nmul.lo.s64 %rd162,%rd161,%rd243;\nadd.s64 %rd163,%rd162,%rd26;\n"
+"shl.b64 %rd164,%rd163,2;\nadd.s64 %rd165,%rd4,%rd164;\nst.f32[%rd165],%f26;\n$L__BB1_130:\n";
+static const char qlora__ptx_526[] =
+"setp.lt.s64 %p89,%rd12,3;\n@%p89 bra $L__BB1_135;\nadd.s64 %rd30,%rd240,2;\n"
+"or.b64 %rd166,%rd30,%rd5;\nand.b64 %rd167,%rd166,-4294967296;\nsetp.eq.s64 %p90,%rd167,0;\n"
+"@%p90 bra $L__BB1_133;\ndiv.s64 %rd244,%rd30,%rd5;\nbra.uni $L__BB1_134;\n$L__BB1_133:\n"
+"cvt.u32.u64 %r156,%rd5;\ncvt.u32.u64 %r157,%rd30;\ndiv.u32 %r158,%r157,%r156;\n"
+"cvt.u64.u32 %rd244,%r158;\n$L__BB1_134:\nsub.s64 %rd168,%rd6,%rd5;\n"
+"mul.lo.s64 %rd169,%rd168,%rd244;\nadd.s64 %rd170,%rd169,%rd30;\nshl.b64 %rd171,%rd170,2;\n"
+"add.s64 %rd172,%rd4,%rd171;\nst.f32[%rd172],%f27;\n$L__BB1_135:\n@%p80 bra $L__BB1_148;\n"
+"add.s64 %rd34,%rd240,3;\nor.b64 %rd173,%rd34,%rd5;\nand.b64 %rd174,%rd173,-4294967296;\n"
+"setp.eq.s64 %p92,%rd174,0;\n@%p92 bra $L__BB1_138;\ndiv.s64 %rd245,%rd34,%rd5;\n"
+"bra.uni $L__BB1_139;\n$L__BB1_138:\ncvt.u32.u64 %r159,%rd5;\ncvt.u32.u64 %r160,%rd34;\n"
+"div.u32 %r161,%r160,%r159;\ncvt.u64.u32 %rd245,%r161;\n$L__BB1_139:\nsub.s64 %rd175,%rd6,%rd5;\n"
+"mul.lo.s64 %rd176,%rd175,%rd245;\nadd.s64 %rd177,%rd176,%rd34;\nshl.b64 %rd178,%rd177,2;\n"
+"add.s64 %rd179,%rd4,%rd178;\nst.f32[%rd179],%f28;\n$L__BB1_148:\nmov.u32 %r174,%nctaid.x;\n"
+"mul.wide.u32 %rd207,%r174,1024;\nadd.s64 %rd240,%rd240,%rd207;\nsetp.gt.s64 %p97,%rd3,%rd240;\n"
+"@%p97 bra $L__BB1_12;\n$L__BB1_149:\nld.param.u64 %rd209,[qlora_optim_adamw_f32_param_6];\n"
+"mov.u32 %r175,%nctaid.y;\ncvt.u64.u32 %rd208,%r175;\nadd.s64 %rd239,%rd239,%rd208;\n"
+"setp.lt.s64 %p98,%rd239,%rd209;\n@%p98 bra $L__BB1_4;\n$L__BB1_150:\nret;\n}\n";
+static const char qlora__ptx_527[] =
 ".visible .entry qlora_optim_adamw_bf16(\n.param .u64 qlora_optim_adamw_bf16_param_0,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_1,\n.param .u64 qlora_optim_adamw_bf16_param_2,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_3,\n.param .u64 qlora_optim_adamw_bf16_param_4,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_5,\n.param .u64 qlora_optim_adamw_bf16_param_6,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_7,\n.param .u64 qlora_optim_adamw_bf16_param_8\n)\n"
-".maxntid 256,1,1\n{\n.reg .pred %p<87>;\n.reg .f32 %f<100>;\n.reg .b32 %r<240>;\n"
-".reg .b64 %rd<112>;\nld.param.u64 %rd25,[qlora_optim_adamw_bf16_param_0];\n"
-"ld.param.u64 %rd26,[qlora_optim_adamw_bf16_param_1];\n"
-"ld.param.u64 %rd27,[qlora_optim_adamw_bf16_param_2];\n"
-"ld.param.u64 %rd28,[qlora_optim_adamw_bf16_param_3];\n"
-"ld.param.u64 %rd29,[qlora_optim_adamw_bf16_param_4];\n"
-"ld.param.u64 %rd30,[qlora_optim_adamw_bf16_param_5];\n"
-"ld.param.u64 %rd31,[qlora_optim_adamw_bf16_param_6];\n"
-"ld.param.u64 %rd33,[qlora_optim_adamw_bf16_param_7];\n"
-"ld.param.u64 %rd32,[qlora_optim_adamw_bf16_param_8];\ncvta.to.global.u64 %rd34,%rd33;\n"
-"ld.global.v2.u32{%r87,%r88},[%rd34+56];\nld.global.v2.f32{%f26,%f27},[%rd34+64];\n"
-"ld.global.v2.f32{%f28,%f29},[%rd34+72];\nld.global.v2.f32{%f30,%f31},[%rd34+80];\n"
-"setp.eq.s64 %p3,%rd32,0;\nmov.f32 %f99,0f3F800000;\n@%p3 bra $L__BB2_2;\n"
-"cvta.to.global.u64 %rd35,%rd32;\nld.global.f32 %f99,[%rd35];\n$L__BB2_2:\n"
-"mov.u32 %r89,%ctaid.y;\ncvt.u64.u32 %rd107,%r89;\nsetp.ge.s64 %p4,%rd107,%rd31;\n"
-"@%p4 bra $L__BB2_112;\ncvta.to.global.u64 %rd36,%rd30;\nmov.u32 %r90,%ctaid.x;\n"
-"mov.u32 %r91,%tid.x;\nmov.b32 %f34,%r88;\n$L__BB2_4:\nmul.lo.s64 %rd37,%rd107,24;\n"
-"add.s64 %rd38,%rd36,%rd37;\nld.global.u64 %rd3,[%rd38+8];\n"
-"ld.global.v2.f32{%f32,%f33},[%rd38+16];\nld.global.u64 %rd4,[%rd38];\nshl.b64 %rd5,%rd4,2;\n"
-"or.b64 %rd39,%rd5,%rd25;\nand.b64 %rd40,%rd39,15;\nsetp.ne.s64 %p6,%rd40,0;\nmov.pred %p86,0;\n"
-"@%p6 bra $L__BB2_9;\nor.b64 %rd41,%rd5,%rd26;\nand.b64 %rd42,%rd41,15;\n"
-"setp.ne.s64 %p8,%rd42,0;\n@%p8 bra $L__BB2_9;\nor.b64 %rd43,%rd5,%rd27;\n"
-"and.b64 %rd44,%rd43,15;\nsetp.ne.s64 %p10,%rd44,0;\n@%p10 bra $L__BB2_9;\n"
-"or.b64 %rd45,%rd5,%rd28;\nand.b64 %rd46,%rd45,15;\nsetp.ne.s64 %p12,%rd46,0;\n"
-"@%p12 bra $L__BB2_9;\nshl.b64 %rd47,%rd4,1;\nor.b64 %rd48,%rd47,%rd29;\nand.b64 %rd49,%rd48,7;\n"
-"setp.eq.s64 %p86,%rd49,0;\n$L__BB2_9:\nmul.wide.u32 %rd50,%r90,256;\ncvt.u64.u32 %rd51,%r91;\n"
-"add.s64 %rd52,%rd50,%rd51;\nshl.b64 %rd111,%rd52,2;\nsetp.le.s64 %p13,%rd3,%rd111;\n"
-"@%p13 bra $L__BB2_111;\nmul.f32 %f12,%f34,%f32;\nmul.wide.u32 %rd55,%r91,4;\n"
-"neg.s64 %rd56,%rd55;\nmul.wide.u32 %rd57,%r90,1024;\nsub.s64 %rd58,%rd56,%rd57;\n"
-"add.s64 %rd110,%rd58,%rd3;\nadd.s64 %rd61,%rd111,%rd4;\ncvta.to.global.u64 %rd62,%rd29;\n"
-"shl.b64 %rd63,%rd61,1;\nadd.s64 %rd64,%rd62,%rd63;\nadd.s64 %rd109,%rd64,4;\n"
-"cvta.to.global.u64 %rd65,%rd25;\nadd.s64 %rd9,%rd65,%rd5;\ncvta.to.global.u64 %rd67,%rd26;\n"
-"add.s64 %rd10,%rd67,%rd5;\ncvta.to.global.u64 %rd68,%rd27;\nadd.s64 %rd11,%rd68,%rd5;\n"
-"cvta.to.global.u64 %rd69,%rd28;\nadd.s64 %rd12,%rd69,%rd5;\nmul.wide.u32 %rd70,%r90,4096;\n"
-"mul.wide.u32 %rd71,%r91,16;\nadd.s64 %rd108,%rd70,%rd71;\n$L__BB2_11:\nsetp.eq.s32 %p14,%r87,0;\n"
-"add.s64 %rd18,%rd10,%rd108;\n@%p14 bra $L__BB2_22;\nsetp.gt.s64 %p15,%rd110,3;\n"
-"and.pred %p16,%p86,%p15;\n@%p16 bra $L__BB2_21;\nbra.uni $L__BB2_13;\n$L__BB2_21:\n"
-"mov.u32 %r98,0;\nst.global.v4.u32[%rd18],{%r98,%r98,%r98,%r98};\nbra.uni $L__BB2_110;\n"
-"$L__BB2_22:\nsetp.gt.s64 %p21,%rd110,3;\nand.pred %p22,%p86,%p21;\n@%p22 bra $L__BB2_31;\n"
-"bra.uni $L__BB2_23;\n$L__BB2_31:\nadd.s64 %rd76,%rd9,%rd108;\n"
-"ld.global.v4.u32{%r212,%r213,%r214,%r215},[%rd76];\nbra.uni $L__BB2_32;\n$L__BB2_13:\n"
-"setp.lt.s64 %p17,%rd110,1;\n@%p17 bra $L__BB2_15;\nmov.u32 %r94,0;\nst.global.u32[%rd18],%r94;\n"
-"$L__BB2_15:\nsetp.lt.s64 %p18,%rd110,2;\n@%p18 bra $L__BB2_17;\nmov.u32 %r95,0;\n"
-"st.global.u32[%rd18+4],%r95;\n$L__BB2_17:\nsetp.lt.s64 %p19,%rd110,3;\n@%p19 bra $L__BB2_19;\n"
-"mov.u32 %r96,0;\nst.global.u32[%rd18+8],%r96;\n$L__BB2_19:\nsetp.lt.s64 %p20,%rd110,4;\n"
-"@%p20 bra $L__BB2_110;\nmov.u32 %r97,0;\nst.global.u32[%rd18+12],%r97;\nbra.uni $L__BB2_110;\n"
-"$L__BB2_23:\nsetp.lt.s64 %p23,%rd110,1;\nmov.u32 %r213,0;\n";
-static const char qlora__ptx_526[] =
-"mov.u32 %r212,%r213;\n@%p23 bra $L__BB2_25;\nadd.s64 %rd72,%rd9,%rd108;\n"
-"ld.global.u32 %r212,[%rd72];\n$L__BB2_25:\nsetp.lt.s64 %p24,%rd110,2;\n@%p24 bra $L__BB2_27;\n"
-"add.s64 %rd73,%rd9,%rd108;\nld.global.u32 %r213,[%rd73+4];\n$L__BB2_27:\n"
-"setp.lt.s64 %p25,%rd110,3;\nmov.u32 %r215,0;\nmov.u32 %r214,%r215;\n@%p25 bra $L__BB2_29;\n"
-"add.s64 %rd74,%rd9,%rd108;\nld.global.u32 %r214,[%rd74+8];\n$L__BB2_29:\n"
-"setp.lt.s64 %p26,%rd110,4;\n@%p26 bra $L__BB2_32;\nadd.s64 %rd75,%rd9,%rd108;\n"
-"ld.global.u32 %r215,[%rd75+12];\n$L__BB2_32:\n@%p22 bra $L__BB2_41;\nbra.uni $L__BB2_33;\n"
-"$L__BB2_41:\nld.global.v4.u32{%r220,%r221,%r222,%r223},[%rd18];\nbra.uni $L__BB2_42;\n"
-"$L__BB2_33:\nsetp.lt.s64 %p29,%rd110,1;\nmov.u32 %r221,0;\nmov.u32 %r220,%r221;\n"
-"@%p29 bra $L__BB2_35;\nld.global.u32 %r220,[%rd18];\n$L__BB2_35:\nsetp.lt.s64 %p30,%rd110,2;\n"
-"@%p30 bra $L__BB2_37;\nld.global.u32 %r221,[%rd18+4];\n$L__BB2_37:\nsetp.lt.s64 %p31,%rd110,3;\n"
-"mov.u32 %r223,0;\nmov.u32 %r222,%r223;\n@%p31 bra $L__BB2_39;\nld.global.u32 %r222,[%rd18+8];\n"
-"$L__BB2_39:\nsetp.lt.s64 %p32,%rd110,4;\n@%p32 bra $L__BB2_42;\nld.global.u32 %r223,[%rd18+12];\n"
-"$L__BB2_42:\n@%p22 bra $L__BB2_51;\nbra.uni $L__BB2_43;\n$L__BB2_51:\n"
-"add.s64 %rd81,%rd11,%rd108;\nld.global.v4.u32{%r228,%r229,%r230,%r231},[%rd81];\n"
-"bra.uni $L__BB2_52;\n$L__BB2_43:\nsetp.lt.s64 %p35,%rd110,1;\nmov.u32 %r229,0;\n"
-"mov.u32 %r228,%r229;\n@%p35 bra $L__BB2_45;\nadd.s64 %rd77,%rd11,%rd108;\n"
-"ld.global.u32 %r228,[%rd77];\n$L__BB2_45:\nsetp.lt.s64 %p36,%rd110,2;\n@%p36 bra $L__BB2_47;\n"
-"add.s64 %rd78,%rd11,%rd108;\nld.global.u32 %r229,[%rd78+4];\n$L__BB2_47:\n"
-"setp.lt.s64 %p37,%rd110,3;\nmov.u32 %r231,0;\nmov.u32 %r230,%r231;\n@%p37 bra $L__BB2_49;\n"
-"add.s64 %rd79,%rd11,%rd108;\nld.global.u32 %r230,[%rd79+8];\n$L__BB2_49:\n"
-"setp.lt.s64 %p38,%rd110,4;\n@%p38 bra $L__BB2_52;\nadd.s64 %rd80,%rd11,%rd108;\n"
-"ld.global.u32 %r231,[%rd80+12];\n$L__BB2_52:\n@%p22 bra $L__BB2_61;\nbra.uni $L__BB2_53;\n"
-"$L__BB2_61:\nadd.s64 %rd86,%rd12,%rd108;\nld.global.v4.u32{%r236,%r237,%r238,%r239},[%rd86];\n"
-"bra.uni $L__BB2_62;\n$L__BB2_53:\nsetp.lt.s64 %p41,%rd110,1;\nmov.u32 %r237,0;\n"
-"mov.u32 %r236,%r237;\n@%p41 bra $L__BB2_55;\nadd.s64 %rd82,%rd12,%rd108;\n"
-"ld.global.u32 %r236,[%rd82];\n$L__BB2_55:\nsetp.lt.s64 %p42,%rd110,2;\n@%p42 bra $L__BB2_57;\n"
-"add.s64 %rd83,%rd12,%rd108;\nld.global.u32 %r237,[%rd83+4];\n$L__BB2_57:\n"
-"setp.lt.s64 %p43,%rd110,3;\nmov.u32 %r239,0;\nmov.u32 %r238,%r239;\n@%p43 bra $L__BB2_59;\n"
-"add.s64 %rd84,%rd12,%rd108;\nld.global.u32 %r238,[%rd84+8];\n$L__BB2_59:\n"
-"setp.lt.s64 %p44,%rd110,4;\n@%p44 bra $L__BB2_62;\nadd.s64 %rd85,%rd12,%rd108;\n"
-"ld.global.u32 %r239,[%rd85+12];\n$L__BB2_62:\nmov.b32 %f35,%r220;\nmul.f32 %f36,%f99,%f35;\n"
-"mov.b32 %f37,%r212;\nmul.f32 %f38,%f12,%f37;\nsub.f32 %f39,%f37,%f38;\nmov.b32 %f40,%r228;\n"
-"sub.f32 %f41,%f36,%f40;\nfma.rn.f32 %f13,%f27,%f41,%f40;\nmov.b32 %f42,%r236;\n"
-"mul.f32 %f43,%f26,%f42;\nmul.f32 %f44,%f28,%f36;\nfma.rn.f32 %f14,%f36,%f44,%f43;\n"
-"sqrt.rn.f32 %f45,%f14;\ndiv.rn.f32 %f46,%f45,%f30;\nadd.f32 %f47,%f31,%f46;\n"
-"div.rn.f32 %f48,%f13,%f47;\nmul.f32 %f49,%f29,%f48;\nsub.f32 %f15,%f39,%f49;\n"
-"mov.b32 %f50,%r221;\nmul.f32 %f51,%f99,%f50;\nmov.b32 %f52,%r213;\nmul.f32 %f53,%f12,%f52;\n"
-"sub.f32 %f54,%f52,%f53;\nmov.b32 %f55,%r229;\nsub.f32 %f56,%f51,%f55;\n"
-"fma.rn.f32 %f16,%f27,%f56,%f55;\nmov.b32 %f57,%r237;\nmul.f32 %f58,%f26,%f57;\n"
-"mul.f32 %f59,%f28,%f51;\nfma.rn.f32 %f17,%f51,%f59,%f58;\nsqrt.rn.f32 %f60,%f17;\n"
-"div.rn.f32 %f61,%f60,%f30;\nadd.f32 %f62,%f31,%f61;\ndiv.rn.f32 %f63,%f16,%f62;\n"
-"mul.f32 %f64,%f29,%f63;\nsub.f32 %f18,%f54,%f64;\nmov.b32 %f65,%r222;\nmul.f32 %f66,%f99,%f65;\n"
-"mov.b32 %f67,%r214;\nmul.f32 %f68,%f12,%f67;\nsub.f32 %f69,%f67,%f68;\nmov.b32 %f70,%r230;\n"
-"sub.f32 %f71,%f66,%f70;\nfma.rn.f32 %f19,%f27,%f71,%f70;\nmov.b32 %f72,%r238;\n"
-"mul.f32 %f73,%f26,%f72;\nmul.f32 %f74,%f28,%f66;\nfma.rn.f32 %f20,%f66,%f74,%f73;\n"
-"sqrt.rn.f32 %f75,%f20;\ndiv.rn.f32 %f76,%f75,%f30;\nadd.f32 %f77,%f31,%f76;\n"
-"div.rn.f32 %f78,%f19,%f77;\nmul.f32 %f79,%f29,%f78;\nsub.f32 %f21,%f69,%f79;\n"
-"mov.b32 %f80,%r223;\nmul.f32 %f81,%f99,%f80;\nmov.b32 %f82,%r215;\nmul.f32 %f83,%f12,%f82;\n"
-"sub.f32 %f84,%f82,%f83;\nmov.b32 %f85,%r231;\nsub.f32 %f86,%f81,%f85;\n";
-static const char qlora__ptx_527[] =
-"fma.rn.f32 %f22,%f27,%f86,%f85;\nmov.b32 %f87,%r239;\nmul.f32 %f88,%f26,%f87;\n"
+".maxntid 256,1,1\n{\n.reg .pred %p<118>;\n.reg .f32 %f<100>;\n.reg .b32 %r<358>;\n"
+".reg .b64 %rd<243>;\nld.param.u64 %rd39,[qlora_optim_adamw_bf16_param_0];\n"
+"ld.param.u64 %rd40,[qlora_optim_adamw_bf16_param_1];\n"
+"ld.param.u64 %rd41,[qlora_optim_adamw_bf16_param_2];\n"
+"ld.param.u64 %rd42,[qlora_optim_adamw_bf16_param_3];\n"
+"ld.param.u64 %rd43,[qlora_optim_adamw_bf16_param_4];\n"
+"ld.param.u64 %rd44,[qlora_optim_adamw_bf16_param_5];\n"
+"ld.param.u64 %rd45,[qlora_optim_adamw_bf16_param_6];\n"
+"ld.param.u64 %rd47,[qlora_optim_adamw_bf16_param_7];\n"
+"ld.param.u64 %rd46,[qlora_optim_adamw_bf16_param_8];\ncvta.to.global.u64 %rd48,%rd47;\n"
+"ld.global.v2.u32{%r87,%r88},[%rd48+56];\nld.global.v2.f32{%f26,%f27},[%rd48+64];\n"
+"ld.global.v2.f32{%f28,%f29},[%rd48+72];\nld.global.v2.f32{%f30,%f31},[%rd48+80];\n"
+"setp.eq.s64 %p3,%rd46,0;\nmov.f32 %f99,0f3F800000;\n@%p3 bra $L__BB2_2;\n"
+"cvta.to.global.u64 %rd49,%rd46;\nld.global.f32 %f99,[%rd49];\n$L__BB2_2:\n"
+"mov.u32 %r89,%ctaid.y;\ncvt.u64.u32 %rd236,%r89;\nsetp.ge.s64 %p4,%rd236,%rd45;\n"
+"@%p4 bra $L__BB2_149;\ncvta.to.global.u64 %rd50,%rd44;\nmov.b32 %f34,%r88;\n$L__BB2_4:\n"
+"mul.lo.s64 %rd51,%rd236,48;\nadd.s64 %rd52,%rd50,%rd51;\nld.global.u64 %rd3,[%rd52+8];\n"
+"ld.global.v2.f32{%f32,%f33},[%rd52+16];\nld.global.u64 %rd4,[%rd52+24];\n"
+"ld.global.u64 %rd5,[%rd52+32];\nld.global.u64 %rd6,[%rd52+40];\nld.global.u64 %rd7,[%rd52];\n"
+"shl.b64 %rd8,%rd7,2;\nor.b64 %rd53,%rd8,%rd39;\nand.b64 %rd54,%rd53,15;\n"
+"setp.ne.s64 %p6,%rd54,0;\nmov.pred %p117,0;\n@%p6 bra $L__BB2_9;\nor.b64 %rd55,%rd8,%rd40;\n"
+"and.b64 %rd56,%rd55,15;\nsetp.ne.s64 %p8,%rd56,0;\n@%p8 bra $L__BB2_9;\n"
+"or.b64 %rd57,%rd8,%rd41;\nand.b64 %rd58,%rd57,15;\nsetp.ne.s64 %p10,%rd58,0;\n"
+"@%p10 bra $L__BB2_9;\nor.b64 %rd59,%rd8,%rd42;\nand.b64 %rd60,%rd59,15;\n"
+"setp.ne.s64 %p12,%rd60,0;\n@%p12 bra $L__BB2_9;\nshl.b64 %rd61,%rd7,1;\n"
+"or.b64 %rd62,%rd61,%rd43;\nand.b64 %rd63,%rd62,7;\nsetp.eq.s64 %p117,%rd63,0;\n$L__BB2_9:\n"
+"mov.u32 %r325,%tid.x;\nmov.u32 %r324,%ctaid.x;\nmul.wide.u32 %rd64,%r324,256;\n"
+"cvt.u64.u32 %rd65,%r325;\nadd.s64 %rd66,%rd64,%rd65;\nshl.b64 %rd237,%rd66,2;\n"
+"setp.le.s64 %p13,%rd3,%rd237;\n@%p13 bra $L__BB2_148;\nmul.f32 %f12,%f34,%f32;\n$L__BB2_11:\n"
+"setp.eq.s32 %p14,%r87,0;\nsub.s64 %rd11,%rd3,%rd237;\ncvta.to.global.u64 %rd71,%rd40;\n"
+"add.s64 %rd12,%rd237,%rd7;\nshl.b64 %rd72,%rd12,2;\nadd.s64 %rd13,%rd71,%rd72;\n"
+"@%p14 bra $L__BB2_22;\nsetp.gt.s64 %p15,%rd11,3;\nand.pred %p16,%p117,%p15;\n"
+"@%p16 bra $L__BB2_21;\nbra.uni $L__BB2_13;\n$L__BB2_21:\nmov.u32 %r98,0;\n"
+"st.global.v4.u32[%rd13],{%r98,%r98,%r98,%r98};\nbra.uni $L__BB2_147;\n$L__BB2_22:\n"
+"cvta.to.global.u64 %rd14,%rd39;\nsetp.gt.s64 %p21,%rd11,3;\nand.pred %p22,%p117,%p21;\n"
+"@%p22 bra $L__BB2_31;\nbra.uni $L__BB2_23;\n$L__BB2_31:\nadd.s64 %rd82,%rd14,%rd72;\n"
+"ld.global.v4.u32{%r330,%r331,%r332,%r333},[%rd82];\nbra.uni $L__BB2_32;\n$L__BB2_13:\n"
+"setp.lt.s64 %p17,%rd11,1;\n@%p17 bra $L__BB2_15;\nmov.u32 %r94,0;\nst.global.u32[%rd13],%r94;\n"
+"$L__BB2_15:\nsetp.lt.s64 %p18,%rd11,2;\n@%p18 bra $L__BB2_17;\nmov.u32 %r95,0;\n"
+"st.global.u32[%rd13+4],%r95;\n$L__BB2_17:\nsetp.lt.s64 %p19,%rd11,3;\n@%p19 bra $L__BB2_19;\n"
+"mov.u32 %r96,0;\nst.global.u32[%rd13+8],%r96;\n$L__BB2_19:\nsetp.lt.s64 %p20,%rd11,4;\n"
+"@%p20 bra $L__BB2_147;\nmov.u32 %r97,0;\nst.global.u32[%rd13+12],%r97;\nbra.uni $L__BB2_147;\n"
+"$L__BB2_23:\nsetp.lt.s64 %p23,%rd11,1;\nmov.u32 %r331,0;\nmov.u32 %r330,%r331;\n"
+"@%p23 bra $L__BB2_25;\nadd.s64 %rd74,%rd14,%rd72;\nld.global.u32 %r330,[%rd74];\n$L__BB2_25:\n"
+"setp.lt.s64 %p24,%rd11,2;\n@%p24 bra $L__BB2_27;\nadd.s64 %rd76,%rd14,%rd72;\n"
+"ld.global.u32 %r331,[%rd76+4];\n$L__BB2_27:\nsetp.lt.s64 %p25,%rd11,3;\nmov.u32 %r333,0;\n"
+"mov.u32 %r332,%r333;\n@%p25 bra $L__BB2_29;\nadd.s64 %rd78,%rd14,%rd72;\n";
+static const char qlora__ptx_528[] =
+"ld.global.u32 %r332,[%rd78+8];\n$L__BB2_29:\nsetp.lt.s64 %p26,%rd11,4;\n@%p26 bra $L__BB2_32;\n"
+"add.s64 %rd80,%rd14,%rd72;\nld.global.u32 %r333,[%rd80+12];\n$L__BB2_32:\n@%p22 bra $L__BB2_41;\n"
+"bra.uni $L__BB2_33;\n$L__BB2_41:\nld.global.v4.u32{%r338,%r339,%r340,%r341},[%rd13];\n"
+"bra.uni $L__BB2_42;\n$L__BB2_33:\nsetp.lt.s64 %p29,%rd11,1;\nmov.u32 %r339,0;\n"
+"mov.u32 %r338,%r339;\n@%p29 bra $L__BB2_35;\nld.global.u32 %r338,[%rd13];\n$L__BB2_35:\n"
+"setp.lt.s64 %p30,%rd11,2;\n@%p30 bra $L__BB2_37;\nld.global.u32 %r339,[%rd13+4];\n$L__BB2_37:\n"
+"setp.lt.s64 %p31,%rd11,3;\nmov.u32 %r341,0;\nmov.u32 %r340,%r341;\n@%p31 bra $L__BB2_39;\n"
+"ld.global.u32 %r340,[%rd13+8];\n$L__BB2_39:\nsetp.lt.s64 %p32,%rd11,4;\n@%p32 bra $L__BB2_42;\n"
+"ld.global.u32 %r341,[%rd13+12];\n$L__BB2_42:\n@%p22 bra $L__BB2_51;\nbra.uni $L__BB2_43;\n"
+"$L__BB2_51:\ncvta.to.global.u64 %rd219,%rd41;\nadd.s64 %rd92,%rd219,%rd72;\n"
+"ld.global.v4.u32{%r346,%r347,%r348,%r349},[%rd92];\nbra.uni $L__BB2_52;\n$L__BB2_43:\n"
+"setp.lt.s64 %p35,%rd11,1;\nmov.u32 %r347,0;\nmov.u32 %r346,%r347;\n@%p35 bra $L__BB2_45;\n"
+"cvta.to.global.u64 %rd218,%rd41;\nadd.s64 %rd84,%rd218,%rd72;\nld.global.u32 %r346,[%rd84];\n"
+"$L__BB2_45:\nsetp.lt.s64 %p36,%rd11,2;\n@%p36 bra $L__BB2_47;\ncvta.to.global.u64 %rd217,%rd41;\n"
+"add.s64 %rd86,%rd217,%rd72;\nld.global.u32 %r347,[%rd86+4];\n$L__BB2_47:\n"
+"setp.lt.s64 %p37,%rd11,3;\nmov.u32 %r349,0;\nmov.u32 %r348,%r349;\n@%p37 bra $L__BB2_49;\n"
+"cvta.to.global.u64 %rd216,%rd41;\nadd.s64 %rd88,%rd216,%rd72;\nld.global.u32 %r348,[%rd88+8];\n"
+"$L__BB2_49:\nsetp.lt.s64 %p38,%rd11,4;\n@%p38 bra $L__BB2_52;\ncvta.to.global.u64 %rd215,%rd41;\n"
+"add.s64 %rd90,%rd215,%rd72;\nld.global.u32 %r349,[%rd90+12];\n$L__BB2_52:\n"
+"@%p22 bra $L__BB2_61;\nbra.uni $L__BB2_53;\n$L__BB2_61:\ncvta.to.global.u64 %rd214,%rd42;\n"
+"add.s64 %rd102,%rd214,%rd72;\nld.global.v4.u32{%r354,%r355,%r356,%r357},[%rd102];\n"
+"bra.uni $L__BB2_62;\n$L__BB2_53:\nsetp.lt.s64 %p41,%rd11,1;\nmov.u32 %r355,0;\n"
+"mov.u32 %r354,%r355;\n@%p41 bra $L__BB2_55;\ncvta.to.global.u64 %rd213,%rd42;\n"
+"add.s64 %rd94,%rd213,%rd72;\nld.global.u32 %r354,[%rd94];\n$L__BB2_55:\n"
+"setp.lt.s64 %p42,%rd11,2;\n@%p42 bra $L__BB2_57;\ncvta.to.global.u64 %rd212,%rd42;\n"
+"add.s64 %rd96,%rd212,%rd72;\nld.global.u32 %r355,[%rd96+4];\n$L__BB2_57:\n"
+"setp.lt.s64 %p43,%rd11,3;\nmov.u32 %r357,0;\nmov.u32 %r356,%r357;\n@%p43 bra $L__BB2_59;\n"
+"cvta.to.global.u64 %rd211,%rd42;\nadd.s64 %rd98,%rd211,%rd72;\nld.global.u32 %r356,[%rd98+8];\n"
+"$L__BB2_59:\nsetp.lt.s64 %p44,%rd11,4;\n@%p44 bra $L__BB2_62;\ncvta.to.global.u64 %rd230,%rd42;\n"
+"add.s64 %rd100,%rd230,%rd72;\nld.global.u32 %r357,[%rd100+12];\n$L__BB2_62:\n"
+"mov.b32 %f35,%r338;\nmul.f32 %f36,%f99,%f35;\nmov.b32 %f37,%r330;\nmul.f32 %f38,%f12,%f37;\n"
+"sub.f32 %f39,%f37,%f38;\nmov.b32 %f40,%r346;\nsub.f32 %f41,%f36,%f40;\n"
+"fma.rn.f32 %f13,%f27,%f41,%f40;\nmov.b32 %f42,%r354;\nmul.f32 %f43,%f26,%f42;\n"
+"mul.f32 %f44,%f28,%f36;\nfma.rn.f32 %f14,%f36,%f44,%f43;\nsqrt.rn.f32 %f45,%f14;\n"
+"div.rn.f32 %f46,%f45,%f30;\nadd.f32 %f47,%f31,%f46;\ndiv.rn.f32 %f48,%f13,%f47;\n"
+"mul.f32 %f49,%f29,%f48;\nsub.f32 %f15,%f39,%f49;\nmov.b32 %f50,%r339;\nmul.f32 %f51,%f99,%f50;\n"
+"mov.b32 %f52,%r331;\nmul.f32 %f53,%f12,%f52;\nsub.f32 %f54,%f52,%f53;\nmov.b32 %f55,%r347;\n"
+"sub.f32 %f56,%f51,%f55;\nfma.rn.f32 %f16,%f27,%f56,%f55;\nmov.b32 %f57,%r355;\n"
+"mul.f32 %f58,%f26,%f57;\nmul.f32 %f59,%f28,%f51;\nfma.rn.f32 %f17,%f51,%f59,%f58;\n"
+"sqrt.rn.f32 %f60,%f17;\ndiv.rn.f32 %f61,%f60,%f30;\nadd.f32 %f62,%f31,%f61;\n"
+"div.rn.f32 %f63,%f16,%f62;\nmul.f32 %f64,%f29,%f63;\nsub.f32 %f18,%f54,%f64;\n"
+"mov.b32 %f65,%r340;\nmul.f32 %f66,%f99,%f65;\nmov.b32 %f67,%r332;\nmul.f32 %f68,%f12,%f67;\n"
+"sub.f32 %f69,%f67,%f68;\nmov.b32 %f70,%r348;\nsub.f32 %f71,%f66,%f70;\n"
+"fma.rn.f32 %f19,%f27,%f71,%f70;\nmov.b32 %f72,%r356;\nmul.f32 %f73,%f26,%f72;\n"
+"mul.f32 %f74,%f28,%f66;\nfma.rn.f32 %f20,%f66,%f74,%f73;\nsqrt.rn.f32 %f75,%f20;\n"
+"div.rn.f32 %f76,%f75,%f30;\nadd.f32 %f77,%f31,%f76;\ndiv.rn.f32 %f78,%f19,%f77;\n"
+"mul.f32 %f79,%f29,%f78;\nsub.f32 %f21,%f69,%f79;\nmov.b32 %f80,%r341;\nmul.f32 %f81,%f99,%f80;\n"
+"mov.b32 %f82,%r333;\nmul.f32 %f83,%f12,%f82;\nsub.f32 %f84,%f82,%f83;\nmov.b32 %f85,%r349;\n"
+"sub.f32 %f86,%f81,%f85;\n";
+static const char qlora__ptx_529[] =
+"fma.rn.f32 %f22,%f27,%f86,%f85;\nmov.b32 %f87,%r357;\nmul.f32 %f88,%f26,%f87;\n"
 "mul.f32 %f89,%f28,%f81;\nfma.rn.f32 %f23,%f81,%f89,%f88;\nsqrt.rn.f32 %f90,%f23;\n"
 "div.rn.f32 %f91,%f90,%f30;\nadd.f32 %f92,%f31,%f91;\ndiv.rn.f32 %f93,%f22,%f92;\n"
 "mul.f32 %f94,%f29,%f93;\nsub.f32 %f24,%f84,%f94;\n@%p22 bra $L__BB2_71;\nbra.uni $L__BB2_63;\n"
-"$L__BB2_71:\nmov.b32 %r131,%f24;\nmov.b32 %r132,%f21;\nmov.b32 %r133,%f18;\nmov.b32 %r134,%f15;\n"
-"add.s64 %rd91,%rd9,%rd108;\nst.global.v4.u32[%rd91],{%r134,%r133,%r132,%r131};\n"
-"bra.uni $L__BB2_72;\n$L__BB2_63:\nsetp.lt.s64 %p47,%rd110,1;\n@%p47 bra $L__BB2_65;\n"
-"add.s64 %rd87,%rd9,%rd108;\nst.global.f32[%rd87],%f15;\n$L__BB2_65:\nsetp.lt.s64 %p48,%rd110,2;\n"
-"@%p48 bra $L__BB2_67;\nadd.s64 %rd88,%rd9,%rd108;\nst.global.f32[%rd88+4],%f18;\n$L__BB2_67:\n"
-"setp.lt.s64 %p49,%rd110,3;\n@%p49 bra $L__BB2_69;\nadd.s64 %rd89,%rd9,%rd108;\n"
-"st.global.f32[%rd89+8],%f21;\n$L__BB2_69:\nsetp.lt.s64 %p50,%rd110,4;\n@%p50 bra $L__BB2_72;\n"
-"add.s64 %rd90,%rd9,%rd108;\nst.global.f32[%rd90+12],%f24;\n$L__BB2_72:\n@%p22 bra $L__BB2_81;\n"
-"bra.uni $L__BB2_73;\n$L__BB2_81:\nmov.b32 %r135,%f22;\nmov.b32 %r136,%f19;\nmov.b32 %r137,%f16;\n"
-"mov.b32 %r138,%f13;\nadd.s64 %rd96,%rd11,%rd108;\n"
-"st.global.v4.u32[%rd96],{%r138,%r137,%r136,%r135};\nbra.uni $L__BB2_82;\n$L__BB2_73:\n"
-"setp.lt.s64 %p53,%rd110,1;\n@%p53 bra $L__BB2_75;\nadd.s64 %rd92,%rd11,%rd108;\n"
-"st.global.f32[%rd92],%f13;\n$L__BB2_75:\nsetp.lt.s64 %p54,%rd110,2;\n@%p54 bra $L__BB2_77;\n"
-"add.s64 %rd93,%rd11,%rd108;\nst.global.f32[%rd93+4],%f16;\n$L__BB2_77:\n"
-"setp.lt.s64 %p55,%rd110,3;\n@%p55 bra $L__BB2_79;\nadd.s64 %rd94,%rd11,%rd108;\n"
-"st.global.f32[%rd94+8],%f19;\n$L__BB2_79:\nsetp.lt.s64 %p56,%rd110,4;\n@%p56 bra $L__BB2_82;\n"
-"add.s64 %rd95,%rd11,%rd108;\nst.global.f32[%rd95+12],%f22;\n$L__BB2_82:\n@%p22 bra $L__BB2_91;\n"
-"bra.uni $L__BB2_83;\n$L__BB2_91:\nmov.b32 %r139,%f23;\nmov.b32 %r140,%f20;\nmov.b32 %r141,%f17;\n"
-"mov.b32 %r142,%f14;\nadd.s64 %rd101,%rd12,%rd108;\n"
-"st.global.v4.u32[%rd101],{%r142,%r141,%r140,%r139};\nbra.uni $L__BB2_92;\n$L__BB2_83:\n"
-"setp.lt.s64 %p59,%rd110,1;\n@%p59 bra $L__BB2_85;\nadd.s64 %rd97,%rd12,%rd108;\n"
-"st.global.f32[%rd97],%f14;\n$L__BB2_85:\nsetp.lt.s64 %p60,%rd110,2;\n@%p60 bra $L__BB2_87;\n"
-"add.s64 %rd98,%rd12,%rd108;\nst.global.f32[%rd98+4],%f17;\n$L__BB2_87:\n"
-"setp.lt.s64 %p61,%rd110,3;\n@%p61 bra $L__BB2_89;\nadd.s64 %rd99,%rd12,%rd108;\n"
-"st.global.f32[%rd99+8],%f20;\n$L__BB2_89:\nsetp.lt.s64 %p62,%rd110,4;\n@%p62 bra $L__BB2_92;\n"
-"add.s64 %rd100,%rd12,%rd108;\nst.global.f32[%rd100+12],%f23;\n$L__BB2_92:\n"
+"$L__BB2_71:\ncvta.to.global.u64 %rd235,%rd39;\nmov.b32 %r131,%f24;\nmov.b32 %r132,%f21;\n"
+"mov.b32 %r133,%f18;\nmov.b32 %r134,%f15;\nadd.s64 %rd117,%rd235,%rd72;\n"
+"st.global.v4.u32[%rd117],{%r134,%r133,%r132,%r131};\nbra.uni $L__BB2_72;\n$L__BB2_63:\n"
+"setp.lt.s64 %p47,%rd11,1;\n@%p47 bra $L__BB2_65;\ncvta.to.global.u64 %rd234,%rd39;\n"
+"add.s64 %rd105,%rd234,%rd72;\nst.global.f32[%rd105],%f15;\n$L__BB2_65:\n"
+"setp.lt.s64 %p48,%rd11,2;\n@%p48 bra $L__BB2_67;\ncvta.to.global.u64 %rd233,%rd39;\n"
+"add.s64 %rd108,%rd233,%rd72;\nst.global.f32[%rd108+4],%f18;\n$L__BB2_67:\n"
+"setp.lt.s64 %p49,%rd11,3;\n@%p49 bra $L__BB2_69;\ncvta.to.global.u64 %rd232,%rd39;\n"
+"add.s64 %rd111,%rd232,%rd72;\nst.global.f32[%rd111+8],%f21;\n$L__BB2_69:\n"
+"setp.lt.s64 %p50,%rd11,4;\n@%p50 bra $L__BB2_72;\ncvta.to.global.u64 %rd231,%rd39;\n"
+"add.s64 %rd114,%rd231,%rd72;\nst.global.f32[%rd114+12],%f24;\n$L__BB2_72:\n"
+"@%p22 bra $L__BB2_81;\nbra.uni $L__BB2_73;\n$L__BB2_81:\ncvta.to.global.u64 %rd229,%rd41;\n"
+"mov.b32 %r135,%f22;\nmov.b32 %r136,%f19;\nmov.b32 %r137,%f16;\nmov.b32 %r138,%f13;\n"
+"add.s64 %rd127,%rd229,%rd72;\nst.global.v4.u32[%rd127],{%r138,%r137,%r136,%r135};\n"
+"bra.uni $L__BB2_82;\n$L__BB2_73:\nsetp.lt.s64 %p53,%rd11,1;\n@%p53 bra $L__BB2_75;\n"
+"cvta.to.global.u64 %rd228,%rd41;\nadd.s64 %rd119,%rd228,%rd72;\nst.global.f32[%rd119],%f13;\n"
+"$L__BB2_75:\nsetp.lt.s64 %p54,%rd11,2;\n@%p54 bra $L__BB2_77;\ncvta.to.global.u64 %rd227,%rd41;\n"
+"add.s64 %rd121,%rd227,%rd72;\nst.global.f32[%rd121+4],%f16;\n$L__BB2_77:\n"
+"setp.lt.s64 %p55,%rd11,3;\n@%p55 bra $L__BB2_79;\ncvta.to.global.u64 %rd226,%rd41;\n"
+"add.s64 %rd123,%rd226,%rd72;\nst.global.f32[%rd123+8],%f19;\n$L__BB2_79:\n"
+"setp.lt.s64 %p56,%rd11,4;\n@%p56 bra $L__BB2_82;\ncvta.to.global.u64 %rd225,%rd41;\n"
+"add.s64 %rd125,%rd225,%rd72;\nst.global.f32[%rd125+12],%f22;\n$L__BB2_82:\n"
+"@%p22 bra $L__BB2_91;\nbra.uni $L__BB2_83;\n$L__BB2_91:\ncvta.to.global.u64 %rd224,%rd42;\n"
+"mov.b32 %r139,%f23;\nmov.b32 %r140,%f20;\nmov.b32 %r141,%f17;\nmov.b32 %r142,%f14;\n"
+"add.s64 %rd137,%rd224,%rd72;\nst.global.v4.u32[%rd137],{%r142,%r141,%r140,%r139};\n"
+"bra.uni $L__BB2_92;\n$L__BB2_83:\nsetp.lt.s64 %p59,%rd11,1;\n@%p59 bra $L__BB2_85;\n"
+"cvta.to.global.u64 %rd223,%rd42;\nadd.s64 %rd129,%rd223,%rd72;\nst.global.f32[%rd129],%f14;\n"
+"$L__BB2_85:\nsetp.lt.s64 %p60,%rd11,2;\n@%p60 bra $L__BB2_87;\ncvta.to.global.u64 %rd222,%rd42;\n"
+"add.s64 %rd131,%rd222,%rd72;\nst.global.f32[%rd131+4],%f17;\n$L__BB2_87:\n"
+"setp.lt.s64 %p61,%rd11,3;\n@%p61 bra $L__BB2_89;\ncvta.to.global.u64 %rd221,%rd42;\n"
+"add.s64 %rd133,%rd221,%rd72;\nst.global.f32[%rd133+8],%f20;\n$L__BB2_89:\n"
+"setp.lt.s64 %p62,%rd11,4;\n@%p62 bra $L__BB2_92;\ncvta.to.global.u64 %rd220,%rd42;\n"
+"add.s64 %rd135,%rd220,%rd72;\nst.global.f32[%rd135+12],%f23;\n$L__BB2_92:\n"
 "@%p22 bra $L__BB2_101;\nbra.uni $L__BB2_93;\n$L__BB2_101:\nmov.u32 %r147,0;\n"
-"st.global.v4.u32[%rd18],{%r147,%r147,%r147,%r147};\nbra.uni $L__BB2_102;\n$L__BB2_93:\n"
-"setp.lt.s64 %p65,%rd110,1;\n@%p65 bra $L__BB2_95;\nmov.u32 %r143,0;\n"
-"st.global.u32[%rd18],%r143;\n$L__BB2_95:\nsetp.lt.s64 %p66,%rd110,2;\n@%p66 bra $L__BB2_97;\n"
-"mov.u32 %r144,0;\nst.global.u32[%rd18+4],%r144;\n$L__BB2_97:\nsetp.lt.s64 %p67,%rd110,3;\n"
-"@%p67 bra $L__BB2_99;\nmov.u32 %r145,0;\nst.global.u32[%rd18+8],%r145;\n$L__BB2_99:\n"
-"setp.lt.s64 %p68,%rd110,4;\n@%p68 bra $L__BB2_102;\nmov.u32 %r146,0;\n"
-"st.global.u32[%rd18+12],%r146;\n$L__BB2_102:\nsetp.eq.s64 %p69,%rd29,0;\n@%p69 bra $L__BB2_110;\n"
+"st.global.v4.u32[%rd13],{%r147,%r147,%r147,%r147};\nbra.uni $L__BB2_102;\n$L__BB2_93:\n"
+"setp.lt.s64 %p65,%rd11,1;\n@%p65 bra $L__BB2_95;\nmov.u32 %r143,0;\nst.global.u32[%rd13],%r143;\n"
+"$L__BB2_95:\nsetp.lt.s64 %p66,%rd11,2;\n@%p66 bra $L__BB2_97;\nmov.u32 %r144,0;\n"
+"st.global.u32[%rd13+4],%r144;\n$L__BB2_97:\nsetp.lt.s64 %p67,%rd11,3;\n@%p67 bra $L__BB2_99;\n"
+"mov.u32 %r145,0;\nst.global.u32[%rd13+8],%r145;\n$L__BB2_99:\nsetp.lt.s64 %p68,%rd11,4;\n"
+"@%p68 bra $L__BB2_102;\nmov.u32 %r146,0;\nst.global.u32[%rd13+12],%r146;\n$L__BB2_102:\n"
+"setp.eq.s64 %p69,%rd43,0;\n@%p69 bra $L__BB2_147;\nadd.s64 %rd209,%rd237,%rd7;\n"
 "mul.f32 %f95,%f33,%f15;\nmov.b32 %r83,%f95;\nmul.f32 %f96,%f33,%f18;\nmov.b32 %r84,%f96;\n"
 "mul.f32 %f97,%f33,%f21;\nmov.b32 %r85,%f97;\nmul.f32 %f98,%f33,%f24;\nmov.b32 %r86,%f98;\n"
-"add.s64 %rd19,%rd109,-4;\n@%p22 bra $L__BB2_109;\nbra.uni $L__BB2_104;\n$L__BB2_109:\n"
-"shr.u32 %r176,%r83,16;\nand.b32 %r177,%r176,1;\nadd.s32 %r178,%r83,%r177;\n"
+"cvta.to.global.u64 %rd138,%rd43;\nshl.b64 %rd139,%rd209,1;\nadd.s64 %rd17,%rd138,%rd139;\n"
+"@%p22 bra $L__BB2_109;\nbra.uni $L__BB2_104;\n$L__BB2_109:\nshr.u32 %r176,%r83,16;\n"
+"and.b32 %r177,%r176,1;\nadd.s32 %r178,%r83,%r177;\n";
+static const char qlora__ptx_530[] =
 "add.s32 %r179,%r178,32767;\nshr.u32 %r180,%r179,16;\nand.b32 %r181,%r83,2147483647;\n"
 "setp.gt.u32 %p80,%r181,2139095040;\nselp.b32 %r182,32767,%r180,%p80;\nshr.u32 %r183,%r84,16;\n"
 "and.b32 %r184,%r183,1;\nadd.s32 %r185,%r84,%r184;\nadd.s32 %r186,%r185,32767;\n"
 "and.b32 %r187,%r186,-65536;\nand.b32 %r188,%r84,2147483647;\nsetp.gt.u32 %p81,%r188,2139095040;\n"
 "selp.b32 %r189,2147418112,%r187,%p81;\nor.b32 %r190,%r189,%r182;\nshr.u32 %r191,%r85,16;\n"
 "and.b32 %r192,%r191,1;\nadd.s32 %r193,%r85,%r192;\nadd.s32 %r194,%r193,32767;\n"
-"shr.u32 %r195,%r194,16;\nand.b32 %r196,%r85,2147483647;\nsetp.gt.u32 %p82,%r196,2139095040;\n";
-static const char qlora__ptx_528[] =
+"shr.u32 %r195,%r194,16;\nand.b32 %r196,%r85,2147483647;\nsetp.gt.u32 %p82,%r196,2139095040;\n"
 "selp.b32 %r197,32767,%r195,%p82;\nshr.u32 %r198,%r86,16;\nand.b32 %r199,%r198,1;\n"
 "add.s32 %r200,%r86,%r199;\nadd.s32 %r201,%r200,32767;\nand.b32 %r202,%r201,-65536;\n"
 "and.b32 %r203,%r86,2147483647;\nsetp.gt.u32 %p83,%r203,2139095040;\n"
-"selp.b32 %r204,2147418112,%r202,%p83;\nor.b32 %r205,%r204,%r197;\nst.global.u32[%rd19],%r190;\n"
-"st.global.u32[%rd19+4],%r205;\nbra.uni $L__BB2_110;\n$L__BB2_104:\nsetp.lt.s64 %p72,%rd110,1;\n"
+"selp.b32 %r204,2147418112,%r202,%p83;\nor.b32 %r205,%r204,%r197;\nst.global.u32[%rd17],%r190;\n"
+"st.global.u32[%rd17+4],%r205;\nbra.uni $L__BB2_110;\n$L__BB2_104:\nsetp.lt.s64 %p72,%rd11,1;\n"
 "@%p72 bra $L__BB2_110;\nshr.u32 %r148,%r83,16;\nand.b32 %r149,%r148,1;\n"
 "add.s32 %r150,%r83,%r149;\nadd.s32 %r151,%r150,32767;\nshr.u32 %r152,%r151,16;\n"
 "and.b32 %r153,%r83,2147483647;\nsetp.gt.u32 %p73,%r153,2139095040;\n"
-"selp.b32 %r154,32767,%r152,%p73;\nst.global.u16[%rd19],%r154;\nsetp.eq.s64 %p74,%rd110,1;\n"
+"selp.b32 %r154,32767,%r152,%p73;\nst.global.u16[%rd17],%r154;\nsetp.eq.s64 %p74,%rd11,1;\n"
 "@%p74 bra $L__BB2_110;\nshr.u32 %r155,%r84,16;\nand.b32 %r156,%r155,1;\n"
 "add.s32 %r157,%r84,%r156;\nadd.s32 %r158,%r157,32767;\nshr.u32 %r159,%r158,16;\n"
 "and.b32 %r160,%r84,2147483647;\nsetp.gt.u32 %p75,%r160,2139095040;\n"
-"selp.b32 %r161,32767,%r159,%p75;\nst.global.u16[%rd19+2],%r161;\nsetp.eq.s64 %p76,%rd110,2;\n"
-"@%p76 bra $L__BB2_110;\nsetp.lt.s64 %p77,%rd110,4;\nshr.u32 %r162,%r85,16;\n"
+"selp.b32 %r161,32767,%r159,%p75;\nst.global.u16[%rd17+2],%r161;\nsetp.eq.s64 %p76,%rd11,2;\n"
+"@%p76 bra $L__BB2_110;\nsetp.lt.s64 %p77,%rd11,4;\nshr.u32 %r162,%r85,16;\n"
 "and.b32 %r163,%r162,1;\nadd.s32 %r164,%r85,%r163;\nadd.s32 %r165,%r164,32767;\n"
 "shr.u32 %r166,%r165,16;\nand.b32 %r167,%r85,2147483647;\nsetp.gt.u32 %p78,%r167,2139095040;\n"
-"selp.b32 %r168,32767,%r166,%p78;\nst.global.u16[%rd19+4],%r168;\n@%p77 bra $L__BB2_110;\n"
+"selp.b32 %r168,32767,%r166,%p78;\nst.global.u16[%rd17+4],%r168;\n@%p77 bra $L__BB2_110;\n"
 "shr.u32 %r169,%r86,16;\nand.b32 %r170,%r169,1;\nadd.s32 %r171,%r86,%r170;\n"
 "add.s32 %r172,%r171,32767;\nshr.u32 %r173,%r172,16;\nand.b32 %r174,%r86,2147483647;\n"
 "setp.gt.u32 %p79,%r174,2139095040;\nselp.b32 %r175,32767,%r173,%p79;\n"
-"st.global.u16[%rd19+6],%r175;\n$L__BB2_110:\nmov.u32 %r206,%nctaid.x;\n"
-"mul.wide.u32 %rd102,%r206,1024;\nadd.s64 %rd111,%rd111,%rd102;\nsub.s64 %rd110,%rd110,%rd102;\n"
-"mul.wide.u32 %rd103,%r206,2048;\nadd.s64 %rd109,%rd109,%rd103;\nmul.wide.u32 %rd104,%r206,4096;\n"
-"add.s64 %rd108,%rd108,%rd104;\nsetp.gt.s64 %p84,%rd3,%rd111;\n@%p84 bra $L__BB2_11;\n"
-"$L__BB2_111:\nld.param.u64 %rd106,[qlora_optim_adamw_bf16_param_6];\nmov.u32 %r207,%nctaid.y;\n"
-"cvt.u64.u32 %rd105,%r207;\nadd.s64 %rd107,%rd107,%rd105;\nsetp.lt.s64 %p85,%rd107,%rd106;\n"
-"@%p85 bra $L__BB2_4;\n$L__BB2_112:\nret;\n}\n";
-static const char qlora__ptx_529[] =
+"st.global.u16[%rd17+6],%r175;\n$L__BB2_110:\nsetp.eq.s64 %p84,%rd4,0;\n@%p84 bra $L__BB2_147;\n"
+"or.b64 %rd140,%rd6,%rd5;\nand.b64 %rd141,%rd140,3;\nand.b64 %rd142,%rd4,7;\n"
+"or.b64 %rd143,%rd141,%rd142;\nsetp.ne.s64 %p85,%rd143,0;\nsetp.lt.s64 %p86,%rd11,4;\n"
+"or.pred %p87,%p85,%p86;\n@%p87 bra $L__BB2_118;\nbra.uni $L__BB2_112;\n$L__BB2_118:\n"
+"setp.lt.s64 %p94,%rd3,2147483648;\n@%p94 bra $L__BB2_139;\nbra.uni $L__BB2_119;\n$L__BB2_139:\n"
+"setp.lt.s64 %p107,%rd11,1;\n@%p107 bra $L__BB2_141;\ncvt.u32.u64 %r282,%rd5;\n"
+"cvt.u32.u64 %r283,%rd237;\ndiv.u32 %r284,%r283,%r282;\ncvt.u64.u32 %rd180,%r284;\n"
+"sub.s64 %rd181,%rd6,%rd5;\nmul.lo.s64 %rd182,%rd181,%rd180;\nadd.s64 %rd183,%rd182,%rd237;\n"
+"shr.u32 %r285,%r83,16;\nand.b32 %r286,%r285,1;\nadd.s32 %r287,%r83,%r286;\n"
+"add.s32 %r288,%r287,32767;\nshr.u32 %r289,%r288,16;\nand.b32 %r290,%r83,2147483647;\n"
+"setp.gt.u32 %p108,%r290,2139095040;\nselp.b32 %r291,32767,%r289,%p108;\n"
+"shl.b64 %rd184,%rd183,1;\nadd.s64 %rd185,%rd4,%rd184;\nst.u16[%rd185],%r291;\n$L__BB2_141:\n"
+"setp.lt.s64 %p109,%rd11,2;\n@%p109 bra $L__BB2_143;\nadd.s64 %rd186,%rd237,1;\n"
+"cvt.u32.u64 %r292,%rd186;\ncvt.u32.u64 %r293,%rd5;\ndiv.u32 %r294,%r292,%r293;\n"
+"cvt.u64.u32 %rd187,%r294;\nsub.s64 %rd188,%rd6,%rd5;\nmul.lo.s64 %rd189,%rd188,%rd187;\n"
+"shr.u32 %r295,%r84,16;\nand.b32 %r296,%r295,1;\nadd.s32 %r297,%r84,%r296;\n"
+"add.s32 %r298,%r297,32767;\nshr.u32 %r299,%r298,16;\nand.b32 %r300,%r84,2147483647;\n"
+"setp.gt.u32 %p110,%r300,2139095040;\nselp.b32 %r301,32767,%r299,%p110;\n"
+"add.s64 %rd190,%rd237,%rd189;\nshl.b64 %rd191,%rd190,1;\nadd.s64 %rd192,%rd4,%rd191;\n"
+"st.u16[%rd192+2],%r301;\n$L__BB2_143:\nsetp.lt.s64 %p111,%rd11,3;\n@%p111 bra $L__BB2_145;\n"
+"add.s64 %rd193,%rd237,2;\ncvt.u32.u64 %r302,%rd193;\ncvt.u32.u64 %r303,%rd5;\n"
+"div.u32 %r304,%r302,%r303;\ncvt.u64.u32 %rd194,%r304;\nsub.s64 %rd195,%rd6,%rd5;\n"
+"mul.lo.s64 %rd196,%rd195,%rd194;\nshr.u32 %r305,%r85,16;\nand.b32 %r306,%r305,1;\n";
+static const char qlora__ptx_531[] =
+"add.s32 %r307,%r85,%r306;\nadd.s32 %r308,%r307,32767;\nshr.u32 %r309,%r308,16;\n"
+"and.b32 %r310,%r85,2147483647;\nsetp.gt.u32 %p112,%r310,2139095040;\n"
+"selp.b32 %r311,32767,%r309,%p112;\nadd.s64 %rd197,%rd237,%rd196;\nshl.b64 %rd198,%rd197,1;\n"
+"add.s64 %rd199,%rd4,%rd198;\nst.u16[%rd199+4],%r311;\n$L__BB2_145:\n@%p86 bra $L__BB2_147;\n"
+"add.s64 %rd200,%rd237,3;\ncvt.u32.u64 %r312,%rd200;\ncvt.u32.u64 %r313,%rd5;\n"
+"div.u32 %r314,%r312,%r313;\ncvt.u64.u32 %rd201,%r314;\nsub.s64 %rd202,%rd6,%rd5;\n"
+"mul.lo.s64 %rd203,%rd202,%rd201;\nshr.u32 %r315,%r86,16;\nand.b32 %r316,%r315,1;\n"
+"add.s32 %r317,%r86,%r316;\nadd.s32 %r318,%r317,32767;\nshr.u32 %r319,%r318,16;\n"
+"and.b32 %r320,%r86,2147483647;\nsetp.gt.u32 %p114,%r320,2139095040;\n"
+"selp.b32 %r321,32767,%r319,%p114;\nadd.s64 %rd204,%rd237,%rd203;\nshl.b64 %rd205,%rd204,1;\n"
+"add.s64 %rd206,%rd4,%rd205;\nst.u16[%rd206+6],%r321;\nbra.uni $L__BB2_147;\n$L__BB2_112:\n"
+"setp.lt.s64 %p88,%rd3,2147483648;\n@%p88 bra $L__BB2_116;\nbra.uni $L__BB2_113;\n$L__BB2_116:\n"
+"cvt.u32.u64 %r209,%rd237;\ncvt.u32.u64 %r210,%rd5;\ndiv.u32 %r211,%r209,%r210;\n"
+"cvt.u64.u32 %rd238,%r211;\nbra.uni $L__BB2_117;\n$L__BB2_119:\nsetp.lt.s64 %p95,%rd11,1;\n"
+"@%p95 bra $L__BB2_124;\nor.b64 %rd152,%rd237,%rd5;\nand.b64 %rd153,%rd152,-4294967296;\n"
+"setp.eq.s64 %p96,%rd153,0;\n@%p96 bra $L__BB2_122;\ndiv.s64 %rd239,%rd237,%rd5;\n"
+"bra.uni $L__BB2_123;\n$L__BB2_113:\nor.b64 %rd144,%rd237,%rd5;\n"
+"and.b64 %rd145,%rd144,-4294967296;\nsetp.eq.s64 %p89,%rd145,0;\n@%p89 bra $L__BB2_115;\n"
+"div.s64 %rd238,%rd237,%rd5;\nbra.uni $L__BB2_117;\n$L__BB2_115:\ncvt.u32.u64 %r206,%rd5;\n"
+"cvt.u32.u64 %r207,%rd237;\ndiv.u32 %r208,%r207,%r206;\ncvt.u64.u32 %rd238,%r208;\n$L__BB2_117:\n"
+"mul.lo.s64 %rd146,%rd238,%rd5;\nsub.s64 %rd147,%rd237,%rd146;\nmul.lo.s64 %rd148,%rd238,%rd6;\n"
+"add.s64 %rd149,%rd147,%rd148;\nshl.b64 %rd150,%rd149,1;\nadd.s64 %rd151,%rd4,%rd150;\n"
+"shr.u32 %r212,%r83,16;\nand.b32 %r213,%r212,1;\nadd.s32 %r214,%r83,%r213;\n"
+"add.s32 %r215,%r214,32767;\nshr.u32 %r216,%r215,16;\nand.b32 %r217,%r83,2147483647;\n"
+"setp.gt.u32 %p90,%r217,2139095040;\nselp.b32 %r218,32767,%r216,%p90;\nshr.u32 %r219,%r84,16;\n"
+"and.b32 %r220,%r219,1;\nadd.s32 %r221,%r84,%r220;\nadd.s32 %r222,%r221,32767;\n"
+"and.b32 %r223,%r222,-65536;\nand.b32 %r224,%r84,2147483647;\nsetp.gt.u32 %p91,%r224,2139095040;\n"
+"selp.b32 %r225,2147418112,%r223,%p91;\nshr.u32 %r226,%r85,16;\nand.b32 %r227,%r226,1;\n"
+"add.s32 %r228,%r85,%r227;\nadd.s32 %r229,%r228,32767;\nshr.u32 %r230,%r229,16;\n"
+"and.b32 %r231,%r85,2147483647;\nsetp.gt.u32 %p92,%r231,2139095040;\n"
+"selp.b32 %r232,32767,%r230,%p92;\nshr.u32 %r233,%r86,16;\nand.b32 %r234,%r233,1;\n"
+"add.s32 %r235,%r86,%r234;\nadd.s32 %r236,%r235,32767;\nand.b32 %r237,%r236,-65536;\n"
+"and.b32 %r238,%r86,2147483647;\nsetp.gt.u32 %p93,%r238,2139095040;\n"
+"selp.b32 %r239,2147418112,%r237,%p93;\nor.b32 %r240,%r239,%r232;\nor.b32 %r241,%r225,%r218;\n"
+"st.v2.u32[%rd151],{%r241,%r240};\nbra.uni $L__BB2_147;\n$L__BB2_122:\ncvt.u32.u64 %r242,%rd5;\n"
+"cvt.u32.u64 %r243,%rd237;\ndiv.u32 %r244,%r243,%r242;\ncvt.u64.u32 %rd239,%r244;\n$L__BB2_123:\n"
+"sub.s64 %rd154,%rd6,%rd5;\nmul.lo.s64 %rd155,%rd154,%rd239;\nadd.s64 %rd156,%rd155,%rd237;\n"
+"shr.u32 %r245,%r83,16;\nand.b32 %r246,%r245,1;\nadd.s32 %r247,%r83,%r246;\n"
+"add.s32 %r248,%r247,32767;\nshr.u32 %r249,%r248,16;\nand.b32 %r250,%r83,2147483647;\n"
+"setp.gt.u32 %p97,%r250,2139095040;\nselp.b32 %r251,32767,%r249,%p97;\nshl.b64 %rd157,%rd156,1;\n"
+"add.s64 %rd158,%rd4,%rd157;\nst.u16[%rd158],%r251;\n$L__BB2_124:\nsetp.lt.s64 %p98,%rd11,2;\n"
+"@%p98 bra $L__BB2_129;\nadd.s64 %rd25,%rd237,1;\nor.b64 %rd159,%rd25,%rd5;\n"
+"and.b64 %rd160,%rd159,-4294967296;\nsetp.eq.s64 %p99,%rd160,0;\n@%p99 bra $L__BB2_127;\n"
+"div.s64 %rd240,%rd25,%rd5;\nbra.uni $L__BB2_128;\n$L__BB2_127:\ncvt.u32.u64 %r252,%rd5;\n"
+"cvt.u32.u64 %r253,%rd25;\ndiv.u32 %r254,%r253,%r252;\ncvt.u64.u32 %rd240,%r254;\n$L__BB2_128:\n"
+"sub.s64 %rd161,%rd6,%rd5;\nmul.lo.s64 %rd162,%rd161,%rd240;\nadd.s64 %rd163,%rd162,%rd25;\n"
+"shr.u32 %r255,%r84,16;\nand.b32 %r256,%r255,1;\nadd.s32 %r257,%r84,%r256;\n"
+"add.s32 %r258,%r257,32767;\nshr.u32 %r259,%r258,16;\nand.b32 %r260,%r84,2147483647;\n"
+"setp.gt.u32 %p100,%r260,2139095040;\n";
+static const char qlora__ptx_532[] =
+"selp.b32 %r261,32767,%r259,%p100;\nshl.b64 %rd164,%rd163,1;\nadd.s64 %rd165,%rd4,%rd164;\n"
+"st.u16[%rd165],%r261;\n$L__BB2_129:\nsetp.lt.s64 %p101,%rd11,3;\n@%p101 bra $L__BB2_134;\n"
+"add.s64 %rd29,%rd237,2;\nor.b64 %rd166,%rd29,%rd5;\nand.b64 %rd167,%rd166,-4294967296;\n"
+"setp.eq.s64 %p102,%rd167,0;\n@%p102 bra $L__BB2_132;\ndiv.s64 %rd241,%rd29,%rd5;\n"
+"bra.uni $L__BB2_133;\n$L__BB2_132:\ncvt.u32.u64 %r262,%rd5;\ncvt.u32.u64 %r263,%rd29;\n"
+"div.u32 %r264,%r263,%r262;\ncvt.u64.u32 %rd241,%r264;\n$L__BB2_133:\nsub.s64 %rd168,%rd6,%rd5;\n"
+"mul.lo.s64 %rd169,%rd168,%rd241;\nadd.s64 %rd170,%rd169,%rd29;\nshr.u32 %r265,%r85,16;\n"
+"and.b32 %r266,%r265,1;\nadd.s32 %r267,%r85,%r266;\nadd.s32 %r268,%r267,32767;\n"
+"shr.u32 %r269,%r268,16;\nand.b32 %r270,%r85,2147483647;\nsetp.gt.u32 %p103,%r270,2139095040;\n"
+"selp.b32 %r271,32767,%r269,%p103;\nshl.b64 %rd171,%rd170,1;\nadd.s64 %rd172,%rd4,%rd171;\n"
+"st.u16[%rd172],%r271;\n$L__BB2_134:\n@%p86 bra $L__BB2_147;\nadd.s64 %rd33,%rd237,3;\n"
+"or.b64 %rd173,%rd33,%rd5;\nand.b64 %rd174,%rd173,-4294967296;\nsetp.eq.s64 %p105,%rd174,0;\n"
+"@%p105 bra $L__BB2_137;\ndiv.s64 %rd242,%rd33,%rd5;\nbra.uni $L__BB2_138;\n$L__BB2_137:\n"
+"cvt.u32.u64 %r272,%rd5;\ncvt.u32.u64 %r273,%rd33;\ndiv.u32 %r274,%r273,%r272;\n"
+"cvt.u64.u32 %rd242,%r274;\n$L__BB2_138:\nsub.s64 %rd175,%rd6,%rd5;\n"
+"mul.lo.s64 %rd176,%rd175,%rd242;\nadd.s64 %rd177,%rd176,%rd33;\nshr.u32 %r275,%r86,16;\n"
+"and.b32 %r276,%r275,1;\nadd.s32 %r277,%r86,%r276;\nadd.s32 %r278,%r277,32767;\n"
+"shr.u32 %r279,%r278,16;\nand.b32 %r280,%r86,2147483647;\nsetp.gt.u32 %p106,%r280,2139095040;\n"
+"selp.b32 %r281,32767,%r279,%p106;\nshl.b64 %rd178,%rd177,1;\nadd.s64 %rd179,%rd4,%rd178;\n"
+"st.u16[%rd179],%r281;\n$L__BB2_147:\nmov.u32 %r322,%nctaid.x;\nmul.wide.u32 %rd207,%r322,1024;\n"
+"add.s64 %rd237,%rd237,%rd207;\nsetp.gt.s64 %p115,%rd3,%rd237;\n@%p115 bra $L__BB2_11;\n"
+"$L__BB2_148:\nld.param.u64 %rd210,[qlora_optim_adamw_bf16_param_6];\nmov.u32 %r323,%nctaid.y;\n"
+"cvt.u64.u32 %rd208,%r323;\nadd.s64 %rd236,%rd236,%rd208;\nsetp.lt.s64 %p116,%rd236,%rd210;\n"
+"@%p116 bra $L__BB2_4;\n$L__BB2_149:\nret;\n}\n";
+static const char qlora__ptx_533[] =
 ".visible .entry qlora_optim_shadow_f32(\n.param .u64 qlora_optim_shadow_f32_param_0,\n"
 ".param .u64 qlora_optim_shadow_f32_param_1,\n.param .u64 qlora_optim_shadow_f32_param_2,\n"
-".param .u64 qlora_optim_shadow_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<5>;\n"
-".reg .f32 %f<4>;\n.reg .b32 %r<6>;\n.reg .b64 %rd<35>;\n"
-"ld.param.u64 %rd17,[qlora_optim_shadow_f32_param_0];\n"
-"ld.param.u64 %rd18,[qlora_optim_shadow_f32_param_1];\n"
-"ld.param.u64 %rd19,[qlora_optim_shadow_f32_param_2];\n"
-"ld.param.u64 %rd20,[qlora_optim_shadow_f32_param_3];\nmov.u32 %r1,%ctaid.y;\n"
-"cvt.u64.u32 %rd31,%r1;\nsetp.ge.s64 %p1,%rd31,%rd20;\n@%p1 bra $L__BB3_6;\n"
-"mov.u32 %r2,%ctaid.x;\nmul.wide.u32 %rd21,%r2,256;\nmov.u32 %r3,%tid.x;\ncvt.u64.u32 %rd22,%r3;\n"
-"add.s64 %rd2,%rd21,%rd22;\nmov.u32 %r4,%nctaid.x;\nmul.wide.u32 %rd3,%r4,256;\n"
-"mul.wide.u32 %rd4,%r4,1024;\ncvta.to.global.u64 %rd23,%rd19;\ncvta.to.global.u64 %rd27,%rd17;\n"
-"cvta.to.global.u64 %rd29,%rd18;\nmov.u32 %r5,%nctaid.y;\n$L__BB3_2:\nmul.lo.s64 %rd24,%rd31,24;\n"
-"add.s64 %rd6,%rd23,%rd24;\nld.global.u64 %rd7,[%rd6+8];\nsetp.ge.s64 %p2,%rd2,%rd7;\n"
-"@%p2 bra $L__BB3_5;\nld.global.u64 %rd25,[%rd6];\nld.global.f32 %f1,[%rd6+20];\n"
-"add.s64 %rd26,%rd2,%rd25;\nshl.b64 %rd28,%rd26,2;\nadd.s64 %rd33,%rd27,%rd28;\n"
-"add.s64 %rd32,%rd29,%rd28;\nmov.u64 %rd34,%rd2;\n$L__BB3_4:\nld.global.f32 %f2,[%rd33];\n"
-"mul.f32 %f3,%f1,%f2;\nst.global.f32[%rd32],%f3;\nadd.s64 %rd33,%rd33,%rd4;\n"
-"add.s64 %rd32,%rd32,%rd4;\nadd.s64 %rd34,%rd34,%rd3;\nsetp.lt.s64 %p3,%rd34,%rd7;\n"
-"@%p3 bra $L__BB3_4;\n$L__BB3_5:\ncvt.u64.u32 %rd30,%r5;\nadd.s64 %rd31,%rd31,%rd30;\n"
-"setp.lt.s64 %p4,%rd31,%rd20;\n@%p4 bra $L__BB3_2;\n$L__BB3_6:\nret;\n}\n";
-static const char qlora__ptx_530[] =
+".param .u64 qlora_optim_shadow_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<10>;\n"
+".reg .f32 %f<8>;\n.reg .b32 %r<18>;\n.reg .b64 %rd<86>;\n"
+"ld.param.u64 %rd40,[qlora_optim_shadow_f32_param_0];\n"
+"ld.param.u64 %rd37,[qlora_optim_shadow_f32_param_1];\n"
+"ld.param.u64 %rd38,[qlora_optim_shadow_f32_param_2];\n"
+"ld.param.u64 %rd39,[qlora_optim_shadow_f32_param_3];\ncvta.to.global.u64 %rd1,%rd40;\n"
+"mov.u32 %r2,%ctaid.y;\ncvt.u64.u32 %rd78,%r2;\nsetp.ge.s64 %p1,%rd78,%rd39;\n"
+"@%p1 bra $L__BB3_15;\nmov.u32 %r3,%nctaid.x;\nmul.wide.u32 %rd3,%r3,256;\n"
+"mul.wide.u32 %rd4,%r3,1024;\ncvta.to.global.u64 %rd41,%rd38;\nmov.u32 %r4,%ctaid.x;\n"
+"mov.u32 %r5,%tid.x;\nmov.u32 %r17,%nctaid.y;\n$L__BB3_2:\nmul.lo.s64 %rd42,%rd78,48;\n"
+"add.s64 %rd6,%rd41,%rd42;\nld.global.u64 %rd7,[%rd6];\nld.global.f32 %f1,[%rd6+20];\n"
+"ld.global.u64 %rd8,[%rd6+32];\nmul.wide.u32 %rd43,%r4,256;\ncvt.u64.u32 %rd44,%r5;\n"
+"add.s64 %rd85,%rd43,%rd44;\nld.global.u64 %rd9,[%rd6+8];\nsetp.ge.s64 %p2,%rd85,%rd9;\n"
+"@%p2 bra $L__BB3_14;\nld.global.u64 %rd46,[%rd6+24];\ncvta.to.global.u64 %rd10,%rd46;\n"
+"ld.global.u64 %rd47,[%rd6+40];\nsub.s64 %rd11,%rd47,%rd8;\nsetp.eq.s64 %p3,%rd46,0;\n"
+"@%p3 bra $L__BB3_12;\nsetp.lt.s64 %p4,%rd9,2147483648;\n@%p4 bra $L__BB3_10;\n"
+"bra.uni $L__BB3_5;\n$L__BB3_10:\nadd.s64 %rd84,%rd43,%rd44;\ncvta.to.global.u64 %rd29,%rd37;\n"
+"cvt.u32.u64 %r1,%rd8;\n$L__BB3_11:\nadd.s64 %rd62,%rd84,%rd7;\nshl.b64 %rd63,%rd62,2;\n"
+"add.s64 %rd64,%rd1,%rd63;\nld.global.f32 %f4,[%rd64];\nmul.f32 %f5,%f1,%f4;\n"
+"add.s64 %rd65,%rd29,%rd63;\nst.global.f32[%rd65],%f5;\ncvt.u32.u64 %r13,%rd84;\n"
+"div.u32 %r14,%r13,%r1;\ncvt.u64.u32 %rd66,%r14;\nmul.lo.s64 %rd67,%rd11,%rd66;\n"
+"add.s64 %rd68,%rd67,%rd84;\nshl.b64 %rd69,%rd68,2;\nadd.s64 %rd70,%rd10,%rd69;\n"
+"st.global.f32[%rd70],%f5;\nadd.s64 %rd84,%rd84,%rd3;\nsetp.lt.s64 %p7,%rd84,%rd9;\n"
+"@%p7 bra $L__BB3_11;\nbra.uni $L__BB3_14;\n$L__BB3_12:\ncvta.to.global.u64 %rd33,%rd37;\n"
+"$L__BB3_13:\nadd.s64 %rd73,%rd85,%rd7;\nshl.b64 %rd74,%rd73,2;\nadd.s64 %rd75,%rd1,%rd74;\n"
+"ld.global.f32 %f6,[%rd75];\nmul.f32 %f7,%f1,%f6;\nadd.s64 %rd76,%rd33,%rd74;\n"
+"st.global.f32[%rd76],%f7;\nadd.s64 %rd85,%rd85,%rd3;\nsetp.lt.s64 %p8,%rd85,%rd9;\n"
+"@%p8 bra $L__BB3_13;\nbra.uni $L__BB3_14;\n$L__BB3_5:\nadd.s64 %rd82,%rd43,%rd44;\n"
+"add.s64 %rd50,%rd82,%rd7;\ncvta.to.global.u64 %rd51,%rd37;\nshl.b64 %rd52,%rd50,2;\n"
+"add.s64 %rd81,%rd51,%rd52;\nadd.s64 %rd80,%rd1,%rd52;\nshl.b64 %rd15,%rd11,2;\n"
+"mul.wide.u32 %rd53,%r4,1024;\nmul.wide.u32 %rd54,%r5,4;\nadd.s64 %rd55,%rd53,%rd54;\n"
+"add.s64 %rd79,%rd10,%rd55;\n$L__BB3_6:\nld.global.f32 %f3,[%rd80];\nmul.f32 %f2,%f1,%f3;\n"
+"st.global.f32[%rd81],%f2;\nor.b64 %rd56,%rd82,%rd8;\nand.b64 %rd57,%rd56,-4294967296;\n"
+"setp.eq.s64 %p5,%rd57,0;\n@%p5 bra $L__BB3_8;\ndiv.s64 %rd83,%rd82,%rd8;\nbra.uni $L__BB3_9;\n"
+"$L__BB3_8:\ncvt.u32.u64 %r8,%rd8;\ncvt.u32.u64 %r9,%rd82;\ndiv.u32 %r10,%r9,%r8;\n"
+"cvt.u64.u32 %rd83,%r10;\n$L__BB3_9:\nmul.lo.s64 %rd58,%rd15,%rd83;\nadd.s64 %rd59,%rd79,%rd58;\n"
+"st.global.f32[%rd59],%f2;\nadd.s64 %rd81,%rd81,%rd4;\nadd.s64 %rd80,%rd80,%rd4;\n"
+"add.s64 %rd79,%rd79,%rd4;\nadd.s64 %rd82,%rd82,%rd3;\nsetp.lt.s64 %p6,%rd82,%rd9;\n"
+"@%p6 bra $L__BB3_6;\n$L__BB3_14:\ncvt.u64.u32 %rd77,%r17;\nadd.s64 %rd78,%rd78,%rd77;\n"
+"setp.lt.s64 %p9,%rd78,%rd39;\n@%p9 bra $L__BB3_2;\n$L__BB3_15:\nret;\n}\n";
+static const char qlora__ptx_534[] =
 ".visible .entry qlora_optim_shadow_bf16(\n.param .u64 qlora_optim_shadow_bf16_param_0,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_1,\n.param .u64 qlora_optim_shadow_bf16_param_2,\n"
-".param .u64 qlora_optim_shadow_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<6>;\n"
-".reg .f32 %f<4>;\n.reg .b32 %r<16>;\n.reg .b64 %rd<40>;\n"
-"ld.param.u64 %rd18,[qlora_optim_shadow_bf16_param_0];\n"
-"ld.param.u64 %rd19,[qlora_optim_shadow_bf16_param_1];\n"
-"ld.param.u64 %rd20,[qlora_optim_shadow_bf16_param_2];\n"
-"ld.param.u64 %rd21,[qlora_optim_shadow_bf16_param_3];\nmov.u32 %r1,%ctaid.y;\n"
-"cvt.u64.u32 %rd36,%r1;\nsetp.ge.s64 %p1,%rd36,%rd21;\n@%p1 bra $L__BB4_6;\n"
-"mov.u32 %r2,%nctaid.x;\nmul.wide.u32 %rd2,%r2,256;\nmul.wide.u32 %rd3,%r2,1024;\n"
-"mul.wide.u32 %rd4,%r2,512;\ncvta.to.global.u64 %rd22,%rd20;\nmov.u32 %r3,%ctaid.x;\n"
-"mov.u32 %r4,%tid.x;\ncvta.to.global.u64 %rd31,%rd18;\ncvta.to.global.u64 %rd33,%rd19;\n"
-"mov.u32 %r15,%nctaid.y;\n$L__BB4_2:\nmul.lo.s64 %rd23,%rd36,24;\nadd.s64 %rd6,%rd22,%rd23;\n"
-"mul.wide.u32 %rd24,%r3,256;\ncvt.u64.u32 %rd25,%r4;\nadd.s64 %rd39,%rd24,%rd25;\n"
-"ld.global.u64 %rd7,[%rd6+8];\nsetp.ge.s64 %p2,%rd39,%rd7;\n@%p2 bra $L__BB4_5;\n"
-"ld.global.u64 %rd27,[%rd6];\nld.global.f32 %f1,[%rd6+20];\nadd.s64 %rd30,%rd39,%rd27;\n"
-"shl.b64 %rd32,%rd30,2;\nadd.s64 %rd38,%rd31,%rd32;\nshl.b64 %rd34,%rd30,1;\n"
-"add.s64 %rd37,%rd33,%rd34;\n$L__BB4_4:\nld.global.f32 %f2,[%rd38];\nmul.f32 %f3,%f1,%f2;\n"
-"mov.b32 %r7,%f3;\nshr.u32 %r8,%r7,16;\nand.b32 %r9,%r8,1;\nadd.s32 %r10,%r7,%r9;\n"
-"add.s32 %r11,%r10,32767;\nshr.u32 %r12,%r11,16;\nand.b32 %r13,%r7,2147483647;\n"
-"setp.gt.u32 %p3,%r13,2139095040;\nselp.b32 %r14,32767,%r12,%p3;\nst.global.u16[%rd37],%r14;\n"
-"add.s64 %rd38,%rd38,%rd3;\nadd.s64 %rd37,%rd37,%rd4;\nadd.s64 %rd39,%rd39,%rd2;\n"
-"setp.lt.s64 %p4,%rd39,%rd7;\n@%p4 bra $L__BB4_4;\n$L__BB4_5:\ncvt.u64.u32 %rd35,%r15;\n"
-"add.s64 %rd36,%rd36,%rd35;\nsetp.lt.s64 %p5,%rd36,%rd21;\n@%p5 bra $L__BB4_2;\n$L__BB4_6:\nret;\n"
-"}\n";
+".param .u64 qlora_optim_shadow_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<13>;\n"
+".reg .b16 %rs<3>;\n.reg .f32 %f<8>;\n.reg .b32 %r<43>;\n.reg .b64 %rd<92>;\n"
+"ld.param.u64 %rd38,[qlora_optim_shadow_bf16_param_0];\n"
+"ld.param.u64 %rd39,[qlora_optim_shadow_bf16_param_1];\n"
+"ld.param.u64 %rd40,[qlora_optim_shadow_bf16_param_2];\n"
+"ld.param.u64 %rd41,[qlora_optim_shadow_bf16_param_3];\nmov.u32 %r2,%ctaid.y;\n"
+"cvt.u64.u32 %rd84,%r2;\nsetp.ge.s64 %p1,%rd84,%rd41;\n@%p1 bra $L__BB4_15;\n"
+"mov.u32 %r3,%nctaid.x;\nmul.wide.u32 %rd2,%r3,256;\nmul.wide.u32 %rd3,%r3,1024;\n"
+"cvta.to.global.u64 %rd42,%rd40;\nmov.u32 %r4,%ctaid.x;\nmov.u32 %r5,%tid.x;\n$L__BB4_2:\n"
+"mul.lo.s64 %rd43,%rd84,48;\nadd.s64 %rd5,%rd42,%rd43;\nld.global.u64 %rd6,[%rd5];\n"
+"ld.global.f32 %f1,[%rd5+20];\nld.global.u64 %rd7,[%rd5+32];\nmul.wide.u32 %rd44,%r4,256;\n"
+"cvt.u64.u32 %rd45,%r5;\nadd.s64 %rd91,%rd44,%rd45;\nld.global.u64 %rd8,[%rd5+8];\n"
+"setp.ge.s64 %p2,%rd91,%rd8;\n@%p2 bra $L__BB4_14;\nld.global.u64 %rd47,[%rd5+24];\n"
+"cvta.to.global.u64 %rd9,%rd47;\nld.global.u64 %rd48,[%rd5+40];\nsub.s64 %rd10,%rd48,%rd7;\n"
+"setp.eq.s64 %p3,%rd47,0;\n@%p3 bra $L__BB4_12;\nsetp.lt.s64 %p4,%rd8,2147483648;\n"
+"@%p4 bra $L__BB4_10;\nbra.uni $L__BB4_5;\n$L__BB4_10:\nadd.s64 %rd90,%rd44,%rd45;\n"
+"cvta.to.global.u64 %rd28,%rd38;\ncvta.to.global.u64 %rd29,%rd39;\ncvt.u32.u64 %r1,%rd7;\n"
+"$L__BB4_11:\nadd.s64 %rd66,%rd90,%rd6;\nshl.b64 %rd67,%rd66,2;\nadd.s64 %rd68,%rd28,%rd67;\n"
+"ld.global.f32 %f4,[%rd68];\nmul.f32 %f5,%f1,%f4;\nmov.b32 %r22,%f5;\nshr.u32 %r23,%r22,16;\n"
+"and.b32 %r24,%r23,1;\nadd.s32 %r25,%r22,%r24;\nadd.s32 %r26,%r25,32767;\nshr.u32 %r27,%r26,16;\n"
+"and.b32 %r28,%r22,2147483647;\nsetp.gt.u32 %p8,%r28,2139095040;\nselp.b32 %r29,32767,%r27,%p8;\n"
+"cvt.u16.u32 %rs2,%r29;\nshl.b64 %rd69,%rd66,1;\nadd.s64 %rd70,%rd29,%rd69;\n"
+"st.global.u16[%rd70],%rs2;\ncvt.u32.u64 %r30,%rd90;\ndiv.u32 %r31,%r30,%r1;\n"
+"cvt.u64.u32 %rd71,%r31;\nmul.lo.s64 %rd72,%rd10,%rd71;\nadd.s64 %rd73,%rd72,%rd90;\n"
+"shl.b64 %rd74,%rd73,1;\nadd.s64 %rd75,%rd9,%rd74;\nst.global.u16[%rd75],%rs2;\n"
+"add.s64 %rd90,%rd90,%rd2;\nsetp.lt.s64 %p9,%rd90,%rd8;\n@%p9 bra $L__BB4_11;\n"
+"bra.uni $L__BB4_14;\n$L__BB4_12:\ncvta.to.global.u64 %rd33,%rd38;\n"
+"cvta.to.global.u64 %rd34,%rd39;\n$L__BB4_13:\nadd.s64 %rd78,%rd91,%rd6;\nshl.b64 %rd79,%rd78,2;\n"
+"add.s64 %rd80,%rd33,%rd79;\nld.global.f32 %f6,[%rd80];\nmul.f32 %f7,%f1,%f6;\nmov.b32 %r34,%f7;\n"
+"shr.u32 %r35,%r34,16;\nand.b32 %r36,%r35,1;\nadd.s32 %r37,%r34,%r36;\nadd.s32 %r38,%r37,32767;\n"
+"shr.u32 %r39,%r38,16;\nand.b32 %r40,%r34,2147483647;\nsetp.gt.u32 %p10,%r40,2139095040;\n"
+"selp.b32 %r41,32767,%r39,%p10;\nshl.b64 %rd81,%rd78,1;\nadd.s64 %rd82,%rd34,%rd81;\n"
+"st.global.u16[%rd82],%r41;\nadd.s64 %rd91,%rd91,%rd2;\nsetp.lt.s64 %p11,%rd91,%rd8;\n"
+"@%p11 bra $L__BB4_13;\nbra.uni $L__BB4_14;\n$L__BB4_5:\nadd.s64 %rd88,%rd44,%rd45;\n"
+"add.s64 %rd51,%rd88,%rd6;\ncvta.to.global.u64 %rd52,%rd39;\nshl.b64 %rd53,%rd51,1;\n"
+"add.s64 %rd87,%rd52,%rd53;\ncvta.to.global.u64 %rd54,%rd38;\nshl.b64 %rd55,%rd51,2;\n"
+"add.s64 %rd86,%rd54,%rd55;\nshl.b64 %rd14,%rd10,1;\nmul.wide.u32 %rd56,%r4,512;\n"
+"mul.wide.u32 %rd57,%r5,2;\nadd.s64 %rd58,%rd56,%rd57;\nadd.s64 %rd85,%rd9,%rd58;\n$L__BB4_6:\n"
+"ld.global.f32 %f2,[%rd86];\nmul.f32 %f3,%f1,%f2;\nmov.b32 %r8,%f3;\nshr.u32 %r9,%r8,16;\n"
+"and.b32 %r10,%r9,1;\nadd.s32 %r11,%r8,%r10;\nadd.s32 %r12,%r11,32767;\nshr.u32 %r13,%r12,16;\n"
+"and.b32 %r14,%r8,2147483647;\nsetp.gt.u32 %p5,%r14,2139095040;\nselp.b32 %r15,32767,%r13,%p5;\n"
+"cvt.u16.u32 %rs1,%r15;\nst.global.u16[%rd87],%rs1;\nor.b64 %rd59,%rd88,%rd7;\n"
+"and.b64 %rd60,%rd59,-4294967296;\nsetp.eq.s64 %p6,%rd60,0;\n@%p6 bra $L__BB4_8;\n"
+"div.s64 %rd89,%rd88,%rd7;\nbra.uni $L__BB4_9;\n$L__BB4_8:\ncvt.u32.u64 %r16,%rd7;\n"
+"cvt.u32.u64 %r17,%rd88;\ndiv.u32 %r18,%r17,%r16;\ncvt.u64.u32 %rd89,%r18;\n$L__BB4_9:\n"
+"mul.lo.s64 %rd61,%rd14,%rd89;\nadd.s64 %rd62,%rd85,%rd61;\nst.global.u16[%rd62],%rs1;\n"
+"mul.wide.u32 %rd63,%r3,512;\nadd.s64 %rd87,%rd87,%rd63;\nadd.s64 %rd86,%rd86,%rd3;\n"
+"add.s64 %rd85,%rd85,%rd63;\n";
+static const char qlora__ptx_535[] =
+"add.s64 %rd88,%rd88,%rd2;\nsetp.lt.s64 %p7,%rd88,%rd8;\n@%p7 bra $L__BB4_6;\n$L__BB4_14:\n"
+"mov.u32 %r42,%nctaid.y;\ncvt.u64.u32 %rd83,%r42;\nadd.s64 %rd84,%rd84,%rd83;\n"
+"setp.lt.s64 %p12,%rd84,%rd41;\n@%p12 bra $L__BB4_2;\n$L__BB4_15:\nret;\n}\n";
 static const char* const qlora__ptx_optim_75[] = {
-qlora__ptx_520,
 qlora__ptx_521,
 qlora__ptx_522,
 qlora__ptx_523,
@@ -25112,9 +25375,14 @@ qlora__ptx_527,
 qlora__ptx_528,
 qlora__ptx_529,
 qlora__ptx_530,
+qlora__ptx_531,
+qlora__ptx_532,
+qlora__ptx_533,
+qlora__ptx_534,
+qlora__ptx_535,
 0};
 
-static const char qlora__ptx_531[] =
+static const char qlora__ptx_536[] =
 ".visible .entry qlora_random_normal_f32(\n.param .u64 qlora_random_normal_f32_param_0,\n"
 ".param .u64 qlora_random_normal_f32_param_1,\n.param .u32 qlora_random_normal_f32_param_2,\n"
 ".param .u32 qlora_random_normal_f32_param_3,\n.param .u32 qlora_random_normal_f32_param_4,\n"
@@ -25169,7 +25437,7 @@ static const char qlora__ptx_531[] =
 "add.s32 %r83,%r3,534103459;\nxor.b32 %r84,%r83,%r76;\nxor.b32 %r85,%r84,%r82;\n"
 "cvt.u32.u64 %r86,%rd40;\nmul.wide.u32 %rd44,%r80,-766435501;\n"
 "mul.wide.u32 %rd45,%r85,-845247145;\nshr.u64 %rd46,%rd45,32;\ncvt.u32.u64 %r87,%rd46;\n";
-static const char qlora__ptx_532[] =
+static const char qlora__ptx_537[] =
 "add.s32 %r88,%r2,-239350328;\nxor.b32 %r89,%r88,%r81;\nxor.b32 %r90,%r89,%r87;\n"
 "cvt.u32.u64 %r91,%rd45;\nshr.u64 %rd47,%rd44,32;\ncvt.u32.u64 %r92,%rd47;\n"
 "add.s32 %r93,%r3,-616729560;\nxor.b32 %r94,%r93,%r86;\nxor.b32 %r95,%r94,%r92;\n"
@@ -25221,7 +25489,7 @@ static const char qlora__ptx_532[] =
 "add.s32 %r191,%r189,%r190;\nadd.s32 %r192,%r191,%r178;\nadd.s32 %r193,%r192,-393210;\n"
 "and.b32 %r194,%r186,65535;\nshr.u32 %r195,%r186,16;\nadd.s32 %r196,%r194,%r195;\n"
 "and.b32 %r197,%r188,65535;\nshr.u32 %r198,%r188,16;\n";
-static const char qlora__ptx_533[] =
+static const char qlora__ptx_538[] =
 "add.s32 %r199,%r197,%r198;\nadd.s32 %r200,%r199,%r196;\nxor.b32 %r201,%r15,2;\n"
 "mul.wide.u32 %rd84,%r201,-845247145;\nshr.u64 %rd85,%rd84,32;\ncvt.u32.u64 %r202,%rd85;\n"
 "xor.b32 %r203,%r19,%r202;\ncvt.u32.u64 %r204,%rd84;\nmul.wide.u32 %rd86,%r203,-766435501;\n"
@@ -25266,7 +25534,7 @@ static const char qlora__ptx_533[] =
 "setp.ge.s64 %p2,%rd119,%rd3;\n@%p2 bra $L__BB0_3;\ncvt.rn.f32.s32 %f4,%r1;\n"
 "mul.f32 %f5,%f4,%f1;\nshl.b64 %rd124,%rd6,3;\nadd.s64 %rd125,%rd116,%rd124;\n"
 "st.global.f32[%rd125+4],%f5;\n$L__BB0_3:\nret;\n}\n";
-static const char qlora__ptx_534[] =
+static const char qlora__ptx_539[] =
 ".visible .entry qlora_random_normal_bf16(\n.param .u64 qlora_random_normal_bf16_param_0,\n"
 ".param .u64 qlora_random_normal_bf16_param_1,\n.param .u32 qlora_random_normal_bf16_param_2,\n"
 ".param .u32 qlora_random_normal_bf16_param_3,\n.param .u32 qlora_random_normal_bf16_param_4,\n"
@@ -25321,7 +25589,7 @@ static const char qlora__ptx_534[] =
 "xor.b32 %r82,%r81,%r74;\nxor.b32 %r83,%r82,%r80;\ncvt.u32.u64 %r84,%rd38;\n"
 "mul.wide.u32 %rd42,%r78,-766435501;\nmul.wide.u32 %rd43,%r83,-845247145;\n"
 "shr.u64 %rd44,%rd43,32;\ncvt.u32.u64 %r85,%rd44;\n";
-static const char qlora__ptx_535[] =
+static const char qlora__ptx_540[] =
 "add.s32 %r86,%r2,-239350328;\nxor.b32 %r87,%r86,%r79;\nxor.b32 %r88,%r87,%r85;\n"
 "cvt.u32.u64 %r89,%rd43;\nshr.u64 %rd45,%rd42,32;\ncvt.u32.u64 %r90,%rd45;\n"
 "add.s32 %r91,%r3,-616729560;\nxor.b32 %r92,%r91,%r84;\nxor.b32 %r93,%r92,%r90;\n"
@@ -25373,7 +25641,7 @@ static const char qlora__ptx_535[] =
 "add.s32 %r189,%r187,%r188;\nadd.s32 %r190,%r189,%r176;\nadd.s32 %r191,%r190,-393210;\n"
 "and.b32 %r192,%r184,65535;\nshr.u32 %r193,%r184,16;\nadd.s32 %r194,%r192,%r193;\n"
 "and.b32 %r195,%r186,65535;\nshr.u32 %r196,%r186,16;\n";
-static const char qlora__ptx_536[] =
+static const char qlora__ptx_541[] =
 "add.s32 %r197,%r195,%r196;\nadd.s32 %r198,%r197,%r194;\nxor.b32 %r199,%r13,2;\n"
 "mul.wide.u32 %rd82,%r199,-845247145;\nshr.u64 %rd83,%rd82,32;\ncvt.u32.u64 %r200,%rd83;\n"
 "xor.b32 %r201,%r17,%r200;\ncvt.u32.u64 %r202,%rd82;\nmul.wide.u32 %rd84,%r201,-766435501;\n"
@@ -25424,15 +25692,15 @@ static const char qlora__ptx_536[] =
 "and.b32 %r292,%r286,2147483647;\nsetp.gt.u32 %p4,%r292,2139095040;\n"
 "selp.b32 %r293,32767,%r291,%p4;\nst.global.u16[%rd3+2],%r293;\n$L__BB1_3:\nret;\n}\n";
 static const char* const qlora__ptx_random_75[] = {
-qlora__ptx_531,
-qlora__ptx_532,
-qlora__ptx_533,
-qlora__ptx_534,
-qlora__ptx_535,
 qlora__ptx_536,
+qlora__ptx_537,
+qlora__ptx_538,
+qlora__ptx_539,
+qlora__ptx_540,
+qlora__ptx_541,
 0};
 
-static const char qlora__ptx_537[] =
+static const char qlora__ptx_542[] =
 ".visible .entry qlora_rope_f32(\n.param .u64 qlora_rope_f32_param_0,\n"
 ".param .u64 qlora_rope_f32_param_1,\n.param .u64 qlora_rope_f32_param_2,\n"
 ".param .u64 qlora_rope_f32_param_3,\n.param .u64 qlora_rope_f32_param_4,\n"
@@ -25485,7 +25753,7 @@ static const char qlora__ptx_537[] =
 "@%p13 bra $L__BB0_31;\nsetp.eq.s32 %p15,%r145,0;\n@%p15 bra $L__BB0_13;\nshl.b64 %rd101,%rd7,1;\n"
 "add.s64 %rd102,%rd1,%rd101;\nld.global.v2.u32{%r185,%r186},[%rd102];\nshl.b32 %r315,%r185,16;\n"
 "and.b32 %r316,%r185,-65536;\n";
-static const char qlora__ptx_538[] =
+static const char qlora__ptx_543[] =
 "shl.b32 %r317,%r186,16;\nand.b32 %r318,%r186,-65536;\nbra.uni $L__BB0_14;\n$L__BB0_39:\n"
 "setp.ge.u32 %p35,%r347,%r146;\n@%p35 bra $L__BB0_146;\nadd.s32 %r310,%r148,3;\n"
 "mov.u32 %r221,%ntid.x;\nmul.lo.s32 %r222,%r221,%r313;\nshl.b32 %r223,%r222,2;\n"
@@ -25537,7 +25805,7 @@ static const char qlora__ptx_538[] =
 "add.s64 %rd53,%rd84,%rd172;\nadd.s64 %rd54,%rd53,%rd226;\nshl.b64 %rd174,%rd169,1;\n"
 "add.s64 %rd175,%rd1,%rd174;\nld.global.u16 %r278,[%rd175];\nshl.b32 %r279,%r278,16;\n"
 "mov.b32 %f462,%r279;\n";
-static const char qlora__ptx_539[] =
+static const char qlora__ptx_544[] =
 "ld.global.f32 %f463,[%rd53];\nadd.f32 %f553,%f463,%f462;\nmul.wide.s32 %rd176,%r148,2;\n"
 "add.s64 %rd177,%rd175,%rd176;\nld.global.u16 %r280,[%rd177];\nshl.b32 %r281,%r280,16;\n"
 "mov.b32 %f464,%r281;\nld.global.f32 %f465,[%rd54];\nadd.f32 %f552,%f465,%f464;\n"
@@ -25588,7 +25856,7 @@ static const char qlora__ptx_539[] =
 "mul.rn.f32 %f329,%f519,%f326;\nfma.rn.f32 %f518,%f518,%f324,%f329;\nmov.f32 %f519,%f59;\n"
 "$L__BB0_47:\n@%p19 bra $L__BB0_49;\nst.global.f32[%rd19],%f519;\nst.global.f32[%rd20],%f518;\n"
 "$L__BB0_49:\nsetp.eq.s32 %p44,%r242,1;\nadd.s32 %r348,%r6,1;\n";
-static const char qlora__ptx_540[] =
+static const char qlora__ptx_545[] =
 "@%p44 bra $L__BB0_59;\nld.global.f32 %f330,[%rd21+4];\nld.global.f32 %f331,[%rd19+4];\n"
 "add.f32 %f521,%f331,%f330;\nld.global.f32 %f332,[%rd22+4];\nld.global.f32 %f333,[%rd20+4];\n"
 "add.f32 %f520,%f333,%f332;\n@%p42 bra $L__BB0_52;\nld.global.f32 %f334,[%rd15+4];\n"
@@ -25639,7 +25907,7 @@ static const char qlora__ptx_540[] =
 "ld.global.f32 %f380,[%rd238+12];\nld.global.f32 %f381,[%rd236+12];\nadd.f32 %f531,%f381,%f380;\n"
 "ld.global.f32 %f382,[%rd239+12];\nld.global.f32 %f383,[%rd237+12];\nadd.f32 %f530,%f383,%f382;\n"
 "@%p51 bra $L__BB0_75;\n";
-static const char qlora__ptx_541[] =
+static const char qlora__ptx_546[] =
 "add.s64 %rd153,%rd235,%rd23;\nld.global.f32 %f384,[%rd240+12];\nmul.f32 %f385,%f384,%f183;\n"
 "mul.rn.f32 %f386,%f530,%f385;\nneg.f32 %f387,%f386;\nld.global.f32 %f388,[%rd153+12];\n"
 "fma.rn.f32 %f95,%f531,%f388,%f387;\nmul.rn.f32 %f389,%f531,%f385;\n"
@@ -25690,7 +25958,7 @@ static const char qlora__ptx_541[] =
 "st.global.f32[%rd47+4],%f540;\n$L__BB0_103:\nld.global.f32 %f542,[%rd47+8];\n"
 "ld.global.f32 %f543,[%rd46+8];\n@%p72 bra $L__BB0_105;\nld.global.f32 %f420,[%rd49+8];\n"
 "mul.f32 %f421,%f420,%f183;\nmul.rn.f32 %f422,%f542,%f421;\n";
-static const char qlora__ptx_542[] =
+static const char qlora__ptx_547[] =
 "neg.f32 %f423,%f422;\nld.global.f32 %f424,[%rd48+8];\nfma.rn.f32 %f131,%f543,%f424,%f423;\n"
 "mul.rn.f32 %f425,%f543,%f421;\nfma.rn.f32 %f542,%f542,%f424,%f425;\nmov.f32 %f543,%f131;\n"
 "$L__BB0_105:\n@%p19 bra $L__BB0_107;\nst.global.f32[%rd46+8],%f543;\n"
@@ -25741,7 +26009,7 @@ static const char qlora__ptx_542[] =
 "or.pred %p34,%p19,%p32;\n@%p34 bra $L__BB0_146;\nadd.s64 %rd221,%rd3,%rd86;\n"
 "add.s64 %rd220,%rd221,%rd10;\nshl.b64 %rd219,%rd220,2;\nadd.s64 %rd218,%rd84,%rd219;\n"
 "add.s64 %rd217,%rd3,%rd10;\nshl.b64 %rd216,%rd217,2;\nadd.s64 %rd215,%rd84,%rd216;\n";
-static const char qlora__ptx_543[] =
+static const char qlora__ptx_548[] =
 "st.global.v4.u32[%rd215],{%r342,%r341,%r340,%r339};\n"
 "st.global.v4.u32[%rd218],{%r346,%r345,%r344,%r343};\nbra.uni $L__BB0_146;\n$L__BB0_13:\n"
 "shl.b64 %rd103,%rd7,2;\nadd.s64 %rd104,%rd1,%rd103;\n"
@@ -25792,7 +26060,7 @@ static const char qlora__ptx_543[] =
 "add.f32 %f515,%f237,%f236;\nmov.b32 %f238,%r343;\nmov.b32 %f239,%r330;\n"
 "add.f32 %f514,%f239,%f238;\nsetp.ge.u32 %p23,%r306,%r147;\n@%p23 bra $L__BB0_29;\n"
 "mul.f32 %f240,%f188,%f183;\nmul.rn.f32 %f241,%f517,%f240;\n";
-static const char qlora__ptx_544[] =
+static const char qlora__ptx_549[] =
 "neg.f32 %f242,%f241;\nfma.rn.f32 %f41,%f513,%f184,%f242;\nmul.rn.f32 %f243,%f513,%f240;\n"
 "fma.rn.f32 %f517,%f517,%f184,%f243;\nmul.f32 %f244,%f189,%f183;\nmul.rn.f32 %f245,%f516,%f244;\n"
 "neg.f32 %f246,%f245;\nfma.rn.f32 %f43,%f512,%f185,%f246;\nmul.rn.f32 %f247,%f512,%f244;\n"
@@ -25810,17 +26078,17 @@ static const char qlora__ptx_544[] =
 "add.s32 %r314,%r314,%r300;\nsetp.lt.u32 %p105,%r314,%r156;\nadd.s32 %r313,%r313,1;\n"
 "@%p105 bra $L__BB0_9;\n$L__BB0_147:\nret;\n}\n";
 static const char* const qlora__ptx_rope_75[] = {
-qlora__ptx_537,
-qlora__ptx_538,
-qlora__ptx_539,
-qlora__ptx_540,
-qlora__ptx_541,
 qlora__ptx_542,
 qlora__ptx_543,
 qlora__ptx_544,
+qlora__ptx_545,
+qlora__ptx_546,
+qlora__ptx_547,
+qlora__ptx_548,
+qlora__ptx_549,
 0};
 
-static const char qlora__ptx_545[] =
+static const char qlora__ptx_550[] =
 ".visible .entry qlora_rope_bf16(\n.param .u64 qlora_rope_bf16_param_0,\n"
 ".param .u64 qlora_rope_bf16_param_1,\n.param .u64 qlora_rope_bf16_param_2,\n"
 ".param .u64 qlora_rope_bf16_param_3,\n.param .u64 qlora_rope_bf16_param_4,\n"
@@ -25872,7 +26140,7 @@ static const char qlora__ptx_545[] =
 "ld.global.v4.f32{%f130,%f131,%f132,%f133},[%rd6+16];\n"
 "ld.global.v4.f32{%f134,%f135,%f136,%f137},[%rd86+16];\nshl.b32 %r628,%r319,16;\n"
 "and.b32 %r627,%r319,-65536;\nshl.b32 %r626,%r320,16;\nand.b32 %r625,%r320,-65536;\n";
-static const char qlora__ptx_546[] =
+static const char qlora__ptx_551[] =
 "shl.b32 %r624,%r321,16;\nand.b32 %r623,%r321,-65536;\nshl.b32 %r622,%r322,16;\n"
 "and.b32 %r621,%r322,-65536;\nshl.b32 %r636,%r327,16;\nand.b32 %r635,%r327,-65536;\n"
 "shl.b32 %r634,%r328,16;\nand.b32 %r633,%r328,-65536;\nshl.b32 %r632,%r329,16;\n"
@@ -25924,7 +26192,7 @@ static const char qlora__ptx_546[] =
 "add.s64 %rd41,%rd40,%rd141;\nld.global.u16 %r533,[%rd41];\nshl.b32 %r534,%r533,16;\n"
 "mov.b32 %f547,%r534;\nadd.f32 %f598,%f545,%f547;\nadd.s64 %rd143,%rd4,%rd37;\n"
 "shl.b64 %rd144,%rd143,2;\n";
-static const char qlora__ptx_547[] =
+static const char qlora__ptx_552[] =
 "add.s64 %rd42,%rd65,%rd144;\nadd.s32 %r535,%r690,%r302;\ncvt.s64.s32 %rd145,%r535;\n"
 "add.s64 %rd146,%rd4,%rd145;\nshl.b64 %rd147,%rd146,2;\nadd.s64 %rd43,%rd65,%rd147;\n"
 "setp.ge.u32 %p80,%r685,%r301;\n@%p80 bra $L__BB0_113;\nld.global.f32 %f548,[%rd42];\n"
@@ -25974,7 +26242,7 @@ static const char qlora__ptx_547[] =
 "mul.wide.s32 %rd176,%r302,4;\nadd.s64 %rd175,%rd23,%rd176;\nsetp.ge.u32 %p94,%r685,%r301;\n"
 "ld.global.u16 %r465,[%rd21+4];\nshl.b32 %r466,%r465,16;\nmov.b32 %f416,%r466;\n"
 "ld.global.u16 %r467,[%rd22+4];\nshl.b32 %r468,%r467,16;\n";
-static const char qlora__ptx_548[] =
+static const char qlora__ptx_553[] =
 "mov.b32 %f417,%r468;\nld.global.f32 %f418,[%rd23+8];\nadd.f32 %f573,%f418,%f416;\n"
 "ld.global.f32 %f419,[%rd175+8];\nadd.f32 %f572,%f419,%f417;\n@%p94 bra $L__BB0_52;\n"
 "ld.global.f32 %f420,[%rd16+8];\nmul.f32 %f421,%f420,%f121;\nmul.rn.f32 %f422,%f572,%f421;\n"
@@ -26025,7 +26293,7 @@ static const char qlora__ptx_548[] =
 "fma.rn.f32 %f57,%f581,%f472,%f471;\nmul.rn.f32 %f473,%f581,%f469;\n"
 "fma.rn.f32 %f580,%f580,%f472,%f473;\nmov.f32 %f581,%f57;\n$L__BB0_69:\n@%p19 bra $L__BB0_71;\n"
 "cvt.rn.bf16.f32 %rs18,%f581;\nst.global.u16[%rd26+6],%rs18;\n";
-static const char qlora__ptx_549[] =
+static const char qlora__ptx_554[] =
 "cvt.rn.bf16.f32 %rs19,%f580;\nst.global.u16[%rd27+6],%rs19;\n$L__BB0_71:\n"
 "cvt.s64.s32 %rd171,%r686;\ncvt.u32.u64 %r486,%rd171;\nadd.s32 %r487,%r486,3;\n"
 "add.s32 %r686,%r486,4;\nsetp.lt.s32 %p52,%r487,%r277;\nsetp.lt.s32 %p53,%r686,%r302;\n"
@@ -26076,7 +26344,7 @@ static const char qlora__ptx_549[] =
 "neg.f32 %f511,%f510;\nld.global.f32 %f512,[%rd35+4];\nfma.rn.f32 %f87,%f591,%f512,%f511;\n"
 "mul.rn.f32 %f513,%f591,%f509;\nfma.rn.f32 %f590,%f590,%f512,%f513;\nmov.f32 %f591,%f87;\n"
 "$L__BB0_94:\n@%p19 bra $L__BB0_96;\ncvt.rn.bf16.f32 %rs28,%f591;\nst.global.u16[%rd33+2],%rs28;\n";
-static const char qlora__ptx_550[] =
+static const char qlora__ptx_555[] =
 "cvt.rn.bf16.f32 %rs29,%f590;\nst.global.u16[%rd34+2],%rs29;\n$L__BB0_96:\n"
 "ld.global.u16 %r509,[%rd34+4];\nshl.b32 %r510,%r509,16;\nmov.b32 %f592,%r510;\n"
 "ld.global.u16 %r511,[%rd33+4];\nshl.b32 %r512,%r511,16;\nmov.b32 %f593,%r512;\n"
@@ -26127,7 +26395,7 @@ static const char qlora__ptx_550[] =
 "add.f32 %f172,%f171,%f170;\nmov.b32 %r633,%f172;\nshl.b32 %r381,%r329,16;\nmov.b32 %f173,%r381;\n"
 "mov.b32 %f174,%r601;\nadd.f32 %f175,%f174,%f173;\nmov.b32 %r632,%f175;\n"
 "and.b32 %r382,%r329,-65536;\nmov.b32 %f176,%r382;\nmov.b32 %f177,%r602;\n";
-static const char qlora__ptx_551[] =
+static const char qlora__ptx_556[] =
 "add.f32 %f178,%f177,%f176;\nmov.b32 %r631,%f178;\nshl.b32 %r383,%r330,16;\nmov.b32 %f179,%r383;\n"
 "mov.b32 %f180,%r603;\nadd.f32 %f181,%f180,%f179;\nmov.b32 %r630,%f181;\n"
 "and.b32 %r384,%r330,-65536;\nmov.b32 %f182,%r384;\nmov.b32 %f183,%r604;\n"
@@ -26180,7 +26448,7 @@ static const char qlora__ptx_551[] =
 "and.b32 %r681,%r340,-65536;\nshl.b32 %r680,%r341,16;\nand.b32 %r679,%r341,-65536;\n"
 "shl.b32 %r678,%r342,16;\nand.b32 %r677,%r342,-65536;\n@%p90 bra $L__BB0_30;\n"
 "setp.eq.s32 %p22,%r299,0;\n";
-static const char qlora__ptx_552[] =
+static const char qlora__ptx_557[] =
 "@%p22 bra $L__BB0_25;\nshl.b64 %rd95,%rd10,1;\nadd.s64 %rd96,%rd1,%rd95;\n"
 "ld.global.v2.u32{%r393,%r394},[%rd96];\nshl.b32 %r637,%r393,16;\nand.b32 %r638,%r393,-65536;\n"
 "shl.b32 %r639,%r394,16;\nand.b32 %r640,%r394,-65536;\nld.global.v2.u32{%r397,%r398},[%rd96+8];\n"
@@ -26230,7 +26498,7 @@ static const char qlora__ptx_552[] =
 "neg.f32 %f331,%f330;\nmov.b32 %f332,%r674;\nfma.rn.f32 %f333,%f332,%f124,%f331;\n"
 "mul.rn.f32 %f334,%f332,%f328;\nfma.rn.f32 %f335,%f329,%f124,%f334;\nmov.b32 %r682,%f335;\n"
 "mov.b32 %r674,%f333;\nmul.f32 %f336,%f129,%f121;\n";
-static const char qlora__ptx_553[] =
+static const char qlora__ptx_558[] =
 "mov.b32 %f337,%r681;\nmul.rn.f32 %f338,%f337,%f336;\nneg.f32 %f339,%f338;\nmov.b32 %f340,%r673;\n"
 "fma.rn.f32 %f341,%f340,%f125,%f339;\nmul.rn.f32 %f342,%f340,%f336;\n"
 "fma.rn.f32 %f343,%f337,%f125,%f342;\nmov.b32 %r681,%f343;\nmov.b32 %r673,%f341;\n"
@@ -26264,18 +26532,18 @@ static const char qlora__ptx_553[] =
 "$L__BB0_121:\nmov.u32 %r546,%ntid.x;\nadd.s32 %r588,%r588,%r546;\nsetp.lt.u32 %p88,%r588,%r310;\n"
 "add.s32 %r587,%r587,1;\n@%p88 bra $L__BB0_9;\n$L__BB0_122:\nret;\n}\n";
 static const char* const qlora__ptx_rope_bf16_80[] = {
-qlora__ptx_545,
-qlora__ptx_546,
-qlora__ptx_547,
-qlora__ptx_548,
-qlora__ptx_549,
 qlora__ptx_550,
 qlora__ptx_551,
 qlora__ptx_552,
 qlora__ptx_553,
+qlora__ptx_554,
+qlora__ptx_555,
+qlora__ptx_556,
+qlora__ptx_557,
+qlora__ptx_558,
 0};
 
-static const char qlora__ptx_554[] =
+static const char qlora__ptx_559[] =
 ".visible .entry qlora_elementwise_add_f32(\n.param .u64 qlora_elementwise_add_f32_param_0,\n"
 ".param .u64 qlora_elementwise_add_f32_param_1,\n.param .u64 qlora_elementwise_add_f32_param_2,\n"
 ".param .u64 qlora_elementwise_add_f32_param_3,\n.param .u64 qlora_elementwise_add_f32_param_4,\n"
@@ -26328,10 +26596,10 @@ static const char qlora__ptx_554[] =
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB0_31;\nst.global.f32[%rd14+4],%f2;\n$L__BB0_31:\n"
 "setp.lt.s64 %p19,%rd3,3;\n@%p19 bra $L__BB0_33;\nst.global.f32[%rd14+8],%f3;\n$L__BB0_33:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB0_36;\n";
-static const char qlora__ptx_555[] =
+static const char qlora__ptx_560[] =
 "st.global.f32[%rd14+12],%f4;\n$L__BB0_36:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB0_6;\n$L__BB0_37:\nret;\n}\n";
-static const char qlora__ptx_556[] =
+static const char qlora__ptx_561[] =
 ".visible .entry qlora_elementwise_scale_f32(\n.param .u64 qlora_elementwise_scale_f32_param_0,\n"
 ".param .u64 qlora_elementwise_scale_f32_param_1,\n"
 ".param .u64 qlora_elementwise_scale_f32_param_2,\n"
@@ -26375,7 +26643,7 @@ static const char qlora__ptx_556[] =
 "setp.lt.s64 %p13,%rd3,4;\n@%p13 bra $L__BB1_23;\nst.global.f32[%rd11+12],%f4;\n$L__BB1_23:\n"
 "add.s64 %rd34,%rd34,%rd4;\nsetp.lt.s64 %p14,%rd34,%rd17;\n@%p14 bra $L__BB1_3;\n$L__BB1_24:\n"
 "ret;\n}\n";
-static const char qlora__ptx_557[] =
+static const char qlora__ptx_562[] =
 ".visible .entry qlora_elementwise_fill_f32(\n.param .u64 qlora_elementwise_fill_f32_param_0,\n"
 ".param .u64 qlora_elementwise_fill_f32_param_1,\n"
 ".param .u64 qlora_elementwise_fill_f32_param_2,\n"
@@ -26402,7 +26670,7 @@ static const char qlora__ptx_557[] =
 "setp.lt.s64 %p9,%rd3,4;\n@%p9 bra $L__BB2_13;\nst.global.f32[%rd8+12],%f1;\n$L__BB2_13:\n"
 "add.s64 %rd23,%rd23,%rd4;\nsetp.lt.s64 %p10,%rd23,%rd12;\n@%p10 bra $L__BB2_3;\n$L__BB2_14:\n"
 "ret;\n}\n";
-static const char qlora__ptx_558[] =
+static const char qlora__ptx_563[] =
 ".visible .entry qlora_softmax_copy_b32(\n.param .u64 qlora_softmax_copy_b32_param_0,\n"
 ".param .u64 qlora_softmax_copy_b32_param_1,\n.param .u64 qlora_softmax_copy_b32_param_2,\n"
 ".param .u64 qlora_softmax_copy_b32_param_3,\n.param .u64 qlora_softmax_copy_b32_param_4,\n"
@@ -26456,12 +26724,12 @@ static const char qlora__ptx_558[] =
 "ld.global.u32 %r26,[%rd31+4];\nst.global.u32[%rd32+4],%r26;\n@%p16 bra $L__BB3_20;\n"
 "ld.global.u32 %r27,[%rd31+8];\nst.global.u32[%rd32+8],%r27;\n$L__BB3_20:\n"
 "add.s64 %rd79,%rd79,%rd14;\n";
-static const char qlora__ptx_559[] =
+static const char qlora__ptx_564[] =
 "setp.lt.s64 %p17,%rd79,%rd42;\n@%p17 bra $L__BB3_10;\nadd.s64 %rd77,%rd77,%rd6;\n"
 "setp.lt.s64 %p18,%rd77,%rd41;\n@%p18 bra $L__BB3_9;\nbra.uni $L__BB3_22;\n$L__BB3_7:\n"
 "add.s64 %rd77,%rd77,%rd6;\nsetp.lt.s64 %p8,%rd77,%rd41;\n@%p8 bra $L__BB3_7;\n$L__BB3_22:\nret;\n"
 "}\n";
-static const char qlora__ptx_560[] =
+static const char qlora__ptx_565[] =
 ".visible .entry qlora_softmax_transpose_b32(\n.param .u64 qlora_softmax_transpose_b32_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_2,\n"
@@ -26517,7 +26785,7 @@ static const char qlora__ptx_560[] =
 "@%p16 bra $L__BB4_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r80;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r55,%r80,132,%r24;\n"
 "shl.b32 %r56,%r1,2;\nand.b32 %r57,%r56,124;\nadd.s32 %r10,%r55,%r57;\n";
-static const char qlora__ptx_561[] =
+static const char qlora__ptx_566[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB4_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,2;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u32 %r58,[%rd65];\nst.shared.u32[%r10],%r58;\n$L__BB4_17:\nadd.s32 %r11,%r80,8;\n"
@@ -26568,9 +26836,9 @@ static const char qlora__ptx_561[] =
 "$L__BB4_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b32_param_6];\n"
 "mov.u32 %r79,%nctaid.z;\ncvt.u64.u32 %rd121,%r79;\nadd.s64 %rd125,%rd125,%rd121;\n"
 "setp.lt.s64 %p56,%rd125,%rd122;\n";
-static const char qlora__ptx_562[] =
+static const char qlora__ptx_567[] =
 "@%p56 bra $L__BB4_2;\n$L__BB4_44:\nret;\n}\n";
-static const char qlora__ptx_563[] =
+static const char qlora__ptx_568[] =
 ".visible .entry qlora_norm_rms_dw_sum(\n.param .u64 qlora_norm_rms_dw_sum_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_sum_param_1,\n.param .u32 qlora_norm_rms_dw_sum_param_2,\n"
 ".param .u32 qlora_norm_rms_dw_sum_param_3,\n.param .u32 qlora_norm_rms_dw_sum_param_4\n)\n{\n"
@@ -26600,7 +26868,7 @@ static const char qlora__ptx_563[] =
 "cvta.to.global.u64 %rd22,%rd12;\nmul.wide.s32 %rd23,%r1,4;\nadd.s64 %rd11,%rd22,%rd23;\n"
 "setp.eq.s32 %p7,%r13,0;\n@%p7 bra $L__BB5_11;\nld.global.f32 %f22,[%rd11];\n"
 "add.f32 %f27,%f27,%f22;\n$L__BB5_11:\nst.global.f32[%rd11],%f27;\n$L__BB5_12:\nret;\n}\n";
-static const char qlora__ptx_564[] =
+static const char qlora__ptx_569[] =
 ".visible .entry qlora_loss_sum(\n.param .u64 qlora_loss_sum_param_0,\n"
 ".param .u64 qlora_loss_sum_param_1,\n.param .u64 qlora_loss_sum_param_2,\n"
 ".param .u64 qlora_loss_sum_param_3,\n.param .u64 qlora_loss_sum_param_4,\n"
@@ -26651,7 +26919,7 @@ static const char qlora__ptx_564[] =
 "add.s64 %rd114,%rd114,4096;\nadd.s64 %rd113,%rd113,4096;\nadd.s64 %rd112,%rd112,1024;\n"
 "setp.lt.s64 %p21,%rd112,%rd59;\n@%p21 bra $L__BB6_9;\nbra.uni $L__BB6_34;\n$L__BB6_18:\n"
 "mov.u32 %r21,%tid.x;\ncvt.s64.s32 %rd121,%r21;\nsetp.eq.s64 %p22,%rd2,0;\n";
-static const char qlora__ptx_565[] =
+static const char qlora__ptx_570[] =
 "mov.f64 %fd155,0d0000000000000000;\nmov.f64 %fd154,%fd155;\n@%p22 bra $L__BB6_23;\n"
 "ld.param.u64 %rd102,[qlora_loss_sum_param_1];\nld.param.u64 %rd101,[qlora_loss_sum_param_0];\n"
 "cvt.s64.s32 %rd121,%r3;\ncvta.to.global.u64 %rd81,%rd101;\nmul.wide.s32 %rd82,%r3,4;\n"
@@ -26702,7 +26970,7 @@ static const char qlora__ptx_565[] =
 "add.f64 %fd109,%fd107,%fd108;\nst.shared.f64[%r2],%fd109;\n$L__BB6_42:\nbar.sync 0;\n"
 "setp.gt.s32 %p45,%r3,7;\n@%p45 bra $L__BB6_44;\nld.shared.f64 %fd110,[%r1];\n"
 "ld.shared.f64 %fd111,[%r1+64];\n";
-static const char qlora__ptx_566[] =
+static const char qlora__ptx_571[] =
 "add.f64 %fd112,%fd111,%fd110;\nst.shared.f64[%r1],%fd112;\nld.shared.f64 %fd113,[%r2+64];\n"
 "ld.shared.f64 %fd114,[%r2];\nadd.f64 %fd115,%fd113,%fd114;\nst.shared.f64[%r2],%fd115;\n"
 "$L__BB6_44:\nbar.sync 0;\nsetp.gt.s32 %p46,%r3,3;\n@%p46 bra $L__BB6_46;\n"
@@ -26727,11 +26995,6 @@ static const char qlora__ptx_566[] =
 "ld.shared.f64 %fd142,[_ZZ14qlora_loss_sumE11weight_lane];\nadd.f64 %fd143,%fd142,%fd141;\n"
 "cvt.rn.f32.f64 %f21,%fd143;\nst.global.f32[%rd93+8],%f21;\n$L__BB6_52:\nret;\n}\n";
 static const char* const qlora__ptx_shared_75[] = {
-qlora__ptx_554,
-qlora__ptx_555,
-qlora__ptx_556,
-qlora__ptx_557,
-qlora__ptx_558,
 qlora__ptx_559,
 qlora__ptx_560,
 qlora__ptx_561,
@@ -26740,9 +27003,14 @@ qlora__ptx_563,
 qlora__ptx_564,
 qlora__ptx_565,
 qlora__ptx_566,
+qlora__ptx_567,
+qlora__ptx_568,
+qlora__ptx_569,
+qlora__ptx_570,
+qlora__ptx_571,
 0};
 
-static const char qlora__ptx_567[] =
+static const char qlora__ptx_572[] =
 ".visible .entry qlora_softmax_scores_f32(\n.param .u64 qlora_softmax_scores_f32_param_0,\n"
 ".param .u64 qlora_softmax_scores_f32_param_1,\n.param .u64 qlora_softmax_scores_f32_param_2,\n"
 ".param .u64 qlora_softmax_scores_f32_param_3,\n.param .u64 qlora_softmax_scores_f32_param_4,\n"
@@ -26775,7 +27043,7 @@ static const char qlora__ptx_567[] =
 "@%p13 bra $L__BB0_6;\nadd.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p14,%rd31,%rd19;\n"
 "@%p14 bra $L__BB0_5;\nbra.uni $L__BB0_10;\n$L__BB0_3:\nadd.s64 %rd31,%rd31,%rd4;\n"
 "setp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB0_3;\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_568[] =
+static const char qlora__ptx_573[] =
 ".visible .entry qlora_softmax_fwd_f32(\n.param .u64 qlora_softmax_fwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_1,\n.param .u64 qlora_softmax_fwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_3,\n.param .u64 qlora_softmax_fwd_f32_param_4,\n"
@@ -26829,7 +27097,7 @@ static const char qlora__ptx_568[] =
 "setp.lt.s64 %p15,%rd18,2;\nmov.f32 %f417,0fFF61B1E6;\nmov.f32 %f416,%f417;\n"
 "@%p15 bra $L__BB1_23;\nld.global.f32 %f416,[%rd19+4];\n$L__BB1_23:\nsetp.lt.s64 %p16,%rd18,3;\n"
 "@%p16 bra $L__BB1_25;\nld.global.f32 %f417,[%rd19+8];\n$L__BB1_25:\n";
-static const char qlora__ptx_569[] =
+static const char qlora__ptx_574[] =
 "setp.lt.s64 %p17,%rd18,4;\nmov.f32 %f418,0fFF61B1E6;\n@%p17 bra $L__BB1_27;\n"
 "ld.global.f32 %f418,[%rd19+12];\n$L__BB1_27:\nmax.f32 %f86,%f419,%f415;\n"
 "max.f32 %f87,%f86,%f416;\nmax.f32 %f88,%f87,%f417;\nmax.f32 %f419,%f88,%f418;\n"
@@ -26882,7 +27150,7 @@ static const char qlora__ptx_569[] =
 "mov.f32 %f123,0f3FB8AA3B;\nfma.rn.f32 %f124,%f113,%f123,%f122;\nmov.f32 %f125,0f32A57060;\n"
 "fma.rn.f32 %f126,%f113,%f125,%f124;\nmov.b32 %r135,%f120;\nshl.b32 %r136,%r135,23;\n"
 "mov.b32 %f127,%r136;\nex2.approx.ftz.f32 %f128,%f126;\nmul.f32 %f423,%f128,%f127;\n$L__BB1_48:\n";
-static const char qlora__ptx_570[] =
+static const char qlora__ptx_575[] =
 "add.f32 %f22,%f436,%f423;\nadd.s64 %rd73,%rd100,1;\nsetp.ge.s64 %p42,%rd73,%rd2;\n"
 "@%p42 bra $L__BB1_50;\nmov.b32 %f130,%r241;\nsub.f32 %f131,%f130,%f419;\n"
 "mov.f32 %f132,0f3F000000;\nmov.f32 %f133,0f3BBB989D;\nfma.rn.f32 %f134,%f131,%f133,%f132;\n"
@@ -26932,7 +27200,7 @@ static const char qlora__ptx_570[] =
 "mov.f32 %f212,0f437C0000;\nfma.rm.f32 %f213,%f210,%f212,%f211;\nadd.f32 %f214,%f213,0fCB40007F;\n"
 "neg.f32 %f215,%f214;\nmov.f32 %f216,0f3FB8AA3B;\nfma.rn.f32 %f217,%f206,%f216,%f215;\n"
 "mov.f32 %f218,0f32A57060;\n";
-static const char qlora__ptx_571[] =
+static const char qlora__ptx_576[] =
 "fma.rn.f32 %f219,%f206,%f218,%f217;\nmov.b32 %r145,%f213;\nshl.b32 %r146,%r145,23;\n"
 "mov.b32 %f220,%r146;\nex2.approx.ftz.f32 %f221,%f219;\nmul.f32 %f433,%f221,%f220;\n$L__BB1_68:\n"
 "add.f32 %f46,%f43,%f433;\nadd.s64 %rd79,%rd101,2;\nsetp.ge.s64 %p52,%rd79,%rd2;\n"
@@ -26983,7 +27251,7 @@ static const char qlora__ptx_571[] =
 "add.f32 %f271,%f269,%f270;\nmov.b32 %r195,%f271;\nmov.u32 %r196,2;\n"
 "shfl.sync.bfly.b32 %r197|%p66,%r195,%r196,%r185,%r187;\nmov.b32 %f272,%r197;\n"
 "add.f32 %f273,%f271,%f272;\nmov.b32 %r198,%f273;\nmov.u32 %r199,1;\n";
-static const char qlora__ptx_572[] =
+static const char qlora__ptx_577[] =
 "shfl.sync.bfly.b32 %r200|%p67,%r198,%r199,%r185,%r187;\nmov.b32 %f274,%r200;\n"
 "add.f32 %f436,%f273,%f274;\n$L__BB1_82:\n@%p7 bra $L__BB1_120;\nsetp.eq.s16 %p72,%rs6,0;\n"
 "@%p72 bra $L__BB1_102;\nadd.s64 %rd31,%rd10,%rd7;\nmov.u64 %rd102,%rd3;\n$L__BB1_85:\n"
@@ -27033,7 +27301,7 @@ static const char qlora__ptx_572[] =
 "@%p83 bra $L__BB1_107;\nld.global.f32 %f441,[%rd39+4];\n$L__BB1_107:\nsetp.lt.s64 %p84,%rd38,3;\n"
 "mov.f32 %f443,0f00000000;\nmov.f32 %f442,%f443;\n@%p84 bra $L__BB1_109;\n"
 "ld.global.f32 %f442,[%rd39+8];\n$L__BB1_109:\n";
-static const char qlora__ptx_573[] =
+static const char qlora__ptx_578[] =
 "setp.lt.s64 %p85,%rd38,4;\n@%p85 bra $L__BB1_111;\nld.global.f32 %f443,[%rd39+12];\n"
 "$L__BB1_111:\nadd.s64 %rd91,%rd10,%rd7;\nadd.s64 %rd92,%rd91,%rd103;\n"
 "cvta.to.global.u64 %rd93,%rd46;\nshl.b64 %rd94,%rd92,2;\nadd.s64 %rd40,%rd93,%rd94;\n"
@@ -27073,7 +27341,7 @@ static const char qlora__ptx_573[] =
 "@%p90 bra $L__BB1_103;\n$L__BB1_120:\nmov.u32 %r228,%nctaid.y;\ncvt.u64.u32 %rd95,%r228;\n"
 "add.s64 %rd97,%rd97,%rd95;\nsetp.lt.s64 %p91,%rd97,%rd49;\n@%p91 bra $L__BB1_6;\n$L__BB1_121:\n"
 "ret;\n}\n";
-static const char qlora__ptx_574[] =
+static const char qlora__ptx_579[] =
 ".visible .entry qlora_softmax_bwd_f32(\n.param .u64 qlora_softmax_bwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_1,\n.param .u64 qlora_softmax_bwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_3,\n.param .u64 qlora_softmax_bwd_f32_param_4,\n"
@@ -27128,7 +27396,7 @@ static const char qlora__ptx_574[] =
 "setp.lt.s64 %p14,%rd18,3;\nmov.u32 %r173,0;\nmov.u32 %r172,%r173;\n@%p14 bra $L__BB2_19;\n"
 "ld.global.u32 %r172,[%rd19+8];\n$L__BB2_19:\nadd.s64 %rd77,%rd96,%rd15;\nshl.b64 %rd78,%rd77,2;\n"
 "add.s64 %rd20,%rd2,%rd78;\n@%p11 bra $L__BB2_26;\nbra.uni $L__BB2_20;\n$L__BB2_26:\n";
-static const char qlora__ptx_575[] =
+static const char qlora__ptx_580[] =
 "ld.global.v4.u32{%r177,%r178,%r179,%r180},[%rd20];\nbra.uni $L__BB2_27;\n$L__BB2_20:\n"
 "setp.lt.s64 %p16,%rd18,1;\nmov.u32 %r178,0;\nmov.u32 %r177,%r178;\n@%p16 bra $L__BB2_22;\n"
 "ld.global.u32 %r177,[%rd20];\n$L__BB2_22:\nsetp.lt.s64 %p17,%rd18,2;\n@%p17 bra $L__BB2_24;\n"
@@ -27179,7 +27447,7 @@ static const char qlora__ptx_575[] =
 "add.s32 %r131,%r130,%r129;\nld.shared.f32 %f133,[%r131];\n$L__BB2_51:\nmov.b32 %r132,%f133;\n"
 "mov.u32 %r133,31;\nmov.u32 %r134,16;\nmov.u32 %r135,-1;\n"
 "shfl.sync.bfly.b32 %r136|%p37,%r132,%r134,%r133,%r135;\nmov.b32 %f88,%r136;\n";
-static const char qlora__ptx_576[] =
+static const char qlora__ptx_581[] =
 "add.f32 %f89,%f133,%f88;\nmov.b32 %r137,%f89;\nmov.u32 %r138,8;\n"
 "shfl.sync.bfly.b32 %r139|%p38,%r137,%r138,%r133,%r135;\nmov.b32 %f90,%r139;\n"
 "add.f32 %f91,%f89,%f90;\nmov.b32 %r140,%f91;\nmov.u32 %r141,4;\n"
@@ -27231,7 +27499,7 @@ static const char qlora__ptx_576[] =
 "mov.f32 %f142,%f143;\n@%p62 bra $L__BB2_98;\nld.global.f32 %f142,[%rd36+8];\n$L__BB2_98:\n"
 "@%p63 bra $L__BB2_100;\nld.global.f32 %f143,[%rd36+12];\n$L__BB2_100:\n"
 "sub.f32 %f118,%f140,%f132;\nmul.f32 %f49,%f136,%f118;\nsub.f32 %f119,%f141,%f132;\n";
-static const char qlora__ptx_577[] =
+static const char qlora__ptx_582[] =
 "mul.f32 %f50,%f137,%f119;\nsub.f32 %f120,%f142,%f132;\nmul.f32 %f51,%f138,%f120;\n"
 "sub.f32 %f121,%f143,%f132;\nmul.f32 %f52,%f139,%f121;\nadd.s64 %rd93,%rd16,%rd99;\n"
 "shl.b64 %rd94,%rd93,2;\nadd.s64 %rd37,%rd1,%rd94;\n@%p60 bra $L__BB2_102;\n"
@@ -27241,20 +27509,20 @@ static const char qlora__ptx_577[] =
 "setp.gt.s64 %p72,%rd5,%rd99;\n@%p72 bra $L__BB2_84;\n$L__BB2_109:\nadd.s64 %rd95,%rd95,%rd12;\n"
 "setp.lt.s64 %p73,%rd95,%rd49;\n@%p73 bra $L__BB2_8;\n$L__BB2_110:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_75[] = {
-qlora__ptx_567,
-qlora__ptx_568,
-qlora__ptx_569,
-qlora__ptx_570,
-qlora__ptx_571,
 qlora__ptx_572,
 qlora__ptx_573,
 qlora__ptx_574,
 qlora__ptx_575,
 qlora__ptx_576,
 qlora__ptx_577,
+qlora__ptx_578,
+qlora__ptx_579,
+qlora__ptx_580,
+qlora__ptx_581,
+qlora__ptx_582,
 0};
 
-static const char qlora__ptx_578[] =
+static const char qlora__ptx_583[] =
 ".visible .entry qlora_softmax_copy_b16(\n.param .u64 qlora_softmax_copy_b16_param_0,\n"
 ".param .u64 qlora_softmax_copy_b16_param_1,\n.param .u64 qlora_softmax_copy_b16_param_2,\n"
 ".param .u64 qlora_softmax_copy_b16_param_3,\n.param .u64 qlora_softmax_copy_b16_param_4,\n"
@@ -27307,10 +27575,10 @@ static const char qlora__ptx_578[] =
 "st.global.u16[%rd32+4],%rs13;\n$L__BB0_20:\nadd.s64 %rd73,%rd73,%rd14;\n"
 "setp.lt.s64 %p16,%rd73,%rd42;\n@%p16 bra $L__BB0_10;\nadd.s64 %rd71,%rd71,%rd6;\n"
 "setp.lt.s64 %p17,%rd71,%rd41;\n@%p17 bra $L__BB0_9;\nbra.uni $L__BB0_22;\n";
-static const char qlora__ptx_579[] =
+static const char qlora__ptx_584[] =
 "$L__BB0_7:\nadd.s64 %rd71,%rd71,%rd6;\nsetp.lt.s64 %p8,%rd71,%rd41;\n@%p8 bra $L__BB0_7;\n"
 "$L__BB0_22:\nret;\n}\n";
-static const char qlora__ptx_580[] =
+static const char qlora__ptx_585[] =
 ".visible .entry qlora_softmax_transpose_b16(\n.param .u64 qlora_softmax_transpose_b16_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_2,\n"
@@ -27366,7 +27634,7 @@ static const char qlora__ptx_580[] =
 "@%p16 bra $L__BB1_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r66;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r52,%r66,66,%r24;\n"
 "shl.b32 %r53,%r1,1;\nand.b32 %r54,%r53,62;\nadd.s32 %r10,%r52,%r54;\n";
-static const char qlora__ptx_581[] =
+static const char qlora__ptx_586[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB1_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,1;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u16 %rs4,[%rd65];\nst.shared.u16[%r10],%rs4;\n$L__BB1_17:\nadd.s32 %r11,%r66,8;\n"
@@ -27416,9 +27684,9 @@ static const char qlora__ptx_581[] =
 "$L__BB1_42:\nbar.sync 0;\nadd.s64 %rd126,%rd126,%rd6;\nsetp.lt.s64 %p55,%rd126,%rd33;\n"
 "@%p55 bra $L__BB1_4;\n$L__BB1_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b16_param_6];\n"
 "mov.u32 %r65,%nctaid.z;\ncvt.u64.u32 %rd121,%r65;\nadd.s64 %rd125,%rd125,%rd121;\n";
-static const char qlora__ptx_582[] =
+static const char qlora__ptx_587[] =
 "setp.lt.s64 %p56,%rd125,%rd122;\n@%p56 bra $L__BB1_2;\n$L__BB1_44:\nret;\n}\n";
-static const char qlora__ptx_583[] =
+static const char qlora__ptx_588[] =
 ".visible .entry qlora_softmax_scores_bf16(\n.param .u64 qlora_softmax_scores_bf16_param_0,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_1,\n.param .u64 qlora_softmax_scores_bf16_param_2,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_3,\n.param .u64 qlora_softmax_scores_bf16_param_4,\n"
@@ -27453,7 +27721,7 @@ static const char qlora__ptx_583[] =
 "setp.lt.s64 %p13,%rd31,%rd19;\n@%p13 bra $L__BB2_5;\nbra.uni $L__BB2_11;\n$L__BB2_3:\n"
 "add.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB2_3;\n$L__BB2_11:\nret;\n"
 "}\n";
-static const char qlora__ptx_584[] =
+static const char qlora__ptx_589[] =
 ".visible .entry qlora_softmax_fwd_bf16(\n.param .u64 qlora_softmax_fwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_1,\n.param .u64 qlora_softmax_fwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_3,\n.param .u64 qlora_softmax_fwd_bf16_param_4,\n"
@@ -27507,7 +27775,7 @@ static const char qlora__ptx_584[] =
 "mov.b32 %f71,%r525;\nmov.b32 %f72,%r528;\nmov.b32 %f73,%r527;\nmov.b32 %f74,%r530;\n"
 "mov.b32 %f75,%r529;\nmov.b32 %f77,%r531;\nmov.f32 %f76,0fFF61B1E6;\n"
 "cvt.rn.bf16x2.f32 %r535,%f76,%f77;\n";
-static const char qlora__ptx_585[] =
+static const char qlora__ptx_590[] =
 "cvt.rn.bf16x2.f32 %r534,%f74,%f75;\ncvt.rn.bf16x2.f32 %r533,%f72,%f73;\n"
 "cvt.rn.bf16x2.f32 %r532,%f70,%f71;\n$L__BB3_26:\nshl.b32 %r178,%r532,16;\n"
 "and.b32 %r179,%r532,-65536;\nshl.b32 %r180,%r533,16;\nand.b32 %r181,%r533,-65536;\n"
@@ -27559,7 +27827,7 @@ static const char qlora__ptx_585[] =
 "max.f32 %f120,%f118,%f119;\nmov.b32 %r224,%f120;\nmov.u32 %r225,4;\n"
 "shfl.sync.bfly.b32 %r226|%p31,%r224,%r225,%r216,%r219;\nmov.b32 %f121,%r226;\n"
 "max.f32 %f122,%f120,%f121;\nmov.b32 %r227,%f122;\n";
-static const char qlora__ptx_586[] =
+static const char qlora__ptx_591[] =
 "mov.u32 %r228,2;\nshfl.sync.bfly.b32 %r229|%p32,%r227,%r228,%r216,%r219;\nmov.b32 %f123,%r229;\n"
 "max.f32 %f124,%f122,%f123;\nmov.b32 %r230,%f124;\nmov.u32 %r231,1;\n"
 "shfl.sync.bfly.b32 %r232|%p33,%r230,%r231,%r216,%r219;\nmov.b32 %f125,%r232;\n"
@@ -27611,7 +27879,7 @@ static const char qlora__ptx_586[] =
 "@%p54 bra $L__BB3_76;\nand.b32 %r292,%r552,-65536;\nmov.b32 %f166,%r292;\n"
 "sub.f32 %f167,%f166,%f718;\nmov.f32 %f168,0f3F000000;\nmov.f32 %f169,0f3BBB989D;\n"
 "fma.rn.f32 %f170,%f167,%f169,%f168;\ncvt.sat.f32.f32 %f171,%f170;\n";
-static const char qlora__ptx_587[] =
+static const char qlora__ptx_592[] =
 "mov.f32 %f172,0f4B400001;\nmov.f32 %f173,0f437C0000;\nfma.rm.f32 %f174,%f171,%f173,%f172;\n"
 "add.f32 %f175,%f174,0fCB40007F;\nneg.f32 %f176,%f175;\nmov.f32 %f177,0f3FB8AA3B;\n"
 "fma.rn.f32 %f178,%f167,%f177,%f176;\nmov.f32 %f179,0f32A57060;\n"
@@ -27661,7 +27929,7 @@ static const char qlora__ptx_587[] =
 "neg.f32 %f267,%f266;\nmov.f32 %f268,0f3FB8AA3B;\nfma.rn.f32 %f269,%f258,%f268,%f267;\n"
 "mov.f32 %f270,0f32A57060;\nfma.rn.f32 %f271,%f258,%f270,%f269;\nmov.b32 %r308,%f265;\n"
 "shl.b32 %r309,%r308,23;\nmov.b32 %f272,%r309;\nex2.approx.ftz.f32 %f273,%f271;\n";
-static const char qlora__ptx_588[] =
+static const char qlora__ptx_593[] =
 "mul.f32 %f728,%f273,%f272;\n$L__BB3_86:\nadd.f32 %f31,%f28,%f728;\nadd.s64 %rd77,%rd100,7;\n"
 "setp.ge.s64 %p60,%rd77,%rd3;\n@%p60 bra $L__BB3_88;\nand.b32 %r310,%r555,-65536;\n"
 "mov.b32 %f275,%r310;\nsub.f32 %f276,%f275,%f718;\nmov.f32 %f277,0f3F000000;\n"
@@ -27711,7 +27979,7 @@ static const char qlora__ptx_588[] =
 "add.f32 %f41,%f38,%f732;\nadd.s64 %rd81,%rd101,2;\nsetp.ge.s64 %p72,%rd81,%rd3;\n"
 "mov.f32 %f734,0f00000000;\nmov.f32 %f733,%f734;\n@%p72 bra $L__BB3_112;\n"
 "shl.b32 %r339,%r330,16;\nmov.b32 %f338,%r339;\n";
-static const char qlora__ptx_589[] =
+static const char qlora__ptx_594[] =
 "sub.f32 %f339,%f338,%f718;\nmov.f32 %f340,0f3F000000;\nmov.f32 %f341,0f3BBB989D;\n"
 "fma.rn.f32 %f342,%f339,%f341,%f340;\ncvt.sat.f32.f32 %f343,%f342;\nmov.f32 %f344,0f4B400001;\n"
 "mov.f32 %f345,0f437C0000;\nfma.rm.f32 %f346,%f343,%f345,%f344;\nadd.f32 %f347,%f346,0fCB40007F;\n"
@@ -27761,7 +28029,7 @@ static const char qlora__ptx_589[] =
 "add.f32 %f437,%f436,0fCB40007F;\nneg.f32 %f438,%f437;\nmov.f32 %f439,0f3FB8AA3B;\n"
 "fma.rn.f32 %f440,%f429,%f439,%f438;\nmov.f32 %f441,0f32A57060;\n"
 "fma.rn.f32 %f442,%f429,%f441,%f440;\n";
-static const char qlora__ptx_590[] =
+static const char qlora__ptx_595[] =
 "mov.b32 %r355,%f436;\nshl.b32 %r356,%r355,23;\nmov.b32 %f443,%r356;\n"
 "ex2.approx.ftz.f32 %f444,%f442;\nmul.f32 %f738,%f444,%f443;\n$L__BB3_122:\n"
 "add.f32 %f739,%f56,%f738;\nadd.s64 %rd101,%rd101,%rd5;\nsetp.gt.s64 %p78,%rd3,%rd101;\n"
@@ -27813,7 +28081,7 @@ static const char qlora__ptx_590[] =
 "mov.u32 %r569,%r570;\n@%p102 bra $L__BB3_146;\nld.global.u16 %r420,[%rd31+8];\n"
 "shl.b32 %r569,%r420,16;\n$L__BB3_146:\nsetp.lt.s64 %p103,%rd30,6;\n@%p103 bra $L__BB3_148;\n"
 "ld.global.u16 %r422,[%rd31+10];\nshl.b32 %r570,%r422,16;\n$L__BB3_148:\n";
-static const char qlora__ptx_591[] =
+static const char qlora__ptx_596[] =
 "setp.lt.s64 %p104,%rd30,7;\nmov.u32 %r571,0;\n@%p104 bra $L__BB3_150;\n"
 "ld.global.u16 %r424,[%rd31+12];\nshl.b32 %r571,%r424,16;\n$L__BB3_150:\nmov.b32 %f465,%r566;\n"
 "mov.b32 %f466,%r565;\nmov.b32 %f467,%r568;\nmov.b32 %f468,%r567;\nmov.b32 %f469,%r570;\n"
@@ -27862,7 +28130,7 @@ static const char qlora__ptx_591[] =
 "mul.f32 %f570,%f569,%f568;\ndiv.rn.f32 %f480,%f570,%f739;\nmov.b32 %f571,%r444;\n"
 "sub.f32 %f572,%f571,%f718;\nfma.rn.f32 %f573,%f572,%f484,%f483;\ncvt.sat.f32.f32 %f574,%f573;\n"
 "fma.rm.f32 %f575,%f574,%f488,%f487;\n";
-static const char qlora__ptx_592[] =
+static const char qlora__ptx_597[] =
 "add.f32 %f576,%f575,0fCB40007F;\nneg.f32 %f577,%f576;\nfma.rn.f32 %f578,%f572,%f492,%f577;\n"
 "fma.rn.f32 %f579,%f572,%f494,%f578;\nmov.b32 %r459,%f575;\nshl.b32 %r460,%r459,23;\n"
 "mov.b32 %f580,%r460;\nex2.approx.ftz.f32 %f581,%f579;\nmul.f32 %f582,%f581,%f580;\n"
@@ -27912,7 +28180,7 @@ static const char qlora__ptx_592[] =
 "and.b32 %r499,%r487,-65536;\nmov.b32 %f606,%r492;\nsub.f32 %f607,%f606,%f718;\n"
 "mov.f32 %f608,0f3F000000;\nmov.f32 %f609,0f3BBB989D;\nfma.rn.f32 %f610,%f607,%f609,%f608;\n"
 "cvt.sat.f32.f32 %f611,%f610;\nmov.f32 %f612,0f4B400001;\nmov.f32 %f613,0f437C0000;\n";
-static const char qlora__ptx_593[] =
+static const char qlora__ptx_598[] =
 "fma.rm.f32 %f614,%f611,%f613,%f612;\nadd.f32 %f615,%f614,0fCB40007F;\nneg.f32 %f616,%f615;\n"
 "mov.f32 %f617,0f3FB8AA3B;\nfma.rn.f32 %f618,%f607,%f617,%f616;\nmov.f32 %f619,0f32A57060;\n"
 "fma.rn.f32 %f620,%f607,%f619,%f618;\nmov.b32 %r500,%f614;\nshl.b32 %r501,%r500,23;\n"
@@ -27961,7 +28229,7 @@ static const char qlora__ptx_593[] =
 "@%p115 bra $L__BB3_190;\nand.b32 %r517,%r488,-65536;\nmov.b32 %f709,%r517;\n"
 "cvt.rn.bf16.f32 %rs14,%f709;\nst.global.u16[%rd37+2],%rs14;\n$L__BB3_190:\n"
 "@%p116 bra $L__BB3_192;\nshl.b32 %r518,%r489,16;\nmov.b32 %f710,%r518;\n";
-static const char qlora__ptx_594[] =
+static const char qlora__ptx_599[] =
 "cvt.rn.bf16.f32 %rs15,%f710;\nst.global.u16[%rd37+4],%rs15;\n$L__BB3_192:\n"
 "@%p117 bra $L__BB3_194;\nand.b32 %r519,%r489,-65536;\nmov.b32 %f711,%r519;\n"
 "cvt.rn.bf16.f32 %rs16,%f711;\nst.global.u16[%rd37+6],%rs16;\n$L__BB3_194:\n"
@@ -27976,7 +28244,7 @@ static const char qlora__ptx_594[] =
 "add.s64 %rd103,%rd103,%rd5;\nsetp.gt.s64 %p130,%rd3,%rd103;\n@%p130 bra $L__BB3_170;\n"
 "$L__BB3_203:\nmov.u32 %r524,%nctaid.y;\ncvt.u64.u32 %rd96,%r524;\nadd.s64 %rd97,%rd97,%rd96;\n"
 "setp.lt.s64 %p131,%rd97,%rd46;\n@%p131 bra $L__BB3_6;\n$L__BB3_204:\nret;\n}\n";
-static const char qlora__ptx_595[] =
+static const char qlora__ptx_600[] =
 ".visible .entry qlora_softmax_bwd_bf16(\n.param .u64 qlora_softmax_bwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_1,\n.param .u64 qlora_softmax_bwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_3,\n.param .u64 qlora_softmax_bwd_bf16_param_4,\n"
@@ -28031,7 +28299,7 @@ static const char qlora__ptx_595[] =
 "ld.global.u16 %r165,[%rd16+4];\nshl.b32 %r409,%r165,16;\n$L__BB4_18:\nsetp.lt.s64 %p16,%rd15,4;\n"
 "@%p16 bra $L__BB4_20;\nld.global.u16 %r167,[%rd16+6];\nshl.b32 %r410,%r167,16;\n$L__BB4_20:\n"
 "setp.lt.s64 %p17,%rd15,5;\n";
-static const char qlora__ptx_596[] =
+static const char qlora__ptx_601[] =
 "mov.u32 %r412,0;\nmov.u32 %r411,%r412;\n@%p17 bra $L__BB4_22;\nld.global.u16 %r169,[%rd16+8];\n"
 "shl.b32 %r411,%r169,16;\n$L__BB4_22:\nsetp.lt.s64 %p18,%rd15,6;\n@%p18 bra $L__BB4_24;\n"
 "ld.global.u16 %r171,[%rd16+10];\nshl.b32 %r412,%r171,16;\n$L__BB4_24:\n"
@@ -28083,7 +28351,7 @@ static const char qlora__ptx_596[] =
 "shl.b32 %r431,%r225,16;\n$L__BB4_53:\nsetp.lt.s64 %p32,%rd20,4;\n@%p32 bra $L__BB4_55;\n"
 "ld.global.u16 %r227,[%rd21+6];\nshl.b32 %r432,%r227,16;\n$L__BB4_55:\nsetp.lt.s64 %p33,%rd20,5;\n"
 "mov.u32 %r434,0;\nmov.u32 %r433,%r434;\n";
-static const char qlora__ptx_597[] =
+static const char qlora__ptx_602[] =
 "@%p33 bra $L__BB4_57;\nld.global.u16 %r229,[%rd21+8];\nshl.b32 %r433,%r229,16;\n$L__BB4_57:\n"
 "setp.lt.s64 %p34,%rd20,6;\n@%p34 bra $L__BB4_59;\nld.global.u16 %r231,[%rd21+10];\n"
 "shl.b32 %r434,%r231,16;\n$L__BB4_59:\nsetp.lt.s64 %p35,%rd20,7;\nmov.u32 %r436,0;\n"
@@ -28135,7 +28403,7 @@ static const char qlora__ptx_597[] =
 "shfl.sync.bfly.b32 %r285|%p49,%r283,%r284,%r278,%r281;\nmov.b32 %f96,%r285;\n"
 "add.f32 %f97,%f95,%f96;\nmov.b32 %r286,%f97;\nmov.u32 %r287,4;\n"
 "shfl.sync.bfly.b32 %r288|%p50,%r286,%r287,%r278,%r281;\n";
-static const char qlora__ptx_598[] =
+static const char qlora__ptx_603[] =
 "mov.b32 %f98,%r288;\nadd.f32 %f99,%f97,%f98;\nmov.b32 %r289,%f99;\nmov.u32 %r290,2;\n"
 "shfl.sync.bfly.b32 %r291|%p51,%r289,%r290,%r278,%r281;\nmov.b32 %f100,%r291;\n"
 "add.f32 %f101,%f99,%f100;\nmov.b32 %r292,%f101;\nmov.u32 %r293,1;\n"
@@ -28188,7 +28456,7 @@ static const char qlora__ptx_598[] =
 "ld.global.u16 %r355,[%rd28];\nshl.b32 %r458,%r355,16;\n$L__BB4_113:\nsetp.lt.s64 %p74,%rd26,2;\n"
 "@%p74 bra $L__BB4_115;\nld.global.u16 %r357,[%rd28+2];\nshl.b32 %r459,%r357,16;\n$L__BB4_115:\n"
 "setp.lt.s64 %p75,%rd26,3;\nmov.u32 %r461,0;\nmov.u32 %r460,%r461;\n";
-static const char qlora__ptx_599[] =
+static const char qlora__ptx_604[] =
 "@%p75 bra $L__BB4_117;\nld.global.u16 %r359,[%rd28+4];\nshl.b32 %r460,%r359,16;\n$L__BB4_117:\n"
 "setp.lt.s64 %p76,%rd26,4;\n@%p76 bra $L__BB4_119;\nld.global.u16 %r361,[%rd28+6];\n"
 "shl.b32 %r461,%r361,16;\n$L__BB4_119:\nsetp.lt.s64 %p77,%rd26,5;\nmov.u32 %r463,0;\n"
@@ -28239,17 +28507,12 @@ static const char qlora__ptx_599[] =
 "$L__BB4_142:\nsetp.lt.s64 %p87,%rd26,7;\n@%p87 bra $L__BB4_144;\nshl.b32 %r404,%r381,16;\n"
 "mov.b32 %f168,%r404;\ncvt.rn.bf16.f32 %rs14,%f168;\nst.global.u16[%rd29+12],%rs14;\n"
 "$L__BB4_144:\nsetp.lt.s64 %p88,%rd26,8;\n@%p88 bra $L__BB4_147;\nand.b32 %r405,%r381,-65536;\n";
-static const char qlora__ptx_600[] =
+static const char qlora__ptx_605[] =
 "mov.b32 %f169,%r405;\ncvt.rn.bf16.f32 %rs15,%f169;\nst.global.u16[%rd29+14],%rs15;\n"
 "$L__BB4_147:\nadd.s64 %rd86,%rd86,%rd6;\nsetp.gt.s64 %p89,%rd4,%rd86;\n@%p89 bra $L__BB4_91;\n"
 "$L__BB4_148:\nmov.u32 %r406,%nctaid.y;\ncvt.u64.u32 %rd82,%r406;\nadd.s64 %rd83,%rd83,%rd82;\n"
 "setp.lt.s64 %p90,%rd83,%rd41;\n@%p90 bra $L__BB4_8;\n$L__BB4_149:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_bf16_80[] = {
-qlora__ptx_578,
-qlora__ptx_579,
-qlora__ptx_580,
-qlora__ptx_581,
-qlora__ptx_582,
 qlora__ptx_583,
 qlora__ptx_584,
 qlora__ptx_585,
@@ -28268,6 +28531,11 @@ qlora__ptx_597,
 qlora__ptx_598,
 qlora__ptx_599,
 qlora__ptx_600,
+qlora__ptx_601,
+qlora__ptx_602,
+qlora__ptx_603,
+qlora__ptx_604,
+qlora__ptx_605,
 0};
 
 static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
@@ -28282,8 +28550,8 @@ static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
     {"elementwise_bf16", 80, 0, 70, qlora__ptx_elementwise_bf16_80, 91738u, 0xee3fb961u},
     {"gemm", 75, 0, 63, qlora__ptx_gemm_75, 174380u, 0x2ab26e11u},
     {"gemm_tc", 80, 0, 70, qlora__ptx_gemm_tc_80, 139593u, 0xdbb1014bu},
-    {"linear", 75, 0, 63, qlora__ptx_linear_75, 11172u, 0x9c16c912u},
-    {"linear_bf16", 80, 0, 70, qlora__ptx_linear_bf16_80, 11104u, 0x9cc9cd99u},
+    {"linear", 75, 0, 63, qlora__ptx_linear_75, 13620u, 0x6cf8333fu},
+    {"linear_bf16", 80, 0, 70, qlora__ptx_linear_bf16_80, 13984u, 0x2eb055b0u},
     {"loss", 75, 0, 63, qlora__ptx_loss_75, 51408u, 0x8aa8baf4u},
     {"loss_bf16", 80, 0, 70, qlora__ptx_loss_bf16_80, 51642u, 0xe20ba0c6u},
     {"nf4", 75, 0, 63, qlora__ptx_nf4_75, 63660u, 0xa399e032u},
@@ -28291,7 +28559,7 @@ static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
     {"nf4_gemm", 80, 0, 70, qlora__ptx_nf4_gemm_80, 121000u, 0xd0a52caeu},
     {"norm", 75, 0, 63, qlora__ptx_norm_75, 75815u, 0x735b6d8bu},
     {"norm_bf16", 80, 0, 70, qlora__ptx_norm_bf16_80, 111705u, 0x3b495440u},
-    {"optim", 75, 0, 63, qlora__ptx_optim_75, 33782u, 0xcccdb46eu},
+    {"optim", 75, 0, 63, qlora__ptx_optim_75, 49137u, 0xedf3ee5eu},
     {"random", 75, 0, 63, qlora__ptx_random_75, 23357u, 0x285918f9u},
     {"rope", 75, 0, 63, qlora__ptx_rope_75, 29234u, 0xd27d3df6u},
     {"rope_bf16", 80, 0, 70, qlora__ptx_rope_bf16_80, 34391u, 0x3b311d1au},

@@ -748,6 +748,11 @@ typedef struct qlora_adamw_range {
     int64_t count;
     float decay;        // times weight_decay: 1, or 0 for norm weights
     float shadow_scale; // shadow = shadow_scale * parameter
+    // Where the shadow of this range is needed once more, in the backend's memory: element i goes
+    // to copy[i / copy_cols * copy_ld + i % copy_cols]. NULL for nowhere.
+    void* copy;
+    int64_t copy_cols;
+    int64_t copy_ld;
 } qlora_adamw_range;
 
 typedef struct qlora_adamw_args {
@@ -764,8 +769,8 @@ typedef struct qlora_adamw_args {
 } qlora_adamw_args;
 // advance counts the update (or the skip) and forms the corrections, then every range is updated.
 QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args);
-// shadow = shadow_scale * param in every range: after parameters were set. Uses param, shadow,
-// ranges.
+// shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
+// param, shadow, ranges.
 QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args);
 
 // y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
@@ -12236,7 +12241,7 @@ qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_ten
 // element, with g the gradient times the clip scale:
 //   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
-//   shadow = shadow_scale p;  gradient = 0
+//   shadow = shadow_scale p, and its copy where the range has one;  gradient = 0
 // A gradient that is not finite leaves p, m, v, t and shadow as they are; the gradient becomes 0.
 
 // x^n by squaring, the products of the kernel.
@@ -12281,11 +12286,24 @@ static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state
     job->eps = (QLORA__REAL)state->eps;
 }
 
+// The shadow of parameter p, element i of the range.
+static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__REAL p) {
+    const qlora_adamw_range* r = &job->range;
+    const qlora_tensor* shadow = job->args->shadow;
+    QLORA__REAL x = (QLORA__REAL)r->shadow_scale * p;
+    qlora__put(shadow, 0, r->begin + i, x);
+    if (r->copy != NULL) {
+        int64_t at = i / r->copy_cols * r->copy_ld + i % r->copy_cols;
+        qlora__store(r->copy, shadow->dtype, at, x);
+    }
+}
+
 static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     const qlora__adamw_job* job = (const qlora__adamw_job*)user;
     const qlora_adamw_args* a = job->args;
     QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
-    for (int64_t i = job->range.begin + begin; i < job->range.begin + end; i++) {
+    for (int64_t at = begin; at < end; at++) {
+        int64_t i = job->range.begin + at;
         if (!job->skip) {
             QLORA__REAL g = qlora__at(a->grad, 0, i) * job->clip;
             QLORA__REAL p = qlora__at(a->param, 0, i);
@@ -12299,7 +12317,7 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
             qlora__put(a->m, 0, i, m);
             qlora__put(a->v, 0, i, v);
             if (a->shadow != NULL) {
-                qlora__put(a->shadow, 0, i, (QLORA__REAL)job->range.shadow_scale * p);
+                qlora__adamw_shade(job, at, p);
             }
         }
         qlora__put(a->grad, 0, i, 0);
@@ -12308,10 +12326,8 @@ static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
 
 static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end) {
     const qlora__adamw_job* job = (const qlora__adamw_job*)user;
-    const qlora_adamw_args* a = job->args;
-    for (int64_t i = job->range.begin + begin; i < job->range.begin + end; i++) {
-        qlora__put(a->shadow, 0, i,
-                   (QLORA__REAL)job->range.shadow_scale * qlora__at(a->param, 0, i));
+    for (int64_t i = begin; i < end; i++) {
+        qlora__adamw_shade(job, i, qlora__at(job->args->param, 0, job->range.begin + i));
     }
 }
 
@@ -12347,6 +12363,11 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a
             return qlora__fail(
                 ctx, QLORA_ERR_ARGUMENT, "range %lld is [%lld, +%lld), the arena has %lld elements",
                 (long long)i, (long long)r.begin, (long long)r.count, (long long)a->param->cols);
+        }
+        if (r.copy != NULL && (r.copy_cols < 1 || r.copy_ld < r.copy_cols)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: its copy has rows of %lld elements, %lld apart",
+                               (long long)i, (long long)r.copy_cols, (long long)r.copy_ld);
         }
     }
     return QLORA_OK;
@@ -12765,7 +12786,8 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
     }
     return qlora__launch(
         ctx, operand.dtype == QLORA_F32 ? QLORA__K_linear_place_f32 : QLORA__K_linear_place_bf16,
-        qlora__ceil_div(operand.rows, 8), 1, 1, 256, 0, args);
+        qlora__ceil_div(qlora_linear_out(l), 8) + pad * qlora__ceil_div(in + pad, 2048), 1, 1, 256,
+        0, args);
 }
 
 static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, uint32_t flags) {
@@ -15734,6 +15756,7 @@ typedef struct qlora__trained {
     float shadow_scale;
     bool decays;
     const qlora__projection* projection; // NULL for a norm
+    int64_t layer;                       // of the projection
     bool is_b;
 } qlora__trained;
 
@@ -15778,6 +15801,7 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
                 out->shadow_scale = out->is_b ? p->scale : 1.0f;
                 out->decays = true;
                 out->projection = p;
+                out->layer = l;
                 return true;
             }
             at += 2;
@@ -15800,6 +15824,32 @@ static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__traine
     return false;
 }
 
+// Where AdamW writes A or s B once more: their places in the operand, when the layer has its own.
+static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
+                              qlora_adamw_range* range) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    if (t->projection == NULL || !layer->cached) {
+        return;
+    }
+    int number = (int)(t->projection - layer->projections);
+    int group = qlora__projections[number].group;
+    const qlora_linear* linear = &layer->linears[group];
+    const qlora_tensor* operand = linear->operand;
+    int64_t row = 0;
+    int64_t at = 0;
+    for (int i = 0; i < number - qlora__groups[group].first; i++) {
+        row += linear->parts[i].out;
+        at += linear->parts[i].rank;
+    }
+    if (operand != NULL) {
+        int64_t first = t->is_b ? row * operand->ld + linear->in + at
+                                : (qlora_linear_out(linear) + at) * operand->ld;
+        range->copy = (char*)operand->data + (size_t)first * qlora_dtype_bytes(operand->dtype);
+        range->copy_cols = t->cols;
+        range->copy_ld = operand->ld;
+    }
+}
+
 static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
     size_t bytes = (size_t)m->range_count * sizeof(qlora_adamw_range);
     qlora_adamw_range* ranges = (qlora_adamw_range*)qlora__alloc_zero(ctx, bytes);
@@ -15812,6 +15862,7 @@ static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
         ranges[i].count = t.rows * t.cols;
         ranges[i].decay = t.decays ? 1.0f : 0.0f;
         ranges[i].shadow_scale = t.shadow_scale;
+        qlora__range_copy(m, &t, &ranges[i]);
     }
     qlora_result r = qlora__copy_in(ctx, m->ranges.data, ranges, bytes);
     qlora__free(ctx, ranges, bytes);
@@ -15833,24 +15884,9 @@ static qlora_adamw_args qlora__adamw_args_of(const qlora_model* m) {
 }
 
 // The 16-bit shadow and the operands of cached layers follow the parameters.
-static qlora_result qlora__adapters_spread(qlora_ctx* ctx, qlora_model* m) {
-    for (int64_t l = 0; l < m->plan.config.layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
-            if (layer->linears[g].operand != NULL) {
-                QLORA__TRY(qlora__linear_place(ctx, &layer->linears[g], QLORA_LINEAR_ADAPTERS));
-            }
-        }
-    }
-    return QLORA_OK;
-}
-
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
-    if (m->range_count > 0) {
-        qlora_adamw_args args = qlora__adamw_args_of(m);
-        QLORA__TRY(qlora_adamw_shadow(ctx, &args));
-    }
-    return qlora__adapters_spread(ctx, m);
+    qlora_adamw_args args = qlora__adamw_args_of(m);
+    return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
 }
 
 // A: uniform in +-1/sqrt(in), as PEFT's Kaiming start; B: zero. The same on both backends.
@@ -16703,8 +16739,8 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
     return qlora__parameters_changed(ctx, m);
 }
 
-// The update of a step: norm, AdamW (which applies the clip's scale and zeroes the gradients),
-// copies.
+// The update of a step: norm, AdamW (which applies the clip's scale, zeroes the gradients and
+// writes the copies).
 static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     if (m->range_count == 0) {
         return QLORA_OK;
@@ -16720,8 +16756,7 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     qlora_adamw_args args = qlora__adamw_args_of(m);
     args.clip_scale = &scale;
     args.not_finite = &flag;
-    QLORA__TRY(qlora_adamw_step(ctx, &args));
-    return qlora__adapters_spread(ctx, m);
+    return qlora_adamw_step(ctx, &args);
 }
 
 // C-PREWARM-001: everything a step does, once, on zeroed memory, before the weights are there:
@@ -16765,7 +16800,8 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
             if (layer->linears[g].operand != NULL) {
-                QLORA__TRY(qlora__linear_place(ctx, &layer->linears[g], QLORA_LINEAR_WEIGHTS));
+                QLORA__TRY(qlora__linear_place(ctx, &layer->linears[g],
+                                               QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS));
             }
         }
     }

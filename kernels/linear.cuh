@@ -21,39 +21,47 @@
         int32_t rank##n
 
 // Writes everything of the operand but the W_i. A part without adapter has rank 0, one that is not
-// there out 0 as well. Launch: 256 threads, grid (out + pad) / 8 rounded up; a warp takes a row.
-// Element-wise, one writer per output.
+// there out 0 as well. Launch: 256 threads, grid ceil(out / 8) + pad ceil((in + pad) / 2048): a
+// warp takes the short piece beside a row of W, a block 2048 columns of a row below. Element-wise,
+// one writer per output.
 template <typename T>
 __device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_t pad,
                                       LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3)) {
-    int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
-    int64_t lane = threadIdx.x % 32;
     int64_t out = out1 + out2 + out3;
-    if (row >= out + pad) {
-        return;
-    }
-    T* to = operand + row * ld;
+    int64_t beside = (out + 7) / 8;
     T zero;
     store(&zero, 0.0f);
-    if (row < out) {
+    if (blockIdx.x < beside) {
+        int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+        if (row >= out) {
+            return;
+        }
+        T* to = operand + row * ld + in;
         int32_t part = row < out1 ? 0 : row < out1 + out2 ? 1 : 2;
         int64_t r = part == 0 ? row : part == 1 ? row - out1 : row - out1 - out2;
         int32_t first = part == 0 ? 0 : part == 1 ? rank1 : rank1 + rank2;
         int32_t rank = part == 0 ? rank1 : part == 1 ? rank2 : rank3;
         const T* sb = (const T*)(part == 0 ? sb1 : part == 1 ? sb2 : sb3);
         sb += r * (part == 0 ? ldsb1 : part == 1 ? ldsb2 : ldsb3);
-        for (int32_t c = (int32_t)lane; c < pad; c += 32) {
-            to[in + c] = c >= first && c < first + rank ? sb[c - first] : zero;
+        for (int32_t c = (int32_t)threadIdx.x % 32; c < pad; c += 32) {
+            to[c] = c >= first && c < first + rank ? sb[c - first] : zero;
         }
         return;
     }
-    int64_t r = row - out;
+    uint32_t pieces = (uint32_t)((in + pad + 2047) / 2048);
+    uint32_t below = (uint32_t)(blockIdx.x - beside);
+    int64_t r = below / pieces;
+    int64_t c = (int64_t)(below % pieces) * 2048 + threadIdx.x;
+    T* to = operand + (out + r) * ld;
     int32_t part = r < rank1 ? 0 : r < rank1 + rank2 ? 1 : r < rank1 + rank2 + rank3 ? 2 : 3;
     const T* a = (const T*)(part == 0 ? a1 : part == 1 ? a2 : part == 2 ? a3 : nullptr);
     r -= part == 0 ? 0 : part == 1 ? rank1 : rank1 + rank2;
     a += part == 3 ? 0 : r * (part == 0 ? lda1 : part == 1 ? lda2 : lda3);
-    for (int64_t c = lane; c < in + pad; c += 32) {
-        to[c] = part < 3 && c < in ? a[c] : zero;
+#pragma unroll
+    for (int k = 0; k < 8; k++, c += 256) {
+        if (c < in + pad) {
+            to[c] = part < 3 && c < in ? a[c] : zero;
+        }
     }
 }
 

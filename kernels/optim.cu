@@ -29,6 +29,9 @@ struct adamw_range {
     int64_t count;
     float decay;        // times weight_decay; 0 for norm weights
     float shadow_scale; // the 16-bit copy holds shadow_scale * parameter
+    void* copy;         // the shadow once more, as rows of copy_cols elements; may be null
+    int64_t copy_cols;
+    int64_t copy_ld;
 };
 
 // x^n by squaring: the same products on the CPU, so that a resumed run has the same bits.
@@ -82,10 +85,37 @@ __device__ __forceinline__ void store_four(bf16* p, const float (&v)[4]) {
     *(uint2*)p = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
 }
 
+// Where element i of a range stands in its copy. Ranges are short: 64-bit division is for those
+// that are not.
+__device__ __forceinline__ int64_t copy_at(const adamw_range& range, int64_t i) {
+    int64_t row = range.count <= 0x7fffffff ? (int64_t)((uint32_t)i / (uint32_t)range.copy_cols)
+                                            : i / range.copy_cols;
+    return row * range.copy_ld + (i - row * range.copy_cols);
+}
+
+// The first `left` of four values as elements i .. i + 3 of a range's copy.
+template <class S>
+__device__ __forceinline__ void copy_four(const adamw_range& range, int64_t i, int64_t left,
+                                          const float (&v)[4]) {
+    S* copy = (S*)range.copy;
+    bool whole = left >= 4 && ((range.copy_cols | range.copy_ld) & 3) == 0 &&
+                 ((uint64_t)copy & (4 * sizeof(S) - 1)) == 0;
+    if (whole) {
+        store_four(copy + copy_at(range, i), v);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        if (k < left) {
+            store(copy + copy_at(range, i + k), v[k]);
+        }
+    }
+}
+
 // For each range of the arena, with g clipped and decay = lr weight_decay range.decay:
 //   p -= decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
-//   shadow = shadow_scale p (where shadow is given);  g = 0
+//   shadow = shadow_scale p (where shadow is given), and its copy;  g = 0
 // When state->skip is set only g = 0 happens. clip (one f32 in device memory) may be null for 1.
 // Launch: 256 threads, grid.x = pieces of the longest range / 256, at most what keeps the grid near
 // 8192 blocks (the kernel strides), grid.y = number of ranges (strided above 65535). Determinism:
@@ -144,6 +174,9 @@ __device__ __forceinline__ void adamw(float* p, float* g, float* m, float* v, S*
                         store(shadow + at + k, pp[k]);
                     }
                 }
+                if (range.copy != 0) {
+                    copy_four<S>(range, i, left, pp);
+                }
             }
         }
     }
@@ -163,7 +196,8 @@ QLORA_KERNEL __launch_bounds__(256)
     adamw(p, g, m, v, shadow, ranges, range_count, state, clip);
 }
 
-// The shadow alone, shadow = shadow_scale p: after parameters were loaded. Launch as adamw.
+// The shadow and its copies alone, shadow = shadow_scale p: after parameters were loaded. Launch
+// as adamw.
 template <class S>
 __device__ __forceinline__ void shadow_write(const float* p, S* shadow, const adamw_range* ranges,
                                              int64_t range_count) {
@@ -171,7 +205,11 @@ __device__ __forceinline__ void shadow_write(const float* p, S* shadow, const ad
         adamw_range range = ranges[r];
         int64_t first = (int64_t)blockIdx.x * 256 + threadIdx.x;
         for (int64_t i = first; i < range.count; i += (int64_t)gridDim.x * 256) {
-            store(shadow + range.begin + i, range.shadow_scale * p[range.begin + i]);
+            float x = range.shadow_scale * p[range.begin + i];
+            store(shadow + range.begin + i, x);
+            if (range.copy != 0) {
+                store((S*)range.copy + copy_at(range, i), x);
+            }
         }
     }
 }

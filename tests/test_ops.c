@@ -605,7 +605,8 @@ static void new_gradient(rig* r, matrix* g, test_random* random) {
 }
 
 // rows = updates, cols = elements; c->a & 1: shadow, & 2: clip scale, & 4: the second update is
-// skipped; c->b: offset of the ranges.
+// skipped, & 8: two ranges have copies, one of them in rows that no vector fits, & 16: the shadow
+// is written once more in the end; c->b: offset of the ranges.
 static void run_adamw(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     int64_t n = c->cols;
@@ -620,10 +621,25 @@ static void run_adamw(rig* r, const op_case* c, outputs* out) {
     matrix* g = input(r, QLORA_F32, 1, n, &random, 1);
     matrix* shadow = blank(r, r->dtype, 1, n);
     int64_t third = n / 3 / 4 * 4;
-    qlora_adamw_range ranges[3] = {
-        {c->b, third, 1, 1}, {third + c->b, third, 0, 2.5f}, {0, 0, 1, 1}};
-    ranges[2].begin = 2 * third + c->b;
-    ranges[2].count = n - 2 * third - c->b;
+    qlora_adamw_range ranges[3];
+    memset(ranges, 0, sizeof ranges);
+    for (int i = 0; i < 3; i++) {
+        ranges[i].begin = i * third + c->b;
+        ranges[i].count = i < 2 ? third : n - 2 * third - c->b;
+        ranges[i].decay = i == 1 ? 0.0f : 1.0f;
+        ranges[i].shadow_scale = i == 1 ? 2.5f : 1.0f;
+    }
+    // Filled, so that a store beside the rows shows.
+    matrix* wide = input(r, r->dtype, third / 4, 12, &random, 1);
+    matrix* odd = input(r, r->dtype, third / 7 + 1, 9, &random, 1);
+    if ((c->a & 8) != 0) {
+        ranges[0].copy = (char*)wide->t.data + 4 * wide->element;
+        ranges[0].copy_cols = 4;
+        ranges[0].copy_ld = wide->t.ld;
+        ranges[1].copy = odd->t.data;
+        ranges[1].copy_cols = 7;
+        ranges[1].copy_ld = odd->t.ld;
+    }
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = 0.0123;
@@ -654,10 +670,15 @@ static void run_adamw(rig* r, const op_case* c, outputs* out) {
             new_gradient(r, g, &random);
         }
     }
+    if ((c->a & 16) != 0) {
+        DO(r, adamw_shadow(r->ctx, &args));
+    }
     take(r, out, p);
     take(r, out, m);
     take(r, out, v);
     take(r, out, g);
+    take(r, out, wide);
+    take(r, out, odd);
     if (args.shadow != NULL) {
         take(r, out, shadow);
     }
@@ -772,6 +793,8 @@ static const op_case cases[] = {
     {"adamw_1x100", run_adamw, 1, 100, 0, 0, false},
     {"adamw_3x1000_shadow", run_adamw, 3, 1000, 1 + 2, 0, false},
     {"adamw_3x103_skip", run_adamw, 3, 103, 1 + 2 + 4, 1, false},
+    {"adamw_2x1000_copies", run_adamw, 2, 1000, 1 + 2 + 8, 0, false},
+    {"adamw_2x103_copies", run_adamw, 2, 103, 1 + 8 + 16, 1, false},
     {"dropout_6x40", run_dropout, 6, 40, 3, 0, false},
     {"dropout_accumulate", run_dropout, 6, 33, 255, 1, false},
     {"dropout_in_place", run_dropout, 3, 300, 0, 2, false},
@@ -1420,7 +1443,7 @@ TEST adamw_follows_the_formula(void) {
         tensors[i] = make(&r, QLORA_F32, 1, 1, &(double){0});
     }
     ((double*)tensors[0]->t.data)[0] = p;
-    qlora_adamw_range range = {0, 1, 1, 1};
+    qlora_adamw_range range = {0, 1, 1, 1, NULL, 0, 0};
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = 0.01;
