@@ -8,10 +8,10 @@
 //
 // nvcc 13.0.88
 // sha256 25ec6540e5c69d713c34c4360ddf7bcc471359db286a4a40a81197bb6cd00c7f kernels/attn.cuh
-// sha256 549174af843bbc9d19210289ca2d027221793e3271438caaededf9bdc856b01c kernels/attn128.cu
-// sha256 aaea2fd9ccfd960533c74d65f4e13aed5c19d5e34daf9605c7465da6eec8b32f kernels/attn64.cu
+// sha256 3a93eabb5779109fb861d69a5218881be2df55ee0a131bdb80ffa9ca03cf8c9c kernels/attn128.cu
+// sha256 93a5c04a6f28f248d88edd8dadd8fca3b0a8a483ec323361e2d79a14b2a7bc1d kernels/attn64.cu
 // sha256 0fac661a505eec5e06cd9021a99634c17f309ef3515d7e4f4a77b5bb9873b0d5 kernels/attn_f32.cu
-// sha256 010c65c4d400df61ef59c257dae408c10361ffd04723326cd98f723c0bab01a5 kernels/attn_tc.cuh
+// sha256 b765e66f9ba5431db68f60d7065cf5a92e09d42f6d126b581be40f8232cd0d93 kernels/attn_tc.cuh
 // sha256 cd22565fa9e9c4f50327871d6220f76662c5f9efef54fd0ce404a8d6b8b5bb8a kernels/cast.cu
 // sha256 60c2d0c243b7e030601e499a2cebcc758ce5109d074edb9798ffdbc3c9cd809e kernels/clip.cu
 // sha256 2d7cb18a3946a669f6659a325901d84d92ced70635f4c899d8419860014a3758 kernels/common.cuh
@@ -1520,1091 +1520,1324 @@ static const char qlora__ptx_33[] =
 ".param .u32 qlora_attn128_bwd_kv_param_15,\n.param .u32 qlora_attn128_bwd_kv_param_16,\n"
 ".param .u32 qlora_attn128_bwd_kv_param_17,\n.param .u32 qlora_attn128_bwd_kv_param_18,\n"
 ".param .u32 qlora_attn128_bwd_kv_param_19,\n.param .f32 qlora_attn128_bwd_kv_param_20,\n"
-".param .u32 qlora_attn128_bwd_kv_param_21\n)\n.maxntid 128,1,1\n.minnctapersm 2\n{\n"
-".reg .pred %p<119>;\n.reg .f32 %f<3174>;\n.reg .b32 %r<2552>;\n.reg .b64 %rd<394>;\n"
-"ld.param.u64 %rd51,[qlora_attn128_bwd_kv_param_0];\n"
-"ld.param.u64 %rd52,[qlora_attn128_bwd_kv_param_1];\n"
-"ld.param.u64 %rd53,[qlora_attn128_bwd_kv_param_2];\n"
-"ld.param.u64 %rd54,[qlora_attn128_bwd_kv_param_3];\n"
-"ld.param.u64 %rd55,[qlora_attn128_bwd_kv_param_4];\n"
-"ld.param.u64 %rd56,[qlora_attn128_bwd_kv_param_5];\n"
-"ld.param.u64 %rd57,[qlora_attn128_bwd_kv_param_6];\n"
-"ld.param.u64 %rd58,[qlora_attn128_bwd_kv_param_7];\n"
-"ld.param.u64 %rd59,[qlora_attn128_bwd_kv_param_8];\n"
-"ld.param.u64 %rd60,[qlora_attn128_bwd_kv_param_9];\n"
-"ld.param.u64 %rd61,[qlora_attn128_bwd_kv_param_10];\n"
-"ld.param.u64 %rd62,[qlora_attn128_bwd_kv_param_11];\n"
-"ld.param.u64 %rd63,[qlora_attn128_bwd_kv_param_12];\n"
-"ld.param.u64 %rd64,[qlora_attn128_bwd_kv_param_13];\n"
-"ld.param.u32 %r280,[qlora_attn128_bwd_kv_param_14];\n"
-"ld.param.u32 %r281,[qlora_attn128_bwd_kv_param_15];\n"
-"ld.param.u32 %r282,[qlora_attn128_bwd_kv_param_16];\n"
-"ld.param.u32 %r283,[qlora_attn128_bwd_kv_param_17];\n"
-"ld.param.u32 %r284,[qlora_attn128_bwd_kv_param_19];\n"
-"ld.param.f32 %f866,[qlora_attn128_bwd_kv_param_20];\ncvta.to.global.u64 %rd1,%rd60;\n"
-"cvta.to.global.u64 %rd2,%rd62;\ncvta.to.global.u64 %rd3,%rd64;\nmov.u32 %r1,%ctaid.y;\n"
-"mov.u32 %r2,%ctaid.x;\nsetp.lt.s32 %p1,%r280,1;\nmov.u32 %r2463,0;\n@%p1 bra $L__BB2_3;\n"
-"mov.u32 %r2463,0;\nmov.u32 %r2461,%r280;\n$L__BB2_2:\nadd.s32 %r287,%r2463,%r2461;\n"
-"add.s32 %r288,%r287,1;\nshr.s32 %r289,%r288,1;\nmul.wide.s32 %rd65,%r289,4;\n"
-"add.s64 %rd66,%rd3,%rd65;\nld.global.u32 %r290,[%rd66];\nmax.s32 %r291,%r290,0;\n"
-"min.s32 %r292,%r291,%r281;\nshr.s32 %r293,%r292,31;\nshr.u32 %r294,%r293,26;\n"
-"add.s32 %r295,%r292,%r294;\nshr.s32 %r296,%r295,6;\nadd.s32 %r297,%r296,%r289;\n"
-"setp.le.s32 %p2,%r297,%r2;\nadd.s32 %r298,%r289,-1;\nselp.b32 %r2463,%r289,%r2463,%p2;\n"
-"selp.b32 %r2461,%r2461,%r298,%p2;\nsetp.lt.s32 %p3,%r2463,%r2461;\n@%p3 bra $L__BB2_2;\n"
-"$L__BB2_3:\nmul.wide.s32 %rd67,%r2463,4;\nadd.s64 %rd4,%rd3,%rd67;\nld.global.u32 %r299,[%rd4];\n"
-"max.s32 %r300,%r299,0;\nmin.s32 %r8,%r300,%r281;\nsetp.eq.s32 %p4,%r2463,%r280;\n"
-"mov.u32 %r2464,%r281;\n@%p4 bra $L__BB2_5;\nld.global.u32 %r301,[%rd4+4];\n"
-"max.s32 %r302,%r301,0;\nmin.s32 %r2464,%r302,%r281;\n$L__BB2_5:\nsub.s32 %r303,%r2,%r2463;\n"
-"shr.s32 %r304,%r8,31;\nshr.u32 %r305,%r304,26;\nadd.s32 %r306,%r8,%r305;\n"
-"shr.s32 %r307,%r306,6;\nsub.s32 %r308,%r303,%r307;\nshl.b32 %r309,%r308,6;\n"
-"setp.lt.s32 %p5,%r308,0;\nsub.s32 %r11,%r2464,%r8;\nselp.b32 %r12,%r11,%r309,%p5;\n"
-"setp.le.s32 %p6,%r11,%r12;\n@%p6 bra $L__BB2_130;\n@%p4 bra $L__BB2_97;\nbra.uni $L__BB2_7;\n"
-"$L__BB2_97:\ncvt.s64.s32 %rd49,%r8;\nshl.b32 %r2335,%r1,7;\ncvt.s64.s32 %rd50,%r2335;\n"
-"mov.u32 %r2549,%tid.x;\nsetp.gt.s32 %p99,%r2549,1023;\n@%p99 bra $L__BB2_114;\n"
-"max.s32 %r2336,%r2549,896;\nadd.s32 %r2337,%r2336,127;\nsub.s32 %r240,%r2337,%r2549;\n"
-"shr.u32 %r2338,%r240,7;\nadd.s32 %r2339,%r2338,1;\nand.b32 %r2543,%r2339,3;\n"
-"setp.eq.s32 %p100,%r2543,0;\nmov.u32 %r2544,%r2549;\n@%p100 bra $L__BB2_103;\n"
-"mov.u32 %r2544,%r2549;\n$L__BB2_100:\n.pragma \"nounroll\";\nshr.s32 %r2340,%r2544,31;\n";
+".param .u32 qlora_attn128_bwd_kv_param_21,\n.param .u64 qlora_attn128_bwd_kv_param_22,\n"
+".param .u32 qlora_attn128_bwd_kv_param_23\n)\n.maxntid 128,1,1\n.minnctapersm 2\n{\n"
+".reg .pred %p<147>;\n.reg .f32 %f<3302>;\n.reg .b32 %r<2738>;\n.reg .b64 %rd<527>;\n"
+"ld.param.u64 %rd62,[qlora_attn128_bwd_kv_param_0];\n"
+"ld.param.u64 %rd63,[qlora_attn128_bwd_kv_param_1];\n"
+"ld.param.u64 %rd64,[qlora_attn128_bwd_kv_param_2];\n"
+"ld.param.u64 %rd65,[qlora_attn128_bwd_kv_param_3];\n"
+"ld.param.u64 %rd66,[qlora_attn128_bwd_kv_param_4];\n"
+"ld.param.u64 %rd67,[qlora_attn128_bwd_kv_param_5];\n"
+"ld.param.u64 %rd68,[qlora_attn128_bwd_kv_param_6];\n"
+"ld.param.u64 %rd69,[qlora_attn128_bwd_kv_param_7];\n"
+"ld.param.u64 %rd70,[qlora_attn128_bwd_kv_param_8];\n"
+"ld.param.u64 %rd71,[qlora_attn128_bwd_kv_param_9];\n"
+"ld.param.u64 %rd72,[qlora_attn128_bwd_kv_param_10];\n"
+"ld.param.u64 %rd73,[qlora_attn128_bwd_kv_param_11];\n"
+"ld.param.u64 %rd74,[qlora_attn128_bwd_kv_param_12];\n"
+"ld.param.u64 %rd76,[qlora_attn128_bwd_kv_param_13];\n"
+"ld.param.u32 %r328,[qlora_attn128_bwd_kv_param_14];\n"
+"ld.param.u32 %r329,[qlora_attn128_bwd_kv_param_15];\n"
+"ld.param.u32 %r330,[qlora_attn128_bwd_kv_param_16];\n"
+"ld.param.u32 %r331,[qlora_attn128_bwd_kv_param_17];\n"
+"ld.param.u32 %r332,[qlora_attn128_bwd_kv_param_19];\n"
+"ld.param.f32 %f867,[qlora_attn128_bwd_kv_param_20];\n"
+"ld.param.u64 %rd75,[qlora_attn128_bwd_kv_param_22];\n"
+"ld.param.u32 %r333,[qlora_attn128_bwd_kv_param_23];\ncvta.to.global.u64 %rd1,%rd75;\n"
+"cvta.to.global.u64 %rd2,%rd71;\ncvta.to.global.u64 %rd3,%rd73;\ncvta.to.global.u64 %rd4,%rd76;\n"
+"mov.u32 %r1,%ctaid.y;\nmov.u32 %r2,%ctaid.x;\nsetp.lt.s32 %p1,%r328,1;\nmov.u32 %r2639,0;\n"
+"@%p1 bra $L__BB2_3;\nmov.u32 %r2639,0;\nmov.u32 %r2637,%r328;\n$L__BB2_2:\n"
+"add.s32 %r336,%r2639,%r2637;\nadd.s32 %r337,%r336,1;\nshr.s32 %r338,%r337,1;\n"
+"mul.wide.s32 %rd77,%r338,4;\nadd.s64 %rd78,%rd4,%rd77;\nld.global.u32 %r339,[%rd78];\n"
+"max.s32 %r340,%r339,0;\nmin.s32 %r341,%r340,%r329;\nshr.s32 %r342,%r341,31;\n"
+"shr.u32 %r343,%r342,26;\nadd.s32 %r344,%r341,%r343;\nshr.s32 %r345,%r344,6;\n"
+"add.s32 %r346,%r345,%r338;\nsetp.le.s32 %p2,%r346,%r2;\nadd.s32 %r347,%r338,-1;\n"
+"selp.b32 %r2639,%r338,%r2639,%p2;\nselp.b32 %r2637,%r2637,%r347,%p2;\n"
+"setp.lt.s32 %p3,%r2639,%r2637;\n@%p3 bra $L__BB2_2;\n$L__BB2_3:\nmul.wide.s32 %rd79,%r2639,4;\n"
+"add.s64 %rd5,%rd4,%rd79;\nld.global.u32 %r348,[%rd5];\nmax.s32 %r349,%r348,0;\n"
+"min.s32 %r8,%r349,%r329;\nsetp.eq.s32 %p4,%r2639,%r328;\nmov.u32 %r2640,%r329;\n"
+"@%p4 bra $L__BB2_5;\nld.global.u32 %r350,[%rd5+4];\nmax.s32 %r351,%r350,0;\n"
+"min.s32 %r2640,%r351,%r329;\n$L__BB2_5:\nsub.s32 %r352,%r2,%r2639;\nshr.s32 %r353,%r8,31;\n"
+"shr.u32 %r354,%r353,26;\nadd.s32 %r355,%r8,%r354;\nshr.s32 %r356,%r355,6;\n"
+"sub.s32 %r357,%r352,%r356;\nshl.b32 %r358,%r357,6;\nsetp.lt.s32 %p5,%r357,0;\n"
+"sub.s32 %r11,%r2640,%r8;\nselp.b32 %r12,%r11,%r358,%p5;\nsetp.le.s32 %p6,%r11,%r12;\n"
+"@%p6 bra $L__BB2_172;\n@%p4 bra $L__BB2_105;\nbra.uni $L__BB2_7;\n$L__BB2_105:\n"
+"cvt.s64.s32 %rd52,%r8;\nmov.u32 %r245,%nctaid.z;\nsetp.gt.u32 %p106,%r245,1;\n"
+"@%p106 bra $L__BB2_139;\nbra.uni $L__BB2_106;\n$L__BB2_139:\nmov.u32 %r2518,%ctaid.z;\n"
+"cvt.u64.u32 %rd54,%r2518;\ncvt.s64.s32 %rd55,%r329;\nmul.wide.s32 %rd56,%r331,128;\n";
 static const char qlora__ptx_34[] =
-"shr.u32 %r2341,%r2340,28;\nadd.s32 %r2342,%r2544,%r2341;\nshr.s32 %r2343,%r2342,4;\n"
-"add.s32 %r244,%r2343,%r12;\nsetp.ge.s32 %p101,%r244,%r11;\n@%p101 bra $L__BB2_102;\n"
-"cvt.s64.s32 %rd291,%r244;\nand.b32 %r2347,%r2342,536870896;\nsub.s32 %r2348,%r2544,%r2347;\n"
-"shl.b32 %r2349,%r2348,3;\ncvt.s64.s32 %rd292,%r2349;\nadd.s64 %rd293,%rd291,%rd49;\n"
-"mul.lo.s64 %rd294,%rd293,%rd61;\nadd.s64 %rd295,%rd292,%rd50;\nadd.s64 %rd296,%rd295,%rd294;\n"
-"shl.b64 %rd297,%rd296,1;\nadd.s64 %rd298,%rd1,%rd297;\nmov.u32 %r2350,0;\n"
-"st.global.v4.u32[%rd298],{%r2350,%r2350,%r2350,%r2350};\n$L__BB2_102:\n"
-"add.s32 %r2544,%r2544,128;\nadd.s32 %r2543,%r2543,-1;\nsetp.ne.s32 %p102,%r2543,0;\n"
-"@%p102 bra $L__BB2_100;\n$L__BB2_103:\nsetp.lt.u32 %p103,%r240,384;\n@%p103 bra $L__BB2_114;\n"
-"add.s32 %r2546,%r2544,-512;\nadd.s32 %r2545,%r2544,128;\n$L__BB2_105:\n"
-"add.s32 %r252,%r2546,512;\nshr.s32 %r2351,%r252,31;\nshr.u32 %r2352,%r2351,28;\n"
-"add.s32 %r2353,%r252,%r2352;\nshr.s32 %r2354,%r2353,4;\nadd.s32 %r253,%r2354,%r12;\n"
-"setp.ge.s32 %p104,%r253,%r11;\n@%p104 bra $L__BB2_107;\ncvt.s64.s32 %rd299,%r253;\n"
-"and.b32 %r2358,%r2353,536870896;\nsub.s32 %r2359,%r252,%r2358;\nshl.b32 %r2360,%r2359,3;\n"
-"cvt.s64.s32 %rd300,%r2360;\nadd.s64 %rd301,%rd299,%rd49;\nmul.lo.s64 %rd302,%rd301,%rd61;\n"
-"add.s64 %rd303,%rd300,%rd50;\nadd.s64 %rd304,%rd303,%rd302;\nshl.b64 %rd305,%rd304,1;\n"
-"add.s64 %rd306,%rd1,%rd305;\nmov.u32 %r2361,0;\n"
-"st.global.v4.u32[%rd306],{%r2361,%r2361,%r2361,%r2361};\n$L__BB2_107:\n"
-"shr.s32 %r2362,%r2545,31;\nshr.u32 %r2363,%r2362,28;\nadd.s32 %r2364,%r2545,%r2363;\n"
-"shr.s32 %r2365,%r2364,4;\nadd.s32 %r254,%r2365,%r12;\nsetp.ge.s32 %p105,%r254,%r11;\n"
-"@%p105 bra $L__BB2_109;\ncvt.s64.s32 %rd307,%r254;\nand.b32 %r2369,%r2364,536870896;\n"
-"sub.s32 %r2370,%r2545,%r2369;\nshl.b32 %r2371,%r2370,3;\ncvt.s64.s32 %rd308,%r2371;\n"
-"add.s64 %rd309,%rd307,%rd49;\nmul.lo.s64 %rd310,%rd309,%rd61;\nadd.s64 %rd311,%rd308,%rd50;\n"
-"add.s64 %rd312,%rd311,%rd310;\nshl.b64 %rd313,%rd312,1;\nadd.s64 %rd314,%rd1,%rd313;\n"
-"mov.u32 %r2372,0;\nst.global.v4.u32[%rd314],{%r2372,%r2372,%r2372,%r2372};\n$L__BB2_109:\n"
-"add.s32 %r255,%r2546,768;\nshr.s32 %r2373,%r255,31;\nshr.u32 %r2374,%r2373,28;\n"
-"add.s32 %r2375,%r255,%r2374;\nshr.s32 %r2376,%r2375,4;\nadd.s32 %r256,%r2376,%r12;\n"
-"setp.ge.s32 %p106,%r256,%r11;\n@%p106 bra $L__BB2_111;\ncvt.s64.s32 %rd315,%r256;\n"
-"and.b32 %r2380,%r2375,536870896;\nsub.s32 %r2381,%r255,%r2380;\nshl.b32 %r2382,%r2381,3;\n"
-"cvt.s64.s32 %rd316,%r2382;\nadd.s64 %rd317,%rd315,%rd49;\nmul.lo.s64 %rd318,%rd317,%rd61;\n"
-"add.s64 %rd319,%rd316,%rd50;\nadd.s64 %rd320,%rd319,%rd318;\nshl.b64 %rd321,%rd320,1;\n"
-"add.s64 %rd322,%rd1,%rd321;\nmov.u32 %r2383,0;\n"
-"st.global.v4.u32[%rd322],{%r2383,%r2383,%r2383,%r2383};\n$L__BB2_111:\n"
-"add.s32 %r257,%r2546,896;\nshr.s32 %r2384,%r257,31;\nshr.u32 %r2385,%r2384,28;\n"
-"add.s32 %r2386,%r257,%r2385;\nshr.s32 %r2387,%r2386,4;\nadd.s32 %r258,%r2387,%r12;\n"
-"setp.ge.s32 %p107,%r258,%r11;\n@%p107 bra $L__BB2_113;\ncvt.s64.s32 %rd323,%r258;\n"
-"and.b32 %r2391,%r2386,536870896;\nsub.s32 %r2392,%r257,%r2391;\nshl.b32 %r2393,%r2392,3;\n"
-"cvt.s64.s32 %rd324,%r2393;\nadd.s64 %rd325,%rd323,%rd49;\nmul.lo.s64 %rd326,%rd325,%rd61;\n"
-"add.s64 %rd327,%rd324,%rd50;\nadd.s64 %rd328,%rd327,%rd326;\nshl.b64 %rd329,%rd328,1;\n"
-"add.s64 %rd330,%rd1,%rd329;\nmov.u32 %r2394,0;\n"
-"st.global.v4.u32[%rd330],{%r2394,%r2394,%r2394,%r2394};\n$L__BB2_113:\n"
-"add.s32 %r2545,%r2545,512;\nsetp.lt.s32 %p108,%r252,512;\nmov.u32 %r2546,%r252;\n"
-"@%p108 bra $L__BB2_105;\n$L__BB2_114:\n@%p99 bra $L__BB2_130;\nmax.s32 %r2395,%r2549,896;\n"
-"add.s32 %r2396,%r2395,127;\nsub.s32 %r260,%r2396,%r2549;\nshr.u32 %r2397,%r260,7;\n"
-"add.s32 %r2398,%r2397,1;\nand.b32 %r2548,%r2398,3;\nsetp.eq.s32 %p110,%r2548,0;\n"
-"@%p110 bra $L__BB2_119;\n$L__BB2_116:\n.pragma \"nounroll\";\nshr.s32 %r2399,%r2549,31;\n"
-"shr.u32 %r2400,%r2399,28;\nadd.s32 %r2401,%r2549,%r2400;\nshr.s32 %r2402,%r2401,4;\n"
-"add.s32 %r264,%r2402,%r12;\nsetp.ge.s32 %p111,%r264,%r11;\n@%p111 bra $L__BB2_118;\n"
-"cvt.s64.s32 %rd331,%r264;\nand.b32 %r2406,%r2401,536870896;\nsub.s32 %r2407,%r2549,%r2406;\n"
-"shl.b32 %r2408,%r2407,3;\ncvt.s64.s32 %rd332,%r2408;\nadd.s64 %rd333,%rd331,%rd49;\n"
-"mul.lo.s64 %rd334,%rd333,%rd63;\n";
+"shl.b32 %r2519,%r1,7;\ncvt.u64.u32 %rd57,%r2519;\nshl.b32 %r2520,%r331,7;\n"
+"cvt.s64.s32 %rd58,%r2520;\nmov.u32 %r2735,%tid.x;\nsetp.gt.s32 %p127,%r2735,2047;\n"
+"@%p127 bra $L__BB2_156;\nmul.lo.s64 %rd417,%rd55,%rd54;\nadd.s64 %rd418,%rd417,%rd52;\n"
+"mul.lo.s64 %rd419,%rd56,%rd418;\nadd.s64 %rd59,%rd419,%rd57;\nmax.s32 %r2521,%r2735,1920;\n"
+"add.s32 %r2522,%r2521,127;\nsub.s32 %r288,%r2522,%r2735;\nshr.u32 %r2523,%r288,7;\n"
+"add.s32 %r2524,%r2523,1;\nand.b32 %r2729,%r2524,3;\nsetp.eq.s32 %p128,%r2729,0;\n"
+"mov.u32 %r2730,%r2735;\n@%p128 bra $L__BB2_145;\nmov.u32 %r2730,%r2735;\n$L__BB2_142:\n"
+".pragma \"nounroll\";\nshr.s32 %r2525,%r2730,31;\nshr.u32 %r2526,%r2525,27;\n"
+"add.s32 %r2527,%r2730,%r2526;\nshr.s32 %r2528,%r2527,5;\nadd.s32 %r292,%r2528,%r12;\n"
+"setp.ge.s32 %p129,%r292,%r11;\n@%p129 bra $L__BB2_144;\ncvt.s64.s32 %rd420,%r292;\n"
+"mul.lo.s64 %rd421,%rd420,%rd58;\nand.b32 %r2532,%r2527,1073741792;\n"
+"sub.s32 %r2533,%r2730,%r2532;\nshl.b32 %r2534,%r2533,2;\ncvt.s64.s32 %rd422,%r2534;\n"
+"add.s64 %rd423,%rd59,%rd422;\nadd.s64 %rd424,%rd423,%rd421;\nshl.b64 %rd425,%rd424,2;\n"
+"add.s64 %rd426,%rd1,%rd425;\nmov.u64 %rd427,0;\nst.global.u64[%rd426],%rd427;\n"
+"st.global.u64[%rd426+8],%rd427;\n$L__BB2_144:\nadd.s32 %r2730,%r2730,128;\n"
+"add.s32 %r2729,%r2729,-1;\nsetp.ne.s32 %p130,%r2729,0;\n@%p130 bra $L__BB2_142;\n$L__BB2_145:\n"
+"setp.lt.u32 %p131,%r288,384;\n@%p131 bra $L__BB2_156;\nadd.s32 %r2732,%r2730,-512;\n"
+"add.s32 %r2731,%r2730,128;\n$L__BB2_147:\nadd.s32 %r300,%r2732,512;\nshr.s32 %r2535,%r300,31;\n"
+"shr.u32 %r2536,%r2535,27;\nadd.s32 %r2537,%r300,%r2536;\nshr.s32 %r2538,%r2537,5;\n"
+"add.s32 %r301,%r2538,%r12;\nsetp.ge.s32 %p132,%r301,%r11;\n@%p132 bra $L__BB2_149;\n"
+"cvt.s64.s32 %rd428,%r301;\nmul.lo.s64 %rd429,%rd428,%rd58;\nand.b32 %r2542,%r2537,1073741792;\n"
+"sub.s32 %r2543,%r300,%r2542;\nshl.b32 %r2544,%r2543,2;\ncvt.s64.s32 %rd430,%r2544;\n"
+"add.s64 %rd431,%rd59,%rd430;\nadd.s64 %rd432,%rd431,%rd429;\nshl.b64 %rd433,%rd432,2;\n"
+"add.s64 %rd434,%rd1,%rd433;\nmov.u64 %rd435,0;\nst.global.u64[%rd434],%rd435;\n"
+"st.global.u64[%rd434+8],%rd435;\n$L__BB2_149:\nshr.s32 %r2545,%r2731,31;\n"
+"shr.u32 %r2546,%r2545,27;\nadd.s32 %r2547,%r2731,%r2546;\nshr.s32 %r2548,%r2547,5;\n"
+"add.s32 %r302,%r2548,%r12;\nsetp.ge.s32 %p133,%r302,%r11;\n@%p133 bra $L__BB2_151;\n"
+"cvt.s64.s32 %rd436,%r302;\nmul.lo.s64 %rd437,%rd436,%rd58;\nand.b32 %r2552,%r2547,1073741792;\n"
+"sub.s32 %r2553,%r2731,%r2552;\nshl.b32 %r2554,%r2553,2;\ncvt.s64.s32 %rd438,%r2554;\n"
+"add.s64 %rd439,%rd59,%rd438;\nadd.s64 %rd440,%rd439,%rd437;\nshl.b64 %rd441,%rd440,2;\n"
+"add.s64 %rd442,%rd1,%rd441;\nmov.u64 %rd443,0;\nst.global.u64[%rd442],%rd443;\n"
+"st.global.u64[%rd442+8],%rd443;\n$L__BB2_151:\nadd.s32 %r303,%r2732,768;\n"
+"shr.s32 %r2555,%r303,31;\nshr.u32 %r2556,%r2555,27;\nadd.s32 %r2557,%r303,%r2556;\n"
+"shr.s32 %r2558,%r2557,5;\nadd.s32 %r304,%r2558,%r12;\nsetp.ge.s32 %p134,%r304,%r11;\n"
+"@%p134 bra $L__BB2_153;\ncvt.s64.s32 %rd444,%r304;\nmul.lo.s64 %rd445,%rd444,%rd58;\n"
+"and.b32 %r2562,%r2557,1073741792;\nsub.s32 %r2563,%r303,%r2562;\nshl.b32 %r2564,%r2563,2;\n"
+"cvt.s64.s32 %rd446,%r2564;\nadd.s64 %rd447,%rd59,%rd446;\nadd.s64 %rd448,%rd447,%rd445;\n"
+"shl.b64 %rd449,%rd448,2;\nadd.s64 %rd450,%rd1,%rd449;\nmov.u64 %rd451,0;\n"
+"st.global.u64[%rd450],%rd451;\nst.global.u64[%rd450+8],%rd451;\n$L__BB2_153:\n"
+"add.s32 %r305,%r2732,896;\nshr.s32 %r2565,%r305,31;\nshr.u32 %r2566,%r2565,27;\n"
+"add.s32 %r2567,%r305,%r2566;\nshr.s32 %r2568,%r2567,5;\nadd.s32 %r306,%r2568,%r12;\n"
+"setp.ge.s32 %p135,%r306,%r11;\n@%p135 bra $L__BB2_155;\ncvt.s64.s32 %rd452,%r306;\n"
+"mul.lo.s64 %rd453,%rd452,%rd58;\nand.b32 %r2572,%r2567,1073741792;\n"
+"sub.s32 %r2573,%r305,%r2572;\nshl.b32 %r2574,%r2573,2;\ncvt.s64.s32 %rd454,%r2574;\n"
+"add.s64 %rd455,%rd59,%rd454;\nadd.s64 %rd456,%rd455,%rd453;\nshl.b64 %rd457,%rd456,2;\n"
+"add.s64 %rd458,%rd1,%rd457;\nmov.u64 %rd459,0;\nst.global.u64[%rd458],%rd459;\n"
+"st.global.u64[%rd458+8],%rd459;\n$L__BB2_155:\nadd.s32 %r2731,%r2731,512;\n"
+"setp.lt.s32 %p136,%r300,1536;\nmov.u32 %r2732,%r300;\n@%p136 bra $L__BB2_147;\n$L__BB2_156:\n"
+"cvt.u64.u32 %rd460,%r245;\nadd.s64 %rd461,%rd460,%rd54;\nmul.lo.s64 %rd462,%rd461,%rd55;\n"
+"add.s64 %rd463,%rd462,%rd52;\nmul.lo.s64 %rd60,%rd56,%rd463;\n";
 static const char qlora__ptx_35[] =
-"add.s64 %rd335,%rd332,%rd50;\nadd.s64 %rd336,%rd335,%rd334;\nshl.b64 %rd337,%rd336,1;\n"
-"add.s64 %rd338,%rd2,%rd337;\nmov.u32 %r2409,0;\n"
-"st.global.v4.u32[%rd338],{%r2409,%r2409,%r2409,%r2409};\n$L__BB2_118:\n"
-"add.s32 %r2549,%r2549,128;\nadd.s32 %r2548,%r2548,-1;\nsetp.ne.s32 %p112,%r2548,0;\n"
-"@%p112 bra $L__BB2_116;\n$L__BB2_119:\nsetp.lt.u32 %p113,%r260,384;\n@%p113 bra $L__BB2_130;\n"
-"add.s32 %r2551,%r2549,-512;\nadd.s32 %r2550,%r2549,128;\n$L__BB2_121:\n"
-"add.s32 %r272,%r2551,512;\nshr.s32 %r2410,%r272,31;\nshr.u32 %r2411,%r2410,28;\n"
-"add.s32 %r2412,%r272,%r2411;\nshr.s32 %r2413,%r2412,4;\nadd.s32 %r273,%r2413,%r12;\n"
-"setp.ge.s32 %p114,%r273,%r11;\n@%p114 bra $L__BB2_123;\ncvt.s64.s32 %rd339,%r273;\n"
-"and.b32 %r2417,%r2412,536870896;\nsub.s32 %r2418,%r272,%r2417;\nshl.b32 %r2419,%r2418,3;\n"
-"cvt.s64.s32 %rd340,%r2419;\nadd.s64 %rd341,%rd339,%rd49;\nmul.lo.s64 %rd342,%rd341,%rd63;\n"
-"add.s64 %rd343,%rd340,%rd50;\nadd.s64 %rd344,%rd343,%rd342;\nshl.b64 %rd345,%rd344,1;\n"
-"add.s64 %rd346,%rd2,%rd345;\nmov.u32 %r2420,0;\n"
-"st.global.v4.u32[%rd346],{%r2420,%r2420,%r2420,%r2420};\n$L__BB2_123:\n"
-"shr.s32 %r2421,%r2550,31;\nshr.u32 %r2422,%r2421,28;\nadd.s32 %r2423,%r2550,%r2422;\n"
-"shr.s32 %r2424,%r2423,4;\nadd.s32 %r274,%r2424,%r12;\nsetp.ge.s32 %p115,%r274,%r11;\n"
-"@%p115 bra $L__BB2_125;\ncvt.s64.s32 %rd347,%r274;\nand.b32 %r2428,%r2423,536870896;\n"
-"sub.s32 %r2429,%r2550,%r2428;\nshl.b32 %r2430,%r2429,3;\ncvt.s64.s32 %rd348,%r2430;\n"
-"add.s64 %rd349,%rd347,%rd49;\nmul.lo.s64 %rd350,%rd349,%rd63;\nadd.s64 %rd351,%rd348,%rd50;\n"
-"add.s64 %rd352,%rd351,%rd350;\nshl.b64 %rd353,%rd352,1;\nadd.s64 %rd354,%rd2,%rd353;\n"
-"mov.u32 %r2431,0;\nst.global.v4.u32[%rd354],{%r2431,%r2431,%r2431,%r2431};\n$L__BB2_125:\n"
-"add.s32 %r275,%r2551,768;\nshr.s32 %r2432,%r275,31;\nshr.u32 %r2433,%r2432,28;\n"
-"add.s32 %r2434,%r275,%r2433;\nshr.s32 %r2435,%r2434,4;\nadd.s32 %r276,%r2435,%r12;\n"
-"setp.ge.s32 %p116,%r276,%r11;\n@%p116 bra $L__BB2_127;\ncvt.s64.s32 %rd355,%r276;\n"
-"and.b32 %r2439,%r2434,536870896;\nsub.s32 %r2440,%r275,%r2439;\nshl.b32 %r2441,%r2440,3;\n"
-"cvt.s64.s32 %rd356,%r2441;\nadd.s64 %rd357,%rd355,%rd49;\nmul.lo.s64 %rd358,%rd357,%rd63;\n"
-"add.s64 %rd359,%rd356,%rd50;\nadd.s64 %rd360,%rd359,%rd358;\nshl.b64 %rd361,%rd360,1;\n"
-"add.s64 %rd362,%rd2,%rd361;\nmov.u32 %r2442,0;\n"
-"st.global.v4.u32[%rd362],{%r2442,%r2442,%r2442,%r2442};\n$L__BB2_127:\n"
-"add.s32 %r277,%r2551,896;\nshr.s32 %r2443,%r277,31;\nshr.u32 %r2444,%r2443,28;\n"
-"add.s32 %r2445,%r277,%r2444;\nshr.s32 %r2446,%r2445,4;\nadd.s32 %r278,%r2446,%r12;\n"
-"setp.ge.s32 %p117,%r278,%r11;\n@%p117 bra $L__BB2_129;\ncvt.s64.s32 %rd363,%r278;\n"
-"and.b32 %r2450,%r2445,536870896;\nsub.s32 %r2451,%r277,%r2450;\nshl.b32 %r2452,%r2451,3;\n"
-"cvt.s64.s32 %rd364,%r2452;\nadd.s64 %rd365,%rd363,%rd49;\nmul.lo.s64 %rd366,%rd365,%rd63;\n"
-"add.s64 %rd367,%rd364,%rd50;\nadd.s64 %rd368,%rd367,%rd366;\nshl.b64 %rd369,%rd368,1;\n"
-"add.s64 %rd370,%rd2,%rd369;\nmov.u32 %r2453,0;\n"
-"st.global.v4.u32[%rd370],{%r2453,%r2453,%r2453,%r2453};\n$L__BB2_129:\n"
-"add.s32 %r2550,%r2550,512;\nsetp.lt.s32 %p118,%r272,512;\nmov.u32 %r2551,%r272;\n"
-"@%p118 bra $L__BB2_121;\nbra.uni $L__BB2_130;\n$L__BB2_7:\ndiv.s32 %r13,%r282,%r283;\n"
-"mul.lo.s32 %r310,%r13,%r1;\nshr.s32 %r311,%r12,31;\nshr.u32 %r312,%r311,27;\n"
-"add.s32 %r313,%r12,%r312;\nshr.s32 %r14,%r313,5;\nand.b32 %r314,%r313,-32;\n"
-"add.s32 %r315,%r314,%r8;\nshl.b32 %r316,%r310,7;\ncvt.s64.s32 %rd68,%r316;\n"
-"mov.u32 %r317,%tid.x;\nshr.s32 %r318,%r317,31;\nshr.u32 %r319,%r318,28;\n"
-"add.s32 %r320,%r317,%r319;\nshr.s32 %r321,%r320,4;\nadd.s32 %r322,%r315,%r321;\n"
-"cvt.s64.s32 %rd69,%r322;\nmul.lo.s64 %rd70,%rd69,%rd52;\nand.b32 %r323,%r320,-16;\n"
-"sub.s32 %r324,%r317,%r323;\nshl.b32 %r325,%r324,3;\ncvt.s64.s32 %rd71,%r325;\n"
-"add.s64 %rd72,%rd70,%rd71;\nadd.s64 %rd73,%rd72,%rd68;\nshl.b64 %rd74,%rd73,1;\n"
-"add.s64 %rd391,%rd51,%rd74;\nmul.lo.s64 %rd75,%rd69,%rd58;\nadd.s64 %rd76,%rd75,%rd71;\n"
-"add.s64 %rd77,%rd76,%rd68;\nshl.b64 %rd78,%rd77,1;\nadd.s64 %rd392,%rd57,%rd78;\n"
-"cvt.s64.s32 %rd79,%r13;\nmul.wide.s32 %rd80,%r281,%r1;\nmul.lo.s64 %rd81,%rd80,%rd79;\n"
-"cvt.s64.s32 %rd7,%r8;\nadd.s64 %rd82,%rd81,%rd7;\nshl.b64 %rd83,%rd82,3;\n"
-"add.s64 %rd393,%rd59,%rd83;\nadd.s32 %r326,%r284,%r12;\n";
+"@%p127 bra $L__BB2_172;\nadd.s64 %rd61,%rd60,%rd57;\nmax.s32 %r2575,%r2735,1920;\n"
+"add.s32 %r2576,%r2575,127;\nsub.s32 %r308,%r2576,%r2735;\nshr.u32 %r2577,%r308,7;\n"
+"add.s32 %r2578,%r2577,1;\nand.b32 %r2734,%r2578,3;\nsetp.eq.s32 %p138,%r2734,0;\n"
+"@%p138 bra $L__BB2_161;\n$L__BB2_158:\n.pragma \"nounroll\";\nshr.s32 %r2579,%r2735,31;\n"
+"shr.u32 %r2580,%r2579,27;\nadd.s32 %r2581,%r2735,%r2580;\nshr.s32 %r2582,%r2581,5;\n"
+"add.s32 %r312,%r2582,%r12;\nsetp.ge.s32 %p139,%r312,%r11;\n@%p139 bra $L__BB2_160;\n"
+"cvt.s64.s32 %rd464,%r312;\nmul.lo.s64 %rd465,%rd464,%rd58;\nand.b32 %r2586,%r2581,1073741792;\n"
+"sub.s32 %r2587,%r2735,%r2586;\nshl.b32 %r2588,%r2587,2;\ncvt.s64.s32 %rd466,%r2588;\n"
+"add.s64 %rd467,%rd61,%rd466;\nadd.s64 %rd468,%rd467,%rd465;\nshl.b64 %rd469,%rd468,2;\n"
+"add.s64 %rd470,%rd1,%rd469;\nmov.u64 %rd471,0;\nst.global.u64[%rd470],%rd471;\n"
+"st.global.u64[%rd470+8],%rd471;\n$L__BB2_160:\nadd.s32 %r2735,%r2735,128;\n"
+"add.s32 %r2734,%r2734,-1;\nsetp.ne.s32 %p140,%r2734,0;\n@%p140 bra $L__BB2_158;\n$L__BB2_161:\n"
+"setp.lt.u32 %p141,%r308,384;\n@%p141 bra $L__BB2_172;\nadd.s32 %r2737,%r2735,-512;\n"
+"add.s32 %r2736,%r2735,128;\n$L__BB2_163:\nadd.s32 %r320,%r2737,512;\nshr.s32 %r2589,%r320,31;\n"
+"shr.u32 %r2590,%r2589,27;\nadd.s32 %r2591,%r320,%r2590;\nshr.s32 %r2592,%r2591,5;\n"
+"add.s32 %r321,%r2592,%r12;\nsetp.ge.s32 %p142,%r321,%r11;\n@%p142 bra $L__BB2_165;\n"
+"cvt.s64.s32 %rd472,%r321;\nmul.lo.s64 %rd473,%rd472,%rd58;\nand.b32 %r2596,%r2591,1073741792;\n"
+"sub.s32 %r2597,%r320,%r2596;\nshl.b32 %r2598,%r2597,2;\ncvt.s64.s32 %rd474,%r2598;\n"
+"add.s64 %rd475,%rd61,%rd474;\nadd.s64 %rd476,%rd475,%rd473;\nshl.b64 %rd477,%rd476,2;\n"
+"add.s64 %rd478,%rd1,%rd477;\nmov.u64 %rd479,0;\nst.global.u64[%rd478],%rd479;\n"
+"st.global.u64[%rd478+8],%rd479;\n$L__BB2_165:\nshr.s32 %r2599,%r2736,31;\n"
+"shr.u32 %r2600,%r2599,27;\nadd.s32 %r2601,%r2736,%r2600;\nshr.s32 %r2602,%r2601,5;\n"
+"add.s32 %r322,%r2602,%r12;\nsetp.ge.s32 %p143,%r322,%r11;\n@%p143 bra $L__BB2_167;\n"
+"cvt.s64.s32 %rd480,%r322;\nmul.lo.s64 %rd481,%rd480,%rd58;\nand.b32 %r2606,%r2601,1073741792;\n"
+"sub.s32 %r2607,%r2736,%r2606;\nshl.b32 %r2608,%r2607,2;\ncvt.s64.s32 %rd482,%r2608;\n"
+"add.s64 %rd483,%rd61,%rd482;\nadd.s64 %rd484,%rd483,%rd481;\nshl.b64 %rd485,%rd484,2;\n"
+"add.s64 %rd486,%rd1,%rd485;\nmov.u64 %rd487,0;\nst.global.u64[%rd486],%rd487;\n"
+"st.global.u64[%rd486+8],%rd487;\n$L__BB2_167:\nadd.s32 %r323,%r2737,768;\n"
+"shr.s32 %r2609,%r323,31;\nshr.u32 %r2610,%r2609,27;\nadd.s32 %r2611,%r323,%r2610;\n"
+"shr.s32 %r2612,%r2611,5;\nadd.s32 %r324,%r2612,%r12;\nsetp.ge.s32 %p144,%r324,%r11;\n"
+"@%p144 bra $L__BB2_169;\ncvt.s64.s32 %rd488,%r324;\nmul.lo.s64 %rd489,%rd488,%rd58;\n"
+"and.b32 %r2616,%r2611,1073741792;\nsub.s32 %r2617,%r323,%r2616;\nshl.b32 %r2618,%r2617,2;\n"
+"cvt.s64.s32 %rd490,%r2618;\nadd.s64 %rd491,%rd61,%rd490;\nadd.s64 %rd492,%rd491,%rd489;\n"
+"shl.b64 %rd493,%rd492,2;\nadd.s64 %rd494,%rd1,%rd493;\nmov.u64 %rd495,0;\n"
+"st.global.u64[%rd494],%rd495;\nst.global.u64[%rd494+8],%rd495;\n$L__BB2_169:\n"
+"add.s32 %r325,%r2737,896;\nshr.s32 %r2619,%r325,31;\nshr.u32 %r2620,%r2619,27;\n"
+"add.s32 %r2621,%r325,%r2620;\nshr.s32 %r2622,%r2621,5;\nadd.s32 %r326,%r2622,%r12;\n"
+"setp.ge.s32 %p145,%r326,%r11;\n@%p145 bra $L__BB2_171;\ncvt.s64.s32 %rd496,%r326;\n"
+"mul.lo.s64 %rd497,%rd496,%rd58;\nand.b32 %r2626,%r2621,1073741792;\n"
+"sub.s32 %r2627,%r325,%r2626;\nshl.b32 %r2628,%r2627,2;\ncvt.s64.s32 %rd498,%r2628;\n"
+"add.s64 %rd499,%rd61,%rd498;\nadd.s64 %rd500,%rd499,%rd497;\nshl.b64 %rd501,%rd500,2;\n"
+"add.s64 %rd502,%rd1,%rd501;\nmov.u64 %rd503,0;\nst.global.u64[%rd502],%rd503;\n"
+"st.global.u64[%rd502+8],%rd503;\n$L__BB2_171:\nadd.s32 %r2736,%r2736,512;\n"
+"setp.lt.s32 %p146,%r320,1536;\nmov.u32 %r2737,%r320;\n@%p146 bra $L__BB2_163;\n"
+"bra.uni $L__BB2_172;\n$L__BB2_7:\ndiv.s32 %r13,%r330,%r331;\nmov.u32 %r359,%ctaid.z;\n"
+"mul.lo.s32 %r14,%r359,%r333;\nmad.lo.s32 %r360,%r13,%r1,%r14;\nshr.s32 %r361,%r12,31;\n"
+"shr.u32 %r362,%r361,27;\nadd.s32 %r363,%r12,%r362;\nshr.s32 %r15,%r363,5;\n"
+"and.b32 %r364,%r363,-32;\nadd.s32 %r365,%r364,%r8;\nshl.b32 %r366,%r360,7;\n"
+"cvt.s64.s32 %rd80,%r366;\nmov.u32 %r367,%tid.x;\nshr.s32 %r368,%r367,31;\n"
+"shr.u32 %r369,%r368,28;\nadd.s32 %r370,%r367,%r369;\nshr.s32 %r371,%r370,4;\n";
 static const char qlora__ptx_36[] =
-"add.s32 %r327,%r326,63;\nsetp.gt.s32 %p8,%r11,%r327;\nsetp.gt.s32 %p9,%r284,0;\n"
-"and.pred %p10,%p9,%p8;\nselp.b32 %r328,%r327,%r11,%p10;\nadd.s32 %r329,%r328,31;\n"
-"shr.s32 %r330,%r329,31;\nshr.u32 %r331,%r330,27;\nadd.s32 %r332,%r329,%r331;\n"
-"shr.s32 %r15,%r332,5;\nshr.s32 %r333,%r317,5;\nsetp.gt.s32 %p11,%r317,63;\n"
-"add.s32 %r334,%r333,-2;\nselp.b32 %r335,%r334,%r333,%p11;\nshl.b32 %r336,%r335,5;\n"
-"add.s32 %r16,%r12,%r336;\nmov.u32 %r337,shared;\nadd.s32 %r338,%r337,16384;\n"
-"selp.b32 %r339,%r338,%r337,%p11;\nand.b32 %r340,%r317,16;\nand.b32 %r341,%r317,15;\n"
-"bfi.b32 %r342,%r335,%r341,5,27;\nshl.b32 %r343,%r342,8;\nshl.b32 %r344,%r317,4;\n"
-"and.b32 %r345,%r344,112;\nxor.b32 %r346,%r345,%r340;\nadd.s32 %r347,%r346,%r339;\n"
-"add.s32 %r2540,%r347,%r343;\nshl.b32 %r348,%r1,7;\ncvt.s64.s32 %rd84,%r348;\n"
-"add.s32 %r349,%r12,%r8;\nadd.s32 %r350,%r349,%r321;\ncvt.s64.s32 %rd9,%r350;\n"
-"mul.lo.s64 %rd85,%rd9,%rd54;\nadd.s64 %rd10,%rd71,%rd84;\nadd.s64 %rd86,%rd10,%rd85;\n"
-"shl.b64 %rd87,%rd86,1;\nadd.s64 %rd377,%rd53,%rd87;\nshl.b32 %r351,%r321,8;\n"
-"and.b32 %r352,%r321,7;\nxor.b32 %r353,%r352,%r324;\nshl.b32 %r354,%r353,4;\n"
-"add.s32 %r18,%r354,%r351;\nadd.s32 %r19,%r18,%r337;\nsub.s32 %r20,%r11,%r12;\n"
-"setp.gt.s32 %p12,%r20,63;\n@%p12 bra $L__BB2_10;\nbra.uni $L__BB2_8;\n$L__BB2_10:\n"
-"cp.async.cg.shared.global[%r19],[%rd377],16;\nshl.b64 %rd98,%rd54,4;\n"
-"add.s64 %rd91,%rd377,%rd98;\nadd.s32 %r366,%r19,2048;\n"
-"cp.async.cg.shared.global[%r366],[%rd91],16;\nadd.s64 %rd92,%rd91,%rd98;\n"
-"add.s32 %r367,%r19,4096;\ncp.async.cg.shared.global[%r367],[%rd92],16;\n"
-"add.s64 %rd93,%rd92,%rd98;\nadd.s32 %r368,%r19,6144;\n"
-"cp.async.cg.shared.global[%r368],[%rd93],16;\nadd.s64 %rd94,%rd93,%rd98;\n"
-"add.s32 %r369,%r19,8192;\ncp.async.cg.shared.global[%r369],[%rd94],16;\n"
-"add.s64 %rd95,%rd94,%rd98;\nadd.s32 %r370,%r19,10240;\n"
-"cp.async.cg.shared.global[%r370],[%rd95],16;\nadd.s64 %rd96,%rd95,%rd98;\n"
-"add.s32 %r371,%r19,12288;\ncp.async.cg.shared.global[%r371],[%rd96],16;\n"
-"add.s64 %rd97,%rd96,%rd98;\nadd.s32 %r372,%r19,14336;\n"
-"cp.async.cg.shared.global[%r372],[%rd97],16;\nbra.uni $L__BB2_11;\n$L__BB2_8:\n"
-"shl.b64 %rd12,%rd54,3;\nmov.u32 %r2465,0;\nshl.b64 %rd89,%rd12,1;\n$L__BB2_9:\n"
-".pragma \"nounroll\";\nmov.u32 %r356,%tid.x;\nshr.s32 %r359,%r356,31;\nshr.u32 %r360,%r359,28;\n"
-"add.s32 %r361,%r356,%r360;\nshr.s32 %r362,%r361,4;\nadd.s32 %r363,%r362,%r2465;\n"
-"setp.lt.s32 %p13,%r363,%r20;\nshl.b32 %r364,%r2465,8;\nadd.s32 %r357,%r364,%r19;\n"
-"selp.b64 %rd88,%rd377,%rd53,%p13;\nselp.b32 %r358,16,0,%p13;\n"
-"cp.async.cg.shared.global[%r357],[%rd88],16,%r358;\nadd.s64 %rd377,%rd377,%rd89;\n"
-"add.s32 %r2465,%r2465,8;\nsetp.lt.u32 %p14,%r2465,64;\n@%p14 bra $L__BB2_9;\n$L__BB2_11:\n"
-"mul.lo.s64 %rd99,%rd9,%rd56;\nadd.s64 %rd100,%rd10,%rd99;\nshl.b64 %rd101,%rd100,1;\n"
-"add.s64 %rd378,%rd55,%rd101;\nadd.s32 %r23,%r19,16384;\n@%p12 bra $L__BB2_14;\n"
-"bra.uni $L__BB2_12;\n$L__BB2_14:\ncp.async.cg.shared.global[%r23],[%rd378],16;\n"
-"shl.b64 %rd112,%rd56,4;\nadd.s64 %rd105,%rd378,%rd112;\nadd.s32 %r388,%r19,18432;\n"
-"cp.async.cg.shared.global[%r388],[%rd105],16;\nadd.s64 %rd106,%rd105,%rd112;\n"
-"add.s32 %r389,%r19,20480;\ncp.async.cg.shared.global[%r389],[%rd106],16;\n"
-"add.s64 %rd107,%rd106,%rd112;\nadd.s32 %r390,%r19,22528;\n"
-"cp.async.cg.shared.global[%r390],[%rd107],16;\nadd.s64 %rd108,%rd107,%rd112;\n"
-"add.s32 %r391,%r19,24576;\ncp.async.cg.shared.global[%r391],[%rd108],16;\n"
-"add.s64 %rd109,%rd108,%rd112;\nadd.s32 %r392,%r19,26624;\n"
-"cp.async.cg.shared.global[%r392],[%rd109],16;\nadd.s64 %rd110,%rd109,%rd112;\n"
-"add.s32 %r393,%r19,28672;\ncp.async.cg.shared.global[%r393],[%rd110],16;\n"
-"add.s64 %rd111,%rd110,%rd112;\nadd.s32 %r394,%r19,30720;\n"
-"cp.async.cg.shared.global[%r394],[%rd111],16;\nbra.uni $L__BB2_15;\n$L__BB2_12:\n"
-"shl.b64 %rd16,%rd56,3;\nmov.u32 %r2466,0;\nshl.b64 %rd103,%rd16,1;\n$L__BB2_13:\n"
-".pragma \"nounroll\";\nmov.u32 %r378,%tid.x;\nshr.s32 %r381,%r378,31;\nshr.u32 %r382,%r381,28;\n"
-"add.s32 %r383,%r378,%r382;\nshr.s32 %r384,%r383,4;\nadd.s32 %r385,%r384,%r2466;\n"
-"setp.lt.s32 %p16,%r385,%r20;\nshl.b32 %r386,%r2466,8;\nadd.s32 %r379,%r386,%r23;\n"
-"selp.b64 %rd102,%rd378,%rd55,%p16;\nselp.b32 %r380,16,0,%p16;\n"
-"cp.async.cg.shared.global[%r379],[%rd102],16,%r380;\n";
+"add.s32 %r372,%r365,%r371;\ncvt.s64.s32 %rd81,%r372;\nmul.lo.s64 %rd82,%rd81,%rd63;\n"
+"and.b32 %r373,%r370,-16;\nsub.s32 %r374,%r367,%r373;\nshl.b32 %r375,%r374,3;\n"
+"cvt.s64.s32 %rd83,%r375;\nadd.s64 %rd84,%rd82,%rd83;\nadd.s64 %rd85,%rd84,%rd80;\n"
+"shl.b64 %rd86,%rd85,1;\nadd.s64 %rd524,%rd62,%rd86;\nmul.lo.s64 %rd87,%rd81,%rd69;\n"
+"add.s64 %rd88,%rd87,%rd83;\nadd.s64 %rd89,%rd88,%rd80;\nshl.b64 %rd90,%rd89,1;\n"
+"add.s64 %rd525,%rd68,%rd90;\nmul.wide.s32 %rd91,%r360,%r329;\ncvt.s64.s32 %rd8,%r8;\n"
+"add.s64 %rd92,%rd91,%rd8;\nshl.b64 %rd93,%rd92,3;\nadd.s64 %rd526,%rd70,%rd93;\n"
+"add.s32 %r376,%r332,%r12;\nadd.s32 %r377,%r376,63;\nsetp.gt.s32 %p8,%r11,%r377;\n"
+"setp.gt.s32 %p9,%r332,0;\nand.pred %p10,%p9,%p8;\nselp.b32 %r378,%r377,%r11,%p10;\n"
+"add.s32 %r379,%r378,31;\nshr.s32 %r380,%r379,31;\nshr.u32 %r381,%r380,27;\n"
+"add.s32 %r382,%r379,%r381;\nshr.s32 %r16,%r382,5;\nshr.s32 %r383,%r367,5;\n"
+"setp.gt.s32 %p11,%r367,63;\nadd.s32 %r384,%r383,-2;\nselp.b32 %r385,%r384,%r383,%p11;\n"
+"shl.b32 %r386,%r385,5;\nadd.s32 %r17,%r12,%r386;\nmov.u32 %r387,shared;\n"
+"add.s32 %r388,%r387,16384;\nselp.b32 %r389,%r388,%r387,%p11;\nand.b32 %r390,%r367,16;\n"
+"and.b32 %r391,%r367,15;\nbfi.b32 %r392,%r385,%r391,5,27;\nshl.b32 %r393,%r392,8;\n"
+"shl.b32 %r394,%r367,4;\nand.b32 %r395,%r394,112;\nxor.b32 %r396,%r395,%r390;\n"
+"add.s32 %r397,%r396,%r389;\nadd.s32 %r2716,%r397,%r393;\nshl.b32 %r398,%r1,7;\n"
+"cvt.s64.s32 %rd94,%r398;\nadd.s32 %r399,%r12,%r8;\nadd.s32 %r400,%r399,%r371;\n"
+"cvt.s64.s32 %rd10,%r400;\nmul.lo.s64 %rd95,%rd10,%rd65;\nadd.s64 %rd11,%rd83,%rd94;\n"
+"add.s64 %rd96,%rd11,%rd95;\nshl.b64 %rd97,%rd96,1;\nadd.s64 %rd510,%rd64,%rd97;\n"
+"shl.b32 %r401,%r371,8;\nand.b32 %r402,%r371,7;\nxor.b32 %r403,%r402,%r374;\n"
+"shl.b32 %r404,%r403,4;\nadd.s32 %r19,%r404,%r401;\nadd.s32 %r20,%r19,%r387;\n"
+"sub.s32 %r21,%r11,%r12;\nsetp.gt.s32 %p12,%r21,63;\n@%p12 bra $L__BB2_10;\nbra.uni $L__BB2_8;\n"
+"$L__BB2_10:\ncp.async.cg.shared.global[%r20],[%rd510],16;\nshl.b64 %rd108,%rd65,4;\n"
+"add.s64 %rd101,%rd510,%rd108;\nadd.s32 %r416,%r20,2048;\n"
+"cp.async.cg.shared.global[%r416],[%rd101],16;\nadd.s64 %rd102,%rd101,%rd108;\n"
+"add.s32 %r417,%r20,4096;\ncp.async.cg.shared.global[%r417],[%rd102],16;\n"
+"add.s64 %rd103,%rd102,%rd108;\nadd.s32 %r418,%r20,6144;\n"
+"cp.async.cg.shared.global[%r418],[%rd103],16;\nadd.s64 %rd104,%rd103,%rd108;\n"
+"add.s32 %r419,%r20,8192;\ncp.async.cg.shared.global[%r419],[%rd104],16;\n"
+"add.s64 %rd105,%rd104,%rd108;\nadd.s32 %r420,%r20,10240;\n"
+"cp.async.cg.shared.global[%r420],[%rd105],16;\nadd.s64 %rd106,%rd105,%rd108;\n"
+"add.s32 %r421,%r20,12288;\ncp.async.cg.shared.global[%r421],[%rd106],16;\n"
+"add.s64 %rd107,%rd106,%rd108;\nadd.s32 %r422,%r20,14336;\n"
+"cp.async.cg.shared.global[%r422],[%rd107],16;\nbra.uni $L__BB2_11;\n$L__BB2_106:\n"
+"shl.b32 %r2399,%r1,7;\ncvt.s64.s32 %rd53,%r2399;\nmov.u32 %r2725,%tid.x;\n"
+"setp.gt.s32 %p107,%r2725,1023;\n@%p107 bra $L__BB2_123;\nmax.s32 %r2400,%r2725,896;\n"
+"add.s32 %r2401,%r2400,127;\nsub.s32 %r247,%r2401,%r2725;\nshr.u32 %r2402,%r247,7;\n"
+"add.s32 %r2403,%r2402,1;\nand.b32 %r2719,%r2403,3;\nsetp.eq.s32 %p108,%r2719,0;\n"
+"mov.u32 %r2720,%r2725;\n@%p108 bra $L__BB2_112;\nmov.u32 %r2720,%r2725;\n$L__BB2_109:\n"
+".pragma \"nounroll\";\nshr.s32 %r2404,%r2720,31;\nshr.u32 %r2405,%r2404,28;\n"
+"add.s32 %r2406,%r2720,%r2405;\nshr.s32 %r2407,%r2406,4;\nadd.s32 %r251,%r2407,%r12;\n"
+"setp.ge.s32 %p109,%r251,%r11;\n@%p109 bra $L__BB2_111;\ncvt.s64.s32 %rd337,%r251;\n"
+"and.b32 %r2411,%r2406,536870896;\nsub.s32 %r2412,%r2720,%r2411;\nshl.b32 %r2413,%r2412,3;\n"
+"cvt.s64.s32 %rd338,%r2413;\nadd.s64 %rd339,%rd337,%rd52;\nmul.lo.s64 %rd340,%rd339,%rd72;\n"
+"add.s64 %rd341,%rd338,%rd53;\nadd.s64 %rd342,%rd341,%rd340;\nshl.b64 %rd343,%rd342,1;\n"
+"add.s64 %rd344,%rd2,%rd343;\nmov.u32 %r2414,0;\n"
+"st.global.v4.u32[%rd344],{%r2414,%r2414,%r2414,%r2414};\n$L__BB2_111:\n"
+"add.s32 %r2720,%r2720,128;\nadd.s32 %r2719,%r2719,-1;\nsetp.ne.s32 %p110,%r2719,0;\n"
+"@%p110 bra $L__BB2_109;\n$L__BB2_112:\nsetp.lt.u32 %p111,%r247,384;\n@%p111 bra $L__BB2_123;\n"
+"add.s32 %r2722,%r2720,-512;\nadd.s32 %r2721,%r2720,128;\n$L__BB2_114:\n"
+"add.s32 %r259,%r2722,512;\nshr.s32 %r2415,%r259,31;\nshr.u32 %r2416,%r2415,28;\n"
+"add.s32 %r2417,%r259,%r2416;\nshr.s32 %r2418,%r2417,4;\n";
 static const char qlora__ptx_37[] =
-"add.s64 %rd378,%rd378,%rd103;\nadd.s32 %r2466,%r2466,8;\nsetp.lt.u32 %p17,%r2466,64;\n"
-"@%p17 bra $L__BB2_13;\n$L__BB2_15:\nsub.s32 %r397,%r15,%r14;\nmul.lo.s32 %r26,%r13,%r397;\n"
-"setp.gt.s32 %p18,%r26,-1;\n@%p18 bra $L__BB2_17;\nbra.uni $L__BB2_16;\n$L__BB2_17:\n"
-"mul.f32 %f1,%f866,0f3FB8AA3B;\nadd.s32 %r27,%r19,32768;\nadd.s32 %r28,%r19,40960;\n"
-"mov.u32 %r2483,-1;\nmov.f32 %f2886,0f00000000;\nshl.b64 %rd114,%rd52,4;\n"
-"shl.b32 %r1749,%r317,8;\nand.b32 %r1750,%r1749,3840;\nadd.s32 %r1752,%r337,40960;\n"
-"add.s32 %r1753,%r337,32768;\nmov.f32 %f2887,%f2886;\nmov.f32 %f2888,%f2886;\n"
-"mov.f32 %f2889,%f2886;\nmov.f32 %f2890,%f2886;\nmov.f32 %f2891,%f2886;\nmov.f32 %f2892,%f2886;\n"
-"mov.f32 %f2893,%f2886;\nmov.f32 %f2894,%f2886;\nmov.f32 %f2895,%f2886;\nmov.f32 %f2896,%f2886;\n"
-"mov.f32 %f2897,%f2886;\nmov.f32 %f2898,%f2886;\nmov.f32 %f2899,%f2886;\nmov.f32 %f2900,%f2886;\n"
-"mov.f32 %f2901,%f2886;\nmov.f32 %f2902,%f2886;\nmov.f32 %f2903,%f2886;\nmov.f32 %f2904,%f2886;\n"
-"mov.f32 %f2905,%f2886;\nmov.f32 %f2906,%f2886;\nmov.f32 %f2907,%f2886;\nmov.f32 %f2908,%f2886;\n"
-"mov.f32 %f2909,%f2886;\nmov.f32 %f2910,%f2886;\nmov.f32 %f2911,%f2886;\nmov.f32 %f2912,%f2886;\n"
-"mov.f32 %f2913,%f2886;\nmov.f32 %f2914,%f2886;\nmov.f32 %f2915,%f2886;\nmov.f32 %f2916,%f2886;\n"
-"mov.f32 %f2917,%f2886;\nmov.f32 %f2918,%f2886;\nmov.f32 %f2919,%f2886;\nmov.f32 %f2920,%f2886;\n"
-"mov.f32 %f2921,%f2886;\nmov.f32 %f2922,%f2886;\nmov.f32 %f2923,%f2886;\nmov.f32 %f2924,%f2886;\n"
-"mov.f32 %f2925,%f2886;\nmov.f32 %f2926,%f2886;\nmov.f32 %f2927,%f2886;\nmov.f32 %f2928,%f2886;\n"
-"mov.f32 %f2929,%f2886;\nmov.f32 %f2930,%f2886;\nmov.f32 %f2931,%f2886;\nmov.f32 %f2932,%f2886;\n"
-"mov.f32 %f2933,%f2886;\nmov.f32 %f2934,%f2886;\nmov.f32 %f2935,%f2886;\nmov.f32 %f2936,%f2886;\n"
-"mov.f32 %f2937,%f2886;\nmov.f32 %f2938,%f2886;\nmov.f32 %f2939,%f2886;\nmov.f32 %f2940,%f2886;\n"
-"mov.f32 %f2941,%f2886;\nmov.f32 %f2942,%f2886;\nmov.f32 %f2943,%f2886;\nmov.f32 %f2944,%f2886;\n"
-"mov.f32 %f2945,%f2886;\nmov.f32 %f2946,%f2886;\nmov.f32 %f2947,%f2886;\nmov.f32 %f2948,%f2886;\n"
-"mov.f32 %f2949,%f2886;\nmov.f32 %f2950,%f2886;\nmov.f32 %f2951,%f2886;\nmov.f32 %f2952,%f2886;\n"
-"mov.f32 %f2953,%f2886;\nmov.f32 %f2954,%f2886;\nmov.f32 %f2955,%f2886;\nmov.f32 %f2956,%f2886;\n"
-"mov.f32 %f2957,%f2886;\nmov.f32 %f2958,%f2886;\nmov.f32 %f2959,%f2886;\nmov.f32 %f2960,%f2886;\n"
-"mov.f32 %f2961,%f2886;\nmov.f32 %f2962,%f2886;\nmov.f32 %f2963,%f2886;\nmov.f32 %f2964,%f2886;\n"
-"mov.f32 %f2965,%f2886;\nmov.f32 %f2966,%f2886;\nmov.f32 %f2967,%f2886;\nmov.f32 %f2968,%f2886;\n"
-"mov.f32 %f2969,%f2886;\nmov.f32 %f2970,%f2886;\nmov.f32 %f2971,%f2886;\nmov.f32 %f2972,%f2886;\n"
-"mov.f32 %f2973,%f2886;\nmov.f32 %f2974,%f2886;\nmov.f32 %f2975,%f2886;\nmov.f32 %f2976,%f2886;\n"
-"mov.f32 %f2977,%f2886;\nmov.f32 %f2978,%f2886;\nmov.f32 %f2979,%f2886;\nmov.f32 %f2980,%f2886;\n"
-"mov.f32 %f2981,%f2886;\nmov.f32 %f2982,%f2886;\nmov.f32 %f2983,%f2886;\nmov.f32 %f2984,%f2886;\n"
-"mov.f32 %f2985,%f2886;\nmov.f32 %f2986,%f2886;\nmov.f32 %f2987,%f2886;\nmov.f32 %f2988,%f2886;\n"
-"mov.f32 %f2989,%f2886;\nmov.f32 %f2990,%f2886;\nmov.f32 %f2991,%f2886;\nmov.f32 %f2992,%f2886;\n"
-"mov.f32 %f2993,%f2886;\nmov.f32 %f2994,%f2886;\nmov.f32 %f2995,%f2886;\nmov.f32 %f2996,%f2886;\n"
-"mov.f32 %f2997,%f2886;\nmov.f32 %f2998,%f2886;\nmov.f32 %f2999,%f2886;\nmov.f32 %f3000,%f2886;\n"
-"mov.f32 %f3001,%f2886;\nmov.f32 %f3002,%f2886;\nmov.f32 %f3003,%f2886;\nmov.f32 %f3004,%f2886;\n"
-"mov.f32 %f3005,%f2886;\nmov.f32 %f3006,%f2886;\nmov.f32 %f3007,%f2886;\nmov.f32 %f3008,%f2886;\n"
-"mov.f32 %f3009,%f2886;\nmov.f32 %f3010,%f2886;\nmov.f32 %f3011,%f2886;\nmov.f32 %f3012,%f2886;\n"
-"mov.f32 %f3013,%f2886;\nmov.u32 %r2541,%r14;\nmov.u32 %r2491,%r14;\n$L__BB2_18:\n"
-"and.b32 %r49,%r2483,1;\nsetp.lt.s32 %p19,%r2483,0;\n@%p19 bra $L__BB2_20;\n"
-"cp.async.wait_group 0;\nbar.sync 0;\n$L__BB2_20:\nadd.s32 %r50,%r2483,1;\n"
-"setp.ge.s32 %p20,%r50,%r26;\n@%p20 bra $L__BB2_51;\nshl.b32 %r402,%r2491,5;\n"
-"sub.s32 %r51,%r11,%r402;\nsetp.gt.s32 %p21,%r51,31;\n@%p21 bra $L__BB2_24;\nbra.uni $L__BB2_22;\n"
-"$L__BB2_24:\nshl.b32 %r420,%r49,14;\nxor.b32 %r421,%r420,16384;\nadd.s32 %r416,%r27,%r421;\n"
-"cp.async.cg.shared.global[%r416],[%rd391],16;\nadd.s64 %rd116,%rd391,%rd114;\n"
-"add.s32 %r417,%r416,2048;\n";
+"add.s32 %r260,%r2418,%r12;\nsetp.ge.s32 %p112,%r260,%r11;\n@%p112 bra $L__BB2_116;\n"
+"cvt.s64.s32 %rd345,%r260;\nand.b32 %r2422,%r2417,536870896;\nsub.s32 %r2423,%r259,%r2422;\n"
+"shl.b32 %r2424,%r2423,3;\ncvt.s64.s32 %rd346,%r2424;\nadd.s64 %rd347,%rd345,%rd52;\n"
+"mul.lo.s64 %rd348,%rd347,%rd72;\nadd.s64 %rd349,%rd346,%rd53;\nadd.s64 %rd350,%rd349,%rd348;\n"
+"shl.b64 %rd351,%rd350,1;\nadd.s64 %rd352,%rd2,%rd351;\nmov.u32 %r2425,0;\n"
+"st.global.v4.u32[%rd352],{%r2425,%r2425,%r2425,%r2425};\n$L__BB2_116:\n"
+"shr.s32 %r2426,%r2721,31;\nshr.u32 %r2427,%r2426,28;\nadd.s32 %r2428,%r2721,%r2427;\n"
+"shr.s32 %r2429,%r2428,4;\nadd.s32 %r261,%r2429,%r12;\nsetp.ge.s32 %p113,%r261,%r11;\n"
+"@%p113 bra $L__BB2_118;\ncvt.s64.s32 %rd353,%r261;\nand.b32 %r2433,%r2428,536870896;\n"
+"sub.s32 %r2434,%r2721,%r2433;\nshl.b32 %r2435,%r2434,3;\ncvt.s64.s32 %rd354,%r2435;\n"
+"add.s64 %rd355,%rd353,%rd52;\nmul.lo.s64 %rd356,%rd355,%rd72;\nadd.s64 %rd357,%rd354,%rd53;\n"
+"add.s64 %rd358,%rd357,%rd356;\nshl.b64 %rd359,%rd358,1;\nadd.s64 %rd360,%rd2,%rd359;\n"
+"mov.u32 %r2436,0;\nst.global.v4.u32[%rd360],{%r2436,%r2436,%r2436,%r2436};\n$L__BB2_118:\n"
+"add.s32 %r262,%r2722,768;\nshr.s32 %r2437,%r262,31;\nshr.u32 %r2438,%r2437,28;\n"
+"add.s32 %r2439,%r262,%r2438;\nshr.s32 %r2440,%r2439,4;\nadd.s32 %r263,%r2440,%r12;\n"
+"setp.ge.s32 %p114,%r263,%r11;\n@%p114 bra $L__BB2_120;\ncvt.s64.s32 %rd361,%r263;\n"
+"and.b32 %r2444,%r2439,536870896;\nsub.s32 %r2445,%r262,%r2444;\nshl.b32 %r2446,%r2445,3;\n"
+"cvt.s64.s32 %rd362,%r2446;\nadd.s64 %rd363,%rd361,%rd52;\nmul.lo.s64 %rd364,%rd363,%rd72;\n"
+"add.s64 %rd365,%rd362,%rd53;\nadd.s64 %rd366,%rd365,%rd364;\nshl.b64 %rd367,%rd366,1;\n"
+"add.s64 %rd368,%rd2,%rd367;\nmov.u32 %r2447,0;\n"
+"st.global.v4.u32[%rd368],{%r2447,%r2447,%r2447,%r2447};\n$L__BB2_120:\n"
+"add.s32 %r264,%r2722,896;\nshr.s32 %r2448,%r264,31;\nshr.u32 %r2449,%r2448,28;\n"
+"add.s32 %r2450,%r264,%r2449;\nshr.s32 %r2451,%r2450,4;\nadd.s32 %r265,%r2451,%r12;\n"
+"setp.ge.s32 %p115,%r265,%r11;\n@%p115 bra $L__BB2_122;\ncvt.s64.s32 %rd369,%r265;\n"
+"and.b32 %r2455,%r2450,536870896;\nsub.s32 %r2456,%r264,%r2455;\nshl.b32 %r2457,%r2456,3;\n"
+"cvt.s64.s32 %rd370,%r2457;\nadd.s64 %rd371,%rd369,%rd52;\nmul.lo.s64 %rd372,%rd371,%rd72;\n"
+"add.s64 %rd373,%rd370,%rd53;\nadd.s64 %rd374,%rd373,%rd372;\nshl.b64 %rd375,%rd374,1;\n"
+"add.s64 %rd376,%rd2,%rd375;\nmov.u32 %r2458,0;\n"
+"st.global.v4.u32[%rd376],{%r2458,%r2458,%r2458,%r2458};\n$L__BB2_122:\n"
+"add.s32 %r2721,%r2721,512;\nsetp.lt.s32 %p116,%r259,512;\nmov.u32 %r2722,%r259;\n"
+"@%p116 bra $L__BB2_114;\n$L__BB2_123:\n@%p107 bra $L__BB2_172;\nmax.s32 %r2459,%r2725,896;\n"
+"add.s32 %r2460,%r2459,127;\nsub.s32 %r267,%r2460,%r2725;\nshr.u32 %r2461,%r267,7;\n"
+"add.s32 %r2462,%r2461,1;\nand.b32 %r2724,%r2462,3;\nsetp.eq.s32 %p118,%r2724,0;\n"
+"@%p118 bra $L__BB2_128;\n$L__BB2_125:\n.pragma \"nounroll\";\nshr.s32 %r2463,%r2725,31;\n"
+"shr.u32 %r2464,%r2463,28;\nadd.s32 %r2465,%r2725,%r2464;\nshr.s32 %r2466,%r2465,4;\n"
+"add.s32 %r271,%r2466,%r12;\nsetp.ge.s32 %p119,%r271,%r11;\n@%p119 bra $L__BB2_127;\n"
+"cvt.s64.s32 %rd377,%r271;\nand.b32 %r2470,%r2465,536870896;\nsub.s32 %r2471,%r2725,%r2470;\n"
+"shl.b32 %r2472,%r2471,3;\ncvt.s64.s32 %rd378,%r2472;\nadd.s64 %rd379,%rd377,%rd52;\n"
+"mul.lo.s64 %rd380,%rd379,%rd74;\nadd.s64 %rd381,%rd378,%rd53;\nadd.s64 %rd382,%rd381,%rd380;\n"
+"shl.b64 %rd383,%rd382,1;\nadd.s64 %rd384,%rd3,%rd383;\nmov.u32 %r2473,0;\n"
+"st.global.v4.u32[%rd384],{%r2473,%r2473,%r2473,%r2473};\n$L__BB2_127:\n"
+"add.s32 %r2725,%r2725,128;\nadd.s32 %r2724,%r2724,-1;\nsetp.ne.s32 %p120,%r2724,0;\n"
+"@%p120 bra $L__BB2_125;\n$L__BB2_128:\nsetp.lt.u32 %p121,%r267,384;\n@%p121 bra $L__BB2_172;\n"
+"add.s32 %r2727,%r2725,-512;\nadd.s32 %r2726,%r2725,128;\n$L__BB2_130:\n"
+"add.s32 %r279,%r2727,512;\nshr.s32 %r2474,%r279,31;\nshr.u32 %r2475,%r2474,28;\n"
+"add.s32 %r2476,%r279,%r2475;\nshr.s32 %r2477,%r2476,4;\nadd.s32 %r280,%r2477,%r12;\n"
+"setp.ge.s32 %p122,%r280,%r11;\n@%p122 bra $L__BB2_132;\ncvt.s64.s32 %rd385,%r280;\n"
+"and.b32 %r2481,%r2476,536870896;\nsub.s32 %r2482,%r279,%r2481;\nshl.b32 %r2483,%r2482,3;\n"
+"cvt.s64.s32 %rd386,%r2483;\nadd.s64 %rd387,%rd385,%rd52;\nmul.lo.s64 %rd388,%rd387,%rd74;\n"
+"add.s64 %rd389,%rd386,%rd53;\nadd.s64 %rd390,%rd389,%rd388;\nshl.b64 %rd391,%rd390,1;\n";
 static const char qlora__ptx_38[] =
-"cp.async.cg.shared.global[%r417],[%rd116],16;\nadd.s64 %rd117,%rd116,%rd114;\n"
-"add.s32 %r418,%r416,4096;\ncp.async.cg.shared.global[%r418],[%rd117],16;\n"
-"add.s64 %rd118,%rd117,%rd114;\nadd.s32 %r419,%r416,6144;\n"
-"cp.async.cg.shared.global[%r419],[%rd118],16;\nbra.uni $L__BB2_25;\n$L__BB2_22:\n"
-"mov.u32 %r2487,0;\nmov.u64 %rd382,%rd391;\n$L__BB2_23:\n.pragma \"nounroll\";\n"
-"mov.u32 %r404,%tid.x;\nshr.s32 %r407,%r404,31;\nshr.u32 %r408,%r407,28;\n"
-"add.s32 %r409,%r404,%r408;\nshr.s32 %r410,%r409,4;\nadd.s32 %r411,%r410,%r2487;\n"
-"setp.lt.s32 %p22,%r411,%r51;\nshl.b32 %r412,%r49,14;\nxor.b32 %r413,%r412,16384;\n"
-"add.s32 %r414,%r27,%r413;\nshl.b32 %r415,%r2487,8;\nadd.s32 %r405,%r415,%r414;\n"
-"selp.b64 %rd113,%rd382,%rd51,%p22;\nselp.b32 %r406,16,0,%p22;\n"
-"cp.async.cg.shared.global[%r405],[%rd113],16,%r406;\nadd.s64 %rd382,%rd382,%rd114;\n"
-"add.s32 %r2487,%r2487,8;\nsetp.lt.u32 %p23,%r2487,32;\n@%p23 bra $L__BB2_23;\n$L__BB2_25:\n"
-"shl.b32 %r422,%r2483,14;\nnot.b32 %r423,%r422;\nand.b32 %r424,%r423,16384;\n"
-"add.s32 %r54,%r28,%r424;\n@%p21 bra $L__BB2_28;\nbra.uni $L__BB2_26;\n$L__BB2_28:\n"
-"cp.async.cg.shared.global[%r54],[%rd392],16;\nshl.b64 %rd126,%rd58,4;\n"
-"add.s64 %rd123,%rd392,%rd126;\nadd.s32 %r436,%r54,2048;\n"
-"cp.async.cg.shared.global[%r436],[%rd123],16;\nadd.s64 %rd124,%rd123,%rd126;\n"
-"add.s32 %r437,%r54,4096;\ncp.async.cg.shared.global[%r437],[%rd124],16;\n"
-"add.s64 %rd125,%rd124,%rd126;\nadd.s32 %r438,%r54,6144;\n"
-"cp.async.cg.shared.global[%r438],[%rd125],16;\nbra.uni $L__BB2_29;\n$L__BB2_26:\n"
-"shl.b64 %rd24,%rd58,3;\nmov.u32 %r2488,0;\nmov.u64 %rd383,%rd392;\n$L__BB2_27:\n"
-".pragma \"nounroll\";\nmov.u32 %r426,%tid.x;\nshr.s32 %r429,%r426,31;\nshr.u32 %r430,%r429,28;\n"
-"add.s32 %r431,%r426,%r430;\nshr.s32 %r432,%r431,4;\nadd.s32 %r433,%r432,%r2488;\n"
-"setp.lt.s32 %p25,%r433,%r51;\nshl.b32 %r434,%r2488,8;\nadd.s32 %r427,%r434,%r54;\n"
-"selp.b64 %rd120,%rd383,%rd57,%p25;\nselp.b32 %r428,16,0,%p25;\n"
-"cp.async.cg.shared.global[%r427],[%rd120],16,%r428;\nshl.b64 %rd121,%rd24,1;\n"
-"add.s64 %rd383,%rd383,%rd121;\nadd.s32 %r2488,%r2488,8;\nsetp.lt.u32 %p26,%r2488,32;\n"
-"@%p26 bra $L__BB2_27;\n$L__BB2_29:\nsetp.gt.s32 %p27,%r317,31;\n@%p27 bra $L__BB2_50;\n"
-"max.s32 %r440,%r317,-96;\nadd.s32 %r441,%r440,127;\nsub.s32 %r442,%r441,%r317;\n"
-"shr.u32 %r443,%r442,7;\nadd.s32 %r444,%r443,1;\nand.b32 %r445,%r444,3;\n"
-"setp.eq.s32 %p28,%r445,0;\nmov.u32 %r2489,%r317;\n@%p28 bra $L__BB2_40;\nmov.u32 %r58,%tid.x;\n"
-"setp.ge.s32 %p29,%r58,%r51;\nmov.u64 %rd384,%rd393;\n@%p29 bra $L__BB2_33;\n"
-"cvt.s64.s32 %rd127,%r402;\ncvt.s64.s32 %rd128,%r58;\nadd.s64 %rd129,%rd128,%rd127;\n"
-"shl.b64 %rd130,%rd129,3;\nadd.s64 %rd384,%rd393,%rd130;\n$L__BB2_33:\n"
-"setp.lt.s32 %p30,%r58,%r51;\nmax.s32 %r451,%r58,-96;\nadd.s32 %r452,%r451,127;\n"
-"sub.s32 %r453,%r452,%r58;\nshr.u32 %r454,%r453,7;\nadd.s32 %r455,%r454,1;\n"
-"and.b32 %r456,%r455,3;\nsetp.eq.s32 %p31,%r456,1;\nselp.b32 %r449,8,0,%p30;\n"
-"shl.b32 %r457,%r58,3;\nshl.b32 %r458,%r2483,8;\nnot.b32 %r459,%r458;\nand.b32 %r460,%r459,256;\n"
-"add.s32 %r462,%r460,%r337;\nadd.s32 %r463,%r462,%r457;\nadd.s32 %r448,%r463,69632;\n"
-"cp.async.ca.shared.global[%r448],[%rd384],8,%r449;\nadd.s32 %r2489,%r58,128;\n"
-"@%p31 bra $L__BB2_40;\nadd.s32 %r60,%r58,128;\nsetp.ge.s32 %p32,%r60,%r51;\n"
-"mov.u64 %rd385,%rd393;\n@%p32 bra $L__BB2_36;\ncvt.s64.s32 %rd132,%r402;\n"
-"cvt.s64.s32 %rd133,%r60;\nadd.s64 %rd134,%rd133,%rd132;\nshl.b64 %rd135,%rd134,3;\n"
-"add.s64 %rd385,%rd393,%rd135;\n$L__BB2_36:\nsetp.lt.s32 %p33,%r60,%r51;\n"
-"setp.eq.s32 %p34,%r456,2;\nselp.b32 %r469,8,0,%p33;\nshl.b32 %r478,%r60,3;\n"
-"add.s32 %r484,%r462,%r478;\nadd.s32 %r468,%r484,69632;\n"
-"cp.async.ca.shared.global[%r468],[%rd385],8,%r469;\nadd.s32 %r2489,%r58,256;\n"
-"@%p34 bra $L__BB2_40;\nadd.s32 %r62,%r58,256;\nsetp.ge.s32 %p35,%r62,%r51;\n"
-"mov.u64 %rd386,%rd393;\n@%p35 bra $L__BB2_39;\ncvt.s64.s32 %rd137,%r402;\n"
-"cvt.s64.s32 %rd138,%r62;\nadd.s64 %rd139,%rd138,%rd137;\nshl.b64 %rd140,%rd139,3;\n"
-"add.s64 %rd386,%rd393,%rd140;\n$L__BB2_39:\nsetp.lt.s32 %p36,%r62,%r51;\n"
-"selp.b32 %r490,8,0,%p36;\nshl.b32 %r493,%r62,3;\nadd.s32 %r499,%r462,%r493;\n"
-"add.s32 %r489,%r499,69632;\ncp.async.ca.shared.global[%r489],[%rd386],8,%r490;\n"
-"add.s32 %r2489,%r58,384;\n$L__BB2_40:\n";
+"add.s64 %rd392,%rd3,%rd391;\nmov.u32 %r2484,0;\n"
+"st.global.v4.u32[%rd392],{%r2484,%r2484,%r2484,%r2484};\n$L__BB2_132:\n"
+"shr.s32 %r2485,%r2726,31;\nshr.u32 %r2486,%r2485,28;\nadd.s32 %r2487,%r2726,%r2486;\n"
+"shr.s32 %r2488,%r2487,4;\nadd.s32 %r281,%r2488,%r12;\nsetp.ge.s32 %p123,%r281,%r11;\n"
+"@%p123 bra $L__BB2_134;\ncvt.s64.s32 %rd393,%r281;\nand.b32 %r2492,%r2487,536870896;\n"
+"sub.s32 %r2493,%r2726,%r2492;\nshl.b32 %r2494,%r2493,3;\ncvt.s64.s32 %rd394,%r2494;\n"
+"add.s64 %rd395,%rd393,%rd52;\nmul.lo.s64 %rd396,%rd395,%rd74;\nadd.s64 %rd397,%rd394,%rd53;\n"
+"add.s64 %rd398,%rd397,%rd396;\nshl.b64 %rd399,%rd398,1;\nadd.s64 %rd400,%rd3,%rd399;\n"
+"mov.u32 %r2495,0;\nst.global.v4.u32[%rd400],{%r2495,%r2495,%r2495,%r2495};\n$L__BB2_134:\n"
+"add.s32 %r282,%r2727,768;\nshr.s32 %r2496,%r282,31;\nshr.u32 %r2497,%r2496,28;\n"
+"add.s32 %r2498,%r282,%r2497;\nshr.s32 %r2499,%r2498,4;\nadd.s32 %r283,%r2499,%r12;\n"
+"setp.ge.s32 %p124,%r283,%r11;\n@%p124 bra $L__BB2_136;\ncvt.s64.s32 %rd401,%r283;\n"
+"and.b32 %r2503,%r2498,536870896;\nsub.s32 %r2504,%r282,%r2503;\nshl.b32 %r2505,%r2504,3;\n"
+"cvt.s64.s32 %rd402,%r2505;\nadd.s64 %rd403,%rd401,%rd52;\nmul.lo.s64 %rd404,%rd403,%rd74;\n"
+"add.s64 %rd405,%rd402,%rd53;\nadd.s64 %rd406,%rd405,%rd404;\nshl.b64 %rd407,%rd406,1;\n"
+"add.s64 %rd408,%rd3,%rd407;\nmov.u32 %r2506,0;\n"
+"st.global.v4.u32[%rd408],{%r2506,%r2506,%r2506,%r2506};\n$L__BB2_136:\n"
+"add.s32 %r284,%r2727,896;\nshr.s32 %r2507,%r284,31;\nshr.u32 %r2508,%r2507,28;\n"
+"add.s32 %r2509,%r284,%r2508;\nshr.s32 %r2510,%r2509,4;\nadd.s32 %r285,%r2510,%r12;\n"
+"setp.ge.s32 %p125,%r285,%r11;\n@%p125 bra $L__BB2_138;\ncvt.s64.s32 %rd409,%r285;\n"
+"and.b32 %r2514,%r2509,536870896;\nsub.s32 %r2515,%r284,%r2514;\nshl.b32 %r2516,%r2515,3;\n"
+"cvt.s64.s32 %rd410,%r2516;\nadd.s64 %rd411,%rd409,%rd52;\nmul.lo.s64 %rd412,%rd411,%rd74;\n"
+"add.s64 %rd413,%rd410,%rd53;\nadd.s64 %rd414,%rd413,%rd412;\nshl.b64 %rd415,%rd414,1;\n"
+"add.s64 %rd416,%rd3,%rd415;\nmov.u32 %r2517,0;\n"
+"st.global.v4.u32[%rd416],{%r2517,%r2517,%r2517,%r2517};\n$L__BB2_138:\n"
+"add.s32 %r2726,%r2726,512;\nsetp.lt.s32 %p126,%r279,512;\nmov.u32 %r2727,%r279;\n"
+"@%p126 bra $L__BB2_130;\nbra.uni $L__BB2_172;\n$L__BB2_8:\nshl.b64 %rd13,%rd65,3;\n"
+"mov.u32 %r2641,0;\nshl.b64 %rd99,%rd13,1;\n$L__BB2_9:\n.pragma \"nounroll\";\n"
+"mov.u32 %r406,%tid.x;\nshr.s32 %r409,%r406,31;\nshr.u32 %r410,%r409,28;\n"
+"add.s32 %r411,%r406,%r410;\nshr.s32 %r412,%r411,4;\nadd.s32 %r413,%r412,%r2641;\n"
+"setp.lt.s32 %p13,%r413,%r21;\nshl.b32 %r414,%r2641,8;\nadd.s32 %r407,%r414,%r20;\n"
+"selp.b64 %rd98,%rd510,%rd64,%p13;\nselp.b32 %r408,16,0,%p13;\n"
+"cp.async.cg.shared.global[%r407],[%rd98],16,%r408;\nadd.s64 %rd510,%rd510,%rd99;\n"
+"add.s32 %r2641,%r2641,8;\nsetp.lt.u32 %p14,%r2641,64;\n@%p14 bra $L__BB2_9;\n$L__BB2_11:\n"
+"mul.lo.s64 %rd109,%rd10,%rd67;\nadd.s64 %rd110,%rd11,%rd109;\nshl.b64 %rd111,%rd110,1;\n"
+"add.s64 %rd511,%rd66,%rd111;\nadd.s32 %r24,%r20,16384;\n@%p12 bra $L__BB2_14;\n"
+"bra.uni $L__BB2_12;\n$L__BB2_14:\ncp.async.cg.shared.global[%r24],[%rd511],16;\n"
+"shl.b64 %rd122,%rd67,4;\nadd.s64 %rd115,%rd511,%rd122;\nadd.s32 %r438,%r20,18432;\n"
+"cp.async.cg.shared.global[%r438],[%rd115],16;\nadd.s64 %rd116,%rd115,%rd122;\n"
+"add.s32 %r439,%r20,20480;\ncp.async.cg.shared.global[%r439],[%rd116],16;\n"
+"add.s64 %rd117,%rd116,%rd122;\nadd.s32 %r440,%r20,22528;\n"
+"cp.async.cg.shared.global[%r440],[%rd117],16;\nadd.s64 %rd118,%rd117,%rd122;\n"
+"add.s32 %r441,%r20,24576;\ncp.async.cg.shared.global[%r441],[%rd118],16;\n"
+"add.s64 %rd119,%rd118,%rd122;\nadd.s32 %r442,%r20,26624;\n"
+"cp.async.cg.shared.global[%r442],[%rd119],16;\nadd.s64 %rd120,%rd119,%rd122;\n"
+"add.s32 %r443,%r20,28672;\ncp.async.cg.shared.global[%r443],[%rd120],16;\n"
+"add.s64 %rd121,%rd120,%rd122;\nadd.s32 %r444,%r20,30720;\n"
+"cp.async.cg.shared.global[%r444],[%rd121],16;\nbra.uni $L__BB2_15;\n$L__BB2_12:\n"
+"shl.b64 %rd17,%rd67,3;\nmov.u32 %r2642,0;\nshl.b64 %rd113,%rd17,1;\n$L__BB2_13:\n"
+".pragma \"nounroll\";\nmov.u32 %r428,%tid.x;\nshr.s32 %r431,%r428,31;\nshr.u32 %r432,%r431,28;\n"
+"add.s32 %r433,%r428,%r432;\nshr.s32 %r434,%r433,4;\nadd.s32 %r435,%r434,%r2642;\n"
+"setp.lt.s32 %p16,%r435,%r21;\nshl.b32 %r436,%r2642,8;\nadd.s32 %r429,%r436,%r24;\n"
+"selp.b64 %rd112,%rd511,%rd66,%p16;\n";
 static const char qlora__ptx_39[] =
-"setp.lt.u32 %p37,%r442,384;\n@%p37 bra $L__BB2_50;\n$L__BB2_41:\nsetp.ge.s32 %p38,%r2489,%r51;\n"
-"mov.u64 %rd387,%rd393;\n@%p38 bra $L__BB2_43;\ncvt.s64.s32 %rd142,%r2489;\n"
-"cvt.s64.s32 %rd143,%r402;\nadd.s64 %rd144,%rd142,%rd143;\nshl.b64 %rd145,%rd144,3;\n"
-"add.s64 %rd387,%rd393,%rd145;\n$L__BB2_43:\nsetp.lt.s32 %p39,%r2489,%r51;\n"
-"selp.b32 %r506,8,0,%p39;\nshl.b32 %r507,%r2489,3;\nshl.b32 %r508,%r2483,8;\n"
-"not.b32 %r509,%r508;\nand.b32 %r510,%r509,256;\nadd.s32 %r512,%r510,%r337;\n"
-"add.s32 %r513,%r512,%r507;\nadd.s32 %r505,%r513,69632;\n"
-"cp.async.ca.shared.global[%r505],[%rd387],8,%r506;\nadd.s32 %r66,%r2489,128;\n"
-"setp.ge.s32 %p40,%r66,%r51;\nmov.u64 %rd388,%rd393;\n@%p40 bra $L__BB2_45;\n"
-"cvt.s64.s32 %rd147,%r66;\ncvt.s64.s32 %rd148,%r402;\nadd.s64 %rd149,%rd147,%rd148;\n"
-"shl.b64 %rd150,%rd149,3;\nadd.s64 %rd388,%rd393,%rd150;\n$L__BB2_45:\n"
-"setp.lt.s32 %p41,%r66,%r51;\nselp.b32 %r516,8,0,%p41;\nshl.b32 %r522,%r66,3;\n"
-"add.s32 %r523,%r512,%r522;\nadd.s32 %r515,%r523,69632;\n"
-"cp.async.ca.shared.global[%r515],[%rd388],8,%r516;\nadd.s32 %r67,%r2489,256;\n"
-"setp.ge.s32 %p42,%r67,%r51;\nmov.u64 %rd389,%rd393;\n@%p42 bra $L__BB2_47;\n"
-"cvt.s64.s32 %rd152,%r67;\ncvt.s64.s32 %rd153,%r402;\nadd.s64 %rd154,%rd152,%rd153;\n"
-"shl.b64 %rd155,%rd154,3;\nadd.s64 %rd389,%rd393,%rd155;\n$L__BB2_47:\n"
-"setp.lt.s32 %p43,%r67,%r51;\nselp.b32 %r526,8,0,%p43;\nshl.b32 %r532,%r67,3;\n"
-"add.s32 %r533,%r512,%r532;\nadd.s32 %r525,%r533,69632;\n"
-"cp.async.ca.shared.global[%r525],[%rd389],8,%r526;\nadd.s32 %r68,%r2489,384;\n"
-"setp.ge.s32 %p44,%r68,%r51;\nmov.u64 %rd390,%rd393;\n@%p44 bra $L__BB2_49;\n"
-"cvt.s64.s32 %rd157,%r68;\ncvt.s64.s32 %rd158,%r402;\nadd.s64 %rd159,%rd157,%rd158;\n"
-"shl.b64 %rd160,%rd159,3;\nadd.s64 %rd390,%rd393,%rd160;\n$L__BB2_49:\n"
-"setp.lt.s32 %p45,%r68,%r51;\nselp.b32 %r536,8,0,%p45;\nshl.b32 %r542,%r68,3;\n"
-"add.s32 %r543,%r512,%r542;\nadd.s32 %r535,%r543,69632;\n"
-"cp.async.ca.shared.global[%r535],[%rd390],8,%r536;\nadd.s32 %r69,%r2489,512;\n"
-"setp.lt.s32 %p46,%r2489,-480;\nmov.u32 %r2489,%r69;\n@%p46 bra $L__BB2_41;\n$L__BB2_50:\n"
-"cp.async.commit_group;\nadd.s32 %r544,%r2491,1;\nsetp.eq.s32 %p47,%r544,%r15;\n"
-"mul.wide.s32 %rd162,%r281,8;\nadd.s64 %rd163,%rd393,%rd162;\nshl.b64 %rd164,%rd52,5;\n"
-"add.s64 %rd165,%rd164,128;\nshl.b32 %r546,%r397,5;\ncvt.s64.s32 %rd166,%r546;\n"
-"mul.lo.s64 %rd167,%rd166,%rd52;\nsub.s64 %rd168,%rd165,%rd167;\n"
-"selp.b64 %rd169,%rd168,%rd164,%p47;\nshl.b64 %rd170,%rd58,5;\nadd.s64 %rd171,%rd170,128;\n"
-"mul.lo.s64 %rd172,%rd166,%rd58;\nsub.s64 %rd173,%rd171,%rd172;\n"
-"selp.b64 %rd174,%rd173,%rd170,%p47;\nselp.b64 %rd393,%rd163,%rd393,%p47;\n"
-"selp.b32 %r2491,%r14,%r544,%p47;\nshl.b64 %rd175,%rd174,1;\nadd.s64 %rd392,%rd392,%rd175;\n"
-"shl.b64 %rd176,%rd169,1;\nadd.s64 %rd391,%rd391,%rd176;\n$L__BB2_51:\n@%p19 bra $L__BB2_64;\n"
-"shl.b32 %r73,%r2541,5;\nor.b32 %r549,%r73,31;\nsetp.lt.s32 %p49,%r549,%r16;\n"
-"@%p49 bra $L__BB2_54;\nshl.b32 %r1094,%r49,14;\nshr.u32 %r1096,%r317,3;\n"
-"and.b32 %r1097,%r1096,1;\nand.b32 %r1098,%r317,7;\nxor.b32 %r1099,%r1097,%r1098;\n"
-"shl.b32 %r1100,%r1099,4;\nselp.b32 %r1104,%r1752,%r1753,%p11;\nadd.s32 %r1105,%r1100,%r1104;\n"
-"and.b32 %r1106,%r317,31;\nshr.u32 %r1107,%r1106,4;\nbfi.b32 %r1108,%r1107,%r1098,3,29;\n"
-"shl.b32 %r1109,%r1108,8;\nadd.s32 %r1110,%r1105,%r1109;\nadd.s32 %r564,%r1110,%r1094;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r550,%r551,%r552,%r553},[%r2540];\n"
-"add.s32 %r559,%r2540,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r555,%r556,%r557,%r558},[%r559];\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r560,%r561,%r562,%r563},[%r564];\n"
-"mov.f32 %f1244,0f00000000;\nmov.f32 %f1188,%f1244;\nmov.f32 %f1189,%f1244;\n"
-"mov.f32 %f1190,%f1244;\nmov.f32 %f1191,%f1244;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1188,%f1189,%f1190,%f1191},{%r550,%r551,%r552,%r553},{%r560,%r561},{%f1188,%f1189,%f1190,%f1191};\n"
-"mov.f32 %f1196,%f1244;\nmov.f32 %f1197,%f1244;\nmov.f32 %f1198,%f1244;\nmov.f32 %f1199,%f1244;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1196,%f1197,%f1198,%f1199},{%r550,%r551,%r552,%r553},{%r562,%r563},{%f1196,%f1197,%f1198,%f1199};\n"
-"mov.f32 %f1204,%f1244;\nmov.f32 %f1205,%f1244;\nmov.f32 %f1206,%f1244;\nmov.f32 %f1207,%f1244;\n";
+"selp.b32 %r430,16,0,%p16;\ncp.async.cg.shared.global[%r429],[%rd112],16,%r430;\n"
+"add.s64 %rd511,%rd511,%rd113;\nadd.s32 %r2642,%r2642,8;\nsetp.lt.u32 %p17,%r2642,64;\n"
+"@%p17 bra $L__BB2_13;\n$L__BB2_15:\nsub.s32 %r447,%r16,%r15;\nsub.s32 %r448,%r13,%r14;\n"
+"min.s32 %r449,%r448,%r333;\nmul.lo.s32 %r27,%r449,%r447;\nsetp.lt.s32 %p18,%r27,0;\n"
+"mov.f32 %f3014,0f00000000;\nmov.f32 %f3015,%f3014;\nmov.f32 %f3016,%f3014;\n"
+"mov.f32 %f3017,%f3014;\nmov.f32 %f3018,%f3014;\nmov.f32 %f3019,%f3014;\nmov.f32 %f3020,%f3014;\n"
+"mov.f32 %f3021,%f3014;\nmov.f32 %f3022,%f3014;\nmov.f32 %f3023,%f3014;\nmov.f32 %f3024,%f3014;\n"
+"mov.f32 %f3025,%f3014;\nmov.f32 %f3026,%f3014;\nmov.f32 %f3027,%f3014;\nmov.f32 %f3028,%f3014;\n"
+"mov.f32 %f3029,%f3014;\nmov.f32 %f3030,%f3014;\nmov.f32 %f3031,%f3014;\nmov.f32 %f3032,%f3014;\n"
+"mov.f32 %f3033,%f3014;\nmov.f32 %f3034,%f3014;\nmov.f32 %f3035,%f3014;\nmov.f32 %f3036,%f3014;\n"
+"mov.f32 %f3037,%f3014;\nmov.f32 %f3038,%f3014;\nmov.f32 %f3039,%f3014;\nmov.f32 %f3040,%f3014;\n"
+"mov.f32 %f3041,%f3014;\nmov.f32 %f3042,%f3014;\nmov.f32 %f3043,%f3014;\nmov.f32 %f3044,%f3014;\n"
+"mov.f32 %f3045,%f3014;\nmov.f32 %f3046,%f3014;\nmov.f32 %f3047,%f3014;\nmov.f32 %f3048,%f3014;\n"
+"mov.f32 %f3049,%f3014;\nmov.f32 %f3050,%f3014;\nmov.f32 %f3051,%f3014;\nmov.f32 %f3052,%f3014;\n"
+"mov.f32 %f3053,%f3014;\nmov.f32 %f3054,%f3014;\nmov.f32 %f3055,%f3014;\nmov.f32 %f3056,%f3014;\n"
+"mov.f32 %f3057,%f3014;\nmov.f32 %f3058,%f3014;\nmov.f32 %f3059,%f3014;\nmov.f32 %f3060,%f3014;\n"
+"mov.f32 %f3061,%f3014;\nmov.f32 %f3062,%f3014;\nmov.f32 %f3063,%f3014;\nmov.f32 %f3064,%f3014;\n"
+"mov.f32 %f3065,%f3014;\nmov.f32 %f3066,%f3014;\nmov.f32 %f3067,%f3014;\nmov.f32 %f3068,%f3014;\n"
+"mov.f32 %f3069,%f3014;\nmov.f32 %f3070,%f3014;\nmov.f32 %f3071,%f3014;\nmov.f32 %f3072,%f3014;\n"
+"mov.f32 %f3073,%f3014;\nmov.f32 %f3074,%f3014;\nmov.f32 %f3075,%f3014;\nmov.f32 %f3076,%f3014;\n"
+"mov.f32 %f3077,%f3014;\nmov.f32 %f3078,%f3014;\nmov.f32 %f3079,%f3014;\nmov.f32 %f3080,%f3014;\n"
+"mov.f32 %f3081,%f3014;\nmov.f32 %f3082,%f3014;\nmov.f32 %f3083,%f3014;\nmov.f32 %f3084,%f3014;\n"
+"mov.f32 %f3085,%f3014;\nmov.f32 %f3086,%f3014;\nmov.f32 %f3087,%f3014;\nmov.f32 %f3088,%f3014;\n"
+"mov.f32 %f3089,%f3014;\nmov.f32 %f3090,%f3014;\nmov.f32 %f3091,%f3014;\nmov.f32 %f3092,%f3014;\n"
+"mov.f32 %f3093,%f3014;\nmov.f32 %f3094,%f3014;\nmov.f32 %f3095,%f3014;\nmov.f32 %f3096,%f3014;\n"
+"mov.f32 %f3097,%f3014;\nmov.f32 %f3098,%f3014;\nmov.f32 %f3099,%f3014;\nmov.f32 %f3100,%f3014;\n"
+"mov.f32 %f3101,%f3014;\nmov.f32 %f3102,%f3014;\nmov.f32 %f3103,%f3014;\nmov.f32 %f3104,%f3014;\n"
+"mov.f32 %f3105,%f3014;\nmov.f32 %f3106,%f3014;\nmov.f32 %f3107,%f3014;\nmov.f32 %f3108,%f3014;\n"
+"mov.f32 %f3109,%f3014;\nmov.f32 %f3110,%f3014;\nmov.f32 %f3111,%f3014;\nmov.f32 %f3112,%f3014;\n"
+"mov.f32 %f3113,%f3014;\nmov.f32 %f3114,%f3014;\nmov.f32 %f3115,%f3014;\nmov.f32 %f3116,%f3014;\n"
+"mov.f32 %f3117,%f3014;\nmov.f32 %f3118,%f3014;\nmov.f32 %f3119,%f3014;\nmov.f32 %f3120,%f3014;\n"
+"mov.f32 %f3121,%f3014;\nmov.f32 %f3122,%f3014;\nmov.f32 %f3123,%f3014;\nmov.f32 %f3124,%f3014;\n"
+"mov.f32 %f3125,%f3014;\nmov.f32 %f3126,%f3014;\nmov.f32 %f3127,%f3014;\nmov.f32 %f3128,%f3014;\n"
+"mov.f32 %f3129,%f3014;\nmov.f32 %f3130,%f3014;\nmov.f32 %f3131,%f3014;\nmov.f32 %f3132,%f3014;\n"
+"mov.f32 %f3133,%f3014;\nmov.f32 %f3134,%f3014;\nmov.f32 %f3135,%f3014;\nmov.f32 %f3136,%f3014;\n"
+"mov.f32 %f3137,%f3014;\nmov.f32 %f3138,%f3014;\nmov.f32 %f3139,%f3014;\nmov.f32 %f3140,%f3014;\n"
+"mov.f32 %f3141,%f3014;\n@%p18 bra $L__BB2_64;\nmul.f32 %f1,%f867,0f3FB8AA3B;\n"
+"add.s32 %r28,%r20,32768;\nadd.s32 %r29,%r20,40960;\nmov.u32 %r2659,-1;\n"
+"mov.f32 %f3014,0f00000000;\nshl.b64 %rd124,%rd63,4;\nmov.u32 %r2717,%r15;\nmov.u32 %r2667,%r15;\n"
+"$L__BB2_17:\nand.b32 %r50,%r2659,1;\nsetp.lt.s32 %p19,%r2659,0;\n@%p19 bra $L__BB2_19;\n"
+"cp.async.wait_group 0;\nbar.sync 0;\n$L__BB2_19:\nadd.s32 %r51,%r2659,1;\n"
+"setp.ge.s32 %p20,%r51,%r27;\n@%p20 bra $L__BB2_50;\nshl.b32 %r454,%r2667,5;\n"
+"sub.s32 %r52,%r11,%r454;\nsetp.gt.s32 %p21,%r52,31;\n@%p21 bra $L__BB2_23;\nbra.uni $L__BB2_21;\n"
+"$L__BB2_23:\nshl.b32 %r472,%r50,14;\nxor.b32 %r473,%r472,16384;\nadd.s32 %r468,%r28,%r473;\n"
+"cp.async.cg.shared.global[%r468],[%rd524],16;\nadd.s64 %rd126,%rd524,%rd124;\n"
+"add.s32 %r469,%r468,2048;\n";
 static const char qlora__ptx_40[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1204,%f1205,%f1206,%f1207},{%r555,%r556,%r557,%r558},{%r560,%r561},{%f1204,%f1205,%f1206,%f1207};\n"
-"mov.f32 %f1212,%f1244;\nmov.f32 %f1213,%f1244;\nmov.f32 %f1214,%f1244;\nmov.f32 %f1215,%f1244;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1212,%f1213,%f1214,%f1215},{%r555,%r556,%r557,%r558},{%r562,%r563},{%f1212,%f1213,%f1214,%f1215};\n"
-"add.s32 %r593,%r564,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r589,%r590,%r591,%r592},[%r593];\n"
-"mov.f32 %f1220,%f1244;\nmov.f32 %f1221,%f1244;\nmov.f32 %f1222,%f1244;\nmov.f32 %f1223,%f1244;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1220,%f1221,%f1222,%f1223},{%r550,%r551,%r552,%r553},{%r589,%r590},{%f1220,%f1221,%f1222,%f1223};\n"
-"mov.f32 %f1228,%f1244;\nmov.f32 %f1229,%f1244;\nmov.f32 %f1230,%f1244;\nmov.f32 %f1231,%f1244;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1228,%f1229,%f1230,%f1231},{%r550,%r551,%r552,%r553},{%r591,%r592},{%f1228,%f1229,%f1230,%f1231};\n"
-"mov.f32 %f1236,%f1244;\nmov.f32 %f1237,%f1244;\nmov.f32 %f1238,%f1244;\nmov.f32 %f1239,%f1244;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1236,%f1237,%f1238,%f1239},{%r555,%r556,%r557,%r558},{%r589,%r590},{%f1236,%f1237,%f1238,%f1239};\n"
-"mov.f32 %f1245,%f1244;\nmov.f32 %f1246,%f1244;\nmov.f32 %f1247,%f1244;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1244,%f1245,%f1246,%f1247},{%r555,%r556,%r557,%r558},{%r591,%r592},{%f1244,%f1245,%f1246,%f1247};\n"
-"xor.b32 %r622,%r2540,32;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r618,%r619,%r620,%r621},[%r622];\n"
-"add.s32 %r627,%r622,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r623,%r624,%r625,%r626},[%r627];\n"
-"xor.b32 %r632,%r564,32;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r628,%r629,%r630,%r631},[%r632];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1188,%f1189,%f1190,%f1191},{%r618,%r619,%r620,%r621},{%r628,%r629},{%f1188,%f1189,%f1190,%f1191};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1196,%f1197,%f1198,%f1199},{%r618,%r619,%r620,%r621},{%r630,%r631},{%f1196,%f1197,%f1198,%f1199};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1204,%f1205,%f1206,%f1207},{%r623,%r624,%r625,%r626},{%r628,%r629},{%f1204,%f1205,%f1206,%f1207};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1212,%f1213,%f1214,%f1215},{%r623,%r624,%r625,%r626},{%r630,%r631},{%f1212,%f1213,%f1214,%f1215};\n"
-"add.s32 %r661,%r632,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r657,%r658,%r659,%r660},[%r661];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1220,%f1221,%f1222,%f1223},{%r618,%r619,%r620,%r621},{%r657,%r658},{%f1220,%f1221,%f1222,%f1223};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1228,%f1229,%f1230,%f1231},{%r618,%r619,%r620,%r621},{%r659,%r660},{%f1228,%f1229,%f1230,%f1231};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1236,%f1237,%f1238,%f1239},{%r623,%r624,%r625,%r626},{%r657,%r658},{%f1236,%f1237,%f1238,%f1239};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1244,%f1245,%f1246,%f1247},{%r623,%r624,%r625,%r626},{%r659,%r660},{%f1244,%f1245,%f1246,%f1247};\n"
-"xor.b32 %r690,%r2540,64;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r686,%r687,%r688,%r689},[%r690];\n"
-"add.s32 %r695,%r690,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r691,%r692,%r693,%r694},[%r695];\n"
-"xor.b32 %r700,%r564,64;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r696,%r697,%r698,%r699},[%r700];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1188,%f1189,%f1190,%f1191},{%r686,%r687,%r688,%r689},{%r696,%r697},{%f1188,%f1189,%f1190,%f1191};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1196,%f1197,%f1198,%f1199},{%r686,%r687,%r688,%r689},{%r698,%r699},{%f1196,%f1197,%f1198,%f1199};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1204,%f1205,%f1206,%f1207},{%r691,%r692,%r693,%r694},{%r696,%r697},{%f1204,%f1205,%f1206,%f1207};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1212,%f1213,%f1214,%f1215},{%r691,%r692,%r693,%r694},{%r698,%r699},{%f1212,%f1213,%f1214,%f1215};\n";
+"cp.async.cg.shared.global[%r469],[%rd126],16;\nadd.s64 %rd127,%rd126,%rd124;\n"
+"add.s32 %r470,%r468,4096;\ncp.async.cg.shared.global[%r470],[%rd127],16;\n"
+"add.s64 %rd128,%rd127,%rd124;\nadd.s32 %r471,%r468,6144;\n"
+"cp.async.cg.shared.global[%r471],[%rd128],16;\nbra.uni $L__BB2_24;\n$L__BB2_21:\n"
+"mov.u32 %r2663,0;\nmov.u64 %rd515,%rd524;\n$L__BB2_22:\n.pragma \"nounroll\";\n"
+"mov.u32 %r456,%tid.x;\nshr.s32 %r459,%r456,31;\nshr.u32 %r460,%r459,28;\n"
+"add.s32 %r461,%r456,%r460;\nshr.s32 %r462,%r461,4;\nadd.s32 %r463,%r462,%r2663;\n"
+"setp.lt.s32 %p22,%r463,%r52;\nshl.b32 %r464,%r50,14;\nxor.b32 %r465,%r464,16384;\n"
+"add.s32 %r466,%r28,%r465;\nshl.b32 %r467,%r2663,8;\nadd.s32 %r457,%r467,%r466;\n"
+"selp.b64 %rd123,%rd515,%rd62,%p22;\nselp.b32 %r458,16,0,%p22;\n"
+"cp.async.cg.shared.global[%r457],[%rd123],16,%r458;\nadd.s64 %rd515,%rd515,%rd124;\n"
+"add.s32 %r2663,%r2663,8;\nsetp.lt.u32 %p23,%r2663,32;\n@%p23 bra $L__BB2_22;\n$L__BB2_24:\n"
+"shl.b32 %r474,%r2659,14;\nnot.b32 %r475,%r474;\nand.b32 %r476,%r475,16384;\n"
+"add.s32 %r55,%r29,%r476;\n@%p21 bra $L__BB2_27;\nbra.uni $L__BB2_25;\n$L__BB2_27:\n"
+"cp.async.cg.shared.global[%r55],[%rd525],16;\nshl.b64 %rd136,%rd69,4;\n"
+"add.s64 %rd133,%rd525,%rd136;\nadd.s32 %r488,%r55,2048;\n"
+"cp.async.cg.shared.global[%r488],[%rd133],16;\nadd.s64 %rd134,%rd133,%rd136;\n"
+"add.s32 %r489,%r55,4096;\ncp.async.cg.shared.global[%r489],[%rd134],16;\n"
+"add.s64 %rd135,%rd134,%rd136;\nadd.s32 %r490,%r55,6144;\n"
+"cp.async.cg.shared.global[%r490],[%rd135],16;\nbra.uni $L__BB2_28;\n$L__BB2_25:\n"
+"shl.b64 %rd25,%rd69,3;\nmov.u32 %r2664,0;\nmov.u64 %rd516,%rd525;\n$L__BB2_26:\n"
+".pragma \"nounroll\";\nmov.u32 %r478,%tid.x;\nshr.s32 %r481,%r478,31;\nshr.u32 %r482,%r481,28;\n"
+"add.s32 %r483,%r478,%r482;\nshr.s32 %r484,%r483,4;\nadd.s32 %r485,%r484,%r2664;\n"
+"setp.lt.s32 %p25,%r485,%r52;\nshl.b32 %r486,%r2664,8;\nadd.s32 %r479,%r486,%r55;\n"
+"selp.b64 %rd130,%rd516,%rd68,%p25;\nselp.b32 %r480,16,0,%p25;\n"
+"cp.async.cg.shared.global[%r479],[%rd130],16,%r480;\nshl.b64 %rd131,%rd25,1;\n"
+"add.s64 %rd516,%rd516,%rd131;\nadd.s32 %r2664,%r2664,8;\nsetp.lt.u32 %p26,%r2664,32;\n"
+"@%p26 bra $L__BB2_26;\n$L__BB2_28:\nsetp.gt.s32 %p27,%r367,31;\n@%p27 bra $L__BB2_49;\n"
+"max.s32 %r492,%r367,-96;\nadd.s32 %r493,%r492,127;\nsub.s32 %r494,%r493,%r367;\n"
+"shr.u32 %r495,%r494,7;\nadd.s32 %r496,%r495,1;\nand.b32 %r497,%r496,3;\n"
+"setp.eq.s32 %p28,%r497,0;\nmov.u32 %r2665,%r367;\n@%p28 bra $L__BB2_39;\nmov.u32 %r59,%tid.x;\n"
+"setp.ge.s32 %p29,%r59,%r52;\nmov.u64 %rd517,%rd526;\n@%p29 bra $L__BB2_32;\n"
+"cvt.s64.s32 %rd137,%r454;\ncvt.s64.s32 %rd138,%r59;\nadd.s64 %rd139,%rd138,%rd137;\n"
+"shl.b64 %rd140,%rd139,3;\nadd.s64 %rd517,%rd526,%rd140;\n$L__BB2_32:\n"
+"setp.lt.s32 %p30,%r59,%r52;\nmax.s32 %r503,%r59,-96;\nadd.s32 %r504,%r503,127;\n"
+"sub.s32 %r505,%r504,%r59;\nshr.u32 %r506,%r505,7;\nadd.s32 %r507,%r506,1;\n"
+"and.b32 %r508,%r507,3;\nsetp.eq.s32 %p31,%r508,1;\nselp.b32 %r501,8,0,%p30;\n"
+"shl.b32 %r509,%r59,3;\nshl.b32 %r510,%r2659,8;\nnot.b32 %r511,%r510;\nand.b32 %r512,%r511,256;\n"
+"add.s32 %r514,%r512,%r387;\nadd.s32 %r515,%r514,%r509;\nadd.s32 %r500,%r515,69632;\n"
+"cp.async.ca.shared.global[%r500],[%rd517],8,%r501;\nadd.s32 %r2665,%r59,128;\n"
+"@%p31 bra $L__BB2_39;\nadd.s32 %r61,%r59,128;\nsetp.ge.s32 %p32,%r61,%r52;\n"
+"mov.u64 %rd518,%rd526;\n@%p32 bra $L__BB2_35;\ncvt.s64.s32 %rd142,%r454;\n"
+"cvt.s64.s32 %rd143,%r61;\nadd.s64 %rd144,%rd143,%rd142;\nshl.b64 %rd145,%rd144,3;\n"
+"add.s64 %rd518,%rd526,%rd145;\n$L__BB2_35:\nsetp.lt.s32 %p33,%r61,%r52;\n"
+"setp.eq.s32 %p34,%r508,2;\nselp.b32 %r521,8,0,%p33;\nshl.b32 %r530,%r61,3;\n"
+"add.s32 %r536,%r514,%r530;\nadd.s32 %r520,%r536,69632;\n"
+"cp.async.ca.shared.global[%r520],[%rd518],8,%r521;\nadd.s32 %r2665,%r59,256;\n"
+"@%p34 bra $L__BB2_39;\nadd.s32 %r63,%r59,256;\nsetp.ge.s32 %p35,%r63,%r52;\n"
+"mov.u64 %rd519,%rd526;\n@%p35 bra $L__BB2_38;\ncvt.s64.s32 %rd147,%r454;\n"
+"cvt.s64.s32 %rd148,%r63;\nadd.s64 %rd149,%rd148,%rd147;\nshl.b64 %rd150,%rd149,3;\n"
+"add.s64 %rd519,%rd526,%rd150;\n$L__BB2_38:\nsetp.lt.s32 %p36,%r63,%r52;\n"
+"selp.b32 %r542,8,0,%p36;\nshl.b32 %r545,%r63,3;\nadd.s32 %r551,%r514,%r545;\n"
+"add.s32 %r541,%r551,69632;\ncp.async.ca.shared.global[%r541],[%rd519],8,%r542;\n"
+"add.s32 %r2665,%r59,384;\n$L__BB2_39:\n";
 static const char qlora__ptx_41[] =
-"add.s32 %r729,%r700,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r725,%r726,%r727,%r728},[%r729];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1220,%f1221,%f1222,%f1223},{%r686,%r687,%r688,%r689},{%r725,%r726},{%f1220,%f1221,%f1222,%f1223};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1228,%f1229,%f1230,%f1231},{%r686,%r687,%r688,%r689},{%r727,%r728},{%f1228,%f1229,%f1230,%f1231};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1236,%f1237,%f1238,%f1239},{%r691,%r692,%r693,%r694},{%r725,%r726},{%f1236,%f1237,%f1238,%f1239};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1244,%f1245,%f1246,%f1247},{%r691,%r692,%r693,%r694},{%r727,%r728},{%f1244,%f1245,%f1246,%f1247};\n"
-"xor.b32 %r758,%r2540,96;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r754,%r755,%r756,%r757},[%r758];\n"
-"add.s32 %r763,%r758,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r759,%r760,%r761,%r762},[%r763];\n"
-"xor.b32 %r768,%r564,96;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r764,%r765,%r766,%r767},[%r768];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1188,%f1189,%f1190,%f1191},{%r754,%r755,%r756,%r757},{%r764,%r765},{%f1188,%f1189,%f1190,%f1191};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1196,%f1197,%f1198,%f1199},{%r754,%r755,%r756,%r757},{%r766,%r767},{%f1196,%f1197,%f1198,%f1199};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1204,%f1205,%f1206,%f1207},{%r759,%r760,%r761,%r762},{%r764,%r765},{%f1204,%f1205,%f1206,%f1207};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1212,%f1213,%f1214,%f1215},{%r759,%r760,%r761,%r762},{%r766,%r767},{%f1212,%f1213,%f1214,%f1215};\n"
-"add.s32 %r797,%r768,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r793,%r794,%r795,%r796},[%r797];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1220,%f1221,%f1222,%f1223},{%r754,%r755,%r756,%r757},{%r793,%r794},{%f1220,%f1221,%f1222,%f1223};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1228,%f1229,%f1230,%f1231},{%r754,%r755,%r756,%r757},{%r795,%r796},{%f1228,%f1229,%f1230,%f1231};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1236,%f1237,%f1238,%f1239},{%r759,%r760,%r761,%r762},{%r793,%r794},{%f1236,%f1237,%f1238,%f1239};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1244,%f1245,%f1246,%f1247},{%r759,%r760,%r761,%r762},{%r795,%r796},{%f1244,%f1245,%f1246,%f1247};\n"
-"add.s32 %r826,%r2540,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r822,%r823,%r824,%r825},[%r826];\n"
-"add.s32 %r831,%r2540,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r827,%r828,%r829,%r830},[%r831];\n"
-"add.s32 %r836,%r564,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r832,%r833,%r834,%r835},[%r836];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1188,%f1189,%f1190,%f1191},{%r822,%r823,%r824,%r825},{%r832,%r833},{%f1188,%f1189,%f1190,%f1191};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1196,%f1197,%f1198,%f1199},{%r822,%r823,%r824,%r825},{%r834,%r835},{%f1196,%f1197,%f1198,%f1199};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1204,%f1205,%f1206,%f1207},{%r827,%r828,%r829,%r830},{%r832,%r833},{%f1204,%f1205,%f1206,%f1207};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1212,%f1213,%f1214,%f1215},{%r827,%r828,%r829,%r830},{%r834,%r835},{%f1212,%f1213,%f1214,%f1215};\n"
-"add.s32 %r865,%r564,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r861,%r862,%r863,%r864},[%r865];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1220,%f1221,%f1222,%f1223},{%r822,%r823,%r824,%r825},{%r861,%r862},{%f1220,%f1221,%f1222,%f1223};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1228,%f1229,%f1230,%f1231},{%r822,%r823,%r824,%r825},{%r863,%r864},{%f1228,%f1229,%f1230,%f1231};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1236,%f1237,%f1238,%f1239},{%r827,%r828,%r829,%r830},{%r861,%r862},{%f1236,%f1237,%f1238,%f1239};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1244,%f1245,%f1246,%f1247},{%r827,%r828,%r829,%r830},{%r863,%r864},{%f1244,%f1245,%f1246,%f1247};\n"
-"add.s32 %r894,%r622,128;\n";
+"setp.lt.u32 %p37,%r494,384;\n@%p37 bra $L__BB2_49;\n$L__BB2_40:\nsetp.ge.s32 %p38,%r2665,%r52;\n"
+"mov.u64 %rd520,%rd526;\n@%p38 bra $L__BB2_42;\ncvt.s64.s32 %rd152,%r2665;\n"
+"cvt.s64.s32 %rd153,%r454;\nadd.s64 %rd154,%rd152,%rd153;\nshl.b64 %rd155,%rd154,3;\n"
+"add.s64 %rd520,%rd526,%rd155;\n$L__BB2_42:\nsetp.lt.s32 %p39,%r2665,%r52;\n"
+"selp.b32 %r558,8,0,%p39;\nshl.b32 %r559,%r2665,3;\nshl.b32 %r560,%r2659,8;\n"
+"not.b32 %r561,%r560;\nand.b32 %r562,%r561,256;\nadd.s32 %r564,%r562,%r387;\n"
+"add.s32 %r565,%r564,%r559;\nadd.s32 %r557,%r565,69632;\n"
+"cp.async.ca.shared.global[%r557],[%rd520],8,%r558;\nadd.s32 %r67,%r2665,128;\n"
+"setp.ge.s32 %p40,%r67,%r52;\nmov.u64 %rd521,%rd526;\n@%p40 bra $L__BB2_44;\n"
+"cvt.s64.s32 %rd157,%r67;\ncvt.s64.s32 %rd158,%r454;\nadd.s64 %rd159,%rd157,%rd158;\n"
+"shl.b64 %rd160,%rd159,3;\nadd.s64 %rd521,%rd526,%rd160;\n$L__BB2_44:\n"
+"setp.lt.s32 %p41,%r67,%r52;\nselp.b32 %r568,8,0,%p41;\nshl.b32 %r574,%r67,3;\n"
+"add.s32 %r575,%r564,%r574;\nadd.s32 %r567,%r575,69632;\n"
+"cp.async.ca.shared.global[%r567],[%rd521],8,%r568;\nadd.s32 %r68,%r2665,256;\n"
+"setp.ge.s32 %p42,%r68,%r52;\nmov.u64 %rd522,%rd526;\n@%p42 bra $L__BB2_46;\n"
+"cvt.s64.s32 %rd162,%r68;\ncvt.s64.s32 %rd163,%r454;\nadd.s64 %rd164,%rd162,%rd163;\n"
+"shl.b64 %rd165,%rd164,3;\nadd.s64 %rd522,%rd526,%rd165;\n$L__BB2_46:\n"
+"setp.lt.s32 %p43,%r68,%r52;\nselp.b32 %r578,8,0,%p43;\nshl.b32 %r584,%r68,3;\n"
+"add.s32 %r585,%r564,%r584;\nadd.s32 %r577,%r585,69632;\n"
+"cp.async.ca.shared.global[%r577],[%rd522],8,%r578;\nadd.s32 %r69,%r2665,384;\n"
+"setp.ge.s32 %p44,%r69,%r52;\nmov.u64 %rd523,%rd526;\n@%p44 bra $L__BB2_48;\n"
+"cvt.s64.s32 %rd167,%r69;\ncvt.s64.s32 %rd168,%r454;\nadd.s64 %rd169,%rd167,%rd168;\n"
+"shl.b64 %rd170,%rd169,3;\nadd.s64 %rd523,%rd526,%rd170;\n$L__BB2_48:\n"
+"setp.lt.s32 %p45,%r69,%r52;\nselp.b32 %r588,8,0,%p45;\nshl.b32 %r594,%r69,3;\n"
+"add.s32 %r595,%r564,%r594;\nadd.s32 %r587,%r595,69632;\n"
+"cp.async.ca.shared.global[%r587],[%rd523],8,%r588;\nadd.s32 %r70,%r2665,512;\n"
+"setp.lt.s32 %p46,%r2665,-480;\nmov.u32 %r2665,%r70;\n@%p46 bra $L__BB2_40;\n$L__BB2_49:\n"
+"cp.async.commit_group;\nadd.s32 %r596,%r2667,1;\nsetp.eq.s32 %p47,%r596,%r16;\n"
+"mul.wide.s32 %rd172,%r329,8;\nadd.s64 %rd173,%rd526,%rd172;\nshl.b64 %rd174,%rd63,5;\n"
+"add.s64 %rd175,%rd174,128;\nshl.b32 %r598,%r447,5;\ncvt.s64.s32 %rd176,%r598;\n"
+"mul.lo.s64 %rd177,%rd176,%rd63;\nsub.s64 %rd178,%rd175,%rd177;\n"
+"selp.b64 %rd179,%rd178,%rd174,%p47;\nshl.b64 %rd180,%rd69,5;\nadd.s64 %rd181,%rd180,128;\n"
+"mul.lo.s64 %rd182,%rd176,%rd69;\nsub.s64 %rd183,%rd181,%rd182;\n"
+"selp.b64 %rd184,%rd183,%rd180,%p47;\nselp.b64 %rd526,%rd173,%rd526,%p47;\n"
+"selp.b32 %r2667,%r15,%r596,%p47;\nshl.b64 %rd185,%rd184,1;\nadd.s64 %rd525,%rd525,%rd185;\n"
+"shl.b64 %rd186,%rd179,1;\nadd.s64 %rd524,%rd524,%rd186;\n$L__BB2_50:\n@%p19 bra $L__BB2_63;\n"
+"shl.b32 %r74,%r2717,5;\nor.b32 %r601,%r74,31;\nsetp.lt.s32 %p49,%r601,%r17;\n"
+"@%p49 bra $L__BB2_53;\nshl.b32 %r1146,%r50,14;\nshr.u32 %r1148,%r367,3;\n"
+"and.b32 %r1149,%r1148,1;\nand.b32 %r1150,%r367,7;\nxor.b32 %r1151,%r1149,%r1150;\n"
+"shl.b32 %r1152,%r1151,4;\nadd.s32 %r1154,%r387,32768;\nadd.s32 %r1155,%r387,40960;\n"
+"selp.b32 %r1156,%r1155,%r1154,%p11;\nadd.s32 %r1157,%r1152,%r1156;\nand.b32 %r1158,%r367,31;\n"
+"shr.u32 %r1159,%r1158,4;\nbfi.b32 %r1160,%r1159,%r1150,3,29;\nshl.b32 %r1161,%r1160,8;\n"
+"add.s32 %r1162,%r1157,%r1161;\nadd.s32 %r616,%r1162,%r1146;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r602,%r603,%r604,%r605},[%r2716];\n"
+"add.s32 %r611,%r2716,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r607,%r608,%r609,%r610},[%r611];\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r612,%r613,%r614,%r615},[%r616];\n"
+"mov.f32 %f1245,0f00000000;\nmov.f32 %f1189,%f1245;\nmov.f32 %f1190,%f1245;\n"
+"mov.f32 %f1191,%f1245;\nmov.f32 %f1192,%f1245;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1189,%f1190,%f1191,%f1192},{%r602,%r603,%r604,%r605},{%r612,%r613},{%f1189,%f1190,%f1191,%f1192};\n"
+"mov.f32 %f1197,%f1245;\nmov.f32 %f1198,%f1245;\nmov.f32 %f1199,%f1245;\nmov.f32 %f1200,%f1245;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1197,%f1198,%f1199,%f1200},{%r602,%r603,%r604,%r605},{%r614,%r615},{%f1197,%f1198,%f1199,%f1200};\n"
+"mov.f32 %f1205,%f1245;\n";
 static const char qlora__ptx_42[] =
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r890,%r891,%r892,%r893},[%r894];\n"
-"add.s32 %r899,%r622,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r895,%r896,%r897,%r898},[%r899];\n"
-"add.s32 %r904,%r632,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r900,%r901,%r902,%r903},[%r904];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1188,%f1189,%f1190,%f1191},{%r890,%r891,%r892,%r893},{%r900,%r901},{%f1188,%f1189,%f1190,%f1191};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1196,%f1197,%f1198,%f1199},{%r890,%r891,%r892,%r893},{%r902,%r903},{%f1196,%f1197,%f1198,%f1199};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1204,%f1205,%f1206,%f1207},{%r895,%r896,%r897,%r898},{%r900,%r901},{%f1204,%f1205,%f1206,%f1207};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1212,%f1213,%f1214,%f1215},{%r895,%r896,%r897,%r898},{%r902,%r903},{%f1212,%f1213,%f1214,%f1215};\n"
-"add.s32 %r933,%r632,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r929,%r930,%r931,%r932},[%r933];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1220,%f1221,%f1222,%f1223},{%r890,%r891,%r892,%r893},{%r929,%r930},{%f1220,%f1221,%f1222,%f1223};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1228,%f1229,%f1230,%f1231},{%r890,%r891,%r892,%r893},{%r931,%r932},{%f1228,%f1229,%f1230,%f1231};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1236,%f1237,%f1238,%f1239},{%r895,%r896,%r897,%r898},{%r929,%r930},{%f1236,%f1237,%f1238,%f1239};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1244,%f1245,%f1246,%f1247},{%r895,%r896,%r897,%r898},{%r931,%r932},{%f1244,%f1245,%f1246,%f1247};\n"
-"add.s32 %r962,%r690,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r958,%r959,%r960,%r961},[%r962];\n"
-"add.s32 %r967,%r690,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r963,%r964,%r965,%r966},[%r967];\n"
-"add.s32 %r972,%r700,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r968,%r969,%r970,%r971},[%r972];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1188,%f1189,%f1190,%f1191},{%r958,%r959,%r960,%r961},{%r968,%r969},{%f1188,%f1189,%f1190,%f1191};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1196,%f1197,%f1198,%f1199},{%r958,%r959,%r960,%r961},{%r970,%r971},{%f1196,%f1197,%f1198,%f1199};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1204,%f1205,%f1206,%f1207},{%r963,%r964,%r965,%r966},{%r968,%r969},{%f1204,%f1205,%f1206,%f1207};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1212,%f1213,%f1214,%f1215},{%r963,%r964,%r965,%r966},{%r970,%r971},{%f1212,%f1213,%f1214,%f1215};\n"
-"add.s32 %r1001,%r700,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r997,%r998,%r999,%r1000},[%r1001];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1220,%f1221,%f1222,%f1223},{%r958,%r959,%r960,%r961},{%r997,%r998},{%f1220,%f1221,%f1222,%f1223};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1228,%f1229,%f1230,%f1231},{%r958,%r959,%r960,%r961},{%r999,%r1000},{%f1228,%f1229,%f1230,%f1231};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1236,%f1237,%f1238,%f1239},{%r963,%r964,%r965,%r966},{%r997,%r998},{%f1236,%f1237,%f1238,%f1239};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1244,%f1245,%f1246,%f1247},{%r963,%r964,%r965,%r966},{%r999,%r1000},{%f1244,%f1245,%f1246,%f1247};\n"
-"add.s32 %r1030,%r758,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1026,%r1027,%r1028,%r1029},[%r1030];\n"
-"add.s32 %r1035,%r758,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1031,%r1032,%r1033,%r1034},[%r1035];\n"
-"add.s32 %r1040,%r768,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1036,%r1037,%r1038,%r1039},[%r1040];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1188,%f1189,%f1190,%f1191},{%r1026,%r1027,%r1028,%r1029},{%r1036,%r1037},{%f1188,%f1189,%f1190,%f1191};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1196,%f1197,%f1198,%f1199},{%r1026,%r1027,%r1028,%r1029},{%r1038,%r1039},{%f1196,%f1197,%f1198,%f1199};\n";
+"mov.f32 %f1206,%f1245;\nmov.f32 %f1207,%f1245;\nmov.f32 %f1208,%f1245;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1205,%f1206,%f1207,%f1208},{%r607,%r608,%r609,%r610},{%r612,%r613},{%f1205,%f1206,%f1207,%f1208};\n"
+"mov.f32 %f1213,%f1245;\nmov.f32 %f1214,%f1245;\nmov.f32 %f1215,%f1245;\nmov.f32 %f1216,%f1245;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1213,%f1214,%f1215,%f1216},{%r607,%r608,%r609,%r610},{%r614,%r615},{%f1213,%f1214,%f1215,%f1216};\n"
+"add.s32 %r645,%r616,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r641,%r642,%r643,%r644},[%r645];\n"
+"mov.f32 %f1221,%f1245;\nmov.f32 %f1222,%f1245;\nmov.f32 %f1223,%f1245;\nmov.f32 %f1224,%f1245;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1221,%f1222,%f1223,%f1224},{%r602,%r603,%r604,%r605},{%r641,%r642},{%f1221,%f1222,%f1223,%f1224};\n"
+"mov.f32 %f1229,%f1245;\nmov.f32 %f1230,%f1245;\nmov.f32 %f1231,%f1245;\nmov.f32 %f1232,%f1245;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1229,%f1230,%f1231,%f1232},{%r602,%r603,%r604,%r605},{%r643,%r644},{%f1229,%f1230,%f1231,%f1232};\n"
+"mov.f32 %f1237,%f1245;\nmov.f32 %f1238,%f1245;\nmov.f32 %f1239,%f1245;\nmov.f32 %f1240,%f1245;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1237,%f1238,%f1239,%f1240},{%r607,%r608,%r609,%r610},{%r641,%r642},{%f1237,%f1238,%f1239,%f1240};\n"
+"mov.f32 %f1246,%f1245;\nmov.f32 %f1247,%f1245;\nmov.f32 %f1248,%f1245;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1245,%f1246,%f1247,%f1248},{%r607,%r608,%r609,%r610},{%r643,%r644},{%f1245,%f1246,%f1247,%f1248};\n"
+"xor.b32 %r674,%r2716,32;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r670,%r671,%r672,%r673},[%r674];\n"
+"add.s32 %r679,%r674,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r675,%r676,%r677,%r678},[%r679];\n"
+"xor.b32 %r684,%r616,32;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r680,%r681,%r682,%r683},[%r684];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1189,%f1190,%f1191,%f1192},{%r670,%r671,%r672,%r673},{%r680,%r681},{%f1189,%f1190,%f1191,%f1192};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1197,%f1198,%f1199,%f1200},{%r670,%r671,%r672,%r673},{%r682,%r683},{%f1197,%f1198,%f1199,%f1200};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1205,%f1206,%f1207,%f1208},{%r675,%r676,%r677,%r678},{%r680,%r681},{%f1205,%f1206,%f1207,%f1208};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1213,%f1214,%f1215,%f1216},{%r675,%r676,%r677,%r678},{%r682,%r683},{%f1213,%f1214,%f1215,%f1216};\n"
+"add.s32 %r713,%r684,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r709,%r710,%r711,%r712},[%r713];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1221,%f1222,%f1223,%f1224},{%r670,%r671,%r672,%r673},{%r709,%r710},{%f1221,%f1222,%f1223,%f1224};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1229,%f1230,%f1231,%f1232},{%r670,%r671,%r672,%r673},{%r711,%r712},{%f1229,%f1230,%f1231,%f1232};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1237,%f1238,%f1239,%f1240},{%r675,%r676,%r677,%r678},{%r709,%r710},{%f1237,%f1238,%f1239,%f1240};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1245,%f1246,%f1247,%f1248},{%r675,%r676,%r677,%r678},{%r711,%r712},{%f1245,%f1246,%f1247,%f1248};\n"
+"xor.b32 %r742,%r2716,64;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r738,%r739,%r740,%r741},[%r742];\n"
+"add.s32 %r747,%r742,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r743,%r744,%r745,%r746},[%r747];\n"
+"xor.b32 %r752,%r616,64;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r748,%r749,%r750,%r751},[%r752];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1189,%f1190,%f1191,%f1192},{%r738,%r739,%r740,%r741},{%r748,%r749},{%f1189,%f1190,%f1191,%f1192};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1197,%f1198,%f1199,%f1200},{%r738,%r739,%r740,%r741},{%r750,%r751},{%f1197,%f1198,%f1199,%f1200};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1205,%f1206,%f1207,%f1208},{%r743,%r744,%r745,%r746},{%r748,%r749},{%f1205,%f1206,%f1207,%f1208};\n";
 static const char qlora__ptx_43[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1204,%f1205,%f1206,%f1207},{%r1031,%r1032,%r1033,%r1034},{%r1036,%r1037},{%f1204,%f1205,%f1206,%f1207};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1212,%f1213,%f1214,%f1215},{%r1031,%r1032,%r1033,%r1034},{%r1038,%r1039},{%f1212,%f1213,%f1214,%f1215};\n"
-"add.s32 %r1069,%r768,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1065,%r1066,%r1067,%r1068},[%r1069];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1220,%f1221,%f1222,%f1223},{%r1026,%r1027,%r1028,%r1029},{%r1065,%r1066},{%f1220,%f1221,%f1222,%f1223};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1228,%f1229,%f1230,%f1231},{%r1026,%r1027,%r1028,%r1029},{%r1067,%r1068},{%f1228,%f1229,%f1230,%f1231};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1236,%f1237,%f1238,%f1239},{%r1031,%r1032,%r1033,%r1034},{%r1065,%r1066},{%f1236,%f1237,%f1238,%f1239};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1244,%f1245,%f1246,%f1247},{%r1031,%r1032,%r1033,%r1034},{%r1067,%r1068},{%f1244,%f1245,%f1246,%f1247};\n"
-"$L__BB2_54:\nshl.b32 %r2458,%r2541,5;\nadd.s32 %r1111,%r2458,31;\nsetp.lt.s32 %p51,%r1111,%r16;\n"
-"and.b32 %r1114,%r344,48;\nadd.s32 %r1116,%r1114,%r337;\nshl.b32 %r1117,%r49,8;\n"
-"add.s32 %r1118,%r1116,%r1117;\nadd.s32 %r74,%r1118,69632;\nor.pred %p53,%p51,%p11;\n"
-"@%p53 bra $L__BB2_59;\nshl.b32 %r2459,%r2541,5;\nadd.s32 %r1119,%r16,31;\n"
-"setp.gt.s32 %p54,%r1119,%r2459;\n@%p54 bra $L__BB2_57;\nsub.s32 %r1121,%r1111,%r16;\n"
-"setp.lt.s32 %p55,%r1121,%r284;\nsetp.lt.s32 %p56,%r284,1;\nor.pred %p57,%p55,%p56;\n"
-"@%p57 bra $L__BB2_58;\n$L__BB2_57:\nshl.b32 %r2460,%r2541,5;\nmov.u32 %r1122,%tid.x;\n"
-"and.b32 %r1123,%r1122,31;\nshr.u32 %r1124,%r1123,2;\nshl.b32 %r1125,%r1122,1;\n"
-"and.b32 %r1126,%r1125,6;\nsub.s32 %r1127,%r2460,%r16;\nsub.s32 %r1128,%r1127,%r1124;\n"
-"add.s32 %r1129,%r1128,%r1126;\nselp.b32 %r1130,%r284,-2147483648,%p9;\n"
-"setp.lt.u32 %p59,%r1129,%r1130;\nselp.f32 %f1188,%f1188,0fFF800000,%p59;\n"
-"add.s32 %r1131,%r1129,1;\nsetp.lt.u32 %p60,%r1131,%r1130;\n"
-"selp.f32 %f1189,%f1189,0fFF800000,%p60;\nadd.s32 %r1132,%r1129,-8;\n"
-"setp.lt.u32 %p61,%r1132,%r1130;\nselp.f32 %f1190,%f1190,0fFF800000,%p61;\n"
-"add.s32 %r1133,%r1129,-7;\nsetp.lt.u32 %p62,%r1133,%r1130;\n"
-"selp.f32 %f1191,%f1191,0fFF800000,%p62;\nadd.s32 %r1134,%r1129,8;\n"
-"setp.lt.u32 %p63,%r1134,%r1130;\nselp.f32 %f1196,%f1196,0fFF800000,%p63;\n"
-"add.s32 %r1135,%r1129,9;\nsetp.lt.u32 %p64,%r1135,%r1130;\n"
-"selp.f32 %f1197,%f1197,0fFF800000,%p64;\nselp.f32 %f1198,%f1198,0fFF800000,%p59;\n"
-"selp.f32 %f1199,%f1199,0fFF800000,%p60;\nadd.s32 %r1136,%r1129,16;\n"
-"setp.lt.u32 %p65,%r1136,%r1130;\nselp.f32 %f1220,%f1220,0fFF800000,%p65;\n"
-"add.s32 %r1137,%r1129,17;\nsetp.lt.u32 %p66,%r1137,%r1130;\n"
-"selp.f32 %f1221,%f1221,0fFF800000,%p66;\nselp.f32 %f1222,%f1222,0fFF800000,%p63;\n"
-"selp.f32 %f1223,%f1223,0fFF800000,%p64;\nadd.s32 %r1138,%r1129,24;\n"
-"setp.lt.u32 %p67,%r1138,%r1130;\nselp.f32 %f1228,%f1228,0fFF800000,%p67;\n"
-"add.s32 %r1139,%r1129,25;\nsetp.lt.u32 %p68,%r1139,%r1130;\n"
-"selp.f32 %f1229,%f1229,0fFF800000,%p68;\nselp.f32 %f1230,%f1230,0fFF800000,%p65;\n"
-"selp.f32 %f1231,%f1231,0fFF800000,%p66;\nadd.s32 %r1140,%r1129,-16;\n"
-"setp.lt.u32 %p69,%r1140,%r1130;\nselp.f32 %f1204,%f1204,0fFF800000,%p69;\n"
-"add.s32 %r1141,%r1129,-15;\nsetp.lt.u32 %p70,%r1141,%r1130;\n"
-"selp.f32 %f1205,%f1205,0fFF800000,%p70;\nadd.s32 %r1142,%r1129,-24;\n"
-"setp.lt.u32 %p71,%r1142,%r1130;\nselp.f32 %f1206,%f1206,0fFF800000,%p71;\n"
-"add.s32 %r1143,%r1129,-23;\nsetp.lt.u32 %p72,%r1143,%r1130;\n"
-"selp.f32 %f1207,%f1207,0fFF800000,%p72;\nselp.f32 %f1212,%f1212,0fFF800000,%p61;\n"
-"selp.f32 %f1213,%f1213,0fFF800000,%p62;\nselp.f32 %f1214,%f1214,0fFF800000,%p69;\n"
-"selp.f32 %f1215,%f1215,0fFF800000,%p70;\nselp.f32 %f1236,%f1236,0fFF800000,%p59;\n"
-"selp.f32 %f1237,%f1237,0fFF800000,%p60;\nselp.f32 %f1238,%f1238,0fFF800000,%p61;\n"
-"selp.f32 %f1239,%f1239,0fFF800000,%p62;\nselp.f32 %f1244,%f1244,0fFF800000,%p63;\n"
-"selp.f32 %f1245,%f1245,0fFF800000,%p64;\nselp.f32 %f1246,%f1246,0fFF800000,%p59;\n"
-"selp.f32 %f1247,%f1247,0fFF800000,%p60;\n$L__BB2_58:\n"
-"ld.shared.v4.f32{%f1636,%f1637,%f1638,%f1639},[%r74];\n";
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1213,%f1214,%f1215,%f1216},{%r743,%r744,%r745,%r746},{%r750,%r751},{%f1213,%f1214,%f1215,%f1216};\n"
+"add.s32 %r781,%r752,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r777,%r778,%r779,%r780},[%r781];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1221,%f1222,%f1223,%f1224},{%r738,%r739,%r740,%r741},{%r777,%r778},{%f1221,%f1222,%f1223,%f1224};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1229,%f1230,%f1231,%f1232},{%r738,%r739,%r740,%r741},{%r779,%r780},{%f1229,%f1230,%f1231,%f1232};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1237,%f1238,%f1239,%f1240},{%r743,%r744,%r745,%r746},{%r777,%r778},{%f1237,%f1238,%f1239,%f1240};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1245,%f1246,%f1247,%f1248},{%r743,%r744,%r745,%r746},{%r779,%r780},{%f1245,%f1246,%f1247,%f1248};\n"
+"xor.b32 %r810,%r2716,96;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r806,%r807,%r808,%r809},[%r810];\n"
+"add.s32 %r815,%r810,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r811,%r812,%r813,%r814},[%r815];\n"
+"xor.b32 %r820,%r616,96;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r816,%r817,%r818,%r819},[%r820];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1189,%f1190,%f1191,%f1192},{%r806,%r807,%r808,%r809},{%r816,%r817},{%f1189,%f1190,%f1191,%f1192};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1197,%f1198,%f1199,%f1200},{%r806,%r807,%r808,%r809},{%r818,%r819},{%f1197,%f1198,%f1199,%f1200};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1205,%f1206,%f1207,%f1208},{%r811,%r812,%r813,%r814},{%r816,%r817},{%f1205,%f1206,%f1207,%f1208};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1213,%f1214,%f1215,%f1216},{%r811,%r812,%r813,%r814},{%r818,%r819},{%f1213,%f1214,%f1215,%f1216};\n"
+"add.s32 %r849,%r820,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r845,%r846,%r847,%r848},[%r849];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1221,%f1222,%f1223,%f1224},{%r806,%r807,%r808,%r809},{%r845,%r846},{%f1221,%f1222,%f1223,%f1224};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1229,%f1230,%f1231,%f1232},{%r806,%r807,%r808,%r809},{%r847,%r848},{%f1229,%f1230,%f1231,%f1232};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1237,%f1238,%f1239,%f1240},{%r811,%r812,%r813,%r814},{%r845,%r846},{%f1237,%f1238,%f1239,%f1240};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1245,%f1246,%f1247,%f1248},{%r811,%r812,%r813,%r814},{%r847,%r848},{%f1245,%f1246,%f1247,%f1248};\n"
+"add.s32 %r878,%r2716,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r874,%r875,%r876,%r877},[%r878];\n"
+"add.s32 %r883,%r2716,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r879,%r880,%r881,%r882},[%r883];\n"
+"add.s32 %r888,%r616,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r884,%r885,%r886,%r887},[%r888];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1189,%f1190,%f1191,%f1192},{%r874,%r875,%r876,%r877},{%r884,%r885},{%f1189,%f1190,%f1191,%f1192};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1197,%f1198,%f1199,%f1200},{%r874,%r875,%r876,%r877},{%r886,%r887},{%f1197,%f1198,%f1199,%f1200};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1205,%f1206,%f1207,%f1208},{%r879,%r880,%r881,%r882},{%r884,%r885},{%f1205,%f1206,%f1207,%f1208};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1213,%f1214,%f1215,%f1216},{%r879,%r880,%r881,%r882},{%r886,%r887},{%f1213,%f1214,%f1215,%f1216};\n"
+"add.s32 %r917,%r616,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r913,%r914,%r915,%r916},[%r917];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1221,%f1222,%f1223,%f1224},{%r874,%r875,%r876,%r877},{%r913,%r914},{%f1221,%f1222,%f1223,%f1224};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1229,%f1230,%f1231,%f1232},{%r874,%r875,%r876,%r877},{%r915,%r916},{%f1229,%f1230,%f1231,%f1232};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1237,%f1238,%f1239,%f1240},{%r879,%r880,%r881,%r882},{%r913,%r914},{%f1237,%f1238,%f1239,%f1240};\n";
 static const char qlora__ptx_44[] =
-"neg.f32 %f1748,%f1636;\nneg.f32 %f1749,%f1638;\nfma.rn.f32 %f1641,%f1188,%f1,%f1748;\n"
-"ex2.approx.ftz.f32 %f1640,%f1641;\nfma.rn.f32 %f1643,%f1189,%f1,%f1749;\n"
-"ex2.approx.ftz.f32 %f1642,%f1643;\ncvt.rn.bf16x2.f32 %r2539,%f1642,%f1640;\n"
-"fma.rn.f32 %f1647,%f1190,%f1,%f1748;\nex2.approx.ftz.f32 %f1646,%f1647;\n"
-"fma.rn.f32 %f1649,%f1191,%f1,%f1749;\nex2.approx.ftz.f32 %f1648,%f1649;\n"
-"cvt.rn.bf16x2.f32 %r2538,%f1648,%f1646;\nfma.rn.f32 %f1653,%f1204,%f1,%f1748;\n"
-"ex2.approx.ftz.f32 %f1652,%f1653;\nfma.rn.f32 %f1655,%f1205,%f1,%f1749;\n"
-"ex2.approx.ftz.f32 %f1654,%f1655;\ncvt.rn.bf16x2.f32 %r2531,%f1654,%f1652;\n"
-"fma.rn.f32 %f1659,%f1206,%f1,%f1748;\nex2.approx.ftz.f32 %f1658,%f1659;\n"
-"fma.rn.f32 %f1661,%f1207,%f1,%f1749;\nex2.approx.ftz.f32 %f1660,%f1661;\n"
-"cvt.rn.bf16x2.f32 %r2530,%f1660,%f1658;\nadd.s32 %r1149,%r74,64;\n"
-"ld.shared.v4.f32{%f1664,%f1665,%f1666,%f1667},[%r1149];\nneg.f32 %f1750,%f1664;\n"
-"neg.f32 %f1751,%f1666;\nfma.rn.f32 %f1669,%f1196,%f1,%f1750;\nex2.approx.ftz.f32 %f1668,%f1669;\n"
-"fma.rn.f32 %f1671,%f1197,%f1,%f1751;\nex2.approx.ftz.f32 %f1670,%f1671;\n"
-"cvt.rn.bf16x2.f32 %r2537,%f1670,%f1668;\nfma.rn.f32 %f1675,%f1198,%f1,%f1750;\n"
-"ex2.approx.ftz.f32 %f1674,%f1675;\nfma.rn.f32 %f1677,%f1199,%f1,%f1751;\n"
-"ex2.approx.ftz.f32 %f1676,%f1677;\ncvt.rn.bf16x2.f32 %r2536,%f1676,%f1674;\n"
-"fma.rn.f32 %f1681,%f1212,%f1,%f1750;\nex2.approx.ftz.f32 %f1680,%f1681;\n"
-"fma.rn.f32 %f1683,%f1213,%f1,%f1751;\nex2.approx.ftz.f32 %f1682,%f1683;\n"
-"cvt.rn.bf16x2.f32 %r2529,%f1682,%f1680;\nfma.rn.f32 %f1687,%f1214,%f1,%f1750;\n"
-"ex2.approx.ftz.f32 %f1686,%f1687;\nfma.rn.f32 %f1689,%f1215,%f1,%f1751;\n"
-"ex2.approx.ftz.f32 %f1688,%f1689;\ncvt.rn.bf16x2.f32 %r2528,%f1688,%f1686;\n"
-"add.s32 %r1154,%r74,128;\nld.shared.v4.f32{%f1692,%f1693,%f1694,%f1695},[%r1154];\n"
-"neg.f32 %f1752,%f1692;\nneg.f32 %f1753,%f1694;\nfma.rn.f32 %f1697,%f1220,%f1,%f1752;\n"
-"ex2.approx.ftz.f32 %f1696,%f1697;\nfma.rn.f32 %f1699,%f1221,%f1,%f1753;\n"
-"ex2.approx.ftz.f32 %f1698,%f1699;\ncvt.rn.bf16x2.f32 %r2535,%f1698,%f1696;\n"
-"fma.rn.f32 %f1703,%f1222,%f1,%f1752;\nex2.approx.ftz.f32 %f1702,%f1703;\n"
-"fma.rn.f32 %f1705,%f1223,%f1,%f1753;\nex2.approx.ftz.f32 %f1704,%f1705;\n"
-"cvt.rn.bf16x2.f32 %r2534,%f1704,%f1702;\nfma.rn.f32 %f1709,%f1236,%f1,%f1752;\n"
-"ex2.approx.ftz.f32 %f1708,%f1709;\nfma.rn.f32 %f1711,%f1237,%f1,%f1753;\n"
-"ex2.approx.ftz.f32 %f1710,%f1711;\ncvt.rn.bf16x2.f32 %r2527,%f1710,%f1708;\n"
-"fma.rn.f32 %f1715,%f1238,%f1,%f1752;\nex2.approx.ftz.f32 %f1714,%f1715;\n"
-"fma.rn.f32 %f1717,%f1239,%f1,%f1753;\nex2.approx.ftz.f32 %f1716,%f1717;\n"
-"cvt.rn.bf16x2.f32 %r2526,%f1716,%f1714;\nadd.s32 %r1159,%r74,192;\n"
-"ld.shared.v4.f32{%f1720,%f1721,%f1722,%f1723},[%r1159];\nneg.f32 %f1754,%f1720;\n"
-"neg.f32 %f1755,%f1722;\nfma.rn.f32 %f1725,%f1228,%f1,%f1754;\nex2.approx.ftz.f32 %f1724,%f1725;\n"
-"fma.rn.f32 %f1727,%f1229,%f1,%f1755;\nex2.approx.ftz.f32 %f1726,%f1727;\n"
-"cvt.rn.bf16x2.f32 %r2533,%f1726,%f1724;\nfma.rn.f32 %f1731,%f1230,%f1,%f1754;\n"
-"ex2.approx.ftz.f32 %f1730,%f1731;\nfma.rn.f32 %f1733,%f1231,%f1,%f1755;\n"
-"ex2.approx.ftz.f32 %f1732,%f1733;\ncvt.rn.bf16x2.f32 %r2532,%f1732,%f1730;\n"
-"fma.rn.f32 %f1737,%f1244,%f1,%f1754;\nex2.approx.ftz.f32 %f1736,%f1737;\n"
-"fma.rn.f32 %f1739,%f1245,%f1,%f1755;\nex2.approx.ftz.f32 %f1738,%f1739;\n"
-"cvt.rn.bf16x2.f32 %r2525,%f1738,%f1736;\nfma.rn.f32 %f1743,%f1246,%f1,%f1754;\n"
-"ex2.approx.ftz.f32 %f1742,%f1743;\nfma.rn.f32 %f1745,%f1247,%f1,%f1755;\n"
-"ex2.approx.ftz.f32 %f1744,%f1745;\ncvt.rn.bf16x2.f32 %r2524,%f1744,%f1742;\n"
-"and.b32 %r1186,%r344,496;\nadd.s32 %r1188,%r1186,%r337;\nshl.b32 %r1192,%r335,11;\n"
-"add.s32 %r1193,%r1188,%r1192;\nadd.s32 %r1164,%r1193,65536;\n"
-"st.shared.v4.b32[%r1164],{%r2539,%r2538,%r2537,%r2536};\nadd.s32 %r1169,%r1193,66048;\n"
-"st.shared.v4.b32[%r1169],{%r2535,%r2534,%r2533,%r2532};\nadd.s32 %r1174,%r1193,66560;\n"
-"st.shared.v4.b32[%r1174],{%r2531,%r2530,%r2529,%r2528};\nadd.s32 %r1179,%r1193,67072;\n"
-"st.shared.v4.b32[%r1179],{%r2527,%r2526,%r2525,%r2524};\n$L__BB2_59:\n"
-"setp.lt.s32 %p75,%r317,64;\nbar.sync 0;\nor.pred %p76,%p75,%p51;\n@%p76 bra $L__BB2_61;\n"
-"add.s32 %r1196,%r74,4;\nld.shared.f32 %f1756,[%r1196];\nadd.s32 %r1197,%r74,12;\n"
-"ld.shared.f32 %f1757,[%r1197];\n";
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1245,%f1246,%f1247,%f1248},{%r879,%r880,%r881,%r882},{%r915,%r916},{%f1245,%f1246,%f1247,%f1248};\n"
+"add.s32 %r946,%r674,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r942,%r943,%r944,%r945},[%r946];\n"
+"add.s32 %r951,%r674,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r947,%r948,%r949,%r950},[%r951];\n"
+"add.s32 %r956,%r684,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r952,%r953,%r954,%r955},[%r956];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1189,%f1190,%f1191,%f1192},{%r942,%r943,%r944,%r945},{%r952,%r953},{%f1189,%f1190,%f1191,%f1192};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1197,%f1198,%f1199,%f1200},{%r942,%r943,%r944,%r945},{%r954,%r955},{%f1197,%f1198,%f1199,%f1200};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1205,%f1206,%f1207,%f1208},{%r947,%r948,%r949,%r950},{%r952,%r953},{%f1205,%f1206,%f1207,%f1208};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1213,%f1214,%f1215,%f1216},{%r947,%r948,%r949,%r950},{%r954,%r955},{%f1213,%f1214,%f1215,%f1216};\n"
+"add.s32 %r985,%r684,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r981,%r982,%r983,%r984},[%r985];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1221,%f1222,%f1223,%f1224},{%r942,%r943,%r944,%r945},{%r981,%r982},{%f1221,%f1222,%f1223,%f1224};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1229,%f1230,%f1231,%f1232},{%r942,%r943,%r944,%r945},{%r983,%r984},{%f1229,%f1230,%f1231,%f1232};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1237,%f1238,%f1239,%f1240},{%r947,%r948,%r949,%r950},{%r981,%r982},{%f1237,%f1238,%f1239,%f1240};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1245,%f1246,%f1247,%f1248},{%r947,%r948,%r949,%r950},{%r983,%r984},{%f1245,%f1246,%f1247,%f1248};\n"
+"add.s32 %r1014,%r742,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1010,%r1011,%r1012,%r1013},[%r1014];\n"
+"add.s32 %r1019,%r742,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1015,%r1016,%r1017,%r1018},[%r1019];\n"
+"add.s32 %r1024,%r752,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1020,%r1021,%r1022,%r1023},[%r1024];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1189,%f1190,%f1191,%f1192},{%r1010,%r1011,%r1012,%r1013},{%r1020,%r1021},{%f1189,%f1190,%f1191,%f1192};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1197,%f1198,%f1199,%f1200},{%r1010,%r1011,%r1012,%r1013},{%r1022,%r1023},{%f1197,%f1198,%f1199,%f1200};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1205,%f1206,%f1207,%f1208},{%r1015,%r1016,%r1017,%r1018},{%r1020,%r1021},{%f1205,%f1206,%f1207,%f1208};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1213,%f1214,%f1215,%f1216},{%r1015,%r1016,%r1017,%r1018},{%r1022,%r1023},{%f1213,%f1214,%f1215,%f1216};\n"
+"add.s32 %r1053,%r752,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1049,%r1050,%r1051,%r1052},[%r1053];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1221,%f1222,%f1223,%f1224},{%r1010,%r1011,%r1012,%r1013},{%r1049,%r1050},{%f1221,%f1222,%f1223,%f1224};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1229,%f1230,%f1231,%f1232},{%r1010,%r1011,%r1012,%r1013},{%r1051,%r1052},{%f1229,%f1230,%f1231,%f1232};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1237,%f1238,%f1239,%f1240},{%r1015,%r1016,%r1017,%r1018},{%r1049,%r1050},{%f1237,%f1238,%f1239,%f1240};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1245,%f1246,%f1247,%f1248},{%r1015,%r1016,%r1017,%r1018},{%r1051,%r1052},{%f1245,%f1246,%f1247,%f1248};\n"
+"add.s32 %r1082,%r810,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1078,%r1079,%r1080,%r1081},[%r1082];\n"
+"add.s32 %r1087,%r810,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1083,%r1084,%r1085,%r1086},[%r1087];\n"
+"add.s32 %r1092,%r820,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1088,%r1089,%r1090,%r1091},[%r1092];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1189,%f1190,%f1191,%f1192},{%r1078,%r1079,%r1080,%r1081},{%r1088,%r1089},{%f1189,%f1190,%f1191,%f1192};\n";
 static const char qlora__ptx_45[] =
-"add.s32 %r1198,%r74,68;\nld.shared.f32 %f1758,[%r1198];\nadd.s32 %r1199,%r74,76;\n"
-"ld.shared.f32 %f1759,[%r1199];\nand.b32 %r1242,%r344,496;\nadd.s32 %r1244,%r1242,%r337;\n"
-"shl.b32 %r1248,%r335,11;\nadd.s32 %r1249,%r1244,%r1248;\nadd.s32 %r1204,%r1249,65536;\n"
-"ld.shared.v4.b32{%r1200,%r1201,%r1202,%r1203},[%r1204];\nshl.b32 %r1250,%r1200,16;\n"
-"mov.b32 %f1796,%r1250;\nsub.f32 %f1797,%f1188,%f1756;\nmul.f32 %f1761,%f1797,%f1796;\n"
-"and.b32 %r1251,%r1200,-65536;\nmov.b32 %f1798,%r1251;\nsub.f32 %f1799,%f1189,%f1757;\n"
-"mul.f32 %f1760,%f1799,%f1798;\ncvt.rn.bf16x2.f32 %r2539,%f1760,%f1761;\n"
-"shl.b32 %r1252,%r1201,16;\nmov.b32 %f1800,%r1252;\nsub.f32 %f1801,%f1190,%f1756;\n"
-"mul.f32 %f1763,%f1801,%f1800;\nand.b32 %r1253,%r1201,-65536;\nmov.b32 %f1802,%r1253;\n"
-"sub.f32 %f1803,%f1191,%f1757;\nmul.f32 %f1762,%f1803,%f1802;\n"
-"cvt.rn.bf16x2.f32 %r2538,%f1762,%f1763;\nshl.b32 %r1254,%r1202,16;\nmov.b32 %f1804,%r1254;\n"
-"sub.f32 %f1805,%f1196,%f1758;\nmul.f32 %f1765,%f1805,%f1804;\nand.b32 %r1255,%r1202,-65536;\n"
-"mov.b32 %f1806,%r1255;\nsub.f32 %f1807,%f1197,%f1759;\nmul.f32 %f1764,%f1807,%f1806;\n"
-"cvt.rn.bf16x2.f32 %r2537,%f1764,%f1765;\nshl.b32 %r1256,%r1203,16;\nmov.b32 %f1808,%r1256;\n"
-"sub.f32 %f1809,%f1198,%f1758;\nmul.f32 %f1767,%f1809,%f1808;\nand.b32 %r1257,%r1203,-65536;\n"
-"mov.b32 %f1810,%r1257;\nsub.f32 %f1811,%f1199,%f1759;\nmul.f32 %f1766,%f1811,%f1810;\n"
-"cvt.rn.bf16x2.f32 %r2536,%f1766,%f1767;\nadd.s32 %r1213,%r1249,66560;\n"
-"ld.shared.v4.b32{%r1209,%r1210,%r1211,%r1212},[%r1213];\nshl.b32 %r1258,%r1209,16;\n"
-"mov.b32 %f1812,%r1258;\nsub.f32 %f1813,%f1204,%f1756;\nmul.f32 %f1769,%f1813,%f1812;\n"
-"and.b32 %r1259,%r1209,-65536;\nmov.b32 %f1814,%r1259;\nsub.f32 %f1815,%f1205,%f1757;\n"
-"mul.f32 %f1768,%f1815,%f1814;\ncvt.rn.bf16x2.f32 %r2531,%f1768,%f1769;\n"
-"shl.b32 %r1260,%r1210,16;\nmov.b32 %f1816,%r1260;\nsub.f32 %f1817,%f1206,%f1756;\n"
-"mul.f32 %f1771,%f1817,%f1816;\nand.b32 %r1261,%r1210,-65536;\nmov.b32 %f1818,%r1261;\n"
-"sub.f32 %f1819,%f1207,%f1757;\nmul.f32 %f1770,%f1819,%f1818;\n"
-"cvt.rn.bf16x2.f32 %r2530,%f1770,%f1771;\nshl.b32 %r1262,%r1211,16;\nmov.b32 %f1820,%r1262;\n"
-"sub.f32 %f1821,%f1212,%f1758;\nmul.f32 %f1773,%f1821,%f1820;\nand.b32 %r1263,%r1211,-65536;\n"
-"mov.b32 %f1822,%r1263;\nsub.f32 %f1823,%f1213,%f1759;\nmul.f32 %f1772,%f1823,%f1822;\n"
-"cvt.rn.bf16x2.f32 %r2529,%f1772,%f1773;\nshl.b32 %r1264,%r1212,16;\nmov.b32 %f1824,%r1264;\n"
-"sub.f32 %f1825,%f1214,%f1758;\nmul.f32 %f1775,%f1825,%f1824;\nand.b32 %r1265,%r1212,-65536;\n"
-"mov.b32 %f1826,%r1265;\nsub.f32 %f1827,%f1215,%f1759;\nmul.f32 %f1774,%f1827,%f1826;\n"
-"cvt.rn.bf16x2.f32 %r2528,%f1774,%f1775;\nadd.s32 %r1218,%r74,132;\n"
-"ld.shared.f32 %f1776,[%r1218];\nadd.s32 %r1219,%r74,140;\nld.shared.f32 %f1777,[%r1219];\n"
-"add.s32 %r1220,%r74,196;\nld.shared.f32 %f1778,[%r1220];\nadd.s32 %r1221,%r74,204;\n"
-"ld.shared.f32 %f1779,[%r1221];\nadd.s32 %r1226,%r1249,66048;\n"
-"ld.shared.v4.b32{%r1222,%r1223,%r1224,%r1225},[%r1226];\nshl.b32 %r1266,%r1222,16;\n"
-"mov.b32 %f1828,%r1266;\nsub.f32 %f1829,%f1220,%f1776;\nmul.f32 %f1781,%f1829,%f1828;\n"
-"and.b32 %r1267,%r1222,-65536;\nmov.b32 %f1830,%r1267;\nsub.f32 %f1831,%f1221,%f1777;\n"
-"mul.f32 %f1780,%f1831,%f1830;\ncvt.rn.bf16x2.f32 %r2535,%f1780,%f1781;\n"
-"shl.b32 %r1268,%r1223,16;\nmov.b32 %f1832,%r1268;\nsub.f32 %f1833,%f1222,%f1776;\n"
-"mul.f32 %f1783,%f1833,%f1832;\nand.b32 %r1269,%r1223,-65536;\nmov.b32 %f1834,%r1269;\n"
-"sub.f32 %f1835,%f1223,%f1777;\nmul.f32 %f1782,%f1835,%f1834;\n"
-"cvt.rn.bf16x2.f32 %r2534,%f1782,%f1783;\nshl.b32 %r1270,%r1224,16;\nmov.b32 %f1836,%r1270;\n"
-"sub.f32 %f1837,%f1228,%f1778;\nmul.f32 %f1785,%f1837,%f1836;\nand.b32 %r1271,%r1224,-65536;\n"
-"mov.b32 %f1838,%r1271;\nsub.f32 %f1839,%f1229,%f1779;\nmul.f32 %f1784,%f1839,%f1838;\n"
-"cvt.rn.bf16x2.f32 %r2533,%f1784,%f1785;\nshl.b32 %r1272,%r1225,16;\nmov.b32 %f1840,%r1272;\n"
-"sub.f32 %f1841,%f1230,%f1778;\nmul.f32 %f1787,%f1841,%f1840;\nand.b32 %r1273,%r1225,-65536;\n"
-"mov.b32 %f1842,%r1273;\nsub.f32 %f1843,%f1231,%f1779;\nmul.f32 %f1786,%f1843,%f1842;\n"
-"cvt.rn.bf16x2.f32 %r2532,%f1786,%f1787;\nadd.s32 %r1235,%r1249,67072;\n"
-"ld.shared.v4.b32{%r1231,%r1232,%r1233,%r1234},[%r1235];\nshl.b32 %r1274,%r1231,16;\n"
-"mov.b32 %f1844,%r1274;\n";
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1197,%f1198,%f1199,%f1200},{%r1078,%r1079,%r1080,%r1081},{%r1090,%r1091},{%f1197,%f1198,%f1199,%f1200};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1205,%f1206,%f1207,%f1208},{%r1083,%r1084,%r1085,%r1086},{%r1088,%r1089},{%f1205,%f1206,%f1207,%f1208};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1213,%f1214,%f1215,%f1216},{%r1083,%r1084,%r1085,%r1086},{%r1090,%r1091},{%f1213,%f1214,%f1215,%f1216};\n"
+"add.s32 %r1121,%r820,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1117,%r1118,%r1119,%r1120},[%r1121];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1221,%f1222,%f1223,%f1224},{%r1078,%r1079,%r1080,%r1081},{%r1117,%r1118},{%f1221,%f1222,%f1223,%f1224};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1229,%f1230,%f1231,%f1232},{%r1078,%r1079,%r1080,%r1081},{%r1119,%r1120},{%f1229,%f1230,%f1231,%f1232};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1237,%f1238,%f1239,%f1240},{%r1083,%r1084,%r1085,%r1086},{%r1117,%r1118},{%f1237,%f1238,%f1239,%f1240};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1245,%f1246,%f1247,%f1248},{%r1083,%r1084,%r1085,%r1086},{%r1119,%r1120},{%f1245,%f1246,%f1247,%f1248};\n"
+"$L__BB2_53:\nshl.b32 %r2629,%r2717,5;\nadd.s32 %r1163,%r2629,31;\nsetp.lt.s32 %p51,%r1163,%r17;\n"
+"and.b32 %r1166,%r394,48;\nadd.s32 %r1168,%r1166,%r387;\nshl.b32 %r1169,%r50,8;\n"
+"add.s32 %r1170,%r1168,%r1169;\nadd.s32 %r75,%r1170,69632;\nor.pred %p53,%p51,%p11;\n"
+"@%p53 bra $L__BB2_58;\nshl.b32 %r2635,%r2717,5;\nadd.s32 %r1171,%r17,31;\n"
+"setp.gt.s32 %p54,%r1171,%r2635;\n@%p54 bra $L__BB2_56;\nsub.s32 %r1173,%r1163,%r17;\n"
+"setp.lt.s32 %p55,%r1173,%r332;\nsetp.lt.s32 %p56,%r332,1;\nor.pred %p57,%p55,%p56;\n"
+"@%p57 bra $L__BB2_57;\n$L__BB2_56:\nshl.b32 %r2636,%r2717,5;\nmov.u32 %r1174,%tid.x;\n"
+"and.b32 %r1175,%r1174,31;\nshr.u32 %r1176,%r1175,2;\nshl.b32 %r1177,%r1174,1;\n"
+"and.b32 %r1178,%r1177,6;\nsub.s32 %r1179,%r2636,%r17;\nsub.s32 %r1180,%r1179,%r1176;\n"
+"add.s32 %r1181,%r1180,%r1178;\nselp.b32 %r1182,%r332,-2147483648,%p9;\n"
+"setp.lt.u32 %p59,%r1181,%r1182;\nselp.f32 %f1189,%f1189,0fFF800000,%p59;\n"
+"add.s32 %r1183,%r1181,1;\nsetp.lt.u32 %p60,%r1183,%r1182;\n"
+"selp.f32 %f1190,%f1190,0fFF800000,%p60;\nadd.s32 %r1184,%r1181,-8;\n"
+"setp.lt.u32 %p61,%r1184,%r1182;\nselp.f32 %f1191,%f1191,0fFF800000,%p61;\n"
+"add.s32 %r1185,%r1181,-7;\nsetp.lt.u32 %p62,%r1185,%r1182;\n"
+"selp.f32 %f1192,%f1192,0fFF800000,%p62;\nadd.s32 %r1186,%r1181,8;\n"
+"setp.lt.u32 %p63,%r1186,%r1182;\nselp.f32 %f1197,%f1197,0fFF800000,%p63;\n"
+"add.s32 %r1187,%r1181,9;\nsetp.lt.u32 %p64,%r1187,%r1182;\n"
+"selp.f32 %f1198,%f1198,0fFF800000,%p64;\nselp.f32 %f1199,%f1199,0fFF800000,%p59;\n"
+"selp.f32 %f1200,%f1200,0fFF800000,%p60;\nadd.s32 %r1188,%r1181,16;\n"
+"setp.lt.u32 %p65,%r1188,%r1182;\nselp.f32 %f1221,%f1221,0fFF800000,%p65;\n"
+"add.s32 %r1189,%r1181,17;\nsetp.lt.u32 %p66,%r1189,%r1182;\n"
+"selp.f32 %f1222,%f1222,0fFF800000,%p66;\nselp.f32 %f1223,%f1223,0fFF800000,%p63;\n"
+"selp.f32 %f1224,%f1224,0fFF800000,%p64;\nadd.s32 %r1190,%r1181,24;\n"
+"setp.lt.u32 %p67,%r1190,%r1182;\nselp.f32 %f1229,%f1229,0fFF800000,%p67;\n"
+"add.s32 %r1191,%r1181,25;\nsetp.lt.u32 %p68,%r1191,%r1182;\n"
+"selp.f32 %f1230,%f1230,0fFF800000,%p68;\nselp.f32 %f1231,%f1231,0fFF800000,%p65;\n"
+"selp.f32 %f1232,%f1232,0fFF800000,%p66;\nadd.s32 %r1192,%r1181,-16;\n"
+"setp.lt.u32 %p69,%r1192,%r1182;\nselp.f32 %f1205,%f1205,0fFF800000,%p69;\n"
+"add.s32 %r1193,%r1181,-15;\nsetp.lt.u32 %p70,%r1193,%r1182;\n"
+"selp.f32 %f1206,%f1206,0fFF800000,%p70;\nadd.s32 %r1194,%r1181,-24;\n"
+"setp.lt.u32 %p71,%r1194,%r1182;\nselp.f32 %f1207,%f1207,0fFF800000,%p71;\n"
+"add.s32 %r1195,%r1181,-23;\nsetp.lt.u32 %p72,%r1195,%r1182;\n"
+"selp.f32 %f1208,%f1208,0fFF800000,%p72;\nselp.f32 %f1213,%f1213,0fFF800000,%p61;\n"
+"selp.f32 %f1214,%f1214,0fFF800000,%p62;\nselp.f32 %f1215,%f1215,0fFF800000,%p69;\n"
+"selp.f32 %f1216,%f1216,0fFF800000,%p70;\nselp.f32 %f1237,%f1237,0fFF800000,%p59;\n"
+"selp.f32 %f1238,%f1238,0fFF800000,%p60;\nselp.f32 %f1239,%f1239,0fFF800000,%p61;\n"
+"selp.f32 %f1240,%f1240,0fFF800000,%p62;\nselp.f32 %f1245,%f1245,0fFF800000,%p63;\n"
+"selp.f32 %f1246,%f1246,0fFF800000,%p64;\n";
 static const char qlora__ptx_46[] =
-"sub.f32 %f1845,%f1236,%f1776;\nmul.f32 %f1789,%f1845,%f1844;\nand.b32 %r1275,%r1231,-65536;\n"
-"mov.b32 %f1846,%r1275;\nsub.f32 %f1847,%f1237,%f1777;\nmul.f32 %f1788,%f1847,%f1846;\n"
-"cvt.rn.bf16x2.f32 %r2527,%f1788,%f1789;\nshl.b32 %r1276,%r1232,16;\nmov.b32 %f1848,%r1276;\n"
-"sub.f32 %f1849,%f1238,%f1776;\nmul.f32 %f1791,%f1849,%f1848;\nand.b32 %r1277,%r1232,-65536;\n"
-"mov.b32 %f1850,%r1277;\nsub.f32 %f1851,%f1239,%f1777;\nmul.f32 %f1790,%f1851,%f1850;\n"
-"cvt.rn.bf16x2.f32 %r2526,%f1790,%f1791;\nshl.b32 %r1278,%r1233,16;\nmov.b32 %f1852,%r1278;\n"
-"sub.f32 %f1853,%f1244,%f1778;\nmul.f32 %f1793,%f1853,%f1852;\nand.b32 %r1279,%r1233,-65536;\n"
-"mov.b32 %f1854,%r1279;\nsub.f32 %f1855,%f1245,%f1779;\nmul.f32 %f1792,%f1855,%f1854;\n"
-"cvt.rn.bf16x2.f32 %r2525,%f1792,%f1793;\nshl.b32 %r1280,%r1234,16;\nmov.b32 %f1856,%r1280;\n"
-"sub.f32 %f1857,%f1246,%f1778;\nmul.f32 %f1795,%f1857,%f1856;\nand.b32 %r1281,%r1234,-65536;\n"
-"mov.b32 %f1858,%r1281;\nsub.f32 %f1859,%f1247,%f1779;\nmul.f32 %f1794,%f1859,%f1858;\n"
-"cvt.rn.bf16x2.f32 %r2524,%f1794,%f1795;\n$L__BB2_61:\n@%p51 bra $L__BB2_63;\n"
-"shl.b32 %r1747,%r49,14;\nselp.b32 %r1754,%r1753,%r1752,%p11;\nadd.s32 %r1755,%r1750,%r1754;\n"
-"add.s32 %r1760,%r1755,%r346;\nadd.s32 %r1287,%r1760,%r1747;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1283,%r1284,%r1285,%r1286},[%r1287];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3009,%f3008,%f3007,%f3006},{%r2539,%r2538,%r2537,%r2536},{%r1283,%r1284},{%f3009,%f3008,%f3007,%f3006};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3005,%f3004,%f3003,%f3002},{%r2539,%r2538,%r2537,%r2536},{%r1285,%r1286},{%f3005,%f3004,%f3003,%f3002};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2945,%f2944,%f2943,%f2942},{%r2531,%r2530,%r2529,%r2528},{%r1283,%r1284},{%f2945,%f2944,%f2943,%f2942};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2941,%f2940,%f2939,%f2938},{%r2531,%r2530,%r2529,%r2528},{%r1285,%r1286},{%f2941,%f2940,%f2939,%f2938};\n"
-"xor.b32 %r1316,%r1287,32;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1312,%r1313,%r1314,%r1315},[%r1316];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3001,%f3000,%f2999,%f2998},{%r2539,%r2538,%r2537,%r2536},{%r1312,%r1313},{%f3001,%f3000,%f2999,%f2998};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2997,%f2996,%f2995,%f2994},{%r2539,%r2538,%r2537,%r2536},{%r1314,%r1315},{%f2997,%f2996,%f2995,%f2994};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2937,%f2936,%f2935,%f2934},{%r2531,%r2530,%r2529,%r2528},{%r1312,%r1313},{%f2937,%f2936,%f2935,%f2934};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2933,%f2932,%f2931,%f2930},{%r2531,%r2530,%r2529,%r2528},{%r1314,%r1315},{%f2933,%f2932,%f2931,%f2930};\n"
-"xor.b32 %r1345,%r1287,64;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1341,%r1342,%r1343,%r1344},[%r1345];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2993,%f2992,%f2991,%f2990},{%r2539,%r2538,%r2537,%r2536},{%r1341,%r1342},{%f2993,%f2992,%f2991,%f2990};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2989,%f2988,%f2987,%f2986},{%r2539,%r2538,%r2537,%r2536},{%r1343,%r1344},{%f2989,%f2988,%f2987,%f2986};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2929,%f2928,%f2927,%f2926},{%r2531,%r2530,%r2529,%r2528},{%r1341,%r1342},{%f2929,%f2928,%f2927,%f2926};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2925,%f2924,%f2923,%f2922},{%r2531,%r2530,%r2529,%r2528},{%r1343,%r1344},{%f2925,%f2924,%f2923,%f2922};\n"
-"xor.b32 %r1374,%r1287,96;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1370,%r1371,%r1372,%r1373},[%r1374];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2985,%f2984,%f2983,%f2982},{%r2539,%r2538,%r2537,%r2536},{%r1370,%r1371},{%f2985,%f2984,%f2983,%f2982};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2981,%f2980,%f2979,%f2978},{%r2539,%r2538,%r2537,%r2536},{%r1372,%r1373},{%f2981,%f2980,%f2979,%f2978};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2921,%f2920,%f2919,%f2918},{%r2531,%r2530,%r2529,%r2528},{%r1370,%r1371},{%f2921,%f2920,%f2919,%f2918};\n";
+"selp.f32 %f1247,%f1247,0fFF800000,%p59;\nselp.f32 %f1248,%f1248,0fFF800000,%p60;\n$L__BB2_57:\n"
+"ld.shared.v4.f32{%f1637,%f1638,%f1639,%f1640},[%r75];\nneg.f32 %f1749,%f1637;\n"
+"neg.f32 %f1750,%f1639;\nfma.rn.f32 %f1642,%f1189,%f1,%f1749;\nex2.approx.ftz.f32 %f1641,%f1642;\n"
+"fma.rn.f32 %f1644,%f1190,%f1,%f1750;\nex2.approx.ftz.f32 %f1643,%f1644;\n"
+"cvt.rn.bf16x2.f32 %r2715,%f1643,%f1641;\nfma.rn.f32 %f1648,%f1191,%f1,%f1749;\n"
+"ex2.approx.ftz.f32 %f1647,%f1648;\nfma.rn.f32 %f1650,%f1192,%f1,%f1750;\n"
+"ex2.approx.ftz.f32 %f1649,%f1650;\ncvt.rn.bf16x2.f32 %r2714,%f1649,%f1647;\n"
+"fma.rn.f32 %f1654,%f1205,%f1,%f1749;\nex2.approx.ftz.f32 %f1653,%f1654;\n"
+"fma.rn.f32 %f1656,%f1206,%f1,%f1750;\nex2.approx.ftz.f32 %f1655,%f1656;\n"
+"cvt.rn.bf16x2.f32 %r2707,%f1655,%f1653;\nfma.rn.f32 %f1660,%f1207,%f1,%f1749;\n"
+"ex2.approx.ftz.f32 %f1659,%f1660;\nfma.rn.f32 %f1662,%f1208,%f1,%f1750;\n"
+"ex2.approx.ftz.f32 %f1661,%f1662;\ncvt.rn.bf16x2.f32 %r2706,%f1661,%f1659;\n"
+"add.s32 %r1201,%r75,64;\nld.shared.v4.f32{%f1665,%f1666,%f1667,%f1668},[%r1201];\n"
+"neg.f32 %f1751,%f1665;\nneg.f32 %f1752,%f1667;\nfma.rn.f32 %f1670,%f1197,%f1,%f1751;\n"
+"ex2.approx.ftz.f32 %f1669,%f1670;\nfma.rn.f32 %f1672,%f1198,%f1,%f1752;\n"
+"ex2.approx.ftz.f32 %f1671,%f1672;\ncvt.rn.bf16x2.f32 %r2713,%f1671,%f1669;\n"
+"fma.rn.f32 %f1676,%f1199,%f1,%f1751;\nex2.approx.ftz.f32 %f1675,%f1676;\n"
+"fma.rn.f32 %f1678,%f1200,%f1,%f1752;\nex2.approx.ftz.f32 %f1677,%f1678;\n"
+"cvt.rn.bf16x2.f32 %r2712,%f1677,%f1675;\nfma.rn.f32 %f1682,%f1213,%f1,%f1751;\n"
+"ex2.approx.ftz.f32 %f1681,%f1682;\nfma.rn.f32 %f1684,%f1214,%f1,%f1752;\n"
+"ex2.approx.ftz.f32 %f1683,%f1684;\ncvt.rn.bf16x2.f32 %r2705,%f1683,%f1681;\n"
+"fma.rn.f32 %f1688,%f1215,%f1,%f1751;\nex2.approx.ftz.f32 %f1687,%f1688;\n"
+"fma.rn.f32 %f1690,%f1216,%f1,%f1752;\nex2.approx.ftz.f32 %f1689,%f1690;\n"
+"cvt.rn.bf16x2.f32 %r2704,%f1689,%f1687;\nadd.s32 %r1206,%r75,128;\n"
+"ld.shared.v4.f32{%f1693,%f1694,%f1695,%f1696},[%r1206];\nneg.f32 %f1753,%f1693;\n"
+"neg.f32 %f1754,%f1695;\nfma.rn.f32 %f1698,%f1221,%f1,%f1753;\nex2.approx.ftz.f32 %f1697,%f1698;\n"
+"fma.rn.f32 %f1700,%f1222,%f1,%f1754;\nex2.approx.ftz.f32 %f1699,%f1700;\n"
+"cvt.rn.bf16x2.f32 %r2711,%f1699,%f1697;\nfma.rn.f32 %f1704,%f1223,%f1,%f1753;\n"
+"ex2.approx.ftz.f32 %f1703,%f1704;\nfma.rn.f32 %f1706,%f1224,%f1,%f1754;\n"
+"ex2.approx.ftz.f32 %f1705,%f1706;\ncvt.rn.bf16x2.f32 %r2710,%f1705,%f1703;\n"
+"fma.rn.f32 %f1710,%f1237,%f1,%f1753;\nex2.approx.ftz.f32 %f1709,%f1710;\n"
+"fma.rn.f32 %f1712,%f1238,%f1,%f1754;\nex2.approx.ftz.f32 %f1711,%f1712;\n"
+"cvt.rn.bf16x2.f32 %r2703,%f1711,%f1709;\nfma.rn.f32 %f1716,%f1239,%f1,%f1753;\n"
+"ex2.approx.ftz.f32 %f1715,%f1716;\nfma.rn.f32 %f1718,%f1240,%f1,%f1754;\n"
+"ex2.approx.ftz.f32 %f1717,%f1718;\ncvt.rn.bf16x2.f32 %r2702,%f1717,%f1715;\n"
+"add.s32 %r1211,%r75,192;\nld.shared.v4.f32{%f1721,%f1722,%f1723,%f1724},[%r1211];\n"
+"neg.f32 %f1755,%f1721;\nneg.f32 %f1756,%f1723;\nfma.rn.f32 %f1726,%f1229,%f1,%f1755;\n"
+"ex2.approx.ftz.f32 %f1725,%f1726;\nfma.rn.f32 %f1728,%f1230,%f1,%f1756;\n"
+"ex2.approx.ftz.f32 %f1727,%f1728;\ncvt.rn.bf16x2.f32 %r2709,%f1727,%f1725;\n"
+"fma.rn.f32 %f1732,%f1231,%f1,%f1755;\nex2.approx.ftz.f32 %f1731,%f1732;\n"
+"fma.rn.f32 %f1734,%f1232,%f1,%f1756;\nex2.approx.ftz.f32 %f1733,%f1734;\n"
+"cvt.rn.bf16x2.f32 %r2708,%f1733,%f1731;\nfma.rn.f32 %f1738,%f1245,%f1,%f1755;\n"
+"ex2.approx.ftz.f32 %f1737,%f1738;\nfma.rn.f32 %f1740,%f1246,%f1,%f1756;\n"
+"ex2.approx.ftz.f32 %f1739,%f1740;\ncvt.rn.bf16x2.f32 %r2701,%f1739,%f1737;\n"
+"fma.rn.f32 %f1744,%f1247,%f1,%f1755;\nex2.approx.ftz.f32 %f1743,%f1744;\n"
+"fma.rn.f32 %f1746,%f1248,%f1,%f1756;\nex2.approx.ftz.f32 %f1745,%f1746;\n"
+"cvt.rn.bf16x2.f32 %r2700,%f1745,%f1743;\nand.b32 %r1238,%r394,496;\n"
+"add.s32 %r1240,%r1238,%r387;\nshl.b32 %r1244,%r385,11;\nadd.s32 %r1245,%r1240,%r1244;\n"
+"add.s32 %r1216,%r1245,65536;\nst.shared.v4.b32[%r1216],{%r2715,%r2714,%r2713,%r2712};\n"
+"add.s32 %r1221,%r1245,66048;\nst.shared.v4.b32[%r1221],{%r2711,%r2710,%r2709,%r2708};\n"
+"add.s32 %r1226,%r1245,66560;\nst.shared.v4.b32[%r1226],{%r2707,%r2706,%r2705,%r2704};\n"
+"add.s32 %r1231,%r1245,67072;\nst.shared.v4.b32[%r1231],{%r2703,%r2702,%r2701,%r2700};\n"
+"$L__BB2_58:\nsetp.lt.s32 %p75,%r367,64;\nbar.sync 0;\n";
 static const char qlora__ptx_47[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2917,%f2916,%f2915,%f2914},{%r2531,%r2530,%r2529,%r2528},{%r1372,%r1373},{%f2917,%f2916,%f2915,%f2914};\n"
-"add.s32 %r1403,%r1287,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1399,%r1400,%r1401,%r1402},[%r1403];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2977,%f2976,%f2975,%f2974},{%r2539,%r2538,%r2537,%r2536},{%r1399,%r1400},{%f2977,%f2976,%f2975,%f2974};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2973,%f2972,%f2971,%f2970},{%r2539,%r2538,%r2537,%r2536},{%r1401,%r1402},{%f2973,%f2972,%f2971,%f2970};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2913,%f2912,%f2911,%f2910},{%r2531,%r2530,%r2529,%r2528},{%r1399,%r1400},{%f2913,%f2912,%f2911,%f2910};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2909,%f2908,%f2907,%f2906},{%r2531,%r2530,%r2529,%r2528},{%r1401,%r1402},{%f2909,%f2908,%f2907,%f2906};\n"
-"add.s32 %r1432,%r1316,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1428,%r1429,%r1430,%r1431},[%r1432];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2969,%f2968,%f2967,%f2966},{%r2539,%r2538,%r2537,%r2536},{%r1428,%r1429},{%f2969,%f2968,%f2967,%f2966};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2965,%f2964,%f2963,%f2962},{%r2539,%r2538,%r2537,%r2536},{%r1430,%r1431},{%f2965,%f2964,%f2963,%f2962};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2905,%f2904,%f2903,%f2902},{%r2531,%r2530,%r2529,%r2528},{%r1428,%r1429},{%f2905,%f2904,%f2903,%f2902};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2901,%f2900,%f2899,%f2898},{%r2531,%r2530,%r2529,%r2528},{%r1430,%r1431},{%f2901,%f2900,%f2899,%f2898};\n"
-"add.s32 %r1461,%r1345,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1457,%r1458,%r1459,%r1460},[%r1461];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2961,%f2960,%f2959,%f2958},{%r2539,%r2538,%r2537,%r2536},{%r1457,%r1458},{%f2961,%f2960,%f2959,%f2958};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2957,%f2956,%f2955,%f2954},{%r2539,%r2538,%r2537,%r2536},{%r1459,%r1460},{%f2957,%f2956,%f2955,%f2954};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2897,%f2896,%f2895,%f2894},{%r2531,%r2530,%r2529,%r2528},{%r1457,%r1458},{%f2897,%f2896,%f2895,%f2894};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2893,%f2892,%f2891,%f2890},{%r2531,%r2530,%r2529,%r2528},{%r1459,%r1460},{%f2893,%f2892,%f2891,%f2890};\n"
-"add.s32 %r1490,%r1374,128;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1486,%r1487,%r1488,%r1489},[%r1490];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2953,%f2952,%f2951,%f2950},{%r2539,%r2538,%r2537,%r2536},{%r1486,%r1487},{%f2953,%f2952,%f2951,%f2950};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2949,%f2948,%f2947,%f2946},{%r2539,%r2538,%r2537,%r2536},{%r1488,%r1489},{%f2949,%f2948,%f2947,%f2946};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2889,%f2888,%f2887,%f2886},{%r2531,%r2530,%r2529,%r2528},{%r1486,%r1487},{%f2889,%f2888,%f2887,%f2886};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3010,%f3011,%f3012,%f3013},{%r2531,%r2530,%r2529,%r2528},{%r1488,%r1489},{%f3010,%f3011,%f3012,%f3013};\n"
-"add.s32 %r1519,%r1287,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1515,%r1516,%r1517,%r1518},[%r1519];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3009,%f3008,%f3007,%f3006},{%r2535,%r2534,%r2533,%r2532},{%r1515,%r1516},{%f3009,%f3008,%f3007,%f3006};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3005,%f3004,%f3003,%f3002},{%r2535,%r2534,%r2533,%r2532},{%r1517,%r1518},{%f3005,%f3004,%f3003,%f3002};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2945,%f2944,%f2943,%f2942},{%r2527,%r2526,%r2525,%r2524},{%r1515,%r1516},{%f2945,%f2944,%f2943,%f2942};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2941,%f2940,%f2939,%f2938},{%r2527,%r2526,%r2525,%r2524},{%r1517,%r1518},{%f2941,%f2940,%f2939,%f2938};\n"
-"add.s32 %r1548,%r1316,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1544,%r1545,%r1546,%r1547},[%r1548];\n";
+"or.pred %p76,%p75,%p51;\n@%p76 bra $L__BB2_60;\nadd.s32 %r1248,%r75,4;\n"
+"ld.shared.f32 %f1757,[%r1248];\nadd.s32 %r1249,%r75,12;\nld.shared.f32 %f1758,[%r1249];\n"
+"add.s32 %r1250,%r75,68;\nld.shared.f32 %f1759,[%r1250];\nadd.s32 %r1251,%r75,76;\n"
+"ld.shared.f32 %f1760,[%r1251];\nand.b32 %r1294,%r394,496;\nadd.s32 %r1296,%r1294,%r387;\n"
+"shl.b32 %r1300,%r385,11;\nadd.s32 %r1301,%r1296,%r1300;\nadd.s32 %r1256,%r1301,65536;\n"
+"ld.shared.v4.b32{%r1252,%r1253,%r1254,%r1255},[%r1256];\nshl.b32 %r1302,%r1252,16;\n"
+"mov.b32 %f1797,%r1302;\nsub.f32 %f1798,%f1189,%f1757;\nmul.f32 %f1762,%f1798,%f1797;\n"
+"and.b32 %r1303,%r1252,-65536;\nmov.b32 %f1799,%r1303;\nsub.f32 %f1800,%f1190,%f1758;\n"
+"mul.f32 %f1761,%f1800,%f1799;\ncvt.rn.bf16x2.f32 %r2715,%f1761,%f1762;\n"
+"shl.b32 %r1304,%r1253,16;\nmov.b32 %f1801,%r1304;\nsub.f32 %f1802,%f1191,%f1757;\n"
+"mul.f32 %f1764,%f1802,%f1801;\nand.b32 %r1305,%r1253,-65536;\nmov.b32 %f1803,%r1305;\n"
+"sub.f32 %f1804,%f1192,%f1758;\nmul.f32 %f1763,%f1804,%f1803;\n"
+"cvt.rn.bf16x2.f32 %r2714,%f1763,%f1764;\nshl.b32 %r1306,%r1254,16;\nmov.b32 %f1805,%r1306;\n"
+"sub.f32 %f1806,%f1197,%f1759;\nmul.f32 %f1766,%f1806,%f1805;\nand.b32 %r1307,%r1254,-65536;\n"
+"mov.b32 %f1807,%r1307;\nsub.f32 %f1808,%f1198,%f1760;\nmul.f32 %f1765,%f1808,%f1807;\n"
+"cvt.rn.bf16x2.f32 %r2713,%f1765,%f1766;\nshl.b32 %r1308,%r1255,16;\nmov.b32 %f1809,%r1308;\n"
+"sub.f32 %f1810,%f1199,%f1759;\nmul.f32 %f1768,%f1810,%f1809;\nand.b32 %r1309,%r1255,-65536;\n"
+"mov.b32 %f1811,%r1309;\nsub.f32 %f1812,%f1200,%f1760;\nmul.f32 %f1767,%f1812,%f1811;\n"
+"cvt.rn.bf16x2.f32 %r2712,%f1767,%f1768;\nadd.s32 %r1265,%r1301,66560;\n"
+"ld.shared.v4.b32{%r1261,%r1262,%r1263,%r1264},[%r1265];\nshl.b32 %r1310,%r1261,16;\n"
+"mov.b32 %f1813,%r1310;\nsub.f32 %f1814,%f1205,%f1757;\nmul.f32 %f1770,%f1814,%f1813;\n"
+"and.b32 %r1311,%r1261,-65536;\nmov.b32 %f1815,%r1311;\nsub.f32 %f1816,%f1206,%f1758;\n"
+"mul.f32 %f1769,%f1816,%f1815;\ncvt.rn.bf16x2.f32 %r2707,%f1769,%f1770;\n"
+"shl.b32 %r1312,%r1262,16;\nmov.b32 %f1817,%r1312;\nsub.f32 %f1818,%f1207,%f1757;\n"
+"mul.f32 %f1772,%f1818,%f1817;\nand.b32 %r1313,%r1262,-65536;\nmov.b32 %f1819,%r1313;\n"
+"sub.f32 %f1820,%f1208,%f1758;\nmul.f32 %f1771,%f1820,%f1819;\n"
+"cvt.rn.bf16x2.f32 %r2706,%f1771,%f1772;\nshl.b32 %r1314,%r1263,16;\nmov.b32 %f1821,%r1314;\n"
+"sub.f32 %f1822,%f1213,%f1759;\nmul.f32 %f1774,%f1822,%f1821;\nand.b32 %r1315,%r1263,-65536;\n"
+"mov.b32 %f1823,%r1315;\nsub.f32 %f1824,%f1214,%f1760;\nmul.f32 %f1773,%f1824,%f1823;\n"
+"cvt.rn.bf16x2.f32 %r2705,%f1773,%f1774;\nshl.b32 %r1316,%r1264,16;\nmov.b32 %f1825,%r1316;\n"
+"sub.f32 %f1826,%f1215,%f1759;\nmul.f32 %f1776,%f1826,%f1825;\nand.b32 %r1317,%r1264,-65536;\n"
+"mov.b32 %f1827,%r1317;\nsub.f32 %f1828,%f1216,%f1760;\nmul.f32 %f1775,%f1828,%f1827;\n"
+"cvt.rn.bf16x2.f32 %r2704,%f1775,%f1776;\nadd.s32 %r1270,%r75,132;\n"
+"ld.shared.f32 %f1777,[%r1270];\nadd.s32 %r1271,%r75,140;\nld.shared.f32 %f1778,[%r1271];\n"
+"add.s32 %r1272,%r75,196;\nld.shared.f32 %f1779,[%r1272];\nadd.s32 %r1273,%r75,204;\n"
+"ld.shared.f32 %f1780,[%r1273];\nadd.s32 %r1278,%r1301,66048;\n"
+"ld.shared.v4.b32{%r1274,%r1275,%r1276,%r1277},[%r1278];\nshl.b32 %r1318,%r1274,16;\n"
+"mov.b32 %f1829,%r1318;\nsub.f32 %f1830,%f1221,%f1777;\nmul.f32 %f1782,%f1830,%f1829;\n"
+"and.b32 %r1319,%r1274,-65536;\nmov.b32 %f1831,%r1319;\nsub.f32 %f1832,%f1222,%f1778;\n"
+"mul.f32 %f1781,%f1832,%f1831;\ncvt.rn.bf16x2.f32 %r2711,%f1781,%f1782;\n"
+"shl.b32 %r1320,%r1275,16;\nmov.b32 %f1833,%r1320;\nsub.f32 %f1834,%f1223,%f1777;\n"
+"mul.f32 %f1784,%f1834,%f1833;\nand.b32 %r1321,%r1275,-65536;\nmov.b32 %f1835,%r1321;\n"
+"sub.f32 %f1836,%f1224,%f1778;\nmul.f32 %f1783,%f1836,%f1835;\n"
+"cvt.rn.bf16x2.f32 %r2710,%f1783,%f1784;\nshl.b32 %r1322,%r1276,16;\nmov.b32 %f1837,%r1322;\n"
+"sub.f32 %f1838,%f1229,%f1779;\nmul.f32 %f1786,%f1838,%f1837;\nand.b32 %r1323,%r1276,-65536;\n"
+"mov.b32 %f1839,%r1323;\nsub.f32 %f1840,%f1230,%f1780;\nmul.f32 %f1785,%f1840,%f1839;\n"
+"cvt.rn.bf16x2.f32 %r2709,%f1785,%f1786;\nshl.b32 %r1324,%r1277,16;\nmov.b32 %f1841,%r1324;\n"
+"sub.f32 %f1842,%f1231,%f1779;\nmul.f32 %f1788,%f1842,%f1841;\nand.b32 %r1325,%r1277,-65536;\n"
+"mov.b32 %f1843,%r1325;\nsub.f32 %f1844,%f1232,%f1780;\nmul.f32 %f1787,%f1844,%f1843;\n"
+"cvt.rn.bf16x2.f32 %r2708,%f1787,%f1788;\n";
 static const char qlora__ptx_48[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3001,%f3000,%f2999,%f2998},{%r2535,%r2534,%r2533,%r2532},{%r1544,%r1545},{%f3001,%f3000,%f2999,%f2998};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2997,%f2996,%f2995,%f2994},{%r2535,%r2534,%r2533,%r2532},{%r1546,%r1547},{%f2997,%f2996,%f2995,%f2994};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2937,%f2936,%f2935,%f2934},{%r2527,%r2526,%r2525,%r2524},{%r1544,%r1545},{%f2937,%f2936,%f2935,%f2934};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2933,%f2932,%f2931,%f2930},{%r2527,%r2526,%r2525,%r2524},{%r1546,%r1547},{%f2933,%f2932,%f2931,%f2930};\n"
-"add.s32 %r1577,%r1345,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1573,%r1574,%r1575,%r1576},[%r1577];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2993,%f2992,%f2991,%f2990},{%r2535,%r2534,%r2533,%r2532},{%r1573,%r1574},{%f2993,%f2992,%f2991,%f2990};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2989,%f2988,%f2987,%f2986},{%r2535,%r2534,%r2533,%r2532},{%r1575,%r1576},{%f2989,%f2988,%f2987,%f2986};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2929,%f2928,%f2927,%f2926},{%r2527,%r2526,%r2525,%r2524},{%r1573,%r1574},{%f2929,%f2928,%f2927,%f2926};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2925,%f2924,%f2923,%f2922},{%r2527,%r2526,%r2525,%r2524},{%r1575,%r1576},{%f2925,%f2924,%f2923,%f2922};\n"
-"add.s32 %r1606,%r1374,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1602,%r1603,%r1604,%r1605},[%r1606];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2985,%f2984,%f2983,%f2982},{%r2535,%r2534,%r2533,%r2532},{%r1602,%r1603},{%f2985,%f2984,%f2983,%f2982};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2981,%f2980,%f2979,%f2978},{%r2535,%r2534,%r2533,%r2532},{%r1604,%r1605},{%f2981,%f2980,%f2979,%f2978};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2921,%f2920,%f2919,%f2918},{%r2527,%r2526,%r2525,%r2524},{%r1602,%r1603},{%f2921,%f2920,%f2919,%f2918};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2917,%f2916,%f2915,%f2914},{%r2527,%r2526,%r2525,%r2524},{%r1604,%r1605},{%f2917,%f2916,%f2915,%f2914};\n"
-"add.s32 %r1635,%r1287,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1631,%r1632,%r1633,%r1634},[%r1635];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2977,%f2976,%f2975,%f2974},{%r2535,%r2534,%r2533,%r2532},{%r1631,%r1632},{%f2977,%f2976,%f2975,%f2974};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2973,%f2972,%f2971,%f2970},{%r2535,%r2534,%r2533,%r2532},{%r1633,%r1634},{%f2973,%f2972,%f2971,%f2970};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2913,%f2912,%f2911,%f2910},{%r2527,%r2526,%r2525,%r2524},{%r1631,%r1632},{%f2913,%f2912,%f2911,%f2910};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2909,%f2908,%f2907,%f2906},{%r2527,%r2526,%r2525,%r2524},{%r1633,%r1634},{%f2909,%f2908,%f2907,%f2906};\n"
-"add.s32 %r1664,%r1316,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1660,%r1661,%r1662,%r1663},[%r1664];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2969,%f2968,%f2967,%f2966},{%r2535,%r2534,%r2533,%r2532},{%r1660,%r1661},{%f2969,%f2968,%f2967,%f2966};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2965,%f2964,%f2963,%f2962},{%r2535,%r2534,%r2533,%r2532},{%r1662,%r1663},{%f2965,%f2964,%f2963,%f2962};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2905,%f2904,%f2903,%f2902},{%r2527,%r2526,%r2525,%r2524},{%r1660,%r1661},{%f2905,%f2904,%f2903,%f2902};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2901,%f2900,%f2899,%f2898},{%r2527,%r2526,%r2525,%r2524},{%r1662,%r1663},{%f2901,%f2900,%f2899,%f2898};\n"
-"add.s32 %r1693,%r1345,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1689,%r1690,%r1691,%r1692},[%r1693];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2961,%f2960,%f2959,%f2958},{%r2535,%r2534,%r2533,%r2532},{%r1689,%r1690},{%f2961,%f2960,%f2959,%f2958};\n";
+"add.s32 %r1287,%r1301,67072;\nld.shared.v4.b32{%r1283,%r1284,%r1285,%r1286},[%r1287];\n"
+"shl.b32 %r1326,%r1283,16;\nmov.b32 %f1845,%r1326;\nsub.f32 %f1846,%f1237,%f1777;\n"
+"mul.f32 %f1790,%f1846,%f1845;\nand.b32 %r1327,%r1283,-65536;\nmov.b32 %f1847,%r1327;\n"
+"sub.f32 %f1848,%f1238,%f1778;\nmul.f32 %f1789,%f1848,%f1847;\n"
+"cvt.rn.bf16x2.f32 %r2703,%f1789,%f1790;\nshl.b32 %r1328,%r1284,16;\nmov.b32 %f1849,%r1328;\n"
+"sub.f32 %f1850,%f1239,%f1777;\nmul.f32 %f1792,%f1850,%f1849;\nand.b32 %r1329,%r1284,-65536;\n"
+"mov.b32 %f1851,%r1329;\nsub.f32 %f1852,%f1240,%f1778;\nmul.f32 %f1791,%f1852,%f1851;\n"
+"cvt.rn.bf16x2.f32 %r2702,%f1791,%f1792;\nshl.b32 %r1330,%r1285,16;\nmov.b32 %f1853,%r1330;\n"
+"sub.f32 %f1854,%f1245,%f1779;\nmul.f32 %f1794,%f1854,%f1853;\nand.b32 %r1331,%r1285,-65536;\n"
+"mov.b32 %f1855,%r1331;\nsub.f32 %f1856,%f1246,%f1780;\nmul.f32 %f1793,%f1856,%f1855;\n"
+"cvt.rn.bf16x2.f32 %r2701,%f1793,%f1794;\nshl.b32 %r1332,%r1286,16;\nmov.b32 %f1857,%r1332;\n"
+"sub.f32 %f1858,%f1247,%f1779;\nmul.f32 %f1796,%f1858,%f1857;\nand.b32 %r1333,%r1286,-65536;\n"
+"mov.b32 %f1859,%r1333;\nsub.f32 %f1860,%f1248,%f1780;\nmul.f32 %f1795,%f1860,%f1859;\n"
+"cvt.rn.bf16x2.f32 %r2700,%f1795,%f1796;\n$L__BB2_60:\n@%p51 bra $L__BB2_62;\n"
+"shl.b32 %r1799,%r50,14;\nshl.b32 %r1801,%r367,8;\nand.b32 %r1802,%r1801,3840;\n"
+"add.s32 %r1804,%r387,40960;\nadd.s32 %r1805,%r387,32768;\nselp.b32 %r1806,%r1805,%r1804,%p11;\n"
+"add.s32 %r1807,%r1802,%r1806;\nadd.s32 %r1812,%r1807,%r396;\nadd.s32 %r1339,%r1812,%r1799;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1335,%r1336,%r1337,%r1338},[%r1339];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3137,%f3136,%f3135,%f3134},{%r2715,%r2714,%r2713,%r2712},{%r1335,%r1336},{%f3137,%f3136,%f3135,%f3134};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3133,%f3132,%f3131,%f3130},{%r2715,%r2714,%r2713,%r2712},{%r1337,%r1338},{%f3133,%f3132,%f3131,%f3130};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3073,%f3072,%f3071,%f3070},{%r2707,%r2706,%r2705,%r2704},{%r1335,%r1336},{%f3073,%f3072,%f3071,%f3070};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3069,%f3068,%f3067,%f3066},{%r2707,%r2706,%r2705,%r2704},{%r1337,%r1338},{%f3069,%f3068,%f3067,%f3066};\n"
+"xor.b32 %r1368,%r1339,32;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1364,%r1365,%r1366,%r1367},[%r1368];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3129,%f3128,%f3127,%f3126},{%r2715,%r2714,%r2713,%r2712},{%r1364,%r1365},{%f3129,%f3128,%f3127,%f3126};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3125,%f3124,%f3123,%f3122},{%r2715,%r2714,%r2713,%r2712},{%r1366,%r1367},{%f3125,%f3124,%f3123,%f3122};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3065,%f3064,%f3063,%f3062},{%r2707,%r2706,%r2705,%r2704},{%r1364,%r1365},{%f3065,%f3064,%f3063,%f3062};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3061,%f3060,%f3059,%f3058},{%r2707,%r2706,%r2705,%r2704},{%r1366,%r1367},{%f3061,%f3060,%f3059,%f3058};\n"
+"xor.b32 %r1397,%r1339,64;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1393,%r1394,%r1395,%r1396},[%r1397];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3121,%f3120,%f3119,%f3118},{%r2715,%r2714,%r2713,%r2712},{%r1393,%r1394},{%f3121,%f3120,%f3119,%f3118};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3117,%f3116,%f3115,%f3114},{%r2715,%r2714,%r2713,%r2712},{%r1395,%r1396},{%f3117,%f3116,%f3115,%f3114};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3057,%f3056,%f3055,%f3054},{%r2707,%r2706,%r2705,%r2704},{%r1393,%r1394},{%f3057,%f3056,%f3055,%f3054};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3053,%f3052,%f3051,%f3050},{%r2707,%r2706,%r2705,%r2704},{%r1395,%r1396},{%f3053,%f3052,%f3051,%f3050};\n"
+"xor.b32 %r1426,%r1339,96;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1422,%r1423,%r1424,%r1425},[%r1426];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3113,%f3112,%f3111,%f3110},{%r2715,%r2714,%r2713,%r2712},{%r1422,%r1423},{%f3113,%f3112,%f3111,%f3110};\n";
 static const char qlora__ptx_49[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2957,%f2956,%f2955,%f2954},{%r2535,%r2534,%r2533,%r2532},{%r1691,%r1692},{%f2957,%f2956,%f2955,%f2954};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2897,%f2896,%f2895,%f2894},{%r2527,%r2526,%r2525,%r2524},{%r1689,%r1690},{%f2897,%f2896,%f2895,%f2894};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2893,%f2892,%f2891,%f2890},{%r2527,%r2526,%r2525,%r2524},{%r1691,%r1692},{%f2893,%f2892,%f2891,%f2890};\n"
-"add.s32 %r1722,%r1374,4224;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1718,%r1719,%r1720,%r1721},[%r1722];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2953,%f2952,%f2951,%f2950},{%r2535,%r2534,%r2533,%r2532},{%r1718,%r1719},{%f2953,%f2952,%f2951,%f2950};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2949,%f2948,%f2947,%f2946},{%r2535,%r2534,%r2533,%r2532},{%r1720,%r1721},{%f2949,%f2948,%f2947,%f2946};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2889,%f2888,%f2887,%f2886},{%r2527,%r2526,%r2525,%r2524},{%r1718,%r1719},{%f2889,%f2888,%f2887,%f2886};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3010,%f3011,%f3012,%f3013},{%r2527,%r2526,%r2525,%r2524},{%r1720,%r1721},{%f3010,%f3011,%f3012,%f3013};\n"
-"$L__BB2_63:\nadd.s32 %r1761,%r2541,1;\nsetp.eq.s32 %p80,%r1761,%r15;\n"
-"selp.b32 %r2541,%r14,%r1761,%p80;\n$L__BB2_64:\nadd.s32 %r2483,%r2483,1;\n"
-"setp.lt.s32 %p81,%r2483,%r26;\n@%p81 bra $L__BB2_18;\nbra.uni $L__BB2_65;\n$L__BB2_16:\n"
-"mov.f32 %f2886,0f00000000;\nmov.f32 %f2887,%f2886;\nmov.f32 %f2888,%f2886;\n"
-"mov.f32 %f2889,%f2886;\nmov.f32 %f2890,%f2886;\nmov.f32 %f2891,%f2886;\nmov.f32 %f2892,%f2886;\n"
-"mov.f32 %f2893,%f2886;\nmov.f32 %f2894,%f2886;\nmov.f32 %f2895,%f2886;\nmov.f32 %f2896,%f2886;\n"
-"mov.f32 %f2897,%f2886;\nmov.f32 %f2898,%f2886;\nmov.f32 %f2899,%f2886;\nmov.f32 %f2900,%f2886;\n"
-"mov.f32 %f2901,%f2886;\nmov.f32 %f2902,%f2886;\nmov.f32 %f2903,%f2886;\nmov.f32 %f2904,%f2886;\n"
-"mov.f32 %f2905,%f2886;\nmov.f32 %f2906,%f2886;\nmov.f32 %f2907,%f2886;\nmov.f32 %f2908,%f2886;\n"
-"mov.f32 %f2909,%f2886;\nmov.f32 %f2910,%f2886;\nmov.f32 %f2911,%f2886;\nmov.f32 %f2912,%f2886;\n"
-"mov.f32 %f2913,%f2886;\nmov.f32 %f2914,%f2886;\nmov.f32 %f2915,%f2886;\nmov.f32 %f2916,%f2886;\n"
-"mov.f32 %f2917,%f2886;\nmov.f32 %f2918,%f2886;\nmov.f32 %f2919,%f2886;\nmov.f32 %f2920,%f2886;\n"
-"mov.f32 %f2921,%f2886;\nmov.f32 %f2922,%f2886;\nmov.f32 %f2923,%f2886;\nmov.f32 %f2924,%f2886;\n"
-"mov.f32 %f2925,%f2886;\nmov.f32 %f2926,%f2886;\nmov.f32 %f2927,%f2886;\nmov.f32 %f2928,%f2886;\n"
-"mov.f32 %f2929,%f2886;\nmov.f32 %f2930,%f2886;\nmov.f32 %f2931,%f2886;\nmov.f32 %f2932,%f2886;\n"
-"mov.f32 %f2933,%f2886;\nmov.f32 %f2934,%f2886;\nmov.f32 %f2935,%f2886;\nmov.f32 %f2936,%f2886;\n"
-"mov.f32 %f2937,%f2886;\nmov.f32 %f2938,%f2886;\nmov.f32 %f2939,%f2886;\nmov.f32 %f2940,%f2886;\n"
-"mov.f32 %f2941,%f2886;\nmov.f32 %f2942,%f2886;\nmov.f32 %f2943,%f2886;\nmov.f32 %f2944,%f2886;\n"
-"mov.f32 %f2945,%f2886;\nmov.f32 %f2946,%f2886;\nmov.f32 %f2947,%f2886;\nmov.f32 %f2948,%f2886;\n"
-"mov.f32 %f2949,%f2886;\nmov.f32 %f2950,%f2886;\nmov.f32 %f2951,%f2886;\nmov.f32 %f2952,%f2886;\n"
-"mov.f32 %f2953,%f2886;\nmov.f32 %f2954,%f2886;\nmov.f32 %f2955,%f2886;\nmov.f32 %f2956,%f2886;\n"
-"mov.f32 %f2957,%f2886;\nmov.f32 %f2958,%f2886;\nmov.f32 %f2959,%f2886;\nmov.f32 %f2960,%f2886;\n"
-"mov.f32 %f2961,%f2886;\nmov.f32 %f2962,%f2886;\nmov.f32 %f2963,%f2886;\nmov.f32 %f2964,%f2886;\n"
-"mov.f32 %f2965,%f2886;\nmov.f32 %f2966,%f2886;\nmov.f32 %f2967,%f2886;\nmov.f32 %f2968,%f2886;\n"
-"mov.f32 %f2969,%f2886;\nmov.f32 %f2970,%f2886;\nmov.f32 %f2971,%f2886;\nmov.f32 %f2972,%f2886;\n"
-"mov.f32 %f2973,%f2886;\nmov.f32 %f2974,%f2886;\nmov.f32 %f2975,%f2886;\nmov.f32 %f2976,%f2886;\n"
-"mov.f32 %f2977,%f2886;\nmov.f32 %f2978,%f2886;\nmov.f32 %f2979,%f2886;\nmov.f32 %f2980,%f2886;\n"
-"mov.f32 %f2981,%f2886;\nmov.f32 %f2982,%f2886;\nmov.f32 %f2983,%f2886;\nmov.f32 %f2984,%f2886;\n"
-"mov.f32 %f2985,%f2886;\nmov.f32 %f2986,%f2886;\nmov.f32 %f2987,%f2886;\nmov.f32 %f2988,%f2886;\n"
-"mov.f32 %f2989,%f2886;\nmov.f32 %f2990,%f2886;\nmov.f32 %f2991,%f2886;\nmov.f32 %f2992,%f2886;\n"
-"mov.f32 %f2993,%f2886;\nmov.f32 %f2994,%f2886;\nmov.f32 %f2995,%f2886;\nmov.f32 %f2996,%f2886;\n";
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3109,%f3108,%f3107,%f3106},{%r2715,%r2714,%r2713,%r2712},{%r1424,%r1425},{%f3109,%f3108,%f3107,%f3106};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3049,%f3048,%f3047,%f3046},{%r2707,%r2706,%r2705,%r2704},{%r1422,%r1423},{%f3049,%f3048,%f3047,%f3046};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3045,%f3044,%f3043,%f3042},{%r2707,%r2706,%r2705,%r2704},{%r1424,%r1425},{%f3045,%f3044,%f3043,%f3042};\n"
+"add.s32 %r1455,%r1339,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1451,%r1452,%r1453,%r1454},[%r1455];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3105,%f3104,%f3103,%f3102},{%r2715,%r2714,%r2713,%r2712},{%r1451,%r1452},{%f3105,%f3104,%f3103,%f3102};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3101,%f3100,%f3099,%f3098},{%r2715,%r2714,%r2713,%r2712},{%r1453,%r1454},{%f3101,%f3100,%f3099,%f3098};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3041,%f3040,%f3039,%f3038},{%r2707,%r2706,%r2705,%r2704},{%r1451,%r1452},{%f3041,%f3040,%f3039,%f3038};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3037,%f3036,%f3035,%f3034},{%r2707,%r2706,%r2705,%r2704},{%r1453,%r1454},{%f3037,%f3036,%f3035,%f3034};\n"
+"add.s32 %r1484,%r1368,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1480,%r1481,%r1482,%r1483},[%r1484];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3097,%f3096,%f3095,%f3094},{%r2715,%r2714,%r2713,%r2712},{%r1480,%r1481},{%f3097,%f3096,%f3095,%f3094};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3093,%f3092,%f3091,%f3090},{%r2715,%r2714,%r2713,%r2712},{%r1482,%r1483},{%f3093,%f3092,%f3091,%f3090};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3033,%f3032,%f3031,%f3030},{%r2707,%r2706,%r2705,%r2704},{%r1480,%r1481},{%f3033,%f3032,%f3031,%f3030};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3029,%f3028,%f3027,%f3026},{%r2707,%r2706,%r2705,%r2704},{%r1482,%r1483},{%f3029,%f3028,%f3027,%f3026};\n"
+"add.s32 %r1513,%r1397,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1509,%r1510,%r1511,%r1512},[%r1513];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3089,%f3088,%f3087,%f3086},{%r2715,%r2714,%r2713,%r2712},{%r1509,%r1510},{%f3089,%f3088,%f3087,%f3086};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3085,%f3084,%f3083,%f3082},{%r2715,%r2714,%r2713,%r2712},{%r1511,%r1512},{%f3085,%f3084,%f3083,%f3082};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3025,%f3024,%f3023,%f3022},{%r2707,%r2706,%r2705,%r2704},{%r1509,%r1510},{%f3025,%f3024,%f3023,%f3022};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3021,%f3020,%f3019,%f3018},{%r2707,%r2706,%r2705,%r2704},{%r1511,%r1512},{%f3021,%f3020,%f3019,%f3018};\n"
+"add.s32 %r1542,%r1426,128;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1538,%r1539,%r1540,%r1541},[%r1542];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3081,%f3080,%f3079,%f3078},{%r2715,%r2714,%r2713,%r2712},{%r1538,%r1539},{%f3081,%f3080,%f3079,%f3078};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3077,%f3076,%f3075,%f3074},{%r2715,%r2714,%r2713,%r2712},{%r1540,%r1541},{%f3077,%f3076,%f3075,%f3074};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3017,%f3016,%f3015,%f3014},{%r2707,%r2706,%r2705,%r2704},{%r1538,%r1539},{%f3017,%f3016,%f3015,%f3014};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3138,%f3139,%f3140,%f3141},{%r2707,%r2706,%r2705,%r2704},{%r1540,%r1541},{%f3138,%f3139,%f3140,%f3141};\n"
+"add.s32 %r1571,%r1339,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1567,%r1568,%r1569,%r1570},[%r1571];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3137,%f3136,%f3135,%f3134},{%r2711,%r2710,%r2709,%r2708},{%r1567,%r1568},{%f3137,%f3136,%f3135,%f3134};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3133,%f3132,%f3131,%f3130},{%r2711,%r2710,%r2709,%r2708},{%r1569,%r1570},{%f3133,%f3132,%f3131,%f3130};\n";
 static const char qlora__ptx_50[] =
-"mov.f32 %f2997,%f2886;\nmov.f32 %f2998,%f2886;\nmov.f32 %f2999,%f2886;\nmov.f32 %f3000,%f2886;\n"
-"mov.f32 %f3001,%f2886;\nmov.f32 %f3002,%f2886;\nmov.f32 %f3003,%f2886;\nmov.f32 %f3004,%f2886;\n"
-"mov.f32 %f3005,%f2886;\nmov.f32 %f3006,%f2886;\nmov.f32 %f3007,%f2886;\nmov.f32 %f3008,%f2886;\n"
-"mov.f32 %f3009,%f2886;\nmov.f32 %f3010,%f2886;\nmov.f32 %f3011,%f2886;\nmov.f32 %f3012,%f2886;\n"
-"mov.f32 %f3013,%f2886;\n$L__BB2_65:\nld.param.u64 %rd376,[qlora_attn128_bwd_kv_param_9];\n"
-"cvta.to.global.u64 %rd375,%rd376;\nadd.s32 %r2457,%r337,16384;\n"
-"selp.b32 %r2456,%r2457,%r337,%p11;\nld.param.u64 %rd374,[qlora_attn128_bwd_kv_param_11];\n"
-"cvta.to.global.u64 %rd373,%rd374;\nld.param.u64 %rd372,[qlora_attn128_bwd_kv_param_12];\n"
-"ld.param.u64 %rd371,[qlora_attn128_bwd_kv_param_10];\n"
-"ld.param.f32 %f2501,[qlora_attn128_bwd_kv_param_20];\nselp.f32 %f2500,%f2501,0f3F800000,%p11;\n"
-"selp.b64 %rd47,%rd371,%rd372,%p11;\nselp.b64 %rd48,%rd375,%rd373,%p11;\n"
-"shl.b32 %r1963,%r335,13;\nadd.s32 %r158,%r1963,%r2456;\nbar.warp.sync -1;\n"
-"and.b32 %r1967,%r317,31;\nshr.u32 %r1968,%r1967,2;\nshl.b32 %r1969,%r1968,8;\n"
-"shl.b32 %r1970,%r317,2;\nand.b32 %r1971,%r1970,12;\nadd.s32 %r1972,%r158,%r1971;\n"
-"add.s32 %r1973,%r1972,%r1969;\nshl.b32 %r1974,%r1968,4;\nadd.s32 %r1763,%r1973,%r1974;\n"
-"mul.f32 %f2373,%f3009,%f2500;\nmul.f32 %f2372,%f2500,%f3008;\n"
-"cvt.rn.bf16x2.f32 %r1762,%f2372,%f2373;\nst.shared.b32[%r1763],%r1762;\n"
-"or.b32 %r1975,%r1969,2048;\nor.b32 %r1976,%r1974,128;\nand.b32 %r1977,%r1976,112;\n"
-"add.s32 %r1978,%r1972,%r1975;\nadd.s32 %r1766,%r1978,%r1977;\nmul.f32 %f2375,%f3007,%f2500;\n"
-"mul.f32 %f2374,%f2500,%f3006;\ncvt.rn.bf16x2.f32 %r1765,%f2374,%f2375;\n"
-"st.shared.b32[%r1766],%r1765;\nxor.b32 %r1979,%r1974,16;\nadd.s32 %r1769,%r1973,%r1979;\n"
-"mul.f32 %f2377,%f3005,%f2500;\nmul.f32 %f2376,%f2500,%f3004;\n"
-"cvt.rn.bf16x2.f32 %r1768,%f2376,%f2377;\nst.shared.b32[%r1769],%r1768;\n"
-"xor.b32 %r1980,%r1977,16;\nadd.s32 %r1772,%r1978,%r1980;\nmul.f32 %f2379,%f3003,%f2500;\n"
-"mul.f32 %f2378,%f2500,%f3002;\ncvt.rn.bf16x2.f32 %r1771,%f2378,%f2379;\n"
-"st.shared.b32[%r1772],%r1771;\nxor.b32 %r1981,%r1974,32;\nadd.s32 %r1775,%r1973,%r1981;\n"
-"mul.f32 %f2381,%f3001,%f2500;\nmul.f32 %f2380,%f2500,%f3000;\n"
-"cvt.rn.bf16x2.f32 %r1774,%f2380,%f2381;\nst.shared.b32[%r1775],%r1774;\n"
-"xor.b32 %r1982,%r1977,32;\nadd.s32 %r1778,%r1978,%r1982;\nmul.f32 %f2383,%f2999,%f2500;\n"
-"mul.f32 %f2382,%f2500,%f2998;\ncvt.rn.bf16x2.f32 %r1777,%f2382,%f2383;\n"
-"st.shared.b32[%r1778],%r1777;\nxor.b32 %r1983,%r1974,48;\nadd.s32 %r1781,%r1973,%r1983;\n"
-"mul.f32 %f2385,%f2997,%f2500;\nmul.f32 %f2384,%f2500,%f2996;\n"
-"cvt.rn.bf16x2.f32 %r1780,%f2384,%f2385;\nst.shared.b32[%r1781],%r1780;\n"
-"xor.b32 %r1984,%r1977,48;\nadd.s32 %r1784,%r1978,%r1984;\nmul.f32 %f2387,%f2995,%f2500;\n"
-"mul.f32 %f2386,%f2500,%f2994;\ncvt.rn.bf16x2.f32 %r1783,%f2386,%f2387;\n"
-"st.shared.b32[%r1784],%r1783;\nxor.b32 %r1985,%r1974,64;\nadd.s32 %r1787,%r1973,%r1985;\n"
-"mul.f32 %f2389,%f2993,%f2500;\nmul.f32 %f2388,%f2500,%f2992;\n"
-"cvt.rn.bf16x2.f32 %r1786,%f2388,%f2389;\nst.shared.b32[%r1787],%r1786;\n"
-"xor.b32 %r1986,%r1977,64;\nadd.s32 %r1790,%r1978,%r1986;\nmul.f32 %f2391,%f2991,%f2500;\n"
-"mul.f32 %f2390,%f2500,%f2990;\ncvt.rn.bf16x2.f32 %r1789,%f2390,%f2391;\n"
-"st.shared.b32[%r1790],%r1789;\nxor.b32 %r1987,%r1974,80;\nadd.s32 %r1793,%r1973,%r1987;\n"
-"mul.f32 %f2393,%f2989,%f2500;\nmul.f32 %f2392,%f2500,%f2988;\n"
-"cvt.rn.bf16x2.f32 %r1792,%f2392,%f2393;\nst.shared.b32[%r1793],%r1792;\n"
-"xor.b32 %r1988,%r1977,80;\nadd.s32 %r1796,%r1978,%r1988;\nmul.f32 %f2395,%f2987,%f2500;\n"
-"mul.f32 %f2394,%f2500,%f2986;\ncvt.rn.bf16x2.f32 %r1795,%f2394,%f2395;\n"
-"st.shared.b32[%r1796],%r1795;\nxor.b32 %r1989,%r1974,96;\nadd.s32 %r1799,%r1973,%r1989;\n"
-"mul.f32 %f2397,%f2985,%f2500;\nmul.f32 %f2396,%f2500,%f2984;\n"
-"cvt.rn.bf16x2.f32 %r1798,%f2396,%f2397;\nst.shared.b32[%r1799],%r1798;\n"
-"xor.b32 %r1990,%r1977,96;\nadd.s32 %r1802,%r1978,%r1990;\nmul.f32 %f2399,%f2983,%f2500;\n"
-"mul.f32 %f2398,%f2500,%f2982;\ncvt.rn.bf16x2.f32 %r1801,%f2398,%f2399;\n"
-"st.shared.b32[%r1802],%r1801;\nxor.b32 %r1991,%r1974,112;\nadd.s32 %r1805,%r1973,%r1991;\n"
-"mul.f32 %f2401,%f2981,%f2500;\nmul.f32 %f2400,%f2500,%f2980;\n";
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3073,%f3072,%f3071,%f3070},{%r2703,%r2702,%r2701,%r2700},{%r1567,%r1568},{%f3073,%f3072,%f3071,%f3070};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3069,%f3068,%f3067,%f3066},{%r2703,%r2702,%r2701,%r2700},{%r1569,%r1570},{%f3069,%f3068,%f3067,%f3066};\n"
+"add.s32 %r1600,%r1368,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1596,%r1597,%r1598,%r1599},[%r1600];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3129,%f3128,%f3127,%f3126},{%r2711,%r2710,%r2709,%r2708},{%r1596,%r1597},{%f3129,%f3128,%f3127,%f3126};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3125,%f3124,%f3123,%f3122},{%r2711,%r2710,%r2709,%r2708},{%r1598,%r1599},{%f3125,%f3124,%f3123,%f3122};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3065,%f3064,%f3063,%f3062},{%r2703,%r2702,%r2701,%r2700},{%r1596,%r1597},{%f3065,%f3064,%f3063,%f3062};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3061,%f3060,%f3059,%f3058},{%r2703,%r2702,%r2701,%r2700},{%r1598,%r1599},{%f3061,%f3060,%f3059,%f3058};\n"
+"add.s32 %r1629,%r1397,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1625,%r1626,%r1627,%r1628},[%r1629];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3121,%f3120,%f3119,%f3118},{%r2711,%r2710,%r2709,%r2708},{%r1625,%r1626},{%f3121,%f3120,%f3119,%f3118};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3117,%f3116,%f3115,%f3114},{%r2711,%r2710,%r2709,%r2708},{%r1627,%r1628},{%f3117,%f3116,%f3115,%f3114};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3057,%f3056,%f3055,%f3054},{%r2703,%r2702,%r2701,%r2700},{%r1625,%r1626},{%f3057,%f3056,%f3055,%f3054};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3053,%f3052,%f3051,%f3050},{%r2703,%r2702,%r2701,%r2700},{%r1627,%r1628},{%f3053,%f3052,%f3051,%f3050};\n"
+"add.s32 %r1658,%r1426,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1654,%r1655,%r1656,%r1657},[%r1658];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3113,%f3112,%f3111,%f3110},{%r2711,%r2710,%r2709,%r2708},{%r1654,%r1655},{%f3113,%f3112,%f3111,%f3110};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3109,%f3108,%f3107,%f3106},{%r2711,%r2710,%r2709,%r2708},{%r1656,%r1657},{%f3109,%f3108,%f3107,%f3106};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3049,%f3048,%f3047,%f3046},{%r2703,%r2702,%r2701,%r2700},{%r1654,%r1655},{%f3049,%f3048,%f3047,%f3046};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3045,%f3044,%f3043,%f3042},{%r2703,%r2702,%r2701,%r2700},{%r1656,%r1657},{%f3045,%f3044,%f3043,%f3042};\n"
+"add.s32 %r1687,%r1339,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1683,%r1684,%r1685,%r1686},[%r1687];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3105,%f3104,%f3103,%f3102},{%r2711,%r2710,%r2709,%r2708},{%r1683,%r1684},{%f3105,%f3104,%f3103,%f3102};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3101,%f3100,%f3099,%f3098},{%r2711,%r2710,%r2709,%r2708},{%r1685,%r1686},{%f3101,%f3100,%f3099,%f3098};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3041,%f3040,%f3039,%f3038},{%r2703,%r2702,%r2701,%r2700},{%r1683,%r1684},{%f3041,%f3040,%f3039,%f3038};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3037,%f3036,%f3035,%f3034},{%r2703,%r2702,%r2701,%r2700},{%r1685,%r1686},{%f3037,%f3036,%f3035,%f3034};\n"
+"add.s32 %r1716,%r1368,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1712,%r1713,%r1714,%r1715},[%r1716];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3097,%f3096,%f3095,%f3094},{%r2711,%r2710,%r2709,%r2708},{%r1712,%r1713},{%f3097,%f3096,%f3095,%f3094};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3093,%f3092,%f3091,%f3090},{%r2711,%r2710,%r2709,%r2708},{%r1714,%r1715},{%f3093,%f3092,%f3091,%f3090};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3033,%f3032,%f3031,%f3030},{%r2703,%r2702,%r2701,%r2700},{%r1712,%r1713},{%f3033,%f3032,%f3031,%f3030};\n";
 static const char qlora__ptx_51[] =
-"cvt.rn.bf16x2.f32 %r1804,%f2400,%f2401;\nst.shared.b32[%r1805],%r1804;\n"
-"xor.b32 %r1992,%r1977,112;\nadd.s32 %r1808,%r1978,%r1992;\nmul.f32 %f2403,%f2979,%f2500;\n"
-"mul.f32 %f2402,%f2500,%f2978;\ncvt.rn.bf16x2.f32 %r1807,%f2402,%f2403;\n"
-"st.shared.b32[%r1808],%r1807;\nadd.s32 %r1811,%r1973,%r1976;\nmul.f32 %f2405,%f2977,%f2500;\n"
-"mul.f32 %f2404,%f2500,%f2976;\ncvt.rn.bf16x2.f32 %r1810,%f2404,%f2405;\n"
-"st.shared.b32[%r1811],%r1810;\nadd.s32 %r1814,%r1978,%r1976;\nmul.f32 %f2407,%f2975,%f2500;\n"
-"mul.f32 %f2406,%f2500,%f2974;\ncvt.rn.bf16x2.f32 %r1813,%f2406,%f2407;\n"
-"st.shared.b32[%r1814],%r1813;\nxor.b32 %r1993,%r1974,144;\nadd.s32 %r1817,%r1973,%r1993;\n"
-"mul.f32 %f2409,%f2973,%f2500;\nmul.f32 %f2408,%f2500,%f2972;\n"
-"cvt.rn.bf16x2.f32 %r1816,%f2408,%f2409;\nst.shared.b32[%r1817],%r1816;\n"
-"xor.b32 %r1994,%r1977,144;\nadd.s32 %r1820,%r1978,%r1994;\nmul.f32 %f2411,%f2971,%f2500;\n"
-"mul.f32 %f2410,%f2500,%f2970;\ncvt.rn.bf16x2.f32 %r1819,%f2410,%f2411;\n"
-"st.shared.b32[%r1820],%r1819;\nxor.b32 %r1995,%r1974,160;\nadd.s32 %r1823,%r1973,%r1995;\n"
-"mul.f32 %f2413,%f2969,%f2500;\nmul.f32 %f2412,%f2500,%f2968;\n"
-"cvt.rn.bf16x2.f32 %r1822,%f2412,%f2413;\nst.shared.b32[%r1823],%r1822;\n"
-"xor.b32 %r1996,%r1977,160;\nadd.s32 %r1826,%r1978,%r1996;\nmul.f32 %f2415,%f2967,%f2500;\n"
-"mul.f32 %f2414,%f2500,%f2966;\ncvt.rn.bf16x2.f32 %r1825,%f2414,%f2415;\n"
-"st.shared.b32[%r1826],%r1825;\nxor.b32 %r1997,%r1974,176;\nadd.s32 %r1829,%r1973,%r1997;\n"
-"mul.f32 %f2417,%f2965,%f2500;\nmul.f32 %f2416,%f2500,%f2964;\n"
-"cvt.rn.bf16x2.f32 %r1828,%f2416,%f2417;\nst.shared.b32[%r1829],%r1828;\n"
-"xor.b32 %r1998,%r1977,176;\nadd.s32 %r1832,%r1978,%r1998;\nmul.f32 %f2419,%f2963,%f2500;\n"
-"mul.f32 %f2418,%f2500,%f2962;\ncvt.rn.bf16x2.f32 %r1831,%f2418,%f2419;\n"
-"st.shared.b32[%r1832],%r1831;\nxor.b32 %r1999,%r1974,192;\nadd.s32 %r1835,%r1973,%r1999;\n"
-"mul.f32 %f2421,%f2961,%f2500;\nmul.f32 %f2420,%f2500,%f2960;\n"
-"cvt.rn.bf16x2.f32 %r1834,%f2420,%f2421;\nst.shared.b32[%r1835],%r1834;\n"
-"xor.b32 %r2000,%r1977,192;\nadd.s32 %r1838,%r1978,%r2000;\nmul.f32 %f2423,%f2959,%f2500;\n"
-"mul.f32 %f2422,%f2500,%f2958;\ncvt.rn.bf16x2.f32 %r1837,%f2422,%f2423;\n"
-"st.shared.b32[%r1838],%r1837;\nxor.b32 %r2001,%r1974,208;\nadd.s32 %r1841,%r1973,%r2001;\n"
-"mul.f32 %f2425,%f2957,%f2500;\nmul.f32 %f2424,%f2500,%f2956;\n"
-"cvt.rn.bf16x2.f32 %r1840,%f2424,%f2425;\nst.shared.b32[%r1841],%r1840;\n"
-"xor.b32 %r2002,%r1977,208;\nadd.s32 %r1844,%r1978,%r2002;\nmul.f32 %f2427,%f2955,%f2500;\n"
-"mul.f32 %f2426,%f2500,%f2954;\ncvt.rn.bf16x2.f32 %r1843,%f2426,%f2427;\n"
-"st.shared.b32[%r1844],%r1843;\nxor.b32 %r2003,%r1974,224;\nadd.s32 %r1847,%r1973,%r2003;\n"
-"mul.f32 %f2429,%f2953,%f2500;\nmul.f32 %f2428,%f2500,%f2952;\n"
-"cvt.rn.bf16x2.f32 %r1846,%f2428,%f2429;\nst.shared.b32[%r1847],%r1846;\n"
-"xor.b32 %r2004,%r1977,224;\nadd.s32 %r1850,%r1978,%r2004;\nmul.f32 %f2431,%f2951,%f2500;\n"
-"mul.f32 %f2430,%f2500,%f2950;\ncvt.rn.bf16x2.f32 %r1849,%f2430,%f2431;\n"
-"st.shared.b32[%r1850],%r1849;\nxor.b32 %r2005,%r1974,240;\nadd.s32 %r1853,%r1973,%r2005;\n"
-"mul.f32 %f2433,%f2949,%f2500;\nmul.f32 %f2432,%f2500,%f2948;\n"
-"cvt.rn.bf16x2.f32 %r1852,%f2432,%f2433;\nst.shared.b32[%r1853],%r1852;\n"
-"xor.b32 %r2006,%r1977,240;\nadd.s32 %r1856,%r1978,%r2006;\nmul.f32 %f2435,%f2947,%f2500;\n"
-"mul.f32 %f2434,%f2500,%f2946;\ncvt.rn.bf16x2.f32 %r1855,%f2434,%f2435;\n"
-"st.shared.b32[%r1856],%r1855;\nor.b32 %r2007,%r1969,4096;\nadd.s32 %r2008,%r1972,%r2007;\n"
-"add.s32 %r1859,%r2008,%r1974;\nmul.f32 %f2437,%f2945,%f2500;\nmul.f32 %f2436,%f2500,%f2944;\n"
-"cvt.rn.bf16x2.f32 %r1858,%f2436,%f2437;\nst.shared.b32[%r1859],%r1858;\n"
-"or.b32 %r2009,%r1969,6144;\nadd.s32 %r2010,%r1972,%r2009;\nadd.s32 %r1862,%r2010,%r1974;\n"
-"mul.f32 %f2439,%f2943,%f2500;\nmul.f32 %f2438,%f2500,%f2942;\n"
-"cvt.rn.bf16x2.f32 %r1861,%f2438,%f2439;\nst.shared.b32[%r1862],%r1861;\n"
-"add.s32 %r1865,%r2008,%r1979;\nmul.f32 %f2441,%f2941,%f2500;\nmul.f32 %f2440,%f2500,%f2940;\n"
-"cvt.rn.bf16x2.f32 %r1864,%f2440,%f2441;\nst.shared.b32[%r1865],%r1864;\n"
-"add.s32 %r1868,%r2010,%r1979;\nmul.f32 %f2443,%f2939,%f2500;\nmul.f32 %f2442,%f2500,%f2938;\n"
-"cvt.rn.bf16x2.f32 %r1867,%f2442,%f2443;\nst.shared.b32[%r1868],%r1867;\n"
-"add.s32 %r1871,%r2008,%r1981;\n";
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3029,%f3028,%f3027,%f3026},{%r2703,%r2702,%r2701,%r2700},{%r1714,%r1715},{%f3029,%f3028,%f3027,%f3026};\n"
+"add.s32 %r1745,%r1397,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1741,%r1742,%r1743,%r1744},[%r1745];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3089,%f3088,%f3087,%f3086},{%r2711,%r2710,%r2709,%r2708},{%r1741,%r1742},{%f3089,%f3088,%f3087,%f3086};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3085,%f3084,%f3083,%f3082},{%r2711,%r2710,%r2709,%r2708},{%r1743,%r1744},{%f3085,%f3084,%f3083,%f3082};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3025,%f3024,%f3023,%f3022},{%r2703,%r2702,%r2701,%r2700},{%r1741,%r1742},{%f3025,%f3024,%f3023,%f3022};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3021,%f3020,%f3019,%f3018},{%r2703,%r2702,%r2701,%r2700},{%r1743,%r1744},{%f3021,%f3020,%f3019,%f3018};\n"
+"add.s32 %r1774,%r1426,4224;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1770,%r1771,%r1772,%r1773},[%r1774];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3081,%f3080,%f3079,%f3078},{%r2711,%r2710,%r2709,%r2708},{%r1770,%r1771},{%f3081,%f3080,%f3079,%f3078};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3077,%f3076,%f3075,%f3074},{%r2711,%r2710,%r2709,%r2708},{%r1772,%r1773},{%f3077,%f3076,%f3075,%f3074};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3017,%f3016,%f3015,%f3014},{%r2703,%r2702,%r2701,%r2700},{%r1770,%r1771},{%f3017,%f3016,%f3015,%f3014};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3138,%f3139,%f3140,%f3141},{%r2703,%r2702,%r2701,%r2700},{%r1772,%r1773},{%f3138,%f3139,%f3140,%f3141};\n"
+"$L__BB2_62:\nadd.s32 %r1813,%r2717,1;\nsetp.eq.s32 %p80,%r1813,%r16;\n"
+"selp.b32 %r2717,%r15,%r1813,%p80;\n$L__BB2_63:\nadd.s32 %r2659,%r2659,1;\n"
+"setp.lt.s32 %p81,%r2659,%r27;\n@%p81 bra $L__BB2_17;\n$L__BB2_64:\n"
+"ld.param.f32 %f2629,[qlora_attn128_bwd_kv_param_20];\nselp.f32 %f866,%f2629,0f3F800000,%p11;\n"
+"mov.u32 %r159,%nctaid.z;\nsetp.gt.u32 %p83,%r159,1;\n@%p83 bra $L__BB2_97;\nbra.uni $L__BB2_65;\n"
+"$L__BB2_97:\nmov.u32 %r2634,%ctaid.z;\nld.param.u32 %r2633,[qlora_attn128_bwd_kv_param_17];\n"
+"selp.b32 %r2390,%r159,0,%p11;\ncvt.u64.u32 %rd301,%r2390;\ncvt.u64.u32 %rd302,%r2634;\n"
+"add.s64 %rd303,%rd301,%rd302;\ncvt.s64.s32 %rd304,%r329;\nmul.lo.s64 %rd305,%rd303,%rd304;\n"
+"add.s64 %rd306,%rd305,%rd8;\ncvt.s64.s32 %rd307,%r2633;\nmul.lo.s64 %rd308,%rd307,%rd306;\n"
+"shl.b64 %rd309,%rd308,7;\ncvt.u64.u32 %rd310,%r398;\nshl.b32 %r2394,%r2633,7;\n"
+"cvt.s64.s32 %rd50,%r2394;\nmov.u32 %r2388,%tid.x;\nand.b32 %r2395,%r2388,31;\n"
+"shr.u32 %r2396,%r2395,2;\nadd.s32 %r241,%r2396,%r17;\nshl.b32 %r2397,%r2388,1;\n"
+"and.b32 %r2398,%r2397,6;\ncvt.u64.u32 %rd311,%r2398;\nadd.s64 %rd312,%rd309,%rd310;\n"
+"or.b64 %rd51,%rd312,%rd311;\nsetp.ge.s32 %p102,%r241,%r11;\n@%p102 bra $L__BB2_99;\n"
+"cvt.s64.s32 %rd313,%r241;\nmul.lo.s64 %rd314,%rd313,%rd50;\nadd.s64 %rd315,%rd51,%rd314;\n"
+"shl.b64 %rd317,%rd315,2;\nadd.s64 %rd318,%rd1,%rd317;\nmul.f32 %f2501,%f866,%f3137;\n"
+"st.global.f32[%rd318],%f2501;\nmul.f32 %f2502,%f866,%f3136;\nst.global.f32[%rd318+4],%f2502;\n"
+"mul.f32 %f2503,%f866,%f3132;\nmul.f32 %f2504,%f866,%f3133;\n"
+"st.global.v2.f32[%rd318+32],{%f2504,%f2503};\nmul.f32 %f2505,%f866,%f3128;\n"
+"mul.f32 %f2506,%f866,%f3129;\nst.global.v2.f32[%rd318+64],{%f2506,%f2505};\n"
+"mul.f32 %f2507,%f866,%f3124;\nmul.f32 %f2508,%f866,%f3125;\n"
+"st.global.v2.f32[%rd318+96],{%f2508,%f2507};\nmul.f32 %f2509,%f866,%f3120;\n"
+"mul.f32 %f2510,%f866,%f3121;\nst.global.v2.f32[%rd318+128],{%f2510,%f2509};\n"
+"mul.f32 %f2511,%f866,%f3116;\nmul.f32 %f2512,%f866,%f3117;\n"
+"st.global.v2.f32[%rd318+160],{%f2512,%f2511};\nmul.f32 %f2513,%f866,%f3112;\n"
+"mul.f32 %f2514,%f866,%f3113;\nst.global.v2.f32[%rd318+192],{%f2514,%f2513};\n"
+"mul.f32 %f2515,%f866,%f3108;\nmul.f32 %f2516,%f866,%f3109;\n"
+"st.global.v2.f32[%rd318+224],{%f2516,%f2515};\nmul.f32 %f2517,%f866,%f3104;\n"
+"mul.f32 %f2518,%f866,%f3105;\nst.global.v2.f32[%rd318+256],{%f2518,%f2517};\n"
+"mul.f32 %f2519,%f866,%f3100;\nmul.f32 %f2520,%f866,%f3101;\n"
+"st.global.v2.f32[%rd318+288],{%f2520,%f2519};\n";
 static const char qlora__ptx_52[] =
-"mul.f32 %f2445,%f2937,%f2500;\nmul.f32 %f2444,%f2500,%f2936;\n"
-"cvt.rn.bf16x2.f32 %r1870,%f2444,%f2445;\nst.shared.b32[%r1871],%r1870;\n"
-"add.s32 %r1874,%r2010,%r1981;\nmul.f32 %f2447,%f2935,%f2500;\nmul.f32 %f2446,%f2500,%f2934;\n"
-"cvt.rn.bf16x2.f32 %r1873,%f2446,%f2447;\nst.shared.b32[%r1874],%r1873;\n"
-"add.s32 %r1877,%r2008,%r1983;\nmul.f32 %f2449,%f2933,%f2500;\nmul.f32 %f2448,%f2500,%f2932;\n"
-"cvt.rn.bf16x2.f32 %r1876,%f2448,%f2449;\nst.shared.b32[%r1877],%r1876;\n"
-"add.s32 %r1880,%r2010,%r1983;\nmul.f32 %f2451,%f2931,%f2500;\nmul.f32 %f2450,%f2500,%f2930;\n"
-"cvt.rn.bf16x2.f32 %r1879,%f2450,%f2451;\nst.shared.b32[%r1880],%r1879;\n"
-"add.s32 %r1883,%r2008,%r1985;\nmul.f32 %f2453,%f2929,%f2500;\nmul.f32 %f2452,%f2500,%f2928;\n"
-"cvt.rn.bf16x2.f32 %r1882,%f2452,%f2453;\nst.shared.b32[%r1883],%r1882;\n"
-"add.s32 %r1886,%r2010,%r1985;\nmul.f32 %f2455,%f2927,%f2500;\nmul.f32 %f2454,%f2500,%f2926;\n"
-"cvt.rn.bf16x2.f32 %r1885,%f2454,%f2455;\nst.shared.b32[%r1886],%r1885;\n"
-"add.s32 %r1889,%r2008,%r1987;\nmul.f32 %f2457,%f2925,%f2500;\nmul.f32 %f2456,%f2500,%f2924;\n"
-"cvt.rn.bf16x2.f32 %r1888,%f2456,%f2457;\nst.shared.b32[%r1889],%r1888;\n"
-"add.s32 %r1892,%r2010,%r1987;\nmul.f32 %f2459,%f2923,%f2500;\nmul.f32 %f2458,%f2500,%f2922;\n"
-"cvt.rn.bf16x2.f32 %r1891,%f2458,%f2459;\nst.shared.b32[%r1892],%r1891;\n"
-"add.s32 %r1895,%r2008,%r1989;\nmul.f32 %f2461,%f2921,%f2500;\nmul.f32 %f2460,%f2500,%f2920;\n"
-"cvt.rn.bf16x2.f32 %r1894,%f2460,%f2461;\nst.shared.b32[%r1895],%r1894;\n"
-"add.s32 %r1898,%r2010,%r1989;\nmul.f32 %f2463,%f2919,%f2500;\nmul.f32 %f2462,%f2500,%f2918;\n"
-"cvt.rn.bf16x2.f32 %r1897,%f2462,%f2463;\nst.shared.b32[%r1898],%r1897;\n"
-"add.s32 %r1901,%r2008,%r1991;\nmul.f32 %f2465,%f2917,%f2500;\nmul.f32 %f2464,%f2500,%f2916;\n"
-"cvt.rn.bf16x2.f32 %r1900,%f2464,%f2465;\nst.shared.b32[%r1901],%r1900;\n"
-"add.s32 %r1904,%r2010,%r1991;\nmul.f32 %f2467,%f2915,%f2500;\nmul.f32 %f2466,%f2500,%f2914;\n"
-"cvt.rn.bf16x2.f32 %r1903,%f2466,%f2467;\nst.shared.b32[%r1904],%r1903;\n"
-"add.s32 %r1907,%r2008,%r1976;\nmul.f32 %f2469,%f2913,%f2500;\nmul.f32 %f2468,%f2500,%f2912;\n"
-"cvt.rn.bf16x2.f32 %r1906,%f2468,%f2469;\nst.shared.b32[%r1907],%r1906;\n"
-"add.s32 %r1910,%r2010,%r1976;\nmul.f32 %f2471,%f2911,%f2500;\nmul.f32 %f2470,%f2500,%f2910;\n"
-"cvt.rn.bf16x2.f32 %r1909,%f2470,%f2471;\nst.shared.b32[%r1910],%r1909;\n"
-"add.s32 %r1913,%r2008,%r1993;\nmul.f32 %f2473,%f2909,%f2500;\nmul.f32 %f2472,%f2500,%f2908;\n"
-"cvt.rn.bf16x2.f32 %r1912,%f2472,%f2473;\nst.shared.b32[%r1913],%r1912;\n"
-"add.s32 %r1916,%r2010,%r1993;\nmul.f32 %f2475,%f2907,%f2500;\nmul.f32 %f2474,%f2500,%f2906;\n"
-"cvt.rn.bf16x2.f32 %r1915,%f2474,%f2475;\nst.shared.b32[%r1916],%r1915;\n"
-"add.s32 %r1919,%r2008,%r1995;\nmul.f32 %f2477,%f2905,%f2500;\nmul.f32 %f2476,%f2500,%f2904;\n"
-"cvt.rn.bf16x2.f32 %r1918,%f2476,%f2477;\nst.shared.b32[%r1919],%r1918;\n"
-"add.s32 %r1922,%r2010,%r1995;\nmul.f32 %f2479,%f2903,%f2500;\nmul.f32 %f2478,%f2500,%f2902;\n"
-"cvt.rn.bf16x2.f32 %r1921,%f2478,%f2479;\nst.shared.b32[%r1922],%r1921;\n"
-"add.s32 %r1925,%r2008,%r1997;\nmul.f32 %f2481,%f2901,%f2500;\nmul.f32 %f2480,%f2500,%f2900;\n"
-"cvt.rn.bf16x2.f32 %r1924,%f2480,%f2481;\nst.shared.b32[%r1925],%r1924;\n"
-"add.s32 %r1928,%r2010,%r1997;\nmul.f32 %f2483,%f2899,%f2500;\nmul.f32 %f2482,%f2500,%f2898;\n"
-"cvt.rn.bf16x2.f32 %r1927,%f2482,%f2483;\nst.shared.b32[%r1928],%r1927;\n"
-"add.s32 %r1931,%r2008,%r1999;\nmul.f32 %f2485,%f2897,%f2500;\nmul.f32 %f2484,%f2500,%f2896;\n"
-"cvt.rn.bf16x2.f32 %r1930,%f2484,%f2485;\nst.shared.b32[%r1931],%r1930;\n"
-"add.s32 %r1934,%r2010,%r1999;\nmul.f32 %f2487,%f2895,%f2500;\nmul.f32 %f2486,%f2500,%f2894;\n"
-"cvt.rn.bf16x2.f32 %r1933,%f2486,%f2487;\nst.shared.b32[%r1934],%r1933;\n"
-"add.s32 %r1937,%r2008,%r2001;\nmul.f32 %f2489,%f2893,%f2500;\nmul.f32 %f2488,%f2500,%f2892;\n"
-"cvt.rn.bf16x2.f32 %r1936,%f2488,%f2489;\nst.shared.b32[%r1937],%r1936;\n"
-"add.s32 %r1940,%r2010,%r2001;\nmul.f32 %f2491,%f2891,%f2500;\nmul.f32 %f2490,%f2500,%f2890;\n"
-"cvt.rn.bf16x2.f32 %r1939,%f2490,%f2491;\nst.shared.b32[%r1940],%r1939;\n"
-"add.s32 %r1943,%r2008,%r2003;\nmul.f32 %f2493,%f2889,%f2500;\nmul.f32 %f2492,%f2500,%f2888;\n"
-"cvt.rn.bf16x2.f32 %r1942,%f2492,%f2493;\nst.shared.b32[%r1943],%r1942;\n"
-"add.s32 %r1946,%r2010,%r2003;\n";
+"mul.f32 %f2521,%f866,%f3096;\nmul.f32 %f2522,%f866,%f3097;\n"
+"st.global.v2.f32[%rd318+320],{%f2522,%f2521};\nmul.f32 %f2523,%f866,%f3092;\n"
+"mul.f32 %f2524,%f866,%f3093;\nst.global.v2.f32[%rd318+352],{%f2524,%f2523};\n"
+"mul.f32 %f2525,%f866,%f3088;\nmul.f32 %f2526,%f866,%f3089;\n"
+"st.global.v2.f32[%rd318+384],{%f2526,%f2525};\nmul.f32 %f2527,%f866,%f3084;\n"
+"mul.f32 %f2528,%f866,%f3085;\nst.global.v2.f32[%rd318+416],{%f2528,%f2527};\n"
+"mul.f32 %f2529,%f866,%f3080;\nmul.f32 %f2530,%f866,%f3081;\n"
+"st.global.v2.f32[%rd318+448],{%f2530,%f2529};\nmul.f32 %f2531,%f866,%f3076;\n"
+"mul.f32 %f2532,%f866,%f3077;\nst.global.v2.f32[%rd318+480],{%f2532,%f2531};\n$L__BB2_99:\n"
+"add.s32 %r242,%r241,8;\nsetp.ge.s32 %p103,%r242,%r11;\n@%p103 bra $L__BB2_101;\n"
+"cvt.s64.s32 %rd319,%r242;\nmul.lo.s64 %rd320,%rd319,%rd50;\nadd.s64 %rd321,%rd51,%rd320;\n"
+"shl.b64 %rd323,%rd321,2;\nadd.s64 %rd324,%rd1,%rd323;\nmul.f32 %f2533,%f866,%f3135;\n"
+"st.global.f32[%rd324],%f2533;\nmul.f32 %f2534,%f866,%f3134;\nst.global.f32[%rd324+4],%f2534;\n"
+"mul.f32 %f2535,%f866,%f3130;\nmul.f32 %f2536,%f866,%f3131;\n"
+"st.global.v2.f32[%rd324+32],{%f2536,%f2535};\nmul.f32 %f2537,%f866,%f3126;\n"
+"mul.f32 %f2538,%f866,%f3127;\nst.global.v2.f32[%rd324+64],{%f2538,%f2537};\n"
+"mul.f32 %f2539,%f866,%f3122;\nmul.f32 %f2540,%f866,%f3123;\n"
+"st.global.v2.f32[%rd324+96],{%f2540,%f2539};\nmul.f32 %f2541,%f866,%f3118;\n"
+"mul.f32 %f2542,%f866,%f3119;\nst.global.v2.f32[%rd324+128],{%f2542,%f2541};\n"
+"mul.f32 %f2543,%f866,%f3114;\nmul.f32 %f2544,%f866,%f3115;\n"
+"st.global.v2.f32[%rd324+160],{%f2544,%f2543};\nmul.f32 %f2545,%f866,%f3110;\n"
+"mul.f32 %f2546,%f866,%f3111;\nst.global.v2.f32[%rd324+192],{%f2546,%f2545};\n"
+"mul.f32 %f2547,%f866,%f3106;\nmul.f32 %f2548,%f866,%f3107;\n"
+"st.global.v2.f32[%rd324+224],{%f2548,%f2547};\nmul.f32 %f2549,%f866,%f3102;\n"
+"mul.f32 %f2550,%f866,%f3103;\nst.global.v2.f32[%rd324+256],{%f2550,%f2549};\n"
+"mul.f32 %f2551,%f866,%f3098;\nmul.f32 %f2552,%f866,%f3099;\n"
+"st.global.v2.f32[%rd324+288],{%f2552,%f2551};\nmul.f32 %f2553,%f866,%f3094;\n"
+"mul.f32 %f2554,%f866,%f3095;\nst.global.v2.f32[%rd324+320],{%f2554,%f2553};\n"
+"mul.f32 %f2555,%f866,%f3090;\nmul.f32 %f2556,%f866,%f3091;\n"
+"st.global.v2.f32[%rd324+352],{%f2556,%f2555};\nmul.f32 %f2557,%f866,%f3086;\n"
+"mul.f32 %f2558,%f866,%f3087;\nst.global.v2.f32[%rd324+384],{%f2558,%f2557};\n"
+"mul.f32 %f2559,%f866,%f3082;\nmul.f32 %f2560,%f866,%f3083;\n"
+"st.global.v2.f32[%rd324+416],{%f2560,%f2559};\nmul.f32 %f2561,%f866,%f3078;\n"
+"mul.f32 %f2562,%f866,%f3079;\nst.global.v2.f32[%rd324+448],{%f2562,%f2561};\n"
+"mul.f32 %f2563,%f866,%f3074;\nmul.f32 %f2564,%f866,%f3075;\n"
+"st.global.v2.f32[%rd324+480],{%f2564,%f2563};\n$L__BB2_101:\nadd.s32 %r243,%r241,16;\n"
+"setp.ge.s32 %p104,%r243,%r11;\n@%p104 bra $L__BB2_103;\ncvt.s64.s32 %rd325,%r243;\n"
+"mul.lo.s64 %rd326,%rd325,%rd50;\nadd.s64 %rd327,%rd51,%rd326;\nshl.b64 %rd329,%rd327,2;\n"
+"add.s64 %rd330,%rd1,%rd329;\nmul.f32 %f2565,%f866,%f3073;\nst.global.f32[%rd330],%f2565;\n"
+"mul.f32 %f2566,%f866,%f3072;\nst.global.f32[%rd330+4],%f2566;\nmul.f32 %f2567,%f866,%f3068;\n"
+"mul.f32 %f2568,%f866,%f3069;\nst.global.v2.f32[%rd330+32],{%f2568,%f2567};\n"
+"mul.f32 %f2569,%f866,%f3064;\nmul.f32 %f2570,%f866,%f3065;\n"
+"st.global.v2.f32[%rd330+64],{%f2570,%f2569};\nmul.f32 %f2571,%f866,%f3060;\n"
+"mul.f32 %f2572,%f866,%f3061;\nst.global.v2.f32[%rd330+96],{%f2572,%f2571};\n"
+"mul.f32 %f2573,%f866,%f3056;\nmul.f32 %f2574,%f866,%f3057;\n"
+"st.global.v2.f32[%rd330+128],{%f2574,%f2573};\nmul.f32 %f2575,%f866,%f3052;\n"
+"mul.f32 %f2576,%f866,%f3053;\nst.global.v2.f32[%rd330+160],{%f2576,%f2575};\n"
+"mul.f32 %f2577,%f866,%f3048;\nmul.f32 %f2578,%f866,%f3049;\n"
+"st.global.v2.f32[%rd330+192],{%f2578,%f2577};\nmul.f32 %f2579,%f866,%f3044;\n"
+"mul.f32 %f2580,%f866,%f3045;\nst.global.v2.f32[%rd330+224],{%f2580,%f2579};\n"
+"mul.f32 %f2581,%f866,%f3040;\nmul.f32 %f2582,%f866,%f3041;\n"
+"st.global.v2.f32[%rd330+256],{%f2582,%f2581};\nmul.f32 %f2583,%f866,%f3036;\n"
+"mul.f32 %f2584,%f866,%f3037;\nst.global.v2.f32[%rd330+288],{%f2584,%f2583};\n"
+"mul.f32 %f2585,%f866,%f3032;\nmul.f32 %f2586,%f866,%f3033;\n"
+"st.global.v2.f32[%rd330+320],{%f2586,%f2585};\nmul.f32 %f2587,%f866,%f3028;\n"
+"mul.f32 %f2588,%f866,%f3029;\n";
 static const char qlora__ptx_53[] =
-"mul.f32 %f2495,%f2887,%f2500;\nmul.f32 %f2494,%f2500,%f2886;\n"
-"cvt.rn.bf16x2.f32 %r1945,%f2494,%f2495;\nst.shared.b32[%r1946],%r1945;\n"
-"add.s32 %r1949,%r2008,%r2005;\nmul.f32 %f2497,%f3010,%f2500;\nmul.f32 %f2496,%f2500,%f3011;\n"
-"cvt.rn.bf16x2.f32 %r1948,%f2496,%f2497;\nst.shared.b32[%r1949],%r1948;\n"
-"add.s32 %r1952,%r2010,%r2005;\nmul.f32 %f2499,%f3012,%f2500;\nmul.f32 %f2498,%f2500,%f3013;\n"
-"cvt.rn.bf16x2.f32 %r1951,%f2498,%f2499;\nst.shared.b32[%r1952],%r1951;\nbar.warp.sync -1;\n"
-"shr.u32 %r2011,%r1967,4;\nshl.b32 %r2012,%r2011,8;\nxor.b32 %r2014,%r2011,%r341;\n"
-"shl.b32 %r2015,%r2014,4;\nadd.s32 %r2016,%r2012,%r158;\nadd.s32 %r1958,%r2016,%r2015;\n"
-"ld.shared.v4.b32{%r1954,%r1955,%r1956,%r1957},[%r1958];\nadd.s32 %r163,%r2011,%r16;\n"
-"setp.ge.s32 %p83,%r163,%r11;\n@%p83 bra $L__BB2_67;\nshl.b32 %r2018,%r317,3;\n"
-"and.b32 %r2019,%r2018,120;\ncvt.s64.s32 %rd179,%r163;\nadd.s64 %rd180,%rd179,%rd7;\n"
-"mul.lo.s64 %rd181,%rd180,%rd47;\nor.b32 %r2022,%r2019,%r348;\ncvt.s64.s32 %rd182,%r2022;\n"
-"add.s64 %rd183,%rd181,%rd182;\nshl.b64 %rd184,%rd183,1;\nadd.s64 %rd185,%rd48,%rd184;\n"
-"st.global.v4.u32[%rd185],{%r1954,%r1955,%r1956,%r1957};\n$L__BB2_67:\nor.b32 %r2030,%r340,32;\n"
-"shr.u32 %r2031,%r2030,4;\nshl.b32 %r2032,%r2031,8;\nxor.b32 %r2034,%r2031,%r341;\n"
-"shl.b32 %r2035,%r2034,4;\nadd.s32 %r2036,%r2032,%r158;\nadd.s32 %r2027,%r2036,%r2035;\n"
-"ld.shared.v4.b32{%r2023,%r2024,%r2025,%r2026},[%r2027];\nadd.s32 %r168,%r2031,%r16;\n"
-"setp.ge.s32 %p84,%r168,%r11;\n@%p84 bra $L__BB2_69;\nshl.b32 %r2038,%r317,3;\n"
-"and.b32 %r2039,%r2038,120;\ncvt.s64.s32 %rd186,%r168;\nadd.s64 %rd187,%rd186,%rd7;\n"
-"mul.lo.s64 %rd188,%rd187,%rd47;\nor.b32 %r2042,%r2039,%r348;\ncvt.s64.s32 %rd189,%r2042;\n"
-"add.s64 %rd190,%rd188,%rd189;\nshl.b64 %rd191,%rd190,1;\nadd.s64 %rd192,%rd48,%rd191;\n"
-"st.global.v4.u32[%rd192],{%r2023,%r2024,%r2025,%r2026};\n$L__BB2_69:\nor.b32 %r2050,%r340,64;\n"
-"shr.u32 %r2051,%r2050,4;\nshl.b32 %r2052,%r2051,8;\nxor.b32 %r2054,%r2051,%r341;\n"
-"shl.b32 %r2055,%r2054,4;\nadd.s32 %r2056,%r2052,%r158;\nadd.s32 %r2047,%r2056,%r2055;\n"
-"ld.shared.v4.b32{%r2043,%r2044,%r2045,%r2046},[%r2047];\nadd.s32 %r173,%r2051,%r16;\n"
-"setp.ge.s32 %p85,%r173,%r11;\n@%p85 bra $L__BB2_71;\nshl.b32 %r2058,%r317,3;\n"
-"and.b32 %r2059,%r2058,120;\ncvt.s64.s32 %rd193,%r173;\nadd.s64 %rd194,%rd193,%rd7;\n"
-"mul.lo.s64 %rd195,%rd194,%rd47;\nor.b32 %r2062,%r2059,%r348;\ncvt.s64.s32 %rd196,%r2062;\n"
-"add.s64 %rd197,%rd195,%rd196;\nshl.b64 %rd198,%rd197,1;\nadd.s64 %rd199,%rd48,%rd198;\n"
-"st.global.v4.u32[%rd199],{%r2043,%r2044,%r2045,%r2046};\n$L__BB2_71:\nor.b32 %r2070,%r340,96;\n"
-"shr.u32 %r2071,%r2070,4;\nshl.b32 %r2072,%r2071,8;\nxor.b32 %r2074,%r2071,%r341;\n"
-"shl.b32 %r2075,%r2074,4;\nadd.s32 %r2076,%r2072,%r158;\nadd.s32 %r2067,%r2076,%r2075;\n"
-"ld.shared.v4.b32{%r2063,%r2064,%r2065,%r2066},[%r2067];\nadd.s32 %r178,%r2071,%r16;\n"
-"setp.ge.s32 %p86,%r178,%r11;\n@%p86 bra $L__BB2_73;\nshl.b32 %r2078,%r317,3;\n"
-"and.b32 %r2079,%r2078,120;\ncvt.s64.s32 %rd200,%r178;\nadd.s64 %rd201,%rd200,%rd7;\n"
-"mul.lo.s64 %rd202,%rd201,%rd47;\nor.b32 %r2082,%r2079,%r348;\ncvt.s64.s32 %rd203,%r2082;\n"
-"add.s64 %rd204,%rd202,%rd203;\nshl.b64 %rd205,%rd204,1;\nadd.s64 %rd206,%rd48,%rd205;\n"
-"st.global.v4.u32[%rd206],{%r2063,%r2064,%r2065,%r2066};\n$L__BB2_73:\nor.b32 %r2090,%r340,128;\n"
-"shr.u32 %r2091,%r2090,4;\nshl.b32 %r2092,%r2091,8;\nand.b32 %r2093,%r2091,1;\n"
-"xor.b32 %r2095,%r2093,%r341;\nshl.b32 %r2096,%r2095,4;\nadd.s32 %r2097,%r2092,%r158;\n"
-"add.s32 %r2087,%r2097,%r2096;\nld.shared.v4.b32{%r2083,%r2084,%r2085,%r2086},[%r2087];\n"
-"add.s32 %r183,%r2091,%r16;\nsetp.ge.s32 %p87,%r183,%r11;\n@%p87 bra $L__BB2_75;\n"
-"shl.b32 %r2099,%r317,3;\nand.b32 %r2100,%r2099,120;\ncvt.s64.s32 %rd207,%r183;\n"
-"add.s64 %rd208,%rd207,%rd7;\nmul.lo.s64 %rd209,%rd208,%rd47;\nor.b32 %r2103,%r2100,%r348;\n"
-"cvt.s64.s32 %rd210,%r2103;\nadd.s64 %rd211,%rd209,%rd210;\nshl.b64 %rd212,%rd211,1;\n"
-"add.s64 %rd213,%rd48,%rd212;\nst.global.v4.u32[%rd213],{%r2083,%r2084,%r2085,%r2086};\n"
-"$L__BB2_75:\nor.b32 %r2111,%r340,160;\nshr.u32 %r2112,%r2111,4;\nshl.b32 %r2113,%r2112,8;\n"
-"and.b32 %r2114,%r2112,3;\nxor.b32 %r2116,%r2114,%r341;\nshl.b32 %r2117,%r2116,4;\n"
-"add.s32 %r2118,%r2113,%r158;\n";
+"st.global.v2.f32[%rd330+352],{%f2588,%f2587};\nmul.f32 %f2589,%f866,%f3024;\n"
+"mul.f32 %f2590,%f866,%f3025;\nst.global.v2.f32[%rd330+384],{%f2590,%f2589};\n"
+"mul.f32 %f2591,%f866,%f3020;\nmul.f32 %f2592,%f866,%f3021;\n"
+"st.global.v2.f32[%rd330+416],{%f2592,%f2591};\nmul.f32 %f2593,%f866,%f3016;\n"
+"mul.f32 %f2594,%f866,%f3017;\nst.global.v2.f32[%rd330+448],{%f2594,%f2593};\n"
+"mul.f32 %f2595,%f866,%f3139;\nmul.f32 %f2596,%f866,%f3138;\n"
+"st.global.v2.f32[%rd330+480],{%f2596,%f2595};\n$L__BB2_103:\nadd.s32 %r244,%r241,24;\n"
+"setp.ge.s32 %p105,%r244,%r11;\n@%p105 bra $L__BB2_172;\ncvt.s64.s32 %rd331,%r244;\n"
+"mul.lo.s64 %rd332,%rd331,%rd50;\nadd.s64 %rd333,%rd51,%rd332;\nshl.b64 %rd335,%rd333,2;\n"
+"add.s64 %rd336,%rd1,%rd335;\nmul.f32 %f2597,%f866,%f3071;\nst.global.f32[%rd336],%f2597;\n"
+"mul.f32 %f2598,%f866,%f3070;\nst.global.f32[%rd336+4],%f2598;\nmul.f32 %f2599,%f866,%f3066;\n"
+"mul.f32 %f2600,%f866,%f3067;\nst.global.v2.f32[%rd336+32],{%f2600,%f2599};\n"
+"mul.f32 %f2601,%f866,%f3062;\nmul.f32 %f2602,%f866,%f3063;\n"
+"st.global.v2.f32[%rd336+64],{%f2602,%f2601};\nmul.f32 %f2603,%f866,%f3058;\n"
+"mul.f32 %f2604,%f866,%f3059;\nst.global.v2.f32[%rd336+96],{%f2604,%f2603};\n"
+"mul.f32 %f2605,%f866,%f3054;\nmul.f32 %f2606,%f866,%f3055;\n"
+"st.global.v2.f32[%rd336+128],{%f2606,%f2605};\nmul.f32 %f2607,%f866,%f3050;\n"
+"mul.f32 %f2608,%f866,%f3051;\nst.global.v2.f32[%rd336+160],{%f2608,%f2607};\n"
+"mul.f32 %f2609,%f866,%f3046;\nmul.f32 %f2610,%f866,%f3047;\n"
+"st.global.v2.f32[%rd336+192],{%f2610,%f2609};\nmul.f32 %f2611,%f866,%f3042;\n"
+"mul.f32 %f2612,%f866,%f3043;\nst.global.v2.f32[%rd336+224],{%f2612,%f2611};\n"
+"mul.f32 %f2613,%f866,%f3038;\nmul.f32 %f2614,%f866,%f3039;\n"
+"st.global.v2.f32[%rd336+256],{%f2614,%f2613};\nmul.f32 %f2615,%f866,%f3034;\n"
+"mul.f32 %f2616,%f866,%f3035;\nst.global.v2.f32[%rd336+288],{%f2616,%f2615};\n"
+"mul.f32 %f2617,%f866,%f3030;\nmul.f32 %f2618,%f866,%f3031;\n"
+"st.global.v2.f32[%rd336+320],{%f2618,%f2617};\nmul.f32 %f2619,%f866,%f3026;\n"
+"mul.f32 %f2620,%f866,%f3027;\nst.global.v2.f32[%rd336+352],{%f2620,%f2619};\n"
+"mul.f32 %f2621,%f866,%f3022;\nmul.f32 %f2622,%f866,%f3023;\n"
+"st.global.v2.f32[%rd336+384],{%f2622,%f2621};\nmul.f32 %f2623,%f866,%f3018;\n"
+"mul.f32 %f2624,%f866,%f3019;\nst.global.v2.f32[%rd336+416],{%f2624,%f2623};\n"
+"mul.f32 %f2625,%f866,%f3014;\nmul.f32 %f2626,%f866,%f3015;\n"
+"st.global.v2.f32[%rd336+448],{%f2626,%f2625};\nmul.f32 %f2627,%f866,%f3141;\n"
+"mul.f32 %f2628,%f866,%f3140;\nst.global.v2.f32[%rd336+480],{%f2628,%f2627};\n"
+"bra.uni $L__BB2_172;\n$L__BB2_65:\nld.param.u64 %rd509,[qlora_attn128_bwd_kv_param_11];\n"
+"cvta.to.global.u64 %rd508,%rd509;\nadd.s32 %r2632,%r387,16384;\n"
+"selp.b32 %r2631,%r2632,%r387,%p11;\nld.param.u64 %rd507,[qlora_attn128_bwd_kv_param_9];\n"
+"cvta.to.global.u64 %rd506,%rd507;\nld.param.u64 %rd505,[qlora_attn128_bwd_kv_param_12];\n"
+"ld.param.u64 %rd504,[qlora_attn128_bwd_kv_param_10];\nselp.b64 %rd48,%rd504,%rd505,%p11;\n"
+"selp.b64 %rd49,%rd506,%rd508,%p11;\nshl.b32 %r2016,%r385,13;\nadd.s32 %r160,%r2016,%r2631;\n"
+"bar.warp.sync -1;\nand.b32 %r2020,%r367,31;\nshr.u32 %r2021,%r2020,2;\nshl.b32 %r2022,%r2021,8;\n"
+"shl.b32 %r2023,%r367,2;\nand.b32 %r2024,%r2023,12;\nadd.s32 %r2025,%r160,%r2024;\n"
+"add.s32 %r2026,%r2025,%r2022;\nshl.b32 %r2027,%r2021,4;\nadd.s32 %r1816,%r2026,%r2027;\n"
+"mul.f32 %f2373,%f866,%f3136;\nmul.f32 %f2374,%f3137,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1815,%f2373,%f2374;\nst.shared.b32[%r1816],%r1815;\n"
+"or.b32 %r2028,%r2022,2048;\nor.b32 %r2029,%r2027,128;\nand.b32 %r2030,%r2029,112;\n"
+"add.s32 %r2031,%r2025,%r2028;\nadd.s32 %r1819,%r2031,%r2030;\nmul.f32 %f2375,%f866,%f3134;\n"
+"mul.f32 %f2376,%f3135,%f866;\ncvt.rn.bf16x2.f32 %r1818,%f2375,%f2376;\n"
+"st.shared.b32[%r1819],%r1818;\nxor.b32 %r2032,%r2027,16;\nadd.s32 %r1822,%r2026,%r2032;\n"
+"mul.f32 %f2377,%f866,%f3132;\nmul.f32 %f2378,%f3133,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1821,%f2377,%f2378;\nst.shared.b32[%r1822],%r1821;\n"
+"xor.b32 %r2033,%r2030,16;\nadd.s32 %r1825,%r2031,%r2033;\nmul.f32 %f2379,%f866,%f3130;\n"
+"mul.f32 %f2380,%f3131,%f866;\ncvt.rn.bf16x2.f32 %r1824,%f2379,%f2380;\n"
+"st.shared.b32[%r1825],%r1824;\nxor.b32 %r2034,%r2027,32;\nadd.s32 %r1828,%r2026,%r2034;\n"
+"mul.f32 %f2381,%f866,%f3128;\n";
 static const char qlora__ptx_54[] =
-"add.s32 %r2108,%r2118,%r2117;\nld.shared.v4.b32{%r2104,%r2105,%r2106,%r2107},[%r2108];\n"
-"add.s32 %r188,%r2112,%r16;\nsetp.ge.s32 %p88,%r188,%r11;\n@%p88 bra $L__BB2_77;\n"
-"shl.b32 %r2120,%r317,3;\nand.b32 %r2121,%r2120,120;\ncvt.s64.s32 %rd214,%r188;\n"
-"add.s64 %rd215,%rd214,%rd7;\nmul.lo.s64 %rd216,%rd215,%rd47;\nor.b32 %r2124,%r2121,%r348;\n"
-"cvt.s64.s32 %rd217,%r2124;\nadd.s64 %rd218,%rd216,%rd217;\nshl.b64 %rd219,%rd218,1;\n"
-"add.s64 %rd220,%rd48,%rd219;\nst.global.v4.u32[%rd220],{%r2104,%r2105,%r2106,%r2107};\n"
-"$L__BB2_77:\nor.b32 %r2132,%r340,192;\nshr.u32 %r2133,%r2132,4;\nshl.b32 %r2134,%r2133,8;\n"
-"and.b32 %r2135,%r2133,5;\nxor.b32 %r2137,%r2135,%r341;\nshl.b32 %r2138,%r2137,4;\n"
-"add.s32 %r2139,%r2134,%r158;\nadd.s32 %r2129,%r2139,%r2138;\n"
-"ld.shared.v4.b32{%r2125,%r2126,%r2127,%r2128},[%r2129];\nadd.s32 %r193,%r2133,%r16;\n"
-"setp.ge.s32 %p89,%r193,%r11;\n@%p89 bra $L__BB2_79;\nshl.b32 %r2141,%r317,3;\n"
-"and.b32 %r2142,%r2141,120;\ncvt.s64.s32 %rd221,%r193;\nadd.s64 %rd222,%rd221,%rd7;\n"
-"mul.lo.s64 %rd223,%rd222,%rd47;\nor.b32 %r2145,%r2142,%r348;\ncvt.s64.s32 %rd224,%r2145;\n"
-"add.s64 %rd225,%rd223,%rd224;\nshl.b64 %rd226,%rd225,1;\nadd.s64 %rd227,%rd48,%rd226;\n"
-"st.global.v4.u32[%rd227],{%r2125,%r2126,%r2127,%r2128};\n$L__BB2_79:\nor.b32 %r2153,%r340,224;\n"
-"shr.u32 %r2154,%r2153,4;\nshl.b32 %r2155,%r2154,8;\nand.b32 %r2156,%r2154,7;\n"
-"xor.b32 %r2158,%r2156,%r341;\nshl.b32 %r2159,%r2158,4;\nadd.s32 %r2160,%r2155,%r158;\n"
-"add.s32 %r2150,%r2160,%r2159;\nld.shared.v4.b32{%r2146,%r2147,%r2148,%r2149},[%r2150];\n"
-"add.s32 %r198,%r2154,%r16;\nsetp.ge.s32 %p90,%r198,%r11;\n@%p90 bra $L__BB2_81;\n"
-"shl.b32 %r2162,%r317,3;\nand.b32 %r2163,%r2162,120;\ncvt.s64.s32 %rd228,%r198;\n"
-"add.s64 %rd229,%rd228,%rd7;\nmul.lo.s64 %rd230,%rd229,%rd47;\nor.b32 %r2166,%r2163,%r348;\n"
-"cvt.s64.s32 %rd231,%r2166;\nadd.s64 %rd232,%rd230,%rd231;\nshl.b64 %rd233,%rd232,1;\n"
-"add.s64 %rd234,%rd48,%rd233;\nst.global.v4.u32[%rd234],{%r2146,%r2147,%r2148,%r2149};\n"
-"$L__BB2_81:\nor.b32 %r2174,%r340,256;\nshr.u32 %r2175,%r2174,4;\nshl.b32 %r2176,%r2175,8;\n"
-"and.b32 %r2177,%r2175,1;\nxor.b32 %r2179,%r2177,%r341;\nshl.b32 %r2180,%r2179,4;\n"
-"add.s32 %r2181,%r2176,%r158;\nadd.s32 %r2171,%r2181,%r2180;\n"
-"ld.shared.v4.b32{%r2167,%r2168,%r2169,%r2170},[%r2171];\nadd.s32 %r203,%r2175,%r16;\n"
-"setp.ge.s32 %p91,%r203,%r11;\n@%p91 bra $L__BB2_83;\nshl.b32 %r2183,%r317,3;\n"
-"and.b32 %r2184,%r2183,120;\ncvt.s64.s32 %rd235,%r203;\nadd.s64 %rd236,%rd235,%rd7;\n"
-"mul.lo.s64 %rd237,%rd236,%rd47;\nor.b32 %r2187,%r2184,%r348;\ncvt.s64.s32 %rd238,%r2187;\n"
-"add.s64 %rd239,%rd237,%rd238;\nshl.b64 %rd240,%rd239,1;\nadd.s64 %rd241,%rd48,%rd240;\n"
-"st.global.v4.u32[%rd241],{%r2167,%r2168,%r2169,%r2170};\n$L__BB2_83:\nor.b32 %r2195,%r340,288;\n"
-"shr.u32 %r2196,%r2195,4;\nshl.b32 %r2197,%r2196,8;\nand.b32 %r2198,%r2196,3;\n"
-"xor.b32 %r2200,%r2198,%r341;\nshl.b32 %r2201,%r2200,4;\nadd.s32 %r2202,%r2197,%r158;\n"
-"add.s32 %r2192,%r2202,%r2201;\nld.shared.v4.b32{%r2188,%r2189,%r2190,%r2191},[%r2192];\n"
-"add.s32 %r208,%r2196,%r16;\nsetp.ge.s32 %p92,%r208,%r11;\n@%p92 bra $L__BB2_85;\n"
-"shl.b32 %r2204,%r317,3;\nand.b32 %r2205,%r2204,120;\ncvt.s64.s32 %rd242,%r208;\n"
-"add.s64 %rd243,%rd242,%rd7;\nmul.lo.s64 %rd244,%rd243,%rd47;\nor.b32 %r2208,%r2205,%r348;\n"
-"cvt.s64.s32 %rd245,%r2208;\nadd.s64 %rd246,%rd244,%rd245;\nshl.b64 %rd247,%rd246,1;\n"
-"add.s64 %rd248,%rd48,%rd247;\nst.global.v4.u32[%rd248],{%r2188,%r2189,%r2190,%r2191};\n"
-"$L__BB2_85:\nor.b32 %r2216,%r340,320;\nshr.u32 %r2217,%r2216,4;\nshl.b32 %r2218,%r2217,8;\n"
-"and.b32 %r2219,%r2217,5;\nxor.b32 %r2221,%r2219,%r341;\nshl.b32 %r2222,%r2221,4;\n"
-"add.s32 %r2223,%r2218,%r158;\nadd.s32 %r2213,%r2223,%r2222;\n"
-"ld.shared.v4.b32{%r2209,%r2210,%r2211,%r2212},[%r2213];\nadd.s32 %r213,%r2217,%r16;\n"
-"setp.ge.s32 %p93,%r213,%r11;\n@%p93 bra $L__BB2_87;\nshl.b32 %r2225,%r317,3;\n"
-"and.b32 %r2226,%r2225,120;\ncvt.s64.s32 %rd249,%r213;\nadd.s64 %rd250,%rd249,%rd7;\n"
-"mul.lo.s64 %rd251,%rd250,%rd47;\nor.b32 %r2229,%r2226,%r348;\ncvt.s64.s32 %rd252,%r2229;\n"
-"add.s64 %rd253,%rd251,%rd252;\nshl.b64 %rd254,%rd253,1;\nadd.s64 %rd255,%rd48,%rd254;\n"
-"st.global.v4.u32[%rd255],{%r2209,%r2210,%r2211,%r2212};\n$L__BB2_87:\nor.b32 %r2237,%r340,352;\n";
+"mul.f32 %f2382,%f3129,%f866;\ncvt.rn.bf16x2.f32 %r1827,%f2381,%f2382;\n"
+"st.shared.b32[%r1828],%r1827;\nxor.b32 %r2035,%r2030,32;\nadd.s32 %r1831,%r2031,%r2035;\n"
+"mul.f32 %f2383,%f866,%f3126;\nmul.f32 %f2384,%f3127,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1830,%f2383,%f2384;\nst.shared.b32[%r1831],%r1830;\n"
+"xor.b32 %r2036,%r2027,48;\nadd.s32 %r1834,%r2026,%r2036;\nmul.f32 %f2385,%f866,%f3124;\n"
+"mul.f32 %f2386,%f3125,%f866;\ncvt.rn.bf16x2.f32 %r1833,%f2385,%f2386;\n"
+"st.shared.b32[%r1834],%r1833;\nxor.b32 %r2037,%r2030,48;\nadd.s32 %r1837,%r2031,%r2037;\n"
+"mul.f32 %f2387,%f866,%f3122;\nmul.f32 %f2388,%f3123,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1836,%f2387,%f2388;\nst.shared.b32[%r1837],%r1836;\n"
+"xor.b32 %r2038,%r2027,64;\nadd.s32 %r1840,%r2026,%r2038;\nmul.f32 %f2389,%f866,%f3120;\n"
+"mul.f32 %f2390,%f3121,%f866;\ncvt.rn.bf16x2.f32 %r1839,%f2389,%f2390;\n"
+"st.shared.b32[%r1840],%r1839;\nxor.b32 %r2039,%r2030,64;\nadd.s32 %r1843,%r2031,%r2039;\n"
+"mul.f32 %f2391,%f866,%f3118;\nmul.f32 %f2392,%f3119,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1842,%f2391,%f2392;\nst.shared.b32[%r1843],%r1842;\n"
+"xor.b32 %r2040,%r2027,80;\nadd.s32 %r1846,%r2026,%r2040;\nmul.f32 %f2393,%f866,%f3116;\n"
+"mul.f32 %f2394,%f3117,%f866;\ncvt.rn.bf16x2.f32 %r1845,%f2393,%f2394;\n"
+"st.shared.b32[%r1846],%r1845;\nxor.b32 %r2041,%r2030,80;\nadd.s32 %r1849,%r2031,%r2041;\n"
+"mul.f32 %f2395,%f866,%f3114;\nmul.f32 %f2396,%f3115,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1848,%f2395,%f2396;\nst.shared.b32[%r1849],%r1848;\n"
+"xor.b32 %r2042,%r2027,96;\nadd.s32 %r1852,%r2026,%r2042;\nmul.f32 %f2397,%f866,%f3112;\n"
+"mul.f32 %f2398,%f3113,%f866;\ncvt.rn.bf16x2.f32 %r1851,%f2397,%f2398;\n"
+"st.shared.b32[%r1852],%r1851;\nxor.b32 %r2043,%r2030,96;\nadd.s32 %r1855,%r2031,%r2043;\n"
+"mul.f32 %f2399,%f866,%f3110;\nmul.f32 %f2400,%f3111,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1854,%f2399,%f2400;\nst.shared.b32[%r1855],%r1854;\n"
+"xor.b32 %r2044,%r2027,112;\nadd.s32 %r1858,%r2026,%r2044;\nmul.f32 %f2401,%f866,%f3108;\n"
+"mul.f32 %f2402,%f3109,%f866;\ncvt.rn.bf16x2.f32 %r1857,%f2401,%f2402;\n"
+"st.shared.b32[%r1858],%r1857;\nxor.b32 %r2045,%r2030,112;\nadd.s32 %r1861,%r2031,%r2045;\n"
+"mul.f32 %f2403,%f866,%f3106;\nmul.f32 %f2404,%f3107,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1860,%f2403,%f2404;\nst.shared.b32[%r1861],%r1860;\n"
+"add.s32 %r1864,%r2026,%r2029;\nmul.f32 %f2405,%f866,%f3104;\nmul.f32 %f2406,%f3105,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1863,%f2405,%f2406;\nst.shared.b32[%r1864],%r1863;\n"
+"add.s32 %r1867,%r2031,%r2029;\nmul.f32 %f2407,%f866,%f3102;\nmul.f32 %f2408,%f3103,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1866,%f2407,%f2408;\nst.shared.b32[%r1867],%r1866;\n"
+"xor.b32 %r2046,%r2027,144;\nadd.s32 %r1870,%r2026,%r2046;\nmul.f32 %f2409,%f866,%f3100;\n"
+"mul.f32 %f2410,%f3101,%f866;\ncvt.rn.bf16x2.f32 %r1869,%f2409,%f2410;\n"
+"st.shared.b32[%r1870],%r1869;\nxor.b32 %r2047,%r2030,144;\nadd.s32 %r1873,%r2031,%r2047;\n"
+"mul.f32 %f2411,%f866,%f3098;\nmul.f32 %f2412,%f3099,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1872,%f2411,%f2412;\nst.shared.b32[%r1873],%r1872;\n"
+"xor.b32 %r2048,%r2027,160;\nadd.s32 %r1876,%r2026,%r2048;\nmul.f32 %f2413,%f866,%f3096;\n"
+"mul.f32 %f2414,%f3097,%f866;\ncvt.rn.bf16x2.f32 %r1875,%f2413,%f2414;\n"
+"st.shared.b32[%r1876],%r1875;\nxor.b32 %r2049,%r2030,160;\nadd.s32 %r1879,%r2031,%r2049;\n"
+"mul.f32 %f2415,%f866,%f3094;\nmul.f32 %f2416,%f3095,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1878,%f2415,%f2416;\nst.shared.b32[%r1879],%r1878;\n"
+"xor.b32 %r2050,%r2027,176;\nadd.s32 %r1882,%r2026,%r2050;\nmul.f32 %f2417,%f866,%f3092;\n"
+"mul.f32 %f2418,%f3093,%f866;\ncvt.rn.bf16x2.f32 %r1881,%f2417,%f2418;\n"
+"st.shared.b32[%r1882],%r1881;\nxor.b32 %r2051,%r2030,176;\nadd.s32 %r1885,%r2031,%r2051;\n"
+"mul.f32 %f2419,%f866,%f3090;\nmul.f32 %f2420,%f3091,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1884,%f2419,%f2420;\nst.shared.b32[%r1885],%r1884;\n"
+"xor.b32 %r2052,%r2027,192;\nadd.s32 %r1888,%r2026,%r2052;\nmul.f32 %f2421,%f866,%f3088;\n"
+"mul.f32 %f2422,%f3089,%f866;\ncvt.rn.bf16x2.f32 %r1887,%f2421,%f2422;\n"
+"st.shared.b32[%r1888],%r1887;\nxor.b32 %r2053,%r2030,192;\nadd.s32 %r1891,%r2031,%r2053;\n"
+"mul.f32 %f2423,%f866,%f3086;\nmul.f32 %f2424,%f3087,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1890,%f2423,%f2424;\nst.shared.b32[%r1891],%r1890;\n"
+"xor.b32 %r2054,%r2027,208;\nadd.s32 %r1894,%r2026,%r2054;\n";
 static const char qlora__ptx_55[] =
-"shr.u32 %r2238,%r2237,4;\nshl.b32 %r2239,%r2238,8;\nand.b32 %r2240,%r2238,7;\n"
-"xor.b32 %r2242,%r2240,%r341;\nshl.b32 %r2243,%r2242,4;\nadd.s32 %r2244,%r2239,%r158;\n"
-"add.s32 %r2234,%r2244,%r2243;\nld.shared.v4.b32{%r2230,%r2231,%r2232,%r2233},[%r2234];\n"
-"add.s32 %r218,%r2238,%r16;\nsetp.ge.s32 %p94,%r218,%r11;\n@%p94 bra $L__BB2_89;\n"
-"shl.b32 %r2246,%r317,3;\nand.b32 %r2247,%r2246,120;\ncvt.s64.s32 %rd256,%r218;\n"
-"add.s64 %rd257,%rd256,%rd7;\nmul.lo.s64 %rd258,%rd257,%rd47;\nor.b32 %r2250,%r2247,%r348;\n"
-"cvt.s64.s32 %rd259,%r2250;\nadd.s64 %rd260,%rd258,%rd259;\nshl.b64 %rd261,%rd260,1;\n"
-"add.s64 %rd262,%rd48,%rd261;\nst.global.v4.u32[%rd262],{%r2230,%r2231,%r2232,%r2233};\n"
-"$L__BB2_89:\nor.b32 %r2258,%r340,384;\nshr.u32 %r2259,%r2258,4;\nshl.b32 %r2260,%r2259,8;\n"
-"and.b32 %r2261,%r2259,1;\nxor.b32 %r2263,%r2261,%r341;\nshl.b32 %r2264,%r2263,4;\n"
-"add.s32 %r2265,%r2260,%r158;\nadd.s32 %r2255,%r2265,%r2264;\n"
-"ld.shared.v4.b32{%r2251,%r2252,%r2253,%r2254},[%r2255];\nadd.s32 %r223,%r2259,%r16;\n"
-"setp.ge.s32 %p95,%r223,%r11;\n@%p95 bra $L__BB2_91;\nshl.b32 %r2267,%r317,3;\n"
-"and.b32 %r2268,%r2267,120;\ncvt.s64.s32 %rd263,%r223;\nadd.s64 %rd264,%rd263,%rd7;\n"
-"mul.lo.s64 %rd265,%rd264,%rd47;\nor.b32 %r2271,%r2268,%r348;\ncvt.s64.s32 %rd266,%r2271;\n"
-"add.s64 %rd267,%rd265,%rd266;\nshl.b64 %rd268,%rd267,1;\nadd.s64 %rd269,%rd48,%rd268;\n"
-"st.global.v4.u32[%rd269],{%r2251,%r2252,%r2253,%r2254};\n$L__BB2_91:\nor.b32 %r2279,%r340,416;\n"
-"shr.u32 %r2280,%r2279,4;\nshl.b32 %r2281,%r2280,8;\nand.b32 %r2282,%r2280,3;\n"
-"xor.b32 %r2284,%r2282,%r341;\nshl.b32 %r2285,%r2284,4;\nadd.s32 %r2286,%r2281,%r158;\n"
-"add.s32 %r2276,%r2286,%r2285;\nld.shared.v4.b32{%r2272,%r2273,%r2274,%r2275},[%r2276];\n"
-"add.s32 %r228,%r2280,%r16;\nsetp.ge.s32 %p96,%r228,%r11;\n@%p96 bra $L__BB2_93;\n"
-"shl.b32 %r2288,%r317,3;\nand.b32 %r2289,%r2288,120;\ncvt.s64.s32 %rd270,%r228;\n"
-"add.s64 %rd271,%rd270,%rd7;\nmul.lo.s64 %rd272,%rd271,%rd47;\nor.b32 %r2292,%r2289,%r348;\n"
-"cvt.s64.s32 %rd273,%r2292;\nadd.s64 %rd274,%rd272,%rd273;\nshl.b64 %rd275,%rd274,1;\n"
-"add.s64 %rd276,%rd48,%rd275;\nst.global.v4.u32[%rd276],{%r2272,%r2273,%r2274,%r2275};\n"
-"$L__BB2_93:\nor.b32 %r2300,%r340,448;\nshr.u32 %r2301,%r2300,4;\nshl.b32 %r2302,%r2301,8;\n"
-"and.b32 %r2303,%r2301,5;\nxor.b32 %r2305,%r2303,%r341;\nshl.b32 %r2306,%r2305,4;\n"
-"add.s32 %r2307,%r2302,%r158;\nadd.s32 %r2297,%r2307,%r2306;\n"
-"ld.shared.v4.b32{%r2293,%r2294,%r2295,%r2296},[%r2297];\nadd.s32 %r233,%r2301,%r16;\n"
-"setp.ge.s32 %p97,%r233,%r11;\n@%p97 bra $L__BB2_95;\nshl.b32 %r2309,%r317,3;\n"
-"and.b32 %r2310,%r2309,120;\ncvt.s64.s32 %rd277,%r233;\nadd.s64 %rd278,%rd277,%rd7;\n"
-"mul.lo.s64 %rd279,%rd278,%rd47;\nor.b32 %r2313,%r2310,%r348;\ncvt.s64.s32 %rd280,%r2313;\n"
-"add.s64 %rd281,%rd279,%rd280;\nshl.b64 %rd282,%rd281,1;\nadd.s64 %rd283,%rd48,%rd282;\n"
-"st.global.v4.u32[%rd283],{%r2293,%r2294,%r2295,%r2296};\n$L__BB2_95:\nor.b32 %r2321,%r340,480;\n"
-"shr.u32 %r2322,%r2321,4;\nshl.b32 %r2323,%r2322,8;\nand.b32 %r2324,%r2322,7;\n"
-"xor.b32 %r2326,%r2324,%r341;\nshl.b32 %r2327,%r2326,4;\nadd.s32 %r2328,%r2323,%r158;\n"
-"add.s32 %r2318,%r2328,%r2327;\nld.shared.v4.b32{%r2314,%r2315,%r2316,%r2317},[%r2318];\n"
-"add.s32 %r238,%r2322,%r16;\nsetp.ge.s32 %p98,%r238,%r11;\n@%p98 bra $L__BB2_130;\n"
-"shl.b32 %r2330,%r317,3;\nand.b32 %r2331,%r2330,120;\ncvt.s64.s32 %rd284,%r238;\n"
-"add.s64 %rd285,%rd284,%rd7;\nmul.lo.s64 %rd286,%rd285,%rd47;\nor.b32 %r2334,%r2331,%r348;\n"
-"cvt.s64.s32 %rd287,%r2334;\nadd.s64 %rd288,%rd286,%rd287;\nshl.b64 %rd289,%rd288,1;\n"
-"add.s64 %rd290,%rd48,%rd289;\nst.global.v4.u32[%rd290],{%r2314,%r2315,%r2316,%r2317};\n"
-"$L__BB2_130:\nret;\n}\n";
+"mul.f32 %f2425,%f866,%f3084;\nmul.f32 %f2426,%f3085,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1893,%f2425,%f2426;\nst.shared.b32[%r1894],%r1893;\n"
+"xor.b32 %r2055,%r2030,208;\nadd.s32 %r1897,%r2031,%r2055;\nmul.f32 %f2427,%f866,%f3082;\n"
+"mul.f32 %f2428,%f3083,%f866;\ncvt.rn.bf16x2.f32 %r1896,%f2427,%f2428;\n"
+"st.shared.b32[%r1897],%r1896;\nxor.b32 %r2056,%r2027,224;\nadd.s32 %r1900,%r2026,%r2056;\n"
+"mul.f32 %f2429,%f866,%f3080;\nmul.f32 %f2430,%f3081,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1899,%f2429,%f2430;\nst.shared.b32[%r1900],%r1899;\n"
+"xor.b32 %r2057,%r2030,224;\nadd.s32 %r1903,%r2031,%r2057;\nmul.f32 %f2431,%f866,%f3078;\n"
+"mul.f32 %f2432,%f3079,%f866;\ncvt.rn.bf16x2.f32 %r1902,%f2431,%f2432;\n"
+"st.shared.b32[%r1903],%r1902;\nxor.b32 %r2058,%r2027,240;\nadd.s32 %r1906,%r2026,%r2058;\n"
+"mul.f32 %f2433,%f866,%f3076;\nmul.f32 %f2434,%f3077,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1905,%f2433,%f2434;\nst.shared.b32[%r1906],%r1905;\n"
+"xor.b32 %r2059,%r2030,240;\nadd.s32 %r1909,%r2031,%r2059;\nmul.f32 %f2435,%f866,%f3074;\n"
+"mul.f32 %f2436,%f3075,%f866;\ncvt.rn.bf16x2.f32 %r1908,%f2435,%f2436;\n"
+"st.shared.b32[%r1909],%r1908;\nor.b32 %r2060,%r2022,4096;\nadd.s32 %r2061,%r2025,%r2060;\n"
+"add.s32 %r1912,%r2061,%r2027;\nmul.f32 %f2437,%f866,%f3072;\nmul.f32 %f2438,%f3073,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1911,%f2437,%f2438;\nst.shared.b32[%r1912],%r1911;\n"
+"or.b32 %r2062,%r2022,6144;\nadd.s32 %r2063,%r2025,%r2062;\nadd.s32 %r1915,%r2063,%r2027;\n"
+"mul.f32 %f2439,%f866,%f3070;\nmul.f32 %f2440,%f3071,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1914,%f2439,%f2440;\nst.shared.b32[%r1915],%r1914;\n"
+"add.s32 %r1918,%r2061,%r2032;\nmul.f32 %f2441,%f866,%f3068;\nmul.f32 %f2442,%f3069,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1917,%f2441,%f2442;\nst.shared.b32[%r1918],%r1917;\n"
+"add.s32 %r1921,%r2063,%r2032;\nmul.f32 %f2443,%f866,%f3066;\nmul.f32 %f2444,%f3067,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1920,%f2443,%f2444;\nst.shared.b32[%r1921],%r1920;\n"
+"add.s32 %r1924,%r2061,%r2034;\nmul.f32 %f2445,%f866,%f3064;\nmul.f32 %f2446,%f3065,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1923,%f2445,%f2446;\nst.shared.b32[%r1924],%r1923;\n"
+"add.s32 %r1927,%r2063,%r2034;\nmul.f32 %f2447,%f866,%f3062;\nmul.f32 %f2448,%f3063,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1926,%f2447,%f2448;\nst.shared.b32[%r1927],%r1926;\n"
+"add.s32 %r1930,%r2061,%r2036;\nmul.f32 %f2449,%f866,%f3060;\nmul.f32 %f2450,%f3061,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1929,%f2449,%f2450;\nst.shared.b32[%r1930],%r1929;\n"
+"add.s32 %r1933,%r2063,%r2036;\nmul.f32 %f2451,%f866,%f3058;\nmul.f32 %f2452,%f3059,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1932,%f2451,%f2452;\nst.shared.b32[%r1933],%r1932;\n"
+"add.s32 %r1936,%r2061,%r2038;\nmul.f32 %f2453,%f866,%f3056;\nmul.f32 %f2454,%f3057,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1935,%f2453,%f2454;\nst.shared.b32[%r1936],%r1935;\n"
+"add.s32 %r1939,%r2063,%r2038;\nmul.f32 %f2455,%f866,%f3054;\nmul.f32 %f2456,%f3055,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1938,%f2455,%f2456;\nst.shared.b32[%r1939],%r1938;\n"
+"add.s32 %r1942,%r2061,%r2040;\nmul.f32 %f2457,%f866,%f3052;\nmul.f32 %f2458,%f3053,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1941,%f2457,%f2458;\nst.shared.b32[%r1942],%r1941;\n"
+"add.s32 %r1945,%r2063,%r2040;\nmul.f32 %f2459,%f866,%f3050;\nmul.f32 %f2460,%f3051,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1944,%f2459,%f2460;\nst.shared.b32[%r1945],%r1944;\n"
+"add.s32 %r1948,%r2061,%r2042;\nmul.f32 %f2461,%f866,%f3048;\nmul.f32 %f2462,%f3049,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1947,%f2461,%f2462;\nst.shared.b32[%r1948],%r1947;\n"
+"add.s32 %r1951,%r2063,%r2042;\nmul.f32 %f2463,%f866,%f3046;\nmul.f32 %f2464,%f3047,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1950,%f2463,%f2464;\nst.shared.b32[%r1951],%r1950;\n"
+"add.s32 %r1954,%r2061,%r2044;\nmul.f32 %f2465,%f866,%f3044;\nmul.f32 %f2466,%f3045,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1953,%f2465,%f2466;\nst.shared.b32[%r1954],%r1953;\n"
+"add.s32 %r1957,%r2063,%r2044;\nmul.f32 %f2467,%f866,%f3042;\nmul.f32 %f2468,%f3043,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1956,%f2467,%f2468;\nst.shared.b32[%r1957],%r1956;\n"
+"add.s32 %r1960,%r2061,%r2029;\nmul.f32 %f2469,%f866,%f3040;\nmul.f32 %f2470,%f3041,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1959,%f2469,%f2470;\nst.shared.b32[%r1960],%r1959;\n"
+"add.s32 %r1963,%r2063,%r2029;\nmul.f32 %f2471,%f866,%f3038;\nmul.f32 %f2472,%f3039,%f866;\n"
+"cvt.rn.bf16x2.f32 %r1962,%f2471,%f2472;\n";
 static const char qlora__ptx_56[] =
+"st.shared.b32[%r1963],%r1962;\nadd.s32 %r1966,%r2061,%r2046;\nmul.f32 %f2473,%f866,%f3036;\n"
+"mul.f32 %f2474,%f3037,%f866;\ncvt.rn.bf16x2.f32 %r1965,%f2473,%f2474;\n"
+"st.shared.b32[%r1966],%r1965;\nadd.s32 %r1969,%r2063,%r2046;\nmul.f32 %f2475,%f866,%f3034;\n"
+"mul.f32 %f2476,%f3035,%f866;\ncvt.rn.bf16x2.f32 %r1968,%f2475,%f2476;\n"
+"st.shared.b32[%r1969],%r1968;\nadd.s32 %r1972,%r2061,%r2048;\nmul.f32 %f2477,%f866,%f3032;\n"
+"mul.f32 %f2478,%f3033,%f866;\ncvt.rn.bf16x2.f32 %r1971,%f2477,%f2478;\n"
+"st.shared.b32[%r1972],%r1971;\nadd.s32 %r1975,%r2063,%r2048;\nmul.f32 %f2479,%f866,%f3030;\n"
+"mul.f32 %f2480,%f3031,%f866;\ncvt.rn.bf16x2.f32 %r1974,%f2479,%f2480;\n"
+"st.shared.b32[%r1975],%r1974;\nadd.s32 %r1978,%r2061,%r2050;\nmul.f32 %f2481,%f866,%f3028;\n"
+"mul.f32 %f2482,%f3029,%f866;\ncvt.rn.bf16x2.f32 %r1977,%f2481,%f2482;\n"
+"st.shared.b32[%r1978],%r1977;\nadd.s32 %r1981,%r2063,%r2050;\nmul.f32 %f2483,%f866,%f3026;\n"
+"mul.f32 %f2484,%f3027,%f866;\ncvt.rn.bf16x2.f32 %r1980,%f2483,%f2484;\n"
+"st.shared.b32[%r1981],%r1980;\nadd.s32 %r1984,%r2061,%r2052;\nmul.f32 %f2485,%f866,%f3024;\n"
+"mul.f32 %f2486,%f3025,%f866;\ncvt.rn.bf16x2.f32 %r1983,%f2485,%f2486;\n"
+"st.shared.b32[%r1984],%r1983;\nadd.s32 %r1987,%r2063,%r2052;\nmul.f32 %f2487,%f866,%f3022;\n"
+"mul.f32 %f2488,%f3023,%f866;\ncvt.rn.bf16x2.f32 %r1986,%f2487,%f2488;\n"
+"st.shared.b32[%r1987],%r1986;\nadd.s32 %r1990,%r2061,%r2054;\nmul.f32 %f2489,%f866,%f3020;\n"
+"mul.f32 %f2490,%f3021,%f866;\ncvt.rn.bf16x2.f32 %r1989,%f2489,%f2490;\n"
+"st.shared.b32[%r1990],%r1989;\nadd.s32 %r1993,%r2063,%r2054;\nmul.f32 %f2491,%f866,%f3018;\n"
+"mul.f32 %f2492,%f3019,%f866;\ncvt.rn.bf16x2.f32 %r1992,%f2491,%f2492;\n"
+"st.shared.b32[%r1993],%r1992;\nadd.s32 %r1996,%r2061,%r2056;\nmul.f32 %f2493,%f866,%f3016;\n"
+"mul.f32 %f2494,%f3017,%f866;\ncvt.rn.bf16x2.f32 %r1995,%f2493,%f2494;\n"
+"st.shared.b32[%r1996],%r1995;\nadd.s32 %r1999,%r2063,%r2056;\nmul.f32 %f2495,%f866,%f3014;\n"
+"mul.f32 %f2496,%f3015,%f866;\ncvt.rn.bf16x2.f32 %r1998,%f2495,%f2496;\n"
+"st.shared.b32[%r1999],%r1998;\nadd.s32 %r2002,%r2061,%r2058;\nmul.f32 %f2497,%f866,%f3139;\n"
+"mul.f32 %f2498,%f3138,%f866;\ncvt.rn.bf16x2.f32 %r2001,%f2497,%f2498;\n"
+"st.shared.b32[%r2002],%r2001;\nadd.s32 %r2005,%r2063,%r2058;\nmul.f32 %f2499,%f866,%f3141;\n"
+"mul.f32 %f2500,%f3140,%f866;\ncvt.rn.bf16x2.f32 %r2004,%f2499,%f2500;\n"
+"st.shared.b32[%r2005],%r2004;\nbar.warp.sync -1;\nshr.u32 %r2064,%r2020,4;\n"
+"shl.b32 %r2065,%r2064,8;\nxor.b32 %r2067,%r2064,%r391;\nshl.b32 %r2068,%r2067,4;\n"
+"add.s32 %r2069,%r2065,%r160;\nadd.s32 %r2011,%r2069,%r2068;\n"
+"ld.shared.v4.b32{%r2007,%r2008,%r2009,%r2010},[%r2011];\nadd.s32 %r165,%r2064,%r17;\n"
+"setp.ge.s32 %p85,%r165,%r11;\n@%p85 bra $L__BB2_67;\nshl.b32 %r2071,%r367,3;\n"
+"and.b32 %r2072,%r2071,120;\ncvt.s64.s32 %rd189,%r165;\nadd.s64 %rd190,%rd189,%rd8;\n"
+"mul.lo.s64 %rd191,%rd190,%rd48;\nor.b32 %r2075,%r2072,%r398;\ncvt.s64.s32 %rd192,%r2075;\n"
+"add.s64 %rd193,%rd191,%rd192;\nshl.b64 %rd194,%rd193,1;\nadd.s64 %rd195,%rd49,%rd194;\n"
+"st.global.v4.u32[%rd195],{%r2007,%r2008,%r2009,%r2010};\n$L__BB2_67:\nor.b32 %r2083,%r390,32;\n"
+"shr.u32 %r2084,%r2083,4;\nshl.b32 %r2085,%r2084,8;\nxor.b32 %r2087,%r2084,%r391;\n"
+"shl.b32 %r2088,%r2087,4;\nadd.s32 %r2089,%r2085,%r160;\nadd.s32 %r2080,%r2089,%r2088;\n"
+"ld.shared.v4.b32{%r2076,%r2077,%r2078,%r2079},[%r2080];\nadd.s32 %r170,%r2084,%r17;\n"
+"setp.ge.s32 %p86,%r170,%r11;\n@%p86 bra $L__BB2_69;\nshl.b32 %r2091,%r367,3;\n"
+"and.b32 %r2092,%r2091,120;\ncvt.s64.s32 %rd196,%r170;\nadd.s64 %rd197,%rd196,%rd8;\n"
+"mul.lo.s64 %rd198,%rd197,%rd48;\nor.b32 %r2095,%r2092,%r398;\ncvt.s64.s32 %rd199,%r2095;\n"
+"add.s64 %rd200,%rd198,%rd199;\nshl.b64 %rd201,%rd200,1;\nadd.s64 %rd202,%rd49,%rd201;\n"
+"st.global.v4.u32[%rd202],{%r2076,%r2077,%r2078,%r2079};\n$L__BB2_69:\nor.b32 %r2103,%r390,64;\n"
+"shr.u32 %r2104,%r2103,4;\nshl.b32 %r2105,%r2104,8;\nxor.b32 %r2107,%r2104,%r391;\n"
+"shl.b32 %r2108,%r2107,4;\nadd.s32 %r2109,%r2105,%r160;\nadd.s32 %r2100,%r2109,%r2108;\n"
+"ld.shared.v4.b32{%r2096,%r2097,%r2098,%r2099},[%r2100];\nadd.s32 %r175,%r2104,%r17;\n"
+"setp.ge.s32 %p87,%r175,%r11;\n@%p87 bra $L__BB2_71;\nshl.b32 %r2111,%r367,3;\n"
+"and.b32 %r2112,%r2111,120;\ncvt.s64.s32 %rd203,%r175;\nadd.s64 %rd204,%rd203,%rd8;\n";
+static const char qlora__ptx_57[] =
+"mul.lo.s64 %rd205,%rd204,%rd48;\nor.b32 %r2115,%r2112,%r398;\ncvt.s64.s32 %rd206,%r2115;\n"
+"add.s64 %rd207,%rd205,%rd206;\nshl.b64 %rd208,%rd207,1;\nadd.s64 %rd209,%rd49,%rd208;\n"
+"st.global.v4.u32[%rd209],{%r2096,%r2097,%r2098,%r2099};\n$L__BB2_71:\nor.b32 %r2123,%r390,96;\n"
+"shr.u32 %r2124,%r2123,4;\nshl.b32 %r2125,%r2124,8;\nxor.b32 %r2127,%r2124,%r391;\n"
+"shl.b32 %r2128,%r2127,4;\nadd.s32 %r2129,%r2125,%r160;\nadd.s32 %r2120,%r2129,%r2128;\n"
+"ld.shared.v4.b32{%r2116,%r2117,%r2118,%r2119},[%r2120];\nadd.s32 %r180,%r2124,%r17;\n"
+"setp.ge.s32 %p88,%r180,%r11;\n@%p88 bra $L__BB2_73;\nshl.b32 %r2131,%r367,3;\n"
+"and.b32 %r2132,%r2131,120;\ncvt.s64.s32 %rd210,%r180;\nadd.s64 %rd211,%rd210,%rd8;\n"
+"mul.lo.s64 %rd212,%rd211,%rd48;\nor.b32 %r2135,%r2132,%r398;\ncvt.s64.s32 %rd213,%r2135;\n"
+"add.s64 %rd214,%rd212,%rd213;\nshl.b64 %rd215,%rd214,1;\nadd.s64 %rd216,%rd49,%rd215;\n"
+"st.global.v4.u32[%rd216],{%r2116,%r2117,%r2118,%r2119};\n$L__BB2_73:\nor.b32 %r2143,%r390,128;\n"
+"shr.u32 %r2144,%r2143,4;\nshl.b32 %r2145,%r2144,8;\nand.b32 %r2146,%r2144,1;\n"
+"xor.b32 %r2148,%r2146,%r391;\nshl.b32 %r2149,%r2148,4;\nadd.s32 %r2150,%r2145,%r160;\n"
+"add.s32 %r2140,%r2150,%r2149;\nld.shared.v4.b32{%r2136,%r2137,%r2138,%r2139},[%r2140];\n"
+"add.s32 %r185,%r2144,%r17;\nsetp.ge.s32 %p89,%r185,%r11;\n@%p89 bra $L__BB2_75;\n"
+"shl.b32 %r2152,%r367,3;\nand.b32 %r2153,%r2152,120;\ncvt.s64.s32 %rd217,%r185;\n"
+"add.s64 %rd218,%rd217,%rd8;\nmul.lo.s64 %rd219,%rd218,%rd48;\nor.b32 %r2156,%r2153,%r398;\n"
+"cvt.s64.s32 %rd220,%r2156;\nadd.s64 %rd221,%rd219,%rd220;\nshl.b64 %rd222,%rd221,1;\n"
+"add.s64 %rd223,%rd49,%rd222;\nst.global.v4.u32[%rd223],{%r2136,%r2137,%r2138,%r2139};\n"
+"$L__BB2_75:\nor.b32 %r2164,%r390,160;\nshr.u32 %r2165,%r2164,4;\nshl.b32 %r2166,%r2165,8;\n"
+"and.b32 %r2167,%r2165,3;\nxor.b32 %r2169,%r2167,%r391;\nshl.b32 %r2170,%r2169,4;\n"
+"add.s32 %r2171,%r2166,%r160;\nadd.s32 %r2161,%r2171,%r2170;\n"
+"ld.shared.v4.b32{%r2157,%r2158,%r2159,%r2160},[%r2161];\nadd.s32 %r190,%r2165,%r17;\n"
+"setp.ge.s32 %p90,%r190,%r11;\n@%p90 bra $L__BB2_77;\nshl.b32 %r2173,%r367,3;\n"
+"and.b32 %r2174,%r2173,120;\ncvt.s64.s32 %rd224,%r190;\nadd.s64 %rd225,%rd224,%rd8;\n"
+"mul.lo.s64 %rd226,%rd225,%rd48;\nor.b32 %r2177,%r2174,%r398;\ncvt.s64.s32 %rd227,%r2177;\n"
+"add.s64 %rd228,%rd226,%rd227;\nshl.b64 %rd229,%rd228,1;\nadd.s64 %rd230,%rd49,%rd229;\n"
+"st.global.v4.u32[%rd230],{%r2157,%r2158,%r2159,%r2160};\n$L__BB2_77:\nor.b32 %r2185,%r390,192;\n"
+"shr.u32 %r2186,%r2185,4;\nshl.b32 %r2187,%r2186,8;\nand.b32 %r2188,%r2186,5;\n"
+"xor.b32 %r2190,%r2188,%r391;\nshl.b32 %r2191,%r2190,4;\nadd.s32 %r2192,%r2187,%r160;\n"
+"add.s32 %r2182,%r2192,%r2191;\nld.shared.v4.b32{%r2178,%r2179,%r2180,%r2181},[%r2182];\n"
+"add.s32 %r195,%r2186,%r17;\nsetp.ge.s32 %p91,%r195,%r11;\n@%p91 bra $L__BB2_79;\n"
+"shl.b32 %r2194,%r367,3;\nand.b32 %r2195,%r2194,120;\ncvt.s64.s32 %rd231,%r195;\n"
+"add.s64 %rd232,%rd231,%rd8;\nmul.lo.s64 %rd233,%rd232,%rd48;\nor.b32 %r2198,%r2195,%r398;\n"
+"cvt.s64.s32 %rd234,%r2198;\nadd.s64 %rd235,%rd233,%rd234;\nshl.b64 %rd236,%rd235,1;\n"
+"add.s64 %rd237,%rd49,%rd236;\nst.global.v4.u32[%rd237],{%r2178,%r2179,%r2180,%r2181};\n"
+"$L__BB2_79:\nor.b32 %r2206,%r390,224;\nshr.u32 %r2207,%r2206,4;\nshl.b32 %r2208,%r2207,8;\n"
+"and.b32 %r2209,%r2207,7;\nxor.b32 %r2211,%r2209,%r391;\nshl.b32 %r2212,%r2211,4;\n"
+"add.s32 %r2213,%r2208,%r160;\nadd.s32 %r2203,%r2213,%r2212;\n"
+"ld.shared.v4.b32{%r2199,%r2200,%r2201,%r2202},[%r2203];\nadd.s32 %r200,%r2207,%r17;\n"
+"setp.ge.s32 %p92,%r200,%r11;\n@%p92 bra $L__BB2_81;\nshl.b32 %r2215,%r367,3;\n"
+"and.b32 %r2216,%r2215,120;\ncvt.s64.s32 %rd238,%r200;\nadd.s64 %rd239,%rd238,%rd8;\n"
+"mul.lo.s64 %rd240,%rd239,%rd48;\nor.b32 %r2219,%r2216,%r398;\ncvt.s64.s32 %rd241,%r2219;\n"
+"add.s64 %rd242,%rd240,%rd241;\nshl.b64 %rd243,%rd242,1;\nadd.s64 %rd244,%rd49,%rd243;\n"
+"st.global.v4.u32[%rd244],{%r2199,%r2200,%r2201,%r2202};\n$L__BB2_81:\nor.b32 %r2227,%r390,256;\n"
+"shr.u32 %r2228,%r2227,4;\nshl.b32 %r2229,%r2228,8;\nand.b32 %r2230,%r2228,1;\n"
+"xor.b32 %r2232,%r2230,%r391;\nshl.b32 %r2233,%r2232,4;\nadd.s32 %r2234,%r2229,%r160;\n"
+"add.s32 %r2224,%r2234,%r2233;\nld.shared.v4.b32{%r2220,%r2221,%r2222,%r2223},[%r2224];\n"
+"add.s32 %r205,%r2228,%r17;\nsetp.ge.s32 %p93,%r205,%r11;\n";
+static const char qlora__ptx_58[] =
+"@%p93 bra $L__BB2_83;\nshl.b32 %r2236,%r367,3;\nand.b32 %r2237,%r2236,120;\n"
+"cvt.s64.s32 %rd245,%r205;\nadd.s64 %rd246,%rd245,%rd8;\nmul.lo.s64 %rd247,%rd246,%rd48;\n"
+"or.b32 %r2240,%r2237,%r398;\ncvt.s64.s32 %rd248,%r2240;\nadd.s64 %rd249,%rd247,%rd248;\n"
+"shl.b64 %rd250,%rd249,1;\nadd.s64 %rd251,%rd49,%rd250;\n"
+"st.global.v4.u32[%rd251],{%r2220,%r2221,%r2222,%r2223};\n$L__BB2_83:\nor.b32 %r2248,%r390,288;\n"
+"shr.u32 %r2249,%r2248,4;\nshl.b32 %r2250,%r2249,8;\nand.b32 %r2251,%r2249,3;\n"
+"xor.b32 %r2253,%r2251,%r391;\nshl.b32 %r2254,%r2253,4;\nadd.s32 %r2255,%r2250,%r160;\n"
+"add.s32 %r2245,%r2255,%r2254;\nld.shared.v4.b32{%r2241,%r2242,%r2243,%r2244},[%r2245];\n"
+"add.s32 %r210,%r2249,%r17;\nsetp.ge.s32 %p94,%r210,%r11;\n@%p94 bra $L__BB2_85;\n"
+"shl.b32 %r2257,%r367,3;\nand.b32 %r2258,%r2257,120;\ncvt.s64.s32 %rd252,%r210;\n"
+"add.s64 %rd253,%rd252,%rd8;\nmul.lo.s64 %rd254,%rd253,%rd48;\nor.b32 %r2261,%r2258,%r398;\n"
+"cvt.s64.s32 %rd255,%r2261;\nadd.s64 %rd256,%rd254,%rd255;\nshl.b64 %rd257,%rd256,1;\n"
+"add.s64 %rd258,%rd49,%rd257;\nst.global.v4.u32[%rd258],{%r2241,%r2242,%r2243,%r2244};\n"
+"$L__BB2_85:\nor.b32 %r2269,%r390,320;\nshr.u32 %r2270,%r2269,4;\nshl.b32 %r2271,%r2270,8;\n"
+"and.b32 %r2272,%r2270,5;\nxor.b32 %r2274,%r2272,%r391;\nshl.b32 %r2275,%r2274,4;\n"
+"add.s32 %r2276,%r2271,%r160;\nadd.s32 %r2266,%r2276,%r2275;\n"
+"ld.shared.v4.b32{%r2262,%r2263,%r2264,%r2265},[%r2266];\nadd.s32 %r215,%r2270,%r17;\n"
+"setp.ge.s32 %p95,%r215,%r11;\n@%p95 bra $L__BB2_87;\nshl.b32 %r2278,%r367,3;\n"
+"and.b32 %r2279,%r2278,120;\ncvt.s64.s32 %rd259,%r215;\nadd.s64 %rd260,%rd259,%rd8;\n"
+"mul.lo.s64 %rd261,%rd260,%rd48;\nor.b32 %r2282,%r2279,%r398;\ncvt.s64.s32 %rd262,%r2282;\n"
+"add.s64 %rd263,%rd261,%rd262;\nshl.b64 %rd264,%rd263,1;\nadd.s64 %rd265,%rd49,%rd264;\n"
+"st.global.v4.u32[%rd265],{%r2262,%r2263,%r2264,%r2265};\n$L__BB2_87:\nor.b32 %r2290,%r390,352;\n"
+"shr.u32 %r2291,%r2290,4;\nshl.b32 %r2292,%r2291,8;\nand.b32 %r2293,%r2291,7;\n"
+"xor.b32 %r2295,%r2293,%r391;\nshl.b32 %r2296,%r2295,4;\nadd.s32 %r2297,%r2292,%r160;\n"
+"add.s32 %r2287,%r2297,%r2296;\nld.shared.v4.b32{%r2283,%r2284,%r2285,%r2286},[%r2287];\n"
+"add.s32 %r220,%r2291,%r17;\nsetp.ge.s32 %p96,%r220,%r11;\n@%p96 bra $L__BB2_89;\n"
+"shl.b32 %r2299,%r367,3;\nand.b32 %r2300,%r2299,120;\ncvt.s64.s32 %rd266,%r220;\n"
+"add.s64 %rd267,%rd266,%rd8;\nmul.lo.s64 %rd268,%rd267,%rd48;\nor.b32 %r2303,%r2300,%r398;\n"
+"cvt.s64.s32 %rd269,%r2303;\nadd.s64 %rd270,%rd268,%rd269;\nshl.b64 %rd271,%rd270,1;\n"
+"add.s64 %rd272,%rd49,%rd271;\nst.global.v4.u32[%rd272],{%r2283,%r2284,%r2285,%r2286};\n"
+"$L__BB2_89:\nor.b32 %r2311,%r390,384;\nshr.u32 %r2312,%r2311,4;\nshl.b32 %r2313,%r2312,8;\n"
+"and.b32 %r2314,%r2312,1;\nxor.b32 %r2316,%r2314,%r391;\nshl.b32 %r2317,%r2316,4;\n"
+"add.s32 %r2318,%r2313,%r160;\nadd.s32 %r2308,%r2318,%r2317;\n"
+"ld.shared.v4.b32{%r2304,%r2305,%r2306,%r2307},[%r2308];\nadd.s32 %r225,%r2312,%r17;\n"
+"setp.ge.s32 %p97,%r225,%r11;\n@%p97 bra $L__BB2_91;\nshl.b32 %r2320,%r367,3;\n"
+"and.b32 %r2321,%r2320,120;\ncvt.s64.s32 %rd273,%r225;\nadd.s64 %rd274,%rd273,%rd8;\n"
+"mul.lo.s64 %rd275,%rd274,%rd48;\nor.b32 %r2324,%r2321,%r398;\ncvt.s64.s32 %rd276,%r2324;\n"
+"add.s64 %rd277,%rd275,%rd276;\nshl.b64 %rd278,%rd277,1;\nadd.s64 %rd279,%rd49,%rd278;\n"
+"st.global.v4.u32[%rd279],{%r2304,%r2305,%r2306,%r2307};\n$L__BB2_91:\nor.b32 %r2332,%r390,416;\n"
+"shr.u32 %r2333,%r2332,4;\nshl.b32 %r2334,%r2333,8;\nand.b32 %r2335,%r2333,3;\n"
+"xor.b32 %r2337,%r2335,%r391;\nshl.b32 %r2338,%r2337,4;\nadd.s32 %r2339,%r2334,%r160;\n"
+"add.s32 %r2329,%r2339,%r2338;\nld.shared.v4.b32{%r2325,%r2326,%r2327,%r2328},[%r2329];\n"
+"add.s32 %r230,%r2333,%r17;\nsetp.ge.s32 %p98,%r230,%r11;\n@%p98 bra $L__BB2_93;\n"
+"shl.b32 %r2341,%r367,3;\nand.b32 %r2342,%r2341,120;\ncvt.s64.s32 %rd280,%r230;\n"
+"add.s64 %rd281,%rd280,%rd8;\nmul.lo.s64 %rd282,%rd281,%rd48;\nor.b32 %r2345,%r2342,%r398;\n"
+"cvt.s64.s32 %rd283,%r2345;\nadd.s64 %rd284,%rd282,%rd283;\nshl.b64 %rd285,%rd284,1;\n"
+"add.s64 %rd286,%rd49,%rd285;\nst.global.v4.u32[%rd286],{%r2325,%r2326,%r2327,%r2328};\n"
+"$L__BB2_93:\nor.b32 %r2353,%r390,448;\nshr.u32 %r2354,%r2353,4;\nshl.b32 %r2355,%r2354,8;\n"
+"and.b32 %r2356,%r2354,5;\nxor.b32 %r2358,%r2356,%r391;\nshl.b32 %r2359,%r2358,4;\n";
+static const char qlora__ptx_59[] =
+"add.s32 %r2360,%r2355,%r160;\nadd.s32 %r2350,%r2360,%r2359;\n"
+"ld.shared.v4.b32{%r2346,%r2347,%r2348,%r2349},[%r2350];\nadd.s32 %r235,%r2354,%r17;\n"
+"setp.ge.s32 %p99,%r235,%r11;\n@%p99 bra $L__BB2_95;\nshl.b32 %r2362,%r367,3;\n"
+"and.b32 %r2363,%r2362,120;\ncvt.s64.s32 %rd287,%r235;\nadd.s64 %rd288,%rd287,%rd8;\n"
+"mul.lo.s64 %rd289,%rd288,%rd48;\nor.b32 %r2366,%r2363,%r398;\ncvt.s64.s32 %rd290,%r2366;\n"
+"add.s64 %rd291,%rd289,%rd290;\nshl.b64 %rd292,%rd291,1;\nadd.s64 %rd293,%rd49,%rd292;\n"
+"st.global.v4.u32[%rd293],{%r2346,%r2347,%r2348,%r2349};\n$L__BB2_95:\nor.b32 %r2374,%r390,480;\n"
+"shr.u32 %r2375,%r2374,4;\nshl.b32 %r2376,%r2375,8;\nand.b32 %r2377,%r2375,7;\n"
+"xor.b32 %r2379,%r2377,%r391;\nshl.b32 %r2380,%r2379,4;\nadd.s32 %r2381,%r2376,%r160;\n"
+"add.s32 %r2371,%r2381,%r2380;\nld.shared.v4.b32{%r2367,%r2368,%r2369,%r2370},[%r2371];\n"
+"add.s32 %r240,%r2375,%r17;\nsetp.ge.s32 %p100,%r240,%r11;\n@%p100 bra $L__BB2_172;\n"
+"shl.b32 %r2383,%r367,3;\nand.b32 %r2384,%r2383,120;\ncvt.s64.s32 %rd294,%r240;\n"
+"add.s64 %rd295,%rd294,%rd8;\nmul.lo.s64 %rd296,%rd295,%rd48;\nor.b32 %r2387,%r2384,%r398;\n"
+"cvt.s64.s32 %rd297,%r2387;\nadd.s64 %rd298,%rd296,%rd297;\nshl.b64 %rd299,%rd298,1;\n"
+"add.s64 %rd300,%rd49,%rd299;\nst.global.v4.u32[%rd300],{%r2367,%r2368,%r2369,%r2370};\n"
+"$L__BB2_172:\nret;\n}\n";
+static const char qlora__ptx_60[] =
+".visible .entry qlora_attn128_bwd_sum(\n.param .u64 qlora_attn128_bwd_sum_param_0,\n"
+".param .u32 qlora_attn128_bwd_sum_param_1,\n.param .u32 qlora_attn128_bwd_sum_param_2,\n"
+".param .u32 qlora_attn128_bwd_sum_param_3,\n.param .u64 qlora_attn128_bwd_sum_param_4,\n"
+".param .u64 qlora_attn128_bwd_sum_param_5,\n.param .u64 qlora_attn128_bwd_sum_param_6,\n"
+".param .u64 qlora_attn128_bwd_sum_param_7\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<6>;\n"
+".reg .f32 %f<81>;\n.reg .b32 %r<26>;\n.reg .b64 %rd<50>;\n"
+"ld.param.u64 %rd14,[qlora_attn128_bwd_sum_param_0];\n"
+"ld.param.u32 %r3,[qlora_attn128_bwd_sum_param_1];\n"
+"ld.param.u32 %r4,[qlora_attn128_bwd_sum_param_2];\n"
+"ld.param.u32 %r5,[qlora_attn128_bwd_sum_param_3];\n"
+"ld.param.u64 %rd15,[qlora_attn128_bwd_sum_param_4];\n"
+"ld.param.u64 %rd16,[qlora_attn128_bwd_sum_param_5];\n"
+"ld.param.u64 %rd17,[qlora_attn128_bwd_sum_param_6];\n"
+"ld.param.u64 %rd18,[qlora_attn128_bwd_sum_param_7];\nmov.u32 %r6,%ctaid.x;\n"
+"mul.wide.u32 %rd19,%r6,256;\nmov.u32 %r7,%tid.x;\ncvt.u64.u32 %rd20,%r7;\n"
+"add.s64 %rd1,%rd19,%rd20;\nshr.s32 %r8,%r5,31;\nshr.u32 %r9,%r8,29;\nadd.s32 %r10,%r5,%r9;\n"
+"shr.s32 %r11,%r10,3;\ncvt.s64.s32 %rd2,%r11;\nor.b64 %rd21,%rd1,%rd2;\n"
+"and.b64 %rd22,%rd21,-4294967296;\nsetp.eq.s64 %p1,%rd22,0;\n@%p1 bra $L__BB3_2;\n"
+"div.s64 %rd47,%rd1,%rd2;\nmul.lo.s64 %rd23,%rd47,%rd2;\nsub.s64 %rd48,%rd1,%rd23;\n"
+"bra.uni $L__BB3_3;\n$L__BB3_2:\ncvt.u32.u64 %r12,%rd2;\ncvt.u32.u64 %r13,%rd1;\n"
+"div.u32 %r14,%r13,%r12;\nmul.lo.s32 %r15,%r14,%r12;\nsub.s32 %r16,%r13,%r15;\n"
+"cvt.u64.u32 %rd47,%r14;\ncvt.u64.u32 %rd48,%r16;\n$L__BB3_3:\nshl.b64 %rd9,%rd48,3;\n"
+"cvt.s64.s32 %rd24,%r4;\nsetp.ge.s64 %p2,%rd47,%rd24;\n@%p2 bra $L__BB3_8;\n"
+"setp.lt.s32 %p3,%r3,1;\nmov.f32 %f73,0f00000000;\nmov.f32 %f74,%f73;\nmov.f32 %f75,%f73;\n"
+"mov.f32 %f76,%f73;\nmov.f32 %f77,%f73;\nmov.f32 %f78,%f73;\nmov.f32 %f79,%f73;\n"
+"mov.f32 %f80,%f73;\n@%p3 bra $L__BB3_7;\nmov.u32 %r18,%ctaid.y;\nmul.lo.s32 %r19,%r18,%r3;\n"
+"cvt.u64.u32 %rd26,%r19;\nmul.lo.s64 %rd27,%rd24,%rd26;\nadd.s64 %rd28,%rd47,%rd27;\n"
+"cvt.s64.s32 %rd29,%r5;\nmul.lo.s64 %rd30,%rd28,%rd29;\ncvta.to.global.u64 %rd31,%rd14;\n"
+"add.s64 %rd32,%rd30,%rd9;\nshl.b64 %rd33,%rd32,2;\nadd.s64 %rd34,%rd31,%rd33;\n"
+"add.s64 %rd49,%rd34,16;\nmul.wide.s32 %rd35,%r5,%r4;\nshl.b64 %rd11,%rd35,2;\nmov.u32 %r25,0;\n"
+"mov.f32 %f73,0f00000000;\n$L__BB3_6:\n.pragma \"nounroll\";\n"
+"ld.global.v4.f32{%f41,%f42,%f43,%f44},[%rd49+-16];\n"
+"ld.global.v4.f32{%f49,%f50,%f51,%f52},[%rd49];\nadd.f32 %f73,%f41,%f73;\n"
+"add.f32 %f74,%f42,%f74;\nadd.f32 %f75,%f43,%f75;\nadd.f32 %f76,%f44,%f76;\n"
+"add.f32 %f77,%f49,%f77;\nadd.f32 %f78,%f50,%f78;\nadd.f32 %f79,%f51,%f79;\n"
+"add.f32 %f80,%f52,%f80;\nadd.s64 %rd49,%rd49,%rd11;\nadd.s32 %r25,%r25,1;\n"
+"setp.lt.s32 %p4,%r25,%r3;\n@%p4 bra $L__BB3_6;\n$L__BB3_7:\nmov.u32 %r24,%ctaid.y;\n"
+"setp.eq.s32 %p5,%r24,0;\ncvta.to.global.u64 %rd36,%rd17;\nmul.lo.s64 %rd37,%rd47,%rd18;\n"
+"shl.b64 %rd38,%rd37,1;\nadd.s64 %rd39,%rd36,%rd38;\ncvta.to.global.u64 %rd40,%rd15;\n"
+"mul.lo.s64 %rd41,%rd47,%rd16;\nshl.b64 %rd42,%rd41,1;\nadd.s64 %rd43,%rd40,%rd42;\n"
+"selp.b64 %rd44,%rd39,%rd43,%p5;\nshl.b64 %rd45,%rd9,1;\nadd.s64 %rd46,%rd44,%rd45;\n"
+"cvt.rn.bf16x2.f32 %r23,%f80,%f79;\ncvt.rn.bf16x2.f32 %r22,%f78,%f77;\n"
+"cvt.rn.bf16x2.f32 %r21,%f76,%f75;\ncvt.rn.bf16x2.f32 %r20,%f74,%f73;\n"
+"st.global.v4.u32[%rd46],{%r20,%r21,%r22,%r23};\n$L__BB3_8:\nret;\n}\n";
+static const char qlora__ptx_61[] =
 ".visible .entry qlora_attn128_bwd_q(\n.param .u64 qlora_attn128_bwd_q_param_0,\n"
 ".param .u64 qlora_attn128_bwd_q_param_1,\n.param .u64 qlora_attn128_bwd_q_param_2,\n"
 ".param .u64 qlora_attn128_bwd_q_param_3,\n.param .u64 qlora_attn128_bwd_q_param_4,\n"
@@ -2637,70 +2870,70 @@ static const char qlora__ptx_56[] =
 "ld.param.f32 %f666,[qlora_attn128_bwd_q_param_18];\ncvta.to.global.u64 %rd1,%rd47;\n"
 "cvta.to.global.u64 %rd2,%rd49;\nmov.u32 %r1,%ctaid.y;\nmov.u32 %r165,%ctaid.x;\n"
 "not.b32 %r166,%r165;\nmov.u32 %r167,%nctaid.x;\nadd.s32 %r2,%r167,%r166;\n"
-"setp.lt.s32 %p1,%r159,1;\nmov.u32 %r2618,0;\n@%p1 bra $L__BB3_3;\nmov.u32 %r2618,0;\n"
-"mov.u32 %r2616,%r159;\n$L__BB3_2:\nadd.s32 %r169,%r2618,%r2616;\nadd.s32 %r170,%r169,1;\n"
+"setp.lt.s32 %p1,%r159,1;\nmov.u32 %r2618,0;\n@%p1 bra $L__BB4_3;\nmov.u32 %r2618,0;\n"
+"mov.u32 %r2616,%r159;\n$L__BB4_2:\nadd.s32 %r169,%r2618,%r2616;\nadd.s32 %r170,%r169,1;\n"
 "shr.s32 %r171,%r170,1;\nmul.wide.s32 %rd50,%r171,4;\nadd.s64 %rd51,%rd2,%rd50;\n"
 "ld.global.u32 %r172,[%rd51];\nmax.s32 %r173,%r172,0;\nmin.s32 %r174,%r173,%r160;\n"
 "shr.s32 %r175,%r174,31;\nshr.u32 %r176,%r175,25;\nadd.s32 %r177,%r174,%r176;\n"
 "shr.s32 %r178,%r177,7;\nadd.s32 %r179,%r178,%r171;\nsetp.le.s32 %p2,%r179,%r2;\n"
 "add.s32 %r180,%r171,-1;\nselp.b32 %r2618,%r171,%r2618,%p2;\nselp.b32 %r2616,%r2616,%r180,%p2;\n"
-"setp.lt.s32 %p3,%r2618,%r2616;\n@%p3 bra $L__BB3_2;\n$L__BB3_3:\nmul.wide.s32 %rd52,%r2618,4;\n"
+"setp.lt.s32 %p3,%r2618,%r2616;\n@%p3 bra $L__BB4_2;\n$L__BB4_3:\nmul.wide.s32 %rd52,%r2618,4;\n"
 "add.s64 %rd3,%rd2,%rd52;\nld.global.u32 %r181,[%rd3];\nmax.s32 %r182,%r181,0;\n"
 "min.s32 %r8,%r182,%r160;\nsetp.eq.s32 %p4,%r2618,%r159;\nmov.u32 %r2619,%r160;\n"
-"@%p4 bra $L__BB3_5;\nld.global.u32 %r183,[%rd3+4];\nmax.s32 %r184,%r183,0;\n"
-"min.s32 %r2619,%r184,%r160;\n$L__BB3_5:\nsub.s32 %r185,%r2,%r2618;\nshr.s32 %r186,%r8,31;\n"
+"@%p4 bra $L__BB4_5;\nld.global.u32 %r183,[%rd3+4];\nmax.s32 %r184,%r183,0;\n"
+"min.s32 %r2619,%r184,%r160;\n$L__BB4_5:\nsub.s32 %r185,%r2,%r2618;\nshr.s32 %r186,%r8,31;\n"
 "shr.u32 %r187,%r186,25;\nadd.s32 %r188,%r8,%r187;\nshr.s32 %r189,%r188,7;\n"
 "sub.s32 %r190,%r185,%r189;\nshl.b32 %r191,%r190,7;\nsetp.lt.s32 %p5,%r190,0;\n"
 "sub.s32 %r11,%r2619,%r8;\nselp.b32 %r12,%r11,%r191,%p5;\nsetp.le.s32 %p6,%r11,%r12;\n"
-"@%p6 bra $L__BB3_97;\n@%p4 bra $L__BB3_81;\nbra.uni $L__BB3_7;\n$L__BB3_81:\n"
+"@%p6 bra $L__BB4_97;\n@%p4 bra $L__BB4_81;\nbra.uni $L__BB4_7;\n$L__BB4_81:\n"
 "cvt.s64.s32 %rd36,%r8;\nshl.b32 %r2550,%r1,7;\ncvt.s64.s32 %rd37,%r2550;\n"
-"mov.u32 %r2632,%tid.x;\nsetp.gt.s32 %p70,%r2632,2047;\n@%p70 bra $L__BB3_97;\n"
+"mov.u32 %r2632,%tid.x;\nsetp.gt.s32 %p70,%r2632,2047;\n@%p70 bra $L__BB4_97;\n"
 "max.s32 %r2551,%r2632,1920;\nadd.s32 %r2552,%r2551,127;\nsub.s32 %r139,%r2552,%r2632;\n"
 "shr.u32 %r2553,%r139,7;\nadd.s32 %r2554,%r2553,1;\nand.b32 %r2631,%r2554,3;\n"
-"setp.eq.s32 %p71,%r2631,0;\n@%p71 bra $L__BB3_86;\n$L__BB3_83:\n.pragma \"nounroll\";\n"
+"setp.eq.s32 %p71,%r2631,0;\n@%p71 bra $L__BB4_86;\n$L__BB4_83:\n.pragma \"nounroll\";\n"
 "shr.s32 %r2555,%r2632,31;\nshr.u32 %r2556,%r2555,28;\nadd.s32 %r2557,%r2632,%r2556;\n"
 "shr.s32 %r2558,%r2557,4;\nadd.s32 %r143,%r2558,%r12;\nsetp.ge.s32 %p72,%r143,%r11;\n"
-"@%p72 bra $L__BB3_85;\ncvt.s64.s32 %rd275,%r143;\nand.b32 %r2562,%r2557,536870896;\n"
+"@%p72 bra $L__BB4_85;\ncvt.s64.s32 %rd275,%r143;\nand.b32 %r2562,%r2557,536870896;\n"
 "sub.s32 %r2563,%r2632,%r2562;\n";
-static const char qlora__ptx_57[] =
+static const char qlora__ptx_62[] =
 "shl.b32 %r2564,%r2563,3;\ncvt.s64.s32 %rd276,%r2564;\nadd.s64 %rd277,%rd275,%rd36;\n"
 "mul.lo.s64 %rd278,%rd277,%rd48;\nadd.s64 %rd279,%rd276,%rd37;\nadd.s64 %rd280,%rd279,%rd278;\n"
 "shl.b64 %rd281,%rd280,1;\nadd.s64 %rd282,%rd1,%rd281;\nmov.u32 %r2565,0;\n"
-"st.global.v4.u32[%rd282],{%r2565,%r2565,%r2565,%r2565};\n$L__BB3_85:\n"
+"st.global.v4.u32[%rd282],{%r2565,%r2565,%r2565,%r2565};\n$L__BB4_85:\n"
 "add.s32 %r2632,%r2632,128;\nadd.s32 %r2631,%r2631,-1;\nsetp.ne.s32 %p73,%r2631,0;\n"
-"@%p73 bra $L__BB3_83;\n$L__BB3_86:\nsetp.lt.u32 %p74,%r139,384;\n@%p74 bra $L__BB3_97;\n"
-"add.s32 %r2634,%r2632,-512;\nadd.s32 %r2633,%r2632,128;\n$L__BB3_88:\nadd.s32 %r151,%r2634,512;\n"
+"@%p73 bra $L__BB4_83;\n$L__BB4_86:\nsetp.lt.u32 %p74,%r139,384;\n@%p74 bra $L__BB4_97;\n"
+"add.s32 %r2634,%r2632,-512;\nadd.s32 %r2633,%r2632,128;\n$L__BB4_88:\nadd.s32 %r151,%r2634,512;\n"
 "shr.s32 %r2566,%r151,31;\nshr.u32 %r2567,%r2566,28;\nadd.s32 %r2568,%r151,%r2567;\n"
 "shr.s32 %r2569,%r2568,4;\nadd.s32 %r152,%r2569,%r12;\nsetp.ge.s32 %p75,%r152,%r11;\n"
-"@%p75 bra $L__BB3_90;\ncvt.s64.s32 %rd283,%r152;\nand.b32 %r2573,%r2568,536870896;\n"
+"@%p75 bra $L__BB4_90;\ncvt.s64.s32 %rd283,%r152;\nand.b32 %r2573,%r2568,536870896;\n"
 "sub.s32 %r2574,%r151,%r2573;\nshl.b32 %r2575,%r2574,3;\ncvt.s64.s32 %rd284,%r2575;\n"
 "add.s64 %rd285,%rd283,%rd36;\nmul.lo.s64 %rd286,%rd285,%rd48;\nadd.s64 %rd287,%rd284,%rd37;\n"
 "add.s64 %rd288,%rd287,%rd286;\nshl.b64 %rd289,%rd288,1;\nadd.s64 %rd290,%rd1,%rd289;\n"
-"mov.u32 %r2576,0;\nst.global.v4.u32[%rd290],{%r2576,%r2576,%r2576,%r2576};\n$L__BB3_90:\n"
+"mov.u32 %r2576,0;\nst.global.v4.u32[%rd290],{%r2576,%r2576,%r2576,%r2576};\n$L__BB4_90:\n"
 "shr.s32 %r2577,%r2633,31;\nshr.u32 %r2578,%r2577,28;\nadd.s32 %r2579,%r2633,%r2578;\n"
 "shr.s32 %r2580,%r2579,4;\nadd.s32 %r153,%r2580,%r12;\nsetp.ge.s32 %p76,%r153,%r11;\n"
-"@%p76 bra $L__BB3_92;\ncvt.s64.s32 %rd291,%r153;\nand.b32 %r2584,%r2579,536870896;\n"
+"@%p76 bra $L__BB4_92;\ncvt.s64.s32 %rd291,%r153;\nand.b32 %r2584,%r2579,536870896;\n"
 "sub.s32 %r2585,%r2633,%r2584;\nshl.b32 %r2586,%r2585,3;\ncvt.s64.s32 %rd292,%r2586;\n"
 "add.s64 %rd293,%rd291,%rd36;\nmul.lo.s64 %rd294,%rd293,%rd48;\nadd.s64 %rd295,%rd292,%rd37;\n"
 "add.s64 %rd296,%rd295,%rd294;\nshl.b64 %rd297,%rd296,1;\nadd.s64 %rd298,%rd1,%rd297;\n"
-"mov.u32 %r2587,0;\nst.global.v4.u32[%rd298],{%r2587,%r2587,%r2587,%r2587};\n$L__BB3_92:\n"
+"mov.u32 %r2587,0;\nst.global.v4.u32[%rd298],{%r2587,%r2587,%r2587,%r2587};\n$L__BB4_92:\n"
 "add.s32 %r154,%r2634,768;\nshr.s32 %r2588,%r154,31;\nshr.u32 %r2589,%r2588,28;\n"
 "add.s32 %r2590,%r154,%r2589;\nshr.s32 %r2591,%r2590,4;\nadd.s32 %r155,%r2591,%r12;\n"
-"setp.ge.s32 %p77,%r155,%r11;\n@%p77 bra $L__BB3_94;\ncvt.s64.s32 %rd299,%r155;\n"
+"setp.ge.s32 %p77,%r155,%r11;\n@%p77 bra $L__BB4_94;\ncvt.s64.s32 %rd299,%r155;\n"
 "and.b32 %r2595,%r2590,536870896;\nsub.s32 %r2596,%r154,%r2595;\nshl.b32 %r2597,%r2596,3;\n"
 "cvt.s64.s32 %rd300,%r2597;\nadd.s64 %rd301,%rd299,%rd36;\nmul.lo.s64 %rd302,%rd301,%rd48;\n"
 "add.s64 %rd303,%rd300,%rd37;\nadd.s64 %rd304,%rd303,%rd302;\nshl.b64 %rd305,%rd304,1;\n"
 "add.s64 %rd306,%rd1,%rd305;\nmov.u32 %r2598,0;\n"
-"st.global.v4.u32[%rd306],{%r2598,%r2598,%r2598,%r2598};\n$L__BB3_94:\nadd.s32 %r156,%r2634,896;\n"
+"st.global.v4.u32[%rd306],{%r2598,%r2598,%r2598,%r2598};\n$L__BB4_94:\nadd.s32 %r156,%r2634,896;\n"
 "shr.s32 %r2599,%r156,31;\nshr.u32 %r2600,%r2599,28;\nadd.s32 %r2601,%r156,%r2600;\n"
 "shr.s32 %r2602,%r2601,4;\nadd.s32 %r157,%r2602,%r12;\nsetp.ge.s32 %p78,%r157,%r11;\n"
-"@%p78 bra $L__BB3_96;\ncvt.s64.s32 %rd307,%r157;\nand.b32 %r2606,%r2601,536870896;\n"
+"@%p78 bra $L__BB4_96;\ncvt.s64.s32 %rd307,%r157;\nand.b32 %r2606,%r2601,536870896;\n"
 "sub.s32 %r2607,%r156,%r2606;\nshl.b32 %r2608,%r2607,3;\ncvt.s64.s32 %rd308,%r2608;\n"
 "add.s64 %rd309,%rd307,%rd36;\nmul.lo.s64 %rd310,%rd309,%rd48;\nadd.s64 %rd311,%rd308,%rd37;\n"
 "add.s64 %rd312,%rd311,%rd310;\nshl.b64 %rd313,%rd312,1;\nadd.s64 %rd314,%rd1,%rd313;\n"
-"mov.u32 %r2609,0;\nst.global.v4.u32[%rd314],{%r2609,%r2609,%r2609,%r2609};\n$L__BB3_96:\n"
+"mov.u32 %r2609,0;\nst.global.v4.u32[%rd314],{%r2609,%r2609,%r2609,%r2609};\n$L__BB4_96:\n"
 "add.s32 %r2633,%r2633,512;\nsetp.lt.s32 %p79,%r151,1536;\nmov.u32 %r2634,%r151;\n"
-"@%p79 bra $L__BB3_88;\nbra.uni $L__BB3_97;\n$L__BB3_7:\ndiv.s32 %r192,%r161,%r162;\n"
+"@%p79 bra $L__BB4_88;\nbra.uni $L__BB4_97;\n$L__BB4_7:\ndiv.s32 %r192,%r161,%r162;\n"
 "div.s32 %r193,%r1,%r192;\nmul.wide.s32 %rd53,%r160,%r1;\ncvt.s64.s32 %rd4,%r8;\n"
 "add.s64 %rd5,%rd53,%rd4;\nadd.s32 %r194,%r12,128;\nmin.s32 %r195,%r194,%r11;\n"
 "add.s32 %r196,%r195,31;\nshr.s32 %r197,%r196,31;\nshr.u32 %r198,%r197,27;\n"
@@ -2713,7 +2946,7 @@ static const char qlora__ptx_57[] =
 "mul.lo.s64 %rd56,%rd55,%rd41;\nand.b32 %r211,%r208,-16;\nsub.s32 %r212,%r16,%r211;\n"
 "shl.b32 %r213,%r212,3;\ncvt.s64.s32 %rd57,%r213;\nadd.s64 %rd58,%rd56,%rd57;\n"
 "add.s64 %rd59,%rd58,%rd54;\n";
-static const char qlora__ptx_58[] =
+static const char qlora__ptx_63[] =
 "shl.b64 %rd60,%rd59,1;\nadd.s64 %rd320,%rd40,%rd60;\nmul.lo.s64 %rd61,%rd55,%rd43;\n"
 "add.s64 %rd62,%rd61,%rd57;\nadd.s64 %rd7,%rd62,%rd54;\nand.b32 %r17,%r16,31;\n"
 "and.b32 %r18,%r16,-32;\nadd.s32 %r19,%r12,%r18;\nand.b32 %r20,%r16,7;\nshl.b32 %r214,%r1,7;\n"
@@ -2723,7 +2956,7 @@ static const char qlora__ptx_58[] =
 "shl.b32 %r217,%r209,8;\nand.b32 %r218,%r209,7;\nxor.b32 %r219,%r218,%r212;\n"
 "shl.b32 %r220,%r219,4;\nadd.s32 %r21,%r220,%r217;\nmov.u32 %r221,shared;\n"
 "add.s32 %r22,%r21,%r221;\nsub.s32 %r23,%r11,%r12;\nsetp.gt.s32 %p9,%r23,127;\n"
-"@%p9 bra $L__BB3_10;\nbra.uni $L__BB3_8;\n$L__BB3_10:\n"
+"@%p9 bra $L__BB4_10;\nbra.uni $L__BB4_8;\n$L__BB4_10:\n"
 "cp.async.cg.shared.global[%r22],[%rd315],16;\nshl.b64 %rd85,%rd39,4;\n"
 "add.s64 %rd70,%rd315,%rd85;\nadd.s32 %r233,%r22,2048;\n"
 "cp.async.cg.shared.global[%r233],[%rd70],16;\nadd.s64 %rd71,%rd70,%rd85;\n"
@@ -2747,18 +2980,18 @@ static const char qlora__ptx_58[] =
 "cp.async.cg.shared.global[%r245],[%rd82],16;\nadd.s64 %rd83,%rd82,%rd85;\n"
 "add.s32 %r246,%r22,28672;\ncp.async.cg.shared.global[%r246],[%rd83],16;\n"
 "add.s64 %rd84,%rd83,%rd85;\nadd.s32 %r247,%r22,30720;\n"
-"cp.async.cg.shared.global[%r247],[%rd84],16;\nbra.uni $L__BB3_11;\n$L__BB3_8:\n"
-"shl.b64 %rd11,%rd39,3;\nmov.u32 %r2620,0;\nshl.b64 %rd68,%rd11,1;\n$L__BB3_9:\n"
+"cp.async.cg.shared.global[%r247],[%rd84],16;\nbra.uni $L__BB4_11;\n$L__BB4_8:\n"
+"shl.b64 %rd11,%rd39,3;\nmov.u32 %r2620,0;\nshl.b64 %rd68,%rd11,1;\n$L__BB4_9:\n"
 ".pragma \"nounroll\";\nmov.u32 %r223,%tid.x;\nshr.s32 %r226,%r223,31;\nshr.u32 %r227,%r226,28;\n"
 "add.s32 %r228,%r223,%r227;\nshr.s32 %r229,%r228,4;\nadd.s32 %r230,%r229,%r2620;\n"
 "setp.lt.s32 %p10,%r230,%r23;\nshl.b32 %r231,%r2620,8;\nadd.s32 %r224,%r231,%r22;\n"
 "selp.b64 %rd67,%rd315,%rd38,%p10;\nselp.b32 %r225,16,0,%p10;\n"
 "cp.async.cg.shared.global[%r224],[%rd67],16,%r225;\nadd.s64 %rd315,%rd315,%rd68;\n"
-"add.s32 %r2620,%r2620,8;\nsetp.lt.u32 %p11,%r2620,128;\n@%p11 bra $L__BB3_9;\n$L__BB3_11:\n"
+"add.s32 %r2620,%r2620,8;\nsetp.lt.u32 %p11,%r2620,128;\n@%p11 bra $L__BB4_9;\n$L__BB4_11:\n"
 "shl.b32 %r250,%r20,4;\nand.b32 %r251,%r16,16;\nxor.b32 %r26,%r250,%r251;\n"
 "mul.lo.s64 %rd86,%rd8,%rd45;\nadd.s64 %rd87,%rd9,%rd86;\nshl.b64 %rd88,%rd87,1;\n"
-"add.s64 %rd316,%rd44,%rd88;\nadd.s32 %r27,%r22,32768;\n@%p9 bra $L__BB3_14;\n"
-"bra.uni $L__BB3_12;\n$L__BB3_14:\ncp.async.cg.shared.global[%r27],[%rd316],16;\n"
+"add.s64 %rd316,%rd44,%rd88;\nadd.s32 %r27,%r22,32768;\n@%p9 bra $L__BB4_14;\n"
+"bra.uni $L__BB4_12;\n$L__BB4_14:\ncp.async.cg.shared.global[%r27],[%rd316],16;\n"
 "shl.b64 %rd107,%rd45,4;\nadd.s64 %rd92,%rd316,%rd107;\nadd.s32 %r265,%r22,34816;\n"
 "cp.async.cg.shared.global[%r265],[%rd92],16;\nadd.s64 %rd93,%rd92,%rd107;\n"
 "add.s32 %r266,%r22,36864;\ncp.async.cg.shared.global[%r266],[%rd93],16;\n"
@@ -2771,7 +3004,7 @@ static const char qlora__ptx_58[] =
 "add.s64 %rd98,%rd97,%rd107;\nadd.s32 %r271,%r22,47104;\n"
 "cp.async.cg.shared.global[%r271],[%rd98],16;\nadd.s64 %rd99,%rd98,%rd107;\n"
 "add.s32 %r272,%r22,49152;\ncp.async.cg.shared.global[%r272],[%rd99],16;\n";
-static const char qlora__ptx_59[] =
+static const char qlora__ptx_64[] =
 "add.s64 %rd100,%rd99,%rd107;\nadd.s32 %r273,%r22,51200;\n"
 "cp.async.cg.shared.global[%r273],[%rd100],16;\nadd.s64 %rd101,%rd100,%rd107;\n"
 "add.s32 %r274,%r22,53248;\ncp.async.cg.shared.global[%r274],[%rd101],16;\n"
@@ -2782,57 +3015,57 @@ static const char qlora__ptx_59[] =
 "cp.async.cg.shared.global[%r277],[%rd104],16;\nadd.s64 %rd105,%rd104,%rd107;\n"
 "add.s32 %r278,%r22,61440;\ncp.async.cg.shared.global[%r278],[%rd105],16;\n"
 "add.s64 %rd106,%rd105,%rd107;\nadd.s32 %r279,%r22,63488;\n"
-"cp.async.cg.shared.global[%r279],[%rd106],16;\nbra.uni $L__BB3_15;\n$L__BB3_12:\n"
-"shl.b64 %rd15,%rd45,3;\nmov.u32 %r2621,0;\nshl.b64 %rd90,%rd15,1;\n$L__BB3_13:\n"
+"cp.async.cg.shared.global[%r279],[%rd106],16;\nbra.uni $L__BB4_15;\n$L__BB4_12:\n"
+"shl.b64 %rd15,%rd45,3;\nmov.u32 %r2621,0;\nshl.b64 %rd90,%rd15,1;\n$L__BB4_13:\n"
 ".pragma \"nounroll\";\nmov.u32 %r255,%tid.x;\nshr.s32 %r258,%r255,31;\nshr.u32 %r259,%r258,28;\n"
 "add.s32 %r260,%r255,%r259;\nshr.s32 %r261,%r260,4;\nadd.s32 %r262,%r261,%r2621;\n"
 "setp.lt.s32 %p13,%r262,%r23;\nshl.b32 %r263,%r2621,8;\nadd.s32 %r256,%r263,%r27;\n"
 "selp.b64 %rd89,%rd316,%rd44,%p13;\nselp.b32 %r257,16,0,%p13;\n"
 "cp.async.cg.shared.global[%r256],[%rd89],16,%r257;\nadd.s64 %rd316,%rd316,%rd90;\n"
-"add.s32 %r2621,%r2621,8;\nsetp.lt.u32 %p14,%r2621,128;\n@%p14 bra $L__BB3_13;\n$L__BB3_15:\n"
+"add.s32 %r2621,%r2621,8;\nsetp.lt.u32 %p14,%r2621,128;\n@%p14 bra $L__BB4_13;\n$L__BB4_15:\n"
 "sub.s32 %r30,%r11,%r15;\nadd.s32 %r31,%r22,65536;\nsetp.gt.s32 %p15,%r30,31;\n"
-"@%p15 bra $L__BB3_18;\nbra.uni $L__BB3_16;\n$L__BB3_18:\n"
+"@%p15 bra $L__BB4_18;\nbra.uni $L__BB4_16;\n$L__BB4_18:\n"
 "cp.async.cg.shared.global[%r31],[%rd320],16;\nshl.b64 %rd114,%rd41,4;\n"
 "add.s64 %rd111,%rd320,%rd114;\nadd.s32 %r295,%r22,67584;\n"
 "cp.async.cg.shared.global[%r295],[%rd111],16;\nadd.s64 %rd112,%rd111,%rd114;\n"
 "add.s32 %r296,%r22,69632;\ncp.async.cg.shared.global[%r296],[%rd112],16;\n"
 "add.s64 %rd113,%rd112,%rd114;\nadd.s32 %r297,%r22,71680;\n"
-"cp.async.cg.shared.global[%r297],[%rd113],16;\nbra.uni $L__BB3_19;\n$L__BB3_16:\n"
+"cp.async.cg.shared.global[%r297],[%rd113],16;\nbra.uni $L__BB4_19;\n$L__BB4_16:\n"
 "shl.b64 %rd18,%rd41,3;\nmov.u32 %r2622,0;\nshl.b64 %rd109,%rd18,1;\nmov.u64 %rd317,%rd320;\n"
-"$L__BB3_17:\n.pragma \"nounroll\";\nmov.u32 %r285,%tid.x;\nshr.s32 %r288,%r285,31;\n"
+"$L__BB4_17:\n.pragma \"nounroll\";\nmov.u32 %r285,%tid.x;\nshr.s32 %r288,%r285,31;\n"
 "shr.u32 %r289,%r288,28;\nadd.s32 %r290,%r285,%r289;\nshr.s32 %r291,%r290,4;\n"
 "add.s32 %r292,%r291,%r2622;\nsetp.lt.s32 %p16,%r292,%r30;\nshl.b32 %r293,%r2622,8;\n"
 "add.s32 %r286,%r293,%r31;\nselp.b64 %rd108,%rd317,%rd40,%p16;\nselp.b32 %r287,16,0,%p16;\n"
 "cp.async.cg.shared.global[%r286],[%rd108],16,%r287;\nadd.s64 %rd317,%rd317,%rd109;\n"
-"add.s32 %r2622,%r2622,8;\nsetp.lt.u32 %p17,%r2622,32;\n@%p17 bra $L__BB3_17;\n$L__BB3_19:\n"
+"add.s32 %r2622,%r2622,8;\nsetp.lt.u32 %p17,%r2622,32;\n@%p17 bra $L__BB4_17;\n$L__BB4_19:\n"
 "shl.b64 %rd115,%rd7,1;\nadd.s64 %rd319,%rd42,%rd115;\nadd.s32 %r34,%r22,73728;\n"
-"@%p15 bra $L__BB3_22;\nbra.uni $L__BB3_20;\n$L__BB3_22:\n"
+"@%p15 bra $L__BB4_22;\nbra.uni $L__BB4_20;\n$L__BB4_22:\n"
 "cp.async.cg.shared.global[%r34],[%rd319],16;\nshl.b64 %rd122,%rd43,4;\n"
 "add.s64 %rd119,%rd319,%rd122;\nadd.s32 %r313,%r22,75776;\n"
 "cp.async.cg.shared.global[%r313],[%rd119],16;\nadd.s64 %rd120,%rd119,%rd122;\n"
 "add.s32 %r314,%r22,77824;\ncp.async.cg.shared.global[%r314],[%rd120],16;\n"
 "add.s64 %rd121,%rd120,%rd122;\nadd.s32 %r315,%r22,79872;\n"
-"cp.async.cg.shared.global[%r315],[%rd121],16;\nbra.uni $L__BB3_23;\n$L__BB3_20:\n"
+"cp.async.cg.shared.global[%r315],[%rd121],16;\nbra.uni $L__BB4_23;\n$L__BB4_20:\n"
 "shl.b64 %rd22,%rd43,3;\nmov.u32 %r2623,0;\nshl.b64 %rd117,%rd22,1;\nmov.u64 %rd318,%rd319;\n"
-"$L__BB3_21:\n.pragma \"nounroll\";\nmov.u32 %r303,%tid.x;\nshr.s32 %r306,%r303,31;\n"
+"$L__BB4_21:\n.pragma \"nounroll\";\nmov.u32 %r303,%tid.x;\nshr.s32 %r306,%r303,31;\n"
 "shr.u32 %r307,%r306,28;\nadd.s32 %r308,%r303,%r307;\nshr.s32 %r309,%r308,4;\n"
 "add.s32 %r310,%r309,%r2623;\nsetp.lt.s32 %p19,%r310,%r30;\nshl.b32 %r311,%r2623,8;\n"
 "add.s32 %r304,%r311,%r34;\nselp.b64 %rd116,%rd318,%rd42,%p19;\nselp.b32 %r305,16,0,%p19;\n"
 "cp.async.cg.shared.global[%r304],[%rd116],16,%r305;\nadd.s64 %rd318,%rd318,%rd117;\n"
-"add.s32 %r2623,%r2623,8;\nsetp.lt.u32 %p20,%r2623,32;\n@%p20 bra $L__BB3_21;\n$L__BB3_23:\n"
+"add.s32 %r2623,%r2623,8;\nsetp.lt.u32 %p20,%r2623,32;\n@%p20 bra $L__BB4_21;\n$L__BB4_23:\n"
 "cp.async.commit_group;\nshr.u32 %r316,%r17,2;\nadd.s32 %r37,%r19,%r316;\n"
 "setp.ge.s32 %p21,%r37,%r11;\ncvt.s64.s32 %rd123,%r37;\nadd.s64 %rd124,%rd5,%rd123;\n"
 "cvta.to.global.u64 %rd125,%rd46;\nshl.b64 %rd126,%rd124,3;\nadd.s64 %rd25,%rd125,%rd126;\n"
 "mov.f32 %f2734,0f00000000;\nmov.f32 %f2732,%f2734;\nmov.f32 %f2733,%f2734;\n"
-"@%p21 bra $L__BB3_25;\nld.global.v2.f32{%f2732,%f2733},[%rd25];\n$L__BB3_25:\n"
+"@%p21 bra $L__BB4_25;\nld.global.v2.f32{%f2732,%f2733},[%rd25];\n$L__BB4_25:\n"
 "add.s32 %r317,%r37,8;\nsetp.ge.s32 %p22,%r317,%r11;\nmov.f32 %f2735,%f2734;\n";
-static const char qlora__ptx_60[] =
-"@%p22 bra $L__BB3_27;\nld.global.v2.f32{%f2734,%f2735},[%rd25+64];\n$L__BB3_27:\n"
+static const char qlora__ptx_65[] =
+"@%p22 bra $L__BB4_27;\nld.global.v2.f32{%f2734,%f2735},[%rd25+64];\n$L__BB4_27:\n"
 "add.s32 %r318,%r37,16;\nsetp.ge.s32 %p23,%r318,%r11;\nmov.f32 %f2738,0f00000000;\n"
-"mov.f32 %f2736,%f2738;\nmov.f32 %f2737,%f2738;\n@%p23 bra $L__BB3_29;\n"
-"ld.global.v2.f32{%f2736,%f2737},[%rd25+128];\n$L__BB3_29:\nadd.s32 %r319,%r37,24;\n"
-"setp.ge.s32 %p24,%r319,%r11;\nmov.f32 %f2739,%f2738;\n@%p24 bra $L__BB3_31;\n"
-"ld.global.v2.f32{%f2738,%f2739},[%rd25+192];\n$L__BB3_31:\nsetp.ge.s32 %p25,%r2625,%r13;\n"
+"mov.f32 %f2736,%f2738;\nmov.f32 %f2737,%f2738;\n@%p23 bra $L__BB4_29;\n"
+"ld.global.v2.f32{%f2736,%f2737},[%rd25+128];\n$L__BB4_29:\nadd.s32 %r319,%r37,24;\n"
+"setp.ge.s32 %p24,%r319,%r11;\nmov.f32 %f2739,%f2738;\n@%p24 bra $L__BB4_31;\n"
+"ld.global.v2.f32{%f2738,%f2739},[%rd25+192];\n$L__BB4_31:\nsetp.ge.s32 %p25,%r2625,%r13;\n"
 "mov.f32 %f2900,0f00000000;\nmov.f32 %f2901,%f2900;\nmov.f32 %f2902,%f2900;\n"
 "mov.f32 %f2903,%f2900;\nmov.f32 %f2904,%f2900;\nmov.f32 %f2905,%f2900;\nmov.f32 %f2906,%f2900;\n"
 "mov.f32 %f2907,%f2900;\nmov.f32 %f2908,%f2900;\nmov.f32 %f2909,%f2900;\nmov.f32 %f2910,%f2900;\n"
@@ -2865,49 +3098,49 @@ static const char qlora__ptx_60[] =
 "mov.f32 %f3015,%f2900;\nmov.f32 %f3016,%f2900;\nmov.f32 %f3017,%f2900;\nmov.f32 %f3018,%f2900;\n"
 "mov.f32 %f3019,%f2900;\nmov.f32 %f3020,%f2900;\nmov.f32 %f3021,%f2900;\nmov.f32 %f3022,%f2900;\n"
 "mov.f32 %f3023,%f2900;\nmov.f32 %f3024,%f2900;\nmov.f32 %f3025,%f2900;\nmov.f32 %f3026,%f2900;\n"
-"mov.f32 %f3027,%f2900;\n@%p25 bra $L__BB3_49;\nand.b32 %r321,%r16,15;\n"
+"mov.f32 %f3027,%f2900;\n@%p25 bra $L__BB4_49;\nand.b32 %r321,%r16,15;\n"
 "add.s32 %r322,%r321,%r18;\nshl.b32 %r323,%r322,8;\nmul.f32 %f17,%f666,0f3FB8AA3B;\n"
 "add.s32 %r38,%r11,-32;\nneg.f32 %f22,%f2732;\nneg.f32 %f23,%f2734;\nneg.f32 %f24,%f2736;\n"
 "neg.f32 %f25,%f2738;\nadd.s32 %r325,%r26,%r221;\nadd.s32 %r2626,%r325,%r323;\n"
 "add.s32 %r2627,%r2626,32768;\nmov.u32 %r2624,0;\nmov.f32 %f2900,0f00000000;\n"
-"shl.b64 %rd127,%rd41,6;\nshl.b64 %rd128,%rd43,6;\n$L__BB3_33:\ncp.async.wait_group 0;\n"
+"shl.b64 %rd127,%rd41,6;\nshl.b64 %rd128,%rd43,6;\n$L__BB4_33:\ncp.async.wait_group 0;\n"
 "bar.sync 0;\nadd.s64 %rd28,%rd320,%rd127;\nadd.s64 %rd29,%rd319,%rd128;\n"
 "add.s32 %r330,%r2625,1;\nsetp.ge.s32 %p26,%r330,%r13;\n";
-static const char qlora__ptx_61[] =
-"@%p26 bra $L__BB3_43;\nxor.b32 %r47,%r2624,16384;\nmad.lo.s32 %r48,%r2625,-32,%r38;\n"
-"add.s32 %r49,%r31,%r47;\nsetp.gt.s32 %p27,%r48,31;\n@%p27 bra $L__BB3_37;\nbra.uni $L__BB3_35;\n"
-"$L__BB3_37:\ncp.async.cg.shared.global[%r49],[%rd28],16;\nmul.lo.s64 %rd135,%rd41,80;\n"
+static const char qlora__ptx_66[] =
+"@%p26 bra $L__BB4_43;\nxor.b32 %r47,%r2624,16384;\nmad.lo.s32 %r48,%r2625,-32,%r38;\n"
+"add.s32 %r49,%r31,%r47;\nsetp.gt.s32 %p27,%r48,31;\n@%p27 bra $L__BB4_37;\nbra.uni $L__BB4_35;\n"
+"$L__BB4_37:\ncp.async.cg.shared.global[%r49],[%rd28],16;\nmul.lo.s64 %rd135,%rd41,80;\n"
 "add.s64 %rd132,%rd320,%rd135;\nadd.s32 %r342,%r49,2048;\n"
 "cp.async.cg.shared.global[%r342],[%rd132],16;\nmul.lo.s64 %rd136,%rd41,96;\n"
 "add.s64 %rd133,%rd320,%rd136;\nadd.s32 %r343,%r49,4096;\n"
 "cp.async.cg.shared.global[%r343],[%rd133],16;\nmul.lo.s64 %rd137,%rd41,112;\n"
 "add.s64 %rd134,%rd320,%rd137;\nadd.s32 %r344,%r49,6144;\n"
-"cp.async.cg.shared.global[%r344],[%rd134],16;\nbra.uni $L__BB3_38;\n$L__BB3_35:\n"
-"shl.b64 %rd30,%rd41,3;\nmov.u32 %r2628,0;\nmov.u64 %rd321,%rd28;\n$L__BB3_36:\n"
+"cp.async.cg.shared.global[%r344],[%rd134],16;\nbra.uni $L__BB4_38;\n$L__BB4_35:\n"
+"shl.b64 %rd30,%rd41,3;\nmov.u32 %r2628,0;\nmov.u64 %rd321,%rd28;\n$L__BB4_36:\n"
 ".pragma \"nounroll\";\nmov.u32 %r332,%tid.x;\nshr.s32 %r335,%r332,31;\nshr.u32 %r336,%r335,28;\n"
 "add.s32 %r337,%r332,%r336;\nshr.s32 %r338,%r337,4;\nadd.s32 %r339,%r338,%r2628;\n"
 "setp.lt.s32 %p28,%r339,%r48;\nshl.b32 %r340,%r2628,8;\nadd.s32 %r333,%r340,%r49;\n"
 "selp.b64 %rd129,%rd321,%rd40,%p28;\nselp.b32 %r334,16,0,%p28;\n"
 "cp.async.cg.shared.global[%r333],[%rd129],16,%r334;\nshl.b64 %rd130,%rd30,1;\n"
 "add.s64 %rd321,%rd321,%rd130;\nadd.s32 %r2628,%r2628,8;\nsetp.lt.u32 %p29,%r2628,32;\n"
-"@%p29 bra $L__BB3_36;\n$L__BB3_38:\nadd.s32 %r52,%r34,%r47;\n@%p27 bra $L__BB3_41;\n"
-"bra.uni $L__BB3_39;\n$L__BB3_41:\ncp.async.cg.shared.global[%r52],[%rd29],16;\n"
+"@%p29 bra $L__BB4_36;\n$L__BB4_38:\nadd.s32 %r52,%r34,%r47;\n@%p27 bra $L__BB4_41;\n"
+"bra.uni $L__BB4_39;\n$L__BB4_41:\ncp.async.cg.shared.global[%r52],[%rd29],16;\n"
 "mul.lo.s64 %rd144,%rd43,80;\nadd.s64 %rd141,%rd319,%rd144;\nadd.s32 %r356,%r52,2048;\n"
 "cp.async.cg.shared.global[%r356],[%rd141],16;\nmul.lo.s64 %rd145,%rd43,96;\n"
 "add.s64 %rd142,%rd319,%rd145;\nadd.s32 %r357,%r52,4096;\n"
 "cp.async.cg.shared.global[%r357],[%rd142],16;\nmul.lo.s64 %rd146,%rd43,112;\n"
 "add.s64 %rd143,%rd319,%rd146;\nadd.s32 %r358,%r52,6144;\n"
-"cp.async.cg.shared.global[%r358],[%rd143],16;\nbra.uni $L__BB3_42;\n$L__BB3_39:\n"
-"shl.b64 %rd33,%rd43,3;\nmov.u32 %r2629,0;\nmov.u64 %rd322,%rd29;\n$L__BB3_40:\n"
+"cp.async.cg.shared.global[%r358],[%rd143],16;\nbra.uni $L__BB4_42;\n$L__BB4_39:\n"
+"shl.b64 %rd33,%rd43,3;\nmov.u32 %r2629,0;\nmov.u64 %rd322,%rd29;\n$L__BB4_40:\n"
 ".pragma \"nounroll\";\nmov.u32 %r346,%tid.x;\nshr.s32 %r349,%r346,31;\nshr.u32 %r350,%r349,28;\n"
 "add.s32 %r351,%r346,%r350;\nshr.s32 %r352,%r351,4;\nadd.s32 %r353,%r352,%r2629;\n"
 "setp.lt.s32 %p31,%r353,%r48;\nshl.b32 %r354,%r2629,8;\nadd.s32 %r347,%r354,%r52;\n"
 "selp.b64 %rd138,%rd322,%rd42,%p31;\nselp.b32 %r348,16,0,%p31;\n"
 "cp.async.cg.shared.global[%r347],[%rd138],16,%r348;\nshl.b64 %rd139,%rd33,1;\n"
 "add.s64 %rd322,%rd322,%rd139;\nadd.s32 %r2629,%r2629,8;\nsetp.lt.u32 %p32,%r2629,32;\n"
-"@%p32 bra $L__BB3_40;\n$L__BB3_42:\ncp.async.commit_group;\n$L__BB3_43:\n"
+"@%p32 bra $L__BB4_40;\n$L__BB4_42:\ncp.async.commit_group;\n$L__BB4_43:\n"
 "shl.b32 %r359,%r2625,5;\nadd.s32 %r360,%r19,31;\nsetp.lt.s32 %p33,%r360,%r359;\n"
-"@%p33 bra $L__BB3_48;\nshl.b32 %r2614,%r2625,5;\nshr.u32 %r1450,%r16,3;\n"
+"@%p33 bra $L__BB4_48;\nshl.b32 %r2614,%r2625,5;\nshr.u32 %r1450,%r16,3;\n"
 "and.b32 %r1451,%r1450,1;\nxor.b32 %r1453,%r1451,%r20;\nshl.b32 %r1454,%r1453,4;\n"
 "shr.u32 %r1457,%r17,4;\nbfi.b32 %r1458,%r1457,%r20,3,29;\nshl.b32 %r1459,%r1458,8;\n"
 "add.s32 %r1460,%r1454,%r221;\nadd.s32 %r1461,%r1460,%r1459;\nadd.s32 %r1462,%r1461,%r2624;\n"
@@ -2924,7 +3157,7 @@ static const char qlora__ptx_61[] =
 "mov.f32 %f1019,%f1571;\nmov.f32 %f1020,%f1571;\nmov.f32 %f1021,%f1571;\nmov.f32 %f1022,%f1571;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1019,%f1020,%f1021,%f1022},{%r366,%r367,%r368,%r369},{%r371,%r372},{%f1019,%f1020,%f1021,%f1022};\n"
 "mov.f32 %f1027,%f1571;\nmov.f32 %f1028,%f1571;\nmov.f32 %f1029,%f1571;\nmov.f32 %f1030,%f1571;\n";
-static const char qlora__ptx_62[] =
+static const char qlora__ptx_67[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1027,%f1028,%f1029,%f1030},{%r366,%r367,%r368,%r369},{%r373,%r374},{%f1027,%f1028,%f1029,%f1030};\n"
 "add.s32 %r404,%r1462,69632;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r400,%r401,%r402,%r403},[%r404];\n"
@@ -2964,7 +3197,7 @@ static const char qlora__ptx_62[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1027,%f1028,%f1029,%f1030},{%r502,%r503,%r504,%r505},{%r509,%r510},{%f1027,%f1028,%f1029,%f1030};\n"
 "add.s32 %r540,%r511,4096;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r536,%r537,%r538,%r539},[%r540];\n";
-static const char qlora__ptx_63[] =
+static const char qlora__ptx_68[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1035,%f1036,%f1037,%f1038},{%r497,%r498,%r499,%r500},{%r536,%r537},{%f1035,%f1036,%f1037,%f1038};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1043,%f1044,%f1045,%f1046},{%r497,%r498,%r499,%r500},{%r538,%r539},{%f1043,%f1044,%f1045,%f1046};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1051,%f1052,%f1053,%f1054},{%r502,%r503,%r504,%r505},{%r536,%r537},{%f1051,%f1052,%f1053,%f1054};\n"
@@ -3004,7 +3237,7 @@ static const char qlora__ptx_63[] =
 "add.s32 %r705,%r433,128;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r701,%r702,%r703,%r704},[%r705];\n"
 "add.s32 %r710,%r433,4224;\n";
-static const char qlora__ptx_64[] =
+static const char qlora__ptx_69[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r706,%r707,%r708,%r709},[%r710];\n"
 "add.s32 %r715,%r443,128;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r711,%r712,%r713,%r714},[%r715];\n"
@@ -3043,7 +3276,7 @@ static const char qlora__ptx_64[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1003,%f1004,%f1005,%f1006},{%r837,%r838,%r839,%r840},{%r847,%r848},{%f1003,%f1004,%f1005,%f1006};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1011,%f1012,%f1013,%f1014},{%r837,%r838,%r839,%r840},{%r849,%r850},{%f1011,%f1012,%f1013,%f1014};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1019,%f1020,%f1021,%f1022},{%r842,%r843,%r844,%r845},{%r847,%r848},{%f1019,%f1020,%f1021,%f1022};\n";
-static const char qlora__ptx_65[] =
+static const char qlora__ptx_70[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1027,%f1028,%f1029,%f1030},{%r842,%r843,%r844,%r845},{%r849,%r850},{%f1027,%f1028,%f1029,%f1030};\n"
 "add.s32 %r880,%r579,4224;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r876,%r877,%r878,%r879},[%r880];\n"
@@ -3083,7 +3316,7 @@ static const char qlora__ptx_65[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1515,%f1516,%f1517,%f1518},{%r973,%r974,%r975,%r976},{%r983,%r984},{%f1515,%f1516,%f1517,%f1518};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1523,%f1524,%f1525,%f1526},{%r973,%r974,%r975,%r976},{%r985,%r986},{%f1523,%f1524,%f1525,%f1526};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1531,%f1532,%f1533,%f1534},{%r978,%r979,%r980,%r981},{%r983,%r984},{%f1531,%f1532,%f1533,%f1534};\n";
-static const char qlora__ptx_66[] =
+static const char qlora__ptx_71[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1539,%f1540,%f1541,%f1542},{%r978,%r979,%r980,%r981},{%r985,%r986},{%f1539,%f1540,%f1541,%f1542};\n"
 "add.s32 %r1016,%r987,4096;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1012,%r1013,%r1014,%r1015},[%r1016];\n"
@@ -3121,7 +3354,7 @@ static const char qlora__ptx_66[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1148,%r1149,%r1150,%r1151},[%r1152];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1547,%f1548,%f1549,%f1550},{%r1109,%r1110,%r1111,%r1112},{%r1148,%r1149},{%f1547,%f1548,%f1549,%f1550};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1555,%f1556,%f1557,%f1558},{%r1109,%r1110,%r1111,%r1112},{%r1150,%r1151},{%f1555,%f1556,%f1557,%f1558};\n";
-static const char qlora__ptx_67[] =
+static const char qlora__ptx_72[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1563,%f1564,%f1565,%f1566},{%r1114,%r1115,%r1116,%r1117},{%r1148,%r1149},{%f1563,%f1564,%f1565,%f1566};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1571,%f1572,%f1573,%f1574},{%r1114,%r1115,%r1116,%r1117},{%r1150,%r1151},{%f1571,%f1572,%f1573,%f1574};\n"
 "add.s32 %r1181,%r2627,128;\n"
@@ -3161,7 +3394,7 @@ static const char qlora__ptx_67[] =
 "add.s32 %r1322,%r1045,4224;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1318,%r1319,%r1320,%r1321},[%r1322];\n"
 "add.s32 %r1327,%r1055,128;\n";
-static const char qlora__ptx_68[] =
+static const char qlora__ptx_73[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1323,%r1324,%r1325,%r1326},[%r1327];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1515,%f1516,%f1517,%f1518},{%r1313,%r1314,%r1315,%r1316},{%r1323,%r1324},{%f1515,%f1516,%f1517,%f1518};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1523,%f1524,%f1525,%f1526},{%r1313,%r1314,%r1315,%r1316},{%r1325,%r1326},{%f1523,%f1524,%f1525,%f1526};\n"
@@ -3189,10 +3422,10 @@ static const char qlora__ptx_68[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1555,%f1556,%f1557,%f1558},{%r1381,%r1382,%r1383,%r1384},{%r1422,%r1423},{%f1555,%f1556,%f1557,%f1558};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1563,%f1564,%f1565,%f1566},{%r1386,%r1387,%r1388,%r1389},{%r1420,%r1421},{%f1563,%f1564,%f1565,%f1566};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1571,%f1572,%f1573,%f1574},{%r1386,%r1387,%r1388,%r1389},{%r1422,%r1423},{%f1571,%f1572,%f1573,%f1574};\n"
-"or.b32 %r1464,%r2614,31;\nsetp.gt.s32 %p34,%r1464,%r19;\n@%p34 bra $L__BB3_46;\n"
+"or.b32 %r1464,%r2614,31;\nsetp.gt.s32 %p34,%r1464,%r19;\n@%p34 bra $L__BB4_46;\n"
 "add.s32 %r2611,%r19,31;\nshl.b32 %r2610,%r2625,5;\nsub.s32 %r1467,%r2611,%r2610;\n"
 "setp.lt.s32 %p35,%r1467,%r163;\nsetp.lt.s32 %p36,%r163,1;\nor.pred %p37,%p35,%p36;\n"
-"@%p37 bra $L__BB3_47;\n$L__BB3_46:\nshl.b32 %r2615,%r2625,5;\nmov.u32 %r1468,%tid.x;\n"
+"@%p37 bra $L__BB4_47;\n$L__BB4_46:\nshl.b32 %r2615,%r2625,5;\nmov.u32 %r1468,%tid.x;\n"
 "and.b32 %r1469,%r1468,31;\nshr.u32 %r1470,%r1469,2;\nand.b32 %r1471,%r1468,3;\n"
 "sub.s32 %r1473,%r19,%r2615;\nadd.s32 %r1474,%r1473,%r1470;\nmad.lo.s32 %r1475,%r1471,-2,%r1474;\n"
 "selp.b32 %r1476,%r163,-2147483648,%p8;\nsetp.lt.u32 %p39,%r1475,%r1476;\n"
@@ -3201,7 +3434,7 @@ static const char qlora__ptx_68[] =
 "add.s32 %r1478,%r1475,8;\nsetp.lt.u32 %p41,%r1478,%r1476;\n"
 "selp.f32 %f1005,%f1005,0fFF800000,%p41;\nadd.s32 %r1479,%r1475,7;\n"
 "setp.lt.u32 %p42,%r1479,%r1476;\n";
-static const char qlora__ptx_69[] =
+static const char qlora__ptx_74[] =
 "selp.f32 %f1006,%f1006,0fFF800000,%p42;\nadd.s32 %r1480,%r1475,-8;\n"
 "setp.lt.u32 %p43,%r1480,%r1476;\nselp.f32 %f1011,%f1011,0fFF800000,%p43;\n"
 "add.s32 %r1481,%r1475,-9;\nsetp.lt.u32 %p44,%r1481,%r1476;\n"
@@ -3226,7 +3459,7 @@ static const char qlora__ptx_69[] =
 "selp.f32 %f1052,%f1052,0fFF800000,%p40;\nselp.f32 %f1053,%f1053,0fFF800000,%p41;\n"
 "selp.f32 %f1054,%f1054,0fFF800000,%p42;\nselp.f32 %f1059,%f1059,0fFF800000,%p43;\n"
 "selp.f32 %f1060,%f1060,0fFF800000,%p44;\nselp.f32 %f1061,%f1061,0fFF800000,%p39;\n"
-"selp.f32 %f1062,%f1062,0fFF800000,%p40;\n$L__BB3_47:\nfma.rn.f32 %f1964,%f1003,%f17,%f22;\n"
+"selp.f32 %f1062,%f1062,0fFF800000,%p40;\n$L__BB4_47:\nfma.rn.f32 %f1964,%f1003,%f17,%f22;\n"
 "ex2.approx.ftz.f32 %f1963,%f1964;\nfma.rn.f32 %f1966,%f1004,%f17,%f22;\n"
 "ex2.approx.ftz.f32 %f1965,%f1966;\nsub.f32 %f2571,%f1515,%f2733;\nmul.f32 %f1968,%f1963,%f2571;\n"
 "sub.f32 %f2572,%f1516,%f2733;\nmul.f32 %f1967,%f1965,%f2572;\n"
@@ -3257,7 +3490,7 @@ static const char qlora__ptx_69[] =
 "cvt.rn.bf16x2.f32 %r1496,%f2003,%f2004;\nfma.rn.f32 %f2006,%f1045,%f17,%f23;\n"
 "ex2.approx.ftz.f32 %f2005,%f2006;\nfma.rn.f32 %f2008,%f1046,%f17,%f23;\n"
 "ex2.approx.ftz.f32 %f2007,%f2008;\n";
-static const char qlora__ptx_70[] =
+static const char qlora__ptx_75[] =
 "sub.f32 %f2585,%f1557,%f2735;\nmul.f32 %f2010,%f2005,%f2585;\nsub.f32 %f2586,%f1558,%f2735;\n"
 "mul.f32 %f2009,%f2007,%f2586;\ncvt.rn.bf16x2.f32 %r1497,%f2009,%f2010;\n"
 "fma.rn.f32 %f2012,%f1019,%f17,%f24;\nex2.approx.ftz.f32 %f2011,%f2012;\n"
@@ -3304,7 +3537,7 @@ static const char qlora__ptx_70[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1535,%r1536,%r1537,%r1538},[%r1539];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2991,%f2990,%f2989,%f2988},{%r1490,%r1491,%r1492,%r1493},{%r1535,%r1536},{%f2991,%f2990,%f2989,%f2988};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2987,%f2986,%f2985,%f2984},{%r1490,%r1491,%r1492,%r1493},{%r1537,%r1538},{%f2987,%f2986,%f2985,%f2984};\n";
-static const char qlora__ptx_71[] =
+static const char qlora__ptx_76[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2927,%f2926,%f2925,%f2924},{%r1498,%r1499,%r1500,%r1501},{%r1535,%r1536},{%f2927,%f2926,%f2925,%f2924};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2923,%f2922,%f2921,%f2920},{%r1498,%r1499,%r1500,%r1501},{%r1537,%r1538},{%f2923,%f2922,%f2921,%f2920};\n"
 "xor.b32 %r1568,%r1510,64;\n"
@@ -3336,7 +3569,7 @@ static const char qlora__ptx_71[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2951,%f2950,%f2949,%f2948},{%r1490,%r1491,%r1492,%r1493},{%r1680,%r1681},{%f2951,%f2950,%f2949,%f2948};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2947,%f2946,%f2945,%f2944},{%r1490,%r1491,%r1492,%r1493},{%r1682,%r1683},{%f2947,%f2946,%f2945,%f2944};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3012,%f3013,%f3014,%f3015},{%r1498,%r1499,%r1500,%r1501},{%r1680,%r1681},{%f3012,%f3013,%f3014,%f3015};\n";
-static const char qlora__ptx_72[] =
+static const char qlora__ptx_77[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3016,%f3017,%f3018,%f3019},{%r1498,%r1499,%r1500,%r1501},{%r1682,%r1683},{%f3016,%f3017,%f3018,%f3019};\n"
 "add.s32 %r1713,%r1597,128;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1709,%r1710,%r1711,%r1712},[%r1713];\n"
@@ -3369,7 +3602,7 @@ static const char qlora__ptx_72[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2911,%f2910,%f2909,%f2908},{%r1502,%r1503,%r1504,%r1505},{%r1825,%r1826},{%f2911,%f2910,%f2909,%f2908};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2907,%f2906,%f2905,%f2904},{%r1502,%r1503,%r1504,%r1505},{%r1827,%r1828},{%f2907,%f2906,%f2905,%f2904};\n"
 "add.s32 %r1858,%r1980,69760;\n";
-static const char qlora__ptx_73[] =
+static const char qlora__ptx_78[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1854,%r1855,%r1856,%r1857},[%r1858];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2967,%f2966,%f2965,%f2964},{%r1494,%r1495,%r1496,%r1497},{%r1854,%r1855},{%f2967,%f2966,%f2965,%f2964};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2963,%f2962,%f2961,%f2960},{%r1494,%r1495,%r1496,%r1497},{%r1856,%r1857},{%f2963,%f2962,%f2961,%f2960};\n"
@@ -3393,9 +3626,9 @@ static const char qlora__ptx_73[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2939,%f2938,%f2937,%f2936},{%r1494,%r1495,%r1496,%r1497},{%r1943,%r1944},{%f2939,%f2938,%f2937,%f2936};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3020,%f3021,%f3022,%f3023},{%r1502,%r1503,%r1504,%r1505},{%r1941,%r1942},{%f3020,%f3021,%f3022,%f3023};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f3024,%f3025,%f3026,%f3027},{%r1502,%r1503,%r1504,%r1505},{%r1943,%r1944},{%f3024,%f3025,%f3026,%f3027};\n"
-"$L__BB3_48:\nadd.s32 %r2625,%r2625,1;\nsetp.lt.s32 %p53,%r2625,%r13;\n"
+"$L__BB4_48:\nadd.s32 %r2625,%r2625,1;\nsetp.lt.s32 %p53,%r2625,%r13;\n"
 "xor.b32 %r2624,%r2624,16384;\nmov.u64 %rd319,%rd29;\nmov.u64 %rd320,%rd28;\n"
-"@%p53 bra $L__BB3_33;\n$L__BB3_49:\nshr.u32 %r2613,%r17,2;\n"
+"@%p53 bra $L__BB4_33;\n$L__BB4_49:\nshr.u32 %r2613,%r17,2;\n"
 "ld.param.f32 %f2731,[qlora_attn128_bwd_q_param_18];\nshl.b32 %r2179,%r16,8;\n"
 "and.b32 %r2180,%r2179,-8192;\nadd.s32 %r57,%r2180,%r221;\nbar.warp.sync -1;\n"
 "shl.b32 %r2184,%r2613,8;\nshl.b32 %r2185,%r16,2;\nand.b32 %r2186,%r2185,12;\n"
@@ -3407,7 +3640,7 @@ static const char qlora__ptx_73[] =
 "mul.f32 %f2606,%f2997,%f2731;\ncvt.rn.bf16x2.f32 %r1984,%f2605,%f2606;\n"
 "st.shared.b32[%r1985],%r1984;\nxor.b32 %r2194,%r2189,16;\nadd.s32 %r1988,%r2188,%r2194;\n"
 "mul.f32 %f2607,%f2994,%f2731;\n";
-static const char qlora__ptx_74[] =
+static const char qlora__ptx_79[] =
 "mul.f32 %f2608,%f2995,%f2731;\ncvt.rn.bf16x2.f32 %r1987,%f2607,%f2608;\n"
 "st.shared.b32[%r1988],%r1987;\nxor.b32 %r2195,%r2192,16;\nadd.s32 %r1991,%r2193,%r2195;\n"
 "mul.f32 %f2609,%f2992,%f2731;\nmul.f32 %f2610,%f2993,%f2731;\n"
@@ -3462,7 +3695,7 @@ static const char qlora__ptx_74[] =
 "mul.f32 %f2649,%f2952,%f2731;\nmul.f32 %f2650,%f2953,%f2731;\n"
 "cvt.rn.bf16x2.f32 %r2050,%f2649,%f2650;\nst.shared.b32[%r2051],%r2050;\n"
 "xor.b32 %r2214,%r2189,192;\n";
-static const char qlora__ptx_75[] =
+static const char qlora__ptx_80[] =
 "add.s32 %r2054,%r2188,%r2214;\nmul.f32 %f2651,%f2950,%f2731;\nmul.f32 %f2652,%f2951,%f2731;\n"
 "cvt.rn.bf16x2.f32 %r2053,%f2651,%f2652;\nst.shared.b32[%r2054],%r2053;\n"
 "xor.b32 %r2215,%r2192,192;\nadd.s32 %r2057,%r2193,%r2215;\nmul.f32 %f2653,%f2948,%f2731;\n"
@@ -3514,7 +3747,7 @@ static const char qlora__ptx_75[] =
 "cvt.rn.bf16x2.f32 %r2116,%f2693,%f2694;\nst.shared.b32[%r2117],%r2116;\n"
 "add.s32 %r2120,%r2223,%r2206;\nmul.f32 %f2695,%f2906,%f2731;\nmul.f32 %f2696,%f2907,%f2731;\n"
 "cvt.rn.bf16x2.f32 %r2119,%f2695,%f2696;\nst.shared.b32[%r2120],%r2119;\n";
-static const char qlora__ptx_76[] =
+static const char qlora__ptx_81[] =
 "add.s32 %r2123,%r2225,%r2206;\nmul.f32 %f2697,%f2904,%f2731;\nmul.f32 %f2698,%f2905,%f2731;\n"
 "cvt.rn.bf16x2.f32 %r2122,%f2697,%f2698;\nst.shared.b32[%r2123],%r2122;\n"
 "add.s32 %r2126,%r2223,%r2191;\nmul.f32 %f2699,%f2902,%f2731;\nmul.f32 %f2700,%f2903,%f2731;\n"
@@ -3552,142 +3785,142 @@ static const char qlora__ptx_76[] =
 "shr.u32 %r2226,%r17,4;\nshl.b32 %r2227,%r2226,8;\nand.b32 %r2228,%r16,15;\n"
 "xor.b32 %r2229,%r2226,%r2228;\nshl.b32 %r2230,%r2229,4;\nadd.s32 %r2231,%r2227,%r57;\n"
 "add.s32 %r2177,%r2231,%r2230;\nld.shared.v4.b32{%r2173,%r2174,%r2175,%r2176},[%r2177];\n"
-"add.s32 %r62,%r2226,%r19;\nsetp.ge.s32 %p54,%r62,%r11;\n@%p54 bra $L__BB3_51;\n"
+"add.s32 %r62,%r2226,%r19;\nsetp.ge.s32 %p54,%r62,%r11;\n@%p54 bra $L__BB4_51;\n"
 "shl.b32 %r2233,%r16,3;\nand.b32 %r2234,%r2233,120;\ncvt.s64.s32 %rd147,%r62;\n"
 "add.s64 %rd148,%rd147,%rd4;\nmul.lo.s64 %rd149,%rd148,%rd48;\nor.b32 %r2237,%r2234,%r214;\n"
 "cvt.s64.s32 %rd150,%r2237;\nadd.s64 %rd151,%rd149,%rd150;\nshl.b64 %rd153,%rd151,1;\n"
 "add.s64 %rd154,%rd1,%rd153;\nst.global.v4.u32[%rd154],{%r2173,%r2174,%r2175,%r2176};\n"
-"$L__BB3_51:\nor.b32 %r2245,%r251,32;\nshr.u32 %r2246,%r2245,4;\nshl.b32 %r2247,%r2246,8;\n"
+"$L__BB4_51:\nor.b32 %r2245,%r251,32;\nshr.u32 %r2246,%r2245,4;\nshl.b32 %r2247,%r2246,8;\n"
 "xor.b32 %r2249,%r2246,%r2228;\nshl.b32 %r2250,%r2249,4;\nadd.s32 %r2251,%r2247,%r57;\n"
 "add.s32 %r2242,%r2251,%r2250;\nld.shared.v4.b32{%r2238,%r2239,%r2240,%r2241},[%r2242];\n"
-"add.s32 %r67,%r2246,%r19;\nsetp.ge.s32 %p55,%r67,%r11;\n@%p55 bra $L__BB3_53;\n"
+"add.s32 %r67,%r2246,%r19;\nsetp.ge.s32 %p55,%r67,%r11;\n@%p55 bra $L__BB4_53;\n"
 "shl.b32 %r2253,%r16,3;\nand.b32 %r2254,%r2253,120;\ncvt.s64.s32 %rd155,%r67;\n"
 "add.s64 %rd156,%rd155,%rd4;\nmul.lo.s64 %rd157,%rd156,%rd48;\nor.b32 %r2257,%r2254,%r214;\n"
 "cvt.s64.s32 %rd158,%r2257;\nadd.s64 %rd159,%rd157,%rd158;\nshl.b64 %rd161,%rd159,1;\n"
 "add.s64 %rd162,%rd1,%rd161;\n";
-static const char qlora__ptx_77[] =
-"st.global.v4.u32[%rd162],{%r2238,%r2239,%r2240,%r2241};\n$L__BB3_53:\nor.b32 %r2265,%r251,64;\n"
+static const char qlora__ptx_82[] =
+"st.global.v4.u32[%rd162],{%r2238,%r2239,%r2240,%r2241};\n$L__BB4_53:\nor.b32 %r2265,%r251,64;\n"
 "shr.u32 %r2266,%r2265,4;\nshl.b32 %r2267,%r2266,8;\nxor.b32 %r2269,%r2266,%r2228;\n"
 "shl.b32 %r2270,%r2269,4;\nadd.s32 %r2271,%r2267,%r57;\nadd.s32 %r2262,%r2271,%r2270;\n"
 "ld.shared.v4.b32{%r2258,%r2259,%r2260,%r2261},[%r2262];\nadd.s32 %r72,%r2266,%r19;\n"
-"setp.ge.s32 %p56,%r72,%r11;\n@%p56 bra $L__BB3_55;\nshl.b32 %r2273,%r16,3;\n"
+"setp.ge.s32 %p56,%r72,%r11;\n@%p56 bra $L__BB4_55;\nshl.b32 %r2273,%r16,3;\n"
 "and.b32 %r2274,%r2273,120;\ncvt.s64.s32 %rd163,%r72;\nadd.s64 %rd164,%rd163,%rd4;\n"
 "mul.lo.s64 %rd165,%rd164,%rd48;\nor.b32 %r2277,%r2274,%r214;\ncvt.s64.s32 %rd166,%r2277;\n"
 "add.s64 %rd167,%rd165,%rd166;\nshl.b64 %rd169,%rd167,1;\nadd.s64 %rd170,%rd1,%rd169;\n"
-"st.global.v4.u32[%rd170],{%r2258,%r2259,%r2260,%r2261};\n$L__BB3_55:\nor.b32 %r2285,%r251,96;\n"
+"st.global.v4.u32[%rd170],{%r2258,%r2259,%r2260,%r2261};\n$L__BB4_55:\nor.b32 %r2285,%r251,96;\n"
 "shr.u32 %r2286,%r2285,4;\nshl.b32 %r2287,%r2286,8;\nxor.b32 %r2289,%r2286,%r2228;\n"
 "shl.b32 %r2290,%r2289,4;\nadd.s32 %r2291,%r2287,%r57;\nadd.s32 %r2282,%r2291,%r2290;\n"
 "ld.shared.v4.b32{%r2278,%r2279,%r2280,%r2281},[%r2282];\nadd.s32 %r77,%r2286,%r19;\n"
-"setp.ge.s32 %p57,%r77,%r11;\n@%p57 bra $L__BB3_57;\nshl.b32 %r2293,%r16,3;\n"
+"setp.ge.s32 %p57,%r77,%r11;\n@%p57 bra $L__BB4_57;\nshl.b32 %r2293,%r16,3;\n"
 "and.b32 %r2294,%r2293,120;\ncvt.s64.s32 %rd171,%r77;\nadd.s64 %rd172,%rd171,%rd4;\n"
 "mul.lo.s64 %rd173,%rd172,%rd48;\nor.b32 %r2297,%r2294,%r214;\ncvt.s64.s32 %rd174,%r2297;\n"
 "add.s64 %rd175,%rd173,%rd174;\nshl.b64 %rd177,%rd175,1;\nadd.s64 %rd178,%rd1,%rd177;\n"
-"st.global.v4.u32[%rd178],{%r2278,%r2279,%r2280,%r2281};\n$L__BB3_57:\nor.b32 %r2305,%r251,128;\n"
+"st.global.v4.u32[%rd178],{%r2278,%r2279,%r2280,%r2281};\n$L__BB4_57:\nor.b32 %r2305,%r251,128;\n"
 "shr.u32 %r2306,%r2305,4;\nshl.b32 %r2307,%r2306,8;\nand.b32 %r2308,%r2306,1;\n"
 "xor.b32 %r2310,%r2308,%r2228;\nshl.b32 %r2311,%r2310,4;\nadd.s32 %r2312,%r2307,%r57;\n"
 "add.s32 %r2302,%r2312,%r2311;\nld.shared.v4.b32{%r2298,%r2299,%r2300,%r2301},[%r2302];\n"
-"add.s32 %r82,%r2306,%r19;\nsetp.ge.s32 %p58,%r82,%r11;\n@%p58 bra $L__BB3_59;\n"
+"add.s32 %r82,%r2306,%r19;\nsetp.ge.s32 %p58,%r82,%r11;\n@%p58 bra $L__BB4_59;\n"
 "shl.b32 %r2314,%r16,3;\nand.b32 %r2315,%r2314,120;\ncvt.s64.s32 %rd179,%r82;\n"
 "add.s64 %rd180,%rd179,%rd4;\nmul.lo.s64 %rd181,%rd180,%rd48;\nor.b32 %r2318,%r2315,%r214;\n"
 "cvt.s64.s32 %rd182,%r2318;\nadd.s64 %rd183,%rd181,%rd182;\nshl.b64 %rd185,%rd183,1;\n"
 "add.s64 %rd186,%rd1,%rd185;\nst.global.v4.u32[%rd186],{%r2298,%r2299,%r2300,%r2301};\n"
-"$L__BB3_59:\nor.b32 %r2326,%r251,160;\nshr.u32 %r2327,%r2326,4;\nshl.b32 %r2328,%r2327,8;\n"
+"$L__BB4_59:\nor.b32 %r2326,%r251,160;\nshr.u32 %r2327,%r2326,4;\nshl.b32 %r2328,%r2327,8;\n"
 "and.b32 %r2329,%r2327,3;\nxor.b32 %r2331,%r2329,%r2228;\nshl.b32 %r2332,%r2331,4;\n"
 "add.s32 %r2333,%r2328,%r57;\nadd.s32 %r2323,%r2333,%r2332;\n"
 "ld.shared.v4.b32{%r2319,%r2320,%r2321,%r2322},[%r2323];\nadd.s32 %r87,%r2327,%r19;\n"
-"setp.ge.s32 %p59,%r87,%r11;\n@%p59 bra $L__BB3_61;\nshl.b32 %r2335,%r16,3;\n"
+"setp.ge.s32 %p59,%r87,%r11;\n@%p59 bra $L__BB4_61;\nshl.b32 %r2335,%r16,3;\n"
 "and.b32 %r2336,%r2335,120;\ncvt.s64.s32 %rd187,%r87;\nadd.s64 %rd188,%rd187,%rd4;\n"
 "mul.lo.s64 %rd189,%rd188,%rd48;\nor.b32 %r2339,%r2336,%r214;\ncvt.s64.s32 %rd190,%r2339;\n"
 "add.s64 %rd191,%rd189,%rd190;\nshl.b64 %rd193,%rd191,1;\nadd.s64 %rd194,%rd1,%rd193;\n"
-"st.global.v4.u32[%rd194],{%r2319,%r2320,%r2321,%r2322};\n$L__BB3_61:\nor.b32 %r2347,%r251,192;\n"
+"st.global.v4.u32[%rd194],{%r2319,%r2320,%r2321,%r2322};\n$L__BB4_61:\nor.b32 %r2347,%r251,192;\n"
 "shr.u32 %r2348,%r2347,4;\nshl.b32 %r2349,%r2348,8;\nand.b32 %r2350,%r2348,5;\n"
 "xor.b32 %r2352,%r2350,%r2228;\nshl.b32 %r2353,%r2352,4;\nadd.s32 %r2354,%r2349,%r57;\n"
 "add.s32 %r2344,%r2354,%r2353;\nld.shared.v4.b32{%r2340,%r2341,%r2342,%r2343},[%r2344];\n"
-"add.s32 %r92,%r2348,%r19;\nsetp.ge.s32 %p60,%r92,%r11;\n@%p60 bra $L__BB3_63;\n"
+"add.s32 %r92,%r2348,%r19;\nsetp.ge.s32 %p60,%r92,%r11;\n@%p60 bra $L__BB4_63;\n"
 "shl.b32 %r2356,%r16,3;\nand.b32 %r2357,%r2356,120;\ncvt.s64.s32 %rd195,%r92;\n"
 "add.s64 %rd196,%rd195,%rd4;\nmul.lo.s64 %rd197,%rd196,%rd48;\nor.b32 %r2360,%r2357,%r214;\n"
 "cvt.s64.s32 %rd198,%r2360;\nadd.s64 %rd199,%rd197,%rd198;\nshl.b64 %rd201,%rd199,1;\n"
 "add.s64 %rd202,%rd1,%rd201;\nst.global.v4.u32[%rd202],{%r2340,%r2341,%r2342,%r2343};\n"
-"$L__BB3_63:\nor.b32 %r2368,%r251,224;\nshr.u32 %r2369,%r2368,4;\nshl.b32 %r2370,%r2369,8;\n"
+"$L__BB4_63:\nor.b32 %r2368,%r251,224;\nshr.u32 %r2369,%r2368,4;\nshl.b32 %r2370,%r2369,8;\n"
 "and.b32 %r2371,%r2369,7;\nxor.b32 %r2373,%r2371,%r2228;\nshl.b32 %r2374,%r2373,4;\n"
 "add.s32 %r2375,%r2370,%r57;\nadd.s32 %r2365,%r2375,%r2374;\n"
 "ld.shared.v4.b32{%r2361,%r2362,%r2363,%r2364},[%r2365];\nadd.s32 %r97,%r2369,%r19;\n"
-"setp.ge.s32 %p61,%r97,%r11;\n@%p61 bra $L__BB3_65;\nshl.b32 %r2377,%r16,3;\n"
+"setp.ge.s32 %p61,%r97,%r11;\n@%p61 bra $L__BB4_65;\nshl.b32 %r2377,%r16,3;\n"
 "and.b32 %r2378,%r2377,120;\ncvt.s64.s32 %rd203,%r97;\nadd.s64 %rd204,%rd203,%rd4;\n"
 "mul.lo.s64 %rd205,%rd204,%rd48;\nor.b32 %r2381,%r2378,%r214;\ncvt.s64.s32 %rd206,%r2381;\n";
-static const char qlora__ptx_78[] =
+static const char qlora__ptx_83[] =
 "add.s64 %rd207,%rd205,%rd206;\nshl.b64 %rd209,%rd207,1;\nadd.s64 %rd210,%rd1,%rd209;\n"
-"st.global.v4.u32[%rd210],{%r2361,%r2362,%r2363,%r2364};\n$L__BB3_65:\nor.b32 %r2389,%r251,256;\n"
+"st.global.v4.u32[%rd210],{%r2361,%r2362,%r2363,%r2364};\n$L__BB4_65:\nor.b32 %r2389,%r251,256;\n"
 "shr.u32 %r2390,%r2389,4;\nshl.b32 %r2391,%r2390,8;\nand.b32 %r2392,%r2390,1;\n"
 "xor.b32 %r2394,%r2392,%r2228;\nshl.b32 %r2395,%r2394,4;\nadd.s32 %r2396,%r2391,%r57;\n"
 "add.s32 %r2386,%r2396,%r2395;\nld.shared.v4.b32{%r2382,%r2383,%r2384,%r2385},[%r2386];\n"
-"add.s32 %r102,%r2390,%r19;\nsetp.ge.s32 %p62,%r102,%r11;\n@%p62 bra $L__BB3_67;\n"
+"add.s32 %r102,%r2390,%r19;\nsetp.ge.s32 %p62,%r102,%r11;\n@%p62 bra $L__BB4_67;\n"
 "shl.b32 %r2398,%r16,3;\nand.b32 %r2399,%r2398,120;\ncvt.s64.s32 %rd211,%r102;\n"
 "add.s64 %rd212,%rd211,%rd4;\nmul.lo.s64 %rd213,%rd212,%rd48;\nor.b32 %r2402,%r2399,%r214;\n"
 "cvt.s64.s32 %rd214,%r2402;\nadd.s64 %rd215,%rd213,%rd214;\nshl.b64 %rd217,%rd215,1;\n"
 "add.s64 %rd218,%rd1,%rd217;\nst.global.v4.u32[%rd218],{%r2382,%r2383,%r2384,%r2385};\n"
-"$L__BB3_67:\nor.b32 %r2410,%r251,288;\nshr.u32 %r2411,%r2410,4;\nshl.b32 %r2412,%r2411,8;\n"
+"$L__BB4_67:\nor.b32 %r2410,%r251,288;\nshr.u32 %r2411,%r2410,4;\nshl.b32 %r2412,%r2411,8;\n"
 "and.b32 %r2413,%r2411,3;\nxor.b32 %r2415,%r2413,%r2228;\nshl.b32 %r2416,%r2415,4;\n"
 "add.s32 %r2417,%r2412,%r57;\nadd.s32 %r2407,%r2417,%r2416;\n"
 "ld.shared.v4.b32{%r2403,%r2404,%r2405,%r2406},[%r2407];\nadd.s32 %r107,%r2411,%r19;\n"
-"setp.ge.s32 %p63,%r107,%r11;\n@%p63 bra $L__BB3_69;\nshl.b32 %r2419,%r16,3;\n"
+"setp.ge.s32 %p63,%r107,%r11;\n@%p63 bra $L__BB4_69;\nshl.b32 %r2419,%r16,3;\n"
 "and.b32 %r2420,%r2419,120;\ncvt.s64.s32 %rd219,%r107;\nadd.s64 %rd220,%rd219,%rd4;\n"
 "mul.lo.s64 %rd221,%rd220,%rd48;\nor.b32 %r2423,%r2420,%r214;\ncvt.s64.s32 %rd222,%r2423;\n"
 "add.s64 %rd223,%rd221,%rd222;\nshl.b64 %rd225,%rd223,1;\nadd.s64 %rd226,%rd1,%rd225;\n"
-"st.global.v4.u32[%rd226],{%r2403,%r2404,%r2405,%r2406};\n$L__BB3_69:\nor.b32 %r2431,%r251,320;\n"
+"st.global.v4.u32[%rd226],{%r2403,%r2404,%r2405,%r2406};\n$L__BB4_69:\nor.b32 %r2431,%r251,320;\n"
 "shr.u32 %r2432,%r2431,4;\nshl.b32 %r2433,%r2432,8;\nand.b32 %r2434,%r2432,5;\n"
 "xor.b32 %r2436,%r2434,%r2228;\nshl.b32 %r2437,%r2436,4;\nadd.s32 %r2438,%r2433,%r57;\n"
 "add.s32 %r2428,%r2438,%r2437;\nld.shared.v4.b32{%r2424,%r2425,%r2426,%r2427},[%r2428];\n"
-"add.s32 %r112,%r2432,%r19;\nsetp.ge.s32 %p64,%r112,%r11;\n@%p64 bra $L__BB3_71;\n"
+"add.s32 %r112,%r2432,%r19;\nsetp.ge.s32 %p64,%r112,%r11;\n@%p64 bra $L__BB4_71;\n"
 "shl.b32 %r2440,%r16,3;\nand.b32 %r2441,%r2440,120;\ncvt.s64.s32 %rd227,%r112;\n"
 "add.s64 %rd228,%rd227,%rd4;\nmul.lo.s64 %rd229,%rd228,%rd48;\nor.b32 %r2444,%r2441,%r214;\n"
 "cvt.s64.s32 %rd230,%r2444;\nadd.s64 %rd231,%rd229,%rd230;\nshl.b64 %rd233,%rd231,1;\n"
 "add.s64 %rd234,%rd1,%rd233;\nst.global.v4.u32[%rd234],{%r2424,%r2425,%r2426,%r2427};\n"
-"$L__BB3_71:\nor.b32 %r2452,%r251,352;\nshr.u32 %r2453,%r2452,4;\nshl.b32 %r2454,%r2453,8;\n"
+"$L__BB4_71:\nor.b32 %r2452,%r251,352;\nshr.u32 %r2453,%r2452,4;\nshl.b32 %r2454,%r2453,8;\n"
 "and.b32 %r2455,%r2453,7;\nxor.b32 %r2457,%r2455,%r2228;\nshl.b32 %r2458,%r2457,4;\n"
 "add.s32 %r2459,%r2454,%r57;\nadd.s32 %r2449,%r2459,%r2458;\n"
 "ld.shared.v4.b32{%r2445,%r2446,%r2447,%r2448},[%r2449];\nadd.s32 %r117,%r2453,%r19;\n"
-"setp.ge.s32 %p65,%r117,%r11;\n@%p65 bra $L__BB3_73;\nshl.b32 %r2461,%r16,3;\n"
+"setp.ge.s32 %p65,%r117,%r11;\n@%p65 bra $L__BB4_73;\nshl.b32 %r2461,%r16,3;\n"
 "and.b32 %r2462,%r2461,120;\ncvt.s64.s32 %rd235,%r117;\nadd.s64 %rd236,%rd235,%rd4;\n"
 "mul.lo.s64 %rd237,%rd236,%rd48;\nor.b32 %r2465,%r2462,%r214;\ncvt.s64.s32 %rd238,%r2465;\n"
 "add.s64 %rd239,%rd237,%rd238;\nshl.b64 %rd241,%rd239,1;\nadd.s64 %rd242,%rd1,%rd241;\n"
-"st.global.v4.u32[%rd242],{%r2445,%r2446,%r2447,%r2448};\n$L__BB3_73:\nor.b32 %r2473,%r251,384;\n"
+"st.global.v4.u32[%rd242],{%r2445,%r2446,%r2447,%r2448};\n$L__BB4_73:\nor.b32 %r2473,%r251,384;\n"
 "shr.u32 %r2474,%r2473,4;\nshl.b32 %r2475,%r2474,8;\nand.b32 %r2476,%r2474,1;\n"
 "xor.b32 %r2478,%r2476,%r2228;\nshl.b32 %r2479,%r2478,4;\nadd.s32 %r2480,%r2475,%r57;\n"
 "add.s32 %r2470,%r2480,%r2479;\nld.shared.v4.b32{%r2466,%r2467,%r2468,%r2469},[%r2470];\n"
-"add.s32 %r122,%r2474,%r19;\nsetp.ge.s32 %p66,%r122,%r11;\n@%p66 bra $L__BB3_75;\n"
+"add.s32 %r122,%r2474,%r19;\nsetp.ge.s32 %p66,%r122,%r11;\n@%p66 bra $L__BB4_75;\n"
 "shl.b32 %r2482,%r16,3;\nand.b32 %r2483,%r2482,120;\ncvt.s64.s32 %rd243,%r122;\n"
 "add.s64 %rd244,%rd243,%rd4;\nmul.lo.s64 %rd245,%rd244,%rd48;\nor.b32 %r2486,%r2483,%r214;\n"
 "cvt.s64.s32 %rd246,%r2486;\nadd.s64 %rd247,%rd245,%rd246;\nshl.b64 %rd249,%rd247,1;\n"
 "add.s64 %rd250,%rd1,%rd249;\nst.global.v4.u32[%rd250],{%r2466,%r2467,%r2468,%r2469};\n"
-"$L__BB3_75:\nor.b32 %r2494,%r251,416;\nshr.u32 %r2495,%r2494,4;\nshl.b32 %r2496,%r2495,8;\n"
+"$L__BB4_75:\nor.b32 %r2494,%r251,416;\nshr.u32 %r2495,%r2494,4;\nshl.b32 %r2496,%r2495,8;\n"
 "and.b32 %r2497,%r2495,3;\nxor.b32 %r2499,%r2497,%r2228;\nshl.b32 %r2500,%r2499,4;\n"
 "add.s32 %r2501,%r2496,%r57;\nadd.s32 %r2491,%r2501,%r2500;\n"
 "ld.shared.v4.b32{%r2487,%r2488,%r2489,%r2490},[%r2491];\nadd.s32 %r127,%r2495,%r19;\n"
-"setp.ge.s32 %p67,%r127,%r11;\n@%p67 bra $L__BB3_77;\nshl.b32 %r2503,%r16,3;\n"
+"setp.ge.s32 %p67,%r127,%r11;\n@%p67 bra $L__BB4_77;\nshl.b32 %r2503,%r16,3;\n"
 "and.b32 %r2504,%r2503,120;\n";
-static const char qlora__ptx_79[] =
+static const char qlora__ptx_84[] =
 "cvt.s64.s32 %rd251,%r127;\nadd.s64 %rd252,%rd251,%rd4;\nmul.lo.s64 %rd253,%rd252,%rd48;\n"
 "or.b32 %r2507,%r2504,%r214;\ncvt.s64.s32 %rd254,%r2507;\nadd.s64 %rd255,%rd253,%rd254;\n"
 "shl.b64 %rd257,%rd255,1;\nadd.s64 %rd258,%rd1,%rd257;\n"
-"st.global.v4.u32[%rd258],{%r2487,%r2488,%r2489,%r2490};\n$L__BB3_77:\nor.b32 %r2515,%r251,448;\n"
+"st.global.v4.u32[%rd258],{%r2487,%r2488,%r2489,%r2490};\n$L__BB4_77:\nor.b32 %r2515,%r251,448;\n"
 "shr.u32 %r2516,%r2515,4;\nshl.b32 %r2517,%r2516,8;\nand.b32 %r2518,%r2516,5;\n"
 "xor.b32 %r2520,%r2518,%r2228;\nshl.b32 %r2521,%r2520,4;\nadd.s32 %r2522,%r2517,%r57;\n"
 "add.s32 %r2512,%r2522,%r2521;\nld.shared.v4.b32{%r2508,%r2509,%r2510,%r2511},[%r2512];\n"
-"add.s32 %r132,%r2516,%r19;\nsetp.ge.s32 %p68,%r132,%r11;\n@%p68 bra $L__BB3_79;\n"
+"add.s32 %r132,%r2516,%r19;\nsetp.ge.s32 %p68,%r132,%r11;\n@%p68 bra $L__BB4_79;\n"
 "shl.b32 %r2524,%r16,3;\nand.b32 %r2525,%r2524,120;\ncvt.s64.s32 %rd259,%r132;\n"
 "add.s64 %rd260,%rd259,%rd4;\nmul.lo.s64 %rd261,%rd260,%rd48;\nor.b32 %r2528,%r2525,%r214;\n"
 "cvt.s64.s32 %rd262,%r2528;\nadd.s64 %rd263,%rd261,%rd262;\nshl.b64 %rd265,%rd263,1;\n"
 "add.s64 %rd266,%rd1,%rd265;\nst.global.v4.u32[%rd266],{%r2508,%r2509,%r2510,%r2511};\n"
-"$L__BB3_79:\nor.b32 %r2536,%r251,480;\nshr.u32 %r2537,%r2536,4;\nshl.b32 %r2538,%r2537,8;\n"
+"$L__BB4_79:\nor.b32 %r2536,%r251,480;\nshr.u32 %r2537,%r2536,4;\nshl.b32 %r2538,%r2537,8;\n"
 "and.b32 %r2539,%r2537,7;\nxor.b32 %r2541,%r2539,%r2228;\nshl.b32 %r2542,%r2541,4;\n"
 "add.s32 %r2543,%r2538,%r57;\nadd.s32 %r2533,%r2543,%r2542;\n"
 "ld.shared.v4.b32{%r2529,%r2530,%r2531,%r2532},[%r2533];\nadd.s32 %r137,%r2537,%r19;\n"
-"setp.ge.s32 %p69,%r137,%r11;\n@%p69 bra $L__BB3_97;\nshl.b32 %r2545,%r16,3;\n"
+"setp.ge.s32 %p69,%r137,%r11;\n@%p69 bra $L__BB4_97;\nshl.b32 %r2545,%r16,3;\n"
 "and.b32 %r2546,%r2545,120;\ncvt.s64.s32 %rd267,%r137;\nadd.s64 %rd268,%rd267,%rd4;\n"
 "mul.lo.s64 %rd269,%rd268,%rd48;\nor.b32 %r2549,%r2546,%r214;\ncvt.s64.s32 %rd270,%r2549;\n"
 "add.s64 %rd271,%rd269,%rd270;\nshl.b64 %rd273,%rd271,1;\nadd.s64 %rd274,%rd1,%rd273;\n"
-"st.global.v4.u32[%rd274],{%r2529,%r2530,%r2531,%r2532};\n$L__BB3_97:\nret;\n}\n";
+"st.global.v4.u32[%rd274],{%r2529,%r2530,%r2531,%r2532};\n$L__BB4_97:\nret;\n}\n";
 static const char* const qlora__ptx_attn128_80[] = {
 qlora__ptx_0,
 qlora__ptx_1,
@@ -3769,9 +4002,14 @@ qlora__ptx_76,
 qlora__ptx_77,
 qlora__ptx_78,
 qlora__ptx_79,
+qlora__ptx_80,
+qlora__ptx_81,
+qlora__ptx_82,
+qlora__ptx_83,
+qlora__ptx_84,
 0};
 
-static const char qlora__ptx_80[] =
+static const char qlora__ptx_85[] =
 ".visible .entry qlora_attn64_fwd(\n.param .u64 qlora_attn64_fwd_param_0,\n"
 ".param .u64 qlora_attn64_fwd_param_1,\n.param .u64 qlora_attn64_fwd_param_2,\n"
 ".param .u64 qlora_attn64_fwd_param_3,\n.param .u64 qlora_attn64_fwd_param_4,\n"
@@ -3824,7 +4062,7 @@ static const char qlora__ptx_80[] =
 "cvt.s64.s32 %rd169,%r1659;\nadd.s64 %rd170,%rd168,%rd34;\nmul.lo.s64 %rd171,%rd170,%rd45;\n"
 "add.s64 %rd172,%rd169,%rd35;\nadd.s64 %rd173,%rd172,%rd171;\nshl.b64 %rd174,%rd173,1;\n"
 "add.s64 %rd175,%rd1,%rd174;\n";
-static const char qlora__ptx_81[] =
+static const char qlora__ptx_86[] =
 "mov.u32 %r1660,0;\nst.global.v4.u32[%rd175],{%r1660,%r1660,%r1660,%r1660};\n$L__BB0_82:\n"
 "add.s32 %r1735,%r1735,128;\nadd.s32 %r1734,%r1734,-1;\nsetp.ne.s32 %p118,%r1734,0;\n"
 "@%p118 bra $L__BB0_80;\n$L__BB0_83:\nsetp.lt.u32 %p119,%r103,384;\n@%p119 bra $L__BB0_94;\n"
@@ -3874,7 +4112,7 @@ static const char qlora__ptx_81[] =
 "setp.gt.s32 %p14,%r131,0;\nselp.b32 %r1728,%r171,0,%p14;\nshl.b32 %r172,%r1,6;\n"
 "cvt.s64.s32 %rd51,%r172;\nmov.u32 %r15,%tid.x;\nshr.s32 %r173,%r15,31;\nshr.u32 %r174,%r173,29;\n"
 "add.s32 %r175,%r15,%r174;\nshr.s32 %r176,%r175,3;\n";
-static const char qlora__ptx_82[] =
+static const char qlora__ptx_87[] =
 "add.s32 %r177,%r8,%r176;\nadd.s32 %r178,%r177,%r12;\ncvt.s64.s32 %rd52,%r178;\n"
 "mul.lo.s64 %rd53,%rd52,%rd39;\nand.b32 %r179,%r175,-8;\nsub.s32 %r180,%r15,%r179;\n"
 "shl.b32 %r181,%r180,3;\ncvt.s64.s32 %rd54,%r181;\nadd.s64 %rd55,%rd54,%rd51;\n"
@@ -3930,7 +4168,7 @@ static const char qlora__ptx_82[] =
 "@%p20 bra $L__BB0_13;\n$L__BB0_15:\nshl.b64 %rd216,%rd6,1;\nadd.s64 %rd217,%rd42,%rd216;\n"
 "add.s32 %r35,%r213,24576;\n@%p18 bra $L__BB0_18;\nbra.uni $L__BB0_16;\n$L__BB0_18:\n"
 "cp.async.cg.shared.global[%r35],[%rd217],16;\n";
-static const char qlora__ptx_83[] =
+static const char qlora__ptx_88[] =
 "shl.b64 %rd89,%rd43,5;\nadd.s64 %rd86,%rd217,%rd89;\nadd.s32 %r248,%r213,26624;\n"
 "cp.async.cg.shared.global[%r248],[%rd86],16;\nadd.s64 %rd87,%rd86,%rd89;\n"
 "add.s32 %r249,%r213,28672;\ncp.async.cg.shared.global[%r249],[%rd87],16;\n"
@@ -3981,7 +4219,7 @@ static const char qlora__ptx_83[] =
 "setp.lt.s32 %p27,%r262,%r48;\nshl.b32 %r263,%r1731,7;\nadd.s32 %r256,%r263,%r49;\n"
 "selp.b64 %rd92,%rd219,%rd40,%p27;\nselp.b32 %r257,16,0,%p27;\n"
 "cp.async.cg.shared.global[%r256],[%rd92],16,%r257;\n";
-static const char qlora__ptx_84[] =
+static const char qlora__ptx_89[] =
 "add.s64 %rd219,%rd219,%rd93;\nadd.s32 %r1731,%r1731,16;\nsetp.lt.u32 %p28,%r1731,64;\n"
 "@%p28 bra $L__BB0_24;\n$L__BB0_26:\nadd.s32 %r52,%r35,%r47;\n@%p26 bra $L__BB0_29;\n"
 "bra.uni $L__BB0_27;\n$L__BB0_29:\ncp.async.cg.shared.global[%r52],[%rd217],16;\n"
@@ -4029,7 +4267,7 @@ static const char qlora__ptx_84[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f978,%f979,%f980,%f981},{%r292,%r293,%r294,%r295},{%r328,%r329},{%f978,%f979,%f980,%f981};\n"
 "add.s32 %r359,%r804,20480;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r355,%r356,%r357,%r358},[%r359];\n";
-static const char qlora__ptx_85[] =
+static const char qlora__ptx_90[] =
 "mov.f32 %f986,%f1042;\nmov.f32 %f987,%f1042;\nmov.f32 %f988,%f1042;\nmov.f32 %f989,%f1042;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f986,%f987,%f988,%f989},{%r287,%r288,%r289,%r290},{%r355,%r356},{%f986,%f987,%f988,%f989};\n"
 "mov.f32 %f994,%f1042;\nmov.f32 %f995,%f1042;\nmov.f32 %f996,%f1042;\nmov.f32 %f997,%f1042;\n"
@@ -4068,7 +4306,7 @@ static const char qlora__ptx_85[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r481,%r482,%r483,%r484},[%r485];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f986,%f987,%f988,%f989},{%r413,%r414,%r415,%r416},{%r481,%r482},{%f986,%f987,%f988,%f989};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f994,%f995,%f996,%f997},{%r413,%r414,%r415,%r416},{%r483,%r484},{%f994,%f995,%f996,%f997};\n";
-static const char qlora__ptx_86[] =
+static const char qlora__ptx_91[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1002,%f1003,%f1004,%f1005},{%r418,%r419,%r420,%r421},{%r481,%r482},{%f1002,%f1003,%f1004,%f1005};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1010,%f1011,%f1012,%f1013},{%r418,%r419,%r420,%r421},{%r483,%r484},{%f1010,%f1011,%f1012,%f1013};\n"
 "add.s32 %r514,%r427,6144;\n"
@@ -4106,7 +4344,7 @@ static const char qlora__ptx_86[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1034,%f1035,%f1036,%f1037},{%r544,%r545,%r546,%r547},{%r636,%r637},{%f1034,%f1035,%f1036,%f1037};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1042,%f1043,%f1044,%f1045},{%r544,%r545,%r546,%r547},{%r638,%r639},{%f1042,%f1043,%f1044,%f1045};\n"
 "xor.b32 %r669,%r1730,96;\n";
-static const char qlora__ptx_87[] =
+static const char qlora__ptx_92[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r665,%r666,%r667,%r668},[%r669];\n"
 "add.s32 %r674,%r669,2048;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r670,%r671,%r672,%r673},[%r674];\n"
@@ -4147,7 +4385,7 @@ static const char qlora__ptx_87[] =
 "selp.f32 %f925,%f925,0fFF800000,%p41;\nadd.s32 %r819,%r814,-8;\nsetp.lt.u32 %p42,%r819,%r815;\n"
 "selp.f32 %f930,%f930,0fFF800000,%p42;\nadd.s32 %r820,%r814,-9;\nsetp.lt.u32 %p43,%r820,%r815;\n"
 "selp.f32 %f931,%f931,0fFF800000,%p43;\n";
-static const char qlora__ptx_88[] =
+static const char qlora__ptx_93[] =
 "selp.f32 %f932,%f932,0fFF800000,%p38;\nselp.f32 %f933,%f933,0fFF800000,%p39;\n"
 "add.s32 %r821,%r814,-16;\nsetp.lt.u32 %p44,%r821,%r815;\nselp.f32 %f954,%f954,0fFF800000,%p44;\n"
 "add.s32 %r822,%r814,-17;\nsetp.lt.u32 %p45,%r822,%r815;\nselp.f32 %f955,%f955,0fFF800000,%p45;\n"
@@ -4197,7 +4435,7 @@ static const char qlora__ptx_88[] =
 "max.f32 %f1324,%f1323,%f1322;\nmax.f32 %f1325,%f956,%f957;\nmax.f32 %f1326,%f1324,%f1325;\n"
 "max.f32 %f1327,%f964,%f965;\nmax.f32 %f1328,%f1326,%f1327;\nmax.f32 %f1329,%f988,%f989;\n"
 "max.f32 %f1330,%f1328,%f1329;\nmax.f32 %f1331,%f996,%f997;\nmax.f32 %f1332,%f1330,%f1331;\n";
-static const char qlora__ptx_89[] =
+static const char qlora__ptx_94[] =
 "max.f32 %f1333,%f1020,%f1021;\nmax.f32 %f1334,%f1332,%f1333;\nmax.f32 %f1335,%f1028,%f1029;\n"
 "max.f32 %f267,%f1334,%f1335;\nmov.pred %p132,-1;\nmov.pred %p131,%p132;\n@%p61 bra $L__BB0_37;\n"
 "neg.f32 %f1336,%f2608;\nfma.rn.f32 %f1337,%f267,%f1,%f1336;\n"
@@ -4248,7 +4486,7 @@ static const char qlora__ptx_89[] =
 "mul.f32 %f2618,%f1374,%f2618;\nmul.f32 %f2619,%f1374,%f2619;\nmul.f32 %f2622,%f1374,%f2622;\n"
 "mul.f32 %f2623,%f1374,%f2623;\nmul.f32 %f2626,%f1374,%f2626;\nmul.f32 %f2627,%f1374,%f2627;\n"
 "mul.f32 %f2630,%f1374,%f2630;\n";
-static const char qlora__ptx_90[] =
+static const char qlora__ptx_95[] =
 "mul.f32 %f2631,%f1374,%f2631;\nmul.f32 %f2634,%f1374,%f2634;\nmul.f32 %f2635,%f1374,%f2635;\n"
 "mul.f32 %f2638,%f1374,%f2638;\nmul.f32 %f2639,%f1374,%f2639;\nmul.f32 %f2642,%f1374,%f2642;\n"
 "mul.f32 %f2643,%f1374,%f2643;\nmul.f32 %f2646,%f1374,%f2646;\nmul.f32 %f2647,%f1374,%f2647;\n"
@@ -4301,7 +4539,7 @@ static const char qlora__ptx_90[] =
 "ex2.approx.ftz.f32 %f1460,%f1461;\nfma.rn.f32 %f1463,%f996,%f1,%f2102;\n"
 "ex2.approx.ftz.f32 %f1462,%f1463;\nfma.rn.f32 %f1465,%f997,%f1,%f2102;\n"
 "ex2.approx.ftz.f32 %f1464,%f1465;\nadd.f32 %f2123,%f1458,%f1460;\n";
-static const char qlora__ptx_91[] =
+static const char qlora__ptx_96[] =
 "add.f32 %f2124,%f2123,%f2120;\nadd.f32 %f2125,%f1462,%f1464;\nadd.f32 %f2126,%f2125,%f2122;\n"
 "cvt.rn.bf16x2.f32 %r869,%f1460,%f1458;\ncvt.rn.bf16x2.f32 %r870,%f1464,%f1462;\n"
 "fma.rn.f32 %f1471,%f1018,%f1,%f2505;\nex2.approx.ftz.f32 %f1470,%f1471;\n"
@@ -4355,7 +4593,7 @@ static const char qlora__ptx_91[] =
 "ex2.approx.ftz.f32 %f1558,%f1559;\nfma.rn.f32 %f1561,%f1013,%f1,%f2134;\n"
 "ex2.approx.ftz.f32 %f1560,%f1561;\nadd.f32 %f2155,%f1554,%f1556;\nadd.f32 %f2156,%f2155,%f2152;\n"
 "add.f32 %f2157,%f1558,%f1560;\nadd.f32 %f2158,%f2157,%f2154;\n";
-static const char qlora__ptx_92[] =
+static const char qlora__ptx_97[] =
 "cvt.rn.bf16x2.f32 %r885,%f1556,%f1554;\ncvt.rn.bf16x2.f32 %r886,%f1560,%f1558;\n"
 "fma.rn.f32 %f1567,%f1034,%f1,%f2133;\nex2.approx.ftz.f32 %f1566,%f1567;\n"
 "fma.rn.f32 %f1569,%f1035,%f1,%f2133;\nex2.approx.ftz.f32 %f1568,%f1569;\n"
@@ -4395,7 +4633,7 @@ static const char qlora__ptx_92[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2642,%f2643,%f2644,%f2645},{%r875,%r876,%r877,%r878},{%r978,%r979},{%f2642,%f2643,%f2644,%f2645};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2646,%f2647,%f2648,%f2649},{%r875,%r876,%r877,%r878},{%r980,%r981},{%f2646,%f2647,%f2648,%f2649};\n"
 "add.s32 %r1011,%r895,2048;\n";
-static const char qlora__ptx_93[] =
+static const char qlora__ptx_98[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1007,%r1008,%r1009,%r1010},[%r1011];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2605,%f2604,%f2603,%f2602},{%r863,%r864,%r865,%r866},{%r1007,%r1008},{%f2605,%f2604,%f2603,%f2602};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2601,%f2600,%f2599,%f2598},{%r863,%r864,%r865,%r866},{%r1009,%r1010},{%f2601,%f2600,%f2599,%f2598};\n"
@@ -4428,7 +4666,7 @@ static const char qlora__ptx_93[] =
 "add.s32 %r1156,%r924,4096;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1152,%r1153,%r1154,%r1155},[%r1156];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2597,%f2596,%f2595,%f2594},{%r867,%r868,%r869,%r870},{%r1152,%r1153},{%f2597,%f2596,%f2595,%f2594};\n";
-static const char qlora__ptx_94[] =
+static const char qlora__ptx_99[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2593,%f2592,%f2591,%f2590},{%r867,%r868,%r869,%r870},{%r1154,%r1155},{%f2593,%f2592,%f2591,%f2590};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2626,%f2627,%f2628,%f2629},{%r883,%r884,%r885,%r886},{%r1152,%r1153},{%f2626,%f2627,%f2628,%f2629};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2630,%f2631,%f2632,%f2633},{%r883,%r884,%r885,%r886},{%r1154,%r1155},{%f2630,%f2631,%f2632,%f2633};\n"
@@ -4461,7 +4699,7 @@ static const char qlora__ptx_94[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2589,%f2588,%f2587,%f2586},{%r871,%r872,%r873,%r874},{%r1297,%r1298},{%f2589,%f2588,%f2587,%f2586};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2585,%f2584,%f2583,%f2582},{%r871,%r872,%r873,%r874},{%r1299,%r1300},{%f2585,%f2584,%f2583,%f2582};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2634,%f2635,%f2636,%f2637},{%r887,%r888,%r889,%r890},{%r1297,%r1298},{%f2634,%f2635,%f2636,%f2637};\n";
-static const char qlora__ptx_95[] =
+static const char qlora__ptx_100[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2638,%f2639,%f2640,%f2641},{%r887,%r888,%r889,%r890},{%r1299,%r1300},{%f2638,%f2639,%f2640,%f2641};\n"
 "add.s32 %r1330,%r982,6144;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1326,%r1327,%r1328,%r1329},[%r1330];\n"
@@ -4510,7 +4748,7 @@ static const char qlora__ptx_95[] =
 "selp.f32 %f2203,0fC1B80000,0f00000000,%p88;\nmov.b32 %r1379,%f635;\n"
 "add.s32 %r1380,%r1379,-1059760811;\nand.b32 %r1381,%r1380,-8388608;\n"
 "sub.s32 %r1382,%r1379,%r1381;\nmov.b32 %f2204,%r1382;\ncvt.rn.f32.s32 %f2205,%r1381;\n";
-static const char qlora__ptx_96[] =
+static const char qlora__ptx_101[] =
 "mov.f32 %f2206,0f34000000;\nfma.rn.f32 %f2207,%f2205,%f2206,%f2203;\n"
 "add.f32 %f2208,%f2204,0fBF800000;\nmov.f32 %f2209,0f3E1039F6;\nmov.f32 %f2210,0fBE055027;\n"
 "fma.rn.f32 %f2211,%f2210,%f2208,%f2209;\nmov.f32 %f2212,0fBDF8CDCC;\n"
@@ -4565,7 +4803,7 @@ static const char qlora__ptx_96[] =
 "fma.rn.f32 %f2279,%f2278,%f2276,%f2277;\nmov.f32 %f2280,0fBDF8CDCC;\n"
 "fma.rn.f32 %f2281,%f2279,%f2276,%f2280;\nmov.f32 %f2282,0f3E0F2955;\n"
 "fma.rn.f32 %f2283,%f2281,%f2276,%f2282;\n";
-static const char qlora__ptx_97[] =
+static const char qlora__ptx_102[] =
 "mov.f32 %f2284,0fBE2AD8B9;\nfma.rn.f32 %f2285,%f2283,%f2276,%f2284;\nmov.f32 %f2286,0f3E4CED0B;\n"
 "fma.rn.f32 %f2287,%f2285,%f2276,%f2286;\nmov.f32 %f2288,0fBE7FFF22;\n"
 "fma.rn.f32 %f2289,%f2287,%f2276,%f2288;\nmov.f32 %f2290,0f3EAAAA78;\n"
@@ -4618,7 +4856,7 @@ static const char qlora__ptx_97[] =
 "st.shared.b32[%r1452],%r1451;\nadd.s32 %r1455,%r1520,%r1527;\nmul.f32 %f2331,%f2366,%f2617;\n"
 "mul.f32 %f2332,%f2616,%f2366;\ncvt.rn.bf16x2.f32 %r1454,%f2331,%f2332;\n"
 "st.shared.b32[%r1455],%r1454;\nor.b32 %r1528,%r1516,2048;\n";
-static const char qlora__ptx_98[] =
+static const char qlora__ptx_103[] =
 "add.s32 %r1529,%r1515,%r1528;\nadd.s32 %r1458,%r1529,%r1518;\nmul.f32 %f2333,%f2367,%f2619;\n"
 "mul.f32 %f2334,%f2618,%f2367;\ncvt.rn.bf16x2.f32 %r1457,%f2333,%f2334;\n"
 "st.shared.b32[%r1458],%r1457;\nor.b32 %r1530,%r1516,3072;\nadd.s32 %r1531,%r1515,%r1530;\n"
@@ -4668,7 +4906,7 @@ static const char qlora__ptx_98[] =
 "add.s64 %rd122,%rd121,%rd33;\nshl.b64 %rd124,%rd122,1;\nadd.s64 %rd125,%rd1,%rd124;\n"
 "st.global.v4.u32[%rd125],{%r1544,%r1545,%r1546,%r1547};\n$L__BB0_65:\nor.b32 %r1565,%r1550,64;\n"
 "shr.u32 %r1566,%r1565,3;\nshl.b32 %r1567,%r1566,7;\nand.b32 %r1568,%r1566,3;\n";
-static const char qlora__ptx_99[] =
+static const char qlora__ptx_104[] =
 "xor.b32 %r1570,%r1568,%r19;\nshl.b32 %r1571,%r1570,4;\nadd.s32 %r1572,%r1567,%r61;\n"
 "add.s32 %r1562,%r1572,%r1571;\nld.shared.v4.b32{%r1558,%r1559,%r1560,%r1561},[%r1562];\n"
 "add.s32 %r76,%r1566,%r18;\nsetp.ge.s32 %p109,%r76,%r11;\n@%p109 bra $L__BB0_67;\n"
@@ -4710,7 +4948,7 @@ static const char qlora__ptx_99[] =
 "cvt.s64.s32 %rd161,%r101;\nadd.s64 %rd162,%rd161,%rd31;\nmul.lo.s64 %rd163,%rd162,%rd45;\n"
 "add.s64 %rd164,%rd163,%rd33;\nshl.b64 %rd166,%rd164,1;\nadd.s64 %rd167,%rd1,%rd166;\n"
 "st.global.v4.u32[%rd167],{%r1631,%r1632,%r1633,%r1634};\n$L__BB0_97:\nret;\n}\n";
-static const char qlora__ptx_100[] =
+static const char qlora__ptx_105[] =
 ".visible .entry qlora_attn64_stats(\n.param .u64 qlora_attn64_stats_param_0,\n"
 ".param .u64 qlora_attn64_stats_param_1,\n.param .u64 qlora_attn64_stats_param_2,\n"
 ".param .u64 qlora_attn64_stats_param_3,\n.param .u64 qlora_attn64_stats_param_4,\n"
@@ -4755,7 +4993,7 @@ static const char qlora__ptx_100[] =
 "shl.b64 %rd25,%rd23,2;\nadd.s64 %rd26,%rd24,%rd25;\nld.global.f32 %f31,[%rd26];\n"
 "shl.b64 %rd27,%rd23,3;\nadd.s64 %rd28,%rd21,%rd27;\nmul.f32 %f32,%f31,0f3FB8AA3B;\n"
 "st.global.v2.f32[%rd28],{%f32,%f1};\n$L__BB1_2:\nret;\n}\n";
-static const char qlora__ptx_101[] =
+static const char qlora__ptx_106[] =
 ".visible .entry qlora_attn64_bwd_kv(\n.param .u64 qlora_attn64_bwd_kv_param_0,\n"
 ".param .u64 qlora_attn64_bwd_kv_param_1,\n.param .u64 qlora_attn64_bwd_kv_param_2,\n"
 ".param .u64 qlora_attn64_bwd_kv_param_3,\n.param .u64 qlora_attn64_bwd_kv_param_4,\n"
@@ -4767,1027 +5005,1232 @@ static const char qlora__ptx_101[] =
 ".param .u32 qlora_attn64_bwd_kv_param_15,\n.param .u32 qlora_attn64_bwd_kv_param_16,\n"
 ".param .u32 qlora_attn64_bwd_kv_param_17,\n.param .u32 qlora_attn64_bwd_kv_param_18,\n"
 ".param .u32 qlora_attn64_bwd_kv_param_19,\n.param .f32 qlora_attn64_bwd_kv_param_20,\n"
-".param .u32 qlora_attn64_bwd_kv_param_21\n)\n.maxntid 128,1,1\n.minnctapersm 2\n{\n"
-".reg .pred %p<121>;\n.reg .f32 %f<3014>;\n.reg .b32 %r<2457>;\n.reg .b64 %rd<324>;\n"
-"ld.param.u64 %rd52,[qlora_attn64_bwd_kv_param_0];\n"
-"ld.param.u64 %rd53,[qlora_attn64_bwd_kv_param_1];\n"
-"ld.param.u64 %rd54,[qlora_attn64_bwd_kv_param_2];\n"
-"ld.param.u64 %rd55,[qlora_attn64_bwd_kv_param_3];\n"
-"ld.param.u64 %rd56,[qlora_attn64_bwd_kv_param_4];\n"
-"ld.param.u64 %rd57,[qlora_attn64_bwd_kv_param_5];\n"
-"ld.param.u64 %rd58,[qlora_attn64_bwd_kv_param_6];\n"
-"ld.param.u64 %rd59,[qlora_attn64_bwd_kv_param_7];\n"
-"ld.param.u64 %rd60,[qlora_attn64_bwd_kv_param_8];\n"
-"ld.param.u64 %rd61,[qlora_attn64_bwd_kv_param_9];\n"
-"ld.param.u64 %rd62,[qlora_attn64_bwd_kv_param_10];\n"
-"ld.param.u64 %rd63,[qlora_attn64_bwd_kv_param_11];\n"
-"ld.param.u64 %rd64,[qlora_attn64_bwd_kv_param_12];\n"
-"ld.param.u64 %rd65,[qlora_attn64_bwd_kv_param_13];\n"
-"ld.param.u32 %r336,[qlora_attn64_bwd_kv_param_14];\n"
-"ld.param.u32 %r337,[qlora_attn64_bwd_kv_param_15];\n"
-"ld.param.u32 %r338,[qlora_attn64_bwd_kv_param_16];\n"
-"ld.param.u32 %r339,[qlora_attn64_bwd_kv_param_17];\n"
-"ld.param.u32 %r340,[qlora_attn64_bwd_kv_param_19];\n"
-"ld.param.f32 %f770,[qlora_attn64_bwd_kv_param_20];\ncvta.to.global.u64 %rd1,%rd61;\n"
-"cvta.to.global.u64 %rd2,%rd63;\ncvta.to.global.u64 %rd3,%rd65;\nmov.u32 %r1,%ctaid.y;\n"
-"mov.u32 %r2,%ctaid.x;\nsetp.lt.s32 %p1,%r336,1;\nmov.u32 %r2304,0;\n@%p1 bra $L__BB2_3;\n"
-"mov.u32 %r2304,0;\nmov.u32 %r2302,%r336;\n$L__BB2_2:\nadd.s32 %r343,%r2304,%r2302;\n"
-"add.s32 %r344,%r343,1;\nshr.s32 %r345,%r344,1;\nmul.wide.s32 %rd66,%r345,4;\n"
-"add.s64 %rd67,%rd3,%rd66;\nld.global.u32 %r346,[%rd67];\nmax.s32 %r347,%r346,0;\n"
-"min.s32 %r348,%r347,%r337;\nshr.s32 %r349,%r348,31;\nshr.u32 %r350,%r349,26;\n"
-"add.s32 %r351,%r348,%r350;\nshr.s32 %r352,%r351,6;\nadd.s32 %r353,%r352,%r345;\n"
-"setp.le.s32 %p2,%r353,%r2;\nadd.s32 %r354,%r345,-1;\nselp.b32 %r2304,%r345,%r2304,%p2;\n"
-"selp.b32 %r2302,%r2302,%r354,%p2;\nsetp.lt.s32 %p3,%r2304,%r2302;\n@%p3 bra $L__BB2_2;\n"
-"$L__BB2_3:\nmul.wide.s32 %rd68,%r2304,4;\nadd.s64 %rd4,%rd3,%rd68;\nld.global.u32 %r355,[%rd4];\n"
-"max.s32 %r356,%r355,0;\nmin.s32 %r8,%r356,%r337;\nsetp.eq.s32 %p4,%r2304,%r336;\n"
-"mov.u32 %r2305,%r337;\n@%p4 bra $L__BB2_5;\nld.global.u32 %r357,[%rd4+4];\n"
-"max.s32 %r358,%r357,0;\nmin.s32 %r2305,%r358,%r337;\n$L__BB2_5:\nsub.s32 %r359,%r2,%r2304;\n"
-"shr.s32 %r360,%r8,31;\nshr.u32 %r361,%r360,26;\nadd.s32 %r362,%r8,%r361;\n"
-"shr.s32 %r363,%r362,6;\nsub.s32 %r364,%r359,%r363;\nshl.b32 %r365,%r364,6;\n"
-"setp.lt.s32 %p5,%r364,0;\nsub.s32 %r11,%r2305,%r8;\nselp.b32 %r12,%r11,%r365,%p5;\n"
-"setp.le.s32 %p6,%r11,%r12;\n@%p6 bra $L__BB2_114;\n@%p4 bra $L__BB2_81;\nbra.uni $L__BB2_7;\n"
-"$L__BB2_81:\ncvt.s64.s32 %rd50,%r8;\nshl.b32 %r2136,%r1,6;\ncvt.s64.s32 %rd51,%r2136;\n"
-"mov.u32 %r2454,%tid.x;\nsetp.gt.s32 %p99,%r2454,511;\n@%p99 bra $L__BB2_98;\n"
-"max.s32 %r2137,%r2454,384;\nadd.s32 %r2138,%r2137,127;\nsub.s32 %r296,%r2138,%r2454;\n"
-"shr.u32 %r2139,%r296,7;\nadd.s32 %r2140,%r2139,1;\nand.b32 %r2448,%r2140,3;\n"
-"setp.eq.s32 %p100,%r2448,0;\nmov.u32 %r2449,%r2454;\n@%p100 bra $L__BB2_87;\n"
-"mov.u32 %r2449,%r2454;\n$L__BB2_84:\n.pragma \"nounroll\";\nshr.s32 %r2141,%r2449,31;\n"
-"shr.u32 %r2142,%r2141,29;\nadd.s32 %r2143,%r2449,%r2142;\n";
-static const char qlora__ptx_102[] =
-"shr.s32 %r2144,%r2143,3;\nadd.s32 %r300,%r2144,%r12;\nsetp.ge.s32 %p101,%r300,%r11;\n"
-"@%p101 bra $L__BB2_86;\ncvt.s64.s32 %rd220,%r300;\nand.b32 %r2148,%r2143,536870904;\n"
-"sub.s32 %r2149,%r2449,%r2148;\nshl.b32 %r2150,%r2149,3;\ncvt.s64.s32 %rd221,%r2150;\n"
-"add.s64 %rd222,%rd220,%rd50;\nmul.lo.s64 %rd223,%rd222,%rd62;\nadd.s64 %rd224,%rd221,%rd51;\n"
-"add.s64 %rd225,%rd224,%rd223;\nshl.b64 %rd226,%rd225,1;\nadd.s64 %rd227,%rd1,%rd226;\n"
-"mov.u32 %r2151,0;\nst.global.v4.u32[%rd227],{%r2151,%r2151,%r2151,%r2151};\n$L__BB2_86:\n"
-"add.s32 %r2449,%r2449,128;\nadd.s32 %r2448,%r2448,-1;\nsetp.ne.s32 %p102,%r2448,0;\n"
-"@%p102 bra $L__BB2_84;\n$L__BB2_87:\nsetp.lt.u32 %p103,%r296,384;\n@%p103 bra $L__BB2_98;\n"
-"add.s32 %r2451,%r2449,-512;\nadd.s32 %r2450,%r2449,128;\n$L__BB2_89:\nadd.s32 %r308,%r2451,512;\n"
-"shr.s32 %r2152,%r308,31;\nshr.u32 %r2153,%r2152,29;\nadd.s32 %r2154,%r308,%r2153;\n"
-"shr.s32 %r2155,%r2154,3;\nadd.s32 %r309,%r2155,%r12;\nsetp.ge.s32 %p104,%r309,%r11;\n"
-"@%p104 bra $L__BB2_91;\ncvt.s64.s32 %rd228,%r309;\nand.b32 %r2159,%r2154,536870904;\n"
-"sub.s32 %r2160,%r308,%r2159;\nshl.b32 %r2161,%r2160,3;\ncvt.s64.s32 %rd229,%r2161;\n"
-"add.s64 %rd230,%rd228,%rd50;\nmul.lo.s64 %rd231,%rd230,%rd62;\nadd.s64 %rd232,%rd229,%rd51;\n"
-"add.s64 %rd233,%rd232,%rd231;\nshl.b64 %rd234,%rd233,1;\nadd.s64 %rd235,%rd1,%rd234;\n"
-"mov.u32 %r2162,0;\nst.global.v4.u32[%rd235],{%r2162,%r2162,%r2162,%r2162};\n$L__BB2_91:\n"
-"shr.s32 %r2163,%r2450,31;\nshr.u32 %r2164,%r2163,29;\nadd.s32 %r2165,%r2450,%r2164;\n"
-"shr.s32 %r2166,%r2165,3;\nadd.s32 %r310,%r2166,%r12;\nsetp.ge.s32 %p105,%r310,%r11;\n"
-"@%p105 bra $L__BB2_93;\ncvt.s64.s32 %rd236,%r310;\nand.b32 %r2170,%r2165,536870904;\n"
-"sub.s32 %r2171,%r2450,%r2170;\nshl.b32 %r2172,%r2171,3;\ncvt.s64.s32 %rd237,%r2172;\n"
-"add.s64 %rd238,%rd236,%rd50;\nmul.lo.s64 %rd239,%rd238,%rd62;\nadd.s64 %rd240,%rd237,%rd51;\n"
-"add.s64 %rd241,%rd240,%rd239;\nshl.b64 %rd242,%rd241,1;\nadd.s64 %rd243,%rd1,%rd242;\n"
-"mov.u32 %r2173,0;\nst.global.v4.u32[%rd243],{%r2173,%r2173,%r2173,%r2173};\n$L__BB2_93:\n"
-"add.s32 %r311,%r2451,768;\nshr.s32 %r2174,%r311,31;\nshr.u32 %r2175,%r2174,29;\n"
-"add.s32 %r2176,%r311,%r2175;\nshr.s32 %r2177,%r2176,3;\nadd.s32 %r312,%r2177,%r12;\n"
-"setp.ge.s32 %p106,%r312,%r11;\n@%p106 bra $L__BB2_95;\ncvt.s64.s32 %rd244,%r312;\n"
-"and.b32 %r2181,%r2176,536870904;\nsub.s32 %r2182,%r311,%r2181;\nshl.b32 %r2183,%r2182,3;\n"
-"cvt.s64.s32 %rd245,%r2183;\nadd.s64 %rd246,%rd244,%rd50;\nmul.lo.s64 %rd247,%rd246,%rd62;\n"
-"add.s64 %rd248,%rd245,%rd51;\nadd.s64 %rd249,%rd248,%rd247;\nshl.b64 %rd250,%rd249,1;\n"
-"add.s64 %rd251,%rd1,%rd250;\nmov.u32 %r2184,0;\n"
-"st.global.v4.u32[%rd251],{%r2184,%r2184,%r2184,%r2184};\n$L__BB2_95:\nadd.s32 %r313,%r2451,896;\n"
-"shr.s32 %r2185,%r313,31;\nshr.u32 %r2186,%r2185,29;\nadd.s32 %r2187,%r313,%r2186;\n"
-"shr.s32 %r2188,%r2187,3;\nadd.s32 %r314,%r2188,%r12;\nsetp.ge.s32 %p107,%r314,%r11;\n"
-"@%p107 bra $L__BB2_97;\ncvt.s64.s32 %rd252,%r314;\nand.b32 %r2192,%r2187,536870904;\n"
-"sub.s32 %r2193,%r313,%r2192;\nshl.b32 %r2194,%r2193,3;\ncvt.s64.s32 %rd253,%r2194;\n"
-"add.s64 %rd254,%rd252,%rd50;\nmul.lo.s64 %rd255,%rd254,%rd62;\nadd.s64 %rd256,%rd253,%rd51;\n"
-"add.s64 %rd257,%rd256,%rd255;\nshl.b64 %rd258,%rd257,1;\nadd.s64 %rd259,%rd1,%rd258;\n"
-"mov.u32 %r2195,0;\nst.global.v4.u32[%rd259],{%r2195,%r2195,%r2195,%r2195};\n$L__BB2_97:\n"
-"add.s32 %r2450,%r2450,512;\nsetp.lt.s32 %p108,%r308,0;\nmov.u32 %r2451,%r308;\n"
-"@%p108 bra $L__BB2_89;\n$L__BB2_98:\n@%p99 bra $L__BB2_114;\nmax.s32 %r2196,%r2454,384;\n"
-"add.s32 %r2197,%r2196,127;\nsub.s32 %r316,%r2197,%r2454;\nshr.u32 %r2198,%r316,7;\n"
-"add.s32 %r2199,%r2198,1;\nand.b32 %r2453,%r2199,3;\nsetp.eq.s32 %p110,%r2453,0;\n"
-"@%p110 bra $L__BB2_103;\n$L__BB2_100:\n.pragma \"nounroll\";\nshr.s32 %r2200,%r2454,31;\n"
-"shr.u32 %r2201,%r2200,29;\nadd.s32 %r2202,%r2454,%r2201;\nshr.s32 %r2203,%r2202,3;\n"
-"add.s32 %r320,%r2203,%r12;\nsetp.ge.s32 %p111,%r320,%r11;\n@%p111 bra $L__BB2_102;\n"
-"cvt.s64.s32 %rd260,%r320;\nand.b32 %r2207,%r2202,536870904;\nsub.s32 %r2208,%r2454,%r2207;\n"
-"shl.b32 %r2209,%r2208,3;\ncvt.s64.s32 %rd261,%r2209;\nadd.s64 %rd262,%rd260,%rd50;\n"
-"mul.lo.s64 %rd263,%rd262,%rd64;\nadd.s64 %rd264,%rd261,%rd51;\nadd.s64 %rd265,%rd264,%rd263;\n";
-static const char qlora__ptx_103[] =
-"shl.b64 %rd266,%rd265,1;\nadd.s64 %rd267,%rd2,%rd266;\nmov.u32 %r2210,0;\n"
-"st.global.v4.u32[%rd267],{%r2210,%r2210,%r2210,%r2210};\n$L__BB2_102:\n"
-"add.s32 %r2454,%r2454,128;\nadd.s32 %r2453,%r2453,-1;\nsetp.ne.s32 %p112,%r2453,0;\n"
-"@%p112 bra $L__BB2_100;\n$L__BB2_103:\nsetp.lt.u32 %p113,%r316,384;\n@%p113 bra $L__BB2_114;\n"
-"add.s32 %r2456,%r2454,-512;\nadd.s32 %r2455,%r2454,128;\n$L__BB2_105:\n"
-"add.s32 %r328,%r2456,512;\nshr.s32 %r2211,%r328,31;\nshr.u32 %r2212,%r2211,29;\n"
-"add.s32 %r2213,%r328,%r2212;\nshr.s32 %r2214,%r2213,3;\nadd.s32 %r329,%r2214,%r12;\n"
-"setp.ge.s32 %p114,%r329,%r11;\n@%p114 bra $L__BB2_107;\ncvt.s64.s32 %rd268,%r329;\n"
-"and.b32 %r2218,%r2213,536870904;\nsub.s32 %r2219,%r328,%r2218;\nshl.b32 %r2220,%r2219,3;\n"
-"cvt.s64.s32 %rd269,%r2220;\nadd.s64 %rd270,%rd268,%rd50;\nmul.lo.s64 %rd271,%rd270,%rd64;\n"
-"add.s64 %rd272,%rd269,%rd51;\nadd.s64 %rd273,%rd272,%rd271;\nshl.b64 %rd274,%rd273,1;\n"
-"add.s64 %rd275,%rd2,%rd274;\nmov.u32 %r2221,0;\n"
-"st.global.v4.u32[%rd275],{%r2221,%r2221,%r2221,%r2221};\n$L__BB2_107:\n"
-"shr.s32 %r2222,%r2455,31;\nshr.u32 %r2223,%r2222,29;\nadd.s32 %r2224,%r2455,%r2223;\n"
-"shr.s32 %r2225,%r2224,3;\nadd.s32 %r330,%r2225,%r12;\nsetp.ge.s32 %p115,%r330,%r11;\n"
-"@%p115 bra $L__BB2_109;\ncvt.s64.s32 %rd276,%r330;\nand.b32 %r2229,%r2224,536870904;\n"
-"sub.s32 %r2230,%r2455,%r2229;\nshl.b32 %r2231,%r2230,3;\ncvt.s64.s32 %rd277,%r2231;\n"
-"add.s64 %rd278,%rd276,%rd50;\nmul.lo.s64 %rd279,%rd278,%rd64;\nadd.s64 %rd280,%rd277,%rd51;\n"
-"add.s64 %rd281,%rd280,%rd279;\nshl.b64 %rd282,%rd281,1;\nadd.s64 %rd283,%rd2,%rd282;\n"
-"mov.u32 %r2232,0;\nst.global.v4.u32[%rd283],{%r2232,%r2232,%r2232,%r2232};\n$L__BB2_109:\n"
-"add.s32 %r331,%r2456,768;\nshr.s32 %r2233,%r331,31;\nshr.u32 %r2234,%r2233,29;\n"
-"add.s32 %r2235,%r331,%r2234;\nshr.s32 %r2236,%r2235,3;\nadd.s32 %r332,%r2236,%r12;\n"
-"setp.ge.s32 %p116,%r332,%r11;\n@%p116 bra $L__BB2_111;\ncvt.s64.s32 %rd284,%r332;\n"
-"and.b32 %r2240,%r2235,536870904;\nsub.s32 %r2241,%r331,%r2240;\nshl.b32 %r2242,%r2241,3;\n"
-"cvt.s64.s32 %rd285,%r2242;\nadd.s64 %rd286,%rd284,%rd50;\nmul.lo.s64 %rd287,%rd286,%rd64;\n"
-"add.s64 %rd288,%rd285,%rd51;\nadd.s64 %rd289,%rd288,%rd287;\nshl.b64 %rd290,%rd289,1;\n"
-"add.s64 %rd291,%rd2,%rd290;\nmov.u32 %r2243,0;\n"
-"st.global.v4.u32[%rd291],{%r2243,%r2243,%r2243,%r2243};\n$L__BB2_111:\n"
-"add.s32 %r333,%r2456,896;\nshr.s32 %r2244,%r333,31;\nshr.u32 %r2245,%r2244,29;\n"
-"add.s32 %r2246,%r333,%r2245;\nshr.s32 %r2247,%r2246,3;\nadd.s32 %r334,%r2247,%r12;\n"
-"setp.ge.s32 %p117,%r334,%r11;\n@%p117 bra $L__BB2_113;\ncvt.s64.s32 %rd292,%r334;\n"
-"and.b32 %r2251,%r2246,536870904;\nsub.s32 %r2252,%r333,%r2251;\nshl.b32 %r2253,%r2252,3;\n"
-"cvt.s64.s32 %rd293,%r2253;\nadd.s64 %rd294,%rd292,%rd50;\nmul.lo.s64 %rd295,%rd294,%rd64;\n"
-"add.s64 %rd296,%rd293,%rd51;\nadd.s64 %rd297,%rd296,%rd295;\nshl.b64 %rd298,%rd297,1;\n"
-"add.s64 %rd299,%rd2,%rd298;\nmov.u32 %r2254,0;\n"
-"st.global.v4.u32[%rd299],{%r2254,%r2254,%r2254,%r2254};\n$L__BB2_113:\n"
-"add.s32 %r2455,%r2455,512;\nsetp.lt.s32 %p118,%r328,0;\nmov.u32 %r2456,%r328;\n"
-"@%p118 bra $L__BB2_105;\nbra.uni $L__BB2_114;\n$L__BB2_7:\ndiv.s32 %r13,%r338,%r339;\n"
-"mul.lo.s32 %r366,%r13,%r1;\nshr.s32 %r367,%r12,31;\nshr.u32 %r368,%r367,26;\n"
-"add.s32 %r369,%r12,%r368;\nshr.s32 %r14,%r369,6;\nand.b32 %r370,%r369,-64;\n"
-"add.s32 %r371,%r370,%r8;\nshl.b32 %r372,%r366,6;\ncvt.s64.s32 %rd69,%r372;\n"
-"mov.u32 %r373,%tid.x;\nshr.s32 %r374,%r373,31;\nshr.u32 %r375,%r374,29;\n"
-"add.s32 %r376,%r373,%r375;\nshr.s32 %r377,%r376,3;\nadd.s32 %r378,%r371,%r377;\n"
-"cvt.s64.s32 %rd70,%r378;\nmul.lo.s64 %rd71,%rd70,%rd53;\nand.b32 %r379,%r376,-8;\n"
-"sub.s32 %r380,%r373,%r379;\nshl.b32 %r381,%r380,3;\ncvt.s64.s32 %rd72,%r381;\n"
-"add.s64 %rd73,%rd71,%rd72;\nadd.s64 %rd74,%rd73,%rd69;\nshl.b64 %rd75,%rd74,1;\n"
-"add.s64 %rd321,%rd52,%rd75;\nmul.lo.s64 %rd76,%rd70,%rd59;\nadd.s64 %rd77,%rd76,%rd72;\n"
-"add.s64 %rd78,%rd77,%rd69;\nshl.b64 %rd79,%rd78,1;\nadd.s64 %rd322,%rd58,%rd79;\n"
-"cvt.s64.s32 %rd80,%r13;\nmul.wide.s32 %rd81,%r337,%r1;\nmul.lo.s64 %rd82,%rd81,%rd80;\n"
-"cvt.s64.s32 %rd7,%r8;\nadd.s64 %rd83,%rd82,%rd7;\nshl.b64 %rd84,%rd83,3;\n"
-"add.s64 %rd323,%rd60,%rd84;\nadd.s32 %r382,%r340,%r12;\nadd.s32 %r383,%r382,63;\n"
-"setp.gt.s32 %p8,%r11,%r383;\n";
-static const char qlora__ptx_104[] =
-"setp.gt.s32 %p9,%r340,0;\nand.pred %p10,%p9,%p8;\nselp.b32 %r384,%r383,%r11,%p10;\n"
-"add.s32 %r385,%r384,63;\nshr.s32 %r386,%r385,31;\nshr.u32 %r387,%r386,26;\n"
-"add.s32 %r388,%r385,%r387;\nshr.s32 %r15,%r388,6;\nshr.s32 %r389,%r373,5;\n"
-"setp.gt.s32 %p11,%r373,63;\nadd.s32 %r390,%r389,-2;\nselp.b32 %r391,%r390,%r389,%p11;\n"
-"shl.b32 %r392,%r391,5;\nadd.s32 %r16,%r12,%r392;\nmov.u32 %r393,shared;\n"
-"add.s32 %r394,%r393,8192;\nselp.b32 %r395,%r394,%r393,%p11;\nand.b32 %r396,%r373,16;\n"
-"and.b32 %r397,%r373,15;\nbfi.b32 %r398,%r391,%r397,5,27;\nshl.b32 %r399,%r398,7;\n"
-"shl.b32 %r400,%r373,4;\nand.b32 %r401,%r400,112;\nxor.b32 %r402,%r401,%r396;\n"
-"add.s32 %r403,%r402,%r395;\nadd.s32 %r2445,%r403,%r399;\nshl.b32 %r404,%r1,6;\n"
-"cvt.s64.s32 %rd85,%r404;\nadd.s32 %r405,%r12,%r8;\nadd.s32 %r406,%r405,%r377;\n"
-"cvt.s64.s32 %rd9,%r406;\nmul.lo.s64 %rd86,%rd9,%rd55;\nadd.s64 %rd10,%rd72,%rd85;\n"
-"add.s64 %rd87,%rd10,%rd86;\nshl.b64 %rd88,%rd87,1;\nadd.s64 %rd307,%rd54,%rd88;\n"
-"shl.b32 %r407,%r377,7;\nand.b32 %r408,%r377,7;\nxor.b32 %r409,%r408,%r380;\n"
-"shl.b32 %r410,%r409,4;\nadd.s32 %r18,%r410,%r407;\nadd.s32 %r19,%r18,%r393;\n"
-"sub.s32 %r20,%r11,%r12;\nsetp.gt.s32 %p12,%r20,63;\n@%p12 bra $L__BB2_10;\nbra.uni $L__BB2_8;\n"
-"$L__BB2_10:\ncp.async.cg.shared.global[%r19],[%rd307],16;\nshl.b64 %rd95,%rd55,5;\n"
-"add.s64 %rd92,%rd307,%rd95;\nadd.s32 %r422,%r19,2048;\n"
-"cp.async.cg.shared.global[%r422],[%rd92],16;\nadd.s64 %rd93,%rd92,%rd95;\n"
-"add.s32 %r423,%r19,4096;\ncp.async.cg.shared.global[%r423],[%rd93],16;\n"
-"add.s64 %rd94,%rd93,%rd95;\nadd.s32 %r424,%r19,6144;\n"
-"cp.async.cg.shared.global[%r424],[%rd94],16;\nbra.uni $L__BB2_11;\n$L__BB2_8:\n"
-"shl.b64 %rd12,%rd55,4;\nmov.u32 %r2306,0;\nshl.b64 %rd90,%rd12,1;\n$L__BB2_9:\n"
-".pragma \"nounroll\";\nmov.u32 %r412,%tid.x;\nshr.s32 %r415,%r412,31;\nshr.u32 %r416,%r415,29;\n"
-"add.s32 %r417,%r412,%r416;\nshr.s32 %r418,%r417,3;\nadd.s32 %r419,%r418,%r2306;\n"
-"setp.lt.s32 %p13,%r419,%r20;\nshl.b32 %r420,%r2306,7;\nadd.s32 %r413,%r420,%r19;\n"
-"selp.b64 %rd89,%rd307,%rd54,%p13;\nselp.b32 %r414,16,0,%p13;\n"
-"cp.async.cg.shared.global[%r413],[%rd89],16,%r414;\nadd.s64 %rd307,%rd307,%rd90;\n"
-"add.s32 %r2306,%r2306,16;\nsetp.lt.u32 %p14,%r2306,64;\n@%p14 bra $L__BB2_9;\n$L__BB2_11:\n"
-"mul.lo.s64 %rd96,%rd9,%rd57;\nadd.s64 %rd97,%rd10,%rd96;\nshl.b64 %rd98,%rd97,1;\n"
-"add.s64 %rd308,%rd56,%rd98;\nadd.s32 %r23,%r19,8192;\n@%p12 bra $L__BB2_14;\n"
-"bra.uni $L__BB2_12;\n$L__BB2_14:\ncp.async.cg.shared.global[%r23],[%rd308],16;\n"
-"shl.b64 %rd105,%rd57,5;\nadd.s64 %rd102,%rd308,%rd105;\nadd.s32 %r440,%r19,10240;\n"
-"cp.async.cg.shared.global[%r440],[%rd102],16;\nadd.s64 %rd103,%rd102,%rd105;\n"
-"add.s32 %r441,%r19,12288;\ncp.async.cg.shared.global[%r441],[%rd103],16;\n"
-"add.s64 %rd104,%rd103,%rd105;\nadd.s32 %r442,%r19,14336;\n"
-"cp.async.cg.shared.global[%r442],[%rd104],16;\nbra.uni $L__BB2_15;\n$L__BB2_12:\n"
-"shl.b64 %rd16,%rd57,4;\nmov.u32 %r2307,0;\nshl.b64 %rd100,%rd16,1;\n$L__BB2_13:\n"
-".pragma \"nounroll\";\nmov.u32 %r430,%tid.x;\nshr.s32 %r433,%r430,31;\nshr.u32 %r434,%r433,29;\n"
-"add.s32 %r435,%r430,%r434;\nshr.s32 %r436,%r435,3;\nadd.s32 %r437,%r436,%r2307;\n"
-"setp.lt.s32 %p16,%r437,%r20;\nshl.b32 %r438,%r2307,7;\nadd.s32 %r431,%r438,%r23;\n"
-"selp.b64 %rd99,%rd308,%rd56,%p16;\nselp.b32 %r432,16,0,%p16;\n"
-"cp.async.cg.shared.global[%r431],[%rd99],16,%r432;\nadd.s64 %rd308,%rd308,%rd100;\n"
-"add.s32 %r2307,%r2307,16;\nsetp.lt.u32 %p17,%r2307,64;\n@%p17 bra $L__BB2_13;\n$L__BB2_15:\n"
-"sub.s32 %r445,%r15,%r14;\nmul.lo.s32 %r26,%r13,%r445;\nsetp.gt.s32 %p18,%r26,-1;\n"
-"@%p18 bra $L__BB2_17;\nbra.uni $L__BB2_16;\n$L__BB2_17:\nmul.f32 %f1,%f770,0f3FB8AA3B;\n"
-"add.s32 %r27,%r19,16384;\nadd.s32 %r28,%r19,24576;\nmov.u32 %r2340,-1;\n"
-"mov.f32 %f2822,0f00000000;\nshl.b64 %rd107,%rd53,5;\nshl.b32 %r1881,%r373,7;\n"
-"and.b32 %r1882,%r1881,1920;\nadd.s32 %r1884,%r393,24576;\nadd.s32 %r1885,%r393,16384;\n"
-"mov.f32 %f2823,%f2822;\nmov.f32 %f2824,%f2822;\nmov.f32 %f2825,%f2822;\nmov.f32 %f2826,%f2822;\n"
-"mov.f32 %f2827,%f2822;\nmov.f32 %f2828,%f2822;\nmov.f32 %f2829,%f2822;\nmov.f32 %f2830,%f2822;\n"
-"mov.f32 %f2831,%f2822;\nmov.f32 %f2832,%f2822;\nmov.f32 %f2833,%f2822;\nmov.f32 %f2834,%f2822;\n"
-"mov.f32 %f2835,%f2822;\nmov.f32 %f2836,%f2822;\nmov.f32 %f2837,%f2822;\n";
-static const char qlora__ptx_105[] =
-"mov.f32 %f2838,%f2822;\nmov.f32 %f2839,%f2822;\nmov.f32 %f2840,%f2822;\nmov.f32 %f2841,%f2822;\n"
-"mov.f32 %f2842,%f2822;\nmov.f32 %f2843,%f2822;\nmov.f32 %f2844,%f2822;\nmov.f32 %f2845,%f2822;\n"
-"mov.f32 %f2846,%f2822;\nmov.f32 %f2847,%f2822;\nmov.f32 %f2848,%f2822;\nmov.f32 %f2849,%f2822;\n"
-"mov.f32 %f2850,%f2822;\nmov.f32 %f2851,%f2822;\nmov.f32 %f2852,%f2822;\nmov.f32 %f2853,%f2822;\n"
-"mov.f32 %f2854,%f2822;\nmov.f32 %f2855,%f2822;\nmov.f32 %f2856,%f2822;\nmov.f32 %f2857,%f2822;\n"
-"mov.f32 %f2858,%f2822;\nmov.f32 %f2859,%f2822;\nmov.f32 %f2860,%f2822;\nmov.f32 %f2861,%f2822;\n"
-"mov.f32 %f2862,%f2822;\nmov.f32 %f2863,%f2822;\nmov.f32 %f2864,%f2822;\nmov.f32 %f2865,%f2822;\n"
-"mov.f32 %f2866,%f2822;\nmov.f32 %f2867,%f2822;\nmov.f32 %f2868,%f2822;\nmov.f32 %f2869,%f2822;\n"
-"mov.f32 %f2870,%f2822;\nmov.f32 %f2871,%f2822;\nmov.f32 %f2872,%f2822;\nmov.f32 %f2873,%f2822;\n"
-"mov.f32 %f2874,%f2822;\nmov.f32 %f2875,%f2822;\nmov.f32 %f2876,%f2822;\nmov.f32 %f2877,%f2822;\n"
-"mov.f32 %f2878,%f2822;\nmov.f32 %f2879,%f2822;\nmov.f32 %f2880,%f2822;\nmov.f32 %f2881,%f2822;\n"
-"mov.f32 %f2882,%f2822;\nmov.f32 %f2883,%f2822;\nmov.f32 %f2884,%f2822;\nmov.f32 %f2885,%f2822;\n"
-"mov.u32 %r2446,%r14;\nmov.u32 %r2348,%r14;\n$L__BB2_18:\nsetp.lt.s32 %p19,%r2340,0;\n"
-"@%p19 bra $L__BB2_20;\ncp.async.wait_group 0;\nbar.sync 0;\n$L__BB2_20:\nadd.s32 %r66,%r2340,1;\n"
-"setp.ge.s32 %p20,%r66,%r26;\n@%p20 bra $L__BB2_51;\nshl.b32 %r450,%r2348,6;\n"
-"sub.s32 %r67,%r11,%r450;\nsetp.gt.s32 %p21,%r67,63;\n@%p21 bra $L__BB2_24;\nbra.uni $L__BB2_22;\n"
-"$L__BB2_24:\nand.b32 %r2272,%r2340,1;\nshl.b32 %r468,%r2272,14;\nxor.b32 %r469,%r468,16384;\n"
-"add.s32 %r464,%r27,%r469;\ncp.async.cg.shared.global[%r464],[%rd321],16;\n"
-"add.s64 %rd109,%rd321,%rd107;\nadd.s32 %r465,%r464,2048;\n"
-"cp.async.cg.shared.global[%r465],[%rd109],16;\nadd.s64 %rd110,%rd109,%rd107;\n"
-"add.s32 %r466,%r464,4096;\ncp.async.cg.shared.global[%r466],[%rd110],16;\n"
-"add.s64 %rd111,%rd110,%rd107;\nadd.s32 %r467,%r464,6144;\n"
-"cp.async.cg.shared.global[%r467],[%rd111],16;\nbra.uni $L__BB2_25;\n$L__BB2_22:\n"
-"mov.u32 %r2344,0;\nmov.u64 %rd312,%rd321;\n$L__BB2_23:\n.pragma \"nounroll\";\n"
-"and.b32 %r2261,%r2340,1;\nmov.u32 %r452,%tid.x;\nshr.s32 %r455,%r452,31;\n"
-"shr.u32 %r456,%r455,29;\nadd.s32 %r457,%r452,%r456;\nshr.s32 %r458,%r457,3;\n"
-"add.s32 %r459,%r458,%r2344;\nsetp.lt.s32 %p22,%r459,%r67;\nshl.b32 %r460,%r2261,14;\n"
-"xor.b32 %r461,%r460,16384;\nadd.s32 %r462,%r27,%r461;\nshl.b32 %r463,%r2344,7;\n"
-"add.s32 %r453,%r463,%r462;\nselp.b64 %rd106,%rd312,%rd52,%p22;\nselp.b32 %r454,16,0,%p22;\n"
-"cp.async.cg.shared.global[%r453],[%rd106],16,%r454;\nadd.s64 %rd312,%rd312,%rd107;\n"
-"add.s32 %r2344,%r2344,16;\nsetp.lt.u32 %p23,%r2344,64;\n@%p23 bra $L__BB2_23;\n$L__BB2_25:\n"
-"setp.gt.s32 %p119,%r67,63;\n@%p119 bra $L__BB2_28;\nbra.uni $L__BB2_26;\n$L__BB2_28:\n"
-"shl.b32 %r2280,%r2340,14;\nnot.b32 %r2279,%r2280;\nand.b32 %r2278,%r2279,16384;\n"
-"add.s32 %r2277,%r28,%r2278;\ncp.async.cg.shared.global[%r2277],[%rd322],16;\n"
-"shl.b64 %rd119,%rd59,5;\nadd.s64 %rd116,%rd322,%rd119;\nadd.s32 %r484,%r2277,2048;\n"
-"cp.async.cg.shared.global[%r484],[%rd116],16;\nadd.s64 %rd117,%rd116,%rd119;\n"
-"add.s32 %r485,%r2277,4096;\ncp.async.cg.shared.global[%r485],[%rd117],16;\n"
-"add.s64 %rd118,%rd117,%rd119;\nadd.s32 %r486,%r2277,6144;\n"
-"cp.async.cg.shared.global[%r486],[%rd118],16;\nbra.uni $L__BB2_29;\n$L__BB2_26:\n"
-"mov.u32 %r2345,0;\nmov.u64 %rd313,%rd322;\n$L__BB2_27:\n.pragma \"nounroll\";\n"
-"shl.b64 %rd306,%rd59,4;\nshl.b32 %r2276,%r2340,14;\nnot.b32 %r2275,%r2276;\n"
-"and.b32 %r2274,%r2275,16384;\nadd.s32 %r2273,%r28,%r2274;\nmov.u32 %r474,%tid.x;\n"
-"shr.s32 %r477,%r474,31;\nshr.u32 %r478,%r477,29;\nadd.s32 %r479,%r474,%r478;\n"
-"shr.s32 %r480,%r479,3;\nadd.s32 %r481,%r480,%r2345;\nsetp.lt.s32 %p25,%r481,%r67;\n"
-"shl.b32 %r482,%r2345,7;\nadd.s32 %r475,%r482,%r2273;\nselp.b64 %rd113,%rd313,%rd58,%p25;\n"
-"selp.b32 %r476,16,0,%p25;\ncp.async.cg.shared.global[%r475],[%rd113],16,%r476;\n"
-"shl.b64 %rd114,%rd306,1;\nadd.s64 %rd313,%rd313,%rd114;\nadd.s32 %r2345,%r2345,16;\n"
-"setp.lt.u32 %p26,%r2345,64;\n@%p26 bra $L__BB2_27;\n$L__BB2_29:\n@%p11 bra $L__BB2_50;\n"
-"max.s32 %r488,%r373,-64;\nadd.s32 %r489,%r488,127;\nsub.s32 %r490,%r489,%r373;\n"
-"shr.u32 %r491,%r490,7;\n";
-static const char qlora__ptx_106[] =
-"add.s32 %r492,%r491,1;\nand.b32 %r493,%r492,3;\nsetp.eq.s32 %p28,%r493,0;\n"
-"mov.u32 %r2346,%r373;\n@%p28 bra $L__BB2_40;\nmov.u32 %r74,%tid.x;\nsetp.ge.s32 %p29,%r74,%r67;\n"
-"mov.u64 %rd314,%rd323;\n@%p29 bra $L__BB2_33;\nmov.u32 %r2286,%tid.x;\nshl.b32 %r2267,%r2348,6;\n"
-"cvt.s64.s32 %rd120,%r2267;\ncvt.s64.s32 %rd121,%r2286;\nadd.s64 %rd122,%rd121,%rd120;\n"
-"shl.b64 %rd123,%rd122,3;\nadd.s64 %rd314,%rd323,%rd123;\n$L__BB2_33:\nmov.u32 %r2281,%tid.x;\n"
-"setp.lt.s32 %p30,%r2281,%r67;\nmax.s32 %r499,%r2281,-64;\nadd.s32 %r500,%r499,127;\n"
-"sub.s32 %r501,%r500,%r2281;\nshr.u32 %r502,%r501,7;\nadd.s32 %r503,%r502,1;\n"
-"and.b32 %r504,%r503,3;\nsetp.eq.s32 %p31,%r504,1;\nselp.b32 %r497,8,0,%p30;\n"
-"shl.b32 %r505,%r2281,3;\nshl.b32 %r506,%r2340,9;\nnot.b32 %r507,%r506;\n"
-"and.b32 %r508,%r507,512;\nadd.s32 %r510,%r508,%r393;\nadd.s32 %r511,%r510,%r505;\n"
-"add.s32 %r496,%r511,57344;\ncp.async.ca.shared.global[%r496],[%rd314],8,%r497;\n"
-"add.s32 %r2346,%r2281,128;\n@%p31 bra $L__BB2_40;\nmov.u32 %r2282,%tid.x;\n"
-"add.s32 %r76,%r2282,128;\nsetp.ge.s32 %p32,%r76,%r67;\nmov.u64 %rd315,%rd323;\n"
-"@%p32 bra $L__BB2_36;\nshl.b32 %r2266,%r2348,6;\ncvt.s64.s32 %rd125,%r2266;\n"
-"cvt.s64.s32 %rd126,%r76;\nadd.s64 %rd127,%rd126,%rd125;\nshl.b64 %rd128,%rd127,3;\n"
-"add.s64 %rd315,%rd323,%rd128;\n$L__BB2_36:\nmov.u32 %r2297,%tid.x;\nshl.b32 %r2296,%r2340,9;\n"
-"not.b32 %r2295,%r2296;\nand.b32 %r2294,%r2295,512;\nadd.s32 %r2293,%r2294,%r393;\n"
-"max.s32 %r2292,%r2297,-64;\nadd.s32 %r2291,%r2292,127;\nsub.s32 %r2290,%r2291,%r2297;\n"
-"shr.u32 %r2289,%r2290,7;\nadd.s32 %r2288,%r2289,1;\nand.b32 %r2287,%r2288,3;\n"
-"mov.u32 %r2283,%tid.x;\nsetp.lt.s32 %p33,%r76,%r67;\nsetp.eq.s32 %p34,%r2287,2;\n"
-"selp.b32 %r517,8,0,%p33;\nshl.b32 %r526,%r76,3;\nadd.s32 %r532,%r2293,%r526;\n"
-"add.s32 %r516,%r532,57344;\ncp.async.ca.shared.global[%r516],[%rd315],8,%r517;\n"
-"add.s32 %r2346,%r2283,256;\n@%p34 bra $L__BB2_40;\nmov.u32 %r2284,%tid.x;\n"
-"add.s32 %r78,%r2284,256;\nsetp.ge.s32 %p35,%r78,%r67;\nmov.u64 %rd316,%rd323;\n"
-"@%p35 bra $L__BB2_39;\nshl.b32 %r2265,%r2348,6;\ncvt.s64.s32 %rd130,%r2265;\n"
-"cvt.s64.s32 %rd131,%r78;\nadd.s64 %rd132,%rd131,%rd130;\nshl.b64 %rd133,%rd132,3;\n"
-"add.s64 %rd316,%rd323,%rd133;\n$L__BB2_39:\nshl.b32 %r2301,%r2340,9;\nnot.b32 %r2300,%r2301;\n"
-"and.b32 %r2299,%r2300,512;\nadd.s32 %r2298,%r2299,%r393;\nmov.u32 %r2285,%tid.x;\n"
-"setp.lt.s32 %p36,%r78,%r67;\nselp.b32 %r538,8,0,%p36;\nshl.b32 %r541,%r78,3;\n"
-"add.s32 %r547,%r2298,%r541;\nadd.s32 %r537,%r547,57344;\n"
-"cp.async.ca.shared.global[%r537],[%rd316],8,%r538;\nadd.s32 %r2346,%r2285,384;\n$L__BB2_40:\n"
-"setp.lt.u32 %p37,%r490,384;\n@%p37 bra $L__BB2_50;\n$L__BB2_41:\nsetp.ge.s32 %p38,%r2346,%r67;\n"
-"mov.u64 %rd317,%rd323;\n@%p38 bra $L__BB2_43;\nshl.b32 %r2271,%r2348,6;\n"
-"cvt.s64.s32 %rd135,%r2346;\ncvt.s64.s32 %rd136,%r2271;\nadd.s64 %rd137,%rd135,%rd136;\n"
-"shl.b64 %rd138,%rd137,3;\nadd.s64 %rd317,%rd323,%rd138;\n$L__BB2_43:\n"
-"setp.lt.s32 %p39,%r2346,%r67;\nselp.b32 %r554,8,0,%p39;\nshl.b32 %r555,%r2346,3;\n"
-"shl.b32 %r556,%r2340,9;\nnot.b32 %r557,%r556;\nand.b32 %r558,%r557,512;\n"
-"add.s32 %r560,%r558,%r393;\nadd.s32 %r561,%r560,%r555;\nadd.s32 %r553,%r561,57344;\n"
-"cp.async.ca.shared.global[%r553],[%rd317],8,%r554;\nadd.s32 %r82,%r2346,128;\n"
-"setp.ge.s32 %p40,%r82,%r67;\nmov.u64 %rd318,%rd323;\n@%p40 bra $L__BB2_45;\n"
-"shl.b32 %r2270,%r2348,6;\ncvt.s64.s32 %rd140,%r82;\ncvt.s64.s32 %rd141,%r2270;\n"
-"add.s64 %rd142,%rd140,%rd141;\nshl.b64 %rd143,%rd142,3;\nadd.s64 %rd318,%rd323,%rd143;\n"
-"$L__BB2_45:\nsetp.lt.s32 %p41,%r82,%r67;\nselp.b32 %r564,8,0,%p41;\nshl.b32 %r570,%r82,3;\n"
-"add.s32 %r571,%r560,%r570;\nadd.s32 %r563,%r571,57344;\n"
-"cp.async.ca.shared.global[%r563],[%rd318],8,%r564;\nadd.s32 %r83,%r2346,256;\n"
-"setp.ge.s32 %p42,%r83,%r67;\nmov.u64 %rd319,%rd323;\n@%p42 bra $L__BB2_47;\n"
-"shl.b32 %r2269,%r2348,6;\ncvt.s64.s32 %rd145,%r83;\ncvt.s64.s32 %rd146,%r2269;\n"
-"add.s64 %rd147,%rd145,%rd146;\nshl.b64 %rd148,%rd147,3;\nadd.s64 %rd319,%rd323,%rd148;\n"
-"$L__BB2_47:\nsetp.lt.s32 %p43,%r83,%r67;\nselp.b32 %r574,8,0,%p43;\nshl.b32 %r580,%r83,3;\n"
-"add.s32 %r581,%r560,%r580;\nadd.s32 %r573,%r581,57344;\n"
-"cp.async.ca.shared.global[%r573],[%rd319],8,%r574;\nadd.s32 %r84,%r2346,384;\n"
-"setp.ge.s32 %p44,%r84,%r67;\n";
+".param .u32 qlora_attn64_bwd_kv_param_21,\n.param .u64 qlora_attn64_bwd_kv_param_22,\n"
+".param .u32 qlora_attn64_bwd_kv_param_23\n)\n.maxntid 128,1,1\n.minnctapersm 2\n{\n"
+".reg .pred %p<149>;\n.reg .f32 %f<3078>;\n.reg .b32 %r<2646>;\n.reg .b64 %rd<457>;\n"
+"ld.param.u64 %rd63,[qlora_attn64_bwd_kv_param_0];\n"
+"ld.param.u64 %rd64,[qlora_attn64_bwd_kv_param_1];\n"
+"ld.param.u64 %rd65,[qlora_attn64_bwd_kv_param_2];\n"
+"ld.param.u64 %rd66,[qlora_attn64_bwd_kv_param_3];\n"
+"ld.param.u64 %rd67,[qlora_attn64_bwd_kv_param_4];\n"
+"ld.param.u64 %rd68,[qlora_attn64_bwd_kv_param_5];\n"
+"ld.param.u64 %rd69,[qlora_attn64_bwd_kv_param_6];\n"
+"ld.param.u64 %rd70,[qlora_attn64_bwd_kv_param_7];\n"
+"ld.param.u64 %rd71,[qlora_attn64_bwd_kv_param_8];\n"
+"ld.param.u64 %rd72,[qlora_attn64_bwd_kv_param_9];\n"
+"ld.param.u64 %rd73,[qlora_attn64_bwd_kv_param_10];\n"
+"ld.param.u64 %rd74,[qlora_attn64_bwd_kv_param_11];\n"
+"ld.param.u64 %rd75,[qlora_attn64_bwd_kv_param_12];\n"
+"ld.param.u64 %rd77,[qlora_attn64_bwd_kv_param_13];\n"
+"ld.param.u32 %r384,[qlora_attn64_bwd_kv_param_14];\n"
+"ld.param.u32 %r385,[qlora_attn64_bwd_kv_param_15];\n"
+"ld.param.u32 %r386,[qlora_attn64_bwd_kv_param_16];\n"
+"ld.param.u32 %r387,[qlora_attn64_bwd_kv_param_17];\n"
+"ld.param.u32 %r388,[qlora_attn64_bwd_kv_param_19];\n"
+"ld.param.f32 %f771,[qlora_attn64_bwd_kv_param_20];\n"
+"ld.param.u64 %rd76,[qlora_attn64_bwd_kv_param_22];\n"
+"ld.param.u32 %r389,[qlora_attn64_bwd_kv_param_23];\ncvta.to.global.u64 %rd1,%rd76;\n"
+"cvta.to.global.u64 %rd2,%rd72;\ncvta.to.global.u64 %rd3,%rd74;\ncvta.to.global.u64 %rd4,%rd77;\n"
+"mov.u32 %r1,%ctaid.y;\nmov.u32 %r2,%ctaid.x;\nsetp.lt.s32 %p1,%r384,1;\nmov.u32 %r2483,0;\n"
+"@%p1 bra $L__BB2_3;\nmov.u32 %r2483,0;\nmov.u32 %r2481,%r384;\n$L__BB2_2:\n"
+"add.s32 %r392,%r2483,%r2481;\nadd.s32 %r393,%r392,1;\nshr.s32 %r394,%r393,1;\n"
+"mul.wide.s32 %rd78,%r394,4;\nadd.s64 %rd79,%rd4,%rd78;\nld.global.u32 %r395,[%rd79];\n"
+"max.s32 %r396,%r395,0;\nmin.s32 %r397,%r396,%r385;\nshr.s32 %r398,%r397,31;\n"
+"shr.u32 %r399,%r398,26;\nadd.s32 %r400,%r397,%r399;\nshr.s32 %r401,%r400,6;\n"
+"add.s32 %r402,%r401,%r394;\nsetp.le.s32 %p2,%r402,%r2;\nadd.s32 %r403,%r394,-1;\n"
+"selp.b32 %r2483,%r394,%r2483,%p2;\nselp.b32 %r2481,%r2481,%r403,%p2;\n"
+"setp.lt.s32 %p3,%r2483,%r2481;\n@%p3 bra $L__BB2_2;\n$L__BB2_3:\nmul.wide.s32 %rd80,%r2483,4;\n"
+"add.s64 %rd5,%rd4,%rd80;\nld.global.u32 %r404,[%rd5];\nmax.s32 %r405,%r404,0;\n"
+"min.s32 %r8,%r405,%r385;\nsetp.eq.s32 %p4,%r2483,%r384;\nmov.u32 %r2484,%r385;\n"
+"@%p4 bra $L__BB2_5;\nld.global.u32 %r406,[%rd5+4];\nmax.s32 %r407,%r406,0;\n"
+"min.s32 %r2484,%r407,%r385;\n$L__BB2_5:\nsub.s32 %r408,%r2,%r2483;\nshr.s32 %r409,%r8,31;\n"
+"shr.u32 %r410,%r409,26;\nadd.s32 %r411,%r8,%r410;\nshr.s32 %r412,%r411,6;\n"
+"sub.s32 %r413,%r408,%r412;\nshl.b32 %r414,%r413,6;\nsetp.lt.s32 %p5,%r413,0;\n"
+"sub.s32 %r11,%r2484,%r8;\nselp.b32 %r12,%r11,%r414,%p5;\nsetp.le.s32 %p6,%r11,%r12;\n"
+"@%p6 bra $L__BB2_156;\n@%p4 bra $L__BB2_89;\nbra.uni $L__BB2_7;\n$L__BB2_89:\n"
+"cvt.s64.s32 %rd53,%r8;\nmov.u32 %r301,%nctaid.z;\nsetp.gt.u32 %p106,%r301,1;\n"
+"@%p106 bra $L__BB2_123;\nbra.uni $L__BB2_90;\n$L__BB2_123:\nmov.u32 %r2319,%ctaid.z;\n"
+"cvt.u64.u32 %rd55,%r2319;\ncvt.s64.s32 %rd56,%r385;\nmul.wide.s32 %rd57,%r387,64;\n"
+"shl.b32 %r2320,%r1,6;\ncvt.u64.u32 %rd58,%r2320;\n";
 static const char qlora__ptx_107[] =
-"mov.u64 %rd320,%rd323;\n@%p44 bra $L__BB2_49;\nshl.b32 %r2268,%r2348,6;\n"
-"cvt.s64.s32 %rd150,%r84;\ncvt.s64.s32 %rd151,%r2268;\nadd.s64 %rd152,%rd150,%rd151;\n"
-"shl.b64 %rd153,%rd152,3;\nadd.s64 %rd320,%rd323,%rd153;\n$L__BB2_49:\n"
-"setp.lt.s32 %p45,%r84,%r67;\nselp.b32 %r584,8,0,%p45;\nshl.b32 %r590,%r84,3;\n"
-"add.s32 %r591,%r560,%r590;\nadd.s32 %r583,%r591,57344;\n"
-"cp.async.ca.shared.global[%r583],[%rd320],8,%r584;\nadd.s32 %r85,%r2346,512;\n"
-"setp.lt.s32 %p46,%r2346,-448;\nmov.u32 %r2346,%r85;\n@%p46 bra $L__BB2_41;\n$L__BB2_50:\n"
-"cp.async.commit_group;\nadd.s32 %r592,%r2348,1;\nsetp.eq.s32 %p47,%r592,%r15;\n"
-"mul.wide.s32 %rd155,%r337,8;\nadd.s64 %rd156,%rd323,%rd155;\nshl.b64 %rd157,%rd53,6;\n"
-"add.s64 %rd158,%rd157,64;\nshl.b32 %r594,%r445,6;\ncvt.s64.s32 %rd159,%r594;\n"
-"mul.lo.s64 %rd160,%rd159,%rd53;\nsub.s64 %rd161,%rd158,%rd160;\n"
-"selp.b64 %rd162,%rd161,%rd157,%p47;\nshl.b64 %rd163,%rd59,6;\nadd.s64 %rd164,%rd163,64;\n"
-"mul.lo.s64 %rd165,%rd159,%rd59;\nsub.s64 %rd166,%rd164,%rd165;\n"
-"selp.b64 %rd167,%rd166,%rd163,%p47;\nselp.b64 %rd323,%rd156,%rd323,%p47;\n"
-"selp.b32 %r2348,%r14,%r592,%p47;\nshl.b64 %rd168,%rd167,1;\nadd.s64 %rd322,%rd322,%rd168;\n"
-"shl.b64 %rd169,%rd162,1;\nadd.s64 %rd321,%rd321,%rd169;\n$L__BB2_51:\n"
-"setp.lt.s32 %p120,%r2340,0;\n@%p120 bra $L__BB2_64;\nshl.b32 %r89,%r2446,6;\n"
-"or.b32 %r597,%r89,63;\nsetp.lt.s32 %p49,%r597,%r16;\n@%p49 bra $L__BB2_54;\n"
-"and.b32 %r2264,%r2340,1;\nshl.b32 %r1102,%r2264,14;\nshr.u32 %r1104,%r373,3;\n"
-"and.b32 %r1105,%r1104,1;\nand.b32 %r1106,%r373,7;\nxor.b32 %r1107,%r1105,%r1106;\n"
-"shl.b32 %r1108,%r1107,4;\nselp.b32 %r1112,%r1884,%r1885,%p11;\nadd.s32 %r1113,%r1108,%r1112;\n"
-"and.b32 %r1114,%r373,31;\nshr.u32 %r1115,%r1114,4;\nbfi.b32 %r1116,%r1115,%r1106,3,29;\n"
-"shl.b32 %r1117,%r1116,7;\nadd.s32 %r1118,%r1113,%r1117;\nadd.s32 %r612,%r1118,%r1102;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r598,%r599,%r600,%r601},[%r2445];\n"
-"add.s32 %r607,%r2445,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r603,%r604,%r605,%r606},[%r607];\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r608,%r609,%r610,%r611},[%r612];\n"
-"mov.f32 %f2697,0f00000000;\nmov.f32 %f2757,%f2697;\nmov.f32 %f2756,%f2697;\n"
-"mov.f32 %f2755,%f2697;\nmov.f32 %f2754,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2757,%f2756,%f2755,%f2754},{%r598,%r599,%r600,%r601},{%r608,%r609},{%f2757,%f2756,%f2755,%f2754};\n"
-"mov.f32 %f2753,%f2697;\nmov.f32 %f2752,%f2697;\nmov.f32 %f2751,%f2697;\nmov.f32 %f2750,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2753,%f2752,%f2751,%f2750},{%r598,%r599,%r600,%r601},{%r610,%r611},{%f2753,%f2752,%f2751,%f2750};\n"
-"mov.f32 %f2725,%f2697;\nmov.f32 %f2724,%f2697;\nmov.f32 %f2723,%f2697;\nmov.f32 %f2722,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2725,%f2724,%f2723,%f2722},{%r603,%r604,%r605,%r606},{%r608,%r609},{%f2725,%f2724,%f2723,%f2722};\n"
-"mov.f32 %f2721,%f2697;\nmov.f32 %f2720,%f2697;\nmov.f32 %f2719,%f2697;\nmov.f32 %f2718,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2721,%f2720,%f2719,%f2718},{%r603,%r604,%r605,%r606},{%r610,%r611},{%f2721,%f2720,%f2719,%f2718};\n"
-"add.s32 %r641,%r612,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r637,%r638,%r639,%r640},[%r641];\n"
-"mov.f32 %f2749,%f2697;\nmov.f32 %f2748,%f2697;\nmov.f32 %f2747,%f2697;\nmov.f32 %f2746,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2749,%f2748,%f2747,%f2746},{%r598,%r599,%r600,%r601},{%r637,%r638},{%f2749,%f2748,%f2747,%f2746};\n"
-"mov.f32 %f2745,%f2697;\nmov.f32 %f2744,%f2697;\nmov.f32 %f2743,%f2697;\nmov.f32 %f2742,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2745,%f2744,%f2743,%f2742},{%r598,%r599,%r600,%r601},{%r639,%r640},{%f2745,%f2744,%f2743,%f2742};\n"
-"mov.f32 %f2717,%f2697;\nmov.f32 %f2716,%f2697;\nmov.f32 %f2715,%f2697;\nmov.f32 %f2714,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2717,%f2716,%f2715,%f2714},{%r603,%r604,%r605,%r606},{%r637,%r638},{%f2717,%f2716,%f2715,%f2714};\n"
-"mov.f32 %f2713,%f2697;\nmov.f32 %f2712,%f2697;\nmov.f32 %f2711,%f2697;\nmov.f32 %f2710,%f2697;\n";
+"shl.b32 %r2321,%r387,6;\ncvt.s64.s32 %rd59,%r2321;\nmov.u32 %r2643,%tid.x;\n"
+"setp.gt.s32 %p127,%r2643,1023;\n@%p127 bra $L__BB2_140;\nmul.lo.s64 %rd346,%rd56,%rd55;\n"
+"add.s64 %rd347,%rd346,%rd53;\nmul.lo.s64 %rd348,%rd57,%rd347;\nadd.s64 %rd60,%rd348,%rd58;\n"
+"max.s32 %r2322,%r2643,896;\nadd.s32 %r2323,%r2322,127;\nsub.s32 %r344,%r2323,%r2643;\n"
+"shr.u32 %r2324,%r344,7;\nadd.s32 %r2325,%r2324,1;\nand.b32 %r2637,%r2325,3;\n"
+"setp.eq.s32 %p128,%r2637,0;\nmov.u32 %r2638,%r2643;\n@%p128 bra $L__BB2_129;\n"
+"mov.u32 %r2638,%r2643;\n$L__BB2_126:\n.pragma \"nounroll\";\nshr.s32 %r2326,%r2638,31;\n"
+"shr.u32 %r2327,%r2326,28;\nadd.s32 %r2328,%r2638,%r2327;\nshr.s32 %r2329,%r2328,4;\n"
+"add.s32 %r348,%r2329,%r12;\nsetp.ge.s32 %p129,%r348,%r11;\n@%p129 bra $L__BB2_128;\n"
+"cvt.s64.s32 %rd349,%r348;\nmul.lo.s64 %rd350,%rd349,%rd59;\nand.b32 %r2333,%r2328,1073741808;\n"
+"sub.s32 %r2334,%r2638,%r2333;\nshl.b32 %r2335,%r2334,2;\ncvt.s64.s32 %rd351,%r2335;\n"
+"add.s64 %rd352,%rd60,%rd351;\nadd.s64 %rd353,%rd352,%rd350;\nshl.b64 %rd354,%rd353,2;\n"
+"add.s64 %rd355,%rd1,%rd354;\nmov.u64 %rd356,0;\nst.global.u64[%rd355],%rd356;\n"
+"st.global.u64[%rd355+8],%rd356;\n$L__BB2_128:\nadd.s32 %r2638,%r2638,128;\n"
+"add.s32 %r2637,%r2637,-1;\nsetp.ne.s32 %p130,%r2637,0;\n@%p130 bra $L__BB2_126;\n$L__BB2_129:\n"
+"setp.lt.u32 %p131,%r344,384;\n@%p131 bra $L__BB2_140;\nadd.s32 %r2640,%r2638,-512;\n"
+"add.s32 %r2639,%r2638,128;\n$L__BB2_131:\nadd.s32 %r356,%r2640,512;\nshr.s32 %r2336,%r356,31;\n"
+"shr.u32 %r2337,%r2336,28;\nadd.s32 %r2338,%r356,%r2337;\nshr.s32 %r2339,%r2338,4;\n"
+"add.s32 %r357,%r2339,%r12;\nsetp.ge.s32 %p132,%r357,%r11;\n@%p132 bra $L__BB2_133;\n"
+"cvt.s64.s32 %rd357,%r357;\nmul.lo.s64 %rd358,%rd357,%rd59;\nand.b32 %r2343,%r2338,1073741808;\n"
+"sub.s32 %r2344,%r356,%r2343;\nshl.b32 %r2345,%r2344,2;\ncvt.s64.s32 %rd359,%r2345;\n"
+"add.s64 %rd360,%rd60,%rd359;\nadd.s64 %rd361,%rd360,%rd358;\nshl.b64 %rd362,%rd361,2;\n"
+"add.s64 %rd363,%rd1,%rd362;\nmov.u64 %rd364,0;\nst.global.u64[%rd363],%rd364;\n"
+"st.global.u64[%rd363+8],%rd364;\n$L__BB2_133:\nshr.s32 %r2346,%r2639,31;\n"
+"shr.u32 %r2347,%r2346,28;\nadd.s32 %r2348,%r2639,%r2347;\nshr.s32 %r2349,%r2348,4;\n"
+"add.s32 %r358,%r2349,%r12;\nsetp.ge.s32 %p133,%r358,%r11;\n@%p133 bra $L__BB2_135;\n"
+"cvt.s64.s32 %rd365,%r358;\nmul.lo.s64 %rd366,%rd365,%rd59;\nand.b32 %r2353,%r2348,1073741808;\n"
+"sub.s32 %r2354,%r2639,%r2353;\nshl.b32 %r2355,%r2354,2;\ncvt.s64.s32 %rd367,%r2355;\n"
+"add.s64 %rd368,%rd60,%rd367;\nadd.s64 %rd369,%rd368,%rd366;\nshl.b64 %rd370,%rd369,2;\n"
+"add.s64 %rd371,%rd1,%rd370;\nmov.u64 %rd372,0;\nst.global.u64[%rd371],%rd372;\n"
+"st.global.u64[%rd371+8],%rd372;\n$L__BB2_135:\nadd.s32 %r359,%r2640,768;\n"
+"shr.s32 %r2356,%r359,31;\nshr.u32 %r2357,%r2356,28;\nadd.s32 %r2358,%r359,%r2357;\n"
+"shr.s32 %r2359,%r2358,4;\nadd.s32 %r360,%r2359,%r12;\nsetp.ge.s32 %p134,%r360,%r11;\n"
+"@%p134 bra $L__BB2_137;\ncvt.s64.s32 %rd373,%r360;\nmul.lo.s64 %rd374,%rd373,%rd59;\n"
+"and.b32 %r2363,%r2358,1073741808;\nsub.s32 %r2364,%r359,%r2363;\nshl.b32 %r2365,%r2364,2;\n"
+"cvt.s64.s32 %rd375,%r2365;\nadd.s64 %rd376,%rd60,%rd375;\nadd.s64 %rd377,%rd376,%rd374;\n"
+"shl.b64 %rd378,%rd377,2;\nadd.s64 %rd379,%rd1,%rd378;\nmov.u64 %rd380,0;\n"
+"st.global.u64[%rd379],%rd380;\nst.global.u64[%rd379+8],%rd380;\n$L__BB2_137:\n"
+"add.s32 %r361,%r2640,896;\nshr.s32 %r2366,%r361,31;\nshr.u32 %r2367,%r2366,28;\n"
+"add.s32 %r2368,%r361,%r2367;\nshr.s32 %r2369,%r2368,4;\nadd.s32 %r362,%r2369,%r12;\n"
+"setp.ge.s32 %p135,%r362,%r11;\n@%p135 bra $L__BB2_139;\ncvt.s64.s32 %rd381,%r362;\n"
+"mul.lo.s64 %rd382,%rd381,%rd59;\nand.b32 %r2373,%r2368,1073741808;\n"
+"sub.s32 %r2374,%r361,%r2373;\nshl.b32 %r2375,%r2374,2;\ncvt.s64.s32 %rd383,%r2375;\n"
+"add.s64 %rd384,%rd60,%rd383;\nadd.s64 %rd385,%rd384,%rd382;\nshl.b64 %rd386,%rd385,2;\n"
+"add.s64 %rd387,%rd1,%rd386;\nmov.u64 %rd388,0;\nst.global.u64[%rd387],%rd388;\n"
+"st.global.u64[%rd387+8],%rd388;\n$L__BB2_139:\nadd.s32 %r2639,%r2639,512;\n"
+"setp.lt.s32 %p136,%r356,512;\nmov.u32 %r2640,%r356;\n@%p136 bra $L__BB2_131;\n$L__BB2_140:\n"
+"cvt.u64.u32 %rd389,%r301;\nadd.s64 %rd390,%rd389,%rd55;\nmul.lo.s64 %rd391,%rd390,%rd56;\n"
+"add.s64 %rd392,%rd391,%rd53;\nmul.lo.s64 %rd61,%rd57,%rd392;\n@%p127 bra $L__BB2_156;\n"
+"add.s64 %rd62,%rd61,%rd58;\n";
 static const char qlora__ptx_108[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2713,%f2712,%f2711,%f2710},{%r603,%r604,%r605,%r606},{%r639,%r640},{%f2713,%f2712,%f2711,%f2710};\n"
-"add.s32 %r670,%r612,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r666,%r667,%r668,%r669},[%r670];\n"
-"mov.f32 %f2741,%f2697;\nmov.f32 %f2740,%f2697;\nmov.f32 %f2739,%f2697;\nmov.f32 %f2738,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2741,%f2740,%f2739,%f2738},{%r598,%r599,%r600,%r601},{%r666,%r667},{%f2741,%f2740,%f2739,%f2738};\n"
-"mov.f32 %f2737,%f2697;\nmov.f32 %f2736,%f2697;\nmov.f32 %f2735,%f2697;\nmov.f32 %f2734,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2737,%f2736,%f2735,%f2734},{%r598,%r599,%r600,%r601},{%r668,%r669},{%f2737,%f2736,%f2735,%f2734};\n"
-"mov.f32 %f2709,%f2697;\nmov.f32 %f2708,%f2697;\nmov.f32 %f2707,%f2697;\nmov.f32 %f2706,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2709,%f2708,%f2707,%f2706},{%r603,%r604,%r605,%r606},{%r666,%r667},{%f2709,%f2708,%f2707,%f2706};\n"
-"mov.f32 %f2705,%f2697;\nmov.f32 %f2704,%f2697;\nmov.f32 %f2703,%f2697;\nmov.f32 %f2702,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2705,%f2704,%f2703,%f2702},{%r603,%r604,%r605,%r606},{%r668,%r669},{%f2705,%f2704,%f2703,%f2702};\n"
-"add.s32 %r699,%r612,6144;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r695,%r696,%r697,%r698},[%r699];\n"
-"mov.f32 %f2733,%f2697;\nmov.f32 %f2732,%f2697;\nmov.f32 %f2731,%f2697;\nmov.f32 %f2730,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2733,%f2732,%f2731,%f2730},{%r598,%r599,%r600,%r601},{%r695,%r696},{%f2733,%f2732,%f2731,%f2730};\n"
-"mov.f32 %f2729,%f2697;\nmov.f32 %f2728,%f2697;\nmov.f32 %f2727,%f2697;\nmov.f32 %f2726,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2729,%f2728,%f2727,%f2726},{%r598,%r599,%r600,%r601},{%r697,%r698},{%f2729,%f2728,%f2727,%f2726};\n"
-"mov.f32 %f2701,%f2697;\nmov.f32 %f2700,%f2697;\nmov.f32 %f2699,%f2697;\nmov.f32 %f2698,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2701,%f2700,%f2699,%f2698},{%r603,%r604,%r605,%r606},{%r695,%r696},{%f2701,%f2700,%f2699,%f2698};\n"
-"mov.f32 %f2696,%f2697;\nmov.f32 %f2695,%f2697;\nmov.f32 %f2694,%f2697;\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2697,%f2696,%f2695,%f2694},{%r603,%r604,%r605,%r606},{%r697,%r698},{%f2697,%f2696,%f2695,%f2694};\n"
-"xor.b32 %r728,%r2445,32;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r724,%r725,%r726,%r727},[%r728];\n"
-"add.s32 %r733,%r728,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r729,%r730,%r731,%r732},[%r733];\n"
-"xor.b32 %r738,%r612,32;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r734,%r735,%r736,%r737},[%r738];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2757,%f2756,%f2755,%f2754},{%r724,%r725,%r726,%r727},{%r734,%r735},{%f2757,%f2756,%f2755,%f2754};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2753,%f2752,%f2751,%f2750},{%r724,%r725,%r726,%r727},{%r736,%r737},{%f2753,%f2752,%f2751,%f2750};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2725,%f2724,%f2723,%f2722},{%r729,%r730,%r731,%r732},{%r734,%r735},{%f2725,%f2724,%f2723,%f2722};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2721,%f2720,%f2719,%f2718},{%r729,%r730,%r731,%r732},{%r736,%r737},{%f2721,%f2720,%f2719,%f2718};\n"
-"add.s32 %r767,%r738,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r763,%r764,%r765,%r766},[%r767];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2749,%f2748,%f2747,%f2746},{%r724,%r725,%r726,%r727},{%r763,%r764},{%f2749,%f2748,%f2747,%f2746};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2745,%f2744,%f2743,%f2742},{%r724,%r725,%r726,%r727},{%r765,%r766},{%f2745,%f2744,%f2743,%f2742};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2717,%f2716,%f2715,%f2714},{%r729,%r730,%r731,%r732},{%r763,%r764},{%f2717,%f2716,%f2715,%f2714};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2713,%f2712,%f2711,%f2710},{%r729,%r730,%r731,%r732},{%r765,%r766},{%f2713,%f2712,%f2711,%f2710};\n"
-"add.s32 %r796,%r738,4096;\n";
+"max.s32 %r2376,%r2643,896;\nadd.s32 %r2377,%r2376,127;\nsub.s32 %r364,%r2377,%r2643;\n"
+"shr.u32 %r2378,%r364,7;\nadd.s32 %r2379,%r2378,1;\nand.b32 %r2642,%r2379,3;\n"
+"setp.eq.s32 %p138,%r2642,0;\n@%p138 bra $L__BB2_145;\n$L__BB2_142:\n.pragma \"nounroll\";\n"
+"shr.s32 %r2380,%r2643,31;\nshr.u32 %r2381,%r2380,28;\nadd.s32 %r2382,%r2643,%r2381;\n"
+"shr.s32 %r2383,%r2382,4;\nadd.s32 %r368,%r2383,%r12;\nsetp.ge.s32 %p139,%r368,%r11;\n"
+"@%p139 bra $L__BB2_144;\ncvt.s64.s32 %rd393,%r368;\nmul.lo.s64 %rd394,%rd393,%rd59;\n"
+"and.b32 %r2387,%r2382,1073741808;\nsub.s32 %r2388,%r2643,%r2387;\nshl.b32 %r2389,%r2388,2;\n"
+"cvt.s64.s32 %rd395,%r2389;\nadd.s64 %rd396,%rd62,%rd395;\nadd.s64 %rd397,%rd396,%rd394;\n"
+"shl.b64 %rd398,%rd397,2;\nadd.s64 %rd399,%rd1,%rd398;\nmov.u64 %rd400,0;\n"
+"st.global.u64[%rd399],%rd400;\nst.global.u64[%rd399+8],%rd400;\n$L__BB2_144:\n"
+"add.s32 %r2643,%r2643,128;\nadd.s32 %r2642,%r2642,-1;\nsetp.ne.s32 %p140,%r2642,0;\n"
+"@%p140 bra $L__BB2_142;\n$L__BB2_145:\nsetp.lt.u32 %p141,%r364,384;\n@%p141 bra $L__BB2_156;\n"
+"add.s32 %r2645,%r2643,-512;\nadd.s32 %r2644,%r2643,128;\n$L__BB2_147:\n"
+"add.s32 %r376,%r2645,512;\nshr.s32 %r2390,%r376,31;\nshr.u32 %r2391,%r2390,28;\n"
+"add.s32 %r2392,%r376,%r2391;\nshr.s32 %r2393,%r2392,4;\nadd.s32 %r377,%r2393,%r12;\n"
+"setp.ge.s32 %p142,%r377,%r11;\n@%p142 bra $L__BB2_149;\ncvt.s64.s32 %rd401,%r377;\n"
+"mul.lo.s64 %rd402,%rd401,%rd59;\nand.b32 %r2397,%r2392,1073741808;\n"
+"sub.s32 %r2398,%r376,%r2397;\nshl.b32 %r2399,%r2398,2;\ncvt.s64.s32 %rd403,%r2399;\n"
+"add.s64 %rd404,%rd62,%rd403;\nadd.s64 %rd405,%rd404,%rd402;\nshl.b64 %rd406,%rd405,2;\n"
+"add.s64 %rd407,%rd1,%rd406;\nmov.u64 %rd408,0;\nst.global.u64[%rd407],%rd408;\n"
+"st.global.u64[%rd407+8],%rd408;\n$L__BB2_149:\nshr.s32 %r2400,%r2644,31;\n"
+"shr.u32 %r2401,%r2400,28;\nadd.s32 %r2402,%r2644,%r2401;\nshr.s32 %r2403,%r2402,4;\n"
+"add.s32 %r378,%r2403,%r12;\nsetp.ge.s32 %p143,%r378,%r11;\n@%p143 bra $L__BB2_151;\n"
+"cvt.s64.s32 %rd409,%r378;\nmul.lo.s64 %rd410,%rd409,%rd59;\nand.b32 %r2407,%r2402,1073741808;\n"
+"sub.s32 %r2408,%r2644,%r2407;\nshl.b32 %r2409,%r2408,2;\ncvt.s64.s32 %rd411,%r2409;\n"
+"add.s64 %rd412,%rd62,%rd411;\nadd.s64 %rd413,%rd412,%rd410;\nshl.b64 %rd414,%rd413,2;\n"
+"add.s64 %rd415,%rd1,%rd414;\nmov.u64 %rd416,0;\nst.global.u64[%rd415],%rd416;\n"
+"st.global.u64[%rd415+8],%rd416;\n$L__BB2_151:\nadd.s32 %r379,%r2645,768;\n"
+"shr.s32 %r2410,%r379,31;\nshr.u32 %r2411,%r2410,28;\nadd.s32 %r2412,%r379,%r2411;\n"
+"shr.s32 %r2413,%r2412,4;\nadd.s32 %r380,%r2413,%r12;\nsetp.ge.s32 %p144,%r380,%r11;\n"
+"@%p144 bra $L__BB2_153;\ncvt.s64.s32 %rd417,%r380;\nmul.lo.s64 %rd418,%rd417,%rd59;\n"
+"and.b32 %r2417,%r2412,1073741808;\nsub.s32 %r2418,%r379,%r2417;\nshl.b32 %r2419,%r2418,2;\n"
+"cvt.s64.s32 %rd419,%r2419;\nadd.s64 %rd420,%rd62,%rd419;\nadd.s64 %rd421,%rd420,%rd418;\n"
+"shl.b64 %rd422,%rd421,2;\nadd.s64 %rd423,%rd1,%rd422;\nmov.u64 %rd424,0;\n"
+"st.global.u64[%rd423],%rd424;\nst.global.u64[%rd423+8],%rd424;\n$L__BB2_153:\n"
+"add.s32 %r381,%r2645,896;\nshr.s32 %r2420,%r381,31;\nshr.u32 %r2421,%r2420,28;\n"
+"add.s32 %r2422,%r381,%r2421;\nshr.s32 %r2423,%r2422,4;\nadd.s32 %r382,%r2423,%r12;\n"
+"setp.ge.s32 %p145,%r382,%r11;\n@%p145 bra $L__BB2_155;\ncvt.s64.s32 %rd425,%r382;\n"
+"mul.lo.s64 %rd426,%rd425,%rd59;\nand.b32 %r2427,%r2422,1073741808;\n"
+"sub.s32 %r2428,%r381,%r2427;\nshl.b32 %r2429,%r2428,2;\ncvt.s64.s32 %rd427,%r2429;\n"
+"add.s64 %rd428,%rd62,%rd427;\nadd.s64 %rd429,%rd428,%rd426;\nshl.b64 %rd430,%rd429,2;\n"
+"add.s64 %rd431,%rd1,%rd430;\nmov.u64 %rd432,0;\nst.global.u64[%rd431],%rd432;\n"
+"st.global.u64[%rd431+8],%rd432;\n$L__BB2_155:\nadd.s32 %r2644,%r2644,512;\n"
+"setp.lt.s32 %p146,%r376,512;\nmov.u32 %r2645,%r376;\n@%p146 bra $L__BB2_147;\n"
+"bra.uni $L__BB2_156;\n$L__BB2_7:\ndiv.s32 %r13,%r386,%r387;\nmov.u32 %r415,%ctaid.z;\n"
+"mul.lo.s32 %r14,%r415,%r389;\nmad.lo.s32 %r416,%r13,%r1,%r14;\nshr.s32 %r417,%r12,31;\n"
+"shr.u32 %r418,%r417,26;\nadd.s32 %r419,%r12,%r418;\nshr.s32 %r15,%r419,6;\n"
+"and.b32 %r420,%r419,-64;\nadd.s32 %r421,%r420,%r8;\nshl.b32 %r422,%r416,6;\n"
+"cvt.s64.s32 %rd81,%r422;\nmov.u32 %r423,%tid.x;\nshr.s32 %r424,%r423,31;\n"
+"shr.u32 %r425,%r424,29;\nadd.s32 %r426,%r423,%r425;\nshr.s32 %r427,%r426,3;\n"
+"add.s32 %r428,%r421,%r427;\ncvt.s64.s32 %rd82,%r428;\n";
 static const char qlora__ptx_109[] =
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r792,%r793,%r794,%r795},[%r796];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2741,%f2740,%f2739,%f2738},{%r724,%r725,%r726,%r727},{%r792,%r793},{%f2741,%f2740,%f2739,%f2738};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2737,%f2736,%f2735,%f2734},{%r724,%r725,%r726,%r727},{%r794,%r795},{%f2737,%f2736,%f2735,%f2734};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2709,%f2708,%f2707,%f2706},{%r729,%r730,%r731,%r732},{%r792,%r793},{%f2709,%f2708,%f2707,%f2706};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2705,%f2704,%f2703,%f2702},{%r729,%r730,%r731,%r732},{%r794,%r795},{%f2705,%f2704,%f2703,%f2702};\n"
-"add.s32 %r825,%r738,6144;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r821,%r822,%r823,%r824},[%r825];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2733,%f2732,%f2731,%f2730},{%r724,%r725,%r726,%r727},{%r821,%r822},{%f2733,%f2732,%f2731,%f2730};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2729,%f2728,%f2727,%f2726},{%r724,%r725,%r726,%r727},{%r823,%r824},{%f2729,%f2728,%f2727,%f2726};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2701,%f2700,%f2699,%f2698},{%r729,%r730,%r731,%r732},{%r821,%r822},{%f2701,%f2700,%f2699,%f2698};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2697,%f2696,%f2695,%f2694},{%r729,%r730,%r731,%r732},{%r823,%r824},{%f2697,%f2696,%f2695,%f2694};\n"
-"xor.b32 %r854,%r2445,64;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r850,%r851,%r852,%r853},[%r854];\n"
-"add.s32 %r859,%r854,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r855,%r856,%r857,%r858},[%r859];\n"
-"xor.b32 %r864,%r612,64;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r860,%r861,%r862,%r863},[%r864];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2757,%f2756,%f2755,%f2754},{%r850,%r851,%r852,%r853},{%r860,%r861},{%f2757,%f2756,%f2755,%f2754};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2753,%f2752,%f2751,%f2750},{%r850,%r851,%r852,%r853},{%r862,%r863},{%f2753,%f2752,%f2751,%f2750};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2725,%f2724,%f2723,%f2722},{%r855,%r856,%r857,%r858},{%r860,%r861},{%f2725,%f2724,%f2723,%f2722};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2721,%f2720,%f2719,%f2718},{%r855,%r856,%r857,%r858},{%r862,%r863},{%f2721,%f2720,%f2719,%f2718};\n"
-"add.s32 %r893,%r864,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r889,%r890,%r891,%r892},[%r893];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2749,%f2748,%f2747,%f2746},{%r850,%r851,%r852,%r853},{%r889,%r890},{%f2749,%f2748,%f2747,%f2746};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2745,%f2744,%f2743,%f2742},{%r850,%r851,%r852,%r853},{%r891,%r892},{%f2745,%f2744,%f2743,%f2742};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2717,%f2716,%f2715,%f2714},{%r855,%r856,%r857,%r858},{%r889,%r890},{%f2717,%f2716,%f2715,%f2714};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2713,%f2712,%f2711,%f2710},{%r855,%r856,%r857,%r858},{%r891,%r892},{%f2713,%f2712,%f2711,%f2710};\n"
-"add.s32 %r922,%r864,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r918,%r919,%r920,%r921},[%r922];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2741,%f2740,%f2739,%f2738},{%r850,%r851,%r852,%r853},{%r918,%r919},{%f2741,%f2740,%f2739,%f2738};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2737,%f2736,%f2735,%f2734},{%r850,%r851,%r852,%r853},{%r920,%r921},{%f2737,%f2736,%f2735,%f2734};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2709,%f2708,%f2707,%f2706},{%r855,%r856,%r857,%r858},{%r918,%r919},{%f2709,%f2708,%f2707,%f2706};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2705,%f2704,%f2703,%f2702},{%r855,%r856,%r857,%r858},{%r920,%r921},{%f2705,%f2704,%f2703,%f2702};\n"
-"add.s32 %r951,%r864,6144;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r947,%r948,%r949,%r950},[%r951];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2733,%f2732,%f2731,%f2730},{%r850,%r851,%r852,%r853},{%r947,%r948},{%f2733,%f2732,%f2731,%f2730};\n";
+"mul.lo.s64 %rd83,%rd82,%rd64;\nand.b32 %r429,%r426,-8;\nsub.s32 %r430,%r423,%r429;\n"
+"shl.b32 %r431,%r430,3;\ncvt.s64.s32 %rd84,%r431;\nadd.s64 %rd85,%rd83,%rd84;\n"
+"add.s64 %rd86,%rd85,%rd81;\nshl.b64 %rd87,%rd86,1;\nadd.s64 %rd454,%rd63,%rd87;\n"
+"mul.lo.s64 %rd88,%rd82,%rd70;\nadd.s64 %rd89,%rd88,%rd84;\nadd.s64 %rd90,%rd89,%rd81;\n"
+"shl.b64 %rd91,%rd90,1;\nadd.s64 %rd455,%rd69,%rd91;\nmul.wide.s32 %rd92,%r416,%r385;\n"
+"cvt.s64.s32 %rd8,%r8;\nadd.s64 %rd93,%rd92,%rd8;\nshl.b64 %rd94,%rd93,3;\n"
+"add.s64 %rd456,%rd71,%rd94;\nadd.s32 %r432,%r388,%r12;\nadd.s32 %r433,%r432,63;\n"
+"setp.gt.s32 %p8,%r11,%r433;\nsetp.gt.s32 %p9,%r388,0;\nand.pred %p10,%p9,%p8;\n"
+"selp.b32 %r434,%r433,%r11,%p10;\nadd.s32 %r435,%r434,63;\nshr.s32 %r436,%r435,31;\n"
+"shr.u32 %r437,%r436,26;\nadd.s32 %r438,%r435,%r437;\nshr.s32 %r16,%r438,6;\n"
+"shr.s32 %r439,%r423,5;\nsetp.gt.s32 %p11,%r423,63;\nadd.s32 %r440,%r439,-2;\n"
+"selp.b32 %r441,%r440,%r439,%p11;\nshl.b32 %r442,%r441,5;\nadd.s32 %r17,%r12,%r442;\n"
+"mov.u32 %r443,shared;\nadd.s32 %r444,%r443,8192;\nselp.b32 %r445,%r444,%r443,%p11;\n"
+"and.b32 %r446,%r423,16;\nand.b32 %r447,%r423,15;\nbfi.b32 %r448,%r441,%r447,5,27;\n"
+"shl.b32 %r449,%r448,7;\nshl.b32 %r450,%r423,4;\nand.b32 %r451,%r450,112;\n"
+"xor.b32 %r452,%r451,%r446;\nadd.s32 %r453,%r452,%r445;\nadd.s32 %r2624,%r453,%r449;\n"
+"shl.b32 %r454,%r1,6;\ncvt.s64.s32 %rd95,%r454;\nadd.s32 %r455,%r12,%r8;\n"
+"add.s32 %r456,%r455,%r427;\ncvt.s64.s32 %rd10,%r456;\nmul.lo.s64 %rd96,%rd10,%rd66;\n"
+"add.s64 %rd11,%rd84,%rd95;\nadd.s64 %rd97,%rd11,%rd96;\nshl.b64 %rd98,%rd97,1;\n"
+"add.s64 %rd440,%rd65,%rd98;\nshl.b32 %r457,%r427,7;\nand.b32 %r458,%r427,7;\n"
+"xor.b32 %r459,%r458,%r430;\nshl.b32 %r460,%r459,4;\nadd.s32 %r19,%r460,%r457;\n"
+"add.s32 %r20,%r19,%r443;\nsub.s32 %r21,%r11,%r12;\nsetp.gt.s32 %p12,%r21,63;\n"
+"@%p12 bra $L__BB2_10;\nbra.uni $L__BB2_8;\n$L__BB2_10:\n"
+"cp.async.cg.shared.global[%r20],[%rd440],16;\nshl.b64 %rd105,%rd66,5;\n"
+"add.s64 %rd102,%rd440,%rd105;\nadd.s32 %r472,%r20,2048;\n"
+"cp.async.cg.shared.global[%r472],[%rd102],16;\nadd.s64 %rd103,%rd102,%rd105;\n"
+"add.s32 %r473,%r20,4096;\ncp.async.cg.shared.global[%r473],[%rd103],16;\n"
+"add.s64 %rd104,%rd103,%rd105;\nadd.s32 %r474,%r20,6144;\n"
+"cp.async.cg.shared.global[%r474],[%rd104],16;\nbra.uni $L__BB2_11;\n$L__BB2_90:\n"
+"shl.b32 %r2200,%r1,6;\ncvt.s64.s32 %rd54,%r2200;\nmov.u32 %r2633,%tid.x;\n"
+"setp.gt.s32 %p107,%r2633,511;\n@%p107 bra $L__BB2_107;\nmax.s32 %r2201,%r2633,384;\n"
+"add.s32 %r2202,%r2201,127;\nsub.s32 %r303,%r2202,%r2633;\nshr.u32 %r2203,%r303,7;\n"
+"add.s32 %r2204,%r2203,1;\nand.b32 %r2627,%r2204,3;\nsetp.eq.s32 %p108,%r2627,0;\n"
+"mov.u32 %r2628,%r2633;\n@%p108 bra $L__BB2_96;\nmov.u32 %r2628,%r2633;\n$L__BB2_93:\n"
+".pragma \"nounroll\";\nshr.s32 %r2205,%r2628,31;\nshr.u32 %r2206,%r2205,29;\n"
+"add.s32 %r2207,%r2628,%r2206;\nshr.s32 %r2208,%r2207,3;\nadd.s32 %r307,%r2208,%r12;\n"
+"setp.ge.s32 %p109,%r307,%r11;\n@%p109 bra $L__BB2_95;\ncvt.s64.s32 %rd266,%r307;\n"
+"and.b32 %r2212,%r2207,536870904;\nsub.s32 %r2213,%r2628,%r2212;\nshl.b32 %r2214,%r2213,3;\n"
+"cvt.s64.s32 %rd267,%r2214;\nadd.s64 %rd268,%rd266,%rd53;\nmul.lo.s64 %rd269,%rd268,%rd73;\n"
+"add.s64 %rd270,%rd267,%rd54;\nadd.s64 %rd271,%rd270,%rd269;\nshl.b64 %rd272,%rd271,1;\n"
+"add.s64 %rd273,%rd2,%rd272;\nmov.u32 %r2215,0;\n"
+"st.global.v4.u32[%rd273],{%r2215,%r2215,%r2215,%r2215};\n$L__BB2_95:\n"
+"add.s32 %r2628,%r2628,128;\nadd.s32 %r2627,%r2627,-1;\nsetp.ne.s32 %p110,%r2627,0;\n"
+"@%p110 bra $L__BB2_93;\n$L__BB2_96:\nsetp.lt.u32 %p111,%r303,384;\n@%p111 bra $L__BB2_107;\n"
+"add.s32 %r2630,%r2628,-512;\nadd.s32 %r2629,%r2628,128;\n$L__BB2_98:\nadd.s32 %r315,%r2630,512;\n"
+"shr.s32 %r2216,%r315,31;\nshr.u32 %r2217,%r2216,29;\nadd.s32 %r2218,%r315,%r2217;\n"
+"shr.s32 %r2219,%r2218,3;\nadd.s32 %r316,%r2219,%r12;\nsetp.ge.s32 %p112,%r316,%r11;\n"
+"@%p112 bra $L__BB2_100;\ncvt.s64.s32 %rd274,%r316;\nand.b32 %r2223,%r2218,536870904;\n"
+"sub.s32 %r2224,%r315,%r2223;\nshl.b32 %r2225,%r2224,3;\ncvt.s64.s32 %rd275,%r2225;\n"
+"add.s64 %rd276,%rd274,%rd53;\nmul.lo.s64 %rd277,%rd276,%rd73;\nadd.s64 %rd278,%rd275,%rd54;\n"
+"add.s64 %rd279,%rd278,%rd277;\nshl.b64 %rd280,%rd279,1;\nadd.s64 %rd281,%rd2,%rd280;\n"
+"mov.u32 %r2226,0;\nst.global.v4.u32[%rd281],{%r2226,%r2226,%r2226,%r2226};\n";
 static const char qlora__ptx_110[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2729,%f2728,%f2727,%f2726},{%r850,%r851,%r852,%r853},{%r949,%r950},{%f2729,%f2728,%f2727,%f2726};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2701,%f2700,%f2699,%f2698},{%r855,%r856,%r857,%r858},{%r947,%r948},{%f2701,%f2700,%f2699,%f2698};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2697,%f2696,%f2695,%f2694},{%r855,%r856,%r857,%r858},{%r949,%r950},{%f2697,%f2696,%f2695,%f2694};\n"
-"xor.b32 %r980,%r2445,96;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r976,%r977,%r978,%r979},[%r980];\n"
-"add.s32 %r985,%r980,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r981,%r982,%r983,%r984},[%r985];\n"
-"xor.b32 %r990,%r612,96;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r986,%r987,%r988,%r989},[%r990];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2757,%f2756,%f2755,%f2754},{%r976,%r977,%r978,%r979},{%r986,%r987},{%f2757,%f2756,%f2755,%f2754};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2753,%f2752,%f2751,%f2750},{%r976,%r977,%r978,%r979},{%r988,%r989},{%f2753,%f2752,%f2751,%f2750};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2725,%f2724,%f2723,%f2722},{%r981,%r982,%r983,%r984},{%r986,%r987},{%f2725,%f2724,%f2723,%f2722};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2721,%f2720,%f2719,%f2718},{%r981,%r982,%r983,%r984},{%r988,%r989},{%f2721,%f2720,%f2719,%f2718};\n"
-"add.s32 %r1019,%r990,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1015,%r1016,%r1017,%r1018},[%r1019];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2749,%f2748,%f2747,%f2746},{%r976,%r977,%r978,%r979},{%r1015,%r1016},{%f2749,%f2748,%f2747,%f2746};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2745,%f2744,%f2743,%f2742},{%r976,%r977,%r978,%r979},{%r1017,%r1018},{%f2745,%f2744,%f2743,%f2742};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2717,%f2716,%f2715,%f2714},{%r981,%r982,%r983,%r984},{%r1015,%r1016},{%f2717,%f2716,%f2715,%f2714};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2713,%f2712,%f2711,%f2710},{%r981,%r982,%r983,%r984},{%r1017,%r1018},{%f2713,%f2712,%f2711,%f2710};\n"
-"add.s32 %r1048,%r990,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1044,%r1045,%r1046,%r1047},[%r1048];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2741,%f2740,%f2739,%f2738},{%r976,%r977,%r978,%r979},{%r1044,%r1045},{%f2741,%f2740,%f2739,%f2738};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2737,%f2736,%f2735,%f2734},{%r976,%r977,%r978,%r979},{%r1046,%r1047},{%f2737,%f2736,%f2735,%f2734};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2709,%f2708,%f2707,%f2706},{%r981,%r982,%r983,%r984},{%r1044,%r1045},{%f2709,%f2708,%f2707,%f2706};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2705,%f2704,%f2703,%f2702},{%r981,%r982,%r983,%r984},{%r1046,%r1047},{%f2705,%f2704,%f2703,%f2702};\n"
-"add.s32 %r1077,%r990,6144;\n"
-"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1073,%r1074,%r1075,%r1076},[%r1077];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2733,%f2732,%f2731,%f2730},{%r976,%r977,%r978,%r979},{%r1073,%r1074},{%f2733,%f2732,%f2731,%f2730};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2729,%f2728,%f2727,%f2726},{%r976,%r977,%r978,%r979},{%r1075,%r1076},{%f2729,%f2728,%f2727,%f2726};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2701,%f2700,%f2699,%f2698},{%r981,%r982,%r983,%r984},{%r1073,%r1074},{%f2701,%f2700,%f2699,%f2698};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2697,%f2696,%f2695,%f2694},{%r981,%r982,%r983,%r984},{%r1075,%r1076},{%f2697,%f2696,%f2695,%f2694};\n"
-"$L__BB2_54:\nand.b32 %r2262,%r2340,1;\nadd.s32 %r1119,%r89,63;\nsetp.lt.s32 %p51,%r1119,%r16;\n"
-"and.b32 %r1122,%r400,48;\nadd.s32 %r1124,%r1122,%r393;\nshl.b32 %r1125,%r2262,9;\n"
-"add.s32 %r1126,%r1124,%r1125;\nadd.s32 %r90,%r1126,57344;\nor.pred %p53,%p51,%p11;\n"
-"@%p53 bra $L__BB2_59;\nadd.s32 %r1127,%r16,31;\nsetp.gt.s32 %p54,%r1127,%r89;\n"
-"@%p54 bra $L__BB2_57;\nsub.s32 %r1129,%r1119,%r16;\nsetp.lt.s32 %p55,%r1129,%r340;\n"
-"setp.lt.s32 %p56,%r340,1;\nor.pred %p57,%p55,%p56;\n";
+"$L__BB2_100:\nshr.s32 %r2227,%r2629,31;\nshr.u32 %r2228,%r2227,29;\n"
+"add.s32 %r2229,%r2629,%r2228;\nshr.s32 %r2230,%r2229,3;\nadd.s32 %r317,%r2230,%r12;\n"
+"setp.ge.s32 %p113,%r317,%r11;\n@%p113 bra $L__BB2_102;\ncvt.s64.s32 %rd282,%r317;\n"
+"and.b32 %r2234,%r2229,536870904;\nsub.s32 %r2235,%r2629,%r2234;\nshl.b32 %r2236,%r2235,3;\n"
+"cvt.s64.s32 %rd283,%r2236;\nadd.s64 %rd284,%rd282,%rd53;\nmul.lo.s64 %rd285,%rd284,%rd73;\n"
+"add.s64 %rd286,%rd283,%rd54;\nadd.s64 %rd287,%rd286,%rd285;\nshl.b64 %rd288,%rd287,1;\n"
+"add.s64 %rd289,%rd2,%rd288;\nmov.u32 %r2237,0;\n"
+"st.global.v4.u32[%rd289],{%r2237,%r2237,%r2237,%r2237};\n$L__BB2_102:\n"
+"add.s32 %r318,%r2630,768;\nshr.s32 %r2238,%r318,31;\nshr.u32 %r2239,%r2238,29;\n"
+"add.s32 %r2240,%r318,%r2239;\nshr.s32 %r2241,%r2240,3;\nadd.s32 %r319,%r2241,%r12;\n"
+"setp.ge.s32 %p114,%r319,%r11;\n@%p114 bra $L__BB2_104;\ncvt.s64.s32 %rd290,%r319;\n"
+"and.b32 %r2245,%r2240,536870904;\nsub.s32 %r2246,%r318,%r2245;\nshl.b32 %r2247,%r2246,3;\n"
+"cvt.s64.s32 %rd291,%r2247;\nadd.s64 %rd292,%rd290,%rd53;\nmul.lo.s64 %rd293,%rd292,%rd73;\n"
+"add.s64 %rd294,%rd291,%rd54;\nadd.s64 %rd295,%rd294,%rd293;\nshl.b64 %rd296,%rd295,1;\n"
+"add.s64 %rd297,%rd2,%rd296;\nmov.u32 %r2248,0;\n"
+"st.global.v4.u32[%rd297],{%r2248,%r2248,%r2248,%r2248};\n$L__BB2_104:\n"
+"add.s32 %r320,%r2630,896;\nshr.s32 %r2249,%r320,31;\nshr.u32 %r2250,%r2249,29;\n"
+"add.s32 %r2251,%r320,%r2250;\nshr.s32 %r2252,%r2251,3;\nadd.s32 %r321,%r2252,%r12;\n"
+"setp.ge.s32 %p115,%r321,%r11;\n@%p115 bra $L__BB2_106;\ncvt.s64.s32 %rd298,%r321;\n"
+"and.b32 %r2256,%r2251,536870904;\nsub.s32 %r2257,%r320,%r2256;\nshl.b32 %r2258,%r2257,3;\n"
+"cvt.s64.s32 %rd299,%r2258;\nadd.s64 %rd300,%rd298,%rd53;\nmul.lo.s64 %rd301,%rd300,%rd73;\n"
+"add.s64 %rd302,%rd299,%rd54;\nadd.s64 %rd303,%rd302,%rd301;\nshl.b64 %rd304,%rd303,1;\n"
+"add.s64 %rd305,%rd2,%rd304;\nmov.u32 %r2259,0;\n"
+"st.global.v4.u32[%rd305],{%r2259,%r2259,%r2259,%r2259};\n$L__BB2_106:\n"
+"add.s32 %r2629,%r2629,512;\nsetp.lt.s32 %p116,%r315,0;\nmov.u32 %r2630,%r315;\n"
+"@%p116 bra $L__BB2_98;\n$L__BB2_107:\n@%p107 bra $L__BB2_156;\nmax.s32 %r2260,%r2633,384;\n"
+"add.s32 %r2261,%r2260,127;\nsub.s32 %r323,%r2261,%r2633;\nshr.u32 %r2262,%r323,7;\n"
+"add.s32 %r2263,%r2262,1;\nand.b32 %r2632,%r2263,3;\nsetp.eq.s32 %p118,%r2632,0;\n"
+"@%p118 bra $L__BB2_112;\n$L__BB2_109:\n.pragma \"nounroll\";\nshr.s32 %r2264,%r2633,31;\n"
+"shr.u32 %r2265,%r2264,29;\nadd.s32 %r2266,%r2633,%r2265;\nshr.s32 %r2267,%r2266,3;\n"
+"add.s32 %r327,%r2267,%r12;\nsetp.ge.s32 %p119,%r327,%r11;\n@%p119 bra $L__BB2_111;\n"
+"cvt.s64.s32 %rd306,%r327;\nand.b32 %r2271,%r2266,536870904;\nsub.s32 %r2272,%r2633,%r2271;\n"
+"shl.b32 %r2273,%r2272,3;\ncvt.s64.s32 %rd307,%r2273;\nadd.s64 %rd308,%rd306,%rd53;\n"
+"mul.lo.s64 %rd309,%rd308,%rd75;\nadd.s64 %rd310,%rd307,%rd54;\nadd.s64 %rd311,%rd310,%rd309;\n"
+"shl.b64 %rd312,%rd311,1;\nadd.s64 %rd313,%rd3,%rd312;\nmov.u32 %r2274,0;\n"
+"st.global.v4.u32[%rd313],{%r2274,%r2274,%r2274,%r2274};\n$L__BB2_111:\n"
+"add.s32 %r2633,%r2633,128;\nadd.s32 %r2632,%r2632,-1;\nsetp.ne.s32 %p120,%r2632,0;\n"
+"@%p120 bra $L__BB2_109;\n$L__BB2_112:\nsetp.lt.u32 %p121,%r323,384;\n@%p121 bra $L__BB2_156;\n"
+"add.s32 %r2635,%r2633,-512;\nadd.s32 %r2634,%r2633,128;\n$L__BB2_114:\n"
+"add.s32 %r335,%r2635,512;\nshr.s32 %r2275,%r335,31;\nshr.u32 %r2276,%r2275,29;\n"
+"add.s32 %r2277,%r335,%r2276;\nshr.s32 %r2278,%r2277,3;\nadd.s32 %r336,%r2278,%r12;\n"
+"setp.ge.s32 %p122,%r336,%r11;\n@%p122 bra $L__BB2_116;\ncvt.s64.s32 %rd314,%r336;\n"
+"and.b32 %r2282,%r2277,536870904;\nsub.s32 %r2283,%r335,%r2282;\nshl.b32 %r2284,%r2283,3;\n"
+"cvt.s64.s32 %rd315,%r2284;\nadd.s64 %rd316,%rd314,%rd53;\nmul.lo.s64 %rd317,%rd316,%rd75;\n"
+"add.s64 %rd318,%rd315,%rd54;\nadd.s64 %rd319,%rd318,%rd317;\nshl.b64 %rd320,%rd319,1;\n"
+"add.s64 %rd321,%rd3,%rd320;\nmov.u32 %r2285,0;\n"
+"st.global.v4.u32[%rd321],{%r2285,%r2285,%r2285,%r2285};\n$L__BB2_116:\n"
+"shr.s32 %r2286,%r2634,31;\nshr.u32 %r2287,%r2286,29;\nadd.s32 %r2288,%r2634,%r2287;\n"
+"shr.s32 %r2289,%r2288,3;\nadd.s32 %r337,%r2289,%r12;\nsetp.ge.s32 %p123,%r337,%r11;\n"
+"@%p123 bra $L__BB2_118;\ncvt.s64.s32 %rd322,%r337;\nand.b32 %r2293,%r2288,536870904;\n"
+"sub.s32 %r2294,%r2634,%r2293;\nshl.b32 %r2295,%r2294,3;\ncvt.s64.s32 %rd323,%r2295;\n";
 static const char qlora__ptx_111[] =
-"@%p57 bra $L__BB2_58;\n$L__BB2_57:\nmov.u32 %r1130,%tid.x;\nand.b32 %r1131,%r1130,31;\n"
-"shr.u32 %r1132,%r1131,2;\nshl.b32 %r1133,%r1130,1;\nand.b32 %r1134,%r1133,6;\n"
-"sub.s32 %r1135,%r89,%r16;\nsub.s32 %r1136,%r1135,%r1132;\nadd.s32 %r1137,%r1136,%r1134;\n"
-"selp.b32 %r1138,%r340,-2147483648,%p9;\nsetp.lt.u32 %p59,%r1137,%r1138;\n"
-"selp.f32 %f2757,%f2757,0fFF800000,%p59;\nadd.s32 %r1139,%r1137,1;\n"
-"setp.lt.u32 %p60,%r1139,%r1138;\nselp.f32 %f2756,%f2756,0fFF800000,%p60;\n"
-"add.s32 %r1140,%r1137,-8;\nsetp.lt.u32 %p61,%r1140,%r1138;\n"
-"selp.f32 %f2755,%f2755,0fFF800000,%p61;\nadd.s32 %r1141,%r1137,-7;\n"
-"setp.lt.u32 %p62,%r1141,%r1138;\nselp.f32 %f2754,%f2754,0fFF800000,%p62;\n"
-"add.s32 %r1142,%r1137,8;\nsetp.lt.u32 %p63,%r1142,%r1138;\n"
-"selp.f32 %f2753,%f2753,0fFF800000,%p63;\nadd.s32 %r1143,%r1137,9;\n"
-"setp.lt.u32 %p64,%r1143,%r1138;\nselp.f32 %f2752,%f2752,0fFF800000,%p64;\n"
-"selp.f32 %f2751,%f2751,0fFF800000,%p59;\nselp.f32 %f2750,%f2750,0fFF800000,%p60;\n"
-"add.s32 %r1144,%r1137,16;\nsetp.lt.u32 %p65,%r1144,%r1138;\n"
-"selp.f32 %f2749,%f2749,0fFF800000,%p65;\nadd.s32 %r1145,%r1137,17;\n"
-"setp.lt.u32 %p66,%r1145,%r1138;\nselp.f32 %f2748,%f2748,0fFF800000,%p66;\n"
-"selp.f32 %f2747,%f2747,0fFF800000,%p63;\nselp.f32 %f2746,%f2746,0fFF800000,%p64;\n"
-"add.s32 %r1146,%r1137,24;\nsetp.lt.u32 %p67,%r1146,%r1138;\n"
-"selp.f32 %f2745,%f2745,0fFF800000,%p67;\nadd.s32 %r1147,%r1137,25;\n"
-"setp.lt.u32 %p68,%r1147,%r1138;\nselp.f32 %f2744,%f2744,0fFF800000,%p68;\n"
-"selp.f32 %f2743,%f2743,0fFF800000,%p65;\nselp.f32 %f2742,%f2742,0fFF800000,%p66;\n"
-"add.s32 %r1148,%r1137,32;\nsetp.lt.u32 %p69,%r1148,%r1138;\n"
-"selp.f32 %f2741,%f2741,0fFF800000,%p69;\nadd.s32 %r1149,%r1137,33;\n"
-"setp.lt.u32 %p70,%r1149,%r1138;\nselp.f32 %f2740,%f2740,0fFF800000,%p70;\n"
-"selp.f32 %f2739,%f2739,0fFF800000,%p67;\nselp.f32 %f2738,%f2738,0fFF800000,%p68;\n"
-"add.s32 %r1150,%r1137,40;\nsetp.lt.u32 %p71,%r1150,%r1138;\n"
-"selp.f32 %f2737,%f2737,0fFF800000,%p71;\nadd.s32 %r1151,%r1137,41;\n"
-"setp.lt.u32 %p72,%r1151,%r1138;\nselp.f32 %f2736,%f2736,0fFF800000,%p72;\n"
-"selp.f32 %f2735,%f2735,0fFF800000,%p69;\nselp.f32 %f2734,%f2734,0fFF800000,%p70;\n"
-"add.s32 %r1152,%r1137,48;\nsetp.lt.u32 %p73,%r1152,%r1138;\n"
-"selp.f32 %f2733,%f2733,0fFF800000,%p73;\nadd.s32 %r1153,%r1137,49;\n"
-"setp.lt.u32 %p74,%r1153,%r1138;\nselp.f32 %f2732,%f2732,0fFF800000,%p74;\n"
-"selp.f32 %f2731,%f2731,0fFF800000,%p71;\nselp.f32 %f2730,%f2730,0fFF800000,%p72;\n"
-"add.s32 %r1154,%r1137,56;\nsetp.lt.u32 %p75,%r1154,%r1138;\n"
-"selp.f32 %f2729,%f2729,0fFF800000,%p75;\nadd.s32 %r1155,%r1137,57;\n"
-"setp.lt.u32 %p76,%r1155,%r1138;\nselp.f32 %f2728,%f2728,0fFF800000,%p76;\n"
-"selp.f32 %f2727,%f2727,0fFF800000,%p73;\nselp.f32 %f2726,%f2726,0fFF800000,%p74;\n"
-"add.s32 %r1156,%r1137,-16;\nsetp.lt.u32 %p77,%r1156,%r1138;\n"
-"selp.f32 %f2725,%f2725,0fFF800000,%p77;\nadd.s32 %r1157,%r1137,-15;\n"
-"setp.lt.u32 %p78,%r1157,%r1138;\nselp.f32 %f2724,%f2724,0fFF800000,%p78;\n"
-"add.s32 %r1158,%r1137,-24;\nsetp.lt.u32 %p79,%r1158,%r1138;\n"
-"selp.f32 %f2723,%f2723,0fFF800000,%p79;\nadd.s32 %r1159,%r1137,-23;\n"
-"setp.lt.u32 %p80,%r1159,%r1138;\nselp.f32 %f2722,%f2722,0fFF800000,%p80;\n"
-"selp.f32 %f2721,%f2721,0fFF800000,%p61;\nselp.f32 %f2720,%f2720,0fFF800000,%p62;\n"
-"selp.f32 %f2719,%f2719,0fFF800000,%p77;\nselp.f32 %f2718,%f2718,0fFF800000,%p78;\n"
-"selp.f32 %f2717,%f2717,0fFF800000,%p59;\nselp.f32 %f2716,%f2716,0fFF800000,%p60;\n"
-"selp.f32 %f2715,%f2715,0fFF800000,%p61;\nselp.f32 %f2714,%f2714,0fFF800000,%p62;\n"
-"selp.f32 %f2713,%f2713,0fFF800000,%p63;\nselp.f32 %f2712,%f2712,0fFF800000,%p64;\n"
-"selp.f32 %f2711,%f2711,0fFF800000,%p59;\nselp.f32 %f2710,%f2710,0fFF800000,%p60;\n"
-"selp.f32 %f2709,%f2709,0fFF800000,%p65;\nselp.f32 %f2708,%f2708,0fFF800000,%p66;\n"
-"selp.f32 %f2707,%f2707,0fFF800000,%p63;\nselp.f32 %f2706,%f2706,0fFF800000,%p64;\n"
-"selp.f32 %f2705,%f2705,0fFF800000,%p67;\nselp.f32 %f2704,%f2704,0fFF800000,%p68;\n"
-"selp.f32 %f2703,%f2703,0fFF800000,%p65;\nselp.f32 %f2702,%f2702,0fFF800000,%p66;\n"
-"selp.f32 %f2701,%f2701,0fFF800000,%p69;\nselp.f32 %f2700,%f2700,0fFF800000,%p70;\n"
-"selp.f32 %f2699,%f2699,0fFF800000,%p67;\nselp.f32 %f2698,%f2698,0fFF800000,%p68;\n"
-"selp.f32 %f2697,%f2697,0fFF800000,%p71;\n";
+"add.s64 %rd324,%rd322,%rd53;\nmul.lo.s64 %rd325,%rd324,%rd75;\nadd.s64 %rd326,%rd323,%rd54;\n"
+"add.s64 %rd327,%rd326,%rd325;\nshl.b64 %rd328,%rd327,1;\nadd.s64 %rd329,%rd3,%rd328;\n"
+"mov.u32 %r2296,0;\nst.global.v4.u32[%rd329],{%r2296,%r2296,%r2296,%r2296};\n$L__BB2_118:\n"
+"add.s32 %r338,%r2635,768;\nshr.s32 %r2297,%r338,31;\nshr.u32 %r2298,%r2297,29;\n"
+"add.s32 %r2299,%r338,%r2298;\nshr.s32 %r2300,%r2299,3;\nadd.s32 %r339,%r2300,%r12;\n"
+"setp.ge.s32 %p124,%r339,%r11;\n@%p124 bra $L__BB2_120;\ncvt.s64.s32 %rd330,%r339;\n"
+"and.b32 %r2304,%r2299,536870904;\nsub.s32 %r2305,%r338,%r2304;\nshl.b32 %r2306,%r2305,3;\n"
+"cvt.s64.s32 %rd331,%r2306;\nadd.s64 %rd332,%rd330,%rd53;\nmul.lo.s64 %rd333,%rd332,%rd75;\n"
+"add.s64 %rd334,%rd331,%rd54;\nadd.s64 %rd335,%rd334,%rd333;\nshl.b64 %rd336,%rd335,1;\n"
+"add.s64 %rd337,%rd3,%rd336;\nmov.u32 %r2307,0;\n"
+"st.global.v4.u32[%rd337],{%r2307,%r2307,%r2307,%r2307};\n$L__BB2_120:\n"
+"add.s32 %r340,%r2635,896;\nshr.s32 %r2308,%r340,31;\nshr.u32 %r2309,%r2308,29;\n"
+"add.s32 %r2310,%r340,%r2309;\nshr.s32 %r2311,%r2310,3;\nadd.s32 %r341,%r2311,%r12;\n"
+"setp.ge.s32 %p125,%r341,%r11;\n@%p125 bra $L__BB2_122;\ncvt.s64.s32 %rd338,%r341;\n"
+"and.b32 %r2315,%r2310,536870904;\nsub.s32 %r2316,%r340,%r2315;\nshl.b32 %r2317,%r2316,3;\n"
+"cvt.s64.s32 %rd339,%r2317;\nadd.s64 %rd340,%rd338,%rd53;\nmul.lo.s64 %rd341,%rd340,%rd75;\n"
+"add.s64 %rd342,%rd339,%rd54;\nadd.s64 %rd343,%rd342,%rd341;\nshl.b64 %rd344,%rd343,1;\n"
+"add.s64 %rd345,%rd3,%rd344;\nmov.u32 %r2318,0;\n"
+"st.global.v4.u32[%rd345],{%r2318,%r2318,%r2318,%r2318};\n$L__BB2_122:\n"
+"add.s32 %r2634,%r2634,512;\nsetp.lt.s32 %p126,%r335,0;\nmov.u32 %r2635,%r335;\n"
+"@%p126 bra $L__BB2_114;\nbra.uni $L__BB2_156;\n$L__BB2_8:\nshl.b64 %rd13,%rd66,4;\n"
+"mov.u32 %r2485,0;\nshl.b64 %rd100,%rd13,1;\n$L__BB2_9:\n.pragma \"nounroll\";\n"
+"mov.u32 %r462,%tid.x;\nshr.s32 %r465,%r462,31;\nshr.u32 %r466,%r465,29;\n"
+"add.s32 %r467,%r462,%r466;\nshr.s32 %r468,%r467,3;\nadd.s32 %r469,%r468,%r2485;\n"
+"setp.lt.s32 %p13,%r469,%r21;\nshl.b32 %r470,%r2485,7;\nadd.s32 %r463,%r470,%r20;\n"
+"selp.b64 %rd99,%rd440,%rd65,%p13;\nselp.b32 %r464,16,0,%p13;\n"
+"cp.async.cg.shared.global[%r463],[%rd99],16,%r464;\nadd.s64 %rd440,%rd440,%rd100;\n"
+"add.s32 %r2485,%r2485,16;\nsetp.lt.u32 %p14,%r2485,64;\n@%p14 bra $L__BB2_9;\n$L__BB2_11:\n"
+"mul.lo.s64 %rd106,%rd10,%rd68;\nadd.s64 %rd107,%rd11,%rd106;\nshl.b64 %rd108,%rd107,1;\n"
+"add.s64 %rd441,%rd67,%rd108;\nadd.s32 %r24,%r20,8192;\n@%p12 bra $L__BB2_14;\n"
+"bra.uni $L__BB2_12;\n$L__BB2_14:\ncp.async.cg.shared.global[%r24],[%rd441],16;\n"
+"shl.b64 %rd115,%rd68,5;\nadd.s64 %rd112,%rd441,%rd115;\nadd.s32 %r490,%r20,10240;\n"
+"cp.async.cg.shared.global[%r490],[%rd112],16;\nadd.s64 %rd113,%rd112,%rd115;\n"
+"add.s32 %r491,%r20,12288;\ncp.async.cg.shared.global[%r491],[%rd113],16;\n"
+"add.s64 %rd114,%rd113,%rd115;\nadd.s32 %r492,%r20,14336;\n"
+"cp.async.cg.shared.global[%r492],[%rd114],16;\nbra.uni $L__BB2_15;\n$L__BB2_12:\n"
+"shl.b64 %rd17,%rd68,4;\nmov.u32 %r2486,0;\nshl.b64 %rd110,%rd17,1;\n$L__BB2_13:\n"
+".pragma \"nounroll\";\nmov.u32 %r480,%tid.x;\nshr.s32 %r483,%r480,31;\nshr.u32 %r484,%r483,29;\n"
+"add.s32 %r485,%r480,%r484;\nshr.s32 %r486,%r485,3;\nadd.s32 %r487,%r486,%r2486;\n"
+"setp.lt.s32 %p16,%r487,%r21;\nshl.b32 %r488,%r2486,7;\nadd.s32 %r481,%r488,%r24;\n"
+"selp.b64 %rd109,%rd441,%rd67,%p16;\nselp.b32 %r482,16,0,%p16;\n"
+"cp.async.cg.shared.global[%r481],[%rd109],16,%r482;\nadd.s64 %rd441,%rd441,%rd110;\n"
+"add.s32 %r2486,%r2486,16;\nsetp.lt.u32 %p17,%r2486,64;\n@%p17 bra $L__BB2_13;\n$L__BB2_15:\n"
+"sub.s32 %r495,%r16,%r15;\nsub.s32 %r496,%r13,%r14;\nmin.s32 %r497,%r496,%r389;\n"
+"mul.lo.s32 %r27,%r497,%r495;\nsetp.lt.s32 %p18,%r27,0;\nmov.f32 %f2886,0f00000000;\n"
+"mov.f32 %f2887,%f2886;\nmov.f32 %f2888,%f2886;\nmov.f32 %f2889,%f2886;\nmov.f32 %f2890,%f2886;\n"
+"mov.f32 %f2891,%f2886;\nmov.f32 %f2892,%f2886;\nmov.f32 %f2893,%f2886;\nmov.f32 %f2894,%f2886;\n"
+"mov.f32 %f2895,%f2886;\nmov.f32 %f2896,%f2886;\nmov.f32 %f2897,%f2886;\nmov.f32 %f2898,%f2886;\n"
+"mov.f32 %f2899,%f2886;\nmov.f32 %f2900,%f2886;\nmov.f32 %f2901,%f2886;\nmov.f32 %f2902,%f2886;\n"
+"mov.f32 %f2903,%f2886;\nmov.f32 %f2904,%f2886;\nmov.f32 %f2905,%f2886;\nmov.f32 %f2906,%f2886;\n"
+"mov.f32 %f2907,%f2886;\nmov.f32 %f2908,%f2886;\n";
 static const char qlora__ptx_112[] =
-"selp.f32 %f2696,%f2696,0fFF800000,%p72;\nselp.f32 %f2695,%f2695,0fFF800000,%p69;\n"
-"selp.f32 %f2694,%f2694,0fFF800000,%p70;\n$L__BB2_58:\n"
-"ld.shared.v4.f32{%f1412,%f1413,%f1414,%f1415},[%r90];\nneg.f32 %f1636,%f1412;\n"
-"neg.f32 %f1637,%f1414;\nfma.rn.f32 %f1417,%f2757,%f1,%f1636;\nex2.approx.ftz.f32 %f1416,%f1417;\n"
-"fma.rn.f32 %f1419,%f2756,%f1,%f1637;\nex2.approx.ftz.f32 %f1418,%f1419;\n"
-"cvt.rn.bf16x2.f32 %r2444,%f1418,%f1416;\nfma.rn.f32 %f1423,%f2755,%f1,%f1636;\n"
-"ex2.approx.ftz.f32 %f1422,%f1423;\nfma.rn.f32 %f1425,%f2754,%f1,%f1637;\n"
-"ex2.approx.ftz.f32 %f1424,%f1425;\ncvt.rn.bf16x2.f32 %r2443,%f1424,%f1422;\n"
-"fma.rn.f32 %f1429,%f2725,%f1,%f1636;\nex2.approx.ftz.f32 %f1428,%f1429;\n"
-"fma.rn.f32 %f1431,%f2724,%f1,%f1637;\nex2.approx.ftz.f32 %f1430,%f1431;\n"
-"cvt.rn.bf16x2.f32 %r2428,%f1430,%f1428;\nfma.rn.f32 %f1435,%f2723,%f1,%f1636;\n"
-"ex2.approx.ftz.f32 %f1434,%f1435;\nfma.rn.f32 %f1437,%f2722,%f1,%f1637;\n"
-"ex2.approx.ftz.f32 %f1436,%f1437;\ncvt.rn.bf16x2.f32 %r2427,%f1436,%f1434;\n"
-"add.s32 %r1165,%r90,64;\nld.shared.v4.f32{%f1440,%f1441,%f1442,%f1443},[%r1165];\n"
-"neg.f32 %f1638,%f1440;\nneg.f32 %f1639,%f1442;\nfma.rn.f32 %f1445,%f2753,%f1,%f1638;\n"
-"ex2.approx.ftz.f32 %f1444,%f1445;\nfma.rn.f32 %f1447,%f2752,%f1,%f1639;\n"
-"ex2.approx.ftz.f32 %f1446,%f1447;\ncvt.rn.bf16x2.f32 %r2442,%f1446,%f1444;\n"
-"fma.rn.f32 %f1451,%f2751,%f1,%f1638;\nex2.approx.ftz.f32 %f1450,%f1451;\n"
-"fma.rn.f32 %f1453,%f2750,%f1,%f1639;\nex2.approx.ftz.f32 %f1452,%f1453;\n"
-"cvt.rn.bf16x2.f32 %r2441,%f1452,%f1450;\nfma.rn.f32 %f1457,%f2721,%f1,%f1638;\n"
-"ex2.approx.ftz.f32 %f1456,%f1457;\nfma.rn.f32 %f1459,%f2720,%f1,%f1639;\n"
-"ex2.approx.ftz.f32 %f1458,%f1459;\ncvt.rn.bf16x2.f32 %r2426,%f1458,%f1456;\n"
-"fma.rn.f32 %f1463,%f2719,%f1,%f1638;\nex2.approx.ftz.f32 %f1462,%f1463;\n"
-"fma.rn.f32 %f1465,%f2718,%f1,%f1639;\nex2.approx.ftz.f32 %f1464,%f1465;\n"
-"cvt.rn.bf16x2.f32 %r2425,%f1464,%f1462;\nadd.s32 %r1170,%r90,128;\n"
-"ld.shared.v4.f32{%f1468,%f1469,%f1470,%f1471},[%r1170];\nneg.f32 %f1640,%f1468;\n"
-"neg.f32 %f1641,%f1470;\nfma.rn.f32 %f1473,%f2749,%f1,%f1640;\nex2.approx.ftz.f32 %f1472,%f1473;\n"
-"fma.rn.f32 %f1475,%f2748,%f1,%f1641;\nex2.approx.ftz.f32 %f1474,%f1475;\n"
-"cvt.rn.bf16x2.f32 %r2440,%f1474,%f1472;\nfma.rn.f32 %f1479,%f2747,%f1,%f1640;\n"
-"ex2.approx.ftz.f32 %f1478,%f1479;\nfma.rn.f32 %f1481,%f2746,%f1,%f1641;\n"
-"ex2.approx.ftz.f32 %f1480,%f1481;\ncvt.rn.bf16x2.f32 %r2439,%f1480,%f1478;\n"
-"fma.rn.f32 %f1485,%f2717,%f1,%f1640;\nex2.approx.ftz.f32 %f1484,%f1485;\n"
-"fma.rn.f32 %f1487,%f2716,%f1,%f1641;\nex2.approx.ftz.f32 %f1486,%f1487;\n"
-"cvt.rn.bf16x2.f32 %r2424,%f1486,%f1484;\nfma.rn.f32 %f1491,%f2715,%f1,%f1640;\n"
-"ex2.approx.ftz.f32 %f1490,%f1491;\nfma.rn.f32 %f1493,%f2714,%f1,%f1641;\n"
-"ex2.approx.ftz.f32 %f1492,%f1493;\ncvt.rn.bf16x2.f32 %r2423,%f1492,%f1490;\n"
-"add.s32 %r1175,%r90,192;\nld.shared.v4.f32{%f1496,%f1497,%f1498,%f1499},[%r1175];\n"
-"neg.f32 %f1642,%f1496;\nneg.f32 %f1643,%f1498;\nfma.rn.f32 %f1501,%f2745,%f1,%f1642;\n"
-"ex2.approx.ftz.f32 %f1500,%f1501;\nfma.rn.f32 %f1503,%f2744,%f1,%f1643;\n"
-"ex2.approx.ftz.f32 %f1502,%f1503;\ncvt.rn.bf16x2.f32 %r2438,%f1502,%f1500;\n"
-"fma.rn.f32 %f1507,%f2743,%f1,%f1642;\nex2.approx.ftz.f32 %f1506,%f1507;\n"
-"fma.rn.f32 %f1509,%f2742,%f1,%f1643;\nex2.approx.ftz.f32 %f1508,%f1509;\n"
-"cvt.rn.bf16x2.f32 %r2437,%f1508,%f1506;\nfma.rn.f32 %f1513,%f2713,%f1,%f1642;\n"
-"ex2.approx.ftz.f32 %f1512,%f1513;\nfma.rn.f32 %f1515,%f2712,%f1,%f1643;\n"
-"ex2.approx.ftz.f32 %f1514,%f1515;\ncvt.rn.bf16x2.f32 %r2422,%f1514,%f1512;\n"
-"fma.rn.f32 %f1519,%f2711,%f1,%f1642;\nex2.approx.ftz.f32 %f1518,%f1519;\n"
-"fma.rn.f32 %f1521,%f2710,%f1,%f1643;\nex2.approx.ftz.f32 %f1520,%f1521;\n"
-"cvt.rn.bf16x2.f32 %r2421,%f1520,%f1518;\nadd.s32 %r1180,%r90,256;\n"
-"ld.shared.v4.f32{%f1524,%f1525,%f1526,%f1527},[%r1180];\nneg.f32 %f1644,%f1524;\n"
-"neg.f32 %f1645,%f1526;\nfma.rn.f32 %f1529,%f2741,%f1,%f1644;\nex2.approx.ftz.f32 %f1528,%f1529;\n"
-"fma.rn.f32 %f1531,%f2740,%f1,%f1645;\nex2.approx.ftz.f32 %f1530,%f1531;\n"
-"cvt.rn.bf16x2.f32 %r2436,%f1530,%f1528;\nfma.rn.f32 %f1535,%f2739,%f1,%f1644;\n"
-"ex2.approx.ftz.f32 %f1534,%f1535;\nfma.rn.f32 %f1537,%f2738,%f1,%f1645;\n"
-"ex2.approx.ftz.f32 %f1536,%f1537;\n";
+"mov.f32 %f2909,%f2886;\nmov.f32 %f2910,%f2886;\nmov.f32 %f2911,%f2886;\nmov.f32 %f2912,%f2886;\n"
+"mov.f32 %f2913,%f2886;\nmov.f32 %f2914,%f2886;\nmov.f32 %f2915,%f2886;\nmov.f32 %f2916,%f2886;\n"
+"mov.f32 %f2917,%f2886;\nmov.f32 %f2918,%f2886;\nmov.f32 %f2919,%f2886;\nmov.f32 %f2920,%f2886;\n"
+"mov.f32 %f2921,%f2886;\nmov.f32 %f2922,%f2886;\nmov.f32 %f2923,%f2886;\nmov.f32 %f2924,%f2886;\n"
+"mov.f32 %f2925,%f2886;\nmov.f32 %f2926,%f2886;\nmov.f32 %f2927,%f2886;\nmov.f32 %f2928,%f2886;\n"
+"mov.f32 %f2929,%f2886;\nmov.f32 %f2930,%f2886;\nmov.f32 %f2931,%f2886;\nmov.f32 %f2932,%f2886;\n"
+"mov.f32 %f2933,%f2886;\nmov.f32 %f2934,%f2886;\nmov.f32 %f2935,%f2886;\nmov.f32 %f2936,%f2886;\n"
+"mov.f32 %f2937,%f2886;\nmov.f32 %f2938,%f2886;\nmov.f32 %f2939,%f2886;\nmov.f32 %f2940,%f2886;\n"
+"mov.f32 %f2941,%f2886;\nmov.f32 %f2942,%f2886;\nmov.f32 %f2943,%f2886;\nmov.f32 %f2944,%f2886;\n"
+"mov.f32 %f2945,%f2886;\nmov.f32 %f2946,%f2886;\nmov.f32 %f2947,%f2886;\nmov.f32 %f2948,%f2886;\n"
+"mov.f32 %f2949,%f2886;\n@%p18 bra $L__BB2_64;\nmul.f32 %f1,%f771,0f3FB8AA3B;\n"
+"add.s32 %r28,%r20,16384;\nadd.s32 %r29,%r20,24576;\nmov.u32 %r2519,-1;\n"
+"mov.f32 %f2886,0f00000000;\nshl.b64 %rd117,%rd64,5;\nshl.b32 %r1933,%r423,7;\n"
+"and.b32 %r1934,%r1933,1920;\nadd.s32 %r1936,%r443,24576;\nadd.s32 %r1937,%r443,16384;\n"
+"mov.u32 %r2625,%r15;\nmov.u32 %r2527,%r15;\n$L__BB2_17:\nsetp.lt.s32 %p19,%r2519,0;\n"
+"@%p19 bra $L__BB2_19;\ncp.async.wait_group 0;\nbar.sync 0;\n$L__BB2_19:\nadd.s32 %r67,%r2519,1;\n"
+"setp.ge.s32 %p20,%r67,%r27;\n@%p20 bra $L__BB2_50;\nshl.b32 %r502,%r2527,6;\n"
+"sub.s32 %r68,%r11,%r502;\nsetp.gt.s32 %p21,%r68,63;\n@%p21 bra $L__BB2_23;\nbra.uni $L__BB2_21;\n"
+"$L__BB2_23:\nand.b32 %r2451,%r2519,1;\nshl.b32 %r520,%r2451,14;\nxor.b32 %r521,%r520,16384;\n"
+"add.s32 %r516,%r28,%r521;\ncp.async.cg.shared.global[%r516],[%rd454],16;\n"
+"add.s64 %rd119,%rd454,%rd117;\nadd.s32 %r517,%r516,2048;\n"
+"cp.async.cg.shared.global[%r517],[%rd119],16;\nadd.s64 %rd120,%rd119,%rd117;\n"
+"add.s32 %r518,%r516,4096;\ncp.async.cg.shared.global[%r518],[%rd120],16;\n"
+"add.s64 %rd121,%rd120,%rd117;\nadd.s32 %r519,%r516,6144;\n"
+"cp.async.cg.shared.global[%r519],[%rd121],16;\nbra.uni $L__BB2_24;\n$L__BB2_21:\n"
+"mov.u32 %r2523,0;\nmov.u64 %rd445,%rd454;\n$L__BB2_22:\n.pragma \"nounroll\";\n"
+"and.b32 %r2440,%r2519,1;\nmov.u32 %r504,%tid.x;\nshr.s32 %r507,%r504,31;\n"
+"shr.u32 %r508,%r507,29;\nadd.s32 %r509,%r504,%r508;\nshr.s32 %r510,%r509,3;\n"
+"add.s32 %r511,%r510,%r2523;\nsetp.lt.s32 %p22,%r511,%r68;\nshl.b32 %r512,%r2440,14;\n"
+"xor.b32 %r513,%r512,16384;\nadd.s32 %r514,%r28,%r513;\nshl.b32 %r515,%r2523,7;\n"
+"add.s32 %r505,%r515,%r514;\nselp.b64 %rd116,%rd445,%rd63,%p22;\nselp.b32 %r506,16,0,%p22;\n"
+"cp.async.cg.shared.global[%r505],[%rd116],16,%r506;\nadd.s64 %rd445,%rd445,%rd117;\n"
+"add.s32 %r2523,%r2523,16;\nsetp.lt.u32 %p23,%r2523,64;\n@%p23 bra $L__BB2_22;\n$L__BB2_24:\n"
+"setp.gt.s32 %p147,%r68,63;\n@%p147 bra $L__BB2_27;\nbra.uni $L__BB2_25;\n$L__BB2_27:\n"
+"shl.b32 %r2459,%r2519,14;\nnot.b32 %r2458,%r2459;\nand.b32 %r2457,%r2458,16384;\n"
+"add.s32 %r2456,%r29,%r2457;\ncp.async.cg.shared.global[%r2456],[%rd455],16;\n"
+"shl.b64 %rd129,%rd70,5;\nadd.s64 %rd126,%rd455,%rd129;\nadd.s32 %r536,%r2456,2048;\n"
+"cp.async.cg.shared.global[%r536],[%rd126],16;\nadd.s64 %rd127,%rd126,%rd129;\n"
+"add.s32 %r537,%r2456,4096;\ncp.async.cg.shared.global[%r537],[%rd127],16;\n"
+"add.s64 %rd128,%rd127,%rd129;\nadd.s32 %r538,%r2456,6144;\n"
+"cp.async.cg.shared.global[%r538],[%rd128],16;\nbra.uni $L__BB2_28;\n$L__BB2_25:\n"
+"mov.u32 %r2524,0;\nmov.u64 %rd446,%rd455;\n$L__BB2_26:\n.pragma \"nounroll\";\n"
+"shl.b64 %rd439,%rd70,4;\nshl.b32 %r2455,%r2519,14;\nnot.b32 %r2454,%r2455;\n"
+"and.b32 %r2453,%r2454,16384;\nadd.s32 %r2452,%r29,%r2453;\nmov.u32 %r526,%tid.x;\n"
+"shr.s32 %r529,%r526,31;\nshr.u32 %r530,%r529,29;\nadd.s32 %r531,%r526,%r530;\n"
+"shr.s32 %r532,%r531,3;\nadd.s32 %r533,%r532,%r2524;\nsetp.lt.s32 %p25,%r533,%r68;\n"
+"shl.b32 %r534,%r2524,7;\nadd.s32 %r527,%r534,%r2452;\nselp.b64 %rd123,%rd446,%rd69,%p25;\n"
+"selp.b32 %r528,16,0,%p25;\ncp.async.cg.shared.global[%r527],[%rd123],16,%r528;\n"
+"shl.b64 %rd124,%rd439,1;\nadd.s64 %rd446,%rd446,%rd124;\nadd.s32 %r2524,%r2524,16;\n"
+"setp.lt.u32 %p26,%r2524,64;\n@%p26 bra $L__BB2_26;\n$L__BB2_28:\n";
 static const char qlora__ptx_113[] =
-"cvt.rn.bf16x2.f32 %r2435,%f1536,%f1534;\nfma.rn.f32 %f1541,%f2709,%f1,%f1644;\n"
-"ex2.approx.ftz.f32 %f1540,%f1541;\nfma.rn.f32 %f1543,%f2708,%f1,%f1645;\n"
-"ex2.approx.ftz.f32 %f1542,%f1543;\ncvt.rn.bf16x2.f32 %r2420,%f1542,%f1540;\n"
-"fma.rn.f32 %f1547,%f2707,%f1,%f1644;\nex2.approx.ftz.f32 %f1546,%f1547;\n"
-"fma.rn.f32 %f1549,%f2706,%f1,%f1645;\nex2.approx.ftz.f32 %f1548,%f1549;\n"
-"cvt.rn.bf16x2.f32 %r2419,%f1548,%f1546;\nadd.s32 %r1185,%r90,320;\n"
-"ld.shared.v4.f32{%f1552,%f1553,%f1554,%f1555},[%r1185];\nneg.f32 %f1646,%f1552;\n"
-"neg.f32 %f1647,%f1554;\nfma.rn.f32 %f1557,%f2737,%f1,%f1646;\nex2.approx.ftz.f32 %f1556,%f1557;\n"
-"fma.rn.f32 %f1559,%f2736,%f1,%f1647;\nex2.approx.ftz.f32 %f1558,%f1559;\n"
-"cvt.rn.bf16x2.f32 %r2434,%f1558,%f1556;\nfma.rn.f32 %f1563,%f2735,%f1,%f1646;\n"
-"ex2.approx.ftz.f32 %f1562,%f1563;\nfma.rn.f32 %f1565,%f2734,%f1,%f1647;\n"
-"ex2.approx.ftz.f32 %f1564,%f1565;\ncvt.rn.bf16x2.f32 %r2433,%f1564,%f1562;\n"
-"fma.rn.f32 %f1569,%f2705,%f1,%f1646;\nex2.approx.ftz.f32 %f1568,%f1569;\n"
-"fma.rn.f32 %f1571,%f2704,%f1,%f1647;\nex2.approx.ftz.f32 %f1570,%f1571;\n"
-"cvt.rn.bf16x2.f32 %r2418,%f1570,%f1568;\nfma.rn.f32 %f1575,%f2703,%f1,%f1646;\n"
-"ex2.approx.ftz.f32 %f1574,%f1575;\nfma.rn.f32 %f1577,%f2702,%f1,%f1647;\n"
-"ex2.approx.ftz.f32 %f1576,%f1577;\ncvt.rn.bf16x2.f32 %r2417,%f1576,%f1574;\n"
-"add.s32 %r1190,%r90,384;\nld.shared.v4.f32{%f1580,%f1581,%f1582,%f1583},[%r1190];\n"
-"neg.f32 %f1648,%f1580;\nneg.f32 %f1649,%f1582;\nfma.rn.f32 %f1585,%f2733,%f1,%f1648;\n"
-"ex2.approx.ftz.f32 %f1584,%f1585;\nfma.rn.f32 %f1587,%f2732,%f1,%f1649;\n"
-"ex2.approx.ftz.f32 %f1586,%f1587;\ncvt.rn.bf16x2.f32 %r2432,%f1586,%f1584;\n"
-"fma.rn.f32 %f1591,%f2731,%f1,%f1648;\nex2.approx.ftz.f32 %f1590,%f1591;\n"
-"fma.rn.f32 %f1593,%f2730,%f1,%f1649;\nex2.approx.ftz.f32 %f1592,%f1593;\n"
-"cvt.rn.bf16x2.f32 %r2431,%f1592,%f1590;\nfma.rn.f32 %f1597,%f2701,%f1,%f1648;\n"
-"ex2.approx.ftz.f32 %f1596,%f1597;\nfma.rn.f32 %f1599,%f2700,%f1,%f1649;\n"
-"ex2.approx.ftz.f32 %f1598,%f1599;\ncvt.rn.bf16x2.f32 %r2416,%f1598,%f1596;\n"
-"fma.rn.f32 %f1603,%f2699,%f1,%f1648;\nex2.approx.ftz.f32 %f1602,%f1603;\n"
-"fma.rn.f32 %f1605,%f2698,%f1,%f1649;\nex2.approx.ftz.f32 %f1604,%f1605;\n"
-"cvt.rn.bf16x2.f32 %r2415,%f1604,%f1602;\nadd.s32 %r1195,%r90,448;\n"
-"ld.shared.v4.f32{%f1608,%f1609,%f1610,%f1611},[%r1195];\nneg.f32 %f1650,%f1608;\n"
-"neg.f32 %f1651,%f1610;\nfma.rn.f32 %f1613,%f2729,%f1,%f1650;\nex2.approx.ftz.f32 %f1612,%f1613;\n"
-"fma.rn.f32 %f1615,%f2728,%f1,%f1651;\nex2.approx.ftz.f32 %f1614,%f1615;\n"
-"cvt.rn.bf16x2.f32 %r2430,%f1614,%f1612;\nfma.rn.f32 %f1619,%f2727,%f1,%f1650;\n"
-"ex2.approx.ftz.f32 %f1618,%f1619;\nfma.rn.f32 %f1621,%f2726,%f1,%f1651;\n"
-"ex2.approx.ftz.f32 %f1620,%f1621;\ncvt.rn.bf16x2.f32 %r2429,%f1620,%f1618;\n"
-"fma.rn.f32 %f1625,%f2697,%f1,%f1650;\nex2.approx.ftz.f32 %f1624,%f1625;\n"
-"fma.rn.f32 %f1627,%f2696,%f1,%f1651;\nex2.approx.ftz.f32 %f1626,%f1627;\n"
-"cvt.rn.bf16x2.f32 %r2414,%f1626,%f1624;\nfma.rn.f32 %f1631,%f2695,%f1,%f1650;\n"
-"ex2.approx.ftz.f32 %f1630,%f1631;\nfma.rn.f32 %f1633,%f2694,%f1,%f1651;\n"
-"ex2.approx.ftz.f32 %f1632,%f1633;\ncvt.rn.bf16x2.f32 %r2413,%f1632,%f1630;\n"
-"and.b32 %r1242,%r400,496;\nadd.s32 %r1244,%r1242,%r393;\nshl.b32 %r1248,%r391,12;\n"
-"add.s32 %r1249,%r1244,%r1248;\nadd.s32 %r1200,%r1249,49152;\n"
-"st.shared.v4.b32[%r1200],{%r2444,%r2443,%r2442,%r2441};\nadd.s32 %r1205,%r1249,49664;\n"
-"st.shared.v4.b32[%r1205],{%r2440,%r2439,%r2438,%r2437};\nadd.s32 %r1210,%r1249,50176;\n"
-"st.shared.v4.b32[%r1210],{%r2436,%r2435,%r2434,%r2433};\nadd.s32 %r1215,%r1249,50688;\n"
-"st.shared.v4.b32[%r1215],{%r2432,%r2431,%r2430,%r2429};\nadd.s32 %r1220,%r1249,51200;\n"
-"st.shared.v4.b32[%r1220],{%r2428,%r2427,%r2426,%r2425};\nadd.s32 %r1225,%r1249,51712;\n"
-"st.shared.v4.b32[%r1225],{%r2424,%r2423,%r2422,%r2421};\nadd.s32 %r1230,%r1249,52224;\n"
-"st.shared.v4.b32[%r1230],{%r2420,%r2419,%r2418,%r2417};\nadd.s32 %r1235,%r1249,52736;\n"
-"st.shared.v4.b32[%r1235],{%r2416,%r2415,%r2414,%r2413};\n$L__BB2_59:\n"
-"setp.lt.s32 %p83,%r373,64;\nbar.sync 0;\nor.pred %p84,%p83,%p51;\n@%p84 bra $L__BB2_61;\n"
-"add.s32 %r1252,%r90,4;\nld.shared.f32 %f1652,[%r1252];\nadd.s32 %r1253,%r90,12;\n"
-"ld.shared.f32 %f1653,[%r1253];\nadd.s32 %r1254,%r90,68;\n";
+"@%p11 bra $L__BB2_49;\nmax.s32 %r540,%r423,-64;\nadd.s32 %r541,%r540,127;\n"
+"sub.s32 %r542,%r541,%r423;\nshr.u32 %r543,%r542,7;\nadd.s32 %r544,%r543,1;\n"
+"and.b32 %r545,%r544,3;\nsetp.eq.s32 %p28,%r545,0;\nmov.u32 %r2525,%r423;\n@%p28 bra $L__BB2_39;\n"
+"mov.u32 %r75,%tid.x;\nsetp.ge.s32 %p29,%r75,%r68;\nmov.u64 %rd447,%rd456;\n"
+"@%p29 bra $L__BB2_32;\nmov.u32 %r2465,%tid.x;\nshl.b32 %r2446,%r2527,6;\n"
+"cvt.s64.s32 %rd130,%r2446;\ncvt.s64.s32 %rd131,%r2465;\nadd.s64 %rd132,%rd131,%rd130;\n"
+"shl.b64 %rd133,%rd132,3;\nadd.s64 %rd447,%rd456,%rd133;\n$L__BB2_32:\nmov.u32 %r2460,%tid.x;\n"
+"setp.lt.s32 %p30,%r2460,%r68;\nmax.s32 %r551,%r2460,-64;\nadd.s32 %r552,%r551,127;\n"
+"sub.s32 %r553,%r552,%r2460;\nshr.u32 %r554,%r553,7;\nadd.s32 %r555,%r554,1;\n"
+"and.b32 %r556,%r555,3;\nsetp.eq.s32 %p31,%r556,1;\nselp.b32 %r549,8,0,%p30;\n"
+"shl.b32 %r557,%r2460,3;\nshl.b32 %r558,%r2519,9;\nnot.b32 %r559,%r558;\n"
+"and.b32 %r560,%r559,512;\nadd.s32 %r562,%r560,%r443;\nadd.s32 %r563,%r562,%r557;\n"
+"add.s32 %r548,%r563,57344;\ncp.async.ca.shared.global[%r548],[%rd447],8,%r549;\n"
+"add.s32 %r2525,%r2460,128;\n@%p31 bra $L__BB2_39;\nmov.u32 %r2461,%tid.x;\n"
+"add.s32 %r77,%r2461,128;\nsetp.ge.s32 %p32,%r77,%r68;\nmov.u64 %rd448,%rd456;\n"
+"@%p32 bra $L__BB2_35;\nshl.b32 %r2445,%r2527,6;\ncvt.s64.s32 %rd135,%r2445;\n"
+"cvt.s64.s32 %rd136,%r77;\nadd.s64 %rd137,%rd136,%rd135;\nshl.b64 %rd138,%rd137,3;\n"
+"add.s64 %rd448,%rd456,%rd138;\n$L__BB2_35:\nmov.u32 %r2476,%tid.x;\nshl.b32 %r2475,%r2519,9;\n"
+"not.b32 %r2474,%r2475;\nand.b32 %r2473,%r2474,512;\nadd.s32 %r2472,%r2473,%r443;\n"
+"max.s32 %r2471,%r2476,-64;\nadd.s32 %r2470,%r2471,127;\nsub.s32 %r2469,%r2470,%r2476;\n"
+"shr.u32 %r2468,%r2469,7;\nadd.s32 %r2467,%r2468,1;\nand.b32 %r2466,%r2467,3;\n"
+"mov.u32 %r2462,%tid.x;\nsetp.lt.s32 %p33,%r77,%r68;\nsetp.eq.s32 %p34,%r2466,2;\n"
+"selp.b32 %r569,8,0,%p33;\nshl.b32 %r578,%r77,3;\nadd.s32 %r584,%r2472,%r578;\n"
+"add.s32 %r568,%r584,57344;\ncp.async.ca.shared.global[%r568],[%rd448],8,%r569;\n"
+"add.s32 %r2525,%r2462,256;\n@%p34 bra $L__BB2_39;\nmov.u32 %r2463,%tid.x;\n"
+"add.s32 %r79,%r2463,256;\nsetp.ge.s32 %p35,%r79,%r68;\nmov.u64 %rd449,%rd456;\n"
+"@%p35 bra $L__BB2_38;\nshl.b32 %r2444,%r2527,6;\ncvt.s64.s32 %rd140,%r2444;\n"
+"cvt.s64.s32 %rd141,%r79;\nadd.s64 %rd142,%rd141,%rd140;\nshl.b64 %rd143,%rd142,3;\n"
+"add.s64 %rd449,%rd456,%rd143;\n$L__BB2_38:\nshl.b32 %r2480,%r2519,9;\nnot.b32 %r2479,%r2480;\n"
+"and.b32 %r2478,%r2479,512;\nadd.s32 %r2477,%r2478,%r443;\nmov.u32 %r2464,%tid.x;\n"
+"setp.lt.s32 %p36,%r79,%r68;\nselp.b32 %r590,8,0,%p36;\nshl.b32 %r593,%r79,3;\n"
+"add.s32 %r599,%r2477,%r593;\nadd.s32 %r589,%r599,57344;\n"
+"cp.async.ca.shared.global[%r589],[%rd449],8,%r590;\nadd.s32 %r2525,%r2464,384;\n$L__BB2_39:\n"
+"setp.lt.u32 %p37,%r542,384;\n@%p37 bra $L__BB2_49;\n$L__BB2_40:\nsetp.ge.s32 %p38,%r2525,%r68;\n"
+"mov.u64 %rd450,%rd456;\n@%p38 bra $L__BB2_42;\nshl.b32 %r2450,%r2527,6;\n"
+"cvt.s64.s32 %rd145,%r2525;\ncvt.s64.s32 %rd146,%r2450;\nadd.s64 %rd147,%rd145,%rd146;\n"
+"shl.b64 %rd148,%rd147,3;\nadd.s64 %rd450,%rd456,%rd148;\n$L__BB2_42:\n"
+"setp.lt.s32 %p39,%r2525,%r68;\nselp.b32 %r606,8,0,%p39;\nshl.b32 %r607,%r2525,3;\n"
+"shl.b32 %r608,%r2519,9;\nnot.b32 %r609,%r608;\nand.b32 %r610,%r609,512;\n"
+"add.s32 %r612,%r610,%r443;\nadd.s32 %r613,%r612,%r607;\nadd.s32 %r605,%r613,57344;\n"
+"cp.async.ca.shared.global[%r605],[%rd450],8,%r606;\nadd.s32 %r83,%r2525,128;\n"
+"setp.ge.s32 %p40,%r83,%r68;\nmov.u64 %rd451,%rd456;\n@%p40 bra $L__BB2_44;\n"
+"shl.b32 %r2449,%r2527,6;\ncvt.s64.s32 %rd150,%r83;\ncvt.s64.s32 %rd151,%r2449;\n"
+"add.s64 %rd152,%rd150,%rd151;\nshl.b64 %rd153,%rd152,3;\nadd.s64 %rd451,%rd456,%rd153;\n"
+"$L__BB2_44:\nsetp.lt.s32 %p41,%r83,%r68;\nselp.b32 %r616,8,0,%p41;\nshl.b32 %r622,%r83,3;\n"
+"add.s32 %r623,%r612,%r622;\nadd.s32 %r615,%r623,57344;\n"
+"cp.async.ca.shared.global[%r615],[%rd451],8,%r616;\nadd.s32 %r84,%r2525,256;\n"
+"setp.ge.s32 %p42,%r84,%r68;\nmov.u64 %rd452,%rd456;\n@%p42 bra $L__BB2_46;\n"
+"shl.b32 %r2448,%r2527,6;\ncvt.s64.s32 %rd155,%r84;\ncvt.s64.s32 %rd156,%r2448;\n"
+"add.s64 %rd157,%rd155,%rd156;\nshl.b64 %rd158,%rd157,3;\nadd.s64 %rd452,%rd456,%rd158;\n"
+"$L__BB2_46:\nsetp.lt.s32 %p43,%r84,%r68;\nselp.b32 %r626,8,0,%p43;\nshl.b32 %r632,%r84,3;\n"
+"add.s32 %r633,%r612,%r632;\n";
 static const char qlora__ptx_114[] =
-"ld.shared.f32 %f1654,[%r1254];\nadd.s32 %r1255,%r90,76;\nld.shared.f32 %f1655,[%r1255];\n"
-"and.b32 %r1342,%r400,496;\nadd.s32 %r1344,%r1342,%r393;\nshl.b32 %r1348,%r391,12;\n"
-"add.s32 %r1349,%r1344,%r1348;\nadd.s32 %r1260,%r1349,49152;\n"
-"ld.shared.v4.b32{%r1256,%r1257,%r1258,%r1259},[%r1260];\nshl.b32 %r1350,%r1256,16;\n"
-"mov.b32 %f1732,%r1350;\nsub.f32 %f1733,%f2757,%f1652;\nmul.f32 %f1657,%f1733,%f1732;\n"
-"and.b32 %r1351,%r1256,-65536;\nmov.b32 %f1734,%r1351;\nsub.f32 %f1735,%f2756,%f1653;\n"
-"mul.f32 %f1656,%f1735,%f1734;\ncvt.rn.bf16x2.f32 %r2444,%f1656,%f1657;\n"
-"shl.b32 %r1352,%r1257,16;\nmov.b32 %f1736,%r1352;\nsub.f32 %f1737,%f2755,%f1652;\n"
-"mul.f32 %f1659,%f1737,%f1736;\nand.b32 %r1353,%r1257,-65536;\nmov.b32 %f1738,%r1353;\n"
-"sub.f32 %f1739,%f2754,%f1653;\nmul.f32 %f1658,%f1739,%f1738;\n"
-"cvt.rn.bf16x2.f32 %r2443,%f1658,%f1659;\nshl.b32 %r1354,%r1258,16;\nmov.b32 %f1740,%r1354;\n"
-"sub.f32 %f1741,%f2753,%f1654;\nmul.f32 %f1661,%f1741,%f1740;\nand.b32 %r1355,%r1258,-65536;\n"
-"mov.b32 %f1742,%r1355;\nsub.f32 %f1743,%f2752,%f1655;\nmul.f32 %f1660,%f1743,%f1742;\n"
-"cvt.rn.bf16x2.f32 %r2442,%f1660,%f1661;\nshl.b32 %r1356,%r1259,16;\nmov.b32 %f1744,%r1356;\n"
-"sub.f32 %f1745,%f2751,%f1654;\nmul.f32 %f1663,%f1745,%f1744;\nand.b32 %r1357,%r1259,-65536;\n"
-"mov.b32 %f1746,%r1357;\nsub.f32 %f1747,%f2750,%f1655;\nmul.f32 %f1662,%f1747,%f1746;\n"
-"cvt.rn.bf16x2.f32 %r2441,%f1662,%f1663;\nadd.s32 %r1269,%r1349,51200;\n"
-"ld.shared.v4.b32{%r1265,%r1266,%r1267,%r1268},[%r1269];\nshl.b32 %r1358,%r1265,16;\n"
-"mov.b32 %f1748,%r1358;\nsub.f32 %f1749,%f2725,%f1652;\nmul.f32 %f1665,%f1749,%f1748;\n"
-"and.b32 %r1359,%r1265,-65536;\nmov.b32 %f1750,%r1359;\nsub.f32 %f1751,%f2724,%f1653;\n"
-"mul.f32 %f1664,%f1751,%f1750;\ncvt.rn.bf16x2.f32 %r2428,%f1664,%f1665;\n"
-"shl.b32 %r1360,%r1266,16;\nmov.b32 %f1752,%r1360;\nsub.f32 %f1753,%f2723,%f1652;\n"
-"mul.f32 %f1667,%f1753,%f1752;\nand.b32 %r1361,%r1266,-65536;\nmov.b32 %f1754,%r1361;\n"
-"sub.f32 %f1755,%f2722,%f1653;\nmul.f32 %f1666,%f1755,%f1754;\n"
-"cvt.rn.bf16x2.f32 %r2427,%f1666,%f1667;\nshl.b32 %r1362,%r1267,16;\nmov.b32 %f1756,%r1362;\n"
-"sub.f32 %f1757,%f2721,%f1654;\nmul.f32 %f1669,%f1757,%f1756;\nand.b32 %r1363,%r1267,-65536;\n"
-"mov.b32 %f1758,%r1363;\nsub.f32 %f1759,%f2720,%f1655;\nmul.f32 %f1668,%f1759,%f1758;\n"
-"cvt.rn.bf16x2.f32 %r2426,%f1668,%f1669;\nshl.b32 %r1364,%r1268,16;\nmov.b32 %f1760,%r1364;\n"
-"sub.f32 %f1761,%f2719,%f1654;\nmul.f32 %f1671,%f1761,%f1760;\nand.b32 %r1365,%r1268,-65536;\n"
-"mov.b32 %f1762,%r1365;\nsub.f32 %f1763,%f2718,%f1655;\nmul.f32 %f1670,%f1763,%f1762;\n"
-"cvt.rn.bf16x2.f32 %r2425,%f1670,%f1671;\nadd.s32 %r1274,%r90,132;\n"
-"ld.shared.f32 %f1672,[%r1274];\nadd.s32 %r1275,%r90,140;\nld.shared.f32 %f1673,[%r1275];\n"
-"add.s32 %r1276,%r90,196;\nld.shared.f32 %f1674,[%r1276];\nadd.s32 %r1277,%r90,204;\n"
-"ld.shared.f32 %f1675,[%r1277];\nadd.s32 %r1282,%r1349,49664;\n"
-"ld.shared.v4.b32{%r1278,%r1279,%r1280,%r1281},[%r1282];\nshl.b32 %r1366,%r1278,16;\n"
-"mov.b32 %f1764,%r1366;\nsub.f32 %f1765,%f2749,%f1672;\nmul.f32 %f1677,%f1765,%f1764;\n"
-"and.b32 %r1367,%r1278,-65536;\nmov.b32 %f1766,%r1367;\nsub.f32 %f1767,%f2748,%f1673;\n"
-"mul.f32 %f1676,%f1767,%f1766;\ncvt.rn.bf16x2.f32 %r2440,%f1676,%f1677;\n"
-"shl.b32 %r1368,%r1279,16;\nmov.b32 %f1768,%r1368;\nsub.f32 %f1769,%f2747,%f1672;\n"
-"mul.f32 %f1679,%f1769,%f1768;\nand.b32 %r1369,%r1279,-65536;\nmov.b32 %f1770,%r1369;\n"
-"sub.f32 %f1771,%f2746,%f1673;\nmul.f32 %f1678,%f1771,%f1770;\n"
-"cvt.rn.bf16x2.f32 %r2439,%f1678,%f1679;\nshl.b32 %r1370,%r1280,16;\nmov.b32 %f1772,%r1370;\n"
-"sub.f32 %f1773,%f2745,%f1674;\nmul.f32 %f1681,%f1773,%f1772;\nand.b32 %r1371,%r1280,-65536;\n"
-"mov.b32 %f1774,%r1371;\nsub.f32 %f1775,%f2744,%f1675;\nmul.f32 %f1680,%f1775,%f1774;\n"
-"cvt.rn.bf16x2.f32 %r2438,%f1680,%f1681;\nshl.b32 %r1372,%r1281,16;\nmov.b32 %f1776,%r1372;\n"
-"sub.f32 %f1777,%f2743,%f1674;\nmul.f32 %f1683,%f1777,%f1776;\nand.b32 %r1373,%r1281,-65536;\n"
-"mov.b32 %f1778,%r1373;\nsub.f32 %f1779,%f2742,%f1675;\nmul.f32 %f1682,%f1779,%f1778;\n"
-"cvt.rn.bf16x2.f32 %r2437,%f1682,%f1683;\nadd.s32 %r1291,%r1349,51712;\n"
-"ld.shared.v4.b32{%r1287,%r1288,%r1289,%r1290},[%r1291];\nshl.b32 %r1374,%r1287,16;\n"
-"mov.b32 %f1780,%r1374;\nsub.f32 %f1781,%f2717,%f1672;\n";
+"add.s32 %r625,%r633,57344;\ncp.async.ca.shared.global[%r625],[%rd452],8,%r626;\n"
+"add.s32 %r85,%r2525,384;\nsetp.ge.s32 %p44,%r85,%r68;\nmov.u64 %rd453,%rd456;\n"
+"@%p44 bra $L__BB2_48;\nshl.b32 %r2447,%r2527,6;\ncvt.s64.s32 %rd160,%r85;\n"
+"cvt.s64.s32 %rd161,%r2447;\nadd.s64 %rd162,%rd160,%rd161;\nshl.b64 %rd163,%rd162,3;\n"
+"add.s64 %rd453,%rd456,%rd163;\n$L__BB2_48:\nsetp.lt.s32 %p45,%r85,%r68;\n"
+"selp.b32 %r636,8,0,%p45;\nshl.b32 %r642,%r85,3;\nadd.s32 %r643,%r612,%r642;\n"
+"add.s32 %r635,%r643,57344;\ncp.async.ca.shared.global[%r635],[%rd453],8,%r636;\n"
+"add.s32 %r86,%r2525,512;\nsetp.lt.s32 %p46,%r2525,-448;\nmov.u32 %r2525,%r86;\n"
+"@%p46 bra $L__BB2_40;\n$L__BB2_49:\ncp.async.commit_group;\nadd.s32 %r644,%r2527,1;\n"
+"setp.eq.s32 %p47,%r644,%r16;\nmul.wide.s32 %rd165,%r385,8;\nadd.s64 %rd166,%rd456,%rd165;\n"
+"shl.b64 %rd167,%rd64,6;\nadd.s64 %rd168,%rd167,64;\nshl.b32 %r646,%r495,6;\n"
+"cvt.s64.s32 %rd169,%r646;\nmul.lo.s64 %rd170,%rd169,%rd64;\nsub.s64 %rd171,%rd168,%rd170;\n"
+"selp.b64 %rd172,%rd171,%rd167,%p47;\nshl.b64 %rd173,%rd70,6;\nadd.s64 %rd174,%rd173,64;\n"
+"mul.lo.s64 %rd175,%rd169,%rd70;\nsub.s64 %rd176,%rd174,%rd175;\n"
+"selp.b64 %rd177,%rd176,%rd173,%p47;\nselp.b64 %rd456,%rd166,%rd456,%p47;\n"
+"selp.b32 %r2527,%r15,%r644,%p47;\nshl.b64 %rd178,%rd177,1;\nadd.s64 %rd455,%rd455,%rd178;\n"
+"shl.b64 %rd179,%rd172,1;\nadd.s64 %rd454,%rd454,%rd179;\n$L__BB2_50:\n"
+"setp.lt.s32 %p148,%r2519,0;\n@%p148 bra $L__BB2_63;\nshl.b32 %r90,%r2625,6;\n"
+"or.b32 %r649,%r90,63;\nsetp.lt.s32 %p49,%r649,%r17;\n@%p49 bra $L__BB2_53;\n"
+"and.b32 %r2443,%r2519,1;\nshl.b32 %r1154,%r2443,14;\nshr.u32 %r1156,%r423,3;\n"
+"and.b32 %r1157,%r1156,1;\nand.b32 %r1158,%r423,7;\nxor.b32 %r1159,%r1157,%r1158;\n"
+"shl.b32 %r1160,%r1159,4;\nselp.b32 %r1164,%r1936,%r1937,%p11;\nadd.s32 %r1165,%r1160,%r1164;\n"
+"and.b32 %r1166,%r423,31;\nshr.u32 %r1167,%r1166,4;\nbfi.b32 %r1168,%r1167,%r1158,3,29;\n"
+"shl.b32 %r1169,%r1168,7;\nadd.s32 %r1170,%r1165,%r1169;\nadd.s32 %r664,%r1170,%r1154;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r650,%r651,%r652,%r653},[%r2624];\n"
+"add.s32 %r659,%r2624,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r655,%r656,%r657,%r658},[%r659];\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r660,%r661,%r662,%r663},[%r664];\n"
+"mov.f32 %f2761,0f00000000;\nmov.f32 %f2821,%f2761;\nmov.f32 %f2820,%f2761;\n"
+"mov.f32 %f2819,%f2761;\nmov.f32 %f2818,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2821,%f2820,%f2819,%f2818},{%r650,%r651,%r652,%r653},{%r660,%r661},{%f2821,%f2820,%f2819,%f2818};\n"
+"mov.f32 %f2817,%f2761;\nmov.f32 %f2816,%f2761;\nmov.f32 %f2815,%f2761;\nmov.f32 %f2814,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2817,%f2816,%f2815,%f2814},{%r650,%r651,%r652,%r653},{%r662,%r663},{%f2817,%f2816,%f2815,%f2814};\n"
+"mov.f32 %f2789,%f2761;\nmov.f32 %f2788,%f2761;\nmov.f32 %f2787,%f2761;\nmov.f32 %f2786,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2789,%f2788,%f2787,%f2786},{%r655,%r656,%r657,%r658},{%r660,%r661},{%f2789,%f2788,%f2787,%f2786};\n"
+"mov.f32 %f2785,%f2761;\nmov.f32 %f2784,%f2761;\nmov.f32 %f2783,%f2761;\nmov.f32 %f2782,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2785,%f2784,%f2783,%f2782},{%r655,%r656,%r657,%r658},{%r662,%r663},{%f2785,%f2784,%f2783,%f2782};\n"
+"add.s32 %r693,%r664,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r689,%r690,%r691,%r692},[%r693];\n"
+"mov.f32 %f2813,%f2761;\nmov.f32 %f2812,%f2761;\nmov.f32 %f2811,%f2761;\nmov.f32 %f2810,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2813,%f2812,%f2811,%f2810},{%r650,%r651,%r652,%r653},{%r689,%r690},{%f2813,%f2812,%f2811,%f2810};\n"
+"mov.f32 %f2809,%f2761;\nmov.f32 %f2808,%f2761;\nmov.f32 %f2807,%f2761;\nmov.f32 %f2806,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2809,%f2808,%f2807,%f2806},{%r650,%r651,%r652,%r653},{%r691,%r692},{%f2809,%f2808,%f2807,%f2806};\n"
+"mov.f32 %f2781,%f2761;\nmov.f32 %f2780,%f2761;\nmov.f32 %f2779,%f2761;\nmov.f32 %f2778,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2781,%f2780,%f2779,%f2778},{%r655,%r656,%r657,%r658},{%r689,%r690},{%f2781,%f2780,%f2779,%f2778};\n"
+"mov.f32 %f2777,%f2761;\n";
 static const char qlora__ptx_115[] =
-"mul.f32 %f1685,%f1781,%f1780;\nand.b32 %r1375,%r1287,-65536;\nmov.b32 %f1782,%r1375;\n"
-"sub.f32 %f1783,%f2716,%f1673;\nmul.f32 %f1684,%f1783,%f1782;\n"
-"cvt.rn.bf16x2.f32 %r2424,%f1684,%f1685;\nshl.b32 %r1376,%r1288,16;\nmov.b32 %f1784,%r1376;\n"
-"sub.f32 %f1785,%f2715,%f1672;\nmul.f32 %f1687,%f1785,%f1784;\nand.b32 %r1377,%r1288,-65536;\n"
-"mov.b32 %f1786,%r1377;\nsub.f32 %f1787,%f2714,%f1673;\nmul.f32 %f1686,%f1787,%f1786;\n"
-"cvt.rn.bf16x2.f32 %r2423,%f1686,%f1687;\nshl.b32 %r1378,%r1289,16;\nmov.b32 %f1788,%r1378;\n"
-"sub.f32 %f1789,%f2713,%f1674;\nmul.f32 %f1689,%f1789,%f1788;\nand.b32 %r1379,%r1289,-65536;\n"
-"mov.b32 %f1790,%r1379;\nsub.f32 %f1791,%f2712,%f1675;\nmul.f32 %f1688,%f1791,%f1790;\n"
-"cvt.rn.bf16x2.f32 %r2422,%f1688,%f1689;\nshl.b32 %r1380,%r1290,16;\nmov.b32 %f1792,%r1380;\n"
-"sub.f32 %f1793,%f2711,%f1674;\nmul.f32 %f1691,%f1793,%f1792;\nand.b32 %r1381,%r1290,-65536;\n"
-"mov.b32 %f1794,%r1381;\nsub.f32 %f1795,%f2710,%f1675;\nmul.f32 %f1690,%f1795,%f1794;\n"
-"cvt.rn.bf16x2.f32 %r2421,%f1690,%f1691;\nadd.s32 %r1296,%r90,260;\n"
-"ld.shared.f32 %f1692,[%r1296];\nadd.s32 %r1297,%r90,268;\nld.shared.f32 %f1693,[%r1297];\n"
-"add.s32 %r1298,%r90,324;\nld.shared.f32 %f1694,[%r1298];\nadd.s32 %r1299,%r90,332;\n"
-"ld.shared.f32 %f1695,[%r1299];\nadd.s32 %r1304,%r1349,50176;\n"
-"ld.shared.v4.b32{%r1300,%r1301,%r1302,%r1303},[%r1304];\nshl.b32 %r1382,%r1300,16;\n"
-"mov.b32 %f1796,%r1382;\nsub.f32 %f1797,%f2741,%f1692;\nmul.f32 %f1697,%f1797,%f1796;\n"
-"and.b32 %r1383,%r1300,-65536;\nmov.b32 %f1798,%r1383;\nsub.f32 %f1799,%f2740,%f1693;\n"
-"mul.f32 %f1696,%f1799,%f1798;\ncvt.rn.bf16x2.f32 %r2436,%f1696,%f1697;\n"
-"shl.b32 %r1384,%r1301,16;\nmov.b32 %f1800,%r1384;\nsub.f32 %f1801,%f2739,%f1692;\n"
-"mul.f32 %f1699,%f1801,%f1800;\nand.b32 %r1385,%r1301,-65536;\nmov.b32 %f1802,%r1385;\n"
-"sub.f32 %f1803,%f2738,%f1693;\nmul.f32 %f1698,%f1803,%f1802;\n"
-"cvt.rn.bf16x2.f32 %r2435,%f1698,%f1699;\nshl.b32 %r1386,%r1302,16;\nmov.b32 %f1804,%r1386;\n"
-"sub.f32 %f1805,%f2737,%f1694;\nmul.f32 %f1701,%f1805,%f1804;\nand.b32 %r1387,%r1302,-65536;\n"
-"mov.b32 %f1806,%r1387;\nsub.f32 %f1807,%f2736,%f1695;\nmul.f32 %f1700,%f1807,%f1806;\n"
-"cvt.rn.bf16x2.f32 %r2434,%f1700,%f1701;\nshl.b32 %r1388,%r1303,16;\nmov.b32 %f1808,%r1388;\n"
-"sub.f32 %f1809,%f2735,%f1694;\nmul.f32 %f1703,%f1809,%f1808;\nand.b32 %r1389,%r1303,-65536;\n"
-"mov.b32 %f1810,%r1389;\nsub.f32 %f1811,%f2734,%f1695;\nmul.f32 %f1702,%f1811,%f1810;\n"
-"cvt.rn.bf16x2.f32 %r2433,%f1702,%f1703;\nadd.s32 %r1313,%r1349,52224;\n"
-"ld.shared.v4.b32{%r1309,%r1310,%r1311,%r1312},[%r1313];\nshl.b32 %r1390,%r1309,16;\n"
-"mov.b32 %f1812,%r1390;\nsub.f32 %f1813,%f2709,%f1692;\nmul.f32 %f1705,%f1813,%f1812;\n"
-"and.b32 %r1391,%r1309,-65536;\nmov.b32 %f1814,%r1391;\nsub.f32 %f1815,%f2708,%f1693;\n"
-"mul.f32 %f1704,%f1815,%f1814;\ncvt.rn.bf16x2.f32 %r2420,%f1704,%f1705;\n"
-"shl.b32 %r1392,%r1310,16;\nmov.b32 %f1816,%r1392;\nsub.f32 %f1817,%f2707,%f1692;\n"
-"mul.f32 %f1707,%f1817,%f1816;\nand.b32 %r1393,%r1310,-65536;\nmov.b32 %f1818,%r1393;\n"
-"sub.f32 %f1819,%f2706,%f1693;\nmul.f32 %f1706,%f1819,%f1818;\n"
-"cvt.rn.bf16x2.f32 %r2419,%f1706,%f1707;\nshl.b32 %r1394,%r1311,16;\nmov.b32 %f1820,%r1394;\n"
-"sub.f32 %f1821,%f2705,%f1694;\nmul.f32 %f1709,%f1821,%f1820;\nand.b32 %r1395,%r1311,-65536;\n"
-"mov.b32 %f1822,%r1395;\nsub.f32 %f1823,%f2704,%f1695;\nmul.f32 %f1708,%f1823,%f1822;\n"
-"cvt.rn.bf16x2.f32 %r2418,%f1708,%f1709;\nshl.b32 %r1396,%r1312,16;\nmov.b32 %f1824,%r1396;\n"
-"sub.f32 %f1825,%f2703,%f1694;\nmul.f32 %f1711,%f1825,%f1824;\nand.b32 %r1397,%r1312,-65536;\n"
-"mov.b32 %f1826,%r1397;\nsub.f32 %f1827,%f2702,%f1695;\nmul.f32 %f1710,%f1827,%f1826;\n"
-"cvt.rn.bf16x2.f32 %r2417,%f1710,%f1711;\nadd.s32 %r1318,%r90,388;\n"
-"ld.shared.f32 %f1712,[%r1318];\nadd.s32 %r1319,%r90,396;\nld.shared.f32 %f1713,[%r1319];\n"
-"add.s32 %r1320,%r90,452;\nld.shared.f32 %f1714,[%r1320];\nadd.s32 %r1321,%r90,460;\n"
-"ld.shared.f32 %f1715,[%r1321];\nadd.s32 %r1326,%r1349,50688;\n"
-"ld.shared.v4.b32{%r1322,%r1323,%r1324,%r1325},[%r1326];\nshl.b32 %r1398,%r1322,16;\n"
-"mov.b32 %f1828,%r1398;\nsub.f32 %f1829,%f2733,%f1712;\nmul.f32 %f1717,%f1829,%f1828;\n"
-"and.b32 %r1399,%r1322,-65536;\nmov.b32 %f1830,%r1399;\nsub.f32 %f1831,%f2732,%f1713;\n"
-"mul.f32 %f1716,%f1831,%f1830;\n";
+"mov.f32 %f2776,%f2761;\nmov.f32 %f2775,%f2761;\nmov.f32 %f2774,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2777,%f2776,%f2775,%f2774},{%r655,%r656,%r657,%r658},{%r691,%r692},{%f2777,%f2776,%f2775,%f2774};\n"
+"add.s32 %r722,%r664,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r718,%r719,%r720,%r721},[%r722];\n"
+"mov.f32 %f2805,%f2761;\nmov.f32 %f2804,%f2761;\nmov.f32 %f2803,%f2761;\nmov.f32 %f2802,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2805,%f2804,%f2803,%f2802},{%r650,%r651,%r652,%r653},{%r718,%r719},{%f2805,%f2804,%f2803,%f2802};\n"
+"mov.f32 %f2801,%f2761;\nmov.f32 %f2800,%f2761;\nmov.f32 %f2799,%f2761;\nmov.f32 %f2798,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2801,%f2800,%f2799,%f2798},{%r650,%r651,%r652,%r653},{%r720,%r721},{%f2801,%f2800,%f2799,%f2798};\n"
+"mov.f32 %f2773,%f2761;\nmov.f32 %f2772,%f2761;\nmov.f32 %f2771,%f2761;\nmov.f32 %f2770,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2773,%f2772,%f2771,%f2770},{%r655,%r656,%r657,%r658},{%r718,%r719},{%f2773,%f2772,%f2771,%f2770};\n"
+"mov.f32 %f2769,%f2761;\nmov.f32 %f2768,%f2761;\nmov.f32 %f2767,%f2761;\nmov.f32 %f2766,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2769,%f2768,%f2767,%f2766},{%r655,%r656,%r657,%r658},{%r720,%r721},{%f2769,%f2768,%f2767,%f2766};\n"
+"add.s32 %r751,%r664,6144;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r747,%r748,%r749,%r750},[%r751];\n"
+"mov.f32 %f2797,%f2761;\nmov.f32 %f2796,%f2761;\nmov.f32 %f2795,%f2761;\nmov.f32 %f2794,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2797,%f2796,%f2795,%f2794},{%r650,%r651,%r652,%r653},{%r747,%r748},{%f2797,%f2796,%f2795,%f2794};\n"
+"mov.f32 %f2793,%f2761;\nmov.f32 %f2792,%f2761;\nmov.f32 %f2791,%f2761;\nmov.f32 %f2790,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2793,%f2792,%f2791,%f2790},{%r650,%r651,%r652,%r653},{%r749,%r750},{%f2793,%f2792,%f2791,%f2790};\n"
+"mov.f32 %f2765,%f2761;\nmov.f32 %f2764,%f2761;\nmov.f32 %f2763,%f2761;\nmov.f32 %f2762,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2765,%f2764,%f2763,%f2762},{%r655,%r656,%r657,%r658},{%r747,%r748},{%f2765,%f2764,%f2763,%f2762};\n"
+"mov.f32 %f2760,%f2761;\nmov.f32 %f2759,%f2761;\nmov.f32 %f2758,%f2761;\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2761,%f2760,%f2759,%f2758},{%r655,%r656,%r657,%r658},{%r749,%r750},{%f2761,%f2760,%f2759,%f2758};\n"
+"xor.b32 %r780,%r2624,32;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r776,%r777,%r778,%r779},[%r780];\n"
+"add.s32 %r785,%r780,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r781,%r782,%r783,%r784},[%r785];\n"
+"xor.b32 %r790,%r664,32;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r786,%r787,%r788,%r789},[%r790];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2821,%f2820,%f2819,%f2818},{%r776,%r777,%r778,%r779},{%r786,%r787},{%f2821,%f2820,%f2819,%f2818};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2817,%f2816,%f2815,%f2814},{%r776,%r777,%r778,%r779},{%r788,%r789},{%f2817,%f2816,%f2815,%f2814};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2789,%f2788,%f2787,%f2786},{%r781,%r782,%r783,%r784},{%r786,%r787},{%f2789,%f2788,%f2787,%f2786};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2785,%f2784,%f2783,%f2782},{%r781,%r782,%r783,%r784},{%r788,%r789},{%f2785,%f2784,%f2783,%f2782};\n"
+"add.s32 %r819,%r790,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r815,%r816,%r817,%r818},[%r819];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2813,%f2812,%f2811,%f2810},{%r776,%r777,%r778,%r779},{%r815,%r816},{%f2813,%f2812,%f2811,%f2810};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2809,%f2808,%f2807,%f2806},{%r776,%r777,%r778,%r779},{%r817,%r818},{%f2809,%f2808,%f2807,%f2806};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2781,%f2780,%f2779,%f2778},{%r781,%r782,%r783,%r784},{%r815,%r816},{%f2781,%f2780,%f2779,%f2778};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2777,%f2776,%f2775,%f2774},{%r781,%r782,%r783,%r784},{%r817,%r818},{%f2777,%f2776,%f2775,%f2774};\n"
+"add.s32 %r848,%r790,4096;\n";
 static const char qlora__ptx_116[] =
-"cvt.rn.bf16x2.f32 %r2432,%f1716,%f1717;\nshl.b32 %r1400,%r1323,16;\nmov.b32 %f1832,%r1400;\n"
-"sub.f32 %f1833,%f2731,%f1712;\nmul.f32 %f1719,%f1833,%f1832;\nand.b32 %r1401,%r1323,-65536;\n"
-"mov.b32 %f1834,%r1401;\nsub.f32 %f1835,%f2730,%f1713;\nmul.f32 %f1718,%f1835,%f1834;\n"
-"cvt.rn.bf16x2.f32 %r2431,%f1718,%f1719;\nshl.b32 %r1402,%r1324,16;\nmov.b32 %f1836,%r1402;\n"
-"sub.f32 %f1837,%f2729,%f1714;\nmul.f32 %f1721,%f1837,%f1836;\nand.b32 %r1403,%r1324,-65536;\n"
-"mov.b32 %f1838,%r1403;\nsub.f32 %f1839,%f2728,%f1715;\nmul.f32 %f1720,%f1839,%f1838;\n"
-"cvt.rn.bf16x2.f32 %r2430,%f1720,%f1721;\nshl.b32 %r1404,%r1325,16;\nmov.b32 %f1840,%r1404;\n"
-"sub.f32 %f1841,%f2727,%f1714;\nmul.f32 %f1723,%f1841,%f1840;\nand.b32 %r1405,%r1325,-65536;\n"
-"mov.b32 %f1842,%r1405;\nsub.f32 %f1843,%f2726,%f1715;\nmul.f32 %f1722,%f1843,%f1842;\n"
-"cvt.rn.bf16x2.f32 %r2429,%f1722,%f1723;\nadd.s32 %r1335,%r1349,52736;\n"
-"ld.shared.v4.b32{%r1331,%r1332,%r1333,%r1334},[%r1335];\nshl.b32 %r1406,%r1331,16;\n"
-"mov.b32 %f1844,%r1406;\nsub.f32 %f1845,%f2701,%f1712;\nmul.f32 %f1725,%f1845,%f1844;\n"
-"and.b32 %r1407,%r1331,-65536;\nmov.b32 %f1846,%r1407;\nsub.f32 %f1847,%f2700,%f1713;\n"
-"mul.f32 %f1724,%f1847,%f1846;\ncvt.rn.bf16x2.f32 %r2416,%f1724,%f1725;\n"
-"shl.b32 %r1408,%r1332,16;\nmov.b32 %f1848,%r1408;\nsub.f32 %f1849,%f2699,%f1712;\n"
-"mul.f32 %f1727,%f1849,%f1848;\nand.b32 %r1409,%r1332,-65536;\nmov.b32 %f1850,%r1409;\n"
-"sub.f32 %f1851,%f2698,%f1713;\nmul.f32 %f1726,%f1851,%f1850;\n"
-"cvt.rn.bf16x2.f32 %r2415,%f1726,%f1727;\nshl.b32 %r1410,%r1333,16;\nmov.b32 %f1852,%r1410;\n"
-"sub.f32 %f1853,%f2697,%f1714;\nmul.f32 %f1729,%f1853,%f1852;\nand.b32 %r1411,%r1333,-65536;\n"
-"mov.b32 %f1854,%r1411;\nsub.f32 %f1855,%f2696,%f1715;\nmul.f32 %f1728,%f1855,%f1854;\n"
-"cvt.rn.bf16x2.f32 %r2414,%f1728,%f1729;\nshl.b32 %r1412,%r1334,16;\nmov.b32 %f1856,%r1412;\n"
-"sub.f32 %f1857,%f2695,%f1714;\nmul.f32 %f1731,%f1857,%f1856;\nand.b32 %r1413,%r1334,-65536;\n"
-"mov.b32 %f1858,%r1413;\nsub.f32 %f1859,%f2694,%f1715;\nmul.f32 %f1730,%f1859,%f1858;\n"
-"cvt.rn.bf16x2.f32 %r2413,%f1730,%f1731;\n$L__BB2_61:\n@%p51 bra $L__BB2_63;\n"
-"and.b32 %r2263,%r2340,1;\nshl.b32 %r1879,%r2263,14;\nselp.b32 %r1886,%r1885,%r1884,%p11;\n"
-"add.s32 %r1887,%r1882,%r1886;\nadd.s32 %r1892,%r1887,%r402;\nadd.s32 %r1419,%r1892,%r1879;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1415,%r1416,%r1417,%r1418},[%r1419];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2881,%f2880,%f2879,%f2878},{%r2444,%r2443,%r2442,%r2441},{%r1415,%r1416},{%f2881,%f2880,%f2879,%f2878};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2877,%f2876,%f2875,%f2874},{%r2444,%r2443,%r2442,%r2441},{%r1417,%r1418},{%f2877,%f2876,%f2875,%f2874};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2849,%f2848,%f2847,%f2846},{%r2428,%r2427,%r2426,%r2425},{%r1415,%r1416},{%f2849,%f2848,%f2847,%f2846};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2845,%f2844,%f2843,%f2842},{%r2428,%r2427,%r2426,%r2425},{%r1417,%r1418},{%f2845,%f2844,%f2843,%f2842};\n"
-"xor.b32 %r1448,%r1419,32;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1444,%r1445,%r1446,%r1447},[%r1448];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2873,%f2872,%f2871,%f2870},{%r2444,%r2443,%r2442,%r2441},{%r1444,%r1445},{%f2873,%f2872,%f2871,%f2870};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2869,%f2868,%f2867,%f2866},{%r2444,%r2443,%r2442,%r2441},{%r1446,%r1447},{%f2869,%f2868,%f2867,%f2866};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2841,%f2840,%f2839,%f2838},{%r2428,%r2427,%r2426,%r2425},{%r1444,%r1445},{%f2841,%f2840,%f2839,%f2838};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2837,%f2836,%f2835,%f2834},{%r2428,%r2427,%r2426,%r2425},{%r1446,%r1447},{%f2837,%f2836,%f2835,%f2834};\n"
-"xor.b32 %r1477,%r1419,64;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1473,%r1474,%r1475,%r1476},[%r1477];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2865,%f2864,%f2863,%f2862},{%r2444,%r2443,%r2442,%r2441},{%r1473,%r1474},{%f2865,%f2864,%f2863,%f2862};\n";
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r844,%r845,%r846,%r847},[%r848];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2805,%f2804,%f2803,%f2802},{%r776,%r777,%r778,%r779},{%r844,%r845},{%f2805,%f2804,%f2803,%f2802};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2801,%f2800,%f2799,%f2798},{%r776,%r777,%r778,%r779},{%r846,%r847},{%f2801,%f2800,%f2799,%f2798};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2773,%f2772,%f2771,%f2770},{%r781,%r782,%r783,%r784},{%r844,%r845},{%f2773,%f2772,%f2771,%f2770};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2769,%f2768,%f2767,%f2766},{%r781,%r782,%r783,%r784},{%r846,%r847},{%f2769,%f2768,%f2767,%f2766};\n"
+"add.s32 %r877,%r790,6144;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r873,%r874,%r875,%r876},[%r877];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2797,%f2796,%f2795,%f2794},{%r776,%r777,%r778,%r779},{%r873,%r874},{%f2797,%f2796,%f2795,%f2794};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2793,%f2792,%f2791,%f2790},{%r776,%r777,%r778,%r779},{%r875,%r876},{%f2793,%f2792,%f2791,%f2790};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2765,%f2764,%f2763,%f2762},{%r781,%r782,%r783,%r784},{%r873,%r874},{%f2765,%f2764,%f2763,%f2762};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2761,%f2760,%f2759,%f2758},{%r781,%r782,%r783,%r784},{%r875,%r876},{%f2761,%f2760,%f2759,%f2758};\n"
+"xor.b32 %r906,%r2624,64;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r902,%r903,%r904,%r905},[%r906];\n"
+"add.s32 %r911,%r906,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r907,%r908,%r909,%r910},[%r911];\n"
+"xor.b32 %r916,%r664,64;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r912,%r913,%r914,%r915},[%r916];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2821,%f2820,%f2819,%f2818},{%r902,%r903,%r904,%r905},{%r912,%r913},{%f2821,%f2820,%f2819,%f2818};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2817,%f2816,%f2815,%f2814},{%r902,%r903,%r904,%r905},{%r914,%r915},{%f2817,%f2816,%f2815,%f2814};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2789,%f2788,%f2787,%f2786},{%r907,%r908,%r909,%r910},{%r912,%r913},{%f2789,%f2788,%f2787,%f2786};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2785,%f2784,%f2783,%f2782},{%r907,%r908,%r909,%r910},{%r914,%r915},{%f2785,%f2784,%f2783,%f2782};\n"
+"add.s32 %r945,%r916,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r941,%r942,%r943,%r944},[%r945];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2813,%f2812,%f2811,%f2810},{%r902,%r903,%r904,%r905},{%r941,%r942},{%f2813,%f2812,%f2811,%f2810};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2809,%f2808,%f2807,%f2806},{%r902,%r903,%r904,%r905},{%r943,%r944},{%f2809,%f2808,%f2807,%f2806};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2781,%f2780,%f2779,%f2778},{%r907,%r908,%r909,%r910},{%r941,%r942},{%f2781,%f2780,%f2779,%f2778};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2777,%f2776,%f2775,%f2774},{%r907,%r908,%r909,%r910},{%r943,%r944},{%f2777,%f2776,%f2775,%f2774};\n"
+"add.s32 %r974,%r916,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r970,%r971,%r972,%r973},[%r974];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2805,%f2804,%f2803,%f2802},{%r902,%r903,%r904,%r905},{%r970,%r971},{%f2805,%f2804,%f2803,%f2802};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2801,%f2800,%f2799,%f2798},{%r902,%r903,%r904,%r905},{%r972,%r973},{%f2801,%f2800,%f2799,%f2798};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2773,%f2772,%f2771,%f2770},{%r907,%r908,%r909,%r910},{%r970,%r971},{%f2773,%f2772,%f2771,%f2770};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2769,%f2768,%f2767,%f2766},{%r907,%r908,%r909,%r910},{%r972,%r973},{%f2769,%f2768,%f2767,%f2766};\n"
+"add.s32 %r1003,%r916,6144;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r999,%r1000,%r1001,%r1002},[%r1003];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2797,%f2796,%f2795,%f2794},{%r902,%r903,%r904,%r905},{%r999,%r1000},{%f2797,%f2796,%f2795,%f2794};\n";
 static const char qlora__ptx_117[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2861,%f2860,%f2859,%f2858},{%r2444,%r2443,%r2442,%r2441},{%r1475,%r1476},{%f2861,%f2860,%f2859,%f2858};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2833,%f2832,%f2831,%f2830},{%r2428,%r2427,%r2426,%r2425},{%r1473,%r1474},{%f2833,%f2832,%f2831,%f2830};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2829,%f2828,%f2827,%f2826},{%r2428,%r2427,%r2426,%r2425},{%r1475,%r1476},{%f2829,%f2828,%f2827,%f2826};\n"
-"xor.b32 %r1506,%r1419,96;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1502,%r1503,%r1504,%r1505},[%r1506];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2857,%f2856,%f2855,%f2854},{%r2444,%r2443,%r2442,%r2441},{%r1502,%r1503},{%f2857,%f2856,%f2855,%f2854};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2853,%f2852,%f2851,%f2850},{%r2444,%r2443,%r2442,%r2441},{%r1504,%r1505},{%f2853,%f2852,%f2851,%f2850};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2825,%f2824,%f2823,%f2822},{%r2428,%r2427,%r2426,%r2425},{%r1502,%r1503},{%f2825,%f2824,%f2823,%f2822};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2882,%f2883,%f2884,%f2885},{%r2428,%r2427,%r2426,%r2425},{%r1504,%r1505},{%f2882,%f2883,%f2884,%f2885};\n"
-"add.s32 %r1535,%r1419,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1531,%r1532,%r1533,%r1534},[%r1535];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2881,%f2880,%f2879,%f2878},{%r2440,%r2439,%r2438,%r2437},{%r1531,%r1532},{%f2881,%f2880,%f2879,%f2878};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2877,%f2876,%f2875,%f2874},{%r2440,%r2439,%r2438,%r2437},{%r1533,%r1534},{%f2877,%f2876,%f2875,%f2874};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2849,%f2848,%f2847,%f2846},{%r2424,%r2423,%r2422,%r2421},{%r1531,%r1532},{%f2849,%f2848,%f2847,%f2846};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2845,%f2844,%f2843,%f2842},{%r2424,%r2423,%r2422,%r2421},{%r1533,%r1534},{%f2845,%f2844,%f2843,%f2842};\n"
-"add.s32 %r1564,%r1448,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1560,%r1561,%r1562,%r1563},[%r1564];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2873,%f2872,%f2871,%f2870},{%r2440,%r2439,%r2438,%r2437},{%r1560,%r1561},{%f2873,%f2872,%f2871,%f2870};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2869,%f2868,%f2867,%f2866},{%r2440,%r2439,%r2438,%r2437},{%r1562,%r1563},{%f2869,%f2868,%f2867,%f2866};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2841,%f2840,%f2839,%f2838},{%r2424,%r2423,%r2422,%r2421},{%r1560,%r1561},{%f2841,%f2840,%f2839,%f2838};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2837,%f2836,%f2835,%f2834},{%r2424,%r2423,%r2422,%r2421},{%r1562,%r1563},{%f2837,%f2836,%f2835,%f2834};\n"
-"add.s32 %r1593,%r1477,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1589,%r1590,%r1591,%r1592},[%r1593];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2865,%f2864,%f2863,%f2862},{%r2440,%r2439,%r2438,%r2437},{%r1589,%r1590},{%f2865,%f2864,%f2863,%f2862};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2861,%f2860,%f2859,%f2858},{%r2440,%r2439,%r2438,%r2437},{%r1591,%r1592},{%f2861,%f2860,%f2859,%f2858};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2833,%f2832,%f2831,%f2830},{%r2424,%r2423,%r2422,%r2421},{%r1589,%r1590},{%f2833,%f2832,%f2831,%f2830};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2829,%f2828,%f2827,%f2826},{%r2424,%r2423,%r2422,%r2421},{%r1591,%r1592},{%f2829,%f2828,%f2827,%f2826};\n"
-"add.s32 %r1622,%r1506,2048;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1618,%r1619,%r1620,%r1621},[%r1622];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2857,%f2856,%f2855,%f2854},{%r2440,%r2439,%r2438,%r2437},{%r1618,%r1619},{%f2857,%f2856,%f2855,%f2854};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2853,%f2852,%f2851,%f2850},{%r2440,%r2439,%r2438,%r2437},{%r1620,%r1621},{%f2853,%f2852,%f2851,%f2850};\n";
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2793,%f2792,%f2791,%f2790},{%r902,%r903,%r904,%r905},{%r1001,%r1002},{%f2793,%f2792,%f2791,%f2790};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2765,%f2764,%f2763,%f2762},{%r907,%r908,%r909,%r910},{%r999,%r1000},{%f2765,%f2764,%f2763,%f2762};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2761,%f2760,%f2759,%f2758},{%r907,%r908,%r909,%r910},{%r1001,%r1002},{%f2761,%f2760,%f2759,%f2758};\n"
+"xor.b32 %r1032,%r2624,96;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1028,%r1029,%r1030,%r1031},[%r1032];\n"
+"add.s32 %r1037,%r1032,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1033,%r1034,%r1035,%r1036},[%r1037];\n"
+"xor.b32 %r1042,%r664,96;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1038,%r1039,%r1040,%r1041},[%r1042];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2821,%f2820,%f2819,%f2818},{%r1028,%r1029,%r1030,%r1031},{%r1038,%r1039},{%f2821,%f2820,%f2819,%f2818};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2817,%f2816,%f2815,%f2814},{%r1028,%r1029,%r1030,%r1031},{%r1040,%r1041},{%f2817,%f2816,%f2815,%f2814};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2789,%f2788,%f2787,%f2786},{%r1033,%r1034,%r1035,%r1036},{%r1038,%r1039},{%f2789,%f2788,%f2787,%f2786};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2785,%f2784,%f2783,%f2782},{%r1033,%r1034,%r1035,%r1036},{%r1040,%r1041},{%f2785,%f2784,%f2783,%f2782};\n"
+"add.s32 %r1071,%r1042,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1067,%r1068,%r1069,%r1070},[%r1071];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2813,%f2812,%f2811,%f2810},{%r1028,%r1029,%r1030,%r1031},{%r1067,%r1068},{%f2813,%f2812,%f2811,%f2810};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2809,%f2808,%f2807,%f2806},{%r1028,%r1029,%r1030,%r1031},{%r1069,%r1070},{%f2809,%f2808,%f2807,%f2806};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2781,%f2780,%f2779,%f2778},{%r1033,%r1034,%r1035,%r1036},{%r1067,%r1068},{%f2781,%f2780,%f2779,%f2778};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2777,%f2776,%f2775,%f2774},{%r1033,%r1034,%r1035,%r1036},{%r1069,%r1070},{%f2777,%f2776,%f2775,%f2774};\n"
+"add.s32 %r1100,%r1042,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1096,%r1097,%r1098,%r1099},[%r1100];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2805,%f2804,%f2803,%f2802},{%r1028,%r1029,%r1030,%r1031},{%r1096,%r1097},{%f2805,%f2804,%f2803,%f2802};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2801,%f2800,%f2799,%f2798},{%r1028,%r1029,%r1030,%r1031},{%r1098,%r1099},{%f2801,%f2800,%f2799,%f2798};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2773,%f2772,%f2771,%f2770},{%r1033,%r1034,%r1035,%r1036},{%r1096,%r1097},{%f2773,%f2772,%f2771,%f2770};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2769,%f2768,%f2767,%f2766},{%r1033,%r1034,%r1035,%r1036},{%r1098,%r1099},{%f2769,%f2768,%f2767,%f2766};\n"
+"add.s32 %r1129,%r1042,6144;\n"
+"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1125,%r1126,%r1127,%r1128},[%r1129];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2797,%f2796,%f2795,%f2794},{%r1028,%r1029,%r1030,%r1031},{%r1125,%r1126},{%f2797,%f2796,%f2795,%f2794};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2793,%f2792,%f2791,%f2790},{%r1028,%r1029,%r1030,%r1031},{%r1127,%r1128},{%f2793,%f2792,%f2791,%f2790};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2765,%f2764,%f2763,%f2762},{%r1033,%r1034,%r1035,%r1036},{%r1125,%r1126},{%f2765,%f2764,%f2763,%f2762};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2761,%f2760,%f2759,%f2758},{%r1033,%r1034,%r1035,%r1036},{%r1127,%r1128},{%f2761,%f2760,%f2759,%f2758};\n"
+"$L__BB2_53:\nand.b32 %r2441,%r2519,1;\nadd.s32 %r1171,%r90,63;\nsetp.lt.s32 %p51,%r1171,%r17;\n"
+"and.b32 %r1174,%r450,48;\nadd.s32 %r1176,%r1174,%r443;\nshl.b32 %r1177,%r2441,9;\n"
+"add.s32 %r1178,%r1176,%r1177;\nadd.s32 %r91,%r1178,57344;\nor.pred %p53,%p51,%p11;\n"
+"@%p53 bra $L__BB2_58;\nadd.s32 %r1179,%r17,31;\nsetp.gt.s32 %p54,%r1179,%r90;\n"
+"@%p54 bra $L__BB2_56;\n";
 static const char qlora__ptx_118[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2825,%f2824,%f2823,%f2822},{%r2424,%r2423,%r2422,%r2421},{%r1618,%r1619},{%f2825,%f2824,%f2823,%f2822};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2882,%f2883,%f2884,%f2885},{%r2424,%r2423,%r2422,%r2421},{%r1620,%r1621},{%f2882,%f2883,%f2884,%f2885};\n"
-"add.s32 %r1651,%r1419,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1647,%r1648,%r1649,%r1650},[%r1651];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2881,%f2880,%f2879,%f2878},{%r2436,%r2435,%r2434,%r2433},{%r1647,%r1648},{%f2881,%f2880,%f2879,%f2878};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2877,%f2876,%f2875,%f2874},{%r2436,%r2435,%r2434,%r2433},{%r1649,%r1650},{%f2877,%f2876,%f2875,%f2874};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2849,%f2848,%f2847,%f2846},{%r2420,%r2419,%r2418,%r2417},{%r1647,%r1648},{%f2849,%f2848,%f2847,%f2846};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2845,%f2844,%f2843,%f2842},{%r2420,%r2419,%r2418,%r2417},{%r1649,%r1650},{%f2845,%f2844,%f2843,%f2842};\n"
-"add.s32 %r1680,%r1448,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1676,%r1677,%r1678,%r1679},[%r1680];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2873,%f2872,%f2871,%f2870},{%r2436,%r2435,%r2434,%r2433},{%r1676,%r1677},{%f2873,%f2872,%f2871,%f2870};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2869,%f2868,%f2867,%f2866},{%r2436,%r2435,%r2434,%r2433},{%r1678,%r1679},{%f2869,%f2868,%f2867,%f2866};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2841,%f2840,%f2839,%f2838},{%r2420,%r2419,%r2418,%r2417},{%r1676,%r1677},{%f2841,%f2840,%f2839,%f2838};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2837,%f2836,%f2835,%f2834},{%r2420,%r2419,%r2418,%r2417},{%r1678,%r1679},{%f2837,%f2836,%f2835,%f2834};\n"
-"add.s32 %r1709,%r1477,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1705,%r1706,%r1707,%r1708},[%r1709];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2865,%f2864,%f2863,%f2862},{%r2436,%r2435,%r2434,%r2433},{%r1705,%r1706},{%f2865,%f2864,%f2863,%f2862};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2861,%f2860,%f2859,%f2858},{%r2436,%r2435,%r2434,%r2433},{%r1707,%r1708},{%f2861,%f2860,%f2859,%f2858};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2833,%f2832,%f2831,%f2830},{%r2420,%r2419,%r2418,%r2417},{%r1705,%r1706},{%f2833,%f2832,%f2831,%f2830};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2829,%f2828,%f2827,%f2826},{%r2420,%r2419,%r2418,%r2417},{%r1707,%r1708},{%f2829,%f2828,%f2827,%f2826};\n"
-"add.s32 %r1738,%r1506,4096;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1734,%r1735,%r1736,%r1737},[%r1738];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2857,%f2856,%f2855,%f2854},{%r2436,%r2435,%r2434,%r2433},{%r1734,%r1735},{%f2857,%f2856,%f2855,%f2854};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2853,%f2852,%f2851,%f2850},{%r2436,%r2435,%r2434,%r2433},{%r1736,%r1737},{%f2853,%f2852,%f2851,%f2850};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2825,%f2824,%f2823,%f2822},{%r2420,%r2419,%r2418,%r2417},{%r1734,%r1735},{%f2825,%f2824,%f2823,%f2822};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2882,%f2883,%f2884,%f2885},{%r2420,%r2419,%r2418,%r2417},{%r1736,%r1737},{%f2882,%f2883,%f2884,%f2885};\n"
-"add.s32 %r1767,%r1419,6144;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1763,%r1764,%r1765,%r1766},[%r1767];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2881,%f2880,%f2879,%f2878},{%r2432,%r2431,%r2430,%r2429},{%r1763,%r1764},{%f2881,%f2880,%f2879,%f2878};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2877,%f2876,%f2875,%f2874},{%r2432,%r2431,%r2430,%r2429},{%r1765,%r1766},{%f2877,%f2876,%f2875,%f2874};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2849,%f2848,%f2847,%f2846},{%r2416,%r2415,%r2414,%r2413},{%r1763,%r1764},{%f2849,%f2848,%f2847,%f2846};\n";
+"sub.s32 %r1181,%r1171,%r17;\nsetp.lt.s32 %p55,%r1181,%r388;\nsetp.lt.s32 %p56,%r388,1;\n"
+"or.pred %p57,%p55,%p56;\n@%p57 bra $L__BB2_57;\n$L__BB2_56:\nmov.u32 %r1182,%tid.x;\n"
+"and.b32 %r1183,%r1182,31;\nshr.u32 %r1184,%r1183,2;\nshl.b32 %r1185,%r1182,1;\n"
+"and.b32 %r1186,%r1185,6;\nsub.s32 %r1187,%r90,%r17;\nsub.s32 %r1188,%r1187,%r1184;\n"
+"add.s32 %r1189,%r1188,%r1186;\nselp.b32 %r1190,%r388,-2147483648,%p9;\n"
+"setp.lt.u32 %p59,%r1189,%r1190;\nselp.f32 %f2821,%f2821,0fFF800000,%p59;\n"
+"add.s32 %r1191,%r1189,1;\nsetp.lt.u32 %p60,%r1191,%r1190;\n"
+"selp.f32 %f2820,%f2820,0fFF800000,%p60;\nadd.s32 %r1192,%r1189,-8;\n"
+"setp.lt.u32 %p61,%r1192,%r1190;\nselp.f32 %f2819,%f2819,0fFF800000,%p61;\n"
+"add.s32 %r1193,%r1189,-7;\nsetp.lt.u32 %p62,%r1193,%r1190;\n"
+"selp.f32 %f2818,%f2818,0fFF800000,%p62;\nadd.s32 %r1194,%r1189,8;\n"
+"setp.lt.u32 %p63,%r1194,%r1190;\nselp.f32 %f2817,%f2817,0fFF800000,%p63;\n"
+"add.s32 %r1195,%r1189,9;\nsetp.lt.u32 %p64,%r1195,%r1190;\n"
+"selp.f32 %f2816,%f2816,0fFF800000,%p64;\nselp.f32 %f2815,%f2815,0fFF800000,%p59;\n"
+"selp.f32 %f2814,%f2814,0fFF800000,%p60;\nadd.s32 %r1196,%r1189,16;\n"
+"setp.lt.u32 %p65,%r1196,%r1190;\nselp.f32 %f2813,%f2813,0fFF800000,%p65;\n"
+"add.s32 %r1197,%r1189,17;\nsetp.lt.u32 %p66,%r1197,%r1190;\n"
+"selp.f32 %f2812,%f2812,0fFF800000,%p66;\nselp.f32 %f2811,%f2811,0fFF800000,%p63;\n"
+"selp.f32 %f2810,%f2810,0fFF800000,%p64;\nadd.s32 %r1198,%r1189,24;\n"
+"setp.lt.u32 %p67,%r1198,%r1190;\nselp.f32 %f2809,%f2809,0fFF800000,%p67;\n"
+"add.s32 %r1199,%r1189,25;\nsetp.lt.u32 %p68,%r1199,%r1190;\n"
+"selp.f32 %f2808,%f2808,0fFF800000,%p68;\nselp.f32 %f2807,%f2807,0fFF800000,%p65;\n"
+"selp.f32 %f2806,%f2806,0fFF800000,%p66;\nadd.s32 %r1200,%r1189,32;\n"
+"setp.lt.u32 %p69,%r1200,%r1190;\nselp.f32 %f2805,%f2805,0fFF800000,%p69;\n"
+"add.s32 %r1201,%r1189,33;\nsetp.lt.u32 %p70,%r1201,%r1190;\n"
+"selp.f32 %f2804,%f2804,0fFF800000,%p70;\nselp.f32 %f2803,%f2803,0fFF800000,%p67;\n"
+"selp.f32 %f2802,%f2802,0fFF800000,%p68;\nadd.s32 %r1202,%r1189,40;\n"
+"setp.lt.u32 %p71,%r1202,%r1190;\nselp.f32 %f2801,%f2801,0fFF800000,%p71;\n"
+"add.s32 %r1203,%r1189,41;\nsetp.lt.u32 %p72,%r1203,%r1190;\n"
+"selp.f32 %f2800,%f2800,0fFF800000,%p72;\nselp.f32 %f2799,%f2799,0fFF800000,%p69;\n"
+"selp.f32 %f2798,%f2798,0fFF800000,%p70;\nadd.s32 %r1204,%r1189,48;\n"
+"setp.lt.u32 %p73,%r1204,%r1190;\nselp.f32 %f2797,%f2797,0fFF800000,%p73;\n"
+"add.s32 %r1205,%r1189,49;\nsetp.lt.u32 %p74,%r1205,%r1190;\n"
+"selp.f32 %f2796,%f2796,0fFF800000,%p74;\nselp.f32 %f2795,%f2795,0fFF800000,%p71;\n"
+"selp.f32 %f2794,%f2794,0fFF800000,%p72;\nadd.s32 %r1206,%r1189,56;\n"
+"setp.lt.u32 %p75,%r1206,%r1190;\nselp.f32 %f2793,%f2793,0fFF800000,%p75;\n"
+"add.s32 %r1207,%r1189,57;\nsetp.lt.u32 %p76,%r1207,%r1190;\n"
+"selp.f32 %f2792,%f2792,0fFF800000,%p76;\nselp.f32 %f2791,%f2791,0fFF800000,%p73;\n"
+"selp.f32 %f2790,%f2790,0fFF800000,%p74;\nadd.s32 %r1208,%r1189,-16;\n"
+"setp.lt.u32 %p77,%r1208,%r1190;\nselp.f32 %f2789,%f2789,0fFF800000,%p77;\n"
+"add.s32 %r1209,%r1189,-15;\nsetp.lt.u32 %p78,%r1209,%r1190;\n"
+"selp.f32 %f2788,%f2788,0fFF800000,%p78;\nadd.s32 %r1210,%r1189,-24;\n"
+"setp.lt.u32 %p79,%r1210,%r1190;\nselp.f32 %f2787,%f2787,0fFF800000,%p79;\n"
+"add.s32 %r1211,%r1189,-23;\nsetp.lt.u32 %p80,%r1211,%r1190;\n"
+"selp.f32 %f2786,%f2786,0fFF800000,%p80;\nselp.f32 %f2785,%f2785,0fFF800000,%p61;\n"
+"selp.f32 %f2784,%f2784,0fFF800000,%p62;\nselp.f32 %f2783,%f2783,0fFF800000,%p77;\n"
+"selp.f32 %f2782,%f2782,0fFF800000,%p78;\nselp.f32 %f2781,%f2781,0fFF800000,%p59;\n"
+"selp.f32 %f2780,%f2780,0fFF800000,%p60;\nselp.f32 %f2779,%f2779,0fFF800000,%p61;\n"
+"selp.f32 %f2778,%f2778,0fFF800000,%p62;\nselp.f32 %f2777,%f2777,0fFF800000,%p63;\n"
+"selp.f32 %f2776,%f2776,0fFF800000,%p64;\nselp.f32 %f2775,%f2775,0fFF800000,%p59;\n"
+"selp.f32 %f2774,%f2774,0fFF800000,%p60;\nselp.f32 %f2773,%f2773,0fFF800000,%p65;\n"
+"selp.f32 %f2772,%f2772,0fFF800000,%p66;\nselp.f32 %f2771,%f2771,0fFF800000,%p63;\n"
+"selp.f32 %f2770,%f2770,0fFF800000,%p64;\nselp.f32 %f2769,%f2769,0fFF800000,%p67;\n"
+"selp.f32 %f2768,%f2768,0fFF800000,%p68;\nselp.f32 %f2767,%f2767,0fFF800000,%p65;\n"
+"selp.f32 %f2766,%f2766,0fFF800000,%p66;\nselp.f32 %f2765,%f2765,0fFF800000,%p69;\n"
+"selp.f32 %f2764,%f2764,0fFF800000,%p70;\n";
 static const char qlora__ptx_119[] =
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2845,%f2844,%f2843,%f2842},{%r2416,%r2415,%r2414,%r2413},{%r1765,%r1766},{%f2845,%f2844,%f2843,%f2842};\n"
-"add.s32 %r1796,%r1448,6144;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1792,%r1793,%r1794,%r1795},[%r1796];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2873,%f2872,%f2871,%f2870},{%r2432,%r2431,%r2430,%r2429},{%r1792,%r1793},{%f2873,%f2872,%f2871,%f2870};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2869,%f2868,%f2867,%f2866},{%r2432,%r2431,%r2430,%r2429},{%r1794,%r1795},{%f2869,%f2868,%f2867,%f2866};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2841,%f2840,%f2839,%f2838},{%r2416,%r2415,%r2414,%r2413},{%r1792,%r1793},{%f2841,%f2840,%f2839,%f2838};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2837,%f2836,%f2835,%f2834},{%r2416,%r2415,%r2414,%r2413},{%r1794,%r1795},{%f2837,%f2836,%f2835,%f2834};\n"
-"add.s32 %r1825,%r1477,6144;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1821,%r1822,%r1823,%r1824},[%r1825];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2865,%f2864,%f2863,%f2862},{%r2432,%r2431,%r2430,%r2429},{%r1821,%r1822},{%f2865,%f2864,%f2863,%f2862};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2861,%f2860,%f2859,%f2858},{%r2432,%r2431,%r2430,%r2429},{%r1823,%r1824},{%f2861,%f2860,%f2859,%f2858};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2833,%f2832,%f2831,%f2830},{%r2416,%r2415,%r2414,%r2413},{%r1821,%r1822},{%f2833,%f2832,%f2831,%f2830};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2829,%f2828,%f2827,%f2826},{%r2416,%r2415,%r2414,%r2413},{%r1823,%r1824},{%f2829,%f2828,%f2827,%f2826};\n"
-"add.s32 %r1854,%r1506,6144;\n"
-"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1850,%r1851,%r1852,%r1853},[%r1854];\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2857,%f2856,%f2855,%f2854},{%r2432,%r2431,%r2430,%r2429},{%r1850,%r1851},{%f2857,%f2856,%f2855,%f2854};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2853,%f2852,%f2851,%f2850},{%r2432,%r2431,%r2430,%r2429},{%r1852,%r1853},{%f2853,%f2852,%f2851,%f2850};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2825,%f2824,%f2823,%f2822},{%r2416,%r2415,%r2414,%r2413},{%r1850,%r1851},{%f2825,%f2824,%f2823,%f2822};\n"
-"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2882,%f2883,%f2884,%f2885},{%r2416,%r2415,%r2414,%r2413},{%r1852,%r1853},{%f2882,%f2883,%f2884,%f2885};\n"
-"$L__BB2_63:\nadd.s32 %r1893,%r2446,1;\nsetp.eq.s32 %p88,%r1893,%r15;\n"
-"selp.b32 %r2446,%r14,%r1893,%p88;\n$L__BB2_64:\nadd.s32 %r2340,%r2340,1;\n"
-"setp.lt.s32 %p89,%r2340,%r26;\n@%p89 bra $L__BB2_18;\nbra.uni $L__BB2_65;\n$L__BB2_16:\n"
-"mov.f32 %f2822,0f00000000;\nmov.f32 %f2823,%f2822;\nmov.f32 %f2824,%f2822;\n"
-"mov.f32 %f2825,%f2822;\nmov.f32 %f2826,%f2822;\nmov.f32 %f2827,%f2822;\nmov.f32 %f2828,%f2822;\n"
-"mov.f32 %f2829,%f2822;\nmov.f32 %f2830,%f2822;\nmov.f32 %f2831,%f2822;\nmov.f32 %f2832,%f2822;\n"
-"mov.f32 %f2833,%f2822;\nmov.f32 %f2834,%f2822;\nmov.f32 %f2835,%f2822;\nmov.f32 %f2836,%f2822;\n"
-"mov.f32 %f2837,%f2822;\nmov.f32 %f2838,%f2822;\nmov.f32 %f2839,%f2822;\nmov.f32 %f2840,%f2822;\n"
-"mov.f32 %f2841,%f2822;\nmov.f32 %f2842,%f2822;\nmov.f32 %f2843,%f2822;\nmov.f32 %f2844,%f2822;\n"
-"mov.f32 %f2845,%f2822;\nmov.f32 %f2846,%f2822;\nmov.f32 %f2847,%f2822;\nmov.f32 %f2848,%f2822;\n"
-"mov.f32 %f2849,%f2822;\nmov.f32 %f2850,%f2822;\nmov.f32 %f2851,%f2822;\nmov.f32 %f2852,%f2822;\n"
-"mov.f32 %f2853,%f2822;\nmov.f32 %f2854,%f2822;\nmov.f32 %f2855,%f2822;\nmov.f32 %f2856,%f2822;\n"
-"mov.f32 %f2857,%f2822;\nmov.f32 %f2858,%f2822;\nmov.f32 %f2859,%f2822;\nmov.f32 %f2860,%f2822;\n"
-"mov.f32 %f2861,%f2822;\nmov.f32 %f2862,%f2822;\nmov.f32 %f2863,%f2822;\nmov.f32 %f2864,%f2822;\n"
-"mov.f32 %f2865,%f2822;\nmov.f32 %f2866,%f2822;\nmov.f32 %f2867,%f2822;\nmov.f32 %f2868,%f2822;\n"
-"mov.f32 %f2869,%f2822;\nmov.f32 %f2870,%f2822;\nmov.f32 %f2871,%f2822;\nmov.f32 %f2872,%f2822;\n"
-"mov.f32 %f2873,%f2822;\nmov.f32 %f2874,%f2822;\nmov.f32 %f2875,%f2822;\nmov.f32 %f2876,%f2822;\n"
-"mov.f32 %f2877,%f2822;\nmov.f32 %f2878,%f2822;\nmov.f32 %f2879,%f2822;\nmov.f32 %f2880,%f2822;\n";
+"selp.f32 %f2763,%f2763,0fFF800000,%p67;\nselp.f32 %f2762,%f2762,0fFF800000,%p68;\n"
+"selp.f32 %f2761,%f2761,0fFF800000,%p71;\nselp.f32 %f2760,%f2760,0fFF800000,%p72;\n"
+"selp.f32 %f2759,%f2759,0fFF800000,%p69;\nselp.f32 %f2758,%f2758,0fFF800000,%p70;\n$L__BB2_57:\n"
+"ld.shared.v4.f32{%f1413,%f1414,%f1415,%f1416},[%r91];\nneg.f32 %f1637,%f1413;\n"
+"neg.f32 %f1638,%f1415;\nfma.rn.f32 %f1418,%f2821,%f1,%f1637;\nex2.approx.ftz.f32 %f1417,%f1418;\n"
+"fma.rn.f32 %f1420,%f2820,%f1,%f1638;\nex2.approx.ftz.f32 %f1419,%f1420;\n"
+"cvt.rn.bf16x2.f32 %r2623,%f1419,%f1417;\nfma.rn.f32 %f1424,%f2819,%f1,%f1637;\n"
+"ex2.approx.ftz.f32 %f1423,%f1424;\nfma.rn.f32 %f1426,%f2818,%f1,%f1638;\n"
+"ex2.approx.ftz.f32 %f1425,%f1426;\ncvt.rn.bf16x2.f32 %r2622,%f1425,%f1423;\n"
+"fma.rn.f32 %f1430,%f2789,%f1,%f1637;\nex2.approx.ftz.f32 %f1429,%f1430;\n"
+"fma.rn.f32 %f1432,%f2788,%f1,%f1638;\nex2.approx.ftz.f32 %f1431,%f1432;\n"
+"cvt.rn.bf16x2.f32 %r2607,%f1431,%f1429;\nfma.rn.f32 %f1436,%f2787,%f1,%f1637;\n"
+"ex2.approx.ftz.f32 %f1435,%f1436;\nfma.rn.f32 %f1438,%f2786,%f1,%f1638;\n"
+"ex2.approx.ftz.f32 %f1437,%f1438;\ncvt.rn.bf16x2.f32 %r2606,%f1437,%f1435;\n"
+"add.s32 %r1217,%r91,64;\nld.shared.v4.f32{%f1441,%f1442,%f1443,%f1444},[%r1217];\n"
+"neg.f32 %f1639,%f1441;\nneg.f32 %f1640,%f1443;\nfma.rn.f32 %f1446,%f2817,%f1,%f1639;\n"
+"ex2.approx.ftz.f32 %f1445,%f1446;\nfma.rn.f32 %f1448,%f2816,%f1,%f1640;\n"
+"ex2.approx.ftz.f32 %f1447,%f1448;\ncvt.rn.bf16x2.f32 %r2621,%f1447,%f1445;\n"
+"fma.rn.f32 %f1452,%f2815,%f1,%f1639;\nex2.approx.ftz.f32 %f1451,%f1452;\n"
+"fma.rn.f32 %f1454,%f2814,%f1,%f1640;\nex2.approx.ftz.f32 %f1453,%f1454;\n"
+"cvt.rn.bf16x2.f32 %r2620,%f1453,%f1451;\nfma.rn.f32 %f1458,%f2785,%f1,%f1639;\n"
+"ex2.approx.ftz.f32 %f1457,%f1458;\nfma.rn.f32 %f1460,%f2784,%f1,%f1640;\n"
+"ex2.approx.ftz.f32 %f1459,%f1460;\ncvt.rn.bf16x2.f32 %r2605,%f1459,%f1457;\n"
+"fma.rn.f32 %f1464,%f2783,%f1,%f1639;\nex2.approx.ftz.f32 %f1463,%f1464;\n"
+"fma.rn.f32 %f1466,%f2782,%f1,%f1640;\nex2.approx.ftz.f32 %f1465,%f1466;\n"
+"cvt.rn.bf16x2.f32 %r2604,%f1465,%f1463;\nadd.s32 %r1222,%r91,128;\n"
+"ld.shared.v4.f32{%f1469,%f1470,%f1471,%f1472},[%r1222];\nneg.f32 %f1641,%f1469;\n"
+"neg.f32 %f1642,%f1471;\nfma.rn.f32 %f1474,%f2813,%f1,%f1641;\nex2.approx.ftz.f32 %f1473,%f1474;\n"
+"fma.rn.f32 %f1476,%f2812,%f1,%f1642;\nex2.approx.ftz.f32 %f1475,%f1476;\n"
+"cvt.rn.bf16x2.f32 %r2619,%f1475,%f1473;\nfma.rn.f32 %f1480,%f2811,%f1,%f1641;\n"
+"ex2.approx.ftz.f32 %f1479,%f1480;\nfma.rn.f32 %f1482,%f2810,%f1,%f1642;\n"
+"ex2.approx.ftz.f32 %f1481,%f1482;\ncvt.rn.bf16x2.f32 %r2618,%f1481,%f1479;\n"
+"fma.rn.f32 %f1486,%f2781,%f1,%f1641;\nex2.approx.ftz.f32 %f1485,%f1486;\n"
+"fma.rn.f32 %f1488,%f2780,%f1,%f1642;\nex2.approx.ftz.f32 %f1487,%f1488;\n"
+"cvt.rn.bf16x2.f32 %r2603,%f1487,%f1485;\nfma.rn.f32 %f1492,%f2779,%f1,%f1641;\n"
+"ex2.approx.ftz.f32 %f1491,%f1492;\nfma.rn.f32 %f1494,%f2778,%f1,%f1642;\n"
+"ex2.approx.ftz.f32 %f1493,%f1494;\ncvt.rn.bf16x2.f32 %r2602,%f1493,%f1491;\n"
+"add.s32 %r1227,%r91,192;\nld.shared.v4.f32{%f1497,%f1498,%f1499,%f1500},[%r1227];\n"
+"neg.f32 %f1643,%f1497;\nneg.f32 %f1644,%f1499;\nfma.rn.f32 %f1502,%f2809,%f1,%f1643;\n"
+"ex2.approx.ftz.f32 %f1501,%f1502;\nfma.rn.f32 %f1504,%f2808,%f1,%f1644;\n"
+"ex2.approx.ftz.f32 %f1503,%f1504;\ncvt.rn.bf16x2.f32 %r2617,%f1503,%f1501;\n"
+"fma.rn.f32 %f1508,%f2807,%f1,%f1643;\nex2.approx.ftz.f32 %f1507,%f1508;\n"
+"fma.rn.f32 %f1510,%f2806,%f1,%f1644;\nex2.approx.ftz.f32 %f1509,%f1510;\n"
+"cvt.rn.bf16x2.f32 %r2616,%f1509,%f1507;\nfma.rn.f32 %f1514,%f2777,%f1,%f1643;\n"
+"ex2.approx.ftz.f32 %f1513,%f1514;\nfma.rn.f32 %f1516,%f2776,%f1,%f1644;\n"
+"ex2.approx.ftz.f32 %f1515,%f1516;\ncvt.rn.bf16x2.f32 %r2601,%f1515,%f1513;\n"
+"fma.rn.f32 %f1520,%f2775,%f1,%f1643;\nex2.approx.ftz.f32 %f1519,%f1520;\n"
+"fma.rn.f32 %f1522,%f2774,%f1,%f1644;\nex2.approx.ftz.f32 %f1521,%f1522;\n"
+"cvt.rn.bf16x2.f32 %r2600,%f1521,%f1519;\nadd.s32 %r1232,%r91,256;\n"
+"ld.shared.v4.f32{%f1525,%f1526,%f1527,%f1528},[%r1232];\nneg.f32 %f1645,%f1525;\n"
+"neg.f32 %f1646,%f1527;\nfma.rn.f32 %f1530,%f2805,%f1,%f1645;\nex2.approx.ftz.f32 %f1529,%f1530;\n"
+"fma.rn.f32 %f1532,%f2804,%f1,%f1646;\nex2.approx.ftz.f32 %f1531,%f1532;\n"
+"cvt.rn.bf16x2.f32 %r2615,%f1531,%f1529;\nfma.rn.f32 %f1536,%f2803,%f1,%f1645;\n";
 static const char qlora__ptx_120[] =
-"mov.f32 %f2881,%f2822;\nmov.f32 %f2882,%f2822;\nmov.f32 %f2883,%f2822;\nmov.f32 %f2884,%f2822;\n"
-"mov.f32 %f2885,%f2822;\n$L__BB2_65:\nmov.u32 %r2260,%ctaid.y;\nshl.b32 %r2259,%r2260,6;\n"
-"add.s32 %r2258,%r393,8192;\nselp.b32 %r2257,%r2258,%r393,%p11;\n"
-"ld.param.u64 %rd305,[qlora_attn64_bwd_kv_param_11];\ncvta.to.global.u64 %rd304,%rd305;\n"
-"ld.param.u64 %rd303,[qlora_attn64_bwd_kv_param_9];\ncvta.to.global.u64 %rd302,%rd303;\n"
-"ld.param.u64 %rd301,[qlora_attn64_bwd_kv_param_12];\n"
-"ld.param.u64 %rd300,[qlora_attn64_bwd_kv_param_10];\n"
-"ld.param.f32 %f2437,[qlora_attn64_bwd_kv_param_20];\nselp.f32 %f2436,%f2437,0f3F800000,%p11;\n"
-"selp.b64 %rd47,%rd300,%rd301,%p11;\nselp.b64 %rd48,%rd302,%rd304,%p11;\n"
-"shl.b32 %r1999,%r391,12;\nadd.s32 %r254,%r1999,%r2257;\nbar.warp.sync -1;\n"
-"and.b32 %r2003,%r373,31;\nshr.u32 %r2004,%r2003,2;\nshl.b32 %r2005,%r373,2;\n"
-"and.b32 %r2006,%r2005,12;\nadd.s32 %r2007,%r254,%r2006;\nshl.b32 %r2008,%r2004,7;\n"
-"add.s32 %r2009,%r2007,%r2008;\nshl.b32 %r2010,%r2004,4;\nadd.s32 %r1895,%r2009,%r2010;\n"
-"mul.f32 %f2373,%f2881,%f2436;\nmul.f32 %f2372,%f2436,%f2880;\n"
-"cvt.rn.bf16x2.f32 %r1894,%f2372,%f2373;\nst.shared.b32[%r1895],%r1894;\n"
-"or.b32 %r2011,%r2008,1024;\nadd.s32 %r2012,%r2007,%r2011;\nadd.s32 %r1898,%r2012,%r2010;\n"
-"mul.f32 %f2375,%f2879,%f2436;\nmul.f32 %f2374,%f2436,%f2878;\n"
-"cvt.rn.bf16x2.f32 %r1897,%f2374,%f2375;\nst.shared.b32[%r1898],%r1897;\n"
-"xor.b32 %r2013,%r2010,16;\nadd.s32 %r1901,%r2009,%r2013;\nmul.f32 %f2377,%f2877,%f2436;\n"
-"mul.f32 %f2376,%f2436,%f2876;\ncvt.rn.bf16x2.f32 %r1900,%f2376,%f2377;\n"
-"st.shared.b32[%r1901],%r1900;\nadd.s32 %r1904,%r2012,%r2013;\nmul.f32 %f2379,%f2875,%f2436;\n"
-"mul.f32 %f2378,%f2436,%f2874;\ncvt.rn.bf16x2.f32 %r1903,%f2378,%f2379;\n"
-"st.shared.b32[%r1904],%r1903;\nxor.b32 %r2014,%r2010,32;\nadd.s32 %r1907,%r2009,%r2014;\n"
-"mul.f32 %f2381,%f2873,%f2436;\nmul.f32 %f2380,%f2436,%f2872;\n"
-"cvt.rn.bf16x2.f32 %r1906,%f2380,%f2381;\nst.shared.b32[%r1907],%r1906;\n"
-"add.s32 %r1910,%r2012,%r2014;\nmul.f32 %f2383,%f2871,%f2436;\nmul.f32 %f2382,%f2436,%f2870;\n"
-"cvt.rn.bf16x2.f32 %r1909,%f2382,%f2383;\nst.shared.b32[%r1910],%r1909;\n"
-"xor.b32 %r2015,%r2010,48;\nadd.s32 %r1913,%r2009,%r2015;\nmul.f32 %f2385,%f2869,%f2436;\n"
-"mul.f32 %f2384,%f2436,%f2868;\ncvt.rn.bf16x2.f32 %r1912,%f2384,%f2385;\n"
-"st.shared.b32[%r1913],%r1912;\nadd.s32 %r1916,%r2012,%r2015;\nmul.f32 %f2387,%f2867,%f2436;\n"
-"mul.f32 %f2386,%f2436,%f2866;\ncvt.rn.bf16x2.f32 %r1915,%f2386,%f2387;\n"
-"st.shared.b32[%r1916],%r1915;\nxor.b32 %r2016,%r2010,64;\nadd.s32 %r1919,%r2009,%r2016;\n"
-"mul.f32 %f2389,%f2865,%f2436;\nmul.f32 %f2388,%f2436,%f2864;\n"
-"cvt.rn.bf16x2.f32 %r1918,%f2388,%f2389;\nst.shared.b32[%r1919],%r1918;\n"
-"add.s32 %r1922,%r2012,%r2016;\nmul.f32 %f2391,%f2863,%f2436;\nmul.f32 %f2390,%f2436,%f2862;\n"
-"cvt.rn.bf16x2.f32 %r1921,%f2390,%f2391;\nst.shared.b32[%r1922],%r1921;\n"
-"xor.b32 %r2017,%r2010,80;\nadd.s32 %r1925,%r2009,%r2017;\nmul.f32 %f2393,%f2861,%f2436;\n"
-"mul.f32 %f2392,%f2436,%f2860;\ncvt.rn.bf16x2.f32 %r1924,%f2392,%f2393;\n"
-"st.shared.b32[%r1925],%r1924;\nadd.s32 %r1928,%r2012,%r2017;\nmul.f32 %f2395,%f2859,%f2436;\n"
-"mul.f32 %f2394,%f2436,%f2858;\ncvt.rn.bf16x2.f32 %r1927,%f2394,%f2395;\n"
-"st.shared.b32[%r1928],%r1927;\nxor.b32 %r2018,%r2010,96;\nadd.s32 %r1931,%r2009,%r2018;\n"
-"mul.f32 %f2397,%f2857,%f2436;\nmul.f32 %f2396,%f2436,%f2856;\n"
-"cvt.rn.bf16x2.f32 %r1930,%f2396,%f2397;\nst.shared.b32[%r1931],%r1930;\n"
-"add.s32 %r1934,%r2012,%r2018;\nmul.f32 %f2399,%f2855,%f2436;\nmul.f32 %f2398,%f2436,%f2854;\n"
-"cvt.rn.bf16x2.f32 %r1933,%f2398,%f2399;\nst.shared.b32[%r1934],%r1933;\n"
-"xor.b32 %r2019,%r2010,112;\nadd.s32 %r1937,%r2009,%r2019;\nmul.f32 %f2401,%f2853,%f2436;\n"
-"mul.f32 %f2400,%f2436,%f2852;\ncvt.rn.bf16x2.f32 %r1936,%f2400,%f2401;\n"
-"st.shared.b32[%r1937],%r1936;\nadd.s32 %r1940,%r2012,%r2019;\nmul.f32 %f2403,%f2851,%f2436;\n"
-"mul.f32 %f2402,%f2436,%f2850;\ncvt.rn.bf16x2.f32 %r1939,%f2402,%f2403;\n"
-"st.shared.b32[%r1940],%r1939;\nor.b32 %r2020,%r2008,2048;\nadd.s32 %r2021,%r2007,%r2020;\n"
-"add.s32 %r1943,%r2021,%r2010;\nmul.f32 %f2405,%f2849,%f2436;\nmul.f32 %f2404,%f2436,%f2848;\n"
-"cvt.rn.bf16x2.f32 %r1942,%f2404,%f2405;\nst.shared.b32[%r1943],%r1942;\n";
+"ex2.approx.ftz.f32 %f1535,%f1536;\nfma.rn.f32 %f1538,%f2802,%f1,%f1646;\n"
+"ex2.approx.ftz.f32 %f1537,%f1538;\ncvt.rn.bf16x2.f32 %r2614,%f1537,%f1535;\n"
+"fma.rn.f32 %f1542,%f2773,%f1,%f1645;\nex2.approx.ftz.f32 %f1541,%f1542;\n"
+"fma.rn.f32 %f1544,%f2772,%f1,%f1646;\nex2.approx.ftz.f32 %f1543,%f1544;\n"
+"cvt.rn.bf16x2.f32 %r2599,%f1543,%f1541;\nfma.rn.f32 %f1548,%f2771,%f1,%f1645;\n"
+"ex2.approx.ftz.f32 %f1547,%f1548;\nfma.rn.f32 %f1550,%f2770,%f1,%f1646;\n"
+"ex2.approx.ftz.f32 %f1549,%f1550;\ncvt.rn.bf16x2.f32 %r2598,%f1549,%f1547;\n"
+"add.s32 %r1237,%r91,320;\nld.shared.v4.f32{%f1553,%f1554,%f1555,%f1556},[%r1237];\n"
+"neg.f32 %f1647,%f1553;\nneg.f32 %f1648,%f1555;\nfma.rn.f32 %f1558,%f2801,%f1,%f1647;\n"
+"ex2.approx.ftz.f32 %f1557,%f1558;\nfma.rn.f32 %f1560,%f2800,%f1,%f1648;\n"
+"ex2.approx.ftz.f32 %f1559,%f1560;\ncvt.rn.bf16x2.f32 %r2613,%f1559,%f1557;\n"
+"fma.rn.f32 %f1564,%f2799,%f1,%f1647;\nex2.approx.ftz.f32 %f1563,%f1564;\n"
+"fma.rn.f32 %f1566,%f2798,%f1,%f1648;\nex2.approx.ftz.f32 %f1565,%f1566;\n"
+"cvt.rn.bf16x2.f32 %r2612,%f1565,%f1563;\nfma.rn.f32 %f1570,%f2769,%f1,%f1647;\n"
+"ex2.approx.ftz.f32 %f1569,%f1570;\nfma.rn.f32 %f1572,%f2768,%f1,%f1648;\n"
+"ex2.approx.ftz.f32 %f1571,%f1572;\ncvt.rn.bf16x2.f32 %r2597,%f1571,%f1569;\n"
+"fma.rn.f32 %f1576,%f2767,%f1,%f1647;\nex2.approx.ftz.f32 %f1575,%f1576;\n"
+"fma.rn.f32 %f1578,%f2766,%f1,%f1648;\nex2.approx.ftz.f32 %f1577,%f1578;\n"
+"cvt.rn.bf16x2.f32 %r2596,%f1577,%f1575;\nadd.s32 %r1242,%r91,384;\n"
+"ld.shared.v4.f32{%f1581,%f1582,%f1583,%f1584},[%r1242];\nneg.f32 %f1649,%f1581;\n"
+"neg.f32 %f1650,%f1583;\nfma.rn.f32 %f1586,%f2797,%f1,%f1649;\nex2.approx.ftz.f32 %f1585,%f1586;\n"
+"fma.rn.f32 %f1588,%f2796,%f1,%f1650;\nex2.approx.ftz.f32 %f1587,%f1588;\n"
+"cvt.rn.bf16x2.f32 %r2611,%f1587,%f1585;\nfma.rn.f32 %f1592,%f2795,%f1,%f1649;\n"
+"ex2.approx.ftz.f32 %f1591,%f1592;\nfma.rn.f32 %f1594,%f2794,%f1,%f1650;\n"
+"ex2.approx.ftz.f32 %f1593,%f1594;\ncvt.rn.bf16x2.f32 %r2610,%f1593,%f1591;\n"
+"fma.rn.f32 %f1598,%f2765,%f1,%f1649;\nex2.approx.ftz.f32 %f1597,%f1598;\n"
+"fma.rn.f32 %f1600,%f2764,%f1,%f1650;\nex2.approx.ftz.f32 %f1599,%f1600;\n"
+"cvt.rn.bf16x2.f32 %r2595,%f1599,%f1597;\nfma.rn.f32 %f1604,%f2763,%f1,%f1649;\n"
+"ex2.approx.ftz.f32 %f1603,%f1604;\nfma.rn.f32 %f1606,%f2762,%f1,%f1650;\n"
+"ex2.approx.ftz.f32 %f1605,%f1606;\ncvt.rn.bf16x2.f32 %r2594,%f1605,%f1603;\n"
+"add.s32 %r1247,%r91,448;\nld.shared.v4.f32{%f1609,%f1610,%f1611,%f1612},[%r1247];\n"
+"neg.f32 %f1651,%f1609;\nneg.f32 %f1652,%f1611;\nfma.rn.f32 %f1614,%f2793,%f1,%f1651;\n"
+"ex2.approx.ftz.f32 %f1613,%f1614;\nfma.rn.f32 %f1616,%f2792,%f1,%f1652;\n"
+"ex2.approx.ftz.f32 %f1615,%f1616;\ncvt.rn.bf16x2.f32 %r2609,%f1615,%f1613;\n"
+"fma.rn.f32 %f1620,%f2791,%f1,%f1651;\nex2.approx.ftz.f32 %f1619,%f1620;\n"
+"fma.rn.f32 %f1622,%f2790,%f1,%f1652;\nex2.approx.ftz.f32 %f1621,%f1622;\n"
+"cvt.rn.bf16x2.f32 %r2608,%f1621,%f1619;\nfma.rn.f32 %f1626,%f2761,%f1,%f1651;\n"
+"ex2.approx.ftz.f32 %f1625,%f1626;\nfma.rn.f32 %f1628,%f2760,%f1,%f1652;\n"
+"ex2.approx.ftz.f32 %f1627,%f1628;\ncvt.rn.bf16x2.f32 %r2593,%f1627,%f1625;\n"
+"fma.rn.f32 %f1632,%f2759,%f1,%f1651;\nex2.approx.ftz.f32 %f1631,%f1632;\n"
+"fma.rn.f32 %f1634,%f2758,%f1,%f1652;\nex2.approx.ftz.f32 %f1633,%f1634;\n"
+"cvt.rn.bf16x2.f32 %r2592,%f1633,%f1631;\nand.b32 %r1294,%r450,496;\n"
+"add.s32 %r1296,%r1294,%r443;\nshl.b32 %r1300,%r441,12;\nadd.s32 %r1301,%r1296,%r1300;\n"
+"add.s32 %r1252,%r1301,49152;\nst.shared.v4.b32[%r1252],{%r2623,%r2622,%r2621,%r2620};\n"
+"add.s32 %r1257,%r1301,49664;\nst.shared.v4.b32[%r1257],{%r2619,%r2618,%r2617,%r2616};\n"
+"add.s32 %r1262,%r1301,50176;\nst.shared.v4.b32[%r1262],{%r2615,%r2614,%r2613,%r2612};\n"
+"add.s32 %r1267,%r1301,50688;\nst.shared.v4.b32[%r1267],{%r2611,%r2610,%r2609,%r2608};\n"
+"add.s32 %r1272,%r1301,51200;\nst.shared.v4.b32[%r1272],{%r2607,%r2606,%r2605,%r2604};\n"
+"add.s32 %r1277,%r1301,51712;\nst.shared.v4.b32[%r1277],{%r2603,%r2602,%r2601,%r2600};\n"
+"add.s32 %r1282,%r1301,52224;\nst.shared.v4.b32[%r1282],{%r2599,%r2598,%r2597,%r2596};\n"
+"add.s32 %r1287,%r1301,52736;\nst.shared.v4.b32[%r1287],{%r2595,%r2594,%r2593,%r2592};\n"
+"$L__BB2_58:\nsetp.lt.s32 %p83,%r423,64;\nbar.sync 0;\nor.pred %p84,%p83,%p51;\n"
+"@%p84 bra $L__BB2_60;\nadd.s32 %r1304,%r91,4;\n";
 static const char qlora__ptx_121[] =
-"or.b32 %r2022,%r2008,3072;\nadd.s32 %r2023,%r2007,%r2022;\nadd.s32 %r1946,%r2023,%r2010;\n"
-"mul.f32 %f2407,%f2847,%f2436;\nmul.f32 %f2406,%f2436,%f2846;\n"
-"cvt.rn.bf16x2.f32 %r1945,%f2406,%f2407;\nst.shared.b32[%r1946],%r1945;\n"
-"add.s32 %r1949,%r2021,%r2013;\nmul.f32 %f2409,%f2845,%f2436;\nmul.f32 %f2408,%f2436,%f2844;\n"
-"cvt.rn.bf16x2.f32 %r1948,%f2408,%f2409;\nst.shared.b32[%r1949],%r1948;\n"
-"add.s32 %r1952,%r2023,%r2013;\nmul.f32 %f2411,%f2843,%f2436;\nmul.f32 %f2410,%f2436,%f2842;\n"
-"cvt.rn.bf16x2.f32 %r1951,%f2410,%f2411;\nst.shared.b32[%r1952],%r1951;\n"
-"add.s32 %r1955,%r2021,%r2014;\nmul.f32 %f2413,%f2841,%f2436;\nmul.f32 %f2412,%f2436,%f2840;\n"
-"cvt.rn.bf16x2.f32 %r1954,%f2412,%f2413;\nst.shared.b32[%r1955],%r1954;\n"
-"add.s32 %r1958,%r2023,%r2014;\nmul.f32 %f2415,%f2839,%f2436;\nmul.f32 %f2414,%f2436,%f2838;\n"
-"cvt.rn.bf16x2.f32 %r1957,%f2414,%f2415;\nst.shared.b32[%r1958],%r1957;\n"
-"add.s32 %r1961,%r2021,%r2015;\nmul.f32 %f2417,%f2837,%f2436;\nmul.f32 %f2416,%f2436,%f2836;\n"
-"cvt.rn.bf16x2.f32 %r1960,%f2416,%f2417;\nst.shared.b32[%r1961],%r1960;\n"
-"add.s32 %r1964,%r2023,%r2015;\nmul.f32 %f2419,%f2835,%f2436;\nmul.f32 %f2418,%f2436,%f2834;\n"
-"cvt.rn.bf16x2.f32 %r1963,%f2418,%f2419;\nst.shared.b32[%r1964],%r1963;\n"
-"add.s32 %r1967,%r2021,%r2016;\nmul.f32 %f2421,%f2833,%f2436;\nmul.f32 %f2420,%f2436,%f2832;\n"
-"cvt.rn.bf16x2.f32 %r1966,%f2420,%f2421;\nst.shared.b32[%r1967],%r1966;\n"
-"add.s32 %r1970,%r2023,%r2016;\nmul.f32 %f2423,%f2831,%f2436;\nmul.f32 %f2422,%f2436,%f2830;\n"
-"cvt.rn.bf16x2.f32 %r1969,%f2422,%f2423;\nst.shared.b32[%r1970],%r1969;\n"
-"add.s32 %r1973,%r2021,%r2017;\nmul.f32 %f2425,%f2829,%f2436;\nmul.f32 %f2424,%f2436,%f2828;\n"
-"cvt.rn.bf16x2.f32 %r1972,%f2424,%f2425;\nst.shared.b32[%r1973],%r1972;\n"
-"add.s32 %r1976,%r2023,%r2017;\nmul.f32 %f2427,%f2827,%f2436;\nmul.f32 %f2426,%f2436,%f2826;\n"
-"cvt.rn.bf16x2.f32 %r1975,%f2426,%f2427;\nst.shared.b32[%r1976],%r1975;\n"
-"add.s32 %r1979,%r2021,%r2018;\nmul.f32 %f2429,%f2825,%f2436;\nmul.f32 %f2428,%f2436,%f2824;\n"
-"cvt.rn.bf16x2.f32 %r1978,%f2428,%f2429;\nst.shared.b32[%r1979],%r1978;\n"
-"add.s32 %r1982,%r2023,%r2018;\nmul.f32 %f2431,%f2823,%f2436;\nmul.f32 %f2430,%f2436,%f2822;\n"
-"cvt.rn.bf16x2.f32 %r1981,%f2430,%f2431;\nst.shared.b32[%r1982],%r1981;\n"
-"add.s32 %r1985,%r2021,%r2019;\nmul.f32 %f2433,%f2882,%f2436;\nmul.f32 %f2432,%f2436,%f2883;\n"
-"cvt.rn.bf16x2.f32 %r1984,%f2432,%f2433;\nst.shared.b32[%r1985],%r1984;\n"
-"add.s32 %r1988,%r2023,%r2019;\nmul.f32 %f2435,%f2884,%f2436;\nmul.f32 %f2434,%f2436,%f2885;\n"
-"cvt.rn.bf16x2.f32 %r1987,%f2434,%f2435;\nst.shared.b32[%r1988],%r1987;\nbar.warp.sync -1;\n"
-"and.b32 %r2024,%r373,7;\nshl.b32 %r2025,%r373,3;\nand.b32 %r2026,%r2025,56;\n"
-"or.b32 %r2029,%r2026,%r2259;\ncvt.s64.s32 %rd49,%r2029;\nshr.u32 %r2030,%r2003,3;\n"
-"shl.b32 %r2031,%r2030,7;\nxor.b32 %r2032,%r2030,%r2024;\nshl.b32 %r2033,%r2032,4;\n"
-"add.s32 %r2034,%r2031,%r254;\nadd.s32 %r1994,%r2034,%r2033;\n"
-"ld.shared.v4.b32{%r1990,%r1991,%r1992,%r1993},[%r1994];\nadd.s32 %r259,%r2030,%r16;\n"
-"setp.ge.s32 %p91,%r259,%r11;\n@%p91 bra $L__BB2_67;\ncvt.s64.s32 %rd172,%r259;\n"
-"add.s64 %rd173,%rd172,%rd7;\nmul.lo.s64 %rd174,%rd173,%rd47;\nadd.s64 %rd175,%rd174,%rd49;\n"
-"shl.b64 %rd176,%rd175,1;\nadd.s64 %rd177,%rd48,%rd176;\n"
-"st.global.v4.u32[%rd177],{%r1990,%r1991,%r1992,%r1993};\n$L__BB2_67:\nand.b32 %r2041,%r373,24;\n"
-"or.b32 %r2042,%r2041,32;\nshr.u32 %r2043,%r2042,3;\nshl.b32 %r2044,%r2043,7;\n"
-"xor.b32 %r2046,%r2043,%r2024;\nshl.b32 %r2047,%r2046,4;\nadd.s32 %r2048,%r2044,%r254;\n"
-"add.s32 %r2039,%r2048,%r2047;\nld.shared.v4.b32{%r2035,%r2036,%r2037,%r2038},[%r2039];\n"
-"add.s32 %r264,%r2043,%r16;\nsetp.ge.s32 %p92,%r264,%r11;\n@%p92 bra $L__BB2_69;\n"
-"cvt.s64.s32 %rd178,%r264;\nadd.s64 %rd179,%rd178,%rd7;\nmul.lo.s64 %rd180,%rd179,%rd47;\n"
-"add.s64 %rd181,%rd180,%rd49;\nshl.b64 %rd182,%rd181,1;\nadd.s64 %rd183,%rd48,%rd182;\n"
-"st.global.v4.u32[%rd183],{%r2035,%r2036,%r2037,%r2038};\n$L__BB2_69:\nor.b32 %r2056,%r2041,64;\n"
-"shr.u32 %r2057,%r2056,3;\nshl.b32 %r2058,%r2057,7;\nand.b32 %r2059,%r2057,3;\n"
-"xor.b32 %r2061,%r2059,%r2024;\nshl.b32 %r2062,%r2061,4;\nadd.s32 %r2063,%r2058,%r254;\n"
-"add.s32 %r2053,%r2063,%r2062;\nld.shared.v4.b32{%r2049,%r2050,%r2051,%r2052},[%r2053];\n";
+"ld.shared.f32 %f1653,[%r1304];\nadd.s32 %r1305,%r91,12;\nld.shared.f32 %f1654,[%r1305];\n"
+"add.s32 %r1306,%r91,68;\nld.shared.f32 %f1655,[%r1306];\nadd.s32 %r1307,%r91,76;\n"
+"ld.shared.f32 %f1656,[%r1307];\nand.b32 %r1394,%r450,496;\nadd.s32 %r1396,%r1394,%r443;\n"
+"shl.b32 %r1400,%r441,12;\nadd.s32 %r1401,%r1396,%r1400;\nadd.s32 %r1312,%r1401,49152;\n"
+"ld.shared.v4.b32{%r1308,%r1309,%r1310,%r1311},[%r1312];\nshl.b32 %r1402,%r1308,16;\n"
+"mov.b32 %f1733,%r1402;\nsub.f32 %f1734,%f2821,%f1653;\nmul.f32 %f1658,%f1734,%f1733;\n"
+"and.b32 %r1403,%r1308,-65536;\nmov.b32 %f1735,%r1403;\nsub.f32 %f1736,%f2820,%f1654;\n"
+"mul.f32 %f1657,%f1736,%f1735;\ncvt.rn.bf16x2.f32 %r2623,%f1657,%f1658;\n"
+"shl.b32 %r1404,%r1309,16;\nmov.b32 %f1737,%r1404;\nsub.f32 %f1738,%f2819,%f1653;\n"
+"mul.f32 %f1660,%f1738,%f1737;\nand.b32 %r1405,%r1309,-65536;\nmov.b32 %f1739,%r1405;\n"
+"sub.f32 %f1740,%f2818,%f1654;\nmul.f32 %f1659,%f1740,%f1739;\n"
+"cvt.rn.bf16x2.f32 %r2622,%f1659,%f1660;\nshl.b32 %r1406,%r1310,16;\nmov.b32 %f1741,%r1406;\n"
+"sub.f32 %f1742,%f2817,%f1655;\nmul.f32 %f1662,%f1742,%f1741;\nand.b32 %r1407,%r1310,-65536;\n"
+"mov.b32 %f1743,%r1407;\nsub.f32 %f1744,%f2816,%f1656;\nmul.f32 %f1661,%f1744,%f1743;\n"
+"cvt.rn.bf16x2.f32 %r2621,%f1661,%f1662;\nshl.b32 %r1408,%r1311,16;\nmov.b32 %f1745,%r1408;\n"
+"sub.f32 %f1746,%f2815,%f1655;\nmul.f32 %f1664,%f1746,%f1745;\nand.b32 %r1409,%r1311,-65536;\n"
+"mov.b32 %f1747,%r1409;\nsub.f32 %f1748,%f2814,%f1656;\nmul.f32 %f1663,%f1748,%f1747;\n"
+"cvt.rn.bf16x2.f32 %r2620,%f1663,%f1664;\nadd.s32 %r1321,%r1401,51200;\n"
+"ld.shared.v4.b32{%r1317,%r1318,%r1319,%r1320},[%r1321];\nshl.b32 %r1410,%r1317,16;\n"
+"mov.b32 %f1749,%r1410;\nsub.f32 %f1750,%f2789,%f1653;\nmul.f32 %f1666,%f1750,%f1749;\n"
+"and.b32 %r1411,%r1317,-65536;\nmov.b32 %f1751,%r1411;\nsub.f32 %f1752,%f2788,%f1654;\n"
+"mul.f32 %f1665,%f1752,%f1751;\ncvt.rn.bf16x2.f32 %r2607,%f1665,%f1666;\n"
+"shl.b32 %r1412,%r1318,16;\nmov.b32 %f1753,%r1412;\nsub.f32 %f1754,%f2787,%f1653;\n"
+"mul.f32 %f1668,%f1754,%f1753;\nand.b32 %r1413,%r1318,-65536;\nmov.b32 %f1755,%r1413;\n"
+"sub.f32 %f1756,%f2786,%f1654;\nmul.f32 %f1667,%f1756,%f1755;\n"
+"cvt.rn.bf16x2.f32 %r2606,%f1667,%f1668;\nshl.b32 %r1414,%r1319,16;\nmov.b32 %f1757,%r1414;\n"
+"sub.f32 %f1758,%f2785,%f1655;\nmul.f32 %f1670,%f1758,%f1757;\nand.b32 %r1415,%r1319,-65536;\n"
+"mov.b32 %f1759,%r1415;\nsub.f32 %f1760,%f2784,%f1656;\nmul.f32 %f1669,%f1760,%f1759;\n"
+"cvt.rn.bf16x2.f32 %r2605,%f1669,%f1670;\nshl.b32 %r1416,%r1320,16;\nmov.b32 %f1761,%r1416;\n"
+"sub.f32 %f1762,%f2783,%f1655;\nmul.f32 %f1672,%f1762,%f1761;\nand.b32 %r1417,%r1320,-65536;\n"
+"mov.b32 %f1763,%r1417;\nsub.f32 %f1764,%f2782,%f1656;\nmul.f32 %f1671,%f1764,%f1763;\n"
+"cvt.rn.bf16x2.f32 %r2604,%f1671,%f1672;\nadd.s32 %r1326,%r91,132;\n"
+"ld.shared.f32 %f1673,[%r1326];\nadd.s32 %r1327,%r91,140;\nld.shared.f32 %f1674,[%r1327];\n"
+"add.s32 %r1328,%r91,196;\nld.shared.f32 %f1675,[%r1328];\nadd.s32 %r1329,%r91,204;\n"
+"ld.shared.f32 %f1676,[%r1329];\nadd.s32 %r1334,%r1401,49664;\n"
+"ld.shared.v4.b32{%r1330,%r1331,%r1332,%r1333},[%r1334];\nshl.b32 %r1418,%r1330,16;\n"
+"mov.b32 %f1765,%r1418;\nsub.f32 %f1766,%f2813,%f1673;\nmul.f32 %f1678,%f1766,%f1765;\n"
+"and.b32 %r1419,%r1330,-65536;\nmov.b32 %f1767,%r1419;\nsub.f32 %f1768,%f2812,%f1674;\n"
+"mul.f32 %f1677,%f1768,%f1767;\ncvt.rn.bf16x2.f32 %r2619,%f1677,%f1678;\n"
+"shl.b32 %r1420,%r1331,16;\nmov.b32 %f1769,%r1420;\nsub.f32 %f1770,%f2811,%f1673;\n"
+"mul.f32 %f1680,%f1770,%f1769;\nand.b32 %r1421,%r1331,-65536;\nmov.b32 %f1771,%r1421;\n"
+"sub.f32 %f1772,%f2810,%f1674;\nmul.f32 %f1679,%f1772,%f1771;\n"
+"cvt.rn.bf16x2.f32 %r2618,%f1679,%f1680;\nshl.b32 %r1422,%r1332,16;\nmov.b32 %f1773,%r1422;\n"
+"sub.f32 %f1774,%f2809,%f1675;\nmul.f32 %f1682,%f1774,%f1773;\nand.b32 %r1423,%r1332,-65536;\n"
+"mov.b32 %f1775,%r1423;\nsub.f32 %f1776,%f2808,%f1676;\nmul.f32 %f1681,%f1776,%f1775;\n"
+"cvt.rn.bf16x2.f32 %r2617,%f1681,%f1682;\nshl.b32 %r1424,%r1333,16;\nmov.b32 %f1777,%r1424;\n"
+"sub.f32 %f1778,%f2807,%f1675;\nmul.f32 %f1684,%f1778,%f1777;\nand.b32 %r1425,%r1333,-65536;\n"
+"mov.b32 %f1779,%r1425;\nsub.f32 %f1780,%f2806,%f1676;\nmul.f32 %f1683,%f1780,%f1779;\n"
+"cvt.rn.bf16x2.f32 %r2616,%f1683,%f1684;\nadd.s32 %r1343,%r1401,51712;\n";
 static const char qlora__ptx_122[] =
-"add.s32 %r269,%r2057,%r16;\nsetp.ge.s32 %p93,%r269,%r11;\n@%p93 bra $L__BB2_71;\n"
-"cvt.s64.s32 %rd184,%r269;\nadd.s64 %rd185,%rd184,%rd7;\nmul.lo.s64 %rd186,%rd185,%rd47;\n"
-"add.s64 %rd187,%rd186,%rd49;\nshl.b64 %rd188,%rd187,1;\nadd.s64 %rd189,%rd48,%rd188;\n"
-"st.global.v4.u32[%rd189],{%r2049,%r2050,%r2051,%r2052};\n$L__BB2_71:\nor.b32 %r2071,%r2041,96;\n"
-"shr.u32 %r2072,%r2071,3;\nshl.b32 %r2073,%r2072,7;\nxor.b32 %r2074,%r2072,%r373;\n"
-"shl.b32 %r2075,%r2074,4;\nand.b32 %r2076,%r2075,112;\nadd.s32 %r2077,%r2073,%r254;\n"
-"add.s32 %r2068,%r2077,%r2076;\nld.shared.v4.b32{%r2064,%r2065,%r2066,%r2067},[%r2068];\n"
-"add.s32 %r274,%r2072,%r16;\nsetp.ge.s32 %p94,%r274,%r11;\n@%p94 bra $L__BB2_73;\n"
-"cvt.s64.s32 %rd190,%r274;\nadd.s64 %rd191,%rd190,%rd7;\nmul.lo.s64 %rd192,%rd191,%rd47;\n"
-"add.s64 %rd193,%rd192,%rd49;\nshl.b64 %rd194,%rd193,1;\nadd.s64 %rd195,%rd48,%rd194;\n"
-"st.global.v4.u32[%rd195],{%r2064,%r2065,%r2066,%r2067};\n$L__BB2_73:\nor.b32 %r2085,%r2041,128;\n"
-"shr.u32 %r2086,%r2085,3;\nshl.b32 %r2087,%r2086,7;\nand.b32 %r2088,%r2086,3;\n"
-"xor.b32 %r2090,%r2088,%r2024;\nshl.b32 %r2091,%r2090,4;\nadd.s32 %r2092,%r2087,%r254;\n"
-"add.s32 %r2082,%r2092,%r2091;\nld.shared.v4.b32{%r2078,%r2079,%r2080,%r2081},[%r2082];\n"
-"add.s32 %r279,%r2086,%r16;\nsetp.ge.s32 %p95,%r279,%r11;\n@%p95 bra $L__BB2_75;\n"
-"cvt.s64.s32 %rd196,%r279;\nadd.s64 %rd197,%rd196,%rd7;\nmul.lo.s64 %rd198,%rd197,%rd47;\n"
-"add.s64 %rd199,%rd198,%rd49;\nshl.b64 %rd200,%rd199,1;\nadd.s64 %rd201,%rd48,%rd200;\n"
-"st.global.v4.u32[%rd201],{%r2078,%r2079,%r2080,%r2081};\n$L__BB2_75:\nor.b32 %r2100,%r2041,160;\n"
-"shr.u32 %r2101,%r2100,3;\nshl.b32 %r2102,%r2101,7;\nxor.b32 %r2103,%r2101,%r373;\n"
-"shl.b32 %r2104,%r2103,4;\nand.b32 %r2105,%r2104,112;\nadd.s32 %r2106,%r2102,%r254;\n"
-"add.s32 %r2097,%r2106,%r2105;\nld.shared.v4.b32{%r2093,%r2094,%r2095,%r2096},[%r2097];\n"
-"add.s32 %r284,%r2101,%r16;\nsetp.ge.s32 %p96,%r284,%r11;\n@%p96 bra $L__BB2_77;\n"
-"cvt.s64.s32 %rd202,%r284;\nadd.s64 %rd203,%rd202,%rd7;\nmul.lo.s64 %rd204,%rd203,%rd47;\n"
-"add.s64 %rd205,%rd204,%rd49;\nshl.b64 %rd206,%rd205,1;\nadd.s64 %rd207,%rd48,%rd206;\n"
-"st.global.v4.u32[%rd207],{%r2093,%r2094,%r2095,%r2096};\n$L__BB2_77:\nor.b32 %r2114,%r2041,192;\n"
-"shr.u32 %r2115,%r2114,3;\nshl.b32 %r2116,%r2115,7;\nand.b32 %r2117,%r2115,3;\n"
-"xor.b32 %r2119,%r2117,%r2024;\nshl.b32 %r2120,%r2119,4;\nadd.s32 %r2121,%r2116,%r254;\n"
-"add.s32 %r2111,%r2121,%r2120;\nld.shared.v4.b32{%r2107,%r2108,%r2109,%r2110},[%r2111];\n"
-"add.s32 %r289,%r2115,%r16;\nsetp.ge.s32 %p97,%r289,%r11;\n@%p97 bra $L__BB2_79;\n"
-"cvt.s64.s32 %rd208,%r289;\nadd.s64 %rd209,%rd208,%rd7;\nmul.lo.s64 %rd210,%rd209,%rd47;\n"
-"add.s64 %rd211,%rd210,%rd49;\nshl.b64 %rd212,%rd211,1;\nadd.s64 %rd213,%rd48,%rd212;\n"
-"st.global.v4.u32[%rd213],{%r2107,%r2108,%r2109,%r2110};\n$L__BB2_79:\nor.b32 %r2129,%r2041,224;\n"
-"shr.u32 %r2130,%r2129,3;\nshl.b32 %r2131,%r2130,7;\nxor.b32 %r2132,%r2130,%r373;\n"
-"shl.b32 %r2133,%r2132,4;\nand.b32 %r2134,%r2133,112;\nadd.s32 %r2135,%r2131,%r254;\n"
-"add.s32 %r2126,%r2135,%r2134;\nld.shared.v4.b32{%r2122,%r2123,%r2124,%r2125},[%r2126];\n"
-"add.s32 %r294,%r2130,%r16;\nsetp.ge.s32 %p98,%r294,%r11;\n@%p98 bra $L__BB2_114;\n"
-"cvt.s64.s32 %rd214,%r294;\nadd.s64 %rd215,%rd214,%rd7;\nmul.lo.s64 %rd216,%rd215,%rd47;\n"
-"add.s64 %rd217,%rd216,%rd49;\nshl.b64 %rd218,%rd217,1;\nadd.s64 %rd219,%rd48,%rd218;\n"
-"st.global.v4.u32[%rd219],{%r2122,%r2123,%r2124,%r2125};\n$L__BB2_114:\nret;\n}\n";
+"ld.shared.v4.b32{%r1339,%r1340,%r1341,%r1342},[%r1343];\nshl.b32 %r1426,%r1339,16;\n"
+"mov.b32 %f1781,%r1426;\nsub.f32 %f1782,%f2781,%f1673;\nmul.f32 %f1686,%f1782,%f1781;\n"
+"and.b32 %r1427,%r1339,-65536;\nmov.b32 %f1783,%r1427;\nsub.f32 %f1784,%f2780,%f1674;\n"
+"mul.f32 %f1685,%f1784,%f1783;\ncvt.rn.bf16x2.f32 %r2603,%f1685,%f1686;\n"
+"shl.b32 %r1428,%r1340,16;\nmov.b32 %f1785,%r1428;\nsub.f32 %f1786,%f2779,%f1673;\n"
+"mul.f32 %f1688,%f1786,%f1785;\nand.b32 %r1429,%r1340,-65536;\nmov.b32 %f1787,%r1429;\n"
+"sub.f32 %f1788,%f2778,%f1674;\nmul.f32 %f1687,%f1788,%f1787;\n"
+"cvt.rn.bf16x2.f32 %r2602,%f1687,%f1688;\nshl.b32 %r1430,%r1341,16;\nmov.b32 %f1789,%r1430;\n"
+"sub.f32 %f1790,%f2777,%f1675;\nmul.f32 %f1690,%f1790,%f1789;\nand.b32 %r1431,%r1341,-65536;\n"
+"mov.b32 %f1791,%r1431;\nsub.f32 %f1792,%f2776,%f1676;\nmul.f32 %f1689,%f1792,%f1791;\n"
+"cvt.rn.bf16x2.f32 %r2601,%f1689,%f1690;\nshl.b32 %r1432,%r1342,16;\nmov.b32 %f1793,%r1432;\n"
+"sub.f32 %f1794,%f2775,%f1675;\nmul.f32 %f1692,%f1794,%f1793;\nand.b32 %r1433,%r1342,-65536;\n"
+"mov.b32 %f1795,%r1433;\nsub.f32 %f1796,%f2774,%f1676;\nmul.f32 %f1691,%f1796,%f1795;\n"
+"cvt.rn.bf16x2.f32 %r2600,%f1691,%f1692;\nadd.s32 %r1348,%r91,260;\n"
+"ld.shared.f32 %f1693,[%r1348];\nadd.s32 %r1349,%r91,268;\nld.shared.f32 %f1694,[%r1349];\n"
+"add.s32 %r1350,%r91,324;\nld.shared.f32 %f1695,[%r1350];\nadd.s32 %r1351,%r91,332;\n"
+"ld.shared.f32 %f1696,[%r1351];\nadd.s32 %r1356,%r1401,50176;\n"
+"ld.shared.v4.b32{%r1352,%r1353,%r1354,%r1355},[%r1356];\nshl.b32 %r1434,%r1352,16;\n"
+"mov.b32 %f1797,%r1434;\nsub.f32 %f1798,%f2805,%f1693;\nmul.f32 %f1698,%f1798,%f1797;\n"
+"and.b32 %r1435,%r1352,-65536;\nmov.b32 %f1799,%r1435;\nsub.f32 %f1800,%f2804,%f1694;\n"
+"mul.f32 %f1697,%f1800,%f1799;\ncvt.rn.bf16x2.f32 %r2615,%f1697,%f1698;\n"
+"shl.b32 %r1436,%r1353,16;\nmov.b32 %f1801,%r1436;\nsub.f32 %f1802,%f2803,%f1693;\n"
+"mul.f32 %f1700,%f1802,%f1801;\nand.b32 %r1437,%r1353,-65536;\nmov.b32 %f1803,%r1437;\n"
+"sub.f32 %f1804,%f2802,%f1694;\nmul.f32 %f1699,%f1804,%f1803;\n"
+"cvt.rn.bf16x2.f32 %r2614,%f1699,%f1700;\nshl.b32 %r1438,%r1354,16;\nmov.b32 %f1805,%r1438;\n"
+"sub.f32 %f1806,%f2801,%f1695;\nmul.f32 %f1702,%f1806,%f1805;\nand.b32 %r1439,%r1354,-65536;\n"
+"mov.b32 %f1807,%r1439;\nsub.f32 %f1808,%f2800,%f1696;\nmul.f32 %f1701,%f1808,%f1807;\n"
+"cvt.rn.bf16x2.f32 %r2613,%f1701,%f1702;\nshl.b32 %r1440,%r1355,16;\nmov.b32 %f1809,%r1440;\n"
+"sub.f32 %f1810,%f2799,%f1695;\nmul.f32 %f1704,%f1810,%f1809;\nand.b32 %r1441,%r1355,-65536;\n"
+"mov.b32 %f1811,%r1441;\nsub.f32 %f1812,%f2798,%f1696;\nmul.f32 %f1703,%f1812,%f1811;\n"
+"cvt.rn.bf16x2.f32 %r2612,%f1703,%f1704;\nadd.s32 %r1365,%r1401,52224;\n"
+"ld.shared.v4.b32{%r1361,%r1362,%r1363,%r1364},[%r1365];\nshl.b32 %r1442,%r1361,16;\n"
+"mov.b32 %f1813,%r1442;\nsub.f32 %f1814,%f2773,%f1693;\nmul.f32 %f1706,%f1814,%f1813;\n"
+"and.b32 %r1443,%r1361,-65536;\nmov.b32 %f1815,%r1443;\nsub.f32 %f1816,%f2772,%f1694;\n"
+"mul.f32 %f1705,%f1816,%f1815;\ncvt.rn.bf16x2.f32 %r2599,%f1705,%f1706;\n"
+"shl.b32 %r1444,%r1362,16;\nmov.b32 %f1817,%r1444;\nsub.f32 %f1818,%f2771,%f1693;\n"
+"mul.f32 %f1708,%f1818,%f1817;\nand.b32 %r1445,%r1362,-65536;\nmov.b32 %f1819,%r1445;\n"
+"sub.f32 %f1820,%f2770,%f1694;\nmul.f32 %f1707,%f1820,%f1819;\n"
+"cvt.rn.bf16x2.f32 %r2598,%f1707,%f1708;\nshl.b32 %r1446,%r1363,16;\nmov.b32 %f1821,%r1446;\n"
+"sub.f32 %f1822,%f2769,%f1695;\nmul.f32 %f1710,%f1822,%f1821;\nand.b32 %r1447,%r1363,-65536;\n"
+"mov.b32 %f1823,%r1447;\nsub.f32 %f1824,%f2768,%f1696;\nmul.f32 %f1709,%f1824,%f1823;\n"
+"cvt.rn.bf16x2.f32 %r2597,%f1709,%f1710;\nshl.b32 %r1448,%r1364,16;\nmov.b32 %f1825,%r1448;\n"
+"sub.f32 %f1826,%f2767,%f1695;\nmul.f32 %f1712,%f1826,%f1825;\nand.b32 %r1449,%r1364,-65536;\n"
+"mov.b32 %f1827,%r1449;\nsub.f32 %f1828,%f2766,%f1696;\nmul.f32 %f1711,%f1828,%f1827;\n"
+"cvt.rn.bf16x2.f32 %r2596,%f1711,%f1712;\nadd.s32 %r1370,%r91,388;\n"
+"ld.shared.f32 %f1713,[%r1370];\nadd.s32 %r1371,%r91,396;\nld.shared.f32 %f1714,[%r1371];\n"
+"add.s32 %r1372,%r91,452;\nld.shared.f32 %f1715,[%r1372];\nadd.s32 %r1373,%r91,460;\n"
+"ld.shared.f32 %f1716,[%r1373];\nadd.s32 %r1378,%r1401,50688;\n"
+"ld.shared.v4.b32{%r1374,%r1375,%r1376,%r1377},[%r1378];\nshl.b32 %r1450,%r1374,16;\n"
+"mov.b32 %f1829,%r1450;\nsub.f32 %f1830,%f2797,%f1713;\n";
 static const char qlora__ptx_123[] =
+"mul.f32 %f1718,%f1830,%f1829;\nand.b32 %r1451,%r1374,-65536;\nmov.b32 %f1831,%r1451;\n"
+"sub.f32 %f1832,%f2796,%f1714;\nmul.f32 %f1717,%f1832,%f1831;\n"
+"cvt.rn.bf16x2.f32 %r2611,%f1717,%f1718;\nshl.b32 %r1452,%r1375,16;\nmov.b32 %f1833,%r1452;\n"
+"sub.f32 %f1834,%f2795,%f1713;\nmul.f32 %f1720,%f1834,%f1833;\nand.b32 %r1453,%r1375,-65536;\n"
+"mov.b32 %f1835,%r1453;\nsub.f32 %f1836,%f2794,%f1714;\nmul.f32 %f1719,%f1836,%f1835;\n"
+"cvt.rn.bf16x2.f32 %r2610,%f1719,%f1720;\nshl.b32 %r1454,%r1376,16;\nmov.b32 %f1837,%r1454;\n"
+"sub.f32 %f1838,%f2793,%f1715;\nmul.f32 %f1722,%f1838,%f1837;\nand.b32 %r1455,%r1376,-65536;\n"
+"mov.b32 %f1839,%r1455;\nsub.f32 %f1840,%f2792,%f1716;\nmul.f32 %f1721,%f1840,%f1839;\n"
+"cvt.rn.bf16x2.f32 %r2609,%f1721,%f1722;\nshl.b32 %r1456,%r1377,16;\nmov.b32 %f1841,%r1456;\n"
+"sub.f32 %f1842,%f2791,%f1715;\nmul.f32 %f1724,%f1842,%f1841;\nand.b32 %r1457,%r1377,-65536;\n"
+"mov.b32 %f1843,%r1457;\nsub.f32 %f1844,%f2790,%f1716;\nmul.f32 %f1723,%f1844,%f1843;\n"
+"cvt.rn.bf16x2.f32 %r2608,%f1723,%f1724;\nadd.s32 %r1387,%r1401,52736;\n"
+"ld.shared.v4.b32{%r1383,%r1384,%r1385,%r1386},[%r1387];\nshl.b32 %r1458,%r1383,16;\n"
+"mov.b32 %f1845,%r1458;\nsub.f32 %f1846,%f2765,%f1713;\nmul.f32 %f1726,%f1846,%f1845;\n"
+"and.b32 %r1459,%r1383,-65536;\nmov.b32 %f1847,%r1459;\nsub.f32 %f1848,%f2764,%f1714;\n"
+"mul.f32 %f1725,%f1848,%f1847;\ncvt.rn.bf16x2.f32 %r2595,%f1725,%f1726;\n"
+"shl.b32 %r1460,%r1384,16;\nmov.b32 %f1849,%r1460;\nsub.f32 %f1850,%f2763,%f1713;\n"
+"mul.f32 %f1728,%f1850,%f1849;\nand.b32 %r1461,%r1384,-65536;\nmov.b32 %f1851,%r1461;\n"
+"sub.f32 %f1852,%f2762,%f1714;\nmul.f32 %f1727,%f1852,%f1851;\n"
+"cvt.rn.bf16x2.f32 %r2594,%f1727,%f1728;\nshl.b32 %r1462,%r1385,16;\nmov.b32 %f1853,%r1462;\n"
+"sub.f32 %f1854,%f2761,%f1715;\nmul.f32 %f1730,%f1854,%f1853;\nand.b32 %r1463,%r1385,-65536;\n"
+"mov.b32 %f1855,%r1463;\nsub.f32 %f1856,%f2760,%f1716;\nmul.f32 %f1729,%f1856,%f1855;\n"
+"cvt.rn.bf16x2.f32 %r2593,%f1729,%f1730;\nshl.b32 %r1464,%r1386,16;\nmov.b32 %f1857,%r1464;\n"
+"sub.f32 %f1858,%f2759,%f1715;\nmul.f32 %f1732,%f1858,%f1857;\nand.b32 %r1465,%r1386,-65536;\n"
+"mov.b32 %f1859,%r1465;\nsub.f32 %f1860,%f2758,%f1716;\nmul.f32 %f1731,%f1860,%f1859;\n"
+"cvt.rn.bf16x2.f32 %r2592,%f1731,%f1732;\n$L__BB2_60:\n@%p51 bra $L__BB2_62;\n"
+"and.b32 %r2442,%r2519,1;\nshl.b32 %r1931,%r2442,14;\nselp.b32 %r1938,%r1937,%r1936,%p11;\n"
+"add.s32 %r1939,%r1934,%r1938;\nadd.s32 %r1944,%r1939,%r452;\nadd.s32 %r1471,%r1944,%r1931;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1467,%r1468,%r1469,%r1470},[%r1471];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2945,%f2944,%f2943,%f2942},{%r2623,%r2622,%r2621,%r2620},{%r1467,%r1468},{%f2945,%f2944,%f2943,%f2942};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2941,%f2940,%f2939,%f2938},{%r2623,%r2622,%r2621,%r2620},{%r1469,%r1470},{%f2941,%f2940,%f2939,%f2938};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2913,%f2912,%f2911,%f2910},{%r2607,%r2606,%r2605,%r2604},{%r1467,%r1468},{%f2913,%f2912,%f2911,%f2910};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2909,%f2908,%f2907,%f2906},{%r2607,%r2606,%r2605,%r2604},{%r1469,%r1470},{%f2909,%f2908,%f2907,%f2906};\n"
+"xor.b32 %r1500,%r1471,32;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1496,%r1497,%r1498,%r1499},[%r1500];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2937,%f2936,%f2935,%f2934},{%r2623,%r2622,%r2621,%r2620},{%r1496,%r1497},{%f2937,%f2936,%f2935,%f2934};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2933,%f2932,%f2931,%f2930},{%r2623,%r2622,%r2621,%r2620},{%r1498,%r1499},{%f2933,%f2932,%f2931,%f2930};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2905,%f2904,%f2903,%f2902},{%r2607,%r2606,%r2605,%r2604},{%r1496,%r1497},{%f2905,%f2904,%f2903,%f2902};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2901,%f2900,%f2899,%f2898},{%r2607,%r2606,%r2605,%r2604},{%r1498,%r1499},{%f2901,%f2900,%f2899,%f2898};\n"
+"xor.b32 %r1529,%r1471,64;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1525,%r1526,%r1527,%r1528},[%r1529];\n";
+static const char qlora__ptx_124[] =
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2929,%f2928,%f2927,%f2926},{%r2623,%r2622,%r2621,%r2620},{%r1525,%r1526},{%f2929,%f2928,%f2927,%f2926};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2925,%f2924,%f2923,%f2922},{%r2623,%r2622,%r2621,%r2620},{%r1527,%r1528},{%f2925,%f2924,%f2923,%f2922};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2897,%f2896,%f2895,%f2894},{%r2607,%r2606,%r2605,%r2604},{%r1525,%r1526},{%f2897,%f2896,%f2895,%f2894};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2893,%f2892,%f2891,%f2890},{%r2607,%r2606,%r2605,%r2604},{%r1527,%r1528},{%f2893,%f2892,%f2891,%f2890};\n"
+"xor.b32 %r1558,%r1471,96;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1554,%r1555,%r1556,%r1557},[%r1558];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2921,%f2920,%f2919,%f2918},{%r2623,%r2622,%r2621,%r2620},{%r1554,%r1555},{%f2921,%f2920,%f2919,%f2918};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2917,%f2916,%f2915,%f2914},{%r2623,%r2622,%r2621,%r2620},{%r1556,%r1557},{%f2917,%f2916,%f2915,%f2914};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2889,%f2888,%f2887,%f2886},{%r2607,%r2606,%r2605,%r2604},{%r1554,%r1555},{%f2889,%f2888,%f2887,%f2886};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2946,%f2947,%f2948,%f2949},{%r2607,%r2606,%r2605,%r2604},{%r1556,%r1557},{%f2946,%f2947,%f2948,%f2949};\n"
+"add.s32 %r1587,%r1471,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1583,%r1584,%r1585,%r1586},[%r1587];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2945,%f2944,%f2943,%f2942},{%r2619,%r2618,%r2617,%r2616},{%r1583,%r1584},{%f2945,%f2944,%f2943,%f2942};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2941,%f2940,%f2939,%f2938},{%r2619,%r2618,%r2617,%r2616},{%r1585,%r1586},{%f2941,%f2940,%f2939,%f2938};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2913,%f2912,%f2911,%f2910},{%r2603,%r2602,%r2601,%r2600},{%r1583,%r1584},{%f2913,%f2912,%f2911,%f2910};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2909,%f2908,%f2907,%f2906},{%r2603,%r2602,%r2601,%r2600},{%r1585,%r1586},{%f2909,%f2908,%f2907,%f2906};\n"
+"add.s32 %r1616,%r1500,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1612,%r1613,%r1614,%r1615},[%r1616];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2937,%f2936,%f2935,%f2934},{%r2619,%r2618,%r2617,%r2616},{%r1612,%r1613},{%f2937,%f2936,%f2935,%f2934};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2933,%f2932,%f2931,%f2930},{%r2619,%r2618,%r2617,%r2616},{%r1614,%r1615},{%f2933,%f2932,%f2931,%f2930};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2905,%f2904,%f2903,%f2902},{%r2603,%r2602,%r2601,%r2600},{%r1612,%r1613},{%f2905,%f2904,%f2903,%f2902};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2901,%f2900,%f2899,%f2898},{%r2603,%r2602,%r2601,%r2600},{%r1614,%r1615},{%f2901,%f2900,%f2899,%f2898};\n"
+"add.s32 %r1645,%r1529,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1641,%r1642,%r1643,%r1644},[%r1645];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2929,%f2928,%f2927,%f2926},{%r2619,%r2618,%r2617,%r2616},{%r1641,%r1642},{%f2929,%f2928,%f2927,%f2926};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2925,%f2924,%f2923,%f2922},{%r2619,%r2618,%r2617,%r2616},{%r1643,%r1644},{%f2925,%f2924,%f2923,%f2922};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2897,%f2896,%f2895,%f2894},{%r2603,%r2602,%r2601,%r2600},{%r1641,%r1642},{%f2897,%f2896,%f2895,%f2894};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2893,%f2892,%f2891,%f2890},{%r2603,%r2602,%r2601,%r2600},{%r1643,%r1644},{%f2893,%f2892,%f2891,%f2890};\n"
+"add.s32 %r1674,%r1558,2048;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1670,%r1671,%r1672,%r1673},[%r1674];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2921,%f2920,%f2919,%f2918},{%r2619,%r2618,%r2617,%r2616},{%r1670,%r1671},{%f2921,%f2920,%f2919,%f2918};\n";
+static const char qlora__ptx_125[] =
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2917,%f2916,%f2915,%f2914},{%r2619,%r2618,%r2617,%r2616},{%r1672,%r1673},{%f2917,%f2916,%f2915,%f2914};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2889,%f2888,%f2887,%f2886},{%r2603,%r2602,%r2601,%r2600},{%r1670,%r1671},{%f2889,%f2888,%f2887,%f2886};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2946,%f2947,%f2948,%f2949},{%r2603,%r2602,%r2601,%r2600},{%r1672,%r1673},{%f2946,%f2947,%f2948,%f2949};\n"
+"add.s32 %r1703,%r1471,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1699,%r1700,%r1701,%r1702},[%r1703];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2945,%f2944,%f2943,%f2942},{%r2615,%r2614,%r2613,%r2612},{%r1699,%r1700},{%f2945,%f2944,%f2943,%f2942};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2941,%f2940,%f2939,%f2938},{%r2615,%r2614,%r2613,%r2612},{%r1701,%r1702},{%f2941,%f2940,%f2939,%f2938};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2913,%f2912,%f2911,%f2910},{%r2599,%r2598,%r2597,%r2596},{%r1699,%r1700},{%f2913,%f2912,%f2911,%f2910};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2909,%f2908,%f2907,%f2906},{%r2599,%r2598,%r2597,%r2596},{%r1701,%r1702},{%f2909,%f2908,%f2907,%f2906};\n"
+"add.s32 %r1732,%r1500,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1728,%r1729,%r1730,%r1731},[%r1732];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2937,%f2936,%f2935,%f2934},{%r2615,%r2614,%r2613,%r2612},{%r1728,%r1729},{%f2937,%f2936,%f2935,%f2934};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2933,%f2932,%f2931,%f2930},{%r2615,%r2614,%r2613,%r2612},{%r1730,%r1731},{%f2933,%f2932,%f2931,%f2930};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2905,%f2904,%f2903,%f2902},{%r2599,%r2598,%r2597,%r2596},{%r1728,%r1729},{%f2905,%f2904,%f2903,%f2902};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2901,%f2900,%f2899,%f2898},{%r2599,%r2598,%r2597,%r2596},{%r1730,%r1731},{%f2901,%f2900,%f2899,%f2898};\n"
+"add.s32 %r1761,%r1529,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1757,%r1758,%r1759,%r1760},[%r1761];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2929,%f2928,%f2927,%f2926},{%r2615,%r2614,%r2613,%r2612},{%r1757,%r1758},{%f2929,%f2928,%f2927,%f2926};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2925,%f2924,%f2923,%f2922},{%r2615,%r2614,%r2613,%r2612},{%r1759,%r1760},{%f2925,%f2924,%f2923,%f2922};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2897,%f2896,%f2895,%f2894},{%r2599,%r2598,%r2597,%r2596},{%r1757,%r1758},{%f2897,%f2896,%f2895,%f2894};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2893,%f2892,%f2891,%f2890},{%r2599,%r2598,%r2597,%r2596},{%r1759,%r1760},{%f2893,%f2892,%f2891,%f2890};\n"
+"add.s32 %r1790,%r1558,4096;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1786,%r1787,%r1788,%r1789},[%r1790];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2921,%f2920,%f2919,%f2918},{%r2615,%r2614,%r2613,%r2612},{%r1786,%r1787},{%f2921,%f2920,%f2919,%f2918};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2917,%f2916,%f2915,%f2914},{%r2615,%r2614,%r2613,%r2612},{%r1788,%r1789},{%f2917,%f2916,%f2915,%f2914};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2889,%f2888,%f2887,%f2886},{%r2599,%r2598,%r2597,%r2596},{%r1786,%r1787},{%f2889,%f2888,%f2887,%f2886};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2946,%f2947,%f2948,%f2949},{%r2599,%r2598,%r2597,%r2596},{%r1788,%r1789},{%f2946,%f2947,%f2948,%f2949};\n"
+"add.s32 %r1819,%r1471,6144;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1815,%r1816,%r1817,%r1818},[%r1819];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2945,%f2944,%f2943,%f2942},{%r2611,%r2610,%r2609,%r2608},{%r1815,%r1816},{%f2945,%f2944,%f2943,%f2942};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2941,%f2940,%f2939,%f2938},{%r2611,%r2610,%r2609,%r2608},{%r1817,%r1818},{%f2941,%f2940,%f2939,%f2938};\n";
+static const char qlora__ptx_126[] =
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2913,%f2912,%f2911,%f2910},{%r2595,%r2594,%r2593,%r2592},{%r1815,%r1816},{%f2913,%f2912,%f2911,%f2910};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2909,%f2908,%f2907,%f2906},{%r2595,%r2594,%r2593,%r2592},{%r1817,%r1818},{%f2909,%f2908,%f2907,%f2906};\n"
+"add.s32 %r1848,%r1500,6144;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1844,%r1845,%r1846,%r1847},[%r1848];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2937,%f2936,%f2935,%f2934},{%r2611,%r2610,%r2609,%r2608},{%r1844,%r1845},{%f2937,%f2936,%f2935,%f2934};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2933,%f2932,%f2931,%f2930},{%r2611,%r2610,%r2609,%r2608},{%r1846,%r1847},{%f2933,%f2932,%f2931,%f2930};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2905,%f2904,%f2903,%f2902},{%r2595,%r2594,%r2593,%r2592},{%r1844,%r1845},{%f2905,%f2904,%f2903,%f2902};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2901,%f2900,%f2899,%f2898},{%r2595,%r2594,%r2593,%r2592},{%r1846,%r1847},{%f2901,%f2900,%f2899,%f2898};\n"
+"add.s32 %r1877,%r1529,6144;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1873,%r1874,%r1875,%r1876},[%r1877];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2929,%f2928,%f2927,%f2926},{%r2611,%r2610,%r2609,%r2608},{%r1873,%r1874},{%f2929,%f2928,%f2927,%f2926};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2925,%f2924,%f2923,%f2922},{%r2611,%r2610,%r2609,%r2608},{%r1875,%r1876},{%f2925,%f2924,%f2923,%f2922};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2897,%f2896,%f2895,%f2894},{%r2595,%r2594,%r2593,%r2592},{%r1873,%r1874},{%f2897,%f2896,%f2895,%f2894};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2893,%f2892,%f2891,%f2890},{%r2595,%r2594,%r2593,%r2592},{%r1875,%r1876},{%f2893,%f2892,%f2891,%f2890};\n"
+"add.s32 %r1906,%r1558,6144;\n"
+"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1902,%r1903,%r1904,%r1905},[%r1906];\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2921,%f2920,%f2919,%f2918},{%r2611,%r2610,%r2609,%r2608},{%r1902,%r1903},{%f2921,%f2920,%f2919,%f2918};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2917,%f2916,%f2915,%f2914},{%r2611,%r2610,%r2609,%r2608},{%r1904,%r1905},{%f2917,%f2916,%f2915,%f2914};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2889,%f2888,%f2887,%f2886},{%r2595,%r2594,%r2593,%r2592},{%r1902,%r1903},{%f2889,%f2888,%f2887,%f2886};\n"
+"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2946,%f2947,%f2948,%f2949},{%r2595,%r2594,%r2593,%r2592},{%r1904,%r1905},{%f2946,%f2947,%f2948,%f2949};\n"
+"$L__BB2_62:\nadd.s32 %r1945,%r2625,1;\nsetp.eq.s32 %p88,%r1945,%r16;\n"
+"selp.b32 %r2625,%r15,%r1945,%p88;\n$L__BB2_63:\nadd.s32 %r2519,%r2519,1;\n"
+"setp.lt.s32 %p89,%r2519,%r27;\n@%p89 bra $L__BB2_17;\n$L__BB2_64:\n"
+"ld.param.f32 %f2501,[qlora_attn64_bwd_kv_param_20];\nselp.f32 %f770,%f2501,0f3F800000,%p11;\n"
+"mov.u32 %r255,%nctaid.z;\nsetp.gt.u32 %p91,%r255,1;\n@%p91 bra $L__BB2_81;\nbra.uni $L__BB2_65;\n"
+"$L__BB2_81:\nmov.u32 %r2439,%ctaid.z;\nmov.u32 %r2438,%ctaid.y;\nshl.b32 %r2437,%r2438,6;\n"
+"ld.param.u32 %r2436,[qlora_attn64_bwd_kv_param_17];\nselp.b32 %r2191,%r255,0,%p11;\n"
+"cvt.u64.u32 %rd230,%r2191;\ncvt.u64.u32 %rd231,%r2439;\nadd.s64 %rd232,%rd230,%rd231;\n"
+"cvt.s64.s32 %rd233,%r385;\nmul.lo.s64 %rd234,%rd232,%rd233;\nadd.s64 %rd235,%rd234,%rd8;\n"
+"cvt.s64.s32 %rd236,%r2436;\nmul.lo.s64 %rd237,%rd236,%rd235;\nshl.b64 %rd238,%rd237,6;\n"
+"cvt.u64.u32 %rd239,%r2437;\nshl.b32 %r2195,%r2436,6;\ncvt.s64.s32 %rd51,%r2195;\n"
+"mov.u32 %r2189,%tid.x;\nand.b32 %r2196,%r2189,31;\nshr.u32 %r2197,%r2196,2;\n"
+"add.s32 %r297,%r2197,%r17;\nshl.b32 %r2198,%r2189,1;\nand.b32 %r2199,%r2198,6;\n"
+"cvt.u64.u32 %rd240,%r2199;\nadd.s64 %rd241,%rd238,%rd239;\nor.b64 %rd52,%rd241,%rd240;\n"
+"setp.ge.s32 %p102,%r297,%r11;\n@%p102 bra $L__BB2_83;\ncvt.s64.s32 %rd242,%r297;\n"
+"mul.lo.s64 %rd243,%rd242,%rd51;\nadd.s64 %rd244,%rd52,%rd243;\nshl.b64 %rd246,%rd244,2;\n"
+"add.s64 %rd247,%rd1,%rd246;\nmul.f32 %f2437,%f770,%f2945;\nst.global.f32[%rd247],%f2437;\n"
+"mul.f32 %f2438,%f770,%f2944;\nst.global.f32[%rd247+4],%f2438;\n";
+static const char qlora__ptx_127[] =
+"mul.f32 %f2439,%f770,%f2940;\nmul.f32 %f2440,%f770,%f2941;\n"
+"st.global.v2.f32[%rd247+32],{%f2440,%f2439};\nmul.f32 %f2441,%f770,%f2936;\n"
+"mul.f32 %f2442,%f770,%f2937;\nst.global.v2.f32[%rd247+64],{%f2442,%f2441};\n"
+"mul.f32 %f2443,%f770,%f2932;\nmul.f32 %f2444,%f770,%f2933;\n"
+"st.global.v2.f32[%rd247+96],{%f2444,%f2443};\nmul.f32 %f2445,%f770,%f2928;\n"
+"mul.f32 %f2446,%f770,%f2929;\nst.global.v2.f32[%rd247+128],{%f2446,%f2445};\n"
+"mul.f32 %f2447,%f770,%f2924;\nmul.f32 %f2448,%f770,%f2925;\n"
+"st.global.v2.f32[%rd247+160],{%f2448,%f2447};\nmul.f32 %f2449,%f770,%f2920;\n"
+"mul.f32 %f2450,%f770,%f2921;\nst.global.v2.f32[%rd247+192],{%f2450,%f2449};\n"
+"mul.f32 %f2451,%f770,%f2916;\nmul.f32 %f2452,%f770,%f2917;\n"
+"st.global.v2.f32[%rd247+224],{%f2452,%f2451};\n$L__BB2_83:\nadd.s32 %r298,%r297,8;\n"
+"setp.ge.s32 %p103,%r298,%r11;\n@%p103 bra $L__BB2_85;\ncvt.s64.s32 %rd248,%r298;\n"
+"mul.lo.s64 %rd249,%rd248,%rd51;\nadd.s64 %rd250,%rd52,%rd249;\nshl.b64 %rd252,%rd250,2;\n"
+"add.s64 %rd253,%rd1,%rd252;\nmul.f32 %f2453,%f770,%f2943;\nst.global.f32[%rd253],%f2453;\n"
+"mul.f32 %f2454,%f770,%f2942;\nst.global.f32[%rd253+4],%f2454;\nmul.f32 %f2455,%f770,%f2938;\n"
+"mul.f32 %f2456,%f770,%f2939;\nst.global.v2.f32[%rd253+32],{%f2456,%f2455};\n"
+"mul.f32 %f2457,%f770,%f2934;\nmul.f32 %f2458,%f770,%f2935;\n"
+"st.global.v2.f32[%rd253+64],{%f2458,%f2457};\nmul.f32 %f2459,%f770,%f2930;\n"
+"mul.f32 %f2460,%f770,%f2931;\nst.global.v2.f32[%rd253+96],{%f2460,%f2459};\n"
+"mul.f32 %f2461,%f770,%f2926;\nmul.f32 %f2462,%f770,%f2927;\n"
+"st.global.v2.f32[%rd253+128],{%f2462,%f2461};\nmul.f32 %f2463,%f770,%f2922;\n"
+"mul.f32 %f2464,%f770,%f2923;\nst.global.v2.f32[%rd253+160],{%f2464,%f2463};\n"
+"mul.f32 %f2465,%f770,%f2918;\nmul.f32 %f2466,%f770,%f2919;\n"
+"st.global.v2.f32[%rd253+192],{%f2466,%f2465};\nmul.f32 %f2467,%f770,%f2914;\n"
+"mul.f32 %f2468,%f770,%f2915;\nst.global.v2.f32[%rd253+224],{%f2468,%f2467};\n$L__BB2_85:\n"
+"add.s32 %r299,%r297,16;\nsetp.ge.s32 %p104,%r299,%r11;\n@%p104 bra $L__BB2_87;\n"
+"cvt.s64.s32 %rd254,%r299;\nmul.lo.s64 %rd255,%rd254,%rd51;\nadd.s64 %rd256,%rd52,%rd255;\n"
+"shl.b64 %rd258,%rd256,2;\nadd.s64 %rd259,%rd1,%rd258;\nmul.f32 %f2469,%f770,%f2913;\n"
+"st.global.f32[%rd259],%f2469;\nmul.f32 %f2470,%f770,%f2912;\nst.global.f32[%rd259+4],%f2470;\n"
+"mul.f32 %f2471,%f770,%f2908;\nmul.f32 %f2472,%f770,%f2909;\n"
+"st.global.v2.f32[%rd259+32],{%f2472,%f2471};\nmul.f32 %f2473,%f770,%f2904;\n"
+"mul.f32 %f2474,%f770,%f2905;\nst.global.v2.f32[%rd259+64],{%f2474,%f2473};\n"
+"mul.f32 %f2475,%f770,%f2900;\nmul.f32 %f2476,%f770,%f2901;\n"
+"st.global.v2.f32[%rd259+96],{%f2476,%f2475};\nmul.f32 %f2477,%f770,%f2896;\n"
+"mul.f32 %f2478,%f770,%f2897;\nst.global.v2.f32[%rd259+128],{%f2478,%f2477};\n"
+"mul.f32 %f2479,%f770,%f2892;\nmul.f32 %f2480,%f770,%f2893;\n"
+"st.global.v2.f32[%rd259+160],{%f2480,%f2479};\nmul.f32 %f2481,%f770,%f2888;\n"
+"mul.f32 %f2482,%f770,%f2889;\nst.global.v2.f32[%rd259+192],{%f2482,%f2481};\n"
+"mul.f32 %f2483,%f770,%f2947;\nmul.f32 %f2484,%f770,%f2946;\n"
+"st.global.v2.f32[%rd259+224],{%f2484,%f2483};\n$L__BB2_87:\nadd.s32 %r300,%r297,24;\n"
+"setp.ge.s32 %p105,%r300,%r11;\n@%p105 bra $L__BB2_156;\ncvt.s64.s32 %rd260,%r300;\n"
+"mul.lo.s64 %rd261,%rd260,%rd51;\nadd.s64 %rd262,%rd52,%rd261;\nshl.b64 %rd264,%rd262,2;\n"
+"add.s64 %rd265,%rd1,%rd264;\nmul.f32 %f2485,%f770,%f2911;\nst.global.f32[%rd265],%f2485;\n"
+"mul.f32 %f2486,%f770,%f2910;\nst.global.f32[%rd265+4],%f2486;\nmul.f32 %f2487,%f770,%f2906;\n"
+"mul.f32 %f2488,%f770,%f2907;\nst.global.v2.f32[%rd265+32],{%f2488,%f2487};\n"
+"mul.f32 %f2489,%f770,%f2902;\nmul.f32 %f2490,%f770,%f2903;\n"
+"st.global.v2.f32[%rd265+64],{%f2490,%f2489};\nmul.f32 %f2491,%f770,%f2898;\n"
+"mul.f32 %f2492,%f770,%f2899;\nst.global.v2.f32[%rd265+96],{%f2492,%f2491};\n"
+"mul.f32 %f2493,%f770,%f2894;\nmul.f32 %f2494,%f770,%f2895;\n"
+"st.global.v2.f32[%rd265+128],{%f2494,%f2493};\nmul.f32 %f2495,%f770,%f2890;\n"
+"mul.f32 %f2496,%f770,%f2891;\nst.global.v2.f32[%rd265+160],{%f2496,%f2495};\n"
+"mul.f32 %f2497,%f770,%f2886;\nmul.f32 %f2498,%f770,%f2887;\n"
+"st.global.v2.f32[%rd265+192],{%f2498,%f2497};\nmul.f32 %f2499,%f770,%f2949;\n"
+"mul.f32 %f2500,%f770,%f2948;\nst.global.v2.f32[%rd265+224],{%f2500,%f2499};\n"
+"bra.uni $L__BB2_156;\n$L__BB2_65:\n";
+static const char qlora__ptx_128[] =
+"mov.u32 %r2435,%ctaid.y;\nshl.b32 %r2434,%r2435,6;\nadd.s32 %r2433,%r443,8192;\n"
+"selp.b32 %r2432,%r2433,%r443,%p11;\nld.param.u64 %rd438,[qlora_attn64_bwd_kv_param_11];\n"
+"cvta.to.global.u64 %rd437,%rd438;\nld.param.u64 %rd436,[qlora_attn64_bwd_kv_param_9];\n"
+"cvta.to.global.u64 %rd435,%rd436;\nld.param.u64 %rd434,[qlora_attn64_bwd_kv_param_12];\n"
+"ld.param.u64 %rd433,[qlora_attn64_bwd_kv_param_10];\nselp.b64 %rd48,%rd433,%rd434,%p11;\n"
+"selp.b64 %rd49,%rd435,%rd437,%p11;\nshl.b32 %r2052,%r441,12;\nadd.s32 %r256,%r2052,%r2432;\n"
+"bar.warp.sync -1;\nand.b32 %r2056,%r423,31;\nshr.u32 %r2057,%r2056,2;\nshl.b32 %r2058,%r423,2;\n"
+"and.b32 %r2059,%r2058,12;\nadd.s32 %r2060,%r256,%r2059;\nshl.b32 %r2061,%r2057,7;\n"
+"add.s32 %r2062,%r2060,%r2061;\nshl.b32 %r2063,%r2057,4;\nadd.s32 %r1948,%r2062,%r2063;\n"
+"mul.f32 %f2373,%f770,%f2944;\nmul.f32 %f2374,%f2945,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1947,%f2373,%f2374;\nst.shared.b32[%r1948],%r1947;\n"
+"or.b32 %r2064,%r2061,1024;\nadd.s32 %r2065,%r2060,%r2064;\nadd.s32 %r1951,%r2065,%r2063;\n"
+"mul.f32 %f2375,%f770,%f2942;\nmul.f32 %f2376,%f2943,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1950,%f2375,%f2376;\nst.shared.b32[%r1951],%r1950;\n"
+"xor.b32 %r2066,%r2063,16;\nadd.s32 %r1954,%r2062,%r2066;\nmul.f32 %f2377,%f770,%f2940;\n"
+"mul.f32 %f2378,%f2941,%f770;\ncvt.rn.bf16x2.f32 %r1953,%f2377,%f2378;\n"
+"st.shared.b32[%r1954],%r1953;\nadd.s32 %r1957,%r2065,%r2066;\nmul.f32 %f2379,%f770,%f2938;\n"
+"mul.f32 %f2380,%f2939,%f770;\ncvt.rn.bf16x2.f32 %r1956,%f2379,%f2380;\n"
+"st.shared.b32[%r1957],%r1956;\nxor.b32 %r2067,%r2063,32;\nadd.s32 %r1960,%r2062,%r2067;\n"
+"mul.f32 %f2381,%f770,%f2936;\nmul.f32 %f2382,%f2937,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1959,%f2381,%f2382;\nst.shared.b32[%r1960],%r1959;\n"
+"add.s32 %r1963,%r2065,%r2067;\nmul.f32 %f2383,%f770,%f2934;\nmul.f32 %f2384,%f2935,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1962,%f2383,%f2384;\nst.shared.b32[%r1963],%r1962;\n"
+"xor.b32 %r2068,%r2063,48;\nadd.s32 %r1966,%r2062,%r2068;\nmul.f32 %f2385,%f770,%f2932;\n"
+"mul.f32 %f2386,%f2933,%f770;\ncvt.rn.bf16x2.f32 %r1965,%f2385,%f2386;\n"
+"st.shared.b32[%r1966],%r1965;\nadd.s32 %r1969,%r2065,%r2068;\nmul.f32 %f2387,%f770,%f2930;\n"
+"mul.f32 %f2388,%f2931,%f770;\ncvt.rn.bf16x2.f32 %r1968,%f2387,%f2388;\n"
+"st.shared.b32[%r1969],%r1968;\nxor.b32 %r2069,%r2063,64;\nadd.s32 %r1972,%r2062,%r2069;\n"
+"mul.f32 %f2389,%f770,%f2928;\nmul.f32 %f2390,%f2929,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1971,%f2389,%f2390;\nst.shared.b32[%r1972],%r1971;\n"
+"add.s32 %r1975,%r2065,%r2069;\nmul.f32 %f2391,%f770,%f2926;\nmul.f32 %f2392,%f2927,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1974,%f2391,%f2392;\nst.shared.b32[%r1975],%r1974;\n"
+"xor.b32 %r2070,%r2063,80;\nadd.s32 %r1978,%r2062,%r2070;\nmul.f32 %f2393,%f770,%f2924;\n"
+"mul.f32 %f2394,%f2925,%f770;\ncvt.rn.bf16x2.f32 %r1977,%f2393,%f2394;\n"
+"st.shared.b32[%r1978],%r1977;\nadd.s32 %r1981,%r2065,%r2070;\nmul.f32 %f2395,%f770,%f2922;\n"
+"mul.f32 %f2396,%f2923,%f770;\ncvt.rn.bf16x2.f32 %r1980,%f2395,%f2396;\n"
+"st.shared.b32[%r1981],%r1980;\nxor.b32 %r2071,%r2063,96;\nadd.s32 %r1984,%r2062,%r2071;\n"
+"mul.f32 %f2397,%f770,%f2920;\nmul.f32 %f2398,%f2921,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1983,%f2397,%f2398;\nst.shared.b32[%r1984],%r1983;\n"
+"add.s32 %r1987,%r2065,%r2071;\nmul.f32 %f2399,%f770,%f2918;\nmul.f32 %f2400,%f2919,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1986,%f2399,%f2400;\nst.shared.b32[%r1987],%r1986;\n"
+"xor.b32 %r2072,%r2063,112;\nadd.s32 %r1990,%r2062,%r2072;\nmul.f32 %f2401,%f770,%f2916;\n"
+"mul.f32 %f2402,%f2917,%f770;\ncvt.rn.bf16x2.f32 %r1989,%f2401,%f2402;\n"
+"st.shared.b32[%r1990],%r1989;\nadd.s32 %r1993,%r2065,%r2072;\nmul.f32 %f2403,%f770,%f2914;\n"
+"mul.f32 %f2404,%f2915,%f770;\ncvt.rn.bf16x2.f32 %r1992,%f2403,%f2404;\n"
+"st.shared.b32[%r1993],%r1992;\nor.b32 %r2073,%r2061,2048;\nadd.s32 %r2074,%r2060,%r2073;\n"
+"add.s32 %r1996,%r2074,%r2063;\nmul.f32 %f2405,%f770,%f2912;\nmul.f32 %f2406,%f2913,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1995,%f2405,%f2406;\nst.shared.b32[%r1996],%r1995;\n"
+"or.b32 %r2075,%r2061,3072;\nadd.s32 %r2076,%r2060,%r2075;\nadd.s32 %r1999,%r2076,%r2063;\n"
+"mul.f32 %f2407,%f770,%f2910;\nmul.f32 %f2408,%f2911,%f770;\n"
+"cvt.rn.bf16x2.f32 %r1998,%f2407,%f2408;\nst.shared.b32[%r1999],%r1998;\n"
+"add.s32 %r2002,%r2074,%r2066;\nmul.f32 %f2409,%f770,%f2908;\n";
+static const char qlora__ptx_129[] =
+"mul.f32 %f2410,%f2909,%f770;\ncvt.rn.bf16x2.f32 %r2001,%f2409,%f2410;\n"
+"st.shared.b32[%r2002],%r2001;\nadd.s32 %r2005,%r2076,%r2066;\nmul.f32 %f2411,%f770,%f2906;\n"
+"mul.f32 %f2412,%f2907,%f770;\ncvt.rn.bf16x2.f32 %r2004,%f2411,%f2412;\n"
+"st.shared.b32[%r2005],%r2004;\nadd.s32 %r2008,%r2074,%r2067;\nmul.f32 %f2413,%f770,%f2904;\n"
+"mul.f32 %f2414,%f2905,%f770;\ncvt.rn.bf16x2.f32 %r2007,%f2413,%f2414;\n"
+"st.shared.b32[%r2008],%r2007;\nadd.s32 %r2011,%r2076,%r2067;\nmul.f32 %f2415,%f770,%f2902;\n"
+"mul.f32 %f2416,%f2903,%f770;\ncvt.rn.bf16x2.f32 %r2010,%f2415,%f2416;\n"
+"st.shared.b32[%r2011],%r2010;\nadd.s32 %r2014,%r2074,%r2068;\nmul.f32 %f2417,%f770,%f2900;\n"
+"mul.f32 %f2418,%f2901,%f770;\ncvt.rn.bf16x2.f32 %r2013,%f2417,%f2418;\n"
+"st.shared.b32[%r2014],%r2013;\nadd.s32 %r2017,%r2076,%r2068;\nmul.f32 %f2419,%f770,%f2898;\n"
+"mul.f32 %f2420,%f2899,%f770;\ncvt.rn.bf16x2.f32 %r2016,%f2419,%f2420;\n"
+"st.shared.b32[%r2017],%r2016;\nadd.s32 %r2020,%r2074,%r2069;\nmul.f32 %f2421,%f770,%f2896;\n"
+"mul.f32 %f2422,%f2897,%f770;\ncvt.rn.bf16x2.f32 %r2019,%f2421,%f2422;\n"
+"st.shared.b32[%r2020],%r2019;\nadd.s32 %r2023,%r2076,%r2069;\nmul.f32 %f2423,%f770,%f2894;\n"
+"mul.f32 %f2424,%f2895,%f770;\ncvt.rn.bf16x2.f32 %r2022,%f2423,%f2424;\n"
+"st.shared.b32[%r2023],%r2022;\nadd.s32 %r2026,%r2074,%r2070;\nmul.f32 %f2425,%f770,%f2892;\n"
+"mul.f32 %f2426,%f2893,%f770;\ncvt.rn.bf16x2.f32 %r2025,%f2425,%f2426;\n"
+"st.shared.b32[%r2026],%r2025;\nadd.s32 %r2029,%r2076,%r2070;\nmul.f32 %f2427,%f770,%f2890;\n"
+"mul.f32 %f2428,%f2891,%f770;\ncvt.rn.bf16x2.f32 %r2028,%f2427,%f2428;\n"
+"st.shared.b32[%r2029],%r2028;\nadd.s32 %r2032,%r2074,%r2071;\nmul.f32 %f2429,%f770,%f2888;\n"
+"mul.f32 %f2430,%f2889,%f770;\ncvt.rn.bf16x2.f32 %r2031,%f2429,%f2430;\n"
+"st.shared.b32[%r2032],%r2031;\nadd.s32 %r2035,%r2076,%r2071;\nmul.f32 %f2431,%f770,%f2886;\n"
+"mul.f32 %f2432,%f2887,%f770;\ncvt.rn.bf16x2.f32 %r2034,%f2431,%f2432;\n"
+"st.shared.b32[%r2035],%r2034;\nadd.s32 %r2038,%r2074,%r2072;\nmul.f32 %f2433,%f770,%f2947;\n"
+"mul.f32 %f2434,%f2946,%f770;\ncvt.rn.bf16x2.f32 %r2037,%f2433,%f2434;\n"
+"st.shared.b32[%r2038],%r2037;\nadd.s32 %r2041,%r2076,%r2072;\nmul.f32 %f2435,%f770,%f2949;\n"
+"mul.f32 %f2436,%f2948,%f770;\ncvt.rn.bf16x2.f32 %r2040,%f2435,%f2436;\n"
+"st.shared.b32[%r2041],%r2040;\nbar.warp.sync -1;\nand.b32 %r2077,%r423,7;\n"
+"shl.b32 %r2078,%r423,3;\nand.b32 %r2079,%r2078,56;\nor.b32 %r2082,%r2079,%r2434;\n"
+"cvt.s64.s32 %rd50,%r2082;\nshr.u32 %r2083,%r2056,3;\nshl.b32 %r2084,%r2083,7;\n"
+"xor.b32 %r2085,%r2083,%r2077;\nshl.b32 %r2086,%r2085,4;\nadd.s32 %r2087,%r2084,%r256;\n"
+"add.s32 %r2047,%r2087,%r2086;\nld.shared.v4.b32{%r2043,%r2044,%r2045,%r2046},[%r2047];\n"
+"add.s32 %r261,%r2083,%r17;\nsetp.ge.s32 %p93,%r261,%r11;\n@%p93 bra $L__BB2_67;\n"
+"cvt.s64.s32 %rd182,%r261;\nadd.s64 %rd183,%rd182,%rd8;\nmul.lo.s64 %rd184,%rd183,%rd48;\n"
+"add.s64 %rd185,%rd184,%rd50;\nshl.b64 %rd186,%rd185,1;\nadd.s64 %rd187,%rd49,%rd186;\n"
+"st.global.v4.u32[%rd187],{%r2043,%r2044,%r2045,%r2046};\n$L__BB2_67:\nand.b32 %r2094,%r423,24;\n"
+"or.b32 %r2095,%r2094,32;\nshr.u32 %r2096,%r2095,3;\nshl.b32 %r2097,%r2096,7;\n"
+"xor.b32 %r2099,%r2096,%r2077;\nshl.b32 %r2100,%r2099,4;\nadd.s32 %r2101,%r2097,%r256;\n"
+"add.s32 %r2092,%r2101,%r2100;\nld.shared.v4.b32{%r2088,%r2089,%r2090,%r2091},[%r2092];\n"
+"add.s32 %r266,%r2096,%r17;\nsetp.ge.s32 %p94,%r266,%r11;\n@%p94 bra $L__BB2_69;\n"
+"cvt.s64.s32 %rd188,%r266;\nadd.s64 %rd189,%rd188,%rd8;\nmul.lo.s64 %rd190,%rd189,%rd48;\n"
+"add.s64 %rd191,%rd190,%rd50;\nshl.b64 %rd192,%rd191,1;\nadd.s64 %rd193,%rd49,%rd192;\n"
+"st.global.v4.u32[%rd193],{%r2088,%r2089,%r2090,%r2091};\n$L__BB2_69:\nor.b32 %r2109,%r2094,64;\n"
+"shr.u32 %r2110,%r2109,3;\nshl.b32 %r2111,%r2110,7;\nand.b32 %r2112,%r2110,3;\n"
+"xor.b32 %r2114,%r2112,%r2077;\nshl.b32 %r2115,%r2114,4;\nadd.s32 %r2116,%r2111,%r256;\n"
+"add.s32 %r2106,%r2116,%r2115;\nld.shared.v4.b32{%r2102,%r2103,%r2104,%r2105},[%r2106];\n"
+"add.s32 %r271,%r2110,%r17;\nsetp.ge.s32 %p95,%r271,%r11;\n@%p95 bra $L__BB2_71;\n"
+"cvt.s64.s32 %rd194,%r271;\nadd.s64 %rd195,%rd194,%rd8;\nmul.lo.s64 %rd196,%rd195,%rd48;\n"
+"add.s64 %rd197,%rd196,%rd50;\nshl.b64 %rd198,%rd197,1;\nadd.s64 %rd199,%rd49,%rd198;\n"
+"st.global.v4.u32[%rd199],{%r2102,%r2103,%r2104,%r2105};\n";
+static const char qlora__ptx_130[] =
+"$L__BB2_71:\nor.b32 %r2124,%r2094,96;\nshr.u32 %r2125,%r2124,3;\nshl.b32 %r2126,%r2125,7;\n"
+"xor.b32 %r2127,%r2125,%r423;\nshl.b32 %r2128,%r2127,4;\nand.b32 %r2129,%r2128,112;\n"
+"add.s32 %r2130,%r2126,%r256;\nadd.s32 %r2121,%r2130,%r2129;\n"
+"ld.shared.v4.b32{%r2117,%r2118,%r2119,%r2120},[%r2121];\nadd.s32 %r276,%r2125,%r17;\n"
+"setp.ge.s32 %p96,%r276,%r11;\n@%p96 bra $L__BB2_73;\ncvt.s64.s32 %rd200,%r276;\n"
+"add.s64 %rd201,%rd200,%rd8;\nmul.lo.s64 %rd202,%rd201,%rd48;\nadd.s64 %rd203,%rd202,%rd50;\n"
+"shl.b64 %rd204,%rd203,1;\nadd.s64 %rd205,%rd49,%rd204;\n"
+"st.global.v4.u32[%rd205],{%r2117,%r2118,%r2119,%r2120};\n$L__BB2_73:\nor.b32 %r2138,%r2094,128;\n"
+"shr.u32 %r2139,%r2138,3;\nshl.b32 %r2140,%r2139,7;\nand.b32 %r2141,%r2139,3;\n"
+"xor.b32 %r2143,%r2141,%r2077;\nshl.b32 %r2144,%r2143,4;\nadd.s32 %r2145,%r2140,%r256;\n"
+"add.s32 %r2135,%r2145,%r2144;\nld.shared.v4.b32{%r2131,%r2132,%r2133,%r2134},[%r2135];\n"
+"add.s32 %r281,%r2139,%r17;\nsetp.ge.s32 %p97,%r281,%r11;\n@%p97 bra $L__BB2_75;\n"
+"cvt.s64.s32 %rd206,%r281;\nadd.s64 %rd207,%rd206,%rd8;\nmul.lo.s64 %rd208,%rd207,%rd48;\n"
+"add.s64 %rd209,%rd208,%rd50;\nshl.b64 %rd210,%rd209,1;\nadd.s64 %rd211,%rd49,%rd210;\n"
+"st.global.v4.u32[%rd211],{%r2131,%r2132,%r2133,%r2134};\n$L__BB2_75:\nor.b32 %r2153,%r2094,160;\n"
+"shr.u32 %r2154,%r2153,3;\nshl.b32 %r2155,%r2154,7;\nxor.b32 %r2156,%r2154,%r423;\n"
+"shl.b32 %r2157,%r2156,4;\nand.b32 %r2158,%r2157,112;\nadd.s32 %r2159,%r2155,%r256;\n"
+"add.s32 %r2150,%r2159,%r2158;\nld.shared.v4.b32{%r2146,%r2147,%r2148,%r2149},[%r2150];\n"
+"add.s32 %r286,%r2154,%r17;\nsetp.ge.s32 %p98,%r286,%r11;\n@%p98 bra $L__BB2_77;\n"
+"cvt.s64.s32 %rd212,%r286;\nadd.s64 %rd213,%rd212,%rd8;\nmul.lo.s64 %rd214,%rd213,%rd48;\n"
+"add.s64 %rd215,%rd214,%rd50;\nshl.b64 %rd216,%rd215,1;\nadd.s64 %rd217,%rd49,%rd216;\n"
+"st.global.v4.u32[%rd217],{%r2146,%r2147,%r2148,%r2149};\n$L__BB2_77:\nor.b32 %r2167,%r2094,192;\n"
+"shr.u32 %r2168,%r2167,3;\nshl.b32 %r2169,%r2168,7;\nand.b32 %r2170,%r2168,3;\n"
+"xor.b32 %r2172,%r2170,%r2077;\nshl.b32 %r2173,%r2172,4;\nadd.s32 %r2174,%r2169,%r256;\n"
+"add.s32 %r2164,%r2174,%r2173;\nld.shared.v4.b32{%r2160,%r2161,%r2162,%r2163},[%r2164];\n"
+"add.s32 %r291,%r2168,%r17;\nsetp.ge.s32 %p99,%r291,%r11;\n@%p99 bra $L__BB2_79;\n"
+"cvt.s64.s32 %rd218,%r291;\nadd.s64 %rd219,%rd218,%rd8;\nmul.lo.s64 %rd220,%rd219,%rd48;\n"
+"add.s64 %rd221,%rd220,%rd50;\nshl.b64 %rd222,%rd221,1;\nadd.s64 %rd223,%rd49,%rd222;\n"
+"st.global.v4.u32[%rd223],{%r2160,%r2161,%r2162,%r2163};\n$L__BB2_79:\nor.b32 %r2182,%r2094,224;\n"
+"shr.u32 %r2183,%r2182,3;\nshl.b32 %r2184,%r2183,7;\nxor.b32 %r2185,%r2183,%r423;\n"
+"shl.b32 %r2186,%r2185,4;\nand.b32 %r2187,%r2186,112;\nadd.s32 %r2188,%r2184,%r256;\n"
+"add.s32 %r2179,%r2188,%r2187;\nld.shared.v4.b32{%r2175,%r2176,%r2177,%r2178},[%r2179];\n"
+"add.s32 %r296,%r2183,%r17;\nsetp.ge.s32 %p100,%r296,%r11;\n@%p100 bra $L__BB2_156;\n"
+"cvt.s64.s32 %rd224,%r296;\nadd.s64 %rd225,%rd224,%rd8;\nmul.lo.s64 %rd226,%rd225,%rd48;\n"
+"add.s64 %rd227,%rd226,%rd50;\nshl.b64 %rd228,%rd227,1;\nadd.s64 %rd229,%rd49,%rd228;\n"
+"st.global.v4.u32[%rd229],{%r2175,%r2176,%r2177,%r2178};\n$L__BB2_156:\nret;\n}\n";
+static const char qlora__ptx_131[] =
+".visible .entry qlora_attn64_bwd_sum(\n.param .u64 qlora_attn64_bwd_sum_param_0,\n"
+".param .u32 qlora_attn64_bwd_sum_param_1,\n.param .u32 qlora_attn64_bwd_sum_param_2,\n"
+".param .u32 qlora_attn64_bwd_sum_param_3,\n.param .u64 qlora_attn64_bwd_sum_param_4,\n"
+".param .u64 qlora_attn64_bwd_sum_param_5,\n.param .u64 qlora_attn64_bwd_sum_param_6,\n"
+".param .u64 qlora_attn64_bwd_sum_param_7\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<6>;\n"
+".reg .f32 %f<81>;\n.reg .b32 %r<26>;\n.reg .b64 %rd<50>;\n"
+"ld.param.u64 %rd14,[qlora_attn64_bwd_sum_param_0];\n"
+"ld.param.u32 %r3,[qlora_attn64_bwd_sum_param_1];\n"
+"ld.param.u32 %r4,[qlora_attn64_bwd_sum_param_2];\n"
+"ld.param.u32 %r5,[qlora_attn64_bwd_sum_param_3];\n"
+"ld.param.u64 %rd15,[qlora_attn64_bwd_sum_param_4];\n"
+"ld.param.u64 %rd16,[qlora_attn64_bwd_sum_param_5];\n"
+"ld.param.u64 %rd17,[qlora_attn64_bwd_sum_param_6];\n"
+"ld.param.u64 %rd18,[qlora_attn64_bwd_sum_param_7];\nmov.u32 %r6,%ctaid.x;\n"
+"mul.wide.u32 %rd19,%r6,256;\nmov.u32 %r7,%tid.x;\ncvt.u64.u32 %rd20,%r7;\n"
+"add.s64 %rd1,%rd19,%rd20;\nshr.s32 %r8,%r5,31;\nshr.u32 %r9,%r8,29;\nadd.s32 %r10,%r5,%r9;\n"
+"shr.s32 %r11,%r10,3;\ncvt.s64.s32 %rd2,%r11;\nor.b64 %rd21,%rd1,%rd2;\n"
+"and.b64 %rd22,%rd21,-4294967296;\nsetp.eq.s64 %p1,%rd22,0;\n@%p1 bra $L__BB3_2;\n"
+"div.s64 %rd47,%rd1,%rd2;\nmul.lo.s64 %rd23,%rd47,%rd2;\nsub.s64 %rd48,%rd1,%rd23;\n"
+"bra.uni $L__BB3_3;\n$L__BB3_2:\ncvt.u32.u64 %r12,%rd2;\ncvt.u32.u64 %r13,%rd1;\n"
+"div.u32 %r14,%r13,%r12;\nmul.lo.s32 %r15,%r14,%r12;\nsub.s32 %r16,%r13,%r15;\n"
+"cvt.u64.u32 %rd47,%r14;\ncvt.u64.u32 %rd48,%r16;\n$L__BB3_3:\nshl.b64 %rd9,%rd48,3;\n"
+"cvt.s64.s32 %rd24,%r4;\nsetp.ge.s64 %p2,%rd47,%rd24;\n@%p2 bra $L__BB3_8;\n"
+"setp.lt.s32 %p3,%r3,1;\nmov.f32 %f73,0f00000000;\nmov.f32 %f74,%f73;\nmov.f32 %f75,%f73;\n"
+"mov.f32 %f76,%f73;\nmov.f32 %f77,%f73;\nmov.f32 %f78,%f73;\nmov.f32 %f79,%f73;\n"
+"mov.f32 %f80,%f73;\n@%p3 bra $L__BB3_7;\nmov.u32 %r18,%ctaid.y;\nmul.lo.s32 %r19,%r18,%r3;\n"
+"cvt.u64.u32 %rd26,%r19;\nmul.lo.s64 %rd27,%rd24,%rd26;\nadd.s64 %rd28,%rd47,%rd27;\n"
+"cvt.s64.s32 %rd29,%r5;\nmul.lo.s64 %rd30,%rd28,%rd29;\ncvta.to.global.u64 %rd31,%rd14;\n"
+"add.s64 %rd32,%rd30,%rd9;\nshl.b64 %rd33,%rd32,2;\nadd.s64 %rd34,%rd31,%rd33;\n"
+"add.s64 %rd49,%rd34,16;\nmul.wide.s32 %rd35,%r5,%r4;\nshl.b64 %rd11,%rd35,2;\nmov.u32 %r25,0;\n"
+"mov.f32 %f73,0f00000000;\n$L__BB3_6:\n.pragma \"nounroll\";\n"
+"ld.global.v4.f32{%f41,%f42,%f43,%f44},[%rd49+-16];\n"
+"ld.global.v4.f32{%f49,%f50,%f51,%f52},[%rd49];\nadd.f32 %f73,%f41,%f73;\n"
+"add.f32 %f74,%f42,%f74;\nadd.f32 %f75,%f43,%f75;\nadd.f32 %f76,%f44,%f76;\n"
+"add.f32 %f77,%f49,%f77;\nadd.f32 %f78,%f50,%f78;\nadd.f32 %f79,%f51,%f79;\n"
+"add.f32 %f80,%f52,%f80;\nadd.s64 %rd49,%rd49,%rd11;\nadd.s32 %r25,%r25,1;\n"
+"setp.lt.s32 %p4,%r25,%r3;\n@%p4 bra $L__BB3_6;\n$L__BB3_7:\nmov.u32 %r24,%ctaid.y;\n"
+"setp.eq.s32 %p5,%r24,0;\ncvta.to.global.u64 %rd36,%rd17;\nmul.lo.s64 %rd37,%rd47,%rd18;\n"
+"shl.b64 %rd38,%rd37,1;\nadd.s64 %rd39,%rd36,%rd38;\ncvta.to.global.u64 %rd40,%rd15;\n"
+"mul.lo.s64 %rd41,%rd47,%rd16;\nshl.b64 %rd42,%rd41,1;\nadd.s64 %rd43,%rd40,%rd42;\n"
+"selp.b64 %rd44,%rd39,%rd43,%p5;\nshl.b64 %rd45,%rd9,1;\nadd.s64 %rd46,%rd44,%rd45;\n"
+"cvt.rn.bf16x2.f32 %r23,%f80,%f79;\ncvt.rn.bf16x2.f32 %r22,%f78,%f77;\n"
+"cvt.rn.bf16x2.f32 %r21,%f76,%f75;\ncvt.rn.bf16x2.f32 %r20,%f74,%f73;\n"
+"st.global.v4.u32[%rd46],{%r20,%r21,%r22,%r23};\n$L__BB3_8:\nret;\n}\n";
+static const char qlora__ptx_132[] =
 ".visible .entry qlora_attn64_bwd_q(\n.param .u64 qlora_attn64_bwd_q_param_0,\n"
 ".param .u64 qlora_attn64_bwd_q_param_1,\n.param .u64 qlora_attn64_bwd_q_param_2,\n"
 ".param .u64 qlora_attn64_bwd_q_param_3,\n.param .u64 qlora_attn64_bwd_q_param_4,\n"
@@ -5820,70 +6263,70 @@ static const char qlora__ptx_123[] =
 "ld.param.f32 %f538,[qlora_attn64_bwd_q_param_18];\ncvta.to.global.u64 %rd1,%rd52;\n"
 "cvta.to.global.u64 %rd2,%rd54;\nmov.u32 %r1,%ctaid.y;\nmov.u32 %r133,%ctaid.x;\n"
 "not.b32 %r134,%r133;\nmov.u32 %r135,%nctaid.x;\nadd.s32 %r2,%r135,%r134;\n"
-"setp.lt.s32 %p1,%r127,1;\nmov.u32 %r2179,0;\n@%p1 bra $L__BB3_3;\nmov.u32 %r2179,0;\n"
-"mov.u32 %r2177,%r127;\n$L__BB3_2:\nadd.s32 %r137,%r2179,%r2177;\nadd.s32 %r138,%r137,1;\n"
+"setp.lt.s32 %p1,%r127,1;\nmov.u32 %r2179,0;\n@%p1 bra $L__BB4_3;\nmov.u32 %r2179,0;\n"
+"mov.u32 %r2177,%r127;\n$L__BB4_2:\nadd.s32 %r137,%r2179,%r2177;\nadd.s32 %r138,%r137,1;\n"
 "shr.s32 %r139,%r138,1;\nmul.wide.s32 %rd55,%r139,4;\nadd.s64 %rd56,%rd2,%rd55;\n"
 "ld.global.u32 %r140,[%rd56];\nmax.s32 %r141,%r140,0;\nmin.s32 %r142,%r141,%r128;\n"
 "shr.s32 %r143,%r142,31;\nshr.u32 %r144,%r143,25;\nadd.s32 %r145,%r142,%r144;\n"
 "shr.s32 %r146,%r145,7;\nadd.s32 %r147,%r146,%r139;\nsetp.le.s32 %p2,%r147,%r2;\n"
 "add.s32 %r148,%r139,-1;\nselp.b32 %r2179,%r139,%r2179,%p2;\nselp.b32 %r2177,%r2177,%r148,%p2;\n"
-"setp.lt.s32 %p3,%r2179,%r2177;\n@%p3 bra $L__BB3_2;\n$L__BB3_3:\nmul.wide.s32 %rd57,%r2179,4;\n"
+"setp.lt.s32 %p3,%r2179,%r2177;\n@%p3 bra $L__BB4_2;\n$L__BB4_3:\nmul.wide.s32 %rd57,%r2179,4;\n"
 "add.s64 %rd3,%rd2,%rd57;\nld.global.u32 %r149,[%rd3];\nmax.s32 %r150,%r149,0;\n"
 "min.s32 %r8,%r150,%r128;\nsetp.eq.s32 %p4,%r2179,%r127;\nmov.u32 %r2180,%r128;\n"
-"@%p4 bra $L__BB3_5;\nld.global.u32 %r151,[%rd3+4];\nmax.s32 %r152,%r151,0;\n"
-"min.s32 %r2180,%r152,%r128;\n$L__BB3_5:\nsub.s32 %r153,%r2,%r2179;\nshr.s32 %r154,%r8,31;\n"
+"@%p4 bra $L__BB4_5;\nld.global.u32 %r151,[%rd3+4];\nmax.s32 %r152,%r151,0;\n"
+"min.s32 %r2180,%r152,%r128;\n$L__BB4_5:\nsub.s32 %r153,%r2,%r2179;\nshr.s32 %r154,%r8,31;\n"
 "shr.u32 %r155,%r154,25;\nadd.s32 %r156,%r8,%r155;\nshr.s32 %r157,%r156,7;\n"
 "sub.s32 %r158,%r153,%r157;\nshl.b32 %r159,%r158,7;\nsetp.lt.s32 %p5,%r158,0;\n"
 "sub.s32 %r11,%r2180,%r8;\nselp.b32 %r12,%r11,%r159,%p5;\nsetp.le.s32 %p6,%r11,%r12;\n"
-"@%p6 bra $L__BB3_81;\n@%p4 bra $L__BB3_65;\nbra.uni $L__BB3_7;\n$L__BB3_65:\n"
+"@%p6 bra $L__BB4_81;\n@%p4 bra $L__BB4_65;\nbra.uni $L__BB4_7;\n$L__BB4_65:\n"
 "cvt.s64.s32 %rd41,%r8;\nshl.b32 %r2109,%r1,6;\ncvt.s64.s32 %rd42,%r2109;\n"
-"mov.u32 %r2197,%tid.x;\nsetp.gt.s32 %p70,%r2197,1023;\n@%p70 bra $L__BB3_81;\n"
+"mov.u32 %r2197,%tid.x;\nsetp.gt.s32 %p70,%r2197,1023;\n@%p70 bra $L__BB4_81;\n"
 "max.s32 %r2110,%r2197,896;\nadd.s32 %r2111,%r2110,127;\nsub.s32 %r107,%r2111,%r2197;\n"
 "shr.u32 %r2112,%r107,7;\nadd.s32 %r2113,%r2112,1;\nand.b32 %r2196,%r2113,3;\n"
-"setp.eq.s32 %p71,%r2196,0;\n@%p71 bra $L__BB3_70;\n$L__BB3_67:\n.pragma \"nounroll\";\n"
+"setp.eq.s32 %p71,%r2196,0;\n@%p71 bra $L__BB4_70;\n$L__BB4_67:\n.pragma \"nounroll\";\n"
 "shr.s32 %r2114,%r2197,31;\nshr.u32 %r2115,%r2114,29;\nadd.s32 %r2116,%r2197,%r2115;\n"
 "shr.s32 %r2117,%r2116,3;\nadd.s32 %r111,%r2117,%r12;\nsetp.ge.s32 %p72,%r111,%r11;\n"
-"@%p72 bra $L__BB3_69;\ncvt.s64.s32 %rd186,%r111;\nand.b32 %r2121,%r2116,536870904;\n"
+"@%p72 bra $L__BB4_69;\ncvt.s64.s32 %rd186,%r111;\nand.b32 %r2121,%r2116,536870904;\n"
 "sub.s32 %r2122,%r2197,%r2121;\nshl.b32 %r2123,%r2122,3;\n";
-static const char qlora__ptx_124[] =
+static const char qlora__ptx_133[] =
 "cvt.s64.s32 %rd187,%r2123;\nadd.s64 %rd188,%rd186,%rd41;\nmul.lo.s64 %rd189,%rd188,%rd53;\n"
 "add.s64 %rd190,%rd187,%rd42;\nadd.s64 %rd191,%rd190,%rd189;\nshl.b64 %rd192,%rd191,1;\n"
 "add.s64 %rd193,%rd1,%rd192;\nmov.u32 %r2124,0;\n"
-"st.global.v4.u32[%rd193],{%r2124,%r2124,%r2124,%r2124};\n$L__BB3_69:\n"
+"st.global.v4.u32[%rd193],{%r2124,%r2124,%r2124,%r2124};\n$L__BB4_69:\n"
 "add.s32 %r2197,%r2197,128;\nadd.s32 %r2196,%r2196,-1;\nsetp.ne.s32 %p73,%r2196,0;\n"
-"@%p73 bra $L__BB3_67;\n$L__BB3_70:\nsetp.lt.u32 %p74,%r107,384;\n@%p74 bra $L__BB3_81;\n"
-"add.s32 %r2199,%r2197,-512;\nadd.s32 %r2198,%r2197,128;\n$L__BB3_72:\nadd.s32 %r119,%r2199,512;\n"
+"@%p73 bra $L__BB4_67;\n$L__BB4_70:\nsetp.lt.u32 %p74,%r107,384;\n@%p74 bra $L__BB4_81;\n"
+"add.s32 %r2199,%r2197,-512;\nadd.s32 %r2198,%r2197,128;\n$L__BB4_72:\nadd.s32 %r119,%r2199,512;\n"
 "shr.s32 %r2125,%r119,31;\nshr.u32 %r2126,%r2125,29;\nadd.s32 %r2127,%r119,%r2126;\n"
 "shr.s32 %r2128,%r2127,3;\nadd.s32 %r120,%r2128,%r12;\nsetp.ge.s32 %p75,%r120,%r11;\n"
-"@%p75 bra $L__BB3_74;\ncvt.s64.s32 %rd194,%r120;\nand.b32 %r2132,%r2127,536870904;\n"
+"@%p75 bra $L__BB4_74;\ncvt.s64.s32 %rd194,%r120;\nand.b32 %r2132,%r2127,536870904;\n"
 "sub.s32 %r2133,%r119,%r2132;\nshl.b32 %r2134,%r2133,3;\ncvt.s64.s32 %rd195,%r2134;\n"
 "add.s64 %rd196,%rd194,%rd41;\nmul.lo.s64 %rd197,%rd196,%rd53;\nadd.s64 %rd198,%rd195,%rd42;\n"
 "add.s64 %rd199,%rd198,%rd197;\nshl.b64 %rd200,%rd199,1;\nadd.s64 %rd201,%rd1,%rd200;\n"
-"mov.u32 %r2135,0;\nst.global.v4.u32[%rd201],{%r2135,%r2135,%r2135,%r2135};\n$L__BB3_74:\n"
+"mov.u32 %r2135,0;\nst.global.v4.u32[%rd201],{%r2135,%r2135,%r2135,%r2135};\n$L__BB4_74:\n"
 "shr.s32 %r2136,%r2198,31;\nshr.u32 %r2137,%r2136,29;\nadd.s32 %r2138,%r2198,%r2137;\n"
 "shr.s32 %r2139,%r2138,3;\nadd.s32 %r121,%r2139,%r12;\nsetp.ge.s32 %p76,%r121,%r11;\n"
-"@%p76 bra $L__BB3_76;\ncvt.s64.s32 %rd202,%r121;\nand.b32 %r2143,%r2138,536870904;\n"
+"@%p76 bra $L__BB4_76;\ncvt.s64.s32 %rd202,%r121;\nand.b32 %r2143,%r2138,536870904;\n"
 "sub.s32 %r2144,%r2198,%r2143;\nshl.b32 %r2145,%r2144,3;\ncvt.s64.s32 %rd203,%r2145;\n"
 "add.s64 %rd204,%rd202,%rd41;\nmul.lo.s64 %rd205,%rd204,%rd53;\nadd.s64 %rd206,%rd203,%rd42;\n"
 "add.s64 %rd207,%rd206,%rd205;\nshl.b64 %rd208,%rd207,1;\nadd.s64 %rd209,%rd1,%rd208;\n"
-"mov.u32 %r2146,0;\nst.global.v4.u32[%rd209],{%r2146,%r2146,%r2146,%r2146};\n$L__BB3_76:\n"
+"mov.u32 %r2146,0;\nst.global.v4.u32[%rd209],{%r2146,%r2146,%r2146,%r2146};\n$L__BB4_76:\n"
 "add.s32 %r122,%r2199,768;\nshr.s32 %r2147,%r122,31;\nshr.u32 %r2148,%r2147,29;\n"
 "add.s32 %r2149,%r122,%r2148;\nshr.s32 %r2150,%r2149,3;\nadd.s32 %r123,%r2150,%r12;\n"
-"setp.ge.s32 %p77,%r123,%r11;\n@%p77 bra $L__BB3_78;\ncvt.s64.s32 %rd210,%r123;\n"
+"setp.ge.s32 %p77,%r123,%r11;\n@%p77 bra $L__BB4_78;\ncvt.s64.s32 %rd210,%r123;\n"
 "and.b32 %r2154,%r2149,536870904;\nsub.s32 %r2155,%r122,%r2154;\nshl.b32 %r2156,%r2155,3;\n"
 "cvt.s64.s32 %rd211,%r2156;\nadd.s64 %rd212,%rd210,%rd41;\nmul.lo.s64 %rd213,%rd212,%rd53;\n"
 "add.s64 %rd214,%rd211,%rd42;\nadd.s64 %rd215,%rd214,%rd213;\nshl.b64 %rd216,%rd215,1;\n"
 "add.s64 %rd217,%rd1,%rd216;\nmov.u32 %r2157,0;\n"
-"st.global.v4.u32[%rd217],{%r2157,%r2157,%r2157,%r2157};\n$L__BB3_78:\nadd.s32 %r124,%r2199,896;\n"
+"st.global.v4.u32[%rd217],{%r2157,%r2157,%r2157,%r2157};\n$L__BB4_78:\nadd.s32 %r124,%r2199,896;\n"
 "shr.s32 %r2158,%r124,31;\nshr.u32 %r2159,%r2158,29;\nadd.s32 %r2160,%r124,%r2159;\n"
 "shr.s32 %r2161,%r2160,3;\nadd.s32 %r125,%r2161,%r12;\nsetp.ge.s32 %p78,%r125,%r11;\n"
-"@%p78 bra $L__BB3_80;\ncvt.s64.s32 %rd218,%r125;\nand.b32 %r2165,%r2160,536870904;\n"
+"@%p78 bra $L__BB4_80;\ncvt.s64.s32 %rd218,%r125;\nand.b32 %r2165,%r2160,536870904;\n"
 "sub.s32 %r2166,%r124,%r2165;\nshl.b32 %r2167,%r2166,3;\ncvt.s64.s32 %rd219,%r2167;\n"
 "add.s64 %rd220,%rd218,%rd41;\nmul.lo.s64 %rd221,%rd220,%rd53;\nadd.s64 %rd222,%rd219,%rd42;\n"
 "add.s64 %rd223,%rd222,%rd221;\nshl.b64 %rd224,%rd223,1;\nadd.s64 %rd225,%rd1,%rd224;\n"
-"mov.u32 %r2168,0;\nst.global.v4.u32[%rd225],{%r2168,%r2168,%r2168,%r2168};\n$L__BB3_80:\n"
+"mov.u32 %r2168,0;\nst.global.v4.u32[%rd225],{%r2168,%r2168,%r2168,%r2168};\n$L__BB4_80:\n"
 "add.s32 %r2198,%r2198,512;\nsetp.lt.s32 %p79,%r119,512;\nmov.u32 %r2199,%r119;\n"
-"@%p79 bra $L__BB3_72;\nbra.uni $L__BB3_81;\n$L__BB3_7:\ndiv.s32 %r160,%r129,%r130;\n"
+"@%p79 bra $L__BB4_72;\nbra.uni $L__BB4_81;\n$L__BB4_7:\ndiv.s32 %r160,%r129,%r130;\n"
 "div.s32 %r161,%r1,%r160;\ncvt.s64.s32 %rd4,%r8;\nadd.s32 %r162,%r12,128;\n"
 "min.s32 %r163,%r162,%r11;\nadd.s32 %r164,%r163,63;\nshr.s32 %r165,%r164,31;\n"
 "shr.u32 %r166,%r165,26;\nadd.s32 %r167,%r164,%r166;\nshr.s32 %r13,%r167,6;\n"
@@ -5896,14 +6339,14 @@ static const char qlora__ptx_124[] =
 "sub.s32 %r180,%r16,%r179;\nshl.b32 %r181,%r180,3;\ncvt.s64.s32 %rd61,%r181;\n"
 "add.s64 %rd62,%rd60,%rd61;\nadd.s64 %rd5,%rd62,%rd58;\nmul.lo.s64 %rd63,%rd59,%rd48;\n"
 "add.s64 %rd64,%rd63,%rd61;\nadd.s64 %rd6,%rd64,%rd58;\nand.b32 %r17,%r16,31;\n";
-static const char qlora__ptx_125[] =
+static const char qlora__ptx_134[] =
 "and.b32 %r18,%r16,-32;\nadd.s32 %r19,%r12,%r18;\nand.b32 %r20,%r16,7;\nshl.b32 %r182,%r1,6;\n"
 "cvt.s64.s32 %rd65,%r182;\nadd.s32 %r183,%r12,%r8;\nadd.s32 %r184,%r183,%r177;\n"
 "cvt.s64.s32 %rd7,%r184;\nmul.lo.s64 %rd66,%rd7,%rd44;\nadd.s64 %rd8,%rd61,%rd65;\n"
 "add.s64 %rd9,%rd8,%rd66;\nshl.b32 %r185,%r177,7;\nand.b32 %r186,%r177,7;\n"
 "xor.b32 %r187,%r186,%r180;\nshl.b32 %r188,%r187,4;\nadd.s32 %r21,%r188,%r185;\n"
 "mov.u32 %r189,shared;\nadd.s32 %r22,%r21,%r189;\nsub.s32 %r23,%r11,%r12;\n"
-"setp.gt.s32 %p9,%r23,127;\n@%p9 bra $L__BB3_10;\nbra.uni $L__BB3_8;\n$L__BB3_10:\n"
+"setp.gt.s32 %p9,%r23,127;\n@%p9 bra $L__BB4_10;\nbra.uni $L__BB4_8;\n$L__BB4_10:\n"
 "shl.b64 %rd77,%rd9,1;\nadd.s64 %rd69,%rd43,%rd77;\ncp.async.cg.shared.global[%r22],[%rd69],16;\n"
 "shl.b64 %rd78,%rd44,5;\nadd.s64 %rd70,%rd69,%rd78;\nadd.s32 %r200,%r22,2048;\n"
 "cp.async.cg.shared.global[%r200],[%rd70],16;\nadd.s64 %rd71,%rd70,%rd78;\n"
@@ -5915,18 +6358,18 @@ static const char qlora__ptx_125[] =
 "cp.async.cg.shared.global[%r204],[%rd74],16;\nadd.s64 %rd75,%rd74,%rd78;\n"
 "add.s32 %r205,%r22,12288;\ncp.async.cg.shared.global[%r205],[%rd75],16;\n"
 "add.s64 %rd76,%rd75,%rd78;\nadd.s32 %r206,%r22,14336;\n"
-"cp.async.cg.shared.global[%r206],[%rd76],16;\nbra.uni $L__BB3_11;\n$L__BB3_8:\n"
+"cp.async.cg.shared.global[%r206],[%rd76],16;\nbra.uni $L__BB4_11;\n$L__BB4_8:\n"
 "shl.b64 %rd226,%rd9,1;\nshl.b64 %rd11,%rd44,5;\nmov.u32 %r2182,0;\nmov.u32 %r2181,%r22;\n"
-"$L__BB3_9:\n.pragma \"nounroll\";\nadd.s64 %rd68,%rd43,%rd226;\nmov.u32 %r191,%tid.x;\n"
+"$L__BB4_9:\n.pragma \"nounroll\";\nadd.s64 %rd68,%rd43,%rd226;\nmov.u32 %r191,%tid.x;\n"
 "shr.s32 %r194,%r191,31;\nshr.u32 %r195,%r194,29;\nadd.s32 %r196,%r191,%r195;\n"
 "shr.s32 %r197,%r196,3;\nadd.s32 %r198,%r2182,%r197;\nsetp.lt.s32 %p10,%r198,%r23;\n"
 "selp.b64 %rd67,%rd68,%rd43,%p10;\nselp.b32 %r193,16,0,%p10;\n"
 "cp.async.cg.shared.global[%r2181],[%rd67],16,%r193;\nadd.s32 %r2181,%r2181,2048;\n"
 "add.s64 %rd226,%rd226,%rd11;\nadd.s32 %r2182,%r2182,16;\nsetp.lt.u32 %p11,%r2182,128;\n"
-"@%p11 bra $L__BB3_9;\n$L__BB3_11:\nshl.b32 %r209,%r20,4;\nand.b32 %r210,%r16,16;\n"
+"@%p11 bra $L__BB4_9;\n$L__BB4_11:\nshl.b32 %r209,%r20,4;\nand.b32 %r210,%r16,16;\n"
 "xor.b32 %r28,%r209,%r210;\nmul.lo.s64 %rd79,%rd7,%rd50;\nadd.s64 %rd14,%rd8,%rd79;\n"
-"add.s32 %r212,%r21,%r189;\nadd.s32 %r2183,%r212,16384;\n@%p9 bra $L__BB3_14;\n"
-"bra.uni $L__BB3_12;\n$L__BB3_14:\nshl.b64 %rd90,%rd14,1;\nadd.s64 %rd82,%rd49,%rd90;\n"
+"add.s32 %r212,%r21,%r189;\nadd.s32 %r2183,%r212,16384;\n@%p9 bra $L__BB4_14;\n"
+"bra.uni $L__BB4_12;\n$L__BB4_14:\nshl.b64 %rd90,%rd14,1;\nadd.s64 %rd82,%rd49,%rd90;\n"
 "cp.async.cg.shared.global[%r2183],[%rd82],16;\nshl.b64 %rd91,%rd50,5;\n"
 "add.s64 %rd83,%rd82,%rd91;\nadd.s32 %r223,%r212,18432;\n"
 "cp.async.cg.shared.global[%r223],[%rd83],16;\nadd.s64 %rd84,%rd83,%rd91;\n"
@@ -5938,59 +6381,59 @@ static const char qlora__ptx_125[] =
 "cp.async.cg.shared.global[%r227],[%rd87],16;\nadd.s64 %rd88,%rd87,%rd91;\n"
 "add.s32 %r228,%r212,28672;\ncp.async.cg.shared.global[%r228],[%rd88],16;\n"
 "add.s64 %rd89,%rd88,%rd91;\nadd.s32 %r229,%r212,30720;\n"
-"cp.async.cg.shared.global[%r229],[%rd89],16;\nbra.uni $L__BB3_15;\n$L__BB3_12:\n"
-"shl.b64 %rd227,%rd14,1;\nshl.b64 %rd16,%rd50,5;\nmov.u32 %r2184,0;\n$L__BB3_13:\n"
+"cp.async.cg.shared.global[%r229],[%rd89],16;\nbra.uni $L__BB4_15;\n$L__BB4_12:\n"
+"shl.b64 %rd227,%rd14,1;\nshl.b64 %rd16,%rd50,5;\nmov.u32 %r2184,0;\n$L__BB4_13:\n"
 ".pragma \"nounroll\";\nadd.s64 %rd81,%rd49,%rd227;\nmov.u32 %r214,%tid.x;\n"
 "shr.s32 %r217,%r214,31;\nshr.u32 %r218,%r217,29;\nadd.s32 %r219,%r214,%r218;\n"
 "shr.s32 %r220,%r219,3;\nadd.s32 %r221,%r2184,%r220;\nsetp.lt.s32 %p13,%r221,%r23;\n"
 "selp.b64 %rd80,%rd81,%rd49,%p13;\nselp.b32 %r216,16,0,%p13;\n"
 "cp.async.cg.shared.global[%r2183],[%rd80],16,%r216;\nadd.s32 %r2183,%r2183,2048;\n"
 "add.s64 %rd227,%rd227,%rd16;\nadd.s32 %r2184,%r2184,16;\nsetp.lt.u32 %p14,%r2184,128;\n"
-"@%p14 bra $L__BB3_13;\n$L__BB3_15:\nshl.b64 %rd228,%rd5,1;\nadd.s64 %rd231,%rd45,%rd228;\n"
+"@%p14 bra $L__BB4_13;\n$L__BB4_15:\nshl.b64 %rd228,%rd5,1;\nadd.s64 %rd231,%rd45,%rd228;\n"
 "sub.s32 %r34,%r11,%r15;\nadd.s32 %r35,%r212,32768;\nsetp.gt.s32 %p15,%r34,63;\n"
-"@%p15 bra $L__BB3_18;\nbra.uni $L__BB3_16;\n$L__BB3_18:\n"
+"@%p15 bra $L__BB4_18;\nbra.uni $L__BB4_16;\n$L__BB4_18:\n"
 "cp.async.cg.shared.global[%r35],[%rd231],16;\nshl.b64 %rd99,%rd46,5;\n"
 "add.s64 %rd96,%rd231,%rd99;\nadd.s32 %r244,%r22,34816;\n"
 "cp.async.cg.shared.global[%r244],[%rd96],16;\nadd.s64 %rd97,%rd96,%rd99;\n"
 "add.s32 %r245,%r22,36864;\n";
-static const char qlora__ptx_126[] =
+static const char qlora__ptx_135[] =
 "cp.async.cg.shared.global[%r245],[%rd97],16;\nadd.s64 %rd98,%rd97,%rd99;\n"
-"add.s32 %r246,%r22,38912;\ncp.async.cg.shared.global[%r246],[%rd98],16;\nbra.uni $L__BB3_19;\n"
-"$L__BB3_16:\nshl.b64 %rd21,%rd46,5;\nmov.u32 %r2186,0;\nmov.u32 %r2185,%r35;\n$L__BB3_17:\n"
+"add.s32 %r246,%r22,38912;\ncp.async.cg.shared.global[%r246],[%rd98],16;\nbra.uni $L__BB4_19;\n"
+"$L__BB4_16:\nshl.b64 %rd21,%rd46,5;\nmov.u32 %r2186,0;\nmov.u32 %r2185,%r35;\n$L__BB4_17:\n"
 ".pragma \"nounroll\";\nadd.s64 %rd94,%rd45,%rd228;\nmov.u32 %r235,%tid.x;\n"
 "shr.s32 %r238,%r235,31;\nshr.u32 %r239,%r238,29;\nadd.s32 %r240,%r235,%r239;\n"
 "shr.s32 %r241,%r240,3;\nadd.s32 %r242,%r2186,%r241;\nsetp.lt.s32 %p16,%r242,%r34;\n"
 "selp.b64 %rd93,%rd94,%rd45,%p16;\nselp.b32 %r237,16,0,%p16;\n"
 "cp.async.cg.shared.global[%r2185],[%rd93],16,%r237;\nadd.s32 %r2185,%r2185,2048;\n"
 "add.s64 %rd228,%rd228,%rd21;\nadd.s32 %r2186,%r2186,16;\nsetp.lt.u32 %p17,%r2186,64;\n"
-"@%p17 bra $L__BB3_17;\n$L__BB3_19:\nshl.b64 %rd229,%rd6,1;\nadd.s64 %rd230,%rd47,%rd229;\n"
-"add.s32 %r40,%r212,40960;\n@%p15 bra $L__BB3_22;\nbra.uni $L__BB3_20;\n$L__BB3_22:\n"
+"@%p17 bra $L__BB4_17;\n$L__BB4_19:\nshl.b64 %rd229,%rd6,1;\nadd.s64 %rd230,%rd47,%rd229;\n"
+"add.s32 %r40,%r212,40960;\n@%p15 bra $L__BB4_22;\nbra.uni $L__BB4_20;\n$L__BB4_22:\n"
 "cp.async.cg.shared.global[%r40],[%rd230],16;\nshl.b64 %rd107,%rd48,5;\n"
 "add.s64 %rd104,%rd230,%rd107;\nadd.s32 %r259,%r22,43008;\n"
 "cp.async.cg.shared.global[%r259],[%rd104],16;\nadd.s64 %rd105,%rd104,%rd107;\n"
 "add.s32 %r260,%r22,45056;\ncp.async.cg.shared.global[%r260],[%rd105],16;\n"
 "add.s64 %rd106,%rd105,%rd107;\nadd.s32 %r261,%r22,47104;\n"
-"cp.async.cg.shared.global[%r261],[%rd106],16;\nbra.uni $L__BB3_23;\n$L__BB3_20:\n"
-"shl.b64 %rd26,%rd48,5;\nmov.u32 %r2188,0;\nmov.u32 %r2187,%r40;\n$L__BB3_21:\n"
+"cp.async.cg.shared.global[%r261],[%rd106],16;\nbra.uni $L__BB4_23;\n$L__BB4_20:\n"
+"shl.b64 %rd26,%rd48,5;\nmov.u32 %r2188,0;\nmov.u32 %r2187,%r40;\n$L__BB4_21:\n"
 ".pragma \"nounroll\";\nadd.s64 %rd102,%rd47,%rd229;\nmov.u32 %r250,%tid.x;\n"
 "shr.s32 %r253,%r250,31;\nshr.u32 %r254,%r253,29;\nadd.s32 %r255,%r250,%r254;\n"
 "shr.s32 %r256,%r255,3;\nadd.s32 %r257,%r2188,%r256;\nsetp.lt.s32 %p19,%r257,%r34;\n"
 "selp.b64 %rd101,%rd102,%rd47,%p19;\nselp.b32 %r252,16,0,%p19;\n"
 "cp.async.cg.shared.global[%r2187],[%rd101],16,%r252;\nadd.s32 %r2187,%r2187,2048;\n"
 "add.s64 %rd229,%rd229,%rd26;\nadd.s32 %r2188,%r2188,16;\nsetp.lt.u32 %p20,%r2188,64;\n"
-"@%p20 bra $L__BB3_21;\n$L__BB3_23:\ncp.async.commit_group;\nshr.u32 %r262,%r17,2;\n"
+"@%p20 bra $L__BB4_21;\n$L__BB4_23:\ncp.async.commit_group;\nshr.u32 %r262,%r17,2;\n"
 "add.s32 %r45,%r19,%r262;\nsetp.ge.s32 %p21,%r45,%r11;\ncvt.s64.s32 %rd108,%r45;\n"
 "mul.wide.s32 %rd109,%r128,%r1;\nadd.s64 %rd110,%rd109,%rd4;\nadd.s64 %rd111,%rd110,%rd108;\n"
 "cvta.to.global.u64 %rd112,%rd51;\nshl.b64 %rd113,%rd111,3;\nadd.s64 %rd29,%rd112,%rd113;\n"
 "mov.f32 %f2542,0f00000000;\nmov.f32 %f2540,%f2542;\nmov.f32 %f2541,%f2542;\n"
-"@%p21 bra $L__BB3_25;\nld.global.v2.f32{%f2540,%f2541},[%rd29];\n$L__BB3_25:\n"
+"@%p21 bra $L__BB4_25;\nld.global.v2.f32{%f2540,%f2541},[%rd29];\n$L__BB4_25:\n"
 "add.s32 %r263,%r45,8;\nsetp.ge.s32 %p22,%r263,%r11;\nmov.f32 %f2543,%f2542;\n"
-"@%p22 bra $L__BB3_27;\nld.global.v2.f32{%f2542,%f2543},[%rd29+64];\n$L__BB3_27:\n"
+"@%p22 bra $L__BB4_27;\nld.global.v2.f32{%f2542,%f2543},[%rd29+64];\n$L__BB4_27:\n"
 "add.s32 %r264,%r45,16;\nsetp.ge.s32 %p23,%r264,%r11;\nmov.f32 %f2546,0f00000000;\n"
-"mov.f32 %f2544,%f2546;\nmov.f32 %f2545,%f2546;\n@%p23 bra $L__BB3_29;\n"
-"ld.global.v2.f32{%f2544,%f2545},[%rd29+128];\n$L__BB3_29:\nadd.s32 %r265,%r45,24;\n"
-"setp.ge.s32 %p24,%r265,%r11;\nmov.f32 %f2547,%f2546;\n@%p24 bra $L__BB3_31;\n"
-"ld.global.v2.f32{%f2546,%f2547},[%rd29+192];\n$L__BB3_31:\nsetp.ge.s32 %p25,%r2190,%r13;\n"
+"mov.f32 %f2544,%f2546;\nmov.f32 %f2545,%f2546;\n@%p23 bra $L__BB4_29;\n"
+"ld.global.v2.f32{%f2544,%f2545},[%rd29+128];\n$L__BB4_29:\nadd.s32 %r265,%r45,24;\n"
+"setp.ge.s32 %p24,%r265,%r11;\nmov.f32 %f2547,%f2546;\n@%p24 bra $L__BB4_31;\n"
+"ld.global.v2.f32{%f2546,%f2547},[%rd29+192];\n$L__BB4_31:\nsetp.ge.s32 %p25,%r2190,%r13;\n"
 "mov.f32 %f2676,0f00000000;\nmov.f32 %f2677,%f2676;\nmov.f32 %f2678,%f2676;\n"
 "mov.f32 %f2679,%f2676;\nmov.f32 %f2680,%f2676;\nmov.f32 %f2681,%f2676;\nmov.f32 %f2682,%f2676;\n"
 "mov.f32 %f2683,%f2676;\nmov.f32 %f2684,%f2676;\nmov.f32 %f2685,%f2676;\nmov.f32 %f2686,%f2676;\n"
@@ -6004,51 +6447,51 @@ static const char qlora__ptx_126[] =
 "mov.f32 %f2715,%f2676;\nmov.f32 %f2716,%f2676;\nmov.f32 %f2717,%f2676;\nmov.f32 %f2718,%f2676;\n"
 "mov.f32 %f2719,%f2676;\nmov.f32 %f2720,%f2676;\nmov.f32 %f2721,%f2676;\nmov.f32 %f2722,%f2676;\n"
 "mov.f32 %f2723,%f2676;\nmov.f32 %f2724,%f2676;\nmov.f32 %f2725,%f2676;\nmov.f32 %f2726,%f2676;\n";
-static const char qlora__ptx_127[] =
+static const char qlora__ptx_136[] =
 "mov.f32 %f2727,%f2676;\nmov.f32 %f2728,%f2676;\nmov.f32 %f2729,%f2676;\nmov.f32 %f2730,%f2676;\n"
 "mov.f32 %f2731,%f2676;\nmov.f32 %f2732,%f2676;\nmov.f32 %f2733,%f2676;\nmov.f32 %f2734,%f2676;\n"
 "mov.f32 %f2735,%f2676;\nmov.f32 %f2736,%f2676;\nmov.f32 %f2737,%f2676;\nmov.f32 %f2738,%f2676;\n"
-"mov.f32 %f2739,%f2676;\n@%p25 bra $L__BB3_49;\nand.b32 %r267,%r16,15;\n"
+"mov.f32 %f2739,%f2676;\n@%p25 bra $L__BB4_49;\nand.b32 %r267,%r16,15;\n"
 "add.s32 %r268,%r267,%r18;\nshl.b32 %r269,%r268,7;\nmul.f32 %f18,%f538,0f3FB8AA3B;\n"
 "add.s32 %r46,%r11,-64;\nneg.f32 %f22,%f2540;\nneg.f32 %f23,%f2542;\nneg.f32 %f24,%f2544;\n"
 "neg.f32 %f25,%f2546;\nadd.s32 %r271,%r28,%r189;\nadd.s32 %r2191,%r271,%r269;\n"
 "add.s32 %r2192,%r2191,16384;\nmov.u32 %r2189,0;\nmov.f32 %f2676,0f00000000;\n"
 "shl.b64 %rd114,%rd46,7;\nshl.b64 %rd115,%rd48,7;\nshl.b64 %rd34,%rd46,4;\n"
-"shl.b64 %rd117,%rd34,1;\n$L__BB3_33:\ncp.async.wait_group 0;\nbar.sync 0;\n"
+"shl.b64 %rd117,%rd34,1;\n$L__BB4_33:\ncp.async.wait_group 0;\nbar.sync 0;\n"
 "add.s64 %rd231,%rd231,%rd114;\nadd.s64 %rd230,%rd230,%rd115;\nadd.s32 %r276,%r2190,1;\n"
-"setp.ge.s32 %p26,%r276,%r13;\n@%p26 bra $L__BB3_43;\nxor.b32 %r55,%r2189,16384;\n"
+"setp.ge.s32 %p26,%r276,%r13;\n@%p26 bra $L__BB4_43;\nxor.b32 %r55,%r2189,16384;\n"
 "mad.lo.s32 %r56,%r2190,-64,%r46;\nadd.s32 %r57,%r35,%r55;\nsetp.gt.s32 %p27,%r56,63;\n"
-"@%p27 bra $L__BB3_37;\nbra.uni $L__BB3_35;\n$L__BB3_37:\n"
+"@%p27 bra $L__BB4_37;\nbra.uni $L__BB4_35;\n$L__BB4_37:\n"
 "cp.async.cg.shared.global[%r57],[%rd231],16;\nshl.b64 %rd122,%rd46,5;\n"
 "add.s64 %rd119,%rd231,%rd122;\nadd.s32 %r288,%r57,2048;\n"
 "cp.async.cg.shared.global[%r288],[%rd119],16;\nadd.s64 %rd120,%rd119,%rd122;\n"
 "add.s32 %r289,%r57,4096;\ncp.async.cg.shared.global[%r289],[%rd120],16;\n"
 "add.s64 %rd121,%rd120,%rd122;\nadd.s32 %r290,%r57,6144;\n"
-"cp.async.cg.shared.global[%r290],[%rd121],16;\nbra.uni $L__BB3_38;\n$L__BB3_35:\n"
-"mov.u32 %r2193,0;\nmov.u64 %rd232,%rd231;\n$L__BB3_36:\n.pragma \"nounroll\";\n"
+"cp.async.cg.shared.global[%r290],[%rd121],16;\nbra.uni $L__BB4_38;\n$L__BB4_35:\n"
+"mov.u32 %r2193,0;\nmov.u64 %rd232,%rd231;\n$L__BB4_36:\n.pragma \"nounroll\";\n"
 "mov.u32 %r278,%tid.x;\nshr.s32 %r281,%r278,31;\nshr.u32 %r282,%r281,29;\n"
 "add.s32 %r283,%r278,%r282;\nshr.s32 %r284,%r283,3;\nadd.s32 %r285,%r284,%r2193;\n"
 "setp.lt.s32 %p28,%r285,%r56;\nshl.b32 %r286,%r2193,7;\nadd.s32 %r279,%r286,%r57;\n"
 "selp.b64 %rd116,%rd232,%rd45,%p28;\nselp.b32 %r280,16,0,%p28;\n"
 "cp.async.cg.shared.global[%r279],[%rd116],16,%r280;\nadd.s64 %rd232,%rd232,%rd117;\n"
-"add.s32 %r2193,%r2193,16;\nsetp.lt.u32 %p29,%r2193,64;\n@%p29 bra $L__BB3_36;\n$L__BB3_38:\n"
-"add.s32 %r60,%r40,%r55;\n@%p27 bra $L__BB3_41;\nbra.uni $L__BB3_39;\n$L__BB3_41:\n"
+"add.s32 %r2193,%r2193,16;\nsetp.lt.u32 %p29,%r2193,64;\n@%p29 bra $L__BB4_36;\n$L__BB4_38:\n"
+"add.s32 %r60,%r40,%r55;\n@%p27 bra $L__BB4_41;\nbra.uni $L__BB4_39;\n$L__BB4_41:\n"
 "cp.async.cg.shared.global[%r60],[%rd230],16;\nshl.b64 %rd129,%rd48,5;\n"
 "add.s64 %rd126,%rd230,%rd129;\nadd.s32 %r302,%r60,2048;\n"
 "cp.async.cg.shared.global[%r302],[%rd126],16;\nadd.s64 %rd127,%rd126,%rd129;\n"
 "add.s32 %r303,%r60,4096;\ncp.async.cg.shared.global[%r303],[%rd127],16;\n"
 "add.s64 %rd128,%rd127,%rd129;\nadd.s32 %r304,%r60,6144;\n"
-"cp.async.cg.shared.global[%r304],[%rd128],16;\nbra.uni $L__BB3_42;\n$L__BB3_39:\n"
-"shl.b64 %rd37,%rd48,4;\nmov.u32 %r2194,0;\nmov.u64 %rd233,%rd230;\n$L__BB3_40:\n"
+"cp.async.cg.shared.global[%r304],[%rd128],16;\nbra.uni $L__BB4_42;\n$L__BB4_39:\n"
+"shl.b64 %rd37,%rd48,4;\nmov.u32 %r2194,0;\nmov.u64 %rd233,%rd230;\n$L__BB4_40:\n"
 ".pragma \"nounroll\";\nmov.u32 %r292,%tid.x;\nshr.s32 %r295,%r292,31;\nshr.u32 %r296,%r295,29;\n"
 "add.s32 %r297,%r292,%r296;\nshr.s32 %r298,%r297,3;\nadd.s32 %r299,%r298,%r2194;\n"
 "setp.lt.s32 %p31,%r299,%r56;\nshl.b32 %r300,%r2194,7;\nadd.s32 %r293,%r300,%r60;\n"
 "selp.b64 %rd123,%rd233,%rd47,%p31;\nselp.b32 %r294,16,0,%p31;\n"
 "cp.async.cg.shared.global[%r293],[%rd123],16,%r294;\nshl.b64 %rd124,%rd37,1;\n"
 "add.s64 %rd233,%rd233,%rd124;\nadd.s32 %r2194,%r2194,16;\nsetp.lt.u32 %p32,%r2194,64;\n"
-"@%p32 bra $L__BB3_40;\n$L__BB3_42:\ncp.async.commit_group;\n$L__BB3_43:\n"
+"@%p32 bra $L__BB4_40;\n$L__BB4_42:\ncp.async.commit_group;\n$L__BB4_43:\n"
 "shl.b32 %r305,%r2190,6;\nadd.s32 %r306,%r19,31;\nsetp.lt.s32 %p33,%r306,%r305;\n"
-"@%p33 bra $L__BB3_48;\nshl.b32 %r2175,%r2190,6;\nshr.u32 %r1316,%r16,3;\n"
+"@%p33 bra $L__BB4_48;\nshl.b32 %r2175,%r2190,6;\nshr.u32 %r1316,%r16,3;\n"
 "and.b32 %r1317,%r1316,1;\nxor.b32 %r1319,%r1317,%r20;\nshl.b32 %r1320,%r1319,4;\n"
 "shr.u32 %r1323,%r17,4;\nbfi.b32 %r1324,%r1323,%r20,3,29;\nshl.b32 %r1325,%r1324,7;\n"
 "add.s32 %r1326,%r1320,%r189;\nadd.s32 %r1327,%r1326,%r1325;\nadd.s32 %r1328,%r1327,%r2189;\n"
@@ -6059,7 +6502,7 @@ static const char qlora__ptx_127[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r317,%r318,%r319,%r320},[%r321];\n"
 "mov.f32 %f1443,0f00000000;\nmov.f32 %f811,%f1443;\nmov.f32 %f812,%f1443;\nmov.f32 %f813,%f1443;\n"
 "mov.f32 %f814,%f1443;\n";
-static const char qlora__ptx_128[] =
+static const char qlora__ptx_137[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f811,%f812,%f813,%f814},{%r307,%r308,%r309,%r310},{%r317,%r318},{%f811,%f812,%f813,%f814};\n"
 "mov.f32 %f819,%f1443;\nmov.f32 %f820,%f1443;\nmov.f32 %f821,%f1443;\nmov.f32 %f822,%f1443;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f819,%f820,%f821,%f822},{%r307,%r308,%r309,%r310},{%r319,%r320},{%f819,%f820,%f821,%f822};\n"
@@ -6098,7 +6541,7 @@ static const char qlora__ptx_128[] =
 "mov.f32 %f931,%f1443;\nmov.f32 %f932,%f1443;\nmov.f32 %f933,%f1443;\nmov.f32 %f934,%f1443;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f931,%f932,%f933,%f934},{%r312,%r313,%r314,%r315},{%r406,%r407},{%f931,%f932,%f933,%f934};\n"
 "xor.b32 %r437,%r2191,32;\n";
-static const char qlora__ptx_129[] =
+static const char qlora__ptx_138[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r433,%r434,%r435,%r436},[%r437];\n"
 "add.s32 %r442,%r437,2048;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r438,%r439,%r440,%r441},[%r442];\n"
@@ -6138,7 +6581,7 @@ static const char qlora__ptx_129[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f835,%f836,%f837,%f838},{%r564,%r565,%r566,%r567},{%r571,%r572},{%f835,%f836,%f837,%f838};\n"
 "add.s32 %r602,%r573,2048;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r598,%r599,%r600,%r601},[%r602];\n";
-static const char qlora__ptx_130[] =
+static const char qlora__ptx_139[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f843,%f844,%f845,%f846},{%r559,%r560,%r561,%r562},{%r598,%r599},{%f843,%f844,%f845,%f846};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f851,%f852,%f853,%f854},{%r559,%r560,%r561,%r562},{%r600,%r601},{%f851,%f852,%f853,%f854};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f859,%f860,%f861,%f862},{%r564,%r565,%r566,%r567},{%r598,%r599},{%f859,%f860,%f861,%f862};\n"
@@ -6175,7 +6618,7 @@ static const char qlora__ptx_130[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r753,%r754,%r755,%r756},[%r757];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f875,%f876,%f877,%f878},{%r685,%r686,%r687,%r688},{%r753,%r754},{%f875,%f876,%f877,%f878};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f883,%f884,%f885,%f886},{%r685,%r686,%r687,%r688},{%r755,%r756},{%f883,%f884,%f885,%f886};\n";
-static const char qlora__ptx_131[] =
+static const char qlora__ptx_140[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f891,%f892,%f893,%f894},{%r690,%r691,%r692,%r693},{%r753,%r754},{%f891,%f892,%f893,%f894};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f899,%f900,%f901,%f902},{%r690,%r691,%r692,%r693},{%r755,%r756},{%f899,%f900,%f901,%f902};\n"
 "add.s32 %r786,%r699,6144;\n"
@@ -6214,7 +6657,7 @@ static const char qlora__ptx_131[] =
 "mov.f32 %f1395,%f1443;\nmov.f32 %f1396,%f1443;\nmov.f32 %f1397,%f1443;\nmov.f32 %f1398,%f1443;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1395,%f1396,%f1397,%f1398},{%r811,%r812,%r813,%r814},{%r881,%r882},{%f1395,%f1396,%f1397,%f1398};\n"
 "mov.f32 %f1403,%f1443;\nmov.f32 %f1404,%f1443;\nmov.f32 %f1405,%f1443;\nmov.f32 %f1406,%f1443;\n";
-static const char qlora__ptx_132[] =
+static const char qlora__ptx_141[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1403,%f1404,%f1405,%f1406},{%r816,%r817,%r818,%r819},{%r879,%r880},{%f1403,%f1404,%f1405,%f1406};\n"
 "mov.f32 %f1411,%f1443;\nmov.f32 %f1412,%f1443;\nmov.f32 %f1413,%f1443;\nmov.f32 %f1414,%f1443;\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1411,%f1412,%f1413,%f1414},{%r816,%r817,%r818,%r819},{%r881,%r882},{%f1411,%f1412,%f1413,%f1414};\n"
@@ -6252,7 +6695,7 @@ static const char qlora__ptx_132[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1411,%f1412,%f1413,%f1414},{%r942,%r943,%r944,%r945},{%r1007,%r1008},{%f1411,%f1412,%f1413,%f1414};\n"
 "add.s32 %r1038,%r951,6144;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1034,%r1035,%r1036,%r1037},[%r1038];\n";
-static const char qlora__ptx_133[] =
+static const char qlora__ptx_142[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1419,%f1420,%f1421,%f1422},{%r937,%r938,%r939,%r940},{%r1034,%r1035},{%f1419,%f1420,%f1421,%f1422};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1427,%f1428,%f1429,%f1430},{%r937,%r938,%r939,%r940},{%r1036,%r1037},{%f1427,%f1428,%f1429,%f1430};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1435,%f1436,%f1437,%f1438},{%r942,%r943,%r944,%r945},{%r1034,%r1035},{%f1435,%f1436,%f1437,%f1438};\n"
@@ -6288,7 +6731,7 @@ static const char qlora__ptx_133[] =
 "xor.b32 %r1193,%r2192,96;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1189,%r1190,%r1191,%r1192},[%r1193];\n"
 "add.s32 %r1198,%r1193,2048;\n";
-static const char qlora__ptx_134[] =
+static const char qlora__ptx_143[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1194,%r1195,%r1196,%r1197},[%r1198];\n"
 "xor.b32 %r1203,%r825,96;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r1199,%r1200,%r1201,%r1202},[%r1203];\n"
@@ -6314,10 +6757,10 @@ static const char qlora__ptx_134[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1427,%f1428,%f1429,%f1430},{%r1189,%r1190,%r1191,%r1192},{%r1288,%r1289},{%f1427,%f1428,%f1429,%f1430};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1435,%f1436,%f1437,%f1438},{%r1194,%r1195,%r1196,%r1197},{%r1286,%r1287},{%f1435,%f1436,%f1437,%f1438};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f1443,%f1444,%f1445,%f1446},{%r1194,%r1195,%r1196,%r1197},{%r1288,%r1289},{%f1443,%f1444,%f1445,%f1446};\n"
-"or.b32 %r1330,%r2175,63;\nsetp.gt.s32 %p34,%r1330,%r19;\n@%p34 bra $L__BB3_46;\n"
+"or.b32 %r1330,%r2175,63;\nsetp.gt.s32 %p34,%r1330,%r19;\n@%p34 bra $L__BB4_46;\n"
 "add.s32 %r2170,%r19,31;\nshl.b32 %r2169,%r2190,6;\nsub.s32 %r1333,%r2170,%r2169;\n"
 "setp.lt.s32 %p35,%r1333,%r131;\nsetp.lt.s32 %p36,%r131,1;\nor.pred %p37,%p35,%p36;\n"
-"@%p37 bra $L__BB3_47;\n$L__BB3_46:\nshl.b32 %r2176,%r2190,6;\nmov.u32 %r1334,%tid.x;\n"
+"@%p37 bra $L__BB4_47;\n$L__BB4_46:\nshl.b32 %r2176,%r2190,6;\nmov.u32 %r1334,%tid.x;\n"
 "and.b32 %r1335,%r1334,31;\nshr.u32 %r1336,%r1335,2;\nand.b32 %r1337,%r1334,3;\n"
 "sub.s32 %r1339,%r19,%r2176;\nadd.s32 %r1340,%r1339,%r1336;\nmad.lo.s32 %r1341,%r1337,-2,%r1340;\n"
 "selp.b32 %r1342,%r131,-2147483648,%p8;\nsetp.lt.u32 %p39,%r1341,%r1342;\n"
@@ -6327,7 +6770,7 @@ static const char qlora__ptx_134[] =
 "selp.f32 %f813,%f813,0fFF800000,%p41;\nadd.s32 %r1345,%r1341,7;\n"
 "setp.lt.u32 %p42,%r1345,%r1342;\nselp.f32 %f814,%f814,0fFF800000,%p42;\n"
 "add.s32 %r1346,%r1341,-8;\nsetp.lt.u32 %p43,%r1346,%r1342;\n";
-static const char qlora__ptx_135[] =
+static const char qlora__ptx_144[] =
 "selp.f32 %f819,%f819,0fFF800000,%p43;\nadd.s32 %r1347,%r1341,-9;\n"
 "setp.lt.u32 %p44,%r1347,%r1342;\nselp.f32 %f820,%f820,0fFF800000,%p44;\n"
 "selp.f32 %f821,%f821,0fFF800000,%p39;\nselp.f32 %f822,%f822,0fFF800000,%p40;\n"
@@ -6374,7 +6817,7 @@ static const char qlora__ptx_135[] =
 "selp.f32 %f923,%f923,0fFF800000,%p49;\nselp.f32 %f924,%f924,0fFF800000,%p50;\n"
 "selp.f32 %f925,%f925,0fFF800000,%p47;\nselp.f32 %f926,%f926,0fFF800000,%p48;\n"
 "selp.f32 %f931,%f931,0fFF800000,%p51;\nselp.f32 %f932,%f932,0fFF800000,%p52;\n"
-"selp.f32 %f933,%f933,0fFF800000,%p49;\nselp.f32 %f934,%f934,0fFF800000,%p50;\n$L__BB3_47:\n"
+"selp.f32 %f933,%f933,0fFF800000,%p49;\nselp.f32 %f934,%f934,0fFF800000,%p50;\n$L__BB4_47:\n"
 "fma.rn.f32 %f1708,%f811,%f18,%f22;\nex2.approx.ftz.f32 %f1707,%f1708;\n"
 "fma.rn.f32 %f1710,%f812,%f18,%f22;\nex2.approx.ftz.f32 %f1709,%f1710;\n"
 "sub.f32 %f2411,%f1323,%f2541;\nmul.f32 %f1712,%f1707,%f2411;\nsub.f32 %f2412,%f1324,%f2541;\n"
@@ -6385,7 +6828,7 @@ static const char qlora__ptx_135[] =
 "mul.f32 %f1717,%f1715,%f2414;\ncvt.rn.bf16x2.f32 %r1365,%f1717,%f1718;\n"
 "fma.rn.f32 %f1720,%f819,%f18,%f22;\nex2.approx.ftz.f32 %f1719,%f1720;\n"
 "fma.rn.f32 %f1722,%f820,%f18,%f22;\n";
-static const char qlora__ptx_136[] =
+static const char qlora__ptx_145[] =
 "ex2.approx.ftz.f32 %f1721,%f1722;\nsub.f32 %f2415,%f1331,%f2541;\nmul.f32 %f1724,%f1719,%f2415;\n"
 "sub.f32 %f2416,%f1332,%f2541;\nmul.f32 %f1723,%f1721,%f2416;\n"
 "cvt.rn.bf16x2.f32 %r1366,%f1723,%f1724;\nfma.rn.f32 %f1726,%f821,%f18,%f23;\n"
@@ -6440,7 +6883,7 @@ static const char qlora__ptx_136[] =
 "ex2.approx.ftz.f32 %f1797,%f1798;\nfma.rn.f32 %f1800,%f918,%f18,%f23;\n"
 "ex2.approx.ftz.f32 %f1799,%f1800;\nsub.f32 %f2441,%f1429,%f2543;\nmul.f32 %f1802,%f1797,%f2441;\n"
 "sub.f32 %f2442,%f1430,%f2543;\n";
-static const char qlora__ptx_137[] =
+static const char qlora__ptx_146[] =
 "mul.f32 %f1801,%f1799,%f2442;\ncvt.rn.bf16x2.f32 %r1379,%f1801,%f1802;\n"
 "fma.rn.f32 %f1804,%f827,%f18,%f24;\nex2.approx.ftz.f32 %f1803,%f1804;\n"
 "fma.rn.f32 %f1806,%f828,%f18,%f24;\nex2.approx.ftz.f32 %f1805,%f1806;\n"
@@ -6495,7 +6938,7 @@ static const char qlora__ptx_137[] =
 "sub.f32 %f2467,%f1435,%f2545;\nmul.f32 %f1880,%f1875,%f2467;\nsub.f32 %f2468,%f1436,%f2545;\n"
 "mul.f32 %f1879,%f1877,%f2468;\ncvt.rn.bf16x2.f32 %r1392,%f1879,%f1880;\n"
 "fma.rn.f32 %f1882,%f925,%f18,%f25;\n";
-static const char qlora__ptx_138[] =
+static const char qlora__ptx_147[] =
 "ex2.approx.ftz.f32 %f1881,%f1882;\nfma.rn.f32 %f1884,%f926,%f18,%f25;\n"
 "ex2.approx.ftz.f32 %f1883,%f1884;\nsub.f32 %f2469,%f1437,%f2547;\nmul.f32 %f1886,%f1881,%f2469;\n"
 "sub.f32 %f2470,%f1438,%f2547;\nmul.f32 %f1885,%f1883,%f2470;\n"
@@ -6533,7 +6976,7 @@ static const char qlora__ptx_138[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2700,%f2701,%f2702,%f2703},{%r1364,%r1365,%r1366,%r1367},{%r1483,%r1484},{%f2700,%f2701,%f2702,%f2703};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2704,%f2705,%f2706,%f2707},{%r1364,%r1365,%r1366,%r1367},{%r1485,%r1486},{%f2704,%f2705,%f2706,%f2707};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2732,%f2733,%f2734,%f2735},{%r1380,%r1381,%r1382,%r1383},{%r1483,%r1484},{%f2732,%f2733,%f2734,%f2735};\n";
-static const char qlora__ptx_139[] =
+static const char qlora__ptx_148[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2736,%f2737,%f2738,%f2739},{%r1380,%r1381,%r1382,%r1383},{%r1485,%r1486},{%f2736,%f2737,%f2738,%f2739};\n"
 "add.s32 %r1516,%r1870,34816;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1512,%r1513,%r1514,%r1515},[%r1516];\n"
@@ -6566,7 +7009,7 @@ static const char qlora__ptx_139[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2708,%f2709,%f2710,%f2711},{%r1388,%r1389,%r1390,%r1391},{%r1628,%r1629},{%f2708,%f2709,%f2710,%f2711};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2712,%f2713,%f2714,%f2715},{%r1388,%r1389,%r1390,%r1391},{%r1630,%r1631},{%f2712,%f2713,%f2714,%f2715};\n"
 "add.s32 %r1661,%r1429,4096;\n";
-static const char qlora__ptx_140[] =
+static const char qlora__ptx_149[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1657,%r1658,%r1659,%r1660},[%r1661];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2687,%f2686,%f2685,%f2684},{%r1372,%r1373,%r1374,%r1375},{%r1657,%r1658},{%f2687,%f2686,%f2685,%f2684};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2683,%f2682,%f2681,%f2680},{%r1372,%r1373,%r1374,%r1375},{%r1659,%r1660},{%f2683,%f2682,%f2681,%f2680};\n"
@@ -6599,7 +7042,7 @@ static const char qlora__ptx_140[] =
 "add.s32 %r1806,%r1458,6144;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r1802,%r1803,%r1804,%r1805},[%r1806];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2679,%f2678,%f2677,%f2676},{%r1376,%r1377,%r1378,%r1379},{%r1802,%r1803},{%f2679,%f2678,%f2677,%f2676};\n";
-static const char qlora__ptx_141[] =
+static const char qlora__ptx_150[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2696,%f2697,%f2698,%f2699},{%r1376,%r1377,%r1378,%r1379},{%r1804,%r1805},{%f2696,%f2697,%f2698,%f2699};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2724,%f2725,%f2726,%f2727},{%r1392,%r1393,%r1394,%r1395},{%r1802,%r1803},{%f2724,%f2725,%f2726,%f2727};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2728,%f2729,%f2730,%f2731},{%r1392,%r1393,%r1394,%r1395},{%r1804,%r1805},{%f2728,%f2729,%f2730,%f2731};\n"
@@ -6609,8 +7052,8 @@ static const char qlora__ptx_141[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2704,%f2705,%f2706,%f2707},{%r1376,%r1377,%r1378,%r1379},{%r1833,%r1834},{%f2704,%f2705,%f2706,%f2707};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2732,%f2733,%f2734,%f2735},{%r1392,%r1393,%r1394,%r1395},{%r1831,%r1832},{%f2732,%f2733,%f2734,%f2735};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f2736,%f2737,%f2738,%f2739},{%r1392,%r1393,%r1394,%r1395},{%r1833,%r1834},{%f2736,%f2737,%f2738,%f2739};\n"
-"$L__BB3_48:\nadd.s32 %r2190,%r2190,1;\nsetp.lt.s32 %p61,%r2190,%r13;\n"
-"xor.b32 %r2189,%r2189,16384;\n@%p61 bra $L__BB3_33;\n$L__BB3_49:\nmov.u32 %r2174,%ctaid.y;\n"
+"$L__BB4_48:\nadd.s32 %r2190,%r2190,1;\nsetp.lt.s32 %p61,%r2190,%r13;\n"
+"xor.b32 %r2189,%r2189,16384;\n@%p61 bra $L__BB4_33;\n$L__BB4_49:\nmov.u32 %r2174,%ctaid.y;\n"
 "shl.b32 %r2173,%r2174,6;\nshr.u32 %r2172,%r17,2;\n"
 "ld.param.f32 %f2539,[qlora_attn64_bwd_q_param_18];\nshl.b32 %r1973,%r16,7;\n"
 "and.b32 %r1974,%r1973,-4096;\nadd.s32 %r65,%r1974,%r189;\nbar.warp.sync -1;\n"
@@ -6646,7 +7089,7 @@ static const char qlora__ptx_141[] =
 "st.shared.b32[%r1905],%r1904;\nxor.b32 %r1991,%r1983,96;\nadd.s32 %r1908,%r1982,%r1991;\n"
 "mul.f32 %f2499,%f2701,%f2539;\nmul.f32 %f2500,%f2700,%f2539;\n"
 "cvt.rn.bf16x2.f32 %r1907,%f2499,%f2500;\n";
-static const char qlora__ptx_142[] =
+static const char qlora__ptx_151[] =
 "st.shared.b32[%r1908],%r1907;\nadd.s32 %r1911,%r1985,%r1991;\nmul.f32 %f2501,%f2703,%f2539;\n"
 "mul.f32 %f2502,%f2702,%f2539;\ncvt.rn.bf16x2.f32 %r1910,%f2501,%f2502;\n"
 "st.shared.b32[%r1911],%r1910;\nxor.b32 %r1992,%r1983,112;\nadd.s32 %r1914,%r1982,%r1992;\n"
@@ -6692,68 +7135,63 @@ static const char qlora__ptx_142[] =
 "cvt.s64.s32 %rd40,%r2002;\nshr.u32 %r2003,%r17,3;\nshl.b32 %r2004,%r2003,7;\n"
 "xor.b32 %r2005,%r2003,%r20;\nshl.b32 %r2006,%r2005,4;\nadd.s32 %r2007,%r2004,%r65;\n"
 "add.s32 %r1971,%r2007,%r2006;\nld.shared.v4.b32{%r1967,%r1968,%r1969,%r1970},[%r1971];\n"
-"add.s32 %r70,%r2003,%r19;\nsetp.ge.s32 %p62,%r70,%r11;\n@%p62 bra $L__BB3_51;\n"
+"add.s32 %r70,%r2003,%r19;\nsetp.ge.s32 %p62,%r70,%r11;\n@%p62 bra $L__BB4_51;\n"
 "cvt.s64.s32 %rd130,%r70;\nadd.s64 %rd131,%rd130,%rd4;\nmul.lo.s64 %rd132,%rd131,%rd53;\n"
 "add.s64 %rd133,%rd132,%rd40;\nshl.b64 %rd135,%rd133,1;\nadd.s64 %rd136,%rd1,%rd135;\n"
-"st.global.v4.u32[%rd136],{%r1967,%r1968,%r1969,%r1970};\n$L__BB3_51:\nand.b32 %r2014,%r16,24;\n"
+"st.global.v4.u32[%rd136],{%r1967,%r1968,%r1969,%r1970};\n$L__BB4_51:\nand.b32 %r2014,%r16,24;\n"
 "or.b32 %r2015,%r2014,32;\nshr.u32 %r2016,%r2015,3;\nshl.b32 %r2017,%r2016,7;\n"
 "xor.b32 %r2019,%r2016,%r20;\n";
-static const char qlora__ptx_143[] =
+static const char qlora__ptx_152[] =
 "shl.b32 %r2020,%r2019,4;\nadd.s32 %r2021,%r2017,%r65;\nadd.s32 %r2012,%r2021,%r2020;\n"
 "ld.shared.v4.b32{%r2008,%r2009,%r2010,%r2011},[%r2012];\nadd.s32 %r75,%r2016,%r19;\n"
-"setp.ge.s32 %p63,%r75,%r11;\n@%p63 bra $L__BB3_53;\ncvt.s64.s32 %rd137,%r75;\n"
+"setp.ge.s32 %p63,%r75,%r11;\n@%p63 bra $L__BB4_53;\ncvt.s64.s32 %rd137,%r75;\n"
 "add.s64 %rd138,%rd137,%rd4;\nmul.lo.s64 %rd139,%rd138,%rd53;\nadd.s64 %rd140,%rd139,%rd40;\n"
 "shl.b64 %rd142,%rd140,1;\nadd.s64 %rd143,%rd1,%rd142;\n"
-"st.global.v4.u32[%rd143],{%r2008,%r2009,%r2010,%r2011};\n$L__BB3_53:\nor.b32 %r2029,%r2014,64;\n"
+"st.global.v4.u32[%rd143],{%r2008,%r2009,%r2010,%r2011};\n$L__BB4_53:\nor.b32 %r2029,%r2014,64;\n"
 "shr.u32 %r2030,%r2029,3;\nshl.b32 %r2031,%r2030,7;\nand.b32 %r2032,%r2030,3;\n"
 "xor.b32 %r2034,%r2032,%r20;\nshl.b32 %r2035,%r2034,4;\nadd.s32 %r2036,%r2031,%r65;\n"
 "add.s32 %r2026,%r2036,%r2035;\nld.shared.v4.b32{%r2022,%r2023,%r2024,%r2025},[%r2026];\n"
-"add.s32 %r80,%r2030,%r19;\nsetp.ge.s32 %p64,%r80,%r11;\n@%p64 bra $L__BB3_55;\n"
+"add.s32 %r80,%r2030,%r19;\nsetp.ge.s32 %p64,%r80,%r11;\n@%p64 bra $L__BB4_55;\n"
 "cvt.s64.s32 %rd144,%r80;\nadd.s64 %rd145,%rd144,%rd4;\nmul.lo.s64 %rd146,%rd145,%rd53;\n"
 "add.s64 %rd147,%rd146,%rd40;\nshl.b64 %rd149,%rd147,1;\nadd.s64 %rd150,%rd1,%rd149;\n"
-"st.global.v4.u32[%rd150],{%r2022,%r2023,%r2024,%r2025};\n$L__BB3_55:\nor.b32 %r2044,%r2014,96;\n"
+"st.global.v4.u32[%rd150],{%r2022,%r2023,%r2024,%r2025};\n$L__BB4_55:\nor.b32 %r2044,%r2014,96;\n"
 "shr.u32 %r2045,%r2044,3;\nshl.b32 %r2046,%r2045,7;\nxor.b32 %r2047,%r2045,%r16;\n"
 "shl.b32 %r2048,%r2047,4;\nand.b32 %r2049,%r2048,112;\nadd.s32 %r2050,%r2046,%r65;\n"
 "add.s32 %r2041,%r2050,%r2049;\nld.shared.v4.b32{%r2037,%r2038,%r2039,%r2040},[%r2041];\n"
-"add.s32 %r85,%r2045,%r19;\nsetp.ge.s32 %p65,%r85,%r11;\n@%p65 bra $L__BB3_57;\n"
+"add.s32 %r85,%r2045,%r19;\nsetp.ge.s32 %p65,%r85,%r11;\n@%p65 bra $L__BB4_57;\n"
 "cvt.s64.s32 %rd151,%r85;\nadd.s64 %rd152,%rd151,%rd4;\nmul.lo.s64 %rd153,%rd152,%rd53;\n"
 "add.s64 %rd154,%rd153,%rd40;\nshl.b64 %rd156,%rd154,1;\nadd.s64 %rd157,%rd1,%rd156;\n"
-"st.global.v4.u32[%rd157],{%r2037,%r2038,%r2039,%r2040};\n$L__BB3_57:\nor.b32 %r2058,%r2014,128;\n"
+"st.global.v4.u32[%rd157],{%r2037,%r2038,%r2039,%r2040};\n$L__BB4_57:\nor.b32 %r2058,%r2014,128;\n"
 "shr.u32 %r2059,%r2058,3;\nshl.b32 %r2060,%r2059,7;\nand.b32 %r2061,%r2059,3;\n"
 "xor.b32 %r2063,%r2061,%r20;\nshl.b32 %r2064,%r2063,4;\nadd.s32 %r2065,%r2060,%r65;\n"
 "add.s32 %r2055,%r2065,%r2064;\nld.shared.v4.b32{%r2051,%r2052,%r2053,%r2054},[%r2055];\n"
-"add.s32 %r90,%r2059,%r19;\nsetp.ge.s32 %p66,%r90,%r11;\n@%p66 bra $L__BB3_59;\n"
+"add.s32 %r90,%r2059,%r19;\nsetp.ge.s32 %p66,%r90,%r11;\n@%p66 bra $L__BB4_59;\n"
 "cvt.s64.s32 %rd158,%r90;\nadd.s64 %rd159,%rd158,%rd4;\nmul.lo.s64 %rd160,%rd159,%rd53;\n"
 "add.s64 %rd161,%rd160,%rd40;\nshl.b64 %rd163,%rd161,1;\nadd.s64 %rd164,%rd1,%rd163;\n"
-"st.global.v4.u32[%rd164],{%r2051,%r2052,%r2053,%r2054};\n$L__BB3_59:\nor.b32 %r2073,%r2014,160;\n"
+"st.global.v4.u32[%rd164],{%r2051,%r2052,%r2053,%r2054};\n$L__BB4_59:\nor.b32 %r2073,%r2014,160;\n"
 "shr.u32 %r2074,%r2073,3;\nshl.b32 %r2075,%r2074,7;\nxor.b32 %r2076,%r2074,%r16;\n"
 "shl.b32 %r2077,%r2076,4;\nand.b32 %r2078,%r2077,112;\nadd.s32 %r2079,%r2075,%r65;\n"
 "add.s32 %r2070,%r2079,%r2078;\nld.shared.v4.b32{%r2066,%r2067,%r2068,%r2069},[%r2070];\n"
-"add.s32 %r95,%r2074,%r19;\nsetp.ge.s32 %p67,%r95,%r11;\n@%p67 bra $L__BB3_61;\n"
+"add.s32 %r95,%r2074,%r19;\nsetp.ge.s32 %p67,%r95,%r11;\n@%p67 bra $L__BB4_61;\n"
 "cvt.s64.s32 %rd165,%r95;\nadd.s64 %rd166,%rd165,%rd4;\nmul.lo.s64 %rd167,%rd166,%rd53;\n"
 "add.s64 %rd168,%rd167,%rd40;\nshl.b64 %rd170,%rd168,1;\nadd.s64 %rd171,%rd1,%rd170;\n"
-"st.global.v4.u32[%rd171],{%r2066,%r2067,%r2068,%r2069};\n$L__BB3_61:\nor.b32 %r2087,%r2014,192;\n"
+"st.global.v4.u32[%rd171],{%r2066,%r2067,%r2068,%r2069};\n$L__BB4_61:\nor.b32 %r2087,%r2014,192;\n"
 "shr.u32 %r2088,%r2087,3;\nshl.b32 %r2089,%r2088,7;\nand.b32 %r2090,%r2088,3;\n"
 "xor.b32 %r2092,%r2090,%r20;\nshl.b32 %r2093,%r2092,4;\nadd.s32 %r2094,%r2089,%r65;\n"
 "add.s32 %r2084,%r2094,%r2093;\nld.shared.v4.b32{%r2080,%r2081,%r2082,%r2083},[%r2084];\n"
-"add.s32 %r100,%r2088,%r19;\nsetp.ge.s32 %p68,%r100,%r11;\n@%p68 bra $L__BB3_63;\n"
+"add.s32 %r100,%r2088,%r19;\nsetp.ge.s32 %p68,%r100,%r11;\n@%p68 bra $L__BB4_63;\n"
 "cvt.s64.s32 %rd172,%r100;\nadd.s64 %rd173,%rd172,%rd4;\nmul.lo.s64 %rd174,%rd173,%rd53;\n"
 "add.s64 %rd175,%rd174,%rd40;\nshl.b64 %rd177,%rd175,1;\nadd.s64 %rd178,%rd1,%rd177;\n"
-"st.global.v4.u32[%rd178],{%r2080,%r2081,%r2082,%r2083};\n$L__BB3_63:\nor.b32 %r2102,%r2014,224;\n"
+"st.global.v4.u32[%rd178],{%r2080,%r2081,%r2082,%r2083};\n$L__BB4_63:\nor.b32 %r2102,%r2014,224;\n"
 "shr.u32 %r2103,%r2102,3;\nshl.b32 %r2104,%r2103,7;\nxor.b32 %r2105,%r2103,%r16;\n"
 "shl.b32 %r2106,%r2105,4;\nand.b32 %r2107,%r2106,112;\nadd.s32 %r2108,%r2104,%r65;\n"
 "add.s32 %r2099,%r2108,%r2107;\nld.shared.v4.b32{%r2095,%r2096,%r2097,%r2098},[%r2099];\n"
-"add.s32 %r105,%r2103,%r19;\nsetp.ge.s32 %p69,%r105,%r11;\n@%p69 bra $L__BB3_81;\n"
+"add.s32 %r105,%r2103,%r19;\nsetp.ge.s32 %p69,%r105,%r11;\n@%p69 bra $L__BB4_81;\n"
 "cvt.s64.s32 %rd179,%r105;\nadd.s64 %rd180,%rd179,%rd4;\nmul.lo.s64 %rd181,%rd180,%rd53;\n"
 "add.s64 %rd182,%rd181,%rd40;\nshl.b64 %rd184,%rd182,1;\nadd.s64 %rd185,%rd1,%rd184;\n"
-"st.global.v4.u32[%rd185],{%r2095,%r2096,%r2097,%r2098};\n$L__BB3_81:\nret;\n}\n";
+"st.global.v4.u32[%rd185],{%r2095,%r2096,%r2097,%r2098};\n$L__BB4_81:\nret;\n}\n";
 static const char* const qlora__ptx_attn64_80[] = {
 qlora__ptx_0,
-qlora__ptx_80,
-qlora__ptx_81,
-qlora__ptx_82,
-qlora__ptx_83,
-qlora__ptx_84,
 qlora__ptx_85,
 qlora__ptx_86,
 qlora__ptx_87,
@@ -6813,9 +7251,18 @@ qlora__ptx_140,
 qlora__ptx_141,
 qlora__ptx_142,
 qlora__ptx_143,
+qlora__ptx_144,
+qlora__ptx_145,
+qlora__ptx_146,
+qlora__ptx_147,
+qlora__ptx_148,
+qlora__ptx_149,
+qlora__ptx_150,
+qlora__ptx_151,
+qlora__ptx_152,
 0};
 
-static const char qlora__ptx_144[] =
+static const char qlora__ptx_153[] =
 ".visible .entry qlora_attn_f32_fwd(\n.param .u64 qlora_attn_f32_fwd_param_0,\n"
 ".param .u64 qlora_attn_f32_fwd_param_1,\n.param .u64 qlora_attn_f32_fwd_param_2,\n"
 ".param .u64 qlora_attn_f32_fwd_param_3,\n.param .u64 qlora_attn_f32_fwd_param_4,\n"
@@ -6872,7 +7319,7 @@ static const char qlora__ptx_144[] =
 "min.s32 %r153,%r16,64;\nsetp.ge.s32 %p381,%r924,%r153;\ncvt.s64.s32 %rd389,%r164;\n"
 "mul.lo.s64 %rd390,%rd389,%rd5;\nadd.s64 %rd39,%rd390,%rd3;\n@%p381 bra $L__BB0_240;\n"
 "and.b32 %r833,%r829,-32;\nsub.s32 %r154,%r1,%r833;\n@%p8 bra $L__BB0_235;\n";
-static const char qlora__ptx_145[] =
+static const char qlora__ptx_154[] =
 "add.s64 %rd40,%rd9,%rd8;\n$L__BB0_231:\n.pragma \"nounroll\";\nsetp.ge.s32 %p383,%r154,%r167;\n"
 "@%p383 bra $L__BB0_234;\ncvt.s64.s32 %rd391,%r924;\nmul.lo.s64 %rd41,%rd391,%rd54;\n"
 "mov.u32 %r925,%r154;\n$L__BB0_233:\n.pragma \"nounroll\";\ncvt.s64.s32 %rd392,%r925;\n"
@@ -6921,7 +7368,7 @@ static const char qlora__ptx_145[] =
 "mov.u32 %r882,0;\nmul.lo.s64 %rd69,%rd18,%rd50;\nadd.s64 %rd70,%rd69,%rd11;\n"
 "mul.lo.s64 %rd71,%rd70,%rd7;\nadd.s64 %rd19,%rd67,%rd71;\nmov.f32 %f1717,0f00000000;\n"
 "mov.f32 %f1718,%f1717;\nmov.f32 %f1719,%f1717;\nmov.f32 %f1720,%f1717;\nmov.f32 %f1721,%f1717;\n";
-static const char qlora__ptx_146[] =
+static const char qlora__ptx_155[] =
 "mov.f32 %f1722,%f1717;\nmov.f32 %f1723,%f1717;\nmov.f32 %f1724,%f1717;\nmov.f32 %f1725,%f1717;\n"
 "mov.f32 %f1726,%f1717;\nmov.f32 %f1727,%f1717;\nmov.f32 %f1728,%f1717;\nmov.f32 %f1729,%f1717;\n"
 "mov.f32 %f1730,%f1717;\nmov.f32 %f1731,%f1717;\nmov.f32 %f1732,%f1717;\n$L__BB0_12:\n"
@@ -6972,7 +7419,7 @@ static const char qlora__ptx_146[] =
 "add.s64 %rd99,%rd98,%rd20;\nshl.b64 %rd100,%rd99,2;\nadd.s64 %rd101,%rd12,%rd100;\n"
 "ld.global.f32 %f1710,[%rd101];\n$L__BB0_33:\nst.shared.f32[%r40+32],%f1710;\n"
 "add.s32 %r42,%r886,16;\nsetp.lt.s32 %p44,%r886,48;\nmov.u32 %r886,%r42;\n";
-static const char qlora__ptx_147[] =
+static const char qlora__ptx_156[] =
 "@%p44 bra $L__BB0_29;\n$L__BB0_34:\n@%p13 bra $L__BB0_56;\ncvt.s64.s32 %rd21,%r30;\n"
 "@%p8 bra $L__BB0_46;\nmax.s32 %r262,%r24,56;\nadd.s32 %r263,%r262,7;\nsub.s32 %r264,%r263,%r24;\n"
 "shr.u32 %r265,%r264,3;\nadd.s32 %r266,%r265,1;\nand.b32 %r267,%r266,1;\n"
@@ -7023,7 +7470,7 @@ static const char qlora__ptx_147[] =
 "add.s64 %rd131,%rd19,%rd130;\nld.global.f32 %f1716,[%rd131];\n$L__BB0_55:\n"
 "add.s32 %r837,%r303,8704;\nst.shared.f32[%r837+32],%f1716;\nadd.s32 %r54,%r890,16;\n"
 "setp.lt.s32 %p76,%r890,48;\nmov.u32 %r890,%r54;\n@%p76 bra $L__BB0_51;\n";
-static const char qlora__ptx_148[] =
+static const char qlora__ptx_157[] =
 "$L__BB0_56:\nbar.sync 0;\nmov.u32 %r891,0;\n$L__BB0_57:\n.pragma \"nounroll\";\n"
 "mov.u32 %r305,_ZZ18qlora_attn_f32_fwdE1s;\nmad.lo.s32 %r306,%r891,272,%r305;\n"
 "shl.b32 %r307,%r22,2;\nadd.s32 %r308,%r306,%r307;\n"
@@ -7076,7 +7523,7 @@ static const char qlora__ptx_148[] =
 "add.f32 %f897,%f896,0fCB40007F;\nneg.f32 %f898,%f897;\nmov.f32 %f899,0f3FB8AA3B;\n"
 "fma.rn.f32 %f900,%f889,%f899,%f898;\nmov.f32 %f901,0f32A57060;\n"
 "fma.rn.f32 %f902,%f889,%f901,%f900;\nmov.b32 %r334,%f896;\nshl.b32 %r335,%r334,23;\n";
-static const char qlora__ptx_149[] =
+static const char qlora__ptx_158[] =
 "mov.b32 %f903,%r335;\nex2.approx.ftz.f32 %f904,%f902;\nmul.f32 %f905,%f904,%f903;\n"
 "mul.f32 %f1786,%f905,%f1786;\nmul.f32 %f1785,%f905,%f1785;\nmul.f32 %f1784,%f905,%f1784;\n"
 "mul.f32 %f1783,%f905,%f1783;\nmul.f32 %f1840,%f905,%f1840;\nmul.f32 %f1839,%f905,%f1839;\n"
@@ -7127,7 +7574,7 @@ static const char qlora__ptx_149[] =
 "max.f32 %f2031,%f970,%f971;\nsub.f32 %f972,%f1683,%f2031;\nfma.rn.f32 %f973,%f972,%f891,%f890;\n"
 "cvt.sat.f32.f32 %f974,%f973;\nfma.rm.f32 %f975,%f974,%f895,%f894;\n"
 "add.f32 %f976,%f975,0fCB40007F;\nneg.f32 %f977,%f976;\nfma.rn.f32 %f978,%f972,%f899,%f977;\n";
-static const char qlora__ptx_150[] =
+static const char qlora__ptx_159[] =
 "fma.rn.f32 %f979,%f972,%f901,%f978;\nmov.b32 %r360,%f975;\nshl.b32 %r361,%r360,23;\n"
 "mov.b32 %f980,%r361;\nex2.approx.ftz.f32 %f981,%f979;\nmul.f32 %f982,%f981,%f980;\n"
 "mul.f32 %f1782,%f982,%f1782;\nmul.f32 %f1781,%f982,%f1781;\nmul.f32 %f1780,%f982,%f1780;\n"
@@ -7179,7 +7626,7 @@ static const char qlora__ptx_150[] =
 "max.f32 %f1047,%f1045,%f1046;\nmov.b32 %r381,%f1047;\n"
 "shfl.sync.bfly.b32 %r382|%p135,%r381,%r315,%r324,%r317;\nmov.b32 %f1048,%r382;\n"
 "max.f32 %f2030,%f1047,%f1048;\n";
-static const char qlora__ptx_151[] =
+static const char qlora__ptx_160[] =
 "sub.f32 %f1049,%f1682,%f2030;\nfma.rn.f32 %f1050,%f1049,%f891,%f890;\n"
 "cvt.sat.f32.f32 %f1051,%f1050;\nfma.rm.f32 %f1052,%f1051,%f895,%f894;\n"
 "add.f32 %f1053,%f1052,0fCB40007F;\nneg.f32 %f1054,%f1053;\n"
@@ -7233,7 +7680,7 @@ static const char qlora__ptx_151[] =
 "shfl.sync.bfly.b32 %r399|%p152,%r398,%r325,%r324,%r317;\nmov.b32 %f1119,%r399;\n"
 "max.f32 %f1120,%f1118,%f1119;\nmov.b32 %r400,%f1120;\n"
 "shfl.sync.bfly.b32 %r401|%p153,%r400,%r328,%r324,%r317;\nmov.b32 %f1121,%r401;\n";
-static const char qlora__ptx_152[] =
+static const char qlora__ptx_161[] =
 "max.f32 %f1122,%f1120,%f1121;\nmov.b32 %r402,%f1122;\n"
 "shfl.sync.bfly.b32 %r403|%p154,%r402,%r312,%r324,%r317;\nmov.b32 %f1123,%r403;\n"
 "max.f32 %f1124,%f1122,%f1123;\nmov.b32 %r404,%f1124;\n"
@@ -7287,7 +7734,7 @@ static const char qlora__ptx_152[] =
 "setp.ge.s32 %p164,%r423,%r167;\nsetp.ge.s32 %p165,%r25,%r60;\nmov.f32 %f1765,0f00000000;\n"
 "or.pred %p166,%p164,%p165;\n@%p166 bra $L__BB0_66;\ncvt.s64.s32 %rd137,%r25;\n"
 "mul.lo.s64 %rd138,%rd137,%rd52;\n";
-static const char qlora__ptx_153[] =
+static const char qlora__ptx_162[] =
 "add.s64 %rd139,%rd138,%rd13;\nshl.b64 %rd140,%rd139,1;\nadd.s64 %rd141,%rd24,%rd140;\n"
 "ld.global.u16 %r424,[%rd141];\nshl.b32 %r425,%r424,16;\nmov.b32 %f1765,%r425;\n$L__BB0_66:\n"
 "mad.lo.s32 %r427,%r25,272,%r338;\nshl.b32 %r428,%r26,2;\nadd.s32 %r429,%r427,%r428;\n"
@@ -7339,7 +7786,7 @@ static const char qlora__ptx_153[] =
 "fma.rn.f32 %f1210,%f1191,%f1198,%f1782;\nfma.rn.f32 %f1211,%f1191,%f1199,%f1781;\n"
 "fma.rn.f32 %f1212,%f1191,%f1200,%f1780;\nfma.rn.f32 %f1213,%f1191,%f1201,%f1779;\n"
 "fma.rn.f32 %f1214,%f1192,%f1198,%f1778;\n";
-static const char qlora__ptx_154[] =
+static const char qlora__ptx_163[] =
 "fma.rn.f32 %f1215,%f1192,%f1199,%f1777;\nfma.rn.f32 %f1216,%f1192,%f1200,%f1776;\n"
 "fma.rn.f32 %f1217,%f1192,%f1201,%f1775;\nfma.rn.f32 %f1218,%f1193,%f1198,%f1774;\n"
 "fma.rn.f32 %f1219,%f1193,%f1199,%f1773;\nfma.rn.f32 %f1220,%f1193,%f1200,%f1772;\n"
@@ -7390,7 +7837,7 @@ static const char qlora__ptx_154[] =
 "setp.eq.b32 %p211,%r509,1;\nmov.pred %p212,0;\nxor.pred %p213,%p211,%p212;\n"
 "not.pred %p214,%p213;\nmov.u32 %r902,%r25;\n@%p214 bra $L__BB0_104;\ncvt.u32.u64 %r510,%rd14;\n"
 "setp.ge.s32 %p215,%r510,%r167;\nsetp.ge.s32 %p216,%r25,%r78;\n";
-static const char qlora__ptx_155[] =
+static const char qlora__ptx_164[] =
 "mov.f32 %f1822,0f00000000;\nor.pred %p217,%p215,%p216;\n@%p217 bra $L__BB0_103;\n"
 "cvt.s64.s32 %rd188,%r25;\nmul.lo.s64 %rd189,%rd188,%rd52;\nadd.s64 %rd191,%rd189,%rd14;\n"
 "shl.b64 %rd192,%rd191,2;\nadd.s64 %rd193,%rd27,%rd192;\nld.global.f32 %f1822,[%rd193];\n"
@@ -7443,7 +7890,7 @@ static const char qlora__ptx_155[] =
 "@%p8 bra $L__BB0_127;\nmax.s32 %r537,%r25,28;\nadd.s32 %r538,%r537,3;\n"
 "sub.s32 %r539,%r538,%r25;\nshr.u32 %r540,%r539,2;\nadd.s32 %r541,%r540,1;\n"
 "and.b32 %r542,%r541,1;\n";
-static const char qlora__ptx_156[] =
+static const char qlora__ptx_165[] =
 "setp.eq.b32 %p232,%r542,1;\nmov.pred %p233,0;\nxor.pred %p234,%p232,%p233;\n"
 "not.pred %p235,%p234;\nmov.u32 %r906,%r25;\n@%p235 bra $L__BB0_121;\ncvt.u32.u64 %r543,%rd15;\n"
 "setp.ge.s32 %p236,%r543,%r167;\nsetp.ge.s32 %p237,%r25,%r96;\nmov.f32 %f1873,0f00000000;\n"
@@ -7494,7 +7941,7 @@ static const char qlora__ptx_156[] =
 "mad.lo.s32 %r592,%r590,272,%r338;\nshl.b32 %r593,%r22,2;\nadd.s32 %r594,%r592,%r593;\n"
 "ld.shared.v4.f32{%f1298,%f1299,%f1300,%f1301},[%r594+17408];\nmad.lo.s32 %r595,%r909,272,%r338;\n"
 "shl.b32 %r596,%r21,2;\n";
-static const char qlora__ptx_157[] =
+static const char qlora__ptx_166[] =
 "add.s32 %r597,%r595,%r596;\nld.shared.v4.f32{%f1306,%f1307,%f1308,%f1309},[%r597+8704];\n"
 "fma.rn.f32 %f1314,%f1298,%f1306,%f1894;\nfma.rn.f32 %f1315,%f1298,%f1307,%f1893;\n"
 "fma.rn.f32 %f1316,%f1298,%f1308,%f1892;\nfma.rn.f32 %f1317,%f1298,%f1309,%f1891;\n"
@@ -7545,7 +7992,7 @@ static const char qlora__ptx_157[] =
 "shl.b64 %rd260,%rd259,1;\nadd.s64 %rd261,%rd33,%rd260;\nld.global.u16 %r626,[%rd261];\n"
 "shl.b32 %r627,%r626,16;\nmov.b32 %f1929,%r627;\n$L__BB0_153:\nadd.s32 %r844,%r625,8704;\n"
 "st.shared.f32[%r844+1088],%f1929;\nadd.s32 %r120,%r912,8;\n";
-static const char qlora__ptx_158[] =
+static const char qlora__ptx_167[] =
 "setp.lt.s32 %p282,%r912,24;\nmov.u32 %r912,%r120;\n@%p282 bra $L__BB0_149;\n"
 "bra.uni $L__BB0_164;\n$L__BB0_154:\nmax.s32 %r628,%r25,28;\nadd.s32 %r629,%r628,3;\n"
 "sub.s32 %r630,%r629,%r25;\nshr.u32 %r631,%r630,2;\nadd.s32 %r632,%r631,1;\n"
@@ -7598,7 +8045,7 @@ static const char qlora__ptx_158[] =
 "add.s32 %r910,%r910,32;\nsetp.lt.u32 %p299,%r910,64;\n@%p299 bra $L__BB0_142;\n$L__BB0_167:\n"
 "add.s32 %r881,%r881,64;\nsetp.lt.s32 %p300,%r881,%r18;\nmov.f32 %f1681,%f2029;\n"
 "mov.f32 %f1682,%f2030;\n";
-static const char qlora__ptx_159[] =
+static const char qlora__ptx_168[] =
 "mov.f32 %f1683,%f2031;\nmov.f32 %f1684,%f2032;\n@%p300 bra $L__BB0_10;\nbra.uni $L__BB0_168;\n"
 "$L__BB0_8:\nmov.f32 %f1933,0f00000000;\nmov.f32 %f2029,0fF149F2CA;\nmov.f32 %f1934,%f1933;\n"
 "mov.f32 %f1935,%f1933;\nmov.f32 %f1936,%f1933;\nmov.f32 %f1937,%f1933;\nmov.f32 %f1938,%f1933;\n"
@@ -7648,7 +8095,7 @@ static const char qlora__ptx_159[] =
 "fma.rn.f32 %f1428,%f1426,%f1413,%f1427;\nmov.f32 %f1429,0fBF000000;\n"
 "fma.rn.f32 %f1430,%f1428,%f1413,%f1429;\nmul.f32 %f1431,%f1413,%f1430;\n"
 "fma.rn.f32 %f1432,%f1431,%f1413,%f1413;\nmov.f32 %f1433,0f3F317218;\n";
-static const char qlora__ptx_160[] =
+static const char qlora__ptx_169[] =
 "fma.rn.f32 %f2037,%f1412,%f1433,%f1432;\nsetp.lt.u32 %p309,%r676,2139095040;\n"
 "@%p309 bra $L__BB0_171;\nmov.f32 %f1434,0f7F800000;\nfma.rn.f32 %f2037,%f611,%f1434,%f1434;\n"
 "$L__BB0_171:\nsetp.eq.f32 %p310,%f611,0f00000000;\nselp.f32 %f1435,0fFF800000,%f2037,%p310;\n"
@@ -7703,7 +8150,7 @@ static const char qlora__ptx_160[] =
 "fma.rn.f32 %f1496,%f1494,%f1487,%f1495;\nmov.f32 %f1497,0f3E4CED0B;\n"
 "fma.rn.f32 %f1498,%f1496,%f1487,%f1497;\nmov.f32 %f1499,0fBE7FFF22;\n"
 "fma.rn.f32 %f1500,%f1498,%f1487,%f1499;\nmov.f32 %f1501,0f3EAAAA78;\n";
-static const char qlora__ptx_161[] =
+static const char qlora__ptx_170[] =
 "fma.rn.f32 %f1502,%f1500,%f1487,%f1501;\nmov.f32 %f1503,0fBF000000;\n"
 "fma.rn.f32 %f1504,%f1502,%f1487,%f1503;\nmul.f32 %f1505,%f1487,%f1504;\n"
 "fma.rn.f32 %f1506,%f1505,%f1487,%f1487;\nmov.f32 %f1507,0f3F317218;\n"
@@ -7757,7 +8204,7 @@ static const char qlora__ptx_161[] =
 "bar.sync 0;\n@%p342 bra $L__BB0_195;\ncvt.s64.s32 %rd35,%r132;\n@%p8 bra $L__BB0_191;\n"
 "mov.u32 %r916,%r922;\n$L__BB0_188:\n.pragma \"nounroll\";\nsetp.ge.s32 %p344,%r132,%r167;\n"
 "@%p344 bra $L__BB0_190;\n";
-static const char qlora__ptx_162[] =
+static const char qlora__ptx_171[] =
 "add.s64 %rd292,%rd9,%rd8;\ncvt.s64.s32 %rd293,%r916;\nmul.lo.s64 %rd294,%rd293,%rd54;\n"
 "add.s64 %rd295,%rd294,%rd35;\nmad.lo.s32 %r748,%r916,272,%r742;\nshl.b32 %r749,%r132,2;\n"
 "add.s32 %r750,%r748,%r749;\nld.shared.u32 %r751,[%r750+17408];\nshr.u32 %r752,%r751,16;\n"
@@ -7807,7 +8254,7 @@ static const char qlora__ptx_162[] =
 "setp.lt.s32 %p357,%r918,%r134;\n@%p357 bra $L__BB0_199;\nbra.uni $L__BB0_206;\n$L__BB0_202:\n"
 "cvt.u32.u64 %r779,%rd36;\nmov.u32 %r919,%r922;\n$L__BB0_203:\n.pragma \"nounroll\";\n"
 "setp.ge.s32 %p358,%r779,%r167;\n";
-static const char qlora__ptx_163[] =
+static const char qlora__ptx_172[] =
 "@%p358 bra $L__BB0_205;\nadd.s64 %rd331,%rd9,%rd8;\ncvt.s64.s32 %rd332,%r919;\n"
 "mul.lo.s64 %rd333,%rd332,%rd54;\nadd.s64 %rd334,%rd333,%rd36;\n"
 "mad.lo.s32 %r782,%r919,272,%r742;\nshl.b32 %r783,%r132,2;\nadd.s32 %r784,%r782,%r783;\n"
@@ -7858,7 +8305,7 @@ static const char qlora__ptx_163[] =
 "@%p8 bra $L__BB0_224;\ncvt.u32.u64 %r807,%rd38;\n$L__BB0_221:\n.pragma \"nounroll\";\n"
 "setp.ge.s32 %p374,%r807,%r167;\n@%p374 bra $L__BB0_223;\nadd.s64 %rd370,%rd9,%rd8;\n"
 "cvt.s64.s32 %rd371,%r922;\n";
-static const char qlora__ptx_164[] =
+static const char qlora__ptx_173[] =
 "mul.lo.s64 %rd372,%rd371,%rd54;\nadd.s64 %rd373,%rd372,%rd38;\n"
 "mad.lo.s32 %r810,%r922,272,%r742;\nshl.b32 %r811,%r132,2;\nadd.s32 %r812,%r810,%r811;\n"
 "ld.shared.u32 %r813,[%r812+17408];\nshr.u32 %r814,%r813,16;\nand.b32 %r815,%r814,1;\n"
@@ -7874,7 +8321,7 @@ static const char qlora__ptx_164[] =
 "ld.shared.f32 %f1615,[%r826+17408];\nshl.b64 %rd387,%rd386,2;\nadd.s64 %rd388,%rd383,%rd387;\n"
 "st.global.f32[%rd388],%f1615;\n$L__BB0_227:\nadd.s32 %r922,%r922,4;\n"
 "setp.lt.s32 %p380,%r922,%r134;\n@%p380 bra $L__BB0_225;\n$L__BB0_242:\nret;\n}\n";
-static const char qlora__ptx_165[] =
+static const char qlora__ptx_174[] =
 ".visible .entry qlora_attn_f32_stats(\n.param .u64 qlora_attn_f32_stats_param_0,\n"
 ".param .u64 qlora_attn_f32_stats_param_1,\n.param .u64 qlora_attn_f32_stats_param_2,\n"
 ".param .u64 qlora_attn_f32_stats_param_3,\n.param .u64 qlora_attn_f32_stats_param_4,\n"
@@ -7926,7 +8373,7 @@ static const char qlora__ptx_165[] =
 "shl.b64 %rd52,%rd50,2;\nadd.s64 %rd53,%rd51,%rd52;\ncvta.to.global.u64 %rd54,%rd21;\n"
 "shl.b64 %rd55,%rd50,3;\nadd.s64 %rd56,%rd54,%rd55;\nld.global.f32 %f23,[%rd53];\n"
 "st.global.v2.f32[%rd56],{%f23,%f6};\n$L__BB1_9:\nret;\n}\n";
-static const char qlora__ptx_166[] =
+static const char qlora__ptx_175[] =
 ".visible .entry qlora_attn_f32_bwd_kv(\n.param .u64 qlora_attn_f32_bwd_kv_param_0,\n"
 ".param .u64 qlora_attn_f32_bwd_kv_param_1,\n.param .u64 qlora_attn_f32_bwd_kv_param_2,\n"
 ".param .u64 qlora_attn_f32_bwd_kv_param_3,\n.param .u64 qlora_attn_f32_bwd_kv_param_4,\n"
@@ -7984,7 +8431,7 @@ static const char qlora__ptx_166[] =
 "mul.lo.s64 %rd69,%rd3,%rd64;\nadd.s64 %rd70,%rd69,%rd4;\nmul.lo.s64 %rd6,%rd70,%rd5;\n"
 "cvta.to.global.u64 %rd7,%rd63;\n@%p20 bra $L__BB2_474;\nbra.uni $L__BB2_7;\n$L__BB2_474:\n"
 "cvta.to.global.u64 %rd684,%rd61;\n";
-static const char qlora__ptx_167[] =
+static const char qlora__ptx_176[] =
 "mul.lo.s64 %rd685,%rd3,%rd62;\nadd.s64 %rd686,%rd685,%rd4;\nmul.lo.s64 %rd687,%rd686,%rd5;\n"
 "add.s64 %rd42,%rd684,%rd687;\nmov.u32 %r257,%tid.x;\nshr.s32 %r945,%r257,31;\n"
 "shr.u32 %r946,%r945,27;\nadd.s32 %r947,%r257,%r946;\nshr.s32 %r1172,%r947,5;\n"
@@ -8034,7 +8481,7 @@ static const char qlora__ptx_167[] =
 "mov.f32 %f3462,%f3501;\nmov.f32 %f3393,%f3501;\nmov.f32 %f3394,%f3501;\nmov.f32 %f3395,%f3501;\n"
 "mov.f32 %f3396,%f3501;\nmov.f32 %f3397,%f3501;\nmov.f32 %f3398,%f3501;\nmov.f32 %f3399,%f3501;\n"
 "mov.f32 %f3400,%f3501;\nmov.f32 %f3401,%f3501;\nmov.f32 %f3402,%f3501;\nmov.f32 %f3403,%f3501;\n";
-static const char qlora__ptx_168[] =
+static const char qlora__ptx_177[] =
 "mov.f32 %f3404,%f3501;\nmov.f32 %f3405,%f3501;\nmov.f32 %f3406,%f3501;\nmov.f32 %f3407,%f3501;\n"
 "mov.f32 %f3408,%f3501;\nmov.f32 %f3339,%f3501;\nmov.f32 %f3340,%f3501;\nmov.f32 %f3341,%f3501;\n"
 "mov.f32 %f3342,%f3501;\nmov.f32 %f3343,%f3501;\nmov.f32 %f3344,%f3501;\nmov.f32 %f3345,%f3501;\n"
@@ -8081,7 +8528,7 @@ static const char qlora__ptx_168[] =
 "shl.b32 %r344,%r343,16;\nmov.b32 %f2973,%r344;\n$L__BB2_21:\nmad.lo.s32 %r346,%r20,272,%r331;\n"
 "shl.b32 %r347,%r21,2;\nadd.s32 %r348,%r346,%r347;\nst.shared.f32[%r348],%f2973;\n"
 "add.s32 %r1086,%r21,8;\n$L__BB2_22:\nsetp.eq.s32 %p36,%r26,0;\n";
-static const char qlora__ptx_169[] =
+static const char qlora__ptx_178[] =
 "@%p36 bra $L__BB2_38;\n$L__BB2_23:\n.pragma \"nounroll\";\nsetp.ge.s32 %p37,%r1086,%r13;\n"
 "setp.ge.s32 %p38,%r38,%r282;\nmov.f32 %f2975,0f00000000;\nor.pred %p39,%p38,%p37;\n"
 "mov.f32 %f2974,%f2975;\n@%p39 bra $L__BB2_25;\ncvt.s64.s32 %rd97,%r1086;\n"
@@ -8132,7 +8579,7 @@ static const char qlora__ptx_169[] =
 "@%p68 bra $L__BB2_49;\ncvt.s64.s32 %rd132,%r55;\nmul.lo.s64 %rd133,%rd132,%rd53;\n"
 "add.s64 %rd134,%rd133,%rd21;\nshl.b64 %rd135,%rd134,1;\nadd.s64 %rd136,%rd19,%rd135;\n"
 "ld.global.u16 %r375,[%rd136];\n";
-static const char qlora__ptx_170[] =
+static const char qlora__ptx_179[] =
 "shl.b32 %r376,%r375,16;\nmov.b32 %f2981,%r376;\n$L__BB2_49:\nadd.s32 %r958,%r374,8704;\n"
 "st.shared.f32[%r958+32],%f2981;\nadd.s32 %r56,%r1090,16;\nsetp.lt.s32 %p69,%r1090,48;\n"
 "mov.u32 %r1090,%r56;\n@%p69 bra $L__BB2_45;\nbra.uni $L__BB2_60;\n$L__BB2_50:\n"
@@ -8184,7 +8631,7 @@ static const char qlora__ptx_170[] =
 "mov.f32 %f3048,%f3045;\nmov.f32 %f3049,%f3045;\nmov.f32 %f3050,%f3045;\nmov.f32 %f3051,%f3045;\n"
 "mov.f32 %f3052,%f3045;\nmov.f32 %f3053,%f3045;\nmov.f32 %f3054,%f3045;\nmov.f32 %f3055,%f3045;\n"
 "mov.f32 %f3056,%f3045;\nmov.f32 %f3057,%f3045;\nmov.f32 %f3058,%f3045;\nmov.f32 %f3059,%f3045;\n";
-static const char qlora__ptx_171[] =
+static const char qlora__ptx_180[] =
 "mov.f32 %f3060,%f3045;\n@%p29 bra $L__BB2_112;\nmov.u32 %r1094,0;\nmov.f32 %f3045,0f00000000;\n"
 "mov.f32 %f3046,%f3045;\nmov.f32 %f3047,%f3045;\nmov.f32 %f3048,%f3045;\nmov.f32 %f3049,%f3045;\n"
 "mov.f32 %f3050,%f3045;\nmov.f32 %f3051,%f3045;\nmov.f32 %f3052,%f3045;\nmov.f32 %f3053,%f3045;\n"
@@ -8234,7 +8681,7 @@ static const char qlora__ptx_171[] =
 "setp.lt.s32 %p110,%r1098,48;\nmov.u32 %r1098,%r79;\n@%p110 bra $L__BB2_82;\n$L__BB2_87:\n"
 "@%p85 bra $L__BB2_109;\nadd.s32 %r1068,%r1094,%r20;\ncvt.s64.s32 %rd24,%r1068;\n"
 "@%p24 bra $L__BB2_99;\nsetp.eq.s32 %p113,%r28,0;\nmov.u32 %r1100,%r21;\n";
-static const char qlora__ptx_172[] =
+static const char qlora__ptx_181[] =
 "@%p113 bra $L__BB2_93;\nadd.s32 %r1069,%r1094,%r20;\nsetp.ge.s32 %p114,%r1069,%r282;\n"
 "setp.ge.s32 %p115,%r21,%r36;\nmov.f32 %f3039,0f00000000;\nor.pred %p116,%p114,%p115;\n"
 "@%p116 bra $L__BB2_92;\ncvt.s64.s32 %rd183,%r21;\nmul.lo.s64 %rd184,%rd183,%rd59;\n"
@@ -8285,7 +8732,7 @@ static const char qlora__ptx_172[] =
 "fma.rn.f32 %f1782,%f1763,%f1770,%f3056;\nfma.rn.f32 %f1783,%f1763,%f1771,%f3055;\n"
 "fma.rn.f32 %f1784,%f1763,%f1772,%f3054;\nfma.rn.f32 %f1785,%f1763,%f1773,%f3053;\n"
 "fma.rn.f32 %f1786,%f1764,%f1770,%f3052;\n";
-static const char qlora__ptx_173[] =
+static const char qlora__ptx_182[] =
 "fma.rn.f32 %f1787,%f1764,%f1771,%f3051;\nfma.rn.f32 %f1788,%f1764,%f1772,%f3050;\n"
 "fma.rn.f32 %f1789,%f1764,%f1773,%f3049;\nfma.rn.f32 %f1790,%f1765,%f1770,%f3048;\n"
 "fma.rn.f32 %f1791,%f1765,%f1771,%f3047;\nfma.rn.f32 %f1792,%f1765,%f1772,%f3046;\n"
@@ -8336,7 +8783,7 @@ static const char qlora__ptx_173[] =
 "cvt.sat.f32.f32 %f1852,%f1851;\nmov.f32 %f1853,0f4B400001;\nmov.f32 %f1854,0f437C0000;\n"
 "fma.rm.f32 %f1855,%f1852,%f1854,%f1853;\nadd.f32 %f1856,%f1855,0fCB40007F;\n"
 "neg.f32 %f1857,%f1856;\nmov.f32 %f1858,0f3FB8AA3B;\n";
-static const char qlora__ptx_174[] =
+static const char qlora__ptx_183[] =
 "fma.rn.f32 %f1859,%f1848,%f1858,%f1857;\nmov.f32 %f1860,0f32A57060;\n"
 "fma.rn.f32 %f1861,%f1848,%f1860,%f1859;\nmov.b32 %r452,%f1855;\nshl.b32 %r453,%r452,23;\n"
 "mov.b32 %f1862,%r453;\nex2.approx.ftz.f32 %f1863,%f1861;\nmul.f32 %f3086,%f1863,%f1862;\n"
@@ -8386,7 +8833,7 @@ static const char qlora__ptx_174[] =
 "mov.pred %p641,0;\nadd.s32 %r1059,%r1083,%r23;\nadd.s32 %r1058,%r1059,1;\n"
 "setp.gt.s32 %p191,%r283,0;\nadd.s32 %r467,%r24,1;\nsetp.lt.s32 %p192,%r1058,%r467;\n"
 "sub.s32 %r469,%r1058,%r467;\nsetp.ge.s32 %p193,%r469,%r283;\n";
-static const char qlora__ptx_175[] =
+static const char qlora__ptx_184[] =
 "and.pred %p194,%p191,%p193;\nor.pred %p195,%p192,%p194;\n@%p195 bra $L__BB2_138;\n"
 "neg.f32 %f1933,%f3079;\nfma.rn.f32 %f1934,%f2995,%f1369,%f1933;\nmov.f32 %f1935,0f3F000000;\n"
 "mov.f32 %f1936,0f3BBB989D;\nfma.rn.f32 %f1937,%f1934,%f1936,%f1935;\n"
@@ -8435,7 +8882,7 @@ static const char qlora__ptx_175[] =
 "mov.f32 %f2009,0f32A57060;\nfma.rn.f32 %f2010,%f1997,%f2009,%f2008;\nmov.b32 %r482,%f2004;\n"
 "shl.b32 %r483,%r482,23;\nmov.b32 %f2011,%r483;\nex2.approx.ftz.f32 %f2012,%f2010;\n"
 "mul.f32 %f3093,%f2012,%f2011;\nmov.pred %p644,-1;\n$L__BB2_147:\nmov.f32 %f3094,0f00000000;\n";
-static const char qlora__ptx_176[] =
+static const char qlora__ptx_185[] =
 "mov.pred %p645,0;\nsub.f32 %f2014,%f3052,%f3078;\nmul.f32 %f2015,%f3093,%f2014;\n"
 "selp.f32 %f483,%f2015,0f00000000,%p644;\n@%p140 bra $L__BB2_150;\nmov.f32 %f3094,0f00000000;\n"
 "mov.pred %p645,0;\nadd.s32 %r1052,%r1083,%r23;\nadd.s32 %r1051,%r1052,1;\n"
@@ -8485,7 +8932,7 @@ static const char qlora__ptx_176[] =
 "neg.f32 %f2080,%f3077;\nfma.rn.f32 %f2081,%f2988,%f1369,%f2080;\nmov.f32 %f2082,0f3F000000;\n"
 "mov.f32 %f2083,0f3BBB989D;\nfma.rn.f32 %f2084,%f2081,%f2083,%f2082;\n"
 "cvt.sat.f32.f32 %f2085,%f2084;\nmov.f32 %f2086,0f4B400001;\nmov.f32 %f2087,0f437C0000;\n";
-static const char qlora__ptx_177[] =
+static const char qlora__ptx_186[] =
 "fma.rm.f32 %f2088,%f2085,%f2087,%f2086;\nadd.f32 %f2089,%f2088,0fCB40007F;\n"
 "neg.f32 %f2090,%f2089;\nmov.f32 %f2091,0f3FB8AA3B;\nfma.rn.f32 %f2092,%f2081,%f2091,%f2090;\n"
 "mov.f32 %f2093,0f32A57060;\nfma.rn.f32 %f2094,%f2081,%f2093,%f2092;\nmov.b32 %r500,%f2088;\n"
@@ -8534,7 +8981,7 @@ static const char qlora__ptx_177[] =
 "mov.pred %p651,-1;\n$L__BB2_168:\nsub.f32 %f2160,%f3045,%f3084;\nmul.f32 %f2161,%f3100,%f2160;\n"
 "selp.f32 %f504,%f2161,0f00000000,%p651;\nbar.sync 0;\nadd.s32 %r962,%r334,17408;\n"
 "st.shared.v4.f32[%r962],{%f3085,%f3089,%f3093,%f3097};\nadd.s32 %r963,%r334,17408;\n";
-static const char qlora__ptx_178[] =
+static const char qlora__ptx_187[] =
 "st.shared.v4.f32[%r963+272],{%f3086,%f3090,%f3094,%f3098};\nadd.s32 %r964,%r334,17408;\n"
 "st.shared.v4.f32[%r964+544],{%f3087,%f3091,%f3095,%f3099};\nadd.s32 %r965,%r334,17408;\n"
 "st.shared.v4.f32[%r965+816],{%f3088,%f3092,%f3096,%f3100};\n@%p29 bra $L__BB2_195;\n"
@@ -8584,7 +9031,7 @@ static const char qlora__ptx_178[] =
 "bar.sync 0;\nmov.u32 %r1109,0;\n$L__BB2_193:\n.pragma \"nounroll\";\nadd.s32 %r538,%r1109,%r1104;\n"
 "mad.lo.s32 %r540,%r538,272,%r331;\nshl.b32 %r541,%r22,2;\nadd.s32 %r542,%r540,%r541;\n"
 "ld.shared.v4.f32{%f2168,%f2169,%f2170,%f2171},[%r542+17408];\n";
-static const char qlora__ptx_179[] =
+static const char qlora__ptx_188[] =
 "mad.lo.s32 %r543,%r1109,272,%r331;\nshl.b32 %r544,%r23,2;\nadd.s32 %r545,%r543,%r544;\n"
 "ld.shared.v4.f32{%f2176,%f2177,%f2178,%f2179},[%r545+8704];\n"
 "fma.rn.f32 %f2184,%f2168,%f2176,%f3138;\nfma.rn.f32 %f2185,%f2168,%f2177,%f3137;\n"
@@ -8635,7 +9082,7 @@ static const char qlora__ptx_179[] =
 "setp.eq.s32 %p331,%r30,0;\nmov.u32 %r1114,%r25;\n@%p331 bra $L__BB2_213;\n"
 "cvt.u32.u64 %r561,%rd15;\nsetp.ge.s32 %p332,%r561,%r282;\nsetp.ge.s32 %p333,%r25,%r115;\n"
 "mov.f32 %f3174,0f00000000;\nor.pred %p334,%p332,%p333;\n@%p334 bra $L__BB2_212;\n";
-static const char qlora__ptx_180[] =
+static const char qlora__ptx_189[] =
 "cvt.s64.s32 %rd269,%r25;\nmul.lo.s64 %rd270,%rd269,%rd59;\nadd.s64 %rd271,%rd270,%rd15;\n"
 "shl.b64 %rd272,%rd271,2;\nadd.s64 %rd273,%rd27,%rd272;\nld.global.f32 %f3174,[%rd273];\n"
 "$L__BB2_212:\nadd.s32 %r972,%r337,8704;\nst.shared.f32[%r972],%f3174;\nmov.u32 %r1114,%r32;\n"
@@ -8687,7 +9134,7 @@ static const char qlora__ptx_180[] =
 "or.pred %p351,%p349,%p350;\n@%p351 bra $L__BB2_229;\ncvt.s64.s32 %rd286,%r25;\n"
 "mul.lo.s64 %rd287,%rd286,%rd59;\nadd.s64 %rd288,%rd287,%rd16;\nshl.b64 %rd289,%rd288,1;\n"
 "add.s64 %rd290,%rd28,%rd289;\nld.global.u16 %r580,[%rd290];\n";
-static const char qlora__ptx_181[] =
+static const char qlora__ptx_190[] =
 "shl.b32 %r581,%r580,16;\nmov.b32 %f3225,%r581;\n$L__BB2_229:\nadd.s32 %r974,%r337,8704;\n"
 "st.shared.f32[%r974],%f3225;\nmov.u32 %r1118,%r32;\n$L__BB2_230:\nsetp.eq.s32 %p352,%r27,0;\n"
 "@%p352 bra $L__BB2_246;\n$L__BB2_231:\n.pragma \"nounroll\";\ncvt.u32.u64 %r582,%rd16;\n"
@@ -8738,7 +9185,7 @@ static const char qlora__ptx_181[] =
 "fma.rn.f32 %f2304,%f2279,%f2284,%f3234;\nfma.rn.f32 %f2305,%f2279,%f2285,%f3233;\n"
 "fma.rn.f32 %f2306,%f2279,%f2286,%f3232;\nfma.rn.f32 %f2307,%f2279,%f2287,%f3231;\n"
 "ld.shared.v4.f32{%f2308,%f2309,%f2310,%f2311},[%r606+17680];\n";
-static const char qlora__ptx_182[] =
+static const char qlora__ptx_191[] =
 "ld.shared.v4.f32{%f2316,%f2317,%f2318,%f2319},[%r609+8976];\n"
 "fma.rn.f32 %f3246,%f2308,%f2316,%f2292;\nfma.rn.f32 %f3245,%f2308,%f2317,%f2293;\n"
 "fma.rn.f32 %f3244,%f2308,%f2318,%f2294;\nfma.rn.f32 %f3243,%f2308,%f2319,%f2295;\n"
@@ -8789,7 +9236,7 @@ static const char qlora__ptx_182[] =
 "add.s64 %rd342,%rd29,%rd341;\nld.global.f32 %f3283,[%rd342];\n$L__BB2_270:\n"
 "cvt.u32.u64 %r628,%rd14;\nmad.lo.s32 %r630,%r1126,272,%r331;\nshl.b32 %r631,%r628,2;\n"
 "add.s32 %r632,%r630,%r631;\n";
-static const char qlora__ptx_183[] =
+static const char qlora__ptx_192[] =
 "st.shared.f32[%r632+8704],%f3283;\nadd.s32 %r154,%r1126,4;\nsetp.ge.s32 %p398,%r154,%r145;\n"
 "or.pred %p399,%p394,%p398;\n@%p399 bra $L__BB2_272;\ncvt.s64.s32 %rd343,%r154;\n"
 "mul.lo.s64 %rd344,%rd343,%rd59;\nadd.s64 %rd345,%rd344,%rd17;\nshl.b64 %rd346,%rd345,2;\n"
@@ -8840,7 +9287,7 @@ static const char qlora__ptx_183[] =
 "mov.f32 %f3335,0f00000000;\nor.pred %p413,%p411,%p412;\nmov.f32 %f3334,%f3335;\n"
 "@%p413 bra $L__BB2_287;\ncvt.s64.s32 %rd355,%r1130;\nmul.lo.s64 %rd356,%rd355,%rd53;\n"
 "add.s64 %rd357,%rd356,%rd14;\nshl.b64 %rd358,%rd357,1;\n";
-static const char qlora__ptx_184[] =
+static const char qlora__ptx_193[] =
 "add.s64 %rd359,%rd30,%rd358;\nld.global.u16 %r647,[%rd359];\nshl.b32 %r648,%r647,16;\n"
 "mov.b32 %f3334,%r648;\n$L__BB2_287:\nmad.lo.s32 %r651,%r1130,272,%r331;\nshl.b32 %r652,%r646,2;\n"
 "add.s32 %r653,%r651,%r652;\nst.shared.f32[%r653+8704],%f3334;\nadd.s32 %r164,%r1130,4;\n"
@@ -8891,7 +9338,7 @@ static const char qlora__ptx_184[] =
 "fma.rn.f32 %f3346,%f2418,%f2424,%f2408;\nfma.rn.f32 %f3345,%f2418,%f2425,%f2409;\n"
 "fma.rn.f32 %f3344,%f2418,%f2426,%f2410;\nfma.rn.f32 %f3343,%f2418,%f2427,%f2411;\n"
 "fma.rn.f32 %f3342,%f2419,%f2424,%f2412;\n";
-static const char qlora__ptx_185[] =
+static const char qlora__ptx_194[] =
 "fma.rn.f32 %f3341,%f2419,%f2425,%f2413;\nfma.rn.f32 %f3340,%f2419,%f2426,%f2414;\n"
 "fma.rn.f32 %f3339,%f2419,%f2427,%f2415;\nadd.s32 %r1133,%r1133,2;\nsetp.ne.s32 %p430,%r1133,32;\n"
 "@%p430 bra $L__BB2_301;\nadd.s32 %r1128,%r1128,32;\nsetp.lt.u32 %p431,%r1128,64;\n"
@@ -8941,7 +9388,7 @@ static const char qlora__ptx_185[] =
 "add.s32 %r185,%r1138,8;\nsetp.lt.s32 %p458,%r1138,24;\nmov.u32 %r1138,%r185;\n"
 "@%p458 bra $L__BB2_322;\n$L__BB2_327:\nbar.sync 0;\nmov.u32 %r1139,0;\n$L__BB2_328:\n"
 ".pragma \"nounroll\";\nadd.s32 %r696,%r1139,%r1134;\nmad.lo.s32 %r698,%r696,272,%r331;\n";
-static const char qlora__ptx_186[] =
+static const char qlora__ptx_195[] =
 "shl.b32 %r699,%r22,2;\nadd.s32 %r700,%r698,%r699;\n"
 "ld.shared.v4.f32{%f2438,%f2439,%f2440,%f2441},[%r700+17408];\n"
 "mad.lo.s32 %r701,%r1139,272,%r331;\nshl.b32 %r702,%r23,2;\nadd.s32 %r703,%r701,%r702;\n"
@@ -8992,7 +9439,7 @@ static const char qlora__ptx_186[] =
 "mov.u32 %r1142,%r195;\n@%p475 bra $L__BB2_339;\nbra.uni $L__BB2_354;\n$L__BB2_344:\n"
 "setp.eq.s32 %p476,%r30,0;\nmov.u32 %r1144,%r25;\n@%p476 bra $L__BB2_348;\n"
 "cvt.u32.u64 %r719,%rd16;\nsetp.ge.s32 %p477,%r719,%r282;\nsetp.ge.s32 %p478,%r25,%r190;\n";
-static const char qlora__ptx_187[] =
+static const char qlora__ptx_196[] =
 "mov.f32 %f3444,0f00000000;\nor.pred %p479,%p477,%p478;\n@%p479 bra $L__BB2_347;\n"
 "cvt.s64.s32 %rd429,%r25;\nmul.lo.s64 %rd430,%rd429,%rd53;\nadd.s64 %rd431,%rd430,%rd16;\n"
 "shl.b64 %rd432,%rd431,2;\nadd.s64 %rd433,%rd32,%rd432;\nld.global.f32 %f3444,[%rd433];\n"
@@ -9044,7 +9491,7 @@ static const char qlora__ptx_187[] =
 "setp.ge.s32 %p495,%r25,%r205;\nmov.f32 %f3495,0f00000000;\nor.pred %p496,%p494,%p495;\n"
 "@%p496 bra $L__BB2_364;\ncvt.s64.s32 %rd446,%r25;\nmul.lo.s64 %rd447,%rd446,%rd53;\n"
 "add.s64 %rd448,%rd447,%rd17;\nshl.b64 %rd449,%rd448,1;\n";
-static const char qlora__ptx_188[] =
+static const char qlora__ptx_197[] =
 "add.s64 %rd450,%rd33,%rd449;\nld.global.u16 %r738,[%rd450];\nshl.b32 %r739,%r738,16;\n"
 "mov.b32 %f3495,%r739;\n$L__BB2_364:\nadd.s32 %r998,%r337,8704;\nst.shared.f32[%r998],%f3495;\n"
 "mov.u32 %r1148,%r32;\n$L__BB2_365:\nsetp.eq.s32 %p497,%r27,0;\n@%p497 bra $L__BB2_381;\n"
@@ -9095,7 +9542,7 @@ static const char qlora__ptx_188[] =
 "fma.rn.f32 %f2572,%f2548,%f2556,%f3506;\nfma.rn.f32 %f2573,%f2548,%f2557,%f3505;\n"
 "fma.rn.f32 %f2574,%f2549,%f2554,%f3504;\nfma.rn.f32 %f2575,%f2549,%f2555,%f3503;\n"
 "fma.rn.f32 %f2576,%f2549,%f2556,%f3502;\nfma.rn.f32 %f2577,%f2549,%f2557,%f3501;\n";
-static const char qlora__ptx_189[] =
+static const char qlora__ptx_198[] =
 "ld.shared.v4.f32{%f2578,%f2579,%f2580,%f2581},[%r764+17680];\n"
 "ld.shared.v4.f32{%f2586,%f2587,%f2588,%f2589},[%r767+8976];\n"
 "fma.rn.f32 %f3516,%f2578,%f2586,%f2562;\nfma.rn.f32 %f3515,%f2578,%f2587,%f2563;\n"
@@ -9142,7 +9589,7 @@ static const char qlora__ptx_189[] =
 "mov.f32 %f3125,%f3501;\nmov.f32 %f3126,%f3501;\nmov.f32 %f3127,%f3501;\nmov.f32 %f3128,%f3501;\n"
 "mov.f32 %f3129,%f3501;\nmov.f32 %f3130,%f3501;\nmov.f32 %f3131,%f3501;\nmov.f32 %f3132,%f3501;\n"
 "mov.f32 %f3133,%f3501;\nmov.f32 %f3134,%f3501;\n";
-static const char qlora__ptx_190[] =
+static const char qlora__ptx_199[] =
 "mov.f32 %f3135,%f3501;\nmov.f32 %f3136,%f3501;\nmov.f32 %f3137,%f3501;\nmov.f32 %f3138,%f3501;\n"
 "$L__BB2_386:\nmov.u32 %r768,%tid.x;\nshr.s32 %r769,%r768,31;\nshr.u32 %r770,%r769,28;\n"
 "add.s32 %r771,%r768,%r770;\nshr.s32 %r772,%r771,4;\nshl.b32 %r773,%r772,2;\n"
@@ -9193,7 +9640,7 @@ static const char qlora__ptx_190[] =
 "bra.uni $L__BB2_498;\n$L__BB2_393:\nmov.u32 %r1153,%r1166;\n$L__BB2_394:\n.pragma \"nounroll\";\n"
 "setp.ge.s32 %p528,%r221,%r282;\n@%p528 bra $L__BB2_396;\nadd.s64 %rd496,%rd7,%rd6;\n"
 "cvt.s64.s32 %rd497,%r1153;\nmul.lo.s64 %rd498,%rd497,%rd64;\nadd.s64 %rd499,%rd498,%rd34;\n";
-static const char qlora__ptx_191[] =
+static const char qlora__ptx_200[] =
 "mad.lo.s32 %r798,%r1153,272,%r779;\nshl.b32 %r799,%r221,2;\nadd.s32 %r800,%r798,%r799;\n"
 "ld.shared.f32 %f2594,[%r800+17408];\nshl.b64 %rd500,%rd499,2;\nadd.s64 %rd501,%rd496,%rd500;\n"
 "st.global.f32[%rd501],%f2594;\n$L__BB2_396:\nadd.s32 %r1153,%r1153,4;\n"
@@ -9244,7 +9691,7 @@ static const char qlora__ptx_191[] =
 "cvt.s64.s32 %rd549,%r1157;\nmul.lo.s64 %rd550,%rd549,%rd64;\nadd.s64 %rd551,%rd550,%rd36;\n"
 "mad.lo.s32 %r840,%r1157,272,%r779;\nshl.b32 %r841,%r221,2;\nadd.s32 %r842,%r840,%r841;\n"
 "ld.shared.f32 %f2596,[%r842+17408];\nshl.b64 %rd552,%rd551,2;\n";
-static const char qlora__ptx_192[] =
+static const char qlora__ptx_201[] =
 "add.s64 %rd553,%rd548,%rd552;\nst.global.f32[%rd553],%f2596;\n$L__BB2_418:\n"
 "add.s32 %r1157,%r1157,4;\nsetp.lt.s32 %p550,%r1157,%r223;\n@%p550 bra $L__BB2_416;\n"
 "$L__BB2_419:\nsetp.lt.s32 %p551,%r282,193;\n@%p551 bra $L__BB2_430;\n"
@@ -9294,7 +9741,7 @@ static const char qlora__ptx_192[] =
 "selp.b32 %r876,32767,%r874,%p566;\nshl.b64 %rd591,%rd590,1;\nadd.s64 %rd592,%rd587,%rd591;\n"
 "st.global.u16[%rd592],%r876;\n$L__BB2_436:\nadd.s32 %r1160,%r1160,4;\n"
 "setp.lt.s32 %p567,%r1160,%r223;\n@%p567 bra $L__BB2_434;\nbra.uni $L__BB2_441;\n$L__BB2_437:\n";
-static const char qlora__ptx_193[] =
+static const char qlora__ptx_202[] =
 "cvta.to.global.u64 %rd593,%rd61;\nmul.lo.s64 %rd595,%rd3,%rd62;\nadd.s64 %rd597,%rd595,%rd4;\n"
 "mov.u32 %r1161,%r1166;\n$L__BB2_438:\n.pragma \"nounroll\";\nsetp.ge.s32 %p568,%r221,%r282;\n"
 "@%p568 bra $L__BB2_440;\nmul.lo.s64 %rd599,%rd597,%rd5;\nadd.s64 %rd600,%rd593,%rd599;\n"
@@ -9344,7 +9791,7 @@ static const char qlora__ptx_193[] =
 "mul.f32 %f2640,%f3451,%f1369;\nmul.f32 %f2641,%f3452,%f1369;\nmul.f32 %f2642,%f3453,%f1369;\n"
 "mul.f32 %f2643,%f3454,%f1369;\nadd.s32 %r1028,%r782,17408;\n"
 "st.shared.v4.f32[%r1028+544],{%f2643,%f2642,%f2641,%f2640};\n";
-static const char qlora__ptx_194[] =
+static const char qlora__ptx_203[] =
 "mul.f32 %f2644,%f3447,%f1369;\nmul.f32 %f2645,%f3448,%f1369;\nmul.f32 %f2646,%f3449,%f1369;\n"
 "mul.f32 %f2647,%f3450,%f1369;\nadd.s32 %r1029,%r782,17408;\n"
 "st.shared.v4.f32[%r1029+816],{%f2647,%f2646,%f2645,%f2644};\nbar.sync 0;\n"
@@ -9394,7 +9841,7 @@ static const char qlora__ptx_194[] =
 "setp.lt.s32 %p597,%r1166,%r223;\n@%p597 bra $L__BB2_467;\nbra.uni $L__BB2_498;\n$L__BB2_470:\n"
 "cvt.u32.u64 %r939,%rd41;\ncvta.to.global.u64 %rd671,%rd61;\nmul.lo.s64 %rd673,%rd3,%rd62;\n"
 "add.s64 %rd675,%rd673,%rd4;\n$L__BB2_471:\n";
-static const char qlora__ptx_195[] =
+static const char qlora__ptx_204[] =
 ".pragma \"nounroll\";\nsetp.ge.s32 %p598,%r939,%r282;\n@%p598 bra $L__BB2_473;\n"
 "mul.lo.s64 %rd677,%rd675,%rd5;\nadd.s64 %rd678,%rd671,%rd677;\ncvt.s64.s32 %rd679,%r1166;\n"
 "mul.lo.s64 %rd680,%rd679,%rd62;\nadd.s64 %rd681,%rd680,%rd41;\n"
@@ -9402,7 +9849,7 @@ static const char qlora__ptx_195[] =
 "ld.shared.f32 %f2665,[%r944+17408];\nshl.b64 %rd682,%rd681,2;\nadd.s64 %rd683,%rd678,%rd682;\n"
 "st.global.f32[%rd683],%f2665;\n$L__BB2_473:\nadd.s32 %r1166,%r1166,4;\n"
 "setp.lt.s32 %p600,%r1166,%r223;\n@%p600 bra $L__BB2_471;\n$L__BB2_498:\nret;\n}\n";
-static const char qlora__ptx_196[] =
+static const char qlora__ptx_205[] =
 ".visible .entry qlora_attn_f32_bwd_q(\n.param .u64 qlora_attn_f32_bwd_q_param_0,\n"
 ".param .u64 qlora_attn_f32_bwd_q_param_1,\n.param .u64 qlora_attn_f32_bwd_q_param_2,\n"
 ".param .u64 qlora_attn_f32_bwd_q_param_3,\n.param .u64 qlora_attn_f32_bwd_q_param_4,\n"
@@ -9460,7 +9907,7 @@ static const char qlora__ptx_196[] =
 "@%p20 bra $L__BB3_317;\nbra.uni $L__BB3_7;\n$L__BB3_317:\nmov.u32 %r171,%tid.x;\n"
 "shr.s32 %r594,%r171,31;\nshr.u32 %r595,%r594,27;\nadd.s32 %r596,%r171,%r595;\n"
 "shr.s32 %r783,%r596,5;\n";
-static const char qlora__ptx_197[] =
+static const char qlora__ptx_206[] =
 "min.s32 %r173,%r13,64;\nsetp.ge.s32 %p435,%r783,%r173;\n@%p435 bra $L__BB3_328;\n"
 "and.b32 %r600,%r596,-32;\nsub.s32 %r174,%r171,%r600;\n@%p24 bra $L__BB3_323;\n$L__BB3_319:\n"
 ".pragma \"nounroll\";\nsetp.ge.s32 %p437,%r174,%r187;\n@%p437 bra $L__BB3_322;\n"
@@ -9511,7 +9958,7 @@ static const char qlora__ptx_197[] =
 "mov.f32 %f1989,%f2042;\nmov.f32 %f1990,%f2042;\nmov.f32 %f1991,%f2042;\nmov.f32 %f1992,%f2042;\n"
 "mov.f32 %f1993,%f2042;\nmov.f32 %f1994,%f2042;\nmov.f32 %f1995,%f2042;\nmov.f32 %f1996,%f2042;\n"
 "mov.f32 %f1997,%f2042;\n";
-static const char qlora__ptx_198[] =
+static const char qlora__ptx_207[] =
 "mov.f32 %f1998,%f2042;\nmov.f32 %f1999,%f2042;\nmov.f32 %f2000,%f2042;\nmov.f32 %f2001,%f2042;\n"
 "mov.f32 %f2002,%f2042;\nmov.f32 %f2003,%f2042;\nmov.f32 %f1934,%f2042;\nmov.f32 %f1935,%f2042;\n"
 "mov.f32 %f1936,%f2042;\nmov.f32 %f1937,%f2042;\nmov.f32 %f1938,%f2042;\nmov.f32 %f1939,%f2042;\n"
@@ -9560,7 +10007,7 @@ static const char qlora__ptx_198[] =
 "or.pred %p50,%p49,%p48;\nmov.f32 %f1734,%f1735;\n@%p50 bra $L__BB3_31;\n"
 "cvt.s64.s32 %rd110,%r735;\nmul.lo.s64 %rd111,%rd110,%rd52;\nadd.s64 %rd112,%rd111,%rd32;\n"
 "shl.b64 %rd113,%rd112,2;\nadd.s64 %rd114,%rd14,%rd113;\n";
-static const char qlora__ptx_199[] =
+static const char qlora__ptx_208[] =
 "ld.global.f32 %f1734,[%rd114];\n$L__BB3_31:\nshl.b32 %r273,%r735,2;\nadd.s32 %r46,%r248,%r273;\n"
 "st.shared.f32[%r46],%f1734;\nadd.s32 %r47,%r735,8;\nsetp.ge.s32 %p51,%r47,%r13;\n"
 "or.pred %p53,%p49,%p51;\n@%p53 bra $L__BB3_33;\ncvt.s64.s32 %rd115,%r47;\n"
@@ -9611,7 +10058,7 @@ static const char qlora__ptx_199[] =
 "fma.rn.f32 %f874,%f856,%f866,%f1755;\nfma.rn.f32 %f875,%f856,%f867,%f1754;\n"
 "fma.rn.f32 %f876,%f857,%f864,%f1753;\nfma.rn.f32 %f877,%f857,%f865,%f1752;\n"
 "fma.rn.f32 %f878,%f857,%f866,%f1751;\n";
-static const char qlora__ptx_200[] =
+static const char qlora__ptx_209[] =
 "fma.rn.f32 %f879,%f857,%f867,%f1750;\nfma.rn.f32 %f880,%f858,%f864,%f1749;\n"
 "fma.rn.f32 %f881,%f858,%f865,%f1748;\nfma.rn.f32 %f882,%f858,%f866,%f1747;\n"
 "fma.rn.f32 %f883,%f858,%f867,%f1746;\nfma.rn.f32 %f884,%f859,%f864,%f1745;\n"
@@ -9661,7 +10108,7 @@ static const char qlora__ptx_200[] =
 "setp.eq.s32 %p98,%r25,0;\nmov.u32 %r745,%r18;\n@%p98 bra $L__BB3_77;\nadd.s32 %r708,%r741,%r17;\n"
 "setp.ge.s32 %p99,%r708,%r187;\nsetp.ge.s32 %p100,%r18,%r13;\nmov.f32 %f1793,0f00000000;\n"
 "or.pred %p101,%p99,%p100;\n@%p101 bra $L__BB3_76;\nadd.s64 %rd160,%rd19,%rd35;\n";
-static const char qlora__ptx_201[] =
+static const char qlora__ptx_210[] =
 "shl.b64 %rd161,%rd160,2;\nadd.s64 %rd162,%rd15,%rd161;\nld.global.f32 %f1793,[%rd162];\n"
 "$L__BB3_76:\nst.shared.f32[%r26],%f1793;\nmov.u32 %r745,%r27;\n$L__BB3_77:\n"
 "setp.eq.s32 %p102,%r23,0;\n@%p102 bra $L__BB3_83;\n$L__BB3_78:\n.pragma \"nounroll\";\n"
@@ -9711,7 +10158,7 @@ static const char qlora__ptx_201[] =
 "add.s32 %r82,%r749,8;\nsetp.ge.s32 %p132,%r82,%r36;\nor.pred %p134,%p130,%p132;\n"
 "@%p134 bra $L__BB3_104;\ncvt.s64.s32 %rd194,%r82;\nmul.lo.s64 %rd195,%rd194,%rd56;\n"
 "add.s64 %rd196,%rd195,%rd36;\nshl.b64 %rd197,%rd196,2;\nadd.s64 %rd198,%rd34,%rd197;\n";
-static const char qlora__ptx_202[] =
+static const char qlora__ptx_211[] =
 "ld.global.f32 %f1801,[%rd198];\n$L__BB3_104:\nadd.s32 %r605,%r321,8704;\n"
 "st.shared.f32[%r605+32],%f1801;\nadd.s32 %r83,%r749,16;\nsetp.lt.s32 %p135,%r749,48;\n"
 "mov.u32 %r749,%r83;\n@%p135 bra $L__BB3_100;\n$L__BB3_105:\nbar.sync 0;\nmov.u32 %r750,0;\n"
@@ -9762,7 +10209,7 @@ static const char qlora__ptx_202[] =
 "setp.le.s32 %p157,%r21,%r692;\nor.pred %p158,%p157,%p156;\n@%p158 bra $L__BB3_122;\n"
 "fma.rn.f32 %f1032,%f1756,%f683,%f257;\nmov.f32 %f1033,0f3F000000;\nmov.f32 %f1034,0f3BBB989D;\n"
 "fma.rn.f32 %f1035,%f1032,%f1034,%f1033;\n";
-static const char qlora__ptx_203[] =
+static const char qlora__ptx_212[] =
 "cvt.sat.f32.f32 %f1036,%f1035;\nmov.f32 %f1037,0f4B400001;\nmov.f32 %f1038,0f437C0000;\n"
 "fma.rm.f32 %f1039,%f1036,%f1038,%f1037;\nadd.f32 %f1040,%f1039,0fCB40007F;\n"
 "neg.f32 %f1041,%f1040;\nmov.f32 %f1042,0f3FB8AA3B;\nfma.rn.f32 %f1043,%f1032,%f1042,%f1041;\n"
@@ -9813,7 +10260,7 @@ static const char qlora__ptx_203[] =
 "selp.f32 %f280,%f1112,0f00000000,%p463;\nmov.f32 %f1847,0f00000000;\n@%p139 bra $L__BB3_134;\n"
 "mov.f32 %f1847,0f00000000;\nmov.pred %p464,0;\nadd.s32 %r698,%r730,%r20;\n"
 "sub.s32 %r345,%r21,%r698;\nsetp.ge.s32 %p191,%r345,%r188;\n";
-static const char qlora__ptx_204[] =
+static const char qlora__ptx_213[] =
 "and.pred %p192,%p25,%p191;\nsetp.le.s32 %p193,%r28,%r698;\nor.pred %p194,%p193,%p192;\n"
 "@%p194 bra $L__BB3_134;\nfma.rn.f32 %f1114,%f1752,%f683,%f277;\nmov.f32 %f1115,0f3F000000;\n"
 "mov.f32 %f1116,0f3BBB989D;\nfma.rn.f32 %f1117,%f1114,%f1116,%f1115;\n"
@@ -9864,7 +10311,7 @@ static const char qlora__ptx_204[] =
 "mov.pred %p467,-1;\n$L__BB3_143:\nmov.pred %p468,0;\nsub.f32 %f1191,%f1809,%f1839;\n"
 "mul.f32 %f1192,%f1850,%f1191;\nselp.f32 %f293,%f1192,0f00000000,%p467;\n"
 "mov.f32 %f1851,0f00000000;\n@%p140 bra $L__BB3_146;\n";
-static const char qlora__ptx_205[] =
+static const char qlora__ptx_214[] =
 "mov.pred %p468,0;\nadd.s32 %r696,%r730,%r20;\nnot.b32 %r357,%r696;\nadd.s32 %r358,%r29,%r357;\n"
 "setp.ge.s32 %p227,%r358,%r188;\nand.pred %p228,%p25,%p227;\nsetp.le.s32 %p229,%r29,%r696;\n"
 "or.pred %p230,%p229,%p228;\n@%p230 bra $L__BB3_146;\nfma.rn.f32 %f1194,%f1748,%f683,%f290;\n"
@@ -9913,7 +10360,7 @@ static const char qlora__ptx_205[] =
 "mov.b32 %f1268,%r369;\nex2.approx.ftz.f32 %f1269,%f1267;\nmul.f32 %f1854,%f1269,%f1268;\n"
 "mov.pred %p471,-1;\n$L__BB3_155:\nsub.f32 %f1271,%f1805,%f1841;\nmul.f32 %f1272,%f1854,%f1271;\n"
 "selp.f32 %f306,%f1272,0f00000000,%p471;\n";
-static const char qlora__ptx_206[] =
+static const char qlora__ptx_215[] =
 "mov.f32 %f1856,0f00000000;\nmov.f32 %f1855,%f1856;\n@%p141 bra $L__BB3_158;\n"
 "add.s32 %r694,%r730,%r20;\nnot.b32 %r370,%r694;\nadd.s32 %r371,%r30,%r370;\n"
 "setp.ge.s32 %p263,%r371,%r188;\nand.pred %p264,%p25,%p263;\nsetp.le.s32 %p265,%r30,%r694;\n"
@@ -9963,7 +10410,7 @@ static const char qlora__ptx_206[] =
 "mov.f32 %f1874,0f00000000;\nor.pred %p292,%p290,%p291;\n@%p292 bra $L__BB3_171;\n"
 "shl.b64 %rd201,%rd22,1;\nadd.s64 %rd202,%rd37,%rd201;\nld.global.u16 %r382,[%rd202];\n"
 "shl.b32 %r383,%r382,16;\nmov.b32 %f1874,%r383;\n$L__BB3_171:\n";
-static const char qlora__ptx_207[] =
+static const char qlora__ptx_216[] =
 "add.s32 %r610,%r255,8704;\nst.shared.f32[%r610],%f1874;\nmov.u32 %r753,%r34;\n$L__BB3_172:\n"
 "setp.eq.s32 %p293,%r24,0;\n@%p293 bra $L__BB3_188;\n$L__BB3_173:\n.pragma \"nounroll\";\n"
 "cvt.u32.u64 %r384,%rd21;\nsetp.ge.s32 %p294,%r384,%r187;\nsetp.ge.s32 %p295,%r753,%r91;\n"
@@ -10014,7 +10461,7 @@ static const char qlora__ptx_207[] =
 "ld.shared.v4.f32{%f1379,%f1380,%f1381,%f1382},[%r409+8976];\n"
 "fma.rn.f32 %f1895,%f1371,%f1379,%f1355;\nfma.rn.f32 %f1894,%f1371,%f1380,%f1356;\n"
 "fma.rn.f32 %f1893,%f1371,%f1381,%f1357;\nfma.rn.f32 %f1892,%f1371,%f1382,%f1358;\n";
-static const char qlora__ptx_208[] =
+static const char qlora__ptx_217[] =
 "fma.rn.f32 %f1891,%f1372,%f1379,%f1359;\nfma.rn.f32 %f1890,%f1372,%f1380,%f1360;\n"
 "fma.rn.f32 %f1889,%f1372,%f1381,%f1361;\nfma.rn.f32 %f1888,%f1372,%f1382,%f1362;\n"
 "fma.rn.f32 %f1887,%f1373,%f1379,%f1363;\nfma.rn.f32 %f1886,%f1373,%f1380,%f1364;\n"
@@ -10065,7 +10512,7 @@ static const char qlora__ptx_208[] =
 "shl.b64 %rd249,%rd248,2;\nadd.s64 %rd250,%rd38,%rd249;\nld.global.f32 %f1933,[%rd250];\n"
 "$L__BB3_214:\nadd.s32 %r617,%r432,8704;\nst.shared.f32[%r617+1088],%f1933;\n"
 "add.s32 %r116,%r761,8;\nsetp.lt.s32 %p341,%r761,24;\n";
-static const char qlora__ptx_209[] =
+static const char qlora__ptx_218[] =
 "mov.u32 %r761,%r116;\n@%p341 bra $L__BB3_210;\n$L__BB3_215:\nbar.sync 0;\nmov.u32 %r762,0;\n"
 "$L__BB3_216:\n.pragma \"nounroll\";\nadd.s32 %r434,%r762,%r757;\n"
 "mad.lo.s32 %r436,%r434,272,%r247;\nshl.b32 %r437,%r19,2;\nadd.s32 %r438,%r436,%r437;\n"
@@ -10117,7 +10564,7 @@ static const char qlora__ptx_209[] =
 "st.shared.f32[%r619+1088],%f1984;\nadd.s32 %r126,%r765,8;\nsetp.lt.s32 %p358,%r765,24;\n"
 "mov.u32 %r765,%r126;\n@%p358 bra $L__BB3_227;\nbra.uni $L__BB3_242;\n$L__BB3_232:\n"
 "setp.eq.s32 %p359,%r32,0;\nmov.u32 %r767,%r22;\n";
-static const char qlora__ptx_210[] =
+static const char qlora__ptx_219[] =
 "@%p359 bra $L__BB3_236;\ncvt.u32.u64 %r457,%rd25;\nsetp.ge.s32 %p360,%r457,%r187;\n"
 "setp.ge.s32 %p361,%r22,%r121;\nmov.f32 %f1985,0f00000000;\nor.pred %p362,%p360,%p361;\n"
 "@%p362 bra $L__BB3_235;\nshl.b64 %rd265,%rd26,2;\nadd.s64 %rd266,%rd39,%rd265;\n"
@@ -10169,7 +10616,7 @@ static const char qlora__ptx_210[] =
 "setp.ge.s32 %p377,%r475,%r187;\nsetp.ge.s32 %p378,%r22,%r136;\nmov.f32 %f2036,0f00000000;\n"
 "or.pred %p379,%p377,%p378;\n@%p379 bra $L__BB3_252;\nshl.b64 %rd279,%rd28,1;\n"
 "add.s64 %rd280,%rd40,%rd279;\nld.global.u16 %r476,[%rd280];\n";
-static const char qlora__ptx_211[] =
+static const char qlora__ptx_220[] =
 "shl.b32 %r477,%r476,16;\nmov.b32 %f2036,%r477;\n$L__BB3_252:\nadd.s32 %r622,%r255,8704;\n"
 "st.shared.f32[%r622],%f2036;\nmov.u32 %r771,%r34;\n$L__BB3_253:\nsetp.eq.s32 %p380,%r24,0;\n"
 "@%p380 bra $L__BB3_269;\n$L__BB3_254:\n.pragma \"nounroll\";\ncvt.u32.u64 %r478,%rd27;\n"
@@ -10221,7 +10668,7 @@ static const char qlora__ptx_211[] =
 "ld.shared.v4.f32{%f1533,%f1534,%f1535,%f1536},[%r502+17680];\n"
 "ld.shared.v4.f32{%f1541,%f1542,%f1543,%f1544},[%r505+8976];\n"
 "fma.rn.f32 %f2057,%f1533,%f1541,%f1517;\n";
-static const char qlora__ptx_212[] =
+static const char qlora__ptx_221[] =
 "fma.rn.f32 %f2056,%f1533,%f1542,%f1518;\nfma.rn.f32 %f2055,%f1533,%f1543,%f1519;\n"
 "fma.rn.f32 %f2054,%f1533,%f1544,%f1520;\nfma.rn.f32 %f2053,%f1534,%f1541,%f1521;\n"
 "fma.rn.f32 %f2052,%f1534,%f1542,%f1522;\nfma.rn.f32 %f2051,%f1534,%f1543,%f1523;\n"
@@ -10269,7 +10716,7 @@ static const char qlora__ptx_212[] =
 "st.shared.f32[%r635+548],%f1558;\nmul.f32 %f1559,%f1885,%f683;\nadd.s32 %r636,%r520,17408;\n"
 "st.shared.f32[%r636+552],%f1559;\nmul.f32 %f1560,%f1884,%f683;\nadd.s32 %r637,%r520,17408;\n"
 "st.shared.f32[%r637+556],%f1560;\n";
-static const char qlora__ptx_213[] =
+static const char qlora__ptx_222[] =
 "mul.f32 %f1561,%f1883,%f683;\nadd.s32 %r638,%r520,17408;\nst.shared.f32[%r638+816],%f1561;\n"
 "mul.f32 %f1562,%f1882,%f683;\nadd.s32 %r639,%r520,17408;\nst.shared.f32[%r639+820],%f1562;\n"
 "mul.f32 %f1563,%f1881,%f683;\nadd.s32 %r640,%r520,17408;\nst.shared.f32[%r640+824],%f1563;\n"
@@ -10318,7 +10765,7 @@ static const char qlora__ptx_213[] =
 "st.shared.f32[%r657+828],%f1581;\nbar.sync 0;\n@%p412 bra $L__BB3_295;\nadd.s32 %r537,%r151,64;\n"
 "cvt.s64.s32 %rd42,%r537;\n@%p24 bra $L__BB3_291;\ncvt.u32.u64 %r538,%rd42;\n"
 "mov.u32 %r777,%r781;\n$L__BB3_288:\n";
-static const char qlora__ptx_214[] =
+static const char qlora__ptx_223[] =
 ".pragma \"nounroll\";\nsetp.ge.s32 %p414,%r538,%r187;\n@%p414 bra $L__BB3_290;\n"
 "cvt.s64.s32 %rd313,%r777;\nmul.lo.s64 %rd314,%rd313,%rd61;\nadd.s64 %rd315,%rd314,%rd42;\n"
 "mad.lo.s32 %r540,%r777,272,%r517;\nshl.b32 %r541,%r151,2;\nadd.s32 %r542,%r540,%r541;\n"
@@ -10369,7 +10816,7 @@ static const char qlora__ptx_214[] =
 "mul.lo.s64 %rd329,%rd328,%rd61;\nadd.s64 %rd330,%rd329,%rd43;\n"
 "mad.lo.s32 %r572,%r780,272,%r517;\nshl.b32 %r573,%r151,2;\nadd.s32 %r574,%r572,%r573;\n"
 "ld.shared.f32 %f1599,[%r574+17408];\n";
-static const char qlora__ptx_215[] =
+static const char qlora__ptx_224[] =
 "shl.b64 %rd331,%rd330,2;\nadd.s64 %rd332,%rd10,%rd331;\nst.global.f32[%rd332],%f1599;\n"
 "$L__BB3_305:\nadd.s32 %r780,%r780,4;\nsetp.lt.s32 %p426,%r780,%r153;\n@%p426 bra $L__BB3_303;\n"
 "$L__BB3_306:\nsetp.lt.s32 %p427,%r187,193;\n@%p427 bra $L__BB3_328;\n"
@@ -10409,15 +10856,6 @@ static const char qlora__ptx_215[] =
 "add.s32 %r781,%r781,4;\nsetp.lt.s32 %p434,%r781,%r153;\n@%p434 bra $L__BB3_314;\n$L__BB3_328:\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_attn_f32_75[] = {
-qlora__ptx_144,
-qlora__ptx_145,
-qlora__ptx_146,
-qlora__ptx_147,
-qlora__ptx_148,
-qlora__ptx_149,
-qlora__ptx_150,
-qlora__ptx_151,
-qlora__ptx_152,
 qlora__ptx_153,
 qlora__ptx_154,
 qlora__ptx_155,
@@ -10481,9 +10919,18 @@ qlora__ptx_212,
 qlora__ptx_213,
 qlora__ptx_214,
 qlora__ptx_215,
+qlora__ptx_216,
+qlora__ptx_217,
+qlora__ptx_218,
+qlora__ptx_219,
+qlora__ptx_220,
+qlora__ptx_221,
+qlora__ptx_222,
+qlora__ptx_223,
+qlora__ptx_224,
 0};
 
-static const char qlora__ptx_216[] =
+static const char qlora__ptx_225[] =
 ".visible .entry qlora_cast_f32_bf16(\n.param .u64 qlora_cast_f32_bf16_param_0,\n"
 ".param .u64 qlora_cast_f32_bf16_param_1,\n.param .u64 qlora_cast_f32_bf16_param_2,\n"
 ".param .u64 qlora_cast_f32_bf16_param_3,\n.param .u64 qlora_cast_f32_bf16_param_4,\n"
@@ -10536,7 +10983,7 @@ static const char qlora__ptx_216[] =
 "selp.b32 %r60,32767,%r58,%p17;\nshr.u32 %r61,%r51,16;\nand.b32 %r62,%r61,1;\n"
 "add.s32 %r63,%r51,%r62;\nadd.s32 %r64,%r63,32767;\nand.b32 %r65,%r64,-65536;\n"
 "and.b32 %r66,%r51,2147483647;\n";
-static const char qlora__ptx_217[] =
+static const char qlora__ptx_226[] =
 "setp.gt.u32 %p18,%r66,2139095040;\nselp.b32 %r67,2147418112,%r65,%p18;\nshr.u32 %r68,%r52,16;\n"
 "and.b32 %r69,%r68,1;\nadd.s32 %r70,%r52,%r69;\nadd.s32 %r71,%r70,32767;\nshr.u32 %r72,%r71,16;\n"
 "and.b32 %r73,%r52,2147483647;\nsetp.gt.u32 %p19,%r73,2139095040;\n"
@@ -10567,7 +11014,7 @@ static const char qlora__ptx_217[] =
 "add.s64 %rd73,%rd73,%rd4;\nsetp.lt.s64 %p26,%rd73,%rd36;\n@%p26 bra $L__BB0_17;\n$L__BB0_20:\n"
 "mov.u32 %r93,%nctaid.y;\ncvt.u64.u32 %rd67,%r93;\nadd.s64 %rd68,%rd68,%rd67;\n"
 "setp.lt.s64 %p27,%rd68,%rd35;\n@%p27 bra $L__BB0_8;\n$L__BB0_21:\nret;\n}\n";
-static const char qlora__ptx_218[] =
+static const char qlora__ptx_227[] =
 ".visible .entry qlora_cast_f32_f16(\n.param .u64 qlora_cast_f32_f16_param_0,\n"
 ".param .u64 qlora_cast_f32_f16_param_1,\n.param .u64 qlora_cast_f32_f16_param_2,\n"
 ".param .u64 qlora_cast_f32_f16_param_3,\n.param .u64 qlora_cast_f32_f16_param_4,\n"
@@ -10621,13 +11068,13 @@ static const char qlora__ptx_218[] =
 "@%p14 bra $L__BB1_20;\n$L__BB1_19:\n.pragma \"nounroll\";\nadd.s64 %rd59,%rd72,%rd8;\n"
 "shl.b64 %rd60,%rd59,2;\nadd.s64 %rd61,%rd2,%rd60;\nld.global.f32 %f31,[%rd61];\n"
 "mul.f32 %f30,%f32,%f31;\ncvt.rn.f16.f32 %rs15,%f30;\n";
-static const char qlora__ptx_219[] =
+static const char qlora__ptx_228[] =
 "add.s64 %rd62,%rd72,%rd9;\nshl.b64 %rd63,%rd62,1;\nadd.s64 %rd64,%rd1,%rd63;\n"
 "st.global.u16[%rd64],%rs15;\nadd.s64 %rd72,%rd72,256;\nsetp.lt.s64 %p15,%rd72,%rd26;\n"
 "@%p15 bra $L__BB1_19;\n$L__BB1_20:\nadd.s64 %rd71,%rd71,%rd5;\nsetp.lt.s64 %p16,%rd71,%rd35;\n"
 "@%p16 bra $L__BB1_18;\n$L__BB1_21:\ncvt.u64.u32 %rd65,%r11;\nadd.s64 %rd66,%rd66,%rd65;\n"
 "setp.lt.s64 %p17,%rd66,%rd34;\n@%p17 bra $L__BB1_8;\n$L__BB1_22:\nret;\n}\n";
-static const char qlora__ptx_220[] =
+static const char qlora__ptx_229[] =
 ".visible .entry qlora_cast_bf16_f32(\n.param .u64 qlora_cast_bf16_f32_param_0,\n"
 ".param .u64 qlora_cast_bf16_f32_param_1,\n.param .u64 qlora_cast_bf16_f32_param_2,\n"
 ".param .u64 qlora_cast_bf16_f32_param_3,\n.param .u64 qlora_cast_bf16_f32_param_4,\n"
@@ -10679,14 +11126,14 @@ static const char qlora__ptx_220[] =
 "selp.b64 %rd26,%rd35,%rd58,%p13;\nadd.s64 %rd72,%rd71,%rd6;\nsetp.ge.s64 %p14,%rd72,%rd26;\n"
 "@%p14 bra $L__BB2_20;\n$L__BB2_19:\n.pragma \"nounroll\";\nadd.s64 %rd59,%rd72,%rd9;\n"
 "shl.b64 %rd60,%rd59,2;\nadd.s64 %rd61,%rd1,%rd60;\nadd.s64 %rd62,%rd72,%rd8;\n";
-static const char qlora__ptx_221[] =
+static const char qlora__ptx_230[] =
 "shl.b64 %rd63,%rd62,1;\nadd.s64 %rd64,%rd2,%rd63;\nld.global.u16 %r25,[%rd64];\n"
 "shl.b32 %r26,%r25,16;\nmov.b32 %f22,%r26;\nmul.f32 %f23,%f24,%f22;\nst.global.f32[%rd61],%f23;\n"
 "add.s64 %rd72,%rd72,256;\nsetp.lt.s64 %p15,%rd72,%rd26;\n@%p15 bra $L__BB2_19;\n$L__BB2_20:\n"
 "add.s64 %rd71,%rd71,%rd5;\nsetp.lt.s64 %p16,%rd71,%rd35;\n@%p16 bra $L__BB2_18;\n$L__BB2_21:\n"
 "mov.u32 %r27,%nctaid.y;\ncvt.u64.u32 %rd65,%r27;\nadd.s64 %rd66,%rd66,%rd65;\n"
 "setp.lt.s64 %p17,%rd66,%rd34;\n@%p17 bra $L__BB2_8;\n$L__BB2_22:\nret;\n}\n";
-static const char qlora__ptx_222[] =
+static const char qlora__ptx_231[] =
 ".visible .entry qlora_cast_f16_f32(\n.param .u64 qlora_cast_f16_f32_param_0,\n"
 ".param .u64 qlora_cast_f16_f32_param_1,\n.param .u64 qlora_cast_f16_f32_param_2,\n"
 ".param .u64 qlora_cast_f16_f32_param_3,\n.param .u64 qlora_cast_f16_f32_param_4,\n"
@@ -10739,7 +11186,7 @@ static const char qlora__ptx_222[] =
 "setp.lt.s64 %p13,%rd57,2048;\nadd.s64 %rd58,%rd71,2048;\nselp.b64 %rd26,%rd35,%rd58,%p13;\n"
 "add.s64 %rd72,%rd71,%rd6;\nsetp.ge.s64 %p14,%rd72,%rd26;\n@%p14 bra $L__BB3_20;\n$L__BB3_19:\n"
 ".pragma \"nounroll\";\n";
-static const char qlora__ptx_223[] =
+static const char qlora__ptx_232[] =
 "add.s64 %rd59,%rd72,%rd9;\nshl.b64 %rd60,%rd59,2;\nadd.s64 %rd61,%rd1,%rd60;\n"
 "add.s64 %rd62,%rd72,%rd8;\nshl.b64 %rd63,%rd62,1;\nadd.s64 %rd64,%rd2,%rd63;\n"
 "ld.global.u16 %rs15,[%rd64];\ncvt.f32.f16 %f22,%rs15;\nmul.f32 %f23,%f24,%f22;\n"
@@ -10748,7 +11195,7 @@ static const char qlora__ptx_223[] =
 "@%p16 bra $L__BB3_18;\n$L__BB3_21:\nmov.u32 %r19,%nctaid.y;\ncvt.u64.u32 %rd65,%r19;\n"
 "add.s64 %rd66,%rd66,%rd65;\nsetp.lt.s64 %p17,%rd66,%rd34;\n@%p17 bra $L__BB3_8;\n$L__BB3_22:\n"
 "ret;\n}\n";
-static const char qlora__ptx_224[] =
+static const char qlora__ptx_233[] =
 ".visible .entry qlora_cast_bf16_f16(\n.param .u64 qlora_cast_bf16_f16_param_0,\n"
 ".param .u64 qlora_cast_bf16_f16_param_1,\n.param .u64 qlora_cast_bf16_f16_param_2,\n"
 ".param .u64 qlora_cast_bf16_f16_param_3,\n.param .u64 qlora_cast_bf16_f16_param_4,\n"
@@ -10799,7 +11246,7 @@ static const char qlora__ptx_224[] =
 "setp.lt.s64 %p11,%rd69,%rd35;\n@%p11 bra $L__BB4_14;\n$L__BB4_16:\nadd.s64 %rd66,%rd66,%rd5;\n"
 "setp.lt.s64 %p12,%rd66,%rd35;\n@%p12 bra $L__BB4_11;\nbra.uni $L__BB4_21;\n$L__BB4_17:\n"
 "mov.u64 %rd70,%rd4;\n$L__BB4_18:\nsub.s64 %rd56,%rd35,%rd70;\nsetp.lt.s64 %p13,%rd56,2048;\n";
-static const char qlora__ptx_225[] =
+static const char qlora__ptx_234[] =
 "add.s64 %rd57,%rd70,2048;\nselp.b64 %rd26,%rd35,%rd57,%p13;\nadd.s64 %rd71,%rd70,%rd6;\n"
 "setp.ge.s64 %p14,%rd71,%rd26;\n@%p14 bra $L__BB4_20;\n$L__BB4_19:\n.pragma \"nounroll\";\n"
 "add.s64 %rd58,%rd71,%rd8;\nshl.b64 %rd59,%rd58,1;\nadd.s64 %rd60,%rd2,%rd59;\n"
@@ -10810,7 +11257,7 @@ static const char qlora__ptx_225[] =
 "setp.lt.s64 %p16,%rd70,%rd35;\n@%p16 bra $L__BB4_18;\n$L__BB4_21:\nmov.u32 %r31,%nctaid.y;\n"
 "cvt.u64.u32 %rd64,%r31;\nadd.s64 %rd65,%rd65,%rd64;\nsetp.lt.s64 %p17,%rd65,%rd34;\n"
 "@%p17 bra $L__BB4_8;\n$L__BB4_22:\nret;\n}\n";
-static const char qlora__ptx_226[] =
+static const char qlora__ptx_235[] =
 ".visible .entry qlora_cast_f16_bf16(\n.param .u64 qlora_cast_f16_bf16_param_0,\n"
 ".param .u64 qlora_cast_f16_bf16_param_1,\n.param .u64 qlora_cast_f16_bf16_param_2,\n"
 ".param .u64 qlora_cast_f16_bf16_param_3,\n.param .u64 qlora_cast_f16_bf16_param_4,\n"
@@ -10862,7 +11309,7 @@ static const char qlora__ptx_226[] =
 "st.global.u32[%rd59+4],%r62;\nmul.f32 %f18,%f24,%f10;\nmov.b32 %r63,%f18;\n"
 "mul.f32 %f19,%f24,%f11;\nmov.b32 %r64,%f19;\nmul.f32 %f20,%f24,%f12;\nmov.b32 %r65,%f20;\n"
 "mul.f32 %f21,%f24,%f13;\n";
-static const char qlora__ptx_227[] =
+static const char qlora__ptx_236[] =
 "mov.b32 %r66,%f21;\nshr.u32 %r67,%r63,16;\nand.b32 %r68,%r67,1;\nadd.s32 %r69,%r63,%r68;\n"
 "add.s32 %r70,%r69,32767;\nshr.u32 %r71,%r70,16;\nand.b32 %r72,%r63,2147483647;\n"
 "setp.gt.u32 %p17,%r72,2139095040;\nselp.b32 %r73,32767,%r71,%p17;\nshr.u32 %r74,%r64,16;\n"
@@ -10899,7 +11346,7 @@ static const char qlora__ptx_227[] =
 "add.s64 %rd74,%rd74,%rd4;\nsetp.lt.s64 %p26,%rd74,%rd35;\n@%p26 bra $L__BB5_17;\n$L__BB5_20:\n"
 "mov.u32 %r106,%nctaid.y;\ncvt.u64.u32 %rd68,%r106;\nadd.s64 %rd69,%rd69,%rd68;\n"
 "setp.lt.s64 %p27,%rd69,%rd34;\n@%p27 bra $L__BB5_8;\n$L__BB5_21:\nret;\n}\n";
-static const char qlora__ptx_228[] =
+static const char qlora__ptx_237[] =
 ".visible .entry qlora_cast_absmax_f32(\n.param .u64 qlora_cast_absmax_f32_param_0,\n"
 ".param .u64 qlora_cast_absmax_f32_param_1,\n.param .u64 qlora_cast_absmax_f32_param_2,\n"
 ".param .u64 qlora_cast_absmax_f32_param_3,\n.param .u64 qlora_cast_absmax_f32_param_4\n)\n"
@@ -10951,7 +11398,7 @@ static const char qlora__ptx_228[] =
 "ld.shared.u32 %r47,[%r12+256];\nmax.u32 %r48,%r47,%r46;\nst.shared.u32[%r12],%r48;\n$L__BB6_19:\n"
 "bar.sync 0;\nsetp.gt.u32 %p13,%r11,31;\n@%p13 bra $L__BB6_21;\nld.shared.u32 %r49,[%r12];\n"
 "ld.shared.u32 %r50,[%r12+128];\nmax.u32 %r51,%r50,%r49;\nst.shared.u32[%r12],%r51;\n";
-static const char qlora__ptx_229[] =
+static const char qlora__ptx_238[] =
 "$L__BB6_21:\nbar.sync 0;\nsetp.gt.u32 %p14,%r11,15;\n@%p14 bra $L__BB6_23;\n"
 "ld.shared.u32 %r52,[%r12];\nld.shared.u32 %r53,[%r12+64];\nmax.u32 %r54,%r53,%r52;\n"
 "st.shared.u32[%r12],%r54;\n$L__BB6_23:\nbar.sync 0;\nsetp.gt.u32 %p15,%r11,7;\n"
@@ -10967,7 +11414,7 @@ static const char qlora__ptx_229[] =
 "@%p18 bra $L__BB6_33;\nld.shared.u32 %r67,[_ZZ21qlora_cast_absmax_f32E6shared];\n"
 "cvta.to.global.u64 %rd59,%rd32;\nmul.wide.u32 %rd60,%r13,4;\nadd.s64 %rd61,%rd59,%rd60;\n"
 "st.global.u32[%rd61],%r67;\n$L__BB6_33:\nret;\n}\n";
-static const char qlora__ptx_230[] =
+static const char qlora__ptx_239[] =
 ".visible .entry qlora_cast_scale(\n.param .u64 qlora_cast_scale_param_0,\n"
 ".param .u32 qlora_cast_scale_param_1,\n.param .f32 qlora_cast_scale_param_2,\n"
 ".param .u64 qlora_cast_scale_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<13>;\n"
@@ -11005,24 +11452,24 @@ static const char qlora__ptx_230[] =
 "cvta.to.global.u64 %rd8,%rd5;\nst.global.u32[%rd8],%r46;\nsub.s32 %r48,%r47,%r45;\n"
 "mov.b32 %f2,%r48;\nmul.f32 %f3,%f2,%f1;\nst.global.f32[%rd8+4],%f3;\n$L__BB7_21:\nret;\n}\n";
 static const char* const qlora__ptx_cast_75[] = {
-qlora__ptx_216,
-qlora__ptx_217,
-qlora__ptx_218,
-qlora__ptx_219,
-qlora__ptx_220,
-qlora__ptx_221,
-qlora__ptx_222,
-qlora__ptx_223,
-qlora__ptx_224,
 qlora__ptx_225,
 qlora__ptx_226,
 qlora__ptx_227,
 qlora__ptx_228,
 qlora__ptx_229,
 qlora__ptx_230,
+qlora__ptx_231,
+qlora__ptx_232,
+qlora__ptx_233,
+qlora__ptx_234,
+qlora__ptx_235,
+qlora__ptx_236,
+qlora__ptx_237,
+qlora__ptx_238,
+qlora__ptx_239,
 0};
 
-static const char qlora__ptx_231[] =
+static const char qlora__ptx_240[] =
 ".visible .entry qlora_clip_squares(\n.param .u64 qlora_clip_squares_param_0,\n"
 ".param .u64 qlora_clip_squares_param_1,\n.param .u64 qlora_clip_squares_param_2\n)\n"
 ".maxntid 256,1,1\n{\n.reg .pred %p<14>;\n.reg .f32 %f<121>;\n.reg .b32 %r<14>;\n"
@@ -11077,7 +11524,7 @@ static const char qlora__ptx_231[] =
 "ld.shared.f64 %fd9,[%r6+256];\nadd.f64 %fd10,%fd9,%fd8;\nst.shared.f64[%r6],%fd10;\n$L__BB0_12:\n"
 "bar.sync 0;\nsetp.gt.s32 %p8,%r5,15;\n@%p8 bra $L__BB0_14;\nld.shared.f64 %fd11,[%r6];\n"
 "ld.shared.f64 %fd12,[%r6+128];\n";
-static const char qlora__ptx_232[] =
+static const char qlora__ptx_241[] =
 "add.f64 %fd13,%fd12,%fd11;\nst.shared.f64[%r6],%fd13;\n$L__BB0_14:\nbar.sync 0;\n"
 "setp.gt.s32 %p9,%r5,7;\n@%p9 bra $L__BB0_16;\nld.shared.f64 %fd14,[%r6];\n"
 "ld.shared.f64 %fd15,[%r6+64];\nadd.f64 %fd16,%fd15,%fd14;\nst.shared.f64[%r6],%fd16;\n"
@@ -11092,7 +11539,7 @@ static const char qlora__ptx_232[] =
 "ld.shared.f64 %fd26,[_ZZ18qlora_clip_squaresE6shared];\ncvta.to.global.u64 %rd27,%rd8;\n"
 "mul.wide.u32 %rd28,%r7,8;\nadd.s64 %rd29,%rd27,%rd28;\nst.global.f64[%rd29],%fd26;\n$L__BB0_24:\n"
 "ret;\n}\n";
-static const char qlora__ptx_233[] =
+static const char qlora__ptx_242[] =
 ".visible .entry qlora_clip_scale(\n.param .u64 qlora_clip_scale_param_0,\n"
 ".param .u64 qlora_clip_scale_param_1,\n.param .u64 qlora_clip_scale_param_2,\n"
 ".param .u64 qlora_clip_scale_param_3,\n.param .u64 qlora_clip_scale_param_4\n)\n"
@@ -11145,7 +11592,7 @@ static const char qlora__ptx_233[] =
 "cvt.rn.f32.f64 %f1,%fd45;\nmov.b32 %r16,%f1;\nand.b32 %r17,%r16,2139095040;\n"
 "setp.ne.s32 %p15,%r17,2139095040;\nadd.f32 %f2,%f1,0f358637BD;\ncvta.to.global.u64 %rd40,%rd23;\n"
 "ld.global.f32 %f3,[%rd40];\n";
-static const char qlora__ptx_234[] =
+static const char qlora__ptx_243[] =
 "div.rn.f32 %f4,%f3,%f2;\nsetp.ge.f32 %p16,%f3,0f00000000;\nand.pred %p17,%p16,%p15;\n"
 "setp.lt.f32 %p18,%f4,0f3F800000;\nand.pred %p19,%p18,%p17;\nselp.f32 %f5,%f4,0f3F800000,%p19;\n"
 "shl.b32 %r18,%r15,1;\ncvta.to.global.u64 %rd41,%rd24;\nmul.wide.u32 %rd42,%r18,4;\n"
@@ -11153,7 +11600,7 @@ static const char qlora__ptx_234[] =
 "setp.eq.s32 %p20,%r17,2139095040;\nselp.u32 %r19,1,0,%p20;\ncvta.to.global.u64 %rd44,%rd25;\n"
 "shl.b64 %rd45,%rd2,2;\nadd.s64 %rd46,%rd44,%rd45;\nst.global.u32[%rd46],%r19;\n$L__BB1_25:\n"
 "ret;\n}\n";
-static const char qlora__ptx_235[] =
+static const char qlora__ptx_244[] =
 ".visible .entry qlora_clip_apply(\n.param .u64 qlora_clip_apply_param_0,\n"
 ".param .u64 qlora_clip_apply_param_1,\n.param .u64 qlora_clip_apply_param_2,\n"
 ".param .u64 qlora_clip_apply_param_3,\n.param .u64 qlora_clip_apply_param_4,\n"
@@ -11203,7 +11650,7 @@ static const char qlora__ptx_235[] =
 "ld.f32 %f2,[%rd48];\nmul.f32 %f3,%f1,%f2;\nst.f32[%rd48],%f3;\nadd.s64 %rd48,%rd48,1024;\n"
 "add.s32 %r76,%r76,256;\nsetp.lt.s32 %p14,%r76,%r28;\n@%p14 bra $L__BB2_19;\nbra.uni $L__BB2_21;\n"
 "$L__BB2_20:\nmov.u32 %r63,%tid.x;\nmul.wide.u32 %rd44,%r63,16;\nadd.s64 %rd45,%rd14,%rd44;\n";
-static const char qlora__ptx_236[] =
+static const char qlora__ptx_245[] =
 "ld.v4.f32{%f4,%f5,%f6,%f7},[%rd45];\nld.v4.f32{%f12,%f13,%f14,%f15},[%rd45+4096];\n"
 "ld.v4.f32{%f20,%f21,%f22,%f23},[%rd45+8192];\nld.v4.f32{%f28,%f29,%f30,%f31},[%rd45+12288];\n"
 "ld.v4.f32{%f36,%f37,%f38,%f39},[%rd45+16384];\nld.v4.f32{%f44,%f45,%f46,%f47},[%rd45+20480];\n"
@@ -11222,15 +11669,15 @@ static const char qlora__ptx_236[] =
 "mul.f32 %f98,%f1,%f61;\nmul.f32 %f99,%f1,%f60;\nst.v4.f32[%rd45+28672],{%f99,%f98,%f97,%f96};\n"
 "bra.uni $L__BB2_21;\n}\n";
 static const char* const qlora__ptx_clip_75[] = {
-qlora__ptx_231,
-qlora__ptx_232,
-qlora__ptx_233,
-qlora__ptx_234,
-qlora__ptx_235,
-qlora__ptx_236,
+qlora__ptx_240,
+qlora__ptx_241,
+qlora__ptx_242,
+qlora__ptx_243,
+qlora__ptx_244,
+qlora__ptx_245,
 0};
 
-static const char qlora__ptx_237[] =
+static const char qlora__ptx_246[] =
 ".visible .entry qlora_dropout_f32(\n.param .u64 qlora_dropout_f32_param_0,\n"
 ".param .u64 qlora_dropout_f32_param_1,\n.param .u64 qlora_dropout_f32_param_2,\n"
 ".param .u64 qlora_dropout_f32_param_3,\n.param .u64 qlora_dropout_f32_param_4,\n"
@@ -11284,7 +11731,7 @@ static const char qlora__ptx_237[] =
 "add.s64 %rd8,%rd41,%rd42;\nsetp.eq.s32 %p9,%r58,0;\n@%p9 bra $L__BB0_20;\n@%p1 bra $L__BB0_19;\n"
 "bra.uni $L__BB0_13;\n$L__BB0_19:\nld.global.v4.u32{%r186,%r187,%r188,%r189},[%rd8];\n"
 "bra.uni $L__BB0_21;\n$L__BB0_20:\n";
-static const char qlora__ptx_238[] =
+static const char qlora__ptx_247[] =
 "mov.u32 %r186,0;\nmov.u32 %r187,%r186;\nmov.u32 %r188,%r186;\nmov.u32 %r189,%r186;\n"
 "bra.uni $L__BB0_21;\n$L__BB0_13:\nsetp.lt.s64 %p10,%rd3,2;\nld.global.u32 %r186,[%rd8];\n"
 "mov.u32 %r188,0;\nmov.u32 %r187,%r188;\n@%p10 bra $L__BB0_15;\nld.global.u32 %r187,[%rd8+4];\n"
@@ -11334,16 +11781,16 @@ static const char qlora__ptx_238[] =
 "@%p17 bra $L__BB0_24;\nst.global.f32[%rd8+4],%f2;\n$L__BB0_24:\nsetp.lt.s64 %p18,%rd3,3;\n"
 "@%p18 bra $L__BB0_26;\nst.global.f32[%rd8+8],%f3;\n$L__BB0_26:\nsetp.lt.s64 %p19,%rd3,4;\n"
 "@%p19 bra $L__BB0_29;\nst.global.f32[%rd8+12],%f4;\n$L__BB0_29:\n";
-static const char qlora__ptx_239[] =
+static const char qlora__ptx_248[] =
 "ld.param.u64 %rd48,[qlora_dropout_f32_param_8];\nadd.s64 %rd53,%rd53,%rd5;\n"
 "setp.lt.s64 %p20,%rd53,%rd48;\n@%p20 bra $L__BB0_3;\n$L__BB0_30:\nret;\n}\n";
 static const char* const qlora__ptx_dropout_75[] = {
-qlora__ptx_237,
-qlora__ptx_238,
-qlora__ptx_239,
+qlora__ptx_246,
+qlora__ptx_247,
+qlora__ptx_248,
 0};
 
-static const char qlora__ptx_240[] =
+static const char qlora__ptx_249[] =
 ".visible .entry qlora_dropout_bf16(\n.param .u64 qlora_dropout_bf16_param_0,\n"
 ".param .u64 qlora_dropout_bf16_param_1,\n.param .u64 qlora_dropout_bf16_param_2,\n"
 ".param .u64 qlora_dropout_bf16_param_3,\n.param .u64 qlora_dropout_bf16_param_4,\n"
@@ -11398,7 +11845,7 @@ static const char qlora__ptx_240[] =
 "mov.u32 %r331,0;\n@%p12 bra $L__BB0_18;\nld.global.u16 %r89,[%rd7+14];\nshl.b32 %r331,%r89,16;\n"
 "$L__BB0_18:\nmov.b32 %f2,%r325;\ncvt.u32.u16 %r94,%rs1;\nshl.b32 %r95,%r94,16;\n"
 "mov.b32 %f3,%r95;\nmov.b32 %f4,%r327;\nmov.b32 %f5,%r326;\n";
-static const char qlora__ptx_241[] =
+static const char qlora__ptx_250[] =
 "mov.b32 %f6,%r329;\nmov.b32 %f7,%r328;\nmov.b32 %f8,%r331;\nmov.b32 %f9,%r330;\n"
 "cvt.rn.bf16x2.f32 %r335,%f8,%f9;\ncvt.rn.bf16x2.f32 %r334,%f6,%f7;\n"
 "cvt.rn.bf16x2.f32 %r333,%f4,%f5;\ncvt.rn.bf16x2.f32 %r332,%f2,%f3;\n$L__BB0_20:\n"
@@ -11451,7 +11898,7 @@ static const char qlora__ptx_241[] =
 "mul.hi.u32 %r191,%r149,%r188;\nmul.lo.s32 %r192,%r188,-845247145;\n"
 "add.s32 %r193,%r4,2027808484;\nxor.b32 %r194,%r191,%r193;\nxor.b32 %r195,%r194,%r182;\n"
 "add.s32 %r196,%r1,-308364780;\n";
-static const char qlora__ptx_242[] =
+static const char qlora__ptx_251[] =
 "xor.b32 %r197,%r189,%r196;\nxor.b32 %r198,%r197,%r180;\nmul.hi.u32 %r199,%r155,%r195;\n"
 "mul.lo.s32 %r200,%r195,-766435501;\nmul.hi.u32 %r201,%r149,%r198;\n"
 "mul.lo.s32 %r202,%r198,-845247145;\nadd.s32 %r203,%r4,387276957;\nxor.b32 %r204,%r201,%r203;\n"
@@ -11503,7 +11950,7 @@ static const char qlora__ptx_242[] =
 "mul.lo.s32 %r304,%r300,-845247145;\nxor.b32 %r305,%r303,%r5;\nxor.b32 %r306,%r305,%r296;\n"
 "xor.b32 %r307,%r301,%r6;\nxor.b32 %r308,%r307,%r294;\nmul.hi.u32 %r309,%r155,%r306;\n"
 "mul.lo.s32 %r310,%r306,-766435501;\n";
-static const char qlora__ptx_243[] =
+static const char qlora__ptx_252[] =
 "mul.hi.u32 %r311,%r149,%r308;\nmul.lo.s32 %r312,%r308,-845247145;\nxor.b32 %r313,%r311,%r7;\n"
 "xor.b32 %r314,%r313,%r304;\nxor.b32 %r315,%r309,%r8;\nxor.b32 %r316,%r315,%r302;\n"
 "setp.lt.u32 %p25,%r314,%r68;\nmov.b32 %f42,%r136;\nmul.f32 %f43,%f42,%f1;\n"
@@ -11536,13 +11983,13 @@ static const char qlora__ptx_243[] =
 "add.s64 %rd55,%rd55,%rd5;\nsetp.lt.s64 %p36,%rd55,%rd50;\n@%p36 bra $L__BB0_3;\n$L__BB0_56:\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_dropout_bf16_80[] = {
-qlora__ptx_240,
-qlora__ptx_241,
-qlora__ptx_242,
-qlora__ptx_243,
+qlora__ptx_249,
+qlora__ptx_250,
+qlora__ptx_251,
+qlora__ptx_252,
 0};
 
-static const char qlora__ptx_244[] =
+static const char qlora__ptx_253[] =
 ".visible .entry qlora_elementwise_silu_f32(\n.param .u64 qlora_elementwise_silu_f32_param_0,\n"
 ".param .u64 qlora_elementwise_silu_f32_param_1,\n"
 ".param .u64 qlora_elementwise_silu_f32_param_2,\n"
@@ -11596,7 +12043,7 @@ static const char qlora__ptx_244[] =
 "@%p1 bra $L__BB0_22;\nbra.uni $L__BB0_14;\n$L__BB0_22:\ncvta.to.global.u64 %rd59,%rd11;\n"
 "mul.lo.s64 %rd60,%rd65,%rd12;\nadd.s64 %rd61,%rd60,%rd1;\nshl.b64 %rd62,%rd61,2;\n"
 "add.s64 %rd63,%rd59,%rd62;\n";
-static const char qlora__ptx_245[] =
+static const char qlora__ptx_254[] =
 "st.global.v4.f32[%rd63],{%f1,%f2,%f3,%f4};\nbra.uni $L__BB0_23;\n$L__BB0_14:\n"
 "setp.lt.s64 %p10,%rd3,1;\n@%p10 bra $L__BB0_16;\ncvta.to.global.u64 %rd35,%rd11;\n"
 "mul.lo.s64 %rd40,%rd65,%rd12;\nadd.s64 %rd41,%rd40,%rd1;\nshl.b64 %rd42,%rd41,2;\n"
@@ -11611,7 +12058,7 @@ static const char qlora__ptx_245[] =
 "add.s64 %rd58,%rd56,%rd57;\nst.global.f32[%rd58+12],%f4;\n$L__BB0_23:\nmov.u32 %r50,%nctaid.y;\n"
 "cvt.u64.u32 %rd64,%r50;\nadd.s64 %rd65,%rd65,%rd64;\nsetp.lt.s64 %p14,%rd65,%rd13;\n"
 "@%p14 bra $L__BB0_3;\n$L__BB0_24:\nret;\n}\n";
-static const char qlora__ptx_246[] =
+static const char qlora__ptx_255[] =
 ".visible .entry qlora_elementwise_silu_bwd_f32(\n"
 ".param .u64 qlora_elementwise_silu_bwd_f32_param_0,\n"
 ".param .u64 qlora_elementwise_silu_bwd_f32_param_1,\n"
@@ -11667,7 +12114,7 @@ static const char qlora__ptx_246[] =
 "fma.rn.f32 %f23,%f22,%f21,0f3F800000;\nmov.f32 %f24,0f3F800000;\nrcp.rn.f32 %f25,%f23;\n"
 "mul.f32 %f26,%f25,%f6;\nsub.f32 %f27,%f24,%f25;\nfma.rn.f32 %f28,%f27,%f5,0f3F800000;\n"
 "mul.f32 %f1,%f26,%f28;\n";
-static const char qlora__ptx_247[] =
+static const char qlora__ptx_256[] =
 "mov.b32 %f29,%r75;\nmov.b32 %f30,%r83;\nneg.f32 %f31,%f29;\nfma.rn.f32 %f32,%f31,%f9,%f8;\n"
 "cvt.sat.f32.f32 %f33,%f32;\nfma.rm.f32 %f34,%f33,%f13,%f12;\nadd.f32 %f35,%f34,0fCB40007F;\n"
 "neg.f32 %f36,%f35;\nfma.rn.f32 %f37,%f31,%f17,%f36;\nfma.rn.f32 %f38,%f31,%f19,%f37;\n"
@@ -11695,7 +12142,7 @@ static const char qlora__ptx_247[] =
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB1_36;\nst.global.f32[%rd14+12],%f4;\n$L__BB1_36:\n"
 "add.s64 %rd45,%rd45,%rd4;\nsetp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB1_6;\n$L__BB1_37:\n"
 "ret;\n}\n";
-static const char qlora__ptx_248[] =
+static const char qlora__ptx_257[] =
 ".visible .entry qlora_elementwise_swiglu_f32(\n"
 ".param .u64 qlora_elementwise_swiglu_f32_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_f32_param_1,\n"
@@ -11750,7 +12197,7 @@ static const char qlora__ptx_248[] =
 "mul.f32 %f1,%f25,%f6;\nmov.b32 %f26,%r84;\nmov.b32 %f27,%r92;\nneg.f32 %f28,%f26;\n"
 "fma.rn.f32 %f29,%f28,%f9,%f8;\ncvt.sat.f32.f32 %f30,%f29;\nfma.rm.f32 %f31,%f30,%f13,%f12;\n"
 "add.f32 %f32,%f31,0fCB40007F;\nneg.f32 %f33,%f32;\n";
-static const char qlora__ptx_249[] =
+static const char qlora__ptx_258[] =
 "fma.rn.f32 %f34,%f28,%f17,%f33;\nfma.rn.f32 %f35,%f28,%f19,%f34;\nmov.b32 %r63,%f31;\n"
 "shl.b32 %r64,%r63,23;\nmov.b32 %f36,%r64;\nex2.approx.ftz.f32 %f37,%f35;\n"
 "fma.rn.f32 %f38,%f37,%f36,0f3F800000;\nrcp.rn.f32 %f39,%f38;\nmul.f32 %f40,%f39,%f26;\n"
@@ -11775,7 +12222,7 @@ static const char qlora__ptx_249[] =
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB2_36;\nst.global.f32[%rd9+12],%f4;\n$L__BB2_36:\n"
 "mov.u32 %r78,%nctaid.y;\ncvt.u64.u32 %rd70,%r78;\nadd.s64 %rd71,%rd71,%rd70;\n"
 "setp.lt.s64 %p21,%rd71,%rd17;\n@%p21 bra $L__BB2_6;\n$L__BB2_37:\nret;\n}\n";
-static const char qlora__ptx_250[] =
+static const char qlora__ptx_259[] =
 ".visible .entry qlora_elementwise_swiglu_bwd_f32(\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_f32_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_f32_param_1,\n"
@@ -11833,7 +12280,7 @@ static const char qlora__ptx_250[] =
 "mov.u32 %r98,0;\n@%p15 bra $L__BB3_18;\nld.global.u32 %r98,[%rd13+12];\n$L__BB3_18:\n"
 "mul.lo.s64 %rd61,%rd76,%rd26;\nadd.s64 %rd62,%rd61,%rd1;\nshl.b64 %rd63,%rd62,2;\n"
 "add.s64 %rd15,%rd6,%rd63;\n@%p1 bra $L__BB3_25;\nbra.uni $L__BB3_19;\n$L__BB3_25:\n";
-static const char qlora__ptx_251[] =
+static const char qlora__ptx_260[] =
 "ld.global.v4.u32{%r102,%r103,%r104,%r105},[%rd15];\nbra.uni $L__BB3_26;\n$L__BB3_19:\n"
 "setp.lt.s64 %p16,%rd2,2;\nld.global.u32 %r102,[%rd15];\nmov.u32 %r104,0;\nmov.u32 %r103,%r104;\n"
 "@%p16 bra $L__BB3_21;\nld.global.u32 %r103,[%rd15+4];\n$L__BB3_21:\nsetp.lt.s64 %p17,%rd2,3;\n"
@@ -11882,7 +12329,7 @@ static const char qlora__ptx_251[] =
 "add.s64 %rd68,%rd67,%rd1;\nshl.b64 %rd69,%rd68,2;\nadd.s64 %rd18,%rd8,%rd69;\n"
 "@%p1 bra $L__BB3_41;\nbra.uni $L__BB3_35;\n$L__BB3_41:\n"
 "st.global.v4.f32[%rd18],{%f2,%f5,%f8,%f11};\nbra.uni $L__BB3_42;\n$L__BB3_35:\n";
-static const char qlora__ptx_252[] =
+static const char qlora__ptx_261[] =
 "setp.lt.s64 %p22,%rd2,2;\nst.global.f32[%rd18],%f2;\n@%p22 bra $L__BB3_37;\n"
 "st.global.f32[%rd18+4],%f5;\n$L__BB3_37:\nsetp.lt.s64 %p23,%rd2,3;\n@%p23 bra $L__BB3_39;\n"
 "st.global.f32[%rd18+8],%f8;\n$L__BB3_39:\nsetp.lt.s64 %p24,%rd2,4;\n@%p24 bra $L__BB3_42;\n"
@@ -11902,7 +12349,7 @@ static const char qlora__ptx_252[] =
 "st.global.f32[%rd21+8],%f9;\n$L__BB3_56:\nsetp.lt.s64 %p31,%rd2,4;\n@%p31 bra $L__BB3_59;\n"
 "st.global.f32[%rd21+12],%f12;\n$L__BB3_59:\nadd.s64 %rd76,%rd76,%rd4;\n"
 "setp.lt.s64 %p32,%rd76,%rd35;\n@%p32 bra $L__BB3_10;\n$L__BB3_60:\nret;\n}\n";
-static const char qlora__ptx_253[] =
+static const char qlora__ptx_262[] =
 ".visible .entry qlora_elementwise_mul_f32(\n.param .u64 qlora_elementwise_mul_f32_param_0,\n"
 ".param .u64 qlora_elementwise_mul_f32_param_1,\n.param .u64 qlora_elementwise_mul_f32_param_2,\n"
 ".param .u64 qlora_elementwise_mul_f32_param_3,\n.param .u64 qlora_elementwise_mul_f32_param_4,\n"
@@ -11955,10 +12402,10 @@ static const char qlora__ptx_253[] =
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB4_31;\nst.global.f32[%rd14+4],%f2;\n$L__BB4_31:\n"
 "setp.lt.s64 %p19,%rd3,3;\n@%p19 bra $L__BB4_33;\nst.global.f32[%rd14+8],%f3;\n$L__BB4_33:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB4_36;\n";
-static const char qlora__ptx_254[] =
+static const char qlora__ptx_263[] =
 "st.global.f32[%rd14+12],%f4;\n$L__BB4_36:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB4_6;\n$L__BB4_37:\nret;\n}\n";
-static const char qlora__ptx_255[] =
+static const char qlora__ptx_264[] =
 ".visible .entry qlora_elementwise_gather_f32_f32(\n"
 ".param .u64 qlora_elementwise_gather_f32_f32_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f32_f32_param_1,\n"
@@ -12014,7 +12461,7 @@ static const char qlora__ptx_255[] =
 "ld.global.u32 %r60,[%rd24+8];\n$L__BB5_44:\nadd.s64 %rd57,%rd59,%rd7;\nshl.b64 %rd58,%rd57,2;\n"
 "add.s64 %rd26,%rd1,%rd58;\nsetp.gt.s64 %p32,%rd21,3;\nsetp.eq.s64 %p33,%rd4,0;\n"
 "and.pred %p34,%p33,%p32;\n@%p34 bra $L__BB5_53;\n";
-static const char qlora__ptx_256[] =
+static const char qlora__ptx_265[] =
 "bra.uni $L__BB5_45;\n$L__BB5_53:\nst.global.v4.u32[%rd26],{%r58,%r59,%r60,%r61};\n"
 "bra.uni $L__BB5_54;\n$L__BB5_45:\nsetp.lt.s64 %p35,%rd21,1;\n@%p35 bra $L__BB5_47;\n"
 "st.global.u32[%rd26],%r58;\n$L__BB5_47:\nsetp.lt.s64 %p36,%rd21,2;\n@%p36 bra $L__BB5_49;\n"
@@ -12033,7 +12480,7 @@ static const char qlora__ptx_256[] =
 "@%p14 bra $L__BB5_15;\nmov.u32 %r38,0;\nst.global.u32[%rd12+12],%r38;\n$L__BB5_15:\n"
 "add.s64 %rd59,%rd59,%rd8;\nsetp.lt.s64 %p15,%rd59,%rd32;\n@%p15 bra $L__BB5_5;\n$L__BB5_55:\n"
 "ret;\n}\n";
-static const char qlora__ptx_257[] =
+static const char qlora__ptx_266[] =
 ".visible .entry qlora_elementwise_gather_bf16_f32(\n"
 ".param .u64 qlora_elementwise_gather_bf16_f32_param_0,\n"
 ".param .u64 qlora_elementwise_gather_bf16_f32_param_1,\n"
@@ -12089,7 +12536,7 @@ static const char qlora__ptx_257[] =
 "add.s64 %rd42,%rd48,%rd6;\nshl.b64 %rd43,%rd42,2;\nadd.s64 %rd16,%rd1,%rd43;\n"
 "sub.s64 %rd14,%rd30,%rd48;\nsetp.gt.s64 %p13,%rd14,3;\n@%p13 bra $L__BB6_21;\n"
 "bra.uni $L__BB6_15;\n$L__BB6_21:\n";
-static const char qlora__ptx_258[] =
+static const char qlora__ptx_267[] =
 "mov.u32 %r20,0;\nst.global.v4.u32[%rd16],{%r20,%r20,%r20,%r20};\nbra.uni $L__BB6_22;\n"
 "$L__BB6_15:\nsetp.lt.s64 %p14,%rd14,1;\n@%p14 bra $L__BB6_17;\nmov.u32 %r17,0;\n"
 "st.global.u32[%rd16],%r17;\n$L__BB6_17:\nsetp.lt.s64 %p15,%rd14,2;\n@%p15 bra $L__BB6_19;\n"
@@ -12097,7 +12544,7 @@ static const char qlora__ptx_258[] =
 "@%p16 bra $L__BB6_22;\nmov.u32 %r19,0;\nst.global.u32[%rd16+8],%r19;\n$L__BB6_22:\n"
 "add.s64 %rd48,%rd48,%rd7;\nsetp.lt.s64 %p17,%rd48,%rd30;\n@%p17 bra $L__BB6_14;\n$L__BB6_43:\n"
 "ret;\n}\n";
-static const char qlora__ptx_259[] =
+static const char qlora__ptx_268[] =
 ".visible .entry qlora_elementwise_gather_f16_f32(\n"
 ".param .u64 qlora_elementwise_gather_f16_f32_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f16_f32_param_1,\n"
@@ -12152,7 +12599,7 @@ static const char qlora__ptx_259[] =
 "st.global.u32[%rd11+12],%r16;\n$L__BB7_13:\nadd.s64 %rd48,%rd48,%rd7;\n"
 "setp.lt.s64 %p12,%rd48,%rd30;\n@%p12 bra $L__BB7_5;\nbra.uni $L__BB7_43;\n$L__BB7_14:\n"
 "add.s64 %rd42,%rd48,%rd6;\nshl.b64 %rd43,%rd42,2;\nadd.s64 %rd16,%rd1,%rd43;\n";
-static const char qlora__ptx_260[] =
+static const char qlora__ptx_269[] =
 "sub.s64 %rd14,%rd30,%rd48;\nsetp.gt.s64 %p13,%rd14,3;\n@%p13 bra $L__BB7_21;\n"
 "bra.uni $L__BB7_15;\n$L__BB7_21:\nmov.u32 %r20,0;\n"
 "st.global.v4.u32[%rd16],{%r20,%r20,%r20,%r20};\nbra.uni $L__BB7_22;\n$L__BB7_15:\n"
@@ -12162,15 +12609,6 @@ static const char qlora__ptx_260[] =
 "mov.u32 %r19,0;\nst.global.u32[%rd16+8],%r19;\n$L__BB7_22:\nadd.s64 %rd48,%rd48,%rd7;\n"
 "setp.lt.s64 %p17,%rd48,%rd30;\n@%p17 bra $L__BB7_14;\n$L__BB7_43:\nret;\n}\n";
 static const char* const qlora__ptx_elementwise_75[] = {
-qlora__ptx_244,
-qlora__ptx_245,
-qlora__ptx_246,
-qlora__ptx_247,
-qlora__ptx_248,
-qlora__ptx_249,
-qlora__ptx_250,
-qlora__ptx_251,
-qlora__ptx_252,
 qlora__ptx_253,
 qlora__ptx_254,
 qlora__ptx_255,
@@ -12179,9 +12617,18 @@ qlora__ptx_257,
 qlora__ptx_258,
 qlora__ptx_259,
 qlora__ptx_260,
+qlora__ptx_261,
+qlora__ptx_262,
+qlora__ptx_263,
+qlora__ptx_264,
+qlora__ptx_265,
+qlora__ptx_266,
+qlora__ptx_267,
+qlora__ptx_268,
+qlora__ptx_269,
 0};
 
-static const char qlora__ptx_261[] =
+static const char qlora__ptx_270[] =
 ".visible .entry qlora_elementwise_silu_bf16(\n.param .u64 qlora_elementwise_silu_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_silu_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_silu_bf16_param_2,\n"
@@ -12235,7 +12682,7 @@ static const char qlora__ptx_261[] =
 "div.approx.f32 %f45,%f35,%f44;\nmul.f32 %f27,%f45,%f43;\nmov.b32 %f46,%r72;\n"
 "mul.f32 %f18,%f46,0fBFB8AA3B;\nex2.approx.ftz.f32 %f17,%f18;\nadd.f32 %f47,%f17,0f3F800000;\n"
 "div.approx.f32 %f48,%f35,%f47;\nmul.f32 %f30,%f48,%f46;\n";
-static const char qlora__ptx_262[] =
+static const char qlora__ptx_271[] =
 "mov.b32 %f49,%r73;\nmul.f32 %f20,%f49,0fBFB8AA3B;\nex2.approx.ftz.f32 %f19,%f20;\n"
 "add.f32 %f50,%f19,0f3F800000;\ndiv.approx.f32 %f51,%f35,%f50;\nmul.f32 %f29,%f51,%f49;\n"
 "mov.b32 %f52,%r74;\nmul.f32 %f22,%f52,0fBFB8AA3B;\nex2.approx.ftz.f32 %f21,%f22;\n"
@@ -12278,7 +12725,7 @@ static const char qlora__ptx_262[] =
 "add.s64 %rd114,%rd112,%rd113;\nst.global.u16[%rd114+14],%rs8;\n$L__BB0_40:\n"
 "mov.u32 %r111,%nctaid.y;\ncvt.u64.u32 %rd120,%r111;\nadd.s64 %rd121,%rd121,%rd120;\n"
 "setp.lt.s64 %p25,%rd121,%rd13;\n@%p25 bra $L__BB0_3;\n$L__BB0_41:\nret;\n}\n";
-static const char qlora__ptx_263[] =
+static const char qlora__ptx_272[] =
 ".visible .entry qlora_elementwise_silu_bwd_bf16(\n"
 ".param .u64 qlora_elementwise_silu_bwd_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_silu_bwd_bf16_param_1,\n"
@@ -12332,7 +12779,7 @@ static const char qlora__ptx_263[] =
 "$L__BB1_26:\nsetp.lt.s64 %p17,%rd3,1;\nmov.u32 %r191,0;\nmov.u32 %r190,%r191;\n"
 "@%p17 bra $L__BB1_28;\nld.global.u16 %r96,[%rd8];\nshl.b32 %r190,%r96,16;\n$L__BB1_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB1_30;\nld.global.u16 %r98,[%rd8+2];\n";
-static const char qlora__ptx_264[] =
+static const char qlora__ptx_273[] =
 "shl.b32 %r191,%r98,16;\n$L__BB1_30:\nsetp.lt.s64 %p19,%rd3,3;\nmov.u32 %r193,0;\n"
 "mov.u32 %r192,%r193;\n@%p19 bra $L__BB1_32;\nld.global.u16 %r100,[%rd8+4];\n"
 "shl.b32 %r192,%r100,16;\n$L__BB1_32:\nsetp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB1_34;\n"
@@ -12382,7 +12829,7 @@ static const char qlora__ptx_264[] =
 "mul.f32 %f39,%f95,%f97;\ncvt.rn.bf16x2.f32 %r122,%f33,%f34;\ncvt.rn.bf16x2.f32 %r123,%f35,%f36;\n"
 "cvt.rn.bf16x2.f32 %r124,%f37,%f38;\ncvt.rn.bf16x2.f32 %r125,%f39,%f40;\n@%p1 bra $L__BB1_61;\n"
 "bra.uni $L__BB1_45;\n$L__BB1_61:\ncvta.to.global.u64 %rd131,%rd14;\n";
-static const char qlora__ptx_265[] =
+static const char qlora__ptx_274[] =
 "mul.lo.s64 %rd132,%rd137,%rd15;\nadd.s64 %rd133,%rd132,%rd1;\nshl.b64 %rd134,%rd133,1;\n"
 "add.s64 %rd135,%rd131,%rd134;\nst.global.v4.u32[%rd135],{%r122,%r123,%r124,%r125};\n"
 "bra.uni $L__BB1_62;\n$L__BB1_45:\nsetp.lt.s64 %p25,%rd3,1;\n@%p25 bra $L__BB1_47;\n"
@@ -12417,7 +12864,7 @@ static const char qlora__ptx_265[] =
 "add.s64 %rd126,%rd124,%rd125;\nst.global.u16[%rd126+14],%rs12;\n$L__BB1_62:\n"
 "mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd136,%r177;\nadd.s64 %rd137,%rd137,%rd136;\n"
 "setp.lt.s64 %p33,%rd137,%rd16;\n@%p33 bra $L__BB1_6;\n$L__BB1_63:\nret;\n}\n";
-static const char qlora__ptx_266[] =
+static const char qlora__ptx_275[] =
 ".visible .entry qlora_elementwise_swiglu_bf16(\n"
 ".param .u64 qlora_elementwise_swiglu_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_bf16_param_1,\n"
@@ -12472,7 +12919,7 @@ static const char qlora__ptx_266[] =
 "@%p17 bra $L__BB2_28;\nld.global.u16 %r96,[%rd8];\nshl.b32 %r190,%r96,16;\n$L__BB2_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB2_30;\nld.global.u16 %r98,[%rd8+2];\n"
 "shl.b32 %r191,%r98,16;\n$L__BB2_30:\n";
-static const char qlora__ptx_267[] =
+static const char qlora__ptx_276[] =
 "setp.lt.s64 %p19,%rd3,3;\nmov.u32 %r193,0;\nmov.u32 %r192,%r193;\n@%p19 bra $L__BB2_32;\n"
 "ld.global.u16 %r100,[%rd8+4];\nshl.b32 %r192,%r100,16;\n$L__BB2_32:\nsetp.lt.s64 %p20,%rd3,4;\n"
 "@%p20 bra $L__BB2_34;\nld.global.u16 %r102,[%rd8+6];\nshl.b32 %r193,%r102,16;\n$L__BB2_34:\n"
@@ -12522,7 +12969,7 @@ static const char qlora__ptx_267[] =
 "mul.lo.s64 %rd59,%rd137,%rd15;\nadd.s64 %rd60,%rd59,%rd1;\ncvta.to.global.u64 %rd61,%rd14;\n"
 "shl.b64 %rd62,%rd60,1;\nadd.s64 %rd63,%rd61,%rd62;\nst.global.u16[%rd63],%rs5;\n$L__BB2_47:\n"
 "setp.lt.s64 %p26,%rd3,2;\n@%p26 bra $L__BB2_49;\n";
-static const char qlora__ptx_268[] =
+static const char qlora__ptx_277[] =
 "and.b32 %r146,%r122,-65536;\nmov.b32 %f83,%r146;\ncvt.rn.bf16.f32 %rs6,%f83;\n"
 "mul.lo.s64 %rd68,%rd137,%rd15;\nadd.s64 %rd69,%rd68,%rd1;\ncvta.to.global.u64 %rd70,%rd14;\n"
 "shl.b64 %rd71,%rd69,1;\nadd.s64 %rd72,%rd70,%rd71;\nst.global.u16[%rd72+2],%rs6;\n$L__BB2_49:\n"
@@ -12550,7 +12997,7 @@ static const char qlora__ptx_268[] =
 "add.s64 %rd126,%rd124,%rd125;\nst.global.u16[%rd126+14],%rs12;\n$L__BB2_62:\n"
 "mov.u32 %r177,%nctaid.y;\ncvt.u64.u32 %rd136,%r177;\nadd.s64 %rd137,%rd137,%rd136;\n"
 "setp.lt.s64 %p33,%rd137,%rd16;\n@%p33 bra $L__BB2_6;\n$L__BB2_63:\nret;\n}\n";
-static const char qlora__ptx_269[] =
+static const char qlora__ptx_278[] =
 ".visible .entry qlora_elementwise_swiglu_bwd_bf16(\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_swiglu_bwd_bf16_param_1,\n"
@@ -12608,7 +13055,7 @@ static const char qlora__ptx_269[] =
 "shl.b32 %r229,%r99,16;\n$L__BB3_15:\nsetp.lt.s64 %p15,%rd2,4;\nmov.u32 %r231,0;\n"
 "mov.u32 %r230,%r231;\n@%p15 bra $L__BB3_17;\nld.global.u16 %r101,[%rd13+6];\n"
 "shl.b32 %r230,%r101,16;\n$L__BB3_17:\nsetp.lt.s64 %p16,%rd2,5;\n";
-static const char qlora__ptx_270[] =
+static const char qlora__ptx_279[] =
 "@%p16 bra $L__BB3_19;\nld.global.u16 %r103,[%rd13+8];\nshl.b32 %r231,%r103,16;\n$L__BB3_19:\n"
 "setp.lt.s64 %p17,%rd2,6;\nmov.u32 %r233,0;\nmov.u32 %r232,%r233;\n@%p17 bra $L__BB3_21;\n"
 "ld.global.u16 %r105,[%rd13+10];\nshl.b32 %r232,%r105,16;\n$L__BB3_21:\nsetp.lt.s64 %p18,%rd2,7;\n"
@@ -12658,7 +13105,7 @@ static const char qlora__ptx_270[] =
 "cvt.rn.bf16x2.f32 %r260,%f39,%f40;\ncvt.rn.bf16x2.f32 %r259,%f37,%f38;\n"
 "cvt.rn.bf16x2.f32 %r258,%f35,%f36;\ncvt.rn.bf16x2.f32 %r257,%f33,%f34;\n$L__BB3_61:\n"
 "shl.b32 %r172,%r235,16;\n";
-static const char qlora__ptx_271[] =
+static const char qlora__ptx_280[] =
 "and.b32 %r173,%r235,-65536;\nshl.b32 %r174,%r236,16;\nand.b32 %r175,%r236,-65536;\n"
 "shl.b32 %r176,%r237,16;\nand.b32 %r177,%r237,-65536;\nshl.b32 %r178,%r238,16;\n"
 "and.b32 %r179,%r238,-65536;\nshl.b32 %r180,%r246,16;\nand.b32 %r181,%r246,-65536;\n"
@@ -12708,7 +13155,7 @@ static const char qlora__ptx_271[] =
 "mul.f32 %f63,%f143,%f145;\nmul.f32 %f16,%f139,%f141;\nmul.lo.s64 %rd67,%rd76,%rd30;\n"
 "add.s64 %rd68,%rd67,%rd1;\nshl.b64 %rd69,%rd68,1;\nadd.s64 %rd18,%rd8,%rd69;\n"
 "cvt.rn.bf16x2.f32 %r168,%f57,%f58;\n";
-static const char qlora__ptx_272[] =
+static const char qlora__ptx_281[] =
 "cvt.rn.bf16x2.f32 %r169,%f59,%f60;\ncvt.rn.bf16x2.f32 %r170,%f61,%f62;\n"
 "cvt.rn.bf16x2.f32 %r171,%f63,%f64;\n@%p1 bra $L__BB3_76;\nbra.uni $L__BB3_62;\n$L__BB3_76:\n"
 "st.global.v4.u32[%rd18],{%r168,%r169,%r170,%r171};\nbra.uni $L__BB3_77;\n$L__BB3_62:\n"
@@ -12759,7 +13206,7 @@ static const char qlora__ptx_272[] =
 "cvt.rn.bf16.f32 %rs29,%f179;\nst.global.u16[%rd21+2],%rs29;\n$L__BB3_97:\n"
 "setp.lt.s64 %p50,%rd2,3;\n@%p50 bra $L__BB3_99;\nshl.b32 %r222,%r217,16;\nmov.b32 %f180,%r222;\n"
 "cvt.rn.bf16.f32 %rs30,%f180;\nst.global.u16[%rd21+4],%rs30;\n";
-static const char qlora__ptx_273[] =
+static const char qlora__ptx_282[] =
 "$L__BB3_99:\nsetp.lt.s64 %p51,%rd2,4;\n@%p51 bra $L__BB3_101;\nand.b32 %r223,%r217,-65536;\n"
 "mov.b32 %f181,%r223;\ncvt.rn.bf16.f32 %rs31,%f181;\nst.global.u16[%rd21+6],%rs31;\n$L__BB3_101:\n"
 "setp.lt.s64 %p52,%rd2,5;\n@%p52 bra $L__BB3_103;\nshl.b32 %r224,%r218,16;\nmov.b32 %f182,%r224;\n"
@@ -12772,7 +13219,7 @@ static const char qlora__ptx_273[] =
 "mov.b32 %f185,%r227;\ncvt.rn.bf16.f32 %rs35,%f185;\nst.global.u16[%rd21+14],%rs35;\n"
 "$L__BB3_110:\nadd.s64 %rd76,%rd76,%rd4;\nsetp.lt.s64 %p56,%rd76,%rd35;\n@%p56 bra $L__BB3_10;\n"
 "$L__BB3_111:\nret;\n}\n";
-static const char qlora__ptx_274[] =
+static const char qlora__ptx_283[] =
 ".visible .entry qlora_elementwise_mul_bf16(\n.param .u64 qlora_elementwise_mul_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_mul_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_mul_bf16_param_2,\n"
@@ -12826,7 +13273,7 @@ static const char qlora__ptx_274[] =
 "@%p17 bra $L__BB4_28;\nld.global.u16 %r91,[%rd10];\nshl.b32 %r154,%r91,16;\n$L__BB4_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB4_30;\nld.global.u16 %r93,[%rd10+2];\n"
 "shl.b32 %r155,%r93,16;\n";
-static const char qlora__ptx_275[] =
+static const char qlora__ptx_284[] =
 "$L__BB4_30:\nsetp.lt.s64 %p19,%rd3,3;\nmov.u32 %r157,0;\nmov.u32 %r156,%r157;\n"
 "@%p19 bra $L__BB4_32;\nld.global.u16 %r95,[%rd10+4];\nshl.b32 %r156,%r95,16;\n$L__BB4_32:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB4_34;\nld.global.u16 %r97,[%rd10+6];\n"
@@ -12874,7 +13321,7 @@ static const char qlora__ptx_275[] =
 "and.b32 %r141,%r117,-65536;\nmov.b32 %f48,%r141;\ncvt.rn.bf16.f32 %rs12,%f48;\n"
 "st.global.u16[%rd12+14],%rs12;\n$L__BB4_62:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p33,%rd45,%rd20;\n@%p33 bra $L__BB4_6;\n$L__BB4_63:\nret;\n}\n";
-static const char qlora__ptx_276[] =
+static const char qlora__ptx_285[] =
 ".visible .entry qlora_elementwise_add_bf16(\n.param .u64 qlora_elementwise_add_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_add_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_add_bf16_param_2,\n"
@@ -12928,7 +13375,7 @@ static const char qlora__ptx_276[] =
 "@%p17 bra $L__BB5_28;\nld.global.u16 %r91,[%rd10];\nshl.b32 %r154,%r91,16;\n$L__BB5_28:\n"
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB5_30;\nld.global.u16 %r93,[%rd10+2];\n"
 "shl.b32 %r155,%r93,16;\n";
-static const char qlora__ptx_277[] =
+static const char qlora__ptx_286[] =
 "$L__BB5_30:\nsetp.lt.s64 %p19,%rd3,3;\nmov.u32 %r157,0;\nmov.u32 %r156,%r157;\n"
 "@%p19 bra $L__BB5_32;\nld.global.u16 %r95,[%rd10+4];\nshl.b32 %r156,%r95,16;\n$L__BB5_32:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB5_34;\nld.global.u16 %r97,[%rd10+6];\n"
@@ -12976,7 +13423,7 @@ static const char qlora__ptx_277[] =
 "and.b32 %r141,%r117,-65536;\nmov.b32 %f48,%r141;\ncvt.rn.bf16.f32 %rs12,%f48;\n"
 "st.global.u16[%rd12+14],%rs12;\n$L__BB5_62:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p33,%rd45,%rd20;\n@%p33 bra $L__BB5_6;\n$L__BB5_63:\nret;\n}\n";
-static const char qlora__ptx_278[] =
+static const char qlora__ptx_287[] =
 ".visible .entry qlora_elementwise_scale_bf16(\n"
 ".param .u64 qlora_elementwise_scale_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_scale_bf16_param_1,\n"
@@ -13032,7 +13479,7 @@ static const char qlora__ptx_278[] =
 "cvt.rn.bf16x2.f32 %r64,%f14,%f15;\ncvt.rn.bf16x2.f32 %r65,%f16,%f17;\n@%p1 bra $L__BB6_39;\n"
 "bra.uni $L__BB6_23;\n$L__BB6_39:\nst.global.v4.u32[%rd10],{%r62,%r63,%r64,%r65};\n"
 "bra.uni $L__BB6_40;\n";
-static const char qlora__ptx_279[] =
+static const char qlora__ptx_288[] =
 "$L__BB6_23:\nsetp.lt.s64 %p14,%rd3,1;\n@%p14 bra $L__BB6_25;\nshl.b32 %r74,%r62,16;\n"
 "mov.b32 %f26,%r74;\ncvt.rn.bf16.f32 %rs1,%f26;\nst.global.u16[%rd10],%rs1;\n$L__BB6_25:\n"
 "setp.lt.s64 %p15,%rd3,2;\n@%p15 bra $L__BB6_27;\nand.b32 %r75,%r62,-65536;\nmov.b32 %f27,%r75;\n"
@@ -13050,7 +13497,7 @@ static const char qlora__ptx_279[] =
 "and.b32 %r81,%r65,-65536;\nmov.b32 %f33,%r81;\ncvt.rn.bf16.f32 %rs8,%f33;\n"
 "st.global.u16[%rd10+14],%rs8;\n$L__BB6_40:\nadd.s64 %rd34,%rd34,%rd4;\n"
 "setp.lt.s64 %p22,%rd34,%rd16;\n@%p22 bra $L__BB6_3;\n$L__BB6_41:\nret;\n}\n";
-static const char qlora__ptx_280[] =
+static const char qlora__ptx_289[] =
 ".visible .entry qlora_elementwise_fill_bf16(\n.param .u64 qlora_elementwise_fill_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_fill_bf16_param_1,\n"
 ".param .u64 qlora_elementwise_fill_bf16_param_2,\n"
@@ -13089,7 +13536,7 @@ static const char qlora__ptx_280[] =
 "@%p12 bra $L__BB7_18;\nst.global.u16[%rd6+12],%rs7;\n$L__BB7_18:\nsetp.lt.s64 %p13,%rd3,8;\n"
 "@%p13 bra $L__BB7_21;\nst.global.u16[%rd6+14],%rs8;\n$L__BB7_21:\nadd.s64 %rd22,%rd22,%rd4;\n"
 "setp.lt.s64 %p14,%rd22,%rd10;\n@%p14 bra $L__BB7_3;\n$L__BB7_22:\nret;\n}\n";
-static const char qlora__ptx_281[] =
+static const char qlora__ptx_290[] =
 ".visible .entry qlora_elementwise_gather_f32_bf16(\n"
 ".param .u64 qlora_elementwise_gather_f32_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f32_bf16_param_1,\n"
@@ -13143,7 +13590,7 @@ static const char qlora__ptx_281[] =
 "mov.b32 %f52,%r32;\ncvt.rn.bf16.f32 %rs12,%f52;\nst.global.u16[%rd19+6],%rs12;\n$L__BB8_50:\n"
 "@%p23 bra $L__BB8_52;\nshl.b32 %r33,%r27,16;\nmov.b32 %f53,%r33;\ncvt.rn.bf16.f32 %rs13,%f53;\n"
 "st.global.u16[%rd19+8],%rs13;\n";
-static const char qlora__ptx_282[] =
+static const char qlora__ptx_291[] =
 "$L__BB8_52:\n@%p24 bra $L__BB8_54;\nand.b32 %r34,%r27,-65536;\nmov.b32 %f54,%r34;\n"
 "cvt.rn.bf16.f32 %rs14,%f54;\nst.global.u16[%rd19+10],%rs14;\n$L__BB8_54:\n@%p25 bra $L__BB8_56;\n"
 "shl.b32 %r35,%r28,16;\nmov.b32 %f55,%r35;\ncvt.rn.bf16.f32 %rs15,%f55;\n"
@@ -13175,7 +13622,7 @@ static const char qlora__ptx_282[] =
 "cvt.rn.bf16.f32 %rs8,%f32;\nst.global.u16[%rd12+14],%rs8;\n$L__BB8_23:\n"
 "add.s64 %rd43,%rd43,%rd6;\nsetp.lt.s64 %p18,%rd43,%rd25;\n@%p18 bra $L__BB8_5;\n$L__BB8_60:\n"
 "ret;\n}\n";
-static const char qlora__ptx_283[] =
+static const char qlora__ptx_292[] =
 ".visible .entry qlora_elementwise_gather_bf16_bf16(\n"
 ".param .u64 qlora_elementwise_gather_bf16_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_gather_bf16_bf16_param_1,\n"
@@ -13230,7 +13677,7 @@ static const char qlora__ptx_283[] =
 "shl.b64 %rd46,%rd44,1;\nadd.s64 %rd11,%rd45,%rd46;\ncvt.rn.bf16x2.f32 %r75,%f9,%f10;\n"
 "cvt.rn.bf16x2.f32 %r76,%f11,%f12;\ncvt.rn.bf16x2.f32 %r77,%f13,%f14;\n"
 "cvt.rn.bf16x2.f32 %r78,%f15,%f16;\n";
-static const char qlora__ptx_284[] =
+static const char qlora__ptx_293[] =
 "setp.gt.s64 %p16,%rd7,7;\nsetp.eq.s64 %p17,%rd2,0;\nand.pred %p18,%p17,%p16;\n"
 "@%p18 bra $L__BB9_38;\nbra.uni $L__BB9_22;\n$L__BB9_38:\n"
 "st.global.v4.u32[%rd11],{%r75,%r76,%r77,%r78};\nbra.uni $L__BB9_39;\n$L__BB9_22:\n"
@@ -13280,7 +13727,7 @@ static const char qlora__ptx_284[] =
 "cvt.rn.bf16x2.f32 %r120,%f37,%f38;\ncvt.rn.bf16x2.f32 %r121,%f39,%f40;\n"
 "setp.gt.s64 %p36,%rd14,7;\nsetp.eq.s64 %p37,%rd2,0;\nand.pred %p38,%p37,%p36;\n"
 "@%p38 bra $L__BB9_75;\nbra.uni $L__BB9_59;\n$L__BB9_75:\n";
-static const char qlora__ptx_285[] =
+static const char qlora__ptx_294[] =
 "st.global.v4.u32[%rd19],{%r118,%r119,%r120,%r121};\nbra.uni $L__BB9_76;\n$L__BB9_59:\n"
 "setp.lt.s64 %p39,%rd14,1;\n@%p39 bra $L__BB9_61;\nshl.b32 %r131,%r118,16;\nmov.b32 %f41,%r131;\n"
 "cvt.rn.bf16.f32 %rs9,%f41;\nst.global.u16[%rd19],%rs9;\n$L__BB9_61:\nsetp.lt.s64 %p40,%rd14,2;\n"
@@ -13300,7 +13747,7 @@ static const char qlora__ptx_285[] =
 "mov.b32 %f48,%r138;\ncvt.rn.bf16.f32 %rs16,%f48;\nst.global.u16[%rd19+14],%rs16;\n$L__BB9_76:\n"
 "add.s64 %rd55,%rd55,%rd5;\nsetp.lt.s64 %p47,%rd55,%rd25;\n@%p47 bra $L__BB9_41;\n$L__BB9_77:\n"
 "ret;\n}\n";
-static const char qlora__ptx_286[] =
+static const char qlora__ptx_295[] =
 ".visible .entry qlora_elementwise_gather_f16_bf16(\n"
 ".param .u64 qlora_elementwise_gather_f16_bf16_param_0,\n"
 ".param .u64 qlora_elementwise_gather_f16_bf16_param_1,\n"
@@ -13355,7 +13802,7 @@ static const char qlora__ptx_286[] =
 "mov.b32 %f58,%r30;\ncvt.rn.bf16.f32 %rs18,%f58;\nst.global.u16[%rd19+2],%rs18;\n$L__BB10_46:\n"
 "@%p21 bra $L__BB10_48;\nshl.b32 %r31,%r26,16;\nmov.b32 %f59,%r31;\ncvt.rn.bf16.f32 %rs19,%f59;\n"
 "st.global.u16[%rd19+4],%rs19;\n$L__BB10_48:\n@%p22 bra $L__BB10_50;\n";
-static const char qlora__ptx_287[] =
+static const char qlora__ptx_296[] =
 "and.b32 %r32,%r26,-65536;\nmov.b32 %f60,%r32;\ncvt.rn.bf16.f32 %rs20,%f60;\n"
 "st.global.u16[%rd19+6],%rs20;\n$L__BB10_50:\n@%p23 bra $L__BB10_52;\nshl.b32 %r33,%r27,16;\n"
 "mov.b32 %f61,%r33;\ncvt.rn.bf16.f32 %rs21,%f61;\nst.global.u16[%rd19+8],%rs21;\n$L__BB10_52:\n"
@@ -13391,15 +13838,6 @@ static const char qlora__ptx_287[] =
 "add.s64 %rd43,%rd43,%rd6;\nsetp.lt.s64 %p18,%rd43,%rd25;\n@%p18 bra $L__BB10_5;\n$L__BB10_60:\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_elementwise_bf16_80[] = {
-qlora__ptx_261,
-qlora__ptx_262,
-qlora__ptx_263,
-qlora__ptx_264,
-qlora__ptx_265,
-qlora__ptx_266,
-qlora__ptx_267,
-qlora__ptx_268,
-qlora__ptx_269,
 qlora__ptx_270,
 qlora__ptx_271,
 qlora__ptx_272,
@@ -13418,9 +13856,18 @@ qlora__ptx_284,
 qlora__ptx_285,
 qlora__ptx_286,
 qlora__ptx_287,
+qlora__ptx_288,
+qlora__ptx_289,
+qlora__ptx_290,
+qlora__ptx_291,
+qlora__ptx_292,
+qlora__ptx_293,
+qlora__ptx_294,
+qlora__ptx_295,
+qlora__ptx_296,
 0};
 
-static const char qlora__ptx_288[] =
+static const char qlora__ptx_297[] =
 ".visible .entry qlora_gemm_big_f32(\n.param .u64 qlora_gemm_big_f32_param_0,\n"
 ".param .u64 qlora_gemm_big_f32_param_1,\n.param .u64 qlora_gemm_big_f32_param_2,\n"
 ".param .u32 qlora_gemm_big_f32_param_3,\n.param .u32 qlora_gemm_big_f32_param_4,\n"
@@ -13476,7 +13923,7 @@ static const char qlora__ptx_288[] =
 "mad.lo.s32 %r21,%r11,132,%r10;\nmad.lo.s32 %r22,%r16,132,%r15;\nadd.s32 %r23,%r21,%r269;\n"
 "add.s32 %r271,%r269,%r11;\nmul.lo.s32 %r24,%r271,132;\nadd.s32 %r272,%r270,%r16;\n"
 "mad.lo.s32 %r25,%r272,132,%r15;\n";
-static const char qlora__ptx_289[] =
+static const char qlora__ptx_298[] =
 "mov.u32 %r273,_ZZ5tiledIfLi8EEvPKvS1_PviiillllllPKfffiE6shared;\nadd.s32 %r689,%r273,8448;\n"
 "mov.u16 %rs5,1;\nmov.u64 %rd160,0;\nmov.f32 %f632,0f00000000;\nmov.f32 %f633,%f632;\n"
 "mov.f32 %f634,%f632;\nmov.f32 %f635,%f632;\nmov.f32 %f636,%f632;\nmov.f32 %f637,%f632;\n"
@@ -13525,7 +13972,7 @@ static const char qlora__ptx_289[] =
 "sub.s32 %r558,%r614,%r11;\nshl.b32 %r302,%r227,30;\nshr.s32 %r303,%r302,31;\nmov.u32 %r668,0;\n"
 "and.b32 %r305,%r303,-8;\nadd.s32 %r306,%r305,%r558;\nselp.b32 %r307,-64,0,%p1;\n"
 "add.s32 %r308,%r12,%r307;\n";
-static const char qlora__ptx_290[] =
+static const char qlora__ptx_299[] =
 "selp.b32 %r309,%r306,%r308,%p1;\nselp.b32 %r310,%r308,%r306,%p1;\nsetp.gt.s32 %p24,%r310,0;\n"
 "selp.b32 %r71,%r309,0,%p24;\nsetp.lt.s32 %p25,%r71,1;\nmov.u32 %r667,%r668;\n"
 "@%p25 bra $L__BB0_29;\nld.global.u32 %r667,[%rd15];\n$L__BB0_29:\nsetp.lt.s32 %p26,%r71,2;\n"
@@ -13573,7 +14020,7 @@ static const char qlora__ptx_290[] =
 "setp.gt.s32 %p60,%r135,3;\nand.pred %p61,%p42,%p60;\n@%p61 bra $L__BB0_80;\nbra.uni $L__BB0_72;\n"
 "$L__BB0_80:\nld.global.v4.u32{%r658,%r657,%r656,%r655},[%rd16];\nbra.uni $L__BB0_81;\n"
 "$L__BB0_72:\nsetp.lt.s32 %p62,%r135,1;\nmov.u32 %r657,0;\n";
-static const char qlora__ptx_291[] =
+static const char qlora__ptx_300[] =
 "mov.u32 %r658,%r657;\n@%p62 bra $L__BB0_74;\nld.global.u32 %r658,[%rd16];\n$L__BB0_74:\n"
 "setp.lt.s32 %p63,%r135,2;\n@%p63 bra $L__BB0_76;\nld.global.u32 %r657,[%rd16+4];\n$L__BB0_76:\n"
 "setp.lt.s32 %p64,%r135,3;\nmov.u32 %r655,0;\nmov.u32 %r656,%r655;\n@%p64 bra $L__BB0_78;\n"
@@ -13628,7 +14075,7 @@ static const char qlora__ptx_291[] =
 "fma.rn.f32 %f694,%f445,%f454,%f382;\nfma.rn.f32 %f693,%f445,%f455,%f383;\n"
 "fma.rn.f32 %f692,%f445,%f456,%f384;\nfma.rn.f32 %f691,%f445,%f469,%f385;\n"
 "fma.rn.f32 %f690,%f445,%f470,%f386;\nfma.rn.f32 %f689,%f445,%f471,%f387;\n";
-static const char qlora__ptx_292[] =
+static const char qlora__ptx_301[] =
 "fma.rn.f32 %f688,%f445,%f472,%f388;\nfma.rn.f32 %f687,%f446,%f453,%f389;\n"
 "fma.rn.f32 %f686,%f446,%f454,%f390;\nfma.rn.f32 %f685,%f446,%f455,%f391;\n"
 "fma.rn.f32 %f684,%f446,%f456,%f392;\nfma.rn.f32 %f683,%f446,%f469,%f393;\n"
@@ -13681,7 +14128,7 @@ static const char qlora__ptx_292[] =
 "st.shared.u32[%r445+1584],%r670;\n@%p2 bra $L__BB0_100;\nbra.uni $L__BB0_99;\n$L__BB0_100:\n"
 "shl.b32 %r448,%r190,2;\nadd.s32 %r449,%r689,%r448;\nst.shared.u32[%r449],%r658;\n"
 "st.shared.u32[%r449+528],%r657;\nst.shared.u32[%r449+1056],%r656;\n";
-static const char qlora__ptx_293[] =
+static const char qlora__ptx_302[] =
 "mov.u32 %r695,396;\nbra.uni $L__BB0_101;\n$L__BB0_89:\nshl.b32 %r564,%r22,2;\n"
 "add.s32 %r563,%r689,%r564;\nst.shared.v2.u32[%r563],{%r662,%r661};\n"
 "st.shared.u32[%r563+8],%r660;\nmov.u32 %r690,3;\n$L__BB0_91:\nshl.b32 %r566,%r22,2;\n"
@@ -13735,7 +14182,7 @@ static const char qlora__ptx_293[] =
 "st.shared.f32[%r201],%f695;\nst.shared.f32[%r201+4],%f694;\nst.shared.f32[%r201+8],%f693;\n"
 "st.shared.f32[%r201+12],%f692;\nst.shared.v4.f32[%r201+256],{%f691,%f690,%f689,%f688};\n"
 "st.shared.v4.f32[%r201+528],{%f687,%f686,%f685,%f684};\n";
-static const char qlora__ptx_294[] =
+static const char qlora__ptx_303[] =
 "st.shared.v4.f32[%r201+784],{%f683,%f682,%f681,%f680};\n"
 "st.shared.v4.f32[%r201+1056],{%f679,%f678,%f677,%f676};\n"
 "st.shared.v4.f32[%r201+1312],{%f675,%f674,%f673,%f672};\n"
@@ -13788,7 +14235,7 @@ static const char qlora__ptx_294[] =
 "mov.b32 %r536,%f703;\nshr.u32 %r537,%r536,16;\nand.b32 %r538,%r537,1;\n"
 "add.s32 %r539,%r536,%r538;\nadd.s32 %r540,%r539,32767;\nshr.u32 %r541,%r540,16;\n"
 "and.b32 %r542,%r536,2147483647;\n";
-static const char qlora__ptx_295[] =
+static const char qlora__ptx_304[] =
 "setp.gt.u32 %p115,%r542,2139095040;\nselp.b32 %r543,32767,%r541,%p115;\nmov.b32 %r544,%f704;\n"
 "shr.u32 %r545,%r544,16;\nand.b32 %r546,%r545,1;\nadd.s32 %r547,%r544,%r546;\n"
 "add.s32 %r548,%r547,32767;\nand.b32 %r549,%r548,-65536;\nand.b32 %r550,%r544,2147483647;\n"
@@ -13821,7 +14268,7 @@ static const char qlora__ptx_295[] =
 "@%p97 bra $L__BB0_121;\n$L__BB0_137:\nadd.s32 %r697,%r207,256;\nsetp.lt.s32 %p117,%r207,1792;\n"
 "@%p117 bra $L__BB0_115;\n$L__BB0_138:\nadd.s32 %r696,%r696,1;\nsetp.lt.u32 %p118,%r696,2;\n"
 "@%p118 bra $L__BB0_109;\nret;\n}\n";
-static const char qlora__ptx_296[] =
+static const char qlora__ptx_305[] =
 ".visible .entry qlora_gemm_big_half(\n.param .u64 qlora_gemm_big_half_param_0,\n"
 ".param .u64 qlora_gemm_big_half_param_1,\n.param .u64 qlora_gemm_big_half_param_2,\n"
 ".param .u32 qlora_gemm_big_half_param_3,\n.param .u32 qlora_gemm_big_half_param_4,\n"
@@ -13876,7 +14323,7 @@ static const char qlora__ptx_296[] =
 "add.s32 %r22,%r21,%r10;\nmad.lo.s32 %r23,%r16,132,%r15;\nadd.s32 %r24,%r22,396;\n"
 "add.s32 %r275,%r273,%r11;\nmul.lo.s32 %r25,%r275,132;\nadd.s32 %r26,%r23,%r274;\n"
 "add.s32 %r276,%r274,%r16;\n";
-static const char qlora__ptx_297[] =
+static const char qlora__ptx_306[] =
 "mad.lo.s32 %r27,%r276,132,%r15;\n"
 "mov.u32 %r277,_ZZ5tiledI4bf16Li8EEvPKvS2_PviiillllllPKfffiE6shared;\nadd.s32 %r696,%r277,8448;\n"
 "mov.u16 %rs21,1;\nmov.u64 %rd157,0;\nmov.f32 %f664,0f00000000;\nmov.f32 %f665,%f664;\n"
@@ -13926,7 +14373,7 @@ static const char qlora__ptx_297[] =
 "setp.lt.s32 %p22,%r51,4;\n@%p22 bra $L__BB1_26;\nld.global.u16 %r647,[%rd156+6];\n$L__BB1_26:\n"
 "shl.b32 %r303,%r645,16;\nor.b32 %r678,%r303,%r644;\nshl.b32 %r304,%r647,16;\n"
 "or.b32 %r679,%r304,%r646;\n$L__BB1_28:\nsub.s32 %r616,%r639,%r11;\nshl.b32 %r308,%r231,30;\n";
-static const char qlora__ptx_298[] =
+static const char qlora__ptx_307[] =
 "shr.s32 %r309,%r308,31;\nmov.u32 %r651,0;\nand.b32 %r311,%r309,-8;\nadd.s32 %r312,%r311,%r616;\n"
 "selp.b32 %r313,-64,0,%p1;\nadd.s32 %r314,%r12,%r313;\nselp.b32 %r315,%r312,%r314,%p1;\n"
 "selp.b32 %r316,%r314,%r312,%p1;\nsetp.gt.s32 %p24,%r316,0;\nselp.b32 %r66,%r315,0,%p24;\n"
@@ -13974,7 +14421,7 @@ static const char qlora__ptx_298[] =
 "ld.global.u16 %r669,[%rd15];\n$L__BB1_70:\nsetp.lt.s32 %p55,%r116,2;\n@%p55 bra $L__BB1_72;\n"
 "ld.global.u16 %r670,[%rd15+2];\n$L__BB1_72:\nsetp.lt.s32 %p56,%r116,3;\nmov.u32 %r685,0;\n"
 "@%p56 bra $L__BB1_74;\nld.global.u16 %r685,[%rd15+4];\n$L__BB1_74:\nshl.b32 %r370,%r670,16;\n";
-static const char qlora__ptx_299[] =
+static const char qlora__ptx_308[] =
 "or.b32 %r684,%r370,%r669;\n$L__BB1_76:\nsub.s32 %r610,%r639,%r16;\nselp.b32 %r376,0,-8,%p9;\n"
 "add.s32 %r377,%r376,%r610;\nselp.b32 %r378,-64,0,%p9;\nadd.s32 %r379,%r17,%r378;\n"
 "selp.b32 %r380,%r377,%r379,%p9;\nselp.b32 %r381,%r379,%r377,%p9;\nsetp.gt.s32 %p59,%r381,0;\n"
@@ -14028,7 +14475,7 @@ static const char qlora__ptx_299[] =
 "fma.rn.f32 %f450,%f383,%f390,%f670;\nfma.rn.f32 %f451,%f383,%f391,%f669;\n"
 "fma.rn.f32 %f452,%f383,%f392,%f668;\nfma.rn.f32 %f453,%f384,%f373,%f667;\n"
 "fma.rn.f32 %f454,%f384,%f374,%f666;\nfma.rn.f32 %f455,%f384,%f375,%f665;\n";
-static const char qlora__ptx_300[] =
+static const char qlora__ptx_309[] =
 "fma.rn.f32 %f456,%f384,%f376,%f664;\nfma.rn.f32 %f457,%f384,%f389,%f724;\n"
 "fma.rn.f32 %f458,%f384,%f390,%f725;\nfma.rn.f32 %f459,%f384,%f391,%f726;\n"
 "fma.rn.f32 %f460,%f384,%f392,%f727;\nld.shared.v4.f32{%f461,%f462,%f463,%f464},[%r398+528];\n"
@@ -14083,7 +14530,7 @@ static const char qlora__ptx_300[] =
 "add.s32 %r416,%r277,%r414;\nst.shared.f32[%r416],%f493;\nst.shared.f32[%r416+528],%f494;\n"
 "st.shared.f32[%r416+1056],%f495;\nmov.u32 %r697,%r24;\nmov.u32 %r698,%r163;\n"
 "bra.uni $L__BB1_97;\n";
-static const char qlora__ptx_301[] =
+static const char qlora__ptx_310[] =
 "$L__BB1_108:\nadd.s32 %r620,%r163,%r10;\nadd.s32 %r704,%r620,%r21;\nshl.b32 %r463,%r704,2;\n"
 "add.s32 %r465,%r277,%r463;\nst.shared.u32[%r465],%r177;\nst.shared.u32[%r465+4],%r178;\n"
 "st.shared.u32[%r465+8],%r179;\nmov.u32 %r705,3;\n$L__BB1_110:\nadd.s32 %r471,%r705,%r704;\n"
@@ -14133,7 +14580,7 @@ static const char qlora__ptx_301[] =
 "st.shared.f32[%r435],%f501;\nst.shared.f32[%r435+4],%f502;\nst.shared.f32[%r435+8],%f503;\n"
 "mov.u32 %r163,3;\n$L__BB1_103:\nadd.s32 %r444,%r163,%r700;\nshl.b32 %r445,%r444,2;\n"
 "add.s32 %r447,%r277,%r445;\nst.shared.f32[%r447],%f504;\n";
-static const char qlora__ptx_302[] =
+static const char qlora__ptx_311[] =
 "cvt.u16.u32 %rs16,%r680;\ncvt.f32.f16 %f505,%rs16;\nshr.u32 %r448,%r680,16;\n"
 "cvt.u16.u32 %rs17,%r448;\ncvt.f32.f16 %f506,%rs17;\ncvt.u16.u32 %rs18,%r681;\n"
 "cvt.f32.f16 %f507,%rs18;\nshr.u32 %r449,%r681,16;\ncvt.u16.u32 %rs19,%r449;\n"
@@ -14188,7 +14635,7 @@ static const char qlora__ptx_302[] =
 "add.s32 %r205,%r517,%r4;\nmov.u32 %r712,%r1;\n$L__BB1_133:\n.pragma \"nounroll\";\n"
 "mov.u32 %r208,%r712;\nld.param.u32 %r611,[qlora_gemm_big_half_param_3];\n"
 "shr.s32 %r521,%r208,31;\n";
-static const char qlora__ptx_303[] =
+static const char qlora__ptx_312[] =
 "shr.u32 %r522,%r521,27;\nadd.s32 %r523,%r208,%r522;\nshr.s32 %r209,%r523,5;\n"
 "add.s32 %r210,%r205,%r209;\nand.b32 %r524,%r523,1073741792;\nsub.s32 %r525,%r208,%r524;\n"
 "shl.b32 %r211,%r525,2;\nadd.s32 %r212,%r211,%r5;\nsetp.ge.s32 %p90,%r210,%r611;\n"
@@ -14240,7 +14687,7 @@ static const char qlora__ptx_303[] =
 "bra.uni $L__BB1_155;\n$L__BB1_153:\nst.global.v4.f32[%rd34],{%f733,%f734,%f735,%f736};\n"
 "bra.uni $L__BB1_155;\n$L__BB1_137:\nsetp.neu.f32 %p98,%f300,0f00000000;\n@%p98 bra $L__BB1_140;\n"
 "bra.uni $L__BB1_138;\n$L__BB1_140:\nmov.u32 %r715,0;\n$L__BB1_141:\n";
-static const char qlora__ptx_304[] =
+static const char qlora__ptx_313[] =
 ".pragma \"nounroll\";\nadd.s32 %r530,%r715,%r213;\nshl.b32 %r531,%r530,2;\n"
 "add.s32 %r533,%r277,%r531;\nld.shared.f32 %f512,[%r533];\nmul.f32 %f513,%f728,%f512;\n"
 "cvt.s64.s32 %rd130,%r715;\nadd.s64 %rd131,%rd30,%rd130;\nshl.b64 %rd132,%rd131,2;\n"
@@ -14264,7 +14711,7 @@ static const char qlora__ptx_304[] =
 "add.s64 %rd160,%rd160,4;\nadd.s32 %r713,%r713,4;\n@%p101 bra $L__BB1_139;\n$L__BB1_155:\n"
 "add.s32 %r712,%r208,256;\nsetp.lt.s32 %p121,%r208,1792;\n@%p121 bra $L__BB1_133;\n$L__BB1_156:\n"
 "add.s32 %r711,%r711,1;\nsetp.lt.u32 %p122,%r711,2;\n@%p122 bra $L__BB1_127;\nret;\n}\n";
-static const char qlora__ptx_305[] =
+static const char qlora__ptx_314[] =
 ".visible .entry qlora_gemm_mid_f32(\n.param .u64 qlora_gemm_mid_f32_param_0,\n"
 ".param .u64 qlora_gemm_mid_f32_param_1,\n.param .u64 qlora_gemm_mid_f32_param_2,\n"
 ".param .u32 qlora_gemm_mid_f32_param_3,\n.param .u32 qlora_gemm_mid_f32_param_4,\n"
@@ -14320,7 +14767,7 @@ static const char qlora__ptx_305[] =
 "mad.lo.s32 %r20,%r13,68,%r139;\nmov.u32 %r141,_ZZ5tiledIfLi4EEvPKvS1_PviiillllllPKfffiE6shared;\n"
 "add.s32 %r323,%r141,4352;\nmov.u16 %rs5,1;\nmov.u64 %rd130,0;\nmov.f32 %f257,0f00000000;\n"
 "mov.f32 %f258,%f257;\n";
-static const char qlora__ptx_306[] =
+static const char qlora__ptx_315[] =
 "mov.f32 %f259,%f257;\nmov.f32 %f260,%f257;\nmov.f32 %f261,%f257;\nmov.f32 %f262,%f257;\n"
 "mov.f32 %f263,%f257;\nmov.f32 %f264,%f257;\nmov.f32 %f265,%f257;\nmov.f32 %f266,%f257;\n"
 "mov.f32 %f267,%f257;\nmov.f32 %f268,%f257;\nmov.f32 %f269,%f257;\nmov.f32 %f270,%f257;\n"
@@ -14372,7 +14819,7 @@ static const char qlora__ptx_306[] =
 "fma.rn.f32 %f165,%f137,%f145,%f257;\nld.shared.v4.f32{%f166,%f167,%f168,%f169},[%r177+272];\n"
 "ld.shared.v4.f32{%f174,%f175,%f176,%f177},[%r180+272];\nfma.rn.f32 %f272,%f166,%f174,%f150;\n"
 "fma.rn.f32 %f271,%f166,%f175,%f151;\n";
-static const char qlora__ptx_307[] =
+static const char qlora__ptx_316[] =
 "fma.rn.f32 %f270,%f166,%f176,%f152;\nfma.rn.f32 %f269,%f166,%f177,%f153;\n"
 "fma.rn.f32 %f268,%f167,%f174,%f154;\nfma.rn.f32 %f267,%f167,%f175,%f155;\n"
 "fma.rn.f32 %f266,%f167,%f176,%f156;\nfma.rn.f32 %f265,%f167,%f177,%f157;\n"
@@ -14426,7 +14873,7 @@ static const char qlora__ptx_307[] =
 "add.s32 %r78,%r77,%r301;\nsetp.ge.s32 %p34,%r76,%r300;\nsetp.ge.s32 %p35,%r78,%r94;\n"
 "or.pred %p36,%p34,%p35;\n@%p36 bra $L__BB2_70;\nsetp.eq.s64 %p37,%rd27,0;\n"
 "mad.lo.s32 %r79,%r75,68,%r77;\ncvt.s64.s32 %rd97,%r76;\n";
-static const char qlora__ptx_308[] =
+static const char qlora__ptx_317[] =
 "mul.lo.s64 %rd98,%rd97,%rd39;\ncvt.s64.s32 %rd99,%r78;\nadd.s64 %rd28,%rd98,%rd99;\n"
 "sub.s32 %r80,%r94,%r78;\nsetp.gt.s32 %p38,%r80,3;\nand.pred %p39,%p37,%p38;\n"
 "@%p39 bra $L__BB2_62;\nbra.uni $L__BB2_50;\n$L__BB2_62:\nsetp.eq.f32 %p58,%f116,0f00000000;\n"
@@ -14478,7 +14925,7 @@ static const char qlora__ptx_308[] =
 "ld.global.f32 %f187,[%rd104];\nfma.rn.f32 %f188,%f116,%f187,%f186;\n"
 "st.global.f32[%rd104],%f188;\nadd.s32 %r330,%r330,1;\nsetp.lt.u32 %p46,%r330,4;\n"
 "setp.lt.s32 %p47,%r330,%r80;\nand.pred %p48,%p46,%p47;\n@%p48 bra $L__BB2_56;\n";
-static const char qlora__ptx_309[] =
+static const char qlora__ptx_318[] =
 "bra.uni $L__BB2_70;\n$L__BB2_58:\nmov.u32 %r331,0;\n$L__BB2_59:\n.pragma \"nounroll\";\n"
 "add.s32 %r222,%r331,%r79;\nshl.b32 %r223,%r222,2;\nadd.s32 %r225,%r141,%r223;\n"
 "ld.shared.f32 %f189,[%r225];\nmul.f32 %f190,%f273,%f189;\ncvt.s64.s32 %rd105,%r331;\n"
@@ -14496,7 +14943,7 @@ static const char qlora__ptx_309[] =
 "add.s64 %rd133,%rd133,4;\nadd.s32 %r328,%r328,4;\n@%p45 bra $L__BB2_54;\n$L__BB2_70:\n"
 "add.s32 %r327,%r74,256;\nsetp.lt.s32 %p65,%r74,768;\n@%p65 bra $L__BB2_48;\n$L__BB2_71:\nret;\n"
 "}\n";
-static const char qlora__ptx_310[] =
+static const char qlora__ptx_319[] =
 ".visible .entry qlora_gemm_mid_half(\n.param .u64 qlora_gemm_mid_half_param_0,\n"
 ".param .u64 qlora_gemm_mid_half_param_1,\n.param .u64 qlora_gemm_mid_half_param_2,\n"
 ".param .u32 qlora_gemm_mid_half_param_3,\n.param .u32 qlora_gemm_mid_half_param_4,\n"
@@ -14552,7 +14999,7 @@ static const char qlora__ptx_310[] =
 "mad.lo.s32 %r20,%r13,68,%r146;\n"
 "mov.u32 %r148,_ZZ5tiledI4bf16Li4EEvPKvS2_PviiillllllPKfffiE6shared;\nadd.s32 %r351,%r148,4352;\n"
 "mov.u16 %rs13,1;\nmov.u64 %rd130,0;\n";
-static const char qlora__ptx_311[] =
+static const char qlora__ptx_320[] =
 "mov.f32 %f254,0f00000000;\nmov.f32 %f255,%f254;\nmov.f32 %f256,%f254;\nmov.f32 %f257,%f254;\n"
 "mov.f32 %f258,%f254;\nmov.f32 %f259,%f254;\nmov.f32 %f260,%f254;\nmov.f32 %f261,%f254;\n"
 "mov.f32 %f262,%f254;\nmov.f32 %f263,%f254;\nmov.f32 %f264,%f254;\nmov.f32 %f265,%f254;\n"
@@ -14603,7 +15050,7 @@ static const char qlora__ptx_311[] =
 "fma.rn.f32 %f168,%f142,%f148,%f267;\nfma.rn.f32 %f169,%f142,%f149,%f268;\n"
 "fma.rn.f32 %f170,%f142,%f150,%f269;\nld.shared.v4.f32{%f171,%f172,%f173,%f174},[%r184+272];\n"
 "ld.shared.v4.f32{%f179,%f180,%f181,%f182},[%r187+272];\n";
-static const char qlora__ptx_312[] =
+static const char qlora__ptx_321[] =
 "fma.rn.f32 %f265,%f171,%f179,%f155;\nfma.rn.f32 %f264,%f171,%f180,%f156;\n"
 "fma.rn.f32 %f263,%f171,%f181,%f157;\nfma.rn.f32 %f262,%f171,%f182,%f158;\n"
 "fma.rn.f32 %f261,%f172,%f179,%f159;\nfma.rn.f32 %f260,%f172,%f180,%f160;\n"
@@ -14656,7 +15103,7 @@ static const char qlora__ptx_312[] =
 "ld.param.u64 %rd117,[qlora_gemm_mid_half_param_2];\ncvta.to.global.u64 %rd86,%rd117;\n"
 "mul.lo.s64 %rd88,%rd121,%rd118;\nshl.b64 %rd89,%rd88,2;\nadd.s64 %rd131,%rd86,%rd89;\n"
 "add.s64 %rd132,%rd117,%rd89;\n";
-static const char qlora__ptx_313[] =
+static const char qlora__ptx_322[] =
 "$L__BB3_54:\nmov.u32 %r315,%tid.x;\nbar.sync 0;\nmad.lo.s32 %r222,%r3,272,%r17;\n"
 "shl.b32 %r223,%r222,2;\nadd.s32 %r225,%r148,%r223;\nst.shared.f32[%r225],%f265;\n"
 "st.shared.f32[%r225+4],%f264;\nst.shared.f32[%r225+8],%f263;\nst.shared.f32[%r225+12],%f262;\n"
@@ -14709,7 +15156,7 @@ static const char qlora__ptx_313[] =
 "add.s32 %r293,%r292,32767;\nand.b32 %r294,%r293,-65536;\nand.b32 %r295,%r289,2147483647;\n"
 "setp.gt.u32 %p64,%r295,2139095040;\nselp.b32 %r296,2147418112,%r294,%p64;\nmov.b32 %r297,%f285;\n"
 "shr.u32 %r298,%r297,16;\nand.b32 %r299,%r298,1;\n";
-static const char qlora__ptx_314[] =
+static const char qlora__ptx_323[] =
 "add.s32 %r300,%r297,%r299;\nadd.s32 %r301,%r300,32767;\nshr.u32 %r302,%r301,16;\n"
 "and.b32 %r303,%r297,2147483647;\nsetp.gt.u32 %p65,%r303,2139095040;\n"
 "selp.b32 %r304,32767,%r302,%p65;\nmov.b32 %r305,%f286;\nshr.u32 %r306,%r305,16;\n"
@@ -14743,7 +15190,7 @@ static const char qlora__ptx_314[] =
 "add.s64 %rd133,%rd133,4;\nadd.s32 %r356,%r356,4;\n@%p47 bra $L__BB3_62;\n$L__BB3_78:\n"
 "add.s32 %r355,%r80,256;\nsetp.lt.s32 %p67,%r80,768;\n@%p67 bra $L__BB3_56;\n$L__BB3_79:\nret;\n"
 "}\n";
-static const char qlora__ptx_315[] =
+static const char qlora__ptx_324[] =
 ".visible .entry qlora_gemm_skinny_f32(\n.param .u64 qlora_gemm_skinny_f32_param_0,\n"
 ".param .u64 qlora_gemm_skinny_f32_param_1,\n.param .u64 qlora_gemm_skinny_f32_param_2,\n"
 ".param .u32 qlora_gemm_skinny_f32_param_3,\n.param .u32 qlora_gemm_skinny_f32_param_4,\n"
@@ -14797,7 +15244,7 @@ static const char qlora__ptx_315[] =
 "shr.u32 %r395,%r394,29;\nadd.s32 %r396,%r1,%r395;\nshr.s32 %r18,%r396,3;\nshl.b32 %r19,%r18,2;\n"
 "and.b32 %r397,%r396,2147483640;\nsub.s32 %r398,%r1,%r397;\nshl.b32 %r20,%r398,1;\n"
 "and.b32 %r21,%r20,-4;\nand.b32 %r399,%r20,2;\nor.b32 %r22,%r399,528;\nsetp.gt.s32 %p5,%r10,15;\n";
-static const char qlora__ptx_316[] =
+static const char qlora__ptx_325[] =
 "selp.b32 %r400,16,0,%p5;\nshl.b32 %r401,%r10,4;\nadd.s32 %r402,%r400,%r401;\n"
 "setp.gt.s32 %p6,%r15,15;\nselp.b32 %r403,16,0,%p6;\nshl.b32 %r404,%r15,4;\n"
 "add.s32 %r405,%r403,%r404;\nand.b32 %r406,%r9,-4;\nand.b32 %r407,%r10,12;\n"
@@ -14849,7 +15296,7 @@ static const char qlora__ptx_316[] =
 "sub.s32 %r70,%r978,%r10;\nselp.b32 %r503,%r70,%r11,%p1;\nselp.b32 %r504,%r11,%r70,%p1;\n"
 "setp.gt.s32 %p16,%r504,0;\nselp.b32 %r71,%r503,0,%p16;\n@%p14 bra $L__BB4_81;\n"
 "setp.lt.s32 %p17,%r71,1;\nmov.u32 %r1081,0;\nmov.u32 %r1082,%r1081;\n@%p17 bra $L__BB4_11;\n";
-static const char qlora__ptx_317[] =
+static const char qlora__ptx_326[] =
 "ld.global.u32 %r1082,[%rd213];\n$L__BB4_11:\nsetp.lt.s32 %p18,%r71,2;\n@%p18 bra $L__BB4_13;\n"
 "ld.global.u32 %r1081,[%rd213+4];\n$L__BB4_13:\nsetp.lt.s32 %p19,%r71,3;\nmov.u32 %r1079,0;\n"
 "mov.u32 %r1080,%r1079;\n@%p19 bra $L__BB4_15;\nld.global.u32 %r1080,[%rd213+8];\n$L__BB4_15:\n"
@@ -14898,7 +15345,7 @@ static const char qlora__ptx_317[] =
 "setp.gt.s32 %p50,%r560,0;\nselp.b32 %r122,%r559,0,%p50;\nsetp.lt.s32 %p51,%r122,1;\n"
 "mov.u32 %r1074,%r1073;\n@%p51 bra $L__BB4_47;\nselp.b64 %rd98,4,8,%p1;\n"
 "mul.lo.s64 %rd99,%rd98,%rd33;\nshl.b64 %rd100,%rd99,3;\n";
-static const char qlora__ptx_318[] =
+static const char qlora__ptx_327[] =
 "add.s64 %rd101,%rd213,%rd100;\nld.global.u32 %r1074,[%rd101];\n$L__BB4_47:\n"
 "setp.lt.s32 %p53,%r122,2;\n@%p53 bra $L__BB4_49;\nselp.b64 %rd102,4,8,%p1;\n"
 "mul.lo.s64 %rd103,%rd102,%rd33;\nshl.b64 %rd104,%rd103,1;\nadd.s64 %rd105,%rd103,%rd104;\n"
@@ -14947,7 +15394,7 @@ static const char qlora__ptx_318[] =
 "add.s64 %rd16,%rd212,%rd150;\nsetp.gt.s32 %p79,%r607,0;\nselp.b32 %r156,%r606,0,%p79;\n"
 "setp.gt.s32 %p80,%r156,3;\nand.pred %p82,%p24,%p80;\n@%p82 bra $L__BB4_80;\nbra.uni $L__BB4_72;\n"
 "$L__BB4_80:\nld.global.v4.u32{%r1086,%r1085,%r1084,%r1083},[%rd16];\nbra.uni $L__BB4_153;\n";
-static const char qlora__ptx_319[] =
+static const char qlora__ptx_328[] =
 "$L__BB4_72:\nsetp.lt.s32 %p83,%r156,1;\nmov.u32 %r1085,0;\nmov.u32 %r1086,%r1085;\n"
 "@%p83 bra $L__BB4_74;\nld.global.u32 %r1086,[%rd16];\n$L__BB4_74:\nsetp.lt.s32 %p84,%r156,2;\n"
 "@%p84 bra $L__BB4_76;\nld.global.u32 %r1085,[%rd16+4];\n$L__BB4_76:\nsetp.lt.s32 %p85,%r156,3;\n"
@@ -14997,7 +15444,7 @@ static const char qlora__ptx_319[] =
 "selp.b32 %r675,%r672,%r674,%p1;\nselp.b32 %r676,%r674,%r672,%p1;\nshl.b64 %rd159,%rd152,3;\n"
 "add.s64 %rd19,%rd213,%rd159;\nsetp.gt.s32 %p116,%r676,0;\nselp.b32 %r228,%r675,0,%p116;\n"
 "setp.gt.s32 %p117,%r228,3;\n@%p117 bra $L__BB4_124;\n";
-static const char qlora__ptx_320[] =
+static const char qlora__ptx_329[] =
 "bra.uni $L__BB4_118;\n$L__BB4_124:\nld.global.v4.u32{%r1074,%r1073,%r1072,%r1071},[%rd19];\n"
 "bra.uni $L__BB4_125;\n$L__BB4_118:\nsetp.lt.s32 %p118,%r228,1;\nmov.u32 %r1073,0;\n"
 "mov.u32 %r1074,%r1073;\n@%p118 bra $L__BB4_120;\nld.global.u32 %r1074,[%rd19];\n$L__BB4_120:\n"
@@ -15047,7 +15494,7 @@ static const char qlora__ptx_320[] =
 "shl.b64 %rd174,%rd189,5;\nadd.s64 %rd212,%rd212,%rd174;\n$L__BB4_154:\nand.b16 %rs3,%rs5,255;\n"
 "setp.ne.s16 %p147,%rs3,0;\n@%p147 bra $L__BB4_158;\nmov.u32 %r1131,0;\n$L__BB4_156:\n"
 ".pragma \"nounroll\";\nsetp.gt.u32 %p148,%r1131,3;\n";
-static const char qlora__ptx_321[] =
+static const char qlora__ptx_330[] =
 "selp.b32 %r737,16,0,%p148;\nshl.b32 %r738,%r1131,6;\nor.b32 %r739,%r737,%r738;\n"
 "shl.b32 %r740,%r1131,2;\nand.b32 %r741,%r740,12;\nxor.b32 %r742,%r741,%r19;\n"
 "add.s32 %r743,%r739,%r742;\nxor.b32 %r744,%r741,%r21;\nadd.s32 %r745,%r739,%r22;\n"
@@ -15101,7 +15548,7 @@ static const char qlora__ptx_321[] =
 "st.shared.u32[%r26+8],%r1076;\nst.shared.u32[%r26+12],%r1075;\n@%p2 bra $L__BB4_165;\n"
 "bra.uni $L__BB4_164;\n$L__BB4_165:\nshl.b32 %r777,%r27,2;\nadd.s32 %r778,%r414,%r777;\n"
 "st.shared.u32[%r778+2112],%r1094;\n";
-static const char qlora__ptx_322[] =
+static const char qlora__ptx_331[] =
 "st.shared.u32[%r778+2176],%r1093;\nst.shared.u32[%r778+2240],%r1092;\nmov.u32 %r1134,576;\n"
 "mov.u32 %r1133,%r27;\nbra.uni $L__BB4_166;\n$L__BB4_177:\nshl.b32 %r832,%r29,2;\n"
 "add.s32 %r833,%r414,%r832;\nst.shared.v2.u32[%r833+2112],{%r1094,%r1093};\n"
@@ -15152,7 +15599,7 @@ static const char qlora__ptx_322[] =
 "add.s32 %r915,%r918,%r916;\nld.param.u32 %r914,[qlora_gemm_skinny_f32_param_3];\n"
 "and.b32 %r913,%r915,2147483640;\nsub.s32 %r912,%r918,%r913;\nshl.b32 %r911,%r912,1;\n"
 "shr.s32 %r910,%r915,3;\n";
-static const char qlora__ptx_323[] =
+static const char qlora__ptx_332[] =
 "mov.u32 %r909,%ctaid.y;\nshl.b32 %r908,%r909,4;\n"
 "ld.param.u32 %r907,[qlora_gemm_skinny_f32_param_4];\nmov.u32 %r906,%ctaid.x;\n"
 "shl.b32 %r905,%r906,4;\nshl.b32 %r874,%r910,6;\nadd.s32 %r875,%r874,%r911;\n"
@@ -15199,7 +15646,7 @@ static const char qlora__ptx_323[] =
 "add.s32 %r900,%r897,%r899;\nadd.s32 %r901,%r900,32767;\nshr.u32 %r902,%r901,16;\n"
 "and.b32 %r903,%r897,2147483647;\nsetp.gt.u32 %p169,%r903,2139095040;\n"
 "selp.b32 %r904,32767,%r902,%p169;\nst.global.u16[%rd28],%r904;\n$L__BB4_197:\nret;\n}\n";
-static const char qlora__ptx_324[] =
+static const char qlora__ptx_333[] =
 ".visible .entry qlora_gemm_skinny_half(\n.param .u64 qlora_gemm_skinny_half_param_0,\n"
 ".param .u64 qlora_gemm_skinny_half_param_1,\n.param .u64 qlora_gemm_skinny_half_param_2,\n"
 ".param .u32 qlora_gemm_skinny_half_param_3,\n.param .u32 qlora_gemm_skinny_half_param_4,\n"
@@ -15253,7 +15700,7 @@ static const char qlora__ptx_324[] =
 "setp.gt.s32 %p5,%r10,15;\nselp.b32 %r347,16,0,%p5;\nshl.b32 %r348,%r10,4;\n"
 "add.s32 %r349,%r347,%r348;\nand.b32 %r350,%r10,12;\nand.b32 %r351,%r9,-4;\n"
 "xor.b32 %r352,%r351,%r350;\nand.b32 %r353,%r9,3;\n";
-static const char qlora__ptx_325[] =
+static const char qlora__ptx_334[] =
 "or.b32 %r354,%r349,%r353;\nadd.s32 %r20,%r354,%r352;\nshl.b32 %r355,%r339,1;\n"
 "shl.b32 %r356,%r343,1;\nsetp.gt.s32 %p6,%r15,15;\nselp.b32 %r357,16,0,%p6;\n"
 "shl.b32 %r358,%r15,4;\nadd.s32 %r359,%r357,%r358;\nand.b32 %r360,%r15,12;\n"
@@ -15305,7 +15752,7 @@ static const char qlora__ptx_325[] =
 "ld.global.u16 %r911,[%rd287+6];\n$L__BB5_17:\nshl.b64 %rd76,%rd47,1;\n"
 "add.s64 %rd77,%rd30,%rd76;\nand.b64 %rd78,%rd77,7;\nand.b64 %rd79,%rd33,3;\n"
 "or.b64 %rd80,%rd78,%rd79;\nsetp.eq.s64 %p21,%rd80,0;\n";
-static const char qlora__ptx_326[] =
+static const char qlora__ptx_335[] =
 "shl.b32 %r441,%r909,16;\nor.b32 %r995,%r441,%r908;\nshl.b32 %r442,%r911,16;\n"
 "or.b32 %r994,%r442,%r910;\nsub.s32 %r63,%r907,%r15;\nselp.b32 %r443,%r63,%r16,%p2;\n"
 "selp.b32 %r444,%r16,%r63,%p2;\nsetp.gt.s32 %p23,%r444,0;\nselp.b32 %r64,%r443,0,%p23;\n"
@@ -15355,7 +15802,7 @@ static const char qlora__ptx_326[] =
 "selp.b64 %rd111,4,8,%p1;\nmul.lo.s64 %rd112,%rd111,%rd32;\nshl.b64 %rd113,%rd112,2;\n"
 "add.s64 %rd114,%rd287,%rd113;\nld.global.u16 %r928,[%rd114];\n$L__BB5_49:\n"
 "setp.lt.s32 %p54,%r105,2;\n@%p54 bra $L__BB5_51;\nselp.b64 %rd115,4,8,%p1;\n";
-static const char qlora__ptx_327[] =
+static const char qlora__ptx_336[] =
 "mul.lo.s64 %rd116,%rd115,%rd32;\nshl.b64 %rd117,%rd116,2;\nadd.s64 %rd118,%rd287,%rd117;\n"
 "ld.global.u16 %r929,[%rd118+2];\n$L__BB5_51:\nsetp.lt.s32 %p56,%r105,3;\nmov.u32 %r931,0;\n"
 "mov.u32 %r930,%r931;\n@%p56 bra $L__BB5_53;\nselp.b64 %rd119,4,8,%p1;\n"
@@ -15404,7 +15851,7 @@ static const char qlora__ptx_327[] =
 "ld.global.u16 %r942,[%rd15];\n$L__BB5_77:\nsetp.lt.s32 %p87,%r142,2;\n@%p87 bra $L__BB5_79;\n"
 "ld.global.u16 %r943,[%rd15+2];\n$L__BB5_79:\nsetp.lt.s32 %p88,%r142,3;\nmov.u32 %r945,0;\n"
 "mov.u32 %r944,%r945;\n@%p88 bra $L__BB5_81;\nld.global.u16 %r944,[%rd15+4];\n$L__BB5_81:\n";
-static const char qlora__ptx_328[] =
+static const char qlora__ptx_337[] =
 "setp.lt.s32 %p89,%r142,4;\n@%p89 bra $L__BB5_83;\nld.global.u16 %r945,[%rd15+6];\n$L__BB5_83:\n"
 "shl.b32 %r534,%r943,16;\nor.b32 %r997,%r534,%r942;\nshl.b32 %r535,%r945,16;\n"
 "or.b32 %r996,%r535,%r944;\nbra.uni $L__BB5_165;\n$L__BB5_86:\nsetp.lt.s32 %p91,%r52,1;\n"
@@ -15454,7 +15901,7 @@ static const char qlora__ptx_328[] =
 "selp.b32 %r583,0,%r582,%p1;\nadd.s32 %r584,%r583,%r885;\nselp.b32 %r585,%r582,0,%p1;\n"
 "add.s32 %r586,%r11,%r585;\nselp.b32 %r587,%r584,%r586,%p1;\nselp.b32 %r588,%r586,%r584,%p1;\n"
 "shl.b64 %rd201,%rd274,2;\n";
-static const char qlora__ptx_329[] =
+static const char qlora__ptx_338[] =
 "add.s64 %rd18,%rd287,%rd201;\nsetp.gt.s32 %p121,%r588,0;\nselp.b32 %r209,%r587,0,%p121;\n"
 "setp.gt.s32 %p122,%r209,3;\n@%p122 bra $L__BB5_133;\nbra.uni $L__BB5_126;\n$L__BB5_133:\n"
 "ld.global.v2.u32{%r991,%r990},[%rd18];\nbra.uni $L__BB5_134;\n$L__BB5_126:\n"
@@ -15504,7 +15951,7 @@ static const char qlora__ptx_329[] =
 "$L__BB5_163:\nshl.b32 %r636,%r985,16;\nor.b32 %r997,%r636,%r984;\nshl.b32 %r637,%r987,16;\n"
 "or.b32 %r996,%r637,%r986;\n$L__BB5_165:\nshl.b64 %rd262,%rd33,5;\n"
 "selp.b64 %rd261,32,%rd262,%p2;\nshl.b64 %rd260,%rd32,5;\n";
-static const char qlora__ptx_330[] =
+static const char qlora__ptx_339[] =
 "selp.b64 %rd259,32,%rd260,%p1;\nshl.b64 %rd243,%rd259,4;\nadd.s64 %rd287,%rd287,%rd243;\n"
 "shl.b64 %rd246,%rd261,4;\nadd.s64 %rd286,%rd286,%rd246;\n$L__BB5_166:\nand.b16 %rs3,%rs37,255;\n"
 "setp.ne.s16 %p156,%rs3,0;\n@%p156 bra $L__BB5_170;\nmov.u32 %r1020,0;\n$L__BB5_168:\n"
@@ -15558,7 +16005,7 @@ static const char qlora__ptx_330[] =
 "mov.u32 %r677,_ZZ6skinnyI4bf16EvPKvS2_PviiillllllPKfffiE6shared;\n"
 "mad.lo.s32 %r678,%r2,4224,%r677;\nshl.b32 %r679,%r676,2;\nadd.s32 %r680,%r678,%r679;\n"
 "st.shared.f32[%r680],%f326;\n@%p160 bra $L__BB5_179;\nbra.uni $L__BB5_178;\n";
-static const char qlora__ptx_331[] =
+static const char qlora__ptx_340[] =
 "$L__BB5_179:\nshl.b32 %r683,%r1003,16;\nand.b32 %r684,%r1003,-65536;\nshl.b32 %r685,%r1002,16;\n"
 "and.b32 %r686,%r1002,-65536;\nmov.b32 %f330,%r686;\nmov.b32 %f329,%r685;\nmov.b32 %f328,%r684;\n"
 "mov.b32 %f327,%r683;\nbra.uni $L__BB5_180;\n$L__BB5_178:\ncvt.u16.u32 %rs8,%r1003;\n"
@@ -15609,7 +16056,7 @@ static const char qlora__ptx_331[] =
 "bra.uni $L__BB5_199;\n$L__BB5_200:\nshl.b32 %r761,%r26,2;\nadd.s32 %r762,%r678,%r761;\n"
 "st.shared.f32[%r762],%f339;\nst.shared.f32[%r762+64],%f340;\nst.shared.f32[%r762+128],%f341;\n"
 "mov.u32 %r1028,48;\n";
-static const char qlora__ptx_332[] =
+static const char qlora__ptx_341[] =
 "mov.u32 %r1027,%r26;\nbra.uni $L__BB5_201;\n$L__BB5_199:\nshl.b32 %r756,%r27,2;\n"
 "add.s32 %r757,%r678,%r756;\nst.shared.f32[%r757],%f339;\nst.shared.f32[%r757+4],%f340;\n"
 "st.shared.f32[%r757+8],%f341;\nmov.u32 %r1028,3;\nmov.u32 %r1027,%r27;\n$L__BB5_201:\n"
@@ -15661,7 +16108,7 @@ static const char qlora__ptx_332[] =
 "shl.b32 %r867,%r868,4;\nshl.b32 %r834,%r17,6;\nadd.s32 %r835,%r834,%r19;\n"
 "mov.u32 %r836,_ZZ6skinnyI4bf16EvPKvS2_PviiillllllPKfffiE6shared;\n"
 "mad.lo.s32 %r837,%r2,4224,%r836;\n";
-static const char qlora__ptx_333[] =
+static const char qlora__ptx_342[] =
 "shl.b32 %r838,%r835,2;\nadd.s32 %r839,%r837,%r838;\nst.shared.v2.f32[%r839],{%f322,%f321};\n"
 "st.shared.v2.f32[%r839+64],{%f320,%f319};\nst.shared.v2.f32[%r839+128],{%f318,%f317};\n"
 "st.shared.v2.f32[%r839+192],{%f316,%f315};\nbar.sync 0;\nshr.u32 %r841,%r872,28;\n"
@@ -15705,15 +16152,6 @@ static const char qlora__ptx_333[] =
 "and.b32 %r863,%r857,2147483647;\nsetp.gt.u32 %p185,%r863,2139095040;\n"
 "selp.b32 %r864,32767,%r862,%p185;\nst.global.u16[%rd27],%r864;\n$L__BB5_230:\nret;\n}\n";
 static const char* const qlora__ptx_gemm_75[] = {
-qlora__ptx_288,
-qlora__ptx_289,
-qlora__ptx_290,
-qlora__ptx_291,
-qlora__ptx_292,
-qlora__ptx_293,
-qlora__ptx_294,
-qlora__ptx_295,
-qlora__ptx_296,
 qlora__ptx_297,
 qlora__ptx_298,
 qlora__ptx_299,
@@ -15751,9 +16189,18 @@ qlora__ptx_330,
 qlora__ptx_331,
 qlora__ptx_332,
 qlora__ptx_333,
+qlora__ptx_334,
+qlora__ptx_335,
+qlora__ptx_336,
+qlora__ptx_337,
+qlora__ptx_338,
+qlora__ptx_339,
+qlora__ptx_340,
+qlora__ptx_341,
+qlora__ptx_342,
 0};
 
-static const char qlora__ptx_334[] =
+static const char qlora__ptx_343[] =
 ".visible .entry qlora_gemm_tc_bf16_nn(\n.param .u64 qlora_gemm_tc_bf16_nn_param_0,\n"
 ".param .u64 qlora_gemm_tc_bf16_nn_param_1,\n.param .u64 qlora_gemm_tc_bf16_nn_param_2,\n"
 ".param .u32 qlora_gemm_tc_bf16_nn_param_3,\n.param .u32 qlora_gemm_tc_bf16_nn_param_4,\n"
@@ -15805,7 +16252,7 @@ static const char qlora__ptx_334[] =
 "add.s64 %rd31,%rd30,%rd28;\nshr.u32 %r92,%r62,30;\nadd.s32 %r93,%r1,%r92;\n"
 "and.b32 %r94,%r93,-4;\nsub.s32 %r9,%r1,%r94;\nshr.s32 %r10,%r93,2;\nadd.s32 %r95,%r10,%r85;\n"
 "cvt.s64.s32 %rd32,%r95;\nmul.lo.s64 %rd1,%rd32,%rd21;\nadd.s32 %r96,%r1,256;\n";
-static const char qlora__ptx_335[] =
+static const char qlora__ptx_344[] =
 "shr.s32 %r97,%r96,31;\nshr.u32 %r98,%r97,30;\nadd.s32 %r99,%r96,%r98;\nshr.s32 %r11,%r99,2;\n"
 "and.b32 %r100,%r99,-4;\nsub.s32 %r12,%r96,%r100;\nshr.u32 %r101,%r89,1;\nand.b32 %r102,%r101,3;\n"
 "add.s32 %r103,%r89,16;\nshr.u32 %r104,%r103,1;\nand.b32 %r105,%r104,3;\n"
@@ -15858,7 +16305,7 @@ static const char qlora__ptx_335[] =
 "shl.b32 %r181,%r26,8;\nadd.s32 %r182,%r178,%r181;\nand.b32 %r183,%r26,7;\n"
 "xor.b32 %r184,%r183,%r23;\nshl.b32 %r185,%r184,4;\nadd.s32 %r145,%r182,%r185;\n"
 "shl.b32 %r146,%r179,1;\ncp.async.cg.shared.global[%r145],[%rd38],16,%r146;\n";
-static const char qlora__ptx_336[] =
+static const char qlora__ptx_345[] =
 "setp.gt.s32 %p18,%r155,%r28;\nand.pred %p19,%p18,%p5;\nselp.b32 %r186,%r30,0,%p19;\n"
 "setp.gt.s32 %p20,%r186,0;\nadd.s32 %r187,%r28,%r154;\ncvt.s64.s32 %rd60,%r187;\n"
 "mul.lo.s64 %rd61,%rd60,%rd22;\nadd.s64 %rd62,%rd4,%rd61;\nselp.b64 %rd63,%rd62,%rd30,%p20;\n"
@@ -15898,7 +16345,7 @@ static const char qlora__ptx_336[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f787,%f788,%f789,%f790},{%r209,%r210,%r211,%r212},{%r214,%r215},{%f787,%f788,%f789,%f790};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f791,%f792,%f793,%f794},{%r209,%r210,%r211,%r212},{%r216,%r217},{%f791,%f792,%f793,%f794};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f795,%f796,%f797,%f798},{%r209,%r210,%r211,%r212},{%r219,%r220},{%f795,%f796,%f797,%f798};\n";
-static const char qlora__ptx_337[] =
+static const char qlora__ptx_346[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f799,%f800,%f801,%f802},{%r209,%r210,%r211,%r212},{%r221,%r222},{%f799,%f800,%f801,%f802};\n"
 "add.s32 %r324,%r453,%r17;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r320,%r321,%r322,%r323},[%r324];\n"
@@ -15940,7 +16387,7 @@ static const char qlora__ptx_337[] =
 "ld.param.u64 %rd93,[qlora_gemm_tc_bf16_nn_param_2];\ncvta.to.global.u64 %rd70,%rd93;\n"
 "mov.u32 %r471,%ctaid.z;\ncvt.u64.u32 %rd71,%r471;\nmul.lo.s64 %rd72,%rd71,%rd94;\n"
 "shl.b64 %rd73,%rd72,1;\nadd.s64 %rd95,%rd70,%rd73;\n";
-static const char qlora__ptx_338[] =
+static const char qlora__ptx_347[] =
 "add.s64 %rd96,%rd93,%rd73;\nbra.uni $L__BB0_14;\n$L__BB0_12:\n"
 "ld.param.u64 %rd92,[qlora_gemm_tc_bf16_nn_param_11];\n"
 "ld.param.u64 %rd91,[qlora_gemm_tc_bf16_nn_param_2];\ncvta.to.global.u64 %rd66,%rd91;\n"
@@ -15991,7 +16438,7 @@ static const char qlora__ptx_338[] =
 "st.shared.f32[%r39+4],%f745;\nst.shared.f32[%r39+1056],%f744;\nst.shared.f32[%r39+1060],%f743;\n"
 "st.shared.f32[%r39+32],%f742;\nst.shared.f32[%r39+36],%f741;\nst.shared.f32[%r39+1088],%f740;\n"
 "st.shared.f32[%r39+1092],%f739;\nst.shared.f32[%r39+64],%f779;\n";
-static const char qlora__ptx_339[] =
+static const char qlora__ptx_348[] =
 "st.shared.f32[%r39+68],%f780;\nst.shared.f32[%r39+1120],%f781;\nst.shared.f32[%r39+1124],%f782;\n"
 "st.shared.f32[%r39+96],%f783;\nst.shared.f32[%r39+100],%f784;\nst.shared.f32[%r39+1152],%f785;\n"
 "st.shared.f32[%r39+1156],%f786;\n$L__BB0_24:\nbar.warp.sync -1;\nshl.b32 %r44,%r535,4;\n"
@@ -16039,7 +16486,7 @@ static const char qlora__ptx_339[] =
 "add.s32 %r536,%r536,264;\nsetp.lt.s32 %p40,%r537,14;\n@%p40 bra $L__BB0_27;\n$L__BB0_52:\n"
 "bar.warp.sync -1;\nadd.s32 %r535,%r535,1;\nsetp.lt.u32 %p54,%r535,4;\n@%p54 bra $L__BB0_15;\n"
 "ret;\n}\n";
-static const char qlora__ptx_340[] =
+static const char qlora__ptx_349[] =
 ".visible .entry qlora_gemm_tc_bf16_nt(\n.param .u64 qlora_gemm_tc_bf16_nt_param_0,\n"
 ".param .u64 qlora_gemm_tc_bf16_nt_param_1,\n.param .u64 qlora_gemm_tc_bf16_nt_param_2,\n"
 ".param .u32 qlora_gemm_tc_bf16_nt_param_3,\n.param .u32 qlora_gemm_tc_bf16_nt_param_4,\n"
@@ -16091,7 +16538,7 @@ static const char qlora__ptx_340[] =
 "shl.b32 %r94,%r93,7;\nshl.b32 %r95,%r90,3;\nand.b32 %r96,%r85,-8;\nsub.s32 %r97,%r2,%r96;\n"
 "add.s32 %r98,%r82,%r97;\nadd.s32 %r99,%r98,%r6;\nshr.u32 %r101,%r60,30;\n"
 "add.s32 %r102,%r1,%r101;\nand.b32 %r103,%r102,-4;\nsub.s32 %r9,%r1,%r103;\n";
-static const char qlora__ptx_341[] =
+static const char qlora__ptx_350[] =
 "shr.s32 %r10,%r102,2;\nadd.s32 %r104,%r10,%r92;\ncvt.s64.s32 %rd28,%r104;\n"
 "mul.lo.s64 %rd1,%rd28,%rd21;\nshr.u32 %r105,%r10,1;\nand.b32 %r106,%r105,3;\n"
 "xor.b32 %r107,%r106,%r9;\nshl.b32 %r11,%r107,4;\nadd.s32 %r108,%r1,256;\n"
@@ -16145,7 +16592,7 @@ static const char qlora__ptx_341[] =
 "shl.b32 %r157,%r185,1;\ncp.async.cg.shared.global[%r156],[%rd34],16,%r157;\n"
 "and.pred %p17,%p5,%p12;\nselp.b32 %r187,%r180,0,%p17;\nsetp.gt.s32 %p18,%r187,0;\n"
 "add.s64 %rd56,%rd51,%rd36;\n";
-static const char qlora__ptx_342[] =
+static const char qlora__ptx_351[] =
 "add.s64 %rd57,%rd56,%rd4;\nselp.b64 %rd58,%rd57,%rd50,%p18;\nshl.b64 %rd59,%rd58,1;\n"
 "add.s64 %rd35,%rd19,%rd59;\nadd.s32 %r188,%r184,%r182;\nadd.s32 %r158,%r188,%r28;\n"
 "shl.b32 %r159,%r187,1;\ncp.async.cg.shared.global[%r158],[%rd35],16,%r159;\n$L__BB1_6:\n"
@@ -16189,7 +16636,7 @@ static const char qlora__ptx_342[] =
 "add.s32 %r330,%r450,%r24;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r326,%r327,%r328,%r329},[%r330];\n"
 "add.s32 %r335,%r451,%r25;\n";
-static const char qlora__ptx_343[] =
+static const char qlora__ptx_352[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r331,%r332,%r333,%r334},[%r335];\n"
 "add.s32 %r340,%r452,%r26;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r336,%r337,%r338,%r339},[%r340];\n"
@@ -16229,7 +16676,7 @@ static const char qlora__ptx_343[] =
 "shl.b64 %rd64,%rd63,2;\nadd.s64 %rd90,%rd61,%rd64;\nadd.s64 %rd91,%rd86,%rd64;\n$L__BB1_14:\n"
 "mov.u32 %r516,%tid.x;\nshr.s32 %r515,%r516,31;\nshr.u32 %r514,%r515,25;\n"
 "add.s32 %r513,%r516,%r514;\nshr.s32 %r512,%r513,7;\nshl.b32 %r511,%r512,6;\n";
-static const char qlora__ptx_344[] =
+static const char qlora__ptx_353[] =
 "sub.s32 %r510,%r516,%r63;\nshr.u32 %r509,%r515,27;\nadd.s32 %r508,%r516,%r509;\n"
 "and.b32 %r507,%r508,-32;\nsub.s32 %r506,%r516,%r507;\nshr.s32 %r505,%r506,31;\n"
 "mov.u32 %r504,%tid.x;\nshr.s32 %r503,%r504,31;\nshr.u32 %r502,%r503,27;\n"
@@ -16279,7 +16726,7 @@ static const char qlora__ptx_344[] =
 "add.s32 %r43,%r34,%r42;\n@%p24 bra $L__BB1_42;\nbra.uni $L__BB1_25;\n$L__BB1_42:\n"
 "mov.u32 %r523,%r4;\n$L__BB1_43:\n.pragma \"nounroll\";\nmov.u32 %r52,%r523;\n"
 "cvt.u32.u64 %r489,%rd11;\nsetp.ge.s32 %p45,%r489,%r57;\nadd.s32 %r53,%r43,%r52;\n";
-static const char qlora__ptx_345[] =
+static const char qlora__ptx_354[] =
 "setp.ge.s32 %p46,%r53,%r56;\nor.pred %p47,%p45,%p46;\n@%p47 bra $L__BB1_51;\n"
 "setp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r490,%r52,33,%r35;\nshl.b32 %r491,%r490,2;\n"
 "add.s32 %r493,%r475,%r491;\ncvt.s64.s32 %rd80,%r53;\nmul.lo.s64 %rd81,%rd80,%rd23;\n"
@@ -16321,7 +16768,7 @@ static const char qlora__ptx_345[] =
 "add.s32 %r520,%r520,264;\nsetp.lt.s32 %p38,%r521,14;\n@%p38 bra $L__BB1_27;\n$L__BB1_52:\n"
 "bar.warp.sync -1;\nadd.s32 %r519,%r519,1;\nsetp.lt.u32 %p52,%r519,4;\n@%p52 bra $L__BB1_15;\n"
 "ret;\n}\n";
-static const char qlora__ptx_346[] =
+static const char qlora__ptx_355[] =
 ".visible .entry qlora_gemm_tc_bf16_tn(\n.param .u64 qlora_gemm_tc_bf16_tn_param_0,\n"
 ".param .u64 qlora_gemm_tc_bf16_tn_param_1,\n.param .u64 qlora_gemm_tc_bf16_tn_param_2,\n"
 ".param .u32 qlora_gemm_tc_bf16_tn_param_3,\n.param .u32 qlora_gemm_tc_bf16_tn_param_4,\n"
@@ -16373,7 +16820,7 @@ static const char qlora__ptx_346[] =
 "cvt.u64.u32 %rd28,%r96;\nshr.u32 %r97,%r88,31;\nshr.s32 %r98,%r88,3;\nadd.s32 %r99,%r98,%r97;\n"
 "and.b32 %r100,%r99,536870910;\nsub.s32 %r101,%r98,%r100;\nshl.b32 %r102,%r101,3;\n"
 "cvt.s64.s32 %rd29,%r93;\nmul.lo.s64 %rd30,%rd28,%rd24;\n";
-static const char qlora__ptx_347[] =
+static const char qlora__ptx_356[] =
 "add.s64 %rd31,%rd30,%rd29;\nadd.s32 %r103,%r102,%r5;\ncvt.s64.s32 %rd32,%r95;\n"
 "mul.lo.s64 %rd33,%rd28,%rd25;\nadd.s64 %rd34,%rd33,%rd32;\nshr.u32 %r105,%r63,28;\n"
 "add.s32 %r106,%r1,%r105;\nand.b32 %r107,%r106,-16;\nsub.s32 %r9,%r1,%r107;\n"
@@ -16427,7 +16874,7 @@ static const char qlora__ptx_347[] =
 "add.s64 %rd59,%rd4,%rd58;\nselp.b64 %rd60,%rd59,%rd33,%p18;\nshl.b64 %rd61,%rd60,1;\n"
 "add.s64 %rd40,%rd19,%rd61;\nadd.s32 %r180,%r176,%r171;\nadd.s32 %r149,%r180,%r175;\n"
 "shl.b32 %r150,%r179,1;\ncp.async.cg.shared.global[%r149],[%rd40],16,%r150;\n$L__BB2_6:\n";
-static const char qlora__ptx_348[] =
+static const char qlora__ptx_357[] =
 "setp.lt.u32 %p53,%r518,2;\ncp.async.commit_group;\nadd.s32 %r181,%r519,1;\n"
 "setp.eq.s32 %p19,%r519,2;\nselp.b32 %r519,0,%r181,%p19;\n@%p53 bra $L__BB2_8;\n"
 "shl.b32 %r434,%r519,14;\n"
@@ -16471,7 +16918,7 @@ static const char qlora__ptx_348[] =
 "add.s32 %r327,%r448,%r26;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r323,%r324,%r325,%r326},[%r327];\n"
 "shl.b32 %r450,%r139,8;\nadd.s32 %r451,%r437,%r450;\nadd.s32 %r332,%r451,%r27;\n";
-static const char qlora__ptx_349[] =
+static const char qlora__ptx_358[] =
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r328,%r329,%r330,%r331},[%r332];\n"
 "xor.b32 %r453,%r444,%r140;\nshl.b32 %r454,%r453,4;\nadd.s32 %r337,%r451,%r454;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r333,%r334,%r335,%r336},[%r337];\n"
@@ -16510,7 +16957,7 @@ static const char qlora__ptx_349[] =
 "mov.u32 %r517,%tid.x;\nshr.s32 %r516,%r517,31;\nshr.u32 %r515,%r516,25;\n"
 "add.s32 %r514,%r517,%r515;\nshr.s32 %r513,%r514,7;\nshl.b32 %r512,%r513,6;\n"
 "sub.s32 %r511,%r517,%r66;\nshr.u32 %r510,%r516,27;\n";
-static const char qlora__ptx_350[] =
+static const char qlora__ptx_359[] =
 "add.s32 %r509,%r517,%r510;\nand.b32 %r508,%r509,-32;\nsub.s32 %r507,%r517,%r508;\n"
 "shr.s32 %r506,%r507,31;\nmov.u32 %r505,%tid.x;\nshr.s32 %r504,%r505,31;\n"
 "shr.u32 %r503,%r504,27;\nadd.s32 %r502,%r505,%r503;\nshr.s32 %r501,%r502,5;\n"
@@ -16560,7 +17007,7 @@ static const char qlora__ptx_350[] =
 "mov.u32 %r524,%r4;\n$L__BB2_43:\n.pragma \"nounroll\";\nmov.u32 %r55,%r524;\n"
 "cvt.u32.u64 %r490,%rd11;\nsetp.ge.s32 %p45,%r490,%r60;\nadd.s32 %r56,%r46,%r55;\n"
 "setp.ge.s32 %p46,%r56,%r59;\nor.pred %p47,%p45,%p46;\n";
-static const char qlora__ptx_351[] =
+static const char qlora__ptx_360[] =
 "@%p47 bra $L__BB2_51;\nsetp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r491,%r55,33,%r38;\n"
 "shl.b32 %r492,%r491,2;\nadd.s32 %r494,%r476,%r492;\ncvt.s64.s32 %rd82,%r56;\n"
 "mul.lo.s64 %rd83,%rd82,%rd23;\nadd.s64 %rd84,%rd83,%rd11;\nld.shared.f32 %f665,[%r494];\n"
@@ -16601,7 +17048,7 @@ static const char qlora__ptx_351[] =
 "add.s64 %rd94,%rd94,2;\nadd.s32 %r521,%r521,264;\nsetp.lt.s32 %p38,%r522,14;\n"
 "@%p38 bra $L__BB2_27;\n$L__BB2_52:\nbar.warp.sync -1;\nadd.s32 %r520,%r520,1;\n"
 "setp.lt.u32 %p52,%r520,4;\n@%p52 bra $L__BB2_15;\nret;\n}\n";
-static const char qlora__ptx_352[] =
+static const char qlora__ptx_361[] =
 ".visible .entry qlora_gemm_tc_f16_nn(\n.param .u64 qlora_gemm_tc_f16_nn_param_0,\n"
 ".param .u64 qlora_gemm_tc_f16_nn_param_1,\n.param .u64 qlora_gemm_tc_f16_nn_param_2,\n"
 ".param .u32 qlora_gemm_tc_f16_nn_param_3,\n.param .u32 qlora_gemm_tc_f16_nn_param_4,\n"
@@ -16654,7 +17101,7 @@ static const char qlora__ptx_352[] =
 "and.b32 %r94,%r93,-4;\nsub.s32 %r9,%r1,%r94;\nshr.s32 %r10,%r93,2;\nadd.s32 %r95,%r10,%r85;\n"
 "cvt.s64.s32 %rd32,%r95;\nmul.lo.s64 %rd1,%rd32,%rd21;\nadd.s32 %r96,%r1,256;\n"
 "shr.s32 %r97,%r96,31;\n";
-static const char qlora__ptx_353[] =
+static const char qlora__ptx_362[] =
 "shr.u32 %r98,%r97,30;\nadd.s32 %r99,%r96,%r98;\nshr.s32 %r11,%r99,2;\nand.b32 %r100,%r99,-4;\n"
 "sub.s32 %r12,%r96,%r100;\nshr.u32 %r101,%r89,1;\nand.b32 %r102,%r101,3;\nadd.s32 %r103,%r89,16;\n"
 "shr.u32 %r104,%r103,1;\nand.b32 %r105,%r104,3;\nxor.b32 %r106,%r105,%r4;\nshl.b32 %r13,%r106,4;\n"
@@ -16708,7 +17155,7 @@ static const char qlora__ptx_353[] =
 "xor.b32 %r184,%r183,%r23;\nshl.b32 %r185,%r184,4;\nadd.s32 %r145,%r182,%r185;\n"
 "shl.b32 %r146,%r179,1;\ncp.async.cg.shared.global[%r145],[%rd38],16,%r146;\n"
 "setp.gt.s32 %p18,%r155,%r28;\n";
-static const char qlora__ptx_354[] =
+static const char qlora__ptx_363[] =
 "and.pred %p19,%p18,%p5;\nselp.b32 %r186,%r30,0,%p19;\nsetp.gt.s32 %p20,%r186,0;\n"
 "add.s32 %r187,%r28,%r154;\ncvt.s64.s32 %rd60,%r187;\nmul.lo.s64 %rd61,%rd60,%rd22;\n"
 "add.s64 %rd62,%rd4,%rd61;\nselp.b64 %rd63,%rd62,%rd30,%p20;\nshl.b64 %rd64,%rd63,1;\n"
@@ -16750,7 +17197,7 @@ static const char qlora__ptx_354[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{%f795,%f796,%f797,%f798},{%r209,%r210,%r211,%r212},{%r219,%r220},{%f795,%f796,%f797,%f798};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{%f799,%f800,%f801,%f802},{%r209,%r210,%r211,%r212},{%r221,%r222},{%f799,%f800,%f801,%f802};\n"
 "add.s32 %r324,%r453,%r17;\n";
-static const char qlora__ptx_355[] =
+static const char qlora__ptx_364[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r320,%r321,%r322,%r323},[%r324];\n"
 "add.s32 %r329,%r458,%r18;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r325,%r326,%r327,%r328},[%r329];\n"
@@ -16793,7 +17240,7 @@ static const char qlora__ptx_355[] =
 "bra.uni $L__BB3_14;\n$L__BB3_12:\nld.param.u64 %rd92,[qlora_gemm_tc_f16_nn_param_11];\n"
 "ld.param.u64 %rd91,[qlora_gemm_tc_f16_nn_param_2];\ncvta.to.global.u64 %rd66,%rd91;\n"
 "mov.u32 %r470,%ctaid.z;\n";
-static const char qlora__ptx_356[] =
+static const char qlora__ptx_365[] =
 "cvt.u64.u32 %rd67,%r470;\nmul.lo.s64 %rd68,%rd67,%rd92;\nshl.b64 %rd69,%rd68,2;\n"
 "add.s64 %rd95,%rd66,%rd69;\nadd.s64 %rd96,%rd91,%rd69;\n$L__BB3_14:\nmov.u32 %r532,%tid.x;\n"
 "shr.s32 %r531,%r532,31;\nsub.s32 %r530,%r532,%r65;\nshr.u32 %r529,%r531,27;\n"
@@ -16843,7 +17290,7 @@ static const char qlora__ptx_356[] =
 "st.shared.f32[%r39+1120],%f781;\nst.shared.f32[%r39+1124],%f782;\nst.shared.f32[%r39+96],%f783;\n"
 "st.shared.f32[%r39+100],%f784;\nst.shared.f32[%r39+1152],%f785;\n"
 "st.shared.f32[%r39+1156],%f786;\n";
-static const char qlora__ptx_357[] =
+static const char qlora__ptx_366[] =
 "$L__BB3_24:\nbar.warp.sync -1;\nshl.b32 %r44,%r535,4;\nadd.s32 %r45,%r36,%r44;\n"
 "@%p26 bra $L__BB3_42;\nbra.uni $L__BB3_25;\n$L__BB3_42:\nmov.u32 %r539,%r4;\n$L__BB3_43:\n"
 ".pragma \"nounroll\";\nmov.u32 %r54,%r539;\ncvt.u32.u64 %r505,%rd11;\n"
@@ -16889,7 +17336,7 @@ static const char qlora__ptx_357[] =
 "add.s32 %r536,%r536,264;\nsetp.lt.s32 %p40,%r537,14;\n@%p40 bra $L__BB3_27;\n$L__BB3_52:\n"
 "bar.warp.sync -1;\nadd.s32 %r535,%r535,1;\nsetp.lt.u32 %p54,%r535,4;\n@%p54 bra $L__BB3_15;\n"
 "ret;\n}\n";
-static const char qlora__ptx_358[] =
+static const char qlora__ptx_367[] =
 ".visible .entry qlora_gemm_tc_f16_nt(\n.param .u64 qlora_gemm_tc_f16_nt_param_0,\n"
 ".param .u64 qlora_gemm_tc_f16_nt_param_1,\n.param .u64 qlora_gemm_tc_f16_nt_param_2,\n"
 ".param .u32 qlora_gemm_tc_f16_nt_param_3,\n.param .u32 qlora_gemm_tc_f16_nt_param_4,\n"
@@ -16942,7 +17389,7 @@ static const char qlora__ptx_358[] =
 "add.s32 %r98,%r82,%r97;\nadd.s32 %r99,%r98,%r6;\nshr.u32 %r101,%r60,30;\n"
 "add.s32 %r102,%r1,%r101;\nand.b32 %r103,%r102,-4;\nsub.s32 %r9,%r1,%r103;\n"
 "shr.s32 %r10,%r102,2;\n";
-static const char qlora__ptx_359[] =
+static const char qlora__ptx_368[] =
 "add.s32 %r104,%r10,%r92;\ncvt.s64.s32 %rd28,%r104;\nmul.lo.s64 %rd1,%rd28,%rd21;\n"
 "shr.u32 %r105,%r10,1;\nand.b32 %r106,%r105,3;\nxor.b32 %r107,%r106,%r9;\nshl.b32 %r11,%r107,4;\n"
 "add.s32 %r108,%r1,256;\nshr.s32 %r109,%r108,31;\nshr.u32 %r110,%r109,30;\n"
@@ -16995,7 +17442,7 @@ static const char qlora__ptx_359[] =
 "shl.b32 %r157,%r185,1;\ncp.async.cg.shared.global[%r156],[%rd34],16,%r157;\n"
 "and.pred %p17,%p5,%p12;\nselp.b32 %r187,%r180,0,%p17;\nsetp.gt.s32 %p18,%r187,0;\n"
 "add.s64 %rd56,%rd51,%rd36;\n";
-static const char qlora__ptx_360[] =
+static const char qlora__ptx_369[] =
 "add.s64 %rd57,%rd56,%rd4;\nselp.b64 %rd58,%rd57,%rd50,%p18;\nshl.b64 %rd59,%rd58,1;\n"
 "add.s64 %rd35,%rd19,%rd59;\nadd.s32 %r188,%r184,%r182;\nadd.s32 %r158,%r188,%r28;\n"
 "shl.b32 %r159,%r187,1;\ncp.async.cg.shared.global[%r158],[%rd35],16,%r159;\n$L__BB4_6:\n"
@@ -17039,7 +17486,7 @@ static const char qlora__ptx_360[] =
 "add.s32 %r330,%r450,%r24;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r326,%r327,%r328,%r329},[%r330];\n"
 "add.s32 %r335,%r451,%r25;\n";
-static const char qlora__ptx_361[] =
+static const char qlora__ptx_370[] =
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r331,%r332,%r333,%r334},[%r335];\n"
 "add.s32 %r340,%r452,%r26;\n"
 "ldmatrix.sync.aligned.m8n8.x4.shared.b16{%r336,%r337,%r338,%r339},[%r340];\n"
@@ -17080,7 +17527,7 @@ static const char qlora__ptx_361[] =
 "mov.u32 %r516,%tid.x;\nshr.s32 %r515,%r516,31;\nshr.u32 %r514,%r515,25;\n"
 "add.s32 %r513,%r516,%r514;\nshr.s32 %r512,%r513,7;\nshl.b32 %r511,%r512,6;\n"
 "sub.s32 %r510,%r516,%r63;\nshr.u32 %r509,%r515,27;\n";
-static const char qlora__ptx_362[] =
+static const char qlora__ptx_371[] =
 "add.s32 %r508,%r516,%r509;\nand.b32 %r507,%r508,-32;\nsub.s32 %r506,%r516,%r507;\n"
 "shr.s32 %r505,%r506,31;\nmov.u32 %r504,%tid.x;\nshr.s32 %r503,%r504,31;\n"
 "shr.u32 %r502,%r503,27;\nadd.s32 %r501,%r504,%r502;\nshr.s32 %r500,%r501,5;\n"
@@ -17130,7 +17577,7 @@ static const char qlora__ptx_362[] =
 "mov.u32 %r523,%r4;\n$L__BB4_43:\n.pragma \"nounroll\";\nmov.u32 %r52,%r523;\n"
 "cvt.u32.u64 %r489,%rd11;\nsetp.ge.s32 %p45,%r489,%r57;\nadd.s32 %r53,%r43,%r52;\n"
 "setp.ge.s32 %p46,%r53,%r56;\nor.pred %p47,%p45,%p46;\n";
-static const char qlora__ptx_363[] =
+static const char qlora__ptx_372[] =
 "@%p47 bra $L__BB4_51;\nsetp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r490,%r52,33,%r35;\n"
 "shl.b32 %r491,%r490,2;\nadd.s32 %r493,%r475,%r491;\ncvt.s64.s32 %rd80,%r53;\n"
 "mul.lo.s64 %rd81,%rd80,%rd23;\nadd.s64 %rd82,%rd81,%rd11;\nld.shared.f32 %f665,[%r493];\n"
@@ -17171,7 +17618,7 @@ static const char qlora__ptx_363[] =
 "add.s64 %rd92,%rd92,2;\nadd.s32 %r520,%r520,264;\nsetp.lt.s32 %p38,%r521,14;\n"
 "@%p38 bra $L__BB4_27;\n$L__BB4_52:\nbar.warp.sync -1;\nadd.s32 %r519,%r519,1;\n"
 "setp.lt.u32 %p52,%r519,4;\n@%p52 bra $L__BB4_15;\nret;\n}\n";
-static const char qlora__ptx_364[] =
+static const char qlora__ptx_373[] =
 ".visible .entry qlora_gemm_tc_f16_tn(\n.param .u64 qlora_gemm_tc_f16_tn_param_0,\n"
 ".param .u64 qlora_gemm_tc_f16_tn_param_1,\n.param .u64 qlora_gemm_tc_f16_tn_param_2,\n"
 ".param .u32 qlora_gemm_tc_f16_tn_param_3,\n.param .u32 qlora_gemm_tc_f16_tn_param_4,\n"
@@ -17223,7 +17670,7 @@ static const char qlora__ptx_364[] =
 "cvt.u64.u32 %rd28,%r96;\nshr.u32 %r97,%r88,31;\nshr.s32 %r98,%r88,3;\nadd.s32 %r99,%r98,%r97;\n"
 "and.b32 %r100,%r99,536870910;\nsub.s32 %r101,%r98,%r100;\nshl.b32 %r102,%r101,3;\n"
 "cvt.s64.s32 %rd29,%r93;\nmul.lo.s64 %rd30,%rd28,%rd24;\nadd.s64 %rd31,%rd30,%rd29;\n";
-static const char qlora__ptx_365[] =
+static const char qlora__ptx_374[] =
 "add.s32 %r103,%r102,%r5;\ncvt.s64.s32 %rd32,%r95;\nmul.lo.s64 %rd33,%rd28,%rd25;\n"
 "add.s64 %rd34,%rd33,%rd32;\nshr.u32 %r105,%r63,28;\nadd.s32 %r106,%r1,%r105;\n"
 "and.b32 %r107,%r106,-16;\nsub.s32 %r9,%r1,%r107;\nshl.b32 %r108,%r9,3;\n"
@@ -17278,7 +17725,7 @@ static const char qlora__ptx_365[] =
 "add.s64 %rd40,%rd19,%rd61;\nadd.s32 %r180,%r176,%r171;\nadd.s32 %r149,%r180,%r175;\n"
 "shl.b32 %r150,%r179,1;\ncp.async.cg.shared.global[%r149],[%rd40],16,%r150;\n$L__BB5_6:\n"
 "setp.lt.u32 %p53,%r518,2;\n";
-static const char qlora__ptx_366[] =
+static const char qlora__ptx_375[] =
 "cp.async.commit_group;\nadd.s32 %r181,%r519,1;\nsetp.eq.s32 %p19,%r519,2;\n"
 "selp.b32 %r519,0,%r181,%p19;\n@%p53 bra $L__BB5_8;\nshl.b32 %r434,%r519,14;\n"
 "mov.u32 %r435,_ZZ6tensorI3f16Lb1ELb0EEvPKvS2_PviiillllllPKfffiE6shared;\n"
@@ -17323,7 +17770,7 @@ static const char qlora__ptx_366[] =
 "shl.b32 %r450,%r139,8;\nadd.s32 %r451,%r437,%r450;\nadd.s32 %r332,%r451,%r27;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r328,%r329,%r330,%r331},[%r332];\n"
 "xor.b32 %r453,%r444,%r140;\n";
-static const char qlora__ptx_367[] =
+static const char qlora__ptx_376[] =
 "shl.b32 %r454,%r453,4;\nadd.s32 %r337,%r451,%r454;\n"
 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16{%r333,%r334,%r335,%r336},[%r337];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32{%f778,%f777,%f776,%f775},{%r308,%r309,%r310,%r311},{%r328,%r329},{%f778,%f777,%f776,%f775};\n"
@@ -17363,7 +17810,7 @@ static const char qlora__ptx_367[] =
 "sub.s32 %r511,%r517,%r66;\nshr.u32 %r510,%r516,27;\nadd.s32 %r509,%r517,%r510;\n"
 "and.b32 %r508,%r509,-32;\nsub.s32 %r507,%r517,%r508;\nshr.s32 %r506,%r507,31;\n"
 "mov.u32 %r505,%tid.x;\nshr.s32 %r504,%r505,31;\n";
-static const char qlora__ptx_368[] =
+static const char qlora__ptx_377[] =
 "shr.u32 %r503,%r504,27;\nadd.s32 %r502,%r505,%r503;\nshr.s32 %r501,%r502,5;\n"
 "setp.ne.s32 %p24,%r36,0;\nmov.u32 %r520,0;\nselp.b64 %rd71,3,7,%p24;\n"
 "and.b64 %rd72,%rd71,%rd93;\nand.b64 %rd73,%rd23,1;\nor.b64 %rd74,%rd72,%rd73;\n"
@@ -17413,7 +17860,7 @@ static const char qlora__ptx_368[] =
 "setp.ge.s32 %p46,%r56,%r59;\nor.pred %p47,%p45,%p46;\n@%p47 bra $L__BB5_51;\n"
 "setp.eq.f32 %p48,%f272,0f00000000;\nmad.lo.s32 %r491,%r55,33,%r38;\nshl.b32 %r492,%r491,2;\n"
 "add.s32 %r494,%r476,%r492;\n";
-static const char qlora__ptx_369[] =
+static const char qlora__ptx_378[] =
 "cvt.s64.s32 %rd82,%r56;\nmul.lo.s64 %rd83,%rd82,%rd23;\nadd.s64 %rd84,%rd83,%rd11;\n"
 "ld.shared.f32 %f665,[%r494];\nmul.f32 %f869,%f867,%f665;\nld.shared.f32 %f666,[%r494+4];\n"
 "mul.f32 %f870,%f867,%f666;\nshl.b64 %rd85,%rd84,1;\nadd.s64 %rd17,%rd92,%rd85;\n"
@@ -17454,15 +17901,6 @@ static const char qlora__ptx_369[] =
 "bar.warp.sync -1;\nadd.s32 %r520,%r520,1;\nsetp.lt.u32 %p52,%r520,4;\n@%p52 bra $L__BB5_15;\n"
 "ret;\n}\n";
 static const char* const qlora__ptx_gemm_tc_80[] = {
-qlora__ptx_334,
-qlora__ptx_335,
-qlora__ptx_336,
-qlora__ptx_337,
-qlora__ptx_338,
-qlora__ptx_339,
-qlora__ptx_340,
-qlora__ptx_341,
-qlora__ptx_342,
 qlora__ptx_343,
 qlora__ptx_344,
 qlora__ptx_345,
@@ -17490,9 +17928,18 @@ qlora__ptx_366,
 qlora__ptx_367,
 qlora__ptx_368,
 qlora__ptx_369,
+qlora__ptx_370,
+qlora__ptx_371,
+qlora__ptx_372,
+qlora__ptx_373,
+qlora__ptx_374,
+qlora__ptx_375,
+qlora__ptx_376,
+qlora__ptx_377,
+qlora__ptx_378,
 0};
 
-static const char qlora__ptx_370[] =
+static const char qlora__ptx_379[] =
 ".visible .entry qlora_linear_place_f32(\n.param .u64 qlora_linear_place_f32_param_0,\n"
 ".param .u64 qlora_linear_place_f32_param_1,\n.param .u64 qlora_linear_place_f32_param_2,\n"
 ".param .u32 qlora_linear_place_f32_param_3,\n.param .u64 qlora_linear_place_f32_param_4,\n"
@@ -17549,7 +17996,7 @@ static const char qlora__ptx_370[] =
 "setp.lt.s64 %p44,%rd113,%rd57;\nsetp.ge.s64 %p45,%rd113,%rd57;\nand.pred %p46,%p43,%p45;\n"
 "selp.b64 %rd121,%rd61,%rd66,%p46;\nselp.b64 %rd122,%rd56,%rd121,%p44;\n"
 "mul.lo.s64 %rd123,%rd23,%rd122;\nshl.b64 %rd124,%rd123,2;\nselp.b32 %r57,0,%r19,%p46;\n";
-static const char qlora__ptx_371[] =
+static const char qlora__ptx_380[] =
 "add.s32 %r58,%r57,%r18;\nselp.b32 %r59,0,%r58,%p44;\nsub.s32 %r60,%r121,%r59;\n"
 "mul.wide.s32 %rd125,%r60,4;\nadd.s64 %rd126,%rd124,%rd125;\nadd.s64 %rd177,%rd24,%rd126;\n"
 "$L__BB0_59:\n.pragma \"nounroll\";\nsetp.lt.s32 %p51,%r121,%r59;\nselp.b32 %r69,%r19,%r20,%p46;\n"
@@ -17600,7 +18047,7 @@ static const char qlora__ptx_371[] =
 "add.s32 %r31,%r19,%r18;\ncvt.s64.s32 %rd81,%r31;\nsetp.lt.s64 %p3,%rd7,%rd81;\n"
 "add.s32 %r32,%r31,%r20;\ncvt.s64.s32 %rd82,%r32;\nsetp.lt.s64 %p4,%rd7,%rd82;\n"
 "selp.b32 %r33,2,3,%p4;\nselp.b32 %r118,1,%r33,%p3;\n";
-static const char qlora__ptx_372[] =
+static const char qlora__ptx_381[] =
 "cvt.u16.u32 %rs1,%r118;\nsetp.eq.s16 %p5,%rs1,0;\n@%p5 bra $L__BB0_6;\nsetp.ne.s16 %p6,%rs1,1;\n"
 "@%p6 bra $L__BB0_5;\ncvta.to.global.u64 %rd176,%rd58;\nbra.uni $L__BB0_6;\n$L__BB0_5:\n"
 "setp.eq.s32 %p7,%r118,2;\ncvta.to.global.u64 %rd83,%rd63;\nselp.b64 %rd176,%rd83,0,%p7;\n"
@@ -17651,7 +18098,7 @@ static const char qlora__ptx_372[] =
 "st.global.u32[%rd13+6144],%r43;\n$L__BB0_21:\nadd.s64 %rd100,%rd8,1792;\n"
 "setp.ge.s64 %p19,%rd100,%rd6;\n@%p19 bra $L__BB0_73;\nmov.u32 %r44,0;\n"
 "st.global.u32[%rd13+7168],%r44;\n$L__BB0_73:\nret;\n}\n";
-static const char qlora__ptx_373[] =
+static const char qlora__ptx_382[] =
 ".visible .entry qlora_linear_bias_f32(\n.param .u64 qlora_linear_bias_f32_param_0,\n"
 ".param .u64 qlora_linear_bias_f32_param_1,\n.param .u64 qlora_linear_bias_f32_param_2,\n"
 ".param .u64 qlora_linear_bias_f32_param_3,\n.param .u64 qlora_linear_bias_f32_param_4,\n"
@@ -17678,13 +18125,13 @@ static const char qlora__ptx_373[] =
 "add.s64 %rd27,%rd27,%rd4;\nsetp.lt.s64 %p5,%rd27,%rd10;\n@%p5 bra $L__BB1_4;\n$L__BB1_5:\nret;\n"
 "}\n";
 static const char* const qlora__ptx_linear_75[] = {
-qlora__ptx_370,
-qlora__ptx_371,
-qlora__ptx_372,
-qlora__ptx_373,
+qlora__ptx_379,
+qlora__ptx_380,
+qlora__ptx_381,
+qlora__ptx_382,
 0};
 
-static const char qlora__ptx_374[] =
+static const char qlora__ptx_383[] =
 ".visible .entry qlora_linear_place_bf16(\n.param .u64 qlora_linear_place_bf16_param_0,\n"
 ".param .u64 qlora_linear_place_bf16_param_1,\n.param .u64 qlora_linear_place_bf16_param_2,\n"
 ".param .u32 qlora_linear_place_bf16_param_3,\n.param .u64 qlora_linear_place_bf16_param_4,\n"
@@ -17740,7 +18187,7 @@ static const char qlora__ptx_374[] =
 "mul.lo.s64 %rd106,%rd23,%rd25;\nshl.b64 %rd107,%rd106,1;\nsub.s32 %r52,%r104,%r4;\n"
 "mul.wide.s32 %rd108,%r52,2;\nadd.s64 %rd109,%rd107,%rd108;\nadd.s64 %rd169,%rd24,%rd109;\n"
 "mul.lo.s64 %rd110,%rd45,%rd22;\nadd.s64 %rd111,%rd46,%rd110;\ncvt.s64.s32 %rd112,%r104;\n";
-static const char qlora__ptx_375[] =
+static const char qlora__ptx_384[] =
 "add.s64 %rd113,%rd111,%rd112;\ncvta.to.global.u64 %rd114,%rd44;\nshl.b64 %rd115,%rd113,1;\n"
 "add.s64 %rd168,%rd114,%rd115;\nadd.s32 %r9,%r6,%r4;\n$L__BB0_59:\n.pragma \"nounroll\";\n"
 "setp.ge.s32 %p43,%r104,%r9;\nsetp.lt.s32 %p44,%r104,%r4;\nor.pred %p45,%p43,%p44;\n"
@@ -17791,7 +18238,7 @@ static const char qlora__ptx_375[] =
 "selp.b32 %r101,1,%r37,%p5;\ncvt.u16.u32 %rs13,%r101;\nsetp.eq.s16 %p7,%rs13,0;\n"
 "@%p7 bra $L__BB0_6;\nsetp.ne.s16 %p8,%rs13,1;\n@%p8 bra $L__BB0_5;\n"
 "cvta.to.global.u64 %rd167,%rd52;\nbra.uni $L__BB0_6;\n$L__BB0_5:\nsetp.eq.s32 %p9,%r101,2;\n";
-static const char qlora__ptx_376[] =
+static const char qlora__ptx_385[] =
 "cvta.to.global.u64 %rd77,%rd57;\nselp.b64 %rd167,%rd77,0,%p9;\n$L__BB0_6:\n"
 "setp.eq.s32 %p10,%r101,1;\nselp.b32 %r38,0,%r23,%p10;\nadd.s32 %r39,%r38,%r22;\n"
 "setp.eq.s32 %p11,%r101,0;\nselp.b32 %r40,0,%r39,%p11;\ncvt.s64.s32 %rd78,%r40;\n"
@@ -17843,9 +18290,9 @@ static const char qlora__ptx_376[] =
 "setp.ge.s64 %p36,%rd21,%rd6;\n@%p36 bra $L__BB0_73;\nsetp.lt.s64 %p37,%rd21,%rd46;\n"
 "@%p37 bra $L__BB0_54;\nbra.uni $L__BB0_53;\n$L__BB0_54:\nld.global.u16 %rs21,[%rd14+3584];\n"
 "st.global.u16[%rd13+3584],%rs21;\nbra.uni $L__BB0_73;\n";
-static const char qlora__ptx_377[] =
+static const char qlora__ptx_386[] =
 "$L__BB0_53:\nst.global.u16[%rd13+3584],%rs12;\n$L__BB0_73:\nret;\n}\n";
-static const char qlora__ptx_378[] =
+static const char qlora__ptx_387[] =
 ".visible .entry qlora_linear_bias_bf16(\n.param .u64 qlora_linear_bias_bf16_param_0,\n"
 ".param .u64 qlora_linear_bias_bf16_param_1,\n.param .u64 qlora_linear_bias_bf16_param_2,\n"
 ".param .u64 qlora_linear_bias_bf16_param_3,\n.param .u64 qlora_linear_bias_bf16_param_4,\n"
@@ -17873,14 +18320,14 @@ static const char qlora__ptx_378[] =
 "st.global.u16[%rd28],%rs2;\nadd.s64 %rd30,%rd30,%rd3;\nsetp.lt.s64 %p5,%rd30,%rd11;\n"
 "@%p5 bra $L__BB1_6;\n$L__BB1_7:\nret;\n}\n";
 static const char* const qlora__ptx_linear_bf16_80[] = {
-qlora__ptx_374,
-qlora__ptx_375,
-qlora__ptx_376,
-qlora__ptx_377,
-qlora__ptx_378,
+qlora__ptx_383,
+qlora__ptx_384,
+qlora__ptx_385,
+qlora__ptx_386,
+qlora__ptx_387,
 0};
 
-static const char qlora__ptx_379[] =
+static const char qlora__ptx_388[] =
 ".visible .entry qlora_loss_cross_entropy_f32(\n"
 ".param .u64 qlora_loss_cross_entropy_f32_param_0,\n"
 ".param .u64 qlora_loss_cross_entropy_f32_param_1,\n"
@@ -17937,7 +18384,7 @@ static const char qlora__ptx_379[] =
 "mul.lo.s64 %rd86,%rd7,12;\nadd.s64 %rd9,%rd86,4;\nadd.s64 %rd87,%rd9,%rd173;\n"
 "setp.gt.s64 %p5,%rd87,%rd75;\nmov.f32 %f970,0f00000000;\nmov.f32 %f959,0fFF61B1E6;\n"
 "or.pred %p6,%p4,%p5;\n@%p6 bra $L__BB0_4;\n";
-static const char qlora__ptx_380[] =
+static const char qlora__ptx_389[] =
 "shl.b64 %rd10,%rd7,4;\nadd.s64 %rd88,%rd173,%rd3;\nshl.b64 %rd89,%rd88,2;\n"
 "add.s64 %rd172,%rd1,%rd89;\nmov.f32 %f959,0fFF61B1E6;\nmov.f32 %f970,0f00000000;\n$L__BB0_3:\n"
 "add.s64 %rd90,%rd172,%rd10;\nadd.s64 %rd91,%rd90,%rd10;\nadd.s64 %rd92,%rd91,%rd10;\n"
@@ -17988,7 +18435,7 @@ static const char qlora__ptx_380[] =
 "fma.rn.f32 %f189,%f188,%f82,%f81;\ncvt.sat.f32.f32 %f190,%f189;\n"
 "fma.rm.f32 %f191,%f190,%f86,%f85;\nadd.f32 %f192,%f191,0fCB40007F;\nneg.f32 %f193,%f192;\n"
 "fma.rn.f32 %f194,%f188,%f90,%f193;\nfma.rn.f32 %f195,%f188,%f92,%f194;\nmov.b32 %r72,%f191;\n";
-static const char qlora__ptx_381[] =
+static const char qlora__ptx_390[] =
 "shl.b32 %r73,%r72,23;\nmov.b32 %f196,%r73;\nex2.approx.ftz.f32 %f197,%f195;\n"
 "fma.rn.f32 %f198,%f197,%f196,%f187;\nsub.f32 %f199,%f145,%f153;\n"
 "fma.rn.f32 %f200,%f199,%f82,%f81;\ncvt.sat.f32.f32 %f201,%f200;\n"
@@ -18040,7 +18487,7 @@ static const char qlora__ptx_381[] =
 "fma.rn.f32 %f322,%f321,%f320,%f311;\nsub.f32 %f323,%f280,%f959;\n"
 "fma.rn.f32 %f324,%f323,%f82,%f81;\ncvt.sat.f32.f32 %f325,%f324;\n"
 "fma.rm.f32 %f326,%f325,%f86,%f85;\n";
-static const char qlora__ptx_382[] =
+static const char qlora__ptx_391[] =
 "add.f32 %f327,%f326,0fCB40007F;\nneg.f32 %f328,%f327;\nfma.rn.f32 %f329,%f323,%f90,%f328;\n"
 "fma.rn.f32 %f330,%f323,%f92,%f329;\nmov.b32 %r92,%f326;\nshl.b32 %r93,%r92,23;\n"
 "mov.b32 %f331,%r93;\nex2.approx.ftz.f32 %f332,%f330;\nfma.rn.f32 %f333,%f332,%f331,%f322;\n"
@@ -18091,7 +18538,7 @@ static const char qlora__ptx_382[] =
 "sub.s64 %rd175,%rd175,%rd97;\nmul.wide.u32 %rd98,%r106,16;\nadd.s64 %rd174,%rd174,%rd98;\n"
 "setp.lt.s64 %p14,%rd173,%rd75;\nmov.f32 %f962,%f959;\n@%p14 bra $L__BB0_7;\nbra.uni $L__BB0_26;\n"
 "$L__BB0_16:\nsub.s64 %rd178,%rd75,%rd173;\n";
-static const char qlora__ptx_383[] =
+static const char qlora__ptx_392[] =
 "add.s64 %rd99,%rd173,%rd3;\nshl.b64 %rd100,%rd99,2;\nadd.s64 %rd177,%rd1,%rd100;\n"
 "mov.f32 %f968,%f959;\n$L__BB0_17:\nsetp.gt.s64 %p15,%rd178,3;\n@%p15 bra $L__BB0_24;\n"
 "bra.uni $L__BB0_18;\n$L__BB0_24:\nld.global.v4.u32{%r334,%r335,%r336,%r337},[%rd177];\n"
@@ -18142,7 +18589,7 @@ static const char qlora__ptx_383[] =
 "@%p35 bra $L__BB0_32;\nbra.uni $L__BB0_33;\n$L__BB0_27:\nmov.b32 %r130,%f959;\n"
 "mov.u32 %r131,31;\nmov.u32 %r132,16;\nmov.u32 %r133,-1;\n"
 "shfl.sync.bfly.b32 %r134|%p21,%r130,%r132,%r131,%r133;\nmov.b32 %f480,%r134;\n";
-static const char qlora__ptx_384[] =
+static const char qlora__ptx_393[] =
 "max.f32 %f481,%f959,%f480;\nmov.b32 %r135,%f481;\nmov.u32 %r136,8;\n"
 "shfl.sync.bfly.b32 %r137|%p22,%r135,%r136,%r131,%r133;\nmov.b32 %f482,%r137;\n"
 "max.f32 %f483,%f481,%f482;\nmov.b32 %r138,%f483;\nmov.u32 %r139,4;\n"
@@ -18198,7 +18645,7 @@ static const char qlora__ptx_384[] =
 "add.f32 %f528,%f973,%f527;\nmov.b32 %r207,%f528;\nmov.u32 %r208,8;\n"
 "shfl.sync.bfly.b32 %r209|%p45,%r207,%r208,%r203,%r205;\nmov.b32 %f529,%r209;\n"
 "add.f32 %f530,%f528,%f529;\nmov.b32 %r210,%f530;\nmov.u32 %r211,4;\n";
-static const char qlora__ptx_385[] =
+static const char qlora__ptx_394[] =
 "shfl.sync.bfly.b32 %r212|%p46,%r210,%r211,%r203,%r205;\nmov.b32 %f531,%r212;\n"
 "add.f32 %f532,%f530,%f531;\nmov.b32 %r213,%f532;\nmov.u32 %r214,2;\n"
 "shfl.sync.bfly.b32 %r215|%p47,%r213,%r214,%r203,%r205;\nmov.b32 %f533,%r215;\n"
@@ -18250,7 +18697,7 @@ static const char qlora__ptx_385[] =
 "sub.f32 %f596,%f572,%f972;\nfma.rn.f32 %f597,%f596,%f578,%f577;\ncvt.sat.f32.f32 %f598,%f597;\n"
 "fma.rm.f32 %f599,%f598,%f582,%f581;\nadd.f32 %f600,%f599,0fCB40007F;\nneg.f32 %f601,%f600;\n"
 "fma.rn.f32 %f602,%f596,%f586,%f601;\nfma.rn.f32 %f603,%f596,%f588,%f602;\n";
-static const char qlora__ptx_386[] =
+static const char qlora__ptx_395[] =
 "mov.b32 %r240,%f599;\nshl.b32 %r241,%r240,23;\nmov.b32 %f604,%r241;\n"
 "ex2.approx.ftz.f32 %f605,%f603;\nmul.f32 %f606,%f605,%f604;\nmul.f32 %f607,%f47,%f606;\n"
 "setp.eq.s32 %p66,%r237,1;\nsub.f32 %f608,%f607,%f978;\nsub.f32 %f610,%f573,%f972;\n"
@@ -18302,7 +18749,7 @@ static const char qlora__ptx_386[] =
 "add.s64 %rd125,%rd123,%rd38;\nsetp.le.s64 %p76,%rd125,%rd4;\nadd.s64 %rd126,%rd125,4;\n"
 "setp.gt.s64 %p77,%rd126,%rd4;\nand.pred %p78,%p76,%p77;\ncvt.u32.u64 %r257,%rd125;\n"
 "sub.s32 %r258,%r235,%r257;\nselp.b32 %r259,%r258,-1,%p78;\n";
-static const char qlora__ptx_387[] =
+static const char qlora__ptx_396[] =
 "sub.f32 %f714,%f645,%f972;\nfma.rn.f32 %f715,%f714,%f578,%f577;\ncvt.sat.f32.f32 %f716,%f715;\n"
 "fma.rm.f32 %f717,%f716,%f582,%f581;\nadd.f32 %f718,%f717,0fCB40007F;\nneg.f32 %f719,%f718;\n"
 "fma.rn.f32 %f720,%f714,%f586,%f719;\nfma.rn.f32 %f721,%f714,%f588,%f720;\nmov.b32 %r260,%f717;\n"
@@ -18352,7 +18799,7 @@ static const char qlora__ptx_387[] =
 "fma.rn.f32 %f820,%f819,%f578,%f577;\ncvt.sat.f32.f32 %f821,%f820;\n"
 "fma.rm.f32 %f822,%f821,%f582,%f581;\nadd.f32 %f823,%f822,0fCB40007F;\nneg.f32 %f824,%f823;\n"
 "fma.rn.f32 %f825,%f819,%f586,%f824;\n";
-static const char qlora__ptx_388[] =
+static const char qlora__ptx_397[] =
 "fma.rn.f32 %f826,%f819,%f588,%f825;\nmov.b32 %r277,%f822;\nshl.b32 %r278,%r277,23;\n"
 "mov.b32 %f827,%r278;\nex2.approx.ftz.f32 %f828,%f826;\nmul.f32 %f829,%f828,%f827;\n"
 "mul.f32 %f830,%f47,%f829;\nsetp.eq.s32 %p89,%r270,3;\nsub.f32 %f831,%f830,%f978;\n"
@@ -18402,7 +18849,7 @@ static const char qlora__ptx_388[] =
 "add.s64 %rd148,%rd137,%rd182;\nst.global.f32[%rd148],%f56;\n$L__BB0_67:\n@%p94 bra $L__BB0_69;\n"
 "add.s64 %rd149,%rd47,%rd182;\nst.global.f32[%rd149],%f57;\n$L__BB0_69:\n@%p95 bra $L__BB0_71;\n"
 "add.s64 %rd150,%rd47,%rd182;\nst.global.f32[%rd150+4],%f58;\n$L__BB0_71:\n@%p96 bra $L__BB0_73;\n";
-static const char qlora__ptx_389[] =
+static const char qlora__ptx_398[] =
 "add.s64 %rd151,%rd47,%rd182;\nst.global.f32[%rd151+8],%f59;\n$L__BB0_73:\n"
 "add.s64 %rd181,%rd181,%rd8;\nsub.s64 %rd183,%rd183,%rd8;\nshl.b32 %r293,%r55,2;\n"
 "sub.s32 %r340,%r340,%r293;\nmul.wide.u32 %rd153,%r55,16;\nadd.s64 %rd182,%rd182,%rd153;\n"
@@ -18451,10 +18898,10 @@ static const char qlora__ptx_389[] =
 "$L__BB0_88:\nsetp.lt.s64 %p123,%rd186,3;\n@%p123 bra $L__BB0_91;\nst.global.f32[%rd185+8],%f62;\n"
 "$L__BB0_91:\nadd.s64 %rd181,%rd181,%rd8;\nshl.b32 %r318,%r55,2;\nsub.s32 %r341,%r341,%r318;\n"
 "sub.s64 %rd186,%rd186,%rd8;\n";
-static const char qlora__ptx_390[] =
+static const char qlora__ptx_399[] =
 "mul.wide.u32 %rd161,%r55,16;\nadd.s64 %rd185,%rd185,%rd161;\nsetp.lt.s64 %p124,%rd181,%rd75;\n"
 "@%p124 bra $L__BB0_75;\n$L__BB0_115:\nret;\n}\n";
-static const char qlora__ptx_391[] =
+static const char qlora__ptx_400[] =
 ".visible .entry qlora_loss_arg_max_f32(\n.param .u64 qlora_loss_arg_max_f32_param_0,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_1,\n.param .u64 qlora_loss_arg_max_f32_param_2,\n"
 ".param .u64 qlora_loss_arg_max_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -18507,7 +18954,7 @@ static const char qlora__ptx_391[] =
 "ld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\nsetp.lt.s32 %p39,%r16,0;\n"
 "@%p39 bra $L__BB1_19;\nsetp.lt.s32 %p40,%r15,0;\n@%p40 bra $L__BB1_18;\n"
 "ld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n";
-static const char qlora__ptx_392[] =
+static const char qlora__ptx_401[] =
 "@%p41 bra $L__BB1_18;\nsetp.neu.f32 %p42,%f10,%f11;\nsetp.ge.s32 %p43,%r16,%r15;\n"
 "or.pred %p44,%p43,%p42;\n@%p44 bra $L__BB1_19;\n$L__BB1_18:\nst.shared.f32[%r11],%f10;\n"
 "st.shared.u32[%r12],%r16;\n$L__BB1_19:\nbar.sync 0;\nsetp.gt.s32 %p45,%r31,31;\n"
@@ -18553,23 +19000,23 @@ static const char qlora__ptx_392[] =
 "max.s32 %r57,%r56,0;\ncvta.to.global.u64 %rd36,%rd19;\nmul.wide.u32 %rd37,%r30,4;\n"
 "add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r57;\n$L__BB1_57:\nret;\n}\n";
 static const char* const qlora__ptx_loss_75[] = {
-qlora__ptx_379,
-qlora__ptx_380,
-qlora__ptx_381,
-qlora__ptx_382,
-qlora__ptx_383,
-qlora__ptx_384,
-qlora__ptx_385,
-qlora__ptx_386,
-qlora__ptx_387,
 qlora__ptx_388,
 qlora__ptx_389,
 qlora__ptx_390,
 qlora__ptx_391,
 qlora__ptx_392,
+qlora__ptx_393,
+qlora__ptx_394,
+qlora__ptx_395,
+qlora__ptx_396,
+qlora__ptx_397,
+qlora__ptx_398,
+qlora__ptx_399,
+qlora__ptx_400,
+qlora__ptx_401,
 0};
 
-static const char qlora__ptx_393[] =
+static const char qlora__ptx_402[] =
 ".visible .entry qlora_loss_cross_entropy_bf16(\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_0,\n"
 ".param .u64 qlora_loss_cross_entropy_bf16_param_1,\n"
@@ -18625,7 +19072,7 @@ static const char qlora__ptx_393[] =
 "@%p162 bra $L__BB0_147;\nbra.uni $L__BB0_133;\n$L__BB0_147:\nmov.u32 %r473,0;\n"
 "st.global.v4.u32[%rd48],{%r473,%r473,%r473,%r473};\nbra.uni $L__BB0_148;\n$L__BB0_133:\n"
 "setp.lt.s64 %p163,%rd46,1;\n@%p163 bra $L__BB0_135;\nmov.f32 %f741,0f00000000;\n";
-static const char qlora__ptx_394[] =
+static const char qlora__ptx_403[] =
 "cvt.rn.bf16.f32 %rs18,%f741;\nst.global.u16[%rd48],%rs18;\n$L__BB0_135:\n"
 "setp.lt.s64 %p164,%rd46,2;\n@%p164 bra $L__BB0_137;\nmov.f32 %f742,0f00000000;\n"
 "cvt.rn.bf16.f32 %rs19,%f742;\nst.global.u16[%rd48+2],%rs19;\n$L__BB0_137:\n"
@@ -18677,7 +19124,7 @@ static const char qlora__ptx_394[] =
 "mov.b32 %f150,%r129;\nmax.f32 %f151,%f149,%f150;\nmov.b32 %f152,%r130;\n"
 "max.f32 %f153,%f151,%f152;\nmov.b32 %f154,%r131;\nmax.f32 %f155,%f153,%f154;\n"
 "mov.b32 %f156,%r132;\nmax.f32 %f157,%f155,%f156;\nmov.b32 %f158,%r133;\n";
-static const char qlora__ptx_395[] =
+static const char qlora__ptx_404[] =
 "max.f32 %f159,%f157,%f158;\nmov.b32 %f160,%r134;\nmax.f32 %f161,%f159,%f160;\n"
 "mov.b32 %f162,%r135;\nmax.f32 %f163,%f161,%f162;\nsub.f32 %f164,%f130,%f163;\n"
 "mul.f32 %f62,%f164,0f3FB8AA3B;\nex2.approx.ftz.f32 %f61,%f62;\nsub.f32 %f165,%f148,%f163;\n"
@@ -18728,7 +19175,7 @@ static const char qlora__ptx_395[] =
 "sub.f32 %f236,%f220,%f750;\nmul.f32 %f106,%f236,0f3FB8AA3B;\nex2.approx.ftz.f32 %f105,%f106;\n"
 "add.f32 %f237,%f235,%f105;\nsub.f32 %f238,%f222,%f750;\nmul.f32 %f108,%f238,0f3FB8AA3B;\n"
 "ex2.approx.ftz.f32 %f107,%f108;\n";
-static const char qlora__ptx_396[] =
+static const char qlora__ptx_405[] =
 "add.f32 %f239,%f237,%f107;\nsub.f32 %f240,%f224,%f750;\nmul.f32 %f110,%f240,0f3FB8AA3B;\n"
 "ex2.approx.ftz.f32 %f109,%f110;\nadd.f32 %f241,%f239,%f109;\nsub.f32 %f242,%f226,%f750;\n"
 "mul.f32 %f112,%f242,0f3FB8AA3B;\nex2.approx.ftz.f32 %f111,%f112;\nadd.f32 %f243,%f241,%f111;\n"
@@ -18778,7 +19225,7 @@ static const char qlora__ptx_396[] =
 "ex2.approx.ftz.f32 %f261,%f262;\nadd.f32 %f294,%f292,%f261;\nsub.f32 %f295,%f279,%f750;\n"
 "mul.f32 %f264,%f295,0f3FB8AA3B;\nex2.approx.ftz.f32 %f263,%f264;\nadd.f32 %f296,%f294,%f263;\n"
 "sub.f32 %f297,%f281,%f750;\n";
-static const char qlora__ptx_397[] =
+static const char qlora__ptx_406[] =
 "mul.f32 %f266,%f297,0f3FB8AA3B;\nex2.approx.ftz.f32 %f265,%f266;\nadd.f32 %f298,%f296,%f265;\n"
 "sub.f32 %f299,%f283,%f750;\nmul.f32 %f268,%f299,0f3FB8AA3B;\nex2.approx.ftz.f32 %f267,%f268;\n"
 "add.f32 %f300,%f298,%f267;\nsub.f32 %f301,%f285,%f750;\nmul.f32 %f270,%f301,0f3FB8AA3B;\n"
@@ -18829,7 +19276,7 @@ static const char qlora__ptx_397[] =
 "ex2.approx.ftz.f32 %f318,%f319;\nadd.f32 %f351,%f349,%f318;\nsub.f32 %f352,%f336,%f750;\n"
 "mul.f32 %f321,%f352,0f3FB8AA3B;\nex2.approx.ftz.f32 %f320,%f321;\nadd.f32 %f353,%f351,%f320;\n"
 "sub.f32 %f354,%f338,%f750;\n";
-static const char qlora__ptx_398[] =
+static const char qlora__ptx_407[] =
 "mul.f32 %f323,%f354,0f3FB8AA3B;\nex2.approx.ftz.f32 %f322,%f323;\nadd.f32 %f355,%f353,%f322;\n"
 "sub.f32 %f356,%f340,%f750;\nmul.f32 %f325,%f356,0f3FB8AA3B;\nex2.approx.ftz.f32 %f324,%f325;\n"
 "add.f32 %f357,%f355,%f324;\nsub.f32 %f358,%f342,%f750;\nmul.f32 %f327,%f358,0f3FB8AA3B;\n"
@@ -18885,7 +19332,7 @@ static const char qlora__ptx_398[] =
 "add.f32 %f387,%f385,%f386;\nmov.b32 %r279,%f387;\nmov.u32 %r280,2;\n"
 "shfl.sync.bfly.b32 %r281|%p49,%r279,%r280,%r269,%r271;\nmov.b32 %f388,%r281;\n"
 "add.f32 %f389,%f387,%f388;\n";
-static const char qlora__ptx_399[] =
+static const char qlora__ptx_408[] =
 "mov.b32 %r282,%f389;\nmov.u32 %r283,1;\nshfl.sync.bfly.b32 %r284|%p50,%r282,%r283,%r269,%r271;\n"
 "mov.b32 %f390,%r284;\nadd.f32 %f23,%f389,%f390;\nbar.sync 0;\nand.b32 %r49,%r1,31;\n"
 "setp.ne.s32 %p51,%r49,0;\n@%p51 bra $L__BB0_53;\nst.shared.f32[%r44],%f23;\n$L__BB0_53:\n"
@@ -18940,7 +19387,7 @@ static const char qlora__ptx_399[] =
 "cvt.u32.u64 %r376,%rd4;\n$L__BB0_70:\nadd.s64 %rd153,%rd197,%rd3;\nshl.b64 %rd154,%rd153,1;\n"
 "add.s64 %rd155,%rd1,%rd154;\nld.global.v4.u32{%r343,%r344,%r345,%r346},[%rd155];\n"
 "shl.b64 %rd156,%rd8,1;\n";
-static const char qlora__ptx_400[] =
+static const char qlora__ptx_409[] =
 "add.s64 %rd157,%rd155,%rd156;\nld.global.v4.u32{%r351,%r352,%r353,%r354},[%rd157];\n"
 "add.s64 %rd158,%rd157,%rd156;\nld.global.v4.u32{%r359,%r360,%r361,%r362},[%rd158];\n"
 "add.s64 %rd159,%rd158,%rd156;\nld.global.v4.u32{%r367,%r368,%r369,%r370},[%rd159];\n"
@@ -18990,7 +19437,7 @@ static const char qlora__ptx_400[] =
 "mul.f32 %f468,%f578,0f3FB8AA3B;\nex2.approx.ftz.f32 %f467,%f468;\nmul.f32 %f579,%f38,%f467;\n"
 "setp.eq.s32 %p88,%r389,3;\nsub.f32 %f580,%f579,%f765;\nselp.f32 %f479,%f580,%f579,%p88;\n"
 "mov.b32 %f581,%r394;\n";
-static const char qlora__ptx_401[] =
+static const char qlora__ptx_410[] =
 "sub.f32 %f582,%f581,%f759;\nmul.f32 %f470,%f582,0f3FB8AA3B;\nex2.approx.ftz.f32 %f469,%f470;\n"
 "mul.f32 %f583,%f38,%f469;\nsetp.eq.s32 %p89,%r389,4;\nsub.f32 %f584,%f583,%f765;\n"
 "selp.f32 %f482,%f584,%f583,%p89;\nmov.b32 %f585,%r395;\nsub.f32 %f586,%f585,%f759;\n"
@@ -19040,7 +19487,7 @@ static const char qlora__ptx_401[] =
 "cvt.u32.u64 %r409,%rd165;\nsub.s32 %r410,%r376,%r409;\nselp.b32 %r411,%r410,-1,%p106;\n"
 "shl.b32 %r412,%r367,16;\nand.b32 %r413,%r367,-65536;\nshl.b32 %r414,%r368,16;\n"
 "and.b32 %r415,%r368,-65536;\n";
-static const char qlora__ptx_402[] =
+static const char qlora__ptx_411[] =
 "shl.b32 %r416,%r369,16;\nand.b32 %r417,%r369,-65536;\nshl.b32 %r418,%r370,16;\n"
 "and.b32 %r419,%r370,-65536;\nmov.b32 %f629,%r412;\nsub.f32 %f630,%f629,%f759;\n"
 "mul.f32 %f510,%f630,0f3FB8AA3B;\nex2.approx.ftz.f32 %f509,%f510;\nmul.f32 %f631,%f38,%f509;\n"
@@ -19090,7 +19537,7 @@ static const char qlora__ptx_402[] =
 "shl.b32 %r507,%r436,16;\n$L__BB0_89:\nmov.b32 %f661,%r501;\nmov.b32 %f662,%r500;\n"
 "mov.b32 %f663,%r503;\nmov.b32 %f664,%r502;\nmov.b32 %f665,%r505;\nmov.b32 %f666,%r504;\n"
 "mov.b32 %f667,%r507;\nmov.b32 %f668,%r506;\ncvt.rn.bf16x2.f32 %r511,%f667,%f668;\n";
-static const char qlora__ptx_403[] =
+static const char qlora__ptx_412[] =
 "cvt.rn.bf16x2.f32 %r510,%f665,%f666;\ncvt.rn.bf16x2.f32 %r509,%f663,%f664;\n"
 "cvt.rn.bf16x2.f32 %r508,%f661,%f662;\n$L__BB0_91:\nadd.s64 %rd176,%rd197,8;\n"
 "setp.gt.s64 %p127,%rd176,%rd4;\nsetp.le.s64 %p128,%rd197,%rd4;\nand.pred %p129,%p128,%p127;\n"
@@ -19139,10 +19586,10 @@ static const char qlora__ptx_403[] =
 "mov.b32 %f731,%r467;\ncvt.rn.bf16.f32 %rs8,%f731;\nst.global.u16[%rd39+12],%rs8;\n$L__BB0_106:\n"
 "setp.lt.s64 %p145,%rd37,8;\n@%p145 bra $L__BB0_109;\nand.b32 %r468,%r448,-65536;\n"
 "mov.b32 %f732,%r468;\ncvt.rn.bf16.f32 %rs9,%f732;\nst.global.u16[%rd39+14],%rs9;\n$L__BB0_109:\n";
-static const char qlora__ptx_404[] =
+static const char qlora__ptx_413[] =
 "add.s64 %rd197,%rd197,%rd8;\nsetp.lt.s64 %p146,%rd197,%rd55;\n@%p146 bra $L__BB0_72;\n"
 "$L__BB0_149:\nret;\n}\n";
-static const char qlora__ptx_405[] =
+static const char qlora__ptx_414[] =
 ".visible .entry qlora_loss_arg_max_bf16(\n.param .u64 qlora_loss_arg_max_bf16_param_0,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_1,\n.param .u64 qlora_loss_arg_max_bf16_param_2,\n"
 ".param .u64 qlora_loss_arg_max_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<88>;\n"
@@ -19195,7 +19642,7 @@ static const char qlora__ptx_405[] =
 "or.pred %p37,%p36,%p35;\n@%p37 bra $L__BB1_13;\n$L__BB1_12:\nst.shared.f32[%r11],%f8;\n"
 "st.shared.u32[%r12],%r14;\n$L__BB1_13:\nbar.sync 0;\nsetp.gt.s32 %p38,%r31,63;\n"
 "@%p38 bra $L__BB1_19;\n";
-static const char qlora__ptx_406[] =
+static const char qlora__ptx_415[] =
 "ld.shared.f32 %f10,[%r11+256];\nld.shared.u32 %r15,[%r12];\nld.shared.u32 %r16,[%r12+256];\n"
 "setp.lt.s32 %p39,%r16,0;\n@%p39 bra $L__BB1_19;\nsetp.lt.s32 %p40,%r15,0;\n"
 "@%p40 bra $L__BB1_18;\nld.shared.f32 %f11,[%r11];\nsetp.gt.f32 %p41,%f10,%f11;\n"
@@ -19244,23 +19691,23 @@ static const char qlora__ptx_406[] =
 "max.s32 %r67,%r66,0;\ncvta.to.global.u64 %rd36,%rd19;\nmul.wide.u32 %rd37,%r30,4;\n"
 "add.s64 %rd38,%rd36,%rd37;\nst.global.u32[%rd38],%r67;\n$L__BB1_57:\nret;\n}\n";
 static const char* const qlora__ptx_loss_bf16_80[] = {
-qlora__ptx_393,
-qlora__ptx_394,
-qlora__ptx_395,
-qlora__ptx_396,
-qlora__ptx_397,
-qlora__ptx_398,
-qlora__ptx_399,
-qlora__ptx_400,
-qlora__ptx_401,
 qlora__ptx_402,
 qlora__ptx_403,
 qlora__ptx_404,
 qlora__ptx_405,
 qlora__ptx_406,
+qlora__ptx_407,
+qlora__ptx_408,
+qlora__ptx_409,
+qlora__ptx_410,
+qlora__ptx_411,
+qlora__ptx_412,
+qlora__ptx_413,
+qlora__ptx_414,
+qlora__ptx_415,
 0};
 
-static const char qlora__ptx_407[] =
+static const char qlora__ptx_416[] =
 ".visible .entry qlora_nf4_quantise_f32(\n.param .u64 qlora_nf4_quantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_1,\n.param .u32 qlora_nf4_quantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f32_param_3,\n.param .u64 qlora_nf4_quantise_f32_param_4\n)\n"
@@ -19311,7 +19758,7 @@ static const char qlora__ptx_407[] =
 "selp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\nsetp.gt.f32 %p26,%f23,0f3F248DAF;\n"
 "selp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p27,%f23,0f3F5C89DA;\n"
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB0_8:\nmul.rn.f32 %f24,%f6,%f5;\n";
-static const char qlora__ptx_408[] =
+static const char qlora__ptx_417[] =
 "setp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f24,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f24,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
 "setp.gt.f32 %p31,%f24,0f3EC753F9;\nselp.u32 %r69,1,0,%p31;\nsetp.gt.f32 %p32,%f24,0f3E9582D4;\n"
@@ -19333,7 +19780,7 @@ static const char qlora__ptx_408[] =
 "@%p44 bra $L__BB0_6;\n$L__BB0_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB0_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB0_11:\nret;\n}\n";
-static const char qlora__ptx_409[] =
+static const char qlora__ptx_418[] =
 ".visible .entry qlora_nf4_quantise_bf16(\n.param .u64 qlora_nf4_quantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_1,\n.param .u32 qlora_nf4_quantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_bf16_param_3,\n.param .u64 qlora_nf4_quantise_bf16_param_4\n)\n"
@@ -19384,7 +19831,7 @@ static const char qlora__ptx_409[] =
 "add.s32 %r64,%r62,%r63;\nsetp.gt.f32 %p25,%f22,0f3F006D04;\nselp.u32 %r65,1,0,%p25;\n"
 "add.s32 %r66,%r64,%r65;\nsetp.gt.f32 %p26,%f22,0f3F248DAF;\nselp.u32 %r67,1,0,%p26;\n"
 "add.s32 %r68,%r66,%r67;\n";
-static const char qlora__ptx_410[] =
+static const char qlora__ptx_419[] =
 "setp.gt.f32 %p27,%f22,0f3F5C89DA;\nselp.u32 %r69,1,0,%p27;\nadd.s32 %r109,%r68,%r69;\n"
 "$L__BB1_8:\ncvt.u32.u16 %r70,%rs1;\nshl.b32 %r71,%r70,16;\nmov.b32 %f23,%r71;\n"
 "mul.rn.f32 %f24,%f23,%f5;\nsetp.gt.f32 %p28,%f24,0f3F5C89DA;\nselp.u32 %r72,1,0,%p28;\n"
@@ -19409,7 +19856,7 @@ static const char qlora__ptx_410[] =
 "setp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB1_11;\ncvta.to.global.u64 %rd64,%rd23;\n"
 "shl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\nst.global.f32[%rd69],%f4;\n$L__BB1_11:\n"
 "ret;\n}\n";
-static const char qlora__ptx_411[] =
+static const char qlora__ptx_420[] =
 ".visible .entry qlora_nf4_quantise_f16(\n.param .u64 qlora_nf4_quantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_1,\n.param .u32 qlora_nf4_quantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_quantise_f16_param_3,\n.param .u64 qlora_nf4_quantise_f16_param_4\n)\n"
@@ -19460,7 +19907,7 @@ static const char qlora__ptx_411[] =
 "setp.gt.f32 %p25,%f24,0f3F006D04;\nselp.u32 %r61,1,0,%p25;\nadd.s32 %r62,%r60,%r61;\n"
 "setp.gt.f32 %p26,%f24,0f3F248DAF;\nselp.u32 %r63,1,0,%p26;\nadd.s32 %r64,%r62,%r63;\n"
 "setp.gt.f32 %p27,%f24,0f3F5C89DA;\n";
-static const char qlora__ptx_412[] =
+static const char qlora__ptx_421[] =
 "selp.u32 %r65,1,0,%p27;\nadd.s32 %r103,%r64,%r65;\n$L__BB2_8:\nmul.rn.f32 %f25,%f22,%f5;\n"
 "setp.gt.f32 %p28,%f25,0f3F5C89DA;\nselp.u32 %r66,1,0,%p28;\nsetp.gt.f32 %p29,%f25,0f3F248DAF;\n"
 "selp.u32 %r67,1,0,%p29;\nsetp.gt.f32 %p30,%f25,0f3F006D04;\nselp.u32 %r68,1,0,%p30;\n"
@@ -19483,7 +19930,7 @@ static const char qlora__ptx_412[] =
 "@%p44 bra $L__BB2_6;\n$L__BB2_9:\nsetp.ne.s32 %p45,%r2,0;\n@%p45 bra $L__BB2_11;\n"
 "cvta.to.global.u64 %rd64,%rd23;\nshl.b64 %rd68,%rd26,2;\nadd.s64 %rd69,%rd64,%rd68;\n"
 "st.global.f32[%rd69],%f4;\n$L__BB2_11:\nret;\n}\n";
-static const char qlora__ptx_413[] =
+static const char qlora__ptx_422[] =
 ".visible .entry qlora_nf4_offset(\n.param .u64 qlora_nf4_offset_param_0,\n"
 ".param .u64 qlora_nf4_offset_param_1,\n.param .f32 qlora_nf4_offset_param_2,\n"
 ".param .u64 qlora_nf4_offset_param_3\n)\n.maxntid 1024,1,1\n{\n.reg .pred %p<17>;\n"
@@ -19535,9 +19982,9 @@ static const char qlora__ptx_413[] =
 "$L__BB3_27:\nbar.sync 0;\nsetp.ne.s32 %p16,%r3,0;\n@%p16 bra $L__BB3_29;\n"
 "ld.shared.f64 %fd50,[_ZZ16qlora_nf4_offsetE6shared];\ncvt.rn.f32.f64 %f7,%fd50;\n"
 "mul.rn.f32 %f8,%f7,%f1;\ncvta.to.global.u64 %rd28,%rd20;\n";
-static const char qlora__ptx_414[] =
+static const char qlora__ptx_423[] =
 "st.global.f32[%rd28],%f8;\n$L__BB3_29:\nret;\n}\n";
-static const char qlora__ptx_415[] =
+static const char qlora__ptx_424[] =
 ".visible .entry qlora_nf4_quantise_scales(\n.param .u64 qlora_nf4_quantise_scales_param_0,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_1,\n.param .u32 qlora_nf4_quantise_scales_param_2,\n"
 ".param .u64 qlora_nf4_quantise_scales_param_3,\n.param .u64 qlora_nf4_quantise_scales_param_4,\n"
@@ -19589,7 +20036,7 @@ static const char qlora__ptx_415[] =
 "ld.shared.f32 %f31,[%r53];\nsetp.lt.f32 %p14,%f31,%f8;\nselp.b32 %r54,%r50,%r48,%p14;\n"
 "selp.b32 %r55,8,-8,%p14;\nadd.s32 %r56,%r55,%r50;\nselp.b32 %r57,%r51,%r50,%p14;\n"
 "shl.b32 %r58,%r55,2;\nadd.s32 %r59,%r53,%r58;\nld.shared.f32 %f32,[%r59];\n";
-static const char qlora__ptx_416[] =
+static const char qlora__ptx_425[] =
 "setp.lt.f32 %p15,%f32,%f8;\nselp.b32 %r60,%r56,%r54,%p15;\nselp.b32 %r61,4,-4,%p15;\n"
 "add.s32 %r62,%r61,%r56;\nselp.b32 %r63,%r57,%r56,%p15;\nshl.b32 %r64,%r61,2;\n"
 "add.s32 %r65,%r59,%r64;\nld.shared.f32 %f33,[%r65];\nsetp.lt.f32 %p16,%f33,%f8;\n"
@@ -19609,7 +20056,7 @@ static const char qlora__ptx_416[] =
 "setp.lt.s64 %p22,%rd53,%rd4;\n@%p22 bra $L__BB4_6;\n$L__BB4_10:\nsetp.ne.s32 %p23,%r2,0;\n"
 "@%p23 bra $L__BB4_12;\ncvta.to.global.u64 %rd44,%rd19;\nshl.b64 %rd48,%rd27,2;\n"
 "add.s64 %rd49,%rd44,%rd48;\nst.global.f32[%rd49],%f5;\n$L__BB4_12:\nret;\n}\n";
-static const char qlora__ptx_417[] =
+static const char qlora__ptx_426[] =
 ".visible .entry qlora_nf4_dequantise_f32(\n.param .u64 qlora_nf4_dequantise_f32_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_1,\n.param .u64 qlora_nf4_dequantise_f32_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f32_param_3,\n.param .u64 qlora_nf4_dequantise_f32_param_4,\n"
@@ -19664,7 +20111,7 @@ static const char qlora__ptx_417[] =
 "cvta.to.global.u64 %rd102,%rd39;\nadd.s64 %rd103,%rd102,%rd101;\nld.global.u32 %r675,[%rd103];\n"
 "selp.b32 %r54,%r39,0,%p5;\nadd.s32 %r55,%r54,%r38;\nshr.s64 %rd104,%rd100,%r55;\n"
 "selp.b64 %rd105,%rd42,%rd40,%p5;\ncvta.to.global.u64 %rd106,%rd105;\nshl.b64 %rd107,%rd104,2;\n";
-static const char qlora__ptx_418[] =
+static const char qlora__ptx_427[] =
 "add.s64 %rd108,%rd106,%rd107;\nld.global.f32 %f211,[%rd108];\n$L__BB5_5:\n"
 "cvt.u32.u64 %r57,%rd1;\nshl.b32 %r58,%r57,1;\ncvt.s64.s32 %rd5,%r58;\nadd.s64 %rd109,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd109,%rd49;\nmov.f32 %f209,0f00000000;\nmov.u32 %r677,0;\n"
@@ -19713,7 +20160,7 @@ static const char qlora__ptx_418[] =
 "@%p45 bra $L__BB5_17;\nmul.lo.s64 %rd251,%rd8,%rd45;\nadd.s64 %rd252,%rd251,%rd4;\n"
 "shr.s64 %rd253,%rd252,1;\ncvta.to.global.u64 %rd254,%rd39;\nadd.s64 %rd255,%rd254,%rd253;\n"
 "ld.global.u32 %r673,[%rd255];\nselp.b32 %r97,%r39,0,%p5;\nadd.s32 %r98,%r97,%r38;\n";
-static const char qlora__ptx_419[] =
+static const char qlora__ptx_428[] =
 "shr.s64 %rd256,%rd252,%r98;\nselp.b64 %rd257,%rd42,%rd40,%p5;\n"
 "cvta.to.global.u64 %rd258,%rd257;\nshl.b64 %rd259,%rd256,2;\nadd.s64 %rd260,%rd258,%rd259;\n"
 "ld.global.f32 %f209,[%rd260];\nshr.s64 %rd261,%rd252,%r38;\ncvta.to.global.u64 %rd262,%rd41;\n"
@@ -19765,7 +20212,7 @@ static const char qlora__ptx_419[] =
 "and.b32 %r348,%r347,1;\nadd.s32 %r349,%r346,%r348;\nadd.s32 %r350,%r349,32767;\n"
 "and.b32 %r351,%r350,-65536;\nand.b32 %r352,%r346,2147483647;\n"
 "setp.gt.u32 %p89,%r352,2139095040;\nmov.u32 %r353,17475;\n";
-static const char qlora__ptx_420[] =
+static const char qlora__ptx_429[] =
 "prmt.b32 %r354,%r292,%r290,%r353;\nadd.s32 %r355,%r295,%r354;\nld.shared.f32 %f142,[%r355];\n"
 "mul.rn.f32 %f143,%f142,%f129;\nmov.b32 %r356,%f143;\nshr.u32 %r357,%r356,16;\n"
 "and.b32 %r358,%r357,1;\nadd.s32 %r359,%r356,%r358;\nadd.s32 %r360,%r359,32767;\n"
@@ -19817,7 +20264,7 @@ static const char qlora__ptx_420[] =
 "add.s32 %r448,%r388,%r447;\nld.shared.f32 %f161,[%r448];\nmul.rn.f32 %f162,%f161,%f148;\n"
 "mov.b32 %r449,%f162;\nshr.u32 %r450,%r449,16;\nand.b32 %r451,%r450,1;\n"
 "add.s32 %r452,%r449,%r451;\nadd.s32 %r453,%r452,32767;\nand.b32 %r454,%r453,-65536;\n";
-static const char qlora__ptx_421[] =
+static const char qlora__ptx_430[] =
 "and.b32 %r455,%r449,2147483647;\nsetp.gt.u32 %p99,%r455,2139095040;\n"
 "prmt.b32 %r456,%r398,%r383,%r446;\nadd.s32 %r457,%r388,%r456;\nld.shared.f32 %f163,[%r457];\n"
 "mul.rn.f32 %f164,%f163,%f148;\nmov.b32 %r458,%f164;\nshr.u32 %r459,%r458,16;\n"
@@ -19869,7 +20316,7 @@ static const char qlora__ptx_421[] =
 "add.s32 %r547,%r544,%r546;\nadd.s32 %r548,%r547,32767;\nand.b32 %r549,%r548,-65536;\n"
 "and.b32 %r550,%r544,2147483647;\nsetp.gt.u32 %p108,%r550,2139095040;\n"
 "prmt.b32 %r551,%r493,%r478,%r541;\nadd.s32 %r552,%r483,%r551;\n";
-static const char qlora__ptx_422[] =
+static const char qlora__ptx_431[] =
 "ld.shared.f32 %f182,[%r552];\nmul.rn.f32 %f183,%f182,%f167;\nmov.b32 %r553,%f183;\n"
 "shr.u32 %r554,%r553,16;\nand.b32 %r555,%r554,1;\nadd.s32 %r556,%r553,%r555;\n"
 "add.s32 %r557,%r556,32767;\nand.b32 %r558,%r557,-65536;\nand.b32 %r559,%r553,2147483647;\n"
@@ -19921,7 +20368,7 @@ static const char qlora__ptx_422[] =
 "prmt.b32 %r646,%r588,%r573,%r636;\nadd.s32 %r647,%r578,%r646;\nld.shared.f32 %f201,[%r647];\n"
 "mul.rn.f32 %f202,%f201,%f186;\nmov.b32 %r648,%f202;\nshr.u32 %r649,%r648,16;\n"
 "and.b32 %r650,%r649,1;\nadd.s32 %r651,%r648,%r650;\n";
-static const char qlora__ptx_423[] =
+static const char qlora__ptx_432[] =
 "add.s32 %r652,%r651,32767;\nand.b32 %r653,%r652,-65536;\nand.b32 %r654,%r648,2147483647;\n"
 "setp.gt.u32 %p118,%r654,2139095040;\nmul.lo.s64 %rd390,%rd38,%rd51;\n"
 "add.s64 %rd391,%rd390,%rd9;\ncvta.to.global.u64 %rd392,%rd48;\nshl.b64 %rd393,%rd391,2;\n"
@@ -19973,7 +20420,7 @@ static const char qlora__ptx_423[] =
 "mov.u32 %r155,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r156,%r155,%r154;\nld.shared.f32 %f50,[%r156];\nmul.rn.f32 %f214,%f50,%f49;\n"
 "setp.eq.s32 %p70,%r41,0;\n@%p70 bra $L__BB5_36;\n";
-static const char qlora__ptx_424[] =
+static const char qlora__ptx_433[] =
 "mov.b32 %r157,%f214;\nshr.u32 %r158,%r157,16;\nand.b32 %r159,%r158,1;\n"
 "add.s32 %r160,%r157,%r159;\nadd.s32 %r161,%r160,32767;\nand.b32 %r162,%r161,-65536;\n"
 "and.b32 %r163,%r157,2147483647;\nsetp.gt.u32 %p71,%r163,2139095040;\n"
@@ -20026,7 +20473,7 @@ static const char qlora__ptx_424[] =
 "add.s32 %r198,%r106,%r196;\nld.shared.f32 %f70,[%r198];\nmov.u32 %r199,0;\n"
 "mul.rn.f32 %f71,%f70,%f211;\nadd.rn.f32 %f72,%f71,%f213;\nshr.u32 %r200,%r675,2;\n"
 "and.b32 %r201,%r200,1010580540;\n";
-static const char qlora__ptx_425[] =
+static const char qlora__ptx_434[] =
 "mov.u32 %r202,17472;\nprmt.b32 %r203,%r201,%r199,%r202;\n"
 "mov.u32 %r204,_ZZ14nf4_dequantiseIfEvPKhPKfS1_S3_S3_S3_lllPT_llliiiiE5level;\n"
 "add.s32 %r205,%r204,%r203;\nld.shared.f32 %f73,[%r205];\nshl.b32 %r206,%r675,2;\n"
@@ -20076,7 +20523,7 @@ static const char qlora__ptx_425[] =
 "and.b32 %r269,%r268,1010580540;\nprmt.b32 %r270,%r269,%r261,%r264;\nadd.s32 %r271,%r266,%r270;\n"
 "ld.shared.f32 %f112,[%r271];\nmov.u32 %r272,17473;\nprmt.b32 %r273,%r263,%r261,%r272;\n"
 "add.s32 %r274,%r266,%r273;\nld.shared.f32 %f113,[%r274];\nprmt.b32 %r275,%r269,%r261,%r272;\n";
-static const char qlora__ptx_426[] =
+static const char qlora__ptx_435[] =
 "add.s32 %r276,%r266,%r275;\nld.shared.f32 %f114,[%r276];\nmov.u32 %r277,17474;\n"
 "prmt.b32 %r278,%r263,%r261,%r277;\nadd.s32 %r279,%r266,%r278;\nld.shared.f32 %f115,[%r279];\n"
 "prmt.b32 %r280,%r269,%r261,%r277;\nadd.s32 %r281,%r266,%r280;\nld.shared.f32 %f116,[%r281];\n"
@@ -20090,15 +20537,6 @@ static const char qlora__ptx_426[] =
 "mul.rn.f32 %f126,%f115,%f110;\nst.global.v4.f32[%rd373+16],{%f126,%f125,%f124,%f123};\n"
 "$L__BB5_55:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_75[] = {
-qlora__ptx_407,
-qlora__ptx_408,
-qlora__ptx_409,
-qlora__ptx_410,
-qlora__ptx_411,
-qlora__ptx_412,
-qlora__ptx_413,
-qlora__ptx_414,
-qlora__ptx_415,
 qlora__ptx_416,
 qlora__ptx_417,
 qlora__ptx_418,
@@ -20110,9 +20548,18 @@ qlora__ptx_423,
 qlora__ptx_424,
 qlora__ptx_425,
 qlora__ptx_426,
+qlora__ptx_427,
+qlora__ptx_428,
+qlora__ptx_429,
+qlora__ptx_430,
+qlora__ptx_431,
+qlora__ptx_432,
+qlora__ptx_433,
+qlora__ptx_434,
+qlora__ptx_435,
 0};
 
-static const char qlora__ptx_427[] =
+static const char qlora__ptx_436[] =
 ".visible .entry qlora_nf4_dequantise_bf16(\n.param .u64 qlora_nf4_dequantise_bf16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_1,\n.param .u64 qlora_nf4_dequantise_bf16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_bf16_param_3,\n.param .u64 qlora_nf4_dequantise_bf16_param_4,\n"
@@ -20168,7 +20615,7 @@ static const char qlora__ptx_427[] =
 "cvta.to.global.u64 %rd103,%rd40;\nadd.s64 %rd104,%rd103,%rd102;\nld.global.u32 %r292,[%rd104];\n"
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n";
-static const char qlora__ptx_428[] =
+static const char qlora__ptx_437[] =
 "add.s64 %rd109,%rd107,%rd108;\nld.global.f32 %f128,[%rd109];\n$L__BB0_5:\n"
 "cvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\ncvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\n"
 "setp.ge.s64 %p15,%rd110,%rd50;\nmov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\n"
@@ -20217,7 +20664,7 @@ static const char qlora__ptx_428[] =
 "@%p45 bra $L__BB0_17;\nmul.lo.s64 %rd252,%rd8,%rd46;\nadd.s64 %rd253,%rd252,%rd4;\n"
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n";
-static const char qlora__ptx_429[] =
+static const char qlora__ptx_438[] =
 "shr.s64 %rd257,%rd253,%r97;\nselp.b64 %rd258,%rd43,%rd41,%p5;\n"
 "cvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\nadd.s64 %rd261,%rd259,%rd260;\n"
 "ld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\ncvta.to.global.u64 %rd263,%rd42;\n"
@@ -20268,7 +20715,7 @@ static const char qlora__ptx_429[] =
 "mov.u32 %r195,17473;\nprmt.b32 %r196,%r186,%r184,%r195;\nadd.s32 %r197,%r189,%r196;\n"
 "ld.shared.f32 %f76,[%r197];\nmul.rn.f32 %f66,%f76,%f73;\nprmt.b32 %r198,%r192,%r184,%r195;\n"
 "add.s32 %r199,%r189,%r198;\n";
-static const char qlora__ptx_430[] =
+static const char qlora__ptx_439[] =
 "ld.shared.f32 %f77,[%r199];\nmul.rn.f32 %f65,%f77,%f73;\nmov.u32 %r200,17474;\n"
 "prmt.b32 %r201,%r186,%r184,%r200;\nadd.s32 %r202,%r189,%r201;\nld.shared.f32 %f78,[%r202];\n"
 "mul.rn.f32 %f68,%f78,%f73;\nprmt.b32 %r203,%r192,%r184,%r200;\nadd.s32 %r204,%r189,%r203;\n"
@@ -20318,7 +20765,7 @@ static const char qlora__ptx_430[] =
 "mov.u32 %r270,17474;\nprmt.b32 %r271,%r256,%r254,%r270;\nadd.s32 %r272,%r259,%r271;\n"
 "ld.shared.f32 %f116,[%r272];\nmul.rn.f32 %f106,%f116,%f111;\nprmt.b32 %r273,%r262,%r254,%r270;\n"
 "add.s32 %r274,%r259,%r273;\n";
-static const char qlora__ptx_431[] =
+static const char qlora__ptx_440[] =
 "ld.shared.f32 %f117,[%r274];\nmul.rn.f32 %f105,%f117,%f111;\nmov.u32 %r275,17475;\n"
 "prmt.b32 %r276,%r256,%r254,%r275;\nadd.s32 %r277,%r259,%r276;\nld.shared.f32 %f118,[%r277];\n"
 "mul.rn.f32 %f108,%f118,%f111;\nprmt.b32 %r278,%r262,%r254,%r275;\nadd.s32 %r279,%r259,%r278;\n"
@@ -20369,7 +20816,7 @@ static const char qlora__ptx_431[] =
 "add.rn.f32 %f42,%f41,%f130;\nand.b64 %rd336,%rd365,1;\nsetp.eq.b64 %p66,%rd336,1;\n"
 "shr.s64 %rd337,%rd365,1;\nadd.s64 %rd338,%rd28,%rd337;\nld.global.u8 %r134,[%rd338];\n"
 "and.b32 %r135,%r134,15;\nshr.u32 %r136,%r134,4;\n";
-static const char qlora__ptx_432[] =
+static const char qlora__ptx_441[] =
 "selp.b32 %r137,%r135,%r136,%p66;\nshl.b32 %r138,%r137,2;\n"
 "mov.u32 %r139,_ZZ14nf4_dequantiseI4bf16EvPKhPKfS2_S4_S4_S4_lllPT_llliiiiE5level;\n"
 "add.s32 %r140,%r139,%r138;\nld.shared.f32 %f43,[%r140];\nmul.rn.f32 %f38,%f43,%f42;\n"
@@ -20380,7 +20827,7 @@ static const char qlora__ptx_432[] =
 "setp.lt.u32 %p70,%r300,4;\nmul.lo.s32 %r143,%r300,%r142;\ncvt.s64.s32 %rd364,%r143;\n"
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB0_32;\n$L__BB0_44:\nret;\n}\n";
-static const char qlora__ptx_433[] =
+static const char qlora__ptx_442[] =
 ".visible .entry qlora_nf4_dequantise_f16(\n.param .u64 qlora_nf4_dequantise_f16_param_0,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_1,\n.param .u64 qlora_nf4_dequantise_f16_param_2,\n"
 ".param .u64 qlora_nf4_dequantise_f16_param_3,\n.param .u64 qlora_nf4_dequantise_f16_param_4,\n"
@@ -20435,7 +20882,7 @@ static const char qlora__ptx_433[] =
 "selp.b32 %r53,%r39,0,%p5;\nadd.s32 %r54,%r53,%r38;\nshr.s64 %rd105,%rd101,%r54;\n"
 "selp.b64 %rd106,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd107,%rd106;\nshl.b64 %rd108,%rd105,2;\n"
 "add.s64 %rd109,%rd107,%rd108;\n";
-static const char qlora__ptx_434[] =
+static const char qlora__ptx_443[] =
 "ld.global.f32 %f128,[%rd109];\n$L__BB1_5:\ncvt.u32.u64 %r56,%rd1;\nshl.b32 %r57,%r56,1;\n"
 "cvt.s64.s32 %rd5,%r57;\nadd.s64 %rd110,%rd3,%rd5;\nsetp.ge.s64 %p15,%rd110,%rd50;\n"
 "mov.f32 %f126,0f00000000;\nmov.u32 %r294,0;\nor.pred %p19,%p12,%p15;\nmov.u32 %r291,%r294;\n"
@@ -20485,7 +20932,7 @@ static const char qlora__ptx_434[] =
 "shr.s64 %rd254,%rd253,1;\ncvta.to.global.u64 %rd255,%rd40;\nadd.s64 %rd256,%rd255,%rd254;\n"
 "ld.global.u32 %r290,[%rd256];\nselp.b32 %r96,%r39,0,%p5;\nadd.s32 %r97,%r96,%r38;\n"
 "shr.s64 %rd257,%rd253,%r97;\n";
-static const char qlora__ptx_435[] =
+static const char qlora__ptx_444[] =
 "selp.b64 %rd258,%rd43,%rd41,%p5;\ncvta.to.global.u64 %rd259,%rd258;\nshl.b64 %rd260,%rd257,2;\n"
 "add.s64 %rd261,%rd259,%rd260;\nld.global.f32 %f126,[%rd261];\nshr.s64 %rd262,%rd253,%r38;\n"
 "cvta.to.global.u64 %rd263,%rd42;\nadd.s64 %rd264,%rd263,%rd262;\nld.global.u8 %r294,[%rd264];\n"
@@ -20535,7 +20982,7 @@ static const char qlora__ptx_435[] =
 "shl.b32 %r187,%r292,2;\nand.b32 %r188,%r187,1010580540;\nprmt.b32 %r189,%r188,%r180,%r183;\n"
 "add.s32 %r190,%r185,%r189;\nld.shared.f32 %f75,[%r190];\nmul.rn.f32 %f64,%f75,%f73;\n"
 "mov.u32 %r191,17473;\nprmt.b32 %r192,%r182,%r180,%r191;\n";
-static const char qlora__ptx_436[] =
+static const char qlora__ptx_445[] =
 "add.s32 %r193,%r185,%r192;\nld.shared.f32 %f76,[%r193];\nmul.rn.f32 %f65,%f76,%f73;\n"
 "prmt.b32 %r194,%r188,%r180,%r191;\nadd.s32 %r195,%r185,%r194;\nld.shared.f32 %f77,[%r195];\n"
 "mul.rn.f32 %f66,%f77,%f73;\nmov.u32 %r196,17474;\nprmt.b32 %r197,%r182,%r180,%r196;\n"
@@ -20585,7 +21032,7 @@ static const char qlora__ptx_436[] =
 "add.s32 %r256,%r255,%r254;\nld.shared.f32 %f112,[%r256];\nmul.rn.f32 %f101,%f112,%f111;\n"
 "shl.b32 %r257,%r290,2;\nand.b32 %r258,%r257,1010580540;\nprmt.b32 %r259,%r258,%r250,%r253;\n"
 "add.s32 %r260,%r255,%r259;\n";
-static const char qlora__ptx_437[] =
+static const char qlora__ptx_446[] =
 "ld.shared.f32 %f113,[%r260];\nmul.rn.f32 %f102,%f113,%f111;\nmov.u32 %r261,17473;\n"
 "prmt.b32 %r262,%r252,%r250,%r261;\nadd.s32 %r263,%r255,%r262;\nld.shared.f32 %f114,[%r263];\n"
 "mul.rn.f32 %f103,%f114,%f111;\nprmt.b32 %r264,%r258,%r250,%r261;\nadd.s32 %r265,%r255,%r264;\n"
@@ -20635,7 +21082,7 @@ static const char qlora__ptx_437[] =
 "mov.u64 %rd367,1;\nadd.s64 %rd328,%rd22,%rd364;\nmul.lo.s64 %rd329,%rd46,%rd328;\n"
 "add.s64 %rd365,%rd21,%rd329;\ncvta.to.global.u64 %rd26,%rd42;\ncvt.u64.u32 %rd27,%r38;\n"
 "cvta.to.global.u64 %rd28,%rd40;\nselp.b64 %rd330,%rd43,%rd41,%p5;\n";
-static const char qlora__ptx_438[] =
+static const char qlora__ptx_447[] =
 "cvta.to.global.u64 %rd29,%rd330;\nselp.b32 %r127,%r39,0,%p5;\nadd.s32 %r128,%r127,%r38;\n"
 "cvt.u64.u32 %rd30,%r128;\n$L__BB1_34:\n.pragma \"nounroll\";\ncvt.u32.u64 %r129,%rd27;\n"
 "shr.s64 %rd331,%rd365,%r129;\nadd.s64 %rd332,%rd26,%rd331;\nld.global.u8 %rs3,[%rd332];\n"
@@ -20656,21 +21103,21 @@ static const char qlora__ptx_438[] =
 "add.s64 %rd339,%rd3,%rd364;\nsetp.lt.s64 %p71,%rd339,%rd50;\nand.pred %p72,%p70,%p71;\n"
 "@%p72 bra $L__BB1_32;\n$L__BB1_44:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_bf16_80[] = {
-qlora__ptx_427,
-qlora__ptx_428,
-qlora__ptx_429,
-qlora__ptx_430,
-qlora__ptx_431,
-qlora__ptx_432,
-qlora__ptx_433,
-qlora__ptx_434,
-qlora__ptx_435,
 qlora__ptx_436,
 qlora__ptx_437,
 qlora__ptx_438,
+qlora__ptx_439,
+qlora__ptx_440,
+qlora__ptx_441,
+qlora__ptx_442,
+qlora__ptx_443,
+qlora__ptx_444,
+qlora__ptx_445,
+qlora__ptx_446,
+qlora__ptx_447,
 0};
 
-static const char qlora__ptx_439[] =
+static const char qlora__ptx_448[] =
 ".visible .entry qlora_nf4_gemm_16(\n.param .u64 qlora_nf4_gemm_16_param_0,\n"
 ".param .u64 qlora_nf4_gemm_16_param_1,\n.param .u32 qlora_nf4_gemm_16_param_2,\n"
 ".param .u32 qlora_nf4_gemm_16_param_3,\n.param .u32 qlora_nf4_gemm_16_param_4,\n"
@@ -20732,7 +21179,7 @@ static const char qlora__ptx_439[] =
 "add.s32 %r11,%r443,%r10;\nshr.u32 %r12,%r424,5;\nsetp.gt.s32 %p6,%r2,4095;\n@%p6 bra $L__BB0_9;\n"
 "mov.u32 %r444,4095;\nsub.s32 %r445,%r444,%r2;\ndiv.u32 %r13,%r445,%r1;\nadd.s32 %r446,%r13,1;\n"
 "and.b32 %r1702,%r446,3;\nsetp.eq.s32 %p7,%r1702,0;\nmov.u32 %r1703,%r2;\n@%p7 bra $L__BB0_6;\n";
-static const char qlora__ptx_440[] =
+static const char qlora__ptx_449[] =
 "mov.u32 %r1703,%r2;\n$L__BB0_5:\n.pragma \"nounroll\";\nshr.s32 %r447,%r1703,31;\n"
 "shr.u32 %r448,%r447,24;\nadd.s32 %r449,%r1703,%r448;\nshr.s32 %r450,%r449,8;\n"
 "mul.wide.s32 %rd60,%r450,4;\nadd.s64 %rd61,%rd3,%rd60;\nshr.u32 %r451,%r447,28;\n"
@@ -20784,7 +21231,7 @@ static const char qlora__ptx_440[] =
 "setp.lt.u32 %p15,%r26,3;\n@%p15 bra $L__BB0_23;\nshl.b32 %r525,%r1708,2;\nmov.u32 %r526,shared;\n"
 "add.s32 %r527,%r526,%r525;\nadd.s32 %r1710,%r527,32768;\nshl.b32 %r34,%r1,2;\n$L__BB0_16:\n"
 "mov.u32 %r528,1065353216;\n";
-static const char qlora__ptx_441[] =
+static const char qlora__ptx_450[] =
 "st.shared.u32[%r1710],%r528;\nadd.s32 %r529,%r1710,%r34;\nst.shared.u32[%r529],%r528;\n"
 "add.s32 %r530,%r1708,%r1;\nadd.s32 %r531,%r530,%r1;\nadd.s32 %r532,%r529,%r34;\n"
 "st.shared.u32[%r532],%r528;\nadd.s32 %r533,%r531,%r1;\nadd.s32 %r534,%r532,%r34;\n"
@@ -20835,7 +21282,7 @@ static const char qlora__ptx_441[] =
 "ld.global.v4.u32{%r1762,%r1761,%r1760,%r1759},[%rd20+16];\n$L__BB0_33:\n"
 "shr.u32 %r595,%r58,%r11;\nmul.wide.u32 %rd95,%r595,4;\nadd.s64 %rd96,%rd9,%rd95;\n"
 "ld.global.f32 %f740,[%rd96];\n";
-static const char qlora__ptx_442[] =
+static const char qlora__ptx_451[] =
 "shr.u32 %r596,%r58,%r10;\ncvt.u64.u32 %rd97,%r596;\nadd.s64 %rd98,%rd8,%rd97;\n"
 "ld.global.u8 %r1865,[%rd98];\n$L__BB0_34:\nadd.s32 %r606,%r56,8;\nsetp.gt.s32 %p27,%r9,%r606;\n"
 "selp.b32 %r607,%r606,%r57,%p27;\nmad.lo.s32 %r85,%r607,%r12,%r55;\nmov.u32 %r1750,%r1879;\n"
@@ -20884,7 +21331,7 @@ static const char qlora__ptx_442[] =
 "ld.global.v4.u32{%r1782,%r1781,%r1780,%r1779},[%rd24+16];\n$L__BB0_54:\nadd.s32 %r196,%r53,16;\n"
 "setp.ge.s32 %p47,%r196,%r424;\nmov.u32 %r1787,0;\nor.pred %p49,%p35,%p47;\n"
 "mov.u32 %r1783,%r1787;\nmov.u32 %r1784,%r1787;\nmov.u32 %r1785,%r1787;\nmov.u32 %r1786,%r1787;\n";
-static const char qlora__ptx_443[] =
+static const char qlora__ptx_452[] =
 "@%p49 bra $L__BB0_56;\nld.global.v4.u32{%r1786,%r1785,%r1784,%r1783},[%rd23+32];\n$L__BB0_56:\n"
 "or.pred %p52,%p38,%p47;\nmov.u32 %r1788,%r1787;\nmov.u32 %r1789,%r1787;\nmov.u32 %r1790,%r1787;\n"
 "@%p52 bra $L__BB0_58;\nld.global.v4.u32{%r1790,%r1789,%r1788,%r1787},[%rd24+32];\n$L__BB0_58:\n"
@@ -20934,7 +21381,7 @@ static const char qlora__ptx_443[] =
 "shr.u32 %r817,%r816,29;\nadd.s32 %r818,%r815,%r817;\nshr.s32 %r819,%r818,3;\n"
 "shr.s32 %r820,%r813,4;\nshr.s32 %r821,%r813,31;\nshr.u32 %r822,%r821,29;\n"
 "add.s32 %r823,%r820,%r822;\nand.b32 %r824,%r823,268435448;\n";
-static const char qlora__ptx_444[] =
+static const char qlora__ptx_453[] =
 "sub.s32 %r825,%r820,%r824;\nshl.b32 %r826,%r825,4;\nand.b32 %r827,%r818,-8;\n"
 "sub.s32 %r828,%r815,%r827;\nshr.u32 %r829,%r828,31;\nadd.s32 %r830,%r828,%r829;\n"
 "shl.b32 %r831,%r830,1;\nand.b32 %r832,%r831,-4;\nshr.u32 %r833,%r434,25;\n"
@@ -20984,7 +21431,7 @@ static const char qlora__ptx_444[] =
 "shl.b32 %r974,%r324,7;\nand.b32 %r975,%r974,32640;\nor.b32 %r976,%r975,%r959;\n"
 "add.s32 %r977,%r805,%r976;\nld.shared.v2.f32{%f180,%f181},[%r977];\n"
 "mul.rn.f32 %f90,%f180,%f745;\nmul.rn.f32 %f89,%f181,%f745;\n";
-static const char qlora__ptx_445[] =
+static const char qlora__ptx_454[] =
 "cvt.rn.bf16x2.f32 %r903,%f89,%f90;\nshr.u32 %r978,%r324,1;\nand.b32 %r979,%r978,32640;\n"
 "or.b32 %r980,%r979,%r959;\nadd.s32 %r981,%r805,%r980;\nld.shared.v2.f32{%f184,%f185},[%r981];\n"
 "mul.rn.f32 %f92,%f184,%f745;\nmul.rn.f32 %f91,%f185,%f745;\ncvt.rn.bf16x2.f32 %r904,%f91,%f92;\n"
@@ -21032,7 +21479,7 @@ static const char qlora__ptx_445[] =
 "mad.lo.s32 %r1033,%r1031,%r12,%r55;\nadd.s32 %r358,%r1033,1;\nadd.s32 %r1037,%r443,%r8;\n"
 "add.s32 %r1038,%r1037,-5;\nshr.u32 %r1039,%r358,%r1038;\nmul.wide.u32 %rd154,%r1039,4;\n"
 "add.s64 %rd155,%rd9,%rd154;\n";
-static const char qlora__ptx_446[] =
+static const char qlora__ptx_455[] =
 "ld.global.f32 %f744,[%rd155];\n@%p24 bra $L__BB0_91;\nshr.u32 %r1043,%r358,%r10;\n"
 "cvt.u64.u32 %rd156,%r1043;\nadd.s64 %rd161,%rd8,%rd156;\nld.global.u8 %r1866,[%rd161];\n"
 "$L__BB0_91:\nsetp.lt.s32 %p108,%r54,%r424;\nshl.b32 %r1045,%r1866,2;\n"
@@ -21081,7 +21528,7 @@ static const char qlora__ptx_446[] =
 "and.b32 %r1170,%r1169,32640;\nor.b32 %r1171,%r1170,%r959;\nadd.s32 %r1172,%r805,%r1171;\n"
 "ld.shared.v2.f32{%f373,%f374},[%r1172];\nmul.rn.f32 %f287,%f373,%f745;\n"
 "mul.rn.f32 %f286,%f374,%f745;\ncvt.rn.bf16x2.f32 %r1083,%f286,%f287;\n";
-static const char qlora__ptx_447[] =
+static const char qlora__ptx_456[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1818,%r1822,%r1817,%r1821},{%r1080,%r1081},{%f81,%f82,%f83,%f84};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f81,%f82,%f83,%f84},{%r1816,%r1820,%r1815,%r1819},{%r1082,%r1083},{%f81,%f82,%f83,%f84};\n"
 "shl.b32 %r1173,%r318,7;\nand.b32 %r1174,%r1173,32640;\nor.b32 %r1175,%r1174,%r959;\n"
@@ -21129,7 +21576,7 @@ static const char qlora__ptx_447[] =
 "ld.shared.v2.f32{%f504,%f505},[%r1311];\nmul.rn.f32 %f400,%f504,%f748;\n"
 "mul.rn.f32 %f399,%f505,%f748;\ncvt.rn.bf16x2.f32 %r1226,%f399,%f400;\nmov.f32 %f410,%f409;\n"
 "mov.f32 %f411,%f409;\nmov.f32 %f412,%f409;\n";
-static const char qlora__ptx_448[] =
+static const char qlora__ptx_457[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1770,%r1774,%r1769,%r1773},{%r1223,%r1224},{%f409,%f410,%f411,%f412};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1768,%r1772,%r1767,%r1771},{%r1225,%r1226},{%f409,%f410,%f411,%f412};\n"
 "shl.b32 %r1312,%r315,7;\nand.b32 %r1313,%r1312,32640;\nor.b32 %r1314,%r1313,%r959;\n"
@@ -21175,7 +21622,7 @@ static const char qlora__ptx_448[] =
 "and.b32 %r1357,%r1356,32640;\nor.b32 %r1358,%r1357,%r959;\nadd.s32 %r1359,%r805,%r1358;\n"
 "ld.shared.v2.f32{%f552,%f553},[%r1359];\nmul.rn.f32 %f472,%f552,%f748;\n"
 "mul.rn.f32 %f471,%f553,%f748;\ncvt.rn.bf16x2.f32 %r1274,%f471,%f472;\n";
-static const char qlora__ptx_449[] =
+static const char qlora__ptx_458[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1794,%r1798,%r1793,%r1797},{%r1271,%r1272},{%f409,%f410,%f411,%f412};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f409,%f410,%f411,%f412},{%r1792,%r1796,%r1791,%r1795},{%r1273,%r1274},{%f409,%f410,%f411,%f412};\n"
 "@%p100 bra $L__BB0_102;\nmov.u32 %r1880,0;\nmov.f32 %f747,0f00000000;\n@%p59 bra $L__BB0_101;\n"
@@ -21222,7 +21669,7 @@ static const char qlora__ptx_449[] =
 "mul.rn.f32 %f609,%f688,%f748;\nmul.rn.f32 %f608,%f689,%f748;\n"
 "cvt.rn.bf16x2.f32 %r1415,%f608,%f609;\nshr.u32 %r1487,%r310,1;\nand.b32 %r1488,%r1487,32640;\n"
 "or.b32 %r1489,%r1488,%r959;\n";
-static const char qlora__ptx_450[] =
+static const char qlora__ptx_459[] =
 "add.s32 %r1490,%r805,%r1489;\nld.shared.v2.f32{%f692,%f693},[%r1490];\n"
 "mul.rn.f32 %f611,%f692,%f748;\nmul.rn.f32 %f610,%f693,%f748;\n"
 "cvt.rn.bf16x2.f32 %r1416,%f610,%f611;\nshr.u32 %r1491,%r310,9;\nand.b32 %r1492,%r1491,32640;\n"
@@ -21271,7 +21718,7 @@ static const char qlora__ptx_450[] =
 "sub.s32 %r1886,%r302,%r1685;\nmov.u32 %r1887,1;\n$L__BB0_122:\n.pragma \"nounroll\";\n"
 "mad.lo.s32 %r1686,%r1887,1152,%r411;\nld.shared.f32 %f725,[%r1686];\nadd.f32 %f726,%f752,%f725;\n"
 "ld.shared.f32 %f727,[%r1686+1152];\n";
-static const char qlora__ptx_451[] =
+static const char qlora__ptx_460[] =
 "add.f32 %f728,%f726,%f727;\nld.shared.f32 %f729,[%r1686+2304];\nadd.f32 %f730,%f728,%f729;\n"
 "ld.shared.f32 %f731,[%r1686+3456];\nadd.f32 %f752,%f730,%f731;\nadd.s32 %r1887,%r1887,4;\n"
 "add.s32 %r1886,%r1886,-4;\nsetp.ne.s32 %p145,%r1886,0;\n@%p145 bra $L__BB0_122;\n$L__BB0_123:\n"
@@ -21321,7 +21768,7 @@ static const char qlora__ptx_451[] =
 "shr.s32 %r1576,%r403,31;\nshr.u32 %r1577,%r1576,29;\nadd.s32 %r1578,%r403,%r1577;\n"
 "shr.s32 %r1579,%r1578,3;\nshr.s32 %r1580,%r1569,31;\nshr.u32 %r1581,%r1580,29;\n"
 "add.s32 %r1582,%r1575,%r1581;\nand.b32 %r1583,%r1582,268435448;\n";
-static const char qlora__ptx_452[] =
+static const char qlora__ptx_461[] =
 "sub.s32 %r1584,%r1575,%r1583;\nshl.b32 %r1585,%r1584,4;\nand.b32 %r1586,%r1578,-8;\n"
 "sub.s32 %r1587,%r403,%r1586;\nshr.u32 %r1588,%r1587,31;\nadd.s32 %r1589,%r1587,%r1588;\n"
 "shl.b32 %r1590,%r1589,1;\nand.b32 %r1591,%r1590,1073741820;\nshr.u32 %r1592,%r1567,25;\n"
@@ -21355,7 +21802,7 @@ static const char qlora__ptx_452[] =
 "cvt.u32.u64 %r1692,%rd227;\nshl.b32 %r1690,%r1851,2;\nadd.s32 %r1852,%r1852,%r1690;\n"
 "neg.s32 %r1851,%r1851;\nadd.s32 %r1850,%r1850,2;\nsetp.lt.s32 %p151,%r1850,%r1692;\n"
 "@%p151 bra $L__BB0_82;\n$L__BB0_132:\nret;\n}\n";
-static const char qlora__ptx_453[] =
+static const char qlora__ptx_462[] =
 ".visible .entry qlora_nf4_gemm_32(\n.param .u64 qlora_nf4_gemm_32_param_0,\n"
 ".param .u64 qlora_nf4_gemm_32_param_1,\n.param .u32 qlora_nf4_gemm_32_param_2,\n"
 ".param .u32 qlora_nf4_gemm_32_param_3,\n.param .u32 qlora_nf4_gemm_32_param_4,\n"
@@ -21415,7 +21862,7 @@ static const char qlora__ptx_453[] =
 "mul.wide.s32 %rd71,%r366,4;\nadd.s64 %rd72,%rd2,%rd71;\nshr.u32 %r367,%r363,28;\n"
 "add.s32 %r368,%r1901,%r367;\nshr.s32 %r369,%r368,4;\nshr.s32 %r370,%r368,31;\n"
 "shr.u32 %r371,%r370,28;\n";
-static const char qlora__ptx_454[] =
+static const char qlora__ptx_463[] =
 "add.s32 %r372,%r369,%r371;\nand.b32 %r373,%r372,-16;\nsub.s32 %r374,%r369,%r373;\n"
 "mul.wide.s32 %rd73,%r374,4;\nadd.s64 %rd74,%rd2,%rd73;\nld.global.f32 %f130,[%rd74];\n"
 "ld.global.f32 %f131,[%rd72];\nst.shared.v2.f32[%r1898],{%f131,%f130};\n"
@@ -21466,7 +21913,7 @@ static const char qlora__ptx_454[] =
 "st.shared.u32[%r1909],%r441;\nadd.s32 %r442,%r1909,%r40;\nst.shared.u32[%r442],%r441;\n"
 "add.s32 %r443,%r1907,%r27;\nadd.s32 %r444,%r443,%r27;\nadd.s32 %r445,%r442,%r40;\n"
 "st.shared.u32[%r445],%r441;\nadd.s32 %r446,%r444,%r27;\nadd.s32 %r447,%r445,%r40;\n";
-static const char qlora__ptx_455[] =
+static const char qlora__ptx_464[] =
 "add.s32 %r1909,%r447,%r40;\nst.shared.u32[%r447],%r441;\nadd.s32 %r1907,%r446,%r27;\n"
 "setp.lt.s32 %p24,%r1907,256;\n@%p24 bra $L__BB1_16;\nbra.uni $L__BB1_23;\n$L__BB1_17:\n"
 "setp.eq.s32 %p25,%r1906,0;\nmov.u32 %r1913,%r1;\n@%p25 bra $L__BB1_20;\nshl.b32 %r448,%r1,2;\n"
@@ -21516,7 +21963,7 @@ static const char qlora__ptx_455[] =
 "mov.u32 %r1974,%r1989;\nmov.u32 %r1975,%r1989;\nmov.u32 %r1976,%r1989;\n@%p33 bra $L__BB1_42;\n"
 "add.s32 %r523,%r1987,32;\nsetp.ge.s32 %p37,%r523,%r63;\nmul.wide.u32 %rd104,%r98,16;\n"
 "add.s64 %rd14,%rd10,%rd104;\n";
-static const char qlora__ptx_456[] =
+static const char qlora__ptx_465[] =
 "ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd14];\nmov.u32 %r1954,0;\n"
 "mov.u32 %r1953,%r1954;\nmov.u32 %r1952,%r1954;\nmov.u32 %r1951,%r1954;\n@%p37 bra $L__BB1_33;\n"
 "ld.global.v4.u32{%r1954,%r1953,%r1952,%r1951},[%rd14+16];\n$L__BB1_33:\nshr.u32 %r532,%r98,%r6;\n"
@@ -21567,7 +22014,7 @@ static const char qlora__ptx_456[] =
 "not.pred %p51,%p5;\nmov.u64 %rd295,%rd48;\n@%p51 bra $L__BB1_48;\ncvt.s64.s32 %rd124,%r179;\n"
 "mul.lo.s64 %rd125,%rd124,%rd49;\nadd.s64 %rd126,%rd125,%rd16;\nshl.b64 %rd127,%rd126,1;\n"
 "add.s64 %rd295,%rd48,%rd127;\n$L__BB1_48:\n";
-static const char qlora__ptx_457[] =
+static const char qlora__ptx_466[] =
 "shl.b32 %r622,%r179,9;\nadd.s32 %r624,%r622,%r597;\nshr.u32 %r625,%r179,31;\n"
 "add.s32 %r626,%r179,%r625;\nand.b32 %r627,%r626,67108862;\nsub.s32 %r628,%r179,%r627;\n"
 "shl.b32 %r629,%r628,2;\nxor.b32 %r630,%r629,%r175;\nshl.b32 %r180,%r630,4;\n"
@@ -21620,7 +22067,7 @@ static const char qlora__ptx_457[] =
 "mul.lo.s64 %rd145,%rd144,%rd49;\nadd.s64 %rd146,%rd145,%rd25;\nshl.b64 %rd147,%rd146,1;\n"
 "add.s64 %rd299,%rd48,%rd147;\n$L__BB1_59:\nadd.s32 %r709,%r693,%r180;\n"
 "add.s32 %r703,%r709,8192;\n";
-static const char qlora__ptx_458[] =
+static const char qlora__ptx_467[] =
 "selp.b32 %r704,16,0,%p9;\ncp.async.cg.shared.global[%r703],[%rd299],16,%r704;\n"
 "and.pred %p10,%p60,%p53;\nnot.pred %p68,%p10;\nmov.u64 %rd300,%rd48;\n@%p68 bra $L__BB1_61;\n"
 "cvt.s64.s32 %rd149,%r181;\nmul.lo.s64 %rd150,%rd149,%rd49;\nadd.s64 %rd151,%rd150,%rd25;\n"
@@ -21670,7 +22117,7 @@ static const char qlora__ptx_458[] =
 "cvt.rn.bf16x2.f32 %r780,%f200,%f201;\nshl.b32 %r973,%r1976,7;\nand.b32 %r974,%r973,32640;\n"
 "or.b32 %r975,%r974,%r957;\nadd.s32 %r976,%r597,%r975;\nld.shared.v2.f32{%f458,%f459},[%r976];\n"
 "mul.rn.f32 %f203,%f458,%f1192;\nmul.rn.f32 %f202,%f459,%f1192;\n";
-static const char qlora__ptx_459[] =
+static const char qlora__ptx_468[] =
 "cvt.rn.bf16x2.f32 %r781,%f202,%f203;\nshr.u32 %r977,%r1976,1;\nand.b32 %r978,%r977,32640;\n"
 "or.b32 %r979,%r978,%r957;\nadd.s32 %r980,%r597,%r979;\nld.shared.v2.f32{%f462,%f463},[%r980];\n"
 "mul.rn.f32 %f205,%f462,%f1192;\nmul.rn.f32 %f204,%f463,%f1192;\n"
@@ -21715,7 +22162,7 @@ static const char qlora__ptx_459[] =
 "mul.rn.f32 %f284,%f495,%f1192;\ncvt.rn.bf16x2.f32 %r838,%f284,%f285;\nshr.u32 %r1034,%r1975,9;\n"
 "and.b32 %r1035,%r1034,32640;\nor.b32 %r1036,%r1035,%r957;\nadd.s32 %r1037,%r597,%r1036;\n"
 "ld.shared.v2.f32{%f498,%f499},[%r1037];\nmul.rn.f32 %f287,%f498,%f1192;\n";
-static const char qlora__ptx_460[] =
+static const char qlora__ptx_469[] =
 "mul.rn.f32 %f286,%f499,%f1192;\ncvt.rn.bf16x2.f32 %r839,%f286,%f287;\nshr.u32 %r1038,%r1975,17;\n"
 "and.b32 %r1039,%r1038,32640;\nor.b32 %r1040,%r1039,%r957;\nadd.s32 %r1041,%r597,%r1040;\n"
 "ld.shared.v2.f32{%f502,%f503},[%r1041];\nmul.rn.f32 %f289,%f502,%f1192;\n"
@@ -21761,7 +22208,7 @@ static const char qlora__ptx_460[] =
 "add.s32 %r1092,%r187,%r991;\nadd.s32 %r1093,%r597,%r1092;\n"
 "ld.shared.v4.u32{%r1094,%r1095,%r1096,%r1097},[%r1093];\n"
 "ld.shared.v4.u32{%r1098,%r1099,%r1100,%r1101},[%r1093+4096];\n";
-static const char qlora__ptx_461[] =
+static const char qlora__ptx_470[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1094,%r1098,%r1095,%r1099},{%r889,%r890},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1096,%r1100,%r1097,%r1101},{%r891,%r892},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1094,%r1098,%r1095,%r1099},{%r893,%r894},{%f234,%f235,%f236,%f237};\n"
@@ -21807,7 +22254,7 @@ static const char qlora__ptx_461[] =
 "selp.b32 %r1165,%r1160,%r70,%p94;\nmad.lo.s32 %r1166,%r1165,%r7,%r1886;\n"
 "mul.wide.u32 %rd195,%r1166,16;\nadd.s64 %rd198,%rd10,%rd195;\n"
 "ld.global.v4.u32{%r1976,%r1975,%r1974,%r1973},[%rd198];\n$L__BB1_75:\n";
-static const char qlora__ptx_462[] =
+static const char qlora__ptx_471[] =
 "shl.b32 %r1872,%r1986,14;\nand.b32 %r1871,%r1872,16384;\nadd.s32 %r1221,%r188,%r1871;\n"
 "add.s32 %r1223,%r597,%r1221;\nld.shared.v4.u32{%r1224,%r1225,%r1226,%r1227},[%r1223+33792];\n"
 "ld.shared.v4.u32{%r1228,%r1229,%r1230,%r1231},[%r1223+37888];\n"
@@ -21853,7 +22300,7 @@ static const char qlora__ptx_462[] =
 "ld.global.f32 %f1191,[%rd220];\n@%p32 bra $L__BB1_83;\nshr.u32 %r1350,%r263,%r5;\n"
 "cvt.u64.u32 %rd221,%r1350;\nadd.s64 %rd226,%rd11,%rd221;\nld.global.u8 %r2000,[%rd226];\n"
 "$L__BB1_83:\nshl.b32 %r1355,%r2000,2;\n";
-static const char qlora__ptx_463[] =
+static const char qlora__ptx_472[] =
 "add.s32 %r1357,%r597,%r1355;\nld.shared.f32 %f727,[%r1357+32768];\n"
 "mul.rn.f32 %f728,%f727,%f1191;\nadd.rn.f32 %f729,%f728,%f1162;\n"
 "selp.f32 %f1192,%f729,0f00000000,%p107;\nshl.b32 %r1358,%r1954,7;\nand.b32 %r1359,%r1358,32640;\n"
@@ -21903,7 +22350,7 @@ static const char qlora__ptx_463[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f218,%f219,%f220,%f221},{%r1552,%r1556,%r1553,%r1557},{%r2006,%r2005},{%f218,%f219,%f220,%f221};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1550,%r1554,%r1551,%r1555},{%r2004,%r2003},{%f234,%f235,%f236,%f237};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f234,%f235,%f236,%f237},{%r1552,%r1556,%r1553,%r1557},{%r2002,%r2001},{%f234,%f235,%f236,%f237};\n";
-static const char qlora__ptx_464[] =
+static const char qlora__ptx_473[] =
 "ld.shared.v4.u32{%r1558,%r1559,%r1560,%r1561},[%r1549+8192];\n"
 "ld.shared.v4.u32{%r1562,%r1563,%r1564,%r1565},[%r1549+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1558,%r1562,%r1559,%r1563},{%r2008,%r2007},{%f250,%f251,%f252,%f253};\n"
@@ -21947,7 +22394,7 @@ static const char qlora__ptx_464[] =
 "ld.shared.v4.u32{%r1614,%r1615,%r1616,%r1617},[%r1601+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1610,%r1614,%r1611,%r1615},{%r1425,%r1426},{%f250,%f251,%f252,%f253};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1612,%r1616,%r1613,%r1617},{%r1427,%r1428},{%f250,%f251,%f252,%f253};\n";
-static const char qlora__ptx_465[] =
+static const char qlora__ptx_474[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1610,%r1614,%r1611,%r1615},{%r1429,%r1430},{%f266,%f267,%f268,%f269};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1612,%r1616,%r1613,%r1617},{%r1431,%r1432},{%f266,%f267,%f268,%f269};\n"
 "shl.b32 %r1618,%r1961,7;\nand.b32 %r1619,%r1618,32640;\nor.b32 %r1620,%r1619,%r957;\n"
@@ -21993,7 +22440,7 @@ static const char qlora__ptx_465[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1662,%r1666,%r1663,%r1667},{%r1487,%r1488},{%f266,%f267,%f268,%f269};\n"
 "add.s32 %r280,%r1987,288;\nshr.u32 %r281,%r280,5;\nsetp.ge.s32 %p115,%r280,%r63;\n"
 "shl.b32 %r1668,%r1960,7;\nand.b32 %r1669,%r1668,32640;\nor.b32 %r1670,%r1669,%r957;\n";
-static const char qlora__ptx_466[] =
+static const char qlora__ptx_475[] =
 "add.s32 %r1671,%r597,%r1670;\nld.shared.v2.f32{%f1042,%f1043},[%r1671];\n"
 "mul.rn.f32 %f971,%f1042,%f1193;\nmul.rn.f32 %f970,%f1043,%f1193;\n"
 "cvt.rn.bf16x2.f32 %r1537,%f970,%f971;\nshr.u32 %r1672,%r1960,1;\nand.b32 %r1673,%r1672,32640;\n"
@@ -22040,7 +22487,7 @@ static const char qlora__ptx_466[] =
 "ld.shared.v4.u32{%r1793,%r1794,%r1795,%r1796},[%r1780+12288];\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1789,%r1793,%r1790,%r1794},{%r1537,%r1538},{%f250,%f251,%f252,%f253};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f250,%f251,%f252,%f253},{%r1791,%r1795,%r1792,%r1796},{%r1539,%r1540},{%f250,%f251,%f252,%f253};\n";
-static const char qlora__ptx_467[] =
+static const char qlora__ptx_476[] =
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1789,%r1793,%r1790,%r1794},{%r1695,%r1696},{%f266,%f267,%f268,%f269};\n"
 "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32{%f266,%f267,%f268,%f269},{%r1791,%r1795,%r1792,%r1796},{%r1697,%r1698},{%f266,%f267,%f268,%f269};\n"
 "mov.f32 %f1165,%f1187;\n@%p122 bra $L__BB1_52;\n$L__BB1_89:\n"
@@ -22092,7 +22539,7 @@ static const char qlora__ptx_467[] =
 "or.pred %p162,%p161,%p136;\n@%p162 bra $L__BB1_110;\ncvt.rn.bf16.f32 %rs9,%f250;\n"
 "st.global.u16[%rd42],%rs9;\n$L__BB1_110:\nor.pred %p166,%p161,%p133;\n@%p166 bra $L__BB1_112;\n"
 "cvt.rn.bf16.f32 %rs10,%f251;\nst.global.u16[%rd42+2],%rs10;\n$L__BB1_112:\n";
-static const char qlora__ptx_468[] =
+static const char qlora__ptx_477[] =
 "ld.param.u32 %r1893,[qlora_nf4_gemm_32_param_2];\nadd.s32 %r332,%r67,24;\n"
 "setp.ge.s32 %p169,%r332,%r1893;\ncvt.s64.s32 %rd261,%r332;\nmul.lo.s64 %rd262,%rd301,%rd261;\n"
 "add.s64 %rd264,%rd262,%rd248;\nshl.b64 %rd265,%rd264,1;\nadd.s64 %rd43,%rd302,%rd265;\n"
@@ -22139,7 +22586,7 @@ static const char qlora__ptx_468[] =
 "or.pred %p247,%p230,%p206;\n@%p247 bra $L__BB1_154;\nst.global.f32[%rd47+32],%f268;\n"
 "$L__BB1_154:\nor.pred %p251,%p230,%p210;\n@%p251 bra $L__BB1_156;\n"
 "st.global.f32[%rd47+36],%f269;\n$L__BB1_156:\nret;\n}\n";
-static const char qlora__ptx_469[] =
+static const char qlora__ptx_478[] =
 ".visible .entry qlora_nf4_gemm_reduce(\n.param .u64 qlora_nf4_gemm_reduce_param_0,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_1,\n.param .u32 qlora_nf4_gemm_reduce_param_2,\n"
 ".param .u32 qlora_nf4_gemm_reduce_param_3,\n.param .u64 qlora_nf4_gemm_reduce_param_4,\n"
@@ -22186,15 +22633,6 @@ static const char qlora__ptx_469[] =
 "st.global.f32[%rd47],%f25;\n$L__BB2_11:\nret;\n}\n";
 static const char* const qlora__ptx_nf4_gemm_80[] = {
 qlora__ptx_0,
-qlora__ptx_439,
-qlora__ptx_440,
-qlora__ptx_441,
-qlora__ptx_442,
-qlora__ptx_443,
-qlora__ptx_444,
-qlora__ptx_445,
-qlora__ptx_446,
-qlora__ptx_447,
 qlora__ptx_448,
 qlora__ptx_449,
 qlora__ptx_450,
@@ -22217,9 +22655,18 @@ qlora__ptx_466,
 qlora__ptx_467,
 qlora__ptx_468,
 qlora__ptx_469,
+qlora__ptx_470,
+qlora__ptx_471,
+qlora__ptx_472,
+qlora__ptx_473,
+qlora__ptx_474,
+qlora__ptx_475,
+qlora__ptx_476,
+qlora__ptx_477,
+qlora__ptx_478,
 0};
 
-static const char qlora__ptx_470[] =
+static const char qlora__ptx_479[] =
 ".visible .entry qlora_norm_rms_fwd_f32(\n.param .u64 qlora_norm_rms_fwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_1,\n.param .u64 qlora_norm_rms_fwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_f32_param_3,\n.param .u64 qlora_norm_rms_fwd_f32_param_4,\n"
@@ -22275,7 +22722,7 @@ static const char qlora__ptx_470[] =
 "setp.eq.s64 %p13,%rd7,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r431,%r430;\nmov.u32 %r432,%r430;\n"
 "mov.u32 %r433,%r430;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd95,%r2,4;\n"
 "add.s64 %rd96,%rd6,%rd95;\n";
-static const char qlora__ptx_471[] =
+static const char qlora__ptx_480[] =
 "ld.global.v4.u32{%r430,%r431,%r432,%r433},[%rd96];\n$L__BB0_12:\nadd.s32 %r24,%r4,%r2;\n"
 "setp.le.s32 %p15,%r3,%r24;\nmov.u32 %r438,0;\nmov.u32 %r457,%r438;\nmov.u32 %r456,%r438;\n"
 "mov.u32 %r455,%r438;\nmov.u32 %r454,%r438;\n@%p15 bra $L__BB0_14;\nmul.wide.s32 %rd97,%r24,4;\n"
@@ -22324,7 +22771,7 @@ static const char qlora__ptx_471[] =
 "@%p47 bra $L__BB0_38;\nbra.uni $L__BB0_39;\n$L__BB0_100:\nsetp.le.s32 %p83,%r3,%r2;\n"
 "mov.f32 %f427,0f00000000;\n@%p83 bra $L__BB0_129;\nmov.f32 %f323,0f00000000;\n"
 "mov.u32 %r486,%r2;\n";
-static const char qlora__ptx_472[] =
+static const char qlora__ptx_481[] =
 "mov.f32 %f427,%f323;\n$L__BB0_102:\nsub.s32 %r186,%r3,%r486;\nsetp.lt.s32 %p84,%r186,1;\n"
 "cvt.s64.s32 %rd30,%r486;\nmul.wide.s32 %rd153,%r486,4;\nadd.s64 %rd31,%rd4,%rd153;\n"
 "mov.f32 %f420,%f323;\n@%p84 bra $L__BB0_104;\nld.global.f32 %f420,[%rd31];\n$L__BB0_104:\n"
@@ -22376,7 +22823,7 @@ static const char qlora__ptx_472[] =
 "add.f32 %f200,%f198,%f199;\nmov.b32 %r314,%f200;\nmov.u32 %r315,2;\n"
 "shfl.sync.bfly.b32 %r316|%p43,%r314,%r315,%r304,%r306;\nmov.b32 %f201,%r316;\n"
 "add.f32 %f202,%f200,%f201;\nmov.b32 %r317,%f202;\nmov.u32 %r318,1;\n";
-static const char qlora__ptx_473[] =
+static const char qlora__ptx_482[] =
 "shfl.sync.bfly.b32 %r319|%p44,%r317,%r318,%r304,%r306;\nmov.b32 %f203,%r319;\n"
 "add.f32 %f391,%f202,%f203;\n$L__BB0_39:\ncvt.rn.f32.s32 %f205,%r213;\n"
 "div.rn.f32 %f206,%f391,%f205;\nadd.f32 %f207,%f206,%f126;\nsqrt.rn.f32 %f208,%f207;\n"
@@ -22428,7 +22875,7 @@ static const char qlora__ptx_473[] =
 "$L__BB0_147:\nshl.b64 %rd157,%rd35,1;\nadd.s64 %rd37,%rd2,%rd157;\nmov.f32 %f433,0f00000000;\n"
 "mov.f32 %f432,%f433;\n@%p118 bra $L__BB0_149;\nld.global.u16 %r416,[%rd37];\n"
 "shl.b32 %r417,%r416,16;\nmov.b32 %f432,%r417;\n$L__BB0_149:\n@%p119 bra $L__BB0_151;\n";
-static const char qlora__ptx_474[] =
+static const char qlora__ptx_483[] =
 "ld.global.u16 %r418,[%rd37+2];\nshl.b32 %r419,%r418,16;\nmov.b32 %f433,%r419;\n$L__BB0_151:\n"
 "mov.f32 %f435,0f00000000;\nmov.f32 %f434,%f435;\n@%p120 bra $L__BB0_153;\n"
 "ld.global.u16 %r420,[%rd37+4];\nshl.b32 %r421,%r420,16;\nmov.b32 %f434,%r421;\n$L__BB0_153:\n"
@@ -22479,7 +22926,7 @@ static const char qlora__ptx_474[] =
 "ld.global.v2.u32{%r341,%r342},[%rd18];\nshl.b32 %r476,%r341,16;\nand.b32 %r475,%r341,-65536;\n"
 "shl.b32 %r477,%r342,16;\nand.b32 %r345,%r342,-65536;\nmov.b32 %f396,%r345;\nbra.uni $L__BB0_59;\n"
 "$L__BB0_52:\nsetp.lt.s32 %p56,%r144,1;\nmov.u32 %r475,0;\n";
-static const char qlora__ptx_475[] =
+static const char qlora__ptx_484[] =
 "mov.u32 %r476,%r475;\n@%p56 bra $L__BB0_54;\nld.global.u16 %r336,[%rd18];\n"
 "shl.b32 %r476,%r336,16;\n$L__BB0_54:\nsetp.lt.s32 %p57,%r144,2;\n@%p57 bra $L__BB0_56;\n"
 "ld.global.u16 %r338,[%rd18+2];\nshl.b32 %r475,%r338,16;\n$L__BB0_56:\nsetp.lt.s32 %p58,%r144,3;\n"
@@ -22529,7 +22976,7 @@ static const char qlora__ptx_475[] =
 "mul.f32 %f295,%f15,%f294;\nmov.b32 %f296,%r484;\nadd.s64 %rd145,%rd9,%rd23;\n"
 "shl.b64 %rd146,%rd145,2;\nadd.s64 %rd147,%rd1,%rd146;\nmul.f32 %f297,%f286,%f287;\n"
 "mul.f32 %f298,%f289,%f290;\nmul.f32 %f299,%f292,%f293;\nmul.f32 %f300,%f295,%f296;\n";
-static const char qlora__ptx_476[] =
+static const char qlora__ptx_485[] =
 "st.global.v4.f32[%rd147],{%f297,%f298,%f299,%f300};\ncvt.u32.u64 %r362,%rd23;\n"
 "add.s32 %r478,%r362,%r4;\nsetp.gt.s32 %p77,%r3,%r478;\n@%p77 bra $L__BB0_82;\n"
 "bra.uni $L__BB0_189;\n$L__BB0_91:\ncvt.s64.s32 %rd27,%r478;\nmul.wide.s32 %rd148,%r478,4;\n"
@@ -22554,7 +23001,7 @@ static const char qlora__ptx_476[] =
 "mov.u16 %rs9,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd72,%rd47,%rd55;\nshl.b64 %rd73,%rd48,2;\n"
 "or.b64 %rd74,%rd73,%rd72;\nand.b64 %rd75,%rd74,15;\nsetp.eq.s64 %p7,%rd75,0;\n"
 "selp.u16 %rs9,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_477[] =
+static const char qlora__ptx_486[] =
 ".visible .entry qlora_norm_rms_bwd_f32(\n.param .u64 qlora_norm_rms_bwd_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_1,\n.param .u64 qlora_norm_rms_bwd_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_f32_param_3,\n.param .u64 qlora_norm_rms_bwd_f32_param_4,\n"
@@ -22609,7 +23056,7 @@ static const char qlora__ptx_477[] =
 "ld.global.v4.u32{%r673,%r674,%r675,%r676},[%rd98];\n$L__BB1_10:\nmov.u32 %r678,%r677;\n"
 "mov.u32 %r679,%r677;\nmov.u32 %r680,%r677;\n@%p11 bra $L__BB1_12;\ncvt.s64.s32 %rd99,%r749;\n"
 "add.s64 %rd100,%rd6,%rd99;\nshl.b64 %rd101,%rd100,2;\n";
-static const char qlora__ptx_478[] =
+static const char qlora__ptx_487[] =
 "add.s64 %rd102,%rd2,%rd101;\nld.global.v4.u32{%r677,%r678,%r679,%r680},[%rd102];\n$L__BB1_12:\n"
 "setp.eq.s64 %p14,%rd10,0;\nor.pred %p15,%p14,%p11;\nmov.u32 %r685,0;\nmov.u32 %r681,%r685;\n"
 "mov.u32 %r682,%r685;\nmov.u32 %r683,%r685;\nmov.u32 %r684,%r685;\n@%p15 bra $L__BB1_14;\n"
@@ -22662,7 +23109,7 @@ static const char qlora__ptx_478[] =
 "fma.rn.f32 %f662,%f843,%f843,%f870;\nmul.f32 %f663,%f847,%f851;\n"
 "fma.rn.f32 %f664,%f663,%f843,%f869;\nfma.rn.f32 %f665,%f844,%f844,%f662;\n"
 "mul.f32 %f666,%f848,%f852;\n";
-static const char qlora__ptx_479[] =
+static const char qlora__ptx_488[] =
 "fma.rn.f32 %f667,%f666,%f844,%f664;\nfma.rn.f32 %f668,%f845,%f845,%f665;\n"
 "mul.f32 %f669,%f849,%f853;\nfma.rn.f32 %f670,%f669,%f845,%f667;\n"
 "fma.rn.f32 %f870,%f846,%f846,%f668;\nmul.f32 %f671,%f850,%f854;\n"
@@ -22713,7 +23160,7 @@ static const char qlora__ptx_479[] =
 "@%p141 bra $L__BB1_199;\nld.global.f32 %f860,[%rd40+12];\n$L__BB1_199:\n"
 "add.s64 %rd198,%rd6,%rd39;\nshl.b64 %rd199,%rd198,2;\nadd.s64 %rd41,%rd2,%rd199;\n"
 "@%p138 bra $L__BB1_201;\n";
-static const char qlora__ptx_480[] =
+static const char qlora__ptx_489[] =
 "ld.global.f32 %f861,[%rd41];\n$L__BB1_201:\nmov.f32 %f863,0f00000000;\nmov.f32 %f862,%f863;\n"
 "@%p139 bra $L__BB1_203;\nld.global.f32 %f862,[%rd41+4];\n$L__BB1_203:\n@%p140 bra $L__BB1_205;\n"
 "ld.global.f32 %f863,[%rd41+8];\n$L__BB1_205:\nmov.f32 %f865,0f00000000;\nmov.f32 %f864,%f865;\n"
@@ -22768,7 +23215,7 @@ static const char qlora__ptx_480[] =
 "shr.u32 %r240,%r2,5;\nsetp.ge.u32 %p163,%r7,%r240;\nmov.f32 %f872,0f00000000;\n"
 "mov.f32 %f871,%f872;\n@%p163 bra $L__BB1_221;\nld.shared.f32 %f871,[%r239];\n$L__BB1_221:\n"
 "mov.b32 %r586,%f871;\nmov.u32 %r587,31;\nmov.u32 %r588,16;\nmov.u32 %r589,-1;\n";
-static const char qlora__ptx_481[] =
+static const char qlora__ptx_490[] =
 "shfl.sync.bfly.b32 %r590|%p164,%r586,%r588,%r587,%r589;\nmov.b32 %f716,%r590;\n"
 "add.f32 %f717,%f871,%f716;\nmov.b32 %r591,%f717;\nmov.u32 %r592,8;\n"
 "shfl.sync.bfly.b32 %r593|%p165,%r591,%r592,%r587,%r589;\nmov.b32 %f718,%r593;\n"
@@ -22821,7 +23268,7 @@ static const char qlora__ptx_481[] =
 "mov.b32 %f894,%r641;\n$L__BB1_263:\n@%p185 bra $L__BB1_273;\nld.global.u16 %r642,[%rd48+6];\n"
 "shl.b32 %r643,%r642,16;\nmov.b32 %f895,%r643;\nbra.uni $L__BB1_273;\n$L__BB1_265:\n"
 "shl.b64 %rd207,%rd44,2;\nadd.s64 %rd49,%rd1,%rd207;\nmov.f32 %f893,0f00000000;\n";
-static const char qlora__ptx_482[] =
+static const char qlora__ptx_491[] =
 "mov.f32 %f892,%f893;\n@%p182 bra $L__BB1_267;\nld.global.f32 %f892,[%rd49];\n$L__BB1_267:\n"
 "@%p183 bra $L__BB1_269;\nld.global.f32 %f893,[%rd49+4];\n$L__BB1_269:\n"
 "mov.f32 %f895,0f00000000;\nmov.f32 %f894,%f895;\n@%p184 bra $L__BB1_271;\n"
@@ -22873,7 +23320,7 @@ static const char qlora__ptx_482[] =
 "ld.global.v4.u32{%r350,%r351,%r352,%r353},[%rd122];\nadd.s64 %rd123,%rd6,%rd16;\n"
 "shl.b64 %rd125,%rd123,2;\nadd.s64 %rd126,%rd2,%rd125;\n"
 "ld.global.v4.u32{%r354,%r355,%r356,%r357},[%rd126];\n";
-static const char qlora__ptx_483[] =
+static const char qlora__ptx_492[] =
 "sub.s32 %r113,%r5,%r709;\nsetp.gt.s32 %p44,%r113,3;\nmul.wide.s32 %rd128,%r709,2;\n"
 "add.s64 %rd17,%rd1,%rd128;\n@%p44 bra $L__BB1_71;\nbra.uni $L__BB1_65;\n$L__BB1_71:\n"
 "ld.global.v2.u32{%r366,%r367},[%rd17];\nshl.b32 %r712,%r366,16;\nand.b32 %r713,%r366,-65536;\n"
@@ -22924,7 +23371,7 @@ static const char qlora__ptx_483[] =
 "add.f32 %f813,%f813,%f429;\nsetp.gt.s32 %p80,%r717,3;\nmov.u32 %r717,%r142;\n"
 "@%p80 bra $L__BB1_93;\n$L__BB1_94:\n@%p78 bra $L__BB1_97;\n"
 "ld.param.u32 %r718,[qlora_norm_rms_bwd_f32_param_14];\n";
-static const char qlora__ptx_484[] =
+static const char qlora__ptx_493[] =
 "$L__BB1_96:\nmov.b32 %r464,%f812;\nshr.s32 %r144,%r718,1;\nmov.u32 %r465,31;\nmov.u32 %r466,-1;\n"
 "shfl.sync.bfly.b32 %r467|%p82,%r464,%r144,%r465,%r466;\nmov.b32 %f430,%r467;\n"
 "add.f32 %f812,%f812,%f430;\nsetp.gt.s32 %p83,%r718,3;\nmov.u32 %r718,%r144;\n"
@@ -22980,7 +23427,7 @@ static const char qlora__ptx_484[] =
 "shfl.sync.bfly.b32 %r456|%p76,%r454,%r433,%r422,%r424;\nmov.b32 %f426,%r456;\n"
 "add.f32 %f427,%f425,%f426;\nmov.b32 %r457,%f427;\n"
 "shfl.sync.bfly.b32 %r459|%p77,%r457,%r436,%r422,%r424;\nmov.b32 %f428,%r459;\n";
-static const char qlora__ptx_485[] =
+static const char qlora__ptx_494[] =
 "add.f32 %f812,%f427,%f428;\n$L__BB1_97:\nld.param.f32 %f781,[qlora_norm_rms_bwd_f32_param_13];\n"
 "ld.param.u32 %r648,[qlora_norm_rms_bwd_f32_param_5];\nsetp.eq.s32 %p214,%r648,0;\n"
 "ld.param.u32 %r647,[qlora_norm_rms_bwd_f32_param_12];\n"
@@ -23031,7 +23478,7 @@ static const char qlora__ptx_485[] =
 "mov.b32 %f486,%r728;\nmov.b32 %f487,%r691;\nmul.f32 %f488,%f487,%f486;\nmov.b32 %f489,%r687;\n"
 "mul.f32 %f490,%f80,%f489;\nsub.f32 %f491,%f488,%f490;\nmov.b32 %f492,%r695;\n"
 "mov.b32 %f493,%r692;\nmul.f32 %f494,%f822,%f493;\nmov.b32 %f495,%r688;\n";
-static const char qlora__ptx_486[] =
+static const char qlora__ptx_495[] =
 "mul.f32 %f496,%f80,%f495;\nsub.f32 %f497,%f494,%f496;\nmov.b32 %f498,%r696;\n"
 "fma.rn.f32 %f499,%f896,%f497,%f498;\nfma.rn.f32 %f500,%f896,%f491,%f492;\n"
 "fma.rn.f32 %f501,%f896,%f484,%f485;\nfma.rn.f32 %f502,%f896,%f477,%f478;\n"
@@ -23083,7 +23530,7 @@ static const char qlora__ptx_486[] =
 "and.b32 %r739,%r522,-65536;\nbra.uni $L__BB1_150;\n$L__BB1_143:\nsetp.lt.s32 %p111,%r197,1;\n"
 "mov.u32 %r737,0;\nmov.u32 %r736,%r737;\n@%p111 bra $L__BB1_145;\nld.global.u16 %r514,[%rd28];\n"
 "shl.b32 %r736,%r514,16;\n";
-static const char qlora__ptx_487[] =
+static const char qlora__ptx_496[] =
 "$L__BB1_145:\nsetp.lt.s32 %p112,%r197,2;\n@%p112 bra $L__BB1_147;\n"
 "ld.global.u16 %r516,[%rd28+2];\nshl.b32 %r737,%r516,16;\n$L__BB1_147:\n"
 "setp.lt.s32 %p113,%r197,3;\nmov.u32 %r739,0;\nmov.u32 %r738,%r739;\n@%p113 bra $L__BB1_150;\n"
@@ -23134,9 +23581,9 @@ static const char qlora__ptx_487[] =
 "cvt.u64.u32 %rd221,%r649;\nld.param.u64 %rd220,[qlora_norm_rms_bwd_f32_param_10];\n"
 "mov.u32 %r645,%nctaid.y;\ncvt.u64.u32 %rd210,%r645;\nmul.lo.s64 %rd211,%rd4,%rd210;\n"
 "add.s64 %rd213,%rd211,%rd221;\ncvta.to.global.u64 %rd214,%rd220;\nshl.b64 %rd215,%rd213,2;\n";
-static const char qlora__ptx_488[] =
+static const char qlora__ptx_497[] =
 "add.s64 %rd216,%rd214,%rd215;\nst.global.f32[%rd216],%f896;\n$L__BB1_284:\nret;\n}\n";
-static const char qlora__ptx_489[] =
+static const char qlora__ptx_498[] =
 ".visible .entry qlora_norm_rms_dw_f32(\n.param .u64 qlora_norm_rms_dw_f32_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_1,\n.param .u64 qlora_norm_rms_dw_f32_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_f32_param_3,\n.param .u64 qlora_norm_rms_dw_f32_param_4,\n"
@@ -23189,7 +23636,7 @@ static const char qlora__ptx_489[] =
 "add.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,2;\nadd.s64 %rd69,%rd2,%rd68;\n"
 "ld.global.f32 %f35,[%rd69];\nld.global.f32 %f36,[%rd66];\nmul.f32 %f37,%f36,%f35;\n"
 "add.s64 %rd70,%rd21,%rd61;\nshl.b64 %rd71,%rd70,2;\nadd.s64 %rd28,%rd1,%rd71;\n";
-static const char qlora__ptx_490[] =
+static const char qlora__ptx_499[] =
 "ld.global.f32 %f38,[%rd28];\nfma.rn.f32 %f66,%f37,%f38,%f66;\n@%p7 bra $L__BB2_11;\n"
 "setp.eq.s32 %p8,%r5,2;\nadd.s32 %r19,%r39,1;\ncvt.s64.s32 %rd72,%r19;\n"
 "mul.lo.s64 %rd73,%rd72,%rd9;\nadd.s64 %rd74,%rd73,%rd10;\nadd.s64 %rd75,%rd74,%rd19;\n"
@@ -23219,15 +23666,6 @@ static const char qlora__ptx_490[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_75[] = {
-qlora__ptx_470,
-qlora__ptx_471,
-qlora__ptx_472,
-qlora__ptx_473,
-qlora__ptx_474,
-qlora__ptx_475,
-qlora__ptx_476,
-qlora__ptx_477,
-qlora__ptx_478,
 qlora__ptx_479,
 qlora__ptx_480,
 qlora__ptx_481,
@@ -23240,9 +23678,18 @@ qlora__ptx_487,
 qlora__ptx_488,
 qlora__ptx_489,
 qlora__ptx_490,
+qlora__ptx_491,
+qlora__ptx_492,
+qlora__ptx_493,
+qlora__ptx_494,
+qlora__ptx_495,
+qlora__ptx_496,
+qlora__ptx_497,
+qlora__ptx_498,
+qlora__ptx_499,
 0};
 
-static const char qlora__ptx_491[] =
+static const char qlora__ptx_500[] =
 ".visible .entry qlora_norm_rms_fwd_bf16(\n.param .u64 qlora_norm_rms_fwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_1,\n.param .u64 qlora_norm_rms_fwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_fwd_bf16_param_3,\n.param .u64 qlora_norm_rms_fwd_bf16_param_4,\n"
@@ -23297,7 +23744,7 @@ static const char qlora__ptx_491[] =
 "add.s64 %rd85,%rd3,%rd84;\nld.global.v4.u32{%r935,%r934,%r933,%r932},[%rd85];\n$L__BB0_10:\n"
 "setp.eq.s64 %p13,%rd6,0;\nor.pred %p14,%p13,%p11;\nmov.u32 %r909,%r908;\nmov.u32 %r910,%r908;\n"
 "mov.u32 %r911,%r908;\n@%p14 bra $L__BB0_12;\nmul.wide.s32 %rd86,%r1057,2;\n";
-static const char qlora__ptx_492[] =
+static const char qlora__ptx_501[] =
 "add.s64 %rd87,%rd5,%rd86;\nld.global.v4.u32{%r908,%r909,%r910,%r911},[%rd87];\n$L__BB0_12:\n"
 "add.s32 %r24,%r4,%r1057;\nsetp.le.s32 %p15,%r3,%r24;\nmov.u32 %r916,0;\nmov.u32 %r951,%r916;\n"
 "mov.u32 %r950,%r916;\nmov.u32 %r949,%r916;\nmov.u32 %r948,%r916;\n@%p15 bra $L__BB0_14;\n"
@@ -23348,7 +23795,7 @@ static const char qlora__ptx_492[] =
 "and.b32 %r940,%r951,-65536;\nshl.b32 %r939,%r950,16;\nand.b32 %r938,%r950,-65536;\n"
 "shl.b32 %r937,%r949,16;\nand.b32 %r936,%r949,-65536;\nshl.b32 %r942,%r948,16;\n"
 "and.b32 %r943,%r948,-65536;\n";
-static const char qlora__ptx_493[] =
+static const char qlora__ptx_502[] =
 "$L__BB0_23:\nmov.b32 %f130,%r941;\nfma.rn.f32 %f131,%f130,%f130,%f452;\nmov.b32 %f132,%r940;\n"
 "fma.rn.f32 %f133,%f132,%f132,%f131;\nmov.b32 %f134,%r939;\nfma.rn.f32 %f135,%f134,%f134,%f133;\n"
 "mov.b32 %f136,%r938;\nfma.rn.f32 %f137,%f136,%f136,%f135;\nmov.b32 %f138,%r937;\n"
@@ -23400,7 +23847,7 @@ static const char qlora__ptx_493[] =
 "setp.lt.s32 %p106,%r340,2;\n@%p106 bra $L__BB0_151;\nld.global.u16 %r754,[%rd24+2];\n"
 "shl.b32 %r1029,%r754,16;\n$L__BB0_151:\nsetp.lt.s32 %p107,%r340,3;\nmov.u32 %r1031,0;\n"
 "mov.u32 %r1030,%r1031;\n";
-static const char qlora__ptx_494[] =
+static const char qlora__ptx_503[] =
 "@%p107 bra $L__BB0_153;\nld.global.u16 %r756,[%rd24+4];\nshl.b32 %r1030,%r756,16;\n$L__BB0_153:\n"
 "setp.lt.s32 %p108,%r340,4;\n@%p108 bra $L__BB0_155;\nld.global.u16 %r758,[%rd24+6];\n"
 "shl.b32 %r1031,%r758,16;\n$L__BB0_155:\nsetp.lt.s32 %p109,%r340,5;\nmov.u32 %r1033,0;\n"
@@ -23451,7 +23898,7 @@ static const char qlora__ptx_494[] =
 "shl.b32 %r1051,%r796,16;\nand.b32 %r1050,%r796,-65536;\nshl.b32 %r1049,%r797,16;\n"
 "and.b32 %r1048,%r797,-65536;\nshl.b32 %r1054,%r798,16;\nand.b32 %r1055,%r798,-65536;\n"
 "shl.b64 %rd139,%rd23,1;\nadd.s64 %rd26,%rd7,%rd139;\n@%p105 bra $L__BB0_184;\n";
-static const char qlora__ptx_495[] =
+static const char qlora__ptx_504[] =
 "mov.b32 %f346,%r1053;\ncvt.rn.bf16.f32 %rs9,%f346;\nst.global.u16[%rd26],%rs9;\n$L__BB0_184:\n"
 "@%p106 bra $L__BB0_186;\nmov.b32 %f347,%r1052;\ncvt.rn.bf16.f32 %rs10,%f347;\n"
 "st.global.u16[%rd26+2],%rs10;\n$L__BB0_186:\n@%p107 bra $L__BB0_188;\nmov.b32 %f348,%r1051;\n"
@@ -23504,7 +23951,7 @@ static const char qlora__ptx_495[] =
 "rcp.rn.f32 %f15,%f207;\n@%p11 bra $L__BB0_74;\nsub.s32 %r180,%r3,%r1057;\n"
 "setp.gt.s32 %p48,%r180,7;\ncvt.s64.s32 %rd11,%r1057;\nmul.wide.s32 %rd115,%r1057,2;\n"
 "add.s64 %rd12,%rd1,%rd115;\nmul.wide.s32 %rd116,%r1057,4;\n";
-static const char qlora__ptx_496[] =
+static const char qlora__ptx_505[] =
 "add.s64 %rd13,%rd1,%rd116;\n@%p48 bra $L__BB0_70;\nbra.uni $L__BB0_41;\n$L__BB0_70:\n"
 "setp.eq.s32 %p64,%r439,0;\n@%p64 bra $L__BB0_72;\nld.global.v2.u32{%r612,%r613},[%rd12];\n"
 "shl.b32 %r985,%r612,16;\nand.b32 %r984,%r612,-65536;\nshl.b32 %r983,%r613,16;\n"
@@ -23556,7 +24003,7 @@ static const char qlora__ptx_496[] =
 "cvt.rn.bf16x2.f32 %r863,%f393,%f394;\nmov.b32 %f395,%r1061;\nmov.b32 %f396,%r1060;\n"
 "cvt.rn.bf16x2.f32 %r864,%f395,%f396;\nmov.b32 %f397,%r1063;\nmov.b32 %f398,%r1062;\n"
 "cvt.rn.bf16x2.f32 %r865,%f397,%f398;\nmov.b32 %f399,%r1065;\nmov.b32 %f400,%r1064;\n";
-static const char qlora__ptx_497[] =
+static const char qlora__ptx_506[] =
 "cvt.rn.bf16x2.f32 %r866,%f399,%f400;\nsetp.eq.s32 %p158,%r439,0;\n@%p158 bra $L__BB0_242;\n"
 "shl.b64 %rd141,%rd29,1;\nadd.s64 %rd31,%rd1,%rd141;\nmov.f32 %f481,0f00000000;\n"
 "mov.f32 %f482,%f481;\n@%p150 bra $L__BB0_228;\nld.global.u16 %r867,[%rd31];\n"
@@ -23608,7 +24055,7 @@ static const char qlora__ptx_497[] =
 "@%p155 bra $L__BB0_270;\nand.b32 %r900,%r885,-65536;\nmov.b32 %f446,%r900;\n"
 "cvt.rn.bf16.f32 %rs22,%f446;\nst.global.u16[%rd33+10],%rs22;\n$L__BB0_270:\n"
 "@%p156 bra $L__BB0_272;\nshl.b32 %r901,%r886,16;\nmov.b32 %f447,%r901;\n";
-static const char qlora__ptx_498[] =
+static const char qlora__ptx_507[] =
 "cvt.rn.bf16.f32 %rs23,%f447;\nst.global.u16[%rd33+12],%rs23;\n$L__BB0_272:\n"
 "@%p157 bra $L__BB0_274;\nand.b32 %r902,%r886,-65536;\nmov.b32 %f448,%r902;\n"
 "cvt.rn.bf16.f32 %rs24,%f448;\nst.global.u16[%rd33+14],%rs24;\n$L__BB0_274:\n"
@@ -23658,7 +24105,7 @@ static const char qlora__ptx_498[] =
 "mul.wide.s32 %rd123,%r24,4;\nadd.s64 %rd16,%rd1,%rd123;\n@%p66 bra $L__BB0_105;\n"
 "bra.uni $L__BB0_76;\n$L__BB0_105:\nsetp.eq.s32 %p82,%r439,0;\n@%p82 bra $L__BB0_107;\n"
 "ld.global.v2.u32{%r665,%r666},[%rd15];\nshl.b32 %r1005,%r665,16;\n";
-static const char qlora__ptx_499[] =
+static const char qlora__ptx_508[] =
 "and.b32 %r1004,%r665,-65536;\nshl.b32 %r1003,%r666,16;\nand.b32 %r1002,%r666,-65536;\n"
 "ld.global.v2.u32{%r669,%r670},[%rd15+8];\nshl.b32 %r1001,%r669,16;\n"
 "and.b32 %r1000,%r669,-65536;\nshl.b32 %r999,%r670,16;\nand.b32 %r998,%r670,-65536;\n"
@@ -23709,7 +24156,7 @@ static const char qlora__ptx_499[] =
 "ld.global.v4.u32{%r693,%r694,%r695,%r696},[%rd132];\nsub.s32 %r287,%r3,%r1006;\n"
 "setp.gt.s32 %p86,%r287,7;\nadd.s64 %rd21,%rd1,%rd131;\nmul.wide.s32 %rd133,%r1006,4;\n"
 "add.s64 %rd22,%rd1,%rd133;\n@%p86 bra $L__BB0_141;\nbra.uni $L__BB0_112;\n$L__BB0_141:\n";
-static const char qlora__ptx_500[] =
+static const char qlora__ptx_509[] =
 "setp.eq.s32 %p102,%r439,0;\n@%p102 bra $L__BB0_143;\nld.global.v2.u32{%r722,%r723},[%rd21];\n"
 "shl.b32 %r1026,%r722,16;\nand.b32 %r1025,%r722,-65536;\nshl.b32 %r1024,%r723,16;\n"
 "and.b32 %r1023,%r723,-65536;\nld.global.v2.u32{%r726,%r727},[%rd21+8];\n"
@@ -23760,11 +24207,11 @@ static const char qlora__ptx_500[] =
 "ret;\n$L__BB0_4:\nsetp.eq.s64 %p5,%rd36,0;\nmov.u16 %rs25,1;\n@%p5 bra $L__BB0_7;\n"
 "add.s64 %rd58,%rd36,%rd46;\nshl.b64 %rd59,%rd37,1;\nor.b64 %rd60,%rd59,%rd58;\n"
 "and.b64 %rd61,%rd60,15;\nsetp.ne.s64 %p6,%rd61,0;\n";
-static const char qlora__ptx_501[] =
+static const char qlora__ptx_510[] =
 "mov.u16 %rs25,%rs3;\n@%p6 bra $L__BB0_7;\nadd.s64 %rd63,%rd38,%rd46;\nshl.b64 %rd64,%rd39,1;\n"
 "or.b64 %rd65,%rd64,%rd63;\nand.b64 %rd66,%rd65,15;\nsetp.eq.s64 %p7,%rd66,0;\n"
 "selp.u16 %rs25,1,0,%p7;\nbra.uni $L__BB0_7;\n}\n";
-static const char qlora__ptx_502[] =
+static const char qlora__ptx_511[] =
 ".visible .entry qlora_norm_rms_bwd_bf16(\n.param .u64 qlora_norm_rms_bwd_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_1,\n.param .u64 qlora_norm_rms_bwd_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_bwd_bf16_param_3,\n.param .u64 qlora_norm_rms_bwd_bf16_param_4,\n"
@@ -23820,7 +24267,7 @@ static const char qlora__ptx_502[] =
 "ld.global.v4.u32{%r1415,%r1416,%r1417,%r1418},[%rd89];\n$L__BB1_10:\nmov.u32 %r1420,%r1419;\n"
 "mov.u32 %r1421,%r1419;\nmov.u32 %r1422,%r1419;\n@%p11 bra $L__BB1_12;\n"
 "cvt.s64.s32 %rd90,%r1586;\n";
-static const char qlora__ptx_503[] =
+static const char qlora__ptx_512[] =
 "add.s64 %rd91,%rd6,%rd90;\nshl.b64 %rd92,%rd91,1;\nadd.s64 %rd93,%rd2,%rd92;\n"
 "ld.global.v4.u32{%r1419,%r1420,%r1421,%r1422},[%rd93];\n$L__BB1_12:\nsetp.eq.s64 %p14,%rd10,0;\n"
 "or.pred %p15,%p14,%p11;\nmov.u32 %r1427,0;\nmov.u32 %r1423,%r1427;\nmov.u32 %r1424,%r1427;\n"
@@ -23871,7 +24318,7 @@ static const char qlora__ptx_503[] =
 "add.s64 %rd218,%rd6,%rd29;\nshl.b64 %rd219,%rd218,1;\nadd.s64 %rd31,%rd2,%rd219;\n"
 "mov.u32 %r1577,0;\nmov.u32 %r1576,%r1577;\n@%p165 bra $L__BB1_267;\n"
 "ld.global.u16 %r1117,[%rd31];\nshl.b32 %r1576,%r1117,16;\n$L__BB1_267:\n";
-static const char qlora__ptx_504[] =
+static const char qlora__ptx_513[] =
 "@%p166 bra $L__BB1_269;\nld.global.u16 %r1119,[%rd31+2];\nshl.b32 %r1577,%r1119,16;\n"
 "$L__BB1_269:\nmov.u32 %r1579,0;\nmov.u32 %r1578,%r1579;\n@%p167 bra $L__BB1_271;\n"
 "ld.global.u16 %r1121,[%rd31+4];\nshl.b32 %r1578,%r1121,16;\n$L__BB1_271:\n"
@@ -23921,7 +24368,7 @@ static const char qlora__ptx_504[] =
 "fma.rn.f32 %f564,%f563,%f563,%f559;\nand.b32 %r1159,%r1133,-65536;\nmov.b32 %f565,%r1159;\n"
 "mul.f32 %f566,%f771,%f565;\nfma.rn.f32 %f567,%f566,%f563,%f562;\nshl.b32 %r1160,%r1114,16;\n"
 "mov.b32 %f568,%r1160;\n";
-static const char qlora__ptx_505[] =
+static const char qlora__ptx_514[] =
 "fma.rn.f32 %f569,%f568,%f568,%f564;\nshl.b32 %r1161,%r1134,16;\nmov.b32 %f570,%r1161;\n"
 "mul.f32 %f571,%f770,%f570;\nfma.rn.f32 %f572,%f571,%f568,%f567;\nand.b32 %r1162,%r1114,-65536;\n"
 "mov.b32 %f573,%r1162;\nfma.rn.f32 %f574,%f573,%f573,%f569;\nand.b32 %r1163,%r1134,-65536;\n"
@@ -23974,7 +24421,7 @@ static const char qlora__ptx_505[] =
 "add.f32 %f607,%f777,%f606;\nmov.b32 %r1205,%f607;\nmov.u32 %r1206,8;\n"
 "shfl.sync.bfly.b32 %r1207|%p213,%r1205,%r1206,%r1201,%r1203;\nmov.b32 %f608,%r1207;\n"
 "add.f32 %f609,%f607,%f608;\nmov.b32 %r1208,%f609;\n";
-static const char qlora__ptx_506[] =
+static const char qlora__ptx_515[] =
 "mov.u32 %r1209,4;\nshfl.sync.bfly.b32 %r1210|%p214,%r1208,%r1209,%r1201,%r1203;\n"
 "mov.b32 %f610,%r1210;\nadd.f32 %f611,%f609,%f610;\nmov.b32 %r1211,%f611;\nmov.u32 %r1212,2;\n"
 "shfl.sync.bfly.b32 %r1213|%p215,%r1211,%r1212,%r1201,%r1203;\nmov.b32 %f612,%r1213;\n"
@@ -24027,7 +24474,7 @@ static const char qlora__ptx_506[] =
 "ld.global.u16 %r1273,[%rd37+10];\nshl.b32 %r1600,%r1273,16;\n$L__BB1_358:\nmov.u32 %r1602,0;\n"
 "mov.u32 %r1601,%r1602;\n@%p236 bra $L__BB1_360;\nld.global.u16 %r1275,[%rd37+12];\n"
 "shl.b32 %r1601,%r1275,16;\n$L__BB1_360:\n@%p237 bra $L__BB1_362;\n";
-static const char qlora__ptx_507[] =
+static const char qlora__ptx_516[] =
 "ld.global.u16 %r1277,[%rd37+14];\nshl.b32 %r1602,%r1277,16;\n$L__BB1_362:\n"
 "mov.b32 %f639,%r1596;\nmov.b32 %f640,%r1595;\ncvt.rn.bf16x2.f32 %r1278,%f639,%f640;\n"
 "mov.b32 %f641,%r1598;\nmov.b32 %f642,%r1597;\ncvt.rn.bf16x2.f32 %r1279,%f641,%f642;\n"
@@ -24077,7 +24524,7 @@ static const char qlora__ptx_507[] =
 "@%p236 bra $L__BB1_411;\nld.global.f32 %f804,[%rd40+24];\n$L__BB1_411:\n@%p237 bra $L__BB1_413;\n"
 "ld.global.f32 %f805,[%rd40+28];\n$L__BB1_413:\nshl.b32 %r1326,%r1611,16;\n"
 "and.b32 %r1327,%r1611,-65536;\nshl.b32 %r1328,%r1612,16;\n";
-static const char qlora__ptx_508[] =
+static const char qlora__ptx_517[] =
 "and.b32 %r1329,%r1612,-65536;\nshl.b32 %r1330,%r1613,16;\nand.b32 %r1331,%r1613,-65536;\n"
 "shl.b32 %r1332,%r1614,16;\nand.b32 %r1333,%r1614,-65536;\nshl.b32 %r1334,%r1278,16;\n"
 "mov.b32 %f679,%r1334;\nmul.f32 %f680,%f798,%f679;\nshl.b32 %r1335,%r1258,16;\n"
@@ -24129,7 +24576,7 @@ static const char qlora__ptx_508[] =
 "setp.lt.s32 %p25,%r65,2;\n@%p25 bra $L__BB1_27;\nld.global.u16 %r597,[%rd13+2];\n"
 "shl.b32 %r1454,%r597,16;\n$L__BB1_27:\nsetp.lt.s32 %p26,%r65,3;\nmov.u32 %r1453,0;\n"
 "@%p26 bra $L__BB1_29;\nld.global.u16 %r599,[%rd13+4];\n";
-static const char qlora__ptx_509[] =
+static const char qlora__ptx_518[] =
 "shl.b32 %r1453,%r599,16;\n$L__BB1_29:\nmov.u32 %r1452,0;\nsetp.lt.s32 %p27,%r65,4;\n"
 "@%p27 bra $L__BB1_31;\nld.global.u16 %r601,[%rd13+6];\nshl.b32 %r1452,%r601,16;\n$L__BB1_31:\n"
 "setp.lt.s32 %p28,%r65,5;\nmov.u32 %r1451,0;\n@%p28 bra $L__BB1_33;\nshl.b64 %rd108,%rd12,1;\n"
@@ -24178,7 +24625,7 @@ static const char qlora__ptx_509[] =
 "mul.wide.s32 %rd118,%r32,4;\nadd.s64 %rd17,%rd1,%rd118;\n@%p16 bra $L__BB1_90;\n"
 "sub.s32 %r124,%r5,%r32;\nsetp.gt.s32 %p40,%r124,7;\n@%p40 bra $L__BB1_86;\nbra.uni $L__BB1_57;\n"
 "$L__BB1_86:\nsetp.eq.s32 %p56,%r537,0;\n@%p56 bra $L__BB1_88;\n";
-static const char qlora__ptx_510[] =
+static const char qlora__ptx_519[] =
 "ld.global.v2.u32{%r676,%r677},[%rd16];\nshl.b32 %r1475,%r676,16;\nand.b32 %r1474,%r676,-65536;\n"
 "shl.b32 %r1473,%r677,16;\nand.b32 %r1472,%r677,-65536;\n"
 "ld.global.v2.u32{%r680,%r681},[%rd16+8];\nshl.b32 %r1471,%r680,16;\n"
@@ -24229,7 +24676,7 @@ static const char qlora__ptx_510[] =
 "fma.rn.f32 %f219,%f218,%f218,%f213;\nshl.b32 %r705,%r1434,16;\nmov.b32 %f220,%r705;\n"
 "mov.b32 %f221,%r1477;\nmul.f32 %f222,%f220,%f221;\nfma.rn.f32 %f223,%f222,%f218,%f217;\n"
 "and.b32 %r706,%r1430,-65536;\nmov.b32 %f224,%r706;\n";
-static const char qlora__ptx_511[] =
+static const char qlora__ptx_520[] =
 "fma.rn.f32 %f743,%f224,%f224,%f219;\nand.b32 %r707,%r1434,-65536;\nmov.b32 %f225,%r707;\n"
 "mov.b32 %f226,%r1478;\nmul.f32 %f227,%f225,%f226;\nfma.rn.f32 %f742,%f227,%f224,%f223;\n"
 "$L__BB1_90:\nld.param.u32 %r1382,[qlora_norm_rms_bwd_bf16_param_14];\n"
@@ -24280,7 +24727,7 @@ static const char qlora__ptx_511[] =
 "and.b32 %r770,%r715,-65536;\nshl.b32 %r771,%r716,16;\nand.b32 %r772,%r716,-65536;\n"
 "shl.b32 %r773,%r717,16;\nand.b32 %r774,%r717,-65536;\nmov.b32 %f228,%r759;\n"
 "fma.rn.f32 %f229,%f228,%f228,%f743;\nmov.b32 %f230,%r767;\n";
-static const char qlora__ptx_512[] =
+static const char qlora__ptx_521[] =
 "mov.b32 %f231,%r1496;\nmul.f32 %f232,%f230,%f231;\nfma.rn.f32 %f233,%f232,%f228,%f742;\n"
 "mov.b32 %f234,%r760;\nfma.rn.f32 %f235,%f234,%f234,%f229;\nmov.b32 %f236,%r768;\n"
 "mov.b32 %f237,%r1495;\nmul.f32 %f238,%f236,%f237;\nfma.rn.f32 %f239,%f238,%f234,%f233;\n"
@@ -24334,7 +24781,7 @@ static const char qlora__ptx_512[] =
 "mov.u32 %r1390,%tid.x;\nshr.u32 %r806,%r1390,3;\nand.b32 %r807,%r806,536870908;\n"
 "mov.u32 %r808,_ZZ7rms_bwdI4bf16EvPKT_lS3_lPKviS3_lPS1_lPflifiE6shared;\n"
 "add.s32 %r809,%r808,%r807;\nst.shared.f32[%r809],%f15;\n";
-static const char qlora__ptx_513[] =
+static const char qlora__ptx_522[] =
 "st.shared.f32[%r809+128],%f16;\n$L__BB1_128:\nmov.u32 %r1388,%ntid.x;\nmov.u32 %r1387,%tid.x;\n"
 "and.b32 %r1386,%r1387,31;\nbar.sync 0;\nshr.u32 %r238,%r1388,5;\nsetp.ge.u32 %p88,%r1386,%r238;\n"
 "mov.f32 %f745,0f00000000;\nmov.f32 %f744,%f745;\n@%p88 bra $L__BB1_130;\nmov.u32 %r1389,%tid.x;\n"
@@ -24389,7 +24836,7 @@ static const char qlora__ptx_513[] =
 "add.s64 %rd147,%rd1,%rd146;\nld.global.u16 %r872,[%rd147+6];\nshl.b32 %r1515,%r872,16;\n"
 "$L__BB1_150:\nsetp.lt.s32 %p113,%r243,5;\nmov.u32 %r1519,0;\nmov.u32 %r1514,%r1519;\n"
 "@%p113 bra $L__BB1_152;\nshl.b64 %rd149,%rd12,1;\nadd.s64 %rd150,%rd1,%rd149;\n";
-static const char qlora__ptx_514[] =
+static const char qlora__ptx_523[] =
 "ld.global.u16 %r874,[%rd150+8];\nshl.b32 %r1514,%r874,16;\n$L__BB1_152:\n"
 "setp.lt.s32 %p114,%r243,6;\n@%p114 bra $L__BB1_154;\nshl.b64 %rd152,%rd12,1;\n"
 "add.s64 %rd153,%rd1,%rd152;\nld.global.u16 %r876,[%rd153+10];\nshl.b32 %r1519,%r876,16;\n"
@@ -24442,7 +24889,7 @@ static const char qlora__ptx_514[] =
 "cvta.to.global.u64 %rd160,%rd244;\nadd.s64 %rd161,%rd11,%rd12;\nshl.b64 %rd162,%rd161,1;\n"
 "add.s64 %rd163,%rd160,%rd162;\ncvt.rn.bf16x2.f32 %r908,%f324,%f325;\n"
 "cvt.rn.bf16x2.f32 %r907,%f322,%f323;\n";
-static const char qlora__ptx_515[] =
+static const char qlora__ptx_524[] =
 "cvt.rn.bf16x2.f32 %r906,%f320,%f321;\ncvt.rn.bf16x2.f32 %r909,%f326,%f327;\n"
 "st.global.v4.u32[%rd163],{%r906,%r907,%r908,%r909};\n$L__BB1_174:\n@%p16 bra $L__BB1_209;\n"
 "ld.param.u32 %r1377,[qlora_norm_rms_bwd_bf16_param_14];\nmul.lo.s32 %r1376,%r540,%r1377;\n"
@@ -24493,7 +24940,7 @@ static const char qlora__ptx_515[] =
 "mov.b32 %f400,%r1537;\nmul.f32 %f401,%f399,%f400;\nand.b32 %r983,%r1427,-65536;\n"
 "mov.b32 %f402,%r983;\nmul.f32 %f403,%f31,%f402;\nsub.f32 %f404,%f401,%f403;\n"
 "and.b32 %r984,%r1435,-65536;\nmov.b32 %f405,%r984;\nfma.rn.f32 %f384,%f806,%f404,%f405;\n";
-static const char qlora__ptx_516[] =
+static const char qlora__ptx_525[] =
 "shl.b32 %r985,%r1432,16;\nmov.b32 %f406,%r985;\nmov.b32 %f407,%r1536;\n"
 "mul.f32 %f408,%f406,%f407;\nshl.b32 %r986,%r1428,16;\nmov.b32 %f409,%r986;\n"
 "mul.f32 %f410,%f31,%f409;\nsub.f32 %f411,%f408,%f410;\nshl.b32 %r987,%r1436,16;\n"
@@ -24544,7 +24991,7 @@ static const char qlora__ptx_516[] =
 "shl.b32 %r1562,%r1029,16;\n$L__BB1_219:\nsetp.lt.s32 %p150,%r364,3;\nmov.u32 %r1560,0;\n"
 "mov.u32 %r1561,%r1560;\n@%p150 bra $L__BB1_221;\nld.global.u16 %r1031,[%rd27+4];\n"
 "shl.b32 %r1561,%r1031,16;\n$L__BB1_221:\nsetp.lt.s32 %p151,%r364,4;\n";
-static const char qlora__ptx_517[] =
+static const char qlora__ptx_526[] =
 "@%p151 bra $L__BB1_223;\nld.global.u16 %r1033,[%rd27+6];\nshl.b32 %r1560,%r1033,16;\n"
 "$L__BB1_223:\nsetp.lt.s32 %p152,%r364,5;\nmov.u32 %r1564,0;\nmov.u32 %r1559,%r1564;\n"
 "@%p152 bra $L__BB1_225;\nld.global.u16 %r1035,[%rd27+8];\nshl.b32 %r1559,%r1035,16;\n"
@@ -24596,7 +25043,7 @@ static const char qlora__ptx_517[] =
 "mul.f32 %f507,%f505,%f506;\nand.b32 %r1094,%r1015,-65536;\nmov.b32 %f508,%r1094;\n"
 "mul.f32 %f509,%f31,%f508;\nsub.f32 %f510,%f507,%f509;\nmov.b32 %f511,%r1078;\n"
 "fma.rn.f32 %f454,%f806,%f510,%f511;\nadd.s64 %rd213,%rd11,%rd26;\nshl.b64 %rd214,%rd213,1;\n";
-static const char qlora__ptx_518[] =
+static const char qlora__ptx_527[] =
 "add.s64 %rd215,%rd22,%rd214;\ncvt.rn.bf16x2.f32 %r1067,%f448,%f449;\n"
 "cvt.rn.bf16x2.f32 %r1068,%f450,%f451;\ncvt.rn.bf16x2.f32 %r1069,%f452,%f453;\n"
 "cvt.rn.bf16x2.f32 %r1070,%f454,%f455;\nst.global.v4.u32[%rd215],{%r1067,%r1068,%r1069,%r1070};\n"
@@ -24611,7 +25058,7 @@ static const char qlora__ptx_518[] =
 "mov.u32 %r1359,%nctaid.y;\ncvt.u64.u32 %rd231,%r1359;\nmul.lo.s64 %rd232,%rd4,%rd231;\n"
 "add.s64 %rd234,%rd232,%rd241;\ncvta.to.global.u64 %rd235,%rd240;\nshl.b64 %rd236,%rd234,2;\n"
 "add.s64 %rd237,%rd235,%rd236;\nst.global.f32[%rd237],%f806;\n$L__BB1_432:\nret;\n}\n";
-static const char qlora__ptx_519[] =
+static const char qlora__ptx_528[] =
 ".visible .entry qlora_norm_rms_dw_bf16(\n.param .u64 qlora_norm_rms_dw_bf16_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_1,\n.param .u64 qlora_norm_rms_dw_bf16_param_2,\n"
 ".param .u64 qlora_norm_rms_dw_bf16_param_3,\n.param .u64 qlora_norm_rms_dw_bf16_param_4,\n"
@@ -24665,7 +25112,7 @@ static const char qlora__ptx_519[] =
 "add.s32 %r66,%r66,-4;\nsetp.ne.s32 %p5,%r66,0;\n@%p5 bra $L__BB2_6;\n$L__BB2_7:\n"
 "setp.eq.s32 %p6,%r5,0;\n@%p6 bra $L__BB2_11;\nsetp.eq.s32 %p7,%r5,1;\ncvt.s64.s32 %rd61,%r67;\n"
 "mul.lo.s64 %rd62,%rd61,%rd9;\n";
-static const char qlora__ptx_520[] =
+static const char qlora__ptx_529[] =
 "add.s64 %rd63,%rd62,%rd10;\nadd.s64 %rd64,%rd63,%rd19;\nshl.b64 %rd65,%rd64,1;\n"
 "add.s64 %rd66,%rd3,%rd65;\nld.global.u16 %r35,[%rd66];\nshl.b32 %r36,%r35,16;\n"
 "mov.b32 %f35,%r36;\nadd.s64 %rd67,%rd63,%rd20;\nshl.b64 %rd68,%rd67,1;\n"
@@ -24702,15 +25149,6 @@ static const char qlora__ptx_520[] =
 "cvta.to.global.u64 %rd94,%rd33;\nshl.b64 %rd95,%rd93,2;\nadd.s64 %rd96,%rd94,%rd95;\n"
 "st.global.f32[%rd96],%f60;\n$L__BB2_14:\nret;\n}\n";
 static const char* const qlora__ptx_norm_bf16_80[] = {
-qlora__ptx_491,
-qlora__ptx_492,
-qlora__ptx_493,
-qlora__ptx_494,
-qlora__ptx_495,
-qlora__ptx_496,
-qlora__ptx_497,
-qlora__ptx_498,
-qlora__ptx_499,
 qlora__ptx_500,
 qlora__ptx_501,
 qlora__ptx_502,
@@ -24732,9 +25170,18 @@ qlora__ptx_517,
 qlora__ptx_518,
 qlora__ptx_519,
 qlora__ptx_520,
+qlora__ptx_521,
+qlora__ptx_522,
+qlora__ptx_523,
+qlora__ptx_524,
+qlora__ptx_525,
+qlora__ptx_526,
+qlora__ptx_527,
+qlora__ptx_528,
+qlora__ptx_529,
 0};
 
-static const char qlora__ptx_521[] =
+static const char qlora__ptx_530[] =
 ".visible .entry qlora_optim_advance(\n.param .u64 qlora_optim_advance_param_0,\n"
 ".param .u64 qlora_optim_advance_param_1\n)\n{\n.reg .pred %p<13>;\n.reg .f32 %f<9>;\n"
 ".reg .b32 %r<5>;\n.reg .f64 %fd<35>;\n.reg .b64 %rd<20>;\n"
@@ -24764,7 +25211,7 @@ static const char qlora__ptx_521[] =
 "$L__BB0_9:\nmov.f64 %fd26,0d3FF0000000000000;\nsub.f64 %fd27,%fd26,%fd34;\n"
 "sqrt.rn.f64 %fd28,%fd27;\nld.global.f64 %fd29,[%rd1+-16];\ncvt.rn.f32.f64 %f7,%fd28;\n"
 "cvt.rn.f32.f64 %f8,%fd29;\nst.global.v2.f32[%rd1+40],{%f7,%f8};\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_522[] =
+static const char qlora__ptx_531[] =
 ".visible .entry qlora_optim_adamw_f32(\n.param .u64 qlora_optim_adamw_f32_param_0,\n"
 ".param .u64 qlora_optim_adamw_f32_param_1,\n.param .u64 qlora_optim_adamw_f32_param_2,\n"
 ".param .u64 qlora_optim_adamw_f32_param_3,\n.param .u64 qlora_optim_adamw_f32_param_4,\n"
@@ -24817,7 +25264,7 @@ static const char qlora__ptx_522[] =
 "ld.global.u32 %r182,[%rd74];\n$L__BB1_26:\nsetp.lt.s64 %p26,%rd12,2;\n@%p26 bra $L__BB1_28;\n"
 "cvta.to.global.u64 %rd217,%rd40;\nadd.s64 %rd76,%rd217,%rd72;\nld.global.u32 %r183,[%rd76+4];\n"
 "$L__BB1_28:\nsetp.lt.s64 %p27,%rd12,3;\n";
-static const char qlora__ptx_523[] =
+static const char qlora__ptx_532[] =
 "mov.u32 %r185,0;\nmov.u32 %r184,%r185;\n@%p27 bra $L__BB1_30;\ncvta.to.global.u64 %rd216,%rd40;\n"
 "add.s64 %rd78,%rd216,%rd72;\nld.global.u32 %r184,[%rd78+8];\n$L__BB1_30:\n"
 "setp.lt.s64 %p28,%rd12,4;\n@%p28 bra $L__BB1_33;\ncvta.to.global.u64 %rd215,%rd40;\n"
@@ -24868,7 +25315,7 @@ static const char qlora__ptx_523[] =
 "mul.f32 %f78,%f32,%f70;\nfma.rn.f32 %f20,%f70,%f78,%f77;\nsqrt.rn.f32 %f79,%f20;\n"
 "div.rn.f32 %f80,%f79,%f34;\nadd.f32 %f81,%f35,%f80;\ndiv.rn.f32 %f82,%f19,%f81;\n"
 "mul.f32 %f83,%f33,%f82;\nsub.f32 %f21,%f73,%f83;\nmov.b32 %f84,%r193;\n";
-static const char qlora__ptx_524[] =
+static const char qlora__ptx_533[] =
 "mul.f32 %f85,%f99,%f84;\nmov.b32 %f86,%r185;\nmul.f32 %f87,%f12,%f86;\nsub.f32 %f88,%f86,%f87;\n"
 "mov.b32 %f89,%r201;\nsub.f32 %f90,%f85,%f89;\nfma.rn.f32 %f22,%f31,%f90,%f89;\n"
 "mov.b32 %f91,%r209;\nmul.f32 %f92,%f30,%f91;\nmul.f32 %f93,%f32,%f85;\n"
@@ -24919,7 +25366,7 @@ static const char qlora__ptx_524[] =
 "mul.f32 %f26,%f37,%f18;\nmul.f32 %f27,%f37,%f21;\nmul.f32 %f28,%f37,%f24;\n"
 "cvta.to.global.u64 %rd138,%rd44;\nadd.s64 %rd18,%rd138,%rd72;\n@%p24 bra $L__BB1_110;\n"
 "bra.uni $L__BB1_105;\n$L__BB1_110:\nst.global.f32[%rd18],%f25;\nst.global.f32[%rd18+4],%f26;\n";
-static const char qlora__ptx_525[] =
+static const char qlora__ptx_534[] =
 "st.global.f32[%rd18+8],%f27;\nst.global.f32[%rd18+12],%f28;\nbra.uni $L__BB1_111;\n$L__BB1_105:\n"
 "setp.lt.s64 %p74,%rd12,1;\n@%p74 bra $L__BB1_111;\nst.global.f32[%rd18],%f25;\n"
 "setp.eq.s64 %p75,%rd12,1;\n@%p75 bra $L__BB1_111;\nst.global.f32[%rd18+4],%f26;\n"
@@ -24968,7 +25415,7 @@ static const char qlora__ptx_525[] =
 "cvt.u32.u64 %r154,%rd26;\ndiv.u32 %r155,%r154,%r153;\ncvt.u64.u32 %rd243,%r155;\n$L__BB1_129:\n"
 "sub.s64 %rd161,%rd6,%rd5;\nmul.lo.s64 %rd162,%rd161,%rd243;\nadd.s64 %rd163,%rd162,%rd26;\n"
 "shl.b64 %rd164,%rd163,2;\nadd.s64 %rd165,%rd4,%rd164;\nst.f32[%rd165],%f26;\n$L__BB1_130:\n";
-static const char qlora__ptx_526[] =
+static const char qlora__ptx_535[] =
 "setp.lt.s64 %p89,%rd12,3;\n@%p89 bra $L__BB1_135;\nadd.s64 %rd30,%rd240,2;\n"
 "or.b64 %rd166,%rd30,%rd5;\nand.b64 %rd167,%rd166,-4294967296;\nsetp.eq.s64 %p90,%rd167,0;\n"
 "@%p90 bra $L__BB1_133;\ndiv.s64 %rd244,%rd30,%rd5;\nbra.uni $L__BB1_134;\n$L__BB1_133:\n"
@@ -24986,7 +25433,7 @@ static const char qlora__ptx_526[] =
 "@%p97 bra $L__BB1_12;\n$L__BB1_149:\nld.param.u64 %rd209,[qlora_optim_adamw_f32_param_6];\n"
 "mov.u32 %r175,%nctaid.y;\ncvt.u64.u32 %rd208,%r175;\nadd.s64 %rd239,%rd239,%rd208;\n"
 "setp.lt.s64 %p98,%rd239,%rd209;\n@%p98 bra $L__BB1_4;\n$L__BB1_150:\nret;\n}\n";
-static const char qlora__ptx_527[] =
+static const char qlora__ptx_536[] =
 ".visible .entry qlora_optim_adamw_bf16(\n.param .u64 qlora_optim_adamw_bf16_param_0,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_1,\n.param .u64 qlora_optim_adamw_bf16_param_2,\n"
 ".param .u64 qlora_optim_adamw_bf16_param_3,\n.param .u64 qlora_optim_adamw_bf16_param_4,\n"
@@ -25039,7 +25486,7 @@ static const char qlora__ptx_527[] =
 "setp.lt.s64 %p24,%rd11,2;\n@%p24 bra $L__BB2_27;\nadd.s64 %rd76,%rd14,%rd72;\n"
 "ld.global.u32 %r331,[%rd76+4];\n$L__BB2_27:\nsetp.lt.s64 %p25,%rd11,3;\nmov.u32 %r333,0;\n"
 "mov.u32 %r332,%r333;\n@%p25 bra $L__BB2_29;\nadd.s64 %rd78,%rd14,%rd72;\n";
-static const char qlora__ptx_528[] =
+static const char qlora__ptx_537[] =
 "ld.global.u32 %r332,[%rd78+8];\n$L__BB2_29:\nsetp.lt.s64 %p26,%rd11,4;\n@%p26 bra $L__BB2_32;\n"
 "add.s64 %rd80,%rd14,%rd72;\nld.global.u32 %r333,[%rd80+12];\n$L__BB2_32:\n@%p22 bra $L__BB2_41;\n"
 "bra.uni $L__BB2_33;\n$L__BB2_41:\nld.global.v4.u32{%r338,%r339,%r340,%r341},[%rd13];\n"
@@ -25089,7 +25536,7 @@ static const char qlora__ptx_528[] =
 "mul.f32 %f79,%f29,%f78;\nsub.f32 %f21,%f69,%f79;\nmov.b32 %f80,%r341;\nmul.f32 %f81,%f99,%f80;\n"
 "mov.b32 %f82,%r333;\nmul.f32 %f83,%f12,%f82;\nsub.f32 %f84,%f82,%f83;\nmov.b32 %f85,%r349;\n"
 "sub.f32 %f86,%f81,%f85;\n";
-static const char qlora__ptx_529[] =
+static const char qlora__ptx_538[] =
 "fma.rn.f32 %f22,%f27,%f86,%f85;\nmov.b32 %f87,%r357;\nmul.f32 %f88,%f26,%f87;\n"
 "mul.f32 %f89,%f28,%f81;\nfma.rn.f32 %f23,%f81,%f89,%f88;\nsqrt.rn.f32 %f90,%f23;\n"
 "div.rn.f32 %f91,%f90,%f30;\nadd.f32 %f92,%f31,%f91;\ndiv.rn.f32 %f93,%f22,%f92;\n"
@@ -25140,7 +25587,7 @@ static const char qlora__ptx_529[] =
 "cvta.to.global.u64 %rd138,%rd43;\nshl.b64 %rd139,%rd209,1;\nadd.s64 %rd17,%rd138,%rd139;\n"
 "@%p22 bra $L__BB2_109;\nbra.uni $L__BB2_104;\n$L__BB2_109:\nshr.u32 %r176,%r83,16;\n"
 "and.b32 %r177,%r176,1;\nadd.s32 %r178,%r83,%r177;\n";
-static const char qlora__ptx_530[] =
+static const char qlora__ptx_539[] =
 "add.s32 %r179,%r178,32767;\nshr.u32 %r180,%r179,16;\nand.b32 %r181,%r83,2147483647;\n"
 "setp.gt.u32 %p80,%r181,2139095040;\nselp.b32 %r182,32767,%r180,%p80;\nshr.u32 %r183,%r84,16;\n"
 "and.b32 %r184,%r183,1;\nadd.s32 %r185,%r84,%r184;\nadd.s32 %r186,%r185,32767;\n"
@@ -25191,7 +25638,7 @@ static const char qlora__ptx_530[] =
 "add.s64 %rd193,%rd237,2;\ncvt.u32.u64 %r302,%rd193;\ncvt.u32.u64 %r303,%rd5;\n"
 "div.u32 %r304,%r302,%r303;\ncvt.u64.u32 %rd194,%r304;\nsub.s64 %rd195,%rd6,%rd5;\n"
 "mul.lo.s64 %rd196,%rd195,%rd194;\nshr.u32 %r305,%r85,16;\nand.b32 %r306,%r305,1;\n";
-static const char qlora__ptx_531[] =
+static const char qlora__ptx_540[] =
 "add.s32 %r307,%r85,%r306;\nadd.s32 %r308,%r307,32767;\nshr.u32 %r309,%r308,16;\n"
 "and.b32 %r310,%r85,2147483647;\nsetp.gt.u32 %p112,%r310,2139095040;\n"
 "selp.b32 %r311,32767,%r309,%p112;\nadd.s64 %rd197,%rd237,%rd196;\nshl.b64 %rd198,%rd197,1;\n"
@@ -25241,7 +25688,7 @@ static const char qlora__ptx_531[] =
 "shr.u32 %r255,%r84,16;\nand.b32 %r256,%r255,1;\nadd.s32 %r257,%r84,%r256;\n"
 "add.s32 %r258,%r257,32767;\nshr.u32 %r259,%r258,16;\nand.b32 %r260,%r84,2147483647;\n"
 "setp.gt.u32 %p100,%r260,2139095040;\n";
-static const char qlora__ptx_532[] =
+static const char qlora__ptx_541[] =
 "selp.b32 %r261,32767,%r259,%p100;\nshl.b64 %rd164,%rd163,1;\nadd.s64 %rd165,%rd4,%rd164;\n"
 "st.u16[%rd165],%r261;\n$L__BB2_129:\nsetp.lt.s64 %p101,%rd11,3;\n@%p101 bra $L__BB2_134;\n"
 "add.s64 %rd29,%rd237,2;\nor.b64 %rd166,%rd29,%rd5;\nand.b64 %rd167,%rd166,-4294967296;\n"
@@ -25266,7 +25713,7 @@ static const char qlora__ptx_532[] =
 "$L__BB2_148:\nld.param.u64 %rd210,[qlora_optim_adamw_bf16_param_6];\nmov.u32 %r323,%nctaid.y;\n"
 "cvt.u64.u32 %rd208,%r323;\nadd.s64 %rd236,%rd236,%rd208;\nsetp.lt.s64 %p116,%rd236,%rd210;\n"
 "@%p116 bra $L__BB2_4;\n$L__BB2_149:\nret;\n}\n";
-static const char qlora__ptx_533[] =
+static const char qlora__ptx_542[] =
 ".visible .entry qlora_optim_shadow_f32(\n.param .u64 qlora_optim_shadow_f32_param_0,\n"
 ".param .u64 qlora_optim_shadow_f32_param_1,\n.param .u64 qlora_optim_shadow_f32_param_2,\n"
 ".param .u64 qlora_optim_shadow_f32_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<10>;\n"
@@ -25309,7 +25756,7 @@ static const char qlora__ptx_533[] =
 "add.s64 %rd79,%rd79,%rd4;\nadd.s64 %rd82,%rd82,%rd3;\nsetp.lt.s64 %p6,%rd82,%rd9;\n"
 "@%p6 bra $L__BB3_6;\n$L__BB3_14:\ncvt.u64.u32 %rd77,%r17;\nadd.s64 %rd78,%rd78,%rd77;\n"
 "setp.lt.s64 %p9,%rd78,%rd39;\n@%p9 bra $L__BB3_2;\n$L__BB3_15:\nret;\n}\n";
-static const char qlora__ptx_534[] =
+static const char qlora__ptx_543[] =
 ".visible .entry qlora_optim_shadow_bf16(\n.param .u64 qlora_optim_shadow_bf16_param_0,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_1,\n.param .u64 qlora_optim_shadow_bf16_param_2,\n"
 ".param .u64 qlora_optim_shadow_bf16_param_3\n)\n.maxntid 256,1,1\n{\n.reg .pred %p<13>;\n"
@@ -25360,29 +25807,29 @@ static const char qlora__ptx_534[] =
 "mul.lo.s64 %rd61,%rd14,%rd89;\nadd.s64 %rd62,%rd85,%rd61;\nst.global.u16[%rd62],%rs1;\n"
 "mul.wide.u32 %rd63,%r3,512;\nadd.s64 %rd87,%rd87,%rd63;\nadd.s64 %rd86,%rd86,%rd3;\n"
 "add.s64 %rd85,%rd85,%rd63;\n";
-static const char qlora__ptx_535[] =
+static const char qlora__ptx_544[] =
 "add.s64 %rd88,%rd88,%rd2;\nsetp.lt.s64 %p7,%rd88,%rd8;\n@%p7 bra $L__BB4_6;\n$L__BB4_14:\n"
 "mov.u32 %r42,%nctaid.y;\ncvt.u64.u32 %rd83,%r42;\nadd.s64 %rd84,%rd84,%rd83;\n"
 "setp.lt.s64 %p12,%rd84,%rd41;\n@%p12 bra $L__BB4_2;\n$L__BB4_15:\nret;\n}\n";
 static const char* const qlora__ptx_optim_75[] = {
-qlora__ptx_521,
-qlora__ptx_522,
-qlora__ptx_523,
-qlora__ptx_524,
-qlora__ptx_525,
-qlora__ptx_526,
-qlora__ptx_527,
-qlora__ptx_528,
-qlora__ptx_529,
 qlora__ptx_530,
 qlora__ptx_531,
 qlora__ptx_532,
 qlora__ptx_533,
 qlora__ptx_534,
 qlora__ptx_535,
+qlora__ptx_536,
+qlora__ptx_537,
+qlora__ptx_538,
+qlora__ptx_539,
+qlora__ptx_540,
+qlora__ptx_541,
+qlora__ptx_542,
+qlora__ptx_543,
+qlora__ptx_544,
 0};
 
-static const char qlora__ptx_536[] =
+static const char qlora__ptx_545[] =
 ".visible .entry qlora_random_normal_f32(\n.param .u64 qlora_random_normal_f32_param_0,\n"
 ".param .u64 qlora_random_normal_f32_param_1,\n.param .u32 qlora_random_normal_f32_param_2,\n"
 ".param .u32 qlora_random_normal_f32_param_3,\n.param .u32 qlora_random_normal_f32_param_4,\n"
@@ -25437,7 +25884,7 @@ static const char qlora__ptx_536[] =
 "add.s32 %r83,%r3,534103459;\nxor.b32 %r84,%r83,%r76;\nxor.b32 %r85,%r84,%r82;\n"
 "cvt.u32.u64 %r86,%rd40;\nmul.wide.u32 %rd44,%r80,-766435501;\n"
 "mul.wide.u32 %rd45,%r85,-845247145;\nshr.u64 %rd46,%rd45,32;\ncvt.u32.u64 %r87,%rd46;\n";
-static const char qlora__ptx_537[] =
+static const char qlora__ptx_546[] =
 "add.s32 %r88,%r2,-239350328;\nxor.b32 %r89,%r88,%r81;\nxor.b32 %r90,%r89,%r87;\n"
 "cvt.u32.u64 %r91,%rd45;\nshr.u64 %rd47,%rd44,32;\ncvt.u32.u64 %r92,%rd47;\n"
 "add.s32 %r93,%r3,-616729560;\nxor.b32 %r94,%r93,%r86;\nxor.b32 %r95,%r94,%r92;\n"
@@ -25489,7 +25936,7 @@ static const char qlora__ptx_537[] =
 "add.s32 %r191,%r189,%r190;\nadd.s32 %r192,%r191,%r178;\nadd.s32 %r193,%r192,-393210;\n"
 "and.b32 %r194,%r186,65535;\nshr.u32 %r195,%r186,16;\nadd.s32 %r196,%r194,%r195;\n"
 "and.b32 %r197,%r188,65535;\nshr.u32 %r198,%r188,16;\n";
-static const char qlora__ptx_538[] =
+static const char qlora__ptx_547[] =
 "add.s32 %r199,%r197,%r198;\nadd.s32 %r200,%r199,%r196;\nxor.b32 %r201,%r15,2;\n"
 "mul.wide.u32 %rd84,%r201,-845247145;\nshr.u64 %rd85,%rd84,32;\ncvt.u32.u64 %r202,%rd85;\n"
 "xor.b32 %r203,%r19,%r202;\ncvt.u32.u64 %r204,%rd84;\nmul.wide.u32 %rd86,%r203,-766435501;\n"
@@ -25534,7 +25981,7 @@ static const char qlora__ptx_538[] =
 "setp.ge.s64 %p2,%rd119,%rd3;\n@%p2 bra $L__BB0_3;\ncvt.rn.f32.s32 %f4,%r1;\n"
 "mul.f32 %f5,%f4,%f1;\nshl.b64 %rd124,%rd6,3;\nadd.s64 %rd125,%rd116,%rd124;\n"
 "st.global.f32[%rd125+4],%f5;\n$L__BB0_3:\nret;\n}\n";
-static const char qlora__ptx_539[] =
+static const char qlora__ptx_548[] =
 ".visible .entry qlora_random_normal_bf16(\n.param .u64 qlora_random_normal_bf16_param_0,\n"
 ".param .u64 qlora_random_normal_bf16_param_1,\n.param .u32 qlora_random_normal_bf16_param_2,\n"
 ".param .u32 qlora_random_normal_bf16_param_3,\n.param .u32 qlora_random_normal_bf16_param_4,\n"
@@ -25589,7 +26036,7 @@ static const char qlora__ptx_539[] =
 "xor.b32 %r82,%r81,%r74;\nxor.b32 %r83,%r82,%r80;\ncvt.u32.u64 %r84,%rd38;\n"
 "mul.wide.u32 %rd42,%r78,-766435501;\nmul.wide.u32 %rd43,%r83,-845247145;\n"
 "shr.u64 %rd44,%rd43,32;\ncvt.u32.u64 %r85,%rd44;\n";
-static const char qlora__ptx_540[] =
+static const char qlora__ptx_549[] =
 "add.s32 %r86,%r2,-239350328;\nxor.b32 %r87,%r86,%r79;\nxor.b32 %r88,%r87,%r85;\n"
 "cvt.u32.u64 %r89,%rd43;\nshr.u64 %rd45,%rd42,32;\ncvt.u32.u64 %r90,%rd45;\n"
 "add.s32 %r91,%r3,-616729560;\nxor.b32 %r92,%r91,%r84;\nxor.b32 %r93,%r92,%r90;\n"
@@ -25641,7 +26088,7 @@ static const char qlora__ptx_540[] =
 "add.s32 %r189,%r187,%r188;\nadd.s32 %r190,%r189,%r176;\nadd.s32 %r191,%r190,-393210;\n"
 "and.b32 %r192,%r184,65535;\nshr.u32 %r193,%r184,16;\nadd.s32 %r194,%r192,%r193;\n"
 "and.b32 %r195,%r186,65535;\nshr.u32 %r196,%r186,16;\n";
-static const char qlora__ptx_541[] =
+static const char qlora__ptx_550[] =
 "add.s32 %r197,%r195,%r196;\nadd.s32 %r198,%r197,%r194;\nxor.b32 %r199,%r13,2;\n"
 "mul.wide.u32 %rd82,%r199,-845247145;\nshr.u64 %rd83,%rd82,32;\ncvt.u32.u64 %r200,%rd83;\n"
 "xor.b32 %r201,%r17,%r200;\ncvt.u32.u64 %r202,%rd82;\nmul.wide.u32 %rd84,%r201,-766435501;\n"
@@ -25692,15 +26139,15 @@ static const char qlora__ptx_541[] =
 "and.b32 %r292,%r286,2147483647;\nsetp.gt.u32 %p4,%r292,2139095040;\n"
 "selp.b32 %r293,32767,%r291,%p4;\nst.global.u16[%rd3+2],%r293;\n$L__BB1_3:\nret;\n}\n";
 static const char* const qlora__ptx_random_75[] = {
-qlora__ptx_536,
-qlora__ptx_537,
-qlora__ptx_538,
-qlora__ptx_539,
-qlora__ptx_540,
-qlora__ptx_541,
+qlora__ptx_545,
+qlora__ptx_546,
+qlora__ptx_547,
+qlora__ptx_548,
+qlora__ptx_549,
+qlora__ptx_550,
 0};
 
-static const char qlora__ptx_542[] =
+static const char qlora__ptx_551[] =
 ".visible .entry qlora_rope_f32(\n.param .u64 qlora_rope_f32_param_0,\n"
 ".param .u64 qlora_rope_f32_param_1,\n.param .u64 qlora_rope_f32_param_2,\n"
 ".param .u64 qlora_rope_f32_param_3,\n.param .u64 qlora_rope_f32_param_4,\n"
@@ -25753,7 +26200,7 @@ static const char qlora__ptx_542[] =
 "@%p13 bra $L__BB0_31;\nsetp.eq.s32 %p15,%r145,0;\n@%p15 bra $L__BB0_13;\nshl.b64 %rd101,%rd7,1;\n"
 "add.s64 %rd102,%rd1,%rd101;\nld.global.v2.u32{%r185,%r186},[%rd102];\nshl.b32 %r315,%r185,16;\n"
 "and.b32 %r316,%r185,-65536;\n";
-static const char qlora__ptx_543[] =
+static const char qlora__ptx_552[] =
 "shl.b32 %r317,%r186,16;\nand.b32 %r318,%r186,-65536;\nbra.uni $L__BB0_14;\n$L__BB0_39:\n"
 "setp.ge.u32 %p35,%r347,%r146;\n@%p35 bra $L__BB0_146;\nadd.s32 %r310,%r148,3;\n"
 "mov.u32 %r221,%ntid.x;\nmul.lo.s32 %r222,%r221,%r313;\nshl.b32 %r223,%r222,2;\n"
@@ -25805,7 +26252,7 @@ static const char qlora__ptx_543[] =
 "add.s64 %rd53,%rd84,%rd172;\nadd.s64 %rd54,%rd53,%rd226;\nshl.b64 %rd174,%rd169,1;\n"
 "add.s64 %rd175,%rd1,%rd174;\nld.global.u16 %r278,[%rd175];\nshl.b32 %r279,%r278,16;\n"
 "mov.b32 %f462,%r279;\n";
-static const char qlora__ptx_544[] =
+static const char qlora__ptx_553[] =
 "ld.global.f32 %f463,[%rd53];\nadd.f32 %f553,%f463,%f462;\nmul.wide.s32 %rd176,%r148,2;\n"
 "add.s64 %rd177,%rd175,%rd176;\nld.global.u16 %r280,[%rd177];\nshl.b32 %r281,%r280,16;\n"
 "mov.b32 %f464,%r281;\nld.global.f32 %f465,[%rd54];\nadd.f32 %f552,%f465,%f464;\n"
@@ -25856,7 +26303,7 @@ static const char qlora__ptx_544[] =
 "mul.rn.f32 %f329,%f519,%f326;\nfma.rn.f32 %f518,%f518,%f324,%f329;\nmov.f32 %f519,%f59;\n"
 "$L__BB0_47:\n@%p19 bra $L__BB0_49;\nst.global.f32[%rd19],%f519;\nst.global.f32[%rd20],%f518;\n"
 "$L__BB0_49:\nsetp.eq.s32 %p44,%r242,1;\nadd.s32 %r348,%r6,1;\n";
-static const char qlora__ptx_545[] =
+static const char qlora__ptx_554[] =
 "@%p44 bra $L__BB0_59;\nld.global.f32 %f330,[%rd21+4];\nld.global.f32 %f331,[%rd19+4];\n"
 "add.f32 %f521,%f331,%f330;\nld.global.f32 %f332,[%rd22+4];\nld.global.f32 %f333,[%rd20+4];\n"
 "add.f32 %f520,%f333,%f332;\n@%p42 bra $L__BB0_52;\nld.global.f32 %f334,[%rd15+4];\n"
@@ -25907,7 +26354,7 @@ static const char qlora__ptx_545[] =
 "ld.global.f32 %f380,[%rd238+12];\nld.global.f32 %f381,[%rd236+12];\nadd.f32 %f531,%f381,%f380;\n"
 "ld.global.f32 %f382,[%rd239+12];\nld.global.f32 %f383,[%rd237+12];\nadd.f32 %f530,%f383,%f382;\n"
 "@%p51 bra $L__BB0_75;\n";
-static const char qlora__ptx_546[] =
+static const char qlora__ptx_555[] =
 "add.s64 %rd153,%rd235,%rd23;\nld.global.f32 %f384,[%rd240+12];\nmul.f32 %f385,%f384,%f183;\n"
 "mul.rn.f32 %f386,%f530,%f385;\nneg.f32 %f387,%f386;\nld.global.f32 %f388,[%rd153+12];\n"
 "fma.rn.f32 %f95,%f531,%f388,%f387;\nmul.rn.f32 %f389,%f531,%f385;\n"
@@ -25958,7 +26405,7 @@ static const char qlora__ptx_546[] =
 "st.global.f32[%rd47+4],%f540;\n$L__BB0_103:\nld.global.f32 %f542,[%rd47+8];\n"
 "ld.global.f32 %f543,[%rd46+8];\n@%p72 bra $L__BB0_105;\nld.global.f32 %f420,[%rd49+8];\n"
 "mul.f32 %f421,%f420,%f183;\nmul.rn.f32 %f422,%f542,%f421;\n";
-static const char qlora__ptx_547[] =
+static const char qlora__ptx_556[] =
 "neg.f32 %f423,%f422;\nld.global.f32 %f424,[%rd48+8];\nfma.rn.f32 %f131,%f543,%f424,%f423;\n"
 "mul.rn.f32 %f425,%f543,%f421;\nfma.rn.f32 %f542,%f542,%f424,%f425;\nmov.f32 %f543,%f131;\n"
 "$L__BB0_105:\n@%p19 bra $L__BB0_107;\nst.global.f32[%rd46+8],%f543;\n"
@@ -26009,7 +26456,7 @@ static const char qlora__ptx_547[] =
 "or.pred %p34,%p19,%p32;\n@%p34 bra $L__BB0_146;\nadd.s64 %rd221,%rd3,%rd86;\n"
 "add.s64 %rd220,%rd221,%rd10;\nshl.b64 %rd219,%rd220,2;\nadd.s64 %rd218,%rd84,%rd219;\n"
 "add.s64 %rd217,%rd3,%rd10;\nshl.b64 %rd216,%rd217,2;\nadd.s64 %rd215,%rd84,%rd216;\n";
-static const char qlora__ptx_548[] =
+static const char qlora__ptx_557[] =
 "st.global.v4.u32[%rd215],{%r342,%r341,%r340,%r339};\n"
 "st.global.v4.u32[%rd218],{%r346,%r345,%r344,%r343};\nbra.uni $L__BB0_146;\n$L__BB0_13:\n"
 "shl.b64 %rd103,%rd7,2;\nadd.s64 %rd104,%rd1,%rd103;\n"
@@ -26060,7 +26507,7 @@ static const char qlora__ptx_548[] =
 "add.f32 %f515,%f237,%f236;\nmov.b32 %f238,%r343;\nmov.b32 %f239,%r330;\n"
 "add.f32 %f514,%f239,%f238;\nsetp.ge.u32 %p23,%r306,%r147;\n@%p23 bra $L__BB0_29;\n"
 "mul.f32 %f240,%f188,%f183;\nmul.rn.f32 %f241,%f517,%f240;\n";
-static const char qlora__ptx_549[] =
+static const char qlora__ptx_558[] =
 "neg.f32 %f242,%f241;\nfma.rn.f32 %f41,%f513,%f184,%f242;\nmul.rn.f32 %f243,%f513,%f240;\n"
 "fma.rn.f32 %f517,%f517,%f184,%f243;\nmul.f32 %f244,%f189,%f183;\nmul.rn.f32 %f245,%f516,%f244;\n"
 "neg.f32 %f246,%f245;\nfma.rn.f32 %f43,%f512,%f185,%f246;\nmul.rn.f32 %f247,%f512,%f244;\n"
@@ -26078,17 +26525,17 @@ static const char qlora__ptx_549[] =
 "add.s32 %r314,%r314,%r300;\nsetp.lt.u32 %p105,%r314,%r156;\nadd.s32 %r313,%r313,1;\n"
 "@%p105 bra $L__BB0_9;\n$L__BB0_147:\nret;\n}\n";
 static const char* const qlora__ptx_rope_75[] = {
-qlora__ptx_542,
-qlora__ptx_543,
-qlora__ptx_544,
-qlora__ptx_545,
-qlora__ptx_546,
-qlora__ptx_547,
-qlora__ptx_548,
-qlora__ptx_549,
+qlora__ptx_551,
+qlora__ptx_552,
+qlora__ptx_553,
+qlora__ptx_554,
+qlora__ptx_555,
+qlora__ptx_556,
+qlora__ptx_557,
+qlora__ptx_558,
 0};
 
-static const char qlora__ptx_550[] =
+static const char qlora__ptx_559[] =
 ".visible .entry qlora_rope_bf16(\n.param .u64 qlora_rope_bf16_param_0,\n"
 ".param .u64 qlora_rope_bf16_param_1,\n.param .u64 qlora_rope_bf16_param_2,\n"
 ".param .u64 qlora_rope_bf16_param_3,\n.param .u64 qlora_rope_bf16_param_4,\n"
@@ -26140,7 +26587,7 @@ static const char qlora__ptx_550[] =
 "ld.global.v4.f32{%f130,%f131,%f132,%f133},[%rd6+16];\n"
 "ld.global.v4.f32{%f134,%f135,%f136,%f137},[%rd86+16];\nshl.b32 %r628,%r319,16;\n"
 "and.b32 %r627,%r319,-65536;\nshl.b32 %r626,%r320,16;\nand.b32 %r625,%r320,-65536;\n";
-static const char qlora__ptx_551[] =
+static const char qlora__ptx_560[] =
 "shl.b32 %r624,%r321,16;\nand.b32 %r623,%r321,-65536;\nshl.b32 %r622,%r322,16;\n"
 "and.b32 %r621,%r322,-65536;\nshl.b32 %r636,%r327,16;\nand.b32 %r635,%r327,-65536;\n"
 "shl.b32 %r634,%r328,16;\nand.b32 %r633,%r328,-65536;\nshl.b32 %r632,%r329,16;\n"
@@ -26192,7 +26639,7 @@ static const char qlora__ptx_551[] =
 "add.s64 %rd41,%rd40,%rd141;\nld.global.u16 %r533,[%rd41];\nshl.b32 %r534,%r533,16;\n"
 "mov.b32 %f547,%r534;\nadd.f32 %f598,%f545,%f547;\nadd.s64 %rd143,%rd4,%rd37;\n"
 "shl.b64 %rd144,%rd143,2;\n";
-static const char qlora__ptx_552[] =
+static const char qlora__ptx_561[] =
 "add.s64 %rd42,%rd65,%rd144;\nadd.s32 %r535,%r690,%r302;\ncvt.s64.s32 %rd145,%r535;\n"
 "add.s64 %rd146,%rd4,%rd145;\nshl.b64 %rd147,%rd146,2;\nadd.s64 %rd43,%rd65,%rd147;\n"
 "setp.ge.u32 %p80,%r685,%r301;\n@%p80 bra $L__BB0_113;\nld.global.f32 %f548,[%rd42];\n"
@@ -26242,7 +26689,7 @@ static const char qlora__ptx_552[] =
 "mul.wide.s32 %rd176,%r302,4;\nadd.s64 %rd175,%rd23,%rd176;\nsetp.ge.u32 %p94,%r685,%r301;\n"
 "ld.global.u16 %r465,[%rd21+4];\nshl.b32 %r466,%r465,16;\nmov.b32 %f416,%r466;\n"
 "ld.global.u16 %r467,[%rd22+4];\nshl.b32 %r468,%r467,16;\n";
-static const char qlora__ptx_553[] =
+static const char qlora__ptx_562[] =
 "mov.b32 %f417,%r468;\nld.global.f32 %f418,[%rd23+8];\nadd.f32 %f573,%f418,%f416;\n"
 "ld.global.f32 %f419,[%rd175+8];\nadd.f32 %f572,%f419,%f417;\n@%p94 bra $L__BB0_52;\n"
 "ld.global.f32 %f420,[%rd16+8];\nmul.f32 %f421,%f420,%f121;\nmul.rn.f32 %f422,%f572,%f421;\n"
@@ -26293,7 +26740,7 @@ static const char qlora__ptx_553[] =
 "fma.rn.f32 %f57,%f581,%f472,%f471;\nmul.rn.f32 %f473,%f581,%f469;\n"
 "fma.rn.f32 %f580,%f580,%f472,%f473;\nmov.f32 %f581,%f57;\n$L__BB0_69:\n@%p19 bra $L__BB0_71;\n"
 "cvt.rn.bf16.f32 %rs18,%f581;\nst.global.u16[%rd26+6],%rs18;\n";
-static const char qlora__ptx_554[] =
+static const char qlora__ptx_563[] =
 "cvt.rn.bf16.f32 %rs19,%f580;\nst.global.u16[%rd27+6],%rs19;\n$L__BB0_71:\n"
 "cvt.s64.s32 %rd171,%r686;\ncvt.u32.u64 %r486,%rd171;\nadd.s32 %r487,%r486,3;\n"
 "add.s32 %r686,%r486,4;\nsetp.lt.s32 %p52,%r487,%r277;\nsetp.lt.s32 %p53,%r686,%r302;\n"
@@ -26344,7 +26791,7 @@ static const char qlora__ptx_554[] =
 "neg.f32 %f511,%f510;\nld.global.f32 %f512,[%rd35+4];\nfma.rn.f32 %f87,%f591,%f512,%f511;\n"
 "mul.rn.f32 %f513,%f591,%f509;\nfma.rn.f32 %f590,%f590,%f512,%f513;\nmov.f32 %f591,%f87;\n"
 "$L__BB0_94:\n@%p19 bra $L__BB0_96;\ncvt.rn.bf16.f32 %rs28,%f591;\nst.global.u16[%rd33+2],%rs28;\n";
-static const char qlora__ptx_555[] =
+static const char qlora__ptx_564[] =
 "cvt.rn.bf16.f32 %rs29,%f590;\nst.global.u16[%rd34+2],%rs29;\n$L__BB0_96:\n"
 "ld.global.u16 %r509,[%rd34+4];\nshl.b32 %r510,%r509,16;\nmov.b32 %f592,%r510;\n"
 "ld.global.u16 %r511,[%rd33+4];\nshl.b32 %r512,%r511,16;\nmov.b32 %f593,%r512;\n"
@@ -26395,7 +26842,7 @@ static const char qlora__ptx_555[] =
 "add.f32 %f172,%f171,%f170;\nmov.b32 %r633,%f172;\nshl.b32 %r381,%r329,16;\nmov.b32 %f173,%r381;\n"
 "mov.b32 %f174,%r601;\nadd.f32 %f175,%f174,%f173;\nmov.b32 %r632,%f175;\n"
 "and.b32 %r382,%r329,-65536;\nmov.b32 %f176,%r382;\nmov.b32 %f177,%r602;\n";
-static const char qlora__ptx_556[] =
+static const char qlora__ptx_565[] =
 "add.f32 %f178,%f177,%f176;\nmov.b32 %r631,%f178;\nshl.b32 %r383,%r330,16;\nmov.b32 %f179,%r383;\n"
 "mov.b32 %f180,%r603;\nadd.f32 %f181,%f180,%f179;\nmov.b32 %r630,%f181;\n"
 "and.b32 %r384,%r330,-65536;\nmov.b32 %f182,%r384;\nmov.b32 %f183,%r604;\n"
@@ -26448,7 +26895,7 @@ static const char qlora__ptx_556[] =
 "and.b32 %r681,%r340,-65536;\nshl.b32 %r680,%r341,16;\nand.b32 %r679,%r341,-65536;\n"
 "shl.b32 %r678,%r342,16;\nand.b32 %r677,%r342,-65536;\n@%p90 bra $L__BB0_30;\n"
 "setp.eq.s32 %p22,%r299,0;\n";
-static const char qlora__ptx_557[] =
+static const char qlora__ptx_566[] =
 "@%p22 bra $L__BB0_25;\nshl.b64 %rd95,%rd10,1;\nadd.s64 %rd96,%rd1,%rd95;\n"
 "ld.global.v2.u32{%r393,%r394},[%rd96];\nshl.b32 %r637,%r393,16;\nand.b32 %r638,%r393,-65536;\n"
 "shl.b32 %r639,%r394,16;\nand.b32 %r640,%r394,-65536;\nld.global.v2.u32{%r397,%r398},[%rd96+8];\n"
@@ -26498,7 +26945,7 @@ static const char qlora__ptx_557[] =
 "neg.f32 %f331,%f330;\nmov.b32 %f332,%r674;\nfma.rn.f32 %f333,%f332,%f124,%f331;\n"
 "mul.rn.f32 %f334,%f332,%f328;\nfma.rn.f32 %f335,%f329,%f124,%f334;\nmov.b32 %r682,%f335;\n"
 "mov.b32 %r674,%f333;\nmul.f32 %f336,%f129,%f121;\n";
-static const char qlora__ptx_558[] =
+static const char qlora__ptx_567[] =
 "mov.b32 %f337,%r681;\nmul.rn.f32 %f338,%f337,%f336;\nneg.f32 %f339,%f338;\nmov.b32 %f340,%r673;\n"
 "fma.rn.f32 %f341,%f340,%f125,%f339;\nmul.rn.f32 %f342,%f340,%f336;\n"
 "fma.rn.f32 %f343,%f337,%f125,%f342;\nmov.b32 %r681,%f343;\nmov.b32 %r673,%f341;\n"
@@ -26532,18 +26979,18 @@ static const char qlora__ptx_558[] =
 "$L__BB0_121:\nmov.u32 %r546,%ntid.x;\nadd.s32 %r588,%r588,%r546;\nsetp.lt.u32 %p88,%r588,%r310;\n"
 "add.s32 %r587,%r587,1;\n@%p88 bra $L__BB0_9;\n$L__BB0_122:\nret;\n}\n";
 static const char* const qlora__ptx_rope_bf16_80[] = {
-qlora__ptx_550,
-qlora__ptx_551,
-qlora__ptx_552,
-qlora__ptx_553,
-qlora__ptx_554,
-qlora__ptx_555,
-qlora__ptx_556,
-qlora__ptx_557,
-qlora__ptx_558,
+qlora__ptx_559,
+qlora__ptx_560,
+qlora__ptx_561,
+qlora__ptx_562,
+qlora__ptx_563,
+qlora__ptx_564,
+qlora__ptx_565,
+qlora__ptx_566,
+qlora__ptx_567,
 0};
 
-static const char qlora__ptx_559[] =
+static const char qlora__ptx_568[] =
 ".visible .entry qlora_elementwise_add_f32(\n.param .u64 qlora_elementwise_add_f32_param_0,\n"
 ".param .u64 qlora_elementwise_add_f32_param_1,\n.param .u64 qlora_elementwise_add_f32_param_2,\n"
 ".param .u64 qlora_elementwise_add_f32_param_3,\n.param .u64 qlora_elementwise_add_f32_param_4,\n"
@@ -26596,10 +27043,10 @@ static const char qlora__ptx_559[] =
 "setp.lt.s64 %p18,%rd3,2;\n@%p18 bra $L__BB0_31;\nst.global.f32[%rd14+4],%f2;\n$L__BB0_31:\n"
 "setp.lt.s64 %p19,%rd3,3;\n@%p19 bra $L__BB0_33;\nst.global.f32[%rd14+8],%f3;\n$L__BB0_33:\n"
 "setp.lt.s64 %p20,%rd3,4;\n@%p20 bra $L__BB0_36;\n";
-static const char qlora__ptx_560[] =
+static const char qlora__ptx_569[] =
 "st.global.f32[%rd14+12],%f4;\n$L__BB0_36:\nadd.s64 %rd45,%rd45,%rd4;\n"
 "setp.lt.s64 %p21,%rd45,%rd22;\n@%p21 bra $L__BB0_6;\n$L__BB0_37:\nret;\n}\n";
-static const char qlora__ptx_561[] =
+static const char qlora__ptx_570[] =
 ".visible .entry qlora_elementwise_scale_f32(\n.param .u64 qlora_elementwise_scale_f32_param_0,\n"
 ".param .u64 qlora_elementwise_scale_f32_param_1,\n"
 ".param .u64 qlora_elementwise_scale_f32_param_2,\n"
@@ -26643,7 +27090,7 @@ static const char qlora__ptx_561[] =
 "setp.lt.s64 %p13,%rd3,4;\n@%p13 bra $L__BB1_23;\nst.global.f32[%rd11+12],%f4;\n$L__BB1_23:\n"
 "add.s64 %rd34,%rd34,%rd4;\nsetp.lt.s64 %p14,%rd34,%rd17;\n@%p14 bra $L__BB1_3;\n$L__BB1_24:\n"
 "ret;\n}\n";
-static const char qlora__ptx_562[] =
+static const char qlora__ptx_571[] =
 ".visible .entry qlora_elementwise_fill_f32(\n.param .u64 qlora_elementwise_fill_f32_param_0,\n"
 ".param .u64 qlora_elementwise_fill_f32_param_1,\n"
 ".param .u64 qlora_elementwise_fill_f32_param_2,\n"
@@ -26670,7 +27117,7 @@ static const char qlora__ptx_562[] =
 "setp.lt.s64 %p9,%rd3,4;\n@%p9 bra $L__BB2_13;\nst.global.f32[%rd8+12],%f1;\n$L__BB2_13:\n"
 "add.s64 %rd23,%rd23,%rd4;\nsetp.lt.s64 %p10,%rd23,%rd12;\n@%p10 bra $L__BB2_3;\n$L__BB2_14:\n"
 "ret;\n}\n";
-static const char qlora__ptx_563[] =
+static const char qlora__ptx_572[] =
 ".visible .entry qlora_softmax_copy_b32(\n.param .u64 qlora_softmax_copy_b32_param_0,\n"
 ".param .u64 qlora_softmax_copy_b32_param_1,\n.param .u64 qlora_softmax_copy_b32_param_2,\n"
 ".param .u64 qlora_softmax_copy_b32_param_3,\n.param .u64 qlora_softmax_copy_b32_param_4,\n"
@@ -26724,12 +27171,12 @@ static const char qlora__ptx_563[] =
 "ld.global.u32 %r26,[%rd31+4];\nst.global.u32[%rd32+4],%r26;\n@%p16 bra $L__BB3_20;\n"
 "ld.global.u32 %r27,[%rd31+8];\nst.global.u32[%rd32+8],%r27;\n$L__BB3_20:\n"
 "add.s64 %rd79,%rd79,%rd14;\n";
-static const char qlora__ptx_564[] =
+static const char qlora__ptx_573[] =
 "setp.lt.s64 %p17,%rd79,%rd42;\n@%p17 bra $L__BB3_10;\nadd.s64 %rd77,%rd77,%rd6;\n"
 "setp.lt.s64 %p18,%rd77,%rd41;\n@%p18 bra $L__BB3_9;\nbra.uni $L__BB3_22;\n$L__BB3_7:\n"
 "add.s64 %rd77,%rd77,%rd6;\nsetp.lt.s64 %p8,%rd77,%rd41;\n@%p8 bra $L__BB3_7;\n$L__BB3_22:\nret;\n"
 "}\n";
-static const char qlora__ptx_565[] =
+static const char qlora__ptx_574[] =
 ".visible .entry qlora_softmax_transpose_b32(\n.param .u64 qlora_softmax_transpose_b32_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b32_param_2,\n"
@@ -26785,7 +27232,7 @@ static const char qlora__ptx_565[] =
 "@%p16 bra $L__BB4_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r80;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r55,%r80,132,%r24;\n"
 "shl.b32 %r56,%r1,2;\nand.b32 %r57,%r56,124;\nadd.s32 %r10,%r55,%r57;\n";
-static const char qlora__ptx_566[] =
+static const char qlora__ptx_575[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB4_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,2;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u32 %r58,[%rd65];\nst.shared.u32[%r10],%r58;\n$L__BB4_17:\nadd.s32 %r11,%r80,8;\n"
@@ -26836,9 +27283,9 @@ static const char qlora__ptx_566[] =
 "$L__BB4_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b32_param_6];\n"
 "mov.u32 %r79,%nctaid.z;\ncvt.u64.u32 %rd121,%r79;\nadd.s64 %rd125,%rd125,%rd121;\n"
 "setp.lt.s64 %p56,%rd125,%rd122;\n";
-static const char qlora__ptx_567[] =
+static const char qlora__ptx_576[] =
 "@%p56 bra $L__BB4_2;\n$L__BB4_44:\nret;\n}\n";
-static const char qlora__ptx_568[] =
+static const char qlora__ptx_577[] =
 ".visible .entry qlora_norm_rms_dw_sum(\n.param .u64 qlora_norm_rms_dw_sum_param_0,\n"
 ".param .u64 qlora_norm_rms_dw_sum_param_1,\n.param .u32 qlora_norm_rms_dw_sum_param_2,\n"
 ".param .u32 qlora_norm_rms_dw_sum_param_3,\n.param .u32 qlora_norm_rms_dw_sum_param_4\n)\n{\n"
@@ -26868,7 +27315,7 @@ static const char qlora__ptx_568[] =
 "cvta.to.global.u64 %rd22,%rd12;\nmul.wide.s32 %rd23,%r1,4;\nadd.s64 %rd11,%rd22,%rd23;\n"
 "setp.eq.s32 %p7,%r13,0;\n@%p7 bra $L__BB5_11;\nld.global.f32 %f22,[%rd11];\n"
 "add.f32 %f27,%f27,%f22;\n$L__BB5_11:\nst.global.f32[%rd11],%f27;\n$L__BB5_12:\nret;\n}\n";
-static const char qlora__ptx_569[] =
+static const char qlora__ptx_578[] =
 ".visible .entry qlora_loss_sum(\n.param .u64 qlora_loss_sum_param_0,\n"
 ".param .u64 qlora_loss_sum_param_1,\n.param .u64 qlora_loss_sum_param_2,\n"
 ".param .u64 qlora_loss_sum_param_3,\n.param .u64 qlora_loss_sum_param_4,\n"
@@ -26919,7 +27366,7 @@ static const char qlora__ptx_569[] =
 "add.s64 %rd114,%rd114,4096;\nadd.s64 %rd113,%rd113,4096;\nadd.s64 %rd112,%rd112,1024;\n"
 "setp.lt.s64 %p21,%rd112,%rd59;\n@%p21 bra $L__BB6_9;\nbra.uni $L__BB6_34;\n$L__BB6_18:\n"
 "mov.u32 %r21,%tid.x;\ncvt.s64.s32 %rd121,%r21;\nsetp.eq.s64 %p22,%rd2,0;\n";
-static const char qlora__ptx_570[] =
+static const char qlora__ptx_579[] =
 "mov.f64 %fd155,0d0000000000000000;\nmov.f64 %fd154,%fd155;\n@%p22 bra $L__BB6_23;\n"
 "ld.param.u64 %rd102,[qlora_loss_sum_param_1];\nld.param.u64 %rd101,[qlora_loss_sum_param_0];\n"
 "cvt.s64.s32 %rd121,%r3;\ncvta.to.global.u64 %rd81,%rd101;\nmul.wide.s32 %rd82,%r3,4;\n"
@@ -26970,7 +27417,7 @@ static const char qlora__ptx_570[] =
 "add.f64 %fd109,%fd107,%fd108;\nst.shared.f64[%r2],%fd109;\n$L__BB6_42:\nbar.sync 0;\n"
 "setp.gt.s32 %p45,%r3,7;\n@%p45 bra $L__BB6_44;\nld.shared.f64 %fd110,[%r1];\n"
 "ld.shared.f64 %fd111,[%r1+64];\n";
-static const char qlora__ptx_571[] =
+static const char qlora__ptx_580[] =
 "add.f64 %fd112,%fd111,%fd110;\nst.shared.f64[%r1],%fd112;\nld.shared.f64 %fd113,[%r2+64];\n"
 "ld.shared.f64 %fd114,[%r2];\nadd.f64 %fd115,%fd113,%fd114;\nst.shared.f64[%r2],%fd115;\n"
 "$L__BB6_44:\nbar.sync 0;\nsetp.gt.s32 %p46,%r3,3;\n@%p46 bra $L__BB6_46;\n"
@@ -26995,22 +27442,22 @@ static const char qlora__ptx_571[] =
 "ld.shared.f64 %fd142,[_ZZ14qlora_loss_sumE11weight_lane];\nadd.f64 %fd143,%fd142,%fd141;\n"
 "cvt.rn.f32.f64 %f21,%fd143;\nst.global.f32[%rd93+8],%f21;\n$L__BB6_52:\nret;\n}\n";
 static const char* const qlora__ptx_shared_75[] = {
-qlora__ptx_559,
-qlora__ptx_560,
-qlora__ptx_561,
-qlora__ptx_562,
-qlora__ptx_563,
-qlora__ptx_564,
-qlora__ptx_565,
-qlora__ptx_566,
-qlora__ptx_567,
 qlora__ptx_568,
 qlora__ptx_569,
 qlora__ptx_570,
 qlora__ptx_571,
+qlora__ptx_572,
+qlora__ptx_573,
+qlora__ptx_574,
+qlora__ptx_575,
+qlora__ptx_576,
+qlora__ptx_577,
+qlora__ptx_578,
+qlora__ptx_579,
+qlora__ptx_580,
 0};
 
-static const char qlora__ptx_572[] =
+static const char qlora__ptx_581[] =
 ".visible .entry qlora_softmax_scores_f32(\n.param .u64 qlora_softmax_scores_f32_param_0,\n"
 ".param .u64 qlora_softmax_scores_f32_param_1,\n.param .u64 qlora_softmax_scores_f32_param_2,\n"
 ".param .u64 qlora_softmax_scores_f32_param_3,\n.param .u64 qlora_softmax_scores_f32_param_4,\n"
@@ -27043,7 +27490,7 @@ static const char qlora__ptx_572[] =
 "@%p13 bra $L__BB0_6;\nadd.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p14,%rd31,%rd19;\n"
 "@%p14 bra $L__BB0_5;\nbra.uni $L__BB0_10;\n$L__BB0_3:\nadd.s64 %rd31,%rd31,%rd4;\n"
 "setp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB0_3;\n$L__BB0_10:\nret;\n}\n";
-static const char qlora__ptx_573[] =
+static const char qlora__ptx_582[] =
 ".visible .entry qlora_softmax_fwd_f32(\n.param .u64 qlora_softmax_fwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_1,\n.param .u64 qlora_softmax_fwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_fwd_f32_param_3,\n.param .u64 qlora_softmax_fwd_f32_param_4,\n"
@@ -27097,7 +27544,7 @@ static const char qlora__ptx_573[] =
 "setp.lt.s64 %p15,%rd18,2;\nmov.f32 %f417,0fFF61B1E6;\nmov.f32 %f416,%f417;\n"
 "@%p15 bra $L__BB1_23;\nld.global.f32 %f416,[%rd19+4];\n$L__BB1_23:\nsetp.lt.s64 %p16,%rd18,3;\n"
 "@%p16 bra $L__BB1_25;\nld.global.f32 %f417,[%rd19+8];\n$L__BB1_25:\n";
-static const char qlora__ptx_574[] =
+static const char qlora__ptx_583[] =
 "setp.lt.s64 %p17,%rd18,4;\nmov.f32 %f418,0fFF61B1E6;\n@%p17 bra $L__BB1_27;\n"
 "ld.global.f32 %f418,[%rd19+12];\n$L__BB1_27:\nmax.f32 %f86,%f419,%f415;\n"
 "max.f32 %f87,%f86,%f416;\nmax.f32 %f88,%f87,%f417;\nmax.f32 %f419,%f88,%f418;\n"
@@ -27150,7 +27597,7 @@ static const char qlora__ptx_574[] =
 "mov.f32 %f123,0f3FB8AA3B;\nfma.rn.f32 %f124,%f113,%f123,%f122;\nmov.f32 %f125,0f32A57060;\n"
 "fma.rn.f32 %f126,%f113,%f125,%f124;\nmov.b32 %r135,%f120;\nshl.b32 %r136,%r135,23;\n"
 "mov.b32 %f127,%r136;\nex2.approx.ftz.f32 %f128,%f126;\nmul.f32 %f423,%f128,%f127;\n$L__BB1_48:\n";
-static const char qlora__ptx_575[] =
+static const char qlora__ptx_584[] =
 "add.f32 %f22,%f436,%f423;\nadd.s64 %rd73,%rd100,1;\nsetp.ge.s64 %p42,%rd73,%rd2;\n"
 "@%p42 bra $L__BB1_50;\nmov.b32 %f130,%r241;\nsub.f32 %f131,%f130,%f419;\n"
 "mov.f32 %f132,0f3F000000;\nmov.f32 %f133,0f3BBB989D;\nfma.rn.f32 %f134,%f131,%f133,%f132;\n"
@@ -27200,7 +27647,7 @@ static const char qlora__ptx_575[] =
 "mov.f32 %f212,0f437C0000;\nfma.rm.f32 %f213,%f210,%f212,%f211;\nadd.f32 %f214,%f213,0fCB40007F;\n"
 "neg.f32 %f215,%f214;\nmov.f32 %f216,0f3FB8AA3B;\nfma.rn.f32 %f217,%f206,%f216,%f215;\n"
 "mov.f32 %f218,0f32A57060;\n";
-static const char qlora__ptx_576[] =
+static const char qlora__ptx_585[] =
 "fma.rn.f32 %f219,%f206,%f218,%f217;\nmov.b32 %r145,%f213;\nshl.b32 %r146,%r145,23;\n"
 "mov.b32 %f220,%r146;\nex2.approx.ftz.f32 %f221,%f219;\nmul.f32 %f433,%f221,%f220;\n$L__BB1_68:\n"
 "add.f32 %f46,%f43,%f433;\nadd.s64 %rd79,%rd101,2;\nsetp.ge.s64 %p52,%rd79,%rd2;\n"
@@ -27251,7 +27698,7 @@ static const char qlora__ptx_576[] =
 "add.f32 %f271,%f269,%f270;\nmov.b32 %r195,%f271;\nmov.u32 %r196,2;\n"
 "shfl.sync.bfly.b32 %r197|%p66,%r195,%r196,%r185,%r187;\nmov.b32 %f272,%r197;\n"
 "add.f32 %f273,%f271,%f272;\nmov.b32 %r198,%f273;\nmov.u32 %r199,1;\n";
-static const char qlora__ptx_577[] =
+static const char qlora__ptx_586[] =
 "shfl.sync.bfly.b32 %r200|%p67,%r198,%r199,%r185,%r187;\nmov.b32 %f274,%r200;\n"
 "add.f32 %f436,%f273,%f274;\n$L__BB1_82:\n@%p7 bra $L__BB1_120;\nsetp.eq.s16 %p72,%rs6,0;\n"
 "@%p72 bra $L__BB1_102;\nadd.s64 %rd31,%rd10,%rd7;\nmov.u64 %rd102,%rd3;\n$L__BB1_85:\n"
@@ -27301,7 +27748,7 @@ static const char qlora__ptx_577[] =
 "@%p83 bra $L__BB1_107;\nld.global.f32 %f441,[%rd39+4];\n$L__BB1_107:\nsetp.lt.s64 %p84,%rd38,3;\n"
 "mov.f32 %f443,0f00000000;\nmov.f32 %f442,%f443;\n@%p84 bra $L__BB1_109;\n"
 "ld.global.f32 %f442,[%rd39+8];\n$L__BB1_109:\n";
-static const char qlora__ptx_578[] =
+static const char qlora__ptx_587[] =
 "setp.lt.s64 %p85,%rd38,4;\n@%p85 bra $L__BB1_111;\nld.global.f32 %f443,[%rd39+12];\n"
 "$L__BB1_111:\nadd.s64 %rd91,%rd10,%rd7;\nadd.s64 %rd92,%rd91,%rd103;\n"
 "cvta.to.global.u64 %rd93,%rd46;\nshl.b64 %rd94,%rd92,2;\nadd.s64 %rd40,%rd93,%rd94;\n"
@@ -27341,7 +27788,7 @@ static const char qlora__ptx_578[] =
 "@%p90 bra $L__BB1_103;\n$L__BB1_120:\nmov.u32 %r228,%nctaid.y;\ncvt.u64.u32 %rd95,%r228;\n"
 "add.s64 %rd97,%rd97,%rd95;\nsetp.lt.s64 %p91,%rd97,%rd49;\n@%p91 bra $L__BB1_6;\n$L__BB1_121:\n"
 "ret;\n}\n";
-static const char qlora__ptx_579[] =
+static const char qlora__ptx_588[] =
 ".visible .entry qlora_softmax_bwd_f32(\n.param .u64 qlora_softmax_bwd_f32_param_0,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_1,\n.param .u64 qlora_softmax_bwd_f32_param_2,\n"
 ".param .u64 qlora_softmax_bwd_f32_param_3,\n.param .u64 qlora_softmax_bwd_f32_param_4,\n"
@@ -27396,7 +27843,7 @@ static const char qlora__ptx_579[] =
 "setp.lt.s64 %p14,%rd18,3;\nmov.u32 %r173,0;\nmov.u32 %r172,%r173;\n@%p14 bra $L__BB2_19;\n"
 "ld.global.u32 %r172,[%rd19+8];\n$L__BB2_19:\nadd.s64 %rd77,%rd96,%rd15;\nshl.b64 %rd78,%rd77,2;\n"
 "add.s64 %rd20,%rd2,%rd78;\n@%p11 bra $L__BB2_26;\nbra.uni $L__BB2_20;\n$L__BB2_26:\n";
-static const char qlora__ptx_580[] =
+static const char qlora__ptx_589[] =
 "ld.global.v4.u32{%r177,%r178,%r179,%r180},[%rd20];\nbra.uni $L__BB2_27;\n$L__BB2_20:\n"
 "setp.lt.s64 %p16,%rd18,1;\nmov.u32 %r178,0;\nmov.u32 %r177,%r178;\n@%p16 bra $L__BB2_22;\n"
 "ld.global.u32 %r177,[%rd20];\n$L__BB2_22:\nsetp.lt.s64 %p17,%rd18,2;\n@%p17 bra $L__BB2_24;\n"
@@ -27447,7 +27894,7 @@ static const char qlora__ptx_580[] =
 "add.s32 %r131,%r130,%r129;\nld.shared.f32 %f133,[%r131];\n$L__BB2_51:\nmov.b32 %r132,%f133;\n"
 "mov.u32 %r133,31;\nmov.u32 %r134,16;\nmov.u32 %r135,-1;\n"
 "shfl.sync.bfly.b32 %r136|%p37,%r132,%r134,%r133,%r135;\nmov.b32 %f88,%r136;\n";
-static const char qlora__ptx_581[] =
+static const char qlora__ptx_590[] =
 "add.f32 %f89,%f133,%f88;\nmov.b32 %r137,%f89;\nmov.u32 %r138,8;\n"
 "shfl.sync.bfly.b32 %r139|%p38,%r137,%r138,%r133,%r135;\nmov.b32 %f90,%r139;\n"
 "add.f32 %f91,%f89,%f90;\nmov.b32 %r140,%f91;\nmov.u32 %r141,4;\n"
@@ -27499,7 +27946,7 @@ static const char qlora__ptx_581[] =
 "mov.f32 %f142,%f143;\n@%p62 bra $L__BB2_98;\nld.global.f32 %f142,[%rd36+8];\n$L__BB2_98:\n"
 "@%p63 bra $L__BB2_100;\nld.global.f32 %f143,[%rd36+12];\n$L__BB2_100:\n"
 "sub.f32 %f118,%f140,%f132;\nmul.f32 %f49,%f136,%f118;\nsub.f32 %f119,%f141,%f132;\n";
-static const char qlora__ptx_582[] =
+static const char qlora__ptx_591[] =
 "mul.f32 %f50,%f137,%f119;\nsub.f32 %f120,%f142,%f132;\nmul.f32 %f51,%f138,%f120;\n"
 "sub.f32 %f121,%f143,%f132;\nmul.f32 %f52,%f139,%f121;\nadd.s64 %rd93,%rd16,%rd99;\n"
 "shl.b64 %rd94,%rd93,2;\nadd.s64 %rd37,%rd1,%rd94;\n@%p60 bra $L__BB2_102;\n"
@@ -27509,20 +27956,20 @@ static const char qlora__ptx_582[] =
 "setp.gt.s64 %p72,%rd5,%rd99;\n@%p72 bra $L__BB2_84;\n$L__BB2_109:\nadd.s64 %rd95,%rd95,%rd12;\n"
 "setp.lt.s64 %p73,%rd95,%rd49;\n@%p73 bra $L__BB2_8;\n$L__BB2_110:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_75[] = {
-qlora__ptx_572,
-qlora__ptx_573,
-qlora__ptx_574,
-qlora__ptx_575,
-qlora__ptx_576,
-qlora__ptx_577,
-qlora__ptx_578,
-qlora__ptx_579,
-qlora__ptx_580,
 qlora__ptx_581,
 qlora__ptx_582,
+qlora__ptx_583,
+qlora__ptx_584,
+qlora__ptx_585,
+qlora__ptx_586,
+qlora__ptx_587,
+qlora__ptx_588,
+qlora__ptx_589,
+qlora__ptx_590,
+qlora__ptx_591,
 0};
 
-static const char qlora__ptx_583[] =
+static const char qlora__ptx_592[] =
 ".visible .entry qlora_softmax_copy_b16(\n.param .u64 qlora_softmax_copy_b16_param_0,\n"
 ".param .u64 qlora_softmax_copy_b16_param_1,\n.param .u64 qlora_softmax_copy_b16_param_2,\n"
 ".param .u64 qlora_softmax_copy_b16_param_3,\n.param .u64 qlora_softmax_copy_b16_param_4,\n"
@@ -27575,10 +28022,10 @@ static const char qlora__ptx_583[] =
 "st.global.u16[%rd32+4],%rs13;\n$L__BB0_20:\nadd.s64 %rd73,%rd73,%rd14;\n"
 "setp.lt.s64 %p16,%rd73,%rd42;\n@%p16 bra $L__BB0_10;\nadd.s64 %rd71,%rd71,%rd6;\n"
 "setp.lt.s64 %p17,%rd71,%rd41;\n@%p17 bra $L__BB0_9;\nbra.uni $L__BB0_22;\n";
-static const char qlora__ptx_584[] =
+static const char qlora__ptx_593[] =
 "$L__BB0_7:\nadd.s64 %rd71,%rd71,%rd6;\nsetp.lt.s64 %p8,%rd71,%rd41;\n@%p8 bra $L__BB0_7;\n"
 "$L__BB0_22:\nret;\n}\n";
-static const char qlora__ptx_585[] =
+static const char qlora__ptx_594[] =
 ".visible .entry qlora_softmax_transpose_b16(\n.param .u64 qlora_softmax_transpose_b16_param_0,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_1,\n"
 ".param .u64 qlora_softmax_transpose_b16_param_2,\n"
@@ -27634,7 +28081,7 @@ static const char qlora__ptx_585[] =
 "@%p16 bra $L__BB1_23;\nsetp.ge.s64 %p17,%rd5,%rd34;\ncvt.u64.u32 %rd58,%r66;\n"
 "add.s64 %rd59,%rd126,%rd58;\nsetp.ge.s64 %p18,%rd59,%rd33;\nmad.lo.s32 %r52,%r66,66,%r24;\n"
 "shl.b32 %r53,%r1,1;\nand.b32 %r54,%r53,62;\nadd.s32 %r10,%r52,%r54;\n";
-static const char qlora__ptx_586[] =
+static const char qlora__ptx_595[] =
 "or.pred %p19,%p17,%p18;\n@%p19 bra $L__BB1_17;\nmul.lo.s64 %rd62,%rd59,%rd29;\n"
 "add.s64 %rd63,%rd17,%rd62;\nshl.b64 %rd64,%rd63,1;\nadd.s64 %rd65,%rd1,%rd64;\n"
 "ld.global.u16 %rs4,[%rd65];\nst.shared.u16[%r10],%rs4;\n$L__BB1_17:\nadd.s32 %r11,%r66,8;\n"
@@ -27684,9 +28131,9 @@ static const char qlora__ptx_586[] =
 "$L__BB1_42:\nbar.sync 0;\nadd.s64 %rd126,%rd126,%rd6;\nsetp.lt.s64 %p55,%rd126,%rd33;\n"
 "@%p55 bra $L__BB1_4;\n$L__BB1_43:\nld.param.u64 %rd122,[qlora_softmax_transpose_b16_param_6];\n"
 "mov.u32 %r65,%nctaid.z;\ncvt.u64.u32 %rd121,%r65;\nadd.s64 %rd125,%rd125,%rd121;\n";
-static const char qlora__ptx_587[] =
+static const char qlora__ptx_596[] =
 "setp.lt.s64 %p56,%rd125,%rd122;\n@%p56 bra $L__BB1_2;\n$L__BB1_44:\nret;\n}\n";
-static const char qlora__ptx_588[] =
+static const char qlora__ptx_597[] =
 ".visible .entry qlora_softmax_scores_bf16(\n.param .u64 qlora_softmax_scores_bf16_param_0,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_1,\n.param .u64 qlora_softmax_scores_bf16_param_2,\n"
 ".param .u64 qlora_softmax_scores_bf16_param_3,\n.param .u64 qlora_softmax_scores_bf16_param_4,\n"
@@ -27721,7 +28168,7 @@ static const char qlora__ptx_588[] =
 "setp.lt.s64 %p13,%rd31,%rd19;\n@%p13 bra $L__BB2_5;\nbra.uni $L__BB2_11;\n$L__BB2_3:\n"
 "add.s64 %rd31,%rd31,%rd4;\nsetp.lt.s64 %p4,%rd31,%rd19;\n@%p4 bra $L__BB2_3;\n$L__BB2_11:\nret;\n"
 "}\n";
-static const char qlora__ptx_589[] =
+static const char qlora__ptx_598[] =
 ".visible .entry qlora_softmax_fwd_bf16(\n.param .u64 qlora_softmax_fwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_1,\n.param .u64 qlora_softmax_fwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_fwd_bf16_param_3,\n.param .u64 qlora_softmax_fwd_bf16_param_4,\n"
@@ -27775,7 +28222,7 @@ static const char qlora__ptx_589[] =
 "mov.b32 %f71,%r525;\nmov.b32 %f72,%r528;\nmov.b32 %f73,%r527;\nmov.b32 %f74,%r530;\n"
 "mov.b32 %f75,%r529;\nmov.b32 %f77,%r531;\nmov.f32 %f76,0fFF61B1E6;\n"
 "cvt.rn.bf16x2.f32 %r535,%f76,%f77;\n";
-static const char qlora__ptx_590[] =
+static const char qlora__ptx_599[] =
 "cvt.rn.bf16x2.f32 %r534,%f74,%f75;\ncvt.rn.bf16x2.f32 %r533,%f72,%f73;\n"
 "cvt.rn.bf16x2.f32 %r532,%f70,%f71;\n$L__BB3_26:\nshl.b32 %r178,%r532,16;\n"
 "and.b32 %r179,%r532,-65536;\nshl.b32 %r180,%r533,16;\nand.b32 %r181,%r533,-65536;\n"
@@ -27827,7 +28274,7 @@ static const char qlora__ptx_590[] =
 "max.f32 %f120,%f118,%f119;\nmov.b32 %r224,%f120;\nmov.u32 %r225,4;\n"
 "shfl.sync.bfly.b32 %r226|%p31,%r224,%r225,%r216,%r219;\nmov.b32 %f121,%r226;\n"
 "max.f32 %f122,%f120,%f121;\nmov.b32 %r227,%f122;\n";
-static const char qlora__ptx_591[] =
+static const char qlora__ptx_600[] =
 "mov.u32 %r228,2;\nshfl.sync.bfly.b32 %r229|%p32,%r227,%r228,%r216,%r219;\nmov.b32 %f123,%r229;\n"
 "max.f32 %f124,%f122,%f123;\nmov.b32 %r230,%f124;\nmov.u32 %r231,1;\n"
 "shfl.sync.bfly.b32 %r232|%p33,%r230,%r231,%r216,%r219;\nmov.b32 %f125,%r232;\n"
@@ -27879,7 +28326,7 @@ static const char qlora__ptx_591[] =
 "@%p54 bra $L__BB3_76;\nand.b32 %r292,%r552,-65536;\nmov.b32 %f166,%r292;\n"
 "sub.f32 %f167,%f166,%f718;\nmov.f32 %f168,0f3F000000;\nmov.f32 %f169,0f3BBB989D;\n"
 "fma.rn.f32 %f170,%f167,%f169,%f168;\ncvt.sat.f32.f32 %f171,%f170;\n";
-static const char qlora__ptx_592[] =
+static const char qlora__ptx_601[] =
 "mov.f32 %f172,0f4B400001;\nmov.f32 %f173,0f437C0000;\nfma.rm.f32 %f174,%f171,%f173,%f172;\n"
 "add.f32 %f175,%f174,0fCB40007F;\nneg.f32 %f176,%f175;\nmov.f32 %f177,0f3FB8AA3B;\n"
 "fma.rn.f32 %f178,%f167,%f177,%f176;\nmov.f32 %f179,0f32A57060;\n"
@@ -27929,7 +28376,7 @@ static const char qlora__ptx_592[] =
 "neg.f32 %f267,%f266;\nmov.f32 %f268,0f3FB8AA3B;\nfma.rn.f32 %f269,%f258,%f268,%f267;\n"
 "mov.f32 %f270,0f32A57060;\nfma.rn.f32 %f271,%f258,%f270,%f269;\nmov.b32 %r308,%f265;\n"
 "shl.b32 %r309,%r308,23;\nmov.b32 %f272,%r309;\nex2.approx.ftz.f32 %f273,%f271;\n";
-static const char qlora__ptx_593[] =
+static const char qlora__ptx_602[] =
 "mul.f32 %f728,%f273,%f272;\n$L__BB3_86:\nadd.f32 %f31,%f28,%f728;\nadd.s64 %rd77,%rd100,7;\n"
 "setp.ge.s64 %p60,%rd77,%rd3;\n@%p60 bra $L__BB3_88;\nand.b32 %r310,%r555,-65536;\n"
 "mov.b32 %f275,%r310;\nsub.f32 %f276,%f275,%f718;\nmov.f32 %f277,0f3F000000;\n"
@@ -27979,7 +28426,7 @@ static const char qlora__ptx_593[] =
 "add.f32 %f41,%f38,%f732;\nadd.s64 %rd81,%rd101,2;\nsetp.ge.s64 %p72,%rd81,%rd3;\n"
 "mov.f32 %f734,0f00000000;\nmov.f32 %f733,%f734;\n@%p72 bra $L__BB3_112;\n"
 "shl.b32 %r339,%r330,16;\nmov.b32 %f338,%r339;\n";
-static const char qlora__ptx_594[] =
+static const char qlora__ptx_603[] =
 "sub.f32 %f339,%f338,%f718;\nmov.f32 %f340,0f3F000000;\nmov.f32 %f341,0f3BBB989D;\n"
 "fma.rn.f32 %f342,%f339,%f341,%f340;\ncvt.sat.f32.f32 %f343,%f342;\nmov.f32 %f344,0f4B400001;\n"
 "mov.f32 %f345,0f437C0000;\nfma.rm.f32 %f346,%f343,%f345,%f344;\nadd.f32 %f347,%f346,0fCB40007F;\n"
@@ -28029,7 +28476,7 @@ static const char qlora__ptx_594[] =
 "add.f32 %f437,%f436,0fCB40007F;\nneg.f32 %f438,%f437;\nmov.f32 %f439,0f3FB8AA3B;\n"
 "fma.rn.f32 %f440,%f429,%f439,%f438;\nmov.f32 %f441,0f32A57060;\n"
 "fma.rn.f32 %f442,%f429,%f441,%f440;\n";
-static const char qlora__ptx_595[] =
+static const char qlora__ptx_604[] =
 "mov.b32 %r355,%f436;\nshl.b32 %r356,%r355,23;\nmov.b32 %f443,%r356;\n"
 "ex2.approx.ftz.f32 %f444,%f442;\nmul.f32 %f738,%f444,%f443;\n$L__BB3_122:\n"
 "add.f32 %f739,%f56,%f738;\nadd.s64 %rd101,%rd101,%rd5;\nsetp.gt.s64 %p78,%rd3,%rd101;\n"
@@ -28081,7 +28528,7 @@ static const char qlora__ptx_595[] =
 "mov.u32 %r569,%r570;\n@%p102 bra $L__BB3_146;\nld.global.u16 %r420,[%rd31+8];\n"
 "shl.b32 %r569,%r420,16;\n$L__BB3_146:\nsetp.lt.s64 %p103,%rd30,6;\n@%p103 bra $L__BB3_148;\n"
 "ld.global.u16 %r422,[%rd31+10];\nshl.b32 %r570,%r422,16;\n$L__BB3_148:\n";
-static const char qlora__ptx_596[] =
+static const char qlora__ptx_605[] =
 "setp.lt.s64 %p104,%rd30,7;\nmov.u32 %r571,0;\n@%p104 bra $L__BB3_150;\n"
 "ld.global.u16 %r424,[%rd31+12];\nshl.b32 %r571,%r424,16;\n$L__BB3_150:\nmov.b32 %f465,%r566;\n"
 "mov.b32 %f466,%r565;\nmov.b32 %f467,%r568;\nmov.b32 %f468,%r567;\nmov.b32 %f469,%r570;\n"
@@ -28130,7 +28577,7 @@ static const char qlora__ptx_596[] =
 "mul.f32 %f570,%f569,%f568;\ndiv.rn.f32 %f480,%f570,%f739;\nmov.b32 %f571,%r444;\n"
 "sub.f32 %f572,%f571,%f718;\nfma.rn.f32 %f573,%f572,%f484,%f483;\ncvt.sat.f32.f32 %f574,%f573;\n"
 "fma.rm.f32 %f575,%f574,%f488,%f487;\n";
-static const char qlora__ptx_597[] =
+static const char qlora__ptx_606[] =
 "add.f32 %f576,%f575,0fCB40007F;\nneg.f32 %f577,%f576;\nfma.rn.f32 %f578,%f572,%f492,%f577;\n"
 "fma.rn.f32 %f579,%f572,%f494,%f578;\nmov.b32 %r459,%f575;\nshl.b32 %r460,%r459,23;\n"
 "mov.b32 %f580,%r460;\nex2.approx.ftz.f32 %f581,%f579;\nmul.f32 %f582,%f581,%f580;\n"
@@ -28180,7 +28627,7 @@ static const char qlora__ptx_597[] =
 "and.b32 %r499,%r487,-65536;\nmov.b32 %f606,%r492;\nsub.f32 %f607,%f606,%f718;\n"
 "mov.f32 %f608,0f3F000000;\nmov.f32 %f609,0f3BBB989D;\nfma.rn.f32 %f610,%f607,%f609,%f608;\n"
 "cvt.sat.f32.f32 %f611,%f610;\nmov.f32 %f612,0f4B400001;\nmov.f32 %f613,0f437C0000;\n";
-static const char qlora__ptx_598[] =
+static const char qlora__ptx_607[] =
 "fma.rm.f32 %f614,%f611,%f613,%f612;\nadd.f32 %f615,%f614,0fCB40007F;\nneg.f32 %f616,%f615;\n"
 "mov.f32 %f617,0f3FB8AA3B;\nfma.rn.f32 %f618,%f607,%f617,%f616;\nmov.f32 %f619,0f32A57060;\n"
 "fma.rn.f32 %f620,%f607,%f619,%f618;\nmov.b32 %r500,%f614;\nshl.b32 %r501,%r500,23;\n"
@@ -28229,7 +28676,7 @@ static const char qlora__ptx_598[] =
 "@%p115 bra $L__BB3_190;\nand.b32 %r517,%r488,-65536;\nmov.b32 %f709,%r517;\n"
 "cvt.rn.bf16.f32 %rs14,%f709;\nst.global.u16[%rd37+2],%rs14;\n$L__BB3_190:\n"
 "@%p116 bra $L__BB3_192;\nshl.b32 %r518,%r489,16;\nmov.b32 %f710,%r518;\n";
-static const char qlora__ptx_599[] =
+static const char qlora__ptx_608[] =
 "cvt.rn.bf16.f32 %rs15,%f710;\nst.global.u16[%rd37+4],%rs15;\n$L__BB3_192:\n"
 "@%p117 bra $L__BB3_194;\nand.b32 %r519,%r489,-65536;\nmov.b32 %f711,%r519;\n"
 "cvt.rn.bf16.f32 %rs16,%f711;\nst.global.u16[%rd37+6],%rs16;\n$L__BB3_194:\n"
@@ -28244,7 +28691,7 @@ static const char qlora__ptx_599[] =
 "add.s64 %rd103,%rd103,%rd5;\nsetp.gt.s64 %p130,%rd3,%rd103;\n@%p130 bra $L__BB3_170;\n"
 "$L__BB3_203:\nmov.u32 %r524,%nctaid.y;\ncvt.u64.u32 %rd96,%r524;\nadd.s64 %rd97,%rd97,%rd96;\n"
 "setp.lt.s64 %p131,%rd97,%rd46;\n@%p131 bra $L__BB3_6;\n$L__BB3_204:\nret;\n}\n";
-static const char qlora__ptx_600[] =
+static const char qlora__ptx_609[] =
 ".visible .entry qlora_softmax_bwd_bf16(\n.param .u64 qlora_softmax_bwd_bf16_param_0,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_1,\n.param .u64 qlora_softmax_bwd_bf16_param_2,\n"
 ".param .u64 qlora_softmax_bwd_bf16_param_3,\n.param .u64 qlora_softmax_bwd_bf16_param_4,\n"
@@ -28299,7 +28746,7 @@ static const char qlora__ptx_600[] =
 "ld.global.u16 %r165,[%rd16+4];\nshl.b32 %r409,%r165,16;\n$L__BB4_18:\nsetp.lt.s64 %p16,%rd15,4;\n"
 "@%p16 bra $L__BB4_20;\nld.global.u16 %r167,[%rd16+6];\nshl.b32 %r410,%r167,16;\n$L__BB4_20:\n"
 "setp.lt.s64 %p17,%rd15,5;\n";
-static const char qlora__ptx_601[] =
+static const char qlora__ptx_610[] =
 "mov.u32 %r412,0;\nmov.u32 %r411,%r412;\n@%p17 bra $L__BB4_22;\nld.global.u16 %r169,[%rd16+8];\n"
 "shl.b32 %r411,%r169,16;\n$L__BB4_22:\nsetp.lt.s64 %p18,%rd15,6;\n@%p18 bra $L__BB4_24;\n"
 "ld.global.u16 %r171,[%rd16+10];\nshl.b32 %r412,%r171,16;\n$L__BB4_24:\n"
@@ -28351,7 +28798,7 @@ static const char qlora__ptx_601[] =
 "shl.b32 %r431,%r225,16;\n$L__BB4_53:\nsetp.lt.s64 %p32,%rd20,4;\n@%p32 bra $L__BB4_55;\n"
 "ld.global.u16 %r227,[%rd21+6];\nshl.b32 %r432,%r227,16;\n$L__BB4_55:\nsetp.lt.s64 %p33,%rd20,5;\n"
 "mov.u32 %r434,0;\nmov.u32 %r433,%r434;\n";
-static const char qlora__ptx_602[] =
+static const char qlora__ptx_611[] =
 "@%p33 bra $L__BB4_57;\nld.global.u16 %r229,[%rd21+8];\nshl.b32 %r433,%r229,16;\n$L__BB4_57:\n"
 "setp.lt.s64 %p34,%rd20,6;\n@%p34 bra $L__BB4_59;\nld.global.u16 %r231,[%rd21+10];\n"
 "shl.b32 %r434,%r231,16;\n$L__BB4_59:\nsetp.lt.s64 %p35,%rd20,7;\nmov.u32 %r436,0;\n"
@@ -28403,7 +28850,7 @@ static const char qlora__ptx_602[] =
 "shfl.sync.bfly.b32 %r285|%p49,%r283,%r284,%r278,%r281;\nmov.b32 %f96,%r285;\n"
 "add.f32 %f97,%f95,%f96;\nmov.b32 %r286,%f97;\nmov.u32 %r287,4;\n"
 "shfl.sync.bfly.b32 %r288|%p50,%r286,%r287,%r278,%r281;\n";
-static const char qlora__ptx_603[] =
+static const char qlora__ptx_612[] =
 "mov.b32 %f98,%r288;\nadd.f32 %f99,%f97,%f98;\nmov.b32 %r289,%f99;\nmov.u32 %r290,2;\n"
 "shfl.sync.bfly.b32 %r291|%p51,%r289,%r290,%r278,%r281;\nmov.b32 %f100,%r291;\n"
 "add.f32 %f101,%f99,%f100;\nmov.b32 %r292,%f101;\nmov.u32 %r293,1;\n"
@@ -28456,7 +28903,7 @@ static const char qlora__ptx_603[] =
 "ld.global.u16 %r355,[%rd28];\nshl.b32 %r458,%r355,16;\n$L__BB4_113:\nsetp.lt.s64 %p74,%rd26,2;\n"
 "@%p74 bra $L__BB4_115;\nld.global.u16 %r357,[%rd28+2];\nshl.b32 %r459,%r357,16;\n$L__BB4_115:\n"
 "setp.lt.s64 %p75,%rd26,3;\nmov.u32 %r461,0;\nmov.u32 %r460,%r461;\n";
-static const char qlora__ptx_604[] =
+static const char qlora__ptx_613[] =
 "@%p75 bra $L__BB4_117;\nld.global.u16 %r359,[%rd28+4];\nshl.b32 %r460,%r359,16;\n$L__BB4_117:\n"
 "setp.lt.s64 %p76,%rd26,4;\n@%p76 bra $L__BB4_119;\nld.global.u16 %r361,[%rd28+6];\n"
 "shl.b32 %r461,%r361,16;\n$L__BB4_119:\nsetp.lt.s64 %p77,%rd26,5;\nmov.u32 %r463,0;\n"
@@ -28507,21 +28954,12 @@ static const char qlora__ptx_604[] =
 "$L__BB4_142:\nsetp.lt.s64 %p87,%rd26,7;\n@%p87 bra $L__BB4_144;\nshl.b32 %r404,%r381,16;\n"
 "mov.b32 %f168,%r404;\ncvt.rn.bf16.f32 %rs14,%f168;\nst.global.u16[%rd29+12],%rs14;\n"
 "$L__BB4_144:\nsetp.lt.s64 %p88,%rd26,8;\n@%p88 bra $L__BB4_147;\nand.b32 %r405,%r381,-65536;\n";
-static const char qlora__ptx_605[] =
+static const char qlora__ptx_614[] =
 "mov.b32 %f169,%r405;\ncvt.rn.bf16.f32 %rs15,%f169;\nst.global.u16[%rd29+14],%rs15;\n"
 "$L__BB4_147:\nadd.s64 %rd86,%rd86,%rd6;\nsetp.gt.s64 %p89,%rd4,%rd86;\n@%p89 bra $L__BB4_91;\n"
 "$L__BB4_148:\nmov.u32 %r406,%nctaid.y;\ncvt.u64.u32 %rd82,%r406;\nadd.s64 %rd83,%rd83,%rd82;\n"
 "setp.lt.s64 %p90,%rd83,%rd41;\n@%p90 bra $L__BB4_8;\n$L__BB4_149:\nret;\n}\n";
 static const char* const qlora__ptx_softmax_bf16_80[] = {
-qlora__ptx_583,
-qlora__ptx_584,
-qlora__ptx_585,
-qlora__ptx_586,
-qlora__ptx_587,
-qlora__ptx_588,
-qlora__ptx_589,
-qlora__ptx_590,
-qlora__ptx_591,
 qlora__ptx_592,
 qlora__ptx_593,
 qlora__ptx_594,
@@ -28536,11 +28974,20 @@ qlora__ptx_602,
 qlora__ptx_603,
 qlora__ptx_604,
 qlora__ptx_605,
+qlora__ptx_606,
+qlora__ptx_607,
+qlora__ptx_608,
+qlora__ptx_609,
+qlora__ptx_610,
+qlora__ptx_611,
+qlora__ptx_612,
+qlora__ptx_613,
+qlora__ptx_614,
 0};
 
 static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {
-    {"attn128", 80, 0, 70, qlora__ptx_attn128_80, 308290u, 0xb380def5u},
-    {"attn64", 80, 0, 70, qlora__ptx_attn64_80, 251871u, 0xd537959cu},
+    {"attn128", 80, 0, 70, qlora__ptx_attn128_80, 324990u, 0x0f302bcau},
+    {"attn64", 80, 0, 70, qlora__ptx_attn64_80, 266780u, 0xfb8bf4e7u},
     {"attn_f32", 75, 0, 63, qlora__ptx_attn_f32_75, 279882u, 0x4db568e2u},
     {"cast", 75, 0, 63, qlora__ptx_cast_75, 39561u, 0xa694c3ceu},
     {"clip", 75, 0, 63, qlora__ptx_clip_75, 14979u, 0x83df86e5u},

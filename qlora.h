@@ -870,7 +870,8 @@ QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_atten
                                                const qlora_tensor* v, const qlora_tensor* seqs,
                                                const qlora_tensor* o, const qlora_tensor* lse);
 // Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
-// token.
+// token; when there are few keys and few key heads it uses what scratch there is to keep a large
+// GPU busy.
 QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                                 const qlora_tensor* q, const qlora_tensor* k,
                                                 const qlora_tensor* v, const qlora_tensor* seqs,
@@ -7723,10 +7724,12 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
     X(attn64_stats, attn64, 0, HEAD64)                                                             \
     X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
+    X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
     X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
     X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
     X(attn128_stats, attn128, 0, HEAD128)                                                          \
     X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
+    X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
     X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
     X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
     X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
@@ -13485,6 +13488,7 @@ typedef struct qlora__attention_path {
     qlora__attention_kernel stats;
     qlora__attention_kernel kv;
     qlora__attention_kernel q;
+    qlora__attention_kernel sum; // of the shares of kv; QLORA__K_COUNT: it cannot be shared
 } qlora__attention_path;
 
 // clang-format off
@@ -13492,16 +13496,20 @@ typedef struct qlora__attention_path {
 static const qlora__attention_path qlora__attention_paths[] = {
     {QLORA_BF16, 64, 80, true,
      {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
-     {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536}},
+     {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
+     {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
     {QLORA_BF16, 128, 80, true,
      {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
-     {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304}},
+     {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
+     {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
     {QLORA_BF16, 0, 75, false,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
-     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0}},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
+     {QLORA__K_COUNT, 0, 0, 0}},
     {QLORA_F32, 0, 75, false,
      {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
-     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0}},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
+     {QLORA__K_COUNT, 0, 0, 0}},
 };
 // clang-format on
 
@@ -13548,9 +13556,60 @@ static qlora__attention_numbers qlora__attention_narrow(const qlora__attention* 
 }
 
 static qlora_result qlora__attention_launch(qlora_ctx* ctx, const qlora__attention_kernel* kernel,
-                                            const qlora__attention* a, int64_t heads, void** args) {
+                                            const qlora__attention* a, int64_t heads,
+                                            int64_t shares, void** args) {
     int64_t blocks = a->tokens / kernel->rows + a->n_seqs + 1;
-    return qlora__launch(ctx, kernel->id, blocks, heads, 1, kernel->threads, kernel->shared, args);
+    return qlora__launch(ctx, kernel->id, blocks, heads, shares, kernel->threads, kernel->shared,
+                         args);
+}
+
+// How dk and dv are made: blocks share the query heads of a group, `each` of them a block, when
+// there are few keys and few key heads.
+typedef struct qlora__attention_shares {
+    int64_t count; // 1: the block's sums are the result
+    int32_t each;
+    float* parts; // [2][count][tokens][kv_heads hd]
+} qlora__attention_shares;
+
+// Four blocks a multiprocessor: two run at a time, and the last keys of a sequence, which few
+// queries see, are done early.
+static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attention_path* path,
+                                           const qlora__attention* a,
+                                           qlora__attention_shares* out) {
+    int64_t group = a->heads / a->kv_heads;
+    int64_t blocks = (a->tokens / path->kv.rows + a->n_seqs + 1) * a->kv_heads;
+    int64_t size = a->tokens * a->kv_heads * a->hd * 2 * (int64_t)sizeof(float);
+    int64_t fit = (int64_t)(ctx->scratch->bytes - ctx->scratch_used) / qlora__max(size, 1);
+    int64_t wanted = path->sum.id != QLORA__K_COUNT
+                         ? qlora__ceil_div((int64_t)ctx->gpu->sm_count * 4, blocks)
+                         : 1;
+    int64_t shares = qlora__max(1, qlora__min(qlora__min(wanted, group), fit));
+    int64_t each = qlora__ceil_div(group, shares);
+    void* parts = NULL;
+    out->count = qlora__ceil_div(group, each);
+    out->each = (int32_t)each;
+    if (out->count > 1) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)(out->count * size), &parts));
+    }
+    out->parts = (float*)parts;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_sum(qlora_ctx* ctx, const qlora__attention_path* path,
+                                         const qlora__attention* a,
+                                         const qlora__attention_shares* shares) {
+    if (shares->count == 1) {
+        return QLORA_OK;
+    }
+    const float* parts = shares->parts;
+    int32_t count = (int32_t)shares->count;
+    int32_t tokens = (int32_t)a->tokens;
+    int32_t width = (int32_t)(a->kv_heads * a->hd);
+    qlora_tensor dk = *a->dk;
+    qlora_tensor dv = *a->dv;
+    void* args[] = {(void*)&parts, &count, &tokens, &width, &dk.data, &dk.ld, &dv.data, &dv.ld};
+    int64_t blocks = qlora__ceil_div(a->tokens * width, 2048);
+    return qlora__launch(ctx, path->sum.id, blocks, 2, 1, path->sum.threads, 0, args);
 }
 
 static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attention* a) {
@@ -13565,7 +13624,7 @@ static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attentio
     void* args[] = {&q.data,  &q.ld,       &k.data, &k.ld,     &v.data,   &v.ld,
                     &o.data,  &o.ld,       &lse,    &seqs,     &n.n_seqs, &n.tokens,
                     &n.heads, &n.kv_heads, &n.hd,   &n.window, &a->scale, &n.half};
-    return qlora__attention_launch(ctx, &path->forward, a, a->heads, args);
+    return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
 }
 
 static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
@@ -13573,6 +13632,8 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
     qlora__attention_numbers n = qlora__attention_narrow(a);
     void* stats = NULL;
     QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &stats));
+    qlora__attention_shares shares;
+    QLORA__TRY(qlora__attention_share(ctx, path, a, &shares));
     qlora_tensor q = *a->q;
     qlora_tensor k = *a->k;
     qlora_tensor v = *a->v;
@@ -13590,12 +13651,14 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
     void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
                        &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
                        &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-                       &n.hd,     &n.window, &a->scale, &n.half};
-    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, kv_args));
+                       &n.hd,     &n.window, &a->scale, &n.half,   (void*)&shares.parts,
+                       &shares.each}; // attn_f32 has no shares and reads none of the last two
+    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, shares.count, kv_args));
+    QLORA__TRY(qlora__attention_sum(ctx, path, a, &shares));
     void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
                       &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
                       &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
-    return qlora__attention_launch(ctx, &path->q, a, a->heads, q_args);
+    return qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args);
 }
 
 #endif

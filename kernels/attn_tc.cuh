@@ -14,7 +14,8 @@
 // one. Tokens from cu[n_seqs] on are a tail: every output there is zero.
 //
 // Determinism: one writer per output, every sum in a fixed order that depends only on the positions
-// inside the sequence: packing does not change a bit. No atomics.
+// inside the sequence, and for dk and dv on how many blocks share the query heads of a group:
+// packing the same number of tokens in another way does not change a bit. No atomics.
 #ifndef QLORA_ATTN_TC_CUH
 #define QLORA_ATTN_TC_CUH
 
@@ -264,13 +265,37 @@ rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2], uint32_t t
     }
 }
 
-template <int HD, int ROWS, int THREADS>
-__device__ __forceinline__ void rows_zero(bf16* base, int64_t ld, int32_t first, int32_t length) {
-    constexpr int CHUNKS = HD / 8;
+// The same as f32: four lanes write 32 neighbouring bytes.
+template <int HD, int MT>
+__device__ __forceinline__ void rows_store_f32(const float (&acc)[MT][HD / 8][4], float factor,
+                                               float* base, int64_t ld, int32_t first,
+                                               int32_t length) {
+    int32_t lane = thread_again() & 31;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int32_t row = first + m * 16 + h * 8 + (lane >> 2);
+            if (row < length) {
+                float* to = base + (int64_t)row * ld + (lane & 3) * 2;
+#pragma unroll
+                for (int n = 0; n < HD / 8; n++) {
+                    *(float2*)(to + n * 8) =
+                        make_float2(acc[m][n][2 * h] * factor, acc[m][n][2 * h + 1] * factor);
+                }
+            }
+        }
+    }
+}
+
+template <int HD, int ROWS, int THREADS, class T>
+__device__ __forceinline__ void rows_zero(T* base, int64_t ld, int32_t first, int32_t length) {
+    constexpr int EACH = 16 / sizeof(T);
+    constexpr int CHUNKS = HD / EACH;
     for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
         int32_t row = first + i / CHUNKS;
         if (row < length) {
-            *(uint4*)(base + (int64_t)row * ld + i % CHUNKS * 8) = make_uint4(0, 0, 0, 0);
+            *(uint4*)(base + (int64_t)row * ld + i % CHUNKS * EACH) = make_uint4(0, 0, 0, 0);
         }
     }
 }
@@ -635,14 +660,25 @@ __device__ __forceinline__ void pair_take(const float (&dp)[2][NT][4], uint32_t 
     }
 }
 
-// One block per tile of BKV = 32 PAIRS keys and kv head; it walks the query heads of the group and
-// their query tiles. Warps work in pairs on the same 32 keys: the first computes scores and dv, the
+// The rows from token `begin` on of this block's kv head and share: of dv (0) or dk (1).
+template <int HD>
+__device__ __forceinline__ float* part_at(const attn_args& a, float* parts, int64_t begin,
+                                          int which) {
+    int64_t share = (int64_t)which * gridDim.z + blockIdx.z;
+    return parts + (share * a.tokens + begin) * a.kv_heads * HD + blockIdx.y * HD;
+}
+
+// One block per tile of BKV = 32 PAIRS keys, kv head and share of the group's query heads (gridDim.z
+// shares of `each` heads); it walks the heads of its share and their query tiles. A lone share is
+// the result; several go to parts, dv first and then dk, each [share][tokens][kv_heads HD] f32, and
+// attn_sum adds them. Warps work in pairs on the same 32 keys: the first computes scores and dv, the
 // second do.v and dk; p goes from the first to the second through shared memory, in the layout in
 // which both need it. Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][2][BQ / 16][32
 // lanes] x 16 bytes, 2 x stats [BQ].
 template <int HD, int PAIRS, int BQ>
 __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float2* stats, bf16* dk,
-                                                 int64_t ld_dk, bf16* dv, int64_t ld_dv) {
+                                                 int64_t ld_dk, bf16* dv, int64_t ld_dv,
+                                                 float* parts, int32_t each) {
     // long because every address of the loop is worked out before it
     constexpr int THREADS = PAIRS * 64;
     constexpr int BKV = PAIRS * 32;
@@ -656,16 +692,25 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
     }
     if (t.tail) {
         int64_t begin = t.begin;
+        if (gridDim.z > 1) {
+            float* to = part_at<HD>(a, parts, begin, 0);
+            rows_zero<HD, BKV, THREADS>(to, a.kv_heads * HD, t.first, t.length);
+            to = part_at<HD>(a, parts, begin, 1);
+            rows_zero<HD, BKV, THREADS>(to, a.kv_heads * HD, t.first, t.length);
+            return;
+        }
         rows_zero<HD, BKV, THREADS>(dk + begin * ld_dk + kv_head * HD, ld_dk, t.first, t.length);
         rows_zero<HD, BKV, THREADS>(dv + begin * ld_dv + kv_head * HD, ld_dv, t.first, t.length);
         return;
     }
     int32_t group = a.heads / a.kv_heads;
+    int32_t share = (int32_t)blockIdx.z * each; // its first head in the group
+    int32_t head = kv_head * group + share;
     int32_t m_begin = t.first / BQ;
     query_cursor next; // the tile to be loaded
-    next.q = tile_source<HD>(a.q, a.ld_q, kv_head * group, t.begin + m_begin * BQ);
-    next.d_o = tile_source<HD>(a.d_o, a.ld_do, kv_head * group, t.begin + m_begin * BQ);
-    next.stats = stats + (int64_t)kv_head * group * a.tokens + t.begin;
+    next.q = tile_source<HD>(a.q, a.ld_q, head, t.begin + m_begin * BQ);
+    next.d_o = tile_source<HD>(a.d_o, a.ld_do, head, t.begin + m_begin * BQ);
+    next.stats = stats + (int64_t)head * a.tokens + t.begin;
     next.m = m_begin;
     int32_t last = a.window > 0 ? min(t.length, t.first + BKV - 1 + a.window) : t.length;
     int32_t m_end = (last + BQ - 1) / BQ;
@@ -694,7 +739,7 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
                                 a.ld_k, t.length - t.first, a.k);
     tile_load<HD, BKV, THREADS>(v_tile, tile_source<HD>(a.v, a.ld_v, kv_head, t.begin + t.first),
                                 a.ld_v, t.length - t.first, a.v);
-    int32_t steps = (m_end - m_begin) * group;
+    int32_t steps = (m_end - m_begin) * min(each, group - share);
     int32_t m = m_begin; // the tile being computed
     for (int32_t step = -1; step < steps; step++) {
         uint32_t now = (uint32_t)(step & 1);
@@ -734,10 +779,44 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
         m = m + 1 == m_end ? m_begin : m + 1;
     }
     float f = second ? a.scale : 1.0f;
+    if (gridDim.z > 1) {
+        rows_store_f32<HD, 2>(acc, f, part_at<HD>(a, parts, t.begin, second), a.kv_heads * HD, row0,
+                              t.length);
+        return;
+    }
     const float factors[2][2] = {{f, f}, {f, f}};
     int64_t ld = second ? ld_dk : ld_dv;
     bf16* out = (second ? dk : dv) + (int64_t)t.begin * ld + (int32_t)blockIdx.y * HD;
     rows_store<HD, 2>(acc, factors, own_tile, pair * 32, out, ld, row0, t.length);
+}
+
+// dv (blockIdx.y 0) or dk (1) = the sum of its shares, in their order; width = kv_heads HD, a thread
+// for 8 columns of a row.
+__device__ __forceinline__ void attn_sum(const float* parts, int32_t shares, int32_t tokens,
+                                         int32_t width, bf16* dk, int64_t ld_dk, bf16* dv,
+                                         int64_t ld_dv) {
+    int64_t piece = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    int64_t row = piece / (width / 8);
+    int64_t col = piece % (width / 8) * 8;
+    if (row >= tokens) {
+        return;
+    }
+    int64_t size = (int64_t)tokens * width;
+    const float* from = parts + blockIdx.y * shares * size + row * width + col;
+    float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+    for (int32_t i = 0; i < shares; i++, from += size) {
+        float4 low = *(const float4*)from;
+        float4 high = *(const float4*)(from + 4);
+        const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            sum[k] += v[k];
+        }
+    }
+    bf16* to = blockIdx.y == 0 ? dv + row * ld_dv : dk + row * ld_dk;
+    *(uint4*)(to + col) = make_uint4(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]),
+                                     pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7]));
 }
 
 // --- backward, pass 3: dq ---
@@ -867,7 +946,7 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
 
 // --- entry points ---
 
-// The four kernels of a module. hd and half are for the common launch code, which also drives
+// The five kernels of a module. hd and half are for the common launch code, which also drives
 // attn_f32.cu; they are HD and 1.
 
 // Forward. Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
@@ -890,17 +969,26 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
         attn_stats<HD>(o, ld_o, d_o, ld_do, lse, stats, tokens);                                   \
     }
 
-// Grid (floor(tokens / (32 PAIRS)) + n_seqs + 1, kv_heads), 64 PAIRS threads,
+// Grid (floor(tokens / (32 PAIRS)) + n_seqs + 1, kv_heads, shares), 64 PAIRS threads,
 // (64 PAIRS + 4 BQ) 2 HD + 64 PAIRS BQ + 16 BQ bytes of dynamic shared memory.
 #define ATTN_BACKWARD_KV(HD, PAIRS, BQ, BLOCKS)                                                    \
     QLORA_KERNEL __launch_bounds__(PAIRS * 64, BLOCKS) qlora_attn##HD##_bwd_kv(                    \
         const bf16* q, int64_t ld_q, const bf16* k, int64_t ld_k, const bf16* v, int64_t ld_v,     \
         const bf16* d_o, int64_t ld_do, const float2* stats, bf16* dk, int64_t ld_dk, bf16* dv,    \
         int64_t ld_dv, const int32_t* cu, int32_t n_seqs, int32_t tokens, int32_t heads,           \
-        int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half) {                 \
+        int32_t kv_heads, int32_t hd, int32_t window, float scale, int32_t half, float* parts,     \
+        int32_t each) {                                                                            \
         attn_args a = {q,  k,      v,      d_o,   ld_q,     ld_k,   ld_v, ld_do,                   \
                        cu, n_seqs, tokens, heads, kv_heads, window, scale};                        \
-        attn_backward_kv<HD, PAIRS, BQ>(a, stats, dk, ld_dk, dv, ld_dv);                           \
+        attn_backward_kv<HD, PAIRS, BQ>(a, stats, dk, ld_dk, dv, ld_dv, parts, each);              \
+    }
+
+// Grid (ceil(tokens width / 2048), 2), 256 threads.
+#define ATTN_SUM(HD)                                                                               \
+    QLORA_KERNEL __launch_bounds__(256) qlora_attn##HD##_bwd_sum(                                  \
+        const float* parts, int32_t shares, int32_t tokens, int32_t width, bf16* dk,               \
+        int64_t ld_dk, bf16* dv, int64_t ld_dv) {                                                  \
+        attn_sum(parts, shares, tokens, width, dk, ld_dk, dv, ld_dv);                              \
     }
 
 // Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,

@@ -439,6 +439,64 @@ TEST attention_is_right(const test_machine* machine) {
     PASS();
 }
 
+// ---- shares: the less scratch there is, the more heads of a group a block of keys takes
+
+static size_t shares_scratch;
+
+static void give_shares_scratch(qlora_ctx_desc* desc) {
+    desc->scratch_bytes = shares_scratch;
+}
+
+// The results with room for `shares` shares beside the statistics, and how many kernels the fake
+// GPU ran for them (0 elsewhere).
+static const char* run_shared(const test_machine* machine, const attention_case* c,
+                              const attention_data* d, int64_t shares, int64_t* kernels) {
+    bool fake = strcmp(machine->backend, "fake") == 0;
+    attention_results got = results_make(c);
+    size_t stats = ((size_t)(c->heads * c->tokens) * 8 + 255) / 256 * 256;
+    shares_scratch = stats + (size_t)(shares * c->tokens * columns(c, 2)) * 8;
+    qlora_ctx* ctx = test_open(machine, give_shares_scratch);
+    if (ctx == NULL) {
+        return test_open_reason();
+    }
+    const char* wrong = run_case(ctx, c, d, &got);
+    wrong = wrong != NULL ? wrong : judge(c, d, &got);
+    results_free(&got);
+    *kernels = fake ? (int64_t)test_fake()->stats().kernels : 0;
+    return test_close_ctx(machine, ctx) || wrong != NULL ? wrong : "closing";
+}
+
+// One share, an uneven number of heads in each, a head in each: right every time. More than one
+// take one kernel more, which adds them.
+TEST attention_shares_are_right(const test_machine* machine) {
+    static const attention_case shared[] = {
+        {QLORA_BF16, 64, 7, 1, 0, 160, 8, 0, 2, {90, 61}},
+        {QLORA_BF16, 128, 6, 2, 50, 140, 0, 0, 3, {70, 1, 60}},
+    };
+    if (strcmp(machine->backend, "cpu") == 0 || !test_has_bf16(machine)) {
+        SKIPm("the tensor-core kernels only");
+    }
+    test_random random = test_random_start("shares");
+    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
+        const attention_case* c = &shared[i];
+        attention_data d = data_make(c, &random);
+        int64_t alone = 0;
+        for (int64_t shares = 1; shares <= c->heads / c->kv_heads; shares++) {
+            int64_t kernels = 0;
+            const char* wrong = run_shared(machine, c, &d, shares, &kernels);
+            if (wrong != NULL) {
+                fprintf(stderr, "%d shares\n", (int)shares);
+                FAILm(wrong);
+            }
+            alone = shares == 1 ? kernels : alone;
+            bool adds = alone > 0 && shares > 1;
+            ASSERT_EQ_FMT((int)(alone + adds), (int)kernels, "%d");
+        }
+        data_free(&d);
+    }
+    PASS();
+}
+
 // A sequence gives the same bits alone and in a pack.
 TEST attention_packing_changes_nothing(const test_machine* machine) {
     static const attention_case packs[] = {
@@ -867,6 +925,7 @@ TEST attention_gradients_are_the_slopes(void) {
 SUITE(attention_suite) {
     RUN_TEST(attention_gradients_are_the_slopes);
     RUN_ON(TEST_EVERYWHERE, attention_is_right);
+    RUN_ON(TEST_ONE_EACH, attention_shares_are_right);
     RUN_ON(TEST_ONE_EACH, attention_packing_changes_nothing);
     RUN_TEST(attention_order_changes_nothing);
     RUN_ON(TEST_EVERYWHERE, attention_unfused_is_right);
