@@ -6641,6 +6641,7 @@ typedef int qlora__cublasStatus;
 #define QLORA__CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN 97
 #define QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
 #define QLORA__CU_STREAM_NON_BLOCKING 1
+#define QLORA__CU_EVENT_DISABLE_TIMING 2
 #define QLORA__CU_STREAM_CAPTURE_MODE_THREAD_LOCAL 1
 #define QLORA__CU_JIT_INFO_LOG_BUFFER 3
 #define QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES 4
@@ -6681,6 +6682,7 @@ typedef int qlora__cublasStatus;
     X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                            \
     X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                       \
     X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                         \
+    X(1, qlora__CUresult, StreamWaitEvent, "cuStreamWaitEvent", (void*, void*, unsigned))          \
     X(1, qlora__CUresult, StreamBeginCapture, "cuStreamBeginCapture_v2", (void*, int))             \
     X(1, qlora__CUresult, StreamEndCapture, "cuStreamEndCapture", (void*, void**))                 \
     X(1, qlora__CUresult, GraphInstantiate, "cuGraphInstantiateWithFlags",                         \
@@ -6766,6 +6768,18 @@ typedef struct qlora__symbol {
 
 typedef struct qlora__cache qlora__cache; // section CACHE
 
+#define QLORA__BESIDE_SLOTS 5
+
+// A second line of work inside a captured graph (section CONTEXT).
+typedef struct qlora__beside {
+    void* stream;
+    void* fork;                       // event: where the second line leaves the first
+    void* done[QLORA__BESIDE_SLOTS];  // events: what the first line can wait for
+    unsigned pending;                 // bit i: done[i] was recorded and not waited for
+    void* first;                      // the context's stream, while the second is in use
+    qlora__buffer* workspace;         // for cuBLAS
+} qlora__beside;
+
 struct qlora__gpu {
     qlora__cuda_table cu;
     qlora__cublas_table blas;
@@ -6790,6 +6804,7 @@ struct qlora__gpu {
     char cublas_note[256];
     void* workspace;    // for cuBLAS
     qlora__buffer* own_workspace;
+    qlora__beside beside;
     qlora__cache* cache;
 };
 
@@ -7093,9 +7108,11 @@ static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
     if (gpu->cublas_bound && !gpu->cublas_exposed) {
         return QLORA_OK;
     }
+    bool second = gpu->beside.first != NULL; // lines that run at the same time share nothing
+    void* workspace = second ? gpu->beside.workspace->data : gpu->workspace;
     QLORA__TRY(qlora__blas(ctx, gpu->blas.SetStream(gpu->cublas, gpu->stream), "cublasSetStream"));
     QLORA__TRY(qlora__blas(
-        ctx, gpu->blas.SetWorkspace(gpu->cublas, gpu->workspace, ctx->desc.workspace_bytes),
+        ctx, gpu->blas.SetWorkspace(gpu->cublas, workspace, ctx->desc.workspace_bytes),
         "cublasSetWorkspace"));
     int mode = QLORA__CUBLAS_DEFAULT_MATH | QLORA__CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
     QLORA__TRY(qlora__blas(ctx, gpu->blas.SetMathMode(gpu->cublas, mode), "cublasSetMathMode"));
@@ -8543,6 +8560,103 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
 
 #ifndef QLORA_NO_CUDA
 
+// ---- work beside the stream ---------------------------------------------------------------------
+//
+// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
+// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
+// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
+// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
+// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
+// of it is one line, in the order of the calls: the same kernels, and the same bits.
+
+static qlora_result qlora__beside_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = &gpu->beside;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&b->stream, QLORA__CU_STREAM_NON_BLOCKING),
+                         "cuStreamCreate"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
+                         "cuEventCreate"));
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
+                             "cuEventCreate"));
+    }
+    return gpu->cublas != NULL
+               ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
+               : QLORA_OK;
+}
+
+static void qlora__beside_close(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = &gpu->beside;
+    qlora__buffer_destroy(ctx, b->workspace);
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        if (b->done[i] != NULL) {
+            gpu->cu.EventDestroy(b->done[i]);
+        }
+    }
+    if (b->fork != NULL) {
+        gpu->cu.EventDestroy(b->fork);
+    }
+    if (b->stream != NULL) {
+        gpu->cu.StreamDestroy(b->stream);
+    }
+    memset(b, 0, sizeof *b);
+}
+
+static qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return QLORA_OK;
+    }
+    qlora__beside* b = &gpu->beside;
+    QLORA_ASSERT(b->first == NULL);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+    QLORA__TRY(
+        qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->first = gpu->stream;
+    gpu->stream = b->stream;
+    gpu->cublas_bound = false;
+    return QLORA_OK;
+}
+
+// Back to the context's stream, whatever has happened.
+static void qlora__beside_leave(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->beside.first != NULL) {
+        gpu->stream = gpu->beside.first;
+        gpu->beside.first = NULL;
+        gpu->cublas_bound = false;
+    }
+}
+
+// r is what the work between returned; on failure the capture is lost anyway.
+static qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return r;
+    }
+    qlora__beside_leave(ctx);
+    QLORA__TRY(r);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside.done[slot], gpu->beside.stream),
+                         "cuEventRecord"));
+    gpu->beside.pending |= 1u << slot;
+    return QLORA_OK;
+}
+
+// What follows on the stream comes after the work of these slots (bits), all of it so far.
+static qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    qlora__gpu* gpu = ctx->gpu;
+    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
+        if ((slots & gpu->beside.pending & 1u << i) != 0) {
+            gpu->beside.pending &= ~(1u << i);
+            QLORA__TRY(qlora__cu(
+                ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside.done[i], 0),
+                "cuStreamWaitEvent"));
+        }
+    }
+    return QLORA_OK;
+}
+
 // All that qlora__gpu_open_tools made, with the device's context current.
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
@@ -8551,6 +8665,7 @@ static void qlora__gpu_close_tools(qlora_ctx* ctx) {
         gpu->cublas = NULL;
     }
     qlora__cache_destroy(ctx);
+    qlora__beside_close(ctx);
     qlora__buffer_destroy(ctx, gpu->own_workspace);
     qlora__buffer_destroy(ctx, ctx->scratch);
     gpu->own_workspace = NULL;
@@ -8618,7 +8733,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     if (!qlora__cublas_open(ctx)) {
         QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; our own kernels do the products",
                    gpu->cublas_note);
-        return QLORA_OK;
+        return qlora__beside_open(ctx);
     }
     gpu->workspace = ctx->desc.workspace;
     if (gpu->workspace == NULL) {
@@ -8627,7 +8742,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
     }
     QLORA__TRY(qlora__cublas_bind(ctx));
     QLORA__LOG(ctx, INFO, CUBLAS, "cuBLAS %s", gpu->cublas_note);
-    return QLORA_OK;
+    return qlora__beside_open(ctx);
 }
 
 static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
@@ -8685,6 +8800,23 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 }
 
 #else
+
+static qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    (void)ctx;
+    (void)slot;
+    return r;
+}
+
+static qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    (void)ctx;
+    (void)slots;
+    return QLORA_OK;
+}
 
 static void qlora__gpu_close_tools(qlora_ctx* ctx) {
     (void)ctx;
@@ -13199,6 +13331,7 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
 //   group
 
 #define QLORA__HEAD_MAX 256
+#define QLORA__BESIDE_DQ (QLORA__BESIDE_SLOTS - 1)
 #define QLORA__KEY_BLOCK 64
 
 typedef struct qlora__attention {
@@ -13653,12 +13786,15 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
                        &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
                        &n.hd,     &n.window, &a->scale, &n.half,   (void*)&shares.parts,
                        &shares.each}; // attn_f32 has no shares and reads none of the last two
-    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, shares.count, kv_args));
-    QLORA__TRY(qlora__attention_sum(ctx, path, a, &shares));
     void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
                       &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
                       &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
-    return qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args);
+    QLORA__TRY(qlora__beside_begin(ctx));
+    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ,
+                                 qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args)));
+    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, shares.count, kv_args));
+    QLORA__TRY(qlora__attention_sum(ctx, path, a, &shares));
+    return qlora__beside_wait(ctx, 1u << QLORA__BESIDE_DQ);
 }
 
 #endif
@@ -14063,6 +14199,8 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     ctx->capture = &capture;
     qlora_result r = graph->fn(ctx, graph->user);
     ctx->capture = NULL;
+    qlora__beside_leave(ctx);
+    gpu->beside.pending = 0;
     char text[QLORA__ERROR_SIZE];
     snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->error : capture.broke);
     int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
@@ -15375,7 +15513,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     QLORA__TRY(qlora__skeleton(ctx, desc, train, &budget, &m));
     // A CPU context that plans for a GPU counts what a context holds there by default.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
-    m->plan.context = other ? (uint64_t)96 << 20
+    m->plan.context = other ? (uint64_t)128 << 20
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
     qlora_result r = qlora__plan_choose(ctx, m, budget.bytes);
@@ -16045,6 +16183,7 @@ static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* la
     if (layer->cached) {
         return QLORA_OK;
     }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read what stands there
     return qlora__linear_place(pass->ctx, &out->linear,
                                QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
 }
@@ -16207,9 +16346,21 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
 }
 
 // ---- backward -----------------------------------------------------------------------------------
+//
+// The gradient of the residual stream goes down through the layers; what the adapters of a stack
+// need (their inputs normed once more, z, dA, dB) hangs beside that line and goes beside the
+// stream. Slot g is the stack g's. What the second line reads must stay until it has read it:
+//
+//   dh and its last columns   by down and o          until dh is written, by the next norm
+//   dqkv                      by qkv                 until the next layer's attention
+//   s                         by down                until the next layer's ds, after that norm
+//   x                         made and read there    never touched here, but for recomputation
+//   gate_up's gradients       by gate_up             until a layer is recomputed in their place
+//   the shared operand        by z                   until weights are placed there
 
 // Recomputes what a layer did not keep: everything but down_proj.
 static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
@@ -16228,6 +16379,39 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     }
     qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
     return qlora__linear_z(pass->ctx, &stack->linear, x, &inner);
+}
+
+// dA and dB of a stack, with u in place, and z too unless it is wanted. Nothing of it needs scratch.
+static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
+                                           int group, const qlora_tensor* x,
+                                           const qlora_tensor* dy, bool wants_z) {
+    qlora_ctx* ctx = pass->ctx;
+    if (stack->pad == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_begin(ctx));
+    qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
+    if (r == QLORA_OK) {
+        r = qlora__linear_gradients(ctx, &stack->linear, x, dy, NULL, 1.0f);
+    }
+    return qlora__beside_end(ctx, group, r);
+}
+
+// dy (with room for u) and x (with z) -> dx (may be NULL), and dA and dB. With dropout the adapters
+// add to dx, one after the other, and need scratch.
+static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
+                                          int group, const qlora_tensor* x, const qlora_tensor* dy,
+                                          const qlora_tensor* dx) {
+    qlora_ctx* ctx = pass->ctx;
+    if (stack->linear.dropout > 0.0f) {
+        return qlora_linear_backward(ctx, &stack->linear, x, dy, dx, 0);
+    }
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    if (stack->pad > 0) {
+        QLORA__TRY(qlora__linear_u(ctx, &stack->linear, dy, &inner));
+    }
+    QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
+    return dx != NULL ? qlora__linear_dx(ctx, &stack->linear, dy, &inner, dx) : QLORA_OK;
 }
 
 // Gradients of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
@@ -16256,13 +16440,23 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     }
     QLORA__TRY(qlora__linear_dx(ctx, &stack.linear, &dy, &dy_inner, &ds));
     QLORA__TRY(qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, &s));
-    QLORA__TRY(qlora__stack_z(pass, &stack, &x));
-    return qlora__linear_gradients(ctx, &stack.linear, &x, &dy, NULL, 1.0f);
+    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
 
-// A stack behind a norm: dy (with room for u) -> gradients of its adapters, and dh += norm'(dx).
+// The input of a stack behind a norm once more, with z.
+static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__stack* stack,
+                                        const qlora_tensor* in, const qlora_tensor* norm,
+                                        const qlora_tensor* x) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_tensor normed = qlora__window(x, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, in, norm, (float)c->rms_eps, &normed));
+    return qlora__stack_z(pass, stack, x);
+}
+
+// A stack behind a norm: dy (with room for u) -> gradients of its adapters, and dh += norm'(dx),
+// once the stack above, which reads dh beside, is done with it.
 static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer,
-                                               int group, const qlora_tensor* dy,
+                                               int group, int above, const qlora_tensor* dy,
                                                const qlora_tensor* h, const qlora_tensor* norm,
                                                const qlora_tensor* d_norm, bool wants_dx) {
     qlora_ctx* ctx = pass->ctx;
@@ -16271,14 +16465,19 @@ static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__l
     qlora__stack stack;
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
-    qlora_tensor normed = qlora__window(&m->x, pass->rows, 0, c->hidden);
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
     qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_forward(ctx, &in, norm, (float)c->rms_eps, &normed));
-    QLORA__TRY(qlora__stack_z(pass, &stack, &x));
-    QLORA__TRY(qlora_linear_backward(ctx, &stack.linear, &x, &up, wants_dx ? &dx : NULL, 0));
+    if (stack.pad > 0 && stack.linear.dropout > 0.0f) {
+        QLORA__TRY(qlora__stack_normed(pass, &stack, &in, norm, &x));
+    } else if (stack.pad > 0) {
+        QLORA__TRY(qlora__beside_begin(ctx));
+        QLORA__TRY(qlora__beside_end(ctx, group,
+                                     qlora__stack_normed(pass, &stack, &in, norm, &x)));
+    }
+    QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << above));
     if (!wants_dx) {
         return QLORA_OK;
     }
@@ -16298,7 +16497,8 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
     qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
-    QLORA__TRY(qlora_linear_backward(ctx, &stack.linear, &x, &dy, &d_o, 0));
+    QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
     qlora__heads heads = qlora__heads_of(pass, layer);
     qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
     qlora_tensor lse = layer->kept.lse;
@@ -16349,16 +16549,16 @@ static qlora_result qlora__backward_layers(const qlora__pass* pass) {
             QLORA__TRY(qlora__layer_again(pass, layer));
         }
         QLORA__TRY(qlora__layer_down_backward(pass, layer));
-        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, &layer->kept.gu,
-                                              &layer->kept.h2, &layer->norm2, &layer->d_norm2,
-                                              true));
+        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN,
+                                              &layer->kept.gu, &layer->kept.h2, &layer->norm2,
+                                              &layer->d_norm2, true));
         QLORA__TRY(qlora__layer_attention_backward(pass, layer));
         // Nothing below layer 0 is trained, unless its norm is.
-        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__QKV, &m->dqkv, &layer->kept.h,
-                                              &layer->norm1, &layer->d_norm1,
+        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv,
+                                              &layer->kept.h, &layer->norm1, &layer->d_norm1,
                                               l > 0 || m->desc.train_norms));
     }
-    return QLORA_OK;
+    return qlora__beside_wait(pass->ctx, ~0u);
 }
 
 static qlora_result qlora__backward(const qlora__pass* pass) {

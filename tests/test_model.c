@@ -24,6 +24,7 @@ static void vary_order(setup* s) {
 
 static void vary_eager(setup* s) {
     s->train.eager = true;
+    s->train.require_graph = false;
 }
 
 static void vary_recompute(setup* s) {
@@ -32,6 +33,33 @@ static void vary_recompute(setup* s) {
 
 static void vary_cache(setup* s) {
     s->train.cache = QLORA_CHOICE_ON;
+}
+
+// Without dropout the gradients of the adapters go beside the stream: whatever runs first there,
+// with weights of its own, with the shared operand, and over memory that is used again.
+static void vary_random(setup* s) {
+    s->machine.order = FAKE_RANDOM;
+}
+
+static void vary_order_cached(setup* s) {
+    vary_cache(s);
+    vary_order(s);
+}
+
+static void vary_random_cached(setup* s) {
+    vary_cache(s);
+    vary_random(s);
+}
+
+static void vary_order_recomputed(setup* s) {
+    vary_recompute(s);
+    vary_order(s);
+}
+
+static void vary_random_recomputed(setup* s) {
+    vary_recompute(s);
+    vary_cache(s);
+    vary_random(s);
 }
 
 static void vary_eval(setup* s) {
@@ -63,6 +91,17 @@ static const way ways[] = {
     {"evaluation in between", vary_eval, NULL, false},
 };
 
+static const way beside_ways[] = {
+    {"eager", vary_eager, NULL, true},
+    {"another order", vary_order, "fake", true},
+    {"random order", vary_random, "fake", true},
+    {"cached", vary_cache, NULL, true},
+    {"cached, another order", vary_order_cached, "fake", true},
+    {"cached, random order", vary_random_cached, "fake", true},
+    {"recomputed, another order", vary_order_recomputed, "fake", true},
+    {"recomputed, cached, random order", vary_random_recomputed, "fake", true},
+};
+
 // The budget between no recomputed layer and all of them; it must give a number between.
 static uint64_t find_budget(const setup* s) {
     uint64_t bytes[2] = {0, 0};
@@ -90,29 +129,33 @@ static uint64_t find_budget(const setup* s) {
     return test_close_ctx(&s->machine, r.ctx) && some ? budget.bytes : 0;
 }
 
-TEST every_way_gives_the_same_bits(const test_machine* machine, qlora_mode mode) {
+TEST every_way_gives_the_same_bits(const test_machine* machine, qlora_mode mode, bool beside,
+                                   uint32_t targets, const way* list, size_t count) {
     setup s = setup_make(machine);
     s.config.layers = 3; // so that some can be recomputed and the plan still gains
     s.config.hidden = 24;
     s.model.mode = mode;
+    s.model.targets = targets;
+    s.model.dropout = beside ? 0.0f : s.model.dropout;
     s.train.recompute = QLORA_CHOICE_OFF;
+    s.train.require_graph = true; // a fallback would hide that a capture failed
     outcome expected;
     ASSERT(run_session(&s, &expected));
     ASSERT(outcome_sane(&expected));
-    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
-        bool here = ways[i].backend == NULL || strcmp(ways[i].backend, machine->backend) == 0;
-        if (!here || (mode == QLORA_MODE_BF16 && !ways[i].bf16)) {
+    for (const way* w = list; w < list + count; w++) {
+        bool here = w->backend == NULL || strcmp(w->backend, machine->backend) == 0;
+        if (!here || (mode == QLORA_MODE_BF16 && !w->bf16)) {
             continue;
         }
         setup other = s;
         outcome got;
-        ways[i].vary(&other);
+        w->vary(&other);
         if (other.budget != 0) {
             other.budget = find_budget(&other);
             ASSERT(other.budget != 0);
         }
-        ASSERTm(ways[i].name, run_session(&other, &got));
-        ASSERTm(ways[i].name, outcome_same(&expected, &got));
+        ASSERTm(w->name, run_session(&other, &got));
+        ASSERTm(w->name, outcome_same(&expected, &got));
         outcome_free(&got);
     }
     outcome_free(&expected);
@@ -120,14 +163,36 @@ TEST every_way_gives_the_same_bits(const test_machine* machine, qlora_mode mode)
 }
 
 TEST same_bits_f32(const test_machine* machine) {
-    return every_way_gives_the_same_bits(machine, QLORA_MODE_F32);
+    return every_way_gives_the_same_bits(machine, QLORA_MODE_F32, false, 0, ways,
+                                         sizeof ways / sizeof ways[0]);
 }
 
 TEST same_bits_bf16(const test_machine* machine) {
     if (strcmp(machine->backend, "cpu") == 0) {
         PASS();
     }
-    return every_way_gives_the_same_bits(machine, QLORA_MODE_BF16);
+    return every_way_gives_the_same_bits(machine, QLORA_MODE_BF16, false, 0, ways,
+                                         sizeof ways / sizeof ways[0]);
+}
+
+TEST same_bits_beside_f32(const test_machine* machine) {
+    return every_way_gives_the_same_bits(machine, QLORA_MODE_F32, true, 0, beside_ways,
+                                         sizeof beside_ways / sizeof beside_ways[0]);
+}
+
+TEST same_bits_beside_bf16(const test_machine* machine) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        PASS();
+    }
+    return every_way_gives_the_same_bits(machine, QLORA_MODE_BF16, true, 0, beside_ways,
+                                         sizeof beside_ways / sizeof beside_ways[0]);
+}
+
+// Nothing of the MLP goes beside, so nothing of it is waited for.
+TEST same_bits_beside_attention_only(const test_machine* machine) {
+    return every_way_gives_the_same_bits(machine, QLORA_MODE_F32, true,
+                                         QLORA_TARGET_Q | QLORA_TARGET_V, beside_ways,
+                                         sizeof beside_ways / sizeof beside_ways[0]);
 }
 
 // ---- any split of a step
@@ -1873,6 +1938,9 @@ TEST driver_calls_may_fail(const test_machine* machine) {
 SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, same_bits_f32);
     RUN_ON(TEST_ONE_EACH, same_bits_bf16);
+    RUN_ON(TEST_ONE_EACH, same_bits_beside_f32);
+    RUN_ON(TEST_ONE_EACH, same_bits_beside_bf16);
+    RUN_ON(TEST_ONE_EACH, same_bits_beside_attention_only);
     RUN_ON(TEST_ONE_EACH, one_by_eight_is_eight_by_one);
     RUN_ON(TEST_ONE_EACH, packed_is_one_by_one);
     RUN_ON(TEST_ONE_EACH, weights_weigh);
