@@ -279,8 +279,8 @@ typedef struct qlora_ctx_desc {
     void* cu_stream;               // CUstream to use; NULL = one of our own
     const char* cuda_library;      // path; NULL = the usual names
     const char* cublas_library; // path; NULL = the usual names, newest first; "none" = do without
-    size_t workspace_bytes;        // for cuBLAS; 0 = 32 MiB
-    void* workspace;               // the caller's device memory for cuBLAS; NULL = ours
+    size_t workspace_bytes;        // for cuBLAS, of each of two; 0 = 32 MiB
+    void* workspace;               // the caller's device memory for the first; NULL = ours
     size_t scratch_bytes;          // for operators; 0 = 64 MiB on CUDA, 16 MiB on the CPU
     qlora_allocator allocator;     // host memory; zero = malloc
     qlora_device_allocator device_allocator; // zero = cuMemAlloc
@@ -6773,11 +6773,11 @@ typedef struct qlora__cache qlora__cache; // section CACHE
 // A second line of work inside a captured graph (section CONTEXT).
 typedef struct qlora__beside {
     void* stream;
-    void* fork;                       // event: where the second line leaves the first
-    void* done[QLORA__BESIDE_SLOTS];  // events: what the first line can wait for
-    unsigned pending;                 // bit i: done[i] was recorded and not waited for
-    void* first;                      // the context's stream, while the second is in use
-    qlora__buffer* workspace;         // for cuBLAS
+    void* fork;                      // event: where the second line leaves the first
+    void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
+    unsigned pending;                // bit i: done[i] was recorded and not waited for
+    void* first;                     // the context's stream, while the second is in use
+    qlora__buffer* workspace;        // for cuBLAS
 } qlora__beside;
 
 struct qlora__gpu {
@@ -7111,9 +7111,9 @@ static QLORA__UNUSED qlora_result qlora__cublas_bind(qlora_ctx* ctx) {
     bool second = gpu->beside.first != NULL; // lines that run at the same time share nothing
     void* workspace = second ? gpu->beside.workspace->data : gpu->workspace;
     QLORA__TRY(qlora__blas(ctx, gpu->blas.SetStream(gpu->cublas, gpu->stream), "cublasSetStream"));
-    QLORA__TRY(qlora__blas(
-        ctx, gpu->blas.SetWorkspace(gpu->cublas, workspace, ctx->desc.workspace_bytes),
-        "cublasSetWorkspace"));
+    QLORA__TRY(
+        qlora__blas(ctx, gpu->blas.SetWorkspace(gpu->cublas, workspace, ctx->desc.workspace_bytes),
+                    "cublasSetWorkspace"));
     int mode = QLORA__CUBLAS_DEFAULT_MATH | QLORA__CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
     QLORA__TRY(qlora__blas(ctx, gpu->blas.SetMathMode(gpu->cublas, mode), "cublasSetMathMode"));
     QLORA__TRY(qlora__blas(
@@ -8580,9 +8580,8 @@ static qlora_result qlora__beside_open(qlora_ctx* ctx) {
         QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
                              "cuEventCreate"));
     }
-    return gpu->cublas != NULL
-               ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
-               : QLORA_OK;
+    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
+                               : QLORA_OK;
 }
 
 static void qlora__beside_close(qlora_ctx* ctx) {
@@ -8611,8 +8610,7 @@ static qlora_result qlora__beside_begin(qlora_ctx* ctx) {
     qlora__beside* b = &gpu->beside;
     QLORA_ASSERT(b->first == NULL);
     QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
-    QLORA__TRY(
-        qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
     b->first = gpu->stream;
     gpu->stream = b->stream;
     gpu->cublas_bound = false;
@@ -8649,9 +8647,8 @@ static qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
     for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
         if ((slots & gpu->beside.pending & 1u << i) != 0) {
             gpu->beside.pending &= ~(1u << i);
-            QLORA__TRY(qlora__cu(
-                ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside.done[i], 0),
-                "cuStreamWaitEvent"));
+            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside.done[i], 0),
+                                 "cuStreamWaitEvent"));
         }
     }
     return QLORA_OK;
@@ -13781,11 +13778,11 @@ static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attenti
                           &stats,  &n.tokens, &n.hd,     &n.half};
     QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
                              a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
+    void* parts = shares.parts; // attn_f32 has no shares and does not read the last two
     void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
                        &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
                        &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
-                       &n.hd,     &n.window, &a->scale, &n.half,   (void*)&shares.parts,
-                       &shares.each}; // attn_f32 has no shares and reads none of the last two
+                       &n.hd,     &n.window, &a->scale, &n.half,   &parts,   &shares.each};
     void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
                       &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
                       &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
@@ -15513,7 +15510,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     QLORA__TRY(qlora__skeleton(ctx, desc, train, &budget, &m));
     // A CPU context that plans for a GPU counts what a context holds there by default.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
-    m->plan.context = other ? (uint64_t)128 << 20
+    m->plan.context = other                ? (uint64_t)128 << 20
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
     qlora_result r = qlora__plan_choose(ctx, m, budget.bytes);
@@ -16381,10 +16378,10 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
     return qlora__linear_z(pass->ctx, &stack->linear, x, &inner);
 }
 
-// dA and dB of a stack, with u in place, and z too unless it is wanted. Nothing of it needs scratch.
+// dA and dB of a stack, with u in place, and z too unless it is wanted; none of it needs scratch.
 static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
-                                           int group, const qlora_tensor* x,
-                                           const qlora_tensor* dy, bool wants_z) {
+                                           int group, const qlora_tensor* x, const qlora_tensor* dy,
+                                           bool wants_z) {
     qlora_ctx* ctx = pass->ctx;
     if (stack->pad == 0) {
         return QLORA_OK;
@@ -16473,8 +16470,7 @@ static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__l
         QLORA__TRY(qlora__stack_normed(pass, &stack, &in, norm, &x));
     } else if (stack.pad > 0) {
         QLORA__TRY(qlora__beside_begin(ctx));
-        QLORA__TRY(qlora__beside_end(ctx, group,
-                                     qlora__stack_normed(pass, &stack, &in, norm, &x)));
+        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_normed(pass, &stack, &in, norm, &x)));
     }
     QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
     QLORA__TRY(qlora__beside_wait(ctx, 1u << above));

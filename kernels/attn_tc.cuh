@@ -668,13 +668,15 @@ __device__ __forceinline__ float* part_at(const attn_args& a, float* parts, int6
     return parts + (share * a.tokens + begin) * a.kv_heads * HD + blockIdx.y * HD;
 }
 
-// One block per tile of BKV = 32 PAIRS keys, kv head and share of the group's query heads (gridDim.z
-// shares of `each` heads); it walks the heads of its share and their query tiles. A lone share is
-// the result; several go to parts, dv first and then dk, each [share][tokens][kv_heads HD] f32, and
-// attn_sum adds them. Warps work in pairs on the same 32 keys: the first computes scores and dv, the
-// second do.v and dk; p goes from the first to the second through shared memory, in the layout in
-// which both need it. Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][2][BQ / 16][32
-// lanes] x 16 bytes, 2 x stats [BQ].
+// One block per tile of BKV = 32 PAIRS keys, kv head and share of the group's query heads
+// (gridDim.z shares of `each` heads); it walks the heads of its share and their query tiles. A lone
+// share is the result; several go to parts, dv first and then dk, each [share][tokens][kv_heads HD]
+// f32, and attn_sum adds them.
+//
+// Warps work in pairs on the same 32 keys: the first computes scores and dv, the second do.v and
+// dk; p goes from the first to the second through shared memory, in the layout in which both need
+// it. Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][2][BQ / 16][32 lanes] x 16
+// bytes, 2 x stats [BQ].
 template <int HD, int PAIRS, int BQ>
 __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float2* stats, bf16* dk,
                                                  int64_t ld_dk, bf16* dv, int64_t ld_dv,
@@ -790,8 +792,8 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
     rows_store<HD, 2>(acc, factors, own_tile, pair * 32, out, ld, row0, t.length);
 }
 
-// dv (blockIdx.y 0) or dk (1) = the sum of its shares, in their order; width = kv_heads HD, a thread
-// for 8 columns of a row.
+// dv (blockIdx.y 0) or dk (1) = the sum of its shares, in their order; width = kv_heads HD, and a
+// thread takes 8 columns of a row.
 __device__ __forceinline__ void attn_sum(const float* parts, int32_t shares, int32_t tokens,
                                          int32_t width, bf16* dk, int64_t ld_dk, bf16* dv,
                                          int64_t ld_dv) {
