@@ -82,10 +82,10 @@
 
    NUMERICS
        Same inputs, same bytes: no float atomics, one writer per output, fixed order of summation,
-       choices from committed tables, on the same device, driver and cuBLAS. The CPU's results do
-       not depend on the number of threads. F32 is exact fp32 (TF32 off) unless desc.math says
-       otherwise; 16-bit operands accumulate in fp32. Built with -ffast-math the CPU results are
-       unspecified.
+       choices from committed tables and the context's settings, on the same device, driver and
+       cuBLAS. The CPU's results do not depend on the number of threads. F32 is exact fp32 (TF32
+       off) unless desc.math says otherwise; 16-bit operands accumulate in fp32. Built with
+       -ffast-math the CPU results are unspecified.
 
    LIMITS
        Rows, columns and leading dimensions of a GEMM fit in 31 bits; buffers in 63.
