@@ -6776,6 +6776,7 @@ typedef struct qlora__beside {
     void* fork;                      // event: where the second line leaves the first
     void* done[QLORA__BESIDE_SLOTS]; // events: what the first line can wait for
     unsigned pending;                // bit i: done[i] was recorded and not waited for
+    bool forked;                     // in this capture
     void* first;                     // the context's stream, while the second is in use
     qlora__buffer* workspace;        // for cuBLAS
 } qlora__beside;
@@ -8602,7 +8603,7 @@ static void qlora__beside_close(qlora_ctx* ctx) {
     memset(b, 0, sizeof *b);
 }
 
-static qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     if (ctx->capture == NULL || gpu == NULL) {
         return QLORA_OK;
@@ -8611,6 +8612,7 @@ static qlora_result qlora__beside_begin(qlora_ctx* ctx) {
     QLORA_ASSERT(b->first == NULL);
     QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
     QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->forked = true;
     b->first = gpu->stream;
     gpu->stream = b->stream;
     gpu->cublas_bound = false;
@@ -8627,8 +8629,21 @@ static void qlora__beside_leave(qlora_ctx* ctx) {
     }
 }
 
+// Before a capture ends. What failed may have left the second line open: it is joined, as far as
+// that still goes, because a capture may not end otherwise.
+static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = &gpu->beside;
+    qlora__beside_leave(ctx);
+    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
+        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
+    }
+    b->forked = false;
+    b->pending = 0;
+}
+
 // r is what the work between returned; on failure the capture is lost anyway.
-static qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
     qlora__gpu* gpu = ctx->gpu;
     if (ctx->capture == NULL || gpu == NULL) {
         return r;
@@ -8642,7 +8657,7 @@ static qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) 
 }
 
 // What follows on the stream comes after the work of these slots (bits), all of it so far.
-static qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
     qlora__gpu* gpu = ctx->gpu;
     for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
         if ((slots & gpu->beside.pending & 1u << i) != 0) {
@@ -8798,18 +8813,18 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
 
 #else
 
-static qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
     (void)ctx;
     return QLORA_OK;
 }
 
-static qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
     (void)ctx;
     (void)slot;
     return r;
 }
 
-static qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
     (void)ctx;
     (void)slots;
     return QLORA_OK;
@@ -14196,8 +14211,7 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     ctx->capture = &capture;
     qlora_result r = graph->fn(ctx, graph->user);
     ctx->capture = NULL;
-    qlora__beside_leave(ctx);
-    gpu->beside.pending = 0;
+    qlora__beside_finish(ctx, r != QLORA_OK || capture.broke[0] != '\0');
     char text[QLORA__ERROR_SIZE];
     snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->error : capture.broke);
     int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
