@@ -1477,6 +1477,20 @@ TEST adamw_follows_the_formula(void) {
         ASSERT_CLOSE_DOUBLE(expected, got, 3, 0, 1e-12);
         ASSERT_EQ(0.0, ((double*)tensors[1]->t.data)[0]);
     }
+    // Ranges that leave the arena, and copies without a shape, change nothing.
+    const qlora_adamw_range wrong[] = {
+        {0, 2, 1, 1, NULL, 0, 0},
+        {-1, 1, 1, 1, NULL, 0, 0},
+        {0, 1, 1, 1, tensors[1]->t.data, 0, 1},
+        {0, 1, 1, 1, tensors[1]->t.data, 2, 1},
+    };
+    double before = ((double*)tensors[0]->t.data)[0];
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        memcpy(table->t.data, &wrong[i], sizeof wrong[i]);
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, ops_in_double()->adamw_step(ctx, &args));
+        ASSERT(strstr(ops_in_double()->last_error(ctx), "range 0") != NULL);
+        ASSERT_EQ(before, ((double*)tensors[0]->t.data)[0]);
+    }
     ASSERT(r.ok);
     free_all(&r);
     ASSERT_EQ(QLORA_OK, ops_in_double()->ctx_destroy(ctx));
