@@ -348,8 +348,7 @@ gate_examples() {
     done
 }
 
-# The programs as a user meets them. Not in the list below: it kills runs by the clock, and they
-# would be blamed for a machine that stalls for seconds; `make soak` has it (gates.sh).
+# The programs as a user meets them.
 gate_use() {
     local script out
     $MAKE -s -j2 examples || return 1
@@ -616,7 +615,7 @@ gate_msvc() {
 # ---- the list, quick ones first ----
 
 GATES="text paths scripts contents functions words embed ptx_fresh link symbols macros recursion"
-GATES="$GATES warnings ptx_assemble ptx_same contract programs examples readme msvc mingw"
+GATES="$GATES warnings ptx_assemble ptx_same contract programs examples use readme msvc mingw"
 GATES="$GATES x86_64 aarch64 fuzz golden tsan asan"
 
 if [[ ${1:-} == --list ]]; then
