@@ -30,7 +30,8 @@ for ((done_kills = 0; done_kills < kills; done_kills++)); do
     "$B/soak_kill" "$work/run" 1000000 >"$work/out" 2>&1 &
     child=$!
     # 20 to 400 ms: before the first step, between steps, in the middle of a save
-    sleep "0.$(printf '%03d' $((20 + RANDOM % 380)))"
+    delay=$((20 + RANDOM % 380)) # not in a subshell, which would seed RANDOM anew
+    sleep "0.$(printf '%03d' $delay)"
     kill -9 "$child" 2>/dev/null || fail "it ended by itself"
     wait "$child" 2>/dev/null
     if grep -q FAILED "$work/out"; then

@@ -67,7 +67,7 @@ tensor() { # name, shape, number of values
 
 model_make() {
     local header="" at=0 layer p byte i length
-    local block="" h=32 m=64 norms_at
+    local block="" h=32 m=64 norms_at x=7 pair
     mkdir -p model
     tensor model.embed_tokens.weight 257,$h $((257 * h))
     for layer in 0 1; do
@@ -83,9 +83,12 @@ model_make() {
         tensor model.layers.$layer.input_layernorm.weight $h $h
         tensor model.layers.$layer.post_attention_layernorm.weight $h $h
     done
-    RANDOM=7
-    for ((i = 0; i < 1021; i++)); do # low byte anything, high byte for 0.03 to 0.25 or its negative
-        block+=$(printf '\\%03o\\%03o' $((RANDOM & 255)) $(((RANDOM & 1) * 128 + 61)))
+    # Low byte anything, high byte for 0.03 to 0.25 or its negative. Not $RANDOM, which a subshell
+    # seeds anew: every run has the same model.
+    for ((i = 0; i < 1021; i++)); do
+        x=$(((x * 1103515245 + 12345) & 0x7fffffff))
+        printf -v pair '\\%03o\\%03o' $((x >> 8 & 255)) $(((x >> 16 & 1) * 128 + 61))
+        block+=$pair
     done
     printf "$block" >block
     while [[ $(stat -c %s data.bin 2>/dev/null || echo 0) -lt $at ]]; do cat block >>data.bin; done
