@@ -38,8 +38,40 @@ const char* test_backend(void) {
     return option_backend;
 }
 
+// Asks the driver itself, not qlora.h: the answer must not depend on what is under test. Our test
+// double is told apart by a symbol that NVIDIA's library does not have.
+static bool cuda_answers(void) {
+#ifdef _WIN32
+    return false;
+#else
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library || dlsym(library, "fake_get_api")) {
+        return false;
+    }
+    int (*init)(unsigned int);
+    int (*count)(int*);
+    void* init_address = dlsym(library, "cuInit");
+    void* count_address = dlsym(library, "cuDeviceGetCount");
+    if (!init_address || !count_address) {
+        return false;
+    }
+    memcpy(&init, &init_address, sizeof(init));
+    memcpy(&count, &count_address, sizeof(count));
+    int devices = 0;
+    return init(0) == 0 && count(&devices) == 0 && devices > 0;
+#endif
+}
+
+// Without --backend a GPU that is not there is not wanted; with it, its tests say what is missing.
 bool test_wants(const char* backend) {
-    return !option_backend || strcmp(option_backend, backend) == 0;
+    static int there = -1;
+    if (option_backend) {
+        return strcmp(option_backend, backend) == 0;
+    }
+    if (there < 0) {
+        there = cuda_answers() ? 1 : 0;
+    }
+    return strcmp(backend, "cuda") != 0 || there == 1;
 }
 
 // ---- random numbers ----
@@ -200,30 +232,6 @@ bool test_rel_l2_double(const double* expected, const double* got, size_t n, dou
 }
 
 // ---- main ----
-
-// Asks the driver itself, not qlora.h: the answer must not depend on what is under test. Our test
-// double is told apart by a symbol that NVIDIA's library does not have.
-static bool cuda_answers(void) {
-#ifdef _WIN32
-    return false;
-#else
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library || dlsym(library, "fake_get_api")) {
-        return false;
-    }
-    int (*init)(unsigned int);
-    int (*count)(int*);
-    void* init_address = dlsym(library, "cuInit");
-    void* count_address = dlsym(library, "cuDeviceGetCount");
-    if (!init_address || !count_address) {
-        return false;
-    }
-    memcpy(&init, &init_address, sizeof(init));
-    memcpy(&count, &count_address, sizeof(count));
-    int devices = 0;
-    return init(0) == 0 && count(&devices) == 0 && devices > 0;
-#endif
-}
 
 // Takes our options out of argv and leaves greatest's. Returns the new argc, or 0 on a bad one.
 static int options_take(int argc, char** argv, bool* probe) {

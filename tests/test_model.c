@@ -195,6 +195,90 @@ TEST same_bits_beside_attention_only(const test_machine* machine) {
                                          sizeof beside_ways / sizeof beside_ways[0]);
 }
 
+// ---- the same bits at a size that keeps a real GPU busy: lines that truly run at the same time
+
+enum { BUSY_TOKENS = 512, BUSY_STEPS = 8, BUSY_VOCAB = 2048 };
+
+// The parameters after some steps; NULL on failure. The caller frees.
+static float* train_busy(const setup* s, size_t* count) {
+    static const int32_t lengths[] = {300, 212};
+    int32_t ids[BUSY_TOKENS];
+    rig r;
+    if (!rig_open(&r, s)) {
+        return NULL;
+    }
+    test_random random = test_random_start("busy");
+    qlora_batch batch;
+    memset(&batch, 0, sizeof batch);
+    batch.ids = ids;
+    batch.labels = ids;
+    batch.lengths = lengths;
+    batch.count = 2;
+    for (int step = 0; step < BUSY_STEPS; step++) {
+        for (int i = 0; i < BUSY_TOKENS; i++) {
+            ids[i] = (int32_t)test_random_below(&random, BUSY_VOCAB);
+        }
+        if (qlora_train_micro(r.trainer, &batch, qlora_batch_labels(&batch)) != QLORA_OK ||
+            qlora_train_update(r.trainer) != QLORA_OK) {
+            rig_says(&r, "step");
+            return NULL;
+        }
+    }
+    float* values = rig_read(&r, false, count);
+    return rig_close(&r, s) ? values : NULL;
+}
+
+static void vary_recompute_cached(setup* s) {
+    vary_recompute(s);
+    vary_cache(s);
+}
+
+TEST same_bits_when_busy(const test_machine* machine) {
+    static const way busy_ways[] = {
+        {"repeated", vary_repeat, NULL, true},
+        {"cached", vary_cache, NULL, true},
+        {"cached once more", vary_cache, NULL, true},
+        {"recomputed", vary_recompute, NULL, true},
+        {"recomputed, cached", vary_recompute_cached, NULL, true},
+    };
+    if (strcmp(machine->backend, "cuda") != 0) {
+        SKIPm("needs a real GPU: the fake one does one thing at a time");
+    }
+    setup s = setup_make(machine);
+    s.config.vocab = BUSY_VOCAB;
+    s.config.hidden = 896;
+    s.config.intermediate = 4864;
+    s.config.layers = 6;
+    s.config.heads = 14;
+    s.config.head_dim = 64;
+    s.config.max_positions = BUSY_TOKENS;
+    s.config.window = 100;
+    s.model.mode = QLORA_MODE_BF16;
+    s.model.weight_std = 0.02f;
+    s.model.rank = 16;
+    s.model.dropout = 0.0f;
+    s.train.tokens = BUSY_TOKENS;
+    s.train.head_chunk = 256;
+    s.train.lr = 1e-3;
+    s.train.require_graph = true;
+    setup eager = s;
+    vary_eager(&eager);
+    size_t count = 0;
+    float* expected = train_busy(&eager, &count);
+    ASSERT(expected != NULL && count > 1000000);
+    for (size_t i = 0; i < sizeof busy_ways / sizeof busy_ways[0]; i++) {
+        setup other = s;
+        busy_ways[i].vary(&other);
+        size_t n = 0;
+        float* got = train_busy(&other, &n);
+        ASSERTm(busy_ways[i].name, got != NULL && n == count);
+        ASSERTm(busy_ways[i].name, memcmp(expected, got, n * sizeof *got) == 0);
+        free(got);
+    }
+    free(expected);
+    PASS();
+}
+
 // ---- any split of a step
 
 static const int32_t split_lengths[MAX_SEQUENCES] = {3, 5, 1, 4, 2, 6, 1, 2};
@@ -1942,6 +2026,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, same_bits_beside_f32);
     RUN_ON(TEST_ONE_EACH, same_bits_beside_bf16);
     RUN_ON(TEST_ONE_EACH, same_bits_beside_attention_only);
+    RUN_ON(TEST_ONE_EACH, same_bits_when_busy);
     RUN_ON(TEST_ONE_EACH, one_by_eight_is_eight_by_one);
     RUN_ON(TEST_ONE_EACH, packed_is_one_by_one);
     RUN_ON(TEST_ONE_EACH, weights_weigh);
