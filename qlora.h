@@ -1049,7 +1049,7 @@ typedef struct qlora_plan {
     uint64_t generation;  // key/value cache
     uint64_t batches;     // what a micro-batch brings along
     uint64_t total;
-    uint64_t context;     // scratch and cuBLAS workspace that the context holds already
+    uint64_t context;     // scratch and cuBLAS workspaces that the context holds already
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
@@ -6768,6 +6768,7 @@ typedef struct qlora__symbol {
 
 typedef struct qlora__cache qlora__cache; // section CACHE
 
+// A model's four stacks of projections, and attention's dq.
 #define QLORA__BESIDE_SLOTS 5
 
 // A second line of work inside a captured graph (section CONTEXT).
@@ -8492,6 +8493,10 @@ qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
 
 //@@ CONTEXT    - creation, backend choice, stream, native handles, description
 
+// What a CUDA context takes by default: scratch once, a cuBLAS workspace for each line of work.
+#define QLORA__SCRATCH_BYTES ((size_t)64 << 20)
+#define QLORA__WORKSPACE_BYTES ((size_t)32 << 20)
+
 // Zero fields of a desc become what they stand for.
 static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
     qlora_ctx_desc d;
@@ -8520,7 +8525,7 @@ static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
         d.threads = (int32_t)qlora__min(qlora__core_count(), QLORA__MAX_THREADS);
     }
     if (d.workspace_bytes == 0) {
-        d.workspace_bytes = (size_t)32 << 20;
+        d.workspace_bytes = QLORA__WORKSPACE_BYTES;
     }
     return d;
 }
@@ -8739,7 +8744,7 @@ static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
         return QLORA_ERR_MEMORY;
     }
     if (ctx->desc.scratch_bytes == 0) {
-        ctx->desc.scratch_bytes = (size_t)64 << 20;
+        ctx->desc.scratch_bytes = QLORA__SCRATCH_BYTES;
     }
     QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
     if (!qlora__cublas_open(ctx)) {
@@ -15524,7 +15529,7 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     QLORA__TRY(qlora__skeleton(ctx, desc, train, &budget, &m));
     // A CPU context that plans for a GPU counts what a context holds there by default.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
-    m->plan.context = other                ? (uint64_t)128 << 20
+    m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
     qlora_result r = qlora__plan_choose(ctx, m, budget.bytes);
@@ -16480,7 +16485,7 @@ static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__l
     qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    if (stack.pad > 0 && stack.linear.dropout > 0.0f) {
+    if (stack.pad > 0 && stack.linear.dropout > 0.0f) { // masks need scratch
         QLORA__TRY(qlora__stack_normed(pass, &stack, &in, norm, &x));
     } else if (stack.pad > 0) {
         QLORA__TRY(qlora__beside_begin(ctx));

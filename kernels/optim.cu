@@ -85,11 +85,11 @@ __device__ __forceinline__ void store_four(bf16* p, const float (&v)[4]) {
     *(uint2*)p = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
 }
 
-// Where element i of a range stands in its copy. Ranges are short: 64-bit division is for those
-// that are not.
+// Where element i of a range stands in its copy. Ranges and rows are short: 64-bit division is for
+// those that are not.
 __device__ __forceinline__ int64_t copy_at(const adamw_range& range, int64_t i) {
-    int64_t row = range.count <= 0x7fffffff ? (int64_t)((uint32_t)i / (uint32_t)range.copy_cols)
-                                            : i / range.copy_cols;
+    bool small = (range.count | range.copy_cols) <= 0x7fffffff;
+    int64_t row = small ? (int64_t)((uint32_t)i / (uint32_t)range.copy_cols) : i / range.copy_cols;
     return row * range.copy_ld + (i - row * range.copy_cols);
 }
 

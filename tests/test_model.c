@@ -169,7 +169,7 @@ TEST same_bits_f32(const test_machine* machine) {
 
 TEST same_bits_bf16(const test_machine* machine) {
     if (strcmp(machine->backend, "cpu") == 0) {
-        PASS();
+        SKIPm("the CPU computes in f32");
     }
     return every_way_gives_the_same_bits(machine, QLORA_MODE_BF16, false, 0, ways,
                                          sizeof ways / sizeof ways[0]);
@@ -182,7 +182,7 @@ TEST same_bits_beside_f32(const test_machine* machine) {
 
 TEST same_bits_beside_bf16(const test_machine* machine) {
     if (strcmp(machine->backend, "cpu") == 0) {
-        PASS();
+        SKIPm("the CPU computes in f32");
     }
     return every_way_gives_the_same_bits(machine, QLORA_MODE_BF16, true, 0, beside_ways,
                                          sizeof beside_ways / sizeof beside_ways[0]);
@@ -789,6 +789,36 @@ TEST plan_is_what_is_allocated(const test_machine* machine) {
         outcome_free(&got);
         ASSERT(rig_close(&r, &s));
     }
+    PASS();
+}
+
+static void default_scratch(qlora_ctx_desc* desc) {
+    desc->scratch_bytes = 0;
+}
+
+// What a CPU context counts for a GPU's context is what that one holds.
+TEST plan_knows_the_context(const test_machine* machine) {
+    setup s = setup_make(machine);
+    s.model.config = &s.config;
+    qlora_ctx* gpu = test_open(machine, default_scratch);
+    ASSERTm(test_open_reason(), gpu != NULL);
+    qlora_memory_info memory;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_memory(gpu, &memory));
+    ASSERT(test_close_ctx(machine, gpu));
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = QLORA_BACKEND_CPU;
+    qlora_ctx* cpu = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &cpu));
+    qlora_budget budget;
+    memset(&budget, 0, sizeof budget);
+    budget.capability = 90;
+    budget.bytes = (uint64_t)8 << 30;
+    qlora_plan plan;
+    ASSERT_EQ(QLORA_OK, qlora_plan_make(cpu, &s.model, &s.train, &budget, &plan));
+    ASSERT_EQ_FMT((unsigned long long)memory.device_bytes, (unsigned long long)plan.context,
+                  "%llu");
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(cpu));
     PASS();
 }
 
@@ -2038,6 +2068,7 @@ SUITE(model_suite) {
     RUN_ON(TEST_ONE_EACH, adapters_on_and_off);
     RUN_ON(TEST_ONE_EACH, evaluation_only);
     RUN_ON(TEST_ONE_EACH, plan_is_what_is_allocated);
+    RUN_ON(TEST_ONE_FAKE, plan_knows_the_context);
     RUN_ON(TEST_CPU, budget_decides);
     RUN_ON(TEST_CPU, foreign_plan_is_refused);
     RUN_ON(TEST_ONE_FAKE, step_stays_on_the_device);
