@@ -89,6 +89,9 @@ def check(program, fixture, kind, root):
 
 
 def main():
+    if "--help" in sys.argv[1:] or "-h" in sys.argv[1:]:
+        print(__doc__.strip())
+        return 0
     try:
         import peft
         import torch
