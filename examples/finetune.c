@@ -21,10 +21,12 @@
 #include <string.h>
 #include <time.h>
 #ifdef _WIN32
+#include <direct.h>
 #include <io.h>
 // Not <windows.h>: its declarations and those of qlora.h's implementation do not go together.
 __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #else
+#include <dirent.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 #endif
@@ -562,6 +564,8 @@ typedef struct screen {
     double drawn_at;
 } screen;
 
+enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4 };
+
 #define SETTINGS_SIZE 8192
 #define POSITION_MAGIC "ftune 1"
 typedef struct position { // what a checkpoint keeps for us
@@ -622,7 +626,14 @@ typedef struct app {
     size_t point_count;
     size_t point_room;
     FILE* log;
-    bool out_made;
+    text_bytes log_rest; // lines that the disk has not taken yet
+    bool log_torn;       // half a line stands in it: nothing more goes there
+    bool out_made;       // this process made the folder
+    bool out_empty;      // nothing was in the folder when the run began
+    bool files_made;     // this process made settings.txt and the log
+    bool stopped;        // by Ctrl-C, in a long call
+    bool failed;         // something was told on standard error
+    int told;            // what fails at the moment and has been told: TOLD_ bits
     uint64_t memory;
     double memory_at;
     double svg_at;
@@ -641,6 +652,7 @@ static bool lib(app* a, qlora_result result, const char* doing) {
     if (result == QLORA_OK) {
         return true;
     }
+    a->stopped = a->stopped || result == QLORA_ERR_STOPPED;
     const char* text = qlora_last_error(a->ctx);
     return fail(a->error, "%s: %s", doing, text[0] != '\0' ? text : qlora_result_text(result));
 }
@@ -714,6 +726,24 @@ static void say(app* a, const char* format, ...) {
     vprintf(format, args);
     va_end(args);
     fflush(stdout);
+}
+
+// Tells the error at hand. The exit status will be 1.
+static void complain(app* a) {
+    screen_clear(&a->screen);
+    fflush(stdout);
+    fprintf(stderr, "finetune: %s\n", a->error);
+    a->error[0] = '\0';
+    a->failed = true;
+}
+
+// A failure that training can go on with is told when it begins, not at every step.
+static void bear(app* a, int what, bool ok) {
+    if (!ok && (a->told & what) == 0) {
+        complain(a);
+    }
+    a->error[0] = '\0';
+    a->told = ok ? a->told & ~what : a->told | what;
 }
 
 static void draw(screen* s, const char* line) {
@@ -1206,7 +1236,7 @@ static bool file_replace(app* a, const char* name, const void* data, size_t size
     bool ok = file != NULL;
     int code = errno;
     if (ok) {
-        ok = fwrite(data, 1, size, file) == size && fflush(file) == 0;
+        ok = (size == 0 || fwrite(data, 1, size, file) == size) && fflush(file) == 0;
         code = errno;
         if (fclose(file) != 0 && ok) {
             ok = false;
@@ -1257,28 +1287,55 @@ static bool points_add(app* a, const point* p) {
     return true;
 }
 
-// Appends one line. A line that does not fit on the disk is taken back as a whole.
-static bool log_line(app* a, const text_bytes* line) {
+static int file_cut(const char* path, long size) {
+#ifdef _WIN32
+    FILE* file = fopen(path, "r+b");
+    int result = file != NULL ? _chsize(_fileno(file), size) : -1;
+    if (file != NULL) {
+        fclose(file);
+    }
+    return result;
+#else
+    return truncate(path, size);
+#endif
+}
+
+// Writes the lines that wait. What does not fit on the disk is taken back and goes on waiting.
+static bool log_flush(app* a) {
     char path[PATH_SIZE];
     out_path(a, "log.jsonl", path);
+    if (a->log == NULL) {
+        a->log = fopen(path, "ab");
+        if (a->log == NULL) {
+            return fail(a->error, "%s cannot be written: %s", path, strerror(errno));
+        }
+        fseek(a->log, 0, SEEK_END);
+    }
     long before = ftell(a->log);
-    if (fwrite(line->data, 1, line->count, a->log) == line->count && fflush(a->log) == 0) {
+    size_t count = a->log_rest.count;
+    if (count == 0 ||
+        (fwrite(a->log_rest.data, 1, count, a->log) == count && fflush(a->log) == 0)) {
+        a->log_rest.count = 0;
         return true;
     }
     int code = errno;
     fclose(a->log);
     a->log = NULL;
-#ifndef _WIN32
-    if (before >= 0 && truncate(path, before) != 0) {
-        return fail(a->error, "%s cannot be written, nor cut: %s", path, strerror(code));
-    }
-#else
-    (void)before;
-#endif
-    return fail(a->error, "%s cannot be written: %s", path, strerror(code));
+    a->log_torn = before < 0 || file_cut(path, before) != 0;
+    return fail(a->error, "%s cannot be written%s: %s", path, a->log_torn ? ", nor cut" : "",
+                strerror(code));
 }
 
-static bool log_step(app* a, const point* p, const qlora_train_info* info) {
+// Appends one line. Training goes on without it.
+static void log_line(app* a, const text_bytes* line) {
+    if (!a->log_torn) {
+        bool ok = text_bytes_add(&a->log_rest, line->data, line->count, NULL) ||
+                  fail(a->error, "the log: out of memory");
+        bear(a, TOLD_LOG, ok && log_flush(a));
+    }
+}
+
+static void log_step(app* a, const point* p, const qlora_train_info* info) {
     text_bytes line;
     memset(&line, 0, sizeof line);
     put(&line, "{\"step\":%lld", (long long)p->step);
@@ -1290,21 +1347,19 @@ static bool log_step(app* a, const point* p, const qlora_train_info* info) {
     put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n",
         (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),
         info->last_skipped ? ",\"skipped\":true" : "");
-    bool ok = log_line(a, &line);
+    log_line(a, &line);
     text_bytes_free(&line);
-    return ok;
 }
 
-static bool log_eval(app* a, const point* p) {
+static void log_eval(app* a, const point* p) {
     text_bytes line;
     memset(&line, 0, sizeof line);
     put(&line, "{\"step\":%lld", (long long)p->step);
     put_number(&line, "eval_loss", p->eval_loss, "%.9g");
     put_number(&line, "perplexity", exp(p->eval_loss), "%.9g");
     put(&line, "}\n");
-    bool ok = log_line(a, &line);
+    log_line(a, &line);
     text_bytes_free(&line);
-    return ok;
 }
 
 static double log_value(const char* line, const char* end, const char* name) {
@@ -1318,6 +1373,19 @@ static double log_value(const char* line, const char* end, const char* name) {
     return (double)NAN;
 }
 
+// Nothing where there is no such file; one that is there must be readable.
+static bool file_read(app* a, const char* path, text_bytes* out) {
+    text_error why;
+    FILE* file = fopen(path, "rb");
+    if (file == NULL && errno == ENOENT) {
+        return true;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return text_file_read(path, out, &why) || fail(a->error, "%s", why.text);
+}
+
 // Keeps the log's lines up to a->step, and the picture's points of them.
 static bool log_trim(app* a) {
     char path[PATH_SIZE];
@@ -1326,8 +1394,8 @@ static bool log_trim(app* a) {
     memset(&text, 0, sizeof text);
     memset(&kept, 0, sizeof kept);
     out_path(a, "log.jsonl", path);
-    bool ok = true;
-    if (a->step > 0 && text_file_read(path, &text, NULL)) {
+    bool ok = a->step == 0 || file_read(a, path, &text);
+    if (ok && text.count > 0) {
         const char* end = text.data + text.count;
         for (const char* line = text.data; ok && line < end;) {
             const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
@@ -1354,46 +1422,115 @@ static bool log_trim(app* a) {
     return ok;
 }
 
-static bool log_open(app* a) {
-    char path[PATH_SIZE];
-    out_path(a, "log.jsonl", path);
-    if (!log_trim(a)) {
-        return false;
+static void name_take(const char* name, char first[256]) {
+    bool ours = strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ||
+                strcmp(name, ".finetune") == 0 || strcmp(name, ".finetune.new") == 0;
+    if (!ours && (first[0] == '\0' || strcmp(name, first) < 0)) {
+        snprintf(first, 256, "%s", name);
     }
-    a->log = fopen(path, "ab");
-    if (a->log == NULL) {
-        return fail(a->error, "%s cannot be written: %s", path, strerror(errno));
+}
+
+// The first name in a folder, in the order of strcmp; "" when it is empty. An error code, or 0.
+static int folder_look(const char* path, char first[256]) {
+    first[0] = '\0';
+#ifdef _WIN32
+    struct _finddata_t entry;
+    char all[PATH_SIZE + 8];
+    snprintf(all, sizeof all, "%s/*", path);
+    intptr_t folder = _findfirst(all, &entry);
+    if (folder == -1) {
+        return errno;
     }
-    fseek(a->log, 0, SEEK_END);
+    do {
+        name_take(entry.name, first);
+    } while (_findnext(folder, &entry) == 0);
+    _findclose(folder);
+#else
+    DIR* folder = opendir(path);
+    if (folder == NULL) {
+        return errno;
+    }
+    for (struct dirent* entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        name_take(entry->d_name, first);
+    }
+    closedir(folder);
+#endif
+    return 0;
+}
+
+// A run of ours is known by its settings.txt, which has begun with these names in every version.
+static bool settings_ours(const text_bytes* text) {
+    static const char* const names[] = {"model ", "data ", "template ", "adapter ", "rank "};
+    const char* line = text->count > 0 ? text->data : "";
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strncmp(line, names[i], strlen(names[i])) != 0) {
+            return false;
+        }
+        line += strcspn(line, "\n");
+        line += *line == '\n' ? 1 : 0;
+    }
     return true;
+}
+
+// A folder with anything in it must hold a run of ours. Where only the settings are lost, the
+// checkpoint tells: nothing is overwritten before it has been read.
+static bool out_check(app* a, const char* first) {
+    char path[PATH_SIZE];
+    text_bytes kept;
+    memset(&kept, 0, sizeof kept);
+    a->out_empty = first[0] == '\0';
+    if (a->out_empty) {
+        return true;
+    }
+    bool ours = false;
+    out_path(a, "settings.txt", path);
+    bool ok = file_read(a, path, &kept);
+    ours = ok && settings_ours(&kept);
+    if (ok && kept.data == NULL && a->o.resume != RESUME_NEVER) {
+        out_path(a, "checkpoint", path);
+        ok = lib(a, qlora_checkpoint_exists(a->ctx, path, &ours), "looking for a checkpoint");
+    }
+    text_bytes_free(&kept);
+    return ok && (ours || fail(a->error,
+                               "--out: the folder %s holds '%s' and no run of finetune; give an "
+                               "empty folder or a new name",
+                               a->o.out, first));
 }
 
 // The folder and its parents; proves that it can be written to before a long start.
 static bool out_make(app* a) {
     char path[PATH_SIZE];
+    char first[256];
     snprintf(path, sizeof path, "%s", a->o.out);
     if (strlen(a->o.out) + 64 > PATH_SIZE) {
         return fail(a->error, "--out: the path is too long");
     }
-    for (size_t i = 1; path[i] != '\0'; i++) {
-        if (path[i] == '/' || path[i] == '\\') {
-            char keep = path[i];
-            path[i] = '\0';
-            a->files.make_dir(path, a->files.user); // the last one tells
-            path[i] = keep;
+    int before = folder_look(a->o.out, first);
+    int code = before;
+    if (before != 0) {
+        for (size_t i = 1; path[i] != '\0'; i++) {
+            if (path[i] == '/' || path[i] == '\\') {
+                char keep = path[i];
+                path[i] = '\0';
+                a->files.make_dir(path, a->files.user); // the last one tells
+                path[i] = keep;
+            }
         }
+        code = a->files.make_dir(a->o.out, a->files.user);
+        if (code != 0) {
+            return fail(a->error, "--out: the folder %s cannot be made: %s", a->o.out,
+                        strerror(code));
+        }
+        code = folder_look(a->o.out, first);
     }
-    out_path(a, "log.jsonl", path);
-    FILE* log = fopen(path, "rb");
-    a->out_made = log == NULL;
-    if (log != NULL) {
-        fclose(log);
+    if (code == ENOENT || code == ENOTDIR) { // something else has that name
+        return fail(a->error, "--out: %s is not a folder", a->o.out);
     }
-    int code = a->files.make_dir(a->o.out, a->files.user);
     if (code != 0) {
-        return fail(a->error, "--out: the folder %s cannot be made: %s", a->o.out, strerror(code));
+        return fail(a->error, "--out: the folder %s cannot be read: %s", a->o.out, strerror(code));
     }
-    if (!file_replace(a, ".finetune", "1\n", 2)) {
+    a->out_made = before == ENOENT;
+    if (!out_check(a, first) || !file_replace(a, ".finetune", "1\n", 2)) {
         return false;
     }
     out_path(a, ".finetune", path);
@@ -1401,9 +1538,8 @@ static bool out_make(app* a) {
     return true;
 }
 
-// Keeps the options of a new run in OUT/settings.txt, and compares with them where a run goes on:
-// before anything long is started.
-static bool settings_open(app* a) {
+// Compares the options with those of a run that goes on, before anything long is started.
+static bool settings_check(app* a) {
     char path[PATH_SIZE];
     char settings[SETTINGS_SIZE];
     char then[256];
@@ -1413,34 +1549,69 @@ static bool settings_open(app* a) {
     settings_write(&a->o, settings, sizeof settings);
     a->settings_hash = hash_more(HASH_START, settings, strlen(settings));
     out_path(a, "checkpoint", path);
-    if (!out_make(a)) {
-        return false;
-    }
-    if (!lib(a, qlora_checkpoint_exists(a->ctx, path, &a->resuming), "looking for a checkpoint")) {
+    if (!out_make(a) ||
+        !lib(a, qlora_checkpoint_exists(a->ctx, path, &a->resuming), "looking for a checkpoint")) {
         return false;
     }
     if (!a->resuming && a->o.resume == RESUME_MUST) {
         return fail(a->error, "--resume must: there is no checkpoint in %s", path);
     }
-    if (a->resuming && a->o.resume == RESUME_NEVER) {
-        // Without its list the old checkpoint is none any more, even if this run ends before its
-        // first.
-        out_path(a, "checkpoint/latest", path);
-        remove(path);
-        a->resuming = false;
-    }
+    a->resuming = a->resuming && a->o.resume != RESUME_NEVER;
     if (!a->resuming) {
-        return file_replace(a, "settings.txt", settings, strlen(settings));
+        return true;
     }
     out_path(a, "settings.txt", path);
-    bool ok = !text_file_read(path, &kept, NULL) ||
-              settings_equal(kept.data, settings, then, now) ||
-              fail(a->error,
-                   "%s holds a run with other options: then '--%s', now '--%s'; give the same, or "
-                   "--resume never to begin anew, or another --out",
-                   a->o.out, then, now);
+    bool ok = file_read(a, path, &kept) &&
+              (kept.data == NULL || settings_equal(kept.data, settings, then, now) ||
+               fail(a->error,
+                    "%s holds a run with other options: then '--%s', now '--%s'; give the same, or "
+                    "--resume never to begin anew, or another --out",
+                    a->o.out, then, now));
     text_bytes_free(&kept);
     return ok;
+}
+
+// The model is ready, and the folder becomes this run's: its options go into OUT/settings.txt, and
+// an older run's checkpoint is given up. Without its list it is none any more, even if this run
+// ends before its first.
+static bool out_begin(app* a) {
+    char path[PATH_SIZE];
+    char settings[SETTINGS_SIZE];
+    if (!a->resuming) {
+        a->files_made = a->out_empty;
+        settings_write(&a->o, settings, sizeof settings);
+        if (!file_replace(a, "settings.txt", settings, strlen(settings))) {
+            return false;
+        }
+        out_path(a, "checkpoint/latest", path);
+        if (remove(path) != 0 && errno != ENOENT) {
+            return fail(a->error, "%s cannot be removed: %s", path, strerror(errno));
+        }
+    }
+    return log_trim(a) && log_flush(a);
+}
+
+// What a failed start has made is removed, and nothing else; a run that has begun keeps what it
+// has.
+static void out_unmake(app* a) {
+    char path[PATH_SIZE];
+    if (a->log != NULL) {
+        fclose(a->log);
+        a->log = NULL;
+    }
+    if (a->files_made) {
+        out_path(a, "log.jsonl", path);
+        remove(path);
+        out_path(a, "settings.txt", path);
+        remove(path);
+    }
+    if (a->out_made) { // only when it is empty
+#ifdef _WIN32
+        (void)_rmdir(a->o.out);
+#else
+        (void)rmdir(a->o.out);
+#endif
+    }
 }
 
 // ---- the picture
@@ -1634,21 +1805,20 @@ static void picture_panels(const app* a, text_bytes* out) {
 }
 
 // Not more than a few hundredths of the time goes into pictures.
-static bool picture_write(app* a, bool now) {
+static void picture_write(app* a, bool now) {
     double start = seconds_now();
     if (a->point_count == 0 || (!now && start - a->svg_at < fmax(2.0, 50.0 * a->svg_cost))) {
-        return true;
+        return;
     }
     text_bytes out;
     memset(&out, 0, sizeof out);
     picture_head(a, &out);
     picture_panels(a, &out);
     put(&out, "</svg>\n");
-    bool ok = file_replace(a, "training.svg", out.data, out.count);
+    bear(a, TOLD_PICTURE, file_replace(a, "training.svg", out.data, out.count));
     text_bytes_free(&out);
     a->svg_at = seconds_now();
     a->svg_cost = a->svg_at - start;
-    return ok;
 }
 
 // ---- the run
@@ -1762,7 +1932,8 @@ static bool evaluate(app* a) {
         say(a, "step %lld: held out %.4f, ppl %.4g\n", (long long)a->step, a->last_eval,
             exp(a->last_eval));
     }
-    return points_add(a, &p) && log_eval(a, &p);
+    log_eval(a, &p);
+    return points_add(a, &p);
 }
 
 static bool checkpoint_save(app* a) {
@@ -1832,11 +2003,16 @@ static bool adapter_save(app* a) {
                        : a->o.model != NULL   ? a->o.model
                                               : "demo";
     out_path(a, "adapter", path);
-    if (!lib(a, qlora_adapter_save(a->model, path, name), "saving the adapter")) {
-        return false;
+    bool ok = lib(a, qlora_adapter_save(a->model, path, name), "saving the adapter");
+    if (!ok) {
+        complain(a);
     }
     out_path(a, "adapter.gguf", path);
-    return lib(a, qlora_adapter_save_gguf(a->model, path), "saving the adapter for llama.cpp");
+    if (!lib(a, qlora_adapter_save_gguf(a->model, path), "saving the adapter for llama.cpp")) {
+        complain(a);
+        ok = false;
+    }
+    return ok;
 }
 
 static int64_t interval(const app* a, int64_t wished) {
@@ -1863,7 +2039,28 @@ static bool step_record(app* a, const qlora_train_info* info, double seconds) {
             (long long)info->step);
     }
     progress_draw(a, &p);
-    return points_add(a, &p) && log_step(a, &p, info) && picture_write(a, false);
+    log_step(a, &p, info);
+    if (!points_add(a, &p)) {
+        return false;
+    }
+    picture_write(a, false);
+    return true;
+}
+
+// Each on its own, and the checkpoint first: one that fails does not keep the others from the disk.
+static bool results_save(app* a) {
+    a->files_made = false; // from here on there may be something to keep
+    a->out_made = false;
+    bool saved = checkpoint_save(a);
+    if (!saved) {
+        complain(a);
+    }
+    bool ok = adapter_save(a) && saved;
+    if (a->log_rest.count > 0 && !a->log_torn) {
+        bear(a, TOLD_LOG, log_flush(a));
+    }
+    picture_write(a, true);
+    return ok;
 }
 
 static bool train_loop(app* a) {
@@ -1872,21 +2069,24 @@ static bool train_loop(app* a) {
     if (a->step == 0 && !evaluate(a)) {
         return false;
     }
-    while (a->step < a->total_steps && stop_asked == 0) {
+    bool ok = true;
+    while (ok && a->step < a->total_steps && stop_asked == 0) {
         qlora_train_info info;
         double start = seconds_now();
-        if (!step_train(a, &info) || !step_record(a, &info, seconds_now() - start)) {
+        if (!step_train(a, &info)) {
             return false;
         }
-        bool last = a->step == a->total_steps;
-        if ((last || a->step % eval_every == 0) && !evaluate(a)) {
-            return false;
-        }
-        if (!last && a->step % save_every == 0 && !checkpoint_save(a)) {
-            return false;
+        bool last = info.step == a->total_steps;
+        ok = step_record(a, &info, seconds_now() - start) &&
+             ((!last && info.step % eval_every != 0) || evaluate(a));
+        if (ok && !last && a->step % save_every == 0) {
+            bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
         }
     }
-    return picture_write(a, true) && adapter_save(a) && checkpoint_save(a);
+    if (!ok) { // the steps until here are whole: they are saved all the same
+        complain(a);
+    }
+    return results_save(a) && ok;
 }
 
 // ---- reports
@@ -2255,7 +2455,7 @@ static bool model_start(app* a) {
         return false;
     }
     if (!lib(a, qlora_trainer_create(a->model, &a->trainer), "the trainer") || !batch_room(a) ||
-        !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) || !log_open(a)) {
+        !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) || !out_begin(a)) {
         return false;
     }
     peak_find(a);
@@ -2268,31 +2468,18 @@ static bool model_start(app* a) {
     return a->step == a->total_steps || position_seek(a, a->step);
 }
 
-// What a failed start leaves is removed; a run that has begun keeps what it has.
-static void out_unmake(app* a) {
-    char path[PATH_SIZE];
-    if (a->out_made && a->step == 0) {
-        out_path(a, "log.jsonl", path);
-        remove(path);
-        out_path(a, "settings.txt", path);
-        remove(path);
-        remove(a->o.out); // only when it is empty
-    }
-}
-
 static bool train(app* a) {
     double start = seconds_now();
     say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
         qlora_ctx_reason(a->ctx));
     counts_print(a);
-    if (!settings_open(a)) {
-        out_unmake(a);
-        return false;
-    }
     a->first_eval = (double)NAN;
     a->last_eval = (double)NAN;
-    if (!model_start(a)) {
+    if (!settings_check(a) || !model_start(a)) {
         out_unmake(a);
+        if (a->stopped) {
+            say(a, "stopped before training began\n");
+        }
         return false;
     }
     char text[32];
@@ -2300,7 +2487,9 @@ static bool train(app* a) {
     bool fresh = a->step == 0;
     bool ok = (!fresh || prompt_show(a, "before")) && train_loop(a);
     if (!ok) {
-        out_unmake(a);
+        if (a->step == 0) {
+            out_unmake(a);
+        }
         return false;
     }
     if (a->step < a->total_steps) {
@@ -2329,6 +2518,7 @@ static void app_close(app* a) {
     free(a->lengths);
     free(a->numbers);
     free(a->points);
+    text_bytes_free(&a->log_rest);
     if (a->trainer != NULL) {
         qlora_trainer_destroy(a->trainer);
     }
@@ -2380,10 +2570,9 @@ int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN); // a file that may not grow is an error of its write
 #endif
     bool ok = run(&a, argc, argv);
-    app_close(&a);
-    if (!ok && stop_asked == 0) {
-        fprintf(stderr, "finetune: %s\n", a.error);
-        return 1;
+    if (!ok && !a.stopped && (a.error[0] != '\0' || !a.failed)) {
+        complain(&a);
     }
-    return stop_asked != 0 ? 130 : 0;
+    app_close(&a);
+    return a.failed ? 1 : stop_asked != 0 ? 130 : 0;
 }

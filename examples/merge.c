@@ -66,6 +66,20 @@ static bool norms_exist(const char* adapter) {
     return file != NULL;
 }
 
+// A file that is there is replaced only when it is a GGUF itself: --gguf given by mistake must not
+// cost the model or the data.
+static bool gguf_free(const char* path) {
+    char magic[4];
+    FILE* file = fopen(path, "rb");
+    if (file == NULL) {
+        return true; // what stands in the way of writing is told later
+    }
+    bool ours = fread(magic, 1, sizeof magic, file) == sizeof magic &&
+                memcmp(magic, "GGUF", sizeof magic) == 0;
+    fclose(file);
+    return ours || fail("--gguf: %s is there already and is not a GGUF file", path);
+}
+
 static bool options_check(const options* o) {
     if (o->model == NULL || o->adapter == NULL) {
         return fail("%s DIR is missing; --help lists the options",
@@ -75,7 +89,7 @@ static bool options_check(const options* o) {
         return fail(
             "give --out DIR for a merged model, or --gguf FILE for an adapter of llama.cpp");
     }
-    return true;
+    return o->gguf == NULL || gguf_free(o->gguf);
 }
 
 static bool run(const options* o, qlora_ctx* ctx) {

@@ -188,7 +188,7 @@ static bool run(const options* o, text_error* error) {
             good = text_json_strings(name, input.data, input.count, encode_and_print, &w, error);
         }
     }
-    if (good &&
+    if (good && w.out.count > 0 &&
         (fwrite(w.out.data, 1, w.out.count, stdout) != w.out.count || fflush(stdout) != 0)) {
         good = fail(error, "standard output: ", strerror(errno));
     }

@@ -171,7 +171,7 @@ wrong_use() {
     refuses "nothing to train" "none of its 1 samples" --model model --data nothing.jsonl --out o
     refuses "eval takes all" "leaves nothing of 120" "${all[@]}" --eval 120
     refuses "out below a file" "cannot be made" --model model --data sums.jsonl --out plain/o
-    refuses "out is a file" "plain" --model model --data sums.jsonl --out plain
+    refuses "out is a file" "plain is not a folder" --model model --data sums.jsonl --out plain
     refuses "adapter missing" "nowhere" "${all[@]}" --adapter nowhere
     refuses "memory too small" "plan: " "${all[@]}" --memory 1M
     refuses "nothing to resume" "there is no" "${all[@]}" --resume must
@@ -278,6 +278,128 @@ long_samples() {
     check "is told, too" grep -q "cut, as --truncate says" out
 }
 
+# ---- nothing of the user's is lost ----
+
+few=(--data sums.jsonl --tokens 256 --rank 1 --eval 0 --backend cpu --threads 1)
+
+# keeps NAME PATTERN ARGUMENT...: refused with one line that matches, and the folder theirs stays as
+# it was.
+keeps() {
+    local name=$1 pattern=$2
+    shift 2
+    rm -rf before
+    cp -a theirs before
+    run "$finetune" "${few[@]}" --steps 2 "$@"
+    [[ $status -eq 1 && $(wc -l <err) -eq 1 ]] && grep -qE -- "^finetune: .*$pattern" err
+    check "$name: refused (status $status, wanted: $pattern)" [ $? -eq 0 ]
+    check "$name: nothing changed" diff -r --no-dereference before theirs
+    rm -rf theirs
+    cp -a before theirs
+}
+
+others_files() {
+    local kind
+    rm -rf theirs
+    mkdir -p theirs/empty theirs/notes theirs/settings
+    cp -r model theirs/model
+    cp sums.jsonl theirs/
+    ln -s sums.jsonl theirs/to-file
+    ln -s nowhere theirs/dangling
+    ln -s empty theirs/to-empty
+    echo "my picture" >theirs/notes/training.svg
+    echo "my figures" >theirs/notes/log.jsonl
+    echo "colour blue" >theirs/settings/settings.txt
+    keeps "out is the data" "sums.jsonl is not a folder" --model model --data theirs/sums.jsonl \
+        --out theirs/sums.jsonl
+    keeps "out is a link to a file" "to-file is not a folder" --model model --out theirs/to-file
+    keeps "out is a dangling link" "dangling is not a folder" --model model --out theirs/dangling
+    keeps "failed start in an empty folder" "there is no" --model model --out theirs/empty \
+        --resume must
+    keeps "failed start behind a link" "there is no" --model model --out theirs/to-empty \
+        --resume must
+    keeps "a folder of others" "holds 'log.jsonl' and no run" --model model --out theirs/notes
+    for kind in auto never must; do
+        keeps "settings of others, --resume $kind" "holds 'settings.txt' and no run" \
+            --model model --out theirs/settings --resume $kind
+    done
+    keeps "the model's folder" "holds 'config.json' and no run" --model theirs/model \
+        --out theirs/model
+    finetune_in() { (cd "$1" && "$finetune" "${@:2}"); }
+    rm -rf before
+    cp -a theirs before
+    run finetune_in theirs/notes "${few[@]}" --steps 2 --model ../model --data ../sums.jsonl --out .
+    check "the current folder ($status)" grep -q "folder . holds 'log.jsonl' and no run" err
+    check "the current folder: nothing changed" diff -r --no-dereference before theirs
+}
+
+own_folders() {
+    rm -rf theirs
+    mkdir -p theirs/empty
+    ln -s empty theirs/to-empty
+    works "an empty folder behind a link" "${few[@]}" --steps 2 --model model --out theirs/to-empty
+    works "once more" "${few[@]}" --steps 2 --model model --out theirs/empty --resume must
+    rm theirs/empty/settings.txt
+    works "without its settings" "${few[@]}" --steps 2 --model model --out theirs/empty
+    run "$finetune" "${few[@]}" --steps 2 --model model --out theirs/empty --resume never
+    check "not to begin anew in" grep -q "and no run of finetune" err
+    rm -rf theirs broken
+    mkdir theirs
+    works "a run" "${few[@]}" --steps 2 --model model --out theirs/run
+    cp -r model broken
+    truncate -s -2000 broken/model.safetensors
+    keeps "failed start, --resume never" "the model: " --model broken --out theirs/run \
+        --resume never
+    works "anew" "${few[@]}" --steps 3 --model model --out theirs/run --resume never
+}
+
+# begin DIR: trains for long in the background, and returns after a few steps; its number in $pid.
+begin() {
+    rm -rf "$1"
+    "$finetune" "${few[@]}" --model model --steps 1000000 --out "$1" >"$work/out" 2>"$work/err" &
+    pid=$!
+    wait_for_steps "$1" 3 $pid
+}
+
+finish() { # Ctrl-C
+    kill -INT $pid
+    wait $pid
+    status=$?
+}
+
+saving_fails() {
+    begin fails
+    touch fails/checkpoint fails/adapter
+    finish
+    check "Ctrl-C, saving fails: status 1 ($status)" [ $status -eq 1 ]
+    check "the checkpoint is told of" grep -q "^finetune: saving a checkpoint: " err
+    check "the adapter is told of" grep -q "^finetune: saving the adapter: " err
+    check "the other adapter is saved" [ -s fails/adapter.gguf ]
+    check "and the picture" [ -s fails/training.svg ]
+
+    begin fails
+    until rm -rf fails/training.svg && mkdir fails/training.svg 2>/dev/null; do :; done
+    finish
+    check "Ctrl-C, the picture fails: status 1 ($status)" [ $status -eq 1 ]
+    check "the picture is told of" grep -q "^finetune: fails/training.svg cannot be written" err
+    check "the checkpoint is there" [ -s fails/checkpoint/latest ]
+    check "the adapter is there" [ -s fails/adapter/adapter_model.safetensors ]
+
+    run "$finetune" "${few[@]}" --model model --steps 9 --out fails --resume never
+    check "no picture: training goes on" grep -q "^step-9$" fails/checkpoint/latest
+    check "no picture: one line, status 1 ($status)" [ "$status $(wc -l <err)" = "1 1" ]
+    check "no picture: the log is whole" [ "$(losses fails | wc -l)" -eq 9 ]
+    check "no picture: an adapter" [ -s fails/adapter.gguf ]
+
+    rm -rf fails
+    (ulimit -f 64 && "$finetune" "${few[@]}" --model model --steps 600 --out fails) >out 2>err
+    check "no more log: status 1" [ $? -eq 1 ]
+    check "no more log: one line" [ "$(wc -l <err)" -eq 1 ]
+    check "no more log: named" grep -q "^finetune: fails/log.jsonl cannot be written" err
+    check "no more log: training goes on" grep -q "^step-600$" fails/checkpoint/latest
+    check "no more log: an adapter" [ -s fails/adapter.gguf ]
+    check "no more log: whole lines" [ -z "$(grep -vE '^\{.*\}$' fails/log.jsonl)" ]
+}
+
 # ---- a full disk: no file may grow beyond a few blocks ----
 
 full_disk() {
@@ -314,6 +436,9 @@ wrong_use
 looking
 training
 long_samples
+others_files
+own_folders
+saving_fails
 full_disk
 echo "$passed passed, $failed failed, 0 skipped"
 [[ $failed -eq 0 && $passed -gt 0 ]]

@@ -68,6 +68,10 @@ wrong_use() {
     refuses "--out DIR .* or --gguf" merge --model x --adapter x
     refuses "--out DIR .* or --gguf" merge --model x --adapter x --out o --gguf o.gguf
     refuses "nowhere/config.json" merge --model nowhere --adapter nowhere --out o
+    echo "not a model" >precious
+    refuses "precious is there already" merge --model x --adapter x --gguf precious
+    [[ $(<precious) == "not a model" ]]
+    note $? "merge --gguf leaves another file alone"
     refuses "none of bf16" merge --model x --adapter x --out o --dtype f8
     refuses "a number from" plan --memory 8Q
     refuses "nowhere/config.json" plan --model nowhere --memory 8G
