@@ -1,3 +1,5 @@
+//@@ src/api/manual.h
+
 /* qlora.h - v0.1.0 - QLoRA fine-tuning of language models from C - SPDX: MIT-0 OR Unlicense
 
    Do this in ONE C or C++ file:
@@ -8,24 +10,27 @@
    and include "qlora.h" without the macro everywhere else. kernels_ptx.h must lie beside qlora.h.
    Link with -ldl -lm -lpthread on Linux, with nothing more on Windows.
 
-   CONTENTS  (grep -n '^//@@' qlora.h)
+   CONTENTS  (grep -n '^//@@' qlora.h lists every part)
 
-       API        declarations: results, descs, tensors, cache, GEMM, operators, graphs, models
-       PLATFORM   dynamic libraries, threads, clock, files; the only place with _WIN32
-       CORE       errors, log, memory, checked arithmetic, CPU threads, random numbers
-       NUMBERS    16-bit floating point, element access, NF4
-       FORMATS    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
-       DRIVER     CUDA driver and cuBLAS: symbols, device facts, error names
-       TENSOR     memory, tensors, copies and fills on the context's stream
-       CACHE      kernel registry, PTX for a target, modules, seal, launch
-       CONTEXT    creation, backend choice, stream, native handles, description
-       DISPATCH   the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
-       OPS        operators: the formula, the CPU loop, the launch
-       GRAPH      capture, replay, invalidation
-       MODEL      plan, arena, weights, layer forward and backward, over OPS for both backends
-       ADAPTER    PEFT save and load, merged export, GGUF export
-       TRAIN      micro-step, update, schedules, evaluation, checkpoints
-       GENERATE   decoding with a key/value cache
+       api        declarations: results, descs, tensors, cache, GEMM, operators, graphs, models
+       platform   dynamic libraries, threads, clock, files; the only place with _WIN32
+       core       errors, log, memory, checked arithmetic, CPU threads, random numbers
+       numbers    16-bit floating point, element access, NF4
+       formats    JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
+       driver     CUDA driver and cuBLAS: symbols, device facts, error names
+       tensor     memory, tensors, copies and fills on the context's stream
+       cache      kernel registry, PTX for a target, modules, seal, launch
+       context    creation, backend choice, stream, native handles, description
+       cpu        CPU loops of the matrix products
+       gemm       the GEMM family, dense and NF4: cuBLAS, our PTX, CPU
+       ops        operators: the formula, the CPU loop, the launch; pre-warm
+       graph      capture, replay, invalidation
+       model      plan, arena, weights, layers forward and backward, on both backends
+       adapter    PEFT folders saved, merged export, GGUF export
+       train      micro-step, update, schedules, evaluation, checkpoints
+       generate   decoding with a key/value cache
+
+   This file is assembled from the parts in src/ of the repository; changes are made there.
 
    QUICK START
 
@@ -95,6 +100,8 @@
        network.
 */
 
+//@@ src/qlora.h
+
 // The implementation needs POSIX names that -std=c99 hides; harmless when the user set them
 // already.
 #if defined(QLORA_IMPLEMENTATION) && !defined(_WIN32)
@@ -115,8 +122,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-//@@ API        - declarations: results, descs, tensors, cache, GEMM, operators, graphs, models
 
 #define QLORA_VERSION_MAJOR 0
 #define QLORA_VERSION_MINOR 1
@@ -146,6 +151,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+
+//@@ src/api/base.h
 
 // clang-format off
 // ---- results ------------------------------------------------------------------------------------
@@ -252,6 +260,8 @@ typedef struct qlora_files {
     void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
     void* user;
 } qlora_files;
+
+//@@ src/api/context.h
 
 // ---- context ------------------------------------------------------------------------------------
 typedef struct qlora_ctx qlora_ctx;
@@ -375,6 +385,8 @@ QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* ten
 QLORA_API const char* qlora_dtype_name(qlora_dtype dtype);
 QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 
+//@@ src/api/cache.h
+
 // ---- kernel cache -------------------------------------------------------------------------------
 typedef struct qlora_kernel qlora_kernel; // lives as long as its context
 
@@ -440,6 +452,8 @@ typedef struct qlora_cache_info {
 QLORA_API qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out);
 // The registry, for tests and tools: name of kernel i, NULL past the end.
 QLORA_API const char* qlora_kernel_name(size_t index);
+
+//@@ src/api/gemm.h
 
 // ---- GEMM ---------------------------------------------------------------------------------------
 typedef enum qlora_path {
@@ -572,6 +586,8 @@ QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tenso
                                                const qlora_nf4* w1, const qlora_nf4* w2,
                                                const qlora_tensor* y1, const qlora_tensor* y2,
                                                uint32_t flags);
+
+//@@ src/api/ops.h
 
 // ---- gradient clip ------------------------------------------------------------------------------
 typedef struct qlora_clip qlora_clip;
@@ -901,6 +917,8 @@ typedef struct qlora_graph_info {
 QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
                                          qlora_graph_info* out);
 
+//@@ src/api/model.h
+
 // ---- models -------------------------------------------------------------------------------------
 // Without the model its functions are declared and not there, which is no matter for extern ones.
 #if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
@@ -1099,6 +1117,8 @@ QLORA_API qlora_result qlora_model_parameter_write(qlora_model* model, int64_t i
 // Without adapters the bare base answers; training needs them on.
 QLORA_API qlora_result qlora_model_use_adapters(qlora_model* model, bool on);
 
+//@@ src/api/train.h
+
 // ---- training -----------------------------------------------------------------------------------
 // Sequences one behind the other. Labels are those of the tokens themselves, as transformers has
 // them: the loss of token i is that of predicting labels[i + 1], inside its sequence; -100 = not
@@ -1165,6 +1185,8 @@ QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char*
                                              void* position, size_t* position_bytes);
 QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
 
+//@@ src/api/adapter.h
+
 // ---- adapters -----------------------------------------------------------------------------------
 // PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. base_name goes into the
 // config; NULL = the model's folder. Trained norms, which a LoRA adapter of PEFT cannot hold, go
@@ -1188,6 +1210,8 @@ QLORA_API qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlo
                                         qlora_merge_base base, uint64_t shard_bytes,
                                         qlora_progress_fn progress, void* user);
 
+//@@ src/api/generate.h
+
 // ---- generation ---------------------------------------------------------------------------------
 typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero0;
@@ -1207,6 +1231,8 @@ typedef struct qlora_generate_desc {
 typedef bool (*qlora_token_fn)(void* user, int32_t token);
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
+
+//@@ src/qlora.h
 
 #ifdef __cplusplus
 }
@@ -1232,7 +1258,8 @@ QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_d
 #pragma clang diagnostic ignored "-Wreserved-identifier"
 #endif
 
-//@@ PLATFORM   - dynamic libraries, threads, clock, files; the only place with _WIN32
+
+//@@ src/platform/base.h
 
 #include <errno.h>
 #include <math.h>
@@ -1285,7 +1312,11 @@ QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_d
 
 typedef void (*qlora__thread_fn)(void* user);
 
+//@@ src/qlora.h
+
 #ifdef _WIN32
+
+//@@ src/platform/windows.h
 
 // Declared here so that <windows.h> and its macros stay out of the user's file.
 #ifdef _WINDOWS_
@@ -1522,7 +1553,11 @@ static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void
     }
 }
 
+//@@ src/qlora.h
+
 #else // POSIX
+
+//@@ src/platform/posix.h
 
 static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
     void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -1705,7 +1740,12 @@ static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void
     }
 }
 
+//@@ src/qlora.h
+
 #endif // _WIN32
+
+
+//@@ src/platform/system.h
 
 static void* qlora__os_alloc(size_t bytes, size_t align, void* user) {
     (void)user;
@@ -1765,7 +1805,7 @@ static const char* qlora__errno_text(int code) {
     return "file error";
 }
 
-//@@ CORE       - errors, log, memory, checked arithmetic, CPU threads, random numbers
+//@@ src/core/base.h
 
 // The CPU's arithmetic and the storage of an f32 tensor there. Tests build it as double, to check
 // gradients by finite differences; everything else is made with float.
@@ -2025,6 +2065,8 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
     return QLORA_OK;
 }
 
+//@@ src/core/files.h
+
 // ---- files --------------------------------------------------------------------------------------
 
 typedef struct qlora__map {
@@ -2150,6 +2192,8 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora_ctx* ctx, qlora__out* 
     return QLORA_OK;
 }
 
+//@@ src/core/threads.h
+
 // ---- CPU threads --------------------------------------------------------------------------------
 
 typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
@@ -2273,6 +2317,8 @@ static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t
     qlora__mutex_unlock(&pool->mutex);
 }
 
+//@@ src/core/random.h
+
 // ---- random numbers -----------------------------------------------------------------------------
 
 // Philox 4x32 with 10 rounds: four random words that depend on nothing but counter and key, so that
@@ -2296,7 +2342,7 @@ static QLORA__UNUSED void qlora__philox(const uint32_t counter[4], const uint32_
     memcpy(out, c, sizeof c);
 }
 
-//@@ NUMBERS    - 16-bit floating point, element access, NF4
+//@@ src/numbers/floats.h
 
 static uint32_t qlora__bits(float x) {
     uint32_t u;
@@ -2435,158 +2481,7 @@ QLORA__MATH1(sqrt)
 QLORA__MATH1(fabs)
 #undef QLORA__MATH1
 
-// Elements from the first to the last of a tensor; false when that overflows.
-static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
-    *elements = 0;
-    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
-        return true;
-    }
-    size_t last_row = 0;
-    size_t last_batch = 0;
-    size_t sum = 0;
-    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
-           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
-           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
-}
-
-static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
-    size_t elements = 0;
-    return qlora__tensor_span(t, &elements) &&
-           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
-}
-
-// Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
-static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
-    qlora__capture* capture = ctx->capture;
-    if (capture == NULL || data == NULL) {
-        return QLORA_OK;
-    }
-    const qlora__buffer* b = ctx->buffers;
-    while (b != NULL && ((const char*)data < (const char*)b->data ||
-                         (const char*)data >= (const char*)b->data + b->bytes)) {
-        b = b->next;
-    }
-    if (b == NULL) {
-        return QLORA_OK; // the caller's own memory
-    }
-    for (size_t i = 0; i < capture->count; i++) {
-        if (capture->ids[i] == b->id) {
-            return QLORA_OK;
-        }
-    }
-    if (capture->count == capture->capacity) {
-        size_t capacity = capture->capacity > 0 ? capture->capacity * 2 : 64;
-        uint64_t* ids = (uint64_t*)qlora__alloc(ctx, capacity * sizeof *ids);
-        if (ids == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-        if (capture->count > 0) {
-            memcpy(ids, capture->ids, capture->count * sizeof *ids);
-        }
-        qlora__free(ctx, capture->ids, capture->capacity * sizeof *ids);
-        capture->ids = ids;
-        capture->capacity = capacity;
-    }
-    capture->ids[capture->count++] = b->id;
-    return QLORA_OK;
-}
-
-// What cannot happen inside a capture says so here; the capture then fails and names it.
-static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
-    if (ctx->capture == NULL) {
-        return QLORA_OK;
-    }
-    if (ctx->capture->broke[0] == '\0') {
-        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
-    }
-    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
-                       "%s cannot be part of a graph; do it before the capture", what);
-}
-
-// The checks that every operator makes of every tensor; -1 accepts any size.
-static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
-                                      unsigned dtypes, int64_t batch, int64_t rows, int64_t cols) {
-    if (t == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
-    }
-    if (t->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
-                           t->owner == NULL ? "no context; use qlora_tensor_create or _wrap"
-                                            : "another context");
-    }
-    if ((int)t->dtype < 0 || t->dtype > QLORA_U8 || (dtypes >> t->dtype & 1u) == 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has dtype %s, which is not accepted here",
-                           name, qlora_dtype_name(t->dtype));
-    }
-    if (t->rows < 0 || t->cols < 0 || t->batch < 0 || t->batch_stride < 0 || t->ld < t->cols) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s has %lld rows, %lld columns, ld %lld, batch %lld: sizes may not be "
-                           "negative and ld not below the columns",
-                           name, (long long)t->rows, (long long)t->cols, (long long)t->ld,
-                           (long long)t->batch);
-    }
-    if ((rows >= 0 && t->rows != rows) || (cols >= 0 && t->cols != cols)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld, expected %lld x %lld%s",
-                           name, (long long)t->rows, (long long)t->cols, (long long)rows,
-                           (long long)cols, rows < 0 || cols < 0 ? " (-1: any)" : "");
-    }
-    if (batch >= 0 && t->batch != batch) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has a batch of %lld, expected %lld", name,
-                           (long long)t->batch, (long long)batch);
-    }
-    size_t bytes = 0;
-    if (!qlora__tensor_bytes(t, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size overflows", name);
-    }
-    if (bytes > t->bytes || (t->data == NULL && bytes > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes, its buffer has %llu",
-                           name, (unsigned long long)bytes,
-                           (unsigned long long)(t->data == NULL ? 0 : t->bytes));
-    }
-    return qlora__capture_note(ctx, t->data);
-}
-
-static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor* t,
-                                              const char* name, unsigned dtypes, int64_t rows,
-                                              int64_t cols) {
-    return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
-}
-
-// Two windows of one buffer with the same ld and different columns do not overlap.
-static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
-    size_t x_bytes = 0;
-    size_t y_bytes = 0;
-    if (!qlora__tensor_bytes(x, &x_bytes) || !qlora__tensor_bytes(y, &y_bytes) || x_bytes == 0 ||
-        y_bytes == 0) {
-        return false;
-    }
-    uintptr_t x0 = (uintptr_t)x->data;
-    uintptr_t y0 = (uintptr_t)y->data;
-    if (x0 + x_bytes <= y0 || y0 + y_bytes <= x0) {
-        return false;
-    }
-    size_t size = qlora_dtype_bytes(x->dtype);
-    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || x->batch != 1 || y->batch != 1) {
-        return true;
-    }
-    const qlora_tensor* low = x0 <= y0 ? x : y;
-    const qlora_tensor* high = x0 <= y0 ? y : x;
-    uintptr_t gap = (uintptr_t)high->data - (uintptr_t)low->data;
-    if (gap % size != 0) {
-        return true;
-    }
-    int64_t column = (int64_t)(gap / size) % low->ld;
-    return column < low->cols || column + high->cols > low->ld;
-}
-
-static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* out_name,
-                                                    const qlora_tensor* out, const char* in_name,
-                                                    const qlora_tensor* in) {
-    if (qlora__tensors_overlap(out, in)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s overlaps %s", out_name, in_name);
-    }
-    return QLORA_OK;
-}
+//@@ src/numbers/nf4.h
 
 // ---- NF4
 // ------------------------------------------------------------------------------------------ 4-bit
@@ -2762,9 +2657,11 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
     return e % 2 != 0 ? byte & 15u : byte >> 4;
 }
 
-//@@ FORMATS    - JSON, safetensors, Hugging Face folders, PEFT adapters, GGUF adapters
+//@@ src/qlora.h
 
 #ifndef QLORA_NO_MODEL
+
+//@@ src/formats/files.h
 
 // Every reader below takes bytes it does not trust. It either gives a value that obeys every rule
 // of its format or returns an error whose text names the file and the fault; it never reads outside
@@ -2891,6 +2788,8 @@ static void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
 static uint64_t qlora__hash_end(const qlora__hash* h) {
     return qlora__hash_mix(qlora__hash_mix(h->state, h->word), h->bytes);
 }
+
+//@@ src/formats/json_read.h
 
 // ---- numbers in text, independent of the C locale
 
@@ -3698,6 +3597,8 @@ static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t*
     return qlora__json_int(json, token, out);
 }
 
+//@@ src/formats/json_write.h
+
 // ---- text and JSON, written
 
 // A growing text. The first failure sticks; later additions do nothing, so callers check once.
@@ -3897,6 +3798,8 @@ static void qlora__json_write_double(qlora__json_writer* w, const char* key, dou
     }
     qlora__json_write_word(w, key, digits);
 }
+
+//@@ src/formats/safetensors.h
 
 // ---- safetensors, read
 
@@ -4494,6 +4397,8 @@ static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora_ctx* ctx, qlora__
     return result;
 }
 
+//@@ src/formats/config.h
+
 // ---- Hugging Face config.json
 
 static const struct {
@@ -5004,6 +4909,8 @@ static QLORA__UNUSED qlora_result qlora__config_read(qlora_ctx* ctx, const char*
     *out = config;
     return QLORA_OK;
 }
+
+//@@ src/formats/folder.h
 
 // ---- Hugging Face model folder
 
@@ -5579,6 +5486,8 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora_ctx* ctx, const qlo
     return QLORA_OK;
 }
 
+//@@ src/formats/regex.h
+
 // ---- regular expressions, as PEFT's configs use them
 
 // Full match of a short pattern against a module's name. Known: literals, ., escapes \d \w \s \b,
@@ -5912,6 +5821,8 @@ static bool qlora__re_match(const qlora__re* re, const char* text) {
     }
     return false;
 }
+
+//@@ src/formats/peft.h
 
 // ---- PEFT adapters, read
 
@@ -6407,6 +6318,8 @@ static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const
     return result;
 }
 
+//@@ src/formats/gguf.h
+
 // ---- GGUF adapters, written
 
 #define QLORA__GGUF_ALIGN 32u
@@ -6621,11 +6534,13 @@ static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora_ctx* ctx, qlora__gguf
     return result;
 }
 
+//@@ src/qlora.h
+
 #endif // QLORA_NO_MODEL
 
-//@@ DRIVER     - CUDA driver and cuBLAS: symbols, device facts, error names
-
 #ifndef QLORA_NO_CUDA
+
+//@@ src/driver/driver.h
 
 typedef int qlora__CUresult;
 typedef int qlora__CUdevice;
@@ -7004,6 +6919,8 @@ static int qlora__target_choose(int capability, int ptx_version) {
     return best;
 }
 
+//@@ src/driver/device.h
+
 // ---- bringing a device up and down --------------------------------------------------------------
 
 static qlora_result qlora__gpu_activate(qlora_ctx* ctx) {
@@ -7189,7 +7106,11 @@ static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
     }
 }
 
+//@@ src/qlora.h
+
 #else // QLORA_NO_CUDA
+
+//@@ src/driver/none.h
 
 static void* qlora__device_alloc(qlora_ctx* ctx, size_t bytes) {
     (void)bytes;
@@ -7203,9 +7124,167 @@ static void qlora__device_free(qlora_ctx* ctx, void* data, size_t bytes) {
     (void)bytes;
 }
 
+//@@ src/qlora.h
+
 #endif // QLORA_NO_CUDA
 
-//@@ TENSOR     - memory, tensors, copies and fills on the context's stream
+
+//@@ src/tensor/checks.h
+
+// Elements from the first to the last of a tensor; false when that overflows.
+static bool qlora__tensor_span(const qlora_tensor* t, size_t* elements) {
+    *elements = 0;
+    if (t->rows == 0 || t->cols == 0 || t->batch == 0) {
+        return true;
+    }
+    size_t last_row = 0;
+    size_t last_batch = 0;
+    size_t sum = 0;
+    return qlora__mul((size_t)(t->rows - 1), (size_t)t->ld, &last_row) &&
+           qlora__mul((size_t)(t->batch - 1), (size_t)t->batch_stride, &last_batch) &&
+           qlora__add(last_row, last_batch, &sum) && qlora__add(sum, (size_t)t->cols, elements);
+}
+
+static bool qlora__tensor_bytes(const qlora_tensor* t, size_t* bytes) {
+    size_t elements = 0;
+    return qlora__tensor_span(t, &elements) &&
+           qlora__mul(elements, qlora_dtype_bytes(t->dtype), bytes);
+}
+
+// Remembers which of our buffers a graph in the making uses, so that freeing one invalidates it.
+static qlora_result qlora__capture_note(qlora_ctx* ctx, const void* data) {
+    qlora__capture* capture = ctx->capture;
+    if (capture == NULL || data == NULL) {
+        return QLORA_OK;
+    }
+    const qlora__buffer* b = ctx->buffers;
+    while (b != NULL && ((const char*)data < (const char*)b->data ||
+                         (const char*)data >= (const char*)b->data + b->bytes)) {
+        b = b->next;
+    }
+    if (b == NULL) {
+        return QLORA_OK; // the caller's own memory
+    }
+    for (size_t i = 0; i < capture->count; i++) {
+        if (capture->ids[i] == b->id) {
+            return QLORA_OK;
+        }
+    }
+    if (capture->count == capture->capacity) {
+        size_t capacity = capture->capacity > 0 ? capture->capacity * 2 : 64;
+        uint64_t* ids = (uint64_t*)qlora__alloc(ctx, capacity * sizeof *ids);
+        if (ids == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        if (capture->count > 0) {
+            memcpy(ids, capture->ids, capture->count * sizeof *ids);
+        }
+        qlora__free(ctx, capture->ids, capture->capacity * sizeof *ids);
+        capture->ids = ids;
+        capture->capacity = capacity;
+    }
+    capture->ids[capture->count++] = b->id;
+    return QLORA_OK;
+}
+
+// What cannot happen inside a capture says so here; the capture then fails and names it.
+static qlora_result qlora__not_in_capture(qlora_ctx* ctx, const char* what) {
+    if (ctx->capture == NULL) {
+        return QLORA_OK;
+    }
+    if (ctx->capture->broke[0] == '\0') {
+        snprintf(ctx->capture->broke, sizeof ctx->capture->broke, "%s", what);
+    }
+    return qlora__fail(ctx, QLORA_ERR_CAPTURE,
+                       "%s cannot be part of a graph; do it before the capture", what);
+}
+
+// The checks that every operator makes of every tensor; -1 accepts any size.
+static qlora_result qlora__need_batch(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                      unsigned dtypes, int64_t batch, int64_t rows, int64_t cols) {
+    if (t == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", name);
+    }
+    if (t->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s belongs to %s", name,
+                           t->owner == NULL ? "no context; use qlora_tensor_create or _wrap"
+                                            : "another context");
+    }
+    if ((int)t->dtype < 0 || t->dtype > QLORA_U8 || (dtypes >> t->dtype & 1u) == 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has dtype %s, which is not accepted here",
+                           name, qlora_dtype_name(t->dtype));
+    }
+    if (t->rows < 0 || t->cols < 0 || t->batch < 0 || t->batch_stride < 0 || t->ld < t->cols) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s has %lld rows, %lld columns, ld %lld, batch %lld: sizes may not be "
+                           "negative and ld not below the columns",
+                           name, (long long)t->rows, (long long)t->cols, (long long)t->ld,
+                           (long long)t->batch);
+    }
+    if ((rows >= 0 && t->rows != rows) || (cols >= 0 && t->cols != cols)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld x %lld, expected %lld x %lld%s",
+                           name, (long long)t->rows, (long long)t->cols, (long long)rows,
+                           (long long)cols, rows < 0 || cols < 0 ? " (-1: any)" : "");
+    }
+    if (batch >= 0 && t->batch != batch) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has a batch of %lld, expected %lld", name,
+                           (long long)t->batch, (long long)batch);
+    }
+    size_t bytes = 0;
+    if (!qlora__tensor_bytes(t, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%s: the size overflows", name);
+    }
+    if (bytes > t->bytes || (t->data == NULL && bytes > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s needs %llu bytes, its buffer has %llu",
+                           name, (unsigned long long)bytes,
+                           (unsigned long long)(t->data == NULL ? 0 : t->bytes));
+    }
+    return qlora__capture_note(ctx, t->data);
+}
+
+static QLORA__UNUSED qlora_result qlora__need(qlora_ctx* ctx, const qlora_tensor* t,
+                                              const char* name, unsigned dtypes, int64_t rows,
+                                              int64_t cols) {
+    return qlora__need_batch(ctx, t, name, dtypes, 1, rows, cols);
+}
+
+// Two windows of one buffer with the same ld and different columns do not overlap.
+static bool qlora__tensors_overlap(const qlora_tensor* x, const qlora_tensor* y) {
+    size_t x_bytes = 0;
+    size_t y_bytes = 0;
+    if (!qlora__tensor_bytes(x, &x_bytes) || !qlora__tensor_bytes(y, &y_bytes) || x_bytes == 0 ||
+        y_bytes == 0) {
+        return false;
+    }
+    uintptr_t x0 = (uintptr_t)x->data;
+    uintptr_t y0 = (uintptr_t)y->data;
+    if (x0 + x_bytes <= y0 || y0 + y_bytes <= x0) {
+        return false;
+    }
+    size_t size = qlora_dtype_bytes(x->dtype);
+    if (size != qlora_dtype_bytes(y->dtype) || x->ld != y->ld || x->batch != 1 || y->batch != 1) {
+        return true;
+    }
+    const qlora_tensor* low = x0 <= y0 ? x : y;
+    const qlora_tensor* high = x0 <= y0 ? y : x;
+    uintptr_t gap = (uintptr_t)high->data - (uintptr_t)low->data;
+    if (gap % size != 0) {
+        return true;
+    }
+    int64_t column = (int64_t)(gap / size) % low->ld;
+    return column < low->cols || column + high->cols > low->ld;
+}
+
+static QLORA__UNUSED qlora_result qlora__need_apart(qlora_ctx* ctx, const char* out_name,
+                                                    const qlora_tensor* out, const char* in_name,
+                                                    const qlora_tensor* in) {
+    if (qlora__tensors_overlap(out, in)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s overlaps %s", out_name, in_name);
+    }
+    return QLORA_OK;
+}
+
+//@@ src/tensor/tensor.h
 
 struct qlora_graph {
     qlora_ctx* owner;
@@ -7613,7 +7692,7 @@ qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     return qlora__leave(ctx, qlora__tensor_zero(ctx, tensor));
 }
 
-//@@ CACHE      - kernel registry, PTX for a target, modules, seal, launch
+//@@ src/cache/registry.h
 
 // clang-format off
 // What a model must have for a kernel to be needed: all conditions of the mask together.
@@ -7793,6 +7872,8 @@ static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
     return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
                        "kernels need CUDA, and this context runs on the CPU (%s)", ctx->reason);
 }
+
+//@@ src/cache/modules.h
 
 #ifndef QLORA_NO_CUDA
 
@@ -8491,7 +8572,7 @@ qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
     return qlora__leave(ctx, qlora__cache_stats(ctx, out));
 }
 
-//@@ CONTEXT    - creation, backend choice, stream, native handles, description
+//@@ src/context.h
 
 // What a CUDA context takes by default: scratch once, a cuBLAS workspace for each line of work.
 #define QLORA__SCRATCH_BYTES ((size_t)64 << 20)
@@ -9111,7 +9192,7 @@ size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
     return used + 1;
 }
 
-//@@ DISPATCH   - the GEMM family, dense and NF4: cuBLAS, our PTX, CPU; pre-warm
+//@@ src/cpu/gemm.h
 
 // One product, checked: row-major C[M,N] = alpha alpha_dev op(A) op(B) + beta C, batch of them.
 typedef struct qlora__gemm {
@@ -9297,6 +9378,8 @@ static qlora_result qlora__gemm_cpu(qlora_ctx* ctx, const qlora__gemm* g) {
 #undef QLORA__TILES
 #undef QLORA__TILE
 #undef QLORA__STEP
+
+//@@ src/gemm/dense.h
 
 #ifndef QLORA_NO_CUDA
 
@@ -9705,6 +9788,8 @@ qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const 
     return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
 }
 
+//@@ src/gemm/nf4.h
+
 // ---- NF4 weights
 // ----------------------------------------------------------------------------------
 
@@ -10106,6 +10191,8 @@ qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight, const
     return qlora__leave(ctx, qlora__nf4_dequantise(ctx, weight, out, via_bf16));
 }
 
+//@@ src/gemm/nf4_product.h
+
 // ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
 //
 // W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch:
@@ -10381,179 +10468,7 @@ qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, cons
     return qlora__leave(ctx, qlora__nf4_gemm2(ctx, x, w1, w2, y1, y2, flags));
 }
 
-// ---- pre-warm -----------------------------------------------------------------------------------
-
-static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
-    if (s->kv_heads == 0) {
-        s->kv_heads = s->heads;
-    }
-    if (s->head_dim == 0 && s->heads > 0) {
-        s->head_dim = s->hidden / s->heads;
-    }
-    const int64_t sizes[] = {s->hidden, s->intermediate, s->heads, s->kv_heads, s->head_dim,
-                             s->max_tokens};
-    static const char* const names[] = {"hidden",   "intermediate", "heads",
-                                        "kv_heads", "head_dim",     "max_tokens"};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld", names[i],
-                               (long long)sizes[i]);
-        }
-    }
-    if (s->rank < 0 || s->rank > 4096 || s->heads % s->kv_heads != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "shape.rank is %lld, heads %lld must be a multiple of kv_heads %lld",
-                           (long long)s->rank, (long long)s->heads, (long long)s->kv_heads);
-    }
-    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT ||
-        (s->compute != QLORA_F32 && s->compute != QLORA_BF16)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.base or shape.compute is unknown");
-    }
-    return QLORA_OK;
-}
-
-#ifndef QLORA_NO_CUDA
-
-// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's
-// four.
-typedef struct qlora__planned_gemm {
-    int64_t M;
-    int64_t N;
-    int64_t K;
-    bool ta;
-    bool tb;
-    bool f32_out; // gradients of A and B
-} qlora__planned_gemm;
-
-static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
-                                        qlora_dtype compute, const qlora__buffer* memory) {
-    qlora__gemm g;
-    memset(&g, 0, sizeof g);
-    g.M = p->M;
-    g.N = p->N;
-    g.K = p->K;
-    g.ta = p->ta;
-    g.tb = p->tb;
-    g.lda = p->ta ? p->M : p->K;
-    g.ldb = p->tb ? p->K : p->N;
-    g.ldc = p->N;
-    g.batch = 1;
-    g.a_type = compute;
-    g.b_type = compute;
-    g.out = p->f32_out ? QLORA_F32 : compute;
-    g.alpha = 1.0f;
-    size_t size = qlora_dtype_bytes(compute);
-    size_t a_bytes = qlora__align_up((size_t)(p->M * p->K) * size, 256);
-    size_t b_bytes = qlora__align_up((size_t)(p->K * p->N) * size, 256);
-    QLORA_ASSERT(a_bytes + b_bytes + (size_t)(p->M * p->N) * 4 <= memory->bytes);
-    g.A = memory->data;
-    g.B = (char*)memory->data + a_bytes;
-    g.C = (char*)memory->data + a_bytes + b_bytes;
-    return qlora__gemm_cublas(ctx, &g);
-}
-
-// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
-// the middle of a capture.
-static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) {
-    int64_t q = s->heads * s->head_dim;
-    int64_t kv = s->kv_heads * s->head_dim;
-    int64_t T = s->max_tokens;
-    const int64_t widths[4][3] = {{s->hidden, q + 2 * kv, 3 * s->rank}, // in, out, stacked rank
-                                  {q, s->hidden, s->rank},
-                                  {s->hidden, 2 * s->intermediate, 2 * s->rank},
-                                  {s->intermediate, s->hidden, s->rank}};
-    qlora__planned_gemm plan[24];
-    int count = 0;
-    size_t most = 0;
-    for (int i = 0; i < 4; i++) {
-        int64_t in = widths[i][0];
-        int64_t out = widths[i][1];
-        int64_t r = widths[i][2];
-        const qlora__planned_gemm rows[] = {
-            {T, out, in + r, false, true, false}, // y = [x z] [W sB]^T
-            {T, in, out + r, false, false, false}, // dx = [dy u] [W ; A]
-            {T, r, in, false, true, false},        // z = x A^T
-            {T, r, out, false, false, false},      // u = dy sB
-            {r, in, T, true, false, true},         // dA = u^T x
-            {out, r, T, true, false, true},        // dB = dy^T z
-        };
-        int used = s->rank > 0 ? 6 : 2;
-        for (int j = 0; j < used; j++) {
-            const qlora__planned_gemm* p = &rows[j];
-            size_t bytes = (size_t)(p->M * p->K + p->K * p->N + p->M * p->N) * 4 + 1024;
-            most = bytes > most ? bytes : most;
-            plan[count++] = *p;
-        }
-    }
-    qlora__buffer* memory = NULL;
-    QLORA__TRY(qlora__buffer_create(ctx, most, &memory));
-    qlora_result r = qlora__zero(ctx, memory->data, most, most, 1);
-    for (int i = 0; i < count && r == QLORA_OK; i++) {
-        r = qlora__prewarm_gemm(ctx, &plan[i], s->compute, memory);
-    }
-    if (r == QLORA_OK) {
-        r = qlora__sync(ctx);
-    }
-    qlora__buffer_destroy(ctx, memory);
-    return r;
-}
-
-// Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
-static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s) {
-    bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
-    if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
-        return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
-    }
-    return QLORA__NEED_HEADANY;
-}
-
-static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
-    qlora__cache* cache = ctx->gpu->cache;
-    double start = qlora__clock_ms();
-    bool was_sealed = cache->info.sealed;
-    uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
-                    (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
-                    (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
-                    (s->rank > 0 ? QLORA__NEED_LORA : 0) | qlora__attention_need(ctx, s);
-    cache->info.sealed = false;
-    qlora_result r = qlora__cache_warm(ctx, have);
-    if (r == QLORA_OK && qlora__has_cublas(ctx)) {
-        r = qlora__prewarm_cublas(ctx, s);
-    }
-    if (r != QLORA_OK) {
-        cache->info.sealed = was_sealed;
-        return r;
-    }
-    cache->info.sealed = true;
-    QLORA__LOG(ctx, INFO, PREWARM, "%u modules, %u kernels, %u cuBLAS shapes in %.1f ms",
-               cache->info.modules, cache->info.kernels, cache->info.cublas_shapes,
-               qlora__clock_ms() - start);
-    return QLORA_OK;
-}
-
-#endif
-
-static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
-    if (shape == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape is NULL");
-    }
-    qlora_shape s = *shape;
-    QLORA__TRY(qlora__shape_check(ctx, &s));
-    QLORA__TRY(qlora__not_in_capture(ctx, "pre-warming"));
-#ifndef QLORA_NO_CUDA
-    if (!qlora__on_cpu(ctx)) {
-        return qlora__prewarm_gpu(ctx, &s);
-    }
-#endif
-    return QLORA_OK; // nothing is compiled on the CPU
-}
-
-qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
-    QLORA__ENTER(ctx, "qlora_prewarm");
-    return qlora__leave(ctx, qlora__prewarm(ctx, shape));
-}
-
-//@@ OPS        - operators: the formula, the CPU loop, the launch
+//@@ src/ops/clip.h
 
 // ---- gradient clip (ALB-078) --------------------------------------------------------------------
 //
@@ -10898,6 +10813,8 @@ qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
 }
 
 #define QLORA__PI 3.14159265358979323846
+
+//@@ src/ops/elementwise.h
 
 // ---- what the operators share: checks, launch shapes --------------------------------------------
 
@@ -11307,6 +11224,8 @@ qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const
     return qlora__leave(ctx, qlora__swiglu_backward(ctx, &job));
 }
 
+//@@ src/ops/norm.h
+
 // ---- RMSNorm ------------------------------------------------------------------------------------
 //
 // A row of x is cut into x->cols / w->cols heads of n = w->cols columns (one head for
@@ -11625,6 +11544,8 @@ qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, cons
     return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
 }
 
+//@@ src/ops/rope.h
+
 // ---- rotary position embedding ------------------------------------------------------------------
 //
 // Half-split pairs. With half = head_dim / 2, angle = position f_i:
@@ -11874,6 +11795,8 @@ qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t
     job.sign = -1;
     return qlora__leave(ctx, qlora__rope(ctx, &job));
 }
+
+//@@ src/ops/pieces.h
 
 // ---- attention in pieces ------------------------------------------------------------------------
 //
@@ -12141,6 +12064,8 @@ qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y, const
     return qlora__leave(ctx, qlora__softmax(ctx, &job, true));
 }
 
+//@@ src/ops/loss.h
+
 // ---- embedding: y[t] = table[ids[t]] ------------------------------------------------------------
 
 typedef struct qlora__embed_job {
@@ -12387,6 +12312,8 @@ qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_ten
     return qlora__leave(ctx, qlora__argmax(ctx, &job));
 }
 
+//@@ src/ops/adamw.h
+
 // ---- AdamW --------------------------------------------------------------------------------------
 //
 // Decoupled decay, over ranges of one flat arena; t counts the updates applied. Per
@@ -12630,6 +12557,8 @@ qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
     return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
 }
 
+//@@ src/ops/dropout.h
+
 // ---- dropout ------------------------------------------------------------------------------------
 //
 //   y = x keep / (1 - p)
@@ -12734,6 +12663,8 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
     QLORA__ENTER(ctx, "qlora_dropout");
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
+
+//@@ src/ops/linear.h
 
 // ---- LoRA linear
 // ----------------------------------------------------------------------------------
@@ -13335,6 +13266,8 @@ qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
     QLORA__ENTER(ctx, "qlora_linear_backward");
     return qlora__leave(ctx, qlora__linear_backward(ctx, linear, x, dy, dx, flags));
 }
+
+//@@ src/ops/attention.h
 
 // ---- attention ----------------------------------------------------------------------------------
 //
@@ -14075,6 +14008,8 @@ qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc
     return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
 }
 
+//@@ src/ops/cast.h
+
 // ---- casts --------------------------------------------------------------------------------------
 //
 //   y = x in y's type, rounded to nearest even
@@ -14195,7 +14130,181 @@ qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
     return qlora__leave(ctx, qlora__random_normal(ctx, seed, stream, deviation, y));
 }
 
-//@@ GRAPH      - capture, replay, invalidation
+//@@ src/ops/prewarm.h
+
+// ---- pre-warm -----------------------------------------------------------------------------------
+
+static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
+    if (s->kv_heads == 0) {
+        s->kv_heads = s->heads;
+    }
+    if (s->head_dim == 0 && s->heads > 0) {
+        s->head_dim = s->hidden / s->heads;
+    }
+    const int64_t sizes[] = {s->hidden, s->intermediate, s->heads, s->kv_heads, s->head_dim,
+                             s->max_tokens};
+    static const char* const names[] = {"hidden",   "intermediate", "heads",
+                                        "kv_heads", "head_dim",     "max_tokens"};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld", names[i],
+                               (long long)sizes[i]);
+        }
+    }
+    if (s->rank < 0 || s->rank > 4096 || s->heads % s->kv_heads != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.rank is %lld, heads %lld must be a multiple of kv_heads %lld",
+                           (long long)s->rank, (long long)s->heads, (long long)s->kv_heads);
+    }
+    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT ||
+        (s->compute != QLORA_F32 && s->compute != QLORA_BF16)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.base or shape.compute is unknown");
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's
+// four.
+typedef struct qlora__planned_gemm {
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    bool ta;
+    bool tb;
+    bool f32_out; // gradients of A and B
+} qlora__planned_gemm;
+
+static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
+                                        qlora_dtype compute, const qlora__buffer* memory) {
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    g.M = p->M;
+    g.N = p->N;
+    g.K = p->K;
+    g.ta = p->ta;
+    g.tb = p->tb;
+    g.lda = p->ta ? p->M : p->K;
+    g.ldb = p->tb ? p->K : p->N;
+    g.ldc = p->N;
+    g.batch = 1;
+    g.a_type = compute;
+    g.b_type = compute;
+    g.out = p->f32_out ? QLORA_F32 : compute;
+    g.alpha = 1.0f;
+    size_t size = qlora_dtype_bytes(compute);
+    size_t a_bytes = qlora__align_up((size_t)(p->M * p->K) * size, 256);
+    size_t b_bytes = qlora__align_up((size_t)(p->K * p->N) * size, 256);
+    QLORA_ASSERT(a_bytes + b_bytes + (size_t)(p->M * p->N) * 4 <= memory->bytes);
+    g.A = memory->data;
+    g.B = (char*)memory->data + a_bytes;
+    g.C = (char*)memory->data + a_bytes + b_bytes;
+    return qlora__gemm_cublas(ctx, &g);
+}
+
+// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
+// the middle of a capture.
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) {
+    int64_t q = s->heads * s->head_dim;
+    int64_t kv = s->kv_heads * s->head_dim;
+    int64_t T = s->max_tokens;
+    const int64_t widths[4][3] = {{s->hidden, q + 2 * kv, 3 * s->rank}, // in, out, stacked rank
+                                  {q, s->hidden, s->rank},
+                                  {s->hidden, 2 * s->intermediate, 2 * s->rank},
+                                  {s->intermediate, s->hidden, s->rank}};
+    qlora__planned_gemm plan[24];
+    int count = 0;
+    size_t most = 0;
+    for (int i = 0; i < 4; i++) {
+        int64_t in = widths[i][0];
+        int64_t out = widths[i][1];
+        int64_t r = widths[i][2];
+        const qlora__planned_gemm rows[] = {
+            {T, out, in + r, false, true, false}, // y = [x z] [W sB]^T
+            {T, in, out + r, false, false, false}, // dx = [dy u] [W ; A]
+            {T, r, in, false, true, false},        // z = x A^T
+            {T, r, out, false, false, false},      // u = dy sB
+            {r, in, T, true, false, true},         // dA = u^T x
+            {out, r, T, true, false, true},        // dB = dy^T z
+        };
+        int used = s->rank > 0 ? 6 : 2;
+        for (int j = 0; j < used; j++) {
+            const qlora__planned_gemm* p = &rows[j];
+            size_t bytes = (size_t)(p->M * p->K + p->K * p->N + p->M * p->N) * 4 + 1024;
+            most = bytes > most ? bytes : most;
+            plan[count++] = *p;
+        }
+    }
+    qlora__buffer* memory = NULL;
+    QLORA__TRY(qlora__buffer_create(ctx, most, &memory));
+    qlora_result r = qlora__zero(ctx, memory->data, most, most, 1);
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__prewarm_gemm(ctx, &plan[i], s->compute, memory);
+    }
+    if (r == QLORA_OK) {
+        r = qlora__sync(ctx);
+    }
+    qlora__buffer_destroy(ctx, memory);
+    return r;
+}
+
+// Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
+static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s) {
+    bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
+    if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
+        return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
+    }
+    return QLORA__NEED_HEADANY;
+}
+
+static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
+    qlora__cache* cache = ctx->gpu->cache;
+    double start = qlora__clock_ms();
+    bool was_sealed = cache->info.sealed;
+    uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+                    (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
+                    (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
+                    (s->rank > 0 ? QLORA__NEED_LORA : 0) | qlora__attention_need(ctx, s);
+    cache->info.sealed = false;
+    qlora_result r = qlora__cache_warm(ctx, have);
+    if (r == QLORA_OK && qlora__has_cublas(ctx)) {
+        r = qlora__prewarm_cublas(ctx, s);
+    }
+    if (r != QLORA_OK) {
+        cache->info.sealed = was_sealed;
+        return r;
+    }
+    cache->info.sealed = true;
+    QLORA__LOG(ctx, INFO, PREWARM, "%u modules, %u kernels, %u cuBLAS shapes in %.1f ms",
+               cache->info.modules, cache->info.kernels, cache->info.cublas_shapes,
+               qlora__clock_ms() - start);
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+    if (shape == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape is NULL");
+    }
+    qlora_shape s = *shape;
+    QLORA__TRY(qlora__shape_check(ctx, &s));
+    QLORA__TRY(qlora__not_in_capture(ctx, "pre-warming"));
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__prewarm_gpu(ctx, &s);
+    }
+#endif
+    return QLORA_OK; // nothing is compiled on the CPU
+}
+
+qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+    QLORA__ENTER(ctx, "qlora_prewarm");
+    return qlora__leave(ctx, qlora__prewarm(ctx, shape));
+}
+
+//@@ src/graph.h
 
 static void qlora__graph_free(qlora_ctx* ctx, qlora_graph* graph) {
     qlora__free(ctx, graph->buffers, graph->buffer_capacity * sizeof *graph->buffers);
@@ -14527,9 +14636,11 @@ qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph, qlora_g
     return qlora__leave(ctx, qlora__graph_query(ctx, graph, out));
 }
 
+//@@ src/qlora.h
+
 #ifndef QLORA_NO_MODEL
 
-//@@ MODEL      - plan, arena, weights, layer forward and backward, over OPS for both backends
+//@@ src/model/structure.h
 
 // ---- the parts of a model -----------------------------------------------------------------------
 
@@ -14679,6 +14790,8 @@ struct qlora_model {
     qlora_tensor scores;   // f32 [heads, generate_tokens]
     qlora_tensor chances;  // their softmax in the compute type; in f32 the same memory
 };
+
+//@@ src/model/arena.h
 
 // ---- arena --------------------------------------------------------------------------------------
 
@@ -15037,6 +15150,8 @@ static void qlora__model_layout(qlora_model* m, char* base) {
     qlora__layout_windows(m);
     m->plan.total = arena.used;
 }
+
+//@@ src/model/plan.h
 
 // ---- plan ---------------------------------------------------------------------------------------
 
@@ -15605,6 +15720,8 @@ qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_conf
     return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
 }
 
+//@@ src/model/load.h
+
 // ---- loading ------------------------------------------------------------------------------------
 
 #define QLORA__STAGE_BYTES ((size_t)16 << 20)
@@ -15963,6 +16080,8 @@ static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
     return qlora__sync(ctx);
 }
 
+//@@ src/model/parameters.h
+
 // ---- trained tensors ----------------------------------------------------------------------------
 
 typedef struct qlora__trained {
@@ -16140,6 +16259,8 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     }
     return QLORA_OK;
 }
+
+//@@ src/model/forward.h
 
 // ---- forward ------------------------------------------------------------------------------------
 
@@ -16360,6 +16481,8 @@ static qlora_result qlora__forward(const qlora__pass* pass) {
     pass->ctx->desc.math = before;
     return r;
 }
+
+//@@ src/model/backward.h
 
 // ---- backward -----------------------------------------------------------------------------------
 //
@@ -16583,6 +16706,8 @@ static qlora_result qlora__backward(const qlora__pass* pass) {
     return r;
 }
 
+//@@ src/model/head.h
+
 // ---- head ---------------------------------------------------------------------------------------
 
 // Chunks of labelled rows: gather, logits, loss; in training their gradient, back into m->delta.
@@ -16755,6 +16880,8 @@ static qlora_result qlora__generate_head(const qlora__pass* pass) {
     return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
 }
 
+//@@ src/model/prepare.h
+
 // ---- open and close -----------------------------------------------------------------------------
 
 // NF4 weights get their maps and pointers once the arena's memory is there.
@@ -16872,6 +16999,8 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
     (void)ctx;
     return QLORA_OK;
 }
+
+//@@ src/model/adapter.h
 
 #define QLORA__NORMS_FILE "trained_norms.safetensors" // beside PEFT's files, which know no norms
 
@@ -17016,6 +17145,8 @@ static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const ch
     QLORA__TRY(r);
     return qlora__parameters_changed(ctx, m);
 }
+
+//@@ src/model/open.h
 
 // The update of a step: norm, AdamW (which applies the clip's scale, zeroes the gradients and
 // writes the copies).
@@ -17275,7 +17406,7 @@ qlora_result qlora_model_use_adapters(qlora_model* model, bool on) {
     return qlora__leave(ctx, QLORA_OK);
 }
 
-//@@ ADAPTER    - PEFT save and load, merged export, GGUF export
+//@@ src/adapter/save.h
 
 // ---- lists of tensors to be written -------------------------------------------------------------
 
@@ -17753,6 +17884,8 @@ qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path) {
     QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
     return qlora__leave(ctx, qlora__adapter_save_gguf(ctx, model, path));
 }
+
+//@@ src/adapter/merge.h
 
 // ---- merged export ------------------------------------------------------------------------------
 
@@ -18282,7 +18415,7 @@ qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype d
         ctx, qlora__merge_save(ctx, model, dir, dtype, base, shard_bytes, progress, user));
 }
 
-//@@ TRAIN      - micro-step, update, schedules, evaluation, checkpoints
+//@@ src/train/batch.h
 
 #define QLORA__SLOTS 4
 
@@ -18534,6 +18667,8 @@ static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch
     return qlora__slot_send(t, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
 }
 
+//@@ src/train/step.h
+
 // ---- steps --------------------------------------------------------------------------------------
 
 static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
@@ -18731,6 +18866,8 @@ qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, fl
     return qlora__leave(trainer->ctx, qlora__train_gradient_read(trainer, index, out));
 }
 
+//@@ src/train/evaluate.h
+
 // ---- evaluation ---------------------------------------------------------------------------------
 
 static qlora_result qlora__eval(qlora_trainer* t, const qlora_batch* batch, qlora_eval_info* out) {
@@ -18813,6 +18950,8 @@ qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch,
     QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_eval_logits");
     return qlora__leave(trainer->ctx, qlora__eval_logits(trainer, batch, out));
 }
+
+//@@ src/train/trainer.h
 
 // ---- life ---------------------------------------------------------------------------------------
 
@@ -18909,6 +19048,8 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     }
     return qlora__leave(ctx, r);
 }
+
+//@@ src/train/checkpoint.h
 
 // ---- checkpoints --------------------------------------------------------------------------------
 
@@ -19543,7 +19684,7 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
     return qlora__leave(ctx, qlora__checkpoint_exists(ctx, dir, out));
 }
 
-//@@ GENERATE   - decoding with a key/value cache
+//@@ src/generate.h
 
 // ---- the choice of a token ----------------------------------------------------------------------
 
@@ -19838,6 +19979,8 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
     return qlora__leave(ctx, qlora__generate(ctx, model, desc, fn, user));
 }
 
+//@@ src/qlora.h
+
 #endif // QLORA_NO_MODEL
 
 #if defined(__clang__)
@@ -19848,5 +19991,6 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 #endif // QLORA_IMPLEMENTATION
 
 /*
-    Licence: MIT No Attribution, or the Unlicense, at your choice. The texts stand in LICENSE.
+    Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
+//@@ end cc1c93583b680e5c

@@ -12,7 +12,7 @@
 #ifndef QLORA_TEST_MACHINES_H
 #define QLORA_TEST_MACHINES_H
 
-#include "../qlora.h"
+#include "qlora.h"
 
 #include "fakecuda/fake.h"
 #include "test.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the Unicode tables of examples/text.h, between its two GENERATED lines.
+"""Writes the Unicode tables of src/text/unicode_tables.h, between its two GENERATED lines.
 
-usage: python3 tools/unicode_gen.py examples/text.h
+usage: python3 tools/unicode_gen.py src/text/unicode_tables.h
 
 Needs Unicode 16.0.0 data: Python 3.14, or `pip install unicodedata2==16.0.0`. That is the version
 that the `tokenizers` library's regular expressions know (checked for every code point). Its
@@ -45,7 +45,7 @@ SPACES += range(0x2000, 0x200B)
 ALPHABETIC = [*range(0x24B6, 0x24EA), *range(0x1F130, 0x1F14A), *range(0x1F150, 0x1F16A),
               *range(0x1F170, 0x1F18A)]
 
-# Class numbers, the same as the TEXT__C_ constants of text.h.
+# Class numbers, the same as the TEXT__C_ constants of qlora_text.h.
 OTHER, UPPER, LOWER, LETTER, MARK, DIGIT, NUMBER, CONNECTOR, PUNCT, SYMBOL, WORD_SYMBOL, SPACE, \
     JOINER, PUNCT_NEW, SYMBOL_OLD_PUNCT = range(15)
 CLASS = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Mn": MARK, "Mc": MARK,

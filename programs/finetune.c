@@ -1,0 +1,2578 @@
+// finetune: trains a LoRA adapter for a language model, on a GPU or on the CPU.
+//
+//   cc -O2 -I. -o finetune programs/finetune.c -ldl -lm -lpthread
+//   ./finetune --model DIR --data FILE --out DIR
+//   ./finetune --demo --out DIR          (needs neither a model nor data)
+//
+// In this file: options, samples, packing, the run, files (log, picture), the terminal, reports,
+// the demo's own model and text. It calls the public functions of qlora.h and qlora_text.h only.
+#define QLORA_IMPLEMENTATION
+#include "qlora.h"
+#define TEXT_IMPLEMENTATION
+#include "qlora_text.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#ifdef _WIN32
+#include <direct.h>
+#include <io.h>
+// Not <windows.h>: its declarations and those of qlora.h's implementation do not go together.
+__declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
+#else
+#include <dirent.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+#endif
+
+#if defined(__MINGW32__)
+#define PRINTF(a, b) __attribute__((format(gnu_printf, a, b)))
+#elif defined(__GNUC__)
+#define PRINTF(a, b) __attribute__((format(printf, a, b)))
+#else
+#define PRINTF(a, b)
+#endif
+
+#define PATH_SIZE 1024
+#define OPEN_PACKS 32 // packs that a sample may still go into
+
+// ---- options ----------------------------------------------------------------------------------
+
+typedef struct options {
+    const char* model;
+    const char* data;
+    const char* out;
+    const char* eval_data;
+    const char* adapter;
+    const char* template_name;
+    const char* base_name;
+    const char* prompt;
+    int64_t rank;
+    int64_t targets;
+    int64_t steps;
+    int64_t warmup;
+    int64_t length;
+    int64_t tokens;
+    int64_t accumulate;
+    int64_t seed;
+    int64_t eval_every;
+    int64_t save_every;
+    int64_t device;
+    int64_t threads;
+    int64_t memory;
+    int64_t samples;
+    int64_t schedule;
+    int64_t backend;
+    int64_t mode;
+    int64_t base;
+    int64_t recompute;
+    int64_t cache;
+    int64_t resume;
+    double alpha;
+    double dropout;
+    double lr;
+    double epochs;
+    double beta2;
+    double weight_decay;
+    double max_norm;
+    double eval;
+    bool rslora;
+    bool train_norms;
+    bool truncate;
+    bool train_prompt;
+    bool last_turn;
+    bool plan;
+    bool doctor;
+    bool demo;
+    bool verbose;
+    bool help;
+} options;
+
+typedef enum option_kind {
+    OPT_HEADING, // only a line of the help
+    OPT_TEXT,
+    OPT_WHOLE,
+    OPT_SIZE, // whole, with K, M or G behind it
+    OPT_REAL,
+    OPT_FLAG,
+    OPT_CHOICE, // one of `words`; its number is kept
+    OPT_TARGETS
+} option_kind;
+
+typedef struct option {
+    const char* name;
+    option_kind kind;
+    size_t offset; // in options
+    bool fixed;    // a resumed run must have the same
+    double low;    // of a number
+    double high;
+    const char* words; // the choices, or what the help calls the value
+    const char* help;
+} option;
+
+enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
+
+#define AT(field) offsetof(options, field)
+// clang-format off
+static const option option_table[] = {
+    {"What", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
+        "the model's folder, as Hugging Face has it"},
+    {"data", OPT_TEXT, AT(data), true, 0, 0, "FILE",
+        ".jsonl, .json or .txt (see below)"},
+    {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
+        "adapter, checkpoint, log and picture go here"},
+    {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
+        "chat format; the model's own if not given"},
+    {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
+        "begin with this PEFT adapter, its rank and targets"},
+    {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
+        "what the adapter calls its base; --model if not given"},
+    {"Adapter", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"rank", OPT_WHOLE, AT(rank), true, 1, 1024, "N",
+        "16"},
+    {"alpha", OPT_REAL, AT(alpha), true, 1e-6, 1e6, "X",
+        "twice the rank"},
+    {"targets", OPT_TARGETS, AT(targets), true, 0, 0, "LIST",
+        "all, or some of q,k,v,o,gate,up,down"},
+    {"rslora", OPT_FLAG, AT(rslora), true, 0, 0, "",
+        "scale by alpha / sqrt(rank)"},
+    {"dropout", OPT_REAL, AT(dropout), true, 0, 0.99, "X",
+        "0"},
+    {"train-norms", OPT_FLAG, AT(train_norms), true, 0, 0, "",
+        "train the RMSNorm weights, too"},
+    {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
+        "3"},
+    {"steps", OPT_WHOLE, AT(steps), true, 1, 1e9, "N",
+        "instead of epochs"},
+    {"lr", OPT_REAL, AT(lr), true, 0, 10, "X",
+        "2e-4"},
+    {"schedule", OPT_CHOICE, AT(schedule), true, 0, 0, "cosine|linear|constant",
+        "cosine"},
+    {"warmup", OPT_WHOLE, AT(warmup), true, 0, 1e9, "N",
+        "steps; 3% of all"},
+    {"beta2", OPT_REAL, AT(beta2), true, 0, 0.999999, "X",
+        "of AdamW: 0.999"},
+    {"weight-decay", OPT_REAL, AT(weight_decay), true, 0, 10, "X",
+        "0"},
+    {"max-norm", OPT_REAL, AT(max_norm), true, -1, 1e9, "X",
+        "gradients are clipped to it: 1; -1 is never"},
+    {"length", OPT_WHOLE, AT(length), true, 2, 1e6, "N",
+        "longest sample, in tokens: 1024, or the model's most"},
+    {"tokens", OPT_WHOLE, AT(tokens), true, 2, 1e7, "N",
+        "most tokens of a micro-batch: 4096, or --length"},
+    {"accumulate", OPT_WHOLE, AT(accumulate), true, 1, 65536, "N",
+        "micro-batches of a step: 2"},
+    {"seed", OPT_WHOLE, AT(seed), true, 0, 9e15, "N",
+        "1"},
+    {"truncate", OPT_FLAG, AT(truncate), true, 0, 0, "",
+        "cut samples that are too long; else they are left out"},
+    {"train-prompt", OPT_FLAG, AT(train_prompt), true, 0, 0, "",
+        "train on the prompts, too"},
+    {"last-turn", OPT_FLAG, AT(last_turn), true, 0, 0, "",
+        "of a conversation train only the last answer"},
+    {"Evaluation and checkpoints", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
+        "held out: a share below 1, or a number; 0.05, at most 200"},
+    {"eval-data", OPT_TEXT, AT(eval_data), true, 0, 0, "FILE",
+        "evaluate on these instead"},
+    {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
+        "steps; ten times in all"},
+    {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
+        "steps; ten times in all"},
+    {"resume", OPT_CHOICE, AT(resume), false, 0, 0, "auto|never|must",
+        "auto: go on where --out has a checkpoint"},
+    {"prompt", OPT_TEXT, AT(prompt), false, 0, 0, "TEXT",
+        "show how it is continued before and after"},
+    {"Machine", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
+        "auto: the GPU where there is one"},
+    {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
+        "which GPU: 0"},
+    {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
+        "of the CPU: one a core"},
+    {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16",
+        "auto: bf16 on a GPU that has it, else f32"},
+    {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit",
+        "how the frozen weights are kept: nf4"},
+    {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
+        "forget activations and compute them again"},
+    {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
+        "keep 16-bit copies of 4-bit weights"},
+    {"memory", OPT_SIZE, AT(memory), false, 1e6, 1e15, "SIZE",
+        "stay below, such as 8G; all that is free"},
+    {"Looking first", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"plan", OPT_FLAG, AT(plan), false, 0, 0, "",
+        "print what memory it takes, and stop"},
+    {"doctor", OPT_FLAG, AT(doctor), false, 0, 0, "",
+        "print the first samples and what is wrong in the data, stop"},
+    {"samples", OPT_WHOLE, AT(samples), false, 0, 1e9, "N",
+        "how many --doctor prints: 3"},
+    {"demo", OPT_FLAG, AT(demo), true, 0, 0, "",
+        "a small model and a text made on the spot"},
+    {"verbose", OPT_FLAG, AT(verbose), false, 0, 0, "",
+        "show what the library logs"},
+    {"help", OPT_FLAG, AT(help), false, 0, 0, "",
+        "this text"},
+};
+// clang-format on
+#define OPTION_COUNT (sizeof option_table / sizeof option_table[0])
+
+static const char* const target_names[] = {"q", "k", "v", "o", "gate", "up", "down"};
+
+static void* option_at(options* o, const option* row) {
+    return (char*)o + row->offset;
+}
+
+static void options_default(options* o) {
+    memset(o, 0, sizeof *o);
+    o->rank = 16;
+    o->targets = QLORA_TARGET_ALL;
+    o->epochs = 3.0;
+    o->lr = 2e-4;
+    o->warmup = -1;
+    o->accumulate = 2;
+    o->seed = 1;
+    o->beta2 = 0.999;
+    o->max_norm = 1.0;
+    o->eval = 0.05;
+    o->samples = 3;
+}
+
+static void help_print(void) {
+    printf(
+        "usage: finetune --model DIR --data FILE --out DIR [options]\n"
+        "       finetune --demo [--out DIR]\n\n"
+        "Trains a LoRA adapter on the samples of FILE. Ctrl-C saves and stops; the same command\n"
+        "again goes on from there, bit for bit.\n");
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const option* row = &option_table[i];
+        if (row->kind == OPT_HEADING) {
+            printf("\n%s\n", row->name);
+            continue;
+        }
+        char left[64];
+        snprintf(left, sizeof left, "--%s %s", row->name, row->words);
+        printf("  %-34s %s\n", left, row->help);
+    }
+    printf("\nChat formats:");
+    for (size_t i = 0; text_chat_names(i) != NULL; i++) {
+        printf(" %s", text_chat_names(i));
+    }
+    printf(
+        "\nData, one JSON object a sample (.jsonl: one a line; .json: an array):\n"
+        "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
+        "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
+        "  .txt: plain text, cut into samples of --length tokens\n"
+        "Exit status: 0; 1 after an error, told on standard error; 130 after Ctrl-C.\n");
+}
+
+PRINTF(2, 3)
+static bool fail(char error[1024], const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(error, 1024, format, args);
+    va_end(args);
+    return false;
+}
+
+// Letters to change, add or leave out to get from a to b.
+static size_t word_distance(const char* a, const char* b) {
+    size_t row[32];
+    size_t width = strlen(b) < 31 ? strlen(b) : 31;
+    for (size_t j = 0; j <= width; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 0; a[i] != '\0'; i++) {
+        size_t corner = row[0];
+        row[0] = i + 1;
+        for (size_t j = 1; j <= width; j++) {
+            size_t best = corner + (a[i] == b[j - 1] ? 0 : 1);
+            corner = row[j];
+            best = row[j] + 1 < best ? row[j] + 1 : best;
+            row[j] = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+        }
+    }
+    return row[width];
+}
+
+static bool option_unknown(const char* word, char error[1024]) {
+    const char* nearest = NULL;
+    size_t distance = 3;
+    for (size_t i = 0; i < OPTION_COUNT && strncmp(word, "--", 2) == 0; i++) {
+        size_t d = word_distance(word + 2, option_table[i].name);
+        if (option_table[i].kind != OPT_HEADING && d < distance) {
+            nearest = option_table[i].name;
+            distance = d;
+        }
+    }
+    if (nearest != NULL) {
+        return fail(error, "unknown option %s; did you mean --%s?", word, nearest);
+    }
+    return fail(error,
+                word[0] == '-' ? "unknown option %s; --help lists them"
+                               : "unknown argument '%s'; options begin with --",
+                word);
+}
+
+static bool number_read(const option* row, const char* text, double* out, char error[1024]) {
+    char* end = NULL;
+    errno = 0;
+    double value = strtod(text, &end);
+    if (row->kind == OPT_SIZE && end != text && *end != '\0') {
+        const char* units = "KMGT";
+        const char* unit = strchr(units, toupper((unsigned char)*end));
+        if (unit != NULL) {
+            value *= pow(1024.0, (double)(unit - units + 1));
+            end++;
+            end += *end == 'i' ? 1 : 0;
+            end += *end == 'B' ? 1 : 0;
+        }
+    }
+    if (end == text || *end != '\0' || errno != 0) {
+        return fail(error, "--%s: '%s' is not a number", row->name, text);
+    }
+    if (row->kind != OPT_REAL && value != floor(value)) {
+        return fail(error, "--%s: '%s' is not a whole number", row->name, text);
+    }
+    if (!(value >= row->low && value <= row->high)) {
+        return fail(error, "--%s: %s is out of range (%g to %g)", row->name, text, row->low,
+                    row->high);
+    }
+    *out = value;
+    return true;
+}
+
+static bool choice_read(const option* row, const char* text, int64_t* out, char error[1024]) {
+    const char* at = row->words;
+    for (int64_t number = 0; *at != '\0'; number++) {
+        size_t length = strcspn(at, "|");
+        if (strlen(text) == length && strncmp(at, text, length) == 0) {
+            *out = number;
+            return true;
+        }
+        at += length;
+        at += *at == '|' ? 1 : 0;
+    }
+    return fail(error, "--%s: '%s' is none of %s", row->name, text, row->words);
+}
+
+static bool targets_read(const option* row, const char* text, int64_t* out, char error[1024]) {
+    int64_t bits = strcmp(text, "all") == 0 ? QLORA_TARGET_ALL : 0;
+    for (const char* at = text; bits != QLORA_TARGET_ALL && *at != '\0';) {
+        size_t length = strcspn(at, ",");
+        size_t stem = length > 5 && strncmp(at + length - 5, "_proj", 5) == 0 ? length - 5 : length;
+        int64_t bit = 0;
+        for (int i = 0; i < 7; i++) {
+            bit |= strlen(target_names[i]) == stem && strncmp(target_names[i], at, stem) == 0
+                       ? 1 << i
+                       : 0;
+        }
+        if (bit == 0) {
+            return fail(error, "--%s: '%.*s' is none of q, k, v, o, gate, up, down", row->name,
+                        (int)length, at);
+        }
+        bits |= bit;
+        at += length;
+        at += *at == ',' ? 1 : 0;
+    }
+    *out = bits;
+    return bits != 0 || fail(error, "--%s needs all, or some of q,k,v,o,gate,up,down", row->name);
+}
+
+static bool option_set(options* o, const option* row, const char* text, char error[1024]) {
+    void* at = option_at(o, row);
+    double number = 0.0;
+    switch (row->kind) {
+    case OPT_TEXT:
+        *(const char**)at = text;
+        return text[0] != '\0' || fail(error, "--%s is empty", row->name);
+    case OPT_CHOICE:
+        return choice_read(row, text, (int64_t*)at, error);
+    case OPT_TARGETS:
+        return targets_read(row, text, (int64_t*)at, error);
+    case OPT_REAL:
+        return number_read(row, text, (double*)at, error);
+    default:
+        if (!number_read(row, text, &number, error)) {
+            return false;
+        }
+        *(int64_t*)at = (int64_t)number;
+        return true;
+    }
+}
+
+static const option* option_find(const char* name, size_t length) {
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        const option* row = &option_table[i];
+        if (row->kind != OPT_HEADING && strlen(row->name) == length &&
+            strncmp(row->name, name, length) == 0) {
+            return row;
+        }
+    }
+    return NULL;
+}
+
+static bool options_read(int argc, char** argv, options* o, char error[1024]) {
+    for (int i = 1; i < argc; i++) {
+        const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
+        const char* equals = strchr(word, '=');
+        size_t length = equals != NULL ? (size_t)(equals - word) : strlen(word);
+        const option* row =
+            length > 2 && strncmp(word, "--", 2) == 0 ? option_find(word + 2, length - 2) : NULL;
+        if (row == NULL) {
+            return option_unknown(word, error);
+        }
+        if (row->kind == OPT_FLAG) {
+            if (equals != NULL) {
+                return fail(error, "--%s takes no value", row->name);
+            }
+            *(bool*)option_at(o, row) = true;
+            continue;
+        }
+        if (equals == NULL && i + 1 == argc) {
+            return fail(error, "--%s needs a value: %s", row->name, row->words);
+        }
+        if (!option_set(o, row, equals != NULL ? equals + 1 : argv[++i], error)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool options_check(options* o, char error[1024]) {
+    if (o->demo && (o->model != NULL || o->data != NULL)) {
+        return fail(error, "--demo makes its own model and data; leave out --model and --data");
+    }
+    if (o->model == NULL && !o->demo) {
+        return fail(error, "--model DIR is missing; --help lists the options, --demo needs none");
+    }
+    if (o->data == NULL && !o->demo && !o->plan) {
+        return fail(error, "--data FILE is missing");
+    }
+    if (o->out == NULL && !o->plan && !o->doctor) {
+        return fail(error, "--out DIR is missing: where the adapter goes");
+    }
+    if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {
+        return fail(error,
+                    "--length %lld is more than --tokens %lld: such a sample would fit nowhere",
+                    (long long)o->length, (long long)o->tokens);
+    }
+    if (o->eval >= 1.0 && o->eval != floor(o->eval)) {
+        return fail(error, "--eval: %g is neither a share below 1 nor a whole number", o->eval);
+    }
+    return true;
+}
+
+// One line for each option that a resumed run must share: "name value".
+static void settings_write(options* o, char* out, size_t size) {
+    size_t used = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < OPTION_COUNT && used < size; i++) {
+        const option* row = &option_table[i];
+        const void* at = option_at(o, row);
+        if (!row->fixed) {
+            continue;
+        }
+        int n = 0;
+        if (row->kind == OPT_TEXT) {
+            const char* text = *(const char* const*)at;
+            n = snprintf(out + used, size - used, "%s %.200s\n", row->name,
+                         text != NULL ? text : "-");
+        } else if (row->kind == OPT_REAL) {
+            n = snprintf(out + used, size - used, "%s %.17g\n", row->name, *(const double*)at);
+        } else if (row->kind == OPT_FLAG) {
+            n = snprintf(out + used, size - used, "%s %d\n", row->name, *(const bool*)at ? 1 : 0);
+        } else {
+            n = snprintf(out + used, size - used, "%s %lld\n", row->name,
+                         (long long)*(const int64_t*)at);
+        }
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+// The first line in which two settings differ goes into both.
+static bool settings_equal(const char* a, const char* b, char line_a[256], char line_b[256]) {
+    while (*a != '\0' || *b != '\0') {
+        size_t na = strcspn(a, "\n");
+        size_t nb = strcspn(b, "\n");
+        if (na != nb || memcmp(a, b, na) != 0) {
+            snprintf(line_a, 256, "%.*s", (int)na, a);
+            snprintf(line_b, 256, "%.*s", (int)nb, b);
+            return false;
+        }
+        a += na + (a[na] == '\n' ? 1 : 0);
+        b += nb + (b[nb] == '\n' ? 1 : 0);
+    }
+    return true;
+}
+
+// ---- what a run holds ---------------------------------------------------------------------------
+
+typedef struct sample {
+    const int32_t* ids;
+    const int32_t* labels;
+    int32_t length; // as trained: cut where the user wants that
+    int32_t trained;
+    int32_t number; // in the data
+} sample;
+
+typedef struct samples {
+    sample* data;
+    size_t count;
+} samples;
+
+typedef struct counts { // of the data, before anything is trained
+    size_t all;
+    size_t used;
+    size_t too_long;
+    size_t longest; // of all
+    size_t empty;
+    size_t masked; // nothing trained in them
+    size_t no_end; // last token not trained
+    size_t two_bos;
+    uint64_t tokens; // of those used
+    uint64_t trained;
+} counts;
+
+// Pack p holds the samples order[starts[p]] .. order[starts[p + 1] - 1].
+typedef struct packs {
+    uint32_t* order;
+    size_t* starts;
+    size_t count;
+} packs;
+
+typedef struct point { // of the log and the picture
+    int64_t step;
+    double loss;
+    double grad_norm;
+    double lr;
+    double tokens_per_s;
+    double eval_loss; // NAN on points without
+} point;
+
+typedef struct screen {
+    bool live; // a terminal: one line is drawn again and again
+    bool drawn;
+    double drawn_at;
+} screen;
+
+enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4 };
+
+#define SETTINGS_SIZE 8192
+#define POSITION_MAGIC "ftune 1"
+typedef struct position { // what a checkpoint keeps for us
+    char magic[8];
+    uint64_t settings_hash;
+    uint64_t data_hash;
+    int64_t total_steps;
+    double seconds;
+    double first_eval;
+    double first_loss;
+    uint64_t tokens;
+} position;
+
+typedef struct app {
+    options o;
+    char error[1024];
+    qlora_ctx* ctx;
+    qlora_files files;
+    qlora_model_config config;
+    qlora_model_desc model_desc;
+    qlora_train_desc train_desc;
+    qlora_plan plan;
+    qlora_model* model;
+    qlora_trainer* trainer;
+    text_tok* tok;
+    text_chat* chat;
+    text_data* data;
+    text_data* eval_data;
+    counts counted;
+    samples train;
+    samples eval;
+    uint64_t data_hash;
+    uint64_t settings_hash;
+    bool resuming;
+    // the batch that is being put together
+    int32_t* ids;
+    int32_t* labels;
+    int32_t* lengths;
+    int32_t* numbers;
+    // where the run stands
+    int64_t step;
+    int64_t total_steps;
+    int64_t epoch;
+    size_t next_pack;
+    packs now; // of this epoch
+    packs eval_packs;
+    double seconds; // of all sessions
+    double first_eval;
+    double last_eval;
+    double first_loss;
+    double last_loss;
+    uint64_t tokens_seen;
+    int64_t skipped_in_row;
+    double pace; // seconds a step, smoothed
+    double step_flop;
+    double peak_flop; // of the device a second; 0 = not known
+    point* points;
+    size_t point_count;
+    size_t point_room;
+    FILE* log;
+    text_bytes log_rest; // lines that the disk has not taken yet
+    bool log_torn;       // half a line stands in it: nothing more goes there
+    bool out_made;       // this process made the folder
+    bool out_empty;      // nothing was in the folder when the run began
+    bool files_made;     // this process made settings.txt and the log
+    bool stopped;        // by Ctrl-C, in a long call
+    bool failed;         // something was told on standard error
+    int told;            // what fails at the moment and has been told: TOLD_ bits
+    uint64_t memory;
+    double memory_at;
+    double svg_at;
+    double svg_cost;
+    screen screen;
+} app;
+
+static volatile sig_atomic_t stop_asked;
+
+static void stop_handler(int number) {
+    stop_asked = 1;
+    signal(number, SIG_DFL); // the second one ends the program at once
+}
+
+static bool lib(app* a, qlora_result result, const char* doing) {
+    if (result == QLORA_OK) {
+        return true;
+    }
+    a->stopped = a->stopped || result == QLORA_ERR_STOPPED;
+    const char* text = qlora_last_error(a->ctx);
+    return fail(a->error, "%s: %s", doing, text[0] != '\0' ? text : qlora_result_text(result));
+}
+
+static void* take(app* a, size_t count, size_t size) {
+    void* p = calloc(count > 0 ? count : 1, size);
+    if (p == NULL) {
+        fail(a->error, "out of memory");
+    }
+    return p;
+}
+
+static bool known(double value) { // neither NaN nor infinite
+    return value - value == 0.0;
+}
+
+static double seconds_now(void) {
+#ifdef _WIN32
+    return (double)GetTickCount64() * 1e-3;
+#else
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+#endif
+}
+
+static uint64_t mix(uint64_t x) { // a bijection that leaves no pattern
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static void out_path(const app* a, const char* name, char path[PATH_SIZE]) {
+    snprintf(path, PATH_SIZE, "%s/%s", a->o.out, name);
+}
+
+// ---- the terminal -------------------------------------------------------------------------------
+
+static void screen_open(screen* s) {
+#ifdef _WIN32
+    s->live = _isatty(1) != 0;
+#else
+    s->live = isatty(STDOUT_FILENO) != 0;
+#endif
+}
+
+static int screen_width(void) {
+#ifndef _WIN32
+    struct winsize size;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+        return size.ws_col;
+    }
+#endif
+    return 80;
+}
+
+static void screen_clear(screen* s) {
+    if (s->drawn) {
+        printf("\r\033[K");
+        s->drawn = false;
+    }
+}
+
+// A line that stays. The progress line is drawn again below it later.
+PRINTF(2, 3)
+static void say(app* a, const char* format, ...) {
+    va_list args;
+    screen_clear(&a->screen);
+    va_start(args, format);
+    vprintf(format, args);
+    va_end(args);
+    fflush(stdout);
+}
+
+// Tells the error at hand. The exit status will be 1.
+static void complain(app* a) {
+    screen_clear(&a->screen);
+    fflush(stdout);
+    fprintf(stderr, "finetune: %s\n", a->error);
+    a->error[0] = '\0';
+    a->failed = true;
+}
+
+// A failure that training can go on with is told when it begins, not at every step.
+static void bear(app* a, int what, bool ok) {
+    if (!ok && (a->told & what) == 0) {
+        complain(a);
+    }
+    a->error[0] = '\0';
+    a->told = ok ? a->told & ~what : a->told | what;
+}
+
+static void draw(screen* s, const char* line) {
+    if (s->live) {
+        printf("\r\033[K%s", line);
+        s->drawn = true;
+    } else {
+        printf("%s\n", line);
+    }
+    fflush(stdout);
+}
+
+static const char* short_number(double value, char out[32]) {
+    static const char units[] = " kMGT";
+    size_t unit = 0;
+    while (fabs(value) >= 999.5 && unit < 4) {
+        value /= 1000.0;
+        unit++;
+    }
+    int places = unit == 0 || value >= 99.95 ? 0 : 1;
+    snprintf(out, 32, "%.*f%.*s", places, value, unit > 0 ? 1 : 0, &units[unit]);
+    return out;
+}
+
+static const char* short_time(double seconds, char out[32]) {
+    long long s = (long long)(seconds + 0.5);
+    if (s >= 3600) {
+        snprintf(out, 32, "%lldh%02lldm", s / 3600, s % 3600 / 60);
+    } else if (s >= 60) {
+        snprintf(out, 32, "%lldm%02llds", s / 60, s % 60);
+    } else {
+        snprintf(out, 32, "%llds", s);
+    }
+    return out;
+}
+
+static const char* short_bytes(uint64_t bytes, char out[32]) {
+    double mib = (double)bytes / 1048576.0;
+    snprintf(out, 32, mib >= 1024.0 ? "%.1f GiB" : "%.0f MiB", mib >= 1024.0 ? mib / 1024.0 : mib);
+    return out;
+}
+
+// Asking the driver costs more than a short step; the memory does not change much.
+static uint64_t memory_used(app* a) {
+    qlora_memory_info info;
+    double now = seconds_now();
+    if ((a->memory_at == 0.0 || now - a->memory_at > 5.0) &&
+        qlora_ctx_memory(a->ctx, &info) == QLORA_OK) {
+        a->memory = info.device_bytes > 0 ? info.device_bytes : info.host_bytes;
+        a->memory_at = now;
+    }
+    return a->memory;
+}
+
+// Puts the fields side by side that fit, the important ones first; 0 is the most important rank.
+static void line_fit(char fields[][40], const int* ranks, int count, int width, char out[256]) {
+    bool chosen[16] = {false};
+    int used = 0;
+    for (int rank = 0; rank < count; rank++) {
+        for (int i = 0; i < count; i++) {
+            int length = (int)strlen(fields[i]);
+            if (ranks[i] == rank && length > 0 && used + length + (used > 0 ? 2 : 0) < width) {
+                chosen[i] = true;
+                used += length + (used > 0 ? 2 : 0);
+            }
+        }
+    }
+    out[0] = '\0';
+    for (int i = 0; i < count; i++) {
+        if (chosen[i]) {
+            strcat(out, out[0] != '\0' ? "  " : "");
+            strcat(out, fields[i]);
+        }
+    }
+}
+
+static void progress_draw(app* a, const point* p) {
+    double now = seconds_now();
+    int64_t every = a->total_steps / 50 > 1 ? a->total_steps / 50 : 1;
+    bool due =
+        a->screen.live ? now - a->screen.drawn_at > 0.1 : p->step == 1 || p->step % every == 0;
+    if (!due && p->step != a->total_steps) {
+        return;
+    }
+    a->screen.drawn_at = now;
+    char text[32];
+    char fields[8][40];
+    const int ranks[8] = {0, 1, 5, 4, 3, 6, 7, 2};
+    snprintf(fields[0], 40, "step %lld/%lld", (long long)p->step, (long long)a->total_steps);
+    snprintf(fields[1], 40, "loss %.4f", p->loss);
+    snprintf(fields[2], 40, "grad %.3g", p->grad_norm);
+    snprintf(fields[3], 40, "lr %.2g", p->lr);
+    snprintf(fields[4], 40, "%s tok/s", short_number(p->tokens_per_s, text));
+    fields[5][0] = '\0';
+    if (a->peak_flop > 0.0 && a->pace > 0.0) {
+        snprintf(fields[5], 40, "%.0f%% peak", 100.0 * a->step_flop / a->pace / a->peak_flop);
+    }
+    snprintf(fields[6], 40, "%s", short_bytes(memory_used(a), text));
+    double left = a->pace * (double)(a->total_steps - p->step);
+    snprintf(fields[7], 40, "%s left", short_time(left, text));
+    char line[256];
+    line_fit(fields, ranks, 8, a->screen.live ? screen_width() : 200, line);
+    draw(&a->screen, line);
+}
+
+static bool load_progress(void* user, const char* what, uint64_t done, uint64_t total) {
+    app* a = (app*)user;
+    double now = seconds_now();
+    if (a->screen.live && total > 0 && (now - a->screen.drawn_at > 0.1 || done == total)) {
+        char line[80];
+        snprintf(line, sizeof line, "%s %3.0f%%", what, 100.0 * (double)done / (double)total);
+        a->screen.drawn_at = now;
+        draw(&a->screen, line);
+    }
+    return stop_asked == 0;
+}
+
+// ---- samples
+// --------------------------------------------------------------------------------------
+
+static bool tokenizer_open(app* a) {
+    text_error why;
+    char error[1024] = "";
+    if (a->tok == NULL && !text_tok_open(a->o.model, &a->tok, &why)) {
+        return fail(a->error, "the model's tokenizer: %s", why.text);
+    }
+    if (text_tok_count(a->tok) > a->config.vocab) {
+        // Ids beyond the model's vocabulary would read past its embedding; found sample by sample.
+        snprintf(error, sizeof error, "the tokenizer has %d tokens, the model %lld",
+                 (int)text_tok_count(a->tok), (long long)a->config.vocab);
+        say(a, "note: %s\n", error);
+    }
+    if (!text_chat_open(a->tok, a->o.demo ? NULL : a->o.model, a->o.template_name, &a->chat,
+                        &why)) {
+        return fail(a->error, "the chat format: %s", why.text);
+    }
+    return true;
+}
+
+static bool data_open(app* a, const char* path, text_data** out) {
+    text_error why;
+    text_data_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.path = path;
+    desc.tok = a->tok;
+    desc.chat = a->chat;
+    desc.chunk_tokens = (size_t)a->o.length;
+    desc.train_prompt = a->o.train_prompt;
+    desc.last_turn_only = a->o.last_turn;
+    return text_data_open(&desc, out, &why) || fail(a->error, "%s", why.text);
+}
+
+static size_t trained_count(const int32_t* labels, size_t length) {
+    size_t trained = 0;
+    for (size_t i = 1; i < length; i++) {
+        trained += labels[i] != -100 ? 1 : 0;
+    }
+    return trained;
+}
+
+static bool ids_check(app* a, const text_sample* s, size_t number) {
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->ids[i] < 0 || s->ids[i] >= a->config.vocab || s->labels[i] >= a->config.vocab) {
+            return fail(a->error, "sample %zu (line %zu) has token %d; the model knows 0 to %lld",
+                        number + 1, s->line, (int)s->ids[i], (long long)a->config.vocab - 1);
+        }
+    }
+    return true;
+}
+
+// Takes the samples that can be trained on and counts the others.
+static bool samples_take(app* a, const text_data* data, samples* out, counts* c) {
+    memset(c, 0, sizeof *c);
+    c->all = text_data_count(data);
+    out->data = (sample*)take(a, c->all, sizeof *out->data);
+    if (out->data == NULL) {
+        return false;
+    }
+    int32_t bos = text_tok_bos(a->tok);
+    for (size_t i = 0; i < c->all; i++) {
+        text_sample s = text_data_get(data, i);
+        size_t length = s.count;
+        if (!ids_check(a, &s, i)) {
+            return false;
+        }
+        c->longest = length > c->longest ? length : c->longest;
+        bool too_long = length > (size_t)a->o.length;
+        c->too_long += too_long ? 1 : 0;
+        c->empty += length < 2 ? 1 : 0;
+        c->no_end += length >= 2 && s.labels[length - 1] == -100 ? 1 : 0;
+        c->two_bos += length >= 2 && bos >= 0 && s.ids[0] == bos && s.ids[1] == bos ? 1 : 0;
+        length = too_long ? (size_t)a->o.length : length;
+        size_t trained = trained_count(s.labels, length);
+        c->masked += length >= 2 && trained == 0 ? 1 : 0;
+        if (length < 2 || trained == 0 || (too_long && !a->o.truncate)) {
+            continue;
+        }
+        sample* t = &out->data[out->count++];
+        t->ids = s.ids;
+        t->labels = s.labels;
+        t->length = (int32_t)length;
+        t->trained = (int32_t)trained;
+        t->number = (int32_t)i;
+        c->tokens += length;
+        c->trained += trained;
+    }
+    c->used = out->count;
+    return true;
+}
+
+static void shuffle(uint32_t* order, size_t count, uint64_t key) {
+    for (size_t i = count; i > 1; i--) {
+        size_t j = (size_t)(mix(key ^ mix(i)) % i);
+        uint32_t keep = order[i - 1];
+        order[i - 1] = order[j];
+        order[j] = keep;
+    }
+}
+
+// Moves the samples that are held out from a->train to a->eval.
+static bool samples_split(app* a) {
+    size_t all = a->train.count;
+    double wish = a->o.eval < 1.0 ? fmin(200.0, ceil(a->o.eval * (double)all)) : a->o.eval;
+    size_t held = (size_t)wish;
+    if (a->eval_data != NULL || held == 0 || all < 2) {
+        return true;
+    }
+    if (held >= all) {
+        return fail(a->error, "--eval %g leaves nothing of %zu samples to train on", a->o.eval,
+                    all);
+    }
+    uint32_t* order = (uint32_t*)take(a, all, sizeof *order);
+    sample* kept = (sample*)take(a, all, sizeof *kept);
+    a->eval.data = (sample*)take(a, held, sizeof *kept);
+    if (order == NULL || kept == NULL || a->eval.data == NULL) {
+        free(order);
+        free(kept);
+        return false;
+    }
+    for (size_t i = 0; i < all; i++) {
+        order[i] = (uint32_t)i;
+    }
+    shuffle(order, all, mix((uint64_t)a->o.seed ^ 0x6576616cu));
+    for (size_t i = 0; i < all; i++) {
+        if (i < held) {
+            a->eval.data[a->eval.count++] = a->train.data[order[i]];
+        } else {
+            kept[i - held] = a->train.data[order[i]];
+        }
+    }
+    free(order);
+    free(a->train.data);
+    a->train.data = kept;
+    a->train.count = all - held;
+    return true;
+}
+
+#define HASH_START 0xcbf29ce484222325u
+
+static uint64_t hash_more(uint64_t hash, const void* data, size_t bytes) {
+    const unsigned char* p = (const unsigned char*)data;
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ p[i]) * 0x100000001b3u;
+    }
+    return hash;
+}
+
+static uint64_t samples_hash(const samples* s, uint64_t hash) {
+    for (size_t i = 0; i < s->count; i++) {
+        size_t bytes = (size_t)s->data[i].length * sizeof(int32_t);
+        hash = hash_more(hash, s->data[i].ids, bytes);
+        hash = hash_more(hash, s->data[i].labels, bytes);
+    }
+    return hash;
+}
+
+static void counts_print(app* a) {
+    const counts* c = &a->counted;
+    say(a, "data: %zu samples, %llu tokens, %llu of them trained; %zu held out\n",
+        c->used - a->eval.count * (a->eval_data == NULL ? 1 : 0), (unsigned long long)c->tokens,
+        (unsigned long long)c->trained, a->eval.count);
+    if (c->too_long > 0) {
+        say(a, "  %zu too long for --length %lld (the longest has %zu tokens): %s\n", c->too_long,
+            (long long)a->o.length, c->longest,
+            a->o.truncate ? "cut, as --truncate says" : "left out; --truncate cuts them instead");
+    }
+    if (c->empty > 0) {
+        say(a, "  %zu empty: left out\n", c->empty);
+    }
+    if (c->masked > 0) {
+        say(a, "  %zu with nothing to train on: left out\n", c->masked);
+    }
+}
+
+static bool samples_open(app* a) {
+    if (a->data == NULL && !data_open(a, a->o.data, &a->data)) {
+        return false;
+    }
+    if (!samples_take(a, a->data, &a->train, &a->counted)) {
+        return false;
+    }
+    if (a->o.eval_data != NULL) {
+        counts unused;
+        if (!data_open(a, a->o.eval_data, &a->eval_data) ||
+            !samples_take(a, a->eval_data, &a->eval, &unused)) {
+            return false;
+        }
+    }
+    if (a->train.count == 0 && !a->o.doctor) {
+        const counts* c = &a->counted;
+        return fail(a->error,
+                    "%s: none of its %zu samples can be trained on: %zu too long (--length %lld, "
+                    "--truncate), %zu empty, %zu with nothing to train on; --doctor shows them",
+                    a->o.data, c->all, c->too_long, (long long)a->o.length, c->empty, c->masked);
+    }
+    if (!samples_split(a)) {
+        return false;
+    }
+    a->data_hash = samples_hash(&a->eval, samples_hash(&a->train, HASH_START));
+    return true;
+}
+
+// ---- packing
+// --------------------------------------------------------------------------------------
+
+static void packs_free(packs* p) {
+    free(p->order);
+    free(p->starts);
+    memset(p, 0, sizeof *p);
+}
+
+typedef struct open_pack {
+    uint32_t number;
+    int64_t tokens;
+    int64_t sequences;
+} open_pack;
+
+// Gives each sample, in the order of `order`, the number of its pack: the first of a few open packs
+// that has room. Where none has, the fullest is closed. Returns the number of packs.
+static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* order,
+                             uint32_t* pack_of) {
+    open_pack open[OPEN_PACKS];
+    int open_count = 0;
+    uint32_t made = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        int64_t length = s->data[order[i]].length;
+        int at = 0;
+        int fullest = 0;
+        while (at < open_count && (open[at].tokens + length > a->train_desc.tokens ||
+                                   open[at].sequences == a->train_desc.max_sequences)) {
+            fullest = open[at].tokens > open[fullest].tokens ? at : fullest;
+            at++;
+        }
+        if (at == open_count) {
+            at = open_count < OPEN_PACKS ? open_count++ : fullest;
+            open[at].number = made++;
+            open[at].tokens = 0;
+            open[at].sequences = 0;
+        }
+        open[at].tokens += length;
+        open[at].sequences++;
+        pack_of[order[i]] = open[at].number;
+    }
+    return made;
+}
+
+// All samples once, shuffled by key (0: as they come), in packs that keep the token budget.
+static bool packs_make(app* a, const samples* s, uint64_t key, packs* out) {
+    packs_free(out);
+    uint32_t* order = (uint32_t*)take(a, s->count, sizeof *order);
+    uint32_t* pack_of = (uint32_t*)take(a, s->count, sizeof *pack_of);
+    out->order = (uint32_t*)take(a, s->count, sizeof *order);
+    out->starts = (size_t*)take(a, s->count + 2, sizeof *out->starts);
+    bool ok = order != NULL && pack_of != NULL && out->order != NULL && out->starts != NULL;
+    if (ok) {
+        for (size_t i = 0; i < s->count; i++) {
+            order[i] = (uint32_t)i;
+        }
+        if (key != 0) {
+            shuffle(order, s->count, key);
+        }
+        out->count = packs_assign(a, s, order, pack_of);
+        for (size_t i = 0; i < s->count; i++) {
+            out->starts[pack_of[i] + 2]++;
+        }
+        for (size_t p = 0; p < out->count; p++) {
+            out->starts[p + 2] += out->starts[p + 1];
+        }
+        for (size_t i = 0; i < s->count; i++) {
+            out->order[out->starts[pack_of[order[i]] + 1]++] = order[i];
+        }
+    }
+    free(order);
+    free(pack_of);
+    return ok;
+}
+
+static bool epoch_make(app* a, int64_t epoch, packs* out) {
+    uint64_t key = mix(mix((uint64_t)a->o.seed) ^ (uint64_t)epoch);
+    return packs_make(a, &a->train, key != 0 ? key : 1, out);
+}
+
+static int64_t epoch_steps(const app* a, const packs* p) {
+    return ((int64_t)p->count + a->o.accumulate - 1) / a->o.accumulate;
+}
+
+static bool total_steps_find(app* a) {
+    if (a->o.steps > 0) {
+        a->total_steps = a->o.steps;
+        return true;
+    }
+    packs p;
+    memset(&p, 0, sizeof p);
+    double left = a->o.epochs;
+    for (int64_t epoch = 0; left > 1e-9; epoch++, left -= 1.0) {
+        if (!epoch_make(a, epoch, &p)) {
+            return false;
+        }
+        a->total_steps += (int64_t)ceil(fmin(left, 1.0) * (double)epoch_steps(a, &p) - 1e-9);
+    }
+    packs_free(&p);
+    return true;
+}
+
+// Goes to the epoch and the pack at which a step begins.
+static bool position_seek(app* a, int64_t step) {
+    int64_t before = 0;
+    for (a->epoch = 0;; a->epoch++) {
+        if (!epoch_make(a, a->epoch, &a->now)) {
+            return false;
+        }
+        int64_t here = epoch_steps(a, &a->now);
+        if (step < before + here) {
+            a->next_pack = (size_t)((step - before) * a->o.accumulate);
+            return true;
+        }
+        before += here;
+    }
+}
+
+static bool batch_room(app* a) {
+    size_t tokens = (size_t)a->train_desc.tokens;
+    size_t sequences = (size_t)a->train_desc.max_sequences;
+    a->ids = (int32_t*)take(a, tokens, sizeof(int32_t));
+    a->labels = (int32_t*)take(a, tokens, sizeof(int32_t));
+    a->lengths = (int32_t*)take(a, sequences, sizeof(int32_t));
+    a->numbers = (int32_t*)take(a, sequences, sizeof(int32_t));
+    return a->ids != NULL && a->labels != NULL && a->lengths != NULL && a->numbers != NULL;
+}
+
+static qlora_batch batch_fill(app* a, const samples* s, const packs* p, size_t pack) {
+    qlora_batch batch;
+    memset(&batch, 0, sizeof batch);
+    size_t used = 0;
+    for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
+        const sample* one = &s->data[p->order[i]];
+        size_t bytes = (size_t)one->length * sizeof(int32_t);
+        memcpy(a->ids + used, one->ids, bytes);
+        memcpy(a->labels + used, one->labels, bytes);
+        a->lengths[batch.count] = one->length;
+        a->numbers[batch.count] = one->number;
+        used += (size_t)one->length;
+        batch.count++;
+    }
+    batch.ids = a->ids;
+    batch.labels = a->labels;
+    batch.lengths = a->lengths;
+    batch.sequences = a->numbers;
+    return batch;
+}
+
+static int64_t pack_labels(const samples* s, const packs* p, size_t pack) {
+    int64_t labels = 0;
+    for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
+        labels += s->data[p->order[i]].trained;
+    }
+    return labels;
+}
+
+// ---- files
+// ------------------------------------------------------------------------------------------
+
+// Written beside and renamed, so that a reader never sees half of it.
+static bool file_replace(app* a, const char* name, const void* data, size_t size) {
+    char path[PATH_SIZE];
+    char temporary[PATH_SIZE + 8];
+    out_path(a, name, path);
+    snprintf(temporary, sizeof temporary, "%s.new", path);
+    FILE* file = fopen(temporary, "wb");
+    bool ok = file != NULL;
+    int code = errno;
+    if (ok) {
+        ok = (size == 0 || fwrite(data, 1, size, file) == size) && fflush(file) == 0;
+        code = errno;
+        if (fclose(file) != 0 && ok) {
+            ok = false;
+            code = errno;
+        }
+        if (ok && (code = a->files.rename(temporary, path, a->files.user)) != 0) {
+            ok = false;
+        }
+        if (!ok) {
+            remove(temporary);
+        }
+    }
+    return ok || fail(a->error, "%s cannot be written: %s", path, strerror(code));
+}
+
+PRINTF(2, 3)
+static void put(text_bytes* out, const char* format, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (n > 0) {
+        text_bytes_add(out, text, (size_t)n < sizeof text ? (size_t)n : sizeof text - 1, NULL);
+    }
+}
+
+static void put_number(text_bytes* out, const char* name, double value, const char* format) {
+    put(out, ",\"%s\":", name);
+    if (known(value)) {
+        put(out, format, value);
+    } else {
+        put(out, "null"); // JSON has no NaN
+    }
+}
+
+static bool points_add(app* a, const point* p) {
+    if (a->point_count == a->point_room) {
+        size_t room = a->point_room * 2 + 256;
+        point* grown = (point*)realloc(a->points, room * sizeof *grown);
+        if (grown == NULL) {
+            return fail(a->error, "out of memory");
+        }
+        a->points = grown;
+        a->point_room = room;
+    }
+    a->points[a->point_count++] = *p;
+    return true;
+}
+
+static int file_cut(const char* path, long size) {
+#ifdef _WIN32
+    FILE* file = fopen(path, "r+b");
+    int result = file != NULL ? _chsize(_fileno(file), size) : -1;
+    if (file != NULL) {
+        fclose(file);
+    }
+    return result;
+#else
+    return truncate(path, size);
+#endif
+}
+
+// Writes the lines that wait. What does not fit on the disk is taken back and goes on waiting.
+static bool log_flush(app* a) {
+    char path[PATH_SIZE];
+    out_path(a, "log.jsonl", path);
+    if (a->log == NULL) {
+        a->log = fopen(path, "ab");
+        if (a->log == NULL) {
+            return fail(a->error, "%s cannot be written: %s", path, strerror(errno));
+        }
+        fseek(a->log, 0, SEEK_END);
+    }
+    long before = ftell(a->log);
+    size_t count = a->log_rest.count;
+    if (count == 0 ||
+        (fwrite(a->log_rest.data, 1, count, a->log) == count && fflush(a->log) == 0)) {
+        a->log_rest.count = 0;
+        return true;
+    }
+    int code = errno;
+    fclose(a->log);
+    a->log = NULL;
+    a->log_torn = before < 0 || file_cut(path, before) != 0;
+    return fail(a->error, "%s cannot be written%s: %s", path, a->log_torn ? ", nor cut" : "",
+                strerror(code));
+}
+
+// Appends one line. Training goes on without it.
+static void log_line(app* a, const text_bytes* line) {
+    if (!a->log_torn) {
+        bool ok = text_bytes_add(&a->log_rest, line->data, line->count, NULL) ||
+                  fail(a->error, "the log: out of memory");
+        bear(a, TOLD_LOG, ok && log_flush(a));
+    }
+}
+
+static void log_step(app* a, const point* p, const qlora_train_info* info) {
+    text_bytes line;
+    memset(&line, 0, sizeof line);
+    put(&line, "{\"step\":%lld", (long long)p->step);
+    put_number(&line, "loss", p->loss, "%.9g");
+    put_number(&line, "grad_norm", p->grad_norm, "%.9g");
+    put_number(&line, "lr", p->lr, "%.9g");
+    put_number(&line, "tokens_per_s", p->tokens_per_s, "%.1f");
+    put_number(&line, "seconds", a->seconds, "%.3f");
+    put(&line, ",\"tokens\":%lld,\"labels\":%.0f,\"memory_bytes\":%llu%s}\n",
+        (long long)info->tokens, info->labels, (unsigned long long)memory_used(a),
+        info->last_skipped ? ",\"skipped\":true" : "");
+    log_line(a, &line);
+    text_bytes_free(&line);
+}
+
+static void log_eval(app* a, const point* p) {
+    text_bytes line;
+    memset(&line, 0, sizeof line);
+    put(&line, "{\"step\":%lld", (long long)p->step);
+    put_number(&line, "eval_loss", p->eval_loss, "%.9g");
+    put_number(&line, "perplexity", exp(p->eval_loss), "%.9g");
+    put(&line, "}\n");
+    log_line(a, &line);
+    text_bytes_free(&line);
+}
+
+static double log_value(const char* line, const char* end, const char* name) {
+    char key[40];
+    int n = snprintf(key, sizeof key, "\"%s\":", name);
+    for (const char* at = line; at + n < end; at++) {
+        if (strncmp(at, key, (size_t)n) == 0) {
+            return at[n] == 'n' ? (double)NAN : strtod(at + n, NULL);
+        }
+    }
+    return (double)NAN;
+}
+
+// Nothing where there is no such file; one that is there must be readable.
+static bool file_read(app* a, const char* path, text_bytes* out) {
+    text_error why;
+    FILE* file = fopen(path, "rb");
+    if (file == NULL && errno == ENOENT) {
+        return true;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return text_file_read(path, out, &why) || fail(a->error, "%s", why.text);
+}
+
+// Keeps the log's lines up to a->step, and the picture's points of them.
+static bool log_trim(app* a) {
+    char path[PATH_SIZE];
+    text_bytes text;
+    text_bytes kept;
+    memset(&text, 0, sizeof text);
+    memset(&kept, 0, sizeof kept);
+    out_path(a, "log.jsonl", path);
+    bool ok = a->step == 0 || file_read(a, path, &text);
+    if (ok && text.count > 0) {
+        const char* end = text.data + text.count;
+        for (const char* line = text.data; ok && line < end;) {
+            const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
+            double step = stop != NULL ? log_value(line, stop, "step") : (double)NAN;
+            if (stop == NULL || !(step <= (double)a->step)) {
+                break; // torn, or later than the checkpoint
+            }
+            point p;
+            p.step = (int64_t)step;
+            p.loss = log_value(line, stop, "loss");
+            p.grad_norm = log_value(line, stop, "grad_norm");
+            p.lr = log_value(line, stop, "lr");
+            p.tokens_per_s = log_value(line, stop, "tokens_per_s");
+            p.eval_loss = log_value(line, stop, "eval_loss");
+            a->last_loss = known(p.loss) ? p.loss : a->last_loss;
+            a->last_eval = known(p.eval_loss) ? p.eval_loss : a->last_eval;
+            ok = points_add(a, &p) && text_bytes_add(&kept, line, (size_t)(stop + 1 - line), NULL);
+            line = stop + 1;
+        }
+    }
+    ok = ok && file_replace(a, "log.jsonl", kept.data, kept.count);
+    text_bytes_free(&text);
+    text_bytes_free(&kept);
+    return ok;
+}
+
+static void name_take(const char* name, char first[256]) {
+    bool ours = strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ||
+                strcmp(name, ".finetune") == 0 || strcmp(name, ".finetune.new") == 0;
+    if (!ours && (first[0] == '\0' || strcmp(name, first) < 0)) {
+        snprintf(first, 256, "%s", name);
+    }
+}
+
+// The first name in a folder, in the order of strcmp; "" when it is empty. An error code, or 0.
+static int folder_look(const char* path, char first[256]) {
+    first[0] = '\0';
+#ifdef _WIN32
+    struct _finddata_t entry;
+    char all[PATH_SIZE + 8];
+    snprintf(all, sizeof all, "%s/*", path);
+    intptr_t folder = _findfirst(all, &entry);
+    if (folder == -1) {
+        return errno;
+    }
+    do {
+        name_take(entry.name, first);
+    } while (_findnext(folder, &entry) == 0);
+    _findclose(folder);
+#else
+    DIR* folder = opendir(path);
+    if (folder == NULL) {
+        return errno;
+    }
+    for (struct dirent* entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        name_take(entry->d_name, first);
+    }
+    closedir(folder);
+#endif
+    return 0;
+}
+
+// A run of ours is known by its settings.txt, which has begun with these names in every version.
+static bool settings_ours(const text_bytes* text) {
+    static const char* const names[] = {"model ", "data ", "template ", "adapter ", "rank "};
+    const char* line = text->count > 0 ? text->data : "";
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strncmp(line, names[i], strlen(names[i])) != 0) {
+            return false;
+        }
+        line += strcspn(line, "\n");
+        line += *line == '\n' ? 1 : 0;
+    }
+    return true;
+}
+
+// A folder with anything in it must hold a run of ours. Where only the settings are lost, the
+// checkpoint tells: nothing is overwritten before it has been read.
+static bool out_check(app* a, const char* first) {
+    char path[PATH_SIZE];
+    text_bytes kept;
+    memset(&kept, 0, sizeof kept);
+    a->out_empty = first[0] == '\0';
+    if (a->out_empty) {
+        return true;
+    }
+    bool ours = false;
+    out_path(a, "settings.txt", path);
+    bool ok = file_read(a, path, &kept);
+    ours = ok && settings_ours(&kept);
+    if (ok && kept.data == NULL && a->o.resume != RESUME_NEVER) {
+        out_path(a, "checkpoint", path);
+        ok = lib(a, qlora_checkpoint_exists(a->ctx, path, &ours), "looking for a checkpoint");
+    }
+    text_bytes_free(&kept);
+    return ok && (ours || fail(a->error,
+                               "--out: the folder %s holds '%s' and no run of finetune; give an "
+                               "empty folder or a new name",
+                               a->o.out, first));
+}
+
+// The folder and its parents; proves that it can be written to before a long start.
+static bool out_make(app* a) {
+    char path[PATH_SIZE];
+    char first[256];
+    snprintf(path, sizeof path, "%s", a->o.out);
+    if (strlen(a->o.out) + 64 > PATH_SIZE) {
+        return fail(a->error, "--out: the path is too long");
+    }
+    int before = folder_look(a->o.out, first);
+    int code = before;
+    if (before != 0) {
+        for (size_t i = 1; path[i] != '\0'; i++) {
+            if (path[i] == '/' || path[i] == '\\') {
+                char keep = path[i];
+                path[i] = '\0';
+                a->files.make_dir(path, a->files.user); // the last one tells
+                path[i] = keep;
+            }
+        }
+        code = a->files.make_dir(a->o.out, a->files.user);
+        if (code != 0) {
+            return fail(a->error, "--out: the folder %s cannot be made: %s", a->o.out,
+                        strerror(code));
+        }
+        code = folder_look(a->o.out, first);
+    }
+    if (code == ENOENT || code == ENOTDIR) { // something else has that name
+        return fail(a->error, "--out: %s is not a folder", a->o.out);
+    }
+    if (code != 0) {
+        return fail(a->error, "--out: the folder %s cannot be read: %s", a->o.out, strerror(code));
+    }
+    a->out_made = before == ENOENT;
+    if (!out_check(a, first) || !file_replace(a, ".finetune", "1\n", 2)) {
+        return false;
+    }
+    out_path(a, ".finetune", path);
+    remove(path);
+    return true;
+}
+
+// Compares the options with those of a run that goes on, before anything long is started.
+static bool settings_check(app* a) {
+    char path[PATH_SIZE];
+    char settings[SETTINGS_SIZE];
+    char then[256];
+    char now[256];
+    text_bytes kept;
+    memset(&kept, 0, sizeof kept);
+    settings_write(&a->o, settings, sizeof settings);
+    a->settings_hash = hash_more(HASH_START, settings, strlen(settings));
+    out_path(a, "checkpoint", path);
+    if (!out_make(a) ||
+        !lib(a, qlora_checkpoint_exists(a->ctx, path, &a->resuming), "looking for a checkpoint")) {
+        return false;
+    }
+    if (!a->resuming && a->o.resume == RESUME_MUST) {
+        return fail(a->error, "--resume must: there is no checkpoint in %s", path);
+    }
+    a->resuming = a->resuming && a->o.resume != RESUME_NEVER;
+    if (!a->resuming) {
+        return true;
+    }
+    out_path(a, "settings.txt", path);
+    bool ok = file_read(a, path, &kept) &&
+              (kept.data == NULL || settings_equal(kept.data, settings, then, now) ||
+               fail(a->error,
+                    "%s holds a run with other options: then '--%s', now '--%s'; give the same, or "
+                    "--resume never to begin anew, or another --out",
+                    a->o.out, then, now));
+    text_bytes_free(&kept);
+    return ok;
+}
+
+// The model is ready, and the folder becomes this run's: its options go into OUT/settings.txt, and
+// an older run's checkpoint is given up. Without its list it is none any more, even if this run
+// ends before its first.
+static bool out_begin(app* a) {
+    char path[PATH_SIZE];
+    char settings[SETTINGS_SIZE];
+    if (!a->resuming) {
+        a->files_made = a->out_empty;
+        settings_write(&a->o, settings, sizeof settings);
+        if (!file_replace(a, "settings.txt", settings, strlen(settings))) {
+            return false;
+        }
+        out_path(a, "checkpoint/latest", path);
+        if (remove(path) != 0 && errno != ENOENT) {
+            return fail(a->error, "%s cannot be removed: %s", path, strerror(errno));
+        }
+    }
+    return log_trim(a) && log_flush(a);
+}
+
+// What a failed start has made is removed, and nothing else; a run that has begun keeps what it
+// has.
+static void out_unmake(app* a) {
+    char path[PATH_SIZE];
+    if (a->log != NULL) {
+        fclose(a->log);
+        a->log = NULL;
+    }
+    if (a->files_made) {
+        out_path(a, "log.jsonl", path);
+        remove(path);
+        out_path(a, "settings.txt", path);
+        remove(path);
+    }
+    if (a->out_made) { // only when it is empty
+#ifdef _WIN32
+        (void)_rmdir(a->o.out);
+#else
+        (void)rmdir(a->o.out);
+#endif
+    }
+}
+
+// ---- the picture
+// --------------------------------------------------------------------------------------
+
+#define PICTURE_BUCKETS 300
+
+typedef struct panel {
+    const char* title;
+    double top;
+    double height;
+    double low; // of the values
+    double high;
+} panel;
+
+typedef struct series {
+    double x[PICTURE_BUCKETS];
+    double y[PICTURE_BUCKETS];
+    int count;
+} series;
+
+static double point_value(const point* p, int which) {
+    return which == 0 ? p->loss : which == 1 ? p->lr : which == 2 ? p->tokens_per_s : p->eval_loss;
+}
+
+// At most PICTURE_BUCKETS means, so that the file stays small however long the run is.
+static void series_make(const app* a, int which, series* out) {
+    double sum_x[PICTURE_BUCKETS] = {0.0};
+    double sum_y[PICTURE_BUCKETS] = {0.0};
+    int64_t counted[PICTURE_BUCKETS] = {0};
+    int64_t last = a->point_count > 0 ? a->points[a->point_count - 1].step : 0;
+    for (size_t i = 0; i < a->point_count; i++) {
+        double y = point_value(&a->points[i], which);
+        if (known(y)) {
+            int64_t bucket = a->points[i].step * (PICTURE_BUCKETS - 1) / (last > 0 ? last : 1);
+            sum_x[bucket] += (double)a->points[i].step;
+            sum_y[bucket] += y;
+            counted[bucket]++;
+        }
+    }
+    out->count = 0;
+    for (int b = 0; b < PICTURE_BUCKETS; b++) {
+        if (counted[b] > 0) {
+            out->x[out->count] = sum_x[b] / (double)counted[b];
+            out->y[out->count++] = sum_y[b] / (double)counted[b];
+        }
+    }
+}
+
+static void series_range(const series* s, double* low, double* high) {
+    for (int i = 0; i < s->count; i++) {
+        *low = fmin(*low, s->y[i]);
+        *high = fmax(*high, s->y[i]);
+    }
+}
+
+static void series_smooth(series* s) { // mean of the neighbours on both sides
+    series raw = *s;
+    int reach = s->count / 40;
+    for (int i = 0; i < s->count; i++) {
+        int left = reach < i ? reach : i;
+        int right = left < s->count - 1 - i ? left : s->count - 1 - i;
+        double sum = 0.0;
+        for (int j = i - left; j <= i + right; j++) {
+            sum += raw.y[j];
+        }
+        s->y[i] = sum / (double)(left + right + 1);
+    }
+}
+
+#define PLOT_LEFT 76.0
+#define PLOT_WIDTH 780.0
+
+static double plot_x(const app* a, double step) {
+    return PLOT_LEFT + PLOT_WIDTH * step / (double)(a->total_steps > 0 ? a->total_steps : 1);
+}
+
+static double plot_y(const panel* p, double value) {
+    double range = p->high > p->low ? p->high - p->low : 1.0;
+    return p->top + p->height * (1.0 - (value - p->low) / range);
+}
+
+static double tick_size(double range, int wanted) {
+    double raw = range / wanted;
+    double power = pow(10.0, floor(log10(raw > 0.0 ? raw : 1.0)));
+    double lead = raw / power;
+    return power * (lead <= 1.0 ? 1.0 : lead <= 2.0 ? 2.0 : lead <= 5.0 ? 5.0 : 10.0);
+}
+
+static void panel_frame(text_bytes* out, const panel* p) {
+    double tick = tick_size(p->high - p->low, p->height > 150.0 ? 7 : 2);
+    put(out, "<text x=\"%.0f\" y=\"%.1f\" class=\"h\">%s</text>\n", PLOT_LEFT, p->top - 8.0,
+        p->title);
+    for (double v = ceil(p->low / tick - 1e-9) * tick; v <= p->high + tick * 1e-6; v += tick) {
+        double y = plot_y(p, v);
+        char label[32];
+        if (fabs(v) >= 1000.0) {
+            short_number(v, label);
+        } else {
+            snprintf(label, sizeof label, "%.3g", fabs(v) < tick * 1e-6 ? 0.0 : v);
+        }
+        put(out, "<line x1=\"%.0f\" y1=\"%.1f\" x2=\"%.0f\" y2=\"%.1f\" class=\"g\"/>\n", PLOT_LEFT,
+            y, PLOT_LEFT + PLOT_WIDTH, y);
+        put(out, "<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", PLOT_LEFT - 8.0,
+            y + 4.0, label);
+    }
+}
+
+static void series_draw(const app* a, text_bytes* out, const panel* p, const series* s,
+                        const char* kind) {
+    if (s->count == 0) {
+        return;
+    }
+    put(out, "<polyline class=\"%s\" points=\"", kind);
+    for (int i = 0; i < s->count; i++) {
+        put(out, "%.1f,%.1f ", plot_x(a, s->x[i]), plot_y(p, s->y[i]));
+    }
+    put(out, "\"/>\n");
+    for (int i = 0; strcmp(kind, "e") == 0 && i < s->count; i++) {
+        put(out, "<circle class=\"d\" cx=\"%.1f\" cy=\"%.1f\" r=\"4\"/>\n", plot_x(a, s->x[i]),
+            plot_y(p, s->y[i]));
+    }
+}
+
+static void steps_axis(const app* a, text_bytes* out, double y) {
+    double tick = fmax(1.0, tick_size((double)a->total_steps, 8));
+    for (double v = 0.0; v <= (double)a->total_steps; v += tick) {
+        put(out, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%.0f</text>\n", plot_x(a, v),
+            y, v);
+    }
+    put(out, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">step</text>\n",
+        PLOT_LEFT + PLOT_WIDTH, y + 18.0);
+}
+
+static void picture_head(const app* a, text_bytes* out) {
+    put(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 880 600\" width=\"880\" "
+             "height=\"600\">\n<style>\n"
+             "text { font: 12px sans-serif; fill: #555 }\n"
+             ".h { font: bold 13px sans-serif; fill: #222 }\n"
+             ".t { font: bold 17px sans-serif; fill: #111 }\n");
+    put(out, ".g { stroke: #e4e4e4; stroke-width: 1 }\n"
+             "polyline { fill: none; stroke-linejoin: round }\n"
+             ".r { stroke: #a9c8ea; stroke-width: 1 }\n"
+             ".s { stroke: #1f6fc0; stroke-width: 2.2 }\n"
+             ".e { stroke: #d9622b; stroke-width: 2 }\n"
+             ".d { fill: #d9622b }\n"
+             ".l { stroke: #4a9a62; stroke-width: 2 }\n"
+             ".p { stroke: #8a63b5; stroke-width: 1.6 }\n</style>\n"
+             "<rect width=\"880\" height=\"600\" fill=\"#fff\"/>\n");
+    put(out, "<text x=\"%.0f\" y=\"30\" class=\"t\">step %lld of %lld, loss %.4f", PLOT_LEFT,
+        (long long)a->step, (long long)a->total_steps, a->last_loss);
+    if (known(a->last_eval)) {
+        put(out, ", held out %.4f", a->last_eval);
+    }
+    put(out, "</text>\n");
+    put(out, "<line x1=\"600\" y1=\"52\" x2=\"630\" y2=\"52\" class=\"s\"/>"
+             "<text x=\"636\" y=\"56\">training</text>"
+             "<line x1=\"712\" y1=\"52\" x2=\"742\" y2=\"52\" class=\"e\"/>"
+             "<circle class=\"d\" cx=\"727\" cy=\"52\" r=\"4\"/>"
+             "<text x=\"748\" y=\"56\">held out</text>\n");
+}
+
+static void picture_panels(const app* a, text_bytes* out) {
+    series s;
+    series eval;
+    panel p = {"loss", 64.0, 290.0, 1e30, -1e30};
+    series_make(a, 0, &s);
+    series_make(a, 3, &eval);
+    series_range(&s, &p.low, &p.high);
+    series_range(&eval, &p.low, &p.high);
+    p.low = p.low > 1e29 || p.low < 0.3 * p.high ? 0.0 : p.low;
+    p.high = p.high > p.low ? p.high : p.low + 1.0;
+    panel_frame(out, &p);
+    series_draw(a, out, &p, &s, "r");
+    series_smooth(&s);
+    series_draw(a, out, &p, &s, "s");
+    series_draw(a, out, &p, &eval, "e");
+
+    panel lr = {"learning rate", 398.0, 60.0, 0.0, 1e-30};
+    series_make(a, 1, &s);
+    series_range(&s, &lr.low, &lr.high);
+    panel_frame(out, &lr);
+    series_draw(a, out, &lr, &s, "l");
+
+    panel speed = {"tokens a second", 500.0, 50.0, 0.0, 1.0};
+    series_make(a, 2, &s);
+    series_range(&s, &speed.low, &speed.high);
+    panel_frame(out, &speed);
+    series_draw(a, out, &speed, &s, "p");
+    steps_axis(a, out, 572.0);
+}
+
+// Not more than a few hundredths of the time goes into pictures.
+static void picture_write(app* a, bool now) {
+    double start = seconds_now();
+    if (a->point_count == 0 || (!now && start - a->svg_at < fmax(2.0, 50.0 * a->svg_cost))) {
+        return;
+    }
+    text_bytes out;
+    memset(&out, 0, sizeof out);
+    picture_head(a, &out);
+    picture_panels(a, &out);
+    put(&out, "</svg>\n");
+    bear(a, TOLD_PICTURE, file_replace(a, "training.svg", out.data, out.count));
+    text_bytes_free(&out);
+    a->svg_at = seconds_now();
+    a->svg_cost = a->svg_at - start;
+}
+
+// ---- the run
+// --------------------------------------------------------------------------------------
+
+// Dense 16-bit tensor peak from the makers' sheets, with fp32 accumulation, in TFLOP/s.
+static const struct {
+    const char* name;
+    double peak;
+} peak_table[] = {
+    {"H100 PCIe", 756.0}, {"H100 NVL", 835.0}, {"H200", 989.0},    {"GH200", 989.0},
+    {"H100", 989.0},      {"H800", 989.0},     {"H20", 148.0},     {"B200", 2250.0},
+    {"A100", 312.0},      {"A800", 312.0},     {"A40", 149.7},     {"A10", 125.0},
+    {"L40S", 362.0},      {"L40", 181.0},      {"L4", 121.0},      {"RTX A6000", 154.8},
+    {"RTX 5090", 209.5},  {"RTX 4090", 165.2}, {"RTX 4080", 97.5}, {"RTX 3090", 71.0},
+    {"RTX 3080", 59.5},
+};
+
+static void peak_find(app* a) {
+    char text[2048];
+    qlora_describe(a->ctx, text, sizeof text);
+    const char* device = strstr(text, "device:");
+    if (device == NULL || a->plan.mode != QLORA_MODE_BF16) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof peak_table / sizeof peak_table[0]; i++) {
+        if (strstr(device, peak_table[i].name) != NULL) {
+            a->peak_flop = peak_table[i].peak * 1e12;
+            return;
+        }
+    }
+}
+
+// Useful work: forward and gradient of the input for frozen weights (4 a weight), 6 an adapter
+// weight, causal attention, the head where something is trained. Recomputing counts as nothing.
+static double pack_flop(const app* a, const samples* s, const packs* p, size_t pack) {
+    const qlora_model_config* c = &a->config;
+    double q = (double)(c->heads * c->head_dim);
+    double kv = (double)(c->kv_heads * c->head_dim);
+    double hidden = (double)c->hidden;
+    double linear =
+        (double)c->layers * hidden * (2.0 * q + 2.0 * kv + 3.0 * (double)c->intermediate);
+    double flop = 0.0;
+    for (size_t i = p->starts[pack]; i < p->starts[pack + 1]; i++) {
+        double length = s->data[p->order[i]].length;
+        double trained = s->data[p->order[i]].trained;
+        flop += length * (4.0 * linear + 6.0 * (double)a->plan.parameters);
+        flop += trained * 4.0 * hidden * (double)c->vocab;
+        flop += 7.0 * length * length * q * (double)c->layers;
+    }
+    return flop;
+}
+
+static bool step_train(app* a, qlora_train_info* info) {
+    if (a->next_pack >= a->now.count) {
+        a->epoch++;
+        a->next_pack = 0;
+        if (!epoch_make(a, a->epoch, &a->now)) {
+            return false;
+        }
+    }
+    size_t end = a->next_pack + (size_t)a->o.accumulate;
+    end = end < a->now.count ? end : a->now.count;
+    int64_t labels = 0; // of the whole step, so that each trained token weighs the same
+    a->step_flop = 0.0;
+    for (size_t p = a->next_pack; p < end; p++) {
+        labels += pack_labels(&a->train, &a->now, p);
+        a->step_flop += pack_flop(a, &a->train, &a->now, p);
+    }
+    for (; a->next_pack < end; a->next_pack++) {
+        qlora_batch batch = batch_fill(a, &a->train, &a->now, a->next_pack);
+        if (!lib(a, qlora_train_micro(a->trainer, &batch, (double)labels), "training")) {
+            return false;
+        }
+    }
+    if (!lib(a, qlora_train_update(a->trainer), "training") ||
+        !lib(a, qlora_train_info_read(a->trainer, info), "training")) {
+        return false;
+    }
+    a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
+    if (a->skipped_in_row == 10) {
+        return fail(a->error,
+                    "step %lld: the tenth gradient in a row is not finite; try a smaller --lr or "
+                    "--mode f32",
+                    (long long)info->step);
+    }
+    return true;
+}
+
+static bool evaluate(app* a) {
+    if (a->eval.count == 0) {
+        return true;
+    }
+    double loss = 0.0;
+    double labels = 0.0;
+    for (size_t p = 0; p < a->eval_packs.count; p++) {
+        qlora_eval_info info;
+        qlora_batch batch = batch_fill(a, &a->eval, &a->eval_packs, p);
+        if (!lib(a, qlora_eval(a->trainer, &batch, &info), "evaluating")) {
+            return false;
+        }
+        loss += info.loss;
+        labels += info.labels;
+    }
+    a->last_eval = labels > 0.0 ? loss / labels : (double)NAN;
+    if (a->step == 0) {
+        a->first_eval = a->last_eval;
+    }
+    point p = {a->step, (double)NAN, (double)NAN, (double)NAN, (double)NAN, a->last_eval};
+    if (a->screen.live || a->step == 0 || a->step == a->total_steps || a->total_steps <= 1000) {
+        say(a, "step %lld: held out %.4f, ppl %.4g\n", (long long)a->step, a->last_eval,
+            exp(a->last_eval));
+    }
+    log_eval(a, &p);
+    return points_add(a, &p);
+}
+
+static bool checkpoint_save(app* a) {
+    char path[PATH_SIZE];
+    position* p = (position*)take(a, 1, sizeof *p);
+    if (p == NULL) {
+        return false;
+    }
+    memcpy(p->magic, POSITION_MAGIC, 8);
+    p->settings_hash = a->settings_hash;
+    p->data_hash = a->data_hash;
+    p->total_steps = a->total_steps;
+    p->seconds = a->seconds;
+    p->first_eval = a->first_eval;
+    p->first_loss = a->first_loss;
+    p->tokens = a->tokens_seen;
+    out_path(a, "checkpoint", path);
+    bool ok = lib(a, qlora_checkpoint_save(a->trainer, path, p, sizeof *p), "saving a checkpoint");
+    free(p);
+    return ok;
+}
+
+static bool position_check(app* a, const position* p) {
+    if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
+        return fail(a->error,
+                    "%s/checkpoint was made with other options; --resume never begins anew",
+                    a->o.out);
+    }
+    if (p->data_hash != a->data_hash) {
+        return fail(a->error,
+                    "the data is not that of %s/checkpoint any more; --resume never begins anew",
+                    a->o.out);
+    }
+    return true;
+}
+
+static bool checkpoint_load(app* a) {
+    char path[PATH_SIZE];
+    out_path(a, "checkpoint", path);
+    if (!a->resuming) {
+        return true;
+    }
+    position* p = (position*)take(a, 1, sizeof *p);
+    if (p == NULL) {
+        return false;
+    }
+    size_t size = sizeof *p;
+    bool ok = lib(a, qlora_checkpoint_load(a->trainer, path, p, &size), "resuming");
+    ok = ok && (size == sizeof *p || fail(a->error, "%s holds another kind of position", path));
+    ok = ok && position_check(a, p);
+    qlora_train_info info;
+    ok = ok && lib(a, qlora_train_info_read(a->trainer, &info), "resuming");
+    if (ok) {
+        a->step = info.step;
+        a->seconds = p->seconds;
+        a->first_eval = p->first_eval;
+        a->first_loss = p->first_loss;
+        a->tokens_seen = p->tokens;
+    }
+    free(p);
+    return ok;
+}
+
+static bool adapter_save(app* a) {
+    char path[PATH_SIZE];
+    const char* name = a->o.base_name != NULL ? a->o.base_name
+                       : a->o.model != NULL   ? a->o.model
+                                              : "demo";
+    out_path(a, "adapter", path);
+    bool ok = lib(a, qlora_adapter_save(a->model, path, name), "saving the adapter");
+    if (!ok) {
+        complain(a);
+    }
+    out_path(a, "adapter.gguf", path);
+    if (!lib(a, qlora_adapter_save_gguf(a->model, path), "saving the adapter for llama.cpp")) {
+        complain(a);
+        ok = false;
+    }
+    return ok;
+}
+
+static int64_t interval(const app* a, int64_t wished) {
+    int64_t tenth = (a->total_steps + 9) / 10;
+    return wished > 0 ? wished : tenth > 1 ? tenth : 1;
+}
+
+static bool step_record(app* a, const qlora_train_info* info, double seconds) {
+    point p;
+    p.step = info->step;
+    p.loss = info->loss;
+    p.grad_norm = (double)info->grad_norm;
+    p.lr = info->lr;
+    p.tokens_per_s = seconds > 0.0 ? (double)info->tokens / seconds : 0.0;
+    p.eval_loss = (double)NAN;
+    a->pace = a->pace > 0.0 ? a->pace + 0.1 * (seconds - a->pace) : seconds;
+    a->step = info->step;
+    a->seconds += seconds;
+    a->last_loss = info->loss;
+    a->first_loss = info->step == 1 ? info->loss : a->first_loss;
+    a->tokens_seen += (uint64_t)info->tokens;
+    if (info->last_skipped) {
+        say(a, "step %lld: a gradient was not finite; the step was left out\n",
+            (long long)info->step);
+    }
+    progress_draw(a, &p);
+    log_step(a, &p, info);
+    if (!points_add(a, &p)) {
+        return false;
+    }
+    picture_write(a, false);
+    return true;
+}
+
+// Each on its own, and the checkpoint first: one that fails does not keep the others from the disk.
+static bool results_save(app* a) {
+    a->files_made = false; // from here on there may be something to keep
+    a->out_made = false;
+    bool saved = checkpoint_save(a);
+    if (!saved) {
+        complain(a);
+    }
+    bool ok = adapter_save(a) && saved;
+    if (a->log_rest.count > 0 && !a->log_torn) {
+        bear(a, TOLD_LOG, log_flush(a));
+    }
+    picture_write(a, true);
+    return ok;
+}
+
+static bool train_loop(app* a) {
+    int64_t eval_every = interval(a, a->o.eval_every);
+    int64_t save_every = interval(a, a->o.save_every);
+    if (a->step == 0 && !evaluate(a)) {
+        return false;
+    }
+    bool ok = true;
+    while (ok && a->step < a->total_steps && stop_asked == 0) {
+        qlora_train_info info;
+        double start = seconds_now();
+        if (!step_train(a, &info)) {
+            return false;
+        }
+        bool last = info.step == a->total_steps;
+        ok = step_record(a, &info, seconds_now() - start) &&
+             ((!last && info.step % eval_every != 0) || evaluate(a));
+        if (ok && !last && a->step % save_every == 0) {
+            bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
+        }
+    }
+    if (!ok) { // the steps until here are whole: they are saved all the same
+        complain(a);
+    }
+    return results_save(a) && ok;
+}
+
+// ---- reports
+// ----------------------------------------------------------------------------------------
+
+// Control characters would disturb the terminal. Every line of the text gets a margin.
+static void text_print(const char* text, size_t size, const char* margin) {
+    size_t width = strlen(margin);
+    printf("%s", margin);
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '\n') {
+            printf("\n%*s%s", (int)width - 2, "", margin + width - 2);
+        } else if (c < 32 || c == 127) {
+            printf("\\x%02x", c);
+        } else {
+            putchar(c);
+        }
+    }
+    printf("\n");
+}
+
+// Token by token, so that ids that stand for parts of a character are shown as what they are.
+static bool sample_print(app* a, const text_sample* s, size_t number) {
+    text_error why;
+    printf("sample %zu (line %zu): %zu tokens, %zu trained\n", number + 1, s->line, s->count,
+           s->trained);
+    for (size_t begin = 0; begin < s->count;) {
+        bool trained = begin > 0 && s->labels[begin] != -100;
+        size_t end = begin + 1;
+        while (end < s->count && (s->labels[end] != -100) == trained) {
+            end++;
+        }
+        text_bytes text;
+        memset(&text, 0, sizeof text);
+        if (!text_decode(a->tok, s->ids + begin, end - begin, TEXT_REPLACE, &text, &why)) {
+            return fail(a->error, "%s", why.text);
+        }
+        text_print(text.data, text.count, trained ? "  TRAINED > " : "          | ");
+        text_bytes_free(&text);
+        begin = end;
+    }
+    return true;
+}
+
+static bool doctor_print(app* a) {
+    const counts* c = &a->counted;
+    size_t shown = (size_t)a->o.samples < c->all ? (size_t)a->o.samples : c->all;
+    printf("chat format: %s (%s)\n\n", text_chat_name(a->chat), text_chat_source(a->chat));
+    for (size_t i = 0; i < shown; i++) {
+        text_sample s = text_data_get(a->data, i);
+        if (!sample_print(a, &s, i)) {
+            return false;
+        }
+    }
+    const struct {
+        const char* what;
+        size_t count;
+        const char* then;
+    } rows[] = {
+        {"samples", c->all, ""},
+        {"too long for --length", c->too_long, a->o.truncate ? "cut" : "left out"},
+        {"empty", c->empty, "left out"},
+        {"nothing to train on", c->masked, "left out"},
+        {"end not trained", c->no_end, "the model would not learn to stop"},
+        {"two BOS in front", c->two_bos, "the text itself begins with one"},
+        {"used", c->used, ""},
+        {"held out of these", a->eval_data == NULL ? a->eval.count : 0, ""},
+        {"longest, in tokens", c->longest, ""},
+    };
+    printf("\n");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        bool remark = rows[i].then[0] != '\0' && rows[i].count > 0;
+        printf("  %-24s %10zu%s%s\n", rows[i].what, rows[i].count, remark ? "   " : "",
+               remark ? rows[i].then : "");
+    }
+    printf("  %-24s %10llu\n  %-24s %10llu (%.1f%%)\n", "tokens used",
+           (unsigned long long)c->tokens, "trained of these", (unsigned long long)c->trained,
+           c->tokens > 0 ? 100.0 * (double)c->trained / (double)c->tokens : 0.0);
+    packs p;
+    memset(&p, 0, sizeof p);
+    if (a->train.count > 0 && epoch_make(a, 0, &p)) {
+        printf("  %-24s %10zu\n  %-24s %10lld\n", "micro-batches an epoch", p.count, "steps in all",
+               (long long)a->total_steps);
+    }
+    packs_free(&p);
+    return true;
+}
+
+static void plan_show(app* a) {
+    char text[4096];
+    qlora_plan_print(&a->plan, text, sizeof text);
+    printf("%s", text);
+}
+
+static bool token_show(void* user, int32_t token) {
+    return text_ids_add((text_ids*)user, token, NULL);
+}
+
+// Greedy, so that the same model says the same.
+static bool prompt_show(app* a, const char* when) {
+    text_ids ids;
+    text_bytes text;
+    text_error why;
+    qlora_generate_desc desc;
+    memset(&ids, 0, sizeof ids);
+    memset(&text, 0, sizeof text);
+    memset(&desc, 0, sizeof desc);
+    if (a->o.prompt == NULL) {
+        return true;
+    }
+    bool ok = text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), TEXT_SPECIAL, &ids, &why) ||
+              fail(a->error, "--prompt: %s", why.text);
+    size_t given = ids.count;
+    int32_t* prompt = ok ? (int32_t*)take(a, given, sizeof *prompt) : NULL;
+    if (prompt != NULL) {
+        memcpy(prompt, ids.data, given * sizeof *prompt);
+        desc.prompt = prompt;
+        desc.prompt_tokens = (int64_t)given;
+        ok = lib(a, qlora_generate(a->model, &desc, token_show, &ids), "generating") &&
+             (text_decode(a->tok, ids.data, ids.count, TEXT_REPLACE | TEXT_SKIP, &text, &why) ||
+              fail(a->error, "%s", why.text));
+        if (ok) {
+            say(a, "%s training:\n", when);
+            text_print(text.data, text.count, "  | ");
+        }
+    }
+    free(prompt);
+    text_ids_free(&ids);
+    text_bytes_free(&text);
+    return ok && prompt != NULL;
+}
+
+static void summary_print(app* a) {
+    char tokens[32];
+    char time_taken[32];
+    char pace[32];
+    say(a, "\n%lld steps, %s tokens in %s (%s tokens/s)\n", (long long)a->step,
+        short_number((double)a->tokens_seen, tokens), short_time(a->seconds, time_taken),
+        short_number(a->seconds > 0.0 ? (double)a->tokens_seen / a->seconds : 0.0, pace));
+    say(a, "loss %.4f -> %.4f", a->first_loss, a->last_loss);
+    if (known(a->first_eval) && known(a->last_eval)) {
+        say(a, "; held out %.4f -> %.4f, perplexity %.4g -> %.4g", a->first_eval, a->last_eval,
+            exp(a->first_eval), exp(a->last_eval));
+    }
+    say(a,
+        "\n\n  %s/adapter       the adapter, as PEFT keeps it\n"
+        "  %s/adapter.gguf  the same for llama.cpp\n"
+        "  %s/training.svg  picture of the run\n"
+        "  %s/log.jsonl     its figures, a line a step\n",
+        a->o.out, a->o.out, a->o.out, a->o.out);
+    if (!a->o.demo) {
+        say(a,
+            "\nPEFT:       model = PeftModel.from_pretrained(base, \"%s/adapter\")\n"
+            "llama.cpp:  llama-cli -m BASE.gguf --lora %s/adapter.gguf\n",
+            a->o.out, a->o.out);
+    }
+}
+
+// ---- the demo's own model and text
+// ------------------------------------------------------------------
+
+#define DEMO_SAMPLES 1500
+
+static void demo_defaults(options* o) {
+    o->out = "demo-out";
+    o->rank = 64; // as wide as the model: then the adapters can turn random weights into any others
+    o->alpha = 64.0;
+    o->train_norms = true;
+    o->lr = 1e-2;
+    o->beta2 = 0.98;
+    o->steps = 200;
+    o->warmup = 10;
+    o->length = 64;
+    o->tokens = 512;
+    o->accumulate = 1;
+    o->eval = 20;
+    o->eval_every = 40;
+    o->resume = RESUME_NEVER;
+    o->template_name = "plain";
+    o->prompt = "3 and 4 is";
+}
+
+static void demo_config(qlora_model_config* c) {
+    memset(c, 0, sizeof *c);
+    c->family = QLORA_FAMILY_LLAMA;
+    c->vocab = 257; // the bytes and the end
+    c->hidden = 64;
+    c->intermediate = 128;
+    c->layers = 2;
+    c->heads = 4;
+    c->kv_heads = 4;
+    c->head_dim = 16;
+    c->max_positions = 256;
+    c->rms_eps = 1e-5;
+    c->rope.theta = 10000.0;
+    c->rope.factor = 1.0;
+    c->tied = true;
+    c->dtype = QLORA_F32;
+    c->bos_id = -1;
+    c->pad_id = -1;
+    c->stop_count = 1;
+    c->stop_ids[0] = 256;
+}
+
+// A tokenizer.json whose tokens are the 256 bytes, in the spelling of byte-level BPE: printable
+// bytes of Latin-1 stand for themselves, the others for characters from 256 on.
+static bool demo_tokenizer(app* a) {
+    text_bytes json;
+    text_error why;
+    int other = 256;
+    memset(&json, 0, sizeof json);
+    put(&json, "{\"model\":{\"type\":\"BPE\",\"merges\":[],\"vocab\":{");
+    for (int byte = 0; byte < 256; byte++) {
+        bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
+        put(&json, "%s\"\\u%04x\":%d", byte > 0 ? "," : "", (unsigned)(printable ? byte : other++),
+            byte);
+    }
+    put(&json, "}},\"added_tokens\":[{\"id\":256,\"content\":\"<|endoftext|>\",\"special\":true}],"
+               "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
+               "\"decoder\":{\"type\":\"ByteLevel\"}}");
+    bool ok = text_tok_load("demo/tokenizer.json", json.data, json.count, &a->tok, &why) ||
+              fail(a->error, "%s", why.text);
+    text_bytes_free(&json);
+    return ok;
+}
+
+static bool demo_data(app* a) {
+    static const char* const kinds[] = {"red", "old", "shy", "big"};
+    static const char* const animals[] = {"hen", "cat", "dog", "owl"};
+    text_bytes json;
+    text_error why;
+    memset(&json, 0, sizeof json);
+    for (uint64_t i = 0; i < DEMO_SAMPLES; i++) {
+        uint64_t r = mix(i + 1000 * (uint64_t)a->o.seed);
+        int first = 1 + (int)(r % 4);
+        int second = 1 + (int)(r / 4 % 4);
+        put(&json, "{\"text\": \"%d and %d is %d, said the %s %s.\"}\n", first, second,
+            first + second, kinds[r / 16 % 4], animals[r / 64 % 4]);
+    }
+    text_data_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.tok = a->tok;
+    desc.chat = a->chat;
+    bool ok = text_data_load(&desc, "demo.jsonl", json.data, json.count, &a->data, &why) ||
+              fail(a->error, "%s", why.text);
+    text_bytes_free(&json);
+    return ok;
+}
+
+// ---- from the options to the run
+// --------------------------------------------------------------------
+
+static bool context_open(app* a) {
+    char why[512] = "";
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = (qlora_backend)a->o.backend;
+    desc.device = (int32_t)a->o.device;
+    desc.threads = (int32_t)a->o.threads;
+    desc.log = a->o.verbose ? qlora_log_stderr : NULL;
+    desc.error_text = why;
+    desc.error_text_size = sizeof why;
+    if (qlora_ctx_create(&desc, &a->ctx) != QLORA_OK) {
+        return fail(a->error, "%s", why);
+    }
+    qlora_ctx_get_desc(a->ctx, &desc);
+    a->files = desc.files;
+    return true;
+}
+
+static bool model_describe(app* a) {
+    const options* o = &a->o;
+    qlora_model_desc* d = &a->model_desc;
+    if (o->demo) {
+        demo_config(&a->config);
+        d->config = &a->config;
+        d->weight_std = 0.15f;
+    } else {
+        d->dir = o->model;
+        if (!lib(a, qlora_config_read(a->ctx, o->model, &a->config), "--model")) {
+            return false;
+        }
+    }
+    d->seed = (uint64_t)o->seed;
+    d->base = (qlora_base_format)o->base;
+    d->mode = (qlora_mode)o->mode;
+    d->adapter = o->adapter;
+    d->rank = (int32_t)o->rank;
+    d->alpha = (float)o->alpha;
+    d->rslora = o->rslora;
+    d->dropout = (float)o->dropout;
+    d->targets = (uint32_t)o->targets;
+    d->train_norms = o->train_norms;
+    d->progress = load_progress;
+    d->progress_user = a;
+    return true;
+}
+
+static bool lengths_choose(app* a) {
+    options* o = &a->o;
+    int64_t most = a->config.max_positions > 0 ? a->config.max_positions : INT64_MAX;
+    if (o->length == 0) {
+        o->length = o->tokens != 0 && o->tokens < 1024 ? o->tokens : 1024;
+        o->length = o->length < most ? o->length : most;
+    }
+    if (o->length > most) {
+        return fail(a->error, "--length %lld is more than the model's %lld positions",
+                    (long long)o->length, (long long)most);
+    }
+    if (o->tokens == 0) {
+        o->tokens = o->length > 4096 ? o->length : 4096;
+    }
+    return true;
+}
+
+static void train_describe(app* a) {
+    const options* o = &a->o;
+    qlora_train_desc* d = &a->train_desc;
+    d->tokens = o->tokens;
+    d->max_length = o->length;
+    d->max_sequences = o->tokens / 8 > 1 ? o->tokens / 8 : 1;
+    d->lr = o->lr > 0.0 ? o->lr : -1.0;
+    d->beta2 = o->beta2;
+    d->weight_decay = o->weight_decay;
+    d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
+    d->schedule = (qlora_schedule)o->schedule;
+    d->recompute = (qlora_choice)o->recompute;
+    d->cache = (qlora_choice)o->cache;
+    d->seed = (uint64_t)o->seed;
+    d->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
+}
+
+static bool plan_make(app* a) {
+    qlora_budget budget;
+    memset(&budget, 0, sizeof budget);
+    budget.bytes = (uint64_t)a->o.memory;
+    a->train_desc.total_steps = a->total_steps;
+    a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
+    return lib(a, qlora_plan_make(a->ctx, &a->model_desc, &a->train_desc, &budget, &a->plan),
+               "the plan");
+}
+
+// Everything that can go wrong before the model's weights are touched.
+static bool prepare(app* a) {
+    if (!context_open(a) || !model_describe(a) || !lengths_choose(a)) {
+        return false;
+    }
+    train_describe(a);
+    if (a->o.demo && !demo_tokenizer(a)) {
+        return false;
+    }
+    if (a->o.data != NULL || a->o.demo) {
+        if (!tokenizer_open(a) || (a->o.demo && !demo_data(a)) || !samples_open(a) ||
+            (a->train.count > 0 && !total_steps_find(a))) {
+            return false;
+        }
+    }
+    return a->o.doctor || plan_make(a);
+}
+
+static bool model_start(app* a) {
+    char memory[32];
+    if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->train_desc, &a->plan, &a->model),
+             "the model")) {
+        return false;
+    }
+    if (!lib(a, qlora_trainer_create(a->model, &a->trainer), "the trainer") || !batch_room(a) ||
+        !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) || !out_begin(a)) {
+        return false;
+    }
+    peak_find(a);
+    say(a, "model: %lld layers, %lld wide, %lld trained parameters, %s\n",
+        (long long)a->config.layers, (long long)a->config.hidden, (long long)a->plan.parameters,
+        short_bytes(a->plan.total + a->plan.context, memory));
+    if (a->step > 0) {
+        say(a, "resumed after step %lld of %lld\n", (long long)a->step, (long long)a->total_steps);
+    }
+    return a->step == a->total_steps || position_seek(a, a->step);
+}
+
+static bool train(app* a) {
+    double start = seconds_now();
+    say(a, "%s: %s\n", qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CUDA ? "GPU" : "CPU",
+        qlora_ctx_reason(a->ctx));
+    counts_print(a);
+    a->first_eval = (double)NAN;
+    a->last_eval = (double)NAN;
+    if (!settings_check(a) || !model_start(a)) {
+        out_unmake(a);
+        if (a->stopped) {
+            say(a, "stopped before training began\n");
+        }
+        return false;
+    }
+    char text[32];
+    say(a, "ready after %s\n", short_time(seconds_now() - start, text));
+    bool fresh = a->step == 0;
+    bool ok = (!fresh || prompt_show(a, "before")) && train_loop(a);
+    if (!ok) {
+        if (a->step == 0) {
+            out_unmake(a);
+        }
+        return false;
+    }
+    if (a->step < a->total_steps) {
+        say(a,
+            "\nstopped after step %lld of %lld; saved in %s. The same command goes on from "
+            "there.\n",
+            (long long)a->step, (long long)a->total_steps, a->o.out);
+        return true;
+    }
+    ok = prompt_show(a, "after");
+    summary_print(a);
+    return ok;
+}
+
+static void app_close(app* a) {
+    screen_clear(&a->screen);
+    if (a->log != NULL) {
+        fclose(a->log);
+    }
+    packs_free(&a->now);
+    packs_free(&a->eval_packs);
+    free(a->train.data);
+    free(a->eval.data);
+    free(a->ids);
+    free(a->labels);
+    free(a->lengths);
+    free(a->numbers);
+    free(a->points);
+    text_bytes_free(&a->log_rest);
+    if (a->trainer != NULL) {
+        qlora_trainer_destroy(a->trainer);
+    }
+    if (a->model != NULL) {
+        qlora_model_close(a->model);
+    }
+    if (a->ctx != NULL) {
+        qlora_ctx_destroy(a->ctx);
+    }
+    text_data_close(a->data);
+    text_data_close(a->eval_data);
+    text_chat_close(a->chat);
+    text_tok_close(a->tok);
+}
+
+static bool run(app* a, int argc, char** argv) {
+    options_default(&a->o);
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--demo") == 0) {
+            demo_defaults(&a->o);
+        }
+    }
+    if (!options_read(argc, argv, &a->o, a->error)) {
+        return false;
+    }
+    if (a->o.help) {
+        help_print();
+        return true;
+    }
+    screen_open(&a->screen);
+    if (!options_check(&a->o, a->error) || !prepare(a)) {
+        return false;
+    }
+    if (a->o.doctor) {
+        return doctor_print(a);
+    }
+    if (a->o.plan) {
+        plan_show(a);
+        return true;
+    }
+    return train(a);
+}
+
+int main(int argc, char** argv) {
+    static app a; // zeroed, and too large for some stacks
+    signal(SIGINT, stop_handler);
+    signal(SIGTERM, stop_handler);
+#ifdef SIGXFSZ
+    signal(SIGXFSZ, SIG_IGN); // a file that may not grow is an error of its write
+#endif
+    bool ok = run(&a, argc, argv);
+    if (!ok && !a.stopped && (a.error[0] != '\0' || !a.failed)) {
+        complain(&a);
+    }
+    app_close(&a);
+    return a.failed ? 1 : stop_asked != 0 ? 130 : 0;
+}

@@ -1,0 +1,6470 @@
+//@@ src/text/manual.h
+
+/* qlora_text.h - v0.1.0 - tokenizers, chat formats and training data files - SPDX: MIT-0
+
+   In ONE .c or .cpp file:
+       #define TEXT_IMPLEMENTATION
+       #include "qlora_text.h"
+   Everywhere else only the include. C99 or C++11, the standard library, nothing else.
+
+   CONTENTS (grep -n '^//@@')
+       API        what a program calls
+       BASE       errors, growing arrays, files
+       UNICODE    UTF-8, character classes, normalisation; the tables are generated
+       JSON       a strict reader
+       MAPS       two hash tables: byte strings and pairs of numbers
+       SPLIT      pre-tokenizers: the known regular expressions, coded by hand
+       BPE        one word to ids
+       LOAD       tokenizer.json and the .bin form of llama2.c
+       ENCODE     text to ids
+       DECODE     ids to text
+       CHAT       chat formats
+       DATA       training files to samples
+
+   WHAT IT READS
+     Tokenizers: the BPE kind of tokenizer.json, byte-level (GPT-2, Llama-3, Qwen, SmolLM, ...) and
+     SentencePiece style with byte fallback (Llama-2, Mistral, TinyLlama, Gemma, ...), and the
+     tokenizer.bin of llama2.c. The ids are those of the `tokenizers` library, for every valid text.
+     Whatever the file asks for and this header cannot do is refused by its name when loading:
+     another model than BPE, an unknown regular expression, a normaliser it does not have.
+     "truncation" and "padding" of the file are not obeyed: every text is encoded whole.
+     Bytes that are not UTF-8 are allowed in text_encode: each counts as one unknown character.
+
+     Data: .jsonl (one object a line), .json (an array of objects, or as .jsonl), .txt.
+       {"text"}                            all of it is trained
+       {"prompt", "completion"}            two strings, put together as they are; completion trained
+                                           (also two message lists: see messages)
+       {"messages": [{"role", "content"}]} in the chat format; assistant turns are trained
+       {"conversations": [{"from", "value"}], "system"}           the same (ShareGPT)
+       {"instruction", "input", "output", "system", "history"}    the same (Alpaca)
+       {"input_ids", "labels"}             taken as they are
+       .txt: with lines that hold only <|endoftext|>, what lies between them are the documents; a
+   file without such a line is one document. Documents longer than desc.chunk_tokens are cut into
+       samples of that length; nothing is lost and each sample starts with BOS (if the model has
+   one). A sample gets BOS exactly once, when the tokenizer's post-processor asks for it, and its
+   end is always trained: the end-of-turn token of the chat format, otherwise EOS.
+
+   ERRORS     Every fallible function returns false and writes what, where and why into *error (may
+   be NULL). Nothing is printed, nothing exits. Outputs are untouched or partly appended. MEMORY
+   malloc; define TEXT_REALLOC(p, n) and TEXT_FREE(p) before the implementation to replace it. Every
+   allocation is checked. THREADS    A text_tok holds a cache: one thread at a time. Different
+   objects are independent.
+*/
+
+//@@ src/qlora_text.h
+
+#ifndef TEXT_H
+#define TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+
+//@@ src/text/api.h
+
+#define TEXT_VERSION_STRING "0.1.0"
+
+typedef struct text_error {
+    char text[512];
+} text_error;
+
+// Growing arrays. Start from all zeros; the functions append; free with
+// text_bytes_free/text_ids_free.
+typedef struct text_bytes {
+    char* data; // not terminated by a zero
+    size_t count;
+    size_t capacity;
+} text_bytes;
+
+typedef struct text_ids {
+    int32_t* data;
+    size_t count;
+    size_t capacity;
+} text_ids;
+
+void text_bytes_free(text_bytes* bytes);
+void text_ids_free(text_ids* ids);
+bool text_bytes_add(text_bytes* bytes, const void* data, size_t size, text_error* error);
+bool text_ids_add(text_ids* ids, int32_t id, text_error* error);
+
+// The whole file, with one zero byte after its end that is not counted.
+bool text_file_read(const char* path, text_bytes* out, text_error* error);
+
+// A tokenizer. `path` is a tokenizer.json, a .bin of llama2.c, or a folder that holds
+// tokenizer.json, tokenizer.bin or tok512.bin.
+typedef struct text_tok text_tok;
+bool text_tok_open(const char* path, text_tok** out, text_error* error);
+bool text_tok_load(const char* name, const void* data, size_t size, text_tok** out,
+                   text_error* error);
+void text_tok_close(text_tok* tok);
+
+int32_t text_tok_count(const text_tok* tok);                   // one more than the largest id
+int32_t text_tok_find(const text_tok* tok, const char* token); // its id, or -1
+bool text_tok_is_special(const text_tok* tok, int32_t id);     // not part of ordinary text
+bool text_tok_is_added(const text_tok* tok, int32_t id);       // found before the model is asked
+int32_t text_tok_bos(const text_tok* tok); // what TEXT_SPECIAL puts in front, or -1
+// The token as the file spells it, not terminated; NULL for an id that does not exist.
+const char* text_tok_name(const text_tok* tok, int32_t id, size_t* length);
+
+enum {
+    TEXT_SPECIAL = 1,  // encode: add what the post-processor says (BOS, EOS)
+    TEXT_LITERAL = 2,  // encode: special tokens written out in the text are ordinary text
+    TEXT_CONTINUE = 4, // encode: the text continues another one; no space is put in front
+    TEXT_SKIP = 8,     // decode: leave special tokens out
+    TEXT_REPLACE = 16  // decode: U+FFFD for what is not UTF-8, as the tokenizers library does
+};
+
+bool text_encode(text_tok* tok, const char* text, size_t length, unsigned flags, text_ids* out,
+                 text_error* error);
+bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned flags,
+                 text_bytes* out, text_error* error);
+
+// Decoding id by id: only whole UTF-8 characters come out, the rest is held until it is complete.
+// Start from all zeros. What can never become UTF-8 comes out as U+FFFD.
+typedef struct text_stream {
+    char held[8];
+    size_t held_count;
+    size_t emitted; // ids so far
+    size_t stripped;
+} text_stream;
+bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsigned flags,
+                      text_bytes* out, text_error* error);
+bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error);
+
+// A chat format: how messages become one text and where the trained parts are.
+typedef struct text_chat text_chat;
+typedef struct text_message {
+    const char* role; // "system", "user", "assistant", "tool"
+    const char* content;
+    size_t length;
+    bool masked; // an assistant turn that is not trained
+} text_message;
+
+// `folder` is the model's folder (tokenizer_config.json, chat_template.jinja,
+// generation_config.json, config.json are read if they exist) or NULL. `name` is chatml, llama3,
+// mistral, alpaca, plain, ... or NULL: recognised from the model's template, else from the tokens
+// it has, else alpaca.
+bool text_chat_open(const text_tok* tok, const char* folder, const char* name, text_chat** out,
+                    text_error* error);
+void text_chat_close(text_chat* chat);
+const char* text_chat_name(const text_chat* chat);
+const char* text_chat_source(const text_chat* chat);     // where the choice came from, in words
+const char* text_chat_names(size_t index);               // every name; NULL after the last one
+int32_t text_chat_eos(const text_chat* chat);            // ends a text; -1 when the model has none
+bool text_chat_stops(const text_chat* chat, int32_t id); // generation ends here
+// Some templates print today's date: the default is the fixed one of the template.
+bool text_chat_set_date(text_chat* chat, const char* date, text_error* error);
+// Appends the ids; and the labels (same length, -100 where nothing is trained) unless NULL.
+// With `prompt` the result ends where the assistant is to speak.
+bool text_chat_encode(const text_chat* chat, text_tok* tok, const text_message* messages,
+                      size_t count, bool prompt, text_ids* ids, text_ids* labels,
+                      text_error* error);
+
+// Training data, tokenized.
+typedef struct text_data text_data;
+typedef struct text_data_desc {
+    const char* path;
+    text_tok* tok;
+    const text_chat* chat;
+    size_t chunk_tokens; // .txt only: longest sample, BOS included; 0 is no limit
+    bool train_prompt;   // train on everything
+    bool last_turn_only; // train on the last assistant turn only
+} text_data_desc;
+typedef struct text_sample {
+    const int32_t* ids;
+    const int32_t* labels; // label i belongs to id i; -100 is not trained
+    size_t count;          // may be 0: an empty record
+    size_t trained;        // labels that are not -100, the first position left out
+    size_t line;           // where the record starts in the file
+} text_sample;
+bool text_data_open(const text_data_desc* desc, text_data** out, text_error* error);
+// The same from memory; `name` is used in messages, and its ending says what the data is.
+bool text_data_load(const text_data_desc* desc, const char* name, const void* data, size_t size,
+                    text_data** out, text_error* error);
+void text_data_close(text_data* data);
+size_t text_data_count(const text_data* data);
+text_sample text_data_get(const text_data* data, size_t index); // count 0 when out of range
+
+// JSON, for the programs: the ids in one array; the strings of an array; the elements of an array,
+// whatever they are, as JSON; one string written. `name` is the file, for messages.
+typedef bool text_json_fn(void* user, const char* text, size_t length, text_error* error);
+bool text_json_ids(const char* json, size_t size, text_ids* out, text_error* error);
+bool text_json_strings(const char* name, const char* json, size_t size, text_json_fn* fn,
+                       void* user, text_error* error);
+bool text_json_elements(const char* name, const char* json, size_t size, text_json_fn* fn,
+                        void* user, text_error* error);
+bool text_json_quote(const char* string, size_t length, text_bytes* out, text_error* error);
+
+//@@ src/qlora_text.h
+
+#ifdef __cplusplus
+}
+#endif
+#endif // TEXT_H
+
+#if defined(TEXT_IMPLEMENTATION) && !defined(TEXT_IMPLEMENTATION_DONE)
+#define TEXT_IMPLEMENTATION_DONE
+
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef TEXT_REALLOC
+#define TEXT_REALLOC(p, n) realloc(p, n)
+#define TEXT_FREE(p) free(p)
+#endif
+
+#ifdef __clang__
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wreserved-identifier"
+#endif
+
+
+//@@ src/text/base.h
+
+#if defined(__GNUC__) || defined(__clang__)
+#define TEXT__PRINTF __attribute__((format(printf, 2, 3)))
+#else
+#define TEXT__PRINTF
+#endif
+
+#define TEXT__TRY(expression)                                                                      \
+    do {                                                                                           \
+        if (!(expression)) {                                                                       \
+            return false;                                                                          \
+        }                                                                                          \
+    } while (0)
+
+// Always false, so that a function can end with `return text__fail(...)`. Messages quote what files
+// contain: control characters become '?' and a character cut at the end is dropped.
+static bool text__fail(text_error* error, const char* format, ...) TEXT__PRINTF;
+
+static bool text__fail(text_error* error, const char* format, ...) {
+    if (error == NULL) {
+        return false;
+    }
+    va_list list;
+    va_start(list, format);
+    int length = vsnprintf(error->text, sizeof(error->text), format, list);
+    va_end(list);
+    if (length < 0) {
+        error->text[0] = 0;
+    }
+    size_t count = strlen(error->text);
+    if (count + 1 == sizeof(error->text)) {
+        while (count > 0 && ((unsigned char)error->text[count - 1] & 0xC0) == 0x80) {
+            count--;
+        }
+        if (count > 0 && (unsigned char)error->text[count - 1] >= 0xC0) {
+            count--;
+        }
+        error->text[count] = 0;
+    }
+    for (size_t i = 0; i < count; i++) {
+        unsigned char c = (unsigned char)error->text[i];
+        if (c < 0x20 || c == 0x7F) {
+            error->text[i] = '?';
+        }
+    }
+    return false;
+}
+
+// Makes room for `extra` more elements.
+static bool text__reserve(void** data, size_t* capacity, size_t count, size_t extra, size_t element,
+                          text_error* error) {
+    if (extra <= *capacity - count) {
+        return true;
+    }
+    size_t limit = SIZE_MAX / 2 / element;
+    if (extra > limit || count > limit - extra) {
+        return text__fail(error, "out of memory: more than %lu elements", (unsigned long)limit);
+    }
+    size_t wanted = count + extra;
+    size_t grown = *capacity <= limit / 2 ? *capacity * 2 : limit;
+    if (grown < wanted) {
+        grown = wanted;
+    }
+    if (grown < 16) {
+        grown = 16;
+    }
+    void* moved = TEXT_REALLOC(*data, grown * element);
+    if (moved == NULL) {
+        return text__fail(error, "out of memory (%lu bytes)", (unsigned long)(grown * element));
+    }
+    *data = moved;
+    *capacity = grown;
+    return true;
+}
+
+static void* text__zalloc(size_t count, size_t element, text_error* error) {
+    void* data = NULL;
+    if (element != 0 && count <= SIZE_MAX / 2 / element) {
+        size_t bytes = count * element;
+        data = TEXT_REALLOC(NULL, bytes > 0 ? bytes : 1);
+        if (data != NULL) {
+            memset(data, 0, bytes);
+        }
+    }
+    if (data == NULL) {
+        (void)text__fail(error, "out of memory (%lu x %lu bytes)", (unsigned long)count,
+                         (unsigned long)element);
+    }
+    return data;
+}
+
+static bool text__bytes_room(text_bytes* bytes, size_t extra, text_error* error) {
+    void* data = bytes->data;
+    bool good = text__reserve(&data, &bytes->capacity, bytes->count, extra, 1, error);
+    bytes->data = (char*)data;
+    return good;
+}
+
+static bool text__ids_room(text_ids* ids, size_t extra, text_error* error) {
+    void* data = ids->data;
+    bool good = text__reserve(&data, &ids->capacity, ids->count, extra, sizeof(int32_t), error);
+    ids->data = (int32_t*)data;
+    return good;
+}
+
+void text_bytes_free(text_bytes* bytes) {
+    TEXT_FREE(bytes->data);
+    memset(bytes, 0, sizeof(*bytes));
+}
+
+void text_ids_free(text_ids* ids) {
+    TEXT_FREE(ids->data);
+    memset(ids, 0, sizeof(*ids));
+}
+
+bool text_bytes_add(text_bytes* bytes, const void* data, size_t size, text_error* error) {
+    TEXT__TRY(text__bytes_room(bytes, size, error));
+    if (size > 0) {
+        memcpy(bytes->data + bytes->count, data, size);
+        bytes->count += size;
+    }
+    return true;
+}
+
+bool text_ids_add(text_ids* ids, int32_t id, text_error* error) {
+    TEXT__TRY(text__ids_room(ids, 1, error));
+    ids->data[ids->count++] = id;
+    return true;
+}
+
+static bool text__bytes_add_string(text_bytes* bytes, const char* string, text_error* error) {
+    return text_bytes_add(bytes, string, strlen(string), error);
+}
+
+static bool text__file_append(FILE* file, const char* path, text_bytes* out, text_error* error) {
+    for (;;) {
+        size_t step = out->count < 65536 ? 65536 : out->count;
+        TEXT__TRY(text__bytes_room(out, step, error));
+        size_t got = fread(out->data + out->count, 1, step, file);
+        out->count += got;
+        if (got < step) {
+            if (ferror(file)) {
+                return text__fail(error, "%s: cannot be read: %s", path, strerror(errno));
+            }
+            out->data[out->count] = 0; // there is room: less than `step` came
+            return true;
+        }
+    }
+}
+
+bool text_file_read(const char* path, text_bytes* out, text_error* error) {
+    FILE* file = fopen(path, "rb");
+    if (file == NULL) {
+        return text__fail(error, "%s: cannot be opened: %s", path, strerror(errno));
+    }
+    bool good = text__file_append(file, path, out, error);
+    fclose(file);
+    return good;
+}
+
+// folder/name if such a file can be opened. *found tells; false only when out of memory or
+// unreadable.
+static bool text__folder_read(const char* folder, const char* name, text_bytes* out, bool* found,
+                              text_error* error) {
+    text_bytes path;
+    memset(&path, 0, sizeof(path));
+    *found = false;
+    bool good = text__bytes_add_string(&path, folder, error) &&
+                text_bytes_add(&path, "/", 1, error) &&
+                text_bytes_add(&path, name, strlen(name) + 1, error);
+    if (good) {
+        FILE* file = fopen(path.data, "rb");
+        if (file != NULL) {
+            *found = true;
+            good = text__file_append(file, path.data, out, error);
+            fclose(file);
+        }
+    }
+    text_bytes_free(&path);
+    return good;
+}
+
+//@@ src/text/classes.h
+
+typedef struct text__decomposition {
+    uint32_t composed;
+    uint32_t first;
+    uint32_t second;
+} text__decomposition;
+
+typedef struct text__combining {
+    uint32_t first;
+    uint32_t last;
+    uint32_t value;
+} text__combining;
+
+// Classes of characters; the generator has the same list.
+enum {
+    TEXT__C_OTHER,
+    TEXT__C_UPPER,       // Lu Lt
+    TEXT__C_LOWER,       // Ll
+    TEXT__C_LETTER,      // Lm Lo
+    TEXT__C_MARK,        // M
+    TEXT__C_DIGIT,       // Nd Nl
+    TEXT__C_NUMBER,      // No
+    TEXT__C_CONNECTOR,   // Pc
+    TEXT__C_PUNCT,       // the other P
+    TEXT__C_SYMBOL,      // S
+    TEXT__C_WORD_SYMBOL, // S that counts as alphabetic
+    TEXT__C_SPACE,       // White_Space
+    TEXT__C_JOINER,      // U+200C U+200D
+    TEXT__C_PUNCT_NEW,   // P that the Punctuation step does not know
+    TEXT__C_OLD_PUNCT    // S or M that it takes for punctuation
+};
+
+#define TEXT__BIT(name) (1u << TEXT__C_##name)
+#define TEXT__L (TEXT__BIT(UPPER) | TEXT__BIT(LOWER) | TEXT__BIT(LETTER))
+#define TEXT__M TEXT__BIT(MARK)
+#define TEXT__N (TEXT__BIT(DIGIT) | TEXT__BIT(NUMBER))
+#define TEXT__P (TEXT__BIT(CONNECTOR) | TEXT__BIT(PUNCT) | TEXT__BIT(PUNCT_NEW))
+#define TEXT__P_STEP (TEXT__BIT(CONNECTOR) | TEXT__BIT(PUNCT) | TEXT__BIT(OLD_PUNCT))
+#define TEXT__S (TEXT__BIT(SYMBOL) | TEXT__BIT(WORD_SYMBOL) | TEXT__BIT(OLD_PUNCT))
+#define TEXT__WS TEXT__BIT(SPACE)
+// \w of the regular expressions, and of single_word (which has the joiners too)
+#define TEXT__W                                                                                    \
+    (TEXT__L | TEXT__M | TEXT__BIT(DIGIT) | TEXT__BIT(CONNECTOR) | TEXT__BIT(WORD_SYMBOL))
+#define TEXT__UNSTABLE 0x80u // may change under NFC
+
+//@@ src/text/unicode_tables.h
+
+// GENERATED BEGIN
+// clang-format off
+// Unicode 16.0.0 (normalisation as of 9.0), made by tools/unicode_gen.py.
+// Data: Copyright (c) 1991-2024 Unicode, Inc., Unicode License V3, SPDX Unicode-3.0,
+// https://www.unicode.org/license.txt
+// Runs of equal class: first code point << 8 | may change under NFC << 7 | class.
+static const uint32_t text__class_runs[] = {
+    0x0, 0x90b, 0xe00, 0x200b, 0x2108, 0x2409, 0x2508, 0x2b09, 0x2c08, 0x3005, 0x3a08, 0x3c09,
+    0x3f08, 0x4101, 0x5b08, 0x5e09, 0x5f07, 0x6009, 0x6102, 0x7b08, 0x7c09, 0x7d08, 0x7e09, 0x7f00,
+    0x850b, 0x8600, 0xa00b, 0xa108, 0xa209, 0xa708, 0xa809, 0xaa03, 0xab08, 0xac09, 0xad00, 0xae09,
+    0xb206, 0xb409, 0xb502, 0xb608, 0xb809, 0xb906, 0xba03, 0xbb08, 0xbc06, 0xbf08, 0xc001, 0xd709,
+    0xd801, 0xdf02, 0xf709, 0xf802, 0x10001, 0x10102, 0x10201, 0x10302, 0x10401, 0x10502, 0x10601,
+    0x10702, 0x10801, 0x10902, 0x10a01, 0x10b02, 0x10c01, 0x10d02, 0x10e01, 0x10f02, 0x11001,
+    0x11102, 0x11201, 0x11302, 0x11401, 0x11502, 0x11601, 0x11702, 0x11801, 0x11902, 0x11a01,
+    0x11b02, 0x11c01, 0x11d02, 0x11e01, 0x11f02, 0x12001, 0x12102, 0x12201, 0x12302, 0x12401,
+    0x12502, 0x12601, 0x12702, 0x12801, 0x12902, 0x12a01, 0x12b02, 0x12c01, 0x12d02, 0x12e01,
+    0x12f02, 0x13001, 0x13102, 0x13201, 0x13302, 0x13401, 0x13502, 0x13601, 0x13702, 0x13901,
+    0x13a02, 0x13b01, 0x13c02, 0x13d01, 0x13e02, 0x13f01, 0x14002, 0x14101, 0x14202, 0x14301,
+    0x14402, 0x14501, 0x14602, 0x14701, 0x14802, 0x14a01, 0x14b02, 0x14c01, 0x14d02, 0x14e01,
+    0x14f02, 0x15001, 0x15102, 0x15201, 0x15302, 0x15401, 0x15502, 0x15601, 0x15702, 0x15801,
+    0x15902, 0x15a01, 0x15b02, 0x15c01, 0x15d02, 0x15e01, 0x15f02, 0x16001, 0x16102, 0x16201,
+    0x16302, 0x16401, 0x16502, 0x16601, 0x16702, 0x16801, 0x16902, 0x16a01, 0x16b02, 0x16c01,
+    0x16d02, 0x16e01, 0x16f02, 0x17001, 0x17102, 0x17201, 0x17302, 0x17401, 0x17502, 0x17601,
+    0x17702, 0x17801, 0x17a02, 0x17b01, 0x17c02, 0x17d01, 0x17e02, 0x18101, 0x18302, 0x18401,
+    0x18502, 0x18601, 0x18802, 0x18901, 0x18c02, 0x18e01, 0x19202, 0x19301, 0x19502, 0x19601,
+    0x19902, 0x19c01, 0x19e02, 0x19f01, 0x1a102, 0x1a201, 0x1a302, 0x1a401, 0x1a502, 0x1a601,
+    0x1a802, 0x1a901, 0x1aa02, 0x1ac01, 0x1ad02, 0x1ae01, 0x1b002, 0x1b101, 0x1b402, 0x1b501,
+    0x1b602, 0x1b701, 0x1b902, 0x1bb03, 0x1bc01, 0x1bd02, 0x1c003, 0x1c401, 0x1c602, 0x1c701,
+    0x1c902, 0x1ca01, 0x1cc02, 0x1cd01, 0x1ce02, 0x1cf01, 0x1d002, 0x1d101, 0x1d202, 0x1d301,
+    0x1d402, 0x1d501, 0x1d602, 0x1d701, 0x1d802, 0x1d901, 0x1da02, 0x1db01, 0x1dc02, 0x1de01,
+    0x1df02, 0x1e001, 0x1e102, 0x1e201, 0x1e302, 0x1e401, 0x1e502, 0x1e601, 0x1e702, 0x1e801,
+    0x1e902, 0x1ea01, 0x1eb02, 0x1ec01, 0x1ed02, 0x1ee01, 0x1ef02, 0x1f101, 0x1f302, 0x1f401,
+    0x1f502, 0x1f601, 0x1f902, 0x1fa01, 0x1fb02, 0x1fc01, 0x1fd02, 0x1fe01, 0x1ff02, 0x20001,
+    0x20102, 0x20201, 0x20302, 0x20401, 0x20502, 0x20601, 0x20702, 0x20801, 0x20902, 0x20a01,
+    0x20b02, 0x20c01, 0x20d02, 0x20e01, 0x20f02, 0x21001, 0x21102, 0x21201, 0x21302, 0x21401,
+    0x21502, 0x21601, 0x21702, 0x21801, 0x21902, 0x21a01, 0x21b02, 0x21c01, 0x21d02, 0x21e01,
+    0x21f02, 0x22001, 0x22102, 0x22201, 0x22302, 0x22401, 0x22502, 0x22601, 0x22702, 0x22801,
+    0x22902, 0x22a01, 0x22b02, 0x22c01, 0x22d02, 0x22e01, 0x22f02, 0x23001, 0x23102, 0x23201,
+    0x23302, 0x23a01, 0x23c02, 0x23d01, 0x23f02, 0x24101, 0x24202, 0x24301, 0x24702, 0x24801,
+    0x24902, 0x24a01, 0x24b02, 0x24c01, 0x24d02, 0x24e01, 0x24f02, 0x29403, 0x29502, 0x2b003,
+    0x2c209, 0x2c603, 0x2d209, 0x2e003, 0x2e509, 0x2ec03, 0x2ed09, 0x2ee03, 0x2ef09, 0x30084,
+    0x34f04, 0x35084, 0x37001, 0x37102, 0x37201, 0x37302, 0x37483, 0x37509, 0x37601, 0x37702,
+    0x37800, 0x37a03, 0x37b02, 0x37e88, 0x37f01, 0x38000, 0x38409, 0x38601, 0x38788, 0x38801,
+    0x38b00, 0x38c01, 0x38d00, 0x38e01, 0x39002, 0x39101, 0x3a200, 0x3a301, 0x3ac02, 0x3cf01,
+    0x3d002, 0x3d201, 0x3d502, 0x3d801, 0x3d902, 0x3da01, 0x3db02, 0x3dc01, 0x3dd02, 0x3de01,
+    0x3df02, 0x3e001, 0x3e102, 0x3e201, 0x3e302, 0x3e401, 0x3e502, 0x3e601, 0x3e702, 0x3e801,
+    0x3e902, 0x3ea01, 0x3eb02, 0x3ec01, 0x3ed02, 0x3ee01, 0x3ef02, 0x3f401, 0x3f502, 0x3f609,
+    0x3f701, 0x3f802, 0x3f901, 0x3fb02, 0x3fd01, 0x43002, 0x46001, 0x46102, 0x46201, 0x46302,
+    0x46401, 0x46502, 0x46601, 0x46702, 0x46801, 0x46902, 0x46a01, 0x46b02, 0x46c01, 0x46d02,
+    0x46e01, 0x46f02, 0x47001, 0x47102, 0x47201, 0x47302, 0x47401, 0x47502, 0x47601, 0x47702,
+    0x47801, 0x47902, 0x47a01, 0x47b02, 0x47c01, 0x47d02, 0x47e01, 0x47f02, 0x48001, 0x48102,
+    0x48209, 0x48384, 0x48804, 0x48a01, 0x48b02, 0x48c01, 0x48d02, 0x48e01, 0x48f02, 0x49001,
+    0x49102, 0x49201, 0x49302, 0x49401, 0x49502, 0x49601, 0x49702, 0x49801, 0x49902, 0x49a01,
+    0x49b02, 0x49c01, 0x49d02, 0x49e01, 0x49f02, 0x4a001, 0x4a102, 0x4a201, 0x4a302, 0x4a401,
+    0x4a502, 0x4a601, 0x4a702, 0x4a801, 0x4a902, 0x4aa01, 0x4ab02, 0x4ac01, 0x4ad02, 0x4ae01,
+    0x4af02, 0x4b001, 0x4b102, 0x4b201, 0x4b302, 0x4b401, 0x4b502, 0x4b601, 0x4b702, 0x4b801,
+    0x4b902, 0x4ba01, 0x4bb02, 0x4bc01, 0x4bd02, 0x4be01, 0x4bf02, 0x4c001, 0x4c202, 0x4c301,
+    0x4c402, 0x4c501, 0x4c602, 0x4c701, 0x4c802, 0x4c901, 0x4ca02, 0x4cb01, 0x4cc02, 0x4cd01,
+    0x4ce02, 0x4d001, 0x4d102, 0x4d201, 0x4d302, 0x4d401, 0x4d502, 0x4d601, 0x4d702, 0x4d801,
+    0x4d902, 0x4da01, 0x4db02, 0x4dc01, 0x4dd02, 0x4de01, 0x4df02, 0x4e001, 0x4e102, 0x4e201,
+    0x4e302, 0x4e401, 0x4e502, 0x4e601, 0x4e702, 0x4e801, 0x4e902, 0x4ea01, 0x4eb02, 0x4ec01,
+    0x4ed02, 0x4ee01, 0x4ef02, 0x4f001, 0x4f102, 0x4f201, 0x4f302, 0x4f401, 0x4f502, 0x4f601,
+    0x4f702, 0x4f801, 0x4f902, 0x4fa01, 0x4fb02, 0x4fc01, 0x4fd02, 0x4fe01, 0x4ff02, 0x50001,
+    0x50102, 0x50201, 0x50302, 0x50401, 0x50502, 0x50601, 0x50702, 0x50801, 0x50902, 0x50a01,
+    0x50b02, 0x50c01, 0x50d02, 0x50e01, 0x50f02, 0x51001, 0x51102, 0x51201, 0x51302, 0x51401,
+    0x51502, 0x51601, 0x51702, 0x51801, 0x51902, 0x51a01, 0x51b02, 0x51c01, 0x51d02, 0x51e01,
+    0x51f02, 0x52001, 0x52102, 0x52201, 0x52302, 0x52401, 0x52502, 0x52601, 0x52702, 0x52801,
+    0x52902, 0x52a01, 0x52b02, 0x52c01, 0x52d02, 0x52e01, 0x52f02, 0x53000, 0x53101, 0x55700,
+    0x55903, 0x55a08, 0x56002, 0x58908, 0x58b00, 0x58d09, 0x59000, 0x59184, 0x5be08, 0x5bf84,
+    0x5c008, 0x5c184, 0x5c308, 0x5c484, 0x5c608, 0x5c784, 0x5c800, 0x5d003, 0x5eb00, 0x5ef03,
+    0x5f308, 0x5f500, 0x60609, 0x60908, 0x60b09, 0x60c08, 0x60e09, 0x61084, 0x61b08, 0x61c00,
+    0x61d0d, 0x61e08, 0x62003, 0x64b84, 0x66005, 0x66a08, 0x66e03, 0x67084, 0x67103, 0x6d408,
+    0x6d503, 0x6d684, 0x6dd00, 0x6de09, 0x6df84, 0x6e503, 0x6e784, 0x6e909, 0x6ea84, 0x6ee03,
+    0x6f005, 0x6fa03, 0x6fd09, 0x6ff03, 0x70008, 0x70e00, 0x71003, 0x71184, 0x71203, 0x73084,
+    0x74b00, 0x74d03, 0x7a604, 0x7b103, 0x7b200, 0x7c005, 0x7ca03, 0x7eb84, 0x7f403, 0x7f609,
+    0x7f708, 0x7fa03, 0x7fb00, 0x7fd04, 0x7fe09, 0x80003, 0x81684, 0x81a03, 0x81b84, 0x82403,
+    0x82584, 0x82803, 0x82984, 0x82e00, 0x83008, 0x83f00, 0x84003, 0x85984, 0x85c00, 0x85e08,
+    0x85f00, 0x86003, 0x86b00, 0x87003, 0x88809, 0x88903, 0x88f00, 0x89704, 0x8a003, 0x8ca04,
+    0x8d484, 0x8e200, 0x8e384, 0x90004, 0x90403, 0x93a04, 0x93c84, 0x93d03, 0x93e04, 0x94d84,
+    0x94e04, 0x95003, 0x95184, 0x95504, 0x95883, 0x96003, 0x96204, 0x96408, 0x96605, 0x97008,
+    0x97103, 0x98104, 0x98400, 0x98503, 0x98d00, 0x98f03, 0x99100, 0x99303, 0x9a900, 0x9aa03,
+    0x9b100, 0x9b203, 0x9b300, 0x9b603, 0x9ba00, 0x9bc84, 0x9bd03, 0x9be84, 0x9bf04, 0x9c500,
+    0x9c704, 0x9c900, 0x9cb04, 0x9cd84, 0x9ce03, 0x9cf00, 0x9d784, 0x9d800, 0x9dc83, 0x9de00,
+    0x9df83, 0x9e003, 0x9e204, 0x9e400, 0x9e605, 0x9f003, 0x9f209, 0x9f406, 0x9fa09, 0x9fc03,
+    0x9fd0d, 0x9fe04, 0x9ff00, 0xa0104, 0xa0400, 0xa0503, 0xa0b00, 0xa0f03, 0xa1100, 0xa1303,
+    0xa2900, 0xa2a03, 0xa3100, 0xa3203, 0xa3383, 0xa3400, 0xa3503, 0xa3683, 0xa3700, 0xa3803,
+    0xa3a00, 0xa3c84, 0xa3d00, 0xa3e04, 0xa4300, 0xa4704, 0xa4900, 0xa4b04, 0xa4d84, 0xa4e00,
+    0xa5104, 0xa5200, 0xa5983, 0xa5c03, 0xa5d00, 0xa5e83, 0xa5f00, 0xa6605, 0xa7004, 0xa7203,
+    0xa7504, 0xa760d, 0xa7700, 0xa8104, 0xa8400, 0xa8503, 0xa8e00, 0xa8f03, 0xa9200, 0xa9303,
+    0xaa900, 0xaaa03, 0xab100, 0xab203, 0xab400, 0xab503, 0xaba00, 0xabc84, 0xabd03, 0xabe04,
+    0xac600, 0xac704, 0xaca00, 0xacb04, 0xacd84, 0xace00, 0xad003, 0xad100, 0xae003, 0xae204,
+    0xae400, 0xae605, 0xaf008, 0xaf109, 0xaf200, 0xaf903, 0xafa04, 0xb0000, 0xb0104, 0xb0400,
+    0xb0503, 0xb0d00, 0xb0f03, 0xb1100, 0xb1303, 0xb2900, 0xb2a03, 0xb3100, 0xb3203, 0xb3400,
+    0xb3503, 0xb3a00, 0xb3c84, 0xb3d03, 0xb3e84, 0xb3f04, 0xb4500, 0xb4704, 0xb4900, 0xb4b04,
+    0xb4d84, 0xb4e00, 0xb5504, 0xb5684, 0xb5800, 0xb5c83, 0xb5e00, 0xb5f03, 0xb6204, 0xb6400,
+    0xb6605, 0xb7009, 0xb7103, 0xb7206, 0xb7800, 0xb8204, 0xb8303, 0xb8400, 0xb8503, 0xb8b00,
+    0xb8e03, 0xb9100, 0xb9203, 0xb9600, 0xb9903, 0xb9b00, 0xb9c03, 0xb9d00, 0xb9e03, 0xba000,
+    0xba303, 0xba500, 0xba803, 0xbab00, 0xbae03, 0xbba00, 0xbbe84, 0xbbf04, 0xbc300, 0xbc604,
+    0xbc900, 0xbca04, 0xbcd84, 0xbce00, 0xbd003, 0xbd100, 0xbd784, 0xbd800, 0xbe605, 0xbf006,
+    0xbf309, 0xbfb00, 0xc0004, 0xc0503, 0xc0d00, 0xc0e03, 0xc1100, 0xc1203, 0xc2900, 0xc2a03,
+    0xc3a00, 0xc3c04, 0xc3d03, 0xc3e04, 0xc4500, 0xc4604, 0xc4900, 0xc4a04, 0xc4d84, 0xc4e00,
+    0xc5584, 0xc5700, 0xc5803, 0xc5b00, 0xc5d03, 0xc5e00, 0xc6003, 0xc6204, 0xc6400, 0xc6605,
+    0xc7000, 0xc770d, 0xc7806, 0xc7f09, 0xc8003, 0xc8104, 0xc840d, 0xc8503, 0xc8d00, 0xc8e03,
+    0xc9100, 0xc9203, 0xca900, 0xcaa03, 0xcb400, 0xcb503, 0xcba00, 0xcbc84, 0xcbd03, 0xcbe04,
+    0xcc284, 0xcc304, 0xcc500, 0xcc604, 0xcc900, 0xcca04, 0xccd84, 0xcce00, 0xcd584, 0xcd700,
+    0xcdd03, 0xcdf00, 0xce003, 0xce204, 0xce400, 0xce605, 0xcf000, 0xcf103, 0xcf304, 0xcf400,
+    0xd0004, 0xd0403, 0xd0d00, 0xd0e03, 0xd1100, 0xd1203, 0xd3b04, 0xd3d03, 0xd3e84, 0xd3f04,
+    0xd4500, 0xd4604, 0xd4900, 0xd4a04, 0xd4d84, 0xd4e03, 0xd4f09, 0xd5000, 0xd5403, 0xd5784,
+    0xd5806, 0xd5f03, 0xd6204, 0xd6400, 0xd6605, 0xd7006, 0xd7909, 0xd7a03, 0xd8000, 0xd8104,
+    0xd8400, 0xd8503, 0xd9700, 0xd9a03, 0xdb200, 0xdb303, 0xdbc00, 0xdbd03, 0xdbe00, 0xdc003,
+    0xdc700, 0xdca84, 0xdcb00, 0xdcf84, 0xdd004, 0xdd500, 0xdd604, 0xdd700, 0xdd804, 0xddf84,
+    0xde000, 0xde605, 0xdf000, 0xdf204, 0xdf408, 0xdf500, 0xe0103, 0xe3104, 0xe3203, 0xe3404,
+    0xe3884, 0xe3b00, 0xe3f09, 0xe4003, 0xe4704, 0xe4884, 0xe4c04, 0xe4f08, 0xe5005, 0xe5a08,
+    0xe5c00, 0xe8103, 0xe8300, 0xe8403, 0xe8500, 0xe8603, 0xe8b00, 0xe8c03, 0xea400, 0xea503,
+    0xea600, 0xea703, 0xeb104, 0xeb203, 0xeb404, 0xeb884, 0xeba04, 0xebd03, 0xebe00, 0xec003,
+    0xec500, 0xec603, 0xec700, 0xec884, 0xecc04, 0xecf00, 0xed005, 0xeda00, 0xedc03, 0xee000,
+    0xf0003, 0xf0109, 0xf0408, 0xf1309, 0xf1408, 0xf1509, 0xf1884, 0xf1a09, 0xf2005, 0xf2a06,
+    0xf3409, 0xf3584, 0xf3609, 0xf3784, 0xf3809, 0xf3984, 0xf3a08, 0xf3e04, 0xf4003, 0xf4383,
+    0xf4403, 0xf4800, 0xf4903, 0xf4d83, 0xf4e03, 0xf5283, 0xf5303, 0xf5783, 0xf5803, 0xf5c83,
+    0xf5d03, 0xf6983, 0xf6a03, 0xf6d00, 0xf7184, 0xf7704, 0xf7884, 0xf7904, 0xf7a84, 0xf7e04,
+    0xf8084, 0xf8508, 0xf8684, 0xf8803, 0xf8d04, 0xf9384, 0xf9404, 0xf9800, 0xf9904, 0xf9d84,
+    0xf9e04, 0xfa284, 0xfa304, 0xfa784, 0xfa804, 0xfac84, 0xfad04, 0xfb984, 0xfba04, 0xfbd00,
+    0xfbe09, 0xfc684, 0xfc709, 0xfcd00, 0xfce09, 0xfd008, 0xfd509, 0xfd908, 0xfdb00, 0x100003,
+    0x102b04, 0x102e84, 0x102f04, 0x103784, 0x103804, 0x103984, 0x103b04, 0x103f03, 0x104005,
+    0x104a08, 0x105003, 0x105604, 0x105a03, 0x105e04, 0x106103, 0x106204, 0x106503, 0x106704,
+    0x106e03, 0x107104, 0x107503, 0x108204, 0x108d84, 0x108e03, 0x108f04, 0x109005, 0x109a04,
+    0x109e09, 0x10a001, 0x10c600, 0x10c701, 0x10c800, 0x10cd01, 0x10ce00, 0x10d002, 0x10fb08,
+    0x10fc03, 0x10fd02, 0x110003, 0x116183, 0x117603, 0x11a883, 0x11c303, 0x124900, 0x124a03,
+    0x124e00, 0x125003, 0x125700, 0x125803, 0x125900, 0x125a03, 0x125e00, 0x126003, 0x128900,
+    0x128a03, 0x128e00, 0x129003, 0x12b100, 0x12b203, 0x12b600, 0x12b803, 0x12bf00, 0x12c003,
+    0x12c100, 0x12c203, 0x12c600, 0x12c803, 0x12d700, 0x12d803, 0x131100, 0x131203, 0x131600,
+    0x131803, 0x135b00, 0x135d84, 0x136008, 0x136906, 0x137d00, 0x138003, 0x139009, 0x139a00,
+    0x13a001, 0x13f600, 0x13f802, 0x13fe00, 0x140008, 0x140103, 0x166d0e, 0x166e08, 0x166f03,
+    0x16800b, 0x168103, 0x169b08, 0x169d00, 0x16a003, 0x16eb08, 0x16ee05, 0x16f103, 0x16f900,
+    0x170003, 0x171204, 0x171484, 0x171504, 0x171600, 0x171f03, 0x173204, 0x173484, 0x173508,
+    0x173700, 0x174003, 0x175204, 0x175400, 0x176003, 0x176d00, 0x176e03, 0x177100, 0x177204,
+    0x177400, 0x178003, 0x17b404, 0x17d284, 0x17d304, 0x17d408, 0x17d703, 0x17d808, 0x17db09,
+    0x17dc03, 0x17dd84, 0x17de00, 0x17e005, 0x17ea00, 0x17f006, 0x17fa00, 0x180008, 0x180b04,
+    0x180e00, 0x180f04, 0x181005, 0x181a00, 0x182003, 0x187900, 0x188003, 0x188504, 0x188703,
+    0x18a984, 0x18aa03, 0x18ab00, 0x18b003, 0x18f600, 0x190003, 0x191f00, 0x192004, 0x192c00,
+    0x193004, 0x193984, 0x193c00, 0x194009, 0x194100, 0x194408, 0x194605, 0x195003, 0x196e00,
+    0x197003, 0x197500, 0x198003, 0x19ac00, 0x19b003, 0x19ca00, 0x19d005, 0x19da06, 0x19db00,
+    0x19de09, 0x1a0003, 0x1a1784, 0x1a1904, 0x1a1c00, 0x1a1e08, 0x1a2003, 0x1a5504, 0x1a5f00,
+    0x1a6084, 0x1a6104, 0x1a7584, 0x1a7d00, 0x1a7f84, 0x1a8005, 0x1a8a00, 0x1a9005, 0x1a9a00,
+    0x1aa008, 0x1aa703, 0x1aa808, 0x1aae00, 0x1ab084, 0x1abe04, 0x1acf00, 0x1b0004, 0x1b0503,
+    0x1b3484, 0x1b3604, 0x1b4484, 0x1b4503, 0x1b4d00, 0x1b4e0d, 0x1b5005, 0x1b5a08, 0x1b6109,
+    0x1b6b84, 0x1b7409, 0x1b7d0d, 0x1b8004, 0x1b8303, 0x1ba104, 0x1baa84, 0x1bac04, 0x1bae03,
+    0x1bb005, 0x1bba03, 0x1be684, 0x1be704, 0x1bf284, 0x1bf400, 0x1bfc08, 0x1c0003, 0x1c2404,
+    0x1c3784, 0x1c3800, 0x1c3b08, 0x1c4005, 0x1c4a00, 0x1c4d03, 0x1c5005, 0x1c5a03, 0x1c7e08,
+    0x1c8002, 0x1c8901, 0x1c8a02, 0x1c8b00, 0x1c9001, 0x1cbb00, 0x1cbd01, 0x1cc008, 0x1cc800,
+    0x1cd084, 0x1cd308, 0x1cd484, 0x1ce104, 0x1ce284, 0x1ce903, 0x1ced84, 0x1cee03, 0x1cf484,
+    0x1cf503, 0x1cf704, 0x1cf884, 0x1cfa03, 0x1cfb00, 0x1d0002, 0x1d2c03, 0x1d6b02, 0x1d7803,
+    0x1d7902, 0x1d9b03, 0x1dc084, 0x1df604, 0x1dfb84, 0x1e0001, 0x1e0102, 0x1e0201, 0x1e0302,
+    0x1e0401, 0x1e0502, 0x1e0601, 0x1e0702, 0x1e0801, 0x1e0902, 0x1e0a01, 0x1e0b02, 0x1e0c01,
+    0x1e0d02, 0x1e0e01, 0x1e0f02, 0x1e1001, 0x1e1102, 0x1e1201, 0x1e1302, 0x1e1401, 0x1e1502,
+    0x1e1601, 0x1e1702, 0x1e1801, 0x1e1902, 0x1e1a01, 0x1e1b02, 0x1e1c01, 0x1e1d02, 0x1e1e01,
+    0x1e1f02, 0x1e2001, 0x1e2102, 0x1e2201, 0x1e2302, 0x1e2401, 0x1e2502, 0x1e2601, 0x1e2702,
+    0x1e2801, 0x1e2902, 0x1e2a01, 0x1e2b02, 0x1e2c01, 0x1e2d02, 0x1e2e01, 0x1e2f02, 0x1e3001,
+    0x1e3102, 0x1e3201, 0x1e3302, 0x1e3401, 0x1e3502, 0x1e3601, 0x1e3702, 0x1e3801, 0x1e3902,
+    0x1e3a01, 0x1e3b02, 0x1e3c01, 0x1e3d02, 0x1e3e01, 0x1e3f02, 0x1e4001, 0x1e4102, 0x1e4201,
+    0x1e4302, 0x1e4401, 0x1e4502, 0x1e4601, 0x1e4702, 0x1e4801, 0x1e4902, 0x1e4a01, 0x1e4b02,
+    0x1e4c01, 0x1e4d02, 0x1e4e01, 0x1e4f02, 0x1e5001, 0x1e5102, 0x1e5201, 0x1e5302, 0x1e5401,
+    0x1e5502, 0x1e5601, 0x1e5702, 0x1e5801, 0x1e5902, 0x1e5a01, 0x1e5b02, 0x1e5c01, 0x1e5d02,
+    0x1e5e01, 0x1e5f02, 0x1e6001, 0x1e6102, 0x1e6201, 0x1e6302, 0x1e6401, 0x1e6502, 0x1e6601,
+    0x1e6702, 0x1e6801, 0x1e6902, 0x1e6a01, 0x1e6b02, 0x1e6c01, 0x1e6d02, 0x1e6e01, 0x1e6f02,
+    0x1e7001, 0x1e7102, 0x1e7201, 0x1e7302, 0x1e7401, 0x1e7502, 0x1e7601, 0x1e7702, 0x1e7801,
+    0x1e7902, 0x1e7a01, 0x1e7b02, 0x1e7c01, 0x1e7d02, 0x1e7e01, 0x1e7f02, 0x1e8001, 0x1e8102,
+    0x1e8201, 0x1e8302, 0x1e8401, 0x1e8502, 0x1e8601, 0x1e8702, 0x1e8801, 0x1e8902, 0x1e8a01,
+    0x1e8b02, 0x1e8c01, 0x1e8d02, 0x1e8e01, 0x1e8f02, 0x1e9001, 0x1e9102, 0x1e9201, 0x1e9302,
+    0x1e9401, 0x1e9502, 0x1e9e01, 0x1e9f02, 0x1ea001, 0x1ea102, 0x1ea201, 0x1ea302, 0x1ea401,
+    0x1ea502, 0x1ea601, 0x1ea702, 0x1ea801, 0x1ea902, 0x1eaa01, 0x1eab02, 0x1eac01, 0x1ead02,
+    0x1eae01, 0x1eaf02, 0x1eb001, 0x1eb102, 0x1eb201, 0x1eb302, 0x1eb401, 0x1eb502, 0x1eb601,
+    0x1eb702, 0x1eb801, 0x1eb902, 0x1eba01, 0x1ebb02, 0x1ebc01, 0x1ebd02, 0x1ebe01, 0x1ebf02,
+    0x1ec001, 0x1ec102, 0x1ec201, 0x1ec302, 0x1ec401, 0x1ec502, 0x1ec601, 0x1ec702, 0x1ec801,
+    0x1ec902, 0x1eca01, 0x1ecb02, 0x1ecc01, 0x1ecd02, 0x1ece01, 0x1ecf02, 0x1ed001, 0x1ed102,
+    0x1ed201, 0x1ed302, 0x1ed401, 0x1ed502, 0x1ed601, 0x1ed702, 0x1ed801, 0x1ed902, 0x1eda01,
+    0x1edb02, 0x1edc01, 0x1edd02, 0x1ede01, 0x1edf02, 0x1ee001, 0x1ee102, 0x1ee201, 0x1ee302,
+    0x1ee401, 0x1ee502, 0x1ee601, 0x1ee702, 0x1ee801, 0x1ee902, 0x1eea01, 0x1eeb02, 0x1eec01,
+    0x1eed02, 0x1eee01, 0x1eef02, 0x1ef001, 0x1ef102, 0x1ef201, 0x1ef302, 0x1ef401, 0x1ef502,
+    0x1ef601, 0x1ef702, 0x1ef801, 0x1ef902, 0x1efa01, 0x1efb02, 0x1efc01, 0x1efd02, 0x1efe01,
+    0x1eff02, 0x1f0801, 0x1f1002, 0x1f1600, 0x1f1801, 0x1f1e00, 0x1f2002, 0x1f2801, 0x1f3002,
+    0x1f3801, 0x1f4002, 0x1f4600, 0x1f4801, 0x1f4e00, 0x1f5002, 0x1f5800, 0x1f5901, 0x1f5a00,
+    0x1f5b01, 0x1f5c00, 0x1f5d01, 0x1f5e00, 0x1f5f01, 0x1f6002, 0x1f6801, 0x1f7002, 0x1f7182,
+    0x1f7202, 0x1f7382, 0x1f7402, 0x1f7582, 0x1f7602, 0x1f7782, 0x1f7802, 0x1f7982, 0x1f7a02,
+    0x1f7b82, 0x1f7c02, 0x1f7d82, 0x1f7e00, 0x1f8002, 0x1f8801, 0x1f9002, 0x1f9801, 0x1fa002,
+    0x1fa801, 0x1fb002, 0x1fb500, 0x1fb602, 0x1fb801, 0x1fbb81, 0x1fbc01, 0x1fbd09, 0x1fbe82,
+    0x1fbf09, 0x1fc202, 0x1fc500, 0x1fc602, 0x1fc801, 0x1fc981, 0x1fca01, 0x1fcb81, 0x1fcc01,
+    0x1fcd09, 0x1fd002, 0x1fd382, 0x1fd400, 0x1fd602, 0x1fd801, 0x1fdb81, 0x1fdc00, 0x1fdd09,
+    0x1fe002, 0x1fe382, 0x1fe402, 0x1fe801, 0x1feb81, 0x1fec01, 0x1fed09, 0x1fee89, 0x1ff000,
+    0x1ff202, 0x1ff500, 0x1ff602, 0x1ff801, 0x1ff981, 0x1ffa01, 0x1ffb81, 0x1ffc01, 0x1ffd89,
+    0x1ffe09, 0x1fff00, 0x20008b, 0x20020b, 0x200b00, 0x200c0c, 0x200e00, 0x201008, 0x20280b,
+    0x202a00, 0x202f0b, 0x203008, 0x203f07, 0x204108, 0x204409, 0x204508, 0x205209, 0x205308,
+    0x205407, 0x205508, 0x205f0b, 0x206000, 0x207006, 0x207103, 0x207200, 0x207406, 0x207a09,
+    0x207d08, 0x207f03, 0x208006, 0x208a09, 0x208d08, 0x208f00, 0x209003, 0x209d00, 0x20a009,
+    0x20c100, 0x20d084, 0x20dd04, 0x20e184, 0x20e204, 0x20e584, 0x20f100, 0x210009, 0x210201,
+    0x210309, 0x210701, 0x210809, 0x210a02, 0x210b01, 0x210e02, 0x211001, 0x211302, 0x211409,
+    0x211501, 0x211609, 0x211901, 0x211e09, 0x212401, 0x212509, 0x212681, 0x212709, 0x212801,
+    0x212909, 0x212a81, 0x212c01, 0x212e09, 0x212f02, 0x213001, 0x213402, 0x213503, 0x213902,
+    0x213a09, 0x213c02, 0x213e01, 0x214009, 0x214501, 0x214602, 0x214a09, 0x214e02, 0x214f09,
+    0x215006, 0x216005, 0x218301, 0x218402, 0x218505, 0x218906, 0x218a09, 0x218c00, 0x219009,
+    0x230808, 0x230c09, 0x232988, 0x232b09, 0x242a00, 0x244009, 0x244b00, 0x246006, 0x249c09,
+    0x24b60a, 0x24ea06, 0x250009, 0x276808, 0x277606, 0x279409, 0x27c508, 0x27c709, 0x27e608,
+    0x27f009, 0x298308, 0x299909, 0x29d808, 0x29dc09, 0x29fc08, 0x29fe09, 0x2adc89, 0x2add09,
+    0x2b7400, 0x2b7609, 0x2b9600, 0x2b9709, 0x2c0001, 0x2c3002, 0x2c6001, 0x2c6102, 0x2c6201,
+    0x2c6502, 0x2c6701, 0x2c6802, 0x2c6901, 0x2c6a02, 0x2c6b01, 0x2c6c02, 0x2c6d01, 0x2c7102,
+    0x2c7201, 0x2c7302, 0x2c7501, 0x2c7602, 0x2c7c03, 0x2c7e01, 0x2c8102, 0x2c8201, 0x2c8302,
+    0x2c8401, 0x2c8502, 0x2c8601, 0x2c8702, 0x2c8801, 0x2c8902, 0x2c8a01, 0x2c8b02, 0x2c8c01,
+    0x2c8d02, 0x2c8e01, 0x2c8f02, 0x2c9001, 0x2c9102, 0x2c9201, 0x2c9302, 0x2c9401, 0x2c9502,
+    0x2c9601, 0x2c9702, 0x2c9801, 0x2c9902, 0x2c9a01, 0x2c9b02, 0x2c9c01, 0x2c9d02, 0x2c9e01,
+    0x2c9f02, 0x2ca001, 0x2ca102, 0x2ca201, 0x2ca302, 0x2ca401, 0x2ca502, 0x2ca601, 0x2ca702,
+    0x2ca801, 0x2ca902, 0x2caa01, 0x2cab02, 0x2cac01, 0x2cad02, 0x2cae01, 0x2caf02, 0x2cb001,
+    0x2cb102, 0x2cb201, 0x2cb302, 0x2cb401, 0x2cb502, 0x2cb601, 0x2cb702, 0x2cb801, 0x2cb902,
+    0x2cba01, 0x2cbb02, 0x2cbc01, 0x2cbd02, 0x2cbe01, 0x2cbf02, 0x2cc001, 0x2cc102, 0x2cc201,
+    0x2cc302, 0x2cc401, 0x2cc502, 0x2cc601, 0x2cc702, 0x2cc801, 0x2cc902, 0x2cca01, 0x2ccb02,
+    0x2ccc01, 0x2ccd02, 0x2cce01, 0x2ccf02, 0x2cd001, 0x2cd102, 0x2cd201, 0x2cd302, 0x2cd401,
+    0x2cd502, 0x2cd601, 0x2cd702, 0x2cd801, 0x2cd902, 0x2cda01, 0x2cdb02, 0x2cdc01, 0x2cdd02,
+    0x2cde01, 0x2cdf02, 0x2ce001, 0x2ce102, 0x2ce201, 0x2ce302, 0x2ce509, 0x2ceb01, 0x2cec02,
+    0x2ced01, 0x2cee02, 0x2cef84, 0x2cf201, 0x2cf302, 0x2cf400, 0x2cf908, 0x2cfd06, 0x2cfe08,
+    0x2d0002, 0x2d2600, 0x2d2702, 0x2d2800, 0x2d2d02, 0x2d2e00, 0x2d3003, 0x2d6800, 0x2d6f03,
+    0x2d7008, 0x2d7100, 0x2d7f84, 0x2d8003, 0x2d9700, 0x2da003, 0x2da700, 0x2da803, 0x2daf00,
+    0x2db003, 0x2db700, 0x2db803, 0x2dbf00, 0x2dc003, 0x2dc700, 0x2dc803, 0x2dcf00, 0x2dd003,
+    0x2dd700, 0x2dd803, 0x2ddf00, 0x2de084, 0x2e0008, 0x2e2f03, 0x2e3008, 0x2e430d, 0x2e5009,
+    0x2e520d, 0x2e5e00, 0x2e8009, 0x2e9a00, 0x2e9b09, 0x2ef400, 0x2f0009, 0x2fd600, 0x2ff009,
+    0x30000b, 0x300108, 0x300409, 0x300503, 0x300705, 0x300808, 0x301209, 0x301408, 0x302009,
+    0x302105, 0x302a84, 0x303008, 0x303103, 0x303609, 0x303805, 0x303b03, 0x303d08, 0x303e09,
+    0x304000, 0x304103, 0x309700, 0x309984, 0x309b09, 0x309d03, 0x30a008, 0x30a103, 0x30fb08,
+    0x30fc03, 0x310000, 0x310503, 0x313000, 0x313103, 0x318f00, 0x319009, 0x319206, 0x319609,
+    0x31a003, 0x31c009, 0x31e600, 0x31ef09, 0x31f003, 0x320009, 0x321f00, 0x322006, 0x322a09,
+    0x324806, 0x325009, 0x325106, 0x326009, 0x328006, 0x328a09, 0x32b106, 0x32c009, 0x340003,
+    0x4dc009, 0x4e0003, 0xa48d00, 0xa49009, 0xa4c700, 0xa4d003, 0xa4fe08, 0xa50003, 0xa60d08,
+    0xa61003, 0xa62005, 0xa62a03, 0xa62c00, 0xa64001, 0xa64102, 0xa64201, 0xa64302, 0xa64401,
+    0xa64502, 0xa64601, 0xa64702, 0xa64801, 0xa64902, 0xa64a01, 0xa64b02, 0xa64c01, 0xa64d02,
+    0xa64e01, 0xa64f02, 0xa65001, 0xa65102, 0xa65201, 0xa65302, 0xa65401, 0xa65502, 0xa65601,
+    0xa65702, 0xa65801, 0xa65902, 0xa65a01, 0xa65b02, 0xa65c01, 0xa65d02, 0xa65e01, 0xa65f02,
+    0xa66001, 0xa66102, 0xa66201, 0xa66302, 0xa66401, 0xa66502, 0xa66601, 0xa66702, 0xa66801,
+    0xa66902, 0xa66a01, 0xa66b02, 0xa66c01, 0xa66d02, 0xa66e03, 0xa66f84, 0xa67004, 0xa67308,
+    0xa67484, 0xa67e08, 0xa67f03, 0xa68001, 0xa68102, 0xa68201, 0xa68302, 0xa68401, 0xa68502,
+    0xa68601, 0xa68702, 0xa68801, 0xa68902, 0xa68a01, 0xa68b02, 0xa68c01, 0xa68d02, 0xa68e01,
+    0xa68f02, 0xa69001, 0xa69102, 0xa69201, 0xa69302, 0xa69401, 0xa69502, 0xa69601, 0xa69702,
+    0xa69801, 0xa69902, 0xa69a01, 0xa69b02, 0xa69c03, 0xa69e84, 0xa6a003, 0xa6e605, 0xa6f084,
+    0xa6f208, 0xa6f800, 0xa70009, 0xa71703, 0xa72009, 0xa72201, 0xa72302, 0xa72401, 0xa72502,
+    0xa72601, 0xa72702, 0xa72801, 0xa72902, 0xa72a01, 0xa72b02, 0xa72c01, 0xa72d02, 0xa72e01,
+    0xa72f02, 0xa73201, 0xa73302, 0xa73401, 0xa73502, 0xa73601, 0xa73702, 0xa73801, 0xa73902,
+    0xa73a01, 0xa73b02, 0xa73c01, 0xa73d02, 0xa73e01, 0xa73f02, 0xa74001, 0xa74102, 0xa74201,
+    0xa74302, 0xa74401, 0xa74502, 0xa74601, 0xa74702, 0xa74801, 0xa74902, 0xa74a01, 0xa74b02,
+    0xa74c01, 0xa74d02, 0xa74e01, 0xa74f02, 0xa75001, 0xa75102, 0xa75201, 0xa75302, 0xa75401,
+    0xa75502, 0xa75601, 0xa75702, 0xa75801, 0xa75902, 0xa75a01, 0xa75b02, 0xa75c01, 0xa75d02,
+    0xa75e01, 0xa75f02, 0xa76001, 0xa76102, 0xa76201, 0xa76302, 0xa76401, 0xa76502, 0xa76601,
+    0xa76702, 0xa76801, 0xa76902, 0xa76a01, 0xa76b02, 0xa76c01, 0xa76d02, 0xa76e01, 0xa76f02,
+    0xa77003, 0xa77102, 0xa77901, 0xa77a02, 0xa77b01, 0xa77c02, 0xa77d01, 0xa77f02, 0xa78001,
+    0xa78102, 0xa78201, 0xa78302, 0xa78401, 0xa78502, 0xa78601, 0xa78702, 0xa78803, 0xa78909,
+    0xa78b01, 0xa78c02, 0xa78d01, 0xa78e02, 0xa78f03, 0xa79001, 0xa79102, 0xa79201, 0xa79302,
+    0xa79601, 0xa79702, 0xa79801, 0xa79902, 0xa79a01, 0xa79b02, 0xa79c01, 0xa79d02, 0xa79e01,
+    0xa79f02, 0xa7a001, 0xa7a102, 0xa7a201, 0xa7a302, 0xa7a401, 0xa7a502, 0xa7a601, 0xa7a702,
+    0xa7a801, 0xa7a902, 0xa7aa01, 0xa7af02, 0xa7b001, 0xa7b502, 0xa7b601, 0xa7b702, 0xa7b801,
+    0xa7b902, 0xa7ba01, 0xa7bb02, 0xa7bc01, 0xa7bd02, 0xa7be01, 0xa7bf02, 0xa7c001, 0xa7c102,
+    0xa7c201, 0xa7c302, 0xa7c401, 0xa7c802, 0xa7c901, 0xa7ca02, 0xa7cb01, 0xa7cd02, 0xa7ce00,
+    0xa7d001, 0xa7d102, 0xa7d200, 0xa7d302, 0xa7d400, 0xa7d502, 0xa7d601, 0xa7d702, 0xa7d801,
+    0xa7d902, 0xa7da01, 0xa7db02, 0xa7dc01, 0xa7dd00, 0xa7f203, 0xa7f501, 0xa7f602, 0xa7f703,
+    0xa7fa02, 0xa7fb03, 0xa80204, 0xa80303, 0xa80684, 0xa80703, 0xa80b04, 0xa80c03, 0xa82304,
+    0xa82809, 0xa82c04, 0xa82d00, 0xa83006, 0xa83609, 0xa83a00, 0xa84003, 0xa87408, 0xa87800,
+    0xa88004, 0xa88203, 0xa8b404, 0xa8c484, 0xa8c504, 0xa8c600, 0xa8ce08, 0xa8d005, 0xa8da00,
+    0xa8e084, 0xa8f203, 0xa8f808, 0xa8fb03, 0xa8fc08, 0xa8fd03, 0xa8ff04, 0xa90005, 0xa90a03,
+    0xa92604, 0xa92b84, 0xa92e08, 0xa93003, 0xa94704, 0xa95384, 0xa95400, 0xa95f08, 0xa96003,
+    0xa97d00, 0xa98004, 0xa98403, 0xa9b384, 0xa9b404, 0xa9c084, 0xa9c108, 0xa9ce00, 0xa9cf03,
+    0xa9d005, 0xa9da00, 0xa9de08, 0xa9e003, 0xa9e504, 0xa9e603, 0xa9f005, 0xa9fa03, 0xa9ff00,
+    0xaa0003, 0xaa2904, 0xaa3700, 0xaa4003, 0xaa4304, 0xaa4403, 0xaa4c04, 0xaa4e00, 0xaa5005,
+    0xaa5a00, 0xaa5c08, 0xaa6003, 0xaa7709, 0xaa7a03, 0xaa7b04, 0xaa7e03, 0xaab084, 0xaab103,
+    0xaab284, 0xaab503, 0xaab784, 0xaab903, 0xaabe84, 0xaac003, 0xaac184, 0xaac203, 0xaac300,
+    0xaadb03, 0xaade08, 0xaae003, 0xaaeb04, 0xaaf008, 0xaaf203, 0xaaf504, 0xaaf684, 0xaaf700,
+    0xab0103, 0xab0700, 0xab0903, 0xab0f00, 0xab1103, 0xab1700, 0xab2003, 0xab2700, 0xab2803,
+    0xab2f00, 0xab3002, 0xab5b09, 0xab5c03, 0xab6002, 0xab6903, 0xab6a09, 0xab6c00, 0xab7002,
+    0xabc003, 0xabe304, 0xabeb08, 0xabec04, 0xabed84, 0xabee00, 0xabf005, 0xabfa00, 0xac0003,
+    0xd7a400, 0xd7b003, 0xd7c700, 0xd7cb03, 0xd7fc00, 0xf90083, 0xfa0e03, 0xfa1083, 0xfa1103,
+    0xfa1283, 0xfa1303, 0xfa1583, 0xfa1f03, 0xfa2083, 0xfa2103, 0xfa2283, 0xfa2303, 0xfa2583,
+    0xfa2703, 0xfa2a83, 0xfa6e00, 0xfa7083, 0xfada00, 0xfb0002, 0xfb0700, 0xfb1302, 0xfb1800,
+    0xfb1d83, 0xfb1e84, 0xfb1f83, 0xfb2003, 0xfb2909, 0xfb2a83, 0xfb3700, 0xfb3883, 0xfb3d00,
+    0xfb3e83, 0xfb3f00, 0xfb4083, 0xfb4200, 0xfb4383, 0xfb4500, 0xfb4683, 0xfb4f03, 0xfbb209,
+    0xfbc300, 0xfbd303, 0xfd3e08, 0xfd4009, 0xfd5003, 0xfd9000, 0xfd9203, 0xfdc800, 0xfdcf09,
+    0xfdd000, 0xfdf003, 0xfdfc09, 0xfe0004, 0xfe1008, 0xfe1a00, 0xfe2084, 0xfe3008, 0xfe3307,
+    0xfe3508, 0xfe4d07, 0xfe5008, 0xfe5300, 0xfe5408, 0xfe6209, 0xfe6308, 0xfe6409, 0xfe6700,
+    0xfe6808, 0xfe6909, 0xfe6a08, 0xfe6c00, 0xfe7003, 0xfe7500, 0xfe7603, 0xfefd00, 0xff0108,
+    0xff0409, 0xff0508, 0xff0b09, 0xff0c08, 0xff1005, 0xff1a08, 0xff1c09, 0xff1f08, 0xff2101,
+    0xff3b08, 0xff3e09, 0xff3f07, 0xff4009, 0xff4102, 0xff5b08, 0xff5c09, 0xff5d08, 0xff5e09,
+    0xff5f08, 0xff6603, 0xffbf00, 0xffc203, 0xffc800, 0xffca03, 0xffd000, 0xffd203, 0xffd800,
+    0xffda03, 0xffdd00, 0xffe009, 0xffe700, 0xffe809, 0xffef00, 0xfffc09, 0xfffe00, 0x1000003,
+    0x1000c00, 0x1000d03, 0x1002700, 0x1002803, 0x1003b00, 0x1003c03, 0x1003e00, 0x1003f03,
+    0x1004e00, 0x1005003, 0x1005e00, 0x1008003, 0x100fb00, 0x1010008, 0x1010300, 0x1010706,
+    0x1013400, 0x1013709, 0x1014005, 0x1017506, 0x1017909, 0x1018a06, 0x1018c09, 0x1018f00,
+    0x1019009, 0x1019d00, 0x101a009, 0x101a100, 0x101d009, 0x101fd84, 0x101fe00, 0x1028003,
+    0x1029d00, 0x102a003, 0x102d100, 0x102e084, 0x102e106, 0x102fc00, 0x1030003, 0x1032006,
+    0x1032400, 0x1032d03, 0x1034105, 0x1034203, 0x1034a05, 0x1034b00, 0x1035003, 0x1037684,
+    0x1037b00, 0x1038003, 0x1039e00, 0x1039f08, 0x103a003, 0x103c400, 0x103c803, 0x103d008,
+    0x103d105, 0x103d600, 0x1040001, 0x1042802, 0x1045003, 0x1049e00, 0x104a005, 0x104aa00,
+    0x104b001, 0x104d400, 0x104d802, 0x104fc00, 0x1050003, 0x1052800, 0x1053003, 0x1056400,
+    0x1056f08, 0x1057001, 0x1057b00, 0x1057c01, 0x1058b00, 0x1058c01, 0x1059300, 0x1059401,
+    0x1059600, 0x1059702, 0x105a200, 0x105a302, 0x105b200, 0x105b302, 0x105ba00, 0x105bb02,
+    0x105bd00, 0x105c003, 0x105f400, 0x1060003, 0x1073700, 0x1074003, 0x1075600, 0x1076003,
+    0x1076800, 0x1078003, 0x1078600, 0x1078703, 0x107b100, 0x107b203, 0x107bb00, 0x1080003,
+    0x1080600, 0x1080803, 0x1080900, 0x1080a03, 0x1083600, 0x1083703, 0x1083900, 0x1083c03,
+    0x1083d00, 0x1083f03, 0x1085600, 0x1085708, 0x1085806, 0x1086003, 0x1087709, 0x1087906,
+    0x1088003, 0x1089f00, 0x108a706, 0x108b000, 0x108e003, 0x108f300, 0x108f403, 0x108f600,
+    0x108fb06, 0x1090003, 0x1091606, 0x1091c00, 0x1091f08, 0x1092003, 0x1093a00, 0x1093f08,
+    0x1094000, 0x1098003, 0x109b800, 0x109bc06, 0x109be03, 0x109c006, 0x109d000, 0x109d206,
+    0x10a0003, 0x10a0104, 0x10a0400, 0x10a0504, 0x10a0700, 0x10a0c04, 0x10a0d84, 0x10a0e04,
+    0x10a0f84, 0x10a1003, 0x10a1400, 0x10a1503, 0x10a1800, 0x10a1903, 0x10a3600, 0x10a3884,
+    0x10a3b00, 0x10a3f84, 0x10a4006, 0x10a4900, 0x10a5008, 0x10a5900, 0x10a6003, 0x10a7d06,
+    0x10a7f08, 0x10a8003, 0x10a9d06, 0x10aa000, 0x10ac003, 0x10ac809, 0x10ac903, 0x10ae584,
+    0x10ae700, 0x10aeb06, 0x10af008, 0x10af700, 0x10b0003, 0x10b3600, 0x10b3908, 0x10b4003,
+    0x10b5600, 0x10b5806, 0x10b6003, 0x10b7300, 0x10b7806, 0x10b8003, 0x10b9200, 0x10b9908,
+    0x10b9d00, 0x10ba906, 0x10bb000, 0x10c0003, 0x10c4900, 0x10c8001, 0x10cb300, 0x10cc002,
+    0x10cf300, 0x10cfa06, 0x10d0003, 0x10d2404, 0x10d2800, 0x10d3005, 0x10d3a00, 0x10d4005,
+    0x10d4a03, 0x10d5001, 0x10d6600, 0x10d6904, 0x10d6e0d, 0x10d6f03, 0x10d7002, 0x10d8600,
+    0x10d8e09, 0x10d9000, 0x10e6006, 0x10e7f00, 0x10e8003, 0x10eaa00, 0x10eab04, 0x10ead0d,
+    0x10eae00, 0x10eb003, 0x10eb200, 0x10ec203, 0x10ec500, 0x10efc04, 0x10f0003, 0x10f1d06,
+    0x10f2703, 0x10f2800, 0x10f3003, 0x10f4604, 0x10f5106, 0x10f550d, 0x10f5a00, 0x10f7003,
+    0x10f8204, 0x10f860d, 0x10f8a00, 0x10fb003, 0x10fc506, 0x10fcc00, 0x10fe003, 0x10ff700,
+    0x1100004, 0x1100303, 0x1103804, 0x1104684, 0x1104708, 0x1104e00, 0x1105206, 0x1106605,
+    0x1107004, 0x1107103, 0x1107304, 0x1107503, 0x1107600, 0x1107f84, 0x1108004, 0x1108303,
+    0x110b004, 0x110b984, 0x110bb08, 0x110bd00, 0x110be08, 0x110c204, 0x110c300, 0x110d003,
+    0x110e900, 0x110f005, 0x110fa00, 0x1110084, 0x1110303, 0x1112784, 0x1112804, 0x1113384,
+    0x1113500, 0x1113605, 0x1114008, 0x1114403, 0x1114504, 0x1114703, 0x1114800, 0x1115003,
+    0x1117384, 0x1117408, 0x1117603, 0x1117700, 0x1118004, 0x1118303, 0x111b304, 0x111c084,
+    0x111c103, 0x111c508, 0x111c904, 0x111ca84, 0x111cb04, 0x111cd08, 0x111ce04, 0x111d005,
+    0x111da03, 0x111db08, 0x111dc03, 0x111dd08, 0x111e000, 0x111e106, 0x111f500, 0x1120003,
+    0x1121200, 0x1121303, 0x1122c04, 0x1123584, 0x1123704, 0x1123808, 0x1123e04, 0x1123f03,
+    0x1124104, 0x1124200, 0x1128003, 0x1128700, 0x1128803, 0x1128900, 0x1128a03, 0x1128e00,
+    0x1128f03, 0x1129e00, 0x1129f03, 0x112a908, 0x112aa00, 0x112b003, 0x112df04, 0x112e984,
+    0x112eb00, 0x112f005, 0x112fa00, 0x1130004, 0x1130400, 0x1130503, 0x1130d00, 0x1130f03,
+    0x1131100, 0x1131303, 0x1132900, 0x1132a03, 0x1133100, 0x1133203, 0x1133400, 0x1133503,
+    0x1133a00, 0x1133b04, 0x1133c84, 0x1133d03, 0x1133e84, 0x1133f04, 0x1134500, 0x1134704,
+    0x1134900, 0x1134b04, 0x1134d84, 0x1134e00, 0x1135003, 0x1135100, 0x1135784, 0x1135800,
+    0x1135d03, 0x1136204, 0x1136400, 0x1136684, 0x1136d00, 0x1137084, 0x1137500, 0x1138003,
+    0x1138a00, 0x1138b03, 0x1138c00, 0x1138e03, 0x1138f00, 0x1139003, 0x113b600, 0x113b703,
+    0x113b804, 0x113c100, 0x113c204, 0x113c300, 0x113c504, 0x113c600, 0x113c704, 0x113cb00,
+    0x113cc04, 0x113d103, 0x113d204, 0x113d303, 0x113d40d, 0x113d600, 0x113d70d, 0x113d900,
+    0x113e104, 0x113e300, 0x1140003, 0x1143504, 0x1144284, 0x1144304, 0x1144684, 0x1144703,
+    0x1144b0d, 0x1145005, 0x1145a0d, 0x1145c00, 0x1145d0d, 0x1145e04, 0x1145f03, 0x1146200,
+    0x1148003, 0x114b084, 0x114b104, 0x114ba84, 0x114bb04, 0x114bd84, 0x114be04, 0x114c284,
+    0x114c403, 0x114c608, 0x114c703, 0x114c800, 0x114d005, 0x114da00, 0x1158003, 0x115af84,
+    0x115b004, 0x115b600, 0x115b804, 0x115bf84, 0x115c108, 0x115d803, 0x115dc04, 0x115de00,
+    0x1160003, 0x1163004, 0x1163f84, 0x1164004, 0x1164108, 0x1164403, 0x1164500, 0x1165005,
+    0x1165a00, 0x116600d, 0x1166d00, 0x1168003, 0x116ab04, 0x116b684, 0x116b803, 0x116b90d,
+    0x116ba00, 0x116c005, 0x116ca00, 0x116d005, 0x116e400, 0x1170003, 0x1171b00, 0x1171d04,
+    0x1172b84, 0x1172c00, 0x1173005, 0x1173a06, 0x1173c08, 0x1173f09, 0x1174003, 0x1174700,
+    0x1180003, 0x1182c04, 0x1183b0d, 0x1183c00, 0x118a001, 0x118c002, 0x118e005, 0x118ea06,
+    0x118f300, 0x118ff03, 0x1190700, 0x1190903, 0x1190a00, 0x1190c03, 0x1191400, 0x1191503,
+    0x1191700, 0x1191803, 0x1193004, 0x1193600, 0x1193704, 0x1193900, 0x1193b04, 0x1193f03,
+    0x1194004, 0x1194103, 0x1194204, 0x119440d, 0x1194700, 0x1195005, 0x1195a00, 0x119a003,
+    0x119a800, 0x119aa03, 0x119d104, 0x119d800, 0x119da04, 0x119e103, 0x119e20d, 0x119e303,
+    0x119e404, 0x119e500, 0x11a0003, 0x11a0104, 0x11a0b03, 0x11a3304, 0x11a3a03, 0x11a3b04,
+    0x11a3f0d, 0x11a4704, 0x11a4800, 0x11a5003, 0x11a5104, 0x11a5c03, 0x11a8a04, 0x11a9a0d,
+    0x11a9d03, 0x11a9e0d, 0x11aa300, 0x11ab003, 0x11af900, 0x11b000d, 0x11b0a00, 0x11bc003,
+    0x11be10d, 0x11be200, 0x11bf005, 0x11bfa00, 0x11c0003, 0x11c0900, 0x11c0a03, 0x11c2f04,
+    0x11c3700, 0x11c3804, 0x11c3f84, 0x11c4003, 0x11c410d, 0x11c4600, 0x11c5005, 0x11c5a06,
+    0x11c6d00, 0x11c700d, 0x11c7203, 0x11c9000, 0x11c9204, 0x11ca800, 0x11ca904, 0x11cb700,
+    0x11d0003, 0x11d0700, 0x11d0803, 0x11d0a00, 0x11d0b03, 0x11d3104, 0x11d3700, 0x11d3a04,
+    0x11d3b00, 0x11d3c04, 0x11d3e00, 0x11d3f04, 0x11d4603, 0x11d4704, 0x11d4800, 0x11d5005,
+    0x11d5a00, 0x11d6003, 0x11d6600, 0x11d6703, 0x11d6900, 0x11d6a03, 0x11d8a04, 0x11d8f00,
+    0x11d9004, 0x11d9200, 0x11d9304, 0x11d9803, 0x11d9900, 0x11da005, 0x11daa00, 0x11ee003,
+    0x11ef304, 0x11ef70d, 0x11ef900, 0x11f0004, 0x11f0203, 0x11f0304, 0x11f0403, 0x11f1100,
+    0x11f1203, 0x11f3404, 0x11f3b00, 0x11f3e04, 0x11f430d, 0x11f5005, 0x11f5a04, 0x11f5b00,
+    0x11fb003, 0x11fb100, 0x11fc006, 0x11fd509, 0x11ff200, 0x11fff0d, 0x1200003, 0x1239a00,
+    0x1240005, 0x1246f00, 0x1247008, 0x1247500, 0x1248003, 0x1254400, 0x12f9003, 0x12ff10d,
+    0x12ff300, 0x1300003, 0x1343000, 0x1344004, 0x1344103, 0x1344704, 0x1345600, 0x1346003,
+    0x143fb00, 0x1440003, 0x1464700, 0x1610003, 0x1611e04, 0x1613005, 0x1613a00, 0x1680003,
+    0x16a3900, 0x16a4003, 0x16a5f00, 0x16a6005, 0x16a6a00, 0x16a6e08, 0x16a7003, 0x16abf00,
+    0x16ac005, 0x16aca00, 0x16ad003, 0x16aee00, 0x16af084, 0x16af508, 0x16af600, 0x16b0003,
+    0x16b3084, 0x16b3708, 0x16b3c09, 0x16b4003, 0x16b4408, 0x16b4509, 0x16b4600, 0x16b5005,
+    0x16b5a00, 0x16b5b06, 0x16b6200, 0x16b6303, 0x16b7800, 0x16b7d03, 0x16b9000, 0x16d4003,
+    0x16d6d0d, 0x16d7005, 0x16d7a00, 0x16e4001, 0x16e6002, 0x16e8006, 0x16e970d, 0x16e9b00,
+    0x16f0003, 0x16f4b00, 0x16f4f04, 0x16f5003, 0x16f5104, 0x16f8800, 0x16f8f04, 0x16f9303,
+    0x16fa000, 0x16fe003, 0x16fe20d, 0x16fe303, 0x16fe404, 0x16fe500, 0x16ff004, 0x16ff200,
+    0x1700003, 0x187f800, 0x1880003, 0x18cd600, 0x18cff03, 0x18d0900, 0x1aff003, 0x1aff400,
+    0x1aff503, 0x1affc00, 0x1affd03, 0x1afff00, 0x1b00003, 0x1b12300, 0x1b13203, 0x1b13300,
+    0x1b15003, 0x1b15300, 0x1b15503, 0x1b15600, 0x1b16403, 0x1b16800, 0x1b17003, 0x1b2fc00,
+    0x1bc0003, 0x1bc6b00, 0x1bc7003, 0x1bc7d00, 0x1bc8003, 0x1bc8900, 0x1bc9003, 0x1bc9a00,
+    0x1bc9c09, 0x1bc9d04, 0x1bc9e84, 0x1bc9f08, 0x1bca000, 0x1cc0009, 0x1ccf005, 0x1ccfa00,
+    0x1cd0009, 0x1ceb400, 0x1cf0004, 0x1cf2e00, 0x1cf3004, 0x1cf4700, 0x1cf5009, 0x1cfc400,
+    0x1d00009, 0x1d0f600, 0x1d10009, 0x1d12700, 0x1d12909, 0x1d15e89, 0x1d16584, 0x1d16a09,
+    0x1d16d84, 0x1d17300, 0x1d17b84, 0x1d18309, 0x1d18584, 0x1d18c09, 0x1d1aa84, 0x1d1ae09,
+    0x1d1bb89, 0x1d1c109, 0x1d1eb00, 0x1d20009, 0x1d24284, 0x1d24509, 0x1d24600, 0x1d2c006,
+    0x1d2d400, 0x1d2e006, 0x1d2f400, 0x1d30009, 0x1d35700, 0x1d36006, 0x1d37900, 0x1d40001,
+    0x1d41a02, 0x1d43401, 0x1d44e02, 0x1d45500, 0x1d45602, 0x1d46801, 0x1d48202, 0x1d49c01,
+    0x1d49d00, 0x1d49e01, 0x1d4a000, 0x1d4a201, 0x1d4a300, 0x1d4a501, 0x1d4a700, 0x1d4a901,
+    0x1d4ad00, 0x1d4ae01, 0x1d4b602, 0x1d4ba00, 0x1d4bb02, 0x1d4bc00, 0x1d4bd02, 0x1d4c400,
+    0x1d4c502, 0x1d4d001, 0x1d4ea02, 0x1d50401, 0x1d50600, 0x1d50701, 0x1d50b00, 0x1d50d01,
+    0x1d51500, 0x1d51601, 0x1d51d00, 0x1d51e02, 0x1d53801, 0x1d53a00, 0x1d53b01, 0x1d53f00,
+    0x1d54001, 0x1d54500, 0x1d54601, 0x1d54700, 0x1d54a01, 0x1d55100, 0x1d55202, 0x1d56c01,
+    0x1d58602, 0x1d5a001, 0x1d5ba02, 0x1d5d401, 0x1d5ee02, 0x1d60801, 0x1d62202, 0x1d63c01,
+    0x1d65602, 0x1d67001, 0x1d68a02, 0x1d6a600, 0x1d6a801, 0x1d6c109, 0x1d6c202, 0x1d6db09,
+    0x1d6dc02, 0x1d6e201, 0x1d6fb09, 0x1d6fc02, 0x1d71509, 0x1d71602, 0x1d71c01, 0x1d73509,
+    0x1d73602, 0x1d74f09, 0x1d75002, 0x1d75601, 0x1d76f09, 0x1d77002, 0x1d78909, 0x1d78a02,
+    0x1d79001, 0x1d7a909, 0x1d7aa02, 0x1d7c309, 0x1d7c402, 0x1d7ca01, 0x1d7cb02, 0x1d7cc00,
+    0x1d7ce05, 0x1d80009, 0x1da0004, 0x1da3709, 0x1da3b04, 0x1da6d09, 0x1da7504, 0x1da7609,
+    0x1da8404, 0x1da8509, 0x1da8708, 0x1da8c00, 0x1da9b04, 0x1daa000, 0x1daa104, 0x1dab000,
+    0x1df0002, 0x1df0a03, 0x1df0b02, 0x1df1f00, 0x1df2502, 0x1df2b00, 0x1e00084, 0x1e00700,
+    0x1e00884, 0x1e01900, 0x1e01b84, 0x1e02200, 0x1e02384, 0x1e02500, 0x1e02684, 0x1e02b00,
+    0x1e03003, 0x1e06e00, 0x1e08f04, 0x1e09000, 0x1e10003, 0x1e12d00, 0x1e13004, 0x1e13703,
+    0x1e13e00, 0x1e14005, 0x1e14a00, 0x1e14e03, 0x1e14f09, 0x1e15000, 0x1e29003, 0x1e2ae04,
+    0x1e2af00, 0x1e2c003, 0x1e2ec04, 0x1e2f005, 0x1e2fa00, 0x1e2ff09, 0x1e30000, 0x1e4d003,
+    0x1e4ec04, 0x1e4f005, 0x1e4fa00, 0x1e5d003, 0x1e5ee04, 0x1e5f003, 0x1e5f105, 0x1e5fb00,
+    0x1e5ff0d, 0x1e60000, 0x1e7e003, 0x1e7e700, 0x1e7e803, 0x1e7ec00, 0x1e7ed03, 0x1e7ef00,
+    0x1e7f003, 0x1e7ff00, 0x1e80003, 0x1e8c500, 0x1e8c706, 0x1e8d084, 0x1e8d700, 0x1e90001,
+    0x1e92202, 0x1e94484, 0x1e94b03, 0x1e94c00, 0x1e95005, 0x1e95a00, 0x1e95e0d, 0x1e96000,
+    0x1ec7106, 0x1ecac09, 0x1ecad06, 0x1ecb009, 0x1ecb106, 0x1ecb500, 0x1ed0106, 0x1ed2e09,
+    0x1ed2f06, 0x1ed3e00, 0x1ee0003, 0x1ee0400, 0x1ee0503, 0x1ee2000, 0x1ee2103, 0x1ee2300,
+    0x1ee2403, 0x1ee2500, 0x1ee2703, 0x1ee2800, 0x1ee2903, 0x1ee3300, 0x1ee3403, 0x1ee3800,
+    0x1ee3903, 0x1ee3a00, 0x1ee3b03, 0x1ee3c00, 0x1ee4203, 0x1ee4300, 0x1ee4703, 0x1ee4800,
+    0x1ee4903, 0x1ee4a00, 0x1ee4b03, 0x1ee4c00, 0x1ee4d03, 0x1ee5000, 0x1ee5103, 0x1ee5300,
+    0x1ee5403, 0x1ee5500, 0x1ee5703, 0x1ee5800, 0x1ee5903, 0x1ee5a00, 0x1ee5b03, 0x1ee5c00,
+    0x1ee5d03, 0x1ee5e00, 0x1ee5f03, 0x1ee6000, 0x1ee6103, 0x1ee6300, 0x1ee6403, 0x1ee6500,
+    0x1ee6703, 0x1ee6b00, 0x1ee6c03, 0x1ee7300, 0x1ee7403, 0x1ee7800, 0x1ee7903, 0x1ee7d00,
+    0x1ee7e03, 0x1ee7f00, 0x1ee8003, 0x1ee8a00, 0x1ee8b03, 0x1ee9c00, 0x1eea103, 0x1eea400,
+    0x1eea503, 0x1eeaa00, 0x1eeab03, 0x1eebc00, 0x1eef009, 0x1eef200, 0x1f00009, 0x1f02c00,
+    0x1f03009, 0x1f09400, 0x1f0a009, 0x1f0af00, 0x1f0b109, 0x1f0c000, 0x1f0c109, 0x1f0d000,
+    0x1f0d109, 0x1f0f600, 0x1f10006, 0x1f10d09, 0x1f1300a, 0x1f14a09, 0x1f1500a, 0x1f16a09,
+    0x1f1700a, 0x1f18a09, 0x1f1ae00, 0x1f1e609, 0x1f20300, 0x1f21009, 0x1f23c00, 0x1f24009,
+    0x1f24900, 0x1f25009, 0x1f25200, 0x1f26009, 0x1f26600, 0x1f30009, 0x1f6d800, 0x1f6dc09,
+    0x1f6ed00, 0x1f6f009, 0x1f6fd00, 0x1f70009, 0x1f77700, 0x1f77b09, 0x1f7da00, 0x1f7e009,
+    0x1f7ec00, 0x1f7f009, 0x1f7f100, 0x1f80009, 0x1f80c00, 0x1f81009, 0x1f84800, 0x1f85009,
+    0x1f85a00, 0x1f86009, 0x1f88800, 0x1f89009, 0x1f8ae00, 0x1f8b009, 0x1f8bc00, 0x1f8c009,
+    0x1f8c200, 0x1f90009, 0x1fa5400, 0x1fa6009, 0x1fa6e00, 0x1fa7009, 0x1fa7d00, 0x1fa8009,
+    0x1fa8a00, 0x1fa8f09, 0x1fac700, 0x1face09, 0x1fadd00, 0x1fadf09, 0x1faea00, 0x1faf009,
+    0x1faf900, 0x1fb0009, 0x1fb9300, 0x1fb9409, 0x1fbf005, 0x1fbfa00, 0x2000003, 0x2a6e000,
+    0x2a70003, 0x2b73a00, 0x2b74003, 0x2b81e00, 0x2b82003, 0x2cea200, 0x2ceb003, 0x2ebe100,
+    0x2ebf003, 0x2ee5e00, 0x2f80083, 0x2fa1e00, 0x3000003, 0x3134b00, 0x3135003, 0x323b000,
+    0xe010004, 0xe01f000,
+};
+// Canonical decompositions, sorted: character, first, second (0: there is none).
+static const text__decomposition text__decompositions[] = {
+    {0xc0,0x41,0x300}, {0xc1,0x41,0x301}, {0xc2,0x41,0x302}, {0xc3,0x41,0x303}, {0xc4,0x41,0x308},
+    {0xc5,0x41,0x30a}, {0xc7,0x43,0x327}, {0xc8,0x45,0x300}, {0xc9,0x45,0x301}, {0xca,0x45,0x302},
+    {0xcb,0x45,0x308}, {0xcc,0x49,0x300}, {0xcd,0x49,0x301}, {0xce,0x49,0x302}, {0xcf,0x49,0x308},
+    {0xd1,0x4e,0x303}, {0xd2,0x4f,0x300}, {0xd3,0x4f,0x301}, {0xd4,0x4f,0x302}, {0xd5,0x4f,0x303},
+    {0xd6,0x4f,0x308}, {0xd9,0x55,0x300}, {0xda,0x55,0x301}, {0xdb,0x55,0x302}, {0xdc,0x55,0x308},
+    {0xdd,0x59,0x301}, {0xe0,0x61,0x300}, {0xe1,0x61,0x301}, {0xe2,0x61,0x302}, {0xe3,0x61,0x303},
+    {0xe4,0x61,0x308}, {0xe5,0x61,0x30a}, {0xe7,0x63,0x327}, {0xe8,0x65,0x300}, {0xe9,0x65,0x301},
+    {0xea,0x65,0x302}, {0xeb,0x65,0x308}, {0xec,0x69,0x300}, {0xed,0x69,0x301}, {0xee,0x69,0x302},
+    {0xef,0x69,0x308}, {0xf1,0x6e,0x303}, {0xf2,0x6f,0x300}, {0xf3,0x6f,0x301}, {0xf4,0x6f,0x302},
+    {0xf5,0x6f,0x303}, {0xf6,0x6f,0x308}, {0xf9,0x75,0x300}, {0xfa,0x75,0x301}, {0xfb,0x75,0x302},
+    {0xfc,0x75,0x308}, {0xfd,0x79,0x301}, {0xff,0x79,0x308}, {0x100,0x41,0x304}, {0x101,0x61,0x304},
+    {0x102,0x41,0x306}, {0x103,0x61,0x306}, {0x104,0x41,0x328}, {0x105,0x61,0x328},
+    {0x106,0x43,0x301}, {0x107,0x63,0x301}, {0x108,0x43,0x302}, {0x109,0x63,0x302},
+    {0x10a,0x43,0x307}, {0x10b,0x63,0x307}, {0x10c,0x43,0x30c}, {0x10d,0x63,0x30c},
+    {0x10e,0x44,0x30c}, {0x10f,0x64,0x30c}, {0x112,0x45,0x304}, {0x113,0x65,0x304},
+    {0x114,0x45,0x306}, {0x115,0x65,0x306}, {0x116,0x45,0x307}, {0x117,0x65,0x307},
+    {0x118,0x45,0x328}, {0x119,0x65,0x328}, {0x11a,0x45,0x30c}, {0x11b,0x65,0x30c},
+    {0x11c,0x47,0x302}, {0x11d,0x67,0x302}, {0x11e,0x47,0x306}, {0x11f,0x67,0x306},
+    {0x120,0x47,0x307}, {0x121,0x67,0x307}, {0x122,0x47,0x327}, {0x123,0x67,0x327},
+    {0x124,0x48,0x302}, {0x125,0x68,0x302}, {0x128,0x49,0x303}, {0x129,0x69,0x303},
+    {0x12a,0x49,0x304}, {0x12b,0x69,0x304}, {0x12c,0x49,0x306}, {0x12d,0x69,0x306},
+    {0x12e,0x49,0x328}, {0x12f,0x69,0x328}, {0x130,0x49,0x307}, {0x134,0x4a,0x302},
+    {0x135,0x6a,0x302}, {0x136,0x4b,0x327}, {0x137,0x6b,0x327}, {0x139,0x4c,0x301},
+    {0x13a,0x6c,0x301}, {0x13b,0x4c,0x327}, {0x13c,0x6c,0x327}, {0x13d,0x4c,0x30c},
+    {0x13e,0x6c,0x30c}, {0x143,0x4e,0x301}, {0x144,0x6e,0x301}, {0x145,0x4e,0x327},
+    {0x146,0x6e,0x327}, {0x147,0x4e,0x30c}, {0x148,0x6e,0x30c}, {0x14c,0x4f,0x304},
+    {0x14d,0x6f,0x304}, {0x14e,0x4f,0x306}, {0x14f,0x6f,0x306}, {0x150,0x4f,0x30b},
+    {0x151,0x6f,0x30b}, {0x154,0x52,0x301}, {0x155,0x72,0x301}, {0x156,0x52,0x327},
+    {0x157,0x72,0x327}, {0x158,0x52,0x30c}, {0x159,0x72,0x30c}, {0x15a,0x53,0x301},
+    {0x15b,0x73,0x301}, {0x15c,0x53,0x302}, {0x15d,0x73,0x302}, {0x15e,0x53,0x327},
+    {0x15f,0x73,0x327}, {0x160,0x53,0x30c}, {0x161,0x73,0x30c}, {0x162,0x54,0x327},
+    {0x163,0x74,0x327}, {0x164,0x54,0x30c}, {0x165,0x74,0x30c}, {0x168,0x55,0x303},
+    {0x169,0x75,0x303}, {0x16a,0x55,0x304}, {0x16b,0x75,0x304}, {0x16c,0x55,0x306},
+    {0x16d,0x75,0x306}, {0x16e,0x55,0x30a}, {0x16f,0x75,0x30a}, {0x170,0x55,0x30b},
+    {0x171,0x75,0x30b}, {0x172,0x55,0x328}, {0x173,0x75,0x328}, {0x174,0x57,0x302},
+    {0x175,0x77,0x302}, {0x176,0x59,0x302}, {0x177,0x79,0x302}, {0x178,0x59,0x308},
+    {0x179,0x5a,0x301}, {0x17a,0x7a,0x301}, {0x17b,0x5a,0x307}, {0x17c,0x7a,0x307},
+    {0x17d,0x5a,0x30c}, {0x17e,0x7a,0x30c}, {0x1a0,0x4f,0x31b}, {0x1a1,0x6f,0x31b},
+    {0x1af,0x55,0x31b}, {0x1b0,0x75,0x31b}, {0x1cd,0x41,0x30c}, {0x1ce,0x61,0x30c},
+    {0x1cf,0x49,0x30c}, {0x1d0,0x69,0x30c}, {0x1d1,0x4f,0x30c}, {0x1d2,0x6f,0x30c},
+    {0x1d3,0x55,0x30c}, {0x1d4,0x75,0x30c}, {0x1d5,0xdc,0x304}, {0x1d6,0xfc,0x304},
+    {0x1d7,0xdc,0x301}, {0x1d8,0xfc,0x301}, {0x1d9,0xdc,0x30c}, {0x1da,0xfc,0x30c},
+    {0x1db,0xdc,0x300}, {0x1dc,0xfc,0x300}, {0x1de,0xc4,0x304}, {0x1df,0xe4,0x304},
+    {0x1e0,0x226,0x304}, {0x1e1,0x227,0x304}, {0x1e2,0xc6,0x304}, {0x1e3,0xe6,0x304},
+    {0x1e6,0x47,0x30c}, {0x1e7,0x67,0x30c}, {0x1e8,0x4b,0x30c}, {0x1e9,0x6b,0x30c},
+    {0x1ea,0x4f,0x328}, {0x1eb,0x6f,0x328}, {0x1ec,0x1ea,0x304}, {0x1ed,0x1eb,0x304},
+    {0x1ee,0x1b7,0x30c}, {0x1ef,0x292,0x30c}, {0x1f0,0x6a,0x30c}, {0x1f4,0x47,0x301},
+    {0x1f5,0x67,0x301}, {0x1f8,0x4e,0x300}, {0x1f9,0x6e,0x300}, {0x1fa,0xc5,0x301},
+    {0x1fb,0xe5,0x301}, {0x1fc,0xc6,0x301}, {0x1fd,0xe6,0x301}, {0x1fe,0xd8,0x301},
+    {0x1ff,0xf8,0x301}, {0x200,0x41,0x30f}, {0x201,0x61,0x30f}, {0x202,0x41,0x311},
+    {0x203,0x61,0x311}, {0x204,0x45,0x30f}, {0x205,0x65,0x30f}, {0x206,0x45,0x311},
+    {0x207,0x65,0x311}, {0x208,0x49,0x30f}, {0x209,0x69,0x30f}, {0x20a,0x49,0x311},
+    {0x20b,0x69,0x311}, {0x20c,0x4f,0x30f}, {0x20d,0x6f,0x30f}, {0x20e,0x4f,0x311},
+    {0x20f,0x6f,0x311}, {0x210,0x52,0x30f}, {0x211,0x72,0x30f}, {0x212,0x52,0x311},
+    {0x213,0x72,0x311}, {0x214,0x55,0x30f}, {0x215,0x75,0x30f}, {0x216,0x55,0x311},
+    {0x217,0x75,0x311}, {0x218,0x53,0x326}, {0x219,0x73,0x326}, {0x21a,0x54,0x326},
+    {0x21b,0x74,0x326}, {0x21e,0x48,0x30c}, {0x21f,0x68,0x30c}, {0x226,0x41,0x307},
+    {0x227,0x61,0x307}, {0x228,0x45,0x327}, {0x229,0x65,0x327}, {0x22a,0xd6,0x304},
+    {0x22b,0xf6,0x304}, {0x22c,0xd5,0x304}, {0x22d,0xf5,0x304}, {0x22e,0x4f,0x307},
+    {0x22f,0x6f,0x307}, {0x230,0x22e,0x304}, {0x231,0x22f,0x304}, {0x232,0x59,0x304},
+    {0x233,0x79,0x304}, {0x340,0x300,0x0}, {0x341,0x301,0x0}, {0x343,0x313,0x0},
+    {0x344,0x308,0x301}, {0x374,0x2b9,0x0}, {0x37e,0x3b,0x0}, {0x385,0xa8,0x301},
+    {0x386,0x391,0x301}, {0x387,0xb7,0x0}, {0x388,0x395,0x301}, {0x389,0x397,0x301},
+    {0x38a,0x399,0x301}, {0x38c,0x39f,0x301}, {0x38e,0x3a5,0x301}, {0x38f,0x3a9,0x301},
+    {0x390,0x3ca,0x301}, {0x3aa,0x399,0x308}, {0x3ab,0x3a5,0x308}, {0x3ac,0x3b1,0x301},
+    {0x3ad,0x3b5,0x301}, {0x3ae,0x3b7,0x301}, {0x3af,0x3b9,0x301}, {0x3b0,0x3cb,0x301},
+    {0x3ca,0x3b9,0x308}, {0x3cb,0x3c5,0x308}, {0x3cc,0x3bf,0x301}, {0x3cd,0x3c5,0x301},
+    {0x3ce,0x3c9,0x301}, {0x3d3,0x3d2,0x301}, {0x3d4,0x3d2,0x308}, {0x400,0x415,0x300},
+    {0x401,0x415,0x308}, {0x403,0x413,0x301}, {0x407,0x406,0x308}, {0x40c,0x41a,0x301},
+    {0x40d,0x418,0x300}, {0x40e,0x423,0x306}, {0x419,0x418,0x306}, {0x439,0x438,0x306},
+    {0x450,0x435,0x300}, {0x451,0x435,0x308}, {0x453,0x433,0x301}, {0x457,0x456,0x308},
+    {0x45c,0x43a,0x301}, {0x45d,0x438,0x300}, {0x45e,0x443,0x306}, {0x476,0x474,0x30f},
+    {0x477,0x475,0x30f}, {0x4c1,0x416,0x306}, {0x4c2,0x436,0x306}, {0x4d0,0x410,0x306},
+    {0x4d1,0x430,0x306}, {0x4d2,0x410,0x308}, {0x4d3,0x430,0x308}, {0x4d6,0x415,0x306},
+    {0x4d7,0x435,0x306}, {0x4da,0x4d8,0x308}, {0x4db,0x4d9,0x308}, {0x4dc,0x416,0x308},
+    {0x4dd,0x436,0x308}, {0x4de,0x417,0x308}, {0x4df,0x437,0x308}, {0x4e2,0x418,0x304},
+    {0x4e3,0x438,0x304}, {0x4e4,0x418,0x308}, {0x4e5,0x438,0x308}, {0x4e6,0x41e,0x308},
+    {0x4e7,0x43e,0x308}, {0x4ea,0x4e8,0x308}, {0x4eb,0x4e9,0x308}, {0x4ec,0x42d,0x308},
+    {0x4ed,0x44d,0x308}, {0x4ee,0x423,0x304}, {0x4ef,0x443,0x304}, {0x4f0,0x423,0x308},
+    {0x4f1,0x443,0x308}, {0x4f2,0x423,0x30b}, {0x4f3,0x443,0x30b}, {0x4f4,0x427,0x308},
+    {0x4f5,0x447,0x308}, {0x4f8,0x42b,0x308}, {0x4f9,0x44b,0x308}, {0x622,0x627,0x653},
+    {0x623,0x627,0x654}, {0x624,0x648,0x654}, {0x625,0x627,0x655}, {0x626,0x64a,0x654},
+    {0x6c0,0x6d5,0x654}, {0x6c2,0x6c1,0x654}, {0x6d3,0x6d2,0x654}, {0x929,0x928,0x93c},
+    {0x931,0x930,0x93c}, {0x934,0x933,0x93c}, {0x958,0x915,0x93c}, {0x959,0x916,0x93c},
+    {0x95a,0x917,0x93c}, {0x95b,0x91c,0x93c}, {0x95c,0x921,0x93c}, {0x95d,0x922,0x93c},
+    {0x95e,0x92b,0x93c}, {0x95f,0x92f,0x93c}, {0x9cb,0x9c7,0x9be}, {0x9cc,0x9c7,0x9d7},
+    {0x9dc,0x9a1,0x9bc}, {0x9dd,0x9a2,0x9bc}, {0x9df,0x9af,0x9bc}, {0xa33,0xa32,0xa3c},
+    {0xa36,0xa38,0xa3c}, {0xa59,0xa16,0xa3c}, {0xa5a,0xa17,0xa3c}, {0xa5b,0xa1c,0xa3c},
+    {0xa5e,0xa2b,0xa3c}, {0xb48,0xb47,0xb56}, {0xb4b,0xb47,0xb3e}, {0xb4c,0xb47,0xb57},
+    {0xb5c,0xb21,0xb3c}, {0xb5d,0xb22,0xb3c}, {0xb94,0xb92,0xbd7}, {0xbca,0xbc6,0xbbe},
+    {0xbcb,0xbc7,0xbbe}, {0xbcc,0xbc6,0xbd7}, {0xc48,0xc46,0xc56}, {0xcc0,0xcbf,0xcd5},
+    {0xcc7,0xcc6,0xcd5}, {0xcc8,0xcc6,0xcd6}, {0xcca,0xcc6,0xcc2}, {0xccb,0xcca,0xcd5},
+    {0xd4a,0xd46,0xd3e}, {0xd4b,0xd47,0xd3e}, {0xd4c,0xd46,0xd57}, {0xdda,0xdd9,0xdca},
+    {0xddc,0xdd9,0xdcf}, {0xddd,0xddc,0xdca}, {0xdde,0xdd9,0xddf}, {0xf43,0xf42,0xfb7},
+    {0xf4d,0xf4c,0xfb7}, {0xf52,0xf51,0xfb7}, {0xf57,0xf56,0xfb7}, {0xf5c,0xf5b,0xfb7},
+    {0xf69,0xf40,0xfb5}, {0xf73,0xf71,0xf72}, {0xf75,0xf71,0xf74}, {0xf76,0xfb2,0xf80},
+    {0xf78,0xfb3,0xf80}, {0xf81,0xf71,0xf80}, {0xf93,0xf92,0xfb7}, {0xf9d,0xf9c,0xfb7},
+    {0xfa2,0xfa1,0xfb7}, {0xfa7,0xfa6,0xfb7}, {0xfac,0xfab,0xfb7}, {0xfb9,0xf90,0xfb5},
+    {0x1026,0x1025,0x102e}, {0x1b06,0x1b05,0x1b35}, {0x1b08,0x1b07,0x1b35}, {0x1b0a,0x1b09,0x1b35},
+    {0x1b0c,0x1b0b,0x1b35}, {0x1b0e,0x1b0d,0x1b35}, {0x1b12,0x1b11,0x1b35}, {0x1b3b,0x1b3a,0x1b35},
+    {0x1b3d,0x1b3c,0x1b35}, {0x1b40,0x1b3e,0x1b35}, {0x1b41,0x1b3f,0x1b35}, {0x1b43,0x1b42,0x1b35},
+    {0x1e00,0x41,0x325}, {0x1e01,0x61,0x325}, {0x1e02,0x42,0x307}, {0x1e03,0x62,0x307},
+    {0x1e04,0x42,0x323}, {0x1e05,0x62,0x323}, {0x1e06,0x42,0x331}, {0x1e07,0x62,0x331},
+    {0x1e08,0xc7,0x301}, {0x1e09,0xe7,0x301}, {0x1e0a,0x44,0x307}, {0x1e0b,0x64,0x307},
+    {0x1e0c,0x44,0x323}, {0x1e0d,0x64,0x323}, {0x1e0e,0x44,0x331}, {0x1e0f,0x64,0x331},
+    {0x1e10,0x44,0x327}, {0x1e11,0x64,0x327}, {0x1e12,0x44,0x32d}, {0x1e13,0x64,0x32d},
+    {0x1e14,0x112,0x300}, {0x1e15,0x113,0x300}, {0x1e16,0x112,0x301}, {0x1e17,0x113,0x301},
+    {0x1e18,0x45,0x32d}, {0x1e19,0x65,0x32d}, {0x1e1a,0x45,0x330}, {0x1e1b,0x65,0x330},
+    {0x1e1c,0x228,0x306}, {0x1e1d,0x229,0x306}, {0x1e1e,0x46,0x307}, {0x1e1f,0x66,0x307},
+    {0x1e20,0x47,0x304}, {0x1e21,0x67,0x304}, {0x1e22,0x48,0x307}, {0x1e23,0x68,0x307},
+    {0x1e24,0x48,0x323}, {0x1e25,0x68,0x323}, {0x1e26,0x48,0x308}, {0x1e27,0x68,0x308},
+    {0x1e28,0x48,0x327}, {0x1e29,0x68,0x327}, {0x1e2a,0x48,0x32e}, {0x1e2b,0x68,0x32e},
+    {0x1e2c,0x49,0x330}, {0x1e2d,0x69,0x330}, {0x1e2e,0xcf,0x301}, {0x1e2f,0xef,0x301},
+    {0x1e30,0x4b,0x301}, {0x1e31,0x6b,0x301}, {0x1e32,0x4b,0x323}, {0x1e33,0x6b,0x323},
+    {0x1e34,0x4b,0x331}, {0x1e35,0x6b,0x331}, {0x1e36,0x4c,0x323}, {0x1e37,0x6c,0x323},
+    {0x1e38,0x1e36,0x304}, {0x1e39,0x1e37,0x304}, {0x1e3a,0x4c,0x331}, {0x1e3b,0x6c,0x331},
+    {0x1e3c,0x4c,0x32d}, {0x1e3d,0x6c,0x32d}, {0x1e3e,0x4d,0x301}, {0x1e3f,0x6d,0x301},
+    {0x1e40,0x4d,0x307}, {0x1e41,0x6d,0x307}, {0x1e42,0x4d,0x323}, {0x1e43,0x6d,0x323},
+    {0x1e44,0x4e,0x307}, {0x1e45,0x6e,0x307}, {0x1e46,0x4e,0x323}, {0x1e47,0x6e,0x323},
+    {0x1e48,0x4e,0x331}, {0x1e49,0x6e,0x331}, {0x1e4a,0x4e,0x32d}, {0x1e4b,0x6e,0x32d},
+    {0x1e4c,0xd5,0x301}, {0x1e4d,0xf5,0x301}, {0x1e4e,0xd5,0x308}, {0x1e4f,0xf5,0x308},
+    {0x1e50,0x14c,0x300}, {0x1e51,0x14d,0x300}, {0x1e52,0x14c,0x301}, {0x1e53,0x14d,0x301},
+    {0x1e54,0x50,0x301}, {0x1e55,0x70,0x301}, {0x1e56,0x50,0x307}, {0x1e57,0x70,0x307},
+    {0x1e58,0x52,0x307}, {0x1e59,0x72,0x307}, {0x1e5a,0x52,0x323}, {0x1e5b,0x72,0x323},
+    {0x1e5c,0x1e5a,0x304}, {0x1e5d,0x1e5b,0x304}, {0x1e5e,0x52,0x331}, {0x1e5f,0x72,0x331},
+    {0x1e60,0x53,0x307}, {0x1e61,0x73,0x307}, {0x1e62,0x53,0x323}, {0x1e63,0x73,0x323},
+    {0x1e64,0x15a,0x307}, {0x1e65,0x15b,0x307}, {0x1e66,0x160,0x307}, {0x1e67,0x161,0x307},
+    {0x1e68,0x1e62,0x307}, {0x1e69,0x1e63,0x307}, {0x1e6a,0x54,0x307}, {0x1e6b,0x74,0x307},
+    {0x1e6c,0x54,0x323}, {0x1e6d,0x74,0x323}, {0x1e6e,0x54,0x331}, {0x1e6f,0x74,0x331},
+    {0x1e70,0x54,0x32d}, {0x1e71,0x74,0x32d}, {0x1e72,0x55,0x324}, {0x1e73,0x75,0x324},
+    {0x1e74,0x55,0x330}, {0x1e75,0x75,0x330}, {0x1e76,0x55,0x32d}, {0x1e77,0x75,0x32d},
+    {0x1e78,0x168,0x301}, {0x1e79,0x169,0x301}, {0x1e7a,0x16a,0x308}, {0x1e7b,0x16b,0x308},
+    {0x1e7c,0x56,0x303}, {0x1e7d,0x76,0x303}, {0x1e7e,0x56,0x323}, {0x1e7f,0x76,0x323},
+    {0x1e80,0x57,0x300}, {0x1e81,0x77,0x300}, {0x1e82,0x57,0x301}, {0x1e83,0x77,0x301},
+    {0x1e84,0x57,0x308}, {0x1e85,0x77,0x308}, {0x1e86,0x57,0x307}, {0x1e87,0x77,0x307},
+    {0x1e88,0x57,0x323}, {0x1e89,0x77,0x323}, {0x1e8a,0x58,0x307}, {0x1e8b,0x78,0x307},
+    {0x1e8c,0x58,0x308}, {0x1e8d,0x78,0x308}, {0x1e8e,0x59,0x307}, {0x1e8f,0x79,0x307},
+    {0x1e90,0x5a,0x302}, {0x1e91,0x7a,0x302}, {0x1e92,0x5a,0x323}, {0x1e93,0x7a,0x323},
+    {0x1e94,0x5a,0x331}, {0x1e95,0x7a,0x331}, {0x1e96,0x68,0x331}, {0x1e97,0x74,0x308},
+    {0x1e98,0x77,0x30a}, {0x1e99,0x79,0x30a}, {0x1e9b,0x17f,0x307}, {0x1ea0,0x41,0x323},
+    {0x1ea1,0x61,0x323}, {0x1ea2,0x41,0x309}, {0x1ea3,0x61,0x309}, {0x1ea4,0xc2,0x301},
+    {0x1ea5,0xe2,0x301}, {0x1ea6,0xc2,0x300}, {0x1ea7,0xe2,0x300}, {0x1ea8,0xc2,0x309},
+    {0x1ea9,0xe2,0x309}, {0x1eaa,0xc2,0x303}, {0x1eab,0xe2,0x303}, {0x1eac,0x1ea0,0x302},
+    {0x1ead,0x1ea1,0x302}, {0x1eae,0x102,0x301}, {0x1eaf,0x103,0x301}, {0x1eb0,0x102,0x300},
+    {0x1eb1,0x103,0x300}, {0x1eb2,0x102,0x309}, {0x1eb3,0x103,0x309}, {0x1eb4,0x102,0x303},
+    {0x1eb5,0x103,0x303}, {0x1eb6,0x1ea0,0x306}, {0x1eb7,0x1ea1,0x306}, {0x1eb8,0x45,0x323},
+    {0x1eb9,0x65,0x323}, {0x1eba,0x45,0x309}, {0x1ebb,0x65,0x309}, {0x1ebc,0x45,0x303},
+    {0x1ebd,0x65,0x303}, {0x1ebe,0xca,0x301}, {0x1ebf,0xea,0x301}, {0x1ec0,0xca,0x300},
+    {0x1ec1,0xea,0x300}, {0x1ec2,0xca,0x309}, {0x1ec3,0xea,0x309}, {0x1ec4,0xca,0x303},
+    {0x1ec5,0xea,0x303}, {0x1ec6,0x1eb8,0x302}, {0x1ec7,0x1eb9,0x302}, {0x1ec8,0x49,0x309},
+    {0x1ec9,0x69,0x309}, {0x1eca,0x49,0x323}, {0x1ecb,0x69,0x323}, {0x1ecc,0x4f,0x323},
+    {0x1ecd,0x6f,0x323}, {0x1ece,0x4f,0x309}, {0x1ecf,0x6f,0x309}, {0x1ed0,0xd4,0x301},
+    {0x1ed1,0xf4,0x301}, {0x1ed2,0xd4,0x300}, {0x1ed3,0xf4,0x300}, {0x1ed4,0xd4,0x309},
+    {0x1ed5,0xf4,0x309}, {0x1ed6,0xd4,0x303}, {0x1ed7,0xf4,0x303}, {0x1ed8,0x1ecc,0x302},
+    {0x1ed9,0x1ecd,0x302}, {0x1eda,0x1a0,0x301}, {0x1edb,0x1a1,0x301}, {0x1edc,0x1a0,0x300},
+    {0x1edd,0x1a1,0x300}, {0x1ede,0x1a0,0x309}, {0x1edf,0x1a1,0x309}, {0x1ee0,0x1a0,0x303},
+    {0x1ee1,0x1a1,0x303}, {0x1ee2,0x1a0,0x323}, {0x1ee3,0x1a1,0x323}, {0x1ee4,0x55,0x323},
+    {0x1ee5,0x75,0x323}, {0x1ee6,0x55,0x309}, {0x1ee7,0x75,0x309}, {0x1ee8,0x1af,0x301},
+    {0x1ee9,0x1b0,0x301}, {0x1eea,0x1af,0x300}, {0x1eeb,0x1b0,0x300}, {0x1eec,0x1af,0x309},
+    {0x1eed,0x1b0,0x309}, {0x1eee,0x1af,0x303}, {0x1eef,0x1b0,0x303}, {0x1ef0,0x1af,0x323},
+    {0x1ef1,0x1b0,0x323}, {0x1ef2,0x59,0x300}, {0x1ef3,0x79,0x300}, {0x1ef4,0x59,0x323},
+    {0x1ef5,0x79,0x323}, {0x1ef6,0x59,0x309}, {0x1ef7,0x79,0x309}, {0x1ef8,0x59,0x303},
+    {0x1ef9,0x79,0x303}, {0x1f00,0x3b1,0x313}, {0x1f01,0x3b1,0x314}, {0x1f02,0x1f00,0x300},
+    {0x1f03,0x1f01,0x300}, {0x1f04,0x1f00,0x301}, {0x1f05,0x1f01,0x301}, {0x1f06,0x1f00,0x342},
+    {0x1f07,0x1f01,0x342}, {0x1f08,0x391,0x313}, {0x1f09,0x391,0x314}, {0x1f0a,0x1f08,0x300},
+    {0x1f0b,0x1f09,0x300}, {0x1f0c,0x1f08,0x301}, {0x1f0d,0x1f09,0x301}, {0x1f0e,0x1f08,0x342},
+    {0x1f0f,0x1f09,0x342}, {0x1f10,0x3b5,0x313}, {0x1f11,0x3b5,0x314}, {0x1f12,0x1f10,0x300},
+    {0x1f13,0x1f11,0x300}, {0x1f14,0x1f10,0x301}, {0x1f15,0x1f11,0x301}, {0x1f18,0x395,0x313},
+    {0x1f19,0x395,0x314}, {0x1f1a,0x1f18,0x300}, {0x1f1b,0x1f19,0x300}, {0x1f1c,0x1f18,0x301},
+    {0x1f1d,0x1f19,0x301}, {0x1f20,0x3b7,0x313}, {0x1f21,0x3b7,0x314}, {0x1f22,0x1f20,0x300},
+    {0x1f23,0x1f21,0x300}, {0x1f24,0x1f20,0x301}, {0x1f25,0x1f21,0x301}, {0x1f26,0x1f20,0x342},
+    {0x1f27,0x1f21,0x342}, {0x1f28,0x397,0x313}, {0x1f29,0x397,0x314}, {0x1f2a,0x1f28,0x300},
+    {0x1f2b,0x1f29,0x300}, {0x1f2c,0x1f28,0x301}, {0x1f2d,0x1f29,0x301}, {0x1f2e,0x1f28,0x342},
+    {0x1f2f,0x1f29,0x342}, {0x1f30,0x3b9,0x313}, {0x1f31,0x3b9,0x314}, {0x1f32,0x1f30,0x300},
+    {0x1f33,0x1f31,0x300}, {0x1f34,0x1f30,0x301}, {0x1f35,0x1f31,0x301}, {0x1f36,0x1f30,0x342},
+    {0x1f37,0x1f31,0x342}, {0x1f38,0x399,0x313}, {0x1f39,0x399,0x314}, {0x1f3a,0x1f38,0x300},
+    {0x1f3b,0x1f39,0x300}, {0x1f3c,0x1f38,0x301}, {0x1f3d,0x1f39,0x301}, {0x1f3e,0x1f38,0x342},
+    {0x1f3f,0x1f39,0x342}, {0x1f40,0x3bf,0x313}, {0x1f41,0x3bf,0x314}, {0x1f42,0x1f40,0x300},
+    {0x1f43,0x1f41,0x300}, {0x1f44,0x1f40,0x301}, {0x1f45,0x1f41,0x301}, {0x1f48,0x39f,0x313},
+    {0x1f49,0x39f,0x314}, {0x1f4a,0x1f48,0x300}, {0x1f4b,0x1f49,0x300}, {0x1f4c,0x1f48,0x301},
+    {0x1f4d,0x1f49,0x301}, {0x1f50,0x3c5,0x313}, {0x1f51,0x3c5,0x314}, {0x1f52,0x1f50,0x300},
+    {0x1f53,0x1f51,0x300}, {0x1f54,0x1f50,0x301}, {0x1f55,0x1f51,0x301}, {0x1f56,0x1f50,0x342},
+    {0x1f57,0x1f51,0x342}, {0x1f59,0x3a5,0x314}, {0x1f5b,0x1f59,0x300}, {0x1f5d,0x1f59,0x301},
+    {0x1f5f,0x1f59,0x342}, {0x1f60,0x3c9,0x313}, {0x1f61,0x3c9,0x314}, {0x1f62,0x1f60,0x300},
+    {0x1f63,0x1f61,0x300}, {0x1f64,0x1f60,0x301}, {0x1f65,0x1f61,0x301}, {0x1f66,0x1f60,0x342},
+    {0x1f67,0x1f61,0x342}, {0x1f68,0x3a9,0x313}, {0x1f69,0x3a9,0x314}, {0x1f6a,0x1f68,0x300},
+    {0x1f6b,0x1f69,0x300}, {0x1f6c,0x1f68,0x301}, {0x1f6d,0x1f69,0x301}, {0x1f6e,0x1f68,0x342},
+    {0x1f6f,0x1f69,0x342}, {0x1f70,0x3b1,0x300}, {0x1f71,0x3ac,0x0}, {0x1f72,0x3b5,0x300},
+    {0x1f73,0x3ad,0x0}, {0x1f74,0x3b7,0x300}, {0x1f75,0x3ae,0x0}, {0x1f76,0x3b9,0x300},
+    {0x1f77,0x3af,0x0}, {0x1f78,0x3bf,0x300}, {0x1f79,0x3cc,0x0}, {0x1f7a,0x3c5,0x300},
+    {0x1f7b,0x3cd,0x0}, {0x1f7c,0x3c9,0x300}, {0x1f7d,0x3ce,0x0}, {0x1f80,0x1f00,0x345},
+    {0x1f81,0x1f01,0x345}, {0x1f82,0x1f02,0x345}, {0x1f83,0x1f03,0x345}, {0x1f84,0x1f04,0x345},
+    {0x1f85,0x1f05,0x345}, {0x1f86,0x1f06,0x345}, {0x1f87,0x1f07,0x345}, {0x1f88,0x1f08,0x345},
+    {0x1f89,0x1f09,0x345}, {0x1f8a,0x1f0a,0x345}, {0x1f8b,0x1f0b,0x345}, {0x1f8c,0x1f0c,0x345},
+    {0x1f8d,0x1f0d,0x345}, {0x1f8e,0x1f0e,0x345}, {0x1f8f,0x1f0f,0x345}, {0x1f90,0x1f20,0x345},
+    {0x1f91,0x1f21,0x345}, {0x1f92,0x1f22,0x345}, {0x1f93,0x1f23,0x345}, {0x1f94,0x1f24,0x345},
+    {0x1f95,0x1f25,0x345}, {0x1f96,0x1f26,0x345}, {0x1f97,0x1f27,0x345}, {0x1f98,0x1f28,0x345},
+    {0x1f99,0x1f29,0x345}, {0x1f9a,0x1f2a,0x345}, {0x1f9b,0x1f2b,0x345}, {0x1f9c,0x1f2c,0x345},
+    {0x1f9d,0x1f2d,0x345}, {0x1f9e,0x1f2e,0x345}, {0x1f9f,0x1f2f,0x345}, {0x1fa0,0x1f60,0x345},
+    {0x1fa1,0x1f61,0x345}, {0x1fa2,0x1f62,0x345}, {0x1fa3,0x1f63,0x345}, {0x1fa4,0x1f64,0x345},
+    {0x1fa5,0x1f65,0x345}, {0x1fa6,0x1f66,0x345}, {0x1fa7,0x1f67,0x345}, {0x1fa8,0x1f68,0x345},
+    {0x1fa9,0x1f69,0x345}, {0x1faa,0x1f6a,0x345}, {0x1fab,0x1f6b,0x345}, {0x1fac,0x1f6c,0x345},
+    {0x1fad,0x1f6d,0x345}, {0x1fae,0x1f6e,0x345}, {0x1faf,0x1f6f,0x345}, {0x1fb0,0x3b1,0x306},
+    {0x1fb1,0x3b1,0x304}, {0x1fb2,0x1f70,0x345}, {0x1fb3,0x3b1,0x345}, {0x1fb4,0x3ac,0x345},
+    {0x1fb6,0x3b1,0x342}, {0x1fb7,0x1fb6,0x345}, {0x1fb8,0x391,0x306}, {0x1fb9,0x391,0x304},
+    {0x1fba,0x391,0x300}, {0x1fbb,0x386,0x0}, {0x1fbc,0x391,0x345}, {0x1fbe,0x3b9,0x0},
+    {0x1fc1,0xa8,0x342}, {0x1fc2,0x1f74,0x345}, {0x1fc3,0x3b7,0x345}, {0x1fc4,0x3ae,0x345},
+    {0x1fc6,0x3b7,0x342}, {0x1fc7,0x1fc6,0x345}, {0x1fc8,0x395,0x300}, {0x1fc9,0x388,0x0},
+    {0x1fca,0x397,0x300}, {0x1fcb,0x389,0x0}, {0x1fcc,0x397,0x345}, {0x1fcd,0x1fbf,0x300},
+    {0x1fce,0x1fbf,0x301}, {0x1fcf,0x1fbf,0x342}, {0x1fd0,0x3b9,0x306}, {0x1fd1,0x3b9,0x304},
+    {0x1fd2,0x3ca,0x300}, {0x1fd3,0x390,0x0}, {0x1fd6,0x3b9,0x342}, {0x1fd7,0x3ca,0x342},
+    {0x1fd8,0x399,0x306}, {0x1fd9,0x399,0x304}, {0x1fda,0x399,0x300}, {0x1fdb,0x38a,0x0},
+    {0x1fdd,0x1ffe,0x300}, {0x1fde,0x1ffe,0x301}, {0x1fdf,0x1ffe,0x342}, {0x1fe0,0x3c5,0x306},
+    {0x1fe1,0x3c5,0x304}, {0x1fe2,0x3cb,0x300}, {0x1fe3,0x3b0,0x0}, {0x1fe4,0x3c1,0x313},
+    {0x1fe5,0x3c1,0x314}, {0x1fe6,0x3c5,0x342}, {0x1fe7,0x3cb,0x342}, {0x1fe8,0x3a5,0x306},
+    {0x1fe9,0x3a5,0x304}, {0x1fea,0x3a5,0x300}, {0x1feb,0x38e,0x0}, {0x1fec,0x3a1,0x314},
+    {0x1fed,0xa8,0x300}, {0x1fee,0x385,0x0}, {0x1fef,0x60,0x0}, {0x1ff2,0x1f7c,0x345},
+    {0x1ff3,0x3c9,0x345}, {0x1ff4,0x3ce,0x345}, {0x1ff6,0x3c9,0x342}, {0x1ff7,0x1ff6,0x345},
+    {0x1ff8,0x39f,0x300}, {0x1ff9,0x38c,0x0}, {0x1ffa,0x3a9,0x300}, {0x1ffb,0x38f,0x0},
+    {0x1ffc,0x3a9,0x345}, {0x1ffd,0xb4,0x0}, {0x2000,0x2002,0x0}, {0x2001,0x2003,0x0},
+    {0x2126,0x3a9,0x0}, {0x212a,0x4b,0x0}, {0x212b,0xc5,0x0}, {0x219a,0x2190,0x338},
+    {0x219b,0x2192,0x338}, {0x21ae,0x2194,0x338}, {0x21cd,0x21d0,0x338}, {0x21ce,0x21d4,0x338},
+    {0x21cf,0x21d2,0x338}, {0x2204,0x2203,0x338}, {0x2209,0x2208,0x338}, {0x220c,0x220b,0x338},
+    {0x2224,0x2223,0x338}, {0x2226,0x2225,0x338}, {0x2241,0x223c,0x338}, {0x2244,0x2243,0x338},
+    {0x2247,0x2245,0x338}, {0x2249,0x2248,0x338}, {0x2260,0x3d,0x338}, {0x2262,0x2261,0x338},
+    {0x226d,0x224d,0x338}, {0x226e,0x3c,0x338}, {0x226f,0x3e,0x338}, {0x2270,0x2264,0x338},
+    {0x2271,0x2265,0x338}, {0x2274,0x2272,0x338}, {0x2275,0x2273,0x338}, {0x2278,0x2276,0x338},
+    {0x2279,0x2277,0x338}, {0x2280,0x227a,0x338}, {0x2281,0x227b,0x338}, {0x2284,0x2282,0x338},
+    {0x2285,0x2283,0x338}, {0x2288,0x2286,0x338}, {0x2289,0x2287,0x338}, {0x22ac,0x22a2,0x338},
+    {0x22ad,0x22a8,0x338}, {0x22ae,0x22a9,0x338}, {0x22af,0x22ab,0x338}, {0x22e0,0x227c,0x338},
+    {0x22e1,0x227d,0x338}, {0x22e2,0x2291,0x338}, {0x22e3,0x2292,0x338}, {0x22ea,0x22b2,0x338},
+    {0x22eb,0x22b3,0x338}, {0x22ec,0x22b4,0x338}, {0x22ed,0x22b5,0x338}, {0x2329,0x3008,0x0},
+    {0x232a,0x3009,0x0}, {0x2adc,0x2add,0x338}, {0x304c,0x304b,0x3099}, {0x304e,0x304d,0x3099},
+    {0x3050,0x304f,0x3099}, {0x3052,0x3051,0x3099}, {0x3054,0x3053,0x3099}, {0x3056,0x3055,0x3099},
+    {0x3058,0x3057,0x3099}, {0x305a,0x3059,0x3099}, {0x305c,0x305b,0x3099}, {0x305e,0x305d,0x3099},
+    {0x3060,0x305f,0x3099}, {0x3062,0x3061,0x3099}, {0x3065,0x3064,0x3099}, {0x3067,0x3066,0x3099},
+    {0x3069,0x3068,0x3099}, {0x3070,0x306f,0x3099}, {0x3071,0x306f,0x309a}, {0x3073,0x3072,0x3099},
+    {0x3074,0x3072,0x309a}, {0x3076,0x3075,0x3099}, {0x3077,0x3075,0x309a}, {0x3079,0x3078,0x3099},
+    {0x307a,0x3078,0x309a}, {0x307c,0x307b,0x3099}, {0x307d,0x307b,0x309a}, {0x3094,0x3046,0x3099},
+    {0x309e,0x309d,0x3099}, {0x30ac,0x30ab,0x3099}, {0x30ae,0x30ad,0x3099}, {0x30b0,0x30af,0x3099},
+    {0x30b2,0x30b1,0x3099}, {0x30b4,0x30b3,0x3099}, {0x30b6,0x30b5,0x3099}, {0x30b8,0x30b7,0x3099},
+    {0x30ba,0x30b9,0x3099}, {0x30bc,0x30bb,0x3099}, {0x30be,0x30bd,0x3099}, {0x30c0,0x30bf,0x3099},
+    {0x30c2,0x30c1,0x3099}, {0x30c5,0x30c4,0x3099}, {0x30c7,0x30c6,0x3099}, {0x30c9,0x30c8,0x3099},
+    {0x30d0,0x30cf,0x3099}, {0x30d1,0x30cf,0x309a}, {0x30d3,0x30d2,0x3099}, {0x30d4,0x30d2,0x309a},
+    {0x30d6,0x30d5,0x3099}, {0x30d7,0x30d5,0x309a}, {0x30d9,0x30d8,0x3099}, {0x30da,0x30d8,0x309a},
+    {0x30dc,0x30db,0x3099}, {0x30dd,0x30db,0x309a}, {0x30f4,0x30a6,0x3099}, {0x30f7,0x30ef,0x3099},
+    {0x30f8,0x30f0,0x3099}, {0x30f9,0x30f1,0x3099}, {0x30fa,0x30f2,0x3099}, {0x30fe,0x30fd,0x3099},
+    {0xf900,0x8c48,0x0}, {0xf901,0x66f4,0x0}, {0xf902,0x8eca,0x0}, {0xf903,0x8cc8,0x0},
+    {0xf904,0x6ed1,0x0}, {0xf905,0x4e32,0x0}, {0xf906,0x53e5,0x0}, {0xf907,0x9f9c,0x0},
+    {0xf908,0x9f9c,0x0}, {0xf909,0x5951,0x0}, {0xf90a,0x91d1,0x0}, {0xf90b,0x5587,0x0},
+    {0xf90c,0x5948,0x0}, {0xf90d,0x61f6,0x0}, {0xf90e,0x7669,0x0}, {0xf90f,0x7f85,0x0},
+    {0xf910,0x863f,0x0}, {0xf911,0x87ba,0x0}, {0xf912,0x88f8,0x0}, {0xf913,0x908f,0x0},
+    {0xf914,0x6a02,0x0}, {0xf915,0x6d1b,0x0}, {0xf916,0x70d9,0x0}, {0xf917,0x73de,0x0},
+    {0xf918,0x843d,0x0}, {0xf919,0x916a,0x0}, {0xf91a,0x99f1,0x0}, {0xf91b,0x4e82,0x0},
+    {0xf91c,0x5375,0x0}, {0xf91d,0x6b04,0x0}, {0xf91e,0x721b,0x0}, {0xf91f,0x862d,0x0},
+    {0xf920,0x9e1e,0x0}, {0xf921,0x5d50,0x0}, {0xf922,0x6feb,0x0}, {0xf923,0x85cd,0x0},
+    {0xf924,0x8964,0x0}, {0xf925,0x62c9,0x0}, {0xf926,0x81d8,0x0}, {0xf927,0x881f,0x0},
+    {0xf928,0x5eca,0x0}, {0xf929,0x6717,0x0}, {0xf92a,0x6d6a,0x0}, {0xf92b,0x72fc,0x0},
+    {0xf92c,0x90ce,0x0}, {0xf92d,0x4f86,0x0}, {0xf92e,0x51b7,0x0}, {0xf92f,0x52de,0x0},
+    {0xf930,0x64c4,0x0}, {0xf931,0x6ad3,0x0}, {0xf932,0x7210,0x0}, {0xf933,0x76e7,0x0},
+    {0xf934,0x8001,0x0}, {0xf935,0x8606,0x0}, {0xf936,0x865c,0x0}, {0xf937,0x8def,0x0},
+    {0xf938,0x9732,0x0}, {0xf939,0x9b6f,0x0}, {0xf93a,0x9dfa,0x0}, {0xf93b,0x788c,0x0},
+    {0xf93c,0x797f,0x0}, {0xf93d,0x7da0,0x0}, {0xf93e,0x83c9,0x0}, {0xf93f,0x9304,0x0},
+    {0xf940,0x9e7f,0x0}, {0xf941,0x8ad6,0x0}, {0xf942,0x58df,0x0}, {0xf943,0x5f04,0x0},
+    {0xf944,0x7c60,0x0}, {0xf945,0x807e,0x0}, {0xf946,0x7262,0x0}, {0xf947,0x78ca,0x0},
+    {0xf948,0x8cc2,0x0}, {0xf949,0x96f7,0x0}, {0xf94a,0x58d8,0x0}, {0xf94b,0x5c62,0x0},
+    {0xf94c,0x6a13,0x0}, {0xf94d,0x6dda,0x0}, {0xf94e,0x6f0f,0x0}, {0xf94f,0x7d2f,0x0},
+    {0xf950,0x7e37,0x0}, {0xf951,0x964b,0x0}, {0xf952,0x52d2,0x0}, {0xf953,0x808b,0x0},
+    {0xf954,0x51dc,0x0}, {0xf955,0x51cc,0x0}, {0xf956,0x7a1c,0x0}, {0xf957,0x7dbe,0x0},
+    {0xf958,0x83f1,0x0}, {0xf959,0x9675,0x0}, {0xf95a,0x8b80,0x0}, {0xf95b,0x62cf,0x0},
+    {0xf95c,0x6a02,0x0}, {0xf95d,0x8afe,0x0}, {0xf95e,0x4e39,0x0}, {0xf95f,0x5be7,0x0},
+    {0xf960,0x6012,0x0}, {0xf961,0x7387,0x0}, {0xf962,0x7570,0x0}, {0xf963,0x5317,0x0},
+    {0xf964,0x78fb,0x0}, {0xf965,0x4fbf,0x0}, {0xf966,0x5fa9,0x0}, {0xf967,0x4e0d,0x0},
+    {0xf968,0x6ccc,0x0}, {0xf969,0x6578,0x0}, {0xf96a,0x7d22,0x0}, {0xf96b,0x53c3,0x0},
+    {0xf96c,0x585e,0x0}, {0xf96d,0x7701,0x0}, {0xf96e,0x8449,0x0}, {0xf96f,0x8aaa,0x0},
+    {0xf970,0x6bba,0x0}, {0xf971,0x8fb0,0x0}, {0xf972,0x6c88,0x0}, {0xf973,0x62fe,0x0},
+    {0xf974,0x82e5,0x0}, {0xf975,0x63a0,0x0}, {0xf976,0x7565,0x0}, {0xf977,0x4eae,0x0},
+    {0xf978,0x5169,0x0}, {0xf979,0x51c9,0x0}, {0xf97a,0x6881,0x0}, {0xf97b,0x7ce7,0x0},
+    {0xf97c,0x826f,0x0}, {0xf97d,0x8ad2,0x0}, {0xf97e,0x91cf,0x0}, {0xf97f,0x52f5,0x0},
+    {0xf980,0x5442,0x0}, {0xf981,0x5973,0x0}, {0xf982,0x5eec,0x0}, {0xf983,0x65c5,0x0},
+    {0xf984,0x6ffe,0x0}, {0xf985,0x792a,0x0}, {0xf986,0x95ad,0x0}, {0xf987,0x9a6a,0x0},
+    {0xf988,0x9e97,0x0}, {0xf989,0x9ece,0x0}, {0xf98a,0x529b,0x0}, {0xf98b,0x66c6,0x0},
+    {0xf98c,0x6b77,0x0}, {0xf98d,0x8f62,0x0}, {0xf98e,0x5e74,0x0}, {0xf98f,0x6190,0x0},
+    {0xf990,0x6200,0x0}, {0xf991,0x649a,0x0}, {0xf992,0x6f23,0x0}, {0xf993,0x7149,0x0},
+    {0xf994,0x7489,0x0}, {0xf995,0x79ca,0x0}, {0xf996,0x7df4,0x0}, {0xf997,0x806f,0x0},
+    {0xf998,0x8f26,0x0}, {0xf999,0x84ee,0x0}, {0xf99a,0x9023,0x0}, {0xf99b,0x934a,0x0},
+    {0xf99c,0x5217,0x0}, {0xf99d,0x52a3,0x0}, {0xf99e,0x54bd,0x0}, {0xf99f,0x70c8,0x0},
+    {0xf9a0,0x88c2,0x0}, {0xf9a1,0x8aaa,0x0}, {0xf9a2,0x5ec9,0x0}, {0xf9a3,0x5ff5,0x0},
+    {0xf9a4,0x637b,0x0}, {0xf9a5,0x6bae,0x0}, {0xf9a6,0x7c3e,0x0}, {0xf9a7,0x7375,0x0},
+    {0xf9a8,0x4ee4,0x0}, {0xf9a9,0x56f9,0x0}, {0xf9aa,0x5be7,0x0}, {0xf9ab,0x5dba,0x0},
+    {0xf9ac,0x601c,0x0}, {0xf9ad,0x73b2,0x0}, {0xf9ae,0x7469,0x0}, {0xf9af,0x7f9a,0x0},
+    {0xf9b0,0x8046,0x0}, {0xf9b1,0x9234,0x0}, {0xf9b2,0x96f6,0x0}, {0xf9b3,0x9748,0x0},
+    {0xf9b4,0x9818,0x0}, {0xf9b5,0x4f8b,0x0}, {0xf9b6,0x79ae,0x0}, {0xf9b7,0x91b4,0x0},
+    {0xf9b8,0x96b8,0x0}, {0xf9b9,0x60e1,0x0}, {0xf9ba,0x4e86,0x0}, {0xf9bb,0x50da,0x0},
+    {0xf9bc,0x5bee,0x0}, {0xf9bd,0x5c3f,0x0}, {0xf9be,0x6599,0x0}, {0xf9bf,0x6a02,0x0},
+    {0xf9c0,0x71ce,0x0}, {0xf9c1,0x7642,0x0}, {0xf9c2,0x84fc,0x0}, {0xf9c3,0x907c,0x0},
+    {0xf9c4,0x9f8d,0x0}, {0xf9c5,0x6688,0x0}, {0xf9c6,0x962e,0x0}, {0xf9c7,0x5289,0x0},
+    {0xf9c8,0x677b,0x0}, {0xf9c9,0x67f3,0x0}, {0xf9ca,0x6d41,0x0}, {0xf9cb,0x6e9c,0x0},
+    {0xf9cc,0x7409,0x0}, {0xf9cd,0x7559,0x0}, {0xf9ce,0x786b,0x0}, {0xf9cf,0x7d10,0x0},
+    {0xf9d0,0x985e,0x0}, {0xf9d1,0x516d,0x0}, {0xf9d2,0x622e,0x0}, {0xf9d3,0x9678,0x0},
+    {0xf9d4,0x502b,0x0}, {0xf9d5,0x5d19,0x0}, {0xf9d6,0x6dea,0x0}, {0xf9d7,0x8f2a,0x0},
+    {0xf9d8,0x5f8b,0x0}, {0xf9d9,0x6144,0x0}, {0xf9da,0x6817,0x0}, {0xf9db,0x7387,0x0},
+    {0xf9dc,0x9686,0x0}, {0xf9dd,0x5229,0x0}, {0xf9de,0x540f,0x0}, {0xf9df,0x5c65,0x0},
+    {0xf9e0,0x6613,0x0}, {0xf9e1,0x674e,0x0}, {0xf9e2,0x68a8,0x0}, {0xf9e3,0x6ce5,0x0},
+    {0xf9e4,0x7406,0x0}, {0xf9e5,0x75e2,0x0}, {0xf9e6,0x7f79,0x0}, {0xf9e7,0x88cf,0x0},
+    {0xf9e8,0x88e1,0x0}, {0xf9e9,0x91cc,0x0}, {0xf9ea,0x96e2,0x0}, {0xf9eb,0x533f,0x0},
+    {0xf9ec,0x6eba,0x0}, {0xf9ed,0x541d,0x0}, {0xf9ee,0x71d0,0x0}, {0xf9ef,0x7498,0x0},
+    {0xf9f0,0x85fa,0x0}, {0xf9f1,0x96a3,0x0}, {0xf9f2,0x9c57,0x0}, {0xf9f3,0x9e9f,0x0},
+    {0xf9f4,0x6797,0x0}, {0xf9f5,0x6dcb,0x0}, {0xf9f6,0x81e8,0x0}, {0xf9f7,0x7acb,0x0},
+    {0xf9f8,0x7b20,0x0}, {0xf9f9,0x7c92,0x0}, {0xf9fa,0x72c0,0x0}, {0xf9fb,0x7099,0x0},
+    {0xf9fc,0x8b58,0x0}, {0xf9fd,0x4ec0,0x0}, {0xf9fe,0x8336,0x0}, {0xf9ff,0x523a,0x0},
+    {0xfa00,0x5207,0x0}, {0xfa01,0x5ea6,0x0}, {0xfa02,0x62d3,0x0}, {0xfa03,0x7cd6,0x0},
+    {0xfa04,0x5b85,0x0}, {0xfa05,0x6d1e,0x0}, {0xfa06,0x66b4,0x0}, {0xfa07,0x8f3b,0x0},
+    {0xfa08,0x884c,0x0}, {0xfa09,0x964d,0x0}, {0xfa0a,0x898b,0x0}, {0xfa0b,0x5ed3,0x0},
+    {0xfa0c,0x5140,0x0}, {0xfa0d,0x55c0,0x0}, {0xfa10,0x585a,0x0}, {0xfa12,0x6674,0x0},
+    {0xfa15,0x51de,0x0}, {0xfa16,0x732a,0x0}, {0xfa17,0x76ca,0x0}, {0xfa18,0x793c,0x0},
+    {0xfa19,0x795e,0x0}, {0xfa1a,0x7965,0x0}, {0xfa1b,0x798f,0x0}, {0xfa1c,0x9756,0x0},
+    {0xfa1d,0x7cbe,0x0}, {0xfa1e,0x7fbd,0x0}, {0xfa20,0x8612,0x0}, {0xfa22,0x8af8,0x0},
+    {0xfa25,0x9038,0x0}, {0xfa26,0x90fd,0x0}, {0xfa2a,0x98ef,0x0}, {0xfa2b,0x98fc,0x0},
+    {0xfa2c,0x9928,0x0}, {0xfa2d,0x9db4,0x0}, {0xfa2e,0x90de,0x0}, {0xfa2f,0x96b7,0x0},
+    {0xfa30,0x4fae,0x0}, {0xfa31,0x50e7,0x0}, {0xfa32,0x514d,0x0}, {0xfa33,0x52c9,0x0},
+    {0xfa34,0x52e4,0x0}, {0xfa35,0x5351,0x0}, {0xfa36,0x559d,0x0}, {0xfa37,0x5606,0x0},
+    {0xfa38,0x5668,0x0}, {0xfa39,0x5840,0x0}, {0xfa3a,0x58a8,0x0}, {0xfa3b,0x5c64,0x0},
+    {0xfa3c,0x5c6e,0x0}, {0xfa3d,0x6094,0x0}, {0xfa3e,0x6168,0x0}, {0xfa3f,0x618e,0x0},
+    {0xfa40,0x61f2,0x0}, {0xfa41,0x654f,0x0}, {0xfa42,0x65e2,0x0}, {0xfa43,0x6691,0x0},
+    {0xfa44,0x6885,0x0}, {0xfa45,0x6d77,0x0}, {0xfa46,0x6e1a,0x0}, {0xfa47,0x6f22,0x0},
+    {0xfa48,0x716e,0x0}, {0xfa49,0x722b,0x0}, {0xfa4a,0x7422,0x0}, {0xfa4b,0x7891,0x0},
+    {0xfa4c,0x793e,0x0}, {0xfa4d,0x7949,0x0}, {0xfa4e,0x7948,0x0}, {0xfa4f,0x7950,0x0},
+    {0xfa50,0x7956,0x0}, {0xfa51,0x795d,0x0}, {0xfa52,0x798d,0x0}, {0xfa53,0x798e,0x0},
+    {0xfa54,0x7a40,0x0}, {0xfa55,0x7a81,0x0}, {0xfa56,0x7bc0,0x0}, {0xfa57,0x7df4,0x0},
+    {0xfa58,0x7e09,0x0}, {0xfa59,0x7e41,0x0}, {0xfa5a,0x7f72,0x0}, {0xfa5b,0x8005,0x0},
+    {0xfa5c,0x81ed,0x0}, {0xfa5d,0x8279,0x0}, {0xfa5e,0x8279,0x0}, {0xfa5f,0x8457,0x0},
+    {0xfa60,0x8910,0x0}, {0xfa61,0x8996,0x0}, {0xfa62,0x8b01,0x0}, {0xfa63,0x8b39,0x0},
+    {0xfa64,0x8cd3,0x0}, {0xfa65,0x8d08,0x0}, {0xfa66,0x8fb6,0x0}, {0xfa67,0x9038,0x0},
+    {0xfa68,0x96e3,0x0}, {0xfa69,0x97ff,0x0}, {0xfa6a,0x983b,0x0}, {0xfa6b,0x6075,0x0},
+    {0xfa6c,0x242ee,0x0}, {0xfa6d,0x8218,0x0}, {0xfa70,0x4e26,0x0}, {0xfa71,0x51b5,0x0},
+    {0xfa72,0x5168,0x0}, {0xfa73,0x4f80,0x0}, {0xfa74,0x5145,0x0}, {0xfa75,0x5180,0x0},
+    {0xfa76,0x52c7,0x0}, {0xfa77,0x52fa,0x0}, {0xfa78,0x559d,0x0}, {0xfa79,0x5555,0x0},
+    {0xfa7a,0x5599,0x0}, {0xfa7b,0x55e2,0x0}, {0xfa7c,0x585a,0x0}, {0xfa7d,0x58b3,0x0},
+    {0xfa7e,0x5944,0x0}, {0xfa7f,0x5954,0x0}, {0xfa80,0x5a62,0x0}, {0xfa81,0x5b28,0x0},
+    {0xfa82,0x5ed2,0x0}, {0xfa83,0x5ed9,0x0}, {0xfa84,0x5f69,0x0}, {0xfa85,0x5fad,0x0},
+    {0xfa86,0x60d8,0x0}, {0xfa87,0x614e,0x0}, {0xfa88,0x6108,0x0}, {0xfa89,0x618e,0x0},
+    {0xfa8a,0x6160,0x0}, {0xfa8b,0x61f2,0x0}, {0xfa8c,0x6234,0x0}, {0xfa8d,0x63c4,0x0},
+    {0xfa8e,0x641c,0x0}, {0xfa8f,0x6452,0x0}, {0xfa90,0x6556,0x0}, {0xfa91,0x6674,0x0},
+    {0xfa92,0x6717,0x0}, {0xfa93,0x671b,0x0}, {0xfa94,0x6756,0x0}, {0xfa95,0x6b79,0x0},
+    {0xfa96,0x6bba,0x0}, {0xfa97,0x6d41,0x0}, {0xfa98,0x6edb,0x0}, {0xfa99,0x6ecb,0x0},
+    {0xfa9a,0x6f22,0x0}, {0xfa9b,0x701e,0x0}, {0xfa9c,0x716e,0x0}, {0xfa9d,0x77a7,0x0},
+    {0xfa9e,0x7235,0x0}, {0xfa9f,0x72af,0x0}, {0xfaa0,0x732a,0x0}, {0xfaa1,0x7471,0x0},
+    {0xfaa2,0x7506,0x0}, {0xfaa3,0x753b,0x0}, {0xfaa4,0x761d,0x0}, {0xfaa5,0x761f,0x0},
+    {0xfaa6,0x76ca,0x0}, {0xfaa7,0x76db,0x0}, {0xfaa8,0x76f4,0x0}, {0xfaa9,0x774a,0x0},
+    {0xfaaa,0x7740,0x0}, {0xfaab,0x78cc,0x0}, {0xfaac,0x7ab1,0x0}, {0xfaad,0x7bc0,0x0},
+    {0xfaae,0x7c7b,0x0}, {0xfaaf,0x7d5b,0x0}, {0xfab0,0x7df4,0x0}, {0xfab1,0x7f3e,0x0},
+    {0xfab2,0x8005,0x0}, {0xfab3,0x8352,0x0}, {0xfab4,0x83ef,0x0}, {0xfab5,0x8779,0x0},
+    {0xfab6,0x8941,0x0}, {0xfab7,0x8986,0x0}, {0xfab8,0x8996,0x0}, {0xfab9,0x8abf,0x0},
+    {0xfaba,0x8af8,0x0}, {0xfabb,0x8acb,0x0}, {0xfabc,0x8b01,0x0}, {0xfabd,0x8afe,0x0},
+    {0xfabe,0x8aed,0x0}, {0xfabf,0x8b39,0x0}, {0xfac0,0x8b8a,0x0}, {0xfac1,0x8d08,0x0},
+    {0xfac2,0x8f38,0x0}, {0xfac3,0x9072,0x0}, {0xfac4,0x9199,0x0}, {0xfac5,0x9276,0x0},
+    {0xfac6,0x967c,0x0}, {0xfac7,0x96e3,0x0}, {0xfac8,0x9756,0x0}, {0xfac9,0x97db,0x0},
+    {0xfaca,0x97ff,0x0}, {0xfacb,0x980b,0x0}, {0xfacc,0x983b,0x0}, {0xfacd,0x9b12,0x0},
+    {0xface,0x9f9c,0x0}, {0xfacf,0x2284a,0x0}, {0xfad0,0x22844,0x0}, {0xfad1,0x233d5,0x0},
+    {0xfad2,0x3b9d,0x0}, {0xfad3,0x4018,0x0}, {0xfad4,0x4039,0x0}, {0xfad5,0x25249,0x0},
+    {0xfad6,0x25cd0,0x0}, {0xfad7,0x27ed3,0x0}, {0xfad8,0x9f43,0x0}, {0xfad9,0x9f8e,0x0},
+    {0xfb1d,0x5d9,0x5b4}, {0xfb1f,0x5f2,0x5b7}, {0xfb2a,0x5e9,0x5c1}, {0xfb2b,0x5e9,0x5c2},
+    {0xfb2c,0xfb49,0x5c1}, {0xfb2d,0xfb49,0x5c2}, {0xfb2e,0x5d0,0x5b7}, {0xfb2f,0x5d0,0x5b8},
+    {0xfb30,0x5d0,0x5bc}, {0xfb31,0x5d1,0x5bc}, {0xfb32,0x5d2,0x5bc}, {0xfb33,0x5d3,0x5bc},
+    {0xfb34,0x5d4,0x5bc}, {0xfb35,0x5d5,0x5bc}, {0xfb36,0x5d6,0x5bc}, {0xfb38,0x5d8,0x5bc},
+    {0xfb39,0x5d9,0x5bc}, {0xfb3a,0x5da,0x5bc}, {0xfb3b,0x5db,0x5bc}, {0xfb3c,0x5dc,0x5bc},
+    {0xfb3e,0x5de,0x5bc}, {0xfb40,0x5e0,0x5bc}, {0xfb41,0x5e1,0x5bc}, {0xfb43,0x5e3,0x5bc},
+    {0xfb44,0x5e4,0x5bc}, {0xfb46,0x5e6,0x5bc}, {0xfb47,0x5e7,0x5bc}, {0xfb48,0x5e8,0x5bc},
+    {0xfb49,0x5e9,0x5bc}, {0xfb4a,0x5ea,0x5bc}, {0xfb4b,0x5d5,0x5b9}, {0xfb4c,0x5d1,0x5bf},
+    {0xfb4d,0x5db,0x5bf}, {0xfb4e,0x5e4,0x5bf}, {0x1109a,0x11099,0x110ba},
+    {0x1109c,0x1109b,0x110ba}, {0x110ab,0x110a5,0x110ba}, {0x1112e,0x11131,0x11127},
+    {0x1112f,0x11132,0x11127}, {0x1134b,0x11347,0x1133e}, {0x1134c,0x11347,0x11357},
+    {0x114bb,0x114b9,0x114ba}, {0x114bc,0x114b9,0x114b0}, {0x114be,0x114b9,0x114bd},
+    {0x115ba,0x115b8,0x115af}, {0x115bb,0x115b9,0x115af}, {0x1d15e,0x1d157,0x1d165},
+    {0x1d15f,0x1d158,0x1d165}, {0x1d160,0x1d15f,0x1d16e}, {0x1d161,0x1d15f,0x1d16f},
+    {0x1d162,0x1d15f,0x1d170}, {0x1d163,0x1d15f,0x1d171}, {0x1d164,0x1d15f,0x1d172},
+    {0x1d1bb,0x1d1b9,0x1d165}, {0x1d1bc,0x1d1ba,0x1d165}, {0x1d1bd,0x1d1bb,0x1d16e},
+    {0x1d1be,0x1d1bc,0x1d16e}, {0x1d1bf,0x1d1bb,0x1d16f}, {0x1d1c0,0x1d1bc,0x1d16f},
+    {0x2f800,0x4e3d,0x0}, {0x2f801,0x4e38,0x0}, {0x2f802,0x4e41,0x0}, {0x2f803,0x20122,0x0},
+    {0x2f804,0x4f60,0x0}, {0x2f805,0x4fae,0x0}, {0x2f806,0x4fbb,0x0}, {0x2f807,0x5002,0x0},
+    {0x2f808,0x507a,0x0}, {0x2f809,0x5099,0x0}, {0x2f80a,0x50e7,0x0}, {0x2f80b,0x50cf,0x0},
+    {0x2f80c,0x349e,0x0}, {0x2f80d,0x2063a,0x0}, {0x2f80e,0x514d,0x0}, {0x2f80f,0x5154,0x0},
+    {0x2f810,0x5164,0x0}, {0x2f811,0x5177,0x0}, {0x2f812,0x2051c,0x0}, {0x2f813,0x34b9,0x0},
+    {0x2f814,0x5167,0x0}, {0x2f815,0x518d,0x0}, {0x2f816,0x2054b,0x0}, {0x2f817,0x5197,0x0},
+    {0x2f818,0x51a4,0x0}, {0x2f819,0x4ecc,0x0}, {0x2f81a,0x51ac,0x0}, {0x2f81b,0x51b5,0x0},
+    {0x2f81c,0x291df,0x0}, {0x2f81d,0x51f5,0x0}, {0x2f81e,0x5203,0x0}, {0x2f81f,0x34df,0x0},
+    {0x2f820,0x523b,0x0}, {0x2f821,0x5246,0x0}, {0x2f822,0x5272,0x0}, {0x2f823,0x5277,0x0},
+    {0x2f824,0x3515,0x0}, {0x2f825,0x52c7,0x0}, {0x2f826,0x52c9,0x0}, {0x2f827,0x52e4,0x0},
+    {0x2f828,0x52fa,0x0}, {0x2f829,0x5305,0x0}, {0x2f82a,0x5306,0x0}, {0x2f82b,0x5317,0x0},
+    {0x2f82c,0x5349,0x0}, {0x2f82d,0x5351,0x0}, {0x2f82e,0x535a,0x0}, {0x2f82f,0x5373,0x0},
+    {0x2f830,0x537d,0x0}, {0x2f831,0x537f,0x0}, {0x2f832,0x537f,0x0}, {0x2f833,0x537f,0x0},
+    {0x2f834,0x20a2c,0x0}, {0x2f835,0x7070,0x0}, {0x2f836,0x53ca,0x0}, {0x2f837,0x53df,0x0},
+    {0x2f838,0x20b63,0x0}, {0x2f839,0x53eb,0x0}, {0x2f83a,0x53f1,0x0}, {0x2f83b,0x5406,0x0},
+    {0x2f83c,0x549e,0x0}, {0x2f83d,0x5438,0x0}, {0x2f83e,0x5448,0x0}, {0x2f83f,0x5468,0x0},
+    {0x2f840,0x54a2,0x0}, {0x2f841,0x54f6,0x0}, {0x2f842,0x5510,0x0}, {0x2f843,0x5553,0x0},
+    {0x2f844,0x5563,0x0}, {0x2f845,0x5584,0x0}, {0x2f846,0x5584,0x0}, {0x2f847,0x5599,0x0},
+    {0x2f848,0x55ab,0x0}, {0x2f849,0x55b3,0x0}, {0x2f84a,0x55c2,0x0}, {0x2f84b,0x5716,0x0},
+    {0x2f84c,0x5606,0x0}, {0x2f84d,0x5717,0x0}, {0x2f84e,0x5651,0x0}, {0x2f84f,0x5674,0x0},
+    {0x2f850,0x5207,0x0}, {0x2f851,0x58ee,0x0}, {0x2f852,0x57ce,0x0}, {0x2f853,0x57f4,0x0},
+    {0x2f854,0x580d,0x0}, {0x2f855,0x578b,0x0}, {0x2f856,0x5832,0x0}, {0x2f857,0x5831,0x0},
+    {0x2f858,0x58ac,0x0}, {0x2f859,0x214e4,0x0}, {0x2f85a,0x58f2,0x0}, {0x2f85b,0x58f7,0x0},
+    {0x2f85c,0x5906,0x0}, {0x2f85d,0x591a,0x0}, {0x2f85e,0x5922,0x0}, {0x2f85f,0x5962,0x0},
+    {0x2f860,0x216a8,0x0}, {0x2f861,0x216ea,0x0}, {0x2f862,0x59ec,0x0}, {0x2f863,0x5a1b,0x0},
+    {0x2f864,0x5a27,0x0}, {0x2f865,0x59d8,0x0}, {0x2f866,0x5a66,0x0}, {0x2f867,0x36ee,0x0},
+    {0x2f868,0x36fc,0x0}, {0x2f869,0x5b08,0x0}, {0x2f86a,0x5b3e,0x0}, {0x2f86b,0x5b3e,0x0},
+    {0x2f86c,0x219c8,0x0}, {0x2f86d,0x5bc3,0x0}, {0x2f86e,0x5bd8,0x0}, {0x2f86f,0x5be7,0x0},
+    {0x2f870,0x5bf3,0x0}, {0x2f871,0x21b18,0x0}, {0x2f872,0x5bff,0x0}, {0x2f873,0x5c06,0x0},
+    {0x2f874,0x5f53,0x0}, {0x2f875,0x5c22,0x0}, {0x2f876,0x3781,0x0}, {0x2f877,0x5c60,0x0},
+    {0x2f878,0x5c6e,0x0}, {0x2f879,0x5cc0,0x0}, {0x2f87a,0x5c8d,0x0}, {0x2f87b,0x21de4,0x0},
+    {0x2f87c,0x5d43,0x0}, {0x2f87d,0x21de6,0x0}, {0x2f87e,0x5d6e,0x0}, {0x2f87f,0x5d6b,0x0},
+    {0x2f880,0x5d7c,0x0}, {0x2f881,0x5de1,0x0}, {0x2f882,0x5de2,0x0}, {0x2f883,0x382f,0x0},
+    {0x2f884,0x5dfd,0x0}, {0x2f885,0x5e28,0x0}, {0x2f886,0x5e3d,0x0}, {0x2f887,0x5e69,0x0},
+    {0x2f888,0x3862,0x0}, {0x2f889,0x22183,0x0}, {0x2f88a,0x387c,0x0}, {0x2f88b,0x5eb0,0x0},
+    {0x2f88c,0x5eb3,0x0}, {0x2f88d,0x5eb6,0x0}, {0x2f88e,0x5eca,0x0}, {0x2f88f,0x2a392,0x0},
+    {0x2f890,0x5efe,0x0}, {0x2f891,0x22331,0x0}, {0x2f892,0x22331,0x0}, {0x2f893,0x8201,0x0},
+    {0x2f894,0x5f22,0x0}, {0x2f895,0x5f22,0x0}, {0x2f896,0x38c7,0x0}, {0x2f897,0x232b8,0x0},
+    {0x2f898,0x261da,0x0}, {0x2f899,0x5f62,0x0}, {0x2f89a,0x5f6b,0x0}, {0x2f89b,0x38e3,0x0},
+    {0x2f89c,0x5f9a,0x0}, {0x2f89d,0x5fcd,0x0}, {0x2f89e,0x5fd7,0x0}, {0x2f89f,0x5ff9,0x0},
+    {0x2f8a0,0x6081,0x0}, {0x2f8a1,0x393a,0x0}, {0x2f8a2,0x391c,0x0}, {0x2f8a3,0x6094,0x0},
+    {0x2f8a4,0x226d4,0x0}, {0x2f8a5,0x60c7,0x0}, {0x2f8a6,0x6148,0x0}, {0x2f8a7,0x614c,0x0},
+    {0x2f8a8,0x614e,0x0}, {0x2f8a9,0x614c,0x0}, {0x2f8aa,0x617a,0x0}, {0x2f8ab,0x618e,0x0},
+    {0x2f8ac,0x61b2,0x0}, {0x2f8ad,0x61a4,0x0}, {0x2f8ae,0x61af,0x0}, {0x2f8af,0x61de,0x0},
+    {0x2f8b0,0x61f2,0x0}, {0x2f8b1,0x61f6,0x0}, {0x2f8b2,0x6210,0x0}, {0x2f8b3,0x621b,0x0},
+    {0x2f8b4,0x625d,0x0}, {0x2f8b5,0x62b1,0x0}, {0x2f8b6,0x62d4,0x0}, {0x2f8b7,0x6350,0x0},
+    {0x2f8b8,0x22b0c,0x0}, {0x2f8b9,0x633d,0x0}, {0x2f8ba,0x62fc,0x0}, {0x2f8bb,0x6368,0x0},
+    {0x2f8bc,0x6383,0x0}, {0x2f8bd,0x63e4,0x0}, {0x2f8be,0x22bf1,0x0}, {0x2f8bf,0x6422,0x0},
+    {0x2f8c0,0x63c5,0x0}, {0x2f8c1,0x63a9,0x0}, {0x2f8c2,0x3a2e,0x0}, {0x2f8c3,0x6469,0x0},
+    {0x2f8c4,0x647e,0x0}, {0x2f8c5,0x649d,0x0}, {0x2f8c6,0x6477,0x0}, {0x2f8c7,0x3a6c,0x0},
+    {0x2f8c8,0x654f,0x0}, {0x2f8c9,0x656c,0x0}, {0x2f8ca,0x2300a,0x0}, {0x2f8cb,0x65e3,0x0},
+    {0x2f8cc,0x66f8,0x0}, {0x2f8cd,0x6649,0x0}, {0x2f8ce,0x3b19,0x0}, {0x2f8cf,0x6691,0x0},
+    {0x2f8d0,0x3b08,0x0}, {0x2f8d1,0x3ae4,0x0}, {0x2f8d2,0x5192,0x0}, {0x2f8d3,0x5195,0x0},
+    {0x2f8d4,0x6700,0x0}, {0x2f8d5,0x669c,0x0}, {0x2f8d6,0x80ad,0x0}, {0x2f8d7,0x43d9,0x0},
+    {0x2f8d8,0x6717,0x0}, {0x2f8d9,0x671b,0x0}, {0x2f8da,0x6721,0x0}, {0x2f8db,0x675e,0x0},
+    {0x2f8dc,0x6753,0x0}, {0x2f8dd,0x233c3,0x0}, {0x2f8de,0x3b49,0x0}, {0x2f8df,0x67fa,0x0},
+    {0x2f8e0,0x6785,0x0}, {0x2f8e1,0x6852,0x0}, {0x2f8e2,0x6885,0x0}, {0x2f8e3,0x2346d,0x0},
+    {0x2f8e4,0x688e,0x0}, {0x2f8e5,0x681f,0x0}, {0x2f8e6,0x6914,0x0}, {0x2f8e7,0x3b9d,0x0},
+    {0x2f8e8,0x6942,0x0}, {0x2f8e9,0x69a3,0x0}, {0x2f8ea,0x69ea,0x0}, {0x2f8eb,0x6aa8,0x0},
+    {0x2f8ec,0x236a3,0x0}, {0x2f8ed,0x6adb,0x0}, {0x2f8ee,0x3c18,0x0}, {0x2f8ef,0x6b21,0x0},
+    {0x2f8f0,0x238a7,0x0}, {0x2f8f1,0x6b54,0x0}, {0x2f8f2,0x3c4e,0x0}, {0x2f8f3,0x6b72,0x0},
+    {0x2f8f4,0x6b9f,0x0}, {0x2f8f5,0x6bba,0x0}, {0x2f8f6,0x6bbb,0x0}, {0x2f8f7,0x23a8d,0x0},
+    {0x2f8f8,0x21d0b,0x0}, {0x2f8f9,0x23afa,0x0}, {0x2f8fa,0x6c4e,0x0}, {0x2f8fb,0x23cbc,0x0},
+    {0x2f8fc,0x6cbf,0x0}, {0x2f8fd,0x6ccd,0x0}, {0x2f8fe,0x6c67,0x0}, {0x2f8ff,0x6d16,0x0},
+    {0x2f900,0x6d3e,0x0}, {0x2f901,0x6d77,0x0}, {0x2f902,0x6d41,0x0}, {0x2f903,0x6d69,0x0},
+    {0x2f904,0x6d78,0x0}, {0x2f905,0x6d85,0x0}, {0x2f906,0x23d1e,0x0}, {0x2f907,0x6d34,0x0},
+    {0x2f908,0x6e2f,0x0}, {0x2f909,0x6e6e,0x0}, {0x2f90a,0x3d33,0x0}, {0x2f90b,0x6ecb,0x0},
+    {0x2f90c,0x6ec7,0x0}, {0x2f90d,0x23ed1,0x0}, {0x2f90e,0x6df9,0x0}, {0x2f90f,0x6f6e,0x0},
+    {0x2f910,0x23f5e,0x0}, {0x2f911,0x23f8e,0x0}, {0x2f912,0x6fc6,0x0}, {0x2f913,0x7039,0x0},
+    {0x2f914,0x701e,0x0}, {0x2f915,0x701b,0x0}, {0x2f916,0x3d96,0x0}, {0x2f917,0x704a,0x0},
+    {0x2f918,0x707d,0x0}, {0x2f919,0x7077,0x0}, {0x2f91a,0x70ad,0x0}, {0x2f91b,0x20525,0x0},
+    {0x2f91c,0x7145,0x0}, {0x2f91d,0x24263,0x0}, {0x2f91e,0x719c,0x0}, {0x2f91f,0x243ab,0x0},
+    {0x2f920,0x7228,0x0}, {0x2f921,0x7235,0x0}, {0x2f922,0x7250,0x0}, {0x2f923,0x24608,0x0},
+    {0x2f924,0x7280,0x0}, {0x2f925,0x7295,0x0}, {0x2f926,0x24735,0x0}, {0x2f927,0x24814,0x0},
+    {0x2f928,0x737a,0x0}, {0x2f929,0x738b,0x0}, {0x2f92a,0x3eac,0x0}, {0x2f92b,0x73a5,0x0},
+    {0x2f92c,0x3eb8,0x0}, {0x2f92d,0x3eb8,0x0}, {0x2f92e,0x7447,0x0}, {0x2f92f,0x745c,0x0},
+    {0x2f930,0x7471,0x0}, {0x2f931,0x7485,0x0}, {0x2f932,0x74ca,0x0}, {0x2f933,0x3f1b,0x0},
+    {0x2f934,0x7524,0x0}, {0x2f935,0x24c36,0x0}, {0x2f936,0x753e,0x0}, {0x2f937,0x24c92,0x0},
+    {0x2f938,0x7570,0x0}, {0x2f939,0x2219f,0x0}, {0x2f93a,0x7610,0x0}, {0x2f93b,0x24fa1,0x0},
+    {0x2f93c,0x24fb8,0x0}, {0x2f93d,0x25044,0x0}, {0x2f93e,0x3ffc,0x0}, {0x2f93f,0x4008,0x0},
+    {0x2f940,0x76f4,0x0}, {0x2f941,0x250f3,0x0}, {0x2f942,0x250f2,0x0}, {0x2f943,0x25119,0x0},
+    {0x2f944,0x25133,0x0}, {0x2f945,0x771e,0x0}, {0x2f946,0x771f,0x0}, {0x2f947,0x771f,0x0},
+    {0x2f948,0x774a,0x0}, {0x2f949,0x4039,0x0}, {0x2f94a,0x778b,0x0}, {0x2f94b,0x4046,0x0},
+    {0x2f94c,0x4096,0x0}, {0x2f94d,0x2541d,0x0}, {0x2f94e,0x784e,0x0}, {0x2f94f,0x788c,0x0},
+    {0x2f950,0x78cc,0x0}, {0x2f951,0x40e3,0x0}, {0x2f952,0x25626,0x0}, {0x2f953,0x7956,0x0},
+    {0x2f954,0x2569a,0x0}, {0x2f955,0x256c5,0x0}, {0x2f956,0x798f,0x0}, {0x2f957,0x79eb,0x0},
+    {0x2f958,0x412f,0x0}, {0x2f959,0x7a40,0x0}, {0x2f95a,0x7a4a,0x0}, {0x2f95b,0x7a4f,0x0},
+    {0x2f95c,0x2597c,0x0}, {0x2f95d,0x25aa7,0x0}, {0x2f95e,0x25aa7,0x0}, {0x2f95f,0x7aee,0x0},
+    {0x2f960,0x4202,0x0}, {0x2f961,0x25bab,0x0}, {0x2f962,0x7bc6,0x0}, {0x2f963,0x7bc9,0x0},
+    {0x2f964,0x4227,0x0}, {0x2f965,0x25c80,0x0}, {0x2f966,0x7cd2,0x0}, {0x2f967,0x42a0,0x0},
+    {0x2f968,0x7ce8,0x0}, {0x2f969,0x7ce3,0x0}, {0x2f96a,0x7d00,0x0}, {0x2f96b,0x25f86,0x0},
+    {0x2f96c,0x7d63,0x0}, {0x2f96d,0x4301,0x0}, {0x2f96e,0x7dc7,0x0}, {0x2f96f,0x7e02,0x0},
+    {0x2f970,0x7e45,0x0}, {0x2f971,0x4334,0x0}, {0x2f972,0x26228,0x0}, {0x2f973,0x26247,0x0},
+    {0x2f974,0x4359,0x0}, {0x2f975,0x262d9,0x0}, {0x2f976,0x7f7a,0x0}, {0x2f977,0x2633e,0x0},
+    {0x2f978,0x7f95,0x0}, {0x2f979,0x7ffa,0x0}, {0x2f97a,0x8005,0x0}, {0x2f97b,0x264da,0x0},
+    {0x2f97c,0x26523,0x0}, {0x2f97d,0x8060,0x0}, {0x2f97e,0x265a8,0x0}, {0x2f97f,0x8070,0x0},
+    {0x2f980,0x2335f,0x0}, {0x2f981,0x43d5,0x0}, {0x2f982,0x80b2,0x0}, {0x2f983,0x8103,0x0},
+    {0x2f984,0x440b,0x0}, {0x2f985,0x813e,0x0}, {0x2f986,0x5ab5,0x0}, {0x2f987,0x267a7,0x0},
+    {0x2f988,0x267b5,0x0}, {0x2f989,0x23393,0x0}, {0x2f98a,0x2339c,0x0}, {0x2f98b,0x8201,0x0},
+    {0x2f98c,0x8204,0x0}, {0x2f98d,0x8f9e,0x0}, {0x2f98e,0x446b,0x0}, {0x2f98f,0x8291,0x0},
+    {0x2f990,0x828b,0x0}, {0x2f991,0x829d,0x0}, {0x2f992,0x52b3,0x0}, {0x2f993,0x82b1,0x0},
+    {0x2f994,0x82b3,0x0}, {0x2f995,0x82bd,0x0}, {0x2f996,0x82e6,0x0}, {0x2f997,0x26b3c,0x0},
+    {0x2f998,0x82e5,0x0}, {0x2f999,0x831d,0x0}, {0x2f99a,0x8363,0x0}, {0x2f99b,0x83ad,0x0},
+    {0x2f99c,0x8323,0x0}, {0x2f99d,0x83bd,0x0}, {0x2f99e,0x83e7,0x0}, {0x2f99f,0x8457,0x0},
+    {0x2f9a0,0x8353,0x0}, {0x2f9a1,0x83ca,0x0}, {0x2f9a2,0x83cc,0x0}, {0x2f9a3,0x83dc,0x0},
+    {0x2f9a4,0x26c36,0x0}, {0x2f9a5,0x26d6b,0x0}, {0x2f9a6,0x26cd5,0x0}, {0x2f9a7,0x452b,0x0},
+    {0x2f9a8,0x84f1,0x0}, {0x2f9a9,0x84f3,0x0}, {0x2f9aa,0x8516,0x0}, {0x2f9ab,0x273ca,0x0},
+    {0x2f9ac,0x8564,0x0}, {0x2f9ad,0x26f2c,0x0}, {0x2f9ae,0x455d,0x0}, {0x2f9af,0x4561,0x0},
+    {0x2f9b0,0x26fb1,0x0}, {0x2f9b1,0x270d2,0x0}, {0x2f9b2,0x456b,0x0}, {0x2f9b3,0x8650,0x0},
+    {0x2f9b4,0x865c,0x0}, {0x2f9b5,0x8667,0x0}, {0x2f9b6,0x8669,0x0}, {0x2f9b7,0x86a9,0x0},
+    {0x2f9b8,0x8688,0x0}, {0x2f9b9,0x870e,0x0}, {0x2f9ba,0x86e2,0x0}, {0x2f9bb,0x8779,0x0},
+    {0x2f9bc,0x8728,0x0}, {0x2f9bd,0x876b,0x0}, {0x2f9be,0x8786,0x0}, {0x2f9bf,0x45d7,0x0},
+    {0x2f9c0,0x87e1,0x0}, {0x2f9c1,0x8801,0x0}, {0x2f9c2,0x45f9,0x0}, {0x2f9c3,0x8860,0x0},
+    {0x2f9c4,0x8863,0x0}, {0x2f9c5,0x27667,0x0}, {0x2f9c6,0x88d7,0x0}, {0x2f9c7,0x88de,0x0},
+    {0x2f9c8,0x4635,0x0}, {0x2f9c9,0x88fa,0x0}, {0x2f9ca,0x34bb,0x0}, {0x2f9cb,0x278ae,0x0},
+    {0x2f9cc,0x27966,0x0}, {0x2f9cd,0x46be,0x0}, {0x2f9ce,0x46c7,0x0}, {0x2f9cf,0x8aa0,0x0},
+    {0x2f9d0,0x8aed,0x0}, {0x2f9d1,0x8b8a,0x0}, {0x2f9d2,0x8c55,0x0}, {0x2f9d3,0x27ca8,0x0},
+    {0x2f9d4,0x8cab,0x0}, {0x2f9d5,0x8cc1,0x0}, {0x2f9d6,0x8d1b,0x0}, {0x2f9d7,0x8d77,0x0},
+    {0x2f9d8,0x27f2f,0x0}, {0x2f9d9,0x20804,0x0}, {0x2f9da,0x8dcb,0x0}, {0x2f9db,0x8dbc,0x0},
+    {0x2f9dc,0x8df0,0x0}, {0x2f9dd,0x208de,0x0}, {0x2f9de,0x8ed4,0x0}, {0x2f9df,0x8f38,0x0},
+    {0x2f9e0,0x285d2,0x0}, {0x2f9e1,0x285ed,0x0}, {0x2f9e2,0x9094,0x0}, {0x2f9e3,0x90f1,0x0},
+    {0x2f9e4,0x9111,0x0}, {0x2f9e5,0x2872e,0x0}, {0x2f9e6,0x911b,0x0}, {0x2f9e7,0x9238,0x0},
+    {0x2f9e8,0x92d7,0x0}, {0x2f9e9,0x92d8,0x0}, {0x2f9ea,0x927c,0x0}, {0x2f9eb,0x93f9,0x0},
+    {0x2f9ec,0x9415,0x0}, {0x2f9ed,0x28bfa,0x0}, {0x2f9ee,0x958b,0x0}, {0x2f9ef,0x4995,0x0},
+    {0x2f9f0,0x95b7,0x0}, {0x2f9f1,0x28d77,0x0}, {0x2f9f2,0x49e6,0x0}, {0x2f9f3,0x96c3,0x0},
+    {0x2f9f4,0x5db2,0x0}, {0x2f9f5,0x9723,0x0}, {0x2f9f6,0x29145,0x0}, {0x2f9f7,0x2921a,0x0},
+    {0x2f9f8,0x4a6e,0x0}, {0x2f9f9,0x4a76,0x0}, {0x2f9fa,0x97e0,0x0}, {0x2f9fb,0x2940a,0x0},
+    {0x2f9fc,0x4ab2,0x0}, {0x2f9fd,0x29496,0x0}, {0x2f9fe,0x980b,0x0}, {0x2f9ff,0x980b,0x0},
+    {0x2fa00,0x9829,0x0}, {0x2fa01,0x295b6,0x0}, {0x2fa02,0x98e2,0x0}, {0x2fa03,0x4b33,0x0},
+    {0x2fa04,0x9929,0x0}, {0x2fa05,0x99a7,0x0}, {0x2fa06,0x99c2,0x0}, {0x2fa07,0x99fe,0x0},
+    {0x2fa08,0x4bce,0x0}, {0x2fa09,0x29b30,0x0}, {0x2fa0a,0x9b12,0x0}, {0x2fa0b,0x9c40,0x0},
+    {0x2fa0c,0x9cfd,0x0}, {0x2fa0d,0x4cce,0x0}, {0x2fa0e,0x4ced,0x0}, {0x2fa0f,0x9d67,0x0},
+    {0x2fa10,0x2a0ce,0x0}, {0x2fa11,0x4cf8,0x0}, {0x2fa12,0x2a105,0x0}, {0x2fa13,0x2a20e,0x0},
+    {0x2fa14,0x2a291,0x0}, {0x2fa15,0x9ebb,0x0}, {0x2fa16,0x4d56,0x0}, {0x2fa17,0x9ef9,0x0},
+    {0x2fa18,0x9efe,0x0}, {0x2fa19,0x9f05,0x0}, {0x2fa1a,0x9f0f,0x0}, {0x2fa1b,0x9f16,0x0},
+    {0x2fa1c,0x9f3b,0x0}, {0x2fa1d,0x2a600,0x0},
+};
+// Rows of the table above that compose, sorted by first and second.
+static const uint16_t text__compositions[] = {
+    912, 909, 913, 0, 1, 2, 3, 53, 55, 238, 4, 572, 5, 165, 208, 210, 570, 415, 57, 417, 419, 421,
+    59, 61, 63, 65, 6, 425, 67, 427, 431, 433, 429, 7, 8, 9, 598, 69, 71, 73, 10, 596, 77, 212, 214,
+    594, 240, 75, 439, 441, 445, 198, 79, 447, 81, 83, 187, 85, 87, 449, 453, 236, 451, 455, 457,
+    11, 12, 13, 89, 91, 93, 97, 14, 610, 167, 216, 218, 612, 95, 459, 98, 463, 189, 465, 100, 467,
+    102, 106, 469, 104, 475, 473, 477, 479, 481, 200, 108, 15, 483, 112, 485, 110, 489, 487, 16, 17,
+    18, 19, 114, 116, 246, 20, 616, 118, 169, 220, 222, 161, 614, 191, 499, 501, 120, 503, 124, 224,
+    226, 505, 122, 509, 126, 128, 511, 132, 513, 232, 130, 521, 136, 523, 234, 134, 527, 525, 21,
+    22, 23, 138, 140, 142, 24, 640, 144, 146, 171, 228, 230, 163, 638, 529, 148, 533, 531, 539, 541,
+    543, 545, 150, 549, 547, 551, 553, 555, 652, 25, 152, 658, 250, 557, 154, 656, 654, 155, 559,
+    157, 159, 561, 563, 26, 27, 28, 29, 54, 56, 239, 30, 573, 31, 166, 209, 211, 571, 416, 58, 418,
+    420, 422, 60, 62, 64, 66, 32, 426, 68, 428, 432, 434, 430, 33, 34, 35, 599, 70, 72, 74, 36, 597,
+    78, 213, 215, 595, 241, 76, 440, 442, 446, 199, 80, 448, 82, 84, 188, 86, 88, 450, 454, 237,
+    452, 456, 458, 565, 37, 38, 39, 90, 92, 94, 40, 611, 168, 217, 219, 613, 96, 460, 99, 197, 464,
+    190, 466, 101, 468, 103, 107, 470, 105, 476, 474, 478, 480, 482, 201, 109, 41, 484, 113, 486,
+    111, 490, 488, 42, 43, 44, 45, 115, 117, 247, 46, 617, 119, 170, 221, 223, 162, 615, 192, 500,
+    502, 121, 504, 125, 225, 227, 506, 123, 510, 127, 129, 512, 133, 514, 233, 131, 522, 566, 137,
+    524, 235, 135, 528, 526, 47, 48, 49, 139, 141, 143, 50, 641, 145, 147, 172, 229, 231, 164, 639,
+    530, 149, 534, 532, 540, 542, 544, 546, 151, 550, 548, 567, 552, 554, 556, 653, 51, 153, 659,
+    251, 558, 52, 657, 568, 655, 156, 560, 158, 160, 562, 564, 875, 258, 835, 576, 574, 580, 578,
+    181, 202, 204, 185, 423, 602, 600, 606, 604, 461, 620, 618, 624, 622, 491, 244, 493, 242, 206,
+    179, 175, 173, 177, 577, 575, 581, 579, 182, 203, 205, 186, 424, 603, 601, 607, 605, 462, 621,
+    619, 625, 623, 492, 245, 494, 243, 207, 180, 176, 174, 178, 586, 584, 590, 588, 587, 585, 591,
+    589, 435, 437, 436, 438, 495, 497, 496, 498, 515, 516, 517, 518, 535, 536, 537, 538, 569, 630,
+    628, 634, 632, 636, 631, 629, 635, 633, 637, 644, 642, 648, 646, 650, 645, 643, 649, 647, 651,
+    195, 193, 194, 183, 184, 443, 444, 248, 249, 196, 831, 259, 830, 829, 668, 669, 833, 841, 261,
+    682, 683, 843, 262, 696, 697, 845, 857, 263, 856, 855, 268, 712, 713, 883, 264, 726, 727, 874,
+    872, 265, 871, 870, 269, 740, 885, 266, 752, 753, 887, 826, 838, 760, 270, 823, 822, 660, 661,
+    827, 825, 762, 271, 676, 677, 764, 272, 688, 689, 839, 837, 766, 273, 850, 849, 275, 704, 705,
+    853, 768, 277, 720, 721, 866, 867, 770, 278, 863, 862, 276, 732, 733, 868, 772, 279, 744, 745,
+    881, 879, 851, 267, 854, 864, 274, 869, 880, 280, 281, 285, 302, 304, 284, 282, 306, 283, 300,
+    310, 312, 287, 314, 289, 316, 286, 318, 324, 288, 326, 328, 330, 332, 322, 303, 305, 293, 291,
+    307, 292, 301, 311, 313, 296, 315, 290, 317, 295, 319, 325, 297, 327, 329, 331, 333, 323, 294,
+    298, 299, 308, 309, 320, 321, 334, 335, 337, 336, 338, 340, 341, 339, 342, 343, 344, 353, 354,
+    365, 364, 366, 369, 370, 372, 371, 373, 374, 377, 375, 376, 378, 379, 381, 380, 382, 383, 385,
+    384, 403, 404, 405, 406, 407, 408, 409, 410, 411, 412, 413, 414, 471, 472, 507, 508, 519, 520,
+    582, 592, 583, 593, 608, 609, 626, 627, 662, 664, 666, 774, 663, 665, 667, 775, 776, 777, 778,
+    779, 780, 781, 670, 672, 674, 782, 671, 673, 675, 783, 784, 785, 786, 787, 788, 789, 678, 680,
+    679, 681, 684, 686, 685, 687, 690, 692, 694, 790, 691, 693, 695, 791, 792, 793, 794, 795, 796,
+    797, 698, 700, 702, 798, 699, 701, 703, 799, 800, 801, 802, 803, 804, 805, 706, 708, 710, 707,
+    709, 711, 714, 716, 718, 715, 717, 719, 722, 724, 723, 725, 728, 730, 729, 731, 734, 736, 738,
+    735, 737, 739, 741, 742, 743, 746, 748, 750, 806, 747, 749, 751, 807, 808, 809, 810, 811, 812,
+    813, 754, 756, 758, 814, 755, 757, 759, 815, 816, 817, 818, 819, 820, 821, 824, 836, 878, 828,
+    846, 847, 848, 840, 882, 859, 860, 861, 894, 895, 896, 897, 899, 898, 900, 901, 902, 903, 904,
+    905, 906, 907, 908, 911, 910, 914, 915, 916, 917, 918, 919, 920, 921, 930, 931, 922, 923, 924,
+    925, 932, 933, 926, 927, 928, 929, 934, 935, 936, 937, 966, 941, 942, 943, 944, 945, 946, 947,
+    948, 949, 950, 951, 952, 953, 954, 955, 956, 957, 958, 959, 960, 961, 962, 963, 964, 965, 967,
+    993, 968, 969, 970, 971, 972, 973, 974, 975, 976, 977, 978, 979, 980, 981, 982, 983, 984, 985,
+    986, 987, 988, 989, 990, 991, 992, 994, 995, 996, 997, 998, 1493, 1494, 1495, 1496, 1497, 1498,
+    1499, 1501, 1500, 1502, 1503, 1504,
+};
+// Canonical combining classes, sorted: first, last, class.
+static const text__combining text__combinings[] = {
+    {0x300,0x314,230}, {0x315,0x315,232}, {0x316,0x319,220}, {0x31a,0x31a,232}, {0x31b,0x31b,216},
+    {0x31c,0x320,220}, {0x321,0x322,202}, {0x323,0x326,220}, {0x327,0x328,202}, {0x329,0x333,220},
+    {0x334,0x338,1}, {0x339,0x33c,220}, {0x33d,0x344,230}, {0x345,0x345,240}, {0x346,0x346,230},
+    {0x347,0x349,220}, {0x34a,0x34c,230}, {0x34d,0x34e,220}, {0x350,0x352,230}, {0x353,0x356,220},
+    {0x357,0x357,230}, {0x358,0x358,232}, {0x359,0x35a,220}, {0x35b,0x35b,230}, {0x35c,0x35c,233},
+    {0x35d,0x35e,234}, {0x35f,0x35f,233}, {0x360,0x361,234}, {0x362,0x362,233}, {0x363,0x36f,230},
+    {0x483,0x487,230}, {0x591,0x591,220}, {0x592,0x595,230}, {0x596,0x596,220}, {0x597,0x599,230},
+    {0x59a,0x59a,222}, {0x59b,0x59b,220}, {0x59c,0x5a1,230}, {0x5a2,0x5a7,220}, {0x5a8,0x5a9,230},
+    {0x5aa,0x5aa,220}, {0x5ab,0x5ac,230}, {0x5ad,0x5ad,222}, {0x5ae,0x5ae,228}, {0x5af,0x5af,230},
+    {0x5b0,0x5b0,10}, {0x5b1,0x5b1,11}, {0x5b2,0x5b2,12}, {0x5b3,0x5b3,13}, {0x5b4,0x5b4,14},
+    {0x5b5,0x5b5,15}, {0x5b6,0x5b6,16}, {0x5b7,0x5b7,17}, {0x5b8,0x5b8,18}, {0x5b9,0x5ba,19},
+    {0x5bb,0x5bb,20}, {0x5bc,0x5bc,21}, {0x5bd,0x5bd,22}, {0x5bf,0x5bf,23}, {0x5c1,0x5c1,24},
+    {0x5c2,0x5c2,25}, {0x5c4,0x5c4,230}, {0x5c5,0x5c5,220}, {0x5c7,0x5c7,18}, {0x610,0x617,230},
+    {0x618,0x618,30}, {0x619,0x619,31}, {0x61a,0x61a,32}, {0x64b,0x64b,27}, {0x64c,0x64c,28},
+    {0x64d,0x64d,29}, {0x64e,0x64e,30}, {0x64f,0x64f,31}, {0x650,0x650,32}, {0x651,0x651,33},
+    {0x652,0x652,34}, {0x653,0x654,230}, {0x655,0x656,220}, {0x657,0x65b,230}, {0x65c,0x65c,220},
+    {0x65d,0x65e,230}, {0x65f,0x65f,220}, {0x670,0x670,35}, {0x6d6,0x6dc,230}, {0x6df,0x6e2,230},
+    {0x6e3,0x6e3,220}, {0x6e4,0x6e4,230}, {0x6e7,0x6e8,230}, {0x6ea,0x6ea,220}, {0x6eb,0x6ec,230},
+    {0x6ed,0x6ed,220}, {0x711,0x711,36}, {0x730,0x730,230}, {0x731,0x731,220}, {0x732,0x733,230},
+    {0x734,0x734,220}, {0x735,0x736,230}, {0x737,0x739,220}, {0x73a,0x73a,230}, {0x73b,0x73c,220},
+    {0x73d,0x73d,230}, {0x73e,0x73e,220}, {0x73f,0x741,230}, {0x742,0x742,220}, {0x743,0x743,230},
+    {0x744,0x744,220}, {0x745,0x745,230}, {0x746,0x746,220}, {0x747,0x747,230}, {0x748,0x748,220},
+    {0x749,0x74a,230}, {0x7eb,0x7f1,230}, {0x7f2,0x7f2,220}, {0x7f3,0x7f3,230}, {0x816,0x819,230},
+    {0x81b,0x823,230}, {0x825,0x827,230}, {0x829,0x82d,230}, {0x859,0x85b,220}, {0x8d4,0x8e1,230},
+    {0x8e3,0x8e3,220}, {0x8e4,0x8e5,230}, {0x8e6,0x8e6,220}, {0x8e7,0x8e8,230}, {0x8e9,0x8e9,220},
+    {0x8ea,0x8ec,230}, {0x8ed,0x8ef,220}, {0x8f0,0x8f0,27}, {0x8f1,0x8f1,28}, {0x8f2,0x8f2,29},
+    {0x8f3,0x8f5,230}, {0x8f6,0x8f6,220}, {0x8f7,0x8f8,230}, {0x8f9,0x8fa,220}, {0x8fb,0x8ff,230},
+    {0x93c,0x93c,7}, {0x94d,0x94d,9}, {0x951,0x951,230}, {0x952,0x952,220}, {0x953,0x954,230},
+    {0x9bc,0x9bc,7}, {0x9cd,0x9cd,9}, {0xa3c,0xa3c,7}, {0xa4d,0xa4d,9}, {0xabc,0xabc,7},
+    {0xacd,0xacd,9}, {0xb3c,0xb3c,7}, {0xb4d,0xb4d,9}, {0xbcd,0xbcd,9}, {0xc4d,0xc4d,9},
+    {0xc55,0xc55,84}, {0xc56,0xc56,91}, {0xcbc,0xcbc,7}, {0xccd,0xccd,9}, {0xd4d,0xd4d,9},
+    {0xdca,0xdca,9}, {0xe38,0xe39,103}, {0xe3a,0xe3a,9}, {0xe48,0xe4b,107}, {0xeb8,0xeb9,118},
+    {0xec8,0xecb,122}, {0xf18,0xf19,220}, {0xf35,0xf35,220}, {0xf37,0xf37,220}, {0xf39,0xf39,216},
+    {0xf71,0xf71,129}, {0xf72,0xf72,130}, {0xf74,0xf74,132}, {0xf7a,0xf7d,130}, {0xf80,0xf80,130},
+    {0xf82,0xf83,230}, {0xf84,0xf84,9}, {0xf86,0xf87,230}, {0xfc6,0xfc6,220}, {0x1037,0x1037,7},
+    {0x1039,0x103a,9}, {0x108d,0x108d,220}, {0x135d,0x135f,230}, {0x1714,0x1714,9},
+    {0x1734,0x1734,9}, {0x17d2,0x17d2,9}, {0x17dd,0x17dd,230}, {0x18a9,0x18a9,228},
+    {0x1939,0x1939,222}, {0x193a,0x193a,230}, {0x193b,0x193b,220}, {0x1a17,0x1a17,230},
+    {0x1a18,0x1a18,220}, {0x1a60,0x1a60,9}, {0x1a75,0x1a7c,230}, {0x1a7f,0x1a7f,220},
+    {0x1ab0,0x1ab4,230}, {0x1ab5,0x1aba,220}, {0x1abb,0x1abc,230}, {0x1abd,0x1abd,220},
+    {0x1b34,0x1b34,7}, {0x1b44,0x1b44,9}, {0x1b6b,0x1b6b,230}, {0x1b6c,0x1b6c,220},
+    {0x1b6d,0x1b73,230}, {0x1baa,0x1bab,9}, {0x1be6,0x1be6,7}, {0x1bf2,0x1bf3,9}, {0x1c37,0x1c37,7},
+    {0x1cd0,0x1cd2,230}, {0x1cd4,0x1cd4,1}, {0x1cd5,0x1cd9,220}, {0x1cda,0x1cdb,230},
+    {0x1cdc,0x1cdf,220}, {0x1ce0,0x1ce0,230}, {0x1ce2,0x1ce8,1}, {0x1ced,0x1ced,220},
+    {0x1cf4,0x1cf4,230}, {0x1cf8,0x1cf9,230}, {0x1dc0,0x1dc1,230}, {0x1dc2,0x1dc2,220},
+    {0x1dc3,0x1dc9,230}, {0x1dca,0x1dca,220}, {0x1dcb,0x1dcc,230}, {0x1dcd,0x1dcd,234},
+    {0x1dce,0x1dce,214}, {0x1dcf,0x1dcf,220}, {0x1dd0,0x1dd0,202}, {0x1dd1,0x1df5,230},
+    {0x1dfb,0x1dfb,230}, {0x1dfc,0x1dfc,233}, {0x1dfd,0x1dfd,220}, {0x1dfe,0x1dfe,230},
+    {0x1dff,0x1dff,220}, {0x20d0,0x20d1,230}, {0x20d2,0x20d3,1}, {0x20d4,0x20d7,230},
+    {0x20d8,0x20da,1}, {0x20db,0x20dc,230}, {0x20e1,0x20e1,230}, {0x20e5,0x20e6,1},
+    {0x20e7,0x20e7,230}, {0x20e8,0x20e8,220}, {0x20e9,0x20e9,230}, {0x20ea,0x20eb,1},
+    {0x20ec,0x20ef,220}, {0x20f0,0x20f0,230}, {0x2cef,0x2cf1,230}, {0x2d7f,0x2d7f,9},
+    {0x2de0,0x2dff,230}, {0x302a,0x302a,218}, {0x302b,0x302b,228}, {0x302c,0x302c,232},
+    {0x302d,0x302d,222}, {0x302e,0x302f,224}, {0x3099,0x309a,8}, {0xa66f,0xa66f,230},
+    {0xa674,0xa67d,230}, {0xa69e,0xa69f,230}, {0xa6f0,0xa6f1,230}, {0xa806,0xa806,9},
+    {0xa8c4,0xa8c4,9}, {0xa8e0,0xa8f1,230}, {0xa92b,0xa92d,220}, {0xa953,0xa953,9},
+    {0xa9b3,0xa9b3,7}, {0xa9c0,0xa9c0,9}, {0xaab0,0xaab0,230}, {0xaab2,0xaab3,230},
+    {0xaab4,0xaab4,220}, {0xaab7,0xaab8,230}, {0xaabe,0xaabf,230}, {0xaac1,0xaac1,230},
+    {0xaaf6,0xaaf6,9}, {0xabed,0xabed,9}, {0xfb1e,0xfb1e,26}, {0xfe20,0xfe26,230},
+    {0xfe27,0xfe2d,220}, {0xfe2e,0xfe2f,230}, {0x101fd,0x101fd,220}, {0x102e0,0x102e0,220},
+    {0x10376,0x1037a,230}, {0x10a0d,0x10a0d,220}, {0x10a0f,0x10a0f,230}, {0x10a38,0x10a38,230},
+    {0x10a39,0x10a39,1}, {0x10a3a,0x10a3a,220}, {0x10a3f,0x10a3f,9}, {0x10ae5,0x10ae5,230},
+    {0x10ae6,0x10ae6,220}, {0x11046,0x11046,9}, {0x1107f,0x1107f,9}, {0x110b9,0x110b9,9},
+    {0x110ba,0x110ba,7}, {0x11100,0x11102,230}, {0x11133,0x11134,9}, {0x11173,0x11173,7},
+    {0x111c0,0x111c0,9}, {0x111ca,0x111ca,7}, {0x11235,0x11235,9}, {0x11236,0x11236,7},
+    {0x112e9,0x112e9,7}, {0x112ea,0x112ea,9}, {0x1133c,0x1133c,7}, {0x1134d,0x1134d,9},
+    {0x11366,0x1136c,230}, {0x11370,0x11374,230}, {0x11442,0x11442,9}, {0x11446,0x11446,7},
+    {0x114c2,0x114c2,9}, {0x114c3,0x114c3,7}, {0x115bf,0x115bf,9}, {0x115c0,0x115c0,7},
+    {0x1163f,0x1163f,9}, {0x116b6,0x116b6,9}, {0x116b7,0x116b7,7}, {0x1172b,0x1172b,9},
+    {0x11c3f,0x11c3f,9}, {0x16af0,0x16af4,1}, {0x16b30,0x16b36,230}, {0x1bc9e,0x1bc9e,1},
+    {0x1d165,0x1d166,216}, {0x1d167,0x1d169,1}, {0x1d16d,0x1d16d,226}, {0x1d16e,0x1d172,216},
+    {0x1d17b,0x1d182,220}, {0x1d185,0x1d189,230}, {0x1d18a,0x1d18b,220}, {0x1d1aa,0x1d1ad,230},
+    {0x1d242,0x1d244,230}, {0x1e000,0x1e006,230}, {0x1e008,0x1e018,230}, {0x1e01b,0x1e021,230},
+    {0x1e023,0x1e024,230}, {0x1e026,0x1e02a,230}, {0x1e8d0,0x1e8d6,220}, {0x1e944,0x1e949,230},
+    {0x1e94a,0x1e94a,7},
+};
+// clang-format on
+// GENERATED END
+
+//@@ src/text/unicode.h
+
+#define TEXT__COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define TEXT__CODES 0x110000u
+
+// The class of every code point, spread out; made when a tokenizer is loaded.
+static uint8_t* text__classes_make(text_error* error) {
+    uint8_t* classes = (uint8_t*)text__zalloc(TEXT__CODES, 1, error);
+    if (classes == NULL) {
+        return NULL;
+    }
+    size_t runs = TEXT__COUNT(text__class_runs);
+    for (size_t i = 0; i < runs; i++) {
+        uint32_t first = text__class_runs[i] >> 8;
+        uint32_t end = i + 1 < runs ? text__class_runs[i + 1] >> 8 : TEXT__CODES;
+        memset(classes + first, (int)(text__class_runs[i] & 0xFF), end - first);
+    }
+    return classes;
+}
+
+// The length of the UTF-8 character at s (1 to 4) and its code point; 0 when it is not UTF-8.
+static size_t text__utf8(const unsigned char* s, size_t left, uint32_t* code) {
+    uint32_t c = s[0];
+    if (c < 0x80) {
+        *code = c;
+        return 1;
+    }
+    size_t length = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+    if (c < 0xC2 || c > 0xF4 || left < length) {
+        return 0;
+    }
+    c &= 0x7Fu >> length;
+    for (size_t i = 1; i < length; i++) {
+        if ((s[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+        c = c << 6 | (s[i] & 0x3Fu);
+    }
+    // overlong, surrogate, beyond the last code point
+    if ((length == 3 && (c < 0x800 || (c >= 0xD800 && c < 0xE000))) ||
+        (length == 4 && (c < 0x10000 || c >= TEXT__CODES))) {
+        return 0;
+    }
+    *code = c;
+    return length;
+}
+
+static size_t text__utf8_put(uint32_t code, char* out) {
+    if (code < 0x80) {
+        out[0] = (char)code;
+        return 1;
+    }
+    size_t length = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (size_t i = length - 1; i > 0; i--) {
+        out[i] = (char)(unsigned char)(0x80 | (code & 0x3F));
+        code >>= 6;
+    }
+    static const unsigned char lead[5] = {0, 0, 0xC0, 0xE0, 0xF0};
+    out[0] = (char)(unsigned char)(lead[length] | code);
+    return length;
+}
+
+// How many bytes at s could still become one character: s is not UTF-8 here. What a decoder with
+// replacement puts one U+FFFD for (the longest start of a character, at least one byte).
+// *open: the end of the text came first.
+static size_t text__utf8_broken(const unsigned char* s, size_t left, bool* open) {
+    *open = false;
+    unsigned c = s[0];
+    if (c < 0xC2 || c > 0xF4) {
+        return 1;
+    }
+    size_t length = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : 2;
+    for (size_t i = 1; i < length; i++) {
+        if (i >= left) {
+            *open = true;
+            return i;
+        }
+        unsigned low = 0x80;
+        unsigned high = 0xBF;
+        if (i == 1) {
+            low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80;
+            high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
+        }
+        if (s[i] < low || s[i] > high) {
+            return i;
+        }
+    }
+    return length;
+}
+
+// Appends with U+FFFD for what is not UTF-8. With `open` an unfinished character at the end is
+// left: *used says how far it came.
+static bool text__utf8_repair(const char* data, size_t count, bool keep_open, size_t* used,
+                              text_bytes* out, text_error* error) {
+    const unsigned char* s = (const unsigned char*)data;
+    size_t at = 0;
+    size_t good = 0; // start of what is fine and not yet copied
+    bool open = false;
+    *used = 0;
+    if (count == 0) {
+        return true;
+    }
+    while (at < count && !open) {
+        uint32_t code;
+        size_t length = text__utf8(s + at, count - at, &code);
+        if (length > 0) {
+            at += length;
+            continue;
+        }
+        TEXT__TRY(text_bytes_add(out, data + good, at - good, error));
+        length = text__utf8_broken(s + at, count - at, &open);
+        open = open && keep_open;
+        if (!open) {
+            TEXT__TRY(text_bytes_add(out, "\xEF\xBF\xBD", 3, error));
+            at += length;
+        }
+        good = at;
+    }
+    TEXT__TRY(text_bytes_add(out, data + good, at - good, error));
+    *used = at;
+    return true;
+}
+
+static uint32_t text__combining_class(uint32_t code) {
+    size_t low = 0;
+    size_t high = TEXT__COUNT(text__combinings);
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (code > text__combinings[middle].last) {
+            low = middle + 1;
+        } else if (code < text__combinings[middle].first) {
+            high = middle;
+        } else {
+            return text__combinings[middle].value;
+        }
+    }
+    return 0;
+}
+
+// NULL when it does not decompose.
+static const text__decomposition* text__decompose(uint32_t code) {
+    size_t low = 0;
+    size_t high = TEXT__COUNT(text__decompositions);
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (text__decompositions[middle].composed < code) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    bool found =
+        low < TEXT__COUNT(text__decompositions) && text__decompositions[low].composed == code;
+    return found ? &text__decompositions[low] : NULL;
+}
+
+enum {
+    TEXT__HANGUL_S = 0xAC00,
+    TEXT__HANGUL_L = 0x1100,
+    TEXT__HANGUL_V = 0x1161,
+    TEXT__HANGUL_T = 0x11A7,
+    TEXT__HANGUL_LS = 19,
+    TEXT__HANGUL_VS = 21,
+    TEXT__HANGUL_TS = 28
+};
+
+// The primary composite of two characters, or 0.
+static uint32_t text__compose(uint32_t first, uint32_t second) {
+    if (first - TEXT__HANGUL_L < TEXT__HANGUL_LS && second - TEXT__HANGUL_V < TEXT__HANGUL_VS) {
+        uint32_t lv = (first - TEXT__HANGUL_L) * TEXT__HANGUL_VS + (second - TEXT__HANGUL_V);
+        return TEXT__HANGUL_S + lv * TEXT__HANGUL_TS;
+    }
+    uint32_t syllable = first - TEXT__HANGUL_S;
+    if (syllable < TEXT__HANGUL_LS * TEXT__HANGUL_VS * TEXT__HANGUL_TS &&
+        syllable % TEXT__HANGUL_TS == 0 && second - TEXT__HANGUL_T - 1 < TEXT__HANGUL_TS - 1) {
+        return first + (second - TEXT__HANGUL_T);
+    }
+    size_t low = 0;
+    size_t high = TEXT__COUNT(text__compositions);
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        const text__decomposition* row = &text__decompositions[text__compositions[middle]];
+        if (row->first == first && row->second == second) {
+            return row->composed;
+        }
+        if (row->first < first || (row->first == first && row->second < second)) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return 0;
+}
+
+// A starter and the marks after it. A byte that is not UTF-8 is TEXT__CODES + byte, a starter.
+typedef struct text__mark {
+    uint32_t code;
+    uint32_t order;
+} text__mark;
+
+typedef struct text__marks {
+    text__mark* data;
+    size_t count;
+    size_t capacity;
+    text__mark* sorted;
+    size_t sorted_capacity;
+} text__marks;
+
+static bool text__marks_add(text__marks* marks, uint32_t code, uint32_t order, text_error* error) {
+    void* data = marks->data;
+    bool good = text__reserve(&data, &marks->capacity, marks->count, 1, sizeof(text__mark), error);
+    marks->data = (text__mark*)data;
+    TEXT__TRY(good);
+    marks->data[marks->count].code = code;
+    marks->data[marks->count].order = order;
+    marks->count++;
+    return true;
+}
+
+// Stable sort by combining class of data[begin..): by counting, so that a long run costs no more.
+static bool text__marks_sort(text__marks* marks, size_t begin, text_error* error) {
+    size_t count = marks->count - begin;
+    text__mark* data = marks->data + begin;
+    bool sorted = true;
+    for (size_t i = 1; i < count; i++) {
+        sorted = sorted && data[i - 1].order <= data[i].order;
+    }
+    if (sorted) {
+        return true;
+    }
+    void* other = marks->sorted;
+    bool good = text__reserve(&other, &marks->sorted_capacity, 0, count, sizeof(text__mark), error);
+    marks->sorted = (text__mark*)other;
+    TEXT__TRY(good);
+    size_t starts[257];
+    memset(starts, 0, sizeof(starts));
+    for (size_t i = 0; i < count; i++) {
+        starts[(data[i].order & 0xFF) + 1]++;
+    }
+    for (size_t i = 1; i < 257; i++) {
+        starts[i] += starts[i - 1];
+    }
+    for (size_t i = 0; i < count; i++) {
+        marks->sorted[starts[data[i].order & 0xFF]++] = data[i];
+    }
+    memcpy(data, marks->sorted, count * sizeof(text__mark));
+    return true;
+}
+
+// Adds the full canonical decomposition of one character. Decompositions nest at most four deep,
+// always in the first part.
+static bool text__marks_add_decomposed(text__marks* marks, uint32_t code, text_error* error) {
+    uint32_t syllable = code - TEXT__HANGUL_S;
+    if (syllable < TEXT__HANGUL_LS * TEXT__HANGUL_VS * TEXT__HANGUL_TS) {
+        uint32_t tail = syllable % TEXT__HANGUL_TS;
+        uint32_t lv = syllable / TEXT__HANGUL_TS;
+        TEXT__TRY(text__marks_add(marks, TEXT__HANGUL_L + lv / TEXT__HANGUL_VS, 0, error));
+        TEXT__TRY(text__marks_add(marks, TEXT__HANGUL_V + lv % TEXT__HANGUL_VS, 0, error));
+        return tail == 0 || text__marks_add(marks, TEXT__HANGUL_T + tail, 0, error);
+    }
+    uint32_t tails[8];
+    size_t count = 0;
+    const text__decomposition* row = code < 0xC0 ? NULL : text__decompose(code);
+    while (row != NULL && count < TEXT__COUNT(tails)) {
+        code = row->first;
+        if (row->second != 0) {
+            tails[count++] = row->second;
+        }
+        row = text__decompose(code);
+    }
+    TEXT__TRY(text__marks_add(marks, code, text__combining_class(code), error));
+    while (count > 0) {
+        count--;
+        TEXT__TRY(text__marks_add(marks, tails[count], text__combining_class(tails[count]), error));
+    }
+    return true;
+}
+
+// Canonical composition in place. All of it was decomposed and sorted.
+static void text__marks_compose(text__marks* marks) {
+    text__mark* data = marks->data;
+    size_t out = 0;
+    size_t starter = SIZE_MAX;
+    uint32_t last = 0; // class of the last mark kept after the starter
+    for (size_t i = 0; i < marks->count; i++) {
+        text__mark mark = data[i];
+        bool adjacent = starter != SIZE_MAX && out == starter + 1;
+        bool blocked = !adjacent && (last == 0 || last >= mark.order);
+        if (starter != SIZE_MAX && !blocked) {
+            uint32_t composed = text__compose(data[starter].code, mark.code);
+            if (composed != 0) {
+                data[starter].code = composed;
+                continue;
+            }
+        }
+        if (mark.order == 0) {
+            starter = out;
+        }
+        last = mark.order;
+        data[out++] = mark;
+    }
+    marks->count = out;
+}
+
+static bool text__marks_flush(text__marks* marks, bool compose, text_bytes* out,
+                              text_error* error) {
+    size_t begin = 0;
+    for (size_t i = 0; i <= marks->count; i++) {
+        if (i == marks->count || marks->data[i].order == 0) {
+            size_t whole = marks->count;
+            marks->count = i;
+            bool good = text__marks_sort(marks, begin, error);
+            marks->count = whole;
+            TEXT__TRY(good);
+            begin = i + 1;
+        }
+    }
+    if (compose) {
+        text__marks_compose(marks);
+    }
+    TEXT__TRY(text__bytes_room(out, marks->count * 4, error));
+    for (size_t i = 0; i < marks->count; i++) {
+        uint32_t code = marks->data[i].code;
+        if (code >= TEXT__CODES) {
+            out->data[out->count++] = (char)(unsigned char)(code - TEXT__CODES);
+        } else {
+            out->count += text__utf8_put(code, out->data + out->count);
+        }
+    }
+    marks->count = 0;
+    return true;
+}
+
+// Appends the NFC (or NFD) of the text. Bytes that are not UTF-8 stay as they are.
+static bool text__normalize(const uint8_t* classes, bool compose, const char* text, size_t count,
+                            text__marks* marks, text_bytes* out, text_error* error) {
+    const unsigned char* s = (const unsigned char*)text;
+    size_t at = 0;
+    bool change = false;
+    while (at < count && !change) {
+        uint32_t code = 0;
+        size_t length = text__utf8(s + at, count - at, &code);
+        change = length > 0 && ((classes[code] & TEXT__UNSTABLE) || (!compose && code >= 0xC0));
+        at += length > 0 ? length : 1;
+    }
+    if (!change) {
+        return text_bytes_add(out, text, count, error);
+    }
+    marks->count = 0;
+    at = 0;
+    while (at < count) {
+        uint32_t code = 0;
+        size_t length = text__utf8(s + at, count - at, &code);
+        // An ASCII character never joins what is before it: everything so far is complete.
+        if (s[at] < 0x80 && marks->count >= 64) {
+            TEXT__TRY(text__marks_flush(marks, compose, out, error));
+        }
+        if (length == 0) {
+            TEXT__TRY(text__marks_add(marks, TEXT__CODES + s[at], 0, error));
+            length = 1;
+        } else {
+            TEXT__TRY(text__marks_add_decomposed(marks, code, error));
+        }
+        at += length;
+    }
+    return text__marks_flush(marks, compose, out, error);
+}
+
+//@@ src/text/json.h
+
+enum {
+    TEXT__J_NULL,
+    TEXT__J_FALSE,
+    TEXT__J_TRUE,
+    TEXT__J_INTEGER,
+    TEXT__J_REAL,
+    TEXT__J_STRING,
+    TEXT__J_ARRAY,
+    TEXT__J_OBJECT
+};
+
+enum { TEXT__JSON_DEPTH = 256 };
+
+// The values lie in one array in the order of the text: the first child of node i is i + 1, the
+// next sibling of i is nodes[i].next. The children of an object are key, value, key, value, ...
+typedef struct text__node {
+    uint32_t type;
+    uint32_t next;
+    uint32_t at;     // strings: where in `strings`; all others: where in the source
+    uint32_t size;   // strings: bytes; arrays: elements; objects: pairs
+    int64_t integer; // arrays and objects: where they end in the source
+} text__node;
+
+typedef struct text__json {
+    const char* name; // for messages
+    const char* source;
+    size_t size;
+    size_t at;
+    size_t line_offset; // lines before the source, for messages
+    text__node* nodes;
+    size_t count;
+    size_t capacity;
+    text_bytes strings;
+} text__json;
+
+static void text__json_free(text__json* json) {
+    TEXT_FREE(json->nodes);
+    text_bytes_free(&json->strings);
+    json->nodes = NULL;
+    json->count = 0;
+    json->capacity = 0;
+}
+
+static size_t text__line_of(const char* text, size_t at) {
+    size_t line = 1;
+    const char* p = text;
+    const char* end = text + at;
+    while (p < end && (p = (const char*)memchr(p, '\n', (size_t)(end - p))) != NULL) {
+        line++;
+        p++;
+    }
+    return line;
+}
+
+static bool text__json_fail(const text__json* json, const char* what, text_error* error) {
+    size_t start = json->at;
+    while (start > 0 && json->source[start - 1] != '\n') {
+        start--;
+    }
+    size_t line = json->line_offset + text__line_of(json->source, json->at);
+    return text__fail(error, "%s:%lu:%lu: bad JSON: %s", json->name, (unsigned long)line,
+                      (unsigned long)(json->at - start + 1), what);
+}
+
+static void text__json_space(text__json* json) {
+    while (json->at < json->size) {
+        char c = json->source[json->at];
+        if (c != ' ' && c != '\n' && c != '\r' && c != '\t') {
+            return;
+        }
+        json->at++;
+    }
+}
+
+static bool text__json_node(text__json* json, uint32_t type, uint32_t* index, text_error* error) {
+    if (json->count >= UINT32_MAX - 1) {
+        return text__json_fail(json, "too many values", error);
+    }
+    void* data = json->nodes;
+    bool good = text__reserve(&data, &json->capacity, json->count, 1, sizeof(text__node), error);
+    json->nodes = (text__node*)data;
+    TEXT__TRY(good);
+    text__node* node = &json->nodes[json->count];
+    memset(node, 0, sizeof(*node));
+    node->type = type;
+    node->at = (uint32_t)json->at;
+    *index = (uint32_t)json->count;
+    json->count++;
+    node->next = (uint32_t)json->count;
+    return true;
+}
+
+// Four hexadecimal digits at the position; -1 when they are not.
+static int32_t text__json_hex4(const text__json* json, size_t at) {
+    int32_t value = 0;
+    if (json->size - at < 4) {
+        return -1;
+    }
+    for (size_t i = 0; i < 4; i++) {
+        char c = json->source[at + i];
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
+        if (digit < 0) {
+            return -1;
+        }
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+// After the backslash. There is room for four bytes.
+static bool text__json_escape(text__json* json, text_error* error) {
+    static const char plain[] = "\"\\/bfnrt";
+    static const char meaning[] = "\"\\/\b\f\n\r\t";
+    text_bytes* out = &json->strings;
+    char c = json->at < json->size ? json->source[json->at] : 0;
+    const char* found = c == 0 ? NULL : strchr(plain, c);
+    if (found != NULL) {
+        out->data[out->count++] = meaning[found - plain];
+        json->at++;
+        return true;
+    }
+    int32_t code = c == 'u' ? text__json_hex4(json, json->at + 1) : -1;
+    if (code < 0) {
+        return text__json_fail(json, "unknown escape in a string", error);
+    }
+    json->at += 5;
+    if (code >= 0xDC00 && code < 0xE000) {
+        return text__json_fail(json, "half of a surrogate pair in a string", error);
+    }
+    if (code >= 0xD800 && code < 0xDC00) {
+        int32_t low = -1;
+        if (json->size - json->at >= 6 && json->source[json->at] == '\\' &&
+            json->source[json->at + 1] == 'u') {
+            low = text__json_hex4(json, json->at + 2);
+        }
+        if (low < 0xDC00 || low >= 0xE000) {
+            return text__json_fail(json, "half of a surrogate pair in a string", error);
+        }
+        json->at += 6;
+        code = 0x10000 + (code - 0xD800) * 0x400 + (low - 0xDC00);
+    }
+    out->count += text__utf8_put((uint32_t)code, out->data + out->count);
+    return true;
+}
+
+// At the opening quote. Unescaped into `strings`, followed by a zero byte.
+static bool text__json_string(text__json* json, text_error* error) {
+    uint32_t index;
+    TEXT__TRY(text__json_node(json, TEXT__J_STRING, &index, error));
+    text_bytes* out = &json->strings;
+    json->nodes[index].at = (uint32_t)out->count;
+    json->at++;
+    for (;;) {
+        if (json->at >= json->size) {
+            return text__json_fail(json, "the string does not end", error);
+        }
+        // room for one character or escape and the zero byte
+        TEXT__TRY(text__bytes_room(out, 8, error));
+        unsigned char c = (unsigned char)json->source[json->at];
+        if (c == '"') {
+            break;
+        }
+        if (c == '\\') {
+            json->at++;
+            TEXT__TRY(text__json_escape(json, error));
+        } else if (c < 0x20) {
+            return text__json_fail(json, "control character in a string", error);
+        } else if (c < 0x80) {
+            out->data[out->count++] = (char)c;
+            json->at++;
+        } else {
+            uint32_t code;
+            const unsigned char* s = (const unsigned char*)json->source + json->at;
+            size_t length = text__utf8(s, json->size - json->at, &code);
+            if (length == 0) {
+                return text__json_fail(json, "not UTF-8", error);
+            }
+            memcpy(out->data + out->count, s, length);
+            out->count += length;
+            json->at += length;
+        }
+    }
+    json->at++;
+    json->nodes[index].size = (uint32_t)(out->count - json->nodes[index].at);
+    out->data[out->count++] = 0;
+    return true;
+}
+
+static size_t text__json_digits(text__json* json) {
+    size_t begin = json->at;
+    while (json->at < json->size && json->source[json->at] >= '0' &&
+           json->source[json->at] <= '9') {
+        json->at++;
+    }
+    return json->at - begin;
+}
+
+static bool text__json_number(text__json* json, text_error* error) {
+    uint32_t index;
+    TEXT__TRY(text__json_node(json, TEXT__J_INTEGER, &index, error));
+    const char* s = json->source;
+    bool negative = s[json->at] == '-';
+    json->at += negative ? 1 : 0;
+    size_t begin = json->at;
+    size_t digits = text__json_digits(json);
+    if (digits == 0 || (digits > 1 && s[begin] == '0')) {
+        return text__json_fail(json, "bad number", error);
+    }
+    text__node* node = &json->nodes[index];
+    for (size_t i = 0; i < digits; i++) {
+        if (node->integer > (INT64_MAX - 9) / 10) {
+            node->type = TEXT__J_REAL; // too large: nobody here needs it
+            break;
+        }
+        node->integer = node->integer * 10 + (s[begin + i] - '0');
+    }
+    if (json->at < json->size && s[json->at] == '.') {
+        node->type = TEXT__J_REAL;
+        json->at++;
+        if (text__json_digits(json) == 0) {
+            return text__json_fail(json, "bad number", error);
+        }
+    }
+    if (json->at < json->size && (s[json->at] == 'e' || s[json->at] == 'E')) {
+        node->type = TEXT__J_REAL;
+        json->at++;
+        if (json->at < json->size && (s[json->at] == '+' || s[json->at] == '-')) {
+            json->at++;
+        }
+        if (text__json_digits(json) == 0) {
+            return text__json_fail(json, "bad number", error);
+        }
+    }
+    if (negative) {
+        node->integer = -node->integer;
+    }
+    return true;
+}
+
+static bool text__json_word(text__json* json, text_error* error) {
+    static const struct {
+        const char* word;
+        uint32_t type;
+    } words[] = {{"null", TEXT__J_NULL}, {"false", TEXT__J_FALSE}, {"true", TEXT__J_TRUE}};
+    for (size_t i = 0; i < TEXT__COUNT(words); i++) {
+        size_t length = strlen(words[i].word);
+        if (json->size - json->at >= length &&
+            memcmp(json->source + json->at, words[i].word, length) == 0) {
+            uint32_t index;
+            TEXT__TRY(text__json_node(json, words[i].type, &index, error));
+            json->at += length;
+            return true;
+        }
+    }
+    return text__json_fail(
+        json, json->at < json->size ? "a value was expected" : "it ends too early", error);
+}
+
+// A value that is not an array or object, or the start of one of those (*opened).
+static bool text__json_value(text__json* json, bool* opened, text_error* error) {
+    *opened = false;
+    char c = json->at < json->size ? json->source[json->at] : 0;
+    if (c == '{' || c == '[') {
+        uint32_t index;
+        TEXT__TRY(text__json_node(json, c == '{' ? TEXT__J_OBJECT : TEXT__J_ARRAY, &index, error));
+        json->at++;
+        *opened = true;
+        return true;
+    }
+    if (c == '"') {
+        return text__json_string(json, error);
+    }
+    if (c == '-' || (c >= '0' && c <= '9')) {
+        return text__json_number(json, error);
+    }
+    return text__json_word(json, error);
+}
+
+static bool text__json_key(text__json* json, text_error* error) {
+    text__json_space(json);
+    if (json->at >= json->size || json->source[json->at] != '"') {
+        return text__json_fail(json, "a name in quotes was expected", error);
+    }
+    TEXT__TRY(text__json_string(json, error));
+    text__json_space(json);
+    if (json->at >= json->size || json->source[json->at] != ':') {
+        return text__json_fail(json, "':' was expected", error);
+    }
+    json->at++;
+    return true;
+}
+
+// After a value: closes what ends here, and stands before the next value (*depth > 0) or after the
+// outermost one.
+static bool text__json_after(text__json* json, const uint32_t* stack, size_t* depth, bool fresh,
+                             text_error* error) {
+    while (*depth > 0) {
+        text__node* top = &json->nodes[stack[*depth - 1]];
+        bool object = top->type == TEXT__J_OBJECT;
+        text__json_space(json);
+        char c = json->at < json->size ? json->source[json->at] : 0;
+        if (!fresh && top->size == UINT32_MAX) {
+            return text__json_fail(json, "too many values", error);
+        }
+        top->size += fresh ? 0 : 1;
+        if (c == (object ? '}' : ']')) {
+            json->at++;
+            top->next = (uint32_t)json->count;
+            top->integer = (int64_t)json->at;
+            (*depth)--;
+            fresh = false;
+            continue;
+        }
+        if (!fresh && c != ',') {
+            return text__json_fail(
+                json, object ? "',' or '}' was expected" : "',' or ']' was expected", error);
+        }
+        json->at += fresh ? 0 : 1;
+        TEXT__TRY(!object || text__json_key(json, error));
+        text__json_space(json);
+        return true;
+    }
+    return true;
+}
+
+// One value from the current position; the position is after it then. The root is node 0.
+static bool text__json_parse(text__json* json, text_error* error) {
+    uint32_t stack[TEXT__JSON_DEPTH];
+    size_t depth = 0;
+    json->count = 0;
+    json->strings.count = 0;
+    if (json->size >= UINT32_MAX / 2) {
+        return text__fail(error, "%s: one JSON value of 2 GiB or more", json->name);
+    }
+    text__json_space(json);
+    do {
+        bool opened;
+        TEXT__TRY(text__json_value(json, &opened, error));
+        if (opened) {
+            if (depth == TEXT__JSON_DEPTH) {
+                return text__json_fail(json, "nested too deep", error);
+            }
+            stack[depth++] = (uint32_t)(json->count - 1);
+        }
+        TEXT__TRY(text__json_after(json, stack, &depth, opened, error));
+    } while (depth > 0);
+    return true;
+}
+
+// A whole text that holds one value. A byte order mark in front is allowed.
+static bool text__json_open(text__json* json, const char* name, const char* source, size_t size,
+                            text_error* error) {
+    memset(json, 0, sizeof(*json));
+    json->name = name;
+    json->source = source;
+    json->size = size;
+    if (size >= 3 && memcmp(source, "\xEF\xBB\xBF", 3) == 0) {
+        json->at = 3;
+    }
+    TEXT__TRY(text__json_parse(json, error));
+    text__json_space(json);
+    return json->at == size || text__json_fail(json, "more text after the value", error);
+}
+
+// The value of a name in an object (the last one if it is there twice), or NULL.
+static const text__node* text__json_get(const text__json* json, const text__node* object,
+                                        const char* name) {
+    const text__node* found = NULL;
+    if (object == NULL || object->type != TEXT__J_OBJECT) {
+        return NULL;
+    }
+    size_t length = strlen(name);
+    size_t at = (size_t)(object - json->nodes) + 1;
+    for (uint32_t i = 0; i < object->size; i++) {
+        const text__node* key = &json->nodes[at];
+        const text__node* value = &json->nodes[key->next];
+        if (key->size == length && memcmp(json->strings.data + key->at, name, length) == 0) {
+            found = value;
+        }
+        at = value->next;
+    }
+    return found;
+}
+
+// Element by element: `i` counts, `node` starts at array + 1.
+static const text__node* text__json_next(const text__json* json, const text__node* node) {
+    return json->nodes + node->next;
+}
+
+static const char* text__json_text(const text__json* json, const text__node* node) {
+    return json->strings.data + node->at;
+}
+
+static bool text__json_is(const text__json* json, const text__node* node, const char* string) {
+    return node != NULL && node->type == TEXT__J_STRING && node->size == strlen(string) &&
+           memcmp(text__json_text(json, node), string, node->size) == 0;
+}
+
+static bool text__json_true(const text__node* node) {
+    return node != NULL && node->type == TEXT__J_TRUE;
+}
+
+static bool text__json_absent(const text__node* node) {
+    return node == NULL || node->type == TEXT__J_NULL;
+}
+
+// NULL stands for an absent or null string.
+static const char* text__json_cstring(const text__json* json, const text__node* node) {
+    bool string = node != NULL && node->type == TEXT__J_STRING;
+    return string ? text__json_text(json, node) : NULL;
+}
+
+bool text_json_quote(const char* string, size_t length, text_bytes* out, text_error* error) {
+    static const char hex[] = "0123456789abcdef";
+    TEXT__TRY(text_bytes_add(out, "\"", 1, error));
+    for (size_t i = 0; i < length; i++) {
+        char escaped[8] = "\\u00";
+        unsigned char c = (unsigned char)string[i];
+        if (c == '"' || c == '\\') {
+            escaped[1] = (char)c;
+            TEXT__TRY(text_bytes_add(out, escaped, 2, error));
+        } else if (c < 0x20 || c == 0x7F) {
+            escaped[4] = hex[c >> 4];
+            escaped[5] = hex[c & 15];
+            TEXT__TRY(text_bytes_add(out, escaped, 6, error));
+        } else {
+            TEXT__TRY(text_bytes_add(out, string + i, 1, error));
+        }
+    }
+    return text_bytes_add(out, "\"", 1, error);
+}
+
+static bool text__json_ids(const text__json* json, const text__node* array, text_ids* out,
+                           text_error* error) {
+    if (array->type != TEXT__J_ARRAY) {
+        return text__fail(error, "an array of whole numbers was expected");
+    }
+    const text__node* node = array + 1;
+    for (uint32_t i = 0; i < array->size; i++) {
+        if (node->type != TEXT__J_INTEGER || node->integer > INT32_MAX ||
+            node->integer < INT32_MIN) {
+            return text__fail(error, "element %lu is not a whole number of 32 bits",
+                              (unsigned long)i);
+        }
+        TEXT__TRY(text_ids_add(out, (int32_t)node->integer, error));
+        node = text__json_next(json, node);
+    }
+    return true;
+}
+
+bool text_json_ids(const char* source, size_t size, text_ids* out, text_error* error) {
+    text__json json;
+    bool good = text__json_open(&json, "ids", source, size, error) &&
+                text__json_ids(&json, json.nodes, out, error);
+    text__json_free(&json);
+    return good;
+}
+
+static bool text__json_each(const char* name, const char* source, size_t size, bool strings,
+                            text_json_fn* fn, void* user, text_error* error) {
+    text__json json;
+    text_error why;
+    why.text[0] = 0;
+    bool good = text__json_open(&json, name, source, size, error);
+    if (good && json.nodes[0].type != TEXT__J_ARRAY) {
+        good = text__fail(error, "%s: an array was expected", name);
+    }
+    const text__node* node = good ? json.nodes + 1 : NULL;
+    for (uint32_t i = 0; good && i < json.nodes[0].size; i++) {
+        bool string = node->type == TEXT__J_STRING;
+        if (strings) {
+            good = string ? fn(user, text__json_text(&json, node), node->size, &why)
+                          : text__fail(&why, "is not a string");
+        } else {
+            bool array = node->type == TEXT__J_ARRAY || node->type == TEXT__J_OBJECT;
+            good = !array ? text__fail(&why, "is not an array")
+                          : fn(user, source + node->at, (size_t)node->integer - node->at, &why);
+        }
+        if (!good) {
+            (void)text__fail(error, "%s: element %lu: %s", name, (unsigned long)i, why.text);
+        }
+        node = text__json_next(&json, node);
+    }
+    text__json_free(&json);
+    return good;
+}
+
+bool text_json_strings(const char* name, const char* json, size_t size, text_json_fn* fn,
+                       void* user, text_error* error) {
+    return text__json_each(name, json, size, true, fn, user, error);
+}
+
+bool text_json_elements(const char* name, const char* json, size_t size, text_json_fn* fn,
+                        void* user, text_error* error) {
+    return text__json_each(name, json, size, false, fn, user, error);
+}
+
+//@@ src/text/maps.h
+
+static uint64_t text__mix(uint64_t x) {
+    x ^= x >> 32;
+    x *= 0x9E3779B97F4A7C15u;
+    x ^= x >> 29;
+    x *= 0xBF58476D1CE4E5B9u;
+    return x ^ x >> 32;
+}
+
+static uint64_t text__hash(const char* data, size_t count) {
+    uint64_t hash = 0x243F6A8885A308D3u ^ count;
+    while (count >= 8) {
+        uint64_t word;
+        memcpy(&word, data, 8);
+        hash = text__mix(hash ^ word);
+        data += 8;
+        count -= 8;
+    }
+    uint64_t word = 0;
+    for (size_t i = 0; i < count; i++) {
+        word = word << 8 | (unsigned char)data[i];
+    }
+    return text__mix(hash ^ word);
+}
+
+// Pairs of numbers to pairs of numbers. An empty place has key UINT64_MAX.
+typedef struct text__pair {
+    uint64_t key;
+    uint32_t first;
+    uint32_t second;
+} text__pair;
+
+typedef struct text__pairs {
+    text__pair* data;
+    size_t places; // a power of two, or 0
+    size_t count;
+} text__pairs;
+
+static const text__pair* text__pairs_find(const text__pairs* pairs, uint32_t a, uint32_t b) {
+    if (pairs->places == 0) {
+        return NULL;
+    }
+    uint64_t key = (uint64_t)a << 32 | b;
+    size_t place = (size_t)text__mix(key) & (pairs->places - 1);
+    while (pairs->data[place].key != key) {
+        if (pairs->data[place].key == UINT64_MAX) {
+            return NULL;
+        }
+        place = (place + 1) & (pairs->places - 1);
+    }
+    return &pairs->data[place];
+}
+
+static void text__pairs_place(text__pairs* pairs, text__pair pair) {
+    size_t place = (size_t)text__mix(pair.key) & (pairs->places - 1);
+    while (pairs->data[place].key != UINT64_MAX && pairs->data[place].key != pair.key) {
+        place = (place + 1) & (pairs->places - 1);
+    }
+    pairs->count += pairs->data[place].key == UINT64_MAX ? 1 : 0;
+    pairs->data[place] = pair;
+}
+
+// A later value for the same key replaces the earlier one.
+static bool text__pairs_put(text__pairs* pairs, uint32_t a, uint32_t b, uint32_t first,
+                            uint32_t second, text_error* error) {
+    if ((pairs->count + 1) * 2 > pairs->places) {
+        text__pairs grown;
+        grown.places = pairs->places > 0 ? pairs->places * 2 : 64;
+        grown.count = 0;
+        grown.data = (text__pair*)text__zalloc(grown.places, sizeof(text__pair), error);
+        TEXT__TRY(grown.data != NULL);
+        memset(grown.data, 0xFF, grown.places * sizeof(text__pair));
+        for (size_t i = 0; i < pairs->places; i++) {
+            if (pairs->data[i].key != UINT64_MAX) {
+                text__pairs_place(&grown, pairs->data[i]);
+            }
+        }
+        TEXT_FREE(pairs->data);
+        *pairs = grown;
+    }
+    text__pair pair;
+    pair.key = (uint64_t)a << 32 | b;
+    pair.first = first;
+    pair.second = second;
+    text__pairs_place(pairs, pair);
+    return true;
+}
+
+// Byte strings to ids. The strings lie one after another in `bytes`.
+typedef struct text__word {
+    uint32_t at;
+    uint32_t size;
+    int32_t id;
+} text__word;
+
+typedef struct text__words {
+    text_bytes bytes;
+    text__word* data;
+    size_t count;
+    size_t capacity;
+    uint32_t* table; // 1 + index into data, 0 is empty
+    size_t places;
+} text__words;
+
+static size_t text__words_place(const text__words* words, const char* text, size_t size) {
+    size_t place = (size_t)text__hash(text, size) & (words->places - 1);
+    while (words->table[place] != 0) {
+        const text__word* word = &words->data[words->table[place] - 1];
+        if (word->size == size &&
+            (size == 0 || memcmp(words->bytes.data + word->at, text, size) == 0)) {
+            break;
+        }
+        place = (place + 1) & (words->places - 1);
+    }
+    return place;
+}
+
+static int32_t text__words_find(const text__words* words, const char* text, size_t size) {
+    if (words->places == 0) {
+        return -1;
+    }
+    uint32_t found = words->table[text__words_place(words, text, size)];
+    return found == 0 ? -1 : words->data[found - 1].id;
+}
+
+static bool text__words_grow(text__words* words, text_error* error) {
+    size_t places = words->places > 0 ? words->places * 2 : 64;
+    uint32_t* table = (uint32_t*)text__zalloc(places, sizeof(uint32_t), error);
+    TEXT__TRY(table != NULL);
+    TEXT_FREE(words->table);
+    words->table = table;
+    words->places = places;
+    for (size_t i = 0; i < words->count; i++) {
+        const text__word* word = &words->data[i];
+        table[text__words_place(words, words->bytes.data + word->at, word->size)] = (uint32_t)i + 1;
+    }
+    return true;
+}
+
+// The same string again gets the new id.
+static bool text__words_put(text__words* words, const char* text, size_t size, int32_t id,
+                            text_error* error) {
+    if ((words->count + 1) * 2 > words->places) {
+        TEXT__TRY(text__words_grow(words, error));
+    }
+    size_t place = text__words_place(words, text, size);
+    if (words->table[place] != 0) {
+        words->data[words->table[place] - 1].id = id;
+        return true;
+    }
+    if (words->bytes.count + size >= UINT32_MAX || words->count >= UINT32_MAX - 1) {
+        return text__fail(error, "the vocabulary is larger than 4 GiB");
+    }
+    void* data = words->data;
+    bool good = text__reserve(&data, &words->capacity, words->count, 1, sizeof(text__word), error);
+    words->data = (text__word*)data;
+    TEXT__TRY(good);
+    text__word* word = &words->data[words->count];
+    word->at = (uint32_t)words->bytes.count;
+    word->size = (uint32_t)size;
+    word->id = id;
+    TEXT__TRY(text_bytes_add(&words->bytes, text, size, error));
+    words->count++;
+    words->table[place] = (uint32_t)words->count;
+    return true;
+}
+
+static void text__words_free(text__words* words) {
+    text_bytes_free(&words->bytes);
+    TEXT_FREE(words->data);
+    TEXT_FREE(words->table);
+    memset(words, 0, sizeof(*words));
+}
+
+//@@ src/text/split.h
+
+// A text to be split. After the ByteLevel step every byte is one character: code_of_byte is then
+// set.
+typedef struct text__view {
+    const unsigned char* s;
+    size_t end;
+    const uint8_t* classes;
+    const uint16_t* code_of_byte;
+} text__view;
+
+// The class of the character at a position as a bit, and its length; 0 and 0 at the end. A byte
+// that is not UTF-8 is a character of class OTHER.
+static unsigned text__class_at(const text__view* v, size_t at, size_t* length) {
+    if (at >= v->end) {
+        *length = 0;
+        return 0;
+    }
+    unsigned char c = v->s[at];
+    *length = 1;
+    if (v->code_of_byte != NULL) {
+        return 1u << (v->classes[v->code_of_byte[c]] & 15);
+    }
+    if (c < 0x80) {
+        return 1u << (v->classes[c] & 15);
+    }
+    uint32_t code;
+    size_t found = text__utf8(v->s + at, v->end - at, &code);
+    if (found == 0) {
+        return TEXT__BIT(OTHER);
+    }
+    *length = found;
+    return 1u << (v->classes[code] & 15);
+}
+
+// The end of the run of characters of these classes.
+static size_t text__run(const text__view* v, size_t at, unsigned mask) {
+    size_t length;
+    while (text__class_at(v, at, &length) & mask) {
+        at += length;
+    }
+    return at;
+}
+
+static bool text__is(const text__view* v, size_t at, char c) {
+    return at < v->end && v->s[at] == (unsigned char)c;
+}
+
+static bool text__is_newline(const text__view* v, size_t at) {
+    return text__is(v, at, '\n') || text__is(v, at, '\r');
+}
+
+// Options of the matchers.
+enum {
+    TEXT__O_ANY_CASE = 1,   // contractions in any case
+    TEXT__O_ASCII_CASE = 2, // ... but only of ASCII letters
+    TEXT__O_DIGITS_1 = 4,
+    TEXT__O_DIGITS_3 = 8,
+    TEXT__O_MARKS = 16,       // marks count as letters
+    TEXT__O_CONTRACTED = 32,  // contractions belong to the word before
+    TEXT__O_WORD_PATTERN = 64 // \w+ and [^\w\s]+
+};
+
+// 's 't 're 've 'm 'll 'd: the length of the match, or 0.
+static size_t text__contraction(const text__view* v, size_t at, unsigned option) {
+    if (!text__is(v, at, '\'') || at + 1 >= v->end) {
+        return 0;
+    }
+    unsigned fold = option & (TEXT__O_ANY_CASE | TEXT__O_ASCII_CASE) ? 0x20u : 0u;
+    unsigned a = v->s[at + 1] | (v->s[at + 1] >= 'A' && v->s[at + 1] <= 'Z' ? fold : 0u);
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') {
+        return 2;
+    }
+    if (at + 2 >= v->end) {
+        return 0;
+    }
+    unsigned char next = v->s[at + 2];
+    unsigned b = next | (next >= 'A' && next <= 'Z' ? fold : 0u);
+    if (((a == 'r' || a == 'v') && b == 'e') || (a == 'l' && b == 'l')) {
+        return 3;
+    }
+    // U+017F, the long s, is an s when the case does not matter
+    return (option & TEXT__O_ANY_CASE) && a == 0xC5 && next == 0xBF ? 3 : 0;
+}
+
+// \s+(?!\S)|\s+ : white space up to the last one before other text.
+static size_t text__match_space(const text__view* v, size_t at) {
+    size_t length;
+    size_t end = at;
+    size_t last = at;
+    while (text__class_at(v, end, &length) & TEXT__WS) {
+        last = end;
+        end += length;
+    }
+    return end < v->end && last > at ? last : end;
+}
+
+// \s*[\r\n]+ : white space through its last line end; `at` when there is none.
+static size_t text__match_lines(const text__view* v, size_t at) {
+    size_t length;
+    size_t found = at;
+    while (text__class_at(v, at, &length) & TEXT__WS) {
+        if (text__is_newline(v, at)) {
+            found = at + 1;
+        }
+        at += length;
+    }
+    return found;
+}
+
+static size_t text__match_gpt2(const text__view* v, size_t at, unsigned option) {
+    size_t length = text__contraction(v, at, option);
+    if (length > 0) {
+        return at + length;
+    }
+    static const unsigned masks[] = {TEXT__L, TEXT__N, ~(TEXT__L | TEXT__N | TEXT__WS)};
+    size_t begin = text__is(v, at, ' ') ? at + 1 : at;
+    unsigned bit = text__class_at(v, begin, &length);
+    for (size_t i = 0; i < TEXT__COUNT(masks); i++) {
+        if (bit & masks[i]) {
+            return text__run(v, begin, masks[i]);
+        }
+    }
+    return text__match_space(v, at);
+}
+
+static size_t text__match_digits(const text__view* v, size_t at, unsigned option) {
+    size_t limit = option & TEXT__O_DIGITS_1 ? 1 : option & TEXT__O_DIGITS_3 ? 3 : SIZE_MAX;
+    size_t length;
+    for (size_t i = 0; i < limit && (text__class_at(v, at, &length) & TEXT__N); i++) {
+        at += length;
+    }
+    return at;
+}
+
+// ' ?[^\s\p{L}\p{N}]+[\r\n]*' and the white space that ends all these patterns.
+static size_t text__match_rest(const text__view* v, size_t at, unsigned others, const char* tail) {
+    size_t length;
+    size_t begin = text__is(v, at, ' ') ? at + 1 : at;
+    if (text__class_at(v, begin, &length) & others) {
+        size_t end = text__run(v, begin, others);
+        while (end < v->end && v->s[end] != 0 && strchr(tail, v->s[end]) != NULL) {
+            end++;
+        }
+        return end;
+    }
+    size_t lines = text__match_lines(v, at);
+    return lines > at ? lines : text__match_space(v, at);
+}
+
+// cl100k and its children (Llama-3, Qwen2, ...).
+static size_t text__match_cl100k(const text__view* v, size_t at, unsigned option) {
+    size_t length = text__contraction(v, at, option);
+    if (length > 0) {
+        return at + length;
+    }
+    unsigned letters = TEXT__L | (option & TEXT__O_MARKS ? TEXT__M : 0u);
+    unsigned bit = text__class_at(v, at, &length);
+    if (!(bit & (TEXT__L | TEXT__N)) && !text__is_newline(v, at)) {
+        size_t unused;
+        if (text__class_at(v, at + length, &unused) & letters) {
+            return text__run(v, at + length, letters);
+        }
+    }
+    if (bit & letters) {
+        return text__run(v, at, letters);
+    }
+    if (bit & TEXT__N) {
+        return text__match_digits(v, at, option);
+    }
+    return text__match_rest(v, at, ~(TEXT__WS | TEXT__N | letters), "\r\n");
+}
+
+// [Lu Lt Lm Lo M]*[Ll Lm Lo M]+ (capitalised) or [Lu Lt Lm Lo M]+[Ll Lm Lo M]* ; `at` if no match.
+static size_t text__match_cased(const text__view* v, size_t at, bool capitalised) {
+    const unsigned upper = TEXT__BIT(UPPER) | TEXT__BIT(LETTER) | TEXT__M;
+    const unsigned lower = TEXT__BIT(LOWER) | TEXT__BIT(LETTER) | TEXT__M;
+    size_t length;
+    size_t end = at;
+    size_t back = at; // after the last character of the first run that is also of the second kind
+    unsigned bit;
+    while ((bit = text__class_at(v, end, &length)) & upper) {
+        end += length;
+        if (bit & lower) {
+            back = end;
+        }
+    }
+    if (bit & lower) {
+        return capitalised || end > at ? text__run(v, end, lower) : at;
+    }
+    return capitalised ? back : end;
+}
+
+// o200k and its children (GPT-4o, Llama-4, Mistral's Tekken).
+static size_t text__match_o200k(const text__view* v, size_t at, unsigned option) {
+    size_t length;
+    unsigned bit = text__class_at(v, at, &length);
+    bool prefix = !(bit & (TEXT__L | TEXT__N)) && !text__is_newline(v, at);
+    for (int i = 0; i < 4; i++) {
+        if (i % 2 == 0 && !prefix) {
+            continue;
+        }
+        size_t begin = i % 2 == 0 ? at + length : at;
+        size_t end = text__match_cased(v, begin, i < 2);
+        if (end > begin) {
+            return end + (option & TEXT__O_CONTRACTED ? text__contraction(v, end, option) : 0);
+        }
+    }
+    if (bit & TEXT__N) {
+        return text__match_digits(v, at, option);
+    }
+    return text__match_rest(v, at, ~(TEXT__WS | TEXT__N | TEXT__L), "\r\n/");
+}
+
+static bool text__is_ascii(const text__view* v, size_t at, bool letter) {
+    if (at >= v->end) {
+        return false;
+    }
+    unsigned char c = v->s[at];
+    bool is_letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    bool is_digit = c >= '0' && c <= '9';
+    return letter ? is_letter : c > 0x20 && c < 0x7F && !is_letter && !is_digit;
+}
+
+// The words of DeepSeek-V3; numbers are not matched.
+static size_t text__match_deepseek3(const text__view* v, size_t at, unsigned option) {
+    (void)option;
+    if (text__is_ascii(v, at, false) && text__is_ascii(v, at + 1, true)) {
+        size_t end = at + 1;
+        while (text__is_ascii(v, end, true)) {
+            end++;
+        }
+        return end;
+    }
+    size_t length;
+    size_t unused;
+    unsigned bit = text__class_at(v, at, &length);
+    if (!(bit & (TEXT__L | TEXT__P | TEXT__S)) && !text__is_newline(v, at) &&
+        (text__class_at(v, at + length, &unused) & (TEXT__L | TEXT__M))) {
+        return text__run(v, at + length, TEXT__L | TEXT__M);
+    }
+    if (bit & (TEXT__L | TEXT__M)) {
+        return text__run(v, at, TEXT__L | TEXT__M);
+    }
+    return text__match_rest(v, at, TEXT__P | TEXT__S, "\r\n");
+}
+
+// [U+4E00-U+9FA5 U+3040-U+309F U+30A0-U+30FF]+ , also of DeepSeek-V3.
+static size_t text__match_chinese(const text__view* v, size_t at, unsigned option) {
+    (void)option;
+    while (at < v->end && v->s[at] >= 0xE3) {
+        uint32_t code;
+        size_t length = text__utf8(v->s + at, v->end - at, &code);
+        if (length == 0 ||
+            !((code >= 0x4E00 && code <= 0x9FA5) || (code >= 0x3040 && code <= 0x30FF))) {
+            break;
+        }
+        at += length;
+    }
+    return at;
+}
+
+// [0-9][0-9][0-9]
+static size_t text__match_ascii3(const text__view* v, size_t at, unsigned option) {
+    (void)option;
+    for (size_t i = 0; i < 3; i++) {
+        if (at + i >= v->end || v->s[at + i] < '0' || v->s[at + i] > '9') {
+            return at;
+        }
+    }
+    return at + 3;
+}
+
+// \w+|[^\w\s]+
+static size_t text__match_words(const text__view* v, size_t at, unsigned option) {
+    (void)option;
+    size_t end = text__run(v, at, TEXT__W);
+    return end > at ? end : text__run(v, at, ~(TEXT__W | TEXT__WS));
+}
+
+// The end of the match at a position; the position itself when there is none.
+typedef size_t text__match_fn(const text__view* v, size_t at, unsigned option);
+
+typedef struct text__pattern {
+    const char* regex;
+    text__match_fn* match;
+    unsigned option;
+} text__pattern;
+
+#define TEXT__R_ANY "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define TEXT__R_ANY2 "'(?i:[sdmt]|ll|ve|re)"
+#define TEXT__R_ASCII "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+#define TEXT__R_WORD "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
+#define TEXT__R_WORD2 "|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|"
+#define TEXT__R_LINES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define TEXT__R_LINES2 "|\\s*[\\r\\n]|\\s+(?!\\S)|\\s+"
+#define TEXT__R_REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" TEXT__R_LINES
+#define TEXT__R_REST2 "| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*" TEXT__R_LINES2
+#define TEXT__R_GPT2 "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+#define TEXT__R_UP "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define TEXT__R_LOW "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define TEXT__R_PRE "[^\\r\\n\\p{L}\\p{N}]?"
+#define TEXT__R_CASED(tail)                                                                        \
+    TEXT__R_PRE TEXT__R_UP "*" TEXT__R_LOW "+" tail "|" TEXT__R_PRE TEXT__R_UP "+" TEXT__R_LOW     \
+                           "*" tail "|"
+#define TEXT__R_REST3 "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TEXT__R_LINES
+#define TEXT__R_DEEPSEEK3                                                                          \
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?"           \
+    "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*" TEXT__R_LINES
+#define TEXT__R_MARKS                                                                              \
+    "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                                              \
+    "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" TEXT__R_LINES
+
+static const text__pattern text__patterns[] = {
+    // GPT-2, also the pattern of the ByteLevel step; must be the first
+    {"'s|'t|'re|'ve|'m|'ll|'d" TEXT__R_GPT2, text__match_gpt2, 0},
+    {"'(?:[sdmt]|ll|ve|re)" TEXT__R_GPT2, text__match_gpt2, 0},
+    // Llama-3, GLM-4, Phi-4, OLMo-2, ...
+    {TEXT__R_ANY TEXT__R_WORD "\\p{N}{1,3}" TEXT__R_REST, text__match_cl100k,
+     TEXT__O_ANY_CASE | TEXT__O_DIGITS_3},
+    {TEXT__R_ANY2 TEXT__R_WORD "\\p{N}{1,3}" TEXT__R_REST, text__match_cl100k,
+     TEXT__O_ANY_CASE | TEXT__O_DIGITS_3},
+    {TEXT__R_ANY2 TEXT__R_WORD2 "\\p{N}{1,3}" TEXT__R_REST2, text__match_cl100k,
+     TEXT__O_ANY_CASE | TEXT__O_DIGITS_3},
+    {TEXT__R_ASCII TEXT__R_WORD "\\p{N}{1,3}" TEXT__R_REST, text__match_cl100k,
+     TEXT__O_ASCII_CASE | TEXT__O_DIGITS_3},
+    {TEXT__R_ANY2 TEXT__R_WORD2 "\\p{N}" TEXT__R_REST2, text__match_cl100k,
+     TEXT__O_ANY_CASE | TEXT__O_DIGITS_1},
+    // Qwen2, Qwen2.5, Qwen3
+    {TEXT__R_ANY TEXT__R_WORD "\\p{N}" TEXT__R_REST, text__match_cl100k,
+     TEXT__O_ANY_CASE | TEXT__O_DIGITS_1},
+    {TEXT__R_ASCII TEXT__R_WORD "\\p{N}" TEXT__R_REST, text__match_cl100k,
+     TEXT__O_ASCII_CASE | TEXT__O_DIGITS_1},
+    // Qwen3.5
+    {TEXT__R_ANY TEXT__R_MARKS, text__match_cl100k,
+     TEXT__O_ANY_CASE | TEXT__O_DIGITS_1 | TEXT__O_MARKS},
+    // GPT-4o, Llama-4, gpt-oss
+    {TEXT__R_CASED(TEXT__R_ANY "?") "\\p{N}{1,3}" TEXT__R_REST3, text__match_o200k,
+     TEXT__O_ANY_CASE | TEXT__O_CONTRACTED | TEXT__O_DIGITS_3},
+    // Tekken
+    {TEXT__R_CASED("") "\\p{N}" TEXT__R_REST3, text__match_o200k, TEXT__O_DIGITS_1},
+    {TEXT__R_CASED("") "\\p{N}{1,3}" TEXT__R_REST3, text__match_o200k, TEXT__O_DIGITS_3},
+    // DeepSeek-V3, in three steps
+    {"\\p{N}{1,3}", text__match_digits, TEXT__O_DIGITS_3},
+    {"\\p{N}", text__match_digits, TEXT__O_DIGITS_1},
+    {"\\p{N}+", text__match_digits, 0},
+    {"[\xE4\xB8\x80-\xE9\xBE\xA5\xE3\x81\x80-\xE3\x82\x9F\xE3\x82\xA0-\xE3\x83\xBF]+",
+     text__match_chinese, 0},
+    {TEXT__R_DEEPSEEK3, text__match_deepseek3, 0},
+    {"[0-9][0-9][0-9]", text__match_ascii3, 0}, // Falcon
+    {"\\w+|[^\\w\\s]+", text__match_words, 0}   // the Whitespace step
+};
+
+static const text__pattern* text__pattern_find(const char* regex) {
+    for (size_t i = 0; i < TEXT__COUNT(text__patterns); i++) {
+        if (strcmp(text__patterns[i].regex, regex) == 0) {
+            return &text__patterns[i];
+        }
+    }
+    return NULL;
+}
+
+// What becomes of the matches.
+enum { TEXT__B_ISOLATED, TEXT__B_REMOVED, TEXT__B_PREVIOUS, TEXT__B_NEXT, TEXT__B_CONTIGUOUS };
+
+typedef struct text__piece {
+    size_t begin;
+    size_t end;
+    bool match; // while splitting
+} text__piece;
+
+typedef struct text__pieces {
+    text__piece* data;
+    size_t count;
+    size_t capacity;
+} text__pieces;
+
+static bool text__pieces_add(text__pieces* pieces, size_t begin, size_t end, bool match,
+                             text_error* error) {
+    void* data = pieces->data;
+    bool good =
+        text__reserve(&data, &pieces->capacity, pieces->count, 1, sizeof(text__piece), error);
+    pieces->data = (text__piece*)data;
+    TEXT__TRY(good);
+    text__piece* piece = &pieces->data[pieces->count++];
+    piece->begin = begin;
+    piece->end = end;
+    piece->match = match;
+    return true;
+}
+
+// One step of normalizer, pre-tokenizer or decoder.
+enum {
+    TEXT__N_NFC,
+    TEXT__N_NFD,
+    TEXT__N_PREPEND,
+    TEXT__N_REPLACE,
+    TEXT__N_STRIP,
+    TEXT__P_REGEX,
+    TEXT__P_STRING,
+    TEXT__P_CLASS,
+    TEXT__P_PUNCTUATION,
+    TEXT__P_PREFIX_SPACE,
+    TEXT__P_BYTES,
+    TEXT__P_METASPACE,
+    TEXT__D_REPLACE,
+    TEXT__D_BYTE_FALLBACK,
+    TEXT__D_FUSE,
+    TEXT__D_STRIP,
+    TEXT__D_BYTES,
+    TEXT__D_METASPACE,
+    TEXT__D_JOIN
+};
+
+typedef struct text__step {
+    int kind;
+    const text__pattern* pattern;
+    unsigned mask; // classes of P_CLASS
+    int behavior;
+    bool invert;
+    bool always; // Metaspace: in front of every piece, not only of the first
+    bool never;
+    char* a; // owned: what is replaced, put in front, stripped, ...
+    size_t a_size;
+    char* b;
+    size_t b_size;
+    size_t start; // how many are stripped
+    size_t stop;
+} text__step;
+
+enum { TEXT__STEPS = 16 };
+
+typedef struct text__steps {
+    text__step data[TEXT__STEPS];
+    size_t count;
+} text__steps;
+
+// The end of a match of the step at a position, or the position.
+static size_t text__step_match(const text__step* step, const text__view* v, size_t at) {
+    size_t length;
+    if (step->kind == TEXT__P_REGEX) {
+        return step->pattern->match(v, at, step->pattern->option);
+    }
+    if (step->kind == TEXT__P_STRING) {
+        bool same = v->end - at >= step->a_size && memcmp(v->s + at, step->a, step->a_size) == 0;
+        return same ? at + step->a_size : at;
+    }
+    unsigned bit = text__class_at(v, at, &length);
+    if (step->kind == TEXT__P_PUNCTUATION) {
+        bool ascii_symbol = length == 1 && v->s[at] < 0x80 && (bit & TEXT__S);
+        return (bit & TEXT__P_STEP) || ascii_symbol ? at + length : at;
+    }
+    return bit & step->mask ? at + length : at;
+}
+
+// Matches and what lies between them, in order, all of the piece.
+static bool text__step_find(const text__step* step, const text__view* v, size_t begin,
+                            text__pieces* out, text_error* error) {
+    size_t at = begin;
+    size_t gap = begin;
+    while (at < v->end) {
+        size_t end = text__step_match(step, v, at);
+        if (end > at) {
+            if (at > gap) {
+                TEXT__TRY(text__pieces_add(out, gap, at, step->invert, error));
+            }
+            TEXT__TRY(text__pieces_add(out, at, end, !step->invert, error));
+            at = end;
+            gap = end;
+        } else {
+            size_t length;
+            (void)text__class_at(v, at, &length);
+            at += length;
+        }
+    }
+    return at == gap || text__pieces_add(out, gap, at, step->invert, error);
+}
+
+// Applies the behavior to found[0..) and appends what remains.
+static bool text__step_merge(int behavior, const text__pieces* found, text__pieces* out,
+                             text_error* error) {
+    size_t fence = out->count; // pieces before this one belong to an earlier piece
+    bool before = false;
+    for (size_t i = 0; i < found->count; i++) {
+        text__piece piece = found->data[i];
+        bool join = false;
+        if (behavior == TEXT__B_REMOVED && piece.match) {
+            continue;
+        }
+        if (behavior == TEXT__B_PREVIOUS) {
+            join = piece.match && !before;
+        } else if (behavior == TEXT__B_CONTIGUOUS) {
+            join = piece.match == before;
+        } else if (behavior == TEXT__B_NEXT) {
+            // a match goes to the piece after it unless that is a match too
+            join = i > 0 && found->data[i - 1].match && !piece.match;
+        }
+        before = piece.match;
+        if (join && out->count > fence) {
+            out->data[out->count - 1].end = piece.end;
+        } else {
+            TEXT__TRY(text__pieces_add(out, piece.begin, piece.end, false, error));
+        }
+    }
+    return true;
+}
+
+//@@ src/text/bpe.h
+
+enum { TEXT__CACHE_KEY = 26, TEXT__CACHE_IDS = 8, TEXT__CACHE_PLACES = 32768 };
+
+// One place per hash value, the newest word stays. size 0 is an empty place.
+typedef struct text__cached {
+    uint8_t size;
+    uint8_t count;
+    char key[TEXT__CACHE_KEY];
+    int32_t ids[TEXT__CACHE_IDS];
+} text__cached;
+
+typedef struct text__symbol {
+    int32_t id; // -1: joined to the one before
+    uint32_t previous;
+    uint32_t next;
+} text__symbol;
+
+typedef struct text__job { // a possible merge
+    uint32_t rank;
+    uint32_t at;
+    uint32_t id;
+} text__job;
+
+typedef struct text__span {
+    uint32_t at;
+    uint32_t size;
+} text__span;
+
+typedef struct text__added {
+    int32_t id;
+    text__span name; // as the file spells it
+    bool special;
+    bool single_word;
+    bool strip_left;
+    bool strip_right;
+} text__added;
+
+// A trie of added tokens: (node, byte) -> (next node, 1 + index of the token that ends there).
+typedef struct text__trie {
+    text__pairs edges;
+    uint32_t nodes;
+    bool starts[256];
+} text__trie;
+
+struct text_tok {
+    // vocabulary: names are as the file spells them, by id; `words` is what the model looks up
+    text_bytes names;
+    text__span* spans;
+    size_t span_capacity;
+    uint8_t* kinds; // bits TEXT__K_ by id
+    size_t kind_capacity;
+    size_t count; // one more than the largest id
+    text__words words;
+    text__pairs merges;        // (left, right) -> (rank, joined)
+    int32_t byte_ids[256];     // one-byte words
+    int32_t fallback_ids[256]; // <0x00> ..
+    int32_t unknown;
+    bool byte_level; // words are bytes, not the printable stand-ins of the file
+    bool byte_fallback;
+    bool fuse_unknown;
+    bool ignore_merges;
+    bool cut_safe; // no word has `cut` after something else: every word can be cut there
+    char cut[4];
+    size_t cut_size;
+    // added tokens
+    text__added* added;
+    size_t added_count;
+    text__trie raw_trie;        // found in the text as given
+    text__trie normalized_trie; // found after normalising
+    // steps
+    text__steps normalizer;
+    text__steps splitter;
+    text__steps decoder;
+    text_ids prefix; // of the post-processor
+    text_ids suffix;
+    // tables
+    uint8_t* classes;
+    uint16_t code_of_byte[256];
+    int16_t byte_of_code[512];
+    text__cached* cache;
+    // scratch
+    text_bytes buffers[4];
+    text__pieces pieces[3];
+    text__marks marks;
+    text__symbol* symbols;
+    size_t symbol_capacity;
+    text__job* jobs;
+    size_t job_count;
+    size_t job_capacity;
+};
+
+enum { TEXT__K_EXISTS = 1, TEXT__K_SPECIAL = 2, TEXT__K_ADDED = 4, TEXT__K_BYTE = 8 };
+
+static bool text__job_before(const text__job* a, const text__job* b) {
+    return a->rank < b->rank || (a->rank == b->rank && a->at < b->at);
+}
+
+static bool text__jobs_push(text_tok* tok, text__job job, text_error* error) {
+    void* data = tok->jobs;
+    bool good =
+        text__reserve(&data, &tok->job_capacity, tok->job_count, 1, sizeof(text__job), error);
+    tok->jobs = (text__job*)data;
+    TEXT__TRY(good);
+    size_t i = tok->job_count++;
+    while (i > 0 && text__job_before(&job, &tok->jobs[(i - 1) / 2])) {
+        tok->jobs[i] = tok->jobs[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
+    tok->jobs[i] = job;
+    return true;
+}
+
+static text__job text__jobs_pop(text_tok* tok) {
+    text__job top = tok->jobs[0];
+    text__job last = tok->jobs[--tok->job_count];
+    size_t i = 0;
+    for (;;) {
+        size_t child = 2 * i + 1;
+        if (child >= tok->job_count) {
+            break;
+        }
+        if (child + 1 < tok->job_count &&
+            text__job_before(&tok->jobs[child + 1], &tok->jobs[child])) {
+            child++;
+        }
+        if (!text__job_before(&tok->jobs[child], &last)) {
+            break;
+        }
+        tok->jobs[i] = tok->jobs[child];
+        i = child;
+    }
+    tok->jobs[i] = last;
+    return top;
+}
+
+// The merge of the symbols at a and b, put on the heap if there is one.
+static bool text__jobs_try(text_tok* tok, uint32_t a, uint32_t b, text_error* error) {
+    const text__pair* pair =
+        text__pairs_find(&tok->merges, (uint32_t)tok->symbols[a].id, (uint32_t)tok->symbols[b].id);
+    if (pair == NULL) {
+        return true;
+    }
+    text__job job;
+    job.rank = pair->first;
+    job.at = a;
+    job.id = pair->second;
+    return text__jobs_push(tok, job, error);
+}
+
+// Joins pairs, the lowest rank first, among equals the leftmost. n log n. Few symbols: see below.
+static bool text__merge_many(text_tok* tok, size_t count, text_error* error) {
+    const uint32_t none = UINT32_MAX;
+    text__symbol* s = tok->symbols;
+    tok->job_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        s[i].previous = i > 0 ? (uint32_t)i - 1 : none;
+        s[i].next = i + 1 < count ? (uint32_t)i + 1 : none;
+        TEXT__TRY(i == 0 || text__jobs_try(tok, (uint32_t)i - 1, (uint32_t)i, error));
+    }
+    while (tok->job_count > 0) {
+        text__job job = text__jobs_pop(tok);
+        uint32_t a = job.at;
+        uint32_t b = s[a].next;
+        if (s[a].id < 0 || b == none) {
+            continue;
+        }
+        // the pair that was meant is gone when these two join to something else
+        const text__pair* pair =
+            text__pairs_find(&tok->merges, (uint32_t)s[a].id, (uint32_t)s[b].id);
+        if (pair == NULL || pair->second != job.id) {
+            continue;
+        }
+        s[a].id = (int32_t)job.id;
+        s[a].next = s[b].next;
+        s[b].id = -1;
+        if (s[a].next != none) {
+            s[s[a].next].previous = a;
+            TEXT__TRY(text__jobs_try(tok, a, s[a].next, error));
+        }
+        if (s[a].previous != none) {
+            TEXT__TRY(text__jobs_try(tok, s[a].previous, a, error));
+        }
+    }
+    return true;
+}
+
+// The same for few symbols: look at all pairs each time. Symbols stay packed; returns their number.
+enum { TEXT__FEW = 24 };
+
+static size_t text__merge_few(text_tok* tok, size_t count) {
+    uint32_t ranks[TEXT__FEW];
+    uint32_t joined[TEXT__FEW];
+    text__symbol* s = tok->symbols;
+    for (size_t i = 0; i + 1 < count; i++) {
+        const text__pair* pair =
+            text__pairs_find(&tok->merges, (uint32_t)s[i].id, (uint32_t)s[i + 1].id);
+        ranks[i] = pair != NULL ? pair->first : UINT32_MAX;
+        joined[i] = pair != NULL ? pair->second : 0;
+    }
+    while (count > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < count; i++) {
+            if (ranks[i] < ranks[best]) {
+                best = i;
+            }
+        }
+        if (ranks[best] == UINT32_MAX) {
+            break;
+        }
+        s[best].id = (int32_t)joined[best];
+        count--;
+        for (size_t i = best + 1; i < count; i++) {
+            s[i].id = s[i + 1].id;
+            ranks[i - 1] = ranks[i];
+            joined[i - 1] = joined[i];
+        }
+        for (size_t i = best > 0 ? best - 1 : 0; i <= best && i + 1 < count; i++) {
+            const text__pair* pair =
+                text__pairs_find(&tok->merges, (uint32_t)s[i].id, (uint32_t)s[i + 1].id);
+            ranks[i] = pair != NULL ? pair->first : UINT32_MAX;
+            joined[i] = pair != NULL ? pair->second : 0;
+        }
+    }
+    return count;
+}
+
+// The length of the character at a position: one byte of a byte-level word or of bad UTF-8.
+static size_t text__symbol_size(const text_tok* tok, const char* word, size_t left) {
+    uint32_t code;
+    if (tok->byte_level || (unsigned char)word[0] < 0x80) {
+        return 1;
+    }
+    size_t size = text__utf8((const unsigned char*)word, left, &code);
+    return size > 0 ? size : 1;
+}
+
+// Characters to symbols. A character without an id is spelt in bytes, or is unknown, or is lost:
+// in that order, as the file allows. Unknown ones wait until the next known one; neighbours become
+// one if the file says so. Returns the number of symbols; there is room for `size`.
+static size_t text__symbols_make(text_tok* tok, const char* word, size_t size) {
+    size_t count = 0;
+    bool waiting = false;
+    for (size_t at = 0; at < size;) {
+        size_t length = text__symbol_size(tok, word + at, size - at);
+        int32_t id = length == 1 ? tok->byte_ids[(unsigned char)word[at]]
+                                 : text__words_find(&tok->words, word + at, length);
+        if (id >= 0) {
+            if (waiting) {
+                tok->symbols[count++].id = tok->unknown;
+                waiting = false;
+            }
+            tok->symbols[count++].id = id;
+            at += length;
+            continue;
+        }
+        bool bytes = tok->byte_fallback;
+        for (size_t i = 0; i < length; i++) {
+            bytes = bytes && tok->fallback_ids[(unsigned char)word[at + i]] >= 0;
+        }
+        if (bytes) {
+            for (size_t i = 0; i < length; i++) {
+                tok->symbols[count++].id = tok->fallback_ids[(unsigned char)word[at + i]];
+            }
+        } else if (tok->unknown >= 0) {
+            if (waiting && !tok->fuse_unknown) {
+                tok->symbols[count++].id = tok->unknown;
+            }
+            waiting = true;
+        }
+        at += length;
+    }
+    if (waiting) {
+        tok->symbols[count++].id = tok->unknown;
+    }
+    return count;
+}
+
+static bool text__word_merge(text_tok* tok, const char* word, size_t size, text_ids* out,
+                             text_error* error) {
+    if (size >= UINT32_MAX / 2) {
+        return text__fail(error, "one word of 2 GiB or more");
+    }
+    void* data = tok->symbols;
+    bool good =
+        text__reserve(&data, &tok->symbol_capacity, 0, size + 1, sizeof(text__symbol), error);
+    tok->symbols = (text__symbol*)data;
+    TEXT__TRY(good);
+    size_t count = text__symbols_make(tok, word, size);
+    if (count <= TEXT__FEW) {
+        count = text__merge_few(tok, count);
+    } else {
+        TEXT__TRY(text__merge_many(tok, count, error));
+    }
+    TEXT__TRY(text__ids_room(out, count, error));
+    for (size_t i = 0; i < count; i++) {
+        if (tok->symbols[i].id >= 0) {
+            out->data[out->count++] = tok->symbols[i].id;
+        }
+    }
+    return true;
+}
+
+// One word, through the cache.
+static bool text__word_encode(text_tok* tok, const char* word, size_t size, text_ids* out,
+                              text_error* error) {
+    if (tok->ignore_merges) {
+        int32_t id = text__words_find(&tok->words, word, size);
+        if (id >= 0) {
+            return text_ids_add(out, id, error);
+        }
+    }
+    if (size > TEXT__CACHE_KEY) {
+        return text__word_merge(tok, word, size, out, error);
+    }
+    text__cached* cached = &tok->cache[text__hash(word, size) % TEXT__CACHE_PLACES];
+    if (cached->size == size && memcmp(cached->key, word, size) == 0) {
+        TEXT__TRY(text__ids_room(out, cached->count, error));
+        memcpy(out->data + out->count, cached->ids, cached->count * sizeof(int32_t));
+        out->count += cached->count;
+        return true;
+    }
+    size_t before = out->count;
+    TEXT__TRY(text__word_merge(tok, word, size, out, error));
+    if (out->count - before <= TEXT__CACHE_IDS) {
+        cached->size = (uint8_t)size;
+        cached->count = (uint8_t)(out->count - before);
+        memcpy(cached->key, word, size);
+        memcpy(cached->ids, out->data + before, cached->count * sizeof(int32_t));
+    }
+    return true;
+}
+
+// A pre-token. Where it is safe it is cut before each word mark (the space or its stand-in) that
+// follows something else: no merge reaches over it, so the ids are the same and the cache works.
+static bool text__piece_encode(text_tok* tok, const char* text, size_t size, text_ids* out,
+                               text_error* error) {
+    if (!tok->cut_safe) {
+        return size == 0 || text__word_encode(tok, text, size, out, error);
+    }
+    size_t begin = 0;
+    bool before = true; // the character before is a mark, or there is none
+    for (size_t at = 0; at < size;) {
+        bool mark = size - at >= tok->cut_size && memcmp(text + at, tok->cut, tok->cut_size) == 0;
+        if (mark && !before) {
+            TEXT__TRY(text__word_encode(tok, text + begin, at - begin, out, error));
+            begin = at;
+        }
+        before = mark;
+        at += mark ? tok->cut_size : 1;
+    }
+    return begin == size || text__word_encode(tok, text + begin, size - begin, out, error);
+}
+
+//@@ src/text/normalize.h
+
+static bool text__replace(const char* text, size_t size, const text__step* step, text_bytes* out,
+                          text_error* error) {
+    size_t copied = 0;
+    size_t at = 0;
+    while (size - at >= step->a_size) {
+        const char* hit = (const char*)memchr(text + at, step->a[0], size - at - step->a_size + 1);
+        if (hit == NULL) {
+            break;
+        }
+        at = (size_t)(hit - text);
+        if (memcmp(hit, step->a, step->a_size) != 0) {
+            at++;
+            continue;
+        }
+        TEXT__TRY(text_bytes_add(out, text + copied, at - copied, error));
+        TEXT__TRY(text_bytes_add(out, step->b, step->b_size, error));
+        at += step->a_size;
+        copied = at;
+    }
+    return text_bytes_add(out, text + copied, size - copied, error);
+}
+
+static text__view text__view_of(const text_tok* tok, const char* text, size_t end) {
+    text__view view;
+    view.s = (const unsigned char*)text;
+    view.end = end;
+    view.classes = tok->classes;
+    view.code_of_byte = NULL;
+    return view;
+}
+
+// The start of the white space that ends text[floor..end).
+static size_t text__space_before(const text_tok* tok, const char* text, size_t floor, size_t end) {
+    while (end > floor) {
+        size_t start = end - 1;
+        while (start > floor && end - start < 4 && ((unsigned char)text[start] & 0xC0) == 0x80) {
+            start--;
+        }
+        text__view view = text__view_of(tok, text, end);
+        size_t length;
+        if (!(text__class_at(&view, start, &length) & TEXT__WS) || start + length != end) {
+            break;
+        }
+        end = start;
+    }
+    return end;
+}
+
+static bool text__normalizer_step(text_tok* tok, const text__step* step, const char* text,
+                                  size_t size, bool front, text_bytes* out, text_error* error) {
+    switch (step->kind) {
+    case TEXT__N_NFC:
+    case TEXT__N_NFD:
+        return text__normalize(tok->classes, step->kind == TEXT__N_NFC, text, size, &tok->marks,
+                               out, error);
+    case TEXT__N_PREPEND:
+        TEXT__TRY(!front || size == 0 || text_bytes_add(out, step->a, step->a_size, error));
+        return text_bytes_add(out, text, size, error);
+    case TEXT__N_REPLACE:
+        return text__replace(text, size, step, out, error);
+    default: { // TEXT__N_STRIP
+        text__view view = text__view_of(tok, text, size);
+        size_t begin = step->start > 0 ? text__run(&view, 0, TEXT__WS) : 0;
+        size_t end = step->stop > 0 ? text__space_before(tok, text, 0, size) : size;
+        return begin >= end || text_bytes_add(out, text + begin, end - begin, error);
+    }
+    }
+}
+
+// All steps; *out is one of the tokenizer's buffers. `front`: something may be put in front.
+static bool text__apply_normalizer(text_tok* tok, const char* text, size_t size, bool front,
+                                   text_bytes** out, text_error* error) {
+    *out = &tok->buffers[1];
+    if (tok->normalizer.count == 0) {
+        tok->buffers[1].count = 0;
+        return text_bytes_add(&tok->buffers[1], text, size, error);
+    }
+    for (size_t i = 0; i < tok->normalizer.count; i++) {
+        *out = &tok->buffers[1 + i % 2];
+        (*out)->count = 0;
+        TEXT__TRY(
+            text__normalizer_step(tok, &tok->normalizer.data[i], text, size, front, *out, error));
+        text = (*out)->data;
+        size = (*out)->count;
+    }
+    return true;
+}
+
+//@@ src/text/load.h
+
+enum { TEXT__MAX_ID = 1 << 24, TEXT__MAX_ADDED = 1024, TEXT__MAX_LIST = 64, TEXT__MAX_STEP = 64 };
+
+static void text__steps_free(text__steps* steps) {
+    for (size_t i = 0; i < steps->count; i++) {
+        TEXT_FREE(steps->data[i].a);
+        TEXT_FREE(steps->data[i].b);
+    }
+    steps->count = 0;
+}
+
+void text_tok_close(text_tok* tok) {
+    if (tok == NULL) {
+        return;
+    }
+    text_bytes_free(&tok->names);
+    TEXT_FREE(tok->spans);
+    TEXT_FREE(tok->kinds);
+    text__words_free(&tok->words);
+    TEXT_FREE(tok->merges.data);
+    TEXT_FREE(tok->added);
+    TEXT_FREE(tok->raw_trie.edges.data);
+    TEXT_FREE(tok->normalized_trie.edges.data);
+    text__steps_free(&tok->normalizer);
+    text__steps_free(&tok->splitter);
+    text__steps_free(&tok->decoder);
+    text_ids_free(&tok->prefix);
+    text_ids_free(&tok->suffix);
+    TEXT_FREE(tok->classes);
+    TEXT_FREE(tok->cache);
+    for (size_t i = 0; i < TEXT__COUNT(tok->buffers); i++) {
+        text_bytes_free(&tok->buffers[i]);
+    }
+    for (size_t i = 0; i < TEXT__COUNT(tok->pieces); i++) {
+        TEXT_FREE(tok->pieces[i].data);
+    }
+    TEXT_FREE(tok->marks.data);
+    TEXT_FREE(tok->marks.sorted);
+    TEXT_FREE(tok->symbols);
+    TEXT_FREE(tok->jobs);
+    TEXT_FREE(tok);
+}
+
+// The stand-ins of byte-level files: printable Latin-1 bytes are themselves, the others 256 + n.
+static void text__byte_tables(text_tok* tok) {
+    uint16_t next = 256;
+    for (size_t i = 0; i < TEXT__COUNT(tok->byte_of_code); i++) {
+        tok->byte_of_code[i] = -1;
+    }
+    for (unsigned b = 0; b < 256; b++) {
+        bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+        tok->code_of_byte[b] = printable ? (uint16_t)b : next++;
+        tok->byte_of_code[tok->code_of_byte[b]] = (int16_t)b;
+        tok->byte_ids[b] = -1;
+        tok->fallback_ids[b] = -1;
+    }
+}
+
+static bool text__tok_new(text_tok** out, text_error* error) {
+    text_tok* tok = (text_tok*)text__zalloc(1, sizeof(text_tok), error);
+    *out = tok;
+    TEXT__TRY(tok != NULL);
+    tok->unknown = -1;
+    text__byte_tables(tok);
+    tok->classes = text__classes_make(error);
+    tok->cache = (text__cached*)text__zalloc(TEXT__CACHE_PLACES, sizeof(text__cached), error);
+    return tok->classes != NULL && tok->cache != NULL;
+}
+
+// The stand-ins back to bytes, appended; false (and nothing appended) when one is not a stand-in.
+static bool text__unstand(const text_tok* tok, const char* text, size_t size, text_bytes* out,
+                          bool* known, text_error* error) {
+    size_t before = out->count;
+    TEXT__TRY(text__bytes_room(out, size, error));
+    *known = true;
+    for (size_t at = 0; at < size;) {
+        uint32_t code = 0;
+        size_t length = text__utf8((const unsigned char*)text + at, size - at, &code);
+        if (length == 0 || code >= TEXT__COUNT(tok->byte_of_code) || tok->byte_of_code[code] < 0) {
+            out->count = before;
+            *known = false;
+            return true;
+        }
+        out->data[out->count++] = (char)(unsigned char)tok->byte_of_code[code];
+        at += length;
+    }
+    return true;
+}
+
+// The id of a word as the file spells it, or -1.
+static int32_t text__model_find(const text_tok* tok, const char* name, size_t size) {
+    char raw[TEXT__MAX_ADDED];
+    if (!tok->byte_level) {
+        return text__words_find(&tok->words, name, size);
+    }
+    text_bytes bytes;
+    bytes.data = raw;
+    bytes.count = 0;
+    bytes.capacity = sizeof(raw);
+    bool known = false;
+    if (size > sizeof(raw) || !text__unstand(tok, name, size, &bytes, &known, NULL) || !known) {
+        return -1;
+    }
+    return text__words_find(&tok->words, raw, bytes.count);
+}
+
+// Gives an id its name. The id is made if it is new.
+static bool text__tok_name(text_tok* tok, int64_t id, const char* name, size_t size, unsigned kind,
+                           text_error* error) {
+    if (id < 0 || id >= TEXT__MAX_ID) {
+        return text__fail(error, "token \"%.60s\" has id %lld; ids must be 0 to %d", name,
+                          (long long)id, TEXT__MAX_ID - 1);
+    }
+    size_t index = (size_t)id;
+    if (index >= tok->count) {
+        size_t extra = index + 1 - tok->count;
+        void* spans = tok->spans;
+        bool good = text__reserve(&spans, &tok->span_capacity, tok->count, extra,
+                                  sizeof(text__span), error);
+        tok->spans = (text__span*)spans;
+        TEXT__TRY(good);
+        void* kinds = tok->kinds;
+        good = text__reserve(&kinds, &tok->kind_capacity, tok->count, extra, 1, error);
+        tok->kinds = (uint8_t*)kinds;
+        TEXT__TRY(good);
+        memset(tok->spans + tok->count, 0, extra * sizeof(text__span));
+        memset(tok->kinds + tok->count, 0, extra);
+        tok->count = index + 1;
+    }
+    if (tok->names.count + size >= UINT32_MAX) {
+        return text__fail(error, "the vocabulary is larger than 4 GiB");
+    }
+    tok->spans[index].at = (uint32_t)tok->names.count;
+    tok->spans[index].size = (uint32_t)size;
+    tok->kinds[index] = (uint8_t)(tok->kinds[index] | kind | TEXT__K_EXISTS);
+    return text_bytes_add(&tok->names, name, size, error);
+}
+
+// <0x00> to <0xFF>: the byte, or -1.
+static int text__byte_token(const char* name, size_t size) {
+    if (size != 6 || memcmp(name, "<0x", 3) != 0 || name[5] != '>') {
+        return -1;
+    }
+    int value = 0;
+    for (size_t i = 3; i < 5; i++) {
+        char c = name[i];
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                           : -1;
+        if (digit < 0) {
+            return -1;
+        }
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+// A word of the vocabulary: named, and found by the model.
+static bool text__tok_word(text_tok* tok, const char* name, size_t size, int64_t id,
+                           text_error* error) {
+    int byte = text__byte_token(name, size);
+    TEXT__TRY(text__tok_name(tok, id, name, size, byte >= 0 ? TEXT__K_BYTE : 0, error));
+    if (byte >= 0 && name[3] < 'a' && name[4] < 'a') {
+        tok->fallback_ids[byte] = (int32_t)id;
+    }
+    if (!tok->byte_level) {
+        return text__words_put(&tok->words, name, size, (int32_t)id, error);
+    }
+    text_bytes* raw = &tok->buffers[0];
+    bool known;
+    raw->count = 0;
+    TEXT__TRY(text__unstand(tok, name, size, raw, &known, error));
+    return !known || text__words_put(&tok->words, raw->data, raw->count, (int32_t)id, error);
+}
+
+static bool text__load_vocab(text_tok* tok, const text__json* json, const text__node* vocab,
+                             text_error* error) {
+    if (vocab == NULL || vocab->type != TEXT__J_OBJECT) {
+        return text__fail(error, "model.vocab is not an object");
+    }
+    const text__node* key = vocab + 1;
+    for (uint32_t i = 0; i < vocab->size; i++) {
+        const text__node* value = text__json_next(json, key);
+        const char* name = text__json_text(json, key);
+        if (value->type != TEXT__J_INTEGER) {
+            return text__fail(error, "model.vocab: the id of \"%.60s\" is not a whole number",
+                              name);
+        }
+        TEXT__TRY(text__tok_word(tok, name, key->size, value->integer, error));
+        key = text__json_next(json, value);
+    }
+    for (unsigned b = 0; b < 256; b++) {
+        char byte = (char)(unsigned char)b;
+        tok->byte_ids[b] = text__words_find(&tok->words, &byte, 1);
+    }
+    return true;
+}
+
+// The two halves of a merge, "a b" or ["a", "b"].
+static bool text__merge_halves(const text__json* json, const text__node* merge,
+                               text__span halves[2], text_error* error) {
+    if (merge->type == TEXT__J_ARRAY && merge->size == 2) {
+        const text__node* a = merge + 1;
+        const text__node* b = text__json_next(json, a);
+        if (a->type == TEXT__J_STRING && b->type == TEXT__J_STRING) {
+            halves[0].at = a->at;
+            halves[0].size = a->size;
+            halves[1].at = b->at;
+            halves[1].size = b->size;
+            return true;
+        }
+    }
+    if (merge->type == TEXT__J_STRING) {
+        const char* text = text__json_text(json, merge);
+        const char* space = (const char*)memchr(text, ' ', merge->size);
+        size_t left = space != NULL ? (size_t)(space - text) : 0;
+        if (space != NULL && memchr(space + 1, ' ', merge->size - left - 1) == NULL) {
+            halves[0].at = merge->at;
+            halves[0].size = (uint32_t)left;
+            halves[1].at = merge->at + (uint32_t)left + 1;
+            halves[1].size = merge->size - (uint32_t)left - 1;
+            return true;
+        }
+    }
+    return text__fail(error, "is neither \"a b\" nor [\"a\", \"b\"]");
+}
+
+static bool text__load_merge(text_tok* tok, const text__json* json, const text__node* merge,
+                             uint32_t rank, text_error* error) {
+    text__span halves[2];
+    memset(halves, 0, sizeof(halves));
+    TEXT__TRY(text__merge_halves(json, merge, halves, error));
+    text_bytes* raw = &tok->buffers[0];
+    raw->count = 0;
+    int32_t ids[2];
+    size_t begin = 0;
+    for (size_t i = 0; i < 2; i++) {
+        const char* half = json->strings.data + halves[i].at;
+        bool known = true;
+        if (tok->byte_level) {
+            TEXT__TRY(text__unstand(tok, half, halves[i].size, raw, &known, error));
+        } else {
+            TEXT__TRY(text_bytes_add(raw, half, halves[i].size, error));
+        }
+        if (!known) {
+            return true; // never comes up: no text has such characters at this point
+        }
+        ids[i] = raw->count > begin
+                     ? text__words_find(&tok->words, raw->data + begin, raw->count - begin)
+                     : -1;
+        if (ids[i] < 0) {
+            return text__fail(error, "\"%.*s\" is not in the vocabulary",
+                              (int)(halves[i].size < 60 ? halves[i].size : 60), half);
+        }
+        begin = raw->count;
+    }
+    int32_t joined = text__words_find(&tok->words, raw->data, raw->count);
+    if (joined < 0) {
+        return text__fail(error, "what it makes is not in the vocabulary");
+    }
+    return text__pairs_put(&tok->merges, (uint32_t)ids[0], (uint32_t)ids[1], rank, (uint32_t)joined,
+                           error);
+}
+
+static bool text__load_merges(text_tok* tok, const text__json* json, const text__node* merges,
+                              text_error* error) {
+    if (merges == NULL || merges->type != TEXT__J_ARRAY) {
+        return text__fail(error, "model.merges is not an array");
+    }
+    const text__node* merge = merges + 1;
+    for (uint32_t i = 0; i < merges->size; i++) {
+        text_error why;
+        why.text[0] = 0;
+        if (!text__load_merge(tok, json, merge, i, &why)) {
+            return text__fail(error, "model.merges: number %lu %s", (unsigned long)i, why.text);
+        }
+        merge = text__json_next(json, merge);
+    }
+    return true;
+}
+
+// Is the word mark never found after another character, in any word that merging can make?
+static bool text__cut_is_safe(const text_tok* tok) {
+    size_t size = tok->cut_size;
+    if (tok->byte_level || tok->ignore_merges || size == 0 ||
+        text__words_find(&tok->words, tok->cut, size) < 0) {
+        return false;
+    }
+    for (size_t place = 0; place < tok->merges.places; place++) {
+        const text__pair* pair = &tok->merges.data[place];
+        if (pair->key == UINT64_MAX) {
+            continue;
+        }
+        const char* name = tok->names.data + tok->spans[pair->second].at;
+        size_t count = tok->spans[pair->second].size;
+        bool before = true;
+        for (size_t at = 0; at < count;) {
+            bool mark = count - at >= size && memcmp(name + at, tok->cut, size) == 0;
+            if (mark && !before) {
+                return false;
+            }
+            before = mark;
+            at += mark ? size : 1;
+        }
+    }
+    return true;
+}
+
+static bool text__load_model(text_tok* tok, const text__json* json, const text__node* model,
+                             text_error* error) {
+    const text__node* type = text__json_get(json, model, "type");
+    if (model == NULL || model->type != TEXT__J_OBJECT) {
+        return text__fail(error, "it has no \"model\"");
+    }
+    if (!text__json_absent(type) && !text__json_is(json, type, "BPE")) {
+        const char* name = text__json_cstring(json, type);
+        return text__fail(error, "the model type is %.60s; only BPE is supported",
+                          name != NULL ? name : "not a string");
+    }
+    static const char* const refused[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    for (size_t i = 0; i < TEXT__COUNT(refused); i++) {
+        const text__node* node = text__json_get(json, model, refused[i]);
+        if (!text__json_absent(node) && !text__json_is(json, node, "")) {
+            return text__fail(error, "model.%s is not supported", refused[i]);
+        }
+    }
+    const text__node* dropout = text__json_get(json, model, "dropout");
+    if (!text__json_absent(dropout) &&
+        !(dropout->type == TEXT__J_INTEGER && dropout->integer == 0)) {
+        return text__fail(error, "model.dropout is not supported");
+    }
+    tok->byte_fallback = text__json_true(text__json_get(json, model, "byte_fallback"));
+    tok->fuse_unknown = text__json_true(text__json_get(json, model, "fuse_unk"));
+    tok->ignore_merges = text__json_true(text__json_get(json, model, "ignore_merges"));
+    TEXT__TRY(text__load_vocab(tok, json, text__json_get(json, model, "vocab"), error));
+    TEXT__TRY(text__load_merges(tok, json, text__json_get(json, model, "merges"), error));
+    const text__node* unknown = text__json_get(json, model, "unk_token");
+    if (!text__json_absent(unknown)) {
+        const char* name = text__json_cstring(json, unknown);
+        tok->unknown = name != NULL ? text__model_find(tok, name, unknown->size) : -1;
+        if (tok->unknown < 0) {
+            return text__fail(error, "model.unk_token is not in the vocabulary");
+        }
+    }
+    return true;
+}
+
+// "Sequence" and what is in it, flattened in order. `list` is the name of its array.
+static bool text__flatten(const text__json* json, const text__node* root, const char* list,
+                          const text__node** out, size_t* count, text_error* error) {
+    *count = 0;
+    if (text__json_absent(root)) {
+        return true;
+    }
+    const text__node* stack[TEXT__MAX_LIST];
+    size_t depth = 0;
+    stack[depth++] = root;
+    while (depth > 0) {
+        const text__node* node = stack[--depth];
+        const text__node* type = text__json_get(json, node, "type");
+        if (!text__json_is(json, type, "Sequence")) {
+            if (type == NULL || type->type != TEXT__J_STRING) {
+                return text__fail(error, "%s: a step without a \"type\"", list);
+            }
+            if (*count == TEXT__MAX_LIST) {
+                return text__fail(error, "%s: too many steps", list);
+            }
+            out[(*count)++] = node;
+            continue;
+        }
+        const text__node* array = text__json_get(json, node, list);
+        if (array == NULL || array->type != TEXT__J_ARRAY) {
+            return text__fail(error, "%s: a Sequence without its list", list);
+        }
+        if (array->size > TEXT__MAX_LIST - depth) {
+            return text__fail(error, "%s: too many steps", list);
+        }
+        const text__node* child = array + 1;
+        for (uint32_t i = 0; i < array->size; i++) { // the first child on top
+            stack[depth + array->size - 1 - i] = child;
+            child = text__json_next(json, child);
+        }
+        depth += array->size;
+    }
+    return true;
+}
+
+static bool text__copy(const char* data, size_t size, char** out, size_t* out_size,
+                       text_error* error) {
+    char* copy = (char*)text__zalloc(size + 1, 1, error);
+    TEXT__TRY(copy != NULL);
+    if (size > 0) {
+        memcpy(copy, data, size);
+    }
+    TEXT_FREE(*out);
+    *out = copy;
+    *out_size = size;
+    return true;
+}
+
+static text__step* text__steps_add(text__steps* steps, int kind, text_error* error) {
+    if (steps->count == TEXT__STEPS) {
+        (void)text__fail(error, "more than %d steps", TEXT__STEPS);
+        return NULL;
+    }
+    text__step* step = &steps->data[steps->count++];
+    memset(step, 0, sizeof(*step));
+    step->kind = kind;
+    return step;
+}
+
+// A string member into a step.
+static bool text__step_string(const text__json* json, const text__node* node, const char* name,
+                              char** out, size_t* size, text_error* error) {
+    const text__node* value = text__json_get(json, node, name);
+    if (value == NULL || value->type != TEXT__J_STRING) {
+        return text__fail(error, "a step without the string \"%s\"", name);
+    }
+    if (value->size > TEXT__MAX_STEP) { // a text could grow out of all bounds
+        return text__fail(error, "\"%s\" is longer than %d bytes", name, TEXT__MAX_STEP);
+    }
+    return text__copy(text__json_text(json, value), value->size, out, size, error);
+}
+
+// {"String": x} into a; {"Regex": x} into the pattern if it is known and allowed here.
+static bool text__step_pattern(const text__json* json, const text__node* node, bool regex,
+                               text__step* step, text_error* error) {
+    const text__node* pattern = text__json_get(json, node, "pattern");
+    const text__node* string = text__json_get(json, pattern, "String");
+    const text__node* expression = text__json_get(json, pattern, "Regex");
+    if (pattern != NULL && pattern->type == TEXT__J_STRING) {
+        string = pattern;
+    }
+    if (string != NULL && string->type == TEXT__J_STRING && string->size > 0) {
+        return text__copy(text__json_text(json, string), string->size, &step->a, &step->a_size,
+                          error);
+    }
+    if (expression != NULL && expression->type == TEXT__J_STRING) {
+        const char* text = text__json_text(json, expression);
+        if (regex && strlen(text) == expression->size) {
+            step->pattern = text__pattern_find(text);
+        }
+        return step->pattern != NULL ||
+               text__fail(error, "unknown regular expression: %.300s", text);
+    }
+    return text__fail(error, "a step without a \"pattern\"");
+}
+
+static bool text__load_normalizer(text_tok* tok, const text__json* json, const text__node* root,
+                                  text_error* error) {
+    const text__node* nodes[TEXT__MAX_LIST];
+    size_t count;
+    TEXT__TRY(text__flatten(json, root, "normalizers", nodes, &count, error));
+    static const struct {
+        const char* name;
+        int kind;
+    } kinds[] = {{"NFC", TEXT__N_NFC},
+                 {"NFD", TEXT__N_NFD},
+                 {"Prepend", TEXT__N_PREPEND},
+                 {"Replace", TEXT__N_REPLACE},
+                 {"Strip", TEXT__N_STRIP}};
+    for (size_t i = 0; i < count; i++) {
+        const text__node* type = text__json_get(json, nodes[i], "type");
+        size_t k = 0;
+        while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
+            k++;
+        }
+        if (k == TEXT__COUNT(kinds)) {
+            return text__fail(error, "the normalizer %.60s is not supported",
+                              text__json_text(json, type));
+        }
+        text__step* step = text__steps_add(&tok->normalizer, kinds[k].kind, error);
+        TEXT__TRY(step != NULL);
+        if (step->kind == TEXT__N_PREPEND) {
+            TEXT__TRY(text__step_string(json, nodes[i], "prepend", &step->a, &step->a_size, error));
+        } else if (step->kind == TEXT__N_REPLACE) {
+            TEXT__TRY(text__step_pattern(json, nodes[i], false, step, error));
+            TEXT__TRY(text__step_string(json, nodes[i], "content", &step->b, &step->b_size, error));
+        } else if (step->kind == TEXT__N_STRIP) {
+            step->start = text__json_true(text__json_get(json, nodes[i], "strip_left"));
+            step->stop = text__json_true(text__json_get(json, nodes[i], "strip_right"));
+        }
+    }
+    return true;
+}
+
+static bool text__load_behavior(const text__json* json, const text__node* node, int* out,
+                                text_error* error) {
+    static const char* const names[] = {"Isolated", "Removed", "MergedWithPrevious",
+                                        "MergedWithNext", "Contiguous"};
+    const text__node* value = text__json_get(json, node, "behavior");
+    for (size_t i = 0; i < TEXT__COUNT(names); i++) {
+        if (text__json_is(json, value, names[i])) {
+            *out = (int)i;
+            return true;
+        }
+    }
+    return text__fail(error, "pre_tokenizer: unknown behavior");
+}
+
+static bool text__load_metaspace(const text__json* json, const text__node* node, text__step* step,
+                                 bool decoder, text_error* error) {
+    const text__node* scheme = text__json_get(json, node, "prepend_scheme");
+    const text__node* legacy = text__json_get(json, node, "add_prefix_space");
+    const text__node* split = text__json_get(json, node, "split");
+    TEXT__TRY(text__step_string(json, node, "replacement", &step->a, &step->a_size, error));
+    if (step->a_size == 0) {
+        return text__fail(error, "Metaspace: the replacement is empty");
+    }
+    step->always = text__json_absent(scheme) || text__json_is(json, scheme, "always");
+    step->never = text__json_is(json, scheme, "never");
+    if (!step->always && !step->never && !text__json_is(json, scheme, "first")) {
+        return text__fail(error, "Metaspace: unknown prepend_scheme");
+    }
+    if (scheme == NULL && legacy != NULL && legacy->type == TEXT__J_FALSE) {
+        step->always = false;
+        step->never = true;
+    }
+    step->invert = !decoder && (split == NULL || split->type != TEXT__J_FALSE); // splits
+    return true;
+}
+
+static bool text__load_bytelevel(text_tok* tok, const text__json* json, const text__node* node,
+                                 text_error* error) {
+    const text__node* prefix = text__json_get(json, node, "add_prefix_space");
+    const text__node* regex = text__json_get(json, node, "use_regex");
+    if (prefix == NULL || prefix->type != TEXT__J_FALSE) {
+        TEXT__TRY(text__steps_add(&tok->splitter, TEXT__P_PREFIX_SPACE, error) != NULL);
+    }
+    if (regex == NULL || regex->type != TEXT__J_FALSE) {
+        text__step* step = text__steps_add(&tok->splitter, TEXT__P_REGEX, error);
+        TEXT__TRY(step != NULL);
+        step->pattern = &text__patterns[0];
+    }
+    tok->byte_level = true;
+    return text__steps_add(&tok->splitter, TEXT__P_BYTES, error) != NULL;
+}
+
+// The steps that only look at characters: Digits, Punctuation, Whitespace, WhitespaceSplit.
+static bool text__load_classes(text_tok* tok, const text__json* json, const text__node* node,
+                               bool* found, text_error* error) {
+    const text__node* type = text__json_get(json, node, "type");
+    static const struct {
+        const char* name;
+        int kind;
+        unsigned mask;
+        int behavior;
+    } kinds[] = {{"Digits", TEXT__P_CLASS, TEXT__N, TEXT__B_CONTIGUOUS},
+                 {"Punctuation", TEXT__P_PUNCTUATION, 0, TEXT__B_ISOLATED},
+                 {"WhitespaceSplit", TEXT__P_CLASS, TEXT__WS, TEXT__B_REMOVED},
+                 {"Whitespace", TEXT__P_REGEX, 0, TEXT__B_REMOVED}};
+    size_t k = 0;
+    while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
+        k++;
+    }
+    *found = k < TEXT__COUNT(kinds);
+    if (!*found) {
+        return true;
+    }
+    text__step* step = text__steps_add(&tok->splitter, kinds[k].kind, error);
+    TEXT__TRY(step != NULL);
+    step->mask = kinds[k].mask;
+    step->behavior = kinds[k].behavior;
+    if (step->kind == TEXT__P_REGEX) {
+        step->pattern = text__pattern_find("\\w+|[^\\w\\s]+");
+        step->invert = true;
+    }
+    if (text__json_true(text__json_get(json, node, "individual_digits"))) {
+        step->behavior = TEXT__B_ISOLATED;
+    }
+    if (step->kind == TEXT__P_PUNCTUATION && text__json_get(json, node, "behavior") != NULL) {
+        return text__load_behavior(json, node, &step->behavior, error);
+    }
+    return true;
+}
+
+static bool text__load_splitter_step(text_tok* tok, const text__json* json, const text__node* node,
+                                     text_error* error) {
+    const text__node* type = text__json_get(json, node, "type");
+    if (text__json_is(json, type, "ByteLevel")) {
+        return tok->byte_level ? text__fail(error, "pre_tokenizer: ByteLevel is there twice")
+                               : text__load_bytelevel(tok, json, node, error);
+    }
+    if (text__json_is(json, type, "Metaspace")) {
+        text__step* step = text__steps_add(&tok->splitter, TEXT__P_METASPACE, error);
+        TEXT__TRY(step != NULL);
+        return text__load_metaspace(json, node, step, false, error);
+    }
+    if (text__json_is(json, type, "Split")) {
+        text__step* step = text__steps_add(&tok->splitter, TEXT__P_REGEX, error);
+        TEXT__TRY(step != NULL);
+        TEXT__TRY(text__step_pattern(json, node, true, step, error));
+        step->kind = step->pattern != NULL ? TEXT__P_REGEX : TEXT__P_STRING;
+        step->invert = text__json_true(text__json_get(json, node, "invert"));
+        // after ByteLevel the characters are others: only this expression means the same
+        if (tok->byte_level &&
+            (step->pattern == NULL || step->pattern->match != text__match_ascii3)) {
+            return text__fail(error, "pre_tokenizer: a Split after ByteLevel is not supported");
+        }
+        return text__load_behavior(json, node, &step->behavior, error);
+    }
+    bool found;
+    TEXT__TRY(text__load_classes(tok, json, node, &found, error));
+    return found || text__fail(error, "the pre_tokenizer %.60s is not supported",
+                               text__json_text(json, type));
+}
+
+static bool text__load_splitter(text_tok* tok, const text__json* json, const text__node* root,
+                                text_error* error) {
+    const text__node* nodes[TEXT__MAX_LIST];
+    size_t count;
+    TEXT__TRY(text__flatten(json, root, "pretokenizers", nodes, &count, error));
+    for (size_t i = 0; i < count; i++) {
+        TEXT__TRY(text__load_splitter_step(tok, json, nodes[i], error));
+    }
+    return true;
+}
+
+static bool text__load_decoder_step(text_tok* tok, const text__json* json, const text__node* node,
+                                    text_error* error) {
+    const text__node* type = text__json_get(json, node, "type");
+    static const struct {
+        const char* name;
+        int kind;
+    } kinds[] = {{"Replace", TEXT__D_REPLACE}, {"ByteFallback", TEXT__D_BYTE_FALLBACK},
+                 {"Fuse", TEXT__D_FUSE},       {"Strip", TEXT__D_STRIP},
+                 {"ByteLevel", TEXT__D_BYTES}, {"Metaspace", TEXT__D_METASPACE}};
+    size_t k = 0;
+    while (k < TEXT__COUNT(kinds) && !text__json_is(json, type, kinds[k].name)) {
+        k++;
+    }
+    if (k == TEXT__COUNT(kinds)) {
+        return text__fail(error, "the decoder %.60s is not supported", text__json_text(json, type));
+    }
+    text__step* step = text__steps_add(&tok->decoder, kinds[k].kind, error);
+    TEXT__TRY(step != NULL);
+    if (step->kind == TEXT__D_REPLACE) {
+        TEXT__TRY(text__step_pattern(json, node, false, step, error));
+        return text__step_string(json, node, "content", &step->b, &step->b_size, error);
+    }
+    if (step->kind == TEXT__D_METASPACE) {
+        return text__load_metaspace(json, node, step, true, error);
+    }
+    if (step->kind == TEXT__D_STRIP) {
+        const text__node* start = text__json_get(json, node, "start");
+        const text__node* stop = text__json_get(json, node, "stop");
+        bool numbers = start != NULL && start->type == TEXT__J_INTEGER && start->integer >= 0 &&
+                       stop != NULL && stop->type == TEXT__J_INTEGER && stop->integer >= 0;
+        if (!numbers || start->integer > 1000 || stop->integer > 1000) {
+            return text__fail(error, "decoder Strip: bad start or stop");
+        }
+        step->start = (size_t)start->integer;
+        step->stop = (size_t)stop->integer;
+        TEXT__TRY(text__step_string(json, node, "content", &step->a, &step->a_size, error));
+        return step->a_size > 0 || text__fail(error, "decoder Strip: the content is empty");
+    }
+    return true;
+}
+
+static bool text__load_decoder(text_tok* tok, const text__json* json, const text__node* root,
+                               text_error* error) {
+    const text__node* nodes[TEXT__MAX_LIST];
+    size_t count;
+    TEXT__TRY(text__flatten(json, root, "decoders", nodes, &count, error));
+    if (text__json_absent(root)) { // then the library puts a space between tokens
+        return text__steps_add(&tok->decoder, TEXT__D_JOIN, error) != NULL;
+    }
+    bool fused = false;
+    for (size_t i = 0; i < count; i++) {
+        TEXT__TRY(text__load_decoder_step(tok, json, nodes[i], error));
+        int kind = tok->decoder.data[tok->decoder.count - 1].kind;
+        if (fused && kind != TEXT__D_STRIP && kind != TEXT__D_FUSE) {
+            return text__fail(error, "decoder: only Strip is supported after Fuse and ByteLevel");
+        }
+        fused = fused || kind == TEXT__D_FUSE || kind == TEXT__D_BYTES;
+    }
+    return true;
+}
+
+// The ids of one element of a template: {"SpecialToken": {"id": name}}.
+static bool text__load_template_token(const text__json* json, const text__node* tokens,
+                                      const text__node* item, text_ids* out, text_error* error) {
+    const char* name = text__json_cstring(json, text__json_get(json, item, "id"));
+    const text__node* ids = NULL;
+    if (name != NULL) {
+        ids = text__json_get(json, text__json_get(json, tokens, name), "ids");
+    }
+    if (ids == NULL) {
+        return text__fail(error, "post_processor: a special token without its ids");
+    }
+    return text__json_ids(json, ids, out, error);
+}
+
+// Puts `front` in front of ids.
+static bool text__ids_prepend(text_ids* ids, const text_ids* front, text_error* error) {
+    TEXT__TRY(text__ids_room(ids, front->count, error));
+    if (front->count > 0) {
+        memmove(ids->data + front->count, ids->data, ids->count * sizeof(int32_t));
+        memcpy(ids->data, front->data, front->count * sizeof(int32_t));
+        ids->count += front->count;
+    }
+    return true;
+}
+
+static bool text__load_template(text_tok* tok, const text__json* json, const text__node* node,
+                                text_ids* front, text_error* error) {
+    const text__node* single = text__json_get(json, node, "single");
+    const text__node* tokens = text__json_get(json, node, "special_tokens");
+    if (single == NULL || single->type != TEXT__J_ARRAY || single->size > TEXT__MAX_LIST) {
+        return text__fail(error, "post_processor: TemplateProcessing without a good \"single\"");
+    }
+    bool before = true;
+    const text__node* item = single + 1;
+    for (uint32_t i = 0; i < single->size; i++) {
+        const text__node* special = text__json_get(json, item, "SpecialToken");
+        const text__node* sequence = text__json_get(json, item, "Sequence");
+        if (special != NULL) {
+            TEXT__TRY(text__load_template_token(json, tokens, special,
+                                                before ? front : &tok->suffix, error));
+        } else if (sequence != NULL && before &&
+                   text__json_is(json, text__json_get(json, sequence, "id"), "A")) {
+            before = false;
+        } else {
+            return text__fail(error, "post_processor: this template is not supported");
+        }
+        item = text__json_next(json, item);
+    }
+    return !before || text__fail(error, "post_processor: the template has no text");
+}
+
+// [token, id] of the Roberta and Bert kinds.
+static bool text__load_framing(const text__json* json, const text__node* node, const char* name,
+                               text_ids* out, text_error* error) {
+    const text__node* pair = text__json_get(json, node, name);
+    if (pair != NULL && pair->type == TEXT__J_ARRAY && pair->size == 2) {
+        const text__node* id = text__json_next(json, pair + 1);
+        if (id->type == TEXT__J_INTEGER && id->integer >= 0 && id->integer < TEXT__MAX_ID) {
+            return text_ids_add(out, (int32_t)id->integer, error);
+        }
+    }
+    return text__fail(error, "post_processor: \"%s\" is not [token, id]", name);
+}
+
+static bool text__load_post_step(text_tok* tok, const text__json* json, const text__node* node,
+                                 text_ids* front, text_error* error) {
+    const text__node* type = text__json_get(json, node, "type");
+    if (text__json_is(json, type, "ByteLevel")) {
+        return true; // it only changes offsets
+    }
+    if (text__json_is(json, type, "TemplateProcessing")) {
+        return text__load_template(tok, json, node, front, error);
+    }
+    if (text__json_is(json, type, "RobertaProcessing") ||
+        text__json_is(json, type, "BertProcessing")) {
+        return text__load_framing(json, node, "cls", front, error) &&
+               text__load_framing(json, node, "sep", &tok->suffix, error);
+    }
+    return text__fail(error, "the post_processor %.60s is not supported",
+                      text__json_text(json, type));
+}
+
+static bool text__load_post(text_tok* tok, const text__json* json, const text__node* root,
+                            text_error* error) {
+    const text__node* nodes[TEXT__MAX_LIST];
+    size_t count;
+    TEXT__TRY(text__flatten(json, root, "processors", nodes, &count, error));
+    bool good = true;
+    for (size_t i = 0; good && i < count; i++) {
+        text_ids front;
+        memset(&front, 0, sizeof(front));
+        good = text__load_post_step(tok, json, nodes[i], &front, error) &&
+               text__ids_prepend(&tok->prefix, &front, error);
+        text_ids_free(&front);
+    }
+    return good;
+}
+
+static bool text__trie_add(text__trie* trie, const char* text, size_t size, uint32_t token,
+                           text_error* error) {
+    uint32_t node = 0;
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)text[i];
+        const text__pair* edge = text__pairs_find(&trie->edges, node, c);
+        uint32_t next = edge != NULL ? edge->first : ++trie->nodes;
+        uint32_t ends = edge != NULL ? edge->second : 0;
+        if (i + 1 == size) {
+            ends = token + 1;
+        }
+        TEXT__TRY(text__pairs_put(&trie->edges, node, c, next, ends, error));
+        trie->starts[c] = trie->starts[c] || i == 0;
+        node = next;
+    }
+    return true;
+}
+
+static bool text__load_added_token(text_tok* tok, const text__json* json, const text__node* node,
+                                   text_error* error) {
+    const text__node* content = text__json_get(json, node, "content");
+    const text__node* id = text__json_get(json, node, "id");
+    if (content == NULL || content->type != TEXT__J_STRING || id == NULL ||
+        id->type != TEXT__J_INTEGER) {
+        return text__fail(error, "added_tokens: an element without \"content\" or \"id\"");
+    }
+    if (content->size == 0) {
+        return true;
+    }
+    const char* text = text__json_text(json, content);
+    if (content->size > TEXT__MAX_ADDED) {
+        return text__fail(error, "added_tokens: \"%.60s...\" is longer than %d bytes", text,
+                          TEXT__MAX_ADDED);
+    }
+    text__added* added = &tok->added[tok->added_count];
+    // the id of the vocabulary goes before the one given here
+    int32_t known = text__model_find(tok, text, content->size);
+    int64_t use = known >= 0 ? known : id->integer;
+    added->special = text__json_true(text__json_get(json, node, "special"));
+    added->single_word = text__json_true(text__json_get(json, node, "single_word"));
+    added->strip_left = text__json_true(text__json_get(json, node, "lstrip"));
+    added->strip_right = text__json_true(text__json_get(json, node, "rstrip"));
+    unsigned kind = TEXT__K_ADDED | (added->special ? (unsigned)TEXT__K_SPECIAL : 0u);
+    TEXT__TRY(text__tok_name(tok, use, text, content->size, kind, error));
+    added->id = (int32_t)use;
+    added->name = tok->spans[use];
+    tok->added_count++;
+    if (!text__json_true(text__json_get(json, node, "normalized"))) {
+        return text__trie_add(&tok->raw_trie, text, content->size, (uint32_t)tok->added_count - 1,
+                              error);
+    }
+    text_bytes* normal;
+    TEXT__TRY(text__apply_normalizer(tok, text, content->size, true, &normal, error));
+    // decoding gives the normalised form, as the library does
+    TEXT__TRY(text__tok_name(tok, use, normal->data, normal->count, kind, error));
+    return text__trie_add(&tok->normalized_trie, normal->data, normal->count,
+                          (uint32_t)tok->added_count - 1, error);
+}
+
+static bool text__load_added(text_tok* tok, const text__json* json, const text__node* list,
+                             text_error* error) {
+    if (text__json_absent(list)) {
+        return true;
+    }
+    if (list->type != TEXT__J_ARRAY) {
+        return text__fail(error, "added_tokens is not an array");
+    }
+    tok->added = (text__added*)text__zalloc(list->size, sizeof(text__added), error);
+    TEXT__TRY(tok->added != NULL);
+    const text__node* node = list + 1;
+    for (uint32_t i = 0; i < list->size; i++) {
+        TEXT__TRY(text__load_added_token(tok, json, node, error));
+        node = text__json_next(json, node);
+    }
+    return true;
+}
+
+static bool text__load_parts(text_tok* tok, const text__json* json, text_error* error) {
+    const text__node* root = json->nodes;
+    if (root->type != TEXT__J_OBJECT) {
+        return text__fail(error, "it is not a JSON object");
+    }
+    memcpy(tok->cut, "\xE2\x96\x81", 3); // U+2581, the stand-in for a space
+    tok->cut_size = 3;
+    TEXT__TRY(text__load_normalizer(tok, json, text__json_get(json, root, "normalizer"), error));
+    TEXT__TRY(text__load_splitter(tok, json, text__json_get(json, root, "pre_tokenizer"), error));
+    TEXT__TRY(text__load_model(tok, json, text__json_get(json, root, "model"), error));
+    TEXT__TRY(text__load_added(tok, json, text__json_get(json, root, "added_tokens"), error));
+    TEXT__TRY(text__load_post(tok, json, text__json_get(json, root, "post_processor"), error));
+    TEXT__TRY(text__load_decoder(tok, json, text__json_get(json, root, "decoder"), error));
+    tok->cut_safe = text__cut_is_safe(tok);
+    return true;
+}
+
+static bool text__load_json(text_tok* tok, const char* name, const char* data, size_t size,
+                            text_error* error) {
+    text__json json;
+    text_error why;
+    why.text[0] = 0;
+    bool good = text__json_open(&json, name, data, size, error);
+    if (good && !text__load_parts(tok, &json, &why)) {
+        good = text__fail(error, "%s: %s", name, why.text);
+    }
+    text__json_free(&json);
+    return good;
+}
+
+//@@ src/text/load_bin.h
+
+// ---- the .bin form: int32 longest token; then per id float score, int32 length, bytes
+
+typedef struct text__scored {
+    float score;
+    int32_t id;
+} text__scored;
+
+static int text__scored_compare(const void* a, const void* b) {
+    float x = ((const text__scored*)a)->score;
+    float y = ((const text__scored*)b)->score;
+    return x > y ? -1 : x < y ? 1 : 0;
+}
+
+static uint32_t text__little32(const unsigned char* p) {
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+enum { TEXT__MAX_SCORED = 1024 };
+
+// Names and words; `scored` gets the ids that merging can make. The first three ids are <unk>, <s>
+// and </s>, whatever they are called.
+static bool text__load_scored(text_tok* tok, const unsigned char* p, size_t size,
+                              text__scored* scored, size_t* scored_count, text_error* error) {
+    static const char* const control[] = {"<unk>", "<s>", "</s>"};
+    size_t at = 4;
+    for (int32_t id = 0; at < size; id++) {
+        uint32_t length = size - at >= 8 ? text__little32(p + at + 4) : UINT32_MAX;
+        if (size - at < 8 || length > TEXT__MAX_SCORED || length > size - at - 8) {
+            return text__fail(error, "token %d: its length is wrong or the file is cut", (int)id);
+        }
+        uint32_t bits = text__little32(p + at);
+        float score;
+        memcpy(&score, &bits, sizeof(score));
+        if (!(score > -1e30f && score < 1e30f)) {
+            return text__fail(error, "token %d: its score is not a number", (int)id);
+        }
+        const char* name = (const char*)p + at + 8;
+        if (id < 3) {
+            TEXT__TRY(
+                text__tok_name(tok, id, control[id], strlen(control[id]), TEXT__K_SPECIAL, error));
+        } else {
+            TEXT__TRY(text__tok_word(tok, name, length, id, error));
+            if (length > 0 && !(tok->kinds[id] & TEXT__K_BYTE)) {
+                scored[*scored_count].score = score;
+                scored[*scored_count].id = id;
+                (*scored_count)++;
+            }
+        }
+        at += 8 + length;
+    }
+    return tok->count > 3 || text__fail(error, "it has no tokens");
+}
+
+// Every way to put a token together from two others is a merge; a better score is a lower rank.
+static bool text__load_scored_merges(text_tok* tok, text__scored* scored, size_t count,
+                                     text_error* error) {
+    qsort(scored, count, sizeof(scored[0]), text__scored_compare);
+    uint32_t rank = 0;
+    for (size_t i = 0; i < count; i++) {
+        rank += i > 0 && scored[i].score < scored[i - 1].score ? 1 : 0;
+        text__span span = tok->spans[scored[i].id];
+        for (uint32_t left = 1; left < span.size; left++) {
+            const char* name = tok->names.data + span.at;
+            int32_t a = text__words_find(&tok->words, name, left);
+            int32_t b = a < 0 ? -1 : text__words_find(&tok->words, name + left, span.size - left);
+            if (b >= 0) {
+                TEXT__TRY(text__pairs_put(&tok->merges, (uint32_t)a, (uint32_t)b, rank,
+                                          (uint32_t)scored[i].id, error));
+            }
+        }
+    }
+    return true;
+}
+
+static bool text__load_bin_steps(text_tok* tok, text_error* error) {
+    text__step* step = text__steps_add(&tok->normalizer, TEXT__N_PREPEND, error);
+    TEXT__TRY(step != NULL);
+    TEXT__TRY(text__copy(" ", 1, &step->a, &step->a_size, error));
+    TEXT__TRY(text__steps_add(&tok->decoder, TEXT__D_BYTE_FALLBACK, error) != NULL);
+    TEXT__TRY(text__steps_add(&tok->decoder, TEXT__D_FUSE, error) != NULL);
+    step = text__steps_add(&tok->decoder, TEXT__D_STRIP, error);
+    TEXT__TRY(step != NULL);
+    step->start = 1;
+    TEXT__TRY(text__copy(" ", 1, &step->a, &step->a_size, error));
+    return text_ids_add(&tok->prefix, 1, error);
+}
+
+static bool text__load_bin(text_tok* tok, const char* file, const char* data, size_t size,
+                           text_error* error) {
+    const unsigned char* p = (const unsigned char*)data;
+    if (size < 4 || text__little32(p) == 0 || text__little32(p) > TEXT__MAX_SCORED) {
+        return text__fail(error, "%s: neither a tokenizer.json nor a tokenizer.bin of llama2.c",
+                          file);
+    }
+    tok->byte_fallback = true;
+    tok->fuse_unknown = true;
+    tok->unknown = 0;
+    tok->cut[0] = ' ';
+    tok->cut_size = 1;
+    text__scored* scored = (text__scored*)text__zalloc(size / 8 + 1, sizeof(text__scored), error);
+    TEXT__TRY(scored != NULL);
+    size_t count = 0;
+    text_error why;
+    why.text[0] = 0;
+    bool good = text__load_scored(tok, p, size, scored, &count, &why) &&
+                text__load_scored_merges(tok, scored, count, &why) &&
+                text__load_bin_steps(tok, &why);
+    TEXT_FREE(scored);
+    if (!good) {
+        return text__fail(error, "%s: %s", file, why.text);
+    }
+    for (unsigned b = 0; b < 256; b++) {
+        char byte = (char)(unsigned char)b;
+        tok->byte_ids[b] = text__words_find(&tok->words, &byte, 1);
+    }
+    tok->cut_safe = text__cut_is_safe(tok);
+    return true;
+}
+
+bool text_tok_load(const char* name, const void* data, size_t size, text_tok** out,
+                   text_error* error) {
+    const char* text = (const char*)data;
+    text_tok* tok;
+    *out = NULL;
+    bool good = text__tok_new(&tok, error);
+    if (good) {
+        // the .bin starts with a small number, so its fourth byte is zero
+        bool binary = size >= 4 && text[3] == 0;
+        good = binary ? text__load_bin(tok, name, text, size, error)
+                      : text__load_json(tok, name, text, size, error);
+    }
+    if (!good) {
+        text_tok_close(tok);
+        return false;
+    }
+    *out = tok;
+    return true;
+}
+
+bool text_tok_open(const char* path, text_tok** out, text_error* error) {
+    static const char* const names[] = {"tokenizer.json", "tokenizer.bin", "tok512.bin"};
+    text_bytes file;
+    memset(&file, 0, sizeof(file));
+    bool found = false;
+    bool good = true;
+    *out = NULL;
+    for (size_t i = 0; good && !found && i < TEXT__COUNT(names); i++) {
+        good = text__folder_read(path, names[i], &file, &found, error);
+    }
+    if (good && !found && !text_file_read(path, &file, error)) {
+        // a folder can be opened on some systems, but not read
+        bool folder = file.capacity > 0 && file.count == 0;
+        good = folder ? text__fail(error,
+                                   "%s: cannot be read; as a folder it has no tokenizer.json, "
+                                   "tokenizer.bin or tok512.bin",
+                                   path)
+                      : false;
+    }
+    good = good && text_tok_load(path, file.data, file.count, out, error);
+    text_bytes_free(&file);
+    return good;
+}
+
+int32_t text_tok_count(const text_tok* tok) {
+    return (int32_t)tok->count;
+}
+
+static bool text__tok_has(const text_tok* tok, int32_t id, unsigned kind) {
+    return id >= 0 && (size_t)id < tok->count && (tok->kinds[id] & kind);
+}
+
+bool text_tok_is_special(const text_tok* tok, int32_t id) {
+    return text__tok_has(tok, id, TEXT__K_SPECIAL);
+}
+
+bool text_tok_is_added(const text_tok* tok, int32_t id) {
+    return text__tok_has(tok, id, TEXT__K_ADDED);
+}
+
+int32_t text_tok_bos(const text_tok* tok) {
+    return tok->prefix.count > 0 ? tok->prefix.data[0] : -1;
+}
+
+const char* text_tok_name(const text_tok* tok, int32_t id, size_t* length) {
+    if (!text__tok_has(tok, id, TEXT__K_EXISTS)) {
+        *length = 0;
+        return NULL;
+    }
+    *length = tok->spans[id].size;
+    return tok->names.data + tok->spans[id].at;
+}
+
+static bool text__name_is(const text_tok* tok, int32_t id, const char* name, size_t size) {
+    return text__tok_has(tok, id, TEXT__K_EXISTS) && tok->spans[id].size == size &&
+           memcmp(tok->names.data + tok->spans[id].at, name, size) == 0;
+}
+
+int32_t text_tok_find(const text_tok* tok, const char* token) {
+    size_t size = strlen(token);
+    for (size_t i = 0; i < tok->added_count; i++) {
+        text__span name = tok->added[i].name;
+        if (name.size == size && memcmp(tok->names.data + name.at, token, size) == 0) {
+            return tok->added[i].id;
+        }
+    }
+    for (int32_t id = 0; id < 3; id++) { // the control tokens of a .bin
+        if (text__tok_has(tok, id, TEXT__K_SPECIAL) && text__name_is(tok, id, token, size)) {
+            return id;
+        }
+    }
+    return size == 0 ? -1 : text__model_find(tok, token, size);
+}
+
+//@@ src/text/encode.h
+
+// The steps that write text: a space (or Metaspace's stand-in) in front of the pieces.
+// `open` is false when nothing may be put in front of the first piece; `first` says that it starts
+// the whole text.
+static bool text__rewrite(const text__step* step, const char* text, text__pieces* pieces,
+                          bool first, bool open, text_bytes* out, text_error* error) {
+    text__step spaces;
+    memset(&spaces, 0, sizeof(spaces));
+    char space[] = " ";
+    spaces.a = space;
+    spaces.a_size = 1;
+    spaces.b = step->a;
+    spaces.b_size = step->a_size;
+    const char* put = step->kind == TEXT__P_METASPACE ? step->a : " ";
+    size_t put_size = step->kind == TEXT__P_METASPACE ? step->a_size : 1;
+    out->count = 0;
+    for (size_t i = 0; i < pieces->count; i++) {
+        text__piece* piece = &pieces->data[i];
+        const char* from = text + piece->begin;
+        size_t size = piece->end - piece->begin;
+        bool there =
+            size > 0 && (*from == ' ' || (size >= put_size && memcmp(from, put, put_size) == 0));
+        bool want =
+            step->kind == TEXT__P_PREFIX_SPACE || step->always || (!step->never && first && i == 0);
+        piece->begin = out->count;
+        if (want && !there && (open || i > 0)) {
+            TEXT__TRY(text_bytes_add(out, put, put_size, error));
+        }
+        if (step->kind == TEXT__P_METASPACE) {
+            TEXT__TRY(text__replace(from, size, &spaces, out, error));
+        } else {
+            TEXT__TRY(text_bytes_add(out, from, size, error));
+        }
+        piece->end = out->count;
+    }
+    return true;
+}
+
+// One splitting step over all pieces.
+static bool text__resplit(text_tok* tok, const text__step* step, text__view view,
+                          const text__pieces* in, text__pieces* out, text_error* error) {
+    text__pieces* found = &tok->pieces[2];
+    out->count = 0;
+    for (size_t i = 0; i < in->count; i++) {
+        view.end = in->data[i].end;
+        if (step->behavior == TEXT__B_ISOLATED) {
+            TEXT__TRY(text__step_find(step, &view, in->data[i].begin, out, error));
+            continue;
+        }
+        found->count = 0;
+        TEXT__TRY(text__step_find(step, &view, in->data[i].begin, found, error));
+        TEXT__TRY(text__step_merge(step->behavior, found, out, error));
+    }
+    return true;
+}
+
+// Text without added tokens, normalised: split and encode.
+static bool text__plain_encode(text_tok* tok, const char* text, size_t size, bool first, bool open,
+                               text_ids* out, text_error* error) {
+    text__view view = text__view_of(tok, text, size);
+    text__pieces* now = &tok->pieces[0];
+    text__pieces* then = &tok->pieces[1];
+    now->count = 0;
+    TEXT__TRY(text__pieces_add(now, 0, size, false, error));
+    size_t written = 0;
+    for (size_t i = 0; i < tok->splitter.count; i++) {
+        const text__step* step = &tok->splitter.data[i];
+        if (step->kind == TEXT__P_BYTES) {
+            view.code_of_byte = tok->code_of_byte;
+            continue;
+        }
+        text__step after = *step;
+        bool split = true;
+        if (step->kind == TEXT__P_METASPACE || step->kind == TEXT__P_PREFIX_SPACE) {
+            text_bytes* buffer = &tok->buffers[written++ % 2 == 0 ? 3 : 0];
+            TEXT__TRY(text__rewrite(step, (const char*)view.s, now, first, open, buffer, error));
+            view.s = (const unsigned char*)buffer->data;
+            split = step->kind == TEXT__P_METASPACE && step->invert;
+            after.kind = TEXT__P_STRING;
+            after.behavior = TEXT__B_NEXT;
+            after.invert = false;
+        }
+        if (split) {
+            TEXT__TRY(text__resplit(tok, &after, view, now, then, error));
+            text__pieces* swap = now;
+            now = then;
+            then = swap;
+        }
+    }
+    for (size_t i = 0; i < now->count; i++) {
+        const text__piece* piece = &now->data[i];
+        TEXT__TRY(text__piece_encode(tok, (const char*)view.s + piece->begin,
+                                     piece->end - piece->begin, out, error));
+    }
+    return true;
+}
+
+// Walks over a text and finds added tokens: the leftmost, the longest.
+typedef struct text__scan {
+    const text__trie* trie;
+    const char* text;
+    size_t size;
+    size_t at;
+    size_t done;   // everything before was handed out
+    size_t spaces; // end of the white space seen last
+    const text__added* waiting;
+    size_t waiting_end;
+    bool literal;
+} text__scan;
+
+// The longest token that starts here, and its length.
+static const text__added* text__scan_here(const text_tok* tok, const text__scan* scan,
+                                          size_t* length) {
+    const text__added* found = NULL;
+    uint32_t node = 0;
+    for (size_t i = scan->at; i < scan->size; i++) {
+        const text__pair* edge =
+            text__pairs_find(&scan->trie->edges, node, (unsigned char)scan->text[i]);
+        if (edge == NULL) {
+            break;
+        }
+        node = edge->first;
+        if (edge->second != 0) {
+            found = &tok->added[edge->second - 1];
+            *length = i + 1 - scan->at;
+        }
+    }
+    return found;
+}
+
+// single_word: no word character on either side.
+static bool text__scan_alone(const text_tok* tok, const text__scan* scan, size_t begin,
+                             size_t end) {
+    const unsigned word = TEXT__W | TEXT__BIT(JOINER);
+    text__view view = text__view_of(tok, scan->text, scan->size);
+    size_t length;
+    if (text__class_at(&view, end, &length) & word) {
+        return false;
+    }
+    size_t start = begin;
+    while (start > 0 && begin - start < 4) {
+        start--;
+        if (((unsigned char)scan->text[start] & 0xC0) != 0x80) {
+            break;
+        }
+    }
+    return begin == 0 || !(text__class_at(&view, start, &length) & word);
+}
+
+// The next stretch: plain text (*added is NULL) or a token. False at the end.
+static bool text__scan_next(const text_tok* tok, text__scan* scan, size_t* begin, size_t* end,
+                            const text__added** added) {
+    *added = scan->waiting;
+    if (scan->waiting != NULL) {
+        scan->waiting = NULL;
+        *begin = scan->done;
+        *end = scan->done = scan->waiting_end;
+        return true;
+    }
+    while (scan->at < scan->size) {
+        size_t length = 0;
+        const text__added* found = NULL;
+        if (scan->trie->starts[(unsigned char)scan->text[scan->at]]) {
+            found = text__scan_here(tok, scan, &length);
+        }
+        if (found == NULL) {
+            scan->at++;
+            continue;
+        }
+        size_t start = scan->at;
+        size_t stop = scan->at + length;
+        scan->at = stop;
+        if ((scan->literal && found->special) ||
+            (found->single_word && !text__scan_alone(tok, scan, start, stop))) {
+            continue;
+        }
+        if (found->strip_left) {
+            start = text__space_before(tok, scan->text, scan->done, start);
+        }
+        if (found->strip_right) {
+            if (stop >= scan->spaces) { // white space is looked at once only
+                text__view view = text__view_of(tok, scan->text, scan->size);
+                scan->spaces = text__run(&view, stop, TEXT__WS);
+            }
+            stop = scan->spaces > stop ? scan->spaces : stop;
+        }
+        // White space that was stripped may hold the next token. The library then goes back to the
+        // end of that one, and so do we.
+        *begin = scan->done;
+        if (start > scan->done) {
+            scan->waiting = found;
+            scan->waiting_end = stop;
+            *end = scan->done = start;
+            return true;
+        }
+        *added = found;
+        *end = scan->done = stop;
+        return true;
+    }
+    *begin = scan->done;
+    *end = scan->done = scan->size;
+    return *end > *begin;
+}
+
+static text__scan text__scan_of(const text__trie* trie, const char* text, size_t size,
+                                unsigned flags) {
+    text__scan scan;
+    memset(&scan, 0, sizeof(scan));
+    scan.trie = trie;
+    scan.text = text;
+    scan.size = size;
+    scan.literal = (flags & TEXT_LITERAL) != 0;
+    return scan;
+}
+
+// A stretch between tokens that are found in the text as given. `first`: it starts the text.
+static bool text__stretch_encode(text_tok* tok, const char* text, size_t size, bool first,
+                                 unsigned flags, text_ids* out, text_error* error) {
+    bool open = !(first && (flags & TEXT_CONTINUE));
+    if (tok->normalizer.count > 0) {
+        text_bytes* normal;
+        TEXT__TRY(text__apply_normalizer(tok, text, size, open, &normal, error));
+        text = normal->data;
+        size = normal->count;
+    }
+    if (tok->normalized_trie.nodes == 0) {
+        return size == 0 || text__plain_encode(tok, text, size, first, open, out, error);
+    }
+    text__scan scan = text__scan_of(&tok->normalized_trie, text, size, flags);
+    size_t begin;
+    size_t end;
+    const text__added* added;
+    while (text__scan_next(tok, &scan, &begin, &end, &added)) {
+        if (added != NULL) {
+            TEXT__TRY(text_ids_add(out, added->id, error));
+        } else {
+            bool start = begin == 0;
+            TEXT__TRY(text__plain_encode(tok, text + begin, end - begin, first && start,
+                                         open || !start, out, error));
+        }
+    }
+    return true;
+}
+
+static bool text__ids_append(text_ids* ids, const text_ids* more, text_error* error) {
+    TEXT__TRY(text__ids_room(ids, more->count, error));
+    if (more->count > 0) {
+        memcpy(ids->data + ids->count, more->data, more->count * sizeof(int32_t));
+        ids->count += more->count;
+    }
+    return true;
+}
+
+bool text_encode(text_tok* tok, const char* text, size_t length, unsigned flags, text_ids* out,
+                 text_error* error) {
+    TEXT__TRY(!(flags & TEXT_SPECIAL) || text__ids_append(out, &tok->prefix, error));
+    text__scan scan = text__scan_of(&tok->raw_trie, text, length, flags);
+    size_t begin;
+    size_t end;
+    const text__added* added;
+    while (text__scan_next(tok, &scan, &begin, &end, &added)) {
+        if (added != NULL) {
+            TEXT__TRY(text_ids_add(out, added->id, error));
+        } else {
+            TEXT__TRY(text__stretch_encode(tok, text + begin, end - begin, begin == 0, flags, out,
+                                           error));
+        }
+    }
+    return !(flags & TEXT_SPECIAL) || text__ids_append(out, &tok->suffix, error);
+}
+
+//@@ src/text/decode.h
+
+// Replaces in the end of `out`, from `begin`.
+static bool text__replace_tail(const text__step* step, text_bytes* out, size_t begin,
+                               text_error* error) {
+    size_t size = out->count - begin;
+    if (size < step->a_size || memchr(out->data + begin, step->a[0], size) == NULL) {
+        return true;
+    }
+    text_bytes work;
+    memset(&work, 0, sizeof(work));
+    bool good = text__replace(out->data + begin, size, step, &work, error);
+    out->count = begin;
+    good = good && text_bytes_add(out, work.data, work.count, error);
+    text_bytes_free(&work);
+    return good;
+}
+
+// Takes up to `start` copies of a away at `begin`, and up to `stop` at the end.
+static void text__strip_tail(const text__step* step, text_bytes* out, size_t begin) {
+    size_t unit = step->a_size;
+    size_t from = begin;
+    for (size_t i = 0; i < step->start && out->count - from >= unit &&
+                       memcmp(out->data + from, step->a, unit) == 0;
+         i++) {
+        from += unit;
+    }
+    for (size_t i = 0; i < step->stop && out->count - from >= unit &&
+                       memcmp(out->data + out->count - unit, step->a, unit) == 0;
+         i++) {
+        out->count -= unit;
+    }
+    if (from > begin) {
+        memmove(out->data + begin, out->data + from, out->count - from);
+        out->count -= from - begin;
+    }
+}
+
+static bool text__bytes_tail(const text_tok* tok, text_bytes* out, size_t begin,
+                             text_error* error) {
+    text_bytes work;
+    memset(&work, 0, sizeof(work));
+    bool known;
+    bool good = text__unstand(tok, out->data + begin, out->count - begin, &work, &known, error);
+    if (good && known) {
+        out->count = begin;
+        good = text_bytes_add(out, work.data, work.count, error);
+    }
+    text_bytes_free(&work);
+    return good;
+}
+
+static bool text__metaspace_tail(const text__step* step, text_bytes* out, size_t begin, bool first,
+                                 text_error* error) {
+    text__step replace = *step;
+    char space[] = " ";
+    replace.b = space;
+    replace.b_size = first && !step->never ? 0 : 1; // all of them, as the library does
+    return text__replace_tail(&replace, out, begin, error);
+}
+
+// The steps that look at one token, until everything is put together. Returns in *whole the first
+// step that looks at the whole text.
+static bool text__token_decode(const text_tok* tok, int32_t id, bool first, text_bytes* out,
+                               size_t* whole, text_error* error) {
+    size_t begin = out->count;
+    bool fused = false;
+    size_t i;
+    if (tok->decoder.count > 0 && tok->decoder.data[0].kind == TEXT__D_JOIN && !first) {
+        TEXT__TRY(text_bytes_add(out, " ", 1, error));
+    }
+    TEXT__TRY(text_bytes_add(out, tok->names.data + tok->spans[id].at, tok->spans[id].size, error));
+    for (i = 0; i < tok->decoder.count && !fused; i++) {
+        const text__step* step = &tok->decoder.data[i];
+        if (step->kind == TEXT__D_REPLACE) {
+            TEXT__TRY(text__replace_tail(step, out, begin, error));
+        } else if (step->kind == TEXT__D_BYTE_FALLBACK) {
+            int byte = text__byte_token(out->data + begin, out->count - begin);
+            if (byte >= 0) {
+                out->data[begin] = (char)(unsigned char)byte;
+                out->count = begin + 1;
+            }
+        } else if (step->kind == TEXT__D_BYTES) {
+            TEXT__TRY(text__bytes_tail(tok, out, begin, error));
+        } else if (step->kind == TEXT__D_STRIP) {
+            text__strip_tail(step, out, begin);
+        } else if (step->kind == TEXT__D_METASPACE) {
+            TEXT__TRY(text__metaspace_tail(step, out, begin, first, error));
+        }
+        fused = step->kind == TEXT__D_FUSE || step->kind == TEXT__D_BYTES;
+    }
+    *whole = i;
+    return true;
+}
+
+static bool text__decoder_has(const text_tok* tok, int kind) {
+    for (size_t i = 0; i < tok->decoder.count; i++) {
+        if (tok->decoder.data[i].kind == kind) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Repairs out[begin..): one U+FFFD for each start of a character, or for every byte of a run of
+// byte tokens that is not UTF-8.
+static bool text__repair_tail(text_bytes* out, size_t begin, bool each_byte, text_error* error) {
+    text_bytes work;
+    memset(&work, 0, sizeof(work));
+    size_t used;
+    size_t size = out->count - begin;
+    if (size == 0) {
+        return true; // and out->data may be NULL
+    }
+    bool good = text__utf8_repair(out->data + begin, size, false, &used, &work, error);
+    bool same = good && work.count == size && memcmp(work.data, out->data + begin, size) == 0;
+    if (good && !same) {
+        out->count = begin;
+        if (each_byte) {
+            for (size_t i = 0; good && i < size; i++) {
+                good = text_bytes_add(out, "\xEF\xBF\xBD", 3, error);
+            }
+        } else {
+            good = text_bytes_add(out, work.data, work.count, error);
+        }
+    }
+    text_bytes_free(&work);
+    return good;
+}
+
+bool text_decode(const text_tok* tok, const int32_t* ids, size_t count, unsigned flags,
+                 text_bytes* out, text_error* error) {
+    size_t begin = out->count;
+    size_t run = SIZE_MAX; // start of a run of byte tokens
+    size_t whole = tok->decoder.count;
+    bool first = true;
+    bool replace = (flags & TEXT_REPLACE) != 0;
+    bool runs = replace && text__decoder_has(tok, TEXT__D_BYTE_FALLBACK);
+    for (size_t i = 0; i < count; i++) {
+        if (!text__tok_has(tok, ids[i], TEXT__K_EXISTS) ||
+            ((flags & TEXT_SKIP) && text_tok_is_special(tok, ids[i]))) {
+            continue;
+        }
+        bool byte = (tok->kinds[ids[i]] & TEXT__K_BYTE) != 0;
+        if (runs && !byte && run != SIZE_MAX) {
+            TEXT__TRY(text__repair_tail(out, run, true, error));
+            run = SIZE_MAX;
+        }
+        if (byte && run == SIZE_MAX) {
+            run = out->count;
+        }
+        TEXT__TRY(text__token_decode(tok, ids[i], first, out, &whole, error));
+        first = false;
+    }
+    if (runs && run != SIZE_MAX) {
+        TEXT__TRY(text__repair_tail(out, run, true, error));
+    }
+    for (; !first && whole < tok->decoder.count; whole++) {
+        if (tok->decoder.data[whole].kind == TEXT__D_STRIP) {
+            text__strip_tail(&tok->decoder.data[whole], out, begin);
+        }
+    }
+    return !replace || text__repair_tail(out, begin, false, error);
+}
+
+// Takes away what the whole-text Strip steps take at the start, as it comes.
+static void text__stream_strip(const text_tok* tok, text_stream* stream, size_t whole,
+                               text_bytes* work) {
+    for (size_t i = whole; i < tok->decoder.count; i++) {
+        const text__step* step = &tok->decoder.data[i];
+        size_t unit = step->a_size;
+        if (step->kind != TEXT__D_STRIP) {
+            continue;
+        }
+        size_t cut = 0;
+        while (stream->stripped < step->start && work->count - cut >= unit &&
+               memcmp(work->data + cut, step->a, unit) == 0) {
+            cut += unit;
+            stream->stripped++;
+        }
+        if (work->count > cut) {
+            stream->stripped = SIZE_MAX;
+        }
+        memmove(work->data, work->data + cut, work->count - cut);
+        work->count -= cut;
+        return; // one such step: more are not in use
+    }
+}
+
+bool text_stream_push(const text_tok* tok, text_stream* stream, int32_t id, unsigned flags,
+                      text_bytes* out, text_error* error) {
+    if (!text__tok_has(tok, id, TEXT__K_EXISTS) ||
+        ((flags & TEXT_SKIP) && text_tok_is_special(tok, id))) {
+        return true;
+    }
+    text_bytes work;
+    text_bytes joined;
+    memset(&work, 0, sizeof(work));
+    memset(&joined, 0, sizeof(joined));
+    size_t whole;
+    size_t used = 0;
+    bool good = text__token_decode(tok, id, stream->emitted == 0, &work, &whole, error);
+    if (good) {
+        stream->emitted++;
+        if (work.count > 0) {
+            text__stream_strip(tok, stream, whole, &work);
+        }
+        good = text_bytes_add(&joined, stream->held, stream->held_count, error) &&
+               text_bytes_add(&joined, work.data, work.count, error) &&
+               text__utf8_repair(joined.data, joined.count, true, &used, out, error);
+    }
+    if (good) {
+        stream->held_count = joined.count - used; // at most three
+        if (stream->held_count > 0) {
+            memcpy(stream->held, joined.data + used, stream->held_count);
+        }
+    }
+    text_bytes_free(&work);
+    text_bytes_free(&joined);
+    return good;
+}
+
+bool text_stream_end(text_stream* stream, text_bytes* out, text_error* error) {
+    size_t used;
+    bool good = text__utf8_repair(stream->held, stream->held_count, false, &used, out, error);
+    memset(stream, 0, sizeof(*stream));
+    return good;
+}
+
+//@@ src/text/chat.h
+
+// How each role is written. "\1" stands for the EOS token. The assistant's text is trained from
+// `lead` to `end`. Without system_open a system message goes in front of the next user message.
+typedef struct text__format {
+    const char* name;
+    const char* marker; // in the model's template: it is this format
+    const char* system_open;
+    const char* system_close;
+    const char* user_open;
+    const char* user_close;
+    const char* assistant_open;
+    const char* lead;
+    const char* end;
+    const char* tail;
+    bool trim; // white space around the contents goes away
+} text__format;
+
+// The first marker that is found decides.
+static const text__format text__formats[] = {
+    {"chatml", "<|im_start|>", "<|im_start|>system\n", "<|im_end|>\n", "<|im_start|>user\n",
+     "<|im_end|>\n", "<|im_start|>assistant\n", "", "<|im_end|>", "\n", false},
+    {"llama3", "<|start_header_id|>", "<|start_header_id|>system<|end_header_id|>\n\n",
+     "<|eot_id|>", "<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>",
+     "<|start_header_id|>assistant<|end_header_id|>\n\n", "", "<|eot_id|>", "", true},
+    {"mistral", "[INST]", NULL, NULL, "[INST] ", " [/INST]", "", " ", "\1", "", false},
+    {"gemma", "<start_of_turn>", NULL, NULL, "<start_of_turn>user\n", "<end_of_turn>\n",
+     "<start_of_turn>model\n", "", "<end_of_turn>", "\n", true},
+    {"phi3", "<|end|>", "<|system|>\n", "<|end|>\n", "<|user|>\n", "<|end|>\n", "<|assistant|>\n",
+     "", "<|end|>", "\n", false},
+    {"zephyr", "<|user|>", "<|system|>\n", "\1\n", "<|user|>\n", "\1\n", "<|assistant|>\n", "",
+     "\1", "\n", false},
+    {"alpaca", "### Instruction:", "", "\n\n", "### Instruction:\n", "\n\n", "### Response:\n", "",
+     "\1", "\n\n", false},
+    {"plain", NULL, "", "\n", "", "\n", "", "", "\1", "\n", false}};
+
+enum { TEXT__ALPACA = 6, TEXT__MAX_STOPS = 16 };
+
+static const char text__alpaca_system[] =
+    "Below is an instruction that describes a task. Write a response that appropriately completes "
+    "the request.";
+static const char text__alpaca_system_input[] =
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.";
+static const char text__think[] = "<think>\n\n</think>\n\n";
+
+struct text_chat {
+    text__format format; // a row of the table, changed where the model's template differs
+    const char* source;
+    char* owned[2]; // user_open and user_close from a template
+    char* default_system;
+    char* date;
+    bool dated; // the system message starts with two dates
+    bool think; // an empty thought stands before the last answers
+    int32_t bos;
+    int32_t eos;
+    int32_t stops[TEXT__MAX_STOPS];
+    size_t stop_count;
+};
+
+void text_chat_close(text_chat* chat) {
+    if (chat != NULL) {
+        TEXT_FREE(chat->owned[0]);
+        TEXT_FREE(chat->owned[1]);
+        TEXT_FREE(chat->default_system);
+        TEXT_FREE(chat->date);
+        TEXT_FREE(chat);
+    }
+}
+
+const char* text_chat_name(const text_chat* chat) {
+    return chat->format.name;
+}
+
+const char* text_chat_source(const text_chat* chat) {
+    return chat->source;
+}
+
+const char* text_chat_names(size_t index) {
+    return index < TEXT__COUNT(text__formats) ? text__formats[index].name : NULL;
+}
+
+int32_t text_chat_eos(const text_chat* chat) {
+    return chat->eos;
+}
+
+bool text_chat_stops(const text_chat* chat, int32_t id) {
+    for (size_t i = 0; i < chat->stop_count; i++) {
+        if (chat->stops[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool text_chat_set_date(text_chat* chat, const char* date, text_error* error) {
+    size_t size;
+    return text__copy(date, strlen(date), &chat->date, &size, error);
+}
+
+static void text__chat_add_stop(text_chat* chat, const text_tok* tok, int64_t id) {
+    if (id >= 0 && id < (int64_t)tok->count && chat->stop_count < TEXT__MAX_STOPS &&
+        !text_chat_stops(chat, (int32_t)id)) {
+        chat->stops[chat->stop_count++] = (int32_t)id;
+    }
+}
+
+// ---- the model's template, only looked at, never run
+
+static const char* text__find(const char* text, size_t size, const char* what) {
+    size_t length = strlen(what);
+    while (size >= length) {
+        const char* hit = (const char*)memchr(text, what[0], size - length + 1);
+        if (hit == NULL) {
+            return NULL;
+        }
+        if (memcmp(hit, what, length) == 0) {
+            return hit;
+        }
+        size -= (size_t)(hit + 1 - text);
+        text = hit + 1;
+    }
+    return NULL;
+}
+
+static bool text__unescape(const char* text, size_t size, text_bytes* out, text_error* error) {
+    for (size_t i = 0; i < size; i++) {
+        char c = text[i];
+        if (c == '\\' && i + 1 < size) {
+            i++;
+            c = text[i] == 'n' ? '\n' : text[i] == 't' ? '\t' : text[i];
+        }
+        TEXT__TRY(text_bytes_add(out, &c, 1, error));
+    }
+    return true;
+}
+
+static bool text__copy_unescaped(const char* text, size_t size, char** out, text_error* error) {
+    text_bytes work;
+    memset(&work, 0, sizeof(work));
+    size_t length;
+    bool good = text__unescape(text, size, &work, error) &&
+                text__copy(work.data, work.count, out, &length, error);
+    text_bytes_free(&work);
+    return good;
+}
+
+// ChatML: a system message that is written out in the template is what the model gets by default.
+static bool text__chat_find_system(text_chat* chat, const char* text, size_t size,
+                                   text_error* error) {
+    static const char open[] = "<|im_start|>system";
+    const char* end = text + size;
+    const char* at = text;
+    while ((at = text__find(at, (size_t)(end - at), open)) != NULL) {
+        at += sizeof(open) - 1;
+        size_t newline = end - at >= 2 && memcmp(at, "\\n", 2) == 0 ? 2
+                         : end - at >= 1 && *at == '\n'             ? 1
+                                                                    : 0;
+        const char* close = text__find(at, (size_t)(end - at), "<|im_end|>");
+        if (newline == 0 || close == NULL) {
+            continue;
+        }
+        const char* start = at + newline;
+        bool literal = close > start;
+        for (const char* p = start; p < close; p++) {
+            literal = literal && *p != '{' && *p != '}' && *p != '"' && *p != '\'';
+        }
+        if (literal) {
+            return text__copy_unescaped(start, (size_t)(close - start), &chat->default_system,
+                                        error);
+        }
+    }
+    return true;
+}
+
+// The quoted string of the template that holds `what`.
+static bool text__find_literal(const char* text, size_t size, const char* what, char** out,
+                               text_error* error) {
+    const char* hit = text__find(text, size, what);
+    const char* start = hit;
+    while (start > text && start[-1] != '\'' && start[-1] != '"' && start[-1] != '\n') {
+        start--;
+    }
+    if (start == text || start[-1] == '\n') {
+        return true;
+    }
+    const char* stop = hit;
+    while (stop < text + size && *stop != start[-1] && *stop != '\n') {
+        stop++;
+    }
+    bool good = stop < text + size && *stop == start[-1];
+    return !good || text__copy_unescaped(start, (size_t)(stop - start), out, error);
+}
+
+// Mistral's versions differ in the spaces around [INST].
+static bool text__chat_find_spaces(text_chat* chat, const char* text, size_t size,
+                                   text_error* error) {
+    static const char* const leads[] = {"' ' + message", "\" \" + message", "' ' + content",
+                                        "\" \" + content"};
+    if (text__find(text, size, "[/INST]") != NULL) {
+        TEXT__TRY(text__find_literal(text, size, "[INST]", &chat->owned[0], error));
+        TEXT__TRY(text__find_literal(text, size, "[/INST]", &chat->owned[1], error));
+    }
+    chat->format.lead = "";
+    for (size_t i = 0; i < TEXT__COUNT(leads); i++) {
+        if (text__find(text, size, leads[i]) != NULL) {
+            chat->format.lead = " ";
+        }
+    }
+    if (chat->owned[0] != NULL && chat->owned[1] != NULL) {
+        chat->format.user_open = chat->owned[0];
+        chat->format.user_close = chat->owned[1];
+    }
+    return true;
+}
+
+static bool text__chat_recognise(text_chat* chat, const char* text, size_t size,
+                                 text_error* error) {
+    for (size_t i = 0; i < TEXT__COUNT(text__formats); i++) {
+        const char* marker = text__formats[i].marker;
+        if (marker == NULL || text__find(text, size, marker) == NULL) {
+            continue;
+        }
+        chat->format = text__formats[i];
+        if (strcmp(chat->format.name, "chatml") == 0) {
+            chat->think = text__find(text, size, "reasoning_content") != NULL &&
+                          text__find(text, size, "enable_thinking") != NULL;
+            return text__chat_find_system(chat, text, size, error);
+        }
+        if (strcmp(chat->format.name, "llama3") == 0) {
+            chat->dated = text__find(text, size, "Cutting Knowledge Date: December 2023") != NULL;
+            return true;
+        }
+        return strcmp(chat->format.name, "mistral") != 0 ||
+               text__chat_find_spaces(chat, text, size, error);
+    }
+    return text__fail(error,
+                      "the model's chat_template is not a format known here; choose one with "
+                      "--template (chatml, llama3, mistral, alpaca, plain, ...)");
+}
+
+// ---- the model's folder
+
+// A token given as "x" or {"content": "x"}: its id, or -1.
+static int32_t text__config_token(const text_tok* tok, const text__json* json, const char* name) {
+    const text__node* node = text__json_get(json, json->nodes, name);
+    if (node != NULL && node->type == TEXT__J_OBJECT) {
+        node = text__json_get(json, node, "content");
+    }
+    const char* token = text__json_cstring(json, node);
+    return token != NULL ? text_tok_find(tok, token) : -1;
+}
+
+// chat_template: a string, or [{"name", "template"}]: the one named default, or the first.
+static const text__node* text__config_template(const text__json* json) {
+    const text__node* node = text__json_get(json, json->nodes, "chat_template");
+    const text__node* found = node;
+    if (node != NULL && node->type == TEXT__J_ARRAY) {
+        const text__node* item = node + 1;
+        found = NULL;
+        for (uint32_t i = 0; i < node->size; i++) {
+            if (found == NULL ||
+                text__json_is(json, text__json_get(json, item, "name"), "default")) {
+                found = text__json_get(json, item, "template");
+            }
+            item = text__json_next(json, item);
+        }
+    }
+    return found != NULL && found->type == TEXT__J_STRING ? found : NULL;
+}
+
+// eos_token_id of generation_config.json and config.json: a number or a list.
+static void text__config_stops(text_chat* chat, const text_tok* tok, const text__json* json) {
+    const text__node* node = text__json_get(json, json->nodes, "eos_token_id");
+    uint32_t count = 1;
+    if (node != NULL && node->type == TEXT__J_ARRAY) {
+        count = node->size;
+        node++;
+    }
+    for (uint32_t i = 0; node != NULL && i < count; i++) {
+        if (node->type == TEXT__J_INTEGER) {
+            text__chat_add_stop(chat, tok, node->integer);
+        }
+        node = text__json_next(json, node);
+    }
+}
+
+typedef struct text__folder {
+    text_chat* chat;
+    const text_tok* tok;
+    const char* path;
+    bool recognise; // take the format from the template
+} text__folder;
+
+static bool text__folder_config(const text__folder* folder, const char* name, const char* source,
+                                size_t size, text_error* error) {
+    text_chat* chat = folder->chat;
+    text__json json;
+    bool good = text__json_open(&json, name, source, size, error);
+    if (good) {
+        text__config_stops(chat, folder->tok, &json);
+        int32_t eos = text__config_token(folder->tok, &json, "eos_token");
+        chat->eos = eos >= 0 ? eos : chat->eos;
+        const text__node* node = text__config_template(&json);
+        if (node != NULL && chat->source == NULL && folder->recognise) {
+            const char* text = text__json_text(&json, node);
+            chat->source = "the chat_template in tokenizer_config.json";
+            good = text__chat_recognise(chat, text, node->size, error);
+            if (chat->bos < 0 && text__find(text, node->size, "bos_token") != NULL) {
+                chat->bos = text__config_token(folder->tok, &json, "bos_token");
+            }
+        }
+    }
+    text__json_free(&json);
+    return good;
+}
+
+static bool text__folder_load(const text__folder* folder, text_error* error) {
+    static const char* const names[] = {"chat_template.jinja", "tokenizer_config.json",
+                                        "generation_config.json", "config.json"};
+    bool good = true;
+    for (size_t i = 0; good && i < TEXT__COUNT(names); i++) {
+        text_bytes file;
+        memset(&file, 0, sizeof(file));
+        bool found;
+        good = text__folder_read(folder->path, names[i], &file, &found, error);
+        if (good && found && i > 0) {
+            good = text__folder_config(folder, names[i], file.data, file.count, error);
+        } else if (good && found && folder->recognise) {
+            folder->chat->source = "chat_template.jinja";
+            good = text__chat_recognise(folder->chat, file.data, file.count, error);
+        }
+        text_bytes_free(&file);
+    }
+    return good;
+}
+
+// Nobody said: the tokens that the tokenizer has decide.
+static void text__chat_guess(text_chat* chat, const text_tok* tok) {
+    chat->format = text__formats[TEXT__ALPACA];
+    chat->source = "the default";
+    for (size_t i = 0; i < 2; i++) {
+        if (text_tok_find(tok, text__formats[i].end) >= 0 &&
+            text_tok_find(tok, text__formats[i].marker) >= 0) {
+            chat->format = text__formats[i];
+            chat->source = "the tokens of the tokenizer";
+        }
+    }
+}
+
+static void text__chat_finish(text_chat* chat, const text_tok* tok) {
+    static const char* const names[] = {"</s>",       "<|end_of_text|>", "<|endoftext|>",
+                                        "<|im_end|>", "<eos>",           "<|eot_id|>"};
+    if (chat->eos < 0 && chat->stop_count > 0) {
+        chat->eos = chat->stops[0];
+    }
+    for (size_t i = 0; chat->eos < 0 && i < TEXT__COUNT(names); i++) {
+        chat->eos = text_tok_find(tok, names[i]);
+    }
+    text__chat_add_stop(chat, tok, chat->eos);
+    if (chat->format.end[0] != 1) {
+        text__chat_add_stop(chat, tok, text_tok_find(tok, chat->format.end));
+    }
+}
+
+static bool text__chat_named(text_chat* chat, const char* name, text_error* error) {
+    for (size_t i = 0; i < TEXT__COUNT(text__formats); i++) {
+        if (strcmp(name, text__formats[i].name) == 0) {
+            chat->format = text__formats[i];
+            chat->source = "asked for";
+            return true;
+        }
+    }
+    return text__fail(error,
+                      "unknown chat format \"%.60s\"; there are chatml, llama3, mistral, "
+                      "gemma, phi3, zephyr, alpaca, plain",
+                      name);
+}
+
+bool text_chat_open(const text_tok* tok, const char* folder, const char* name, text_chat** out,
+                    text_error* error) {
+    *out = NULL;
+    text_chat* chat = (text_chat*)text__zalloc(1, sizeof(text_chat), error);
+    TEXT__TRY(chat != NULL);
+    chat->eos = -1;
+    chat->bos = text_tok_bos(tok);
+    text__folder from;
+    from.chat = chat;
+    from.tok = tok;
+    from.path = folder;
+    from.recognise = name == NULL;
+    bool good = (name == NULL || text__chat_named(chat, name, error)) &&
+                (folder == NULL || text__folder_load(&from, error)) &&
+                text_chat_set_date(chat, "26 Jul 2024", error);
+    if (!good) {
+        text_chat_close(chat);
+        return false;
+    }
+    if (chat->source == NULL) {
+        text__chat_guess(chat, tok);
+    }
+    text__chat_finish(chat, tok);
+    *out = chat;
+    return true;
+}
+
+// ---- from messages to ids
+
+// Text of the same kind (trained or not) is gathered and encoded in one go.
+typedef struct text__render {
+    const text_chat* chat;
+    text_tok* tok;
+    text_ids* ids;
+    text_ids* labels;
+    size_t start; // where this sample starts in ids
+    text_bytes text;
+    bool trained;
+} text__render;
+
+static bool text__render_label(text__render* r, size_t from, bool trained, text_error* error) {
+    for (size_t i = from; r->labels != NULL && i < r->ids->count; i++) {
+        TEXT__TRY(text_ids_add(r->labels, trained ? r->ids->data[i] : -100, error));
+    }
+    return true;
+}
+
+static bool text__render_flush(text__render* r, text_error* error) {
+    size_t from = r->ids->count;
+    if (r->text.count == 0) {
+        return true;
+    }
+    // Text after plain text goes on in the same line: no space is put in front of it.
+    bool fresh = from == r->start || text_tok_is_added(r->tok, r->ids->data[from - 1]) ||
+                 text_tok_is_special(r->tok, r->ids->data[from - 1]);
+    TEXT__TRY(text_encode(r->tok, r->text.data, r->text.count, fresh ? 0u : (unsigned)TEXT_CONTINUE,
+                          r->ids, error));
+    r->text.count = 0;
+    return text__render_label(r, from, r->trained, error);
+}
+
+static bool text__render_text(text__render* r, const char* text, size_t size, bool trained,
+                              text_error* error) {
+    if (size == 0) {
+        return true;
+    }
+    if (r->trained != trained) {
+        TEXT__TRY(text__render_flush(r, error));
+        r->trained = trained;
+    }
+    return text_bytes_add(&r->text, text, size, error);
+}
+
+static bool text__render_id(text__render* r, int32_t id, bool trained, text_error* error) {
+    TEXT__TRY(text__render_flush(r, error));
+    if (id < 0) {
+        return true;
+    }
+    TEXT__TRY(text_ids_add(r->ids, id, error));
+    return text__render_label(r, r->ids->count - 1, trained, error);
+}
+
+// A string of the format; "\1" is the EOS token.
+static bool text__render_put(text__render* r, const char* text, bool trained, text_error* error) {
+    while (*text != 0) {
+        size_t length = strcspn(text, "\1");
+        TEXT__TRY(text__render_text(r, text, length, trained, error));
+        text += length;
+        if (*text != 0) {
+            TEXT__TRY(text__render_id(r, r->chat->eos, trained, error));
+            text++;
+        }
+    }
+    return true;
+}
+
+static bool text__render_content(text__render* r, const text_message* message, bool trained,
+                                 text_error* error) {
+    size_t begin = 0;
+    size_t end = message->length;
+    if (r->chat->format.trim && end > 0) {
+        text__view view = text__view_of(r->tok, message->content, end);
+        begin = text__run(&view, 0, TEXT__WS);
+        end = text__space_before(r->tok, message->content, begin, end);
+    }
+    return end <= begin ||
+           text__render_text(r, message->content + begin, end - begin, trained, error);
+}
+
+static bool text__role_is(const text_message* message, const char* role) {
+    return strcmp(message->role, role) == 0;
+}
+
+static bool text__render_system(text__render* r, const text_message* message, text_error* error) {
+    const text__format* format = &r->chat->format;
+    if (format->system_open == NULL) {
+        return true; // with the next user message
+    }
+    TEXT__TRY(text__render_put(r, format->system_open, false, error));
+    if (message != NULL) {
+        TEXT__TRY(text__render_content(r, message, false, error));
+    }
+    return text__render_put(r, format->system_close, false, error);
+}
+
+// What stands before the first message: BOS, and the system message that the model gets by default.
+static bool text__render_start(text__render* r, const text_message* first, text_error* error) {
+    const text_chat* chat = r->chat;
+    TEXT__TRY(text__render_id(r, chat->bos, false, error));
+    bool given = first != NULL && text__role_is(first, "system");
+    if (chat->dated) {
+        TEXT__TRY(text__render_put(r, chat->format.system_open, false, error));
+        TEXT__TRY(text__render_put(r, "Cutting Knowledge Date: December 2023\nToday Date: ", false,
+                                   error));
+        TEXT__TRY(text__render_put(r, chat->date, false, error));
+        TEXT__TRY(text__render_put(r, "\n\n", false, error));
+        TEXT__TRY(!given || text__render_content(r, first, false, error));
+        return text__render_put(r, chat->format.system_close, false, error);
+    }
+    const char* system = chat->default_system;
+    if (strcmp(chat->format.name, "alpaca") == 0) {
+        system = text__alpaca_system;
+    }
+    if (given || system == NULL) {
+        return !given || text__render_system(r, first, error);
+    }
+    text_message message;
+    memset(&message, 0, sizeof(message));
+    message.content = system;
+    message.length = strlen(system);
+    return text__render_system(r, &message, error);
+}
+
+static bool text__render_user(text__render* r, const text_message* message,
+                              const text_message* system, text_error* error) {
+    const text__format* format = &r->chat->format;
+    TEXT__TRY(text__render_put(r, format->user_open, false, error));
+    if (system != NULL && format->system_open == NULL && system->length > 0) {
+        TEXT__TRY(text__render_content(r, system, false, error));
+        TEXT__TRY(text__render_put(r, "\n\n", false, error));
+    }
+    TEXT__TRY(text__render_content(r, message, false, error));
+    return text__render_put(r, format->user_close, false, error);
+}
+
+static bool text__render_assistant(text__render* r, const text_message* message, bool last,
+                                   text_error* error) {
+    const text__format* format = &r->chat->format;
+    bool trained = message != NULL && !message->masked;
+    TEXT__TRY(text__render_put(r, format->assistant_open, false, error));
+    bool thought = message != NULL && message->length > 0 &&
+                   text__find(message->content, message->length, "</think>") != NULL;
+    if (r->chat->think && last && !thought) {
+        TEXT__TRY(text__render_put(r, text__think, false, error));
+    }
+    if (message == NULL) {
+        return true;
+    }
+    TEXT__TRY(text__render_put(r, format->lead, trained, error));
+    TEXT__TRY(text__render_content(r, message, trained, error));
+    TEXT__TRY(text__render_put(r, format->end, trained, error));
+    if (format->end[0] != 1 && text_tok_find(r->tok, format->end) < 0) {
+        TEXT__TRY(text__render_id(r, r->chat->eos, trained, error));
+    }
+    return true;
+}
+
+static bool text__render_all(text__render* r, const text_message* messages, size_t count,
+                             bool prompt, text_error* error) {
+    size_t last_user = 0;
+    const text_message* system = NULL;
+    for (size_t i = 0; i < count; i++) {
+        last_user = text__role_is(&messages[i], "user") ? i : last_user;
+    }
+    TEXT__TRY(text__render_start(r, count > 0 ? &messages[0] : NULL, error));
+    for (size_t i = 0; i < count; i++) {
+        const text_message* message = &messages[i];
+        if (text__role_is(message, "system")) {
+            system = message;
+            TEXT__TRY(i == 0 || text__render_system(r, message, error));
+        } else if (text__role_is(message, "user")) {
+            TEXT__TRY(text__render_user(r, message, system, error));
+            system = NULL;
+        } else if (text__role_is(message, "assistant")) {
+            TEXT__TRY(text__render_assistant(r, message, i > last_user, error));
+            if (i + 1 < count || prompt) { // nothing untrained at the very end
+                TEXT__TRY(text__render_put(r, r->chat->format.tail, false, error));
+            }
+        } else {
+            return text__fail(error,
+                              "the role \"%.60s\" is not supported; there are system, user, "
+                              "assistant",
+                              message->role);
+        }
+    }
+    TEXT__TRY(!prompt || text__render_assistant(r, NULL, true, error));
+    return text__render_flush(r, error);
+}
+
+bool text_chat_encode(const text_chat* chat, text_tok* tok, const text_message* messages,
+                      size_t count, bool prompt, text_ids* ids, text_ids* labels,
+                      text_error* error) {
+    text__render render;
+    memset(&render, 0, sizeof(render));
+    render.chat = chat;
+    render.tok = tok;
+    render.ids = ids;
+    render.labels = labels;
+    render.start = ids->count;
+    bool good = text__render_all(&render, messages, count, prompt, error);
+    text_bytes_free(&render.text);
+    return good;
+}
+
+//@@ src/text/data.h
+
+typedef struct text__record {
+    size_t begin;
+    size_t count;
+    size_t trained;
+    size_t line;
+} text__record;
+
+struct text_data {
+    text_ids ids;
+    text_ids labels;
+    text__record* records;
+    size_t count;
+    size_t capacity;
+};
+
+typedef struct text__loader {
+    const text_data_desc* desc;
+    text_data* data;
+    text__json* json;
+    text_message* messages;
+    size_t message_count;
+    size_t message_capacity;
+    text_bytes work; // contents that had to be put together, one after another
+} text__loader;
+
+void text_data_close(text_data* data) {
+    if (data != NULL) {
+        text_ids_free(&data->ids);
+        text_ids_free(&data->labels);
+        TEXT_FREE(data->records);
+        TEXT_FREE(data);
+    }
+}
+
+size_t text_data_count(const text_data* data) {
+    return data->count;
+}
+
+text_sample text_data_get(const text_data* data, size_t index) {
+    text_sample sample;
+    memset(&sample, 0, sizeof(sample));
+    if (index < data->count && data->ids.data != NULL) {
+        const text__record* record = &data->records[index];
+        sample.ids = data->ids.data + record->begin;
+        sample.labels = data->labels.data + record->begin;
+        sample.count = record->count;
+        sample.trained = record->trained;
+        sample.line = record->line;
+    }
+    return sample;
+}
+
+// Everything from `begin` becomes one sample.
+static bool text__data_close_record(text_data* data, size_t begin, size_t line, text_error* error) {
+    void* records = data->records;
+    bool good =
+        text__reserve(&records, &data->capacity, data->count, 1, sizeof(text__record), error) &&
+        text__ids_room(&data->ids, 1, error) && text__ids_room(&data->labels, 1, error);
+    data->records = (text__record*)records;
+    TEXT__TRY(good);
+    text__record* record = &data->records[data->count++];
+    record->begin = begin;
+    record->count = data->ids.count - begin;
+    record->line = line;
+    record->trained = 0;
+    for (size_t i = begin + 1; i < data->ids.count; i++) {
+        record->trained += data->labels.data[i] != -100 ? 1 : 0;
+    }
+    return true;
+}
+
+static bool text__label_rest(text_data* data, bool trained, text_error* error) {
+    while (data->labels.count < data->ids.count) {
+        int32_t id = data->ids.data[data->labels.count];
+        TEXT__TRY(text_ids_add(&data->labels, trained ? id : -100, error));
+    }
+    return true;
+}
+
+// BOS in front of ids[begin..), unless the text itself starts with it.
+static bool text__data_bos(const text__loader* loader, size_t begin, text_error* error) {
+    text_ids* ids = &loader->data->ids;
+    int32_t bos = loader->desc->chat->bos;
+    if (bos >= 0 && (ids->count == begin || ids->data[begin] != bos)) {
+        TEXT__TRY(text_ids_add(ids, bos, error));
+        memmove(ids->data + begin + 1, ids->data + begin,
+                (ids->count - begin - 1) * sizeof(int32_t));
+        ids->data[begin] = bos;
+    }
+    return bos < 0 || text_ids_add(&loader->data->labels, -100, error);
+}
+
+static bool text__data_eos(const text__loader* loader, text_error* error) {
+    text_data* data = loader->data;
+    int32_t eos = loader->desc->chat->eos;
+    bool there = data->ids.count > 0 && data->ids.data[data->ids.count - 1] == eos;
+    TEXT__TRY(eos < 0 || there || text_ids_add(&data->ids, eos, error));
+    return text__label_rest(data, true, error);
+}
+
+// {"text"} and {"prompt", "completion"}: the first part (may be empty) is not trained.
+static bool text__data_plain(const text__loader* loader, const char* prompt, size_t prompt_size,
+                             const char* text, size_t size, text_error* error) {
+    text_data* data = loader->data;
+    text_tok* tok = loader->desc->tok;
+    size_t begin = data->ids.count;
+    if (prompt_size + size == 0) {
+        return true; // an empty sample: the caller counts it
+    }
+    if (prompt_size > 0) {
+        TEXT__TRY(text_encode(tok, prompt, prompt_size, 0, &data->ids, error));
+        TEXT__TRY(text__data_bos(loader, begin, error));
+        TEXT__TRY(text__label_rest(data, loader->desc->train_prompt, error));
+        TEXT__TRY(text_encode(tok, text, size, TEXT_CONTINUE, &data->ids, error));
+    } else {
+        TEXT__TRY(text_encode(tok, text, size, 0, &data->ids, error));
+        TEXT__TRY(text__data_bos(loader, begin, error));
+    }
+    TEXT__TRY(text__label_rest(data, true, error));
+    return text__data_eos(loader, error);
+}
+
+// ---- messages
+
+static bool text__message_add(text__loader* loader, const char* role, const char* content,
+                              size_t length, bool masked, text_error* error) {
+    void* data = loader->messages;
+    bool good = text__reserve(&data, &loader->message_capacity, loader->message_count, 1,
+                              sizeof(text_message), error);
+    loader->messages = (text_message*)data;
+    TEXT__TRY(good);
+    text_message* message = &loader->messages[loader->message_count++];
+    message->role = role;
+    message->content = content;
+    message->length = length;
+    message->masked = masked;
+    return true;
+}
+
+// The names that data sets use.
+static const char* text__role_of(const char* name) {
+    static const char* const names[][2] = {{"system", "system"}, {"developer", "system"},
+                                           {"user", "user"},     {"human", "user"},
+                                           {"prompter", "user"}, {"assistant", "assistant"},
+                                           {"gpt", "assistant"}, {"model", "assistant"},
+                                           {"bot", "assistant"}, {"chatgpt", "assistant"}};
+    for (size_t i = 0; i < TEXT__COUNT(names); i++) {
+        if (strcmp(name, names[i][0]) == 0) {
+            return names[i][1];
+        }
+    }
+    return NULL;
+}
+
+// A content in parts: [{"type": "text", "text": ...}, ...], put together in loader->work.
+static bool text__message_parts(text__loader* loader, const text__node* parts, size_t* at,
+                                text_error* error) {
+    const text__json* json = loader->json;
+    const text__node* part = parts + 1;
+    *at = loader->work.count;
+    for (uint32_t i = 0; i < parts->size; i++) {
+        const text__node* text = text__json_get(json, part, "text");
+        if (text == NULL || text->type != TEXT__J_STRING) {
+            return text__fail(error, "a content part that is not text");
+        }
+        TEXT__TRY(text_bytes_add(&loader->work, text__json_text(json, text), text->size, error));
+        part = text__json_next(json, part);
+    }
+    return true;
+}
+
+static bool text__is_filled(const text__node* node) {
+    return !text__json_absent(node) && node->type != TEXT__J_FALSE &&
+           !((node->type == TEXT__J_STRING || node->type == TEXT__J_ARRAY ||
+              node->type == TEXT__J_OBJECT) &&
+             node->size == 0);
+}
+
+static bool text__message_read(text__loader* loader, const text__node* node, bool masked,
+                               text_error* error) {
+    const text__json* json = loader->json;
+    const text__node* role = text__json_get(json, node, "role");
+    const text__node* content = text__json_get(json, node, "content");
+    role = role != NULL ? role : text__json_get(json, node, "from");
+    content = content != NULL ? content : text__json_get(json, node, "value");
+    const char* name = text__json_cstring(json, role);
+    if (name == NULL) {
+        return text__fail(error, "has no \"role\" (or \"from\")");
+    }
+    const char* known = text__role_of(name);
+    if (known == NULL || text__is_filled(text__json_get(json, node, "tool_calls"))) {
+        return text__fail(error, "is of the role \"%.60s\"%s, which is not supported", name,
+                          known == NULL ? "" : " with tool_calls");
+    }
+    const text__node* weight = text__json_get(json, node, "weight");
+    const text__node* train = text__json_get(json, node, "train");
+    masked = masked || (train != NULL && train->type == TEXT__J_FALSE) ||
+             (weight != NULL && weight->type == TEXT__J_INTEGER && weight->integer == 0);
+    if (content != NULL && content->type == TEXT__J_STRING) {
+        return text__message_add(loader, known, text__json_text(json, content), content->size,
+                                 masked, error);
+    }
+    if (content == NULL || content->type != TEXT__J_ARRAY) {
+        return text__fail(error, "has no text in \"content\" (or \"value\")");
+    }
+    size_t at;
+    TEXT__TRY(text__message_parts(loader, content, &at, error));
+    // the address comes when everything is put together: NULL, and the place in `length`
+    return text__message_add(loader, known, NULL, loader->work.count - at, masked, error);
+}
+
+static bool text__messages_read(text__loader* loader, const text__node* array, const char* name,
+                                bool masked, text_error* error) {
+    if (array->type != TEXT__J_ARRAY) {
+        return text__fail(error, "\"%s\" is not a list", name);
+    }
+    const text__node* node = array + 1;
+    for (uint32_t i = 0; i < array->size; i++) {
+        text_error why;
+        why.text[0] = 0;
+        if (!text__message_read(loader, node, masked, &why)) {
+            return text__fail(error, "\"%s\": message %lu %s", name, (unsigned long)i + 1,
+                              why.text);
+        }
+        node = text__json_next(loader->json, node);
+    }
+    return true;
+}
+
+// The messages that were gathered become the sample.
+static bool text__data_chat(text__loader* loader, text_error* error) {
+    const text_data_desc* desc = loader->desc;
+    text_data* data = loader->data;
+    size_t at = 0;
+    size_t last = 0;
+    for (size_t i = 0; i < loader->message_count; i++) {
+        text_message* message = &loader->messages[i];
+        if (message->content == NULL) {
+            message->content = message->length > 0 ? loader->work.data + at : "";
+            at += message->length;
+        }
+        last = strcmp(message->role, "assistant") == 0 ? i : last;
+    }
+    for (size_t i = 0; i < loader->message_count; i++) {
+        text_message* message = &loader->messages[i];
+        message->masked = message->masked || (desc->last_turn_only && i != last);
+    }
+    if (loader->message_count == 0) {
+        return true;
+    }
+    size_t begin = data->ids.count;
+    TEXT__TRY(text_chat_encode(desc->chat, desc->tok, loader->messages, loader->message_count,
+                               false, &data->ids, &data->labels, error));
+    for (size_t i = begin; desc->train_prompt && i < data->ids.count; i++) {
+        bool bos = i == begin && data->ids.data[i] == desc->chat->bos;
+        data->labels.data[i] = bos ? -100 : data->ids.data[i];
+    }
+    return true;
+}
+
+// ---- one record
+
+static const text__node* text__record_string(const text__loader* loader, const text__node* record,
+                                             const char* name) {
+    const text__node* node = text__json_get(loader->json, record, name);
+    return node != NULL && node->type == TEXT__J_STRING ? node : NULL;
+}
+
+static bool text__record_system(text__loader* loader, const text__node* record, text_error* error) {
+    const text__node* system = text__record_string(loader, record, "system");
+    return system == NULL || system->size == 0 ||
+           text__message_add(loader, "system", text__json_text(loader->json, system), system->size,
+                             false, error);
+}
+
+// history: [[user, assistant], ...]
+static bool text__record_history(text__loader* loader, const text__node* record,
+                                 text_error* error) {
+    const text__json* json = loader->json;
+    const text__node* history = text__json_get(json, record, "history");
+    if (!text__is_filled(history)) {
+        return true;
+    }
+    const text__node* turn = history + 1;
+    for (uint32_t i = 0; i < history->size; i++) {
+        const text__node* user = turn + 1;
+        bool good = history->type == TEXT__J_ARRAY && turn->type == TEXT__J_ARRAY &&
+                    turn->size == 2 && user->type == TEXT__J_STRING &&
+                    text__json_next(json, user)->type == TEXT__J_STRING;
+        if (!good) {
+            return text__fail(error, "\"history\" is not a list of [user, assistant]");
+        }
+        const text__node* reply = text__json_next(json, user);
+        TEXT__TRY(text__message_add(loader, "user", text__json_text(json, user), user->size, false,
+                                    error));
+        TEXT__TRY(text__message_add(loader, "assistant", text__json_text(json, reply), reply->size,
+                                    false, error));
+        turn = text__json_next(json, turn);
+    }
+    return true;
+}
+
+// Alpaca and its like. In the alpaca format the input has its own heading, elsewhere it follows the
+// instruction on a new line.
+static bool text__record_pair(text__loader* loader, const text__node* record,
+                              const text__node* question, const text__node* answer,
+                              text_error* error) {
+    const text__json* json = loader->json;
+    const text__node* input = text__record_string(loader, record, "input");
+    bool alpaca = strcmp(loader->desc->chat->format.name, "alpaca") == 0;
+    bool more = input != NULL && input != question && input->size > 0;
+    TEXT__TRY(text__record_system(loader, record, error));
+    if (alpaca && more && loader->message_count == 0) {
+        TEXT__TRY(text__message_add(loader, "system", text__alpaca_system_input,
+                                    sizeof(text__alpaca_system_input) - 1, false, error));
+    }
+    TEXT__TRY(text__record_history(loader, record, error));
+    if (more) {
+        const char* between = alpaca ? "\n\n### Input:\n" : "\n";
+        size_t at = loader->work.count;
+        TEXT__TRY(
+            text_bytes_add(&loader->work, text__json_text(json, question), question->size, error));
+        if (question->size > 0) {
+            TEXT__TRY(text__bytes_add_string(&loader->work, between, error));
+        }
+        TEXT__TRY(text_bytes_add(&loader->work, text__json_text(json, input), input->size, error));
+        TEXT__TRY(text__message_add(loader, "user", NULL, loader->work.count - at, false, error));
+    } else {
+        TEXT__TRY(text__message_add(loader, "user", text__json_text(json, question), question->size,
+                                    false, error));
+    }
+    TEXT__TRY(text__message_add(loader, "assistant", text__json_text(json, answer), answer->size,
+                                false, error));
+    return text__data_chat(loader, error);
+}
+
+static bool text__record_ids(text__loader* loader, const text__node* ids, const text__node* labels,
+                             text_error* error) {
+    text_data* data = loader->data;
+    size_t begin = data->ids.count;
+    text_error why;
+    why.text[0] = 0;
+    if (!text__json_ids(loader->json, ids, &data->ids, &why)) {
+        return text__fail(error, "\"input_ids\": %s", why.text);
+    }
+    for (size_t i = begin; i < data->ids.count; i++) {
+        if (data->ids.data[i] < 0) {
+            return text__fail(error, "\"input_ids\": %d is negative", (int)data->ids.data[i]);
+        }
+    }
+    if (text__json_absent(labels)) {
+        return text__label_rest(data, true, error);
+    }
+    if (!text__json_ids(loader->json, labels, &data->labels, &why)) {
+        return text__fail(error, "\"labels\": %s", why.text);
+    }
+    if (data->labels.count != data->ids.count) {
+        return text__fail(error, "\"labels\" has %lu elements, \"input_ids\" %lu",
+                          (unsigned long)(data->labels.count - begin),
+                          (unsigned long)(data->ids.count - begin));
+    }
+    for (size_t i = begin; i < data->labels.count; i++) {
+        if (data->labels.data[i] < 0 && data->labels.data[i] != -100) {
+            return text__fail(error, "\"labels\": %d is neither an id nor -100",
+                              (int)data->labels.data[i]);
+        }
+    }
+    return true;
+}
+
+// Says which names the record has.
+static bool text__record_unknown(const text__loader* loader, const text__node* record,
+                                 text_error* error) {
+    char names[200];
+    size_t used = 0;
+    const text__json* json = loader->json;
+    const text__node* key = record + 1;
+    names[0] = 0;
+    for (uint32_t i = 0; i < record->size && used + 40 < sizeof(names); i++) {
+        int wrote = snprintf(names + used, sizeof(names) - used, "%s%.30s", i > 0 ? ", " : "",
+                             text__json_text(json, key));
+        used += wrote > 0 ? (size_t)wrote : 0;
+        key = text__json_next(json, text__json_next(json, key));
+    }
+    return text__fail(error,
+                      "a record needs text, prompt and completion, messages, conversations, "
+                      "instruction and output, question and answer, or input_ids; this one "
+                      "has: %s",
+                      names);
+}
+
+// Both as strings: plain text. Both as lists: messages.
+static bool text__record_completion(text__loader* loader, const text__node* prompt,
+                                    const text__node* completion, text_error* error) {
+    const text__json* json = loader->json;
+    if (prompt->type == TEXT__J_STRING && completion->type == TEXT__J_STRING) {
+        return text__data_plain(loader, text__json_text(json, prompt), prompt->size,
+                                text__json_text(json, completion), completion->size, error);
+    }
+    if (prompt->type == TEXT__J_ARRAY && completion->type == TEXT__J_ARRAY) {
+        return text__messages_read(loader, prompt, "prompt", true, error) &&
+               text__messages_read(loader, completion, "completion", false, error) &&
+               text__data_chat(loader, error);
+    }
+    return text__fail(error, "prompt and completion must be two strings or two lists of messages");
+}
+
+static bool text__record_read(text__loader* loader, const text__node* record, text_error* error) {
+    static const char* const pairs[][2] = {{"instruction", "output"},
+                                           {"instruction", "response"},
+                                           {"question", "answer"},
+                                           {"input", "output"}};
+    const text__json* json = loader->json;
+    if (record->type != TEXT__J_OBJECT) {
+        return text__fail(error, "a record must be an object {...}");
+    }
+    if (text__is_filled(text__json_get(json, record, "tools"))) {
+        return text__fail(error, "\"tools\" are not supported");
+    }
+    const text__node* ids = text__json_get(json, record, "input_ids");
+    if (ids != NULL) {
+        return text__record_ids(loader, ids, text__json_get(json, record, "labels"), error);
+    }
+    const text__node* list = text__json_get(json, record, "messages");
+    if (list != NULL) {
+        return text__messages_read(loader, list, "messages", false, error) &&
+               text__data_chat(loader, error);
+    }
+    list = text__json_get(json, record, "conversations");
+    if (list != NULL) {
+        return text__record_system(loader, record, error) &&
+               text__messages_read(loader, list, "conversations", false, error) &&
+               text__data_chat(loader, error);
+    }
+    const text__node* prompt = text__json_get(json, record, "prompt");
+    const text__node* completion = text__json_get(json, record, "completion");
+    completion = completion != NULL ? completion : text__json_get(json, record, "response");
+    if (prompt != NULL && completion != NULL) {
+        return text__record_completion(loader, prompt, completion, error);
+    }
+    for (size_t i = 0; i < TEXT__COUNT(pairs); i++) {
+        const text__node* question = text__record_string(loader, record, pairs[i][0]);
+        const text__node* answer = text__record_string(loader, record, pairs[i][1]);
+        if (question != NULL && answer != NULL) {
+            return text__record_pair(loader, record, question, answer, error);
+        }
+    }
+    const text__node* text = text__record_string(loader, record, "text");
+    if (text != NULL) {
+        return text__data_plain(loader, NULL, 0, text__json_text(json, text), text->size, error);
+    }
+    return text__record_unknown(loader, record, error);
+}
+
+static bool text__record_take(text__loader* loader, const text__node* record, size_t line,
+                              text_error* error) {
+    size_t begin = loader->data->ids.count;
+    text_error why;
+    why.text[0] = 0;
+    loader->message_count = 0;
+    loader->work.count = 0;
+    if (!text__record_read(loader, record, &why)) {
+        return text__fail(error, "%s:%lu: %s", loader->json->name, (unsigned long)line, why.text);
+    }
+    return text__data_close_record(loader->data, begin, line, error);
+}
+
+// ---- files
+
+// [record, record, ...]
+static bool text__data_array(text__loader* loader, text_error* error) {
+    text__json* json = loader->json;
+    TEXT__TRY(text__json_parse(json, error));
+    text__json_space(json);
+    if (json->at < json->size) {
+        return text__json_fail(json, "more text after the value", error);
+    }
+    const text__node* record = json->nodes + 1;
+    size_t line = 1;
+    size_t seen = 0;
+    for (uint32_t i = 0; i < json->nodes[0].size; i++) {
+        size_t at = record->type == TEXT__J_STRING ? seen : record->at;
+        line += text__line_of(json->source + seen, at - seen) - 1;
+        seen = at;
+        TEXT__TRY(text__record_take(loader, record, line, error));
+        record = text__json_next(json, record);
+    }
+    return true;
+}
+
+// One record a line. A record may go over several lines, but two are never in one.
+static bool text__data_lines(text__loader* loader, const char* source, size_t size, size_t at,
+                             text_error* error) {
+    text__json* json = loader->json;
+    size_t line = 1;
+    for (;;) {
+        size_t start = at;
+        while (at < size && source[at] != 0 && strchr(" \t\r\n", source[at]) != NULL) {
+            at++;
+        }
+        line += text__line_of(source + start, at - start) - 1;
+        if (at == size) {
+            return true;
+        }
+        json->source = source + at;
+        json->size = size - at;
+        json->at = 0;
+        json->line_offset = line - 1;
+        if (json->size >= UINT32_MAX / 2) {
+            json->size = UINT32_MAX / 2 - 1; // the limit of one record, not of the file
+        }
+        TEXT__TRY(text__json_parse(json, error));
+        size_t end = json->at;
+        while (end < json->size && strchr(" \t\r", json->source[end]) != NULL &&
+               json->source[end] != 0) {
+            end++;
+        }
+        if (at + end < size && source[at + end] != '\n') {
+            json->at = end;
+            return text__json_fail(json, "more text after the record", error);
+        }
+        TEXT__TRY(text__record_take(loader, json->nodes, line, error));
+        line += text__line_of(source + at, end) - 1;
+        at += end;
+    }
+}
+
+static bool text__data_json(text__loader* loader, const char* name, const char* source, size_t size,
+                            text_error* error) {
+    text__json json;
+    memset(&json, 0, sizeof(json));
+    json.name = name;
+    json.source = source;
+    json.size = size;
+    size_t start = size >= 3 && memcmp(source, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    json.at = start;
+    text__json_space(&json);
+    loader->json = &json;
+    bool array = json.at < size && source[json.at] == '[';
+    bool good = array ? text__data_array(loader, error)
+                      : text__data_lines(loader, source, size, start, error);
+    text__json_free(&json);
+    loader->json = NULL;
+    return good;
+}
+
+// ids[begin..) of one document, without BOS, become samples of at most chunk_tokens. Without a BOS
+// every sample starts with the last token of the one before, so that each token is a target once.
+static bool text__data_chunk(const text__loader* loader, const text_ids* document, size_t line,
+                             text_error* error) {
+    text_data* data = loader->data;
+    int32_t bos = loader->desc->chat->bos;
+    size_t limit = loader->desc->chunk_tokens > 0 ? loader->desc->chunk_tokens : SIZE_MAX;
+    size_t room = bos >= 0 ? limit - 1 : limit;
+    size_t at = 0;
+    for (;;) {
+        size_t begin = data->ids.count;
+        size_t count = document->count - at < room ? document->count - at : room;
+        TEXT__TRY(bos < 0 || text_ids_add(&data->ids, bos, error));
+        TEXT__TRY(text__label_rest(data, false, error));
+        text_ids part;
+        part.data = document->data + at;
+        part.count = count;
+        part.capacity = count;
+        TEXT__TRY(text__ids_append(&data->ids, &part, error));
+        TEXT__TRY(text__label_rest(data, true, error));
+        TEXT__TRY(text__data_close_record(data, begin, line, error));
+        at += count;
+        if (at == document->count) {
+            return true;
+        }
+        at -= bos >= 0 ? 0 : 1;
+    }
+}
+
+static bool text__data_document(const text__loader* loader, const char* text, size_t size,
+                                size_t line, text_error* error) {
+    int32_t bos = loader->desc->chat->bos;
+    int32_t eos = loader->desc->chat->eos;
+    text_ids ids;
+    memset(&ids, 0, sizeof(ids));
+    bool good = text_encode(loader->desc->tok, text, size, 0, &ids, error);
+    if (good && bos >= 0 && ids.count > 0 && ids.data[0] == bos) {
+        ids.count--; // written out in the text: exactly once all the same
+        memmove(ids.data, ids.data + 1, ids.count * sizeof(int32_t));
+    }
+    bool there = ids.count > 0 && ids.data[ids.count - 1] == eos;
+    good = good && (eos < 0 || there || text_ids_add(&ids, eos, error)) &&
+           (ids.count == 0 || text__data_chunk(loader, &ids, line, error));
+    text_ids_free(&ids);
+    return good;
+}
+
+// The line <|endoftext|> at or after `at`: its start, or `size`.
+static size_t text__find_separator(const char* text, size_t size, size_t at) {
+    static const char word[] = "<|endoftext|>";
+    size_t length = sizeof(word) - 1;
+    const char* hit;
+    while ((hit = text__find(text + at, size - at, word)) != NULL) {
+        size_t start = (size_t)(hit - text);
+        size_t end = start + length;
+        while (end < size && (text[end] == ' ' || text[end] == '\r')) {
+            end++;
+        }
+        if ((start == 0 || text[start - 1] == '\n') && (end == size || text[end] == '\n')) {
+            return start;
+        }
+        at = start + 1;
+    }
+    return size;
+}
+
+static bool text__data_text(const text__loader* loader, const char* name, const char* text,
+                            size_t size, text_error* error) {
+    if (size >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {
+        text += 3;
+        size -= 3;
+    }
+    for (size_t at = 0; at < size;) {
+        uint32_t code;
+        size_t length = text__utf8((const unsigned char*)text + at, size - at, &code);
+        if (length == 0) {
+            return text__fail(error, "%s:%lu: not UTF-8", name,
+                              (unsigned long)text__line_of(text, at));
+        }
+        at += length;
+    }
+    bool separated = text__find_separator(text, size, 0) < size;
+    size_t line = 1;
+    size_t at = 0;
+    while (at < size) {
+        size_t stop = text__find_separator(text, size, at);
+        size_t begin = at;
+        size_t end = stop;
+        while (separated && begin < end && (text[begin] == '\n' || text[begin] == '\r')) {
+            begin++;
+        }
+        while (separated && end > begin && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
+            end--;
+        }
+        size_t start = line + text__line_of(text + at, begin - at) - 1;
+        TEXT__TRY(end == begin ||
+                  text__data_document(loader, text + begin, end - begin, start, error));
+        const char* newline = (const char*)memchr(text + stop, '\n', size - stop);
+        size_t next = newline != NULL ? (size_t)(newline - text) + 1 : size;
+        line += text__line_of(text + at, next - at) - 1;
+        at = next;
+    }
+    return true;
+}
+
+static bool text__ends_with(const char* name, const char* ending) {
+    size_t length = strlen(name);
+    size_t size = strlen(ending);
+    return length >= size && strcmp(name + length - size, ending) == 0;
+}
+
+static bool text__data_read(text__loader* loader, const char* name, const char* source, size_t size,
+                            text_error* error) {
+    const text_data_desc* desc = loader->desc;
+    if (desc->tok == NULL || desc->chat == NULL || desc->chunk_tokens == 1) {
+        return text__fail(error, "%s: desc.tok and desc.chat are needed, chunk_tokens may not be 1",
+                          name);
+    }
+    if (text__ends_with(name, ".txt")) {
+        TEXT__TRY(text__data_text(loader, name, source, size, error));
+    } else if (text__ends_with(name, ".jsonl") || text__ends_with(name, ".json") ||
+               text__ends_with(name, ".ndjson")) {
+        TEXT__TRY(text__data_json(loader, name, source, size, error));
+    } else {
+        return text__fail(error, "%s: what is it? Data files end in .jsonl, .json or .txt", name);
+    }
+    return loader->data->count > 0 || text__fail(error, "%s: there are no records in it", name);
+}
+
+bool text_data_load(const text_data_desc* desc, const char* name, const void* source, size_t size,
+                    text_data** out, text_error* error) {
+    text__loader loader;
+    memset(&loader, 0, sizeof(loader));
+    *out = NULL;
+    loader.desc = desc;
+    loader.data = (text_data*)text__zalloc(1, sizeof(text_data), error);
+    TEXT__TRY(loader.data != NULL);
+    bool good = text__data_read(&loader, name, (const char*)source, size, error);
+    TEXT_FREE(loader.messages);
+    text_bytes_free(&loader.work);
+    if (!good) {
+        text_data_close(loader.data);
+        return false;
+    }
+    *out = loader.data;
+    return true;
+}
+
+bool text_data_open(const text_data_desc* desc, text_data** out, text_error* error) {
+    text_bytes file;
+    memset(&file, 0, sizeof(file));
+    *out = NULL;
+    bool good = text_file_read(desc->path, &file, error) &&
+                text_data_load(desc, desc->path, file.data, file.count, out, error);
+    text_bytes_free(&file);
+    return good;
+}
+
+//@@ src/qlora_text.h
+
+#ifdef __clang__
+#pragma clang diagnostic pop
+#endif
+#endif // TEXT_IMPLEMENTATION
+
+/* Licence: MIT-0. Permission is granted, free of charge, to any person to deal with this file
+   without restriction, including the rights to use, copy, modify, merge, publish, distribute,
+   sublicense and sell copies. It is provided "as is", without warranty of any kind. The Unicode
+   tables are under the Unicode License V3, see where they start. */
+//@@ end 39b1031e9818f505

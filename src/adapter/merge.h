@@ -1,0 +1,527 @@
+// ---- merged export ------------------------------------------------------------------------------
+
+// One tensor of the merged model.
+typedef struct qlora__merge_item {
+    const qlora__st_tensor* tensor;      // of the folder; codes when the weight is 4-bit
+    const qlora__projection* projection; // NULL: not one of the seven
+    int64_t norm_at;                     // in the parameter arena; -1: no trained norm
+    int64_t norm_width;
+    bool nf4;
+    bool raw; // bytes are copied: not a matter of floats
+    int64_t shape[2];
+    int64_t rows; // the tensor as a matrix
+    int64_t cols;
+    uint64_t bytes; // in the file to be written
+    uint32_t shard;
+} qlora__merge_item;
+
+typedef struct qlora__merge {
+    qlora_ctx* ctx;
+    const qlora_model* m;
+    const char* dir;
+    qlora_dtype dtype;
+    bool trained; // onto the 4-bit values
+    qlora__folder folder;
+    qlora__merge_item* items;
+    qlora__st_entry* entries; // of the shard at hand
+    uint32_t* members;        // their items
+    const char** names;       // for the index
+    uint32_t* shard_of;
+    uint32_t room;
+    uint32_t count;
+    uint32_t shards;
+    uint64_t done;
+    uint64_t total;
+    int64_t most_cols;
+    qlora_progress_fn progress;
+    void* user;
+    // one block of rows
+    size_t elements;
+    float* values;
+    uint8_t* packed;
+} qlora__merge;
+
+// One module's adapter and, where it is 4-bit, its weight, on the host.
+typedef struct qlora__merge_module {
+    float* a;
+    float* b;
+    size_t ab_bytes;
+    uint8_t* memory;
+    size_t memory_bytes;
+    qlora_nf4 nf4; // addresses in memory
+} qlora__merge_module;
+
+typedef struct qlora__merge_rows {
+    const qlora__merge_item* item;
+    const qlora__merge_module* module;
+    bool via_bf16;
+    int64_t first;
+    float* values;
+} qlora__merge_rows;
+
+// W + s B A in f32, row by row.
+static void qlora__merge_range(void* user, int64_t begin, int64_t end) {
+    const qlora__merge_rows* job = (const qlora__merge_rows*)user;
+    const qlora__projection* p = job->item->projection;
+    const qlora_nf4* w = &job->module->nf4;
+    int64_t cols = job->item->cols;
+    for (int64_t row = begin; row < end; row++) {
+        float* values = job->values + row * cols;
+        for (int64_t i = 0; i < cols && job->item->nf4; i++) {
+            int64_t e = (job->first + row) * cols + i;
+            values[i] =
+                w->maps[qlora__nf4_code_at(w->codes, e)] * qlora__nf4_absmax(w, e / w->block);
+        }
+        for (int64_t i = 0; i < cols && job->via_bf16; i++) {
+            values[i] = qlora__bf16_to(qlora__bf16_from(values[i]));
+        }
+        for (int64_t i = 0; i < cols && p->rank > 0; i++) {
+            const float* b = job->module->b + (job->first + row) * p->rank;
+            float sum = 0.0f;
+            for (int64_t k = 0; k < p->rank; k++) {
+                sum += b[k] * job->module->a[k * cols + i];
+            }
+            values[i] += p->scale * sum;
+        }
+    }
+}
+
+static void qlora__merge_module_close(qlora_ctx* ctx, qlora__merge_module* module) {
+    qlora__free(ctx, module->a, module->ab_bytes);
+    qlora__free(ctx, module->memory, module->memory_bytes);
+}
+
+static qlora_result qlora__merge_module_open(qlora_ctx* ctx, const qlora_model* m,
+                                             const qlora__merge_item* item,
+                                             qlora__merge_module* out) {
+    const qlora__projection* p = item->projection;
+    memset(out, 0, sizeof *out);
+    out->ab_bytes = (size_t)(p->rank * (p->in + p->out)) * 4;
+    if (p->rank > 0) {
+        qlora_tensor a;
+        qlora_tensor b;
+        out->a = (float*)qlora__alloc(ctx, out->ab_bytes);
+        if (out->a == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        out->b = out->a + p->rank * p->in;
+        qlora__arena_window(&m->parameters, p->a_at, p->rank, p->in, &a);
+        qlora__arena_window(&m->parameters, p->b_at, p->out, p->rank, &b);
+        QLORA__TRY(qlora__floats_out(ctx, a.data, p->rank * p->in, out->a));
+        QLORA__TRY(qlora__floats_out(ctx, b.data, p->out * p->rank, out->b));
+    }
+    if (item->nf4) {
+        const char* from = (const char*)p->nf4.memory.data;
+        out->memory_bytes = p->nf4.memory.bytes;
+        out->memory = (uint8_t*)qlora__alloc(ctx, out->memory_bytes);
+        if (out->memory == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        QLORA__TRY(qlora__copy_out(ctx, out->memory, from, out->memory_bytes));
+        out->nf4 = p->nf4;
+        struct {
+            const void* device;
+            void* host;
+        } parts[] = {{p->nf4.codes, NULL},        {p->nf4.absmax, NULL},
+                     {p->nf4.absmax_codes, NULL}, {p->nf4.absmax_scales, NULL},
+                     {p->nf4.offset, NULL},       {p->nf4.maps, NULL}};
+        for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+            if (parts[i].device != NULL) {
+                parts[i].host = out->memory + ((const char*)parts[i].device - from);
+            }
+        }
+        out->nf4.codes = (uint8_t*)parts[0].host;
+        out->nf4.absmax = (float*)parts[1].host;
+        out->nf4.absmax_codes = (uint8_t*)parts[2].host;
+        out->nf4.absmax_scales = (float*)parts[3].host;
+        out->nf4.offset = (float*)parts[4].host;
+        out->nf4.maps = (float*)parts[5].host;
+    }
+    return QLORA_OK;
+}
+
+// Floats into the type of the file; a finite value that f16 cannot hold is an error.
+static qlora_result qlora__merge_pack(const qlora__merge* g, const qlora__merge_item* item,
+                                      int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t half =
+            g->dtype == QLORA_F16 ? qlora__f16_from(g->values[i]) : qlora__bf16_from(g->values[i]);
+        if (g->dtype == QLORA_F16 && qlora__finite(g->values[i]) && (half & 0x7c00u) == 0x7c00u) {
+            return qlora__fail(g->ctx, QLORA_ERR_LIMIT,
+                               "%s has the value %g, which F16 cannot hold; "
+                               "export as BF16 or F32",
+                               item->tensor->name, (double)g->values[i]);
+        }
+        memcpy(g->packed + (size_t)i * 2, &half, 2);
+    }
+    return QLORA_OK;
+}
+
+// Rows [first, first + rows) of an item, in f32.
+static qlora_result qlora__merge_rows_make(const qlora__merge* g, const qlora__merge_item* item,
+                                           const qlora__merge_module* module, int64_t first,
+                                           int64_t rows) {
+    if (item->norm_at >= 0) {
+        qlora_tensor norm;
+        qlora__arena_window(&g->m->parameters, item->norm_at, 1, item->cols, &norm);
+        return qlora__floats_out(g->ctx, norm.data, item->cols, g->values);
+    }
+    if (!item->nf4) {
+        qlora__st_read_f32(item->tensor, (uint64_t)(first * item->cols),
+                           (uint64_t)(rows * item->cols), g->values);
+    }
+    if (item->projection != NULL) {
+        qlora__merge_rows job;
+        job.item = item;
+        job.module = module;
+        // what a step computes with: 4-bit values are rounded to bf16 in every mode
+        job.via_bf16 = item->nf4 || (g->trained && g->m->compute == QLORA_BF16);
+        job.first = first;
+        job.values = g->values;
+        qlora__parallel(g->ctx, rows, 1 + 4096 / item->cols, qlora__merge_range, &job);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_item* item,
+                                            qlora__st_writer* w) {
+    qlora_ctx* ctx = g->ctx;
+    qlora__merge_module module;
+    memset(&module, 0, sizeof module);
+    if (item->raw) {
+        return qlora__st_write(ctx, w, item->tensor->data, (size_t)item->tensor->bytes);
+    }
+    qlora_result r =
+        item->projection != NULL ? qlora__merge_module_open(ctx, g->m, item, &module) : QLORA_OK;
+    int64_t most = item->cols > 0 ? (int64_t)g->elements / item->cols : 1;
+    for (int64_t row = 0; row < item->rows && item->cols > 0 && r == QLORA_OK; row += most) {
+        int64_t rows = qlora__min(most, item->rows - row);
+        int64_t n = rows * item->cols;
+        r = qlora__merge_rows_make(g, item, &module, row, rows);
+        if (r == QLORA_OK && g->dtype != QLORA_F32) {
+            r = qlora__merge_pack(g, item, n);
+        }
+        if (r == QLORA_OK) {
+            r = g->dtype == QLORA_F32 ? qlora__st_write(ctx, w, g->values, (size_t)n * 4)
+                                      : qlora__st_write(ctx, w, g->packed, (size_t)n * 2);
+        }
+    }
+    qlora__merge_module_close(ctx, &module);
+    return r;
+}
+
+static qlora__st_dtype qlora__st_dtype_for(qlora_dtype dtype) {
+    return dtype == QLORA_F32    ? QLORA__ST_F32
+           : dtype == QLORA_BF16 ? QLORA__ST_BF16
+                                 : QLORA__ST_F16;
+}
+
+// Parts of a bitsandbytes weight, which the merged weight does without.
+static bool qlora__is_bnb_part(const char* name) {
+    static const char* const ends[] = {".absmax", ".quant_map", ".nested_absmax",
+                                       ".nested_quant_map", qlora__bnb_suffix};
+    size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        size_t n = strlen(ends[i]);
+        if (length > n + 7 && strcmp(name + length - n, ends[i]) == 0 &&
+            strncmp(name + length - n - 7, ".weight", 7) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// What of the model a tensor of the folder is: a projection, a trained norm, or neither.
+static void qlora__merge_recognise(const qlora_model* m, const char* plain,
+                                   qlora__merge_item* item) {
+    char name[224];
+    qlora__trained norm;
+    item->norm_at = -1;
+    if (m->desc.train_norms && strcmp(plain, "norm.weight") == 0) {
+        item->norm_at = m->final_norm_at;
+        item->norm_width = m->plan.config.hidden;
+    }
+    if (strncmp(plain, "layers.", 7) != 0) {
+        return;
+    }
+    int64_t layer = 0;
+    for (const char* at = plain + 7; *at >= '0' && *at <= '9' && layer < QLORA_MAX_LAYERS; at++) {
+        layer = layer * 10 + (*at - '0');
+    }
+    for (int i = 0; i < QLORA__PROJECTIONS && layer < m->plan.config.layers; i++) {
+        snprintf(name, sizeof name, "layers.%lld.%s.weight", (long long)layer,
+                 qlora__projections[i].module);
+        if (strcmp(name, plain) == 0) {
+            item->projection = &m->layers[layer].projections[i];
+        }
+    }
+    memset(&norm, 0, sizeof norm);
+    for (int i = 0; layer < m->plan.config.layers && qlora__trained_norm(m, layer, i, &norm); i++) {
+        if (strcmp(qlora__plain_name(norm.name), plain) == 0) {
+            item->norm_at = norm.at;
+            item->norm_width = norm.cols;
+        }
+    }
+}
+
+// Describes one tensor. The folder may have changed since the model was opened, so shapes are
+// checked.
+static qlora_result qlora__merge_describe(const qlora__merge* g, const qlora__folder_entry* entry,
+                                          qlora__merge_item* item) {
+    const qlora__st_tensor* t = entry->tensor;
+    memset(item, 0, sizeof *item);
+    item->tensor = t;
+    qlora__merge_recognise(g->m, entry->name, item);
+    const qlora__projection* p = item->projection;
+    bool is_float = qlora__st_is_float(t);
+    item->nf4 = p != NULL && p->is_nf4 && (g->trained || !is_float);
+    item->raw = !item->nf4 && !is_float;
+    if (p != NULL) {
+        item->shape[0] = p->out;
+        item->shape[1] = p->in;
+    }
+    bool changed =
+        (p != NULL && !item->nf4 &&
+         (item->raw || t->rank != 2 || t->shape[0] != p->out || t->shape[1] != p->in)) ||
+        (item->norm_at >= 0 && (item->raw || t->rank != 1 || t->shape[0] != item->norm_width));
+    if (changed) {
+        return qlora__fail(g->ctx, QLORA_ERR_FORMAT,
+                           "%s: %s is not what it was when the model was opened", g->m->dir,
+                           t->name);
+    }
+    item->cols = p != NULL ? p->in : t->rank > 0 ? t->shape[t->rank - 1] : 1;
+    int64_t n = p != NULL ? p->out * p->in : (int64_t)qlora__st_elements(t);
+    item->rows = item->cols > 0 ? n / item->cols : 0;
+    item->bytes = item->raw ? t->bytes : (uint64_t)n * qlora_dtype_bytes(g->dtype);
+    return QLORA_OK;
+}
+
+// The list of tensors, by name, and how they are spread over the shards.
+static qlora_result qlora__merge_plan(qlora__merge* g, uint64_t shard_bytes) {
+    uint64_t filled = 0;
+    for (uint32_t i = 0; i < g->folder.count; i++) {
+        const qlora__folder_entry* entry = &g->folder.entries[g->folder.by_name[i]];
+        if (qlora__is_bnb_part(entry->name)) {
+            continue;
+        }
+        qlora__merge_item* item = &g->items[g->count];
+        QLORA__TRY(qlora__merge_describe(g, entry, item));
+        if (filled > 0 && (item->bytes > shard_bytes || filled > shard_bytes - item->bytes)) {
+            filled = 0;
+            g->shards++;
+        }
+        item->shard = g->shards;
+        filled += item->bytes;
+        g->total += item->bytes;
+        g->most_cols = qlora__max(g->most_cols, item->cols);
+        g->count++;
+    }
+    g->shards++;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_tell(const qlora__merge* g) {
+    if (g->progress != NULL && !g->progress(g->user, "merging", g->done, g->total)) {
+        return qlora__fail(g->ctx, QLORA_ERR_STOPPED, "merging was stopped");
+    }
+    return QLORA_OK;
+}
+
+static void qlora__merge_shard_name(const qlora__merge* g, uint32_t shard,
+                                    qlora__module_name* out) {
+    if (g->shards == 1) {
+        snprintf(out->text, sizeof out->text, "model.safetensors");
+    } else {
+        snprintf(out->text, sizeof out->text, "model-%05u-of-%05u.safetensors", shard + 1,
+                 g->shards);
+    }
+}
+
+static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
+    char path[QLORA__PATH_ROOM];
+    qlora__module_name name;
+    uint32_t count = 0;
+    qlora__merge_shard_name(g, shard, &name);
+    QLORA__TRY(qlora__path_join(g->ctx, g->dir, name.text, path));
+    for (uint32_t i = 0; i < g->count; i++) {
+        const qlora__merge_item* item = &g->items[i];
+        if (item->shard == shard) {
+            qlora__st_entry* e = &g->entries[count];
+            e->name = item->tensor->name;
+            e->shape = item->projection != NULL ? item->shape : item->tensor->shape;
+            e->rank = item->projection != NULL ? 2 : item->tensor->rank;
+            e->dtype = item->raw ? item->tensor->dtype : qlora__st_dtype_for(g->dtype);
+            g->members[count++] = i;
+        }
+    }
+    qlora__st_writer w;
+    QLORA__TRY(qlora__st_write_begin(g->ctx, path, g->entries, count, NULL, false, &w));
+    qlora_result r = QLORA_OK;
+    for (uint32_t i = 0; i < count && r == QLORA_OK; i++) {
+        const qlora__merge_item* item = &g->items[g->members[w.order[i]]];
+        r = qlora__merge_item_write(g, item, &w);
+        g->done += item->bytes;
+        r = r == QLORA_OK ? qlora__merge_tell(g) : r;
+    }
+    if (r != QLORA_OK) {
+        qlora__st_write_abort(g->ctx, &w);
+        return r;
+    }
+    return qlora__st_write_commit(g->ctx, &w);
+}
+
+static qlora_result qlora__merge_index(qlora__merge* g) {
+    qlora_ctx* ctx = g->ctx;
+    size_t bytes = g->shards * (sizeof(qlora__module_name) + sizeof(char*));
+    qlora__module_name* shards = (qlora__module_name*)qlora__alloc(ctx, bytes);
+    if (shards == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    const char** names = (const char**)(void*)(shards + g->shards);
+    for (uint32_t i = 0; i < g->shards; i++) {
+        qlora__merge_shard_name(g, i, &shards[i]);
+        names[i] = shards[i].text;
+    }
+    for (uint32_t i = 0; i < g->count; i++) {
+        g->names[i] = g->items[i].tensor->name;
+        g->shard_of[i] = g->items[i].shard;
+    }
+    qlora_result r =
+        qlora__index_write(ctx, g->dir, g->names, g->shard_of, g->count, names, g->total);
+    qlora__free(ctx, shards, bytes);
+    return r;
+}
+
+// What a model folder has besides weights and config.
+static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
+    static const char* const files[] = {"generation_config.json",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "tokenizer.model",
+                                        "chat_template.jinja",
+                                        "chat_template.json"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        char from[QLORA__PATH_ROOM];
+        char to[QLORA__PATH_ROOM];
+        bool exists = false;
+        QLORA__TRY(qlora__path_join(g->ctx, g->m->dir, files[i], from));
+        QLORA__TRY(qlora__path_join(g->ctx, g->dir, files[i], to));
+        QLORA__TRY(qlora__file_exists(g->ctx, from, &exists));
+        if (exists) {
+            QLORA__TRY(qlora__file_copy(g->ctx, from, to));
+        }
+    }
+    return QLORA_OK;
+}
+
+static void qlora__merge_close(qlora__merge* g) {
+    qlora_ctx* ctx = g->ctx;
+    qlora__free(ctx, g->items, g->room * sizeof *g->items);
+    qlora__free(ctx, g->entries, g->room * sizeof *g->entries);
+    qlora__free(ctx, g->members, g->room * sizeof *g->members);
+    qlora__free(ctx, g->names, g->room * sizeof *g->names);
+    qlora__free(ctx, g->shard_of, g->room * sizeof *g->shard_of);
+    qlora__free(ctx, g->values, g->elements * 4);
+    qlora__free(ctx, g->packed, g->elements * 2);
+    qlora__folder_close(ctx, &g->folder);
+}
+
+static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
+    qlora_ctx* ctx = g->ctx;
+    uint32_t n = g->folder.count;
+    g->items = (qlora__merge_item*)qlora__alloc(ctx, n * sizeof *g->items);
+    g->room = n;
+    g->entries =
+        g->items != NULL ? (qlora__st_entry*)qlora__alloc(ctx, n * sizeof *g->entries) : NULL;
+    g->members = g->entries != NULL ? (uint32_t*)qlora__alloc(ctx, n * sizeof *g->members) : NULL;
+    g->names = g->members != NULL ? (const char**)qlora__alloc(ctx, n * sizeof *g->names) : NULL;
+    g->shard_of = g->names != NULL ? (uint32_t*)qlora__alloc(ctx, n * sizeof *g->shard_of) : NULL;
+    if (g->shard_of == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    QLORA__TRY(qlora__merge_plan(g, shard_bytes));
+    g->elements = (size_t)qlora__max((int64_t)1 << 20, g->most_cols);
+    g->values = (float*)qlora__alloc(ctx, g->elements * 4);
+    g->packed = g->values != NULL ? (uint8_t*)qlora__alloc(ctx, g->elements * 2) : NULL;
+    return g->packed != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+}
+
+// config.json comes last: until it is there the folder is not a model.
+static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
+    QLORA__TRY(qlora__merge_open(g, shard_bytes));
+    QLORA__TRY(qlora__merge_tell(g));
+    QLORA__TRY(qlora__dir_make(g->ctx, g->dir));
+    for (uint32_t i = 0; i < g->shards; i++) {
+        QLORA__TRY(qlora__merge_shard(g, i));
+    }
+    // Left by an earlier attempt with another number of shards, they would be taken first.
+    qlora__file_remove(g->ctx, g->dir,
+                       g->shards > 1 ? "model.safetensors" : "model.safetensors.index.json");
+    if (g->shards > 1) {
+        QLORA__TRY(qlora__merge_index(g));
+    }
+    QLORA__TRY(qlora__merge_copy_files(g));
+    return qlora__config_export(g->ctx, g->m->dir, g->dir,
+                                g->dtype == QLORA_F32    ? "float32"
+                                : g->dtype == QLORA_BF16 ? "bfloat16"
+                                                         : "float16");
+}
+
+static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                      qlora_dtype dtype, qlora_merge_base base) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    if (dir == NULL || dir[0] == '\0' ||
+        (dtype != QLORA_F32 && dtype != QLORA_BF16 && dtype != QLORA_F16) ||
+        (base != QLORA_MERGE_ORIGINAL && base != QLORA_MERGE_TRAINED)) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "dir is NULL or empty, dtype is not F32, BF16 or F16, or base is unknown");
+    }
+    if (m->dir == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a model of random weights has no folder to merge into");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
+    // This also keeps the base's own folder from being overwritten, however it is spelt.
+    QLORA__TRY(qlora__path_join(ctx, dir, "config.json", path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (exists) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%s is there already; give a folder without a model", path);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                      qlora_dtype dtype, qlora_merge_base base,
+                                      uint64_t shard_bytes, qlora_progress_fn progress,
+                                      void* user) {
+    QLORA__TRY(qlora__merge_need(ctx, m, dir, dtype, base));
+    qlora__merge g;
+    memset(&g, 0, sizeof g);
+    g.ctx = ctx;
+    g.m = m;
+    g.dir = dir;
+    g.dtype = dtype;
+    g.trained = base == QLORA_MERGE_TRAINED;
+    g.progress = progress;
+    g.user = user;
+    QLORA__TRY(qlora__folder_open(ctx, m->dir, &g.folder));
+    qlora_result r = qlora__merge_run(&g, shard_bytes != 0 ? shard_bytes : (uint64_t)5000000000u);
+    qlora__merge_close(&g);
+    return r;
+}
+
+qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
+                              qlora_merge_base base, uint64_t shard_bytes,
+                              qlora_progress_fn progress, void* user) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_merge_save");
+    return qlora__leave(
+        ctx, qlora__merge_save(ctx, model, dir, dtype, base, shard_bytes, progress, user));
+}

@@ -1,0 +1,476 @@
+// ---- lists of tensors to be written -------------------------------------------------------------
+
+// One tensor of a file: floats of an arena (device memory on CUDA), or bytes of the host's.
+typedef struct qlora__save_item {
+    char name[224];
+    int64_t shape[2];
+    const qlora_tensor* arena; // NULL: bytes
+    int64_t at;
+    const void* bytes;
+    size_t size;
+} qlora__save_item;
+
+typedef struct qlora__save_list {
+    qlora__save_item* items;
+    qlora__st_entry* entries;
+    uint32_t count;
+    uint32_t room;
+    int64_t longest; // floats of the largest item that lies in an arena
+} qlora__save_list;
+
+static void qlora__save_close(qlora_ctx* ctx, qlora__save_list* list) {
+    qlora__free(ctx, list->items, list->room * sizeof *list->items);
+    qlora__free(ctx, list->entries, list->room * sizeof *list->entries);
+    memset(list, 0, sizeof *list);
+}
+
+static qlora_result qlora__save_open(qlora_ctx* ctx, int64_t room, qlora__save_list* list) {
+    memset(list, 0, sizeof *list);
+    list->room = (uint32_t)room;
+    list->items = (qlora__save_item*)qlora__alloc_zero(ctx, list->room * sizeof *list->items);
+    if (list->items != NULL) {
+        list->entries =
+            (qlora__st_entry*)qlora__alloc_zero(ctx, list->room * sizeof *list->entries);
+    }
+    if (list->entries == NULL) {
+        qlora__save_close(ctx, list);
+        return QLORA_ERR_MEMORY;
+    }
+    return QLORA_OK;
+}
+
+static qlora__save_item* qlora__save_next(qlora__save_list* list, qlora__st_dtype dtype,
+                                          uint32_t rank) {
+    QLORA_ASSERT(list->count < list->room);
+    qlora__save_item* item = &list->items[list->count];
+    qlora__st_entry* entry = &list->entries[list->count++];
+    entry->name = item->name;
+    entry->shape = item->shape;
+    entry->dtype = dtype;
+    entry->rank = rank;
+    return item;
+}
+
+// A trained tensor's part of an arena (parameters or moments) under prefix + name.
+static void qlora__save_add(qlora__save_list* list, const char* prefix, const qlora_tensor* arena,
+                            const qlora__trained* t) {
+    bool is_norm = t->projection == NULL;
+    qlora__save_item* item = qlora__save_next(list, QLORA__ST_F32, is_norm ? 1 : 2);
+    snprintf(item->name, sizeof item->name, "%.24s%s", prefix, t->name);
+    item->shape[0] = is_norm ? t->cols : t->rows;
+    item->shape[1] = t->cols;
+    item->arena = arena;
+    item->at = t->at;
+    item->size = (size_t)(t->rows * t->cols) * 4;
+    list->longest = qlora__max(list->longest, t->rows * t->cols);
+}
+
+static void qlora__save_add_bytes(qlora__save_list* list, const char* name, qlora__st_dtype dtype,
+                                  const void* bytes, size_t size) {
+    qlora__save_item* item = qlora__save_next(list, dtype, 1);
+    snprintf(item->name, sizeof item->name, "%s", name);
+    item->shape[0] = (int64_t)(size * 8 / qlora__st_dtypes[dtype].bits);
+    item->bytes = bytes;
+    item->size = size;
+}
+
+// Writes the list as one file, atomically, with one tensor in host memory at a time.
+static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* list,
+                                      const char* path, const char* const* metadata,
+                                      bool checksum) {
+    size_t room = (size_t)list->longest * 4;
+    float* values = (float*)qlora__alloc(ctx, room + 4);
+    if (values == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__st_writer w;
+    qlora_result r =
+        qlora__st_write_begin(ctx, path, list->entries, list->count, metadata, checksum, &w);
+    bool begun = r == QLORA_OK;
+    for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
+        const qlora__save_item* item = &list->items[w.order[i]];
+        const void* bytes = item->bytes;
+        if (item->arena != NULL) {
+            qlora_tensor window;
+            int64_t n = (int64_t)(item->size / 4);
+            qlora__arena_window(item->arena, item->at, 1, n, &window);
+            r = qlora__floats_out(ctx, window.data, n, values);
+            bytes = values;
+        }
+        r = r == QLORA_OK ? qlora__st_write(ctx, &w, bytes, item->size) : r;
+    }
+    if (r == QLORA_OK) {
+        r = qlora__st_write_commit(ctx, &w);
+    } else if (begun) {
+        qlora__st_write_abort(ctx, &w);
+    }
+    qlora__free(ctx, values, room + 4);
+    return r;
+}
+
+static qlora_result qlora__dir_make(qlora_ctx* ctx, const char* dir) {
+    int code = ctx->desc.files.make_dir(dir, ctx->desc.files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)", dir,
+                                   qlora__errno_text(code), code);
+}
+
+static qlora_result qlora__dir_sync(qlora_ctx* ctx, const char* dir) {
+    int code = ctx->desc.files.sync_dir(dir, ctx->desc.files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot sync the folder %s: %s (%d)", dir,
+                                   qlora__errno_text(code), code);
+}
+
+// Removes a file that need not be there.
+static void qlora__file_remove(qlora_ctx* ctx, const char* dir, const char* name) {
+    char path[QLORA__PATH_ROOM];
+    if (qlora__path_join(ctx, dir, name, path) == QLORA_OK) {
+        ctx->desc.files.remove(path, ctx->desc.files.user);
+    }
+}
+
+// ---- PEFT folder --------------------------------------------------------------------------------
+
+typedef struct qlora__module_name {
+    char text[64];
+} qlora__module_name;
+
+// adapter_config.json's numbers and lists, and the memory they lie in.
+typedef struct qlora__peft_tables {
+    qlora__peft_desc desc;
+    qlora__module_name* names;
+    const char** targets;
+    qlora__peft_override* overrides;
+    int64_t* layers;
+    size_t modules;
+    size_t layer_room;
+} qlora__peft_tables;
+
+static void qlora__peft_tables_free(qlora_ctx* ctx, qlora__peft_tables* t) {
+    qlora__free(ctx, t->names, t->modules * sizeof *t->names);
+    qlora__free(ctx, t->targets, t->modules * sizeof *t->targets);
+    qlora__free(ctx, t->overrides, t->modules * sizeof *t->overrides);
+    qlora__free(ctx, t->layers, t->layer_room * sizeof *t->layers);
+}
+
+// The rank and alpha that stand for the whole adapter: the model's own, or those of the first
+// module.
+static void qlora__adapter_defaults(const qlora_model* m, int64_t* rank, double* alpha) {
+    bool found = false;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            float off = (float)p->alpha - m->desc.alpha;
+            bool usual = p->rank == m->desc.rank && off <= 0.0f && off >= 0.0f;
+            if (p->rank > 0 && (!found || usual)) {
+                *rank = p->rank;
+                *alpha = p->alpha;
+                found = true;
+            }
+            if (p->rank > 0 && usual) {
+                return;
+            }
+        }
+    }
+}
+
+static uint32_t qlora__adapted_mask(const qlora__layer* layer) {
+    uint32_t mask = 0;
+    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        mask |= layer->projections[i].rank > 0 ? 1u << i : 0u;
+    }
+    return mask;
+}
+
+// target_modules and layers_to_transform: short names where every adapted layer has the same
+// modules, else the full name of each.
+static void qlora__peft_targets(const qlora_model* m, qlora__peft_tables* t) {
+    uint32_t all = 0;
+    bool uniform = true;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        uint32_t mask = qlora__adapted_mask(&m->layers[l]);
+        if (mask != 0) {
+            uniform = uniform && (all == 0 || all == mask);
+            all |= mask;
+            t->layers[t->desc.layer_count++] = l;
+        }
+    }
+    for (int64_t l = 0; l < m->plan.config.layers && !uniform; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            if (m->layers[l].projections[i].rank > 0) {
+                t->targets[t->desc.target_count++] = t->names[l * QLORA__PROJECTIONS + i].text;
+            }
+        }
+    }
+    for (int i = 0; i < QLORA__PROJECTIONS && uniform; i++) {
+        if ((all >> i & 1u) != 0) {
+            t->targets[t->desc.target_count++] = strrchr(qlora__projections[i].module, '.') + 1;
+        }
+    }
+    if (!uniform || t->desc.layer_count == (uint32_t)m->plan.config.layers) {
+        t->desc.layer_count = 0;
+    }
+    t->desc.layers = t->layers;
+    t->desc.targets = t->targets;
+}
+
+static void qlora__peft_overrides(const qlora_model* m, qlora__peft_tables* t) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            bool other_alpha = p->alpha < t->desc.alpha || p->alpha > t->desc.alpha;
+            if (p->rank > 0 && (p->rank != t->desc.rank || other_alpha)) {
+                qlora__peft_override* o = &t->overrides[t->desc.override_count++];
+                o->module = t->names[l * QLORA__PROJECTIONS + i].text;
+                o->rank = p->rank != t->desc.rank ? p->rank : 0;
+                o->alpha = other_alpha ? p->alpha : 0.0;
+            }
+        }
+    }
+    t->desc.overrides = t->overrides;
+}
+
+static qlora_result qlora__peft_describe(qlora_ctx* ctx, const qlora_model* m,
+                                         const char* base_name, qlora__peft_tables* t) {
+    memset(t, 0, sizeof *t);
+    t->layer_room = (size_t)m->plan.config.layers;
+    t->modules = t->layer_room * QLORA__PROJECTIONS;
+    t->names = (qlora__module_name*)qlora__alloc(ctx, t->modules * sizeof *t->names);
+    t->targets =
+        t->names == NULL ? NULL : (const char**)qlora__alloc(ctx, t->modules * sizeof *t->targets);
+    t->overrides =
+        t->targets == NULL
+            ? NULL
+            : (qlora__peft_override*)qlora__alloc_zero(ctx, t->modules * sizeof *t->overrides);
+    t->layers = t->overrides == NULL
+                    ? NULL
+                    : (int64_t*)qlora__alloc(ctx, t->layer_room * sizeof *t->layers);
+    if (t->layers == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (size_t i = 0; i < t->modules; i++) {
+        snprintf(t->names[i].text, sizeof t->names[i].text, "model.layers.%llu.%s",
+                 (unsigned long long)(i / QLORA__PROJECTIONS),
+                 qlora__projections[i % QLORA__PROJECTIONS].module);
+    }
+    t->desc.base_name = base_name;
+    t->desc.dropout = (double)m->desc.dropout;
+    t->desc.rslora = m->desc.rslora;
+    qlora__adapter_defaults(m, &t->desc.rank, &t->desc.alpha);
+    qlora__peft_targets(m, t);
+    qlora__peft_overrides(m, t);
+    return QLORA_OK;
+}
+
+// Takes an old adapter_config.json away when it says something else than the new one will, so that
+// new weights never stand beside an old config.
+static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
+                                              const qlora__peft_desc* desc) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    qlora__map map;
+    qlora__text text;
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    qlora__text_begin(ctx, &text);
+    qlora__peft_write_text(&text, desc);
+    bool same = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
+                memcmp(text.data, map.data, text.size) == 0;
+    qlora_result r = text.result;
+    qlora__text_free(&text);
+    qlora__map_close(ctx, &map);
+    if (r == QLORA_OK && !same) {
+        int code = ctx->desc.files.remove(path, ctx->desc.files.user);
+        r = code == 0 ? qlora__dir_sync(ctx, dir)
+                      : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
+                                    qlora__errno_text(code), code);
+    }
+    return r;
+}
+
+// adapter_model.safetensors with the matrices, or the file of norms.
+static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_model* m,
+                                                 const char* dir, bool norms) {
+    char path[QLORA__PATH_ROOM];
+    qlora__save_list list;
+    QLORA__TRY(
+        qlora__path_join(ctx, dir, norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
+    QLORA__TRY(qlora__save_open(ctx, m->range_count, &list));
+    qlora__trained t;
+    for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+        if ((t.projection == NULL) == norms) {
+            qlora__save_add(&list, norms ? "" : "base_model.model.", &m->parameters, &t);
+        }
+    }
+    qlora_result r = qlora__save_write(ctx, &list, path, NULL, false);
+    qlora__save_close(ctx, &list);
+    return r;
+}
+
+// Weights first, then the config: a config never stands without its weights. PEFT has no norms in a
+// LoRA adapter, so trained ones get a file of their own, under the names they have in the base.
+static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
+                                         const char* base_name) {
+    qlora__peft_tables tables;
+    QLORA__TRY(qlora__dir_make(ctx, dir));
+    bool lora = qlora__has_lora(m);
+    qlora_result r = qlora__peft_describe(ctx, m, base_name, &tables);
+    if (r == QLORA_OK && lora) {
+        r = qlora__peft_retire_config(ctx, dir, &tables.desc);
+    }
+    if (r == QLORA_OK && lora) {
+        r = qlora__adapter_write_tensors(ctx, m, dir, false);
+    }
+    if (r == QLORA_OK && m->desc.train_norms) {
+        r = qlora__adapter_write_tensors(ctx, m, dir, true);
+    }
+    if (r == QLORA_OK && lora) {
+        r = qlora__peft_write_config(ctx, dir, &tables.desc);
+    }
+    qlora__peft_tables_free(ctx, &tables);
+    return r;
+}
+
+static qlora_result qlora__adapter_need(qlora_ctx* ctx, const qlora_model* m, const char* path,
+                                        bool norms_suffice) {
+    if (path == NULL || path[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the path is NULL or empty");
+    }
+    if (!qlora__has_lora(m) && !(norms_suffice && m->desc.train_norms)) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "the model has no adapters");
+    }
+    return qlora__not_in_capture(ctx, "reading or writing an adapter");
+}
+
+static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                        const char* base_name) {
+    QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
+    if (m->desc.train_norms) {
+        QLORA__LOG(
+            ctx, WARN, CHECKPOINT,
+            "the trained norms are in %s/%s, which PEFT does not read; qlora_merge_save has all",
+            dir, QLORA__NORMS_FILE);
+    }
+    return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
+}
+
+qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_save");
+    return qlora__leave(ctx, qlora__adapter_save(ctx, model, dir, base_name));
+}
+
+static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+    QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
+    return qlora__adapter_read(ctx, m, dir);
+}
+
+qlora_result qlora_adapter_load(qlora_model* model, const char* dir) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_load");
+    return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir));
+}
+
+// ---- GGUF ---------------------------------------------------------------------------------------
+
+// B of one module: rows in llama.cpp's order, times what its scale has over the file's.
+static void qlora__gguf_arrange(const qlora_model* m, const qlora__trained* t, double file_alpha,
+                                const float* in, float* out) {
+    const qlora_model_config* c = &m->plan.config;
+    bool turned = strstr(t->name, ".q_proj.") != NULL || strstr(t->name, ".k_proj.") != NULL;
+    double fold = qlora__gguf_fold((double)t->projection->scale, file_alpha, t->projection->rank);
+    // scale is a float: a ratio that differs from 1 by its rounding only is 1
+    bool plain = fold > 1.0 - 1e-6 && fold < 1.0 + 1e-6;
+    for (int64_t row = 0; row < t->rows; row++) {
+        int64_t from = turned ? qlora__gguf_source_row(c->family, row, c->head_dim) : row;
+        for (int64_t i = 0; i < t->cols; i++) {
+            float x = in[from * t->cols + i];
+            out[row * t->cols + i] = plain ? x : (float)((double)x * fold);
+        }
+    }
+}
+
+static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
+                                        qlora__gguf_entry* entries, uint32_t* count) {
+    qlora__trained t;
+    for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+        if (t.projection != NULL) {
+            qlora__gguf_entry* e = &entries[(*count)++];
+            char module[192];
+            snprintf(module, sizeof module, "%.*s",
+                     (int)(strlen(t.name) - strlen(".lora_A.weight")), t.name);
+            QLORA__TRY(qlora__gguf_name(ctx, module, t.is_b ? 'b' : 'a', e->name));
+            e->rows = t.rows;
+            e->cols = t.cols;
+        }
+    }
+    return QLORA_OK;
+}
+
+// buffers: two of the longest tensor.
+static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* m, double alpha,
+                                             float* buffers, qlora__gguf_writer* w) {
+    qlora__trained t;
+    for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+        if (t.projection == NULL) {
+            continue;
+        }
+        qlora_tensor window;
+        const float* values = buffers;
+        qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
+        QLORA__TRY(qlora__floats_out(ctx, window.data, t.rows * t.cols, buffers));
+        if (t.is_b) {
+            qlora__gguf_arrange(m, &t, alpha, buffers, buffers + m->longest_range);
+            values = buffers + m->longest_range;
+        }
+        QLORA__TRY(qlora__gguf_write(ctx, w, values, (size_t)(t.rows * t.cols) * 4));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* m,
+                                             const char* path) {
+    QLORA__TRY(qlora__adapter_need(ctx, m, path, false));
+    if (m->desc.train_norms) {
+        QLORA__LOG(ctx, WARN, CHECKPOINT,
+                   "%s does not have the trained norms; qlora_merge_save has", path);
+    }
+    size_t entry_bytes = (size_t)m->range_count * sizeof(qlora__gguf_entry);
+    size_t buffer_bytes = (size_t)m->longest_range * 2 * sizeof(float);
+    qlora__gguf_entry* entries = (qlora__gguf_entry*)qlora__alloc(ctx, entry_bytes);
+    float* buffers = entries != NULL ? (float*)qlora__alloc(ctx, buffer_bytes) : NULL;
+    qlora_result r = buffers != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    uint32_t count = 0;
+    r = r == QLORA_OK ? qlora__gguf_entries(ctx, m, entries, &count) : r;
+    if (r == QLORA_OK) {
+        int64_t rank = 0;
+        double alpha = 0.0;
+        qlora__gguf_writer w;
+        qlora__adapter_defaults(m, &rank, &alpha);
+        alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
+        r = qlora__gguf_begin(ctx, path, qlora__gguf_architecture(m->plan.config.family), alpha,
+                              entries, count, &w);
+        if (r == QLORA_OK) {
+            r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
+            if (r == QLORA_OK) {
+                r = qlora__gguf_commit(ctx, &w);
+            } else {
+                qlora__gguf_abort(ctx, &w);
+            }
+        }
+    }
+    qlora__free(ctx, buffers, buffer_bytes);
+    qlora__free(ctx, entries, entry_bytes);
+    return r;
+}
+
+qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
+    return qlora__leave(ctx, qlora__adapter_save_gguf(ctx, model, path));
+}

@@ -1,0 +1,105 @@
+// clang-format off
+// ---- results ------------------------------------------------------------------------------------
+// name, value (never reused), text
+#define QLORA_RESULTS(X)                                                                    \
+    X(OK,                 0,    "ok")                                                       \
+    X(ERR_ARGUMENT,      -1,    "an argument is not valid")                                 \
+    X(ERR_MEMORY,        -2,    "out of host memory")                                       \
+    X(ERR_LIMIT,         -3,    "a size is beyond what can be handled")                     \
+    X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
+    X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
+    X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
+    X(ERR_FILE,          -100,  "a file could not be read or written")                      \
+    X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
+    X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
+    X(ERR_DEVICE_MEMORY, -201,  "out of device memory")                                     \
+    X(ERR_DEVICE_LOST,   -202,  "the CUDA context is dead after an earlier fault")          \
+    X(ERR_BACKEND,       -203,  "the required backend is not available")                    \
+    X(ERR_KERNEL,        -204,  "a kernel could not be compiled or found")                  \
+    X(ERR_TARGET,        -205,  "PTX is not for this device's target")                      \
+    X(ERR_SEALED,        -206,  "the kernel cache is sealed")                               \
+    X(ERR_CUBLAS,        -207,  "a cuBLAS call failed")                                     \
+    X(ERR_CAPTURE,       -208,  "graph capture failed")
+// clang-format on
+
+typedef enum qlora_result {
+#define QLORA_X_RESULT(name, value, text) QLORA_##name = (value),
+    QLORA_RESULTS(QLORA_X_RESULT)
+#undef QLORA_X_RESULT
+    QLORA_RESULT_FORCE_INT = 0x7fffffff
+} qlora_result;
+
+// "ERR_ARGUMENT", and a sentence; "unknown" for a number that is no result.
+QLORA_API const char* qlora_result_name(qlora_result result);
+QLORA_API const char* qlora_result_text(qlora_result result);
+
+QLORA_API int qlora_version(void); // QLORA_VERSION of the implementation
+
+// ---- hooks --------------------------------------------------------------------------------------
+typedef enum qlora_log_level {
+    QLORA_LOG_ERROR = 1,
+    QLORA_LOG_WARN = 2,
+    QLORA_LOG_INFO = 3,
+    QLORA_LOG_DEBUG = 4
+} qlora_log_level;
+
+// clang-format off
+#define QLORA_LOG_ITEMS(X)                                                                  \
+    X(BACKEND,        "which backend runs and why")                                         \
+    X(CUBLAS,         "cuBLAS bound or not")                                                \
+    X(KERNEL_COMPILE, "a module was compiled, or failed to")                                \
+    X(PREWARM,        "pre-warm finished")                                                  \
+    X(GRAPH,          "a graph was captured, invalidated, or capture failed")               \
+    X(MODEL,          "a model is ready")                                                   \
+    X(DEVICE_LOST,    "a fault made the device unusable")                                   \
+    X(LEAK,           "something still lives when its parent is destroyed")            \
+    X(CHECKPOINT,     "a checkpoint was saved, loaded, or passed over")
+// clang-format on
+
+typedef enum qlora_log_item {
+#define QLORA_X_LOG(name, text) QLORA_LOG_ITEM_##name,
+    QLORA_LOG_ITEMS(QLORA_X_LOG)
+#undef QLORA_X_LOG
+    QLORA_LOG_ITEM_COUNT
+} qlora_log_item;
+
+// text is never NULL; file may be.
+typedef void (*qlora_log_fn)(void* user, qlora_log_level level, qlora_log_item item,
+                             const char* text, const char* file, int line);
+
+// One line per item on standard error; user is ignored.
+QLORA_API void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item,
+                                const char* text, const char* file, int line);
+
+// Both functions or none. align is a power of two. free gets the size that alloc got.
+typedef struct qlora_allocator {
+    void* (*alloc)(size_t bytes, size_t align, void* user);
+    void (*free)(void* pointer, size_t bytes, void* user);
+    void* user;
+} qlora_allocator;
+
+// Device memory, at least 256-byte aligned, of the context that is current. NULL on failure.
+typedef struct qlora_device_allocator {
+    void* (*alloc)(size_t bytes, void* user);
+    void (*free)(void* pointer, size_t bytes, void* user);
+    void* user;
+} qlora_device_allocator;
+
+typedef enum qlora_file_mode { QLORA_FILE_READ = 0, QLORA_FILE_CREATE = 1 } qlora_file_mode;
+
+// All functions or none. Those that return int give 0 or an errno value; read and write give the
+// number of bytes (short writes are retried, a read of 0 is the end) or a negative errno value.
+typedef struct qlora_files {
+    int (*open)(const char* path, qlora_file_mode mode, void** file, void* user);
+    int64_t (*read)(void* file, void* buffer, size_t bytes, void* user);
+    int64_t (*write)(void* file, const void* data, size_t bytes, void* user);
+    int (*sync)(void* file, void* user);
+    int (*close)(void* file, void* user);
+    int (*rename)(const char* from, const char* to, void* user); // replaces `to` atomically
+    int (*remove)(const char* path, void* user);
+    int (*make_dir)(const char* path, void* user); // 0 also when it is there already
+    int (*sync_dir)(const char* path, void* user);
+    int (*map)(const char* path, const void** data, uint64_t* bytes, void** handle, void* user);
+    void (*unmap)(const void* data, uint64_t bytes, void* handle, void* user);
+    void* user;
+} qlora_files;

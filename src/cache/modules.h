@@ -1,0 +1,696 @@
+#ifndef QLORA_NO_CUDA
+
+#ifndef QLORA_KERNELS_HEADER
+#define QLORA_KERNELS_HEADER "kernels_ptx.h"
+#endif
+#include QLORA_KERNELS_HEADER
+
+#if QLORA__KERNEL_ABI != 1
+#error                                                                                             \
+    "kernels_ptx.h does not fit this qlora.h (kernel ABI 1 is needed); take both from one release"
+#endif
+
+#define QLORA__PLANNED_MAX 256
+
+typedef struct qlora__module {
+    const char* name; // as in the registry
+    void* handle;
+    struct qlora__module* next;
+} qlora__module;
+
+struct qlora__cache {
+    qlora_kernel kernels[QLORA__K_COUNT];
+    qlora_kernel* extra; // the caller's own
+    qlora__module* modules;
+    qlora_cache_info info;
+    uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
+};
+
+static uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
+    const uint8_t* p = (const uint8_t*)data;
+    uint64_t h = seed ^ 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < bytes; i++) {
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    }
+    return h;
+}
+
+// ---- PTX for a target ---------------------------------------------------------------------------
+
+// The text of a module that fits the device best: the highest target not above ours.
+static const qlora__ptx_text* qlora__ptx_choose(const qlora__gpu* gpu, const char* module) {
+    const qlora__ptx_text* best = NULL;
+    for (size_t i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
+        const qlora__ptx_text* t = &qlora__ptx_texts[i];
+        // A text with a suffix (90a) runs on exactly that capability.
+        bool fits = t->suffix != '\0'
+                        ? t->target == gpu->capability && t->target == gpu->target_number
+                        : t->target <= gpu->target_number;
+        if (strcmp(t->module, module) == 0 && fits && t->version <= gpu->ptx_version &&
+            (best == NULL || t->target > best->target ||
+             (t->target == best->target && t->suffix > best->suffix))) {
+            best = t;
+        }
+    }
+    return best;
+}
+
+// Joins header and chunks of a text for the device's own target (F-PTX-001). The caller frees *out,
+// *bytes long.
+static qlora_result qlora__ptx_join(qlora_ctx* ctx, const qlora__ptx_text* text, char** out,
+                                    size_t* bytes) {
+    const qlora__gpu* gpu = ctx->gpu;
+    int target_version = text->suffix != '\0' ? 80 : qlora__target_version(gpu->target_number);
+    int version = text->version > target_version ? text->version : target_version;
+    char header[96];
+    int used = snprintf(header, sizeof header, ".version %d.%d\n.target %s%.*s\n.address_size 64\n",
+                        version / 10, version % 10, gpu->target, text->suffix != '\0' ? 1 : 0,
+                        &text->suffix);
+    *bytes = (size_t)used + text->length + 1;
+    char* p = (char*)qlora__alloc(ctx, *bytes);
+    if (p == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(p, header, (size_t)used);
+    size_t at = (size_t)used;
+    for (const char* const* chunk = text->chunks; *chunk != NULL; chunk++) {
+        size_t n = strlen(*chunk);
+        QLORA_ASSERT(at + n < *bytes);
+        memcpy(p + at, *chunk, n);
+        at += n;
+    }
+    p[at] = '\0';
+    *out = p;
+    return QLORA_OK;
+}
+
+// Finds a directive at the start of a line, outside comments. NULL when there is none.
+static const char* qlora__ptx_directive(const char* text, const char* directive) {
+    size_t length = strlen(directive);
+    const char* p = text;
+    bool line_start = true;
+    while (*p != '\0') {
+        if (p[0] == '/' && p[1] == '/') {
+            p += strcspn(p, "\n");
+        } else if (p[0] == '/' && p[1] == '*') {
+            const char* end = strstr(p + 2, "*/");
+            p = end != NULL ? end + 2 : p + strlen(p);
+        } else if (line_start && strncmp(p, directive, length) == 0 &&
+                   (p[length] == ' ' || p[length] == '\t')) {
+            return p;
+        } else {
+            line_start = *p == '\n' || ((*p == ' ' || *p == '\t' || *p == '\r') && line_start);
+            p++;
+        }
+    }
+    return NULL;
+}
+
+// The word after a directive, e.g. "sm_90a" of ".target sm_90a, texmode_independent".
+static void qlora__ptx_word(const char* directive, char* out, size_t size) {
+    const char* p = directive + strcspn(directive, " \t");
+    p += strspn(p, " \t");
+    size_t n = strcspn(p, " \t\r\n,/");
+    n = n < size - 1 ? n : size - 1;
+    memcpy(out, p, n);
+    out[n] = '\0';
+}
+
+// The caller's PTX must name the emitted target, or its a or f form.
+static qlora_result qlora__ptx_check_target(qlora_ctx* ctx, const char* ptx) {
+    const char* directive = qlora__ptx_directive(ptx, ".target");
+    if (directive == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "F-PTX-001: the PTX has no .target line; this device takes %s (see "
+                           "qlora_ctx_target, qlora_ptx_emit)",
+                           ctx->gpu->target);
+    }
+    char word[32];
+    qlora__ptx_word(directive, word, sizeof word);
+    size_t n = strlen(ctx->gpu->target);
+    bool same = strncmp(word, ctx->gpu->target, n) == 0 &&
+                (word[n] == '\0' || ((word[n] == 'a' || word[n] == 'f') && word[n + 1] == '\0'));
+    if (!same) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "F-PTX-001: the PTX is for %s, this device takes %s (qlora_ctx_target); "
+                           "rewrite it with qlora_ptx_emit",
+                           word, ctx->gpu->target);
+    }
+    return QLORA_OK;
+}
+
+// Parses "7.8" of a .version line to 78; 0 when it is none.
+static int qlora__ptx_version(const char* directive) {
+    char word[16];
+    qlora__ptx_word(directive, word, sizeof word);
+    if (word[0] < '0' || word[0] > '9' || word[1] != '.' || word[2] < '0' || word[2] > '9') {
+        return 0;
+    }
+    return (word[0] - '0') * 10 + (word[2] - '0');
+}
+
+static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                    size_t* needed) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (ptx == NULL || needed == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", ptx == NULL ? "ptx" : "needed");
+    }
+    const char* version_line = qlora__ptx_directive(ptx, ".version");
+    const char* target_line = qlora__ptx_directive(ptx, ".target");
+    int version = version_line != NULL ? qlora__ptx_version(version_line) : 0;
+    if (version == 0 || target_line == NULL || target_line < version_line) {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "the text must begin with a .version and a .target line");
+    }
+    char word[32];
+    qlora__ptx_word(target_line, word, sizeof word);
+    int number = strncmp(word, "sm_", 3) == 0 ? atoi(word + 3) : 0;
+    size_t length = strlen(word);
+    if (number == 0 || number > ctx->gpu->target_number || word[length - 1] == 'a' ||
+        word[length - 1] == 'f') {
+        return qlora__fail(ctx, QLORA_ERR_TARGET,
+                           "PTX for %s cannot be rewritten for %s: only plain targets go forward",
+                           word, ctx->gpu->target);
+    }
+    int least = qlora__target_version(ctx->gpu->target_number);
+    version = version > least ? version : least;
+    if (version > ctx->gpu->ptx_version) {
+        return qlora__fail(
+            ctx, QLORA_ERR_TARGET, "the text needs PTX %d.%d, this driver takes %d.%d at most",
+            version / 10, version % 10, ctx->gpu->ptx_version / 10, ctx->gpu->ptx_version % 10);
+    }
+    const char* after_version = version_line + strcspn(version_line, "\n");
+    const char* after_target = target_line + strcspn(target_line, "\n");
+    int n =
+        snprintf(buffer, buffer != NULL ? size : 0, "%.*s.version %d.%d%.*s.target %s%s",
+                 (int)(version_line - ptx), ptx, version / 10, version % 10,
+                 (int)(target_line - after_version), after_version, ctx->gpu->target, after_target);
+    *needed = (size_t)n + 1;
+    if (buffer != NULL && size < *needed) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer has %llu bytes, %llu are needed",
+                           (unsigned long long)size, (unsigned long long)*needed);
+    }
+    return QLORA_OK;
+}
+
+// ---- modules ------------------------------------------------------------------------------------
+
+// C-LOAD: with logs below compute capability 12, plainly from there on; never with CU_JIT_TARGET.
+// One log item per compile. A fault of an earlier kernel is reported as that, not as a failed load.
+static qlora_result qlora__module_load(qlora_ctx* ctx, const char* name, const char* ptx,
+                                       void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    char what[160];
+    snprintf(what, sizeof what, "compiling kernel module %.120s", name);
+    QLORA__TRY(qlora__not_in_capture(ctx, what));
+    QLORA__TRY(qlora__sync(ctx));
+    char log[1024] = "";
+    double start = qlora__clock_ms();
+    int code = 0;
+    if (gpu->capability >= 120) {
+        code = gpu->cu.ModuleLoadData(out, ptx);
+    } else {
+        char info[512] = "";
+        int options[] = {QLORA__CU_JIT_INFO_LOG_BUFFER, QLORA__CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+                         QLORA__CU_JIT_ERROR_LOG_BUFFER, QLORA__CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+        void* values[] = {info, (void*)(uintptr_t)sizeof info, log, (void*)(uintptr_t)sizeof log};
+        code = gpu->cu.ModuleLoadDataEx(out, ptx, 4, options, values);
+        log[sizeof log - 1] = '\0';
+    }
+    double ms = qlora__clock_ms() - start;
+    gpu->cache->info.jit_ms += ms;
+    gpu->cache->info.misses++;
+    gpu->cache->info.jit_after_seal += gpu->cache->info.sealed ? 1 : 0;
+    if (code == 0) {
+        gpu->cache->info.modules++;
+        QLORA__LOG(ctx, INFO, KERNEL_COMPILE, "%s: %llu bytes of PTX for %s in %.1f ms", name,
+                   (unsigned long long)strlen(ptx), gpu->target, ms);
+        return QLORA_OK;
+    }
+    QLORA__LOG(ctx, ERROR, KERNEL_COMPILE, "%s: %s (%d) after %.1f ms", name,
+               qlora__cu_name(gpu, code), code, ms);
+    if (qlora__cu_is_sticky(code) || code == 2) {
+        return qlora__cu(ctx, code, what);
+    }
+    return qlora__fail(ctx, QLORA_ERR_KERNEL, "%s for %s failed: %s (%d)%s%s", what, gpu->target,
+                       qlora__cu_name(gpu, code), code, log[0] != '\0' ? ": " : "", log);
+}
+
+static qlora_result qlora__kernel_resolve(qlora_ctx* ctx, void* module, const char* entry,
+                                          uint32_t shared, void** function) {
+    qlora__gpu* gpu = ctx->gpu;
+    void* f = NULL;
+    int code = gpu->cu.ModuleGetFunction(&f, module, entry);
+    if (code == 500) { // not found
+        return qlora__fail(ctx, QLORA_ERR_KERNEL, "the module has no kernel named %s", entry);
+    }
+    QLORA__TRY(qlora__cu(ctx, code, "cuModuleGetFunction"));
+    if (shared > 48 * 1024 && shared <= (uint32_t)gpu->max_shared) {
+        code = gpu->cu.FuncSetAttribute(f, QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                        (int)shared);
+        QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
+    }
+    *function = f;
+    return QLORA_OK;
+}
+
+// All kernels of a module become ready together, or none.
+static qlora_result qlora__module_resolve(qlora_ctx* ctx, const char* name, void* handle) {
+    qlora__cache* cache = ctx->gpu->cache;
+    for (size_t i = 0; i < QLORA__K_COUNT; i++) {
+        const qlora__kernel_row* row = &qlora__kernel_rows[i];
+        if (strcmp(row->module, name) != 0) {
+            continue;
+        }
+        char entry[96];
+        snprintf(entry, sizeof entry, "qlora_%s", row->name);
+        QLORA__TRY(
+            qlora__kernel_resolve(ctx, handle, entry, row->shared, &cache->kernels[i].function));
+        cache->kernels[i].owner = ctx;
+        cache->kernels[i].key = row->name;
+        cache->kernels[i].shared_allowed = row->shared > 48 * 1024 ? row->shared : 48 * 1024;
+        cache->info.kernels++;
+    }
+    return QLORA_OK;
+}
+
+static void qlora__module_forget(qlora_ctx* ctx, const char* name) {
+    qlora__cache* cache = ctx->gpu->cache;
+    for (size_t i = 0; i < QLORA__K_COUNT; i++) {
+        if (strcmp(qlora__kernel_rows[i].module, name) == 0 && cache->kernels[i].function != NULL) {
+            cache->kernels[i].function = NULL;
+            cache->info.kernels--;
+        }
+    }
+}
+
+// Takes a compiled module into the cache and makes its kernels ready, or unloads it.
+static qlora_result qlora__module_adopt(qlora_ctx* ctx, const char* name, void* handle) {
+    qlora__cache* cache = ctx->gpu->cache;
+    qlora__module* module = (qlora__module*)qlora__alloc_zero(ctx, sizeof *module);
+    qlora_result r =
+        module != NULL ? qlora__module_resolve(ctx, name, handle) : QLORA_ERR_MEMORY;
+    if (r != QLORA_OK) {
+        qlora__module_forget(ctx, name);
+        ctx->gpu->cu.ModuleUnload(handle);
+        cache->info.modules--;
+        qlora__free(ctx, module, sizeof *module);
+        return r;
+    }
+    module->handle = handle;
+    module->name = name;
+    module->next = cache->modules;
+    cache->modules = module;
+    return QLORA_OK;
+}
+
+// Compiles a module of the library and makes its kernels ready.
+static qlora_result qlora__module_open(qlora_ctx* ctx, const char* name) {
+    const qlora__ptx_text* text = qlora__ptx_choose(ctx->gpu, name);
+    if (text == NULL) {
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED,
+            "kernel module %s needs compute capability 8.0; %s has %d.%d (bf16 begins at "
+            "8.0, f32 works)",
+            name, ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10);
+    }
+    char* ptx = NULL;
+    size_t bytes = 0;
+    QLORA__TRY(qlora__ptx_join(ctx, text, &ptx, &bytes));
+    void* handle = NULL;
+    qlora_result r = qlora__module_load(ctx, name, ptx, &handle);
+    qlora__free(ctx, ptx, bytes);
+    return r == QLORA_OK ? qlora__module_adopt(ctx, name, handle) : r;
+}
+
+// A kernel of the registry, compiled on demand unless the cache is sealed.
+static qlora_result qlora__kernel_ready(qlora_ctx* ctx, qlora__kernel_id id, qlora_kernel** out) {
+    qlora__cache* cache = ctx->gpu->cache;
+    qlora_kernel* kernel = &cache->kernels[id];
+    if (kernel->function != NULL) {
+        cache->info.hits++;
+    } else if (cache->info.sealed) {
+        return qlora__fail(
+            ctx, QLORA_ERR_SEALED,
+            "kernel %s (module %s) is not in the sealed cache; pre-warm the shape that "
+            "needs it, or call qlora_cache_unseal",
+            qlora__kernel_rows[id].name, qlora__kernel_rows[id].module);
+    } else {
+        QLORA__TRY(qlora__module_open(ctx, qlora__kernel_rows[id].module));
+    }
+    *out = kernel;
+    return QLORA_OK;
+}
+
+// ---- launch -------------------------------------------------------------------------------------
+
+static qlora_result qlora__launch_checked(qlora_ctx* ctx, qlora_kernel* kernel,
+                                          const uint32_t grid[3], const uint32_t block[3],
+                                          uint32_t shared, void** args) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (shared > (uint32_t)gpu->max_shared) {
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED,
+            "kernel %s needs %u bytes of shared memory, this device gives a block %d", kernel->key,
+            shared, gpu->max_shared);
+    }
+    if (shared > kernel->shared_allowed) {
+        int code = gpu->cu.FuncSetAttribute(
+            kernel->function, QLORA__CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
+        QLORA__TRY(qlora__cu(ctx, code, "cuFuncSetAttribute"));
+        kernel->shared_allowed = shared;
+    }
+    char what[128];
+    int code = gpu->cu.LaunchKernel(kernel->function, grid[0], grid[1], grid[2], block[0], block[1],
+                                    block[2], shared, gpu->stream, args, NULL);
+    if (code != 0) {
+        snprintf(what, sizeof what, "launching kernel %.90s", kernel->key);
+        return qlora__cu(ctx, code, what);
+    }
+#ifdef QLORA_DEBUG
+    if (ctx->capture == NULL) {
+        snprintf(what, sizeof what, "kernel %.90s", kernel->key);
+        return qlora__cu(ctx, gpu->cu.StreamSynchronize(gpu->stream), what);
+    }
+#endif
+    return QLORA_OK;
+}
+
+// Launches a kernel of the registry. An empty grid is nothing to do.
+static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
+                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                                uint32_t shared, void** args) {
+    if (grid_x <= 0 || grid_y <= 0 || grid_z <= 0) {
+        return QLORA_OK;
+    }
+    if (grid_x > INT32_MAX || grid_y > 65535 || grid_z > 65535) {
+        return qlora__fail(
+            ctx, QLORA_ERR_LIMIT, "kernel %s: a grid of %lld x %lld x %lld is too large",
+            qlora__kernel_rows[id].name, (long long)grid_x, (long long)grid_y, (long long)grid_z);
+    }
+    qlora_kernel* kernel = NULL;
+    QLORA__TRY(qlora__kernel_ready(ctx, id, &kernel));
+    uint32_t grid[3] = {(uint32_t)grid_x, (uint32_t)grid_y, (uint32_t)grid_z};
+    uint32_t block[3] = {threads, 1, 1};
+    return qlora__launch_checked(ctx, kernel, grid, block, shared, args);
+}
+
+static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                         const qlora_launch* launch, void** args) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (kernel == NULL || launch == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           kernel == NULL ? "kernel" : "launch");
+    }
+    if (kernel->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the kernel belongs to another context");
+    }
+    uint32_t grid[3];
+    uint32_t block[3];
+    uint64_t threads = 1;
+    for (int i = 0; i < 3; i++) {
+        grid[i] = launch->grid[i] > 0 ? launch->grid[i] : 1;
+        block[i] = launch->block[i] > 0 ? launch->block[i] : 1;
+        threads *= block[i];
+        if (block[i] > 1024) {
+            threads = 1u << 20;
+        }
+    }
+    if (threads > 1024 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > INT32_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "grid %u x %u x %u of blocks %u x %u x %u is beyond CUDA's limits",
+                           grid[0], grid[1], grid[2], block[0], block[1], block[2]);
+    }
+    qlora_kernel* own = (qlora_kernel*)(uintptr_t)kernel; // handed out const, ours to update
+    return qlora__launch_checked(ctx, own, grid, block, launch->shared_bytes, args);
+}
+
+// ---- lookup -------------------------------------------------------------------------------------
+
+static qlora_kernel* qlora__kernel_find(qlora_ctx* ctx, const char* key) {
+    for (qlora_kernel* k = ctx->gpu->cache->extra; k != NULL; k = k->next) {
+        if (strcmp(k->key, key) == 0) {
+            return k;
+        }
+    }
+    return NULL;
+}
+
+static int qlora__kernel_row_find(const char* key) {
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        if (strcmp(qlora__kernel_rows[i].name, key) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (key == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", key == NULL ? "key" : "out");
+    }
+    qlora_kernel* kernel = qlora__kernel_find(ctx, key);
+    if (kernel != NULL) {
+        ctx->gpu->cache->info.hits++;
+    } else {
+        int row = qlora__kernel_row_find(key);
+        if (row < 0) {
+            return qlora__fail(ctx, QLORA_ERR_KERNEL,
+                               "no kernel is named %.100s; qlora_kernel_name lists ours, "
+                               "qlora_cache_get_or_compile adds yours",
+                               key);
+        }
+        QLORA__TRY(qlora__kernel_ready(ctx, (qlora__kernel_id)row, &kernel));
+    }
+    *out = kernel;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__kernel_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                          const char* entry, uint64_t hash, qlora_kernel** out) {
+    qlora__cache* cache = ctx->gpu->cache;
+    size_t key_bytes = strlen(key) + 1;
+    size_t block = sizeof(qlora_kernel) + key_bytes;
+    qlora_kernel* kernel = (qlora_kernel*)qlora__alloc_zero(ctx, block);
+    if (kernel == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(kernel + 1, key, key_bytes);
+    kernel->owner = ctx;
+    kernel->key = (const char*)(kernel + 1);
+    kernel->text_hash = hash;
+    kernel->block = block;
+    kernel->shared_allowed = 48 * 1024;
+    qlora_result r = qlora__module_load(ctx, kernel->key, ptx, &kernel->module);
+    if (r == QLORA_OK) {
+        r = qlora__kernel_resolve(ctx, kernel->module, entry, 0, &kernel->function);
+        if (r != QLORA_OK) {
+            ctx->gpu->cu.ModuleUnload(kernel->module);
+            cache->info.modules--;
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__free(ctx, kernel, block);
+        return r;
+    }
+    kernel->next = cache->extra;
+    cache->extra = kernel;
+    cache->info.kernels++;
+    *out = kernel;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                const char* entry, const qlora_kernel** out) {
+    if (qlora__on_cpu(ctx)) {
+        return qlora__no_kernels(ctx);
+    }
+    if (key == NULL || ptx == NULL || entry == NULL || out == NULL || key[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "key, ptx, entry and out are all needed");
+    }
+    if (qlora__kernel_row_find(key) >= 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%.100s is the name of a kernel of the library",
+                           key);
+    }
+    QLORA__TRY(qlora__ptx_check_target(ctx, ptx)); // before the look-up: a wrong text never passes
+    uint64_t hash = qlora__fnv(entry, strlen(entry), qlora__fnv(ptx, strlen(ptx), 0));
+    qlora_kernel* kernel = qlora__kernel_find(ctx, key);
+    if (kernel != NULL) {
+        if (kernel->text_hash != hash) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "key %.100s was compiled from another text; use another key", key);
+        }
+        ctx->gpu->cache->info.hits++;
+        *out = kernel;
+        return QLORA_OK;
+    }
+    if (ctx->gpu->cache->info.sealed) {
+        return qlora__fail(
+            ctx, QLORA_ERR_SEALED,
+            "%.100s would be compiled, but the cache is sealed; call qlora_cache_unseal "
+            "first",
+            key);
+    }
+    QLORA__TRY(qlora__kernel_compile(ctx, key, ptx, entry, hash, &kernel));
+    *out = kernel;
+    return QLORA_OK;
+}
+
+// Compiles every module of which a kernel is needed; have: conditions that hold. One after the
+// other: the driver's compiler has a lock of its own, so threads gain nothing.
+static QLORA__UNUSED qlora_result qlora__cache_warm(qlora_ctx* ctx, uint32_t have) {
+    for (int i = 0; i < QLORA__K_COUNT; i++) {
+        const qlora__kernel_row* row = &qlora__kernel_rows[i];
+        if ((row->need & ~have) == 0 && ctx->gpu->cache->kernels[i].function == NULL) {
+            QLORA__TRY(qlora__module_open(ctx, row->module));
+        }
+    }
+    return QLORA_OK;
+}
+
+static void qlora__cache_destroy(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->cache == NULL) {
+        return;
+    }
+    while (gpu->cache->modules != NULL) {
+        qlora__module* m = gpu->cache->modules;
+        gpu->cache->modules = m->next;
+        gpu->cu.ModuleUnload(m->handle);
+        qlora__free(ctx, m, sizeof *m);
+    }
+    while (gpu->cache->extra != NULL) {
+        qlora_kernel* k = gpu->cache->extra;
+        gpu->cache->extra = k->next;
+        gpu->cu.ModuleUnload(k->module);
+        qlora__free(ctx, k, k->block);
+    }
+    qlora__free(ctx, gpu->cache, sizeof *gpu->cache);
+    gpu->cache = NULL;
+}
+
+static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+    if (!qlora__on_cpu(ctx)) {
+        ctx->gpu->cache->info.sealed = sealed;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    if (!qlora__on_cpu(ctx)) {
+        *out = ctx->gpu->cache->info;
+    }
+    return QLORA_OK;
+}
+
+#else // QLORA_NO_CUDA
+
+static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                    size_t* needed) {
+    (void)ptx;
+    (void)buffer;
+    (void)size;
+    (void)needed;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                         const qlora_launch* launch, void** args) {
+    (void)kernel;
+    (void)launch;
+    (void)args;
+    return qlora__no_kernels(ctx);
+}
+
+static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id id, int64_t grid_x,
+                                                int64_t grid_y, int64_t grid_z, uint32_t threads,
+                                                uint32_t shared, void** args) {
+    (void)id;
+    (void)grid_x;
+    (void)grid_y;
+    (void)grid_z;
+    (void)threads;
+    (void)shared;
+    (void)args;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
+    (void)key;
+    (void)out;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                const char* entry, const qlora_kernel** out) {
+    (void)key;
+    (void)ptx;
+    (void)entry;
+    (void)out;
+    return qlora__no_kernels(ctx);
+}
+
+static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
+    (void)ctx;
+    (void)sealed;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    return QLORA_OK;
+}
+
+#endif // QLORA_NO_CUDA
+
+qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out) {
+    QLORA__ENTER(ctx, "qlora_cache_get");
+    return qlora__leave(ctx, qlora__cache_get(ctx, key, out));
+}
+
+qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                        const char* entry, const qlora_kernel** out) {
+    QLORA__ENTER(ctx, "qlora_cache_get_or_compile");
+    return qlora__leave(ctx, qlora__cache_get_or_compile(ctx, key, ptx, entry, out));
+}
+
+qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                            size_t* needed) {
+    QLORA__ENTER(ctx, "qlora_ptx_emit");
+    return qlora__leave(ctx, qlora__ptx_emit(ctx, ptx, buffer, size, needed));
+}
+
+qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                 const qlora_launch* launch, void** args) {
+    QLORA__ENTER(ctx, "qlora_kernel_launch");
+    return qlora__leave(ctx, qlora__kernel_launch(ctx, kernel, launch, args));
+}
+
+qlora_result qlora_cache_seal(qlora_ctx* ctx) {
+    QLORA__ENTER(ctx, "qlora_cache_seal");
+    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, true));
+}
+
+qlora_result qlora_cache_unseal(qlora_ctx* ctx) {
+    QLORA__ENTER(ctx, "qlora_cache_unseal");
+    return qlora__leave(ctx, qlora__cache_set_sealed(ctx, false));
+}
+
+qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+    QLORA__ENTER(ctx, "qlora_cache_stats");
+    return qlora__leave(ctx, qlora__cache_stats(ctx, out));
+}

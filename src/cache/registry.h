@@ -1,0 +1,178 @@
+// clang-format off
+// What a model must have for a kernel to be needed: all conditions of the mask together.
+#define QLORA__NEED_ALWAYS 0u
+#define QLORA__NEED_GEMM   1u // no cuBLAS is bound
+#define QLORA__NEED_BF16   2u // computes in bf16
+#define QLORA__NEED_F32    4u // computes in f32
+#define QLORA__NEED_NF4    8u // has an NF4 base
+#define QLORA__NEED_LORA  16u // trains adapters
+#define QLORA__NEED_HEAD64  32u  // tensor-core attention, head size 64
+#define QLORA__NEED_HEAD128 64u  // the same, head size 128
+#define QLORA__NEED_HEADANY 128u // attention in f32 arithmetic
+#define QLORA__NEED_RANDOM 256u  // makes its weights from a seed
+#define QLORA__NEED_GEMM16 (QLORA__NEED_GEMM | QLORA__NEED_BF16)
+#define QLORA__NEED_NF4_BF16 (QLORA__NEED_NF4 | QLORA__NEED_BF16)
+#define QLORA__NEED_LORA_BF16 (QLORA__NEED_LORA | QLORA__NEED_BF16)
+
+// The one registry (C-KEY): name (the entry point is "qlora_" name), module (kernels/MODULE.cu),
+// most dynamic shared memory, need. Pre-warm, launch and tests all walk it. Shapes are run-time
+// parameters.
+#define QLORA__KERNELS(X)                                                                          \
+    QLORA__KERNELS_RUNTIME(X)                                                                      \
+    QLORA__KERNELS_OPS(X)                                                                          \
+    QLORA__KERNELS_ATTENTION(X)                                                                    \
+    QLORA__KERNELS_NF4(X)
+
+#define QLORA__KERNELS_NF4(X)                                                                      \
+    X(nf4_quantise_f32, nf4, 0, NF4)                                                               \
+    X(nf4_quantise_bf16, nf4, 0, NF4)                                                              \
+    X(nf4_quantise_f16, nf4, 0, NF4)                                                               \
+    X(nf4_offset, nf4, 0, NF4)                                                                     \
+    X(nf4_quantise_scales, nf4, 0, NF4)                                                            \
+    X(nf4_dequantise_f32, nf4, 0, NF4)                                                             \
+    X(nf4_dequantise_bf16, nf4_bf16, 0, NF4_BF16)                                                  \
+    X(nf4_dequantise_f16, nf4_bf16, 0, NF4_BF16)                                                   \
+    X(nf4_gemm_16, nf4_gemm, 70656, NF4_BF16)                                                      \
+    X(nf4_gemm_32, nf4_gemm, 66560, NF4_BF16)                                                      \
+    X(nf4_gemm_reduce, nf4_gemm, 0, NF4_BF16)                                                      \
+    X(linear_place_f32, linear, 0, LORA)                                                           \
+    X(linear_place_bf16, linear_bf16, 0, LORA_BF16)                                                \
+    X(linear_bias_f32, linear, 0, ALWAYS)                                                          \
+    X(linear_bias_bf16, linear_bf16, 0, BF16)
+
+#define QLORA__KERNELS_RUNTIME(X)                                                                  \
+    X(gemm_big_f32, gemm, 0, GEMM)                                                                 \
+    X(gemm_big_half, gemm, 0, GEMM)                                                                \
+    X(gemm_mid_f32, gemm, 0, GEMM)                                                                 \
+    X(gemm_mid_half, gemm, 0, GEMM)                                                                \
+    X(gemm_skinny_f32, gemm, 0, GEMM)                                                              \
+    X(gemm_skinny_half, gemm, 0, GEMM)                                                             \
+    X(gemm_tc_bf16_nn, gemm_tc, 0, GEMM16)                                                         \
+    X(gemm_tc_bf16_nt, gemm_tc, 0, GEMM16)                                                         \
+    X(gemm_tc_bf16_tn, gemm_tc, 0, GEMM16)                                                         \
+    X(gemm_tc_f16_nn, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_tc_f16_nt, gemm_tc, 0, GEMM16)                                                          \
+    X(gemm_tc_f16_tn, gemm_tc, 0, GEMM16)                                                          \
+    X(cast_f32_bf16, cast, 0, ALWAYS)                                                              \
+    X(cast_f32_f16, cast, 0, ALWAYS)                                                               \
+    X(cast_bf16_f32, cast, 0, ALWAYS)                                                              \
+    X(cast_f16_f32, cast, 0, ALWAYS)                                                               \
+    X(cast_bf16_f16, cast, 0, ALWAYS)                                                              \
+    X(cast_f16_bf16, cast, 0, ALWAYS)                                                              \
+    X(cast_absmax_f32, cast, 0, ALWAYS)                                                            \
+    X(cast_scale, cast, 0, ALWAYS)                                                                 \
+    X(random_normal_f32, random, 0, RANDOM)                                                        \
+    X(random_normal_bf16, random, 0, RANDOM)                                                       \
+    X(clip_squares, clip, 0, ALWAYS)                                                               \
+    X(clip_scale, clip, 0, ALWAYS)                                                                 \
+    X(clip_apply, clip, 0, ALWAYS)
+
+#define QLORA__KERNELS_OPS(X)                                                                      \
+    X(elementwise_silu_f32, elementwise, 0, F32)                                                   \
+    X(elementwise_silu_bf16, elementwise_bf16, 0, BF16)                                            \
+    X(elementwise_silu_bwd_f32, elementwise, 0, F32)                                               \
+    X(elementwise_silu_bwd_bf16, elementwise_bf16, 0, BF16)                                        \
+    X(elementwise_swiglu_f32, elementwise, 0, F32)                                                 \
+    X(elementwise_swiglu_bf16, elementwise_bf16, 0, BF16)                                          \
+    X(elementwise_swiglu_bwd_f32, elementwise, 0, F32)                                             \
+    X(elementwise_swiglu_bwd_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(elementwise_mul_f32, elementwise, 0, F32)                                                    \
+    X(elementwise_mul_bf16, elementwise_bf16, 0, BF16)                                             \
+    X(elementwise_add_f32, shared, 0, ALWAYS)                                                      \
+    X(elementwise_add_bf16, elementwise_bf16, 0, BF16)                                             \
+    X(elementwise_scale_f32, shared, 0, ALWAYS)                                                    \
+    X(elementwise_scale_bf16, elementwise_bf16, 0, BF16)                                           \
+    X(elementwise_fill_f32, shared, 0, ALWAYS)                                                     \
+    X(elementwise_fill_bf16, elementwise_bf16, 0, BF16)                                            \
+    X(elementwise_gather_f32_f32, elementwise, 0, F32)                                             \
+    X(elementwise_gather_f32_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(elementwise_gather_bf16_f32, elementwise, 0, F32)                                            \
+    X(elementwise_gather_bf16_bf16, elementwise_bf16, 0, BF16)                                     \
+    X(elementwise_gather_f16_f32, elementwise, 0, F32)                                             \
+    X(elementwise_gather_f16_bf16, elementwise_bf16, 0, BF16)                                      \
+    X(norm_rms_fwd_f32, norm, 0, F32)                                                              \
+    X(norm_rms_fwd_bf16, norm_bf16, 0, BF16)                                                       \
+    X(norm_rms_bwd_f32, norm, 0, F32)                                                              \
+    X(norm_rms_bwd_bf16, norm_bf16, 0, BF16)                                                       \
+    X(norm_rms_dw_f32, norm, 0, F32)                                                               \
+    X(norm_rms_dw_bf16, norm_bf16, 0, BF16)                                                        \
+    X(norm_rms_dw_sum, shared, 0, ALWAYS)                                                          \
+    X(rope_f32, rope, 0, F32)                                                                      \
+    X(rope_bf16, rope_bf16, 0, BF16)                                                               \
+    X(softmax_copy_b16, softmax_bf16, 0, BF16)                                                     \
+    X(softmax_copy_b32, shared, 0, ALWAYS)                                                         \
+    X(softmax_transpose_b16, softmax_bf16, 0, BF16)                                                \
+    X(softmax_transpose_b32, shared, 0, ALWAYS)                                                    \
+    X(softmax_scores_f32, softmax, 0, F32)                                                         \
+    X(softmax_scores_bf16, softmax_bf16, 0, BF16)                                                  \
+    X(softmax_fwd_f32, softmax, 0, F32)                                                            \
+    X(softmax_fwd_bf16, softmax_bf16, 0, BF16)                                                     \
+    X(softmax_bwd_f32, softmax, 0, F32)                                                            \
+    X(softmax_bwd_bf16, softmax_bf16, 0, BF16)                                                     \
+    X(loss_cross_entropy_f32, loss, 0, F32)                                                        \
+    X(loss_cross_entropy_bf16, loss_bf16, 0, BF16)                                                 \
+    X(loss_sum, shared, 0, ALWAYS)                                                                 \
+    X(loss_arg_max_f32, loss, 0, F32)                                                              \
+    X(loss_arg_max_bf16, loss_bf16, 0, BF16)                                                       \
+    X(optim_advance, optim, 0, LORA)                                                               \
+    X(optim_adamw_f32, optim, 0, LORA)                                                             \
+    X(optim_adamw_bf16, optim, 0, LORA_BF16)                                                       \
+    X(optim_shadow_f32, optim, 0, LORA)                                                            \
+    X(optim_shadow_bf16, optim, 0, LORA_BF16)                                                      \
+    X(dropout_f32, dropout, 0, LORA)                                                               \
+    X(dropout_bf16, dropout_bf16, 0, LORA_BF16)
+
+#define QLORA__KERNELS_ATTENTION(X)                                                                \
+    X(attn64_fwd, attn64, 49152, HEAD64)                                                           \
+    X(attn64_stats, attn64, 0, HEAD64)                                                             \
+    X(attn64_bwd_kv, attn64, 58368, HEAD64)                                                        \
+    X(attn64_bwd_sum, attn64, 0, HEAD64)                                                           \
+    X(attn64_bwd_q, attn64, 65536, HEAD64)                                                         \
+    X(attn128_fwd, attn128, 65536, HEAD128)                                                        \
+    X(attn128_stats, attn128, 0, HEAD128)                                                          \
+    X(attn128_bwd_kv, attn128, 70144, HEAD128)                                                     \
+    X(attn128_bwd_sum, attn128, 0, HEAD128)                                                        \
+    X(attn128_bwd_q, attn128, 98304, HEAD128)                                                      \
+    X(attn_f32_fwd, attn_f32, 0, HEADANY)                                                          \
+    X(attn_f32_stats, attn_f32, 0, HEADANY)                                                        \
+    X(attn_f32_bwd_kv, attn_f32, 0, HEADANY)                                                       \
+    X(attn_f32_bwd_q, attn_f32, 0, HEADANY)
+
+// clang-format on
+
+#define QLORA__X(name, module, shared, need) QLORA__K_##name,
+typedef enum qlora__kernel_id { QLORA__KERNELS(QLORA__X) QLORA__K_COUNT } qlora__kernel_id;
+#undef QLORA__X
+
+typedef struct qlora__kernel_row {
+    const char* name;
+    const char* module;
+    uint32_t shared;
+    uint32_t need;
+} qlora__kernel_row;
+
+#define QLORA__X(name, module, shared, need) {#name, #module, shared, QLORA__NEED_##need},
+static const qlora__kernel_row qlora__kernel_rows[] = {QLORA__KERNELS(QLORA__X)};
+#undef QLORA__X
+
+struct qlora_kernel {
+    qlora_ctx* owner;
+    const char* key;
+    void* function; // CUfunction, NULL until its module is loaded
+    uint32_t shared_allowed;
+    // The caller's own kernels only:
+    qlora_kernel* next;
+    void* module;
+    uint64_t text_hash;
+    size_t block; // bytes of this struct and its key
+};
+
+const char* qlora_kernel_name(size_t index) {
+    return index < QLORA__K_COUNT ? qlora__kernel_rows[index].name : NULL;
+}
+
+// Everything that names a kernel on the CPU ends here.
+static qlora_result qlora__no_kernels(qlora_ctx* ctx) {
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                       "kernels need CUDA, and this context runs on the CPU (%s)", ctx->reason);
+}

@@ -1,0 +1,617 @@
+// What a CUDA context takes by default: scratch once, a cuBLAS workspace for each line of work.
+#define QLORA__SCRATCH_BYTES ((size_t)64 << 20)
+#define QLORA__WORKSPACE_BYTES ((size_t)32 << 20)
+
+// Zero fields of a desc become what they stand for.
+static qlora_ctx_desc qlora__ctx_desc_defaults(const qlora_ctx_desc* given) {
+    qlora_ctx_desc d;
+    memset(&d, 0, sizeof d);
+    if (given != NULL) {
+        d = *given;
+    }
+    if (d.allocator.alloc == NULL) {
+        d.allocator.alloc = qlora__os_alloc;
+        d.allocator.free = qlora__os_free;
+    }
+    if (d.files.open == NULL) {
+        d.files.open = qlora__os_open;
+        d.files.read = qlora__os_read;
+        d.files.write = qlora__os_write;
+        d.files.sync = qlora__os_sync;
+        d.files.close = qlora__os_close;
+        d.files.rename = qlora__os_rename;
+        d.files.remove = qlora__os_remove;
+        d.files.make_dir = qlora__os_make_dir;
+        d.files.sync_dir = qlora__os_sync_dir;
+        d.files.map = qlora__os_map;
+        d.files.unmap = qlora__os_unmap;
+    }
+    if (d.threads == 0) {
+        d.threads = (int32_t)qlora__min(qlora__core_count(), QLORA__MAX_THREADS);
+    }
+    if (d.workspace_bytes == 0) {
+        d.workspace_bytes = QLORA__WORKSPACE_BYTES;
+    }
+    return d;
+}
+
+// What is wrong with a desc, or NULL.
+static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
+    const qlora_files* f = &d->files;
+    int hooks = (f->open != NULL) + (f->read != NULL) + (f->write != NULL) + (f->sync != NULL) +
+                (f->close != NULL) + (f->rename != NULL) + (f->remove != NULL) +
+                (f->make_dir != NULL) + (f->sync_dir != NULL) + (f->map != NULL) +
+                (f->unmap != NULL);
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return "desc was not zeroed: a reserved field is set";
+    }
+    if ((d->allocator.alloc == NULL) != (d->allocator.free == NULL)) {
+        return "desc.allocator needs both functions or none";
+    }
+    if ((d->device_allocator.alloc == NULL) != (d->device_allocator.free == NULL)) {
+        return "desc.device_allocator needs both functions or none";
+    }
+    if (hooks != 0 && hooks != 11) {
+        return "desc.files needs all functions or none";
+    }
+    if ((int)d->require_backend < 0 || d->require_backend > QLORA_BACKEND_CUDA) {
+        return "desc.require_backend is no backend";
+    }
+    if ((int)d->math < 0 || d->math > QLORA_MATH_TF32_ALL) {
+        return "desc.math is no mode";
+    }
+    if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
+        return "desc.threads must lie between 0 and 64";
+    }
+    if (d->workspace != NULL && ((uintptr_t)d->workspace % 256 != 0 || d->workspace_bytes == 0)) {
+        return "desc.workspace must be 256-byte aligned and have desc.workspace_bytes";
+    }
+    return NULL;
+}
+
+#ifndef QLORA_NO_CUDA
+
+// ---- work beside the stream ---------------------------------------------------------------------
+//
+// Small kernels leave most of a large GPU idle. In a captured graph, what lies between
+// qlora__beside_begin and _end becomes a second line: it starts when all that was queued before
+// _begin is done (and what went beside before it), and runs at the same time as what follows _end.
+// Whoever needs its results, or writes what it reads, calls qlora__beside_wait first. Lines have
+// one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
+// of it is one line, in the order of the calls: the same kernels, and the same bits.
+
+static qlora_result qlora__beside_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = &gpu->beside;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&b->stream, QLORA__CU_STREAM_NON_BLOCKING),
+                         "cuStreamCreate"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
+                         "cuEventCreate"));
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->done[i], QLORA__CU_EVENT_DISABLE_TIMING),
+                             "cuEventCreate"));
+    }
+    return gpu->cublas != NULL ? qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &b->workspace)
+                               : QLORA_OK;
+}
+
+static void qlora__beside_close(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = &gpu->beside;
+    qlora__buffer_destroy(ctx, b->workspace);
+    for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
+        if (b->done[i] != NULL) {
+            gpu->cu.EventDestroy(b->done[i]);
+        }
+    }
+    if (b->fork != NULL) {
+        gpu->cu.EventDestroy(b->fork);
+    }
+    if (b->stream != NULL) {
+        gpu->cu.StreamDestroy(b->stream);
+    }
+    memset(b, 0, sizeof *b);
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return QLORA_OK;
+    }
+    qlora__beside* b = &gpu->beside;
+    QLORA_ASSERT(b->first == NULL);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(b->fork, gpu->stream), "cuEventRecord"));
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(b->stream, b->fork, 0), "cuStreamWaitEvent"));
+    b->forked = true;
+    b->first = gpu->stream;
+    gpu->stream = b->stream;
+    gpu->cublas_bound = false;
+    return QLORA_OK;
+}
+
+// Back to the context's stream, whatever has happened.
+static void qlora__beside_leave(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->beside.first != NULL) {
+        gpu->stream = gpu->beside.first;
+        gpu->beside.first = NULL;
+        gpu->cublas_bound = false;
+    }
+}
+
+// Before a capture ends. What failed may have left the second line open: it is joined, as far as
+// that still goes, because a capture may not end otherwise.
+static void qlora__beside_finish(qlora_ctx* ctx, bool failed) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__beside* b = &gpu->beside;
+    qlora__beside_leave(ctx);
+    if (failed && b->forked && gpu->cu.EventRecord(b->fork, b->stream) == 0) {
+        gpu->cu.StreamWaitEvent(gpu->stream, b->fork, 0);
+    }
+    b->forked = false;
+    b->pending = 0;
+}
+
+// r is what the work between returned; on failure the capture is lost anyway.
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (ctx->capture == NULL || gpu == NULL) {
+        return r;
+    }
+    qlora__beside_leave(ctx);
+    QLORA__TRY(r);
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.EventRecord(gpu->beside.done[slot], gpu->beside.stream),
+                         "cuEventRecord"));
+    gpu->beside.pending |= 1u << slot;
+    return QLORA_OK;
+}
+
+// What follows on the stream comes after the work of these slots (bits), all of it so far.
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    qlora__gpu* gpu = ctx->gpu;
+    for (int i = 0; gpu != NULL && ctx->capture != NULL && i < QLORA__BESIDE_SLOTS; i++) {
+        if ((slots & gpu->beside.pending & 1u << i) != 0) {
+            gpu->beside.pending &= ~(1u << i);
+            QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamWaitEvent(gpu->stream, gpu->beside.done[i], 0),
+                                 "cuStreamWaitEvent"));
+        }
+    }
+    return QLORA_OK;
+}
+
+// All that qlora__gpu_open_tools made, with the device's context current.
+static void qlora__gpu_close_tools(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu->cublas != NULL) {
+        gpu->blas.Destroy(gpu->cublas);
+        gpu->cublas = NULL;
+    }
+    qlora__cache_destroy(ctx);
+    qlora__beside_close(ctx);
+    qlora__buffer_destroy(ctx, gpu->own_workspace);
+    qlora__buffer_destroy(ctx, ctx->scratch);
+    gpu->own_workspace = NULL;
+    ctx->scratch = NULL;
+    if (gpu->own_stream != NULL) {
+        gpu->cu.StreamDestroy(gpu->own_stream);
+        gpu->own_stream = NULL;
+    }
+}
+
+// After the tools are gone.
+static void qlora__gpu_close(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    if (gpu == NULL) {
+        return;
+    }
+    if (gpu->owns_context) {
+        gpu->cu.DevicePrimaryCtxRelease(gpu->device);
+    }
+    qlora__free(ctx, gpu, sizeof *gpu);
+    ctx->gpu = NULL;
+}
+
+// A stream must belong to our CUDA context; the legacy default stream (NULL or 1) cannot be
+// captured.
+static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
+    qlora__gpu* gpu = ctx->gpu;
+    if ((uintptr_t)stream == 1) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "the legacy default stream cannot be captured; give a stream of your own");
+    }
+    void* owner = NULL;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamGetCtx(stream, &owner), "cuStreamGetCtx"));
+    if (owner != gpu->context) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the stream belongs to another CUDA context");
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&gpu->own_stream, QLORA__CU_STREAM_NON_BLOCKING),
+                         "cuStreamCreate"));
+    gpu->stream = gpu->own_stream;
+    if (ctx->desc.cu_stream != NULL) {
+        QLORA__TRY(qlora__stream_check(ctx, ctx->desc.cu_stream));
+        gpu->stream = ctx->desc.cu_stream;
+    }
+    return QLORA_OK;
+}
+
+// Scratch, cache and cuBLAS, with the device's context current.
+static qlora_result qlora__gpu_open_tools(qlora_ctx* ctx) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__gpu_open_stream(ctx));
+    gpu->cache = (qlora__cache*)qlora__alloc_zero(ctx, sizeof *gpu->cache);
+    if (gpu->cache == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    if (ctx->desc.scratch_bytes == 0) {
+        ctx->desc.scratch_bytes = QLORA__SCRATCH_BYTES;
+    }
+    QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
+    if (!qlora__cublas_open(ctx)) {
+        QLORA__LOG(ctx, WARN, CUBLAS, "cuBLAS %s; our own kernels do the products",
+                   gpu->cublas_note);
+        return qlora__beside_open(ctx);
+    }
+    gpu->workspace = ctx->desc.workspace;
+    if (gpu->workspace == NULL) {
+        QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.workspace_bytes, &gpu->own_workspace));
+        gpu->workspace = gpu->own_workspace->data;
+    }
+    QLORA__TRY(qlora__cublas_bind(ctx));
+    QLORA__LOG(ctx, INFO, CUBLAS, "cuBLAS %s", gpu->cublas_note);
+    return qlora__beside_open(ctx);
+}
+
+static qlora_result qlora__gpu_open(qlora_ctx* ctx) {
+    qlora__gpu* gpu = (qlora__gpu*)qlora__alloc_zero(ctx, sizeof *gpu);
+    if (gpu == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    ctx->gpu = gpu;
+    QLORA__TRY(qlora__gpu_load(ctx));
+    QLORA__TRY(qlora__gpu_choose_device(ctx));
+    QLORA__TRY(qlora__gpu_read_facts(ctx));
+    if (gpu->context == NULL) {
+        QLORA__TRY(qlora__cu(ctx, gpu->cu.DevicePrimaryCtxRetain(&gpu->context, gpu->device),
+                             "cuDevicePrimaryCtxRetain"));
+        gpu->owns_context = true;
+    }
+    QLORA__TRY(qlora__gpu_activate(ctx));
+    ctx->backend = QLORA_BACKEND_CUDA; // memory comes from the device from here on
+    qlora_result r = qlora__gpu_open_tools(ctx);
+    if (r != QLORA_OK) {
+        qlora__gpu_close_tools(ctx);
+    }
+    qlora__gpu_deactivate(ctx);
+    return r;
+}
+
+static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
+    if (ctx->desc.require_backend == QLORA_BACKEND_CPU) {
+        snprintf(ctx->reason, sizeof ctx->reason, "asked for");
+        return QLORA_OK;
+    }
+    qlora_result r = qlora__gpu_open(ctx);
+    if (r == QLORA_OK) {
+        ctx->activate = qlora__gpu_activate;
+        ctx->deactivate = qlora__gpu_deactivate;
+        snprintf(ctx->reason, sizeof ctx->reason, "%s, compute capability %d.%d, kernels for %s",
+                 ctx->gpu->device_name, ctx->gpu->capability / 10, ctx->gpu->capability % 10,
+                 ctx->gpu->target);
+        return QLORA_OK;
+    }
+    // The text without the name of the call in front, as the reason of a CPU context.
+    const char* text = ctx->error;
+    size_t prefix = ctx->call != NULL ? strlen(ctx->call) + 2 : 0;
+    snprintf(ctx->reason, sizeof ctx->reason, "%s", strlen(text) >= prefix ? text + prefix : text);
+    qlora__gpu_close(ctx);
+    ctx->backend = QLORA_BACKEND_CPU;
+    ctx->dead[0] = '\0';
+    if (r == QLORA_ERR_MEMORY) {
+        return r;
+    }
+    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required: %.600s", ctx->reason);
+    }
+    return QLORA_OK;
+}
+
+#else
+
+static QLORA__UNUSED qlora_result qlora__beside_begin(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_end(qlora_ctx* ctx, int slot, qlora_result r) {
+    (void)ctx;
+    (void)slot;
+    return r;
+}
+
+static QLORA__UNUSED qlora_result qlora__beside_wait(qlora_ctx* ctx, unsigned slots) {
+    (void)ctx;
+    (void)slots;
+    return QLORA_OK;
+}
+
+static void qlora__gpu_close_tools(qlora_ctx* ctx) {
+    (void)ctx;
+}
+
+static void qlora__gpu_close(qlora_ctx* ctx) {
+    (void)ctx;
+}
+
+static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
+    snprintf(ctx->reason, sizeof ctx->reason, "built with QLORA_NO_CUDA");
+    if (ctx->desc.require_backend == QLORA_BACKEND_CUDA) {
+        return qlora__fail(ctx, QLORA_ERR_BACKEND, "CUDA was required, but this was %s",
+                           ctx->reason);
+    }
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__ctx_open(qlora_ctx* ctx) {
+    QLORA__TRY(qlora__ctx_open_backend(ctx));
+    QLORA__LOG(ctx, INFO, BACKEND, "%s: %s", qlora__on_cpu(ctx) ? "CPU" : "CUDA", ctx->reason);
+    if (!qlora__on_cpu(ctx)) {
+        return QLORA_OK;
+    }
+    if (ctx->desc.scratch_bytes == 0) {
+        ctx->desc.scratch_bytes = (size_t)16 << 20;
+    }
+    QLORA__TRY(qlora__buffer_create(ctx, ctx->desc.scratch_bytes, &ctx->scratch));
+    return qlora__pool_create(ctx, ctx->desc.threads);
+}
+
+static void qlora__ctx_close(qlora_ctx* ctx) {
+    qlora__pool_destroy(ctx);
+    if (qlora__on_cpu(ctx)) {
+        qlora__buffer_destroy(ctx, ctx->scratch);
+        ctx->scratch = NULL;
+    }
+    qlora__gpu_close(ctx);
+}
+
+static void qlora__tell(const qlora_ctx_desc* desc, const char* text) {
+    if (desc != NULL && desc->error_text != NULL && desc->error_text_size > 0) {
+        snprintf(desc->error_text, desc->error_text_size, "%s", text);
+    }
+}
+
+qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
+    qlora__tell(desc, "");
+    const char* fault = out == NULL ? "out is NULL" : NULL;
+    if (fault == NULL && desc != NULL) {
+        fault = qlora__ctx_desc_fault(desc);
+    }
+    if (fault != NULL) {
+        char text[160];
+        snprintf(text, sizeof text, "qlora_ctx_create: %s", fault);
+        qlora__tell(desc, text);
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora_ctx_desc resolved = qlora__ctx_desc_defaults(desc);
+    qlora_ctx* ctx =
+        (qlora_ctx*)resolved.allocator.alloc(sizeof *ctx, 64, resolved.allocator.user);
+    if (ctx == NULL) {
+        qlora__tell(desc, "qlora_ctx_create: out of host memory");
+        return QLORA_ERR_MEMORY;
+    }
+    memset(ctx, 0, sizeof *ctx);
+    ctx->desc = resolved;
+    ctx->backend = QLORA_BACKEND_CPU;
+    ctx->call = "qlora_ctx_create";
+    qlora_result r = qlora__ctx_open(ctx);
+    if (r != QLORA_OK) {
+        qlora__tell(desc, ctx->error);
+        qlora__ctx_close(ctx);
+        resolved.allocator.free(ctx, sizeof *ctx, resolved.allocator.user);
+        return r;
+    }
+    ctx->error[0] = '\0';
+    ctx->desc.error_text = NULL; // the caller's buffer may not live as long as we do
+    ctx->desc.error_text_size = 0;
+    *out = ctx;
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
+    if (ctx == NULL) {
+        return QLORA_OK;
+    }
+    ctx->call = "qlora_ctx_destroy";
+    if (ctx->depth > 0 || ctx->children > 0) {
+        QLORA__LOG(ctx, ERROR, LEAK, "%lld objects still live", (long long)ctx->children);
+        return qlora__fail(
+            ctx, QLORA_ERR_STATE,
+            "%lld tensors, clips, graphs or models of this context still live; destroy "
+            "them first",
+            (long long)ctx->children);
+    }
+    if (!qlora__on_cpu(ctx)) {
+        QLORA__TRY(qlora__enter_destroy(ctx, "qlora_ctx_destroy"));
+        qlora__gpu_close_tools(ctx);
+        qlora_result ignored = qlora__leave(ctx, QLORA_OK);
+        (void)ignored;
+    }
+    qlora__ctx_close(ctx);
+    qlora_allocator allocator = ctx->desc.allocator;
+    allocator.free(ctx, sizeof *ctx, allocator.user);
+    return QLORA_OK;
+}
+
+void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out) {
+    if (ctx != NULL && out != NULL) {
+        *out = ctx->desc;
+    }
+}
+
+qlora_backend qlora_ctx_backend(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->backend : QLORA_BACKEND_ANY;
+}
+
+const char* qlora_ctx_reason(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->reason : "no context (NULL)";
+}
+
+const char* qlora_ctx_target(const qlora_ctx* ctx) {
+#ifndef QLORA_NO_CUDA
+    if (ctx != NULL && ctx->gpu != NULL) {
+        return ctx->gpu->target;
+    }
+#endif
+    (void)ctx;
+    return "cpu";
+}
+
+static qlora_result qlora__ctx_set_math(qlora_ctx* ctx, qlora_math math) {
+    if ((int)math < 0 || math > QLORA_MATH_TF32_ALL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no math mode", (int)math);
+    }
+    ctx->desc.math = math;
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math) {
+    QLORA__ENTER(ctx, "qlora_ctx_set_math");
+    return qlora__leave(ctx, qlora__ctx_set_math(ctx, math));
+}
+
+static qlora_result qlora__ctx_set_stream(qlora_ctx* ctx, void* stream) {
+    if (qlora__on_cpu(ctx)) {
+        return stream == NULL ? QLORA_OK : qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                                                       "a CPU context has no CUDA streams");
+    }
+#ifndef QLORA_NO_CUDA
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__not_in_capture(ctx, "changing the stream"));
+    if (stream != NULL) {
+        QLORA__TRY(qlora__stream_check(ctx, stream));
+    }
+    QLORA__TRY(qlora__sync(ctx)); // what was queued on the old stream comes first
+    gpu->stream = stream != NULL ? stream : gpu->own_stream;
+    gpu->cublas_bound = false;
+    qlora__graphs_invalidate(ctx, 0, "the stream was changed");
+    if (gpu->cublas != NULL) {
+        return qlora__cublas_bind(ctx);
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream) {
+    QLORA__ENTER(ctx, "qlora_ctx_set_stream");
+    return qlora__leave(ctx, qlora__ctx_set_stream(ctx, cu_stream));
+}
+
+static qlora_result qlora__ctx_native(qlora_ctx* ctx, qlora_native* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        out->cu_context = ctx->gpu->context;
+        out->cu_stream = ctx->gpu->stream;
+        out->cublas = ctx->gpu->cublas;
+        out->cu_device = ctx->gpu->device;
+        ctx->gpu->cublas_exposed = true;
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out) {
+    QLORA__ENTER(ctx, "qlora_ctx_native");
+    return qlora__leave(ctx, qlora__ctx_native(ctx, out));
+}
+
+static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    out->device_bytes = ctx->device_bytes;
+    out->device_peak = ctx->device_peak;
+    out->device_allocations = ctx->device_allocations;
+    out->host_bytes = ctx->host_bytes;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        size_t free_bytes = 0;
+        size_t total = 0;
+        QLORA__TRY(qlora__cu(ctx, ctx->gpu->cu.MemGetInfo(&free_bytes, &total), "cuMemGetInfo"));
+        out->device_free = free_bytes;
+        out->device_total = total;
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
+    QLORA__ENTER(ctx, "qlora_ctx_memory");
+    return qlora__leave(ctx, qlora__ctx_memory(ctx, out));
+}
+
+// Appends to a buffer that may be too small; used counts what would have been written.
+QLORA__PRINTF(4, 5)
+static void qlora__append(char* buffer, size_t size, size_t* used, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    bool room = buffer != NULL && *used < size;
+    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
+    va_end(args);
+    *used += n > 0 ? (size_t)n : 0;
+}
+
+size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    qlora__append(buffer, size, &used, "qlora.h %s\n", QLORA_VERSION_STRING);
+    if (ctx == NULL) {
+        qlora__append(buffer, size, &used, "no context\n");
+        return used + 1;
+    }
+    qlora__append(buffer, size, &used, "backend: %s (%s)\n", qlora__on_cpu(ctx) ? "CPU" : "CUDA",
+                  ctx->reason);
+    if (qlora__on_cpu(ctx)) {
+        qlora__append(buffer, size, &used, "threads: %d\n", (int)ctx->desc.threads);
+    }
+#ifndef QLORA_NO_CUDA
+    const qlora__gpu* gpu = ctx->gpu;
+    if (gpu != NULL) {
+        qlora__append(
+            buffer, size, &used,
+            "device: %d %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d KiB "
+            "shared memory a block\n",
+            gpu->device, gpu->device_name, gpu->capability / 10, gpu->capability % 10,
+            gpu->sm_count, (double)gpu->total_bytes / 1073741824.0, gpu->max_shared / 1024);
+        qlora__append(buffer, size, &used, "driver: CUDA %d.%d, PTX up to %d.%d\n",
+                      gpu->driver_version / 1000, gpu->driver_version % 1000 / 10,
+                      gpu->ptx_version / 10, gpu->ptx_version % 10);
+        qlora__append(buffer, size, &used, "cuBLAS: %s\n", gpu->cublas_note);
+        qlora__append(buffer, size, &used,
+                      "kernels: emitted for %s%s; %u modules, %u kernels ready%s\n", gpu->target,
+                      gpu->target_number != gpu->capability
+                          ? " (this device's own target is unknown to "
+                            "us or to the driver)"
+                          : "",
+                      gpu->cache->info.modules, gpu->cache->info.kernels,
+                      gpu->cache->info.sealed ? ", sealed" : "");
+    }
+#endif
+    if (ctx->dead[0] != '\0') {
+        qlora__append(buffer, size, &used, "lost: %s\n", ctx->dead);
+    }
+    return used + 1;
+}

@@ -1,0 +1,257 @@
+// The CPU's arithmetic and the storage of an f32 tensor there. Tests build it as double, to check
+// gradients by finite differences; everything else is made with float.
+#ifndef QLORA__REAL
+#define QLORA__REAL float
+#endif
+
+#define QLORA__ERROR_SIZE 768
+#define QLORA__MAX_THREADS 64
+#define QLORA__MAX_DEPTH 16
+
+typedef struct qlora__pool qlora__pool;
+typedef struct qlora__gpu qlora__gpu;         // section DRIVER
+typedef struct qlora__capture qlora__capture; // below
+
+// Memory that the context owns: device memory on CUDA, host memory on the CPU.
+typedef struct qlora__buffer {
+    void* data;
+    size_t bytes;
+    uint64_t id;
+    struct qlora__buffer* next;
+} qlora__buffer;
+
+struct qlora_ctx {
+    qlora_ctx_desc desc; // defaults resolved
+    qlora_backend backend;
+    char error[QLORA__ERROR_SIZE];
+    char reason[QLORA__ERROR_SIZE];
+    char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
+    const char* call;             // the outermost public call, for messages
+    int depth;                    // public calls call each other
+    bool not_current;             // a destroying call goes on although the device is dead
+    size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
+    int64_t children;             // tensors, clips, graphs, models
+    uint64_t host_bytes;
+    uint64_t device_bytes;
+    uint64_t device_peak;
+    uint64_t device_allocations;
+    uint64_t next_buffer_id;
+    qlora__buffer* buffers;
+    qlora__buffer* scratch;
+    size_t scratch_used;
+    qlora__pool* pool;
+    qlora_graph* graphs;
+    qlora__capture* capture; // not NULL while a graph is being captured
+    qlora_path last_path;
+    qlora__gpu* gpu; // NULL on the CPU
+    qlora_result (*activate)(qlora_ctx* ctx);
+    void (*deactivate)(qlora_ctx* ctx);
+};
+
+// What a capture has touched, and the first call that broke it.
+struct qlora__capture {
+    uint64_t* ids;
+    size_t count;
+    size_t capacity;
+    char broke[QLORA__ERROR_SIZE];
+};
+
+#define QLORA__TRY(expression)                                                                     \
+    do {                                                                                           \
+        qlora_result qlora_try_ = (expression);                                                    \
+        if (qlora_try_ != QLORA_OK) {                                                              \
+            return qlora_try_;                                                                     \
+        }                                                                                          \
+    } while (0)
+
+#define QLORA__ENTER(ctx, name) QLORA__TRY(qlora__enter((ctx), (name)))
+
+int qlora_version(void) {
+    return QLORA_VERSION;
+}
+
+const char* qlora_result_name(qlora_result result) {
+    switch (result) {
+#define QLORA__X(name, value, text)                                                                \
+    case QLORA_##name:                                                                             \
+        return #name;
+        QLORA_RESULTS(QLORA__X)
+#undef QLORA__X
+    default:
+        return "unknown";
+    }
+}
+
+const char* qlora_result_text(qlora_result result) {
+    switch (result) {
+#define QLORA__X(name, value, text)                                                                \
+    case QLORA_##name:                                                                             \
+        return text;
+        QLORA_RESULTS(QLORA__X)
+#undef QLORA__X
+    default:
+        return "unknown";
+    }
+}
+
+// Sets the text of qlora_last_error, with the public call in front, and returns the result.
+QLORA__PRINTF(3, 4)
+static qlora_result qlora__fail(qlora_ctx* ctx, qlora_result result, const char* format, ...) {
+    int used = 0;
+    if (ctx->call != NULL) {
+        used = snprintf(ctx->error, sizeof ctx->error, "%s: ", ctx->call);
+    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(ctx->error + used, sizeof ctx->error - (size_t)used, format, args);
+    va_end(args);
+    return result;
+}
+
+QLORA__PRINTF(5, 6)
+static void qlora__log_at(qlora_ctx* ctx, qlora_log_level level, qlora_log_item item, int line,
+                          const char* format, ...) {
+    if (ctx->desc.log == NULL) {
+        return;
+    }
+    char text[QLORA__ERROR_SIZE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    ctx->desc.log(ctx->desc.log_user, level, item, text, "qlora.h", line);
+}
+#define QLORA__LOG(ctx, level, item, ...)                                                          \
+    qlora__log_at((ctx), QLORA_LOG_##level, QLORA_LOG_ITEM_##item, __LINE__, __VA_ARGS__)
+
+void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item, const char* text,
+                      const char* file, int line) {
+    static const char* const levels[] = {"", "error", "warning", "info", "debug"};
+    static const char* const items[] = {
+#define QLORA__X(name, description) #name,
+        QLORA_LOG_ITEMS(QLORA__X)
+#undef QLORA__X
+    };
+    (void)user;
+    const char* kind = level >= 1 && level <= 4 ? levels[level] : "?";
+    const char* what = (int)item >= 0 && item < QLORA_LOG_ITEM_COUNT ? items[item] : "?";
+    fprintf(stderr, "qlora %s %s: %s (%s:%d)\n", kind, what, text, file != NULL ? file : "?", line);
+}
+
+const char* qlora_last_error(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->error : "no context (NULL)";
+}
+
+static bool qlora__on_cpu(const qlora_ctx* ctx) {
+    return ctx->backend != QLORA_BACKEND_CUDA;
+}
+
+// The first thing every public call does; nests, so that operators can call operators.
+static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->call = call;
+        ctx->error[0] = '\0';
+        if (ctx->dead[0] != '\0') {
+            return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
+                               "the device was lost earlier (%s); destroy this context", ctx->dead);
+        }
+        if (ctx->activate != NULL) {
+            QLORA__TRY(ctx->activate(ctx));
+        }
+    }
+    QLORA_ASSERT(ctx->depth < QLORA__MAX_DEPTH);
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
+    return QLORA_OK;
+}
+
+// Gives back the scratch that the call took: the next one on the stream may use it.
+static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
+    ctx->scratch_used = ctx->scratch_marks[--ctx->depth];
+    if (ctx->depth == 0 && ctx->deactivate != NULL && !ctx->not_current) {
+        ctx->deactivate(ctx);
+    }
+    ctx->not_current = ctx->depth > 0 && ctx->not_current;
+    return result;
+}
+
+static QLORA__UNUSED bool qlora__mul(size_t a, size_t b, size_t* out) {
+    if (b != 0 && a > SIZE_MAX / b) {
+        return false;
+    }
+    *out = a * b;
+    return true;
+}
+
+static QLORA__UNUSED bool qlora__add(size_t a, size_t b, size_t* out) {
+    if (a > SIZE_MAX - b) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}
+
+static QLORA__UNUSED int64_t qlora__min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
+    return (n + align - 1) / align * align;
+}
+
+// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+static void* qlora__alloc(qlora_ctx* ctx, size_t bytes) {
+    size_t wanted = bytes > 0 ? bytes : 1;
+    void* p = ctx->desc.allocator.alloc(wanted, 64, ctx->desc.allocator.user);
+    if (p == NULL) {
+        qlora__fail(ctx, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+                    (unsigned long long)bytes);
+        return NULL;
+    }
+    ctx->host_bytes += wanted;
+    return p;
+}
+
+static void* qlora__alloc_zero(qlora_ctx* ctx, size_t bytes) {
+    void* p = qlora__alloc(ctx, bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
+// bytes as given to qlora__alloc; NULL is fine.
+static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
+    if (pointer != NULL) {
+        size_t wanted = bytes > 0 ? bytes : 1;
+        ctx->desc.allocator.free(pointer, wanted, ctx->desc.allocator.user);
+        ctx->host_bytes -= wanted;
+    }
+}
+
+// A 256-byte aligned piece of the scratch, given back when the public call that takes it ends.
+static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, void** out) {
+    size_t end = 0;
+    if (!qlora__add(ctx->scratch_used, qlora__align_up(bytes, 256), &end) ||
+        bytes > SIZE_MAX - 256 || end > ctx->scratch->bytes) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT,
+                           "needs %llu bytes of scratch, %llu of %llu are free; raise "
+                           "desc.scratch_bytes",
+                           (unsigned long long)bytes,
+                           (unsigned long long)(ctx->scratch->bytes - ctx->scratch_used),
+                           (unsigned long long)ctx->scratch->bytes);
+    }
+    *out = (char*)ctx->scratch->data + ctx->scratch_used;
+    ctx->scratch_used = end;
+    return QLORA_OK;
+}

@@ -1,0 +1,122 @@
+// ---- CPU threads --------------------------------------------------------------------------------
+
+typedef void (*qlora__range_fn)(void* user, int64_t begin, int64_t end);
+
+struct qlora__pool {
+    qlora__mutex mutex;
+    qlora__cond wake; // a job was posted, or quit
+    qlora__cond idle; // a worker ran out of work
+    qlora__range_fn fn;
+    void* user;
+    int64_t count;
+    int64_t grain;
+    int64_t next; // first item that nobody took yet
+    uint64_t job;
+    int busy;
+    bool quit;
+    int workers;
+    qlora__thread threads[QLORA__MAX_THREADS];
+};
+
+// Takes ranges until none is left. Called with the mutex held.
+static void qlora__pool_work(qlora__pool* pool) {
+    pool->busy++;
+    while (pool->next < pool->count) {
+        int64_t begin = pool->next;
+        int64_t end = qlora__min(begin + pool->grain, pool->count);
+        pool->next = end;
+        qlora__mutex_unlock(&pool->mutex);
+        pool->fn(pool->user, begin, end);
+        qlora__mutex_lock(&pool->mutex);
+    }
+    pool->busy--;
+    if (pool->busy == 0) {
+        qlora__cond_wake(&pool->idle);
+    }
+}
+
+static void qlora__pool_thread(void* user) {
+    qlora__pool* pool = (qlora__pool*)user;
+    qlora__mutex_lock(&pool->mutex);
+    uint64_t seen = 0;
+    for (;;) {
+        while (pool->job == seen && !pool->quit) {
+            qlora__cond_wait(&pool->wake, &pool->mutex);
+        }
+        if (pool->quit) {
+            break;
+        }
+        seen = pool->job;
+        qlora__pool_work(pool);
+    }
+    qlora__mutex_unlock(&pool->mutex);
+}
+
+// threads - 1 workers; the calling thread is the last one. A thread that cannot start is done
+// without.
+static qlora_result qlora__pool_create(qlora_ctx* ctx, int32_t threads) {
+    if (threads <= 1) {
+        return QLORA_OK;
+    }
+    qlora__pool* pool = (qlora__pool*)qlora__alloc_zero(ctx, sizeof *pool);
+    if (pool == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    if (!qlora__mutex_init(&pool->mutex) || !qlora__cond_init(&pool->wake) ||
+        !qlora__cond_init(&pool->idle)) {
+        qlora__free(ctx, pool, sizeof *pool);
+        return qlora__fail(ctx, QLORA_ERR_MEMORY, "cannot make a lock for the CPU threads");
+    }
+    while (pool->workers < threads - 1 &&
+           qlora__thread_start(&pool->threads[pool->workers], qlora__pool_thread, pool)) {
+        pool->workers++;
+    }
+    ctx->pool = pool;
+    return QLORA_OK;
+}
+
+static void qlora__pool_destroy(qlora_ctx* ctx) {
+    qlora__pool* pool = ctx->pool;
+    if (pool == NULL) {
+        return;
+    }
+    qlora__mutex_lock(&pool->mutex);
+    pool->quit = true;
+    qlora__cond_wake(&pool->wake);
+    qlora__mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->workers; i++) {
+        qlora__thread_join(&pool->threads[i]);
+    }
+    qlora__cond_free(&pool->idle);
+    qlora__cond_free(&pool->wake);
+    qlora__mutex_free(&pool->mutex);
+    qlora__free(ctx, pool, sizeof *pool);
+    ctx->pool = NULL;
+}
+
+// fn(user, begin, end) over [0, count), grain items at a time. Every output must have one writer,
+// so that results do not depend on who ran what.
+static QLORA__UNUSED void qlora__parallel(qlora_ctx* ctx, int64_t count, int64_t grain,
+                                          qlora__range_fn fn, void* user) {
+    qlora__pool* pool = ctx->pool;
+    if (count <= 0) {
+        return;
+    }
+    if (pool == NULL || pool->workers == 0 || count <= grain) {
+        fn(user, 0, count);
+        return;
+    }
+    qlora__mutex_lock(&pool->mutex);
+    pool->fn = fn;
+    pool->user = user;
+    pool->count = count;
+    pool->grain = grain > 0 ? grain : 1;
+    pool->next = 0;
+    pool->job++;
+    qlora__cond_wake(&pool->wake);
+    qlora__pool_work(pool);
+    while (pool->busy > 0) {
+        qlora__cond_wait(&pool->idle, &pool->mutex);
+    }
+    qlora__mutex_unlock(&pool->mutex);
+}

@@ -1,0 +1,125 @@
+// Every reader below takes bytes it does not trust. It either gives a value that obeys every rule
+// of its format or returns an error whose text names the file and the fault; it never reads outside
+// the bytes it was given. Nothing here knows about devices.
+
+#define QLORA__PATH_ROOM 4096
+
+// Joins a folder and a file name into `out` (QLORA__PATH_ROOM bytes).
+static qlora_result qlora__path_join(qlora_ctx* ctx, const char* dir, const char* name, char* out) {
+    size_t a = strlen(dir);
+    size_t b = strlen(name);
+    if (a + b + 2 > QLORA__PATH_ROOM) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "path of %.60s... and %.60s is longer than %d",
+                           dir, name, QLORA__PATH_ROOM);
+    }
+    memcpy(out, dir, a);
+    if (a > 0 && dir[a - 1] != '/') {
+        out[a] = '/';
+        a++;
+    }
+    memcpy(out + a, name, b + 1);
+    return QLORA_OK;
+}
+
+// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+static qlora_result qlora__file_exists(qlora_ctx* ctx, const char* path, bool* out) {
+    void* file = NULL;
+    int code = ctx->desc.files.open(path, QLORA_FILE_READ, &file, ctx->desc.files.user);
+    if (code != 0 && code != ENOENT) {
+        return qlora__fail(ctx, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                           qlora__errno_text(code), code);
+    }
+    if (code == 0) {
+        ctx->desc.files.close(file, ctx->desc.files.user);
+    }
+    *out = code == 0;
+    return QLORA_OK;
+}
+
+// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
+// `less` is a strict total order.
+typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
+
+static void qlora__sort_sift(uint32_t* index, size_t root, size_t count, qlora__less_fn less,
+                             const void* user) {
+    for (;;) {
+        size_t child = 2 * root + 1;
+        if (child >= count) {
+            return;
+        }
+        if (child + 1 < count && less(user, index[child], index[child + 1])) {
+            child++;
+        }
+        if (!less(user, index[root], index[child])) {
+            return;
+        }
+        uint32_t swap = index[root];
+        index[root] = index[child];
+        index[child] = swap;
+        root = child;
+    }
+}
+
+static void qlora__sort(uint32_t* index, size_t count, qlora__less_fn less, const void* user) {
+    for (size_t i = count / 2; i > 0; i--) {
+        qlora__sort_sift(index, i - 1, count, less, user);
+    }
+    for (size_t i = count; i > 1; i--) {
+        uint32_t swap = index[0];
+        index[0] = index[i - 1];
+        index[i - 1] = swap;
+        qlora__sort_sift(index, 0, i - 1, less, user);
+    }
+}
+
+// ---- checksum
+
+// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
+// bijection of the state for a given word and of the word for a given state, so damage inside one
+// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
+typedef struct qlora__hash {
+    uint64_t state;
+    uint64_t bytes;
+    uint64_t word; // bytes that do not fill a word yet, little-endian
+} qlora__hash;
+
+static void qlora__hash_begin(qlora__hash* h) {
+    h->state = 0x9E3779B97F4A7C15u;
+    h->bytes = 0;
+    h->word = 0;
+}
+
+static uint64_t qlora__hash_mix(uint64_t state, uint64_t word) {
+    state = (state ^ word) * 0xD6E8FEB86659FD93u;
+    return state ^ (state >> 32);
+}
+
+static void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
+    const uint8_t* p = (const uint8_t*)data;
+    while (size > 0) {
+        unsigned filled = (unsigned)(h->bytes & 7);
+        if (filled == 0 && size >= 8) {
+            uint64_t word = 0;
+            for (unsigned i = 0; i < 8; i++) {
+                word |= (uint64_t)p[i] << (8 * i);
+            }
+            h->state = qlora__hash_mix(h->state, word);
+            h->bytes += 8;
+            p += 8;
+            size -= 8;
+            continue;
+        }
+        h->word |= (uint64_t)p[0] << (8 * filled);
+        h->bytes++;
+        p++;
+        size--;
+        if (filled == 7) {
+            h->state = qlora__hash_mix(h->state, h->word);
+            h->word = 0;
+        }
+    }
+}
+
+static uint64_t qlora__hash_end(const qlora__hash* h) {
+    return qlora__hash_mix(qlora__hash_mix(h->state, h->word), h->bytes);
+}

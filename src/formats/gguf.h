@@ -1,0 +1,213 @@
+// ---- GGUF adapters, written
+
+#define QLORA__GGUF_ALIGN 32u
+#define QLORA__GGUF_NAME 64
+
+// A matrix of `rows` x `cols` floats, row-major: A as [rank, in], B as [out, rank].
+typedef struct qlora__gguf_entry {
+    char name[QLORA__GGUF_NAME];
+    int64_t rows;
+    int64_t cols;
+} qlora__gguf_entry;
+
+typedef struct qlora__gguf_writer {
+    qlora__out out;
+    const qlora__gguf_entry* entries; // the caller's, until the end
+    uint32_t count;
+    uint32_t current;
+    uint64_t left; // bytes of the current tensor still to come
+} qlora__gguf_writer;
+
+// Name of a module's matrix, "model.layers.0.self_attn.q_proj" and 'a' ->
+// "blk.0.attn_q.weight.lora_a".
+static QLORA__UNUSED qlora_result qlora__gguf_name(qlora_ctx* ctx, const char* module, char which,
+                                                   char out[QLORA__GGUF_NAME]) {
+    static const struct {
+        const char* hf;
+        const char* gguf;
+    } names[7] = {{"self_attn.q_proj", "attn_q"}, {"self_attn.k_proj", "attn_k"},
+                  {"self_attn.v_proj", "attn_v"}, {"self_attn.o_proj", "attn_output"},
+                  {"mlp.gate_proj", "ffn_gate"},  {"mlp.up_proj", "ffn_up"},
+                  {"mlp.down_proj", "ffn_down"}};
+    const char* plain = qlora__plain_name(module);
+    unsigned layer = 0;
+    if (strncmp(plain, "layers.", 7) == 0 && plain[7] >= '0' && plain[7] <= '9') {
+        const char* at = plain + 7;
+        for (; *at >= '0' && *at <= '9' && layer < 100000; at++) {
+            layer = layer * 10 + (unsigned)(*at - '0');
+        }
+        for (int i = 0; i < 7 && *at == '.'; i++) {
+            if (strcmp(at + 1, names[i].hf) == 0) {
+                snprintf(out, QLORA__GGUF_NAME, "blk.%u.%s.weight.lora_%c", layer, names[i].gguf,
+                         which);
+                return QLORA_OK;
+            }
+        }
+    }
+    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
+}
+
+// llama.cpp's name of a family's architecture.
+static QLORA__UNUSED const char* qlora__gguf_architecture(qlora_family family) {
+    for (int i = 0; i < QLORA__FAMILY_COUNT; i++) {
+        if (qlora__families[i].family == family) {
+            return qlora__families[i].gguf_name;
+        }
+    }
+    return "";
+}
+
+// llama.cpp turns pairs of neighbours where Hugging Face files turn the two halves of a head, for
+// its "llama" architecture only: row `row` of a q or k matrix comes from this row of ours.
+static QLORA__UNUSED int64_t qlora__gguf_source_row(qlora_family family, int64_t row,
+                                                    int64_t head_dim) {
+    if (family != QLORA_FAMILY_LLAMA && family != QLORA_FAMILY_MISTRAL) {
+        return row;
+    }
+    int64_t in_head = row % head_dim;
+    return row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
+}
+
+// llama.cpp scales by alpha / rank and knows no rsLoRA: the alpha to write so that its scale is
+// ours.
+static QLORA__UNUSED double qlora__gguf_alpha(double alpha, int64_t rank, bool rslora) {
+    return rslora ? alpha * sqrt((double)rank) : alpha;
+}
+
+// The file has one alpha for all: what to multiply B by where a module's scale is another one.
+static QLORA__UNUSED double qlora__gguf_fold(double scale, double file_alpha, int64_t rank) {
+    return scale * (double)rank / file_alpha;
+}
+
+static void qlora__gguf_u32(qlora__text* t, uint32_t value) {
+    uint8_t bytes[8];
+    qlora__store_u64(bytes, value);
+    qlora__text_add(t, bytes, 4);
+}
+
+static void qlora__gguf_u64(qlora__text* t, uint64_t value) {
+    uint8_t bytes[8];
+    qlora__store_u64(bytes, value);
+    qlora__text_add(t, bytes, 8);
+}
+
+static void qlora__gguf_string(qlora__text* t, const char* string) {
+    qlora__gguf_u64(t, strlen(string));
+    qlora__text_puts(t, string);
+}
+
+static void qlora__gguf_pair(qlora__text* t, const char* key, const char* value) {
+    qlora__gguf_string(t, key);
+    qlora__gguf_u32(t, 8); // type: string
+    qlora__gguf_string(t, value);
+}
+
+static uint64_t qlora__gguf_bytes(const qlora__gguf_entry* e) {
+    return (uint64_t)e->rows * (uint64_t)e->cols * 4;
+}
+
+static uint64_t qlora__gguf_padded(uint64_t bytes) {
+    return (bytes + QLORA__GGUF_ALIGN - 1) / QLORA__GGUF_ALIGN * QLORA__GGUF_ALIGN;
+}
+
+static void qlora__gguf_write_header(qlora__text* t, const char* architecture, float alpha,
+                                     const qlora__gguf_entry* entries, uint32_t count) {
+    uint32_t bits = 0;
+    uint64_t at = 0;
+    memcpy(&bits, &alpha, 4);
+    qlora__text_puts(t, "GGUF");
+    qlora__gguf_u32(t, 3);
+    qlora__gguf_u64(t, count);
+    qlora__gguf_u64(t, 5);
+    qlora__gguf_pair(t, "general.architecture", architecture);
+    qlora__gguf_pair(t, "general.type", "adapter");
+    qlora__gguf_pair(t, "adapter.type", "lora");
+    qlora__gguf_string(t, "adapter.lora.alpha");
+    qlora__gguf_u32(t, 6); // type: float32
+    qlora__gguf_u32(t, bits);
+    qlora__gguf_string(t, "general.alignment");
+    qlora__gguf_u32(t, 4); // type: uint32
+    qlora__gguf_u32(t, QLORA__GGUF_ALIGN);
+    for (uint32_t i = 0; i < count; i++) {
+        qlora__gguf_string(t, entries[i].name);
+        qlora__gguf_u32(t, 2);
+        qlora__gguf_u64(t, (uint64_t)entries[i].cols); // innermost first
+        qlora__gguf_u64(t, (uint64_t)entries[i].rows);
+        qlora__gguf_u32(t, 0); // type: F32
+        qlora__gguf_u64(t, at);
+        at += qlora__gguf_padded(qlora__gguf_bytes(&entries[i]));
+    }
+    while (t->result == QLORA_OK && t->size % QLORA__GGUF_ALIGN != 0) {
+        qlora__text_add(t, "", 1);
+    }
+}
+
+static void qlora__gguf_abort(qlora_ctx* ctx, qlora__gguf_writer* w) {
+    qlora__out_abort(ctx, &w->out);
+    memset(w, 0, sizeof *w);
+}
+
+// Begins a LoRA file; then the floats of each entry in turn, in pieces of any size; then commit or
+// abort. `alpha` is what qlora__gguf_alpha gives.
+static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* path,
+                                                    const char* architecture, double alpha,
+                                                    const qlora__gguf_entry* entries,
+                                                    uint32_t count, qlora__gguf_writer* w) {
+    qlora__text text;
+    memset(w, 0, sizeof *w);
+    qlora__text_begin(ctx, &text);
+    qlora__gguf_write_header(&text, architecture, (float)alpha, entries, count);
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__out_begin(ctx, path, &w->out);
+    }
+    if (result == QLORA_OK) {
+        result = qlora__out_write(ctx, &w->out, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    if (result != QLORA_OK) {
+        qlora__gguf_abort(ctx, w);
+        return result;
+    }
+    w->entries = entries;
+    w->count = count;
+    w->left = count > 0 ? qlora__gguf_bytes(&entries[0]) : 0;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
+                                                    const void* bytes, size_t size) {
+    uint8_t zeros[QLORA__GGUF_ALIGN];
+    const uint8_t* p = (const uint8_t*)bytes;
+    memset(zeros, 0, sizeof zeros);
+    while (size > 0) {
+        if (w->current == w->count) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
+        }
+        size_t piece = size < w->left ? size : (size_t)w->left;
+        QLORA__TRY(qlora__out_write(ctx, &w->out, p, piece));
+        p += piece;
+        size -= piece;
+        w->left -= piece;
+        if (w->left == 0) {
+            uint64_t total = qlora__gguf_bytes(&w->entries[w->current]);
+            size_t pad = (size_t)(qlora__gguf_padded(total) - total);
+            QLORA__TRY(qlora__out_write(ctx, &w->out, zeros, pad));
+            w->current++;
+            w->left = w->current < w->count ? qlora__gguf_bytes(&w->entries[w->current]) : 0;
+        }
+    }
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora_ctx* ctx, qlora__gguf_writer* w) {
+    qlora_result result = QLORA_OK;
+    if (w->current != w->count) {
+        result = qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
+                             w->entries[w->current].name);
+    } else {
+        result = qlora__out_commit(ctx, &w->out);
+    }
+    qlora__gguf_abort(ctx, w);
+    return result;
+}

@@ -1,0 +1,805 @@
+// ---- numbers in text, independent of the C locale
+
+// A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with any
+// double's neighbourhood.
+#define QLORA__BIG_WORDS 160
+typedef struct qlora__big {
+    uint32_t word[QLORA__BIG_WORDS];
+    uint32_t count;
+} qlora__big;
+
+static void qlora__big_mul_add(qlora__big* b, uint32_t factor, uint32_t carry_in) {
+    uint64_t carry = carry_in;
+    for (uint32_t i = 0; i < b->count; i++) {
+        carry += (uint64_t)b->word[i] * factor;
+        b->word[i] = (uint32_t)carry;
+        carry >>= 32;
+    }
+    if (carry != 0 && b->count < QLORA__BIG_WORDS) {
+        b->word[b->count] = (uint32_t)carry;
+        b->count++;
+    }
+}
+
+static void qlora__big_shift(qlora__big* b, int bits) {
+    for (; bits >= 31; bits -= 31) {
+        qlora__big_mul_add(b, 1u << 31, 0);
+    }
+    qlora__big_mul_add(b, 1u << bits, 0);
+}
+
+static void qlora__big_mul_pow10(qlora__big* b, int power) {
+    for (; power >= 9; power -= 9) {
+        qlora__big_mul_add(b, 1000000000u, 0);
+    }
+    for (; power > 0; power--) {
+        qlora__big_mul_add(b, 10u, 0);
+    }
+}
+
+static int qlora__big_compare(const qlora__big* a, const qlora__big* b) {
+    if (a->count != b->count) {
+        return a->count < b->count ? -1 : 1;
+    }
+    for (uint32_t i = a->count; i > 0; i--) {
+        if (a->word[i - 1] != b->word[i - 1]) {
+            return a->word[i - 1] < b->word[i - 1] ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
+// A decimal number without sign: digits x 10^exponent, no leading zero. What lies behind the 800th
+// digit only matters as "a little more": one further digit 1 stands for it.
+#define QLORA__DECIMAL_DIGITS 800
+typedef struct qlora__decimal {
+    uint8_t digit[QLORA__DECIMAL_DIGITS + 1];
+    int count;
+    int exponent;
+} qlora__decimal;
+
+// Sign of decimal - n x 2^power.
+static int qlora__decimal_compare(const qlora__decimal* d, uint64_t n, int power) {
+    qlora__big left;
+    qlora__big right;
+    left.count = 0;
+    for (int i = 0; i < d->count; i++) {
+        qlora__big_mul_add(&left, 10u, d->digit[i]);
+    }
+    right.word[0] = (uint32_t)n;
+    right.word[1] = (uint32_t)(n >> 32);
+    right.count = right.word[1] != 0 ? 2 : 1;
+    qlora__big_mul_pow10(d->exponent > 0 ? &left : &right, abs(d->exponent));
+    qlora__big_shift(power > 0 ? &right : &left, abs(power));
+    return qlora__big_compare(&left, &right);
+}
+
+// The double nearest to d, ties to even: a guess good to a few units, then exact comparisons with
+// the midpoints to its neighbours. Infinity when out of range.
+static double qlora__decimal_to_double(const qlora__decimal* d) {
+    static const double pow10[23] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                     1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                     1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    uint64_t bits = 0;
+    double x = 0.0;
+    int magnitude = d->count + d->exponent;
+    if (d->count == 0 || magnitude < -330) {
+        return 0.0;
+    }
+    if (magnitude > 310) {
+        bits = 0x7FF0000000000000u;
+        memcpy(&x, &bits, sizeof x);
+        return x;
+    }
+    uint64_t lead = 0;
+    int used = 0;
+    for (; used < d->count && used < 18; used++) {
+        lead = lead * 10 + d->digit[used];
+    }
+    int scale = d->exponent + d->count - used;
+    x = (double)lead;
+    for (; scale > 0; scale -= scale < 22 ? scale : 22) {
+        x *= pow10[scale < 22 ? scale : 22];
+    }
+    for (; scale < 0; scale += -scale < 22 ? -scale : 22) {
+        x /= pow10[-scale < 22 ? -scale : 22];
+    }
+    memcpy(&bits, &x, sizeof bits);
+    if (bits >= 0x7FF0000000000000u) {
+        bits = 0x7FEFFFFFFFFFFFFFu;
+    }
+    while (bits < 0x7FF0000000000000u) {
+        uint64_t mantissa = bits & 0xFFFFFFFFFFFFFu;
+        int exponent = (int)(bits >> 52);
+        int power = (exponent == 0 ? 1 : exponent) - 1075;
+        mantissa |= exponent == 0 ? 0 : (uint64_t)1 << 52;
+        int above = qlora__decimal_compare(d, 2 * mantissa + 1, power - 1);
+        if (above > 0 || (above == 0 && (mantissa & 1) != 0)) {
+            bits++;
+            continue;
+        }
+        if (bits == 0) {
+            break;
+        }
+        // below a power of two the neighbour is only half a step away
+        bool edge = (bits & 0xFFFFFFFFFFFFFu) == 0 && exponent > 1;
+        int below = edge ? qlora__decimal_compare(d, 4 * mantissa - 1, power - 2)
+                         : qlora__decimal_compare(d, 2 * mantissa - 1, power - 1);
+        if (below < 0 || (below == 0 && (mantissa & 1) != 0)) {
+            bits--;
+            continue;
+        }
+        break;
+    }
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Reads a number of JSON's grammar (already checked) to the nearest double.
+static double qlora__number_parse(const char* text, size_t size) {
+    qlora__decimal d;
+    size_t i = 0;
+    bool negative = size > 0 && text[0] == '-';
+    bool fraction = false;
+    bool more = false;
+    d.count = 0;
+    d.exponent = 0;
+    for (i = negative ? 1 : 0; i < size && text[i] != 'e' && text[i] != 'E'; i++) {
+        if (text[i] == '.') {
+            fraction = true;
+            continue;
+        }
+        // an exponent of a million is as good as any larger one, and cannot overflow
+        if (d.count == QLORA__DECIMAL_DIGITS) {
+            more = more || text[i] != '0';
+            d.exponent += fraction || d.exponent > 1000000 ? 0 : 1;
+            continue;
+        }
+        if (d.count > 0 || text[i] != '0') {
+            d.digit[d.count] = (uint8_t)(text[i] - '0');
+            d.count++;
+        }
+        d.exponent -= fraction && d.exponent > -1000000 ? 1 : 0;
+    }
+    if (more) {
+        d.digit[d.count] = 1;
+        d.count++;
+        d.exponent--;
+    }
+    if (i < size) {
+        bool minus = text[i + 1] == '-';
+        int power = 0;
+        for (i += minus || text[i + 1] == '+' ? 2 : 1; i < size; i++) {
+            power = power > 1000000 ? power : power * 10 + (text[i] - '0');
+        }
+        d.exponent += minus ? -power : power;
+    }
+    double x = qlora__decimal_to_double(&d);
+    return negative ? -x : x;
+}
+
+// ---- JSON, read
+
+// A parsed text is a flat array of tokens in the order of the text. An object's members are pairs:
+// a string token, then the value's tokens. `next` skips a value with all it contains, so walking
+// one level needs no stack. Token 0 is the root and can be no member, so 0 also says "not found".
+typedef enum qlora__json_kind {
+    QLORA__JSON_NULL,
+    QLORA__JSON_FALSE,
+    QLORA__JSON_TRUE,
+    QLORA__JSON_NUMBER,
+    QLORA__JSON_STRING,
+    QLORA__JSON_ARRAY,
+    QLORA__JSON_OBJECT
+} qlora__json_kind;
+
+#define QLORA__JSON_MAX_DEPTH 256
+#define QLORA__JSON_MAX_BYTES 0x7FFFFFFFu
+#define QLORA__JSON_ROOT 0xFFFFFFFFu
+#define QLORA__JSON_UNIQUE 1u // flag: an object with the same key twice is an error
+
+typedef struct qlora__json_token {
+    qlora__json_kind kind;
+    uint32_t begin; // first byte; of a string, the byte after the opening quote
+    uint32_t end;   // one past the last byte; of a string, the closing quote
+    uint32_t next;  // token after this value and everything inside it
+    uint32_t count; // members, elements, or escapes in a string
+} qlora__json_token;
+
+typedef struct qlora__json {
+    const char* text; // the caller's; must outlive the tokens
+    const char* label;
+    uint32_t size;
+    uint32_t count;
+    uint32_t capacity;
+    qlora__json_token* tokens;
+} qlora__json;
+
+typedef struct qlora__json_parser {
+    qlora_ctx* ctx;
+    qlora__json* json;
+    uint32_t at;
+    uint32_t parent; // the innermost open container; its own parent waits in its `next`
+    uint32_t depth;
+} qlora__json_parser;
+
+static void qlora__json_free(qlora_ctx* ctx, qlora__json* json) {
+    qlora__free(ctx, json->tokens, json->capacity * sizeof *json->tokens);
+    memset(json, 0, sizeof *json);
+}
+
+static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* what) {
+    unsigned line = 1;
+    unsigned column = 1;
+    for (uint32_t i = 0; i < p->at && i < p->json->size; i++) {
+        column++;
+        if (p->json->text[i] == '\n') {
+            line++;
+            column = 1;
+        }
+    }
+    return qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: line %u, column %u: %s", p->json->label, line,
+                       column, what);
+}
+
+// Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
+static uint32_t qlora__utf8_size(const char* text, uint32_t left) {
+    const uint8_t* p = (const uint8_t*)text;
+    uint32_t size = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : 4;
+    if (size == 0 || size > left || p[0] > 0xF4) {
+        return 0;
+    }
+    for (uint32_t i = 1; i < size; i++) {
+        if ((p[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    // overlong forms, surrogates, and what lies above U+10FFFF show in the second byte
+    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] > 0x9F) ||
+        (p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] > 0x8F)) {
+        return 0;
+    }
+    return size;
+}
+
+// Value of four hexadecimal digits, or 0x10000.
+static uint32_t qlora__hex4(const char* text, uint32_t left) {
+    uint32_t value = 0;
+    if (left < 4) {
+        return 0x10000u;
+    }
+    for (int i = 0; i < 4; i++) {
+        char c = text[i];
+        uint32_t digit = c >= '0' && c <= '9'   ? (uint32_t)(c - '0')
+                         : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a') + 10
+                         : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A') + 10
+                                                : 16u;
+        if (digit == 16u) {
+            return 0x10000u;
+        }
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kind, uint32_t begin,
+                                     uint32_t end) {
+    qlora__json* json = p->json;
+    if (json->count == json->capacity) {
+        uint32_t capacity = json->capacity == 0 ? 64 : json->capacity * 2;
+        size_t bytes = 0;
+        if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
+            return qlora__json_bad(p, "too many values");
+        }
+        qlora__json_token* tokens = (qlora__json_token*)qlora__alloc(p->ctx, bytes);
+        if (tokens == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        if (json->count > 0) {
+            memcpy(tokens, json->tokens, json->count * sizeof *tokens);
+            qlora__free(p->ctx, json->tokens, json->capacity * sizeof *tokens);
+        }
+        json->tokens = tokens;
+        json->capacity = capacity;
+    }
+    qlora__json_token* t = &json->tokens[json->count];
+    json->count++;
+    t->kind = kind;
+    t->begin = begin;
+    t->end = end;
+    t->next = json->count;
+    t->count = 0;
+    return QLORA_OK;
+}
+
+// An escape, with p->at on the backslash.
+static qlora_result qlora__json_escape(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t left = p->json->size - p->at;
+    if (left < 2 || text[p->at + 1] == '\0' || strchr("\"\\/bfnrtu", text[p->at + 1]) == NULL) {
+        return qlora__json_bad(p, "unknown escape in a string");
+    }
+    if (text[p->at + 1] != 'u') {
+        p->at += 2;
+        return QLORA_OK;
+    }
+    uint32_t code = qlora__hex4(text + p->at + 2, left - 2);
+    if (code > 0xFFFF) {
+        return qlora__json_bad(p, "\\u needs four hexadecimal digits");
+    }
+    if ((code & 0xFC00) == 0xD800 && left >= 12 && text[p->at + 6] == '\\' &&
+        text[p->at + 7] == 'u' && (qlora__hex4(text + p->at + 8, left - 8) & 0x1FC00) == 0xDC00) {
+        p->at += 12;
+        return QLORA_OK;
+    }
+    if ((code & 0xF800) == 0xD800) {
+        return qlora__json_bad(p, "half of a surrogate pair in a string");
+    }
+    p->at += 6;
+    return QLORA_OK;
+}
+
+// A string, with p->at on the opening quote.
+static qlora_result qlora__json_string_parse(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t size = p->json->size;
+    uint32_t begin = p->at + 1;
+    uint32_t escapes = 0;
+    p->at = begin;
+    while (p->at < size && text[p->at] != '"') {
+        uint8_t c = (uint8_t)text[p->at];
+        if (c == '\\') {
+            QLORA__TRY(qlora__json_escape(p));
+            escapes++;
+        } else if (c < 0x20) {
+            return qlora__json_bad(p, "control character in a string");
+        } else {
+            uint32_t step = c < 0x80 ? 1 : qlora__utf8_size(text + p->at, size - p->at);
+            if (step == 0) {
+                return qlora__json_bad(p, "invalid UTF-8 in a string");
+            }
+            p->at += step;
+        }
+    }
+    if (p->at >= size) {
+        return qlora__json_bad(p, "string without its closing quote");
+    }
+    QLORA__TRY(qlora__json_push(p, QLORA__JSON_STRING, begin, p->at));
+    p->json->tokens[p->json->count - 1].count = escapes;
+    p->at++;
+    return QLORA_OK;
+}
+
+static uint32_t qlora__json_digits(const qlora__json_parser* p, uint32_t at) {
+    while (at < p->json->size && p->json->text[at] >= '0' && p->json->text[at] <= '9') {
+        at++;
+    }
+    return at;
+}
+
+static qlora_result qlora__json_number_parse(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    uint32_t size = p->json->size;
+    uint32_t begin = p->at;
+    uint32_t at = begin + (text[begin] == '-' ? 1 : 0);
+    uint32_t end = qlora__json_digits(p, at);
+    if (end == at) {
+        return qlora__json_bad(p, "a value was expected");
+    }
+    if (text[at] == '0' && end > at + 1) {
+        return qlora__json_bad(p, "number with a leading zero");
+    }
+    if (end < size && text[end] == '.') {
+        at = end + 1;
+        end = qlora__json_digits(p, at);
+        if (end == at) {
+            return qlora__json_bad(p, "number without digits after the point");
+        }
+    }
+    if (end < size && (text[end] == 'e' || text[end] == 'E')) {
+        at = end + 1;
+        at += at < size && (text[at] == '+' || text[at] == '-') ? 1 : 0;
+        end = qlora__json_digits(p, at);
+        if (end == at) {
+            return qlora__json_bad(p, "number without digits in the exponent");
+        }
+    }
+    p->at = end;
+    return qlora__json_push(p, QLORA__JSON_NUMBER, begin, end);
+}
+
+// A value that is complete in itself, or the opening of a container.
+static qlora_result qlora__json_value(qlora__json_parser* p) {
+    static const struct {
+        const char* word;
+        qlora__json_kind kind;
+    } words[3] = {
+        {"null", QLORA__JSON_NULL}, {"false", QLORA__JSON_FALSE}, {"true", QLORA__JSON_TRUE}};
+    const char* text = p->json->text;
+    char c = text[p->at];
+    if (c == '"') {
+        return qlora__json_string_parse(p);
+    }
+    if (c == '{' || c == '[') {
+        if (p->depth == QLORA__JSON_MAX_DEPTH) {
+            return qlora__json_bad(p, "nested too deeply");
+        }
+        QLORA__TRY(
+            qlora__json_push(p, c == '{' ? QLORA__JSON_OBJECT : QLORA__JSON_ARRAY, p->at, p->at));
+        p->json->tokens[p->json->count - 1].next = p->parent;
+        p->parent = p->json->count - 1;
+        p->depth++;
+        p->at++;
+        return QLORA_OK;
+    }
+    for (int i = 0; i < 3; i++) {
+        uint32_t length = (uint32_t)strlen(words[i].word);
+        if (c == words[i].word[0] && p->json->size - p->at >= length &&
+            memcmp(text + p->at, words[i].word, length) == 0) {
+            p->at += length;
+            return qlora__json_push(p, words[i].kind, p->at - length, p->at);
+        }
+    }
+    return qlora__json_number_parse(p);
+}
+
+static void qlora__json_space(qlora__json_parser* p) {
+    const char* text = p->json->text;
+    while (p->at < p->json->size && (text[p->at] == ' ' || text[p->at] == '\t' ||
+                                     text[p->at] == '\n' || text[p->at] == '\r')) {
+        p->at++;
+    }
+}
+
+// The key of a member and its colon, p->at on the key.
+static qlora_result qlora__json_key(qlora__json_parser* p) {
+    if (p->at >= p->json->size || p->json->text[p->at] != '"') {
+        return qlora__json_bad(p, "a key in quotes was expected");
+    }
+    QLORA__TRY(qlora__json_string_parse(p));
+    qlora__json_space(p);
+    if (p->at >= p->json->size || p->json->text[p->at] != ':') {
+        return qlora__json_bad(p, "':' was expected after a key");
+    }
+    p->at++;
+    qlora__json_space(p);
+    return QLORA_OK;
+}
+
+// After a value: closes containers, and goes past one comma. *done when the root is complete.
+static qlora_result qlora__json_after(qlora__json_parser* p, bool* done) {
+    for (;;) {
+        if (p->parent == QLORA__JSON_ROOT) {
+            *done = true;
+            return QLORA_OK;
+        }
+        qlora__json_token* open = &p->json->tokens[p->parent];
+        bool object = open->kind == QLORA__JSON_OBJECT;
+        qlora__json_space(p);
+        char c = p->at < p->json->size ? p->json->text[p->at] : '\0';
+        if (c != ',' && c != (object ? '}' : ']')) {
+            return qlora__json_bad(p,
+                                   object ? "',' or '}' was expected" : "',' or ']' was expected");
+        }
+        open->count += p->json->count > p->parent + 1 ? 1 : 0;
+        p->at++;
+        if (c == ',') {
+            qlora__json_space(p);
+            return QLORA_OK;
+        }
+        p->parent = open->next;
+        p->depth--;
+        open->end = p->at;
+        open->next = p->json->count;
+    }
+}
+
+// Next code point of a string token, from *at; escapes and UTF-8 were checked when it was parsed.
+static uint32_t qlora__json_code(const char* text, uint32_t* at) {
+    const char* p = text + *at;
+    uint8_t c = (uint8_t)p[0];
+    if (c != '\\') {
+        uint32_t size = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+        uint32_t code = size == 1 ? c : c & (0x7Fu >> size);
+        for (uint32_t i = 1; i < size; i++) {
+            code = code << 6 | ((uint8_t)p[i] & 0x3Fu);
+        }
+        *at += size;
+        return code;
+    }
+    if (p[1] != 'u') {
+        static const char from[] = "\"\\/bfnrt";
+        static const char to[] = "\"\\/\b\f\n\r\t";
+        *at += 2;
+        return (uint8_t)to[strchr(from, p[1]) - from];
+    }
+    uint32_t code = qlora__hex4(p + 2, 4);
+    *at += 6;
+    if ((code & 0xFC00) == 0xD800) {
+        code = 0x10000u + ((code & 0x3FF) << 10 | (qlora__hex4(p + 8, 4) & 0x3FF));
+        *at += 6;
+    }
+    return code;
+}
+
+static bool qlora__json_key_less(const void* user, uint32_t a, uint32_t b) {
+    const qlora__json* json = (const qlora__json*)user;
+    uint32_t i = json->tokens[a].begin;
+    uint32_t j = json->tokens[b].begin;
+    while (i < json->tokens[a].end && j < json->tokens[b].end) {
+        uint32_t x = qlora__json_code(json->text, &i);
+        uint32_t y = qlora__json_code(json->text, &j);
+        if (x != y) {
+            return x < y;
+        }
+    }
+    return i == json->tokens[a].end && j < json->tokens[b].end;
+}
+
+// Refuses an object that has one key twice: sorts each object's keys and compares neighbours.
+static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
+    qlora__json* json = p->json;
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < json->count; i++) {
+        if (json->tokens[i].kind == QLORA__JSON_OBJECT && json->tokens[i].count > largest) {
+            largest = json->tokens[i].count;
+        }
+    }
+    if (largest < 2) {
+        return QLORA_OK;
+    }
+    size_t bytes = largest * sizeof(uint32_t);
+    uint32_t* keys = (uint32_t*)qlora__alloc(p->ctx, bytes);
+    if (keys == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result result = QLORA_OK;
+    for (uint32_t i = 0; i < json->count && result == QLORA_OK; i++) {
+        uint32_t n = json->tokens[i].kind == QLORA__JSON_OBJECT ? json->tokens[i].count : 0;
+        uint32_t key = i + 1;
+        for (uint32_t k = 0; k < n; k++) {
+            keys[k] = key;
+            key = json->tokens[key + 1].next;
+        }
+        qlora__sort(keys, n, qlora__json_key_less, json);
+        for (uint32_t k = 1; k < n && result == QLORA_OK; k++) {
+            if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
+                const qlora__json_token* t = &json->tokens[keys[k]];
+                int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
+                result = qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
+                                     json->label, shown, json->text + t->begin);
+            }
+        }
+    }
+    qlora__free(p->ctx, keys, bytes);
+    return result;
+}
+
+static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t flags) {
+    qlora__json* json = p->json;
+    bool done = false;
+    qlora__json_space(p);
+    while (!done) {
+        // here a value stands, in an object with its key before it
+        bool object =
+            p->parent != QLORA__JSON_ROOT && json->tokens[p->parent].kind == QLORA__JSON_OBJECT;
+        if (object) {
+            QLORA__TRY(qlora__json_key(p));
+        }
+        if (p->at >= json->size) {
+            return qlora__json_bad(p, "a value was expected");
+        }
+        uint32_t opened = p->parent;
+        QLORA__TRY(qlora__json_value(p));
+        if (p->parent != opened) {
+            qlora__json_space(p);
+            char close = json->tokens[p->parent].kind == QLORA__JSON_OBJECT ? '}' : ']';
+            if (p->at >= json->size || json->text[p->at] != close) {
+                continue;
+            }
+        }
+        QLORA__TRY(qlora__json_after(p, &done));
+    }
+    qlora__json_space(p);
+    if (p->at != json->size) {
+        return qlora__json_bad(p, "something follows the value");
+    }
+    return (flags & QLORA__JSON_UNIQUE) != 0 ? qlora__json_check_unique(p) : QLORA_OK;
+}
+
+// Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
+// the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
+static qlora_result qlora__json_parse(qlora_ctx* ctx, const char* label, const void* text,
+                                      uint64_t size, uint32_t flags, qlora__json* out) {
+    qlora__json json;
+    qlora__json_parser p;
+    memset(&json, 0, sizeof json);
+    if (size > QLORA__JSON_MAX_BYTES) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+    }
+    json.text = (const char*)text;
+    json.label = label;
+    json.size = (uint32_t)size;
+    p.ctx = ctx;
+    p.json = &json;
+    p.at = 0;
+    p.parent = QLORA__JSON_ROOT;
+    p.depth = 0;
+    qlora_result result = qlora__json_parse_tokens(&p, flags);
+    if (result != QLORA_OK) {
+        qlora__json_free(ctx, &json);
+        return result;
+    }
+    *out = json;
+    return QLORA_OK;
+}
+
+static qlora__json_kind qlora__json_kind_of(const qlora__json* json, uint32_t token) {
+    return json->tokens[token].kind;
+}
+
+// True when a string token's decoded text equals the bytes given.
+static bool qlora__json_equals(const qlora__json* json, uint32_t token, const char* text,
+                               size_t size) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_STRING) {
+        return false;
+    }
+    if (t->count == 0) {
+        return t->end - t->begin == size && memcmp(json->text + t->begin, text, size) == 0;
+    }
+    uint32_t at = t->begin;
+    size_t i = 0;
+    while (at < t->end) {
+        uint32_t code = qlora__json_code(json->text, &at);
+        uint8_t bytes[4];
+        uint32_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+        for (uint32_t k = n; k > 1; k--) {
+            bytes[k - 1] = (uint8_t)(0x80 | (code & 0x3F));
+            code >>= 6;
+        }
+        bytes[0] = (uint8_t)(n == 1 ? code : (0xF00u >> n & 0xF0u) | code);
+        if (size - i < n || memcmp(text + i, bytes, n) != 0) {
+            return false;
+        }
+        i += n;
+    }
+    return i == size;
+}
+
+// Value of a member, 0 when `object` is none or has no such key. The last of equal keys, as Python.
+static uint32_t qlora__json_find(const qlora__json* json, uint32_t object, const char* key) {
+    uint32_t found = 0;
+    size_t size = strlen(key);
+    if (json->tokens[object].kind != QLORA__JSON_OBJECT) {
+        return 0;
+    }
+    for (uint32_t k = object + 1; k < json->tokens[object].next; k = json->tokens[k + 1].next) {
+        if (qlora__json_equals(json, k, key, size)) {
+            found = k + 1;
+        }
+    }
+    return found;
+}
+
+// qlora__json_find through several objects, keys joined by '/'.
+static QLORA__UNUSED uint32_t qlora__json_find_path(const qlora__json* json, uint32_t object,
+                                                    const char* path) {
+    char key[64];
+    for (;;) {
+        const char* slash = strchr(path, '/');
+        size_t n = slash != NULL ? (size_t)(slash - path) : strlen(path);
+        if (n >= sizeof key) {
+            return 0;
+        }
+        memcpy(key, path, n);
+        key[n] = '\0';
+        object = qlora__json_find(json, object, key);
+        if (object == 0 || slash == NULL) {
+            return object;
+        }
+        path = slash + 1;
+    }
+}
+
+// Element of an array, 0 when there is none.
+static uint32_t qlora__json_at(const qlora__json* json, uint32_t array, uint32_t index) {
+    if (json->tokens[array].kind != QLORA__JSON_ARRAY || index >= json->tokens[array].count) {
+        return 0;
+    }
+    uint32_t element = array + 1;
+    for (; index > 0; index--) {
+        element = json->tokens[element].next;
+    }
+    return element;
+}
+
+static bool qlora__json_is(const qlora__json* json, uint32_t token, const char* text) {
+    return qlora__json_equals(json, token, text, strlen(text));
+}
+
+// Decoded bytes of a string token: as many as fit, always terminated when size > 0. Returns the
+// length of the whole, which is then less than `size`; a string may contain NUL bytes.
+static size_t qlora__json_string(const qlora__json* json, uint32_t token, char* out, size_t size) {
+    const qlora__json_token* t = &json->tokens[token];
+    uint32_t at = t->begin;
+    size_t length = 0;
+    if (t->kind != QLORA__JSON_STRING) {
+        at = t->end;
+    }
+    while (at < t->end) {
+        uint32_t code = qlora__json_code(json->text, &at);
+        uint32_t n = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+        for (uint32_t k = n; k > 0; k--) {
+            uint32_t low =
+                k == 1 ? (n == 1 ? code : (0xF00u >> n & 0xF0u) | code) : 0x80u | (code & 0x3F);
+            if (length + k < size) {
+                out[length + k - 1] = (char)(uint8_t)low;
+            }
+            code >>= 6;
+        }
+        length += n;
+    }
+    if (size > 0) {
+        out[length < size ? length : size - 1] = '\0';
+    }
+    return length;
+}
+
+// A finite number, nearest double.
+static bool qlora__json_double(const qlora__json* json, uint32_t token, double* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    double x = qlora__number_parse(json->text + t->begin, t->end - t->begin);
+    uint64_t bits = 0;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits >> 52 & 0x7FF) == 0x7FF) {
+        return false;
+    }
+    *out = x;
+    return true;
+}
+
+// A whole number that an int64_t holds, exactly. 4096, 4.096e3 and 4096.0 are all 4096; beyond 2^53
+// only plain digits will do.
+static bool qlora__json_int(const qlora__json* json, uint32_t token, int64_t* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    if (t->kind != QLORA__JSON_NUMBER) {
+        return false;
+    }
+    bool negative = json->text[t->begin] == '-';
+    uint64_t value = 0;
+    uint64_t limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
+    uint32_t i = t->begin + (negative ? 1 : 0);
+    for (; i < t->end && json->text[i] >= '0' && json->text[i] <= '9'; i++) {
+        uint64_t digit = (uint64_t)(json->text[i] - '0');
+        if (value > (limit - digit) / 10) {
+            return false;
+        }
+        value = value * 10 + digit;
+    }
+    if (i < t->end) {
+        double x = 0.0;
+        if (!qlora__json_double(json, token, &x) || x < -9007199254740992.0 ||
+            x > 9007199254740992.0 || (double)(int64_t)x != x) {
+            return false;
+        }
+        *out = (int64_t)x;
+        return true;
+    }
+    *out = negative ? (int64_t)(0 - value) : (int64_t)value;
+    return true;
+}
+
+// A whole number written in plain digits, as file offsets and shapes are.
+static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t* out) {
+    const qlora__json_token* t = &json->tokens[token];
+    for (uint32_t i = t->begin; i < t->end; i++) {
+        if (json->text[i] < '0' || json->text[i] > '9') {
+            return false;
+        }
+    }
+    return qlora__json_int(json, token, out);
+}

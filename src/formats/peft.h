@@ -1,0 +1,493 @@
+// ---- PEFT adapters, read
+
+typedef struct qlora__peft {
+    qlora__map map;
+    qlora__json json;
+    int64_t rank;
+    double alpha;
+    double dropout;
+    bool rslora;
+    uint32_t targets; // tokens of the config, 0 where absent
+    uint32_t excludes;
+    uint32_t layers;
+    uint32_t rank_pattern;
+    uint32_t alpha_pattern;
+    qlora__folder tensors;
+    char path[QLORA__PATH_ROOM];
+} qlora__peft;
+
+// What the adapter holds for one module. rank 0: the module is not adapted.
+typedef struct qlora__peft_module {
+    int64_t rank;
+    double alpha;
+    double scale;              // alpha / rank, or alpha / sqrt(rank) with rsLoRA
+    const qlora__st_tensor* a; // [rank, in]; NULL when only a config was read
+    const qlora__st_tensor* b; // [out, rank]
+} qlora__peft_module;
+
+static void qlora__peft_close(qlora_ctx* ctx, qlora__peft* p) {
+    qlora__folder_close(ctx, &p->tensors);
+    qlora__json_free(ctx, &p->json);
+    qlora__map_close(ctx, &p->map);
+}
+
+// Full match of a pattern of the config, perhaps wrapped in front and behind.
+static qlora_result qlora__peft_regex(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+                                      const char* front, const char* behind, const char* module,
+                                      bool* matches) {
+    char text[QLORA__RE_MAX + 32];
+    qlora__re re;
+    size_t head = strlen(front);
+    memcpy(text, front, head);
+    size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
+    if (length >= QLORA__RE_MAX || strlen(text + head) != length) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes", json->label,
+                           (unsigned long long)length);
+    }
+    memcpy(text + head + length, behind, strlen(behind) + 1);
+    qlora__re_compile(&re, text);
+    if (re.wrong != NULL) {
+        text[head + length] = '\0';
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: the pattern \"%.200s\" has %s",
+                           json->label, text + head, re.wrong);
+    }
+    *matches = qlora__re_match(&re, module);
+    return QLORA_OK;
+}
+
+// target_modules and exclude_modules: a list of names (whole, or after a dot), a regular
+// expression, or "all-linear".
+static qlora_result qlora__peft_selects(qlora_ctx* ctx, const qlora__json* json, uint32_t select,
+                                        const char* module, bool* selected) {
+    const qlora__json_token* t = &json->tokens[select];
+    *selected = false;
+    if (t->kind == QLORA__JSON_STRING) {
+        if (qlora__json_is(json, select, "all-linear")) {
+            *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
+            return QLORA_OK;
+        }
+        return qlora__peft_regex(ctx, json, select, "", "", module, selected);
+    }
+    size_t length = strlen(module);
+    for (uint32_t k = select + 1; k < t->next && !*selected; k = json->tokens[k].next) {
+        size_t n = qlora__json_string(json, k, NULL, 0);
+        bool whole = n == length || (n < length && module[length - n - 1] == '.');
+        *selected = whole && qlora__json_equals(json, k, module + length - n, n);
+    }
+    return QLORA_OK;
+}
+
+// layers_to_transform: a number or a list; the layer of a module stands after "layers.".
+static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
+                                       const char* module) {
+    const char* at = strstr(module, "layers.");
+    int64_t layer = 0;
+    if (at == NULL) {
+        return false;
+    }
+    for (at += 7; *at >= '0' && *at <= '9' && layer < 100000; at++) {
+        layer = layer * 10 + (*at - '0');
+    }
+    int64_t wanted = 0;
+    if (qlora__json_kind_of(json, select) != QLORA__JSON_ARRAY) {
+        return qlora__json_int(json, select, &wanted) && wanted == layer;
+    }
+    for (uint32_t k = select + 1; k < json->tokens[select].next; k = json->tokens[k].next) {
+        if (qlora__json_int(json, k, &wanted) && wanted == layer) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// The value of the first key of a rank_pattern or alpha_pattern that matches, 0 when none does.
+static qlora_result qlora__peft_pattern(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+                                        const char* module, uint32_t* value) {
+    *value = 0;
+    if (pattern == 0) {
+        return QLORA_OK;
+    }
+    for (uint32_t k = pattern + 1; k < json->tokens[pattern].next; k = json->tokens[k + 1].next) {
+        bool matches = false;
+        QLORA__TRY(qlora__peft_regex(ctx, json, k, "(.*\\.)?(", ")$", module, &matches));
+        if (matches) {
+            *value = k + 1;
+            return QLORA_OK;
+        }
+    }
+    return QLORA_OK;
+}
+
+// Rank, alpha and scale of a module by its full name, such as "model.layers.3.self_attn.q_proj".
+static qlora_result qlora__peft_lookup(qlora_ctx* ctx, const qlora__peft* p, const char* module,
+                                       qlora__peft_module* out) {
+    const qlora__json* json = &p->json;
+    bool selected = false;
+    bool excluded = false;
+    uint32_t value = 0;
+    memset(out, 0, sizeof *out);
+    QLORA__TRY(qlora__peft_selects(ctx, json, p->targets, module, &selected));
+    if (p->excludes != 0) {
+        QLORA__TRY(qlora__peft_selects(ctx, json, p->excludes, module, &excluded));
+    }
+    if (!selected || excluded ||
+        (p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
+        return QLORA_OK;
+    }
+    int64_t rank = p->rank;
+    double alpha = p->alpha;
+    QLORA__TRY(qlora__peft_pattern(ctx, json, p->rank_pattern, module, &value));
+    if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
+    }
+    QLORA__TRY(qlora__peft_pattern(ctx, json, p->alpha_pattern, module, &value));
+    if (value != 0 && (!qlora__json_double(json, value, &alpha) || !(alpha > 0.0))) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
+                           json->label);
+    }
+    out->rank = rank;
+    out->alpha = alpha;
+    out->scale = alpha / (p->rslora ? sqrt((double)rank) : (double)rank);
+    return QLORA_OK;
+}
+
+// Keys that change what the adapter computes and that we do not have: refused when they are set.
+static qlora_result qlora__peft_check_switches(const qlora__config_reader* r) {
+    static const char* const refused[] = {"use_dora",
+                                          "lora_bias",
+                                          "fan_in_fan_out",
+                                          "modules_to_save",
+                                          "trainable_token_indices",
+                                          "layer_replication",
+                                          "target_parameters",
+                                          "use_qalora",
+                                          "use_bdlora",
+                                          "alora_invocation_tokens",
+                                          "arrow_config",
+                                          "kasa_config",
+                                          "monteclora_config",
+                                          "velora_config"};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        uint32_t value = qlora__config_find(r, refused[i]);
+        if (value == 0) {
+            continue;
+        }
+        const qlora__json_token* t = &r->json->tokens[value];
+        bool empty =
+            t->kind == QLORA__JSON_FALSE ||
+            ((t->kind == QLORA__JSON_ARRAY || t->kind == QLORA__JSON_OBJECT) && t->count == 0);
+        if (!empty) {
+            return qlora__config_refuse(r, refused[i], value, "plain LoRA is");
+        }
+    }
+    uint32_t bias = qlora__config_find(r, "bias");
+    if (bias != 0 && !qlora__json_is(r->json, bias, "none")) {
+        return qlora__config_refuse(r, "bias", bias, "\"none\" is");
+    }
+    uint32_t pattern = qlora__config_find(r, "layers_pattern");
+    if (pattern != 0 && r->json->tokens[pattern].count != 0 &&
+        r->json->tokens[pattern].kind == QLORA__JSON_ARRAY) {
+        pattern = qlora__json_at(r->json, pattern, 0);
+    }
+    if (pattern != 0 && r->json->tokens[pattern].end - r->json->tokens[pattern].begin > 0 &&
+        r->json->tokens[pattern].kind == QLORA__JSON_STRING &&
+        !qlora__json_is(r->json, pattern, "layers")) {
+        return qlora__config_refuse(r, "layers_pattern", pattern, "\"layers\" is");
+    }
+    return QLORA_OK;
+}
+
+// A list of strings, or a string where one is allowed.
+static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const char* key,
+                                            uint32_t* out) {
+    char shown[48];
+    uint32_t value = qlora__config_find(r, key);
+    *out = value;
+    if (value == 0) {
+        return QLORA_OK;
+    }
+    const qlora__json_token* t = &r->json->tokens[value];
+    bool good = t->kind == QLORA__JSON_STRING || t->kind == QLORA__JSON_ARRAY;
+    for (uint32_t k = value + 1; good && k < t->next; k = r->json->tokens[k].next) {
+        good = r->json->tokens[k].kind == QLORA__JSON_STRING;
+    }
+    if (!good) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
+                           "%s: %s is %s; it must be a list of names or a "
+                           "regular expression",
+                           r->json->label, key, qlora__config_show(r, value, shown));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__peft_check_object(const qlora__config_reader* r, const char* key,
+                                             uint32_t* out) {
+    char shown[48];
+    *out = qlora__config_find(r, key);
+    if (*out != 0 && qlora__json_kind_of(r->json, *out) != QLORA__JSON_OBJECT) {
+        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                           r->json->label, key, qlora__config_show(r, *out, shown));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__peft_from_json(qlora_ctx* ctx, qlora__peft* p) {
+    qlora__config_reader r;
+    char shown[48];
+    r.ctx = ctx;
+    r.json = &p->json;
+    r.object = 0;
+    if (qlora__json_kind_of(r.json, 0) != QLORA__JSON_OBJECT) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", r.json->label);
+    }
+    uint32_t type = qlora__config_find(&r, "peft_type");
+    if (type == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
+    }
+    if (!qlora__json_is(r.json, type, "LORA")) {
+        return qlora__config_refuse(&r, "peft_type", type, "LORA is");
+    }
+    QLORA__TRY(qlora__peft_check_switches(&r));
+    QLORA__TRY(qlora__config_int(&r, "r", 8, 1, 65536, &p->rank));
+    QLORA__TRY(qlora__config_positive(&r, "lora_alpha", 8.0, &p->alpha));
+    QLORA__TRY(qlora__config_bool(&r, "use_rslora", false, &p->rslora));
+    uint32_t dropout = qlora__config_find(&r, "lora_dropout");
+    if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
+                         p->dropout >= 1.0)) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: lora_dropout is %s; it must be from 0 to below 1", r.json->label,
+                           qlora__config_show(&r, dropout, shown));
+    }
+    QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
+    QLORA__TRY(qlora__peft_check_names(&r, "exclude_modules", &p->excludes));
+    if (p->targets == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: target_modules is missing", r.json->label);
+    }
+    p->layers = qlora__config_find(&r, "layers_to_transform");
+    QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
+    return qlora__peft_check_object(&r, "alpha_pattern", &p->alpha_pattern);
+}
+
+// adapter_config.json from memory that outlives *p. qlora__peft_close when done.
+static QLORA__UNUSED qlora_result qlora__peft_parse(qlora_ctx* ctx, const char* label,
+                                                    const void* text, uint64_t size,
+                                                    qlora__peft* p) {
+    memset(p, 0, sizeof *p);
+    QLORA__TRY(qlora__json_parse(ctx, label, text, size, QLORA__JSON_UNIQUE, &p->json));
+    qlora_result result = qlora__peft_from_json(ctx, p);
+    if (result != QLORA_OK) {
+        qlora__peft_close(ctx, p);
+    }
+    return result;
+}
+
+// Name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
+static qlora_result qlora__peft_key(qlora_ctx* ctx, const char* module, char which, char out[320]) {
+    int n = snprintf(out, 320, "base_model.model.%s.lora_%c.weight", module, which);
+    return n > 0 && n < 320
+               ? QLORA_OK
+               : qlora__fail(ctx, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
+}
+
+// One tensor of the adapter: a matrix of a module that the config targets, of the config's rank.
+static qlora_result qlora__peft_check_tensor(qlora_ctx* ctx, const qlora__peft* p,
+                                             const qlora__st_tensor* t) {
+    static const char prefix[] = "base_model.model.";
+    static const char* const ends[2] = {".lora_A.weight", ".lora_B.weight"};
+    char module[320];
+    char partner[320];
+    qlora__peft_module found;
+    size_t length = strlen(t->name);
+    size_t front = strncmp(t->name, prefix, sizeof prefix - 1) == 0 ? sizeof prefix - 1 : 0;
+    int which = 0;
+    while (which < 2 && (length < front + 14 || strcmp(t->name + length - 14, ends[which]) != 0)) {
+        which++;
+    }
+    if (which == 2 || length >= sizeof module) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "%s: %s: only lora_A and lora_B matrices of linear layers are supported",
+                           p->tensors.dir, t->name);
+    }
+    memcpy(module, t->name + front, length - front - 14);
+    module[length - front - 14] = '\0';
+    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &found));
+    if (found.rank == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: adapter_config.json does not target this", p->tensors.dir,
+                           t->name);
+    }
+    memcpy(partner, t->name, length + 1);
+    partner[length - 8] = which == 0 ? 'B' : 'A';
+    if (qlora__folder_find(&p->tensors, partner) == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
+    }
+    if (!qlora__st_is_float(t) || t->rank != 2 || t->shape[which] != found.rank) {
+        char shape[96];
+        return qlora__fail(ctx, QLORA_ERR_FORMAT,
+                           "%s: %s: %s %s; adapter_config.json gives it rank %lld", p->tensors.dir,
+                           t->name, qlora__st_dtypes[t->dtype].name,
+                           qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__peft_open_files(qlora_ctx* ctx, const char* dir, qlora__peft* p) {
+    char path[QLORA__PATH_ROOM];
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", p->path));
+    QLORA__TRY(qlora__map_open(ctx, p->path, &p->map));
+    QLORA__TRY(
+        qlora__json_parse(ctx, p->path, p->map.data, p->map.size, QLORA__JSON_UNIQUE, &p->json));
+    QLORA__TRY(qlora__peft_from_json(ctx, p));
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_model.safetensors", path));
+    QLORA__TRY(qlora__path_join(ctx, "", dir, p->tensors.dir));
+    QLORA__TRY(qlora__folder_open_single(ctx, &p->tensors, path));
+    for (uint32_t i = 0; i < p->tensors.count; i++) {
+        QLORA__TRY(qlora__peft_check_tensor(ctx, p, p->tensors.entries[i].tensor));
+    }
+    return QLORA_OK;
+}
+
+// Opens an adapter folder and checks it in itself: every tensor is half of a pair, is targeted by
+// the config and has its rank. Nothing to close after a failure.
+static QLORA__UNUSED qlora_result qlora__peft_open(qlora_ctx* ctx, const char* dir,
+                                                   qlora__peft* p) {
+    memset(p, 0, sizeof *p);
+    qlora_result result = qlora__peft_open_files(ctx, dir, p);
+    if (result != QLORA_OK) {
+        qlora__peft_close(ctx, p);
+    }
+    return result;
+}
+
+// The adapter's matrices for module [out, in]; rank 0 when the config does not target it.
+static QLORA__UNUSED qlora_result qlora__peft_find(qlora_ctx* ctx, const qlora__peft* p,
+                                                   const char* module, int64_t out_size,
+                                                   int64_t in_size, qlora__peft_module* out) {
+    char key[320];
+    qlora__peft_module m;
+    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &m));
+    if (m.rank > 0) {
+        QLORA__TRY(qlora__peft_key(ctx, module, 'A', key));
+        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, m.rank, in_size, &m.a));
+        QLORA__TRY(qlora__peft_key(ctx, module, 'B', key));
+        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, out_size, m.rank, &m.b));
+    }
+    *out = m;
+    return QLORA_OK;
+}
+
+// ---- PEFT adapters, written
+
+typedef struct qlora__peft_override {
+    const char* module; // full name or a suffix of it
+    int64_t rank;       // 0 = no override
+    double alpha;       // 0 = no override
+} qlora__peft_override;
+
+typedef struct qlora__peft_desc {
+    const char* base_name; // name or folder of the base model; NULL = null in the file
+    int64_t rank;
+    double alpha;
+    double dropout;
+    bool rslora;
+    const char* const* targets;
+    uint32_t target_count;
+    const int64_t* layers; // layers_to_transform; layer_count 0 = all
+    uint32_t layer_count;
+    const qlora__peft_override* overrides;
+    uint32_t override_count;
+} qlora__peft_desc;
+
+// PEFT declares alpha an integer and accepts a float.
+static void qlora__peft_write_alpha(qlora__json_writer* w, const char* key, double alpha) {
+    if (alpha >= 0.0 && alpha < 1e15 && (double)(int64_t)alpha == alpha) {
+        qlora__json_write_int(w, key, (int64_t)alpha);
+    } else {
+        qlora__json_write_double(w, key, alpha);
+    }
+}
+
+// A pattern's key is a regular expression: dots in a name are escaped.
+static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
+                                      const qlora__peft_desc* d, bool ranks) {
+    qlora__json_write_open(w, name, '{');
+    for (uint32_t i = 0; i < d->override_count; i++) {
+        const qlora__peft_override* o = &d->overrides[i];
+        char key[640];
+        size_t n = 0;
+        for (const char* c = o->module; *c != '\0' && n < sizeof key - 2; c++) {
+            if (*c == '.') {
+                key[n++] = '\\';
+            }
+            key[n++] = *c;
+        }
+        key[n] = '\0';
+        if (ranks && o->rank > 0) {
+            qlora__json_write_int(w, key, o->rank);
+        } else if (!ranks && o->alpha > 0.0) {
+            qlora__peft_write_alpha(w, key, o->alpha);
+        }
+    }
+    qlora__json_write_close(w, '}');
+}
+
+// The text of adapter_config.json: the keys every PEFT version knows, sorted, two spaces.
+static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d) {
+    qlora__json_writer w;
+    qlora__json_write_begin(&w, text, 2);
+    qlora__json_write_open(&w, NULL, '{');
+    qlora__peft_write_pattern(&w, "alpha_pattern", d, false);
+    if (d->base_name != NULL) {
+        qlora__json_write_string(&w, "base_model_name_or_path", d->base_name);
+    } else {
+        qlora__json_write_word(&w, "base_model_name_or_path", "null");
+    }
+    qlora__json_write_string(&w, "bias", "none");
+    qlora__json_write_word(&w, "fan_in_fan_out", "false");
+    qlora__json_write_word(&w, "inference_mode", "true");
+    qlora__json_write_word(&w, "init_lora_weights", "true");
+    qlora__json_write_word(&w, "layers_pattern", "null");
+    if (d->layer_count > 0) {
+        qlora__json_write_open(&w, "layers_to_transform", '[');
+        for (uint32_t i = 0; i < d->layer_count; i++) {
+            qlora__json_write_int(&w, NULL, d->layers[i]);
+        }
+        qlora__json_write_close(&w, ']');
+    } else {
+        qlora__json_write_word(&w, "layers_to_transform", "null");
+    }
+    qlora__peft_write_alpha(&w, "lora_alpha", d->alpha);
+    qlora__json_write_double(&w, "lora_dropout", d->dropout);
+    qlora__json_write_word(&w, "modules_to_save", "null");
+    qlora__json_write_string(&w, "peft_type", "LORA");
+    qlora__json_write_int(&w, "r", d->rank);
+    qlora__peft_write_pattern(&w, "rank_pattern", d, true);
+    qlora__json_write_word(&w, "revision", "null");
+    qlora__json_write_open(&w, "target_modules", '[');
+    for (uint32_t i = 0; i < d->target_count; i++) {
+        qlora__json_write_string(&w, NULL, d->targets[i]);
+    }
+    qlora__json_write_close(&w, ']');
+    qlora__json_write_string(&w, "task_type", "CAUSAL_LM");
+    qlora__json_write_word(&w, "use_dora", "false");
+    qlora__json_write_word(&w, "use_rslora", d->rslora ? "true" : "false");
+    qlora__json_write_close(&w, '}');
+}
+
+// Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
+// by qlora__peft_key; write them first, so that a config never stands without its weights.
+static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const char* dir,
+                                                           const qlora__peft_desc* d) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", path));
+    qlora__text_begin(ctx, &text);
+    qlora__peft_write_text(&text, d);
+    qlora_result result = text.result;
+    if (result == QLORA_OK) {
+        result = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return result;
+}

@@ -1,0 +1,406 @@
+#ifndef QLORA_NO_CUDA
+
+// ---- our own kernels ----------------------------------------------------------------------------
+
+// The tile a kernel computes per block, and the kernels that have it.
+typedef struct qlora__gemm_tile {
+    int64_t side;
+    qlora__kernel_id f32;
+    qlora__kernel_id half;
+} qlora__gemm_tile;
+
+static const qlora__gemm_tile qlora__gemm_tiles[] = {
+    {16, QLORA__K_gemm_skinny_f32, QLORA__K_gemm_skinny_half},
+    {64, QLORA__K_gemm_mid_f32, QLORA__K_gemm_mid_half},
+    {128, QLORA__K_gemm_big_f32, QLORA__K_gemm_big_half},
+};
+
+// Row of qlora__gemm_tiles. Few rows or columns with a long K: K is split inside the block. A short
+// K, or fewer than 96 big tiles: small tiles fill the device better.
+static int qlora__gemm_choose(const qlora__gemm* g) {
+    int64_t big_tiles = qlora__ceil_div(g->M, 128) * qlora__ceil_div(g->N, 128) * g->batch;
+    if (qlora__min(g->M, g->N) <= 32 && g->K >= 128) {
+        return 0;
+    }
+    return g->K <= 32 || big_tiles < 96 ? 1 : 2;
+}
+
+// Whether the tensor-core kernels take it: 16-bit operands, not both transposed, a device that has
+// them, rows that start on 16 bytes, and not so narrow that the split along K wins.
+static bool qlora__gemm_takes_tensor_cores(const qlora_ctx* ctx, const qlora__gemm* g) {
+    uintptr_t address = (uintptr_t)g->A | (uintptr_t)g->B;
+    int64_t strides = g->lda | g->ldb | (g->batch > 1 ? g->sA | g->sB : 0);
+    return g->a_type != QLORA_F32 && !(g->ta && g->tb) && ctx->gpu->target_number >= 80 &&
+           address % 16 == 0 && strides % 8 == 0 && qlora__gemm_choose(g) != 0;
+}
+
+static qlora_result qlora__gemm_ptx(qlora_ctx* ctx, const qlora__gemm* g) {
+    static const qlora__kernel_id tensor[2][3] = {
+        {QLORA__K_gemm_tc_bf16_nn, QLORA__K_gemm_tc_bf16_nt, QLORA__K_gemm_tc_bf16_tn},
+        {QLORA__K_gemm_tc_f16_nn, QLORA__K_gemm_tc_f16_nt, QLORA__K_gemm_tc_f16_tn},
+    };
+    const qlora__gemm_tile* tile = &qlora__gemm_tiles[qlora__gemm_choose(g)];
+    qlora__kernel_id kernel = g->a_type == QLORA_F32 ? tile->f32 : tile->half;
+    int64_t side = tile->side;
+    if (qlora__gemm_takes_tensor_cores(ctx, g)) {
+        kernel = tensor[g->a_type == QLORA_F16 ? 1 : 0][g->ta ? 2 : g->tb ? 1 : 0];
+        side = 128;
+    }
+    int32_t M = (int32_t)g->M;
+    int32_t N = (int32_t)g->N;
+    int32_t K = (int32_t)g->K;
+    int32_t flags = (g->out == QLORA_BF16 ? 1 : 0) | (g->ta ? 2 : 0) | (g->tb ? 4 : 0) |
+                    (g->a_type == QLORA_F16 ? 8 : 0);
+    size_t in_size = qlora_dtype_bytes(g->a_type);
+    size_t out_size = qlora_dtype_bytes(g->out);
+    qlora__gemm c = *g; // parameters are passed by address
+    for (int64_t done = 0; done < g->batch; done += 65535) {
+        int64_t now = qlora__min(g->batch - done, 65535);
+        const void* A = (const char*)g->A + (size_t)(done * g->sA) * in_size;
+        const void* B = (const char*)g->B + (size_t)(done * g->sB) * in_size;
+        void* C = (char*)g->C + (size_t)(done * g->sC) * out_size;
+        void* args[] = {&A,     &B,    &C,    &M,    &N,           &K,       &c.lda,  &c.ldb,
+                        &c.ldc, &c.sA, &c.sB, &c.sC, &c.alpha_dev, &c.alpha, &c.beta, &flags};
+        QLORA__TRY(qlora__launch(ctx, kernel, qlora__ceil_div(g->M, side),
+                                 qlora__ceil_div(g->N, side), now, 256, 0, args));
+    }
+    return QLORA_OK;
+}
+
+// ---- cuBLAS -------------------------------------------------------------------------------------
+
+static int qlora__cublas_type(qlora_dtype dtype) {
+    return dtype == QLORA_F32 ? QLORA__CUDA_R_32F
+                              : dtype == QLORA_BF16 ? QLORA__CUDA_R_16BF : QLORA__CUDA_R_16F;
+}
+
+// Shapes that pre-warm ran are remembered; others after the seal are counted.
+static void qlora__cublas_count(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__cache* cache = ctx->gpu->cache;
+    int64_t shape[] = {g->M,     g->N,      g->K,           g->ta ? 1 : 0,   g->tb ? 1 : 0,
+                       g->batch, g->a_type, (int64_t)g->out, g->tf32 ? 1 : 0};
+    uint64_t hash = qlora__fnv(shape, sizeof shape, 0);
+    for (uint32_t i = 0; i < cache->info.cublas_shapes; i++) {
+        if (cache->planned[i] == hash) {
+            return;
+        }
+    }
+    if (cache->info.sealed) {
+        cache->info.cublas_unplanned++;
+    } else if (cache->info.cublas_shapes < QLORA__PLANNED_MAX) {
+        cache->planned[cache->info.cublas_shapes++] = hash;
+    }
+}
+
+// cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T, which is the same memory.
+static qlora_result qlora__gemm_cublas(qlora_ctx* ctx, const qlora__gemm* g) {
+    qlora__gpu* gpu = ctx->gpu;
+    QLORA__TRY(qlora__cublas_bind(ctx));
+    qlora__cublas_count(ctx, g);
+    int op_a = g->ta ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
+    int op_b = g->tb ? QLORA__CUBLAS_OP_T : QLORA__CUBLAS_OP_N;
+    int in = qlora__cublas_type(g->a_type);
+    int out = qlora__cublas_type(g->out);
+    int compute = g->tf32 ? QLORA__CUBLAS_COMPUTE_32F_FAST_TF32 : QLORA__CUBLAS_COMPUTE_32F;
+    // A leading dimension of 0 is refused even where no element is read.
+    int lda = (int)qlora__max(g->lda, 1);
+    int ldb = (int)qlora__max(g->ldb, 1);
+    int ldc = (int)qlora__max(g->ldc, 1);
+    int M = (int)g->M;
+    int N = (int)g->N;
+    int K = (int)g->K;
+    const void* alpha = &g->alpha;
+    const void* beta = &g->beta;
+    if (g->alpha_dev != NULL) {
+        alpha = g->alpha_dev;
+        beta = g->beta_dev;
+        QLORA__TRY(qlora__blas(
+            ctx, gpu->blas.SetPointerMode(gpu->cublas, QLORA__CUBLAS_POINTER_MODE_DEVICE),
+            "cublasSetPointerMode"));
+    }
+    int status = 0;
+    const char* what = "cublasGemmEx";
+    if (g->batch == 1) {
+        status = gpu->blas.GemmEx(gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->A, in,
+                                  lda, beta, g->C, out, ldc, compute, QLORA__CUBLAS_GEMM_DEFAULT);
+    } else {
+        what = "cublasGemmStridedBatchedEx";
+        status = gpu->blas.GemmStridedBatchedEx(
+            gpu->cublas, op_b, op_a, N, M, K, alpha, g->B, in, ldb, g->sB, g->A, in, lda, g->sA,
+            beta, g->C, out, ldc, g->sC, (int)g->batch, compute, QLORA__CUBLAS_GEMM_DEFAULT);
+    }
+    if (g->alpha_dev != NULL) {
+        int reset = gpu->blas.SetPointerMode(gpu->cublas, QLORA__CUBLAS_POINTER_MODE_HOST);
+        status = status != 0 ? status : reset;
+    }
+    return qlora__blas(ctx, status, what);
+}
+
+// ---- mixed operands -----------------------------------------------------------------------------
+
+// Writes the power of two that keeps an f32 matrix inside f16, and alpha over it, to scale[0..1].
+static qlora_result qlora__cast_scale(qlora_ctx* ctx, const void* data, int64_t rows, int64_t cols,
+                                      int64_t ld, float alpha, float* scale) {
+    int64_t blocks = qlora__min(qlora__max(rows * qlora__ceil_div(cols, 2048), 1), 1024);
+    int32_t count = (int32_t)blocks;
+    void* partials = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)blocks * 4, &partials));
+    void* absmax_args[] = {(void*)&data, &rows, &cols, &ld, &partials};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_cast_absmax_f32, blocks, 1, 1, 256, 0, absmax_args));
+    void* scale_args[] = {&partials, &count, &alpha, &scale};
+    return qlora__launch(ctx, QLORA__K_cast_scale, 1, 1, 1, 256, 0, scale_args);
+}
+
+// Casts one f32 operand to the type of the other, into the scratch, and points the product at it.
+static qlora_result qlora__gemm_cast(qlora_ctx* ctx, qlora__gemm* g) {
+    bool cast_a = g->a_type == QLORA_F32;
+    qlora_dtype type = cast_a ? g->b_type : g->a_type;
+    const void* data = cast_a ? g->A : g->B;
+    int64_t ld = cast_a ? g->lda : g->ldb;
+    bool trans = cast_a ? g->ta : g->tb;
+    int64_t rows = cast_a ? (trans ? g->K : g->M) : (trans ? g->N : g->K);
+    int64_t cols = cast_a ? (trans ? g->M : g->K) : (trans ? g->K : g->N);
+    if (g->batch > 1) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "a batch with one f32 and one 16-bit operand; cast it first");
+    }
+    int64_t new_ld = (int64_t)qlora__align_up((size_t)cols, 8);
+    size_t bytes = 0;
+    if (!qlora__mul((size_t)rows, (size_t)new_ld * 2, &bytes)) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "the size of the cast overflows");
+    }
+    void* copy = NULL;
+    QLORA__TRY(qlora__scratch(ctx, bytes, &copy));
+    const float* scale = NULL;
+    if (type == QLORA_F16) {
+        void* factors = NULL; // scale, alpha / scale, beta
+        QLORA__TRY(qlora__scratch(ctx, 3 * sizeof(float), &factors));
+        float* f = (float*)factors;
+        QLORA__TRY(qlora__cast_scale(ctx, data, rows, cols, ld, g->alpha, f));
+        qlora__CUdeviceptr beta = (qlora__CUdeviceptr)(uintptr_t)(f + 2);
+        int code = ctx->gpu->cu.MemsetD32Async(beta, qlora__bits(g->beta), 1, ctx->gpu->stream);
+        QLORA__TRY(qlora__cu(ctx, code, "cuMemsetD32Async"));
+        scale = f;
+        g->alpha = 1.0f;
+        g->alpha_dev = f + 1;
+        g->beta_dev = f + 2;
+    }
+    void* args[] = {(void*)&data, &copy, &rows, &cols, &ld, &new_ld, (void*)&scale};
+    int64_t pieces = rows * qlora__ceil_div(cols, 2048);
+    QLORA__TRY(qlora__launch(ctx,
+                             type == QLORA_F16 ? QLORA__K_cast_f32_f16 : QLORA__K_cast_f32_bf16,
+                             qlora__min(pieces, 4096), 1, 1, 256, 0, args));
+    *(cast_a ? &g->A : &g->B) = copy;
+    *(cast_a ? &g->lda : &g->ldb) = new_ld;
+    *(cast_a ? &g->a_type : &g->b_type) = type;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
+    if (g->K == 0) { // nothing is added; cuBLAS would not clear C
+        size_t size = qlora_dtype_bytes(g->out);
+        for (int64_t i = 0; i < g->batch && g->beta == 0.0f; i++) {
+            QLORA__TRY(qlora__zero(ctx, (char*)g->C + (size_t)(i * g->sC) * size,
+                                   (size_t)g->ldc * size, (size_t)g->N * size, (size_t)g->M));
+        }
+        if (g->beta == 0.0f || g->beta == 1.0f) {
+            return QLORA_OK;
+        }
+    }
+    if (g->a_type != g->b_type) {
+        QLORA__TRY(qlora__gemm_cast(ctx, g));
+    }
+    return path == QLORA_PATH_CUBLAS ? qlora__gemm_cublas(ctx, g) : qlora__gemm_ptx(ctx, g);
+}
+
+static bool qlora__has_cublas(const qlora_ctx* ctx) {
+    return ctx->gpu != NULL && ctx->gpu->cublas != NULL;
+}
+
+#else
+
+static qlora_result qlora__gemm_gpu(qlora_ctx* ctx, qlora__gemm* g, qlora_path path) {
+    (void)g;
+    (void)path;
+    return qlora__no_kernels(ctx);
+}
+
+static bool qlora__has_cublas(const qlora_ctx* ctx) {
+    (void)ctx;
+    return false;
+}
+
+#endif // QLORA_NO_CUDA
+
+// ---- the operator -------------------------------------------------------------------------------
+
+const char* qlora_path_name(qlora_path path) {
+    static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS", "NF4"};
+    return (int)path >= 0 && path <= QLORA_PATH_NF4 ? names[path] : "unknown";
+}
+
+qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
+    return ctx != NULL ? ctx->last_path : QLORA_PATH_AUTO;
+}
+
+static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
+    bool cpu = qlora__on_cpu(ctx);
+    if ((int)wanted < 0 || wanted > QLORA_PATH_CUBLAS) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%d is no path", (int)wanted);
+    }
+    if ((wanted == QLORA_PATH_CPU && !cpu) ||
+        (cpu && wanted != QLORA_PATH_CPU && wanted != QLORA_PATH_AUTO)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "path %s is not there on a %s context",
+                           qlora_path_name(wanted), cpu ? "CPU" : "CUDA");
+    }
+    if (wanted == QLORA_PATH_CUBLAS && !qlora__has_cublas(ctx)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                           "path cuBLAS was asked for, but none is bound (see qlora_describe)");
+    }
+    *out = wanted != QLORA_PATH_AUTO ? wanted
+           : cpu                     ? QLORA_PATH_CPU
+           : qlora__has_cublas(ctx)  ? QLORA_PATH_CUBLAS
+                                     : QLORA_PATH_PTX;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gemm_check_types(qlora_ctx* ctx, const qlora_tensor* a,
+                                            const qlora_tensor* b, const qlora_tensor* c) {
+    bool mixed = (a->dtype == QLORA_F32) != (b->dtype == QLORA_F32);
+    bool fits = a->dtype == b->dtype || mixed;
+    if (c->dtype == QLORA_BF16) {
+        fits = a->dtype == QLORA_BF16 && b->dtype == QLORA_BF16;
+    }
+    if (!fits || c->dtype == QLORA_F16) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "no product of %s and %s into %s",
+                           qlora_dtype_name(a->dtype), qlora_dtype_name(b->dtype),
+                           qlora_dtype_name(c->dtype));
+    }
+    return QLORA_OK;
+}
+
+// The matrices of a batched output may be side by side in one row (heads), but not on top of each
+// other.
+static bool qlora__batch_disjoint(const qlora_tensor* c) {
+    int64_t span = (c->rows - 1) * c->ld + c->cols;
+    return c->batch <= 1 || c->rows == 0 || c->batch_stride >= span ||
+           (c->batch_stride >= c->cols && c->batch_stride * c->batch <= c->ld);
+}
+
+static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
+                                      const qlora_tensor* a, const qlora_tensor* b,
+                                      const qlora_tensor* c, qlora__gemm* g) {
+    QLORA__TRY(qlora__need_batch(ctx, c, "C", QLORA__IS_FLOAT, -1, -1, -1));
+    int64_t batch = c->batch;
+    QLORA__TRY(qlora__need_batch(ctx, a, "A", QLORA__IS_FLOAT,
+                                 a != NULL && a->batch == 1 ? 1 : batch, -1, -1));
+    g->K = d->trans_a ? a->rows : a->cols;
+    QLORA__TRY(qlora__need_batch(ctx, a, "A", QLORA__IS_FLOAT, -1, d->trans_a ? -1 : c->rows,
+                                 d->trans_a ? c->rows : -1));
+    QLORA__TRY(qlora__need_batch(ctx, b, "B", QLORA__IS_FLOAT,
+                                 b != NULL && b->batch == 1 ? 1 : batch,
+                                 d->trans_b ? c->cols : g->K, d->trans_b ? g->K : c->cols));
+    QLORA__TRY(qlora__gemm_check_types(ctx, a, b, c));
+    QLORA__TRY(qlora__need_apart(ctx, "C", c, "A", a));
+    QLORA__TRY(qlora__need_apart(ctx, "C", c, "B", b));
+    if (!qlora__batch_disjoint(c)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the matrices of C overlap (batch stride %lld)",
+                           (long long)c->batch_stride);
+    }
+    const int64_t sizes[] = {c->rows, c->cols, g->K, a->ld, b->ld, c->ld, batch};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] > INT32_MAX - 256) {
+            return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld is beyond the 31 bits of a GEMM's sizes",
+                               (long long)sizes[i]);
+        }
+    }
+    g->ta = d->trans_a;
+    g->tb = d->trans_b;
+    g->M = c->rows;
+    g->N = c->cols;
+    g->A = a->data;
+    g->B = b->data;
+    g->C = c->data;
+    g->lda = a->ld;
+    g->ldb = b->ld;
+    g->ldc = c->ld;
+    g->batch = batch;
+    g->sA = a->batch == 1 ? 0 : a->batch_stride;
+    g->sB = b->batch == 1 ? 0 : b->batch_stride;
+    g->sC = c->batch_stride;
+    g->a_type = a->dtype;
+    g->b_type = b->dtype;
+    g->out = c->dtype;
+    g->alpha = d->alpha;
+    g->beta = d->beta;
+    g->tf32 = d->tf32 && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
+                                    const qlora_tensor* a, const qlora_tensor* b,
+                                    const qlora_tensor* c) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    qlora_path path = QLORA_PATH_AUTO;
+    QLORA__TRY(qlora__gemm_choose_path(ctx, desc->path, &path));
+    QLORA__TRY(qlora__gemm_check(ctx, desc, a, b, c, &g));
+    ctx->last_path = path;
+    if (g.M == 0 || g.N == 0 || g.batch == 0) {
+        return QLORA_OK;
+    }
+    return path == QLORA_PATH_CPU ? qlora__gemm_cpu(ctx, &g) : qlora__gemm_gpu(ctx, &g, path);
+}
+
+qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
+                        const qlora_tensor* b, const qlora_tensor* c) {
+    QLORA__ENTER(ctx, "qlora_gemm");
+    return qlora__leave(ctx, qlora__gemm_run(ctx, desc, a, b, c));
+}
+
+// The three named products. backward: TF32 only when the context says "all".
+static qlora_result qlora__gemm_named(qlora_ctx* ctx, bool trans_a, bool trans_b, bool backward,
+                                      uint32_t flags, const qlora_tensor* a, const qlora_tensor* b,
+                                      const qlora_tensor* c) {
+    uint32_t both_paths = QLORA_GEMM_PTX | QLORA_GEMM_CUBLAS;
+    uint32_t both_modes = QLORA_GEMM_TF32 | QLORA_GEMM_EXACT;
+    if (flags > 31 || (flags & both_paths) == both_paths || (flags & both_modes) == both_modes) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
+                           flags);
+    }
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_a = trans_a;
+    d.trans_b = trans_b;
+    d.alpha = 1.0f;
+    d.beta = (flags & QLORA_GEMM_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    if ((flags & both_modes) != 0) {
+        d.tf32 = (flags & QLORA_GEMM_TF32) != 0;
+    }
+    d.path = (flags & QLORA_GEMM_PTX) != 0      ? QLORA_PATH_PTX
+             : (flags & QLORA_GEMM_CUBLAS) != 0 ? QLORA_PATH_CUBLAS
+                                                : QLORA_PATH_AUTO;
+    return qlora__gemm_run(ctx, &d, a, b, c);
+}
+
+qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                const qlora_tensor* c, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_gemm_forward");
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, false, false, flags, a, b, c));
+}
+
+qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc, const qlora_tensor* b,
+                                   const qlora_tensor* da, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_gemm_backward_a");
+    return qlora__leave(ctx, qlora__gemm_named(ctx, false, true, true, flags, dc, b, da));
+}
+
+qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* dc,
+                                   const qlora_tensor* db, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_gemm_backward_b");
+    return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
+}

@@ -1,0 +1,274 @@
+// ---- NF4 products: y = x W^T, dx = dy W ---------------------------------------------------------
+//
+// W[n,k] is bf16(level[code] * absmax) on every path. Unfused, windows of W go through the scratch:
+// rows of W for y, columns for dx, so that no sum is ever split. Fused (nf4_gemm.cu), the weights
+// are widened on the way to the tensor cores; it wins as long as reading W costs more than
+// multiplying, up to 32 rows (an H200 at 64 rows: 71 us against 77).
+
+#define QLORA__NF4_FUSED_ROWS 32
+
+// How many of `count` rows or columns of a window, `bytes` each, the free scratch takes; at least
+// `unit`.
+static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes, int64_t unit,
+                                     int64_t* slice, void** memory) {
+    size_t free_bytes = ctx->scratch->bytes - ctx->scratch_used;
+    int64_t fit = bytes > 0 ? (int64_t)(free_bytes / bytes) : count;
+    if (fit < count) {
+        fit = qlora__max(fit / unit * unit,
+                         qlora__min(unit, count)); // too little: let scratch say so
+    }
+    *slice = qlora__min(fit, count);
+    return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
+}
+
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                       const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    int64_t count = backward ? w->cols : w->rows;
+    int64_t other = backward ? w->rows : w->cols;
+    int64_t slice = 0;
+    qlora_tensor window;
+    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, 0, 0, &window));
+    QLORA__TRY(qlora__nf4_slice(ctx, count, (size_t)other * qlora_dtype_bytes(x->dtype), 64, &slice,
+                                &window.data));
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_b = !backward;
+    d.alpha = 1.0f;
+    d.beta = (flags & QLORA_NF4_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    d.path = (flags & QLORA_NF4_PTX) != 0 ? QLORA_PATH_PTX : QLORA_PATH_AUTO;
+    for (int64_t done = 0; done < count; done += slice) {
+        int64_t now = qlora__min(slice, count - done);
+        window.rows = backward ? other : now;
+        window.cols = backward ? now : other;
+        window.ld = window.cols;
+        window.bytes = (size_t)(now * other) * qlora_dtype_bytes(x->dtype);
+        QLORA__TRY(qlora__nf4_window(ctx, w, backward ? 0 : done, backward ? done : 0, &window,
+                                     x->dtype == QLORA_F32));
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, &d, x, &window, &part));
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    return !qlora__on_cpu(ctx) && ctx->gpu->target_number >= 80 && x->dtype == QLORA_BF16 &&
+           x->rows <= QLORA__NF4_FUSED_ROWS && x->cols % 32 == 0 && x->cols <= INT32_MAX - 4096 &&
+           w->rows <= INT32_MAX - 4096 && w->rows * (x->cols / 32) <= INT32_MAX &&
+           x->ld % 8 == 0 && (uintptr_t)x->data % 16 == 0 &&
+           (uintptr_t)w->codes % 16 == 0;
+}
+
+// How the blocks of a fused product share the work: blocks[] of them over the rows of each weight,
+// `splits` ranges of K. The sums, and so their bits, depend on M and K only, not on the GPU.
+typedef struct qlora__nf4_share {
+    qlora__kernel_id kernel;
+    int64_t blocks[2];
+    int64_t splits;
+    int32_t range;
+    uint32_t threads;
+    uint32_t shared;
+} qlora__nf4_share;
+
+// The table by which the fused kernels widen codes, in shared memory.
+#define QLORA__NF4_TABLE_BYTES (256u * 16 * 8 + 256 * 4)
+
+// Up to 16 rows: 256 columns a warp, up to 16 warps a block, and as many blocks as run at once.
+static void qlora__nf4_share_columns(const qlora_ctx* ctx, int64_t K, const qlora_nf4* w,
+                                     qlora__nf4_share* s) {
+    int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
+    int64_t warps = qlora__ceil_div(steps, qlora__ceil_div(steps, 16));
+    int64_t tiles[2] = {qlora__ceil_div(w[0].rows, 8), qlora__ceil_div(w[1].rows, 8)};
+    s->kernel = QLORA__K_nf4_gemm_16;
+    s->splits = qlora__ceil_div(steps, warps);
+    s->range = (int32_t)(warps * 256);
+    s->threads = (uint32_t)warps * 32;
+    s->shared = QLORA__NF4_TABLE_BYTES + (uint32_t)warps * 2 * 2 * (128 + 16) * 4;
+    int64_t together = qlora__min(16 / warps, 4); // more find no room for their tables
+    int64_t blocks = qlora__max(2, ctx->gpu->sm_count * together / s->splits);
+    int64_t first = tiles[1] > 0 ? blocks * tiles[0] / (tiles[0] + tiles[1]) : blocks;
+    first = tiles[0] > 0 ? qlora__max(1, first) : 0;
+    s->blocks[0] = qlora__min(first, tiles[0]);
+    s->blocks[1] = qlora__min(qlora__max(1, blocks - first), tiles[1]);
+}
+
+// Up to 32 rows: 128 rows of W a block, K in about as many ranges as fill 132 multiprocessors.
+static void qlora__nf4_share_rows(int64_t K, const qlora_nf4* w, qlora__nf4_share* s) {
+    int64_t steps = qlora__max(1, qlora__ceil_div(K, 256));
+    s->kernel = QLORA__K_nf4_gemm_32;
+    s->blocks[0] = qlora__ceil_div(w[0].rows, 128);
+    s->blocks[1] = qlora__ceil_div(w[1].rows, 128);
+    int64_t most = qlora__min(8, qlora__max(1, 264 / (s->blocks[0] + s->blocks[1])));
+    int64_t each = qlora__ceil_div(steps, most);
+    s->splits = qlora__ceil_div(steps, each);
+    s->range = (int32_t)(each * 256);
+    s->threads = 256;
+    s->shared = QLORA__NF4_TABLE_BYTES + 32u * 512 * 2;
+}
+
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    qlora_nf4 w[2];
+    memset(w, 0, sizeof w);
+    w[0] = *w1;
+    if (w2 != NULL) {
+        w[1] = *w2;
+    }
+    int64_t width = w[0].rows + w[1].rows;
+    int32_t M = (int32_t)x->rows;
+    int32_t K = (int32_t)x->cols;
+    if (M == 0 || width == 0) {
+        return QLORA_OK;
+    }
+    qlora__nf4_share share;
+    if (M <= 16) {
+        qlora__nf4_share_columns(ctx, K, w, &share);
+    } else {
+        qlora__nf4_share_rows(K, w, &share);
+    }
+    void* partials = NULL;
+    if (share.splits > 1) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)(share.splits * M * width) * 4, &partials));
+    }
+    void* source = x->data;
+    int64_t ldx = x->ld;
+    int32_t is_bf16 = y1->dtype == QLORA_BF16 ? 1 : 0;
+    int32_t blocks1 = (int32_t)share.blocks[0];
+    int32_t shift[4] = {qlora__log2(w[0].block), qlora__log2(w[0].block2), qlora__log2(w[1].block),
+                        qlora__log2(w[1].block2)};
+    int32_t N[2] = {(int32_t)w[0].rows, (int32_t)w[1].rows};
+    void* y[2] = {y1->data, y2 != NULL ? y2->data : NULL};
+    int64_t ldy[2] = {y1->ld, y2 != NULL ? y2->ld : 0};
+    void* args[30] = {&source, &ldx, &M, &K, &share.range, &is_bf16, &partials, &blocks1};
+    for (int i = 0; i < 2; i++) {
+        void* own[11] = {&w[i].codes,
+                         &w[i].absmax,
+                         &w[i].absmax_codes,
+                         &w[i].absmax_scales,
+                         &w[i].offset,
+                         &w[i].maps,
+                         &shift[2 * i],
+                         &shift[2 * i + 1],
+                         &N[i],
+                         &y[i],
+                         &ldy[i]};
+        memcpy(args + 8 + 11 * i, own, sizeof own);
+    }
+    QLORA__TRY(qlora__launch(ctx, share.kernel, share.blocks[0] + share.blocks[1], share.splits, 1,
+                             share.threads, share.shared, args));
+    if (share.splits == 1) {
+        return QLORA_OK;
+    }
+    int32_t count = (int32_t)share.splits;
+    void* sum[] = {&partials, &count, &M, &N[0], &y[0], &ldy[0], &N[1], &y[1], &ldy[1], &is_bf16};
+    return qlora__launch(ctx, QLORA__K_nf4_gemm_reduce, qlora__ceil_div(width, 256), M, 1, 256, 0,
+                         sum);
+}
+
+#else
+
+static bool qlora__nf4_can_fuse(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w) {
+    (void)ctx;
+    (void)x;
+    (void)w;
+    return false;
+}
+
+static qlora_result qlora__nf4_fused(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2) {
+    (void)x;
+    (void)w1;
+    (void)w2;
+    (void)y1;
+    (void)y2;
+    return qlora__no_kernels(ctx);
+}
+
+#endif
+
+// Checks one product; x is [rows, cols of W] forward, [rows, rows of W] backward.
+static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                          const qlora_nf4* w, const qlora_tensor* y,
+                                          uint32_t flags) {
+    QLORA__TRY(qlora__nf4_need(ctx, w, "W"));
+    int64_t in = backward ? w->rows : w->cols;
+    int64_t out = backward ? w->cols : w->rows;
+    QLORA__TRY(qlora__need(ctx, x, backward ? "dy" : "x", QLORA__IS_F32 | QLORA__IS_BF16, -1, in));
+    QLORA__TRY(
+        qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
+    QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
+    QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
+    uint32_t both = QLORA_NF4_FUSED | QLORA_NF4_UNFUSED;
+    if (flags > 15 || (flags & both) == both ||
+        ((flags & QLORA_NF4_FUSED) != 0 && (flags & (QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX)) != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
+                           flags);
+    }
+    if ((flags & QLORA_NF4_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
+        return qlora__fail(
+            ctx, QLORA_ERR_UNSUPPORTED,
+            "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
+            "more, with at most %d rows of bf16, aligned to 16 bytes, columns a multiple "
+            "of 32",
+            QLORA__NF4_FUSED_ROWS);
+    }
+    return QLORA_OK;
+}
+
+static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                   uint32_t flags) {
+    uint32_t other = QLORA_NF4_UNFUSED | QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX;
+    return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
+}
+
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
+                                    const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
+    if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
+    }
+    return qlora__nf4_unfused(ctx, backward, x, w, y, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, false, x, w, y, flags));
+}
+
+qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_nf4* w,
+                                     const qlora_tensor* dx, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_backward");
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, true, dy, w, dx, flags));
+}
+
+static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w1, y1, flags));
+    QLORA__TRY(qlora__nf4_gemm_check(ctx, false, x, w2, y2, flags));
+    QLORA__TRY(qlora__need_apart(ctx, "y1", y1, "y2", y2));
+    if (y1->dtype == y2->dtype && qlora__nf4_wants_fused(ctx, x, w1, flags) &&
+        qlora__nf4_wants_fused(ctx, x, w2, flags)) {
+        ctx->last_path = QLORA_PATH_NF4;
+        return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
+    }
+    size_t before = ctx->scratch_used;
+    QLORA__TRY(qlora__nf4_gemm(ctx, false, x, w1, y1, flags));
+    ctx->scratch_used =
+        before; // the stream keeps the order, so the second weight takes the same place
+    return qlora__nf4_gemm(ctx, false, x, w2, y2, flags);
+}
+
+qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
+                                     const qlora_nf4* w2, const qlora_tensor* y1,
+                                     const qlora_tensor* y2, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_nf4_gemm_forward2");
+    return qlora__leave(ctx, qlora__nf4_gemm2(ctx, x, w1, w2, y1, y2, flags));
+}

@@ -1,0 +1,143 @@
+#define QLORA__NORMS_FILE "trained_norms.safetensors" // beside PEFT's files, which know no norms
+
+// A folder with an adapter: PEFT's files, and the norms that were trained along, if they are there.
+typedef struct qlora__adapter_source {
+    const char* dir;
+    qlora__peft peft;
+    bool has_peft;
+    qlora__st norms;
+    bool has_norms;
+} qlora__adapter_source;
+
+static bool qlora__has_lora(const qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            if (m->layers[l].projections[i].rank > 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
+    if (s->has_peft) {
+        qlora__peft_close(ctx, &s->peft);
+    }
+    if (s->has_norms) {
+        qlora__st_close(ctx, &s->norms);
+    }
+}
+
+// The folder's modules, ranks and scales must be this model's.
+static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora__adapter_source* s) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            char module[160];
+            qlora__peft_module found;
+            snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
+                     qlora__projections[i].module);
+            QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, p->out, p->in, &found));
+            float scale = (float)found.scale;
+            if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
+                return qlora__fail(
+                    ctx, QLORA_ERR_FORMAT,
+                    "%s: %s has rank %lld and scale %g there, %lld and %g in this model; "
+                    "open the model with desc.adapter",
+                    s->dir, module, (long long)found.rank, found.scale, (long long)p->rank,
+                    (double)p->scale);
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model* m,
+                                               const char* dir, qlora__adapter_source* s) {
+    memset(s, 0, sizeof *s);
+    s->dir = dir;
+    qlora_result r = QLORA_OK;
+    if (qlora__has_lora(m)) {
+        r = qlora__peft_open(ctx, dir, &s->peft);
+        s->has_peft = r == QLORA_OK;
+        r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
+    }
+    if (r == QLORA_OK && m->desc.train_norms) {
+        char path[QLORA__PATH_ROOM];
+        bool exists = false;
+        r = qlora__path_join(ctx, dir, QLORA__NORMS_FILE, path);
+        r = r == QLORA_OK ? qlora__file_exists(ctx, path, &exists) : r;
+        if (r == QLORA_OK && exists) {
+            r = qlora__st_open(ctx, path, &s->norms);
+            s->has_norms = r == QLORA_OK;
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__adapter_source_close(ctx, s);
+    }
+    return r;
+}
+
+// Where a trained tensor lies in the folder; NULL for norms that it does not have.
+static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_source* s,
+                                          const qlora__trained* t, const qlora__st_tensor** out) {
+    *out = NULL;
+    if (t->projection != NULL) {
+        char module[192];
+        qlora__peft_module found;
+        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
+                 t->name);
+        QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, t->projection->out, t->projection->in,
+                                    &found));
+        *out = t->is_b ? found.b : found.a;
+    } else if (s->has_norms) {
+        const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
+        if (norm == NULL || !qlora__st_is_float(norm) || norm->rank != 1 ||
+            norm->shape[0] != t->cols) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s: %s is missing or has another shape",
+                               s->dir, QLORA__NORMS_FILE, t->name);
+        }
+        *out = norm;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__floats_in(qlora_ctx* ctx, void* data, int64_t count, const float* in) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_in(ctx, data, in, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((QLORA__REAL*)data)[i] = (QLORA__REAL)in[i];
+    }
+    return QLORA_OK;
+}
+
+// Adapter weights of a folder, whose shapes must be this model's. Nothing changes unless all of it
+// fits.
+static qlora_result qlora__adapter_read(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+    qlora__adapter_source source;
+    QLORA__TRY(qlora__adapter_source_open(ctx, m, dir, &source));
+    size_t room = (size_t)qlora__max(m->longest_range, m->plan.config.hidden) * 4;
+    float* values = (float*)qlora__alloc(ctx, room);
+    qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    qlora__trained t;
+    const qlora__st_tensor* tensor = NULL;
+    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
+        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+    }
+    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(m, i, &t); i++) {
+        r = qlora__adapter_tensor(ctx, &source, &t, &tensor);
+        if (r == QLORA_OK && tensor != NULL) {
+            qlora_tensor window;
+            qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
+            qlora__st_read_f32(tensor, 0, (uint64_t)(t.rows * t.cols), values);
+            r = qlora__floats_in(ctx, window.data, t.rows * t.cols, values);
+        }
+    }
+    qlora__free(ctx, values, room);
+    qlora__adapter_source_close(ctx, &source);
+    QLORA__TRY(r);
+    return qlora__parameters_changed(ctx, m);
+}

@@ -1,0 +1,357 @@
+// ---- arena --------------------------------------------------------------------------------------
+
+// Counts bytes with base NULL, hands memory out otherwise: the same walk plans and allocates, so
+// the plan is what is allocated.
+typedef struct qlora__arena {
+    qlora_ctx* ctx;
+    char* base;
+    size_t used;
+} qlora__arena;
+
+static char* qlora__arena_take(qlora__arena* arena, size_t bytes) {
+    char* p = arena->base != NULL ? arena->base + arena->used : NULL;
+    arena->used += qlora__align_up(bytes, 256);
+    return p;
+}
+
+// A matrix of its own; ld is cols.
+static void qlora__arena_tensor(qlora__arena* arena, qlora_dtype dtype, int64_t rows, int64_t cols,
+                                qlora_tensor* out) {
+    memset(out, 0, sizeof *out);
+    out->bytes = (size_t)rows * (size_t)cols * qlora_dtype_bytes(dtype);
+    out->data = qlora__arena_take(arena, out->bytes);
+    out->dtype = dtype;
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch = 1;
+    out->batch_stride = rows * cols;
+    out->owner = arena->ctx;
+}
+
+// A window of a contiguous one-row tensor as a matrix.
+static void qlora__arena_window(const qlora_tensor* flat, int64_t at, int64_t rows, int64_t cols,
+                                qlora_tensor* out) {
+    *out = *flat;
+    size_t size = qlora_dtype_bytes(flat->dtype);
+    out->data = flat->data != NULL ? (char*)flat->data + (size_t)at * size : NULL;
+    out->bytes = (size_t)rows * (size_t)cols * size;
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch_stride = rows * cols;
+}
+
+static int64_t qlora__q_width(const qlora_model_config* c) {
+    return c->heads * c->head_dim;
+}
+
+static int64_t qlora__kv_width(const qlora_model_config* c) {
+    return c->kv_heads * c->head_dim;
+}
+
+static void qlora__layout_projection(qlora__arena* arena, qlora_model* m, qlora__projection* p) {
+    if (p->is_nf4) {
+        qlora_tensor memory;
+        qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)qlora_nf4_bytes(&p->nf4_desc), &memory);
+        p->nf4.memory = memory; // wrapped once the arena is there
+    } else {
+        qlora__arena_tensor(arena, m->compute, p->out, p->in, &p->dense);
+    }
+    if (p->has_bias) {
+        qlora__arena_tensor(arena, m->compute, 1, p->out, &p->bias);
+    }
+}
+
+static void qlora__layout_base(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->embed);
+    m->head = m->embed;
+    if (!c->tied) {
+        qlora__arena_tensor(arena, m->compute, c->vocab, c->hidden, &m->head);
+    }
+    qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope);
+    m->rope_sliding = m->rope;
+    if (memcmp(&c->rope, &c->rope_sliding, sizeof c->rope) != 0) {
+        qlora__arena_tensor(arena, QLORA_F32, m->positions, c->head_dim, &m->rope_sliding);
+    }
+    if (!m->desc.train_norms) {
+        qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &m->final_norm);
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            qlora__layout_projection(arena, m, &layer->projections[i]);
+        }
+        if (c->qkv_bias && !c->qk_norm) {
+            qlora__arena_tensor(arena, m->compute, 1, qlora__q_width(c) + 2 * qlora__kv_width(c),
+                                &layer->qkv_bias);
+        }
+        if (!m->desc.train_norms) {
+            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm1);
+            qlora__arena_tensor(arena, QLORA_F32, 1, c->hidden, &layer->norm2);
+            if (c->qk_norm) {
+                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->q_norm);
+                qlora__arena_tensor(arena, QLORA_F32, 1, c->head_dim, &layer->k_norm);
+            }
+        }
+    }
+}
+
+static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
+            const qlora_linear* linear = &layer->linears[g];
+            qlora__arena_tensor(arena, m->compute, qlora_linear_out(linear) + layer->pads[g],
+                                linear->in + layer->pads[g], &layer->operands[g]);
+        }
+    }
+}
+
+// Windows of the parameter arena, its shadow and its gradients for one projection.
+static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
+    qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
+    qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
+    if (!m->train.no_training) {
+        qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
+        qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
+    }
+}
+
+static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_tensor* w,
+                               qlora_tensor* dw) {
+    qlora__arena_window(&m->parameters, at, 1, width, w);
+    if (!m->train.no_training) {
+        qlora__arena_window(&m->gradients, at, 1, width, dw);
+    }
+}
+
+static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->parameters);
+    qlora__arena_tensor(arena, m->compute, 1, m->elements, &m->shadow);
+    qlora__arena_tensor(arena, QLORA_U8, 1, m->range_count * (int64_t)sizeof(qlora_adamw_range),
+                        &m->ranges);
+}
+
+static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
+    if (m->train.no_training) {
+        return;
+    }
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->gradients);
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
+    qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
+    qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
+    memset(&m->clip, 0, sizeof m->clip);
+    m->clip.owner = m->ctx;
+    m->clip.groups = 1;
+    m->clip.parts = m->elements > 0 ? 1 : 0;
+    m->clip.chunks = qlora__ceil_div(m->elements, QLORA__CLIP_CHUNK);
+    m->clip_memory = qlora__arena_take(arena, qlora__clip_layout(&m->clip, NULL));
+    qlora__clip_layout(&m->clip, m->clip_memory);
+}
+
+static void qlora__layout_windows(qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            if (layer->projections[i].rank > 0) {
+                qlora__window_projection(m, &layer->projections[i]);
+            }
+        }
+        if (m->desc.train_norms) {
+            int64_t at = layer->norms_at;
+            int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
+            int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
+            qlora__window_norm(m, at, c->hidden, &layer->norm1, &layer->d_norm1);
+            qlora__window_norm(m, at + step, c->hidden, &layer->norm2, &layer->d_norm2);
+            if (c->qk_norm) {
+                at += 2 * step;
+                qlora__window_norm(m, at, c->head_dim, &layer->q_norm, &layer->d_q_norm);
+                qlora__window_norm(m, at + head_step, c->head_dim, &layer->k_norm,
+                                   &layer->d_k_norm);
+            }
+        }
+    }
+    if (m->desc.train_norms) {
+        qlora__window_norm(m, m->final_norm_at, c->hidden, &m->final_norm, &m->d_final_norm);
+    }
+}
+
+// pads: of o and of gate/up.
+static void qlora__layout_kept(qlora__arena* arena, qlora_model* m,
+                               const int64_t pads[QLORA__GROUPS], qlora__kept* kept) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv, &kept->qkv);
+    if (c->qk_norm) {
+        qlora__arena_tensor(arena, m->compute, T, q + kv, &kept->qk);
+    }
+    qlora__arena_tensor(arena, m->compute, T, q + pads[QLORA__O], &kept->o);
+    qlora__arena_tensor(arena, QLORA_F32, c->heads, T, &kept->lse);
+    qlora__arena_tensor(arena, m->compute, T, c->hidden, &kept->h2);
+    qlora__arena_tensor(arena, m->compute, T, 2 * c->intermediate + pads[QLORA__GATE_UP],
+                        &kept->gu);
+}
+
+static void qlora__most_pads(const qlora_model* m, int64_t pads[QLORA__GROUPS]) {
+    memset(pads, 0, QLORA__GROUPS * sizeof pads[0]);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            pads[g] = qlora__max(pads[g], m->layers[l].pads[g]);
+        }
+    }
+}
+
+// In training every layer keeps its own; otherwise one set serves them all, and the residual stream
+// is updated in place.
+static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t pads[QLORA__GROUPS];
+    qlora__most_pads(m, pads);
+    qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
+    memset(&m->again, 0, sizeof m->again);
+    if (m->train.no_training || m->plan.recompute_layers > 0) {
+        qlora__layout_kept(arena, m, pads, &m->again);
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        if (m->train.no_training) {
+            layer->kept = m->again;
+            layer->kept.h = m->last_h;
+            layer->kept.h2 = m->last_h;
+            continue;
+        }
+        if (layer->recompute) {
+            layer->kept = m->again;
+        } else {
+            qlora__layout_kept(arena, m, layer->pads, &layer->kept);
+        }
+        qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &layer->kept.h);
+    }
+}
+
+// The shared operand must also hold the largest weight of a file while it is being quantised.
+static int64_t qlora__operand_elements(const qlora_model* m) {
+    int64_t most = 0;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        const qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            const qlora_linear* linear = &layer->linears[g];
+            int64_t rows = qlora_linear_out(linear) + layer->pads[g];
+            int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
+            most = qlora__max(most, n);
+        }
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &layer->projections[i];
+            most = qlora__max(most, p->in * p->out); // in 16 bits, or as random weights are made
+        }
+    }
+    return most;
+}
+
+static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t T = m->plan.tokens;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    int64_t pads[QLORA__GROUPS];
+    qlora__most_pads(m, pads);
+    int64_t x_pad = qlora__max(pads[QLORA__QKV], pads[QLORA__GATE_UP]);
+    int64_t dh_pad = qlora__max(pads[QLORA__O], pads[QLORA__DOWN]);
+    qlora__arena_tensor(arena, m->compute, T, c->hidden + x_pad, &m->x);
+    qlora__arena_tensor(arena, m->compute, T, c->hidden, &m->delta);
+    qlora__arena_tensor(arena, m->compute, T, c->intermediate + pads[QLORA__DOWN], &m->s);
+    qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
+    qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
+    if (m->train.no_training) {
+        return;
+    }
+    m->ds = m->s;
+    if (m->desc.dropout > 0.0f) {
+        qlora__arena_tensor(arena, m->compute, T, c->intermediate, &m->ds);
+    }
+    qlora__arena_tensor(arena, m->compute, T, c->hidden + dh_pad, &m->dh);
+    qlora__arena_tensor(arena, m->compute, T, q + 2 * kv + pads[QLORA__QKV], &m->dqkv);
+    qlora__arena_tensor(arena, m->compute, T, q, &m->d_o);
+}
+
+static void qlora__layout_batch(qlora__arena* arena, qlora_model* m) {
+    int64_t T = m->plan.tokens;
+    int64_t R = qlora__ceil_div(T, m->plan.head_chunk) * m->plan.head_chunk;
+    qlora__batch_block* b = &m->batch;
+    size_t before = arena->used;
+    char* start = arena->base != NULL ? arena->base + before : NULL;
+    qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->ids);
+    qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->positions);
+    qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->sequences);
+    qlora__arena_tensor(arena, QLORA_I32, 1, m->plan.max_sequences + 1, &b->seqs);
+    qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->rows);
+    qlora__arena_tensor(arena, QLORA_I32, 1, R, &b->labels);
+    qlora__arena_tensor(arena, QLORA_F32, 1, R, &b->weights);
+    qlora__arena_tensor(arena, QLORA_I32, 1, T, &b->inverse);
+    qlora__arena_tensor(arena, QLORA_F32, 1, 1, &b->scale);
+    qlora__arena_tensor(arena, QLORA_I32, 1, 4, &b->dropout);
+    b->all = b->ids;
+    b->all.data = start;
+    b->all.dtype = QLORA_U8;
+    b->all.bytes = arena->used - before;
+    b->all.cols = (int64_t)b->all.bytes;
+    b->all.ld = b->all.cols;
+}
+
+static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t R = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) * m->plan.head_chunk;
+    qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->hidden, &m->rows_x);
+    qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
+    qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
+    qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
+    if (!m->train.no_training) {
+        qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
+    }
+}
+
+static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t n = m->train.generate_tokens;
+    if (n > 0) {
+        qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
+        int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
+        qlora__arena_tensor(arena, QLORA_F32, c->heads, wide, &m->scores);
+        m->chances = m->scores;
+        if (m->compute != QLORA_F32) {
+            qlora__arena_tensor(arena, m->compute, c->heads, wide, &m->chances);
+        }
+    }
+}
+
+// Walks everything once, category by category.
+static void qlora__model_layout(qlora_model* m, char* base) {
+    qlora__arena arena;
+    arena.ctx = m->ctx;
+    arena.base = base;
+    arena.used = 0;
+    const struct {
+        void (*lay)(qlora__arena* arena, qlora_model* m);
+        uint64_t* bytes;
+    } steps[] = {{qlora__layout_base, &m->plan.base},
+                 {qlora__layout_cache, &m->plan.cache},
+                 {qlora__layout_adapters, &m->plan.adapters},
+                 {qlora__layout_optimizer, &m->plan.optimizer},
+                 {qlora__layout_activations, &m->plan.activations},
+                 {qlora__layout_workspace, &m->plan.workspace},
+                 {qlora__layout_head, &m->plan.head},
+                 {qlora__layout_generation, &m->plan.generation},
+                 {qlora__layout_batch, &m->plan.batches}};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        size_t before = arena.used;
+        steps[i].lay(&arena, m);
+        *steps[i].bytes = arena.used - before;
+    }
+    qlora__layout_windows(m);
+    m->plan.total = arena.used;
+}

@@ -1,0 +1,221 @@
+// ---- backward -----------------------------------------------------------------------------------
+//
+// The gradient of the residual stream goes down through the layers; what the adapters of a stack
+// need (their inputs normed once more, z, dA, dB) hangs beside that line and goes beside the
+// stream. Slot g is the stack g's. What the second line reads must stay until it has read it:
+//
+//   dh and its last columns   by down and o          until dh is written, by the next norm
+//   dqkv                      by qkv                 until the next layer's attention
+//   s                         by down                until the next layer's ds, after that norm
+//   x                         made and read there    never touched here, but for recomputation
+//   gate_up's gradients       by gate_up             until a layer is recomputed in their place
+//   the shared operand        by z                   until weights are placed there
+
+// Recomputes what a layer did not keep: everything but down_proj.
+static qlora_result qlora__layer_again(const qlora__pass* pass, qlora__layer* layer) {
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u));
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, &h, &layer->norm1, (float)c->rms_eps, &x));
+    QLORA__TRY(qlora__layer_qkv(pass, layer));
+    QLORA__TRY(qlora__layer_attention(pass, layer));
+    return qlora__layer_middle(pass, layer);
+}
+
+// z again, in the last columns of x, for the gradient of B.
+static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* stack,
+                                   const qlora_tensor* x) {
+    if (stack->pad == 0) {
+        return QLORA_OK;
+    }
+    qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
+    return qlora__linear_z(pass->ctx, &stack->linear, x, &inner);
+}
+
+// dA and dB of a stack, with u in place, and z too unless it is wanted; none of it needs scratch.
+static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora__stack* stack,
+                                           int group, const qlora_tensor* x, const qlora_tensor* dy,
+                                           bool wants_z) {
+    qlora_ctx* ctx = pass->ctx;
+    if (stack->pad == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_begin(ctx));
+    qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
+    if (r == QLORA_OK) {
+        r = qlora__linear_gradients(ctx, &stack->linear, x, dy, NULL, 1.0f);
+    }
+    return qlora__beside_end(ctx, group, r);
+}
+
+// dy (with room for u) and x (with z) -> dx (may be NULL), and dA and dB. With dropout the adapters
+// add to dx, one after the other, and need scratch.
+static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__stack* stack,
+                                          int group, const qlora_tensor* x, const qlora_tensor* dy,
+                                          const qlora_tensor* dx) {
+    qlora_ctx* ctx = pass->ctx;
+    if (stack->linear.dropout > 0.0f) {
+        return qlora_linear_backward(ctx, &stack->linear, x, dy, dx, 0);
+    }
+    qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
+    if (stack->pad > 0) {
+        QLORA__TRY(qlora__linear_u(ctx, &stack->linear, dy, &inner));
+    }
+    QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
+    return dx != NULL ? qlora__linear_dx(ctx, &stack->linear, dy, &inner, dx) : QLORA_OK;
+}
+
+// Gradients of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
+static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    int64_t I = m->plan.config.intermediate;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__DOWN, &stack));
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
+    qlora_tensor x = qlora__window(&m->s, pass->rows, 0, I + stack.pad);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
+    qlora_tensor ds = qlora__window(&m->ds, pass->rows, 0, I);
+    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dy_inner = qlora__window(&m->dh, pass->rows, 0, stack.out);
+    if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first
+        QLORA__TRY(qlora_swiglu_forward(ctx, &gate, &up, &s));
+        QLORA__TRY(qlora__stack_z(pass, &stack, &x));
+        QLORA__TRY(qlora_linear_backward(ctx, &stack.linear, &x, &dy, &ds, 0));
+        return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
+    }
+    // SwiGLU's output is made again in place of its gradient, in the same pass over gate and up.
+    if (stack.pad > 0) {
+        QLORA__TRY(qlora__linear_u(ctx, &stack.linear, &dy, &dy_inner));
+    }
+    QLORA__TRY(qlora__linear_dx(ctx, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, &s));
+    return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
+}
+
+// The input of a stack behind a norm once more, with z.
+static qlora_result qlora__stack_normed(const qlora__pass* pass, const qlora__stack* stack,
+                                        const qlora_tensor* in, const qlora_tensor* norm,
+                                        const qlora_tensor* x) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora_tensor normed = qlora__window(x, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora_rmsnorm_forward(pass->ctx, in, norm, (float)c->rms_eps, &normed));
+    return qlora__stack_z(pass, stack, x);
+}
+
+// A stack behind a norm: dy (with room for u) -> gradients of its adapters, and dh += norm'(dx),
+// once the stack above, which reads dh beside, is done with it.
+static qlora_result qlora__layer_norm_backward(const qlora__pass* pass, qlora__layer* layer,
+                                               int group, int above, const qlora_tensor* dy,
+                                               const qlora_tensor* h, const qlora_tensor* norm,
+                                               const qlora_tensor* d_norm, bool wants_dx) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
+    qlora_tensor in = qlora__window(h, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden + stack.pad);
+    qlora_tensor up = qlora__window(dy, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    if (stack.pad > 0 && stack.linear.dropout > 0.0f) { // masks need scratch
+        QLORA__TRY(qlora__stack_normed(pass, &stack, &in, norm, &x));
+    } else if (stack.pad > 0) {
+        QLORA__TRY(qlora__beside_begin(ctx));
+        QLORA__TRY(qlora__beside_end(ctx, group, qlora__stack_normed(pass, &stack, &in, norm, &x)));
+    }
+    QLORA__TRY(qlora__stack_backward(pass, &stack, group, &x, &up, wants_dx ? &dx : NULL));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << above));
+    if (!wants_dx) {
+        return QLORA_OK;
+    }
+    return qlora_rmsnorm_backward(ctx, &dx, &in, norm, (float)c->rms_eps, &dh, &dh,
+                                  m->desc.train_norms ? d_norm : NULL);
+}
+
+// dh -> gradients of q, k and v before norm and rotation, in m->dqkv.
+static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, QLORA__O, &stack));
+    qlora_tensor x = qlora__window(&layer->kept.o, pass->rows, 0, q + stack.pad);
+    qlora_tensor dy = qlora__window(&m->dh, pass->rows, 0, stack.out + stack.pad);
+    qlora_tensor d_o = qlora__window(&m->d_o, pass->rows, 0, q);
+    QLORA__TRY(qlora__stack_backward(pass, &stack, QLORA__O, &x, &dy, &d_o));
+    QLORA__TRY(qlora__beside_wait(ctx, 1u << QLORA__QKV));
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, q);
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    qlora_tensor dq = qlora__window(&m->dqkv, pass->rows, 0, q);
+    qlora_tensor dk = qlora__window(&m->dqkv, pass->rows, q, kv);
+    qlora_tensor dv = qlora__window(&m->dqkv, pass->rows, q + kv, kv);
+    QLORA__TRY(qlora_attention_backward(ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
+                                        &m->batch.seqs, &o, &lse, &d_o, &dq, &dk, &dv));
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    qlora_tensor turned = qlora__window(&m->dqkv, pass->rows, 0, q + kv);
+    QLORA__TRY(qlora_rope_backward(ctx, &turned, c->heads + c->kv_heads, &positions,
+                                   qlora__rope_of(m, layer), &m->flag));
+    if (!c->qk_norm) {
+        return QLORA_OK;
+    }
+    // With a weight gradient the result may not lie where dy does: it passes through d_o and x.
+    qlora_tensor raw_q = qlora__window(&layer->kept.qkv, pass->rows, 0, q);
+    qlora_tensor raw_k = qlora__window(&layer->kept.qkv, pass->rows, q, kv);
+    float eps = (float)c->rms_eps;
+    if (!m->desc.train_norms) {
+        QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &dq, NULL));
+        return qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &dk, NULL);
+    }
+    qlora_tensor through_q = qlora__window(&m->d_o, pass->rows, 0, q);
+    qlora_tensor through_k = qlora__window(&m->d_o, pass->rows, 0, kv);
+    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dq, &raw_q, &layer->q_norm, eps, NULL, &through_q,
+                                      &layer->d_q_norm));
+    QLORA__TRY(qlora_scale(ctx, 1.0f, &through_q, &dq));
+    QLORA__TRY(qlora_rmsnorm_backward(ctx, &dk, &raw_k, &layer->k_norm, eps, NULL, &through_k,
+                                      &layer->d_k_norm));
+    return qlora_scale(ctx, 1.0f, &through_k, &dk);
+}
+
+// Gradient of the final norm's output in m->delta -> gradients of everything that is trained.
+static qlora_result qlora__backward_layers(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor h = qlora__window(&m->last_h, pass->rows, 0, c->hidden);
+    qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL,
+                                      &dh, m->desc.train_norms ? &m->d_final_norm : NULL));
+    for (int64_t l = c->layers - 1; l >= 0; l--) {
+        qlora__layer* layer = &m->layers[l];
+        if (layer->recompute) {
+            QLORA__TRY(qlora__layer_again(pass, layer));
+        }
+        QLORA__TRY(qlora__layer_down_backward(pass, layer));
+        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN,
+                                              &layer->kept.gu, &layer->kept.h2, &layer->norm2,
+                                              &layer->d_norm2, true));
+        QLORA__TRY(qlora__layer_attention_backward(pass, layer));
+        // Nothing below layer 0 is trained, unless its norm is.
+        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv,
+                                              &layer->kept.h, &layer->norm1, &layer->d_norm1,
+                                              l > 0 || m->desc.train_norms));
+    }
+    return qlora__beside_wait(pass->ctx, ~0u);
+}
+
+static qlora_result qlora__backward(const qlora__pass* pass) {
+    qlora_math before = qlora__math_take(pass);
+    qlora_result r = qlora__backward_layers(pass);
+    pass->ctx->desc.math = before;
+    return r;
+}

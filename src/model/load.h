@@ -1,0 +1,357 @@
+// ---- loading ------------------------------------------------------------------------------------
+
+#define QLORA__STAGE_BYTES ((size_t)16 << 20)
+
+// Two pinned buffers: one is filled from the file while the other one is copied to the device.
+typedef struct qlora__stager {
+    qlora_model* m;
+    void* pinned[2];
+    void* events[2];
+    bool busy[2];
+    int next;
+    uint64_t done;
+    uint64_t total;
+} qlora__stager;
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__stager_open(qlora_ctx* ctx, qlora__stager* s) {
+    for (int i = 0; i < 2 && !qlora__on_cpu(ctx); i++) {
+        int code = ctx->gpu->cu.MemHostAlloc(&s->pinned[i], QLORA__STAGE_BYTES, 0);
+        QLORA__TRY(qlora__cu(ctx, code, "cuMemHostAlloc"));
+        QLORA__TRY(qlora__cu(ctx, ctx->gpu->cu.EventCreate(&s->events[i], 2), "cuEventCreate"));
+    }
+    return QLORA_OK;
+}
+
+static void qlora__stager_close(qlora_ctx* ctx, qlora__stager* s) {
+    for (int i = 0; i < 2 && !qlora__on_cpu(ctx); i++) {
+        if (s->busy[i]) {
+            ctx->gpu->cu.EventSynchronize(s->events[i]);
+        }
+        if (s->events[i] != NULL) {
+            ctx->gpu->cu.EventDestroy(s->events[i]);
+        }
+        if (s->pinned[i] != NULL) {
+            ctx->gpu->cu.MemFreeHost(s->pinned[i]);
+        }
+    }
+}
+
+static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* target,
+                                       const uint8_t* source, size_t bytes) {
+    const qlora__cuda_table* cu = &ctx->gpu->cu;
+    int i = s->next;
+    s->next = 1 - i;
+    if (s->busy[i]) {
+        QLORA__TRY(qlora__cu(ctx, cu->EventSynchronize(s->events[i]), "cuEventSynchronize"));
+    }
+    memcpy(s->pinned[i], source, bytes);
+    qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
+    QLORA__TRY(qlora__cu(ctx, cu->MemcpyHtoDAsync(to, s->pinned[i], bytes, ctx->gpu->stream),
+                         "cuMemcpyHtoDAsync"));
+    QLORA__TRY(qlora__cu(ctx, cu->EventRecord(s->events[i], ctx->gpu->stream), "cuEventRecord"));
+    s->busy[i] = true;
+    return QLORA_OK;
+}
+
+#else
+
+static qlora_result qlora__stager_open(qlora_ctx* ctx, qlora__stager* s) {
+    (void)ctx;
+    (void)s;
+    return QLORA_OK;
+}
+
+static void qlora__stager_close(qlora_ctx* ctx, qlora__stager* s) {
+    (void)ctx;
+    (void)s;
+}
+
+static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* target,
+                                       const uint8_t* source, size_t bytes) {
+    (void)ctx;
+    (void)s;
+    memcpy(target, source, bytes);
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
+                                 const uint8_t* source, uint64_t bytes) {
+    const qlora_model_desc* desc = &s->m->desc;
+    for (uint64_t at = 0; at < bytes; at += QLORA__STAGE_BYTES) {
+        size_t n = bytes - at < QLORA__STAGE_BYTES ? (size_t)(bytes - at) : QLORA__STAGE_BYTES;
+        if (qlora__on_cpu(ctx)) {
+            memcpy((char*)target + at, source + at, n);
+        } else {
+            QLORA__TRY(qlora__stage_piece(ctx, s, (char*)target + at, source + at, n));
+        }
+        s->done += n;
+        if (desc->progress != NULL &&
+            !desc->progress(desc->progress_user, "loading weights", s->done, s->total)) {
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "loading was stopped");
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_dtype qlora__st_dtype_of(const qlora__st_tensor* t) {
+    return t->dtype == QLORA__ST_F32    ? QLORA_F32
+           : t->dtype == QLORA__ST_BF16 ? QLORA_BF16
+                                        : QLORA_F16;
+}
+
+// A file's matrix as a tensor in the staging area (the operand's memory) or, where no conversion is
+// needed, straight in its place.
+static qlora_result qlora__load_raw(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
+                                    int64_t rows, int64_t cols, qlora_tensor* out) {
+    qlora_tensor area = s->m->operand;
+    qlora_dtype dtype = qlora__st_dtype_of(t);
+    QLORA_ASSERT((uint64_t)rows * (uint64_t)cols * qlora_dtype_bytes(dtype) <= area.bytes);
+    memset(out, 0, sizeof *out);
+    out->data = area.data;
+    out->bytes = area.bytes;
+    out->dtype = dtype;
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = cols;
+    out->batch = 1;
+    out->owner = ctx;
+    if (sizeof(QLORA__REAL) != 4 && dtype == QLORA_F32) { // the CPU in double, for tests
+        for (int64_t i = 0; i < rows * cols; i++) {
+            float x = 0.0f;
+            qlora__st_read_f32(t, (uint64_t)i, 1, &x);
+            qlora__store(out->data, QLORA_F32, i, (QLORA__REAL)x);
+        }
+        return QLORA_OK;
+    }
+    return qlora__stage(ctx, s, out->data, t->data, t->bytes);
+}
+
+// Any size: rows that do not fit the staging area at once go in slices.
+static qlora_result qlora__load_dense(qlora_ctx* ctx, qlora__stager* s, const qlora__st_tensor* t,
+                                      const qlora_tensor* out) {
+    if (qlora__st_dtype_of(t) == out->dtype && sizeof(QLORA__REAL) == 4) {
+        return qlora__stage(ctx, s, out->data, t->data, t->bytes);
+    }
+    size_t row_bytes = (size_t)out->cols * qlora_dtype_bytes(qlora__st_dtype_of(t));
+    int64_t most = (int64_t)(s->m->operand.bytes / row_bytes);
+    for (int64_t row = 0; row < out->rows; row += most) {
+        int64_t rows = qlora__min(most, out->rows - row);
+        qlora__st_tensor slice = *t;
+        qlora_tensor raw;
+        qlora_tensor to;
+        uint64_t element = qlora__st_dtypes[t->dtype].bits / 8;
+        slice.data = t->data + (uint64_t)row * (uint64_t)out->cols * element;
+        slice.bytes = (uint64_t)rows * (uint64_t)out->cols * element;
+        QLORA__TRY(qlora__load_raw(ctx, s, &slice, rows, out->cols, &raw));
+        QLORA__TRY(qlora__tensor_view(ctx, out, row, rows, 0, out->cols, &to));
+        QLORA__TRY(qlora__cast(ctx, &raw, &to));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                      const char* name, const qlora_tensor* out) {
+    const qlora__st_tensor* t = NULL;
+    QLORA__TRY(qlora__folder_need(ctx, folder, name, out->rows == 1 ? out->cols : out->rows,
+                                  out->rows == 1 ? -1 : out->cols, &t));
+    return qlora__load_dense(ctx, s, t, out);
+}
+
+static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
+                                    const qlora__linear_source* source,
+                                    const qlora__projection* p) {
+    uint64_t blocks = source->absmax->bytes / (source->nested ? 1 : 4);
+    float* plain = NULL;
+    qlora_nf4_parts parts;
+    memset(&parts, 0, sizeof parts);
+    float offset = source->offset;
+    parts.codes = (uint8_t*)(uintptr_t)source->weight->data; // only read
+    parts.levels = (float*)(uintptr_t)source->map->data;
+    if (source->nested) {
+        parts.absmax_codes = (uint8_t*)(uintptr_t)source->absmax->data;
+        parts.absmax_scales = (float*)(uintptr_t)source->absmax2->data;
+        parts.map = (float*)(uintptr_t)source->map2->data;
+        parts.offset = &offset;
+    } else {
+        blocks = qlora__st_elements(source->absmax);
+        plain = (float*)qlora__alloc(ctx, (size_t)blocks * 4);
+        if (plain == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        qlora__st_read_f32(source->absmax, 0, blocks, plain);
+        parts.absmax = plain;
+    }
+    qlora_result r = qlora_nf4_upload(ctx, &p->nf4, &parts);
+    qlora__free(ctx, plain, (size_t)blocks * 4);
+    s->done += source->weight->bytes;
+    return r;
+}
+
+// An f32 file is rounded to bf16 first, as loading it with transformers for bitsandbytes does: the
+// codes are then those that everybody else gets.
+static qlora_result qlora__load_quantised(qlora_ctx* ctx, qlora__stager* s,
+                                          const qlora__st_tensor* t, const qlora__projection* p) {
+    qlora__st_tensor rounded = *t;
+    uint16_t* half = NULL;
+    size_t n = (size_t)(p->out * p->in);
+    if (t->dtype == QLORA__ST_F32) {
+        half = (uint16_t*)qlora__alloc(ctx, n * 2);
+        if (half == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        for (size_t i = 0; i < n; i++) {
+            float x = 0.0f;
+            memcpy(&x, t->data + 4 * i, sizeof x);
+            half[i] = qlora__bf16_from(x);
+        }
+        rounded.dtype = QLORA__ST_BF16;
+        rounded.data = (const uint8_t*)half;
+        rounded.bytes = n * 2;
+    }
+    qlora_tensor raw;
+    qlora_result r = qlora__load_raw(ctx, s, &rounded, p->out, p->in, &raw);
+    if (r == QLORA_OK) {
+        r = qlora_nf4_quantise(ctx, &raw, &p->nf4);
+    }
+    qlora__free(ctx, half, n * 2);
+    return r;
+}
+
+static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
+                                           const qlora__folder* folder, const char* module,
+                                           qlora__projection* p) {
+    char name[200];
+    snprintf(name, sizeof name, "%.180s.weight", module);
+    qlora__linear_source source;
+    QLORA__TRY(qlora__folder_linear(ctx, folder, name, p->out, p->in, &source));
+    if (source.nf4) {
+        QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
+    } else if (p->is_nf4) {
+        QLORA__TRY(qlora__load_quantised(ctx, s, source.weight, p));
+    } else {
+        QLORA__TRY(qlora__load_dense(ctx, s, source.weight, &p->dense));
+    }
+    if (p->has_bias) {
+        snprintf(name, sizeof name, "%.180s.bias", module);
+        QLORA__TRY(qlora__load_named(ctx, s, folder, name, &p->bias));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__load_layer(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
+                                      int64_t index) {
+    const qlora_model_config* c = &s->m->plan.config;
+    qlora__layer* layer = &s->m->layers[index];
+    char name[200];
+    int64_t bias_at = 0;
+    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        qlora__projection* p = &layer->projections[i];
+        snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)index,
+                 qlora__projections[i].module);
+        QLORA__TRY(qlora__load_projection(ctx, s, folder, name, p));
+        if (i < 3 && c->qkv_bias && !c->qk_norm) {
+            qlora_tensor part;
+            QLORA__TRY(qlora__tensor_view(ctx, &layer->qkv_bias, 0, 1, bias_at, p->out, &part));
+            snprintf(name, sizeof name, "model.layers.%lld.%s.bias", (long long)index,
+                     qlora__projections[i].module);
+            QLORA__TRY(qlora__load_named(ctx, s, folder, name, &part));
+            bias_at += p->out;
+        }
+    }
+    const struct {
+        const char* name;
+        const qlora_tensor* out;
+    } norms[] = {{"input_layernorm", &layer->norm1},
+                 {"post_attention_layernorm", &layer->norm2},
+                 {"self_attn.q_norm", &layer->q_norm},
+                 {"self_attn.k_norm", &layer->k_norm}};
+    for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
+        snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)index, norms[i].name);
+        QLORA__TRY(qlora__load_named(ctx, s, folder, name, norms[i].out));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__load_folder(qlora_ctx* ctx, qlora__stager* s,
+                                       const qlora__folder* folder) {
+    qlora_model* m = s->m;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        QLORA__TRY(qlora__load_layer(ctx, s, folder, l));
+    }
+    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.norm.weight", &m->final_norm));
+    QLORA__TRY(qlora__load_named(ctx, s, folder, "model.embed_tokens.weight", &m->embed));
+    if (!m->plan.config.tied) {
+        QLORA__TRY(qlora__load_named(ctx, s, folder, "lm_head.weight", &m->head));
+    }
+    return qlora__sync(ctx);
+}
+
+static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < folder->count; i++) {
+        bytes += folder->entries[i].tensor->bytes;
+    }
+    return bytes;
+}
+
+static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
+    qlora__folder folder;
+    QLORA__TRY(qlora__folder_open(ctx, m->dir, &folder));
+    qlora__stager stager;
+    memset(&stager, 0, sizeof stager);
+    stager.m = m;
+    stager.total = qlora__folder_bytes(&folder);
+    qlora_result r = qlora__stager_open(ctx, &stager);
+    if (r == QLORA_OK) {
+        r = qlora__load_folder(ctx, &stager, &folder);
+    }
+    qlora__stager_close(ctx, &stager);
+    qlora__folder_close(ctx, &folder);
+    return r;
+}
+
+// Random weights: every matrix its own stream, norms of 1, no biases.
+static qlora_result qlora__load_random(qlora_ctx* ctx, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    float deviation = m->desc.weight_std > 0.0f ? m->desc.weight_std : 0.02f;
+    uint64_t seed = m->desc.seed;
+    QLORA__TRY(qlora__random_normal(ctx, seed, 0, deviation, &m->embed));
+    if (!c->tied) {
+        QLORA__TRY(qlora__random_normal(ctx, seed, 1, deviation, &m->head));
+    }
+    QLORA__TRY(qlora_fill(ctx, 1.0f, &m->final_norm));
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            qlora__projection* p = &layer->projections[i];
+            qlora_tensor w;
+            qlora__arena_window(&m->operand, 0, p->out, p->in, &w);
+            const qlora_tensor* to = p->is_nf4 ? &w : &p->dense;
+            uint32_t stream = (uint32_t)(2 + l * QLORA__PROJECTIONS + i);
+            QLORA__TRY(qlora__random_normal(ctx, seed, stream, deviation, to));
+            if (p->is_nf4) {
+                QLORA__TRY(qlora_nf4_quantise(ctx, &w, &p->nf4));
+            }
+            if (p->has_bias) {
+                QLORA__TRY(qlora__tensor_zero(ctx, &p->bias));
+            }
+        }
+        const qlora_tensor* ones[] = {&layer->norm1, &layer->norm2, &layer->q_norm, &layer->k_norm};
+        for (int i = 0; i < (c->qk_norm ? 4 : 2); i++) {
+            QLORA__TRY(qlora_fill(ctx, 1.0f, ones[i]));
+        }
+        if (c->qkv_bias && !c->qk_norm) {
+            QLORA__TRY(qlora__tensor_zero(ctx, &layer->qkv_bias));
+        }
+        if (m->desc.progress != NULL &&
+            !m->desc.progress(m->desc.progress_user, "making weights", (uint64_t)l + 1,
+                              (uint64_t)c->layers)) {
+            return qlora__fail(ctx, QLORA_ERR_STOPPED, "making weights was stopped");
+        }
+    }
+    return qlora__sync(ctx);
+}

@@ -1,0 +1,257 @@
+// The update of a step: norm, AdamW (which applies the clip's scale, zeroes the gradients and
+// writes the copies).
+static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
+    if (m->range_count == 0) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__clip_measure(ctx, &m->clip));
+    qlora_tensor scale = m->totals;
+    scale.data = m->clip.results + 1;
+    scale.bytes = sizeof(float);
+    scale.cols = 1;
+    qlora_tensor flag = scale;
+    flag.data = m->clip.flags;
+    flag.dtype = QLORA_I32;
+    qlora_adamw_args args = qlora__adamw_args_of(m);
+    args.clip_scale = &scale;
+    args.not_finite = &flag;
+    return qlora_adamw_step(ctx, &args);
+}
+
+// C-PREWARM-001: everything a step does, once, on zeroed memory, before the weights are there:
+// kernels are loaded, cuBLAS has seen every shape, and the cache can be sealed.
+static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
+    if (qlora__on_cpu(ctx)) {
+        return QLORA_OK; // there is nothing to load
+    }
+    qlora__pass pass = {ctx, m, m->plan.tokens, !m->train.no_training};
+    int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
+    QLORA__TRY(qlora__forward(&pass));
+    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
+    QLORA__TRY(qlora__head(&pass, chunks, &totals, !m->train.no_training));
+    if (!m->train.no_training) {
+        QLORA__TRY(qlora__backward(&pass));
+        QLORA__TRY(qlora__update(ctx, m));
+    }
+    // Evaluation has other products: without dropout the adapters are part of the large one, and
+    // without adapters there is less of it.
+    pass.training = false;
+    QLORA__TRY(m->desc.dropout > 0.0f ? qlora__forward(&pass) : QLORA_OK);
+    m->use_adapters = false;
+    qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
+    m->use_adapters = true;
+    QLORA__TRY(r);
+    if (m->train.generate_tokens > 0) {
+        qlora__pass one = {ctx, m, 1, false};
+        QLORA__TRY(qlora__generate_pass(&one, 0));
+        QLORA__TRY(qlora__generate_head(&one));
+    }
+    QLORA__TRY(qlora__sync(ctx));
+    return qlora__cache_set_sealed(ctx, true);
+}
+
+static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
+                                      const qlora_model_desc* desc) {
+    QLORA__TRY(qlora__model_optimizer(ctx, m));
+    QLORA__TRY(qlora__model_dry_run(ctx, m));
+    QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
+            if (layer->linears[g].operand != NULL) {
+                QLORA__TRY(qlora__linear_place(ctx, &layer->linears[g],
+                                               QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS));
+            }
+        }
+    }
+    QLORA__TRY(qlora__model_optimizer(ctx, m));
+    QLORA__TRY(qlora__adapters_start(ctx, m));
+    QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
+                                     : qlora__parameters_changed(ctx, m));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
+    QLORA__TRY(qlora__sync(ctx));
+    m->ready = true;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
+                                       const qlora_model_desc* desc) {
+    double start = qlora__clock_ms();
+    QLORA__TRY(qlora__model_warm_kernels(ctx, m));
+    QLORA__TRY(qlora__buffer_create(ctx, (size_t)m->plan.total, &m->arena));
+    qlora__model_layout(m, (char*)m->arena->data);
+    qlora__model_operands(m);
+    QLORA__TRY(qlora__zero(ctx, m->arena->data, m->arena->bytes, m->arena->bytes, 1));
+    QLORA__TRY(qlora__model_wrap(ctx, m));
+    QLORA__TRY(qlora__model_rope(ctx, m));
+    QLORA__TRY(qlora__ranges_upload(ctx, m));
+    QLORA__TRY(qlora__model_fill(ctx, m, desc));
+    QLORA__LOG(ctx, INFO, MODEL, "%lld layers, %.2f GiB, ready after %.1f s",
+               (long long)m->plan.config.layers, (double)m->plan.total / 1073741824.0,
+               (qlora__clock_ms() - start) * 1e-3);
+    return QLORA_OK;
+}
+
+// A plan made earlier decides recompute and cache; it must be of the same model and training.
+static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
+                                            const qlora_plan* plan) {
+    qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
+    if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
+        m->plan.parameters != plan->parameters) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "the plan was made for another model or another training: it has %llu bytes, "
+            "this needs %llu",
+            (unsigned long long)plan->total, (unsigned long long)m->plan.total);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                      const qlora_train_desc* train, const qlora_plan* plan,
+                                      qlora_model** out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "opening a model"));
+    qlora_model* m = NULL;
+    qlora_result r = QLORA_OK;
+    if (plan != NULL) {
+        qlora_budget none = qlora__budget_resolve(ctx, NULL);
+        r = qlora__skeleton(ctx, desc, train, &none, &m);
+        r = r == QLORA_OK ? qlora__model_adopt_plan(ctx, m, plan) : r;
+    } else {
+        r = qlora__plan_build(ctx, desc, train, NULL, &m);
+    }
+    if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
+        r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
+                        "the CPU computes in F32; use that mode, or AUTO");
+    }
+    if (r == QLORA_OK) {
+        r = qlora__model_start(ctx, m, desc);
+    }
+    if (r != QLORA_OK) {
+        if (m != NULL) {
+            qlora__model_free(m);
+        }
+        return r;
+    }
+    ctx->children++;
+    *out = m;
+    return QLORA_OK;
+}
+
+qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
+                              const qlora_train_desc* train, const qlora_plan* plan,
+                              qlora_model** out) {
+    QLORA__ENTER(ctx, "qlora_model_open");
+    return qlora__leave(ctx, qlora__model_open(ctx, desc, train, plan, out));
+}
+
+static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
+    QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
+    if (m->trainers > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a trainer of this model still lives; destroy it first");
+    }
+    qlora__model_free(m);
+    ctx->children--;
+    return QLORA_OK;
+}
+
+qlora_result qlora_model_close(qlora_model* model) {
+    if (model == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = model->ctx;
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_model_close"));
+    return qlora__leave(ctx, qlora__model_close(ctx, model));
+}
+
+const qlora_plan* qlora_model_plan(const qlora_model* model) {
+    return model != NULL ? &model->plan : NULL;
+}
+
+qlora_ctx* qlora_model_ctx(const qlora_model* model) {
+    return model != NULL ? model->ctx : NULL;
+}
+
+int64_t qlora_model_parameters(const qlora_model* model) {
+    return model != NULL ? model->range_count : 0;
+}
+
+// Copies count reals of an f32 tensor out as floats, or in.
+static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t count, float* out) {
+    if (sizeof(QLORA__REAL) == sizeof(float)) {
+        return qlora__copy_out(ctx, out, data, (size_t)count * sizeof(float));
+    }
+    for (int64_t i = 0; i < count; i++) { // the CPU in double, for tests
+        out[i] = (float)((const QLORA__REAL*)data)[i];
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, int64_t index,
+                                          const void* pointer, qlora__trained* t) {
+    if (pointer == NULL || index < 0 || !qlora__trained_at(m, index, t)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the pointer is NULL, or there is no parameter %lld", (long long)index);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__model_parameter(qlora_ctx* ctx, qlora_model* m, int64_t index,
+                                           qlora_parameter* out) {
+    qlora__trained t;
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    snprintf(out->name, sizeof out->name, "base_model.model.%.170s", t.name);
+    out->rows = t.rows;
+    out->cols = t.cols;
+    return QLORA_OK;
+}
+
+qlora_result qlora_model_parameter(qlora_model* model, int64_t index, qlora_parameter* out) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_model_parameter");
+    return qlora__leave(ctx, qlora__model_parameter(ctx, model, index, out));
+}
+
+static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
+                                          const qlora_tensor* arena, int64_t index, float* out) {
+    qlora__trained t;
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
+    qlora_tensor window;
+    qlora__arena_window(arena, t.at, t.rows, t.cols, &window);
+    return qlora__floats_out(ctx, window.data, t.rows * t.cols, out);
+}
+
+qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_model_parameter_read");
+    return qlora__leave(ctx, qlora__parameter_read(ctx, model, &model->parameters, index, out));
+}
+
+static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64_t index,
+                                           const float* in) {
+    qlora__trained t;
+    QLORA__TRY(qlora__parameter_need(ctx, m, index, in, &t));
+    qlora_tensor window;
+    qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
+    QLORA__TRY(qlora__floats_in(ctx, window.data, t.rows * t.cols, in));
+    return qlora__parameters_changed(ctx, m);
+}
+
+qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index, const float* in) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_model_parameter_write");
+    return qlora__leave(ctx, qlora__parameter_write(ctx, model, index, in));
+}
+
+qlora_result qlora_model_use_adapters(qlora_model* model, bool on) {
+    qlora_ctx* ctx = qlora_model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_model_use_adapters");
+    qlora__graphs_invalidate(ctx, 0, "adapters were switched on or off");
+    model->use_adapters = on;
+    return qlora__leave(ctx, QLORA_OK);
+}

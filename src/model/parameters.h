@@ -1,0 +1,177 @@
+// ---- trained tensors ----------------------------------------------------------------------------
+
+typedef struct qlora__trained {
+    char name[192]; // as PEFT has it, after base_model.model.
+    int64_t at;
+    int64_t rows;
+    int64_t cols;
+    float shadow_scale;
+    bool decays;
+    const qlora__projection* projection; // NULL for a norm
+    int64_t layer;                       // of the projection
+    bool is_b;
+} qlora__trained;
+
+// Norms of a layer that are trained: name, width.
+static bool qlora__trained_norm(const qlora_model* m, int64_t layer, int index,
+                                qlora__trained* out) {
+    static const char* const names[] = {"input_layernorm", "post_attention_layernorm",
+                                        "self_attn.q_norm", "self_attn.k_norm"};
+    const qlora_model_config* c = &m->plan.config;
+    if (!m->desc.train_norms || index >= (c->qk_norm ? 4 : 2)) {
+        return false;
+    }
+    int64_t step = (int64_t)qlora__align_up((size_t)c->hidden, 8);
+    int64_t head_step = (int64_t)qlora__align_up((size_t)c->head_dim, 8);
+    snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.weight", (long long)layer,
+             names[index]);
+    out->at =
+        m->layers[layer].norms_at + (index < 2 ? index * step : 2 * step + (index - 2) * head_step);
+    out->rows = 1;
+    out->cols = index < 2 ? c->hidden : c->head_dim;
+    return true;
+}
+
+// The index-th trained tensor in arena order; false past the end.
+static bool qlora__trained_at(const qlora_model* m, int64_t index, qlora__trained* out) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t at = 0;
+    memset(out, 0, sizeof *out);
+    for (int64_t l = 0; l < c->layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            const qlora__projection* p = &m->layers[l].projections[i];
+            if (p->rank == 0) {
+                continue;
+            }
+            if (index < at + 2) {
+                out->is_b = index == at + 1;
+                snprintf(out->name, sizeof out->name, "model.layers.%lld.%s.lora_%c.weight",
+                         (long long)l, qlora__projections[i].module, out->is_b ? 'B' : 'A');
+                out->at = out->is_b ? p->b_at : p->a_at;
+                out->rows = out->is_b ? p->out : p->rank;
+                out->cols = out->is_b ? p->rank : p->in;
+                out->shadow_scale = out->is_b ? p->scale : 1.0f;
+                out->decays = true;
+                out->projection = p;
+                out->layer = l;
+                return true;
+            }
+            at += 2;
+        }
+        for (int i = 0; qlora__trained_norm(m, l, i, out); i++) {
+            out->shadow_scale = 1.0f;
+            if (index == at++) {
+                return true;
+            }
+        }
+    }
+    if (m->desc.train_norms && index == at) {
+        snprintf(out->name, sizeof out->name, "model.norm.weight");
+        out->at = m->final_norm_at;
+        out->rows = 1;
+        out->cols = c->hidden;
+        out->shadow_scale = 1.0f;
+        return true;
+    }
+    return false;
+}
+
+// Where AdamW writes A or s B once more: their places in the operand, when the layer has its own.
+static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
+                              qlora_adamw_range* range) {
+    const qlora__layer* layer = &m->layers[t->layer];
+    if (t->projection == NULL || !layer->cached) {
+        return;
+    }
+    int number = (int)(t->projection - layer->projections);
+    int group = qlora__projections[number].group;
+    const qlora_linear* linear = &layer->linears[group];
+    const qlora_tensor* operand = linear->operand;
+    int64_t row = 0;
+    int64_t at = 0;
+    for (int i = 0; i < number - qlora__groups[group].first; i++) {
+        row += linear->parts[i].out;
+        at += linear->parts[i].rank;
+    }
+    if (operand != NULL) {
+        int64_t first = t->is_b ? row * operand->ld + linear->in + at
+                                : (qlora_linear_out(linear) + at) * operand->ld;
+        range->copy = (char*)operand->data + (size_t)first * qlora_dtype_bytes(operand->dtype);
+        range->copy_cols = t->cols;
+        range->copy_ld = operand->ld;
+    }
+}
+
+static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
+    size_t bytes = (size_t)m->range_count * sizeof(qlora_adamw_range);
+    qlora_adamw_range* ranges = (qlora_adamw_range*)qlora__alloc_zero(ctx, bytes);
+    if (ranges == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__trained t;
+    for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
+        ranges[i].begin = t.at;
+        ranges[i].count = t.rows * t.cols;
+        ranges[i].decay = t.decays ? 1.0f : 0.0f;
+        ranges[i].shadow_scale = t.shadow_scale;
+        qlora__range_copy(m, &t, &ranges[i]);
+    }
+    qlora_result r = qlora__copy_in(ctx, m->ranges.data, ranges, bytes);
+    qlora__free(ctx, ranges, bytes);
+    return r;
+}
+
+static qlora_adamw_args qlora__adamw_args_of(const qlora_model* m) {
+    qlora_adamw_args args;
+    memset(&args, 0, sizeof args);
+    args.param = &m->parameters;
+    args.grad = &m->gradients;
+    args.m = &m->moment1;
+    args.v = &m->moment2;
+    args.shadow = &m->shadow;
+    args.ranges = &m->ranges;
+    args.state = &m->adamw;
+    args.longest_range = m->longest_range;
+    return args;
+}
+
+// The 16-bit shadow and the operands of cached layers follow the parameters.
+static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
+    qlora_adamw_args args = qlora__adamw_args_of(m);
+    return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
+}
+
+// A: uniform in +-1/sqrt(in), as PEFT's Kaiming start; B: zero. The same on both backends.
+static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
+    qlora__trained t;
+    for (int64_t i = 0; i < m->range_count && qlora__trained_at(m, i, &t); i++) {
+        int64_t n = t.rows * t.cols;
+        if (t.projection == NULL) {
+            continue; // norms were loaded
+        }
+        size_t bytes = (size_t)n * sizeof(QLORA__REAL);
+        QLORA__REAL* values = (QLORA__REAL*)qlora__alloc_zero(ctx, bytes);
+        if (values == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        const uint32_t key[2] = {(uint32_t)m->desc.seed,
+                                 (uint32_t)(m->desc.seed >> 32) ^ 0x4c6f5241u};
+        float bound = 1.0f / sqrtf((float)t.cols);
+        for (int64_t j = 0; j < n && !t.is_b; j += 4) {
+            const uint32_t counter[4] = {(uint32_t)(j / 4), (uint32_t)i,
+                                         (uint32_t)((uint64_t)i >> 32), 0};
+            uint32_t words[4];
+            qlora__philox(counter, key, words);
+            for (int64_t k = j; k < j + 4 && k < n; k++) {
+                float unit = (float)(words[k - j] >> 8) * (1.0f / 16777216.0f);
+                values[k] = (QLORA__REAL)((2.0f * unit - 1.0f) * bound);
+            }
+        }
+        qlora_tensor window;
+        qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
+        qlora_result r = qlora__copy_in(ctx, window.data, values, bytes);
+        qlora__free(ctx, values, bytes);
+        QLORA__TRY(r);
+    }
+    return QLORA_OK;
+}

@@ -1,0 +1,566 @@
+// ---- plan ---------------------------------------------------------------------------------------
+
+// Which of a layer's modules have adapters, and with what rank and scale.
+static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
+                                          const qlora_model_desc* desc) {
+    const qlora_model_config* c = &m->plan.config;
+    qlora__peft peft;
+    memset(&peft, 0, sizeof peft);
+    if (desc->adapter != NULL) {
+        QLORA__TRY(qlora__peft_open(ctx, desc->adapter, &peft));
+        m->desc.rslora = peft.rslora;
+        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft.dropout;
+        m->desc.rank = (int32_t)peft.rank;
+        m->desc.alpha = (float)peft.alpha;
+    }
+    qlora_result r = QLORA_OK;
+    for (int64_t l = 0; l < c->layers && r == QLORA_OK; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS && r == QLORA_OK; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            if (desc->adapter != NULL) {
+                char module[160];
+                qlora__peft_module found;
+                snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
+                         qlora__projections[i].module);
+                r = qlora__peft_find(ctx, &peft, module, p->out, p->in, &found);
+                p->rank = r == QLORA_OK ? found.rank : 0;
+                p->alpha = found.alpha;
+                p->scale = (float)found.scale;
+            } else if (m->desc.rank > 0 && (m->desc.targets >> i & 1u) != 0) {
+                p->rank = m->desc.rank;
+                p->alpha = (double)m->desc.alpha;
+                double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
+                p->scale = (float)(p->alpha / divisor);
+            }
+        }
+    }
+    if (desc->adapter != NULL) {
+        qlora__peft_close(ctx, &peft);
+    }
+    return r;
+}
+
+// The A of a stack lie one below the other, so that their gradients are one product; then the B.
+static int64_t qlora__number_group(qlora_model* m, qlora__layer* layer, int group, int64_t at) {
+    qlora__projection* first = &layer->projections[qlora__groups[group].first];
+    for (int i = 0; i < qlora__groups[group].count; i++) {
+        qlora__projection* p = &first[i];
+        p->a_at = at;
+        at += (int64_t)qlora__align_up((size_t)(p->rank * p->in), 8);
+    }
+    for (int i = 0; i < qlora__groups[group].count; i++) {
+        qlora__projection* p = &first[i];
+        p->b_at = at;
+        at += (int64_t)qlora__align_up((size_t)(p->out * p->rank), 8);
+        m->range_count += p->rank > 0 ? 2 : 0;
+        m->longest_range = qlora__max(m->longest_range, p->rank * qlora__max(p->in, p->out));
+        m->plan.parameters += p->rank * (p->in + p->out);
+    }
+    return at;
+}
+
+// Gives every trained tensor its place; each starts on a multiple of 8 elements.
+static void qlora__number_parameters(qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t at = 0;
+    m->range_count = 0;
+    m->longest_range = 0;
+    m->plan.parameters = 0;
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            at = qlora__number_group(m, layer, g, at);
+        }
+        if (m->desc.train_norms) {
+            int64_t norms = 2 * (int64_t)qlora__align_up((size_t)c->hidden, 8) +
+                            (c->qk_norm ? 2 * (int64_t)qlora__align_up((size_t)c->head_dim, 8) : 0);
+            layer->norms_at = at;
+            at += norms;
+            m->range_count += c->qk_norm ? 4 : 2;
+            m->plan.parameters += 2 * c->hidden + (c->qk_norm ? 2 * c->head_dim : 0);
+        }
+    }
+    if (m->desc.train_norms) {
+        m->final_norm_at = at;
+        at += (int64_t)qlora__align_up((size_t)c->hidden, 8);
+        m->range_count++;
+        m->longest_range = qlora__max(m->longest_range, c->hidden);
+        m->plan.parameters += c->hidden;
+    }
+    m->elements = at;
+}
+
+// Sizes of a layer's projections and stacks.
+static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    const int64_t ins[QLORA__PROJECTIONS] = {c->hidden, c->hidden, c->hidden,      q,
+                                             c->hidden, c->hidden, c->intermediate};
+    const int64_t outs[QLORA__PROJECTIONS] = {
+        q, kv, kv, c->hidden, c->intermediate, c->intermediate, c->hidden};
+    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        qlora__projection* p = &layer->projections[i];
+        int group = qlora__projections[i].group;
+        p->in = ins[i];
+        p->out = outs[i];
+        // The rope kernel adds the bias of q, k and v, unless a norm stands between.
+        p->has_bias = group == QLORA__QKV ? c->qkv_bias && c->qk_norm
+                      : group == QLORA__O ? c->o_bias
+                                          : c->mlp_bias;
+    }
+}
+
+// Connects the linears with what the projections hold.
+static void qlora__connect_layer(qlora_model* m, int64_t index) {
+    qlora__layer* layer = &m->layers[index];
+    for (int g = 0; g < QLORA__GROUPS; g++) {
+        qlora_linear* linear = &layer->linears[g];
+        memset(linear, 0, sizeof *linear);
+        linear->count = qlora__groups[g].count;
+        for (int i = 0; i < linear->count; i++) {
+            int number = qlora__groups[g].first + i;
+            qlora__projection* p = &layer->projections[number];
+            qlora_linear_part* part = &linear->parts[i];
+            linear->in = p->in;
+            part->out = p->out;
+            part->rank = p->rank;
+            part->scale = p->scale;
+            part->projection = number;
+            part->nf4 = p->is_nf4 ? &p->nf4 : NULL;
+            part->dense = p->is_nf4 ? NULL : &p->dense;
+            part->bias = p->has_bias ? &p->bias : NULL;
+            part->a = &p->a;
+            part->sb = &p->sb;
+            part->da = &p->da;
+            part->db = &p->db;
+        }
+        linear->operand = &layer->operands[g];
+        linear->dropout = m->train.no_training ? 0.0f : m->desc.dropout;
+        linear->layer = (int32_t)index;
+        linear->positions = &m->batch.positions;
+        linear->sequences = &m->batch.sequences;
+        linear->state = &m->batch.dropout;
+        layer->pads[g] = qlora_linear_pad(linear);
+    }
+}
+
+// A config that no file stands behind.
+static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
+    if (c->kv_heads == 0) {
+        c->kv_heads = c->heads;
+    }
+    if (c->head_dim == 0 && c->heads > 0) {
+        c->head_dim = c->hidden / c->heads;
+    }
+    if (c->rope_sliding.theta == 0.0) {
+        c->rope_sliding = c->rope;
+    }
+    const int64_t sizes[] = {c->vocab, c->hidden,   c->intermediate, c->layers,
+                             c->heads, c->kv_heads, c->head_dim};
+    static const char* const names[] = {"vocab", "hidden",   "intermediate", "layers",
+                                        "heads", "kv_heads", "head_dim"};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.%s is %lld", names[i],
+                               (long long)sizes[i]);
+        }
+    }
+    if (c->layers > QLORA_MAX_LAYERS || c->head_dim > 256 || c->head_dim % 2 != 0 ||
+        c->heads % c->kv_heads != 0 || !(c->rms_eps > 0.0) || c->window < 0) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "config: layers %lld (at most %d), head_dim %lld (even, at most 256), heads "
+            "%lld (a multiple of kv_heads %lld), rms_eps %g or window is not valid",
+            (long long)c->layers, QLORA_MAX_LAYERS, (long long)c->head_dim, (long long)c->heads,
+            (long long)c->kv_heads, c->rms_eps);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
+    if (d == NULL || d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL or was not zeroed");
+    }
+    if ((d->dir == NULL) == (d->config == NULL)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the model desc needs either dir (a folder) or config (random weights)");
+    }
+    if (d->rank > 1024 || !(d->dropout >= 0.0f && d->dropout < 1.0f) ||
+        d->targets > QLORA_TARGET_ALL || !qlora__finite(d->alpha)) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "rank %d (at most 1024), dropout %g (0 to below 1), targets %u or alpha %g "
+            "is not valid",
+            (int)d->rank, (double)d->dropout, d->targets, (double)d->alpha);
+    }
+    if (!qlora__finite(d->weight_std) || d->weight_std < 0.0f) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "weight_std %g is not valid",
+                           (double)d->weight_std);
+    }
+    if ((int)d->base < 0 || d->base > QLORA_BASE_32BIT || (int)d->mode < 0 ||
+        d->mode > QLORA_MODE_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc's base or mode is unknown");
+    }
+    return QLORA_OK;
+}
+
+// Before defaults take their place: a NaN compares as neither and would pass for one.
+static qlora_result qlora__train_numbers_check(qlora_ctx* ctx, const qlora_train_desc* d) {
+    const struct {
+        const char* name;
+        double value;
+        double least;
+        double below;
+    } numbers[] = {{"lr", d->lr, -1e300, 1e300},
+                   {"beta1", d->beta1, 0.0, 1.0},
+                   {"beta2", d->beta2, 0.0, 1.0},
+                   {"eps", d->eps, 0.0, 1e300},
+                   {"weight_decay", d->weight_decay, 0.0, 1e300},
+                   {"max_norm", d->max_norm, -1e300, 1e300}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (!(numbers[i].value >= numbers[i].least && numbers[i].value < numbers[i].below)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "train desc: %s is %g", numbers[i].name,
+                               numbers[i].value);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_desc* given,
+                                              qlora_train_desc* d) {
+    memset(d, 0, sizeof *d);
+    d->no_training = given == NULL;
+    if (given != NULL) {
+        *d = *given;
+    }
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the train desc was not zeroed");
+    }
+    QLORA__TRY(qlora__train_numbers_check(ctx, d));
+    d->tokens = d->tokens != 0 ? d->tokens : 2048;
+    d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
+    d->max_length = d->max_length != 0 ? d->max_length : d->tokens;
+    d->lr = d->lr < 0.0 ? 0.0 : d->lr > 0.0 ? d->lr : 2e-4;
+    d->beta1 = d->beta1 > 0.0 ? d->beta1 : 0.9;
+    d->beta2 = d->beta2 > 0.0 ? d->beta2 : 0.999;
+    d->eps = d->eps > 0.0 ? d->eps : 1e-8;
+    d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
+    if (d->tokens < 0 || d->tokens > (1 << 24) || d->max_sequences < 0 ||
+        d->max_sequences > d->tokens || d->max_length < 0 || d->max_length > d->tokens ||
+        d->warmup_steps < 0 || d->total_steps < 0 || d->head_chunk < 0 || d->generate_tokens < 0 ||
+        d->generate_tokens > (1 << 24) || d->keep_checkpoints < 0 || d->keep_checkpoints > 64) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "tokens %lld, max_sequences %lld, max_length %lld (neither above tokens), "
+            "warmup_steps, total_steps, head_chunk, generate_tokens or "
+            "keep_checkpoints is not valid",
+            (long long)d->tokens, (long long)d->max_sequences, (long long)d->max_length);
+    }
+    if ((int)d->schedule < 0 || d->schedule > QLORA_SCHEDULE_CONSTANT || (int)d->recompute < 0 ||
+        d->recompute > QLORA_CHOICE_OFF || (int)d->cache < 0 || d->cache > QLORA_CHOICE_OFF) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "schedule, recompute or cache choice is unknown");
+    }
+    if (d->head_chunk == 0) {
+        d->head_chunk = qlora__min(1024, d->tokens);
+    }
+    d->head_chunk = qlora__min(d->head_chunk, d->tokens);
+    return QLORA_OK;
+}
+
+static void qlora__model_free(qlora_model* m) {
+    qlora_ctx* ctx = m->ctx;
+    qlora__buffer_destroy(ctx, m->arena);
+    qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
+    qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
+    qlora__free(ctx, m, sizeof *m);
+}
+
+static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                         const qlora_train_desc* train, const qlora_budget* budget,
+                                         qlora_model* m) {
+    qlora_model_config* c = &m->plan.config;
+    QLORA__TRY(qlora__train_desc_resolve(ctx, train, &m->train));
+    if (desc->dir != NULL) {
+        QLORA__TRY(qlora__config_read(ctx, desc->dir, c));
+    } else {
+        *c = *desc->config;
+        QLORA__TRY(qlora__random_config_check(ctx, c));
+    }
+    m->desc.rank = desc->rank == 0 ? 16 : desc->rank;
+    m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
+    m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
+    bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
+                       (desc->mode == QLORA_MODE_AUTO && budget->capability >= 80);
+    m->plan.mode = wants_16bit ? QLORA_MODE_BF16
+                   : desc->mode == QLORA_MODE_AUTO ? QLORA_MODE_F32
+                                                   : desc->mode;
+    m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
+    m->plan.tokens = m->train.tokens;
+    m->plan.max_sequences = m->train.max_sequences;
+    m->plan.max_length = m->train.max_length;
+    m->plan.head_chunk = m->train.head_chunk;
+    m->positions = qlora__max(m->train.max_length, m->train.generate_tokens);
+    size_t bytes = (size_t)c->layers * sizeof *m->layers;
+    m->layers = (qlora__layer*)qlora__alloc_zero(ctx, bytes);
+    if (m->layers == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    for (int64_t l = 0; l < c->layers; l++) {
+        qlora__shape_layer(m, &m->layers[l]);
+        m->layers[l].sliding = c->sliding[l] != 0;
+    }
+    return qlora__adapter_shapes(ctx, m, desc);
+}
+
+// Which weights are 4-bit: those of an NF4 base, and those that a file has that way already.
+static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                            qlora_model* m) {
+    qlora__folder folder;
+    memset(&folder, 0, sizeof folder);
+    bool look = desc->dir != NULL && m->plan.config.quantized;
+    if (look) {
+        QLORA__TRY(qlora__folder_open(ctx, desc->dir, &folder));
+    }
+    qlora_result r = QLORA_OK;
+    for (int64_t l = 0; l < m->plan.config.layers && r == QLORA_OK; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS && r == QLORA_OK; i++) {
+            qlora__projection* p = &m->layers[l].projections[i];
+            p->is_nf4 = desc->base == QLORA_BASE_NF4;
+            p->nf4_desc.rows = p->out;
+            p->nf4_desc.cols = p->in;
+            p->nf4_desc.plain_scales = desc->single_quant;
+            if (look) {
+                char name[160];
+                qlora__linear_source source;
+                snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                         qlora__projections[i].module);
+                r = qlora__folder_linear(ctx, &folder, name, p->out, p->in, &source);
+                if (r == QLORA_OK && source.nf4) {
+                    p->is_nf4 = true;
+                    p->nf4_desc.block = (int32_t)source.block;
+                    p->nf4_desc.block2 = (int32_t)source.block2;
+                    p->nf4_desc.plain_scales = !source.nested;
+                }
+            }
+        }
+    }
+    if (look) {
+        qlora__folder_close(ctx, &folder);
+    }
+    return r;
+}
+
+// A model without memory: enough to plan with.
+static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                    const qlora_train_desc* train, const qlora_budget* budget,
+                                    qlora_model** out) {
+    QLORA__TRY(qlora__model_desc_check(ctx, desc));
+    qlora_model* m = (qlora_model*)qlora__alloc_zero(ctx, sizeof *m);
+    if (m == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    m->ctx = ctx;
+    m->desc = *desc;
+    m->use_adapters = true;
+    qlora_result r = qlora__skeleton_fill(ctx, desc, train, budget, m);
+    if (r == QLORA_OK) {
+        r = qlora__skeleton_formats(ctx, desc, m);
+    }
+    if (r == QLORA_OK && desc->dir != NULL) {
+        size_t bytes = strlen(desc->dir) + 1;
+        m->dir = (char*)qlora__alloc(ctx, bytes);
+        r = m->dir != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+        if (r == QLORA_OK) {
+            memcpy(m->dir, desc->dir, bytes);
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__model_free(m);
+        return r;
+    }
+    m->desc.dir = m->dir;
+    m->desc.config = NULL;
+    m->desc.adapter = NULL;
+    qlora__number_parameters(m);
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__connect_layer(m, l);
+    }
+    *out = m;
+    return QLORA_OK;
+}
+
+static qlora_budget qlora__budget_resolve(qlora_ctx* ctx, const qlora_budget* given) {
+    qlora_budget b;
+    memset(&b, 0, sizeof b);
+    if (given != NULL) {
+        b = *given;
+    }
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL) {
+        b.capability = b.capability != 0 ? b.capability : ctx->gpu->target_number;
+        b.multiprocessors = b.multiprocessors != 0 ? b.multiprocessors : ctx->gpu->sm_count;
+        size_t free_bytes = 0;
+        size_t total = 0;
+        if (b.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
+            size_t margin = (size_t)512 << 20; // cuBLAS, graphs, the driver's own
+            b.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
+        }
+    }
+#else
+    (void)ctx;
+#endif
+    return b;
+}
+
+static void qlora__plan_apply(qlora_model* m, int64_t recompute, int64_t cached) {
+    m->plan.recompute_layers = recompute;
+    m->plan.cached_layers = cached;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        layer->recompute = l < recompute;
+        layer->cached = l < cached;
+        m->plan.recompute[l] = layer->recompute ? 1 : 0;
+        m->plan.cached[l] = layer->cached ? 1 : 0;
+    }
+    qlora__model_layout(m, NULL);
+}
+
+static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
+    return bytes == 0 || m->plan.total + m->plan.context <= bytes;
+}
+
+// Fewest recomputed layers that fit, then as many cached ones as there is room for. Both are
+// monotonic, so bisection finds them.
+static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
+    int64_t layers = m->plan.config.layers;
+    bool auto_recompute = m->train.recompute == QLORA_CHOICE_AUTO && !m->train.no_training;
+    int64_t low = m->train.recompute == QLORA_CHOICE_ON && !m->train.no_training ? layers : 0;
+    int64_t high = auto_recompute ? layers : low;
+    int64_t cached = m->train.cache == QLORA_CHOICE_ON ? layers : 0;
+    qlora__plan_apply(m, high, cached);
+    if (!qlora__plan_fits(m, bytes)) {
+        double gib = 1073741824.0;
+        return qlora__fail(
+            ctx, QLORA_ERR_DEVICE_MEMORY,
+            "%.2f GiB are needed even with every layer recomputed, %.2f are there: base "
+            "%.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f; fewer "
+            "tokens than %lld, a smaller rank or no weight cache would fit",
+            (double)(m->plan.total + m->plan.context) / gib, (double)bytes / gib,
+            (double)m->plan.base / gib, (double)(m->plan.adapters + m->plan.optimizer) / gib,
+            (double)m->plan.activations / gib,
+            (double)(m->plan.workspace + m->plan.head + m->plan.generation + m->plan.batches +
+                     m->plan.cache + m->plan.context) /
+                gib,
+            (long long)m->plan.tokens);
+    }
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        qlora__plan_apply(m, middle, cached);
+        if (qlora__plan_fits(m, bytes)) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    bool has_nf4 = m->layers[0].projections[0].is_nf4;
+    if (m->train.cache == QLORA_CHOICE_AUTO && bytes != 0 && low == 0 && has_nf4) {
+        int64_t most = layers;
+        while (cached < most) {
+            int64_t middle = (cached + most + 1) / 2;
+            qlora__plan_apply(m, 0, middle);
+            if (qlora__plan_fits(m, bytes)) {
+                cached = middle;
+            } else {
+                most = middle - 1;
+            }
+        }
+    }
+    qlora__plan_apply(m, low, cached);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                      const qlora_train_desc* train, const qlora_budget* given,
+                                      qlora_model** out) {
+    qlora_budget budget = qlora__budget_resolve(ctx, given);
+    qlora_model* m = NULL;
+    QLORA__TRY(qlora__skeleton(ctx, desc, train, &budget, &m));
+    // A CPU context that plans for a GPU counts what a context holds there by default.
+    bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
+    m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
+                      : qlora__on_cpu(ctx) ? ctx->scratch->bytes
+                                           : ctx->device_bytes;
+    qlora_result r = qlora__plan_choose(ctx, m, budget.bytes);
+    if (r != QLORA_OK) {
+        qlora__model_free(m);
+        return r;
+    }
+    *out = m;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                     const qlora_train_desc* train, const qlora_budget* budget,
+                                     qlora_plan* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_model* m = NULL;
+    QLORA__TRY(qlora__plan_build(ctx, desc, train, budget, &m));
+    *out = m->plan;
+    qlora__model_free(m);
+    return QLORA_OK;
+}
+
+qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                             const qlora_train_desc* train, const qlora_budget* budget,
+                             qlora_plan* out) {
+    QLORA__ENTER(ctx, "qlora_plan_make");
+    return qlora__leave(ctx, qlora__plan_make(ctx, model, train, budget, out));
+}
+
+size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size) {
+    size_t used = 0;
+    if (buffer != NULL && size > 0) {
+        buffer[0] = '\0';
+    }
+    if (plan == NULL) {
+        return 1;
+    }
+    const struct {
+        const char* name;
+        uint64_t bytes;
+    } rows[] = {{"base weights", plan->base},       {"16-bit weight cache", plan->cache},
+                {"adapters", plan->adapters},       {"optimizer", plan->optimizer},
+                {"activations", plan->activations}, {"workspace", plan->workspace},
+                {"head", plan->head},               {"generation", plan->generation},
+                {"batches", plan->batches},         {"context", plan->context}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", rows[i].name,
+                      (double)rows[i].bytes / 1048576.0);
+    }
+    qlora__append(buffer, size, &used, "  %-22s %12.3f MiB\n", "total",
+                  (double)(plan->total + plan->context) / 1048576.0);
+    qlora__append(
+        buffer, size, &used,
+        "  %lld tokens a micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
+        "%lld cached in 16 bits\n",
+        (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
+        (long long)plan->config.layers, (long long)plan->cached_layers);
+    return used + 1;
+}
+
+static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
+                                              qlora_model_config* out) {
+    if (dir == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
+    }
+    return qlora__config_read(ctx, dir, out);
+}
+
+qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {
+    QLORA__ENTER(ctx, "qlora_config_read");
+    return qlora__leave(ctx, qlora__config_read_public(ctx, dir, out));
+}

@@ -1,0 +1,117 @@
+// ---- open and close -----------------------------------------------------------------------------
+
+// NF4 weights get their maps and pointers once the arena's memory is there.
+static qlora_result qlora__model_wrap(qlora_ctx* ctx, qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            qlora__projection* p = &layer->projections[i];
+            if (p->is_nf4) {
+                qlora_tensor memory = p->nf4.memory;
+                QLORA__TRY(qlora_nf4_wrap(ctx, &p->nf4_desc, &memory, &p->nf4));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+// Operands of layers without a cache are windows of the shared one; a stack of dense weights needs
+// none.
+static void qlora__model_operands(qlora_model* m) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int g = 0; g < QLORA__GROUPS; g++) {
+            qlora_linear* linear = &layer->linears[g];
+            bool any_nf4 = false;
+            for (int i = 0; i < linear->count; i++) {
+                any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
+            }
+            linear->operand = any_nf4 ? &layer->operands[g] : NULL;
+            if (!layer->cached) {
+                qlora__arena_window(&m->operand, 0, qlora_linear_out(linear) + layer->pads[g],
+                                    linear->in + layer->pads[g], &layer->operands[g]);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
+    const qlora_model_config* c = &m->plan.config;
+    const struct {
+        const qlora_rope_desc* desc;
+        const qlora_tensor* table;
+    } tables[] = {{&c->rope, &m->rope}, {&c->rope_sliding, &m->rope_sliding}};
+    size_t n = (size_t)(m->positions * c->head_dim);
+    float* host = (float*)qlora__alloc(ctx, n * 4);
+    QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
+    qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    for (int i = 0; i < 2 && r == QLORA_OK; i++) {
+        r = qlora_rope_table(tables[i].desc, c->head_dim, m->positions, host);
+        if (r != QLORA_OK) {
+            r = qlora__fail(ctx, r, "the rope parameters are not valid");
+            break;
+        }
+        for (size_t j = 0; j < n; j++) {
+            real[j] = (QLORA__REAL)host[j];
+        }
+        r = qlora__copy_in(ctx, tables[i].table->data, real, n * sizeof *real);
+    }
+    qlora__free(ctx, host, n * 4);
+    qlora__free(ctx, real, n * sizeof *real);
+    return r;
+}
+
+// Tables of the clip, and the optimizer's state at step 0.
+static qlora_result qlora__model_optimizer(qlora_ctx* ctx, qlora_model* m) {
+    if (m->train.no_training) {
+        return QLORA_OK;
+    }
+    qlora_clip image = m->clip;
+    size_t bytes = qlora__clip_layout(&image, NULL);
+    char* host = (char*)qlora__alloc_zero(ctx, bytes);
+    if (host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__clip_layout(&image, host);
+    const qlora_tensor* list[] = {&m->gradients};
+    qlora__clip_fill(list, NULL, m->elements > 0 ? 1 : 0, &image);
+    *image.max_norm = (float)m->train.max_norm;
+    qlora_result r = qlora__copy_in(ctx, m->clip_memory, host, bytes);
+    qlora__free(ctx, host, bytes);
+    QLORA__TRY(r);
+    qlora_adamw_state state;
+    memset(&state, 0, sizeof state);
+    state.lr = m->train.lr;
+    state.beta1 = m->train.beta1;
+    state.beta2 = m->train.beta2;
+    state.eps = m->train.eps;
+    state.weight_decay = m->train.weight_decay;
+    QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &state, sizeof state));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->moment1));
+    return qlora__tensor_zero(ctx, &m->moment2);
+}
+
+static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        const qlora_model_config* c = &m->plan.config;
+        qlora_shape shape;
+        memset(&shape, 0, sizeof shape);
+        shape.head_dim = c->head_dim;
+        shape.compute = m->compute;
+        bool nf4 = m->layers[0].projections[0].is_nf4 || m->desc.base == QLORA_BASE_NF4;
+        uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+                        (m->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
+                        (nf4 ? QLORA__NEED_NF4 : 0) | QLORA__NEED_LORA |
+                        (m->dir == NULL ? QLORA__NEED_RANDOM : 0) |
+                        qlora__attention_need(ctx, &shape);
+        ctx->gpu->cache->info.sealed = false;
+        return qlora__cache_warm(ctx, have); // decoding's own are loaded by the dry run
+    }
+#else
+    (void)m;
+#endif
+    (void)ctx;
+    return QLORA_OK;
+}

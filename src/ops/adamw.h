@@ -1,0 +1,242 @@
+// ---- AdamW --------------------------------------------------------------------------------------
+//
+// Decoupled decay, over ranges of one flat arena; t counts the updates applied. Per
+// element, with g the gradient times the clip scale:
+//   p -= lr weight_decay decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
+//   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//   shadow = shadow_scale p, and its copy where the range has one;  gradient = 0
+// A gradient that is not finite leaves p, m, v, t and shadow as they are; the gradient becomes 0.
+
+// x^n by squaring, the products of the kernel.
+static double qlora__power(double x, int64_t n) {
+    double y = 1;
+    for (; n > 0; n >>= 1) {
+        if ((n & 1) != 0) {
+            y *= x;
+        }
+        x *= x;
+    }
+    return y;
+}
+
+typedef struct qlora__adamw_job {
+    const qlora_adamw_args* args;
+    qlora_adamw_range range;
+    QLORA__REAL clip;
+    QLORA__REAL lr_decay;
+    QLORA__REAL beta2;
+    QLORA__REAL one_minus_beta1;
+    QLORA__REAL one_minus_beta2;
+    QLORA__REAL step_size;
+    QLORA__REAL root_correction;
+    QLORA__REAL eps;
+    bool skip;
+} qlora__adamw_job;
+
+// Counts the update or the skip, and forms the corrections in double.
+static void qlora__adamw_advance(qlora__adamw_job* job, qlora_adamw_state* state) {
+    state->skip = job->skip ? 1 : 0;
+    state->skipped += job->skip ? 1 : 0;
+    state->updates += job->skip ? 0 : 1;
+    double t1 = qlora__power(state->beta1, state->updates);
+    double t2 = qlora__power(state->beta2, state->updates);
+    job->lr_decay = (QLORA__REAL)(state->lr * state->weight_decay);
+    job->beta2 = (QLORA__REAL)state->beta2;
+    job->one_minus_beta1 = (QLORA__REAL)(1 - state->beta1);
+    job->one_minus_beta2 = (QLORA__REAL)(1 - state->beta2);
+    job->step_size = (QLORA__REAL)(state->lr / (1 - t1));
+    job->root_correction = (QLORA__REAL)sqrt(1 - t2);
+    job->eps = (QLORA__REAL)state->eps;
+}
+
+// The shadow of parameter p, element i of the range.
+static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__REAL p) {
+    const qlora_adamw_range* r = &job->range;
+    const qlora_tensor* shadow = job->args->shadow;
+    QLORA__REAL x = (QLORA__REAL)r->shadow_scale * p;
+    qlora__put(shadow, 0, r->begin + i, x);
+    if (r->copy != NULL) {
+        int64_t at = i / r->copy_cols * r->copy_ld + i % r->copy_cols;
+        qlora__store(r->copy, shadow->dtype, at, x);
+    }
+}
+
+static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    const qlora_adamw_args* a = job->args;
+    QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
+    for (int64_t at = begin; at < end; at++) {
+        int64_t i = job->range.begin + at;
+        if (!job->skip) {
+            QLORA__REAL g = qlora__at(a->grad, 0, i) * job->clip;
+            QLORA__REAL p = qlora__at(a->param, 0, i);
+            QLORA__REAL m = qlora__at(a->m, 0, i);
+            QLORA__REAL v = qlora__at(a->v, 0, i);
+            p -= decay * p;
+            m += job->one_minus_beta1 * (g - m);
+            v = job->beta2 * v + job->one_minus_beta2 * g * g;
+            p -= job->step_size * (m / (qlora__sqrt(v) / job->root_correction + job->eps));
+            qlora__put(a->param, 0, i, p);
+            qlora__put(a->m, 0, i, m);
+            qlora__put(a->v, 0, i, v);
+            if (a->shadow != NULL) {
+                qlora__adamw_shade(job, at, p);
+            }
+        }
+        qlora__put(a->grad, 0, i, 0);
+    }
+}
+
+static void qlora__adamw_shadow_elements(void* user, int64_t begin, int64_t end) {
+    const qlora__adamw_job* job = (const qlora__adamw_job*)user;
+    for (int64_t i = begin; i < end; i++) {
+        qlora__adamw_shade(job, i, qlora__at(job->args->param, 0, job->range.begin + i));
+    }
+}
+
+// Range i of the table in host memory.
+static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64_t i) {
+    qlora_adamw_range range;
+    memcpy(&range, (const char*)ranges->data + (size_t)i * sizeof range, sizeof range);
+    return range;
+}
+
+// param, shadow and ranges: what both calls use.
+static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a,
+                                       int64_t* range_count) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    QLORA__TRY(qlora__need_vector(ctx, a->param, "param", QLORA__IS_F32, -1));
+    QLORA__TRY(qlora__need_vector(ctx, a->ranges, "ranges", QLORA__IS_U8, -1));
+    if (a->shadow != NULL) {
+        QLORA__TRY(
+            qlora__need_vector(ctx, a->shadow, "shadow", QLORA__IS_F32_BF16, a->param->cols));
+        QLORA__TRY(qlora__need_apart(ctx, "shadow", a->shadow, "param", a->param));
+    }
+    if (a->ranges->cols % (int64_t)sizeof(qlora_adamw_range) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "ranges has %lld bytes, not a multiple of %d",
+                           (long long)a->ranges->cols, (int)sizeof(qlora_adamw_range));
+    }
+    *range_count = a->ranges->cols / (int64_t)sizeof(qlora_adamw_range);
+    for (int64_t i = 0; qlora__on_cpu(ctx) && i < *range_count; i++) {
+        qlora_adamw_range r = qlora__adamw_range_at(a->ranges, i);
+        if (r.begin < 0 || r.count < 0 || r.begin > a->param->cols ||
+            r.count > a->param->cols - r.begin) {
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT, "range %lld is [%lld, +%lld), the arena has %lld elements",
+                (long long)i, (long long)r.begin, (long long)r.count, (long long)a->param->cols);
+        }
+        if (r.copy != NULL && (r.copy_cols < 1 || r.copy_ld < r.copy_cols)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "range %lld: its copy has rows of %lld elements, %lld apart",
+                               (long long)i, (long long)r.copy_cols, (long long)r.copy_ld);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t n = a->param->cols;
+    QLORA__TRY(qlora__need_vector(ctx, a->grad, "grad", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->m, "m", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->v, "v", QLORA__IS_F32, n));
+    QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_U8,
+                                  (int64_t)sizeof(qlora_adamw_state)));
+    if (a->clip_scale != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->clip_scale, "clip_scale", QLORA__IS_F32, 1));
+    }
+    if (a->not_finite != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, a->not_finite, "not_finite", QLORA__IS_I32, 1));
+    }
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "grad", a->grad));
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "m", a->m));
+    QLORA__TRY(qlora__need_apart(ctx, "param", a->param, "v", a->v));
+    QLORA__TRY(qlora__need_apart(ctx, "grad", a->grad, "m", a->m));
+    QLORA__TRY(qlora__need_apart(ctx, "grad", a->grad, "v", a->v));
+    return qlora__need_apart(ctx, "m", a->m, "v", a->v);
+}
+
+// fn over every range, one after the other.
+static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t range_count,
+                                qlora__range_fn fn) {
+    for (int64_t i = 0; i < range_count; i++) {
+        job->range = qlora__adamw_range_at(job->args->ranges, i);
+        qlora__parallel(ctx, job->range.count, 4096, fn, job);
+    }
+}
+
+// Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
+static int64_t qlora__adamw_blocks(const qlora_adamw_args* a, int64_t range_count,
+                                   int64_t per_block) {
+    int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
+    int64_t wanted = qlora__ceil_div(longest, per_block);
+    return qlora__min(wanted, qlora__max(8192 / qlora__max(range_count, 1), 8));
+}
+
+static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    QLORA__TRY(qlora__adamw_check_step(ctx, a));
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw_job job;
+        memset(&job, 0, sizeof job);
+        job.args = a;
+        job.clip = a->clip_scale != NULL ? qlora__at(a->clip_scale, 0, 0) : 1;
+        job.skip = a->not_finite != NULL && qlora__index_at(a->not_finite, 0) != 0;
+        qlora_adamw_state state;
+        memcpy(&state, a->state->data, sizeof state);
+        qlora__adamw_advance(&job, &state);
+        memcpy(a->state->data, &state, sizeof state);
+        qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_elements);
+        return QLORA_OK;
+    }
+    void* not_finite = a->not_finite != NULL ? a->not_finite->data : NULL;
+    void* clip = a->clip_scale != NULL ? a->clip_scale->data : NULL;
+    void* shadow = a->shadow != NULL ? a->shadow->data : NULL;
+    void* advance[] = {(void*)&a->state->data, &not_finite};
+    QLORA__TRY(qlora__launch(ctx, QLORA__K_optim_advance, 1, 1, 1, 32, 0, advance));
+    void* args[] = {(void*)&a->param->data,
+                    (void*)&a->grad->data,
+                    (void*)&a->m->data,
+                    (void*)&a->v->data,
+                    &shadow,
+                    (void*)&a->ranges->data,
+                    &range_count,
+                    (void*)&a->state->data,
+                    &clip};
+    bool wide = a->shadow != NULL && a->shadow->dtype == QLORA_F32;
+    return qlora__launch(ctx, wide ? QLORA__K_optim_adamw_f32 : QLORA__K_optim_adamw_bf16,
+                         qlora__adamw_blocks(a, range_count, 1024), qlora__min(range_count, 65535),
+                         1, 256, 0, args);
+}
+
+static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* a) {
+    int64_t range_count = 0;
+    QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
+    if (a->shadow == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shadow is NULL");
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__adamw_job job;
+        memset(&job, 0, sizeof job);
+        job.args = a;
+        qlora__adamw_ranges(ctx, &job, range_count, qlora__adamw_shadow_elements);
+        return QLORA_OK;
+    }
+    void* args[] = {(void*)&a->param->data, (void*)&a->shadow->data, (void*)&a->ranges->data,
+                    &range_count};
+    return qlora__launch(
+        ctx, a->shadow->dtype == QLORA_F32 ? QLORA__K_optim_shadow_f32 : QLORA__K_optim_shadow_bf16,
+        qlora__adamw_blocks(a, range_count, 256), qlora__min(range_count, 65535), 1, 256, 0, args);
+}
+
+qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args) {
+    QLORA__ENTER(ctx, "qlora_adamw_step");
+    return qlora__leave(ctx, qlora__adamw_step(ctx, args));
+}
+
+qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
+    QLORA__ENTER(ctx, "qlora_adamw_shadow");
+    return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
+}

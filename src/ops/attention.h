@@ -1,0 +1,738 @@
+// ---- attention ----------------------------------------------------------------------------------
+//
+// Inside a sequence, for query i and the keys j that it sees (i - window < j <= i):
+//
+//   s[j] = scale q[i].k[j],  lse[i] = log(sum_j exp(s[j])),  p[j] = exp(s[j] - lse[i])
+//   o[i] = sum_j p[j] v[j]
+//   D[i] = do[i].o[i],       ds[j] = p[j] (do[i].v[j] - D[i])
+//   dq[i] = scale sum_j ds[j] k[j]
+//   dk[j] = scale sum_i ds[j] q[i],  dv[j] = sum_i p[j] do[i]   over every query head of the key's
+//   group
+
+#define QLORA__HEAD_MAX 256
+#define QLORA__BESIDE_DQ (QLORA__BESIDE_SLOTS - 1)
+#define QLORA__KEY_BLOCK 64
+
+typedef struct qlora__attention {
+    int64_t tokens;
+    int64_t n_seqs;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t hd;
+    int64_t window;
+    float scale;
+    const qlora_tensor* q;
+    const qlora_tensor* k;
+    const qlora_tensor* v;
+    const qlora_tensor* seqs;
+    const qlora_tensor* o;
+    const qlora_tensor* lse;
+    const qlora_tensor* d_o;
+    const qlora_tensor* dq;
+    const qlora_tensor* dk;
+    const qlora_tensor* dv;
+    QLORA__REAL* dots; // D, [heads][tokens]
+} qlora__attention;
+
+// Eight partial sums: a fixed order that the compiler can still put into vectors.
+static QLORA__REAL qlora__dot(const QLORA__REAL* x, const QLORA__REAL* y, int64_t n) {
+    QLORA__REAL part[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        for (int j = 0; j < 8; j++) {
+            part[j] += x[i + j] * y[i + j];
+        }
+    }
+    for (; i < n; i++) {
+        part[i % 8] += x[i] * y[i];
+    }
+    return ((part[0] + part[4]) + (part[2] + part[6])) +
+           ((part[1] + part[5]) + (part[3] + part[7]));
+}
+
+// y += a x; eight products first, so that y and x need not be known to be apart.
+static void qlora__add_scaled(QLORA__REAL* y, QLORA__REAL a, const QLORA__REAL* x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        QLORA__REAL product[8];
+        for (int j = 0; j < 8; j++) {
+            product[j] = a * x[i + j];
+        }
+        for (int j = 0; j < 8; j++) {
+            y[i + j] += product[j];
+        }
+    }
+    for (; i < n; i++) {
+        y[i] += a * x[i];
+    }
+}
+
+// One head of one token: in place for f32, else converted into room.
+static const QLORA__REAL* qlora__head_get(const qlora_tensor* t, int64_t token, int64_t head,
+                                          int64_t hd, QLORA__REAL* room) {
+    int64_t first = token * t->ld + head * hd;
+    if (t->dtype == QLORA_F32) {
+        return (const QLORA__REAL*)t->data + first;
+    }
+    for (int64_t i = 0; i < hd; i++) {
+        room[i] = qlora__load(t->data, t->dtype, first + i);
+    }
+    return room;
+}
+
+static void qlora__head_put(const qlora_tensor* t, int64_t token, int64_t head, int64_t hd,
+                            const QLORA__REAL* x, QLORA__REAL factor) {
+    for (int64_t i = 0; i < hd; i++) {
+        qlora__put(t, token, head * hd + i, x != NULL ? x[i] * factor : 0);
+    }
+}
+
+// The sequence [*begin, *end) that a token lies in; false in the tail.
+static bool qlora__sequence_of(const qlora__attention* a, int64_t token, int64_t* begin,
+                               int64_t* end) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    int64_t low = 0;
+    int64_t high = a->n_seqs;
+    while (low < high) { // the last offset not after the token
+        int64_t middle = (low + high + 1) / 2;
+        if (offsets[middle] <= token) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    *begin = offsets[low];
+    *end = low < a->n_seqs ? offsets[low + 1] : a->tokens;
+    return low < a->n_seqs;
+}
+
+// The softmax runs over blocks of keys, with the sums rescaled when a block brings a larger score.
+static void qlora__attention_query(const qlora__attention* a, int64_t head, int64_t i,
+                                   int64_t begin) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc[QLORA__HEAD_MAX];
+    QLORA__REAL s[QLORA__KEY_BLOCK];
+    int64_t kv_head = head / (a->heads / a->kv_heads);
+    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+    QLORA__REAL top = (QLORA__REAL)-3.0e38; // below every score; -ffast-math has no infinity
+    QLORA__REAL sum = 0;
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
+    int64_t j0 = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
+    for (; j0 <= i; j0 += QLORA__KEY_BLOCK) {
+        int64_t n = i + 1 - j0 < QLORA__KEY_BLOCK ? i + 1 - j0 : QLORA__KEY_BLOCK;
+        QLORA__REAL peak = top;
+        for (int64_t j = 0; j < n; j++) {
+            const QLORA__REAL* k = qlora__head_get(a->k, j0 + j, kv_head, a->hd, room);
+            s[j] = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            peak = s[j] > peak ? s[j] : peak;
+        }
+        QLORA__REAL shrink = qlora__exp(top - peak);
+        top = peak;
+        sum *= shrink;
+        for (int64_t d = 0; d < a->hd; d++) {
+            acc[d] *= shrink;
+        }
+        for (int64_t j = 0; j < n; j++) {
+            QLORA__REAL p = qlora__exp(s[j] - top);
+            sum += p;
+            qlora__add_scaled(acc, p, qlora__head_get(a->v, j0 + j, kv_head, a->hd, room), a->hd);
+        }
+    }
+    qlora__head_put(a->o, i, head, a->hd, acc, 1 / sum);
+    qlora__put(a->lse, head, i, top + qlora__log(sum));
+}
+
+static void qlora__attention_forward_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_query(a, head, token, begin);
+        } else {
+            qlora__head_put(a->o, token, head, a->hd, NULL, 0);
+            qlora__put(a->lse, head, token, 0);
+        }
+    }
+}
+
+static void qlora__attention_dq(const qlora__attention* a, int64_t head, int64_t i, int64_t begin) {
+    QLORA__REAL room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL do_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc[QLORA__HEAD_MAX];
+    int64_t kv_head = head / (a->heads / a->kv_heads);
+    const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+    const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
+    QLORA__REAL lse = qlora__at(a->lse, head, i);
+    QLORA__REAL dot = qlora__dot(d_o, qlora__head_get(a->o, i, head, a->hd, room), a->hd);
+    a->dots[head * a->tokens + i] = dot;
+    memset(acc, 0, (size_t)a->hd * sizeof acc[0]);
+    int64_t j = a->window > 0 && i - a->window + 1 > begin ? i - a->window + 1 : begin;
+    for (; j <= i; j++) {
+        QLORA__REAL dp =
+            qlora__dot(d_o, qlora__head_get(a->v, j, kv_head, a->hd, room), a->hd) - dot;
+        const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, room);
+        QLORA__REAL p = qlora__exp(qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale - lse);
+        qlora__add_scaled(acc, p * dp, k, a->hd);
+    }
+    qlora__head_put(a->dq, i, head, a->hd, acc, (QLORA__REAL)a->scale);
+}
+
+static void qlora__attention_dq_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_dq(a, head, token, begin);
+        } else {
+            qlora__head_put(a->dq, token, head, a->hd, NULL, 0);
+        }
+    }
+}
+
+static void qlora__attention_dkv(const qlora__attention* a, int64_t kv_head, int64_t j,
+                                 int64_t end) {
+    QLORA__REAL k_room[QLORA__HEAD_MAX];
+    QLORA__REAL v_room[QLORA__HEAD_MAX];
+    QLORA__REAL q_room[QLORA__HEAD_MAX];
+    QLORA__REAL do_room[QLORA__HEAD_MAX];
+    QLORA__REAL acc_k[QLORA__HEAD_MAX];
+    QLORA__REAL acc_v[QLORA__HEAD_MAX];
+    int64_t group = a->heads / a->kv_heads;
+    const QLORA__REAL* k = qlora__head_get(a->k, j, kv_head, a->hd, k_room);
+    const QLORA__REAL* v = qlora__head_get(a->v, j, kv_head, a->hd, v_room);
+    memset(acc_k, 0, (size_t)a->hd * sizeof acc_k[0]);
+    memset(acc_v, 0, (size_t)a->hd * sizeof acc_v[0]);
+    if (a->window > 0 && a->window < end - j) {
+        end = j + a->window;
+    }
+    for (int64_t head = kv_head * group; head < kv_head * group + group; head++) {
+        for (int64_t i = j; i < end; i++) {
+            const QLORA__REAL* q = qlora__head_get(a->q, i, head, a->hd, q_room);
+            const QLORA__REAL* d_o = qlora__head_get(a->d_o, i, head, a->hd, do_room);
+            QLORA__REAL s = qlora__dot(q, k, a->hd) * (QLORA__REAL)a->scale;
+            QLORA__REAL p = qlora__exp(s - qlora__at(a->lse, head, i));
+            QLORA__REAL dp = qlora__dot(d_o, v, a->hd) - a->dots[head * a->tokens + i];
+            qlora__add_scaled(acc_v, p, d_o, a->hd);
+            qlora__add_scaled(acc_k, p * dp, q, a->hd);
+        }
+    }
+    qlora__head_put(a->dk, j, kv_head, a->hd, acc_k, (QLORA__REAL)a->scale);
+    qlora__head_put(a->dv, j, kv_head, a->hd, acc_v, 1);
+}
+
+static void qlora__attention_dkv_items(void* user, int64_t from, int64_t to) {
+    const qlora__attention* a = (const qlora__attention*)user;
+    for (int64_t item = from; item < to; item++) {
+        int64_t kv_head = item / a->tokens;
+        int64_t token = item % a->tokens;
+        int64_t begin = 0;
+        int64_t end = 0;
+        if (qlora__sequence_of(a, token, &begin, &end)) {
+            qlora__attention_dkv(a, kv_head, token, end);
+        } else {
+            qlora__head_put(a->dk, token, kv_head, a->hd, NULL, 0);
+            qlora__head_put(a->dv, token, kv_head, a->hd, NULL, 0);
+        }
+    }
+}
+
+// Host memory can be looked at; on a device the kernels keep whatever stands there inside the
+// matrices.
+static qlora_result qlora__sequences_check(qlora_ctx* ctx, const qlora__attention* a) {
+    const int32_t* offsets = (const int32_t*)a->seqs->data;
+    for (int64_t s = 0; s <= a->n_seqs; s++) {
+        if ((s == 0 ? offsets[0] != 0 : offsets[s] < offsets[s - 1]) || offsets[s] > a->tokens) {
+            return qlora__fail(
+                ctx, QLORA_ERR_ARGUMENT,
+                "seqs[%lld] is %d: offsets start at 0, ascend, and end at most at %lld",
+                (long long)s, (int)offsets[s], (long long)a->tokens);
+        }
+    }
+    return QLORA_OK;
+}
+
+#define QLORA__ATTENTION_GRAIN 16
+
+static qlora_result qlora__attention_forward_cpu(qlora_ctx* ctx, qlora__attention* a) {
+    QLORA__TRY(qlora__sequences_check(ctx, a));
+    qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN,
+                    qlora__attention_forward_items, a);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_cpu(qlora_ctx* ctx, qlora__attention* a) {
+    QLORA__TRY(qlora__sequences_check(ctx, a));
+    void* dots = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * sizeof(QLORA__REAL), &dots));
+    a->dots = (QLORA__REAL*)dots;
+    qlora__parallel(ctx, a->heads * a->tokens, QLORA__ATTENTION_GRAIN, qlora__attention_dq_items,
+                    a);
+    qlora__parallel(ctx, a->kv_heads * a->tokens, QLORA__ATTENTION_GRAIN,
+                    qlora__attention_dkv_items, a);
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+// One launch: a block per rows tokens (and one more per sequence, where blocks belong to
+// sequences).
+typedef struct qlora__attention_kernel {
+    qlora__kernel_id id;
+    int64_t rows;
+    uint32_t threads;
+    uint32_t shared;
+} qlora__attention_kernel;
+
+typedef struct qlora__attention_path {
+    qlora_dtype dtype;
+    int64_t hd;     // 0 = any up to 256
+    int capability; // at least
+    bool aligned;   // rows must start at multiples of 16 bytes
+    qlora__attention_kernel forward;
+    qlora__attention_kernel stats;
+    qlora__attention_kernel kv;
+    qlora__attention_kernel q;
+    qlora__attention_kernel sum; // of the shares of kv; QLORA__K_COUNT: it cannot be shared
+} qlora__attention_path;
+
+// clang-format off
+// The first row that fits is taken. Shared memory as the comments of kernels/attn_tc.cuh count it.
+static const qlora__attention_path qlora__attention_paths[] = {
+    {QLORA_BF16, 64, 80, true,
+     {QLORA__K_attn64_fwd, 128, 128, 49152}, {QLORA__K_attn64_stats, 32, 256, 0},
+     {QLORA__K_attn64_bwd_kv, 64, 128, 58368}, {QLORA__K_attn64_bwd_q, 128, 128, 65536},
+     {QLORA__K_attn64_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 128, 80, true,
+     {QLORA__K_attn128_fwd, 128, 128, 65536}, {QLORA__K_attn128_stats, 16, 256, 0},
+     {QLORA__K_attn128_bwd_kv, 64, 128, 70144}, {QLORA__K_attn128_bwd_q, 128, 128, 98304},
+     {QLORA__K_attn128_bwd_sum, 0, 256, 0}},
+    {QLORA_BF16, 0, 75, false,
+     {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
+     {QLORA__K_COUNT, 0, 0, 0}},
+    {QLORA_F32, 0, 75, false,
+     {QLORA__K_attn_f32_fwd, 64, 256, 0}, {QLORA__K_attn_f32_stats, 8, 256, 0},
+     {QLORA__K_attn_f32_bwd_kv, 64, 256, 0}, {QLORA__K_attn_f32_bwd_q, 64, 256, 0},
+     {QLORA__K_COUNT, 0, 0, 0}},
+};
+// clang-format on
+
+static bool qlora__attention_aligned(const qlora_tensor* t) {
+    return t == NULL || (t->ld % 8 == 0 && (uintptr_t)t->data % 16 == 0);
+}
+
+static const qlora__attention_path* qlora__attention_choose(const qlora_ctx* ctx,
+                                                            const qlora__attention* a) {
+    const qlora_tensor* all[] = {a->q, a->k, a->v, a->o, a->d_o, a->dq, a->dk, a->dv};
+    bool aligned = true;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        aligned = aligned && qlora__attention_aligned(all[i]);
+    }
+    const qlora__attention_path* p = qlora__attention_paths;
+    while (p->dtype != a->q->dtype || (p->hd != 0 && p->hd != a->hd) ||
+           p->capability > ctx->gpu->capability || (p->aligned && !aligned)) {
+        p++; // the last rows take everything
+    }
+    return p;
+}
+
+// Kernels count tokens, heads and offsets in 32 bits.
+typedef struct qlora__attention_numbers {
+    int32_t n_seqs;
+    int32_t tokens;
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t hd;
+    int32_t window;
+    int32_t half;
+} qlora__attention_numbers;
+
+static qlora__attention_numbers qlora__attention_narrow(const qlora__attention* a) {
+    qlora__attention_numbers n;
+    n.n_seqs = (int32_t)a->n_seqs;
+    n.tokens = (int32_t)a->tokens;
+    n.heads = (int32_t)a->heads;
+    n.kv_heads = (int32_t)a->kv_heads;
+    n.hd = (int32_t)a->hd;
+    n.window = (int32_t)a->window;
+    n.half = a->q->dtype == QLORA_BF16;
+    return n;
+}
+
+static qlora_result qlora__attention_launch(qlora_ctx* ctx, const qlora__attention_kernel* kernel,
+                                            const qlora__attention* a, int64_t heads,
+                                            int64_t shares, void** args) {
+    int64_t blocks = a->tokens / kernel->rows + a->n_seqs + 1;
+    return qlora__launch(ctx, kernel->id, blocks, heads, shares, kernel->threads, kernel->shared,
+                         args);
+}
+
+// How dk and dv are made: blocks share the query heads of a group, `each` of them a block, when
+// there are few keys and few key heads.
+typedef struct qlora__attention_shares {
+    int64_t count; // 1: the block's sums are the result
+    int32_t each;
+    float* parts; // [2][count][tokens][kv_heads hd]
+} qlora__attention_shares;
+
+// Four blocks a multiprocessor: two run at a time, and the last keys of a sequence, which few
+// queries see, are done early.
+static qlora_result qlora__attention_share(qlora_ctx* ctx, const qlora__attention_path* path,
+                                           const qlora__attention* a,
+                                           qlora__attention_shares* out) {
+    int64_t group = a->heads / a->kv_heads;
+    int64_t blocks = (a->tokens / path->kv.rows + a->n_seqs + 1) * a->kv_heads;
+    int64_t size = a->tokens * a->kv_heads * a->hd * 2 * (int64_t)sizeof(float);
+    int64_t fit = (int64_t)(ctx->scratch->bytes - ctx->scratch_used) / qlora__max(size, 1);
+    int64_t wanted = path->sum.id != QLORA__K_COUNT
+                         ? qlora__ceil_div((int64_t)ctx->gpu->sm_count * 4, blocks)
+                         : 1;
+    int64_t shares = qlora__max(1, qlora__min(qlora__min(wanted, group), fit));
+    int64_t each = qlora__ceil_div(group, shares);
+    void* parts = NULL;
+    out->count = qlora__ceil_div(group, each);
+    out->each = (int32_t)each;
+    if (out->count > 1) {
+        QLORA__TRY(qlora__scratch(ctx, (size_t)(out->count * size), &parts));
+    }
+    out->parts = (float*)parts;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_sum(qlora_ctx* ctx, const qlora__attention_path* path,
+                                         const qlora__attention* a,
+                                         const qlora__attention_shares* shares) {
+    if (shares->count == 1) {
+        return QLORA_OK;
+    }
+    const float* parts = shares->parts;
+    int32_t count = (int32_t)shares->count;
+    int32_t tokens = (int32_t)a->tokens;
+    int32_t width = (int32_t)(a->kv_heads * a->hd);
+    qlora_tensor dk = *a->dk;
+    qlora_tensor dv = *a->dv;
+    void* args[] = {(void*)&parts, &count, &tokens, &width, &dk.data, &dk.ld, &dv.data, &dv.ld};
+    int64_t blocks = qlora__ceil_div(a->tokens * width, 2048);
+    return qlora__launch(ctx, path->sum.id, blocks, 2, 1, path->sum.threads, 0, args);
+}
+
+static qlora_result qlora__attention_forward_gpu(qlora_ctx* ctx, qlora__attention* a) {
+    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
+    qlora__attention_numbers n = qlora__attention_narrow(a);
+    qlora_tensor q = *a->q;
+    qlora_tensor k = *a->k;
+    qlora_tensor v = *a->v;
+    qlora_tensor o = *a->o;
+    void* lse = a->lse->data;
+    void* seqs = a->seqs->data;
+    void* args[] = {&q.data,  &q.ld,       &k.data, &k.ld,     &v.data,   &v.ld,
+                    &o.data,  &o.ld,       &lse,    &seqs,     &n.n_seqs, &n.tokens,
+                    &n.heads, &n.kv_heads, &n.hd,   &n.window, &a->scale, &n.half};
+    return qlora__attention_launch(ctx, &path->forward, a, a->heads, 1, args);
+}
+
+static qlora_result qlora__attention_backward_gpu(qlora_ctx* ctx, qlora__attention* a) {
+    const qlora__attention_path* path = qlora__attention_choose(ctx, a);
+    qlora__attention_numbers n = qlora__attention_narrow(a);
+    void* stats = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)(a->heads * a->tokens) * 2 * sizeof(float), &stats));
+    qlora__attention_shares shares;
+    QLORA__TRY(qlora__attention_share(ctx, path, a, &shares));
+    qlora_tensor q = *a->q;
+    qlora_tensor k = *a->k;
+    qlora_tensor v = *a->v;
+    qlora_tensor o = *a->o;
+    qlora_tensor d_o = *a->d_o;
+    qlora_tensor dq = *a->dq;
+    qlora_tensor dk = *a->dk;
+    qlora_tensor dv = *a->dv;
+    void* lse = a->lse->data;
+    void* seqs = a->seqs->data;
+    void* stats_args[] = {&o.data, &o.ld,     &d_o.data, &d_o.ld, &lse,
+                          &stats,  &n.tokens, &n.hd,     &n.half};
+    QLORA__TRY(qlora__launch(ctx, path->stats.id, qlora__ceil_div(a->tokens, path->stats.rows),
+                             a->heads, 1, path->stats.threads, path->stats.shared, stats_args));
+    void* parts = shares.parts; // attn_f32 has no shares and does not read the last two
+    void* kv_args[] = {&q.data,   &q.ld,     &k.data,   &k.ld,     &v.data,  &v.ld,
+                       &d_o.data, &d_o.ld,   &stats,    &dk.data,  &dk.ld,   &dv.data,
+                       &dv.ld,    &seqs,     &n.n_seqs, &n.tokens, &n.heads, &n.kv_heads,
+                       &n.hd,     &n.window, &a->scale, &n.half,   &parts,   &shares.each};
+    void* q_args[] = {&q.data,  &q.ld,       &k.data,  &k.ld,     &v.data,   &v.ld,     &d_o.data,
+                      &d_o.ld,  &stats,      &dq.data, &dq.ld,    &seqs,     &n.n_seqs, &n.tokens,
+                      &n.heads, &n.kv_heads, &n.hd,    &n.window, &a->scale, &n.half};
+    QLORA__TRY(qlora__beside_begin(ctx));
+    QLORA__TRY(qlora__beside_end(ctx, QLORA__BESIDE_DQ,
+                                 qlora__attention_launch(ctx, &path->q, a, a->heads, 1, q_args)));
+    QLORA__TRY(qlora__attention_launch(ctx, &path->kv, a, a->kv_heads, shares.count, kv_args));
+    QLORA__TRY(qlora__attention_sum(ctx, path, a, &shares));
+    return qlora__beside_wait(ctx, 1u << QLORA__BESIDE_DQ);
+}
+
+#endif
+
+// The same from the separate operators, a sequence at a time. The query heads of a group stand one
+// below the other, so a batch of kv_heads products serves every ratio of heads.
+typedef struct qlora__attention_pieces {
+    int64_t length;
+    qlora_tensor q; // [heads][length, hd], and so on
+    qlora_tensor k;
+    qlora_tensor v;
+    qlora_tensor o;
+    qlora_tensor p; // [heads][length, length]
+    qlora_tensor d_o;
+    qlora_tensor dp;
+    qlora_tensor dkv;
+} qlora__attention_pieces;
+
+static qlora_result qlora__attention_piece(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                           int64_t rows, int64_t cols, qlora_tensor* out) {
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, out));
+    return qlora__scratch(ctx, out->bytes, &out->data);
+}
+
+static qlora_result qlora__pieces_make(qlora_ctx* ctx, const qlora__attention* a,
+                                       qlora__attention_pieces* x) {
+    if (a->n_seqs == 0 || a->tokens % a->n_seqs != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "unfused: %lld tokens are not %lld sequences of one length",
+                           (long long)a->tokens, (long long)a->n_seqs);
+    }
+    x->length = a->tokens / a->n_seqs;
+    qlora_dtype type = a->q->dtype;
+    int64_t n = x->length;
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->q));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->k));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->v));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->p));
+    if (a->d_o == NULL) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, a->hd, &x->d_o));
+    QLORA__TRY(qlora__attention_piece(ctx, type, a->heads, n, n, &x->dp));
+    return qlora__attention_piece(ctx, type, a->kv_heads, n, a->hd, &x->dkv);
+}
+
+static qlora_result qlora__pieces_split(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                        const qlora_tensor* rows, int64_t s,
+                                        const qlora_tensor* y) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_split(ctx, &view, y);
+}
+
+static qlora_result qlora__pieces_join(qlora_ctx* ctx, const qlora__attention_pieces* x,
+                                       const qlora_tensor* heads, int64_t s,
+                                       const qlora_tensor* rows) {
+    qlora_tensor view;
+    QLORA__TRY(qlora__tensor_view(ctx, rows, s * x->length, x->length, 0, rows->cols, &view));
+    return qlora_heads_join(ctx, heads, &view);
+}
+
+// c = alpha op(a) op(b) for each kv head; what has a matrix per query head is taken by groups.
+static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attention* a, float alpha,
+                                           const qlora_tensor* x, bool trans_x,
+                                           const qlora_tensor* y, bool trans_y,
+                                           const qlora_tensor* z) {
+    qlora_tensor t[3] = {*x, *y, *z};
+    for (int i = 0; i < 3; i++) {
+        int64_t group = t[i].batch / a->kv_heads;
+        t[i].batch = a->kv_heads;
+        t[i].rows *= group;
+        t[i].batch_stride *= group;
+    }
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_a = trans_x;
+    gemm.trans_b = trans_y;
+    gemm.alpha = alpha;
+    return qlora_gemm(ctx, &gemm, &t[0], &t[1], &t[2]);
+}
+
+// p of sequence s.
+static qlora_result qlora__pieces_scores(qlora_ctx* ctx, const qlora__attention* a,
+                                         const qlora__attention_pieces* x, int64_t s) {
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->q, s, &x->q));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->k, s, &x->k));
+    QLORA__TRY(qlora__pieces_split(ctx, x, a->v, s, &x->v));
+    QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x->q, false, &x->k, true, &x->p));
+    QLORA__TRY(qlora_scores_mask(ctx, &x->p, a->scale, true, a->window));
+    return qlora_softmax_forward(ctx, &x->p, &x->p);
+}
+
+static qlora_result qlora__attention_forward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, false, &x.v, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->o));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_backward_unfused(qlora_ctx* ctx, const qlora__attention* a) {
+    qlora__attention_pieces x;
+    memset(&x, 0, sizeof x);
+    QLORA__TRY(qlora__pieces_make(ctx, a, &x));
+    for (int64_t s = 0; s < a->n_seqs; s++) {
+        QLORA__TRY(qlora__pieces_scores(ctx, a, &x, s));
+        QLORA__TRY(qlora__pieces_split(ctx, &x, a->d_o, s, &x.d_o));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.p, true, &x.d_o, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dv));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, 1.0f, &x.d_o, false, &x.v, true, &x.dp));
+        QLORA__TRY(qlora_softmax_backward(ctx, &x.p, &x.dp, &x.dp));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, true, &x.q, false, &x.dkv));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.dkv, s, a->dk));
+        QLORA__TRY(qlora__pieces_multiply(ctx, a, a->scale, &x.dp, false, &x.k, false, &x.o));
+        QLORA__TRY(qlora__pieces_join(ctx, &x, &x.o, s, a->dq));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_begin(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                           qlora__attention* a) {
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    a->heads = desc->heads;
+    a->kv_heads = desc->kv_heads > 0 ? desc->kv_heads : desc->heads;
+    a->hd = desc->head_dim;
+    a->window = desc->window;
+    if (a->heads < 1 || a->heads > 65535 || desc->kv_heads < 0 || a->heads % a->kv_heads != 0 ||
+        a->hd < 1 || a->hd > QLORA__HEAD_MAX || a->window < 0) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld heads, %lld kv heads, head size %lld, window %lld: kv heads must divide "
+            "the heads (at most 65535), the head size be 1 to %d, the window not negative",
+            (long long)desc->heads, (long long)desc->kv_heads, (long long)a->hd,
+            (long long)a->window, QLORA__HEAD_MAX);
+    }
+    a->scale = desc->scale == 0 ? 1.0f / sqrtf((float)a->hd) : desc->scale;
+    if (!(a->scale > 0 && a->scale <= 1e30f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "scale %g must be above 0 and finite",
+                           (double)desc->scale);
+    }
+    QLORA__TRY(qlora__need(ctx, a->q, "q", QLORA__IS_F32 | QLORA__IS_BF16, -1, a->heads * a->hd));
+    unsigned dtype = 1u << a->q->dtype;
+    a->tokens = a->q->rows;
+    QLORA__TRY(qlora__need(ctx, a->k, "k", dtype, a->tokens, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->v, "v", dtype, a->tokens, a->kv_heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->seqs, "seqs", QLORA__IS_I32, 1, -1));
+    QLORA__TRY(qlora__need(ctx, a->o, "o", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->lse, "lse", QLORA__IS_F32, a->heads, a->tokens));
+    if (a->seqs->cols < 1 || a->seqs->cols > INT32_MAX / 2 || a->tokens > INT32_MAX / 2 ||
+        a->lse->ld != a->tokens) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "seqs has %lld entries (one more than sequences), lse a row stride of %lld; "
+            "there are %lld tokens",
+            (long long)a->seqs->cols, (long long)a->lse->ld, (long long)a->tokens);
+    }
+    a->n_seqs = a->seqs->cols - 1;
+    // a window beyond every distance is none; so kernels may add to it
+    a->window = a->window >= a->tokens ? 0 : a->window;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                             qlora__attention* a) {
+    QLORA__TRY(qlora__attention_begin(ctx, desc, a));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "q", a->q));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "k", a->k));
+    QLORA__TRY(qlora__need_apart(ctx, "o", a->o, "v", a->v));
+    if (a->tokens == 0) {
+        return QLORA_OK;
+    }
+    if (desc->unfused) {
+        return qlora__attention_forward_unfused(ctx, a);
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__attention_forward_gpu(ctx, a);
+    }
+#endif
+    return qlora__attention_forward_cpu(ctx, a);
+}
+
+qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                     const qlora_tensor* q, const qlora_tensor* k,
+                                     const qlora_tensor* v, const qlora_tensor* seqs,
+                                     const qlora_tensor* o, const qlora_tensor* lse) {
+    QLORA__ENTER(ctx, "qlora_attention_forward");
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.seqs = seqs;
+    a.o = o;
+    a.lse = lse;
+    return qlora__leave(ctx, qlora__attention_forward(ctx, desc, &a));
+}
+
+static qlora_result qlora__attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                              qlora__attention* a) {
+    QLORA__TRY(qlora__attention_begin(ctx, desc, a));
+    unsigned dtype = 1u << a->q->dtype;
+    int64_t kv_cols = a->kv_heads * a->hd;
+    QLORA__TRY(qlora__need(ctx, a->d_o, "d_o", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->dq, "dq", dtype, a->tokens, a->heads * a->hd));
+    QLORA__TRY(qlora__need(ctx, a->dk, "dk", dtype, a->tokens, kv_cols));
+    QLORA__TRY(qlora__need(ctx, a->dv, "dv", dtype, a->tokens, kv_cols));
+    const qlora_tensor* outs[] = {a->dq, a->dk, a->dv};
+    const qlora_tensor* ins[] = {a->q, a->k, a->v, a->o, a->d_o};
+    static const char* const out_names[] = {"dq", "dk", "dv"};
+    static const char* const in_names[] = {"q", "k", "v", "o", "d_o"};
+    for (int i = 0; i < 3; i++) {
+        for (int j = 0; j < 5; j++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[i], outs[i], in_names[j], ins[j]));
+        }
+        for (int j = 0; j < i; j++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[i], outs[i], out_names[j], outs[j]));
+        }
+    }
+    if (a->tokens == 0) {
+        return QLORA_OK;
+    }
+    if (desc->unfused) {
+        return qlora__attention_backward_unfused(ctx, a);
+    }
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__attention_backward_gpu(ctx, a);
+    }
+#endif
+    return qlora__attention_backward_cpu(ctx, a);
+}
+
+qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                      const qlora_tensor* q, const qlora_tensor* k,
+                                      const qlora_tensor* v, const qlora_tensor* seqs,
+                                      const qlora_tensor* o, const qlora_tensor* lse,
+                                      const qlora_tensor* d_o, const qlora_tensor* dq,
+                                      const qlora_tensor* dk, const qlora_tensor* dv) {
+    QLORA__ENTER(ctx, "qlora_attention_backward");
+    qlora__attention a;
+    memset(&a, 0, sizeof a);
+    a.q = q;
+    a.k = k;
+    a.v = v;
+    a.seqs = seqs;
+    a.o = o;
+    a.lse = lse;
+    a.d_o = d_o;
+    a.dq = dq;
+    a.dk = dk;
+    a.dv = dv;
+    return qlora__leave(ctx, qlora__attention_backward(ctx, desc, &a));
+}

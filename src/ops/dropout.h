@@ -1,0 +1,104 @@
+// ---- dropout ------------------------------------------------------------------------------------
+//
+//   y = x keep / (1 - p)
+//
+// keep where the element's random word is not below p 2^32; the
+// word of column c is number c % 4 of philox(counter, key) with
+//   counter = (c / 4, position, sequence, layer 2^8 + projection),  key = seed + step
+//   0x9e3779b97f4a7c15
+
+typedef struct qlora__dropout_job {
+    const qlora_dropout_args* args;
+    uint32_t threshold;
+    uint32_t where;
+    float scale;
+} qlora__dropout_job;
+
+// True when column `column` of that row is kept.
+static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32_t sequence,
+                                uint32_t where, int64_t column, uint32_t threshold) {
+    uint32_t counter[4];
+    uint32_t words[4];
+    counter[0] = (uint32_t)(column / 4);
+    counter[1] = position;
+    counter[2] = sequence;
+    counter[3] = where;
+    qlora__philox(counter, key, words);
+    return words[column % 4] >= threshold;
+}
+
+static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__dropout_job* job = (const qlora__dropout_job*)user;
+    const qlora_dropout_args* a = job->args;
+    uint64_t seed = (uint64_t)(uint32_t)qlora__index_at(a->state, 1) << 32 |
+                    (uint32_t)qlora__index_at(a->state, 0);
+    uint64_t mixed = seed + (uint64_t)(uint32_t)qlora__index_at(a->state, 2) * 0x9e3779b97f4a7c15u;
+    uint32_t key[2];
+    key[0] = (uint32_t)mixed;
+    key[1] = (uint32_t)(mixed >> 32);
+    for (int64_t row = begin; row < end; row++) {
+        uint32_t position = (uint32_t)qlora__index_at(a->positions, row);
+        uint32_t sequence = (uint32_t)qlora__index_at(a->sequences, row);
+        for (int64_t c = 0; c < a->x->cols; c++) {
+            QLORA__REAL v = 0;
+            if (qlora__dropout_keep(key, position, sequence, job->where, c, job->threshold)) {
+                v = qlora__at(a->x, row, c) * (QLORA__REAL)job->scale;
+            }
+            if (a->accumulate) {
+                v += qlora__at(a->y, row, c);
+            }
+            qlora__put(a->y, row, c, v);
+        }
+    }
+}
+
+static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) {
+    if (a == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
+    }
+    const qlora_tensor* x = a->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need(ctx, a->y, "y", qlora__is(x->dtype), x->rows, x->cols));
+    QLORA__TRY(qlora__need_same_or_apart(ctx, "y", a->y, "x", x));
+    QLORA__TRY(qlora__need_vector(ctx, a->positions, "positions", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->sequences, "sequences", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need_vector(ctx, a->state, "state", QLORA__IS_I32, 4));
+    if (!(a->p >= 0) || !(a->p < 1) || a->layer < 0 || a->layer >= 1 << 23 || a->projection < 0 ||
+        a->projection > 255) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "p = %g, layer %d, projection %d: 0 <= p < 1, 0 <= layer < 2^23, 0 <= "
+                           "projection <= 255",
+                           (double)a->p, (int)a->layer, (int)a->projection);
+    }
+    qlora__dropout_job job;
+    job.args = a;
+    job.threshold = (uint32_t)((double)a->p * 4294967296.0);
+    job.where = (uint32_t)a->layer << 8 | (uint32_t)a->projection;
+    job.scale = (float)(1 / (1 - (double)a->p));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 1024 / (1 + x->cols), qlora__dropout_rows, &job);
+        return QLORA_OK;
+    }
+    int32_t accumulate = a->accumulate ? 1 : 0;
+    qlora__point_shape shape = qlora__point_shape_of(x->cols, qlora__piece(x->dtype));
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&a->y->data,
+                    (void*)&a->y->ld,
+                    (void*)&a->positions->data,
+                    (void*)&a->sequences->data,
+                    (void*)&a->state->data,
+                    &job.where,
+                    (void*)&x->rows,
+                    (void*)&x->cols,
+                    &job.threshold,
+                    &job.scale,
+                    &accumulate};
+    return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_dropout_f32 : QLORA__K_dropout_bf16,
+                         shape.blocks, qlora__min(x->rows, 65535), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
+    QLORA__ENTER(ctx, "qlora_dropout");
+    return qlora__leave(ctx, qlora__dropout(ctx, args));
+}

@@ -1,0 +1,407 @@
+// ---- what the operators share: checks, launch shapes --------------------------------------------
+
+// The mask of one dtype, for qlora__need.
+static unsigned qlora__is(qlora_dtype dtype) {
+    return 1u << (unsigned)dtype;
+}
+
+#define QLORA__IS_F32_BF16 (QLORA__IS_F32 | QLORA__IS_BF16)
+
+// An output may be an input only as the very same elements.
+static qlora_result qlora__need_same_or_apart(qlora_ctx* ctx, const char* name,
+                                              const qlora_tensor* t, const char* other_name,
+                                              const qlora_tensor* other) {
+    if (t->data == other->data && t->ld == other->ld && t->cols == other->cols &&
+        t->dtype == other->dtype) {
+        return QLORA_OK;
+    }
+    return qlora__need_apart(ctx, name, t, other_name, other);
+}
+
+// A vector: one row of `count` elements.
+static qlora_result qlora__need_vector(qlora_ctx* ctx, const qlora_tensor* t, const char* name,
+                                       unsigned mask, int64_t count) {
+    return qlora__need(ctx, t, name, mask, 1, count);
+}
+
+// Elements in the 16-byte piece that a thread of the vector kernels owns.
+static int64_t qlora__piece(qlora_dtype dtype) {
+    return dtype == QLORA_F32 || dtype == QLORA_I32 ? 4 : 8;
+}
+
+static uint32_t qlora__grid_cap(int64_t blocks) {
+    return (uint32_t)(blocks < 65535 ? blocks : 65535);
+}
+
+// Blocks along the columns and threads of an element-wise kernel.
+typedef struct qlora__point_shape {
+    uint32_t blocks;
+    uint32_t threads;
+} qlora__point_shape;
+
+static qlora__point_shape qlora__point_shape_of(int64_t cols, int64_t piece) {
+    int64_t pieces = qlora__ceil_div(cols, piece);
+    int64_t threads = pieces < 256 ? qlora__ceil_div(pieces, 32) * 32 : 256;
+    qlora__point_shape shape;
+    shape.threads = (uint32_t)(threads > 0 ? threads : 32);
+    shape.blocks = (uint32_t)qlora__ceil_div(pieces, (int64_t)shape.threads);
+    return shape;
+}
+
+// Threads of a kernel that reduces rows: `width` of them per row, `rows` rows per block.
+typedef struct qlora__row_shape {
+    int32_t width;
+    uint32_t threads;
+    int64_t rows;
+} qlora__row_shape;
+
+static qlora__row_shape qlora__row_shape_of(int64_t cols, int64_t piece, int64_t max_threads) {
+    int64_t owners = qlora__ceil_div(cols, piece);
+    qlora__row_shape shape;
+    if (owners <= 32) {
+        shape.width = 1;
+        while (shape.width < owners) {
+            shape.width *= 2;
+        }
+        shape.threads = 256;
+    } else {
+        int64_t threads = qlora__ceil_div(owners, 32) * 32;
+        shape.width = (int32_t)(threads < max_threads ? threads : max_threads);
+        shape.threads = (uint32_t)shape.width;
+    }
+    shape.rows = (int64_t)shape.threads / shape.width;
+    return shape;
+}
+
+// Rows and columns for a kernel. Same-shaped matrices without padding are one long row, whose
+// leading dimension is nobody's business: 0, so that it never keeps the kernel from 16-byte
+// accesses.
+typedef struct qlora__extent {
+    int64_t rows;
+    int64_t cols;
+    int64_t ld[6]; // of each tensor
+} qlora__extent;
+
+static qlora__extent qlora__extent_of(const qlora_tensor* const* tensors, int count) {
+    qlora__extent e;
+    memset(&e, 0, sizeof e);
+    e.rows = tensors[0]->rows;
+    e.cols = tensors[0]->cols;
+    bool flat = true;
+    for (int i = 0; i < count; i++) {
+        e.ld[i] = tensors[i] != NULL ? tensors[i]->ld : 0;
+        flat = flat && (tensors[i] == NULL || tensors[i]->ld == e.cols || e.rows == 1);
+    }
+    if (flat) {
+        e.cols *= e.rows;
+        e.rows = e.rows > 0 ? 1 : 0;
+        memset(e.ld, 0, sizeof e.ld);
+    }
+    return e;
+}
+
+// A device word for error flags nobody asked for.
+static qlora_result qlora__flag_pointer(qlora_ctx* ctx, const qlora_tensor* flag, void** out) {
+    if (flag != NULL) {
+        *out = flag->data;
+        return QLORA_OK;
+    }
+    return qlora__scratch(ctx, sizeof(int32_t), out);
+}
+
+static qlora_result qlora__need_flag(qlora_ctx* ctx, const qlora_tensor* flag) {
+    return flag == NULL ? QLORA_OK : qlora__need(ctx, flag, "flag", QLORA__IS_I32, 1, 1);
+}
+
+// I32 element i of a vector, on the CPU.
+static int32_t qlora__index_at(const qlora_tensor* t, int64_t i) {
+    return ((const int32_t*)t->data)[i];
+}
+
+// One matrix of a batch.
+static qlora_tensor qlora__batch_at(const qlora_tensor* t, int64_t b) {
+    qlora_tensor view = *t;
+    view.data = (char*)t->data + (size_t)(b * t->batch_stride) * qlora_dtype_bytes(t->dtype);
+    view.batch = 1;
+    view.batch_stride = 0;
+    return view;
+}
+
+// ---- element-wise -------------------------------------------------------------------------------
+//
+//   silu      y = a / (1 + e^-a)              silu'     y = b s (1 + a (1 - s)), s = 1 / (1 + e^-a)
+//   swiglu    y = silu(a) b                   mul, add  y = a b, y = a + b
+//   scale     y = alpha a                     fill      y = alpha
+
+static QLORA__REAL qlora__sigmoid(QLORA__REAL x) {
+    return 1 / (1 + qlora__exp(-x));
+}
+
+static QLORA__REAL qlora__silu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    (void)alpha;
+    return a * qlora__sigmoid(a);
+}
+
+static QLORA__REAL qlora__silu_grad_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    QLORA__REAL s = qlora__sigmoid(a);
+    return b * s * (1 + a * (1 - s));
+}
+
+static QLORA__REAL qlora__swiglu_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * qlora__sigmoid(a) * b;
+}
+
+static QLORA__REAL qlora__mul_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a * b;
+}
+
+static QLORA__REAL qlora__add_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)alpha;
+    return a + b;
+}
+
+static QLORA__REAL qlora__scale_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)b;
+    return alpha * a;
+}
+
+static QLORA__REAL qlora__fill_at(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha) {
+    (void)a;
+    (void)b;
+    return alpha;
+}
+
+typedef enum qlora__point_kind {
+    QLORA__POINT_SILU,
+    QLORA__POINT_SILU_GRAD,
+    QLORA__POINT_SWIGLU,
+    QLORA__POINT_MUL,
+    QLORA__POINT_ADD,
+    QLORA__POINT_SCALE,
+    QLORA__POINT_FILL
+} qlora__point_kind;
+
+typedef struct qlora__point_op {
+    QLORA__REAL (*apply)(QLORA__REAL a, QLORA__REAL b, QLORA__REAL alpha);
+    qlora__kernel_id kernel_f32;
+    qlora__kernel_id kernel_bf16;
+    int inputs;
+    bool has_alpha;
+} qlora__point_op;
+
+static const qlora__point_op qlora__point_ops[] = {
+    {qlora__silu_at, QLORA__K_elementwise_silu_f32, QLORA__K_elementwise_silu_bf16, 1, false},
+    {qlora__silu_grad_at, QLORA__K_elementwise_silu_bwd_f32, QLORA__K_elementwise_silu_bwd_bf16, 2,
+     false},
+    {qlora__swiglu_at, QLORA__K_elementwise_swiglu_f32, QLORA__K_elementwise_swiglu_bf16, 2, false},
+    {qlora__mul_at, QLORA__K_elementwise_mul_f32, QLORA__K_elementwise_mul_bf16, 2, false},
+    {qlora__add_at, QLORA__K_elementwise_add_f32, QLORA__K_elementwise_add_bf16, 2, false},
+    {qlora__scale_at, QLORA__K_elementwise_scale_f32, QLORA__K_elementwise_scale_bf16, 1, true},
+    {qlora__fill_at, QLORA__K_elementwise_fill_f32, QLORA__K_elementwise_fill_bf16, 0, true}};
+
+typedef struct qlora__point_job {
+    const qlora__point_op* op;
+    const qlora_tensor* a;
+    const qlora_tensor* b;
+    const qlora_tensor* y;
+    QLORA__REAL alpha;
+} qlora__point_job;
+
+static void qlora__point_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__point_job* job = (const qlora__point_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            QLORA__REAL a = job->a != NULL ? qlora__at(job->a, r, c) : 0;
+            QLORA__REAL b = job->b != NULL ? qlora__at(job->b, r, c) : 0;
+            qlora__put(job->y, r, c, job->op->apply(a, b, job->alpha));
+        }
+    }
+}
+
+// y = op(a, b, alpha); inputs the operator does not read are NULL.
+static qlora_result qlora__point(qlora_ctx* ctx, qlora__point_kind kind, const qlora_tensor* a,
+                                 const qlora_tensor* b, float alpha, const qlora_tensor* y) {
+    const qlora__point_op* op = &qlora__point_ops[kind];
+    QLORA__TRY(qlora__need(ctx, y, "output", QLORA__IS_F32_BF16, -1, -1));
+    const qlora_tensor* inputs[2];
+    inputs[0] = a;
+    inputs[1] = b;
+    for (int i = 0; i < op->inputs; i++) {
+        const char* name = i == 0 ? "first input" : "second input";
+        QLORA__TRY(qlora__need(ctx, inputs[i], name, qlora__is(y->dtype), y->rows, y->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "output", y, name, inputs[i]));
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__point_job job;
+        job.op = op;
+        job.a = a;
+        job.b = b;
+        job.y = y;
+        job.alpha = (QLORA__REAL)alpha;
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__point_rows, &job);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[3];
+    all[op->inputs] = y;
+    for (int i = 0; i < op->inputs; i++) {
+        all[i] = inputs[i];
+    }
+    qlora__extent e = qlora__extent_of(all, op->inputs + 1);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(y->dtype));
+    void* args[9];
+    int n = 0;
+    for (int i = 0; i <= op->inputs; i++) {
+        args[n++] = (void*)&all[i]->data;
+        args[n++] = &e.ld[i];
+    }
+    args[n++] = &e.rows;
+    args[n++] = &e.cols;
+    if (op->has_alpha) {
+        args[n++] = &alpha;
+    }
+    return qlora__launch(ctx, y->dtype == QLORA_F32 ? op->kernel_f32 : op->kernel_bf16,
+                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_silu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SILU, x, NULL, 0, y));
+}
+
+qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* dy,
+                                 const qlora_tensor* dx) {
+    QLORA__ENTER(ctx, "qlora_silu_backward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SILU_GRAD, x, dy, 0, dx));
+}
+
+qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate, const qlora_tensor* up,
+                                  const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_forward");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SWIGLU, gate, up, 0, h));
+}
+
+qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                       const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_mul");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_MUL, a, b, 0, y));
+}
+
+qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                       const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_add");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_ADD, a, b, 0, y));
+}
+
+qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
+                         const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_scale");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_SCALE, x, NULL, alpha, y));
+}
+
+qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_fill");
+    return qlora__leave(ctx, qlora__point(ctx, QLORA__POINT_FILL, NULL, NULL, value, y));
+}
+
+// ---- SwiGLU backward ----------------------------------------------------------------------------
+//
+// With s = 1 / (1 + e^-g):
+//   dg = dh u s (1 + g (1 - s)),  du = dh g s,  h = g s u
+
+typedef struct qlora__swiglu_job {
+    const qlora_tensor* dh;
+    const qlora_tensor* gate;
+    const qlora_tensor* up;
+    const qlora_tensor* dgate;
+    const qlora_tensor* dup;
+    const qlora_tensor* h;
+} qlora__swiglu_job;
+
+static void qlora__swiglu_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__swiglu_job* job = (const qlora__swiglu_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->dh->cols; c++) {
+            QLORA__REAL dh = qlora__at(job->dh, r, c);
+            QLORA__REAL g = qlora__at(job->gate, r, c);
+            QLORA__REAL u = qlora__at(job->up, r, c);
+            QLORA__REAL s = qlora__sigmoid(g);
+            qlora__put(job->dgate, r, c, dh * u * s * (1 + g * (1 - s)));
+            qlora__put(job->dup, r, c, dh * g * s);
+            if (job->h != NULL) {
+                qlora__put(job->h, r, c, g * s * u);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__swiglu_backward(qlora_ctx* ctx, qlora__swiglu_job* job) {
+    const qlora_tensor* dh = job->dh;
+    QLORA__TRY(qlora__need(ctx, dh, "dh", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(dh->dtype);
+    const qlora_tensor* in[3];
+    in[0] = dh;
+    in[1] = job->gate;
+    in[2] = job->up;
+    const qlora_tensor* out[3];
+    out[0] = job->h;
+    out[1] = job->dgate;
+    out[2] = job->dup;
+    static const char* const in_names[3] = {"dh", "gate", "up"};
+    static const char* const out_names[3] = {"h", "dgate", "dup"};
+    for (int i = 0; i < 3; i++) {
+        QLORA__TRY(qlora__need(ctx, in[i], in_names[i], type, dh->rows, dh->cols));
+    }
+    for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
+        QLORA__TRY(qlora__need(ctx, out[o], out_names[o], type, dh->rows, dh->cols));
+    }
+    for (int o = job->h == NULL ? 1 : 0; o < 3; o++) {
+        for (int i = 0; i < 3; i++) {
+            // An output may take the place of its own input, h of dh, dgate of gate, dup of up.
+            QLORA__TRY(
+                o == i ? qlora__need_same_or_apart(ctx, out_names[o], out[o], in_names[i], in[i])
+                       : qlora__need_apart(ctx, out_names[o], out[o], in_names[i], in[i]));
+        }
+        for (int other = o + 1; other < 3; other++) {
+            QLORA__TRY(qlora__need_apart(ctx, out_names[o], out[o], out_names[other], out[other]));
+        }
+    }
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, dh->rows, 1 + 4096 / (1 + dh->cols), qlora__swiglu_backward_rows, job);
+        return QLORA_OK;
+    }
+    const qlora_tensor* all[6] = {dh, in[1], in[2], out[1], out[2], out[0]};
+    qlora__extent e = qlora__extent_of(all, 6);
+    qlora__point_shape shape = qlora__point_shape_of(e.cols, qlora__piece(dh->dtype));
+    void* h_data = job->h != NULL ? job->h->data : NULL;
+    void* args[14];
+    for (int i = 0; i < 5; i++) {
+        args[2 * i] = (void*)&all[i]->data;
+        args[2 * i + 1] = &e.ld[i];
+    }
+    args[10] = &h_data;
+    args[11] = &e.ld[5];
+    args[12] = &e.rows;
+    args[13] = &e.cols;
+    return qlora__launch(ctx,
+                         dh->dtype == QLORA_F32 ? QLORA__K_elementwise_swiglu_bwd_f32
+                                                : QLORA__K_elementwise_swiglu_bwd_bf16,
+                         shape.blocks, qlora__grid_cap(e.rows), 1, shape.threads, 0, args);
+}
+
+qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh, const qlora_tensor* gate,
+                                   const qlora_tensor* up, const qlora_tensor* dgate,
+                                   const qlora_tensor* dup, const qlora_tensor* h) {
+    QLORA__ENTER(ctx, "qlora_swiglu_backward");
+    qlora__swiglu_job job;
+    job.dh = dh;
+    job.gate = gate;
+    job.up = up;
+    job.dgate = dgate;
+    job.dup = dup;
+    job.h = h;
+    return qlora__leave(ctx, qlora__swiglu_backward(ctx, &job));
+}

@@ -1,0 +1,600 @@
+// ---- LoRA linear
+// ----------------------------------------------------------------------------------
+//
+//   z_i = x A_i^T (of the masked x with dropout)      u_i = dy_i (s_i B_i)
+//   y_i = x W_i^T + bias_i + z_i (s_i B_i)^T          dx  = sum over i of dy_i W_i + u_i A_i
+//   dA_i += u_i^T x (the masked x)                    dB_i += s_i dy_i^T z_i
+//
+// z and u are rounded to the storage type; they lie behind the columns of x and dy. Two forms:
+// plain (no operand), product by product, which is what the CPU runs; and concatenated, where W and
+// sB stand side by side and A below W, so that one product of length in + pad, or out + pad, does
+// it all. The columns of z and u that pad the sum of the ranks are zero. With dropout the masks
+// differ from part to part, so z is made part by part, and dx gets the masked u_i A_i added one by
+// one.
+
+int64_t qlora_linear_out(const qlora_linear* linear) {
+    int64_t out = 0;
+    for (int32_t i = 0; linear != NULL && i < linear->count && i < QLORA_LINEAR_PARTS; i++) {
+        out += linear->parts[i].out;
+    }
+    return out;
+}
+
+static int64_t qlora__linear_rank(const qlora_linear* linear) {
+    int64_t rank = 0;
+    for (int32_t i = 0; i < linear->count; i++) {
+        rank += linear->parts[i].rank;
+    }
+    return rank;
+}
+
+int64_t qlora_linear_pad(const qlora_linear* linear) {
+    return linear != NULL && linear->count >= 0 && linear->count <= QLORA_LINEAR_PARTS
+               ? (qlora__linear_rank(linear) + 7) / 8 * 8
+               : 0;
+}
+
+static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                             qlora_dtype dtype, bool backward) {
+    const qlora_linear_part* p = &l->parts[i];
+    unsigned type = 1u << dtype;
+    if (p->out < 0 || p->rank < 0 || p->rank > (1 << 20) ||
+        (p->nf4 == NULL) == (p->dense == NULL)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "parts[%d]: out %lld, rank %lld, and one of nf4 and dense are needed",
+                           (int)i, (long long)p->out, (long long)p->rank);
+    }
+    if (p->nf4 != NULL) {
+        QLORA__TRY(qlora__nf4_need(ctx, p->nf4, "nf4"));
+        if (p->nf4->rows != p->out || p->nf4->cols != l->in) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "parts[%d].nf4 is %lld x %lld, not %lld x %lld", (int)i,
+                               (long long)p->nf4->rows, (long long)p->nf4->cols, (long long)p->out,
+                               (long long)l->in);
+        }
+    } else {
+        QLORA__TRY(qlora__need(ctx, p->dense, "dense", type, p->out, l->in));
+    }
+    if (p->bias != NULL) {
+        QLORA__TRY(qlora__need(ctx, p->bias, "bias", type, 1, p->out));
+    }
+    if (p->rank > 0) {
+        QLORA__TRY(qlora__need(ctx, p->a, "a", type, p->rank, l->in));
+        QLORA__TRY(qlora__need(ctx, p->sb, "sb", type, p->out, p->rank));
+        if (backward) {
+            QLORA__TRY(qlora__need(ctx, p->da, "da", QLORA__IS_F32, p->rank, l->in));
+            QLORA__TRY(qlora__need(ctx, p->db, "db", QLORA__IS_F32, p->out, p->rank));
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear* l, qlora_dtype dtype,
+                                        bool backward) {
+    if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
+                           l == NULL ? "linear is NULL"
+                                     : "linear.count is 1 to 3, in not negative");
+    }
+    if (!(l->dropout >= 0.0f && l->dropout < 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dropout is not at least 0 and below 1");
+    }
+    for (int32_t i = 0; i < l->count; i++) {
+        QLORA__TRY(qlora__linear_part_check(ctx, l, i, dtype, backward));
+    }
+    if (l->operand != NULL) {
+        int64_t pad = qlora_linear_pad(l);
+        QLORA__TRY(qlora__need(ctx, l->operand, "operand", 1u << dtype, qlora_linear_out(l) + pad,
+                               l->in + pad));
+    }
+    return QLORA_OK;
+}
+
+// C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
+static qlora_result qlora__linear_gemm(qlora_ctx* ctx, bool backward, bool ta, bool tb, float alpha,
+                                       float beta, const qlora_tensor* a, const qlora_tensor* b,
+                                       const qlora_tensor* c) {
+    qlora_gemm_desc d;
+    memset(&d, 0, sizeof d);
+    d.trans_a = ta;
+    d.trans_b = tb;
+    d.alpha = alpha;
+    d.beta = beta;
+    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
+    return qlora__gemm_run(ctx, &d, a, b, c);
+}
+
+// ---- bias and placement
+
+typedef struct qlora__linear_job {
+    const qlora_tensor* bias;
+    const qlora_tensor* y;
+    bool add;
+} qlora__linear_job;
+
+static void qlora__linear_bias_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__linear_job* job = (const qlora__linear_job*)user;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t c = 0; c < job->y->cols; c++) {
+            QLORA__REAL before = job->add ? qlora__at(job->y, r, c) : (QLORA__REAL)0;
+            qlora__put(job->y, r, c, before + qlora__at(job->bias, 0, c));
+        }
+    }
+}
+
+// Rows of y = bias, or += bias.
+static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
+                                       const qlora_tensor* y, bool add) {
+    qlora__linear_job job;
+    job.bias = bias;
+    job.y = y;
+    job.add = add;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, y->rows, 1 + 4096 / (1 + y->cols), qlora__linear_bias_rows, &job);
+        return QLORA_OK;
+    }
+    qlora_tensor t = *y;
+    void* source = bias->data;
+    int32_t adds = add ? 1 : 0;
+    void* args[] = {&source, &t.data, &t.rows, &t.cols, &t.ld, &adds};
+    return qlora__launch(
+        ctx, t.dtype == QLORA_F32 ? QLORA__K_linear_bias_f32 : QLORA__K_linear_bias_bf16,
+        qlora__ceil_div(t.cols, 256), qlora__min(t.rows, 65535), 1, 256, 0, args);
+}
+
+static void qlora__linear_place_cpu(const qlora_linear* l) {
+    const qlora_tensor* operand = l->operand;
+    int64_t pad = qlora_linear_pad(l);
+    int64_t out = qlora_linear_out(l);
+    for (int64_t r = 0; r < out + pad; r++) {
+        for (int64_t c = r < out ? l->in : 0; c < l->in + pad; c++) {
+            qlora__put(operand, r, c, (QLORA__REAL)0);
+        }
+    }
+    int64_t row = 0;
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        for (int64_t k = 0; k < p->rank; k++) {
+            for (int64_t r = 0; r < p->out; r++) {
+                qlora__put(operand, row + r, l->in + at + k, qlora__at(p->sb, r, k));
+            }
+            for (int64_t c = 0; c < l->in; c++) {
+                qlora__put(operand, out + at + k, c, qlora__at(p->a, k, c));
+            }
+        }
+        row += p->out;
+        at += p->rank;
+    }
+}
+
+static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear* l) {
+    if (qlora__on_cpu(ctx)) {
+        qlora__linear_place_cpu(l);
+        return QLORA_OK;
+    }
+    qlora_tensor operand = *l->operand;
+    int64_t in = l->in;
+    int32_t pad = (int32_t)qlora_linear_pad(l);
+    const void* data[QLORA_LINEAR_PARTS][2];
+    int64_t sizes[QLORA_LINEAR_PARTS][3];
+    int32_t ranks[QLORA_LINEAR_PARTS];
+    void* args[4 + 6 * QLORA_LINEAR_PARTS] = {&operand.data, &operand.ld, &in, &pad};
+    memset(data, 0, sizeof data);
+    memset(sizes, 0, sizeof sizes);
+    memset(ranks, 0, sizeof ranks);
+    for (int i = 0; i < QLORA_LINEAR_PARTS; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        if (i < l->count) {
+            sizes[i][2] = p->out;
+        }
+        if (i < l->count && p->rank > 0) {
+            data[i][0] = p->a->data;
+            data[i][1] = p->sb->data;
+            sizes[i][0] = p->a->ld;
+            sizes[i][1] = p->sb->ld;
+            ranks[i] = (int32_t)p->rank;
+        }
+        void* own[6] = {(void*)&data[i][0], &sizes[i][0], (void*)&data[i][1],
+                        &sizes[i][1],       &sizes[i][2], &ranks[i]};
+        memcpy(args + 4 + 6 * i, own, sizeof own);
+    }
+    return qlora__launch(
+        ctx, operand.dtype == QLORA_F32 ? QLORA__K_linear_place_f32 : QLORA__K_linear_place_bf16,
+        qlora__ceil_div(qlora_linear_out(l), 8) + pad * qlora__ceil_div(in + pad, 2048), 1, 1, 256,
+        0, args);
+}
+
+static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, uint32_t flags) {
+    if (l == NULL || l->operand == NULL || flags == 0 ||
+        flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "linear with an operand and flags WEIGHTS, ADAPTERS or both are needed");
+    }
+    qlora_dtype dtype = l->operand->dtype;
+    if (dtype != QLORA_F32 && dtype != QLORA_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "operand is neither f32 nor bf16");
+    }
+    QLORA__TRY(qlora__linear_check(ctx, l, dtype, false));
+    int64_t row = 0;
+    for (int32_t i = 0; i < l->count && (flags & QLORA_LINEAR_WEIGHTS) != 0; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor rows;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, row, p->out, 0, l->in, &rows));
+        QLORA__TRY(p->nf4 != NULL
+                       ? qlora__nf4_window(ctx, p->nf4, 0, 0, &rows, dtype == QLORA_F32)
+                       : qlora__point(ctx, QLORA__POINT_SCALE, p->dense, NULL, 1.0f, &rows));
+        row += p->out;
+    }
+    return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
+}
+
+qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_linear_place");
+    return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
+}
+
+// ---- dropout: rows of x through the mask of one part, as many at a time as the scratch holds
+
+typedef struct qlora__masked {
+    qlora_tensor rows; // of the scratch
+    int64_t slice;
+    size_t scratch_before;
+} qlora__masked;
+
+static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l,
+                                        const qlora_tensor* x, qlora__masked* m) {
+    QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
+    m->scratch_before = ctx->scratch_used;
+    // Half of what is free, because products may need some.
+    size_t all = ctx->scratch->bytes - ctx->scratch_used;
+    int64_t fit = (int64_t)(all / 2 / ((size_t)l->in * qlora_dtype_bytes(x->dtype) + 1));
+    m->slice = qlora__min(x->rows, qlora__max(1, fit));
+    m->rows.bytes = (size_t)(m->slice * l->in) * qlora_dtype_bytes(x->dtype);
+    return qlora__scratch(ctx, m->rows.bytes, &m->rows.data);
+}
+
+// to (+)= mask of part i, rows [first, first + count), applied to from.
+static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                       int64_t first, const qlora_tensor* from,
+                                       const qlora_tensor* to, bool accumulate) {
+    qlora_tensor positions;
+    qlora_tensor sequences;
+    QLORA__TRY(qlora__tensor_view(ctx, l->positions, 0, 1, first, from->rows, &positions));
+    QLORA__TRY(qlora__tensor_view(ctx, l->sequences, 0, 1, first, from->rows, &sequences));
+    qlora_dropout_args d;
+    memset(&d, 0, sizeof d);
+    d.x = from;
+    d.y = to;
+    d.positions = &positions;
+    d.sequences = &sequences;
+    d.state = l->state;
+    d.p = l->dropout;
+    d.layer = l->layer;
+    d.projection = l->parts[i].projection;
+    d.accumulate = accumulate;
+    return qlora__dropout(ctx, &d);
+}
+
+static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear* l,
+                                                int64_t rows) {
+    if (l->dropout > 0.0f) {
+        QLORA__TRY(qlora__need(ctx, l->positions, "positions", QLORA__IS_I32, 1, rows));
+        QLORA__TRY(qlora__need(ctx, l->sequences, "sequences", QLORA__IS_I32, 1, rows));
+        QLORA__TRY(qlora__need(ctx, l->state, "state", QLORA__IS_I32, 1, 4));
+    }
+    return QLORA_OK;
+}
+
+// ---- forward
+
+// z of one part from the masked x, rows by rows.
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                           const qlora_tensor* x, const qlora_tensor* z) {
+    qlora__masked m;
+    QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
+    for (int64_t done = 0; done < x->rows; done += m.slice) {
+        int64_t now = qlora__min(m.slice, x->rows - done);
+        qlora_tensor from;
+        qlora_tensor to;
+        m.rows.rows = now;
+        QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
+        QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
+        QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
+        QLORA__TRY(
+            qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, &m.rows, l->parts[i].a, &to));
+    }
+    ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
+    return QLORA_OK;
+}
+
+// z into the last columns of x.
+static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
+                                    const qlora_tensor* inner) {
+    int64_t pad = x->cols - l->in;
+    qlora_tensor tail;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
+    if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
+        qlora_tensor a;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
+        return qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+    }
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        qlora_tensor z;
+        QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, l->parts[i].rank, &z));
+        if (z.cols > 0 && l->dropout > 0.0f) {
+            QLORA__TRY(qlora__linear_z_masked(ctx, l, i, inner, &z));
+        } else if (z.cols > 0) {
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, l->parts[i].a, &z));
+        }
+        at += z.cols;
+    }
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, pad - at, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear* l,
+                                                const qlora_tensor* x, const qlora_tensor* inner,
+                                                const qlora_tensor* y) {
+    int64_t col = 0;
+    int64_t at = l->in;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor z;
+        size_t scratch_before = ctx->scratch_used;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, false, inner, p->nf4, &part, 0)
+                                  : qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner,
+                                                       p->dense, &part));
+        ctx->scratch_used = scratch_before;
+        if (p->rank > 0) {
+            QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
+        }
+        if (p->bias != NULL) {
+            QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear* l,
+                                                 const qlora_tensor* x, const qlora_tensor* y) {
+    int64_t out = qlora_linear_out(l);
+    bool biased = false;
+    for (int32_t i = 0; i < l->count; i++) {
+        biased = biased || l->parts[i].bias != NULL;
+    }
+    int64_t col = 0;
+    for (int32_t i = 0; i < l->count && biased; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
+        QLORA__TRY(p->bias != NULL ? qlora__linear_bias(ctx, p->bias, &part, false)
+                                   : qlora__tensor_zero(ctx, &part));
+        col += p->out;
+    }
+    qlora_tensor upper; // [W sB]
+    QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
+    return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
+}
+
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l,
+                                          const qlora_tensor* x, const qlora_tensor* y) {
+    unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
+    QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, l->in + qlora_linear_pad(l)));
+    QLORA__TRY(qlora__need(ctx, y, "y", 1u << x->dtype, x->rows, qlora_linear_out(l)));
+    QLORA__TRY(qlora__need_apart(ctx, "y", y, "x", x));
+    QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    QLORA__TRY(qlora__linear_z(ctx, l, x, &inner));
+    return l->operand != NULL ? qlora__linear_forward_joined(ctx, l, x, y)
+                              : qlora__linear_forward_plain(ctx, l, x, &inner, y);
+}
+
+qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
+                                  const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_linear_forward");
+    return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
+}
+
+// ---- backward
+
+// u into the last columns of dy.
+static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
+                                    const qlora_tensor* inner) {
+    int64_t out = inner->cols;
+    int64_t pad = dy->cols - out;
+    qlora_tensor tail;
+    QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, pad, &tail));
+    if (l->operand != NULL) {
+        qlora_tensor sb;
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, l->in, pad, &sb));
+        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+    }
+    int64_t col = 0;
+    int64_t at = 0;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, p->rank, &u));
+        if (p->rank > 0) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    qlora_tensor rest;
+    QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, pad - at, &rest));
+    return qlora__tensor_zero(ctx, &rest);
+}
+
+// dx = sum of dy_i W_i, and u_i A_i unless that is masked.
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
+                                     const qlora_tensor* inner, const qlora_tensor* dx) {
+    if (l->operand != NULL) {
+        const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
+        qlora_tensor below; // [W ; A], or W alone
+        QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, left->cols, 0, l->in, &below));
+        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, left, &below, dx);
+    }
+    int64_t col = 0;
+    int64_t at = inner->cols;
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor u;
+        size_t scratch_before = ctx->scratch_used;
+        float beta = i > 0 ? 1.0f : 0.0f;
+        QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, true, &part, p->nf4, dx,
+                                                    i > 0 ? (uint32_t)QLORA_NF4_ACCUMULATE : 0u)
+                                  : qlora__linear_gemm(ctx, true, false, false, 1.0f, beta, &part,
+                                                       p->dense, dx));
+        ctx->scratch_used = scratch_before;
+        if (p->rank > 0 && l->dropout == 0.0f) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+// With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+                                                   const qlora_tensor* x, const qlora_tensor* u,
+                                                   const qlora_tensor* dx, float beta) {
+    const qlora_linear_part* p = &l->parts[i];
+    qlora__masked m;
+    QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
+    for (int64_t done = 0; done < x->rows; done += m.slice) {
+        int64_t now = qlora__min(m.slice, x->rows - done);
+        qlora_tensor from;
+        qlora_tensor some;
+        qlora_tensor to;
+        m.rows.rows = now;
+        QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
+        QLORA__TRY(qlora__tensor_view(ctx, u, done, now, 0, u->cols, &some));
+        QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
+        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, done > 0 ? 1.0f : beta, &some,
+                                      &m.rows, p->da));
+        if (dx != NULL) {
+            QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &some, p->a, &m.rows));
+            QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
+        }
+    }
+    ctx->scratch_used = m.scratch_before;
+    return QLORA_OK;
+}
+
+// dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
+static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined) {
+    memset(joined, 0, sizeof *joined);
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        if (p->rank == 0) {
+            continue;
+        }
+        if (joined->rows == 0) {
+            *joined = *p->da;
+            continue;
+        }
+        size_t before = (size_t)(joined->rows * joined->ld) * qlora_dtype_bytes(QLORA_F32);
+        if (p->da->ld != joined->ld || (char*)p->da->data != (char*)joined->data + before) {
+            return false;
+        }
+        joined->rows += p->rank;
+        joined->bytes = before + p->da->bytes;
+    }
+    return joined->rows > 0;
+}
+
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l,
+                                            const qlora_tensor* x, const qlora_tensor* dy,
+                                            const qlora_tensor* dx, float beta) {
+    int64_t col = 0;
+    int64_t at = 0;
+    int64_t out = qlora_linear_out(l);
+    qlora_tensor inner;
+    qlora_tensor all;
+    QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
+    bool joined = l->dropout == 0.0f && qlora__linear_da_joined(l, &all);
+    if (joined) {
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
+        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, &all));
+    }
+    for (int32_t i = 0; i < l->count; i++) {
+        const qlora_linear_part* p = &l->parts[i];
+        qlora_tensor part;
+        qlora_tensor z;
+        qlora_tensor u;
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, col, p->out, &part));
+        QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
+        QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
+        if (p->rank > 0 && l->dropout > 0.0f) {
+            QLORA__TRY(qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta));
+        } else if (p->rank > 0 && !joined) {
+            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
+        }
+        if (p->rank > 0) {
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
+        }
+        col += p->out;
+        at += p->rank;
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l,
+                                           const qlora_tensor* x, const qlora_tensor* dy,
+                                           const qlora_tensor* dx, uint32_t flags) {
+    unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
+    QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, true));
+    int64_t pad = qlora_linear_pad(l);
+    int64_t out = qlora_linear_out(l);
+    QLORA__TRY(qlora__need(ctx, x, "x", types, -1, l->in + pad));
+    QLORA__TRY(qlora__need(ctx, dy, "dy", 1u << x->dtype, x->rows, out + pad));
+    QLORA__TRY(qlora__need_apart(ctx, "dy", dy, "x", x));
+    if (dx != NULL) {
+        QLORA__TRY(qlora__need(ctx, dx, "dx", 1u << x->dtype, x->rows, l->in));
+        QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "x", x));
+        QLORA__TRY(qlora__need_apart(ctx, "dx", dx, "dy", dy));
+    }
+    if ((flags & ~(uint32_t)QLORA_LINEAR_OVERWRITE) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u are unknown here", flags);
+    }
+    QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
+    qlora_tensor inner;
+    QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
+    QLORA__TRY(qlora__linear_u(ctx, l, dy, &inner));
+    if (dx != NULL) {
+        QLORA__TRY(qlora__linear_dx(ctx, l, dy, &inner, dx));
+    }
+    float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
+    return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
+}
+
+qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+                                   const qlora_tensor* x, const qlora_tensor* dy,
+                                   const qlora_tensor* dx, uint32_t flags) {
+    QLORA__ENTER(ctx, "qlora_linear_backward");
+    return qlora__leave(ctx, qlora__linear_backward(ctx, linear, x, dy, dx, flags));
+}

@@ -1,0 +1,317 @@
+// ---- RMSNorm ------------------------------------------------------------------------------------
+//
+// A row of x is cut into x->cols / w->cols heads of n = w->cols columns (one head for
+// a plain norm), each by itself:
+//   forward   x = h + delta, rounded to storage (only with delta);  r = 1 / sqrt(mean(x^2) + eps);
+//             y = x r w
+//   backward  dx = dres + r (w dy - x r^2 mean(w dy x));  dw += sum over rows and heads of dy x r
+
+typedef struct qlora__norm_job {
+    const qlora_tensor* x;     // input; with delta the addend
+    const qlora_tensor* delta; // or NULL
+    const qlora_tensor* sum;   // where x + delta goes
+    const qlora_tensor* w;
+    const qlora_tensor* y;
+    const qlora_tensor* dy;
+    const qlora_tensor* dres; // or NULL
+    const qlora_tensor* dx;
+    const qlora_tensor* dw; // or NULL
+    float eps;
+    QLORA__REAL* rstd; // [rows * heads], scratch of the weight's gradient
+} qlora__norm_job;
+
+// 1 / sqrt(mean(x^2) + eps) over n columns from `first`.
+static QLORA__REAL qlora__norm_rstd(const qlora_tensor* x, int64_t row, int64_t first, int64_t n,
+                                    float eps) {
+    double squares = 0;
+    for (int64_t c = first; c < first + n; c++) {
+        double v = (double)qlora__at(x, row, c);
+        squares += v * v;
+    }
+    return (QLORA__REAL)(1 / sqrt(squares / (double)n + (double)eps));
+}
+
+static void qlora__norm_forward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    for (int64_t row = begin; row < end; row++) {
+        const qlora_tensor* x = job->x;
+        if (job->delta != NULL) {
+            for (int64_t c = 0; c < x->cols; c++) {
+                qlora__put(job->sum, row, c, qlora__at(x, row, c) + qlora__at(job->delta, row, c));
+            }
+            x = job->sum;
+        }
+        for (int64_t first = 0; first < x->cols; first += n) {
+            QLORA__REAL rstd = qlora__norm_rstd(x, row, first, n, job->eps);
+            for (int64_t c = 0; c < n; c++) {
+                QLORA__REAL v = qlora__at(x, row, first + c) * rstd * qlora__at(job->w, 0, c);
+                qlora__put(job->y, row, first + c, v);
+            }
+        }
+    }
+}
+
+static void qlora__norm_backward_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    int64_t heads = job->x->cols / n;
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t first = head * n;
+            QLORA__REAL rstd = qlora__norm_rstd(job->x, row, first, n, job->eps);
+            double dot = 0;
+            for (int64_t c = 0; c < n; c++) {
+                dot += (double)qlora__at(job->dy, row, first + c) *
+                       (double)qlora__at(job->w, 0, c) * (double)qlora__at(job->x, row, first + c);
+            }
+            QLORA__REAL pull = (QLORA__REAL)(dot / (double)n) * rstd * rstd;
+            for (int64_t c = 0; c < n; c++) {
+                QLORA__REAL wdy = qlora__at(job->dy, row, first + c) * qlora__at(job->w, 0, c);
+                QLORA__REAL v = rstd * (wdy - qlora__at(job->x, row, first + c) * pull);
+                if (job->dres != NULL) {
+                    v += qlora__at(job->dres, row, first + c);
+                }
+                qlora__put(job->dx, row, first + c, v);
+            }
+            if (job->rstd != NULL) {
+                job->rstd[row * heads + head] = rstd;
+            }
+        }
+    }
+}
+
+// Columns [begin, end) of dw.
+static void qlora__norm_weight_columns(void* user, int64_t begin, int64_t end) {
+    const qlora__norm_job* job = (const qlora__norm_job*)user;
+    int64_t n = job->w->cols;
+    int64_t heads = job->x->cols / n;
+    for (int64_t c = begin; c < end; c++) {
+        double sum = 0;
+        for (int64_t row = 0; row < job->x->rows; row++) {
+            for (int64_t head = 0; head < heads; head++) {
+                sum += (double)qlora__at(job->dy, row, head * n + c) *
+                       (double)qlora__at(job->x, row, head * n + c) *
+                       (double)job->rstd[row * heads + head];
+            }
+        }
+        qlora__put(job->dw, 0, c, qlora__at(job->dw, 0, c) + (QLORA__REAL)sum);
+    }
+}
+
+// The weight: one row that divides the columns of x.
+static qlora_result qlora__norm_need_weight(qlora_ctx* ctx, const qlora_tensor* x,
+                                            const qlora_tensor* w) {
+    QLORA__TRY(qlora__need_vector(ctx, w, "w", QLORA__IS_F32_BF16, -1));
+    if (w->cols == 0 ? x->cols != 0 : x->cols % w->cols != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "w has %lld columns, which do not divide the %lld of x",
+                           (long long)w->cols, (long long)x->cols);
+    }
+    if (w->cols > (int64_t)1 << 30 || (w->cols > 0 && x->cols / w->cols > 65535)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "rows of %lld columns in heads of %lld: at most 2^30 columns and 65535 "
+                           "heads",
+                           (long long)x->cols, (long long)w->cols);
+    }
+    return QLORA_OK;
+}
+
+// Two pieces per thread, as the kernels keep them.
+static qlora__row_shape qlora__norm_shape(const qlora_tensor* w, qlora_dtype dtype) {
+    return qlora__row_shape_of(w->cols, 2 * qlora__piece(dtype), 512);
+}
+
+static qlora_result qlora__norm_forward(qlora_ctx* ctx, qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, job->delta != NULL ? "h" : "x", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__norm_need_weight(ctx, x, job->w));
+    QLORA__TRY(qlora__need(ctx, job->y, "y", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "y", job->y, "w", job->w));
+    if (job->delta != NULL) {
+        QLORA__TRY(qlora__need(ctx, job->delta, "delta", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need(ctx, job->sum, "sum", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "sum", job->sum, "h", x));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "sum", job->sum, "delta", job->delta));
+        QLORA__TRY(qlora__need_apart(ctx, "sum", job->sum, "w", job->w));
+        QLORA__TRY(qlora__need_apart(ctx, "y", job->y, "sum", job->sum));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "y", job->y, "delta", job->delta));
+    }
+    QLORA__TRY(qlora__need_same_or_apart(ctx, "y", job->y, "x", x));
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__norm_forward_rows, job);
+        return QLORA_OK;
+    }
+    void* delta = job->delta != NULL ? job->delta->data : NULL;
+    int64_t ld_delta = job->delta != NULL ? job->delta->ld : 0;
+    void* sum = job->delta != NULL ? job->sum->data : NULL;
+    int64_t ld_sum = job->delta != NULL ? job->sum->ld : 0;
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)job->w->cols;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    &delta,
+                    &ld_delta,
+                    &sum,
+                    &ld_sum,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    (void*)&job->y->data,
+                    (void*)&job->y->ld,
+                    (void*)&x->rows,
+                    &cols,
+                    &job->eps,
+                    &shape.width};
+    return qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_fwd_f32 : QLORA__K_norm_rms_fwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), cols > 0 ? (uint32_t)(x->cols / cols) : 0,
+        1, shape.threads, 0, args);
+}
+
+// The two stages of dw on the device, from the rstd of the first launch.
+static qlora_result qlora__norm_weight_launch(qlora_ctx* ctx, const qlora__norm_job* job,
+                                              void* rstd) {
+    const qlora_tensor* x = job->x;
+    int64_t chunk_rows = x->rows <= 64 * 128 ? 64 : qlora__ceil_div(x->rows, 128);
+    int32_t chunks = (int32_t)qlora__ceil_div(x->rows, chunk_rows);
+    int32_t cols = (int32_t)job->w->cols;
+    int32_t heads = (int32_t)(x->cols / cols);
+    int32_t accumulate = 1;
+    void* partial = NULL;
+    QLORA__TRY(qlora__scratch(ctx, (size_t)chunks * (size_t)cols * sizeof(float), &partial));
+    void* first[] = {(void*)&job->dy->data,
+                     (void*)&job->dy->ld,
+                     (void*)&x->data,
+                     (void*)&x->ld,
+                     &rstd,
+                     &partial,
+                     (void*)&x->rows,
+                     &cols,
+                     &heads,
+                     &chunk_rows};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_dw_f32 : QLORA__K_norm_rms_dw_bf16,
+        (uint32_t)qlora__ceil_div(cols, 32), (uint32_t)chunks, 1, 256, 0, first));
+    void* second[] = {&partial, (void*)&job->dw->data, &cols, &chunks, &accumulate};
+    return qlora__launch(ctx, QLORA__K_norm_rms_dw_sum, (uint32_t)qlora__ceil_div(cols, 128), 1, 1,
+                         128, 0, second);
+}
+
+static qlora_result qlora__norm_need_backward(qlora_ctx* ctx, const qlora__norm_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    unsigned type = qlora__is(x->dtype);
+    QLORA__TRY(qlora__norm_need_weight(ctx, x, job->w));
+    QLORA__TRY(qlora__need(ctx, job->dy, "dy", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need(ctx, job->dx, "dx", type, x->rows, x->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "dx", job->dx, "w", job->w));
+    QLORA__TRY(qlora__need_apart(ctx, "dx", job->dx, "x", x));
+    if (job->dres != NULL) {
+        QLORA__TRY(qlora__need(ctx, job->dres, "dres", type, x->rows, x->cols));
+        QLORA__TRY(qlora__need_same_or_apart(ctx, "dx", job->dx, "dres", job->dres));
+    }
+    if (job->dw == NULL) {
+        return qlora__need_same_or_apart(ctx, "dx", job->dx, "dy", job->dy);
+    }
+    QLORA__TRY(qlora__need_vector(ctx, job->dw, "dw", QLORA__IS_F32, job->w->cols));
+    QLORA__TRY(qlora__need_apart(ctx, "dw", job->dw, "w", job->w));
+    QLORA__TRY(qlora__need_apart(ctx, "dw", job->dw, "dx", job->dx));
+    return qlora__need_apart(ctx, "dx", job->dx, "dy", job->dy);
+}
+
+static qlora_result qlora__norm_backward(qlora_ctx* ctx, qlora__norm_job* job) {
+    QLORA__TRY(qlora__norm_need_backward(ctx, job));
+    const qlora_tensor* x = job->x;
+    if (x->rows == 0 || x->cols == 0) {
+        return QLORA_OK;
+    }
+    void* rstd = NULL;
+    if (job->dw != NULL) {
+        size_t count = (size_t)x->rows * (size_t)(x->cols / job->w->cols);
+        QLORA__TRY(qlora__scratch(ctx, count * sizeof(QLORA__REAL), &rstd));
+    }
+    if (qlora__on_cpu(ctx)) {
+        job->rstd = (QLORA__REAL*)rstd;
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__norm_backward_rows, job);
+        if (job->dw != NULL) {
+            qlora__parallel(ctx, job->dw->cols, 1 + 4096 / (1 + x->rows),
+                            qlora__norm_weight_columns, job);
+        }
+        return QLORA_OK;
+    }
+    void* dres = job->dres != NULL ? job->dres->data : NULL;
+    int64_t ld_dres = job->dres != NULL ? job->dres->ld : 0;
+    int32_t w_bf16 = job->w->dtype == QLORA_BF16;
+    int32_t cols = (int32_t)job->w->cols;
+    qlora__row_shape shape = qlora__norm_shape(job->w, x->dtype);
+    void* args[] = {(void*)&job->dy->data,
+                    (void*)&job->dy->ld,
+                    (void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->w->data,
+                    &w_bf16,
+                    &dres,
+                    &ld_dres,
+                    (void*)&job->dx->data,
+                    (void*)&job->dx->ld,
+                    &rstd,
+                    (void*)&x->rows,
+                    &cols,
+                    &job->eps,
+                    &shape.width};
+    QLORA__TRY(qlora__launch(
+        ctx, x->dtype == QLORA_F32 ? QLORA__K_norm_rms_bwd_f32 : QLORA__K_norm_rms_bwd_bf16,
+        (uint32_t)qlora__ceil_div(x->rows, shape.rows), (uint32_t)(x->cols / cols), 1,
+        shape.threads, 0, args));
+    return job->dw != NULL ? qlora__norm_weight_launch(ctx, job, rstd) : QLORA_OK;
+}
+
+qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* w,
+                                   float eps, const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_forward");
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = x;
+    job.w = w;
+    job.y = y;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_forward(ctx, &job));
+}
+
+qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
+                                            const qlora_tensor* delta, const qlora_tensor* w,
+                                            float eps, const qlora_tensor* sum,
+                                            const qlora_tensor* y) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_residual_forward");
+    if (delta == NULL) {
+        return qlora__leave(
+            ctx, qlora__fail(ctx, QLORA_ERR_ARGUMENT, "delta is NULL; use qlora_rmsnorm_forward"));
+    }
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = h;
+    job.delta = delta;
+    job.sum = sum;
+    job.w = w;
+    job.y = y;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_forward(ctx, &job));
+}
+
+qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_tensor* x,
+                                    const qlora_tensor* w, float eps, const qlora_tensor* dres,
+                                    const qlora_tensor* dx, const qlora_tensor* dw) {
+    QLORA__ENTER(ctx, "qlora_rmsnorm_backward");
+    qlora__norm_job job;
+    memset(&job, 0, sizeof job);
+    job.x = x;
+    job.w = w;
+    job.dy = dy;
+    job.dres = dres;
+    job.dx = dx;
+    job.dw = dw;
+    job.eps = eps;
+    return qlora__leave(ctx, qlora__norm_backward(ctx, &job));
+}

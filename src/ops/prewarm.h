@@ -1,0 +1,171 @@
+// ---- pre-warm -----------------------------------------------------------------------------------
+
+static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
+    if (s->kv_heads == 0) {
+        s->kv_heads = s->heads;
+    }
+    if (s->head_dim == 0 && s->heads > 0) {
+        s->head_dim = s->hidden / s->heads;
+    }
+    const int64_t sizes[] = {s->hidden, s->intermediate, s->heads, s->kv_heads, s->head_dim,
+                             s->max_tokens};
+    static const char* const names[] = {"hidden",   "intermediate", "heads",
+                                        "kv_heads", "head_dim",     "max_tokens"};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.%s is %lld", names[i],
+                               (long long)sizes[i]);
+        }
+    }
+    if (s->rank < 0 || s->rank > 4096 || s->heads % s->kv_heads != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "shape.rank is %lld, heads %lld must be a multiple of kv_heads %lld",
+                           (long long)s->rank, (long long)s->heads, (long long)s->kv_heads);
+    }
+    if ((int)s->base < 0 || s->base > QLORA_BASE_32BIT ||
+        (s->compute != QLORA_F32 && s->compute != QLORA_BF16)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape.base or shape.compute is unknown");
+    }
+    return QLORA_OK;
+}
+
+#ifndef QLORA_NO_CUDA
+
+// The products of one projection of a layer, for T tokens: y = x W^T and its gradients, and LoRA's
+// four.
+typedef struct qlora__planned_gemm {
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    bool ta;
+    bool tb;
+    bool f32_out; // gradients of A and B
+} qlora__planned_gemm;
+
+static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gemm* p,
+                                        qlora_dtype compute, const qlora__buffer* memory) {
+    qlora__gemm g;
+    memset(&g, 0, sizeof g);
+    g.M = p->M;
+    g.N = p->N;
+    g.K = p->K;
+    g.ta = p->ta;
+    g.tb = p->tb;
+    g.lda = p->ta ? p->M : p->K;
+    g.ldb = p->tb ? p->K : p->N;
+    g.ldc = p->N;
+    g.batch = 1;
+    g.a_type = compute;
+    g.b_type = compute;
+    g.out = p->f32_out ? QLORA_F32 : compute;
+    g.alpha = 1.0f;
+    size_t size = qlora_dtype_bytes(compute);
+    size_t a_bytes = qlora__align_up((size_t)(p->M * p->K) * size, 256);
+    size_t b_bytes = qlora__align_up((size_t)(p->K * p->N) * size, 256);
+    QLORA_ASSERT(a_bytes + b_bytes + (size_t)(p->M * p->N) * 4 <= memory->bytes);
+    g.A = memory->data;
+    g.B = (char*)memory->data + a_bytes;
+    g.C = (char*)memory->data + a_bytes + b_bytes;
+    return qlora__gemm_cublas(ctx, &g);
+}
+
+// Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
+// the middle of a capture.
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) {
+    int64_t q = s->heads * s->head_dim;
+    int64_t kv = s->kv_heads * s->head_dim;
+    int64_t T = s->max_tokens;
+    const int64_t widths[4][3] = {{s->hidden, q + 2 * kv, 3 * s->rank}, // in, out, stacked rank
+                                  {q, s->hidden, s->rank},
+                                  {s->hidden, 2 * s->intermediate, 2 * s->rank},
+                                  {s->intermediate, s->hidden, s->rank}};
+    qlora__planned_gemm plan[24];
+    int count = 0;
+    size_t most = 0;
+    for (int i = 0; i < 4; i++) {
+        int64_t in = widths[i][0];
+        int64_t out = widths[i][1];
+        int64_t r = widths[i][2];
+        const qlora__planned_gemm rows[] = {
+            {T, out, in + r, false, true, false}, // y = [x z] [W sB]^T
+            {T, in, out + r, false, false, false}, // dx = [dy u] [W ; A]
+            {T, r, in, false, true, false},        // z = x A^T
+            {T, r, out, false, false, false},      // u = dy sB
+            {r, in, T, true, false, true},         // dA = u^T x
+            {out, r, T, true, false, true},        // dB = dy^T z
+        };
+        int used = s->rank > 0 ? 6 : 2;
+        for (int j = 0; j < used; j++) {
+            const qlora__planned_gemm* p = &rows[j];
+            size_t bytes = (size_t)(p->M * p->K + p->K * p->N + p->M * p->N) * 4 + 1024;
+            most = bytes > most ? bytes : most;
+            plan[count++] = *p;
+        }
+    }
+    qlora__buffer* memory = NULL;
+    QLORA__TRY(qlora__buffer_create(ctx, most, &memory));
+    qlora_result r = qlora__zero(ctx, memory->data, most, most, 1);
+    for (int i = 0; i < count && r == QLORA_OK; i++) {
+        r = qlora__prewarm_gemm(ctx, &plan[i], s->compute, memory);
+    }
+    if (r == QLORA_OK) {
+        r = qlora__sync(ctx);
+    }
+    qlora__buffer_destroy(ctx, memory);
+    return r;
+}
+
+// Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
+static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s) {
+    bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
+    if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
+        return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
+    }
+    return QLORA__NEED_HEADANY;
+}
+
+static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
+    qlora__cache* cache = ctx->gpu->cache;
+    double start = qlora__clock_ms();
+    bool was_sealed = cache->info.sealed;
+    uint32_t have = (qlora__has_cublas(ctx) ? 0 : QLORA__NEED_GEMM) |
+                    (s->compute == QLORA_BF16 ? QLORA__NEED_BF16 : QLORA__NEED_F32) |
+                    (s->base == QLORA_BASE_NF4 ? QLORA__NEED_NF4 : 0) |
+                    (s->rank > 0 ? QLORA__NEED_LORA : 0) | qlora__attention_need(ctx, s);
+    cache->info.sealed = false;
+    qlora_result r = qlora__cache_warm(ctx, have);
+    if (r == QLORA_OK && qlora__has_cublas(ctx)) {
+        r = qlora__prewarm_cublas(ctx, s);
+    }
+    if (r != QLORA_OK) {
+        cache->info.sealed = was_sealed;
+        return r;
+    }
+    cache->info.sealed = true;
+    QLORA__LOG(ctx, INFO, PREWARM, "%u modules, %u kernels, %u cuBLAS shapes in %.1f ms",
+               cache->info.modules, cache->info.kernels, cache->info.cublas_shapes,
+               qlora__clock_ms() - start);
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+    if (shape == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape is NULL");
+    }
+    qlora_shape s = *shape;
+    QLORA__TRY(qlora__shape_check(ctx, &s));
+    QLORA__TRY(qlora__not_in_capture(ctx, "pre-warming"));
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__prewarm_gpu(ctx, &s);
+    }
+#endif
+    return QLORA_OK; // nothing is compiled on the CPU
+}
+
+qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+    QLORA__ENTER(ctx, "qlora_prewarm");
+    return qlora__leave(ctx, qlora__prewarm(ctx, shape));
+}

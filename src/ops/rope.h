@@ -1,0 +1,249 @@
+// ---- rotary position embedding ------------------------------------------------------------------
+//
+// Half-split pairs. With half = head_dim / 2, angle = position f_i:
+//   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
+//   x[i] = a cos - b sin,  x[i + half] = b cos + a sin;   backward: the angle's sign changed
+// The table follows transformers: inverse frequencies and angles in fp32, then accurate cosines and
+// sines.
+
+// Wavelengths beyond original / low are stretched by factor, below original / high kept, blended
+// between.
+static float qlora__rope_llama3(const qlora_rope_desc* d, float frequency) {
+    float low = (float)(d->low_freq_factor != 0 ? d->low_freq_factor : 1);
+    float high = (float)(d->high_freq_factor != 0 ? d->high_freq_factor : 4);
+    float original = (float)d->original_max_position;
+    float factor = (float)d->factor;
+    float wavelength = (float)(2 * QLORA__PI) / frequency;
+    if (wavelength > original / low) {
+        return frequency / factor;
+    }
+    if (wavelength < original / high) {
+        return frequency;
+    }
+    float smooth = (original / wavelength - low) / (high - low);
+    return (1 - smooth) * (frequency / factor) + smooth * frequency;
+}
+
+// The dimension that makes `turns` rotations within the original context.
+static double qlora__rope_yarn_dim(const qlora_rope_desc* d, double turns, int64_t head_dim) {
+    return (double)head_dim * log(d->original_max_position / (turns * 2 * QLORA__PI)) /
+           (2 * log(d->theta));
+}
+
+// Low dimensions (many turns) keep their frequency, high ones are divided by factor, blended
+// between.
+static float qlora__rope_yarn(const qlora_rope_desc* d, float frequency, int64_t i,
+                              int64_t head_dim) {
+    double low = qlora__rope_yarn_dim(d, d->beta_fast != 0 ? d->beta_fast : 32, head_dim);
+    double high = qlora__rope_yarn_dim(d, d->beta_slow != 0 ? d->beta_slow : 1, head_dim);
+    if (!d->no_truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = low > 0 ? low : 0;
+    high = high < (double)(head_dim - 1) ? high : (double)(head_dim - 1);
+    if (low == high) {
+        high += 0.001;
+    }
+    float ramp = ((float)i - (float)low) / (float)(high - low);
+    ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+    float keep = 1 - ramp;
+    return frequency / (float)d->factor * (1 - keep) + frequency * keep;
+}
+
+static double qlora__rope_mscale(double factor, double mscale) {
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+// What cosine and sine are multiplied by.
+static float qlora__rope_attention_factor(const qlora_rope_desc* d) {
+    if (d->type != QLORA_ROPE_YARN) {
+        return 1;
+    }
+    if (d->attention_factor != 0) {
+        return (float)d->attention_factor;
+    }
+    if (d->mscale != 0 && d->mscale_all_dim != 0) {
+        return (float)(qlora__rope_mscale(d->factor, d->mscale) /
+                       qlora__rope_mscale(d->factor, d->mscale_all_dim));
+    }
+    return (float)qlora__rope_mscale(d->factor, 1);
+}
+
+static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t head_dim) {
+    float exponent = (float)(2 * i) / (float)head_dim;
+    float frequency = 1.0f / (float)pow(d->theta, (double)exponent);
+    switch (d->type) {
+    case QLORA_ROPE_DEFAULT:
+        break;
+    case QLORA_ROPE_LINEAR:
+        return frequency / (float)d->factor;
+    case QLORA_ROPE_LLAMA3:
+        return qlora__rope_llama3(d, frequency);
+    case QLORA_ROPE_YARN:
+        return qlora__rope_yarn(d, frequency, i, head_dim);
+    }
+    return frequency;
+}
+
+qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int64_t positions,
+                              float* out) {
+    if (desc == NULL || head_dim <= 0 || head_dim % 2 != 0 || positions < 0 ||
+        (out == NULL && positions > 0) || (int)desc->type < 0 || desc->type > QLORA_ROPE_YARN) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    qlora_rope_desc d = *desc;
+    d.theta = d.theta != 0 ? d.theta : 10000;
+    d.factor = d.factor != 0 ? d.factor : 1;
+    bool needs_original = d.type == QLORA_ROPE_LLAMA3 || d.type == QLORA_ROPE_YARN;
+    if (!(d.theta > 1) || !(d.factor > 0) || (needs_original && !(d.original_max_position > 0))) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    int64_t half = head_dim / 2;
+    float attention = qlora__rope_attention_factor(&d);
+    for (int64_t i = 0; i < half; i++) {
+        float frequency = qlora__rope_frequency(&d, i, head_dim);
+        for (int64_t p = 0; p < positions; p++) {
+            float angle = (float)p * frequency;
+            out[p * head_dim + i] = (float)cos((double)angle) * attention;
+            out[p * head_dim + half + i] = (float)sin((double)angle) * attention;
+        }
+    }
+    return QLORA_OK;
+}
+
+typedef struct qlora__rope_job {
+    const qlora_tensor* x;
+    const qlora_tensor* positions;
+    const qlora_tensor* table;
+    const qlora_tensor* bias; // or NULL
+    const qlora_tensor* flag; // or NULL
+    int64_t rotated;
+    float sign;
+} qlora__rope_job;
+
+static void qlora__rope_rows(void* user, int64_t begin, int64_t end) {
+    const qlora__rope_job* job = (const qlora__rope_job*)user;
+    int64_t head_dim = job->table->cols;
+    int64_t half = head_dim / 2;
+    int64_t heads = job->bias != NULL ? job->x->cols / head_dim : job->rotated;
+    for (int64_t row = begin; row < end; row++) {
+        int64_t position = qlora__index_at(job->positions, row);
+        for (int64_t head = 0; head < heads; head++) {
+            for (int64_t i = 0; i < half; i++) {
+                int64_t at = head * head_dim + i;
+                QLORA__REAL a = qlora__at(job->x, row, at);
+                QLORA__REAL b = qlora__at(job->x, row, at + half);
+                if (job->bias != NULL) {
+                    a += qlora__at(job->bias, 0, at);
+                    b += qlora__at(job->bias, 0, at + half);
+                }
+                QLORA__REAL cosine = 1;
+                QLORA__REAL sine = 0;
+                if (head < job->rotated) {
+                    cosine = qlora__at(job->table, position, i);
+                    sine = qlora__at(job->table, position, half + i) * (QLORA__REAL)job->sign;
+                }
+                qlora__put(job->x, row, at, a * cosine - b * sine);
+                qlora__put(job->x, row, at + half, b * cosine + a * sine);
+            }
+        }
+    }
+}
+
+static qlora_result qlora__rope_check(qlora_ctx* ctx, const qlora__rope_job* job) {
+    const qlora_tensor* x = job->x;
+    QLORA__TRY(qlora__need(ctx, x, "x", QLORA__IS_F32_BF16, -1, -1));
+    QLORA__TRY(qlora__need_vector(ctx, job->positions, "positions", QLORA__IS_I32, x->rows));
+    QLORA__TRY(qlora__need(ctx, job->table, "table", QLORA__IS_F32, -1, -1));
+    QLORA__TRY(qlora__need_flag(ctx, job->flag));
+    QLORA__TRY(qlora__need_apart(ctx, "x", x, "table", job->table));
+    QLORA__TRY(qlora__need_apart(ctx, "x", x, "positions", job->positions));
+    if (job->bias != NULL) {
+        QLORA__TRY(qlora__need_vector(ctx, job->bias, "bias", QLORA__IS_F32_BF16, x->cols));
+        QLORA__TRY(qlora__need_apart(ctx, "x", x, "bias", job->bias));
+    }
+    int64_t head_dim = job->table->cols;
+    if (head_dim <= 0 || head_dim % 2 != 0 || x->cols % head_dim != 0 || job->rotated < 0 ||
+        job->rotated > x->cols / head_dim || x->cols > INT32_MAX || job->table->rows > INT32_MAX) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "x has %lld columns and the table %lld (one head, even): %lld heads cannot "
+            "be rotated",
+            (long long)x->cols, (long long)head_dim, (long long)job->rotated);
+    }
+    for (int64_t row = 0; qlora__on_cpu(ctx) && row < x->rows; row++) {
+        int32_t position = qlora__index_at(job->positions, row);
+        if (position < 0 || position >= job->table->rows) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "positions[%lld] is %d, the table has %lld rows", (long long)row,
+                               (int)position, (long long)job->table->rows);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__rope(qlora_ctx* ctx, qlora__rope_job* job) {
+    QLORA__TRY(qlora__rope_check(ctx, job));
+    const qlora_tensor* x = job->x;
+    if (qlora__on_cpu(ctx)) {
+        qlora__parallel(ctx, x->rows, 1 + 4096 / (1 + x->cols), qlora__rope_rows, job);
+        return QLORA_OK;
+    }
+    int32_t half = (int32_t)(job->table->cols / 2);
+    int32_t rotated = (int32_t)job->rotated;
+    int32_t heads = job->bias != NULL ? (int32_t)(x->cols / job->table->cols) : rotated;
+    int32_t max_pos = (int32_t)job->table->rows;
+    void* bias = job->bias != NULL ? job->bias->data : NULL;
+    int32_t bias_bf16 = job->bias != NULL && job->bias->dtype == QLORA_BF16;
+    void* flag = NULL;
+    QLORA__TRY(qlora__flag_pointer(ctx, job->flag, &flag));
+    // A thread takes a piece of two heads.
+    int64_t items = qlora__ceil_div(heads, 2) * qlora__ceil_div(half, qlora__piece(x->dtype));
+    uint32_t threads = (uint32_t)qlora__max(32, qlora__min(256, qlora__ceil_div(items, 32) * 32));
+    void* args[] = {(void*)&x->data,
+                    (void*)&x->ld,
+                    (void*)&job->positions->data,
+                    (void*)&job->table->data,
+                    (void*)&job->table->ld,
+                    &max_pos,
+                    &bias,
+                    &bias_bf16,
+                    &heads,
+                    &rotated,
+                    &half,
+                    &job->sign,
+                    &flag};
+    return qlora__launch(ctx, x->dtype == QLORA_F32 ? QLORA__K_rope_f32 : QLORA__K_rope_bf16,
+                         items > 0 ? x->rows : 0, 1, 1, threads, 0, args);
+}
+
+qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                const qlora_tensor* positions, const qlora_tensor* table,
+                                const qlora_tensor* bias, const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_forward");
+    qlora__rope_job job;
+    job.x = x;
+    job.positions = positions;
+    job.table = table;
+    job.bias = bias;
+    job.flag = flag;
+    job.rotated = rotated;
+    job.sign = 1;
+    return qlora__leave(ctx, qlora__rope(ctx, &job));
+}
+
+qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
+                                 const qlora_tensor* positions, const qlora_tensor* table,
+                                 const qlora_tensor* flag) {
+    QLORA__ENTER(ctx, "qlora_rope_backward");
+    qlora__rope_job job;
+    job.x = dx;
+    job.positions = positions;
+    job.table = table;
+    job.bias = NULL;
+    job.flag = flag;
+    job.rotated = rotated;
+    job.sign = -1;
+    return qlora__leave(ctx, qlora__rope(ctx, &job));
+}

@@ -1,0 +1,50 @@
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifdef _WIN32
+#include <direct.h>
+#include <io.h>
+#include <process.h>
+#include <wchar.h>
+#else
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#ifndef CLOCK_MONOTONIC
+#error                                                                                             \
+    "qlora.h: include the implementation before any system header, or use -D_POSIX_C_SOURCE=200809L"
+#endif
+#endif
+
+#if !defined(__LP64__) && !defined(_WIN64)
+#error "qlora.h needs a 64-bit target"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "qlora.h needs a little-endian target"
+#endif
+
+// Marks private functions that a configuration may leave without a caller.
+#if defined(__MINGW32__)
+#define QLORA__UNUSED __attribute__((unused))
+#define QLORA__PRINTF(fmt, first) __attribute__((format(gnu_printf, fmt, first)))
+#elif defined(__GNUC__)
+#define QLORA__UNUSED __attribute__((unused))
+#define QLORA__PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+#else
+#define QLORA__UNUSED
+#define QLORA__PRINTF(fmt, first)
+#endif
+
+#ifndef QLORA_ASSERT
+#define QLORA_ASSERT(condition) ((void)(condition))
+#endif
+
+typedef void (*qlora__thread_fn)(void* user);

@@ -1,0 +1,234 @@
+// Declared here so that <windows.h> and its macros stay out of the user's file.
+#ifdef _WINDOWS_
+#ifdef __cplusplus
+#error "qlora.h: include the implementation before <windows.h>"
+#endif
+#else
+#ifdef __cplusplus
+extern "C" {
+#endif
+__declspec(dllimport) void* __stdcall LoadLibraryA(const char*);
+__declspec(dllimport) void* __stdcall GetProcAddress(void*, const char*);
+__declspec(dllimport) unsigned long __stdcall GetLastError(void);
+__declspec(dllimport) int __stdcall QueryPerformanceCounter(void*); // LARGE_INTEGER*
+__declspec(dllimport) int __stdcall QueryPerformanceFrequency(void*);
+__declspec(dllimport) unsigned long __stdcall GetActiveProcessorCount(unsigned short);
+__declspec(dllimport) void __stdcall AcquireSRWLockExclusive(void*);
+__declspec(dllimport) void __stdcall ReleaseSRWLockExclusive(void*);
+__declspec(dllimport) int __stdcall SleepConditionVariableSRW(void*, void*, unsigned long,
+                                                               unsigned long);
+__declspec(dllimport) void __stdcall WakeAllConditionVariable(void*);
+__declspec(dllimport) unsigned long __stdcall WaitForSingleObject(void*, unsigned long);
+__declspec(dllimport) int __stdcall CloseHandle(void*);
+__declspec(dllimport) int __stdcall MultiByteToWideChar(unsigned, unsigned long, const char*, int,
+                                                        wchar_t*, int);
+__declspec(dllimport) int __stdcall MoveFileExW(const wchar_t*, const wchar_t*, unsigned long);
+__declspec(dllimport) void* __stdcall CreateFileW(const wchar_t*, unsigned long, unsigned long,
+                                                  void*, unsigned long, unsigned long, void*);
+__declspec(dllimport) int __stdcall GetFileSizeEx(void*, void*);
+__declspec(dllimport) void* __stdcall CreateFileMappingW(void*, void*, unsigned long, unsigned long,
+                                                         unsigned long, const wchar_t*);
+__declspec(dllimport) void* __stdcall MapViewOfFile(void*, unsigned long, unsigned long,
+                                                    unsigned long, size_t);
+__declspec(dllimport) int __stdcall UnmapViewOfFile(const void*);
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+static QLORA__UNUSED void* qlora__library_open(const char* name, char* why, size_t size) {
+    void* library = (void*)LoadLibraryA(name);
+    if (library == NULL) {
+        snprintf(why, size, "%s: error %lu", name, GetLastError());
+    }
+    return library;
+}
+
+static QLORA__UNUSED void* qlora__library_symbol(void* library, const char* name) {
+    return (void*)GetProcAddress(library, name);
+}
+
+static QLORA__UNUSED double qlora__clock_ms(void) {
+    int64_t count = 0;
+    int64_t rate = 1;
+    QueryPerformanceCounter((void*)&count);
+    QueryPerformanceFrequency((void*)&rate);
+    return (double)count * 1e3 / (double)rate;
+}
+
+static int32_t qlora__core_count(void) {
+    return (int32_t)GetActiveProcessorCount(0xffff);
+}
+
+typedef struct qlora__mutex {
+    void* srw;
+} qlora__mutex;
+typedef struct qlora__cond {
+    void* variable;
+} qlora__cond;
+typedef struct qlora__thread {
+    uintptr_t handle;
+    qlora__thread_fn fn;
+    void* user;
+} qlora__thread;
+
+static bool qlora__mutex_init(qlora__mutex* m) {
+    m->srw = NULL;
+    return true;
+}
+static void qlora__mutex_free(qlora__mutex* m) {
+    (void)m;
+}
+static void qlora__mutex_lock(qlora__mutex* m) {
+    AcquireSRWLockExclusive((void*)m);
+}
+static void qlora__mutex_unlock(qlora__mutex* m) {
+    ReleaseSRWLockExclusive((void*)m);
+}
+static bool qlora__cond_init(qlora__cond* c) {
+    c->variable = NULL;
+    return true;
+}
+static void qlora__cond_free(qlora__cond* c) {
+    (void)c;
+}
+static void qlora__cond_wait(qlora__cond* c, qlora__mutex* m) {
+    SleepConditionVariableSRW((void*)c, (void*)m, 0xffffffffUL, 0);
+}
+static void qlora__cond_wake(qlora__cond* c) {
+    WakeAllConditionVariable((void*)c);
+}
+static unsigned __stdcall qlora__thread_entry(void* p) {
+    qlora__thread* t = (qlora__thread*)p;
+    t->fn(t->user);
+    return 0;
+}
+static bool qlora__thread_start(qlora__thread* t, qlora__thread_fn fn, void* user) {
+    t->fn = fn;
+    t->user = user;
+    t->handle = _beginthreadex(NULL, 0, qlora__thread_entry, t, 0, NULL);
+    return t->handle != 0;
+}
+static void qlora__thread_join(qlora__thread* t) {
+    WaitForSingleObject((void*)t->handle, 0xffffffffUL);
+    CloseHandle((void*)t->handle);
+}
+
+// Paths are UTF-8. Longer ones than this are refused with ENAMETOOLONG.
+#define QLORA__PATH_MAX 1024
+static bool qlora__wide(const char* path, wchar_t* out) {
+    return MultiByteToWideChar(65001, 8, path, -1, out, QLORA__PATH_MAX) > 0;
+}
+
+static int qlora__os_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    FILE* f = _wfopen(wide, mode == QLORA_FILE_READ ? L"rb" : L"wb");
+    if (f == NULL) {
+        return errno != 0 ? errno : EIO;
+    }
+    *file = f;
+    return 0;
+}
+
+static int64_t qlora__os_read(void* file, void* buffer, size_t bytes, void* user) {
+    (void)user;
+    size_t n = fread(buffer, 1, bytes, (FILE*)file);
+    return n == 0 && ferror((FILE*)file) ? -(int64_t)EIO : (int64_t)n;
+}
+
+static int64_t qlora__os_write(void* file, const void* data, size_t bytes, void* user) {
+    (void)user;
+    size_t n = fwrite(data, 1, bytes, (FILE*)file);
+    return n == 0 && bytes > 0 ? -(int64_t)(errno != 0 ? errno : EIO) : (int64_t)n;
+}
+
+static int qlora__os_sync(void* file, void* user) {
+    (void)user;
+    if (fflush((FILE*)file) != 0) {
+        return errno != 0 ? errno : EIO;
+    }
+    return _commit(_fileno((FILE*)file)) == 0 ? 0 : EIO;
+}
+
+static int qlora__os_close(void* file, void* user) {
+    (void)user;
+    return fclose((FILE*)file) == 0 ? 0 : EIO;
+}
+
+static int qlora__os_rename(const char* from, const char* to, void* user) {
+    (void)user;
+    wchar_t wide_from[QLORA__PATH_MAX];
+    wchar_t wide_to[QLORA__PATH_MAX];
+    if (!qlora__wide(from, wide_from) || !qlora__wide(to, wide_to)) {
+        return ENAMETOOLONG;
+    }
+    return MoveFileExW(wide_from, wide_to, 1 | 8) ? 0 : EIO; // replace, write through
+}
+
+static int qlora__os_remove(const char* path, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    return _wremove(wide) == 0 ? 0 : errno;
+}
+
+static int qlora__os_make_dir(const char* path, void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    return _wmkdir(wide) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+static int qlora__os_sync_dir(const char* path, void* user) {
+    (void)path;
+    (void)user;
+    return 0; // MoveFileEx wrote through already
+}
+
+static int qlora__os_map(const char* path, const void** data, uint64_t* bytes, void** handle,
+                         void* user) {
+    (void)user;
+    wchar_t wide[QLORA__PATH_MAX];
+    if (!qlora__wide(path, wide)) {
+        return ENAMETOOLONG;
+    }
+    void* file = CreateFileW(wide, 0x80000000UL, 1, NULL, 3, 0, NULL);
+    if (file == (void*)(intptr_t)-1) {
+        return ENOENT;
+    }
+    int64_t size = 0;
+    void* view = NULL;
+    void* mapping = NULL;
+    if (GetFileSizeEx(file, (void*)&size) && size > 0) {
+        mapping = CreateFileMappingW(file, NULL, 2, 0, 0, NULL);
+        view = mapping != NULL ? MapViewOfFile(mapping, 4, 0, 0, 0) : NULL;
+    }
+    if (mapping != NULL) {
+        CloseHandle(mapping); // the view keeps it
+    }
+    CloseHandle(file);
+    if (size > 0 && view == NULL) {
+        return EIO;
+    }
+    *data = view;
+    *bytes = (uint64_t)size;
+    *handle = NULL;
+    return 0;
+}
+
+static void qlora__os_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+    (void)bytes;
+    (void)handle;
+    (void)user;
+    if (data != NULL) {
+        UnmapViewOfFile(data);
+    }
+}

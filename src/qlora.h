@@ -1,0 +1,173 @@
+#include "api/manual.h"
+
+// The implementation needs POSIX names that -std=c99 hides; harmless when the user set them
+// already.
+#if defined(QLORA_IMPLEMENTATION) && !defined(_WIN32)
+#ifndef _POSIX_C_SOURCE
+#define _POSIX_C_SOURCE 200809L
+#endif
+#ifndef _DARWIN_C_SOURCE
+#define _DARWIN_C_SOURCE 1
+#endif
+#ifndef _FILE_OFFSET_BITS
+#define _FILE_OFFSET_BITS 64
+#endif
+#endif
+
+#ifndef QLORA_H
+#define QLORA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define QLORA_VERSION_MAJOR 0
+#define QLORA_VERSION_MINOR 1
+#define QLORA_VERSION_PATCH 0
+#define QLORA_VERSION                                                                              \
+    (QLORA_VERSION_MAJOR * 10000 + QLORA_VERSION_MINOR * 100 + QLORA_VERSION_PATCH)
+#define QLORA_VERSION_STRING "0.1.0"
+
+#if defined(QLORA_STATIC)
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#elif defined(QLORA_DLL) && defined(_WIN32)
+#ifdef QLORA_IMPLEMENTATION
+#define QLORA_API __declspec(dllexport) extern
+#else
+#define QLORA_API __declspec(dllimport) extern
+#endif
+#elif defined(QLORA_DLL) && defined(__GNUC__)
+#define QLORA_API __attribute__((visibility("default"))) extern
+#else
+#define QLORA_API extern
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "api/base.h"
+#include "api/context.h"
+#include "api/cache.h"
+#include "api/gemm.h"
+#include "api/ops.h"
+#include "api/model.h"
+#include "api/train.h"
+#include "api/adapter.h"
+#include "api/generate.h"
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // QLORA_H
+
+// Let editors colour the implementation.
+#if defined(__INTELLISENSE__) || defined(__JETBRAINS_IDE__) || defined(Q_CREATOR_RUN) ||           \
+    defined(__CDT_PARSER__)
+#ifndef QLORA_IMPLEMENTATION
+#define QLORA_IMPLEMENTATION
+#endif
+#endif
+
+#ifdef QLORA_IMPLEMENTATION
+#ifndef QLORA_IMPLEMENTATION_DONE
+#define QLORA_IMPLEMENTATION_DONE
+
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wunknown-warning-option"
+#pragma clang diagnostic ignored "-Wreserved-identifier"
+#endif
+
+#include "platform/base.h"
+#ifdef _WIN32
+#include "platform/windows.h"
+#else // POSIX
+#include "platform/posix.h"
+#endif // _WIN32
+
+#include "platform/system.h"
+#include "core/base.h"
+#include "core/files.h"
+#include "core/threads.h"
+#include "core/random.h"
+#include "numbers/floats.h"
+#include "numbers/nf4.h"
+#ifndef QLORA_NO_MODEL
+#include "formats/files.h"
+#include "formats/json_read.h"
+#include "formats/json_write.h"
+#include "formats/safetensors.h"
+#include "formats/config.h"
+#include "formats/folder.h"
+#include "formats/regex.h"
+#include "formats/peft.h"
+#include "formats/gguf.h"
+#endif // QLORA_NO_MODEL
+
+#ifndef QLORA_NO_CUDA
+#include "driver/driver.h"
+#include "driver/device.h"
+#else // QLORA_NO_CUDA
+#include "driver/none.h"
+#endif // QLORA_NO_CUDA
+
+#include "tensor/checks.h"
+#include "tensor/tensor.h"
+#include "cache/registry.h"
+#include "cache/modules.h"
+#include "context.h"
+#include "cpu/gemm.h"
+#include "gemm/dense.h"
+#include "gemm/nf4.h"
+#include "gemm/nf4_product.h"
+#include "ops/clip.h"
+#include "ops/elementwise.h"
+#include "ops/norm.h"
+#include "ops/rope.h"
+#include "ops/pieces.h"
+#include "ops/loss.h"
+#include "ops/adamw.h"
+#include "ops/dropout.h"
+#include "ops/linear.h"
+#include "ops/attention.h"
+#include "ops/cast.h"
+#include "ops/prewarm.h"
+#include "graph.h"
+#ifndef QLORA_NO_MODEL
+#include "model/structure.h"
+#include "model/arena.h"
+#include "model/plan.h"
+#include "model/load.h"
+#include "model/parameters.h"
+#include "model/forward.h"
+#include "model/backward.h"
+#include "model/head.h"
+#include "model/prepare.h"
+#include "model/adapter.h"
+#include "model/open.h"
+#include "adapter/save.h"
+#include "adapter/merge.h"
+#include "train/batch.h"
+#include "train/step.h"
+#include "train/evaluate.h"
+#include "train/trainer.h"
+#include "train/checkpoint.h"
+#include "generate.h"
+#endif // QLORA_NO_MODEL
+
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#endif
+
+#endif // QLORA_IMPLEMENTATION_DONE
+#endif // QLORA_IMPLEMENTATION
+
+/*
+    Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
+*/

@@ -1,0 +1,405 @@
+struct qlora_graph {
+    qlora_ctx* owner;
+    qlora_graph* next;
+    uint64_t key;
+    uint64_t replays;
+    size_t nodes;
+    uint64_t* buffers; // ids of our buffers that it uses
+    size_t buffer_count;
+    size_t buffer_capacity;
+    void* exec; // CUgraphExec
+    qlora_graph_fn fn;
+    void* user;
+    char invalid[128]; // why it cannot be replayed; "" while it can
+};
+
+// buffer_id 0: all of them.
+static void qlora__graphs_invalidate(qlora_ctx* ctx, uint64_t buffer_id, const char* why) {
+    for (qlora_graph* g = ctx->graphs; g != NULL; g = g->next) {
+        bool hit = buffer_id == 0;
+        for (size_t i = 0; i < g->buffer_count && !hit; i++) {
+            hit = g->buffers[i] == buffer_id;
+        }
+        if (hit && g->invalid[0] == '\0') {
+            snprintf(g->invalid, sizeof g->invalid, "%s", why);
+            QLORA__LOG(ctx, INFO, GRAPH, "graph %llu is no longer valid: %s",
+                       (unsigned long long)g->key, why);
+        }
+    }
+}
+
+static qlora_result qlora__buffer_create(qlora_ctx* ctx, size_t bytes, qlora__buffer** out) {
+    QLORA__TRY(qlora__not_in_capture(ctx, "allocating memory"));
+    qlora__buffer* b = (qlora__buffer*)qlora__alloc_zero(ctx, sizeof *b);
+    if (b == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    b->bytes = bytes > 0 ? bytes : 1;
+    b->data = qlora__on_cpu(ctx) ? qlora__alloc(ctx, b->bytes) : qlora__device_alloc(ctx, b->bytes);
+    if (b->data == NULL) {
+        qlora__free(ctx, b, sizeof *b);
+        if (ctx->dead[0] != '\0') {
+            return QLORA_ERR_DEVICE_LOST;
+        }
+        return qlora__on_cpu(ctx) ? QLORA_ERR_MEMORY : QLORA_ERR_DEVICE_MEMORY;
+    }
+    if (!qlora__on_cpu(ctx)) {
+        ctx->device_bytes += b->bytes;
+        ctx->device_allocations++;
+        if (ctx->device_bytes > ctx->device_peak) {
+            ctx->device_peak = ctx->device_bytes;
+        }
+    }
+    b->id = ++ctx->next_buffer_id;
+    b->next = ctx->buffers;
+    ctx->buffers = b;
+    *out = b;
+    return QLORA_OK;
+}
+
+static void qlora__buffer_destroy(qlora_ctx* ctx, qlora__buffer* buffer) {
+    if (buffer == NULL) {
+        return;
+    }
+    qlora__buffer** link = &ctx->buffers;
+    while (*link != buffer) {
+        link = &(*link)->next;
+    }
+    *link = buffer->next;
+    qlora__graphs_invalidate(ctx, buffer->id, "a buffer that it uses was freed");
+    if (qlora__on_cpu(ctx)) {
+        qlora__free(ctx, buffer->data, buffer->bytes);
+    } else {
+        qlora__device_free(ctx, buffer->data, buffer->bytes);
+        ctx->device_bytes -= buffer->bytes;
+    }
+    qlora__free(ctx, buffer, sizeof *buffer);
+}
+
+// ---- copies and fills on the context's stream ---------------------------------------------------
+
+#ifndef QLORA_NO_CUDA
+
+static qlora_result qlora__sync(qlora_ctx* ctx) {
+    if (qlora__on_cpu(ctx)) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "waiting for the device"));
+    return qlora__cu(ctx, ctx->gpu->cu.StreamSynchronize(ctx->gpu->stream), "cuStreamSynchronize");
+}
+
+static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    if (bytes == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        memcpy(target, source, bytes);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "copying from host memory"));
+    int code = ctx->gpu->cu.MemcpyHtoDAsync((qlora__CUdeviceptr)(uintptr_t)target, source, bytes,
+                                            ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyHtoDAsync"));
+    return qlora__sync(ctx); // the caller may change source at once
+}
+
+static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
+                                    size_t bytes) {
+    if (bytes == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        memcpy(target, source, bytes);
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "copying to host memory"));
+    int code = ctx->gpu->cu.MemcpyDtoHAsync(target, (qlora__CUdeviceptr)(uintptr_t)source, bytes,
+                                            ctx->gpu->stream);
+    QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyDtoHAsync"));
+    return qlora__sync(ctx);
+}
+
+// Zeroes height rows of width bytes, pitch bytes apart.
+static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width,
+                                size_t height) {
+    if (width == 0 || height == 0) {
+        return QLORA_OK;
+    }
+    if (qlora__on_cpu(ctx)) {
+        for (size_t i = 0; i < height; i++) {
+            memset((char*)data + i * pitch, 0, width);
+        }
+        return QLORA_OK;
+    }
+    qlora__CUdeviceptr address = (qlora__CUdeviceptr)(uintptr_t)data;
+    if (pitch == width || height == 1) {
+        int code = ctx->gpu->cu.MemsetD8Async(address, 0, width * height, ctx->gpu->stream);
+        return qlora__cu(ctx, code, "cuMemsetD8Async");
+    }
+    int code = ctx->gpu->cu.MemsetD2D8Async(address, pitch, 0, width, height, ctx->gpu->stream);
+    return qlora__cu(ctx, code, "cuMemsetD2D8Async");
+}
+
+#else
+
+static qlora_result qlora__sync(qlora_ctx* ctx) {
+    (void)ctx;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__copy_in(qlora_ctx* ctx, void* target, const void* source, size_t bytes) {
+    (void)ctx;
+    if (bytes > 0) {
+        memcpy(target, source, bytes);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__copy_out(qlora_ctx* ctx, void* target, const void* source,
+                                    size_t bytes) {
+    return qlora__copy_in(ctx, target, source, bytes);
+}
+
+static qlora_result qlora__zero(qlora_ctx* ctx, void* data, size_t pitch, size_t width,
+                                size_t height) {
+    (void)ctx;
+    for (size_t i = 0; i < height && width > 0; i++) {
+        memset((char*)data + i * pitch, 0, width);
+    }
+    return QLORA_OK;
+}
+
+#endif
+
+qlora_result qlora_ctx_sync(qlora_ctx* ctx) {
+    QLORA__ENTER(ctx, "qlora_ctx_sync");
+    return qlora__leave(ctx, qlora__sync(ctx));
+}
+
+// ---- tensors ------------------------------------------------------------------------------------
+
+static qlora_result qlora__tensor_shape(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                        int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out) {
+    memset(out, 0, sizeof *out);
+    out->dtype = dtype;
+    out->rows = rows;
+    out->cols = cols;
+    out->ld = ld;
+    out->batch = batch;
+    out->owner = ctx;
+    if ((int)dtype < 0 || dtype > QLORA_U8) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "unknown dtype %d", (int)dtype);
+    }
+    if (batch < 0 || rows < 0 || cols < 0 || ld < cols) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "%lld x %lld with ld %lld, batch %lld: sizes may not be negative and ld not "
+            "below the columns",
+            (long long)rows, (long long)cols, (long long)ld, (long long)batch);
+    }
+    size_t matrix = 0;
+    size_t all = 0;
+    size_t bytes = 0;
+    if (!qlora__mul((size_t)rows, (size_t)ld, &matrix) ||
+        !qlora__mul(matrix, (size_t)batch, &all) ||
+        !qlora__mul(all, qlora_dtype_bytes(dtype), &bytes) || bytes > (size_t)INT64_MAX) {
+        return qlora__fail(ctx, QLORA_ERR_LIMIT, "%lld x %lld x %lld elements overflow",
+                           (long long)batch, (long long)rows, (long long)ld);
+    }
+    out->batch_stride = (int64_t)matrix;
+    out->bytes = bytes;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                         int64_t rows, int64_t cols, qlora_tensor* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_tensor t;
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, batch, rows, cols, cols, &t));
+    qlora__buffer* buffer = NULL;
+    QLORA__TRY(qlora__buffer_create(ctx, t.bytes, &buffer));
+    t.data = buffer->data;
+    ctx->children++;
+    *out = t;
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols,
+                                 qlora_tensor* out) {
+    QLORA__ENTER(ctx, "qlora_tensor_create");
+    return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, 1, rows, cols, out));
+}
+
+qlora_result qlora_tensor_create_batched(qlora_ctx* ctx, qlora_dtype dtype, int64_t batch,
+                                         int64_t rows, int64_t cols, qlora_tensor* out) {
+    QLORA__ENTER(ctx, "qlora_tensor_create_batched");
+    return qlora__leave(ctx, qlora__tensor_create(ctx, dtype, batch, rows, cols, out));
+}
+
+// Destroying works on a dead device, too: what is left there goes with its CUDA context. Where a
+// live one cannot be made current, nothing is destroyed and the caller may try again.
+static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
+    if (ctx == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    if (ctx->depth == 0) {
+        ctx->call = call;
+        ctx->error[0] = '\0';
+        qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
+        if (r != QLORA_OK && ctx->dead[0] == '\0') {
+            return r;
+        }
+        ctx->not_current = r != QLORA_OK;
+        ctx->error[0] = '\0';
+    }
+    ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
+    if (tensor == NULL || tensor->data == NULL) {
+        return QLORA_OK;
+    }
+    if (tensor->owner != ctx) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor belongs to another context");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
+    qlora__buffer* b = ctx->buffers;
+    while (b != NULL && b->data != tensor->data) {
+        b = b->next;
+    }
+    if (b == NULL || b == ctx->scratch) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "not made by qlora_tensor_create, or destroyed already; views and wrapped "
+            "tensors are not destroyed");
+    }
+    qlora__buffer_destroy(ctx, b);
+    ctx->children--;
+    memset(tensor, 0, sizeof *tensor);
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) {
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_tensor_destroy"));
+    return qlora__leave(ctx, qlora__tensor_destroy(ctx, tensor));
+}
+
+static qlora_result qlora__tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_dtype dtype,
+                                       int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_tensor t;
+    QLORA__TRY(qlora__tensor_shape(ctx, dtype, 1, rows, cols, ld == 0 ? cols : ld, &t));
+    t.data = data;
+    t.bytes = bytes;
+    size_t needed = 0;
+    if (!qlora__tensor_bytes(&t, &needed) || needed > bytes || (data == NULL && needed > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "%lld x %lld %s needs %llu bytes, the buffer has %llu", (long long)rows,
+                           (long long)cols, qlora_dtype_name(dtype), (unsigned long long)needed,
+                           (unsigned long long)(data == NULL ? 0 : bytes));
+    }
+    if ((uintptr_t)data % qlora_dtype_bytes(dtype) != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the buffer is not aligned for %s",
+                           qlora_dtype_name(dtype));
+    }
+    *out = t;
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_dtype dtype,
+                               int64_t rows, int64_t cols, int64_t ld, qlora_tensor* out) {
+    QLORA__ENTER(ctx, "qlora_tensor_wrap");
+    return qlora__leave(ctx, qlora__tensor_wrap(ctx, data, bytes, dtype, rows, cols, ld, out));
+}
+
+static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
+                                       int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
+    if (out == NULL || t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 ||
+        row > t->rows - rows || col > t->cols - cols) {
+        return qlora__fail(
+            ctx, QLORA_ERR_ARGUMENT,
+            "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
+            (long long)row, (long long)rows, (long long)col, (long long)cols, (long long)t->rows,
+            (long long)t->cols);
+    }
+    size_t offset = ((size_t)row * (size_t)t->ld + (size_t)col) * qlora_dtype_bytes(t->dtype);
+    qlora_tensor v = *t;
+    v.rows = rows;
+    v.cols = cols;
+    v.bytes = t->bytes > offset ? t->bytes - offset : 0;
+    v.data = v.bytes > 0 ? (char*)t->data + offset : t->data; // an empty view at the very end
+    *out = v;
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows, int64_t col,
+                               int64_t cols, qlora_tensor* out) {
+    qlora_ctx* ctx = tensor != NULL ? tensor->owner : NULL;
+    QLORA__ENTER(ctx, "qlora_tensor_view");
+    return qlora__leave(ctx, qlora__tensor_view(ctx, tensor, row, rows, col, cols, out));
+}
+
+static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t,
+                                             const void* host, size_t bytes) {
+    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    size_t whole = 0;
+    qlora__tensor_bytes(t, &whole);
+    bool contiguous = (t->rows <= 1 || t->ld == t->cols) &&
+                      (t->batch <= 1 || t->batch_stride == t->rows * t->cols);
+    if (!contiguous) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the tensor's rows do not follow each other (ld %lld, %lld columns)",
+                           (long long)t->ld, (long long)t->cols);
+    }
+    if (bytes != whole || (host == NULL && bytes > 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the tensor has %llu bytes, %llu were given",
+                           (unsigned long long)whole,
+                           (unsigned long long)(host == NULL ? 0 : bytes));
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__tensor_upload(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
+                                         size_t bytes) {
+    QLORA__TRY(qlora__tensor_copy_check(ctx, t, source, bytes));
+    return qlora__copy_in(ctx, t->data, source, bytes);
+}
+
+qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor, const void* source,
+                                 size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_upload");
+    return qlora__leave(ctx, qlora__tensor_upload(ctx, tensor, source, bytes));
+}
+
+static qlora_result qlora__tensor_download(qlora_ctx* ctx, const qlora_tensor* t, void* target,
+                                           size_t bytes) {
+    QLORA__TRY(qlora__tensor_copy_check(ctx, t, target, bytes));
+    return qlora__copy_out(ctx, target, t->data, bytes);
+}
+
+qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
+                                   size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_download");
+    return qlora__leave(ctx, qlora__tensor_download(ctx, tensor, target, bytes));
+}
+
+static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
+    QLORA__TRY(qlora__need_batch(ctx, t, "the tensor", ~0u, -1, -1, -1));
+    size_t size = qlora_dtype_bytes(t->dtype);
+    for (int64_t i = 0; i < t->batch; i++) {
+        char* matrix = (char*)t->data + (size_t)i * (size_t)t->batch_stride * size;
+        QLORA__TRY(qlora__zero(ctx, matrix, (size_t)t->ld * size, (size_t)t->cols * size,
+                               (size_t)t->rows));
+    }
+    return QLORA_OK;
+}
+
+qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
+    QLORA__ENTER(ctx, "qlora_tensor_zero");
+    return qlora__leave(ctx, qlora__tensor_zero(ctx, tensor));
+}

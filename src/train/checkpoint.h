@@ -1,0 +1,632 @@
+// ---- checkpoints --------------------------------------------------------------------------------
+
+// DIR/step-N/   adapter_model.safetensors, adapter_config.json (what PEFT reads), trained norms if
+//               any, and last state.safetensors: moments, counters, settings, position, checksums
+// DIR/latest    names of the complete checkpoints, newest first; replacing it is the moment when
+//               a new one counts, so a crash leaves the old one or the new one
+// DIR/pending   names that may have to be cleared away after a crash: those not in `latest`
+// A folder that `latest` names is never written to.
+
+#define QLORA__STATE_FILE "state.safetensors"
+#define QLORA__MAX_KEPT 64
+#define QLORA__STATE_ROWS 48
+
+typedef struct qlora__ckpt_list {
+    qlora__module_name names[QLORA__MAX_KEPT + 2];
+    int count;
+} qlora__ckpt_list;
+
+static const char* const qlora__ckpt_files[] = {"adapter_model.safetensors", "adapter_config.json",
+                                                QLORA__NORMS_FILE, QLORA__STATE_FILE};
+#define QLORA__CKPT_HASHED 3 // the first three; the state file carries its own checksum
+
+static bool qlora__ckpt_has(const qlora__ckpt_list* list, const char* name) {
+    for (int i = 0; i < list->count; i++) {
+        if (strcmp(list->names[i].text, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Only names that we give: nothing in such a file may lead outside the folder.
+static bool qlora__ckpt_name_fits(const char* name, size_t size) {
+    bool fits = size > 5 && size < 40 && memcmp(name, "step-", 5) == 0;
+    for (size_t i = 5; i < size && fits; i++) {
+        fits = (name[i] >= '0' && name[i] <= '9') || name[i] == '-';
+    }
+    return fits;
+}
+
+// A file of names, one a line; an absent file is an empty list.
+static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const char* file,
+                                          qlora__ckpt_list* list) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    memset(list, 0, sizeof *list);
+    QLORA__TRY(qlora__path_join(ctx, dir, file, path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (!exists) {
+        return QLORA_OK;
+    }
+    qlora__map map;
+    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    const char* text = (const char*)map.data;
+    bool good = map.size > 0 && map.size < 8192 && text[map.size - 1] == '\n';
+    for (size_t at = 0; good && at < map.size;) {
+        size_t size = 0;
+        while (text[at + size] != '\n') {
+            size++;
+        }
+        good = list->count <= QLORA__MAX_KEPT && qlora__ckpt_name_fits(text + at, size);
+        if (good) {
+            memcpy(list->names[list->count].text, text + at, size);
+            list->names[list->count++].text[size] = '\0';
+        }
+        at += size + 1;
+    }
+    qlora__map_close(ctx, &map);
+    return good ? QLORA_OK
+                : qlora__fail(ctx, QLORA_ERR_FORMAT,
+                              "%s is not a list of checkpoints; it names one folder a line", path);
+}
+
+static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, const char* file,
+                                           const qlora__ckpt_list* list) {
+    char path[QLORA__PATH_ROOM];
+    qlora__text text;
+    QLORA__TRY(qlora__path_join(ctx, dir, file, path));
+    qlora__text_begin(ctx, &text);
+    for (int i = 0; i < list->count; i++) {
+        qlora__text_puts(&text, list->names[i].text);
+        qlora__text_puts(&text, "\n");
+    }
+    qlora_result r = text.result;
+    if (r == QLORA_OK) {
+        r = qlora__file_write(ctx, path, text.data, text.size);
+    }
+    qlora__text_free(&text);
+    return r;
+}
+
+// Clears a checkpoint away, as far as that goes: what is left over costs space only.
+static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name) {
+    char folder[QLORA__PATH_ROOM];
+    if (qlora__path_join(ctx, dir, name, folder) != QLORA_OK) {
+        return;
+    }
+    // state first: without it the folder is no checkpoint
+    for (int i = (int)(sizeof qlora__ckpt_files / sizeof qlora__ckpt_files[0]) - 1; i >= 0; i--) {
+        char temporary[64];
+        snprintf(temporary, sizeof temporary, "%s.tmp", qlora__ckpt_files[i]);
+        qlora__file_remove(ctx, folder, qlora__ckpt_files[i]);
+        qlora__file_remove(ctx, folder, temporary);
+    }
+    ctx->desc.files.remove(folder, ctx->desc.files.user);
+}
+
+// What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results
+// or the meaning; NOTED: a difference is logged; BACK: restored.
+typedef enum qlora__state_kind { QLORA__SAME, QLORA__NOTED, QLORA__BACK } qlora__state_kind;
+
+typedef struct qlora__state_row {
+    const char* name;
+    qlora__state_kind kind;
+    bool real; // value holds the bits of a double
+    int64_t value;
+    int64_t* back;
+} qlora__state_row;
+
+typedef struct qlora__state {
+    int64_t step;
+    int64_t tokens;
+    int64_t lr_bits;
+    int64_t updates;
+    int64_t skipped;
+    int64_t skip;
+    float record[6]; // totals, results
+    qlora__state_row rows[QLORA__STATE_ROWS];
+    int count;
+} qlora__state;
+
+static void qlora__state_add(qlora__state* s, const char* name, qlora__state_kind kind,
+                             int64_t value) {
+    QLORA_ASSERT(s->count < QLORA__STATE_ROWS);
+    qlora__state_row* row = &s->rows[s->count++];
+    memset(row, 0, sizeof *row);
+    row->name = name;
+    row->kind = kind;
+    row->value = value;
+}
+
+static void qlora__state_add_real(qlora__state* s, const char* name, qlora__state_kind kind,
+                                  double value) {
+    int64_t bits = 0;
+    memcpy(&bits, &value, sizeof bits);
+    qlora__state_add(s, name, kind, bits);
+    s->rows[s->count - 1].real = true;
+}
+
+static void qlora__state_add_back(qlora__state* s, const char* name, int64_t* back) {
+    qlora__state_add(s, name, QLORA__BACK, *back);
+    s->rows[s->count - 1].back = back;
+}
+
+static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
+    int64_t capability = 0;
+    int64_t driver = 0;
+    int64_t cublas = 0;
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        capability = ctx->gpu->capability;
+        driver = ctx->gpu->driver_version;
+        cublas = ctx->gpu->cublas != NULL ? ctx->gpu->cublas_version : 0;
+    }
+#endif
+    qlora__state_add(s, "version", QLORA__NOTED, QLORA_VERSION);
+    qlora__state_add(s, "cuda", QLORA__NOTED, qlora__on_cpu(ctx) ? 0 : 1);
+    qlora__state_add(s, "capability", QLORA__NOTED, capability);
+    qlora__state_add(s, "driver", QLORA__NOTED, driver);
+    qlora__state_add(s, "cublas", QLORA__NOTED, cublas);
+}
+
+// The table of a trainer as it stands. The caller has filled the fields that come back.
+static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
+    const qlora_model* m = t->m;
+    const qlora_model_config* c = &m->plan.config;
+    const qlora_train_desc* d = &m->train;
+    // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that
+    // number.
+    qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
+    s->count = 0;
+    qlora__state_add(s, "state_format", QLORA__SAME, 1);
+    qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
+    qlora__state_add(s, "math", QLORA__SAME, (int64_t)t->ctx->desc.math);
+    qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
+    qlora__state_add(s, "single_quant", QLORA__SAME, m->desc.single_quant ? 1 : 0);
+    qlora__state_add(s, "family", QLORA__SAME, (int64_t)c->family);
+    qlora__state_add(s, "vocab", QLORA__SAME, c->vocab);
+    qlora__state_add(s, "hidden", QLORA__SAME, c->hidden);
+    qlora__state_add(s, "intermediate", QLORA__SAME, c->intermediate);
+    qlora__state_add(s, "layers", QLORA__SAME, c->layers);
+    qlora__state_add(s, "heads", QLORA__SAME, c->heads);
+    qlora__state_add(s, "kv_heads", QLORA__SAME, c->kv_heads);
+    qlora__state_add(s, "head_dim", QLORA__SAME, c->head_dim);
+    qlora__state_add(s, "random_seed", QLORA__SAME, m->dir == NULL ? (int64_t)m->desc.seed : 0);
+    qlora__state_add(s, "train_norms", QLORA__SAME, m->desc.train_norms ? 1 : 0);
+    qlora__state_add_real(s, "dropout", QLORA__SAME, (double)m->desc.dropout);
+    qlora__state_add(s, "dropout_seed", QLORA__SAME, (int64_t)d->seed);
+    qlora__state_add(s, "tokens", tokens, m->plan.tokens);
+    qlora__state_add(s, "head_chunk", QLORA__NOTED, m->plan.head_chunk);
+    qlora__state_add(s, "recompute_layers", QLORA__NOTED, m->plan.recompute_layers);
+    qlora__state_add(s, "cached_layers", QLORA__NOTED, m->plan.cached_layers);
+    qlora__state_add_real(s, "lr", QLORA__NOTED, d->lr);
+    qlora__state_add_real(s, "beta1", QLORA__NOTED, d->beta1);
+    qlora__state_add_real(s, "beta2", QLORA__NOTED, d->beta2);
+    qlora__state_add_real(s, "eps", QLORA__NOTED, d->eps);
+    qlora__state_add_real(s, "weight_decay", QLORA__NOTED, d->weight_decay);
+    qlora__state_add_real(s, "max_norm", QLORA__NOTED, d->max_norm);
+    qlora__state_add(s, "schedule", QLORA__NOTED, (int64_t)d->schedule);
+    qlora__state_add(s, "warmup_steps", QLORA__NOTED, d->warmup_steps);
+    qlora__state_add(s, "total_steps", QLORA__NOTED, d->total_steps);
+    qlora__state_add_machine(s, t->ctx);
+    qlora__state_add_back(s, "step", &s->step);
+    qlora__state_add_back(s, "last_tokens", &s->tokens);
+    qlora__state_add_back(s, "last_lr", &s->lr_bits);
+    qlora__state_add_back(s, "updates", &s->updates);
+    qlora__state_add_back(s, "skipped", &s->skipped);
+    qlora__state_add_back(s, "last_skipped", &s->skip);
+}
+
+static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const char* name,
+                                     uint64_t* out) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    *out = 0;
+    QLORA__TRY(qlora__path_join(ctx, folder, name, path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (exists) {
+        qlora__map map;
+        qlora__hash hash;
+        QLORA__TRY(qlora__map_open(ctx, path, &map));
+        qlora__hash_begin(&hash);
+        qlora__hash_add(&hash, map.data, (size_t)map.size);
+        *out = qlora__hash_end(&hash);
+        qlora__map_close(ctx, &map);
+    }
+    return QLORA_OK;
+}
+
+// ---- saving
+
+static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, const qlora__state* s,
+                                       const void* position, size_t position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    const qlora_model* m = t->m;
+    char path[QLORA__PATH_ROOM];
+    char texts[QLORA__STATE_ROWS][24];
+    const char* metadata[2 * QLORA__STATE_ROWS + 1];
+    uint64_t hashes[QLORA__CKPT_HASHED];
+    qlora__save_list list;
+    for (int i = 0; i < QLORA__CKPT_HASHED; i++) {
+        QLORA__TRY(qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hashes[i]));
+    }
+    for (int i = 0; i < s->count; i++) {
+        snprintf(texts[i], sizeof texts[i], "%lld", (long long)s->rows[i].value);
+        metadata[2 * i] = s->rows[i].name;
+        metadata[2 * i + 1] = texts[i];
+    }
+    metadata[2 * s->count] = NULL;
+    QLORA__TRY(qlora__path_join(ctx, folder, QLORA__STATE_FILE, path));
+    QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
+    qlora__trained trained;
+    for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
+        qlora__save_add(&list, "m.", &m->moment1, &trained);
+        qlora__save_add(&list, "v.", &m->moment2, &trained);
+    }
+    qlora__save_add_bytes(&list, "hashes", QLORA__ST_U64, hashes, sizeof hashes);
+    qlora__save_add_bytes(&list, "record", QLORA__ST_F32, s->record, sizeof s->record);
+    qlora__save_add_bytes(&list, "position", QLORA__ST_U8, position, position_bytes);
+    qlora_result r = qlora__save_write(ctx, &list, path, metadata, true);
+    qlora__save_close(ctx, &list);
+    return r;
+}
+
+// What the device and the trainer hold, after all steps are done.
+static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
+    qlora_adamw_state adamw;
+    memset(s, 0, sizeof *s);
+    QLORA__TRY(qlora__copy_out(t->ctx, &adamw, t->m->adamw.data, sizeof adamw)); // waits
+    s->step = t->step;
+    s->tokens = t->last_tokens;
+    memcpy(&s->lr_bits, &t->last_lr, sizeof s->lr_bits);
+    s->updates = adamw.updates;
+    s->skipped = adamw.skipped;
+    s->skip = adamw.skip;
+    memcpy(s->record, t->record->totals, sizeof t->record->totals);
+    memcpy(s->record + 4, t->record->results, sizeof t->record->results);
+    qlora__state_fill(t, s);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const char* name,
+                                     const void* position, size_t position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    char folder[QLORA__PATH_ROOM];
+    qlora__state state;
+    QLORA__TRY(qlora__path_join(ctx, dir, name, folder));
+    QLORA__TRY(qlora__state_take(t, &state));
+    QLORA__TRY(qlora__adapter_write(ctx, t->m, folder, t->m->dir));
+    QLORA__TRY(qlora__state_write(t, folder, &state, position, position_bytes));
+    return qlora__dir_sync(ctx, dir); // the folder's own name
+}
+
+// A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is
+// saved again.
+static void qlora__ckpt_choose(const qlora_trainer* t, const qlora__ckpt_list* list,
+                               qlora__module_name* out) {
+    snprintf(out->text, sizeof out->text, "step-%lld", (long long)t->step);
+    for (int i = 2; qlora__ckpt_has(list, out->text); i++) {
+        snprintf(out->text, sizeof out->text, "step-%lld-%d", (long long)t->step, i);
+    }
+}
+
+static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
+    if (dir == NULL || dir[0] == '\0') {
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is NULL or empty");
+    }
+    if (t->m->train.no_training) {
+        return qlora__fail(t->ctx, QLORA_ERR_STATE, "the model was opened for evaluation only");
+    }
+    return qlora__not_in_capture(t->ctx, "saving or loading a checkpoint");
+}
+
+// Puts name in front, and the names that are to go into `dropped`.
+static void qlora__ckpt_list_push(qlora__ckpt_list* list, const qlora__module_name* name, int keep,
+                                  qlora__ckpt_list* dropped) {
+    memset(dropped, 0, sizeof *dropped);
+    for (int i = keep - 1; i < list->count; i++) {
+        dropped->names[dropped->count++] = list->names[i];
+    }
+    list->count = list->count < keep - 1 ? list->count : keep - 1;
+    for (int i = list->count; i > 0; i--) {
+        list->names[i] = list->names[i - 1];
+    }
+    list->names[0] = *name;
+    list->count++;
+}
+
+static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, const void* position,
+                                           size_t position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    qlora__ckpt_list list;
+    qlora__ckpt_list pending;
+    qlora__module_name name;
+    QLORA__TRY(qlora__ckpt_need(t, dir));
+    if (position == NULL && position_bytes > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "position is NULL");
+    }
+    if (t->tokens > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step is half done: call qlora_train_update before saving");
+    }
+    QLORA__TRY(qlora__dir_make(ctx, dir));
+    QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
+    if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {
+        pending.count = 0; // it is there for tidiness only
+    }
+    for (int i = 0; i < pending.count; i++) {
+        if (!qlora__ckpt_has(&list, pending.names[i].text)) {
+            qlora__ckpt_remove(ctx, dir, pending.names[i].text);
+        }
+    }
+    int keep = t->m->train.keep_checkpoints > 0 ? t->m->train.keep_checkpoints : 2;
+    qlora__ckpt_choose(t, &list, &name);
+    qlora__ckpt_list_push(&list, &name, keep, &pending);
+    pending.names[pending.count++] = name;
+    QLORA__TRY(qlora__ckpt_list_write(ctx, dir, "pending", &pending));
+    qlora_result r = qlora__ckpt_fill(t, dir, name.text, position, position_bytes);
+    if (r != QLORA_OK) {
+        qlora__ckpt_remove(ctx, dir, name.text);
+        qlora__file_remove(ctx, dir, "pending");
+        return r;
+    }
+    // When this fails nobody knows which list a crash would leave, so both checkpoints stay.
+    QLORA__TRY(qlora__ckpt_list_write(ctx, dir, "latest", &list));
+    for (int i = 0; i + 1 < pending.count; i++) {
+        qlora__ckpt_remove(ctx, dir, pending.names[i].text);
+    }
+    qlora__file_remove(ctx, dir, "pending");
+    QLORA__LOG(ctx, INFO, CHECKPOINT, "saved %s/%s", dir, name.text);
+    ctx->error[0] = '\0';
+    return QLORA_OK;
+}
+
+qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, const void* position,
+                                   size_t position_bytes) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_save");
+    return qlora__leave(trainer->ctx,
+                        qlora__checkpoint_save(trainer, dir, position, position_bytes));
+}
+
+// ---- loading
+
+// Opens the state of a checkpoint and checks that all its files are whole: QLORA_ERR_FORMAT if not.
+static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__st* state) {
+    char path[QLORA__PATH_ROOM];
+    bool exists = false;
+    QLORA__TRY(qlora__path_join(ctx, folder, QLORA__STATE_FILE, path));
+    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    if (!exists) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s is missing", path);
+    }
+    QLORA__TRY(qlora__st_open(ctx, path, state));
+    qlora_result r = qlora__st_verify(ctx, state);
+    const qlora__st_tensor* hashes = qlora__st_find(state, "hashes");
+    if (r == QLORA_OK && (hashes == NULL || hashes->bytes != 8 * QLORA__CKPT_HASHED)) {
+        r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s has no checksums of the other files", path);
+    }
+    for (int i = 0; i < QLORA__CKPT_HASHED && r == QLORA_OK; i++) {
+        uint64_t hash = 0;
+        r = qlora__ckpt_hash(ctx, folder, qlora__ckpt_files[i], &hash);
+        if (r == QLORA_OK && hash != qlora__load_u64(hashes->data + 8 * i)) {
+            r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s/%s is missing or damaged", folder,
+                            qlora__ckpt_files[i]);
+        }
+    }
+    if (r != QLORA_OK) {
+        qlora__st_close(ctx, state);
+    }
+    return r;
+}
+
+static bool qlora__state_number(const qlora__st* st, const char* name, int64_t* out) {
+    char text[32];
+    if (!qlora__st_metadata(st, name, text, sizeof text)) {
+        return false;
+    }
+    bool negative = text[0] == '-';
+    uint64_t value = 0;
+    const char* p = text + (negative ? 1 : 0);
+    size_t digits = 0;
+    for (; *p >= '0' && *p <= '9' && digits < 19; p++) {
+        value = value * 10 + (uint64_t)(*p - '0');
+        digits++;
+    }
+    if (digits == 0 || *p != '\0' || value > (uint64_t)INT64_MAX + (negative ? 1u : 0u)) {
+        return false;
+    }
+    *out = negative ? (int64_t)(0 - value) : (int64_t)value;
+    return true;
+}
+
+static double qlora__state_show(const qlora__state_row* row, int64_t value) {
+    double real = (double)value;
+    if (row->real) {
+        memcpy(&real, &value, sizeof real);
+    }
+    return real;
+}
+
+// Compares a checkpoint's numbers with the trainer's and takes those that come back.
+static qlora_result qlora__state_compare(qlora_ctx* ctx, const qlora__st* st, qlora__state* s) {
+    for (int i = 0; i < s->count; i++) {
+        const qlora__state_row* row = &s->rows[i];
+        int64_t value = 0;
+        if (!qlora__state_number(st, row->name, &value)) {
+            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", st->label, row->name);
+        }
+        if (row->kind == QLORA__BACK) {
+            *row->back = value;
+        } else if (value != row->value && row->kind == QLORA__SAME) {
+            return qlora__fail(ctx, QLORA_ERR_STATE,
+                               "%s was made with %s %g, this trainer has %g: results would differ",
+                               st->label, row->name, qlora__state_show(row, value),
+                               qlora__state_show(row, row->value));
+        } else if (value != row->value) {
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s was made with %s %g, this trainer has %g",
+                       st->label, row->name, qlora__state_show(row, value),
+                       qlora__state_show(row, row->value));
+        }
+    }
+    const qlora__st_tensor* record = qlora__st_find(st, "record");
+    if (s->step < 0 || record == NULL || record->bytes != sizeof s->record) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: step or record is not valid", st->label);
+    }
+    memcpy(s->record, record->data, sizeof s->record);
+    return QLORA_OK;
+}
+
+// The moments of a trained tensor in the file; which is 'm' or 'v'.
+static qlora_result qlora__state_moment(qlora_ctx* ctx, const qlora__st* st, char which,
+                                        const qlora__trained* t, const qlora__st_tensor** out) {
+    char name[224];
+    snprintf(name, sizeof name, "%c.%s", which, t->name);
+    *out = qlora__st_find(st, name);
+    if (*out == NULL || (*out)->dtype != QLORA__ST_F32 ||
+        qlora__st_elements(*out) != (uint64_t)(t->rows * t->cols)) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "%s: %s is missing or has another size", st->label,
+                           name);
+    }
+    return QLORA_OK;
+}
+
+// Looks for every moment; with values, also puts them in place.
+static qlora_result qlora__state_moments(qlora_ctx* ctx, const qlora_model* m, const qlora__st* st,
+                                         float* values) {
+    const struct {
+        char which;
+        const qlora_tensor* arena;
+    } kinds[] = {{'m', &m->moment1}, {'v', &m->moment2}};
+    qlora__trained t;
+    for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+        for (int k = 0; k < 2; k++) {
+            const qlora__st_tensor* tensor = NULL;
+            QLORA__TRY(qlora__state_moment(ctx, st, kinds[k].which, &t, &tensor));
+            if (values != NULL) {
+                qlora_tensor window;
+                int64_t n = t.rows * t.cols;
+                qlora__arena_window(kinds[k].arena, t.at, 1, n, &window);
+                qlora__st_read_f32(tensor, 0, (uint64_t)n, values);
+                QLORA__TRY(qlora__floats_in(ctx, window.data, n, values));
+            }
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, const qlora__state* s,
+                                       float* values) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    qlora_adamw_state adamw;
+    QLORA__TRY(qlora__state_moments(ctx, m, st, values));
+    QLORA__TRY(qlora__copy_out(ctx, &adamw, m->adamw.data, sizeof adamw));
+    adamw.updates = s->updates;
+    adamw.skipped = s->skipped;
+    adamw.skip = (int32_t)s->skip;
+    QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &adamw, sizeof adamw));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
+    QLORA__TRY(qlora__sync(ctx));
+    memcpy(t->record->totals, s->record, sizeof t->record->totals);
+    memcpy(t->record->results, s->record + 4, sizeof t->record->results);
+    t->record->adamw = adamw;
+    t->step = s->step;
+    t->tokens = 0;
+    t->last_tokens = s->tokens;
+    memcpy(&t->last_lr, &s->lr_bits, sizeof t->last_lr);
+    return QLORA_OK;
+}
+
+// Everything is looked at before anything is changed.
+static qlora_result qlora__ckpt_load_one(qlora_trainer* t, const char* folder, const qlora__st* st,
+                                         void* position, size_t* position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    qlora__state state;
+    memset(&state, 0, sizeof state);
+    qlora__state_fill(t, &state);
+    QLORA__TRY(qlora__state_compare(ctx, st, &state));
+    const qlora__st_tensor* saved = qlora__st_find(st, "position");
+    if (saved == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: position is missing", st->label);
+    }
+    if (position_bytes != NULL &&
+        (saved->bytes > *position_bytes || (position == NULL && saved->bytes > 0))) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the position has %llu bytes, there is room for %llu",
+                           (unsigned long long)saved->bytes,
+                           (unsigned long long)(position != NULL ? *position_bytes : 0));
+    }
+    QLORA__TRY(qlora__state_moments(ctx, m, st, NULL));
+    size_t room = (size_t)qlora__max(m->longest_range, m->plan.config.hidden) * 4;
+    float* values = (float*)qlora__alloc(ctx, room);
+    if (values == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__adapter_read(ctx, m, folder);
+    r = r == QLORA_OK ? qlora__state_apply(t, st, &state, values) : r;
+    qlora__free(ctx, values, room);
+    if (r == QLORA_OK && position_bytes != NULL) {
+        if (saved->bytes > 0) {
+            memcpy(position, saved->data, (size_t)saved->bytes);
+        }
+        *position_bytes = (size_t)saved->bytes;
+    }
+    return r;
+}
+
+static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, void* position,
+                                           size_t* position_bytes) {
+    qlora_ctx* ctx = t->ctx;
+    qlora__ckpt_list list;
+    QLORA__TRY(qlora__ckpt_need(t, dir));
+    QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
+    if (list.count == 0) {
+        return qlora__fail(ctx, QLORA_ERR_FILE, "%s: there is no checkpoint", dir);
+    }
+    for (int i = 0; i < list.count; i++) {
+        char folder[QLORA__PATH_ROOM];
+        qlora__st state;
+        QLORA__TRY(qlora__path_join(ctx, dir, list.names[i].text, folder));
+        qlora_result r = qlora__ckpt_open(ctx, folder, &state);
+        if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
+            QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s",
+                       folder, ctx->error);
+            continue;
+        }
+        QLORA__TRY(r);
+        r = qlora__ckpt_load_one(t, folder, &state, position, position_bytes);
+        qlora__st_close(ctx, &state);
+        if (r == QLORA_OK) {
+            QLORA__LOG(ctx, INFO, CHECKPOINT, "loaded %s", folder);
+            ctx->error[0] = '\0';
+        }
+        return r;
+    }
+    return QLORA_ERR_FORMAT; // not reached: the last one returns
+}
+
+qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir, void* position,
+                                   size_t* position_bytes) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_checkpoint_load");
+    return qlora__leave(trainer->ctx,
+                        qlora__checkpoint_load(trainer, dir, position, position_bytes));
+}
+
+static qlora_result qlora__checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
+    qlora__ckpt_list list;
+    if (dir == NULL || out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "dir or out is NULL");
+    }
+    QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
+    *out = list.count > 0;
+    return QLORA_OK;
+}
+
+qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out) {
+    QLORA__ENTER(ctx, "qlora_checkpoint_exists");
+    return qlora__leave(ctx, qlora__checkpoint_exists(ctx, dir, out));
+}

@@ -1,0 +1,583 @@
+// bench_step.h - speed, memory and start-up of a whole training step on the GPU (or CPU) at hand.
+//
+//     build/bench step --shape NAME --batch B --seq S [options]     (--help lists them)
+//
+// Random weights of a public shape are made on the device and put through our quantiser; random
+// tokens, adapters on all seven projections, NF4 with double quantisation, AdamW, gradients clipped
+// to 1. The median is that of steps that are waited for one by one, the mean that of a run without
+// waiting. The roofline counts what this plan computes and moves (recomputed and cached layers as
+// they are): products at --tflops, dequantisation, elementwise passes, loss and optimizer at
+// --tbps, one behind the other. The defaults are what an H200 reaches in a large product and in a
+// device copy.
+//
+#ifndef QLORA_BENCH_STEP_H
+#define QLORA_BENCH_STEP_H
+
+#include "qlora.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+// ---- shapes -------------------------------------------------------------------------------------
+
+typedef struct step_shape {
+    const char* name;
+    bool qwen;
+    int64_t hidden;
+    int64_t layers;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t intermediate;
+    int64_t vocab;
+    bool tied;
+    double theta;
+    double llama3_factor; // 0 = no scaling
+} step_shape;
+
+static const step_shape step_shapes[] = {
+    {"qwen2.5-0.5b", true, 896, 24, 14, 2, 64, 4864, 151936, true, 1e6, 0},
+    {"qwen2.5-1.5b", true, 1536, 28, 12, 2, 128, 8960, 151936, true, 1e6, 0},
+    {"llama-3.2-1b", false, 2048, 16, 32, 8, 64, 8192, 128256, true, 5e5, 32},
+    {"qwen2.5-7b", true, 3584, 28, 28, 4, 128, 18944, 152064, false, 1e6, 0},
+    {"llama-3.1-8b", false, 4096, 32, 32, 8, 128, 14336, 128256, false, 5e5, 8},
+    {"llama-3.1-70b", false, 8192, 80, 64, 8, 128, 28672, 128256, false, 5e5, 8},
+    {"tiny", true, 64, 2, 4, 2, 16, 96, 128, true, 1e4, 0}, // to see that everything runs
+};
+
+static qlora_model_config step_config(const step_shape* s) {
+    qlora_model_config c;
+    memset(&c, 0, sizeof c);
+    c.family = s->qwen ? QLORA_FAMILY_QWEN2 : QLORA_FAMILY_LLAMA;
+    c.vocab = s->vocab;
+    c.hidden = s->hidden;
+    c.intermediate = s->intermediate;
+    c.layers = s->layers;
+    c.heads = s->heads;
+    c.kv_heads = s->kv_heads;
+    c.head_dim = s->head_dim;
+    c.max_positions = s->qwen ? 32768 : 131072;
+    c.rms_eps = s->qwen ? 1e-6 : 1e-5;
+    c.rope.theta = s->theta;
+    c.rope.factor = 1.0;
+    if (s->llama3_factor > 0.0) {
+        c.rope.type = QLORA_ROPE_LLAMA3;
+        c.rope.factor = s->llama3_factor;
+        c.rope.low_freq_factor = 1.0;
+        c.rope.high_freq_factor = 4.0;
+        c.rope.original_max_position = 8192.0;
+    }
+    c.rope_sliding = c.rope;
+    c.tied = s->tied;
+    c.qkv_bias = s->qwen;
+    c.dtype = QLORA_BF16;
+    c.bos_id = -1;
+    c.pad_id = -1;
+    return c;
+}
+
+// ---- options ------------------------------------------------------------------------------------
+
+typedef struct step_options {
+    const step_shape* shape;
+    int64_t batch;
+    int64_t seq;
+    int64_t rank;
+    int64_t steps;
+    int64_t head_chunk;
+    double budget; // GiB
+    double tflops;
+    double tbps;
+    int recompute; // a qlora_choice
+    int cache;
+    int graph; // 1 = on, 2 = off
+    int backend;
+    int mode;
+    bool no_cublas;
+    bool compare_graph;
+    bool json;
+    bool verbose;
+} step_options;
+
+static const char step_help[] =
+    "usage: bench step --shape NAME --batch B --seq S [options]\n"
+    "  --shape NAME              qwen2.5-0.5b qwen2.5-1.5b llama-3.2-1b qwen2.5-7b llama-3.1-8b\n"
+    "                            llama-3.1-70b, or tiny\n"
+    "  --batch B, --seq S        sequences of a step, and tokens of each\n"
+    "  --rank R                  16\n"
+    "  --recompute auto|none|full\n"
+    "  --cache auto|on|off       16-bit copies of the 4-bit weights\n"
+    "  --budget GIB              most memory; what is free if not given\n"
+    "  --graph on|off            on\n"
+    "  --compare-graph           both, one after the other, and their ratio\n"
+    "  --steps N                 20: measured one by one, then again without waiting\n"
+    "  --head-chunk N            rows of logits at a time\n"
+    "  --backend any|cpu|cuda    any\n"
+    "  --mode auto|f32|tf32|bf16 auto\n"
+    "  --no-cublas               our own products\n"
+    "  --tflops X, --tbps X      790 and 4.3: the roofline's two rates\n"
+    "  --json                    one line of JSON\n"
+    "  --verbose                 the library's log on standard error\n";
+
+static int step_choice(const char* value, const char* words) {
+    size_t n = strlen(value);
+    int index = 0;
+    for (const char* w = words; *w != '\0'; index++) {
+        size_t length = strcspn(w, "|");
+        if (length == n && n > 0 && strncmp(w, value, n) == 0) {
+            return index;
+        }
+        w += length + (w[length] == '|' ? 1 : 0);
+    }
+    return -1;
+}
+
+static bool step_number(const char* value, double low, double high, double* out) {
+    char* end = NULL;
+    *out = strtod(value, &end);
+    return end != value && *end == '\0' && *out >= low && *out <= high;
+}
+
+// One option with its value; false when it is not understood.
+static bool step_option(step_options* o, const char* name, const char* value) {
+    const struct {
+        const char* name;
+        int64_t* to;
+        double most;
+    } wholes[] = {{"--batch", &o->batch, 65536},
+                  {"--seq", &o->seq, 1 << 20},
+                  {"--rank", &o->rank, 1024},
+                  {"--steps", &o->steps, 100000},
+                  {"--head-chunk", &o->head_chunk, 1 << 24}};
+    const struct {
+        const char* name;
+        double* to;
+    } reals[] = {{"--budget", &o->budget}, {"--tflops", &o->tflops}, {"--tbps", &o->tbps}};
+    const struct {
+        const char* name;
+        int* to;
+        const char* words;
+        int first;
+    } choices[] = {{"--recompute", &o->recompute, "auto|full|none", 0},
+                   {"--cache", &o->cache, "auto|on|off", 0},
+                   {"--graph", &o->graph, "on|off", 1},
+                   {"--backend", &o->backend, "any|cpu|cuda", 0},
+                   {"--mode", &o->mode, "auto|f32|tf32|bf16", 0}};
+    double number = 0.0;
+    for (size_t i = 0; i < sizeof wholes / sizeof wholes[0]; i++) {
+        if (strcmp(name, wholes[i].name) == 0) {
+            bool ok = step_number(value, 1, wholes[i].most, &number) && number == floor(number);
+            *wholes[i].to = ok ? (int64_t)number : 0;
+            return ok;
+        }
+    }
+    for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
+        if (strcmp(name, reals[i].name) == 0) {
+            return step_number(value, 1e-6, 1e9, reals[i].to);
+        }
+    }
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        if (strcmp(name, choices[i].name) == 0) {
+            *choices[i].to = step_choice(value, choices[i].words) + choices[i].first;
+            return *choices[i].to >= choices[i].first;
+        }
+    }
+    if (strcmp(name, "--shape") == 0) {
+        for (size_t i = 0; i < sizeof step_shapes / sizeof step_shapes[0]; i++) {
+            o->shape = strcmp(value, step_shapes[i].name) == 0 ? &step_shapes[i] : o->shape;
+        }
+        return o->shape != NULL && strcmp(o->shape->name, value) == 0;
+    }
+    return false;
+}
+
+static bool step_parse(step_options* o, int argc, char** argv) {
+    memset(o, 0, sizeof *o);
+    o->rank = 16;
+    o->steps = 20;
+    o->tflops = 790.0;
+    o->tbps = 4.3;
+    o->graph = 1;
+    for (int i = 1; i < argc; i++) {
+        bool* flag = strcmp(argv[i], "--json") == 0            ? &o->json
+                     : strcmp(argv[i], "--verbose") == 0       ? &o->verbose
+                     : strcmp(argv[i], "--no-cublas") == 0     ? &o->no_cublas
+                     : strcmp(argv[i], "--compare-graph") == 0 ? &o->compare_graph
+                                                               : NULL;
+        if (flag != NULL) {
+            *flag = true;
+            continue;
+        }
+        const char* value = i + 1 < argc ? argv[i + 1] : "";
+        if (!step_option(o, argv[i], value)) {
+            fprintf(stderr, "bench step: %s %s is not understood; --help lists the options\n",
+                    argv[i], value);
+            return false;
+        }
+        i++;
+    }
+    if (o->shape == NULL || o->batch == 0 || o->seq == 0) {
+        fprintf(stderr, "bench step: --shape, --batch and --seq are needed; see --help\n");
+        return false;
+    }
+    return true;
+}
+
+// ---- roofline -----------------------------------------------------------------------------------
+
+typedef struct step_floor {
+    double flops;
+    double bytes;
+    double ms;
+} step_floor;
+
+static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
+    const qlora_model_config* c = &plan->config;
+    double T = (double)(o->batch * o->seq);
+    double L = (double)c->layers;
+    double H = (double)c->hidden;
+    double I = (double)c->intermediate;
+    double V = (double)c->vocab;
+    double r = (double)o->rank;
+    double q = (double)(c->heads * c->head_dim);
+    double kv = (double)(c->kv_heads * c->head_dim);
+    double again = (double)plan->recompute_layers;
+    double widened = L - (double)plan->cached_layers;
+    double qkv = (q + 2.0 * kv) * H;
+    double linear = qkv + q * H + 3.0 * H * I; // weights of a layer
+    double lora = r * (3.0 * H + q + 2.0 * kv + q + H + 2.0 * (H + I) + I + H);
+    double attention = 2.0 * (double)o->seq * q; // causal, forward, per token
+    step_floor f;
+    // Forward and the inputs' gradients; layer 0 needs none below q, k and v. Adapters 2 + 4.
+    f.flops = T * (L * (4.0 * linear + 6.0 * lora + 3.5 * attention) - 2.0 * qkv + 4.0 * H * V);
+    // A recomputed layer runs forward again, less its last projection.
+    f.flops += T * again * (2.0 * (linear - H * I) + 2.0 * (lora - r * (H + I)) + attention);
+    double once = (0.516 + 2.0) * linear; // read 4 bits and their scales, write 16
+    double forward = 16.0 * H + 4.0 * (q + kv) + 6.0 * I;
+    double backward = 16.0 * H + 4.0 * (q + kv) + 12.0 * I + 4.0 * q;
+    double widened_again = again < widened ? again : widened;
+    f.bytes = widened * 2.0 * once + widened_again * once * (linear - H * I) / linear;
+    f.bytes += T * (L * (forward + backward) + again * forward + 6.0 * V);
+    f.bytes += 34.0 * (double)plan->parameters; // parameter, gradient, two moments, and the shadow
+    f.ms = f.flops / (o->tflops * 1e9) + f.bytes / (o->tbps * 1e9);
+    return f;
+}
+
+// ---- one run ------------------------------------------------------------------------------------
+
+typedef struct step_run {
+    const step_options* o;
+    bool graph;
+    qlora_ctx* ctx;
+    qlora_model* model;
+    qlora_trainer* trainer;
+    int32_t* ids; // STEP_BATCHES different batches
+    int32_t* lengths;
+    double* times;
+    double* host;
+    double open_start;
+    double weights_start; // first word of the weights' progress
+    // results
+    qlora_plan plan;
+    double first_step_s; // since the process began
+    double prewarm_s;
+    double open_s;
+    double median_ms;
+    double mean_ms;
+    double host_us;
+    uint64_t allocations;
+    qlora_memory_info memory;
+    qlora_cache_info cache;
+    qlora_train_info first;
+    qlora_train_info last;
+} step_run;
+
+enum { STEP_BATCHES = 4, STEP_WARM_UP = 3 };
+
+static double step_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static bool step_ok(const step_run* s, qlora_result r) {
+    if (r != QLORA_OK) {
+        fprintf(stderr, "bench step: %s: %s\n", qlora_result_name(r), qlora_last_error(s->ctx));
+    }
+    return r == QLORA_OK;
+}
+
+static bool step_progress(void* user, const char* what, uint64_t done, uint64_t total) {
+    step_run* s = (step_run*)user;
+    (void)what;
+    (void)done;
+    (void)total;
+    if (s->weights_start == 0.0) {
+        s->weights_start = step_seconds();
+    }
+    return true;
+}
+
+static bool step_open(step_run* s) {
+    const step_options* o = s->o;
+    qlora_model_config config = step_config(o->shape);
+    qlora_model_desc desc;
+    qlora_train_desc train;
+    qlora_budget budget;
+    memset(&desc, 0, sizeof desc);
+    memset(&train, 0, sizeof train);
+    memset(&budget, 0, sizeof budget);
+    desc.config = &config;
+    desc.seed = 1;
+    desc.weight_std = 0.02f;
+    desc.mode = (qlora_mode)o->mode;
+    desc.rank = (int32_t)o->rank;
+    desc.progress = step_progress;
+    desc.progress_user = s;
+    train.tokens = o->batch * o->seq;
+    train.max_sequences = o->batch;
+    train.max_length = o->seq;
+    train.head_chunk = o->head_chunk;
+    train.schedule = QLORA_SCHEDULE_CONSTANT;
+    train.recompute = (qlora_choice)o->recompute;
+    train.cache = (qlora_choice)o->cache;
+    train.eager = !s->graph;
+    train.require_graph = s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
+    budget.bytes = (uint64_t)(o->budget * 1073741824.0);
+    s->open_start = step_seconds();
+    s->weights_start = 0.0;
+    if (!step_ok(s, qlora_plan_make(s->ctx, &desc, &train, o->budget > 0.0 ? &budget : NULL,
+                                    &s->plan)) ||
+        !step_ok(s, qlora_model_open(s->ctx, &desc, &train, &s->plan, &s->model)) ||
+        !step_ok(s, qlora_trainer_create(s->model, &s->trainer))) {
+        return false;
+    }
+    s->open_s = step_seconds() - s->open_start;
+    s->prewarm_s = s->weights_start - s->open_start;
+    return true;
+}
+
+static bool step_data(step_run* s) {
+    int64_t tokens = s->o->batch * s->o->seq;
+    s->ids = (int32_t*)malloc((size_t)(tokens * STEP_BATCHES) * sizeof *s->ids);
+    s->lengths = (int32_t*)malloc((size_t)s->o->batch * sizeof *s->lengths);
+    s->times = (double*)malloc((size_t)s->o->steps * sizeof *s->times);
+    s->host = (double*)malloc((size_t)s->o->steps * sizeof *s->host);
+    if (s->ids == NULL || s->lengths == NULL || s->times == NULL || s->host == NULL) {
+        fprintf(stderr, "bench step: out of memory\n");
+        return false;
+    }
+    uint64_t state = 0x9e3779b97f4a7c15u;
+    for (int64_t i = 0; i < tokens * STEP_BATCHES; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        s->ids[i] = (int32_t)((state >> 33) % (uint64_t)s->o->shape->vocab);
+    }
+    for (int64_t i = 0; i < s->o->batch; i++) {
+        s->lengths[i] = (int32_t)s->o->seq;
+    }
+    return true;
+}
+
+// The calls of a step; they do not wait for the device.
+static bool step_once(step_run* s, int64_t number) {
+    qlora_batch b;
+    memset(&b, 0, sizeof b);
+    b.ids = s->ids + number % STEP_BATCHES * s->o->batch * s->o->seq;
+    b.labels = b.ids;
+    b.lengths = s->lengths;
+    b.count = s->o->batch;
+    double labels = (double)(s->o->batch * (s->o->seq - 1));
+    return step_ok(s, qlora_train_micro(s->trainer, &b, labels)) &&
+           step_ok(s, qlora_train_update(s->trainer));
+}
+
+static int step_ascending(const void* a, const void* b) {
+    double x = *(const double*)a;
+    double y = *(const double*)b;
+    return x < y ? -1 : x > y ? 1 : 0;
+}
+
+static double step_median(double* values, int64_t n) {
+    qsort(values, (size_t)n, sizeof *values, step_ascending);
+    return n % 2 == 1 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
+}
+
+static bool step_measure(step_run* s, double process_start) {
+    int64_t n = s->o->steps;
+    qlora_memory_info before;
+    if (!step_ok(s, qlora_ctx_memory(s->ctx, &before))) {
+        return false;
+    }
+    for (int64_t i = 0; i < STEP_WARM_UP; i++) {
+        if (!step_once(s, i) || !step_ok(s, qlora_train_info_read(s->trainer, &s->last))) {
+            return false;
+        }
+        if (i == 0) {
+            s->first = s->last;
+            s->first_step_s = step_seconds() - process_start;
+        }
+    }
+    for (int64_t i = 0; i < n; i++) {
+        double start = step_seconds();
+        bool ok = step_once(s, i);
+        double called = step_seconds();
+        if (!ok || !step_ok(s, qlora_train_info_read(s->trainer, &s->last))) {
+            return false;
+        }
+        s->times[i] = step_seconds() - start;
+        s->host[i] = called - start;
+    }
+    double start = step_seconds();
+    for (int64_t i = 0; i < n; i++) {
+        if (!step_once(s, i)) {
+            return false;
+        }
+    }
+    if (!step_ok(s, qlora_train_info_read(s->trainer, &s->last))) {
+        return false;
+    }
+    s->mean_ms = (step_seconds() - start) * 1e3 / (double)n;
+    s->median_ms = step_median(s->times, n) * 1e3;
+    s->host_us = step_median(s->host, n) * 1e6;
+    if (!step_ok(s, qlora_ctx_memory(s->ctx, &s->memory)) ||
+        !step_ok(s, qlora_cache_stats(s->ctx, &s->cache))) {
+        return false;
+    }
+    s->allocations = s->memory.device_allocations - before.device_allocations;
+    return true;
+}
+
+// ---- report -------------------------------------------------------------------------------------
+
+static void step_print(const step_run* s) {
+    const step_options* o = s->o;
+    const double gib = 1073741824.0;
+    double tokens = (double)(o->batch * o->seq);
+    step_floor f = step_roofline(o, &s->plan);
+    double used = (double)(s->memory.device_total - s->memory.device_free);
+    bool cuda = qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
+    const struct {
+        const char* key;
+        const char* text;
+        int digits;
+        double value;
+    } rows[] = {
+        {"tokens_per_s", "tokens/s, median step", 0, tokens / s->median_ms * 1e3},
+        {"tokens_per_s_mean", "tokens/s, not waiting", 0, tokens / s->mean_ms * 1e3},
+        {"step_ms", "ms, median step", 3, s->median_ms},
+        {"step_ms_mean", "ms, mean, not waiting", 3, s->mean_ms},
+        {"peak_gib", "peak GiB, from the driver by us", 3, (double)s->memory.device_peak / gib},
+        {"device_used_gib", "GiB used on the device", 3, used / gib},
+        {"plan_gib", "GiB planned", 3, (double)(s->plan.total + s->plan.context) / gib},
+        {"first_step_s", "s, process start to first step", 3, s->first_step_s},
+        {"open_s", "s, opening model and trainer", 3, s->open_s},
+        {"prewarm_s", "s, of these pre-warm", 3, s->prewarm_s},
+        {"jit_ms", "ms compiling kernels", 1, s->cache.jit_ms},
+        {"roofline_ms", "ms, roofline of this step", 3, f.ms},
+        {"roofline_percent", "% of the roofline", 1, 100.0 * f.ms / s->median_ms},
+        {"tflop", "TFLOP of this step", 3, f.flops * 1e-12},
+        {"gbytes", "GB moved by this step", 3, f.bytes * 1e-9},
+        {"loss_first", "loss, first step", 5, s->first.loss},
+        {"loss_last", "loss, last step", 5, s->last.loss},
+        {"grad_norm_first", "gradient norm, first step", 5, (double)s->first.grad_norm},
+        {"grad_norm_last", "gradient norm, last step", 5, (double)s->last.grad_norm},
+        {"skipped", "steps left out", 0, (double)s->last.skipped},
+        {"host_us", "us of the host in a step's calls", 1, s->host_us},
+        {"waits", "waits for a staging slot", 0, (double)s->last.waits},
+        {"jit_after_seal", "compiles after the seal", 0, (double)s->cache.jit_after_seal},
+        {"cublas_unplanned", "cuBLAS shapes not planned", 0, (double)s->cache.cublas_unplanned},
+        {"allocations", "device allocations in training", 0, (double)s->allocations},
+        {"recompute_layers", "layers recomputed", 0, (double)s->plan.recompute_layers},
+        {"cached_layers", "layers with 16-bit weights", 0, (double)s->plan.cached_layers},
+    };
+    if (o->json) {
+        printf("{\"shape\": \"%s\", \"batch\": %lld, \"seq\": %lld, \"rank\": %lld, \"backend\": "
+               "\"%s\", "
+               "\"graph\": %s",
+               o->shape->name, (long long)o->batch, (long long)o->seq, (long long)o->rank,
+               cuda ? "cuda" : "cpu", s->last.graphs ? "true" : "false");
+    } else {
+        printf("%s, %lld x %lld tokens, rank %lld, %s, graph %s\n", o->shape->name,
+               (long long)o->batch, (long long)o->seq, (long long)o->rank, cuda ? "CUDA" : "CPU",
+               s->last.graphs ? "on" : "off");
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        bool number = rows[i].value - rows[i].value == 0.0; // JSON has neither NaN nor infinity
+        if (o->json && number) {
+            printf(", \"%s\": %.*f", rows[i].key, rows[i].digits, rows[i].value);
+        } else if (o->json) {
+            printf(", \"%s\": null", rows[i].key);
+        } else {
+            printf("  %-34s %14.*f\n", rows[i].text, rows[i].digits, rows[i].value);
+        }
+    }
+    printf(o->json ? "}\n" : "\n");
+    fflush(stdout);
+}
+
+static bool step_go(const step_options* o, qlora_ctx* ctx, bool graph, double process_start,
+                    double* median_ms) {
+    step_run s;
+    memset(&s, 0, sizeof s);
+    s.o = o;
+    s.ctx = ctx;
+    s.graph = graph;
+    bool ok = step_data(&s) && step_open(&s) && step_measure(&s, process_start);
+    if (ok) {
+        step_print(&s);
+        *median_ms = s.median_ms;
+    }
+    ok = step_ok(&s, qlora_trainer_destroy(s.trainer)) && ok;
+    ok = step_ok(&s, qlora_model_close(s.model)) && ok;
+    free(s.ids);
+    free(s.lengths);
+    free(s.times);
+    free(s.host);
+    return ok;
+}
+
+static int bench_step_main(int argc, char** argv) {
+    double process_start = step_seconds();
+    step_options o;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0) {
+            fputs(step_help, stdout);
+            return 0;
+        }
+    }
+    if (!step_parse(&o, argc, argv)) {
+        return 1;
+    }
+    char why[512] = "";
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = (qlora_backend)o.backend;
+    desc.cublas_library = o.no_cublas ? "none" : NULL;
+    desc.log = o.verbose ? qlora_log_stderr : NULL;
+    desc.error_text = why;
+    desc.error_text_size = sizeof why;
+    qlora_ctx* ctx = NULL;
+    if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) {
+        fprintf(stderr, "bench step: %s\n", why);
+        return 1;
+    }
+    double first_ms = 0.0;
+    double second_ms = 0.0;
+    bool ok = step_go(&o, ctx, o.compare_graph || o.graph == 1, process_start, &first_ms);
+    if (ok && o.compare_graph) {
+        ok = step_go(&o, ctx, false, process_start, &second_ms);
+        printf(o.json ? "{\"graph_speedup\": %.4f}\n" : "graph on against off: %.3f x\n",
+               second_ms / first_ms);
+    }
+    if (qlora_ctx_destroy(ctx) != QLORA_OK) {
+        fprintf(stderr, "bench step: the context could not be destroyed\n");
+        ok = false;
+    }
+    return ok ? 0 : 1;
+}
+
+#endif

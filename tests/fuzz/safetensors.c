@@ -1,0 +1,48 @@
+// safetensors.c - libFuzzer target: any bytes as a safetensors file.
+
+#ifndef QLORA_IMPLEMENTATION
+#define QLORA_STATIC
+#define QLORA_NO_CUDA
+#define QLORA_IMPLEMENTATION
+#endif
+#include "qlora.h"
+#include "formats_world.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static world w;
+    static qlora__st st;
+    world_begin(&w);
+    if (qlora__st_parse(&w.ctx, "fuzz", data, size, &st) == QLORA_OK) {
+        uint64_t sum = 0;
+        uint64_t bytes = 0;
+        for (uint32_t i = 0; i < st.count; i++) {
+            const qlora__st_tensor* t = &st.tensors[i];
+            for (uint64_t k = 0; k < t->bytes; k++) {
+                sum += t->data[k];
+            }
+            bytes += t->bytes;
+            if (qlora__st_find(&st, t->name) != t) {
+                abort();
+            }
+            float value = 0.0f;
+            if (qlora__st_is_float(t) && t->bytes > 0) {
+                qlora__st_read_f32(t, qlora__st_elements(t) - 1, 1, &value);
+            }
+        }
+        if (bytes + 8 + qlora__load_u64(data) != size || sum > bytes * 255) {
+            abort();
+        }
+        char text[16];
+        qlora__st_metadata(&st, "format", text, sizeof text);
+        (void)(qlora__st_verify(&w.ctx, &st) == QLORA_OK);
+        qlora__st_close(&w.ctx, &st);
+    } else if (w.ctx.error[0] == '\0') {
+        abort();
+    }
+    if (!world_end(&w)) {
+        abort();
+    }
+    return 0;
+}

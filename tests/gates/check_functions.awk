@@ -1,0 +1,50 @@
+# Prints every function that is too long: over `soft` lines without a comment that says "long
+# because", or over `limit` lines at all.
+# Usage: awk -v f=NAME -v soft=60 -v limit=100 -f tests/gates/check_functions.awk NAME
+
+# A signature starts in column 0 and does not end in a semicolon; it may run over several lines.
+/^\/\// {
+    if (!inside) {
+        comment = comment $0
+    }
+    next
+}
+!inside && /^[A-Z][A-Z0-9_]*\(.*\)$/ { # a macro that makes a whole function
+    start = 0
+    next
+}
+!inside && !start && /^[A-Za-z_].*\(/ {
+    start = NR
+    name = $0
+    why = comment
+}
+!inside && start && /\{[ \t]*(\/\/.*)?$/ {
+    inside = 1
+}
+inside && /long because/ {
+    why = why $0
+}
+inside && /^\}/ {
+    lines = NR - start + 1
+    if (lines > limit || (lines > soft && why !~ /long because/)) {
+        print f ":" start ": " lines " lines: " name
+        bad = 1
+    }
+    inside = 0
+    start = 0
+}
+!inside && /;[ \t]*(\/\/.*)?$/ {
+    start = 0
+}
+!inside && /^#/ {
+    start = 0
+}
+{
+    comment = inside || start ? comment : ""
+    if (inside) {
+        comment = ""
+    }
+}
+END {
+    exit bad
+}

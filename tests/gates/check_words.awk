@@ -1,0 +1,70 @@
+# Words that qlora.h may use on one floor only, or never: memory, files and the log go through
+# hooks, and only src/platform knows the operating system. Comments and strings do not count.
+
+BEGIN {
+    before = "(^|[^A-Za-z0-9_.>])"
+    system_words = "malloc|calloc|realloc|free|posix_memalign|fopen|fclose|fread|fwrite|fseek" \
+        "|ftell|mmap|munmap|dlopen|dlsym|dlclose|pthread_[a-z_]*|getenv"
+    never_words = "printf|vprintf|puts|putchar|exit|_exit|abort|alloca|system|signal|setenv" \
+        "|strtok|sprintf|strcpy|strcat|gets|scanf|assert"
+}
+
+function report(why) {
+    print "qlora.h:" NR ": " section ": " why ": " $0
+    bad = 1
+}
+
+/^\/\/@@ / {
+    section = $2
+}
+
+{
+    line = $0
+    if (block) {
+        if (line !~ /\*\//) {
+            next
+        }
+        sub(/.*\*\//, "", line)
+        block = 0
+    }
+    gsub(/\\"/, "", line)
+    gsub(/"[^"]*"/, "\"\"", line)
+    sub(/\/\/.*/, "", line)
+    gsub(/\/\*[^*]*\*\//, "", line)
+    if (line ~ /\/\*/) {
+        sub(/\/\*.*/, "", line)
+        block = 1
+    }
+}
+
+section == "" || section ~ /^src\/(api\/|qlora\.h)/ {
+    next
+}
+
+section !~ /^src\/platform\// && line ~ before "(" system_words ")\\(" {
+    report("only src/platform may call this")
+}
+
+section !~ /^src\/platform\// && line ~ /_WIN32/ {
+    report("only src/platform knows the system")
+}
+
+section !~ /^src\/(platform|core)\// && line ~ before "(fprintf|fputs|stderr)[^A-Za-z0-9_]" {
+    report("only the log of src/core may print")
+}
+
+line ~ before "(" never_words ")\\(" {
+    report("never call this")
+}
+
+line ~ /goto / && line !~ /goto fail;/ {
+    report("goto other than to fail")
+}
+
+line ~ /= *\{ *0? *\}/ && line !~ /static const/ {
+    report("{0} warns in C++, use memset")
+}
+
+END {
+    exit bad
+}

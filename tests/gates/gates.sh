@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# gates.sh - every gate of check.sh must be able to fail: plants one defect after another in a copy
+# of the repository and sees the gate say FAIL. Usage: gates.sh [GATE]; part of `make soak`.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+only=${1:-}
+tree=$PWD/build/gates/tree
+caught=0
+missed=0
+left_out=0
+
+fresh_copy() {
+    rm -rf "$tree"
+    mkdir -p "$tree"
+    git ls-files -co --exclude-standard | while read -r f; do [[ -e $f ]] && echo "$f"; done |
+        xargs cp --parents -t "$tree"
+    # Made texts are reused; the defects below touch their sources and so their time.
+    mkdir -p "$tree/build"
+    [[ -d build/ptx ]] && cp -rp build/ptx "$tree/build/"
+    return 0
+}
+
+# What the gate says of the copy: ok, FAIL or skip. It has no git, so check.sh looks at all files.
+verdict() {
+    (cd "$tree" && GIT_DIR=/nowhere tests/gates/check.sh "$1" | head -1 | awk '{ print $1 }')
+}
+
+# One line for all of the copy's files and their modes.
+fingerprint() {
+    (cd "$tree" && find . -path ./build -prune -o -type f -printf '%m %p\n' -exec cksum {} + |
+        sort | cksum)
+}
+
+# defect GATE WHAT COMMAND: the command runs in the copy and plants the defect.
+defect() {
+    local gate=$1 what=$2 command=$3 before after whole
+    [[ -z $only || $only == "$gate" ]] || return 0
+    fresh_copy
+    before=$(verdict "$gate")
+    if [[ $before == skip ]]; then
+        echo "left out  $gate: $what (the gate is skipped here)"
+        left_out=$((left_out + 1))
+        return
+    fi
+    if [[ $before != ok ]]; then
+        echo "MISSED    $gate: fails before the defect is planted"
+        missed=$((missed + 1))
+        return
+    fi
+    whole=$(fingerprint)
+    (cd "$tree" && eval "$command") || echo "          (the command failed)"
+    if [[ $(fingerprint) == "$whole" ]]; then
+        echo "MISSED    $gate: $what (nothing was planted: the text it looks for is gone)"
+        missed=$((missed + 1))
+        return
+    fi
+    after=$(verdict "$gate")
+    if [[ $after == FAIL ]]; then
+        echo "caught    $gate: $what"
+        caught=$((caught + 1))
+    else
+        echo "MISSED    $gate: $what ($after)"
+        missed=$((missed + 1))
+    fi
+}
+
+# Puts text (with \n) at the top of src/core/base.h.
+core() {
+    sed -i "1s|^|$1\n\n|" src/core/base.h
+}
+
+defect assembled "a stale header" 'core "// x"'
+defect assembled "an edit by hand" 'echo "// x" >>qlora.h'
+defect layers "a call upwards" \
+    'echo "static int qlora__up(qlora_graph* g) { return qlora_graph_replay(0, g, 0); }" \
+    >>src/ops/clip.h'
+defect layers "a call upwards behind a prototype" \
+    'echo "static int qlora__later(void);
+static int qlora__up(void) { return qlora__later(); }" >>src/ops/clip.h
+    echo "static int qlora__later(void) { return 1; }" >>src/graph.h'
+
+defect text "a byte that is not ASCII" 'printf "// \303\244\n" >>src/graph.h'
+defect text "CR line end" 'printf "// x\r\n" >>src/graph.h'
+defect text "trailing blank" 'printf "// x \n" >>tests/unit/main.c'
+defect text "tab" 'printf "//\tx\n" >>tests/unit/main.c'
+defect text "101 columns" 'printf "// %098d\n" 0 >>tests/unit/main.c'
+defect text "no newline at the end" 'printf "// x" >>tests/unit/main.c'
+defect paths "a path of somebody's machine" 'echo "see /home/me/notes" >>CONTRIBUTING.md'
+defect scripts "a syntax error" 'echo "if then" >>tests/run.sh'
+defect scripts "not executable" 'chmod -x tests/run.sh'
+defect contents "a floor that CONTENTS lacks" \
+    'mkdir src/extra && echo "// x" >src/extra/x.h && echo "#include \"extra/x.h\"" >>src/qlora.h'
+defect contents "another order" \
+    'sed -i "/^ *ops  /{h;d};/^ *graph  /{G}" src/api/manual.h'
+defect functions "61 lines without a reason" '{ echo "static int f(void) {"
+    yes "    a();" | head -59; echo "}"; } >>tools/embed.c'
+defect functions "101 lines with a reason" '{ echo "// long because"; echo "static int f(int a,"
+    echo "    int b) {"; yes "    a();" | head -98; echo "}"; } >>src/graph.h'
+defect words "malloc outside platform" 'core "static void* qlora__m(void) { return malloc(1); }"'
+defect words "printf" 'core "static void qlora__p(void) { printf(\"x\"); }"'
+defect words "fopen outside platform" \
+    'core "static void* qlora__m(void) { return fopen(\"x\", \"r\"); }"'
+defect words "_WIN32 outside platform" 'core "#ifdef _WIN32\n#endif"'
+defect words "a goto" 'core "static void qlora__g(void) { goto out; out:; }"'
+defect words "{0}" 'core "static void qlora__z(void) { int a[2] = {0}; (void)a; }"'
+defect embed "another hash" 'sed -i "s/prime, 3)/prime, 2)/" tools/embed.c'
+defect embed "comments stay" 'sed -i "s/^    comments_strip(t->text);//" tools/embed.c'
+defect embed "wrong version for a target" 'sed -i "s/{\"121\", 88}/{\"121\", 87}/" tools/embed.c'
+defect ptx_fresh "a source changed" 'echo "// x" >>kernels/common.cuh'
+defect ptx_fresh "a new source" 'echo "// x" >kernels/zzz.cu'
+defect ptx_fresh "text edited by hand" 'sed -i "0,/^\"ret;/s/^\"ret;/\"exit;/" kernels_ptx.h'
+defect ptx_same "text edited by hand" 'sed -i "0,/^\"ret;/s/^\"ret;/\"exit;/" kernels_ptx.h'
+defect ptx_assemble "an instruction that does not exist" \
+    'sed -i "0,/^\"ret;/s/^\"ret;/\"rat;/" kernels_ptx.h'
+defect ptx_assemble "an instruction of a newer PTX version" \
+    'sed -i "0,/^\"ret;/s/^\"ret;/\"griddepcontrol.wait; ret;/" kernels_ptx.h'
+defect ptx_assemble "a name without our prefix" \
+    'sed -i "s/\.entry qlora_/.entry other_/" kernels_ptx.h'
+defect link "no guard around the implementation" \
+    'sed -i "s/.*define QLORA_IMPLEMENTATION_DONE.*//" src/qlora.h'
+defect link "no extern C" 'sed -i "s/^extern \"C\" {/namespace qlora {/" src/qlora.h'
+defect link "no word about system headers" \
+    'sed -i "/#error/,+1s/or use -D_POSIX_C_SOURCE=200809L/sorry/" src/platform/*.h'
+defect symbols "a private function that is not static" 'core "int qlora__loose(void) { return 1; }"'
+defect symbols "a writable static" '
+    core "static int qlora__n; int qlora_x(void);\nint qlora_x(void) { return qlora__n++; }"'
+defect symbols "declared, not defined" \
+    'sed -i "s/^QLORA_API int qlora_version(void);/&\nQLORA_API int qlora_no(void);/" src/api/*.h'
+defect symbols "calls abort" 'core "void qlora_a(void);\nvoid qlora_a(void) { abort(); }"'
+defect macros "a macro without our prefix" 'core "#define MIN(a, b) ((a) < (b) ? (a) : (b))"'
+defect macros "a helper macro that stays" \
+    'sed -i "s/^#define QLORA_VERSION_STRING.*/&\n#define QLORA_X_A 1/" src/qlora.h'
+defect recursion "a function that calls itself" \
+    'core "int qlora_r(int n);\nint qlora_r(int n) { return n ? qlora_r(n - 1) : 0; }"'
+defect recursion "two that call each other" '
+    core "static int qlora__s(int n) { return n ? qlora_r(n - 1) : 0; }"
+    core "int qlora_r(int n);"
+    echo "int qlora_r(int n) { return qlora__s(n); }" >>tests/gates/compile/config.c'
+defect warnings "an unused function" 'core "static int qlora__u(void) { return 1; }"'
+defect warnings "not C++: no cast" \
+    'core "int* qlora_c(void* p);\nint* qlora_c(void* p) { return p; }"'
+defect warnings "only with QLORA_NO_CUDA" \
+    'core "#ifdef QLORA_NO_CUDA\nstatic int qlora__u(void) { return 1; }\n#endif"'
+defect warnings "only with QLORA_DEBUG" \
+    'core "#ifdef QLORA_DEBUG\nstatic int qlora__u(void) { return 1; }\n#endif"'
+defect warnings "a loss of sign" \
+    'core "unsigned qlora_c(int a);\nunsigned qlora_c(int a) { return a; }"'
+defect contract "a wrong value" 'sed -i "s/^\(#define QLORA__CUBLAS_OP_T\) 1/\1 2/" src/driver/*.h'
+defect contract "a wrong symbol" 'sed -i "s/\"cuMemAlloc_v2\"/\"cuMemAlloc\"/" src/driver/*.h'
+defect contract "a wrong parameter" \
+    'sed -i "s/\(\"cuMemFree_v2\"\), (qlora__CUdeviceptr)/\1, (int)/" src/driver/*.h'
+defect programs "a warning in a test" \
+    'echo "static int unused(void) { return 1; }" >>tests/unit/harness.c'
+defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/*.c'
+defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/hello.c'
+defect use "a message that lost its point" \
+    'sed -i "s/resumed after step/went on at step/" programs/finetune.c'
+defect readme "a program that does not compile" \
+    'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
+defect msvc "a builtin of GNU" \
+    'core "int qlora_p(int a);\nint qlora_p(int a) { return ({ int b = a; b; }); }"'
+defect msvc "a POSIX call outside its branch" \
+    'core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(1); }"'
+defect mingw "a POSIX call outside its branch" '
+    core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(_SC_PAGESIZE); }"'
+defect golden "a rotation the wrong way on the CPU" \
+    'sed -i "s/a \* cosine - b \* sine/a * cosine + b * sine/" src/ops/rope.h'
+defect fuzz "a parser that crashes" \
+    'sed -i "s/^int LLVMFuzzerTestOneInput.*{/&\n    __builtin_trap();/" tests/fuzz/*.c'
+for gate in x86_64 aarch64 tsan; do
+    defect $gate "a failing test" \
+        'sed -i "s/ASSERT_NEQ(test_random/ASSERT_EQ(test_random/" tests/unit/harness.c'
+done
+defect asan "a read past the end" \
+    'sed -i "s/(a, b, 2, 0.0999)/(a, b, 3, 0.0999)/" tests/unit/harness.c'
+defect asan "an overflow" '
+    sed -i "s/^SUITE(harness_suite) {/&\n    volatile int big = 2147483647;\n    big++;/" \
+        tests/unit/harness.c'
+
+echo "gates: $caught caught, $missed missed, $left_out left out"
+[[ $missed -eq 0 ]]

@@ -1,0 +1,444 @@
+#!/usr/bin/env bash
+# The programs as a user meets them: right use, wrong use, kills, a full disk.
+# Needs bash, make and a C compiler; makes its own small model. Usage: use_programs.sh [-v]
+# The last line is `N passed, F failed, S skipped`, alone. The status is 1 when something failed.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+B=${B:-build}
+verbose=${1:-}
+root=$PWD
+work=$root/$B/test-programs
+finetune=${FINETUNE:-$root/$B/finetune}
+passed=0
+failed=0
+
+note() {
+    if [[ $1 == ok ]]; then
+        passed=$((passed + 1))
+        [[ $verbose == -v ]] && echo "ok    $2"
+    else
+        failed=$((failed + 1))
+        echo "FAIL  $2"
+        sed 's/^/      /' "$work/err" "$work/out" | tail -8
+    fi
+}
+
+check() { # check NAME COMMAND...: the command must succeed
+    local name=$1
+    shift
+    if "$@"; then note ok "$name"; else note bad "$name"; fi
+}
+
+run() { # its output in $work/out and $work/err, its status in $status
+    "$@" >"$work/out" 2>"$work/err"
+    status=$?
+}
+
+# refuses NAME PATTERN ARGUMENT...: exit status 1, one line that matches on standard error, nothing
+# made in the folder o.
+refuses() {
+    local name=$1 pattern=$2
+    shift 2
+    rm -rf o
+    run "$finetune" "$@"
+    if [[ $status -eq 1 && $(wc -l <"$work/err") -eq 1 && ! -e o ]] &&
+        grep -qE -- "^finetune: .*$pattern" "$work/err"; then
+        note ok "$name"
+    else
+        note bad "$name (status $status, wanted: $pattern)"
+    fi
+}
+
+works() { # works NAME ARGUMENT...
+    local name=$1
+    shift
+    run "$finetune" "$@"
+    [[ $status -eq 0 && ! -s $work/err ]]
+    check "$name ($status)" [ $? -eq 0 ]
+}
+
+# ---- a small model: random bf16 weights, one token a byte ----
+
+tensor() { # name, shape, number of values
+    local end=$((at + $3 * 2))
+    header+="${header:+,}\"$1\":{\"dtype\":\"BF16\",\"shape\":[$2],\"data_offsets\":[$at,$end]}"
+    at=$end
+}
+
+model_make() {
+    local header="" at=0 layer p byte i length
+    local block="" h=32 m=64 norms_at x=7 pair
+    mkdir -p model
+    tensor model.embed_tokens.weight 257,$h $((257 * h))
+    for layer in 0 1; do
+        p=model.layers.$layer
+        for i in q k v o; do tensor $p.self_attn.${i}_proj.weight $h,$h $((h * h)); done
+        tensor $p.mlp.gate_proj.weight $m,$h $((m * h))
+        tensor $p.mlp.up_proj.weight $m,$h $((m * h))
+        tensor $p.mlp.down_proj.weight $h,$m $((m * h))
+    done
+    norms_at=$at
+    tensor model.norm.weight $h $h
+    for layer in 0 1; do
+        tensor model.layers.$layer.input_layernorm.weight $h $h
+        tensor model.layers.$layer.post_attention_layernorm.weight $h $h
+    done
+    # Low byte anything, high byte for 0.03 to 0.25 or its negative. Not $RANDOM, which a subshell
+    # seeds anew: every run has the same model.
+    for ((i = 0; i < 1021; i++)); do
+        x=$(((x * 1103515245 + 12345) & 0x7fffffff))
+        printf -v pair '\\%03o\\%03o' $((x >> 8 & 255)) $(((x >> 16 & 1) * 128 + 61))
+        block+=$pair
+    done
+    printf "$block" >block
+    while [[ $(stat -c %s data.bin 2>/dev/null || echo 0) -lt $at ]]; do cat block >>data.bin; done
+    header="{$header}"
+    length=${#header}
+    {
+        for ((i = 0; i < 8; i++)); do printf "\\$(printf %03o $(((length >> (8 * i)) & 255)))"; done
+        printf %s "$header"
+        head -c $norms_at data.bin
+        for ((i = norms_at; i < at; i += 2)); do printf '\200\077'; done # ones
+    } >model/model.safetensors
+    cat >model/config.json <<END
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32,
+ "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+ "num_key_value_heads": 2, "vocab_size": 257, "max_position_embeddings": 128,
+ "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "hidden_act": "silu",
+ "tie_word_embeddings": true, "bos_token_id": 256, "eos_token_id": 256, "torch_dtype": "bfloat16"}
+END
+    local vocab="" other=256
+    for ((byte = 0; byte < 256; byte++)); do
+        i=$byte
+        if ((byte <= 32 || (byte >= 127 && byte <= 160) || byte == 173)); then i=$((other++)); fi
+        vocab+=$(printf '%s"\\u%04x":%d' "${vocab:+,}" $i $byte)
+    done
+    cat >model/tokenizer.json <<END
+{"model": {"type": "BPE", "merges": [], "vocab": {$vocab}},
+ "added_tokens": [{"id": 256, "content": "<|endoftext|>", "special": true}],
+ "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},
+ "decoder": {"type": "ByteLevel"}}
+END
+}
+
+data_make() {
+    local i
+    for ((i = 0; i < 120; i++)); do
+        echo "{\"prompt\": \"$i plus $((i % 7)) is\", \"completion\": \" $((i + i % 7))\"}"
+    done >sums.jsonl
+    sed 's/$/\n/' sums.jsonl | head -8 >short.jsonl
+    { head -2 sums.jsonl; echo '{"prompt": "broken", "completion": }'; } >broken.jsonl
+    : >empty.jsonl
+    echo '{"prompt": "a long one", "completion": "'"$(printf 'x%.0s' {1..300})"'"}' >long.jsonl
+    cat short.jsonl long.jsonl >mixed.jsonl
+    echo '{"prompt": "", "completion": ""}' >nothing.jsonl
+    printf 'not json at all\n' >words.jsonl
+    echo 'a file' >plain
+}
+
+# ---- wrong use ----
+
+wrong_use() {
+    local all=(--model model --data sums.jsonl --out o)
+    refuses "no arguments" "--model DIR is missing"
+    refuses "no data" "--data FILE is missing" --model model --out o
+    refuses "no out" "--out DIR is missing" --model model --data sums.jsonl
+    refuses "unknown option" "unknown option --rang; did you mean --rank" "${all[@]}" --rang 8
+    refuses "unknown option, nothing near" "unknown option --frobnicate" "${all[@]}" --frobnicate
+    refuses "stray argument" "unknown argument 'word'" "${all[@]}" word
+    refuses "no value" "--rank needs a value" "${all[@]}" --rank
+    refuses "flag with a value" "--rslora takes no value" "${all[@]}" --rslora=1
+    refuses "not a number" "--lr: 'fast' is not a number" "${all[@]}" --lr fast
+    refuses "a number and more" "--rank: '8x' is not a number" "${all[@]}" --rank 8x
+    refuses "not whole" "--rank: '1.5' is not a whole number" "${all[@]}" --rank 1.5
+    refuses "out of range" "--rank: 0 is out of range" "${all[@]}" --rank 0
+    refuses "nan" "--lr: nan is out of range" "${all[@]}" --lr nan
+    refuses "unknown choice" "--schedule: 'cos' is none of cosine" "${all[@]}" --schedule cos
+    refuses "unknown target" "--targets: 'z' is none of q" "${all[@]}" --targets q,z
+    refuses "length above tokens" "--length 64 is more than --tokens 32" "${all[@]}" \
+        --length 64 --tokens 32
+    refuses "length above the model" "more than the model's 128 positions" "${all[@]}" --length 4096
+    refuses "demo with model" "--demo makes its own" "${all[@]}" --demo
+    refuses "unknown template" "chat format.*nonsense" "${all[@]}" --template nonsense
+    refuses "missing model" "--model: .*nowhere" --model nowhere --data sums.jsonl --out o
+    refuses "missing data" "nowhere.jsonl" --model model --data nowhere.jsonl --out o
+    refuses "empty data" "empty.jsonl" --model model --data empty.jsonl --out o
+    refuses "bad JSON names its line" "broken.jsonl:3|broken.jsonl.*line 3" \
+        --model model --data broken.jsonl --out o
+    refuses "no JSON" "words.jsonl" --model model --data words.jsonl --out o
+    refuses "only long samples" "none of its 1 samples can be trained on: 1 too long" \
+        --model model --data long.jsonl --out o
+    refuses "nothing to train" "none of its 1 samples" --model model --data nothing.jsonl --out o
+    refuses "eval takes all" "leaves nothing of 120" "${all[@]}" --eval 120
+    refuses "out below a file" "cannot be made" --model model --data sums.jsonl --out plain/o
+    refuses "out is a file" "plain is not a folder" --model model --data sums.jsonl --out plain
+    refuses "adapter missing" "nowhere" "${all[@]}" --adapter nowhere
+    refuses "memory too small" "plan: " "${all[@]}" --memory 1M
+    refuses "nothing to resume" "there is no" "${all[@]}" --resume must
+}
+
+# ---- looking first ----
+
+looking() {
+    works "help" --help
+    check "help names every option" [ "$(grep -c '^  --' out)" -ge 40 ]
+    check "help is 100 columns at most" [ "$(awk 'length > 100' out | wc -l)" -eq 0 ]
+    rm -rf o
+    works "plan" --model model --plan
+    check "plan shows a total" grep -q "total.*MiB" out
+    works "doctor" --model model --data mixed.jsonl --doctor
+    check "doctor marks what is trained" grep -qE "^  TRAINED > +0<\|endoftext\|>" out
+    check "doctor counts the long one" grep -qE "too long for --length +1 " out
+    check "nothing was made" [ ! -e o ]
+}
+
+# ---- training, stopping, going on ----
+
+same_files() {
+    cmp -s "$1/adapter/adapter_model.safetensors" "$2/adapter/adapter_model.safetensors"
+}
+
+losses() { # step and loss of a log, without the times
+    sed -n 's/^{"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$1/log.jsonl"
+}
+
+wait_for_steps() { # folder, steps, process
+    while kill -0 "$3" 2>/dev/null && [[ $(losses "$1" 2>/dev/null | wc -l) -lt $2 ]]; do
+        sleep 0.02
+    done
+}
+
+line_of() { # number of the first line of the output that matches
+    grep -nE "$1" out | head -1 | cut -d: -f1
+}
+
+# stop_midway SIGNAL DIR STEPS ARGUMENT...: trains into DIR and sends the signal after STEPS of 60
+# steps; its status in $status. On a busy machine the training can be over before the signal comes:
+# then once more.
+stop_midway() {
+    local signal=$1 dir=$2 steps=$3 pid try
+    shift 3
+    for try in 1 2 3 4 5 6 7 8; do
+        rm -rf "$dir"
+        "$finetune" "$@" --out "$dir" >/dev/null 2>&1 &
+        pid=$!
+        wait_for_steps "$dir" "$steps" $pid
+        kill "-$signal" $pid 2>/dev/null
+        wait $pid 2>/dev/null
+        status=$?
+        [[ $(losses "$dir" | wc -l) -lt 60 ]] && return
+        [[ $verbose == -v ]] && echo "      (attempt $try was over before the signal)"
+    done
+}
+
+training() {
+    local common=(--model model --data sums.jsonl --tokens 256 --rank 4 --dropout 0.1 --seed 3)
+    common+=(--steps 60 --save-every 7 --lr 3e-3 --backend cpu --threads 1)
+    rm -rf whole killed stopped
+    works "train" "${common[@]}" --out whole
+    cp out whole.txt
+    check "the loss falls" awk 'NR == 1 { a = $2 } { b = $2 } END { exit !(b < 0.8 * a) }' \
+        <(losses whole)
+    check "a log line a step" [ "$(losses whole | wc -l)" -eq 60 ]
+    check "a picture" grep -q '</svg>' whole/training.svg
+    check "an adapter" [ -s whole/adapter/adapter_config.json ]
+    check "no temporary files" [ -z "$(find whole -name '*.new' -o -name '*.tmp')" ]
+
+    stop_midway KILL killed 9 "${common[@]}"
+    check "killed in the middle" [ "$(losses killed | wc -l)" -lt 60 ]
+    works "resume after kill -9" "${common[@]}" --out killed --resume must
+    check "it did resume" grep -q "resumed after step" out
+    check "killed and resumed: same adapter" same_files whole killed
+    check "killed and resumed: same losses" diff <(losses whole) <(losses killed)
+
+    stop_midway INT stopped 4 "${common[@]}"
+    check "Ctrl-C gives 130" [ $status -eq 130 ]
+    check "Ctrl-C saves" [ -s stopped/adapter/adapter_model.safetensors ]
+    works "resume after Ctrl-C" "${common[@]}" --out stopped
+    check "stopped and resumed: same adapter" same_files whole stopped
+    works "once more: nothing to do" "${common[@]}" --out stopped
+    check "still the same adapter" same_files whole stopped
+    check "and the same summary" grep -qF "$(sed -n 's/^\(loss .* -> .*\)/\1/p' whole.txt)" out
+    run "$finetune" "${common[@]}" --out stopped --rank 8
+    check "other options are refused by name" grep -q -- "--rank 4.*--rank 8" err
+    sed 's/plus/and/' sums.jsonl >other.jsonl
+    cp sums.jsonl kept && cp other.jsonl sums.jsonl
+    run "$finetune" "${common[@]}" --out stopped
+    check "other data is refused" grep -q "data is not that of" err
+    cp kept sums.jsonl
+}
+
+long_samples() {
+    local common=(--model model --data mixed.jsonl --tokens 256 --rank 2 --steps 2 --eval 0)
+    common+=(--resume never)
+    works "train beside a long sample" "${common[@]}" --out long
+    check "it is told before step 1" [ "$(line_of '1 too long')" -lt "$(line_of '^step 1/')" ]
+    check "and left out" grep -q "left out; --truncate" out
+    works "truncate" "${common[@]}" --out long --truncate
+    check "is told, too" grep -q "cut, as --truncate says" out
+}
+
+# ---- nothing of the user's is lost ----
+
+few=(--data sums.jsonl --tokens 256 --rank 1 --eval 0 --backend cpu --threads 1)
+
+# keeps NAME PATTERN ARGUMENT...: refused with one line that matches, and the folder theirs stays as
+# it was.
+keeps() {
+    local name=$1 pattern=$2
+    shift 2
+    rm -rf before
+    cp -a theirs before
+    run "$finetune" "${few[@]}" --steps 2 "$@"
+    [[ $status -eq 1 && $(wc -l <err) -eq 1 ]] && grep -qE -- "^finetune: .*$pattern" err
+    check "$name: refused (status $status, wanted: $pattern)" [ $? -eq 0 ]
+    check "$name: nothing changed" diff -r --no-dereference before theirs
+    rm -rf theirs
+    cp -a before theirs
+}
+
+others_files() {
+    local kind
+    rm -rf theirs
+    mkdir -p theirs/empty theirs/notes theirs/settings
+    cp -r model theirs/model
+    cp sums.jsonl theirs/
+    ln -s sums.jsonl theirs/to-file
+    ln -s nowhere theirs/dangling
+    ln -s empty theirs/to-empty
+    echo "my picture" >theirs/notes/training.svg
+    echo "my figures" >theirs/notes/log.jsonl
+    echo "colour blue" >theirs/settings/settings.txt
+    keeps "out is the data" "sums.jsonl is not a folder" --model model --data theirs/sums.jsonl \
+        --out theirs/sums.jsonl
+    keeps "out is a link to a file" "to-file is not a folder" --model model --out theirs/to-file
+    keeps "out is a dangling link" "dangling is not a folder" --model model --out theirs/dangling
+    keeps "failed start in an empty folder" "there is no" --model model --out theirs/empty \
+        --resume must
+    keeps "failed start behind a link" "there is no" --model model --out theirs/to-empty \
+        --resume must
+    keeps "a folder of others" "holds 'log.jsonl' and no run" --model model --out theirs/notes
+    for kind in auto never must; do
+        keeps "settings of others, --resume $kind" "holds 'settings.txt' and no run" \
+            --model model --out theirs/settings --resume $kind
+    done
+    keeps "the model's folder" "holds 'config.json' and no run" --model theirs/model \
+        --out theirs/model
+    finetune_in() { (cd "$1" && "$finetune" "${@:2}"); }
+    rm -rf before
+    cp -a theirs before
+    run finetune_in theirs/notes "${few[@]}" --steps 2 --model ../model --data ../sums.jsonl --out .
+    check "the current folder ($status)" grep -q "folder . holds 'log.jsonl' and no run" err
+    check "the current folder: nothing changed" diff -r --no-dereference before theirs
+}
+
+own_folders() {
+    rm -rf theirs
+    mkdir -p theirs/empty
+    ln -s empty theirs/to-empty
+    works "an empty folder behind a link" "${few[@]}" --steps 2 --model model --out theirs/to-empty
+    works "once more" "${few[@]}" --steps 2 --model model --out theirs/empty --resume must
+    rm theirs/empty/settings.txt
+    works "without its settings" "${few[@]}" --steps 2 --model model --out theirs/empty
+    run "$finetune" "${few[@]}" --steps 2 --model model --out theirs/empty --resume never
+    check "not to begin anew in" grep -q "and no run of finetune" err
+    rm -rf theirs broken
+    mkdir theirs
+    works "a run" "${few[@]}" --steps 2 --model model --out theirs/run
+    cp -r model broken
+    truncate -s -2000 broken/model.safetensors
+    keeps "failed start, --resume never" "the model: " --model broken --out theirs/run \
+        --resume never
+    works "anew" "${few[@]}" --steps 3 --model model --out theirs/run --resume never
+}
+
+# begin DIR: trains for long in the background, and returns after a few steps; its number in $pid.
+begin() {
+    rm -rf "$1"
+    "$finetune" "${few[@]}" --model model --steps 1000000 --out "$1" >"$work/out" 2>"$work/err" &
+    pid=$!
+    wait_for_steps "$1" 3 $pid
+}
+
+finish() { # Ctrl-C
+    kill -INT $pid
+    wait $pid
+    status=$?
+}
+
+saving_fails() {
+    begin fails
+    touch fails/checkpoint fails/adapter
+    finish
+    check "Ctrl-C, saving fails: status 1 ($status)" [ $status -eq 1 ]
+    check "the checkpoint is told of" grep -q "^finetune: saving a checkpoint: " err
+    check "the adapter is told of" grep -q "^finetune: saving the adapter: " err
+    check "the other adapter is saved" [ -s fails/adapter.gguf ]
+    check "and the picture" [ -s fails/training.svg ]
+
+    begin fails
+    until rm -rf fails/training.svg && mkdir fails/training.svg 2>/dev/null; do :; done
+    finish
+    check "Ctrl-C, the picture fails: status 1 ($status)" [ $status -eq 1 ]
+    check "the picture is told of" grep -q "^finetune: fails/training.svg cannot be written" err
+    check "the checkpoint is there" [ -s fails/checkpoint/latest ]
+    check "the adapter is there" [ -s fails/adapter/adapter_model.safetensors ]
+
+    run "$finetune" "${few[@]}" --model model --steps 9 --out fails --resume never
+    check "no picture: training goes on" grep -q "^step-9$" fails/checkpoint/latest
+    check "no picture: one line, status 1 ($status)" [ "$status $(wc -l <err)" = "1 1" ]
+    check "no picture: the log is whole" [ "$(losses fails | wc -l)" -eq 9 ]
+    check "no picture: an adapter" [ -s fails/adapter.gguf ]
+
+    rm -rf fails
+    (ulimit -f 64 && "$finetune" "${few[@]}" --model model --steps 600 --out fails) >out 2>err
+    check "no more log: status 1" [ $? -eq 1 ]
+    check "no more log: one line" [ "$(wc -l <err)" -eq 1 ]
+    check "no more log: named" grep -q "^finetune: fails/log.jsonl cannot be written" err
+    check "no more log: training goes on" grep -q "^step-600$" fails/checkpoint/latest
+    check "no more log: an adapter" [ -s fails/adapter.gguf ]
+    check "no more log: whole lines" [ -z "$(grep -vE '^\{.*\}$' fails/log.jsonl)" ]
+}
+
+# ---- a full disk: no file may grow beyond a few blocks ----
+
+full_disk() {
+    local limit found
+    for limit in 1 3 8 24; do
+        rm -rf full
+        (
+            ulimit -f $limit
+            "$finetune" --model model --data sums.jsonl --tokens 256 --steps 400 --rank 4 \
+                --out full --eval 0 --save-every 20
+        ) >"$work/out" 2>"$work/err"
+        status=$?
+        check "files of $limit KiB: status 1" [ $status -eq 1 ]
+        check "files of $limit KiB: a message" \
+            grep -qiE "^finetune: .*(file too large|cannot be written)" err
+        found=$(find full -name '*.new' -o -name '*.tmp' 2>/dev/null)
+        check "files of $limit KiB: nothing half-written ($found)" [ -z "$found" ]
+        if [[ -s full/log.jsonl ]]; then
+            found=$(grep -vE '^\{.*\}$' full/log.jsonl)
+            check "files of $limit KiB: whole log lines" [ -z "$found" ]
+        fi
+    done
+}
+
+rm -rf "$work"
+mkdir -p "$work"
+[[ -n ${NO_BUILD:-} ]] || ${MAKE:-make} -s B="$B" "$B/finetune" || exit 1
+cd "$work" || exit 1
+: >out
+: >err
+model_make
+data_make
+wrong_use
+looking
+training
+long_samples
+others_files
+own_folders
+saving_fails
+full_disk
+echo "$passed passed, $failed failed, 0 skipped"
+[[ $failed -eq 0 && $passed -gt 0 ]]

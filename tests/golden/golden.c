@@ -1,0 +1,565 @@
+// golden.c - runs a fixture folder made with transformers, PEFT and bitsandbytes, and judges every
+// figure.
+//
+//   build/golden [--backend cpu|cuda] [--mode f32|bf16] [--graph on|off] [--known] DIR...
+//
+// A folder has model/, model-bnb4/, adapter0/, adapter20/, golden.safetensors and golden.json,
+// whose "limits" say what is close enough. Exit status 0: everything holds; 1: something does not;
+// 2: usage.
+#ifndef GOLDEN_NO_MAIN // the test suite has included the implementation
+#define QLORA_STATIC
+#define QLORA_IMPLEMENTATION
+#include "qlora.h"
+#endif
+
+typedef struct options {
+    qlora_backend backend;
+    qlora_mode mode;
+    bool graph;
+    bool quiet; // print only what fails
+    bool known; // pass over families that the library refuses by name
+} options;
+
+typedef struct fixture {
+    qlora_ctx* ctx;
+    const options* opt;
+    const char* dir;
+    qlora__map json_map;
+    qlora__json json;
+    qlora__st tensors;
+    int64_t steps;
+    int64_t batch;
+    int64_t seq;
+    int64_t vocab;
+    int32_t* ids; // [steps][batch][seq]
+    int32_t* labels;
+    int32_t lengths[64];
+    int figures;
+    int failures;
+} fixture;
+
+static bool report(fixture* f, const char* what, double value, double limit) {
+    bool ok = value <= limit; // false for NaN
+    if (!ok || !f->opt->quiet) {
+        printf("  %-34s %12.4g  limit %-10.3g %s\n", what, value, limit, ok ? "ok" : "FAILED");
+    }
+    f->figures++;
+    f->failures += ok ? 0 : 1;
+    return ok;
+}
+
+static bool trouble(fixture* f, const char* what) {
+    printf("  %-34s %s\n", what, qlora_last_error(f->ctx));
+    f->failures++;
+    return false;
+}
+
+static uint32_t find(const fixture* f, const char* path) {
+    return qlora__json_find_path(&f->json, 0, path);
+}
+
+static double number(const fixture* f, const char* path) {
+    double value = NAN;
+    uint32_t token = find(f, path);
+    return token != 0 && qlora__json_double(&f->json, token, &value) ? value : (double)NAN;
+}
+
+static double limit_of(const fixture* f, const char* name) {
+    char path[64];
+    snprintf(path, sizeof path, "limits/%s/%s", f->opt->mode == QLORA_MODE_BF16 ? "bf16" : "f32",
+             name);
+    return number(f, path);
+}
+
+static double list_number(const fixture* f, const char* path, uint32_t index) {
+    double value = NAN;
+    uint32_t token = qlora__json_at(&f->json, find(f, path), index);
+    return token != 0 && qlora__json_double(&f->json, token, &value) ? value : (double)NAN;
+}
+
+static void path_of(const fixture* f, const char* name, char out[512]) {
+    snprintf(out, 512, "%s/%s", f->dir, name);
+}
+
+static bool fixture_open(fixture* f) {
+    char path[512];
+    path_of(f, "golden.json", path);
+    if (qlora__map_open(f->ctx, path, &f->json_map) != QLORA_OK ||
+        qlora__json_parse(f->ctx, path, f->json_map.data, (size_t)f->json_map.size, 0, &f->json) !=
+            QLORA_OK) {
+        return trouble(f, "golden.json");
+    }
+    path_of(f, "golden.safetensors", path);
+    if (qlora__st_open(f->ctx, path, &f->tensors) != QLORA_OK) {
+        return trouble(f, "golden.safetensors");
+    }
+    const qlora__st_tensor* ids = qlora__st_find(&f->tensors, "input_ids");
+    const qlora__st_tensor* labels = qlora__st_find(&f->tensors, "labels");
+    const qlora__st_tensor* logits = qlora__st_find(&f->tensors, "base_logits");
+    if (ids == NULL || labels == NULL || logits == NULL || ids->rank != 3 || logits->rank != 3 ||
+        ids->shape[1] > 64) {
+        printf("  golden.safetensors lacks input_ids, labels or base_logits\n");
+        return false;
+    }
+    f->steps = ids->shape[0];
+    f->batch = ids->shape[1];
+    f->seq = ids->shape[2];
+    f->vocab = logits->shape[2];
+    f->ids = (int32_t*)malloc((size_t)ids->bytes);
+    f->labels = (int32_t*)malloc((size_t)labels->bytes);
+    memcpy(f->ids, ids->data, (size_t)ids->bytes);
+    memcpy(f->labels, labels->data, (size_t)labels->bytes);
+    for (int64_t i = 0; i < f->batch; i++) {
+        f->lengths[i] = (int32_t)f->seq;
+    }
+    return true;
+}
+
+static void fixture_close(fixture* f) {
+    free(f->ids);
+    free(f->labels);
+    qlora__st_close(f->ctx, &f->tensors);
+    qlora__json_free(f->ctx, &f->json);
+    qlora__map_close(f->ctx, &f->json_map);
+}
+
+static qlora_batch golden_batch(const fixture* f, int64_t step) {
+    qlora_batch b;
+    memset(&b, 0, sizeof b);
+    b.ids = f->ids + step * f->batch * f->seq;
+    b.labels = f->labels + step * f->batch * f->seq;
+    b.lengths = f->lengths;
+    b.count = f->batch;
+    return b;
+}
+
+typedef struct golden_session {
+    qlora_model* model;
+    qlora_trainer* trainer;
+} golden_session;
+
+// kind: the folder of the model; adapter NULL: none; base 16-bit or NF4.
+static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora_base_format base,
+                        golden_session* s) {
+    char dir[512];
+    char adapter_dir[512];
+    qlora_model_desc desc;
+    qlora_train_desc train;
+    memset(&desc, 0, sizeof desc);
+    memset(&train, 0, sizeof train);
+    memset(s, 0, sizeof *s);
+    path_of(f, kind, dir);
+    desc.dir = dir;
+    desc.base = base;
+    desc.mode = f->opt->mode;
+    desc.rank = -1;
+    if (adapter != NULL) {
+        path_of(f, adapter, adapter_dir);
+        desc.adapter = adapter_dir;
+    }
+    train.tokens = f->batch * f->seq;
+    train.max_sequences = f->batch;
+    train.max_length = f->seq + 8 < train.tokens ? f->seq : train.tokens;
+    train.no_training = adapter == NULL;
+    train.eager = !f->opt->graph;
+    train.require_graph = f->opt->graph && f->opt->backend == QLORA_BACKEND_CUDA;
+    train.schedule = QLORA_SCHEDULE_CONSTANT;
+    train.lr = number(f, "optimizer/lr");
+    train.beta1 = list_number(f, "optimizer/betas", 0);
+    train.beta2 = list_number(f, "optimizer/betas", 1);
+    train.eps = number(f, "optimizer/eps");
+    train.weight_decay = number(f, "optimizer/weight_decay");
+    train.max_norm = number(f, "optimizer/clip");
+    train.generate_tokens = 128;
+    if (qlora_model_open(f->ctx, &desc, &train, NULL, &s->model) != QLORA_OK) {
+        return trouble(f, kind);
+    }
+    if (qlora_trainer_create(s->model, &s->trainer) != QLORA_OK) {
+        return trouble(f, "trainer");
+    }
+    return true;
+}
+
+static void golden_close(golden_session* s) {
+    qlora_trainer_destroy(s->trainer);
+    qlora_model_close(s->model);
+}
+
+// Largest difference over the largest logit; NaN anywhere gives NaN.
+static double logits_error(const float* got, const float* want, int64_t n) {
+    double worst = 0.0;
+    double most = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        double d = fabs((double)got[i] - (double)want[i]);
+        most = fabs((double)want[i]) > most ? fabs((double)want[i]) : most;
+        if (!(d <= worst)) {
+            worst = d;
+        }
+    }
+    return worst / most;
+}
+
+static void check_logits(fixture* f, golden_session* s, const char* what, const char* tensor) {
+    int64_t n = f->batch * f->seq * f->vocab;
+    float* got = (float*)malloc((size_t)n * 4);
+    float* want = (float*)malloc((size_t)n * 4);
+    qlora_batch b = golden_batch(f, 0);
+    const qlora__st_tensor* t = qlora__st_find(&f->tensors, tensor);
+    if (t == NULL || qlora_eval_logits(s->trainer, &b, got) != QLORA_OK) {
+        trouble(f, what);
+    } else {
+        qlora__st_read_f32(t, 0, (uint64_t)n, want);
+        report(f, what, logits_error(got, want, n), limit_of(f, "logits"));
+    }
+    free(got);
+    free(want);
+}
+
+static void check_loss(fixture* f, golden_session* s, const char* what, const char* name) {
+    qlora_batch b = golden_batch(f, 0);
+    qlora_eval_info info = {0.0, 0.0, 0};
+    if (qlora_eval(s->trainer, &b, &info) != QLORA_OK) {
+        trouble(f, what);
+        return;
+    }
+    double want = number(f, name);
+    double got = info.loss / info.labels;
+    report(f, what, fabs(got - want) / (fabs(want) > 1.0 ? fabs(want) : 1.0), limit_of(f, "loss0"));
+}
+
+// Relative 2-norm of the difference; against a zero reference 1e-12 in absolute terms, scaled to
+// limit.
+static double tensor_error(const float* got, const float* want, size_t n, double limit) {
+    double difference = 0.0;
+    double norm = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        double d = (double)got[i] - (double)want[i];
+        difference += d * d;
+        norm += (double)want[i] * (double)want[i];
+    }
+    return norm > 0.0 ? sqrt(difference / norm) : sqrt(difference) / 1e-12 * limit;
+}
+
+// Every trained tensor against a file's: prefix + name (less ".weight" is not needed), or as it is.
+static void check_tensors(fixture* f, golden_session* s, const char* what, const qlora__st* file,
+                          const char* prefix, bool gradients, double limit) {
+    double worst = 0.0;
+    char worst_name[192] = "";
+    for (int64_t i = 0; i < qlora_model_parameters(s->model); i++) {
+        qlora_parameter p;
+        char name[256];
+        if (qlora_model_parameter(s->model, i, &p) != QLORA_OK) {
+            trouble(f, what);
+            return;
+        }
+        size_t n = (size_t)(p.rows * p.cols);
+        float* got = (float*)malloc(n * 4);
+        float* want = (float*)malloc(n * 4);
+        snprintf(name, sizeof name, "%s%s", prefix, p.name);
+        const qlora__st_tensor* t = qlora__st_find(file, name);
+        qlora_result r = gradients ? qlora_train_gradient_read(s->trainer, i, got)
+                                   : qlora_model_parameter_read(s->model, i, got);
+        double error = NAN;
+        if (t == NULL || qlora__st_elements(t) != n) {
+            printf("  %s is not in the file\n", name);
+        } else if (r != QLORA_OK) {
+            trouble(f, what);
+        } else {
+            qlora__st_read_f32(t, 0, n, want);
+            error = tensor_error(got, want, n, limit);
+        }
+        if (!(error <= worst)) {
+            worst = error;
+            snprintf(worst_name, sizeof worst_name, "%s", p.name);
+        }
+        free(got);
+        free(want);
+    }
+    if (!report(f, what, worst, limit)) {
+        printf("    worst: %s\n", worst_name);
+    }
+}
+
+static void check_steps(fixture* f, golden_session* s) {
+    double worst_loss = 0.0;
+    double worst_norm = 0.0;
+    double first = NAN;
+    for (int64_t step = 0; step < f->steps; step++) {
+        qlora_batch b = golden_batch(f, step);
+        qlora_train_info info;
+        if (qlora_train_micro(s->trainer, &b, qlora_batch_labels(&b)) != QLORA_OK) {
+            trouble(f, "step");
+            return;
+        }
+        if (step == 0) {
+            check_tensors(f, s, "gradients of step 0", &f->tensors, "grad.", true,
+                          limit_of(f, "grads"));
+        }
+        if (qlora_train_update(s->trainer) != QLORA_OK ||
+            qlora_train_info_read(s->trainer, &info) != QLORA_OK) {
+            trouble(f, "step");
+            return;
+        }
+        double loss = list_number(f, "losses", (uint32_t)step);
+        double norm = list_number(f, "grad_norms", (uint32_t)step);
+        double loss_error = fabs(info.loss - loss) / (fabs(loss) > 1.0 ? fabs(loss) : 1.0);
+        double norm_error = fabs((double)info.grad_norm - norm) / (norm > 1.0 ? norm : 1.0);
+        first = step == 0 ? loss_error : first;
+        worst_loss = loss_error <= worst_loss ? worst_loss : loss_error;
+        worst_norm = norm_error <= worst_norm ? worst_norm : norm_error;
+    }
+    report(f, "loss of step 0", first, limit_of(f, "loss0"));
+    report(f, "worst loss of the steps", worst_loss, limit_of(f, "loss_any"));
+    report(f, "worst gradient norm", worst_norm, limit_of(f, "grad_norm"));
+}
+
+// The continuation that the reference chose greedily, token by token: ours must choose the same, or
+// (in bf16) rank it within greedy_margin of the top.
+static void check_greedy(fixture* f, golden_session* s) {
+    int32_t text[192];
+    int32_t labels[192];
+    int32_t length = 0;
+    uint32_t prompt = find(f, "greedy_prompt");
+    uint32_t golden = find(f, "greedy_ids_after_20_steps");
+    int64_t id = 0;
+    uint32_t prompt_count = 0;
+    while (qlora__json_at(&f->json, prompt, prompt_count) != 0 && length < 96) {
+        qlora__json_int(&f->json, qlora__json_at(&f->json, prompt, prompt_count++), &id);
+        text[length++] = (int32_t)id;
+    }
+    for (uint32_t i = 0; qlora__json_at(&f->json, golden, i) != 0 && length < 192; i++) {
+        qlora__json_int(&f->json, qlora__json_at(&f->json, golden, i), &id);
+        text[length++] = (int32_t)id;
+    }
+    length = length < f->seq ? length : (int32_t)f->seq;
+    for (int32_t i = 0; i < length; i++) {
+        labels[i] = text[i];
+    }
+    qlora_batch b;
+    memset(&b, 0, sizeof b);
+    b.ids = text;
+    b.labels = labels;
+    b.lengths = &length;
+    b.count = 1;
+    float* logits = (float*)malloc((size_t)(length * f->vocab) * 4);
+    if (qlora_eval_logits(s->trainer, &b, logits) != QLORA_OK) {
+        trouble(f, "greedy text");
+        free(logits);
+        return;
+    }
+    double worst =
+        0.0; // how far the golden token lies below the top, relative to the largest logit
+    for (int32_t i = (int32_t)prompt_count - 1; i + 1 < length; i++) {
+        const float* row = logits + (int64_t)i * f->vocab;
+        double top = -INFINITY;
+        double most = 0.0;
+        for (int64_t v = 0; v < f->vocab; v++) {
+            top = (double)row[v] > top ? (double)row[v] : top;
+            most = fabs((double)row[v]) > most ? fabs((double)row[v]) : most;
+        }
+        double below = (top - (double)row[text[i + 1]]) / most;
+        worst = below <= worst ? worst : below;
+    }
+    bool bf16 = f->opt->mode == QLORA_MODE_BF16;
+    bool judged = bf16 || number(f, "greedy_smallest_margin") >= 1e-4;
+    double limit = bf16 ? limit_of(f, "greedy_margin") : 0.0;
+    if (judged) {
+        report(f, "greedy text", worst, limit);
+    } else {
+        printf("  %-34s %12.4g  not judged: the reference's own margin is too small\n",
+               "greedy text", worst);
+    }
+    free(logits);
+}
+
+typedef struct continuation {
+    int32_t ids[128];
+    int32_t count;
+} continuation;
+
+static bool take_token(void* user, int32_t token) {
+    continuation* c = (continuation*)user;
+    c->ids[c->count++] = token;
+    return c->count < 128;
+}
+
+static int32_t read_ids(const fixture* f, const char* name, int32_t most, int32_t* out) {
+    uint32_t list = find(f, name);
+    int32_t count = 0;
+    int64_t id = 0;
+    while (count < most && qlora__json_at(&f->json, list, (uint32_t)count) != 0) {
+        qlora__json_int(&f->json, qlora__json_at(&f->json, list, (uint32_t)count), &id);
+        out[count++] = (int32_t)id;
+    }
+    return count;
+}
+
+// The same text by prefill and decoding with the key/value cache: in f32 token by token the
+// reference's.
+static void check_generate(fixture* f, golden_session* s) {
+    int32_t prompt[64];
+    int32_t golden[64];
+    static const int32_t none[1] = {-1};
+    continuation ours;
+    qlora_generate_desc d;
+    memset(&ours, 0, sizeof ours);
+    memset(&d, 0, sizeof d);
+    d.prompt = prompt;
+    d.prompt_tokens = read_ids(f, "greedy_prompt", 64, prompt);
+    d.max_tokens = read_ids(f, "greedy_ids_after_20_steps", 63, golden);
+    d.stops = none;
+    d.stop_count = 1;
+    if (qlora_generate(s->model, &d, take_token, &ours) != QLORA_OK) {
+        trouble(f, "greedy text by qlora_generate");
+        return;
+    }
+    int32_t different = ours.count == d.max_tokens ? 0 : (int32_t)d.max_tokens;
+    for (int32_t i = 0; i < ours.count && i < d.max_tokens; i++) {
+        different += ours.ids[i] != golden[i] ? 1 : 0;
+    }
+    if (f->opt->mode != QLORA_MODE_BF16 && number(f, "greedy_smallest_margin") >= 1e-4) {
+        report(f, "greedy text by qlora_generate", (double)different, 0.0);
+    } else {
+        printf("  %-34s %12d  of %d tokens differ; not judged\n", "greedy text by qlora_generate",
+               (int)different, (int)d.max_tokens);
+    }
+}
+
+static bool family_is_refused(fixture* f) {
+    char path[512];
+    qlora_model_config config;
+    path_of(f, "model", path);
+    bool refused = qlora_config_read(f->ctx, path, &config) == QLORA_ERR_UNSUPPORTED;
+    if (refused && !f->opt->quiet) {
+        printf("  not supported: %s\n", qlora_last_error(f->ctx));
+    }
+    return refused;
+}
+
+// Returns the number of failures; figures gets the number of comparisons.
+static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int* figures) {
+    fixture f;
+    memset(&f, 0, sizeof f);
+    f.ctx = ctx;
+    f.opt = opt;
+    f.dir = dir;
+    if (!opt->quiet) {
+        printf("%s\n", dir);
+    }
+    if (!fixture_open(&f)) {
+        return 1;
+    }
+    if (opt->known && family_is_refused(&f)) {
+        fixture_close(&f);
+        return 0;
+    }
+    golden_session s;
+    if (golden_open(&f, "model", NULL, QLORA_BASE_16BIT, &s)) {
+        check_logits(&f, &s, "logits, 16-bit base", "base_logits");
+        check_loss(&f, &s, "loss, 16-bit base", "base_loss");
+    }
+    golden_close(&s);
+    static const char* const kinds[] = {"model", "model-bnb4"};
+    for (int k = 0; k < 2; k++) {
+        char what[64];
+        if (golden_open(&f, kinds[k], "adapter0", QLORA_BASE_NF4, &s)) {
+            qlora_model_use_adapters(s.model, false);
+            snprintf(what, sizeof what, "logits, NF4 of %s", kinds[k]);
+            check_logits(&f, &s, what, "nf4_logits");
+            snprintf(what, sizeof what, "loss, NF4 of %s", kinds[k]);
+            check_loss(&f, &s, what, "nf4_loss");
+            qlora_model_use_adapters(s.model, true);
+            snprintf(what, sizeof what, "logits, adapter0 on %s", kinds[k]);
+            check_logits(&f, &s, what, "lora_logits");
+            check_steps(&f, &s);
+            char path[512];
+            qlora__st final_adapter;
+            path_of(&f, "adapter20/adapter_model.safetensors", path);
+            if (qlora__st_open(ctx, path, &final_adapter) != QLORA_OK) {
+                trouble(&f, "adapter20");
+            } else if (opt->mode != QLORA_MODE_BF16) {
+                check_tensors(&f, &s, "adapter after the steps", &final_adapter, "", false,
+                              limit_of(&f, "adapter20"));
+            }
+            qlora__st_close(ctx, &final_adapter);
+            check_greedy(&f, &s);
+            check_generate(&f, &s);
+        }
+        golden_close(&s);
+    }
+    int failures = f.failures;
+    *figures = f.figures;
+    fixture_close(&f);
+    if (!opt->quiet) {
+        printf("  %s\n", failures == 0 ? "all figures hold" : "FAILED");
+    }
+    return failures;
+}
+
+#ifndef GOLDEN_NO_MAIN // the test suite has its own
+
+static int usage(int status) {
+    printf(
+        "usage: golden [--backend cpu|cuda] [--mode f32|bf16] [--graph on|off] [--known] DIR...\n"
+        "runs fixture folders (model/, model-bnb4/, adapter0/, adapter20/, golden.*) and prints "
+        "every\n"
+        "figure with its limit; status 0 when all hold. --known passes over families that the\n"
+        "library refuses by name.\n");
+    return status;
+}
+
+int main(int argc, char** argv) {
+    options opt = {QLORA_BACKEND_CPU, QLORA_MODE_F32, true, false, false};
+    int i = 1;
+    for (; i < argc && strncmp(argv[i], "--", 2) == 0; i++) {
+        const char* value = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(argv[i], "--help") == 0) {
+            return usage(0);
+        }
+        if (strcmp(argv[i], "--known") == 0) {
+            opt.known = true;
+            continue;
+        }
+        if (strcmp(argv[i], "--backend") == 0 &&
+            (strcmp(value, "cpu") == 0 || strcmp(value, "cuda") == 0)) {
+            opt.backend = strcmp(value, "cpu") == 0 ? QLORA_BACKEND_CPU : QLORA_BACKEND_CUDA;
+        } else if (strcmp(argv[i], "--mode") == 0 &&
+                   (strcmp(value, "f32") == 0 || strcmp(value, "bf16") == 0)) {
+            opt.mode = strcmp(value, "f32") == 0 ? QLORA_MODE_F32 : QLORA_MODE_BF16;
+        } else if (strcmp(argv[i], "--graph") == 0 &&
+                   (strcmp(value, "on") == 0 || strcmp(value, "off") == 0)) {
+            opt.graph = strcmp(value, "on") == 0;
+        } else {
+            fprintf(stderr, "golden: %s %s is not understood\n", argv[i], value);
+            return usage(2);
+        }
+        i++;
+    }
+    if (i == argc) {
+        return usage(2);
+    }
+    char why[512] = "";
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = opt.backend;
+    desc.error_text = why;
+    desc.error_text_size = sizeof why;
+    qlora_ctx* ctx = NULL;
+    if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) {
+        fprintf(stderr, "golden: %s\n", why);
+        return 1;
+    }
+    int failures = 0;
+    for (; i < argc; i++) {
+        int figures = 0;
+        failures += run_fixture(ctx, &opt, argv[i], &figures);
+    }
+    if (qlora_ctx_destroy(ctx) != QLORA_OK) {
+        fprintf(stderr, "golden: %s\n", qlora_last_error(ctx));
+        failures++;
+    }
+    printf("%s\n", failures == 0 ? "all folders hold" : "FAILED");
+    return failures == 0 ? 0 : 1;
+}
+
+#endif

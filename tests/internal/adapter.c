@@ -1,0 +1,1542 @@
+// adapter.c - adapters, merged exports and checkpoints, on a file system in memory that
+// can fail at any operation and forget at a power cut; where the shared folder is present
+// (QLORA_SHARED, else ../shared) also on the files of PEFT and bitsandbytes.
+
+#include "formats_world.h"
+#include "machines.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+
+SUITE_EXTERN(adapter_suite);
+
+// ---- a world with a model folder in it ----
+
+// Renames and removals reach the disk at once, or (late) only when their folder is synced: a file
+// system may do either.
+typedef struct late_change {
+    char from[WORLD_NAME]; // "" = a removal
+    char to[WORLD_NAME];
+    unsigned char* data;
+    size_t size;
+} late_change;
+
+typedef struct stage {
+    world w;
+    bool late;
+    late_change changes[16];
+    int change_count;
+    qlora_ctx* ctx;
+} stage;
+
+static stage* stage_of(void* user) {
+    return (stage*)user; // the world is its first member
+}
+
+static void stage_apply(stage* s) {
+    for (int i = 0; i < s->change_count; i++) {
+        late_change* c = &s->changes[i];
+        if (!world_cut(&s->w)) {
+            if (c->data != NULL) {
+                world_set(s->w.disk, c->to, c->data, c->size);
+            } else if (world_slot(s->w.disk, c->to) != NULL) {
+                world_drop(world_slot(s->w.disk, c->to));
+            }
+        }
+        free(c->data);
+    }
+    s->change_count = 0;
+}
+
+static void stage_change(stage* s, const char* to, const void* data, size_t size) {
+    late_change* c = &s->changes[s->change_count++];
+    memset(c, 0, sizeof *c);
+    snprintf(c->to, sizeof c->to, "%s", to);
+    if (data != NULL) {
+        c->data = malloc(size + 1);
+        memcpy(c->data, data, size);
+        c->size = size;
+    }
+    if (!s->late || s->change_count == 16) {
+        stage_apply(s);
+    }
+}
+
+static int stage_rename(const char* from, const char* to, void* user) {
+    stage* s = stage_of(user);
+    world_file* f = world_slot(s->w.files, from);
+    size_t synced = f != NULL ? f->synced : 0;
+    unsigned char* bytes = malloc(synced + 1);
+    if (f != NULL) {
+        memcpy(bytes, f->data, synced);
+    }
+    long cut = s->w.cut_at;
+    s->w.cut_at = 1; // our own account of the disk
+    int code = world_rename(from, to, user);
+    s->w.cut_at = cut;
+    if (code == 0) {
+        stage_change(s, to, bytes, synced);
+    }
+    free(bytes);
+    return code;
+}
+
+static int stage_remove(const char* path, void* user) {
+    stage* s = stage_of(user);
+    int code = world_remove(path, user);
+    if (code == 0) {
+        stage_change(s, path, NULL, 0);
+    }
+    return code;
+}
+
+static int stage_sync_dir(const char* path, void* user) {
+    int code = world_sync_dir(path, user);
+    if (code == 0) {
+        stage_apply(stage_of(user));
+    }
+    return code;
+}
+
+// Files that the world does not have are the operating system's.
+static int stage_map(const char* path, const void** data, uint64_t* bytes, void** handle,
+                     void* user) {
+    if (world_slot(stage_of(user)->w.files, path) == NULL && path[0] == '.') {
+        return qlora__os_map(path, data, bytes, handle, NULL);
+    }
+    if (world_slot(stage_of(user)->w.files, path) == NULL && path[0] == '/') {
+        return qlora__os_map(path, data, bytes, handle, NULL);
+    }
+    return world_map(path, data, bytes, handle, user);
+}
+
+static void stage_unmap(const void* data, uint64_t bytes, void* handle, void* user) {
+    if (handle == NULL) {
+        qlora__os_unmap(data, bytes, handle, NULL);
+        return;
+    }
+    world_unmap(data, bytes, handle, user);
+}
+
+static int stage_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    if (mode == QLORA_FILE_READ && (path[0] == '/' || path[0] == '.')) {
+        int code = qlora__os_open(path, mode, file, NULL);
+        if (code == 0) {
+            qlora__os_close(*file, NULL);
+            *file = NULL;
+            stage_of(user)->w.handles++;
+        }
+        return code;
+    }
+    return world_open(path, mode, file, user);
+}
+
+static void* stage_alloc(size_t bytes, size_t align, void* user) {
+    void* p = NULL;
+    if (world_fails((world*)user) || posix_memalign(&p, align < 64 ? 64 : align, bytes) != 0) {
+        return NULL;
+    }
+    ((world*)user)->blocks++;
+    memset(p, 0xCB, bytes);
+    return p;
+}
+
+static bool stage_begin(stage* s, const test_machine* machine) {
+    bool is_cpu = machine == NULL || strcmp(machine->backend, "cpu") == 0;
+    memset(s, 0, sizeof *s);
+    world_begin(&s->w);
+    if (!is_cpu && strcmp(machine->backend, "fake") == 0) {
+        fake_config config = test_fake()->defaults();
+        config.device[0].cc = machine->cc;
+        config.driver_version = machine->driver;
+        config.order = machine->order;
+        config.seed = 7;
+        test_fake()->reset(&config);
+    }
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = is_cpu ? QLORA_BACKEND_CPU : QLORA_BACKEND_CUDA;
+    desc.threads = 2;
+    desc.scratch_bytes = (size_t)4 << 20;
+    desc.cublas_library = is_cpu || machine->cublas ? NULL : "none";
+    desc.allocator = s->w.ctx.desc.allocator;
+    desc.allocator.alloc = stage_alloc;
+    desc.files = s->w.ctx.desc.files;
+    desc.files.open = stage_open;
+    desc.files.rename = stage_rename;
+    desc.files.remove = stage_remove;
+    desc.files.sync_dir = stage_sync_dir;
+    desc.files.map = stage_map;
+    desc.files.unmap = stage_unmap;
+    return qlora_ctx_create(&desc, &s->ctx) == QLORA_OK;
+}
+
+static bool stage_end(stage* s) {
+    bool good = qlora_ctx_destroy(s->ctx) == QLORA_OK;
+    for (int i = 0; i < s->change_count; i++) {
+        free(s->changes[i].data);
+    }
+    return world_end(&s->w) && good;
+}
+
+static void files_copy(world_file* to, const world_file* from) {
+    for (int i = 0; i < WORLD_FILES; i++) {
+        world_drop(&to[i]);
+    }
+    for (int i = 0; i < WORLD_FILES; i++) {
+        if (from[i].name[0] != '\0') {
+            world_set(to, from[i].name, from[i].data, from[i].size);
+        }
+    }
+}
+
+static void files_drop(world_file* files) {
+    for (int i = 0; i < WORLD_FILES; i++) {
+        world_drop(&files[i]);
+    }
+}
+
+// ---- tiny models ----
+
+static const char adapter_config_text[] =
+    "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"vocab_size\":40,"
+    "\"hidden_size\":16,\"intermediate_size\":24,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
+    "\"num_key_value_heads\":1,\"head_dim\":8,\"hidden_act\":\"silu\",\"rms_norm_eps\":1e-5,"
+    "\"max_position_embeddings\":64,\"tie_word_embeddings\":false,\"rope_theta\":10000.0,"
+    "\"torch_dtype\":\"float32\"}";
+
+static const struct {
+    const char* name;
+    int64_t rows;
+    int64_t cols; // 0: a vector
+} layer_tensors[] = {
+    {"input_layernorm.weight", 16, 0},   {"post_attention_layernorm.weight", 16, 0},
+    {"self_attn.q_proj.weight", 16, 16}, {"self_attn.k_proj.weight", 8, 16},
+    {"self_attn.v_proj.weight", 8, 16},  {"self_attn.o_proj.weight", 16, 16},
+    {"mlp.gate_proj.weight", 24, 16},    {"mlp.up_proj.weight", 24, 16},
+    {"mlp.down_proj.weight", 16, 24}};
+
+typedef struct tensor_plan {
+    char name[128];
+    int64_t shape[2];
+} tensor_plan;
+
+// Writes random tensors as one file; norms lie around 1.
+static bool write_tensors(qlora_ctx* ctx, const char* path, const tensor_plan* plans,
+                          uint32_t count, float scale) {
+    qlora__st_entry entries[64];
+    qlora__st_writer w;
+    test_random random = test_random_start(path);
+    for (uint32_t i = 0; i < count; i++) {
+        entries[i].name = plans[i].name;
+        entries[i].shape = plans[i].shape;
+        entries[i].dtype = QLORA__ST_F32;
+        entries[i].rank = plans[i].shape[1] > 0 ? 2 : 1;
+    }
+    if (qlora__st_write_begin(ctx, path, entries, count, NULL, false, &w) != QLORA_OK) {
+        return false;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        float values[1024];
+        const tensor_plan* p = &plans[w.order[i]];
+        size_t n = (size_t)(p->shape[0] * (p->shape[1] > 0 ? p->shape[1] : 1));
+        test_random_fill(&random, values, n, scale);
+        for (size_t j = 0; j < n && p->shape[1] == 0; j++) {
+            values[j] = 1.0f + 0.1f * values[j];
+        }
+        if (qlora__st_write(ctx, &w, values, n * 4) != QLORA_OK) {
+            return false;
+        }
+    }
+    return qlora__st_write_commit(ctx, &w) == QLORA_OK;
+}
+
+static bool folder_make(stage* s, const char* dir) {
+    tensor_plan plans[32];
+    char path[WORLD_NAME];
+    uint32_t count = 0;
+    memset(plans, 0, sizeof plans);
+    for (int l = 0; l < 2; l++) {
+        for (size_t i = 0; i < sizeof layer_tensors / sizeof layer_tensors[0]; i++) {
+            snprintf(plans[count].name, sizeof plans[count].name, "model.layers.%d.%s", l,
+                     layer_tensors[i].name);
+            plans[count].shape[0] = layer_tensors[i].rows;
+            plans[count++].shape[1] = layer_tensors[i].cols;
+        }
+    }
+    static const tensor_plan others[] = {{"model.norm.weight", {16, 0}},
+                                         {"model.embed_tokens.weight", {40, 16}},
+                                         {"lm_head.weight", {40, 16}}};
+    for (int i = 0; i < 3; i++) {
+        plans[count++] = others[i];
+    }
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    world_put(&s->w, path, adapter_config_text, sizeof adapter_config_text - 1);
+    snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    world_put(&s->w, path, "{\"eos_token_id\":3}", 18);
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    return write_tensors(s->ctx, path, plans, count, 0.3f);
+}
+
+typedef struct session {
+    qlora_model* model;
+    qlora_trainer* trainer;
+} session;
+
+typedef struct opening {
+    const char* dir;
+    const char* adapter;
+    qlora_base_format base;
+    qlora_mode mode;
+    int32_t rank; // 0 = 3
+    bool rslora;
+    bool norms;
+    bool eager;
+    float dropout;
+    uint64_t seed;
+    int32_t keep;
+    int64_t tokens; // 0 = 32
+    qlora_choice recompute;
+    uint32_t targets;
+} opening;
+
+static bool session_open(stage* s, const opening* o, session* out) {
+    qlora_model_desc desc;
+    qlora_train_desc train;
+    memset(&desc, 0, sizeof desc);
+    memset(&train, 0, sizeof train);
+    memset(out, 0, sizeof *out);
+    desc.dir = o->dir;
+    desc.adapter = o->adapter;
+    desc.base = o->base;
+    desc.mode = o->mode != QLORA_MODE_AUTO ? o->mode : QLORA_MODE_F32;
+    desc.rank = o->rank != 0 ? o->rank : 3;
+    desc.alpha = 5.0f;
+    desc.rslora = o->rslora;
+    desc.train_norms = o->norms;
+    desc.dropout = o->dropout;
+    desc.seed = 11;
+    desc.targets = o->targets;
+    train.tokens = o->tokens != 0 ? o->tokens : 32;
+    train.max_sequences = 4;
+    train.lr = 0.01;
+    train.warmup_steps = 2;
+    train.total_steps = 20;
+    train.weight_decay = 0.01;
+    train.seed = o->seed;
+    train.eager = o->eager;
+    train.require_graph = !o->eager && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
+    train.keep_checkpoints = o->keep;
+    train.recompute = o->recompute;
+    if (qlora_model_open(s->ctx, &desc, &train, NULL, &out->model) != QLORA_OK ||
+        qlora_trainer_create(out->model, &out->trainer) != QLORA_OK) {
+        printf("\n%s\n", qlora_last_error(s->ctx));
+        return false;
+    }
+    return true;
+}
+
+static bool session_close(session* s) {
+    return qlora_trainer_destroy(s->trainer) == QLORA_OK && qlora_model_close(s->model) == QLORA_OK;
+}
+
+static qlora_batch batch_of(int64_t number, int32_t* ids, int32_t* lengths) {
+    test_random random = test_random_start("batch");
+    random.state ^= (uint64_t)(number + 1) * 0x9E3779B97F4A7C15u;
+    qlora_batch b;
+    memset(&b, 0, sizeof b);
+    lengths[0] = 7 + (int32_t)test_random_below(&random, 3);
+    lengths[1] = 6;
+    for (int i = 0; i < 16; i++) {
+        ids[i] = (int32_t)test_random_below(&random, 40);
+    }
+    b.ids = ids;
+    b.labels = ids;
+    b.lengths = lengths;
+    b.count = 2;
+    return b;
+}
+
+#define SKIPPED_STEP 1
+
+// Steps first .. first + count, two micro-batches each. One of them has gradients that are not
+// finite.
+static bool train_steps(session* s, int64_t first, int64_t count) {
+    for (int64_t step = first; step < first + count; step++) {
+        int32_t ids[2][16];
+        int32_t lengths[2][2];
+        qlora_batch batches[2];
+        for (int i = 0; i < 2; i++) {
+            batches[i] = batch_of(2 * step + i, ids[i], lengths[i]);
+        }
+        double labels = qlora_batch_labels(&batches[0]) + qlora_batch_labels(&batches[1]);
+        labels = step == SKIPPED_STEP ? 1e-45 : labels; // 1 / labels is infinite
+        if (qlora_train_micro(s->trainer, &batches[0], labels) != QLORA_OK ||
+            qlora_train_micro(s->trainer, &batches[1], labels) != QLORA_OK ||
+            qlora_train_update(s->trainer) != QLORA_OK) {
+            printf("\n%s\n", qlora_last_error(qlora_model_ctx(s->model)));
+            return false;
+        }
+    }
+    return true;
+}
+
+// A hash of everything that decides the future: parameters, moments, counters, the last step's
+// figures.
+static uint64_t fingerprint(session* s) {
+    qlora_model* m = s->model;
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    size_t bytes = (size_t)m->elements * 4;
+    float* values = (float*)malloc(bytes);
+    const qlora_tensor* arenas[] = {&m->parameters, &m->moment1, &m->moment2};
+    qlora__trained t;
+    for (int a = 0; a < 3; a++) {
+        if (qlora__enter(m->ctx, "fingerprint") != QLORA_OK ||
+            qlora__leave(m->ctx, qlora__floats_out(m->ctx, arenas[a]->data, m->elements, values)) !=
+                QLORA_OK) {
+            abort();
+        }
+        for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+            qlora__hash_add(&hash, values + t.at, (size_t)(t.rows * t.cols) * 4);
+        }
+    }
+    free(values);
+    qlora_train_info info;
+    memset(&info, 0, sizeof info);
+    if (qlora_train_info_read(s->trainer, &info) != QLORA_OK) {
+        abort();
+    }
+    double figures[] = {(double)info.step,
+                        (double)info.skipped,
+                        info.loss,
+                        info.labels,
+                        (double)info.tokens,
+                        (double)info.grad_norm,
+                        info.lr,
+                        (double)s->trainer->record->adamw.updates};
+    qlora__hash_add(&hash, figures, sizeof figures);
+    return qlora__hash_end(&hash);
+}
+
+// Random values in every trained tensor; norms stay near 1.
+static bool scramble(session* s, const char* name) {
+    test_random random = test_random_start(name);
+    for (int64_t i = 0; i < qlora_model_parameters(s->model); i++) {
+        qlora_parameter p;
+        float values[1024];
+        if (qlora_model_parameter(s->model, i, &p) != QLORA_OK) {
+            return false;
+        }
+        test_random_fill(&random, values, (size_t)(p.rows * p.cols), 0.3f);
+        for (int64_t j = 0; j < p.cols && strstr(p.name, "norm") != NULL; j++) {
+            values[j] = 1.0f + 0.3f * values[j];
+        }
+        if (qlora_model_parameter_write(s->model, i, values) != QLORA_OK) {
+            return false;
+        }
+    }
+    return true;
+}
+
+#define LOGITS (13 * 40)
+static bool logits_of(session* s, float* out) {
+    int32_t ids[16];
+    int32_t lengths[2];
+    qlora_batch b = batch_of(3, ids, lengths);
+    lengths[0] = 7;
+    return qlora_eval_logits(s->trainer, &b, out) == QLORA_OK;
+}
+
+static bool has_file(const stage* s, const char* name) {
+    for (int i = 0; i < WORLD_FILES; i++) {
+        if (strcmp(s->w.files[i].name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int count_files(const stage* s, const char* prefix) {
+    int count = 0;
+    for (int i = 0; i < WORLD_FILES; i++) {
+        count += strncmp(s->w.files[i].name, prefix, strlen(prefix)) == 0 ? 1 : 0;
+    }
+    return count;
+}
+
+// ---- PEFT folders ----
+
+TEST saved_adapters_come_back(const test_machine* machine) {
+    static stage s;
+    if (!stage_begin(&s, machine)) {
+        SKIPm("no such machine");
+    }
+    ASSERT(folder_make(&s, "m"));
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    o.rslora = true;
+    o.norms = true;
+    session a;
+    session b;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(scramble(&a, "saved"));
+    uint64_t want = fingerprint(&a);
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "out", "some/base"));
+    float want_logits[LOGITS];
+    float got_logits[LOGITS];
+    ASSERT(logits_of(&a, want_logits));
+    ASSERT(session_close(&a));
+    ASSERT(session_open(&s, &o, &b));
+    ASSERT(fingerprint(&b) != want);
+    ASSERT_EQ(QLORA_OK, qlora_adapter_load(b.model, "out"));
+    ASSERT_EQ(want, fingerprint(&b));
+    ASSERT(logits_of(&b, got_logits));
+    ASSERT_MEM_EQ(want_logits, got_logits, sizeof want_logits);
+    ASSERT(session_close(&b));
+    o.adapter = "out"; // ranks and scales from the folder
+    o.rank = 7;
+    ASSERT(session_open(&s, &o, &b));
+    ASSERT_EQ(want, fingerprint(&b));
+    ASSERT(session_close(&b));
+    o.adapter = NULL;
+    ASSERT(session_open(&s, &o, &b)); // another rank: refused, nothing changed
+    uint64_t before = fingerprint(&b);
+    ASSERT_EQ(QLORA_ERR_FORMAT, qlora_adapter_load(b.model, "out"));
+    ASSERT(strstr(qlora_last_error(s.ctx), "rank") != NULL);
+    ASSERT_EQ(before, fingerprint(&b));
+    ASSERT_EQ(QLORA_ERR_FILE, qlora_adapter_load(b.model, "nowhere"));
+    ASSERT(session_close(&b));
+    o.rank = 3;
+    o.targets = QLORA_TARGET_Q | QLORA_TARGET_V; // the folder has more than the model
+    ASSERT(session_open(&s, &o, &b));
+    ASSERT_EQ(QLORA_ERR_FORMAT, qlora_adapter_load(b.model, "out"));
+    ASSERT(session_close(&b));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// An adapter with patterns, a subset of layers and uneven ranks.
+static const char pattern_config[] =
+    "{\"peft_type\":\"LORA\",\"r\":4,\"lora_alpha\":6,\"lora_dropout\":0.0,\"bias\":\"none\","
+    "\"target_modules\":\"model.layers.(0.self_attn.(q|k)_proj|1.(self_attn.q|mlp.up|mlp.down)_"
+    "proj)\","
+    "\"rank_pattern\":{\"1.mlp.up_proj\":2},\"alpha_pattern\":{\"k_proj\":3.5,\"mlp.up_proj\":8},"
+    "\"use_rslora\":true}";
+
+static const struct {
+    const char* module;
+    int64_t rank;
+    double alpha;
+    int64_t in;
+    int64_t out;
+} pattern_modules[] = {{"model.layers.0.self_attn.q_proj", 4, 6, 16, 16},
+                       {"model.layers.0.self_attn.k_proj", 4, 3.5, 16, 8},
+                       {"model.layers.1.self_attn.q_proj", 4, 6, 16, 16},
+                       {"model.layers.1.mlp.up_proj", 2, 8, 16, 24},
+                       {"model.layers.1.mlp.down_proj", 4, 6, 24, 16}};
+#define PATTERN_MODULES 5
+
+static bool pattern_make(stage* s) {
+    tensor_plan plans[2 * PATTERN_MODULES];
+    memset(plans, 0, sizeof plans);
+    for (int i = 0; i < 2 * PATTERN_MODULES; i++) {
+        bool b = i % 2 == 1;
+        snprintf(plans[i].name, sizeof plans[i].name, "base_model.model.%s.lora_%c.weight",
+                 pattern_modules[i / 2].module, b ? 'B' : 'A');
+        plans[i].shape[0] = b ? pattern_modules[i / 2].out : pattern_modules[i / 2].rank;
+        plans[i].shape[1] = b ? pattern_modules[i / 2].rank : pattern_modules[i / 2].in;
+    }
+    world_put(&s->w, "pattern/adapter_config.json", pattern_config, sizeof pattern_config - 1);
+    return write_tensors(s->ctx, "pattern/adapter_model.safetensors", plans, 2 * PATTERN_MODULES,
+                         0.4f);
+}
+
+// Every tensor of one file is in the other, byte for byte, and no more.
+static bool same_tensors(qlora_ctx* ctx, const char* a, const char* b) {
+    static qlora__st x;
+    static qlora__st y;
+    if (qlora__st_open(ctx, a, &x) != QLORA_OK) {
+        printf("\n%s\n", ctx->error);
+        return false;
+    }
+    if (qlora__st_open(ctx, b, &y) != QLORA_OK) {
+        printf("\n%s\n", ctx->error);
+        qlora__st_close(ctx, &x);
+        return false;
+    }
+    bool same = x.count == y.count && x.count > 0;
+    for (uint32_t i = 0; i < x.count && same; i++) {
+        const qlora__st_tensor* t = qlora__st_find(&y, x.tensors[i].name);
+        same = t != NULL && t->dtype == x.tensors[i].dtype && t->rank == x.tensors[i].rank &&
+               t->bytes == x.tensors[i].bytes && t->shape[0] == x.tensors[i].shape[0] &&
+               memcmp(t->data, x.tensors[i].data, (size_t)t->bytes) == 0;
+    }
+    qlora__st_close(ctx, &x);
+    qlora__st_close(ctx, &y);
+    return same;
+}
+
+TEST patterns_survive(void) {
+    static stage s;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    ASSERT(pattern_make(&s));
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_32BIT;
+    o.adapter = "pattern";
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT_EQ(2 * PATTERN_MODULES, (int)qlora_model_parameters(a.model));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "out", NULL));
+    ASSERT(
+        same_tensors(s.ctx, "pattern/adapter_model.safetensors", "out/adapter_model.safetensors"));
+    static qlora__peft peft;
+    ASSERT_EQ(QLORA_OK, qlora__peft_open(s.ctx, "out", &peft));
+    int found = 0;
+    for (int l = 0; l < 2; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            char module[64];
+            qlora__peft_module at;
+            snprintf(module, sizeof module, "model.layers.%d.%s", l, qlora__projections[i].module);
+            ASSERT_EQ(QLORA_OK, qlora__peft_lookup(s.ctx, &peft, module, &at));
+            for (int k = 0; k < PATTERN_MODULES; k++) {
+                if (strcmp(pattern_modules[k].module, module) == 0) {
+                    ASSERT_EQ(pattern_modules[k].rank, at.rank);
+                    ASSERT_IN_RANGE(pattern_modules[k].alpha, at.alpha, 1e-12);
+                    ASSERT_IN_RANGE(at.alpha / sqrt((double)at.rank), at.scale, 1e-12);
+                    found++;
+                    at.rank = 0;
+                }
+            }
+            ASSERT_EQ(0, (int)at.rank);
+        }
+    }
+    ASSERT_EQ(PATTERN_MODULES, found);
+    qlora__peft_close(s.ctx, &peft);
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// ---- GGUF ----
+
+typedef struct gguf_reader {
+    const unsigned char* data;
+    size_t size;
+    size_t at;
+    bool bad;
+} gguf_reader;
+
+static uint64_t gguf_number(gguf_reader* r, int bytes) {
+    uint64_t value = 0;
+    if (r->size - r->at < (size_t)bytes) {
+        r->bad = true;
+        return 0;
+    }
+    for (int i = 0; i < bytes; i++) {
+        value |= (uint64_t)r->data[r->at++] << (8 * i);
+    }
+    return value;
+}
+
+static void gguf_text(gguf_reader* r, char out[64]) {
+    uint64_t n = gguf_number(r, 8);
+    if (r->bad || n > 63 || r->size - r->at < n) {
+        r->bad = true;
+        out[0] = '\0';
+        return;
+    }
+    memcpy(out, r->data + r->at, (size_t)n);
+    out[n] = '\0';
+    r->at += (size_t)n;
+}
+
+// Key/values into architecture and alpha; then the reader stands before the tensor list.
+static bool gguf_head(gguf_reader* r, uint64_t* tensors, char architecture[64], float* alpha) {
+    if (r->size < 8 || memcmp(r->data, "GGUF", 4) != 0) {
+        return false;
+    }
+    r->at = 4;
+    if (gguf_number(r, 4) != 3) {
+        return false;
+    }
+    *tensors = gguf_number(r, 8);
+    uint64_t pairs = gguf_number(r, 8);
+    bool adapter = false;
+    bool lora = false;
+    for (uint64_t i = 0; i < pairs && !r->bad; i++) {
+        char key[64];
+        char text[64] = "";
+        gguf_text(r, key);
+        uint64_t type = gguf_number(r, 4);
+        uint32_t word = 0;
+        if (type == 8) {
+            gguf_text(r, text);
+        } else {
+            word = (uint32_t)gguf_number(r, 4); // u32 and f32 only
+        }
+        if (strcmp(key, "general.architecture") == 0) {
+            memcpy(architecture, text, 64);
+        } else if (strcmp(key, "adapter.lora.alpha") == 0 && type == 6) {
+            memcpy(alpha, &word, 4);
+        }
+        adapter = adapter || (strcmp(key, "general.type") == 0 && strcmp(text, "adapter") == 0);
+        lora = lora || (strcmp(key, "adapter.type") == 0 && strcmp(text, "lora") == 0);
+    }
+    return !r->bad && adapter && lora;
+}
+
+// Which row of ours stands at a row of llama.cpp's, from the rule: new 2i <- i, new 2i + 1 <- i +
+// half.
+static int64_t gguf_row(const char* name, int64_t row) {
+    if (strstr(name, "attn_q.") == NULL && strstr(name, "attn_k.") == NULL) {
+        return row;
+    }
+    int64_t head = row / 8 * 8;
+    int64_t i = row % 8;
+    return head + (i % 2 == 0 ? i / 2 : 4 + i / 2);
+}
+
+static const char* const gguf_modules[][2] = {{"q_proj", "attn_q"},      {"k_proj", "attn_k"},
+                                              {"v_proj", "attn_v"},      {"o_proj", "attn_output"},
+                                              {"gate_proj", "ffn_gate"}, {"up_proj", "ffn_up"},
+                                              {"down_proj", "ffn_down"}};
+
+// The trained tensor that a GGUF name stands for.
+static bool gguf_partner(session* s, const char* name, qlora__trained* out) {
+    for (int64_t i = 0; qlora__trained_at(s->model, i, out); i++) {
+        char want[96];
+        for (int k = 0; k < 7; k++) {
+            if (strstr(out->name, gguf_modules[k][0]) != NULL) {
+                snprintf(want, sizeof want, "blk.%c.%s.weight.lora_%c", out->name[13],
+                         gguf_modules[k][1], out->is_b ? 'b' : 'a');
+                if (strcmp(want, name) == 0) {
+                    return true;
+                }
+            }
+        }
+    }
+    return false;
+}
+
+TEST gguf_is_what_llama_cpp_reads(const char* adapter) {
+    static stage s;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    ASSERT(pattern_make(&s));
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_32BIT;
+    o.adapter = adapter;
+    o.rslora = true;
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(scramble(&a, "gguf"));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save_gguf(a.model, "a.gguf"));
+    const world_file* f = world_slot(s.w.files, "a.gguf");
+    ASSERT(f != NULL);
+    gguf_reader r = {f->data, f->size, 0, false};
+    uint64_t tensors = 0;
+    char architecture[64] = "";
+    float alpha = 0.0f;
+    ASSERT(gguf_head(&r, &tensors, architecture, &alpha));
+    ASSERT_STR_EQ("llama", architecture);
+    ASSERT_IN_RANGE((adapter == NULL ? 5.0 * sqrt(3.0) : 6.0 * 2.0), (double)alpha, 1e-5);
+    ASSERT_EQ((uint64_t)qlora_model_parameters(a.model), tensors);
+    // the list first: where the data begins is known only behind it
+    gguf_reader list = r;
+    for (uint64_t i = 0; i < tensors; i++) {
+        char name[64];
+        gguf_text(&r, name);
+        gguf_number(&r, 4);
+        gguf_number(&r, 8);
+        gguf_number(&r, 8);
+        gguf_number(&r, 4);
+        gguf_number(&r, 8);
+    }
+    ASSERT_FALSE(r.bad);
+    size_t start = (r.at + 31) / 32 * 32;
+    for (uint64_t i = 0; i < tensors; i++) {
+        char name[64];
+        qlora__trained t;
+        gguf_text(&list, name);
+        ASSERT(gguf_partner(&a, name, &t));
+        ASSERT_EQ(2, (int)gguf_number(&list, 4));
+        ASSERT_EQ((uint64_t)t.cols, gguf_number(&list, 8));
+        ASSERT_EQ((uint64_t)t.rows, gguf_number(&list, 8));
+        ASSERT_EQ(0, (int)gguf_number(&list, 4)); // F32
+        uint64_t offset = gguf_number(&list, 8);
+        ASSERT_EQ(0, (int)(offset % 32));
+        size_t n = (size_t)(t.rows * t.cols);
+        ASSERT(start + offset + n * 4 <= f->size);
+        float got[1024];
+        float own[1024];
+        memcpy(got, f->data + start + offset, n * 4);
+        qlora_tensor window;
+        qlora__arena_window(&a.model->parameters, t.at, t.rows, t.cols, &window);
+        memcpy(own, window.data, n * 4);
+        // llama.cpp computes alpha / rank * B A; the rank is B's inner size
+        double factor = t.is_b ? (double)alpha / (double)t.cols : 1.0;
+        for (int64_t row = 0; row < t.rows; row++) {
+            for (int64_t c = 0; c < t.cols; c++) {
+                int64_t from = t.is_b ? gguf_row(name, row) : row;
+                double want =
+                    (double)own[from * t.cols + c] * (t.is_b ? (double)t.projection->scale : 1.0);
+                double have = (double)got[row * t.cols + c] * factor;
+                ASSERT(fabs(want - have) <= 1e-6 * fabs(want) + 1e-30);
+                if (adapter == NULL) { // one scale for all: the file's alpha says it, B stays
+                    ASSERT_MEM_EQ(&own[from * t.cols + c], &got[row * t.cols + c], 4);
+                }
+            }
+        }
+    }
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// ---- merged exports ----
+
+typedef struct merge_case {
+    qlora_base_format base;
+    qlora_merge_base onto;
+    bool norms;
+    uint64_t shard;
+} merge_case;
+
+TEST merged_models_answer_alike(const merge_case* c) {
+    static stage s;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    opening o = {0};
+    o.dir = "m";
+    o.base = c->base;
+    o.norms = c->norms;
+    session a;
+    session b;
+    float want[LOGITS];
+    float got[LOGITS];
+    float bare[LOGITS];
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(logits_of(&a, bare));
+    ASSERT(scramble(&a, "merge"));
+    ASSERT(logits_of(&a, want));
+    ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, "out", QLORA_F32, c->onto, c->shard, NULL, NULL));
+    ASSERT_EQ(c->shard == 0, has_file(&s, "out/model.safetensors"));
+    ASSERT_EQ(c->shard != 0, has_file(&s, "out/model.safetensors.index.json"));
+    ASSERT(has_file(&s, "out/generation_config.json"));
+    ASSERT(session_close(&a));
+    opening merged = {0};
+    merged.dir = "out";
+    merged.base = QLORA_BASE_32BIT;
+    merged.rank = -1;
+    ASSERT(session_open(&s, &merged, &b));
+    ASSERT(logits_of(&b, got));
+    ASSERT_REL_L2(want, got, LOGITS, 2e-6);
+    test_quiet(true);
+    bool moved = !test_rel_l2(want, bare, LOGITS, 0.05); // the adapter did something
+    test_quiet(false);
+    ASSERT(moved);
+    ASSERT(session_close(&b));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// A hash of the merged weights, in bf16, over the 4-bit base.
+static bool merge_hash(const test_machine* machine, uint64_t* out) {
+    static stage s;
+    opening o = {0};
+    session a;
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    if (!stage_begin(&s, machine) || !folder_make(&s, "m") || !session_open(&s, &o, &a) ||
+        !scramble(&a, "merge") ||
+        qlora_merge_save(a.model, "out", QLORA_BF16, QLORA_MERGE_TRAINED, 0, NULL, NULL) !=
+            QLORA_OK) {
+        return false;
+    }
+    const world_file* f = world_slot(s.w.files, "out/model.safetensors");
+    qlora__hash hash;
+    qlora__hash_begin(&hash);
+    qlora__hash_add(&hash, f->data, f->size);
+    *out = qlora__hash_end(&hash);
+    return session_close(&a) && stage_end(&s);
+}
+
+TEST merging_is_the_same_everywhere(const test_machine* machine) {
+    uint64_t want = 0;
+    uint64_t got = 1;
+    ASSERT(merge_hash(NULL, &want));
+    ASSERT(merge_hash(machine, &got));
+    ASSERT_EQ(want, got);
+    PASS();
+}
+
+typedef struct stopper {
+    int calls;
+    int stop_at; // 0 = never
+    uint64_t last;
+    uint64_t total;
+} stopper;
+
+static bool stopper_tell(void* user, const char* what, uint64_t done, uint64_t total) {
+    stopper* st = (stopper*)user;
+    (void)what;
+    st->calls++;
+    st->last = done;
+    st->total = total;
+    return st->calls != st->stop_at;
+}
+
+TEST merges_round_stop_and_refuse(void) {
+    static stage s;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_32BIT;
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(scramble(&a, "merge"));
+    ASSERT_EQ(QLORA_OK,
+              qlora_merge_save(a.model, "f32", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    static const qlora_dtype halves[] = {QLORA_BF16, QLORA_F16};
+    static const char* const names[] = {"bf16/model.safetensors", "f16/model.safetensors"};
+    static const char* const dirs[] = {"bf16", "f16"};
+    for (int k = 0; k < 2; k++) {
+        static qlora__st x;
+        static qlora__st y;
+        ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0,
+                                             NULL, NULL));
+        ASSERT_EQ(QLORA_OK, qlora__st_open(s.ctx, "f32/model.safetensors", &x));
+        ASSERT_EQ(QLORA_OK, qlora__st_open(s.ctx, names[k], &y));
+        ASSERT_EQ(x.count, y.count);
+        for (uint32_t i = 0; i < x.count; i++) {
+            const qlora__st_tensor* t = qlora__st_find(&y, x.tensors[i].name);
+            ASSERT(t != NULL && t->bytes * 2 == x.tensors[i].bytes);
+            for (uint64_t j = 0; j < qlora__st_elements(t); j++) {
+                float exact = 0.0f;
+                uint16_t half = 0;
+                qlora__st_read_f32(&x.tensors[i], j, 1, &exact);
+                memcpy(&half, t->data + 2 * j, 2);
+                ASSERT_EQ(k == 0 ? qlora__bf16_from(exact) : qlora__f16_from(exact), half);
+            }
+        }
+        qlora__st_close(s.ctx, &x);
+        qlora__st_close(s.ctx, &y);
+    }
+    const world_file* config = world_slot(s.w.files, "bf16/config.json");
+    ASSERT(config != NULL);
+    ASSERT(strstr((const char*)config->data, "\"bfloat16\"") !=
+           NULL); // followed by a byte of malloc's
+    stopper st = {0, 4, 0, 0};
+    ASSERT_EQ(QLORA_ERR_STOPPED, qlora_merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL,
+                                                  4000, stopper_tell, &st));
+    ASSERT_FALSE(has_file(&s, "half/config.json"));
+    st.stop_at = 0;
+    ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000,
+                                         stopper_tell, &st));
+    ASSERT(st.total > 0 && st.last == st.total);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT,
+              qlora_merge_save(a.model, "m", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT(strstr(qlora_last_error(s.ctx), "there already") != NULL);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT,
+              qlora_merge_save(a.model, "x", QLORA_U8, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// ---- checkpoints ----
+
+typedef struct resume_case {
+    bool eager;
+    bool eager_after;
+    qlora_mode mode;
+    qlora_choice recompute_after;
+} resume_case;
+
+static const resume_case resume_cases[] = {
+    {false, false, QLORA_MODE_F32, QLORA_CHOICE_AUTO},
+    {true, true, QLORA_MODE_F32, QLORA_CHOICE_AUTO},
+    {false, true, QLORA_MODE_F32, QLORA_CHOICE_ON},
+    {false, false, QLORA_MODE_BF16, QLORA_CHOICE_AUTO},
+};
+
+TEST resuming_is_bitwise(const test_machine* machine) {
+    size_t cases = strcmp(machine->backend, "cpu") == 0 ? 3 : 4;
+    for (size_t k = 0; k < cases; k++) {
+        const resume_case* c = &resume_cases[k];
+        static stage s;
+        if (!stage_begin(&s, machine)) {
+            SKIPm("no such machine");
+        }
+        ASSERT(folder_make(&s, "m"));
+        opening o = {0};
+        o.dir = "m";
+        o.base = QLORA_BASE_NF4;
+        o.dropout = 0.2f;
+        o.norms = k == 0;
+        o.mode = c->mode;
+        o.eager = c->eager;
+        session a;
+        ASSERT(session_open(&s, &o, &a));
+        ASSERT(train_steps(&a, 0, 4));
+        uint64_t want = fingerprint(&a);
+        ASSERT(session_close(&a));
+        ASSERT(session_open(&s, &o, &a));
+        ASSERT(train_steps(&a, 0, 2));
+        ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", "here", 4));
+        uint64_t middle = fingerprint(&a);
+        ASSERT(session_close(&a));
+        o.eager = c->eager_after;
+        o.recompute = c->recompute_after;
+        ASSERT(session_open(&s, &o, &a));
+        char position[8] = "";
+        size_t size = sizeof position;
+        ASSERT_EQm(qlora_last_error(s.ctx), QLORA_OK,
+                   qlora_checkpoint_load(a.trainer, "run", position, &size));
+        ASSERT_EQ(4, (int)size);
+        ASSERT_MEM_EQ("here", position, 4);
+        ASSERT_EQ(middle, fingerprint(&a));
+        ASSERT(train_steps(&a, 2, 2));
+        ASSERT_EQ(want, fingerprint(&a));
+        ASSERT(session_close(&a));
+        ASSERT(stage_end(&s));
+        if (strcmp(machine->backend, "fake") == 0) {
+            ASSERT_EQ(NULL, test_fake()->done());
+        }
+    }
+    PASS();
+}
+
+// Two trainers of the same model on one world: one saves, the other loads.
+typedef struct pair {
+    stage s;
+    session a;
+    session b;
+    uint64_t old_print;
+    uint64_t new_print;
+    world_file files[WORLD_FILES]; // after the first save
+    world_file disk[WORLD_FILES];
+} pair;
+
+static bool pair_begin(pair* p) {
+    opening o = {0};
+    memset(p, 0, sizeof *p);
+    if (!stage_begin(&p->s, NULL) || !folder_make(&p->s, "m")) {
+        return false;
+    }
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    o.norms = true;
+    o.keep = 1; // the old one is removed: the hard case
+    o.targets = QLORA_TARGET_Q;
+    if (!session_open(&p->s, &o, &p->a) || !session_open(&p->s, &o, &p->b) ||
+        !train_steps(&p->a, 0, 1) ||
+        qlora_checkpoint_save(p->a.trainer, "run", "1", 1) != QLORA_OK) {
+        return false;
+    }
+    p->old_print = fingerprint(&p->a);
+    if (!train_steps(&p->a, 2, 1)) {
+        return false;
+    }
+    p->new_print = fingerprint(&p->a);
+    stage_apply(&p->s);
+    files_copy(p->files, p->s.w.files);
+    files_copy(p->disk, p->s.w.disk);
+    return p->old_print != p->new_print;
+}
+
+static void pair_rewind(pair* p) {
+    stage_apply(&p->s);
+    files_copy(p->s.w.files, p->files);
+    files_copy(p->s.w.disk, p->disk);
+    p->s.w.operations = 0;
+    p->s.w.fail_at = 0;
+    p->s.w.fail_on = false;
+    p->s.w.cut_at = 0;
+    p->s.w.close_failed = false;
+}
+
+static bool pair_end(pair* p) {
+    files_drop(p->files);
+    files_drop(p->disk);
+    bool good = session_close(&p->a) && session_close(&p->b);
+    return stage_end(&p->s) && good;
+}
+
+// Loads into b: 1 = the old checkpoint, 2 = the new one, 0 = neither.
+static int pair_load(pair* p) {
+    char position = '?';
+    size_t size = 1;
+    if (qlora_checkpoint_load(p->b.trainer, "run", &position, &size) != QLORA_OK) {
+        printf("\n%s\n", qlora_last_error(p->s.ctx));
+        return 0;
+    }
+    uint64_t print = fingerprint(&p->b);
+    return print == p->old_print && position == '1' && size == 1   ? 1
+           : print == p->new_print && position == '2' && size == 1 ? 2
+                                                                   : 0;
+}
+
+TEST power_cuts_leave_old_or_new(void) {
+    static pair p;
+    ASSERT(pair_begin(&p));
+    int seen[3] = {0, 0, 0};
+    for (int late = 0; late < 2; late++) {
+        pair_rewind(&p);
+        p.s.late = late != 0;
+        ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(p.a.trainer, "run", "2", 1));
+        long operations = p.s.w.operations;
+        ASSERT(operations > 20);
+        for (long cut = 1; cut <= operations + 1; cut++) {
+            pair_rewind(&p);
+            p.s.w.cut_at = cut;
+            ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(p.a.trainer, "run", "2", 1));
+            for (int i = 0; i < p.s.change_count; i++) { // what was not synced is gone
+                free(p.s.changes[i].data);
+            }
+            p.s.change_count = 0;
+            files_copy(p.s.w.files, p.s.w.disk);
+            p.s.w.cut_at = 0;
+            int which = pair_load(&p);
+            if (which == 0) {
+                printf("\nlate %d, power cut at operation %ld of %ld\n", late, cut, operations);
+            }
+            ASSERT(which != 0);
+            seen[which]++;
+            if (which == 1) { // from the old one another way: what the cut left is cleared away
+                ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(p.b.trainer, "run", "1", 1));
+                ASSERT_EQ(1, pair_load(&p));
+                ASSERT_EQ(4, count_files(&p.s, "run/step-"));
+            }
+            if (cut % 8 == 0) { // and life goes on from there
+                ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(p.a.trainer, "run", "2", 1));
+                ASSERT_EQ(2, pair_load(&p));
+            }
+        }
+    }
+    p.s.late = false;
+    ASSERT(seen[1] > 10 && seen[2] >= 2);
+    ASSERT(pair_end(&p));
+    PASS();
+}
+
+TEST failed_saves_leave_old_or_new(void) {
+    static pair p;
+    ASSERT(pair_begin(&p));
+    long blocks = p.s.w.blocks;
+    int failures = 0;
+    for (int persistent = 0; persistent < 2; persistent++) {
+        bool whole = false;
+        for (long n = 1; !whole; n++) {
+            pair_rewind(&p);
+            p.s.w.fail_at = n;
+            p.s.w.fail_on = persistent != 0;
+            qlora_result r = qlora_checkpoint_save(p.a.trainer, "run", "2", 1);
+            whole = p.s.w.operations < n;
+            p.s.w.fail_at = 0;
+            p.s.w.fail_on = false;
+            ASSERT_EQ(r == QLORA_OK, qlora_last_error(p.s.ctx)[0] == '\0');
+            ASSERT_EQ(blocks, p.s.w.blocks);
+            ASSERT_EQ(0, p.s.w.handles);
+            failures += r != QLORA_OK ? 1 : 0;
+            int which = pair_load(&p);
+            if (which == 0 || (r == QLORA_OK && which != 2)) {
+                printf("\nfailure at operation %ld, persistent %d\n", n, persistent);
+            }
+            ASSERT(which == 2 || (which == 1 && r != QLORA_OK));
+            if (n % 8 == 0) {
+                ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(p.a.trainer, "run", "2", 1));
+                ASSERT_EQ(2, pair_load(&p));
+            }
+        }
+    }
+    ASSERT(failures > 40);
+    ASSERT(pair_end(&p));
+    PASS();
+}
+
+TEST failed_loads_change_nothing(void) {
+    static pair p;
+    ASSERT(pair_begin(&p));
+    long blocks = p.s.w.blocks;
+    int failures = 0;
+    for (long n = 1;; n++) {
+        char position = '?';
+        size_t size = 1;
+        ASSERT(scramble(&p.b, "before"));
+        p.b.trainer->step = 77;
+        uint64_t before = fingerprint(&p.b);
+        pair_rewind(&p);
+        p.s.w.fail_at = n;
+        qlora_result r = qlora_checkpoint_load(p.b.trainer, "run", &position, &size);
+        p.s.w.fail_at = 0;
+        ASSERT_EQ(blocks, p.s.w.blocks);
+        ASSERT_EQ(0, p.s.w.handles);
+        if (r == QLORA_OK) {
+            ASSERT_EQ(p.old_print, fingerprint(&p.b));
+            if (p.s.w.operations < n) {
+                break;
+            }
+            ASSERT(p.s.w.close_failed); // only closing a file that was read may fail unnoticed
+            continue;
+        }
+        failures++;
+        ASSERT(qlora_last_error(p.s.ctx)[0] != '\0');
+        ASSERT_EQ('?', position);
+        ASSERT_EQ(before, fingerprint(&p.b));
+        ASSERT(n < 5000);
+    }
+    ASSERT(failures > 10);
+    ASSERT(pair_end(&p));
+    PASS();
+}
+
+typedef enum file_job { JOB_SAVE, JOB_LOAD, JOB_GGUF, JOB_MERGE } file_job;
+
+static qlora_result job_run(file_job job, session* s) {
+    switch (job) {
+    case JOB_SAVE:
+        return qlora_adapter_save(s->model, "out", "base");
+    case JOB_LOAD:
+        return qlora_adapter_load(s->model, "given");
+    case JOB_GGUF:
+        return qlora_adapter_save_gguf(s->model, "a.gguf");
+    default:
+        return qlora_merge_save(s->model, "merged", QLORA_BF16, QLORA_MERGE_TRAINED, 4000, NULL,
+                                NULL);
+    }
+}
+
+// Every allocation and file operation fails once: a clean error, nothing leaked, nothing half done.
+TEST failures_are_clean(const file_job* job) {
+    static stage s;
+    static world_file start[WORLD_FILES];
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    o.norms = true;
+    o.targets = QLORA_TARGET_Q | QLORA_TARGET_UP;
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT(scramble(&a, "given"));
+    uint64_t given = fingerprint(&a);
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "given", "base"));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "out", "an older base"));
+    size_t old_size = world_slot(s.w.files, "out/adapter_config.json")->size;
+    ASSERT(scramble(&a, "other"));
+    uint64_t other = fingerprint(&a);
+    files_copy(start, s.w.files);
+    long blocks = s.w.blocks;
+    int failures = 0;
+    for (long n = 1;; n++) {
+        files_copy(s.w.files, start);
+        s.w.operations = 0;
+        s.w.close_failed = false;
+        s.w.fail_at = n;
+        qlora_result r = job_run(*job, &a);
+        s.w.fail_at = 0;
+        ASSERT_EQ(blocks, s.w.blocks);
+        ASSERT_EQ(0, s.w.handles);
+        if (r == QLORA_OK && s.w.operations < n) {
+            break;
+        }
+        bool read_close = r == QLORA_OK && s.w.close_failed;
+        ASSERT(r != QLORA_OK || read_close || *job == JOB_MERGE);
+        ASSERT_EQ(r == QLORA_OK, qlora_last_error(s.ctx)[0] == '\0');
+        failures += r != QLORA_OK ? 1 : 0;
+        if (*job == JOB_LOAD) {
+            ASSERT_EQ(r == QLORA_OK ? given : other, fingerprint(&a));
+            ASSERT(scramble(&a, "other"));
+        }
+        if (*job == JOB_SAVE && has_file(&s, "out/adapter_config.json")) {
+            // a config only beside the weights that it was written for
+            const world_file* config = world_slot(s.w.files, "out/adapter_config.json");
+            bool old_config = config->size == old_size;
+            ASSERT_EQ(old_config, same_tensors(s.ctx, "given/adapter_model.safetensors",
+                                               "out/adapter_model.safetensors"));
+        }
+        if (r != QLORA_OK && *job == JOB_MERGE && has_file(&s, "merged/config.json")) {
+            opening m = {0};
+            session b;
+            m.dir = "merged";
+            m.rank = -1;
+            ASSERT(session_open(&s, &m, &b)); // only its last sync can have failed
+            ASSERT(session_close(&b));
+        }
+        ASSERT(n < 5000);
+    }
+    ASSERT(failures > 10);
+    files_drop(start);
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// With any byte of this file of the newest checkpoint wrong, the older one, of step 4, is loaded.
+static bool damage_is_seen(stage* s, session* a, const char* path) {
+    world_file* file = world_slot(s->w.files, path);
+    bool ok = file != NULL && file->size > 0;
+    for (size_t at = 0; ok && at < file->size; at += 97) {
+        int value = 0;
+        size_t size = sizeof value;
+        file->data[at] ^= 0x10;
+        ok = qlora_checkpoint_load(a->trainer, "run", &value, &size) == QLORA_OK && value == 4 &&
+             size == sizeof value;
+        file->data[at] ^= 0x10;
+    }
+    return ok;
+}
+
+TEST checkpoints_are_kept_and_checked(void) {
+    static stage s;
+    ASSERT(stage_begin(&s, NULL));
+    ASSERT(folder_make(&s, "m"));
+    opening o = {0};
+    o.dir = "m";
+    o.base = QLORA_BASE_NF4;
+    o.dropout = 0.1f;
+    o.targets = QLORA_TARGET_Q;
+    session a;
+    bool exists = true;
+    char position[4];
+    size_t size = 0;
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_exists(s.ctx, "run", &exists));
+    ASSERT_FALSE(exists);
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT_EQ(QLORA_ERR_FILE, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    uint64_t prints[5];
+    for (int i = 1; i < 5; i++) {
+        ASSERT(train_steps(&a, i, 1));
+        ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", &i, sizeof i));
+        prints[i] = fingerprint(&a);
+    }
+    ASSERT(has_file(&s, "run/step-4/state.safetensors") &&
+           has_file(&s, "run/step-3/state.safetensors"));
+    ASSERT(!has_file(&s, "run/step-2/state.safetensors") && !has_file(&s, "run/pending"));
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_exists(s.ctx, "run", &exists));
+    ASSERT(exists);
+    ASSERT_EQ(QLORA_ERR_ARGUMENT,
+              qlora_checkpoint_load(a.trainer, "run", position, &size)); // no room
+    // the adapter of a checkpoint is an adapter
+    ASSERT_EQ(QLORA_OK, qlora_adapter_load(a.model, "run/step-3"));
+    // the same step again goes beside, never over
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    ASSERT_EQ(prints[4], fingerprint(&a));
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
+    ASSERT(has_file(&s, "run/step-4-2/state.safetensors") &&
+           has_file(&s, "run/step-4/state.safetensors"));
+    // every damaged byte is seen, and the older one is taken
+    ASSERT(damage_is_seen(&s, &a, "run/step-4-2/state.safetensors"));
+    ASSERT(damage_is_seen(&s, &a, "run/step-4-2/adapter_model.safetensors"));
+    ASSERT(damage_is_seen(&s, &a, "run/step-4-2/adapter_config.json"));
+    // half a step
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    ASSERT(train_steps(&a, 4, 1));
+    uint64_t next = fingerprint(&a);
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    int32_t ids[16];
+    int32_t lengths[2];
+    qlora_batch b = batch_of(1, ids, lengths);
+    ASSERT_EQ(QLORA_OK, qlora_train_micro(a.trainer, &b, 10.0));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL)); // forgets the half
+    ASSERT_EQ(prints[4], fingerprint(&a));
+    ASSERT(train_steps(&a, 4, 1));
+    ASSERT_EQ(next, fingerprint(&a));
+    ASSERT(session_close(&a));
+    // settings that change results
+    opening others[3] = {o, o, o};
+    others[0].seed = 5;
+    others[1].dropout = 0.2f;
+    others[2].base = QLORA_BASE_32BIT;
+    static const char* const what[] = {"dropout_seed", "dropout", "base"};
+    for (int i = 0; i < 3; i++) {
+        ASSERT(session_open(&s, &others[i], &a));
+        uint64_t before = fingerprint(&a);
+        ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+        ASSERT(strstr(qlora_last_error(s.ctx), what[i]) != NULL);
+        ASSERT_EQ(before, fingerprint(&a));
+        ASSERT(session_close(&a));
+    }
+    // what may differ: tokens on the CPU
+    o.tokens = 40;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+    ASSERT_EQ(prints[4], fingerprint(&a));
+    // a list that leads elsewhere
+    static const char* const lists[] = {"",        "step-4",      "../step-4\n",
+                                        "step-\n", "step-4/..\n", "\n"};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        world_put(&s.w, "run/latest", lists[i], strlen(lists[i]));
+        ASSERT_EQ(QLORA_ERR_FORMAT, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
+        ASSERT_EQ(QLORA_ERR_FORMAT, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
+    }
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+// ---- PEFT's own files ----
+
+// A family that is refused by name waits for the version that knows it.
+static bool family_is_known(qlora_ctx* ctx, const char* model) {
+    qlora_model_config config;
+    return qlora_config_read(ctx, model, &config) != QLORA_ERR_UNSUPPORTED;
+}
+
+TEST fixture_adapters_survive(const char* dir) {
+    static stage s;
+    char model[512];
+    char adapter[512];
+    char file[600];
+    snprintf(model, sizeof model, "%s/model", dir);
+    snprintf(adapter, sizeof adapter, "%s/adapter0", dir);
+    snprintf(file, sizeof file, "%s/adapter_model.safetensors", adapter);
+    ASSERT(stage_begin(&s, NULL));
+    if (!family_is_known(s.ctx, model)) {
+        ASSERT(stage_end(&s));
+        SKIPm("this family of models is not supported yet");
+    }
+    opening o = {0};
+    o.dir = model;
+    o.adapter = adapter;
+    o.base = QLORA_BASE_32BIT;
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "out", NULL));
+    ASSERT(same_tensors(s.ctx, file, "out/adapter_model.safetensors"));
+    uint64_t want = fingerprint(&a);
+    ASSERT(session_close(&a));
+    o.adapter = "out";
+    ASSERT(session_open(&s, &o, &a));
+    ASSERT_EQ(want, fingerprint(&a));
+    ASSERT(session_close(&a));
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+static float* fixture_logits(session* s, size_t* count) {
+    int32_t ids[16];
+    int32_t lengths[2];
+    qlora_batch b = batch_of(3, ids, lengths);
+    lengths[0] = 7;
+    *count = 13 * (size_t)qlora_model_plan(s->model)->config.vocab;
+    float* out = (float*)malloc(*count * sizeof *out);
+    return qlora_eval_logits(s->trainer, &b, out) == QLORA_OK ? out : NULL;
+}
+
+// bitsandbytes' 4-bit weights become plain ones; either base means them.
+TEST fixture_merges(const char* dir) {
+    static stage s;
+    char model[512];
+    char adapter[512];
+    snprintf(model, sizeof model, "%s/model-bnb4", dir);
+    snprintf(adapter, sizeof adapter, "%s/adapter20", dir);
+    ASSERT(stage_begin(&s, NULL));
+    if (!family_is_known(s.ctx, model)) {
+        ASSERT(stage_end(&s));
+        SKIPm("this family of models is not supported yet");
+    }
+    opening o = {0};
+    o.dir = model;
+    o.adapter = adapter;
+    session a;
+    ASSERT(session_open(&s, &o, &a));
+    size_t n = 0;
+    float* want = fixture_logits(&a, &n);
+    ASSERT_EQ(QLORA_OK,
+              qlora_merge_save(a.model, "t", QLORA_F32, QLORA_MERGE_TRAINED, 0, NULL, NULL));
+    ASSERT_EQ(QLORA_OK,
+              qlora_merge_save(a.model, "o", QLORA_F32, QLORA_MERGE_ORIGINAL, 100000, NULL, NULL));
+    ASSERT(session_close(&a));
+    for (int i = 0; i < 2; i++) {
+        opening merged = {0};
+        merged.dir = i == 0 ? "t" : "o";
+        merged.base = QLORA_BASE_32BIT;
+        merged.rank = -1;
+        ASSERT(session_open(&s, &merged, &a));
+        ASSERT_FALSE(qlora_model_plan(a.model)->config.quantized);
+        float* got = fixture_logits(&a, &n);
+        ASSERT(want != NULL && got != NULL);
+        ASSERT_REL_L2(want, got, n, 5e-6);
+        free(got);
+        ASSERT(session_close(&a));
+    }
+    free(want);
+    ASSERT(stage_end(&s));
+    PASS();
+}
+
+static void run_fixtures(void) {
+    static char dirs[32][512];
+    int count = 0;
+    char root[480];
+    const char* shared = getenv("QLORA_SHARED");
+    snprintf(root, sizeof root, "%.400s/fixtures", shared != NULL ? shared : "../shared");
+    DIR* folder = opendir(root);
+    for (struct dirent* e = NULL; folder != NULL && (e = readdir(folder)) != NULL && count < 32;) {
+        char probe[800];
+        snprintf(dirs[count], sizeof dirs[count], "%.400s/%.100s", root, e->d_name);
+        snprintf(probe, sizeof probe, "%s/adapter0/adapter_config.json", dirs[count]);
+        FILE* f = e->d_name[0] != '.' ? fopen(probe, "rb") : NULL;
+        if (f != NULL) {
+            fclose(f);
+            greatest_set_test_suffix(e->d_name);
+            RUN_TESTp(fixture_adapters_survive, dirs[count]);
+            greatest_set_test_suffix(e->d_name);
+            RUN_TESTp(fixture_merges, dirs[count]);
+            count++;
+        }
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    if (count == 0) {
+        printf("no fixtures under %s: PEFT's own adapters are not tested\n", root);
+    }
+}
+
+SUITE(adapter_suite) {
+    RUN_ON(TEST_ONE_EACH, saved_adapters_come_back);
+    RUN_TEST(patterns_survive);
+    static const char* const adapters[] = {NULL, "pattern"};
+    for (int i = 0; i < 2; i++) {
+        greatest_set_test_suffix(i == 0 ? "plain" : "pattern");
+        RUN_TESTp(gguf_is_what_llama_cpp_reads, adapters[i]);
+    }
+    static const merge_case merges[] = {
+        {QLORA_BASE_32BIT, QLORA_MERGE_ORIGINAL, false, 0},
+        {QLORA_BASE_32BIT, QLORA_MERGE_TRAINED, true, 3000},
+        {QLORA_BASE_NF4, QLORA_MERGE_TRAINED, false, 3000},
+        {QLORA_BASE_NF4, QLORA_MERGE_TRAINED, true, 1},
+    };
+    for (size_t i = 0; i < sizeof merges / sizeof merges[0]; i++) {
+        char suffix[16];
+        snprintf(suffix, sizeof suffix, "%u", (unsigned)i);
+        greatest_set_test_suffix(suffix);
+        RUN_TESTp(merged_models_answer_alike, &merges[i]);
+    }
+    RUN_ON(TEST_ONE_EACH, merging_is_the_same_everywhere);
+    RUN_TEST(merges_round_stop_and_refuse);
+    RUN_ON(TEST_ONE_EACH, resuming_is_bitwise);
+    RUN_TEST(power_cuts_leave_old_or_new);
+    RUN_TEST(failed_saves_leave_old_or_new);
+    RUN_TEST(failed_loads_change_nothing);
+    static const file_job jobs[] = {JOB_SAVE, JOB_LOAD, JOB_GGUF, JOB_MERGE};
+    static const char* const job_names[] = {"save", "load", "gguf", "merge"};
+    for (int i = 0; i < 4; i++) {
+        greatest_set_test_suffix(job_names[i]);
+        RUN_TESTp(failures_are_clean, &jobs[i]);
+    }
+    RUN_TEST(checkpoints_are_kept_and_checked);
+    run_fixtures();
+}

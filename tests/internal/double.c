@@ -1,0 +1,18 @@
+// double.c - the CPU loops of qlora.h built in double, for finite differences and as the
+// float64 values that other builds are measured against.
+#define QLORA__REAL double
+#define QLORA_NO_CUDA
+#define QLORA_STATIC
+#define QLORA_IMPLEMENTATION
+#include "qlora.h"
+
+#include "ops_api.h"
+
+#include "internal/gradient.c"
+
+#include "internal/linear.c"
+
+const ops_api* ops_in_double(void) {
+    static const ops_api api = {sizeof(double), OPS_API_FUNCTIONS};
+    return &api;
+}

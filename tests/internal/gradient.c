@@ -1,0 +1,287 @@
+// gradient.c - whole models built in double: every trained tensor's gradient against
+// central differences of the loss, for each family's peculiarities.
+#include "test.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { VOCAB = 29, TOKENS = 17, SEQUENCES = 3, SAMPLES = 5 };
+
+typedef struct variant {
+    const char* name;
+    qlora_family family;
+    bool tied;
+    bool qkv_bias;
+    bool other_bias;
+    bool qk_norm;
+    int64_t window;
+    qlora_base_format base;
+    bool train_norms;
+    bool rslora;
+    float dropout;
+    uint32_t targets;
+    qlora_choice recompute;
+    qlora_choice cache;
+} variant;
+
+static const variant variants[] = {
+    {"llama", QLORA_FAMILY_LLAMA, false, false, false, false, 0, QLORA_BASE_NF4, false, false, 0.0f,
+     0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF},
+    {"llama_biases", QLORA_FAMILY_LLAMA, true, true, true, false, 0, QLORA_BASE_32BIT, false, false,
+     0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF},
+    {"qwen2_tied", QLORA_FAMILY_QWEN2, true, true, false, false, 0, QLORA_BASE_NF4, true, false,
+     0.0f, QLORA_TARGET_Q | QLORA_TARGET_V, QLORA_CHOICE_OFF, QLORA_CHOICE_ON},
+    {"qwen3", QLORA_FAMILY_QWEN3, false, false, false, true, 0, QLORA_BASE_NF4, false, true, 0.0f,
+     0, QLORA_CHOICE_OFF, QLORA_CHOICE_ON},
+    {"qwen3_norms", QLORA_FAMILY_QWEN3, false, true, false, true, 0, QLORA_BASE_16BIT, true, true,
+     0.0f, 0, QLORA_CHOICE_ON, QLORA_CHOICE_OFF},
+    {"mistral_window", QLORA_FAMILY_MISTRAL, false, false, false, false, 3, QLORA_BASE_NF4, true,
+     false, 0.0f, QLORA_TARGET_K | QLORA_TARGET_O | QLORA_TARGET_UP, QLORA_CHOICE_ON,
+     QLORA_CHOICE_ON},
+    {"dropout", QLORA_FAMILY_LLAMA, false, false, false, false, 0, QLORA_BASE_NF4, false, false,
+     0.3f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF},
+    {"dropout_recompute", QLORA_FAMILY_QWEN3, true, false, false, true, 4, QLORA_BASE_NF4, true,
+     false, 0.3f, QLORA_TARGET_V | QLORA_TARGET_GATE | QLORA_TARGET_DOWN, QLORA_CHOICE_ON,
+     QLORA_CHOICE_ON},
+    {"norms_alone", QLORA_FAMILY_QWEN3, true, false, false, true, 0, QLORA_BASE_NF4, true, false,
+     0.0f, 0, QLORA_CHOICE_OFF, QLORA_CHOICE_OFF},
+};
+
+typedef struct rig {
+    qlora_ctx* ctx;
+    qlora_model* model;
+    qlora_trainer* trainer;
+    int32_t ids[TOKENS];
+    int32_t labels[TOKENS];
+    float weights[TOKENS];
+    qlora_batch batch;
+    double total;
+} rig;
+
+static const int32_t lengths[SEQUENCES] = {7, 1, 9};
+
+static void fill(test_random* random, const qlora_tensor* t, double mean, double deviation) {
+    for (int64_t i = 0; t->data != NULL && i < t->rows * t->cols; i++) {
+        ((double*)t->data)[i] = mean + deviation * test_random_normal(random);
+    }
+}
+
+// What random weights leave at 0 and 1: biases, norms, B.
+static void rig_stir(rig* r, test_random* random) {
+    qlora_model* m = r->model;
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        qlora__layer* layer = &m->layers[l];
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+            fill(random, &layer->projections[i].bias, 0.0, 0.3);
+        }
+        fill(random, &layer->qkv_bias, 0.0, 0.3);
+        fill(random, &layer->norm1, 1.0, 0.2);
+        fill(random, &layer->norm2, 1.0, 0.2);
+        fill(random, &layer->q_norm, 1.0, 0.2);
+        fill(random, &layer->k_norm, 1.0, 0.2);
+    }
+    fill(random, &m->final_norm, 1.0, 0.2);
+    qlora__trained t;
+    for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
+        qlora_tensor window;
+        qlora__arena_window(&m->parameters, t.at, t.rows, t.cols, &window);
+        if (t.projection != NULL) {
+            fill(random, &window, 0.0, 0.2);
+        }
+    }
+}
+
+static bool rig_open(rig* r, const variant* v) {
+    qlora_model_config c;
+    qlora_ctx_desc desc;
+    qlora_model_desc model;
+    qlora_train_desc train;
+    memset(r, 0, sizeof *r);
+    memset(&c, 0, sizeof c);
+    memset(&desc, 0, sizeof desc);
+    memset(&model, 0, sizeof model);
+    memset(&train, 0, sizeof train);
+    desc.require_backend = QLORA_BACKEND_CPU;
+    desc.threads = 1;
+    c.family = v->family;
+    c.vocab = VOCAB;
+    c.hidden = 24;
+    c.intermediate = 20;
+    c.layers = 2;
+    c.heads = 4;
+    c.kv_heads = 2;
+    c.head_dim = 8;
+    c.rms_eps = 1e-5;
+    c.rope.theta = 100.0;
+    c.tied = v->tied;
+    c.qkv_bias = v->qkv_bias;
+    c.o_bias = v->other_bias;
+    c.mlp_bias = v->other_bias;
+    c.qk_norm = v->qk_norm;
+    c.window = v->window;
+    c.sliding[1] = v->window > 0 ? 1 : 0;
+    model.config = &c;
+    model.weight_std = 0.3f;
+    model.base = v->base;
+    model.mode = QLORA_MODE_F32;
+    model.rank = strcmp(v->name, "norms_alone") == 0 ? -1 : 3;
+    model.rslora = v->rslora;
+    model.dropout = v->dropout;
+    model.targets = v->targets;
+    model.train_norms = v->train_norms;
+    train.tokens = TOKENS + 3;
+    train.max_sequences = SEQUENCES + 1;
+    train.head_chunk = 5;
+    train.recompute = v->recompute;
+    train.cache = v->cache;
+    if (qlora_ctx_create(&desc, &r->ctx) != QLORA_OK ||
+        qlora_model_open(r->ctx, &model, &train, NULL, &r->model) != QLORA_OK ||
+        qlora_trainer_create(r->model, &r->trainer) != QLORA_OK) {
+        fprintf(stderr, "%s\n", r->ctx != NULL ? qlora_last_error(r->ctx) : "no context");
+        return false;
+    }
+    test_random random = test_random_start(v->name);
+    rig_stir(r, &random);
+    for (int i = 0; i < TOKENS; i++) {
+        r->ids[i] = (int32_t)test_random_below(&random, VOCAB);
+        r->labels[i] = i % 4 == 3 ? -100 : (int32_t)test_random_below(&random, VOCAB);
+        r->weights[i] = 0.5f + 0.25f * (float)(i % 3);
+    }
+    r->batch.ids = r->ids;
+    r->batch.labels = r->labels;
+    r->batch.weights = r->weights;
+    r->batch.lengths = lengths;
+    r->batch.count = SEQUENCES;
+    r->total = qlora_batch_labels(&r->batch) + 1.5; // as if more came in another micro-batch
+    return true;
+}
+
+static bool rig_close(rig* r) {
+    return qlora_trainer_destroy(r->trainer) == QLORA_OK &&
+           qlora_model_close(r->model) == QLORA_OK && qlora_ctx_destroy(r->ctx) == QLORA_OK;
+}
+
+// The loss in double, as the training pass computes it (with its dropout); NaN when a call fails.
+static double loss_at(rig* r) {
+    qlora_model* m = r->model;
+    qlora_trainer* t = r->trainer;
+    qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
+    if (qlora__parameters_changed(r->ctx, m) != QLORA_OK ||
+        qlora__batch_send(t, &r->batch, r->total) != QLORA_OK ||
+        qlora__tensor_zero(r->ctx, &totals) != QLORA_OK) {
+        return (double)NAN;
+    }
+    qlora__pass pass = {r->ctx, m, t->rows, true};
+    if (qlora__forward(&pass) != QLORA_OK ||
+        qlora__head(&pass, t->chunks, &totals, false) != QLORA_OK) {
+        return (double)NAN;
+    }
+    const double* sums = (const double*)totals.data;
+    return (sums[0] + sums[1]) / r->total;
+}
+
+// Some elements of one tensor; the limit is 1e-5 of the largest of them, and 1e-9.
+static bool tensor_holds(rig* r, const qlora__trained* t, test_random* random) {
+    double difference[SAMPLES];
+    double gradient[SAMPLES];
+    double largest = 0.0;
+    const double h = 1e-4;
+    int64_t n = t->rows * t->cols;
+    for (int s = 0; s < SAMPLES; s++) {
+        int64_t at = t->at + (int64_t)test_random_below(random, (uint64_t)n);
+        double* p = (double*)r->model->parameters.data + at;
+        double before = *p;
+        *p = before + h;
+        double up = loss_at(r);
+        *p = before - h;
+        double down = loss_at(r);
+        *p = before;
+        gradient[s] = ((const double*)r->model->gradients.data)[at];
+        difference[s] = (up - down) / (2.0 * h);
+        largest = fabs(difference[s]) > largest ? fabs(difference[s]) : largest;
+    }
+    for (int s = 0; s < SAMPLES; s++) {
+        if (!(fabs(gradient[s] - difference[s]) <= 1e-5 * largest + 1e-9)) {
+            fprintf(stderr, "%s: gradient %.12g, difference %.12g\n", t->name, gradient[s],
+                    difference[s]);
+            return false;
+        }
+    }
+    return true;
+}
+
+TEST gradients_are_differences(const variant* v) {
+    rig r;
+    ASSERT(rig_open(&r, v));
+    ASSERT_EQ(QLORA_OK, qlora__parameters_changed(r.ctx, r.model));
+    qlora_result result = qlora_train_micro(r.trainer, &r.batch, r.total);
+    ASSERT_EQm(qlora_last_error(r.ctx), QLORA_OK, result);
+    test_random random = test_random_start("elements");
+    qlora__trained t;
+    int64_t tensors = 0;
+    bool holds = true;
+    for (; qlora__trained_at(r.model, tensors, &t); tensors++) {
+        holds = holds && tensor_holds(&r, &t, &random);
+    }
+    ASSERT(holds);
+    int per_layer = 0;
+    for (int i = 0; i < QLORA__PROJECTIONS; i++) {
+        per_layer += ((v->targets != 0 ? v->targets : 127u) >> i & 1u) != 0 ? 2 : 0;
+    }
+    per_layer = strcmp(v->name, "norms_alone") == 0 ? 0 : per_layer;
+    int norms = v->train_norms ? (v->qk_norm ? 4 : 2) : 0;
+    int64_t expected = 2 * (per_layer + norms) + (v->train_norms ? 1 : 0);
+    ASSERT_EQ_FMT((long long)expected, (long long)tensors, "%lld");
+    ASSERT(rig_close(&r));
+    PASS();
+}
+
+// The gradient is zero where the loss does not look: below a sequence of one token there is none.
+TEST gradients_add_up(void) {
+    rig r;
+    ASSERT(rig_open(&r, &variants[3]));
+    ASSERT_EQ(QLORA_OK, qlora__parameters_changed(r.ctx, r.model));
+    ASSERT_EQ(QLORA_OK, qlora_train_micro(r.trainer, &r.batch, r.total));
+    size_t n = (size_t)r.model->elements;
+    double* once = (double*)malloc(n * sizeof *once);
+    double* twice = (double*)malloc(n * sizeof *twice);
+    memcpy(once, r.model->gradients.data, n * sizeof *once);
+    ASSERT_EQ(QLORA_OK, qlora_train_micro(r.trainer, &r.batch, r.total));
+    memcpy(twice, r.model->gradients.data, n * sizeof *twice);
+    for (size_t i = 0; i < n; i++) {
+        once[i] *= 2.0;
+    }
+    ASSERT_REL_L2_DOUBLE(once, twice, n, 1e-12);
+    // The three sequences one by one give the same step as all at once.
+    memset(r.model->gradients.data, 0, n * sizeof *once);
+    int32_t at = 0;
+    for (int s = 0; s < SEQUENCES; s++) {
+        qlora_batch one = r.batch;
+        one.ids += at;
+        one.labels += at;
+        one.weights += at;
+        one.lengths += s;
+        one.count = 1;
+        at += lengths[s];
+        ASSERT_EQ(QLORA_OK, qlora_train_micro(r.trainer, &one, r.total));
+    }
+    for (size_t i = 0; i < n; i++) {
+        once[i] *= 0.5;
+    }
+    ASSERT_REL_L2_DOUBLE(once, (double*)r.model->gradients.data, n, 1e-11);
+    free(once);
+    free(twice);
+    ASSERT(rig_close(&r));
+    PASS();
+}
+
+SUITE(gradient_suite) {
+    if (!test_wants("cpu")) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
+        greatest_set_test_suffix(variants[i].name);
+        RUN_TESTp(gradients_are_differences, &variants[i]);
+    }
+    RUN_TEST(gradients_add_up);
+}

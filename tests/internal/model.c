@@ -1,0 +1,350 @@
+// model.c - the committed golden folder, figure by figure, on every kind of machine; and,
+// where
+// ../shared (or $QLORA_SHARED) is present, a real model: its losses on real text, and 20 steps
+// against a trajectory computed independently in float64.
+#define GOLDEN_NO_MAIN
+#include "golden/golden.c"
+
+#include "test.h"
+
+#include "qlora_text.h"
+#include "fakecuda/fake.h"
+
+// The folder lies beside this file; make and the tests run from the repository's root.
+static const char* const tiny = "tests/golden/tiny";
+
+enum { NO_MACHINE = -2 };
+
+static int judge(qlora_backend backend, qlora_mode mode, bool graph, int* figures) {
+    char why[1024] = "";
+    options opt = {backend, mode, graph, true, false};
+    qlora_ctx* ctx = NULL;
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = backend;
+    desc.threads = 1;
+    desc.scratch_bytes = (size_t)4 << 20;
+    desc.error_text = why;
+    desc.error_text_size = sizeof why;
+    if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) {
+        fprintf(stderr, "%s\n", why);
+        return NO_MACHINE;
+    }
+    int failures = run_fixture(ctx, &opt, tiny, figures);
+    if (qlora_ctx_destroy(ctx) != QLORA_OK) {
+        fprintf(stderr, "%s\n", qlora_last_error(ctx));
+        return -1;
+    }
+    return failures;
+}
+
+// Logits and loss of the base; then twice 2 + 1 + 1 + 3 + adapter + text, and in f32 generated
+// text.
+enum { FIGURES = 2 + 2 * 10, FIGURES_BF16 = 2 + 2 * 8 };
+
+TEST golden_on_the_cpu(void) {
+    int figures = 0;
+    ASSERT_EQ_FMT(0, judge(QLORA_BACKEND_CPU, QLORA_MODE_F32, false, &figures), "%d");
+    ASSERT_EQ_FMT((int)FIGURES, figures, "%d");
+    PASS();
+}
+
+// The real GPU, or the fake one: the process has one of them.
+TEST golden_on_a_gpu(const char* name) {
+    bool bf16 = strcmp(name, "bf16") == 0;
+    int figures = 0;
+    const fake_api* fake = fake_open();
+    if (fake != NULL) {
+        fake->reset(NULL);
+    }
+    qlora_mode mode = bf16 ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+    int failures = judge(QLORA_BACKEND_CUDA, mode, true, &figures);
+    if (failures == NO_MACHINE && fake == NULL) {
+        SKIPm("no GPU");
+    }
+    ASSERT_EQ_FMT(0, failures, "%d");
+    ASSERT_EQ_FMT(bf16 ? (int)FIGURES_BF16 : (int)FIGURES, figures, "%d");
+    if (fake != NULL) {
+        const char* wrong = fake->done();
+        ASSERTm(wrong, wrong == NULL);
+    }
+    PASS();
+}
+
+// ---- stories260K
+
+static const char* model_shared_path(const char* name, char out[512]) {
+    const char* folder = getenv("QLORA_SHARED");
+    snprintf(out, 512, "%s/%s", folder != NULL ? folder : "../shared", name);
+    return out;
+}
+
+static bool is_there(const char* path) {
+    FILE* f = fopen(path, "rb");
+    if (f != NULL) {
+        fclose(f);
+    }
+    return f != NULL;
+}
+
+enum { STORIES = 5, STORY_TOKENS = 4096 };
+
+typedef struct stories {
+    int32_t ids[STORY_TOKENS];
+    int32_t lengths[STORIES];
+    int32_t longest;
+    qlora_batch batch;
+} stories;
+
+static bool space(char c) {
+    return c == '\n' || c == ' ' || c == '\r';
+}
+
+// Split on the separator, without the space around; BOS and a leading space come from the
+// tokenizer.
+static bool stories_read(stories* out) {
+    static const char separator[] = "<|endoftext|>";
+    char path[512];
+    text_error error;
+    text_bytes text = {NULL, 0, 0};
+    text_tok* tok = NULL;
+    memset(out, 0, sizeof *out);
+    bool ok =
+        text_file_read(model_shared_path("data/tinystories-sample.txt", path), &text, &error) &&
+        text_tok_open(model_shared_path("models/stories260K/tok512.bin", path), &tok, &error);
+    const char* at = text.data;
+    const char* limit = text.data + text.count;
+    int32_t tokens = 0;
+    for (int i = 0; i < STORIES && ok; i++) {
+        const char* end = strstr(at, separator);
+        const char* next = end != NULL ? end + strlen(separator) : limit;
+        end = end != NULL ? end : limit;
+        while (at < end && space(*at)) {
+            at++;
+        }
+        while (end > at && space(end[-1])) {
+            end--;
+        }
+        text_ids ids = {NULL, 0, 0};
+        ok = text_encode(tok, at, (size_t)(end - at), TEXT_SPECIAL, &ids, &error) &&
+             ids.count > 1 && tokens + (int32_t)ids.count <= STORY_TOKENS;
+        if (ok) {
+            memcpy(out->ids + tokens, ids.data, ids.count * sizeof ids.data[0]);
+            out->lengths[i] = (int32_t)ids.count;
+            out->longest = out->lengths[i] > out->longest ? out->lengths[i] : out->longest;
+            tokens += out->lengths[i];
+        }
+        text_ids_free(&ids);
+        at = next;
+    }
+    if (tok != NULL) {
+        text_tok_close(tok);
+    }
+    text_bytes_free(&text);
+    out->batch.ids = out->ids;
+    out->batch.labels = out->ids;
+    out->batch.lengths = out->lengths;
+    out->batch.count = STORIES;
+    return ok;
+}
+
+static qlora_ctx* plain_cpu(void) {
+    qlora_ctx* ctx = NULL;
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = QLORA_BACKEND_CPU;
+    desc.threads = 2;
+    return qlora_ctx_create(&desc, &ctx) == QLORA_OK ? ctx : NULL;
+}
+
+static double stories_loss(qlora_ctx* ctx, const char* folder, qlora_base_format base,
+                           const stories* text) {
+    char path[512];
+    qlora_model* model = NULL;
+    qlora_trainer* trainer = NULL;
+    qlora_model_desc desc;
+    qlora_train_desc train;
+    qlora_eval_info info = {0.0, 0.0, 0};
+    memset(&desc, 0, sizeof desc);
+    memset(&train, 0, sizeof train);
+    desc.dir = model_shared_path(folder, path);
+    desc.base = base;
+    desc.rank = -1;
+    train.tokens = STORY_TOKENS;
+    train.no_training = true;
+    bool ok = qlora_model_open(ctx, &desc, &train, NULL, &model) == QLORA_OK &&
+              qlora_trainer_create(model, &trainer) == QLORA_OK &&
+              qlora_eval(trainer, &text->batch, &info) == QLORA_OK;
+    if (!ok) {
+        fprintf(stderr, "%s\n", qlora_last_error(ctx));
+    }
+    ok = qlora_trainer_destroy(trainer) == QLORA_OK && qlora_model_close(model) == QLORA_OK && ok;
+    return ok ? info.loss / info.labels : (double)NAN;
+}
+
+TEST stories_have_their_losses(void) {
+    char path[512];
+    stories text;
+    if (!is_there(model_shared_path("models/stories260K/tok512.bin", path))) {
+        SKIPm("../shared is not here (set QLORA_SHARED)");
+    }
+    ASSERT(stories_read(&text));
+    qlora_ctx* ctx = plain_cpu();
+    ASSERT(ctx != NULL);
+    double dense = stories_loss(ctx, "models/stories260K", QLORA_BASE_16BIT, &text);
+    // The folder is f32; rounded to bf16 first, it gives bitsandbytes' own codes.
+    double nf4 = stories_loss(ctx, "models/stories260K", QLORA_BASE_NF4, &text);
+    double bnb = stories_loss(ctx, "models/stories260K-bnb-nf4", QLORA_BASE_NF4, &text);
+    ASSERT_IN_RANGE(1.266, dense, 0.001);
+    ASSERT_IN_RANGE(1.371, nf4, 0.002);
+    ASSERT_IN_RANGE(1.371, bnb, 0.002);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+// ---- the float64 trajectory
+
+enum { TRAJECTORY_STEPS = 20, TRAJECTORY_BATCH = 4, TRAJECTORY_LENGTH = 65 };
+
+typedef struct trajectory {
+    qlora__map map;
+    qlora__json json;
+    int32_t ids[TRAJECTORY_STEPS * TRAJECTORY_BATCH * TRAJECTORY_LENGTH];
+} trajectory;
+
+static double trajectory_number(const trajectory* t, const char* name, uint32_t index) {
+    double value = (double)NAN;
+    uint32_t list = qlora__json_find_path(&t->json, 0, name);
+    uint32_t token = qlora__json_at(&t->json, list, index);
+    return token != 0 && qlora__json_double(&t->json, token, &value) ? value : (double)NAN;
+}
+
+static bool trajectory_open(qlora_ctx* ctx, trajectory* t) {
+    char path[512];
+    memset(t, 0, sizeof *t);
+    model_shared_path("fixtures/stories260K-shakespeare/trajectory.json", path);
+    if (qlora__map_open(ctx, path, &t->map) != QLORA_OK ||
+        qlora__json_parse(ctx, path, t->map.data, (size_t)t->map.size, 0, &t->json) != QLORA_OK) {
+        return false;
+    }
+    uint32_t rows = qlora__json_find_path(&t->json, 0, "tokens");
+    for (uint32_t i = 0; i < TRAJECTORY_STEPS * TRAJECTORY_BATCH; i++) {
+        uint32_t row = qlora__json_at(&t->json, rows, i);
+        for (uint32_t j = 0; j < TRAJECTORY_LENGTH; j++) {
+            int64_t id = -1;
+            qlora__json_int(&t->json, qlora__json_at(&t->json, row, j), &id);
+            t->ids[i * TRAJECTORY_LENGTH + j] = (int32_t)id;
+        }
+    }
+    return true;
+}
+
+// Worst relative 2-norm of parameters or gradients against a file of the trajectory; negative:
+// writes the file's values into the model instead.
+static double trajectory_compare(golden_session* s, const char* file, bool gradients, bool write) {
+    char path[512];
+    char name[128];
+    qlora_ctx* ctx = qlora_model_ctx(s->model);
+    qlora__st st;
+    double worst = 0.0;
+    snprintf(name, sizeof name, "fixtures/stories260K-shakespeare/%s.safetensors", file);
+    if (qlora__st_open(ctx, model_shared_path(name, path), &st) != QLORA_OK) {
+        return (double)NAN;
+    }
+    for (int64_t i = 0; i < qlora_model_parameters(s->model); i++) {
+        qlora_parameter p;
+        float got[8 * 512];
+        float want[8 * 512];
+        qlora_result r = qlora_model_parameter(s->model, i, &p);
+        const qlora__st_tensor* t = r == QLORA_OK ? qlora__st_find(&st, p.name) : NULL;
+        size_t n = t != NULL ? (size_t)qlora__st_elements(t) : 0;
+        if (n == 0 || n != (size_t)(p.rows * p.cols) || n > sizeof got / sizeof got[0]) {
+            fprintf(stderr, "%s is not as expected in %s\n", p.name, file);
+            return (double)NAN;
+        }
+        qlora__st_read_f32(t, 0, n, want);
+        r = write       ? qlora_model_parameter_write(s->model, i, want)
+            : gradients ? qlora_train_gradient_read(s->trainer, i, got)
+                        : qlora_model_parameter_read(s->model, i, got);
+        double error = r != QLORA_OK ? (double)NAN : write ? 0.0 : tensor_error(got, want, n, 1e-5);
+        worst = error <= worst ? worst : error;
+    }
+    qlora__st_close(ctx, &st);
+    return worst;
+}
+
+static bool trajectory_session(qlora_ctx* ctx, golden_session* s) {
+    char path[512];
+    qlora_model_desc desc;
+    qlora_train_desc train;
+    memset(s, 0, sizeof *s);
+    memset(&desc, 0, sizeof desc);
+    memset(&train, 0, sizeof train);
+    desc.dir = model_shared_path("models/stories260K-bnb-nf4", path);
+    desc.mode = QLORA_MODE_F32;
+    desc.rank = 8;
+    desc.alpha = 16.0f;
+    train.tokens = TRAJECTORY_BATCH * TRAJECTORY_LENGTH;
+    train.lr = 1e-3;
+    train.weight_decay = 0.01;
+    train.max_norm = 1.0;
+    train.schedule = QLORA_SCHEDULE_CONSTANT;
+    return qlora_model_open(ctx, &desc, &train, NULL, &s->model) == QLORA_OK &&
+           qlora_trainer_create(s->model, &s->trainer) == QLORA_OK;
+}
+
+TEST trajectory_of_shakespeare(void) {
+    static trajectory t; // its tokens are too many for a stack
+    static const int32_t lengths[] = {65, 65, 65, 65};
+    char path[512];
+    golden_session s;
+    if (!is_there(model_shared_path("fixtures/stories260K-shakespeare/trajectory.json", path))) {
+        SKIPm("../shared is not here (set QLORA_SHARED)");
+    }
+    qlora_ctx* ctx = plain_cpu();
+    ASSERT(ctx != NULL);
+    ASSERTm(qlora_last_error(ctx), trajectory_open(ctx, &t));
+    ASSERTm(qlora_last_error(ctx), trajectory_session(ctx, &s));
+    ASSERT(trajectory_compare(&s, "lora_init", false, true) <= 0.0);
+    for (int step = 0; step < TRAJECTORY_STEPS; step++) {
+        qlora_batch b;
+        qlora_train_info info;
+        memset(&b, 0, sizeof b);
+        b.ids = t.ids + step * TRAJECTORY_BATCH * TRAJECTORY_LENGTH;
+        b.labels = b.ids;
+        b.lengths = lengths;
+        b.count = TRAJECTORY_BATCH;
+        ASSERT_EQ(QLORA_OK, qlora_train_micro(s.trainer, &b, qlora_batch_labels(&b)));
+        if (step < 2) {
+            double worst = trajectory_compare(&s, step == 0 ? "lora_grad_step0" : "lora_grad_step1",
+                                              true, false);
+            ASSERT_IN_RANGE(0.0, worst, 5e-5);
+        }
+        ASSERT_EQ(QLORA_OK, qlora_train_update(s.trainer));
+        ASSERT_EQ(QLORA_OK, qlora_train_info_read(s.trainer, &info));
+        double loss = trajectory_number(&t, "loss", (uint32_t)step);
+        double norm = trajectory_number(&t, "grad_norm_before_clip", (uint32_t)step);
+        ASSERT_IN_RANGE(loss, info.loss, 1e-6 * loss + 1e-6);
+        ASSERT_IN_RANGE(norm, (double)info.grad_norm, 1e-5 * norm);
+    }
+    ASSERT_IN_RANGE(0.0, trajectory_compare(&s, "lora_final_step20", false, false), 5e-4);
+    golden_close(&s);
+    qlora__json_free(ctx, &t.json);
+    qlora__map_close(ctx, &t.map);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+SUITE(golden_suite) {
+    static const char* const names[] = {"f32", "bf16"};
+    if (test_wants("cpu")) {
+        RUN_TEST(golden_on_the_cpu);
+        RUN_TEST(stories_have_their_losses);
+        RUN_TEST(trajectory_of_shakespeare);
+    }
+    const char* kind = fake_open() != NULL ? "fake" : "cuda";
+    for (int i = 0; i < 2 && test_wants(kind); i++) {
+        greatest_set_test_suffix(names[i]);
+        RUN_TESTp(golden_on_a_gpu, names[i]);
+    }
+}

@@ -1,0 +1,560 @@
+// gemm.c - contract C-GEMM and C-MATH: every product on every path against float64.
+#include "machines.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct gemm_case {
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    bool ta;
+    bool tb;
+    qlora_dtype a;
+    qlora_dtype b;
+    qlora_dtype c;
+    float beta;
+    int64_t pad; // extra columns in every matrix, filled with NaN
+} gemm_case;
+
+// A buffer of rows x (cols + pad), the padding filled with NaN that must not leak.
+typedef struct padded {
+    float* values; // rows x cols, as the dtype can hold them
+    qlora_tensor whole;
+    qlora_tensor view;
+    int64_t pad;
+} padded;
+
+static float rounded(float x, qlora_dtype dtype) {
+    if (dtype == QLORA_BF16) {
+        uint32_t u;
+        memcpy(&u, &x, 4);
+        u = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
+        memcpy(&x, &u, 4);
+    } else if (dtype == QLORA_F16) {
+        int e = 0;
+        frexpf(x, &e);
+        float step = ldexpf(1.0f, (e - 1 < -14 ? -14 : e - 1) - 10);
+        x = nearbyintf(x / step) * step;
+    }
+    return x;
+}
+
+static bool padded_make(qlora_ctx* ctx, test_random* random, qlora_dtype dtype, int64_t rows,
+                        int64_t cols, int64_t pad, float scale, padded* p) {
+    int64_t ld = cols + pad;
+    float* image = (float*)malloc((size_t)(rows * ld + 1) * 4);
+    p->pad = pad;
+    p->values = (float*)malloc((size_t)(rows * cols + 1) * 4);
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < ld; j++) {
+            float x = rounded((float)test_random_normal(random) * scale, dtype);
+            image[i * ld + j] = j < cols ? x : NAN;
+            if (j < cols) {
+                p->values[i * cols + j] = x;
+            }
+        }
+    }
+    bool ok = test_tensor(ctx, dtype, rows, ld, image, &p->whole) == QLORA_OK &&
+              qlora_tensor_view(&p->whole, 0, rows, 0, cols, &p->view) == QLORA_OK;
+    free(image);
+    return ok;
+}
+
+// Reads it back; false when something outside the columns was written.
+static bool padded_read(qlora_ctx* ctx, const padded* p, float* out) {
+    int64_t ld = p->whole.cols;
+    float* image = (float*)malloc((size_t)(p->whole.rows * ld + 1) * 4);
+    bool ok = test_read(ctx, &p->whole, image);
+    for (int64_t i = 0; ok && i < p->whole.rows; i++) {
+        for (int64_t j = 0; j < ld; j++) {
+            if (j < p->view.cols) {
+                out[i * p->view.cols + j] = image[i * ld + j];
+            } else if (image[i * ld + j] == image[i * ld + j]) {
+                fprintf(stderr, "padding of row %lld was overwritten\n", (long long)i);
+                ok = false;
+            }
+        }
+    }
+    free(image);
+    return ok;
+}
+
+static void padded_free(qlora_ctx* ctx, padded* p) {
+    qlora_tensor_destroy(ctx, &p->whole);
+    free(p->values);
+}
+
+static void reference(const gemm_case* c, const float* a, const float* b, const float* before,
+                      float* out) {
+    for (int64_t i = 0; i < c->M; i++) {
+        for (int64_t j = 0; j < c->N; j++) {
+            double sum = 0.0;
+            for (int64_t k = 0; k < c->K; k++) {
+                double x = (double)a[c->ta ? k * c->M + i : i * c->K + k];
+                double y = (double)b[c->tb ? j * c->K + k : k * c->N + j];
+                sum += x * y;
+            }
+            out[i * c->N + j] = (float)(sum + (c->beta != 0.0f ? (double)c->beta *
+                                                                     (double)before[i * c->N + j]
+                                                               : 0.0));
+        }
+    }
+}
+
+// Error allowed by notes: fp32 1e-6 sqrt(K/64) in the relative 2-norm; a cast operand or a bf16
+// result carries one rounding of its type.
+static double limit_of(const gemm_case* c) {
+    double limit = 1e-6 * sqrt((double)(c->K > 64 ? c->K : 64) / 64.0);
+    if (c->c == QLORA_BF16 || (c->a != c->b && (c->a == QLORA_BF16 || c->b == QLORA_BF16))) {
+        limit += 4e-3;
+    } else if (c->a != c->b) {
+        limit += 5e-4;
+    }
+    return limit;
+}
+
+static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case* c,
+                            qlora_path path, float scale) {
+    padded a;
+    padded b;
+    padded out;
+    memset(&a, 0, sizeof a);
+    memset(&b, 0, sizeof b);
+    memset(&out, 0, sizeof out);
+    const char* wrong = NULL;
+    if (!padded_make(ctx, random, c->a, c->ta ? c->K : c->M, c->ta ? c->M : c->K, c->pad, scale,
+                     &a) ||
+        !padded_make(ctx, random, c->b, c->tb ? c->N : c->K, c->tb ? c->K : c->N, c->pad, 0.02f,
+                     &b) ||
+        !padded_make(ctx, random, c->c, c->M, c->N, c->pad, 1.0f, &out)) {
+        return "tensors";
+    }
+    if (c->beta == 0.0f && c->M * c->N > 0) { // overwriting must not read what was there
+        float* poison = (float*)malloc((size_t)(c->M * (c->N + c->pad)) * 4);
+        for (int64_t i = 0; i < c->M * (c->N + c->pad); i++) {
+            poison[i] = NAN;
+        }
+        qlora_tensor_destroy(ctx, &out.whole);
+        test_tensor(ctx, c->c, c->M, c->N + c->pad, poison, &out.whole);
+        qlora_tensor_view(&out.whole, 0, c->M, 0, c->N, &out.view);
+        free(poison);
+    }
+    qlora_gemm_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.trans_a = c->ta;
+    desc.trans_b = c->tb;
+    desc.alpha = 1.0f;
+    desc.beta = c->beta;
+    desc.path = path;
+    if (qlora_gemm(ctx, &desc, &a.view, &b.view, &out.view) != QLORA_OK) {
+        fprintf(stderr, "%s\n", qlora_last_error(ctx));
+        wrong = "qlora_gemm failed";
+    }
+    size_t n = (size_t)(c->M * c->N);
+    float* expected = (float*)malloc(n * 4 + 4);
+    float* got = (float*)malloc(n * 4 + 4);
+    reference(c, a.values, b.values, out.values, expected);
+    if (wrong == NULL && !padded_read(ctx, &out, got)) {
+        wrong = "reading back";
+    }
+    if (wrong == NULL && n > 0) {
+        bool zero = c->K == 0 && c->beta == 0.0f;
+        if (zero ? !test_close(expected, got, n, 0.0, 0.0)
+                 : !test_rel_l2(expected, got, n, limit_of(c))) {
+            wrong = "wrong numbers";
+        }
+    }
+    free(expected);
+    free(got);
+    padded_free(ctx, &a);
+    padded_free(ctx, &b);
+    padded_free(ctx, &out);
+    return wrong;
+}
+
+static void describe_case(const gemm_case* c, qlora_path path, const char* wrong) {
+    fprintf(stderr, "%s: %lldx%lldx%lld %c%c %s %s -> %s beta %g pad %lld on %s\n", wrong,
+            (long long)c->M, (long long)c->N, (long long)c->K, c->ta ? 't' : 'n', c->tb ? 't' : 'n',
+            qlora_dtype_name(c->a), qlora_dtype_name(c->b), qlora_dtype_name(c->c), (double)c->beta,
+            (long long)c->pad, qlora_path_name(path));
+}
+
+static size_t paths_of(const test_machine* machine, qlora_path out[2]) {
+    if (strcmp(machine->backend, "cpu") == 0) {
+        out[0] = QLORA_PATH_CPU;
+        return 1;
+    }
+    out[0] = QLORA_PATH_PTX;
+    out[1] = QLORA_PATH_CUBLAS;
+    return machine->cublas ? 2 : 1;
+}
+
+static const qlora_dtype TYPES[][3] = {
+    {QLORA_F32, QLORA_F32, QLORA_F32},    {QLORA_BF16, QLORA_BF16, QLORA_BF16},
+    {QLORA_BF16, QLORA_BF16, QLORA_F32},  {QLORA_F16, QLORA_F16, QLORA_F32},
+    {QLORA_F32, QLORA_BF16, QLORA_F32},   {QLORA_F32, QLORA_F16, QLORA_F32},
+    {QLORA_BF16, QLORA_F32, QLORA_F32},
+};
+
+TEST gemm_every_form(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    static const int64_t sizes[][3] = {
+        {1, 1, 1},  {0, 5, 3},    {5, 0, 3},    {4, 3, 0},    {1, 17, 33}, {19, 1, 40},
+        {37, 29, 1}, {65, 16, 130}, {16, 70, 129}, {64, 40, 24}, {130, 136, 40},
+    };
+    test_random random = test_random_start("gemm_every_form");
+    qlora_path paths[2];
+    size_t path_count = paths_of(machine, paths);
+    for (size_t p = 0; p < path_count; p++) {
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+            for (size_t t = 0; t < sizeof TYPES / sizeof TYPES[0]; t++) {
+                for (int form = 0; form < 4; form++) {
+                    // Every size meets every form; types, beta and padding take turns.
+                    gemm_case c = {sizes[s][0],
+                                   sizes[s][1],
+                                   sizes[s][2],
+                                   (form & 1) != 0,
+                                   (form & 2) != 0,
+                                   TYPES[t][0],
+                                   TYPES[t][1],
+                                   TYPES[t][2],
+                                   (s + t + (size_t)form) % 2 ? 1.0f : 0.0f,
+                                   (int64_t)((s + t) % 3) * 8};
+                    if ((s + t * 3 + (size_t)form) % 3 != 0 && t != 0) {
+                        continue;
+                    }
+                    const char* wrong = run_case(ctx, &random, &c, paths[p], 1.0f);
+                    if (wrong != NULL) {
+                        describe_case(&c, paths[p], wrong);
+                        FAILm(wrong);
+                    }
+                }
+            }
+        }
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// The reference system saw NaN when gradients reached 2.56e5 (ALB-077). f16 is scaled, so it holds,
+// too.
+TEST gemm_large_gradients(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    test_random random = test_random_start("gemm_large_gradients");
+    qlora_path paths[2];
+    size_t path_count = paths_of(machine, paths);
+    static const float scales[] = {2.56e5f, 1e-30f, 1e15f};
+    for (size_t p = 0; p < path_count; p++) {
+        for (size_t t = 0; t < sizeof TYPES / sizeof TYPES[0]; t++) {
+            for (size_t s = 0; s < 3; s++) {
+                if (TYPES[t][0] == QLORA_F16) {
+                    continue; // f16 itself cannot hold them
+                }
+                gemm_case c = {24,          40,          136,         false, true,
+                               TYPES[t][0], TYPES[t][1], TYPES[t][2], 0.0f,  0};
+                const char* wrong = run_case(ctx, &random, &c, paths[p], scales[s]);
+                if (wrong != NULL) {
+                    describe_case(&c, paths[p], wrong);
+                    FAILm(wrong);
+                }
+            }
+        }
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST gemm_named_products(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    // C = A B with A 2x3, B 3x2, by hand.
+    const float a_values[] = {1, 2, 3, 4, 5, 6};
+    const float b_values[] = {1, 0, 2, 1, 0, 3};
+    const float dc_values[] = {1, 2, 3, 4};
+    const float c_expected[] = {5, 11, 14, 23};
+    const float da_expected[] = {1, 4, 6, 3, 10, 12};
+    const float db_expected[] = {13, 18, 17, 24, 21, 30};
+    float got[6];
+    qlora_tensor a, b, c, dc, da, db;
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 2, 3, a_values, &a));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 3, 2, b_values, &b));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 2, 2, dc_values, &dc));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 2, 2, NULL, &c));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 2, 3, NULL, &da));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 3, 2, NULL, &db));
+    bool gpu = qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA;
+    for (int pass = 0; pass < 2; pass++) {
+        uint32_t path = gpu && pass == 1 ? QLORA_GEMM_PTX : 0;
+        float twice[6];
+        ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &a, &b, &c, path));
+        ASSERT(test_read(ctx, &c, got));
+        ASSERT_CLOSE(c_expected, got, 4, 0, 0);
+        ASSERT_EQ(QLORA_OK, qlora_gemm_backward_a(ctx, &dc, &b, &da, path));
+        ASSERT(test_read(ctx, &da, got));
+        ASSERT_CLOSE(da_expected, got, 6, 0, 0);
+        ASSERT_EQ(QLORA_OK, qlora_gemm_backward_b(ctx, &a, &dc, &db, path));
+        ASSERT_EQ(QLORA_OK, qlora_gemm_backward_b(ctx, &a, &dc, &db, path | QLORA_GEMM_ACCUMULATE));
+        ASSERT(test_read(ctx, &db, got));
+        for (int i = 0; i < 6; i++) {
+            twice[i] = 2.0f * db_expected[i];
+        }
+        ASSERT_CLOSE(twice, got, 6, 0, 0);
+        qlora_path expected = !gpu                                ? QLORA_PATH_CPU
+                              : pass == 0 && machine->cublas ? QLORA_PATH_CUBLAS
+                                                                  : QLORA_PATH_PTX;
+        ASSERT_EQ(expected, qlora_ctx_last_path(ctx));
+    }
+    qlora_tensor* all[] = {&a, &b, &c, &dc, &da, &db};
+    for (int i = 0; i < 6; i++) {
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, all[i]));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// Heads side by side in one row, as attention has them, and one matrix serving a whole batch.
+TEST gemm_batched(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    enum { T = 21, H = 3, D = 8 };
+    test_random random = test_random_start("gemm_batched");
+    float q[T * H * D];
+    float k[T * D];
+    float expected[H * T * T];
+    float got[H * T * T];
+    test_random_fill(&random, q, T * H * D, 1.0f);
+    test_random_fill(&random, k, T * D, 1.0f);
+    for (int h = 0; h < H; h++) {
+        for (int i = 0; i < T; i++) {
+            for (int j = 0; j < T; j++) {
+                double sum = 0.0;
+                for (int d = 0; d < D; d++) {
+                    sum += (double)q[(i * H + h) * D + d] * (double)k[j * D + d];
+                }
+                expected[(h * T + i) * T + j] = (float)(0.5 * sum);
+            }
+        }
+    }
+    qlora_tensor tq, tk, scores;
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, T, H * D, q, &tq));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, T, D, k, &tk));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create_batched(ctx, QLORA_F32, H, T, T, &scores));
+    qlora_tensor heads = tq;
+    heads.cols = D;
+    heads.batch = H;
+    heads.batch_stride = D;
+    qlora_path paths[2];
+    size_t path_count = paths_of(machine, paths);
+    for (size_t p = 0; p < path_count; p++) {
+        qlora_gemm_desc desc = {false, true, 0.5f, 0.0f, false, paths[p]};
+        ASSERT_EQ(QLORA_OK, qlora_gemm(ctx, &desc, &heads, &tk, &scores));
+        ASSERT(test_read(ctx, &scores, got));
+        ASSERT_REL_L2(expected, got, H * T * T, 1e-6);
+    }
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &tq));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &tk));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &scores));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+#define REFUSED(RESULT, NEEDLE, CALL)                                                              \
+    do {                                                                                           \
+        ASSERT_EQ_FMT((int)(RESULT), (int)(CALL), "%d");                                           \
+        if (strstr(qlora_last_error(ctx), (NEEDLE)) == NULL) {                                     \
+            fprintf(stderr, "message: %s\n", qlora_last_error(ctx));                               \
+            FAILm("the message does not say: " NEEDLE);                                            \
+        }                                                                                          \
+    } while (0)
+
+TEST gemm_bad_input(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    qlora_ctx_desc other_desc;
+    memset(&other_desc, 0, sizeof other_desc);
+    other_desc.require_backend = QLORA_BACKEND_CPU;
+    qlora_ctx* other = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create(&other_desc, &other));
+    qlora_tensor a, b, c, foreign, ids, half;
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 4, 4, NULL, &a));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 4, 4, NULL, &b));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 4, 4, NULL, &c));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F16, 4, 4, NULL, &half));
+    ASSERT_EQ(QLORA_OK, test_tensor(other, QLORA_F32, 4, 4, NULL, &foreign));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_I32, 4, 4, &ids));
+    qlora_tensor small = a;
+    small.bytes = 60;
+    qlora_tensor negative = a;
+    negative.rows = -4;
+    qlora_tensor huge = a;
+    huge.rows = INT64_MAX / 2;
+    huge.ld = INT64_MAX / 2;
+    qlora_tensor wide = a;
+    wide.cols = 5;
+    qlora_tensor rows5 = a;
+    rows5.rows = 3;
+    qlora_tensor none = a;
+    none.data = NULL;
+    qlora_result argument = QLORA_ERR_ARGUMENT;
+    REFUSED(argument, "A is NULL", qlora_gemm_forward(ctx, NULL, &b, &c, 0));
+    REFUSED(argument, "C is NULL", qlora_gemm_forward(ctx, &a, &b, NULL, 0));
+    REFUSED(argument, "another context", qlora_gemm_forward(ctx, &a, &foreign, &c, 0));
+    REFUSED(argument, "i32", qlora_gemm_forward(ctx, &a, &ids, &c, 0));
+    REFUSED(argument, "60", qlora_gemm_forward(ctx, &small, &b, &c, 0));
+    REFUSED(argument, "negative", qlora_gemm_forward(ctx, &negative, &b, &c, 0));
+    REFUSED(argument, "ld", qlora_gemm_forward(ctx, &wide, &b, &c, 0));
+    REFUSED(argument, "expected", qlora_gemm_forward(ctx, &rows5, &b, &c, 0));
+    REFUSED(argument, "has 0", qlora_gemm_forward(ctx, &none, &b, &c, 0));
+    REFUSED(argument, "overlaps A", qlora_gemm_forward(ctx, &a, &b, &a, 0));
+    REFUSED(argument, "overlaps B", qlora_gemm_forward(ctx, &a, &b, &b, 0));
+    REFUSED(argument, "flags", qlora_gemm_forward(ctx, &a, &b, &c, 6));
+    REFUSED(argument, "flags", qlora_gemm_forward(ctx, &a, &b, &c, 1u << 20));
+    REFUSED(argument, "desc is NULL", qlora_gemm(ctx, NULL, &a, &b, &c));
+    REFUSED(QLORA_ERR_LIMIT, "overflow", qlora_gemm_forward(ctx, &huge, &b, &c, 0));
+    REFUSED(QLORA_ERR_UNSUPPORTED, "into f16", qlora_gemm_forward(ctx, &a, &b, &half, 0));
+    ASSERT_EQ(argument, qlora_gemm_forward(NULL, &a, &b, &c, 0));
+    if (strcmp(machine->backend, "cpu") == 0) {
+        REFUSED(QLORA_ERR_UNSUPPORTED, "PTX", qlora_gemm_forward(ctx, &a, &b, &c, QLORA_GEMM_PTX));
+    } else if (!machine->cublas) {
+        REFUSED(QLORA_ERR_UNSUPPORTED, "cuBLAS",
+                qlora_gemm_forward(ctx, &a, &b, &c, QLORA_GEMM_CUBLAS));
+    }
+    // Views of one buffer with the same ld and disjoint columns are fine.
+    qlora_tensor left, right, product;
+    ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &a));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&a, 0, 4, 0, 2, &left));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&a, 0, 4, 2, 2, &right));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&b, 0, 2, 0, 2, &product));
+    ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &left, &product, &right, 0));
+    ASSERT_STR_EQ("", qlora_last_error(ctx));
+    qlora_tensor* all[] = {&a, &b, &c, &half, &ids};
+    for (int i = 0; i < 5; i++) {
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, all[i]));
+    }
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(other, &foreign));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(other));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// TF32 is a choice of the context or the call, and never touches the backward unless asked. The
+// fake cuBLAS rounds as the real one does, so the error tells which mode ran.
+static void with_tf32(qlora_ctx_desc* desc) {
+    desc->math = QLORA_MATH_TF32;
+}
+
+static double tf32_error(qlora_ctx* ctx, uint32_t flags, bool backward) {
+    enum { N = 48 };
+    test_random random = test_random_start("tf32");
+    float a[N * N];
+    float b[N * N];
+    float got[N * N];
+    test_random_fill(&random, a, N * N, 1.0f);
+    test_random_fill(&random, b, N * N, 1.0f);
+    qlora_tensor ta, tb, tc;
+    test_tensor(ctx, QLORA_F32, N, N, a, &ta);
+    test_tensor(ctx, QLORA_F32, N, N, b, &tb);
+    test_tensor(ctx, QLORA_F32, N, N, NULL, &tc);
+    qlora_result r = backward ? qlora_gemm_backward_a(ctx, &ta, &tb, &tc, flags)
+                              : qlora_gemm_forward(ctx, &ta, &tb, &tc, flags);
+    test_read(ctx, &tc, got);
+    double difference = 0.0;
+    double norm = 0.0;
+    for (int i = 0; i < N; i++) {
+        for (int j = 0; j < N; j++) {
+            double sum = 0.0;
+            for (int k = 0; k < N; k++) {
+                sum += (double)a[i * N + k] * (double)(backward ? b[j * N + k] : b[k * N + j]);
+            }
+            difference += (sum - (double)got[i * N + j]) * (sum - (double)got[i * N + j]);
+            norm += sum * sum;
+        }
+    }
+    qlora_tensor_destroy(ctx, &ta);
+    qlora_tensor_destroy(ctx, &tb);
+    qlora_tensor_destroy(ctx, &tc);
+    return r == QLORA_OK ? sqrt(difference / norm) : -1.0;
+}
+
+TEST gemm_tf32_modes(const test_machine* machine) {
+    if (!machine->cublas) SKIPm("TF32 is cuBLAS's");
+    qlora_ctx* ctx = test_open(machine, with_tf32);
+    if (!ctx) SKIPm(test_open_reason());
+    double forward = tf32_error(ctx, 0, false);
+    ASSERT(forward > 1e-5 && forward < 2e-3);
+    double backward = tf32_error(ctx, 0, true);
+    ASSERT(backward >= 0.0 && backward < 1e-6);
+    ASSERT(tf32_error(ctx, QLORA_GEMM_TF32, true) > 1e-5);
+    double exact = tf32_error(ctx, QLORA_GEMM_EXACT, false);
+    ASSERT(exact >= 0.0 && exact < 1e-6);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_set_math(ctx, QLORA_MATH_TF32_ALL));
+    ASSERT(tf32_error(ctx, 0, true) > 1e-5);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_set_math(ctx, QLORA_MATH_F32));
+    double plain = tf32_error(ctx, 0, false);
+    ASSERT(plain >= 0.0 && plain < 1e-6);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// 96 products of one tile each are what the kernels with the biggest tiles are for; rows of 41 are
+// too odd for tensor cores.
+TEST gemm_big_tiles(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    enum { BATCH = 96, M = 24, N = 20, K = 41 };
+    static float a[BATCH * M * K];
+    static float b[N * K];
+    static float expected[BATCH * M * N];
+    static float got[BATCH * M * N];
+    test_random random = test_random_start("gemm_big_tiles");
+    for (int i = 0; i < BATCH * M * K; i++) { // small whole numbers: exact in every type
+        a[i] = (float)test_random_below(&random, 9) - 4.0f;
+        b[i % (N * K)] = (float)(i % 7) - 3.0f;
+    }
+    for (int i = 0; i < BATCH * M * N; i++) {
+        expected[i] = 0.0f;
+        for (int k = 0; k < K; k++) {
+            expected[i] += a[i / N * K + k] * b[i % N * K + k];
+        }
+    }
+    for (int type = 0; type < 2; type++) {
+        qlora_dtype dtype = type == 0 ? QLORA_F32 : QLORA_BF16;
+        qlora_path path = strcmp(machine->backend, "cpu") == 0 ? QLORA_PATH_CPU : QLORA_PATH_PTX;
+        qlora_gemm_desc desc = {false, true, 1.0f, 0.0f, false, path};
+        qlora_tensor ta, tb, tc;
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, dtype, BATCH * M, K, a, &ta));
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, dtype, N, K, b, &tb));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_create_batched(ctx, QLORA_F32, BATCH, M, N, &tc));
+        qlora_tensor parts = ta;
+        parts.rows = M;
+        parts.batch = BATCH;
+        parts.batch_stride = M * K;
+        ASSERT_EQ(QLORA_OK, qlora_gemm(ctx, &desc, &parts, &tb, &tc));
+        ASSERT(test_read(ctx, &tc, got));
+        ASSERT_CLOSE(expected, got, BATCH * M * N, 0.0, 0.0);
+        if (strcmp(machine->backend, "fake") == 0) {
+            const char* kernel = type == 0 ? "qlora_gemm_big_f32" : "qlora_gemm_big_half";
+            ASSERT_EQ(1, (int)test_fake()->kernel_runs(kernel));
+        }
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &ta));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &tb));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &tc));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+SUITE(gemm_suite) {
+    RUN_ON(TEST_ONE_EACH, gemm_big_tiles);
+    RUN_ON(TEST_EVERYWHERE, gemm_named_products);
+    RUN_ON(TEST_EVERYWHERE, gemm_every_form);
+    RUN_ON(TEST_EVERYWHERE, gemm_large_gradients);
+    RUN_ON(TEST_EVERYWHERE, gemm_batched);
+    RUN_ON(TEST_EVERYWHERE, gemm_bad_input);
+    RUN_ON(TEST_GPUS, gemm_tf32_modes);
+}

@@ -1,0 +1,203 @@
+// machines.c - opens contexts on the machines of machines.h.
+#define _POSIX_C_SOURCE 200809L // posix_memalign
+
+#include "machines.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define SETS_GPU (TEST_EVERYWHERE | TEST_GPUS)
+
+static const test_machine machines[] = {
+    {"cpu", "cpu", 0, 0, FAKE_FORWARD, false, TEST_EVERYWHERE | TEST_ONE_EACH | TEST_CPU},
+    {"sm_90", "fake", 90, 13000, FAKE_FORWARD, true,
+     SETS_GPU | TEST_ONE_EACH | TEST_FAKES | TEST_ONE_FAKE | TEST_TENSOR_CORES},
+    {"sm_90_reversed", "fake", 90, 13000, FAKE_REVERSE, true, SETS_GPU | TEST_TENSOR_CORES},
+    {"sm_80_no_cublas", "fake", 80, 11040, FAKE_FORWARD, false,
+     SETS_GPU | TEST_FAKES | TEST_TENSOR_CORES},
+    {"sm_75_no_cublas", "fake", 75, 12040, FAKE_RANDOM, false, SETS_GPU | TEST_FAKES},
+    {"sm_121", "fake", 121, 13000, FAKE_FORWARD, true, SETS_GPU | TEST_FAKES | TEST_TENSOR_CORES},
+    {"gpu", "cuda", 0, 0, FAKE_FORWARD, true, SETS_GPU | TEST_ONE_EACH | TEST_TENSOR_CORES},
+    {"gpu_no_cublas", "cuda", 0, 0, FAKE_FORWARD, false, SETS_GPU | TEST_TENSOR_CORES},
+};
+
+static char reason[512];
+static int64_t host_live; // bytes given out by the counting allocator
+
+size_t test_machine_count(void) {
+    return sizeof machines / sizeof machines[0];
+}
+
+const test_machine* test_machine_at(size_t index) {
+    return &machines[index];
+}
+
+const char* test_open_reason(void) {
+    return reason;
+}
+
+const fake_api* test_fake(void) {
+    static const fake_api* fake;
+    static bool asked;
+    if (!asked) {
+        asked = true;
+        fake = fake_open();
+    }
+    return fake;
+}
+
+bool test_machine_wanted(const test_machine* machine) {
+    const char* hidden = test_fake() != NULL ? "cuda" : "fake";
+    return test_wants(machine->backend) && strcmp(machine->backend, hidden) != 0;
+}
+
+bool test_has_bf16(const test_machine* machine) {
+    return (machine->sets & (TEST_CPU | TEST_TENSOR_CORES)) != 0;
+}
+
+static void* counted_alloc(size_t bytes, size_t align, void* user) {
+    (void)user;
+    void* p = NULL;
+    if (posix_memalign(&p, align, bytes) != 0) {
+        return NULL;
+    }
+    memset(p, 0xCB, bytes);
+    host_live += (int64_t)bytes;
+    return p;
+}
+
+static void counted_free(void* pointer, size_t bytes, void* user) {
+    (void)user;
+    memset(pointer, 0xCB, bytes);
+    host_live -= (int64_t)bytes;
+    free(pointer);
+}
+
+qlora_ctx* test_open(const test_machine* machine, void (*change)(qlora_ctx_desc* desc)) {
+    bool is_fake = strcmp(machine->backend, "fake") == 0;
+    bool is_cpu = strcmp(machine->backend, "cpu") == 0;
+    const fake_api* fake = test_fake();
+    if (is_fake) {
+        fake_config config = fake->defaults();
+        config.device[0].cc = machine->cc;
+        config.driver_version = machine->driver;
+        config.order = machine->order;
+        config.seed = 7;
+        fake->reset(&config);
+    }
+    qlora_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.require_backend = is_cpu ? QLORA_BACKEND_CPU : QLORA_BACKEND_CUDA;
+    desc.threads = 2;
+    desc.scratch_bytes = (size_t)4 << 20;
+    desc.cublas_library = machine->cublas ? NULL : "none";
+    desc.allocator.alloc = counted_alloc;
+    desc.allocator.free = counted_free;
+    desc.error_text = reason;
+    desc.error_text_size = sizeof reason;
+    if (change != NULL) {
+        change(&desc);
+    }
+    host_live = 0;
+    qlora_ctx* ctx = NULL;
+    return qlora_ctx_create(&desc, &ctx) == QLORA_OK ? ctx : NULL;
+}
+
+bool test_close_ctx(const test_machine* machine, qlora_ctx* ctx) {
+    if (qlora_ctx_destroy(ctx) != QLORA_OK) {
+        fprintf(stderr, "%s\n", qlora_last_error(ctx));
+        return false;
+    }
+    if (host_live != 0) {
+        fprintf(stderr, "%lld bytes of host memory were not given back\n", (long long)host_live);
+        return false;
+    }
+    if (strcmp(machine->backend, "fake") == 0) {
+        const char* wrong = test_fake()->done();
+        if (wrong != NULL) {
+            fprintf(stderr, "the fake driver says: %s\n", wrong);
+            return false;
+        }
+    }
+    return true;
+}
+
+// Conversions of the test's own, so that a fault in the library's cannot hide itself.
+static uint16_t half_from(float x, qlora_dtype dtype) {
+    if (dtype == QLORA_BF16) {
+        uint32_t u;
+        memcpy(&u, &x, sizeof u);
+        if (x != x) {
+            return 0x7fff;
+        }
+        return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    }
+    int exponent = 0;
+    double a = fabs((double)x);
+    uint16_t sign = signbit(x) ? 0x8000 : 0;
+    if (x != x) {
+        return 0x7fff;
+    }
+    if (a >= 65520.0) {
+        return (uint16_t)(sign | 0x7c00);
+    }
+    frexp(a, &exponent);
+    int least = exponent - 1 < -14 ? -14 : exponent - 1;
+    double step = ldexp(1.0, least - 10);
+    double units = nearbyint(a / step);
+    if (units >= 2048.0) {
+        units /= 2.0;
+        least++;
+    }
+    uint16_t biased = units >= 1024.0 ? (uint16_t)(least + 15) : 0;
+    return (uint16_t)(sign | (uint16_t)(biased << 10) | ((uint16_t)units & 0x3ffu));
+}
+
+static float half_to(uint16_t h, qlora_dtype dtype) {
+    if (dtype == QLORA_BF16) {
+        uint32_t u = (uint32_t)h << 16;
+        float x;
+        memcpy(&x, &u, sizeof x);
+        return x;
+    }
+    int exponent = (h >> 10) & 31;
+    double mantissa = h & 0x3ff;
+    double a = exponent == 31  ? (mantissa > 0 ? (double)NAN : (double)INFINITY)
+               : exponent == 0 ? ldexp(mantissa, -24)
+                               : ldexp(mantissa + 1024.0, exponent - 25);
+    return (float)((h & 0x8000) != 0 ? -a : a);
+}
+
+qlora_result test_tensor(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols,
+                         const float* values, qlora_tensor* out) {
+    qlora_result r = qlora_tensor_create(ctx, dtype, rows, cols, out);
+    size_t n = (size_t)(rows * cols);
+    if (r != QLORA_OK || values == NULL || n == 0) {
+        return r;
+    }
+    if (dtype == QLORA_F32) {
+        return qlora_tensor_upload(ctx, out, values, n * 4);
+    }
+    uint16_t* half = (uint16_t*)malloc(n * 2);
+    for (size_t i = 0; i < n; i++) {
+        half[i] = half_from(values[i], dtype);
+    }
+    r = qlora_tensor_upload(ctx, out, half, n * 2);
+    free(half);
+    return r;
+}
+
+bool test_read(qlora_ctx* ctx, const qlora_tensor* tensor, float* out) {
+    size_t n = (size_t)(tensor->rows * tensor->cols * tensor->batch);
+    if (tensor->dtype == QLORA_F32) {
+        return qlora_tensor_download(ctx, tensor, out, n * 4) == QLORA_OK;
+    }
+    uint16_t* half = (uint16_t*)malloc(n * 2 + 1);
+    bool ok = qlora_tensor_download(ctx, tensor, half, n * 2) == QLORA_OK;
+    for (size_t i = 0; ok && i < n; i++) {
+        out[i] = half_to(half[i], tensor->dtype);
+    }
+    free(half);
+    return ok;
+}

@@ -1,0 +1,172 @@
+// mutants.c - plants known bugs in the shipped PTX; a test of another suite must find each.
+//
+// A mutant is this program started anew on the fake GPU, with one edit of one kernel's text (see
+// fakecuda/mutate.h), for one test. It is caught when that test fails, and survives otherwise.
+#define _POSIX_C_SOURCE 200809L // fork, setenv
+
+#include "machines.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __linux__
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
+
+typedef struct mutant {
+    const char* bug;
+    const char* kernel;
+    int which; // of the lines that match; 0 is all of them
+    const char* find;
+    const char* replace;
+    const char* test; // that must fail
+} mutant;
+
+static const mutant mutants[] = {
+    {"no barrier before shared sums are read", "qlora_norm_rms_fwd_f32", 2, "bar.sync 0;", "",
+     "cases_hold_norm_sm_90"},
+    {"wrong lane in a shuffle", "qlora_norm_rms_fwd_bf16", 1, "shfl.sync.bfly.b32 *",
+     "shfl.sync.down.b32 *", "cases_hold_norm_sm_90"},
+    {"eps forgotten", "qlora_norm_rms_fwd_f32", 1, "ld.param.f32 *,[*];", "mov.f32 *,0f00000000;",
+     "cases_hold_norm_sm_90"},
+    {"rotation the wrong way", "qlora_rope_f32", 0, "neg.f32 *,*;", "mov.f32 *,*;",
+     "cases_hold_rope_sm_90"},
+    {"causal mask off by one", "qlora_softmax_scores_f32", 0, "setp.le.s64 *", "setp.lt.s64 *",
+     "cases_hold_scores_sm_90"},
+    {"window off by one", "qlora_softmax_scores_bf16", 0, "setp.gt.s64 *", "setp.ge.s64 *",
+     "cases_hold_scores_sm_90"},
+    {"no barrier before a tile is read", "qlora_softmax_transpose_b32", 1, "bar.sync 0;", "",
+     "cases_hold_transpose_sm_90"},
+    {"label off by one", "qlora_loss_cross_entropy_f32", 2, "ld.global.f32 *,[*];",
+     "ld.global.f32 *,[*+4];", "cases_hold_cross_entropy_sm_90"},
+    {"ties go to the last", "qlora_loss_arg_max_f32", 0, "setp.gt.f32 *", "setp.ge.f32 *",
+     "cases_hold_argmax_sm_90"},
+    {"a vector beyond the row's end", "qlora_elementwise_add_bf16", 1, "setp.gt.s64 *,7;",
+     "setp.gt.s64 *,6;", "cases_hold_add_sm_90"},
+    {"the last column skipped", "qlora_elementwise_silu_f32", 0, "setp.lt.s64 *,4;",
+     "setp.lt.s64 *,5;", "cases_hold_silu_sm_90"},
+    {"beta not read", "qlora_gemm_mid_f32", 1, "ld.param.f32 *,[qlora_gemm_mid_f32_param_14];",
+     "mov.f32 *,0f00000000;", "gemm_every_form_sm_90"},
+    {"no barrier between tiles", "qlora_gemm_big_f32", 1, "bar.sync 0;", "",
+     "gemm_big_tiles_sm_90"},
+    {"asynchronous copies waited for too late", "qlora_gemm_tc_bf16_nt", 1,
+     "cp.async.wait_group 1;", "cp.async.wait_group 2;", "gemm_every_form_sm_90"},
+    {"asynchronous copies not waited for", "qlora_attn64_fwd", 1, "cp.async.wait_group 0;",
+     "cp.async.wait_group 1;", "attention_is_right_sm_90"},
+    {"no barrier between blocks of keys", "qlora_attn64_bwd_kv", 2, "bar.sync 0;", "",
+     "attention_is_right_sm_90"},
+    {"halves of a byte swapped", "qlora_nf4_quantise_f32", 1, "shl.b32 *,%r*,4;",
+     "shl.b32 *,%r*,0;", "nf4_bytes_equal_the_cpus_sm_90"},
+    {"scale of another block", "qlora_nf4_dequantise_f32", 0, "shr.s64 *,*,%r*;",
+     "shr.s64 *,*,7;", "nf4_widens_sm_90"},
+    {"levels of the byte before", "qlora_nf4_gemm_16", 1, "shr.u32 *,*,9;", "shr.u32 *,*,1;",
+     "nf4_products_sm_90"},
+    {"rows of x waited for too late", "qlora_nf4_gemm_32", 1, "cp.async.wait_group 0;",
+     "cp.async.wait_group 1;", "nf4_products_sm_90"},
+    {"beta1 and beta2 swapped", "qlora_optim_advance", 1, "ld.global.f64 *,[*+8];",
+     "ld.global.f64 *,[*+16];", "cases_hold_adamw_sm_90"},
+    {"dropout ignores the step", "qlora_dropout_f32", 1, "ld.global.u32 *,[*+8];",
+     "mov.u64 *,0;", "cases_hold_dropout_sm_90"},
+    {"dropout at another key", "qlora_dropout_bf16", 1, "xor.b32 *,*,*;", "mov.b32 *,*;",
+     "cases_hold_dropout_sm_90"},
+    {"clipping left out", "qlora_clip_apply", 0, "setp.eq.f32 *,0f3F800000;",
+     "setp.le.f32 *,0f3F800000;", "clip_one_norm_sm_90"},
+    {"an infinite norm is clipped by", "qlora_clip_scale", 0, "setp.ge.f32 *,0f00000000;",
+     "setp.ne.f32 *,0f7F800001;", "clip_groups_and_infinity_sm_90"},
+    {"halves rounded up", "qlora_cast_f32_bf16", 0, "add.s32 *,32767;", "add.s32 *,32768;",
+     "cast_rounds_to_nearest_even_sm_90"},
+};
+
+#ifdef __linux__
+
+typedef struct verdict {
+    bool edited;
+    bool failed;
+    char said[4096]; // the end of what the mutant printed
+} verdict;
+
+// The child: this program with the edit in its environment. Does not return.
+static void mutant_become(const mutant* m, int out) {
+    char edit[1024];
+    snprintf(edit, sizeof edit, "%s\n%d\n%s\n%s", m->kernel, m->which, m->find, m->replace);
+    setenv("FAKECUDA_MUTATE", edit, 1);
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1); // a test that fails leaks
+    dup2(out, 1);
+    dup2(out, 2);
+    alarm(120); // a mutant may hang
+    execl("/proc/self/exe", "tests", "--backend", "fake", "-t", m->test, (char*)NULL);
+    _exit(127);
+}
+
+static bool mutant_run(const mutant* m, verdict* v) {
+    int ends[2];
+    memset(v, 0, sizeof *v);
+    if (pipe(ends) != 0) {
+        return false;
+    }
+    fflush(NULL);
+    pid_t child = fork();
+    if (child < 0) {
+        return false;
+    }
+    if (child == 0) {
+        mutant_become(m, ends[1]);
+    }
+    close(ends[1]);
+    size_t used = 0;
+    for (;;) {
+        if (used + 1024 > sizeof v->said) { // keep the second half
+            memmove(v->said, v->said + sizeof v->said / 2, used - sizeof v->said / 2);
+            used -= sizeof v->said / 2;
+        }
+        ssize_t n = read(ends[0], v->said + used, 1000);
+        if (n <= 0) {
+            break;
+        }
+        used += (size_t)n;
+        v->said[used] = 0;
+        v->edited = v->edited || strstr(v->said, "fakecuda: ") != NULL;
+    }
+    close(ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    const char* last = strstr(v->said, " passed, ");
+    bool counted = last != NULL && strstr(last, " passed, 0 failed, ") == last;
+    bool exited = WIFEXITED(status) && WEXITSTATUS(status) != 127;
+    v->failed = exited && WEXITSTATUS(status) != 0 && last != NULL && !counted;
+    return exited || WIFSIGNALED(status);
+}
+
+TEST mutant_is_caught(const mutant* m) {
+    verdict v;
+    ASSERT(mutant_run(m, &v));
+    if (!v.edited) {
+        printf("    %s: %s has no line \"%s\"\n", m->bug, m->kernel, m->find);
+        FAILm("the edit does not fit the kernel any more");
+    }
+    if (!v.failed) {
+        printf("    %s in %s: %s did not see it:\n%s\n", m->bug, m->kernel, m->test, v.said);
+        FAILm("a planted bug survived");
+    }
+    PASS();
+}
+
+SUITE(mutant_suite) {
+    for (size_t i = 0; i < sizeof mutants / sizeof mutants[0]; i++) {
+        if (test_fake() != NULL && test_wants("fake")) {
+            static char suffix[64];
+            snprintf(suffix, sizeof suffix, "%02d_%s", (int)i, mutants[i].kernel + 6);
+            greatest_set_test_suffix(suffix);
+            RUN_TESTp(mutant_is_caught, &mutants[i]);
+        }
+    }
+}
+
+#else
+
+SUITE(mutant_suite) {
+}
+
+#endif

@@ -1,0 +1,1122 @@
+// runtime.c - contexts, tensors, kernel cache, clip and graphs: the contracts of the runtime.
+#define _POSIX_C_SOURCE 200809L
+
+#include "machines.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define REFUSED(RESULT, NEEDLE, CALL)                                                              \
+    do {                                                                                           \
+        ASSERT_EQ_FMT((int)(RESULT), (int)(CALL), "%d");                                           \
+        if (strstr(qlora_last_error(ctx), (NEEDLE)) == NULL) {                                     \
+            fprintf(stderr, "message: %s\n", qlora_last_error(ctx));                               \
+            FAILm("the message does not say: " NEEDLE);                                            \
+        }                                                                                          \
+    } while (0)
+
+// ---- contexts -----------------------------------------------------------------------------------
+
+TEST results_are_unique(void) {
+    static const qlora_result all[] = {
+#define X(name, value, text) QLORA_##name,
+        QLORA_RESULTS(X)
+#undef X
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        ASSERT(qlora_result_name(all[i])[0] != '\0');
+        ASSERT(qlora_result_text(all[i])[0] != '\0');
+        for (size_t j = 0; j < i; j++) {
+            ASSERT(all[i] != all[j]);
+        }
+    }
+    ASSERT_STR_EQ("unknown", qlora_result_name((qlora_result)-9999));
+    ASSERT_EQ(QLORA_VERSION, qlora_version());
+    PASS();
+}
+
+TEST ctx_null_is_safe(void) {
+    qlora_tensor t;
+    memset(&t, 0, sizeof t);
+    ASSERT(qlora_last_error(NULL)[0] != '\0');
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_ctx_sync(NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_tensor_create(NULL, QLORA_F32, 1, 1, &t));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_prewarm(NULL, NULL));
+    ASSERT_EQ(QLORA_BACKEND_ANY, qlora_ctx_backend(NULL));
+    ASSERT_STR_EQ("cpu", qlora_ctx_target(NULL));
+    ASSERT(qlora_ctx_reason(NULL)[0] != '\0');
+    char text[64];
+    ASSERT(qlora_describe(NULL, text, sizeof text) > 10);
+    ASSERT_EQ(qlora_describe(NULL, text, sizeof text), qlora_describe(NULL, NULL, 0));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_ctx_create(NULL, NULL));
+    PASS();
+}
+
+static int some_open(const char* path, qlora_file_mode mode, void** file, void* user) {
+    (void)path;
+    (void)mode;
+    (void)file;
+    (void)user;
+    return 1;
+}
+
+static void* some_alloc(size_t bytes, size_t align, void* user) {
+    (void)bytes;
+    (void)align;
+    (void)user;
+    return NULL;
+}
+
+static void* some_device_alloc(size_t bytes, void* user) {
+    (void)bytes;
+    (void)user;
+    return NULL;
+}
+
+TEST ctx_bad_desc(void) {
+    char why[256];
+    static const char* const expected[] = {"reserved", "reserved",  "allocator", "device_allocator",
+                                           "files",    "backend",   "math",      "threads",
+                                           "threads",  "workspace"};
+    for (int i = 0; i < 10; i++) {
+        qlora_ctx_desc d;
+        memset(&d, 0, sizeof d);
+        d.error_text = why;
+        d.error_text_size = sizeof why;
+        d.reserved_must_be_zero0 = i == 0;
+        d.reserved_must_be_zero1 = i == 1;
+        d.allocator.alloc = i == 2 ? some_alloc : NULL;
+        d.device_allocator.alloc = i == 3 ? some_device_alloc : NULL;
+        d.files.open = i == 4 ? some_open : NULL;
+        d.require_backend = i == 5 ? (qlora_backend)7 : QLORA_BACKEND_ANY;
+        d.math = i == 6 ? (qlora_math)9 : QLORA_MATH_F32;
+        d.threads = i == 7 ? -1 : i == 8 ? 1000 : 0;
+        d.workspace = i == 9 ? (void*)(uintptr_t)4096 : NULL;
+        qlora_ctx* ctx = NULL;
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_ctx_create(&d, &ctx));
+        ASSERT_EQ(NULL, ctx);
+        if (strstr(why, expected[i]) == NULL) {
+            fprintf(stderr, "case %d: %s\n", i, why);
+            FAILm("the message does not name the field");
+        }
+    }
+    PASS();
+}
+
+static void with_defaults(qlora_ctx_desc* desc) {
+    desc->threads = 0;
+    desc->scratch_bytes = 0;
+}
+
+TEST ctx_defaults_are_documented(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, with_defaults);
+    if (!ctx) SKIPm(test_open_reason());
+    qlora_ctx_desc d;
+    memset(&d, 0xCB, sizeof d);
+    qlora_ctx_get_desc(ctx, &d);
+    bool cpu = qlora_ctx_backend(ctx) == QLORA_BACKEND_CPU;
+    ASSERT(d.threads >= 1 && d.threads <= 64);
+    ASSERT_EQ((size_t)32 << 20, d.workspace_bytes);
+    ASSERT_EQ((size_t)(cpu ? 16 : 64) << 20, d.scratch_bytes);
+    ASSERT_EQ(QLORA_MATH_F32, d.math);
+    ASSERT(d.files.open != NULL && d.allocator.alloc != NULL);
+    ASSERT_EQ(0u, d.reserved_must_be_zero0);
+    char text[2048];
+    size_t needed = qlora_describe(ctx, text, sizeof text);
+    ASSERT_EQ(strlen(text) + 1, needed);
+    ASSERT(strstr(text, QLORA_VERSION_STRING) != NULL);
+    ASSERT(strstr(text, cpu ? "CPU" : "CUDA") != NULL);
+    ASSERT(strstr(text, qlora_ctx_reason(ctx)) != NULL);
+    if (!cpu) {
+        ASSERT(strstr(text, "driver") != NULL);
+        ASSERT(strstr(text, "cuBLAS") != NULL);
+        ASSERT(strstr(text, qlora_ctx_target(ctx)) != NULL);
+    }
+    char small[16];
+    ASSERT_EQ(needed, qlora_describe(ctx, small, sizeof small));
+    ASSERT_EQ(15u, strlen(small));
+    qlora_native native;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_native(ctx, &native));
+    ASSERT_EQ(cpu, native.cu_context == NULL);
+    ASSERT_EQ(!machine->cublas, native.cublas == NULL);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_sync(ctx));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// What stands between a program and the GPU: each has its own text, and the CPU serves instead.
+typedef struct obstacle {
+    const char* needle;
+    int init;
+    int devices;
+    int cc;
+    int driver;
+    int32_t ordinal;
+} obstacle;
+
+TEST ctx_falls_back_and_says_why(const test_machine* machine) {
+    (void)machine;
+    static const obstacle obstacles[] = {
+        {"stub", 34, 1, 90, 13000, 0},         {"NO_DEVICE", 100, 1, 90, 13000, 0},
+        {"NO_DEVICE", 0, 0, 90, 13000, 0},     {"cuInit", 803, 1, 90, 13000, 0},
+        {"no CUDA device 3", 0, 2, 90, 13000, 3}, {"7.0", 0, 1, 70, 13000, 0},
+        {"too old", 0, 1, 90, 9020, 0},
+    };
+    for (size_t i = 0; i < sizeof obstacles / sizeof obstacles[0]; i++) {
+        for (int required = 0; required < 2; required++) {
+            const obstacle* o = &obstacles[i];
+            fake_config config = test_fake()->defaults();
+            config.init_result = o->init;
+            config.devices = o->devices;
+            config.device[0].cc = o->cc;
+            config.driver_version = o->driver;
+            test_fake()->reset(&config);
+            char why[512] = "";
+            qlora_ctx_desc d;
+            memset(&d, 0, sizeof d);
+            d.device = o->ordinal;
+            d.require_backend = required ? QLORA_BACKEND_CUDA : QLORA_BACKEND_ANY;
+            d.error_text = why;
+            d.error_text_size = sizeof why;
+            qlora_ctx* ctx = NULL;
+            qlora_result r = qlora_ctx_create(&d, &ctx);
+            if (required) {
+                ASSERT_EQ(QLORA_ERR_BACKEND, r);
+                ASSERT_EQ(NULL, ctx);
+            } else {
+                ASSERT_EQ(QLORA_OK, r);
+                ASSERT_EQ(QLORA_BACKEND_CPU, qlora_ctx_backend(ctx));
+                snprintf(why, sizeof why, "%s", qlora_ctx_reason(ctx));
+                ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+            }
+            if (strstr(why, o->needle) == NULL) {
+                fprintf(stderr, "case %d: %s\n", (int)i, why);
+                FAILm("the reason does not say what stands in the way");
+            }
+            ASSERT_EQ(NULL, test_fake()->done());
+        }
+    }
+    PASS();
+}
+
+static const char* with_library; // path for the next context
+static void with_cuda_library(qlora_ctx_desc* desc) {
+    desc->cuda_library = with_library;
+}
+static void with_cublas_library(qlora_ctx_desc* desc) {
+    desc->cublas_library = with_library;
+}
+
+TEST ctx_broken_libraries(const test_machine* machine) {
+    char path[] = "build/not-a-library-XXXXXX";
+    int fd = mkstemp(path);
+    ASSERT(fd >= 0);
+    ASSERT_EQ(4, (int)write(fd, "oops", 4));
+    close(fd);
+    with_library = path;
+    qlora_ctx* ctx = test_open(machine, with_cuda_library);
+    ASSERT_EQ(NULL, ctx); // the backend is required
+    ASSERT(strstr(test_open_reason(), "no CUDA driver") != NULL);
+    with_library = "build/there-is-no-such-file.so";
+    ASSERT_EQ(NULL, test_open(machine, with_cuda_library));
+    ASSERT(strstr(test_open_reason(), "there-is-no-such-file") != NULL);
+    with_library = "libm.so.6"; // a library, but no driver
+    ASSERT_EQ(NULL, test_open(machine, with_cuda_library));
+    ASSERT(strstr(test_open_reason(), "lacks cuInit") != NULL);
+    // A broken cuBLAS is done without, and that is said.
+    static const char* const notes[] = {"not found", "lacks cublasCreate_v2"};
+    for (int i = 0; i < 2; i++) {
+        with_library = i == 0 ? path : "libm.so.6";
+        ctx = test_open(machine, with_cublas_library);
+        ASSERT(ctx != NULL);
+        char text[2048];
+        qlora_describe(ctx, text, sizeof text);
+        ASSERT(strstr(text, notes[i]) != NULL);
+        ASSERT(test_close_ctx(machine, ctx));
+    }
+    remove(path);
+    PASS();
+}
+
+TEST ctx_children_first(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    qlora_tensor t;
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 2, 2, &t));
+    REFUSED(QLORA_ERR_STATE, "destroy", qlora_ctx_destroy(ctx));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &t)); // nothing was freed
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// The host's own current context is untouched by our calls, whatever it is.
+TEST ctx_leaves_current_context_alone(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    const fake_cu* cu = &test_fake()->cu;
+    void* mine = NULL;
+    void* now = NULL;
+    ASSERT_EQ(0, cu->cuCtxCreate_v2(&mine, 0, 0));
+    qlora_tensor t;
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 2, 2, &t));
+    ASSERT_EQ(0, cu->cuCtxGetCurrent(&now));
+    ASSERT_EQ(mine, now);
+    REFUSED(QLORA_ERR_ARGUMENT, "NULL", qlora_tensor_create(ctx, QLORA_F32, 2, 2, NULL));
+    ASSERT_EQ(0, cu->cuCtxGetCurrent(&now));
+    ASSERT_EQ(mine, now);
+    // A stream of another context is refused; so is the legacy stream.
+    void* foreign = NULL;
+    ASSERT_EQ(0, cu->cuStreamCreate(&foreign, 1));
+    REFUSED(QLORA_ERR_ARGUMENT, "another CUDA context", qlora_ctx_set_stream(ctx, foreign));
+    REFUSED(QLORA_ERR_ARGUMENT, "legacy", qlora_ctx_set_stream(ctx, (void*)(uintptr_t)1));
+    ASSERT_EQ(0, cu->cuStreamDestroy_v2(foreign));
+    ASSERT_EQ(0, cu->cuCtxDestroy_v2(mine));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// A caller's context and stream are used as they are and live on.
+static void* given_context;
+static void with_context(qlora_ctx_desc* desc) {
+    const fake_cu* cu = &test_fake()->cu;
+    void* popped = NULL;
+    cu->cuInit(0);
+    cu->cuCtxCreate_v2(&given_context, 0, 0);
+    cu->cuCtxPopCurrent_v2(&popped);
+    desc->cu_context = given_context;
+}
+
+TEST ctx_uses_a_given_context(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, with_context);
+    if (!ctx) SKIPm(test_open_reason());
+    const fake_cu* cu = &test_fake()->cu;
+    qlora_native native;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_native(ctx, &native));
+    ASSERT_EQ(given_context, native.cu_context);
+    void* stream = NULL;
+    void* popped = NULL;
+    ASSERT_EQ(0, cu->cuCtxPushCurrent_v2(given_context));
+    ASSERT_EQ(0, cu->cuStreamCreate(&stream, 1));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_set_stream(ctx, stream));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_native(ctx, &native));
+    ASSERT_EQ(stream, native.cu_stream);
+    const float values[4] = {1, 2, 3, 4};
+    const float expected[4] = {7, 10, 15, 22};
+    float got[4];
+    qlora_tensor a, c;
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 2, 2, values, &a));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 2, 2, NULL, &c));
+    ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &a, &a, &c, 0));
+    ASSERT(test_read(ctx, &c, got));
+    ASSERT_CLOSE(expected, got, 4, 0, 0);
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &a));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &c));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_set_stream(ctx, NULL));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    ASSERT_EQ(0, cu->cuStreamDestroy_v2(stream)); // still there
+    ASSERT_EQ(0, cu->cuCtxPopCurrent_v2(&popped));
+    ASSERT_EQ(0, cu->cuCtxDestroy_v2(given_context));
+    ASSERT_EQ(NULL, test_fake()->done());
+    PASS();
+}
+
+// ---- tensors ------------------------------------------------------------------------------------
+
+TEST tensor_rules(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    qlora_tensor t, v, w;
+    REFUSED(QLORA_ERR_ARGUMENT, "negative", qlora_tensor_create(ctx, QLORA_F32, -1, 4, &t));
+    REFUSED(QLORA_ERR_ARGUMENT, "dtype", qlora_tensor_create(ctx, (qlora_dtype)77, 1, 4, &t));
+    REFUSED(QLORA_ERR_LIMIT, "overflow",
+            qlora_tensor_create(ctx, QLORA_F32, INT64_MAX / 2, INT64_MAX / 2, &t));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 0, 7, &t)); // empty is fine
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t)); // zeroed by the first
+    float values[12];
+    for (int i = 0; i < 12; i++) {
+        values[i] = (float)i;
+    }
+    float got[12];
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 3, 4, values, &t));
+    REFUSED(QLORA_ERR_ARGUMENT, "48", qlora_tensor_upload(ctx, &t, values, 44));
+    REFUSED(QLORA_ERR_ARGUMENT, "48", qlora_tensor_download(ctx, &t, NULL, 48));
+    REFUSED(QLORA_ERR_ARGUMENT, "inside", qlora_tensor_view(&t, 2, 2, 0, 4, &v));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&t, 1, 2, 1, 2, &v));
+    REFUSED(QLORA_ERR_ARGUMENT, "ld", qlora_tensor_download(ctx, &v, got, 16));
+    REFUSED(QLORA_ERR_ARGUMENT, "views", qlora_tensor_destroy(ctx, &v));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &v));
+    ASSERT(test_read(ctx, &t, got));
+    for (int i = 0; i < 12; i++) {
+        bool inside = i / 4 >= 1 && (i % 4 == 1 || i % 4 == 2);
+        ASSERT_EQ_FMT((double)(inside ? 0 : i), (double)got[i], "%g");
+    }
+    REFUSED(QLORA_ERR_ARGUMENT, "needs 48",
+            qlora_tensor_wrap(ctx, t.data, 47, QLORA_F32, 3, 4, 0, &w));
+    REFUSED(QLORA_ERR_ARGUMENT, "aligned",
+            qlora_tensor_wrap(ctx, (char*)t.data + 2, 44, QLORA_F32, 1, 4, 0, &w));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_wrap(ctx, t.data, 48, QLORA_F32, 3, 2, 4, &w));
+    ASSERT_EQ(4, w.ld);
+    qlora_memory_info memory;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_memory(ctx, &memory));
+    ASSERT(qlora_ctx_backend(ctx) == QLORA_BACKEND_CPU ? memory.device_bytes == 0
+                                                       : memory.device_bytes > 48);
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// ---- kernel cache -------------------------------------------------------------------------------
+
+static const char USER_PTX[] = ".version 6.3\n"
+                               ".target sm_75\n"
+                               ".address_size 64\n"
+                               "// adds one to every element\n"
+                               ".visible .entry add_one(.param .u64 p, .param .u32 n)\n"
+                               "{\n"
+                               ".reg .pred %p<2>;\n"
+                               ".reg .f32 %f<3>;\n"
+                               ".reg .b32 %r<3>;\n"
+                               ".reg .b64 %rd<5>;\n"
+                               "ld.param.u64 %rd1, [p];\n"
+                               "ld.param.u32 %r1, [n];\n"
+                               "mov.u32 %r2, %tid.x;\n"
+                               "setp.ge.u32 %p1, %r2, %r1;\n"
+                               "@%p1 bra DONE;\n"
+                               "cvta.to.global.u64 %rd2, %rd1;\n"
+                               "mul.wide.u32 %rd3, %r2, 4;\n"
+                               "add.s64 %rd4, %rd2, %rd3;\n"
+                               "ld.global.f32 %f1, [%rd4];\n"
+                               "add.f32 %f2, %f1, 0f3F800000;\n"
+                               "st.global.f32 [%rd4], %f2;\n"
+                               "DONE:\n"
+                               "ret;\n"
+                               "}\n";
+
+TEST cache_users_kernel(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    const qlora_kernel* kernel = NULL;
+    qlora_launch launch = {{1, 1, 1}, {32, 1, 1}, 0};
+    size_t needed = 0;
+    if (qlora_ctx_backend(ctx) == QLORA_BACKEND_CPU) {
+        REFUSED(QLORA_ERR_UNSUPPORTED, "CPU",
+                qlora_cache_get_or_compile(ctx, "mine", USER_PTX, "add_one", &kernel));
+        REFUSED(QLORA_ERR_UNSUPPORTED, "CPU", qlora_kernel_launch(ctx, kernel, &launch, NULL));
+        REFUSED(QLORA_ERR_UNSUPPORTED, "CPU", qlora_cache_get(ctx, "clip_squares", &kernel));
+        REFUSED(QLORA_ERR_UNSUPPORTED, "CPU", qlora_ptx_emit(ctx, USER_PTX, NULL, 0, &needed));
+        ASSERT(test_close_ctx(machine, ctx));
+        PASS();
+    }
+    char ptx[1024];
+    ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx, USER_PTX, NULL, 0, &needed));
+    ASSERT(needed < sizeof ptx);
+    REFUSED(QLORA_ERR_ARGUMENT, "needed", qlora_ptx_emit(ctx, USER_PTX, ptx, 20, &needed));
+    ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx, USER_PTX, ptx, sizeof ptx, &needed));
+    ASSERT_EQ(strlen(ptx) + 1, needed);
+    if (strcmp(qlora_ctx_target(ctx), "sm_75") != 0) { // F-PTX-001
+        REFUSED(QLORA_ERR_TARGET, "qlora_ptx_emit",
+                qlora_cache_get_or_compile(ctx, "mine", USER_PTX, "add_one", &kernel));
+    }
+    REFUSED(QLORA_ERR_TARGET, "no .target",
+            qlora_cache_get_or_compile(ctx, "mine", ".version 7.0\n", "add_one", &kernel));
+    char garbage[256];
+    snprintf(garbage, sizeof garbage,
+             ".version 9.0\n.target %s\n.address_size 64\nthis is no PTX\n", qlora_ctx_target(ctx));
+    ASSERT(qlora_cache_get_or_compile(ctx, "mine", garbage, "add_one", &kernel) ==
+           QLORA_ERR_KERNEL);
+    ASSERT(strlen(qlora_last_error(ctx)) > 30);
+    REFUSED(QLORA_ERR_KERNEL, "no kernel named",
+            qlora_cache_get_or_compile(ctx, "mine", ptx, "nope", &kernel));
+    REFUSED(QLORA_ERR_ARGUMENT, "library",
+            qlora_cache_get_or_compile(ctx, "clip_squares", ptx, "add_one", &kernel));
+    ASSERT_EQ(QLORA_OK, qlora_cache_get_or_compile(ctx, "mine", ptx, "add_one", &kernel));
+    const qlora_kernel* again = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_cache_get_or_compile(ctx, "mine", ptx, "add_one", &again));
+    ASSERT_EQ(kernel, again);
+    ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "mine", &again));
+    ASSERT_EQ(kernel, again);
+    REFUSED(QLORA_ERR_KERNEL, "no kernel is named", qlora_cache_get(ctx, "other", &again));
+    const float values[5] = {1, 2, 3, 4, 5};
+    const float expected[5] = {2, 3, 4, 5, 6};
+    float got[5];
+    qlora_tensor t;
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 1, 5, values, &t));
+    uint32_t n = 5;
+    void* args[] = {&t.data, &n};
+    ASSERT_EQ(QLORA_OK, qlora_kernel_launch(ctx, kernel, &launch, args));
+    ASSERT(test_read(ctx, &t, got));
+    ASSERT_CLOSE(expected, got, 5, 0, 0);
+    launch.block[0] = 2000;
+    REFUSED(QLORA_ERR_ARGUMENT, "limits", qlora_kernel_launch(ctx, kernel, &launch, args));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST cache_text_is_refused_when_it_goes_backward(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    size_t needed = 0;
+    REFUSED(QLORA_ERR_TARGET, "sm_130",
+            qlora_ptx_emit(ctx, ".version 9.0\n.target sm_130\n", NULL, 0, &needed));
+    REFUSED(QLORA_ERR_TARGET, "sm_90a",
+            qlora_ptx_emit(ctx, ".version 8.0\n.target sm_90a\n", NULL, 0, &needed));
+    REFUSED(QLORA_ERR_TARGET, "begin", qlora_ptx_emit(ctx, ".target sm_75\n", NULL, 0, &needed));
+    REFUSED(QLORA_ERR_TARGET, "driver",
+            qlora_ptx_emit(ctx, ".version 9.9\n.target sm_75\n", NULL, 0, &needed));
+    // A directive inside a comment does not count.
+    char out[160];
+    ASSERT_EQ(QLORA_OK,
+              qlora_ptx_emit(ctx,
+                             "/* .target sm_10 */\n// .version 1.0\n.version 6.3\n  .target "
+                             "sm_75\nrest",
+                             out, sizeof out, &needed));
+    ASSERT(strstr(out, "/* .target sm_10 */\n// .version 1.0\n.version ") == out);
+    char target[32];
+    snprintf(target, sizeof target, ".target %s\nrest", qlora_ctx_target(ctx));
+    ASSERT(strstr(out, target) != NULL);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+static const qlora_shape SMALL_SHAPE = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32};
+
+// Pre-warm loads all that the shape needs, seals, and nothing is compiled afterwards.
+TEST cache_prewarm_and_seal(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    qlora_cache_info info;
+    ASSERT_EQ(QLORA_OK, qlora_prewarm(ctx, &SMALL_SHAPE));
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    if (qlora_ctx_backend(ctx) == QLORA_BACKEND_CPU) {
+        ASSERT_EQ(0u, info.modules);
+        ASSERT(test_close_ctx(machine, ctx));
+        PASS();
+    }
+    ASSERT(info.sealed);
+    ASSERT(info.modules > 0 && info.kernels > 10);
+    ASSERT_EQ(machine->cublas, info.cublas_shapes > 0);
+    uint32_t modules = info.modules;
+    qlora_shape other = SMALL_SHAPE;
+    other.rank = 0; // a second model without LoRA: nothing new to compile, and no early return
+    other.base = QLORA_BASE_32BIT;
+    ASSERT_EQ(QLORA_OK, qlora_prewarm(ctx, &other));
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(modules, info.modules);
+    ASSERT(info.sealed);
+    // A kernel outside the plan is an error that names it, until the cache is unsealed.
+    const qlora_kernel* kernel = NULL;
+    if (machine->cublas) {
+        REFUSED(QLORA_ERR_SEALED, "gemm_big_f32", qlora_cache_get(ctx, "gemm_big_f32", &kernel));
+    }
+    char ptx[1024];
+    size_t needed = 0;
+    ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx, USER_PTX, ptx, sizeof ptx, &needed));
+    REFUSED(QLORA_ERR_SEALED, "qlora_cache_unseal",
+            qlora_cache_get_or_compile(ctx, "mine", ptx, "add_one", &kernel));
+    ASSERT_EQ(QLORA_OK, qlora_cache_unseal(ctx));
+    ASSERT_EQ(QLORA_OK, qlora_cache_get_or_compile(ctx, "mine", ptx, "add_one", &kernel));
+    ASSERT_EQ(QLORA_OK, qlora_cache_seal(ctx));
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(0u, info.jit_after_seal);
+    ASSERT_EQ(modules + 1, info.modules);
+    // A cuBLAS shape outside the plan works and is counted.
+    qlora_tensor a, c;
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 5, 5, NULL, &a));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 5, 5, NULL, &c));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &a));
+    ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &a, &a, &c, 0));
+    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(machine->cublas, info.cublas_unplanned == 1);
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &a));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &c));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST cache_prewarm_bad_shapes(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    qlora_shape s = SMALL_SHAPE;
+    s.hidden = 0;
+    REFUSED(QLORA_ERR_ARGUMENT, "hidden", qlora_prewarm(ctx, &s));
+    s = SMALL_SHAPE;
+    s.kv_heads = 3;
+    REFUSED(QLORA_ERR_ARGUMENT, "kv_heads", qlora_prewarm(ctx, &s));
+    s = SMALL_SHAPE;
+    s.rank = -1;
+    REFUSED(QLORA_ERR_ARGUMENT, "rank", qlora_prewarm(ctx, &s));
+    s = SMALL_SHAPE;
+    s.compute = QLORA_U8;
+    REFUSED(QLORA_ERR_ARGUMENT, "compute", qlora_prewarm(ctx, &s));
+    REFUSED(QLORA_ERR_ARGUMENT, "NULL", qlora_prewarm(ctx, NULL));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// Fewer modules when cuBLAS is bound, same numbers.
+TEST cache_fewer_modules_with_cublas(const test_machine* machine) {
+    uint32_t modules[2];
+    float got[2][12 * 12];
+    for (int i = 0; i < 2; i++) {
+        test_machine m = *machine;
+        m.cublas = i == 1;
+        qlora_ctx* ctx = test_open(&m, NULL);
+        if (!ctx) SKIPm(test_open_reason());
+        ASSERT_EQ(QLORA_OK, qlora_prewarm(ctx, &SMALL_SHAPE));
+        qlora_cache_info info;
+        ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+        modules[i] = info.modules;
+        float a_values[12 * 12];
+        for (int j = 0; j < 12 * 12; j++) {
+            a_values[j] = (float)(j * 7 % 13 - 6);
+        }
+        qlora_tensor a, c;
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 12, 12, a_values, &a));
+        ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 12, 12, NULL, &c));
+        ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &a, &a, &c, 0));
+        ASSERT(test_read(ctx, &c, got[i]));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &a));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &c));
+        ASSERT(test_close_ctx(&m, ctx));
+    }
+    ASSERT(modules[1] < modules[0]);
+    ASSERT_CLOSE(got[0], got[1], 12 * 12, 0, 0); // whole numbers: exact on both
+    PASS();
+}
+
+static float bits_float(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// One cast of raw elements: n of them from `in`, to `out`.
+static bool cast_bytes(qlora_ctx* ctx, qlora_dtype from, qlora_dtype to, const void* in, void* out,
+                       int64_t n) {
+    qlora_tensor x, y;
+    bool ok = qlora_tensor_create(ctx, from, 1, n, &x) == QLORA_OK &&
+              qlora_tensor_create(ctx, to, 1, n, &y) == QLORA_OK &&
+              qlora_tensor_upload(ctx, &x, in, (size_t)n * qlora_dtype_bytes(from)) == QLORA_OK &&
+              qlora_cast(ctx, &x, &y) == QLORA_OK &&
+              qlora_tensor_download(ctx, &y, out, (size_t)n * qlora_dtype_bytes(to)) == QLORA_OK;
+    return qlora_tensor_destroy(ctx, &x) == QLORA_OK && qlora_tensor_destroy(ctx, &y) == QLORA_OK &&
+           ok;
+}
+
+// Every rounding of f32 to 16 bits against the definition, with all 65536 patterns back and forth:
+// the value in the middle between two neighbours goes to the even one, anything beside to the
+// nearer.
+TEST cast_rounds_to_nearest_even(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    enum { N = 65536 };
+    static uint16_t all[N];
+    static uint16_t again[N];
+    static float wide[N];
+    static float middle[N];
+    for (int type = 0; type < 2; type++) {
+        qlora_dtype dtype = type == 0 ? QLORA_BF16 : QLORA_F16;
+        uint16_t infinity = type == 0 ? 0x7f80 : 0x7c00;
+        for (int i = 0; i < N; i++) {
+            all[i] = (uint16_t)i;
+        }
+        ASSERT(cast_bytes(ctx, dtype, QLORA_F32, all, wide, N));
+        ASSERT(cast_bytes(ctx, QLORA_F32, dtype, wide, again, N));
+        for (int i = 0; i < N; i++) {
+            bool is_nan = (i & 0x7fff) > infinity;
+            ASSERT(is_nan ? wide[i] != wide[i] && (again[i] & 0x7fff) > infinity : again[i] == i);
+        }
+        for (int side = -1; side <= 1; side++) { // just below the middle, in it, just above
+            for (int i = 0; i < N; i++) {
+                bool finite = (i & 0x7fff) + 1 < infinity;
+                double between =
+                    finite ? ((double)wide[i] + (double)wide[i + 1]) / 2.0 : 0.0; // exact in f32
+                uint32_t bits;
+                float value = (float)between;
+                memcpy(&bits, &value, sizeof bits);
+                middle[i] = finite ? bits_float(bits + (uint32_t)side) : 0.0f;
+            }
+            ASSERT(cast_bytes(ctx, QLORA_F32, dtype, middle, again, N));
+            for (int i = 0; i < N; i++) {
+                bool finite = (i & 0x7fff) + 1 < infinity;
+                int expected = side < 0 ? i : side > 0 ? i + 1 : i + i % 2;
+                ASSERT_EQ_FMT(finite ? expected : 0, (int)again[i], "%d");
+            }
+        }
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// C-KEY: every row of the registry loads and resolves, on every machine that has its module.
+TEST cache_every_kernel_loads(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    size_t count = 0;
+    size_t refused = 0;
+    for (const char* name = qlora_kernel_name(0); name != NULL; name = qlora_kernel_name(++count)) {
+        const qlora_kernel* kernel = NULL;
+        qlora_result r = qlora_cache_get(ctx, name, &kernel);
+        if (r != QLORA_OK && machine->cc == 75 &&
+            strstr(qlora_last_error(ctx), "needs compute capability 8.0")) {
+            refused++;
+        } else if (r != QLORA_OK) {
+            fprintf(stderr, "%s: %s\n", name, qlora_last_error(ctx));
+            FAILm("a kernel does not load");
+        }
+    }
+    ASSERT(count > 20);
+    ASSERT_EQ(machine->cc == 75, refused > 0);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// F-PTX-001 on devices that nobody here has: the emitted target and the version that goes with it.
+TEST cache_emits_for_the_device(const test_machine* machine) {
+    (void)machine;
+    static const struct {
+        int cc;
+        int driver;
+        const char* target;
+        const char* version;
+    } cases[] = {
+        {75, 11000, "sm_75", "6.3"},  {80, 11000, "sm_80", "7.0"},  {86, 11010, "sm_86", "7.1"},
+        {87, 11040, "sm_87", "7.4"},  {89, 11080, "sm_89", "7.8"},  {90, 12000, "sm_90", "7.8"},
+        {100, 12070, "sm_100", "8.6"}, {103, 12090, "sm_103", "8.8"}, {110, 13000, "sm_110", "9.0"},
+        {120, 12080, "sm_120", "8.7"}, {121, 12090, "sm_121", "8.8"}, {130, 13000, "sm_121", "8.8"},
+        {89, 11040, "sm_87", "7.4"},  {121, 12080, "sm_120", "8.7"}, {86, 11000, "sm_80", "7.0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        test_machine m = {"any", "fake", cases[i].cc, cases[i].driver, FAKE_FORWARD, true, 0};
+        qlora_ctx* ctx = test_open(&m, NULL);
+        ASSERT(ctx != NULL);
+        ASSERT_STR_EQ(cases[i].target, qlora_ctx_target(ctx));
+        char ptx[1024];
+        char line[64];
+        size_t needed = 0;
+        ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx, USER_PTX, ptx, sizeof ptx, &needed));
+        snprintf(line, sizeof line, ".version %s\n.target %s\n", cases[i].version, cases[i].target);
+        ASSERT_EQ(ptx, strstr(ptx, line));
+        const qlora_kernel* kernel = NULL;
+        ASSERT_EQ(QLORA_OK,
+                  qlora_cache_get(ctx, "clip_squares", &kernel)); // the fake checks the header
+        ASSERT(test_close_ctx(&m, ctx));
+    }
+    PASS();
+}
+
+// ---- clip ---------------------------------------------------------------------------------------
+
+enum { CLIP_TENSORS = 5 };
+static const int64_t CLIP_SHAPES[CLIP_TENSORS][2] = {{3, 5}, {1, 20000}, {0, 4}, {7, 1}, {70, 130}};
+
+typedef struct clip_fixture {
+    qlora_tensor tensors[CLIP_TENSORS];
+    const qlora_tensor* list[CLIP_TENSORS];
+    float* values[CLIP_TENSORS];
+    double squares[CLIP_TENSORS];
+} clip_fixture;
+
+static bool clip_make(qlora_ctx* ctx, clip_fixture* f, float scale) {
+    test_random random = test_random_start("clip");
+    for (int i = 0; i < CLIP_TENSORS; i++) {
+        size_t n = (size_t)(CLIP_SHAPES[i][0] * CLIP_SHAPES[i][1]);
+        f->values[i] = (float*)malloc(n * 4 + 4);
+        test_random_fill(&random, f->values[i], n, scale);
+        f->squares[i] = 0.0;
+        for (size_t j = 0; j < n; j++) {
+            f->squares[i] += (double)f->values[i][j] * (double)f->values[i][j];
+        }
+        if (test_tensor(ctx, QLORA_F32, CLIP_SHAPES[i][0], CLIP_SHAPES[i][1], f->values[i],
+                        &f->tensors[i]) != QLORA_OK) {
+            return false;
+        }
+        f->list[i] = &f->tensors[i];
+    }
+    return true;
+}
+
+static void clip_free(qlora_ctx* ctx, clip_fixture* f) {
+    for (int i = 0; i < CLIP_TENSORS; i++) {
+        qlora_tensor_destroy(ctx, &f->tensors[i]);
+        free(f->values[i]);
+    }
+}
+
+// Whether tensor i holds its values times scale.
+static bool clip_scaled(qlora_ctx* ctx, const clip_fixture* f, int i, double scale) {
+    size_t n = (size_t)(CLIP_SHAPES[i][0] * CLIP_SHAPES[i][1]);
+    if (n == 0) {
+        return true;
+    }
+    float* got = (float*)malloc(n * 4);
+    float* expected = (float*)malloc(n * 4);
+    for (size_t j = 0; j < n; j++) {
+        expected[j] = (float)((double)f->values[i][j] * scale);
+    }
+    bool ok = test_read(ctx, &f->tensors[i], got) &&
+              test_close(expected, got, n, 0.0, scale == 1.0 ? 0.0 : 1e-6);
+    free(got);
+    free(expected);
+    return ok;
+}
+
+TEST clip_one_norm(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    static const float scales[] = {1.0f, 1e-8f, 1e17f};
+    for (int s = 0; s < 3; s++) {
+        clip_fixture f;
+        ASSERT(clip_make(ctx, &f, scales[s]));
+        double norm = 0.0;
+        for (int i = 0; i < CLIP_TENSORS; i++) {
+            norm += f.squares[i];
+        }
+        norm = sqrt(norm);
+        qlora_clip* clip = NULL;
+        ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, f.list, NULL, CLIP_TENSORS, &clip));
+        const double limits[] = {2.0, 0.5, -1.0}; // above the norm, below it, off
+        double total = 1.0; // what the passes so far have made of the gradients
+        for (int l = 0; l < 3; l++) {
+            double now = norm * total;
+            float limit = limits[l] < 0 ? -1.0f : (float)(limits[l] * now);
+            double ratio = (double)limit / (now + 1e-6);
+            double expected = limit >= 0.0f && ratio < 1.0 ? ratio : 1.0;
+            ASSERT_EQ(QLORA_OK, qlora_clip_set(ctx, clip, limit));
+            ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
+            qlora_clip_info info;
+            ASSERT_EQ(QLORA_OK, qlora_clip_read(ctx, clip, 0, &info));
+            ASSERT(info.finite);
+            ASSERT(fabs((double)info.norm - now) <= 1e-6 * now);
+            ASSERT(fabs((double)info.scale - expected) <= 1e-6 * expected);
+            total *= expected;
+            for (int i = 0; i < CLIP_TENSORS; i++) {
+                ASSERT(clip_scaled(ctx, &f, i, total));
+            }
+        }
+        ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, clip));
+        clip_free(ctx, &f);
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST clip_groups_and_infinity(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    clip_fixture f;
+    ASSERT(clip_make(ctx, &f, 1.0f));
+    f.values[4][77] = INFINITY;
+    ASSERT_EQ(QLORA_OK, qlora_tensor_upload(ctx, &f.tensors[4], f.values[4], 70 * 130 * 4));
+    const int32_t groups[CLIP_TENSORS] = {1, 0, 0, 3, 2}; // in no order
+    qlora_clip* clip = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, f.list, groups, CLIP_TENSORS, &clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_set(ctx, clip, 1.0f));
+    ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
+    for (int i = 0; i < CLIP_TENSORS; i++) {
+        qlora_clip_info info;
+        ASSERT_EQ(QLORA_OK, qlora_clip_read(ctx, clip, groups[i], &info));
+        if (i == 4) {
+            ASSERT(!info.finite);
+            ASSERT_EQ_FMT(1.0, (double)info.scale, "%g");
+            ASSERT(clip_scaled(ctx, &f, i, 1.0)); // left alone
+        } else if (i != 2) {
+            double norm = sqrt(f.squares[i]);
+            ASSERT(info.finite);
+            ASSERT(fabs((double)info.norm - norm) <= 1e-6 * norm);
+            ASSERT(clip_scaled(ctx, &f, i, norm > 1.0 ? 1.0 / (norm + 1e-6) : 1.0));
+        }
+    }
+    qlora_clip_info info;
+    REFUSED(QLORA_ERR_ARGUMENT, "group", qlora_clip_read(ctx, clip, 4, &info));
+    REFUSED(QLORA_ERR_ARGUMENT, "not a number", qlora_clip_set(ctx, clip, NAN));
+    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, clip));
+    const int32_t bad[CLIP_TENSORS] = {0, 1, 2, 3, 9};
+    REFUSED(QLORA_ERR_ARGUMENT, "group 9",
+            qlora_clip_create(ctx, f.list, bad, CLIP_TENSORS, &clip));
+    // No gradients at all is fine: a norm of 0.
+    ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, NULL, NULL, 0, &clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_read(ctx, clip, 0, &info));
+    ASSERT(info.finite && info.norm == 0.0f && info.scale == 1.0f);
+    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, clip));
+    // Rows with gaps between them: the gaps are neither read nor written.
+    qlora_tensor view;
+    ASSERT_EQ(QLORA_OK, qlora_tensor_upload(ctx, &f.tensors[4], f.values[4], 70 * 130 * 4));
+    ASSERT_EQ(QLORA_OK,
+              qlora_tensor_view(&f.tensors[4], 2, 60, 1, 50, &view)); // infinity is outside
+    const qlora_tensor* one[] = {&view};
+    ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, one, NULL, 1, &clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_read(ctx, clip, 0, &info));
+    double sum = 0.0;
+    for (int i = 2; i < 62; i++) {
+        for (int j = 1; j < 51; j++) {
+            sum += (double)f.values[4][i * 130 + j] * (double)f.values[4][i * 130 + j];
+        }
+    }
+    ASSERT(fabs((double)info.norm - sqrt(sum)) <= 1e-6 * sqrt(sum));
+    float* got = (float*)malloc(70 * 130 * 4);
+    ASSERT(test_read(ctx, &f.tensors[4], got));
+    for (int i = 0; i < 70 * 130; i++) {
+        bool inside = i / 130 >= 2 && i / 130 < 62 && i % 130 >= 1 && i % 130 < 51;
+        ASSERT_EQ(inside, memcmp(&got[i], &f.values[4][i], 4) != 0);
+    }
+    free(got);
+    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, clip));
+    clip_free(ctx, &f);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// ---- graphs -------------------------------------------------------------------------------------
+
+typedef struct step_state {
+    qlora_tensor a;
+    qlora_tensor b;
+    qlora_tensor c;
+    const qlora_tensor* list[1];
+    qlora_clip* clip;
+    const void* host; // for steps that do what a capture cannot
+    int mode;
+} step_state;
+
+// c = a b, then c clipped: a GEMM, three kernels.
+static qlora_result step(qlora_ctx* ctx, void* user) {
+    step_state* s = (step_state*)user;
+    qlora_result r = qlora_gemm_forward(ctx, &s->a, &s->b, &s->c, 0);
+    qlora_tensor t;
+    float host[16];
+    switch (s->mode) {
+    case 1:
+        qlora_ctx_sync(ctx); // the callback overlooks the error: the capture must fail all the same
+        break;
+    case 2:
+        return qlora_tensor_download(ctx, &s->c, host, 64);
+    case 3:
+        return qlora_tensor_create(ctx, QLORA_F32, 1, 1, &t);
+    case 4:
+        return QLORA_ERR_STOPPED;
+    case 5:
+        return qlora_gemm_forward(ctx, &s->a, NULL, &s->c, 0);
+    default:
+        break;
+    }
+    return r == QLORA_OK ? qlora_clip_apply(ctx, s->clip) : r;
+}
+
+static bool step_make(qlora_ctx* ctx, step_state* s) {
+    float values[16];
+    for (int i = 0; i < 16; i++) {
+        values[i] = (float)(i * 5 % 7 - 3);
+    }
+    memset(s, 0, sizeof *s);
+    s->list[0] = &s->c;
+    return test_tensor(ctx, QLORA_F32, 4, 4, values, &s->a) == QLORA_OK &&
+           test_tensor(ctx, QLORA_F32, 4, 4, values, &s->b) == QLORA_OK &&
+           test_tensor(ctx, QLORA_F32, 4, 4, values, &s->c) == QLORA_OK &&
+           qlora_clip_create(ctx, s->list, NULL, 1, &s->clip) == QLORA_OK;
+}
+
+static void step_free(qlora_ctx* ctx, step_state* s) {
+    qlora_clip_destroy(ctx, s->clip);
+    qlora_tensor_destroy(ctx, &s->a);
+    qlora_tensor_destroy(ctx, &s->b);
+    qlora_tensor_destroy(ctx, &s->c);
+}
+
+TEST graph_replays_what_it_captured(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    step_state s;
+    ASSERT(step_make(ctx, &s));
+    float eager[16];
+    float got[16];
+    ASSERT_EQ(QLORA_OK, step(ctx, &s)); // also compiles
+    ASSERT(test_read(ctx, &s.c, eager));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &s.c));
+    qlora_graph* graph = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 42, step, &s, &graph));
+    ASSERT(test_read(ctx, &s.c, got)); // the captured step was executed, too
+    ASSERT_CLOSE(eager, got, 16, 0, 0);
+    // Replay sees the values of its own time: inputs and max_norm live in device memory.
+    float twice[16];
+    for (int i = 0; i < 16; i++) {
+        twice[i] = (float)(i % 5);
+    }
+    ASSERT_EQ(QLORA_OK, qlora_tensor_upload(ctx, &s.a, twice, 64));
+    ASSERT_EQ(QLORA_OK, qlora_clip_set(ctx, s.clip, 3.0f));
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 42));
+    ASSERT(test_read(ctx, &s.c, got));
+    ASSERT_EQ(QLORA_OK, step(ctx, &s));
+    ASSERT(test_read(ctx, &s.c, eager));
+    ASSERT_CLOSE(eager, got, 16, 0, 0);
+    REFUSED(QLORA_ERR_STATE, "key 42", qlora_graph_replay(ctx, graph, 43));
+    qlora_graph_info info;
+    ASSERT_EQ(QLORA_OK, qlora_graph_query(ctx, graph, &info));
+    ASSERT_EQ(1u, info.replays);
+    ASSERT(info.valid);
+    ASSERT_EQ(qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA, info.nodes >= 4);
+    // Freeing a buffer that it uses makes it invalid; one that it does not use does not.
+    qlora_tensor unrelated;
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 4, 4, &unrelated));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &unrelated));
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 42));
+    if (qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA) {
+        ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &s.b));
+        REFUSED(QLORA_ERR_STATE, "freed", qlora_graph_replay(ctx, graph, 42));
+        ASSERT_EQ(QLORA_OK, qlora_graph_query(ctx, graph, &info));
+        ASSERT(!info.valid);
+    }
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+    step_free(ctx, &s);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+typedef struct clear_state {
+    qlora_tensor small;
+    qlora_tensor large;
+    qlora_tensor sum;
+} clear_state;
+
+// 3, cleared in between, 5: a clear that came early or late would be seen.
+static qlora_result clear_step(qlora_ctx* ctx, void* user) {
+    clear_state* s = (clear_state*)user;
+    qlora_result r = qlora_fill(ctx, 3.0f, &s->small);
+    r = r == QLORA_OK ? qlora_tensor_zero(ctx, &s->small) : r;
+    r = r == QLORA_OK ? qlora_tensor_zero(ctx, &s->large) : r;
+    r = r == QLORA_OK ? qlora_add(ctx, &s->small, &s->sum, &s->sum) : r;
+    return r == QLORA_OK ? qlora_fill(ctx, 5.0f, &s->small) : r;
+}
+
+// A small memset of a graph becomes a kernel node (a large one stays), with the driver's calls for
+// it failing one after the other, too: the node stays, or the capture fails cleanly.
+TEST graph_clears_are_kernels(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    const fake_api* fake = strcmp(machine->backend, "fake") == 0 ? test_fake() : NULL;
+    clear_state s;
+    float sum[6] = {1, 2, 3, 4, 5, 6};
+    float got[6];
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 2, 3, &s.small));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 64, 512, &s.large));
+    ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 2, 3, sum, &s.sum));
+    ASSERT_EQ(QLORA_OK, clear_step(ctx, &s)); // also compiles
+    qlora_graph* graph = NULL;
+    ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, clear_step, &s, &graph));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_sync(ctx));
+    uint64_t fills = fake ? fake->kernel_runs("qlora_elementwise_fill_f32") : 0;
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 1));
+    ASSERT(test_read(ctx, &s.sum, got));
+    ASSERT_CLOSE(sum, got, 6, 0, 0);
+    ASSERT(test_read(ctx, &s.small, got));
+    ASSERT_EQ(5.0f, got[0]);
+    qlora_graph_info info;
+    ASSERT_EQ(QLORA_OK, qlora_graph_query(ctx, graph, &info));
+    ASSERT_EQ(5u, info.nodes);
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+    if (fake) {
+        ASSERT_EQ(fills + 3, fake->kernel_runs("qlora_elementwise_fill_f32"));
+    }
+    static const char* const calls[] = {
+        "cuGraphNodeGetType",      "cuGraphMemsetNodeGetParams",
+        "cuGraphGetNodes",         "cuGraphNodeGetDependencies_v2",
+        "cuGraphAddKernelNode_v2", "cuGraphNodeGetDependentNodes_v2",
+        "cuGraphDestroyNode",      "cuGraphAddDependencies_v2"};
+    for (size_t i = 0; fake && i < 3 * sizeof calls / sizeof calls[0]; i++) {
+        fake->fail_at(calls[i / 3], i % 3 + 1, 1, false);
+        qlora_result r = qlora_graph_capture(ctx, 1, clear_step, &s, &graph);
+        fake->fail_clear();
+        if (r == QLORA_OK) {
+            ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 1));
+            ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+        }
+        ASSERT(test_read(ctx, &s.sum, got));
+        ASSERT_CLOSE(sum, got, 6, 0, 0);
+    }
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &s.small));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &s.large));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &s.sum));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+TEST graph_capture_fails_clearly(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx) SKIPm(test_open_reason());
+    step_state s;
+    ASSERT(step_make(ctx, &s));
+    qlora_graph* graph = NULL;
+    // Nothing is compiled yet: the kernel that would be is named.
+    if (!machine->cublas) {
+        REFUSED(QLORA_ERR_CAPTURE, "compiling kernel module gemm",
+                qlora_graph_capture(ctx, 1, step, &s, &graph));
+    }
+    ASSERT_EQ(QLORA_OK, step(ctx, &s));
+    static const char* const needles[] = {"waiting for the device", "copying to host memory",
+                                          "allocating memory", "without a message", "B is NULL"};
+    float before[16];
+    float after[16];
+    ASSERT(test_read(ctx, &s.c, before));
+    for (int mode = 1; mode <= 5; mode++) {
+        s.mode = mode;
+        REFUSED(QLORA_ERR_CAPTURE, "was not captured",
+                qlora_graph_capture(ctx, 1, step, &s, &graph));
+        if (strstr(qlora_last_error(ctx), needles[mode - 1]) == NULL) {
+            fprintf(stderr, "mode %d: %s\n", mode, qlora_last_error(ctx));
+            FAILm("the call that broke the capture is not named");
+        }
+        ASSERT_EQ(NULL, graph);
+        s.mode = 0;
+        ASSERT(test_read(ctx, &s.c, after)); // nothing ran, and the stream is usable
+        ASSERT_CLOSE(before, after, 16, 0, 0);
+    }
+    REFUSED(QLORA_ERR_ARGUMENT, "fn is NULL", qlora_graph_capture(ctx, 1, NULL, &s, &graph));
+    ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, step, &s, &graph));
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 1));
+    // Another stream: the graph is gone.
+    if (strcmp(machine->backend, "fake") == 0) {
+        ASSERT_EQ(QLORA_OK, qlora_ctx_set_stream(ctx, NULL));
+        REFUSED(QLORA_ERR_STATE, "stream", qlora_graph_replay(ctx, graph, 1));
+        test_fake()->forgive(); // modes 1 to 3 were refused by us before the driver saw them
+    }
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+    step_free(ctx, &s);
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+SUITE(runtime_suite) {
+    RUN_TEST(results_are_unique);
+    RUN_TEST(ctx_null_is_safe);
+    RUN_TEST(ctx_bad_desc);
+    RUN_ON(TEST_EVERYWHERE, ctx_defaults_are_documented);
+    RUN_ON(TEST_ONE_FAKE, ctx_falls_back_and_says_why);
+    RUN_ON(TEST_ONE_FAKE, ctx_broken_libraries);
+    RUN_ON(TEST_EVERYWHERE, ctx_children_first);
+    RUN_ON(TEST_ONE_FAKE, ctx_leaves_current_context_alone);
+    RUN_ON(TEST_ONE_FAKE, ctx_uses_a_given_context);
+    RUN_ON(TEST_EVERYWHERE, tensor_rules);
+    RUN_ON(TEST_EVERYWHERE, cache_users_kernel);
+    RUN_ON(TEST_GPUS, cache_text_is_refused_when_it_goes_backward);
+    RUN_ON(TEST_EVERYWHERE, cache_prewarm_and_seal);
+    RUN_ON(TEST_ONE_EACH, cache_prewarm_bad_shapes);
+    RUN_ON(TEST_ONE_FAKE, cache_fewer_modules_with_cublas);
+    RUN_ON(TEST_GPUS, cache_every_kernel_loads);
+    RUN_ON(TEST_ONE_FAKE, cache_emits_for_the_device);
+    RUN_ON(TEST_EVERYWHERE, cast_rounds_to_nearest_even);
+    RUN_ON(TEST_EVERYWHERE, clip_one_norm);
+    RUN_ON(TEST_EVERYWHERE, clip_groups_and_infinity);
+    RUN_ON(TEST_EVERYWHERE, graph_replays_what_it_captured);
+    RUN_ON(TEST_GPUS, graph_clears_are_kernels);
+    RUN_ON(TEST_GPUS, graph_capture_fails_clearly);
+}

@@ -1,0 +1,804 @@
+// embed.c - turns the PTX that nvcc made of kernels/*.cu into kernels_ptx.h, and checks the result.
+//
+//   embed --targets FILE.cu            the targets FILE is compiled for, such as "75 80"
+//   embed --texts DIR FILE.cu...       the PTX files that --write wants for these sources, in DIR
+//   embed --write OUT.h --nvcc VERSION FILE.cu... FILE.cuh... FILE.sm_NN.ptx...
+//   embed --sources HEADER FILE...     do the sources still have the hashes of the banner?
+//
+// Compiled with -DEMBED_TABLE='"kernels_ptx.h"' (build/ptx-tool) it also reads the finished table:
+//
+//   ptx-tool --check HEADER FILE...    --sources, and length, hash and chunk size of every text
+//   ptx-tool --list                    module, target, version, length of every text
+//   ptx-tool --emit MODULE sm_NN       the module as qlora.h hands it to a driver for that target
+//
+// C99, no dependencies. The output depends on the inputs only: no date, user, host or path.
+
+#include <ctype.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef EMBED_TABLE
+#include EMBED_TABLE
+#endif
+
+enum {
+    CHUNK_MAX = 4000, // C99 promises 4,095 bytes a literal; MSVC counts one more per piece
+    COLUMNS = 100,
+    LINES_OF_MARKER = 5,
+    FILES_MAX = 512
+};
+
+static void die(const char* what, const char* which) {
+    fprintf(stderr, "embed: %s%s%s\n", which ? which : "", which ? ": " : "", what);
+    exit(1);
+}
+
+static void* need_memory(void* p) {
+    if (!p) {
+        die("out of memory", NULL);
+    }
+    return p;
+}
+
+// The whole file with a 0 behind it; the caller frees it. CR is refused, so that a checkout with
+// converted line ends says so instead of showing as a stale hash.
+static char* file_read(const char* path, size_t* size) {
+    FILE* file = fopen(path, "rb");
+    if (!file) {
+        die("cannot open", path);
+    }
+    size_t room = 1 << 16;
+    size_t used = 0;
+    char* text = (char*)need_memory(malloc(room + 1));
+    for (;;) {
+        used += fread(text + used, 1, room - used, file);
+        if (used < room) {
+            break;
+        }
+        room *= 2;
+        text = (char*)need_memory(realloc(text, room + 1));
+    }
+    if (ferror(file)) {
+        die("cannot read", path);
+    }
+    fclose(file);
+    text[used] = 0;
+    if (memchr(text, '\r', used)) {
+        die("has CR line ends; the hashes are of LF text", path);
+    }
+    *size = used;
+    return text;
+}
+
+static bool ends_with(const char* s, const char* tail) {
+    size_t n = strlen(s);
+    size_t m = strlen(tail);
+    return n >= m && strcmp(s + n - m, tail) == 0;
+}
+
+static bool starts_with(const char* s, const char* head) {
+    return strncmp(s, head, strlen(head)) == 0;
+}
+
+static const char* base_name(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static bool is_source(const char* path) {
+    return ends_with(path, ".cu") || ends_with(path, ".cuh");
+}
+
+// ---- SHA-256 (FIPS 180-4) ----
+
+typedef struct sha256_state {
+    uint32_t h[8];
+    uint32_t k[64];
+} sha256_state;
+
+static uint32_t rotate_right(uint32_t x, unsigned n) {
+    return (x >> n) | (x << (32 - n));
+}
+
+// The first 32 bits of the fractional part of the root of order 2 or 3 of a prime: the standard's
+// constants are defined so. Found with integers, bit by bit: r^2 <= p * 2^64, r^3 <= p * 2^96.
+static uint32_t prime_root_bits(uint32_t prime, int order) {
+    uint64_t root = 0; // root * 2^32, at most 2^37
+    for (int bit = 36; bit >= 0; bit--) {
+        uint64_t r = root | (uint64_t)1 << bit;
+        // r = hi * 2^20 + lo keeps every product inside 64 bits when compared in base 2^20.
+        uint64_t digits[8] = {0};
+        uint64_t a[2] = {r & 0xfffff, r >> 20};
+        uint64_t square[3] = {a[0] * a[0], 2 * a[0] * a[1], a[1] * a[1]};
+        for (int i = 0; i < 3; i++) {
+            if (order == 2) {
+                digits[i] += square[i];
+                continue;
+            }
+            // Carry before multiplying again.
+            if (i < 2) {
+                square[i + 1] += square[i] >> 20;
+                square[i] &= 0xfffff;
+            }
+            digits[i] += square[i] * a[0];
+            digits[i + 1] += square[i] * a[1];
+        }
+        for (int i = 0; i < 7; i++) {
+            digits[i + 1] += digits[i] >> 20;
+            digits[i] &= 0xfffff;
+        }
+        // The limit p * 2^(32 * order) in the same base.
+        uint64_t limit[8] = {0};
+        int shift = 32 * order;
+        limit[shift / 20] = (uint64_t)prime << (shift % 20);
+        for (int i = 0; i < 7; i++) {
+            limit[i + 1] += limit[i] >> 20;
+            limit[i] &= 0xfffff;
+        }
+        int i = 7;
+        while (i > 0 && digits[i] == limit[i]) {
+            i--;
+        }
+        if (digits[i] <= limit[i]) {
+            root = r;
+        }
+    }
+    return (uint32_t)root;
+}
+
+static void sha256_begin(sha256_state* s) {
+    uint32_t prime = 1;
+    for (int i = 0; i < 64; i++) {
+        bool composite = true;
+        while (composite) {
+            prime++;
+            composite = false;
+            for (uint32_t d = 2; d * d <= prime && !composite; d++) {
+                composite = prime % d == 0;
+            }
+        }
+        s->k[i] = prime_root_bits(prime, 3);
+        if (i < 8) {
+            s->h[i] = prime_root_bits(prime, 2);
+        }
+    }
+}
+
+static void sha256_block(sha256_state* s, const unsigned char* p) {
+    uint32_t w[64];
+    for (int i = 0; i < 16; i++) {
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
+               (uint32_t)p[4 * i + 2] << 8 | (uint32_t)p[4 * i + 3];
+    }
+    for (int i = 16; i < 64; i++) {
+        uint32_t x = w[i - 15];
+        uint32_t y = w[i - 2];
+        w[i] = w[i - 16] + (rotate_right(x, 7) ^ rotate_right(x, 18) ^ x >> 3) + w[i - 7] +
+               (rotate_right(y, 17) ^ rotate_right(y, 19) ^ y >> 10);
+    }
+    uint32_t v[8];
+    memcpy(v, s->h, sizeof(v));
+    for (int i = 0; i < 64; i++) {
+        uint32_t s1 = rotate_right(v[4], 6) ^ rotate_right(v[4], 11) ^ rotate_right(v[4], 25);
+        uint32_t t1 = v[7] + s1 + ((v[4] & v[5]) ^ (~v[4] & v[6])) + s->k[i] + w[i];
+        uint32_t s0 = rotate_right(v[0], 2) ^ rotate_right(v[0], 13) ^ rotate_right(v[0], 22);
+        uint32_t t2 = s0 + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
+        memmove(v + 1, v, 7 * sizeof(v[0]));
+        v[4] += t1;
+        v[0] = t1 + t2;
+    }
+    for (int i = 0; i < 8; i++) {
+        s->h[i] += v[i];
+    }
+}
+
+static void sha256_hex(const char* text, size_t size, char hex[65]) {
+    sha256_state s;
+    sha256_begin(&s);
+    const unsigned char* p = (const unsigned char*)text;
+    size_t whole = size / 64 * 64;
+    for (size_t i = 0; i < whole; i += 64) {
+        sha256_block(&s, p + i);
+    }
+    unsigned char tail[128] = {0};
+    size_t rest = size - whole;
+    memcpy(tail, p + whole, rest);
+    tail[rest] = 0x80;
+    size_t end = rest + 9 <= 64 ? 64 : 128;
+    uint64_t bits = (uint64_t)size * 8;
+    for (size_t i = 0; i < 8; i++) {
+        tail[end - 1 - i] = (unsigned char)(bits >> 8 * i);
+    }
+    for (size_t i = 0; i < end; i += 64) {
+        sha256_block(&s, tail + i);
+    }
+    for (size_t i = 0; i < 8; i++) {
+        snprintf(hex + 8 * i, 9, "%08x", (unsigned)s.h[i]);
+    }
+}
+
+static void file_hash(const char* path, char hex[65]) {
+    size_t size;
+    char* text = file_read(path, &size);
+    sha256_hex(text, size, hex);
+    free(text);
+}
+
+// ---- which targets a source is compiled for ----
+
+// An "mma" of the instruction set, not the end of "gamma" or "comma".
+static bool has_mma(const char* text) {
+    for (const char* p = text; (p = strstr(p, "mma")) != NULL; p += 3) {
+        const char* before = p > text && p[-1] == 'w' ? p - 1 : p; // wmma
+        bool starts = before == text || !(isalnum((unsigned char)before[-1]) || before[-1] == '_');
+        if (starts && (p[3] == '.' || p[3] == '_')) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// A line "// targets: 75 80" among the first lines decides; without one the text does.
+static void targets_of(const char* path, char* out, size_t out_size) {
+    size_t size;
+    char* text = file_read(path, &size);
+    const char* line = text;
+    const char* found = NULL;
+    size_t length = 0;
+    for (int i = 0; i < LINES_OF_MARKER && *line; i++) {
+        size_t n = strcspn(line, "\n");
+        if (starts_with(line, "// targets:")) {
+            found = line + strlen("// targets:");
+            length = n - strlen("// targets:");
+        }
+        line += n + (line[n] == '\n');
+    }
+    if (found) {
+        while (length > 0 && *found == ' ') {
+            found++;
+            length--;
+        }
+        snprintf(out, out_size, "%.*s", (int)length, found);
+    } else if (strstr(text, "cp.async") || has_mma(text)) {
+        snprintf(out, out_size, "80");
+    } else {
+        snprintf(out, out_size, "75 80");
+    }
+    if (out[0] == 0 || strspn(out, "0123456789af ") != strlen(out)) {
+        die("line '// targets:' wants numbers such as 75 80", path);
+    }
+    free(text);
+}
+
+static void print_texts(const char* folder, const char* path) {
+    char targets[64];
+    targets_of(path, targets, sizeof(targets));
+    const char* name = base_name(path);
+    if (!ends_with(name, ".cu")) {
+        die("not a .cu file", path);
+    }
+    size_t stem = strlen(name) - strlen(".cu");
+    for (char* t = strtok(targets, " "); t; t = strtok(NULL, " ")) {
+        printf("%s/%.*s.sm_%s.ptx\n", folder, (int)stem, name, t);
+    }
+}
+
+// ---- PTX text ----
+
+typedef struct ptx_text {
+    char module[64];
+    int target;  // 80
+    char suffix; // 'a' of sm_90a, or 0
+    int version; // 70 is PTX 7.0
+    char* text;  // one instruction a line, header lines left out
+    size_t length;
+    uint32_t hash;
+} ptx_text;
+
+static uint32_t fnv1a(uint32_t hash, const char* text, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        hash = (hash ^ (unsigned char)text[i]) * 16777619u;
+    }
+    return hash;
+}
+
+#define FNV_START 2166136261u
+
+// "norm.sm_75.ptx" -> norm, 75, 0.
+static void name_parse(const char* path, ptx_text* t) {
+    const char* name = base_name(path);
+    const char* mark = strstr(name, ".sm_");
+    char tail[16];
+    if (!mark || (size_t)(mark - name) >= sizeof(t->module) ||
+        sscanf(mark, ".sm_%d%15s", &t->target, tail) != 2) {
+        die("a PTX file is named MODULE.sm_NN.ptx", path);
+    }
+    memcpy(t->module, name, (size_t)(mark - name));
+    t->module[mark - name] = 0;
+    t->suffix = tail[0] == '.' ? 0 : tail[0];
+    if (strcmp(tail + (t->suffix != 0), ".ptx") != 0) {
+        die("a PTX file is named MODULE.sm_NN.ptx", path);
+    }
+}
+
+// Comments become nothing; a quoted string is left alone.
+static void comments_strip(char* text) {
+    char* out = text;
+    bool quoted = false;
+    for (const char* p = text; *p; p++) {
+        if (!quoted && p[0] == '/' && p[1] == '/') {
+            p += strcspn(p, "\n");
+            *out++ = '\n';
+            if (!*p) {
+                break;
+            }
+            continue;
+        }
+        if (!quoted && p[0] == '/' && p[1] == '*') {
+            const char* end = strstr(p, "*/");
+            if (!end) {
+                die("comment without an end", NULL);
+            }
+            p = end + 1;
+            continue;
+        }
+        quoted = quoted != (*p == '"');
+        *out++ = *p;
+    }
+    *out = 0;
+}
+
+static bool is_header_line(const char* line) {
+    return starts_with(line, ".version") || starts_with(line, ".target") ||
+           starts_with(line, ".address_size");
+}
+
+static bool is_debug_line(const char* line) {
+    return starts_with(line, ".loc") || starts_with(line, ".file");
+}
+
+// Keeps what a driver needs, one trimmed line each, in place.
+static void lines_strip(char* text) {
+    char* out = text;
+    bool in_section = false; // .section .debug_... { ... }
+    for (char* line = text; *line;) {
+        size_t n = strcspn(line, "\n");
+        char* next = line + n + (line[n] == '\n');
+        char* begin = line;
+        char* end = line + n;
+        while (begin < end && isspace((unsigned char)*begin)) {
+            begin++;
+        }
+        while (end > begin && isspace((unsigned char)end[-1])) {
+            end--;
+        }
+        bool was_local = starts_with(begin, ".local"); // not .loc
+        in_section = in_section || starts_with(begin, ".section");
+        bool drop = begin == end || in_section || is_header_line(begin) ||
+                    (is_debug_line(begin) && !was_local);
+        if (in_section && memchr(begin, '}', (size_t)(end - begin))) {
+            in_section = false;
+        }
+        if (!drop) {
+            memmove(out, begin, (size_t)(end - begin));
+            out += end - begin;
+            *out++ = '\n';
+        }
+        line = next;
+    }
+    *out = 0;
+}
+
+// Tabs and runs of blanks are separators, nothing else: one does as well, and none beside
+// punctuation.
+static void blanks_squeeze(char* text, const char* path) {
+    char* out = text;
+    bool quoted = false;
+    for (const char* p = text; *p; p++) {
+        char c = *p == '\t' ? ' ' : *p;
+        if ((c < ' ' && c != '\n') || c == 127 || (unsigned char)c > 127) {
+            die("holds a byte that is not printable ASCII", path);
+        }
+        quoted = quoted != (c == '"');
+        if (!quoted && strchr(",;[]{}", c) && out > text && out[-1] == ' ') {
+            out--;
+        }
+        if (c != ' ' || quoted || out == text || !strchr(" ,;[]{}", out[-1])) {
+            *out++ = c;
+        }
+    }
+    *out = 0;
+}
+
+// The lowest PTX version with which a text assembles for its own target; make check proves it.
+static int version_needed(const ptx_text* t) {
+    if (t->target >= 90) {
+        return t->suffix ? 80 : 78;
+    }
+    if (t->target >= 80) {
+        return 70;
+    }
+    return strstr(t->text, "ldmatrix") || has_mma(t->text) ? 65 : 63;
+}
+
+static void text_load(const char* path, ptx_text* t) {
+    name_parse(path, t);
+    t->text = file_read(path, &t->length);
+    comments_strip(t->text);
+    lines_strip(t->text);
+    blanks_squeeze(t->text, path);
+    if (!strstr(t->text, ".visible .entry")) {
+        die("holds no kernel", path);
+    }
+    if (strstr(t->text, "_GLOBAL__N_") || strstr(t->text, "_INTERNAL_")) {
+        die("holds a name that nvcc made from the path of the source (unnamed namespace)", path);
+    }
+    t->version = version_needed(t);
+    t->length = strlen(t->text);
+    t->hash = fnv1a(FNV_START, t->text, t->length);
+}
+
+// ---- writing kernels_ptx.h ----
+
+static void suffix_text(const ptx_text* t, char out[4]) {
+    out[0] = t->suffix;
+    out[1] = 0;
+}
+
+// A chunk is a run of whole lines of one text. Kernels that are the same for two targets are
+// written once, so a chunk also ends where a kernel does.
+typedef struct ptx_chunk {
+    const char* text;
+    size_t length;
+} ptx_chunk;
+
+typedef struct chunk_list {
+    ptx_chunk* items;
+    int count;
+    int room;
+} chunk_list;
+
+static size_t line_length(const char* line) {
+    return strcspn(line, "\n") + 1;
+}
+
+static ptx_chunk chunk_cut(const char* text, const char* module) {
+    ptx_chunk c = {text, 0};
+    while (text[c.length]) {
+        const char* line = text + c.length;
+        size_t n = line_length(line);
+        if (n > CHUNK_MAX) {
+            die("a line longer than a chunk", module);
+        }
+        if (c.length + n > CHUNK_MAX || (c.length > 0 && starts_with(line, ".visible .entry"))) {
+            break;
+        }
+        c.length += n;
+    }
+    return c;
+}
+
+// The number under which the chunk is written; a known one keeps its number.
+static int chunk_number(chunk_list* list, ptx_chunk c) {
+    for (int i = 0; i < list->count; i++) {
+        const ptx_chunk* old = &list->items[i];
+        if (old->length == c.length && memcmp(old->text, c.text, c.length) == 0) {
+            return i;
+        }
+    }
+    if (list->count == list->room) {
+        list->room = list->room ? 2 * list->room : 256;
+        size_t bytes = (size_t)list->room * sizeof(ptx_chunk);
+        list->items = (ptx_chunk*)need_memory(realloc(list->items, bytes));
+    }
+    list->items[list->count] = c;
+    return list->count++;
+}
+
+// As many lines of PTX in a line of the header as fit.
+static void chunk_write(FILE* out, ptx_chunk c, int number) {
+    fprintf(out, "static const char qlora__ptx_%d[] =", number);
+    size_t column = COLUMNS;
+    for (size_t at = 0; at < c.length;) {
+        const char* line = c.text + at;
+        size_t n = line_length(line);
+        if (column + n + 4 > COLUMNS) {
+            fputs(at > 0 ? "\"\n\"" : "\n\"", out);
+            column = 0;
+        }
+        column += n + 1;
+        for (size_t i = 0; i + 1 < n; i++) {
+            if (line[i] == '"' || line[i] == '\\' || line[i] == '?') {
+                fputc('\\', out);
+            }
+            fputc(line[i], out);
+        }
+        fputs("\\n", out);
+        at += n;
+    }
+    fputs("\";\n", out);
+}
+
+// The chunks that no earlier text had, then the array.
+static void text_write(FILE* out, const ptx_text* t, chunk_list* list) {
+    for (size_t at = 0; t->text[at];) {
+        ptx_chunk c = chunk_cut(t->text + at, t->module);
+        int known = list->count;
+        if (chunk_number(list, c) == known) {
+            chunk_write(out, c, known);
+        }
+        at += c.length;
+    }
+    char suffix[4];
+    suffix_text(t, suffix);
+    fprintf(out, "static const char* const qlora__ptx_%s_%d%s[] = {\n", t->module, t->target,
+            suffix);
+    for (size_t at = 0; t->text[at];) {
+        ptx_chunk c = chunk_cut(t->text + at, t->module);
+        fprintf(out, "qlora__ptx_%d,\n", chunk_number(list, c));
+        at += c.length;
+    }
+    fputs("0};\n\n", out);
+}
+
+static void banner_write(FILE* out, const char* nvcc, char** files, int count) {
+    fputs("// kernels_ptx.h - the GPU kernels of qlora.h as PTX text.\n"
+          "//\n"
+          "// GENERATED by `make ptx`. Do not edit: change kernels/*.cu and make it again.\n"
+          "// SPDX-License-Identifier: MIT-0 OR Unlicense\n"
+          "//\n"
+          "// The lines .version, .target and .address_size are left out; qlora.h writes them for\n"
+          "// the device at hand. `make check` compares the hashes below with kernels/.\n"
+          "//\n",
+          out);
+    fprintf(out, "// nvcc %s\n", nvcc);
+    for (int i = 0; i < count; i++) {
+        if (is_source(files[i])) {
+            char hex[65];
+            file_hash(files[i], hex);
+            fprintf(out, "// sha256 %s kernels/%s\n", hex, base_name(files[i]));
+        }
+    }
+}
+
+static void head_write(FILE* out) {
+    fputs("\n#ifndef QLORA__KERNELS_PTX_H\n"
+          "#define QLORA__KERNELS_PTX_H\n"
+          "\n"
+          "#include <stddef.h>\n"
+          "#include <stdint.h>\n"
+          "\n"
+          "#define QLORA__KERNEL_ABI 1\n"
+          "\n"
+          "#if defined(__GNUC__) || defined(__clang__)\n"
+          "#define QLORA__PTX_UNUSED __attribute__((unused))\n"
+          "#else\n"
+          "#define QLORA__PTX_UNUSED\n"
+          "#endif\n"
+          "\n"
+          "// clang-format off\n"
+          "typedef struct qlora__ptx_text {\n"
+          "    const char* module;\n"
+          "    int target;                // compute capability it is written for: 75, 80, 90\n"
+          "    char suffix;               // 'a' when it runs on that target only, else 0\n"
+          "    int version;               // lowest PTX version it assembles with: 63 is 6.3\n"
+          "    const char* const* chunks; // ends with NULL\n"
+          "    size_t length;             // of all chunks together\n"
+          "    uint32_t hash;             // FNV-1a\n"
+          "} qlora__ptx_text;\n\n",
+          out);
+}
+
+static void table_write(FILE* out, const ptx_text* texts, int count) {
+    fputs("static const qlora__ptx_text qlora__ptx_texts[] QLORA__PTX_UNUSED = {\n", out);
+    for (int i = 0; i < count; i++) {
+        const ptx_text* t = &texts[i];
+        char suffix[4];
+        suffix_text(t, suffix);
+        fprintf(out, "    {\"%s\", %d, ", t->module, t->target);
+        fprintf(out, t->suffix ? "'%c', " : "0, ", t->suffix);
+        fprintf(out, "%d, qlora__ptx_%s_%d%s, %luu, 0x%08xu},\n", t->version, t->module, t->target,
+                suffix, (unsigned long)t->length, (unsigned)t->hash);
+    }
+    fprintf(out, "};\n// clang-format on\n\n#define QLORA__PTX_TEXT_COUNT %d\n\n#endif\n", count);
+}
+
+static int by_name(const void* a, const void* b) {
+    return strcmp(base_name(*(char* const*)a), base_name(*(char* const*)b));
+}
+
+static int command_write(const char* path, const char* nvcc, char** files, int count) {
+    static ptx_text texts[FILES_MAX];
+    int used = 0;
+    qsort(files, (size_t)count, sizeof(files[0]), by_name);
+    for (int i = 0; i < count; i++) {
+        if (ends_with(files[i], ".ptx")) {
+            if (used == FILES_MAX) {
+                die("too many files", NULL);
+            }
+            text_load(files[i], &texts[used++]);
+        } else if (!is_source(files[i])) {
+            die("neither .cu, .cuh nor .ptx", files[i]);
+        }
+    }
+    if (used == 0) {
+        die("no PTX files given", NULL);
+    }
+    FILE* out = fopen(path, "wb");
+    if (!out) {
+        die("cannot write", path);
+    }
+    banner_write(out, nvcc, files, count);
+    head_write(out);
+    chunk_list list = {NULL, 0, 0};
+    for (int i = 0; i < used; i++) {
+        text_write(out, &texts[i], &list);
+    }
+    free(list.items);
+    table_write(out, texts, used);
+    bool bad = ferror(out) != 0;
+    if (fclose(out) != 0 || bad) {
+        die("cannot write", path);
+    }
+    return 0;
+}
+
+// ---- checking it ----
+
+// Every file given stands in the banner with its hash, and every file of the banner was given.
+static int command_sources(const char* header, char** files, int count) {
+    size_t size;
+    char* text = file_read(header, &size);
+    int bad = 0;
+    int seen = 0;
+    for (int i = 0; i < count; i++) {
+        if (!is_source(files[i])) {
+            continue;
+        }
+        char hex[65];
+        char want[256];
+        file_hash(files[i], hex);
+        snprintf(want, sizeof(want), "\n// sha256 %s kernels/%s\n", hex, base_name(files[i]));
+        seen++;
+        if (!strstr(text, want)) {
+            printf("%s is stale: kernels/%s has changed (make ptx)\n", header, base_name(files[i]));
+            bad++;
+        }
+    }
+    int listed = 0;
+    for (const char* p = text; (p = strstr(p, "\n// sha256 ")) != NULL; p++) {
+        listed++;
+    }
+    if (listed != seen || seen == 0) {
+        printf("%s lists %d sources, kernels/ holds %d (make ptx)\n", header, listed, seen);
+        bad++;
+    }
+    free(text);
+    return bad != 0;
+}
+
+#ifdef EMBED_TABLE
+
+static int check_text(const qlora__ptx_text* t) {
+    size_t length = 0;
+    uint32_t hash = FNV_START;
+    int bad = 0;
+    for (const char* const* chunk = t->chunks; *chunk; chunk++) {
+        size_t n = strlen(*chunk);
+        if (n > CHUNK_MAX) {
+            printf("%s sm_%d: a chunk of %lu bytes\n", t->module, t->target, (unsigned long)n);
+            bad++;
+        }
+        length += n;
+        hash = fnv1a(hash, *chunk, n);
+    }
+    if (length != t->length || hash != t->hash) {
+        printf("%s sm_%d: edited by hand: %lu bytes, hash %08x; the table says %lu, %08x\n",
+               t->module, t->target, (unsigned long)length, (unsigned)hash,
+               (unsigned long)t->length, (unsigned)t->hash);
+        bad++;
+    }
+    return bad;
+}
+
+static int command_check(const char* header, char** files, int count) {
+    int bad = command_sources(header, files, count);
+    for (int i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
+        bad += check_text(&qlora__ptx_texts[i]);
+    }
+    return bad != 0;
+}
+
+static int command_list(void) {
+    for (int i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
+        const qlora__ptx_text* t = &qlora__ptx_texts[i];
+        char suffix[2] = {t->suffix, 0};
+        printf("%s sm_%d%s %d.%d %lu\n", t->module, t->target, suffix, t->version / 10,
+               t->version % 10, (unsigned long)t->length);
+    }
+    return 0;
+}
+
+// The PTX version that first knew a target.
+static const struct {
+    const char* name;
+    int version;
+} target_versions[] = {{"75", 63},  {"80", 70},  {"86", 71},  {"87", 74},  {"88", 90},
+                       {"89", 78},  {"90", 78},  {"90a", 80}, {"100", 86}, {"103", 88},
+                       {"110", 90}, {"120", 87}, {"121", 88}};
+
+// The newest text that is not too new for the target; one with a suffix for exactly its target.
+static int command_emit(const char* module, const char* target) {
+    const char* name = starts_with(target, "sm_") ? target + 3 : target;
+    char* end;
+    long number = strtol(name, &end, 10);
+    int version = 0;
+    for (size_t i = 0; i < sizeof(target_versions) / sizeof(target_versions[0]); i++) {
+        if (strcmp(target_versions[i].name, name) == 0) {
+            version = target_versions[i].version;
+        }
+    }
+    if (version == 0) {
+        die("unknown target", target);
+    }
+    const qlora__ptx_text* best = NULL;
+    for (int i = 0; i < QLORA__PTX_TEXT_COUNT; i++) {
+        const qlora__ptx_text* t = &qlora__ptx_texts[i];
+        bool fits = t->suffix ? t->target == number && t->suffix == *end : t->target <= number;
+        if (strcmp(t->module, module) == 0 && fits) {
+            if (!best || t->target > best->target || (t->target == best->target && t->suffix)) {
+                best = t;
+            }
+        }
+    }
+    if (!best) {
+        fprintf(stderr, "embed: no text of %s for %s\n", module, target);
+        return 2;
+    }
+    version = best->version > version ? best->version : version;
+    printf(".version %d.%d\n.target sm_%s\n.address_size 64\n", version / 10, version % 10, name);
+    for (const char* const* chunk = best->chunks; *chunk; chunk++) {
+        fputs(*chunk, stdout);
+    }
+    return 0;
+}
+
+#endif
+
+int main(int argc, char** argv) {
+    const char* command = argc > 1 ? argv[1] : "";
+    if (strcmp(command, "--targets") == 0 && argc == 3) {
+        char targets[64];
+        targets_of(argv[2], targets, sizeof(targets));
+        puts(targets);
+        return 0;
+    }
+    if (strcmp(command, "--texts") == 0 && argc > 3) {
+        for (int i = 3; i < argc; i++) {
+            print_texts(argv[2], argv[i]);
+        }
+        return 0;
+    }
+    if (strcmp(command, "--write") == 0 && argc > 5 && strcmp(argv[3], "--nvcc") == 0) {
+        return command_write(argv[2], argv[4], argv + 5, argc - 5);
+    }
+    if (strcmp(command, "--sources") == 0 && argc > 3) {
+        return command_sources(argv[2], argv + 3, argc - 3);
+    }
+#ifdef EMBED_TABLE
+    if (strcmp(command, "--check") == 0 && argc > 3) {
+        return command_check(argv[2], argv + 3, argc - 3);
+    }
+    if (strcmp(command, "--list") == 0) {
+        return command_list();
+    }
+    if (strcmp(command, "--emit") == 0 && argc == 4) {
+        return command_emit(argv[2], argv[3]);
+    }
+#endif
+    fputs("usage: see the top of tools/embed.c\n", stderr);
+    return 2;
+}
