@@ -1,18 +1,26 @@
 // ---- the choice of a token ----------------------------------------------------------------------
 
-typedef struct qlora__generator {
-    qlora__pass pass;
-    const qlora_generate_desc* desc;
-    int64_t most; // new tokens
-    const int32_t* stops;
+// One text. Its keys and values are in the model's cache; its logits are kept on the host, so that
+// training and evaluation may use the model between two tokens.
+struct qlora_generation {
+    qlora_ctx* ctx;
+    qlora_model* m;
+    qlora_generate_desc desc; // of its pointers only stops is kept, in memory
+    int32_t* stops;
     int64_t stop_count;
-    char* memory; // holds the four below
+    int64_t length;  // tokens in the cache
+    int64_t made;    // new tokens of this turn
+    int32_t waiting; // the token that was returned last and is not in the cache yet; -1 = none
+    bool stopped;    // the turn has ended
+    bool broken;     // a pass failed in the middle: what the cache holds is unknown
+    char* memory;    // holds the arrays
     size_t bytes;
-    float* logits;  // [V]; become weights
+    float* logits;  // [V]
+    float* weights; // [V], for sampling
     int32_t* order; // [V]
     uint16_t* raw;  // [V]
     int32_t* ints;
-} qlora__generator;
+};
 
 // The larger weight first, of equals the smaller number.
 static bool qlora__sample_before(const float* w, int32_t a, int32_t b) {
@@ -36,11 +44,11 @@ static void qlora__sample_sift(const float* w, int32_t* heap, int64_t count, int
 
 // The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and
 // of these the fewest whose weights make up top_p of the whole. Returns how many.
-static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, double* sum) {
-    const float* w = g->logits;
+static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, double* sum) {
+    const float* w = g->weights;
     int32_t* heap = g->order;
-    int64_t most = g->desc->top_k > 0 ? qlora__min(g->desc->top_k, vocab) : vocab;
-    double part = g->desc->top_p > 0.0f ? (double)g->desc->top_p : 1.0;
+    int64_t most = g->desc.top_k > 0 ? qlora__min(g->desc.top_k, vocab) : vocab;
+    double part = g->desc.top_p > 0.0f ? (double)g->desc.top_p : 1.0;
     double whole = 0.0;
     for (int64_t i = 0; i < vocab; i++) {
         heap[i] = (int32_t)i;
@@ -51,7 +59,7 @@ static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, doub
     }
     // The weights of the top_k are only known when all of them are out; without top_k we can stop
     // early.
-    double stop_at = g->desc->top_k > 0 ? 1e300 : part * whole;
+    double stop_at = g->desc.top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
     while (kept < most && (kept == 0 || out < stop_at)) {
@@ -65,7 +73,7 @@ static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, doub
     }
     double run = 0.0;
     int64_t count = 0;
-    while (count < kept && (count == 0 || run < (g->desc->top_k > 0 ? part * out : stop_at))) {
+    while (count < kept && (count == 0 || run < (g->desc.top_k > 0 ? part * out : stop_at))) {
         run += (double)w[heap[vocab - 1 - count]];
         count++;
     }
@@ -83,25 +91,26 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
-// The token that follows, from g->logits.
-static int32_t qlora__sample(const qlora__generator* g, int64_t vocab, int64_t position) {
-    float* w = g->logits;
+// The token after `position`, from g->logits.
+static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
+    const float* logits = g->logits;
+    float* w = g->weights;
     int32_t best = 0;
     for (int64_t i = 1; i < vocab; i++) {
-        best = w[i] > w[best] ? (int32_t)i : best;
+        best = logits[i] > logits[best] ? (int32_t)i : best;
     }
-    if (!(g->desc->temperature > 0.0f)) {
+    if (!(g->desc.temperature > 0.0f)) {
         return best;
     }
-    double top = (double)w[best];
+    double top = (double)logits[best];
     double sum = 0.0;
     for (int64_t i = 0; i < vocab; i++) {
-        w[i] = (float)exp(((double)w[i] - top) / (double)g->desc->temperature);
+        w[i] = (float)exp(((double)logits[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
-    bool all = g->desc->top_k == 0 && !(g->desc->top_p > 0.0f);
+    bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f);
     int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
-    double left = qlora__sample_number(g->desc->seed, position) * sum;
+    double left = qlora__sample_number(g->desc.seed, position) * sum;
     int32_t token = best;
     for (int64_t i = 0; i < count; i++) {
         int32_t candidate = all ? (int32_t)i : g->order[vocab - 1 - i];
@@ -116,96 +125,128 @@ static int32_t qlora__sample(const qlora__generator* g, int64_t vocab, int64_t p
     return token; // rounding may leave a rest: then the last one that can be chosen
 }
 
-// ---- texts --------------------------------------------------------------------------------------
+// ---- a text, token by token ---------------------------------------------------------------------
 
-static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
-                                         const qlora_generate_desc* d, qlora_token_fn fn) {
-    int64_t room = m->train.generate_tokens;
-    if (d == NULL || fn == NULL || d->reserved_must_be_zero0 != 0 ||
-        d->reserved_must_be_zero1 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
-                           fn == NULL ? "the function that takes the tokens is NULL"
-                                      : "the desc is NULL or was not zeroed");
+// ids that are about to follow `length` tokens of a text.
+static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model* m,
+                                              const int32_t* ids, int64_t count, int64_t length) {
+    int64_t room = m->desc.generate_tokens;
+    if (ids == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer to the tokens is NULL");
     }
-    QLORA__TRY(qlora__not_in_capture(ctx, "generating"));
-    if (room == 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model was opened without a key/value cache; set the train desc's "
-                           "generate_tokens to the longest text");
-    }
-    if (d->prompt == NULL || d->prompt_tokens <= 0) {
+    QLORA__TRY(qlora__need_whole(ctx, "the number of tokens", count, 1, INT64_MAX));
+    if (count > room - length - 1) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the prompt is NULL or has %lld tokens; one is the least",
-                           (long long)d->prompt_tokens);
+                           "%lld tokens after %lld leave no room for a new one: the model was "
+                           "opened with generate_tokens %lld",
+                           (long long)count, (long long)length, (long long)room);
     }
-    if (d->max_tokens < 0 || d->prompt_tokens >= room || d->max_tokens > room - d->prompt_tokens) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "%lld tokens of prompt and %lld new ones; the train desc's generate_tokens has "
-            "room for %lld in all",
-            (long long)d->prompt_tokens, (long long)d->max_tokens, (long long)room);
-    }
-    for (int64_t i = 0; i < d->prompt_tokens; i++) {
-        if (d->prompt[i] < 0 || d->prompt[i] >= m->plan.config.vocab) {
+    for (int64_t i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld of the prompt is %d; the vocabulary has %lld",
-                               (long long)i, (int)d->prompt[i], (long long)m->plan.config.vocab);
+                               "token %lld is %d; the vocabulary has %lld tokens", (long long)i,
+                               (int)ids[i], (long long)m->plan.config.vocab);
         }
     }
-    if (!(d->temperature >= 0.0f) || !qlora__finite(d->temperature) || d->top_k < 0 ||
-        !(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "temperature %g (0 or more), top_k %d (0 or more) or top_p %g (0 to 1) is not "
-            "valid",
-            (double)d->temperature, (int)d->top_k, (double)d->top_p);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_generate_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.stop_count", d->stop_count, 0, INT32_MAX));
+    if (d->stops == NULL && d->stop_count > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.stops is NULL and desc.stop_count is %d",
+                           (int)d->stop_count);
     }
     bool none = d->stops != NULL && d->stop_count == 1 && d->stops[0] == -1;
-    for (int32_t i = 0; i < d->stop_count && d->stops != NULL && !none; i++) {
+    for (int32_t i = 0; i < d->stop_count && !none; i++) {
         if (d->stops[i] < 0) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "stop %d is %d, which is no token", (int)i,
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "desc.stops[%d] is %d; a token is not negative", (int)i,
                                (int)d->stops[i]);
         }
     }
-    if (d->stop_count < 0 || (d->stops == NULL && d->stop_count > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%d stops, but the list is NULL or the count negative",
-                           (int)d->stop_count);
-    }
     return QLORA_OK;
 }
 
-static qlora_result qlora__generator_open(qlora_ctx* ctx, qlora_model* m,
-                                          const qlora_generate_desc* d, qlora__generator* g) {
+static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora_generate_desc* d) {
+    if (d == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the generate desc is NULL");
+    }
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the generate desc was not zeroed before its fields were set");
+    }
+    QLORA__TRY(qlora__model_idle(ctx, m, "generating"));
+    if (m->desc.generate_tokens == 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the model was opened without a key/value cache; set generate_tokens "
+                           "of its desc to the length of the longest text");
+    }
+    if (m->generations > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the model already has a generation; end it with qlora_generate_end");
+    }
+    QLORA__TRY(qlora__generate_ids_check(ctx, m, d->prompt, d->prompt_tokens, 0));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.max_tokens", d->max_tokens, 0,
+                                 m->desc.generate_tokens - d->prompt_tokens));
+    QLORA__TRY(qlora__need_real(ctx, "desc.temperature", (double)d->temperature, 0.0, 1e300));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.top_k", d->top_k, 0, INT32_MAX));
+    if (!(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.top_p is %g; it must be from 0 to 1",
+                           (double)d->top_p);
+    }
+    return qlora__generate_stops_check(ctx, d);
+}
+
+static void qlora__generation_free(qlora_generation* g) {
+    qlora__free(g->ctx, g->memory, g->bytes);
+    qlora__free(g->ctx, g, sizeof *g);
+}
+
+static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
+                                             const qlora_generate_desc* d, qlora_generation** out) {
     size_t vocab = (size_t)m->plan.config.vocab;
     size_t ints = (size_t)qlora__max(m->plan.tokens, m->plan.max_sequences + 1);
-    memset(g, 0, sizeof *g);
-    g->pass.ctx = ctx;
-    g->pass.m = m;
-    g->desc = d;
-    g->most = d->max_tokens > 0 ? d->max_tokens : m->train.generate_tokens - d->prompt_tokens;
-    g->stops = d->stops != NULL ? d->stops : m->plan.config.stop_ids;
-    g->stop_count = d->stops != NULL ? d->stop_count : m->plan.config.stop_count;
-    g->bytes = (vocab * 2 + ints) * 4 + vocab * 2;
+    const int32_t* stops = d->stops != NULL ? d->stops : m->plan.config.stop_ids;
+    size_t stop_count = (size_t)(d->stops != NULL ? d->stop_count : m->plan.config.stop_count);
+    qlora_generation* g = (qlora_generation*)qlora__alloc_zero(ctx, sizeof *g);
+    if (g == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    g->ctx = ctx;
+    g->m = m;
+    g->desc = *d;
+    g->desc.prompt = NULL;
+    g->desc.stops = NULL;
+    g->waiting = -1;
+    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 2;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
+        qlora__generation_free(g);
         return QLORA_ERR_MEMORY;
     }
     g->logits = (float*)(void*)g->memory;
-    g->order = (int32_t*)(void*)(g->logits + vocab);
+    g->weights = g->logits + vocab;
+    g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
-    g->raw = (uint16_t*)(void*)(g->ints + ints);
+    g->stops = g->ints + ints;
+    g->raw = (uint16_t*)(void*)(g->stops + stop_count);
+    g->stop_count = (int64_t)stop_count;
+    for (size_t i = 0; i < stop_count; i++) {
+        g->stops[i] = stops[i];
+    }
+    *out = g;
     return QLORA_OK;
 }
 
-// Runs the next tokens of a text, which begin at position `first`.
-static qlora_result qlora__generate_tokens(qlora__generator* g, const int32_t* ids, int64_t first,
-                                           int64_t rows) {
-    qlora_ctx* ctx = g->pass.ctx;
-    qlora_model* m = g->pass.m;
+// Computes the next tokens of the text; m->x then holds their rows.
+static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids, int64_t rows) {
+    qlora_ctx* ctx = g->ctx;
+    qlora_model* m = g->m;
     QLORA__TRY(qlora__copy_in(ctx, m->batch.ids.data, ids, (size_t)rows * 4));
     for (int64_t i = 0; i < rows; i++) {
-        g->ints[i] = (int32_t)(first + i);
+        g->ints[i] = (int32_t)(g->length + i);
     }
     QLORA__TRY(qlora__copy_in(ctx, m->batch.positions.data, g->ints, (size_t)rows * 4));
     if (rows > 1) { // one sequence
@@ -215,20 +256,25 @@ static qlora_result qlora__generate_tokens(qlora__generator* g, const int32_t* i
         }
         QLORA__TRY(qlora__copy_in(ctx, m->batch.seqs.data, g->ints, (size_t)count * 4));
     }
-    g->pass.rows = rows;
-    return qlora__generate_pass(&g->pass, first);
+    qlora__pass pass = qlora__pass_of(m, rows, false);
+    pass.decoding = true;
+    pass.first = g->length;
+    QLORA__TRY(qlora__forward(&pass));
+    g->length += rows;
+    return QLORA_OK;
 }
 
-// The token after `position`, which the last pass ended with.
-static qlora_result qlora__generate_choose(qlora__generator* g, int64_t position, int32_t* token) {
-    qlora_ctx* ctx = g->pass.ctx;
-    const qlora_tensor* logits = &g->pass.m->logits;
-    int64_t vocab = logits->cols;
-    QLORA__TRY(qlora__generate_head(&g->pass));
-    if (logits->dtype == QLORA_F32) {
-        QLORA__TRY(qlora__floats_out(ctx, logits->data, vocab, g->logits));
+// The logits after the last row of a pass, on the host.
+static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
+    qlora_ctx* ctx = g->ctx;
+    qlora_model* m = g->m;
+    int64_t vocab = m->plan.config.vocab;
+    qlora__pass pass = qlora__pass_of(m, rows, false);
+    QLORA__TRY(qlora__head_logits(&pass, rows - 1, 1));
+    if (m->logits.dtype == QLORA_F32) {
+        QLORA__TRY(qlora__floats_out(ctx, m->logits.data, vocab, g->logits));
     } else {
-        QLORA__TRY(qlora__copy_out(ctx, g->raw, logits->data, (size_t)vocab * 2));
+        QLORA__TRY(qlora__copy_out(ctx, g->raw, m->logits.data, (size_t)vocab * 2));
         for (int64_t i = 0; i < vocab; i++) {
             g->logits[i] = qlora__bf16_to(g->raw[i]);
         }
@@ -239,14 +285,63 @@ static qlora_result qlora__generate_choose(qlora__generator* g, int64_t position
                 ctx, QLORA_ERR_STATE,
                 "the logit of token %lld after position %lld is not finite; the weights or "
                 "the adapters are damaged",
-                (long long)i, (long long)position);
+                (long long)i, (long long)(g->length - 1));
         }
     }
-    *token = qlora__sample(g, vocab, position);
     return QLORA_OK;
 }
 
-static bool qlora__generate_stops(const qlora__generator* g, int32_t token) {
+// Appends tokens to the text: as many as fit in one pass at its beginning, later one by one.
+static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+    int64_t rows = 1;
+    g->broken = true;
+    for (int64_t at = 0; at < count; at += rows) {
+        rows = g->length == 0 ? qlora__min(count, g->m->plan.tokens) : 1;
+        QLORA__TRY(qlora__generate_run(g, ids + at, rows));
+    }
+    QLORA__TRY(qlora__generate_logits(g, rows));
+    g->broken = false;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_ready(const qlora_generation* g) {
+    if (g->broken) {
+        return qlora__fail(g->ctx, QLORA_ERR_STATE,
+                           "an earlier call on this generation failed; end it and begin again");
+    }
+    return qlora__model_idle(g->ctx, g->m, "generating");
+}
+
+static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
+                                          const qlora_generate_desc* desc, qlora_generation** out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__generate_need(ctx, m, desc));
+    qlora_generation* g = NULL;
+    QLORA__TRY(qlora__generation_create(ctx, m, desc, &g));
+    qlora_result r = qlora__generate_append(g, desc->prompt, desc->prompt_tokens);
+    if (r != QLORA_OK) {
+        qlora__generation_free(g);
+        return r;
+    }
+    m->generations++;
+    *out = g;
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
+                                  qlora_generation** out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_generate_begin");
+    return qlora__leave(ctx, qlora__generate_begin(ctx, model, desc, out));
+}
+
+static qlora_ctx* qlora__generation_ctx(const qlora_generation* g) {
+    return g != NULL ? g->ctx : NULL;
+}
+
+static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     for (int64_t i = 0; i < g->stop_count; i++) {
         if (g->stops[i] == token) {
             return true;
@@ -255,38 +350,103 @@ static bool qlora__generate_stops(const qlora__generator* g, int32_t token) {
     return false;
 }
 
-static qlora_result qlora__generate_text(qlora__generator* g, qlora_token_fn fn, void* user) {
-    const qlora_generate_desc* d = g->desc;
-    int64_t at = qlora__min(d->prompt_tokens, g->pass.m->plan.tokens);
-    QLORA__TRY(qlora__generate_tokens(g, d->prompt, 0, at));
-    for (; at < d->prompt_tokens; at++) {
-        QLORA__TRY(qlora__generate_tokens(g, d->prompt + at, at, 1));
-    }
-    for (int64_t made = 0; made < g->most; made++) {
-        int32_t token = 0;
-        QLORA__TRY(qlora__generate_choose(g, at - 1, &token));
-        if (qlora__generate_stops(g, token) || !fn(user, token) || made + 1 == g->most) {
-            break;
-        }
-        QLORA__TRY(qlora__generate_tokens(g, &token, at, 1));
-        at++;
+// Puts the token that was returned last into the cache. It is done only when it is needed: the last
+// token of a text is never computed.
+static qlora_result qlora__generate_catch_up(qlora_generation* g) {
+    if (g->waiting >= 0) {
+        int32_t token = g->waiting;
+        QLORA__TRY(qlora__generate_append(g, &token, 1));
+        g->waiting = -1;
     }
     return QLORA_OK;
 }
 
+static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
+    qlora_ctx* ctx = g->ctx;
+    const qlora_model* m = g->m;
+    if (token == NULL || stopped == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           token == NULL ? "token" : "stopped");
+    }
+    QLORA__TRY(qlora__generate_ready(g));
+    if (g->stopped) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the turn has ended; go on with qlora_generate_feed");
+    }
+    int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
+    bool full = length >= m->desc.generate_tokens ||
+                (g->desc.max_tokens > 0 && g->made == g->desc.max_tokens);
+    if (full) {
+        g->stopped = true;
+        *token = -1;
+        *stopped = true;
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__generate_catch_up(g));
+    int32_t chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
+    g->waiting = chosen;
+    g->made++;
+    g->stopped = qlora__generate_stops(g, chosen);
+    *token = chosen;
+    *stopped = g->stopped;
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, bool* stopped) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_next");
+    return qlora__leave(generation->ctx, qlora__generate_next(generation, token, stopped));
+}
+
+static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
+    int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
+    QLORA__TRY(qlora__generate_ready(g));
+    QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, ids, count, length));
+    QLORA__TRY(qlora__generate_catch_up(g));
+    QLORA__TRY(qlora__generate_append(g, ids, count));
+    g->made = 0;
+    g->stopped = false;
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids, int64_t count) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_feed");
+    return qlora__leave(generation->ctx, qlora__generate_feed(generation, ids, count));
+}
+
+qlora_result qlora_generate_end(qlora_generation* generation) {
+    if (generation == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = generation->ctx;
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_generate_end"));
+    generation->m->generations--;
+    qlora__generation_free(generation);
+    return qlora__leave(ctx, QLORA_OK);
+}
+
+// ---- a whole text -------------------------------------------------------------------------------
+
 static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_generate_desc* desc,
                                     qlora_token_fn fn, void* user) {
-    QLORA__TRY(qlora__generate_need(ctx, m, desc, fn));
-    qlora__generator g;
-    QLORA__TRY(qlora__generator_open(ctx, m, desc, &g));
-    qlora_result r = qlora__generate_text(&g, fn, user);
-    qlora__free(ctx, g.memory, g.bytes);
+    if (fn == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "fn is NULL");
+    }
+    qlora_generation* g = NULL;
+    QLORA__TRY(qlora__generate_begin(ctx, m, desc, &g));
+    qlora_result r = QLORA_OK;
+    for (bool stopped = false; r == QLORA_OK && !stopped;) {
+        int32_t token = 0;
+        r = qlora__generate_next(g, &token, &stopped);
+        stopped = stopped || (r == QLORA_OK && !fn(user, token));
+    }
+    m->generations--;
+    qlora__generation_free(g);
     return r;
 }
 
 qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc, qlora_token_fn fn,
                             void* user) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_generate");
     return qlora__leave(ctx, qlora__generate(ctx, model, desc, fn, user));
 }

@@ -471,16 +471,31 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
                                                          : "float16");
 }
 
-static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m, const char* dir,
-                                      qlora_dtype dtype, qlora_merge_base base) {
+static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
+                                      const qlora_merge_desc* d) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
-    if (dir == NULL || dir[0] == '\0' ||
-        (dtype != QLORA_F32 && dtype != QLORA_BF16 && dtype != QLORA_F16) ||
-        (base != QLORA_MERGE_ORIGINAL && base != QLORA_MERGE_TRAINED)) {
+    if (d == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the merge desc is NULL");
+    }
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the merge desc was not zeroed before its fields were set");
+    }
+    if (d->dir == NULL || d->dir[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.dir is %s",
+                           d->dir == NULL ? "NULL" : "empty");
+    }
+    if (d->dtype != QLORA_F32 && d->dtype != QLORA_BF16 && d->dtype != QLORA_F16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.dtype is %d; it must be QLORA_F32, QLORA_BF16 or QLORA_F16",
+                           (int)d->dtype);
+    }
+    if (d->base != QLORA_MERGE_ORIGINAL && d->base != QLORA_MERGE_TRAINED) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
-            "dir is NULL or empty, dtype is not F32, BF16 or F16, or base is unknown");
+            "desc.base is %d; it must be QLORA_MERGE_ORIGINAL or QLORA_MERGE_TRAINED",
+            (int)d->base);
     }
     if (m->dir == NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
@@ -488,40 +503,36 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m, cons
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
     // This also keeps the base's own folder from being overwritten, however it is spelt.
-    QLORA__TRY(qlora__path_join(ctx, dir, "config.json", path));
+    QLORA__TRY(qlora__path_join(ctx, d->dir, "config.json", path));
     QLORA__TRY(qlora__file_exists(ctx, path, &exists));
     if (exists) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s is there already; give a folder without a model", path);
+                           "%s already exists; choose a folder without a model", path);
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m, const char* dir,
-                                      qlora_dtype dtype, qlora_merge_base base,
-                                      uint64_t shard_bytes, qlora_progress_fn progress,
-                                      void* user) {
-    QLORA__TRY(qlora__merge_need(ctx, m, dir, dtype, base));
+static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
+                                      const qlora_merge_desc* desc) {
+    QLORA__TRY(qlora__merge_need(ctx, m, desc));
     qlora__merge g;
     memset(&g, 0, sizeof g);
     g.ctx = ctx;
     g.m = m;
-    g.dir = dir;
-    g.dtype = dtype;
-    g.trained = base == QLORA_MERGE_TRAINED;
-    g.progress = progress;
-    g.user = user;
+    g.dir = desc->dir;
+    g.dtype = desc->dtype;
+    g.trained = desc->base == QLORA_MERGE_TRAINED;
+    g.progress = desc->progress;
+    g.user = desc->progress_user;
     QLORA__TRY(qlora__folder_open(ctx, m->dir, &g.folder));
-    qlora_result r = qlora__merge_run(&g, shard_bytes != 0 ? shard_bytes : (uint64_t)5000000000u);
+    qlora_result r =
+        qlora__merge_run(&g, desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u);
     qlora__merge_close(&g);
     return r;
 }
 
-qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
-                              qlora_merge_base base, uint64_t shard_bytes,
-                              qlora_progress_fn progress, void* user) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_merge_save");
-    return qlora__leave(
-        ctx, qlora__merge_save(ctx, model, dir, dtype, base, shard_bytes, progress, user));
+    return qlora__leave(ctx, qlora__merge_save(ctx, model, desc));
 }

@@ -347,9 +347,19 @@ static qlora_result qlora__adapter_need(qlora_ctx* ctx, const qlora_model* m, co
     return qlora__not_in_capture(ctx, "reading or writing an adapter");
 }
 
+static qlora_result qlora__adapter_desc_check(qlora_ctx* ctx, const qlora_adapter_desc* desc) {
+    if (desc != NULL && (desc->reserved_must_be_zero0 != 0 || desc->reserved_must_be_zero1 != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the adapter desc was not zeroed before its fields were set");
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const char* dir,
-                                        const char* base_name) {
+                                        const qlora_adapter_desc* desc) {
+    QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
+    const char* base_name = desc != NULL ? desc->base_name : NULL;
     if (m->desc.train_norms) {
         QLORA__LOG(
             ctx, WARN, CHECKPOINT,
@@ -359,21 +369,117 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
     return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
 }
 
-qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
+                                const qlora_adapter_desc* desc) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_save");
-    return qlora__leave(ctx, qlora__adapter_save(ctx, model, dir, base_name));
+    return qlora__leave(ctx, qlora__adapter_save(ctx, model, dir, desc));
 }
 
-static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                        const qlora_adapter_desc* desc) {
+    QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     return qlora__adapter_read(ctx, m, dir);
 }
 
-qlora_result qlora_adapter_load(qlora_model* model, const char* dir) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
+                                const qlora_adapter_desc* desc) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_load");
-    return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir));
+    return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir, desc));
+}
+
+qlora_result qlora_adapter_use(qlora_model* model, bool on) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_use");
+    qlora_result r = qlora__model_idle(ctx, model, "switching the adapters");
+    if (r == QLORA_OK && model->use_adapters != on) {
+        qlora__graphs_invalidate(ctx, 0, "adapters were switched on or off");
+        model->use_adapters = on;
+    }
+    return qlora__leave(ctx, r);
+}
+
+// ---- from one model to another ------------------------------------------------------------------
+
+// The two models must have the same trained tensors; *same_places: also at the same places.
+static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* from,
+                                           const qlora_model* to, bool* same_places) {
+    qlora__trained a;
+    qlora__trained b;
+    *same_places = from->elements == to->elements;
+    if (from->range_count != to->range_count) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "one model has %lld trained tensors, the other %lld",
+                           (long long)from->range_count, (long long)to->range_count);
+    }
+    for (int64_t i = 0; qlora__trained_at(from, i, &a) && qlora__trained_at(to, i, &b); i++) {
+        if (strcmp(a.name, b.name) != 0 || a.rows != b.rows || a.cols != b.cols) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "trained tensor %lld is %s [%lld, %lld] in one model and %s [%lld, "
+                               "%lld] in the other",
+                               (long long)i, a.name, (long long)a.rows, (long long)a.cols, b.name,
+                               (long long)b.rows, (long long)b.cols);
+        }
+        float scale = a.shadow_scale - b.shadow_scale;
+        if (scale < 0.0f || scale > 0.0f) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "%s has scale %g in one model and %g in the other", a.name,
+                               (double)a.shadow_scale, (double)b.shadow_scale);
+        }
+        *same_places = *same_places && a.at == b.at;
+    }
+    return QLORA_OK;
+}
+
+// Through host memory: the models may be on different devices. ctx is that of `to`.
+static qlora_result qlora__adapter_carry(qlora_ctx* ctx, qlora_model* from, qlora_model* to) {
+    int64_t room = qlora__max(from->longest_range, from->plan.config.hidden);
+    float* values = (float*)qlora__alloc(ctx, (size_t)room * sizeof *values);
+    qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    qlora__trained t;
+    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(from, i, &t); i++) {
+        r = qlora_parameter_read(from, i, values);
+        if (r != QLORA_OK && from->ctx != ctx) {
+            r = qlora__fail(ctx, r, "%.400s", qlora_last_error(from->ctx));
+        }
+        qlora__trained target;
+        if (r == QLORA_OK && qlora__trained_at(to, i, &target)) {
+            qlora_tensor window;
+            qlora__arena_window(&to->parameters, target.at, target.rows, target.cols, &window);
+            r = qlora__floats_in(ctx, window.data, target.rows * target.cols, values);
+        }
+    }
+    qlora__free(ctx, values, (size_t)room * sizeof *values);
+    return r;
+}
+
+static qlora_result qlora__adapter_copy(qlora_ctx* ctx, qlora_model* from, qlora_model* to) {
+    bool same_places = false;
+    if (from == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "from is NULL");
+    }
+    if (from == to) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__model_idle(ctx, to, "receiving an adapter"));
+    QLORA__TRY(qlora__adapter_compare(ctx, from, to, &same_places));
+    if (from->range_count == 0) {
+        return QLORA_OK;
+    }
+    if (from->ctx == ctx && same_places) {
+        QLORA__TRY(qlora_scale(ctx, 1.0f, &from->parameters, &to->parameters));
+    } else {
+        QLORA__TRY(qlora__adapter_carry(ctx, from, to));
+    }
+    return qlora__parameters_changed(ctx, to);
+}
+
+qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
+    qlora_ctx* ctx = qlora__model_ctx(to);
+    QLORA__ENTER(ctx, "qlora_adapter_copy");
+    return qlora__leave(ctx, qlora__adapter_copy(ctx, from, to));
 }
 
 // ---- GGUF ---------------------------------------------------------------------------------------
@@ -469,8 +575,10 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
     return r;
 }
 
-qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
+                                     const qlora_adapter_desc* desc) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
-    return qlora__leave(ctx, qlora__adapter_save_gguf(ctx, model, path));
+    qlora_result r = qlora__adapter_desc_check(ctx, desc);
+    return qlora__leave(ctx, r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r);
 }

@@ -1,5 +1,5 @@
 // ---- models -------------------------------------------------------------------------------------
-// Without the model its functions are declared and not there, which is no matter for extern ones.
+// With QLORA_NO_MODEL these functions are declared but not defined.
 #if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
 #undef QLORA_API
 #define QLORA_API extern
@@ -63,135 +63,152 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_ALL = 127
 } qlora_target;
 
-// Long calls tell how far they are; false stops them with QLORA_ERR_STOPPED.
-typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
-
-typedef struct qlora_model_desc {
-    uint32_t reserved_must_be_zero0;
-    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
-    const qlora_model_config* config; // only without dir
-    uint64_t seed;                    // of random weights and of new adapters
-    float weight_std;                 // of random weights; 0 = 0.02
-    qlora_base_format base;           // NF4; a folder's own 4-bit tensors stay as they are
-    bool single_quant;                // keep fp32 scales instead of quantising them, too
-    qlora_mode mode;                  // AUTO
-    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
-    int32_t rank;        // 0 = 16; negative = no adapters
-    float alpha;         // 0 = 2 * rank
-    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;       // of the adapters' input; 0 = none
-    uint32_t targets;    // qlora_target bits; 0 = all seven
-    bool train_norms;    // the RMSNorm weights are trained, too
-    qlora_progress_fn progress;
-    void* progress_user;
-    uint32_t reserved_must_be_zero1;
-} qlora_model_desc;
-
-typedef enum qlora_schedule {
-    QLORA_SCHEDULE_COSINE = 0, // to zero at total_steps
-    QLORA_SCHEDULE_LINEAR = 1, // to zero at total_steps
-    QLORA_SCHEDULE_CONSTANT = 2
-} qlora_schedule;
-
 typedef enum qlora_choice {
     QLORA_CHOICE_AUTO = 0,
     QLORA_CHOICE_ON = 1,
     QLORA_CHOICE_OFF = 2
 } qlora_choice;
 
-typedef struct qlora_train_desc {
+// What the memory of a model is laid out for.
+typedef enum qlora_purpose {
+    QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
+    QLORA_PURPOSE_EVALUATE = 1 // evaluation and generation only
+} qlora_purpose;
+
+// Called with the progress of long operations. Return false to stop the operation, which then
+// returns QLORA_ERR_STOPPED.
+typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
+
+typedef struct qlora_plan qlora_plan;
+
+typedef struct qlora_model_desc {
     uint32_t reserved_must_be_zero0;
-    int64_t tokens;          // most tokens of one micro-batch; 0 = 2048
-    int64_t max_sequences;   // most sequences of one micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // longest sequence; 0 = tokens
-    double lr;               // 0 = 2e-4; negative = 0
-    double beta1;            // 0 = 0.9
-    double beta2;            // 0 = 0.999
-    double eps;              // 0 = 1e-8
-    double weight_decay;     // 0 = none
-    double max_norm;         // 0 = 1; negative = no clipping
-    qlora_schedule schedule; // cosine
-    int64_t warmup_steps;    // linear from 0
-    int64_t total_steps;     // 0 = schedule stays at lr after the warm-up
-    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as many as the budget demands
-    qlora_choice cache;      // 16-bit copies of 4-bit weights: AUTO = where the budget has room
-    int64_t head_chunk;      // rows of logits at a time; 0 = 1024, or fewer for few tokens
-    uint64_t seed;           // of the dropout
-    bool eager;              // no CUDA graphs
-    bool require_graph;      // a failed capture is an error instead of a fallback
-    bool no_training;        // evaluation and generation only: no gradients, no optimizer
-    int64_t generate_tokens; // longest text of qlora_generate; 0 = none
-    int32_t keep_checkpoints; // how many qlora_checkpoint_save leaves; 0 = 2, at most 64
+    // The model.
+    const char* dir;                  // Hugging Face folder; NULL = random weights of *config
+    const qlora_model_config* config; // only without dir
+    uint64_t seed;                    // for random weights and new adapters
+    float weight_std;                 // standard deviation of random weights; 0 = 0.02
+    qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
+    bool single_quant;                // keep the fp32 block scales instead of quantising them
+    qlora_mode mode;                  // 0 = AUTO
+    // Its adapters.
+    const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
+    int32_t rank;        // 0 = 16; negative = no adapters
+    float alpha;         // 0 = 2 * rank
+    bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
+    float dropout;       // on the input of the adapters; 0 = none
+    uint32_t targets;    // qlora_target bits; 0 = all seven
+    bool train_norms;    // also train the RMSNorm weights
+    // Its memory.
+    qlora_purpose purpose;   // 0 = TRAIN
+    int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
+    int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
+    int64_t max_length;      // maximum length of a sequence; 0 = tokens
+    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024, at most tokens
+    int64_t generate_tokens; // maximum length of a generated text, prompt included; 0 = none
+    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as few as fit the memory
+    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory
+    const qlora_plan* plan;  // made earlier by qlora_plan_make; NULL = planned on opening
+    qlora_progress_fn progress;
+    void* progress_user;
     uint32_t reserved_must_be_zero1;
-} qlora_train_desc;
+} qlora_model_desc;
 
-// What a plan is made for; zero = the context's own device, all the memory that is free there.
-typedef struct qlora_budget {
-    uint64_t bytes;
-    int32_t capability; // 90 is 9.0
-    int32_t multiprocessors;
-} qlora_budget;
+// The machine a plan is made for; zero = the context's own device and the memory that is free there.
+typedef struct qlora_plan_desc {
+    uint64_t bytes;     // memory to stay within
+    int32_t capability; // compute capability of the device: 90 is 9.0
+} qlora_plan_desc;
 
-typedef struct qlora_plan {
+struct qlora_plan {
     qlora_model_config config;
+    uint64_t source; // hash of the names of the model folder and the adapter
     qlora_mode mode;
-    // Bytes in one arena, to the byte.
+    // Bytes of the one arena that holds the model.
     uint64_t base;        // frozen weights, embedding, head, norms, tables
     uint64_t cache;       // 16-bit copies of 4-bit weights
     uint64_t adapters;    // parameters and their 16-bit shadow
     uint64_t optimizer;   // gradients, moments, clip tables
     uint64_t activations; // kept between forward and backward
     uint64_t workspace;   // shared by the layers
-    uint64_t head;        // logits of a chunk and what goes with them
+    uint64_t head;        // logits of a chunk and their losses
     uint64_t generation;  // key/value cache
-    uint64_t batches;     // what a micro-batch brings along
-    uint64_t total;
-    uint64_t context;     // scratch and cuBLAS workspaces that the context holds already
+    uint64_t batches;     // ids, labels and positions of a micro-batch
+    uint64_t total;       // sum of the above
+    uint64_t context;     // scratch and cuBLAS workspaces that the context already holds
     int64_t tokens;
     int64_t max_sequences;
     int64_t max_length;
     int64_t head_chunk;
-    int64_t parameters;   // that are trained
-    uint8_t recompute[QLORA_MAX_LAYERS]; // 1: only the layer's input is kept
-    uint8_t cached[QLORA_MAX_LAYERS];    // 1: its weights have a 16-bit copy
-    int64_t recompute_layers;
-    int64_t cached_layers;
-} qlora_plan;
+    int64_t parameters;       // number of trained parameters
+    int64_t recompute_layers; // the first n layers keep only their input
+    int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
+};
 
-// Needs no GPU: a CPU context plans for any device. Refuses what cannot fit and says what would.
+// Needs no GPU: a CPU context can plan for any device. desc NULL = this machine. Fails with
+// QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
 QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
-                                       const qlora_train_desc* train, const qlora_budget* budget,
-                                       qlora_plan* out);
-// The plan as a table for people. Returns the bytes needed with the final NUL.
-QLORA_API size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size);
-// Reads config.json (and generation_config.json) of a folder.
+                                       const qlora_plan_desc* desc, qlora_plan* out);
+// Formats the plan as a table. Returns the number of bytes needed, including the final NUL.
+QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
+// Reads config.json and generation_config.json of a folder.
 QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
 
 typedef struct qlora_model qlora_model;
-typedef struct qlora_trainer qlora_trainer;
 
-// Compiles, allocates the plan's arena, runs every planned product once, seals the kernel cache,
-// and only then loads the weights. train NULL = evaluation only, with its defaults.
+// Plans unless desc->plan is given, compiles the kernels, allocates the plan's arena, runs every
+// planned product once, seals the kernel cache, and only then loads the weights.
 QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                        const qlora_train_desc* train, const qlora_plan* plan,
                                         qlora_model** out);
+// Fails while a trainer or a generation of the model exists, and frees nothing then.
 QLORA_API qlora_result qlora_model_close(qlora_model* model);
-QLORA_API const qlora_plan* qlora_model_plan(const qlora_model* model);
-QLORA_API qlora_ctx* qlora_model_ctx(const qlora_model* model);
 
-// What is trained, tensor by tensor, in PEFT's names, shapes and order: A [rank, in], B [out,
-// rank].
-typedef struct qlora_parameter {
+typedef struct qlora_model_info {
+    qlora_ctx* ctx;
+    const qlora_plan* plan; // with the config; valid while the model is open
+    qlora_purpose purpose;
+    int64_t generate_tokens;
+    int64_t parameters;  // number of trained tensors
+    bool use_adapters;
+    int64_t trainers;    // that exist
+    int64_t generations; // that exist
+} qlora_model_info;
+QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
+
+// The trained tensors, with PEFT's names, shapes and order: A [rank, in], B [out, rank].
+typedef struct qlora_parameter_info {
     char name[192];
     int64_t rows;
     int64_t cols;
-} qlora_parameter;
-QLORA_API int64_t qlora_model_parameters(const qlora_model* model);
-QLORA_API qlora_result qlora_model_parameter(qlora_model* model, int64_t index,
-                                             qlora_parameter* out);
-// rows * cols floats; both wait for the device.
-QLORA_API qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out);
-QLORA_API qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index,
-                                                   const float* in);
-// Without adapters the bare base answers; training needs them on.
-QLORA_API qlora_result qlora_model_use_adapters(qlora_model* model, bool on);
+} qlora_parameter_info;
+QLORA_API qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
+                                             qlora_parameter_info* out);
+// Copies rows * cols floats. Both calls wait for the device.
+QLORA_API qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out);
+QLORA_API qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in);
+
+// ---- batches and evaluation ---------------------------------------------------------------------
+// Sequences, concatenated. As in transformers, labels[i] belongs to ids[i], and the loss at token i
+// is that of predicting labels[i + 1] of the same sequence; -100 = not trained.
+typedef struct qlora_batch {
+    const int32_t* ids;
+    const int32_t* labels;
+    const float* weights;     // one per label; NULL = 1
+    const int32_t* lengths;   // tokens in each sequence
+    const int32_t* sequences; // number of each sequence in the data, for dropout; NULL = 0, 1, ...
+    int64_t count;            // number of sequences
+} qlora_batch;
+// Sum of the weights of a batch's labels: its share of total_labels.
+QLORA_API double qlora_batch_labels(const qlora_batch* batch);
+
+typedef struct qlora_eval_info {
+    double loss;   // sum of weighted losses
+    double labels; // sum of weights
+    int64_t tokens;
+} qlora_eval_info;
+// Runs the forward pass only, with adapters on or off as set; waits for the result. Does not
+// disturb a step that is being accumulated.
+QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
+                                  qlora_eval_info* out);
+// Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits.
+QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);

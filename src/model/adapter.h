@@ -3,8 +3,8 @@
 // A folder with an adapter: PEFT's files, and the norms that were trained along, if they are there.
 typedef struct qlora__adapter_source {
     const char* dir;
-    qlora__peft peft;
-    bool has_peft;
+    const qlora__peft* peft; // own, or the one that the model was planned with; NULL = none
+    qlora__peft own;
     qlora__st norms;
     bool has_norms;
 } qlora__adapter_source;
@@ -21,8 +21,8 @@ static bool qlora__has_lora(const qlora_model* m) {
 }
 
 static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
-    if (s->has_peft) {
-        qlora__peft_close(ctx, &s->peft);
+    if (s->peft == &s->own) {
+        qlora__peft_close(ctx, &s->own);
     }
     if (s->has_norms) {
         qlora__st_close(ctx, &s->norms);
@@ -39,7 +39,7 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
             qlora__peft_module found;
             snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
                      qlora__projections[i].module);
-            QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, p->out, p->in, &found));
+            QLORA__TRY(qlora__peft_find(ctx, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
                 return qlora__fail(
@@ -60,8 +60,12 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     s->dir = dir;
     qlora_result r = QLORA_OK;
     if (qlora__has_lora(m)) {
-        r = qlora__peft_open(ctx, dir, &s->peft);
-        s->has_peft = r == QLORA_OK;
+        if (m->source != NULL && m->source->has_peft) {
+            s->peft = &m->source->peft;
+        } else {
+            r = qlora__peft_open(ctx, dir, &s->own);
+            s->peft = r == QLORA_OK ? &s->own : NULL;
+        }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
     }
     if (r == QLORA_OK && m->desc.train_norms) {
@@ -89,7 +93,7 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         qlora__peft_module found;
         snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
                  t->name);
-        QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, t->projection->out, t->projection->in,
+        QLORA__TRY(qlora__peft_find(ctx, s->peft, module, t->projection->out, t->projection->in,
                                     &found));
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {

@@ -113,7 +113,7 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
 static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
     qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
     qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
-    if (!m->train.no_training) {
+    if (qlora__trains(m)) {
         qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
         qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
     }
@@ -122,7 +122,7 @@ static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
 static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_tensor* w,
                                qlora_tensor* dw) {
     qlora__arena_window(&m->parameters, at, 1, width, w);
-    if (!m->train.no_training) {
+    if (qlora__trains(m)) {
         qlora__arena_window(&m->gradients, at, 1, width, dw);
     }
 }
@@ -135,7 +135,7 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
 }
 
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
-    if (m->train.no_training) {
+    if (!qlora__trains(m)) {
         return;
     }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->gradients);
@@ -214,12 +214,12 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
     memset(&m->again, 0, sizeof m->again);
-    if (m->train.no_training || m->plan.recompute_layers > 0) {
+    if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         qlora__layout_kept(arena, m, pads, &m->again);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        if (m->train.no_training) {
+        if (!qlora__trains(m)) {
             layer->kept = m->again;
             layer->kept.h = m->last_h;
             layer->kept.h2 = m->last_h;
@@ -267,7 +267,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, T, c->intermediate + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
-    if (m->train.no_training) {
+    if (!qlora__trains(m)) {
         return;
     }
     m->ds = m->s;
@@ -310,14 +310,14 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
     qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
-    if (!m->train.no_training) {
+    if (qlora__trains(m)) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
     }
 }
 
 static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t n = m->train.generate_tokens;
+    int64_t n = m->desc.generate_tokens;
     if (n > 0) {
         qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned

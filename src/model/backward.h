@@ -186,36 +186,49 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora_scale(ctx, 1.0f, &through_k, &dk);
 }
 
-// Gradient of the final norm's output in m->delta -> gradients of everything that is trained.
-static qlora_result qlora__backward_layers(const qlora__pass* pass) {
+// The backward pass in pieces, in the order in which they run: begin, then for each layer from the
+// last to the first its MLP and its attention, then end.
+
+// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh.
+static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor h = qlora__window(&m->last_h, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL,
-                                      &dh, m->desc.train_norms ? &m->d_final_norm : NULL));
-    for (int64_t l = c->layers - 1; l >= 0; l--) {
-        qlora__layer* layer = &m->layers[l];
-        if (layer->recompute) {
-            QLORA__TRY(qlora__layer_again(pass, layer));
-        }
-        QLORA__TRY(qlora__layer_down_backward(pass, layer));
-        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN,
-                                              &layer->kept.gu, &layer->kept.h2, &layer->norm2,
-                                              &layer->d_norm2, true));
-        QLORA__TRY(qlora__layer_attention_backward(pass, layer));
-        // Nothing below layer 0 is trained, unless its norm is.
-        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv,
-                                              &layer->kept.h, &layer->norm1, &layer->d_norm1,
-                                              l > 0 || m->desc.train_norms));
+    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL, &dh,
+                                  m->desc.train_norms ? &m->d_final_norm : NULL);
+}
+
+static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    if (layer->recompute) {
+        QLORA__TRY(qlora__layer_again(pass, layer));
     }
+    QLORA__TRY(qlora__layer_down_backward(pass, layer));
+    return qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
+                                      &layer->kept.h2, &layer->norm2, &layer->d_norm2, true);
+}
+
+static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    QLORA__TRY(qlora__layer_attention_backward(pass, layer));
+    // Nothing below layer 0 is trained, unless its norm is.
+    return qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
+                                      &layer->norm1, &layer->d_norm1,
+                                      index > 0 || m->desc.train_norms);
+}
+
+static qlora_result qlora__backward_end(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, ~0u);
 }
 
 static qlora_result qlora__backward(const qlora__pass* pass) {
-    qlora_math before = qlora__math_take(pass);
-    qlora_result r = qlora__backward_layers(pass);
-    pass->ctx->desc.math = before;
-    return r;
+    QLORA__TRY(qlora__backward_begin(pass));
+    for (int64_t l = pass->m->plan.config.layers - 1; l >= 0; l--) {
+        QLORA__TRY(qlora__backward_mlp(pass, l));
+        QLORA__TRY(qlora__backward_attention(pass, l));
+    }
+    return qlora__backward_end(pass);
 }

@@ -2,81 +2,25 @@
 
 #define QLORA__STAGE_BYTES ((size_t)16 << 20)
 
-// Two pinned buffers: one is filled from the file while the other one is copied to the device.
+// Two buffers: one is filled from the file while the other one is copied to the device.
 typedef struct qlora__stager {
     qlora_model* m;
-    void* pinned[2];
-    void* events[2];
-    bool busy[2];
-    int next;
+    qlora__ring ring;
     uint64_t done;
     uint64_t total;
 } qlora__stager;
 
-#ifndef QLORA_NO_CUDA
-
 static qlora_result qlora__stager_open(qlora_ctx* ctx, qlora__stager* s) {
-    for (int i = 0; i < 2 && !qlora__on_cpu(ctx); i++) {
-        int code = ctx->gpu->cu.MemHostAlloc(&s->pinned[i], QLORA__STAGE_BYTES, 0);
-        QLORA__TRY(qlora__cu(ctx, code, "cuMemHostAlloc"));
-        QLORA__TRY(qlora__cu(ctx, ctx->gpu->cu.EventCreate(&s->events[i], 2), "cuEventCreate"));
-    }
-    return QLORA_OK;
-}
-
-static void qlora__stager_close(qlora_ctx* ctx, qlora__stager* s) {
-    for (int i = 0; i < 2 && !qlora__on_cpu(ctx); i++) {
-        if (s->busy[i]) {
-            ctx->gpu->cu.EventSynchronize(s->events[i]);
-        }
-        if (s->events[i] != NULL) {
-            ctx->gpu->cu.EventDestroy(s->events[i]);
-        }
-        if (s->pinned[i] != NULL) {
-            ctx->gpu->cu.MemFreeHost(s->pinned[i]);
-        }
-    }
+    return qlora__on_cpu(ctx) ? QLORA_OK : qlora__ring_create(ctx, 2, QLORA__STAGE_BYTES, &s->ring);
 }
 
 static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* target,
                                        const uint8_t* source, size_t bytes) {
-    const qlora__cuda_table* cu = &ctx->gpu->cu;
-    int i = s->next;
-    s->next = 1 - i;
-    if (s->busy[i]) {
-        QLORA__TRY(qlora__cu(ctx, cu->EventSynchronize(s->events[i]), "cuEventSynchronize"));
-    }
-    memcpy(s->pinned[i], source, bytes);
-    qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
-    QLORA__TRY(qlora__cu(ctx, cu->MemcpyHtoDAsync(to, s->pinned[i], bytes, ctx->gpu->stream),
-                         "cuMemcpyHtoDAsync"));
-    QLORA__TRY(qlora__cu(ctx, cu->EventRecord(s->events[i], ctx->gpu->stream), "cuEventRecord"));
-    s->busy[i] = true;
-    return QLORA_OK;
+    qlora__slot* slot = NULL;
+    QLORA__TRY(qlora__ring_take(ctx, &s->ring, &slot));
+    memcpy(slot->memory, source, bytes);
+    return qlora__slot_send(ctx, slot, target, slot->memory, bytes);
 }
-
-#else
-
-static qlora_result qlora__stager_open(qlora_ctx* ctx, qlora__stager* s) {
-    (void)ctx;
-    (void)s;
-    return QLORA_OK;
-}
-
-static void qlora__stager_close(qlora_ctx* ctx, qlora__stager* s) {
-    (void)ctx;
-    (void)s;
-}
-
-static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* target,
-                                       const uint8_t* source, size_t bytes) {
-    (void)ctx;
-    (void)s;
-    memcpy(target, source, bytes);
-    return QLORA_OK;
-}
-
-#endif
 
 static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
                                  const uint8_t* source, uint64_t bytes) {
@@ -299,18 +243,17 @@ static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
 }
 
 static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
-    qlora__folder folder;
-    QLORA__TRY(qlora__folder_open(ctx, m->dir, &folder));
+    const qlora__folder* folder = NULL;
+    QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
     qlora__stager stager;
     memset(&stager, 0, sizeof stager);
     stager.m = m;
-    stager.total = qlora__folder_bytes(&folder);
+    stager.total = qlora__folder_bytes(folder);
     qlora_result r = qlora__stager_open(ctx, &stager);
     if (r == QLORA_OK) {
-        r = qlora__load_folder(ctx, &stager, &folder);
+        r = qlora__load_folder(ctx, &stager, folder);
     }
-    qlora__stager_close(ctx, &stager);
-    qlora__folder_close(ctx, &folder);
+    qlora__ring_destroy(ctx, &stager.ring);
     return r;
 }
 

@@ -18,18 +18,18 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
     return qlora_adamw_step(ctx, &args);
 }
 
-// C-PREWARM-001: everything a step does, once, on zeroed memory, before the weights are there:
-// kernels are loaded, cuBLAS has seen every shape, and the cache can be sealed.
+// Everything a step does, once, on zeroed memory, before the weights are loaded: afterwards kernels
+// are loaded, cuBLAS has seen every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
         return QLORA_OK; // there is nothing to load
     }
-    qlora__pass pass = {ctx, m, m->plan.tokens, !m->train.no_training};
+    qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
-    QLORA__TRY(qlora__head(&pass, chunks, &totals, !m->train.no_training));
-    if (!m->train.no_training) {
+    QLORA__TRY(qlora__head(&pass, chunks, &totals, qlora__trains(m)));
+    if (qlora__trains(m)) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
@@ -41,10 +41,11 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
     m->use_adapters = true;
     QLORA__TRY(r);
-    if (m->train.generate_tokens > 0) {
-        qlora__pass one = {ctx, m, 1, false};
-        QLORA__TRY(qlora__generate_pass(&one, 0));
-        QLORA__TRY(qlora__generate_head(&one));
+    if (m->desc.generate_tokens > 0) {
+        qlora__pass one = qlora__pass_of(m, 1, false);
+        one.decoding = true;
+        QLORA__TRY(qlora__forward(&one));
+        QLORA__TRY(qlora__head_logits(&one, 0, 1));
     }
     QLORA__TRY(qlora__sync(ctx));
     return qlora__cache_set_sealed(ctx, true);
@@ -52,7 +53,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
-    QLORA__TRY(qlora__model_optimizer(ctx, m));
+    const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
+    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -64,15 +66,13 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    QLORA__TRY(qlora__model_optimizer(ctx, m));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
                                      : qlora__parameters_changed(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
-    QLORA__TRY(qlora__sync(ctx));
-    m->ready = true;
-    return QLORA_OK;
+    return qlora__sync(ctx);
 }
 
 static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
@@ -86,47 +86,51 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__model_wrap(ctx, m));
     QLORA__TRY(qlora__model_rope(ctx, m));
     QLORA__TRY(qlora__ranges_upload(ctx, m));
+    QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
+                                  m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
+    qlora__source_close(m);
     QLORA__LOG(ctx, INFO, MODEL, "%lld layers, %.2f GiB, ready after %.1f s",
                (long long)m->plan.config.layers, (double)m->plan.total / 1073741824.0,
                (qlora__clock_ms() - start) * 1e-3);
     return QLORA_OK;
 }
 
-// A plan made earlier decides recompute and cache; it must be of the same model and training.
+// A plan made earlier decides recompute and cache; it must be of the same model and capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "the plan was made for another model or another training: it has %llu bytes, "
-            "this needs %llu",
-            (unsigned long long)plan->total, (unsigned long long)m->plan.total);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.plan was made for another model or other settings: it has %llu "
+                           "bytes, this model needs %llu",
+                           (unsigned long long)plan->total, (unsigned long long)m->plan.total);
     }
     return QLORA_OK;
 }
 
+static qlora_result qlora__model_build(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                       qlora_model** out) {
+    if (desc == NULL || desc->plan == NULL) {
+        return qlora__plan_build(ctx, desc, NULL, out);
+    }
+    qlora_plan_desc machine = qlora__machine_resolve(ctx, NULL);
+    QLORA__TRY(qlora__skeleton(ctx, desc, &machine, out));
+    return qlora__model_adopt_plan(ctx, *out, desc->plan);
+}
+
 static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                      const qlora_train_desc* train, const qlora_plan* plan,
                                       qlora_model** out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "opening a model"));
     qlora_model* m = NULL;
-    qlora_result r = QLORA_OK;
-    if (plan != NULL) {
-        qlora_budget none = qlora__budget_resolve(ctx, NULL);
-        r = qlora__skeleton(ctx, desc, train, &none, &m);
-        r = r == QLORA_OK ? qlora__model_adopt_plan(ctx, m, plan) : r;
-    } else {
-        r = qlora__plan_build(ctx, desc, train, NULL, &m);
-    }
+    qlora_result r = qlora__model_build(ctx, desc, &m);
     if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
         r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                        "the CPU computes in F32; use that mode, or AUTO");
+                        "desc.mode is BF16; the CPU computes in F32, so use F32 or AUTO");
     }
     if (r == QLORA_OK) {
         r = qlora__model_start(ctx, m, desc);
@@ -142,18 +146,18 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     return QLORA_OK;
 }
 
-qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
-                              const qlora_train_desc* train, const qlora_plan* plan,
-                              qlora_model** out) {
+qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc, qlora_model** out) {
     QLORA__ENTER(ctx, "qlora_model_open");
-    return qlora__leave(ctx, qlora__model_open(ctx, desc, train, plan, out));
+    return qlora__leave(ctx, qlora__model_open(ctx, desc, out));
 }
 
 static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
-    if (m->trainers > 0) {
+    if (m->trainers > 0 || m->generations > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a trainer of this model still lives; destroy it first");
+                           "the model still has %lld trainers and %lld generations; destroy them "
+                           "first",
+                           (long long)m->trainers, (long long)m->generations);
     }
     qlora__model_free(m);
     ctx->children--;
@@ -169,16 +173,31 @@ qlora_result qlora_model_close(qlora_model* model) {
     return qlora__leave(ctx, qlora__model_close(ctx, model));
 }
 
-const qlora_plan* qlora_model_plan(const qlora_model* model) {
-    return model != NULL ? &model->plan : NULL;
-}
-
-qlora_ctx* qlora_model_ctx(const qlora_model* model) {
+static qlora_ctx* qlora__model_ctx(const qlora_model* model) {
     return model != NULL ? model->ctx : NULL;
 }
 
-int64_t qlora_model_parameters(const qlora_model* model) {
-    return model != NULL ? model->range_count : 0;
+static qlora_result qlora__model_query(qlora_ctx* ctx, const qlora_model* m,
+                                       qlora_model_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    memset(out, 0, sizeof *out);
+    out->ctx = ctx;
+    out->plan = &m->plan;
+    out->purpose = m->desc.purpose;
+    out->generate_tokens = m->desc.generate_tokens;
+    out->parameters = m->range_count;
+    out->use_adapters = m->use_adapters;
+    out->trainers = m->trainers;
+    out->generations = m->generations;
+    return QLORA_OK;
+}
+
+qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_model_query");
+    return qlora__leave(ctx, qlora__model_query(ctx, model, out));
 }
 
 // Copies count reals of an f32 tensor out as floats, or in.
@@ -194,15 +213,19 @@ static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t 
 
 static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, int64_t index,
                                           const void* pointer, qlora__trained* t) {
-    if (pointer == NULL || index < 0 || !qlora__trained_at(m, index, t)) {
+    if (pointer == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer to the values is NULL");
+    }
+    if (index < 0 || !qlora__trained_at(m, index, t)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the pointer is NULL, or there is no parameter %lld", (long long)index);
+                           "index is %lld; the model has %lld trained tensors", (long long)index,
+                           (long long)m->range_count);
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__model_parameter(qlora_ctx* ctx, qlora_model* m, int64_t index,
-                                           qlora_parameter* out) {
+static qlora_result qlora__parameter_query(qlora_ctx* ctx, const qlora_model* m, int64_t index,
+                                           qlora_parameter_info* out) {
     qlora__trained t;
     QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
     snprintf(out->name, sizeof out->name, "base_model.model.%.170s", t.name);
@@ -211,10 +234,11 @@ static qlora_result qlora__model_parameter(qlora_ctx* ctx, qlora_model* m, int64
     return QLORA_OK;
 }
 
-qlora_result qlora_model_parameter(qlora_model* model, int64_t index, qlora_parameter* out) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_model_parameter");
-    return qlora__leave(ctx, qlora__model_parameter(ctx, model, index, out));
+qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
+                                   qlora_parameter_info* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_parameter_query");
+    return qlora__leave(ctx, qlora__parameter_query(ctx, model, index, out));
 }
 
 static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
@@ -226,9 +250,9 @@ static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
     return qlora__floats_out(ctx, window.data, t.rows * t.cols, out);
 }
 
-qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_model_parameter_read");
+qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_parameter_read");
     return qlora__leave(ctx, qlora__parameter_read(ctx, model, &model->parameters, index, out));
 }
 
@@ -242,16 +266,8 @@ static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64
     return qlora__parameters_changed(ctx, m);
 }
 
-qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index, const float* in) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_model_parameter_write");
+qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_parameter_write");
     return qlora__leave(ctx, qlora__parameter_write(ctx, model, index, in));
-}
-
-qlora_result qlora_model_use_adapters(qlora_model* model, bool on) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_model_use_adapters");
-    qlora__graphs_invalidate(ctx, 0, "adapters were switched on or off");
-    model->use_adapters = on;
-    return qlora__leave(ctx, QLORA_OK);
 }

@@ -1,43 +1,76 @@
 // ---- plan ---------------------------------------------------------------------------------------
 
+static void qlora__source_close(qlora_model* m) {
+    qlora__source* source = m->source;
+    if (source != NULL && source->has_peft) {
+        qlora__peft_close(m->ctx, &source->peft);
+    }
+    if (source != NULL && source->has_folder) {
+        qlora__folder_close(m->ctx, &source->folder);
+    }
+    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
+    m->source = NULL;
+}
+
+// The folder of the weights, opened when it is first needed.
+static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                         const qlora__folder** out) {
+    if (!m->source->has_folder) {
+        QLORA__TRY(qlora__folder_open(ctx, dir, &m->source->folder));
+        m->source->has_folder = true;
+    }
+    *out = &m->source->folder;
+    return QLORA_OK;
+}
+
+// A new adapter on the modules that the desc names.
+static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
+    if (m->desc.rank > 0 && (m->desc.targets >> number & 1u) != 0) {
+        p->rank = m->desc.rank;
+        p->alpha = (double)m->desc.alpha;
+        double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
+        p->scale = (float)(p->alpha / divisor);
+    }
+}
+
+// The modules that an adapter's folder has, with its ranks and scales.
+static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft, int64_t layer,
+                                         int number, qlora__projection* p) {
+    char module[160];
+    qlora__peft_module found;
+    memset(&found, 0, sizeof found);
+    snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)layer,
+             qlora__projections[number].module);
+    QLORA__TRY(qlora__peft_find(ctx, peft, module, p->out, p->in, &found));
+    p->rank = found.rank;
+    p->alpha = found.alpha;
+    p->scale = (float)found.scale;
+    return QLORA_OK;
+}
+
 // Which of a layer's modules have adapters, and with what rank and scale.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
-    const qlora_model_config* c = &m->plan.config;
-    qlora__peft peft;
-    memset(&peft, 0, sizeof peft);
+    qlora__peft* peft = &m->source->peft;
     if (desc->adapter != NULL) {
-        QLORA__TRY(qlora__peft_open(ctx, desc->adapter, &peft));
-        m->desc.rslora = peft.rslora;
-        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft.dropout;
-        m->desc.rank = (int32_t)peft.rank;
-        m->desc.alpha = (float)peft.alpha;
+        QLORA__TRY(qlora__peft_open(ctx, desc->adapter, peft));
+        m->source->has_peft = true;
+        m->desc.rslora = peft->rslora;
+        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
+        m->desc.rank = (int32_t)peft->rank;
+        m->desc.alpha = (float)peft->alpha;
     }
-    qlora_result r = QLORA_OK;
-    for (int64_t l = 0; l < c->layers && r == QLORA_OK; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS && r == QLORA_OK; i++) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             if (desc->adapter != NULL) {
-                char module[160];
-                qlora__peft_module found;
-                snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
-                         qlora__projections[i].module);
-                r = qlora__peft_find(ctx, &peft, module, p->out, p->in, &found);
-                p->rank = r == QLORA_OK ? found.rank : 0;
-                p->alpha = found.alpha;
-                p->scale = (float)found.scale;
-            } else if (m->desc.rank > 0 && (m->desc.targets >> i & 1u) != 0) {
-                p->rank = m->desc.rank;
-                p->alpha = (double)m->desc.alpha;
-                double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
-                p->scale = (float)(p->alpha / divisor);
+                QLORA__TRY(qlora__adapter_found(ctx, peft, l, i, p));
+            } else {
+                qlora__adapter_new(m, i, p);
             }
         }
     }
-    if (desc->adapter != NULL) {
-        qlora__peft_close(ctx, &peft);
-    }
-    return r;
+    return QLORA_OK;
 }
 
 // The A of a stack lie one below the other, so that their gradients are one product; then the B.
@@ -136,7 +169,7 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
             part->db = &p->db;
         }
         linear->operand = &layer->operands[g];
-        linear->dropout = m->train.no_training ? 0.0f : m->desc.dropout;
+        linear->dropout = qlora__trains(m) ? m->desc.dropout : 0.0f;
         linear->layer = (int32_t)index;
         linear->positions = &m->batch.positions;
         linear->sequences = &m->batch.sequences;
@@ -145,7 +178,30 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
-// A config that no file stands behind.
+static qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t value,
+                                      int64_t least, int64_t most) {
+    if (value < least || value > most) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be from %lld to %lld",
+                           name, (long long)value, (long long)least, (long long)most);
+    }
+    return QLORA_OK;
+}
+
+// At least `least` and less than `below`; a NaN is neither.
+static qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double value, double least,
+                                     double below) {
+    if (value >= least && value < below) {
+        return QLORA_OK;
+    }
+    if (below >= 1e300) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be a finite number%s", name,
+                           value, least < 0.0 ? "" : " that is not negative");
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be at least %g and less than %g",
+                       name, value, least, below);
+}
+
+// A config that does not come from a file.
 static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
         c->kv_heads = c->heads;
@@ -156,133 +212,121 @@ static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_confi
     if (c->rope_sliding.theta == 0.0) {
         c->rope_sliding = c->rope;
     }
-    const int64_t sizes[] = {c->vocab, c->hidden,   c->intermediate, c->layers,
-                             c->heads, c->kv_heads, c->head_dim};
-    static const char* const names[] = {"vocab", "hidden",   "intermediate", "layers",
-                                        "heads", "kv_heads", "head_dim"};
+    const struct {
+        const char* name;
+        int64_t value;
+        int64_t most;
+    } sizes[] = {{"config.vocab", c->vocab, 1 << 24},
+                 {"config.hidden", c->hidden, 1 << 24},
+                 {"config.intermediate", c->intermediate, 1 << 24},
+                 {"config.layers", c->layers, QLORA_MAX_LAYERS},
+                 {"config.heads", c->heads, 1 << 24},
+                 {"config.kv_heads", c->kv_heads, 1 << 24},
+                 {"config.head_dim", c->head_dim, 256}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.%s is %lld", names[i],
-                               (long long)sizes[i]);
-        }
+        QLORA__TRY(qlora__need_whole(ctx, sizes[i].name, sizes[i].value, 1, sizes[i].most));
     }
-    if (c->layers > QLORA_MAX_LAYERS || c->head_dim > 256 || c->head_dim % 2 != 0 ||
-        c->heads % c->kv_heads != 0 || !(c->rms_eps > 0.0) || c->window < 0) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "config: layers %lld (at most %d), head_dim %lld (even, at most 256), heads "
-            "%lld (a multiple of kv_heads %lld), rms_eps %g or window is not valid",
-            (long long)c->layers, QLORA_MAX_LAYERS, (long long)c->head_dim, (long long)c->heads,
-            (long long)c->kv_heads, c->rms_eps);
+    if (c->head_dim % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.head_dim is %lld; it must be even",
+                           (long long)c->head_dim);
     }
-    return QLORA_OK;
+    if (c->heads % c->kv_heads != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config.heads is %lld; it must be a multiple of config.kv_heads, %lld",
+                           (long long)c->heads, (long long)c->kv_heads);
+    }
+    if (!(c->rms_eps > 0.0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.rms_eps is %g; it must be positive",
+                           c->rms_eps);
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "config.window", c->window, 0, INT64_MAX));
+    return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
-    if (d == NULL || d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL or was not zeroed");
+    if (d == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL");
+    }
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the model desc was not zeroed before its fields were set");
     }
     if ((d->dir == NULL) == (d->config == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the model desc needs either dir (a folder) or config (random weights)");
     }
-    if (d->rank > 1024 || !(d->dropout >= 0.0f && d->dropout < 1.0f) ||
-        d->targets > QLORA_TARGET_ALL || !qlora__finite(d->alpha)) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "rank %d (at most 1024), dropout %g (0 to below 1), targets %u or alpha %g "
-            "is not valid",
-            (int)d->rank, (double)d->dropout, d->targets, (double)d->alpha);
-    }
-    if (!qlora__finite(d->weight_std) || d->weight_std < 0.0f) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "weight_std %g is not valid",
-                           (double)d->weight_std);
-    }
-    if ((int)d->base < 0 || d->base > QLORA_BASE_32BIT || (int)d->mode < 0 ||
-        d->mode > QLORA_MODE_BF16) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc's base or mode is unknown");
-    }
-    return QLORA_OK;
-}
-
-// Before defaults take their place: a NaN compares as neither and would pass for one.
-static qlora_result qlora__train_numbers_check(qlora_ctx* ctx, const qlora_train_desc* d) {
     const struct {
         const char* name;
-        double value;
-        double least;
-        double below;
-    } numbers[] = {{"lr", d->lr, -1e300, 1e300},
-                   {"beta1", d->beta1, 0.0, 1.0},
-                   {"beta2", d->beta2, 0.0, 1.0},
-                   {"eps", d->eps, 0.0, 1e300},
-                   {"weight_decay", d->weight_decay, 0.0, 1e300},
-                   {"max_norm", d->max_norm, -1e300, 1e300}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        if (!(numbers[i].value >= numbers[i].least && numbers[i].value < numbers[i].below)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "train desc: %s is %g", numbers[i].name,
-                               numbers[i].value);
-        }
+        int64_t value;
+        int64_t least;
+        int64_t most;
+    } fields[] = {{"desc.rank", d->rank, INT32_MIN, 1024},
+                  {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
+                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
+                  {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
+                  {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_EVALUATE},
+                  {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
+                  {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
+                  {"desc.tokens", d->tokens, 0, 1 << 24},
+                  {"desc.max_sequences", d->max_sequences, 0, 1 << 24},
+                  {"desc.max_length", d->max_length, 0, 1 << 24},
+                  {"desc.head_chunk", d->head_chunk, 0, 1 << 24},
+                  {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
+                                     fields[i].most));
     }
-    return QLORA_OK;
+    QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, 0.0, 1.0));
+    QLORA__TRY(qlora__need_real(ctx, "desc.alpha", (double)d->alpha, -1e300, 1e300));
+    return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
 
-static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_desc* given,
-                                              qlora_train_desc* d) {
-    memset(d, 0, sizeof *d);
-    d->no_training = given == NULL;
-    if (given != NULL) {
-        *d = *given;
-    }
-    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the train desc was not zeroed");
-    }
-    QLORA__TRY(qlora__train_numbers_check(ctx, d));
+// Gives the capacity settings of a model their defaults.
+static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d) {
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
     d->max_length = d->max_length != 0 ? d->max_length : d->tokens;
-    d->lr = d->lr < 0.0 ? 0.0 : d->lr > 0.0 ? d->lr : 2e-4;
-    d->beta1 = d->beta1 > 0.0 ? d->beta1 : 0.9;
-    d->beta2 = d->beta2 > 0.0 ? d->beta2 : 0.999;
-    d->eps = d->eps > 0.0 ? d->eps : 1e-8;
-    d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
-    if (d->tokens < 0 || d->tokens > (1 << 24) || d->max_sequences < 0 ||
-        d->max_sequences > d->tokens || d->max_length < 0 || d->max_length > d->tokens ||
-        d->warmup_steps < 0 || d->total_steps < 0 || d->head_chunk < 0 || d->generate_tokens < 0 ||
-        d->generate_tokens > (1 << 24) || d->keep_checkpoints < 0 || d->keep_checkpoints > 64) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "tokens %lld, max_sequences %lld, max_length %lld (neither above tokens), "
-            "warmup_steps, total_steps, head_chunk, generate_tokens or "
-            "keep_checkpoints is not valid",
-            (long long)d->tokens, (long long)d->max_sequences, (long long)d->max_length);
-    }
-    if ((int)d->schedule < 0 || d->schedule > QLORA_SCHEDULE_CONSTANT || (int)d->recompute < 0 ||
-        d->recompute > QLORA_CHOICE_OFF || (int)d->cache < 0 || d->cache > QLORA_CHOICE_OFF) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "schedule, recompute or cache choice is unknown");
-    }
-    if (d->head_chunk == 0) {
-        d->head_chunk = qlora__min(1024, d->tokens);
-    }
-    d->head_chunk = qlora__min(d->head_chunk, d->tokens);
-    return QLORA_OK;
+    d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
+    QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
+    return qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens);
 }
 
 static void qlora__model_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
+    qlora__source_close(m);
+    qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m, sizeof *m);
 }
 
+// The folders that a plan is for, by their names.
+static uint64_t qlora__source_name(const qlora_model_desc* desc) {
+    uint64_t hash = 0;
+    const char* const names[] = {desc->dir, desc->adapter};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        qlora__hash h;
+        qlora__hash_begin(&h);
+        qlora__hash_add(&h, &hash, sizeof hash);
+        qlora__hash_add(&h, names[i] != NULL ? names[i] : "", names[i] ? strlen(names[i]) : 0);
+        hash = qlora__hash_end(&h);
+    }
+    return hash;
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                         const qlora_train_desc* train, const qlora_budget* budget,
-                                         qlora_model* m) {
+                                         const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
-    QLORA__TRY(qlora__train_desc_resolve(ctx, train, &m->train));
-    if (desc->dir != NULL) {
+    QLORA__TRY(qlora__capacity_resolve(ctx, &m->desc));
+    m->plan.source = qlora__source_name(desc);
+    if (desc->plan != NULL && desc->plan->source != m->plan.source) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.plan was made for another model folder or adapter");
+    }
+    if (desc->dir != NULL && desc->plan != NULL) {
+        *c = desc->plan->config;
+    } else if (desc->dir != NULL) {
         QLORA__TRY(qlora__config_read(ctx, desc->dir, c));
     } else {
         *c = *desc->config;
@@ -292,16 +336,16 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
     m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
-                       (desc->mode == QLORA_MODE_AUTO && budget->capability >= 80);
+                       (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
     m->plan.mode = wants_16bit ? QLORA_MODE_BF16
                    : desc->mode == QLORA_MODE_AUTO ? QLORA_MODE_F32
                                                    : desc->mode;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
-    m->plan.tokens = m->train.tokens;
-    m->plan.max_sequences = m->train.max_sequences;
-    m->plan.max_length = m->train.max_length;
-    m->plan.head_chunk = m->train.head_chunk;
-    m->positions = qlora__max(m->train.max_length, m->train.generate_tokens);
+    m->plan.tokens = m->desc.tokens;
+    m->plan.max_sequences = m->desc.max_sequences;
+    m->plan.max_length = m->desc.max_length;
+    m->plan.head_chunk = m->desc.head_chunk;
+    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
     size_t bytes = (size_t)c->layers * sizeof *m->layers;
     m->layers = (qlora__layer*)qlora__alloc_zero(ctx, bytes);
     if (m->layers == NULL) {
@@ -317,45 +361,39 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
 // Which weights are 4-bit: those of an NF4 base, and those that a file has that way already.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
-    qlora__folder folder;
-    memset(&folder, 0, sizeof folder);
-    bool look = desc->dir != NULL && m->plan.config.quantized;
-    if (look) {
-        QLORA__TRY(qlora__folder_open(ctx, desc->dir, &folder));
+    const qlora__folder* folder = NULL;
+    if (desc->dir != NULL && m->plan.config.quantized) {
+        QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
-    qlora_result r = QLORA_OK;
-    for (int64_t l = 0; l < m->plan.config.layers && r == QLORA_OK; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS && r == QLORA_OK; i++) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
             p->nf4_desc.rows = p->out;
             p->nf4_desc.cols = p->in;
             p->nf4_desc.plain_scales = desc->single_quant;
-            if (look) {
-                char name[160];
-                qlora__linear_source source;
-                snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                         qlora__projections[i].module);
-                r = qlora__folder_linear(ctx, &folder, name, p->out, p->in, &source);
-                if (r == QLORA_OK && source.nf4) {
-                    p->is_nf4 = true;
-                    p->nf4_desc.block = (int32_t)source.block;
-                    p->nf4_desc.block2 = (int32_t)source.block2;
-                    p->nf4_desc.plain_scales = !source.nested;
-                }
+            if (folder == NULL) {
+                continue;
+            }
+            char name[160];
+            qlora__linear_source source;
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                     qlora__projections[i].module);
+            QLORA__TRY(qlora__folder_linear(ctx, folder, name, p->out, p->in, &source));
+            if (source.nf4) {
+                p->is_nf4 = true;
+                p->nf4_desc.block = (int32_t)source.block;
+                p->nf4_desc.block2 = (int32_t)source.block2;
+                p->nf4_desc.plain_scales = !source.nested;
             }
         }
     }
-    if (look) {
-        qlora__folder_close(ctx, &folder);
-    }
-    return r;
+    return QLORA_OK;
 }
 
 // A model without memory: enough to plan with.
 static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                    const qlora_train_desc* train, const qlora_budget* budget,
-                                    qlora_model** out) {
+                                    const qlora_plan_desc* machine, qlora_model** out) {
     QLORA__TRY(qlora__model_desc_check(ctx, desc));
     qlora_model* m = (qlora_model*)qlora__alloc_zero(ctx, sizeof *m);
     if (m == NULL) {
@@ -364,7 +402,9 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->ctx = ctx;
     m->desc = *desc;
     m->use_adapters = true;
-    qlora_result r = qlora__skeleton_fill(ctx, desc, train, budget, m);
+    m->source = (qlora__source*)qlora__alloc_zero(ctx, sizeof *m->source);
+    qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -383,6 +423,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->desc.dir = m->dir;
     m->desc.config = NULL;
     m->desc.adapter = NULL;
+    m->desc.plan = NULL;
     qlora__number_parameters(m);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__connect_layer(m, l);
@@ -391,27 +432,26 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     return QLORA_OK;
 }
 
-static qlora_budget qlora__budget_resolve(qlora_ctx* ctx, const qlora_budget* given) {
-    qlora_budget b;
-    memset(&b, 0, sizeof b);
+static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_desc* given) {
+    qlora_plan_desc d;
+    memset(&d, 0, sizeof d);
     if (given != NULL) {
-        b = *given;
+        d = *given;
     }
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
-        b.capability = b.capability != 0 ? b.capability : ctx->gpu->target_number;
-        b.multiprocessors = b.multiprocessors != 0 ? b.multiprocessors : ctx->gpu->sm_count;
+        d.capability = d.capability != 0 ? d.capability : ctx->gpu->target_number;
         size_t free_bytes = 0;
         size_t total = 0;
-        if (b.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
+        if (d.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
             size_t margin = (size_t)512 << 20; // cuBLAS, graphs, the driver's own
-            b.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
+            d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
         }
     }
 #else
     (void)ctx;
 #endif
-    return b;
+    return d;
 }
 
 static void qlora__plan_apply(qlora_model* m, int64_t recompute, int64_t cached) {
@@ -421,8 +461,6 @@ static void qlora__plan_apply(qlora_model* m, int64_t recompute, int64_t cached)
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < recompute;
         layer->cached = l < cached;
-        m->plan.recompute[l] = layer->recompute ? 1 : 0;
-        m->plan.cached[l] = layer->cached ? 1 : 0;
     }
     qlora__model_layout(m, NULL);
 }
@@ -435,18 +473,18 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
 // monotonic, so bisection finds them.
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
     int64_t layers = m->plan.config.layers;
-    bool auto_recompute = m->train.recompute == QLORA_CHOICE_AUTO && !m->train.no_training;
-    int64_t low = m->train.recompute == QLORA_CHOICE_ON && !m->train.no_training ? layers : 0;
+    bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
+    int64_t low = m->desc.recompute == QLORA_CHOICE_ON && qlora__trains(m) ? layers : 0;
     int64_t high = auto_recompute ? layers : low;
-    int64_t cached = m->train.cache == QLORA_CHOICE_ON ? layers : 0;
+    int64_t cached = m->desc.cache == QLORA_CHOICE_ON ? layers : 0;
     qlora__plan_apply(m, high, cached);
     if (!qlora__plan_fits(m, bytes)) {
         double gib = 1073741824.0;
         return qlora__fail(
             ctx, QLORA_ERR_DEVICE_MEMORY,
-            "%.2f GiB are needed even with every layer recomputed, %.2f are there: base "
-            "%.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f; fewer "
-            "tokens than %lld, a smaller rank or no weight cache would fit",
+            "the model needs %.2f GiB even with every layer recomputed, and %.2f GiB are available "
+            "(base %.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f); use fewer "
+            "tokens than %lld, a smaller rank, or no weight cache",
             (double)(m->plan.total + m->plan.context) / gib, (double)bytes / gib,
             (double)m->plan.base / gib, (double)(m->plan.adapters + m->plan.optimizer) / gib,
             (double)m->plan.activations / gib,
@@ -465,7 +503,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
         }
     }
     bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (m->train.cache == QLORA_CHOICE_AUTO && bytes != 0 && low == 0 && has_nf4) {
+    if (m->desc.cache == QLORA_CHOICE_AUTO && bytes != 0 && low == 0 && has_nf4) {
         int64_t most = layers;
         while (cached < most) {
             int64_t middle = (cached + most + 1) / 2;
@@ -482,17 +520,16 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
 }
 
 static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                      const qlora_train_desc* train, const qlora_budget* given,
-                                      qlora_model** out) {
-    qlora_budget budget = qlora__budget_resolve(ctx, given);
+                                      const qlora_plan_desc* given, qlora_model** out) {
+    qlora_plan_desc machine = qlora__machine_resolve(ctx, given);
     qlora_model* m = NULL;
-    QLORA__TRY(qlora__skeleton(ctx, desc, train, &budget, &m));
+    QLORA__TRY(qlora__skeleton(ctx, desc, &machine, &m));
     // A CPU context that plans for a GPU counts what a context holds there by default.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
-    qlora_result r = qlora__plan_choose(ctx, m, budget.bytes);
+    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;
@@ -501,27 +538,28 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     return QLORA_OK;
 }
 
-static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                     const qlora_train_desc* train, const qlora_budget* budget,
-                                     qlora_plan* out) {
+static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                                     const qlora_plan_desc* desc, qlora_plan* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
+    if (model != NULL && model->plan != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc already has a plan");
+    }
     qlora_model* m = NULL;
-    QLORA__TRY(qlora__plan_build(ctx, desc, train, budget, &m));
+    QLORA__TRY(qlora__plan_build(ctx, model, desc, &m));
     *out = m->plan;
     qlora__model_free(m);
     return QLORA_OK;
 }
 
 qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
-                             const qlora_train_desc* train, const qlora_budget* budget,
-                             qlora_plan* out) {
+                             const qlora_plan_desc* desc, qlora_plan* out) {
     QLORA__ENTER(ctx, "qlora_plan_make");
-    return qlora__leave(ctx, qlora__plan_make(ctx, model, train, budget, out));
+    return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
 }
 
-size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size) {
+size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     size_t used = 0;
     if (buffer != NULL && size > 0) {
         buffer[0] = '\0';
@@ -545,7 +583,7 @@ size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size) {
                   (double)(plan->total + plan->context) / 1048576.0);
     qlora__append(
         buffer, size, &used,
-        "  %lld tokens a micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
+        "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
         "%lld cached in 16 bits\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers);

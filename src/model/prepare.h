@@ -61,9 +61,19 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-// Tables of the clip, and the optimizer's state at step 0.
-static qlora_result qlora__model_optimizer(qlora_ctx* ctx, qlora_model* m) {
-    if (m->train.no_training) {
+// The numbers of AdamW that a step brings along; the first fields of qlora_adamw_state.
+typedef struct qlora__adamw_numbers {
+    double lr;
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+} qlora__adamw_numbers;
+
+// Tables of the clip, and the optimizer's state before the first step.
+static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
+                                           const qlora__adamw_numbers* numbers) {
+    if (!qlora__trains(m)) {
         return QLORA_OK;
     }
     qlora_clip image = m->clip;
@@ -75,17 +85,17 @@ static qlora_result qlora__model_optimizer(qlora_ctx* ctx, qlora_model* m) {
     qlora__clip_layout(&image, host);
     const qlora_tensor* list[] = {&m->gradients};
     qlora__clip_fill(list, NULL, m->elements > 0 ? 1 : 0, &image);
-    *image.max_norm = (float)m->train.max_norm;
+    *image.max_norm = (float)max_norm;
     qlora_result r = qlora__copy_in(ctx, m->clip_memory, host, bytes);
     qlora__free(ctx, host, bytes);
     QLORA__TRY(r);
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
-    state.lr = m->train.lr;
-    state.beta1 = m->train.beta1;
-    state.beta2 = m->train.beta2;
-    state.eps = m->train.eps;
-    state.weight_decay = m->train.weight_decay;
+    state.lr = numbers->lr;
+    state.beta1 = numbers->beta1;
+    state.beta2 = numbers->beta2;
+    state.eps = numbers->eps;
+    state.weight_decay = numbers->weight_decay;
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &state, sizeof state));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->moment1));

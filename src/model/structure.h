@@ -87,16 +87,25 @@ typedef struct qlora__batch_block {
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
 } qlora__batch_block;
 
+// The files of a model and its adapter, each opened once for planning and loading.
+typedef struct qlora__source {
+    qlora__peft peft;
+    bool has_peft;
+    qlora__folder folder;
+    bool has_folder;
+} qlora__source;
+
 struct qlora_model {
     qlora_ctx* ctx;
-    qlora_model_desc desc; // strings are not kept
-    qlora_train_desc train;
+    qlora_model_desc desc; // defaults resolved; of its pointers only dir is kept
     qlora_plan plan;
     char* dir; // copy of desc.dir, or NULL
+    qlora__source* source; // only while the model is being opened
     qlora_dtype compute;
     bool use_adapters;
-    bool ready;        // weights are loaded
-    int64_t trainers;  // children
+    int64_t trainers;    // children
+    int64_t generations; // children
+    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;  // of the parameter arena, gaps included
     int64_t positions; // rows of the rope tables
     qlora__buffer* arena;
@@ -122,6 +131,7 @@ struct qlora_model {
     qlora_clip clip;    // its tables lie in the arena
     char* clip_memory;
     // one micro-batch
+    qlora__ring ring; // host images of batch blocks, and AdamW's numbers after them
     qlora__batch_block batch;
     qlora_tensor flag;      // I32: an id, a position or a label was out of range
     qlora_tensor last_h;    // [T, H] after the last layer
@@ -146,3 +156,8 @@ struct qlora_model {
     qlora_tensor scores;   // f32 [heads, generate_tokens]
     qlora_tensor chances;  // their softmax in the compute type; in f32 the same memory
 };
+
+// Whether the model has gradients and an optimizer.
+static bool qlora__trains(const qlora_model* m) {
+    return m->desc.purpose == QLORA_PURPOSE_TRAIN;
+}

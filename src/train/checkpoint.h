@@ -174,7 +174,7 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
 static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
     const qlora_model_config* c = &m->plan.config;
-    const qlora_train_desc* d = &m->train;
+    const qlora_train_desc* d = &t->desc;
     // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that
     // number.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
@@ -278,13 +278,15 @@ static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     memset(s, 0, sizeof *s);
     QLORA__TRY(qlora__copy_out(t->ctx, &adamw, t->m->adamw.data, sizeof adamw)); // waits
     s->step = t->step;
-    s->tokens = t->last_tokens;
-    memcpy(&s->lr_bits, &t->last_lr, sizeof s->lr_bits);
+    const qlora__record* record = &t->records[qlora__record_of(t->step)];
+    const qlora__report* report = &t->reports[qlora__record_of(t->step)];
+    s->tokens = report->tokens;
+    memcpy(&s->lr_bits, &report->lr, sizeof s->lr_bits);
     s->updates = adamw.updates;
     s->skipped = adamw.skipped;
     s->skip = adamw.skip;
-    memcpy(s->record, t->record->totals, sizeof t->record->totals);
-    memcpy(s->record + 4, t->record->results, sizeof t->record->results);
+    memcpy(s->record, record->totals, sizeof record->totals);
+    memcpy(s->record + 4, record->results, sizeof record->results);
     qlora__state_fill(t, s);
     return QLORA_OK;
 }
@@ -315,8 +317,10 @@ static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     if (dir == NULL || dir[0] == '\0') {
         return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is NULL or empty");
     }
-    if (t->m->train.no_training) {
-        return qlora__fail(t->ctx, QLORA_ERR_STATE, "the model was opened for evaluation only");
+    if (t->sliced.begun) {
+        return qlora__fail(t->ctx, QLORA_ERR_STATE,
+                           "a step is running in slices; finish it with qlora_train_slice or drop "
+                           "it with qlora_train_cancel");
     }
     return qlora__not_in_capture(t->ctx, "saving or loading a checkpoint");
 }
@@ -348,7 +352,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     }
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step is half done: call qlora_train_update before saving");
+                           "a step has begun; call qlora_train_update before saving");
     }
     QLORA__TRY(qlora__dir_make(ctx, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
@@ -360,7 +364,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
             qlora__ckpt_remove(ctx, dir, pending.names[i].text);
         }
     }
-    int keep = t->m->train.keep_checkpoints > 0 ? t->m->train.keep_checkpoints : 2;
+    int keep = t->desc.keep_checkpoints;
     qlora__ckpt_choose(t, &list, &name);
     qlora__ckpt_list_push(&list, &name, keep, &pending);
     pending.names[pending.count++] = name;
@@ -530,13 +534,17 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     QLORA__TRY(qlora__sync(ctx));
-    memcpy(t->record->totals, s->record, sizeof t->record->totals);
-    memcpy(t->record->results, s->record + 4, sizeof t->record->results);
-    t->record->adamw = adamw;
+    qlora__record* record = &t->records[qlora__record_of(s->step)];
+    qlora__report* report = &t->reports[qlora__record_of(s->step)];
+    memcpy(record->totals, s->record, sizeof record->totals);
+    memcpy(record->results, s->record + 4, sizeof record->results);
+    record->adamw = adamw;
+    record->flag = 0;
+    report->step = s->step;
+    report->tokens = s->tokens;
+    memcpy(&report->lr, &s->lr_bits, sizeof report->lr);
     t->step = s->step;
     t->tokens = 0;
-    t->last_tokens = s->tokens;
-    memcpy(&t->last_lr, &s->lr_bits, sizeof t->last_lr);
     return QLORA_OK;
 }
 

@@ -1,12 +1,64 @@
 // ---- steps --------------------------------------------------------------------------------------
 
+// One micro-batch is a sequence of pieces; the kind of piece number n, and the layer or chunk that
+// it is about. False past the last one.
+static bool qlora__piece_at(const qlora_trainer* t, int64_t n, int* kind, int64_t* index) {
+    int64_t layers = t->m->plan.config.layers;
+    int64_t chunks = t->micro.chunks;
+    int64_t turn = 1 + 2 * layers + chunks;
+    *index = 0;
+    if (n == 0) {
+        *kind = QLORA__PIECE_BEGIN;
+    } else if (n <= 2 * layers) {
+        *kind = n % 2 == 1 ? QLORA__PIECE_FORWARD_ATTENTION : QLORA__PIECE_FORWARD_MLP;
+        *index = (n - 1) / 2;
+    } else if (n < turn) {
+        *kind = QLORA__PIECE_HEAD;
+        *index = n - 1 - 2 * layers;
+    } else if (n == turn) {
+        *kind = QLORA__PIECE_TURN;
+    } else if (n <= turn + 2 * layers) {
+        int64_t back = n - turn - 1;
+        *kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
+        *index = layers - 1 - back / 2;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static qlora_result qlora__piece_run(const qlora__pass* pass, int kind, int64_t index) {
+    qlora_tensor totals = qlora__window(&pass->m->totals, 1, 0, 3);
+    switch (kind) {
+    case QLORA__PIECE_BEGIN:
+        return qlora__forward_begin(pass);
+    case QLORA__PIECE_FORWARD_ATTENTION:
+        return qlora__forward_attention(pass, index);
+    case QLORA__PIECE_FORWARD_MLP:
+        return qlora__forward_mlp(pass, index);
+    case QLORA__PIECE_HEAD:
+        return qlora__head_chunk(pass, index, &totals, true);
+    case QLORA__PIECE_TURN:
+        QLORA__TRY(qlora__head_end(pass));
+        return qlora__backward_begin(pass);
+    case QLORA__PIECE_BACKWARD_MLP:
+        return qlora__backward_mlp(pass, index);
+    default:
+        QLORA__TRY(qlora__backward_attention(pass, index));
+        return index == 0 ? qlora__backward_end(pass) : QLORA_OK;
+    }
+}
+
 static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
-    qlora__pass pass = {ctx, t->m, t->rows, true};
-    QLORA__TRY(qlora__forward(&pass));
-    qlora_tensor totals = qlora__window(&t->m->totals, 1, 0, 3);
-    QLORA__TRY(qlora__head(&pass, t->chunks, &totals, true));
-    return qlora__backward(&pass);
+    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
+    int kind = 0;
+    int64_t index = 0;
+    (void)ctx;
+    for (int64_t n = 0; qlora__piece_at(t, n, &kind, &index); n++) {
+        QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__update_run(qlora_ctx* ctx, void* user) {
@@ -29,7 +81,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
         return qlora__graph_replay(ctx, *graph, key);
     }
     qlora_result r = qlora__graph_capture(ctx, key, fn, t, graph);
-    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->m->train.require_graph) {
+    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->desc.require_graph) {
         return r;
     }
     QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->error);
@@ -38,31 +90,45 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     return fn(ctx, t);
 }
 
-static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t, bool training) {
-    if (training && t->m->train.no_training) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "the model was opened for evaluation only");
+static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) {
+    if (!t->m->use_adapters) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the adapters are switched off; training needs them on");
     }
-    if (training && !t->m->use_adapters) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "the adapters are switched off");
+    if (t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step is running in slices; finish it with qlora_train_slice or drop "
+                           "it with qlora_train_cancel");
     }
     return qlora__not_in_capture(ctx, "a training call");
 }
 
-static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
-    return t != NULL ? t->ctx : NULL;
+static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
+    if (!(total_labels > 0.0) || total_labels > 1e15) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the labels of the step weigh %g; a step needs at least one label",
+                           total_labels);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch,
+                                      double total_labels) {
+    qlora__micro_desc desc = {total_labels, t->desc.seed, t->step};
+    QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
+    t->tokens += t->micro.tokens;
+    return QLORA_OK;
 }
 
 static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batch,
                                        double total_labels) {
-    qlora_ctx* ctx = t->ctx;
-    QLORA__TRY(qlora__trainer_need(ctx, t, true));
-    if (!(total_labels > 0.0) || total_labels > 1e15) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "total_labels is %g; a step needs at least one label to train on",
-                           total_labels);
-    }
-    QLORA__TRY(qlora__batch_send(t, batch, total_labels));
-    return qlora__run(t, (uint64_t)t->chunks, qlora__micro_run, &t->graphs[t->chunks]);
+    int64_t tokens = 0;
+    QLORA__TRY(qlora__trainer_need(t->ctx, t));
+    QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
+    QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
+    QLORA__TRY(qlora__micro_send(t, batch, total_labels));
+    int64_t chunks = t->micro.chunks;
+    return qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]);
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
@@ -86,58 +152,58 @@ static double qlora__schedule_lr(const qlora_train_desc* d, int64_t step) {
 }
 
 // Sends the numbers of a finished step to the host, without waiting for them.
-static qlora_result qlora__record_send(qlora_trainer* t) {
+static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
+    int at = qlora__record_of(t->step + 1);
+    qlora__record* record = &t->records[at];
     const struct {
         void* to;
         const void* from;
         size_t bytes;
-    } copies[] = {{t->record->totals, m->totals.data, 3 * sizeof(float)},
-                  {t->record->results, m->clip.results, 2 * sizeof(float)},
-                  {&t->record->adamw, m->adamw.data, sizeof(qlora_adamw_state)}};
+    } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
+                  {record->results, m->clip.results, 2 * sizeof(float)},
+                  {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
+                  {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
-#ifndef QLORA_NO_CUDA
-        if (!qlora__on_cpu(ctx)) {
-            qlora__CUdeviceptr from = (qlora__CUdeviceptr)(uintptr_t)copies[i].from;
-            int code = ctx->gpu->cu.MemcpyDtoHAsync(copies[i].to, from, copies[i].bytes,
-                                                    ctx->gpu->stream);
-            QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyDtoHAsync"));
-            continue;
-        }
-#endif
-        memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+        QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
     }
     if (qlora__on_cpu(ctx) &&
         sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
         for (int i = 0; i < 3; i++) {
-            t->record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
+            record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
         }
     }
+    QLORA__TRY(qlora__event_record(ctx, t->reports[at].event));
+    t->reports[at].step = t->step + 1;
+    t->reports[at].tokens = t->tokens;
+    t->reports[at].lr = lr;
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     return qlora__tensor_zero(ctx, &totals);
 }
 
-static qlora_result qlora__train_update(qlora_trainer* t) {
+// The update itself, as a graph where steps are graphs.
+static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
-    QLORA__TRY(qlora__trainer_need(ctx, t, true));
     qlora__slot* slot = NULL;
-    QLORA__TRY(qlora__slot_take(t, &slot));
-    double* numbers = (double*)(void*)(slot->memory + m->batch.all.bytes);
-    t->last_lr = qlora__schedule_lr(&m->train, t->step);
-    numbers[0] = t->last_lr; // as the first five of qlora_adamw_state
-    numbers[1] = m->train.beta1;
-    numbers[2] = m->train.beta2;
-    numbers[3] = m->train.eps;
-    numbers[4] = m->train.weight_decay;
-    QLORA__TRY(qlora__slot_send(t, slot, m->adamw.data, numbers, 5 * sizeof(double)));
-    QLORA__TRY(qlora__run(t, (uint64_t)t->graph_room, qlora__update_run, &t->update_graph));
-    QLORA__TRY(qlora__record_send(t));
+    QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
+    char* memory = slot->memory + m->batch.all.bytes;
+    const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
+                                          t->desc.beta2, t->desc.eps, t->desc.weight_decay};
+    memcpy(memory, &numbers, sizeof numbers);
+    QLORA__TRY(qlora__slot_send(ctx, slot, m->adamw.data, memory, sizeof numbers));
+    QLORA__TRY(graph ? qlora__run(t, (uint64_t)t->graph_room, qlora__update_run, &t->update_graph)
+                     : qlora__update(ctx, m));
+    QLORA__TRY(qlora__record_send(t, numbers.lr));
     t->step++;
-    t->last_tokens = t->tokens;
     t->tokens = 0;
     return QLORA_OK;
+}
+
+static qlora_result qlora__train_update(qlora_trainer* t) {
+    QLORA__TRY(qlora__trainer_need(t->ctx, t));
+    return qlora__update_send(t, true);
 }
 
 qlora_result qlora_train_update(qlora_trainer* trainer) {
@@ -145,52 +211,115 @@ qlora_result qlora_train_update(qlora_trainer* trainer) {
     return qlora__leave(trainer->ctx, qlora__train_update(trainer));
 }
 
-// The device cannot return an error; it sets a flag that is looked at where we wait anyway.
-static qlora_result qlora__flag_check(qlora_ctx* ctx, const qlora_model* m) {
-    int32_t flag = 0;
-    QLORA__TRY(qlora__copy_out(ctx, &flag, m->flag.data, sizeof flag));
-    if (flag != 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "an id, a position or a label was out of range");
-    }
-    return QLORA_OK;
-}
+// ---- information --------------------------------------------------------------------------------
 
-static qlora_result qlora__train_info_read(qlora_trainer* t, qlora_train_info* out) {
-    qlora_ctx* ctx = t->ctx;
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
-    QLORA__TRY(qlora__trainer_need(ctx, t, true));
-    QLORA__TRY(qlora__sync(ctx));
-    QLORA__TRY(qlora__flag_check(ctx, t->m));
-    const qlora__record* r = t->record;
+// What is known of step number `step`, whose numbers have arrived.
+static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_info* out) {
+    const qlora__record* r = &t->records[qlora__record_of(step)];
+    const qlora__report* report = &t->reports[qlora__record_of(step)];
     memset(out, 0, sizeof *out);
-    out->step = t->step;
+    out->step = step;
+    out->pending = t->step - step;
+    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx);
+    out->waits = t->m->ring.waits;
+    if (step == 0 || report->step != step) {
+        return;
+    }
     out->skipped = r->adamw.skipped;
     out->last_skipped = r->adamw.skip != 0;
     out->labels = (double)r->totals[2];
     out->loss = r->totals[2] > 0.0f
                     ? ((double)r->totals[0] + (double)r->totals[1]) / (double)r->totals[2]
                     : 0.0;
-    out->tokens = t->last_tokens;
+    out->tokens = report->tokens;
     out->grad_norm = r->results[0];
-    out->lr = t->last_lr;
-    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(ctx);
-    out->waits = t->waits;
+    out->lr = report->lr;
+}
+
+static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) {
+    qlora_ctx* ctx = t->ctx;
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "waiting for a step"));
+    QLORA__TRY(qlora__sync(ctx));
+    QLORA__TRY(qlora__flag_read(ctx, t->m));
+    qlora__info_fill(t, t->step, out);
     return QLORA_OK;
 }
 
-qlora_result qlora_train_info_read(qlora_trainer* trainer, qlora_train_info* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_info_read");
-    return qlora__leave(trainer->ctx, qlora__train_info_read(trainer, out));
+qlora_result qlora_train_query(qlora_trainer* trainer, qlora_train_info* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_query");
+    return qlora__leave(trainer->ctx, qlora__train_query(trainer, out));
 }
 
-static qlora_result qlora__train_gradient_read(qlora_trainer* t, int64_t index, float* out) {
-    QLORA__TRY(qlora__trainer_need(t->ctx, t, true));
-    return qlora__parameter_read(t->ctx, t->m, &t->m->gradients, index, out);
+static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
+    if (out == NULL) {
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__not_in_capture(t->ctx, "polling a step"));
+    int64_t step = t->step;
+    while (step > 0 && step > t->step - QLORA__RECORDS &&
+           !qlora__event_done(t->ctx, t->reports[qlora__record_of(step)].event)) {
+        step--;
+    }
+    if (step > 0 && t->reports[qlora__record_of(step)].step == step) {
+        QLORA__TRY(qlora__flag_check(t->ctx, t->records[qlora__record_of(step)].flag));
+    }
+    qlora__info_fill(t, step, out);
+    return QLORA_OK;
 }
 
-qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, float* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_gradient_read");
-    return qlora__leave(trainer->ctx, qlora__train_gradient_read(trainer, index, out));
+qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_poll");
+    return qlora__leave(trainer->ctx, qlora__train_poll(trainer, out));
+}
+
+qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_gradient_read");
+    qlora_ctx* ctx = trainer->ctx;
+    qlora_model* m = trainer->m;
+    return qlora__leave(ctx, qlora__parameter_read(ctx, m, &m->gradients, index, out));
+}
+
+// ---- whole steps --------------------------------------------------------------------------------
+
+// Checks every batch of a step before anything is computed, and adds up its labels.
+static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
+                                         int64_t count, double* total_labels) {
+    qlora_ctx* ctx = t->ctx;
+    QLORA__TRY(qlora__trainer_need(ctx, t));
+    if (t->tokens > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step has begun with qlora_train_micro; finish it with "
+                           "qlora_train_update or drop it with qlora_train_cancel");
+    }
+    if (batches == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batches is NULL");
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "count", count, 1, INT64_MAX));
+    *total_labels = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t tokens = 0;
+        QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
+        *total_labels += qlora_batch_labels(&batches[i]);
+    }
+    return qlora__labels_check(ctx, *total_labels);
+}
+
+static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batches, int64_t count,
+                                      qlora_train_info* out) {
+    double total_labels = 0.0;
+    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
+    for (int64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__train_micro(t, &batches[i], total_labels));
+    }
+    QLORA__TRY(qlora__train_update(t));
+    return out != NULL ? qlora__train_query(t, out) : QLORA_OK;
+}
+
+qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches, int64_t count,
+                              qlora_train_info* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_step");
+    return qlora__leave(trainer->ctx, qlora__train_step(trainer, batches, count, out));
 }

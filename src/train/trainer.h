@@ -1,4 +1,114 @@
-// ---- life ---------------------------------------------------------------------------------------
+// ---- the trainer --------------------------------------------------------------------------------
+
+// More than the host can be ahead: every update also takes one of the ring's slots.
+#define QLORA__RECORDS 8
+
+// What the device reports of a finished step; pinned on CUDA.
+typedef struct qlora__record {
+    float totals[4];  // losses, their rounding rest, weights
+    float results[2]; // norm, scale
+    qlora_adamw_state adamw;
+    int32_t flag; // an id, a position or a label was out of range
+} qlora__record;
+
+// What the host knows of it.
+typedef struct qlora__report {
+    void* event; // recorded after the copies to the record
+    int64_t step;
+    int64_t tokens;
+    double lr;
+} qlora__report;
+
+enum {
+    QLORA__PIECE_BEGIN,
+    QLORA__PIECE_FORWARD_ATTENTION,
+    QLORA__PIECE_FORWARD_MLP,
+    QLORA__PIECE_HEAD,
+    QLORA__PIECE_TURN,
+    QLORA__PIECE_BACKWARD_MLP,
+    QLORA__PIECE_BACKWARD_ATTENTION,
+    QLORA__PIECE_UPDATE,
+    QLORA__PIECE_KINDS
+};
+
+// A step that runs in slices.
+typedef struct qlora__sliced {
+    bool begun;
+    const qlora_batch* batches;
+    int64_t count;
+    int64_t at;    // batch
+    int64_t piece; // of that batch
+    double total_labels;
+    double expected[QLORA__PIECE_KINDS]; // milliseconds of a piece of each kind; 0 = not seen yet
+} qlora__sliced;
+
+struct qlora_trainer {
+    qlora_ctx* ctx;
+    qlora_model* m;
+    qlora_train_desc desc; // defaults resolved
+    qlora__record* records;
+    qlora__report reports[QLORA__RECORDS];
+    bool use_graphs;
+    qlora_graph** graphs; // one for each number of head chunks
+    int64_t graph_room;
+    qlora_graph* update_graph;
+    int64_t step;       // updates asked for
+    int64_t tokens;     // of the step that is being accumulated
+    qlora__micro micro; // at hand
+    qlora__sliced sliced;
+};
+
+static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
+    return t != NULL ? t->ctx : NULL;
+}
+
+// Where the numbers of a step arrive.
+static int qlora__record_of(int64_t step) {
+    return (int)(step % QLORA__RECORDS);
+}
+
+static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the train desc was not zeroed before its fields were set");
+    }
+    const struct {
+        const char* name;
+        double value;
+        double least;
+        double below;
+    } numbers[] = {{"desc.lr", d->lr, -1e300, 1e300},
+                   {"desc.beta1", d->beta1, 0.0, 1.0},
+                   {"desc.beta2", d->beta2, 0.0, 1.0},
+                   {"desc.eps", d->eps, 0.0, 1e300},
+                   {"desc.weight_decay", d->weight_decay, 0.0, 1e300},
+                   {"desc.max_norm", d->max_norm, -1e300, 1e300}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
+                                    numbers[i].below));
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0,
+                                 QLORA_SCHEDULE_CONSTANT));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.warmup_steps", d->warmup_steps, 0, INT64_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.total_steps", d->total_steps, 0, INT64_MAX));
+    return qlora__need_whole(ctx, "desc.keep_checkpoints", d->keep_checkpoints, 0, 64);
+}
+
+static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_desc* given,
+                                              qlora_train_desc* d) {
+    memset(d, 0, sizeof *d);
+    if (given != NULL) {
+        QLORA__TRY(qlora__train_desc_check(ctx, given));
+        *d = *given;
+    }
+    d->lr = d->lr < 0.0 ? 0.0 : d->lr > 0.0 ? d->lr : 2e-4;
+    d->beta1 = d->beta1 > 0.0 ? d->beta1 : 0.9;
+    d->beta2 = d->beta2 > 0.0 ? d->beta2 : 0.999;
+    d->eps = d->eps > 0.0 ? d->eps : 1e-8;
+    d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
+    d->keep_checkpoints = d->keep_checkpoints > 0 ? d->keep_checkpoints : 2;
+    return QLORA_OK;
+}
 
 static void qlora__trainer_free(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
@@ -9,62 +119,59 @@ static void qlora__trainer_free(qlora_trainer* t) {
     qlora_result ignored = qlora__graph_destroy(ctx, t->update_graph);
     (void)ignored;
     qlora__free(ctx, t->graphs, (size_t)t->graph_room * sizeof *t->graphs);
-    for (int i = 0; i < QLORA__SLOTS; i++) {
-#ifndef QLORA_NO_CUDA
-        if (t->slots[i].event != NULL) {
-            ctx->gpu->cu.EventSynchronize(t->slots[i].event);
-            ctx->gpu->cu.EventDestroy(t->slots[i].event);
-        }
-#endif
-        qlora__pinned_free(ctx, t->slots[i].memory, t->slot_bytes);
+    for (int i = 0; i < QLORA__RECORDS; i++) {
+        qlora__event_destroy(ctx, t->reports[i].event);
     }
-    qlora__pinned_free(ctx, t->record, sizeof *t->record);
+    qlora__pinned_free(ctx, t->records, QLORA__RECORDS * sizeof *t->records);
     qlora__free(ctx, t, sizeof *t);
 }
 
 static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_trainer* t) {
     t->ctx = ctx;
     t->m = m;
-    t->slot_bytes = m->batch.all.bytes + 64;
-    t->use_graphs = !m->train.eager && !qlora__on_cpu(ctx);
+    t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
     int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
     t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
     if (t->graphs == NULL) {
         return QLORA_ERR_MEMORY;
     }
     t->graph_room = room;
-    t->record = (qlora__record*)qlora__pinned_alloc(ctx, sizeof *t->record);
-    if (t->record == NULL) {
+    size_t bytes = QLORA__RECORDS * sizeof *t->records;
+    t->records = (qlora__record*)qlora__pinned_alloc(ctx, bytes);
+    if (t->records == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    memset(t->record, 0, sizeof *t->record);
-    for (int i = 0; i < QLORA__SLOTS; i++) {
-        t->slots[i].memory = (char*)qlora__pinned_alloc(ctx, t->slot_bytes);
-        if (t->slots[i].memory == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-#ifndef QLORA_NO_CUDA
-        if (!qlora__on_cpu(ctx)) {
-            int code = ctx->gpu->cu.EventCreate(&t->slots[i].event, 2); // no timing
-            QLORA__TRY(qlora__cu(ctx, code, "cuEventCreate"));
-        }
-#endif
+    memset(t->records, 0, bytes);
+    for (int i = 0; i < QLORA__RECORDS; i++) {
+        QLORA__TRY(qlora__event_create(ctx, &t->reports[i].event));
     }
-    return QLORA_OK;
+    const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
+                                          t->desc.weight_decay};
+    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.max_norm, &numbers));
+    return qlora__tensor_zero(ctx, &m->totals);
 }
 
-static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m, qlora_trainer** out) {
+static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
+                                          const qlora_train_desc* desc, qlora_trainer** out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
-    if (m->trainers > 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "the model has a trainer already");
+    if (!qlora__trains(m)) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the model was opened for evaluation; open it with "
+                           "QLORA_PURPOSE_TRAIN");
     }
+    if (m->trainers > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "the model already has a trainer");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "creating a trainer"));
     qlora_trainer* t = (qlora_trainer*)qlora__alloc_zero(ctx, sizeof *t);
     if (t == NULL) {
         return QLORA_ERR_MEMORY;
     }
-    qlora_result r = qlora__trainer_build(ctx, m, t);
+    t->ctx = ctx;
+    qlora_result r = qlora__train_desc_resolve(ctx, desc, &t->desc);
+    r = r == QLORA_OK ? qlora__trainer_build(ctx, m, t) : r;
     if (r != QLORA_OK) {
         qlora__trainer_free(t);
         return r;
@@ -74,10 +181,11 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m, qlora_
     return QLORA_OK;
 }
 
-qlora_result qlora_trainer_create(qlora_model* model, qlora_trainer** out) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
+                                  qlora_trainer** out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_trainer_create");
-    return qlora__leave(ctx, qlora__trainer_create(ctx, model, out));
+    return qlora__leave(ctx, qlora__trainer_create(ctx, model, desc, out));
 }
 
 qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
@@ -89,7 +197,41 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
         trainer->m->trainers--;
+        trainer->m->micro_begun = false;
         qlora__trainer_free(trainer);
     }
     return qlora__leave(ctx, r);
+}
+
+// ---- settings that change -----------------------------------------------------------------------
+
+static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* desc) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_train_desc d;
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "changing the settings of a trainer"));
+    if (t->tokens > 0 || t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step has begun; finish or cancel it before its settings change");
+    }
+    QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
+    const char* fixed = d.seed != t->desc.seed                     ? "seed"
+                        : d.eager != t->desc.eager                 ? "eager"
+                        : d.require_graph != t->desc.require_graph ? "require_graph"
+                                                                   : NULL;
+    if (fixed != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.%s differs from the trainer's; it cannot change", fixed);
+    }
+    float max_norm = (float)d.max_norm;
+    QLORA__TRY(qlora__copy_in(ctx, t->m->clip.max_norm, &max_norm, sizeof max_norm));
+    t->desc = d;
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_set");
+    return qlora__leave(trainer->ctx, qlora__train_set(trainer, desc));
 }

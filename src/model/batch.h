@@ -1,104 +1,18 @@
-#define QLORA__SLOTS 4
-
-// A staging slot: the host's image of a batch block, and AdamW's numbers for an update behind it.
-typedef struct qlora__slot {
-    char* memory; // pinned on CUDA
-    void* event;  // the copy out of it is done
-    bool busy;
-} qlora__slot;
-
-// What the device says of a finished step.
-typedef struct qlora__record {
-    float totals[4];  // losses, their rounding rest, weights
-    float results[2]; // norm, scale
-    qlora_adamw_state adamw;
-} qlora__record;
-
-struct qlora_trainer {
-    qlora_ctx* ctx;
-    qlora_model* m;
-    qlora__slot slots[QLORA__SLOTS];
-    size_t slot_bytes;
-    int next_slot;
-    int64_t waits;
-    qlora__record* record; // pinned on CUDA: where the last step's numbers arrive
-    bool use_graphs;
-    qlora_graph** graphs; // one for each number of head chunks
-    int64_t graph_room;
-    qlora_graph* update_graph;
-    int64_t step;        // updates asked for
-    int64_t tokens;      // of the step that is being accumulated
-    int64_t last_tokens; // of the last one
-    double last_lr;
-    int64_t rows;   // of the micro-batch at hand
-    int64_t chunks; // of the head
-};
-
-// ---- staging ------------------------------------------------------------------------------------
-
-static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
-#ifndef QLORA_NO_CUDA
-    if (!qlora__on_cpu(ctx)) {
-        void* p = NULL;
-        int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, 0);
-        return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
-    }
-#endif
-    return qlora__alloc(ctx, bytes);
-}
-
-static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
-#ifndef QLORA_NO_CUDA
-    if (!qlora__on_cpu(ctx)) {
-        if (p != NULL) {
-            ctx->gpu->cu.MemFreeHost(p);
-        }
-        return;
-    }
-#endif
-    qlora__free(ctx, p, bytes);
-}
-
-// The next slot that no copy reads from any more; waiting for one is counted.
-static qlora_result qlora__slot_take(qlora_trainer* t, qlora__slot** out) {
-    qlora__slot* slot = &t->slots[t->next_slot];
-    t->next_slot = (t->next_slot + 1) % QLORA__SLOTS;
-#ifndef QLORA_NO_CUDA
-    if (slot->busy) {
-        const qlora__cuda_table* cu = &t->ctx->gpu->cu;
-        if (cu->EventQuery(slot->event) != 0) {
-            t->waits++;
-            QLORA__TRY(qlora__cu(t->ctx, cu->EventSynchronize(slot->event), "cuEventSynchronize"));
-        }
-    }
-#endif
-    slot->busy = false;
-    *out = slot;
-    return QLORA_OK;
-}
-
-static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* target,
-                                     const void* source, size_t bytes) {
-#ifndef QLORA_NO_CUDA
-    qlora_ctx* ctx = t->ctx;
-    if (!qlora__on_cpu(ctx)) {
-        const qlora__cuda_table* cu = &ctx->gpu->cu;
-        qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
-        QLORA__TRY(qlora__cu(ctx, cu->MemcpyHtoDAsync(to, source, bytes, ctx->gpu->stream),
-                             "cuMemcpyHtoDAsync"));
-        QLORA__TRY(qlora__cu(ctx, cu->EventRecord(slot->event, ctx->gpu->stream), "cuEventRecord"));
-        slot->busy = true;
-        return QLORA_OK;
-    }
-#else
-    (void)t;
-    (void)slot;
-#endif
-    memcpy(target, source, bytes);
-    return QLORA_OK;
-}
-
 // ---- batches ------------------------------------------------------------------------------------
+
+// A micro-batch on its way through a pass.
+typedef struct qlora__micro {
+    int64_t rows;   // that the pass computes
+    int64_t chunks; // of the head
+    int64_t tokens; // of the caller
+} qlora__micro;
+
+// What a step puts into a micro-batch besides the caller's tokens.
+typedef struct qlora__micro_desc {
+    double total_labels;
+    uint64_t seed; // for dropout
+    int64_t step;
+} qlora__micro_desc;
 
 double qlora_batch_labels(const qlora_batch* batch) {
     double sum = 0.0;
@@ -120,26 +34,35 @@ double qlora_batch_labels(const qlora_batch* batch) {
 static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, const qlora_batch* b,
                                        int64_t* tokens) {
     const qlora_plan* plan = &m->plan;
-    if (b == NULL || b->count < 0 || (b->count > 0 && (b->ids == NULL || b->lengths == NULL)) ||
-        (b->count > 0 && b->labels == NULL)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch, its ids, labels or lengths are NULL");
+    if (b == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch is NULL");
+    }
+    const char* missing = b->count <= 0        ? NULL
+                          : b->ids == NULL     ? "ids"
+                          : b->labels == NULL  ? "labels"
+                          : b->lengths == NULL ? "lengths"
+                                               : NULL;
+    if (missing != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->%s is NULL", missing);
+    }
+    if (b->count < 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->count is %lld", (long long)b->count);
     }
     if (b->count > plan->max_sequences) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%lld sequences, the plan has room for %lld",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld sequences; the model was opened for at most %lld",
                            (long long)b->count, (long long)plan->max_sequences);
     }
     int64_t sum = 0;
     for (int64_t s = 0; s < b->count; s++) {
         if (b->lengths[s] <= 0 || b->lengths[s] > plan->max_length) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "sequence %lld has %d tokens; 1 to %lld are possible (train desc, "
-                               "max_length)",
+                               "sequence %lld has %d tokens; it must have 1 to %lld (max_length)",
                                (long long)s, (int)b->lengths[s], (long long)plan->max_length);
         }
         sum += b->lengths[s];
     }
     if (sum > plan->tokens) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%lld tokens, the plan has room for %lld",
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld tokens; the model was opened for at most %lld",
                            (long long)sum, (long long)plan->tokens);
     }
     for (int64_t i = 0; i < sum; i++) {
@@ -147,12 +70,12 @@ static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, con
         if (b->ids[i] < 0 || b->ids[i] >= plan->config.vocab ||
             (label != -100 && (label < 0 || label >= plan->config.vocab))) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld has id %d and label %d; the vocabulary has %lld",
+                               "token %lld has id %d and label %d; the vocabulary has %lld tokens",
                                (long long)i, (int)b->ids[i], (int)label,
                                (long long)plan->config.vocab);
         }
         if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g",
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g; it must be finite and not negative",
                                (long long)i, (double)b->weights[i]);
         }
     }
@@ -224,26 +147,45 @@ static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlor
     return count;
 }
 
-// Checks a batch, writes it into a slot and sends it on its way.
-static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch,
-                                      double total_labels) {
-    qlora_model* m = t->m;
-    int64_t tokens = 0;
-    QLORA__TRY(qlora__batch_check(t->ctx, m, batch, &tokens));
+// Writes a batch that has been checked into a slot and sends it to the device.
+static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                      const qlora__micro_desc* desc, qlora__micro* out) {
     qlora__slot* slot = NULL;
-    QLORA__TRY(qlora__slot_take(t, &slot));
+    QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
     qlora__slot_tokens(m, slot->memory, batch);
     int64_t labels = qlora__slot_labels(m, slot->memory, batch);
     QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
-    *scale = (QLORA__REAL)(1.0 / total_labels);
+    *scale = (QLORA__REAL)(1.0 / desc->total_labels);
     uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
-    dropout[0] = (uint32_t)m->train.seed;
-    dropout[1] = (uint32_t)(m->train.seed >> 32);
-    dropout[2] = (uint32_t)t->step;
+    dropout[0] = (uint32_t)desc->seed;
+    dropout[1] = (uint32_t)(desc->seed >> 32);
+    dropout[2] = (uint32_t)desc->step;
     dropout[3] = 0;
-    t->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
+    out->tokens = 0;
+    for (int64_t i = 0; i < batch->count; i++) {
+        out->tokens += batch->lengths[i];
+    }
+    out->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
     // On the GPU a micro-batch always has the planned size, so that one graph serves any packing.
-    t->rows = qlora__on_cpu(t->ctx) ? tokens : m->plan.tokens;
-    t->tokens += tokens;
-    return qlora__slot_send(t, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
+    out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
+    return qlora__slot_send(ctx, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
+}
+
+// A model whose activations are in use by a micro-batch in slices can compute nothing else.
+static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, const char* what) {
+    if (m->micro_begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a training step is in the middle of a micro-batch; go on with "
+                           "qlora_train_slice or drop the step with qlora_train_cancel before %s",
+                           what);
+    }
+    return qlora__not_in_capture(ctx, what);
+}
+
+// The device cannot return an error; it sets a flag that is looked at where we wait anyway.
+static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
+    if (flag != 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "an id, a position or a label was out of range");
+    }
+    return QLORA_OK;
 }

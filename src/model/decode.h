@@ -1,0 +1,75 @@
+// ---- the key/value cache of decoding ------------------------------------------------------------
+
+// The keys and values of a layer's cache: row p is position p, keys first.
+static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
+                                      int64_t rows) {
+    qlora_tensor t = m->kv_cache;
+    size_t offset =
+        (size_t)((layer * m->desc.generate_tokens + first) * t.ld) * qlora_dtype_bytes(t.dtype);
+    t.data = (char*)t.data + offset;
+    t.bytes -= offset;
+    t.rows = rows;
+    return t;
+}
+
+static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
+    qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
+    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->first, pass->rows);
+    int64_t kv = heads.k.cols;
+    qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
+    qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &heads.k, &keys));
+    return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
+}
+
+// `heads` matrices [rows, cols] that lie `stride` elements apart.
+static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
+                                    int64_t rows, int64_t cols, int64_t ld) {
+    qlora_tensor v = *t;
+    v.batch = heads;
+    v.batch_stride = stride;
+    v.rows = rows;
+    v.cols = cols;
+    v.ld = ld;
+    return v;
+}
+
+// Attention of one query, at position pass->first, over the cache. Query heads that share a key head are the
+// rows of one matrix, so a product per key head serves them all:
+//   s = scale q K^T, p = softmax(s), o = p V, over the positions inside the layer's window.
+static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
+    qlora_ctx* ctx = pass->ctx;
+    int64_t position = pass->first;
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    const qlora_model_config* c = &m->plan.config;
+    int64_t d = c->head_dim;
+    int64_t group = c->heads / c->kv_heads;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
+    int64_t seen = qlora__min(position + 1, window);
+    qlora_tensor rows = qlora__cache_rows(m, index, position + 1 - seen, seen);
+    qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
+    qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
+    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
+    qlora_tensor s =
+        qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
+    qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
+                                     m->chances.ld);
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = true;
+    gemm.alpha = 1.0f / sqrtf((float)d);
+    QLORA__TRY(qlora_gemm(ctx, &gemm, &q, &k, &s));
+    qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
+    qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
+    QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
+    if (m->compute != QLORA_F32) { // otherwise they are the same memory
+        QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
+    }
+    gemm.trans_b = false;
+    gemm.alpha = 1.0f;
+    return qlora_gemm(ctx, &gemm, &p, &v, &o);
+}

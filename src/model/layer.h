@@ -1,0 +1,188 @@
+// ---- one layer, forward -------------------------------------------------------------------------
+
+// How a pass runs: how many tokens, with or without dropout, with or without the key/value cache.
+typedef struct qlora__pass {
+    qlora_ctx* ctx;
+    qlora_model* m;
+    int64_t rows;
+    bool training;  // dropout is on
+    bool decoding;  // keys and values go into the cache
+    int64_t first;  // position of the first row when decoding
+} qlora__pass;
+
+static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
+    qlora__pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.ctx = m->ctx;
+    pass.m = m;
+    pass.rows = rows;
+    pass.training = training;
+    return pass;
+}
+
+static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t col, int64_t cols) {
+    qlora_tensor v = *t;
+    size_t offset = (size_t)col * qlora_dtype_bytes(t->dtype);
+    v.data = (char*)t->data + offset;
+    v.bytes = t->bytes > offset ? t->bytes - offset : 0;
+    v.rows = rows;
+    v.cols = cols;
+    return v;
+}
+
+// The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is
+// the weights alone. Weights that have no copy of their own are placed in the shared operand.
+typedef struct qlora__stack {
+    qlora_linear linear;
+    qlora_tensor operand;
+    qlora_tensor positions; // of the rows at hand, for the dropout
+    qlora_tensor sequences;
+    int64_t out;
+    int64_t pad;
+} qlora__stack;
+
+static qlora_result qlora__stack_ready(const qlora__pass* pass, qlora__layer* layer, int group,
+                                       qlora__stack* out) {
+    const qlora_model* m = pass->m;
+    out->linear = layer->linears[group];
+    out->out = qlora_linear_out(&out->linear);
+    out->linear.dropout = pass->training ? m->desc.dropout : 0.0f;
+    out->positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    out->sequences = qlora__window(&m->batch.sequences, 1, 0, pass->rows);
+    out->linear.positions = &out->positions;
+    out->linear.sequences = &out->sequences;
+    out->pad = m->use_adapters ? layer->pads[group] : 0;
+    for (int i = 0; i < out->linear.count && !m->use_adapters; i++) {
+        out->linear.parts[i].rank = 0;
+    }
+    // For a single row it does not pay to widen the weights: the product reads them as they are.
+    if (pass->rows == 1 && !pass->training && !layer->cached) {
+        out->linear.operand = NULL;
+    }
+    if (out->linear.operand == NULL) {
+        return QLORA_OK;
+    }
+    out->operand =
+        qlora__window(&layer->operands[group], out->out + out->pad, 0, out->linear.in + out->pad);
+    out->linear.operand = &out->operand;
+    if (layer->cached) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__beside_wait(pass->ctx, ~0u)); // it may still read what stands there
+    return qlora__linear_place(pass->ctx, &out->linear,
+                               QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS);
+}
+
+static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* layer, int group,
+                                         const qlora_tensor* x, const qlora_tensor* y) {
+    qlora__stack stack;
+    QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
+    qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
+    qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
+    return qlora_linear_forward(pass->ctx, &stack.linear, &in, &out);
+}
+
+// q, k and v of a layer, as attention takes them.
+typedef struct qlora__heads {
+    qlora_attention_desc desc;
+    qlora_tensor q;
+    qlora_tensor k;
+    qlora_tensor v;
+} qlora__heads;
+
+static qlora__heads qlora__heads_of(const qlora__pass* pass, const qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    const qlora_tensor* rotated = c->qk_norm ? &layer->kept.qk : &layer->kept.qkv;
+    qlora__heads h;
+    memset(&h, 0, sizeof h);
+    h.desc.heads = c->heads;
+    h.desc.kv_heads = c->kv_heads;
+    h.desc.head_dim = c->head_dim;
+    h.desc.window = layer->sliding ? c->window : 0;
+    h.q = qlora__window(rotated, pass->rows, 0, q);
+    h.k = qlora__window(rotated, pass->rows, q, kv);
+    h.v = qlora__window(&layer->kept.qkv, pass->rows, q + kv, kv);
+    return h;
+}
+
+static const qlora_tensor* qlora__rope_of(const qlora_model* m, const qlora__layer* layer) {
+    return layer->sliding ? &m->rope_sliding : &m->rope;
+}
+
+// Normed input in m->x -> rotated q, k and v.
+static qlora_result qlora__layer_qkv(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_ctx* ctx = pass->ctx;
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    int64_t q = qlora__q_width(c);
+    int64_t kv = qlora__kv_width(c);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__QKV, &m->x, &layer->kept.qkv));
+    qlora_tensor positions = qlora__window(&m->batch.positions, 1, 0, pass->rows);
+    qlora_tensor rotated = qlora__window(&layer->kept.qkv, pass->rows, 0, q + 2 * kv);
+    const qlora_tensor* bias = c->qkv_bias && !c->qk_norm ? &layer->qkv_bias : NULL;
+    if (c->qk_norm) {
+        const struct {
+            int64_t at;
+            int64_t width;
+            const qlora_tensor* weight;
+        } parts[] = {{0, q, &layer->q_norm}, {q, kv, &layer->k_norm}};
+        for (int i = 0; i < 2; i++) {
+            qlora_tensor from =
+                qlora__window(&layer->kept.qkv, pass->rows, parts[i].at, parts[i].width);
+            qlora_tensor to =
+                qlora__window(&layer->kept.qk, pass->rows, parts[i].at, parts[i].width);
+            QLORA__TRY(qlora_rmsnorm_forward(ctx, &from, parts[i].weight, (float)c->rms_eps, &to));
+        }
+        rotated = qlora__window(&layer->kept.qk, pass->rows, 0, q + kv);
+    }
+    return qlora_rope_forward(ctx, &rotated, c->heads + c->kv_heads, &positions,
+                              qlora__rope_of(m, layer), bias, &m->flag);
+}
+
+// Attention's output in kept.o and the residual stream -> h2, its norm in m->x, gate and up.
+static qlora_result qlora__layer_middle(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora_tensor h = qlora__window(&layer->kept.h, pass->rows, 0, c->hidden);
+    qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
+    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    QLORA__TRY(qlora__stack_forward(pass, layer, QLORA__O, &layer->kept.o, &m->delta));
+    QLORA__TRY(qlora_rmsnorm_residual_forward(pass->ctx, &h, &delta, &layer->norm2,
+                                              (float)c->rms_eps, &h2, &x));
+    return qlora__stack_forward(pass, layer, QLORA__GATE_UP, &m->x, &layer->kept.gu);
+}
+
+static qlora_result qlora__layer_attention(const qlora__pass* pass, qlora__layer* layer) {
+    const qlora_model_config* c = &pass->m->plan.config;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    qlora_tensor o = qlora__window(&layer->kept.o, pass->rows, 0, qlora__q_width(c));
+    qlora_tensor lse = layer->kept.lse;
+    lse.cols = pass->rows;
+    lse.ld = pass->rows;
+    return qlora_attention_forward(pass->ctx, &heads.desc, &heads.q, &heads.k, &heads.v,
+                                   &pass->m->batch.seqs, &o, &lse);
+}
+
+// SwiGLU and down_proj into m->delta.
+static qlora_result qlora__layer_down(const qlora__pass* pass, qlora__layer* layer) {
+    qlora_model* m = pass->m;
+    int64_t I = m->plan.config.intermediate;
+    qlora_tensor gate = qlora__window(&layer->kept.gu, pass->rows, 0, I);
+    qlora_tensor up = qlora__window(&layer->kept.gu, pass->rows, I, I);
+    qlora_tensor s = qlora__window(&m->s, pass->rows, 0, I);
+    QLORA__TRY(qlora_swiglu_forward(pass->ctx, &gate, &up, &s));
+    return qlora__stack_forward(pass, layer, QLORA__DOWN, &m->s, &m->delta);
+}
+
+// The norm in front of layer index, or the final one.
+static const qlora_tensor* qlora__norm_before(const qlora_model* m, int64_t index) {
+    return index < m->plan.config.layers ? &m->layers[index].norm1 : &m->final_norm;
+}
+
+// Where the residual stream in front of layer index lies; after the last one it is last_h.
+static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t index) {
+    return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
+}

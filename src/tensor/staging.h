@@ -1,0 +1,181 @@
+// ---- staging ------------------------------------------------------------------------------------
+//
+// Host memory that asynchronous copies read from or write to: pinned on CUDA, plain on the CPU, where
+// a copy is done when the call returns. Floors above this one copy and wait through these functions
+// and need no driver calls of their own.
+
+#define QLORA__RING_SLOTS 4
+
+typedef struct qlora__slot {
+    char* memory;
+    void* event; // recorded after the last copy from or to this slot
+    bool busy;
+} qlora__slot;
+
+typedef struct qlora__ring {
+    qlora__slot slots[QLORA__RING_SLOTS];
+    int count;
+    int next;
+    size_t bytes;  // in each slot
+    int64_t waits; // times the host had to wait for a free slot
+} qlora__ring;
+
+static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        void* p = NULL;
+        int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, 0);
+        return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
+    }
+#endif
+    return qlora__alloc(ctx, bytes);
+}
+
+static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        if (p != NULL) {
+            ctx->gpu->cu.MemFreeHost(p);
+        }
+        return;
+    }
+#endif
+    qlora__free(ctx, p, bytes);
+}
+
+// An event without timing; NULL on the CPU.
+static qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
+    *out = NULL;
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__cu(ctx, ctx->gpu->cu.EventCreate(out, QLORA__CU_EVENT_DISABLE_TIMING),
+                         "cuEventCreate");
+    }
+#else
+    (void)ctx;
+#endif
+    return QLORA_OK;
+}
+
+static void qlora__event_destroy(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        ctx->gpu->cu.EventSynchronize(event);
+        ctx->gpu->cu.EventDestroy(event);
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+}
+
+// Marks this point of the stream.
+static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        return qlora__cu(ctx, ctx->gpu->cu.EventRecord(event, ctx->gpu->stream), "cuEventRecord");
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+    return QLORA_OK;
+}
+
+// Whether the stream has passed the mark; an error shows when somebody waits.
+static bool qlora__event_done(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        return ctx->gpu->cu.EventQuery(event) == 0;
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+    return true;
+}
+
+static qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        return qlora__cu(ctx, ctx->gpu->cu.EventSynchronize(event), "cuEventSynchronize");
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+    return QLORA_OK;
+}
+
+// Device to host without waiting; the target must be pinned.
+static qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* from,
+                                          size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        qlora__CUdeviceptr source = (qlora__CUdeviceptr)(uintptr_t)from;
+        return qlora__cu(ctx, ctx->gpu->cu.MemcpyDtoHAsync(to, source, bytes, ctx->gpu->stream),
+                         "cuMemcpyDtoHAsync");
+    }
+#else
+    (void)ctx;
+#endif
+    memcpy(to, from, bytes);
+    return QLORA_OK;
+}
+
+static void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
+    for (int i = 0; i < ring->count; i++) {
+        qlora__event_destroy(ctx, ring->slots[i].event);
+        qlora__pinned_free(ctx, ring->slots[i].memory, ring->bytes);
+    }
+    memset(ring, 0, sizeof *ring);
+}
+
+// Destroy it also when this fails.
+static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, qlora__ring* ring) {
+    memset(ring, 0, sizeof *ring);
+    ring->bytes = bytes;
+    while (ring->count < count) {
+        qlora__slot* slot = &ring->slots[ring->count++];
+        slot->memory = (char*)qlora__pinned_alloc(ctx, bytes);
+        if (slot->memory == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        QLORA__TRY(qlora__event_create(ctx, &slot->event));
+    }
+    return QLORA_OK;
+}
+
+// The next slot, once no copy reads from it any more.
+static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__slot** out) {
+    qlora__slot* slot = &ring->slots[ring->next];
+    ring->next = (ring->next + 1) % ring->count;
+    if (slot->busy && !qlora__event_done(ctx, slot->event)) {
+        ring->waits++;
+        QLORA__TRY(qlora__event_wait(ctx, slot->event));
+    }
+    slot->busy = false;
+    *out = slot;
+    return QLORA_OK;
+}
+
+// Copies from a slot's memory to the device, without waiting.
+static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* target,
+                                     const void* source, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
+        QLORA__TRY(
+            qlora__cu(ctx, ctx->gpu->cu.MemcpyHtoDAsync(to, source, bytes, ctx->gpu->stream),
+                      "cuMemcpyHtoDAsync"));
+        QLORA__TRY(qlora__event_record(ctx, slot->event));
+        slot->busy = true;
+        return QLORA_OK;
+    }
+#else
+    (void)ctx;
+    (void)slot;
+#endif
+    memcpy(target, source, bytes);
+    return QLORA_OK;
+}

@@ -1,0 +1,119 @@
+// ---- steps in slices ----------------------------------------------------------------------------
+//
+// The pieces of qlora__piece_at one by one, without graphs, and then the update: the same work in
+// the same order as a whole step. A slice waits for each piece, so that nothing is left running on
+// the device when it returns, and so that it knows how long pieces of that kind take.
+
+static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
+                                       int64_t count) {
+    double total_labels = 0.0;
+    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
+    t->sliced.begun = true;
+    t->sliced.batches = batches;
+    t->sliced.count = count;
+    t->sliced.at = 0;
+    t->sliced.piece = 0;
+    t->sliced.total_labels = total_labels;
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches, int64_t count) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_begin");
+    return qlora__leave(trainer->ctx, qlora__train_begin(trainer, batches, count));
+}
+
+// The kind of the next piece.
+static int qlora__slice_kind(const qlora_trainer* t, int64_t* index) {
+    int kind = QLORA__PIECE_UPDATE;
+    *index = 0;
+    if (t->sliced.at < t->sliced.count && t->sliced.piece == 0) {
+        return QLORA__PIECE_BEGIN; // t->micro is still that of the batch before
+    }
+    if (t->sliced.at < t->sliced.count) {
+        qlora__piece_at(t, t->sliced.piece, &kind, index);
+    }
+    return kind;
+}
+
+// Moves to the next piece.
+static void qlora__slice_advance(qlora_trainer* t) {
+    qlora__sliced* s = &t->sliced;
+    int kind = 0;
+    int64_t index = 0;
+    s->piece++;
+    if (!qlora__piece_at(t, s->piece, &kind, &index)) {
+        s->at++;
+        s->piece = 0;
+    }
+    t->m->micro_begun = s->piece > 0;
+}
+
+static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index, bool* done) {
+    qlora__sliced* s = &t->sliced;
+    if (kind == QLORA__PIECE_UPDATE) {
+        QLORA__TRY(qlora__update_send(t, false));
+        s->begun = false;
+        *done = true;
+        return qlora__sync(t->ctx);
+    }
+    if (s->piece == 0) {
+        QLORA__TRY(qlora__micro_send(t, &s->batches[s->at], s->total_labels));
+    }
+    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
+    QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    QLORA__TRY(qlora__sync(t->ctx));
+    qlora__slice_advance(t);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bool* out) {
+    qlora_ctx* ctx = t->ctx;
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "done is NULL");
+    }
+    if (!t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "no step has begun; call qlora_train_begin first");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
+    bool done = false;
+    double start = qlora__clock_ms();
+    for (double now = start; !done;) {
+        int64_t index = 0;
+        int kind = qlora__slice_kind(t, &index);
+        double* expected = &t->sliced.expected[kind];
+        // A piece that nobody has timed yet gets a slice of its own.
+        if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
+            break;
+        }
+        QLORA__TRY(qlora__slice_piece(t, kind, index, &done));
+        double end = qlora__clock_ms();
+        double took = end - now > 1e-6 ? end - now : 1e-6;
+        *expected = took > *expected ? took : 0.9 * *expected + 0.1 * took;
+        now = end > start ? end : start + 1e-6;
+    }
+    *out = done;
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_slice");
+    return qlora__leave(trainer->ctx, qlora__train_slice(trainer, milliseconds, done));
+}
+
+static qlora_result qlora__train_cancel(qlora_trainer* t) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
+    QLORA__TRY(qlora__tensor_zero(ctx, &totals));
+    t->sliced.begun = false;
+    t->tokens = 0;
+    m->micro_begun = false;
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_cancel(qlora_trainer* trainer) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_cancel");
+    return qlora__leave(trainer->ctx, qlora__train_cancel(trainer));
+}
