@@ -156,7 +156,7 @@ static qlora_result qlora__load_dense(qlora_ctx* ctx, qlora__stager* s, const ql
 static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
                                       const char* name, const qlora_tensor* out) {
     const qlora__st_tensor* t = NULL;
-    QLORA__TRY(qlora__folder_need(ctx, folder, name, out->rows == 1 ? out->cols : out->rows,
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, name, out->rows == 1 ? out->cols : out->rows,
                                   out->rows == 1 ? -1 : out->cols, &t));
     return qlora__load_dense(ctx, s, t, out);
 }
@@ -227,7 +227,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     char name[200];
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
-    QLORA__TRY(qlora__folder_linear(ctx, folder, name, p->out, p->in, &source));
+    QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
     if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
@@ -300,7 +300,7 @@ static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
 
 static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     qlora__folder folder;
-    QLORA__TRY(qlora__folder_open(ctx, m->dir, &folder));
+    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &folder));
     qlora__stager stager;
     memset(&stager, 0, sizeof stager);
     stager.m = m;
@@ -310,7 +310,7 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
         r = qlora__load_folder(ctx, &stager, &folder);
     }
     qlora__stager_close(ctx, &stager);
-    qlora__folder_close(ctx, &folder);
+    qlora__folder_close(&ctx->env, &folder);
     return r;
 }
 

@@ -7,7 +7,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     qlora__peft peft;
     memset(&peft, 0, sizeof peft);
     if (desc->adapter != NULL) {
-        QLORA__TRY(qlora__peft_open(ctx, desc->adapter, &peft));
+        QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, &peft));
         m->desc.rslora = peft.rslora;
         m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft.dropout;
         m->desc.rank = (int32_t)peft.rank;
@@ -22,7 +22,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                 qlora__peft_module found;
                 snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
                          qlora__projections[i].module);
-                r = qlora__peft_find(ctx, &peft, module, p->out, p->in, &found);
+                r = qlora__peft_find(&ctx->env, &peft, module, p->out, p->in, &found);
                 p->rank = r == QLORA_OK ? found.rank : 0;
                 p->alpha = found.alpha;
                 p->scale = (float)found.scale;
@@ -35,7 +35,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         }
     }
     if (desc->adapter != NULL) {
-        qlora__peft_close(ctx, &peft);
+        qlora__peft_close(&ctx->env, &peft);
     }
     return r;
 }
@@ -283,7 +283,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     qlora_model_config* c = &m->plan.config;
     QLORA__TRY(qlora__train_desc_resolve(ctx, train, &m->train));
     if (desc->dir != NULL) {
-        QLORA__TRY(qlora__config_read(ctx, desc->dir, c));
+        QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
     } else {
         *c = *desc->config;
         QLORA__TRY(qlora__random_config_check(ctx, c));
@@ -321,7 +321,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
     memset(&folder, 0, sizeof folder);
     bool look = desc->dir != NULL && m->plan.config.quantized;
     if (look) {
-        QLORA__TRY(qlora__folder_open(ctx, desc->dir, &folder));
+        QLORA__TRY(qlora__folder_open(&ctx->env, desc->dir, &folder));
     }
     qlora_result r = QLORA_OK;
     for (int64_t l = 0; l < m->plan.config.layers && r == QLORA_OK; l++) {
@@ -336,7 +336,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
                 qlora__linear_source source;
                 snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                          qlora__projections[i].module);
-                r = qlora__folder_linear(ctx, &folder, name, p->out, p->in, &source);
+                r = qlora__folder_linear(&ctx->env, &folder, name, p->out, p->in, &source);
                 if (r == QLORA_OK && source.nf4) {
                     p->is_nf4 = true;
                     p->nf4_desc.block = (int32_t)source.block;
@@ -347,7 +347,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         }
     }
     if (look) {
-        qlora__folder_close(ctx, &folder);
+        qlora__folder_close(&ctx->env, &folder);
     }
     return r;
 }
@@ -557,7 +557,7 @@ static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
     if (dir == NULL || out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
     }
-    return qlora__config_read(ctx, dir, out);
+    return qlora__config_read(&ctx->env, dir, out);
 }
 
 qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {
