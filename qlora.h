@@ -1805,6 +1805,550 @@ static const char* qlora__errno_text(int code) {
     return "file error";
 }
 
+//@@ src/core/env.h
+
+#ifndef QLORA__PART_ENV
+#define QLORA__PART_ENV
+
+// What every reader and writer of files needs, and all it needs: memory, files, a log and a place
+// for the error text. A context has one, and so has an object of qlora_text.h.
+#define QLORA__ERROR_SIZE 768
+
+typedef struct qlora__env {
+    qlora_allocator allocator; // both functions set
+    qlora_files files;         // all functions set
+    qlora_log_fn log;          // NULL: silent
+    void* log_user;
+    const char* call;    // the outermost public call, for messages
+    bool one_line;       // messages quote files; a line break in one becomes '?'
+    uint64_t host_bytes; // allocated and not yet freed
+    char error[QLORA__ERROR_SIZE];
+} qlora__env;
+
+#define QLORA__TRY(expression)                                                                     \
+    do {                                                                                           \
+        qlora_result qlora_try_ = (expression);                                                    \
+        if (qlora_try_ != QLORA_OK) {                                                              \
+            return qlora_try_;                                                                     \
+        }                                                                                          \
+    } while (0)
+
+// ---- errors and log -----------------------------------------------------------------------------
+
+// Drops a UTF-8 character that was cut off at the end, and control characters.
+static void qlora__env_clean(const qlora__env* env, char* text, size_t room) {
+    size_t count = strlen(text);
+    if (count + 1 == room) {
+        while (count > 0 && ((uint8_t)text[count - 1] & 0xC0) == 0x80) {
+            count--;
+        }
+        if (count > 0 && (uint8_t)text[count - 1] >= 0xC0) {
+            count--;
+        }
+        text[count] = '\0';
+    }
+    for (size_t i = 0; env->one_line && i < count; i++) {
+        if ((uint8_t)text[i] < 0x20 || text[i] == 0x7F) {
+            text[i] = '?';
+        }
+    }
+}
+
+// Sets the error text, which starts with the name of the public call.
+static void qlora__env_vfail(qlora__env* env, const char* format, va_list args) {
+    int used = 0;
+    if (env->call != NULL) {
+        used = snprintf(env->error, sizeof env->error, "%s: ", env->call);
+    }
+    vsnprintf(env->error + used, sizeof env->error - (size_t)used, format, args);
+    qlora__env_clean(env, env->error, sizeof env->error);
+}
+
+// Sets the error text and returns the result.
+QLORA__PRINTF(3, 4)
+static QLORA__UNUSED qlora_result qlora__env_fail(qlora__env* env, qlora_result result,
+                                                  const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    qlora__env_vfail(env, format, args);
+    va_end(args);
+    return result;
+}
+
+// The error text without the name of the call.
+static QLORA__UNUSED const char* qlora__env_reason(const qlora__env* env) {
+    size_t prefix = env->call != NULL ? strlen(env->call) + 2 : 0;
+    return strlen(env->error) >= prefix ? env->error + prefix : env->error;
+}
+
+QLORA__PRINTF(6, 7)
+static QLORA__UNUSED void qlora__env_log(const qlora__env* env, qlora_log_level level,
+                                         qlora_log_item item, const char* file, int line,
+                                         const char* format, ...) {
+    if (env->log == NULL) {
+        return;
+    }
+    char text[QLORA__ERROR_SIZE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    qlora__env_clean(env, text, sizeof text);
+    env->log(env->log_user, level, item, text, file, line);
+}
+
+// ---- sizes --------------------------------------------------------------------------------------
+
+static QLORA__UNUSED bool qlora__mul(size_t a, size_t b, size_t* out) {
+    if (b != 0 && a > SIZE_MAX / b) {
+        return false;
+    }
+    *out = a * b;
+    return true;
+}
+
+static QLORA__UNUSED bool qlora__add(size_t a, size_t b, size_t* out) {
+    if (a > SIZE_MAX - b) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}
+
+static QLORA__UNUSED int64_t qlora__min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
+    return (n + align - 1) / align * align;
+}
+
+// ---- host memory --------------------------------------------------------------------------------
+
+// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+static void* qlora__env_alloc(qlora__env* env, size_t bytes) {
+    size_t wanted = bytes > 0 ? bytes : 1;
+    void* p = env->allocator.alloc(wanted, 64, env->allocator.user);
+    if (p == NULL) {
+        qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+                        (unsigned long long)bytes);
+        return NULL;
+    }
+    env->host_bytes += wanted;
+    return p;
+}
+
+static QLORA__UNUSED void* qlora__env_alloc_zero(qlora__env* env, size_t bytes) {
+    void* p = qlora__env_alloc(env, bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
+// bytes as given to qlora__env_alloc; NULL is fine.
+static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
+    if (pointer != NULL) {
+        size_t wanted = bytes > 0 ? bytes : 1;
+        env->allocator.free(pointer, wanted, env->allocator.user);
+        env->host_bytes -= wanted;
+    }
+}
+
+// Moves a block of `used` bytes out of `bytes` to one of `wanted` bytes. NULL leaves it as it is.
+static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, size_t used,
+                                              size_t bytes, size_t wanted) {
+    void* moved = qlora__env_alloc(env, wanted);
+    if (moved != NULL && pointer != NULL) {
+        memcpy(moved, pointer, used);
+        qlora__env_free(env, pointer, bytes);
+    }
+    return moved;
+}
+
+// ---- texts --------------------------------------------------------------------------------------
+
+// Appends to a buffer that may be too small; used counts what would have been written.
+QLORA__PRINTF(4, 5)
+static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used, const char* format,
+                                        ...) {
+    va_list args;
+    va_start(args, format);
+    bool room = buffer != NULL && *used < size;
+    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
+    va_end(args);
+    *used += n > 0 ? (size_t)n : 0;
+}
+
+// A growing text. The first failure sticks; later additions do nothing, so callers check once.
+typedef struct qlora__string {
+    qlora__env* env;
+    char* data;
+    size_t size;
+    size_t capacity;
+    qlora_result result;
+} qlora__string;
+
+static QLORA__UNUSED void qlora__string_begin(qlora__env* env, qlora__string* s) {
+    memset(s, 0, sizeof *s);
+    s->env = env;
+    s->result = QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__string_free(qlora__string* s) {
+    qlora__env_free(s->env, s->data, s->capacity);
+    s->data = NULL;
+    s->size = 0;
+    s->capacity = 0;
+}
+
+static QLORA__UNUSED void qlora__string_add(qlora__string* s, const void* bytes, size_t size) {
+    size_t need = 0;
+    if (s->result != QLORA_OK || size == 0) {
+        return;
+    }
+    if (!qlora__add(s->size, size, &need)) {
+        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY, "text too large");
+        return;
+    }
+    if (need > s->capacity) {
+        size_t capacity = s->capacity < 256 ? 256 : s->capacity;
+        while (capacity < need) {
+            capacity = capacity > SIZE_MAX / 2 ? need : capacity * 2;
+        }
+        char* data = (char*)qlora__env_realloc(s->env, s->data, s->size, s->capacity, capacity);
+        if (data == NULL) {
+            s->result = QLORA_ERR_MEMORY;
+            return;
+        }
+        s->data = data;
+        s->capacity = capacity;
+    }
+    memcpy(s->data + s->size, bytes, size);
+    s->size = need;
+}
+
+static QLORA__UNUSED void qlora__string_puts(qlora__string* s, const char* string) {
+    qlora__string_add(s, string, strlen(string));
+}
+
+#endif // QLORA__PART_ENV
+
+//@@ src/core/files.h
+
+#ifndef QLORA__PART_FILES
+#define QLORA__PART_FILES
+
+// ---- files --------------------------------------------------------------------------------------
+
+typedef struct qlora__map {
+    const uint8_t* data;
+    uint64_t size;
+    void* handle;
+} qlora__map;
+
+static QLORA__UNUSED qlora_result qlora__map_open(qlora__env* env, const char* path,
+                                                  qlora__map* out) {
+    memset(out, 0, sizeof *out);
+    const void* data = NULL;
+    int code = env->files.map(path, &data, &out->size, &out->handle, env->files.user);
+    if (code != 0) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    out->data = (const uint8_t*)data;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__map_close(qlora__env* env, qlora__map* map) {
+    if (map->data != NULL || map->handle != NULL) {
+        env->files.unmap(map->data, map->size, map->handle, env->files.user);
+    }
+    memset(map, 0, sizeof *map);
+}
+
+// A file in the making: written beside its final name and put there only when it is whole and on
+// the disk (C-FILES). A crash leaves the old file or the new one.
+typedef struct qlora__out {
+    void* file;
+    char* path; // final, then temporary, in one block
+    char* temporary;
+    size_t block;
+} qlora__out;
+
+static void qlora__out_forget(qlora__env* env, qlora__out* out) {
+    qlora__env_free(env, out->path, out->block);
+    memset(out, 0, sizeof *out);
+}
+
+// Gives up: closes and removes the temporary file. Keeps the error text.
+static void qlora__out_abort(qlora__env* env, qlora__out* out) {
+    if (out->file != NULL) {
+        env->files.close(out->file, env->files.user);
+    }
+    if (out->temporary != NULL) {
+        env->files.remove(out->temporary, env->files.user);
+    }
+    qlora__out_forget(env, out);
+}
+
+static qlora_result qlora__out_fail(qlora__env* env, qlora__out* out, const char* what, int code) {
+    qlora_result r = qlora__env_fail(env, QLORA_ERR_FILE, "cannot %s %s: %s (%d)", what, out->path,
+                                     qlora__errno_text(code), code);
+    qlora__out_abort(env, out);
+    return r;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* path,
+                                                   qlora__out* out) {
+    memset(out, 0, sizeof *out);
+    size_t length = strlen(path);
+    out->block = 2 * length + 6;
+    out->path = (char*)qlora__env_alloc(env, out->block);
+    if (out->path == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memcpy(out->path, path, length + 1);
+    char* temporary = out->path + length + 1;
+    memcpy(temporary, path, length);
+    memcpy(temporary + length, ".tmp", 5);
+    int code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
+    if (code != 0) {
+        out->file = NULL; // nothing to remove
+        return qlora__out_fail(env, out, "create", code);
+    }
+    out->temporary = temporary;
+    return QLORA_OK;
+}
+
+// On failure the file is given up already.
+static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* out,
+                                                   const void* data, size_t bytes) {
+    const char* p = (const char*)data;
+    while (bytes > 0) {
+        int64_t n = env->files.write(out->file, p, bytes, env->files.user);
+        if (n <= 0 || (uint64_t)n > bytes) {
+            return qlora__out_fail(env, out, "write", n < 0 ? (int)-n : EIO);
+        }
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+    const qlora_files* files = &env->files;
+    int code = files->sync(out->file, files->user);
+    if (code != 0) {
+        return qlora__out_fail(env, out, "sync", code);
+    }
+    code = files->close(out->file, files->user);
+    out->file = NULL;
+    if (code == 0) {
+        code = files->rename(out->temporary, out->path, files->user);
+    }
+    if (code != 0) {
+        return qlora__out_fail(env, out, "replace", code);
+    }
+    out->temporary = NULL; // it has its final name now
+    char* slash = strrchr(out->path, '/');
+    const char* folder = slash != NULL ? out->path : ".";
+    if (slash != NULL) {
+        slash[slash == out->path ? 1 : 0] = '\0';
+    }
+    code = files->sync_dir(folder, files->user);
+    if (code != 0) {
+        return qlora__out_fail(env, out, "sync the folder of", code);
+    }
+    qlora__out_forget(env, out);
+    return QLORA_OK;
+}
+
+// Writes a whole small file, atomically.
+static QLORA__UNUSED qlora_result qlora__file_write(qlora__env* env, const char* path,
+                                                    const void* bytes, size_t size) {
+    qlora__out out;
+    QLORA__TRY(qlora__out_begin(env, path, &out));
+    QLORA__TRY(qlora__out_write(env, &out, bytes, size));
+    return qlora__out_commit(env, &out);
+}
+
+#define QLORA__PATH_ROOM 4096
+
+// Joins a folder and a file name into `out` (QLORA__PATH_ROOM bytes).
+static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* dir,
+                                                   const char* name, char* out) {
+    size_t a = strlen(dir);
+    size_t b = strlen(name);
+    if (a + b + 2 > QLORA__PATH_ROOM) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "path of %.60s... and %.60s is longer than %d", dir, name,
+                               QLORA__PATH_ROOM);
+    }
+    memcpy(out, dir, a);
+    if (a > 0 && dir[a - 1] != '/') {
+        out[a] = '/';
+        a++;
+    }
+    memcpy(out + a, name, b + 1);
+    return QLORA_OK;
+}
+
+// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char* path, bool* out) {
+    void* file = NULL;
+    int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
+    if (code != 0 && code != ENOENT) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    if (code == 0) {
+        env->files.close(file, env->files.user);
+    }
+    *out = code == 0;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__dir_make(qlora__env* env, const char* dir) {
+    int code = env->files.make_dir(dir, env->files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)",
+                                       dir, qlora__errno_text(code), code);
+}
+
+static QLORA__UNUSED qlora_result qlora__dir_sync(qlora__env* env, const char* dir) {
+    int code = env->files.sync_dir(dir, env->files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot sync the folder %s: %s (%d)",
+                                       dir, qlora__errno_text(code), code);
+}
+
+// Removes a file that need not be there.
+static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, const char* name) {
+    char path[QLORA__PATH_ROOM];
+    if (qlora__path_join(env, dir, name, path) == QLORA_OK) {
+        env->files.remove(path, env->files.user);
+    }
+}
+
+#endif // QLORA__PART_FILES
+
+//@@ src/core/tools.h
+
+#ifndef QLORA__PART_TOOLS
+#define QLORA__PART_TOOLS
+
+// ---- sorting
+
+// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
+// `less` is a strict total order.
+typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
+
+static QLORA__UNUSED void qlora__sort_sift(uint32_t* index, size_t root, size_t count,
+                                           qlora__less_fn less, const void* user) {
+    for (;;) {
+        size_t child = 2 * root + 1;
+        if (child >= count) {
+            return;
+        }
+        if (child + 1 < count && less(user, index[child], index[child + 1])) {
+            child++;
+        }
+        if (!less(user, index[root], index[child])) {
+            return;
+        }
+        uint32_t swap = index[root];
+        index[root] = index[child];
+        index[child] = swap;
+        root = child;
+    }
+}
+
+static QLORA__UNUSED void qlora__sort(uint32_t* index, size_t count, qlora__less_fn less,
+                                      const void* user) {
+    for (size_t i = count / 2; i > 0; i--) {
+        qlora__sort_sift(index, i - 1, count, less, user);
+    }
+    for (size_t i = count; i > 1; i--) {
+        uint32_t swap = index[0];
+        index[0] = index[i - 1];
+        index[i - 1] = swap;
+        qlora__sort_sift(index, 0, i - 1, less, user);
+    }
+}
+
+// ---- checksum
+
+// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
+// bijection of the state for a given word and of the word for a given state, so damage inside one
+// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
+typedef struct qlora__hash {
+    uint64_t state;
+    uint64_t bytes;
+    uint64_t word; // bytes that do not fill a word yet, little-endian
+} qlora__hash;
+
+static QLORA__UNUSED void qlora__hash_begin(qlora__hash* h) {
+    h->state = 0x9E3779B97F4A7C15u;
+    h->bytes = 0;
+    h->word = 0;
+}
+
+static QLORA__UNUSED uint64_t qlora__hash_mix(uint64_t state, uint64_t word) {
+    state = (state ^ word) * 0xD6E8FEB86659FD93u;
+    return state ^ (state >> 32);
+}
+
+static QLORA__UNUSED void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
+    const uint8_t* p = (const uint8_t*)data;
+    while (size > 0) {
+        unsigned filled = (unsigned)(h->bytes & 7);
+        if (filled == 0 && size >= 8) {
+            uint64_t word = 0;
+            for (unsigned i = 0; i < 8; i++) {
+                word |= (uint64_t)p[i] << (8 * i);
+            }
+            h->state = qlora__hash_mix(h->state, word);
+            h->bytes += 8;
+            p += 8;
+            size -= 8;
+            continue;
+        }
+        h->word |= (uint64_t)p[0] << (8 * filled);
+        h->bytes++;
+        p++;
+        size--;
+        if (filled == 7) {
+            h->state = qlora__hash_mix(h->state, h->word);
+            h->word = 0;
+        }
+    }
+}
+
+static QLORA__UNUSED uint64_t qlora__hash_end(const qlora__hash* h) {
+    return qlora__hash_mix(qlora__hash_mix(h->state, h->word), h->bytes);
+}
+
+// FNV-1a, for short keys.
+static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
+    const uint8_t* p = (const uint8_t*)data;
+    uint64_t h = seed ^ 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < bytes; i++) {
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    }
+    return h;
+}
+
+#endif // QLORA__PART_TOOLS
+
 //@@ src/core/base.h
 
 // The CPU's arithmetic and the storage of an f32 tensor there. Tests build it as double, to check
@@ -1813,7 +2357,6 @@ static const char* qlora__errno_text(int code) {
 #define QLORA__REAL float
 #endif
 
-#define QLORA__ERROR_SIZE 768
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
@@ -1832,15 +2375,13 @@ typedef struct qlora__buffer {
 struct qlora_ctx {
     qlora_ctx_desc desc; // defaults resolved
     qlora_backend backend;
-    char error[QLORA__ERROR_SIZE];
+    qlora__env env; // hooks as in desc, error text
     char reason[QLORA__ERROR_SIZE];
     char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
-    const char* call;             // the outermost public call, for messages
     int depth;                    // public calls call each other
     bool not_current;             // a destroying call goes on although the device is dead
     size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
     int64_t children;             // tensors, clips, graphs, models
-    uint64_t host_bytes;
     uint64_t device_bytes;
     uint64_t device_peak;
     uint64_t device_allocations;
@@ -1864,14 +2405,6 @@ struct qlora__capture {
     size_t capacity;
     char broke[QLORA__ERROR_SIZE];
 };
-
-#define QLORA__TRY(expression)                                                                     \
-    do {                                                                                           \
-        qlora_result qlora_try_ = (expression);                                                    \
-        if (qlora_try_ != QLORA_OK) {                                                              \
-            return qlora_try_;                                                                     \
-        }                                                                                          \
-    } while (0)
 
 #define QLORA__ENTER(ctx, name) QLORA__TRY(qlora__enter((ctx), (name)))
 
@@ -1906,32 +2439,16 @@ const char* qlora_result_text(qlora_result result) {
 // Sets the text of qlora_last_error, with the public call in front, and returns the result.
 QLORA__PRINTF(3, 4)
 static qlora_result qlora__fail(qlora_ctx* ctx, qlora_result result, const char* format, ...) {
-    int used = 0;
-    if (ctx->call != NULL) {
-        used = snprintf(ctx->error, sizeof ctx->error, "%s: ", ctx->call);
-    }
     va_list args;
     va_start(args, format);
-    vsnprintf(ctx->error + used, sizeof ctx->error - (size_t)used, format, args);
+    qlora__env_vfail(&ctx->env, format, args);
     va_end(args);
     return result;
 }
 
-QLORA__PRINTF(5, 6)
-static void qlora__log_at(qlora_ctx* ctx, qlora_log_level level, qlora_log_item item, int line,
-                          const char* format, ...) {
-    if (ctx->desc.log == NULL) {
-        return;
-    }
-    char text[QLORA__ERROR_SIZE];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    ctx->desc.log(ctx->desc.log_user, level, item, text, "qlora.h", line);
-}
 #define QLORA__LOG(ctx, level, item, ...)                                                          \
-    qlora__log_at((ctx), QLORA_LOG_##level, QLORA_LOG_ITEM_##item, __LINE__, __VA_ARGS__)
+    qlora__env_log(&(ctx)->env, QLORA_LOG_##level, QLORA_LOG_ITEM_##item, "qlora.h", __LINE__,     \
+                   __VA_ARGS__)
 
 void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item, const char* text,
                       const char* file, int line) {
@@ -1948,7 +2465,7 @@ void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item, co
 }
 
 const char* qlora_last_error(const qlora_ctx* ctx) {
-    return ctx != NULL ? ctx->error : "no context (NULL)";
+    return ctx != NULL ? ctx->env.error : "no context (NULL)";
 }
 
 static bool qlora__on_cpu(const qlora_ctx* ctx) {
@@ -1961,8 +2478,8 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
         return QLORA_ERR_ARGUMENT;
     }
     if (ctx->depth == 0) {
-        ctx->call = call;
-        ctx->error[0] = '\0';
+        ctx->env.call = call;
+        ctx->env.error[0] = '\0';
         if (ctx->dead[0] != '\0') {
             return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
                                "the device was lost earlier (%s); destroy this context", ctx->dead);
@@ -1986,66 +2503,18 @@ static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     return result;
 }
 
-static QLORA__UNUSED bool qlora__mul(size_t a, size_t b, size_t* out) {
-    if (b != 0 && a > SIZE_MAX / b) {
-        return false;
-    }
-    *out = a * b;
-    return true;
-}
-
-static QLORA__UNUSED bool qlora__add(size_t a, size_t b, size_t* out) {
-    if (a > SIZE_MAX - b) {
-        return false;
-    }
-    *out = a + b;
-    return true;
-}
-
-static QLORA__UNUSED int64_t qlora__min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
-static QLORA__UNUSED int64_t qlora__max(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
-static QLORA__UNUSED int64_t qlora__ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
-static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
-    return (n + align - 1) / align * align;
-}
-
-// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+// Host memory of the context's environment.
 static void* qlora__alloc(qlora_ctx* ctx, size_t bytes) {
-    size_t wanted = bytes > 0 ? bytes : 1;
-    void* p = ctx->desc.allocator.alloc(wanted, 64, ctx->desc.allocator.user);
-    if (p == NULL) {
-        qlora__fail(ctx, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
-                    (unsigned long long)bytes);
-        return NULL;
-    }
-    ctx->host_bytes += wanted;
-    return p;
+    return qlora__env_alloc(&ctx->env, bytes);
 }
 
 static void* qlora__alloc_zero(qlora_ctx* ctx, size_t bytes) {
-    void* p = qlora__alloc(ctx, bytes);
-    if (p != NULL) {
-        memset(p, 0, bytes);
-    }
-    return p;
+    return qlora__env_alloc_zero(&ctx->env, bytes);
 }
 
 // bytes as given to qlora__alloc; NULL is fine.
 static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
-    if (pointer != NULL) {
-        size_t wanted = bytes > 0 ? bytes : 1;
-        ctx->desc.allocator.free(pointer, wanted, ctx->desc.allocator.user);
-        ctx->host_bytes -= wanted;
-    }
+    qlora__env_free(&ctx->env, pointer, bytes);
 }
 
 // A 256-byte aligned piece of the scratch, given back when the public call that takes it ends.
@@ -2062,133 +2531,6 @@ static QLORA__UNUSED qlora_result qlora__scratch(qlora_ctx* ctx, size_t bytes, v
     }
     *out = (char*)ctx->scratch->data + ctx->scratch_used;
     ctx->scratch_used = end;
-    return QLORA_OK;
-}
-
-//@@ src/core/files.h
-
-// ---- files --------------------------------------------------------------------------------------
-
-typedef struct qlora__map {
-    const uint8_t* data;
-    uint64_t size;
-    void* handle;
-} qlora__map;
-
-static QLORA__UNUSED qlora_result qlora__map_open(qlora_ctx* ctx, const char* path,
-                                                  qlora__map* out) {
-    memset(out, 0, sizeof *out);
-    const void* data = NULL;
-    int code = ctx->desc.files.map(path, &data, &out->size, &out->handle, ctx->desc.files.user);
-    if (code != 0) {
-        return qlora__fail(ctx, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
-                           qlora__errno_text(code), code);
-    }
-    out->data = (const uint8_t*)data;
-    return QLORA_OK;
-}
-
-static QLORA__UNUSED void qlora__map_close(qlora_ctx* ctx, qlora__map* map) {
-    if (map->data != NULL || map->handle != NULL) {
-        ctx->desc.files.unmap(map->data, map->size, map->handle, ctx->desc.files.user);
-    }
-    memset(map, 0, sizeof *map);
-}
-
-// A file in the making: written beside its final name and put there only when it is whole and on
-// the disk (C-FILES). A crash leaves the old file or the new one.
-typedef struct qlora__out {
-    void* file;
-    char* path; // final, then temporary, in one block
-    char* temporary;
-    size_t block;
-} qlora__out;
-
-static void qlora__out_forget(qlora_ctx* ctx, qlora__out* out) {
-    qlora__free(ctx, out->path, out->block);
-    memset(out, 0, sizeof *out);
-}
-
-// Gives up: closes and removes the temporary file. Keeps the error text.
-static void qlora__out_abort(qlora_ctx* ctx, qlora__out* out) {
-    if (out->file != NULL) {
-        ctx->desc.files.close(out->file, ctx->desc.files.user);
-    }
-    if (out->temporary != NULL) {
-        ctx->desc.files.remove(out->temporary, ctx->desc.files.user);
-    }
-    qlora__out_forget(ctx, out);
-}
-
-static qlora_result qlora__out_fail(qlora_ctx* ctx, qlora__out* out, const char* what, int code) {
-    qlora_result r = qlora__fail(ctx, QLORA_ERR_FILE, "cannot %s %s: %s (%d)", what, out->path,
-                                 qlora__errno_text(code), code);
-    qlora__out_abort(ctx, out);
-    return r;
-}
-
-static QLORA__UNUSED qlora_result qlora__out_begin(qlora_ctx* ctx, const char* path,
-                                                   qlora__out* out) {
-    memset(out, 0, sizeof *out);
-    size_t length = strlen(path);
-    out->block = 2 * length + 6;
-    out->path = (char*)qlora__alloc(ctx, out->block);
-    if (out->path == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    memcpy(out->path, path, length + 1);
-    char* temporary = out->path + length + 1;
-    memcpy(temporary, path, length);
-    memcpy(temporary + length, ".tmp", 5);
-    int code = ctx->desc.files.open(temporary, QLORA_FILE_CREATE, &out->file, ctx->desc.files.user);
-    if (code != 0) {
-        out->file = NULL; // nothing to remove
-        return qlora__out_fail(ctx, out, "create", code);
-    }
-    out->temporary = temporary;
-    return QLORA_OK;
-}
-
-// On failure the file is given up already.
-static QLORA__UNUSED qlora_result qlora__out_write(qlora_ctx* ctx, qlora__out* out,
-                                                   const void* data, size_t bytes) {
-    const char* p = (const char*)data;
-    while (bytes > 0) {
-        int64_t n = ctx->desc.files.write(out->file, p, bytes, ctx->desc.files.user);
-        if (n <= 0 || (uint64_t)n > bytes) {
-            return qlora__out_fail(ctx, out, "write", n < 0 ? (int)-n : EIO);
-        }
-        p += n;
-        bytes -= (size_t)n;
-    }
-    return QLORA_OK;
-}
-
-static QLORA__UNUSED qlora_result qlora__out_commit(qlora_ctx* ctx, qlora__out* out) {
-    const qlora_files* files = &ctx->desc.files;
-    int code = files->sync(out->file, files->user);
-    if (code != 0) {
-        return qlora__out_fail(ctx, out, "sync", code);
-    }
-    code = files->close(out->file, files->user);
-    out->file = NULL;
-    if (code == 0) {
-        code = files->rename(out->temporary, out->path, files->user);
-    }
-    if (code != 0) {
-        return qlora__out_fail(ctx, out, "replace", code);
-    }
-    out->temporary = NULL; // it has its final name now
-    char* slash = strrchr(out->path, '/');
-    const char* folder = slash != NULL ? out->path : ".";
-    if (slash != NULL) {
-        slash[slash == out->path ? 1 : 0] = '\0';
-    }
-    code = files->sync_dir(folder, files->user);
-    if (code != 0) {
-        return qlora__out_fail(ctx, out, "sync the folder of", code);
-    }
-    qlora__out_forget(ctx, out);
     return QLORA_OK;
 }
 
@@ -2661,135 +3003,11 @@ static uint32_t qlora__nf4_code_at(const uint8_t* codes, int64_t e) {
 
 #ifndef QLORA_NO_MODEL
 
-//@@ src/formats/files.h
-
-// Every reader below takes bytes it does not trust. It either gives a value that obeys every rule
-// of its format or returns an error whose text names the file and the fault; it never reads outside
-// the bytes it was given. Nothing here knows about devices.
-
-#define QLORA__PATH_ROOM 4096
-
-// Joins a folder and a file name into `out` (QLORA__PATH_ROOM bytes).
-static qlora_result qlora__path_join(qlora_ctx* ctx, const char* dir, const char* name, char* out) {
-    size_t a = strlen(dir);
-    size_t b = strlen(name);
-    if (a + b + 2 > QLORA__PATH_ROOM) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "path of %.60s... and %.60s is longer than %d",
-                           dir, name, QLORA__PATH_ROOM);
-    }
-    memcpy(out, dir, a);
-    if (a > 0 && dir[a - 1] != '/') {
-        out[a] = '/';
-        a++;
-    }
-    memcpy(out + a, name, b + 1);
-    return QLORA_OK;
-}
-
-// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
-static qlora_result qlora__file_exists(qlora_ctx* ctx, const char* path, bool* out) {
-    void* file = NULL;
-    int code = ctx->desc.files.open(path, QLORA_FILE_READ, &file, ctx->desc.files.user);
-    if (code != 0 && code != ENOENT) {
-        return qlora__fail(ctx, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
-                           qlora__errno_text(code), code);
-    }
-    if (code == 0) {
-        ctx->desc.files.close(file, ctx->desc.files.user);
-    }
-    *out = code == 0;
-    return QLORA_OK;
-}
-
-// Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
-// `less` is a strict total order.
-typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
-
-static void qlora__sort_sift(uint32_t* index, size_t root, size_t count, qlora__less_fn less,
-                             const void* user) {
-    for (;;) {
-        size_t child = 2 * root + 1;
-        if (child >= count) {
-            return;
-        }
-        if (child + 1 < count && less(user, index[child], index[child + 1])) {
-            child++;
-        }
-        if (!less(user, index[root], index[child])) {
-            return;
-        }
-        uint32_t swap = index[root];
-        index[root] = index[child];
-        index[child] = swap;
-        root = child;
-    }
-}
-
-static void qlora__sort(uint32_t* index, size_t count, qlora__less_fn less, const void* user) {
-    for (size_t i = count / 2; i > 0; i--) {
-        qlora__sort_sift(index, i - 1, count, less, user);
-    }
-    for (size_t i = count; i > 1; i--) {
-        uint32_t swap = index[0];
-        index[0] = index[i - 1];
-        index[i - 1] = swap;
-        qlora__sort_sift(index, 0, i - 1, less, user);
-    }
-}
-
-// ---- checksum
-
-// 64-bit checksum of a byte stream, eight bytes at a time, in any split into pieces. Each step is a
-// bijection of the state for a given word and of the word for a given state, so damage inside one
-// aligned word is always seen; anything else with probability 1 - 2^-64. Not for adversaries.
-typedef struct qlora__hash {
-    uint64_t state;
-    uint64_t bytes;
-    uint64_t word; // bytes that do not fill a word yet, little-endian
-} qlora__hash;
-
-static void qlora__hash_begin(qlora__hash* h) {
-    h->state = 0x9E3779B97F4A7C15u;
-    h->bytes = 0;
-    h->word = 0;
-}
-
-static uint64_t qlora__hash_mix(uint64_t state, uint64_t word) {
-    state = (state ^ word) * 0xD6E8FEB86659FD93u;
-    return state ^ (state >> 32);
-}
-
-static void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
-    const uint8_t* p = (const uint8_t*)data;
-    while (size > 0) {
-        unsigned filled = (unsigned)(h->bytes & 7);
-        if (filled == 0 && size >= 8) {
-            uint64_t word = 0;
-            for (unsigned i = 0; i < 8; i++) {
-                word |= (uint64_t)p[i] << (8 * i);
-            }
-            h->state = qlora__hash_mix(h->state, word);
-            h->bytes += 8;
-            p += 8;
-            size -= 8;
-            continue;
-        }
-        h->word |= (uint64_t)p[0] << (8 * filled);
-        h->bytes++;
-        p++;
-        size--;
-        if (filled == 7) {
-            h->state = qlora__hash_mix(h->state, h->word);
-            h->word = 0;
-        }
-    }
-}
-
-static uint64_t qlora__hash_end(const qlora__hash* h) {
-    return qlora__hash_mix(qlora__hash_mix(h->state, h->word), h->bytes);
-}
-
 //@@ src/formats/json_read.h
+
+// Every reader of this floor takes bytes it does not trust. It either gives a value that obeys all
+// rules of its format, or returns an error whose text names the file and the fault; it never reads
+// outside the bytes it was given. Nothing here knows about devices.
 
 // ---- numbers in text, independent of the C locale
 
@@ -3009,15 +3227,15 @@ typedef struct qlora__json {
 } qlora__json;
 
 typedef struct qlora__json_parser {
-    qlora_ctx* ctx;
+    qlora__env* env;
     qlora__json* json;
     uint32_t at;
     uint32_t parent; // the innermost open container; its own parent waits in its `next`
     uint32_t depth;
 } qlora__json_parser;
 
-static void qlora__json_free(qlora_ctx* ctx, qlora__json* json) {
-    qlora__free(ctx, json->tokens, json->capacity * sizeof *json->tokens);
+static void qlora__json_free(qlora__env* env, qlora__json* json) {
+    qlora__env_free(env, json->tokens, json->capacity * sizeof *json->tokens);
     memset(json, 0, sizeof *json);
 }
 
@@ -3031,8 +3249,8 @@ static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* wha
             column = 1;
         }
     }
-    return qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: line %u, column %u: %s", p->json->label, line,
-                       column, what);
+    return qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: line %u, column %u: %s", p->json->label,
+                           line, column, what);
 }
 
 // Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
@@ -3084,13 +3302,13 @@ static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kin
         if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
             return qlora__json_bad(p, "too many values");
         }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__alloc(p->ctx, bytes);
+        qlora__json_token* tokens = (qlora__json_token*)qlora__env_alloc(p->env, bytes);
         if (tokens == NULL) {
             return QLORA_ERR_MEMORY;
         }
         if (json->count > 0) {
             memcpy(tokens, json->tokens, json->count * sizeof *tokens);
-            qlora__free(p->ctx, json->tokens, json->capacity * sizeof *tokens);
+            qlora__env_free(p->env, json->tokens, json->capacity * sizeof *tokens);
         }
         json->tokens = tokens;
         json->capacity = capacity;
@@ -3342,7 +3560,7 @@ static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
         return QLORA_OK;
     }
     size_t bytes = largest * sizeof(uint32_t);
-    uint32_t* keys = (uint32_t*)qlora__alloc(p->ctx, bytes);
+    uint32_t* keys = (uint32_t*)qlora__env_alloc(p->env, bytes);
     if (keys == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -3359,12 +3577,13 @@ static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
             if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
                 const qlora__json_token* t = &json->tokens[keys[k]];
                 int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
-                result = qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
-                                     json->label, shown, json->text + t->begin);
+                result =
+                    qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
+                                    json->label, shown, json->text + t->begin);
             }
         }
     }
-    qlora__free(p->ctx, keys, bytes);
+    qlora__env_free(p->env, keys, bytes);
     return result;
 }
 
@@ -3402,25 +3621,25 @@ static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t fla
 
 // Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
 // the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
-static qlora_result qlora__json_parse(qlora_ctx* ctx, const char* label, const void* text,
+static qlora_result qlora__json_parse(qlora__env* env, const char* label, const void* text,
                                       uint64_t size, uint32_t flags, qlora__json* out) {
     qlora__json json;
     qlora__json_parser p;
     memset(&json, 0, sizeof json);
     if (size > QLORA__JSON_MAX_BYTES) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
     }
     json.text = (const char*)text;
     json.label = label;
     json.size = (uint32_t)size;
-    p.ctx = ctx;
+    p.env = env;
     p.json = &json;
     p.at = 0;
     p.parent = QLORA__JSON_ROOT;
     p.depth = 0;
     qlora_result result = qlora__json_parse_tokens(&p, flags);
     if (result != QLORA_OK) {
-        qlora__json_free(ctx, &json);
+        qlora__json_free(env, &json);
         return result;
     }
     *out = json;
@@ -3599,83 +3818,18 @@ static bool qlora__json_offset(const qlora__json* json, uint32_t token, int64_t*
 
 //@@ src/formats/json_write.h
 
-// ---- text and JSON, written
-
-// A growing text. The first failure sticks; later additions do nothing, so callers check once.
-typedef struct qlora__text {
-    qlora_ctx* ctx;
-    char* data;
-    size_t size;
-    size_t capacity;
-    qlora_result result;
-} qlora__text;
-
-static void qlora__text_begin(qlora_ctx* ctx, qlora__text* t) {
-    memset(t, 0, sizeof *t);
-    t->ctx = ctx;
-    t->result = QLORA_OK;
-}
-
-static void qlora__text_free(qlora__text* t) {
-    qlora__free(t->ctx, t->data, t->capacity);
-    t->data = NULL;
-    t->size = 0;
-    t->capacity = 0;
-}
-
-static void qlora__text_add(qlora__text* t, const void* bytes, size_t size) {
-    size_t need = 0;
-    if (t->result != QLORA_OK || size == 0) {
-        return;
-    }
-    if (!qlora__add(t->size, size, &need)) {
-        t->result = qlora__fail(t->ctx, QLORA_ERR_MEMORY, "text too large");
-        return;
-    }
-    if (need > t->capacity) {
-        size_t capacity = t->capacity < 256 ? 256 : t->capacity;
-        while (capacity < need) {
-            capacity = capacity > SIZE_MAX / 2 ? need : capacity * 2;
-        }
-        char* data = (char*)qlora__alloc(t->ctx, capacity);
-        if (data == NULL) {
-            t->result = QLORA_ERR_MEMORY;
-            return;
-        }
-        if (t->data != NULL) {
-            memcpy(data, t->data, t->size);
-            qlora__free(t->ctx, t->data, t->capacity);
-        }
-        t->data = data;
-        t->capacity = capacity;
-    }
-    memcpy(t->data + t->size, bytes, size);
-    t->size = need;
-}
-
-static void qlora__text_puts(qlora__text* t, const char* string) {
-    qlora__text_add(t, string, strlen(string));
-}
-
-// Writes a whole small file, atomically.
-static qlora_result qlora__file_write(qlora_ctx* ctx, const char* path, const void* bytes,
-                                      size_t size) {
-    qlora__out out;
-    QLORA__TRY(qlora__out_begin(ctx, path, &out));
-    QLORA__TRY(qlora__out_write(ctx, &out, bytes, size));
-    return qlora__out_commit(ctx, &out);
-}
+// ---- JSON, written
 
 // JSON into a text. Keys come in the caller's order; `key` is NULL inside arrays and for the root.
 // indent 0 writes no spaces at all, otherwise one line per value, as Python's json.dumps does.
 typedef struct qlora__json_writer {
-    qlora__text* text;
+    qlora__string* text;
     int indent;
     int depth;
     bool empty; // nothing was written yet into the innermost container
 } qlora__json_writer;
 
-static void qlora__json_write_begin(qlora__json_writer* w, qlora__text* text, int indent) {
+static void qlora__json_write_begin(qlora__json_writer* w, qlora__string* text, int indent) {
     w->text = text;
     w->indent = indent;
     w->depth = 0;
@@ -3684,53 +3838,53 @@ static void qlora__json_write_begin(qlora__json_writer* w, qlora__text* text, in
 
 static void qlora__json_write_line(qlora__json_writer* w) {
     if (w->indent > 0) {
-        qlora__text_add(w->text, "\n", 1);
+        qlora__string_add(w->text, "\n", 1);
         for (int i = 0; i < w->depth * w->indent; i++) {
-            qlora__text_add(w->text, " ", 1);
+            qlora__string_add(w->text, " ", 1);
         }
     }
 }
 
-static void qlora__json_write_quoted(qlora__text* t, const char* string, size_t size) {
+static void qlora__json_write_quoted(qlora__string* t, const char* string, size_t size) {
     static const char hex[] = "0123456789abcdef";
-    qlora__text_add(t, "\"", 1);
+    qlora__string_add(t, "\"", 1);
     for (size_t i = 0; i < size; i++) {
         uint8_t c = (uint8_t)string[i];
         if (c == '"' || c == '\\') {
-            qlora__text_add(t, "\\", 1);
-            qlora__text_add(t, string + i, 1);
+            qlora__string_add(t, "\\", 1);
+            qlora__string_add(t, string + i, 1);
         } else if (c < 0x20) {
             char escape[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
-            qlora__text_add(t, escape, 6);
+            qlora__string_add(t, escape, 6);
         } else {
             // a path may hold any bytes; the file must be UTF-8
             uint32_t left = size - i < 4 ? (uint32_t)(size - i) : 4;
             uint32_t step = qlora__utf8_size(string + i, left);
-            qlora__text_add(t, step > 0 ? string + i : "\\ufffd", step > 0 ? step : 6);
+            qlora__string_add(t, step > 0 ? string + i : "\\ufffd", step > 0 ? step : 6);
             i += step > 0 ? step - 1 : 0;
         }
     }
-    qlora__text_add(t, "\"", 1);
+    qlora__string_add(t, "\"", 1);
 }
 
 // What stands before every value: comma, line, key.
 static void qlora__json_write_key(qlora__json_writer* w, const char* key) {
     if (!w->empty) {
-        qlora__text_add(w->text, ",", 1);
+        qlora__string_add(w->text, ",", 1);
     }
     if (w->depth > 0) {
         qlora__json_write_line(w);
     }
     if (key != NULL) {
         qlora__json_write_quoted(w->text, key, strlen(key));
-        qlora__text_puts(w->text, w->indent > 0 ? ": " : ":");
+        qlora__string_puts(w->text, w->indent > 0 ? ": " : ":");
     }
     w->empty = false;
 }
 
 static void qlora__json_write_open(qlora__json_writer* w, const char* key, char bracket) {
     qlora__json_write_key(w, key);
-    qlora__text_add(w->text, &bracket, 1);
+    qlora__string_add(w->text, &bracket, 1);
     w->depth++;
     w->empty = true;
 }
@@ -3740,14 +3894,14 @@ static void qlora__json_write_close(qlora__json_writer* w, char bracket) {
     if (!w->empty) {
         qlora__json_write_line(w);
     }
-    qlora__text_add(w->text, &bracket, 1);
+    qlora__string_add(w->text, &bracket, 1);
     w->empty = false;
 }
 
 // A word as it stands: null, true, false, or a number that is text already.
 static void qlora__json_write_word(qlora__json_writer* w, const char* key, const char* word) {
     qlora__json_write_key(w, key);
-    qlora__text_puts(w->text, word);
+    qlora__string_puts(w->text, word);
 }
 
 static void qlora__json_write_string(qlora__json_writer* w, const char* key, const char* string) {
@@ -3768,8 +3922,8 @@ static void qlora__json_write_double(qlora__json_writer* w, const char* key, dou
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof bits);
     if ((bits >> 52 & 0x7FF) == 0x7FF) {
-        w->text->result = qlora__fail(w->text->ctx, QLORA_ERR_ARGUMENT, "%s is not a finite number",
-                                      key != NULL ? key : "value");
+        w->text->result = qlora__env_fail(w->text->env, QLORA_ERR_ARGUMENT,
+                                          "%s is not a finite number", key != NULL ? key : "value");
         return;
     }
     for (int precision = 1; precision <= 17; precision++) {
@@ -3871,10 +4025,10 @@ typedef struct qlora__st {
     char path[QLORA__PATH_ROOM];
 } qlora__st;
 
-static void qlora__st_close(qlora_ctx* ctx, qlora__st* st) {
-    qlora__json_free(ctx, &st->json);
-    qlora__free(ctx, st->block, st->block_bytes);
-    qlora__map_close(ctx, &st->map);
+static void qlora__st_close(qlora__env* env, qlora__st* st) {
+    qlora__json_free(env, &st->json);
+    qlora__env_free(env, st->block, st->block_bytes);
+    qlora__map_close(env, &st->map);
     st->block = NULL;
     st->count = 0;
 }
@@ -3894,64 +4048,64 @@ static void qlora__store_u64(uint8_t* p, uint64_t value) {
 }
 
 // The eight bytes of length and the outline of the header.
-static qlora_result qlora__st_check_header(qlora_ctx* ctx, const qlora__st* st, uint64_t* header) {
+static qlora_result qlora__st_check_header(qlora__env* env, const qlora__st* st, uint64_t* header) {
     if (st->file_size < 8) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %llu bytes are too few for a safetensors file", st->label,
-                           (unsigned long long)st->file_size);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %llu bytes are too few for a safetensors file", st->label,
+                               (unsigned long long)st->file_size);
     }
     uint64_t n = qlora__load_u64(st->file);
     if (n > QLORA__ST_MAX_HEADER) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: header of %llu bytes, more than the format's limit of %u",
-                           st->label, (unsigned long long)n, QLORA__ST_MAX_HEADER);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: header of %llu bytes, more than the format's limit of %u",
+                               st->label, (unsigned long long)n, QLORA__ST_MAX_HEADER);
     }
     if (n > st->file_size - 8) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: header of %llu bytes in a file of %llu: the file is cut short",
-                           st->label, (unsigned long long)n, (unsigned long long)st->file_size);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: header of %llu bytes in a file of %llu: the file is cut short",
+                               st->label, (unsigned long long)n, (unsigned long long)st->file_size);
     }
     if (n == 0 || st->file[8] != '{') {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: the header does not start with '{'",
-                           st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the header does not start with '{'",
+                               st->label);
     }
     *header = n;
     return QLORA_OK;
 }
 
 // Shape product in bytes against the extent; checked multiplication, whole bytes.
-static qlora_result qlora__st_check_size(qlora_ctx* ctx, const qlora__st* st,
+static qlora_result qlora__st_check_size(qlora__env* env, const qlora__st* st,
                                          const qlora__st_tensor* t) {
     uint64_t bits = qlora__st_dtypes[t->dtype].bits;
     for (uint32_t i = 0; i < t->rank; i++) {
         uint64_t dim = (uint64_t)t->shape[i];
         if (dim != 0 && bits > UINT64_MAX / dim) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: the shape overflows", st->label,
-                               t->name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the shape overflows", st->label,
+                                   t->name);
         }
         bits *= dim;
     }
     if (bits % 8 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: %llu bits are not whole bytes",
-                           st->label, t->name, (unsigned long long)bits);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %llu bits are not whole bytes",
+                               st->label, t->name, (unsigned long long)bits);
     }
     if (bits / 8 != t->bytes) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: the shape needs %llu bytes, data_offsets give %llu", st->label,
-                           t->name, (unsigned long long)(bits / 8), (unsigned long long)t->bytes);
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s: the shape needs %llu bytes, data_offsets give %llu",
+            st->label, t->name, (unsigned long long)(bits / 8), (unsigned long long)t->bytes);
     }
     return QLORA_OK;
 }
 
 // One entry of the header into *t; its name stands there already, its numbers go to `shape`.
-static qlora_result qlora__st_entry_parse(qlora_ctx* ctx, const qlora__st* st, uint32_t value,
+static qlora_result qlora__st_entry_parse(qlora__env* env, const qlora__st* st, uint32_t value,
                                           int64_t* shape, qlora__st_tensor* t) {
     const qlora__json* json = &st->json;
     uint32_t dtype = qlora__json_find(json, value, "dtype");
     uint32_t dims = qlora__json_find(json, value, "shape");
     uint32_t offsets = qlora__json_find(json, value, "data_offsets");
     if (dtype == 0 || qlora__json_kind_of(json, dtype) != QLORA__JSON_STRING) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: no dtype", st->label, t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no dtype", st->label, t->name);
     }
     int known = 0;
     while (known < QLORA__ST_DTYPE_COUNT &&
@@ -3961,20 +4115,20 @@ static qlora_result qlora__st_entry_parse(qlora_ctx* ctx, const qlora__st* st, u
     if (known == QLORA__ST_DTYPE_COUNT) {
         char name[32];
         qlora__json_string(json, dtype, name, sizeof name);
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: unknown dtype \"%s\"", st->label,
-                           t->name, name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: unknown dtype \"%s\"", st->label,
+                               t->name, name);
     }
     t->dtype = (qlora__st_dtype)known;
     if (dims == 0 || qlora__json_kind_of(json, dims) != QLORA__JSON_ARRAY) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: no shape", st->label, t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no shape", st->label, t->name);
     }
     t->rank = json->tokens[dims].count;
     t->shape = shape;
     for (uint32_t i = 0; i < t->rank; i++) {
         if (!qlora__json_offset(json, dims + 1 + i, &shape[i])) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                               "%s: %s: shape must hold whole numbers from 0 up", st->label,
-                               t->name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s: shape must hold whole numbers from 0 up", st->label,
+                                   t->name);
         }
     }
     int64_t begin = 0;
@@ -3982,17 +4136,17 @@ static qlora_result qlora__st_entry_parse(qlora_ctx* ctx, const qlora__st* st, u
     if (offsets == 0 || qlora__json_kind_of(json, offsets) != QLORA__JSON_ARRAY ||
         json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
         !qlora__json_offset(json, offsets + 2, &end)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: data_offsets must be two whole numbers from 0 up", st->label,
-                           t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: data_offsets must be two whole numbers from 0 up",
+                               st->label, t->name);
     }
     if (end < begin) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: data_offsets end before they begin",
-                           st->label, t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: data_offsets end before they begin",
+                               st->label, t->name);
     }
     t->begin = (uint64_t)begin;
     t->bytes = (uint64_t)(end - begin);
-    return qlora__st_check_size(ctx, st, t);
+    return qlora__st_check_size(env, st, t);
 }
 
 static bool qlora__st_offset_less(const void* user, uint32_t a, uint32_t b) {
@@ -4009,43 +4163,44 @@ static bool qlora__st_name_less(const void* user, uint32_t a, uint32_t b) {
 }
 
 // Tensors must follow each other without holes or overlaps, from 0 to the end of the file.
-static qlora_result qlora__st_check_layout(qlora_ctx* ctx, qlora__st* st, uint64_t data_size) {
+static qlora_result qlora__st_check_layout(qlora__env* env, qlora__st* st, uint64_t data_size) {
     uint64_t at = 0;
     qlora__sort(st->by_name, st->count, qlora__st_offset_less, st->tensors);
     for (uint32_t i = 0; i < st->count; i++) {
         const qlora__st_tensor* t = &st->tensors[st->by_name[i]];
         if (t->begin != at) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: begins at %llu, %s %llu", st->label,
-                               t->name, (unsigned long long)t->begin,
-                               t->begin < at ? "overlapping what ends at" : "leaving a hole after",
-                               (unsigned long long)at);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: begins at %llu, %s %llu",
+                                   st->label, t->name, (unsigned long long)t->begin,
+                                   t->begin < at ? "overlapping what ends at"
+                                                 : "leaving a hole after",
+                                   (unsigned long long)at);
         }
         at = t->begin + t->bytes;
     }
     if (at != data_size) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: the tensors need %llu bytes, the file has %llu%s", st->label,
-                           (unsigned long long)at, (unsigned long long)data_size,
-                           at > data_size ? ": it is cut short" : "");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the tensors need %llu bytes, the file has %llu%s", st->label,
+                               (unsigned long long)at, (unsigned long long)data_size,
+                               at > data_size ? ": it is cut short" : "");
     }
     qlora__sort(st->by_name, st->count, qlora__st_name_less, st->tensors);
     return QLORA_OK;
 }
 
 // __metadata__: an object of strings.
-static qlora_result qlora__st_check_metadata(qlora_ctx* ctx, const qlora__st* st, uint32_t value) {
+static qlora_result qlora__st_check_metadata(qlora__env* env, const qlora__st* st, uint32_t value) {
     const qlora__json_token* tokens = st->json.tokens;
     bool good = tokens[value].kind == QLORA__JSON_OBJECT;
     for (uint32_t k = value + 1; good && k < tokens[value].next; k = tokens[k + 1].next) {
         good = tokens[k + 1].kind == QLORA__JSON_STRING;
     }
     return good ? QLORA_OK
-                : qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: __metadata__ must map strings to strings",
-                              st->label);
+                : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                  "%s: __metadata__ must map strings to strings", st->label);
 }
 
 // Counts what the header holds and makes one block for it.
-static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** shapes,
+static qlora_result qlora__st_reserve(qlora__env* env, qlora__st* st, int64_t** shapes,
                                       char** names) {
     const qlora__json* json = &st->json;
     size_t dims = 0;
@@ -4053,7 +4208,7 @@ static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** s
     size_t part = 0;
     for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
         if (qlora__json_is(json, k, "__metadata__")) {
-            QLORA__TRY(qlora__st_check_metadata(ctx, st, k + 1));
+            QLORA__TRY(qlora__st_check_metadata(env, st, k + 1));
             continue;
         }
         uint32_t shape = qlora__json_find(json, k + 1, "shape");
@@ -4065,12 +4220,12 @@ static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** s
                 qlora__mul(st->count, sizeof(qlora__st_tensor) + sizeof(uint32_t), &part) &&
                 qlora__add(bytes, part, &bytes);
     if (!fits) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many tensors", st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many tensors", st->label);
     }
     if (st->count == 0) {
         return QLORA_OK;
     }
-    st->block = qlora__alloc(ctx, bytes);
+    st->block = qlora__env_alloc(env, bytes);
     if (st->block == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -4082,21 +4237,21 @@ static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** s
     return QLORA_OK;
 }
 
-static qlora_result qlora__st_parse_header(qlora_ctx* ctx, qlora__st* st) {
+static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
     uint64_t header = 0;
     int64_t* shapes = NULL;
     char* names = NULL;
-    QLORA__TRY(qlora__st_check_header(ctx, st, &header));
+    QLORA__TRY(qlora__st_check_header(env, st, &header));
     QLORA__TRY(
-        qlora__json_parse(ctx, st->label, st->file + 8, header, QLORA__JSON_UNIQUE, &st->json));
+        qlora__json_parse(env, st->label, st->file + 8, header, QLORA__JSON_UNIQUE, &st->json));
     const qlora__json* json = &st->json;
     for (uint64_t i = json->tokens[0].end; i < header; i++) {
         if (st->file[8 + i] != ' ') {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                               "%s: the header may be padded with spaces only", st->label);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: the header may be padded with spaces only", st->label);
         }
     }
-    QLORA__TRY(qlora__st_reserve(ctx, st, &shapes, &names));
+    QLORA__TRY(qlora__st_reserve(env, st, &shapes, &names));
     uint32_t index = 0;
     for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
         if (qlora__json_is(json, k, "__metadata__")) {
@@ -4108,16 +4263,16 @@ static qlora_result qlora__st_parse_header(qlora_ctx* ctx, qlora__st* st) {
         qlora__json_string(json, k, names, length);
         t->name = names;
         if (strlen(names) + 1 != length) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: NUL in a tensor's name", st->label,
-                               names);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: NUL in a tensor's name",
+                                   st->label, names);
         }
-        QLORA__TRY(qlora__st_entry_parse(ctx, st, k + 1, shapes, t));
+        QLORA__TRY(qlora__st_entry_parse(env, st, k + 1, shapes, t));
         st->by_name[index] = index;
         names += length;
         shapes += t->rank;
         index++;
     }
-    QLORA__TRY(qlora__st_check_layout(ctx, st, st->file_size - 8 - header));
+    QLORA__TRY(qlora__st_check_layout(env, st, st->file_size - 8 - header));
     for (uint32_t i = 0; i < st->count; i++) {
         st->tensors[i].data = st->file + 8 + header + st->tensors[i].begin;
     }
@@ -4126,32 +4281,32 @@ static qlora_result qlora__st_parse_header(qlora_ctx* ctx, qlora__st* st) {
 
 // Reads a whole file that lies in memory and stays there. qlora__st_close when done; *st is large
 // and its address must not change. Nothing to close after a failure.
-static QLORA__UNUSED qlora_result qlora__st_parse(qlora_ctx* ctx, const char* label,
+static QLORA__UNUSED qlora_result qlora__st_parse(qlora__env* env, const char* label,
                                                   const void* bytes, uint64_t size, qlora__st* st) {
     memset(st, 0, sizeof *st);
     st->label = label;
     st->file = (const uint8_t*)bytes;
     st->file_size = size;
-    qlora_result result = qlora__st_parse_header(ctx, st);
+    qlora_result result = qlora__st_parse_header(env, st);
     if (result != QLORA_OK) {
-        qlora__st_close(ctx, st);
+        qlora__st_close(env, st);
     }
     return result;
 }
 
 // Maps a file and reads its header.
-static qlora_result qlora__st_open(qlora_ctx* ctx, const char* path, qlora__st* st) {
+static qlora_result qlora__st_open(qlora__env* env, const char* path, qlora__st* st) {
     qlora__map map;
     memset(st, 0, sizeof *st);
-    QLORA__TRY(qlora__path_join(ctx, "", path, st->path));
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    QLORA__TRY(qlora__path_join(env, "", path, st->path));
+    QLORA__TRY(qlora__map_open(env, path, &map));
     st->map = map;
     st->label = st->path;
     st->file = map.data;
     st->file_size = map.size;
-    qlora_result result = qlora__st_parse_header(ctx, st);
+    qlora_result result = qlora__st_parse_header(env, st);
     if (result != QLORA_OK) {
-        qlora__st_close(ctx, st);
+        qlora__st_close(env, st);
     }
     return result;
 }
@@ -4218,18 +4373,18 @@ static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64
 }
 
 // Checks a file that was written with a checksum: *st must carry one and it must be right.
-static QLORA__UNUSED qlora_result qlora__st_verify(qlora_ctx* ctx, const qlora__st* st) {
+static QLORA__UNUSED qlora_result qlora__st_verify(qlora__env* env, const qlora__st* st) {
     const qlora__st_tensor* t = qlora__st_find(st, QLORA__ST_CHECKSUM);
     if (t == NULL || t->bytes != 8 || t->data + 8 != st->file + st->file_size) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: no checksum at the end of the file",
-                           st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: no checksum at the end of the file",
+                               st->label);
     }
     qlora__hash hash;
     qlora__hash_begin(&hash);
     qlora__hash_add(&hash, st->file, (size_t)(st->file_size - 8));
     if (qlora__hash_end(&hash) != qlora__load_u64(t->data)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: the checksum is wrong: the file is damaged",
-                           st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the checksum is wrong: the file is damaged", st->label);
     }
     return QLORA_OK;
 }
@@ -4285,11 +4440,11 @@ static void qlora__st_write_entry(qlora__json_writer* w, const char* name, qlora
 }
 
 // The header's text, its length in front, padded with spaces to a multiple of eight.
-static void qlora__st_write_header(qlora__st_writer* w, qlora__text* text,
+static void qlora__st_write_header(qlora__st_writer* w, qlora__string* text,
                                    const qlora__st_entry* entries, const char* const* metadata) {
     static const int64_t eight = 8;
     qlora__json_writer json;
-    qlora__text_add(text, "\0\0\0\0\0\0\0\0", 8);
+    qlora__string_add(text, "\0\0\0\0\0\0\0\0", 8);
     qlora__json_write_begin(&json, text, 0);
     qlora__json_write_open(&json, NULL, '{');
     qlora__json_write_open(&json, "__metadata__", '{');
@@ -4311,35 +4466,35 @@ static void qlora__st_write_header(qlora__st_writer* w, qlora__text* text,
     }
     qlora__json_write_close(&json, '}');
     while (text->result == QLORA_OK && text->size % 8 != 0) {
-        qlora__text_add(text, " ", 1);
+        qlora__string_add(text, " ", 1);
     }
     if (text->result == QLORA_OK) {
         qlora__store_u64((uint8_t*)(void*)text->data, text->size - 8);
     }
 }
 
-static void qlora__st_write_abort(qlora_ctx* ctx, qlora__st_writer* w) {
-    qlora__out_abort(ctx, &w->out);
-    qlora__free(ctx, w->order, w->count * sizeof *w->order);
+static void qlora__st_write_abort(qlora__env* env, qlora__st_writer* w) {
+    qlora__out_abort(env, &w->out);
+    qlora__env_free(env, w->order, w->count * sizeof *w->order);
     memset(w, 0, sizeof *w);
 }
 
 // Begins a file with all its tensors known. `metadata`: pairs of strings ended by NULL, or NULL;
 // {"format":"pt"} is always there. `checksum` adds a last tensor that qlora__st_verify checks.
 // Then the bytes of entry order[0], order[1], ... in pieces of any size, then commit or abort.
-static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora_ctx* ctx, const char* path,
+static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora__env* env, const char* path,
                                                         const qlora__st_entry* entries,
                                                         uint32_t count, const char* const* metadata,
                                                         bool checksum, qlora__st_writer* w) {
-    qlora__text text;
+    qlora__string text;
     memset(w, 0, sizeof *w);
-    qlora__text_begin(ctx, &text);
+    qlora__string_begin(env, &text);
     w->count = count;
     w->checksum = checksum;
     qlora__hash_begin(&w->hash);
     qlora_result result = QLORA_OK;
     if (count > 0) {
-        w->order = (uint32_t*)qlora__alloc(ctx, count * sizeof *w->order);
+        w->order = (uint32_t*)qlora__env_alloc(env, count * sizeof *w->order);
         result = w->order == NULL ? QLORA_ERR_MEMORY : QLORA_OK;
     }
     for (uint32_t i = 0; i < count && result == QLORA_OK; i++) {
@@ -4351,49 +4506,50 @@ static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora_ctx* ctx, const ch
         result = text.result;
     }
     if (result == QLORA_OK) {
-        result = qlora__out_begin(ctx, path, &w->out);
+        result = qlora__out_begin(env, path, &w->out);
     }
     if (result == QLORA_OK) {
         qlora__hash_add(&w->hash, text.data, text.size);
-        result = qlora__out_write(ctx, &w->out, text.data, text.size);
+        result = qlora__out_write(env, &w->out, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     if (result != QLORA_OK) {
-        qlora__st_write_abort(ctx, w);
+        qlora__st_write_abort(env, w);
     }
     return result;
 }
 
-static QLORA__UNUSED qlora_result qlora__st_write(qlora_ctx* ctx, qlora__st_writer* w,
+static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_writer* w,
                                                   const void* bytes, size_t size) {
     if (size > w->data_bytes - w->written) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "safetensors: %llu bytes more than announced",
-                           (unsigned long long)(size - (w->data_bytes - w->written)));
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "safetensors: %llu bytes more than announced",
+                               (unsigned long long)(size - (w->data_bytes - w->written)));
     }
     w->written += size;
     if (w->checksum) {
         qlora__hash_add(&w->hash, bytes, size);
     }
-    return qlora__out_write(ctx, &w->out, bytes, size);
+    return qlora__out_write(env, &w->out, bytes, size);
 }
 
 // Makes the file appear under its name, whole. On failure the old file, if any, is still there.
-static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora_ctx* ctx, qlora__st_writer* w) {
+static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->written != w->data_bytes) {
         result =
-            qlora__fail(ctx, QLORA_ERR_ARGUMENT, "safetensors: %llu of %llu bytes were written",
-                        (unsigned long long)w->written, (unsigned long long)w->data_bytes);
+            qlora__env_fail(env, QLORA_ERR_ARGUMENT, "safetensors: %llu of %llu bytes were written",
+                            (unsigned long long)w->written, (unsigned long long)w->data_bytes);
     }
     if (result == QLORA_OK && w->checksum) {
         uint8_t sum[8];
         qlora__store_u64(sum, qlora__hash_end(&w->hash));
-        result = qlora__out_write(ctx, &w->out, sum, sizeof sum);
+        result = qlora__out_write(env, &w->out, sum, sizeof sum);
     }
     if (result == QLORA_OK) {
-        result = qlora__out_commit(ctx, &w->out);
+        result = qlora__out_commit(env, &w->out);
     }
-    qlora__st_write_abort(ctx, w);
+    qlora__st_write_abort(env, w);
     return result;
 }
 
@@ -4414,7 +4570,7 @@ static const struct {
 
 // One object of a config file, and where its messages come from.
 typedef struct qlora__config_reader {
-    qlora_ctx* ctx;
+    qlora__env* env;
     const qlora__json* json;
     uint32_t object;
 } qlora__config_reader;
@@ -4441,17 +4597,18 @@ static qlora_result qlora__config_int(const qlora__config_reader* r, const char*
     uint32_t value = qlora__config_find(r, key);
     if (value == 0) {
         if (fallback < 0) {
-            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label,
+                                   key);
         }
         *out = fallback;
         return QLORA_OK;
     }
     int64_t number = 0;
     if (!qlora__json_int(r->json, value, &number) || number < least || number > most) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: %s is %s; it must be a whole number from %lld to %lld",
-                           r->json->label, key, qlora__config_show(r, value, shown),
-                           (long long)least, (long long)most);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s is %s; it must be a whole number from %lld to %lld",
+                               r->json->label, key, qlora__config_show(r, value, shown),
+                               (long long)least, (long long)most);
     }
     *out = number;
     return QLORA_OK;
@@ -4464,15 +4621,17 @@ static qlora_result qlora__config_positive(const qlora__config_reader* r, const 
     uint32_t value = qlora__config_find(r, key);
     if (value == 0) {
         if (fallback < 0.0) {
-            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label,
+                                   key);
         }
         *out = fallback;
         return QLORA_OK;
     }
     double number = 0.0;
     if (!qlora__json_double(r->json, value, &number) || !(number > 0.0) || number > 1e30) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be a number above 0",
-                           r->json->label, key, qlora__config_show(r, value, shown));
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s is %s; it must be a number above 0", r->json->label, key,
+                               qlora__config_show(r, value, shown));
     }
     *out = number;
     return QLORA_OK;
@@ -4484,8 +4643,8 @@ static qlora_result qlora__config_bool(const qlora__config_reader* r, const char
     uint32_t value = qlora__config_find(r, key);
     qlora__json_kind kind = value != 0 ? qlora__json_kind_of(r->json, value) : QLORA__JSON_NULL;
     if (value != 0 && kind != QLORA__JSON_TRUE && kind != QLORA__JSON_FALSE) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be true or false",
-                           r->json->label, key, qlora__config_show(r, value, shown));
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be true or false",
+                               r->json->label, key, qlora__config_show(r, value, shown));
     }
     *out = value != 0 ? kind == QLORA__JSON_TRUE : fallback;
     return QLORA_OK;
@@ -4512,18 +4671,18 @@ static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_mod
     bool list = qlora__json_kind_of(r->json, value) == QLORA__JSON_ARRAY;
     uint32_t count = list ? r->json->tokens[value].count : 1;
     if (count > QLORA_MAX_STOP_IDS) {
-        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: eos_token_id lists %u ids; %d at most", r->json->label, count,
-                           QLORA_MAX_STOP_IDS);
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: eos_token_id lists %u ids; %d at most", r->json->label, count,
+                               QLORA_MAX_STOP_IDS);
     }
     for (uint32_t i = 0; i < count; i++) {
         int64_t id = 0;
         if (!qlora__json_int(r->json, list ? value + 1 + i : value, &id) || id < 0 ||
             id >= c->vocab) {
-            return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                               "%s: eos_token_id is %s; ids go from 0 to vocab_size - 1 = %lld",
-                               r->json->label, qlora__config_show(r, value, shown),
-                               (long long)(c->vocab - 1));
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: eos_token_id is %s; ids go from 0 to vocab_size - 1 = %lld",
+                                   r->json->label, qlora__config_show(r, value, shown),
+                                   (long long)(c->vocab - 1));
         }
         c->stop_ids[i] = (int32_t)id;
     }
@@ -4534,8 +4693,8 @@ static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_mod
 static qlora_result qlora__config_refuse(const qlora__config_reader* r, const char* key,
                                          uint32_t value, const char* advice) {
     char shown[48];
-    return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED, "%s: %s \"%s\" is not supported; %s",
-                       r->json->label, key, qlora__config_show(r, value, shown), advice);
+    return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED, "%s: %s \"%s\" is not supported; %s",
+                           r->json->label, key, qlora__config_show(r, value, shown), advice);
 }
 
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
@@ -4572,9 +4731,9 @@ static qlora_result qlora__config_llama3(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
                                       &rope->original_max_position));
     if (!(rope->high_freq_factor > rope->low_freq_factor)) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: high_freq_factor %g must be above low_freq_factor %g",
-                           r->json->label, rope->high_freq_factor, rope->low_freq_factor);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: high_freq_factor %g must be above low_freq_factor %g",
+                               r->json->label, rope->high_freq_factor, rope->low_freq_factor);
     }
     return QLORA_OK;
 }
@@ -4613,13 +4772,13 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         rope->type = kinds[k].type;
     }
     if (!(rope->theta > 1.0)) {
-        return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
-                           r.json->label, rope->theta);
+        return qlora__env_fail(r.env, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
+                               r.json->label, rope->theta);
     }
     if (partial < 1.0 || partial > 1.0) {
-        return qlora__fail(r.ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: partial_rotary_factor %g is not supported; only 1 is",
-                           r.json->label, partial);
+        return qlora__env_fail(r.env, QLORA_ERR_UNSUPPORTED,
+                               "%s: partial_rotary_factor %g is not supported; only 1 is",
+                               r.json->label, partial);
     }
     switch (rope->type) {
     case QLORA_ROPE_LINEAR:
@@ -4655,8 +4814,8 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_mod
         if (qlora__json_kind_of(r->json, dict) != QLORA__JSON_OBJECT ||
             qlora__json_kind_of(r->json, full) != QLORA__JSON_OBJECT ||
             qlora__json_kind_of(r->json, slide) != QLORA__JSON_OBJECT) {
-            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                               r->json->label, key, qlora__config_show(r, dict, shown));
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                                   r->json->label, key, qlora__config_show(r, dict, shown));
         }
     }
     QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
@@ -4670,7 +4829,8 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
     uint32_t names = qlora__config_find(r, "architectures");
     uint32_t architecture = names != 0 ? qlora__json_at(r->json, names, 0) : 0;
     if (type == 0 && architecture == 0) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: model_type is missing", r->json->label);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: model_type is missing",
+                               r->json->label);
     }
     int k = 0;
     for (; k < QLORA__FAMILY_COUNT; k++) {
@@ -4707,28 +4867,29 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_mod
         qlora__config_int(r, "max_position_embeddings", 2048, 1, INT32_MAX, &c->max_positions));
     QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", 1e-6, &c->rms_eps));
     if (c->heads % c->kv_heads != 0) {
-        return qlora__fail(
-            r->ctx, QLORA_ERR_FORMAT,
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
             "%s: num_attention_heads %lld is no multiple of num_key_value_heads %lld",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
     bool given = qlora__config_find(r, "head_dim") != 0;
     if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: hidden_size %lld is no multiple of num_attention_heads %lld, and "
-                           "head_dim is missing",
-                           r->json->label, (long long)c->hidden, (long long)c->heads);
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
+            "%s: hidden_size %lld is no multiple of num_attention_heads %lld, and "
+            "head_dim is missing",
+            r->json->label, (long long)c->hidden, (long long)c->heads);
     }
     int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: head_dim %lld is odd", r->json->label,
-                           (long long)c->head_dim);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim %lld is odd", r->json->label,
+                               (long long)c->head_dim);
     }
     if (c->head_dim > 256) {
-        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: head_dim %lld is not supported; 256 is the largest", r->json->label,
-                           (long long)c->head_dim);
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: head_dim %lld is not supported; 256 is the largest",
+                               r->json->label, (long long)c->head_dim);
     }
     return QLORA_OK;
 }
@@ -4750,9 +4911,9 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
     }
     if (types != 0 && (qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY ||
                        r->json->tokens[types].count != c->layers)) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: layer_types must list one type for each of the %lld layers",
-                           r->json->label, (long long)c->layers);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: layer_types must list one type for each of the %lld layers",
+                               r->json->label, (long long)c->layers);
     }
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {
@@ -4788,10 +4949,11 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     }
     QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
     if (eight) {
-        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: quantization_config: load_in_8bit is not supported; use the 16-bit "
-                           "model or a 4-bit one",
-                           r->json->label);
+        return qlora__env_fail(
+            r->env, QLORA_ERR_UNSUPPORTED,
+            "%s: quantization_config: load_in_8bit is not supported; use the 16-bit "
+            "model or a 4-bit one",
+            r->json->label);
     }
     c->quantized = true;
     return QLORA_OK;
@@ -4832,15 +4994,16 @@ static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_
     return QLORA_OK;
 }
 
-static qlora_result qlora__config_from_json(qlora_ctx* ctx, const qlora__json* json,
+static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* json,
                                             qlora_model_config* c) {
     qlora__config_reader r;
-    r.ctx = ctx;
+    r.env = env;
     r.json = json;
     r.object = 0;
     memset(c, 0, sizeof *c);
     if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
+                               json->label);
     }
     QLORA__TRY(qlora__config_quantized(&r, c));
     // a model that also sees or hears keeps its language part here
@@ -4858,13 +5021,13 @@ static qlora_result qlora__config_from_json(qlora_ctx* ctx, const qlora__json* j
 }
 
 // config.json, already in memory, into *out.
-static qlora_result qlora__config_parse(qlora_ctx* ctx, const char* label, const void* text,
+static qlora_result qlora__config_parse(qlora__env* env, const char* label, const void* text,
                                         uint64_t size, qlora_model_config* out) {
     qlora__json json;
     qlora_model_config config;
-    QLORA__TRY(qlora__json_parse(ctx, label, text, size, 0, &json));
-    qlora_result result = qlora__config_from_json(ctx, &json, &config);
-    qlora__json_free(ctx, &json);
+    QLORA__TRY(qlora__json_parse(env, label, text, size, 0, &json));
+    qlora_result result = qlora__config_from_json(env, &json, &config);
+    qlora__json_free(env, &json);
     if (result == QLORA_OK) {
         *out = config;
     }
@@ -4872,38 +5035,38 @@ static qlora_result qlora__config_parse(qlora_ctx* ctx, const char* label, const
 }
 
 // generation_config.json: its stop ids replace those of config.json.
-static qlora_result qlora__config_parse_generation(qlora_ctx* ctx, const char* label,
+static qlora_result qlora__config_parse_generation(qlora__env* env, const char* label,
                                                    const void* text, uint64_t size,
                                                    qlora_model_config* config) {
     qlora__json json;
     qlora__config_reader r;
-    QLORA__TRY(qlora__json_parse(ctx, label, text, size, 0, &json));
-    r.ctx = ctx;
+    QLORA__TRY(qlora__json_parse(env, label, text, size, 0, &json));
+    r.env = env;
     r.json = &json;
     r.object = 0;
     qlora_result result = qlora__config_stops(&r, config);
-    qlora__json_free(ctx, &json);
+    qlora__json_free(env, &json);
     return result;
 }
 
 // Reads config.json and, where there is one, generation_config.json of a model folder.
-static QLORA__UNUSED qlora_result qlora__config_read(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
                                                      qlora_model_config* out) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
     qlora_model_config config;
-    QLORA__TRY(qlora__path_join(ctx, dir, "config.json", path));
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
-    qlora_result result = qlora__config_parse(ctx, path, map.data, map.size, &config);
-    qlora__map_close(ctx, &map);
+    QLORA__TRY(qlora__path_join(env, dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora_result result = qlora__config_parse(env, path, map.data, map.size, &config);
+    qlora__map_close(env, &map);
     QLORA__TRY(result);
-    QLORA__TRY(qlora__path_join(ctx, dir, "generation_config.json", path));
+    QLORA__TRY(qlora__path_join(env, dir, "generation_config.json", path));
     bool exists = false;
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
     if (exists) {
-        QLORA__TRY(qlora__map_open(ctx, path, &map));
-        result = qlora__config_parse_generation(ctx, path, map.data, map.size, &config);
-        qlora__map_close(ctx, &map);
+        QLORA__TRY(qlora__map_open(env, path, &map));
+        result = qlora__config_parse_generation(env, path, map.data, map.size, &config);
+        qlora__map_close(env, &map);
         QLORA__TRY(result);
     }
     *out = config;
@@ -4949,12 +5112,12 @@ static const char* qlora__plain_name(const char* name) {
     }
 }
 
-static void qlora__folder_close(qlora_ctx* ctx, qlora__folder* f) {
+static void qlora__folder_close(qlora__env* env, qlora__folder* f) {
     for (uint32_t i = 0; i < f->shard_count; i++) {
-        qlora__st_close(ctx, &f->shards[i]);
+        qlora__st_close(env, &f->shards[i]);
     }
-    qlora__free(ctx, f->shards, f->shard_room * sizeof *f->shards);
-    qlora__free(ctx, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
+    qlora__env_free(env, f->shards, f->shard_room * sizeof *f->shards);
+    qlora__env_free(env, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
     memset(f, 0, sizeof *f);
 }
 
@@ -4963,15 +5126,15 @@ static bool qlora__folder_less(const void* user, uint32_t a, uint32_t b) {
     return strcmp(e[a].name, e[b].name) < 0;
 }
 
-static qlora_result qlora__folder_reserve(qlora_ctx* ctx, qlora__folder* f, uint32_t count) {
+static qlora_result qlora__folder_reserve(qlora__env* env, qlora__folder* f, uint32_t count) {
     size_t bytes = 0;
     if (!qlora__mul(count, sizeof *f->entries + sizeof *f->by_name, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_MEMORY, "%s: too many tensors", f->dir);
+        return qlora__env_fail(env, QLORA_ERR_MEMORY, "%s: too many tensors", f->dir);
     }
     if (count == 0) {
         return QLORA_OK;
     }
-    f->entries = (qlora__folder_entry*)qlora__alloc(ctx, bytes);
+    f->entries = (qlora__folder_entry*)qlora__env_alloc(env, bytes);
     if (f->entries == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -4987,21 +5150,21 @@ static void qlora__folder_add(qlora__folder* f, const qlora__st_tensor* tensor) 
     f->count++;
 }
 
-static qlora_result qlora__folder_sort(qlora_ctx* ctx, qlora__folder* f) {
+static qlora_result qlora__folder_sort(qlora__env* env, qlora__folder* f) {
     qlora__sort(f->by_name, f->count, qlora__folder_less, f->entries);
     for (uint32_t i = 1; i < f->count; i++) {
         const qlora__folder_entry* a = &f->entries[f->by_name[i - 1]];
         const qlora__folder_entry* b = &f->entries[f->by_name[i]];
         if (strcmp(a->name, b->name) == 0) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor twice",
-                               f->dir, a->tensor->name, b->tensor->name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor twice",
+                                   f->dir, a->tensor->name, b->tensor->name);
         }
     }
     return QLORA_OK;
 }
 
 // The shard a weight_map value names, opened at its first mention.
-static qlora_result qlora__folder_shard(qlora_ctx* ctx, qlora__folder* f, const qlora__json* json,
+static qlora_result qlora__folder_shard(qlora__env* env, qlora__folder* f, const qlora__json* json,
                                         uint32_t value, uint32_t* shard) {
     char name[256];
     char path[QLORA__PATH_ROOM];
@@ -5009,10 +5172,11 @@ static qlora_result qlora__folder_shard(qlora_ctx* ctx, qlora__folder* f, const 
     // only plain names: an index must not lead out of its folder
     if (length == 0 || length >= sizeof name || strlen(name) != length ||
         strpbrk(name, "/\\:") != NULL || name[0] == '.') {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map: \"%s\" is no plain file name",
-                           json->label, length < sizeof name ? name : "...");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: weight_map: \"%s\" is no plain file name", json->label,
+                               length < sizeof name ? name : "...");
     }
-    QLORA__TRY(qlora__path_join(ctx, f->dir, name, path));
+    QLORA__TRY(qlora__path_join(env, f->dir, name, path));
     // the files stand in runs, so the last one opened comes first
     for (uint32_t i = f->shard_count; i > 0; i--) {
         if (strcmp(f->shards[i - 1].path, path) == 0) {
@@ -5021,15 +5185,15 @@ static qlora_result qlora__folder_shard(qlora_ctx* ctx, qlora__folder* f, const 
         }
     }
     bool exists = false;
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
     if (!exists) {
-        return qlora__fail(ctx, QLORA_ERR_FILE, "%s: the index names this shard, but it is missing",
-                           path);
+        return qlora__env_fail(env, QLORA_ERR_FILE,
+                               "%s: the index names this shard, but it is missing", path);
     }
     if (f->shard_count == f->shard_room) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
     }
-    QLORA__TRY(qlora__st_open(ctx, path, &f->shards[f->shard_count]));
+    QLORA__TRY(qlora__st_open(env, path, &f->shards[f->shard_count]));
     *shard = f->shard_count;
     f->shard_count++;
     return QLORA_OK;
@@ -5041,10 +5205,10 @@ static bool qlora__json_value_less(const void* user, uint32_t a, uint32_t b) {
 }
 
 // How many different files a weight_map names: the values sorted, changes counted.
-static qlora_result qlora__folder_count_shards(qlora_ctx* ctx, const qlora__json* json,
+static qlora_result qlora__folder_count_shards(qlora__env* env, const qlora__json* json,
                                                uint32_t map, uint32_t* count) {
     uint32_t n = json->tokens[map].count;
-    uint32_t* keys = (uint32_t*)qlora__alloc(ctx, n * sizeof *keys);
+    uint32_t* keys = (uint32_t*)qlora__env_alloc(env, n * sizeof *keys);
     if (keys == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -5058,106 +5222,106 @@ static qlora_result qlora__folder_count_shards(qlora_ctx* ctx, const qlora__json
     for (uint32_t i = 1; i < n; i++) {
         *count += qlora__json_value_less(json, keys[i - 1], keys[i]) ? 1u : 0u;
     }
-    qlora__free(ctx, keys, n * sizeof *keys);
+    qlora__env_free(env, keys, n * sizeof *keys);
     return QLORA_OK;
 }
 
-static qlora_result qlora__folder_read_index(qlora_ctx* ctx, qlora__folder* f,
+static qlora_result qlora__folder_read_index(qlora__env* env, qlora__folder* f,
                                              const qlora__json* json) {
     uint32_t map = qlora__json_find(json, 0, "weight_map");
     if (map == 0 || qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT ||
         json->tokens[map].count == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map is missing or empty",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is missing or empty",
+                               json->label);
     }
     for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
         if (qlora__json_kind_of(json, k + 1) != QLORA__JSON_STRING) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map must map names to file names",
-                               json->label);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: weight_map must map names to file names", json->label);
         }
     }
     uint32_t room = 0;
     size_t bytes = 0;
-    QLORA__TRY(qlora__folder_count_shards(ctx, json, map, &room));
+    QLORA__TRY(qlora__folder_count_shards(env, json, map, &room));
     if (room > QLORA__MAX_SHARDS || !qlora__mul(room, sizeof *f->shards, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
     }
-    f->shards = (qlora__st*)qlora__alloc(ctx, bytes);
+    f->shards = (qlora__st*)qlora__env_alloc(env, bytes);
     if (f->shards == NULL) {
         return QLORA_ERR_MEMORY;
     }
     f->shard_room = room;
-    QLORA__TRY(qlora__folder_reserve(ctx, f, json->tokens[map].count));
+    QLORA__TRY(qlora__folder_reserve(env, f, json->tokens[map].count));
     for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
         char name[256];
         uint32_t shard = 0;
-        QLORA__TRY(qlora__folder_shard(ctx, f, json, k + 1, &shard));
+        QLORA__TRY(qlora__folder_shard(env, f, json, k + 1, &shard));
         size_t length = qlora__json_string(json, k, name, sizeof name);
         const qlora__st_tensor* t =
             length < sizeof name ? qlora__st_find(&f->shards[shard], name) : NULL;
         if (t == NULL) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                               "%s: %s: the index says that this tensor is here, but it is not",
-                               f->shards[shard].path, name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s: the index says that this tensor is here, but it is not",
+                                   f->shards[shard].path, name);
         }
         qlora__folder_add(f, t);
     }
-    return qlora__folder_sort(ctx, f);
+    return qlora__folder_sort(env, f);
 }
 
-static qlora_result qlora__folder_open_index(qlora_ctx* ctx, qlora__folder* f, const char* path) {
+static qlora_result qlora__folder_open_index(qlora__env* env, qlora__folder* f, const char* path) {
     qlora__map map;
     qlora__json json;
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    QLORA__TRY(qlora__map_open(env, path, &map));
     qlora_result result =
-        qlora__json_parse(ctx, path, map.data, map.size, QLORA__JSON_UNIQUE, &json);
+        qlora__json_parse(env, path, map.data, map.size, QLORA__JSON_UNIQUE, &json);
     if (result == QLORA_OK) {
-        result = qlora__folder_read_index(ctx, f, &json);
-        qlora__json_free(ctx, &json);
+        result = qlora__folder_read_index(env, f, &json);
+        qlora__json_free(env, &json);
     }
-    qlora__map_close(ctx, &map);
+    qlora__map_close(env, &map);
     return result;
 }
 
-static qlora_result qlora__folder_open_single(qlora_ctx* ctx, qlora__folder* f, const char* path) {
-    f->shards = (qlora__st*)qlora__alloc(ctx, sizeof *f->shards);
+static qlora_result qlora__folder_open_single(qlora__env* env, qlora__folder* f, const char* path) {
+    f->shards = (qlora__st*)qlora__env_alloc(env, sizeof *f->shards);
     if (f->shards == NULL) {
         return QLORA_ERR_MEMORY;
     }
     f->shard_room = 1;
-    QLORA__TRY(qlora__st_open(ctx, path, &f->shards[0]));
+    QLORA__TRY(qlora__st_open(env, path, &f->shards[0]));
     f->shard_count = 1;
-    QLORA__TRY(qlora__folder_reserve(ctx, f, f->shards[0].count));
+    QLORA__TRY(qlora__folder_reserve(env, f, f->shards[0].count));
     for (uint32_t i = 0; i < f->shards[0].count; i++) {
         qlora__folder_add(f, &f->shards[0].tensors[i]);
     }
-    return qlora__folder_sort(ctx, f);
+    return qlora__folder_sort(env, f);
 }
 
 // Opens the weights of a model folder: model.safetensors, or the shards its index names. All files
 // stay mapped until qlora__folder_close. Nothing to close after a failure.
-static QLORA__UNUSED qlora_result qlora__folder_open(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
                                                      qlora__folder* f) {
     char path[QLORA__PATH_ROOM];
     memset(f, 0, sizeof *f);
-    QLORA__TRY(qlora__path_join(ctx, "", dir, f->dir));
-    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors", path));
+    QLORA__TRY(qlora__path_join(env, "", dir, f->dir));
+    QLORA__TRY(qlora__path_join(env, dir, "model.safetensors", path));
     bool exists = false;
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
     bool single = exists;
     if (!exists) {
-        QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
-        QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+        QLORA__TRY(qlora__path_join(env, dir, "model.safetensors.index.json", path));
+        QLORA__TRY(qlora__file_exists(env, path, &exists));
     }
     if (!exists) {
-        return qlora__fail(
-            ctx, QLORA_ERR_FILE,
+        return qlora__env_fail(
+            env, QLORA_ERR_FILE,
             "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
     }
     qlora_result result =
-        single ? qlora__folder_open_single(ctx, f, path) : qlora__folder_open_index(ctx, f, path);
+        single ? qlora__folder_open_single(env, f, path) : qlora__folder_open_index(env, f, path);
     if (result != QLORA_OK) {
-        qlora__folder_close(ctx, f);
+        qlora__folder_close(env, f);
     }
     return result;
 }
@@ -5184,7 +5348,7 @@ static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const 
 }
 
 // A plain F32, BF16 or F16 tensor of the given shape: [rows] when cols is -1, else [rows, cols].
-static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, const char* name,
                                        int64_t rows, int64_t cols, const qlora__st_tensor** out) {
     char have[96];
     char want[96];
@@ -5194,17 +5358,17 @@ static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, c
     shape[1] = cols;
     const qlora__st_tensor* t = qlora__folder_find(f, name);
     if (t == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
     }
     if (!qlora__st_is_float(t)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: %s: dtype %s; F32, BF16 or F16 is needed", f->dir, name,
-                           qlora__st_dtypes[t->dtype].name);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s: dtype %s; F32, BF16 or F16 is needed", f->dir, name,
+                               qlora__st_dtypes[t->dtype].name);
     }
     if (t->rank != rank || t->shape[0] != rows || (rank == 2 && t->shape[1] != cols)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: shape %s, but %s is needed", f->dir,
-                           name, qlora__shape_text(t->shape, t->rank, have),
-                           qlora__shape_text(shape, rank, want));
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: shape %s, but %s is needed", f->dir,
+                               name, qlora__shape_text(t->shape, t->rank, have),
+                               qlora__shape_text(shape, rank, want));
     }
     *out = t;
     return QLORA_OK;
@@ -5213,26 +5377,26 @@ static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, c
 // ---- Hugging Face model folder, written
 
 // Copies a file, atomically, as the tokenizer's files beside an exported model.
-static QLORA__UNUSED qlora_result qlora__file_copy(qlora_ctx* ctx, const char* from,
+static QLORA__UNUSED qlora_result qlora__file_copy(qlora__env* env, const char* from,
                                                    const char* to) {
     qlora__map map;
-    QLORA__TRY(qlora__map_open(ctx, from, &map));
-    qlora_result result = qlora__file_write(ctx, to, map.data, (size_t)map.size);
-    qlora__map_close(ctx, &map);
+    QLORA__TRY(qlora__map_open(env, from, &map));
+    qlora_result result = qlora__file_write(env, to, map.data, (size_t)map.size);
+    qlora__map_close(env, &map);
     return result;
 }
 
 // model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
 // order; `bytes` is the sum of all tensors.
-static QLORA__UNUSED qlora_result qlora__index_write(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char* dir,
                                                      const char* const* names,
                                                      const uint32_t* shard_of, uint32_t count,
                                                      const char* const* shards, uint64_t bytes) {
     char path[QLORA__PATH_ROOM];
-    qlora__text text;
+    qlora__string text;
     qlora__json_writer w;
-    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
-    qlora__text_begin(ctx, &text);
+    QLORA__TRY(qlora__path_join(env, dir, "model.safetensors.index.json", path));
+    qlora__string_begin(env, &text);
     qlora__json_write_begin(&w, &text, 2);
     qlora__json_write_open(&w, NULL, '{');
     qlora__json_write_open(&w, "metadata", '{');
@@ -5246,15 +5410,15 @@ static QLORA__UNUSED qlora_result qlora__index_write(qlora_ctx* ctx, const char*
     qlora__json_write_close(&w, '}');
     qlora_result result = text.result;
     if (result == QLORA_OK) {
-        result = qlora__file_write(ctx, path, text.data, text.size);
+        result = qlora__file_write(env, path, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     return result;
 }
 
 // The members of a config with its weights' type replaced and without quantization_config; all else
 // as it stands in the file.
-static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__text* text) {
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__string* text) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
     qlora__json_write_open(&w, NULL, '{');
@@ -5266,46 +5430,46 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype, ql
             continue;
         }
         qlora__json_write_key(&w, NULL);
-        qlora__text_add(text, json->text + key->begin - 1, key->end - key->begin + 2);
-        qlora__text_puts(text, ": ");
+        qlora__string_add(text, json->text + key->begin - 1, key->end - key->begin + 2);
+        qlora__string_puts(text, ": ");
         if (qlora__json_is(json, k, "dtype") || qlora__json_is(json, k, "torch_dtype")) {
             qlora__json_write_quoted(text, dtype, strlen(dtype));
         } else {
-            qlora__text_add(text, json->text + value->begin - quote,
-                            value->end - value->begin + 2 * quote);
+            qlora__string_add(text, json->text + value->begin - quote,
+                              value->end - value->begin + 2 * quote);
         }
     }
     qlora__json_write_close(&w, '}');
 }
 
 // config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
-static QLORA__UNUSED qlora_result qlora__config_export(qlora_ctx* ctx, const char* from_dir,
+static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const char* from_dir,
                                                        const char* to_dir, const char* dtype) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
     qlora__json json;
-    qlora__text text;
-    QLORA__TRY(qlora__path_join(ctx, from_dir, "config.json", path));
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
-    qlora__text_begin(ctx, &text);
-    qlora_result result = qlora__json_parse(ctx, path, map.data, map.size, 0, &json);
+    qlora__string text;
+    QLORA__TRY(qlora__path_join(env, from_dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora__string_begin(env, &text);
+    qlora_result result = qlora__json_parse(env, path, map.data, map.size, 0, &json);
     if (result == QLORA_OK) {
         if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
             qlora__config_rewrite(&json, dtype, &text);
             result = text.result;
         } else {
-            result = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+            result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
         }
-        qlora__json_free(ctx, &json);
+        qlora__json_free(env, &json);
     }
-    qlora__map_close(ctx, &map);
+    qlora__map_close(env, &map);
     if (result == QLORA_OK) {
-        result = qlora__path_join(ctx, to_dir, "config.json", path);
+        result = qlora__path_join(env, to_dir, "config.json", path);
     }
     if (result == QLORA_OK) {
-        result = qlora__file_write(ctx, path, text.data, text.size);
+        result = qlora__file_write(env, path, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     return result;
 }
 
@@ -5333,22 +5497,22 @@ typedef struct qlora__linear_source {
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
 // Finds `name` + `suffix` with `count` elements of one of two types.
-static qlora_result qlora__bnb_part(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+static qlora_result qlora__bnb_part(qlora__env* env, const qlora__folder* f, const char* name,
                                     const char* suffix, uint64_t count, qlora__st_dtype dtype,
                                     const qlora__st_tensor** out) {
     char full[320];
     snprintf(full, sizeof full, "%s%s", name, suffix);
     const qlora__st_tensor* t = qlora__folder_find(f, full);
     if (t == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, full);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, full);
     }
     bool type_fits = t->dtype == dtype || (dtype == QLORA__ST_F32 && qlora__st_is_float(t));
     if (!type_fits || qlora__st_elements(t) != count) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: %llu elements of %s; the quant_state needs %llu of %s", f->dir,
-                           full, (unsigned long long)qlora__st_elements(t),
-                           qlora__st_dtypes[t->dtype].name, (unsigned long long)count,
-                           qlora__st_dtypes[dtype].name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: %llu elements of %s; the quant_state needs %llu of %s",
+                               f->dir, full, (unsigned long long)qlora__st_elements(t),
+                               qlora__st_dtypes[t->dtype].name, (unsigned long long)count,
+                               qlora__st_dtypes[dtype].name);
     }
     *out = t;
     return QLORA_OK;
@@ -5359,24 +5523,25 @@ static bool qlora__is_block_size(int64_t n) {
 }
 
 // The JSON inside a quant_state tensor.
-static qlora_result qlora__bnb_state(qlora_ctx* ctx, const qlora__json* json,
+static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
                                      qlora__linear_source* w) {
     qlora__config_reader r;
-    r.ctx = ctx;
+    r.env = env;
     r.json = json;
     r.object = 0;
     uint32_t type = qlora__config_find(&r, "quant_type");
     uint32_t shape = qlora__config_find(&r, "shape");
     uint32_t dtype = qlora__config_find(&r, "dtype");
     if (type == 0 || !qlora__json_is(json, type, "nf4")) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: quant_type is not nf4", json->label);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: quant_type is not nf4",
+                               json->label);
     }
     if (shape == 0 || qlora__json_kind_of(json, shape) != QLORA__JSON_ARRAY ||
         json->tokens[shape].count != 2 || !qlora__json_offset(json, shape + 1, &w->rows) ||
         !qlora__json_offset(json, shape + 2, &w->cols) || w->rows < 1 || w->cols < 1 ||
         w->rows > INT32_MAX || w->cols > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: shape must be two whole numbers from 1 up",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: shape must be two whole numbers from 1 up", json->label);
     }
     QLORA__TRY(qlora__config_int(&r, "blocksize", -1, 32, 4096, &w->block));
     w->nested = qlora__config_find(&r, "nested_blocksize") != 0;
@@ -5387,14 +5552,14 @@ static qlora_result qlora__bnb_state(qlora_ctx* ctx, const qlora__json* json,
         uint32_t value = qlora__config_find(&r, "nested_offset");
         if (value == 0 || !qlora__json_double(json, value, &offset) || offset > 3.4e38 ||
             offset < -3.4e38) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: nested_offset must be a number",
-                               json->label);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: nested_offset must be a number",
+                                   json->label);
         }
         w->offset = (float)offset;
     }
     if (!qlora__is_block_size(w->block) || !qlora__is_block_size(w->block2)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: block sizes must be powers of two",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: block sizes must be powers of two",
+                               json->label);
     }
     w->dtype = QLORA_BF16;
     if (dtype != 0 && qlora__json_is(json, dtype, "float16")) {
@@ -5402,14 +5567,14 @@ static qlora_result qlora__bnb_state(qlora_ctx* ctx, const qlora__json* json,
     } else if (dtype != 0 && qlora__json_is(json, dtype, "float32")) {
         w->dtype = QLORA_F32;
     } else if (dtype == 0 || !qlora__json_is(json, dtype, "bfloat16")) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: dtype must be bfloat16, float16 or float32",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: dtype must be bfloat16, float16 or float32", json->label);
     }
     return QLORA_OK;
 }
 
 // The parts around the packed codes, each of the size that the quant_state implies.
-static qlora_result qlora__bnb_parts(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, const char* name,
                                      qlora__linear_source* w) {
     uint64_t n = (uint64_t)w->rows * (uint64_t)w->cols;
     uint64_t packed = (n + 1) / 2;
@@ -5417,31 +5582,32 @@ static qlora_result qlora__bnb_parts(qlora_ctx* ctx, const qlora__folder* f, con
     uint64_t blocks2 = (blocks + (uint64_t)w->block2 - 1) / (uint64_t)w->block2;
     // other storage types hold the same bytes, rounded up to whole elements
     if (w->weight->bytes < packed || w->weight->bytes >= packed + 8) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: %llu bytes; %lld x %lld codes need %llu",
-                           f->dir, name, (unsigned long long)w->weight->bytes, (long long)w->rows,
-                           (long long)w->cols, (unsigned long long)packed);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: %llu bytes; %lld x %lld codes need %llu", f->dir, name,
+                               (unsigned long long)w->weight->bytes, (long long)w->rows,
+                               (long long)w->cols, (unsigned long long)packed);
     }
-    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".quant_map", 16, QLORA__ST_F32, &w->map));
+    QLORA__TRY(qlora__bnb_part(env, f, name, ".quant_map", 16, QLORA__ST_F32, &w->map));
     float book[16];
     qlora__st_read_f32(w->map, 0, 16, book);
     for (int i = 0; i < 16; i++) {
         float off = book[i] - qlora__nf4_levels[i];
         if (!(off <= 1e-6f && off >= -1e-6f)) {
-            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                               "%s: %s.quant_map is not the NF4 code book", f->dir, name);
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s.quant_map is not the NF4 code book", f->dir, name);
         }
     }
     if (!w->nested) {
-        return qlora__bnb_part(ctx, f, name, ".absmax", blocks, QLORA__ST_F32, &w->absmax);
+        return qlora__bnb_part(env, f, name, ".absmax", blocks, QLORA__ST_F32, &w->absmax);
     }
-    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".absmax", blocks, QLORA__ST_U8, &w->absmax));
-    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".nested_quant_map", 256, QLORA__ST_F32, &w->map2));
-    return qlora__bnb_part(ctx, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
+    QLORA__TRY(qlora__bnb_part(env, f, name, ".absmax", blocks, QLORA__ST_U8, &w->absmax));
+    QLORA__TRY(qlora__bnb_part(env, f, name, ".nested_quant_map", 256, QLORA__ST_F32, &w->map2));
+    return qlora__bnb_part(env, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
 }
 
 // The weight [rows, cols] of a linear layer, plain or 4-bit, decided by the tensors themselves: the
 // config's lists of skipped modules are not to be trusted. `name` ends in ".weight".
-static QLORA__UNUSED qlora_result qlora__folder_linear(qlora_ctx* ctx, const qlora__folder* f,
+static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
     char state_name[320];
@@ -5450,14 +5616,14 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora_ctx* ctx, const qlo
     memset(&w, 0, sizeof w);
     snprintf(state_name, sizeof state_name, "%s.quant_state.bitsandbytes__fp4", name);
     if (qlora__folder_find(f, state_name) != NULL) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: %s is in bitsandbytes' fp4 format; only nf4 is supported", f->dir,
-                           name);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s is in bitsandbytes' fp4 format; only nf4 is supported",
+                               f->dir, name);
     }
     snprintf(state_name, sizeof state_name, "%s%s", name, qlora__bnb_suffix);
     const qlora__st_tensor* state = qlora__folder_find(f, state_name);
     if (state == NULL) {
-        QLORA__TRY(qlora__folder_need(ctx, f, name, rows, cols, &w.weight));
+        QLORA__TRY(qlora__folder_need(env, f, name, rows, cols, &w.weight));
         w.rows = rows;
         w.cols = cols;
         w.dtype = w.weight->dtype == QLORA__ST_F32    ? QLORA_F32
@@ -5469,19 +5635,19 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora_ctx* ctx, const qlo
     w.nf4 = true;
     w.weight = qlora__folder_find(f, name);
     if (w.weight == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
     }
     QLORA__TRY(
-        qlora__json_parse(ctx, state_name, state->data, state->bytes, QLORA__JSON_UNIQUE, &json));
-    qlora_result result = qlora__bnb_state(ctx, &json, &w);
-    qlora__json_free(ctx, &json);
+        qlora__json_parse(env, state_name, state->data, state->bytes, QLORA__JSON_UNIQUE, &json));
+    qlora_result result = qlora__bnb_state(env, &json, &w);
+    qlora__json_free(env, &json);
     QLORA__TRY(result);
     if (w.rows != rows || w.cols != cols) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: shape [%lld,%lld], but [%lld,%lld] is needed", f->dir, name,
-                           (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s: shape [%lld,%lld], but [%lld,%lld] is needed", f->dir,
+            name, (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
     }
-    QLORA__TRY(qlora__bnb_parts(ctx, f, name, &w));
+    QLORA__TRY(qlora__bnb_parts(env, f, name, &w));
     *out = w;
     return QLORA_OK;
 }
@@ -5851,14 +6017,14 @@ typedef struct qlora__peft_module {
     const qlora__st_tensor* b; // [out, rank]
 } qlora__peft_module;
 
-static void qlora__peft_close(qlora_ctx* ctx, qlora__peft* p) {
-    qlora__folder_close(ctx, &p->tensors);
-    qlora__json_free(ctx, &p->json);
-    qlora__map_close(ctx, &p->map);
+static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
+    qlora__folder_close(env, &p->tensors);
+    qlora__json_free(env, &p->json);
+    qlora__map_close(env, &p->map);
 }
 
 // Full match of a pattern of the config, perhaps wrapped in front and behind.
-static qlora_result qlora__peft_regex(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, uint32_t pattern,
                                       const char* front, const char* behind, const char* module,
                                       bool* matches) {
     char text[QLORA__RE_MAX + 32];
@@ -5867,15 +6033,15 @@ static qlora_result qlora__peft_regex(qlora_ctx* ctx, const qlora__json* json, u
     memcpy(text, front, head);
     size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
     if (length >= QLORA__RE_MAX || strlen(text + head) != length) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes", json->label,
-                           (unsigned long long)length);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes",
+                               json->label, (unsigned long long)length);
     }
     memcpy(text + head + length, behind, strlen(behind) + 1);
     qlora__re_compile(&re, text);
     if (re.wrong != NULL) {
         text[head + length] = '\0';
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: the pattern \"%.200s\" has %s",
-                           json->label, text + head, re.wrong);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: the pattern \"%.200s\" has %s",
+                               json->label, text + head, re.wrong);
     }
     *matches = qlora__re_match(&re, module);
     return QLORA_OK;
@@ -5883,7 +6049,7 @@ static qlora_result qlora__peft_regex(qlora_ctx* ctx, const qlora__json* json, u
 
 // target_modules and exclude_modules: a list of names (whole, or after a dot), a regular
 // expression, or "all-linear".
-static qlora_result qlora__peft_selects(qlora_ctx* ctx, const qlora__json* json, uint32_t select,
+static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
                                         const char* module, bool* selected) {
     const qlora__json_token* t = &json->tokens[select];
     *selected = false;
@@ -5892,7 +6058,7 @@ static qlora_result qlora__peft_selects(qlora_ctx* ctx, const qlora__json* json,
             *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
             return QLORA_OK;
         }
-        return qlora__peft_regex(ctx, json, select, "", "", module, selected);
+        return qlora__peft_regex(env, json, select, "", "", module, selected);
     }
     size_t length = strlen(module);
     for (uint32_t k = select + 1; k < t->next && !*selected; k = json->tokens[k].next) {
@@ -5927,7 +6093,7 @@ static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
 }
 
 // The value of the first key of a rank_pattern or alpha_pattern that matches, 0 when none does.
-static qlora_result qlora__peft_pattern(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json, uint32_t pattern,
                                         const char* module, uint32_t* value) {
     *value = 0;
     if (pattern == 0) {
@@ -5935,7 +6101,7 @@ static qlora_result qlora__peft_pattern(qlora_ctx* ctx, const qlora__json* json,
     }
     for (uint32_t k = pattern + 1; k < json->tokens[pattern].next; k = json->tokens[k + 1].next) {
         bool matches = false;
-        QLORA__TRY(qlora__peft_regex(ctx, json, k, "(.*\\.)?(", ")$", module, &matches));
+        QLORA__TRY(qlora__peft_regex(env, json, k, "(.*\\.)?(", ")$", module, &matches));
         if (matches) {
             *value = k + 1;
             return QLORA_OK;
@@ -5945,16 +6111,16 @@ static qlora_result qlora__peft_pattern(qlora_ctx* ctx, const qlora__json* json,
 }
 
 // Rank, alpha and scale of a module by its full name, such as "model.layers.3.self_attn.q_proj".
-static qlora_result qlora__peft_lookup(qlora_ctx* ctx, const qlora__peft* p, const char* module,
+static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, const char* module,
                                        qlora__peft_module* out) {
     const qlora__json* json = &p->json;
     bool selected = false;
     bool excluded = false;
     uint32_t value = 0;
     memset(out, 0, sizeof *out);
-    QLORA__TRY(qlora__peft_selects(ctx, json, p->targets, module, &selected));
+    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected));
     if (p->excludes != 0) {
-        QLORA__TRY(qlora__peft_selects(ctx, json, p->excludes, module, &excluded));
+        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded));
     }
     if (!selected || excluded ||
         (p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
@@ -5962,15 +6128,15 @@ static qlora_result qlora__peft_lookup(qlora_ctx* ctx, const qlora__peft* p, con
     }
     int64_t rank = p->rank;
     double alpha = p->alpha;
-    QLORA__TRY(qlora__peft_pattern(ctx, json, p->rank_pattern, module, &value));
+    QLORA__TRY(qlora__peft_pattern(env, json, p->rank_pattern, module, &value));
     if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
     }
-    QLORA__TRY(qlora__peft_pattern(ctx, json, p->alpha_pattern, module, &value));
+    QLORA__TRY(qlora__peft_pattern(env, json, p->alpha_pattern, module, &value));
     if (value != 0 && (!qlora__json_double(json, value, &alpha) || !(alpha > 0.0))) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
+                               json->label);
     }
     out->rank = rank;
     out->alpha = alpha;
@@ -6039,10 +6205,10 @@ static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const
         good = r->json->tokens[k].kind == QLORA__JSON_STRING;
     }
     if (!good) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: %s is %s; it must be a list of names or a "
-                           "regular expression",
-                           r->json->label, key, qlora__config_show(r, value, shown));
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s is %s; it must be a list of names or a "
+                               "regular expression",
+                               r->json->label, key, qlora__config_show(r, value, shown));
     }
     return QLORA_OK;
 }
@@ -6052,24 +6218,25 @@ static qlora_result qlora__peft_check_object(const qlora__config_reader* r, cons
     char shown[48];
     *out = qlora__config_find(r, key);
     if (*out != 0 && qlora__json_kind_of(r->json, *out) != QLORA__JSON_OBJECT) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                           r->json->label, key, qlora__config_show(r, *out, shown));
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                               r->json->label, key, qlora__config_show(r, *out, shown));
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__peft_from_json(qlora_ctx* ctx, qlora__peft* p) {
+static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
-    r.ctx = ctx;
+    r.env = env;
     r.json = &p->json;
     r.object = 0;
     if (qlora__json_kind_of(r.json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", r.json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
+                               r.json->label);
     }
     uint32_t type = qlora__config_find(&r, "peft_type");
     if (type == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
     }
     if (!qlora__json_is(r.json, type, "LORA")) {
         return qlora__config_refuse(&r, "peft_type", type, "LORA is");
@@ -6081,14 +6248,15 @@ static qlora_result qlora__peft_from_json(qlora_ctx* ctx, qlora__peft* p) {
     uint32_t dropout = qlora__config_find(&r, "lora_dropout");
     if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
                          p->dropout >= 1.0)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: lora_dropout is %s; it must be from 0 to below 1", r.json->label,
-                           qlora__config_show(&r, dropout, shown));
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: lora_dropout is %s; it must be from 0 to below 1",
+                               r.json->label, qlora__config_show(&r, dropout, shown));
     }
     QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
     QLORA__TRY(qlora__peft_check_names(&r, "exclude_modules", &p->excludes));
     if (p->targets == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: target_modules is missing", r.json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: target_modules is missing",
+                               r.json->label);
     }
     p->layers = qlora__config_find(&r, "layers_to_transform");
     QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
@@ -6096,28 +6264,29 @@ static qlora_result qlora__peft_from_json(qlora_ctx* ctx, qlora__peft* p) {
 }
 
 // adapter_config.json from memory that outlives *p. qlora__peft_close when done.
-static QLORA__UNUSED qlora_result qlora__peft_parse(qlora_ctx* ctx, const char* label,
+static QLORA__UNUSED qlora_result qlora__peft_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size,
                                                     qlora__peft* p) {
     memset(p, 0, sizeof *p);
-    QLORA__TRY(qlora__json_parse(ctx, label, text, size, QLORA__JSON_UNIQUE, &p->json));
-    qlora_result result = qlora__peft_from_json(ctx, p);
+    QLORA__TRY(qlora__json_parse(env, label, text, size, QLORA__JSON_UNIQUE, &p->json));
+    qlora_result result = qlora__peft_from_json(env, p);
     if (result != QLORA_OK) {
-        qlora__peft_close(ctx, p);
+        qlora__peft_close(env, p);
     }
     return result;
 }
 
 // Name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
-static qlora_result qlora__peft_key(qlora_ctx* ctx, const char* module, char which, char out[320]) {
+static qlora_result qlora__peft_key(qlora__env* env, const char* module, char which,
+                                    char out[320]) {
     int n = snprintf(out, 320, "base_model.model.%s.lora_%c.weight", module, which);
     return n > 0 && n < 320
                ? QLORA_OK
-               : qlora__fail(ctx, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
+               : qlora__env_fail(env, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
 }
 
 // One tensor of the adapter: a matrix of a module that the config targets, of the config's rank.
-static qlora_result qlora__peft_check_tensor(qlora_ctx* ctx, const qlora__peft* p,
+static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
                                              const qlora__st_tensor* t) {
     static const char prefix[] = "base_model.model.";
     static const char* const ends[2] = {".lora_A.weight", ".lora_B.weight"};
@@ -6131,73 +6300,74 @@ static qlora_result qlora__peft_check_tensor(qlora_ctx* ctx, const qlora__peft* 
         which++;
     }
     if (which == 2 || length >= sizeof module) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: %s: only lora_A and lora_B matrices of linear layers are supported",
-                           p->tensors.dir, t->name);
+        return qlora__env_fail(
+            env, QLORA_ERR_UNSUPPORTED,
+            "%s: %s: only lora_A and lora_B matrices of linear layers are supported",
+            p->tensors.dir, t->name);
     }
     memcpy(module, t->name + front, length - front - 14);
     module[length - front - 14] = '\0';
-    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &found));
+    QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
     if (found.rank == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: adapter_config.json does not target this", p->tensors.dir,
-                           t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: adapter_config.json does not target this", p->tensors.dir,
+                               t->name);
     }
     memcpy(partner, t->name, length + 1);
     partner[length - 8] = which == 0 ? 'B' : 'A';
     if (qlora__folder_find(&p->tensors, partner) == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
     }
     if (!qlora__st_is_float(t) || t->rank != 2 || t->shape[which] != found.rank) {
         char shape[96];
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: %s %s; adapter_config.json gives it rank %lld", p->tensors.dir,
-                           t->name, qlora__st_dtypes[t->dtype].name,
-                           qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: %s %s; adapter_config.json gives it rank %lld",
+                               p->tensors.dir, t->name, qlora__st_dtypes[t->dtype].name,
+                               qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__peft_open_files(qlora_ctx* ctx, const char* dir, qlora__peft* p) {
+static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlora__peft* p) {
     char path[QLORA__PATH_ROOM];
-    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", p->path));
-    QLORA__TRY(qlora__map_open(ctx, p->path, &p->map));
+    QLORA__TRY(qlora__path_join(env, dir, "adapter_config.json", p->path));
+    QLORA__TRY(qlora__map_open(env, p->path, &p->map));
     QLORA__TRY(
-        qlora__json_parse(ctx, p->path, p->map.data, p->map.size, QLORA__JSON_UNIQUE, &p->json));
-    QLORA__TRY(qlora__peft_from_json(ctx, p));
-    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_model.safetensors", path));
-    QLORA__TRY(qlora__path_join(ctx, "", dir, p->tensors.dir));
-    QLORA__TRY(qlora__folder_open_single(ctx, &p->tensors, path));
+        qlora__json_parse(env, p->path, p->map.data, p->map.size, QLORA__JSON_UNIQUE, &p->json));
+    QLORA__TRY(qlora__peft_from_json(env, p));
+    QLORA__TRY(qlora__path_join(env, dir, "adapter_model.safetensors", path));
+    QLORA__TRY(qlora__path_join(env, "", dir, p->tensors.dir));
+    QLORA__TRY(qlora__folder_open_single(env, &p->tensors, path));
     for (uint32_t i = 0; i < p->tensors.count; i++) {
-        QLORA__TRY(qlora__peft_check_tensor(ctx, p, p->tensors.entries[i].tensor));
+        QLORA__TRY(qlora__peft_check_tensor(env, p, p->tensors.entries[i].tensor));
     }
     return QLORA_OK;
 }
 
 // Opens an adapter folder and checks it in itself: every tensor is half of a pair, is targeted by
 // the config and has its rank. Nothing to close after a failure.
-static QLORA__UNUSED qlora_result qlora__peft_open(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* dir,
                                                    qlora__peft* p) {
     memset(p, 0, sizeof *p);
-    qlora_result result = qlora__peft_open_files(ctx, dir, p);
+    qlora_result result = qlora__peft_open_files(env, dir, p);
     if (result != QLORA_OK) {
-        qlora__peft_close(ctx, p);
+        qlora__peft_close(env, p);
     }
     return result;
 }
 
 // The adapter's matrices for module [out, in]; rank 0 when the config does not target it.
-static QLORA__UNUSED qlora_result qlora__peft_find(qlora_ctx* ctx, const qlora__peft* p,
+static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora__peft* p,
                                                    const char* module, int64_t out_size,
                                                    int64_t in_size, qlora__peft_module* out) {
     char key[320];
     qlora__peft_module m;
-    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &m));
+    QLORA__TRY(qlora__peft_lookup(env, p, module, &m));
     if (m.rank > 0) {
-        QLORA__TRY(qlora__peft_key(ctx, module, 'A', key));
-        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, m.rank, in_size, &m.a));
-        QLORA__TRY(qlora__peft_key(ctx, module, 'B', key));
-        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, out_size, m.rank, &m.b));
+        QLORA__TRY(qlora__peft_key(env, module, 'A', key));
+        QLORA__TRY(qlora__folder_need(env, &p->tensors, key, m.rank, in_size, &m.a));
+        QLORA__TRY(qlora__peft_key(env, module, 'B', key));
+        QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, m.rank, &m.b));
     }
     *out = m;
     return QLORA_OK;
@@ -6259,7 +6429,7 @@ static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
 }
 
 // The text of adapter_config.json: the keys every PEFT version knows, sorted, two spaces.
-static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d) {
+static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
     qlora__json_write_open(&w, NULL, '{');
@@ -6303,18 +6473,18 @@ static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d)
 
 // Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
 // by qlora__peft_key; write them first, so that a config never stands without its weights.
-static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, const char* dir,
                                                            const qlora__peft_desc* d) {
     char path[QLORA__PATH_ROOM];
-    qlora__text text;
-    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", path));
-    qlora__text_begin(ctx, &text);
+    qlora__string text;
+    QLORA__TRY(qlora__path_join(env, dir, "adapter_config.json", path));
+    qlora__string_begin(env, &text);
     qlora__peft_write_text(&text, d);
     qlora_result result = text.result;
     if (result == QLORA_OK) {
-        result = qlora__file_write(ctx, path, text.data, text.size);
+        result = qlora__file_write(env, path, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     return result;
 }
 
@@ -6342,7 +6512,7 @@ typedef struct qlora__gguf_writer {
 
 // Name of a module's matrix, "model.layers.0.self_attn.q_proj" and 'a' ->
 // "blk.0.attn_q.weight.lora_a".
-static QLORA__UNUSED qlora_result qlora__gguf_name(qlora_ctx* ctx, const char* module, char which,
+static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* module, char which,
                                                    char out[QLORA__GGUF_NAME]) {
     static const struct {
         const char* hf;
@@ -6366,7 +6536,7 @@ static QLORA__UNUSED qlora_result qlora__gguf_name(qlora_ctx* ctx, const char* m
             }
         }
     }
-    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
 }
 
 // llama.cpp's name of a family's architecture.
@@ -6401,24 +6571,24 @@ static QLORA__UNUSED double qlora__gguf_fold(double scale, double file_alpha, in
     return scale * (double)rank / file_alpha;
 }
 
-static void qlora__gguf_u32(qlora__text* t, uint32_t value) {
+static void qlora__gguf_u32(qlora__string* t, uint32_t value) {
     uint8_t bytes[8];
     qlora__store_u64(bytes, value);
-    qlora__text_add(t, bytes, 4);
+    qlora__string_add(t, bytes, 4);
 }
 
-static void qlora__gguf_u64(qlora__text* t, uint64_t value) {
+static void qlora__gguf_u64(qlora__string* t, uint64_t value) {
     uint8_t bytes[8];
     qlora__store_u64(bytes, value);
-    qlora__text_add(t, bytes, 8);
+    qlora__string_add(t, bytes, 8);
 }
 
-static void qlora__gguf_string(qlora__text* t, const char* string) {
+static void qlora__gguf_string(qlora__string* t, const char* string) {
     qlora__gguf_u64(t, strlen(string));
-    qlora__text_puts(t, string);
+    qlora__string_puts(t, string);
 }
 
-static void qlora__gguf_pair(qlora__text* t, const char* key, const char* value) {
+static void qlora__gguf_pair(qlora__string* t, const char* key, const char* value) {
     qlora__gguf_string(t, key);
     qlora__gguf_u32(t, 8); // type: string
     qlora__gguf_string(t, value);
@@ -6432,12 +6602,12 @@ static uint64_t qlora__gguf_padded(uint64_t bytes) {
     return (bytes + QLORA__GGUF_ALIGN - 1) / QLORA__GGUF_ALIGN * QLORA__GGUF_ALIGN;
 }
 
-static void qlora__gguf_write_header(qlora__text* t, const char* architecture, float alpha,
+static void qlora__gguf_write_header(qlora__string* t, const char* architecture, float alpha,
                                      const qlora__gguf_entry* entries, uint32_t count) {
     uint32_t bits = 0;
     uint64_t at = 0;
     memcpy(&bits, &alpha, 4);
-    qlora__text_puts(t, "GGUF");
+    qlora__string_puts(t, "GGUF");
     qlora__gguf_u32(t, 3);
     qlora__gguf_u64(t, count);
     qlora__gguf_u64(t, 5);
@@ -6460,35 +6630,35 @@ static void qlora__gguf_write_header(qlora__text* t, const char* architecture, f
         at += qlora__gguf_padded(qlora__gguf_bytes(&entries[i]));
     }
     while (t->result == QLORA_OK && t->size % QLORA__GGUF_ALIGN != 0) {
-        qlora__text_add(t, "", 1);
+        qlora__string_add(t, "", 1);
     }
 }
 
-static void qlora__gguf_abort(qlora_ctx* ctx, qlora__gguf_writer* w) {
-    qlora__out_abort(ctx, &w->out);
+static void qlora__gguf_abort(qlora__env* env, qlora__gguf_writer* w) {
+    qlora__out_abort(env, &w->out);
     memset(w, 0, sizeof *w);
 }
 
 // Begins a LoRA file; then the floats of each entry in turn, in pieces of any size; then commit or
 // abort. `alpha` is what qlora__gguf_alpha gives.
-static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* path,
+static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora__env* env, const char* path,
                                                     const char* architecture, double alpha,
                                                     const qlora__gguf_entry* entries,
                                                     uint32_t count, qlora__gguf_writer* w) {
-    qlora__text text;
+    qlora__string text;
     memset(w, 0, sizeof *w);
-    qlora__text_begin(ctx, &text);
+    qlora__string_begin(env, &text);
     qlora__gguf_write_header(&text, architecture, (float)alpha, entries, count);
     qlora_result result = text.result;
     if (result == QLORA_OK) {
-        result = qlora__out_begin(ctx, path, &w->out);
+        result = qlora__out_begin(env, path, &w->out);
     }
     if (result == QLORA_OK) {
-        result = qlora__out_write(ctx, &w->out, text.data, text.size);
+        result = qlora__out_write(env, &w->out, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     if (result != QLORA_OK) {
-        qlora__gguf_abort(ctx, w);
+        qlora__gguf_abort(env, w);
         return result;
     }
     w->entries = entries;
@@ -6497,24 +6667,24 @@ static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* 
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
+static QLORA__UNUSED qlora_result qlora__gguf_write(qlora__env* env, qlora__gguf_writer* w,
                                                     const void* bytes, size_t size) {
     uint8_t zeros[QLORA__GGUF_ALIGN];
     const uint8_t* p = (const uint8_t*)bytes;
     memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
         }
         size_t piece = size < w->left ? size : (size_t)w->left;
-        QLORA__TRY(qlora__out_write(ctx, &w->out, p, piece));
+        QLORA__TRY(qlora__out_write(env, &w->out, p, piece));
         p += piece;
         size -= piece;
         w->left -= piece;
         if (w->left == 0) {
             uint64_t total = qlora__gguf_bytes(&w->entries[w->current]);
             size_t pad = (size_t)(qlora__gguf_padded(total) - total);
-            QLORA__TRY(qlora__out_write(ctx, &w->out, zeros, pad));
+            QLORA__TRY(qlora__out_write(env, &w->out, zeros, pad));
             w->current++;
             w->left = w->current < w->count ? qlora__gguf_bytes(&w->entries[w->current]) : 0;
         }
@@ -6522,15 +6692,15 @@ static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora_ctx* ctx, qlora__gguf_writer* w) {
+static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__gguf_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->current != w->count) {
-        result = qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
-                             w->entries[w->current].name);
+        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
+                                 w->entries[w->current].name);
     } else {
-        result = qlora__out_commit(ctx, &w->out);
+        result = qlora__out_commit(env, &w->out);
     }
-    qlora__gguf_abort(ctx, w);
+    qlora__gguf_abort(env, w);
     return result;
 }
 
@@ -7533,14 +7703,14 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
         return QLORA_ERR_ARGUMENT;
     }
     if (ctx->depth == 0) {
-        ctx->call = call;
-        ctx->error[0] = '\0';
+        ctx->env.call = call;
+        ctx->env.error[0] = '\0';
         qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
         if (r != QLORA_OK && ctx->dead[0] == '\0') {
             return r;
         }
         ctx->not_current = r != QLORA_OK;
-        ctx->error[0] = '\0';
+        ctx->env.error[0] = '\0';
     }
     ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
     return QLORA_OK;
@@ -7902,15 +8072,6 @@ struct qlora__cache {
     qlora_cache_info info;
     uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
 };
-
-static uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
-    const uint8_t* p = (const uint8_t*)data;
-    uint64_t h = seed ^ 0xcbf29ce484222325ull;
-    for (size_t i = 0; i < bytes; i++) {
-        h = (h ^ p[i]) * 0x100000001b3ull;
-    }
-    return h;
-}
 
 // ---- PTX for a target ---------------------------------------------------------------------------
 
@@ -8882,9 +9043,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
         return QLORA_OK;
     }
     // The text without the name of the call in front, as the reason of a CPU context.
-    const char* text = ctx->error;
-    size_t prefix = ctx->call != NULL ? strlen(ctx->call) + 2 : 0;
-    snprintf(ctx->reason, sizeof ctx->reason, "%s", strlen(text) >= prefix ? text + prefix : text);
+    snprintf(ctx->reason, sizeof ctx->reason, "%s", qlora__env_reason(&ctx->env));
     qlora__gpu_close(ctx);
     ctx->backend = QLORA_BACKEND_CPU;
     ctx->dead[0] = '\0';
@@ -8984,16 +9143,20 @@ qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
     }
     memset(ctx, 0, sizeof *ctx);
     ctx->desc = resolved;
+    ctx->env.allocator = resolved.allocator;
+    ctx->env.files = resolved.files;
+    ctx->env.log = resolved.log;
+    ctx->env.log_user = resolved.log_user;
     ctx->backend = QLORA_BACKEND_CPU;
-    ctx->call = "qlora_ctx_create";
+    ctx->env.call = "qlora_ctx_create";
     qlora_result r = qlora__ctx_open(ctx);
     if (r != QLORA_OK) {
-        qlora__tell(desc, ctx->error);
+        qlora__tell(desc, ctx->env.error);
         qlora__ctx_close(ctx);
         resolved.allocator.free(ctx, sizeof *ctx, resolved.allocator.user);
         return r;
     }
-    ctx->error[0] = '\0';
+    ctx->env.error[0] = '\0';
     ctx->desc.error_text = NULL; // the caller's buffer may not live as long as we do
     ctx->desc.error_text_size = 0;
     *out = ctx;
@@ -9004,7 +9167,7 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     if (ctx == NULL) {
         return QLORA_OK;
     }
-    ctx->call = "qlora_ctx_destroy";
+    ctx->env.call = "qlora_ctx_destroy";
     if (ctx->depth > 0 || ctx->children > 0) {
         QLORA__LOG(ctx, ERROR, LEAK, "%lld objects still live", (long long)ctx->children);
         return qlora__fail(
@@ -9119,7 +9282,7 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     out->device_bytes = ctx->device_bytes;
     out->device_peak = ctx->device_peak;
     out->device_allocations = ctx->device_allocations;
-    out->host_bytes = ctx->host_bytes;
+    out->host_bytes = ctx->env.host_bytes;
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
         size_t free_bytes = 0;
@@ -9135,17 +9298,6 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
 qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     QLORA__ENTER(ctx, "qlora_ctx_memory");
     return qlora__leave(ctx, qlora__ctx_memory(ctx, out));
-}
-
-// Appends to a buffer that may be too small; used counts what would have been written.
-QLORA__PRINTF(4, 5)
-static void qlora__append(char* buffer, size_t size, size_t* used, const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    bool room = buffer != NULL && *used < size;
-    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
-    va_end(args);
-    *used += n > 0 ? (size_t)n : 0;
 }
 
 size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
@@ -14327,7 +14479,7 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     ctx->capture = NULL;
     qlora__beside_finish(ctx, r != QLORA_OK || capture.broke[0] != '\0');
     char text[QLORA__ERROR_SIZE];
-    snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->error : capture.broke);
+    snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->env.error : capture.broke);
     int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
     graph->buffers = capture.ids;
     graph->buffer_count = capture.count;
@@ -14543,7 +14695,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
     graph->user = user;
     qlora_result r = qlora__graph_build(ctx, graph);
     if (r != QLORA_OK) {
-        QLORA__LOG(ctx, WARN, GRAPH, "%s", ctx->error);
+        QLORA__LOG(ctx, WARN, GRAPH, "%s", ctx->env.error);
         qlora__graph_drop_exec(ctx, graph);
         qlora__graph_free(ctx, graph);
         return r;
@@ -15162,7 +15314,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
     qlora__peft peft;
     memset(&peft, 0, sizeof peft);
     if (desc->adapter != NULL) {
-        QLORA__TRY(qlora__peft_open(ctx, desc->adapter, &peft));
+        QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, &peft));
         m->desc.rslora = peft.rslora;
         m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft.dropout;
         m->desc.rank = (int32_t)peft.rank;
@@ -15177,7 +15329,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                 qlora__peft_module found;
                 snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
                          qlora__projections[i].module);
-                r = qlora__peft_find(ctx, &peft, module, p->out, p->in, &found);
+                r = qlora__peft_find(&ctx->env, &peft, module, p->out, p->in, &found);
                 p->rank = r == QLORA_OK ? found.rank : 0;
                 p->alpha = found.alpha;
                 p->scale = (float)found.scale;
@@ -15190,7 +15342,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
         }
     }
     if (desc->adapter != NULL) {
-        qlora__peft_close(ctx, &peft);
+        qlora__peft_close(&ctx->env, &peft);
     }
     return r;
 }
@@ -15438,7 +15590,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     qlora_model_config* c = &m->plan.config;
     QLORA__TRY(qlora__train_desc_resolve(ctx, train, &m->train));
     if (desc->dir != NULL) {
-        QLORA__TRY(qlora__config_read(ctx, desc->dir, c));
+        QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
     } else {
         *c = *desc->config;
         QLORA__TRY(qlora__random_config_check(ctx, c));
@@ -15476,7 +15628,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
     memset(&folder, 0, sizeof folder);
     bool look = desc->dir != NULL && m->plan.config.quantized;
     if (look) {
-        QLORA__TRY(qlora__folder_open(ctx, desc->dir, &folder));
+        QLORA__TRY(qlora__folder_open(&ctx->env, desc->dir, &folder));
     }
     qlora_result r = QLORA_OK;
     for (int64_t l = 0; l < m->plan.config.layers && r == QLORA_OK; l++) {
@@ -15491,7 +15643,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
                 qlora__linear_source source;
                 snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                          qlora__projections[i].module);
-                r = qlora__folder_linear(ctx, &folder, name, p->out, p->in, &source);
+                r = qlora__folder_linear(&ctx->env, &folder, name, p->out, p->in, &source);
                 if (r == QLORA_OK && source.nf4) {
                     p->is_nf4 = true;
                     p->nf4_desc.block = (int32_t)source.block;
@@ -15502,7 +15654,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
         }
     }
     if (look) {
-        qlora__folder_close(ctx, &folder);
+        qlora__folder_close(&ctx->env, &folder);
     }
     return r;
 }
@@ -15712,7 +15864,7 @@ static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
     if (dir == NULL || out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
     }
-    return qlora__config_read(ctx, dir, out);
+    return qlora__config_read(&ctx->env, dir, out);
 }
 
 qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {
@@ -15880,7 +16032,7 @@ static qlora_result qlora__load_dense(qlora_ctx* ctx, qlora__stager* s, const ql
 static qlora_result qlora__load_named(qlora_ctx* ctx, qlora__stager* s, const qlora__folder* folder,
                                       const char* name, const qlora_tensor* out) {
     const qlora__st_tensor* t = NULL;
-    QLORA__TRY(qlora__folder_need(ctx, folder, name, out->rows == 1 ? out->cols : out->rows,
+    QLORA__TRY(qlora__folder_need(&ctx->env, folder, name, out->rows == 1 ? out->cols : out->rows,
                                   out->rows == 1 ? -1 : out->cols, &t));
     return qlora__load_dense(ctx, s, t, out);
 }
@@ -15951,7 +16103,7 @@ static qlora_result qlora__load_projection(qlora_ctx* ctx, qlora__stager* s,
     char name[200];
     snprintf(name, sizeof name, "%.180s.weight", module);
     qlora__linear_source source;
-    QLORA__TRY(qlora__folder_linear(ctx, folder, name, p->out, p->in, &source));
+    QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
     if (source.nf4) {
         QLORA__TRY(qlora__load_bnb(ctx, s, &source, p));
     } else if (p->is_nf4) {
@@ -16024,7 +16176,7 @@ static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
 
 static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
     qlora__folder folder;
-    QLORA__TRY(qlora__folder_open(ctx, m->dir, &folder));
+    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &folder));
     qlora__stager stager;
     memset(&stager, 0, sizeof stager);
     stager.m = m;
@@ -16034,7 +16186,7 @@ static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
         r = qlora__load_folder(ctx, &stager, &folder);
     }
     qlora__stager_close(ctx, &stager);
-    qlora__folder_close(ctx, &folder);
+    qlora__folder_close(&ctx->env, &folder);
     return r;
 }
 
@@ -17026,10 +17178,10 @@ static bool qlora__has_lora(const qlora_model* m) {
 
 static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
     if (s->has_peft) {
-        qlora__peft_close(ctx, &s->peft);
+        qlora__peft_close(&ctx->env, &s->peft);
     }
     if (s->has_norms) {
-        qlora__st_close(ctx, &s->norms);
+        qlora__st_close(&ctx->env, &s->norms);
     }
 }
 
@@ -17043,7 +17195,7 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
             qlora__peft_module found;
             snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
                      qlora__projections[i].module);
-            QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, p->out, p->in, &found));
+            QLORA__TRY(qlora__peft_find(&ctx->env, &s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
                 return qlora__fail(
@@ -17064,17 +17216,17 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     s->dir = dir;
     qlora_result r = QLORA_OK;
     if (qlora__has_lora(m)) {
-        r = qlora__peft_open(ctx, dir, &s->peft);
+        r = qlora__peft_open(&ctx->env, dir, &s->peft);
         s->has_peft = r == QLORA_OK;
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
     }
     if (r == QLORA_OK && m->desc.train_norms) {
         char path[QLORA__PATH_ROOM];
         bool exists = false;
-        r = qlora__path_join(ctx, dir, QLORA__NORMS_FILE, path);
-        r = r == QLORA_OK ? qlora__file_exists(ctx, path, &exists) : r;
+        r = qlora__path_join(&ctx->env, dir, QLORA__NORMS_FILE, path);
+        r = r == QLORA_OK ? qlora__file_exists(&ctx->env, path, &exists) : r;
         if (r == QLORA_OK && exists) {
-            r = qlora__st_open(ctx, path, &s->norms);
+            r = qlora__st_open(&ctx->env, path, &s->norms);
             s->has_norms = r == QLORA_OK;
         }
     }
@@ -17093,8 +17245,8 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         qlora__peft_module found;
         snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
                  t->name);
-        QLORA__TRY(qlora__peft_find(ctx, &s->peft, module, t->projection->out, t->projection->in,
-                                    &found));
+        QLORA__TRY(qlora__peft_find(&ctx->env, &s->peft, module, t->projection->out,
+                                    t->projection->in, &found));
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
@@ -17495,7 +17647,7 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
     }
     qlora__st_writer w;
     qlora_result r =
-        qlora__st_write_begin(ctx, path, list->entries, list->count, metadata, checksum, &w);
+        qlora__st_write_begin(&ctx->env, path, list->entries, list->count, metadata, checksum, &w);
     bool begun = r == QLORA_OK;
     for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
         const qlora__save_item* item = &list->items[w.order[i]];
@@ -17507,37 +17659,15 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
             r = qlora__floats_out(ctx, window.data, n, values);
             bytes = values;
         }
-        r = r == QLORA_OK ? qlora__st_write(ctx, &w, bytes, item->size) : r;
+        r = r == QLORA_OK ? qlora__st_write(&ctx->env, &w, bytes, item->size) : r;
     }
     if (r == QLORA_OK) {
-        r = qlora__st_write_commit(ctx, &w);
+        r = qlora__st_write_commit(&ctx->env, &w);
     } else if (begun) {
-        qlora__st_write_abort(ctx, &w);
+        qlora__st_write_abort(&ctx->env, &w);
     }
     qlora__free(ctx, values, room + 4);
     return r;
-}
-
-static qlora_result qlora__dir_make(qlora_ctx* ctx, const char* dir) {
-    int code = ctx->desc.files.make_dir(dir, ctx->desc.files.user);
-    return code == 0 ? QLORA_OK
-                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)", dir,
-                                   qlora__errno_text(code), code);
-}
-
-static qlora_result qlora__dir_sync(qlora_ctx* ctx, const char* dir) {
-    int code = ctx->desc.files.sync_dir(dir, ctx->desc.files.user);
-    return code == 0 ? QLORA_OK
-                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot sync the folder %s: %s (%d)", dir,
-                                   qlora__errno_text(code), code);
-}
-
-// Removes a file that need not be there.
-static void qlora__file_remove(qlora_ctx* ctx, const char* dir, const char* name) {
-    char path[QLORA__PATH_ROOM];
-    if (qlora__path_join(ctx, dir, name, path) == QLORA_OK) {
-        ctx->desc.files.remove(path, ctx->desc.files.user);
-    }
 }
 
 // ---- PEFT folder --------------------------------------------------------------------------------
@@ -17679,24 +17809,24 @@ static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
                                               const qlora__peft_desc* desc) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
-    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "adapter_config.json", path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (!exists) {
         return QLORA_OK;
     }
     qlora__map map;
-    qlora__text text;
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
-    qlora__text_begin(ctx, &text);
+    qlora__string text;
+    QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
+    qlora__string_begin(&ctx->env, &text);
     qlora__peft_write_text(&text, desc);
     bool same = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
                 memcmp(text.data, map.data, text.size) == 0;
     qlora_result r = text.result;
-    qlora__text_free(&text);
-    qlora__map_close(ctx, &map);
+    qlora__string_free(&text);
+    qlora__map_close(&ctx->env, &map);
     if (r == QLORA_OK && !same) {
-        int code = ctx->desc.files.remove(path, ctx->desc.files.user);
-        r = code == 0 ? qlora__dir_sync(ctx, dir)
+        int code = ctx->env.files.remove(path, ctx->env.files.user);
+        r = code == 0 ? qlora__dir_sync(&ctx->env, dir)
                       : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
                                     qlora__errno_text(code), code);
     }
@@ -17708,8 +17838,8 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
                                                  const char* dir, bool norms) {
     char path[QLORA__PATH_ROOM];
     qlora__save_list list;
-    QLORA__TRY(
-        qlora__path_join(ctx, dir, norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir,
+                                norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
     QLORA__TRY(qlora__save_open(ctx, m->range_count, &list));
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
@@ -17727,7 +17857,7 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
-    QLORA__TRY(qlora__dir_make(ctx, dir));
+    QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     bool lora = qlora__has_lora(m);
     qlora_result r = qlora__peft_describe(ctx, m, base_name, &tables);
     if (r == QLORA_OK && lora) {
@@ -17740,7 +17870,7 @@ static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, c
         r = qlora__adapter_write_tensors(ctx, m, dir, true);
     }
     if (r == QLORA_OK && lora) {
-        r = qlora__peft_write_config(ctx, dir, &tables.desc);
+        r = qlora__peft_write_config(&ctx->env, dir, &tables.desc);
     }
     qlora__peft_tables_free(ctx, &tables);
     return r;
@@ -17814,7 +17944,7 @@ static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
             char module[192];
             snprintf(module, sizeof module, "%.*s",
                      (int)(strlen(t.name) - strlen(".lora_A.weight")), t.name);
-            QLORA__TRY(qlora__gguf_name(ctx, module, t.is_b ? 'b' : 'a', e->name));
+            QLORA__TRY(qlora__gguf_name(&ctx->env, module, t.is_b ? 'b' : 'a', e->name));
             e->rows = t.rows;
             e->cols = t.cols;
         }
@@ -17838,7 +17968,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
             qlora__gguf_arrange(m, &t, alpha, buffers, buffers + m->longest_range);
             values = buffers + m->longest_range;
         }
-        QLORA__TRY(qlora__gguf_write(ctx, w, values, (size_t)(t.rows * t.cols) * 4));
+        QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
     }
     return QLORA_OK;
 }
@@ -17863,14 +17993,14 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(ctx, path, qlora__gguf_architecture(m->plan.config.family), alpha,
-                              entries, count, &w);
+        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_architecture(m->plan.config.family),
+                              alpha, entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {
-                r = qlora__gguf_commit(ctx, &w);
+                r = qlora__gguf_commit(&ctx->env, &w);
             } else {
-                qlora__gguf_abort(ctx, &w);
+                qlora__gguf_abort(&ctx->env, &w);
             }
         }
     }
@@ -18078,7 +18208,7 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     qlora__merge_module module;
     memset(&module, 0, sizeof module);
     if (item->raw) {
-        return qlora__st_write(ctx, w, item->tensor->data, (size_t)item->tensor->bytes);
+        return qlora__st_write(&ctx->env, w, item->tensor->data, (size_t)item->tensor->bytes);
     }
     qlora_result r =
         item->projection != NULL ? qlora__merge_module_open(ctx, g->m, item, &module) : QLORA_OK;
@@ -18091,8 +18221,8 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
             r = qlora__merge_pack(g, item, n);
         }
         if (r == QLORA_OK) {
-            r = g->dtype == QLORA_F32 ? qlora__st_write(ctx, w, g->values, (size_t)n * 4)
-                                      : qlora__st_write(ctx, w, g->packed, (size_t)n * 2);
+            r = g->dtype == QLORA_F32 ? qlora__st_write(&ctx->env, w, g->values, (size_t)n * 4)
+                                      : qlora__st_write(&ctx->env, w, g->packed, (size_t)n * 2);
         }
     }
     qlora__merge_module_close(ctx, &module);
@@ -18231,7 +18361,7 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
     qlora__module_name name;
     uint32_t count = 0;
     qlora__merge_shard_name(g, shard, &name);
-    QLORA__TRY(qlora__path_join(g->ctx, g->dir, name.text, path));
+    QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, name.text, path));
     for (uint32_t i = 0; i < g->count; i++) {
         const qlora__merge_item* item = &g->items[i];
         if (item->shard == shard) {
@@ -18244,7 +18374,7 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         }
     }
     qlora__st_writer w;
-    QLORA__TRY(qlora__st_write_begin(g->ctx, path, g->entries, count, NULL, false, &w));
+    QLORA__TRY(qlora__st_write_begin(&g->ctx->env, path, g->entries, count, NULL, false, &w));
     qlora_result r = QLORA_OK;
     for (uint32_t i = 0; i < count && r == QLORA_OK; i++) {
         const qlora__merge_item* item = &g->items[g->members[w.order[i]]];
@@ -18253,10 +18383,10 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         r = r == QLORA_OK ? qlora__merge_tell(g) : r;
     }
     if (r != QLORA_OK) {
-        qlora__st_write_abort(g->ctx, &w);
+        qlora__st_write_abort(&g->ctx->env, &w);
         return r;
     }
-    return qlora__st_write_commit(g->ctx, &w);
+    return qlora__st_write_commit(&g->ctx->env, &w);
 }
 
 static qlora_result qlora__merge_index(qlora__merge* g) {
@@ -18276,7 +18406,7 @@ static qlora_result qlora__merge_index(qlora__merge* g) {
         g->shard_of[i] = g->items[i].shard;
     }
     qlora_result r =
-        qlora__index_write(ctx, g->dir, g->names, g->shard_of, g->count, names, g->total);
+        qlora__index_write(&ctx->env, g->dir, g->names, g->shard_of, g->count, names, g->total);
     qlora__free(ctx, shards, bytes);
     return r;
 }
@@ -18297,11 +18427,11 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
         char from[QLORA__PATH_ROOM];
         char to[QLORA__PATH_ROOM];
         bool exists = false;
-        QLORA__TRY(qlora__path_join(g->ctx, g->m->dir, files[i], from));
-        QLORA__TRY(qlora__path_join(g->ctx, g->dir, files[i], to));
-        QLORA__TRY(qlora__file_exists(g->ctx, from, &exists));
+        QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
+        QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, files[i], to));
+        QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         if (exists) {
-            QLORA__TRY(qlora__file_copy(g->ctx, from, to));
+            QLORA__TRY(qlora__file_copy(&g->ctx->env, from, to));
         }
     }
     return QLORA_OK;
@@ -18316,7 +18446,7 @@ static void qlora__merge_close(qlora__merge* g) {
     qlora__free(ctx, g->shard_of, g->room * sizeof *g->shard_of);
     qlora__free(ctx, g->values, g->elements * 4);
     qlora__free(ctx, g->packed, g->elements * 2);
-    qlora__folder_close(ctx, &g->folder);
+    qlora__folder_close(&ctx->env, &g->folder);
 }
 
 static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
@@ -18343,18 +18473,18 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
 static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     QLORA__TRY(qlora__merge_open(g, shard_bytes));
     QLORA__TRY(qlora__merge_tell(g));
-    QLORA__TRY(qlora__dir_make(g->ctx, g->dir));
+    QLORA__TRY(qlora__dir_make(&g->ctx->env, g->dir));
     for (uint32_t i = 0; i < g->shards; i++) {
         QLORA__TRY(qlora__merge_shard(g, i));
     }
     // Left by an earlier attempt with another number of shards, they would be taken first.
-    qlora__file_remove(g->ctx, g->dir,
+    qlora__file_remove(&g->ctx->env, g->dir,
                        g->shards > 1 ? "model.safetensors" : "model.safetensors.index.json");
     if (g->shards > 1) {
         QLORA__TRY(qlora__merge_index(g));
     }
     QLORA__TRY(qlora__merge_copy_files(g));
-    return qlora__config_export(g->ctx, g->m->dir, g->dir,
+    return qlora__config_export(&g->ctx->env, g->m->dir, g->dir,
                                 g->dtype == QLORA_F32    ? "float32"
                                 : g->dtype == QLORA_BF16 ? "bfloat16"
                                                          : "float16");
@@ -18377,8 +18507,8 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m, cons
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
     // This also keeps the base's own folder from being overwritten, however it is spelt.
-    QLORA__TRY(qlora__path_join(ctx, dir, "config.json", path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "config.json", path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "%s is there already; give a folder without a model", path);
@@ -18400,7 +18530,7 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m, cons
     g.trained = base == QLORA_MERGE_TRAINED;
     g.progress = progress;
     g.user = user;
-    QLORA__TRY(qlora__folder_open(ctx, m->dir, &g.folder));
+    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
     qlora_result r = qlora__merge_run(&g, shard_bytes != 0 ? shard_bytes : (uint64_t)5000000000u);
     qlora__merge_close(&g);
     return r;
@@ -18703,9 +18833,9 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->m->train.require_graph) {
         return r;
     }
-    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->error);
+    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->env.error);
     t->use_graphs = false;
-    ctx->error[0] = '\0';
+    ctx->env.error[0] = '\0';
     return fn(ctx, t);
 }
 
@@ -19097,13 +19227,13 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
     char path[QLORA__PATH_ROOM];
     bool exists = false;
     memset(list, 0, sizeof *list);
-    QLORA__TRY(qlora__path_join(ctx, dir, file, path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, file, path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (!exists) {
         return QLORA_OK;
     }
     qlora__map map;
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
     const char* text = (const char*)map.data;
     bool good = map.size > 0 && map.size < 8192 && text[map.size - 1] == '\n';
     for (size_t at = 0; good && at < map.size;) {
@@ -19118,7 +19248,7 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
         }
         at += size + 1;
     }
-    qlora__map_close(ctx, &map);
+    qlora__map_close(&ctx->env, &map);
     return good ? QLORA_OK
                 : qlora__fail(ctx, QLORA_ERR_FORMAT,
                               "%s is not a list of checkpoints; it names one folder a line", path);
@@ -19127,35 +19257,35 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
 static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, const char* file,
                                            const qlora__ckpt_list* list) {
     char path[QLORA__PATH_ROOM];
-    qlora__text text;
-    QLORA__TRY(qlora__path_join(ctx, dir, file, path));
-    qlora__text_begin(ctx, &text);
+    qlora__string text;
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, file, path));
+    qlora__string_begin(&ctx->env, &text);
     for (int i = 0; i < list->count; i++) {
-        qlora__text_puts(&text, list->names[i].text);
-        qlora__text_puts(&text, "\n");
+        qlora__string_puts(&text, list->names[i].text);
+        qlora__string_puts(&text, "\n");
     }
     qlora_result r = text.result;
     if (r == QLORA_OK) {
-        r = qlora__file_write(ctx, path, text.data, text.size);
+        r = qlora__file_write(&ctx->env, path, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     return r;
 }
 
 // Clears a checkpoint away, as far as that goes: what is left over costs space only.
 static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name) {
     char folder[QLORA__PATH_ROOM];
-    if (qlora__path_join(ctx, dir, name, folder) != QLORA_OK) {
+    if (qlora__path_join(&ctx->env, dir, name, folder) != QLORA_OK) {
         return;
     }
     // state first: without it the folder is no checkpoint
     for (int i = (int)(sizeof qlora__ckpt_files / sizeof qlora__ckpt_files[0]) - 1; i >= 0; i--) {
         char temporary[64];
         snprintf(temporary, sizeof temporary, "%s.tmp", qlora__ckpt_files[i]);
-        qlora__file_remove(ctx, folder, qlora__ckpt_files[i]);
-        qlora__file_remove(ctx, folder, temporary);
+        qlora__file_remove(&ctx->env, folder, qlora__ckpt_files[i]);
+        qlora__file_remove(&ctx->env, folder, temporary);
     }
-    ctx->desc.files.remove(folder, ctx->desc.files.user);
+    ctx->env.files.remove(folder, ctx->env.files.user);
 }
 
 // What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results
@@ -19276,16 +19406,16 @@ static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const c
     char path[QLORA__PATH_ROOM];
     bool exists = false;
     *out = 0;
-    QLORA__TRY(qlora__path_join(ctx, folder, name, path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, folder, name, path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
         qlora__map map;
         qlora__hash hash;
-        QLORA__TRY(qlora__map_open(ctx, path, &map));
+        QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
         qlora__hash_begin(&hash);
         qlora__hash_add(&hash, map.data, (size_t)map.size);
         *out = qlora__hash_end(&hash);
-        qlora__map_close(ctx, &map);
+        qlora__map_close(&ctx->env, &map);
     }
     return QLORA_OK;
 }
@@ -19310,7 +19440,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
         metadata[2 * i + 1] = texts[i];
     }
     metadata[2 * s->count] = NULL;
-    QLORA__TRY(qlora__path_join(ctx, folder, QLORA__STATE_FILE, path));
+    QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
     QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
     qlora__trained trained;
     for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
@@ -19347,11 +19477,11 @@ static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const ch
     qlora_ctx* ctx = t->ctx;
     char folder[QLORA__PATH_ROOM];
     qlora__state state;
-    QLORA__TRY(qlora__path_join(ctx, dir, name, folder));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, name, folder));
     QLORA__TRY(qlora__state_take(t, &state));
     QLORA__TRY(qlora__adapter_write(ctx, t->m, folder, t->m->dir));
     QLORA__TRY(qlora__state_write(t, folder, &state, position, position_bytes));
-    return qlora__dir_sync(ctx, dir); // the folder's own name
+    return qlora__dir_sync(&ctx->env, dir); // the folder's own name
 }
 
 // A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is
@@ -19403,7 +19533,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a step is half done: call qlora_train_update before saving");
     }
-    QLORA__TRY(qlora__dir_make(ctx, dir));
+    QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {
         pending.count = 0; // it is there for tidiness only
@@ -19421,7 +19551,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     qlora_result r = qlora__ckpt_fill(t, dir, name.text, position, position_bytes);
     if (r != QLORA_OK) {
         qlora__ckpt_remove(ctx, dir, name.text);
-        qlora__file_remove(ctx, dir, "pending");
+        qlora__file_remove(&ctx->env, dir, "pending");
         return r;
     }
     // When this fails nobody knows which list a crash would leave, so both checkpoints stay.
@@ -19429,9 +19559,9 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     for (int i = 0; i + 1 < pending.count; i++) {
         qlora__ckpt_remove(ctx, dir, pending.names[i].text);
     }
-    qlora__file_remove(ctx, dir, "pending");
+    qlora__file_remove(&ctx->env, dir, "pending");
     QLORA__LOG(ctx, INFO, CHECKPOINT, "saved %s/%s", dir, name.text);
-    ctx->error[0] = '\0';
+    ctx->env.error[0] = '\0';
     return QLORA_OK;
 }
 
@@ -19448,13 +19578,13 @@ qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, cons
 static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__st* state) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
-    QLORA__TRY(qlora__path_join(ctx, folder, QLORA__STATE_FILE, path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (!exists) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s is missing", path);
     }
-    QLORA__TRY(qlora__st_open(ctx, path, state));
-    qlora_result r = qlora__st_verify(ctx, state);
+    QLORA__TRY(qlora__st_open(&ctx->env, path, state));
+    qlora_result r = qlora__st_verify(&ctx->env, state);
     const qlora__st_tensor* hashes = qlora__st_find(state, "hashes");
     if (r == QLORA_OK && (hashes == NULL || hashes->bytes != 8 * QLORA__CKPT_HASHED)) {
         r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s has no checksums of the other files", path);
@@ -19468,7 +19598,7 @@ static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__
         }
     }
     if (r != QLORA_OK) {
-        qlora__st_close(ctx, state);
+        qlora__st_close(&ctx->env, state);
     }
     return r;
 }
@@ -19643,19 +19773,19 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
     for (int i = 0; i < list.count; i++) {
         char folder[QLORA__PATH_ROOM];
         qlora__st state;
-        QLORA__TRY(qlora__path_join(ctx, dir, list.names[i].text, folder));
+        QLORA__TRY(qlora__path_join(&ctx->env, dir, list.names[i].text, folder));
         qlora_result r = qlora__ckpt_open(ctx, folder, &state);
         if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
             QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s",
-                       folder, ctx->error);
+                       folder, ctx->env.error);
             continue;
         }
         QLORA__TRY(r);
         r = qlora__ckpt_load_one(t, folder, &state, position, position_bytes);
-        qlora__st_close(ctx, &state);
+        qlora__st_close(&ctx->env, &state);
         if (r == QLORA_OK) {
             QLORA__LOG(ctx, INFO, CHECKPOINT, "loaded %s", folder);
-            ctx->error[0] = '\0';
+            ctx->env.error[0] = '\0';
         }
         return r;
     }
@@ -19993,4 +20123,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end cc1c93583b680e5c
+//@@ end 0e3af916beb02eca

@@ -306,9 +306,7 @@ static qlora_result qlora__ctx_open_backend(qlora_ctx* ctx) {
         return QLORA_OK;
     }
     // The text without the name of the call in front, as the reason of a CPU context.
-    const char* text = ctx->error;
-    size_t prefix = ctx->call != NULL ? strlen(ctx->call) + 2 : 0;
-    snprintf(ctx->reason, sizeof ctx->reason, "%s", strlen(text) >= prefix ? text + prefix : text);
+    snprintf(ctx->reason, sizeof ctx->reason, "%s", qlora__env_reason(&ctx->env));
     qlora__gpu_close(ctx);
     ctx->backend = QLORA_BACKEND_CPU;
     ctx->dead[0] = '\0';
@@ -408,16 +406,20 @@ qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
     }
     memset(ctx, 0, sizeof *ctx);
     ctx->desc = resolved;
+    ctx->env.allocator = resolved.allocator;
+    ctx->env.files = resolved.files;
+    ctx->env.log = resolved.log;
+    ctx->env.log_user = resolved.log_user;
     ctx->backend = QLORA_BACKEND_CPU;
-    ctx->call = "qlora_ctx_create";
+    ctx->env.call = "qlora_ctx_create";
     qlora_result r = qlora__ctx_open(ctx);
     if (r != QLORA_OK) {
-        qlora__tell(desc, ctx->error);
+        qlora__tell(desc, ctx->env.error);
         qlora__ctx_close(ctx);
         resolved.allocator.free(ctx, sizeof *ctx, resolved.allocator.user);
         return r;
     }
-    ctx->error[0] = '\0';
+    ctx->env.error[0] = '\0';
     ctx->desc.error_text = NULL; // the caller's buffer may not live as long as we do
     ctx->desc.error_text_size = 0;
     *out = ctx;
@@ -428,7 +430,7 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     if (ctx == NULL) {
         return QLORA_OK;
     }
-    ctx->call = "qlora_ctx_destroy";
+    ctx->env.call = "qlora_ctx_destroy";
     if (ctx->depth > 0 || ctx->children > 0) {
         QLORA__LOG(ctx, ERROR, LEAK, "%lld objects still live", (long long)ctx->children);
         return qlora__fail(
@@ -543,7 +545,7 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     out->device_bytes = ctx->device_bytes;
     out->device_peak = ctx->device_peak;
     out->device_allocations = ctx->device_allocations;
-    out->host_bytes = ctx->host_bytes;
+    out->host_bytes = ctx->env.host_bytes;
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
         size_t free_bytes = 0;
@@ -559,17 +561,6 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
 qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     QLORA__ENTER(ctx, "qlora_ctx_memory");
     return qlora__leave(ctx, qlora__ctx_memory(ctx, out));
-}
-
-// Appends to a buffer that may be too small; used counts what would have been written.
-QLORA__PRINTF(4, 5)
-static void qlora__append(char* buffer, size_t size, size_t* used, const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    bool room = buffer != NULL && *used < size;
-    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
-    va_end(args);
-    *used += n > 0 ? (size_t)n : 0;
 }
 
 size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {

@@ -19,7 +19,7 @@ static qlora_result qlora__graph_record(qlora_ctx* ctx, qlora_graph* graph, void
     ctx->capture = NULL;
     qlora__beside_finish(ctx, r != QLORA_OK || capture.broke[0] != '\0');
     char text[QLORA__ERROR_SIZE];
-    snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->error : capture.broke);
+    snprintf(text, sizeof text, "%s", r != QLORA_OK ? ctx->env.error : capture.broke);
     int code = gpu->cu.StreamEndCapture(gpu->stream, recorded);
     graph->buffers = capture.ids;
     graph->buffer_count = capture.count;
@@ -235,7 +235,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
     graph->user = user;
     qlora_result r = qlora__graph_build(ctx, graph);
     if (r != QLORA_OK) {
-        QLORA__LOG(ctx, WARN, GRAPH, "%s", ctx->error);
+        QLORA__LOG(ctx, WARN, GRAPH, "%s", ctx->env.error);
         qlora__graph_drop_exec(ctx, graph);
         qlora__graph_free(ctx, graph);
         return r;

@@ -92,14 +92,15 @@ extern "C" {
 #endif // _WIN32
 
 #include "platform/system.h"
-#include "core/base.h"
+#include "core/env.h"
 #include "core/files.h"
+#include "core/tools.h"
+#include "core/base.h"
 #include "core/threads.h"
 #include "core/random.h"
 #include "numbers/floats.h"
 #include "numbers/nf4.h"
 #ifndef QLORA_NO_MODEL
-#include "formats/files.h"
 #include "formats/json_read.h"
 #include "formats/json_write.h"
 #include "formats/safetensors.h"

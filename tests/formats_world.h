@@ -1,6 +1,6 @@
-// formats_world.h - a context for tests of file formats: memory that is counted, and a small file
-// system in memory. Both can be told to fail at the n-th operation; the file system also knows what
-// would survive a power cut. Include after the implementation of qlora.h.
+// formats_world.h - an environment for tests of file formats: memory that is counted, and a small
+// file system in memory. Both can be told to fail at the n-th operation; the file system also knows
+// what would survive a power cut. Include after the implementation of qlora.h.
 #ifndef QLORA_FORMATS_WORLD_H
 #define QLORA_FORMATS_WORLD_H
 
@@ -20,7 +20,7 @@ typedef struct world_file {
 } world_file;
 
 typedef struct world {
-    qlora_ctx ctx;
+    qlora__env env;
     world_file files[WORLD_FILES]; // by name, as programs see them
     world_file disk[WORLD_FILES];  // names and bytes that survive a power cut
     long operations;               // allocations and file calls so far
@@ -226,22 +226,22 @@ static void world_unmap(const void* data, uint64_t bytes, void* handle, void* us
 
 static void world_begin(world* w) {
     memset(w, 0, sizeof *w);
-    qlora_ctx_desc* d = &w->ctx.desc;
-    d->allocator.alloc = world_alloc;
-    d->allocator.free = world_free;
-    d->allocator.user = w;
-    d->files.open = world_open;
-    d->files.read = world_read;
-    d->files.write = world_write;
-    d->files.sync = world_sync;
-    d->files.close = world_close;
-    d->files.rename = world_rename;
-    d->files.remove = world_remove;
-    d->files.make_dir = world_make_dir;
-    d->files.sync_dir = world_sync_dir;
-    d->files.map = world_map;
-    d->files.unmap = world_unmap;
-    d->files.user = w;
+    qlora__env* e = &w->env;
+    e->allocator.alloc = world_alloc;
+    e->allocator.free = world_free;
+    e->allocator.user = w;
+    e->files.open = world_open;
+    e->files.read = world_read;
+    e->files.write = world_write;
+    e->files.sync = world_sync;
+    e->files.close = world_close;
+    e->files.rename = world_rename;
+    e->files.remove = world_remove;
+    e->files.make_dir = world_make_dir;
+    e->files.sync_dir = world_sync_dir;
+    e->files.map = world_map;
+    e->files.unmap = world_unmap;
+    e->files.user = w;
 }
 
 // True when nothing is left over.
@@ -250,7 +250,7 @@ static bool world_end(world* w) {
         world_drop(&w->files[i]);
         world_drop(&w->disk[i]);
     }
-    return w->blocks == 0 && w->handles == 0 && w->ctx.host_bytes == 0;
+    return w->blocks == 0 && w->handles == 0 && w->env.host_bytes == 0;
 }
 
 #endif

@@ -189,7 +189,7 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
     qlora__merge_module module;
     memset(&module, 0, sizeof module);
     if (item->raw) {
-        return qlora__st_write(ctx, w, item->tensor->data, (size_t)item->tensor->bytes);
+        return qlora__st_write(&ctx->env, w, item->tensor->data, (size_t)item->tensor->bytes);
     }
     qlora_result r =
         item->projection != NULL ? qlora__merge_module_open(ctx, g->m, item, &module) : QLORA_OK;
@@ -202,8 +202,8 @@ static qlora_result qlora__merge_item_write(qlora__merge* g, const qlora__merge_
             r = qlora__merge_pack(g, item, n);
         }
         if (r == QLORA_OK) {
-            r = g->dtype == QLORA_F32 ? qlora__st_write(ctx, w, g->values, (size_t)n * 4)
-                                      : qlora__st_write(ctx, w, g->packed, (size_t)n * 2);
+            r = g->dtype == QLORA_F32 ? qlora__st_write(&ctx->env, w, g->values, (size_t)n * 4)
+                                      : qlora__st_write(&ctx->env, w, g->packed, (size_t)n * 2);
         }
     }
     qlora__merge_module_close(ctx, &module);
@@ -342,7 +342,7 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
     qlora__module_name name;
     uint32_t count = 0;
     qlora__merge_shard_name(g, shard, &name);
-    QLORA__TRY(qlora__path_join(g->ctx, g->dir, name.text, path));
+    QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, name.text, path));
     for (uint32_t i = 0; i < g->count; i++) {
         const qlora__merge_item* item = &g->items[i];
         if (item->shard == shard) {
@@ -355,7 +355,7 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         }
     }
     qlora__st_writer w;
-    QLORA__TRY(qlora__st_write_begin(g->ctx, path, g->entries, count, NULL, false, &w));
+    QLORA__TRY(qlora__st_write_begin(&g->ctx->env, path, g->entries, count, NULL, false, &w));
     qlora_result r = QLORA_OK;
     for (uint32_t i = 0; i < count && r == QLORA_OK; i++) {
         const qlora__merge_item* item = &g->items[g->members[w.order[i]]];
@@ -364,10 +364,10 @@ static qlora_result qlora__merge_shard(qlora__merge* g, uint32_t shard) {
         r = r == QLORA_OK ? qlora__merge_tell(g) : r;
     }
     if (r != QLORA_OK) {
-        qlora__st_write_abort(g->ctx, &w);
+        qlora__st_write_abort(&g->ctx->env, &w);
         return r;
     }
-    return qlora__st_write_commit(g->ctx, &w);
+    return qlora__st_write_commit(&g->ctx->env, &w);
 }
 
 static qlora_result qlora__merge_index(qlora__merge* g) {
@@ -387,7 +387,7 @@ static qlora_result qlora__merge_index(qlora__merge* g) {
         g->shard_of[i] = g->items[i].shard;
     }
     qlora_result r =
-        qlora__index_write(ctx, g->dir, g->names, g->shard_of, g->count, names, g->total);
+        qlora__index_write(&ctx->env, g->dir, g->names, g->shard_of, g->count, names, g->total);
     qlora__free(ctx, shards, bytes);
     return r;
 }
@@ -408,11 +408,11 @@ static qlora_result qlora__merge_copy_files(const qlora__merge* g) {
         char from[QLORA__PATH_ROOM];
         char to[QLORA__PATH_ROOM];
         bool exists = false;
-        QLORA__TRY(qlora__path_join(g->ctx, g->m->dir, files[i], from));
-        QLORA__TRY(qlora__path_join(g->ctx, g->dir, files[i], to));
-        QLORA__TRY(qlora__file_exists(g->ctx, from, &exists));
+        QLORA__TRY(qlora__path_join(&g->ctx->env, g->m->dir, files[i], from));
+        QLORA__TRY(qlora__path_join(&g->ctx->env, g->dir, files[i], to));
+        QLORA__TRY(qlora__file_exists(&g->ctx->env, from, &exists));
         if (exists) {
-            QLORA__TRY(qlora__file_copy(g->ctx, from, to));
+            QLORA__TRY(qlora__file_copy(&g->ctx->env, from, to));
         }
     }
     return QLORA_OK;
@@ -427,7 +427,7 @@ static void qlora__merge_close(qlora__merge* g) {
     qlora__free(ctx, g->shard_of, g->room * sizeof *g->shard_of);
     qlora__free(ctx, g->values, g->elements * 4);
     qlora__free(ctx, g->packed, g->elements * 2);
-    qlora__folder_close(ctx, &g->folder);
+    qlora__folder_close(&ctx->env, &g->folder);
 }
 
 static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
@@ -454,18 +454,18 @@ static qlora_result qlora__merge_open(qlora__merge* g, uint64_t shard_bytes) {
 static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
     QLORA__TRY(qlora__merge_open(g, shard_bytes));
     QLORA__TRY(qlora__merge_tell(g));
-    QLORA__TRY(qlora__dir_make(g->ctx, g->dir));
+    QLORA__TRY(qlora__dir_make(&g->ctx->env, g->dir));
     for (uint32_t i = 0; i < g->shards; i++) {
         QLORA__TRY(qlora__merge_shard(g, i));
     }
     // Left by an earlier attempt with another number of shards, they would be taken first.
-    qlora__file_remove(g->ctx, g->dir,
+    qlora__file_remove(&g->ctx->env, g->dir,
                        g->shards > 1 ? "model.safetensors" : "model.safetensors.index.json");
     if (g->shards > 1) {
         QLORA__TRY(qlora__merge_index(g));
     }
     QLORA__TRY(qlora__merge_copy_files(g));
-    return qlora__config_export(g->ctx, g->m->dir, g->dir,
+    return qlora__config_export(&g->ctx->env, g->m->dir, g->dir,
                                 g->dtype == QLORA_F32    ? "float32"
                                 : g->dtype == QLORA_BF16 ? "bfloat16"
                                                          : "float16");
@@ -503,8 +503,8 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
     // This also keeps the base's own folder from being overwritten, however it is spelt.
-    QLORA__TRY(qlora__path_join(ctx, d->dir, "config.json", path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, d->dir, "config.json", path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "%s already exists; choose a folder without a model", path);
@@ -524,7 +524,7 @@ static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
     g.trained = desc->base == QLORA_MERGE_TRAINED;
     g.progress = desc->progress;
     g.user = desc->progress_user;
-    QLORA__TRY(qlora__folder_open(ctx, m->dir, &g.folder));
+    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
     qlora_result r =
         qlora__merge_run(&g, desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u);
     qlora__merge_close(&g);

@@ -85,7 +85,7 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
     }
     qlora__st_writer w;
     qlora_result r =
-        qlora__st_write_begin(ctx, path, list->entries, list->count, metadata, checksum, &w);
+        qlora__st_write_begin(&ctx->env, path, list->entries, list->count, metadata, checksum, &w);
     bool begun = r == QLORA_OK;
     for (uint32_t i = 0; i < list->count && r == QLORA_OK; i++) {
         const qlora__save_item* item = &list->items[w.order[i]];
@@ -97,37 +97,15 @@ static qlora_result qlora__save_write(qlora_ctx* ctx, const qlora__save_list* li
             r = qlora__floats_out(ctx, window.data, n, values);
             bytes = values;
         }
-        r = r == QLORA_OK ? qlora__st_write(ctx, &w, bytes, item->size) : r;
+        r = r == QLORA_OK ? qlora__st_write(&ctx->env, &w, bytes, item->size) : r;
     }
     if (r == QLORA_OK) {
-        r = qlora__st_write_commit(ctx, &w);
+        r = qlora__st_write_commit(&ctx->env, &w);
     } else if (begun) {
-        qlora__st_write_abort(ctx, &w);
+        qlora__st_write_abort(&ctx->env, &w);
     }
     qlora__free(ctx, values, room + 4);
     return r;
-}
-
-static qlora_result qlora__dir_make(qlora_ctx* ctx, const char* dir) {
-    int code = ctx->desc.files.make_dir(dir, ctx->desc.files.user);
-    return code == 0 ? QLORA_OK
-                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)", dir,
-                                   qlora__errno_text(code), code);
-}
-
-static qlora_result qlora__dir_sync(qlora_ctx* ctx, const char* dir) {
-    int code = ctx->desc.files.sync_dir(dir, ctx->desc.files.user);
-    return code == 0 ? QLORA_OK
-                     : qlora__fail(ctx, QLORA_ERR_FILE, "cannot sync the folder %s: %s (%d)", dir,
-                                   qlora__errno_text(code), code);
-}
-
-// Removes a file that need not be there.
-static void qlora__file_remove(qlora_ctx* ctx, const char* dir, const char* name) {
-    char path[QLORA__PATH_ROOM];
-    if (qlora__path_join(ctx, dir, name, path) == QLORA_OK) {
-        ctx->desc.files.remove(path, ctx->desc.files.user);
-    }
 }
 
 // ---- PEFT folder --------------------------------------------------------------------------------
@@ -269,24 +247,24 @@ static qlora_result qlora__peft_retire_config(qlora_ctx* ctx, const char* dir,
                                               const qlora__peft_desc* desc) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
-    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, "adapter_config.json", path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (!exists) {
         return QLORA_OK;
     }
     qlora__map map;
-    qlora__text text;
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
-    qlora__text_begin(ctx, &text);
+    qlora__string text;
+    QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
+    qlora__string_begin(&ctx->env, &text);
     qlora__peft_write_text(&text, desc);
     bool same = text.result == QLORA_OK && text.size == map.size && text.size > 0 &&
                 memcmp(text.data, map.data, text.size) == 0;
     qlora_result r = text.result;
-    qlora__text_free(&text);
-    qlora__map_close(ctx, &map);
+    qlora__string_free(&text);
+    qlora__map_close(&ctx->env, &map);
     if (r == QLORA_OK && !same) {
-        int code = ctx->desc.files.remove(path, ctx->desc.files.user);
-        r = code == 0 ? qlora__dir_sync(ctx, dir)
+        int code = ctx->env.files.remove(path, ctx->env.files.user);
+        r = code == 0 ? qlora__dir_sync(&ctx->env, dir)
                       : qlora__fail(ctx, QLORA_ERR_FILE, "cannot remove %s: %s (%d)", path,
                                     qlora__errno_text(code), code);
     }
@@ -298,8 +276,8 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
                                                  const char* dir, bool norms) {
     char path[QLORA__PATH_ROOM];
     qlora__save_list list;
-    QLORA__TRY(
-        qlora__path_join(ctx, dir, norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir,
+                                norms ? QLORA__NORMS_FILE : "adapter_model.safetensors", path));
     QLORA__TRY(qlora__save_open(ctx, m->range_count, &list));
     qlora__trained t;
     for (int64_t i = 0; qlora__trained_at(m, i, &t); i++) {
@@ -317,7 +295,7 @@ static qlora_result qlora__adapter_write_tensors(qlora_ctx* ctx, const qlora_mod
 static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, const char* dir,
                                          const char* base_name) {
     qlora__peft_tables tables;
-    QLORA__TRY(qlora__dir_make(ctx, dir));
+    QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     bool lora = qlora__has_lora(m);
     qlora_result r = qlora__peft_describe(ctx, m, base_name, &tables);
     if (r == QLORA_OK && lora) {
@@ -330,7 +308,7 @@ static qlora_result qlora__adapter_write(qlora_ctx* ctx, const qlora_model* m, c
         r = qlora__adapter_write_tensors(ctx, m, dir, true);
     }
     if (r == QLORA_OK && lora) {
-        r = qlora__peft_write_config(ctx, dir, &tables.desc);
+        r = qlora__peft_write_config(&ctx->env, dir, &tables.desc);
     }
     qlora__peft_tables_free(ctx, &tables);
     return r;
@@ -510,7 +488,7 @@ static qlora_result qlora__gguf_entries(qlora_ctx* ctx, const qlora_model* m,
             char module[192];
             snprintf(module, sizeof module, "%.*s",
                      (int)(strlen(t.name) - strlen(".lora_A.weight")), t.name);
-            QLORA__TRY(qlora__gguf_name(ctx, module, t.is_b ? 'b' : 'a', e->name));
+            QLORA__TRY(qlora__gguf_name(&ctx->env, module, t.is_b ? 'b' : 'a', e->name));
             e->rows = t.rows;
             e->cols = t.cols;
         }
@@ -534,7 +512,7 @@ static qlora_result qlora__gguf_save_tensors(qlora_ctx* ctx, const qlora_model* 
             qlora__gguf_arrange(m, &t, alpha, buffers, buffers + m->longest_range);
             values = buffers + m->longest_range;
         }
-        QLORA__TRY(qlora__gguf_write(ctx, w, values, (size_t)(t.rows * t.cols) * 4));
+        QLORA__TRY(qlora__gguf_write(&ctx->env, w, values, (size_t)(t.rows * t.cols) * 4));
     }
     return QLORA_OK;
 }
@@ -559,14 +537,14 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
         qlora__gguf_writer w;
         qlora__adapter_defaults(m, &rank, &alpha);
         alpha = qlora__gguf_alpha(alpha, rank, m->desc.rslora);
-        r = qlora__gguf_begin(ctx, path, qlora__gguf_architecture(m->plan.config.family), alpha,
-                              entries, count, &w);
+        r = qlora__gguf_begin(&ctx->env, path, qlora__gguf_architecture(m->plan.config.family),
+                              alpha, entries, count, &w);
         if (r == QLORA_OK) {
             r = qlora__gguf_save_tensors(ctx, m, alpha, buffers, &w);
             if (r == QLORA_OK) {
-                r = qlora__gguf_commit(ctx, &w);
+                r = qlora__gguf_commit(&ctx->env, &w);
             } else {
-                qlora__gguf_abort(ctx, &w);
+                qlora__gguf_abort(&ctx->env, &w);
             }
         }
     }

@@ -26,15 +26,6 @@ struct qlora__cache {
     uint64_t planned[QLORA__PLANNED_MAX]; // hashes of the cuBLAS shapes that pre-warm ran
 };
 
-static uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
-    const uint8_t* p = (const uint8_t*)data;
-    uint64_t h = seed ^ 0xcbf29ce484222325ull;
-    for (size_t i = 0; i < bytes; i++) {
-        h = (h ^ p[i]) * 0x100000001b3ull;
-    }
-    return h;
-}
-
 // ---- PTX for a target ---------------------------------------------------------------------------
 
 // The text of a module that fits the device best: the highest target not above ours.

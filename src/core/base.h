@@ -4,7 +4,6 @@
 #define QLORA__REAL float
 #endif
 
-#define QLORA__ERROR_SIZE 768
 #define QLORA__MAX_THREADS 64
 #define QLORA__MAX_DEPTH 16
 
@@ -23,15 +22,13 @@ typedef struct qlora__buffer {
 struct qlora_ctx {
     qlora_ctx_desc desc; // defaults resolved
     qlora_backend backend;
-    char error[QLORA__ERROR_SIZE];
+    qlora__env env; // hooks as in desc, error text
     char reason[QLORA__ERROR_SIZE];
     char dead[QLORA__ERROR_SIZE]; // what made the device unusable; "" while it is alive
-    const char* call;             // the outermost public call, for messages
     int depth;                    // public calls call each other
     bool not_current;             // a destroying call goes on although the device is dead
     size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
     int64_t children;             // tensors, clips, graphs, models
-    uint64_t host_bytes;
     uint64_t device_bytes;
     uint64_t device_peak;
     uint64_t device_allocations;
@@ -55,14 +52,6 @@ struct qlora__capture {
     size_t capacity;
     char broke[QLORA__ERROR_SIZE];
 };
-
-#define QLORA__TRY(expression)                                                                     \
-    do {                                                                                           \
-        qlora_result qlora_try_ = (expression);                                                    \
-        if (qlora_try_ != QLORA_OK) {                                                              \
-            return qlora_try_;                                                                     \
-        }                                                                                          \
-    } while (0)
 
 #define QLORA__ENTER(ctx, name) QLORA__TRY(qlora__enter((ctx), (name)))
 
@@ -97,32 +86,16 @@ const char* qlora_result_text(qlora_result result) {
 // Sets the text of qlora_last_error, with the public call in front, and returns the result.
 QLORA__PRINTF(3, 4)
 static qlora_result qlora__fail(qlora_ctx* ctx, qlora_result result, const char* format, ...) {
-    int used = 0;
-    if (ctx->call != NULL) {
-        used = snprintf(ctx->error, sizeof ctx->error, "%s: ", ctx->call);
-    }
     va_list args;
     va_start(args, format);
-    vsnprintf(ctx->error + used, sizeof ctx->error - (size_t)used, format, args);
+    qlora__env_vfail(&ctx->env, format, args);
     va_end(args);
     return result;
 }
 
-QLORA__PRINTF(5, 6)
-static void qlora__log_at(qlora_ctx* ctx, qlora_log_level level, qlora_log_item item, int line,
-                          const char* format, ...) {
-    if (ctx->desc.log == NULL) {
-        return;
-    }
-    char text[QLORA__ERROR_SIZE];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    ctx->desc.log(ctx->desc.log_user, level, item, text, "qlora.h", line);
-}
 #define QLORA__LOG(ctx, level, item, ...)                                                          \
-    qlora__log_at((ctx), QLORA_LOG_##level, QLORA_LOG_ITEM_##item, __LINE__, __VA_ARGS__)
+    qlora__env_log(&(ctx)->env, QLORA_LOG_##level, QLORA_LOG_ITEM_##item, "qlora.h", __LINE__,     \
+                   __VA_ARGS__)
 
 void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item, const char* text,
                       const char* file, int line) {
@@ -139,7 +112,7 @@ void qlora_log_stderr(void* user, qlora_log_level level, qlora_log_item item, co
 }
 
 const char* qlora_last_error(const qlora_ctx* ctx) {
-    return ctx != NULL ? ctx->error : "no context (NULL)";
+    return ctx != NULL ? ctx->env.error : "no context (NULL)";
 }
 
 static bool qlora__on_cpu(const qlora_ctx* ctx) {
@@ -152,8 +125,8 @@ static qlora_result qlora__enter(qlora_ctx* ctx, const char* call) {
         return QLORA_ERR_ARGUMENT;
     }
     if (ctx->depth == 0) {
-        ctx->call = call;
-        ctx->error[0] = '\0';
+        ctx->env.call = call;
+        ctx->env.error[0] = '\0';
         if (ctx->dead[0] != '\0') {
             return qlora__fail(ctx, QLORA_ERR_DEVICE_LOST,
                                "the device was lost earlier (%s); destroy this context", ctx->dead);
@@ -177,66 +150,18 @@ static qlora_result qlora__leave(qlora_ctx* ctx, qlora_result result) {
     return result;
 }
 
-static QLORA__UNUSED bool qlora__mul(size_t a, size_t b, size_t* out) {
-    if (b != 0 && a > SIZE_MAX / b) {
-        return false;
-    }
-    *out = a * b;
-    return true;
-}
-
-static QLORA__UNUSED bool qlora__add(size_t a, size_t b, size_t* out) {
-    if (a > SIZE_MAX - b) {
-        return false;
-    }
-    *out = a + b;
-    return true;
-}
-
-static QLORA__UNUSED int64_t qlora__min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
-static QLORA__UNUSED int64_t qlora__max(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
-static QLORA__UNUSED int64_t qlora__ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
-static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
-    return (n + align - 1) / align * align;
-}
-
-// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+// Host memory of the context's environment.
 static void* qlora__alloc(qlora_ctx* ctx, size_t bytes) {
-    size_t wanted = bytes > 0 ? bytes : 1;
-    void* p = ctx->desc.allocator.alloc(wanted, 64, ctx->desc.allocator.user);
-    if (p == NULL) {
-        qlora__fail(ctx, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
-                    (unsigned long long)bytes);
-        return NULL;
-    }
-    ctx->host_bytes += wanted;
-    return p;
+    return qlora__env_alloc(&ctx->env, bytes);
 }
 
 static void* qlora__alloc_zero(qlora_ctx* ctx, size_t bytes) {
-    void* p = qlora__alloc(ctx, bytes);
-    if (p != NULL) {
-        memset(p, 0, bytes);
-    }
-    return p;
+    return qlora__env_alloc_zero(&ctx->env, bytes);
 }
 
 // bytes as given to qlora__alloc; NULL is fine.
 static void qlora__free(qlora_ctx* ctx, void* pointer, size_t bytes) {
-    if (pointer != NULL) {
-        size_t wanted = bytes > 0 ? bytes : 1;
-        ctx->desc.allocator.free(pointer, wanted, ctx->desc.allocator.user);
-        ctx->host_bytes -= wanted;
-    }
+    qlora__env_free(&ctx->env, pointer, bytes);
 }
 
 // A 256-byte aligned piece of the scratch, given back when the public call that takes it ends.

@@ -1,3 +1,6 @@
+#ifndef QLORA__PART_FILES
+#define QLORA__PART_FILES
+
 // ---- files --------------------------------------------------------------------------------------
 
 typedef struct qlora__map {
@@ -6,22 +9,22 @@ typedef struct qlora__map {
     void* handle;
 } qlora__map;
 
-static QLORA__UNUSED qlora_result qlora__map_open(qlora_ctx* ctx, const char* path,
+static QLORA__UNUSED qlora_result qlora__map_open(qlora__env* env, const char* path,
                                                   qlora__map* out) {
     memset(out, 0, sizeof *out);
     const void* data = NULL;
-    int code = ctx->desc.files.map(path, &data, &out->size, &out->handle, ctx->desc.files.user);
+    int code = env->files.map(path, &data, &out->size, &out->handle, env->files.user);
     if (code != 0) {
-        return qlora__fail(ctx, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
-                           qlora__errno_text(code), code);
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
     }
     out->data = (const uint8_t*)data;
     return QLORA_OK;
 }
 
-static QLORA__UNUSED void qlora__map_close(qlora_ctx* ctx, qlora__map* map) {
+static QLORA__UNUSED void qlora__map_close(qlora__env* env, qlora__map* map) {
     if (map->data != NULL || map->handle != NULL) {
-        ctx->desc.files.unmap(map->data, map->size, map->handle, ctx->desc.files.user);
+        env->files.unmap(map->data, map->size, map->handle, env->files.user);
     }
     memset(map, 0, sizeof *map);
 }
@@ -35,35 +38,35 @@ typedef struct qlora__out {
     size_t block;
 } qlora__out;
 
-static void qlora__out_forget(qlora_ctx* ctx, qlora__out* out) {
-    qlora__free(ctx, out->path, out->block);
+static void qlora__out_forget(qlora__env* env, qlora__out* out) {
+    qlora__env_free(env, out->path, out->block);
     memset(out, 0, sizeof *out);
 }
 
 // Gives up: closes and removes the temporary file. Keeps the error text.
-static void qlora__out_abort(qlora_ctx* ctx, qlora__out* out) {
+static void qlora__out_abort(qlora__env* env, qlora__out* out) {
     if (out->file != NULL) {
-        ctx->desc.files.close(out->file, ctx->desc.files.user);
+        env->files.close(out->file, env->files.user);
     }
     if (out->temporary != NULL) {
-        ctx->desc.files.remove(out->temporary, ctx->desc.files.user);
+        env->files.remove(out->temporary, env->files.user);
     }
-    qlora__out_forget(ctx, out);
+    qlora__out_forget(env, out);
 }
 
-static qlora_result qlora__out_fail(qlora_ctx* ctx, qlora__out* out, const char* what, int code) {
-    qlora_result r = qlora__fail(ctx, QLORA_ERR_FILE, "cannot %s %s: %s (%d)", what, out->path,
-                                 qlora__errno_text(code), code);
-    qlora__out_abort(ctx, out);
+static qlora_result qlora__out_fail(qlora__env* env, qlora__out* out, const char* what, int code) {
+    qlora_result r = qlora__env_fail(env, QLORA_ERR_FILE, "cannot %s %s: %s (%d)", what, out->path,
+                                     qlora__errno_text(code), code);
+    qlora__out_abort(env, out);
     return r;
 }
 
-static QLORA__UNUSED qlora_result qlora__out_begin(qlora_ctx* ctx, const char* path,
+static QLORA__UNUSED qlora_result qlora__out_begin(qlora__env* env, const char* path,
                                                    qlora__out* out) {
     memset(out, 0, sizeof *out);
     size_t length = strlen(path);
     out->block = 2 * length + 6;
-    out->path = (char*)qlora__alloc(ctx, out->block);
+    out->path = (char*)qlora__env_alloc(env, out->block);
     if (out->path == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -71,23 +74,23 @@ static QLORA__UNUSED qlora_result qlora__out_begin(qlora_ctx* ctx, const char* p
     char* temporary = out->path + length + 1;
     memcpy(temporary, path, length);
     memcpy(temporary + length, ".tmp", 5);
-    int code = ctx->desc.files.open(temporary, QLORA_FILE_CREATE, &out->file, ctx->desc.files.user);
+    int code = env->files.open(temporary, QLORA_FILE_CREATE, &out->file, env->files.user);
     if (code != 0) {
         out->file = NULL; // nothing to remove
-        return qlora__out_fail(ctx, out, "create", code);
+        return qlora__out_fail(env, out, "create", code);
     }
     out->temporary = temporary;
     return QLORA_OK;
 }
 
 // On failure the file is given up already.
-static QLORA__UNUSED qlora_result qlora__out_write(qlora_ctx* ctx, qlora__out* out,
+static QLORA__UNUSED qlora_result qlora__out_write(qlora__env* env, qlora__out* out,
                                                    const void* data, size_t bytes) {
     const char* p = (const char*)data;
     while (bytes > 0) {
-        int64_t n = ctx->desc.files.write(out->file, p, bytes, ctx->desc.files.user);
+        int64_t n = env->files.write(out->file, p, bytes, env->files.user);
         if (n <= 0 || (uint64_t)n > bytes) {
-            return qlora__out_fail(ctx, out, "write", n < 0 ? (int)-n : EIO);
+            return qlora__out_fail(env, out, "write", n < 0 ? (int)-n : EIO);
         }
         p += n;
         bytes -= (size_t)n;
@@ -95,11 +98,11 @@ static QLORA__UNUSED qlora_result qlora__out_write(qlora_ctx* ctx, qlora__out* o
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__out_commit(qlora_ctx* ctx, qlora__out* out) {
-    const qlora_files* files = &ctx->desc.files;
+static QLORA__UNUSED qlora_result qlora__out_commit(qlora__env* env, qlora__out* out) {
+    const qlora_files* files = &env->files;
     int code = files->sync(out->file, files->user);
     if (code != 0) {
-        return qlora__out_fail(ctx, out, "sync", code);
+        return qlora__out_fail(env, out, "sync", code);
     }
     code = files->close(out->file, files->user);
     out->file = NULL;
@@ -107,7 +110,7 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora_ctx* ctx, qlora__out* 
         code = files->rename(out->temporary, out->path, files->user);
     }
     if (code != 0) {
-        return qlora__out_fail(ctx, out, "replace", code);
+        return qlora__out_fail(env, out, "replace", code);
     }
     out->temporary = NULL; // it has its final name now
     char* slash = strrchr(out->path, '/');
@@ -117,8 +120,77 @@ static QLORA__UNUSED qlora_result qlora__out_commit(qlora_ctx* ctx, qlora__out* 
     }
     code = files->sync_dir(folder, files->user);
     if (code != 0) {
-        return qlora__out_fail(ctx, out, "sync the folder of", code);
+        return qlora__out_fail(env, out, "sync the folder of", code);
     }
-    qlora__out_forget(ctx, out);
+    qlora__out_forget(env, out);
     return QLORA_OK;
 }
+
+// Writes a whole small file, atomically.
+static QLORA__UNUSED qlora_result qlora__file_write(qlora__env* env, const char* path,
+                                                    const void* bytes, size_t size) {
+    qlora__out out;
+    QLORA__TRY(qlora__out_begin(env, path, &out));
+    QLORA__TRY(qlora__out_write(env, &out, bytes, size));
+    return qlora__out_commit(env, &out);
+}
+
+#define QLORA__PATH_ROOM 4096
+
+// Joins a folder and a file name into `out` (QLORA__PATH_ROOM bytes).
+static QLORA__UNUSED qlora_result qlora__path_join(qlora__env* env, const char* dir,
+                                                   const char* name, char* out) {
+    size_t a = strlen(dir);
+    size_t b = strlen(name);
+    if (a + b + 2 > QLORA__PATH_ROOM) {
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "path of %.60s... and %.60s is longer than %d", dir, name,
+                               QLORA__PATH_ROOM);
+    }
+    memcpy(out, dir, a);
+    if (a > 0 && dir[a - 1] != '/') {
+        out[a] = '/';
+        a++;
+    }
+    memcpy(out + a, name, b + 1);
+    return QLORA_OK;
+}
+
+// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
+static QLORA__UNUSED qlora_result qlora__file_exists(qlora__env* env, const char* path, bool* out) {
+    void* file = NULL;
+    int code = env->files.open(path, QLORA_FILE_READ, &file, env->files.user);
+    if (code != 0 && code != ENOENT) {
+        return qlora__env_fail(env, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
+                               qlora__errno_text(code), code);
+    }
+    if (code == 0) {
+        env->files.close(file, env->files.user);
+    }
+    *out = code == 0;
+    return QLORA_OK;
+}
+
+static QLORA__UNUSED qlora_result qlora__dir_make(qlora__env* env, const char* dir) {
+    int code = env->files.make_dir(dir, env->files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot make the folder %s: %s (%d)",
+                                       dir, qlora__errno_text(code), code);
+}
+
+static QLORA__UNUSED qlora_result qlora__dir_sync(qlora__env* env, const char* dir) {
+    int code = env->files.sync_dir(dir, env->files.user);
+    return code == 0 ? QLORA_OK
+                     : qlora__env_fail(env, QLORA_ERR_FILE, "cannot sync the folder %s: %s (%d)",
+                                       dir, qlora__errno_text(code), code);
+}
+
+// Removes a file that need not be there.
+static QLORA__UNUSED void qlora__file_remove(qlora__env* env, const char* dir, const char* name) {
+    char path[QLORA__PATH_ROOM];
+    if (qlora__path_join(env, dir, name, path) == QLORA_OK) {
+        env->files.remove(path, env->files.user);
+    }
+}
+
+#endif // QLORA__PART_FILES

@@ -13,7 +13,7 @@ static const struct {
 
 // One object of a config file, and where its messages come from.
 typedef struct qlora__config_reader {
-    qlora_ctx* ctx;
+    qlora__env* env;
     const qlora__json* json;
     uint32_t object;
 } qlora__config_reader;
@@ -40,17 +40,18 @@ static qlora_result qlora__config_int(const qlora__config_reader* r, const char*
     uint32_t value = qlora__config_find(r, key);
     if (value == 0) {
         if (fallback < 0) {
-            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label,
+                                   key);
         }
         *out = fallback;
         return QLORA_OK;
     }
     int64_t number = 0;
     if (!qlora__json_int(r->json, value, &number) || number < least || number > most) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: %s is %s; it must be a whole number from %lld to %lld",
-                           r->json->label, key, qlora__config_show(r, value, shown),
-                           (long long)least, (long long)most);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s is %s; it must be a whole number from %lld to %lld",
+                               r->json->label, key, qlora__config_show(r, value, shown),
+                               (long long)least, (long long)most);
     }
     *out = number;
     return QLORA_OK;
@@ -63,15 +64,17 @@ static qlora_result qlora__config_positive(const qlora__config_reader* r, const 
     uint32_t value = qlora__config_find(r, key);
     if (value == 0) {
         if (fallback < 0.0) {
-            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label, key);
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is missing", r->json->label,
+                                   key);
         }
         *out = fallback;
         return QLORA_OK;
     }
     double number = 0.0;
     if (!qlora__json_double(r->json, value, &number) || !(number > 0.0) || number > 1e30) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be a number above 0",
-                           r->json->label, key, qlora__config_show(r, value, shown));
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s is %s; it must be a number above 0", r->json->label, key,
+                               qlora__config_show(r, value, shown));
     }
     *out = number;
     return QLORA_OK;
@@ -83,8 +86,8 @@ static qlora_result qlora__config_bool(const qlora__config_reader* r, const char
     uint32_t value = qlora__config_find(r, key);
     qlora__json_kind kind = value != 0 ? qlora__json_kind_of(r->json, value) : QLORA__JSON_NULL;
     if (value != 0 && kind != QLORA__JSON_TRUE && kind != QLORA__JSON_FALSE) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be true or false",
-                           r->json->label, key, qlora__config_show(r, value, shown));
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be true or false",
+                               r->json->label, key, qlora__config_show(r, value, shown));
     }
     *out = value != 0 ? kind == QLORA__JSON_TRUE : fallback;
     return QLORA_OK;
@@ -111,18 +114,18 @@ static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_mod
     bool list = qlora__json_kind_of(r->json, value) == QLORA__JSON_ARRAY;
     uint32_t count = list ? r->json->tokens[value].count : 1;
     if (count > QLORA_MAX_STOP_IDS) {
-        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: eos_token_id lists %u ids; %d at most", r->json->label, count,
-                           QLORA_MAX_STOP_IDS);
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: eos_token_id lists %u ids; %d at most", r->json->label, count,
+                               QLORA_MAX_STOP_IDS);
     }
     for (uint32_t i = 0; i < count; i++) {
         int64_t id = 0;
         if (!qlora__json_int(r->json, list ? value + 1 + i : value, &id) || id < 0 ||
             id >= c->vocab) {
-            return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                               "%s: eos_token_id is %s; ids go from 0 to vocab_size - 1 = %lld",
-                               r->json->label, qlora__config_show(r, value, shown),
-                               (long long)(c->vocab - 1));
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                                   "%s: eos_token_id is %s; ids go from 0 to vocab_size - 1 = %lld",
+                                   r->json->label, qlora__config_show(r, value, shown),
+                                   (long long)(c->vocab - 1));
         }
         c->stop_ids[i] = (int32_t)id;
     }
@@ -133,8 +136,8 @@ static qlora_result qlora__config_stops(const qlora__config_reader* r, qlora_mod
 static qlora_result qlora__config_refuse(const qlora__config_reader* r, const char* key,
                                          uint32_t value, const char* advice) {
     char shown[48];
-    return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED, "%s: %s \"%s\" is not supported; %s",
-                       r->json->label, key, qlora__config_show(r, value, shown), advice);
+    return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED, "%s: %s \"%s\" is not supported; %s",
+                           r->json->label, key, qlora__config_show(r, value, shown), advice);
 }
 
 static qlora_result qlora__config_yarn(const qlora__config_reader* r,
@@ -171,9 +174,9 @@ static qlora_result qlora__config_llama3(const qlora__config_reader* r,
     QLORA__TRY(qlora__config_positive(r, "original_max_position_embeddings", fallback,
                                       &rope->original_max_position));
     if (!(rope->high_freq_factor > rope->low_freq_factor)) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: high_freq_factor %g must be above low_freq_factor %g",
-                           r->json->label, rope->high_freq_factor, rope->low_freq_factor);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: high_freq_factor %g must be above low_freq_factor %g",
+                               r->json->label, rope->high_freq_factor, rope->low_freq_factor);
     }
     return QLORA_OK;
 }
@@ -212,13 +215,13 @@ static qlora_result qlora__config_rope(const qlora__config_reader* top, uint32_t
         rope->type = kinds[k].type;
     }
     if (!(rope->theta > 1.0)) {
-        return qlora__fail(r.ctx, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
-                           r.json->label, rope->theta);
+        return qlora__env_fail(r.env, QLORA_ERR_FORMAT, "%s: rope_theta is %g; it must be above 1",
+                               r.json->label, rope->theta);
     }
     if (partial < 1.0 || partial > 1.0) {
-        return qlora__fail(r.ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: partial_rotary_factor %g is not supported; only 1 is",
-                           r.json->label, partial);
+        return qlora__env_fail(r.env, QLORA_ERR_UNSUPPORTED,
+                               "%s: partial_rotary_factor %g is not supported; only 1 is",
+                               r.json->label, partial);
     }
     switch (rope->type) {
     case QLORA_ROPE_LINEAR:
@@ -254,8 +257,8 @@ static qlora_result qlora__config_ropes(const qlora__config_reader* r, qlora_mod
         if (qlora__json_kind_of(r->json, dict) != QLORA__JSON_OBJECT ||
             qlora__json_kind_of(r->json, full) != QLORA__JSON_OBJECT ||
             qlora__json_kind_of(r->json, slide) != QLORA__JSON_OBJECT) {
-            return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                               r->json->label, key, qlora__config_show(r, dict, shown));
+            return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                                   r->json->label, key, qlora__config_show(r, dict, shown));
         }
     }
     QLORA__TRY(qlora__config_rope(r, full, c, &c->rope));
@@ -269,7 +272,8 @@ static qlora_result qlora__config_family(const qlora__config_reader* r, bool nes
     uint32_t names = qlora__config_find(r, "architectures");
     uint32_t architecture = names != 0 ? qlora__json_at(r->json, names, 0) : 0;
     if (type == 0 && architecture == 0) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: model_type is missing", r->json->label);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: model_type is missing",
+                               r->json->label);
     }
     int k = 0;
     for (; k < QLORA__FAMILY_COUNT; k++) {
@@ -306,28 +310,29 @@ static qlora_result qlora__config_sizes(const qlora__config_reader* r, qlora_mod
         qlora__config_int(r, "max_position_embeddings", 2048, 1, INT32_MAX, &c->max_positions));
     QLORA__TRY(qlora__config_positive(r, "rms_norm_eps", 1e-6, &c->rms_eps));
     if (c->heads % c->kv_heads != 0) {
-        return qlora__fail(
-            r->ctx, QLORA_ERR_FORMAT,
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
             "%s: num_attention_heads %lld is no multiple of num_key_value_heads %lld",
             r->json->label, (long long)c->heads, (long long)c->kv_heads);
     }
     bool given = qlora__config_find(r, "head_dim") != 0;
     if (!given && c->family != QLORA_FAMILY_QWEN3 && c->hidden % c->heads != 0) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: hidden_size %lld is no multiple of num_attention_heads %lld, and "
-                           "head_dim is missing",
-                           r->json->label, (long long)c->hidden, (long long)c->heads);
+        return qlora__env_fail(
+            r->env, QLORA_ERR_FORMAT,
+            "%s: hidden_size %lld is no multiple of num_attention_heads %lld, and "
+            "head_dim is missing",
+            r->json->label, (long long)c->hidden, (long long)c->heads);
     }
     int64_t fallback = c->family == QLORA_FAMILY_QWEN3 ? 128 : c->hidden / c->heads;
     QLORA__TRY(qlora__config_int(r, "head_dim", fallback, 1, 1 << 14, &c->head_dim));
     if (c->head_dim % 2 != 0) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: head_dim %lld is odd", r->json->label,
-                           (long long)c->head_dim);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: head_dim %lld is odd", r->json->label,
+                               (long long)c->head_dim);
     }
     if (c->head_dim > 256) {
-        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: head_dim %lld is not supported; 256 is the largest", r->json->label,
-                           (long long)c->head_dim);
+        return qlora__env_fail(r->env, QLORA_ERR_UNSUPPORTED,
+                               "%s: head_dim %lld is not supported; 256 is the largest",
+                               r->json->label, (long long)c->head_dim);
     }
     return QLORA_OK;
 }
@@ -349,9 +354,9 @@ static qlora_result qlora__config_window(const qlora__config_reader* r, qlora_mo
     }
     if (types != 0 && (qlora__json_kind_of(r->json, types) != QLORA__JSON_ARRAY ||
                        r->json->tokens[types].count != c->layers)) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: layer_types must list one type for each of the %lld layers",
-                           r->json->label, (long long)c->layers);
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: layer_types must list one type for each of the %lld layers",
+                               r->json->label, (long long)c->layers);
     }
     bool any = false;
     for (int64_t i = 0; i < c->layers; i++) {
@@ -387,10 +392,11 @@ static qlora_result qlora__config_quantized(const qlora__config_reader* r, qlora
     }
     QLORA__TRY(qlora__config_bool(&q, "load_in_8bit", false, &eight));
     if (eight) {
-        return qlora__fail(r->ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: quantization_config: load_in_8bit is not supported; use the 16-bit "
-                           "model or a 4-bit one",
-                           r->json->label);
+        return qlora__env_fail(
+            r->env, QLORA_ERR_UNSUPPORTED,
+            "%s: quantization_config: load_in_8bit is not supported; use the 16-bit "
+            "model or a 4-bit one",
+            r->json->label);
     }
     c->quantized = true;
     return QLORA_OK;
@@ -431,15 +437,16 @@ static qlora_result qlora__config_switches(const qlora__config_reader* r, qlora_
     return QLORA_OK;
 }
 
-static qlora_result qlora__config_from_json(qlora_ctx* ctx, const qlora__json* json,
+static qlora_result qlora__config_from_json(qlora__env* env, const qlora__json* json,
                                             qlora_model_config* c) {
     qlora__config_reader r;
-    r.ctx = ctx;
+    r.env = env;
     r.json = json;
     r.object = 0;
     memset(c, 0, sizeof *c);
     if (qlora__json_kind_of(json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
+                               json->label);
     }
     QLORA__TRY(qlora__config_quantized(&r, c));
     // a model that also sees or hears keeps its language part here
@@ -457,13 +464,13 @@ static qlora_result qlora__config_from_json(qlora_ctx* ctx, const qlora__json* j
 }
 
 // config.json, already in memory, into *out.
-static qlora_result qlora__config_parse(qlora_ctx* ctx, const char* label, const void* text,
+static qlora_result qlora__config_parse(qlora__env* env, const char* label, const void* text,
                                         uint64_t size, qlora_model_config* out) {
     qlora__json json;
     qlora_model_config config;
-    QLORA__TRY(qlora__json_parse(ctx, label, text, size, 0, &json));
-    qlora_result result = qlora__config_from_json(ctx, &json, &config);
-    qlora__json_free(ctx, &json);
+    QLORA__TRY(qlora__json_parse(env, label, text, size, 0, &json));
+    qlora_result result = qlora__config_from_json(env, &json, &config);
+    qlora__json_free(env, &json);
     if (result == QLORA_OK) {
         *out = config;
     }
@@ -471,38 +478,38 @@ static qlora_result qlora__config_parse(qlora_ctx* ctx, const char* label, const
 }
 
 // generation_config.json: its stop ids replace those of config.json.
-static qlora_result qlora__config_parse_generation(qlora_ctx* ctx, const char* label,
+static qlora_result qlora__config_parse_generation(qlora__env* env, const char* label,
                                                    const void* text, uint64_t size,
                                                    qlora_model_config* config) {
     qlora__json json;
     qlora__config_reader r;
-    QLORA__TRY(qlora__json_parse(ctx, label, text, size, 0, &json));
-    r.ctx = ctx;
+    QLORA__TRY(qlora__json_parse(env, label, text, size, 0, &json));
+    r.env = env;
     r.json = &json;
     r.object = 0;
     qlora_result result = qlora__config_stops(&r, config);
-    qlora__json_free(ctx, &json);
+    qlora__json_free(env, &json);
     return result;
 }
 
 // Reads config.json and, where there is one, generation_config.json of a model folder.
-static QLORA__UNUSED qlora_result qlora__config_read(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__config_read(qlora__env* env, const char* dir,
                                                      qlora_model_config* out) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
     qlora_model_config config;
-    QLORA__TRY(qlora__path_join(ctx, dir, "config.json", path));
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
-    qlora_result result = qlora__config_parse(ctx, path, map.data, map.size, &config);
-    qlora__map_close(ctx, &map);
+    QLORA__TRY(qlora__path_join(env, dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora_result result = qlora__config_parse(env, path, map.data, map.size, &config);
+    qlora__map_close(env, &map);
     QLORA__TRY(result);
-    QLORA__TRY(qlora__path_join(ctx, dir, "generation_config.json", path));
+    QLORA__TRY(qlora__path_join(env, dir, "generation_config.json", path));
     bool exists = false;
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
     if (exists) {
-        QLORA__TRY(qlora__map_open(ctx, path, &map));
-        result = qlora__config_parse_generation(ctx, path, map.data, map.size, &config);
-        qlora__map_close(ctx, &map);
+        QLORA__TRY(qlora__map_open(env, path, &map));
+        result = qlora__config_parse_generation(env, path, map.data, map.size, &config);
+        qlora__map_close(env, &map);
         QLORA__TRY(result);
     }
     *out = config;

@@ -35,12 +35,12 @@ static const char* qlora__plain_name(const char* name) {
     }
 }
 
-static void qlora__folder_close(qlora_ctx* ctx, qlora__folder* f) {
+static void qlora__folder_close(qlora__env* env, qlora__folder* f) {
     for (uint32_t i = 0; i < f->shard_count; i++) {
-        qlora__st_close(ctx, &f->shards[i]);
+        qlora__st_close(env, &f->shards[i]);
     }
-    qlora__free(ctx, f->shards, f->shard_room * sizeof *f->shards);
-    qlora__free(ctx, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
+    qlora__env_free(env, f->shards, f->shard_room * sizeof *f->shards);
+    qlora__env_free(env, f->entries, f->room * (sizeof *f->entries + sizeof *f->by_name));
     memset(f, 0, sizeof *f);
 }
 
@@ -49,15 +49,15 @@ static bool qlora__folder_less(const void* user, uint32_t a, uint32_t b) {
     return strcmp(e[a].name, e[b].name) < 0;
 }
 
-static qlora_result qlora__folder_reserve(qlora_ctx* ctx, qlora__folder* f, uint32_t count) {
+static qlora_result qlora__folder_reserve(qlora__env* env, qlora__folder* f, uint32_t count) {
     size_t bytes = 0;
     if (!qlora__mul(count, sizeof *f->entries + sizeof *f->by_name, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_MEMORY, "%s: too many tensors", f->dir);
+        return qlora__env_fail(env, QLORA_ERR_MEMORY, "%s: too many tensors", f->dir);
     }
     if (count == 0) {
         return QLORA_OK;
     }
-    f->entries = (qlora__folder_entry*)qlora__alloc(ctx, bytes);
+    f->entries = (qlora__folder_entry*)qlora__env_alloc(env, bytes);
     if (f->entries == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -73,21 +73,21 @@ static void qlora__folder_add(qlora__folder* f, const qlora__st_tensor* tensor) 
     f->count++;
 }
 
-static qlora_result qlora__folder_sort(qlora_ctx* ctx, qlora__folder* f) {
+static qlora_result qlora__folder_sort(qlora__env* env, qlora__folder* f) {
     qlora__sort(f->by_name, f->count, qlora__folder_less, f->entries);
     for (uint32_t i = 1; i < f->count; i++) {
         const qlora__folder_entry* a = &f->entries[f->by_name[i - 1]];
         const qlora__folder_entry* b = &f->entries[f->by_name[i]];
         if (strcmp(a->name, b->name) == 0) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor twice",
-                               f->dir, a->tensor->name, b->tensor->name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s and %s are the same tensor twice",
+                                   f->dir, a->tensor->name, b->tensor->name);
         }
     }
     return QLORA_OK;
 }
 
 // The shard a weight_map value names, opened at its first mention.
-static qlora_result qlora__folder_shard(qlora_ctx* ctx, qlora__folder* f, const qlora__json* json,
+static qlora_result qlora__folder_shard(qlora__env* env, qlora__folder* f, const qlora__json* json,
                                         uint32_t value, uint32_t* shard) {
     char name[256];
     char path[QLORA__PATH_ROOM];
@@ -95,10 +95,11 @@ static qlora_result qlora__folder_shard(qlora_ctx* ctx, qlora__folder* f, const 
     // only plain names: an index must not lead out of its folder
     if (length == 0 || length >= sizeof name || strlen(name) != length ||
         strpbrk(name, "/\\:") != NULL || name[0] == '.') {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map: \"%s\" is no plain file name",
-                           json->label, length < sizeof name ? name : "...");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: weight_map: \"%s\" is no plain file name", json->label,
+                               length < sizeof name ? name : "...");
     }
-    QLORA__TRY(qlora__path_join(ctx, f->dir, name, path));
+    QLORA__TRY(qlora__path_join(env, f->dir, name, path));
     // the files stand in runs, so the last one opened comes first
     for (uint32_t i = f->shard_count; i > 0; i--) {
         if (strcmp(f->shards[i - 1].path, path) == 0) {
@@ -107,15 +108,15 @@ static qlora_result qlora__folder_shard(qlora_ctx* ctx, qlora__folder* f, const 
         }
     }
     bool exists = false;
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
     if (!exists) {
-        return qlora__fail(ctx, QLORA_ERR_FILE, "%s: the index names this shard, but it is missing",
-                           path);
+        return qlora__env_fail(env, QLORA_ERR_FILE,
+                               "%s: the index names this shard, but it is missing", path);
     }
     if (f->shard_count == f->shard_room) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
     }
-    QLORA__TRY(qlora__st_open(ctx, path, &f->shards[f->shard_count]));
+    QLORA__TRY(qlora__st_open(env, path, &f->shards[f->shard_count]));
     *shard = f->shard_count;
     f->shard_count++;
     return QLORA_OK;
@@ -127,10 +128,10 @@ static bool qlora__json_value_less(const void* user, uint32_t a, uint32_t b) {
 }
 
 // How many different files a weight_map names: the values sorted, changes counted.
-static qlora_result qlora__folder_count_shards(qlora_ctx* ctx, const qlora__json* json,
+static qlora_result qlora__folder_count_shards(qlora__env* env, const qlora__json* json,
                                                uint32_t map, uint32_t* count) {
     uint32_t n = json->tokens[map].count;
-    uint32_t* keys = (uint32_t*)qlora__alloc(ctx, n * sizeof *keys);
+    uint32_t* keys = (uint32_t*)qlora__env_alloc(env, n * sizeof *keys);
     if (keys == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -144,106 +145,106 @@ static qlora_result qlora__folder_count_shards(qlora_ctx* ctx, const qlora__json
     for (uint32_t i = 1; i < n; i++) {
         *count += qlora__json_value_less(json, keys[i - 1], keys[i]) ? 1u : 0u;
     }
-    qlora__free(ctx, keys, n * sizeof *keys);
+    qlora__env_free(env, keys, n * sizeof *keys);
     return QLORA_OK;
 }
 
-static qlora_result qlora__folder_read_index(qlora_ctx* ctx, qlora__folder* f,
+static qlora_result qlora__folder_read_index(qlora__env* env, qlora__folder* f,
                                              const qlora__json* json) {
     uint32_t map = qlora__json_find(json, 0, "weight_map");
     if (map == 0 || qlora__json_kind_of(json, map) != QLORA__JSON_OBJECT ||
         json->tokens[map].count == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map is missing or empty",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: weight_map is missing or empty",
+                               json->label);
     }
     for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
         if (qlora__json_kind_of(json, k + 1) != QLORA__JSON_STRING) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: weight_map must map names to file names",
-                               json->label);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: weight_map must map names to file names", json->label);
         }
     }
     uint32_t room = 0;
     size_t bytes = 0;
-    QLORA__TRY(qlora__folder_count_shards(ctx, json, map, &room));
+    QLORA__TRY(qlora__folder_count_shards(env, json, map, &room));
     if (room > QLORA__MAX_SHARDS || !qlora__mul(room, sizeof *f->shards, &bytes)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many shards", json->label);
     }
-    f->shards = (qlora__st*)qlora__alloc(ctx, bytes);
+    f->shards = (qlora__st*)qlora__env_alloc(env, bytes);
     if (f->shards == NULL) {
         return QLORA_ERR_MEMORY;
     }
     f->shard_room = room;
-    QLORA__TRY(qlora__folder_reserve(ctx, f, json->tokens[map].count));
+    QLORA__TRY(qlora__folder_reserve(env, f, json->tokens[map].count));
     for (uint32_t k = map + 1; k < json->tokens[map].next; k = json->tokens[k + 1].next) {
         char name[256];
         uint32_t shard = 0;
-        QLORA__TRY(qlora__folder_shard(ctx, f, json, k + 1, &shard));
+        QLORA__TRY(qlora__folder_shard(env, f, json, k + 1, &shard));
         size_t length = qlora__json_string(json, k, name, sizeof name);
         const qlora__st_tensor* t =
             length < sizeof name ? qlora__st_find(&f->shards[shard], name) : NULL;
         if (t == NULL) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                               "%s: %s: the index says that this tensor is here, but it is not",
-                               f->shards[shard].path, name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s: the index says that this tensor is here, but it is not",
+                                   f->shards[shard].path, name);
         }
         qlora__folder_add(f, t);
     }
-    return qlora__folder_sort(ctx, f);
+    return qlora__folder_sort(env, f);
 }
 
-static qlora_result qlora__folder_open_index(qlora_ctx* ctx, qlora__folder* f, const char* path) {
+static qlora_result qlora__folder_open_index(qlora__env* env, qlora__folder* f, const char* path) {
     qlora__map map;
     qlora__json json;
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    QLORA__TRY(qlora__map_open(env, path, &map));
     qlora_result result =
-        qlora__json_parse(ctx, path, map.data, map.size, QLORA__JSON_UNIQUE, &json);
+        qlora__json_parse(env, path, map.data, map.size, QLORA__JSON_UNIQUE, &json);
     if (result == QLORA_OK) {
-        result = qlora__folder_read_index(ctx, f, &json);
-        qlora__json_free(ctx, &json);
+        result = qlora__folder_read_index(env, f, &json);
+        qlora__json_free(env, &json);
     }
-    qlora__map_close(ctx, &map);
+    qlora__map_close(env, &map);
     return result;
 }
 
-static qlora_result qlora__folder_open_single(qlora_ctx* ctx, qlora__folder* f, const char* path) {
-    f->shards = (qlora__st*)qlora__alloc(ctx, sizeof *f->shards);
+static qlora_result qlora__folder_open_single(qlora__env* env, qlora__folder* f, const char* path) {
+    f->shards = (qlora__st*)qlora__env_alloc(env, sizeof *f->shards);
     if (f->shards == NULL) {
         return QLORA_ERR_MEMORY;
     }
     f->shard_room = 1;
-    QLORA__TRY(qlora__st_open(ctx, path, &f->shards[0]));
+    QLORA__TRY(qlora__st_open(env, path, &f->shards[0]));
     f->shard_count = 1;
-    QLORA__TRY(qlora__folder_reserve(ctx, f, f->shards[0].count));
+    QLORA__TRY(qlora__folder_reserve(env, f, f->shards[0].count));
     for (uint32_t i = 0; i < f->shards[0].count; i++) {
         qlora__folder_add(f, &f->shards[0].tensors[i]);
     }
-    return qlora__folder_sort(ctx, f);
+    return qlora__folder_sort(env, f);
 }
 
 // Opens the weights of a model folder: model.safetensors, or the shards its index names. All files
 // stay mapped until qlora__folder_close. Nothing to close after a failure.
-static QLORA__UNUSED qlora_result qlora__folder_open(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__folder_open(qlora__env* env, const char* dir,
                                                      qlora__folder* f) {
     char path[QLORA__PATH_ROOM];
     memset(f, 0, sizeof *f);
-    QLORA__TRY(qlora__path_join(ctx, "", dir, f->dir));
-    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors", path));
+    QLORA__TRY(qlora__path_join(env, "", dir, f->dir));
+    QLORA__TRY(qlora__path_join(env, dir, "model.safetensors", path));
     bool exists = false;
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__file_exists(env, path, &exists));
     bool single = exists;
     if (!exists) {
-        QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
-        QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+        QLORA__TRY(qlora__path_join(env, dir, "model.safetensors.index.json", path));
+        QLORA__TRY(qlora__file_exists(env, path, &exists));
     }
     if (!exists) {
-        return qlora__fail(
-            ctx, QLORA_ERR_FILE,
+        return qlora__env_fail(
+            env, QLORA_ERR_FILE,
             "%s: neither model.safetensors nor model.safetensors.index.json is there", dir);
     }
     qlora_result result =
-        single ? qlora__folder_open_single(ctx, f, path) : qlora__folder_open_index(ctx, f, path);
+        single ? qlora__folder_open_single(env, f, path) : qlora__folder_open_index(env, f, path);
     if (result != QLORA_OK) {
-        qlora__folder_close(ctx, f);
+        qlora__folder_close(env, f);
     }
     return result;
 }
@@ -270,7 +271,7 @@ static const qlora__st_tensor* qlora__folder_find(const qlora__folder* f, const 
 }
 
 // A plain F32, BF16 or F16 tensor of the given shape: [rows] when cols is -1, else [rows, cols].
-static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+static qlora_result qlora__folder_need(qlora__env* env, const qlora__folder* f, const char* name,
                                        int64_t rows, int64_t cols, const qlora__st_tensor** out) {
     char have[96];
     char want[96];
@@ -280,17 +281,17 @@ static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, c
     shape[1] = cols;
     const qlora__st_tensor* t = qlora__folder_find(f, name);
     if (t == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
     }
     if (!qlora__st_is_float(t)) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: %s: dtype %s; F32, BF16 or F16 is needed", f->dir, name,
-                           qlora__st_dtypes[t->dtype].name);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s: dtype %s; F32, BF16 or F16 is needed", f->dir, name,
+                               qlora__st_dtypes[t->dtype].name);
     }
     if (t->rank != rank || t->shape[0] != rows || (rank == 2 && t->shape[1] != cols)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: shape %s, but %s is needed", f->dir,
-                           name, qlora__shape_text(t->shape, t->rank, have),
-                           qlora__shape_text(shape, rank, want));
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: shape %s, but %s is needed", f->dir,
+                               name, qlora__shape_text(t->shape, t->rank, have),
+                               qlora__shape_text(shape, rank, want));
     }
     *out = t;
     return QLORA_OK;
@@ -299,26 +300,26 @@ static qlora_result qlora__folder_need(qlora_ctx* ctx, const qlora__folder* f, c
 // ---- Hugging Face model folder, written
 
 // Copies a file, atomically, as the tokenizer's files beside an exported model.
-static QLORA__UNUSED qlora_result qlora__file_copy(qlora_ctx* ctx, const char* from,
+static QLORA__UNUSED qlora_result qlora__file_copy(qlora__env* env, const char* from,
                                                    const char* to) {
     qlora__map map;
-    QLORA__TRY(qlora__map_open(ctx, from, &map));
-    qlora_result result = qlora__file_write(ctx, to, map.data, (size_t)map.size);
-    qlora__map_close(ctx, &map);
+    QLORA__TRY(qlora__map_open(env, from, &map));
+    qlora_result result = qlora__file_write(env, to, map.data, (size_t)map.size);
+    qlora__map_close(env, &map);
     return result;
 }
 
 // model.safetensors.index.json: which of the `shards` each tensor lies in. Names in the caller's
 // order; `bytes` is the sum of all tensors.
-static QLORA__UNUSED qlora_result qlora__index_write(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__index_write(qlora__env* env, const char* dir,
                                                      const char* const* names,
                                                      const uint32_t* shard_of, uint32_t count,
                                                      const char* const* shards, uint64_t bytes) {
     char path[QLORA__PATH_ROOM];
-    qlora__text text;
+    qlora__string text;
     qlora__json_writer w;
-    QLORA__TRY(qlora__path_join(ctx, dir, "model.safetensors.index.json", path));
-    qlora__text_begin(ctx, &text);
+    QLORA__TRY(qlora__path_join(env, dir, "model.safetensors.index.json", path));
+    qlora__string_begin(env, &text);
     qlora__json_write_begin(&w, &text, 2);
     qlora__json_write_open(&w, NULL, '{');
     qlora__json_write_open(&w, "metadata", '{');
@@ -332,15 +333,15 @@ static QLORA__UNUSED qlora_result qlora__index_write(qlora_ctx* ctx, const char*
     qlora__json_write_close(&w, '}');
     qlora_result result = text.result;
     if (result == QLORA_OK) {
-        result = qlora__file_write(ctx, path, text.data, text.size);
+        result = qlora__file_write(env, path, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     return result;
 }
 
 // The members of a config with its weights' type replaced and without quantization_config; all else
 // as it stands in the file.
-static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__text* text) {
+static void qlora__config_rewrite(const qlora__json* json, const char* dtype, qlora__string* text) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
     qlora__json_write_open(&w, NULL, '{');
@@ -352,46 +353,46 @@ static void qlora__config_rewrite(const qlora__json* json, const char* dtype, ql
             continue;
         }
         qlora__json_write_key(&w, NULL);
-        qlora__text_add(text, json->text + key->begin - 1, key->end - key->begin + 2);
-        qlora__text_puts(text, ": ");
+        qlora__string_add(text, json->text + key->begin - 1, key->end - key->begin + 2);
+        qlora__string_puts(text, ": ");
         if (qlora__json_is(json, k, "dtype") || qlora__json_is(json, k, "torch_dtype")) {
             qlora__json_write_quoted(text, dtype, strlen(dtype));
         } else {
-            qlora__text_add(text, json->text + value->begin - quote,
-                            value->end - value->begin + 2 * quote);
+            qlora__string_add(text, json->text + value->begin - quote,
+                              value->end - value->begin + 2 * quote);
         }
     }
     qlora__json_write_close(&w, '}');
 }
 
 // config.json for weights exported as `dtype` ("bfloat16", ...), from the one they came from.
-static QLORA__UNUSED qlora_result qlora__config_export(qlora_ctx* ctx, const char* from_dir,
+static QLORA__UNUSED qlora_result qlora__config_export(qlora__env* env, const char* from_dir,
                                                        const char* to_dir, const char* dtype) {
     char path[QLORA__PATH_ROOM];
     qlora__map map;
     qlora__json json;
-    qlora__text text;
-    QLORA__TRY(qlora__path_join(ctx, from_dir, "config.json", path));
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
-    qlora__text_begin(ctx, &text);
-    qlora_result result = qlora__json_parse(ctx, path, map.data, map.size, 0, &json);
+    qlora__string text;
+    QLORA__TRY(qlora__path_join(env, from_dir, "config.json", path));
+    QLORA__TRY(qlora__map_open(env, path, &map));
+    qlora__string_begin(env, &text);
+    qlora_result result = qlora__json_parse(env, path, map.data, map.size, 0, &json);
     if (result == QLORA_OK) {
         if (qlora__json_kind_of(&json, 0) == QLORA__JSON_OBJECT) {
             qlora__config_rewrite(&json, dtype, &text);
             result = text.result;
         } else {
-            result = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
+            result = qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected", path);
         }
-        qlora__json_free(ctx, &json);
+        qlora__json_free(env, &json);
     }
-    qlora__map_close(ctx, &map);
+    qlora__map_close(env, &map);
     if (result == QLORA_OK) {
-        result = qlora__path_join(ctx, to_dir, "config.json", path);
+        result = qlora__path_join(env, to_dir, "config.json", path);
     }
     if (result == QLORA_OK) {
-        result = qlora__file_write(ctx, path, text.data, text.size);
+        result = qlora__file_write(env, path, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     return result;
 }
 
@@ -419,22 +420,22 @@ typedef struct qlora__linear_source {
 static const char qlora__bnb_suffix[] = ".quant_state.bitsandbytes__nf4";
 
 // Finds `name` + `suffix` with `count` elements of one of two types.
-static qlora_result qlora__bnb_part(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+static qlora_result qlora__bnb_part(qlora__env* env, const qlora__folder* f, const char* name,
                                     const char* suffix, uint64_t count, qlora__st_dtype dtype,
                                     const qlora__st_tensor** out) {
     char full[320];
     snprintf(full, sizeof full, "%s%s", name, suffix);
     const qlora__st_tensor* t = qlora__folder_find(f, full);
     if (t == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, full);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, full);
     }
     bool type_fits = t->dtype == dtype || (dtype == QLORA__ST_F32 && qlora__st_is_float(t));
     if (!type_fits || qlora__st_elements(t) != count) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: %llu elements of %s; the quant_state needs %llu of %s", f->dir,
-                           full, (unsigned long long)qlora__st_elements(t),
-                           qlora__st_dtypes[t->dtype].name, (unsigned long long)count,
-                           qlora__st_dtypes[dtype].name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: %llu elements of %s; the quant_state needs %llu of %s",
+                               f->dir, full, (unsigned long long)qlora__st_elements(t),
+                               qlora__st_dtypes[t->dtype].name, (unsigned long long)count,
+                               qlora__st_dtypes[dtype].name);
     }
     *out = t;
     return QLORA_OK;
@@ -445,24 +446,25 @@ static bool qlora__is_block_size(int64_t n) {
 }
 
 // The JSON inside a quant_state tensor.
-static qlora_result qlora__bnb_state(qlora_ctx* ctx, const qlora__json* json,
+static qlora_result qlora__bnb_state(qlora__env* env, const qlora__json* json,
                                      qlora__linear_source* w) {
     qlora__config_reader r;
-    r.ctx = ctx;
+    r.env = env;
     r.json = json;
     r.object = 0;
     uint32_t type = qlora__config_find(&r, "quant_type");
     uint32_t shape = qlora__config_find(&r, "shape");
     uint32_t dtype = qlora__config_find(&r, "dtype");
     if (type == 0 || !qlora__json_is(json, type, "nf4")) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: quant_type is not nf4", json->label);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: quant_type is not nf4",
+                               json->label);
     }
     if (shape == 0 || qlora__json_kind_of(json, shape) != QLORA__JSON_ARRAY ||
         json->tokens[shape].count != 2 || !qlora__json_offset(json, shape + 1, &w->rows) ||
         !qlora__json_offset(json, shape + 2, &w->cols) || w->rows < 1 || w->cols < 1 ||
         w->rows > INT32_MAX || w->cols > INT32_MAX) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: shape must be two whole numbers from 1 up",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: shape must be two whole numbers from 1 up", json->label);
     }
     QLORA__TRY(qlora__config_int(&r, "blocksize", -1, 32, 4096, &w->block));
     w->nested = qlora__config_find(&r, "nested_blocksize") != 0;
@@ -473,14 +475,14 @@ static qlora_result qlora__bnb_state(qlora_ctx* ctx, const qlora__json* json,
         uint32_t value = qlora__config_find(&r, "nested_offset");
         if (value == 0 || !qlora__json_double(json, value, &offset) || offset > 3.4e38 ||
             offset < -3.4e38) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: nested_offset must be a number",
-                               json->label);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: nested_offset must be a number",
+                                   json->label);
         }
         w->offset = (float)offset;
     }
     if (!qlora__is_block_size(w->block) || !qlora__is_block_size(w->block2)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: block sizes must be powers of two",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: block sizes must be powers of two",
+                               json->label);
     }
     w->dtype = QLORA_BF16;
     if (dtype != 0 && qlora__json_is(json, dtype, "float16")) {
@@ -488,14 +490,14 @@ static qlora_result qlora__bnb_state(qlora_ctx* ctx, const qlora__json* json,
     } else if (dtype != 0 && qlora__json_is(json, dtype, "float32")) {
         w->dtype = QLORA_F32;
     } else if (dtype == 0 || !qlora__json_is(json, dtype, "bfloat16")) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: dtype must be bfloat16, float16 or float32",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: dtype must be bfloat16, float16 or float32", json->label);
     }
     return QLORA_OK;
 }
 
 // The parts around the packed codes, each of the size that the quant_state implies.
-static qlora_result qlora__bnb_parts(qlora_ctx* ctx, const qlora__folder* f, const char* name,
+static qlora_result qlora__bnb_parts(qlora__env* env, const qlora__folder* f, const char* name,
                                      qlora__linear_source* w) {
     uint64_t n = (uint64_t)w->rows * (uint64_t)w->cols;
     uint64_t packed = (n + 1) / 2;
@@ -503,31 +505,32 @@ static qlora_result qlora__bnb_parts(qlora_ctx* ctx, const qlora__folder* f, con
     uint64_t blocks2 = (blocks + (uint64_t)w->block2 - 1) / (uint64_t)w->block2;
     // other storage types hold the same bytes, rounded up to whole elements
     if (w->weight->bytes < packed || w->weight->bytes >= packed + 8) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: %llu bytes; %lld x %lld codes need %llu",
-                           f->dir, name, (unsigned long long)w->weight->bytes, (long long)w->rows,
-                           (long long)w->cols, (unsigned long long)packed);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: %llu bytes; %lld x %lld codes need %llu", f->dir, name,
+                               (unsigned long long)w->weight->bytes, (long long)w->rows,
+                               (long long)w->cols, (unsigned long long)packed);
     }
-    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".quant_map", 16, QLORA__ST_F32, &w->map));
+    QLORA__TRY(qlora__bnb_part(env, f, name, ".quant_map", 16, QLORA__ST_F32, &w->map));
     float book[16];
     qlora__st_read_f32(w->map, 0, 16, book);
     for (int i = 0; i < 16; i++) {
         float off = book[i] - qlora__nf4_levels[i];
         if (!(off <= 1e-6f && off >= -1e-6f)) {
-            return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                               "%s: %s.quant_map is not the NF4 code book", f->dir, name);
+            return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                                   "%s: %s.quant_map is not the NF4 code book", f->dir, name);
         }
     }
     if (!w->nested) {
-        return qlora__bnb_part(ctx, f, name, ".absmax", blocks, QLORA__ST_F32, &w->absmax);
+        return qlora__bnb_part(env, f, name, ".absmax", blocks, QLORA__ST_F32, &w->absmax);
     }
-    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".absmax", blocks, QLORA__ST_U8, &w->absmax));
-    QLORA__TRY(qlora__bnb_part(ctx, f, name, ".nested_quant_map", 256, QLORA__ST_F32, &w->map2));
-    return qlora__bnb_part(ctx, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
+    QLORA__TRY(qlora__bnb_part(env, f, name, ".absmax", blocks, QLORA__ST_U8, &w->absmax));
+    QLORA__TRY(qlora__bnb_part(env, f, name, ".nested_quant_map", 256, QLORA__ST_F32, &w->map2));
+    return qlora__bnb_part(env, f, name, ".nested_absmax", blocks2, QLORA__ST_F32, &w->absmax2);
 }
 
 // The weight [rows, cols] of a linear layer, plain or 4-bit, decided by the tensors themselves: the
 // config's lists of skipped modules are not to be trusted. `name` ends in ".weight".
-static QLORA__UNUSED qlora_result qlora__folder_linear(qlora_ctx* ctx, const qlora__folder* f,
+static QLORA__UNUSED qlora_result qlora__folder_linear(qlora__env* env, const qlora__folder* f,
                                                        const char* name, int64_t rows, int64_t cols,
                                                        qlora__linear_source* out) {
     char state_name[320];
@@ -536,14 +539,14 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora_ctx* ctx, const qlo
     memset(&w, 0, sizeof w);
     snprintf(state_name, sizeof state_name, "%s.quant_state.bitsandbytes__fp4", name);
     if (qlora__folder_find(f, state_name) != NULL) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: %s is in bitsandbytes' fp4 format; only nf4 is supported", f->dir,
-                           name);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED,
+                               "%s: %s is in bitsandbytes' fp4 format; only nf4 is supported",
+                               f->dir, name);
     }
     snprintf(state_name, sizeof state_name, "%s%s", name, qlora__bnb_suffix);
     const qlora__st_tensor* state = qlora__folder_find(f, state_name);
     if (state == NULL) {
-        QLORA__TRY(qlora__folder_need(ctx, f, name, rows, cols, &w.weight));
+        QLORA__TRY(qlora__folder_need(env, f, name, rows, cols, &w.weight));
         w.rows = rows;
         w.cols = cols;
         w.dtype = w.weight->dtype == QLORA__ST_F32    ? QLORA_F32
@@ -555,19 +558,19 @@ static QLORA__UNUSED qlora_result qlora__folder_linear(qlora_ctx* ctx, const qlo
     w.nf4 = true;
     w.weight = qlora__folder_find(f, name);
     if (w.weight == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: tensor %s is missing", f->dir, name);
     }
     QLORA__TRY(
-        qlora__json_parse(ctx, state_name, state->data, state->bytes, QLORA__JSON_UNIQUE, &json));
-    qlora_result result = qlora__bnb_state(ctx, &json, &w);
-    qlora__json_free(ctx, &json);
+        qlora__json_parse(env, state_name, state->data, state->bytes, QLORA__JSON_UNIQUE, &json));
+    qlora_result result = qlora__bnb_state(env, &json, &w);
+    qlora__json_free(env, &json);
     QLORA__TRY(result);
     if (w.rows != rows || w.cols != cols) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: shape [%lld,%lld], but [%lld,%lld] is needed", f->dir, name,
-                           (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s: shape [%lld,%lld], but [%lld,%lld] is needed", f->dir,
+            name, (long long)w.rows, (long long)w.cols, (long long)rows, (long long)cols);
     }
-    QLORA__TRY(qlora__bnb_parts(ctx, f, name, &w));
+    QLORA__TRY(qlora__bnb_parts(env, f, name, &w));
     *out = w;
     return QLORA_OK;
 }

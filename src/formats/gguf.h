@@ -20,7 +20,7 @@ typedef struct qlora__gguf_writer {
 
 // Name of a module's matrix, "model.layers.0.self_attn.q_proj" and 'a' ->
 // "blk.0.attn_q.weight.lora_a".
-static QLORA__UNUSED qlora_result qlora__gguf_name(qlora_ctx* ctx, const char* module, char which,
+static QLORA__UNUSED qlora_result qlora__gguf_name(qlora__env* env, const char* module, char which,
                                                    char out[QLORA__GGUF_NAME]) {
     static const struct {
         const char* hf;
@@ -44,7 +44,7 @@ static QLORA__UNUSED qlora_result qlora__gguf_name(qlora_ctx* ctx, const char* m
             }
         }
     }
-    return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
+    return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s has no name in a GGUF adapter", module);
 }
 
 // llama.cpp's name of a family's architecture.
@@ -79,24 +79,24 @@ static QLORA__UNUSED double qlora__gguf_fold(double scale, double file_alpha, in
     return scale * (double)rank / file_alpha;
 }
 
-static void qlora__gguf_u32(qlora__text* t, uint32_t value) {
+static void qlora__gguf_u32(qlora__string* t, uint32_t value) {
     uint8_t bytes[8];
     qlora__store_u64(bytes, value);
-    qlora__text_add(t, bytes, 4);
+    qlora__string_add(t, bytes, 4);
 }
 
-static void qlora__gguf_u64(qlora__text* t, uint64_t value) {
+static void qlora__gguf_u64(qlora__string* t, uint64_t value) {
     uint8_t bytes[8];
     qlora__store_u64(bytes, value);
-    qlora__text_add(t, bytes, 8);
+    qlora__string_add(t, bytes, 8);
 }
 
-static void qlora__gguf_string(qlora__text* t, const char* string) {
+static void qlora__gguf_string(qlora__string* t, const char* string) {
     qlora__gguf_u64(t, strlen(string));
-    qlora__text_puts(t, string);
+    qlora__string_puts(t, string);
 }
 
-static void qlora__gguf_pair(qlora__text* t, const char* key, const char* value) {
+static void qlora__gguf_pair(qlora__string* t, const char* key, const char* value) {
     qlora__gguf_string(t, key);
     qlora__gguf_u32(t, 8); // type: string
     qlora__gguf_string(t, value);
@@ -110,12 +110,12 @@ static uint64_t qlora__gguf_padded(uint64_t bytes) {
     return (bytes + QLORA__GGUF_ALIGN - 1) / QLORA__GGUF_ALIGN * QLORA__GGUF_ALIGN;
 }
 
-static void qlora__gguf_write_header(qlora__text* t, const char* architecture, float alpha,
+static void qlora__gguf_write_header(qlora__string* t, const char* architecture, float alpha,
                                      const qlora__gguf_entry* entries, uint32_t count) {
     uint32_t bits = 0;
     uint64_t at = 0;
     memcpy(&bits, &alpha, 4);
-    qlora__text_puts(t, "GGUF");
+    qlora__string_puts(t, "GGUF");
     qlora__gguf_u32(t, 3);
     qlora__gguf_u64(t, count);
     qlora__gguf_u64(t, 5);
@@ -138,35 +138,35 @@ static void qlora__gguf_write_header(qlora__text* t, const char* architecture, f
         at += qlora__gguf_padded(qlora__gguf_bytes(&entries[i]));
     }
     while (t->result == QLORA_OK && t->size % QLORA__GGUF_ALIGN != 0) {
-        qlora__text_add(t, "", 1);
+        qlora__string_add(t, "", 1);
     }
 }
 
-static void qlora__gguf_abort(qlora_ctx* ctx, qlora__gguf_writer* w) {
-    qlora__out_abort(ctx, &w->out);
+static void qlora__gguf_abort(qlora__env* env, qlora__gguf_writer* w) {
+    qlora__out_abort(env, &w->out);
     memset(w, 0, sizeof *w);
 }
 
 // Begins a LoRA file; then the floats of each entry in turn, in pieces of any size; then commit or
 // abort. `alpha` is what qlora__gguf_alpha gives.
-static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* path,
+static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora__env* env, const char* path,
                                                     const char* architecture, double alpha,
                                                     const qlora__gguf_entry* entries,
                                                     uint32_t count, qlora__gguf_writer* w) {
-    qlora__text text;
+    qlora__string text;
     memset(w, 0, sizeof *w);
-    qlora__text_begin(ctx, &text);
+    qlora__string_begin(env, &text);
     qlora__gguf_write_header(&text, architecture, (float)alpha, entries, count);
     qlora_result result = text.result;
     if (result == QLORA_OK) {
-        result = qlora__out_begin(ctx, path, &w->out);
+        result = qlora__out_begin(env, path, &w->out);
     }
     if (result == QLORA_OK) {
-        result = qlora__out_write(ctx, &w->out, text.data, text.size);
+        result = qlora__out_write(env, &w->out, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     if (result != QLORA_OK) {
-        qlora__gguf_abort(ctx, w);
+        qlora__gguf_abort(env, w);
         return result;
     }
     w->entries = entries;
@@ -175,24 +175,24 @@ static QLORA__UNUSED qlora_result qlora__gguf_begin(qlora_ctx* ctx, const char* 
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_writer* w,
+static QLORA__UNUSED qlora_result qlora__gguf_write(qlora__env* env, qlora__gguf_writer* w,
                                                     const void* bytes, size_t size) {
     uint8_t zeros[QLORA__GGUF_ALIGN];
     const uint8_t* p = (const uint8_t*)bytes;
     memset(zeros, 0, sizeof zeros);
     while (size > 0) {
         if (w->current == w->count) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
+            return qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: more bytes than announced");
         }
         size_t piece = size < w->left ? size : (size_t)w->left;
-        QLORA__TRY(qlora__out_write(ctx, &w->out, p, piece));
+        QLORA__TRY(qlora__out_write(env, &w->out, p, piece));
         p += piece;
         size -= piece;
         w->left -= piece;
         if (w->left == 0) {
             uint64_t total = qlora__gguf_bytes(&w->entries[w->current]);
             size_t pad = (size_t)(qlora__gguf_padded(total) - total);
-            QLORA__TRY(qlora__out_write(ctx, &w->out, zeros, pad));
+            QLORA__TRY(qlora__out_write(env, &w->out, zeros, pad));
             w->current++;
             w->left = w->current < w->count ? qlora__gguf_bytes(&w->entries[w->current]) : 0;
         }
@@ -200,14 +200,14 @@ static QLORA__UNUSED qlora_result qlora__gguf_write(qlora_ctx* ctx, qlora__gguf_
     return QLORA_OK;
 }
 
-static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora_ctx* ctx, qlora__gguf_writer* w) {
+static QLORA__UNUSED qlora_result qlora__gguf_commit(qlora__env* env, qlora__gguf_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->current != w->count) {
-        result = qlora__fail(ctx, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
-                             w->entries[w->current].name);
+        result = qlora__env_fail(env, QLORA_ERR_ARGUMENT, "GGUF: %s was not written whole",
+                                 w->entries[w->current].name);
     } else {
-        result = qlora__out_commit(ctx, &w->out);
+        result = qlora__out_commit(env, &w->out);
     }
-    qlora__gguf_abort(ctx, w);
+    qlora__gguf_abort(env, w);
     return result;
 }

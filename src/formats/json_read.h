@@ -1,3 +1,7 @@
+// Every reader of this floor takes bytes it does not trust. It either gives a value that obeys all
+// rules of its format, or returns an error whose text names the file and the fault; it never reads
+// outside the bytes it was given. Nothing here knows about devices.
+
 // ---- numbers in text, independent of the C locale
 
 // A natural number of up to 5120 bits: enough to compare 801 digits times a power of ten with any
@@ -216,15 +220,15 @@ typedef struct qlora__json {
 } qlora__json;
 
 typedef struct qlora__json_parser {
-    qlora_ctx* ctx;
+    qlora__env* env;
     qlora__json* json;
     uint32_t at;
     uint32_t parent; // the innermost open container; its own parent waits in its `next`
     uint32_t depth;
 } qlora__json_parser;
 
-static void qlora__json_free(qlora_ctx* ctx, qlora__json* json) {
-    qlora__free(ctx, json->tokens, json->capacity * sizeof *json->tokens);
+static void qlora__json_free(qlora__env* env, qlora__json* json) {
+    qlora__env_free(env, json->tokens, json->capacity * sizeof *json->tokens);
     memset(json, 0, sizeof *json);
 }
 
@@ -238,8 +242,8 @@ static qlora_result qlora__json_bad(const qlora__json_parser* p, const char* wha
             column = 1;
         }
     }
-    return qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: line %u, column %u: %s", p->json->label, line,
-                       column, what);
+    return qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: line %u, column %u: %s", p->json->label,
+                           line, column, what);
 }
 
 // Length of the UTF-8 character at p (1 to 4), 0 when it is not valid.
@@ -291,13 +295,13 @@ static qlora_result qlora__json_push(qlora__json_parser* p, qlora__json_kind kin
         if (capacity < json->capacity || !qlora__mul(capacity, sizeof *json->tokens, &bytes)) {
             return qlora__json_bad(p, "too many values");
         }
-        qlora__json_token* tokens = (qlora__json_token*)qlora__alloc(p->ctx, bytes);
+        qlora__json_token* tokens = (qlora__json_token*)qlora__env_alloc(p->env, bytes);
         if (tokens == NULL) {
             return QLORA_ERR_MEMORY;
         }
         if (json->count > 0) {
             memcpy(tokens, json->tokens, json->count * sizeof *tokens);
-            qlora__free(p->ctx, json->tokens, json->capacity * sizeof *tokens);
+            qlora__env_free(p->env, json->tokens, json->capacity * sizeof *tokens);
         }
         json->tokens = tokens;
         json->capacity = capacity;
@@ -549,7 +553,7 @@ static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
         return QLORA_OK;
     }
     size_t bytes = largest * sizeof(uint32_t);
-    uint32_t* keys = (uint32_t*)qlora__alloc(p->ctx, bytes);
+    uint32_t* keys = (uint32_t*)qlora__env_alloc(p->env, bytes);
     if (keys == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -566,12 +570,13 @@ static qlora_result qlora__json_check_unique(qlora__json_parser* p) {
             if (!qlora__json_key_less(json, keys[k - 1], keys[k])) {
                 const qlora__json_token* t = &json->tokens[keys[k]];
                 int shown = t->end - t->begin < 80 ? (int)(t->end - t->begin) : 80;
-                result = qlora__fail(p->ctx, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
-                                     json->label, shown, json->text + t->begin);
+                result =
+                    qlora__env_fail(p->env, QLORA_ERR_FORMAT, "%s: the key \"%.*s\" stands twice",
+                                    json->label, shown, json->text + t->begin);
             }
         }
     }
-    qlora__free(p->ctx, keys, bytes);
+    qlora__env_free(p->env, keys, bytes);
     return result;
 }
 
@@ -609,25 +614,25 @@ static qlora_result qlora__json_parse_tokens(qlora__json_parser* p, uint32_t fla
 
 // Parses `size` bytes of strict RFC 8259 JSON. `label` names the text in messages and must outlive
 // the tokens, as the text must. qlora__json_free when done; nothing to free after a failure.
-static qlora_result qlora__json_parse(qlora_ctx* ctx, const char* label, const void* text,
+static qlora_result qlora__json_parse(qlora__env* env, const char* label, const void* text,
                                       uint64_t size, uint32_t flags, qlora__json* out) {
     qlora__json json;
     qlora__json_parser p;
     memset(&json, 0, sizeof json);
     if (size > QLORA__JSON_MAX_BYTES) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: JSON of more than 2 GiB", label);
     }
     json.text = (const char*)text;
     json.label = label;
     json.size = (uint32_t)size;
-    p.ctx = ctx;
+    p.env = env;
     p.json = &json;
     p.at = 0;
     p.parent = QLORA__JSON_ROOT;
     p.depth = 0;
     qlora_result result = qlora__json_parse_tokens(&p, flags);
     if (result != QLORA_OK) {
-        qlora__json_free(ctx, &json);
+        qlora__json_free(env, &json);
         return result;
     }
     *out = json;

@@ -25,14 +25,14 @@ typedef struct qlora__peft_module {
     const qlora__st_tensor* b; // [out, rank]
 } qlora__peft_module;
 
-static void qlora__peft_close(qlora_ctx* ctx, qlora__peft* p) {
-    qlora__folder_close(ctx, &p->tensors);
-    qlora__json_free(ctx, &p->json);
-    qlora__map_close(ctx, &p->map);
+static void qlora__peft_close(qlora__env* env, qlora__peft* p) {
+    qlora__folder_close(env, &p->tensors);
+    qlora__json_free(env, &p->json);
+    qlora__map_close(env, &p->map);
 }
 
 // Full match of a pattern of the config, perhaps wrapped in front and behind.
-static qlora_result qlora__peft_regex(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+static qlora_result qlora__peft_regex(qlora__env* env, const qlora__json* json, uint32_t pattern,
                                       const char* front, const char* behind, const char* module,
                                       bool* matches) {
     char text[QLORA__RE_MAX + 32];
@@ -41,15 +41,15 @@ static qlora_result qlora__peft_regex(qlora_ctx* ctx, const qlora__json* json, u
     memcpy(text, front, head);
     size_t length = qlora__json_string(json, pattern, text + head, QLORA__RE_MAX);
     if (length >= QLORA__RE_MAX || strlen(text + head) != length) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes", json->label,
-                           (unsigned long long)length);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: a pattern of %llu bytes",
+                               json->label, (unsigned long long)length);
     }
     memcpy(text + head + length, behind, strlen(behind) + 1);
     qlora__re_compile(&re, text);
     if (re.wrong != NULL) {
         text[head + length] = '\0';
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "%s: the pattern \"%.200s\" has %s",
-                           json->label, text + head, re.wrong);
+        return qlora__env_fail(env, QLORA_ERR_UNSUPPORTED, "%s: the pattern \"%.200s\" has %s",
+                               json->label, text + head, re.wrong);
     }
     *matches = qlora__re_match(&re, module);
     return QLORA_OK;
@@ -57,7 +57,7 @@ static qlora_result qlora__peft_regex(qlora_ctx* ctx, const qlora__json* json, u
 
 // target_modules and exclude_modules: a list of names (whole, or after a dot), a regular
 // expression, or "all-linear".
-static qlora_result qlora__peft_selects(qlora_ctx* ctx, const qlora__json* json, uint32_t select,
+static qlora_result qlora__peft_selects(qlora__env* env, const qlora__json* json, uint32_t select,
                                         const char* module, bool* selected) {
     const qlora__json_token* t = &json->tokens[select];
     *selected = false;
@@ -66,7 +66,7 @@ static qlora_result qlora__peft_selects(qlora_ctx* ctx, const qlora__json* json,
             *selected = strcmp(qlora__plain_name(module), "lm_head") != 0;
             return QLORA_OK;
         }
-        return qlora__peft_regex(ctx, json, select, "", "", module, selected);
+        return qlora__peft_regex(env, json, select, "", "", module, selected);
     }
     size_t length = strlen(module);
     for (uint32_t k = select + 1; k < t->next && !*selected; k = json->tokens[k].next) {
@@ -101,7 +101,7 @@ static bool qlora__peft_layer_selected(const qlora__json* json, uint32_t select,
 }
 
 // The value of the first key of a rank_pattern or alpha_pattern that matches, 0 when none does.
-static qlora_result qlora__peft_pattern(qlora_ctx* ctx, const qlora__json* json, uint32_t pattern,
+static qlora_result qlora__peft_pattern(qlora__env* env, const qlora__json* json, uint32_t pattern,
                                         const char* module, uint32_t* value) {
     *value = 0;
     if (pattern == 0) {
@@ -109,7 +109,7 @@ static qlora_result qlora__peft_pattern(qlora_ctx* ctx, const qlora__json* json,
     }
     for (uint32_t k = pattern + 1; k < json->tokens[pattern].next; k = json->tokens[k + 1].next) {
         bool matches = false;
-        QLORA__TRY(qlora__peft_regex(ctx, json, k, "(.*\\.)?(", ")$", module, &matches));
+        QLORA__TRY(qlora__peft_regex(env, json, k, "(.*\\.)?(", ")$", module, &matches));
         if (matches) {
             *value = k + 1;
             return QLORA_OK;
@@ -119,16 +119,16 @@ static qlora_result qlora__peft_pattern(qlora_ctx* ctx, const qlora__json* json,
 }
 
 // Rank, alpha and scale of a module by its full name, such as "model.layers.3.self_attn.q_proj".
-static qlora_result qlora__peft_lookup(qlora_ctx* ctx, const qlora__peft* p, const char* module,
+static qlora_result qlora__peft_lookup(qlora__env* env, const qlora__peft* p, const char* module,
                                        qlora__peft_module* out) {
     const qlora__json* json = &p->json;
     bool selected = false;
     bool excluded = false;
     uint32_t value = 0;
     memset(out, 0, sizeof *out);
-    QLORA__TRY(qlora__peft_selects(ctx, json, p->targets, module, &selected));
+    QLORA__TRY(qlora__peft_selects(env, json, p->targets, module, &selected));
     if (p->excludes != 0) {
-        QLORA__TRY(qlora__peft_selects(ctx, json, p->excludes, module, &excluded));
+        QLORA__TRY(qlora__peft_selects(env, json, p->excludes, module, &excluded));
     }
     if (!selected || excluded ||
         (p->layers != 0 && !qlora__peft_layer_selected(json, p->layers, module))) {
@@ -136,15 +136,15 @@ static qlora_result qlora__peft_lookup(qlora_ctx* ctx, const qlora__peft* p, con
     }
     int64_t rank = p->rank;
     double alpha = p->alpha;
-    QLORA__TRY(qlora__peft_pattern(ctx, json, p->rank_pattern, module, &value));
+    QLORA__TRY(qlora__peft_pattern(env, json, p->rank_pattern, module, &value));
     if (value != 0 && (!qlora__json_int(json, value, &rank) || rank < 1 || rank > 65536)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: rank_pattern: a rank must be from 1 to 65536", json->label);
     }
-    QLORA__TRY(qlora__peft_pattern(ctx, json, p->alpha_pattern, module, &value));
+    QLORA__TRY(qlora__peft_pattern(env, json, p->alpha_pattern, module, &value));
     if (value != 0 && (!qlora__json_double(json, value, &alpha) || !(alpha > 0.0))) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
-                           json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: alpha_pattern: an alpha must be above 0",
+                               json->label);
     }
     out->rank = rank;
     out->alpha = alpha;
@@ -213,10 +213,10 @@ static qlora_result qlora__peft_check_names(const qlora__config_reader* r, const
         good = r->json->tokens[k].kind == QLORA__JSON_STRING;
     }
     if (!good) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT,
-                           "%s: %s is %s; it must be a list of names or a "
-                           "regular expression",
-                           r->json->label, key, qlora__config_show(r, value, shown));
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT,
+                               "%s: %s is %s; it must be a list of names or a "
+                               "regular expression",
+                               r->json->label, key, qlora__config_show(r, value, shown));
     }
     return QLORA_OK;
 }
@@ -226,24 +226,25 @@ static qlora_result qlora__peft_check_object(const qlora__config_reader* r, cons
     char shown[48];
     *out = qlora__config_find(r, key);
     if (*out != 0 && qlora__json_kind_of(r->json, *out) != QLORA__JSON_OBJECT) {
-        return qlora__fail(r->ctx, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
-                           r->json->label, key, qlora__config_show(r, *out, shown));
+        return qlora__env_fail(r->env, QLORA_ERR_FORMAT, "%s: %s is %s; it must be an object",
+                               r->json->label, key, qlora__config_show(r, *out, shown));
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__peft_from_json(qlora_ctx* ctx, qlora__peft* p) {
+static qlora_result qlora__peft_from_json(qlora__env* env, qlora__peft* p) {
     qlora__config_reader r;
     char shown[48];
-    r.ctx = ctx;
+    r.env = env;
     r.json = &p->json;
     r.object = 0;
     if (qlora__json_kind_of(r.json, 0) != QLORA__JSON_OBJECT) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: a JSON object was expected", r.json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: a JSON object was expected",
+                               r.json->label);
     }
     uint32_t type = qlora__config_find(&r, "peft_type");
     if (type == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: peft_type is missing", r.json->label);
     }
     if (!qlora__json_is(r.json, type, "LORA")) {
         return qlora__config_refuse(&r, "peft_type", type, "LORA is");
@@ -255,14 +256,15 @@ static qlora_result qlora__peft_from_json(qlora_ctx* ctx, qlora__peft* p) {
     uint32_t dropout = qlora__config_find(&r, "lora_dropout");
     if (dropout != 0 && (!qlora__json_double(r.json, dropout, &p->dropout) || p->dropout < 0.0 ||
                          p->dropout >= 1.0)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: lora_dropout is %s; it must be from 0 to below 1", r.json->label,
-                           qlora__config_show(&r, dropout, shown));
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: lora_dropout is %s; it must be from 0 to below 1",
+                               r.json->label, qlora__config_show(&r, dropout, shown));
     }
     QLORA__TRY(qlora__peft_check_names(&r, "target_modules", &p->targets));
     QLORA__TRY(qlora__peft_check_names(&r, "exclude_modules", &p->excludes));
     if (p->targets == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: target_modules is missing", r.json->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: target_modules is missing",
+                               r.json->label);
     }
     p->layers = qlora__config_find(&r, "layers_to_transform");
     QLORA__TRY(qlora__peft_check_object(&r, "rank_pattern", &p->rank_pattern));
@@ -270,28 +272,29 @@ static qlora_result qlora__peft_from_json(qlora_ctx* ctx, qlora__peft* p) {
 }
 
 // adapter_config.json from memory that outlives *p. qlora__peft_close when done.
-static QLORA__UNUSED qlora_result qlora__peft_parse(qlora_ctx* ctx, const char* label,
+static QLORA__UNUSED qlora_result qlora__peft_parse(qlora__env* env, const char* label,
                                                     const void* text, uint64_t size,
                                                     qlora__peft* p) {
     memset(p, 0, sizeof *p);
-    QLORA__TRY(qlora__json_parse(ctx, label, text, size, QLORA__JSON_UNIQUE, &p->json));
-    qlora_result result = qlora__peft_from_json(ctx, p);
+    QLORA__TRY(qlora__json_parse(env, label, text, size, QLORA__JSON_UNIQUE, &p->json));
+    qlora_result result = qlora__peft_from_json(env, p);
     if (result != QLORA_OK) {
-        qlora__peft_close(ctx, p);
+        qlora__peft_close(env, p);
     }
     return result;
 }
 
 // Name of a module's tensor in adapter_model.safetensors; `which` is 'A' or 'B'.
-static qlora_result qlora__peft_key(qlora_ctx* ctx, const char* module, char which, char out[320]) {
+static qlora_result qlora__peft_key(qlora__env* env, const char* module, char which,
+                                    char out[320]) {
     int n = snprintf(out, 320, "base_model.model.%s.lora_%c.weight", module, which);
     return n > 0 && n < 320
                ? QLORA_OK
-               : qlora__fail(ctx, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
+               : qlora__env_fail(env, QLORA_ERR_ARGUMENT, "module name too long: %.60s...", module);
 }
 
 // One tensor of the adapter: a matrix of a module that the config targets, of the config's rank.
-static qlora_result qlora__peft_check_tensor(qlora_ctx* ctx, const qlora__peft* p,
+static qlora_result qlora__peft_check_tensor(qlora__env* env, const qlora__peft* p,
                                              const qlora__st_tensor* t) {
     static const char prefix[] = "base_model.model.";
     static const char* const ends[2] = {".lora_A.weight", ".lora_B.weight"};
@@ -305,73 +308,74 @@ static qlora_result qlora__peft_check_tensor(qlora_ctx* ctx, const qlora__peft* 
         which++;
     }
     if (which == 2 || length >= sizeof module) {
-        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                           "%s: %s: only lora_A and lora_B matrices of linear layers are supported",
-                           p->tensors.dir, t->name);
+        return qlora__env_fail(
+            env, QLORA_ERR_UNSUPPORTED,
+            "%s: %s: only lora_A and lora_B matrices of linear layers are supported",
+            p->tensors.dir, t->name);
     }
     memcpy(module, t->name + front, length - front - 14);
     module[length - front - 14] = '\0';
-    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &found));
+    QLORA__TRY(qlora__peft_lookup(env, p, module, &found));
     if (found.rank == 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: adapter_config.json does not target this", p->tensors.dir,
-                           t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: adapter_config.json does not target this", p->tensors.dir,
+                               t->name);
     }
     memcpy(partner, t->name, length + 1);
     partner[length - 8] = which == 0 ? 'B' : 'A';
     if (qlora__folder_find(&p->tensors, partner) == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s is missing", p->tensors.dir, partner);
     }
     if (!qlora__st_is_float(t) || t->rank != 2 || t->shape[which] != found.rank) {
         char shape[96];
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: %s %s; adapter_config.json gives it rank %lld", p->tensors.dir,
-                           t->name, qlora__st_dtypes[t->dtype].name,
-                           qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: %s %s; adapter_config.json gives it rank %lld",
+                               p->tensors.dir, t->name, qlora__st_dtypes[t->dtype].name,
+                               qlora__shape_text(t->shape, t->rank, shape), (long long)found.rank);
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__peft_open_files(qlora_ctx* ctx, const char* dir, qlora__peft* p) {
+static qlora_result qlora__peft_open_files(qlora__env* env, const char* dir, qlora__peft* p) {
     char path[QLORA__PATH_ROOM];
-    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", p->path));
-    QLORA__TRY(qlora__map_open(ctx, p->path, &p->map));
+    QLORA__TRY(qlora__path_join(env, dir, "adapter_config.json", p->path));
+    QLORA__TRY(qlora__map_open(env, p->path, &p->map));
     QLORA__TRY(
-        qlora__json_parse(ctx, p->path, p->map.data, p->map.size, QLORA__JSON_UNIQUE, &p->json));
-    QLORA__TRY(qlora__peft_from_json(ctx, p));
-    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_model.safetensors", path));
-    QLORA__TRY(qlora__path_join(ctx, "", dir, p->tensors.dir));
-    QLORA__TRY(qlora__folder_open_single(ctx, &p->tensors, path));
+        qlora__json_parse(env, p->path, p->map.data, p->map.size, QLORA__JSON_UNIQUE, &p->json));
+    QLORA__TRY(qlora__peft_from_json(env, p));
+    QLORA__TRY(qlora__path_join(env, dir, "adapter_model.safetensors", path));
+    QLORA__TRY(qlora__path_join(env, "", dir, p->tensors.dir));
+    QLORA__TRY(qlora__folder_open_single(env, &p->tensors, path));
     for (uint32_t i = 0; i < p->tensors.count; i++) {
-        QLORA__TRY(qlora__peft_check_tensor(ctx, p, p->tensors.entries[i].tensor));
+        QLORA__TRY(qlora__peft_check_tensor(env, p, p->tensors.entries[i].tensor));
     }
     return QLORA_OK;
 }
 
 // Opens an adapter folder and checks it in itself: every tensor is half of a pair, is targeted by
 // the config and has its rank. Nothing to close after a failure.
-static QLORA__UNUSED qlora_result qlora__peft_open(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__peft_open(qlora__env* env, const char* dir,
                                                    qlora__peft* p) {
     memset(p, 0, sizeof *p);
-    qlora_result result = qlora__peft_open_files(ctx, dir, p);
+    qlora_result result = qlora__peft_open_files(env, dir, p);
     if (result != QLORA_OK) {
-        qlora__peft_close(ctx, p);
+        qlora__peft_close(env, p);
     }
     return result;
 }
 
 // The adapter's matrices for module [out, in]; rank 0 when the config does not target it.
-static QLORA__UNUSED qlora_result qlora__peft_find(qlora_ctx* ctx, const qlora__peft* p,
+static QLORA__UNUSED qlora_result qlora__peft_find(qlora__env* env, const qlora__peft* p,
                                                    const char* module, int64_t out_size,
                                                    int64_t in_size, qlora__peft_module* out) {
     char key[320];
     qlora__peft_module m;
-    QLORA__TRY(qlora__peft_lookup(ctx, p, module, &m));
+    QLORA__TRY(qlora__peft_lookup(env, p, module, &m));
     if (m.rank > 0) {
-        QLORA__TRY(qlora__peft_key(ctx, module, 'A', key));
-        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, m.rank, in_size, &m.a));
-        QLORA__TRY(qlora__peft_key(ctx, module, 'B', key));
-        QLORA__TRY(qlora__folder_need(ctx, &p->tensors, key, out_size, m.rank, &m.b));
+        QLORA__TRY(qlora__peft_key(env, module, 'A', key));
+        QLORA__TRY(qlora__folder_need(env, &p->tensors, key, m.rank, in_size, &m.a));
+        QLORA__TRY(qlora__peft_key(env, module, 'B', key));
+        QLORA__TRY(qlora__folder_need(env, &p->tensors, key, out_size, m.rank, &m.b));
     }
     *out = m;
     return QLORA_OK;
@@ -433,7 +437,7 @@ static void qlora__peft_write_pattern(qlora__json_writer* w, const char* name,
 }
 
 // The text of adapter_config.json: the keys every PEFT version knows, sorted, two spaces.
-static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d) {
+static void qlora__peft_write_text(qlora__string* text, const qlora__peft_desc* d) {
     qlora__json_writer w;
     qlora__json_write_begin(&w, text, 2);
     qlora__json_write_open(&w, NULL, '{');
@@ -477,17 +481,17 @@ static void qlora__peft_write_text(qlora__text* text, const qlora__peft_desc* d)
 
 // Writes adapter_config.json into `dir`. The matrices go beside it through qlora__st_write_*, named
 // by qlora__peft_key; write them first, so that a config never stands without its weights.
-static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora_ctx* ctx, const char* dir,
+static QLORA__UNUSED qlora_result qlora__peft_write_config(qlora__env* env, const char* dir,
                                                            const qlora__peft_desc* d) {
     char path[QLORA__PATH_ROOM];
-    qlora__text text;
-    QLORA__TRY(qlora__path_join(ctx, dir, "adapter_config.json", path));
-    qlora__text_begin(ctx, &text);
+    qlora__string text;
+    QLORA__TRY(qlora__path_join(env, dir, "adapter_config.json", path));
+    qlora__string_begin(env, &text);
     qlora__peft_write_text(&text, d);
     qlora_result result = text.result;
     if (result == QLORA_OK) {
-        result = qlora__file_write(ctx, path, text.data, text.size);
+        result = qlora__file_write(env, path, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     return result;
 }

@@ -68,10 +68,10 @@ typedef struct qlora__st {
     char path[QLORA__PATH_ROOM];
 } qlora__st;
 
-static void qlora__st_close(qlora_ctx* ctx, qlora__st* st) {
-    qlora__json_free(ctx, &st->json);
-    qlora__free(ctx, st->block, st->block_bytes);
-    qlora__map_close(ctx, &st->map);
+static void qlora__st_close(qlora__env* env, qlora__st* st) {
+    qlora__json_free(env, &st->json);
+    qlora__env_free(env, st->block, st->block_bytes);
+    qlora__map_close(env, &st->map);
     st->block = NULL;
     st->count = 0;
 }
@@ -91,64 +91,64 @@ static void qlora__store_u64(uint8_t* p, uint64_t value) {
 }
 
 // The eight bytes of length and the outline of the header.
-static qlora_result qlora__st_check_header(qlora_ctx* ctx, const qlora__st* st, uint64_t* header) {
+static qlora_result qlora__st_check_header(qlora__env* env, const qlora__st* st, uint64_t* header) {
     if (st->file_size < 8) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %llu bytes are too few for a safetensors file", st->label,
-                           (unsigned long long)st->file_size);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %llu bytes are too few for a safetensors file", st->label,
+                               (unsigned long long)st->file_size);
     }
     uint64_t n = qlora__load_u64(st->file);
     if (n > QLORA__ST_MAX_HEADER) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: header of %llu bytes, more than the format's limit of %u",
-                           st->label, (unsigned long long)n, QLORA__ST_MAX_HEADER);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: header of %llu bytes, more than the format's limit of %u",
+                               st->label, (unsigned long long)n, QLORA__ST_MAX_HEADER);
     }
     if (n > st->file_size - 8) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: header of %llu bytes in a file of %llu: the file is cut short",
-                           st->label, (unsigned long long)n, (unsigned long long)st->file_size);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: header of %llu bytes in a file of %llu: the file is cut short",
+                               st->label, (unsigned long long)n, (unsigned long long)st->file_size);
     }
     if (n == 0 || st->file[8] != '{') {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: the header does not start with '{'",
-                           st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: the header does not start with '{'",
+                               st->label);
     }
     *header = n;
     return QLORA_OK;
 }
 
 // Shape product in bytes against the extent; checked multiplication, whole bytes.
-static qlora_result qlora__st_check_size(qlora_ctx* ctx, const qlora__st* st,
+static qlora_result qlora__st_check_size(qlora__env* env, const qlora__st* st,
                                          const qlora__st_tensor* t) {
     uint64_t bits = qlora__st_dtypes[t->dtype].bits;
     for (uint32_t i = 0; i < t->rank; i++) {
         uint64_t dim = (uint64_t)t->shape[i];
         if (dim != 0 && bits > UINT64_MAX / dim) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: the shape overflows", st->label,
-                               t->name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: the shape overflows", st->label,
+                                   t->name);
         }
         bits *= dim;
     }
     if (bits % 8 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: %llu bits are not whole bytes",
-                           st->label, t->name, (unsigned long long)bits);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: %llu bits are not whole bytes",
+                               st->label, t->name, (unsigned long long)bits);
     }
     if (bits / 8 != t->bytes) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: the shape needs %llu bytes, data_offsets give %llu", st->label,
-                           t->name, (unsigned long long)(bits / 8), (unsigned long long)t->bytes);
+        return qlora__env_fail(
+            env, QLORA_ERR_FORMAT, "%s: %s: the shape needs %llu bytes, data_offsets give %llu",
+            st->label, t->name, (unsigned long long)(bits / 8), (unsigned long long)t->bytes);
     }
     return QLORA_OK;
 }
 
 // One entry of the header into *t; its name stands there already, its numbers go to `shape`.
-static qlora_result qlora__st_entry_parse(qlora_ctx* ctx, const qlora__st* st, uint32_t value,
+static qlora_result qlora__st_entry_parse(qlora__env* env, const qlora__st* st, uint32_t value,
                                           int64_t* shape, qlora__st_tensor* t) {
     const qlora__json* json = &st->json;
     uint32_t dtype = qlora__json_find(json, value, "dtype");
     uint32_t dims = qlora__json_find(json, value, "shape");
     uint32_t offsets = qlora__json_find(json, value, "data_offsets");
     if (dtype == 0 || qlora__json_kind_of(json, dtype) != QLORA__JSON_STRING) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: no dtype", st->label, t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no dtype", st->label, t->name);
     }
     int known = 0;
     while (known < QLORA__ST_DTYPE_COUNT &&
@@ -158,20 +158,20 @@ static qlora_result qlora__st_entry_parse(qlora_ctx* ctx, const qlora__st* st, u
     if (known == QLORA__ST_DTYPE_COUNT) {
         char name[32];
         qlora__json_string(json, dtype, name, sizeof name);
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: unknown dtype \"%s\"", st->label,
-                           t->name, name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: unknown dtype \"%s\"", st->label,
+                               t->name, name);
     }
     t->dtype = (qlora__st_dtype)known;
     if (dims == 0 || qlora__json_kind_of(json, dims) != QLORA__JSON_ARRAY) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: no shape", st->label, t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: no shape", st->label, t->name);
     }
     t->rank = json->tokens[dims].count;
     t->shape = shape;
     for (uint32_t i = 0; i < t->rank; i++) {
         if (!qlora__json_offset(json, dims + 1 + i, &shape[i])) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                               "%s: %s: shape must hold whole numbers from 0 up", st->label,
-                               t->name);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: %s: shape must hold whole numbers from 0 up", st->label,
+                                   t->name);
         }
     }
     int64_t begin = 0;
@@ -179,17 +179,17 @@ static qlora_result qlora__st_entry_parse(qlora_ctx* ctx, const qlora__st* st, u
     if (offsets == 0 || qlora__json_kind_of(json, offsets) != QLORA__JSON_ARRAY ||
         json->tokens[offsets].count != 2 || !qlora__json_offset(json, offsets + 1, &begin) ||
         !qlora__json_offset(json, offsets + 2, &end)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: %s: data_offsets must be two whole numbers from 0 up", st->label,
-                           t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: %s: data_offsets must be two whole numbers from 0 up",
+                               st->label, t->name);
     }
     if (end < begin) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: data_offsets end before they begin",
-                           st->label, t->name);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: data_offsets end before they begin",
+                               st->label, t->name);
     }
     t->begin = (uint64_t)begin;
     t->bytes = (uint64_t)(end - begin);
-    return qlora__st_check_size(ctx, st, t);
+    return qlora__st_check_size(env, st, t);
 }
 
 static bool qlora__st_offset_less(const void* user, uint32_t a, uint32_t b) {
@@ -206,43 +206,44 @@ static bool qlora__st_name_less(const void* user, uint32_t a, uint32_t b) {
 }
 
 // Tensors must follow each other without holes or overlaps, from 0 to the end of the file.
-static qlora_result qlora__st_check_layout(qlora_ctx* ctx, qlora__st* st, uint64_t data_size) {
+static qlora_result qlora__st_check_layout(qlora__env* env, qlora__st* st, uint64_t data_size) {
     uint64_t at = 0;
     qlora__sort(st->by_name, st->count, qlora__st_offset_less, st->tensors);
     for (uint32_t i = 0; i < st->count; i++) {
         const qlora__st_tensor* t = &st->tensors[st->by_name[i]];
         if (t->begin != at) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: begins at %llu, %s %llu", st->label,
-                               t->name, (unsigned long long)t->begin,
-                               t->begin < at ? "overlapping what ends at" : "leaving a hole after",
-                               (unsigned long long)at);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: begins at %llu, %s %llu",
+                                   st->label, t->name, (unsigned long long)t->begin,
+                                   t->begin < at ? "overlapping what ends at"
+                                                 : "leaving a hole after",
+                                   (unsigned long long)at);
         }
         at = t->begin + t->bytes;
     }
     if (at != data_size) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                           "%s: the tensors need %llu bytes, the file has %llu%s", st->label,
-                           (unsigned long long)at, (unsigned long long)data_size,
-                           at > data_size ? ": it is cut short" : "");
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the tensors need %llu bytes, the file has %llu%s", st->label,
+                               (unsigned long long)at, (unsigned long long)data_size,
+                               at > data_size ? ": it is cut short" : "");
     }
     qlora__sort(st->by_name, st->count, qlora__st_name_less, st->tensors);
     return QLORA_OK;
 }
 
 // __metadata__: an object of strings.
-static qlora_result qlora__st_check_metadata(qlora_ctx* ctx, const qlora__st* st, uint32_t value) {
+static qlora_result qlora__st_check_metadata(qlora__env* env, const qlora__st* st, uint32_t value) {
     const qlora__json_token* tokens = st->json.tokens;
     bool good = tokens[value].kind == QLORA__JSON_OBJECT;
     for (uint32_t k = value + 1; good && k < tokens[value].next; k = tokens[k + 1].next) {
         good = tokens[k + 1].kind == QLORA__JSON_STRING;
     }
     return good ? QLORA_OK
-                : qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: __metadata__ must map strings to strings",
-                              st->label);
+                : qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                  "%s: __metadata__ must map strings to strings", st->label);
 }
 
 // Counts what the header holds and makes one block for it.
-static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** shapes,
+static qlora_result qlora__st_reserve(qlora__env* env, qlora__st* st, int64_t** shapes,
                                       char** names) {
     const qlora__json* json = &st->json;
     size_t dims = 0;
@@ -250,7 +251,7 @@ static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** s
     size_t part = 0;
     for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
         if (qlora__json_is(json, k, "__metadata__")) {
-            QLORA__TRY(qlora__st_check_metadata(ctx, st, k + 1));
+            QLORA__TRY(qlora__st_check_metadata(env, st, k + 1));
             continue;
         }
         uint32_t shape = qlora__json_find(json, k + 1, "shape");
@@ -262,12 +263,12 @@ static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** s
                 qlora__mul(st->count, sizeof(qlora__st_tensor) + sizeof(uint32_t), &part) &&
                 qlora__add(bytes, part, &bytes);
     if (!fits) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: too many tensors", st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: too many tensors", st->label);
     }
     if (st->count == 0) {
         return QLORA_OK;
     }
-    st->block = qlora__alloc(ctx, bytes);
+    st->block = qlora__env_alloc(env, bytes);
     if (st->block == NULL) {
         return QLORA_ERR_MEMORY;
     }
@@ -279,21 +280,21 @@ static qlora_result qlora__st_reserve(qlora_ctx* ctx, qlora__st* st, int64_t** s
     return QLORA_OK;
 }
 
-static qlora_result qlora__st_parse_header(qlora_ctx* ctx, qlora__st* st) {
+static qlora_result qlora__st_parse_header(qlora__env* env, qlora__st* st) {
     uint64_t header = 0;
     int64_t* shapes = NULL;
     char* names = NULL;
-    QLORA__TRY(qlora__st_check_header(ctx, st, &header));
+    QLORA__TRY(qlora__st_check_header(env, st, &header));
     QLORA__TRY(
-        qlora__json_parse(ctx, st->label, st->file + 8, header, QLORA__JSON_UNIQUE, &st->json));
+        qlora__json_parse(env, st->label, st->file + 8, header, QLORA__JSON_UNIQUE, &st->json));
     const qlora__json* json = &st->json;
     for (uint64_t i = json->tokens[0].end; i < header; i++) {
         if (st->file[8 + i] != ' ') {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT,
-                               "%s: the header may be padded with spaces only", st->label);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                                   "%s: the header may be padded with spaces only", st->label);
         }
     }
-    QLORA__TRY(qlora__st_reserve(ctx, st, &shapes, &names));
+    QLORA__TRY(qlora__st_reserve(env, st, &shapes, &names));
     uint32_t index = 0;
     for (uint32_t k = 1; k < json->count; k = json->tokens[k + 1].next) {
         if (qlora__json_is(json, k, "__metadata__")) {
@@ -305,16 +306,16 @@ static qlora_result qlora__st_parse_header(qlora_ctx* ctx, qlora__st* st) {
         qlora__json_string(json, k, names, length);
         t->name = names;
         if (strlen(names) + 1 != length) {
-            return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: %s: NUL in a tensor's name", st->label,
-                               names);
+            return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: %s: NUL in a tensor's name",
+                                   st->label, names);
         }
-        QLORA__TRY(qlora__st_entry_parse(ctx, st, k + 1, shapes, t));
+        QLORA__TRY(qlora__st_entry_parse(env, st, k + 1, shapes, t));
         st->by_name[index] = index;
         names += length;
         shapes += t->rank;
         index++;
     }
-    QLORA__TRY(qlora__st_check_layout(ctx, st, st->file_size - 8 - header));
+    QLORA__TRY(qlora__st_check_layout(env, st, st->file_size - 8 - header));
     for (uint32_t i = 0; i < st->count; i++) {
         st->tensors[i].data = st->file + 8 + header + st->tensors[i].begin;
     }
@@ -323,32 +324,32 @@ static qlora_result qlora__st_parse_header(qlora_ctx* ctx, qlora__st* st) {
 
 // Reads a whole file that lies in memory and stays there. qlora__st_close when done; *st is large
 // and its address must not change. Nothing to close after a failure.
-static QLORA__UNUSED qlora_result qlora__st_parse(qlora_ctx* ctx, const char* label,
+static QLORA__UNUSED qlora_result qlora__st_parse(qlora__env* env, const char* label,
                                                   const void* bytes, uint64_t size, qlora__st* st) {
     memset(st, 0, sizeof *st);
     st->label = label;
     st->file = (const uint8_t*)bytes;
     st->file_size = size;
-    qlora_result result = qlora__st_parse_header(ctx, st);
+    qlora_result result = qlora__st_parse_header(env, st);
     if (result != QLORA_OK) {
-        qlora__st_close(ctx, st);
+        qlora__st_close(env, st);
     }
     return result;
 }
 
 // Maps a file and reads its header.
-static qlora_result qlora__st_open(qlora_ctx* ctx, const char* path, qlora__st* st) {
+static qlora_result qlora__st_open(qlora__env* env, const char* path, qlora__st* st) {
     qlora__map map;
     memset(st, 0, sizeof *st);
-    QLORA__TRY(qlora__path_join(ctx, "", path, st->path));
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    QLORA__TRY(qlora__path_join(env, "", path, st->path));
+    QLORA__TRY(qlora__map_open(env, path, &map));
     st->map = map;
     st->label = st->path;
     st->file = map.data;
     st->file_size = map.size;
-    qlora_result result = qlora__st_parse_header(ctx, st);
+    qlora_result result = qlora__st_parse_header(env, st);
     if (result != QLORA_OK) {
-        qlora__st_close(ctx, st);
+        qlora__st_close(env, st);
     }
     return result;
 }
@@ -415,18 +416,18 @@ static void qlora__st_read_f32(const qlora__st_tensor* t, uint64_t first, uint64
 }
 
 // Checks a file that was written with a checksum: *st must carry one and it must be right.
-static QLORA__UNUSED qlora_result qlora__st_verify(qlora_ctx* ctx, const qlora__st* st) {
+static QLORA__UNUSED qlora_result qlora__st_verify(qlora__env* env, const qlora__st* st) {
     const qlora__st_tensor* t = qlora__st_find(st, QLORA__ST_CHECKSUM);
     if (t == NULL || t->bytes != 8 || t->data + 8 != st->file + st->file_size) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: no checksum at the end of the file",
-                           st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT, "%s: no checksum at the end of the file",
+                               st->label);
     }
     qlora__hash hash;
     qlora__hash_begin(&hash);
     qlora__hash_add(&hash, st->file, (size_t)(st->file_size - 8));
     if (qlora__hash_end(&hash) != qlora__load_u64(t->data)) {
-        return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s: the checksum is wrong: the file is damaged",
-                           st->label);
+        return qlora__env_fail(env, QLORA_ERR_FORMAT,
+                               "%s: the checksum is wrong: the file is damaged", st->label);
     }
     return QLORA_OK;
 }
@@ -482,11 +483,11 @@ static void qlora__st_write_entry(qlora__json_writer* w, const char* name, qlora
 }
 
 // The header's text, its length in front, padded with spaces to a multiple of eight.
-static void qlora__st_write_header(qlora__st_writer* w, qlora__text* text,
+static void qlora__st_write_header(qlora__st_writer* w, qlora__string* text,
                                    const qlora__st_entry* entries, const char* const* metadata) {
     static const int64_t eight = 8;
     qlora__json_writer json;
-    qlora__text_add(text, "\0\0\0\0\0\0\0\0", 8);
+    qlora__string_add(text, "\0\0\0\0\0\0\0\0", 8);
     qlora__json_write_begin(&json, text, 0);
     qlora__json_write_open(&json, NULL, '{');
     qlora__json_write_open(&json, "__metadata__", '{');
@@ -508,35 +509,35 @@ static void qlora__st_write_header(qlora__st_writer* w, qlora__text* text,
     }
     qlora__json_write_close(&json, '}');
     while (text->result == QLORA_OK && text->size % 8 != 0) {
-        qlora__text_add(text, " ", 1);
+        qlora__string_add(text, " ", 1);
     }
     if (text->result == QLORA_OK) {
         qlora__store_u64((uint8_t*)(void*)text->data, text->size - 8);
     }
 }
 
-static void qlora__st_write_abort(qlora_ctx* ctx, qlora__st_writer* w) {
-    qlora__out_abort(ctx, &w->out);
-    qlora__free(ctx, w->order, w->count * sizeof *w->order);
+static void qlora__st_write_abort(qlora__env* env, qlora__st_writer* w) {
+    qlora__out_abort(env, &w->out);
+    qlora__env_free(env, w->order, w->count * sizeof *w->order);
     memset(w, 0, sizeof *w);
 }
 
 // Begins a file with all its tensors known. `metadata`: pairs of strings ended by NULL, or NULL;
 // {"format":"pt"} is always there. `checksum` adds a last tensor that qlora__st_verify checks.
 // Then the bytes of entry order[0], order[1], ... in pieces of any size, then commit or abort.
-static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora_ctx* ctx, const char* path,
+static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora__env* env, const char* path,
                                                         const qlora__st_entry* entries,
                                                         uint32_t count, const char* const* metadata,
                                                         bool checksum, qlora__st_writer* w) {
-    qlora__text text;
+    qlora__string text;
     memset(w, 0, sizeof *w);
-    qlora__text_begin(ctx, &text);
+    qlora__string_begin(env, &text);
     w->count = count;
     w->checksum = checksum;
     qlora__hash_begin(&w->hash);
     qlora_result result = QLORA_OK;
     if (count > 0) {
-        w->order = (uint32_t*)qlora__alloc(ctx, count * sizeof *w->order);
+        w->order = (uint32_t*)qlora__env_alloc(env, count * sizeof *w->order);
         result = w->order == NULL ? QLORA_ERR_MEMORY : QLORA_OK;
     }
     for (uint32_t i = 0; i < count && result == QLORA_OK; i++) {
@@ -548,48 +549,49 @@ static QLORA__UNUSED qlora_result qlora__st_write_begin(qlora_ctx* ctx, const ch
         result = text.result;
     }
     if (result == QLORA_OK) {
-        result = qlora__out_begin(ctx, path, &w->out);
+        result = qlora__out_begin(env, path, &w->out);
     }
     if (result == QLORA_OK) {
         qlora__hash_add(&w->hash, text.data, text.size);
-        result = qlora__out_write(ctx, &w->out, text.data, text.size);
+        result = qlora__out_write(env, &w->out, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     if (result != QLORA_OK) {
-        qlora__st_write_abort(ctx, w);
+        qlora__st_write_abort(env, w);
     }
     return result;
 }
 
-static QLORA__UNUSED qlora_result qlora__st_write(qlora_ctx* ctx, qlora__st_writer* w,
+static QLORA__UNUSED qlora_result qlora__st_write(qlora__env* env, qlora__st_writer* w,
                                                   const void* bytes, size_t size) {
     if (size > w->data_bytes - w->written) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "safetensors: %llu bytes more than announced",
-                           (unsigned long long)(size - (w->data_bytes - w->written)));
+        return qlora__env_fail(env, QLORA_ERR_ARGUMENT,
+                               "safetensors: %llu bytes more than announced",
+                               (unsigned long long)(size - (w->data_bytes - w->written)));
     }
     w->written += size;
     if (w->checksum) {
         qlora__hash_add(&w->hash, bytes, size);
     }
-    return qlora__out_write(ctx, &w->out, bytes, size);
+    return qlora__out_write(env, &w->out, bytes, size);
 }
 
 // Makes the file appear under its name, whole. On failure the old file, if any, is still there.
-static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora_ctx* ctx, qlora__st_writer* w) {
+static QLORA__UNUSED qlora_result qlora__st_write_commit(qlora__env* env, qlora__st_writer* w) {
     qlora_result result = QLORA_OK;
     if (w->written != w->data_bytes) {
         result =
-            qlora__fail(ctx, QLORA_ERR_ARGUMENT, "safetensors: %llu of %llu bytes were written",
-                        (unsigned long long)w->written, (unsigned long long)w->data_bytes);
+            qlora__env_fail(env, QLORA_ERR_ARGUMENT, "safetensors: %llu of %llu bytes were written",
+                            (unsigned long long)w->written, (unsigned long long)w->data_bytes);
     }
     if (result == QLORA_OK && w->checksum) {
         uint8_t sum[8];
         qlora__store_u64(sum, qlora__hash_end(&w->hash));
-        result = qlora__out_write(ctx, &w->out, sum, sizeof sum);
+        result = qlora__out_write(env, &w->out, sum, sizeof sum);
     }
     if (result == QLORA_OK) {
-        result = qlora__out_commit(ctx, &w->out);
+        result = qlora__out_commit(env, &w->out);
     }
-    qlora__st_write_abort(ctx, w);
+    qlora__st_write_abort(env, w);
     return result;
 }

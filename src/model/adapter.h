@@ -22,10 +22,10 @@ static bool qlora__has_lora(const qlora_model* m) {
 
 static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
     if (s->peft == &s->own) {
-        qlora__peft_close(ctx, &s->own);
+        qlora__peft_close(&ctx->env, &s->own);
     }
     if (s->has_norms) {
-        qlora__st_close(ctx, &s->norms);
+        qlora__st_close(&ctx->env, &s->norms);
     }
 }
 
@@ -39,7 +39,7 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
             qlora__peft_module found;
             snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
                      qlora__projections[i].module);
-            QLORA__TRY(qlora__peft_find(ctx, s->peft, module, p->out, p->in, &found));
+            QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
                 return qlora__fail(
@@ -63,7 +63,7 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
         if (m->source != NULL && m->source->has_peft) {
             s->peft = &m->source->peft;
         } else {
-            r = qlora__peft_open(ctx, dir, &s->own);
+            r = qlora__peft_open(&ctx->env, dir, &s->own);
             s->peft = r == QLORA_OK ? &s->own : NULL;
         }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
@@ -71,10 +71,10 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     if (r == QLORA_OK && m->desc.train_norms) {
         char path[QLORA__PATH_ROOM];
         bool exists = false;
-        r = qlora__path_join(ctx, dir, QLORA__NORMS_FILE, path);
-        r = r == QLORA_OK ? qlora__file_exists(ctx, path, &exists) : r;
+        r = qlora__path_join(&ctx->env, dir, QLORA__NORMS_FILE, path);
+        r = r == QLORA_OK ? qlora__file_exists(&ctx->env, path, &exists) : r;
         if (r == QLORA_OK && exists) {
-            r = qlora__st_open(ctx, path, &s->norms);
+            r = qlora__st_open(&ctx->env, path, &s->norms);
             s->has_norms = r == QLORA_OK;
         }
     }
@@ -93,7 +93,7 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         qlora__peft_module found;
         snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
                  t->name);
-        QLORA__TRY(qlora__peft_find(ctx, s->peft, module, t->projection->out, t->projection->in,
+        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
                                     &found));
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {

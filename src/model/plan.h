@@ -3,10 +3,10 @@
 static void qlora__source_close(qlora_model* m) {
     qlora__source* source = m->source;
     if (source != NULL && source->has_peft) {
-        qlora__peft_close(m->ctx, &source->peft);
+        qlora__peft_close(&m->ctx->env, &source->peft);
     }
     if (source != NULL && source->has_folder) {
-        qlora__folder_close(m->ctx, &source->folder);
+        qlora__folder_close(&m->ctx->env, &source->folder);
     }
     qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
     m->source = NULL;
@@ -16,7 +16,7 @@ static void qlora__source_close(qlora_model* m) {
 static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
                                          const qlora__folder** out) {
     if (!m->source->has_folder) {
-        QLORA__TRY(qlora__folder_open(ctx, dir, &m->source->folder));
+        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
         m->source->has_folder = true;
     }
     *out = &m->source->folder;
@@ -41,7 +41,7 @@ static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft
     memset(&found, 0, sizeof found);
     snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)layer,
              qlora__projections[number].module);
-    QLORA__TRY(qlora__peft_find(ctx, peft, module, p->out, p->in, &found));
+    QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
     p->rank = found.rank;
     p->alpha = found.alpha;
     p->scale = (float)found.scale;
@@ -53,7 +53,7 @@ static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
     qlora__peft* peft = &m->source->peft;
     if (desc->adapter != NULL) {
-        QLORA__TRY(qlora__peft_open(ctx, desc->adapter, peft));
+        QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
         m->source->has_peft = true;
         m->desc.rslora = peft->rslora;
         m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
@@ -327,7 +327,7 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     if (desc->dir != NULL && desc->plan != NULL) {
         *c = desc->plan->config;
     } else if (desc->dir != NULL) {
-        QLORA__TRY(qlora__config_read(ctx, desc->dir, c));
+        QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
     } else {
         *c = *desc->config;
         QLORA__TRY(qlora__random_config_check(ctx, c));
@@ -379,7 +379,7 @@ static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_de
             qlora__linear_source source;
             snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
                      qlora__projections[i].module);
-            QLORA__TRY(qlora__folder_linear(ctx, folder, name, p->out, p->in, &source));
+            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
             if (source.nf4) {
                 p->is_nf4 = true;
                 p->nf4_desc.block = (int32_t)source.block;
@@ -595,7 +595,7 @@ static qlora_result qlora__config_read_public(qlora_ctx* ctx, const char* dir,
     if (dir == NULL || out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", dir == NULL ? "dir" : "out");
     }
-    return qlora__config_read(ctx, dir, out);
+    return qlora__config_read(&ctx->env, dir, out);
 }
 
 qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out) {

@@ -245,14 +245,14 @@ static qlora_result qlora__enter_destroy(qlora_ctx* ctx, const char* call) {
         return QLORA_ERR_ARGUMENT;
     }
     if (ctx->depth == 0) {
-        ctx->call = call;
-        ctx->error[0] = '\0';
+        ctx->env.call = call;
+        ctx->env.error[0] = '\0';
         qlora_result r = ctx->activate != NULL ? ctx->activate(ctx) : QLORA_OK;
         if (r != QLORA_OK && ctx->dead[0] == '\0') {
             return r;
         }
         ctx->not_current = r != QLORA_OK;
-        ctx->error[0] = '\0';
+        ctx->env.error[0] = '\0';
     }
     ctx->scratch_marks[ctx->depth++] = ctx->scratch_used;
     return QLORA_OK;

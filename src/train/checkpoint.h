@@ -44,13 +44,13 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
     char path[QLORA__PATH_ROOM];
     bool exists = false;
     memset(list, 0, sizeof *list);
-    QLORA__TRY(qlora__path_join(ctx, dir, file, path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, file, path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (!exists) {
         return QLORA_OK;
     }
     qlora__map map;
-    QLORA__TRY(qlora__map_open(ctx, path, &map));
+    QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
     const char* text = (const char*)map.data;
     bool good = map.size > 0 && map.size < 8192 && text[map.size - 1] == '\n';
     for (size_t at = 0; good && at < map.size;) {
@@ -65,7 +65,7 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
         }
         at += size + 1;
     }
-    qlora__map_close(ctx, &map);
+    qlora__map_close(&ctx->env, &map);
     return good ? QLORA_OK
                 : qlora__fail(ctx, QLORA_ERR_FORMAT,
                               "%s is not a list of checkpoints; it names one folder a line", path);
@@ -74,35 +74,35 @@ static qlora_result qlora__ckpt_list_read(qlora_ctx* ctx, const char* dir, const
 static qlora_result qlora__ckpt_list_write(qlora_ctx* ctx, const char* dir, const char* file,
                                            const qlora__ckpt_list* list) {
     char path[QLORA__PATH_ROOM];
-    qlora__text text;
-    QLORA__TRY(qlora__path_join(ctx, dir, file, path));
-    qlora__text_begin(ctx, &text);
+    qlora__string text;
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, file, path));
+    qlora__string_begin(&ctx->env, &text);
     for (int i = 0; i < list->count; i++) {
-        qlora__text_puts(&text, list->names[i].text);
-        qlora__text_puts(&text, "\n");
+        qlora__string_puts(&text, list->names[i].text);
+        qlora__string_puts(&text, "\n");
     }
     qlora_result r = text.result;
     if (r == QLORA_OK) {
-        r = qlora__file_write(ctx, path, text.data, text.size);
+        r = qlora__file_write(&ctx->env, path, text.data, text.size);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     return r;
 }
 
 // Clears a checkpoint away, as far as that goes: what is left over costs space only.
 static void qlora__ckpt_remove(qlora_ctx* ctx, const char* dir, const char* name) {
     char folder[QLORA__PATH_ROOM];
-    if (qlora__path_join(ctx, dir, name, folder) != QLORA_OK) {
+    if (qlora__path_join(&ctx->env, dir, name, folder) != QLORA_OK) {
         return;
     }
     // state first: without it the folder is no checkpoint
     for (int i = (int)(sizeof qlora__ckpt_files / sizeof qlora__ckpt_files[0]) - 1; i >= 0; i--) {
         char temporary[64];
         snprintf(temporary, sizeof temporary, "%s.tmp", qlora__ckpt_files[i]);
-        qlora__file_remove(ctx, folder, qlora__ckpt_files[i]);
-        qlora__file_remove(ctx, folder, temporary);
+        qlora__file_remove(&ctx->env, folder, qlora__ckpt_files[i]);
+        qlora__file_remove(&ctx->env, folder, temporary);
     }
-    ctx->desc.files.remove(folder, ctx->desc.files.user);
+    ctx->env.files.remove(folder, ctx->env.files.user);
 }
 
 // What a checkpoint says in numbers. SAME: a difference is refused, because it changes the results
@@ -223,16 +223,16 @@ static qlora_result qlora__ckpt_hash(qlora_ctx* ctx, const char* folder, const c
     char path[QLORA__PATH_ROOM];
     bool exists = false;
     *out = 0;
-    QLORA__TRY(qlora__path_join(ctx, folder, name, path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, folder, name, path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
         qlora__map map;
         qlora__hash hash;
-        QLORA__TRY(qlora__map_open(ctx, path, &map));
+        QLORA__TRY(qlora__map_open(&ctx->env, path, &map));
         qlora__hash_begin(&hash);
         qlora__hash_add(&hash, map.data, (size_t)map.size);
         *out = qlora__hash_end(&hash);
-        qlora__map_close(ctx, &map);
+        qlora__map_close(&ctx->env, &map);
     }
     return QLORA_OK;
 }
@@ -257,7 +257,7 @@ static qlora_result qlora__state_write(qlora_trainer* t, const char* folder, con
         metadata[2 * i + 1] = texts[i];
     }
     metadata[2 * s->count] = NULL;
-    QLORA__TRY(qlora__path_join(ctx, folder, QLORA__STATE_FILE, path));
+    QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
     QLORA__TRY(qlora__save_open(ctx, 2 * m->range_count + 3, &list));
     qlora__trained trained;
     for (int64_t i = 0; qlora__trained_at(m, i, &trained); i++) {
@@ -296,11 +296,11 @@ static qlora_result qlora__ckpt_fill(qlora_trainer* t, const char* dir, const ch
     qlora_ctx* ctx = t->ctx;
     char folder[QLORA__PATH_ROOM];
     qlora__state state;
-    QLORA__TRY(qlora__path_join(ctx, dir, name, folder));
+    QLORA__TRY(qlora__path_join(&ctx->env, dir, name, folder));
     QLORA__TRY(qlora__state_take(t, &state));
     QLORA__TRY(qlora__adapter_write(ctx, t->m, folder, t->m->dir));
     QLORA__TRY(qlora__state_write(t, folder, &state, position, position_bytes));
-    return qlora__dir_sync(ctx, dir); // the folder's own name
+    return qlora__dir_sync(&ctx->env, dir); // the folder's own name
 }
 
 // A name for the new folder that no complete checkpoint has: step-N, or step-N-2 ... when N is
@@ -354,7 +354,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "a step has begun; call qlora_train_update before saving");
     }
-    QLORA__TRY(qlora__dir_make(ctx, dir));
+    QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
     if (qlora__ckpt_list_read(ctx, dir, "pending", &pending) != QLORA_OK) {
         pending.count = 0; // it is there for tidiness only
@@ -372,7 +372,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     qlora_result r = qlora__ckpt_fill(t, dir, name.text, position, position_bytes);
     if (r != QLORA_OK) {
         qlora__ckpt_remove(ctx, dir, name.text);
-        qlora__file_remove(ctx, dir, "pending");
+        qlora__file_remove(&ctx->env, dir, "pending");
         return r;
     }
     // When this fails nobody knows which list a crash would leave, so both checkpoints stay.
@@ -380,9 +380,9 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     for (int i = 0; i + 1 < pending.count; i++) {
         qlora__ckpt_remove(ctx, dir, pending.names[i].text);
     }
-    qlora__file_remove(ctx, dir, "pending");
+    qlora__file_remove(&ctx->env, dir, "pending");
     QLORA__LOG(ctx, INFO, CHECKPOINT, "saved %s/%s", dir, name.text);
-    ctx->error[0] = '\0';
+    ctx->env.error[0] = '\0';
     return QLORA_OK;
 }
 
@@ -399,13 +399,13 @@ qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir, cons
 static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__st* state) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
-    QLORA__TRY(qlora__path_join(ctx, folder, QLORA__STATE_FILE, path));
-    QLORA__TRY(qlora__file_exists(ctx, path, &exists));
+    QLORA__TRY(qlora__path_join(&ctx->env, folder, QLORA__STATE_FILE, path));
+    QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (!exists) {
         return qlora__fail(ctx, QLORA_ERR_FORMAT, "%s is missing", path);
     }
-    QLORA__TRY(qlora__st_open(ctx, path, state));
-    qlora_result r = qlora__st_verify(ctx, state);
+    QLORA__TRY(qlora__st_open(&ctx->env, path, state));
+    qlora_result r = qlora__st_verify(&ctx->env, state);
     const qlora__st_tensor* hashes = qlora__st_find(state, "hashes");
     if (r == QLORA_OK && (hashes == NULL || hashes->bytes != 8 * QLORA__CKPT_HASHED)) {
         r = qlora__fail(ctx, QLORA_ERR_FORMAT, "%s has no checksums of the other files", path);
@@ -419,7 +419,7 @@ static qlora_result qlora__ckpt_open(qlora_ctx* ctx, const char* folder, qlora__
         }
     }
     if (r != QLORA_OK) {
-        qlora__st_close(ctx, state);
+        qlora__st_close(&ctx->env, state);
     }
     return r;
 }
@@ -598,19 +598,19 @@ static qlora_result qlora__checkpoint_load(qlora_trainer* t, const char* dir, vo
     for (int i = 0; i < list.count; i++) {
         char folder[QLORA__PATH_ROOM];
         qlora__st state;
-        QLORA__TRY(qlora__path_join(ctx, dir, list.names[i].text, folder));
+        QLORA__TRY(qlora__path_join(&ctx->env, dir, list.names[i].text, folder));
         qlora_result r = qlora__ckpt_open(ctx, folder, &state);
         if (r == QLORA_ERR_FORMAT && i + 1 < list.count) {
             QLORA__LOG(ctx, WARN, CHECKPOINT, "%s is not whole, an older one is taken: %.300s",
-                       folder, ctx->error);
+                       folder, ctx->env.error);
             continue;
         }
         QLORA__TRY(r);
         r = qlora__ckpt_load_one(t, folder, &state, position, position_bytes);
-        qlora__st_close(ctx, &state);
+        qlora__st_close(&ctx->env, &state);
         if (r == QLORA_OK) {
             QLORA__LOG(ctx, INFO, CHECKPOINT, "loaded %s", folder);
-            ctx->error[0] = '\0';
+            ctx->env.error[0] = '\0';
         }
         return r;
     }

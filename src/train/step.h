@@ -84,9 +84,9 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->desc.require_graph) {
         return r;
     }
-    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->error);
+    QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->env.error);
     t->use_graphs = false;
-    ctx->error[0] = '\0';
+    ctx->env.error[0] = '\0';
     return fn(ctx, t);
 }
 

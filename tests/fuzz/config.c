@@ -14,24 +14,24 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 static qlora_result fuzz_config_adapter(world* w, const uint8_t* data, size_t size) {
     static qlora__peft peft;
     qlora__peft_module module;
-    QLORA__TRY(qlora__peft_parse(&w->ctx, "fuzz", data, size, &peft));
+    QLORA__TRY(qlora__peft_parse(&w->env, "fuzz", data, size, &peft));
     qlora_result result =
-        qlora__peft_lookup(&w->ctx, &peft, "model.layers.11.self_attn.q_proj", &module);
+        qlora__peft_lookup(&w->env, &peft, "model.layers.11.self_attn.q_proj", &module);
     if (result == QLORA_OK && module.rank > 0 && !(module.scale > 0.0)) {
         abort();
     }
-    qlora__peft_close(&w->ctx, &peft);
+    qlora__peft_close(&w->env, &peft);
     return result;
 }
 
 static qlora_result fuzz_config_model(world* w, const uint8_t* data, size_t size) {
     qlora_model_config config;
-    QLORA__TRY(qlora__config_parse(&w->ctx, "fuzz", data, size, &config));
+    QLORA__TRY(qlora__config_parse(&w->env, "fuzz", data, size, &config));
     if (config.heads % config.kv_heads != 0 || config.head_dim % 2 != 0 || config.hidden < 1 ||
         config.layers < 1 || config.layers > QLORA_MAX_LAYERS || !(config.rope.theta > 1.0)) {
         abort();
     }
-    return qlora__config_parse_generation(&w->ctx, "fuzz", data, size, &config);
+    return qlora__config_parse_generation(&w->env, "fuzz", data, size, &config);
 }
 
 static qlora_result fuzz_config_index(world* w, const uint8_t* data, size_t size) {
@@ -39,8 +39,8 @@ static qlora_result fuzz_config_index(world* w, const uint8_t* data, size_t size
     static qlora__folder folder;
     world_put(w, "m/model.safetensors.index.json", data, size);
     world_put(w, "m/a", empty, sizeof empty - 1);
-    QLORA__TRY(qlora__folder_open(&w->ctx, "m", &folder));
-    qlora__folder_close(&w->ctx, &folder);
+    QLORA__TRY(qlora__folder_open(&w->env, "m", &folder));
+    qlora__folder_close(&w->env, &folder);
     return QLORA_OK;
 }
 
@@ -48,9 +48,9 @@ static qlora_result fuzz_config_state(world* w, const uint8_t* data, size_t size
     qlora__json json;
     qlora__linear_source source;
     memset(&source, 0, sizeof source);
-    QLORA__TRY(qlora__json_parse(&w->ctx, "fuzz", data, size, QLORA__JSON_UNIQUE, &json));
-    qlora_result result = qlora__bnb_state(&w->ctx, &json, &source);
-    qlora__json_free(&w->ctx, &json);
+    QLORA__TRY(qlora__json_parse(&w->env, "fuzz", data, size, QLORA__JSON_UNIQUE, &json));
+    qlora_result result = qlora__bnb_state(&w->env, &json, &source);
+    qlora__json_free(&w->env, &json);
     return result;
 }
 
@@ -62,7 +62,7 @@ static qlora_result fuzz_config_pattern(world* w, const uint8_t* data, size_t si
     pattern[n] = '\0';
     qlora__re_compile(&re, pattern);
     if (re.wrong) {
-        return qlora__fail(&w->ctx, QLORA_ERR_UNSUPPORTED, "%s", re.wrong);
+        return qlora__env_fail(&w->env, QLORA_ERR_UNSUPPORTED, "%s", re.wrong);
     }
     qlora__re_match(&re, "model.layers.11.self_attn.q_proj");
     return QLORA_OK;
@@ -78,7 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         fuzz_config_model, fuzz_config_adapter, fuzz_config_index, fuzz_config_state,
         fuzz_config_pattern};
     qlora_result result = targets[data[0] % 5](&w, data + 1, size - 1);
-    if (result != QLORA_OK && w.ctx.error[0] == '\0') {
+    if (result != QLORA_OK && w.env.error[0] == '\0') {
         abort();
     }
     if (!world_end(&w)) {

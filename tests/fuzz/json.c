@@ -12,12 +12,12 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 // Writes a number or string token again and reads it back: must be the same value.
 static void fuzz_json_again(world* w, const qlora__json* json, uint32_t token) {
-    qlora__text text;
+    qlora__string text;
     qlora__json_writer writer;
     qlora__json back;
     double x = 0.0;
     double y = 0.0;
-    qlora__text_begin(&w->ctx, &text);
+    qlora__string_begin(&w->env, &text);
     qlora__json_write_begin(&writer, &text, 0);
     if (qlora__json_kind_of(json, token) == QLORA__JSON_STRING) {
         size_t length = qlora__json_string(json, token, NULL, 0);
@@ -25,22 +25,22 @@ static void fuzz_json_again(world* w, const qlora__json* json, uint32_t token) {
         qlora__json_string(json, token, decoded, length + 1);
         if (strlen(decoded) == length) {
             qlora__json_write_string(&writer, NULL, decoded);
-            if (qlora__json_parse(&w->ctx, "again", text.data, text.size, 0, &back) != QLORA_OK ||
+            if (qlora__json_parse(&w->env, "again", text.data, text.size, 0, &back) != QLORA_OK ||
                 !qlora__json_equals(&back, 0, decoded, length)) {
                 abort();
             }
-            qlora__json_free(&w->ctx, &back);
+            qlora__json_free(&w->env, &back);
         }
         free(decoded);
     } else if (qlora__json_double(json, token, &x)) {
         qlora__json_write_double(&writer, NULL, x);
-        if (qlora__json_parse(&w->ctx, "again", text.data, text.size, 0, &back) != QLORA_OK ||
+        if (qlora__json_parse(&w->env, "again", text.data, text.size, 0, &back) != QLORA_OK ||
             !qlora__json_double(&back, 0, &y) || memcmp(&x, &y, sizeof x) != 0) {
             abort();
         }
-        qlora__json_free(&w->ctx, &back);
+        qlora__json_free(&w->env, &back);
     }
-    qlora__text_free(&text);
+    qlora__string_free(&text);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -48,11 +48,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     world_begin(&w);
     qlora__json json;
     bool unique =
-        qlora__json_parse(&w.ctx, "fuzz", data, size, QLORA__JSON_UNIQUE, &json) == QLORA_OK;
+        qlora__json_parse(&w.env, "fuzz", data, size, QLORA__JSON_UNIQUE, &json) == QLORA_OK;
     if (unique) {
-        qlora__json_free(&w.ctx, &json);
+        qlora__json_free(&w.env, &json);
     }
-    if (qlora__json_parse(&w.ctx, "fuzz", data, size, 0, &json) == QLORA_OK) {
+    if (qlora__json_parse(&w.env, "fuzz", data, size, 0, &json) == QLORA_OK) {
         for (uint32_t i = 0; i < json.count; i++) {
             const qlora__json_token* t = &json.tokens[i];
             int64_t n = 0;
@@ -67,8 +67,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                 fuzz_json_again(&w, &json, i);
             }
         }
-        qlora__json_free(&w.ctx, &json);
-    } else if (unique || w.ctx.error[0] == '\0') {
+        qlora__json_free(&w.env, &json);
+    } else if (unique || w.env.error[0] == '\0') {
         abort(); // refused without a word, or only without the flag
     }
     if (!world_end(&w)) {

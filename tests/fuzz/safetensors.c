@@ -14,7 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static world w;
     static qlora__st st;
     world_begin(&w);
-    if (qlora__st_parse(&w.ctx, "fuzz", data, size, &st) == QLORA_OK) {
+    if (qlora__st_parse(&w.env, "fuzz", data, size, &st) == QLORA_OK) {
         uint64_t sum = 0;
         uint64_t bytes = 0;
         for (uint32_t i = 0; i < st.count; i++) {
@@ -36,9 +36,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         }
         char text[16];
         qlora__st_metadata(&st, "format", text, sizeof text);
-        (void)(qlora__st_verify(&w.ctx, &st) == QLORA_OK);
-        qlora__st_close(&w.ctx, &st);
-    } else if (w.ctx.error[0] == '\0') {
+        (void)(qlora__st_verify(&w.env, &st) == QLORA_OK);
+        qlora__st_close(&w.env, &st);
+    } else if (w.env.error[0] == '\0') {
         abort();
     }
     if (!world_end(&w)) {

@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
     }
     snprintf(path, sizeof path, "%.500s/golden.safetensors", argv[1]);
     static qlora__st golden;
-    if (qlora__st_open(ctx, path, &golden) != QLORA_OK) {
+    if (qlora__st_open(&ctx->env, path, &golden) != QLORA_OK) {
         return fail(ctx, "golden");
     }
     const qlora__st_tensor* given = qlora__st_find(&golden, "input_ids");
@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
     }
     bool written = write_logits(argv[2], &b, vocab, logits);
     free(logits);
-    qlora__st_close(ctx, &golden);
+    qlora__st_close(&ctx->env, &golden);
     qlora_trainer_destroy(t);
     qlora_model_close(m);
     return qlora_ctx_destroy(ctx) == QLORA_OK && written ? 0 : 1;

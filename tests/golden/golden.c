@@ -84,13 +84,13 @@ static void path_of(const fixture* f, const char* name, char out[512]) {
 static bool fixture_open(fixture* f) {
     char path[512];
     path_of(f, "golden.json", path);
-    if (qlora__map_open(f->ctx, path, &f->json_map) != QLORA_OK ||
-        qlora__json_parse(f->ctx, path, f->json_map.data, (size_t)f->json_map.size, 0, &f->json) !=
-            QLORA_OK) {
+    if (qlora__map_open(&f->ctx->env, path, &f->json_map) != QLORA_OK ||
+        qlora__json_parse(&f->ctx->env, path, f->json_map.data, (size_t)f->json_map.size, 0,
+                          &f->json) != QLORA_OK) {
         return trouble(f, "golden.json");
     }
     path_of(f, "golden.safetensors", path);
-    if (qlora__st_open(f->ctx, path, &f->tensors) != QLORA_OK) {
+    if (qlora__st_open(&f->ctx->env, path, &f->tensors) != QLORA_OK) {
         return trouble(f, "golden.safetensors");
     }
     const qlora__st_tensor* ids = qlora__st_find(&f->tensors, "input_ids");
@@ -118,9 +118,9 @@ static bool fixture_open(fixture* f) {
 static void fixture_close(fixture* f) {
     free(f->ids);
     free(f->labels);
-    qlora__st_close(f->ctx, &f->tensors);
-    qlora__json_free(f->ctx, &f->json);
-    qlora__map_close(f->ctx, &f->json_map);
+    qlora__st_close(&f->ctx->env, &f->tensors);
+    qlora__json_free(&f->ctx->env, &f->json);
+    qlora__map_close(&f->ctx->env, &f->json_map);
 }
 
 static qlora_batch golden_batch(const fixture* f, int64_t step) {
@@ -475,13 +475,13 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
             char path[512];
             qlora__st final_adapter;
             path_of(&f, "adapter20/adapter_model.safetensors", path);
-            if (qlora__st_open(ctx, path, &final_adapter) != QLORA_OK) {
+            if (qlora__st_open(&ctx->env, path, &final_adapter) != QLORA_OK) {
                 trouble(&f, "adapter20");
             } else if (opt->mode != QLORA_MODE_BF16) {
                 check_tensors(&f, &s, "adapter after the steps", &final_adapter, "", false,
                               limit_of(&f, "adapter20"));
             }
-            qlora__st_close(ctx, &final_adapter);
+            qlora__st_close(&ctx->env, &final_adapter);
             check_greedy(&f, &s);
             check_generate(&f, &s);
         }

@@ -160,9 +160,9 @@ static bool stage_begin(stage* s, const test_machine* machine) {
     desc.threads = 2;
     desc.scratch_bytes = (size_t)4 << 20;
     desc.cublas_library = is_cpu || machine->cublas ? NULL : "none";
-    desc.allocator = s->w.ctx.desc.allocator;
+    desc.allocator = s->w.env.allocator;
     desc.allocator.alloc = stage_alloc;
-    desc.files = s->w.ctx.desc.files;
+    desc.files = s->w.env.files;
     desc.files.open = stage_open;
     desc.files.rename = stage_rename;
     desc.files.remove = stage_remove;
@@ -234,7 +234,7 @@ static bool write_tensors(qlora_ctx* ctx, const char* path, const tensor_plan* p
         entries[i].dtype = QLORA__ST_F32;
         entries[i].rank = plans[i].shape[1] > 0 ? 2 : 1;
     }
-    if (qlora__st_write_begin(ctx, path, entries, count, NULL, false, &w) != QLORA_OK) {
+    if (qlora__st_write_begin(&ctx->env, path, entries, count, NULL, false, &w) != QLORA_OK) {
         return false;
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -245,11 +245,11 @@ static bool write_tensors(qlora_ctx* ctx, const char* path, const tensor_plan* p
         for (size_t j = 0; j < n && p->shape[1] == 0; j++) {
             values[j] = 1.0f + 0.1f * values[j];
         }
-        if (qlora__st_write(ctx, &w, values, n * 4) != QLORA_OK) {
+        if (qlora__st_write(&ctx->env, &w, values, n * 4) != QLORA_OK) {
             return false;
         }
     }
-    return qlora__st_write_commit(ctx, &w) == QLORA_OK;
+    return qlora__st_write_commit(&ctx->env, &w) == QLORA_OK;
 }
 
 static bool folder_make(stage* s, const char* dir) {
@@ -558,13 +558,13 @@ static bool pattern_make(stage* s) {
 static bool same_tensors(qlora_ctx* ctx, const char* a, const char* b) {
     static qlora__st x;
     static qlora__st y;
-    if (qlora__st_open(ctx, a, &x) != QLORA_OK) {
-        printf("\n%s\n", ctx->error);
+    if (qlora__st_open(&ctx->env, a, &x) != QLORA_OK) {
+        printf("\n%s\n", ctx->env.error);
         return false;
     }
-    if (qlora__st_open(ctx, b, &y) != QLORA_OK) {
-        printf("\n%s\n", ctx->error);
-        qlora__st_close(ctx, &x);
+    if (qlora__st_open(&ctx->env, b, &y) != QLORA_OK) {
+        printf("\n%s\n", ctx->env.error);
+        qlora__st_close(&ctx->env, &x);
         return false;
     }
     bool same = x.count == y.count && x.count > 0;
@@ -574,8 +574,8 @@ static bool same_tensors(qlora_ctx* ctx, const char* a, const char* b) {
                t->bytes == x.tensors[i].bytes && t->shape[0] == x.tensors[i].shape[0] &&
                memcmp(t->data, x.tensors[i].data, (size_t)t->bytes) == 0;
     }
-    qlora__st_close(ctx, &x);
-    qlora__st_close(ctx, &y);
+    qlora__st_close(&ctx->env, &x);
+    qlora__st_close(&ctx->env, &y);
     return same;
 }
 
@@ -595,14 +595,14 @@ TEST patterns_survive(void) {
     ASSERT(
         same_tensors(s.ctx, "pattern/adapter_model.safetensors", "out/adapter_model.safetensors"));
     static qlora__peft peft;
-    ASSERT_EQ(QLORA_OK, qlora__peft_open(s.ctx, "out", &peft));
+    ASSERT_EQ(QLORA_OK, qlora__peft_open(&s.ctx->env, "out", &peft));
     int found = 0;
     for (int l = 0; l < 2; l++) {
         for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             char module[64];
             qlora__peft_module at;
             snprintf(module, sizeof module, "model.layers.%d.%s", l, qlora__projections[i].module);
-            ASSERT_EQ(QLORA_OK, qlora__peft_lookup(s.ctx, &peft, module, &at));
+            ASSERT_EQ(QLORA_OK, qlora__peft_lookup(&s.ctx->env, &peft, module, &at));
             for (int k = 0; k < PATTERN_MODULES; k++) {
                 if (strcmp(pattern_modules[k].module, module) == 0) {
                     ASSERT_EQ(pattern_modules[k].rank, at.rank);
@@ -616,7 +616,7 @@ TEST patterns_survive(void) {
         }
     }
     ASSERT_EQ(PATTERN_MODULES, found);
-    qlora__peft_close(s.ctx, &peft);
+    qlora__peft_close(&s.ctx->env, &peft);
     ASSERT(session_close(&a));
     ASSERT(stage_end(&s));
     PASS();
@@ -912,8 +912,8 @@ TEST merges_round_stop_and_refuse(void) {
         static qlora__st y;
         ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0,
                                              NULL, NULL));
-        ASSERT_EQ(QLORA_OK, qlora__st_open(s.ctx, "f32/model.safetensors", &x));
-        ASSERT_EQ(QLORA_OK, qlora__st_open(s.ctx, names[k], &y));
+        ASSERT_EQ(QLORA_OK, qlora__st_open(&s.ctx->env, "f32/model.safetensors", &x));
+        ASSERT_EQ(QLORA_OK, qlora__st_open(&s.ctx->env, names[k], &y));
         ASSERT_EQ(x.count, y.count);
         for (uint32_t i = 0; i < x.count; i++) {
             const qlora__st_tensor* t = qlora__st_find(&y, x.tensors[i].name);
@@ -926,8 +926,8 @@ TEST merges_round_stop_and_refuse(void) {
                 ASSERT_EQ(k == 0 ? qlora__bf16_from(exact) : qlora__f16_from(exact), half);
             }
         }
-        qlora__st_close(s.ctx, &x);
-        qlora__st_close(s.ctx, &y);
+        qlora__st_close(&s.ctx->env, &x);
+        qlora__st_close(&s.ctx->env, &y);
     }
     const world_file* config = world_slot(s.w.files, "bf16/config.json");
     ASSERT(config != NULL);

@@ -21,10 +21,10 @@ SUITE_EXTERN(formats_suite);
 
 // True when a call was refused and the message has `part` in it; prints what it says instead.
 static bool refused(world* w, qlora_result result, const char* part) {
-    bool good = result != QLORA_OK && strstr(w->ctx.error, part) != NULL;
+    bool good = result != QLORA_OK && strstr(w->env.error, part) != NULL;
     if (!good) {
         printf("\nexpected a refusal with \"%s\", got %s \"%s\"\n", part, qlora_result_name(result),
-               w->ctx.error);
+               w->env.error);
     }
     return good;
 }
@@ -123,10 +123,10 @@ TEST json_refuses_malformed_text(void) {
     world_begin(&w);
     for (size_t i = 0; i < sizeof json_bad / sizeof json_bad[0]; i++) {
         qlora__json json;
-        qlora_result r = qlora__json_parse(&w.ctx, "here.json", json_bad[i].text,
+        qlora_result r = qlora__json_parse(&w.env, "here.json", json_bad[i].text,
                                            strlen(json_bad[i].text), 0, &json);
         ASSERTm(json_bad[i].text, refused(&w, r, json_bad[i].message));
-        ASSERTm("the message names the file", strncmp(w.ctx.error, "here.json: line", 15) == 0);
+        ASSERTm("the message names the file", strncmp(w.env.error, "here.json: line", 15) == 0);
     }
     ASSERT(world_end(&w));
     PASS();
@@ -138,8 +138,8 @@ TEST json_accepts_wellformed_text(void) {
     for (size_t i = 0; i < sizeof json_good / sizeof json_good[0]; i++) {
         qlora__json json;
         ASSERT_EQm(json_good[i], QLORA_OK,
-                   qlora__json_parse(&w.ctx, "t", json_good[i], strlen(json_good[i]), 0, &json));
-        qlora__json_free(&w.ctx, &json);
+                   qlora__json_parse(&w.env, "t", json_good[i], strlen(json_good[i]), 0, &json));
+        qlora__json_free(&w.env, &json);
     }
     ASSERT(world_end(&w));
     PASS();
@@ -149,7 +149,7 @@ TEST json_messages_give_the_place(void) {
     world w;
     qlora__json json;
     world_begin(&w);
-    ASSERT(refused(&w, qlora__json_parse(&w.ctx, "t", "{\n \"a\": 1,\n  oh}", 16, 0, &json),
+    ASSERT(refused(&w, qlora__json_parse(&w.env, "t", "{\n \"a\": 1,\n  oh}", 16, 0, &json),
                    "t: line 3, column 3: a key in quotes was expected"));
     ASSERT(world_end(&w));
     PASS();
@@ -163,10 +163,10 @@ TEST json_limits_the_depth(void) {
     for (size_t depth = QLORA__JSON_MAX_DEPTH; depth <= QLORA__JSON_MAX_DEPTH + 1; depth++) {
         memset(text, '[', depth);
         memset(text + depth, ']', depth);
-        qlora_result r = qlora__json_parse(&w.ctx, "t", text, 2 * depth, 0, &json);
+        qlora_result r = qlora__json_parse(&w.env, "t", text, 2 * depth, 0, &json);
         if (depth == QLORA__JSON_MAX_DEPTH) {
             ASSERT_EQ(QLORA_OK, r);
-            qlora__json_free(&w.ctx, &json);
+            qlora__json_free(&w.env, &json);
         } else {
             ASSERT(refused(&w, r, "nested too deeply"));
         }
@@ -183,14 +183,14 @@ TEST json_finds_duplicate_keys(void) {
     world_begin(&w);
     for (size_t i = 0; i < sizeof twice / sizeof twice[0]; i++) {
         ASSERTm(twice[i], refused(&w,
-                                  qlora__json_parse(&w.ctx, "t", twice[i], strlen(twice[i]),
+                                  qlora__json_parse(&w.env, "t", twice[i], strlen(twice[i]),
                                                     QLORA__JSON_UNIQUE, &json),
                                   "stands twice"));
     }
     const char* once = "{\"a\":{\"a\":1},\"ab\":{\"a\":1},\"b\":[{\"a\":1},{\"a\":1}]}";
     ASSERT_EQ(QLORA_OK,
-              qlora__json_parse(&w.ctx, "t", once, strlen(once), QLORA__JSON_UNIQUE, &json));
-    qlora__json_free(&w.ctx, &json);
+              qlora__json_parse(&w.env, "t", once, strlen(once), QLORA__JSON_UNIQUE, &json));
+    qlora__json_free(&w.env, &json);
     ASSERT(world_end(&w));
     PASS();
 }
@@ -204,7 +204,7 @@ TEST json_answers_queries(void) {
     world w;
     qlora__json json;
     world_begin(&w);
-    ASSERT_EQ(QLORA_OK, qlora__json_parse(&w.ctx, "t", text, sizeof text - 1, 0, &json));
+    ASSERT_EQ(QLORA_OK, qlora__json_parse(&w.env, "t", text, sizeof text - 1, 0, &json));
     int64_t n = 0;
     double x = 0.0;
     char out[16];
@@ -239,7 +239,7 @@ TEST json_answers_queries(void) {
     ASSERT(qlora__json_equals(&json, key, "\xe2\x82\xac\xf0\x9f\x98\x80\0!", 9));
     ASSERT_FALSE(qlora__json_equals(&json, key, "\xe2\x82\xac\xf0\x9f\x98\x80\0?", 9));
     ASSERT_FALSE(qlora__json_equals(&json, key, "\xe2\x82\xac\xf0\x9f\x98\x80", 7));
-    qlora__json_free(&w.ctx, &json);
+    qlora__json_free(&w.env, &json);
     ASSERT(world_end(&w));
     PASS();
 }
@@ -352,10 +352,10 @@ TEST json_is_written(void) {
         "  \"list\": [\n    1,\n    []\n  ],\n  \"none\": {},\n"
         "  \"b\": true\n}";
     world w;
-    qlora__text text;
+    qlora__string text;
     qlora__json_writer j;
     world_begin(&w);
-    qlora__text_begin(&w.ctx, &text);
+    qlora__string_begin(&w.env, &text);
     qlora__json_write_begin(&j, &text, 2);
     qlora__json_write_open(&j, NULL, '{');
     qlora__json_write_string(&j, "s", "a\"\\\n\xc3\xa9\xff");
@@ -380,7 +380,7 @@ TEST json_is_written(void) {
     memcpy(&nan, &bits, sizeof nan);
     qlora__json_write_double(&j, "lr", nan);
     ASSERT(refused(&w, text.result, "lr is not a finite number"));
-    qlora__text_free(&text);
+    qlora__string_free(&text);
     ASSERT(world_end(&w));
     PASS();
 }
@@ -472,10 +472,10 @@ TEST safetensors_refuses_each_fault(void) {
     for (size_t i = 0; i < sizeof st_bad / sizeof st_bad[0]; i++) {
         size_t size = 0;
         unsigned char* file = st_make(st_bad[i].header, st_bad[i].data, &size);
-        qlora_result r = qlora__st_parse(&w.ctx, "x.safetensors", file, size, &st);
+        qlora_result r = qlora__st_parse(&w.env, "x.safetensors", file, size, &st);
         free(file);
         ASSERTm(st_bad[i].header, refused(&w, r, st_bad[i].message));
-        ASSERTm("the message names the file", strncmp(w.ctx.error, "x.safetensors", 13) == 0);
+        ASSERTm("the message names the file", strncmp(w.env.error, "x.safetensors", 13) == 0);
         ASSERT_EQ_FMT(0L, w.blocks, "%ld");
     }
     ASSERT(world_end(&w));
@@ -490,7 +490,7 @@ TEST safetensors_refuses_wrong_lengths(void) {
     world_begin(&w);
     for (size_t size = 0; size < 8; size++) {
         memset(file, 0, sizeof file);
-        ASSERT(refused(&w, qlora__st_parse(&w.ctx, "x", file, size, &st), "too few"));
+        ASSERT(refused(&w, qlora__st_parse(&w.env, "x", file, size, &st), "too few"));
     }
     static const struct {
         uint64_t length;
@@ -502,7 +502,7 @@ TEST safetensors_refuses_wrong_lengths(void) {
                 {UINT64_MAX - 7, "more than the format's limit"}};
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
         qlora__store_u64(file, lies[i].length);
-        ASSERT(refused(&w, qlora__st_parse(&w.ctx, "x", file, sizeof file, &st), lies[i].message));
+        ASSERT(refused(&w, qlora__st_parse(&w.env, "x", file, sizeof file, &st), lies[i].message));
     }
     ASSERT(world_end(&w));
     PASS();
@@ -527,7 +527,7 @@ TEST safetensors_accepts_what_is_legal(void) {
     char text[8];
     world_begin(&w);
     unsigned char* file = st_make(header, 14, &size);
-    ASSERT_EQ(QLORA_OK, qlora__st_parse(&w.ctx, "x", file, size, &st));
+    ASSERT_EQ(QLORA_OK, qlora__st_parse(&w.env, "x", file, size, &st));
     ASSERT_EQ(5u, st.count);
     const qlora__st_tensor* t = qlora__st_find(&st, "z");
     ASSERT(t != NULL && t->rank == 1 && t->shape[0] == 2 && t->bytes == 8 &&
@@ -547,13 +547,13 @@ TEST safetensors_accepts_what_is_legal(void) {
     ASSERT(qlora__st_metadata(&st, "k\xc3\xa9", text, sizeof text));
     ASSERT_STR_EQ("v", text);
     ASSERT_FALSE(qlora__st_metadata(&st, "other", text, sizeof text));
-    ASSERT(refused(&w, qlora__st_verify(&w.ctx, &st), "no checksum"));
-    qlora__st_close(&w.ctx, &st);
+    ASSERT(refused(&w, qlora__st_verify(&w.env, &st), "no checksum"));
+    qlora__st_close(&w.env, &st);
     free(file);
     file = st_make("{}", 0, &size);
-    ASSERT_EQ(QLORA_OK, qlora__st_parse(&w.ctx, "x", file, size, &st));
+    ASSERT_EQ(QLORA_OK, qlora__st_parse(&w.env, "x", file, size, &st));
     ASSERT_EQ(0u, st.count);
-    qlora__st_close(&w.ctx, &st);
+    qlora__st_close(&w.env, &st);
     free(file);
     ASSERT(world_end(&w));
     PASS();
@@ -577,9 +577,9 @@ TEST safetensors_knows_every_dtype(void) {
                  "{\"a\":{\"dtype\":\"%s\",\"shape\":[4],\"data_offsets\":[0,%d]}}", names[i],
                  bytes_of_4[i]);
         unsigned char* file = st_make(header, (size_t)bytes_of_4[i], &size);
-        ASSERT_EQm(names[i], QLORA_OK, qlora__st_parse(&w.ctx, "x", file, size, &st));
+        ASSERT_EQm(names[i], QLORA_OK, qlora__st_parse(&w.env, "x", file, size, &st));
         ASSERT_EQ(4u, qlora__st_elements(&st.tensors[0]));
-        qlora__st_close(&w.ctx, &st);
+        qlora__st_close(&w.env, &st);
         free(file);
     }
     ASSERT(world_end(&w));
@@ -599,18 +599,18 @@ static qlora_result write_four(world* w, const char* path, unsigned char fill, b
     static const char* const pairs[] = {"step", "7", NULL};
     unsigned char bytes[32];
     qlora__st_writer writer;
-    QLORA__TRY(qlora__st_write_begin(&w->ctx, path, four_entries, 4, pairs, checksum, &writer));
+    QLORA__TRY(qlora__st_write_begin(&w->env, path, four_entries, 4, pairs, checksum, &writer));
     for (uint32_t i = 0; i < 4; i++) {
         uint32_t e = writer.order[i];
         memset(bytes, fill + (int)e, sizeof bytes);
-        qlora_result r = qlora__st_write(&w->ctx, &writer, bytes, 3);
-        r = r == QLORA_OK ? qlora__st_write(&w->ctx, &writer, bytes, four_bytes[e] - 3) : r;
+        qlora_result r = qlora__st_write(&w->env, &writer, bytes, 3);
+        r = r == QLORA_OK ? qlora__st_write(&w->env, &writer, bytes, four_bytes[e] - 3) : r;
         if (r != QLORA_OK) {
-            qlora__st_write_abort(&w->ctx, &writer);
+            qlora__st_write_abort(&w->env, &writer);
             return r;
         }
     }
-    return qlora__st_write_commit(&w->ctx, &writer);
+    return qlora__st_write_commit(&w->env, &writer);
 }
 
 TEST safetensors_are_written(void) {
@@ -632,7 +632,7 @@ TEST safetensors_are_written(void) {
     for (size_t i = sizeof header - 1; i < length; i++) {
         ASSERT_EQ(' ', f->data[8 + i]);
     }
-    ASSERT_EQ(QLORA_OK, qlora__st_open(&w.ctx, "d/f", &st));
+    ASSERT_EQ(QLORA_OK, qlora__st_open(&w.env, "d/f", &st));
     for (int i = 0; i < 4; i++) {
         const qlora__st_tensor* t = qlora__st_find(&st, four_entries[i].name);
         ASSERT(t != NULL && t->dtype == four_entries[i].dtype && t->bytes == four_bytes[i]);
@@ -640,7 +640,7 @@ TEST safetensors_are_written(void) {
             ASSERT_EQ(10 + i, t->data[k]);
         }
     }
-    qlora__st_close(&w.ctx, &st);
+    qlora__st_close(&w.env, &st);
     ASSERT(world_end(&w));
     PASS();
 }
@@ -650,10 +650,10 @@ TEST safetensors_writer_counts_bytes(void) {
     qlora__st_writer writer;
     unsigned char bytes[64] = {0};
     world_begin(&w);
-    ASSERT_EQ(QLORA_OK, qlora__st_write_begin(&w.ctx, "f", four_entries, 4, NULL, false, &writer));
-    ASSERT_EQ(QLORA_OK, qlora__st_write(&w.ctx, &writer, bytes, 62));
-    ASSERT(refused(&w, qlora__st_write(&w.ctx, &writer, bytes, 2), "1 bytes more than announced"));
-    ASSERT(refused(&w, qlora__st_write_commit(&w.ctx, &writer), "62 of 63 bytes were written"));
+    ASSERT_EQ(QLORA_OK, qlora__st_write_begin(&w.env, "f", four_entries, 4, NULL, false, &writer));
+    ASSERT_EQ(QLORA_OK, qlora__st_write(&w.env, &writer, bytes, 62));
+    ASSERT(refused(&w, qlora__st_write(&w.env, &writer, bytes, 2), "1 bytes more than announced"));
+    ASSERT(refused(&w, qlora__st_write_commit(&w.env, &writer), "62 of 63 bytes were written"));
     ASSERT(world_slot(w.files, "f") == NULL && world_slot(w.files, "f.tmp") == NULL);
     ASSERT(world_end(&w));
     PASS();
@@ -665,16 +665,16 @@ TEST safetensors_checksum_sees_every_bit(void) {
     static qlora__st st;
     world_begin(&w);
     ASSERT_EQ(QLORA_OK, write_four(&w, "f", 1, true));
-    ASSERT_EQ(QLORA_OK, qlora__st_open(&w.ctx, "f", &st));
-    ASSERT_EQ(QLORA_OK, qlora__st_verify(&w.ctx, &st));
-    qlora__st_close(&w.ctx, &st);
+    ASSERT_EQ(QLORA_OK, qlora__st_open(&w.env, "f", &st));
+    ASSERT_EQ(QLORA_OK, qlora__st_verify(&w.env, &st));
+    qlora__st_close(&w.env, &st);
     world_file* f = world_slot(w.files, "f");
     for (size_t bit = 0; bit < 8 * f->size; bit++) {
         f->data[bit / 8] = (unsigned char)(f->data[bit / 8] ^ 1u << bit % 8);
-        qlora_result r = qlora__st_open(&w.ctx, "f", &st);
+        qlora_result r = qlora__st_open(&w.env, "f", &st);
         if (r == QLORA_OK) {
-            r = qlora__st_verify(&w.ctx, &st);
-            qlora__st_close(&w.ctx, &st);
+            r = qlora__st_verify(&w.env, &st);
+            qlora__st_close(&w.env, &st);
         }
         ASSERT_NEQ(QLORA_OK, r);
         f->data[bit / 8] = (unsigned char)(f->data[bit / 8] ^ 1u << bit % 8);
@@ -753,7 +753,7 @@ static const char* config_text(char* out, size_t size, const char* const* change
 static qlora_result config_try(world* w, const char* const* changes, qlora_model_config* out) {
     char text[2048];
     config_text(text, sizeof text, changes);
-    return qlora__config_parse(&w->ctx, "config.json", text, strlen(text), out);
+    return qlora__config_parse(&w->env, "config.json", text, strlen(text), out);
 }
 
 static const struct {
@@ -849,9 +849,9 @@ TEST config_names_each_impossible_value(void) {
     for (size_t i = 0; i < sizeof config_bad / sizeof config_bad[0]; i++) {
         qlora_result r = config_try(&w, config_bad[i].changes, &config);
         ASSERTm(config_bad[i].message, refused(&w, r, config_bad[i].message));
-        ASSERTm("the message names the file", strncmp(w.ctx.error, "config.json: ", 13) == 0);
+        ASSERTm("the message names the file", strncmp(w.env.error, "config.json: ", 13) == 0);
     }
-    ASSERT(refused(&w, qlora__config_parse(&w.ctx, "c", "[]", 2, &config), "object was expected"));
+    ASSERT(refused(&w, qlora__config_parse(&w.env, "c", "[]", 2, &config), "object was expected"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -872,7 +872,7 @@ TEST config_reads_the_old_dialect(void) {
     world w;
     qlora_model_config c;
     world_begin(&w);
-    ASSERT_EQ(QLORA_OK, qlora__config_parse(&w.ctx, "c", text, sizeof text - 1, &c));
+    ASSERT_EQ(QLORA_OK, qlora__config_parse(&w.env, "c", text, sizeof text - 1, &c));
     ASSERT(c.family == QLORA_FAMILY_LLAMA && c.vocab == 128256 && c.hidden == 4096);
     ASSERT(c.intermediate == 14336 && c.layers == 32 && c.heads == 32 && c.kv_heads == 8);
     ASSERT(c.head_dim == 128 && c.max_positions == 131072 && c.rms_eps == 1e-5);
@@ -901,7 +901,7 @@ TEST config_reads_the_new_dialect(void) {
     world w;
     qlora_model_config c;
     world_begin(&w);
-    ASSERT_EQ(QLORA_OK, qlora__config_parse(&w.ctx, "c", text, sizeof text - 1, &c));
+    ASSERT_EQ(QLORA_OK, qlora__config_parse(&w.env, "c", text, sizeof text - 1, &c));
     ASSERT(c.family == QLORA_FAMILY_QWEN3 && c.head_dim == 128 && c.qk_norm && !c.qkv_bias &&
            c.tied);
     ASSERT(c.rope.type == QLORA_ROPE_LINEAR && c.rope.theta == 1e6 && c.rope.factor == 8.0);
@@ -1007,22 +1007,22 @@ TEST config_reads_the_folder(void) {
     world_begin(&w);
     const char* changes[] = {"eos_token_id", "2", NULL};
     config_text(text, sizeof text, changes);
-    ASSERT(refused(&w, qlora__config_read(&w.ctx, "m", &c), "m/config.json"));
+    ASSERT(refused(&w, qlora__config_read(&w.env, "m", &c), "m/config.json"));
     world_put(&w, "m/config.json", text, strlen(text));
-    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.ctx, "m/", &c));
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m/", &c));
     ASSERT(c.stop_count == 1 && c.stop_ids[0] == 2);
     world_put(&w, "m/generation_config.json", "{\"eos_token_id\":[3,4]}", 22);
-    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.ctx, "m", &c));
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m", &c));
     ASSERT(c.stop_count == 2 && c.stop_ids[0] == 3 && c.stop_ids[1] == 4);
     world_put(&w, "m/generation_config.json", "{}", 2);
-    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.ctx, "m", &c));
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, "m", &c));
     ASSERT(c.stop_count == 1 && c.stop_ids[0] == 2);
     world_put(&w, "m/generation_config.json", "{", 1);
     c.vocab = 77; // outputs are written only on success
-    ASSERT(refused(&w, qlora__config_read(&w.ctx, "m", &c), "m/generation_config.json: line 1"));
+    ASSERT(refused(&w, qlora__config_read(&w.env, "m", &c), "m/generation_config.json: line 1"));
     ASSERT_EQ(77, c.vocab);
     snprintf(nested, sizeof nested, "{\"model_type\":\"llava\",\"text_config\":%s}", text);
-    ASSERT_EQ(QLORA_OK, qlora__config_parse(&w.ctx, "c", nested, strlen(nested), &c));
+    ASSERT_EQ(QLORA_OK, qlora__config_parse(&w.env, "c", nested, strlen(nested), &c));
     ASSERT(c.hidden == 128 && c.stop_ids[0] == 2);
     ASSERT(world_end(&w));
     PASS();
@@ -1053,13 +1053,13 @@ static qlora_result put_tensors(world* w, const char* path, const plan* plans, u
         entries[i].dtype = plans[i].dtype;
         entries[i].rank = plans[i].cols > 0 ? 2 : 1;
     }
-    QLORA__TRY(qlora__st_write_begin(&w->ctx, path, entries, count, NULL, false, &writer));
+    QLORA__TRY(qlora__st_write_begin(&w->env, path, entries, count, NULL, false, &writer));
     for (uint32_t i = 0; i < count; i++) {
         const plan* p = &plans[writer.order[i]];
         size_t n = (size_t)qlora__st_entry_bytes(&entries[writer.order[i]]);
-        QLORA__TRY(qlora__st_write(&w->ctx, &writer, p->bytes ? p->bytes : zeros, n));
+        QLORA__TRY(qlora__st_write(&w->env, &writer, p->bytes ? p->bytes : zeros, n));
     }
-    return qlora__st_write_commit(&w->ctx, &writer);
+    return qlora__st_write_commit(&w->env, &writer);
 }
 
 TEST folder_single_file(void) {
@@ -1073,32 +1073,32 @@ TEST folder_single_file(void) {
     static qlora__folder f;
     const qlora__st_tensor* t = NULL;
     world_begin(&w);
-    ASSERT(refused(&w, qlora__folder_open(&w.ctx, "m", &f), "neither model.safetensors nor"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "neither model.safetensors nor"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/model.safetensors", plans, 5));
-    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.ctx, "m", &f));
-    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.ctx, &f, "model.embed_tokens.weight", 8, 4, &t));
+    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
+    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.env, &f, "model.embed_tokens.weight", 8, 4, &t));
     ASSERT(t->dtype == QLORA__ST_BF16);
-    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.ctx, &f, "lm_head.weight", 8, 4, &t));
-    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.ctx, &f, "model.norm.weight", 4, -1, &t));
+    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.env, &f, "lm_head.weight", 8, 4, &t));
+    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.env, &f, "model.norm.weight", 4, -1, &t));
     ASSERT_EQ(QLORA_OK,
-              qlora__folder_need(&w.ctx, &f, "model.layers.1.mlp.up_proj.weight", 4, 4, &t));
+              qlora__folder_need(&w.env, &f, "model.layers.1.mlp.up_proj.weight", 4, 4, &t));
     ASSERT(qlora__folder_find(&f, "model.norm.bias") == NULL);
-    ASSERT(refused(&w, qlora__folder_need(&w.ctx, &f, "model.norm.bias", 4, -1, &t),
+    ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "model.norm.bias", 4, -1, &t),
                    "tensor model.norm.bias is missing"));
-    ASSERT(refused(&w, qlora__folder_need(&w.ctx, &f, "model.norm.weight", 5, -1, &t),
+    ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "model.norm.weight", 5, -1, &t),
                    "model.norm.weight: shape [4], but [5] is needed"));
-    ASSERT(refused(&w, qlora__folder_need(&w.ctx, &f, "lm_head.weight", 8, 5, &t),
+    ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "lm_head.weight", 8, 5, &t),
                    "lm_head.weight: shape [8,4], but [8,5] is needed"));
-    ASSERT(refused(&w, qlora__folder_need(&w.ctx, &f, "lm_head.weight", 8, -1, &t),
+    ASSERT(refused(&w, qlora__folder_need(&w.env, &f, "lm_head.weight", 8, -1, &t),
                    "shape [8,4], but [8] is needed"));
     ASSERT(refused(&w,
-                   qlora__folder_need(&w.ctx, &f, "model.layers.0.mlp.up_proj.weight", 4, 4, &t),
+                   qlora__folder_need(&w.env, &f, "model.layers.0.mlp.up_proj.weight", 4, 4, &t),
                    "dtype I32; F32, BF16 or F16 is needed"));
-    qlora__folder_close(&w.ctx, &f);
+    qlora__folder_close(&w.env, &f);
     static const plan twice[] = {{"model.norm.weight", QLORA__ST_F32, 4, 0, NULL},
                                  {"norm.weight", QLORA__ST_F32, 4, 0, NULL}};
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/model.safetensors", twice, 2));
-    ASSERT(refused(&w, qlora__folder_open(&w.ctx, "m", &f), "are the same tensor twice"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "are the same tensor twice"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1118,21 +1118,21 @@ TEST folder_shards(void) {
     world_begin(&w);
     world_put(&w, "m/model.safetensors.index.json", index, sizeof index - 1);
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s1", shard_1, 2));
-    ASSERT(refused(&w, qlora__folder_open(&w.ctx, "m", &f),
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f),
                    "m/s2: the index names this shard, but it is missing"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
-    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.ctx, "m", &f));
+    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
     ASSERT_EQ(2u, f.shard_count);
-    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.ctx, &f, "model.b", 2, 2, &t));
-    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.ctx, &f, "model.c", 4, -1, &t));
+    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.env, &f, "model.b", 2, 2, &t));
+    ASSERT_EQ(QLORA_OK, qlora__folder_need(&w.env, &f, "model.c", 4, -1, &t));
     ASSERT(qlora__folder_find(&f, "model.unlisted") == NULL);
-    qlora__folder_close(&w.ctx, &f);
+    qlora__folder_close(&w.env, &f);
     world_file* s2 = world_slot(w.files, "m/s2");
     s2->size -= 3;
-    ASSERT(refused(&w, qlora__folder_open(&w.ctx, "m", &f), "m/s2: the tensors need 24 bytes"));
-    ASSERT(strstr(w.ctx.error, "cut short") != NULL);
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "m/s2: the tensors need 24 bytes"));
+    ASSERT(strstr(w.env.error, "cut short") != NULL);
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_1, 2));
-    ASSERT(refused(&w, qlora__folder_open(&w.ctx, "m", &f),
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f),
                    "m/s2: model.c: the index says that this tensor is here, but it is not"));
     ASSERT(world_end(&w));
     PASS();
@@ -1161,8 +1161,8 @@ TEST folder_refuses_bad_indexes(void) {
     world_begin(&w);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         world_put(&w, "m/model.safetensors.index.json", bad[i].text, strlen(bad[i].text));
-        ASSERTm(bad[i].text, refused(&w, qlora__folder_open(&w.ctx, "m", &f), bad[i].message));
-        ASSERT(strncmp(w.ctx.error, "m/model.safetensors.index.json: ", 32) == 0);
+        ASSERTm(bad[i].text, refused(&w, qlora__folder_open(&w.env, "m", &f), bad[i].message));
+        ASSERT(strncmp(w.env.error, "m/model.safetensors.index.json: ", 32) == 0);
         ASSERT_EQ_FMT(0L, w.blocks + w.handles, "%ld");
     }
     ASSERT(world_end(&w));
@@ -1180,7 +1180,7 @@ TEST folder_limits_the_shards(void) {
     n += (size_t)snprintf(text + n, sizeof text - n, "}}");
     world_begin(&w);
     world_put(&w, "m/model.safetensors.index.json", text, n);
-    ASSERT(refused(&w, qlora__folder_open(&w.ctx, "m", &f), "too many shards"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, "m", &f), "too many shards"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1200,25 +1200,25 @@ TEST folder_is_exported(void) {
     world w;
     static qlora__folder f;
     world_begin(&w);
-    ASSERT(refused(&w, qlora__config_export(&w.ctx, "m", "n", "bfloat16"), "m/config.json"));
+    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16"), "m/config.json"));
     world_put(&w, "m/config.json", from, sizeof from - 1);
-    ASSERT_EQ(QLORA_OK, qlora__config_export(&w.ctx, "m", "n", "bfloat16"));
+    ASSERT_EQ(QLORA_OK, qlora__config_export(&w.env, "m", "n", "bfloat16"));
     world_file* file = world_slot(w.files, "n/config.json");
     ASSERT_EQ(sizeof to - 1, file->size);
     ASSERT_MEM_EQ(to, file->data, file->size);
     world_put(&w, "m/config.json", "[]", 2);
-    ASSERT(refused(&w, qlora__config_export(&w.ctx, "m", "n", "bfloat16"), "object was expected"));
+    ASSERT(refused(&w, qlora__config_export(&w.env, "m", "n", "bfloat16"), "object was expected"));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "n/s1", shard_1, 2));
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/s2", shard_2, 2));
-    ASSERT_EQ(QLORA_OK, qlora__file_copy(&w.ctx, "m/s2", "n/s2"));
-    ASSERT(refused(&w, qlora__file_copy(&w.ctx, "m/s3", "n/s3"), "m/s3: no such file"));
-    ASSERT_EQ(QLORA_OK, qlora__index_write(&w.ctx, "n", names, shard_of, 2, shards, 40));
+    ASSERT_EQ(QLORA_OK, qlora__file_copy(&w.env, "m/s2", "n/s2"));
+    ASSERT(refused(&w, qlora__file_copy(&w.env, "m/s3", "n/s3"), "m/s3: no such file"));
+    ASSERT_EQ(QLORA_OK, qlora__index_write(&w.env, "n", names, shard_of, 2, shards, 40));
     file = world_slot(w.files, "n/model.safetensors.index.json");
     ASSERT_EQ(sizeof index - 1, file->size);
     ASSERT_MEM_EQ(index, file->data, file->size);
-    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.ctx, "n", &f));
+    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "n", &f));
     ASSERT_EQ(2u, f.count);
-    qlora__folder_close(&w.ctx, &f);
+    qlora__folder_close(&w.env, &f);
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1247,9 +1247,9 @@ static qlora_result try_bnb(world* w, const char* state, qlora__st_dtype absmax,
                             int64_t packed, const float* book, qlora__linear_source* out) {
     static qlora__folder f;
     QLORA__TRY(put_bnb(w, state, absmax, blocks, packed, book));
-    QLORA__TRY(qlora__folder_open(&w->ctx, "m", &f));
-    qlora_result r = qlora__folder_linear(&w->ctx, &f, "model.x.weight", 6, 65, out);
-    qlora__folder_close(&w->ctx, &f);
+    QLORA__TRY(qlora__folder_open(&w->env, "m", &f));
+    qlora_result r = qlora__folder_linear(&w->env, &f, "model.x.weight", 6, 65, out);
+    qlora__folder_close(&w->env, &f);
     return r;
 }
 
@@ -1259,18 +1259,18 @@ TEST bnb_reads_both_kinds(void) {
     qlora__linear_source s;
     world_begin(&w);
     ASSERT_EQ(QLORA_OK, put_bnb(&w, STATE(NESTED), QLORA__ST_U8, 7, 195, qlora__nf4_levels));
-    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.ctx, "m", &f));
-    ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.ctx, &f, "model.x.weight", 6, 65, &s));
+    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
+    ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.env, &f, "model.x.weight", 6, 65, &s));
     ASSERT(s.nf4 && s.nested && s.rows == 6 && s.cols == 65 && s.block == 64 && s.block2 == 256);
     ASSERT(s.offset == 0.0625f && s.dtype == QLORA_BF16 && s.weight->bytes == 195);
     ASSERT(s.absmax->bytes == 7 && s.absmax2->bytes == 4 && s.map2->bytes == 1024);
-    ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.ctx, &f, "model.y.weight", 6, 65, &s));
+    ASSERT_EQ(QLORA_OK, qlora__folder_linear(&w.env, &f, "model.y.weight", 6, 65, &s));
     ASSERT(!s.nf4 && s.dtype == QLORA_F32 && s.weight->bytes == 6 * 65 * 4);
-    ASSERT(refused(&w, qlora__folder_linear(&w.ctx, &f, "model.x.weight", 65, 6, &s),
+    ASSERT(refused(&w, qlora__folder_linear(&w.env, &f, "model.x.weight", 65, 6, &s),
                    "shape [6,65], but [65,6] is needed"));
     ASSERT(
-        refused(&w, qlora__folder_linear(&w.ctx, &f, "model.z.weight", 6, 65, &s), "is missing"));
-    qlora__folder_close(&w.ctx, &f);
+        refused(&w, qlora__folder_linear(&w.env, &f, "model.z.weight", 6, 65, &s), "is missing"));
+    qlora__folder_close(&w.env, &f);
     ASSERT_EQ(QLORA_OK, try_bnb(&w, STATE(""), QLORA__ST_F32, 7, 195, qlora__nf4_levels, &s));
     ASSERT(s.nf4 && !s.nested);
     ASSERT_EQ(QLORA_OK, try_bnb(&w, STATE(""), QLORA__ST_BF16, 7, 196, qlora__nf4_levels, &s));
@@ -1342,10 +1342,10 @@ TEST bnb_refuses_fp4_by_name(void) {
     qlora__linear_source s;
     world_begin(&w);
     ASSERT_EQ(QLORA_OK, put_tensors(&w, "m/model.safetensors", plans, 2));
-    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.ctx, "m", &f));
+    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, "m", &f));
     ASSERT(
-        refused(&w, qlora__folder_linear(&w.ctx, &f, "model.x.weight", 6, 65, &s), "fp4 format"));
-    qlora__folder_close(&w.ctx, &f);
+        refused(&w, qlora__folder_linear(&w.env, &f, "model.x.weight", 6, 65, &s), "fp4 format"));
+    qlora__folder_close(&w.env, &f);
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1465,12 +1465,12 @@ TEST patterns_refuse_the_rest_by_name(void) {
 static int64_t peft_rank(world* w, const char* config, const char* module, double* scale) {
     static qlora__peft p;
     qlora__peft_module m;
-    if (qlora__peft_parse(&w->ctx, "adapter_config.json", config, strlen(config), &p) != QLORA_OK) {
-        printf("\n%s\n", w->ctx.error);
+    if (qlora__peft_parse(&w->env, "adapter_config.json", config, strlen(config), &p) != QLORA_OK) {
+        printf("\n%s\n", w->env.error);
         return -1;
     }
-    qlora_result r = qlora__peft_lookup(&w->ctx, &p, module, &m);
-    qlora__peft_close(&w->ctx, &p);
+    qlora_result r = qlora__peft_lookup(&w->env, &p, module, &m);
+    qlora__peft_close(&w->env, &p);
     *scale = m.scale;
     return r == QLORA_OK ? m.rank : -1;
 }
@@ -1589,18 +1589,18 @@ TEST peft_refuses_each_fault(void) {
     qlora__peft_module m;
     world_begin(&w);
     for (size_t i = 0; i < sizeof peft_bad / sizeof peft_bad[0]; i++) {
-        qlora_result r = qlora__peft_parse(&w.ctx, "adapter_config.json", peft_bad[i].config,
+        qlora_result r = qlora__peft_parse(&w.env, "adapter_config.json", peft_bad[i].config,
                                            strlen(peft_bad[i].config), &p);
         ASSERTm(peft_bad[i].config, refused(&w, r, peft_bad[i].message));
-        ASSERT(strncmp(w.ctx.error, "adapter_config.json: ", 21) == 0);
+        ASSERT(strncmp(w.env.error, "adapter_config.json: ", 21) == 0);
     }
     for (size_t i = 0; i < sizeof peft_bad_lookup / sizeof peft_bad_lookup[0]; i++) {
         ASSERT_EQ(QLORA_OK,
-                  qlora__peft_parse(&w.ctx, "adapter_config.json", peft_bad_lookup[i].config,
+                  qlora__peft_parse(&w.env, "adapter_config.json", peft_bad_lookup[i].config,
                                     strlen(peft_bad_lookup[i].config), &p));
         ASSERTm(peft_bad_lookup[i].config,
-                refused(&w, qlora__peft_lookup(&w.ctx, &p, Q0, &m), peft_bad_lookup[i].message));
-        qlora__peft_close(&w.ctx, &p);
+                refused(&w, qlora__peft_lookup(&w.env, &p, Q0, &m), peft_bad_lookup[i].message));
+        qlora__peft_close(&w.env, &p);
     }
     ASSERT(world_end(&w));
     PASS();
@@ -1659,24 +1659,24 @@ TEST peft_round_trip(void) {
     qlora__peft_desc d = peft_desc();
     world_begin(&w);
     ASSERT_EQ(QLORA_OK, put_adapter(&w, 8, NULL));
-    ASSERT_EQ(QLORA_OK, qlora__peft_write_config(&w.ctx, "a", &d));
+    ASSERT_EQ(QLORA_OK, qlora__peft_write_config(&w.env, "a", &d));
     world_file* f = world_slot(w.files, "a/adapter_config.json");
     ASSERT_EQ(sizeof expected - 1, f->size);
     ASSERT_MEM_EQ(expected, f->data, f->size);
-    ASSERT_EQ(QLORA_OK, qlora__peft_open(&w.ctx, "a", &p));
+    ASSERT_EQ(QLORA_OK, qlora__peft_open(&w.env, "a", &p));
     ASSERT(p.rslora && p.dropout == 0.05 && p.rank == 8 && p.alpha == 16.0);
-    ASSERT_EQ(QLORA_OK, qlora__peft_find(&w.ctx, &p, Q0, 6, 5, &m));
+    ASSERT_EQ(QLORA_OK, qlora__peft_find(&w.env, &p, Q0, 6, 5, &m));
     ASSERT(m.rank == 8 && fabs(m.scale - 16.0 / sqrt(8.0)) < 1e-12 && m.b->shape[0] == 6);
     qlora__st_read_f32(m.a, 5, 5, row);
     ASSERT(row[0] == 5.0f && row[4] == 9.0f);
-    ASSERT_EQ(QLORA_OK, qlora__peft_find(&w.ctx, &p, "model.layers.0.self_attn.v_proj", 6, 5, &m));
+    ASSERT_EQ(QLORA_OK, qlora__peft_find(&w.env, &p, "model.layers.0.self_attn.v_proj", 6, 5, &m));
     ASSERT(m.rank == 4 && m.alpha == 8.0 && m.scale == 4.0);
-    ASSERT_EQ(QLORA_OK, qlora__peft_find(&w.ctx, &p, "model.layers.0.self_attn.k_proj", 6, 5, &m));
+    ASSERT_EQ(QLORA_OK, qlora__peft_find(&w.env, &p, "model.layers.0.self_attn.k_proj", 6, 5, &m));
     ASSERT(m.rank == 0 && m.a == NULL);
-    ASSERT(refused(&w, qlora__peft_find(&w.ctx, &p, Q0, 7, 5, &m),
+    ASSERT(refused(&w, qlora__peft_find(&w.env, &p, Q0, 7, 5, &m),
                    "shape [6,8], but [7,8] is needed"));
-    ASSERT(refused(&w, qlora__peft_find(&w.ctx, &p, Q12, 6, 5, &m), "is missing"));
-    qlora__peft_close(&w.ctx, &p);
+    ASSERT(refused(&w, qlora__peft_find(&w.env, &p, Q12, 6, 5, &m), "is missing"));
+    qlora__peft_close(&w.env, &p);
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1696,16 +1696,16 @@ TEST peft_checks_the_tensors(void) {
     static qlora__peft p;
     qlora__peft_desc d = peft_desc();
     world_begin(&w);
-    ASSERT(refused(&w, qlora__peft_open(&w.ctx, "a", &p), "a/adapter_config.json: no such file"));
-    ASSERT_EQ(QLORA_OK, qlora__peft_write_config(&w.ctx, "a", &d));
-    ASSERT(refused(&w, qlora__peft_open(&w.ctx, "a", &p),
+    ASSERT(refused(&w, qlora__peft_open(&w.env, "a", &p), "a/adapter_config.json: no such file"));
+    ASSERT_EQ(QLORA_OK, qlora__peft_write_config(&w.env, "a", &d));
+    ASSERT(refused(&w, qlora__peft_open(&w.env, "a", &p),
                    "a/adapter_model.safetensors: no such file"));
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         ASSERT_EQ(QLORA_OK, put_adapter(&w, 8, bad[i].extra));
-        ASSERTm(bad[i].extra, refused(&w, qlora__peft_open(&w.ctx, "a", &p), bad[i].message));
+        ASSERTm(bad[i].extra, refused(&w, qlora__peft_open(&w.env, "a", &p), bad[i].message));
     }
     ASSERT_EQ(QLORA_OK, put_adapter(&w, 7, NULL));
-    ASSERT(refused(&w, qlora__peft_open(&w.ctx, "a", &p),
+    ASSERT(refused(&w, qlora__peft_open(&w.env, "a", &p),
                    "F32 [7,5]; adapter_config.json gives it rank 8"));
     ASSERT(world_end(&w));
     PASS();
@@ -1746,18 +1746,18 @@ TEST gguf_layout(void) {
         a[i] = (float)i;
         b[i % 10] = -(float)(i % 10);
     }
-    ASSERT_EQ(QLORA_OK, qlora__gguf_name(&w.ctx, Q12, 'a', entries[0].name));
-    ASSERT_EQ(QLORA_OK, qlora__gguf_name(&w.ctx, Q12, 'b', entries[1].name));
+    ASSERT_EQ(QLORA_OK, qlora__gguf_name(&w.env, Q12, 'a', entries[0].name));
+    ASSERT_EQ(QLORA_OK, qlora__gguf_name(&w.env, Q12, 'b', entries[1].name));
     entries[0].rows = 2;
     entries[0].cols = 6;
     entries[1].rows = 5;
     entries[1].cols = 2;
-    ASSERT_EQ(QLORA_OK, qlora__gguf_begin(&w.ctx, "l.gguf", "llama", 16.0, entries, 2, &g));
-    ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.ctx, &g, a, 20));
-    ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.ctx, &g, (char*)a + 20, 28));
-    ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.ctx, &g, b, 40));
-    ASSERT(refused(&w, qlora__gguf_write(&w.ctx, &g, b, 1), "more bytes than announced"));
-    ASSERT_EQ(QLORA_OK, qlora__gguf_commit(&w.ctx, &g));
+    ASSERT_EQ(QLORA_OK, qlora__gguf_begin(&w.env, "l.gguf", "llama", 16.0, entries, 2, &g));
+    ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, a, 20));
+    ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, (char*)a + 20, 28));
+    ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, b, 40));
+    ASSERT(refused(&w, qlora__gguf_write(&w.env, &g, b, 1), "more bytes than announced"));
+    ASSERT_EQ(QLORA_OK, qlora__gguf_commit(&w.env, &g));
     world_file* f = world_slot(w.files, "l.gguf");
     cursor c = {f->data};
     ASSERT(memcmp(c.at, "GGUF", 4) == 0);
@@ -1776,10 +1776,10 @@ TEST gguf_layout(void) {
     ASSERT_EQ(start + 64 + 64, f->size);
     ASSERT_MEM_EQ(a, f->data + start, 48);
     ASSERT_MEM_EQ(b, f->data + start + 64, 40);
-    ASSERT_EQ(QLORA_OK, qlora__gguf_begin(&w.ctx, "m.gguf", "llama", 16.0, entries, 2, &g));
-    ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.ctx, &g, a, 48));
+    ASSERT_EQ(QLORA_OK, qlora__gguf_begin(&w.env, "m.gguf", "llama", 16.0, entries, 2, &g));
+    ASSERT_EQ(QLORA_OK, qlora__gguf_write(&w.env, &g, a, 48));
     ASSERT(
-        refused(&w, qlora__gguf_commit(&w.ctx, &g), "blk.12.attn_q.weight.lora_b was not written"));
+        refused(&w, qlora__gguf_commit(&w.env, &g), "blk.12.attn_q.weight.lora_b was not written"));
     ASSERT(world_slot(w.files, "m.gguf") == NULL);
     ASSERT(world_end(&w));
     PASS();
@@ -1797,14 +1797,14 @@ TEST gguf_names(void) {
     char name[QLORA__GGUF_NAME];
     world_begin(&w);
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        ASSERT_EQ(QLORA_OK, qlora__gguf_name(&w.ctx, table[i][0], 'a', name));
+        ASSERT_EQ(QLORA_OK, qlora__gguf_name(&w.env, table[i][0], 'a', name));
         ASSERT_STR_EQ(table[i][1], name);
     }
-    ASSERT(refused(&w, qlora__gguf_name(&w.ctx, "lm_head", 'a', name), "lm_head has no name"));
+    ASSERT(refused(&w, qlora__gguf_name(&w.env, "lm_head", 'a', name), "lm_head has no name"));
     ASSERT(
-        refused(&w, qlora__gguf_name(&w.ctx, "model.layers.x.mlp.up_proj", 'a', name), "no name"));
+        refused(&w, qlora__gguf_name(&w.env, "model.layers.x.mlp.up_proj", 'a', name), "no name"));
     ASSERT(
-        refused(&w, qlora__gguf_name(&w.ctx, "model.layers.1.mlp.up_projx", 'a', name), "no name"));
+        refused(&w, qlora__gguf_name(&w.env, "model.layers.1.mlp.up_projx", 'a', name), "no name"));
     ASSERT_STR_EQ("llama", qlora__gguf_architecture(QLORA_FAMILY_MISTRAL));
     ASSERT_STR_EQ("qwen3", qlora__gguf_architecture(QLORA_FAMILY_QWEN3));
     ASSERT(world_end(&w));
@@ -1852,26 +1852,26 @@ static qlora_result do_read_folder(world* w) {
     static qlora__folder f;
     qlora_model_config c;
     qlora__linear_source s;
-    QLORA__TRY(qlora__config_read(&w->ctx, "m", &c));
-    QLORA__TRY(qlora__folder_open(&w->ctx, "m", &f));
-    qlora_result r = qlora__folder_linear(&w->ctx, &f, "model.x.weight", 6, 65, &s);
-    qlora__folder_close(&w->ctx, &f);
+    QLORA__TRY(qlora__config_read(&w->env, "m", &c));
+    QLORA__TRY(qlora__folder_open(&w->env, "m", &f));
+    qlora_result r = qlora__folder_linear(&w->env, &f, "model.x.weight", 6, 65, &s);
+    qlora__folder_close(&w->env, &f);
     return r;
 }
 
 static qlora_result do_read_shards(world* w) {
     static qlora__folder f;
-    QLORA__TRY(qlora__folder_open(&w->ctx, "s", &f));
-    qlora__folder_close(&w->ctx, &f);
+    QLORA__TRY(qlora__folder_open(&w->env, "s", &f));
+    qlora__folder_close(&w->env, &f);
     return QLORA_OK;
 }
 
 static qlora_result do_write_adapter(world* w) {
     static qlora__peft p;
     qlora__peft_desc d = peft_desc();
-    QLORA__TRY(qlora__peft_write_config(&w->ctx, "a", &d));
-    QLORA__TRY(qlora__peft_open(&w->ctx, "a", &p));
-    qlora__peft_close(&w->ctx, &p);
+    QLORA__TRY(qlora__peft_write_config(&w->env, "a", &d));
+    QLORA__TRY(qlora__peft_open(&w->env, "a", &p));
+    qlora__peft_close(&w->env, &p);
     return QLORA_OK;
 }
 
@@ -1879,22 +1879,22 @@ static qlora_result do_export(world* w) {
     static const char* const names[] = {"model.a"};
     static const char* const shards[] = {"s1"};
     static const uint32_t shard_of[] = {0};
-    QLORA__TRY(qlora__config_export(&w->ctx, "m", "d", "bfloat16"));
-    QLORA__TRY(qlora__file_copy(&w->ctx, "m/config.json", "d/f"));
-    return qlora__index_write(&w->ctx, "d", names, shard_of, 1, shards, 40);
+    QLORA__TRY(qlora__config_export(&w->env, "m", "d", "bfloat16"));
+    QLORA__TRY(qlora__file_copy(&w->env, "m/config.json", "d/f"));
+    return qlora__index_write(&w->env, "d", names, shard_of, 1, shards, 40);
 }
 
 static qlora_result do_write_gguf(world* w) {
     static const qlora__gguf_entry entry = {"x", 2, 6};
     static const float zeros[12];
     qlora__gguf_writer g;
-    QLORA__TRY(qlora__gguf_begin(&w->ctx, "d/g", "llama", 16.0, &entry, 1, &g));
-    qlora_result r = qlora__gguf_write(&w->ctx, &g, zeros, sizeof zeros);
+    QLORA__TRY(qlora__gguf_begin(&w->env, "d/g", "llama", 16.0, &entry, 1, &g));
+    qlora_result r = qlora__gguf_write(&w->env, &g, zeros, sizeof zeros);
     if (r != QLORA_OK) {
-        qlora__gguf_abort(&w->ctx, &g);
+        qlora__gguf_abort(&w->env, &g);
         return r;
     }
-    return qlora__gguf_commit(&w->ctx, &g);
+    return qlora__gguf_commit(&w->env, &g);
 }
 
 static void put_everything(world* w) {
@@ -1934,7 +1934,7 @@ TEST faults_are_survived(const char* name, qlora_result (*action)(world*), const
                 ASSERTm(name, world_end(&w));
                 break;
             }
-            ASSERTm(name, r == QLORA_OK || w.ctx.error[0] != '\0');
+            ASSERTm(name, r == QLORA_OK || w.env.error[0] != '\0');
             // closing a file that was only looked at may fail without harm
             ASSERTm(name, r != QLORA_OK || (target == NULL && w.close_failed));
             world_file* f = target ? world_slot(w.files, target) : NULL;
@@ -1962,12 +1962,12 @@ TEST power_cuts_are_survived(void) {
         last = w.operations;
         world_file* f = world_slot(w.disk, "d/f");
         ASSERT(f != NULL);
-        ASSERT_EQ(QLORA_OK, qlora__st_parse(&w.ctx, "disk", f->data, f->size, &st));
-        ASSERT_EQ(QLORA_OK, qlora__st_verify(&w.ctx, &st));
+        ASSERT_EQ(QLORA_OK, qlora__st_parse(&w.env, "disk", f->data, f->size, &st));
+        ASSERT_EQ(QLORA_OK, qlora__st_verify(&w.env, &st));
         int fill = qlora__st_find(&st, "b")->data[0];
         old_files += fill == 1;
         new_files += fill == 50;
-        qlora__st_close(&w.ctx, &st);
+        qlora__st_close(&w.env, &st);
         ASSERT(world_end(&w));
     }
     ASSERT(old_files > 5 && new_files > 0 && old_files + new_files == last + 1);
@@ -1982,8 +1982,8 @@ TEST long_paths_are_refused(void) {
     memset(path, 'p', sizeof path);
     path[sizeof path - 1] = '\0';
     world_begin(&w);
-    ASSERT(refused(&w, qlora__folder_open(&w.ctx, path, &f), "is longer than"));
-    ASSERT(refused(&w, qlora__config_read(&w.ctx, path, &c), "is longer than"));
+    ASSERT(refused(&w, qlora__folder_open(&w.env, path, &f), "is longer than"));
+    ASSERT(refused(&w, qlora__config_read(&w.env, path, &c), "is longer than"));
     ASSERT(world_end(&w));
     PASS();
 }
@@ -1999,10 +1999,10 @@ static const char* shared_path(char* out, size_t size, const char* rest) {
     return out;
 }
 
-// A context on the real files.
+// An environment on the real files.
 static void world_real(world* w) {
     world_begin(w);
-    qlora_files* f = &w->ctx.desc.files;
+    qlora_files* f = &w->env.files;
     f->open = qlora__os_open;
     f->read = qlora__os_read;
     f->write = qlora__os_write;
@@ -2033,16 +2033,16 @@ TEST json_test_suite(void) {
             continue;
         }
         snprintf(file, sizeof file, "json/test_parsing/%s", entry->d_name);
-        ASSERT_EQ(QLORA_OK, qlora__map_open(&w.ctx, shared_path(path, sizeof path, file), &map));
-        qlora_result r = qlora__json_parse(&w.ctx, entry->d_name, map.data, map.size, 0, &json);
+        ASSERT_EQ(QLORA_OK, qlora__map_open(&w.env, shared_path(path, sizeof path, file), &map));
+        qlora_result r = qlora__json_parse(&w.env, entry->d_name, map.data, map.size, 0, &json);
         if (r == QLORA_OK) {
-            qlora__json_free(&w.ctx, &json);
+            qlora__json_free(&w.env, &json);
         }
-        qlora__map_close(&w.ctx, &map);
+        qlora__map_close(&w.env, &map);
         counts[entry->d_name[0] == 'y' ? 0 : entry->d_name[0] == 'n' ? 1 : 2]++;
         if ((entry->d_name[0] == 'y' && r != QLORA_OK) ||
             (entry->d_name[0] == 'n' && r == QLORA_OK)) {
-            printf("\n%s: %s\n", entry->d_name, w.ctx.error);
+            printf("\n%s: %s\n", entry->d_name, w.env.error);
             closedir(dir);
             FAILm("JSONTestSuite");
         }
@@ -2069,22 +2069,22 @@ static int check_model(world* w, const qlora_model_config* c, const qlora__folde
     int64_t sizes[4] = {c->hidden, c->heads * c->head_dim, c->kv_heads * c->head_dim,
                         c->intermediate};
     int nf4 = 0;
-    if (qlora__folder_need(&w->ctx, f, "model.embed_tokens.weight", c->vocab, c->hidden, &t) ||
-        qlora__folder_need(&w->ctx, f, "model.norm.weight", c->hidden, -1, &t) ||
-        (!c->tied && qlora__folder_need(&w->ctx, f, "lm_head.weight", c->vocab, c->hidden, &t))) {
+    if (qlora__folder_need(&w->env, f, "model.embed_tokens.weight", c->vocab, c->hidden, &t) ||
+        qlora__folder_need(&w->env, f, "model.norm.weight", c->hidden, -1, &t) ||
+        (!c->tied && qlora__folder_need(&w->env, f, "lm_head.weight", c->vocab, c->hidden, &t))) {
         return -1;
     }
     for (int64_t layer = 0; layer < c->layers; layer++) {
         for (int k = 0; k < 7; k++) {
             snprintf(name, sizeof name, "model.layers.%d.%s.weight", (int)layer, linears[k].module);
-            if (qlora__folder_linear(&w->ctx, f, name, sizes[linears[k].rows],
+            if (qlora__folder_linear(&w->env, f, name, sizes[linears[k].rows],
                                      sizes[linears[k].cols], &s)) {
                 return -1;
             }
             nf4 += s.nf4 ? 1 : 0;
             snprintf(name, sizeof name, "model.layers.%d.%s.bias", (int)layer, linears[k].module);
             bool bias = k < 3 ? c->qkv_bias : k == 3 ? c->o_bias : c->mlp_bias;
-            if (bias ? qlora__folder_need(&w->ctx, f, name, sizes[linears[k].rows], -1, &t) !=
+            if (bias ? qlora__folder_need(&w->env, f, name, sizes[linears[k].rows], -1, &t) !=
                            QLORA_OK
                      : qlora__folder_find(f, name) != NULL) {
                 return -1;
@@ -2132,36 +2132,36 @@ TEST fixture_folders(void) {
         for (int k = 0; k < 2; k++) {
             snprintf(rest, sizeof rest, "fixtures/%s/%s", fixture_table[i].name, parts[k]);
             shared_path(path, sizeof path, rest);
-            ASSERT_EQm(w.ctx.error, QLORA_OK, qlora__config_read(&w.ctx, path, &c));
+            ASSERT_EQm(w.env.error, QLORA_OK, qlora__config_read(&w.env, path, &c));
             ASSERT(c.family == fixture_table[i].family && c.window == fixture_table[i].window);
             ASSERT(c.quantized == (k == 1) && c.dtype == QLORA_BF16 && c.stop_ids[0] == 2);
-            ASSERT_EQm(w.ctx.error, QLORA_OK, qlora__folder_open(&w.ctx, path, &f));
-            ASSERT_EQ_FMTm(w.ctx.error, k == 1 ? (int)c.layers * 7 : 0, check_model(&w, &c, &f),
+            ASSERT_EQm(w.env.error, QLORA_OK, qlora__folder_open(&w.env, path, &f));
+            ASSERT_EQ_FMTm(w.env.error, k == 1 ? (int)c.layers * 7 : 0, check_model(&w, &c, &f),
                            "%d");
-            qlora__folder_close(&w.ctx, &f);
+            qlora__folder_close(&w.env, &f);
         }
         for (int k = 0; k < 2; k++) {
             qlora__peft_module m;
             snprintf(rest, sizeof rest, "fixtures/%s/%s", fixture_table[i].name, adapters[k]);
-            ASSERT_EQm(w.ctx.error, QLORA_OK,
-                       qlora__peft_open(&w.ctx, shared_path(path, sizeof path, rest), &p));
+            ASSERT_EQm(w.env.error, QLORA_OK,
+                       qlora__peft_open(&w.env, shared_path(path, sizeof path, rest), &p));
             ASSERT(p.rslora == fixture_table[i].rslora &&
                    (fixture_table[i].rank == 0 || p.rank == fixture_table[i].rank));
             ASSERT_EQ(QLORA_OK,
-                      qlora__peft_find(&w.ctx, &p, Q0, c.heads * c.head_dim, c.hidden, &m));
+                      qlora__peft_find(&w.env, &p, Q0, c.heads * c.head_dim, c.hidden, &m));
             ASSERT_EQ(p.rank, m.rank);
-            ASSERT_EQ(QLORA_OK, qlora__peft_lookup(&w.ctx, &p, "model.layers.0.mlp.up_proj", &m));
+            ASSERT_EQ(QLORA_OK, qlora__peft_lookup(&w.env, &p, "model.layers.0.mlp.up_proj", &m));
             ASSERT_EQ(fixture_table[i].all ? p.rank : 0, m.rank);
             ASSERT_EQ((uint32_t)(c.layers * (fixture_table[i].all ? 14 : 4)), p.tensors.count);
-            qlora__peft_close(&w.ctx, &p);
+            qlora__peft_close(&w.env, &p);
         }
     }
     shared_path(path, sizeof path, "models/stories260K");
-    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.ctx, path, &c));
+    ASSERT_EQ(QLORA_OK, qlora__config_read(&w.env, path, &c));
     ASSERT(c.dtype == QLORA_F32 && c.rope.theta == 10000.0 && c.tied);
-    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.ctx, path, &f));
+    ASSERT_EQ(QLORA_OK, qlora__folder_open(&w.env, path, &f));
     ASSERT_EQ(0, check_model(&w, &c, &f));
-    qlora__folder_close(&w.ctx, &f);
+    qlora__folder_close(&w.env, &f);
     ASSERT(world_end(&w));
     PASS();
 }

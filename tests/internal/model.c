@@ -223,8 +223,9 @@ static bool trajectory_open(qlora_ctx* ctx, trajectory* t) {
     char path[512];
     memset(t, 0, sizeof *t);
     model_shared_path("fixtures/stories260K-shakespeare/trajectory.json", path);
-    if (qlora__map_open(ctx, path, &t->map) != QLORA_OK ||
-        qlora__json_parse(ctx, path, t->map.data, (size_t)t->map.size, 0, &t->json) != QLORA_OK) {
+    if (qlora__map_open(&ctx->env, path, &t->map) != QLORA_OK ||
+        qlora__json_parse(&ctx->env, path, t->map.data, (size_t)t->map.size, 0, &t->json) !=
+            QLORA_OK) {
         return false;
     }
     uint32_t rows = qlora__json_find_path(&t->json, 0, "tokens");
@@ -248,7 +249,7 @@ static double trajectory_compare(golden_session* s, const char* file, bool gradi
     qlora__st st;
     double worst = 0.0;
     snprintf(name, sizeof name, "fixtures/stories260K-shakespeare/%s.safetensors", file);
-    if (qlora__st_open(ctx, model_shared_path(name, path), &st) != QLORA_OK) {
+    if (qlora__st_open(&ctx->env, model_shared_path(name, path), &st) != QLORA_OK) {
         return (double)NAN;
     }
     for (int64_t i = 0; i < qlora_model_parameters(s->model); i++) {
@@ -269,7 +270,7 @@ static double trajectory_compare(golden_session* s, const char* file, bool gradi
         double error = r != QLORA_OK ? (double)NAN : write ? 0.0 : tensor_error(got, want, n, 1e-5);
         worst = error <= worst ? worst : error;
     }
-    qlora__st_close(ctx, &st);
+    qlora__st_close(&ctx->env, &st);
     return worst;
 }
 
@@ -329,8 +330,8 @@ TEST trajectory_of_shakespeare(void) {
     }
     ASSERT_IN_RANGE(0.0, trajectory_compare(&s, "lora_final_step20", false, false), 5e-4);
     golden_close(&s);
-    qlora__json_free(ctx, &t.json);
-    qlora__map_close(ctx, &t.map);
+    qlora__json_free(&ctx->env, &t.json);
+    qlora__map_close(&ctx->env, &t.map);
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
     PASS();
 }

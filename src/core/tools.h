@@ -1,47 +1,14 @@
-// Every reader below takes bytes it does not trust. It either gives a value that obeys every rule
-// of its format or returns an error whose text names the file and the fault; it never reads outside
-// the bytes it was given. Nothing here knows about devices.
+#ifndef QLORA__PART_TOOLS
+#define QLORA__PART_TOOLS
 
-#define QLORA__PATH_ROOM 4096
-
-// Joins a folder and a file name into `out` (QLORA__PATH_ROOM bytes).
-static qlora_result qlora__path_join(qlora_ctx* ctx, const char* dir, const char* name, char* out) {
-    size_t a = strlen(dir);
-    size_t b = strlen(name);
-    if (a + b + 2 > QLORA__PATH_ROOM) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "path of %.60s... and %.60s is longer than %d",
-                           dir, name, QLORA__PATH_ROOM);
-    }
-    memcpy(out, dir, a);
-    if (a > 0 && dir[a - 1] != '/') {
-        out[a] = '/';
-        a++;
-    }
-    memcpy(out + a, name, b + 1);
-    return QLORA_OK;
-}
-
-// Whether a file is there. Anything but "no such file" that keeps it from being opened is an error.
-static qlora_result qlora__file_exists(qlora_ctx* ctx, const char* path, bool* out) {
-    void* file = NULL;
-    int code = ctx->desc.files.open(path, QLORA_FILE_READ, &file, ctx->desc.files.user);
-    if (code != 0 && code != ENOENT) {
-        return qlora__fail(ctx, QLORA_ERR_FILE, "cannot read %s: %s (%d)", path,
-                           qlora__errno_text(code), code);
-    }
-    if (code == 0) {
-        ctx->desc.files.close(file, ctx->desc.files.user);
-    }
-    *out = code == 0;
-    return QLORA_OK;
-}
+// ---- sorting
 
 // Heap sort of an index array: no recursion, no worst case, same order on every platform as long as
 // `less` is a strict total order.
 typedef bool (*qlora__less_fn)(const void* user, uint32_t a, uint32_t b);
 
-static void qlora__sort_sift(uint32_t* index, size_t root, size_t count, qlora__less_fn less,
-                             const void* user) {
+static QLORA__UNUSED void qlora__sort_sift(uint32_t* index, size_t root, size_t count,
+                                           qlora__less_fn less, const void* user) {
     for (;;) {
         size_t child = 2 * root + 1;
         if (child >= count) {
@@ -60,7 +27,8 @@ static void qlora__sort_sift(uint32_t* index, size_t root, size_t count, qlora__
     }
 }
 
-static void qlora__sort(uint32_t* index, size_t count, qlora__less_fn less, const void* user) {
+static QLORA__UNUSED void qlora__sort(uint32_t* index, size_t count, qlora__less_fn less,
+                                      const void* user) {
     for (size_t i = count / 2; i > 0; i--) {
         qlora__sort_sift(index, i - 1, count, less, user);
     }
@@ -83,18 +51,18 @@ typedef struct qlora__hash {
     uint64_t word; // bytes that do not fill a word yet, little-endian
 } qlora__hash;
 
-static void qlora__hash_begin(qlora__hash* h) {
+static QLORA__UNUSED void qlora__hash_begin(qlora__hash* h) {
     h->state = 0x9E3779B97F4A7C15u;
     h->bytes = 0;
     h->word = 0;
 }
 
-static uint64_t qlora__hash_mix(uint64_t state, uint64_t word) {
+static QLORA__UNUSED uint64_t qlora__hash_mix(uint64_t state, uint64_t word) {
     state = (state ^ word) * 0xD6E8FEB86659FD93u;
     return state ^ (state >> 32);
 }
 
-static void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
+static QLORA__UNUSED void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
     const uint8_t* p = (const uint8_t*)data;
     while (size > 0) {
         unsigned filled = (unsigned)(h->bytes & 7);
@@ -120,6 +88,18 @@ static void qlora__hash_add(qlora__hash* h, const void* data, size_t size) {
     }
 }
 
-static uint64_t qlora__hash_end(const qlora__hash* h) {
+static QLORA__UNUSED uint64_t qlora__hash_end(const qlora__hash* h) {
     return qlora__hash_mix(qlora__hash_mix(h->state, h->word), h->bytes);
 }
+
+// FNV-1a, for short keys.
+static QLORA__UNUSED uint64_t qlora__fnv(const void* data, size_t bytes, uint64_t seed) {
+    const uint8_t* p = (const uint8_t*)data;
+    uint64_t h = seed ^ 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < bytes; i++) {
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    }
+    return h;
+}
+
+#endif // QLORA__PART_TOOLS

@@ -1,0 +1,234 @@
+#ifndef QLORA__PART_ENV
+#define QLORA__PART_ENV
+
+// What every reader and writer of files needs, and all it needs: memory, files, a log and a place
+// for the error text. A context has one, and so has an object of qlora_text.h.
+#define QLORA__ERROR_SIZE 768
+
+typedef struct qlora__env {
+    qlora_allocator allocator; // both functions set
+    qlora_files files;         // all functions set
+    qlora_log_fn log;          // NULL: silent
+    void* log_user;
+    const char* call;    // the outermost public call, for messages
+    bool one_line;       // messages quote files; a line break in one becomes '?'
+    uint64_t host_bytes; // allocated and not yet freed
+    char error[QLORA__ERROR_SIZE];
+} qlora__env;
+
+#define QLORA__TRY(expression)                                                                     \
+    do {                                                                                           \
+        qlora_result qlora_try_ = (expression);                                                    \
+        if (qlora_try_ != QLORA_OK) {                                                              \
+            return qlora_try_;                                                                     \
+        }                                                                                          \
+    } while (0)
+
+// ---- errors and log -----------------------------------------------------------------------------
+
+// Drops a UTF-8 character that was cut off at the end, and control characters.
+static void qlora__env_clean(const qlora__env* env, char* text, size_t room) {
+    size_t count = strlen(text);
+    if (count + 1 == room) {
+        while (count > 0 && ((uint8_t)text[count - 1] & 0xC0) == 0x80) {
+            count--;
+        }
+        if (count > 0 && (uint8_t)text[count - 1] >= 0xC0) {
+            count--;
+        }
+        text[count] = '\0';
+    }
+    for (size_t i = 0; env->one_line && i < count; i++) {
+        if ((uint8_t)text[i] < 0x20 || text[i] == 0x7F) {
+            text[i] = '?';
+        }
+    }
+}
+
+// Sets the error text, which starts with the name of the public call.
+static void qlora__env_vfail(qlora__env* env, const char* format, va_list args) {
+    int used = 0;
+    if (env->call != NULL) {
+        used = snprintf(env->error, sizeof env->error, "%s: ", env->call);
+    }
+    vsnprintf(env->error + used, sizeof env->error - (size_t)used, format, args);
+    qlora__env_clean(env, env->error, sizeof env->error);
+}
+
+// Sets the error text and returns the result.
+QLORA__PRINTF(3, 4)
+static QLORA__UNUSED qlora_result qlora__env_fail(qlora__env* env, qlora_result result,
+                                                  const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    qlora__env_vfail(env, format, args);
+    va_end(args);
+    return result;
+}
+
+// The error text without the name of the call.
+static QLORA__UNUSED const char* qlora__env_reason(const qlora__env* env) {
+    size_t prefix = env->call != NULL ? strlen(env->call) + 2 : 0;
+    return strlen(env->error) >= prefix ? env->error + prefix : env->error;
+}
+
+QLORA__PRINTF(6, 7)
+static QLORA__UNUSED void qlora__env_log(const qlora__env* env, qlora_log_level level,
+                                         qlora_log_item item, const char* file, int line,
+                                         const char* format, ...) {
+    if (env->log == NULL) {
+        return;
+    }
+    char text[QLORA__ERROR_SIZE];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    qlora__env_clean(env, text, sizeof text);
+    env->log(env->log_user, level, item, text, file, line);
+}
+
+// ---- sizes --------------------------------------------------------------------------------------
+
+static QLORA__UNUSED bool qlora__mul(size_t a, size_t b, size_t* out) {
+    if (b != 0 && a > SIZE_MAX / b) {
+        return false;
+    }
+    *out = a * b;
+    return true;
+}
+
+static QLORA__UNUSED bool qlora__add(size_t a, size_t b, size_t* out) {
+    if (a > SIZE_MAX - b) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}
+
+static QLORA__UNUSED int64_t qlora__min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static QLORA__UNUSED int64_t qlora__ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static QLORA__UNUSED size_t qlora__align_up(size_t n, size_t align) {
+    return (n + align - 1) / align * align;
+}
+
+// ---- host memory --------------------------------------------------------------------------------
+
+// Host memory through the hook, 64-byte aligned. Sets the error text itself.
+static void* qlora__env_alloc(qlora__env* env, size_t bytes) {
+    size_t wanted = bytes > 0 ? bytes : 1;
+    void* p = env->allocator.alloc(wanted, 64, env->allocator.user);
+    if (p == NULL) {
+        qlora__env_fail(env, QLORA_ERR_MEMORY, "out of host memory (%llu bytes)",
+                        (unsigned long long)bytes);
+        return NULL;
+    }
+    env->host_bytes += wanted;
+    return p;
+}
+
+static QLORA__UNUSED void* qlora__env_alloc_zero(qlora__env* env, size_t bytes) {
+    void* p = qlora__env_alloc(env, bytes);
+    if (p != NULL) {
+        memset(p, 0, bytes);
+    }
+    return p;
+}
+
+// bytes as given to qlora__env_alloc; NULL is fine.
+static void qlora__env_free(qlora__env* env, void* pointer, size_t bytes) {
+    if (pointer != NULL) {
+        size_t wanted = bytes > 0 ? bytes : 1;
+        env->allocator.free(pointer, wanted, env->allocator.user);
+        env->host_bytes -= wanted;
+    }
+}
+
+// Moves a block of `used` bytes out of `bytes` to one of `wanted` bytes. NULL leaves it as it is.
+static QLORA__UNUSED void* qlora__env_realloc(qlora__env* env, void* pointer, size_t used,
+                                              size_t bytes, size_t wanted) {
+    void* moved = qlora__env_alloc(env, wanted);
+    if (moved != NULL && pointer != NULL) {
+        memcpy(moved, pointer, used);
+        qlora__env_free(env, pointer, bytes);
+    }
+    return moved;
+}
+
+// ---- texts --------------------------------------------------------------------------------------
+
+// Appends to a buffer that may be too small; used counts what would have been written.
+QLORA__PRINTF(4, 5)
+static QLORA__UNUSED void qlora__append(char* buffer, size_t size, size_t* used, const char* format,
+                                        ...) {
+    va_list args;
+    va_start(args, format);
+    bool room = buffer != NULL && *used < size;
+    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
+    va_end(args);
+    *used += n > 0 ? (size_t)n : 0;
+}
+
+// A growing text. The first failure sticks; later additions do nothing, so callers check once.
+typedef struct qlora__string {
+    qlora__env* env;
+    char* data;
+    size_t size;
+    size_t capacity;
+    qlora_result result;
+} qlora__string;
+
+static QLORA__UNUSED void qlora__string_begin(qlora__env* env, qlora__string* s) {
+    memset(s, 0, sizeof *s);
+    s->env = env;
+    s->result = QLORA_OK;
+}
+
+static QLORA__UNUSED void qlora__string_free(qlora__string* s) {
+    qlora__env_free(s->env, s->data, s->capacity);
+    s->data = NULL;
+    s->size = 0;
+    s->capacity = 0;
+}
+
+static QLORA__UNUSED void qlora__string_add(qlora__string* s, const void* bytes, size_t size) {
+    size_t need = 0;
+    if (s->result != QLORA_OK || size == 0) {
+        return;
+    }
+    if (!qlora__add(s->size, size, &need)) {
+        s->result = qlora__env_fail(s->env, QLORA_ERR_MEMORY, "text too large");
+        return;
+    }
+    if (need > s->capacity) {
+        size_t capacity = s->capacity < 256 ? 256 : s->capacity;
+        while (capacity < need) {
+            capacity = capacity > SIZE_MAX / 2 ? need : capacity * 2;
+        }
+        char* data = (char*)qlora__env_realloc(s->env, s->data, s->size, s->capacity, capacity);
+        if (data == NULL) {
+            s->result = QLORA_ERR_MEMORY;
+            return;
+        }
+        s->data = data;
+        s->capacity = capacity;
+    }
+    memcpy(s->data + s->size, bytes, size);
+    s->size = need;
+}
+
+static QLORA__UNUSED void qlora__string_puts(qlora__string* s, const char* string) {
+    qlora__string_add(s, string, strlen(string));
+}
+
+#endif // QLORA__PART_ENV
