@@ -373,12 +373,13 @@ QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t byte
                                          qlora_dtype dtype, int64_t rows, int64_t cols, int64_t ld,
                                          qlora_tensor* out);
 // A window of a tensor of batch 1; shares its memory, is not destroyed.
-QLORA_API qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows,
-                                         int64_t col, int64_t cols, qlora_tensor* out);
+QLORA_API qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64_t row,
+                                         int64_t rows, int64_t col, int64_t cols,
+                                         qlora_tensor* out);
 // Whole contiguous tensors; bytes must be the tensor's size. Both wait for the device.
-QLORA_API qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor,
+QLORA_API qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor,
                                            const void* source, size_t bytes);
-QLORA_API qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor,
+QLORA_API qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor,
                                              void* target, size_t bytes);
 // Bytes of zero over the elements of the tensor (not over padding between rows). Does not wait.
 QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor);
@@ -402,14 +403,14 @@ QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* ke
 QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
                                       size_t* needed);
 
-typedef struct qlora_launch {
+typedef struct qlora_launch_desc {
     uint32_t grid[3]; // 0 counts as 1
     uint32_t block[3];
     uint32_t shared_bytes; // dynamic shared memory
-} qlora_launch;
+} qlora_launch_desc;
 // args[i] points at the value of parameter i, as in cuLaunchKernel.
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                           const qlora_launch* launch, void** args);
+                                           const qlora_launch_desc* launch, void** args);
 
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
@@ -417,7 +418,7 @@ typedef enum qlora_base_format {
     QLORA_BASE_32BIT = 2
 } qlora_base_format;
 
-typedef struct qlora_shape {
+typedef struct qlora_prewarm_desc {
     int64_t hidden;
     int64_t intermediate;
     int64_t heads;
@@ -427,12 +428,12 @@ typedef struct qlora_shape {
     int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
     qlora_base_format base;
     qlora_dtype compute; // F32, BF16
-} qlora_shape;
+} qlora_prewarm_desc;
 
 // Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
 // is freed again, and seals the cache. Again for a second model: compiles the difference and
 // reseals.
-QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape);
+QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
 // compile.
 QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
@@ -449,7 +450,7 @@ typedef struct qlora_cache_info {
     uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
     bool sealed;
 } qlora_cache_info;
-QLORA_API qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out);
+QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
 // The registry, for tests and tools: name of kernel i, NULL past the end.
 QLORA_API const char* qlora_kernel_name(size_t index);
 
@@ -553,9 +554,9 @@ QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc
                                       const qlora_tensor* memory, qlora_nf4* out);
 QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
 // Both wait for the device. Parts that are NULL stay as they are.
-QLORA_API qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
                                         const qlora_nf4_parts* parts);
-QLORA_API qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
                                           const qlora_nf4_parts* parts);
 // From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
 QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
@@ -595,22 +596,30 @@ typedef struct qlora_clip qlora_clip;
 // Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
 // groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
 // max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
-// and sets a flag.
+// and sets a flag. The tensors must outlive the clip.
 QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                          const int32_t* groups, size_t n, qlora_clip** out);
-QLORA_API qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip);
-QLORA_API qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip,
-                                      float max_norm); // 1 at first
-QLORA_API qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_destroy(qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm); // 1 at first
+QLORA_API qlora_result qlora_clip_apply(qlora_clip* clip);
+// Norms, scales and flags only: the gradients stay as they are, for an AdamW that is given the
+// scale.
+QLORA_API qlora_result qlora_clip_measure(qlora_clip* clip);
 
 typedef struct qlora_clip_info {
     float norm;
     float scale;
     bool finite;
 } qlora_clip_info;
-// Waits for the device. group from 0.
-QLORA_API qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
-                                       qlora_clip_info* out);
+// Waits for the device. group counts from 0.
+QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
+// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
+// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
+// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
+// already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
+// scale. Either pointer may be NULL.
+QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                                         qlora_tensor* not_finite);
 
 // ---- operators-----------------------------------------------------------------------------------
 // ------------------------------------------------------------------------------------ f32 and bf16
@@ -730,7 +739,7 @@ QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
 
 // Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
 // losses.
-typedef struct qlora_cross_entropy_args {
+typedef struct qlora_cross_entropy_desc {
     const qlora_tensor* logits;
     const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
     const qlora_tensor* weights; // f32 [1, R], per row
@@ -739,8 +748,8 @@ typedef struct qlora_cross_entropy_args {
     const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
     const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
     bool forward_only;           // leave the logits; otherwise they become their gradient
-} qlora_cross_entropy_args;
-QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args);
+} qlora_cross_entropy_desc;
+QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
 // ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
 QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
 
@@ -771,7 +780,7 @@ typedef struct qlora_adamw_range {
     int64_t copy_ld;
 } qlora_adamw_range;
 
-typedef struct qlora_adamw_args {
+typedef struct qlora_adamw_desc {
     const qlora_tensor* param;      // f32 [1, n]
     const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
     const qlora_tensor* m;          // f32 [1, n]
@@ -782,17 +791,17 @@ typedef struct qlora_adamw_args {
     const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
     const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
     int64_t longest_range;          // elements of the longest range; 0 = n
-} qlora_adamw_args;
+} qlora_adamw_desc;
 // advance counts the update (or the skip) and forms the corrections, then every range is updated.
-QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args);
+QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args);
 // shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
 // param, shadow, ranges.
-QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args);
+QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args);
 
 // y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
 // (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
 // pass, after a resume and when a batch is cut differently. y may be x.
-typedef struct qlora_dropout_args {
+typedef struct qlora_dropout_desc {
     const qlora_tensor* x;
     const qlora_tensor* y;
     const qlora_tensor* positions; // I32 [1, rows]
@@ -802,8 +811,8 @@ typedef struct qlora_dropout_args {
     int32_t layer;                 // 0 .. 2^23 - 1
     int32_t projection;            // 0 .. 255
     bool accumulate;
-} qlora_dropout_args;
-QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
+} qlora_dropout_desc;
+QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args);
 
 // ---- LoRA linear
 // ---------------------------------------------------------------------------------- y_i = x W_i^T
@@ -829,7 +838,7 @@ typedef struct qlora_linear_part {
 // type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
 // large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
 // the scratch part by part.
-typedef struct qlora_linear {
+typedef struct qlora_linear_desc {
     int64_t in;
     int32_t count;
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
@@ -841,7 +850,7 @@ typedef struct qlora_linear {
     const qlora_tensor* positions; // as qlora_dropout has them
     const qlora_tensor* sequences;
     const qlora_tensor* state;
-} qlora_linear;
+} qlora_linear_desc;
 
 typedef enum qlora_linear_flags {
     QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
@@ -849,17 +858,17 @@ typedef enum qlora_linear_flags {
     QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
 } qlora_linear_flags;
 
-QLORA_API int64_t qlora_linear_out(const qlora_linear* linear); // sum of the parts' out
-QLORA_API int64_t qlora_linear_pad(const qlora_linear* linear);
+QLORA_API int64_t qlora_linear_out(const qlora_linear_desc* linear); // sum of the parts' out
+QLORA_API int64_t qlora_linear_pad(const qlora_linear_desc* linear);
 // Fills the operand: the weights when they are not there yet, the adapters after every update.
-QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear,
+QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                           uint32_t flags);
 // x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
-QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear,
+QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                             const qlora_tensor* x, const qlora_tensor* y);
 // dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
 // not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
-QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                              const qlora_tensor* x, const qlora_tensor* dy,
                                              const qlora_tensor* dx, uint32_t flags);
 
@@ -905,8 +914,8 @@ typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
 // called at once and again at each replay, so user must stay valid.
 QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
                                            void* user, qlora_graph** out);
-QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
-QLORA_API qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph);
+QLORA_API qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key);
+QLORA_API qlora_result qlora_graph_destroy(qlora_graph* graph);
 
 typedef struct qlora_graph_info {
     uint64_t key;
@@ -914,8 +923,7 @@ typedef struct qlora_graph_info {
     size_t nodes; // 0 on the CPU
     bool valid;   // false after a buffer it uses was freed or the stream changed
 } qlora_graph_info;
-QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
-                                         qlora_graph_info* out);
+QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out);
 
 //@@ src/api/model.h
 
@@ -7607,8 +7615,8 @@ qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_d
 
 static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
                                        int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
-    if (out == NULL || t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 ||
-        row > t->rows - rows || col > t->cols - cols) {
+    if (t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 || row > t->rows - rows ||
+        col > t->cols - cols) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
             "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
@@ -7625,11 +7633,20 @@ static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, in
     return QLORA_OK;
 }
 
-qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows, int64_t col,
-                               int64_t cols, qlora_tensor* out) {
-    qlora_ctx* ctx = tensor != NULL ? tensor->owner : NULL;
+static qlora_result qlora__tensor_view_checked(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
+                                               int64_t rows, int64_t col, int64_t cols,
+                                               qlora_tensor* out) {
+    QLORA__TRY(qlora__need(ctx, t, "the tensor", ~0u, -1, -1));
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    return qlora__tensor_view(ctx, t, row, rows, col, cols, out);
+}
+
+qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64_t row,
+                               int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
     QLORA__ENTER(ctx, "qlora_tensor_view");
-    return qlora__leave(ctx, qlora__tensor_view(ctx, tensor, row, rows, col, cols, out));
+    return qlora__leave(ctx, qlora__tensor_view_checked(ctx, tensor, row, rows, col, cols, out));
 }
 
 static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t,
@@ -7652,28 +7669,28 @@ static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor*
     return QLORA_OK;
 }
 
-static qlora_result qlora__tensor_upload(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
-                                         size_t bytes) {
+static qlora_result qlora__tensor_write(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
+                                        size_t bytes) {
     QLORA__TRY(qlora__tensor_copy_check(ctx, t, source, bytes));
     return qlora__copy_in(ctx, t->data, source, bytes);
 }
 
-qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor, const void* source,
-                                 size_t bytes) {
-    QLORA__ENTER(ctx, "qlora_tensor_upload");
-    return qlora__leave(ctx, qlora__tensor_upload(ctx, tensor, source, bytes));
+qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor, const void* source,
+                                size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_write");
+    return qlora__leave(ctx, qlora__tensor_write(ctx, tensor, source, bytes));
 }
 
-static qlora_result qlora__tensor_download(qlora_ctx* ctx, const qlora_tensor* t, void* target,
-                                           size_t bytes) {
+static qlora_result qlora__tensor_read(qlora_ctx* ctx, const qlora_tensor* t, void* target,
+                                       size_t bytes) {
     QLORA__TRY(qlora__tensor_copy_check(ctx, t, target, bytes));
     return qlora__copy_out(ctx, target, t->data, bytes);
 }
 
-qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
-                                   size_t bytes) {
-    QLORA__ENTER(ctx, "qlora_tensor_download");
-    return qlora__leave(ctx, qlora__tensor_download(ctx, tensor, target, bytes));
+qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
+                               size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_read");
+    return qlora__leave(ctx, qlora__tensor_read(ctx, tensor, target, bytes));
 }
 
 static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
@@ -8275,7 +8292,7 @@ static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                         const qlora_launch* launch, void** args) {
+                                         const qlora_launch_desc* launch, void** args) {
     if (qlora__on_cpu(ctx)) {
         return qlora__no_kernels(ctx);
     }
@@ -8460,7 +8477,7 @@ static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -8483,7 +8500,7 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                         const qlora_launch* launch, void** args) {
+                                         const qlora_launch_desc* launch, void** args) {
     (void)kernel;
     (void)launch;
     (void)args;
@@ -8524,7 +8541,7 @@ static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -8552,7 +8569,7 @@ qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_
 }
 
 qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                 const qlora_launch* launch, void** args) {
+                                 const qlora_launch_desc* launch, void** args) {
     QLORA__ENTER(ctx, "qlora_kernel_launch");
     return qlora__leave(ctx, qlora__kernel_launch(ctx, kernel, launch, args));
 }
@@ -8567,9 +8584,9 @@ qlora_result qlora_cache_unseal(qlora_ctx* ctx) {
     return qlora__leave(ctx, qlora__cache_set_sealed(ctx, false));
 }
 
-qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
-    QLORA__ENTER(ctx, "qlora_cache_stats");
-    return qlora__leave(ctx, qlora__cache_stats(ctx, out));
+qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
+    QLORA__ENTER(ctx, "qlora_cache_query");
+    return qlora__leave(ctx, qlora__cache_query(ctx, out));
 }
 
 //@@ src/context.h
@@ -9997,15 +10014,15 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
     return QLORA_OK;
 }
 
-qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
                               const qlora_nf4_parts* parts) {
-    QLORA__ENTER(ctx, "qlora_nf4_upload");
+    QLORA__ENTER(ctx, "qlora_nf4_write");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
 }
 
-qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
                                 const qlora_nf4_parts* parts) {
-    QLORA__ENTER(ctx, "qlora_nf4_download");
+    QLORA__ENTER(ctx, "qlora_nf4_read");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
 }
 
@@ -10505,7 +10522,7 @@ struct qlora_clip {
     qlora__clip_chunk* chunk_table;
     int64_t* first;    // [groups + 1] chunk index
     double* partials;  // [chunks]
-    float* results;    // [groups][2]: norm, scale
+    QLORA__REAL* results; // [groups][2]: norm, scale; an f32 tensor to AdamW
     uint32_t* flags;   // [groups]: 1 = not finite
     uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
     float* max_norm;   // [1]
@@ -10523,7 +10540,7 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
     QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunks);
     QLORA__PLACE(first, int64_t, clip->groups + 1);
     QLORA__PLACE(partials, double, clip->chunks);
-    QLORA__PLACE(results, float, 2 * clip->groups);
+    QLORA__PLACE(results, QLORA__REAL, 2 * clip->groups);
     QLORA__PLACE(flags, uint32_t, clip->groups);
     QLORA__PLACE(any, uint32_t, 1);
     QLORA__PLACE(max_norm, float, 1);
@@ -10658,32 +10675,27 @@ qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensor
     return qlora__leave(ctx, qlora__clip_create(ctx, tensors, groups, n, out));
 }
 
-static qlora_result qlora__clip_need(qlora_ctx* ctx, const qlora_clip* clip) {
-    if (clip == NULL || clip->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "clip %s",
-                           clip == NULL ? "is NULL" : "belongs to another context");
-    }
-    return QLORA_OK;
+static qlora_ctx* qlora__clip_ctx(const qlora_clip* clip) {
+    return clip != NULL ? clip->owner : NULL;
 }
 
 static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
-    if (clip == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__clip_need(ctx, clip));
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
     qlora__clip_free(ctx, clip);
     ctx->children--;
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
+qlora_result qlora_clip_destroy(qlora_clip* clip) {
+    if (clip == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = clip->owner;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_clip_destroy"));
     return qlora__leave(ctx, qlora__clip_destroy(ctx, clip));
 }
 
 static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
     if ((qlora__bits(max_norm) & 0x7fffffffu) > 0x7f800000u) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number");
     }
@@ -10698,7 +10710,8 @@ static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
+qlora_result qlora_clip_set(qlora_clip* clip, float max_norm) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
     QLORA__ENTER(ctx, "qlora_clip_set");
     return qlora__leave(ctx, qlora__clip_set(ctx, clip, max_norm));
 }
@@ -10724,7 +10737,7 @@ static void qlora__clip_apply_cpu(void* user, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         const qlora__clip_chunk* c = &clip->chunk_table[i];
         const qlora__clip_part* part = &clip->part_table[c->part];
-        float scale = clip->results[2 * c->group + 1];
+        float scale = (float)clip->results[2 * c->group + 1];
         int64_t from = c->index * QLORA__CLIP_CHUNK;
         int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
         for (int64_t j = from; j < to && scale != 1.0f; j++) {
@@ -10753,7 +10766,7 @@ static void qlora__clip_measure_cpu(qlora_ctx* ctx, qlora_clip* clip) {
     }
 }
 
-// Norms, scales and flags; the gradients stay. The trainer's AdamW applies the scale itself.
+// Norms, scales and flags; the gradients stay, for an AdamW that applies the scale itself.
 static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     QLORA__TRY(qlora__capture_note(ctx, clip->part_table));
     if (qlora__on_cpu(ctx)) {
@@ -10770,8 +10783,13 @@ static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     return qlora__launch(ctx, QLORA__K_clip_scale, clip->groups, 1, 1, 256, 0, scale);
 }
 
+qlora_result qlora_clip_measure(qlora_clip* clip) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
+    QLORA__ENTER(ctx, "qlora_clip_measure");
+    return qlora__leave(ctx, qlora__clip_measure(ctx, clip));
+}
+
 static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
     QLORA__TRY(qlora__clip_measure(ctx, clip));
     if (qlora__on_cpu(ctx)) {
         qlora__parallel(ctx, clip->chunks, 8, qlora__clip_apply_cpu, clip);
@@ -10784,32 +10802,115 @@ static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
                          apply);
 }
 
-qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
+qlora_result qlora_clip_apply(qlora_clip* clip) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
     QLORA__ENTER(ctx, "qlora_clip_apply");
     return qlora__leave(ctx, qlora__clip_apply(ctx, clip));
 }
 
-static qlora_result qlora__clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
-                                     qlora_clip_info* out) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
-    if (out == NULL || group < 0 || group >= clip->groups) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL, or there is no group %d of %d",
-                           (int)group, (int)clip->groups);
+static qlora_result qlora__clip_group_check(qlora_ctx* ctx, const qlora_clip* clip, int32_t group,
+                                            int32_t least) {
+    if (group < least || group >= clip->groups) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "group %d does not exist; use %d to %d",
+                           (int)group, (int)least, (int)clip->groups - 1);
     }
-    float result[2];
+    return QLORA_OK;
+}
+
+static qlora_result qlora__clip_query(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
+                                      qlora_clip_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__clip_group_check(ctx, clip, group, 0));
+    QLORA__REAL result[2];
     uint32_t flag = 0;
     QLORA__TRY(qlora__copy_out(ctx, result, clip->results + 2 * group, sizeof result));
     QLORA__TRY(qlora__copy_out(ctx, &flag, clip->flags + group, sizeof flag));
-    out->norm = result[0];
-    out->scale = result[1];
+    out->norm = (float)result[0];
+    out->scale = (float)result[1];
     out->finite = flag == 0;
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
-                             qlora_clip_info* out) {
-    QLORA__ENTER(ctx, "qlora_clip_read");
-    return qlora__leave(ctx, qlora__clip_read(ctx, clip, group, out));
+qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
+    QLORA__ENTER(ctx, "qlora_clip_query");
+    return qlora__leave(ctx, qlora__clip_query(ctx, clip, group, out));
+}
+
+static qlora_tensor qlora__clip_scalar(const qlora_clip* clip, void* data, qlora_dtype dtype) {
+    qlora_tensor t;
+    memset(&t, 0, sizeof t);
+    t.data = data;
+    t.bytes = qlora_dtype_bytes(dtype);
+    t.dtype = dtype;
+    t.rows = 1;
+    t.cols = 1;
+    t.ld = 1;
+    t.batch = 1;
+    t.batch_stride = 1;
+    t.owner = clip->owner;
+    return t;
+}
+
+// A group's scale and flag as AdamW takes them; group -1: the flag of all groups.
+static void qlora__clip_device(const qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                               qlora_tensor* not_finite) {
+    if (scale != NULL) {
+        *scale = qlora__clip_scalar(clip, clip->results + 2 * group + 1, QLORA_F32);
+    }
+    if (not_finite != NULL) {
+        uint32_t* flag = group < 0 ? clip->any : clip->flags + group;
+        *not_finite = qlora__clip_scalar(clip, flag, QLORA_I32);
+    }
+}
+
+qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                               qlora_tensor* not_finite) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
+    QLORA__ENTER(ctx, "qlora_clip_device");
+    qlora_result r = qlora__clip_group_check(ctx, clip, group, scale != NULL ? 0 : -1);
+    if (r == QLORA_OK) {
+        qlora__clip_device(clip, group, scale, not_finite);
+    }
+    return qlora__leave(ctx, r);
+}
+
+// ---- a clip of one tensor in memory of the caller's ---------------------------------------------
+
+// Sets the clip up over n gradients and lays its tables out at base, which may be NULL to count.
+// Returns the bytes of the tables.
+static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
+                                              qlora_clip* clip) {
+    memset(clip, 0, sizeof *clip);
+    clip->owner = ctx;
+    clip->groups = 1;
+    clip->parts = n > 0 ? 1 : 0;
+    clip->chunks = qlora__ceil_div(n, QLORA__CLIP_CHUNK);
+    return qlora__clip_layout(clip, base);
+}
+
+// Writes the tables of a placed clip.
+static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_clip* clip,
+                                                    const qlora_tensor* gradients, float max_norm) {
+    qlora_clip image = *clip;
+    size_t bytes = qlora__clip_layout(&image, NULL);
+    char* host = (char*)qlora__alloc_zero(ctx, bytes);
+    if (host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__clip_layout(&image, host);
+    qlora__clip_fill(&gradients, NULL, clip->parts > 0 ? 1 : 0, &image);
+    *image.max_norm = max_norm;
+    qlora_result r = qlora__copy_in(ctx, clip->part_table, host, bytes); // the first table
+    qlora__free(ctx, host, bytes);
+    return r;
+}
+
+// Norm and scale of the first group, in the backend's memory.
+static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
+    return clip->results;
 }
 
 #define QLORA__PI 3.14159265358979323846
@@ -12135,12 +12236,12 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 //
 // Of rows of logits. With p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
-// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_args.total.
+// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
-    const qlora_cross_entropy_args* a = (const qlora_cross_entropy_args*)user;
+    const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
     const qlora_tensor* x = a->logits;
     QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
     for (int64_t row = begin; row < end; row++) {
@@ -12173,7 +12274,7 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
 }
 
 // total += {losses, their rounding rest, weights}; the sum in double, rows in ascending order.
-static void qlora__cross_entropy_total(const qlora_cross_entropy_args* a) {
+static void qlora__cross_entropy_total(const qlora_cross_entropy_desc* a) {
     double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
     double weight = (double)qlora__at(a->total, 0, 2);
     for (int64_t row = 0; row < a->logits->rows; row++) {
@@ -12188,7 +12289,7 @@ static void qlora__cross_entropy_total(const qlora_cross_entropy_args* a) {
     qlora__put(a->total, 0, 2, (QLORA__REAL)weight);
 }
 
-static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
     }
@@ -12224,7 +12325,7 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     return QLORA_OK;
 }
 
-static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
     QLORA__TRY(qlora__cross_entropy_check(ctx, a));
     const qlora_tensor* x = a->logits;
     if (qlora__on_cpu(ctx)) {
@@ -12257,7 +12358,7 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
     return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? 1 : 0, 1, 1, 256, 0, sum);
 }
 
-qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args) {
+qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args) {
     QLORA__ENTER(ctx, "qlora_cross_entropy");
     return qlora__leave(ctx, qlora__cross_entropy(ctx, args));
 }
@@ -12336,7 +12437,7 @@ static double qlora__power(double x, int64_t n) {
 }
 
 typedef struct qlora__adamw_job {
-    const qlora_adamw_args* args;
+    const qlora_adamw_desc* args;
     qlora_adamw_range range;
     QLORA__REAL clip;
     QLORA__REAL lr_decay;
@@ -12379,7 +12480,7 @@ static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__RE
 
 static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     const qlora__adamw_job* job = (const qlora__adamw_job*)user;
-    const qlora_adamw_args* a = job->args;
+    const qlora_adamw_desc* a = job->args;
     QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
     for (int64_t at = begin; at < end; at++) {
         int64_t i = job->range.begin + at;
@@ -12418,7 +12519,7 @@ static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64
 }
 
 // param, shadow and ranges: what both calls use.
-static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a,
+static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a,
                                        int64_t* range_count) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
@@ -12452,7 +12553,7 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a
     return QLORA_OK;
 }
 
-static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_desc* a) {
     int64_t n = a->param->cols;
     QLORA__TRY(qlora__need_vector(ctx, a->grad, "grad", QLORA__IS_F32, n));
     QLORA__TRY(qlora__need_vector(ctx, a->m, "m", QLORA__IS_F32, n));
@@ -12483,14 +12584,14 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
 }
 
 // Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
-static int64_t qlora__adamw_blocks(const qlora_adamw_args* a, int64_t range_count,
+static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
                                    int64_t per_block) {
     int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
     int64_t wanted = qlora__ceil_div(longest, per_block);
     return qlora__min(wanted, qlora__max(8192 / qlora__max(range_count, 1), 8));
 }
 
-static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* a) {
     int64_t range_count = 0;
     QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
     QLORA__TRY(qlora__adamw_check_step(ctx, a));
@@ -12527,7 +12628,7 @@ static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a)
                          1, 256, 0, args);
 }
 
-static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* a) {
+static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* a) {
     int64_t range_count = 0;
     QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
     if (a->shadow == NULL) {
@@ -12547,12 +12648,12 @@ static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* 
         qlora__adamw_blocks(a, range_count, 256), qlora__min(range_count, 65535), 1, 256, 0, args);
 }
 
-qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args) {
+qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args) {
     QLORA__ENTER(ctx, "qlora_adamw_step");
     return qlora__leave(ctx, qlora__adamw_step(ctx, args));
 }
 
-qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
+qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
     QLORA__ENTER(ctx, "qlora_adamw_shadow");
     return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
 }
@@ -12569,7 +12670,7 @@ qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
 //   0x9e3779b97f4a7c15
 
 typedef struct qlora__dropout_job {
-    const qlora_dropout_args* args;
+    const qlora_dropout_desc* args;
     uint32_t threshold;
     uint32_t where;
     float scale;
@@ -12590,7 +12691,7 @@ static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32
 
 static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
     const qlora__dropout_job* job = (const qlora__dropout_job*)user;
-    const qlora_dropout_args* a = job->args;
+    const qlora_dropout_desc* a = job->args;
     uint64_t seed = (uint64_t)(uint32_t)qlora__index_at(a->state, 1) << 32 |
                     (uint32_t)qlora__index_at(a->state, 0);
     uint64_t mixed = seed + (uint64_t)(uint32_t)qlora__index_at(a->state, 2) * 0x9e3779b97f4a7c15u;
@@ -12613,7 +12714,7 @@ static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) {
+static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_desc* a) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
     }
@@ -12659,7 +12760,7 @@ static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) 
                          shape.blocks, qlora__min(x->rows, 65535), 1, shape.threads, 0, args);
 }
 
-qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
+qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
     QLORA__ENTER(ctx, "qlora_dropout");
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
@@ -12680,7 +12781,7 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
 // differ from part to part, so z is made part by part, and dx gets the masked u_i A_i added one by
 // one.
 
-int64_t qlora_linear_out(const qlora_linear* linear) {
+int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;
     for (int32_t i = 0; linear != NULL && i < linear->count && i < QLORA_LINEAR_PARTS; i++) {
         out += linear->parts[i].out;
@@ -12688,7 +12789,7 @@ int64_t qlora_linear_out(const qlora_linear* linear) {
     return out;
 }
 
-static int64_t qlora__linear_rank(const qlora_linear* linear) {
+static int64_t qlora__linear_rank(const qlora_linear_desc* linear) {
     int64_t rank = 0;
     for (int32_t i = 0; i < linear->count; i++) {
         rank += linear->parts[i].rank;
@@ -12696,13 +12797,13 @@ static int64_t qlora__linear_rank(const qlora_linear* linear) {
     return rank;
 }
 
-int64_t qlora_linear_pad(const qlora_linear* linear) {
+int64_t qlora_linear_pad(const qlora_linear_desc* linear) {
     return linear != NULL && linear->count >= 0 && linear->count <= QLORA_LINEAR_PARTS
                ? (qlora__linear_rank(linear) + 7) / 8 * 8
                : 0;
 }
 
-static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                              qlora_dtype dtype, bool backward) {
     const qlora_linear_part* p = &l->parts[i];
     unsigned type = 1u << dtype;
@@ -12737,8 +12838,8 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear*
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear* l, qlora_dtype dtype,
-                                        bool backward) {
+static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                        qlora_dtype dtype, bool backward) {
     if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
                            l == NULL ? "linear is NULL"
@@ -12810,7 +12911,7 @@ static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
         qlora__ceil_div(t.cols, 256), qlora__min(t.rows, 65535), 1, 256, 0, args);
 }
 
-static void qlora__linear_place_cpu(const qlora_linear* l) {
+static void qlora__linear_place_cpu(const qlora_linear_desc* l) {
     const qlora_tensor* operand = l->operand;
     int64_t pad = qlora_linear_pad(l);
     int64_t out = qlora_linear_out(l);
@@ -12836,7 +12937,7 @@ static void qlora__linear_place_cpu(const qlora_linear* l) {
     }
 }
 
-static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear* l) {
+static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear_desc* l) {
     if (qlora__on_cpu(ctx)) {
         qlora__linear_place_cpu(l);
         return QLORA_OK;
@@ -12873,7 +12974,8 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
         0, args);
 }
 
-static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, uint32_t flags) {
+static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                        uint32_t flags) {
     if (l == NULL || l->operand == NULL || flags == 0 ||
         flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -12897,7 +12999,7 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, u
     return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
 }
 
-qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags) {
+qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_place");
     return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
 }
@@ -12910,7 +13012,7 @@ typedef struct qlora__masked {
     size_t scratch_before;
 } qlora__masked;
 
-static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
     m->scratch_before = ctx->scratch_used;
@@ -12923,14 +13025,14 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l,
 }
 
 // to (+)= mask of part i, rows [first, first + count), applied to from.
-static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                        int64_t first, const qlora_tensor* from,
                                        const qlora_tensor* to, bool accumulate) {
     qlora_tensor positions;
     qlora_tensor sequences;
     QLORA__TRY(qlora__tensor_view(ctx, l->positions, 0, 1, first, from->rows, &positions));
     QLORA__TRY(qlora__tensor_view(ctx, l->sequences, 0, 1, first, from->rows, &sequences));
-    qlora_dropout_args d;
+    qlora_dropout_desc d;
     memset(&d, 0, sizeof d);
     d.x = from;
     d.y = to;
@@ -12944,7 +13046,7 @@ static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, in
     return qlora__dropout(ctx, &d);
 }
 
-static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear_desc* l,
                                                 int64_t rows) {
     if (l->dropout > 0.0f) {
         QLORA__TRY(qlora__need(ctx, l->positions, "positions", QLORA__IS_I32, 1, rows));
@@ -12957,7 +13059,7 @@ static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_line
 // ---- forward
 
 // z of one part from the masked x, rows by rows.
-static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                            const qlora_tensor* x, const qlora_tensor* z) {
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -12977,8 +13079,8 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l
 }
 
 // z into the last columns of x.
-static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
-                                    const qlora_tensor* inner) {
+static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
@@ -13004,7 +13106,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const
     return qlora__tensor_zero(ctx, &rest);
 }
 
-static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear_desc* l,
                                                 const qlora_tensor* x, const qlora_tensor* inner,
                                                 const qlora_tensor* y) {
     int64_t col = 0;
@@ -13032,7 +13134,7 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_line
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear_desc* l,
                                                  const qlora_tensor* x, const qlora_tensor* y) {
     int64_t out = qlora_linear_out(l);
     bool biased = false;
@@ -13053,7 +13155,7 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_lin
     return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
 }
 
-static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear_desc* l,
                                           const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
@@ -13069,8 +13171,8 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l,
                               : qlora__linear_forward_plain(ctx, l, x, &inner, y);
 }
 
-qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
-                                  const qlora_tensor* y) {
+qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
+                                  const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
     return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
 }
@@ -13078,8 +13180,8 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, co
 // ---- backward
 
 // u into the last columns of dy.
-static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
-                                    const qlora_tensor* inner) {
+static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* dy, const qlora_tensor* inner) {
     int64_t out = inner->cols;
     int64_t pad = dy->cols - out;
     qlora_tensor tail;
@@ -13109,8 +13211,9 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const
 }
 
 // dx = sum of dy_i W_i, and u_i A_i unless that is masked.
-static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
-                                     const qlora_tensor* inner, const qlora_tensor* dx) {
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                     const qlora_tensor* dy, const qlora_tensor* inner,
+                                     const qlora_tensor* dx) {
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
         qlora_tensor below; // [W ; A], or W alone
@@ -13142,9 +13245,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, cons
 }
 
 // With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
-static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
-                                                   const qlora_tensor* x, const qlora_tensor* u,
-                                                   const qlora_tensor* dx, float beta) {
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                                   int32_t i, const qlora_tensor* x,
+                                                   const qlora_tensor* u, const qlora_tensor* dx,
+                                                   float beta) {
     const qlora_linear_part* p = &l->parts[i];
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -13171,7 +13275,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_l
 }
 
 // dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
-static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined) {
+static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* joined) {
     memset(joined, 0, sizeof *joined);
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
@@ -13192,7 +13296,7 @@ static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined)
     return joined->rows > 0;
 }
 
-static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
                                             const qlora_tensor* x, const qlora_tensor* dy,
                                             const qlora_tensor* dx, float beta) {
     int64_t col = 0;
@@ -13230,7 +13334,7 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* 
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear_desc* l,
                                            const qlora_tensor* x, const qlora_tensor* dy,
                                            const qlora_tensor* dx, uint32_t flags) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
@@ -13260,7 +13364,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l
     return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
 }
 
-qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                    const qlora_tensor* x, const qlora_tensor* dy,
                                    const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_backward");
@@ -14134,7 +14238,7 @@ qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
 
 // ---- pre-warm -----------------------------------------------------------------------------------
 
-static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
+static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
     if (s->kv_heads == 0) {
         s->kv_heads = s->heads;
     }
@@ -14205,7 +14309,7 @@ static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gem
 
 // Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
 // the middle of a capture.
-static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) {
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
     int64_t T = s->max_tokens;
@@ -14250,7 +14354,7 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) 
 }
 
 // Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
-static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s) {
+static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
     if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
         return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
@@ -14258,7 +14362,7 @@ static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s
     return QLORA__NEED_HEADANY;
 }
 
-static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
+static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     qlora__cache* cache = ctx->gpu->cache;
     double start = qlora__clock_ms();
     bool was_sealed = cache->info.sealed;
@@ -14284,11 +14388,11 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
 
 #endif
 
-static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
     if (shape == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape is NULL");
     }
-    qlora_shape s = *shape;
+    qlora_prewarm_desc s = *shape;
     QLORA__TRY(qlora__shape_check(ctx, &s));
     QLORA__TRY(qlora__not_in_capture(ctx, "pre-warming"));
 #ifndef QLORA_NO_CUDA
@@ -14299,7 +14403,7 @@ static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
     return QLORA_OK; // nothing is compiled on the CPU
 }
 
-qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
     QLORA__ENTER(ctx, "qlora_prewarm");
     return qlora__leave(ctx, qlora__prewarm(ctx, shape));
 }
@@ -14563,16 +14667,11 @@ qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn
     return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
 }
 
-static qlora_result qlora__graph_need(qlora_ctx* ctx, const qlora_graph* graph) {
-    if (graph == NULL || graph->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "graph %s",
-                           graph == NULL ? "is NULL" : "belongs to another context");
-    }
-    return QLORA_OK;
+static qlora_ctx* qlora__graph_ctx(const qlora_graph* graph) {
+    return graph != NULL ? graph->owner : NULL;
 }
 
 static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
-    QLORA__TRY(qlora__graph_need(ctx, graph));
     QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
     if (graph->key != key) {
         return qlora__fail(
@@ -14591,16 +14690,13 @@ static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint
     return QLORA_OK;
 }
 
-qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
+qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key) {
+    qlora_ctx* ctx = qlora__graph_ctx(graph);
     QLORA__ENTER(ctx, "qlora_graph_replay");
     return qlora__leave(ctx, qlora__graph_replay(ctx, graph, key));
 }
 
 static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
-    if (graph == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__graph_need(ctx, graph));
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
     qlora_graph** link = &ctx->graphs;
     while (*link != graph) {
@@ -14613,14 +14709,17 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
     return QLORA_OK;
 }
 
-qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+qlora_result qlora_graph_destroy(qlora_graph* graph) {
+    if (graph == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = graph->owner;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_graph_destroy"));
     return qlora__leave(ctx, qlora__graph_destroy(ctx, graph));
 }
 
 static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
                                        qlora_graph_info* out) {
-    QLORA__TRY(qlora__graph_need(ctx, graph));
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -14631,7 +14730,8 @@ static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
     return QLORA_OK;
 }
 
-qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph, qlora_graph_info* out) {
+qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) {
+    qlora_ctx* ctx = qlora__graph_ctx(graph);
     QLORA__ENTER(ctx, "qlora_graph_query");
     return qlora__leave(ctx, qlora__graph_query(ctx, graph, out));
 }
@@ -14697,7 +14797,7 @@ typedef struct qlora__kept {
 
 typedef struct qlora__layer {
     qlora__projection projections[QLORA__PROJECTIONS];
-    qlora_linear linears[QLORA__GROUPS];
+    qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or windows of the shared one
     int64_t pads[QLORA__GROUPS];
     bool cached;
@@ -14764,7 +14864,6 @@ struct qlora_model {
     qlora_tensor moment2;
     qlora_tensor adamw; // one qlora_adamw_state
     qlora_clip clip;    // its tables lie in the arena
-    char* clip_memory;
     // one micro-batch
     qlora__batch_block batch;
     qlora_tensor flag;      // I32: an id, a position or a label was out of range
@@ -14897,7 +14996,7 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
-            const qlora_linear* linear = &layer->linears[g];
+            const qlora_linear_desc* linear = &layer->linears[g];
             qlora__arena_tensor(arena, m->compute, qlora_linear_out(linear) + layer->pads[g],
                                 linear->in + layer->pads[g], &layer->operands[g]);
         }
@@ -14937,13 +15036,8 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
-    memset(&m->clip, 0, sizeof m->clip);
-    m->clip.owner = m->ctx;
-    m->clip.groups = 1;
-    m->clip.parts = m->elements > 0 ? 1 : 0;
-    m->clip.chunks = qlora__ceil_div(m->elements, QLORA__CLIP_CHUNK);
-    m->clip_memory = qlora__arena_take(arena, qlora__clip_layout(&m->clip, NULL));
-    qlora__clip_layout(&m->clip, m->clip_memory);
+    char* clip = qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, NULL, &m->clip));
+    qlora__clip_place(m->ctx, m->elements, clip, &m->clip);
 }
 
 static void qlora__layout_windows(qlora_model* m) {
@@ -15035,7 +15129,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         const qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
-            const qlora_linear* linear = &layer->linears[g];
+            const qlora_linear_desc* linear = &layer->linears[g];
             int64_t rows = qlora_linear_out(linear) + layer->pads[g];
             int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
             most = qlora__max(most, n);
@@ -15270,7 +15364,7 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
 static void qlora__connect_layer(qlora_model* m, int64_t index) {
     qlora__layer* layer = &m->layers[index];
     for (int g = 0; g < QLORA__GROUPS; g++) {
-        qlora_linear* linear = &layer->linears[g];
+        qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
         linear->count = qlora__groups[g].count;
         for (int i = 0; i < linear->count; i++) {
@@ -15909,7 +16003,7 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
         qlora__st_read_f32(source->absmax, 0, blocks, plain);
         parts.absmax = plain;
     }
-    qlora_result r = qlora_nf4_upload(ctx, &p->nf4, &parts);
+    qlora_result r = qlora_nf4_write(ctx, &p->nf4, &parts);
     qlora__free(ctx, plain, (size_t)blocks * 4);
     s->done += source->weight->bytes;
     return r;
@@ -16169,7 +16263,7 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
     }
     int number = (int)(t->projection - layer->projections);
     int group = qlora__projections[number].group;
-    const qlora_linear* linear = &layer->linears[group];
+    const qlora_linear_desc* linear = &layer->linears[group];
     const qlora_tensor* operand = linear->operand;
     int64_t row = 0;
     int64_t at = 0;
@@ -16205,8 +16299,8 @@ static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-static qlora_adamw_args qlora__adamw_args_of(const qlora_model* m) {
-    qlora_adamw_args args;
+static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
+    qlora_adamw_desc args;
     memset(&args, 0, sizeof args);
     args.param = &m->parameters;
     args.grad = &m->gradients;
@@ -16221,7 +16315,7 @@ static qlora_adamw_args qlora__adamw_args_of(const qlora_model* m) {
 
 // The 16-bit shadow and the operands of cached layers follow the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
-    qlora_adamw_args args = qlora__adamw_args_of(m);
+    qlora_adamw_desc args = qlora__adamw_desc_of(m);
     return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
 }
 
@@ -16285,7 +16379,7 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
 // The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is
 // the weights alone. Weights that have no copy of their own are placed in the shared operand.
 typedef struct qlora__stack {
-    qlora_linear linear;
+    qlora_linear_desc linear;
     qlora_tensor operand;
     qlora_tensor positions; // of the rows at hand, for the dropout
     qlora_tensor sequences;
@@ -16725,7 +16819,7 @@ static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
         qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
         QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
         QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &m->rows_x, &m->head, &m->logits));
-        qlora_cross_entropy_args args;
+        qlora_cross_entropy_desc args;
         memset(&args, 0, sizeof args);
         args.logits = &m->logits;
         args.labels = &labels;
@@ -16905,7 +16999,7 @@ static void qlora__model_operands(qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
-            qlora_linear* linear = &layer->linears[g];
+            qlora_linear_desc* linear = &layer->linears[g];
             bool any_nf4 = false;
             for (int i = 0; i < linear->count; i++) {
                 any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
@@ -16950,19 +17044,7 @@ static qlora_result qlora__model_optimizer(qlora_ctx* ctx, qlora_model* m) {
     if (m->train.no_training) {
         return QLORA_OK;
     }
-    qlora_clip image = m->clip;
-    size_t bytes = qlora__clip_layout(&image, NULL);
-    char* host = (char*)qlora__alloc_zero(ctx, bytes);
-    if (host == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    qlora__clip_layout(&image, host);
-    const qlora_tensor* list[] = {&m->gradients};
-    qlora__clip_fill(list, NULL, m->elements > 0 ? 1 : 0, &image);
-    *image.max_norm = (float)m->train.max_norm;
-    qlora_result r = qlora__copy_in(ctx, m->clip_memory, host, bytes);
-    qlora__free(ctx, host, bytes);
-    QLORA__TRY(r);
+    QLORA__TRY(qlora__clip_start(ctx, &m->clip, &m->gradients, (float)m->train.max_norm));
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = m->train.lr;
@@ -16980,7 +17062,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         const qlora_model_config* c = &m->plan.config;
-        qlora_shape shape;
+        qlora_prewarm_desc shape;
         memset(&shape, 0, sizeof shape);
         shape.head_dim = c->head_dim;
         shape.compute = m->compute;
@@ -17155,14 +17237,10 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__clip_measure(ctx, &m->clip));
-    qlora_tensor scale = m->totals;
-    scale.data = m->clip.results + 1;
-    scale.bytes = sizeof(float);
-    scale.cols = 1;
-    qlora_tensor flag = scale;
-    flag.data = m->clip.flags;
-    flag.dtype = QLORA_I32;
-    qlora_adamw_args args = qlora__adamw_args_of(m);
+    qlora_tensor scale;
+    qlora_tensor flag;
+    qlora__clip_device(&m->clip, 0, &scale, &flag);
+    qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = &scale;
     args.not_finite = &flag;
     return qlora_adamw_step(ctx, &args);
@@ -18765,7 +18843,7 @@ static qlora_result qlora__record_send(qlora_trainer* t) {
         const void* from;
         size_t bytes;
     } copies[] = {{t->record->totals, m->totals.data, 3 * sizeof(float)},
-                  {t->record->results, m->clip.results, 2 * sizeof(float)},
+                  {t->record->results, qlora__clip_results(&m->clip), 2 * sizeof(float)},
                   {&t->record->adamw, m->adamw.data, sizeof(qlora_adamw_state)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
 #ifndef QLORA_NO_CUDA
@@ -18783,6 +18861,9 @@ static qlora_result qlora__record_send(qlora_trainer* t) {
         sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
         for (int i = 0; i < 3; i++) {
             t->record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
+        }
+        for (int i = 0; i < 2; i++) {
+            t->record->results[i] = (float)qlora__clip_results(&m->clip)[i];
         }
     }
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
@@ -19993,4 +20074,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end cc1c93583b680e5c
+//@@ end eb7c222571a85aae

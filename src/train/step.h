@@ -94,7 +94,7 @@ static qlora_result qlora__record_send(qlora_trainer* t) {
         const void* from;
         size_t bytes;
     } copies[] = {{t->record->totals, m->totals.data, 3 * sizeof(float)},
-                  {t->record->results, m->clip.results, 2 * sizeof(float)},
+                  {t->record->results, qlora__clip_results(&m->clip), 2 * sizeof(float)},
                   {&t->record->adamw, m->adamw.data, sizeof(qlora_adamw_state)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
 #ifndef QLORA_NO_CUDA
@@ -112,6 +112,9 @@ static qlora_result qlora__record_send(qlora_trainer* t) {
         sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
         for (int i = 0; i < 3; i++) {
             t->record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
+        }
+        for (int i = 0; i < 2; i++) {
+            t->record->results[i] = (float)qlora__clip_results(&m->clip)[i];
         }
     }
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
