@@ -31,7 +31,7 @@ static qlora_result step(qlora_ctx* ctx, void* user) {
     r = r == QLORA_OK ? qlora_gemm_backward_b(ctx, &t[H], &t[DY], &t[DB], 0) : r;
     r = r == QLORA_OK ? qlora_gemm_backward_a(ctx, &t[DY], &t[B], &t[DH], 0) : r;
     r = r == QLORA_OK ? qlora_gemm_backward_b(ctx, &t[X], &t[DH], &t[DA], 0) : r;
-    return r == QLORA_OK ? qlora_clip_apply(ctx, s->clip) : r;
+    return r == QLORA_OK ? qlora_clip_apply(s->clip) : r;
 }
 
 static qlora_result prepare(qlora_ctx* ctx, step_state* s) {
@@ -44,7 +44,7 @@ static qlora_result prepare(qlora_ctx* ctx, step_state* s) {
             values[j] = (float)(random >> 8) / 8388608.0f - 1.0f;
         }
         qlora_result r = qlora_tensor_create(ctx, QLORA_F32, SHAPES[i][0], SHAPES[i][1], &s->t[i]);
-        r = r == QLORA_OK ? qlora_tensor_upload(ctx, &s->t[i], values, n * sizeof(float)) : r;
+        r = r == QLORA_OK ? qlora_tensor_write(ctx, &s->t[i], values, n * sizeof(float)) : r;
         if (r != QLORA_OK) {
             return r;
         }
@@ -55,7 +55,7 @@ static qlora_result prepare(qlora_ctx* ctx, step_state* s) {
 
 static qlora_result report(qlora_ctx* ctx, step_state* s, const char* what) {
     qlora_clip_info info;
-    qlora_result r = qlora_clip_read(ctx, s->clip, 0, &info); // waits for the device
+    qlora_result r = qlora_clip_query(s->clip, 0, &info); // waits for the device
     if (r == QLORA_OK) {
         printf("%-28s norm %.6f  scale %.6f\n", what, (double)info.norm, (double)info.scale);
     }
@@ -73,12 +73,12 @@ static qlora_result run(qlora_ctx* ctx, step_state* s, qlora_graph** graph) {
     for (size_t i = 0; r == QLORA_OK && i < sizeof limits / sizeof limits[0]; i++) {
         char what[64];
         snprintf(what, sizeof what, "replay, max_norm %g", (double)limits[i]);
-        r = qlora_clip_set(ctx, s->clip, limits[i]);
-        r = r == QLORA_OK ? qlora_graph_replay(ctx, *graph, key) : r;
+        r = qlora_clip_set(s->clip, limits[i]);
+        r = r == QLORA_OK ? qlora_graph_replay(*graph, key) : r;
         r = r == QLORA_OK ? report(ctx, s, what) : r;
     }
     qlora_graph_info info;
-    r = r == QLORA_OK ? qlora_graph_query(ctx, *graph, &info) : r;
+    r = r == QLORA_OK ? qlora_graph_query(*graph, &info) : r;
     if (r == QLORA_OK) {
         printf("graph: %d nodes, %d replays\n", (int)info.nodes, (int)info.replays);
     }
@@ -102,8 +102,8 @@ int main(void) {
     if (r != QLORA_OK) {
         fprintf(stderr, "%s: %s\n", qlora_result_name(r), qlora_last_error(ctx));
     }
-    qlora_graph_destroy(ctx, graph); // NULL is fine, as is a zeroed tensor
-    qlora_clip_destroy(ctx, s.clip);
+    qlora_graph_destroy(graph); // NULL is fine, as is a zeroed tensor
+    qlora_clip_destroy(s.clip);
     for (int i = 0; i < COUNT; i++) {
         qlora_tensor_destroy(ctx, &s.t[i]);
     }

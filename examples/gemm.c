@@ -36,12 +36,12 @@ static qlora_result multiply(qlora_ctx* ctx, uint32_t flags, matrices* m) {
     qlora_result r = qlora_tensor_create(ctx, QLORA_F32, M, K, &a);
     r = r == QLORA_OK ? qlora_tensor_create(ctx, QLORA_F32, K, N, &b) : r;
     r = r == QLORA_OK ? qlora_tensor_create(ctx, QLORA_F32, M, N, &c) : r;
-    r = r == QLORA_OK ? qlora_tensor_upload(ctx, &a, m->a, sizeof m->a) : r;
-    r = r == QLORA_OK ? qlora_tensor_upload(ctx, &b, m->b, sizeof m->b) : r;
+    r = r == QLORA_OK ? qlora_tensor_write(ctx, &a, m->a, sizeof m->a) : r;
+    r = r == QLORA_OK ? qlora_tensor_write(ctx, &b, m->b, sizeof m->b) : r;
     r = r == QLORA_OK ? qlora_gemm_forward(ctx, &a, &b, &c, flags) : r;
     r = r == QLORA_OK ? qlora_gemm_backward_b(ctx, &a, &c, &b, flags) : r;
-    r = r == QLORA_OK ? qlora_tensor_download(ctx, &c, m->c, sizeof m->c) : r;
-    r = r == QLORA_OK ? qlora_tensor_download(ctx, &b, m->db, sizeof m->db) : r;
+    r = r == QLORA_OK ? qlora_tensor_read(ctx, &c, m->c, sizeof m->c) : r;
+    r = r == QLORA_OK ? qlora_tensor_read(ctx, &b, m->db, sizeof m->db) : r;
     if (r != QLORA_OK) {
         fprintf(stderr, "%s: %s\n", qlora_result_name(r), qlora_last_error(ctx));
     }

@@ -16,12 +16,12 @@ static qlora_result hello(qlora_ctx* ctx, qlora_tensor* a, qlora_tensor* b, floa
     const size_t bytes = sizeof numbers;
     qlora_result r = qlora_tensor_create(ctx, QLORA_F32, ROWS, COLS, a);
     r = r == QLORA_OK ? qlora_tensor_create(ctx, QLORA_F32, ROWS, COLS, b) : r;
-    r = r == QLORA_OK ? qlora_tensor_upload(ctx, a, ones, bytes) : r;
-    r = r == QLORA_OK ? qlora_tensor_upload(ctx, b, numbers, bytes) : r;
+    r = r == QLORA_OK ? qlora_tensor_write(ctx, a, ones, bytes) : r;
+    r = r == QLORA_OK ? qlora_tensor_write(ctx, b, numbers, bytes) : r;
     r = r == QLORA_OK ? qlora_add(ctx, a, b, a) : r; // a = a + b; waits for nothing
-    r = r == QLORA_OK ? qlora_tensor_download(ctx, a, sum, bytes) : r;
+    r = r == QLORA_OK ? qlora_tensor_read(ctx, a, sum, bytes) : r;
     r = r == QLORA_OK ? qlora_mul(ctx, a, b, a) : r; // a = (a + b) b
-    r = r == QLORA_OK ? qlora_tensor_download(ctx, a, product, bytes) : r;
+    r = r == QLORA_OK ? qlora_tensor_read(ctx, a, product, bytes) : r;
     return r;
 }
 

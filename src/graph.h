@@ -255,16 +255,11 @@ qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn
     return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
 }
 
-static qlora_result qlora__graph_need(qlora_ctx* ctx, const qlora_graph* graph) {
-    if (graph == NULL || graph->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "graph %s",
-                           graph == NULL ? "is NULL" : "belongs to another context");
-    }
-    return QLORA_OK;
+static qlora_ctx* qlora__graph_ctx(const qlora_graph* graph) {
+    return graph != NULL ? graph->owner : NULL;
 }
 
 static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
-    QLORA__TRY(qlora__graph_need(ctx, graph));
     QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
     if (graph->key != key) {
         return qlora__fail(
@@ -283,16 +278,13 @@ static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint
     return QLORA_OK;
 }
 
-qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
+qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key) {
+    qlora_ctx* ctx = qlora__graph_ctx(graph);
     QLORA__ENTER(ctx, "qlora_graph_replay");
     return qlora__leave(ctx, qlora__graph_replay(ctx, graph, key));
 }
 
 static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
-    if (graph == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__graph_need(ctx, graph));
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
     qlora_graph** link = &ctx->graphs;
     while (*link != graph) {
@@ -305,14 +297,17 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
     return QLORA_OK;
 }
 
-qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+qlora_result qlora_graph_destroy(qlora_graph* graph) {
+    if (graph == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = graph->owner;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_graph_destroy"));
     return qlora__leave(ctx, qlora__graph_destroy(ctx, graph));
 }
 
 static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
                                        qlora_graph_info* out) {
-    QLORA__TRY(qlora__graph_need(ctx, graph));
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -323,7 +318,8 @@ static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
     return QLORA_OK;
 }
 
-qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph, qlora_graph_info* out) {
+qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) {
+    qlora_ctx* ctx = qlora__graph_ctx(graph);
     QLORA__ENTER(ctx, "qlora_graph_query");
     return qlora__leave(ctx, qlora__graph_query(ctx, graph, out));
 }

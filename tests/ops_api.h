@@ -56,11 +56,11 @@ typedef struct ops_api {
                                      const qlora_tensor* dx);
     qlora_result (*embed)(qlora_ctx* ctx, const qlora_tensor* table, const qlora_tensor* ids,
                           const qlora_tensor* y, const qlora_tensor* flag);
-    qlora_result (*cross_entropy)(qlora_ctx* ctx, const qlora_cross_entropy_args* args);
+    qlora_result (*cross_entropy)(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
     qlora_result (*argmax)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
-    qlora_result (*adamw_step)(qlora_ctx* ctx, const qlora_adamw_args* args);
-    qlora_result (*adamw_shadow)(qlora_ctx* ctx, const qlora_adamw_args* args);
-    qlora_result (*dropout)(qlora_ctx* ctx, const qlora_dropout_args* args);
+    qlora_result (*adamw_step)(qlora_ctx* ctx, const qlora_adamw_desc* args);
+    qlora_result (*adamw_shadow)(qlora_ctx* ctx, const qlora_adamw_desc* args);
+    qlora_result (*dropout)(qlora_ctx* ctx, const qlora_dropout_desc* args);
     qlora_result (*attention_forward)(qlora_ctx* ctx, const qlora_attention_desc* desc,
                                       const qlora_tensor* q, const qlora_tensor* k,
                                       const qlora_tensor* v, const qlora_tensor* seqs,
@@ -76,7 +76,7 @@ typedef struct ops_api {
 // In the order of the members above, after real_bytes.
 #define OPS_API_FUNCTIONS                                                                          \
     qlora_ctx_create, qlora_ctx_destroy, qlora_last_error, qlora_tensor_create,                    \
-        qlora_tensor_destroy, qlora_tensor_upload, qlora_tensor_download, qlora_silu_forward,      \
+        qlora_tensor_destroy, qlora_tensor_write, qlora_tensor_read, qlora_silu_forward,      \
         qlora_silu_backward, qlora_swiglu_forward, qlora_swiglu_backward, qlora_mul, qlora_add,    \
         qlora_scale, qlora_fill, qlora_rmsnorm_forward, qlora_rmsnorm_residual_forward,            \
         qlora_rmsnorm_backward, qlora_rope_forward, qlora_rope_backward, qlora_heads_split,        \

@@ -13,14 +13,14 @@ QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* ke
 QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
                                       size_t* needed);
 
-typedef struct qlora_launch {
+typedef struct qlora_launch_desc {
     uint32_t grid[3]; // 0 counts as 1
     uint32_t block[3];
     uint32_t shared_bytes; // dynamic shared memory
-} qlora_launch;
+} qlora_launch_desc;
 // args[i] points at the value of parameter i, as in cuLaunchKernel.
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                           const qlora_launch* launch, void** args);
+                                           const qlora_launch_desc* launch, void** args);
 
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
@@ -28,7 +28,7 @@ typedef enum qlora_base_format {
     QLORA_BASE_32BIT = 2
 } qlora_base_format;
 
-typedef struct qlora_shape {
+typedef struct qlora_prewarm_desc {
     int64_t hidden;
     int64_t intermediate;
     int64_t heads;
@@ -38,12 +38,12 @@ typedef struct qlora_shape {
     int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
     qlora_base_format base;
     qlora_dtype compute; // F32, BF16
-} qlora_shape;
+} qlora_prewarm_desc;
 
 // Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
 // is freed again, and seals the cache. Again for a second model: compiles the difference and
 // reseals.
-QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape);
+QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
 // compile.
 QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
@@ -60,6 +60,6 @@ typedef struct qlora_cache_info {
     uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
     bool sealed;
 } qlora_cache_info;
-QLORA_API qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out);
+QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
 // The registry, for tests and tools: name of kernel i, NULL past the end.
 QLORA_API const char* qlora_kernel_name(size_t index);

@@ -108,12 +108,13 @@ QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t byte
                                          qlora_dtype dtype, int64_t rows, int64_t cols, int64_t ld,
                                          qlora_tensor* out);
 // A window of a tensor of batch 1; shares its memory, is not destroyed.
-QLORA_API qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows,
-                                         int64_t col, int64_t cols, qlora_tensor* out);
+QLORA_API qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64_t row,
+                                         int64_t rows, int64_t col, int64_t cols,
+                                         qlora_tensor* out);
 // Whole contiguous tensors; bytes must be the tensor's size. Both wait for the device.
-QLORA_API qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor,
+QLORA_API qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor,
                                            const void* source, size_t bytes);
-QLORA_API qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor,
+QLORA_API qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor,
                                              void* target, size_t bytes);
 // Bytes of zero over the elements of the tensor (not over padding between rows). Does not wait.
 QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor);

@@ -96,9 +96,9 @@ QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc
                                       const qlora_tensor* memory, qlora_nf4* out);
 QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
 // Both wait for the device. Parts that are NULL stay as they are.
-QLORA_API qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
                                         const qlora_nf4_parts* parts);
-QLORA_API qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
                                           const qlora_nf4_parts* parts);
 // From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
 QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,

@@ -4,22 +4,30 @@ typedef struct qlora_clip qlora_clip;
 // Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
 // groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
 // max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
-// and sets a flag.
+// and sets a flag. The tensors must outlive the clip.
 QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                          const int32_t* groups, size_t n, qlora_clip** out);
-QLORA_API qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip);
-QLORA_API qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip,
-                                      float max_norm); // 1 at first
-QLORA_API qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_destroy(qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm); // 1 at first
+QLORA_API qlora_result qlora_clip_apply(qlora_clip* clip);
+// Norms, scales and flags only: the gradients stay as they are, for an AdamW that is given the
+// scale.
+QLORA_API qlora_result qlora_clip_measure(qlora_clip* clip);
 
 typedef struct qlora_clip_info {
     float norm;
     float scale;
     bool finite;
 } qlora_clip_info;
-// Waits for the device. group from 0.
-QLORA_API qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
-                                       qlora_clip_info* out);
+// Waits for the device. group counts from 0.
+QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
+// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
+// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
+// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
+// already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
+// scale. Either pointer may be NULL.
+QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                                         qlora_tensor* not_finite);
 
 // ---- operators-----------------------------------------------------------------------------------
 // ------------------------------------------------------------------------------------ f32 and bf16
@@ -139,7 +147,7 @@ QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
 
 // Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
 // losses.
-typedef struct qlora_cross_entropy_args {
+typedef struct qlora_cross_entropy_desc {
     const qlora_tensor* logits;
     const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
     const qlora_tensor* weights; // f32 [1, R], per row
@@ -148,8 +156,8 @@ typedef struct qlora_cross_entropy_args {
     const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
     const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
     bool forward_only;           // leave the logits; otherwise they become their gradient
-} qlora_cross_entropy_args;
-QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args);
+} qlora_cross_entropy_desc;
+QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
 // ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
 QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
 
@@ -180,7 +188,7 @@ typedef struct qlora_adamw_range {
     int64_t copy_ld;
 } qlora_adamw_range;
 
-typedef struct qlora_adamw_args {
+typedef struct qlora_adamw_desc {
     const qlora_tensor* param;      // f32 [1, n]
     const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
     const qlora_tensor* m;          // f32 [1, n]
@@ -191,17 +199,17 @@ typedef struct qlora_adamw_args {
     const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
     const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
     int64_t longest_range;          // elements of the longest range; 0 = n
-} qlora_adamw_args;
+} qlora_adamw_desc;
 // advance counts the update (or the skip) and forms the corrections, then every range is updated.
-QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args);
+QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args);
 // shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
 // param, shadow, ranges.
-QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args);
+QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args);
 
 // y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
 // (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
 // pass, after a resume and when a batch is cut differently. y may be x.
-typedef struct qlora_dropout_args {
+typedef struct qlora_dropout_desc {
     const qlora_tensor* x;
     const qlora_tensor* y;
     const qlora_tensor* positions; // I32 [1, rows]
@@ -211,8 +219,8 @@ typedef struct qlora_dropout_args {
     int32_t layer;                 // 0 .. 2^23 - 1
     int32_t projection;            // 0 .. 255
     bool accumulate;
-} qlora_dropout_args;
-QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
+} qlora_dropout_desc;
+QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args);
 
 // ---- LoRA linear
 // ---------------------------------------------------------------------------------- y_i = x W_i^T
@@ -238,7 +246,7 @@ typedef struct qlora_linear_part {
 // type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
 // large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
 // the scratch part by part.
-typedef struct qlora_linear {
+typedef struct qlora_linear_desc {
     int64_t in;
     int32_t count;
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
@@ -250,7 +258,7 @@ typedef struct qlora_linear {
     const qlora_tensor* positions; // as qlora_dropout has them
     const qlora_tensor* sequences;
     const qlora_tensor* state;
-} qlora_linear;
+} qlora_linear_desc;
 
 typedef enum qlora_linear_flags {
     QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
@@ -258,17 +266,17 @@ typedef enum qlora_linear_flags {
     QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
 } qlora_linear_flags;
 
-QLORA_API int64_t qlora_linear_out(const qlora_linear* linear); // sum of the parts' out
-QLORA_API int64_t qlora_linear_pad(const qlora_linear* linear);
+QLORA_API int64_t qlora_linear_out(const qlora_linear_desc* linear); // sum of the parts' out
+QLORA_API int64_t qlora_linear_pad(const qlora_linear_desc* linear);
 // Fills the operand: the weights when they are not there yet, the adapters after every update.
-QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear,
+QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                           uint32_t flags);
 // x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
-QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear,
+QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                             const qlora_tensor* x, const qlora_tensor* y);
 // dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
 // not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
-QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                              const qlora_tensor* x, const qlora_tensor* dy,
                                              const qlora_tensor* dx, uint32_t flags);
 
@@ -314,8 +322,8 @@ typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
 // called at once and again at each replay, so user must stay valid.
 QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
                                            void* user, qlora_graph** out);
-QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
-QLORA_API qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph);
+QLORA_API qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key);
+QLORA_API qlora_result qlora_graph_destroy(qlora_graph* graph);
 
 typedef struct qlora_graph_info {
     uint64_t key;
@@ -323,5 +331,4 @@ typedef struct qlora_graph_info {
     size_t nodes; // 0 on the CPU
     bool valid;   // false after a buffer it uses was freed or the stream changed
 } qlora_graph_info;
-QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
-                                         qlora_graph_info* out);
+QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out);

@@ -389,7 +389,7 @@ static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                         const qlora_launch* launch, void** args) {
+                                         const qlora_launch_desc* launch, void** args) {
     if (qlora__on_cpu(ctx)) {
         return qlora__no_kernels(ctx);
     }
@@ -574,7 +574,7 @@ static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -597,7 +597,7 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                         const qlora_launch* launch, void** args) {
+                                         const qlora_launch_desc* launch, void** args) {
     (void)kernel;
     (void)launch;
     (void)args;
@@ -638,7 +638,7 @@ static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -666,7 +666,7 @@ qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_
 }
 
 qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                 const qlora_launch* launch, void** args) {
+                                 const qlora_launch_desc* launch, void** args) {
     QLORA__ENTER(ctx, "qlora_kernel_launch");
     return qlora__leave(ctx, qlora__kernel_launch(ctx, kernel, launch, args));
 }
@@ -681,7 +681,7 @@ qlora_result qlora_cache_unseal(qlora_ctx* ctx) {
     return qlora__leave(ctx, qlora__cache_set_sealed(ctx, false));
 }
 
-qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
-    QLORA__ENTER(ctx, "qlora_cache_stats");
-    return qlora__leave(ctx, qlora__cache_stats(ctx, out));
+qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
+    QLORA__ENTER(ctx, "qlora_cache_query");
+    return qlora__leave(ctx, qlora__cache_query(ctx, out));
 }

@@ -102,7 +102,7 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
-            const qlora_linear* linear = &layer->linears[g];
+            const qlora_linear_desc* linear = &layer->linears[g];
             qlora__arena_tensor(arena, m->compute, qlora_linear_out(linear) + layer->pads[g],
                                 linear->in + layer->pads[g], &layer->operands[g]);
         }
@@ -142,13 +142,8 @@ static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
-    memset(&m->clip, 0, sizeof m->clip);
-    m->clip.owner = m->ctx;
-    m->clip.groups = 1;
-    m->clip.parts = m->elements > 0 ? 1 : 0;
-    m->clip.chunks = qlora__ceil_div(m->elements, QLORA__CLIP_CHUNK);
-    m->clip_memory = qlora__arena_take(arena, qlora__clip_layout(&m->clip, NULL));
-    qlora__clip_layout(&m->clip, m->clip_memory);
+    char* clip = qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, NULL, &m->clip));
+    qlora__clip_place(m->ctx, m->elements, clip, &m->clip);
 }
 
 static void qlora__layout_windows(qlora_model* m) {
@@ -240,7 +235,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         const qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
-            const qlora_linear* linear = &layer->linears[g];
+            const qlora_linear_desc* linear = &layer->linears[g];
             int64_t rows = qlora_linear_out(linear) + layer->pads[g];
             int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
             most = qlora__max(most, n);

@@ -15,7 +15,7 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
     QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
     QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &m->rows_x, &m->head, &m->logits));
-    qlora_cross_entropy_args args;
+    qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &m->logits;
     args.labels = &labels;

@@ -33,7 +33,7 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
 // The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is
 // the weights alone. Weights that have no copy of their own are placed in the shared operand.
 typedef struct qlora__stack {
-    qlora_linear linear;
+    qlora_linear_desc linear;
     qlora_tensor operand;
     qlora_tensor positions; // of the rows at hand, for the dropout
     qlora_tensor sequences;

@@ -129,7 +129,7 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
         qlora__st_read_f32(source->absmax, 0, blocks, plain);
         parts.absmax = plain;
     }
-    qlora_result r = qlora_nf4_upload(ctx, &p->nf4, &parts);
+    qlora_result r = qlora_nf4_write(ctx, &p->nf4, &parts);
     qlora__free(ctx, plain, (size_t)blocks * 4);
     s->done += source->weight->bytes;
     return r;

@@ -5,14 +5,10 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__clip_measure(ctx, &m->clip));
-    qlora_tensor scale = m->totals;
-    scale.data = m->clip.results + 1;
-    scale.bytes = sizeof(float);
-    scale.cols = 1;
-    qlora_tensor flag = scale;
-    flag.data = m->clip.flags;
-    flag.dtype = QLORA_I32;
-    qlora_adamw_args args = qlora__adamw_args_of(m);
+    qlora_tensor scale;
+    qlora_tensor flag;
+    qlora__clip_device(&m->clip, 0, &scale, &flag);
+    qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = &scale;
     args.not_finite = &flag;
     return qlora_adamw_step(ctx, &args);

@@ -85,7 +85,7 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
     }
     int number = (int)(t->projection - layer->projections);
     int group = qlora__projections[number].group;
-    const qlora_linear* linear = &layer->linears[group];
+    const qlora_linear_desc* linear = &layer->linears[group];
     const qlora_tensor* operand = linear->operand;
     int64_t row = 0;
     int64_t at = 0;
@@ -121,8 +121,8 @@ static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-static qlora_adamw_args qlora__adamw_args_of(const qlora_model* m) {
-    qlora_adamw_args args;
+static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
+    qlora_adamw_desc args;
     memset(&args, 0, sizeof args);
     args.param = &m->parameters;
     args.grad = &m->gradients;
@@ -137,7 +137,7 @@ static qlora_adamw_args qlora__adamw_args_of(const qlora_model* m) {
 
 // The 16-bit shadow and the operands of cached layers follow the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
-    qlora_adamw_args args = qlora__adamw_args_of(m);
+    qlora_adamw_desc args = qlora__adamw_desc_of(m);
     return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
 }
 

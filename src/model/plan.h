@@ -148,7 +148,7 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
 static void qlora__connect_layer(qlora_model* m, int64_t index) {
     qlora__layer* layer = &m->layers[index];
     for (int g = 0; g < QLORA__GROUPS; g++) {
-        qlora_linear* linear = &layer->linears[g];
+        qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
         linear->count = qlora__groups[g].count;
         for (int i = 0; i < linear->count; i++) {

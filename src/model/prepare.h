@@ -21,7 +21,7 @@ static void qlora__model_operands(qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
-            qlora_linear* linear = &layer->linears[g];
+            qlora_linear_desc* linear = &layer->linears[g];
             bool any_nf4 = false;
             for (int i = 0; i < linear->count; i++) {
                 any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
@@ -76,19 +76,7 @@ static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, doubl
     if (!qlora__trains(m)) {
         return QLORA_OK;
     }
-    qlora_clip image = m->clip;
-    size_t bytes = qlora__clip_layout(&image, NULL);
-    char* host = (char*)qlora__alloc_zero(ctx, bytes);
-    if (host == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    qlora__clip_layout(&image, host);
-    const qlora_tensor* list[] = {&m->gradients};
-    qlora__clip_fill(list, NULL, m->elements > 0 ? 1 : 0, &image);
-    *image.max_norm = (float)max_norm;
-    qlora_result r = qlora__copy_in(ctx, m->clip_memory, host, bytes);
-    qlora__free(ctx, host, bytes);
-    QLORA__TRY(r);
+    QLORA__TRY(qlora__clip_start(ctx, &m->clip, &m->gradients, (float)max_norm));
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
     state.lr = numbers->lr;
@@ -106,7 +94,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         const qlora_model_config* c = &m->plan.config;
-        qlora_shape shape;
+        qlora_prewarm_desc shape;
         memset(&shape, 0, sizeof shape);
         shape.head_dim = c->head_dim;
         shape.compute = m->compute;

@@ -53,7 +53,7 @@ typedef struct qlora__kept {
 
 typedef struct qlora__layer {
     qlora__projection projections[QLORA__PROJECTIONS];
-    qlora_linear linears[QLORA__GROUPS];
+    qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or windows of the shared one
     int64_t pads[QLORA__GROUPS];
     bool cached;
@@ -129,7 +129,6 @@ struct qlora_model {
     qlora_tensor moment2;
     qlora_tensor adamw; // one qlora_adamw_state
     qlora_clip clip;    // its tables lie in the arena
-    char* clip_memory;
     // one micro-batch
     qlora__ring ring; // host images of batch blocks, and AdamW's numbers after them
     qlora__batch_block batch;

@@ -20,7 +20,7 @@ static double qlora__power(double x, int64_t n) {
 }
 
 typedef struct qlora__adamw_job {
-    const qlora_adamw_args* args;
+    const qlora_adamw_desc* args;
     qlora_adamw_range range;
     QLORA__REAL clip;
     QLORA__REAL lr_decay;
@@ -63,7 +63,7 @@ static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__RE
 
 static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     const qlora__adamw_job* job = (const qlora__adamw_job*)user;
-    const qlora_adamw_args* a = job->args;
+    const qlora_adamw_desc* a = job->args;
     QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
     for (int64_t at = begin; at < end; at++) {
         int64_t i = job->range.begin + at;
@@ -102,7 +102,7 @@ static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64
 }
 
 // param, shadow and ranges: what both calls use.
-static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a,
+static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a,
                                        int64_t* range_count) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
@@ -136,7 +136,7 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a
     return QLORA_OK;
 }
 
-static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_desc* a) {
     int64_t n = a->param->cols;
     QLORA__TRY(qlora__need_vector(ctx, a->grad, "grad", QLORA__IS_F32, n));
     QLORA__TRY(qlora__need_vector(ctx, a->m, "m", QLORA__IS_F32, n));
@@ -167,14 +167,14 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
 }
 
 // Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
-static int64_t qlora__adamw_blocks(const qlora_adamw_args* a, int64_t range_count,
+static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
                                    int64_t per_block) {
     int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
     int64_t wanted = qlora__ceil_div(longest, per_block);
     return qlora__min(wanted, qlora__max(8192 / qlora__max(range_count, 1), 8));
 }
 
-static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* a) {
     int64_t range_count = 0;
     QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
     QLORA__TRY(qlora__adamw_check_step(ctx, a));
@@ -211,7 +211,7 @@ static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a)
                          1, 256, 0, args);
 }
 
-static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* a) {
+static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* a) {
     int64_t range_count = 0;
     QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
     if (a->shadow == NULL) {
@@ -231,12 +231,12 @@ static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* 
         qlora__adamw_blocks(a, range_count, 256), qlora__min(range_count, 65535), 1, 256, 0, args);
 }
 
-qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args) {
+qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args) {
     QLORA__ENTER(ctx, "qlora_adamw_step");
     return qlora__leave(ctx, qlora__adamw_step(ctx, args));
 }
 
-qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
+qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
     QLORA__ENTER(ctx, "qlora_adamw_shadow");
     return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
 }

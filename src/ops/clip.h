@@ -33,7 +33,7 @@ struct qlora_clip {
     qlora__clip_chunk* chunk_table;
     int64_t* first;    // [groups + 1] chunk index
     double* partials;  // [chunks]
-    float* results;    // [groups][2]: norm, scale
+    QLORA__REAL* results; // [groups][2]: norm, scale; an f32 tensor to AdamW
     uint32_t* flags;   // [groups]: 1 = not finite
     uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
     float* max_norm;   // [1]
@@ -51,7 +51,7 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
     QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunks);
     QLORA__PLACE(first, int64_t, clip->groups + 1);
     QLORA__PLACE(partials, double, clip->chunks);
-    QLORA__PLACE(results, float, 2 * clip->groups);
+    QLORA__PLACE(results, QLORA__REAL, 2 * clip->groups);
     QLORA__PLACE(flags, uint32_t, clip->groups);
     QLORA__PLACE(any, uint32_t, 1);
     QLORA__PLACE(max_norm, float, 1);
@@ -186,32 +186,27 @@ qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensor
     return qlora__leave(ctx, qlora__clip_create(ctx, tensors, groups, n, out));
 }
 
-static qlora_result qlora__clip_need(qlora_ctx* ctx, const qlora_clip* clip) {
-    if (clip == NULL || clip->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "clip %s",
-                           clip == NULL ? "is NULL" : "belongs to another context");
-    }
-    return QLORA_OK;
+static qlora_ctx* qlora__clip_ctx(const qlora_clip* clip) {
+    return clip != NULL ? clip->owner : NULL;
 }
 
 static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
-    if (clip == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__clip_need(ctx, clip));
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
     qlora__clip_free(ctx, clip);
     ctx->children--;
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
+qlora_result qlora_clip_destroy(qlora_clip* clip) {
+    if (clip == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = clip->owner;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_clip_destroy"));
     return qlora__leave(ctx, qlora__clip_destroy(ctx, clip));
 }
 
 static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
     if ((qlora__bits(max_norm) & 0x7fffffffu) > 0x7f800000u) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number");
     }
@@ -226,7 +221,8 @@ static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
+qlora_result qlora_clip_set(qlora_clip* clip, float max_norm) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
     QLORA__ENTER(ctx, "qlora_clip_set");
     return qlora__leave(ctx, qlora__clip_set(ctx, clip, max_norm));
 }
@@ -252,7 +248,7 @@ static void qlora__clip_apply_cpu(void* user, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         const qlora__clip_chunk* c = &clip->chunk_table[i];
         const qlora__clip_part* part = &clip->part_table[c->part];
-        float scale = clip->results[2 * c->group + 1];
+        float scale = (float)clip->results[2 * c->group + 1];
         int64_t from = c->index * QLORA__CLIP_CHUNK;
         int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
         for (int64_t j = from; j < to && scale != 1.0f; j++) {
@@ -281,7 +277,7 @@ static void qlora__clip_measure_cpu(qlora_ctx* ctx, qlora_clip* clip) {
     }
 }
 
-// Norms, scales and flags; the gradients stay. The trainer's AdamW applies the scale itself.
+// Norms, scales and flags; the gradients stay, for an AdamW that applies the scale itself.
 static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     QLORA__TRY(qlora__capture_note(ctx, clip->part_table));
     if (qlora__on_cpu(ctx)) {
@@ -298,8 +294,13 @@ static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     return qlora__launch(ctx, QLORA__K_clip_scale, clip->groups, 1, 1, 256, 0, scale);
 }
 
+qlora_result qlora_clip_measure(qlora_clip* clip) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
+    QLORA__ENTER(ctx, "qlora_clip_measure");
+    return qlora__leave(ctx, qlora__clip_measure(ctx, clip));
+}
+
 static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
     QLORA__TRY(qlora__clip_measure(ctx, clip));
     if (qlora__on_cpu(ctx)) {
         qlora__parallel(ctx, clip->chunks, 8, qlora__clip_apply_cpu, clip);
@@ -312,32 +313,115 @@ static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
                          apply);
 }
 
-qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
+qlora_result qlora_clip_apply(qlora_clip* clip) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
     QLORA__ENTER(ctx, "qlora_clip_apply");
     return qlora__leave(ctx, qlora__clip_apply(ctx, clip));
 }
 
-static qlora_result qlora__clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
-                                     qlora_clip_info* out) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
-    if (out == NULL || group < 0 || group >= clip->groups) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL, or there is no group %d of %d",
-                           (int)group, (int)clip->groups);
+static qlora_result qlora__clip_group_check(qlora_ctx* ctx, const qlora_clip* clip, int32_t group,
+                                            int32_t least) {
+    if (group < least || group >= clip->groups) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "group %d does not exist; use %d to %d",
+                           (int)group, (int)least, (int)clip->groups - 1);
     }
-    float result[2];
+    return QLORA_OK;
+}
+
+static qlora_result qlora__clip_query(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
+                                      qlora_clip_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__clip_group_check(ctx, clip, group, 0));
+    QLORA__REAL result[2];
     uint32_t flag = 0;
     QLORA__TRY(qlora__copy_out(ctx, result, clip->results + 2 * group, sizeof result));
     QLORA__TRY(qlora__copy_out(ctx, &flag, clip->flags + group, sizeof flag));
-    out->norm = result[0];
-    out->scale = result[1];
+    out->norm = (float)result[0];
+    out->scale = (float)result[1];
     out->finite = flag == 0;
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
-                             qlora_clip_info* out) {
-    QLORA__ENTER(ctx, "qlora_clip_read");
-    return qlora__leave(ctx, qlora__clip_read(ctx, clip, group, out));
+qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
+    QLORA__ENTER(ctx, "qlora_clip_query");
+    return qlora__leave(ctx, qlora__clip_query(ctx, clip, group, out));
+}
+
+static qlora_tensor qlora__clip_scalar(const qlora_clip* clip, void* data, qlora_dtype dtype) {
+    qlora_tensor t;
+    memset(&t, 0, sizeof t);
+    t.data = data;
+    t.bytes = qlora_dtype_bytes(dtype);
+    t.dtype = dtype;
+    t.rows = 1;
+    t.cols = 1;
+    t.ld = 1;
+    t.batch = 1;
+    t.batch_stride = 1;
+    t.owner = clip->owner;
+    return t;
+}
+
+// A group's scale and flag as AdamW takes them; group -1: the flag of all groups.
+static void qlora__clip_device(const qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                               qlora_tensor* not_finite) {
+    if (scale != NULL) {
+        *scale = qlora__clip_scalar(clip, clip->results + 2 * group + 1, QLORA_F32);
+    }
+    if (not_finite != NULL) {
+        uint32_t* flag = group < 0 ? clip->any : clip->flags + group;
+        *not_finite = qlora__clip_scalar(clip, flag, QLORA_I32);
+    }
+}
+
+qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                               qlora_tensor* not_finite) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
+    QLORA__ENTER(ctx, "qlora_clip_device");
+    qlora_result r = qlora__clip_group_check(ctx, clip, group, scale != NULL ? 0 : -1);
+    if (r == QLORA_OK) {
+        qlora__clip_device(clip, group, scale, not_finite);
+    }
+    return qlora__leave(ctx, r);
+}
+
+// ---- a clip of one tensor in memory of the caller's ---------------------------------------------
+
+// Sets the clip up over n gradients and lays its tables out at base, which may be NULL to count.
+// Returns the bytes of the tables.
+static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
+                                              qlora_clip* clip) {
+    memset(clip, 0, sizeof *clip);
+    clip->owner = ctx;
+    clip->groups = 1;
+    clip->parts = n > 0 ? 1 : 0;
+    clip->chunks = qlora__ceil_div(n, QLORA__CLIP_CHUNK);
+    return qlora__clip_layout(clip, base);
+}
+
+// Writes the tables of a placed clip.
+static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_clip* clip,
+                                                    const qlora_tensor* gradients, float max_norm) {
+    qlora_clip image = *clip;
+    size_t bytes = qlora__clip_layout(&image, NULL);
+    char* host = (char*)qlora__alloc_zero(ctx, bytes);
+    if (host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__clip_layout(&image, host);
+    qlora__clip_fill(&gradients, NULL, clip->parts > 0 ? 1 : 0, &image);
+    *image.max_norm = max_norm;
+    qlora_result r = qlora__copy_in(ctx, clip->part_table, host, bytes); // the first table
+    qlora__free(ctx, host, bytes);
+    return r;
+}
+
+// Norm and scale of the first group, in the backend's memory.
+static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
+    return clip->results;
 }
 
 #define QLORA__PI 3.14159265358979323846

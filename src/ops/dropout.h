@@ -8,7 +8,7 @@
 //   0x9e3779b97f4a7c15
 
 typedef struct qlora__dropout_job {
-    const qlora_dropout_args* args;
+    const qlora_dropout_desc* args;
     uint32_t threshold;
     uint32_t where;
     float scale;
@@ -29,7 +29,7 @@ static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32
 
 static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
     const qlora__dropout_job* job = (const qlora__dropout_job*)user;
-    const qlora_dropout_args* a = job->args;
+    const qlora_dropout_desc* a = job->args;
     uint64_t seed = (uint64_t)(uint32_t)qlora__index_at(a->state, 1) << 32 |
                     (uint32_t)qlora__index_at(a->state, 0);
     uint64_t mixed = seed + (uint64_t)(uint32_t)qlora__index_at(a->state, 2) * 0x9e3779b97f4a7c15u;
@@ -52,7 +52,7 @@ static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) {
+static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_desc* a) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
     }
@@ -98,7 +98,7 @@ static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) 
                          shape.blocks, qlora__min(x->rows, 65535), 1, shape.threads, 0, args);
 }
 
-qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
+qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
     QLORA__ENTER(ctx, "qlora_dropout");
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }

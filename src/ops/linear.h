@@ -12,7 +12,7 @@
 // differ from part to part, so z is made part by part, and dx gets the masked u_i A_i added one by
 // one.
 
-int64_t qlora_linear_out(const qlora_linear* linear) {
+int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;
     for (int32_t i = 0; linear != NULL && i < linear->count && i < QLORA_LINEAR_PARTS; i++) {
         out += linear->parts[i].out;
@@ -20,7 +20,7 @@ int64_t qlora_linear_out(const qlora_linear* linear) {
     return out;
 }
 
-static int64_t qlora__linear_rank(const qlora_linear* linear) {
+static int64_t qlora__linear_rank(const qlora_linear_desc* linear) {
     int64_t rank = 0;
     for (int32_t i = 0; i < linear->count; i++) {
         rank += linear->parts[i].rank;
@@ -28,13 +28,13 @@ static int64_t qlora__linear_rank(const qlora_linear* linear) {
     return rank;
 }
 
-int64_t qlora_linear_pad(const qlora_linear* linear) {
+int64_t qlora_linear_pad(const qlora_linear_desc* linear) {
     return linear != NULL && linear->count >= 0 && linear->count <= QLORA_LINEAR_PARTS
                ? (qlora__linear_rank(linear) + 7) / 8 * 8
                : 0;
 }
 
-static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                              qlora_dtype dtype, bool backward) {
     const qlora_linear_part* p = &l->parts[i];
     unsigned type = 1u << dtype;
@@ -69,8 +69,8 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear*
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear* l, qlora_dtype dtype,
-                                        bool backward) {
+static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                        qlora_dtype dtype, bool backward) {
     if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
                            l == NULL ? "linear is NULL"
@@ -142,7 +142,7 @@ static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
         qlora__ceil_div(t.cols, 256), qlora__min(t.rows, 65535), 1, 256, 0, args);
 }
 
-static void qlora__linear_place_cpu(const qlora_linear* l) {
+static void qlora__linear_place_cpu(const qlora_linear_desc* l) {
     const qlora_tensor* operand = l->operand;
     int64_t pad = qlora_linear_pad(l);
     int64_t out = qlora_linear_out(l);
@@ -168,7 +168,7 @@ static void qlora__linear_place_cpu(const qlora_linear* l) {
     }
 }
 
-static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear* l) {
+static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear_desc* l) {
     if (qlora__on_cpu(ctx)) {
         qlora__linear_place_cpu(l);
         return QLORA_OK;
@@ -205,7 +205,8 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
         0, args);
 }
 
-static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, uint32_t flags) {
+static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                        uint32_t flags) {
     if (l == NULL || l->operand == NULL || flags == 0 ||
         flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -229,7 +230,7 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, u
     return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
 }
 
-qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags) {
+qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_place");
     return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
 }
@@ -242,7 +243,7 @@ typedef struct qlora__masked {
     size_t scratch_before;
 } qlora__masked;
 
-static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
     m->scratch_before = ctx->scratch_used;
@@ -255,14 +256,14 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l,
 }
 
 // to (+)= mask of part i, rows [first, first + count), applied to from.
-static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                        int64_t first, const qlora_tensor* from,
                                        const qlora_tensor* to, bool accumulate) {
     qlora_tensor positions;
     qlora_tensor sequences;
     QLORA__TRY(qlora__tensor_view(ctx, l->positions, 0, 1, first, from->rows, &positions));
     QLORA__TRY(qlora__tensor_view(ctx, l->sequences, 0, 1, first, from->rows, &sequences));
-    qlora_dropout_args d;
+    qlora_dropout_desc d;
     memset(&d, 0, sizeof d);
     d.x = from;
     d.y = to;
@@ -276,7 +277,7 @@ static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, in
     return qlora__dropout(ctx, &d);
 }
 
-static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear_desc* l,
                                                 int64_t rows) {
     if (l->dropout > 0.0f) {
         QLORA__TRY(qlora__need(ctx, l->positions, "positions", QLORA__IS_I32, 1, rows));
@@ -289,7 +290,7 @@ static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_line
 // ---- forward
 
 // z of one part from the masked x, rows by rows.
-static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                            const qlora_tensor* x, const qlora_tensor* z) {
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -309,8 +310,8 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l
 }
 
 // z into the last columns of x.
-static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
-                                    const qlora_tensor* inner) {
+static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
@@ -336,7 +337,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const
     return qlora__tensor_zero(ctx, &rest);
 }
 
-static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear_desc* l,
                                                 const qlora_tensor* x, const qlora_tensor* inner,
                                                 const qlora_tensor* y) {
     int64_t col = 0;
@@ -364,7 +365,7 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_line
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear_desc* l,
                                                  const qlora_tensor* x, const qlora_tensor* y) {
     int64_t out = qlora_linear_out(l);
     bool biased = false;
@@ -385,7 +386,7 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_lin
     return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
 }
 
-static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear_desc* l,
                                           const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
@@ -401,8 +402,8 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l,
                               : qlora__linear_forward_plain(ctx, l, x, &inner, y);
 }
 
-qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
-                                  const qlora_tensor* y) {
+qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
+                                  const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
     return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
 }
@@ -410,8 +411,8 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, co
 // ---- backward
 
 // u into the last columns of dy.
-static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
-                                    const qlora_tensor* inner) {
+static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* dy, const qlora_tensor* inner) {
     int64_t out = inner->cols;
     int64_t pad = dy->cols - out;
     qlora_tensor tail;
@@ -441,8 +442,9 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const
 }
 
 // dx = sum of dy_i W_i, and u_i A_i unless that is masked.
-static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
-                                     const qlora_tensor* inner, const qlora_tensor* dx) {
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                     const qlora_tensor* dy, const qlora_tensor* inner,
+                                     const qlora_tensor* dx) {
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
         qlora_tensor below; // [W ; A], or W alone
@@ -474,9 +476,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, cons
 }
 
 // With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
-static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
-                                                   const qlora_tensor* x, const qlora_tensor* u,
-                                                   const qlora_tensor* dx, float beta) {
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                                   int32_t i, const qlora_tensor* x,
+                                                   const qlora_tensor* u, const qlora_tensor* dx,
+                                                   float beta) {
     const qlora_linear_part* p = &l->parts[i];
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -503,7 +506,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_l
 }
 
 // dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
-static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined) {
+static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* joined) {
     memset(joined, 0, sizeof *joined);
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
@@ -524,7 +527,7 @@ static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined)
     return joined->rows > 0;
 }
 
-static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
                                             const qlora_tensor* x, const qlora_tensor* dy,
                                             const qlora_tensor* dx, float beta) {
     int64_t col = 0;
@@ -562,7 +565,7 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* 
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear_desc* l,
                                            const qlora_tensor* x, const qlora_tensor* dy,
                                            const qlora_tensor* dx, uint32_t flags) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
@@ -592,7 +595,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l
     return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
 }
 
-qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                    const qlora_tensor* x, const qlora_tensor* dy,
                                    const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_backward");

@@ -67,12 +67,12 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 //
 // Of rows of logits. With p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
-// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_args.total.
+// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
-    const qlora_cross_entropy_args* a = (const qlora_cross_entropy_args*)user;
+    const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
     const qlora_tensor* x = a->logits;
     QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
     for (int64_t row = begin; row < end; row++) {
@@ -105,7 +105,7 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
 }
 
 // total += {losses, their rounding rest, weights}; the sum in double, rows in ascending order.
-static void qlora__cross_entropy_total(const qlora_cross_entropy_args* a) {
+static void qlora__cross_entropy_total(const qlora_cross_entropy_desc* a) {
     double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
     double weight = (double)qlora__at(a->total, 0, 2);
     for (int64_t row = 0; row < a->logits->rows; row++) {
@@ -120,7 +120,7 @@ static void qlora__cross_entropy_total(const qlora_cross_entropy_args* a) {
     qlora__put(a->total, 0, 2, (QLORA__REAL)weight);
 }
 
-static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
     }
@@ -156,7 +156,7 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     return QLORA_OK;
 }
 
-static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
     QLORA__TRY(qlora__cross_entropy_check(ctx, a));
     const qlora_tensor* x = a->logits;
     if (qlora__on_cpu(ctx)) {
@@ -189,7 +189,7 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
     return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? 1 : 0, 1, 1, 256, 0, sum);
 }
 
-qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args) {
+qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args) {
     QLORA__ENTER(ctx, "qlora_cross_entropy");
     return qlora__leave(ctx, qlora__cross_entropy(ctx, args));
 }

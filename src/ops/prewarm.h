@@ -1,6 +1,6 @@
 // ---- pre-warm -----------------------------------------------------------------------------------
 
-static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
+static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
     if (s->kv_heads == 0) {
         s->kv_heads = s->heads;
     }
@@ -71,7 +71,7 @@ static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gem
 
 // Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
 // the middle of a capture.
-static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) {
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
     int64_t T = s->max_tokens;
@@ -116,7 +116,7 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) 
 }
 
 // Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
-static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s) {
+static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
     if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
         return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
@@ -124,7 +124,7 @@ static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s
     return QLORA__NEED_HEADANY;
 }
 
-static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
+static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     qlora__cache* cache = ctx->gpu->cache;
     double start = qlora__clock_ms();
     bool was_sealed = cache->info.sealed;
@@ -150,11 +150,11 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
 
 #endif
 
-static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
     if (shape == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape is NULL");
     }
-    qlora_shape s = *shape;
+    qlora_prewarm_desc s = *shape;
     QLORA__TRY(qlora__shape_check(ctx, &s));
     QLORA__TRY(qlora__not_in_capture(ctx, "pre-warming"));
 #ifndef QLORA_NO_CUDA
@@ -165,7 +165,7 @@ static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
     return QLORA_OK; // nothing is compiled on the CPU
 }
 
-qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
     QLORA__ENTER(ctx, "qlora_prewarm");
     return qlora__leave(ctx, qlora__prewarm(ctx, shape));
 }

@@ -319,8 +319,8 @@ qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_d
 
 static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
                                        int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
-    if (out == NULL || t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 ||
-        row > t->rows - rows || col > t->cols - cols) {
+    if (t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 || row > t->rows - rows ||
+        col > t->cols - cols) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
             "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
@@ -337,11 +337,20 @@ static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, in
     return QLORA_OK;
 }
 
-qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows, int64_t col,
-                               int64_t cols, qlora_tensor* out) {
-    qlora_ctx* ctx = tensor != NULL ? tensor->owner : NULL;
+static qlora_result qlora__tensor_view_checked(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
+                                               int64_t rows, int64_t col, int64_t cols,
+                                               qlora_tensor* out) {
+    QLORA__TRY(qlora__need(ctx, t, "the tensor", ~0u, -1, -1));
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    return qlora__tensor_view(ctx, t, row, rows, col, cols, out);
+}
+
+qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64_t row,
+                               int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
     QLORA__ENTER(ctx, "qlora_tensor_view");
-    return qlora__leave(ctx, qlora__tensor_view(ctx, tensor, row, rows, col, cols, out));
+    return qlora__leave(ctx, qlora__tensor_view_checked(ctx, tensor, row, rows, col, cols, out));
 }
 
 static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t,
@@ -364,28 +373,28 @@ static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor*
     return QLORA_OK;
 }
 
-static qlora_result qlora__tensor_upload(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
-                                         size_t bytes) {
+static qlora_result qlora__tensor_write(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
+                                        size_t bytes) {
     QLORA__TRY(qlora__tensor_copy_check(ctx, t, source, bytes));
     return qlora__copy_in(ctx, t->data, source, bytes);
 }
 
-qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor, const void* source,
-                                 size_t bytes) {
-    QLORA__ENTER(ctx, "qlora_tensor_upload");
-    return qlora__leave(ctx, qlora__tensor_upload(ctx, tensor, source, bytes));
+qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor, const void* source,
+                                size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_write");
+    return qlora__leave(ctx, qlora__tensor_write(ctx, tensor, source, bytes));
 }
 
-static qlora_result qlora__tensor_download(qlora_ctx* ctx, const qlora_tensor* t, void* target,
-                                           size_t bytes) {
+static qlora_result qlora__tensor_read(qlora_ctx* ctx, const qlora_tensor* t, void* target,
+                                       size_t bytes) {
     QLORA__TRY(qlora__tensor_copy_check(ctx, t, target, bytes));
     return qlora__copy_out(ctx, target, t->data, bytes);
 }
 
-qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
-                                   size_t bytes) {
-    QLORA__ENTER(ctx, "qlora_tensor_download");
-    return qlora__leave(ctx, qlora__tensor_download(ctx, tensor, target, bytes));
+qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
+                               size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_read");
+    return qlora__leave(ctx, qlora__tensor_read(ctx, tensor, target, bytes));
 }
 
 static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {

@@ -162,7 +162,7 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
         const void* from;
         size_t bytes;
     } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
-                  {record->results, m->clip.results, 2 * sizeof(float)},
+                  {record->results, qlora__clip_results(&m->clip), 2 * sizeof(float)},
                   {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
                   {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
@@ -172,6 +172,9 @@ static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
         sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
         for (int i = 0; i < 3; i++) {
             record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
+        }
+        for (int i = 0; i < 2; i++) {
+            record->results[i] = (float)qlora__clip_results(&m->clip)[i];
         }
     }
     QLORA__TRY(qlora__event_record(ctx, t->reports[at].event));

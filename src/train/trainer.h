@@ -225,8 +225,7 @@ static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* d
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "desc.%s differs from the trainer's; it cannot change", fixed);
     }
-    float max_norm = (float)d.max_norm;
-    QLORA__TRY(qlora__copy_in(ctx, t->m->clip.max_norm, &max_norm, sizeof max_norm));
+    QLORA__TRY(qlora__clip_set(ctx, &t->m->clip, (float)d.max_norm));
     t->desc = d;
     return QLORA_OK;
 }

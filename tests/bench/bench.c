@@ -236,7 +236,7 @@ static int plan_cross_entropy(const row* r, plan* out) {
 
 static qlora_result step_cross_entropy(qlora_ctx* ctx, const row* r, set* s) {
     (void)r;
-    qlora_cross_entropy_args args;
+    qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &s->t[0];
     args.labels = &s->t[1];
@@ -251,7 +251,7 @@ static qlora_result setup_clip(qlora_ctx* ctx, const row* r, set* s) {
     qlora_tensor views[CLIP_BUFFERS];
     const qlora_tensor* list[CLIP_BUFFERS];
     for (int i = 0; i < (int)r->m; i++) {
-        qlora_result result = qlora_tensor_view(&s->t[0], i, 1, 0, r->n, &views[i]);
+        qlora_result result = qlora_tensor_view(ctx, &s->t[0], i, 1, 0, r->n, &views[i]);
         if (result != QLORA_OK) {
             return result;
         }
@@ -259,12 +259,13 @@ static qlora_result setup_clip(qlora_ctx* ctx, const row* r, set* s) {
     }
     qlora_result result = qlora_clip_create(ctx, list, NULL, (size_t)r->m, &s->clip);
     // scale = 1e-6 / (norm + 1e-6) stays below 1 however often it is applied: always active.
-    return result == QLORA_OK ? qlora_clip_set(ctx, s->clip, 1e-6f) : result;
+    return result == QLORA_OK ? qlora_clip_set(s->clip, 1e-6f) : result;
 }
 
 static qlora_result step_clip(qlora_ctx* ctx, const row* r, set* s) {
+    (void)ctx;
     (void)r;
-    return qlora_clip_apply(ctx, s->clip);
+    return qlora_clip_apply(s->clip);
 }
 
 static int plan_adamw(const row* r,
@@ -293,9 +294,9 @@ static qlora_result setup_adamw(qlora_ctx* ctx, const row* r, set* s) {
         result = qlora_tensor_create(ctx, QLORA_U8, 1, (int64_t)sizeof state, &s->state);
     }
     if (result == QLORA_OK) {
-        result = qlora_tensor_upload(ctx, &s->ranges, &range, sizeof range);
+        result = qlora_tensor_write(ctx, &s->ranges, &range, sizeof range);
     }
-    return result == QLORA_OK ? qlora_tensor_upload(ctx, &s->state, &state, sizeof state) : result;
+    return result == QLORA_OK ? qlora_tensor_write(ctx, &s->state, &state, sizeof state) : result;
 }
 
 // AdamW leaves the gradient zero, which clip would find too easy: it is filled anew each time.
@@ -309,7 +310,7 @@ static qlora_result step_adamw(qlora_ctx* ctx, const row* r, set* s) {
     gradient.rows = 1;
     gradient.cols = r->m * r->n;
     gradient.ld = gradient.cols;
-    qlora_adamw_args args;
+    qlora_adamw_desc args;
     memset(&args, 0, sizeof args);
     args.param = &s->t[2];
     args.grad = &gradient;
@@ -319,7 +320,7 @@ static qlora_result step_adamw(qlora_ctx* ctx, const row* r, set* s) {
     args.ranges = &s->ranges;
     args.state = &s->state;
     qlora_result result = step_gradient(ctx, r, s);
-    result = result == QLORA_OK ? qlora_clip_apply(ctx, s->clip) : result;
+    result = result == QLORA_OK ? qlora_clip_apply(s->clip) : result;
     return result == QLORA_OK ? qlora_adamw_step(ctx, &args) : result;
 }
 
@@ -360,7 +361,7 @@ static qlora_result step_attention_backward(qlora_ctx* ctx, const row* r, set* s
     qlora_tensor d[4]; // dO, dQ, dK, dV: windows of one packed buffer
     for (int i = 0; i < 4; i++) {
         qlora_result result =
-            qlora_tensor_view(&s->t[6], 0, r->m, i * ATTENTION_WIDTH, ATTENTION_WIDTH, &d[i]);
+            qlora_tensor_view(ctx, &s->t[6], 0, r->m, i * ATTENTION_WIDTH, ATTENTION_WIDTH, &d[i]);
         if (result != QLORA_OK) {
             return result;
         }
@@ -466,7 +467,8 @@ typedef struct linear_views {
 } linear_views;
 
 // q, k, v of a model with 4 query heads for one of keys; gate and up; or one alone.
-static qlora_result linear_make(const row* r, set* s, linear_views* v, qlora_linear* l) {
+static qlora_result linear_make(qlora_ctx* ctx, const row* r, set* s, linear_views* v,
+                                qlora_linear_desc* l) {
     memset(l, 0, sizeof *l);
     l->in = r->k;
     l->count = (int32_t)r->option;
@@ -486,7 +488,7 @@ static qlora_result linear_make(const row* r, set* s, linear_views* v, qlora_lin
                      {LINEAR_DA, i * RANK, RANK, r->k, &v->da[i]},
                      {LINEAR_DB, at, out, RANK, &v->db[i]}};
         for (size_t j = 0; j < sizeof views / sizeof views[0]; j++) {
-            qlora_result result = qlora_tensor_view(&s->t[views[j].from], views[j].first,
+            qlora_result result = qlora_tensor_view(ctx, &s->t[views[j].from], views[j].first,
                                                     views[j].rows, 0, views[j].cols, views[j].to);
             if (result != QLORA_OK) {
                 return result;
@@ -508,24 +510,25 @@ static qlora_result linear_make(const row* r, set* s, linear_views* v, qlora_lin
 
 static qlora_result setup_linear(qlora_ctx* ctx, const row* r, set* s) {
     linear_views v;
-    qlora_linear l;
-    qlora_result result = linear_make(r, s, &v, &l);
+    qlora_linear_desc l;
+    qlora_result result = linear_make(ctx, r, s, &v, &l);
     return result == QLORA_OK ? qlora_linear_place(ctx, &l, QLORA_LINEAR_ADAPTERS) : result;
 }
 
 static qlora_result step_linear_forward(qlora_ctx* ctx, const row* r, set* s) {
     linear_views v;
-    qlora_linear l;
+    qlora_linear_desc l;
     qlora_tensor y;
-    qlora_result result = linear_make(r, s, &v, &l);
-    result = result == QLORA_OK ? qlora_tensor_view(&s->t[LINEAR_Y], 0, r->m, 0, r->n, &y) : result;
+    qlora_result result = linear_make(ctx, r, s, &v, &l);
+    result =
+        result == QLORA_OK ? qlora_tensor_view(ctx, &s->t[LINEAR_Y], 0, r->m, 0, r->n, &y) : result;
     return result == QLORA_OK ? qlora_linear_forward(ctx, &l, &s->t[LINEAR_X], &y) : result;
 }
 
 static qlora_result step_linear_backward(qlora_ctx* ctx, const row* r, set* s) {
     linear_views v;
-    qlora_linear l;
-    qlora_result result = linear_make(r, s, &v, &l);
+    qlora_linear_desc l;
+    qlora_result result = linear_make(ctx, r, s, &v, &l);
     return result == QLORA_OK ? qlora_linear_backward(ctx, &l, &s->t[LINEAR_X], &s->t[LINEAR_Y],
                                                       &s->t[LINEAR_DX], QLORA_LINEAR_OVERWRITE)
                               : result;
@@ -694,10 +697,9 @@ static qlora_result fill_random(bench* b, const qlora_tensor* t) {
         for (int64_t col = 0; col < t->cols; col += fit) {
             int64_t width = t->cols - col < fit ? t->cols - col : fit;
             qlora_tensor view;
-            qlora_result r = qlora_tensor_view(t, first, n, col, width, &view);
-            r = r == QLORA_OK
-                    ? qlora_tensor_upload(b->ctx, &view, block, (size_t)(n * width) * size)
-                    : r;
+            qlora_result r = qlora_tensor_view(b->ctx, t, first, n, col, width, &view);
+            r = r == QLORA_OK ? qlora_tensor_write(b->ctx, &view, block, (size_t)(n * width) * size)
+                              : r;
             if (r != QLORA_OK) {
                 return r;
             }
@@ -716,13 +718,13 @@ static qlora_result fill_integers(bench* b, const row* r, const plan* p, const q
                               : p->fill == FILL_SEQUENCES ? i * r->n
                                                           : (int64_t)next_random(b) % r->n);
     }
-    qlora_result result = qlora_tensor_upload(b->ctx, t, values, (size_t)p->cols * sizeof *values);
+    qlora_result result = qlora_tensor_write(b->ctx, t, values, (size_t)p->cols * sizeof *values);
     free(values);
     return result;
 }
 
 static void set_destroy(bench* b, set* s) {
-    qlora_clip_destroy(b->ctx, s->clip);
+    qlora_clip_destroy(s->clip);
     qlora_nf4_destroy(b->ctx, &s->nf4);
     qlora_tensor_destroy(b->ctx, &s->ranges);
     qlora_tensor_destroy(b->ctx, &s->state);
@@ -786,18 +788,18 @@ static qlora_result measure(bench* b, pass* p, double* us) {
     r = qlora_graph_capture(b->ctx, 1, pass_run, p, &graph);
     for (int i = -3; i < replays && r == QLORA_OK && !b->dry; i++) {
         event_record(b, b->clock.from);
-        r = qlora_graph_replay(b->ctx, graph, 1);
+        r = qlora_graph_replay(graph, 1);
         event_record(b, b->clock.to);
         double time = events_us(b) / p->steps;
         times[i < 0 ? 0 : i] = time;
         r = r == QLORA_OK && time < 0.0 ? QLORA_ERR_CUDA : r;
     }
     if (r == QLORA_OK && b->dry) {
-        r = qlora_graph_replay(b->ctx, graph, 1);
+        r = qlora_graph_replay(graph, 1);
         r = r == QLORA_OK ? qlora_ctx_sync(b->ctx) : r;
     }
     *us = r == QLORA_OK && !b->dry ? median(times, replays) : 0.0;
-    qlora_result destroyed = graph != NULL ? qlora_graph_destroy(b->ctx, graph) : QLORA_OK;
+    qlora_result destroyed = graph != NULL ? qlora_graph_destroy(graph) : QLORA_OK;
     return r != QLORA_OK ? r : destroyed;
 }
 
@@ -1026,7 +1028,7 @@ static void graph_run(bench* b) {
     result = result == QLORA_OK ? qlora_graph_capture(b->ctx, 1, pass_run, &p, &graph) : result;
     for (int i = -3; i < MAX_REPLAYS && result == QLORA_OK; i++) {
         event_record(b, b->clock.from);
-        result = qlora_graph_replay(b->ctx, graph, 1);
+        result = qlora_graph_replay(graph, 1);
         event_record(b, b->clock.to);
         times[i < 0 ? 0 : i] = b->dry ? 0.0 : events_us(b) / NODES;
     }
@@ -1048,7 +1050,7 @@ static void graph_run(bench* b) {
         line_print(b, &l);
     }
     if (graph != NULL) {
-        qlora_graph_destroy(b->ctx, graph);
+        qlora_graph_destroy(graph);
     }
     qlora_tensor_destroy(b->ctx, &s.t[0]);
 }
@@ -1056,7 +1058,7 @@ static void graph_run(bench* b) {
 // In a context of its own. Cold or warm is the driver's cache: run it twice with the same empty
 // CUDA_CACHE_PATH.
 static void prewarm_run(bench* b) {
-    static const qlora_shape shapes[] = {
+    static const qlora_prewarm_desc shapes[] = {
         {1536, 8960, 12, 2, 128, 2048, 16, QLORA_BASE_NF4, QLORA_BF16},
         {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_BF16}, // dry
     };
@@ -1075,7 +1077,7 @@ static void prewarm_run(bench* b) {
     r = r == QLORA_OK ? qlora_prewarm(ctx, &shapes[b->dry ? 1 : 0]) : r;
     double ms = wall_ms() - created;
     qlora_cache_info info;
-    r = r == QLORA_OK ? qlora_cache_stats(ctx, &info) : r;
+    r = r == QLORA_OK ? qlora_cache_query(ctx, &info) : r;
     if (r != QLORA_OK) {
         printf("%spre-warm: %s: %s\n", b->json ? "# " : "", qlora_result_name(r),
                qlora_last_error(ctx));
@@ -1118,7 +1120,7 @@ static int cpu_only(qlora_ctx* ctx) {
     qlora_result r = QLORA_OK;
     for (int i = 0; i < 3 && r == QLORA_OK; i++) {
         r = qlora_tensor_create(ctx, QLORA_F32, N, N, &t[i]);
-        r = r == QLORA_OK ? qlora_tensor_upload(ctx, &t[i], values, sizeof values) : r;
+        r = r == QLORA_OK ? qlora_tensor_write(ctx, &t[i], values, sizeof values) : r;
     }
     double times[5];
     for (int i = 0; i < 5 && r == QLORA_OK; i++) {

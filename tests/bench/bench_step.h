@@ -444,7 +444,7 @@ static bool step_measure(step_run* s, double process_start) {
     s->median_ms = step_median(s->times, n) * 1e3;
     s->host_us = step_median(s->host, n) * 1e6;
     if (!step_ok(s, qlora_ctx_memory(s->ctx, &s->memory)) ||
-        !step_ok(s, qlora_cache_stats(s->ctx, &s->cache))) {
+        !step_ok(s, qlora_cache_query(s->ctx, &s->cache))) {
         return false;
     }
     s->allocations = s->memory.device_allocations - before.device_allocations;

@@ -72,7 +72,7 @@ core() {
 defect assembled "a stale header" 'core "// x"'
 defect assembled "an edit by hand" 'echo "// x" >>qlora.h'
 defect layers "a call upwards" \
-    'echo "static int qlora__up(qlora_graph* g) { return qlora_graph_replay(0, g, 0); }" \
+    'echo "static int qlora__up(qlora_graph* g) { return qlora_graph_replay(g, 0); }" \
     >>src/ops/clip.h'
 defect layers "a call upwards behind a prototype" \
     'echo "static int qlora__later(void);

@@ -45,7 +45,7 @@ static void keep(run* r, const char* name, const qlora_tensor* t) {
     size_t bytes = n * qlora_dtype_bytes(t->dtype);
     void* raw = malloc(bytes + 1);
     float* values = (float*)malloc(n * 4 + 4);
-    if (qlora_tensor_download(r->ctx, t, raw, bytes) != QLORA_OK) {
+    if (qlora_tensor_read(r->ctx, t, raw, bytes) != QLORA_OK) {
         printf("%s: %s\n", name, qlora_last_error(r->ctx));
         r->failures++;
     }
@@ -209,7 +209,7 @@ static void run_linear(run* r, qlora_dtype dtype) {
     t[10] = make(r, dtype, 1, OUT, 1.0f);                // bias
     must(r, "linear", qlora_nf4_create(r->ctx, &d, &w));
     must(r, "linear", qlora_nf4_quantise(r->ctx, &t[9], &w));
-    qlora_linear l;
+    qlora_linear_desc l;
     memset(&l, 0, sizeof l);
     l.in = IN;
     l.count = 1;
@@ -269,7 +269,7 @@ static qlora_tensor make_ints(run* r, int64_t count, int32_t modulus) {
     for (int64_t i = 0; i < count; i++) {
         values[i] = (int32_t)(i * 7 % modulus);
     }
-    must(r, "ints", qlora_tensor_upload(r->ctx, &t, values, (size_t)count * 4));
+    must(r, "ints", qlora_tensor_write(r->ctx, &t, values, (size_t)count * 4));
     free(values);
     return t;
 }
@@ -296,7 +296,7 @@ static void run_rows(run* r, qlora_dtype dtype) {
     must(r, "rope", qlora_rope_table(&rope, 16, 32, table));
     qlora_tensor turn;
     must(r, "rope", qlora_tensor_create(ctx, QLORA_F32, 32, 16, &turn));
-    must(r, "rope", qlora_tensor_upload(ctx, &turn, table, sizeof table));
+    must(r, "rope", qlora_tensor_write(ctx, &turn, table, sizeof table));
     must(r, "rope", qlora_rope_forward(ctx, &t[0], 5, &t[7], &turn, &t[5], NULL));
     keep(r, suffixed("rope", dtype, name), &t[0]);
     must(r, "rope", qlora_rope_backward(ctx, &t[1], 6, &t[7], &turn, NULL));
@@ -350,7 +350,7 @@ static void run_loss(run* r, qlora_dtype dtype) {
     must(r, "loss", qlora_tensor_zero(r->ctx, &t[3]));
     must(r, "arg_max", qlora_argmax(r->ctx, &t[0], &t[4]));
     keep(r, suffixed("arg_max", dtype, name), &t[4]);
-    qlora_cross_entropy_args args;
+    qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &t[0];
     args.labels = &t[1];
@@ -383,15 +383,15 @@ static void run_step(run* r, qlora_dtype shadow) {
     state.eps = 1e-8;
     state.weight_decay = 0.01;
     state.updates = 5;
-    must(r, "adamw", qlora_tensor_upload(r->ctx, &t[5], &range, sizeof range));
-    must(r, "adamw", qlora_tensor_upload(r->ctx, &t[6], &state, sizeof state));
+    must(r, "adamw", qlora_tensor_write(r->ctx, &t[5], &range, sizeof range));
+    must(r, "adamw", qlora_tensor_write(r->ctx, &t[6], &state, sizeof state));
     const qlora_tensor* list[] = {&t[1]};
     qlora_clip* clip = NULL;
     must(r, "clip", qlora_clip_create(r->ctx, list, NULL, 1, &clip));
-    must(r, "clip", qlora_clip_apply(r->ctx, clip));
+    must(r, "clip", qlora_clip_apply(clip));
     keep(r, suffixed("clip", shadow, name), &t[1]);
-    must(r, "clip", qlora_clip_destroy(r->ctx, clip));
-    qlora_adamw_args args;
+    must(r, "clip", qlora_clip_destroy(clip));
+    qlora_adamw_desc args;
     memset(&args, 0, sizeof args);
     args.param = &t[0];
     args.grad = &t[1];
@@ -415,7 +415,7 @@ static void run_dropout(run* r, qlora_dtype dtype) {
     t[2] = make_ints(r, 7, 50);
     t[3] = make_ints(r, 7, 3);
     t[4] = make_ints(r, 4, 100);
-    qlora_dropout_args args;
+    qlora_dropout_desc args;
     memset(&args, 0, sizeof args);
     args.x = &t[0];
     args.y = &t[1];
@@ -439,7 +439,7 @@ static void run_attention(run* r, qlora_dtype dtype, int64_t head_dim) {
     }
     t[8] = make(r, QLORA_F32, HEADS, T, 1.0f);
     t[9] = make(r, QLORA_I32, 1, 4, 0.0f);
-    must(r, "attention", qlora_tensor_upload(r->ctx, &t[9], bounds, sizeof bounds));
+    must(r, "attention", qlora_tensor_write(r->ctx, &t[9], bounds, sizeof bounds));
     qlora_attention_desc d;
     memset(&d, 0, sizeof d);
     d.heads = HEADS;

@@ -28,7 +28,7 @@ typedef struct linear_rig {
     qlora_tensor positions;
     qlora_tensor sequences;
     qlora_tensor state;
-    qlora_linear linear;
+    qlora_linear_desc linear;
     bool ok;
 } linear_rig;
 

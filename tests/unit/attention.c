@@ -225,8 +225,8 @@ static bool packed(qlora_ctx* ctx, const attention_case* c, const attention_data
     free(values);
     int64_t at = 0;
     for (int p = 0; p < 3; p++) {
-        ok = ok &&
-             qlora_tensor_view(whole, 0, c->tokens, at, columns(c, p + 1), &views[p]) == QLORA_OK;
+        ok = ok && qlora_tensor_view(ctx, whole, 0, c->tokens, at, columns(c, p + 1), &views[p]) ==
+                       QLORA_OK;
         at += columns(c, p + 1);
     }
     return ok;
@@ -276,11 +276,11 @@ static bool device_make(qlora_ctx* ctx, const attention_case* c, const attention
     int64_t cols = columns(c, 0);
     return packed(ctx, c, d, &x->qkv, x->in) && packed(ctx, c, NULL, &x->dqkv, x->out) &&
            padded(ctx, c, cols, NULL, &x->o) && padded(ctx, c, cols, d->d_o, &x->d_o) &&
-           qlora_tensor_view(&x->o, 0, c->tokens, 0, cols, &x->o_view) == QLORA_OK &&
-           qlora_tensor_view(&x->d_o, 0, c->tokens, 0, cols, &x->do_view) == QLORA_OK &&
+           qlora_tensor_view(ctx, &x->o, 0, c->tokens, 0, cols, &x->o_view) == QLORA_OK &&
+           qlora_tensor_view(ctx, &x->d_o, 0, c->tokens, 0, cols, &x->do_view) == QLORA_OK &&
            qlora_tensor_create(ctx, QLORA_F32, c->heads, c->tokens, &x->lse) == QLORA_OK &&
            qlora_tensor_create(ctx, QLORA_I32, 1, c->n + 1, &x->seqs) == QLORA_OK &&
-           qlora_tensor_upload(ctx, &x->seqs, d->offsets, (size_t)(c->n + 1) * 4) == QLORA_OK;
+           qlora_tensor_write(ctx, &x->seqs, d->offsets, (size_t)(c->n + 1) * 4) == QLORA_OK;
 }
 
 static void device_free(qlora_ctx* ctx, attention_device* x) {
@@ -654,8 +654,8 @@ TEST attention_graph_serves_any_packing(const test_machine* machine) {
             d.used += c.lengths[s];
             d.offsets[s + 1] = (int32_t)d.used;
         }
-        ASSERT_EQ(QLORA_OK, qlora_tensor_upload(ctx, &x.seqs, d.offsets, 16));
-        ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 1));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_write(ctx, &x.seqs, d.offsets, 16));
+        ASSERT_EQ(QLORA_OK, qlora_graph_replay(graph, 1));
         attention_results got = results_make(&c);
         ASSERT(device_read(ctx, &c, &x, &got));
         const char* wrong = judge(&c, &d, &got);
@@ -664,7 +664,7 @@ TEST attention_graph_serves_any_packing(const test_machine* machine) {
             FAILm(wrong);
         }
     }
-    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(graph));
     device_free(ctx, &x);
     data_free(&d);
     ASSERT(test_close_ctx(machine, ctx));
@@ -688,7 +688,7 @@ TEST attention_survives_bad_offsets(const test_machine* machine) {
         attention_data d = data_make(&c, &random);
         attention_device x;
         ASSERT(device_make(ctx, &c, &d, &x));
-        ASSERT_EQ(QLORA_OK, qlora_tensor_upload(ctx, &x.seqs, bad[i / 2], 16));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_write(ctx, &x.seqs, bad[i / 2], 16));
         qlora_result r = device_run(ctx, &x);
         ASSERT_EQ(strcmp(machine->backend, "cpu") == 0 ? QLORA_ERR_ARGUMENT : QLORA_OK, r);
         ASSERT_EQ(QLORA_OK, qlora_ctx_sync(ctx));
@@ -713,7 +713,7 @@ TEST attention_is_prewarmed(const test_machine* machine) {
         if (ctx == NULL) {
             SKIPm(test_open_reason());
         }
-        qlora_shape shape;
+        qlora_prewarm_desc shape;
         memset(&shape, 0, sizeof shape);
         shape.hidden = shape.intermediate = 2 * models[i].hd;
         shape.heads = 2;

@@ -50,7 +50,7 @@ TEST log_one_item_per_compile(const test_machine* machine) {
     ASSERT(strstr(book.last[QLORA_LOG_ITEM_KERNEL_COMPILE], "bytes") != NULL);
     ASSERT(strstr(book.last[QLORA_LOG_ITEM_KERNEL_COMPILE], qlora_ctx_target(ctx)) != NULL);
     qlora_cache_info info;
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT_EQ(1u, info.modules);
     ASSERT_EQ(2u, (unsigned)info.hits);
     ASSERT_EQ(1u, (unsigned)info.misses);
@@ -125,8 +125,8 @@ static qlora_result quiet_step(qlora_ctx* ctx, quiet_work* w) {
     r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->half, &w->c, QLORA_GEMM_ACCUMULATE) : r;
     r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, QLORA_GEMM_PTX) : r;
     r = r == QLORA_OK ? qlora_softmax_forward(ctx, &w->c, &w->c) : r;
-    r = r == QLORA_OK ? qlora_clip_set(ctx, w->clip, 0.5f) : r;
-    return r == QLORA_OK ? qlora_clip_apply(ctx, w->clip) : r;
+    r = r == QLORA_OK ? qlora_clip_set(w->clip, 0.5f) : r;
+    return r == QLORA_OK ? qlora_clip_apply(w->clip) : r;
 }
 
 TEST operators_neither_wait_nor_allocate(const test_machine* machine) {
@@ -163,7 +163,7 @@ TEST operators_neither_wait_nor_allocate(const test_machine* machine) {
     }
     ASSERT_EQ(QLORA_OK, qlora_ctx_memory(ctx, &memory));
     ASSERT_EQ(host_bytes, memory.host_bytes);
-    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, w.clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(w.clip));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &w.a));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &w.b));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &w.c));
@@ -238,24 +238,24 @@ TEST cublas_is_bound_again(const test_machine* machine) {
 
 // A pre-warm that fails leaves the cache as it was, and the next one does the rest.
 TEST prewarm_fails_and_goes_on(const test_machine* machine) {
-    static const qlora_shape shape = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32};
+    static const qlora_prewarm_desc shape = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32};
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx)
         SKIPm(test_open_reason());
     qlora_cache_info info;
     test_fake()->fail_at("cuModuleLoadDataEx", 3, 218, false);
     ASSERT_EQ(QLORA_ERR_KERNEL, qlora_prewarm(ctx, &shape));
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT(!info.sealed);
     ASSERT_EQ(2u, info.modules);
     ASSERT_EQ(QLORA_OK, qlora_prewarm(ctx, &shape));
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT(info.sealed);
     ASSERT_EQ(0u, info.jit_after_seal);
     // Sealed, it stays sealed when a second model's pre-warm fails.
     test_fake()->fail_at("ALLOC", 1, 2, false);
     ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_prewarm(ctx, &shape));
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT(info.sealed);
     ASSERT(test_close_ctx(machine, ctx));
     PASS();

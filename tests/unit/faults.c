@@ -93,7 +93,7 @@ static qlora_result keep(qlora_ctx* ctx, outcome* o, const qlora_tensor* t) {
     if (o->count + n > MAX_VALUES) {
         return QLORA_ERR_LIMIT;
     }
-    qlora_result r = qlora_tensor_download(ctx, t, &o->values[o->count], bytes);
+    qlora_result r = qlora_tensor_read(ctx, t, &o->values[o->count], bytes);
     o->count += r == QLORA_OK ? n : 0;
     return r;
 }
@@ -112,7 +112,7 @@ static qlora_result recorded(qlora_ctx* ctx, void* user) {
     world* w = (world*)user;
     qlora_result r = qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, 0);
     r = r == QLORA_OK ? qlora_add(ctx, &w->c, &w->d, &w->c) : r;
-    return r == QLORA_OK ? qlora_clip_apply(ctx, w->clip) : r;
+    return r == QLORA_OK ? qlora_clip_apply(w->clip) : r;
 }
 
 // Few calls, one module: tensors, a product, the clip, a graph.
@@ -128,9 +128,9 @@ static void small_work(qlora_ctx* ctx, world* w, outcome* o) {
     STEP(recorded(ctx, w));
     STEP(keep(ctx, o, &w->c));
     STEP(qlora_graph_capture(ctx, 9, recorded, w, &w->graph));
-    STEP(qlora_clip_set(ctx, w->clip, 0.25f));
-    STEP(qlora_graph_replay(ctx, w->graph, 9));
-    STEP(qlora_clip_read(ctx, w->clip, 0, &info));
+    STEP(qlora_clip_set(w->clip, 0.25f));
+    STEP(qlora_graph_replay(w->graph, 9));
+    STEP(qlora_clip_query(w->clip, 0, &info));
     STEP(keep(ctx, o, &w->c));
     STEP(keep(ctx, o, &w->d));
     STEP(qlora_tensor_zero(ctx, &w->c));
@@ -161,13 +161,13 @@ static void model_work(qlora_ctx* ctx, world* w, outcome* o) {
     STEP(qlora_tensor_create(ctx, QLORA_F32, 6, 8, &w->o));
     STEP(qlora_tensor_create(ctx, QLORA_F32, 2, 6, &w->lse));
     STEP(qlora_tensor_create(ctx, QLORA_I32, 1, 3, &w->seqs));
-    STEP(qlora_tensor_upload(ctx, &w->seqs, sequences, sizeof sequences));
+    STEP(qlora_tensor_write(ctx, &w->seqs, sequences, sizeof sequences));
     STEP(qlora_attention_forward(ctx, &attention, &w->a, &w->a, &w->a, &w->seqs, &w->o, &w->lse));
     STEP(keep(ctx, o, &w->o));
     STEP(keep(ctx, o, &w->lse));
 }
 
-static const qlora_shape SHAPE = {32, 48, 4, 2, 8, 4, 2, QLORA_BASE_16BIT, QLORA_F32};
+static const qlora_prewarm_desc SHAPE = {32, 48, 4, 2, 8, 4, 2, QLORA_BASE_16BIT, QLORA_F32};
 
 // All types of products, operators, and pre-warm in front.
 static void large_work(qlora_ctx* ctx, world* w, outcome* o) {
@@ -185,7 +185,7 @@ static void large_work(qlora_ctx* ctx, world* w, outcome* o) {
     for (int i = 0; i < 2 * 6 * 8; i++) {
         pair_values[i] = (float)(i % 13) - 6.0f;
     }
-    STEP(qlora_tensor_upload(ctx, &w->pa, pair_values, sizeof pair_values));
+    STEP(qlora_tensor_write(ctx, &w->pa, pair_values, sizeof pair_values));
     small_work(ctx, w, o);
     STEP(qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, QLORA_GEMM_PTX));
     STEP(qlora_gemm_backward_b(ctx, &w->a, &w->c, &w->b, QLORA_GEMM_ACCUMULATE));
@@ -214,13 +214,13 @@ static bool clear(qlora_ctx* ctx, world* w) {
     qlora_tensor* all[] = {&w->a, &w->b, &w->c,  &w->ha, &w->hb, &w->hc,  &w->fb,
                            &w->w, &w->d, &w->pa, &w->pc, &w->o,  &w->lse, &w->seqs};
     bool ok = true;
-    if (qlora_graph_destroy(ctx, w->graph) == QLORA_OK) {
+    if (qlora_graph_destroy(w->graph) == QLORA_OK) {
         w->graph = NULL;
     } else {
         ok = false;
     }
     ok = qlora_nf4_destroy(ctx, &w->nf4) == QLORA_OK && ok;
-    if (qlora_clip_destroy(ctx, w->clip) == QLORA_OK) {
+    if (qlora_clip_destroy(w->clip) == QLORA_OK) {
         w->clip = NULL;
     } else {
         ok = false;
@@ -496,7 +496,7 @@ TEST faults_load_says_which_module(const test_machine* machine) {
     ASSERT(strstr(qlora_last_error(ctx), "qlora_clip_") != NULL);
     ASSERT_EQ(NULL, kernel);
     qlora_cache_info info;
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT_EQ(0u, info.modules);
     ASSERT_EQ(0u, info.kernels);
     ASSERT_EQ(QLORA_OK, qlora_cache_get(ctx, "clip_squares", &kernel));
@@ -516,10 +516,9 @@ static bool lost_for_good(qlora_ctx* ctx) {
         qlora_ctx_sync(ctx),
         qlora_tensor_create(ctx, QLORA_F32, 1, 1, &t),
         qlora_prewarm(ctx, &SHAPE),
-        now.c.data != NULL ? qlora_tensor_download(ctx, &now.c, x, sizeof x)
-                           : QLORA_ERR_DEVICE_LOST,
-        now.clip != NULL ? qlora_clip_read(ctx, now.clip, 0, &info) : QLORA_ERR_DEVICE_LOST,
-        now.graph != NULL ? qlora_graph_replay(ctx, now.graph, 9) : QLORA_ERR_DEVICE_LOST,
+        now.c.data != NULL ? qlora_tensor_read(ctx, &now.c, x, sizeof x) : QLORA_ERR_DEVICE_LOST,
+        now.clip != NULL ? qlora_clip_query(now.clip, 0, &info) : QLORA_ERR_DEVICE_LOST,
+        now.graph != NULL ? qlora_graph_replay(now.graph, 9) : QLORA_ERR_DEVICE_LOST,
     };
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
         if (results[i] != QLORA_ERR_DEVICE_LOST) {
@@ -820,7 +819,8 @@ TEST faults_device_allocator(const test_machine* machine) {
 
 // A graph that clips depends on the gradients, although only the clip names them.
 static qlora_result only_clip(qlora_ctx* ctx, void* user) {
-    return qlora_clip_apply(ctx, ((world*)user)->clip);
+    (void)ctx;
+    return qlora_clip_apply(((world*)user)->clip);
 }
 
 TEST faults_graph_with_freed_gradient(const test_machine* machine) {
@@ -832,10 +832,10 @@ TEST faults_graph_with_freed_gradient(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, list, NULL, 2, &now.clip));
     ASSERT_EQ(QLORA_OK, only_clip(ctx, &now)); // compiles
     ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, only_clip, &now, &now.graph));
-    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, now.graph, 1));
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(now.graph, 1));
     ASSERT_EQ(QLORA_OK, qlora_ctx_sync(ctx));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &now.b));
-    ASSERT_EQ(QLORA_ERR_STATE, qlora_graph_replay(ctx, now.graph, 1));
+    ASSERT_EQ(QLORA_ERR_STATE, qlora_graph_replay(now.graph, 1));
     ASSERT(strstr(qlora_last_error(ctx), "freed") != NULL);
     ASSERT(clear(ctx, &now));
     ASSERT(test_close_ctx(machine, ctx));

@@ -57,7 +57,7 @@ static bool padded_make(qlora_ctx* ctx, test_random* random, qlora_dtype dtype, 
         }
     }
     bool ok = test_tensor(ctx, dtype, rows, ld, image, &p->whole) == QLORA_OK &&
-              qlora_tensor_view(&p->whole, 0, rows, 0, cols, &p->view) == QLORA_OK;
+              qlora_tensor_view(ctx, &p->whole, 0, rows, 0, cols, &p->view) == QLORA_OK;
     free(image);
     return ok;
 }
@@ -138,7 +138,7 @@ static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case
         }
         qlora_tensor_destroy(ctx, &out.whole);
         test_tensor(ctx, c->c, c->M, c->N + c->pad, poison, &out.whole);
-        qlora_tensor_view(&out.whole, 0, c->M, 0, c->N, &out.view);
+        qlora_tensor_view(ctx, &out.whole, 0, c->M, 0, c->N, &out.view);
         free(poison);
     }
     qlora_gemm_desc desc;
@@ -426,9 +426,9 @@ TEST gemm_bad_input(const test_machine* machine) {
     // Views of one buffer with the same ld and disjoint columns are fine.
     qlora_tensor left, right, product;
     ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &a));
-    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&a, 0, 4, 0, 2, &left));
-    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&a, 0, 4, 2, 2, &right));
-    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&b, 0, 2, 0, 2, &product));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &a, 0, 4, 0, 2, &left));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &a, 0, 4, 2, 2, &right));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &b, 0, 2, 0, 2, &product));
     ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &left, &product, &right, 0));
     ASSERT_STR_EQ("", qlora_last_error(ctx));
     qlora_tensor* all[] = {&a, &b, &c, &half, &ids};

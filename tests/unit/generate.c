@@ -230,7 +230,7 @@ TEST greedy_is_the_top_of_the_logits(const test_machine* machine) {
         }
     }
     qlora_cache_info info;
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT_EQ(0, (int)info.jit_after_seal);
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
@@ -251,10 +251,10 @@ TEST decoding_is_warmed(const test_machine* machine) {
     memset(&t, 0, sizeof t);
     qlora_cache_info before;
     qlora_cache_info after;
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &before));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &before));
     ASSERT(before.sealed);
     ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &t));
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &after));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &after));
     ASSERT_EQ(before.cublas_unplanned, after.cublas_unplanned);
     ASSERT_EQ(before.modules, after.modules);
     ASSERT(world_close(&w));

@@ -65,7 +65,7 @@ typedef struct world {
     qlora_tensor sequences;
     qlora_tensor state;
     qlora_tensor operand;
-    qlora_linear linear;
+    qlora_linear_desc linear;
 } world;
 
 static float stored(float x, qlora_dtype dtype) {
@@ -138,7 +138,7 @@ static bool world_mask(qlora_ctx* ctx, world* s, int32_t i) {
         return true;
     }
     qlora_tensor t;
-    qlora_dropout_args d;
+    qlora_dropout_desc d;
     memset(&d, 0, sizeof d);
     d.x = &t;
     d.y = &t;
@@ -197,9 +197,9 @@ static bool world_make(qlora_ctx* ctx, test_random* random, const linear_case* c
     bool ok = qlora_tensor_create(ctx, QLORA_I32, 1, c->T, &s->positions) == QLORA_OK &&
               qlora_tensor_create(ctx, QLORA_I32, 1, c->T, &s->sequences) == QLORA_OK &&
               qlora_tensor_create(ctx, QLORA_I32, 1, 4, &s->state) == QLORA_OK &&
-              qlora_tensor_upload(ctx, &s->positions, numbers, (size_t)c->T * 4) == QLORA_OK &&
+              qlora_tensor_write(ctx, &s->positions, numbers, (size_t)c->T * 4) == QLORA_OK &&
               qlora_tensor_zero(ctx, &s->sequences) == QLORA_OK &&
-              qlora_tensor_upload(ctx, &s->state, state, sizeof state) == QLORA_OK;
+              qlora_tensor_write(ctx, &s->state, state, sizeof state) == QLORA_OK;
     free(numbers);
     s->linear.positions = &s->positions;
     s->linear.sequences = &s->sequences;
@@ -478,7 +478,7 @@ TEST linear_stack_equals_parts(const test_machine* machine) {
     ASSERT(test_read(ctx, &y, stacked));
     int64_t col = 0;
     for (int32_t i = 0; i < c->count; i++) {
-        qlora_linear one = s.linear;
+        qlora_linear_desc one = s.linear;
         one.count = 1;
         one.parts[0] = s.linear.parts[i];
         qlora_tensor x1, y1;
@@ -525,7 +525,8 @@ TEST linear_joins_gradients(const test_machine* machine) {
         ASSERT(upload_padded(ctx, QLORA_F32, s.rank, c->in, 5, NULL, &joined)); // NaN: to be set
         int64_t row = 0;
         for (int32_t i = 0; i < c->count; i++) {
-            ASSERT_EQ(QLORA_OK, qlora_tensor_view(&joined, row, c->rank[i], 0, c->in, &view[i]));
+            ASSERT_EQ(QLORA_OK,
+                      qlora_tensor_view(ctx, &joined, row, c->rank[i], 0, c->in, &view[i]));
             s.linear.parts[i].da = &view[i];
             row += c->rank[i];
         }
@@ -571,13 +572,13 @@ TEST linear_refuses(const test_machine* machine) {
     ASSERT(upload_padded(ctx, c->dtype, c->T, s.out, s.pad, s.dy, &dy));
     ASSERT(upload_padded(ctx, c->dtype, c->T, s.out, 0, NULL, &y));
     qlora_tensor narrow;
-    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&x, 0, c->T, 0, c->in, &narrow));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &x, 0, c->T, 0, c->in, &narrow));
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_linear_forward(ctx, NULL, &x, &y));
     ASSERT_EQ(QLORA_ERR_ARGUMENT,
               qlora_linear_forward(ctx, &s.linear, &narrow, &y)); // no room for z
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_linear_backward(ctx, &s.linear, &x, &y, NULL, 0)); // nor u
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_linear_backward(ctx, &s.linear, &x, &dy, NULL, 1));
-    qlora_linear bad = s.linear;
+    qlora_linear_desc bad = s.linear;
     bad.count = 4;
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_linear_forward(ctx, &bad, &x, &y));
     bad = s.linear;

@@ -177,13 +177,13 @@ qlora_result test_tensor(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_
         return r;
     }
     if (dtype == QLORA_F32) {
-        return qlora_tensor_upload(ctx, out, values, n * 4);
+        return qlora_tensor_write(ctx, out, values, n * 4);
     }
     uint16_t* half = (uint16_t*)malloc(n * 2);
     for (size_t i = 0; i < n; i++) {
         half[i] = half_from(values[i], dtype);
     }
-    r = qlora_tensor_upload(ctx, out, half, n * 2);
+    r = qlora_tensor_write(ctx, out, half, n * 2);
     free(half);
     return r;
 }
@@ -191,10 +191,10 @@ qlora_result test_tensor(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_
 bool test_read(qlora_ctx* ctx, const qlora_tensor* tensor, float* out) {
     size_t n = (size_t)(tensor->rows * tensor->cols * tensor->batch);
     if (tensor->dtype == QLORA_F32) {
-        return qlora_tensor_download(ctx, tensor, out, n * 4) == QLORA_OK;
+        return qlora_tensor_read(ctx, tensor, out, n * 4) == QLORA_OK;
     }
     uint16_t* half = (uint16_t*)malloc(n * 2 + 1);
-    bool ok = qlora_tensor_download(ctx, tensor, half, n * 2) == QLORA_OK;
+    bool ok = qlora_tensor_read(ctx, tensor, half, n * 2) == QLORA_OK;
     for (size_t i = 0; ok && i < n; i++) {
         out[i] = half_to(half[i], tensor->dtype);
     }

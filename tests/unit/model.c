@@ -963,7 +963,7 @@ TEST step_stays_on_the_device(const test_machine* machine) {
         ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &eval));
         ASSERT_OK(r, qlora_model_use_adapters(r.model, true));
         qlora_cache_info cache;
-        ASSERT_OK(r, qlora_cache_stats(r.ctx, &cache));
+        ASSERT_OK(r, qlora_cache_query(r.ctx, &cache));
         ASSERT(cache.sealed);
         ASSERT_EQ_FMT(0, (int)cache.jit_after_seal, "%d");
         ASSERT_EQ_FMT(0, (int)cache.cublas_unplanned, "%d");

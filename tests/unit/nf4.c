@@ -96,9 +96,9 @@ static const char* quantise(qlora_ctx* ctx, const qlora_tensor* source, int32_t 
             parts_out.absmax_scales = out->scales;
             parts_out.offset = &out->offset;
         }
-        if ((map != NULL && qlora_nf4_upload(ctx, &w, &maps) != QLORA_OK) ||
+        if ((map != NULL && qlora_nf4_write(ctx, &w, &maps) != QLORA_OK) ||
             qlora_nf4_quantise(ctx, source, &w) != QLORA_OK ||
-            qlora_nf4_download(ctx, &w, &parts_out) != QLORA_OK) {
+            qlora_nf4_read(ctx, &w, &parts_out) != QLORA_OK) {
             fprintf(stderr, "%s\n", qlora_last_error(ctx));
             wrong = "quantise";
         }
@@ -428,7 +428,7 @@ static bool weight_make(qlora_ctx* ctx, test_random* random, int64_t rows, int64
     bool ok = test_tensor(ctx, QLORA_F32, rows, cols, x, &source) == QLORA_OK &&
               qlora_nf4_create(ctx, &desc, &out->w) == QLORA_OK &&
               qlora_nf4_quantise(ctx, &source, &out->w) == QLORA_OK &&
-              qlora_nf4_download(ctx, &out->w, &host) == QLORA_OK &&
+              qlora_nf4_read(ctx, &out->w, &host) == QLORA_OK &&
               qlora_tensor_destroy(ctx, &source) == QLORA_OK;
     out->exact = (float*)malloc(n * 4 + 4);
     out->rounded = (float*)malloc(n * 4 + 4);
@@ -482,7 +482,7 @@ TEST nf4_widens(const test_machine* machine) {
             qlora_tensor whole;
             qlora_tensor view;
             ASSERT_EQ(QLORA_OK, test_tensor(ctx, dtype, rows, ld, image, &whole));
-            ASSERT_EQ(QLORA_OK, qlora_tensor_view(&whole, 0, rows, 0, cols, &view));
+            ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &whole, 0, rows, 0, cols, &view));
             ASSERT_EQ(QLORA_OK, qlora_nf4_dequantise(ctx, &w.w, &view, via_bf16));
             ASSERT(test_read(ctx, &whole, image));
             for (int64_t r = 0; r < rows; r++) {
@@ -539,7 +539,7 @@ static bool with_nan(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t co
         image[i] = i % ld < cols && values != NULL ? values[i / ld * cols + i % ld] : NAN;
     }
     bool ok = test_tensor(ctx, dtype, rows, ld, image, whole) == QLORA_OK &&
-              qlora_tensor_view(whole, 0, rows, 0, cols, view) == QLORA_OK;
+              qlora_tensor_view(ctx, whole, 0, rows, 0, cols, view) == QLORA_OK;
     free(image);
     return ok;
 }
@@ -760,7 +760,7 @@ TEST nf4_refuses(const test_machine* machine) {
     qlora_nf4_parts parts_given;
     memset(&parts_given, 0, sizeof parts_given);
     parts_given.absmax = plain; // this weight has none
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_download(ctx, &w, &parts_given));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_read(ctx, &w, &parts_given));
     qlora_tensor x, y, small;
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 2, 64, &x));
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 2, 4, &y));

@@ -545,7 +545,7 @@ static void run_cross_entropy(rig* r, const op_case* c, outputs* out) {
     matrix* losses = blank(r, QLORA_F32, 1, c->rows);
     matrix* total = make(r, QLORA_F32, 1, 3, (double[]){1000, 0.00001, 7});
     matrix* flag = make(r, QLORA_I32, 1, 1, &(double){0});
-    qlora_cross_entropy_args args;
+    qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &logits->t;
     args.labels = &labels->t;
@@ -653,7 +653,7 @@ static void run_adamw(rig* r, const op_case* c, outputs* out) {
     matrix* clip = make(r, QLORA_F32, 1, 1, &(double){0.625});
     matrix* flag = make(r, QLORA_I32, 1, 1, &(double){0});
     matrix* raised = make(r, QLORA_I32, 1, 1, &(double){1});
-    qlora_adamw_args args;
+    qlora_adamw_desc args;
     memset(&args, 0, sizeof args);
     args.param = &p->t;
     args.grad = &g->t;
@@ -695,7 +695,7 @@ static void run_dropout(rig* r, const op_case* c, outputs* out) {
     matrix* positions = indices(r, c->rows, 1000, &random, 0, 0);
     matrix* sequences = indices(r, c->rows, 1000, &random, 0, 0);
     matrix* state = make(r, QLORA_I32, 1, 4, (double[]){-123456789, 1999999999, 77, 0});
-    qlora_dropout_args args;
+    qlora_dropout_desc args;
     memset(&args, 0, sizeof args);
     args.x = &x->t;
     args.y = &y->t;
@@ -1146,7 +1146,7 @@ static double cross_entropy_value(rig* r, const gradient_case* g, const double* 
     matrix* scales = make(r, QLORA_F32, 1, 1, &scale);
     matrix* losses = blank(r, QLORA_F32, 1, g->rows);
     matrix* total = make(r, QLORA_F32, 1, 3, (double[]){0, 0, 0});
-    qlora_cross_entropy_args args;
+    qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &logits->t;
     args.labels = &labels->t;
@@ -1388,7 +1388,7 @@ TEST forwards_follow_their_formulas(void) {
 
     matrix* labels = make(&r, QLORA_I32, 1, 1, &(double){2});
     matrix* losses = blank(&r, QLORA_F32, 1, 1);
-    qlora_cross_entropy_args args;
+    qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &in->t;
     args.labels = &labels->t;
@@ -1453,7 +1453,7 @@ TEST adamw_follows_the_formula(void) {
     state.weight_decay = 0.05;
     matrix* table = make_bytes(&r, &range, sizeof range);
     matrix* memory = make_bytes(&r, &state, sizeof state);
-    qlora_adamw_args args;
+    qlora_adamw_desc args;
     memset(&args, 0, sizeof args);
     args.param = &tensors[0]->t;
     args.grad = &tensors[1]->t;
@@ -1517,7 +1517,7 @@ static outputs drop(rig* r, const op_case* c, int32_t seed, int32_t step, int32_
     matrix* positions = make(r, QLORA_I32, 1, rows, where);
     matrix* sequences = make(r, QLORA_I32, 1, rows, where + rows);
     matrix* state = make(r, QLORA_I32, 1, 4, (double[]){(double)seed, 0, (double)step, 0});
-    qlora_dropout_args args;
+    qlora_dropout_desc args;
     memset(&args, 0, sizeof args);
     args.x = &x->t;
     args.y = &x->t;
@@ -1591,7 +1591,7 @@ TEST total_carries_its_rest(const test_machine* machine) {
     matrix* labels = make(&r, QLORA_I32, 1, 1, (double[]){1});
     matrix* losses = blank(&r, QLORA_F32, 1, 1);
     matrix* total = make(&r, QLORA_F32, 1, 3, (double[]){33554432, 0, 0});
-    qlora_cross_entropy_args args;
+    qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &logits->t;
     args.labels = &labels->t;
@@ -1639,7 +1639,7 @@ TEST empty_tensors_are_fine(const test_machine* machine) {
         DO(&r, transpose(ctx, &x->t, &blank(&r, QLORA_BF16, cols, rows)->t));
         DO(&r, scores_mask(ctx, &x->t, 1, true, 0));
         DO(&r, softmax_forward(ctx, &x->t, &y->t));
-        qlora_dropout_args args;
+        qlora_dropout_desc args;
         memset(&args, 0, sizeof args);
         args.x = &x->t;
         args.y = &y->t;
@@ -1686,7 +1686,7 @@ TEST bad_indices_are_reported(const test_machine* machine) {
             } else if (which == 1) {
                 result = qlora_rope_forward(ctx, &x->t, 1, &ids->t, &table->t, NULL, &flag->t);
             } else {
-                qlora_cross_entropy_args args;
+                qlora_cross_entropy_desc args;
                 memset(&args, 0, sizeof args);
                 args.logits = &x->t;
                 args.labels = &ids->t;
@@ -1729,7 +1729,7 @@ TEST wrong_arguments_are_refused(const test_machine* machine) {
     shifted.bytes -= sizeof(float);
     qlora_tensor rest = a->t;
     rest.rows = 3;
-    qlora_dropout_args drops;
+    qlora_dropout_desc drops;
     memset(&drops, 0, sizeof drops);
     drops.x = &a->t;
     drops.y = &a->t;

@@ -344,11 +344,11 @@ TEST tensor_rules(const test_machine* machine) {
     }
     float got[12];
     ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 3, 4, values, &t));
-    REFUSED(QLORA_ERR_ARGUMENT, "48", qlora_tensor_upload(ctx, &t, values, 44));
-    REFUSED(QLORA_ERR_ARGUMENT, "48", qlora_tensor_download(ctx, &t, NULL, 48));
-    REFUSED(QLORA_ERR_ARGUMENT, "inside", qlora_tensor_view(&t, 2, 2, 0, 4, &v));
-    ASSERT_EQ(QLORA_OK, qlora_tensor_view(&t, 1, 2, 1, 2, &v));
-    REFUSED(QLORA_ERR_ARGUMENT, "ld", qlora_tensor_download(ctx, &v, got, 16));
+    REFUSED(QLORA_ERR_ARGUMENT, "48", qlora_tensor_write(ctx, &t, values, 44));
+    REFUSED(QLORA_ERR_ARGUMENT, "48", qlora_tensor_read(ctx, &t, NULL, 48));
+    REFUSED(QLORA_ERR_ARGUMENT, "inside", qlora_tensor_view(ctx, &t, 2, 2, 0, 4, &v));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_view(ctx, &t, 1, 2, 1, 2, &v));
+    REFUSED(QLORA_ERR_ARGUMENT, "ld", qlora_tensor_read(ctx, &v, got, 16));
     REFUSED(QLORA_ERR_ARGUMENT, "views", qlora_tensor_destroy(ctx, &v));
     ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &v));
     ASSERT(test_read(ctx, &t, got));
@@ -402,7 +402,7 @@ TEST cache_users_kernel(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
     const qlora_kernel* kernel = NULL;
-    qlora_launch launch = {{1, 1, 1}, {32, 1, 1}, 0};
+    qlora_launch_desc launch = {{1, 1, 1}, {32, 1, 1}, 0};
     size_t needed = 0;
     if (qlora_ctx_backend(ctx) == QLORA_BACKEND_CPU) {
         REFUSED(QLORA_ERR_UNSUPPORTED, "CPU",
@@ -485,7 +485,7 @@ TEST cache_text_is_refused_when_it_goes_backward(const test_machine* machine) {
     PASS();
 }
 
-static const qlora_shape SMALL_SHAPE = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32};
+static const qlora_prewarm_desc SMALL_SHAPE = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32};
 
 // Pre-warm loads all that the shape needs, seals, and nothing is compiled afterwards.
 TEST cache_prewarm_and_seal(const test_machine* machine) {
@@ -493,7 +493,7 @@ TEST cache_prewarm_and_seal(const test_machine* machine) {
     if (!ctx) SKIPm(test_open_reason());
     qlora_cache_info info;
     ASSERT_EQ(QLORA_OK, qlora_prewarm(ctx, &SMALL_SHAPE));
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     if (qlora_ctx_backend(ctx) == QLORA_BACKEND_CPU) {
         ASSERT_EQ(0u, info.modules);
         ASSERT(test_close_ctx(machine, ctx));
@@ -503,11 +503,11 @@ TEST cache_prewarm_and_seal(const test_machine* machine) {
     ASSERT(info.modules > 0 && info.kernels > 10);
     ASSERT_EQ(machine->cublas, info.cublas_shapes > 0);
     uint32_t modules = info.modules;
-    qlora_shape other = SMALL_SHAPE;
+    qlora_prewarm_desc other = SMALL_SHAPE;
     other.rank = 0; // a second model without LoRA: nothing new to compile, and no early return
     other.base = QLORA_BASE_32BIT;
     ASSERT_EQ(QLORA_OK, qlora_prewarm(ctx, &other));
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT_EQ(modules, info.modules);
     ASSERT(info.sealed);
     // A kernel outside the plan is an error that names it, until the cache is unsealed.
@@ -523,7 +523,7 @@ TEST cache_prewarm_and_seal(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_cache_unseal(ctx));
     ASSERT_EQ(QLORA_OK, qlora_cache_get_or_compile(ctx, "mine", ptx, "add_one", &kernel));
     ASSERT_EQ(QLORA_OK, qlora_cache_seal(ctx));
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT_EQ(0u, info.jit_after_seal);
     ASSERT_EQ(modules + 1, info.modules);
     // A cuBLAS shape outside the plan works and is counted.
@@ -532,7 +532,7 @@ TEST cache_prewarm_and_seal(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 5, 5, NULL, &c));
     ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &a));
     ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &a, &a, &c, 0));
-    ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+    ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT_EQ(machine->cublas, info.cublas_unplanned == 1);
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &a));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &c));
@@ -543,7 +543,7 @@ TEST cache_prewarm_and_seal(const test_machine* machine) {
 TEST cache_prewarm_bad_shapes(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
-    qlora_shape s = SMALL_SHAPE;
+    qlora_prewarm_desc s = SMALL_SHAPE;
     s.hidden = 0;
     REFUSED(QLORA_ERR_ARGUMENT, "hidden", qlora_prewarm(ctx, &s));
     s = SMALL_SHAPE;
@@ -571,7 +571,7 @@ TEST cache_fewer_modules_with_cublas(const test_machine* machine) {
         if (!ctx) SKIPm(test_open_reason());
         ASSERT_EQ(QLORA_OK, qlora_prewarm(ctx, &SMALL_SHAPE));
         qlora_cache_info info;
-        ASSERT_EQ(QLORA_OK, qlora_cache_stats(ctx, &info));
+        ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
         modules[i] = info.modules;
         float a_values[12 * 12];
         for (int j = 0; j < 12 * 12; j++) {
@@ -603,9 +603,9 @@ static bool cast_bytes(qlora_ctx* ctx, qlora_dtype from, qlora_dtype to, const v
     qlora_tensor x, y;
     bool ok = qlora_tensor_create(ctx, from, 1, n, &x) == QLORA_OK &&
               qlora_tensor_create(ctx, to, 1, n, &y) == QLORA_OK &&
-              qlora_tensor_upload(ctx, &x, in, (size_t)n * qlora_dtype_bytes(from)) == QLORA_OK &&
+              qlora_tensor_write(ctx, &x, in, (size_t)n * qlora_dtype_bytes(from)) == QLORA_OK &&
               qlora_cast(ctx, &x, &y) == QLORA_OK &&
-              qlora_tensor_download(ctx, &y, out, (size_t)n * qlora_dtype_bytes(to)) == QLORA_OK;
+              qlora_tensor_read(ctx, &y, out, (size_t)n * qlora_dtype_bytes(to)) == QLORA_OK;
     return qlora_tensor_destroy(ctx, &x) == QLORA_OK && qlora_tensor_destroy(ctx, &y) == QLORA_OK &&
            ok;
 }
@@ -790,10 +790,10 @@ TEST clip_one_norm(const test_machine* machine) {
             float limit = limits[l] < 0 ? -1.0f : (float)(limits[l] * now);
             double ratio = (double)limit / (now + 1e-6);
             double expected = limit >= 0.0f && ratio < 1.0 ? ratio : 1.0;
-            ASSERT_EQ(QLORA_OK, qlora_clip_set(ctx, clip, limit));
-            ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
+            ASSERT_EQ(QLORA_OK, qlora_clip_set(clip, limit));
+            ASSERT_EQ(QLORA_OK, qlora_clip_apply(clip));
             qlora_clip_info info;
-            ASSERT_EQ(QLORA_OK, qlora_clip_read(ctx, clip, 0, &info));
+            ASSERT_EQ(QLORA_OK, qlora_clip_query(clip, 0, &info));
             ASSERT(info.finite);
             ASSERT(fabs((double)info.norm - now) <= 1e-6 * now);
             ASSERT(fabs((double)info.scale - expected) <= 1e-6 * expected);
@@ -802,7 +802,7 @@ TEST clip_one_norm(const test_machine* machine) {
                 ASSERT(clip_scaled(ctx, &f, i, total));
             }
         }
-        ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, clip));
+        ASSERT_EQ(QLORA_OK, qlora_clip_destroy(clip));
         clip_free(ctx, &f);
     }
     ASSERT(test_close_ctx(machine, ctx));
@@ -815,15 +815,15 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
     clip_fixture f;
     ASSERT(clip_make(ctx, &f, 1.0f));
     f.values[4][77] = INFINITY;
-    ASSERT_EQ(QLORA_OK, qlora_tensor_upload(ctx, &f.tensors[4], f.values[4], 70 * 130 * 4));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_write(ctx, &f.tensors[4], f.values[4], 70 * 130 * 4));
     const int32_t groups[CLIP_TENSORS] = {1, 0, 0, 3, 2}; // in no order
     qlora_clip* clip = NULL;
     ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, f.list, groups, CLIP_TENSORS, &clip));
-    ASSERT_EQ(QLORA_OK, qlora_clip_set(ctx, clip, 1.0f));
-    ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_set(clip, 1.0f));
+    ASSERT_EQ(QLORA_OK, qlora_clip_apply(clip));
     for (int i = 0; i < CLIP_TENSORS; i++) {
         qlora_clip_info info;
-        ASSERT_EQ(QLORA_OK, qlora_clip_read(ctx, clip, groups[i], &info));
+        ASSERT_EQ(QLORA_OK, qlora_clip_query(clip, groups[i], &info));
         if (i == 4) {
             ASSERT(!info.finite);
             ASSERT_EQ_FMT(1.0, (double)info.scale, "%g");
@@ -836,27 +836,27 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
         }
     }
     qlora_clip_info info;
-    REFUSED(QLORA_ERR_ARGUMENT, "group", qlora_clip_read(ctx, clip, 4, &info));
-    REFUSED(QLORA_ERR_ARGUMENT, "not a number", qlora_clip_set(ctx, clip, NAN));
-    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, clip));
+    REFUSED(QLORA_ERR_ARGUMENT, "group", qlora_clip_query(clip, 4, &info));
+    REFUSED(QLORA_ERR_ARGUMENT, "not a number", qlora_clip_set(clip, NAN));
+    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(clip));
     const int32_t bad[CLIP_TENSORS] = {0, 1, 2, 3, 9};
     REFUSED(QLORA_ERR_ARGUMENT, "group 9",
             qlora_clip_create(ctx, f.list, bad, CLIP_TENSORS, &clip));
     // No gradients at all is fine: a norm of 0.
     ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, NULL, NULL, 0, &clip));
-    ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
-    ASSERT_EQ(QLORA_OK, qlora_clip_read(ctx, clip, 0, &info));
+    ASSERT_EQ(QLORA_OK, qlora_clip_apply(clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_query(clip, 0, &info));
     ASSERT(info.finite && info.norm == 0.0f && info.scale == 1.0f);
-    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(clip));
     // Rows with gaps between them: the gaps are neither read nor written.
     qlora_tensor view;
-    ASSERT_EQ(QLORA_OK, qlora_tensor_upload(ctx, &f.tensors[4], f.values[4], 70 * 130 * 4));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_write(ctx, &f.tensors[4], f.values[4], 70 * 130 * 4));
     ASSERT_EQ(QLORA_OK,
-              qlora_tensor_view(&f.tensors[4], 2, 60, 1, 50, &view)); // infinity is outside
+              qlora_tensor_view(ctx, &f.tensors[4], 2, 60, 1, 50, &view)); // infinity is outside
     const qlora_tensor* one[] = {&view};
     ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, one, NULL, 1, &clip));
-    ASSERT_EQ(QLORA_OK, qlora_clip_apply(ctx, clip));
-    ASSERT_EQ(QLORA_OK, qlora_clip_read(ctx, clip, 0, &info));
+    ASSERT_EQ(QLORA_OK, qlora_clip_apply(clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_query(clip, 0, &info));
     double sum = 0.0;
     for (int i = 2; i < 62; i++) {
         for (int j = 1; j < 51; j++) {
@@ -871,7 +871,7 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
         ASSERT_EQ(inside, memcmp(&got[i], &f.values[4][i], 4) != 0);
     }
     free(got);
-    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(ctx, clip));
+    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(clip));
     clip_free(ctx, &f);
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
@@ -900,7 +900,7 @@ static qlora_result step(qlora_ctx* ctx, void* user) {
         qlora_ctx_sync(ctx); // the callback overlooks the error: the capture must fail all the same
         break;
     case 2:
-        return qlora_tensor_download(ctx, &s->c, host, 64);
+        return qlora_tensor_read(ctx, &s->c, host, 64);
     case 3:
         return qlora_tensor_create(ctx, QLORA_F32, 1, 1, &t);
     case 4:
@@ -910,7 +910,7 @@ static qlora_result step(qlora_ctx* ctx, void* user) {
     default:
         break;
     }
-    return r == QLORA_OK ? qlora_clip_apply(ctx, s->clip) : r;
+    return r == QLORA_OK ? qlora_clip_apply(s->clip) : r;
 }
 
 static bool step_make(qlora_ctx* ctx, step_state* s) {
@@ -927,7 +927,7 @@ static bool step_make(qlora_ctx* ctx, step_state* s) {
 }
 
 static void step_free(qlora_ctx* ctx, step_state* s) {
-    qlora_clip_destroy(ctx, s->clip);
+    qlora_clip_destroy(s->clip);
     qlora_tensor_destroy(ctx, &s->a);
     qlora_tensor_destroy(ctx, &s->b);
     qlora_tensor_destroy(ctx, &s->c);
@@ -952,16 +952,16 @@ TEST graph_replays_what_it_captured(const test_machine* machine) {
     for (int i = 0; i < 16; i++) {
         twice[i] = (float)(i % 5);
     }
-    ASSERT_EQ(QLORA_OK, qlora_tensor_upload(ctx, &s.a, twice, 64));
-    ASSERT_EQ(QLORA_OK, qlora_clip_set(ctx, s.clip, 3.0f));
-    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 42));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_write(ctx, &s.a, twice, 64));
+    ASSERT_EQ(QLORA_OK, qlora_clip_set(s.clip, 3.0f));
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(graph, 42));
     ASSERT(test_read(ctx, &s.c, got));
     ASSERT_EQ(QLORA_OK, step(ctx, &s));
     ASSERT(test_read(ctx, &s.c, eager));
     ASSERT_CLOSE(eager, got, 16, 0, 0);
-    REFUSED(QLORA_ERR_STATE, "key 42", qlora_graph_replay(ctx, graph, 43));
+    REFUSED(QLORA_ERR_STATE, "key 42", qlora_graph_replay(graph, 43));
     qlora_graph_info info;
-    ASSERT_EQ(QLORA_OK, qlora_graph_query(ctx, graph, &info));
+    ASSERT_EQ(QLORA_OK, qlora_graph_query(graph, &info));
     ASSERT_EQ(1u, info.replays);
     ASSERT(info.valid);
     ASSERT_EQ(qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA, info.nodes >= 4);
@@ -969,14 +969,14 @@ TEST graph_replays_what_it_captured(const test_machine* machine) {
     qlora_tensor unrelated;
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 4, 4, &unrelated));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &unrelated));
-    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 42));
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(graph, 42));
     if (qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA) {
         ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &s.b));
-        REFUSED(QLORA_ERR_STATE, "freed", qlora_graph_replay(ctx, graph, 42));
-        ASSERT_EQ(QLORA_OK, qlora_graph_query(ctx, graph, &info));
+        REFUSED(QLORA_ERR_STATE, "freed", qlora_graph_replay(graph, 42));
+        ASSERT_EQ(QLORA_OK, qlora_graph_query(graph, &info));
         ASSERT(!info.valid);
     }
-    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(graph));
     step_free(ctx, &s);
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
@@ -1015,15 +1015,15 @@ TEST graph_clears_are_kernels(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, clear_step, &s, &graph));
     ASSERT_EQ(QLORA_OK, qlora_ctx_sync(ctx));
     uint64_t fills = fake ? fake->kernel_runs("qlora_elementwise_fill_f32") : 0;
-    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 1));
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(graph, 1));
     ASSERT(test_read(ctx, &s.sum, got));
     ASSERT_CLOSE(sum, got, 6, 0, 0);
     ASSERT(test_read(ctx, &s.small, got));
     ASSERT_EQ(5.0f, got[0]);
     qlora_graph_info info;
-    ASSERT_EQ(QLORA_OK, qlora_graph_query(ctx, graph, &info));
+    ASSERT_EQ(QLORA_OK, qlora_graph_query(graph, &info));
     ASSERT_EQ(5u, info.nodes);
-    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(graph));
     if (fake) {
         ASSERT_EQ(fills + 3, fake->kernel_runs("qlora_elementwise_fill_f32"));
     }
@@ -1037,8 +1037,8 @@ TEST graph_clears_are_kernels(const test_machine* machine) {
         qlora_result r = qlora_graph_capture(ctx, 1, clear_step, &s, &graph);
         fake->fail_clear();
         if (r == QLORA_OK) {
-            ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 1));
-            ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+            ASSERT_EQ(QLORA_OK, qlora_graph_replay(graph, 1));
+            ASSERT_EQ(QLORA_OK, qlora_graph_destroy(graph));
         }
         ASSERT(test_read(ctx, &s.sum, got));
         ASSERT_CLOSE(sum, got, 6, 0, 0);
@@ -1082,14 +1082,14 @@ TEST graph_capture_fails_clearly(const test_machine* machine) {
     }
     REFUSED(QLORA_ERR_ARGUMENT, "fn is NULL", qlora_graph_capture(ctx, 1, NULL, &s, &graph));
     ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, step, &s, &graph));
-    ASSERT_EQ(QLORA_OK, qlora_graph_replay(ctx, graph, 1));
+    ASSERT_EQ(QLORA_OK, qlora_graph_replay(graph, 1));
     // Another stream: the graph is gone.
     if (strcmp(machine->backend, "fake") == 0) {
         ASSERT_EQ(QLORA_OK, qlora_ctx_set_stream(ctx, NULL));
-        REFUSED(QLORA_ERR_STATE, "stream", qlora_graph_replay(ctx, graph, 1));
+        REFUSED(QLORA_ERR_STATE, "stream", qlora_graph_replay(graph, 1));
         test_fake()->forgive(); // modes 1 to 3 were refused by us before the driver saw them
     }
-    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(ctx, graph));
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(graph));
     step_free(ctx, &s);
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
