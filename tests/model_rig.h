@@ -4,6 +4,7 @@
 #define QLORA_MODEL_RIG_H
 
 #include "machines.h"
+#include "model_info.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -65,15 +66,15 @@ static inline setup setup_make(const test_machine* machine) {
     s.model.alpha = 8.0f;
     s.model.dropout = 0.1f;
     s.model.train_norms = true;
-    s.train.tokens = TOKENS;
-    s.train.max_sequences = MAX_SEQUENCES;
-    s.train.head_chunk = 7;
+    s.model.tokens = TOKENS;
+    s.model.max_sequences = MAX_SEQUENCES;
+    s.model.head_chunk = 7;
     s.train.lr = 1e-2;
     s.train.weight_decay = 0.1;
     s.train.seed = 5;
     s.train.schedule = QLORA_SCHEDULE_CONSTANT;
-    s.train.recompute = QLORA_CHOICE_OFF;
-    s.train.cache = QLORA_CHOICE_OFF;
+    s.model.recompute = QLORA_CHOICE_OFF;
+    s.model.cache = QLORA_CHOICE_OFF;
     return s;
 }
 
@@ -127,9 +128,9 @@ static inline bool rig_says(const rig* r, const char* what) {
 // B is zero in a new adapter, which hides half of the gradients: every adapter gets random numbers.
 static inline bool rig_stir(rig* r) {
     test_random random = test_random_start("stir");
-    for (int64_t i = 0; i < qlora_model_parameters(r->model); i++) {
-        qlora_parameter p;
-        if (qlora_model_parameter(r->model, i, &p) != QLORA_OK) {
+    for (int64_t i = 0; i < model_parameters(r->model); i++) {
+        qlora_parameter_info p;
+        if (qlora_parameter_query(r->model, i, &p) != QLORA_OK) {
             return false;
         }
         size_t n = (size_t)(p.rows * p.cols);
@@ -139,7 +140,7 @@ static inline bool rig_stir(rig* r) {
         for (size_t j = 0; norm && j < n; j++) {
             values[j] += 1.0f;
         }
-        qlora_result result = qlora_model_parameter_write(r->model, i, values);
+        qlora_result result = qlora_parameter_write(r->model, i, values);
         free(values);
         if (result != QLORA_OK) {
             return false;
@@ -156,18 +157,19 @@ static inline bool rig_start(rig* r, const setup* s) {
         model.config = &s->config;
     }
     if (s->budget != 0) {
-        qlora_budget budget;
+        qlora_plan_desc budget;
         memset(&budget, 0, sizeof budget);
         budget.bytes = s->budget;
-        if (qlora_plan_make(r->ctx, &model, &s->train, &budget, &plan) != QLORA_OK) {
+        if (qlora_plan_make(r->ctx, &model, &budget, &plan) != QLORA_OK) {
             return rig_says(r, "plan");
         }
+        model.plan = &plan;
     }
-    const qlora_plan* given = s->budget != 0 ? &plan : NULL;
-    if (qlora_model_open(r->ctx, &model, &s->train, given, &r->model) != QLORA_OK) {
+    if (qlora_model_open(r->ctx, &model, &r->model) != QLORA_OK) {
         return rig_says(r, "model");
     }
-    if (qlora_trainer_create(r->model, &r->trainer) != QLORA_OK) {
+    if (model.purpose == QLORA_PURPOSE_TRAIN &&
+        qlora_trainer_create(r->model, &s->train, &r->trainer) != QLORA_OK) {
         return rig_says(r, "trainer");
     }
     return true;
@@ -179,7 +181,8 @@ static inline bool rig_open(rig* r, const setup* s) {
     if (r->ctx == NULL) {
         return rig_says(r, "context");
     }
-    return rig_start(r, s) && (s->train.no_training || rig_stir(r) || rig_says(r, "stir"));
+    return rig_start(r, s) && (s->model.purpose == QLORA_PURPOSE_EVALUATE || rig_stir(r) ||
+                               rig_says(r, "stir"));
 }
 
 static inline bool rig_close(rig* r, const setup* s) {
@@ -192,9 +195,9 @@ static inline bool rig_close(rig* r, const setup* s) {
 static inline float* rig_read(rig* r, bool gradients, size_t* count) {
     float* all = NULL;
     size_t n = 0;
-    for (int64_t i = 0; i < qlora_model_parameters(r->model); i++) {
-        qlora_parameter p;
-        if (qlora_model_parameter(r->model, i, &p) != QLORA_OK) {
+    for (int64_t i = 0; i < model_parameters(r->model); i++) {
+        qlora_parameter_info p;
+        if (qlora_parameter_query(r->model, i, &p) != QLORA_OK) {
             free(all);
             return NULL;
         }
@@ -205,8 +208,8 @@ static inline float* rig_read(rig* r, bool gradients, size_t* count) {
             return NULL;
         }
         all = grown;
-        qlora_result result = gradients ? qlora_train_gradient_read(r->trainer, i, all + n)
-                                        : qlora_model_parameter_read(r->model, i, all + n);
+        qlora_result result = gradients ? qlora_gradient_read(r->trainer, i, all + n)
+                                        : qlora_parameter_read(r->model, i, all + n);
         if (result != QLORA_OK) {
             free(all);
             return NULL;
@@ -243,7 +246,7 @@ static inline bool run_step(rig* r, const setup* s, int step, outcome* out) {
             return rig_says(r, "micro");
         }
         qlora_eval_info between;
-        if (s->eval_between && qlora_eval(r->trainer, &d[1 - i].batch, &between) != QLORA_OK) {
+        if (s->eval_between && qlora_eval(r->model, &d[1 - i].batch, &between) != QLORA_OK) {
             return rig_says(r, "eval");
         }
     }
@@ -255,7 +258,7 @@ static inline bool run_step(rig* r, const setup* s, int step, outcome* out) {
     }
     qlora_train_info info;
     if (qlora_train_update(r->trainer) != QLORA_OK ||
-        qlora_train_info_read(r->trainer, &info) != QLORA_OK) {
+        qlora_train_query(r->trainer, &info) != QLORA_OK) {
         return rig_says(r, "update");
     }
     out->losses[step] = info.loss;
@@ -274,7 +277,7 @@ static inline bool run_steps(rig* r, const setup* s, outcome* out) {
     data d;
     qlora_eval_info eval;
     data_make(&d, "evaluation", run_lengths[0], 3);
-    if (qlora_eval(r->trainer, &d.batch, &eval) != QLORA_OK) {
+    if (qlora_eval(r->model, &d.batch, &eval) != QLORA_OK) {
         return rig_says(r, "eval");
     }
     out->eval = eval.loss;

@@ -327,7 +327,7 @@ static bool step_open(step_run* s) {
     qlora_model_config config = step_config(o->shape);
     qlora_model_desc desc;
     qlora_train_desc train;
-    qlora_budget budget;
+    qlora_plan_desc budget;
     memset(&desc, 0, sizeof desc);
     memset(&train, 0, sizeof train);
     memset(&budget, 0, sizeof budget);
@@ -338,22 +338,22 @@ static bool step_open(step_run* s) {
     desc.rank = (int32_t)o->rank;
     desc.progress = step_progress;
     desc.progress_user = s;
-    train.tokens = o->batch * o->seq;
-    train.max_sequences = o->batch;
-    train.max_length = o->seq;
-    train.head_chunk = o->head_chunk;
+    desc.tokens = o->batch * o->seq;
+    desc.max_sequences = o->batch;
+    desc.max_length = o->seq;
+    desc.head_chunk = o->head_chunk;
     train.schedule = QLORA_SCHEDULE_CONSTANT;
-    train.recompute = (qlora_choice)o->recompute;
-    train.cache = (qlora_choice)o->cache;
+    desc.recompute = (qlora_choice)o->recompute;
+    desc.cache = (qlora_choice)o->cache;
     train.eager = !s->graph;
     train.require_graph = s->graph && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     budget.bytes = (uint64_t)(o->budget * 1073741824.0);
     s->open_start = step_seconds();
     s->weights_start = 0.0;
-    if (!step_ok(s, qlora_plan_make(s->ctx, &desc, &train, o->budget > 0.0 ? &budget : NULL,
+    if (!step_ok(s, qlora_plan_make(s->ctx, &desc, o->budget > 0.0 ? &budget : NULL,
                                     &s->plan)) ||
         !step_ok(s, qlora_model_open(s->ctx, &desc, &train, &s->plan, &s->model)) ||
-        !step_ok(s, qlora_trainer_create(s->model, &s->trainer))) {
+        !step_ok(s, qlora_trainer_create(s->model, &train, &s->trainer))) {
         return false;
     }
     s->open_s = step_seconds() - s->open_start;
@@ -413,7 +413,7 @@ static bool step_measure(step_run* s, double process_start) {
         return false;
     }
     for (int64_t i = 0; i < STEP_WARM_UP; i++) {
-        if (!step_once(s, i) || !step_ok(s, qlora_train_info_read(s->trainer, &s->last))) {
+        if (!step_once(s, i) || !step_ok(s, qlora_train_query(s->trainer, &s->last))) {
             return false;
         }
         if (i == 0) {
@@ -425,7 +425,7 @@ static bool step_measure(step_run* s, double process_start) {
         double start = step_seconds();
         bool ok = step_once(s, i);
         double called = step_seconds();
-        if (!ok || !step_ok(s, qlora_train_info_read(s->trainer, &s->last))) {
+        if (!ok || !step_ok(s, qlora_train_query(s->trainer, &s->last))) {
             return false;
         }
         s->times[i] = step_seconds() - start;
@@ -437,7 +437,7 @@ static bool step_measure(step_run* s, double process_start) {
             return false;
         }
     }
-    if (!step_ok(s, qlora_train_info_read(s->trainer, &s->last))) {
+    if (!step_ok(s, qlora_train_query(s->trainer, &s->last))) {
         return false;
     }
     s->mean_ms = (step_seconds() - start) * 1e3 / (double)n;

@@ -35,11 +35,11 @@ static bool step(qlora_trainer* t, int64_t number) {
 
 static bool print_hash(qlora_model* m) {
     uint64_t hash = 14695981039346656037u;
-    for (int64_t i = 0; i < qlora_model_parameters(m); i++) {
-        qlora_parameter p;
+    for (int64_t i = 0; i < model_parameters(m); i++) {
+        qlora_parameter_info p;
         float values[4096];
-        if (qlora_model_parameter(m, i, &p) != QLORA_OK || p.rows * p.cols > 4096 ||
-            qlora_model_parameter_read(m, i, values) != QLORA_OK) {
+        if (qlora_parameter_query(m, i, &p) != QLORA_OK || p.rows * p.cols > 4096 ||
+            qlora_parameter_read(m, i, values) != QLORA_OK) {
             return false;
         }
         const unsigned char* bytes = (const unsigned char*)values;
@@ -63,7 +63,7 @@ static int train(qlora_ctx* ctx, qlora_model* m, qlora_trainer* t, const char* d
     if (exists && qlora_checkpoint_load(t, dir, &at, &size) != QLORA_OK) {
         return fail(ctx, "load");
     }
-    if (qlora_train_info_read(t, &info) != QLORA_OK || info.step != at || size != sizeof at) {
+    if (qlora_train_query(t, &info) != QLORA_OK || info.step != at || size != sizeof at) {
         return fail(ctx, "the step is not the one that was saved");
     }
     printf("resumed at %lld\n", (long long)at);
@@ -113,7 +113,7 @@ int main(int argc, char** argv) {
     model.seed = 3;
     model.rank = 4;
     model.dropout = 0.1f;
-    training.tokens = 24;
+    model.tokens = 24;
     training.seed = 9;
     training.lr = 1e-3;
     qlora_ctx* ctx = NULL;
@@ -123,8 +123,8 @@ int main(int argc, char** argv) {
         printf("FAILED %s\n", why);
         return 1;
     }
-    if (qlora_model_open(ctx, &model, &training, NULL, &m) != QLORA_OK ||
-        qlora_trainer_create(m, &t) != QLORA_OK) {
+    if (qlora_model_open(ctx, &model, &m) != QLORA_OK ||
+        qlora_trainer_create(m, &training, &t) != QLORA_OK) {
         return fail(ctx, "model");
     }
     int status = train(ctx, m, t, argv[1], strtoll(argv[2], NULL, 10), argc == 3);

@@ -92,15 +92,15 @@ int main(int argc, char** argv) {
     model.rslora = rslora;
     model.targets =
         rslora ? QLORA_TARGET_Q | QLORA_TARGET_O | QLORA_TARGET_UP | QLORA_TARGET_DOWN : 0;
-    training.tokens = MOST;
+    model.tokens = MOST;
     training.lr = 0.02;
     qlora_model* m = NULL;
     qlora_trainer* t = NULL;
-    if (qlora_model_open(ctx, &model, &training, NULL, &m) != QLORA_OK ||
-        qlora_trainer_create(m, &t) != QLORA_OK || !train(t, &b)) {
+    if (qlora_model_open(ctx, &model, &m) != QLORA_OK ||
+        qlora_trainer_create(m, &training, &t) != QLORA_OK || !train(t, &b)) {
         return fail(ctx, "training");
     }
-    int64_t vocab = qlora_model_plan(m)->config.vocab;
+    int64_t vocab = model_plan(m)->config.vocab;
     float* logits = (float*)malloc((size_t)(length * vocab) * 4);
     if (qlora_eval_logits(t, &b, logits) != QLORA_OK ||
         qlora_adapter_save(m, argv[2], path) != QLORA_OK) {

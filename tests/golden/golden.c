@@ -157,10 +157,10 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
         path_of(f, adapter, adapter_dir);
         desc.adapter = adapter_dir;
     }
-    train.tokens = f->batch * f->seq;
-    train.max_sequences = f->batch;
-    train.max_length = f->seq + 8 < train.tokens ? f->seq : train.tokens;
-    train.no_training = adapter == NULL;
+    desc.tokens = f->batch * f->seq;
+    desc.max_sequences = f->batch;
+    desc.max_length = f->seq + 8 < desc.tokens ? f->seq : desc.tokens;
+    desc.purpose = adapter == NULL ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
     train.eager = !f->opt->graph;
     train.require_graph = f->opt->graph && f->opt->backend == QLORA_BACKEND_CUDA;
     train.schedule = QLORA_SCHEDULE_CONSTANT;
@@ -170,11 +170,11 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
     train.eps = number(f, "optimizer/eps");
     train.weight_decay = number(f, "optimizer/weight_decay");
     train.max_norm = number(f, "optimizer/clip");
-    train.generate_tokens = 128;
-    if (qlora_model_open(f->ctx, &desc, &train, NULL, &s->model) != QLORA_OK) {
+    desc.generate_tokens = 128;
+    if (qlora_model_open(f->ctx, &desc, &s->model) != QLORA_OK) {
         return trouble(f, kind);
     }
-    if (qlora_trainer_create(s->model, &s->trainer) != QLORA_OK) {
+    if (qlora_trainer_create(s->model, &train, &s->trainer) != QLORA_OK) {
         return trouble(f, "trainer");
     }
     return true;
@@ -205,7 +205,7 @@ static void check_logits(fixture* f, golden_session* s, const char* what, const 
     float* want = (float*)malloc((size_t)n * 4);
     qlora_batch b = golden_batch(f, 0);
     const qlora__st_tensor* t = qlora__st_find(&f->tensors, tensor);
-    if (t == NULL || qlora_eval_logits(s->trainer, &b, got) != QLORA_OK) {
+    if (t == NULL || qlora_eval_logits(s->model, &b, got) != QLORA_OK) {
         trouble(f, what);
     } else {
         qlora__st_read_f32(t, 0, (uint64_t)n, want);
@@ -218,7 +218,7 @@ static void check_logits(fixture* f, golden_session* s, const char* what, const 
 static void check_loss(fixture* f, golden_session* s, const char* what, const char* name) {
     qlora_batch b = golden_batch(f, 0);
     qlora_eval_info info = {0.0, 0.0, 0};
-    if (qlora_eval(s->trainer, &b, &info) != QLORA_OK) {
+    if (qlora_eval(s->model, &b, &info) != QLORA_OK) {
         trouble(f, what);
         return;
     }
@@ -245,10 +245,10 @@ static void check_tensors(fixture* f, golden_session* s, const char* what, const
                           const char* prefix, bool gradients, double limit) {
     double worst = 0.0;
     char worst_name[192] = "";
-    for (int64_t i = 0; i < qlora_model_parameters(s->model); i++) {
-        qlora_parameter p;
+    for (int64_t i = 0; i < model_parameters(s->model); i++) {
+        qlora_parameter_info p;
         char name[256];
-        if (qlora_model_parameter(s->model, i, &p) != QLORA_OK) {
+        if (qlora_parameter_query(s->model, i, &p) != QLORA_OK) {
             trouble(f, what);
             return;
         }
@@ -257,8 +257,8 @@ static void check_tensors(fixture* f, golden_session* s, const char* what, const
         float* want = (float*)malloc(n * 4);
         snprintf(name, sizeof name, "%s%s", prefix, p.name);
         const qlora__st_tensor* t = qlora__st_find(file, name);
-        qlora_result r = gradients ? qlora_train_gradient_read(s->trainer, i, got)
-                                   : qlora_model_parameter_read(s->model, i, got);
+        qlora_result r = gradients ? qlora_gradient_read(s->trainer, i, got)
+                                   : qlora_parameter_read(s->model, i, got);
         double error = NAN;
         if (t == NULL || qlora__st_elements(t) != n) {
             printf("  %s is not in the file\n", name);
@@ -296,7 +296,7 @@ static void check_steps(fixture* f, golden_session* s) {
                           limit_of(f, "grads"));
         }
         if (qlora_train_update(s->trainer) != QLORA_OK ||
-            qlora_train_info_read(s->trainer, &info) != QLORA_OK) {
+            qlora_train_query(s->trainer, &info) != QLORA_OK) {
             trouble(f, "step");
             return;
         }
@@ -342,7 +342,7 @@ static void check_greedy(fixture* f, golden_session* s) {
     b.lengths = &length;
     b.count = 1;
     float* logits = (float*)malloc((size_t)(length * f->vocab) * 4);
-    if (qlora_eval_logits(s->trainer, &b, logits) != QLORA_OK) {
+    if (qlora_eval_logits(s->model, &b, logits) != QLORA_OK) {
         trouble(f, "greedy text");
         free(logits);
         return;
@@ -463,12 +463,12 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
     for (int k = 0; k < 2; k++) {
         char what[64];
         if (golden_open(&f, kinds[k], "adapter0", QLORA_BASE_NF4, &s)) {
-            qlora_model_use_adapters(s.model, false);
+            qlora_adapter_use(s.model, false);
             snprintf(what, sizeof what, "logits, NF4 of %s", kinds[k]);
             check_logits(&f, &s, what, "nf4_logits");
             snprintf(what, sizeof what, "loss, NF4 of %s", kinds[k]);
             check_loss(&f, &s, what, "nf4_loss");
-            qlora_model_use_adapters(s.model, true);
+            qlora_adapter_use(s.model, true);
             snprintf(what, sizeof what, "logits, adapter0 on %s", kinds[k]);
             check_logits(&f, &s, what, "lora_logits");
             check_steps(&f, &s);

@@ -318,8 +318,8 @@ static bool session_open(stage* s, const opening* o, session* out) {
     desc.dropout = o->dropout;
     desc.seed = 11;
     desc.targets = o->targets;
-    train.tokens = o->tokens != 0 ? o->tokens : 32;
-    train.max_sequences = 4;
+    desc.tokens = o->tokens != 0 ? o->tokens : 32;
+    desc.max_sequences = 4;
     train.lr = 0.01;
     train.warmup_steps = 2;
     train.total_steps = 20;
@@ -328,9 +328,9 @@ static bool session_open(stage* s, const opening* o, session* out) {
     train.eager = o->eager;
     train.require_graph = !o->eager && qlora_ctx_backend(s->ctx) == QLORA_BACKEND_CUDA;
     train.keep_checkpoints = o->keep;
-    train.recompute = o->recompute;
-    if (qlora_model_open(s->ctx, &desc, &train, NULL, &out->model) != QLORA_OK ||
-        qlora_trainer_create(out->model, &out->trainer) != QLORA_OK) {
+    desc.recompute = o->recompute;
+    if (qlora_model_open(s->ctx, &desc, &out->model) != QLORA_OK ||
+        qlora_trainer_create(out->model, &train, &out->trainer) != QLORA_OK) {
         printf("\n%s\n", qlora_last_error(s->ctx));
         return false;
     }
@@ -375,7 +375,7 @@ static bool train_steps(session* s, int64_t first, int64_t count) {
         if (qlora_train_micro(s->trainer, &batches[0], labels) != QLORA_OK ||
             qlora_train_micro(s->trainer, &batches[1], labels) != QLORA_OK ||
             qlora_train_update(s->trainer) != QLORA_OK) {
-            printf("\n%s\n", qlora_last_error(qlora_model_ctx(s->model)));
+            printf("\n%s\n", qlora_last_error(model_ctx(s->model)));
             return false;
         }
     }
@@ -405,7 +405,7 @@ static uint64_t fingerprint(session* s) {
     free(values);
     qlora_train_info info;
     memset(&info, 0, sizeof info);
-    if (qlora_train_info_read(s->trainer, &info) != QLORA_OK) {
+    if (qlora_train_query(s->trainer, &info) != QLORA_OK) {
         abort();
     }
     double figures[] = {(double)info.step,
@@ -423,17 +423,17 @@ static uint64_t fingerprint(session* s) {
 // Random values in every trained tensor; norms stay near 1.
 static bool scramble(session* s, const char* name) {
     test_random random = test_random_start(name);
-    for (int64_t i = 0; i < qlora_model_parameters(s->model); i++) {
-        qlora_parameter p;
+    for (int64_t i = 0; i < model_parameters(s->model); i++) {
+        qlora_parameter_info p;
         float values[1024];
-        if (qlora_model_parameter(s->model, i, &p) != QLORA_OK) {
+        if (qlora_parameter_query(s->model, i, &p) != QLORA_OK) {
             return false;
         }
         test_random_fill(&random, values, (size_t)(p.rows * p.cols), 0.3f);
         for (int64_t j = 0; j < p.cols && strstr(p.name, "norm") != NULL; j++) {
             values[j] = 1.0f + 0.3f * values[j];
         }
-        if (qlora_model_parameter_write(s->model, i, values) != QLORA_OK) {
+        if (qlora_parameter_write(s->model, i, values) != QLORA_OK) {
             return false;
         }
     }
@@ -446,7 +446,7 @@ static bool logits_of(session* s, float* out) {
     int32_t lengths[2];
     qlora_batch b = batch_of(3, ids, lengths);
     lengths[0] = 7;
-    return qlora_eval_logits(s->trainer, &b, out) == QLORA_OK;
+    return qlora_eval_logits(s->model, &b, out) == QLORA_OK;
 }
 
 static bool has_file(const stage* s, const char* name) {
@@ -491,7 +491,7 @@ TEST saved_adapters_come_back(const test_machine* machine) {
     ASSERT(session_close(&a));
     ASSERT(session_open(&s, &o, &b));
     ASSERT(fingerprint(&b) != want);
-    ASSERT_EQ(QLORA_OK, qlora_adapter_load(b.model, "out"));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_load(b.model, "out", NULL));
     ASSERT_EQ(want, fingerprint(&b));
     ASSERT(logits_of(&b, got_logits));
     ASSERT_MEM_EQ(want_logits, got_logits, sizeof want_logits);
@@ -504,15 +504,15 @@ TEST saved_adapters_come_back(const test_machine* machine) {
     o.adapter = NULL;
     ASSERT(session_open(&s, &o, &b)); // another rank: refused, nothing changed
     uint64_t before = fingerprint(&b);
-    ASSERT_EQ(QLORA_ERR_FORMAT, qlora_adapter_load(b.model, "out"));
+    ASSERT_EQ(QLORA_ERR_FORMAT, qlora_adapter_load(b.model, "out", NULL));
     ASSERT(strstr(qlora_last_error(s.ctx), "rank") != NULL);
     ASSERT_EQ(before, fingerprint(&b));
-    ASSERT_EQ(QLORA_ERR_FILE, qlora_adapter_load(b.model, "nowhere"));
+    ASSERT_EQ(QLORA_ERR_FILE, qlora_adapter_load(b.model, "nowhere", NULL));
     ASSERT(session_close(&b));
     o.rank = 3;
     o.targets = QLORA_TARGET_Q | QLORA_TARGET_V; // the folder has more than the model
     ASSERT(session_open(&s, &o, &b));
-    ASSERT_EQ(QLORA_ERR_FORMAT, qlora_adapter_load(b.model, "out"));
+    ASSERT_EQ(QLORA_ERR_FORMAT, qlora_adapter_load(b.model, "out", NULL));
     ASSERT(session_close(&b));
     ASSERT(stage_end(&s));
     PASS();
@@ -590,7 +590,7 @@ TEST patterns_survive(void) {
     o.adapter = "pattern";
     session a;
     ASSERT(session_open(&s, &o, &a));
-    ASSERT_EQ(2 * PATTERN_MODULES, (int)qlora_model_parameters(a.model));
+    ASSERT_EQ(2 * PATTERN_MODULES, (int)model_parameters(a.model));
     ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "out", NULL));
     ASSERT(
         same_tensors(s.ctx, "pattern/adapter_model.safetensors", "out/adapter_model.safetensors"));
@@ -736,7 +736,7 @@ TEST gguf_is_what_llama_cpp_reads(const char* adapter) {
     session a;
     ASSERT(session_open(&s, &o, &a));
     ASSERT(scramble(&a, "gguf"));
-    ASSERT_EQ(QLORA_OK, qlora_adapter_save_gguf(a.model, "a.gguf"));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_save_gguf(a.model, "a.gguf", NULL));
     const world_file* f = world_slot(s.w.files, "a.gguf");
     ASSERT(f != NULL);
     gguf_reader r = {f->data, f->size, 0, false};
@@ -746,7 +746,7 @@ TEST gguf_is_what_llama_cpp_reads(const char* adapter) {
     ASSERT(gguf_head(&r, &tensors, architecture, &alpha));
     ASSERT_STR_EQ("llama", architecture);
     ASSERT_IN_RANGE((adapter == NULL ? 5.0 * sqrt(3.0) : 6.0 * 2.0), (double)alpha, 1e-5);
-    ASSERT_EQ((uint64_t)qlora_model_parameters(a.model), tensors);
+    ASSERT_EQ((uint64_t)model_parameters(a.model), tensors);
     // the list first: where the data begins is known only behind it
     gguf_reader list = r;
     for (uint64_t i = 0; i < tensors; i++) {
@@ -1205,9 +1205,9 @@ static qlora_result job_run(file_job job, session* s) {
     case JOB_SAVE:
         return qlora_adapter_save(s->model, "out", "base");
     case JOB_LOAD:
-        return qlora_adapter_load(s->model, "given");
+        return qlora_adapter_load(s->model, "given", NULL);
     case JOB_GGUF:
-        return qlora_adapter_save_gguf(s->model, "a.gguf");
+        return qlora_adapter_save_gguf(s->model, "a.gguf", NULL);
     default:
         return qlora_merge_save(s->model, "merged", QLORA_BF16, QLORA_MERGE_TRAINED, 4000, NULL,
                                 NULL);
@@ -1327,7 +1327,7 @@ TEST checkpoints_are_kept_and_checked(void) {
     ASSERT_EQ(QLORA_ERR_ARGUMENT,
               qlora_checkpoint_load(a.trainer, "run", position, &size)); // no room
     // the adapter of a checkpoint is an adapter
-    ASSERT_EQ(QLORA_OK, qlora_adapter_load(a.model, "run/step-3"));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_load(a.model, "run/step-3", NULL));
     // the same step again goes beside, never over
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
     ASSERT_EQ(prints[4], fingerprint(&a));
@@ -1429,9 +1429,9 @@ static float* fixture_logits(session* s, size_t* count) {
     int32_t lengths[2];
     qlora_batch b = batch_of(3, ids, lengths);
     lengths[0] = 7;
-    *count = 13 * (size_t)qlora_model_plan(s->model)->config.vocab;
+    *count = 13 * (size_t)model_plan(s->model)->config.vocab;
     float* out = (float*)malloc(*count * sizeof *out);
-    return qlora_eval_logits(s->trainer, &b, out) == QLORA_OK ? out : NULL;
+    return qlora_eval_logits(s->model, &b, out) == QLORA_OK ? out : NULL;
 }
 
 // bitsandbytes' 4-bit weights become plain ones; either base means them.
@@ -1464,7 +1464,7 @@ TEST fixture_merges(const char* dir) {
         merged.base = QLORA_BASE_32BIT;
         merged.rank = -1;
         ASSERT(session_open(&s, &merged, &a));
-        ASSERT_FALSE(qlora_model_plan(a.model)->config.quantized);
+        ASSERT_FALSE(model_plan(a.model)->config.quantized);
         float* got = fixture_logits(&a, &n);
         ASSERT(want != NULL && got != NULL);
         ASSERT_REL_L2(want, got, n, 5e-6);

@@ -129,14 +129,14 @@ static bool rig_open(rig* r, const variant* v) {
     model.dropout = v->dropout;
     model.targets = v->targets;
     model.train_norms = v->train_norms;
-    train.tokens = TOKENS + 3;
-    train.max_sequences = SEQUENCES + 1;
-    train.head_chunk = 5;
-    train.recompute = v->recompute;
-    train.cache = v->cache;
+    model.tokens = TOKENS + 3;
+    model.max_sequences = SEQUENCES + 1;
+    model.head_chunk = 5;
+    model.recompute = v->recompute;
+    model.cache = v->cache;
     if (qlora_ctx_create(&desc, &r->ctx) != QLORA_OK ||
-        qlora_model_open(r->ctx, &model, &train, NULL, &r->model) != QLORA_OK ||
-        qlora_trainer_create(r->model, &r->trainer) != QLORA_OK) {
+        qlora_model_open(r->ctx, &model, &r->model) != QLORA_OK ||
+        qlora_trainer_create(r->model, &train, &r->trainer) != QLORA_OK) {
         fprintf(stderr, "%s\n", r->ctx != NULL ? qlora_last_error(r->ctx) : "no context");
         return false;
     }

@@ -170,10 +170,10 @@ static double stories_loss(qlora_ctx* ctx, const char* folder, qlora_base_format
     desc.dir = model_shared_path(folder, path);
     desc.base = base;
     desc.rank = -1;
-    train.tokens = STORY_TOKENS;
-    train.no_training = true;
-    bool ok = qlora_model_open(ctx, &desc, &train, NULL, &model) == QLORA_OK &&
-              qlora_trainer_create(model, &trainer) == QLORA_OK &&
+    desc.tokens = STORY_TOKENS;
+    desc.purpose = QLORA_PURPOSE_EVALUATE;
+    bool ok = qlora_model_open(ctx, &desc, &model) == QLORA_OK &&
+              qlora_trainer_create(model, &train, &trainer) == QLORA_OK &&
               qlora_eval(trainer, &text->batch, &info) == QLORA_OK;
     if (!ok) {
         fprintf(stderr, "%s\n", qlora_last_error(ctx));
@@ -245,18 +245,18 @@ static bool trajectory_open(qlora_ctx* ctx, trajectory* t) {
 static double trajectory_compare(golden_session* s, const char* file, bool gradients, bool write) {
     char path[512];
     char name[128];
-    qlora_ctx* ctx = qlora_model_ctx(s->model);
+    qlora_ctx* ctx = model_ctx(s->model);
     qlora__st st;
     double worst = 0.0;
     snprintf(name, sizeof name, "fixtures/stories260K-shakespeare/%s.safetensors", file);
     if (qlora__st_open(&ctx->env, model_shared_path(name, path), &st) != QLORA_OK) {
         return (double)NAN;
     }
-    for (int64_t i = 0; i < qlora_model_parameters(s->model); i++) {
-        qlora_parameter p;
+    for (int64_t i = 0; i < model_parameters(s->model); i++) {
+        qlora_parameter_info p;
         float got[8 * 512];
         float want[8 * 512];
-        qlora_result r = qlora_model_parameter(s->model, i, &p);
+        qlora_result r = qlora_parameter_query(s->model, i, &p);
         const qlora__st_tensor* t = r == QLORA_OK ? qlora__st_find(&st, p.name) : NULL;
         size_t n = t != NULL ? (size_t)qlora__st_elements(t) : 0;
         if (n == 0 || n != (size_t)(p.rows * p.cols) || n > sizeof got / sizeof got[0]) {
@@ -264,9 +264,9 @@ static double trajectory_compare(golden_session* s, const char* file, bool gradi
             return (double)NAN;
         }
         qlora__st_read_f32(t, 0, n, want);
-        r = write       ? qlora_model_parameter_write(s->model, i, want)
-            : gradients ? qlora_train_gradient_read(s->trainer, i, got)
-                        : qlora_model_parameter_read(s->model, i, got);
+        r = write       ? qlora_parameter_write(s->model, i, want)
+            : gradients ? qlora_gradient_read(s->trainer, i, got)
+                        : qlora_parameter_read(s->model, i, got);
         double error = r != QLORA_OK ? (double)NAN : write ? 0.0 : tensor_error(got, want, n, 1e-5);
         worst = error <= worst ? worst : error;
     }
@@ -285,13 +285,13 @@ static bool trajectory_session(qlora_ctx* ctx, golden_session* s) {
     desc.mode = QLORA_MODE_F32;
     desc.rank = 8;
     desc.alpha = 16.0f;
-    train.tokens = TRAJECTORY_BATCH * TRAJECTORY_LENGTH;
+    desc.tokens = TRAJECTORY_BATCH * TRAJECTORY_LENGTH;
     train.lr = 1e-3;
     train.weight_decay = 0.01;
     train.max_norm = 1.0;
     train.schedule = QLORA_SCHEDULE_CONSTANT;
-    return qlora_model_open(ctx, &desc, &train, NULL, &s->model) == QLORA_OK &&
-           qlora_trainer_create(s->model, &s->trainer) == QLORA_OK;
+    return qlora_model_open(ctx, &desc, &s->model) == QLORA_OK &&
+           qlora_trainer_create(s->model, &train, &s->trainer) == QLORA_OK;
 }
 
 TEST trajectory_of_shakespeare(void) {
@@ -322,7 +322,7 @@ TEST trajectory_of_shakespeare(void) {
             ASSERT_IN_RANGE(0.0, worst, 5e-5);
         }
         ASSERT_EQ(QLORA_OK, qlora_train_update(s.trainer));
-        ASSERT_EQ(QLORA_OK, qlora_train_info_read(s.trainer, &info));
+        ASSERT_EQ(QLORA_OK, qlora_train_query(s.trainer, &info));
         double loss = trajectory_number(&t, "loss", (uint32_t)step);
         double norm = trajectory_number(&t, "grad_norm_before_clip", (uint32_t)step);
         ASSERT_IN_RANGE(loss, info.loss, 1e-6 * loss + 1e-6);

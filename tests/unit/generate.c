@@ -69,14 +69,14 @@ typedef struct world {
 // Adapters with something in them, the same for every model of a kind.
 static bool fill_adapters(qlora_model* model) {
     test_random random = test_random_start("adapters of test_generate");
-    for (int64_t i = 0; i < qlora_model_parameters(model); i++) {
-        qlora_parameter p;
-        if (qlora_model_parameter(model, i, &p) != QLORA_OK) {
+    for (int64_t i = 0; i < model_parameters(model); i++) {
+        qlora_parameter_info p;
+        if (qlora_parameter_query(model, i, &p) != QLORA_OK) {
             return false;
         }
         float* values = (float*)malloc((size_t)(p.rows * p.cols) * 4);
         test_random_fill(&random, values, (size_t)(p.rows * p.cols), 0.15f);
-        qlora_result r = qlora_model_parameter_write(model, i, values);
+        qlora_result r = qlora_parameter_write(model, i, values);
         free(values);
         if (r != QLORA_OK) {
             return false;
@@ -99,13 +99,13 @@ static bool world_open(qlora_ctx* ctx, const kind* k, qlora_mode mode, int64_t t
     desc.base = k->base;
     desc.mode = mode;
     desc.rank = 4;
-    train.tokens = tokens;
-    train.max_sequences = 2;
-    train.generate_tokens = ROOM;
-    train.no_training = no_training;
-    train.cache = k->cache;
-    return qlora_model_open(ctx, &desc, &train, NULL, &w->model) == QLORA_OK &&
-           fill_adapters(w->model) && qlora_trainer_create(w->model, &w->trainer) == QLORA_OK;
+    desc.tokens = tokens;
+    desc.max_sequences = 2;
+    desc.generate_tokens = ROOM;
+    desc.purpose = no_training ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
+    desc.cache = k->cache;
+    return qlora_model_open(ctx, &desc, &w->model) == QLORA_OK &&
+           fill_adapters(w->model) && qlora_trainer_create(w->model, &train, &w->trainer) == QLORA_OK;
 }
 
 static bool world_close(world* w) {
@@ -147,7 +147,7 @@ static double worst_choice(world* w, const int32_t* ids, int32_t count, int32_t 
     b.lengths = &count;
     b.count = 1;
     double worst = NAN;
-    if (qlora_eval_logits(w->trainer, &b, logits) == QLORA_OK) {
+    if (qlora_eval_logits(w->model, &b, logits) == QLORA_OK) {
         worst = 0.0;
         for (int32_t i = prompt - 1; i + 1 < count; i++) {
             const float* row = logits + i * 61;
@@ -176,7 +176,7 @@ static bool greedy_holds(world* w, world* judge, int64_t prompt, int64_t fresh, 
     d.max_tokens = fresh;
     if (qlora_generate(w->model, &d, take, &t) != QLORA_OK || t.count != fresh) {
         printf("generate: %d of %d tokens, %s\n", (int)t.count, (int)fresh,
-               qlora_last_error(qlora_model_ctx(w->model)));
+               qlora_last_error(model_ctx(w->model)));
         return false;
     }
     memcpy(all, start, (size_t)prompt * 4);
@@ -202,8 +202,8 @@ static bool kind_holds(qlora_ctx* ctx, const kind* k, qlora_mode mode) {
     ok = ok && greedy_holds(&w, &w, 3, 12, limit) && greedy_holds(&w, &w, 1, 5, limit);
     // A prompt longer than one pass takes; its last pass is one token, or its only one is full.
     ok = ok && greedy_holds(&small, &w, 10, 6, limit) && greedy_holds(&small, &w, 6, 3, limit);
-    ok = ok && qlora_model_use_adapters(w.model, false) == QLORA_OK &&
-         qlora_model_use_adapters(small.model, false) == QLORA_OK &&
+    ok = ok && qlora_adapter_use(w.model, false) == QLORA_OK &&
+         qlora_adapter_use(small.model, false) == QLORA_OK &&
          greedy_holds(&small, &w, 8, 4, limit);
     if (!ok) {
         printf("  %s, mode %d\n", k->name, (int)mode);
@@ -276,7 +276,7 @@ TEST adapters_change_the_text(const test_machine* machine) {
     memset(&without, 0, sizeof without);
     qlora_generate_desc d = desc_of(prompt, 3);
     ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &with));
-    ASSERT_EQ(QLORA_OK, qlora_model_use_adapters(w.model, false));
+    ASSERT_EQ(QLORA_OK, qlora_adapter_use(w.model, false));
     ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &without));
     ASSERT_EQ(ROOM - 3, with.count); // max_tokens 0: as many as there is room for
     ASSERT(memcmp(with.ids, without.ids, (size_t)with.count * 4) != 0);
@@ -354,7 +354,7 @@ TEST sampling_follows_the_distribution(const test_machine* machine) {
     b.labels = prompt;
     b.lengths = &length;
     b.count = 1;
-    ASSERT_EQ(QLORA_OK, qlora_eval_logits(w.trainer, &b, logits));
+    ASSERT_EQ(QLORA_OK, qlora_eval_logits(w.model, &b, logits));
     static const struct {
         int32_t top_k;
         float top_p;
@@ -473,7 +473,7 @@ static bool refused(world* w, qlora_generate_desc d, qlora_result expected, cons
     text t;
     memset(&t, 0, sizeof t);
     qlora_result r = qlora_generate(w->model, &d, take, &t);
-    const char* why = qlora_last_error(qlora_model_ctx(w->model));
+    const char* why = qlora_last_error(model_ctx(w->model));
     bool ok = r == expected && t.count == 0 && strstr(why, word) != NULL;
     if (!ok) {
         printf("expected %s with \"%s\": %s, %s\n", qlora_result_name(expected), word,
@@ -544,7 +544,7 @@ TEST wrong_calls_are_refused(const test_machine* machine) {
     for (int i = 0; i < 4 * 64; i++) {
         nan_row[i] = (float)NAN;
     }
-    ASSERT_EQ(QLORA_OK, qlora_model_parameter_write(w.model, 0, nan_row));
+    ASSERT_EQ(QLORA_OK, qlora_parameter_write(w.model, 0, nan_row));
     ASSERT(refused(&w, good, QLORA_ERR_STATE, "not finite"));
     ASSERT(world_close(&w));
     // A plan without a cache.

@@ -28,11 +28,11 @@ static void vary_eager(setup* s) {
 }
 
 static void vary_recompute(setup* s) {
-    s->train.recompute = QLORA_CHOICE_ON;
+    s->model.recompute = QLORA_CHOICE_ON;
 }
 
 static void vary_cache(setup* s) {
-    s->train.cache = QLORA_CHOICE_ON;
+    s->model.cache = QLORA_CHOICE_ON;
 }
 
 // Without dropout the gradients of the adapters go beside the stream: whatever runs first there,
@@ -68,7 +68,7 @@ static void vary_eval(setup* s) {
 
 // One of the two layers recomputed, one of them cached: what a budget would choose.
 static void vary_some(setup* s) {
-    s->train.recompute = QLORA_CHOICE_AUTO;
+    s->model.recompute = QLORA_CHOICE_AUTO;
     s->budget = 1; // found by find_budget
 }
 
@@ -112,19 +112,19 @@ static uint64_t find_budget(const setup* s) {
     for (int i = 0; i < 2 && r.ctx != NULL; i++) {
         setup one = *s;
         one.model.config = &one.config;
-        one.train.recompute = i == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;
-        if (qlora_plan_make(r.ctx, &one.model, &one.train, NULL, &plan) != QLORA_OK) {
+        one.model.recompute = i == 0 ? QLORA_CHOICE_OFF : QLORA_CHOICE_ON;
+        if (qlora_plan_make(r.ctx, &one.model, NULL, &plan) != QLORA_OK) {
             rig_says(&r, "plan");
             return 0;
         }
         bytes[i] = plan.total + plan.context;
     }
     setup middle = *s;
-    qlora_budget budget;
+    qlora_plan_desc budget;
     memset(&budget, 0, sizeof budget);
     budget.bytes = (bytes[0] + bytes[1]) / 2;
     middle.model.config = &middle.config;
-    bool some = qlora_plan_make(r.ctx, &middle.model, &middle.train, &budget, &plan) == QLORA_OK &&
+    bool some = qlora_plan_make(r.ctx, &middle.model, &budget, &plan) == QLORA_OK &&
                 plan.recompute_layers > 0 && plan.recompute_layers < plan.config.layers;
     return test_close_ctx(&s->machine, r.ctx) && some ? budget.bytes : 0;
 }
@@ -137,7 +137,7 @@ TEST every_way_gives_the_same_bits(const test_machine* machine, qlora_mode mode,
     s.model.mode = mode;
     s.model.targets = targets;
     s.model.dropout = beside ? 0.0f : s.model.dropout;
-    s.train.recompute = QLORA_CHOICE_OFF;
+    s.model.recompute = QLORA_CHOICE_OFF;
     s.train.require_graph = true; // a fallback would hide that a capture failed
     outcome expected;
     ASSERT(run_session(&s, &expected));
@@ -257,8 +257,8 @@ TEST same_bits_when_busy(const test_machine* machine) {
     s.model.weight_std = 0.02f;
     s.model.rank = 16;
     s.model.dropout = 0.0f;
-    s.train.tokens = BUSY_TOKENS;
-    s.train.head_chunk = 256;
+    s.model.tokens = BUSY_TOKENS;
+    s.model.head_chunk = 256;
     s.train.lr = 1e-3;
     s.train.require_graph = true;
     setup eager = s;
@@ -284,7 +284,7 @@ TEST same_bits_when_busy(const test_machine* machine) {
 static const int32_t split_lengths[MAX_SEQUENCES] = {3, 5, 1, 4, 2, 6, 1, 2};
 
 static void wide(setup* s) {
-    s->train.tokens = 3 * TOKENS;
+    s->model.tokens = 3 * TOKENS;
     s->model.dropout = 0.25f;
     s->train.max_norm = -1.0; // nothing is clipped
 }
@@ -304,7 +304,7 @@ static float* split_gradients(rig* r, const qlora_batch* b, const int* order, do
     }
     float* gradients = rig_read(r, true, count);
     if (qlora_train_update(r->trainer) != QLORA_OK ||
-        qlora_train_info_read(r->trainer, &info) != QLORA_OK) {
+        qlora_train_query(r->trainer, &info) != QLORA_OK) {
         rig_says(r, "update");
         free(gradients);
         return NULL;
@@ -355,26 +355,26 @@ TEST one_by_eight_is_eight_by_one(const test_machine* machine) {
 
 TEST packed_is_one_by_one(const test_machine* machine) {
     setup s = setup_make(machine);
-    s.train.tokens = 3 * TOKENS;
+    s.model.tokens = 3 * TOKENS;
     rig r;
     data d;
     data_make(&d, "packed", split_lengths, MAX_SEQUENCES);
     ASSERT(rig_open(&r, &s));
     qlora_eval_info all;
-    ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &all));
+    ASSERT_OK(r, qlora_eval(r.model, &d.batch, &all));
     ASSERT_IN_RANGE(qlora_batch_labels(&d.batch), all.labels, 0.0);
     ASSERT_EQ_FMT(24, (int)all.tokens, "%d");
     double sum = 0.0;
     float packed[24 * VOCAB];
     float single[24 * VOCAB];
-    ASSERT_OK(r, qlora_eval_logits(r.trainer, &d.batch, packed));
+    ASSERT_OK(r, qlora_eval_logits(r.model, &d.batch, packed));
     int64_t at = 0;
     for (int i = 0; i < MAX_SEQUENCES; i++) {
         qlora_batch one = batch_part(&d.batch, i);
         qlora_eval_info info;
-        ASSERT_OK(r, qlora_eval(r.trainer, &one, &info));
+        ASSERT_OK(r, qlora_eval(r.model, &one, &info));
         sum += info.loss;
-        ASSERT_OK(r, qlora_eval_logits(r.trainer, &one, single + at * VOCAB));
+        ASSERT_OK(r, qlora_eval_logits(r.model, &one, single + at * VOCAB));
         at += d.lengths[i];
     }
     ASSERT(fabs(sum - all.loss) <= 1e-6 * all.loss);
@@ -411,14 +411,14 @@ TEST weights_weigh(const test_machine* machine) {
     float* expected = rig_read(&r, true, &n);
     qlora_train_info first;
     ASSERT_OK(r, qlora_train_update(r.trainer));
-    ASSERT_OK(r, qlora_train_info_read(r.trainer, &first));
+    ASSERT_OK(r, qlora_train_query(r.trainer, &first));
     ASSERT(rig_close(&r, &s));
     ASSERT(rig_open(&r, &s));
     ASSERT_OK(r, qlora_train_micro(r.trainer, &weighted.batch, 2.0 * total));
     float* got = rig_read(&r, true, &n);
     qlora_train_info second;
     ASSERT_OK(r, qlora_train_update(r.trainer));
-    ASSERT_OK(r, qlora_train_info_read(r.trainer, &second));
+    ASSERT_OK(r, qlora_train_query(r.trainer, &second));
     ASSERT(fabs(first.loss - second.loss) <= 1e-6 * first.loss);
     ASSERT_IN_RANGE(2.0 * first.labels, second.labels, 0.0);
     ASSERT_REL_L2(expected, got, n, 1e-5);
@@ -468,7 +468,7 @@ TEST unlabelled_costs_nothing(const test_machine* machine) {
     ASSERT_REL_L2(once, twice, n, 1e-6);
     qlora_train_info info;
     ASSERT_OK(r, qlora_train_update(r.trainer));
-    ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+    ASSERT_OK(r, qlora_train_query(r.trainer, &info));
     ASSERT_IN_RANGE(2.0 * labels, info.labels, 0.0);
     ASSERT_EQ_FMT(51, (int)info.tokens, "%d");
     free(once);
@@ -646,17 +646,17 @@ TEST targets_are_what_is_trained(const test_machine* machine) {
     rig r;
     outcome got;
     ASSERT(rig_open(&r, &s));
-    ASSERT_EQ_FMT(8, (int)qlora_model_parameters(r.model), "%d");
+    ASSERT_EQ_FMT(8, (int)model_parameters(r.model), "%d");
     int64_t elements = 0;
     for (int i = 0; i < 8; i++) {
-        qlora_parameter p;
-        ASSERT_OK(r, qlora_model_parameter(r.model, i, &p));
+        qlora_parameter_info p;
+        ASSERT_OK(r, qlora_parameter_query(r.model, i, &p));
         ASSERT_STR_EQ(names[i], p.name);
         ASSERT_EQ_FMT((int)shapes[i % 4][0], (int)p.rows, "%d");
         ASSERT_EQ_FMT((int)shapes[i % 4][1], (int)p.cols, "%d");
         elements += p.rows * p.cols;
     }
-    ASSERT_EQ_FMT((int)elements, (int)qlora_model_plan(r.model)->parameters, "%d");
+    ASSERT_EQ_FMT((int)elements, (int)model_plan(r.model)->parameters, "%d");
     ASSERT(run_steps(&r, &s, &got));
     ASSERT(outcome_sane(&got));
     outcome_free(&got);
@@ -669,7 +669,7 @@ TEST targets_are_what_is_trained(const test_machine* machine) {
 TEST adapters_on_and_off(const test_machine* machine) {
     setup s = setup_make(machine);
     s.model.train_norms = false;
-    s.train.cache = QLORA_CHOICE_ON;
+    s.model.cache = QLORA_CHOICE_ON;
     rig r;
     data d;
     double losses[4] = {0.0, 0.0, 0.0, 0.0};
@@ -678,19 +678,19 @@ TEST adapters_on_and_off(const test_machine* machine) {
     for (int i = 0; i < 4; i++) {
         qlora_eval_info info;
         if (i == 3) { // every B zero
-            for (int64_t j = 1; j < qlora_model_parameters(r.model); j += 2) {
+            for (int64_t j = 1; j < model_parameters(r.model); j += 2) {
                 float zeros[64 * 4] = {0.0f};
-                ASSERT_OK(r, qlora_model_parameter_write(r.model, j, zeros));
+                ASSERT_OK(r, qlora_parameter_write(r.model, j, zeros));
             }
         }
-        ASSERT_OK(r, qlora_model_use_adapters(r.model, i != 1));
-        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
+        ASSERT_OK(r, qlora_adapter_use(r.model, i != 1));
+        ASSERT_OK(r, qlora_eval(r.model, &d.batch, &info));
         losses[i] = info.loss;
     }
     ASSERT_MEM_EQ(&losses[0], &losses[2], sizeof losses[0]);
     ASSERT(fabs(losses[0] - losses[1]) > 1e-3);
     ASSERT(fabs(losses[3] - losses[1]) <= 1e-6 * losses[1]);
-    ASSERT_OK(r, qlora_model_use_adapters(r.model, false));
+    ASSERT_OK(r, qlora_adapter_use(r.model, false));
     ASSERT_EQ(QLORA_ERR_STATE, qlora_train_micro(r.trainer, &d.batch, 5.0));
     ASSERT(strstr(qlora_last_error(r.ctx), "adapters") != NULL);
     ASSERT(rig_close(&r, &s));
@@ -706,11 +706,11 @@ TEST evaluation_only(const test_machine* machine) {
     for (int i = 0; i < 2; i++) {
         rig r;
         qlora_eval_info info;
-        s.train.no_training = i == 1;
+        s.model.purpose = (i == 1) ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
         s.model.dropout = i == 1 ? 0.0f : 0.4f; // is for training alone
         ASSERT(rig_open(&r, &s));
         ASSERT(i == 0 || rig_stir(&r));
-        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
+        ASSERT_OK(r, qlora_eval(r.model, &d.batch, &info));
         losses[i] = info.loss;
         if (i == 1) {
             qlora_train_info train;
@@ -718,9 +718,9 @@ TEST evaluation_only(const test_machine* machine) {
             ASSERT_EQ(QLORA_ERR_STATE, qlora_train_micro(r.trainer, &d.batch, 5.0));
             ASSERT(strstr(qlora_last_error(r.ctx), "evaluation") != NULL);
             ASSERT_EQ(QLORA_ERR_STATE, qlora_train_update(r.trainer));
-            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_info_read(r.trainer, &train));
-            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_gradient_read(r.trainer, 0, gradient));
-            ASSERT_EQ_FMT(0, (int)qlora_model_plan(r.model)->optimizer, "%d");
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_train_query(r.trainer, &train));
+            ASSERT_EQ(QLORA_ERR_STATE, qlora_gradient_read(r.trainer, 0, gradient));
+            ASSERT_EQ_FMT(0, (int)model_plan(r.model)->optimizer, "%d");
         }
         ASSERT(rig_close(&r, &s));
     }
@@ -740,10 +740,10 @@ TEST plan_is_what_is_allocated(const test_machine* machine) {
     bool is_fake = strcmp(machine->backend, "fake") == 0;
     for (int i = 0; i < 4; i++) {
         setup s = setup_make(machine);
-        s.train.recompute = i == 1 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
-        s.train.cache = i == 2 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
-        s.train.no_training = i == 3;
-        s.train.generate_tokens = i == 2 ? 16 : 0;
+        s.model.recompute = i == 1 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+        s.model.cache = i == 2 ? QLORA_CHOICE_ON : QLORA_CHOICE_OFF;
+        s.model.purpose = (i == 3) ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
+        s.model.generate_tokens = i == 2 ? 16 : 0;
         rig r;
         memset(&r, 0, sizeof r);
         r.ctx = test_open(&s.machine, NULL);
@@ -751,7 +751,7 @@ TEST plan_is_what_is_allocated(const test_machine* machine) {
         qlora_plan plan;
         qlora_model_desc model = s.model;
         model.config = &s.config;
-        ASSERT_OK(r, qlora_plan_make(r.ctx, &model, &s.train, NULL, &plan));
+        ASSERT_OK(r, qlora_plan_make(r.ctx, &model, NULL, &plan));
         ASSERT_EQ_FMT((unsigned long long)plan.total, (unsigned long long)plan_sum(&plan), "%llu");
         ASSERT(i == 2 ? plan.cache > 0 && plan.generation > 0 : plan.cache + plan.generation == 0);
         qlora_memory_info before;
@@ -768,7 +768,7 @@ TEST plan_is_what_is_allocated(const test_machine* machine) {
                           (unsigned long long)(after.device_bytes - before.device_bytes), "%llu");
         }
         ASSERT_EQ_FMT((unsigned long long)plan.total,
-                      (unsigned long long)qlora_model_plan(r.model)->total, "%llu");
+                      (unsigned long long)model_plan(r.model)->total, "%llu");
         if (is_fake) {
             ASSERT_EQ_FMT((unsigned long long)plan.total,
                           (unsigned long long)(test_fake()->stats().live_bytes - live), "%llu");
@@ -781,7 +781,7 @@ TEST plan_is_what_is_allocated(const test_machine* machine) {
         qlora_eval_info info;
         data_make(&d, "plan", run_lengths[0], 3);
         ASSERT(i == 3 || run_steps(&r, &s, &got));
-        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &info));
+        ASSERT_OK(r, qlora_eval(r.model, &d.batch, &info));
         ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
         ASSERT_EQ_FMT((unsigned long long)allocations, (unsigned long long)after.device_allocations,
                       "%llu");
@@ -810,12 +810,12 @@ TEST plan_knows_the_context(const test_machine* machine) {
     desc.require_backend = QLORA_BACKEND_CPU;
     qlora_ctx* cpu = NULL;
     ASSERT_EQ(QLORA_OK, qlora_ctx_create(&desc, &cpu));
-    qlora_budget budget;
+    qlora_plan_desc budget;
     memset(&budget, 0, sizeof budget);
     budget.capability = 90;
     budget.bytes = (uint64_t)8 << 30;
     qlora_plan plan;
-    ASSERT_EQ(QLORA_OK, qlora_plan_make(cpu, &s.model, &s.train, &budget, &plan));
+    ASSERT_EQ(QLORA_OK, qlora_plan_make(cpu, &s.model, &budget, &plan));
     ASSERT_EQ_FMT((unsigned long long)memory.device_bytes, (unsigned long long)plan.context,
                   "%llu");
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(cpu));
@@ -830,20 +830,20 @@ TEST budget_decides(const test_machine* machine) {
     s.config.layers = 6;
     s.config.hidden = 256;
     s.config.intermediate = 512;
-    s.train.tokens = 4096;
-    s.train.max_sequences = 0;
-    s.train.recompute = QLORA_CHOICE_AUTO;
-    s.train.cache = QLORA_CHOICE_AUTO;
+    s.model.tokens = 4096;
+    s.model.max_sequences = 0;
+    s.model.recompute = QLORA_CHOICE_AUTO;
+    s.model.cache = QLORA_CHOICE_AUTO;
     s.model.mode = QLORA_MODE_AUTO;
     s.model.config = &s.config;
     r.ctx = test_open(machine, NULL);
     ASSERTm(test_open_reason(), r.ctx != NULL);
-    qlora_budget budget;
+    qlora_plan_desc budget;
     memset(&budget, 0, sizeof budget);
     budget.capability = 90;
     budget.bytes = (uint64_t)8 << 30;
     qlora_plan roomy;
-    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &roomy));
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &budget, &roomy));
     ASSERT_EQ(QLORA_MODE_BF16, roomy.mode);
     ASSERT_EQ_FMT(0, (int)roomy.recompute_layers, "%d");
     ASSERT_EQ_FMT(6, (int)roomy.cached_layers, "%d");
@@ -853,7 +853,7 @@ TEST budget_decides(const test_machine* machine) {
     qlora_plan plan;
     for (;; bytes -= bytes / 64) {
         budget.bytes = bytes;
-        if (qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan) != QLORA_OK) {
+        if (qlora_plan_make(r.ctx, &s.model, &budget, &plan) != QLORA_OK) {
             break;
         }
         ASSERT(plan.total + plan.context <= bytes);
@@ -868,19 +868,19 @@ TEST budget_decides(const test_machine* machine) {
     }
     ASSERT_EQ_FMT(6, (int)recomputed, "%d");
     ASSERT(seen >= 3); // one after the other, not all at once
-    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan));
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &budget, &plan));
     ASSERT(strstr(qlora_last_error(r.ctx), "GiB are needed") != NULL);
     ASSERT(strstr(qlora_last_error(r.ctx), "4096") != NULL);
     // Demands that contradict the budget are refused as well.
     budget.bytes = roomy.total + roomy.context - roomy.cache - 1;
-    s.train.recompute = QLORA_CHOICE_OFF;
-    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan));
+    s.model.recompute = QLORA_CHOICE_OFF;
+    ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &budget, &plan));
     budget.capability = 75;
     budget.bytes = 0;
-    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, &budget, &plan));
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &budget, &plan));
     ASSERT_EQ(QLORA_MODE_F32, plan.mode);
     char text[2048];
-    size_t needed = qlora_plan_print(&roomy, text, sizeof text);
+    size_t needed = qlora_plan_describe(&roomy, text, sizeof text);
     ASSERT_EQ_FMT((int)strlen(text) + 1, (int)needed, "%d");
     ASSERT(strstr(text, "16-bit weight cache") != NULL);
     ASSERT(test_close_ctx(machine, r.ctx));
@@ -895,13 +895,13 @@ TEST foreign_plan_is_refused(const test_machine* machine) {
     ASSERTm(test_open_reason(), r.ctx != NULL);
     qlora_plan plan;
     s.model.config = &s.config;
-    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, &s.train, NULL, &plan));
+    ASSERT_OK(r, qlora_plan_make(r.ctx, &s.model, NULL, &plan));
     for (int i = 0; i < 4; i++) {
         setup other = s;
         other.model.config = &other.config;
         other.config.vocab += i == 3 ? 64 : 0;
         other.config.layers += i == 0 ? 1 : 0;
-        other.train.tokens += i == 1 ? 1 : 0;
+        other.model.tokens += i == 1 ? 1 : 0;
         other.model.rank += i == 2 ? 1 : 0;
         ASSERT_EQ(QLORA_ERR_ARGUMENT,
                   qlora_model_open(r.ctx, &other.model, &other.train, &plan, &r.model));
@@ -951,17 +951,17 @@ TEST step_stays_on_the_device(const test_machine* machine) {
             ASSERT_OK(r, qlora_train_update(r.trainer));
             ASSERT_EQ_FMT((unsigned long long)waits, (unsigned long long)fake->calls("SYNC"),
                           "%llu");
-            ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+            ASSERT_OK(r, qlora_train_query(r.trainer, &info));
             ASSERT(fake->calls("SYNC") > waits); // the call that may wait does
         }
         ASSERT(info.graphs);
         ASSERT_EQ_FMT(0, (int)info.waits, "%d");
         ASSERT_EQ_FMT(3, (int)info.step, "%d");
         qlora_eval_info eval;
-        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &eval));
-        ASSERT_OK(r, qlora_model_use_adapters(r.model, false));
-        ASSERT_OK(r, qlora_eval(r.trainer, &d.batch, &eval));
-        ASSERT_OK(r, qlora_model_use_adapters(r.model, true));
+        ASSERT_OK(r, qlora_eval(r.model, &d.batch, &eval));
+        ASSERT_OK(r, qlora_adapter_use(r.model, false));
+        ASSERT_OK(r, qlora_eval(r.model, &d.batch, &eval));
+        ASSERT_OK(r, qlora_adapter_use(r.model, true));
         qlora_cache_info cache;
         ASSERT_OK(r, qlora_cache_query(r.ctx, &cache));
         ASSERT(cache.sealed);
@@ -973,7 +973,7 @@ TEST step_stays_on_the_device(const test_machine* machine) {
             ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
             ASSERT_OK(r, qlora_train_update(r.trainer));
         }
-        ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+        ASSERT_OK(r, qlora_train_query(r.trainer, &info));
         ASSERT(info.waits > 0);
         ASSERT_EQ_FMT(8, (int)info.step, "%d");
         ASSERT(rig_close(&r, &s));
@@ -998,7 +998,7 @@ TEST failed_capture_falls_back(const test_machine* machine) {
     fake->fail_clear();
     ASSERT_EQ_FMT(1, graph_warnings, "%d");
     qlora_train_info info;
-    ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+    ASSERT_OK(r, qlora_train_query(r.trainer, &info));
     ASSERT_FALSE(info.graphs);
     ASSERT(outcome_same(&expected, &got));
     outcome_free(&got);
@@ -1033,21 +1033,21 @@ TEST not_finite_is_skipped(const test_machine* machine) {
     ASSERT(rig_open(&r, &s));
     ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
     ASSERT_OK(r, qlora_train_update(r.trainer));
-    qlora_parameter p;
-    ASSERT_OK(r, qlora_model_parameter(r.model, 3, &p));
+    qlora_parameter_info p;
+    ASSERT_OK(r, qlora_parameter_query(r.model, 3, &p));
     size_t n = (size_t)(p.rows * p.cols);
     float* values = (float*)malloc(n * sizeof *values);
-    ASSERT_OK(r, qlora_model_parameter_read(r.model, 3, values));
+    ASSERT_OK(r, qlora_parameter_read(r.model, 3, values));
     float good = values[5];
     static const float bad[] = {INFINITY, NAN, 3e38f};
     for (int i = 0; i < 3; i++) {
         values[5] = bad[i];
-        ASSERT_OK(r, qlora_model_parameter_write(r.model, 3, values));
+        ASSERT_OK(r, qlora_parameter_write(r.model, 3, values));
         size_t count = 0;
         float* before = rig_read(&r, false, &count);
         ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
         ASSERT_OK(r, qlora_train_update(r.trainer));
-        ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+        ASSERT_OK(r, qlora_train_query(r.trainer, &info));
         ASSERT(info.last_skipped);
         ASSERT_EQ_FMT(i + 1, (int)info.skipped, "%d");
         ASSERT_EQ_FMT(i + 2, (int)info.step, "%d");
@@ -1058,12 +1058,12 @@ TEST not_finite_is_skipped(const test_machine* machine) {
         free(after);
     }
     values[5] = good;
-    ASSERT_OK(r, qlora_model_parameter_write(r.model, 3, values));
+    ASSERT_OK(r, qlora_parameter_write(r.model, 3, values));
     size_t count = 0;
     float* before = rig_read(&r, false, &count);
     ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
     ASSERT_OK(r, qlora_train_update(r.trainer));
-    ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+    ASSERT_OK(r, qlora_train_query(r.trainer, &info));
     ASSERT_FALSE(info.last_skipped);
     ASSERT_EQ_FMT(3, (int)info.skipped, "%d");
     ASSERT(info.loss > 0.0 && info.loss < 20.0 && info.grad_norm > 0.0f && info.grad_norm < 1e4f);
@@ -1109,7 +1109,7 @@ TEST schedules_follow_their_formulas(const test_machine* machine) {
                                 : 0.5 * (1.0 + cos(3.14159265358979323846 * done));
             qlora_train_info info;
             ASSERT_OK(r, qlora_train_update(r.trainer));
-            ASSERT_OK(r, qlora_train_info_read(r.trainer, &info));
+            ASSERT_OK(r, qlora_train_query(r.trainer, &info));
             ASSERT(fabs(info.lr - 0.25 * factor) <= 1e-12);
             ASSERT_EQ_FMT(step + 1, (int)info.step, "%d");
             ASSERT_IN_RANGE(0.0, info.labels, 0.0);
@@ -1196,11 +1196,11 @@ SPOIL(window, s->config.window = -1);
 SPOIL(theta, s->config.rope.theta = -5.0);
 SPOIL(train_reserved, s->train.reserved_must_be_zero0 = 7);
 SPOIL(train_reserved1, s->train.reserved_must_be_zero1 = 7);
-SPOIL(tokens, s->train.tokens = -1);
-SPOIL(tokens_many, s->train.tokens = (int64_t)1 << 40);
-SPOIL(sequences, s->train.max_sequences = 25);
-SPOIL(length, s->train.max_length = 25);
-SPOIL(length_negative, s->train.max_length = -2);
+SPOIL(tokens, s->model.tokens = -1);
+SPOIL(tokens_many, s->model.tokens = (int64_t)1 << 40);
+SPOIL(sequences, s->model.max_sequences = 25);
+SPOIL(length, s->model.max_length = 25);
+SPOIL(length_negative, s->model.max_length = -2);
 SPOIL(lr, s->train.lr = (double)NAN);
 SPOIL(lr_infinite, s->train.lr = (double)INFINITY);
 SPOIL(beta1, s->train.beta1 = 1.0);
@@ -1214,10 +1214,10 @@ SPOIL(max_norm, s->train.max_norm = (double)NAN);
 SPOIL(schedule, s->train.schedule = (qlora_schedule)3);
 SPOIL(warmup, s->train.warmup_steps = -1);
 SPOIL(total, s->train.total_steps = -1);
-SPOIL(recompute, s->train.recompute = (qlora_choice)3);
-SPOIL(cache, s->train.cache = (qlora_choice)-1);
-SPOIL(chunk, s->train.head_chunk = -1);
-SPOIL(generate, s->train.generate_tokens = -1);
+SPOIL(recompute, s->model.recompute = (qlora_choice)3);
+SPOIL(cache, s->model.cache = (qlora_choice)-1);
+SPOIL(chunk, s->model.head_chunk = -1);
+SPOIL(generate, s->model.generate_tokens = -1);
 SPOIL(bf16, s->model.mode = QLORA_MODE_BF16);
 SPOIL(adapter, s->model.adapter = "no/such/adapter");
 
@@ -1288,7 +1288,7 @@ TEST bad_descs_are_refused(const test_machine* machine) {
         if (s.model.dir == NULL) {
             s.model.config = &s.config;
         }
-        qlora_result result = qlora_model_open(r.ctx, &s.model, &s.train, NULL, &r.model);
+        qlora_result result = qlora_model_open(r.ctx, &s.model, &r.model);
         ASSERTm(refusals[i].name, result != QLORA_OK);
         if (strstr(qlora_last_error(r.ctx), refusals[i].says) == NULL) {
             fprintf(stderr, "\"%s\" is not in: %s\n", refusals[i].says, qlora_last_error(r.ctx));
@@ -1301,13 +1301,13 @@ TEST bad_descs_are_refused(const test_machine* machine) {
     setup s = setup_make(machine);
     s.model.config = &s.config;
     qlora_plan plan;
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(r.ctx, NULL, &s.train, NULL, &r.model));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(r.ctx, &s.model, &s.train, NULL, NULL));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(NULL, &s.model, &s.train, NULL, &r.model));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_plan_make(r.ctx, NULL, &s.train, NULL, &plan));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_plan_make(r.ctx, &s.model, &s.train, NULL, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(r.ctx, NULL, &r.model));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(r.ctx, &s.model, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_open(NULL, &s.model, &r.model));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_plan_make(r.ctx, NULL, NULL, &plan));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_plan_make(r.ctx, &s.model, NULL, NULL));
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_config_read(r.ctx, NULL, &s.config));
-    ASSERT_EQ_FMT(1, (int)qlora_plan_print(NULL, NULL, 0), "%d");
+    ASSERT_EQ_FMT(1, (int)qlora_plan_describe(NULL, NULL, 0), "%d");
     ASSERT(test_close_ctx(machine, r.ctx));
     PASS();
 }
@@ -1397,8 +1397,8 @@ TEST bad_batches_are_refused(const test_machine* machine) {
         cases[i].spoil(&d);
         for (int call = 0; call < 3; call++) {
             qlora_result result = call == 0   ? qlora_train_micro(r.trainer, &d.batch, 5.0)
-                                  : call == 1 ? qlora_eval(r.trainer, &d.batch, &info)
-                                              : qlora_eval_logits(r.trainer, &d.batch, logits);
+                                  : call == 1 ? qlora_eval(r.model, &d.batch, &info)
+                                              : qlora_eval_logits(r.model, &d.batch, logits);
             ASSERT_EQm(cases[i].says, QLORA_ERR_ARGUMENT, result);
             ASSERTm(qlora_last_error(r.ctx),
                     strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
@@ -1413,22 +1413,22 @@ TEST bad_batches_are_refused(const test_machine* machine) {
         ASSERT(strstr(qlora_last_error(r.ctx), "total_labels") != NULL);
     }
     float number = 0.0f;
-    qlora_parameter p;
+    qlora_parameter_info p;
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_micro(r.trainer, NULL, 5.0));
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_micro(NULL, &d.batch, 5.0));
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_update(NULL));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_info_read(r.trainer, NULL));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_gradient_read(r.trainer, -1, &number));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_gradient_read(r.trainer, 1000, &number));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_gradient_read(r.trainer, 0, NULL));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval(r.trainer, &d.batch, NULL));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval_logits(r.trainer, &d.batch, NULL));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter(r.model, -1, &p));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter(r.model, 0, NULL));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter_read(r.model, 0, NULL));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter_write(r.model, 10000, &number));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_parameter_read(NULL, 0, &number));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_model_use_adapters(NULL, true));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_train_query(r.trainer, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_gradient_read(r.trainer, -1, &number));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_gradient_read(r.trainer, 1000, &number));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_gradient_read(r.trainer, 0, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval(r.model, &d.batch, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_eval_logits(r.model, &d.batch, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_parameter_query(r.model, -1, &p));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_parameter_query(r.model, 0, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_parameter_read(r.model, 0, NULL));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_parameter_write(r.model, 10000, &number));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_parameter_read(NULL, 0, &number));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_adapter_use(NULL, true));
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_trainer_create(NULL, &r.trainer));
     ASSERT_EQ(QLORA_OK, qlora_model_close(NULL));
     ASSERT_EQ(QLORA_OK, qlora_trainer_destroy(NULL));
@@ -1813,7 +1813,7 @@ TEST bad_folders_are_refused(const test_machine* machine) {
     size_t stride = strcmp(machine->backend, "cpu") == 0 ? 1 : 4; // opening takes longer elsewhere
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i += stride) {
         folder_write(&cases[i].folder);
-        qlora_result result = qlora_model_open(r.ctx, &s.model, &s.train, NULL, &r.model);
+        qlora_result result = qlora_model_open(r.ctx, &s.model, &r.model);
         ASSERTm(cases[i].says, result != QLORA_OK);
         ASSERT_EQ(NULL, r.model);
         ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
@@ -1874,17 +1874,17 @@ TEST ranks_come_from_the_adapter(const test_machine* machine) {
     r.ctx = test_open(machine, with_files);
     ASSERTm(test_open_reason(), r.ctx != NULL);
     ASSERT(rig_start(&r, &s));
-    ASSERT_EQ_FMT(8, (int)qlora_model_parameters(r.model), "%d");
+    ASSERT_EQ_FMT(8, (int)model_parameters(r.model), "%d");
     for (int64_t i = 0; i < 8; i++) {
-        qlora_parameter p;
+        qlora_parameter_info p;
         float got[64 * 4];
         bool b = i % 2 != 0;
-        ASSERT_OK(r, qlora_model_parameter(r.model, i, &p));
+        ASSERT_OK(r, qlora_parameter_query(r.model, i, &p));
         ASSERT(strstr(p.name, parts[i / 2].module) != NULL);
         ASSERT_EQ_FMT((int)(b ? parts[i / 2].out : parts[i / 2].rank), (int)p.rows, "%d");
         ASSERT_EQ_FMT((int)(b ? parts[i / 2].rank : parts[i / 2].in), (int)p.cols, "%d");
         few_bits(p.name, values, (size_t)(p.rows * p.cols));
-        ASSERT_OK(r, qlora_model_parameter_read(r.model, i, got));
+        ASSERT_OK(r, qlora_parameter_read(r.model, i, got));
         ASSERT_MEM_EQ(values, got, (size_t)(p.rows * p.cols) * sizeof got[0]);
     }
     outcome o;
@@ -1909,7 +1909,7 @@ static setup small_setup(const test_machine* machine) {
     s.config.heads = 2;
     s.config.kv_heads = 1;
     s.model.rank = 2;
-    s.train.head_chunk = 24;
+    s.model.head_chunk = 24;
     return s;
 }
 
