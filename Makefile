@@ -1,7 +1,7 @@
-# GNU make. `make`, `make test` and `make demo` need a C compiler and nothing else; `make help`
-# lists the rest. Your CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS, PREFIX, DESTDIR are respected.
+# For GNU make. `make`, `make test` and `make demo` need only a C compiler; `make help` lists all
+# targets. CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS, PREFIX and DESTDIR are respected.
 
-ifeq ($(origin CC),default) # `CC ?=` would never apply: make presets CC
+ifeq ($(origin CC),default) # `CC ?=` would have no effect: make predefines CC
 CC := cc
 endif
 CLANG ?= clang
@@ -11,7 +11,7 @@ INSTALL ?= install
 PREFIX ?= /usr/local
 INCLUDEDIR ?= $(PREFIX)/include
 FUZZ_SECONDS ?= 600
-B ?= build# another folder for another compiler or sanitizer
+B ?= build# set it to use a separate folder for another compiler or sanitizer
 
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef -Wcast-align \
 	-Wvla -Wstrict-prototypes -Wmissing-prototypes
@@ -20,14 +20,14 @@ OWN_LDLIBS := -lm
 ifneq ($(OS),Windows_NT)
 OWN_LDLIBS += -lpthread $(if $(filter Linux,$(shell uname -s)),-ldl)
 endif
-# DEV=1 compiles the parts in src/ themselves, so that errors and debuggers show the true file and
+# DEV=1 compiles the parts in src/ directly, so that errors and debuggers show the original file and
 # line; without it, the assembled headers are compiled, as users do.
 INCLUDES := $(if $(DEV),-Isrc) -I. -Itests
 define COMPILE
 @mkdir -p $(@D)
 $(CC) $(INCLUDES) $(CPPFLAGS) $(OWN_CFLAGS) $(CFLAGS) -MMD -MP -MF $@.d
 endef
-# Fused multiply-add would round the interpreter's results differently from the device's.
+# With fused multiply-add, the interpreter's results would be rounded differently from the device's.
 FAKE_FLAGS := -ffp-contract=off -fPIC
 FAKE = $(COMPILE) $(FAKE_FLAGS) -shared -Wl,-soname,$(@F) $(LDFLAGS)
 LIBS = $(LDFLAGS) $(OWN_LDLIBS) $(LDLIBS)
@@ -53,7 +53,7 @@ FAKES := $(addprefix $(B)/,$(addsuffix /libcuda.so.1,fake fake-stub fake-omit) \
 
 all: $(B)/tests $(FAKES) programs examples ## build the tests, the programs and the examples
 
-test: $(B)/tests $(FAKES) ## run the tests: CPU, fake GPU, and a real GPU if there is one
+test: $(B)/tests $(FAKES) ## run the tests on the CPU, the fake GPU and, if present, a real GPU
 	@B=$(B) tests/run.sh
 
 demo: $(B)/finetune ## train a small generated model for a minute and print text before and after
@@ -65,7 +65,7 @@ examples: $(PROGRAMS) $(EXAMPLES) ## build the programs and everything in exampl
 
 headers: $(HEADERS) ## assemble qlora.h and qlora_text.h from src/
 
-where: $(B)/amalgamate ## LINE=n [HEADER=qlora_text.h]: which part a line comes from
+where: $(B)/amalgamate ## LINE=n [HEADER=qlora_text.h]: print the part that a line comes from
 	@$(B)/amalgamate --where $(LINE) src/$(or $(HEADER),qlora.h)
 
 ptx: $(B)/embed ## regenerate kernels_ptx.h from kernels/*.cu (needs nvcc)
@@ -78,40 +78,40 @@ ptx-header: $(TEXTS)
 		$(KERNELS) $(sort $(wildcard kernels/*.cuh)) $(TEXTS)
 	mv $(B)/kernels_ptx.h.new $(OUT)
 
-ptx-report: $(B)/ptx-tool ## registers, shared memory and spills of every kernel (needs ptxas)
+ptx-report: $(B)/ptx-tool ## print registers, shared memory and spills of every kernel (needs ptxas)
 	@B=$(B) PTXAS="$(PTXAS)" tools/ptx_report.sh
 
 bench: $(BENCHES) ## measure the kernels on the available GPU
 	@for program in $(BENCHES); do $$program || exit 1; done
 
-check: ## run every gate (warnings, style, layers, sanitizers, PTX, ...) and name those skipped
+check: ## run all gates (warnings, style, layers, sanitizers, PTX, ...); report those skipped
 	@MAKE="$(MAKE)" CLANG="$(CLANG)" NVCC="$(NVCC)" PTXAS="$(PTXAS)" tests/gates/check.sh
 
-mutants: $(B)/tests $(FAKES) ## inject known bugs into the shipped PTX; the tests must find each
+mutants: $(B)/tests $(FAKES) ## inject known bugs into the shipped PTX; the tests must detect all
 	LD_LIBRARY_PATH=$(B)/fake $(B)/tests -v -s mutant
 
-soak: $(B)/tests $(FAKES) $(FUZZERS) ## the long runs: fuzzers (FUZZ_SECONDS each), kills, gates
+soak: $(B)/tests $(FAKES) $(FUZZERS) ## run long tests: fuzzers (FUZZ_SECONDS each), kills, gates
 	@for program in $(FUZZERS); do echo "== $$program"; mkdir -p $$program.corpus; \
 		$$program -max_total_time=$(FUZZ_SECONDS) -artifact_prefix=$$program. $$program.corpus \
 		|| exit 1; done
 	@for script in $(wildcard tests/gates/soak*.sh) tests/gates/gates.sh; do echo "== $$script"; \
 		B=$(B) $$script || exit 1; done
 
-install: ## copy the headers to DESTDIR, INCLUDEDIR
+install: ## install the headers in $(DESTDIR)$(INCLUDEDIR)
 	$(INSTALL) -d "$(DESTDIR)$(INCLUDEDIR)"
 	$(INSTALL) -m 644 qlora.h qlora_text.h kernels_ptx.h "$(DESTDIR)$(INCLUDEDIR)"
 
-uninstall: ## remove them again
+uninstall: ## remove the installed headers
 	rm -f $(addprefix "$(DESTDIR)$(INCLUDEDIR)"/,qlora.h qlora_text.h kernels_ptx.h)
 
 clean: ## remove the build folder
 	rm -rf $(B)
 
-help: ## this list
+help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r name text; do \
 		printf '  make %-12s %s\n' "$$name" "$$text"; done
 
-# ---- the headers: assembled from src/, judged by content and never by time stamps ----
+# ---- the headers: assembled from src/ and compared by content, not by time stamp ----
 
 $(HEADERS): %.h: $(B)/amalgamate FORCE
 	@$(B)/amalgamate src/$@ $@
@@ -119,7 +119,7 @@ $(HEADERS): %.h: $(B)/amalgamate FORCE
 $(B)/amalgamate: tools/amalgamate.c
 	$(COMPILE) -o $@ $<
 
-# ---- programs: build/NAME can be made by that name ----
+# ---- programs: each can be built by name (make build/NAME) ----
 
 $(B)/tests: $(TESTS)
 	$(CC) $(OWN_CFLAGS) $(CFLAGS) -o $@ $^ $(LIBS)
@@ -130,8 +130,8 @@ $(B)/embed: tools/embed.c
 $(B)/ptx-tool: tools/embed.c kernels_ptx.h
 	$(COMPILE) -DEMBED_TABLE='"kernels_ptx.h"' -o $@ $<
 
-# Programs and examples contain the implementation, so that one command compiles each of them; here
-# the objects are linked instead.
+# Programs and examples include the implementation, so that each compiles with a single command;
+# here they are linked with the objects instead.
 $(PROGRAMS): $(B)/%: programs/%.c $(LIBRARY)
 $(EXAMPLES): $(B)/%: examples/%.c $(LIBRARY)
 $(PROGRAMS) $(EXAMPLES):
@@ -153,7 +153,7 @@ $(FUZZERS): CC := $(CLANG)
 $(FUZZERS): $(B)/fuzz_%: tests/fuzz/%.c | $(HEADERS)
 	$(COMPILE) -O1 -fsanitize=fuzzer,address,undefined -o $@ $< $(LIBS)
 
-# Each implementation in a unit of its own, as users are told to have it.
+# Each implementation has its own translation unit, as the manual recommends.
 $(B)/obj/qlora.o: Makefile | $(HEADERS)
 	@mkdir -p $(@D) && printf '#define QLORA_IMPLEMENTATION\n#include "qlora.h"\n' > $(@:.o=.c)
 	$(COMPILE) -c -o $@ $(@:.o=.c)
@@ -165,7 +165,7 @@ $(B)/obj/qlora_text.o: Makefile | $(HEADERS)
 $(B)/obj/%.o: tests/%.c Makefile | $(HEADERS)
 	$(COMPILE) -c -o $@ $<
 
-# ---- the fake driver: its parts once, cuda.c once per variant ----
+# ---- the fake driver: its parts are compiled once, cuda.c once per variant ----
 
 $(FAKE_PARTS): $(B)/obj/%.o: tests/%.c Makefile
 	$(COMPILE) $(FAKE_FLAGS) -c -o $@ $<
@@ -176,7 +176,7 @@ $(B)/fake/libcuda.so.1: tests/fakecuda/cuda.c $(FAKE_PARTS) Makefile
 $(B)/fake-stub/libcuda.so.1: tests/fakecuda/cuda.c $(FAKE_PARTS) Makefile
 	$(FAKE) -DFAKE_STUB -o $@ $< $(FAKE_PARTS) -lm -lpthread
 
-# Libraries that lack a symbol, as older ones do.
+# Libraries without some symbols, like older versions.
 $(B)/fake-omit/libcuda.so.1: tests/fakecuda/cuda.c $(FAKE_PARTS) Makefile
 	$(FAKE) -DFAKE_OMIT_cuGraphInstantiateWithFlags -DFAKE_OMIT_cuStreamBeginCapture_v2 \
 		-o $@ $< $(FAKE_PARTS) -lm -lpthread

@@ -1,5 +1,5 @@
-// gemm.c - one product, C = A B and its gradient dB = A^T dC, on the CPU, on our own PTX and on
-// cuBLAS, as far as they are there; prints how far each is from the CPU.
+// gemm.c - computes a product C = A B and its gradient dB = A^T dC on the CPU, with the built-in
+// PTX kernels and with cuBLAS, as available, and prints how far each result is from the CPU's.
 //
 //     cc -O2 -I. examples/gemm.c -o gemm -ldl -lm -lpthread
 //     ./gemm
@@ -28,7 +28,7 @@ typedef struct matrices {
     float db[K * N];
 } matrices;
 
-// c = a b, db = a^T c: both in one go, so that the second waits for the first on the device.
+// Computes c = a b and db = a^T c back to back; the second waits for the first on the device.
 static qlora_result multiply(qlora_ctx* ctx, uint32_t flags, matrices* m) {
     qlora_tensor a = {0};
     qlora_tensor b = {0};
@@ -51,7 +51,8 @@ static qlora_result multiply(qlora_ctx* ctx, uint32_t flags, matrices* m) {
     return r;
 }
 
-// Largest difference over the largest value. A NaN makes the result huge, so that it is seen.
+// The largest difference relative to the largest value. A NaN gives a huge result, so that it is
+// noticed.
 static double difference(const float* expected, const float* got, int n) {
     double largest = 0.0;
     double worst = 0.0;
@@ -86,13 +87,13 @@ int main(void) {
         qlora_native native = {0};
         matrices* result = i == 0 ? &cpu : &other;
         if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) {
-            printf("%-7s not here: %s\n", PATHS[i].name, why);
-            status = i == 0 ? 1 : status; // the CPU is always there
+            printf("%-7s not available: %s\n", PATHS[i].name, why);
+            status = i == 0 ? 1 : status; // the CPU is always available
             continue;
         }
         qlora_ctx_native(ctx, &native);
         if ((PATHS[i].flags & QLORA_GEMM_CUBLAS) != 0 && native.cublas == NULL) {
-            printf("%-7s not here: no cuBLAS was found\n", PATHS[i].name);
+            printf("%-7s not available: cuBLAS not found\n", PATHS[i].name);
         } else if (multiply(ctx, PATHS[i].flags, result) != QLORA_OK) {
             status = 1;
         } else {

@@ -1,4 +1,4 @@
-// hello.c - opens a context, says what it runs on, adds and multiplies two small matrices.
+// hello.c - opens a context, prints the device it uses, and adds and multiplies two small matrices.
 //
 //     cc -I. examples/hello.c -o hello -ldl -lm -lpthread
 //     ./hello
@@ -18,7 +18,7 @@ static qlora_result hello(qlora_ctx* ctx, qlora_tensor* a, qlora_tensor* b, floa
     r = r == QLORA_OK ? qlora_tensor_create(ctx, QLORA_F32, ROWS, COLS, b) : r;
     r = r == QLORA_OK ? qlora_tensor_write(ctx, a, ones, bytes) : r;
     r = r == QLORA_OK ? qlora_tensor_write(ctx, b, numbers, bytes) : r;
-    r = r == QLORA_OK ? qlora_add(ctx, a, b, a) : r; // a = a + b; waits for nothing
+    r = r == QLORA_OK ? qlora_add(ctx, a, b, a) : r; // a = a + b; does not wait for the device
     r = r == QLORA_OK ? qlora_tensor_read(ctx, a, sum, bytes) : r;
     r = r == QLORA_OK ? qlora_mul(ctx, a, b, a) : r; // a = (a + b) b
     r = r == QLORA_OK ? qlora_tensor_read(ctx, a, product, bytes) : r;
@@ -37,12 +37,12 @@ static void print_matrix(const char* name, const float* x) {
 
 int main(void) {
     char why[512] = "";
-    qlora_ctx_desc desc = {0}; // zero means "the default" everywhere
+    qlora_ctx_desc desc = {0}; // zero selects the default for every field
     desc.error_text = why;
     desc.error_text_size = sizeof why;
     qlora_ctx* ctx = NULL;
     if (qlora_ctx_create(&desc, &ctx) != QLORA_OK) {
-        fprintf(stderr, "no context: %s\n", why);
+        fprintf(stderr, "cannot create a context: %s\n", why);
         return 1;
     }
     char text[2048];
@@ -60,7 +60,7 @@ int main(void) {
     } else {
         fprintf(stderr, "%s: %s\n", qlora_result_name(r), qlora_last_error(ctx));
     }
-    qlora_tensor_destroy(ctx, &a); // a zeroed tensor is fine here
+    qlora_tensor_destroy(ctx, &a); // a zeroed tensor is allowed here
     qlora_tensor_destroy(ctx, &b);
     return qlora_ctx_destroy(ctx) == QLORA_OK && r == QLORA_OK ? 0 : 1;
 }

@@ -4,8 +4,8 @@
 //   ./finetune --model DIR --data FILE --out DIR
 //   ./finetune --demo --out DIR          (needs neither a model nor data)
 //
-// In this file: options, samples, packing, the run, files (log, picture), the terminal, reports,
-// the demo's own model and text. It calls the public functions of qlora.h and qlora_text.h only.
+// In this file: options, the state of a run, the terminal, samples, packing, files, the plot, the
+// run, reports, the demo. It calls only the public functions of qlora.h and qlora_text.h.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 #define TEXT_IMPLEMENTATION
@@ -20,10 +20,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "messages.h"
+
 #ifdef _WIN32
 #include <direct.h>
 #include <io.h>
-// Not <windows.h>: its declarations and those of qlora.h's implementation do not go together.
+// Not <windows.h>: its declarations conflict with those in qlora.h's implementation.
 __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #else
 #include <dirent.h>
@@ -40,7 +43,7 @@ __declspec(dllimport) unsigned long long __stdcall GetTickCount64(void);
 #endif
 
 #define PATH_SIZE 1024
-#define OPEN_PACKS 32 // packs that a sample may still go into
+#define OPEN_PACKS 32 // packs that can still take a sample
 
 // ---- options ----------------------------------------------------------------------------------
 
@@ -95,13 +98,13 @@ typedef struct options {
 } options;
 
 typedef enum option_kind {
-    OPT_HEADING, // only a line of the help
+    OPT_HEADING, // a heading in the help
     OPT_TEXT,
     OPT_WHOLE,
-    OPT_SIZE, // whole, with K, M or G behind it
+    OPT_SIZE, // integer with an optional suffix K, M, G or T
     OPT_REAL,
     OPT_FLAG,
-    OPT_CHOICE, // one of `words`; its number is kept
+    OPT_CHOICE, // one of `words`, stored as its index
     OPT_TARGETS
 } option_kind;
 
@@ -109,10 +112,10 @@ typedef struct option {
     const char* name;
     option_kind kind;
     size_t offset; // in options
-    bool fixed;    // a resumed run must have the same
-    double low;    // of a number
+    bool fixed;    // a resumed run must use the same value
+    double low;    // range of a number
     double high;
-    const char* words; // the choices, or what the help calls the value
+    const char* words; // the choices, or the value's name in the help
     const char* help;
 } option;
 
@@ -121,106 +124,109 @@ enum { RESUME_AUTO = 0, RESUME_NEVER, RESUME_MUST };
 #define AT(field) offsetof(options, field)
 // clang-format off
 static const option option_table[] = {
-    {"What", OPT_HEADING, 0, false, 0, 0, "", ""},
+    {"Model and data", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"model", OPT_TEXT, AT(model), true, 0, 0, "DIR",
-        "the model's folder, as Hugging Face has it"},
+        "model folder in Hugging Face format (required)"},
     {"data", OPT_TEXT, AT(data), true, 0, 0, "FILE",
-        ".jsonl, .json or .txt (see below)"},
+        "training data: .jsonl, .json or .txt, see below (required)"},
     {"out", OPT_TEXT, AT(out), false, 0, 0, "DIR",
-        "adapter, checkpoint, log and picture go here"},
+        "output folder for the adapter, checkpoint, log and plot (required)"},
     {"template", OPT_TEXT, AT(template_name), true, 0, 0, "NAME",
-        "chat format; the model's own if not given"},
+        "chat format, see below (default: taken from the model)"},
     {"adapter", OPT_TEXT, AT(adapter), true, 0, 0, "DIR",
-        "begin with this PEFT adapter, its rank and targets"},
+        "start from this PEFT adapter; sets rank, alpha and targets"},
     {"base-name", OPT_TEXT, AT(base_name), false, 0, 0, "NAME",
-        "what the adapter calls its base; --model if not given"},
+        "base model name stored in the adapter (default: --model)"},
     {"Adapter", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"rank", OPT_WHOLE, AT(rank), true, 1, 1024, "N",
-        "16"},
+        "LoRA rank (default 16)"},
     {"alpha", OPT_REAL, AT(alpha), true, 1e-6, 1e6, "X",
-        "twice the rank"},
+        "LoRA alpha (default: twice the rank)"},
     {"targets", OPT_TARGETS, AT(targets), true, 0, 0, "LIST",
-        "all, or some of q,k,v,o,gate,up,down"},
+        "modules to adapt: all, or some of q,k,v,o,gate,up,down (default all)"},
     {"rslora", OPT_FLAG, AT(rslora), true, 0, 0, "",
-        "scale by alpha / sqrt(rank)"},
+        "scale by alpha / sqrt(rank) instead of alpha / rank"},
     {"dropout", OPT_REAL, AT(dropout), true, 0, 0.99, "X",
-        "0"},
+        "LoRA dropout probability (default 0)"},
     {"train-norms", OPT_FLAG, AT(train_norms), true, 0, 0, "",
-        "train the RMSNorm weights, too"},
+        "also train the RMSNorm weights"},
     {"Training", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"epochs", OPT_REAL, AT(epochs), true, 1e-6, 1e6, "X",
-        "3"},
+        "passes over the data (default 3)"},
     {"steps", OPT_WHOLE, AT(steps), true, 1, 1e9, "N",
-        "instead of epochs"},
+        "number of steps; overrides --epochs"},
     {"lr", OPT_REAL, AT(lr), true, 0, 10, "X",
-        "2e-4"},
+        "peak learning rate (default 2e-4)"},
     {"schedule", OPT_CHOICE, AT(schedule), true, 0, 0, "cosine|linear|constant",
-        "cosine"},
+        "learning rate after the warm-up (default cosine)"},
     {"warmup", OPT_WHOLE, AT(warmup), true, 0, 1e9, "N",
-        "steps; 3% of all"},
+        "warm-up steps (default 3% of the total)"},
     {"beta2", OPT_REAL, AT(beta2), true, 0, 0.999999, "X",
-        "of AdamW: 0.999"},
+        "AdamW beta2 (default 0.999)"},
     {"weight-decay", OPT_REAL, AT(weight_decay), true, 0, 10, "X",
-        "0"},
+        "AdamW weight decay (default 0)"},
     {"max-norm", OPT_REAL, AT(max_norm), true, -1, 1e9, "X",
-        "gradients are clipped to it: 1; -1 is never"},
+        "clip gradients to this norm; -1 = off (default 1)"},
     {"length", OPT_WHOLE, AT(length), true, 2, 1e6, "N",
-        "longest sample, in tokens: 1024, or the model's most"},
+        "maximum sample length in tokens (default 1024, or the model's limit if lower)"},
     {"tokens", OPT_WHOLE, AT(tokens), true, 2, 1e7, "N",
-        "most tokens of a micro-batch: 4096, or --length"},
+        "maximum tokens per micro-batch (default 4096, or --length if higher)"},
     {"accumulate", OPT_WHOLE, AT(accumulate), true, 1, 65536, "N",
-        "micro-batches of a step: 2"},
+        "micro-batches per step (default 2)"},
     {"seed", OPT_WHOLE, AT(seed), true, 0, 9e15, "N",
-        "1"},
+        "random seed (default 1)"},
     {"truncate", OPT_FLAG, AT(truncate), true, 0, 0, "",
-        "cut samples that are too long; else they are left out"},
+        "truncate samples that are too long (default: skip them)"},
     {"train-prompt", OPT_FLAG, AT(train_prompt), true, 0, 0, "",
-        "train on the prompts, too"},
+        "also train on the prompts"},
     {"last-turn", OPT_FLAG, AT(last_turn), true, 0, 0, "",
-        "of a conversation train only the last answer"},
+        "train only on the last answer of each conversation"},
     {"Evaluation and checkpoints", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"eval", OPT_REAL, AT(eval), true, 0, 1e6, "X",
-        "held out: a share below 1, or a number; 0.05, at most 200"},
+        "held-out samples: a count, or a fraction below 1, capped at 200 samples (default 0.05)"},
     {"eval-data", OPT_TEXT, AT(eval_data), true, 0, 0, "FILE",
-        "evaluate on these instead"},
+        "evaluate on this file instead of held-out samples"},
     {"eval-every", OPT_WHOLE, AT(eval_every), false, 1, 1e9, "N",
-        "steps; ten times in all"},
+        "steps between evaluations (default: ten per run)"},
     {"save-every", OPT_WHOLE, AT(save_every), false, 1, 1e9, "N",
-        "steps; ten times in all"},
+        "steps between checkpoints (default: ten per run)"},
     {"resume", OPT_CHOICE, AT(resume), false, 0, 0, "auto|never|must",
-        "auto: go on where --out has a checkpoint"},
+        "auto resumes if --out has a checkpoint, never starts over, must fails without a "
+        "checkpoint (default auto)"},
     {"prompt", OPT_TEXT, AT(prompt), false, 0, 0, "TEXT",
-        "show how it is continued before and after"},
+        "prompt to complete before and after training"},
     {"Machine", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"backend", OPT_CHOICE, AT(backend), false, 0, 0, "auto|cpu|cuda",
-        "auto: the GPU where there is one"},
+        "auto uses a GPU if available (default auto)"},
     {"device", OPT_WHOLE, AT(device), false, 0, 1023, "N",
-        "which GPU: 0"},
+        "GPU number (default 0)"},
     {"threads", OPT_WHOLE, AT(threads), false, 1, 64, "N",
-        "of the CPU: one a core"},
+        "CPU threads (default: one per core)"},
     {"mode", OPT_CHOICE, AT(mode), true, 0, 0, "auto|f32|tf32|bf16",
-        "auto: bf16 on a GPU that has it, else f32"},
+        "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32 (default "
+        "auto)"},
     {"base", OPT_CHOICE, AT(base), true, 0, 0, "nf4|16bit|32bit",
-        "how the frozen weights are kept: nf4"},
+        "storage format of the frozen weights (default nf4)"},
     {"recompute", OPT_CHOICE, AT(recompute), false, 0, 0, "auto|on|off",
-        "forget activations and compute them again"},
+        "recompute activations in the backward pass to save memory; auto recomputes as few "
+        "layers as possible (default auto)"},
     {"cache", OPT_CHOICE, AT(cache), false, 0, 0, "auto|on|off",
-        "keep 16-bit copies of 4-bit weights"},
-    {"memory", OPT_SIZE, AT(memory), false, 1e6, 1e15, "SIZE",
-        "stay below, such as 8G; all that is free"},
-    {"Looking first", OPT_HEADING, 0, false, 0, 0, "", ""},
+        "keep 16-bit copies of the 4-bit weights; auto copies as many as fit (default auto)"},
+    {"memory", OPT_SIZE, AT(memory), false, 1048576.0, 1125899906842624.0, "SIZE",
+        "memory limit in bytes, e.g. 8G for 8 GiB (default: all free memory)"},
+    {"Other", OPT_HEADING, 0, false, 0, 0, "", ""},
     {"plan", OPT_FLAG, AT(plan), false, 0, 0, "",
-        "print what memory it takes, and stop"},
+        "print the memory plan and exit"},
     {"doctor", OPT_FLAG, AT(doctor), false, 0, 0, "",
-        "print the first samples and what is wrong in the data, stop"},
+        "print the first samples and any problems in the data, then exit"},
     {"samples", OPT_WHOLE, AT(samples), false, 0, 1e9, "N",
-        "how many --doctor prints: 3"},
+        "number of samples that --doctor prints (default 3)"},
     {"demo", OPT_FLAG, AT(demo), true, 0, 0, "",
-        "a small model and a text made on the spot"},
+        "train a small generated model on generated text"},
     {"verbose", OPT_FLAG, AT(verbose), false, 0, 0, "",
-        "show what the library logs"},
+        "print the library's log messages"},
     {"help", OPT_FLAG, AT(help), false, 0, 0, "",
-        "this text"},
+        "show this help"},
 };
 // clang-format on
 #define OPTION_COUNT (sizeof option_table / sizeof option_table[0])
@@ -247,11 +253,10 @@ static void options_default(options* o) {
 }
 
 static void help_print(void) {
-    printf(
-        "usage: finetune --model DIR --data FILE --out DIR [options]\n"
-        "       finetune --demo [--out DIR]\n\n"
-        "Trains a LoRA adapter on the samples of FILE. Ctrl-C saves and stops; the same command\n"
-        "again goes on from there, bit for bit.\n");
+    printf("usage: finetune --model DIR --data FILE --out DIR [options]\n"
+           "       finetune --demo [--out DIR]\n\n"
+           "Trains a LoRA adapter on the samples in FILE. Ctrl-C saves and stops; run the\n"
+           "same command again to resume with bit-identical results.\n");
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         const option* row = &option_table[i];
         if (row->kind == OPT_HEADING) {
@@ -260,18 +265,19 @@ static void help_print(void) {
         }
         char left[64];
         snprintf(left, sizeof left, "--%s %s", row->name, row->words);
-        printf("  %-34s %s\n", left, row->help);
+        help_row(left, 37, row->help);
     }
     printf("\nChat formats:");
     for (size_t i = 0; text_chat_names(i) != NULL; i++) {
         printf(" %s", text_chat_names(i));
     }
     printf(
-        "\nData, one JSON object a sample (.jsonl: one a line; .json: an array):\n"
+        "\nData: one JSON object per sample (.jsonl: one per line; .json: an array):\n"
         "  {\"text\"}  {\"prompt\", \"completion\"}  {\"messages\": [{\"role\", \"content\"}]}\n"
         "  {\"conversations\": [{\"from\", \"value\"}]}  {\"instruction\", \"input\", \"output\"}\n"
-        "  .txt: plain text, cut into samples of --length tokens\n"
-        "Exit status: 0; 1 after an error, told on standard error; 130 after Ctrl-C.\n");
+        "  .txt: plain text, split into samples of --length tokens\n"
+        "Exit status: 0 on success, 1 on error (reported on standard error), 130 after\n"
+        "Ctrl-C.\n");
 }
 
 PRINTF(2, 3)
@@ -283,7 +289,7 @@ static bool fail(char error[1024], const char* format, ...) {
     return false;
 }
 
-// Letters to change, add or leave out to get from a to b.
+// The number of letters to change, add or drop to get from a to b.
 static size_t word_distance(const char* a, const char* b) {
     size_t row[32];
     size_t width = strlen(b) < 31 ? strlen(b) : 31;
@@ -317,8 +323,8 @@ static bool option_unknown(const char* word, char error[1024]) {
         return fail(error, "unknown option %s; did you mean --%s?", word, nearest);
     }
     return fail(error,
-                word[0] == '-' ? "unknown option %s; --help lists them"
-                               : "unknown argument '%s'; options begin with --",
+                word[0] == '-' ? "unknown option %s; see --help"
+                               : "unexpected argument '%s'; options start with --",
                 word);
 }
 
@@ -343,8 +349,11 @@ static bool number_read(const option* row, const char* text, double* out, char e
         return fail(error, "--%s: '%s' is not a whole number", row->name, text);
     }
     if (!(value >= row->low && value <= row->high)) {
-        return fail(error, "--%s: %s is out of range (%g to %g)", row->name, text, row->low,
-                    row->high);
+        char low[32];
+        char high[32];
+        return fail(error, "--%s: %s is out of range; use %s to %s", row->name, text,
+                    limit_text(row->low, row->kind == OPT_SIZE, low),
+                    limit_text(row->high, row->kind == OPT_SIZE, high));
     }
     *out = value;
     return true;
@@ -361,7 +370,7 @@ static bool choice_read(const option* row, const char* text, int64_t* out, char 
         at += length;
         at += *at == '|' ? 1 : 0;
     }
-    return fail(error, "--%s: '%s' is none of %s", row->name, text, row->words);
+    return fail(error, "--%s: '%s' is not one of %s", row->name, text, row->words);
 }
 
 static bool targets_read(const option* row, const char* text, int64_t* out, char error[1024]) {
@@ -376,7 +385,7 @@ static bool targets_read(const option* row, const char* text, int64_t* out, char
                        : 0;
         }
         if (bit == 0) {
-            return fail(error, "--%s: '%.*s' is none of q, k, v, o, gate, up, down", row->name,
+            return fail(error, "--%s: '%.*s' is not one of q, k, v, o, gate, up, down", row->name,
                         (int)length, at);
         }
         bits |= bit;
@@ -384,7 +393,8 @@ static bool targets_read(const option* row, const char* text, int64_t* out, char
         at += *at == ',' ? 1 : 0;
     }
     *out = bits;
-    return bits != 0 || fail(error, "--%s needs all, or some of q,k,v,o,gate,up,down", row->name);
+    return bits != 0 ||
+           fail(error, "--%s needs a value: all, or some of q,k,v,o,gate,up,down", row->name);
 }
 
 static bool option_set(options* o, const option* row, const char* text, char error[1024]) {
@@ -393,7 +403,7 @@ static bool option_set(options* o, const option* row, const char* text, char err
     switch (row->kind) {
     case OPT_TEXT:
         *(const char**)at = text;
-        return text[0] != '\0' || fail(error, "--%s is empty", row->name);
+        return text[0] != '\0' || fail(error, "--%s needs a non-empty value", row->name);
     case OPT_CHOICE:
         return choice_read(row, text, (int64_t*)at, error);
     case OPT_TARGETS:
@@ -432,7 +442,7 @@ static bool options_read(int argc, char** argv, options* o, char error[1024]) {
         }
         if (row->kind == OPT_FLAG) {
             if (equals != NULL) {
-                return fail(error, "--%s takes no value", row->name);
+                return fail(error, "--%s does not take a value", row->name);
             }
             *(bool*)option_at(o, row) = true;
             continue;
@@ -449,29 +459,36 @@ static bool options_read(int argc, char** argv, options* o, char error[1024]) {
 
 static bool options_check(options* o, char error[1024]) {
     if (o->demo && (o->model != NULL || o->data != NULL)) {
-        return fail(error, "--demo makes its own model and data; leave out --model and --data");
+        return fail(error, "--demo creates its own model and data; drop --model and --data");
     }
     if (o->model == NULL && !o->demo) {
-        return fail(error, "--model DIR is missing; --help lists the options, --demo needs none");
+        return fail(error, "--model DIR is required; see --help, or try --demo");
     }
     if (o->data == NULL && !o->demo && !o->plan) {
-        return fail(error, "--data FILE is missing");
+        return fail(error, "--data FILE is required");
     }
     if (o->out == NULL && !o->plan && !o->doctor) {
-        return fail(error, "--out DIR is missing: where the adapter goes");
+        return fail(error, "--out DIR is required: the adapter is saved there");
     }
     if (o->tokens != 0 && o->length != 0 && o->length > o->tokens) {
         return fail(error,
-                    "--length %lld is more than --tokens %lld: such a sample would fit nowhere",
+                    "--length (%lld) must not exceed --tokens (%lld): a sample has to fit into one "
+                    "micro-batch",
                     (long long)o->length, (long long)o->tokens);
     }
     if (o->eval >= 1.0 && o->eval != floor(o->eval)) {
-        return fail(error, "--eval: %g is neither a share below 1 nor a whole number", o->eval);
+        return fail(error, "--eval: %g is neither a fraction below 1 nor a whole number", o->eval);
+    }
+    if (o->model != NULL && file_missing(o->model, "config.json")) {
+        return fail(error, "--model %s: config.json not found", o->model);
+    }
+    if (o->adapter != NULL && file_missing(o->adapter, "adapter_config.json")) {
+        return fail(error, "--adapter %s: adapter_config.json not found", o->adapter);
     }
     return true;
 }
 
-// One line for each option that a resumed run must share: "name value".
+// One line for each option that must stay the same when a run is resumed: "name value".
 static void settings_write(options* o, char* out, size_t size) {
     size_t used = 0;
     out[0] = '\0';
@@ -498,14 +515,51 @@ static void settings_write(options* o, char* out, size_t size) {
     }
 }
 
-// The first line in which two settings differ goes into both.
+// A line of settings_write as the user would write it: "schedule 0" is "--schedule cosine".
+static void setting_show(const char* line, size_t length, char out[256]) {
+    size_t name = strcspn(line, " \n");
+    const option* row = name < length ? option_find(line, name) : NULL;
+    if (row == NULL) {
+        snprintf(out, 256, "'%.*s'", (int)length, line);
+        return;
+    }
+    const char* value = line + name + 1;
+    int value_length = (int)(length - name - 1);
+    long number = strtol(value, NULL, 10);
+    if ((row->kind == OPT_TEXT && value_length == 1 && *value == '-') ||
+        (row->kind == OPT_FLAG && number == 0)) {
+        snprintf(out, 256, "no --%s", row->name);
+    } else if (row->kind == OPT_FLAG) {
+        snprintf(out, 256, "--%s", row->name);
+    } else if (row->kind == OPT_CHOICE) {
+        const char* word = row->words;
+        for (; number > 0 && strchr(word, '|') != NULL; number--) {
+            word = strchr(word, '|') + 1;
+        }
+        snprintf(out, 256, "--%s %.*s", row->name, (int)strcspn(word, "|"), word);
+    } else if (row->kind == OPT_TARGETS) {
+        int used = snprintf(out, 256, "--%s", row->name);
+        for (int i = 0; i < 7; i++) {
+            used += (number >> i & 1) == 0
+                        ? 0
+                        : snprintf(out + used, 256 - (size_t)used, "%s%s",
+                                   strchr(out, ' ') == NULL ? " " : ",", target_names[i]);
+        }
+    } else if (row->kind == OPT_REAL) {
+        snprintf(out, 256, "--%s %g", row->name, strtod(value, NULL));
+    } else {
+        snprintf(out, 256, "--%s %.*s", row->name, value_length, value);
+    }
+}
+
+// Compares two results of settings_write; the first lines that differ go to line_a and line_b.
 static bool settings_equal(const char* a, const char* b, char line_a[256], char line_b[256]) {
     while (*a != '\0' || *b != '\0') {
         size_t na = strcspn(a, "\n");
         size_t nb = strcspn(b, "\n");
         if (na != nb || memcmp(a, b, na) != 0) {
-            snprintf(line_a, 256, "%.*s", (int)na, a);
-            snprintf(line_b, 256, "%.*s", (int)nb, b);
+            setting_show(a, na, line_a);
+            setting_show(b, nb, line_b);
             return false;
         }
         a += na + (a[na] == '\n' ? 1 : 0);
@@ -514,14 +568,14 @@ static bool settings_equal(const char* a, const char* b, char line_a[256], char 
     return true;
 }
 
-// ---- what a run holds ---------------------------------------------------------------------------
+// ---- the state of a run ------------------------------------------------------------------------
 
 typedef struct sample {
     const int32_t* ids;
     const int32_t* labels;
-    int32_t length; // as trained: cut where the user wants that
+    int32_t length; // as trained: truncated with --truncate
     int32_t trained;
-    int32_t number; // in the data
+    int32_t number; // index in the data
 } sample;
 
 typedef struct samples {
@@ -529,37 +583,37 @@ typedef struct samples {
     size_t count;
 } samples;
 
-typedef struct counts { // of the data, before anything is trained
+typedef struct counts { // statistics of the data, taken before training
     size_t all;
     size_t used;
     size_t too_long;
-    size_t longest; // of all
+    size_t longest; // in tokens
     size_t empty;
-    size_t masked; // nothing trained in them
-    size_t no_end; // last token not trained
+    size_t masked; // samples without a trained token
+    size_t no_end; // samples whose last token is not trained
     size_t two_bos;
-    uint64_t tokens; // of those used
+    uint64_t tokens; // in the samples used
     uint64_t trained;
 } counts;
 
-// Pack p holds the samples order[starts[p]] .. order[starts[p + 1] - 1].
+// Pack p contains the samples order[starts[p]] to order[starts[p + 1] - 1].
 typedef struct packs {
     uint32_t* order;
     size_t* starts;
     size_t count;
 } packs;
 
-typedef struct point { // of the log and the picture
+typedef struct point { // one entry of the log and the plot
     int64_t step;
     double loss;
     double grad_norm;
     double lr;
     double tokens_per_s;
-    double eval_loss; // NAN on points without
+    double eval_loss; // NAN if this step was not evaluated
 } point;
 
 typedef struct screen {
-    bool live; // a terminal: one line is drawn again and again
+    bool live; // standard output is a terminal: the progress line is redrawn in place
     bool drawn;
     double drawn_at;
 } screen;
@@ -568,7 +622,7 @@ enum { TOLD_LOG = 1, TOLD_PICTURE = 2, TOLD_CHECKPOINT = 4 };
 
 #define SETTINGS_SIZE 8192
 #define POSITION_MAGIC "ftune 1"
-typedef struct position { // what a checkpoint keeps for us
+typedef struct position { // our own data in a checkpoint
     char magic[8];
     uint64_t settings_hash;
     uint64_t data_hash;
@@ -600,40 +654,40 @@ typedef struct app {
     uint64_t data_hash;
     uint64_t settings_hash;
     bool resuming;
-    // the batch that is being put together
+    // the batch being assembled
     int32_t* ids;
     int32_t* labels;
     int32_t* lengths;
     int32_t* numbers;
-    // where the run stands
+    // the progress of the run
     int64_t step;
     int64_t total_steps;
     int64_t epoch;
     size_t next_pack;
-    packs now; // of this epoch
+    packs now; // packs of the current epoch
     packs eval_packs;
-    double seconds; // of all sessions
+    double seconds; // training time, including earlier sessions
     double first_eval;
     double last_eval;
     double first_loss;
     double last_loss;
     uint64_t tokens_seen;
     int64_t skipped_in_row;
-    double pace; // seconds a step, smoothed
+    double pace; // seconds per step, smoothed
     double step_flop;
-    double peak_flop; // of the device a second; 0 = not known
+    double peak_flop; // the device's peak FLOP/s; 0 = unknown
     point* points;
     size_t point_count;
     size_t point_room;
     FILE* log;
-    text_bytes log_rest; // lines that the disk has not taken yet
-    bool log_torn;       // half a line stands in it: nothing more goes there
-    bool out_made;       // this process made the folder
-    bool out_empty;      // nothing was in the folder when the run began
-    bool files_made;     // this process made settings.txt and the log
-    bool stopped;        // by Ctrl-C, in a long call
-    bool failed;         // something was told on standard error
-    int told;            // what fails at the moment and has been told: TOLD_ bits
+    text_bytes log_rest; // lines that have not been written to disk yet
+    bool log_torn;       // the log ends in a partial line: write nothing more to it
+    bool out_made;       // this process created the folder
+    bool out_empty;      // the folder was empty when the run started
+    bool files_made;     // this process created settings.txt and the log
+    bool stopped;        // by Ctrl-C, during a long call
+    bool failed;         // an error was reported on standard error
+    int told;            // ongoing failures that have been reported: TOLD_ bits
     uint64_t memory;
     double memory_at;
     double svg_at;
@@ -645,7 +699,7 @@ static volatile sig_atomic_t stop_asked;
 
 static void stop_handler(int number) {
     stop_asked = 1;
-    signal(number, SIG_DFL); // the second one ends the program at once
+    signal(number, SIG_DFL); // a second Ctrl-C ends the program at once
 }
 
 static bool lib(app* a, qlora_result result, const char* doing) {
@@ -654,7 +708,8 @@ static bool lib(app* a, qlora_result result, const char* doing) {
     }
     a->stopped = a->stopped || result == QLORA_ERR_STOPPED;
     const char* text = qlora_last_error(a->ctx);
-    return fail(a->error, "%s: %s", doing, text[0] != '\0' ? text : qlora_result_text(result));
+    return fail(a->error, "%s: %s", doing,
+                text[0] != '\0' ? message_text(text) : qlora_result_text(result));
 }
 
 static void* take(app* a, size_t count, size_t size) {
@@ -679,7 +734,7 @@ static double seconds_now(void) {
 #endif
 }
 
-static uint64_t mix(uint64_t x) { // a bijection that leaves no pattern
+static uint64_t mix(uint64_t x) { // a bijection whose outputs look random
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -717,7 +772,7 @@ static void screen_clear(screen* s) {
     }
 }
 
-// A line that stays. The progress line is drawn again below it later.
+// Prints a permanent line; the progress line is later redrawn below it.
 PRINTF(2, 3)
 static void say(app* a, const char* format, ...) {
     va_list args;
@@ -728,7 +783,7 @@ static void say(app* a, const char* format, ...) {
     fflush(stdout);
 }
 
-// Tells the error at hand. The exit status will be 1.
+// Prints the current error. The exit status will be 1.
 static void complain(app* a) {
     screen_clear(&a->screen);
     fflush(stdout);
@@ -737,7 +792,7 @@ static void complain(app* a) {
     a->failed = true;
 }
 
-// A failure that training can go on with is told when it begins, not at every step.
+// A failure that does not stop training is reported when it first occurs, not at every step.
 static void bear(app* a, int what, bool ok) {
     if (!ok && (a->told & what) == 0) {
         complain(a);
@@ -786,7 +841,7 @@ static const char* short_bytes(uint64_t bytes, char out[32]) {
     return out;
 }
 
-// Asking the driver costs more than a short step; the memory does not change much.
+// Querying the driver takes longer than a short step, and the memory in use hardly changes.
 static uint64_t memory_used(app* a) {
     qlora_memory_info info;
     double now = seconds_now();
@@ -798,7 +853,8 @@ static uint64_t memory_used(app* a) {
     return a->memory;
 }
 
-// Puts the fields side by side that fit, the important ones first; 0 is the most important rank.
+// Joins the fields that fit into the width, dropping the least important ones; rank 0 is the most
+// important.
 static void line_fit(char fields[][40], const int* ranks, int count, int width, char out[256]) {
     bool chosen[16] = {false};
     int used = 0;
@@ -861,24 +917,23 @@ static bool load_progress(void* user, const char* what, uint64_t done, uint64_t 
     return stop_asked == 0;
 }
 
-// ---- samples
-// --------------------------------------------------------------------------------------
+// ---- samples -----------------------------------------------------------------------------------
 
 static bool tokenizer_open(app* a) {
     text_error why;
     char error[1024] = "";
     if (a->tok == NULL && !text_tok_open(a->o.model, &a->tok, &why)) {
-        return fail(a->error, "the model's tokenizer: %s", why.text);
+        return fail(a->error, "--model %s: %s", a->o.model, why.text);
     }
     if (text_tok_count(a->tok) > a->config.vocab) {
-        // Ids beyond the model's vocabulary would read past its embedding; found sample by sample.
-        snprintf(error, sizeof error, "the tokenizer has %d tokens, the model %lld",
+        // Ids beyond the model's vocabulary would read past its embedding; ids_check rejects them.
+        snprintf(error, sizeof error, "the tokenizer has %d tokens but the model only %lld",
                  (int)text_tok_count(a->tok), (long long)a->config.vocab);
         say(a, "note: %s\n", error);
     }
     if (!text_chat_open(a->tok, a->o.demo ? NULL : a->o.model, a->o.template_name, &a->chat,
                         &why)) {
-        return fail(a->error, "the chat format: %s", why.text);
+        return fail(a->error, "chat format: %s", why.text);
     }
     return true;
 }
@@ -907,14 +962,16 @@ static size_t trained_count(const int32_t* labels, size_t length) {
 static bool ids_check(app* a, const text_sample* s, size_t number) {
     for (size_t i = 0; i < s->count; i++) {
         if (s->ids[i] < 0 || s->ids[i] >= a->config.vocab || s->labels[i] >= a->config.vocab) {
-            return fail(a->error, "sample %zu (line %zu) has token %d; the model knows 0 to %lld",
+            return fail(a->error,
+                        "sample %zu (line %zu): token id %d is out of range; the model's ids are 0 "
+                        "to %lld",
                         number + 1, s->line, (int)s->ids[i], (long long)a->config.vocab - 1);
         }
     }
     return true;
 }
 
-// Takes the samples that can be trained on and counts the others.
+// Collects the samples that can be used for training and counts the others.
 static bool samples_take(app* a, const text_data* data, samples* out, counts* c) {
     memset(c, 0, sizeof *c);
     c->all = text_data_count(data);
@@ -963,7 +1020,7 @@ static void shuffle(uint32_t* order, size_t count, uint64_t key) {
     }
 }
 
-// Moves the samples that are held out from a->train to a->eval.
+// Moves the held-out samples from a->train to a->eval.
 static bool samples_split(app* a) {
     size_t all = a->train.count;
     double wish = a->o.eval < 1.0 ? fmin(200.0, ceil(a->o.eval * (double)all)) : a->o.eval;
@@ -972,8 +1029,8 @@ static bool samples_split(app* a) {
         return true;
     }
     if (held >= all) {
-        return fail(a->error, "--eval %g leaves nothing of %zu samples to train on", a->o.eval,
-                    all);
+        return fail(a->error, "--eval %g would hold out all %zu samples, leaving none to train on",
+                    a->o.eval, all);
     }
     uint32_t* order = (uint32_t*)take(a, all, sizeof *order);
     sample* kept = (sample*)take(a, all, sizeof *kept);
@@ -1028,13 +1085,13 @@ static void counts_print(app* a) {
     if (c->too_long > 0) {
         say(a, "  %zu too long for --length %lld (the longest has %zu tokens): %s\n", c->too_long,
             (long long)a->o.length, c->longest,
-            a->o.truncate ? "cut, as --truncate says" : "left out; --truncate cuts them instead");
+            a->o.truncate ? "truncated" : "skipped; use --truncate to shorten them instead");
     }
     if (c->empty > 0) {
-        say(a, "  %zu empty: left out\n", c->empty);
+        say(a, "  %zu empty: skipped\n", c->empty);
     }
     if (c->masked > 0) {
-        say(a, "  %zu with nothing to train on: left out\n", c->masked);
+        say(a, "  %zu with nothing to train on: skipped\n", c->masked);
     }
 }
 
@@ -1055,8 +1112,8 @@ static bool samples_open(app* a) {
     if (a->train.count == 0 && !a->o.doctor) {
         const counts* c = &a->counted;
         return fail(a->error,
-                    "%s: none of its %zu samples can be trained on: %zu too long (--length %lld, "
-                    "--truncate), %zu empty, %zu with nothing to train on; --doctor shows them",
+                    "%s: none of the %zu samples can be used for training: %zu too long for "
+                    "--length %lld, %zu empty, %zu with nothing to train on; see --doctor",
                     a->o.data, c->all, c->too_long, (long long)a->o.length, c->empty, c->masked);
     }
     if (!samples_split(a)) {
@@ -1066,8 +1123,7 @@ static bool samples_open(app* a) {
     return true;
 }
 
-// ---- packing
-// --------------------------------------------------------------------------------------
+// ---- packing -----------------------------------------------------------------------------------
 
 static void packs_free(packs* p) {
     free(p->order);
@@ -1081,8 +1137,8 @@ typedef struct open_pack {
     int64_t sequences;
 } open_pack;
 
-// Gives each sample, in the order of `order`, the number of its pack: the first of a few open packs
-// that has room. Where none has, the fullest is closed. Returns the number of packs.
+// Assigns each sample, in the order of `order`, to the first of a few open packs that has room. If
+// none has, the fullest pack is closed. Returns the number of packs.
 static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* order,
                              uint32_t* pack_of) {
     open_pack open[OPEN_PACKS];
@@ -1110,7 +1166,7 @@ static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* ord
     return made;
 }
 
-// All samples once, shuffled by key (0: as they come), in packs that keep the token budget.
+// Packs every sample once, shuffled by key (0: unshuffled), within the token budget.
 static bool packs_make(app* a, const samples* s, uint64_t key, packs* out) {
     packs_free(out);
     uint32_t* order = (uint32_t*)take(a, s->count, sizeof *order);
@@ -1168,7 +1224,7 @@ static bool total_steps_find(app* a) {
     return true;
 }
 
-// Goes to the epoch and the pack at which a step begins.
+// Moves to the epoch and pack at which a step starts.
 static bool position_seek(app* a, int64_t step) {
     int64_t before = 0;
     for (a->epoch = 0;; a->epoch++) {
@@ -1223,10 +1279,9 @@ static int64_t pack_labels(const samples* s, const packs* p, size_t pack) {
     return labels;
 }
 
-// ---- files
-// ------------------------------------------------------------------------------------------
+// ---- files -------------------------------------------------------------------------------------
 
-// Written beside and renamed, so that a reader never sees half of it.
+// Writes to a temporary name, then renames, so that readers never see a partial file.
 static bool file_replace(app* a, const char* name, const void* data, size_t size) {
     char path[PATH_SIZE];
     char temporary[PATH_SIZE + 8];
@@ -1249,7 +1304,7 @@ static bool file_replace(app* a, const char* name, const void* data, size_t size
             remove(temporary);
         }
     }
-    return ok || fail(a->error, "%s cannot be written: %s", path, strerror(code));
+    return ok || fail(a->error, "cannot write %s: %s", path, strerror(code));
 }
 
 PRINTF(2, 3)
@@ -1300,14 +1355,15 @@ static int file_cut(const char* path, long size) {
 #endif
 }
 
-// Writes the lines that wait. What does not fit on the disk is taken back and goes on waiting.
+// Writes the pending lines. If the disk is full, a partial write is undone and the lines stay
+// pending.
 static bool log_flush(app* a) {
     char path[PATH_SIZE];
     out_path(a, "log.jsonl", path);
     if (a->log == NULL) {
         a->log = fopen(path, "ab");
         if (a->log == NULL) {
-            return fail(a->error, "%s cannot be written: %s", path, strerror(errno));
+            return fail(a->error, "cannot write %s: %s", path, strerror(errno));
         }
         fseek(a->log, 0, SEEK_END);
     }
@@ -1322,15 +1378,15 @@ static bool log_flush(app* a) {
     fclose(a->log);
     a->log = NULL;
     a->log_torn = before < 0 || file_cut(path, before) != 0;
-    return fail(a->error, "%s cannot be written%s: %s", path, a->log_torn ? ", nor cut" : "",
-                strerror(code));
+    return fail(a->error, "cannot write %s%s: %s", path,
+                a->log_torn ? " or remove its last, partial line" : "", strerror(code));
 }
 
-// Appends one line. Training goes on without it.
+// Appends one line. If that fails, training continues.
 static void log_line(app* a, const text_bytes* line) {
     if (!a->log_torn) {
         bool ok = text_bytes_add(&a->log_rest, line->data, line->count, NULL) ||
-                  fail(a->error, "the log: out of memory");
+                  fail(a->error, "cannot write the log: out of memory");
         bear(a, TOLD_LOG, ok && log_flush(a));
     }
 }
@@ -1373,7 +1429,7 @@ static double log_value(const char* line, const char* end, const char* name) {
     return (double)NAN;
 }
 
-// Nothing where there is no such file; one that is there must be readable.
+// Reads a whole file. A missing file leaves `out` empty; one that exists must be readable.
 static bool file_read(app* a, const char* path, text_bytes* out) {
     text_error why;
     FILE* file = fopen(path, "rb");
@@ -1386,7 +1442,7 @@ static bool file_read(app* a, const char* path, text_bytes* out) {
     return text_file_read(path, out, &why) || fail(a->error, "%s", why.text);
 }
 
-// Keeps the log's lines up to a->step, and the picture's points of them.
+// Keeps the log's lines up to a->step and restores the plot's points from them.
 static bool log_trim(app* a) {
     char path[PATH_SIZE];
     text_bytes text;
@@ -1401,7 +1457,7 @@ static bool log_trim(app* a) {
             const char* stop = (const char*)memchr(line, '\n', (size_t)(end - line));
             double step = stop != NULL ? log_value(line, stop, "step") : (double)NAN;
             if (stop == NULL || !(step <= (double)a->step)) {
-                break; // torn, or later than the checkpoint
+                break; // a partial line, or one later than the checkpoint
             }
             point p;
             p.step = (int64_t)step;
@@ -1430,7 +1486,7 @@ static void name_take(const char* name, char first[256]) {
     }
 }
 
-// The first name in a folder, in the order of strcmp; "" when it is empty. An error code, or 0.
+// Finds the first name in a folder, in the order of strcmp ("" if it is empty). Returns 0 or errno.
 static int folder_look(const char* path, char first[256]) {
     first[0] = '\0';
 #ifdef _WIN32
@@ -1458,7 +1514,7 @@ static int folder_look(const char* path, char first[256]) {
     return 0;
 }
 
-// A run of ours is known by its settings.txt, which has begun with these names in every version.
+// A run of finetune is recognised by its settings.txt: these names come first in every version.
 static bool settings_ours(const text_bytes* text) {
     static const char* const names[] = {"model ", "data ", "template ", "adapter ", "rank "};
     const char* line = text->count > 0 ? text->data : "";
@@ -1472,8 +1528,8 @@ static bool settings_ours(const text_bytes* text) {
     return true;
 }
 
-// A folder with anything in it must hold a run of ours. Where only the settings are lost, the
-// checkpoint tells: nothing is overwritten before it has been read.
+// A folder that is not empty must contain a run of finetune. If only its settings are missing, the
+// checkpoint identifies it; nothing is overwritten before that has been read.
 static bool out_check(app* a, const char* first) {
     char path[PATH_SIZE];
     text_bytes kept;
@@ -1492,18 +1548,18 @@ static bool out_check(app* a, const char* first) {
     }
     text_bytes_free(&kept);
     return ok && (ours || fail(a->error,
-                               "--out: the folder %s holds '%s' and no run of finetune; give an "
-                               "empty folder or a new name",
+                               "--out %s: the folder contains '%s' but no finetune run; choose an "
+                               "empty or new folder",
                                a->o.out, first));
 }
 
-// The folder and its parents; proves that it can be written to before a long start.
+// Creates the folder and its parents, and checks that it is writable before the long start.
 static bool out_make(app* a) {
     char path[PATH_SIZE];
     char first[256];
     snprintf(path, sizeof path, "%s", a->o.out);
     if (strlen(a->o.out) + 64 > PATH_SIZE) {
-        return fail(a->error, "--out: the path is too long");
+        return fail(a->error, "--out: the path is longer than %d characters", PATH_SIZE - 64);
     }
     int before = folder_look(a->o.out, first);
     int code = before;
@@ -1512,22 +1568,22 @@ static bool out_make(app* a) {
             if (path[i] == '/' || path[i] == '\\') {
                 char keep = path[i];
                 path[i] = '\0';
-                a->files.make_dir(path, a->files.user); // the last one tells
+                a->files.make_dir(path, a->files.user); // errors show up in the last call
                 path[i] = keep;
             }
         }
         code = a->files.make_dir(a->o.out, a->files.user);
         if (code != 0) {
-            return fail(a->error, "--out: the folder %s cannot be made: %s", a->o.out,
+            return fail(a->error, "cannot create the output folder %s: %s", a->o.out,
                         strerror(code));
         }
         code = folder_look(a->o.out, first);
     }
     if (code == ENOENT || code == ENOTDIR) { // something else has that name
-        return fail(a->error, "--out: %s is not a folder", a->o.out);
+        return fail(a->error, "--out %s is not a folder", a->o.out);
     }
     if (code != 0) {
-        return fail(a->error, "--out: the folder %s cannot be read: %s", a->o.out, strerror(code));
+        return fail(a->error, "cannot read the output folder %s: %s", a->o.out, strerror(code));
     }
     a->out_made = before == ENOENT;
     if (!out_check(a, first) || !file_replace(a, ".finetune", "1\n", 2)) {
@@ -1538,7 +1594,7 @@ static bool out_make(app* a) {
     return true;
 }
 
-// Compares the options with those of a run that goes on, before anything long is started.
+// Compares the options with those of a run to be resumed, before anything slow starts.
 static bool settings_check(app* a) {
     char path[PATH_SIZE];
     char settings[SETTINGS_SIZE];
@@ -1554,7 +1610,7 @@ static bool settings_check(app* a) {
         return false;
     }
     if (!a->resuming && a->o.resume == RESUME_MUST) {
-        return fail(a->error, "--resume must: there is no checkpoint in %s", path);
+        return fail(a->error, "--resume must: no checkpoint found in %s", path);
     }
     a->resuming = a->resuming && a->o.resume != RESUME_NEVER;
     if (!a->resuming) {
@@ -1564,16 +1620,16 @@ static bool settings_check(app* a) {
     bool ok = file_read(a, path, &kept) &&
               (kept.data == NULL || settings_equal(kept.data, settings, then, now) ||
                fail(a->error,
-                    "%s holds a run with other options: then '--%s', now '--%s'; give the same, or "
-                    "--resume never to begin anew, or another --out",
+                    "%s contains a run with different options: it used %s, this command has %s; "
+                    "use the same options, a different --out, or --resume never to start over",
                     a->o.out, then, now));
     text_bytes_free(&kept);
     return ok;
 }
 
-// The model is ready, and the folder becomes this run's: its options go into OUT/settings.txt, and
-// an older run's checkpoint is given up. Without its list it is none any more, even if this run
-// ends before its first.
+// The model is ready, so the folder now belongs to this run: its options go into OUT/settings.txt,
+// and an earlier run's checkpoint is invalidated by removing its list, even if this run ends before
+// it saves one.
 static bool out_begin(app* a) {
     char path[PATH_SIZE];
     char settings[SETTINGS_SIZE];
@@ -1585,14 +1641,13 @@ static bool out_begin(app* a) {
         }
         out_path(a, "checkpoint/latest", path);
         if (remove(path) != 0 && errno != ENOENT) {
-            return fail(a->error, "%s cannot be removed: %s", path, strerror(errno));
+            return fail(a->error, "cannot remove %s: %s", path, strerror(errno));
         }
     }
     return log_trim(a) && log_flush(a);
 }
 
-// What a failed start has made is removed, and nothing else; a run that has begun keeps what it
-// has.
+// Removes what a failed start has created and nothing else; a run that has started keeps its files.
 static void out_unmake(app* a) {
     char path[PATH_SIZE];
     if (a->log != NULL) {
@@ -1605,7 +1660,7 @@ static void out_unmake(app* a) {
         out_path(a, "settings.txt", path);
         remove(path);
     }
-    if (a->out_made) { // only when it is empty
+    if (a->out_made) { // rmdir removes it only if it is empty
 #ifdef _WIN32
         (void)_rmdir(a->o.out);
 #else
@@ -1614,8 +1669,7 @@ static void out_unmake(app* a) {
     }
 }
 
-// ---- the picture
-// --------------------------------------------------------------------------------------
+// ---- the plot ----------------------------------------------------------------------------------
 
 #define PICTURE_BUCKETS 300
 
@@ -1623,7 +1677,7 @@ typedef struct panel {
     const char* title;
     double top;
     double height;
-    double low; // of the values
+    double low; // range of the values
     double high;
 } panel;
 
@@ -1637,7 +1691,7 @@ static double point_value(const point* p, int which) {
     return which == 0 ? p->loss : which == 1 ? p->lr : which == 2 ? p->tokens_per_s : p->eval_loss;
 }
 
-// At most PICTURE_BUCKETS means, so that the file stays small however long the run is.
+// Averages the points into at most PICTURE_BUCKETS buckets, so that long runs give small files.
 static void series_make(const app* a, int which, series* out) {
     double sum_x[PICTURE_BUCKETS] = {0.0};
     double sum_y[PICTURE_BUCKETS] = {0.0};
@@ -1668,7 +1722,7 @@ static void series_range(const series* s, double* low, double* high) {
     }
 }
 
-static void series_smooth(series* s) { // mean of the neighbours on both sides
+static void series_smooth(series* s) { // centred moving average
     series raw = *s;
     int reach = s->count / 40;
     for (int i = 0; i < s->count; i++) {
@@ -1796,7 +1850,7 @@ static void picture_panels(const app* a, text_bytes* out) {
     panel_frame(out, &lr);
     series_draw(a, out, &lr, &s, "l");
 
-    panel speed = {"tokens a second", 500.0, 50.0, 0.0, 1.0};
+    panel speed = {"tokens per second", 500.0, 50.0, 0.0, 1.0};
     series_make(a, 2, &s);
     series_range(&s, &speed.low, &speed.high);
     panel_frame(out, &speed);
@@ -1804,7 +1858,7 @@ static void picture_panels(const app* a, text_bytes* out) {
     steps_axis(a, out, 572.0);
 }
 
-// Not more than a few hundredths of the time goes into pictures.
+// Writes the plot if it is due, or `now`; plotting takes at most 2% of the time.
 static void picture_write(app* a, bool now) {
     double start = seconds_now();
     if (a->point_count == 0 || (!now && start - a->svg_at < fmax(2.0, 50.0 * a->svg_cost))) {
@@ -1821,10 +1875,9 @@ static void picture_write(app* a, bool now) {
     a->svg_cost = a->svg_at - start;
 }
 
-// ---- the run
-// --------------------------------------------------------------------------------------
+// ---- the run -----------------------------------------------------------------------------------
 
-// Dense 16-bit tensor peak from the makers' sheets, with fp32 accumulation, in TFLOP/s.
+// Dense 16-bit tensor peak with fp32 accumulation from the vendor's data sheets, in TFLOP/s.
 static const struct {
     const char* name;
     double peak;
@@ -1852,8 +1905,8 @@ static void peak_find(app* a) {
     }
 }
 
-// Useful work: forward and gradient of the input for frozen weights (4 a weight), 6 an adapter
-// weight, causal attention, the head where something is trained. Recomputing counts as nothing.
+// Useful work: 4 FLOP per frozen weight and token (forward, input gradient), 6 per adapter weight,
+// causal attention, and the head for trained tokens. Recomputation is not counted.
 static double pack_flop(const app* a, const samples* s, const packs* p, size_t pack) {
     const qlora_model_config* c = &a->config;
     double q = (double)(c->heads * c->head_dim);
@@ -1882,7 +1935,7 @@ static bool step_train(app* a, qlora_train_info* info) {
     }
     size_t end = a->next_pack + (size_t)a->o.accumulate;
     end = end < a->now.count ? end : a->now.count;
-    int64_t labels = 0; // of the whole step, so that each trained token weighs the same
+    int64_t labels = 0; // in the whole step, so that every trained token has the same weight
     a->step_flop = 0.0;
     for (size_t p = a->next_pack; p < end; p++) {
         labels += pack_labels(&a->train, &a->now, p);
@@ -1901,8 +1954,8 @@ static bool step_train(app* a, qlora_train_info* info) {
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
     if (a->skipped_in_row == 10) {
         return fail(a->error,
-                    "step %lld: the tenth gradient in a row is not finite; try a smaller --lr or "
-                    "--mode f32",
+                    "step %lld: ten consecutive non-finite gradients; try a lower --lr or --mode "
+                    "f32",
                     (long long)info->step);
     }
     return true;
@@ -1959,12 +2012,14 @@ static bool checkpoint_save(app* a) {
 static bool position_check(app* a, const position* p) {
     if (memcmp(p->magic, POSITION_MAGIC, 8) != 0 || p->settings_hash != a->settings_hash) {
         return fail(a->error,
-                    "%s/checkpoint was made with other options; --resume never begins anew",
+                    "%s/checkpoint was saved with different options; use --resume never to start "
+                    "over",
                     a->o.out);
     }
     if (p->data_hash != a->data_hash) {
         return fail(a->error,
-                    "the data is not that of %s/checkpoint any more; --resume never begins anew",
+                    "the data has changed since %s/checkpoint was saved; use --resume never to "
+                    "start over",
                     a->o.out);
     }
     return true;
@@ -1982,7 +2037,7 @@ static bool checkpoint_load(app* a) {
     }
     size_t size = sizeof *p;
     bool ok = lib(a, qlora_checkpoint_load(a->trainer, path, p, &size), "resuming");
-    ok = ok && (size == sizeof *p || fail(a->error, "%s holds another kind of position", path));
+    ok = ok && (size == sizeof *p || fail(a->error, "%s was not saved by finetune", path));
     ok = ok && position_check(a, p);
     qlora_train_info info;
     ok = ok && lib(a, qlora_train_info_read(a->trainer, &info), "resuming");
@@ -2035,8 +2090,7 @@ static bool step_record(app* a, const qlora_train_info* info, double seconds) {
     a->first_loss = info->step == 1 ? info->loss : a->first_loss;
     a->tokens_seen += (uint64_t)info->tokens;
     if (info->last_skipped) {
-        say(a, "step %lld: a gradient was not finite; the step was left out\n",
-            (long long)info->step);
+        say(a, "step %lld: skipped because of a non-finite gradient\n", (long long)info->step);
     }
     progress_draw(a, &p);
     log_step(a, &p, info);
@@ -2047,9 +2101,10 @@ static bool step_record(app* a, const qlora_train_info* info, double seconds) {
     return true;
 }
 
-// Each on its own, and the checkpoint first: one that fails does not keep the others from the disk.
+// Saves each result independently, the checkpoint first, so that one failure does not lose the
+// others.
 static bool results_save(app* a) {
-    a->files_made = false; // from here on there may be something to keep
+    a->files_made = false; // from here on there may be results to keep
     a->out_made = false;
     bool saved = checkpoint_save(a);
     if (!saved) {
@@ -2083,16 +2138,15 @@ static bool train_loop(app* a) {
             bear(a, TOLD_CHECKPOINT, checkpoint_save(a));
         }
     }
-    if (!ok) { // the steps until here are whole: they are saved all the same
+    if (!ok) { // the steps so far are complete and are saved anyway
         complain(a);
     }
     return results_save(a) && ok;
 }
 
-// ---- reports
-// ----------------------------------------------------------------------------------------
+// ---- reports -----------------------------------------------------------------------------------
 
-// Control characters would disturb the terminal. Every line of the text gets a margin.
+// Escapes control characters, which would disturb the terminal, and starts each line with a margin.
 static void text_print(const char* text, size_t size, const char* margin) {
     size_t width = strlen(margin);
     printf("%s", margin);
@@ -2109,7 +2163,8 @@ static void text_print(const char* text, size_t size, const char* margin) {
     printf("\n");
 }
 
-// Token by token, so that ids that stand for parts of a character are shown as what they are.
+// Prints runs of trained and untrained tokens. Each run is decoded on its own, so that partial
+// characters remain visible.
 static bool sample_print(app* a, const text_sample* s, size_t number) {
     text_error why;
     printf("sample %zu (line %zu): %zu tokens, %zu trained\n", number + 1, s->line, s->count,
@@ -2148,13 +2203,13 @@ static bool doctor_print(app* a) {
         const char* then;
     } rows[] = {
         {"samples", c->all, ""},
-        {"too long for --length", c->too_long, a->o.truncate ? "cut" : "left out"},
-        {"empty", c->empty, "left out"},
-        {"nothing to train on", c->masked, "left out"},
-        {"end not trained", c->no_end, "the model would not learn to stop"},
-        {"two BOS in front", c->two_bos, "the text itself begins with one"},
+        {"too long for --length", c->too_long, a->o.truncate ? "truncated" : "skipped"},
+        {"empty", c->empty, "skipped"},
+        {"nothing to train on", c->masked, "skipped"},
+        {"end not trained", c->no_end, "the model will not learn to stop"},
+        {"duplicate BOS at start", c->two_bos, "the text itself starts with one"},
         {"used", c->used, ""},
-        {"held out of these", a->eval_data == NULL ? a->eval.count : 0, ""},
+        {"of these held out", a->eval_data == NULL ? a->eval.count : 0, ""},
         {"longest, in tokens", c->longest, ""},
     };
     printf("\n");
@@ -2164,12 +2219,12 @@ static bool doctor_print(app* a) {
                remark ? rows[i].then : "");
     }
     printf("  %-24s %10llu\n  %-24s %10llu (%.1f%%)\n", "tokens used",
-           (unsigned long long)c->tokens, "trained of these", (unsigned long long)c->trained,
+           (unsigned long long)c->tokens, "of these trained", (unsigned long long)c->trained,
            c->tokens > 0 ? 100.0 * (double)c->trained / (double)c->tokens : 0.0);
     packs p;
     memset(&p, 0, sizeof p);
     if (a->train.count > 0 && epoch_make(a, 0, &p)) {
-        printf("  %-24s %10zu\n  %-24s %10lld\n", "micro-batches an epoch", p.count, "steps in all",
+        printf("  %-24s %10zu\n  %-24s %10lld\n", "micro-batches per epoch", p.count, "total steps",
                (long long)a->total_steps);
     }
     packs_free(&p);
@@ -2186,7 +2241,7 @@ static bool token_show(void* user, int32_t token) {
     return text_ids_add((text_ids*)user, token, NULL);
 }
 
-// Greedy, so that the same model says the same.
+// Generates greedily, so that the same model always gives the same text.
 static bool prompt_show(app* a, const char* when) {
     text_ids ids;
     text_bytes text;
@@ -2233,10 +2288,10 @@ static void summary_print(app* a) {
             exp(a->first_eval), exp(a->last_eval));
     }
     say(a,
-        "\n\n  %s/adapter       the adapter, as PEFT keeps it\n"
-        "  %s/adapter.gguf  the same for llama.cpp\n"
-        "  %s/training.svg  picture of the run\n"
-        "  %s/log.jsonl     its figures, a line a step\n",
+        "\n\n  %s/adapter       the adapter in PEFT format\n"
+        "  %s/adapter.gguf  the adapter for llama.cpp\n"
+        "  %s/training.svg  plot of the run\n"
+        "  %s/log.jsonl     metrics, one line per step\n",
         a->o.out, a->o.out, a->o.out, a->o.out);
     if (!a->o.demo) {
         say(a,
@@ -2246,14 +2301,13 @@ static void summary_print(app* a) {
     }
 }
 
-// ---- the demo's own model and text
-// ------------------------------------------------------------------
+// ---- the demo's model and text -----------------------------------------------------------------
 
 #define DEMO_SAMPLES 1500
 
 static void demo_defaults(options* o) {
     o->out = "demo-out";
-    o->rank = 64; // as wide as the model: then the adapters can turn random weights into any others
+    o->rank = 64; // the model's width: the adapters can turn random weights into any others
     o->alpha = 64.0;
     o->train_norms = true;
     o->lr = 1e-2;
@@ -2273,7 +2327,7 @@ static void demo_defaults(options* o) {
 static void demo_config(qlora_model_config* c) {
     memset(c, 0, sizeof *c);
     c->family = QLORA_FAMILY_LLAMA;
-    c->vocab = 257; // the bytes and the end
+    c->vocab = 257; // the bytes and an end token
     c->hidden = 64;
     c->intermediate = 128;
     c->layers = 2;
@@ -2292,8 +2346,8 @@ static void demo_config(qlora_model_config* c) {
     c->stop_ids[0] = 256;
 }
 
-// A tokenizer.json whose tokens are the 256 bytes, in the spelling of byte-level BPE: printable
-// bytes of Latin-1 stand for themselves, the others for characters from 256 on.
+// A tokenizer.json whose tokens are the 256 bytes, spelled as in byte-level BPE: printable Latin-1
+// bytes represent themselves, the others are mapped to code points from 256 on.
 static bool demo_tokenizer(app* a) {
     text_bytes json;
     text_error why;
@@ -2337,8 +2391,7 @@ static bool demo_data(app* a) {
     return ok;
 }
 
-// ---- from the options to the run
-// --------------------------------------------------------------------
+// ---- from the options to the run ---------------------------------------------------------------
 
 static bool context_open(app* a) {
     char why[512] = "";
@@ -2351,7 +2404,12 @@ static bool context_open(app* a) {
     desc.error_text = why;
     desc.error_text_size = sizeof why;
     if (qlora_ctx_create(&desc, &a->ctx) != QLORA_OK) {
-        return fail(a->error, "%s", why);
+        return fail(a->error, "%s", message_text(why));
+    }
+    if (a->o.mode == QLORA_MODE_BF16 && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU &&
+        !a->o.plan && !a->o.doctor) {
+        return fail(a->error, "--mode bf16 needs a GPU (%s); use --mode f32 or auto",
+                    qlora_ctx_reason(a->ctx));
     }
     qlora_ctx_get_desc(a->ctx, &desc);
     a->files = desc.files;
@@ -2394,7 +2452,7 @@ static bool lengths_choose(app* a) {
         o->length = o->length < most ? o->length : most;
     }
     if (o->length > most) {
-        return fail(a->error, "--length %lld is more than the model's %lld positions",
+        return fail(a->error, "--length (%lld) must not exceed the model's limit of %lld tokens",
                     (long long)o->length, (long long)most);
     }
     if (o->tokens == 0) {
@@ -2426,11 +2484,30 @@ static bool plan_make(app* a) {
     budget.bytes = (uint64_t)a->o.memory;
     a->train_desc.total_steps = a->total_steps;
     a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
-    return lib(a, qlora_plan_make(a->ctx, &a->model_desc, &a->train_desc, &budget, &a->plan),
-               "the plan");
+    qlora_result result =
+        qlora_plan_make(a->ctx, &a->model_desc, &a->train_desc, &budget, &a->plan);
+    return lib(a, result,
+               result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
 }
 
-// Everything that can go wrong before the model's weights are touched.
+// The prompt and at least one new token must fit into the memory planned for generating.
+static bool prompt_check(app* a) {
+    text_ids ids;
+    text_error why;
+    memset(&ids, 0, sizeof ids);
+    if (a->o.prompt == NULL || a->tok == NULL) {
+        return true;
+    }
+    bool ok = text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), TEXT_SPECIAL, &ids, &why) ||
+              fail(a->error, "--prompt: %s", why.text);
+    long long limit = (long long)a->train_desc.generate_tokens - 1;
+    ok = ok && ((long long)ids.count <= limit ||
+                fail(a->error, "--prompt has %zu tokens; the limit is %lld", ids.count, limit));
+    text_ids_free(&ids);
+    return ok;
+}
+
+// Does everything that can fail before the model's weights are loaded.
 static bool prepare(app* a) {
     if (!context_open(a) || !model_describe(a) || !lengths_choose(a)) {
         return false;
@@ -2445,21 +2522,22 @@ static bool prepare(app* a) {
             return false;
         }
     }
-    return a->o.doctor || plan_make(a);
+    return prompt_check(a) && (a->o.doctor || plan_make(a));
 }
 
 static bool model_start(app* a) {
     char memory[32];
     if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->train_desc, &a->plan, &a->model),
-             "the model")) {
+             "loading the model")) {
         return false;
     }
-    if (!lib(a, qlora_trainer_create(a->model, &a->trainer), "the trainer") || !batch_room(a) ||
-        !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) || !out_begin(a)) {
+    if (!lib(a, qlora_trainer_create(a->model, &a->trainer), "preparing the training") ||
+        !batch_room(a) || !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) ||
+        !out_begin(a)) {
         return false;
     }
     peak_find(a);
-    say(a, "model: %lld layers, %lld wide, %lld trained parameters, %s\n",
+    say(a, "model: %lld layers, hidden size %lld, %lld trainable parameters, %s\n",
         (long long)a->config.layers, (long long)a->config.hidden, (long long)a->plan.parameters,
         short_bytes(a->plan.total + a->plan.context, memory));
     if (a->step > 0) {
@@ -2478,7 +2556,7 @@ static bool train(app* a) {
     if (!settings_check(a) || !model_start(a)) {
         out_unmake(a);
         if (a->stopped) {
-            say(a, "stopped before training began\n");
+            say(a, "stopped before training started\n");
         }
         return false;
     }
@@ -2494,8 +2572,7 @@ static bool train(app* a) {
     }
     if (a->step < a->total_steps) {
         say(a,
-            "\nstopped after step %lld of %lld; saved in %s. The same command goes on from "
-            "there.\n",
+            "\nstopped after step %lld of %lld and saved to %s; run the same command to resume\n",
             (long long)a->step, (long long)a->total_steps, a->o.out);
         return true;
     }
@@ -2567,7 +2644,7 @@ int main(int argc, char** argv) {
     signal(SIGINT, stop_handler);
     signal(SIGTERM, stop_handler);
 #ifdef SIGXFSZ
-    signal(SIGXFSZ, SIG_IGN); // a file that may not grow is an error of its write
+    signal(SIGXFSZ, SIG_IGN); // a file that must not grow makes its write fail instead
 #endif
     bool ok = run(&a, argc, argv);
     if (!ok && !a.stopped && (a.error[0] != '\0' || !a.failed)) {

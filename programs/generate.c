@@ -1,10 +1,10 @@
-// generate: continues a text, or chats, with a model and perhaps an adapter.
+// generate: completes a text or chats, with a model and an optional adapter.
 //
 //   cc -O2 -I. -o generate programs/generate.c -ldl -lm -lpthread
 //   ./generate --model DIR --prompt "Once upon a time"
 //   ./generate --model DIR --adapter DIR --chat
 //
-// It calls the public functions of qlora.h and qlora_text.h only.
+// It calls only the public functions of qlora.h and qlora_text.h.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 #define TEXT_IMPLEMENTATION
@@ -58,12 +58,12 @@ typedef struct app {
     text_chat* chat;
     text_stream stream;
     text_bytes out;
-    text_bytes answer; // all that was said in this turn
+    text_bytes answer; // the whole text of this turn
     text_error why;
     int32_t stops[MAX_STOPS];
     int32_t stop_count;
-    int64_t made; // tokens of the last text
-    bool broken;  // standard output is gone, or memory is
+    int64_t made; // tokens in the last text
+    bool broken;  // writing failed, or memory ran out
 } app;
 
 static volatile sig_atomic_t interrupted;
@@ -75,7 +75,7 @@ static void on_interrupt(int number) {
 
 static double seconds_now(void) {
 #ifdef _WIN32
-    return (double)clock() / CLOCKS_PER_SEC; // there it is the time of day
+    return (double)clock() / CLOCKS_PER_SEC; // wall-clock time on Windows
 #else
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -84,10 +84,10 @@ static double seconds_now(void) {
 }
 
 static bool lib(const app* a, qlora_result r) {
-    return r == QLORA_OK || fail("%s", qlora_last_error(a->ctx));
+    return r == QLORA_OK || fail("%s", message_text(qlora_last_error(a->ctx)));
 }
 
-// Prints what the stream let go of, and keeps it for the next turn of a chat.
+// Prints the text that the stream has released, and keeps it for the next turn of a chat.
 static bool show(app* a, bool quiet) {
     bool ok = text_bytes_add(&a->answer, a->out.data, a->out.count, &a->why);
     if (ok && !quiet && a->out.count > 0) {
@@ -110,10 +110,10 @@ static bool on_token(void* user, int32_t token) {
 static bool text_end(app* a) {
     bool ok = text_stream_end(&a->stream, &a->out, &a->why) && show(a, false) && !a->broken;
     ok = ok && fputc('\n', stdout) != EOF && fflush(stdout) == 0;
-    return ok || fail("the text could not be written");
+    return ok || fail("cannot write to standard output");
 }
 
-// The text after `prompt`, printed as it comes; Ctrl-C ends it.
+// Generates the text after `prompt` and prints it as it comes; Ctrl-C ends it.
 static bool speak(app* a, const text_ids* prompt, int64_t most) {
     const options* o = &a->o;
     qlora_generate_desc d;
@@ -136,8 +136,8 @@ static bool speak(app* a, const text_ids* prompt, int64_t most) {
     double seconds = seconds_now() - start;
     bool ok = lib(a, r) && text_end(a);
     if (ok && o->stats) {
-        fprintf(stderr, "[%lld tokens after %lld in %.2f s, %.1f tokens/s]\n", (long long)a->made,
-                (long long)prompt->count, seconds,
+        fprintf(stderr, "[%lld tokens after a prompt of %lld in %.2f s, %.1f tokens/s]\n",
+                (long long)a->made, (long long)prompt->count, seconds,
                 (double)(a->made + d.prompt_tokens) / (seconds > 0.0 ? seconds : 1e-9));
     }
     return ok;
@@ -145,7 +145,7 @@ static bool speak(app* a, const text_ids* prompt, int64_t most) {
 
 // ---- opening ----------------------------------------------------------------------------------
 
-// The model's own stops, and in a chat those of its format.
+// Collects the model's own stop ids and, in a chat, those of the chat format.
 static void stops_collect(app* a, const qlora_model_config* config) {
     int32_t count = text_tok_count(a->tok);
     for (int32_t i = 0; i < config->stop_count; i++) {
@@ -172,10 +172,14 @@ static bool context_open(app* a) {
     d.log = a->o.verbose ? qlora_log_stderr : NULL;
     d.error_text = why;
     d.error_text_size = sizeof why;
-    return qlora_ctx_create(&d, &a->ctx) == QLORA_OK || fail("%s", why);
+    if (qlora_ctx_create(&d, &a->ctx) != QLORA_OK) {
+        return fail("%s", message_text(why));
+    }
+    return a->o.mode != QLORA_MODE_BF16 || qlora_ctx_backend(a->ctx) != QLORA_BACKEND_CPU ||
+           fail("--mode bf16 needs a GPU (%s); use --mode f32 or auto", qlora_ctx_reason(a->ctx));
 }
 
-// Norms that were trained lie beside the adapter.
+// Trained norms are stored next to the adapter.
 static bool norms_exist(const char* adapter) {
     char path[1024];
     snprintf(path, sizeof path, "%s/trained_norms.safetensors", adapter != NULL ? adapter : "");
@@ -186,7 +190,7 @@ static bool norms_exist(const char* adapter) {
     return file != NULL;
 }
 
-// `prompt` tokens at a time and `room` in all.
+// Opens the model for prompts of `prompt` tokens and `room` tokens in total.
 static bool model_open(app* a, int64_t prompt, int64_t room) {
     const options* o = &a->o;
     qlora_model_desc m;
@@ -202,11 +206,11 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     t.no_training = true;
     t.tokens = prompt < 1024 ? prompt : 1024;
     t.max_sequences = 1;
-    t.head_chunk = 16; // no more than one row of logits is ever wanted
+    t.head_chunk = 16; // only one row of logits is ever needed
     t.generate_tokens = room;
     t.cache = (qlora_choice)o->cache;
     if (o->cache == QLORA_CHOICE_AUTO && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
-        t.cache = QLORA_CHOICE_ON; // the CPU would widen every weight for every token
+        t.cache = QLORA_CHOICE_ON; // otherwise the CPU dequantises every weight for every token
     }
     if (!lib(a, qlora_model_open(a->ctx, &m, &t, NULL, &a->model))) {
         return false;
@@ -239,15 +243,15 @@ static bool complete(app* a) {
     if (!ok) {
         fail("the prompt: %s", a->why.text);
     } else if (ids.count == 0) {
-        ok = fail("the prompt is empty, and this model has no token to begin a text with");
+        ok = fail("the prompt is empty and the tokenizer has no BOS token to start from");
     }
     int64_t most = (int64_t)o->max_tokens;
     ok = ok && model_open(a, (int64_t)ids.count, (int64_t)ids.count + most);
-    // The prompt goes through the stream, too: whether a space stands before a word depends on it.
+    // The prompt also goes through the stream: it decides whether the first word needs a space.
     for (size_t i = 0; ok && i < ids.count; i++) {
         ok = (text_stream_push(a->tok, &a->stream, ids.data[i], TEXT_SKIP, &a->out, &a->why) &&
               show(a, o->no_echo)) ||
-             fail("the text could not be written");
+             fail("cannot write to standard output");
     }
     ok = ok && speak(a, &ids, most);
     text_bytes_free(&given);
@@ -260,7 +264,7 @@ static bool complete(app* a) {
 typedef struct talk {
     text_message messages[MAX_MESSAGES];
     size_t count;
-    size_t first; // 1 behind a system message
+    size_t first; // index of the first message after the system message
 } talk;
 
 static bool talk_add(app* a, talk* t, const char* role, const char* content, size_t length) {
@@ -290,7 +294,7 @@ static void talk_drop(talk* t, size_t first, size_t count) {
     t->count -= count;
 }
 
-// A line of any length; false at the end of the input.
+// Reads a line of any length; false at the end of the input.
 static bool line_read(text_bytes* line, text_error* why) {
     int c = 0;
     line->count = 0;
@@ -306,7 +310,7 @@ static bool line_read(text_bytes* line, text_error* why) {
     return c != EOF || line->count > 0;
 }
 
-// The conversation as a prompt; the oldest turns go when there is no room for an answer.
+// Encodes the conversation as a prompt, and drops the oldest turns until an answer has room.
 static bool talk_encode(app* a, talk* t, text_ids* ids) {
     size_t room = (size_t)a->o.context;
     size_t answer = (size_t)a->o.max_tokens < room / 4 ? (size_t)a->o.max_tokens : room / 4;
@@ -321,11 +325,12 @@ static bool talk_encode(app* a, talk* t, text_ids* ids) {
         if (t->count < t->first + 3) {
             talk_drop(t, t->count - 1, 1);
             ids->count = 0;
-            fail("that is too long for --context %g", a->o.context);
+            fail("the message does not fit into --context %g; shorten it or raise --context",
+                 a->o.context);
             return true;
         }
         talk_drop(t, t->first, 2);
-        fprintf(stderr, "[the oldest question and answer are forgotten]\n");
+        fprintf(stderr, "[dropped the oldest exchange to stay within --context]\n");
     }
 }
 
@@ -340,7 +345,7 @@ static bool turn(app* a, talk* t, const text_bytes* line, text_ids* ids) {
         return false;
     }
     if (ids->count == 0) {
-        return true; // too long, and said so
+        return true; // too long, which has been reported
     }
     int64_t room = (int64_t)a->o.context - (int64_t)ids->count;
     int64_t most = (int64_t)a->o.max_tokens < room ? (int64_t)a->o.max_tokens : room;
@@ -366,8 +371,7 @@ static bool converse(app* a) {
         t.first = t.count;
     }
     if (ok) {
-        fprintf(stderr,
-                "[chat format %s, %s; /clear forgets, /exit or the end of the input leaves]\n",
+        fprintf(stderr, "[chat format %s, %s; /clear starts over, /exit or Ctrl-D quits]\n",
                 text_chat_name(a->chat), text_chat_source(a->chat));
     }
     while (ok) {
@@ -394,13 +398,20 @@ static bool converse(app* a) {
 
 static bool options_check(const options* o) {
     if (o->model == NULL) {
-        return fail("--model DIR is missing; --help lists the options");
+        return fail("--model DIR is required; see --help");
     }
     if ((o->prompt != NULL) == o->chat) {
-        return fail("give --prompt TEXT, or --chat");
+        return fail(o->chat ? "--prompt and --chat cannot be used together"
+                            : "either --prompt TEXT or --chat is required");
     }
     if (!o->chat && (o->system != NULL || o->template_name != NULL)) {
-        return fail("--system and --template belong to --chat");
+        return fail("--%s can only be used with --chat", o->system != NULL ? "system" : "template");
+    }
+    if (file_missing(o->model, "config.json")) {
+        return fail("--model %s: config.json not found", o->model);
+    }
+    if (o->adapter != NULL && file_missing(o->adapter, "adapter_config.json")) {
+        return fail("--adapter %s: adapter_config.json not found", o->adapter);
     }
     return true;
 }
@@ -423,29 +434,40 @@ int main(int argc, char** argv) {
     o->seed = 1;
     // clang-format off
     const option table[] = {
-        TEXT("model", "DIR", &o->model, "the model's folder, as Hugging Face has it"),
-        TEXT("adapter", "DIR", &o->adapter, "a PEFT adapter; without, the bare model"),
-        TEXT("tokenizer", "PATH", &o->tokenizer, "tokenizer.json or its folder; --model"),
-        TEXT("prompt", "TEXT", &o->prompt, "what to continue; - reads standard input"),
-        FLAG("no-echo", &o->no_echo, "print only what is new"),
-        FLAG("chat", &o->chat, "a conversation, line by line"),
-        TEXT("system", "TEXT", &o->system, "its first message"),
-        TEXT("template", "NAME", &o->template_name, "chat format; the model's own"),
-        NUMBER("context", "N", &o->context, 16, 1e6, "most tokens of a conversation: 2048"),
-        NUMBER("max-tokens", "N", &o->max_tokens, 1, 1e6, "most new tokens: 256"),
-        NUMBER("temperature", "X", &o->temperature, 0, 100, "0.7; 0 takes the likeliest"),
-        NUMBER("top-k", "N", &o->top_k, 0, 1e6, "only the N likeliest; 0 is all"),
-        NUMBER("top-p", "X", &o->top_p, 0, 1, "only the likeliest X of all: 0.95"),
-        NUMBER("seed", "N", &o->seed, 0, 9e15, "1; the same seed says the same"),
-        CHOICE("backend", "auto|cpu|cuda", &o->backend, "auto: the GPU where there is one"),
-        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode, "what is computed in"),
-        CHOICE("base", "nf4|16bit|32bit", &o->base, "how the weights are kept: nf4"),
-        CHOICE("cache", "auto|on|off", &o->cache, "wide copies of 4-bit weights"),
-        NUMBER("device", "N", &o->device, 0, 1023, "which GPU: 0"),
-        NUMBER("threads", "N", &o->threads, 1, 64, "of the CPU; one a core"),
-        FLAG("stats", &o->stats, "tokens and time, on standard error"),
-        FLAG("verbose", &o->verbose, "show what the library logs"),
-        FLAG("help", &o->help, "this text"),
+        TEXT("model", "DIR", &o->model, "model folder in Hugging Face format (required)"),
+        TEXT("adapter", "DIR", &o->adapter, "PEFT adapter to apply (default: none)"),
+        TEXT("tokenizer", "PATH", &o->tokenizer, "tokenizer file or folder (default: --model)"),
+        TEXT("prompt", "TEXT", &o->prompt, "text to continue; - reads standard input"),
+        FLAG("no-echo", &o->no_echo, "print only the generated text"),
+        FLAG("chat", &o->chat, "chat interactively, one line per message"),
+        TEXT("system", "TEXT", &o->system, "system message for --chat"),
+        TEXT("template", "NAME", &o->template_name, "chat format (default: the model's own)"),
+        NUMBER("context", "N", &o->context, 16, 1e6,
+               "maximum tokens in a conversation (default 2048)"),
+        NUMBER("max-tokens", "N", &o->max_tokens, 1, 1e6, "maximum new tokens (default 256)"),
+        NUMBER("temperature", "X", &o->temperature, 0, 100,
+               "sampling temperature; 0 = greedy (default 0.7)"),
+        NUMBER("top-k", "N", &o->top_k, 0, 1e6,
+               "sample from the N most likely tokens; 0 = all (default 0)"),
+        NUMBER("top-p", "X", &o->top_p, 0, 1,
+               "nucleus sampling: smallest set with probability X (default 0.95)"),
+        NUMBER("seed", "N", &o->seed, 0, 9e15,
+               "random seed; the same seed gives the same text (default 1)"),
+        CHOICE("backend", "auto|cpu|cuda", &o->backend,
+               "auto uses a GPU if available (default auto)"),
+        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode,
+               "arithmetic precision; auto uses bf16 if the GPU supports it, otherwise f32 "
+               "(default auto)"),
+        CHOICE("base", "nf4|16bit|32bit", &o->base,
+               "storage format of the base weights (default nf4)"),
+        CHOICE("cache", "auto|on|off", &o->cache,
+               "keep 16-bit copies of the 4-bit weights; auto copies as many as fit, on the CPU "
+               "all (default auto)"),
+        NUMBER("device", "N", &o->device, 0, 1023, "GPU number (default 0)"),
+        NUMBER("threads", "N", &o->threads, 1, 64, "CPU threads (default: one per core)"),
+        FLAG("stats", &o->stats, "print token counts and speed on standard error"),
+        FLAG("verbose", &o->verbose, "print the library's log messages"),
+        FLAG("help", &o->help, "show this help"),
     };
     // clang-format on
     const size_t count = sizeof table / sizeof table[0];
@@ -455,7 +477,7 @@ int main(int argc, char** argv) {
     if (o->help) {
         printf("usage: generate --model DIR [--adapter DIR] --prompt TEXT | --chat [options]\n\n");
         options_print(table, count);
-        printf("\nCtrl-C ends the text. Exit status: 0, or 1 after an error.\n");
+        printf("\nCtrl-C ends the text. Exit status: 0 on success, 1 on error.\n");
         return 0;
     }
     bool ok = options_check(o) && run(&a);

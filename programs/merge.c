@@ -1,10 +1,10 @@
-// merge: a model and a LoRA adapter become one model, or a GGUF adapter for llama.cpp.
+// merge: merges a LoRA adapter into its model, or converts it to a GGUF adapter for llama.cpp.
 //
 //   cc -O2 -I. -o merge programs/merge.c -ldl -lm -lpthread
 //   ./merge --model DIR --adapter DIR --out DIR
 //   ./merge --model DIR --adapter DIR --gguf FILE
 //
-// It calls the public functions of qlora.h only.
+// It calls only the public functions of qlora.h.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 
@@ -38,7 +38,7 @@ typedef struct progress {
     int percent;
 } progress;
 
-// One line for each tenth of what takes long.
+// Prints one line per 10% of a long operation.
 static bool on_progress(void* user, const char* what, uint64_t done, uint64_t total) {
     progress* p = (progress*)user;
     int percent = total > 0 ? (int)(100.0 * (double)done / (double)total) / 10 * 10 : 100;
@@ -52,10 +52,10 @@ static bool on_progress(void* user, const char* what, uint64_t done, uint64_t to
 }
 
 static bool lib(qlora_ctx* ctx, qlora_result r) {
-    return r == QLORA_OK || fail("%s", qlora_last_error(ctx));
+    return r == QLORA_OK || fail("%s", message_text(qlora_last_error(ctx)));
 }
 
-// Norms that were trained lie beside the adapter.
+// Trained norms are stored next to the adapter.
 static bool norms_exist(const char* adapter) {
     char path[1024];
     snprintf(path, sizeof path, "%s/trained_norms.safetensors", adapter != NULL ? adapter : "");
@@ -66,30 +66,39 @@ static bool norms_exist(const char* adapter) {
     return file != NULL;
 }
 
-// A file that is there is replaced only when it is a GGUF itself: --gguf given by mistake must not
-// cost the model or the data.
+// An existing file is replaced only if it is a GGUF file itself, so that a mistaken --gguf cannot
+// destroy the model or the data.
 static bool gguf_free(const char* path) {
     char magic[4];
     FILE* file = fopen(path, "rb");
     if (file == NULL) {
-        return true; // what stands in the way of writing is told later
+        return true; // other faults are reported when the file is written
     }
     bool ours = fread(magic, 1, sizeof magic, file) == sizeof magic &&
                 memcmp(magic, "GGUF", sizeof magic) == 0;
     fclose(file);
-    return ours || fail("--gguf: %s is there already and is not a GGUF file", path);
+    return ours || fail("--gguf %s: the file exists and is not a GGUF file", path);
 }
 
 static bool options_check(const options* o) {
     if (o->model == NULL || o->adapter == NULL) {
-        return fail("%s DIR is missing; --help lists the options",
-                    o->model == NULL ? "--model" : "--adapter");
+        return fail("%s DIR is required; see --help", o->model == NULL ? "--model" : "--adapter");
     }
     if ((o->out != NULL) == (o->gguf != NULL)) {
-        return fail(
-            "give --out DIR for a merged model, or --gguf FILE for an adapter of llama.cpp");
+        return fail(o->out != NULL ? "--out and --gguf cannot be used together"
+                                   : "either --out DIR (a merged model) or --gguf FILE (an adapter "
+                                     "for llama.cpp) is required");
     }
-    return o->gguf == NULL || gguf_free(o->gguf);
+    if (o->gguf != NULL && !gguf_free(o->gguf)) {
+        return false;
+    }
+    if (file_missing(o->model, "config.json")) {
+        return fail("--model %s: config.json not found", o->model);
+    }
+    if (file_missing(o->adapter, "adapter_config.json")) {
+        return fail("--adapter %s: adapter_config.json not found", o->adapter);
+    }
+    return true;
 }
 
 static bool run(const options* o, qlora_ctx* ctx) {
@@ -109,7 +118,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.base = QLORA_BASE_NF4;
     m.progress = on_progress;
     m.progress_user = &p;
-    t.no_training = true; // the model computes nothing here: the smallest plan will do
+    t.no_training = true; // nothing is computed, so the smallest plan will do
     t.tokens = 1;
     t.cache = QLORA_CHOICE_OFF;
     bool ok = lib(ctx, qlora_model_open(ctx, &m, &t, NULL, &model));
@@ -121,7 +130,7 @@ static bool run(const options* o, qlora_ctx* ctx) {
     }
     ok = lib(ctx, qlora_model_close(model)) && ok;
     if (ok) {
-        printf("%s is ready\n", o->gguf != NULL ? o->gguf : o->out);
+        printf("wrote %s\n", o->gguf != NULL ? o->gguf : o->out);
     }
     return ok;
 }
@@ -132,17 +141,19 @@ int main(int argc, char** argv) {
     o.backend = QLORA_BACKEND_CPU;
     // clang-format off
     const option table[] = {
-        TEXT("model", "DIR", &o.model, "the base model's folder"),
-        TEXT("adapter", "DIR", &o.adapter, "the PEFT adapter"),
-        TEXT("out", "DIR", &o.out, "where the merged model goes: a folder without one"),
-        TEXT("gguf", "FILE", &o.gguf, "instead, the adapter for llama.cpp --lora"),
-        CHOICE("base", "original|trained", &o.base, "which weights are added to (below): original"),
-        CHOICE("dtype", "bf16|f16|f32", &o.dtype, "of the merged weights: bf16"),
-        NUMBER("shard", "SIZE", &o.shard, 1048576, 1e15, "largest file: 5 GB"),
-        CHOICE("backend", "auto|cpu|cuda", &o.backend, "where 4-bit weights are made: cpu"),
-        NUMBER("threads", "N", &o.threads, 1, 64, "of the CPU; one a core"),
-        FLAG("verbose", &o.verbose, "show what the library logs"),
-        FLAG("help", &o.help, "this text"),
+        TEXT("model", "DIR", &o.model, "folder of the base model (required)"),
+        TEXT("adapter", "DIR", &o.adapter, "folder of the PEFT adapter (required)"),
+        TEXT("out", "DIR", &o.out, "output folder; must not already contain a model"),
+        TEXT("gguf", "FILE", &o.gguf, "write a GGUF adapter for llama.cpp (--lora) instead"),
+        CHOICE("base", "original|trained", &o.base,
+               "weights to merge into, see below (default original)"),
+        CHOICE("dtype", "bf16|f16|f32", &o.dtype, "data type of the merged weights (default bf16)"),
+        NUMBER("shard", "SIZE", &o.shard, 1048576.0, 1125899906842624.0,
+               "maximum file size in bytes, e.g. 2G for 2 GiB (default 5 GB)"),
+        CHOICE("backend", "auto|cpu|cuda", &o.backend, "where the base is quantised (default cpu)"),
+        NUMBER("threads", "N", &o.threads, 1, 64, "CPU threads (default: one per core)"),
+        FLAG("verbose", &o.verbose, "print the library's log messages"),
+        FLAG("help", &o.help, "show this help"),
     };
     // clang-format on
     const size_t count = sizeof table / sizeof table[0];
@@ -152,9 +163,10 @@ int main(int argc, char** argv) {
     if (o.help) {
         printf("usage: merge --model DIR --adapter DIR --out DIR | --gguf FILE [options]\n\n");
         options_print(table, count);
-        printf("\n--base trained: onto what the 4-bit weights stand for, which is what was trained "
-               "on.\n"
-               "An interrupted export has no config.json. Exit status: 0, or 1 after an error.\n");
+        printf("\n--base original merges into the weights in --model; --base trained merges into\n"
+               "the dequantised 4-bit weights that the adapter was trained on.\n"
+               "An interrupted export has no config.json.\n"
+               "Exit status: 0 on success, 1 on error.\n");
         return 0;
     }
     if (!options_check(&o)) {
@@ -170,7 +182,7 @@ int main(int argc, char** argv) {
     d.error_text_size = sizeof why;
     qlora_ctx* ctx = NULL;
     if (qlora_ctx_create(&d, &ctx) != QLORA_OK) {
-        fail("%s", why);
+        fail("%s", message_text(why));
         return 1;
     }
     bool ok = run(&o, ctx);

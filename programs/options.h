@@ -1,6 +1,6 @@
-// options.h - command lines of the example programs: one table of options, read and printed.
+// options.h - the command lines of generate, merge and plan: a table of options, read and printed.
 //
-// PROGRAM, the program's name, is defined before it is included.
+// Define PROGRAM, the program's name, before including this file.
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
@@ -12,13 +12,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "messages.h"
+
 #if defined(__GNUC__)
 #define PRINTF(a, b) __attribute__((format(printf, a, b)))
 #else
 #define PRINTF(a, b)
 #endif
 
-// Says what is wrong; always false, so that a function can end with it.
+// Prints an error message; returns false, so that a function can end with it.
 PRINTF(1, 2)
 static bool fail(const char* format, ...) {
     va_list args;
@@ -32,12 +34,12 @@ static bool fail(const char* format, ...) {
 
 typedef struct option {
     const char* name;
-    const char* words; // choices a|b|c, or what the help calls the value; NULL: a flag
-    bool* flag;        // one of these four
+    const char* words; // choices a|b|c, or the value's name in the help; NULL for a flag
+    bool* flag;        // exactly one of these four is set
     const char** text;
     int* choice;
     double* number;
-    double low; // of a number
+    double low; // range of a number
     double high;
     const char* help;
 } option;
@@ -51,7 +53,7 @@ typedef struct option {
 #define NUMBER(name, words, at, low, high, help)                                                   \
     { name, words, NULL, NULL, NULL, at, low, high, help }
 
-// X: any number; SIZE: with K, M, G or T behind it; else a whole one.
+// X: any number; SIZE: an integer with an optional suffix K, M, G or T; otherwise an integer.
 static bool number_read(const option* row, const char* value, double* out) {
     char* end = NULL;
     double x = strtod(value, &end);
@@ -94,6 +96,20 @@ static bool option_read(const option* row, const char* value) {
                                : number_read(row, value, row->number);
 }
 
+static bool value_refuse(const option* row, const char* value) {
+    if (row->number == NULL) {
+        return fail("--%s: '%s' is not one of %s", row->name, value, row->words);
+    }
+    char low[32];
+    char high[32];
+    bool size = strcmp(row->words, "SIZE") == 0;
+    return fail("--%s: '%s' is not a %s from %s to %s", row->name, value,
+                size                           ? "size"
+                : strcmp(row->words, "X") == 0 ? "number"
+                                               : "whole number",
+                limit_text(row->low, size, low), limit_text(row->high, size, high));
+}
+
 static bool options_read(const option* table, size_t count, int argc, char** argv) {
     for (int i = 1; i < argc; i++) {
         const char* word = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
@@ -103,7 +119,9 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
                                                                                       : row;
         }
         if (row == NULL) {
-            return fail("%s is no option; --help lists them", word);
+            return fail(word[0] == '-' ? "unknown option %s; see --help"
+                                       : "unexpected argument '%s'; options start with --",
+                        word);
         }
         if (row->flag != NULL) {
             *row->flag = true;
@@ -113,9 +131,7 @@ static bool options_read(const option* table, size_t count, int argc, char** arg
             return fail("%s needs a value: %s", word, row->words);
         }
         if (!option_read(row, argv[++i])) {
-            return row->number != NULL ? fail("%s %s: a number from %g to %g is needed", word,
-                                              argv[i], row->low, row->high)
-                                       : fail("%s '%s' is none of %s", word, argv[i], row->words);
+            return value_refuse(row, argv[i]);
         }
     }
     return true;
@@ -126,7 +142,7 @@ static void options_print(const option* table, size_t count) {
         char left[64];
         snprintf(left, sizeof left, "--%s %s", table[i].name,
                  table[i].words != NULL ? table[i].words : "");
-        printf("  %-28s %s\n", left, table[i].help);
+        help_row(left, 31, table[i].help);
     }
 }
 

@@ -1,11 +1,11 @@
-// plan: which models, sequence lengths and batch sizes can be trained in how much memory.
+// plan: prints which models, sequence lengths and batch sizes can be trained in a given memory.
 //
 //   cc -O2 -I. -o plan programs/plan.c -ldl -lm -lpthread
-//   ./plan --memory 8G                          (every model it knows)
+//   ./plan --memory 8G                          (all built-in shapes)
 //   ./plan --shape llama-3.1-8b --memory 24G    (one of them)
-//   ./plan --model DIR                          (a folder, on the card at hand)
+//   ./plan --model DIR                          (a folder, on this machine's GPU)
 //
-// It calls the public functions of qlora.h only; planning needs no GPU.
+// It calls only the public functions of qlora.h; planning does not need a GPU.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 
@@ -16,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- models of public shape -------------------------------------------------------------------
+// ---- shapes of public models ------------------------------------------------------------------
 
 typedef struct shape {
     const char* name;
-    bool qwen; // biases of q, k and v
+    bool qwen; // q, k and v have biases
     int64_t hidden;
     int64_t layers;
     int64_t heads;
@@ -54,7 +54,7 @@ static qlora_model_config config_of(const shape* s) {
     c.head_dim = s->head_dim;
     c.max_positions = 131072;
     c.rms_eps = 1e-6;
-    c.rope.theta = 1e6; // plays no part in how much memory is needed
+    c.rope.theta = 1e6; // does not affect the memory needed
     c.rope_sliding = c.rope;
     c.tied = s->tied;
     c.qkv_bias = s->qwen;
@@ -88,8 +88,8 @@ static const int64_t lengths[] = {512, 1024, 2048, 4096, 8192, 16384};
 static const int64_t batches[] = {1, 2, 4, 8, 16, 32};
 enum { LENGTHS = sizeof lengths / sizeof lengths[0], BATCHES = sizeof batches / sizeof batches[0] };
 
-// Whether a batch fits, and with what; an error that is not want of memory is told and ends the
-// program.
+// Plans one batch; *fits tells whether it fits. Returns false, with a message, for any error other
+// than too little memory.
 static bool try_plan(app* a, const shape* s, int64_t batch, int64_t length, qlora_choice cache,
                      qlora_plan* out, bool* fits) {
     const options* o = &a->o;
@@ -115,23 +115,24 @@ static bool try_plan(app* a, const shape* s, int64_t batch, int64_t length, qlor
     t.cache = cache;
     qlora_result r = qlora_plan_make(a->ctx, &m, &t, &a->budget, out);
     *fits = r == QLORA_OK;
-    return r == QLORA_OK || r == QLORA_ERR_DEVICE_MEMORY || fail("%s", qlora_last_error(a->ctx));
+    return r == QLORA_OK || r == QLORA_ERR_DEVICE_MEMORY ||
+           fail("%s", message_text(qlora_last_error(a->ctx)));
 }
 
 static double gib(uint64_t bytes) {
     return (double)bytes / 1073741824.0;
 }
 
-// '*' after a number: every layer is computed again in the backward pass; '+': some are.
+// The mark after a number: '*' if every layer is recomputed in the backward pass, '+' if some are.
 static char mark(const qlora_plan* p) {
     return p->recompute_layers == 0 ? ' ' : p->recompute_layers == p->config.layers ? '*' : '+';
 }
 
 static const char* const mark_help =
-    "GiB of one micro-batch; + some layers, * every layer recomputed in the backward pass;\n"
-    "- does not fit. Longer steps: accumulate several micro-batches.\n";
+    "GiB for one micro-batch; + some layers, * all layers recomputed in the backward\n"
+    "pass; - does not fit. For larger batches, accumulate several micro-batches.\n";
 
-// One model: batch sizes by lengths.
+// The table of one model: batch sizes by sequence lengths.
 static bool model_table(app* a, const shape* s, const char* name) {
     printf("%s, rank %g, in %.1f GiB\n\n  %-12s", name, a->o.rank, gib(a->budget.bytes),
            "batch \\ seq");
@@ -163,7 +164,7 @@ static bool model_table(app* a, const shape* s, const char* name) {
     return true;
 }
 
-// Every model: the largest batch of each length.
+// The table of all models: the largest batch for each sequence length.
 static bool all_table(app* a) {
     printf("largest batch, rank %g, in %.1f GiB\n\n  %-16s", a->o.rank, gib(a->budget.bytes),
            "model \\ seq");
@@ -196,13 +197,13 @@ static bool all_table(app* a) {
         }
         printf("\n");
     }
-    printf("\nsequences of one micro-batch, in powers of two; + some layers, * every layer "
-           "recomputed\n"
-           "in the backward pass; - does not fit. --shape or --model shows one model in full.\n");
+    printf("\nSequences per micro-batch, as powers of two; + some layers, * all layers\n"
+           "recomputed in the backward pass; - does not fit. Use --shape or --model for the\n"
+           "details of one model.\n");
     return true;
 }
 
-// One size in full, with what the memory goes to.
+// The plan for one size, with a breakdown of the memory.
 static bool one_plan(app* a, const shape* s, const char* name) {
     qlora_plan p;
     bool fits = false;
@@ -211,7 +212,7 @@ static bool one_plan(app* a, const shape* s, const char* name) {
         return false;
     }
     if (!fits) {
-        return fail("%s", qlora_last_error(a->ctx));
+        return fail("not enough memory: %s", message_text(qlora_last_error(a->ctx)));
     }
     qlora_plan_print(&p, text, sizeof text);
     printf("%s, %g x %g tokens, rank %g, in %.1f GiB\n%s", name, a->o.batch, a->o.length, a->o.rank,
@@ -219,7 +220,7 @@ static bool one_plan(app* a, const shape* s, const char* name) {
     return true;
 }
 
-// The memory of the card at hand, when none was named.
+// Fills in the free memory of this machine's GPU unless --memory was given.
 static bool budget_fill(app* a) {
     static char why[512];
     qlora_ctx_desc d;
@@ -235,11 +236,13 @@ static bool budget_fill(app* a) {
     d.error_text = why;
     d.error_text_size = sizeof why;
     if (qlora_ctx_create(&d, &gpu) != QLORA_OK) {
-        return fail("no GPU to plan for (%s); say --memory 8G", why);
+        return fail("no GPU found (%s); give the memory to plan for, e.g. --memory 8G",
+                    message_text(why));
     }
-    bool ok = qlora_ctx_memory(gpu, &info) == QLORA_OK || fail("%s", qlora_last_error(gpu));
+    bool ok =
+        qlora_ctx_memory(gpu, &info) == QLORA_OK || fail("%s", message_text(qlora_last_error(gpu)));
     qlora_ctx_destroy(gpu);
-    const uint64_t margin = (uint64_t)512 << 20; // the driver's own, cuBLAS, graphs
+    const uint64_t margin = (uint64_t)512 << 20; // for the driver, cuBLAS and graphs
     a->budget.bytes = ok && info.device_free > margin ? info.device_free - margin : 1;
     return ok;
 }
@@ -251,18 +254,21 @@ static bool run(app* a) {
         s = strcmp(o->shape, shapes[i].name) == 0 ? &shapes[i] : s;
     }
     if (o->shape != NULL && s == NULL) {
-        fail("--shape %s is not known; there are:", o->shape);
+        fail("unknown shape '%s'; available shapes:", o->shape);
         for (int i = 0; i < SHAPES; i++) {
             fprintf(stderr, "  %s\n", shapes[i].name);
         }
         return false;
     }
     if (o->model != NULL && s != NULL) {
-        return fail("give --model or --shape, not both");
+        return fail("--model and --shape cannot be used together");
     }
     bool one = o->batch > 0.0 || o->length > 0.0;
     if (one && (o->batch < 1.0 || o->length < 1.0 || (o->model == NULL && s == NULL))) {
-        return fail("--batch and --length go together, with --model or --shape");
+        return fail("--batch and --length must be given together, with --model or --shape");
+    }
+    if (o->model != NULL && file_missing(o->model, "config.json")) {
+        return fail("--model %s: config.json not found", o->model);
     }
     static char why[512];
     qlora_ctx_desc d;
@@ -275,11 +281,11 @@ static bool run(app* a) {
         return false;
     }
     if (qlora_ctx_create(&d, &a->ctx) != QLORA_OK) {
-        return fail("%s", why);
+        return fail("%s", message_text(why));
     }
     const char* name = s != NULL ? s->name : o->model;
     qlora_plan p;
-    bool fits = false; // first of all, so that a wrong folder is told before a table begins
+    bool fits = false; // planned once up front, so that an error is reported before a table starts
     bool ok = name == NULL || try_plan(a, s, 1, 1, QLORA_CHOICE_OFF, &p, &fits);
     ok = !ok            ? false
          : one          ? one_plan(a, s, name)
@@ -297,18 +303,25 @@ int main(int argc, char** argv) {
     o->capability = 9.0;
     // clang-format off
     const option table[] = {
-        TEXT("model", "DIR", &o->model, "a model's folder"),
-        TEXT("shape", "NAME", &o->shape, "or a public model by its name"),
-        NUMBER("memory", "SIZE", &o->memory, 1048576, 1e15, "such as 8G; what is free on the GPU"),
-        NUMBER("batch", "N", &o->batch, 1, 65536, "with --length: one size, in full"),
-        NUMBER("length", "N", &o->length, 1, 1048576, "tokens of a sequence"),
-        NUMBER("rank", "N", &o->rank, 1, 1024, "of the adapters: 16"),
-        CHOICE("base", "nf4|16bit|32bit", &o->base, "how the frozen weights are kept: nf4"),
-        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode, "auto: bf16 from compute capability 8.0 on"),
-        CHOICE("recompute", "auto|on|off", &o->recompute, "auto: as many layers as needed"),
-        FLAG("train-norms", &o->train_norms, "the norms are trained, too"),
-        NUMBER("capability", "X", &o->capability, 7.5, 99, "compute capability of the GPU: 9.0"),
-        FLAG("help", &o->help, "this text"),
+        TEXT("model", "DIR", &o->model, "folder of the model to plan for"),
+        TEXT("shape", "NAME", &o->shape, "public model to plan for, see below"),
+        NUMBER("memory", "SIZE", &o->memory, 1048576.0, 1125899906842624.0,
+               "memory to plan for, e.g. 8G for 8 GiB (default: free GPU memory)"),
+        NUMBER("batch", "N", &o->batch, 1, 65536, "with --length: detailed plan for one size"),
+        NUMBER("length", "N", &o->length, 1, 1048576, "tokens per sequence"),
+        NUMBER("rank", "N", &o->rank, 1, 1024, "LoRA rank (default 16)"),
+        CHOICE("base", "nf4|16bit|32bit", &o->base,
+               "storage format of the frozen weights (default nf4)"),
+        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode,
+               "arithmetic precision; auto uses bf16 from compute capability 8.0 on, otherwise f32 "
+               "(default auto)"),
+        CHOICE("recompute", "auto|on|off", &o->recompute,
+               "recompute activations in the backward pass; auto recomputes as few layers as "
+               "possible (default auto)"),
+        FLAG("train-norms", &o->train_norms, "also train the RMSNorm weights"),
+        NUMBER("capability", "X", &o->capability, 7.5, 99,
+               "compute capability of the GPU (default 9.0)"),
+        FLAG("help", &o->help, "show this help"),
     };
     // clang-format on
     const size_t count = sizeof table / sizeof table[0];
@@ -318,11 +331,11 @@ int main(int argc, char** argv) {
     if (o->help) {
         printf("usage: plan [--model DIR | --shape NAME] [--memory SIZE] [options]\n\n");
         options_print(table, count);
-        printf("\nShapes:");
+        printf("\nShapes:\n");
         for (int i = 0; i < SHAPES; i++) {
-            printf(" %s", shapes[i].name);
+            printf("  %s\n", shapes[i].name);
         }
-        printf("\nExit status: 0, or 1 after an error.\n");
+        printf("Exit status: 0 on success, 1 on error.\n");
         return 0;
     }
     return run(&a) ? 0 : 1;

@@ -1,4 +1,4 @@
-// tokenize: text to token ids and back, with a model's own tokenizer.
+// tokenize: converts text to token ids and back with a model's own tokenizer.
 //
 //   cc -std=c99 -O2 -o tokenize programs/tokenize.c
 //   echo "Hello world" | ./tokenize model/tokenizer.json
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#ifdef _WIN32 // line ends must stay as they are
+#ifdef _WIN32 // line endings must not be converted
 #include <fcntl.h>
 #include <io.h>
 #define BINARY(file) _setmode(_fileno(file), _O_BINARY)
@@ -21,20 +21,24 @@
 static const char usage[] =
     "usage: tokenize TOKENIZER [--special] [--json FILE] [--decode]\n"
     "\n"
-    "  TOKENIZER    tokenizer.json, a tokenizer.bin of llama2.c, or a folder with one of them\n"
+    "  TOKENIZER    tokenizer.json, a tokenizer.bin from llama2.c, or a folder with\n"
+    "               one of them\n"
     "\n"
-    "Reads text from standard input, as it is, and prints its token ids as one JSON array.\n"
+    "Reads text from standard input, exactly as it is, and prints its token ids as a\n"
+    "JSON array.\n"
     "\n"
-    "  --json FILE  read a JSON array of strings instead (FILE may be -); prints one array a line\n"
-    "  --special    add what the tokenizer's post-processor says, such as BOS\n"
-    "  --decode     the other way: JSON arrays of ids, one a line, from standard input; prints "
-    "the\n"
-    "               text, exactly (a line end between two texts, none after the last).\n"
-    "               With --json FILE: an array of arrays of ids; prints one JSON string a line,\n"
-    "               with U+FFFD for what is not UTF-8\n"
-    "  --help       this text\n"
+    "  --json FILE  read a JSON array of strings from FILE (- for standard input)\n"
+    "               instead, and print one array per line\n"
+    "  --special    add special tokens such as BOS, as specified by the tokenizer's\n"
+    "               post-processor\n"
+    "  --decode     decode instead: read JSON arrays of ids from standard input, one\n"
+    "               per line, and print the exact text, with a newline between two\n"
+    "               texts but none after the last. With --json FILE, read an array of\n"
+    "               arrays of ids and print one JSON string per line, with U+FFFD for\n"
+    "               invalid UTF-8\n"
+    "  --help       show this help\n"
     "\n"
-    "Exit status: 0, or 1 after an error, which is told on standard error.\n";
+    "Exit status: 0 on success, 1 on error (reported on standard error).\n";
 
 typedef struct options {
     const char* tokenizer;
@@ -49,7 +53,7 @@ typedef struct work {
     unsigned flags;
     text_ids ids;
     text_bytes bytes;
-    text_bytes out; // printed at the end: after an error there is no half of an answer
+    text_bytes out; // printed at the end, so that an error never leaves partial output
 } work;
 
 static bool fail(text_error* error, const char* what, const char* name) {
@@ -69,18 +73,18 @@ static bool options_read(int argc, char** argv, options* o, text_error* error) {
             o->decode = true;
         } else if (strcmp(word, "--json") == 0) {
             if (i + 1 == argc) {
-                return fail(error, "--json needs a file", "");
+                return fail(error, "--json needs a value: FILE", "");
             }
             o->json = argv[++i];
         } else if (word[0] == '-') {
             return fail(error, "unknown option ", word);
         } else if (o->tokenizer != NULL) {
-            return fail(error, "one tokenizer only; this is too much: ", word);
+            return fail(error, "unexpected argument: ", word);
         } else {
             o->tokenizer = word;
         }
     }
-    return o->tokenizer != NULL || fail(error, "no tokenizer given", "");
+    return o->tokenizer != NULL || fail(error, "TOKENIZER is required", "");
 }
 
 static bool stdin_read(text_bytes* out, text_error* error) {
@@ -91,7 +95,7 @@ static bool stdin_read(text_bytes* out, text_error* error) {
             return false;
         }
     }
-    return !ferror(stdin) || fail(error, "standard input: ", strerror(errno));
+    return !ferror(stdin) || fail(error, "cannot read standard input: ", strerror(errno));
 }
 
 static bool encode_and_print(void* user, const char* text, size_t length, text_error* error) {
@@ -113,7 +117,7 @@ static bool encode_and_print(void* user, const char* text, size_t length, text_e
     return text_bytes_add(&w->out, "]\n", 2, error);
 }
 
-// The ids of one array to text in w->bytes. An id that the tokenizer lacks is an error.
+// Decodes one array of ids into w->bytes. An id that the tokenizer does not have is an error.
 static bool decode(work* w, const char* json, size_t size, unsigned flags, text_error* error) {
     w->ids.count = 0;
     w->bytes.count = 0;
@@ -177,7 +181,7 @@ static bool run(const options* o, text_error* error) {
                 (from_file ? text_file_read(o->json, &input, error) : stdin_read(&input, error)) &&
                 text_bytes_add(&input, "", 1, error);
     if (good) {
-        input.count--; // the zero byte after the end
+        input.count--; // do not count the terminating zero byte
         const char* name = o->json != NULL ? o->json : "standard input";
         if (o->json == NULL) {
             good = o->decode ? decode_lines(&w, &input, error)
@@ -190,7 +194,7 @@ static bool run(const options* o, text_error* error) {
     }
     if (good && w.out.count > 0 &&
         (fwrite(w.out.data, 1, w.out.count, stdout) != w.out.count || fflush(stdout) != 0)) {
-        good = fail(error, "standard output: ", strerror(errno));
+        good = fail(error, "cannot write to standard output: ", strerror(errno));
     }
     text_tok_close(w.tok);
     text_ids_free(&w.ids);
@@ -206,7 +210,7 @@ int main(int argc, char** argv) {
     memset(&o, 0, sizeof(o));
     error.text[0] = 0;
     if (!options_read(argc, argv, &o, &error)) {
-        fprintf(stderr, "tokenize: %s (tokenize --help tells more)\n", error.text);
+        fprintf(stderr, "tokenize: %s (see tokenize --help)\n", error.text);
         return 1;
     }
     if (o.help) {

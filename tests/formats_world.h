@@ -1,6 +1,6 @@
-// formats_world.h - an environment for tests of file formats: memory that is counted, and a small
-// file system in memory. Both can be told to fail at the n-th operation; the file system also knows
-// what would survive a power cut. Include after the implementation of qlora.h.
+// formats_world.h - an environment for tests of file formats: counted memory allocations and a small
+// in-memory file system. Both can be made to fail at the n-th operation, and the file system tracks
+// what would survive a power cut. Include it after the implementation of qlora.h.
 #ifndef QLORA_FORMATS_WORLD_H
 #define QLORA_FORMATS_WORLD_H
 
@@ -11,7 +11,7 @@
 #define WORLD_FILES 32
 #define WORLD_NAME 96
 
-// What a name leads to. Bytes behind `synced` are lost when the power goes.
+// A file. Bytes after `synced` are lost in a power cut.
 typedef struct world_file {
     char name[WORLD_NAME];
     unsigned char* data;
@@ -25,14 +25,14 @@ typedef struct world {
     world_file disk[WORLD_FILES];  // names and bytes that survive a power cut
     long operations;               // allocations and file calls so far
     long fail_at;                  // this operation fails, 0 = none
-    bool fail_on;                  // and all later ones do, too
-    long cut_at;                   // from this operation on nothing reaches the disk, 0 = never
+    bool fail_on;                  // and so do all later ones
+    long cut_at;                   // nothing reaches the disk from this operation on, 0 = never
     long blocks;                   // live allocations
     long handles;                  // open files and maps
-    bool close_failed;             // the only failure that a reader may pass over
+    bool close_failed;             // the only failure that a reader may ignore
 } world;
 
-// Counts an operation and says whether it must fail.
+// Counts an operation and returns whether it must fail.
 static bool world_fails(world* w) {
     w->operations++;
     return w->fail_at > 0 &&
@@ -85,7 +85,7 @@ static void world_set(world_file* files, const char* name, const void* data, siz
     memcpy(file->name, name, strlen(name) + 1);
 }
 
-// Puts a file there, safe on the disk.
+// Creates a file that is already synced to disk.
 static void world_put(world* w, const char* name, const void* data, size_t size) {
     world_set(w->files, name, data, size);
     world_set(w->disk, name, data, size);
@@ -118,10 +118,10 @@ static int64_t world_read(void* file, void* buffer, size_t bytes, void* user) {
     (void)buffer;
     (void)bytes;
     (void)user;
-    return -EIO; // the readers map
+    return -EIO; // readers map files instead
 }
 
-// Takes at most 1000 bytes at a time, as a pipe or a signal would make it.
+// Accepts at most 1000 bytes at a time, like a write that is cut short by a signal.
 static int64_t world_write(void* file, const void* data, size_t bytes, void* user) {
     world_file* f = (world_file*)file;
     if (world_fails((world*)user)) {
@@ -157,7 +157,7 @@ static int world_close(void* file, void* user) {
     return 0;
 }
 
-// On the disk a renamed file has the bytes that were synced, and none of the others.
+// On disk, a renamed file contains only the bytes that were synced.
 static int world_rename(const char* from, const char* to, void* user) {
     world* w = (world*)user;
     if (world_fails(w)) {
@@ -197,7 +197,7 @@ static int world_sync_dir(const char* path, void* user) {
     return world_fails((world*)user) ? EIO : 0;
 }
 
-// A copy of exactly the file's size, so that a sanitizer sees every step beyond it.
+// Returns a copy of exactly the file's size, so that a sanitizer detects every access beyond it.
 static int world_map(const char* path, const void** data, uint64_t* bytes, void** handle,
                      void* user) {
     world* w = (world*)user;
@@ -244,7 +244,7 @@ static void world_begin(world* w) {
     e->files.user = w;
 }
 
-// True when nothing is left over.
+// Returns true if nothing has leaked.
 static bool world_end(world* w) {
     for (int i = 0; i < WORLD_FILES; i++) {
         world_drop(&w->files[i]);

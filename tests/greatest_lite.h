@@ -1,8 +1,8 @@
-// greatest_lite.h - the part of greatest's interface that our tests use, written anew.
+// greatest_lite.h - our own implementation of the part of greatest's interface that our tests use.
 //
-// test.h takes the system's greatest.h where the compiler finds one and this file elsewhere; a test
-// must compile with both. Define GREATEST_LITE_IMPLEMENTATION in the one file that has main.
-// Differences: no shuffling, no timing, and a comparison with a NaN fails ASSERT_IN_RANGE.
+// test.h includes the system's greatest.h if the compiler finds one, and this file otherwise; tests
+// must compile with both. Define GREATEST_LITE_IMPLEMENTATION in the file that contains main.
+// Differences: no shuffling, no timing, and ASSERT_IN_RANGE fails if a value is NaN.
 #ifndef GREATEST_H
 #define GREATEST_H
 
@@ -28,7 +28,7 @@ typedef void greatest_suite_cb(void);
 typedef void greatest_setup_cb(void* udata);
 typedef void greatest_teardown_cb(void* udata);
 
-// Called by the macros below; tests do not call these.
+// Called by the macros below, not by tests.
 bool greatest_lite_begin(const char* test);
 void greatest_lite_end(greatest_test_res res);
 void greatest_lite_suite(greatest_suite_cb* suite, const char* name);
@@ -83,7 +83,7 @@ void greatest_set_verbosity(unsigned int verbosity);
 #define SET_SETUP(CB, UDATA) greatest_lite_hooks((CB), (UDATA), NULL, NULL, true, false)
 #define SET_TEARDOWN(CB, UDATA) greatest_lite_hooks(NULL, NULL, (CB), (UDATA), false, true)
 
-// Every way out of a test.
+// The ways to end a test.
 #define PASSm(MSG)                                                                                 \
     do {                                                                                           \
         return greatest_lite_note(GREATEST_TEST_RES_PASS, (MSG), __FILE__, __LINE__);              \
@@ -131,7 +131,7 @@ void greatest_set_verbosity(unsigned int verbosity);
 #define ASSERT_LT(EXP, GOT) ASSERT_LTm(#EXP " >= " #GOT, EXP, GOT)
 #define ASSERT_LTE(EXP, GOT) ASSERT_LTEm(#EXP " > " #GOT, EXP, GOT)
 
-// Like ASSERT_EQ, and prints both values with FMT when they differ.
+// Like ASSERT_EQ, but prints both values with FMT if they differ.
 #define ASSERT_EQ_FMTm(MSG, EXP, GOT, FMT)                                                         \
     do {                                                                                           \
         greatest_lite_count();                                                                     \
@@ -214,8 +214,8 @@ void greatest_init(void) {
 
 static void greatest_lite_usage(const char* program) {
     printf("usage: %s [-hlfaev] [-s SUITE] [-t TEST] [-x EXCLUDE]\n"
-           "  -h  this text          -l  list, do not run    -f  stop after the first failure\n"
-           "  -a  abort at a failure -e  match names exactly -v  a line for every test\n",
+           "  -h  show this help     -l  list, do not run    -f  stop after the first failure\n"
+           "  -a  abort at a failure -e  match names exactly -v  print a line per test\n",
            program);
 }
 
@@ -266,7 +266,7 @@ static bool greatest_lite_stopped(void) {
 bool greatest_lite_begin(const char* test) {
     snprintf(greatest_lite.test, sizeof(greatest_lite.test), "%s%s%s", test,
              greatest_lite.suffix[0] ? "_" : "", greatest_lite.suffix);
-    greatest_lite.suffix[0] = 0; // names one test only
+    greatest_lite.suffix[0] = 0; // it applies to one test only
     const char* filter = greatest_lite.test_filter;
     const char* exclude = greatest_lite.test_exclude;
     if (greatest_lite_stopped() || (filter && !greatest_lite_match(greatest_lite.test, filter)) ||

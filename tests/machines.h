@@ -20,43 +20,44 @@
 typedef struct test_machine {
     const char* name;
     const char* backend; // "cpu", "fake", "cuda"
-    int cc;              // of the fake device
+    int cc;              // compute capability of the fake device
     int driver;
     fake_order order;
     bool cublas;
-    unsigned sets; // which of the sets below it belongs to
+    unsigned sets; // the sets below that it belongs to
 } test_machine;
 
 enum {
     TEST_EVERYWHERE = 1, // CPU, every fake machine, the real GPU
     TEST_ONE_EACH = 2,   // CPU, one fake machine, the real GPU: for slow tests
     TEST_GPUS = 4,       // every fake machine and the real GPU
-    TEST_FAKES = 8,      // fake machines only: tests that inject faults or look at calls
+    TEST_FAKES = 8,      // fake machines only: for tests that inject faults or inspect calls
     TEST_CPU = 16,
     TEST_ONE_FAKE = 32,
-    TEST_TENSOR_CORES = 64 // machines of compute capability 8.0 and up
+    TEST_TENSOR_CORES = 64 // machines with compute capability 8.0 or higher
 };
 
 size_t test_machine_count(void);
 const test_machine* test_machine_at(size_t index);
-// The fake driver hides the real one, so a process has fake GPUs or the real GPU; tests/run.sh runs
-// both.
+// The fake driver hides the real one, so a process has either fake GPUs or the real GPU;
+// tests/run.sh runs both.
 bool test_machine_wanted(const test_machine* machine);
 
-// A context on a machine, or NULL with a reason. change may edit the desc; NULL keeps the default.
+// Opens a context on a machine; NULL if that fails, with the reason in test_open_reason. `change`
+// may edit the desc; NULL keeps the default.
 qlora_ctx* test_open(const test_machine* machine, void (*change)(qlora_ctx_desc* desc));
 const char* test_open_reason(void);
-// Destroys the context; false when that fails, when the fake machine saw a rule broken or a leak,
-// or when host memory was not given back.
+// Destroys the context. Returns false if that fails, if the fake machine detected a violation or a
+// leak, or if host memory was not freed.
 bool test_close_ctx(const test_machine* machine, qlora_ctx* ctx);
 
-// Kernels for bf16 need compute capability 8.0. True for the CPU, and for the real GPU.
+// bf16 kernels need compute capability 8.0. True for the CPU and for the real GPU.
 bool test_has_bf16(const test_machine* machine);
 
-const fake_api* test_fake(void); // NULL without the fake driver
+const fake_api* test_fake(void); // NULL if the fake driver is not in use
 
-// Tensors from and to plain float arrays, converted to and from the tensor's dtype. Batch 1, any
-// ld.
+// Create a tensor from a float array and read one back, converted to and from the tensor's dtype.
+// Batch 1, any ld.
 qlora_result test_tensor(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols,
                          const float* values, qlora_tensor* out);
 bool test_read(qlora_ctx* ctx, const qlora_tensor* tensor, float* out); // contiguous tensors

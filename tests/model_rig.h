@@ -1,5 +1,5 @@
-// model_rig.h - tiny random models for the model tests: what a session is made of, its batches, and
-// a short training run whose every bit can be compared.
+// model_rig.h - tiny random models for the model tests: the setup of a session, its batches, and a
+// short training run whose results can be compared bit for bit.
 #ifndef QLORA_MODEL_RIG_H
 #define QLORA_MODEL_RIG_H
 
@@ -13,14 +13,14 @@
 
 enum { VOCAB = 61, TOKENS = 24, MAX_SEQUENCES = 8, STEPS = 2, MICRO = 2 };
 
-// Everything that a session is opened with. Change what a test is about, then rig_open.
+// The parameters of a session. Change what the test is about, then call rig_open.
 typedef struct setup {
     test_machine machine;
     void (*change)(qlora_ctx_desc* desc);
     qlora_model_config config;
     qlora_model_desc model;
     qlora_train_desc train;
-    uint64_t budget; // of the plan; 0 = none is made
+    uint64_t budget; // memory to plan for; 0 = open without a plan
     bool eval_between;
 } setup;
 
@@ -30,7 +30,7 @@ typedef struct rig {
     qlora_trainer* trainer;
 } rig;
 
-// Batches with memory of their own.
+// A batch that owns its memory.
 typedef struct data {
     int32_t ids[TOKENS * 4];
     int32_t labels[TOKENS * 4];
@@ -98,7 +98,7 @@ static inline void data_make(data* d, const char* name, const int32_t* lengths, 
     d->batch.count = count;
 }
 
-// Sequence s of a batch as a batch of its own.
+// Returns sequence s of a batch as a separate batch.
 static inline qlora_batch batch_part(const qlora_batch* b, int64_t s) {
     qlora_batch one = *b;
     int64_t at = 0;
@@ -125,7 +125,7 @@ static inline bool rig_says(const rig* r, const char* what) {
     return false;
 }
 
-// B is zero in a new adapter, which hides half of the gradients: every adapter gets random numbers.
+// B is zero in a new adapter, which hides half of the gradients; random values replace it.
 static inline bool rig_stir(rig* r) {
     test_random random = test_random_start("stir");
     for (int64_t i = 0; i < model_parameters(r->model); i++) {
@@ -149,7 +149,8 @@ static inline bool rig_stir(rig* r) {
     return true;
 }
 
-// The model and its trainer in a context that is there; false with a message, and nothing left.
+// Opens the model and its trainer in an existing context. Prints a message and returns false on
+// failure.
 static inline bool rig_start(rig* r, const setup* s) {
     qlora_model_desc model = s->model;
     qlora_plan plan;
@@ -191,7 +192,7 @@ static inline bool rig_close(rig* r, const setup* s) {
     return ok && test_close_ctx(&s->machine, r->ctx);
 }
 
-// All trained tensors one behind the other, or their gradients. NULL on failure; the caller frees.
+// Returns all trained tensors, or their gradients, concatenated. NULL on failure; the caller frees.
 static inline float* rig_read(rig* r, bool gradients, size_t* count) {
     float* all = NULL;
     size_t n = 0;
@@ -220,7 +221,7 @@ static inline float* rig_read(rig* r, bool gradients, size_t* count) {
     return all;
 }
 
-// What a run leaves.
+// The results of a run.
 typedef struct outcome {
     double losses[STEPS];
     float norms[STEPS];
@@ -298,7 +299,7 @@ static inline bool run_steps(rig* r, const setup* s, outcome* out) {
     return true;
 }
 
-// Opens, trains, closes; false when anything fails or leaks.
+// Opens, trains and closes; returns false if anything fails or leaks.
 static inline bool run_session(const setup* s, outcome* out) {
     rig r;
     memset(out, 0, sizeof *out);
@@ -310,7 +311,7 @@ static inline void outcome_free(outcome* o) {
     memset(o, 0, sizeof *o);
 }
 
-// Bit for bit; says where they part.
+// Compares two outcomes bit for bit and prints the first difference.
 static inline bool outcome_same(const outcome* a, const outcome* b) {
     for (int i = 0; i < STEPS; i++) {
         if (memcmp(&a->losses[i], &b->losses[i], sizeof a->losses[i]) != 0 ||
@@ -335,7 +336,7 @@ static inline bool outcome_same(const outcome* a, const outcome* b) {
     return memcmp(&a->eval, &b->eval, sizeof a->eval) == 0;
 }
 
-// True when a run learned something: finite losses, the last below the first is not asked for.
+// Returns true if the losses and gradient norms are plausible; the loss does not have to fall.
 static inline bool outcome_sane(const outcome* a) {
     for (int i = 0; i < STEPS; i++) {
         if (!(a->losses[i] > 0.5 && a->losses[i] < 20.0) ||

@@ -1,10 +1,10 @@
-// ops_api.h - the operators as a table, so that one test can run the library as it is built and the
-// same loops built in double (internal_double.c) side by side.
+// ops_api.h - the operators as a table, so that one test can compare the library as built with the
+// same loops built in double (internal/double.c).
 #ifndef QLORA_TEST_OPS_API_H
 #define QLORA_TEST_OPS_API_H
 
 typedef struct ops_api {
-    size_t real_bytes; // of one element of an F32 tensor on the CPU: 4, or 8 in double
+    size_t real_bytes; // size of one element of an F32 tensor on the CPU: 4, or 8 in double
     qlora_result (*ctx_create)(const qlora_ctx_desc* desc, qlora_ctx** out);
     qlora_result (*ctx_destroy)(qlora_ctx* ctx);
     const char* (*last_error)(const qlora_ctx* ctx);
@@ -84,7 +84,7 @@ typedef struct ops_api {
         qlora_softmax_backward, qlora_embed, qlora_cross_entropy, qlora_argmax, qlora_adamw_step,  \
         qlora_adamw_shadow, qlora_dropout, qlora_attention_forward, qlora_attention_backward
 
-// The loops in double, CPU only.
+// The operators in double, on the CPU only.
 const ops_api* ops_in_double(void);
 
 #endif

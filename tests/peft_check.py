@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Loads adapters that qlora.h saved in PEFT, over the fixtures' bases, and compares the logits.
+"""Loads adapters saved by qlora.h into PEFT, on the fixtures' base models, and compares logits.
 
     python tests/peft_check.py [FIXTURE...]
 
 Needs torch, transformers and peft (a virtual environment: python3 -m venv build/venv-peft, then
-build/venv-peft/bin/pip install torch transformers peft); without them it says so and exits with 0.
-Fixtures: QLORA_SHARED/fixtures, else ../shared/fixtures. Everything runs on the CPU in float32.
+build/venv-peft/bin/pip install torch transformers peft); without them it reports this and exits
+with status 0. Fixtures: QLORA_SHARED/fixtures, or ../shared/fixtures if that is not set. Everything
+runs on the CPU in float32.
 """
 
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-LIMIT = 2e-5  # largest difference over the largest logit
+LIMIT = 2e-5  # largest difference, relative to the largest logit
 
 
 def read_logits(path):
@@ -37,7 +38,7 @@ def open_base(fixture):
 
 
 def make_pattern(fixture, out):
-    """An adapter of PEFT's with other ranks and scales here and there, and layers without."""
+    """Creates a PEFT adapter with ranks and scales that vary by layer, and layers without one."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
@@ -79,7 +80,7 @@ def check(program, fixture, kind, root):
         theirs = peft(batch).logits[0].float().numpy()
     scale = abs(theirs).max()
     error = abs(ours - theirs).max() / scale
-    effect = abs(bare - theirs).max() / scale  # the adapter must matter, or this proves nothing
+    effect = abs(bare - theirs).max() / scale  # the adapter must have an effect
     good = error <= LIMIT and effect > 100 * LIMIT and len(loaded) > 0
     print(
         f"  {os.path.basename(fixture):16} {kind:7} {len(loaded):4} tensors  "
@@ -113,14 +114,14 @@ def main():
         fixtures = [os.path.join(shared, "fixtures", name) for name in names]
         fixtures = [f for f in fixtures if os.path.exists(os.path.join(f, "model", "config.json"))]
     if not fixtures:
-        print("peft_check: skipped: no fixtures")
+        print("peft_check: skipped: no fixtures found")
         return 0
     good = True
     with tempfile.TemporaryDirectory() as root:
         for fixture in fixtures:
             for kind in ("plain", "rslora", "pattern"):
                 good = check(program, fixture.rstrip("/"), kind, root) and good
-    print("all hold" if good else "FAILED")
+    print("all passed" if good else "FAILED")
     return 0 if good else 1
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs build/tests with every backend in reach and adds the counts up. `make test` calls it.
-# The last line is `N passed, F failed, S skipped`, alone. The status is 1 when something failed,
-# when nothing passed, or when something was skipped while QLORA_TEST_REQUIRE_CUDA=1.
+# Runs build/tests on every available backend and adds up the counts. `make test` calls it.
+# The last line is `N passed, F failed, S skipped`. The status is 1 if anything failed, if nothing
+# passed, or if anything was skipped while QLORA_TEST_REQUIRE_CUDA=1.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 B=${B:-build}
@@ -35,12 +35,12 @@ run() {
             failed=$((failed + 1))
         fi
     else
-        echo "$name: ended with status $status before it could count"
+        echo "$name: ended with status $status before printing its counts"
         failed=$((failed + 1))
     fi
 }
 
-# ${watch[@]+...}: an empty array is an error to old shells under set -u.
+# ${watch[@]+...}: with set -u, old shells treat an empty array as an error.
 if [[ -e $B/fake/libcuda.so.1 ]]; then
     run "CPU and fake GPU" env LD_LIBRARY_PATH="$B/fake${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
         ${watch[@]+"${watch[@]}"} $B/tests "$@"
@@ -50,7 +50,7 @@ fi
 if $B/tests --probe-cuda; then
     run "GPU" ${watch[@]+"${watch[@]}"} $B/tests --backend cuda "$@"
 else
-    echo "no NVIDIA driver with a device answers: the real GPU was left out"
+    echo "no NVIDIA driver with a device found: the real GPU was not tested"
     if [[ ${QLORA_TEST_REQUIRE_CUDA:-0} == 1 ]]; then
         skipped=$((skipped + 1))
     fi

@@ -1,4 +1,4 @@
-// suites.h - every suite, in the order in which they run: X(name) for each SUITE(name).
+// suites.h - all suites in the order in which they run: X(name) for each SUITE(name).
 #define TEST_SUITES(X)                                                                             \
     X(harness_suite)                                                                               \
     X(fake_suite)                                                                                  \

@@ -1,4 +1,4 @@
-// test.h - what every test file includes, after qlora.h: the test macros and our comparisons.
+// test.h - the test macros and our comparisons; every test file includes it after qlora.h.
 #ifndef QLORA_TEST_H
 #define QLORA_TEST_H
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The system's greatest.h where the compiler finds one; -DQLORA_TEST_LITE asks for ours anyhow.
+// Uses the system's greatest.h if the compiler finds one; -DQLORA_TEST_LITE always selects ours.
 #if defined(__has_include) && !defined(QLORA_TEST_LITE)
 #if __has_include(<greatest.h>)
 #include <greatest.h>
@@ -21,9 +21,9 @@
 extern "C" {
 #endif
 
-// From the command line: "cpu", "fake", "cuda", or NULL for every backend in reach.
+// From the command line: "cpu", "fake" or "cuda", or NULL for every available backend.
 const char* test_backend(void);
-// True when tests on that backend are wanted.
+// Returns true if tests on that backend were requested.
 bool test_wants(const char* backend);
 
 // xorshift64*; a stream depends on --seed (printed at the start of a run) and on its name.
@@ -38,17 +38,17 @@ double test_random_uniform(test_random* random);                 // 0 <= x < 1
 double test_random_normal(test_random* random);
 void test_random_fill(test_random* random, float* out, size_t n, float scale); // normal * scale
 
-// Passes when |expected - got| <= atol + rtol * |expected| for every element. NaN matches only
-// NaN, an infinity only itself, whatever the tolerances. Comparing nothing fails. On failure it
+// Passes if |expected - got| <= atol + rtol * |expected| for every element. NaN matches only NaN,
+// and an infinity only itself, whatever the tolerances. Comparing zero elements fails. On failure,
 // prints the first bad index and the largest absolute and relative error.
 bool test_close(const float* expected, const float* got, size_t n, double atol, double rtol);
 bool test_close_double(const double* expected, const double* got, size_t n, double atol,
                        double rtol);
-// |expected - got| / |expected| in the 2-norm; fails on any value that is not finite.
+// Compares |expected - got| / |expected| in the 2-norm; fails on any value that is not finite.
 bool test_rel_l2(const float* expected, const float* got, size_t n, double limit);
 bool test_rel_l2_double(const double* expected, const double* got, size_t n, double limit);
 
-// Silences the comparisons, for a test that expects one to fail.
+// Silences the comparisons, for tests that expect one to fail.
 void test_quiet(bool on);
 
 #define ASSERT_CLOSE(EXP, GOT, N, ATOL, RTOL)                                                      \

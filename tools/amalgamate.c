@@ -1,13 +1,13 @@
 // amalgamate - assembles a header from its parts.
 //
-//   amalgamate FRAME OUTPUT         write OUTPUT from FRAME (src/qlora.h, say)
-//   amalgamate --check FRAME OUTPUT say whether OUTPUT is what FRAME gives
-//   amalgamate --where LINE FRAME   say which part and line a line of the output comes from
+//   amalgamate FRAME OUTPUT         write OUTPUT from FRAME (e.g. src/qlora.h)
+//   amalgamate --check FRAME OUTPUT check that OUTPUT matches FRAME
+//   amalgamate --where LINE FRAME   print the part and line that a line of the output comes from
 //
 // A line of the frame that starts with #include "x.h" is replaced by the text of that part, once
 // per part; everything else is copied. A banner (//@@ path) marks where the text of another file
-// starts, and the last line holds a checksum of all lines above it. A checksum that does not fit
-// means that somebody edited the output: it is left alone, and the parts to edit are named.
+// starts, and the last line contains a checksum of all lines above it. If the checksum does not
+// match, the output has been edited: it is left unchanged, and the parts to edit are printed.
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,12 +24,12 @@ typedef struct text {
 // Where a run of output lines comes from.
 typedef struct run {
     char path[MAX_PATH];
-    size_t line;     // of the source
-    size_t out_line; // of the output
+    size_t line;     // line in the source
+    size_t out_line; // line in the output
 } run;
 
 static text output;
-static size_t lines; // of the output so far
+static size_t lines; // in the output so far
 static run runs[2 * MAX_PARTS];
 static int run_count;
 static char included[MAX_PARTS][MAX_PATH];
@@ -40,7 +40,7 @@ static void die(const char* what, const char* name) {
     exit(1);
 }
 
-// A whole file; data is NULL when it cannot be read.
+// Reads a whole file; data is NULL if it cannot be opened.
 static text file_read(const char* path) {
     text t = {NULL, 0};
     FILE* file = fopen(path, "rb");
@@ -102,13 +102,13 @@ static void inline_part(const char* path) {
     snprintf(included[included_count++], MAX_PATH, "%s", path);
     text part = file_read(path);
     if (part.data == NULL) {
-        die("there is no part", path);
+        die("cannot open the part", path);
     }
     if (part.size == 0 || part.data[part.size - 1] != '\n') {
         die("no newline at the end of", path);
     }
     if (strncmp(part.data, "#include \"", 10) == 0 || strstr(part.data, "\n#include \"") != NULL) {
-        die("only the frame includes parts, not", path);
+        die("only the frame may include parts, not", path);
     }
     banner(path, 1);
     put(part.data, part.size);
@@ -118,7 +118,7 @@ static void inline_part(const char* path) {
 static void frame_assemble(const char* frame) {
     text t = file_read(frame);
     if (t.data == NULL) {
-        die("there is no frame", frame);
+        die("cannot open the frame", frame);
     }
     const char* slash = strrchr(frame, '/');
     int dir = slash == NULL ? 0 : (int)(slash + 1 - frame);
@@ -161,7 +161,7 @@ static void end_line(char line[END_BYTES + 1], const char* data, size_t size) {
     snprintf(line, END_BYTES + 1, "//@@ end %16.16llx\n", checksum(data, size));
 }
 
-// Does the old output end with the checksum of its own text?
+// Returns true if the old output ends with the checksum of its own text.
 static bool untouched(const text* old) {
     char line[END_BYTES + 1];
     if (old->size < END_BYTES) {
@@ -198,10 +198,9 @@ static text region(const char* data, const char* path, int number) {
     return t;
 }
 
-// Names the parts whose text differs in an output that was edited.
+// Prints the parts whose text differs in an output that was edited.
 static void edits_print(const text* old, const char* path) {
-    fprintf(stderr, "amalgamate: %s was edited by hand; it is generated. Make the change in:\n",
-            path);
+    fprintf(stderr, "amalgamate: %s is generated but was edited; make the change in:\n", path);
     for (int i = 0; i < run_count; i++) {
         int number = 0;
         for (int k = 0; k < i; k++) {
@@ -218,10 +217,10 @@ static void edits_print(const text* old, const char* path) {
             fprintf(stderr, "  %s:%zu\n", runs[i].path, line);
         }
     }
-    fprintf(stderr, "then throw the edit away (git checkout -- %s) and run make again.\n", path);
+    fprintf(stderr, "then discard the edit (git checkout -- %s) and run make again\n", path);
 }
 
-// A new file under another name, renamed over the old one.
+// Writes a new file under a temporary name and renames it over the old one.
 static void output_write(const char* path) {
     char temporary[MAX_PATH];
     snprintf(temporary, sizeof temporary, "%s.new", path);
@@ -231,7 +230,7 @@ static void output_write(const char* path) {
     }
     bool ok = fwrite(output.data, 1, output.size, file) == output.size;
     ok = fclose(file) == 0 && ok;
-    // Windows does not rename over a file.
+    // On Windows, rename does not replace an existing file.
     ok =
         ok && (rename(temporary, path) == 0 || (remove(path) == 0 && rename(temporary, path) == 0));
     if (!ok) {
@@ -252,7 +251,7 @@ int main(int argc, char** argv) {
         size_t line = (size_t)strtoul(argv[2], NULL, 10);
         const run* r = source_of(line);
         if (r == NULL || line > lines) {
-            die("there is no line", argv[2]);
+            die("the output has no line", argv[2]);
         }
         printf("%s:%zu\n", r->path, r->line + (line - r->out_line));
         return 0;
@@ -271,7 +270,7 @@ int main(int argc, char** argv) {
         return 1;
     }
     if (check) {
-        die("the parts have changed since this was assembled:", path);
+        die("out of date, because its parts have changed; run make headers:", path);
     }
     output_write(path);
     printf("%s: %zu lines from %d parts\n", path, lines, included_count);

@@ -1,17 +1,18 @@
-// embed.c - turns the PTX that nvcc made of kernels/*.cu into kernels_ptx.h, and checks the result.
+// embed.c - turns the PTX that nvcc generates from kernels/*.cu into kernels_ptx.h, and checks it.
 //
-//   embed --targets FILE.cu            the targets FILE is compiled for, such as "75 80"
-//   embed --texts DIR FILE.cu...       the PTX files that --write wants for these sources, in DIR
+//   embed --targets FILE.cu            print the targets that FILE is compiled for, e.g. "75 80"
+//   embed --texts DIR FILE.cu...       print the PTX files in DIR that --write needs for them
 //   embed --write OUT.h --nvcc VERSION FILE.cu... FILE.cuh... FILE.sm_NN.ptx...
-//   embed --sources HEADER FILE...     do the sources still have the hashes of the banner?
+//   embed --sources HEADER FILE...     check the sources against the hashes in the banner
 //
-// Compiled with -DEMBED_TABLE='"kernels_ptx.h"' (build/ptx-tool) it also reads the finished table:
+// Compiled with -DEMBED_TABLE='"kernels_ptx.h"' (build/ptx-tool), it also reads the table:
 //
-//   ptx-tool --check HEADER FILE...    --sources, and length, hash and chunk size of every text
-//   ptx-tool --list                    module, target, version, length of every text
-//   ptx-tool --emit MODULE sm_NN       the module as qlora.h hands it to a driver for that target
+//   ptx-tool --check HEADER FILE...    like --sources, and check the length, hash and chunks of texts
+//   ptx-tool --list                    print the module, target, version and length of every text
+//   ptx-tool --emit MODULE sm_NN       print the module as qlora.h passes it to a driver
 //
-// C99, no dependencies. The output depends on the inputs only: no date, user, host or path.
+// C99, no dependencies. The output depends only on the inputs: it contains no date, user, host or
+// path.
 
 #include <ctype.h>
 #include <stdbool.h>
@@ -25,7 +26,7 @@
 #endif
 
 enum {
-    CHUNK_MAX = 4000, // C99 promises 4,095 bytes a literal; MSVC counts one more per piece
+    CHUNK_MAX = 4000, // C99 guarantees 4,095 bytes per literal; MSVC counts one more per piece
     COLUMNS = 100,
     LINES_OF_MARKER = 5,
     FILES_MAX = 512
@@ -43,8 +44,8 @@ static void* need_memory(void* p) {
     return p;
 }
 
-// The whole file with a 0 behind it; the caller frees it. CR is refused, so that a checkout with
-// converted line ends says so instead of showing as a stale hash.
+// Reads a whole file and appends a 0; the caller frees it. CR is rejected, so that a checkout with
+// converted line endings gets this error rather than a stale hash.
 static char* file_read(const char* path, size_t* size) {
     FILE* file = fopen(path, "rb");
     if (!file) {
@@ -67,7 +68,7 @@ static char* file_read(const char* path, size_t* size) {
     fclose(file);
     text[used] = 0;
     if (memchr(text, '\r', used)) {
-        die("has CR line ends; the hashes are of LF text", path);
+        die("has CR line endings; the hashes need LF", path);
     }
     *size = used;
     return text;
@@ -103,13 +104,13 @@ static uint32_t rotate_right(uint32_t x, unsigned n) {
     return (x >> n) | (x << (32 - n));
 }
 
-// The first 32 bits of the fractional part of the root of order 2 or 3 of a prime: the standard's
-// constants are defined so. Found with integers, bit by bit: r^2 <= p * 2^64, r^3 <= p * 2^96.
+// The first 32 bits of the fractional part of a prime's square or cube root, as the standard defines
+// its constants. Found with integers, bit by bit: r^2 <= p * 2^64, r^3 <= p * 2^96.
 static uint32_t prime_root_bits(uint32_t prime, int order) {
     uint64_t root = 0; // root * 2^32, at most 2^37
     for (int bit = 36; bit >= 0; bit--) {
         uint64_t r = root | (uint64_t)1 << bit;
-        // r = hi * 2^20 + lo keeps every product inside 64 bits when compared in base 2^20.
+        // r = hi * 2^20 + lo: comparing in base 2^20 keeps every product within 64 bits.
         uint64_t digits[8] = {0};
         uint64_t a[2] = {r & 0xfffff, r >> 20};
         uint64_t square[3] = {a[0] * a[0], 2 * a[0] * a[1], a[1] * a[1]};
@@ -229,7 +230,7 @@ static void file_hash(const char* path, char hex[65]) {
 
 // ---- which targets a source is compiled for ----
 
-// An "mma" of the instruction set, not the end of "gamma" or "comma".
+// Finds an "mma" instruction, not the end of "gamma" or "comma".
 static bool has_mma(const char* text) {
     for (const char* p = text; (p = strstr(p, "mma")) != NULL; p += 3) {
         const char* before = p > text && p[-1] == 'w' ? p - 1 : p; // wmma
@@ -241,7 +242,8 @@ static bool has_mma(const char* text) {
     return false;
 }
 
-// A line "// targets: 75 80" among the first lines decides; without one the text does.
+// The targets in a line "// targets: 75 80" among the first lines; without one, they follow from
+// the instructions used.
 static void targets_of(const char* path, char* out, size_t out_size) {
     size_t size;
     char* text = file_read(path, &size);
@@ -268,7 +270,7 @@ static void targets_of(const char* path, char* out, size_t out_size) {
         snprintf(out, out_size, "75 80");
     }
     if (out[0] == 0 || strspn(out, "0123456789af ") != strlen(out)) {
-        die("line '// targets:' wants numbers such as 75 80", path);
+        die("the line '// targets:' must contain targets such as 75 80", path);
     }
     free(text);
 }
@@ -293,7 +295,7 @@ typedef struct ptx_text {
     int target;  // 80
     char suffix; // 'a' of sm_90a, or 0
     int version; // 70 is PTX 7.0
-    char* text;  // one instruction a line, header lines left out
+    char* text;  // one instruction per line, without the header lines
     size_t length;
     uint32_t hash;
 } ptx_text;
@@ -324,7 +326,7 @@ static void name_parse(const char* path, ptx_text* t) {
     }
 }
 
-// Comments become nothing; a quoted string is left alone.
+// Removes comments; quoted strings are left unchanged.
 static void comments_strip(char* text) {
     char* out = text;
     bool quoted = false;
@@ -340,7 +342,7 @@ static void comments_strip(char* text) {
         if (!quoted && p[0] == '/' && p[1] == '*') {
             const char* end = strstr(p, "*/");
             if (!end) {
-                die("comment without an end", NULL);
+                die("unterminated comment", NULL);
             }
             p = end + 1;
             continue;
@@ -360,7 +362,7 @@ static bool is_debug_line(const char* line) {
     return starts_with(line, ".loc") || starts_with(line, ".file");
 }
 
-// Keeps what a driver needs, one trimmed line each, in place.
+// Keeps the lines that a driver needs, trimmed, in place.
 static void lines_strip(char* text) {
     char* out = text;
     bool in_section = false; // .section .debug_... { ... }
@@ -392,7 +394,7 @@ static void lines_strip(char* text) {
     *out = 0;
 }
 
-// Tabs and runs of blanks are separators, nothing else: one does as well, and none beside
+// Tabs and runs of spaces are only separators: reduces them to one space, or to none next to
 // punctuation.
 static void blanks_squeeze(char* text, const char* path) {
     char* out = text;
@@ -400,7 +402,7 @@ static void blanks_squeeze(char* text, const char* path) {
     for (const char* p = text; *p; p++) {
         char c = *p == '\t' ? ' ' : *p;
         if ((c < ' ' && c != '\n') || c == 127 || (unsigned char)c > 127) {
-            die("holds a byte that is not printable ASCII", path);
+            die("contains a byte that is not printable ASCII", path);
         }
         quoted = quoted != (c == '"');
         if (!quoted && strchr(",;[]{}", c) && out > text && out[-1] == ' ') {
@@ -413,7 +415,7 @@ static void blanks_squeeze(char* text, const char* path) {
     *out = 0;
 }
 
-// The lowest PTX version with which a text assembles for its own target; make check proves it.
+// The lowest PTX version with which a text assembles for its own target; make check verifies it.
 static int version_needed(const ptx_text* t) {
     if (t->target >= 90) {
         return t->suffix ? 80 : 78;
@@ -431,10 +433,10 @@ static void text_load(const char* path, ptx_text* t) {
     lines_strip(t->text);
     blanks_squeeze(t->text, path);
     if (!strstr(t->text, ".visible .entry")) {
-        die("holds no kernel", path);
+        die("contains no kernel", path);
     }
     if (strstr(t->text, "_GLOBAL__N_") || strstr(t->text, "_INTERNAL_")) {
-        die("holds a name that nvcc made from the path of the source (unnamed namespace)", path);
+        die("contains a name derived from the path of the source (unnamed namespace)", path);
     }
     t->version = version_needed(t);
     t->length = strlen(t->text);
@@ -448,8 +450,8 @@ static void suffix_text(const ptx_text* t, char out[4]) {
     out[1] = 0;
 }
 
-// A chunk is a run of whole lines of one text. Kernels that are the same for two targets are
-// written once, so a chunk also ends where a kernel does.
+// A chunk is a run of complete lines of one text. Kernels that are identical for two targets are
+// written once, so a chunk also ends where a kernel ends.
 typedef struct ptx_chunk {
     const char* text;
     size_t length;
@@ -471,7 +473,7 @@ static ptx_chunk chunk_cut(const char* text, const char* module) {
         const char* line = text + c.length;
         size_t n = line_length(line);
         if (n > CHUNK_MAX) {
-            die("a line longer than a chunk", module);
+            die("contains a line that is longer than a chunk", module);
         }
         if (c.length + n > CHUNK_MAX || (c.length > 0 && starts_with(line, ".visible .entry"))) {
             break;
@@ -481,7 +483,7 @@ static ptx_chunk chunk_cut(const char* text, const char* module) {
     return c;
 }
 
-// The number under which the chunk is written; a known one keeps its number.
+// Returns the number of the chunk, adding it if it is new.
 static int chunk_number(chunk_list* list, ptx_chunk c) {
     for (int i = 0; i < list->count; i++) {
         const ptx_chunk* old = &list->items[i];
@@ -498,7 +500,7 @@ static int chunk_number(chunk_list* list, ptx_chunk c) {
     return list->count++;
 }
 
-// As many lines of PTX in a line of the header as fit.
+// Writes as many lines of PTX per line of the header as fit.
 static void chunk_write(FILE* out, ptx_chunk c, int number) {
     fprintf(out, "static const char qlora__ptx_%d[] =", number);
     size_t column = COLUMNS;
@@ -522,7 +524,7 @@ static void chunk_write(FILE* out, ptx_chunk c, int number) {
     fputs("\";\n", out);
 }
 
-// The chunks that no earlier text had, then the array.
+// Writes the chunks that no earlier text contains, then the array.
 static void text_write(FILE* out, const ptx_text* t, chunk_list* list) {
     for (size_t at = 0; t->text[at];) {
         ptx_chunk c = chunk_cut(t->text + at, t->module);
@@ -547,11 +549,11 @@ static void text_write(FILE* out, const ptx_text* t, chunk_list* list) {
 static void banner_write(FILE* out, const char* nvcc, char** files, int count) {
     fputs("// kernels_ptx.h - the GPU kernels of qlora.h as PTX text.\n"
           "//\n"
-          "// GENERATED by `make ptx`. Do not edit: change kernels/*.cu and make it again.\n"
+          "// GENERATED by `make ptx`. Do not edit: change kernels/*.cu and run it again.\n"
           "// SPDX-License-Identifier: MIT-0 OR Unlicense\n"
           "//\n"
-          "// The lines .version, .target and .address_size are left out; qlora.h writes them for\n"
-          "// the device at hand. `make check` compares the hashes below with kernels/.\n"
+          "// The lines .version, .target and .address_size are omitted; qlora.h adds them for\n"
+          "// the current device. `make check` compares the hashes below with kernels/.\n"
           "//\n",
           out);
     fprintf(out, "// nvcc %s\n", nvcc);
@@ -648,7 +650,7 @@ static int command_write(const char* path, const char* nvcc, char** files, int c
 
 // ---- checking it ----
 
-// Every file given stands in the banner with its hash, and every file of the banner was given.
+// Every given file must be in the banner with its hash, and every file in the banner must be given.
 static int command_sources(const char* header, char** files, int count) {
     size_t size;
     char* text = file_read(header, &size);
@@ -664,7 +666,8 @@ static int command_sources(const char* header, char** files, int count) {
         snprintf(want, sizeof(want), "\n// sha256 %s kernels/%s\n", hex, base_name(files[i]));
         seen++;
         if (!strstr(text, want)) {
-            printf("%s is stale: kernels/%s has changed (make ptx)\n", header, base_name(files[i]));
+            printf("%s is out of date: kernels/%s has changed (run make ptx)\n", header,
+                   base_name(files[i]));
             bad++;
         }
     }
@@ -673,7 +676,7 @@ static int command_sources(const char* header, char** files, int count) {
         listed++;
     }
     if (listed != seen || seen == 0) {
-        printf("%s lists %d sources, kernels/ holds %d (make ptx)\n", header, listed, seen);
+        printf("%s lists %d sources but kernels/ has %d (run make ptx)\n", header, listed, seen);
         bad++;
     }
     free(text);
@@ -689,16 +692,17 @@ static int check_text(const qlora__ptx_text* t) {
     for (const char* const* chunk = t->chunks; *chunk; chunk++) {
         size_t n = strlen(*chunk);
         if (n > CHUNK_MAX) {
-            printf("%s sm_%d: a chunk of %lu bytes\n", t->module, t->target, (unsigned long)n);
+            printf("%s sm_%d: chunk of %lu bytes is too long\n", t->module, t->target,
+                   (unsigned long)n);
             bad++;
         }
         length += n;
         hash = fnv1a(hash, *chunk, n);
     }
     if (length != t->length || hash != t->hash) {
-        printf("%s sm_%d: edited by hand: %lu bytes, hash %08x; the table says %lu, %08x\n",
-               t->module, t->target, (unsigned long)length, (unsigned)hash,
-               (unsigned long)t->length, (unsigned)t->hash);
+        printf("%s sm_%d: edited: %lu bytes, hash %08x; expected %lu bytes, hash %08x\n", t->module,
+               t->target, (unsigned long)length, (unsigned)hash, (unsigned long)t->length,
+               (unsigned)t->hash);
         bad++;
     }
     return bad;
@@ -722,7 +726,7 @@ static int command_list(void) {
     return 0;
 }
 
-// The PTX version that first knew a target.
+// The first PTX version that supports each target.
 static const struct {
     const char* name;
     int version;
@@ -730,7 +734,7 @@ static const struct {
                        {"89", 78},  {"90", 78},  {"90a", 80}, {"100", 86}, {"103", 88},
                        {"110", 90}, {"120", 87}, {"121", 88}};
 
-// The newest text that is not too new for the target; one with a suffix for exactly its target.
+// Prints the newest text that the target can run; texts with a suffix run only on their own target.
 static int command_emit(const char* module, const char* target) {
     const char* name = starts_with(target, "sm_") ? target + 3 : target;
     char* end;
@@ -755,7 +759,7 @@ static int command_emit(const char* module, const char* target) {
         }
     }
     if (!best) {
-        fprintf(stderr, "embed: no text of %s for %s\n", module, target);
+        fprintf(stderr, "embed: no PTX of %s for %s\n", module, target);
         return 2;
     }
     version = best->version > version ? best->version : version;

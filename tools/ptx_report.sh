@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Registers, shared memory, stack and spills of every kernel, by ptxas. `make ptx-report` calls it.
-# Usage: tools/ptx_report.sh [sm_NN...]   (default: sm_75 where there is such a text, sm_80, sm_90)
+# Prints the registers, shared memory, stack and spills of every kernel, as reported by ptxas.
+# `make ptx-report` calls it.
+# Usage: tools/ptx_report.sh [sm_NN...]   (default: sm_75 where supported, sm_80, sm_90)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 B=${B:-build}
 PTXAS=${PTXAS:-ptxas}
 targets=${*:-sm_75 sm_80 sm_90}
 
-command -v "$PTXAS" >/dev/null || { echo "ptxas not found: nothing to report"; exit 1; }
+command -v "$PTXAS" >/dev/null || { echo "ptx_report: $PTXAS not found" >&2; exit 1; }
 printf '%-44s %-7s %9s %9s %7s %7s\n' kernel target registers shared stack spills
 for module in $("$B/ptx-tool" --list | awk '{ print $1 }' | sort -u); do
     for target in $targets; do

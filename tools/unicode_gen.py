@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes the Unicode tables of src/text/unicode_tables.h, between its two GENERATED lines.
+"""Writes the Unicode tables in src/text/unicode_tables.h, between its two GENERATED lines.
 
 usage: python3 tools/unicode_gen.py src/text/unicode_tables.h
 
 Needs Unicode 16.0.0 data: Python 3.14, or `pip install unicodedata2==16.0.0`. That is the version
-that the `tokenizers` library's regular expressions know (checked for every code point). Its
-normaliser knows Unicode 9.0 only, so normalisation leaves what came later alone, as it does: the
-list LATER below holds the combining marks and the composed characters of Unicode 10 to 16.
-Its Punctuation step knows Unicode 8.0: NEW_PUNCT and OLD_PUNCT hold the difference.
+used by the regular expressions of the `tokenizers` library (checked for every code point). Its
+normaliser uses Unicode 9.0, so normalisation leaves later characters unchanged, as it does: the
+list LATER below contains the combining marks and composed characters of Unicode 10 to 16. Its
+Punctuation step uses Unicode 8.0: NEW_PUNCT and OLD_PUNCT contain the difference.
 
-The data come from the Unicode Character Database, Copyright (c) 1991-2024 Unicode, Inc.,
+The data comes from the Unicode Character Database, Copyright (c) 1991-2024 Unicode, Inc.,
 under the Unicode License V3 (SPDX: Unicode-3.0), https://www.unicode.org/license.txt
 """
 import sys
@@ -21,7 +21,7 @@ except ImportError:
 
 WANTED = "16.0.0"
 
-# Combining marks and canonical composites that Unicode 9.0 does not have.
+# Combining marks and canonical composites that are not in Unicode 9.0.
 LATER = """
 7fd 897-89f 8ca-8d3 9fe c3c d3b-d3c eba 1715 1abf-1ace 1df6-1dfa a82c 10d24-10d27 10d69-10d6d
 10eab-10eac 10efd-10eff 10f46-10f50 10f82-10f85 11070 1133b 113ce-113d0 1145e 11839-1183a
@@ -30,7 +30,8 @@ LATER = """
 105c9 105e4 11383 11385 1138e 11391 113c5 113c7 113c8 11938 16121-16128 16d68-16d6a
 """
 
-# Punctuation that Unicode 8.0 does not have, and what was punctuation then but is a symbol now.
+# Punctuation that is not in Unicode 8.0, and characters that were punctuation then but are symbols
+# now.
 NEW_PUNCT = """
 61d 9fd a76 c77 c84 1b4e-1b4f 1b7d-1b7f 2e43-2e4f 2e52-2e5d 10d6e 10ead 10f55-10f59 10f86-10f89
 113d4-113d5 113d7-113d8 1144b-1144f 1145a-1145b 1145d 11660-1166c 116b9 1183b 11944-11946 119e2
@@ -45,7 +46,7 @@ SPACES += range(0x2000, 0x200B)
 ALPHABETIC = [*range(0x24B6, 0x24EA), *range(0x1F130, 0x1F14A), *range(0x1F150, 0x1F16A),
               *range(0x1F170, 0x1F18A)]
 
-# Class numbers, the same as the TEXT__C_ constants of qlora_text.h.
+# Class numbers, identical to the TEXT__C_ constants in qlora_text.h.
 OTHER, UPPER, LOWER, LETTER, MARK, DIGIT, NUMBER, CONNECTOR, PUNCT, SYMBOL, WORD_SYMBOL, SPACE, \
     JOINER, PUNCT_NEW, SYMBOL_OLD_PUNCT = range(15)
 CLASS = {"Lu": UPPER, "Lt": UPPER, "Ll": LOWER, "Lm": LETTER, "Lo": LETTER, "Mn": MARK, "Mc": MARK,
@@ -102,7 +103,7 @@ def generate():
         parts = u.decomposition(chr(c)).split()
         if parts and not parts[0].startswith("<") and c not in new:
             decomposed[c] = [int(p, 16) for p in parts]
-    # A pair that composes again is not excluded: NFC of the pair gives the character back.
+    # Pairs that compose again, i.e. whose NFC is the original character, are not excluded.
     pairs = {}
     for c, parts in decomposed.items():
         if len(parts) == 2 and u.normalize("NFC", chr(parts[0]) + chr(parts[1])) == chr(c):

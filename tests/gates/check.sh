@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # check.sh - the gates of `make check`. Usage: tests/gates/check.sh [--list | GATE...]
 #
-# Each gate prints one line: ok, FAIL or skip, its name, its seconds, and why it was skipped. A
-# failure prints what the gate found. The status is 1 when a gate failed. gates.sh plants a defect
-# for every gate and sees it caught.
+# Each gate prints one line: ok, FAIL or skip, its name, its time in seconds, and why it was
+# skipped. If it fails, its findings follow. The status is 1 if any gate failed. gates.sh injects a
+# defect for every gate and verifies that the gate catches it.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -23,7 +23,7 @@ MACROS="$MACROS QLORA_DEBUG"
 PTX_TARGETS="75 80 86 87 89 90 100 103 110 120 121"
 SKIP=77
 
-# ---- what the gates share; each runs in a shell of its own, so `bad` is its own ----
+# ---- shared by the gates; each runs in its own subshell, so `bad` is its own ----
 
 bad=0
 
@@ -32,7 +32,7 @@ fault() {
     bad=1
 }
 
-# Every line that comes in is a fault.
+# Reports every input line as a fault.
 faults() {
     local prefix=$1 line
     while IFS= read -r line; do
@@ -40,7 +40,7 @@ faults() {
     done
 }
 
-# The gate is left out; the reason is its last line.
+# Skips the gate; the reason is its last line of output.
 skip() {
     echo "$*"
     exit $SKIP
@@ -60,7 +60,7 @@ need() {
 need_file() {
     local file
     for file in "$@"; do
-        [[ -e $file ]] || skip "there is no $file"
+        [[ -e $file ]] || skip "$file not found"
     done
 }
 
@@ -69,7 +69,7 @@ compilers() {
     have "$CLANG" && echo "$CLANG"
 }
 
-# The first compiler whose programs run with these flags.
+# Prints the first compiler that can build and run a program with these flags.
 compiler_with() {
     local cc
     for cc in $CLANG gcc; do
@@ -81,13 +81,13 @@ compiler_with() {
     done
 }
 
-# Runs the command lines of a file, two at a time; fails when one does.
+# Runs the command lines in a file, two at a time; fails if any of them fails.
 run_all() {
     [[ -s $1 ]] || { fault "nothing to run"; return; }
     xargs -P 2 -d '\n' -I LINE bash -c 'LINE' <"$1" || bad=1
 }
 
-# Text files of the repository, also where there is no git.
+# Lists the text files of the repository, with or without git.
 files() {
     if have git && git rev-parse --git-dir >/dev/null 2>&1; then
         git ls-files -co --exclude-standard
@@ -96,7 +96,7 @@ files() {
     fi | while read -r f; do [[ -s $f ]] && grep -Iq . "$f" && echo "$f"; done
 }
 
-# Recorded data is not ours to wrap.
+# Golden data is not reformatted.
 sources() {
     files | grep -E '(\.(c|cpp|h|cu|cuh|sh|awk|md)|Makefile|\.ci/run|LICENSE)$' |
         grep -v '^tests/golden/'
@@ -110,7 +110,7 @@ gate_text() {
         faults "$f: not ASCII: " < <(LC_ALL=C grep -n '[^ -~[:cntrl:]]' "$f" | head -3)
         faults "$f: CR: " < <(grep -n $'\r' "$f" | head -3)
         faults "$f: trailing blank: " < <(grep -nE '[ '$'\t'']+$' "$f" | head -3)
-        [[ $(tail -c 1 "$f" | wc -l) -eq 1 ]] || fault "$f: no newline at the end"
+        [[ $(tail -c 1 "$f" | wc -l) -eq 1 ]] || fault "$f: no newline at the end of the file"
         if [[ $f != Makefile ]]; then
             faults "$f: tab: " < <(grep -n $'\t' "$f" | head -3)
         fi
@@ -120,13 +120,14 @@ gate_text() {
     done < <(sources)
 }
 
-# Nobody's machine stands in the repository.
+# The repository must not contain paths of anyone's machine.
 gate_paths() {
     faults "" < <(files | grep -vE '^tests/gates/(check|gates).sh$' |
         xargs grep -nE '(^|[^A-Za-z0-9_./-])/(work|root|home)/' -- | head -5)
 }
 
-# The committed headers are what their parts give; an edit of one is refused, with its part named.
+# The committed headers must match their parts, and an edited header must be rejected with the name
+# of the part to edit.
 gate_assembled() {
     local h d=$OUT/assembled
     rm -rf $d
@@ -139,10 +140,10 @@ gate_assembled() {
     cp -r src qlora.h $d/
     sed -i 's/^    return y;$/    return -y;/' $d/qlora.h
     sed -i '0,/^#define QLORA_VERSION_MINOR/s/^#define QLORA_VERSION_MINOR/& 7 \/\//' $d/qlora.h
-    (cd $d && ../../amalgamate src/qlora.h qlora.h) >$d/log 2>&1 && fault "an edit is overwritten"
-    grep -q '^  src/qlora.h:' $d/log || fault "the part of an edit is not named: $(cat $d/log)"
-    cmp -s qlora.h $d/qlora.h && fault "the edit was not planted, or is lost"
-    # Every line of the header has the same text as the line that --where names.
+    (cd $d && ../../amalgamate src/qlora.h qlora.h) >$d/log 2>&1 && fault "an edit was overwritten"
+    grep -q '^  src/qlora.h:' $d/log || fault "the part to edit is not named: $(cat $d/log)"
+    cmp -s qlora.h $d/qlora.h && fault "the edit was not made, or it was lost"
+    # Lines of the header must have the same text as the lines that --where names.
     local line at
     for line in 7 200 1500 9000 15000; do
         at=$(build/amalgamate --where $line src/qlora.h) || bad=1
@@ -151,7 +152,7 @@ gate_assembled() {
     done
 }
 
-# CONTENTS and the banners of qlora.h: the same floors in the same order.
+# CONTENTS and the banners of qlora.h must list the same floors in the same order.
 gate_contents() {
     need_file qlora.h
     awk '/^ *CONTENTS/ { on = 1; next }
@@ -159,12 +160,12 @@ gate_contents() {
         on && seen && /^ *$/ { exit }' qlora.h >$OUT/contents
     sed -n 's,^//@@ src/,,p' qlora.h | grep -v '^qlora\.h$' | sed 's,/.*,,; s,\.h$,,' |
         uniq >$OUT/floors
-    [[ -s $OUT/floors ]] || fault "no banners"
+    [[ -s $OUT/floors ]] || fault "qlora.h has no banners"
     diff $OUT/contents $OUT/floors || fault "CONTENTS (<) and floors (>) differ"
 }
 
-# A part uses only parts before it: the frame is compiled with the parts after each one left out,
-# and whatever is then used but not defined lies above. A static prototype would only hide that.
+# A part uses only parts before it: the frame is compiled up to each part, and anything used but not
+# defined comes from a later one. A static prototype would only hide that.
 gate_layers() {
     need gcc
     local frame macro d=$OUT/layers n k
@@ -193,8 +194,8 @@ gate_layers() {
         src/*.h src/*/*.h | grep -v __attribute__)
 }
 
-# Library: 60 lines, to 100 with a reason. A kernel, whose parts share registers: to 200 with a
-# reason. A test, often a table: 100, more with a reason.
+# At most 60 lines, or 100 with a reason. Kernels, whose parts share registers: up to 200 with a
+# reason. Tests, which are often tables: 100, or more with a reason.
 gate_functions() {
     local f soft limit
     while read -r f; do
@@ -233,8 +234,8 @@ macro_flag() {
     esac
 }
 
-# The command lines of one compiler and language: one run at -O2, then every macro with the second
-# command, which may be a quicker one.
+# Prints the command lines for one compiler and language: one compilation at -O2, then every macro
+# with the second command, which may be a faster one.
 warning_lines() {
     local run="$2" macro all=""
     echo "$1 -O2 tests/gates/compile/config.c"
@@ -244,7 +245,7 @@ warning_lines() {
     for macro in $MACROS; do
         all="$all '$(macro_flag "$macro")'"
         echo "$run '$(macro_flag "$macro")' tests/gates/compile/config.c"
-        # Declarations alone with QLORA_STATIC would be functions that nobody defines.
+        # With QLORA_STATIC, the declarations alone would be undefined static functions.
         [[ $macro == QLORA_STATIC ]] ||
             echo "$run '$(macro_flag "$macro")' tests/gates/compile/declarations.c"
     done
@@ -258,14 +259,14 @@ gate_warnings() {
     for cc in $(compilers); do
         c="$cc -I. -std=c99 $WARN_C -o /dev/null -c"
         cxx="$cc -I. -x c++ -std=c++11 $WARN -o /dev/null -c"
-        # gcc finds functions that nobody calls only when it compiles; once in C is enough.
+        # gcc reports unused functions only in a full compilation; once, in C, is enough.
         if [[ $cc == gcc ]]; then
             warning_lines "$c" "$c"
         else
             warning_lines "$c" "${c% -c} -fsyntax-only"
         fi
         warning_lines "$cxx" "${cxx% -c} -fsyntax-only"
-        # Flags that users bring.
+        # Flags that users may set.
         echo "$c -O2 -ffast-math -funsigned-char tests/gates/compile/config.c"
         echo "$c -std=c11 -fsigned-char -fsyntax-only tests/gates/compile/config.c"
         echo "$cxx -std=c++17 -fno-exceptions -fno-rtti -fsyntax-only tests/gates/compile/config.c"
@@ -295,24 +296,24 @@ gate_link() {
     done
     # shellcheck disable=SC2086
     { gcc -I. -std=c99 -o $d/static $t/static_a.c $t/static_b.c $LIBS && $d/static; } ||
-        fault "two private copies do not live in one program"
+        fault "two private copies cannot be linked into one program"
     # shellcheck disable=SC2086
     { gcc -I. -std=c99 -o $d/after $t/after_declarations.c $LIBS && $d/after; } ||
-        fault "declarations first, then the implementation: fails"
+        fault "including the declarations before the implementation fails"
     # shellcheck disable=SC2086
     if gcc -o $d/none $d/a_c.o $LIBS 2>/dev/null; then
         fault "a program links without the implementation"
     fi
-    # A system header first: it works, or our own words say what to do; and that helps.
+    # With a system header first, it must compile, or fail with our #error, whose advice must work.
     if ! gcc -I. -std=c99 -c -o /dev/null $t/late.c 2>$d/late.log; then
         grep -q '#error.*_POSIX_C_SOURCE=200809L' $d/late.log ||
-            fault "a system header first: no helpful #error: $(head -3 $d/late.log)"
+            fault "with a system header first, there is no helpful #error: $(head -3 $d/late.log)"
     fi
     gcc -I. -std=c99 -D_POSIX_C_SOURCE=200809L -c -o /dev/null $t/late.c ||
-        fault "a system header first, with -D_POSIX_C_SOURCE=200809L: fails"
+        fault "with a system header first, -D_POSIX_C_SOURCE=200809L does not help"
 }
 
-# What the object of the implementation exports, calls and keeps.
+# Checks what the implementation's object file exports, calls and stores.
 gate_symbols() {
     need_file qlora.h
     need gcc nm objdump
@@ -329,7 +330,7 @@ gate_symbols() {
             grep -E ' O (\.(data|bss|tdata|tbss)|\*COM\*)' | grep -v '\.data\.rel\.ro')
         faults "$name: calls " < <(nm -u $OUT/symbols.o | awk '{ print $NF }' | grep -xE "($never)")
     done
-    # Every declared function exists. The object of the last round is the default one.
+    # Every declared function must exist. The last object is the one of the default configuration.
     gcc -I. -E -P tests/gates/compile/declarations.c | tr '\n' ' ' | tr ';' '\n' | grep 'extern' |
         grep -oE 'qlora_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u >$OUT/declared
     [[ -s $OUT/declared ]] || fault "no declarations found"
@@ -337,7 +338,8 @@ gate_symbols() {
     faults "defined, not declared: " < <(comm -13 $OUT/declared $OUT/defined)
 }
 
-# Macros that qlora.h and kernels_ptx.h leave behind, by the line markers of the preprocessor.
+# Prints the macros that qlora.h and kernels_ptx.h leave defined, found by the preprocessor's line
+# markers.
 macros_left() {
     gcc -I. -std=c99 -E -dD "$1" | awk '
         /^# [0-9]+ "/ { ours = ($3 ~ /(qlora|kernels_ptx)\.h"/) }
@@ -350,15 +352,15 @@ gate_macros() {
     need_file qlora.h
     need gcc
     local ok='^(QLORA|_POSIX_C_SOURCE$|_DARWIN_C_SOURCE$|_FILE_OFFSET_BITS$)'
-    faults "left behind: " < <(macros_left tests/gates/compile/config.c | grep -vE "$ok")
-    faults "left behind by the declarations: " < <(macros_left tests/gates/compile/declarations.c |
+    faults "left defined: " < <(macros_left tests/gates/compile/config.c | grep -vE "$ok")
+    faults "left defined by the declarations: " < <(macros_left tests/gates/compile/declarations.c |
         grep -E '^(QLORA__|QLORA_X_)|^[^Q]')
     faults "private name among the declarations: " < <(
         gcc -I. -E -P tests/gates/compile/declarations.c |
         grep -oE '\bqlora__[a-z_]+' | sort -u)
 }
 
-# No function calls itself, directly or by way of others (calls through pointers are not seen).
+# No function may call itself, directly or indirectly (calls through pointers are not detected).
 gate_recursion() {
     need_file qlora.h
     need gcc tsort
@@ -372,7 +374,7 @@ gate_recursion() {
     faults "" < <(tsort $OUT/calls 2>&1 >/dev/null | head -20)
 }
 
-# Everything else that is compiled, with both compilers and -Werror.
+# Compiles everything else with both compilers and -Werror.
 gate_programs() {
     local cc b
     for cc in $(compilers); do
@@ -382,7 +384,7 @@ gate_programs() {
     done
 }
 
-# Examples: short, with a compile command on top that works, and they run on both backends.
+# Examples must be short, start with a compile command that works, and run on both backends.
 gate_examples() {
     local f name
     $MAKE -s -j2 all || return 1
@@ -391,8 +393,8 @@ gate_examples() {
         [[ $(wc -l <"$f") -le 120 ]] || fault "$f is longer than 120 lines"
         head -12 "$f" | sed -n 's,^//[ $]*\(cc .*\),\1,p' | head -1 |
             sed "s, -o [^ ]*, -o $OUT/$name,; s,^cc ,cc -Werror ," >"$OUT/$name.command"
-        grep -q "$name" "$OUT/$name.command" || fault "$f: no compile command on top"
-        bash "$OUT/$name.command" || fault "$f: the compile command on top fails"
+        grep -q "$name" "$OUT/$name.command" || fault "$f: no compile command at the top"
+        bash "$OUT/$name.command" || fault "$f: the compile command at the top fails"
         grep -q '^// check: needs ' "$f" && continue
         build/"$name" >"$OUT/$name.out" 2>&1 || fault "$name fails: $(tail -5 "$OUT/$name.out")"
         if [[ -e build/fake/libcuda.so.1 ]]; then
@@ -402,7 +404,7 @@ gate_examples() {
     done
 }
 
-# The programs as a user meets them.
+# Uses the programs as a person would.
 gate_use() {
     local script out
     $MAKE -s -j2 examples || return 1
@@ -412,8 +414,8 @@ gate_use() {
     done
 }
 
-# C blocks of README.md whose first line names a file (`// hello.c`) are written out; then every
-# line of its sh blocks that starts with `cc ` is run beside them, and the program that it makes.
+# Writes out the C blocks in README.md whose first line names a file (`// hello.c`), then runs every
+# line of its sh blocks that starts with `cc `, and the program that it builds.
 gate_readme() {
     need_file README.md qlora.h kernels_ptx.h
     local d=$OUT/readme line out
@@ -425,11 +427,11 @@ gate_readme() {
         on { first = 0; if (file != "") print > file }' README.md
     awk '/^```(sh|bash|console)$/ { on = 1; next } /^```/ { on = 0 }
         on && sub(/^(\$ )?cc /, "cc ")' README.md >$d/commands
-    [[ -s $d/commands ]] || fault "README.md shows no compile command"
+    [[ -s $d/commands ]] || fault "README.md has no compile command"
     while read -r line; do
         out=$(sed -n 's/.* -o \([^ ]*\).*/\1/p' <<<"$line")
-        (cd $d && bash -c "${line%%&&*}") || { fault "fails: $line"; continue; }
-        (cd $d && "./${out:-a.out}" >/dev/null 2>&1) || fault "does not run: ${out:-a.out}"
+        (cd $d && bash -c "${line%%&&*}") || { fault "command fails: $line"; continue; }
+        (cd $d && "./${out:-a.out}" >/dev/null 2>&1) || fault "program fails: ${out:-a.out}"
     done <$d/commands
     while read -r line; do
         grep -qE "^$line:" Makefile || fault "README.md: no such target: make $line"
@@ -450,14 +452,14 @@ gate_ptx_same() {
     local mine theirs
     mine=$($NVCC --version | sed -n 's/.*, V\([0-9.]*\).*/\1/p')
     theirs=$(sed -n 's,^// nvcc ,,p' kernels_ptx.h)
-    [[ $mine == "$theirs" ]] || skip "kernels_ptx.h is of nvcc $theirs, here is $mine"
+    [[ $mine == "$theirs" ]] || skip "kernels_ptx.h is from nvcc $theirs; this is $mine"
     $MAKE -s build/embed || return 1
     $MAKE -s -j2 ptx-header OUT=$OUT/kernels_ptx.h \
         TEXTS="$(build/embed --texts build/ptx kernels/*.cu | tr '\n' ' ')" || return 1
     cmp kernels_ptx.h $OUT/kernels_ptx.h || bad=1
 }
 
-# What qlora.h would hand to a driver, for every target, through the assembler.
+# Assembles the PTX that qlora.h would pass to a driver, for every target.
 gate_ptx_assemble() {
     need_file kernels_ptx.h
     need "$PTXAS"
@@ -472,7 +474,7 @@ gate_ptx_assemble() {
                 echo "$module $target"
             done
         done
-        # A text for one target only, such as sm_90a.
+        # PTX for a single target, such as sm_90a.
         build/ptx-tool --list | sed -n 's/^\([^ ]*\) sm_\([0-9]*a\) .*/\1 \2/p'
     } >$d/wanted
     while read -r module target; do
@@ -482,15 +484,15 @@ gate_ptx_assemble() {
         elif build/ptx-tool --emit "$module" "sm_$target" >"$text.ptx" 2>/dev/null; then
             echo "$PTXAS -arch=sm_$target -o $text.cubin $text.ptx"
         elif [[ $target != 75 ]]; then
-            echo "echo no text of $module for sm_$target; false"
+            echo "echo no PTX of $module for sm_$target; false"
         fi
     done <$d/wanted >$d/commands
     run_all $d/commands
-    faults "not our name: " < <(grep -hoE '\.visible \.entry [A-Za-z0-9_$]+' $d/*.ptx |
+    faults "kernel without prefix: " < <(grep -hoE '\.visible \.entry [A-Za-z0-9_$]+' $d/*.ptx |
         awk '$3 !~ /^qlora_/ { print $3 }' | sort -u)
 }
 
-# The embedder itself: what it keeps of a text, its hashes, its refusals.
+# Tests the embedder: the PTX that it keeps, its hashes and its errors.
 gate_embed() {
     local d=$OUT/embed t=tests/gates/compile/embed n
     rm -rf $d
@@ -512,11 +514,11 @@ gate_embed() {
     done
     cmp $d/1.h $d/2.h || fault "two runs differ"
     gcc -std=c99 $WARN_C -DEMBED_TABLE="\"$PWD/$d/1.h\"" -o $d/tool tools/embed.c || return 1
-    $d/tool --check $d/1.h $d/plain.cu || fault "its own output does not pass"
-    $d/tool --emit plain sm_75 | diff $t/plain.sm_75.expected - || fault "wrong text for sm_75"
-    $d/tool --emit plain sm_86 | grep -q '%ntid.x' || fault "sm_86 does not get the text of sm_80"
+    $d/tool --check $d/1.h $d/plain.cu || fault "its own output fails the check"
+    $d/tool --emit plain sm_75 | diff $t/plain.sm_75.expected - || fault "wrong PTX for sm_75"
+    $d/tool --emit plain sm_86 | grep -q '%ntid.x' || fault "sm_86 does not get the PTX of sm_80"
     [[ $($d/tool --emit plain sm_121 | head -2 | xargs) == ".version 8.8 .target sm_121" ]] ||
-        fault "wrong head for sm_121"
+        fault "wrong header lines for sm_121"
     if have sha256sum; then
         for n in 0 1 55 56 63 64 65 119 120 1000; do
             head -c $n tools/embed.c >$d/n.cuh
@@ -529,11 +531,11 @@ gate_embed() {
     build/embed --sources $d/1.h $d/plain.cu >/dev/null && fault "a stale source passes"
     printf '.visible .entry q() { \303\244 }\n' >$d/bad.sm_80.ptx
     build/embed --write $d/x.h --nvcc 1 $d/plain.cu $d/bad.sm_80.ptx 2>/dev/null &&
-        fault "a text that is not ASCII passes"
+        fault "PTX that is not ASCII passes"
     return 0
 }
 
-# Our declarations of the driver and of cuBLAS against NVIDIA's own headers and libraries.
+# Compares our declarations of the driver and cuBLAS with NVIDIA's headers and libraries.
 gate_contract() {
     need_file qlora.h
     need g++
@@ -542,8 +544,8 @@ gate_contract() {
     if [[ -z $root ]] && have "$NVCC"; then
         root=$(dirname "$(dirname "$(command -v "$NVCC")")")
     fi
-    [[ -e $root/include/cuda.h ]] || skip "no cuda.h (CUDA_HOME says where)"
-    [[ -e $root/include/cublas_v2.h ]] || skip "no cublas_v2.h"
+    [[ -e $root/include/cuda.h ]] || skip "cuda.h not found (set CUDA_HOME)"
+    [[ -e $root/include/cublas_v2.h ]] || skip "cublas_v2.h not found"
     sed -n 's/^#define QLORA__\(CU[A-Z]*_[A-Z0-9_]*\) [-(0-9].*/VALUE(\1)/p' qlora.h >$OUT/values.h
     # shellcheck disable=SC2086
     g++ -std=c++11 -I. -isystem "$root/include" -Wall -Wextra -Werror \
@@ -555,14 +557,14 @@ gate_contract() {
 
 # ---- running ----
 
-# The tests with a sanitizer in them; the fake GPU is built without, it checks its memory itself.
+# Runs the tests with a sanitizer. The fake GPU is built without one; it checks its own memory.
 sanitized() {
     local name=$1 flags=$2 cc
     shift 2
     need_file qlora.h
     # shellcheck disable=SC2086
     cc=$(compiler_with $flags)
-    [[ -n $cc ]] || skip "no compiler with $flags"
+    [[ -n $cc ]] || skip "no compiler supports $flags"
     $MAKE -s -j2 all || return 1
     $MAKE -s -j2 "build/$name/tests" "B=build/$name" CC="$cc" \
         CFLAGS="-O1 -fno-omit-frame-pointer $flags" || return 1
@@ -571,7 +573,7 @@ sanitized() {
     fault "$(tail -3 "$OUT/$name.out")"
 }
 
-# Without the mutants: they judge the tests, and a test that fails leaks.
+# Without the mutants: they make tests fail, and a failing test leaks.
 gate_asan() {
     sanitized asan "-fsanitize=address,undefined -fno-sanitize-recover=all" -x mutant_is_caught
 }
@@ -580,8 +582,8 @@ gate_tsan() {
     sanitized tsan "-fsanitize=thread" --backend cpu
 }
 
-# Fixture folders of transformers, PEFT and bitsandbytes: on the CPU, and one on the fake GPU with
-# the kernels of an old and of a new device. The small one is in the repository, others beside it.
+# Fixtures from transformers, PEFT and bitsandbytes: all on the CPU, and one on the fake GPU with
+# the kernels of an old and a new device. One is in the repository, the others are in ../shared.
 gate_golden() {
     need_file tests/golden/golden.c qlora.h
     local dirs=()
@@ -598,11 +600,11 @@ gate_golden() {
     done
 }
 
-# Each fuzzer for a moment: it builds, runs, and finds nothing at once. `make soak` is the real run.
+# Runs each fuzzer briefly: it must build, run, and find nothing. `make soak` runs them for long.
 gate_fuzz() {
     local f name
-    ls tests/fuzz/*.c >/dev/null 2>&1 || skip "no fuzz targets"
-    [[ $(compiler_with -fsanitize=address) == "$CLANG" ]] || skip "no clang with libFuzzer"
+    ls tests/fuzz/*.c >/dev/null 2>&1 || skip "tests/fuzz has no fuzz targets"
+    [[ $(compiler_with -fsanitize=address) == "$CLANG" ]] || skip "no clang with libFuzzer found"
     for f in tests/fuzz/*.c; do
         name=fuzz_$(basename "$f" .c)
         $MAKE -s "build/$name" || { bad=1; continue; }
@@ -612,16 +614,17 @@ gate_fuzz() {
     done
 }
 
-# Another processor: compiled, and run under qemu where it is found.
+# Compiles for another processor, and runs the tests under qemu if it is found.
 cross() {
     local machine=$1 b=build/check-$1 cc=$1-linux-gnu-gcc qemu
     need_file qlora.h
-    [[ $(uname -m) != "$machine" ]] || skip "that is this machine"
+    [[ $(uname -m) != "$machine" ]] || skip "this is the native architecture"
     need "$cc"
     $MAKE -s -j2 all "B=$b" CC="$cc" CFLAGS=-Werror || return 1
     qemu=$(command -v "qemu-$machine-static" || command -v "qemu-$machine") ||
-        skip "compiles; qemu-$machine not found, so it was not run"
-    # Thousands of whole passes for one statistic: minutes here, and no different on this machine.
+        skip "compiled but not run: qemu-$machine not found"
+    # This test makes thousands of passes for one statistic: it takes minutes under qemu, and the
+    # result does not depend on the processor.
     timeout 900 "$qemu" -L "/usr/$machine-linux-gnu" -E "LD_LIBRARY_PATH=$b/fake" "$b/tests" \
         --backend cpu -x sampling_follows >"$OUT/$machine.out" 2>&1 ||
         fault "$(tail -20 "$OUT/$machine.out")"
@@ -648,8 +651,8 @@ gate_mingw() {
     fi
 }
 
-# clang in its MSVC mode, with headers of our own: the branch for Windows, and nothing that only GNU
-# knows. Functions without a caller are marked by an attribute that this mode does not have.
+# Checks the Windows code with clang in MSVC mode and our own system headers; GNU extensions are
+# errors. Unused functions are marked with an attribute that this mode does not have.
 gate_msvc() {
     need_file qlora.h
     need "$CLANG"
@@ -666,7 +669,7 @@ gate_msvc() {
     run_all $OUT/msvc.commands
 }
 
-# ---- the list, quick ones first ----
+# ---- the list, fast gates first ----
 
 GATES="assembled text paths scripts contents layers functions words embed ptx_fresh link"
 GATES="$GATES symbols macros recursion warnings ptx_assemble ptx_same contract programs examples"
@@ -683,7 +686,7 @@ failed=0
 skipped=0
 start=$SECONDS
 for gate in "${chosen[@]}"; do
-    # The first gate judges what is committed; the others judge what the parts give.
+    # The gate `assembled` checks the committed headers; the others check newly assembled ones.
     [[ $gate == assembled ]] || $MAKE -s headers || exit 1
     began=$SECONDS
     (

@@ -1,5 +1,5 @@
-# Prints every function that is too long: over `soft` lines without a comment that says "long
-# because", or over `limit` lines at all.
+# Prints every function that is too long: more than `soft` lines without a comment that contains
+# "long because", or more than `limit` lines in any case.
 # Usage: awk -v f=NAME -v soft=60 -v limit=100 -f tests/gates/check_functions.awk NAME
 
 # A signature starts in column 0 and does not end in a semicolon; it may run over several lines.
@@ -9,7 +9,7 @@
     }
     next
 }
-!inside && /^[A-Z][A-Z0-9_]*\(.*\)$/ { # a macro that makes a whole function
+!inside && /^[A-Z][A-Z0-9_]*\(.*\)$/ { # a macro that defines a whole function
     start = 0
     next
 }

@@ -1,5 +1,5 @@
-# Words that qlora.h may use on one floor only, or never: memory, files and the log go through
-# hooks, and only src/platform knows the operating system. Comments and strings do not count.
+# Finds words that qlora.h may use only on one floor, or never: memory, files and the log go through
+# hooks, and only src/platform knows the operating system. Comments and strings are ignored.
 
 BEGIN {
     before = "(^|[^A-Za-z0-9_.>])"
@@ -46,11 +46,11 @@ section !~ /^src\/platform\// && line ~ before "(" system_words ")\\(" {
 }
 
 section !~ /^src\/platform\// && line ~ /_WIN32/ {
-    report("only src/platform knows the system")
+    report("only src/platform may depend on the system")
 }
 
 section !~ /^src\/(platform|core)\// && line ~ before "(fprintf|fputs|stderr)[^A-Za-z0-9_]" {
-    report("only the log of src/core may print")
+    report("only the log in src/core may print")
 }
 
 line ~ before "(" never_words ")\\(" {
@@ -58,11 +58,11 @@ line ~ before "(" never_words ")\\(" {
 }
 
 line ~ /goto / && line !~ /goto fail;/ {
-    report("goto other than to fail")
+    report("goto is allowed only as goto fail")
 }
 
 line ~ /= *\{ *0? *\}/ && line !~ /static const/ {
-    report("{0} warns in C++, use memset")
+    report("{0} warns in C++; use memset")
 }
 
 END {

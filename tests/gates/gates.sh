@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# gates.sh - every gate of check.sh must be able to fail: plants one defect after another in a copy
-# of the repository and sees the gate say FAIL. Usage: gates.sh [GATE]; part of `make soak`.
+# gates.sh - every gate of check.sh must be able to fail: injects one defect after another into a
+# copy of the repository and expects the gate to report FAIL. Usage: gates.sh [GATE]; part of
+# `make soak`.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 only=${1:-}
@@ -14,43 +15,44 @@ fresh_copy() {
     mkdir -p "$tree"
     git ls-files -co --exclude-standard | while read -r f; do [[ -e $f ]] && echo "$f"; done |
         xargs cp --parents -t "$tree"
-    # Made texts are reused; the defects below touch their sources and so their time.
+    # Compiled PTX is reused; the defects below touch the sources, which makes it out of date.
     mkdir -p "$tree/build"
     [[ -d build/ptx ]] && cp -rp build/ptx "$tree/build/"
     return 0
 }
 
-# What the gate says of the copy: ok, FAIL or skip. It has no git, so check.sh looks at all files.
+# Prints the gate's verdict on the copy: ok, FAIL or skip. The copy is not a git repository, so
+# check.sh looks at all files.
 verdict() {
     (cd "$tree" && GIT_DIR=/nowhere tests/gates/check.sh "$1" | head -1 | awk '{ print $1 }')
 }
 
-# One line for all of the copy's files and their modes.
+# Prints one line that identifies the contents and modes of all files in the copy.
 fingerprint() {
     (cd "$tree" && find . -path ./build -prune -o -type f -printf '%m %p\n' -exec cksum {} + |
         sort | cksum)
 }
 
-# defect GATE WHAT COMMAND: the command runs in the copy and plants the defect.
+# defect GATE WHAT COMMAND: the command runs in the copy and injects the defect.
 defect() {
     local gate=$1 what=$2 command=$3 before after whole
     [[ -z $only || $only == "$gate" ]] || return 0
     fresh_copy
     before=$(verdict "$gate")
     if [[ $before == skip ]]; then
-        echo "left out  $gate: $what (the gate is skipped here)"
+        echo "skipped   $gate: $what (the gate is skipped on this machine)"
         left_out=$((left_out + 1))
         return
     fi
     if [[ $before != ok ]]; then
-        echo "MISSED    $gate: fails before the defect is planted"
+        echo "MISSED    $gate: fails without the defect"
         missed=$((missed + 1))
         return
     fi
     whole=$(fingerprint)
     (cd "$tree" && eval "$command") || echo "          (the command failed)"
     if [[ $(fingerprint) == "$whole" ]]; then
-        echo "MISSED    $gate: $what (nothing was planted: the text it looks for is gone)"
+        echo "MISSED    $gate: $what (the command changed nothing: the text it edits is gone)"
         missed=$((missed + 1))
         return
     fi
@@ -64,33 +66,33 @@ defect() {
     fi
 }
 
-# Puts text (with \n) at the top of src/core/base.h.
+# Inserts text (with \n) at the top of src/core/base.h.
 core() {
     sed -i "1s|^|$1\n\n|" src/core/base.h
 }
 
 defect assembled "a stale header" 'core "// x"'
-defect assembled "an edit by hand" 'echo "// x" >>qlora.h'
-defect layers "a call upwards" \
+defect assembled "a manual edit" 'echo "// x" >>qlora.h'
+defect layers "a call to a later part" \
     'echo "static int qlora__up(qlora_graph* g) { return qlora_graph_replay(g, 0); }" \
     >>src/ops/clip.h'
-defect layers "a call upwards behind a prototype" \
+defect layers "a call to a later part through a prototype" \
     'echo "static int qlora__later(void);
 static int qlora__up(void) { return qlora__later(); }" >>src/ops/clip.h
     echo "static int qlora__later(void) { return 1; }" >>src/graph.h'
 
 defect text "a byte that is not ASCII" 'printf "// \303\244\n" >>src/graph.h'
 defect text "CR line end" 'printf "// x\r\n" >>src/graph.h'
-defect text "trailing blank" 'printf "// x \n" >>tests/unit/main.c'
+defect text "trailing space" 'printf "// x \n" >>tests/unit/main.c'
 defect text "tab" 'printf "//\tx\n" >>tests/unit/main.c'
 defect text "101 columns" 'printf "// %098d\n" 0 >>tests/unit/main.c'
 defect text "no newline at the end" 'printf "// x" >>tests/unit/main.c'
-defect paths "a path of somebody's machine" 'echo "see /home/me/notes" >>CONTRIBUTING.md'
+defect paths "a path of someone's machine" 'echo "see /home/me/notes" >>CONTRIBUTING.md'
 defect scripts "a syntax error" 'echo "if then" >>tests/run.sh'
 defect scripts "not executable" 'chmod -x tests/run.sh'
 defect contents "a floor that CONTENTS lacks" \
     'mkdir src/extra && echo "// x" >src/extra/x.h && echo "#include \"extra/x.h\"" >>src/qlora.h'
-defect contents "another order" \
+defect contents "a different order" \
     'sed -i "/^ *ops  /{h;d};/^ *graph  /{G}" src/api/manual.h'
 defect functions "61 lines without a reason" '{ echo "static int f(void) {"
     yes "    a();" | head -59; echo "}"; } >>tools/embed.c'
@@ -103,13 +105,14 @@ defect words "fopen outside platform" \
 defect words "_WIN32 outside platform" 'core "#ifdef _WIN32\n#endif"'
 defect words "a goto" 'core "static void qlora__g(void) { goto out; out:; }"'
 defect words "{0}" 'core "static void qlora__z(void) { int a[2] = {0}; (void)a; }"'
-defect embed "another hash" 'sed -i "s/prime, 3)/prime, 2)/" tools/embed.c'
-defect embed "comments stay" 'sed -i "s/^    comments_strip(t->text);//" tools/embed.c'
-defect embed "wrong version for a target" 'sed -i "s/{\"121\", 88}/{\"121\", 87}/" tools/embed.c'
+defect embed "a different hash" 'sed -i "s/prime, 3)/prime, 2)/" tools/embed.c'
+defect embed "comments are kept" 'sed -i "s/^    comments_strip(t->text);//" tools/embed.c'
+defect embed "the wrong version for a target" \
+    'sed -i "s/{\"121\", 88}/{\"121\", 87}/" tools/embed.c'
 defect ptx_fresh "a source changed" 'echo "// x" >>kernels/common.cuh'
 defect ptx_fresh "a new source" 'echo "// x" >kernels/zzz.cu'
-defect ptx_fresh "text edited by hand" 'sed -i "0,/^\"ret;/s/^\"ret;/\"exit;/" kernels_ptx.h'
-defect ptx_same "text edited by hand" 'sed -i "0,/^\"ret;/s/^\"ret;/\"exit;/" kernels_ptx.h'
+defect ptx_fresh "manually edited PTX" 'sed -i "0,/^\"ret;/s/^\"ret;/\"exit;/" kernels_ptx.h'
+defect ptx_same "manually edited PTX" 'sed -i "0,/^\"ret;/s/^\"ret;/\"exit;/" kernels_ptx.h'
 defect ptx_assemble "an instruction that does not exist" \
     'sed -i "0,/^\"ret;/s/^\"ret;/\"rat;/" kernels_ptx.h'
 defect ptx_assemble "an instruction of a newer PTX version" \
@@ -119,7 +122,7 @@ defect ptx_assemble "a name without our prefix" \
 defect link "no guard around the implementation" \
     'sed -i "s/.*define QLORA_IMPLEMENTATION_DONE.*//" src/qlora.h'
 defect link "no extern C" 'sed -i "s/^extern \"C\" {/namespace qlora {/" src/qlora.h'
-defect link "no word about system headers" \
+defect link "no advice about system headers" \
     'sed -i "/#error/,+1s/or use -D_POSIX_C_SOURCE=200809L/sorry/" src/platform/*.h'
 defect symbols "a private function that is not static" 'core "int qlora__loose(void) { return 1; }"'
 defect symbols "a writable static" '
@@ -128,11 +131,11 @@ defect symbols "declared, not defined" \
     'sed -i "s/^QLORA_API int qlora_version(void);/&\nQLORA_API int qlora_no(void);/" src/api/*.h'
 defect symbols "calls abort" 'core "void qlora_a(void);\nvoid qlora_a(void) { abort(); }"'
 defect macros "a macro without our prefix" 'core "#define MIN(a, b) ((a) < (b) ? (a) : (b))"'
-defect macros "a helper macro that stays" \
+defect macros "a helper macro that stays defined" \
     'sed -i "s/^#define QLORA_VERSION_STRING.*/&\n#define QLORA_X_A 1/" src/qlora.h'
 defect recursion "a function that calls itself" \
     'core "int qlora_r(int n);\nint qlora_r(int n) { return n ? qlora_r(n - 1) : 0; }"'
-defect recursion "two that call each other" '
+defect recursion "two functions that call each other" '
     core "static int qlora__s(int n) { return n ? qlora_r(n - 1) : 0; }"
     core "int qlora_r(int n);"
     echo "int qlora_r(int n) { return qlora__s(n); }" >>tests/gates/compile/config.c'
@@ -153,17 +156,17 @@ defect programs "a warning in a test" \
     'echo "static int unused(void) { return 1; }" >>tests/unit/harness.c'
 defect examples "an example that fails" 'sed -i "s/? 0 : 1;/? 1 : 0;/" examples/*.c'
 defect examples "a wrong compile command" 'sed -i "s,^// *cc ,// cc -DX=( ," examples/hello.c'
-defect use "a message that lost its point" \
-    'sed -i "s/resumed after step/went on at step/" programs/finetune.c'
+defect use "a message that lost its meaning" \
+    'sed -i "s/resumed after step/continued at step/" programs/finetune.c'
 defect readme "a program that does not compile" \
     'sed -i "s/#include \"qlora.h\"/#include \"qlola.h\"/" README.md'
-defect msvc "a builtin of GNU" \
+defect msvc "a GNU extension" \
     'core "int qlora_p(int a);\nint qlora_p(int a) { return ({ int b = a; b; }); }"'
 defect msvc "a POSIX call outside its branch" \
     'core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(1); }"'
 defect mingw "a POSIX call outside its branch" '
     core "long qlora_p(void);\nlong qlora_p(void) { return sysconf(_SC_PAGESIZE); }"'
-defect golden "a rotation the wrong way on the CPU" \
+defect golden "a rotation in the wrong direction on the CPU" \
     'sed -i "s/a \* cosine - b \* sine/a * cosine + b * sine/" src/ops/rope.h'
 defect fuzz "a parser that crashes" \
     'sed -i "s/^int LLVMFuzzerTestOneInput.*{/&\n    __builtin_trap();/" tests/fuzz/*.c'
@@ -177,5 +180,5 @@ defect asan "an overflow" '
     sed -i "s/^SUITE(harness_suite) {/&\n    volatile int big = 2147483647;\n    big++;/" \
         tests/unit/harness.c'
 
-echo "gates: $caught caught, $missed missed, $left_out left out"
+echo "gates: $caught caught, $missed missed, $left_out skipped"
 [[ $missed -eq 0 ]]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Lets every single driver call of a model's life (open, train, evaluate, read back) fail once: an
-# error or the same result, no leak, and the next life as if nothing had been. `make test` tries
-# some of the calls. `make soak` calls this.
+# Makes every driver call in a model's life (open, train, evaluate, read back) fail once. Each time,
+# there must be an error or the same result, no leak, and no effect on the next model. `make test`
+# tries some of the calls. `make soak` calls this.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 B=${B:-build}

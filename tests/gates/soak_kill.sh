@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Kills a training run that saves after every step, at random moments, and starts it again: every
-# start must resume, never further back than the one before, and what comes out at the end must be
-# bit for bit what an undisturbed run gives. KILLS=100, SEED=... ; `make soak` calls it.
+# Repeatedly kills a training run that saves after every step, at random moments, and restarts it:
+# every start must resume, never from an earlier step than the one before, and the final result must
+# be bit-identical to that of an undisturbed run. KILLS=100, SEED=... ; `make soak` calls it.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 B=${B:-build}
@@ -30,15 +30,15 @@ for ((done_kills = 0; done_kills < kills; done_kills++)); do
     "$B/soak_kill" "$work/run" 1000000 >"$work/out" 2>&1 &
     child=$!
     # 20 to 400 ms: before the first step, between steps, in the middle of a save
-    delay=$((20 + RANDOM % 380)) # not in a subshell, which would seed RANDOM anew
+    delay=$((20 + RANDOM % 380)) # not in a subshell, which would seed RANDOM again
     sleep "0.$(printf '%03d' $delay)"
-    kill -9 "$child" 2>/dev/null || fail "it ended by itself"
+    kill -9 "$child" 2>/dev/null || fail "it ended before it was killed"
     wait "$child" 2>/dev/null
     if grep -q FAILED "$work/out"; then
-        fail "it could not go on"
+        fail "it failed to resume"
     fi
     at=$(sed -n 's/^resumed at //p' "$work/out")
-    if [[ -n $at ]]; then # else it was killed before it could say so
+    if [[ -n $at ]]; then # otherwise it was killed before it could print this
         ((at >= last)) || fail "it fell back from step $last to $at"
         ((at > 0)) && resumed=$((resumed + 1))
         last=$at
@@ -47,11 +47,11 @@ for ((done_kills = 0; done_kills < kills; done_kills++)); do
 done
 ((resumed > 0)) || fail "no run got far enough to resume"
 
-# To an end that both runs reach. Leftovers of killed saves must be gone.
+# Continues to a step that both runs reach. Leftovers of killed saves must be gone.
 end=$((last + 200))
 got=$("$B/soak_kill" "$work/run" "$end" 2>&1 | sed -n 's/^hash //p')
 want=$("$B/soak_kill" "$work/none" "$end" nosave 2>&1 | sed -n 's/^hash //p')
-[[ -n $want && $got == "$want" ]] || fail "step $end: hash $got, an undisturbed run has $want"
+[[ -n $want && $got == "$want" ]] || fail "step $end: hash $got; an undisturbed run has $want"
 folders=$(find "$work/run" -mindepth 1 -maxdepth 1 -name 'step-*' | wc -l)
-((folders == 2)) || fail "$folders folders are left, 2 should be"
-echo "$kills kills ($in_save during a save), $resumed resumed, step $end bit for bit: ok"
+((folders == 2)) || fail "$folders checkpoint folders are left; expected 2"
+echo "$kills kills ($in_save during a save), $resumed resumed, step $end bit-identical: ok"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The programs as a user meets them: right use, wrong use, kills, a full disk.
-# Needs bash, make and a C compiler; makes its own small model. Usage: use_programs.sh [-v]
-# The last line is `N passed, F failed, S skipped`, alone. The status is 1 when something failed.
+# Uses finetune as a person would: correctly, incorrectly, killed, and on a full disk.
+# Needs bash, make and a C compiler; creates its own small model. Usage: use_programs.sh [-v]
+# The last line is `N passed, F failed, S skipped`. The status is 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 B=${B:-build}
@@ -29,23 +29,23 @@ check() { # check NAME COMMAND...: the command must succeed
     if "$@"; then note ok "$name"; else note bad "$name"; fi
 }
 
-run() { # its output in $work/out and $work/err, its status in $status
+run() { # output in $work/out and $work/err, status in $status
     "$@" >"$work/out" 2>"$work/err"
     status=$?
 }
 
-# refuses NAME PATTERN ARGUMENT...: exit status 1, one line that matches on standard error, nothing
-# made in the folder o.
+# refuses NAME PATTERN ARGUMENT...: expects exit status 1, one matching line on standard error, no
+# API names in it, and no folder o.
 refuses() {
     local name=$1 pattern=$2
     shift 2
     rm -rf o
     run "$finetune" "$@"
     if [[ $status -eq 1 && $(wc -l <"$work/err") -eq 1 && ! -e o ]] &&
-        grep -qE -- "^finetune: .*$pattern" "$work/err"; then
+        grep -qE -- "^finetune: .*$pattern" "$work/err" && ! grep -qi qlora_ "$work/err"; then
         note ok "$name"
     else
-        note bad "$name (status $status, wanted: $pattern)"
+        note bad "$name (status $status, expected: $pattern)"
     fi
 }
 
@@ -57,7 +57,7 @@ works() { # works NAME ARGUMENT...
     check "$name ($status)" [ $? -eq 0 ]
 }
 
-# ---- a small model: random bf16 weights, one token a byte ----
+# ---- a small model: random bf16 weights, one token per byte ----
 
 tensor() { # name, shape, number of values
     local end=$((at + $3 * 2))
@@ -83,8 +83,8 @@ model_make() {
         tensor model.layers.$layer.input_layernorm.weight $h $h
         tensor model.layers.$layer.post_attention_layernorm.weight $h $h
     done
-    # Low byte anything, high byte for 0.03 to 0.25 or its negative. Not $RANDOM, which a subshell
-    # seeds anew: every run has the same model.
+    # Any low byte; a high byte that gives 0.03 to 0.25 or its negative. Not $RANDOM, which a
+    # subshell seeds again: every run must have the same model.
     for ((i = 0; i < 1021; i++)); do
         x=$(((x * 1103515245 + 12345) & 0x7fffffff))
         printf -v pair '\\%03o\\%03o' $((x >> 8 & 255)) $(((x >> 16 & 1) * 128 + 61))
@@ -140,41 +140,51 @@ data_make() {
 
 wrong_use() {
     local all=(--model model --data sums.jsonl --out o)
-    refuses "no arguments" "--model DIR is missing"
-    refuses "no data" "--data FILE is missing" --model model --out o
-    refuses "no out" "--out DIR is missing" --model model --data sums.jsonl
+    refuses "no arguments" "--model DIR is required"
+    refuses "no data" "--data FILE is required" --model model --out o
+    refuses "no out" "--out DIR is required" --model model --data sums.jsonl
     refuses "unknown option" "unknown option --rang; did you mean --rank" "${all[@]}" --rang 8
     refuses "unknown option, nothing near" "unknown option --frobnicate" "${all[@]}" --frobnicate
-    refuses "stray argument" "unknown argument 'word'" "${all[@]}" word
+    refuses "stray argument" "unexpected argument 'word'" "${all[@]}" word
     refuses "no value" "--rank needs a value" "${all[@]}" --rank
-    refuses "flag with a value" "--rslora takes no value" "${all[@]}" --rslora=1
+    refuses "flag with a value" "--rslora does not take a value" "${all[@]}" --rslora=1
     refuses "not a number" "--lr: 'fast' is not a number" "${all[@]}" --lr fast
     refuses "a number and more" "--rank: '8x' is not a number" "${all[@]}" --rank 8x
     refuses "not whole" "--rank: '1.5' is not a whole number" "${all[@]}" --rank 1.5
-    refuses "out of range" "--rank: 0 is out of range" "${all[@]}" --rank 0
+    refuses "out of range" "--rank: 0 is out of range; use 1 to 1024" "${all[@]}" --rank 0
+    refuses "size out of range" "--memory: 1K is out of range; use 1M to" "${all[@]}" --memory 1K
+    refuses "empty value" "--template needs a non-empty value" "${all[@]}" --template ""
     refuses "nan" "--lr: nan is out of range" "${all[@]}" --lr nan
-    refuses "unknown choice" "--schedule: 'cos' is none of cosine" "${all[@]}" --schedule cos
-    refuses "unknown target" "--targets: 'z' is none of q" "${all[@]}" --targets q,z
-    refuses "length above tokens" "--length 64 is more than --tokens 32" "${all[@]}" \
+    refuses "unknown choice" "--schedule: 'cos' is not one of cosine" "${all[@]}" --schedule cos
+    refuses "unknown target" "--targets: 'z' is not one of q" "${all[@]}" --targets q,z
+    refuses "length above tokens" "--length .64. must not exceed --tokens .32." "${all[@]}" \
         --length 64 --tokens 32
-    refuses "length above the model" "more than the model's 128 positions" "${all[@]}" --length 4096
-    refuses "demo with model" "--demo makes its own" "${all[@]}" --demo
+    refuses "length above the model" "must not exceed the model's limit of 128" "${all[@]}" \
+        --length 4096
+    refuses "demo with model" "--demo creates its own" "${all[@]}" --demo
     refuses "unknown template" "chat format.*nonsense" "${all[@]}" --template nonsense
-    refuses "missing model" "--model: .*nowhere" --model nowhere --data sums.jsonl --out o
+    refuses "missing model" "--model nowhere: config.json not found" --model nowhere \
+        --data sums.jsonl --out o
     refuses "missing data" "nowhere.jsonl" --model model --data nowhere.jsonl --out o
     refuses "empty data" "empty.jsonl" --model model --data empty.jsonl --out o
     refuses "bad JSON names its line" "broken.jsonl:3|broken.jsonl.*line 3" \
         --model model --data broken.jsonl --out o
     refuses "no JSON" "words.jsonl" --model model --data words.jsonl --out o
-    refuses "only long samples" "none of its 1 samples can be trained on: 1 too long" \
+    refuses "only long samples" "none of the 1 samples can be used for training: 1 too long" \
         --model model --data long.jsonl --out o
-    refuses "nothing to train" "none of its 1 samples" --model model --data nothing.jsonl --out o
-    refuses "eval takes all" "leaves nothing of 120" "${all[@]}" --eval 120
-    refuses "out below a file" "cannot be made" --model model --data sums.jsonl --out plain/o
+    refuses "nothing to train" "none of the 1 samples" --model model --data nothing.jsonl --out o
+    refuses "eval takes all" "would hold out all 120 samples" "${all[@]}" --eval 120
+    refuses "out below a file" "cannot create the output folder plain/o" \
+        --model model --data sums.jsonl --out plain/o
     refuses "out is a file" "plain is not a folder" --model model --data sums.jsonl --out plain
-    refuses "adapter missing" "nowhere" "${all[@]}" --adapter nowhere
-    refuses "memory too small" "plan: " "${all[@]}" --memory 1M
-    refuses "nothing to resume" "there is no" "${all[@]}" --resume must
+    refuses "adapter missing" "--adapter nowhere: adapter_config.json not found" \
+        "${all[@]}" --adapter nowhere
+    refuses "memory too small" "not enough memory: " "${all[@]}" --memory 1M
+    refuses "nothing to resume" "no checkpoint found" "${all[@]}" --resume must
+    refuses "bf16 without a GPU" "--mode bf16 needs a GPU .*; use --mode f32 or auto" "${all[@]}" \
+        --backend cpu --mode bf16
+    refuses "long prompt" "--prompt has 200 tokens; the limit is 127" "${all[@]}" \
+        --prompt "$(printf 'x%.0s' {1..200})"
 }
 
 # ---- looking first ----
@@ -182,23 +192,24 @@ wrong_use() {
 looking() {
     works "help" --help
     check "help names every option" [ "$(grep -c '^  --' out)" -ge 40 ]
-    check "help is 100 columns at most" [ "$(awk 'length > 100' out | wc -l)" -eq 0 ]
+    check "help is at most 80 columns wide" [ "$(awk 'length > 80' out | wc -l)" -eq 0 ]
+    check "help shows the defaults" grep -qE "^  --rank N +LoRA rank \(default 16\)" out
     rm -rf o
     works "plan" --model model --plan
     check "plan shows a total" grep -q "total.*MiB" out
     works "doctor" --model model --data mixed.jsonl --doctor
     check "doctor marks what is trained" grep -qE "^  TRAINED > +0<\|endoftext\|>" out
     check "doctor counts the long one" grep -qE "too long for --length +1 " out
-    check "nothing was made" [ ! -e o ]
+    check "nothing was created" [ ! -e o ]
 }
 
-# ---- training, stopping, going on ----
+# ---- training, stopping, resuming ----
 
 same_files() {
     cmp -s "$1/adapter/adapter_model.safetensors" "$2/adapter/adapter_model.safetensors"
 }
 
-losses() { # step and loss of a log, without the times
+losses() { # the steps and losses of a log, without the times
     sed -n 's/^{"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$1/log.jsonl"
 }
 
@@ -208,13 +219,13 @@ wait_for_steps() { # folder, steps, process
     done
 }
 
-line_of() { # number of the first line of the output that matches
+line_of() { # the number of the first matching line of the output
     grep -nE "$1" out | head -1 | cut -d: -f1
 }
 
 # stop_midway SIGNAL DIR STEPS ARGUMENT...: trains into DIR and sends the signal after STEPS of 60
-# steps; its status in $status. On a busy machine the training can be over before the signal comes:
-# then once more.
+# steps; the status is in $status. On a busy machine, training may finish before the signal arrives;
+# it is then tried again.
 stop_midway() {
     local signal=$1 dir=$2 steps=$3 pid try
     shift 3
@@ -239,8 +250,8 @@ training() {
     cp out whole.txt
     check "the loss falls" awk 'NR == 1 { a = $2 } { b = $2 } END { exit !(b < 0.8 * a) }' \
         <(losses whole)
-    check "a log line a step" [ "$(losses whole | wc -l)" -eq 60 ]
-    check "a picture" grep -q '</svg>' whole/training.svg
+    check "one log line per step" [ "$(losses whole | wc -l)" -eq 60 ]
+    check "a plot" grep -q '</svg>' whole/training.svg
     check "an adapter" [ -s whole/adapter/adapter_config.json ]
     check "no temporary files" [ -z "$(find whole -name '*.new' -o -name '*.tmp')" ]
 
@@ -260,30 +271,36 @@ training() {
     check "still the same adapter" same_files whole stopped
     check "and the same summary" grep -qF "$(sed -n 's/^\(loss .* -> .*\)/\1/p' whole.txt)" out
     run "$finetune" "${common[@]}" --out stopped --rank 8
-    check "other options are refused by name" grep -q -- "--rank 4.*--rank 8" err
+    check "different options are named" grep -q -- "it used --rank 4, this command has --rank 8" err
+    run "$finetune" "${common[@]}" --out stopped --schedule linear
+    check "choices are named" grep -q -- "used --schedule cosine, .* has --schedule linear;" err
+    run "$finetune" "${common[@]}" --out stopped --targets q,up
+    check "targets are named" grep -q -- "q,k,v,o,gate,up,down, .* has --targets q,up;" err
+    run "$finetune" "${common[@]}" --out stopped --rslora
+    check "flags are named" grep -q -- "used no --rslora, this command has --rslora;" err
     sed 's/plus/and/' sums.jsonl >other.jsonl
     cp sums.jsonl kept && cp other.jsonl sums.jsonl
     run "$finetune" "${common[@]}" --out stopped
-    check "other data is refused" grep -q "data is not that of" err
+    check "changed data is rejected" grep -q "the data has changed since stopped/checkpoint" err
     cp kept sums.jsonl
 }
 
 long_samples() {
     local common=(--model model --data mixed.jsonl --tokens 256 --rank 2 --steps 2 --eval 0)
     common+=(--resume never)
-    works "train beside a long sample" "${common[@]}" --out long
-    check "it is told before step 1" [ "$(line_of '1 too long')" -lt "$(line_of '^step 1/')" ]
-    check "and left out" grep -q "left out; --truncate" out
+    works "train with a long sample in the data" "${common[@]}" --out long
+    check "it is reported before step 1" [ "$(line_of '1 too long')" -lt "$(line_of '^step 1/')" ]
+    check "and skipped" grep -q "skipped; use --truncate" out
     works "truncate" "${common[@]}" --out long --truncate
-    check "is told, too" grep -q "cut, as --truncate says" out
+    check "is also reported" grep -q "1 too long .*: truncated$" out
 }
 
-# ---- nothing of the user's is lost ----
+# ---- the user's files are never lost ----
 
 few=(--data sums.jsonl --tokens 256 --rank 1 --eval 0 --backend cpu --threads 1)
 
-# keeps NAME PATTERN ARGUMENT...: refused with one line that matches, and the folder theirs stays as
-# it was.
+# keeps NAME PATTERN ARGUMENT...: expects one matching line on standard error, and the folder theirs
+# unchanged.
 keeps() {
     local name=$1 pattern=$2
     shift 2
@@ -291,7 +308,7 @@ keeps() {
     cp -a theirs before
     run "$finetune" "${few[@]}" --steps 2 "$@"
     [[ $status -eq 1 && $(wc -l <err) -eq 1 ]] && grep -qE -- "^finetune: .*$pattern" err
-    check "$name: refused (status $status, wanted: $pattern)" [ $? -eq 0 ]
+    check "$name: rejected (status $status, expected: $pattern)" [ $? -eq 0 ]
     check "$name: nothing changed" diff -r --no-dereference before theirs
     rm -rf theirs
     cp -a before theirs
@@ -313,22 +330,23 @@ others_files() {
         --out theirs/sums.jsonl
     keeps "out is a link to a file" "to-file is not a folder" --model model --out theirs/to-file
     keeps "out is a dangling link" "dangling is not a folder" --model model --out theirs/dangling
-    keeps "failed start in an empty folder" "there is no" --model model --out theirs/empty \
+    keeps "failed start in an empty folder" "no checkpoint found" --model model --out theirs/empty \
         --resume must
-    keeps "failed start behind a link" "there is no" --model model --out theirs/to-empty \
+    keeps "failed start through a link" "no checkpoint found" --model model --out theirs/to-empty \
         --resume must
-    keeps "a folder of others" "holds 'log.jsonl' and no run" --model model --out theirs/notes
+    keeps "another folder" "contains 'log.jsonl' but no finetune run" --model model \
+        --out theirs/notes
     for kind in auto never must; do
-        keeps "settings of others, --resume $kind" "holds 'settings.txt' and no run" \
+        keeps "other settings, --resume $kind" "contains 'settings.txt' but no finetune run" \
             --model model --out theirs/settings --resume $kind
     done
-    keeps "the model's folder" "holds 'config.json' and no run" --model theirs/model \
-        --out theirs/model
+    keeps "the model's folder" "contains 'config.json' but no finetune run" \
+        --model theirs/model --out theirs/model
     finetune_in() { (cd "$1" && "$finetune" "${@:2}"); }
     rm -rf before
     cp -a theirs before
     run finetune_in theirs/notes "${few[@]}" --steps 2 --model ../model --data ../sums.jsonl --out .
-    check "the current folder ($status)" grep -q "folder . holds 'log.jsonl' and no run" err
+    check "the current folder ($status)" grep -q -- "--out \.: .* 'log.jsonl' but no" err
     check "the current folder: nothing changed" diff -r --no-dereference before theirs
 }
 
@@ -336,23 +354,24 @@ own_folders() {
     rm -rf theirs
     mkdir -p theirs/empty
     ln -s empty theirs/to-empty
-    works "an empty folder behind a link" "${few[@]}" --steps 2 --model model --out theirs/to-empty
+    works "an empty folder through a link" "${few[@]}" --steps 2 --model model --out theirs/to-empty
     works "once more" "${few[@]}" --steps 2 --model model --out theirs/empty --resume must
     rm theirs/empty/settings.txt
     works "without its settings" "${few[@]}" --steps 2 --model model --out theirs/empty
     run "$finetune" "${few[@]}" --steps 2 --model model --out theirs/empty --resume never
-    check "not to begin anew in" grep -q "and no run of finetune" err
+    check "starting over is rejected" grep -q "but no finetune run" err
     rm -rf theirs broken
     mkdir theirs
     works "a run" "${few[@]}" --steps 2 --model model --out theirs/run
     cp -r model broken
     truncate -s -2000 broken/model.safetensors
-    keeps "failed start, --resume never" "the model: " --model broken --out theirs/run \
+    keeps "failed start, --resume never" "loading the model: " --model broken --out theirs/run \
         --resume never
-    works "anew" "${few[@]}" --steps 3 --model model --out theirs/run --resume never
+    works "start over" "${few[@]}" --steps 3 --model model --out theirs/run --resume never
 }
 
-# begin DIR: trains for long in the background, and returns after a few steps; its number in $pid.
+# begin DIR: starts a long training in the background and returns after a few steps; its process id
+# is in $pid.
 begin() {
     rm -rf "$1"
     "$finetune" "${few[@]}" --model model --steps 1000000 --out "$1" >"$work/out" 2>"$work/err" &
@@ -371,33 +390,33 @@ saving_fails() {
     touch fails/checkpoint fails/adapter
     finish
     check "Ctrl-C, saving fails: status 1 ($status)" [ $status -eq 1 ]
-    check "the checkpoint is told of" grep -q "^finetune: saving a checkpoint: " err
-    check "the adapter is told of" grep -q "^finetune: saving the adapter: " err
+    check "the checkpoint error is reported" grep -q "^finetune: saving a checkpoint: " err
+    check "the adapter error is reported" grep -q "^finetune: saving the adapter: " err
     check "the other adapter is saved" [ -s fails/adapter.gguf ]
-    check "and the picture" [ -s fails/training.svg ]
+    check "and the plot" [ -s fails/training.svg ]
 
     begin fails
     until rm -rf fails/training.svg && mkdir fails/training.svg 2>/dev/null; do :; done
     finish
-    check "Ctrl-C, the picture fails: status 1 ($status)" [ $status -eq 1 ]
-    check "the picture is told of" grep -q "^finetune: fails/training.svg cannot be written" err
-    check "the checkpoint is there" [ -s fails/checkpoint/latest ]
-    check "the adapter is there" [ -s fails/adapter/adapter_model.safetensors ]
+    check "Ctrl-C, the plot fails: status 1 ($status)" [ $status -eq 1 ]
+    check "the plot error is reported" grep -q "^finetune: cannot write fails/training.svg" err
+    check "the checkpoint exists" [ -s fails/checkpoint/latest ]
+    check "the adapter exists" [ -s fails/adapter/adapter_model.safetensors ]
 
     run "$finetune" "${few[@]}" --model model --steps 9 --out fails --resume never
-    check "no picture: training goes on" grep -q "^step-9$" fails/checkpoint/latest
-    check "no picture: one line, status 1 ($status)" [ "$status $(wc -l <err)" = "1 1" ]
-    check "no picture: the log is whole" [ "$(losses fails | wc -l)" -eq 9 ]
-    check "no picture: an adapter" [ -s fails/adapter.gguf ]
+    check "no plot: training continues" grep -q "^step-9$" fails/checkpoint/latest
+    check "no plot: one line, status 1 ($status)" [ "$status $(wc -l <err)" = "1 1" ]
+    check "no plot: the log is complete" [ "$(losses fails | wc -l)" -eq 9 ]
+    check "no plot: an adapter" [ -s fails/adapter.gguf ]
 
     rm -rf fails
     (ulimit -f 64 && "$finetune" "${few[@]}" --model model --steps 600 --out fails) >out 2>err
-    check "no more log: status 1" [ $? -eq 1 ]
-    check "no more log: one line" [ "$(wc -l <err)" -eq 1 ]
-    check "no more log: named" grep -q "^finetune: fails/log.jsonl cannot be written" err
-    check "no more log: training goes on" grep -q "^step-600$" fails/checkpoint/latest
-    check "no more log: an adapter" [ -s fails/adapter.gguf ]
-    check "no more log: whole lines" [ -z "$(grep -vE '^\{.*\}$' fails/log.jsonl)" ]
+    check "log full: status 1" [ $? -eq 1 ]
+    check "log full: one line" [ "$(wc -l <err)" -eq 1 ]
+    check "log full: reported" grep -q "^finetune: cannot write fails/log.jsonl" err
+    check "log full: training continues" grep -q "^step-600$" fails/checkpoint/latest
+    check "log full: an adapter" [ -s fails/adapter.gguf ]
+    check "log full: complete lines" [ -z "$(grep -vE '^\{.*\}$' fails/log.jsonl)" ]
 }
 
 # ---- a full disk: no file may grow beyond a few blocks ----
@@ -414,12 +433,12 @@ full_disk() {
         status=$?
         check "files of $limit KiB: status 1" [ $status -eq 1 ]
         check "files of $limit KiB: a message" \
-            grep -qiE "^finetune: .*(file too large|cannot be written)" err
+            grep -qiE "^finetune: .*(file too large|cannot write)" err
         found=$(find full -name '*.new' -o -name '*.tmp' 2>/dev/null)
-        check "files of $limit KiB: nothing half-written ($found)" [ -z "$found" ]
+        check "files of $limit KiB: no partial files ($found)" [ -z "$found" ]
         if [[ -s full/log.jsonl ]]; then
             found=$(grep -vE '^\{.*\}$' full/log.jsonl)
-            check "files of $limit KiB: whole log lines" [ -z "$found" ]
+            check "files of $limit KiB: complete log lines" [ -z "$found" ]
         fi
     done
 }

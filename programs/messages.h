@@ -1,0 +1,77 @@
+// messages.h - what the programs print in the same way: library errors, limits, rows of --help.
+#ifndef MESSAGES_H
+#define MESSAGES_H
+
+#include <errno.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+// A library error without the API calls that it starts with ("qlora_model_open: ..."): the user of
+// a program knows its options, not the functions that it calls.
+static const char* message_text(const char* text) {
+    while (strncmp(text, "qlora_", 6) == 0) {
+        size_t name = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_");
+        if (strncmp(text + name, ": ", 2) != 0) {
+            break;
+        }
+        text += name + 2;
+    }
+    return text;
+}
+
+// Whether dir has no file of this name. Other faults are left to the library, which reports them.
+static bool file_missing(const char* dir, const char* name) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE* file = fopen(path, "rb");
+    if (file != NULL) {
+        fclose(file);
+        return false;
+    }
+    return errno == ENOENT || errno == ENOTDIR;
+}
+
+// A limit of an option as people write it: 1000000 rather than 1e+06, and 1M for a size in bytes.
+static const char* limit_text(double value, bool size, char out[32]) {
+    static const char units[] = " KMGT";
+    int unit = 0;
+    while (size && unit < 4 && value >= 1024.0) {
+        value /= 1024.0;
+        unit++;
+    }
+    if (value == floor(value)) {
+        snprintf(out, 32, "%.0f%.*s", value, unit > 0 ? 1 : 0, &units[unit]);
+    } else {
+        snprintf(out, 32, "%g%.*s", value, unit > 0 ? 1 : 0, &units[unit]);
+    }
+    return out;
+}
+
+// The length of the first word. A short "(default X)" counts as one word.
+static int help_word(const char* text) {
+    size_t end = strcspn(text, ")");
+    return (int)(strncmp(text, "(default", 8) == 0 && text[end] != '\0' && end < 24
+                     ? end + 1
+                     : strcspn(text, " "));
+}
+
+// One option of --help: the option, then its description from column `indent` on, wrapped at 80
+// columns.
+static void help_row(const char* option, int indent, const char* text) {
+    int column = printf("  %-*s", indent - 2, option);
+    while (*text != '\0') {
+        int length = help_word(text);
+        if (column > indent && column + 1 + length > 80) {
+            printf("\n%*s", indent, "");
+            column = indent;
+        }
+        column += printf("%s%.*s", column > indent ? " " : "", length, text);
+        text += length;
+        text += *text == ' ' ? 1 : 0;
+    }
+    printf("\n");
+}
+
+#endif
