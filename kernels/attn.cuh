@@ -4,8 +4,8 @@
 // repeat the last one. The tokens from cu[n_seqs] on are a tail, which is treated as one more
 // sequence that is only zeroed. The tile numbers of sequence s start at cu[s] / rows + s, which
 // leaves enough of them for its tiles, whatever its length. A block can therefore find its sequence
-// by binary search, without a list, and floor(tokens / rows) + n_seqs + 1 blocks cover every
-// packing.
+// by binary search, without a list, and floor(tokens / rows) + n_seqs + 1 blocks cover
+// every packing.
 #ifndef QLORA_ATTN_CUH
 #define QLORA_ATTN_CUH
 

@@ -2,13 +2,13 @@
 // targets: 75
 //
 // Uses the formulas, layout and tail of attn_tc.cuh; rows may have any stride. This is the kernel
-// for F32 mode, the reference for accuracy, and for head sizes that the tensor-core kernels do not
-// support.
+// for F32 mode, the reference for accuracy, and for head sizes that the tensor-core kernels do
+// not support.
 //
 // A block of 256 threads works on 64 x 64 tiles; thread (ty, tx) = (thread / 16, thread % 16) holds
 // rows 4 ty .. 4 ty + 3 and columns 4 tx .. 4 tx + 3 of every product, so the columns of a row are
-// all in one half-warp. Head columns are processed 64 at a time for results and 32 at a time for
-// sums.
+// all in one half-warp. Head columns are processed 64 at a time for results and 32 at a time
+// for sums.
 //
 // Determinism: one writer per output, a fixed order for every sum, no atomics.
 #include "attn.cuh"
@@ -294,8 +294,8 @@ QLORA_KERNEL __launch_bounds__(256)
 }
 
 // Computes p and ds of the tile with queries m0 .. and keys n0 ..; on entry c holds q.k and dp
-// holds do.v. With KEY_ROWS, the rows of the products are keys and the statistics belong to
-// columns.
+// holds do.v. With KEY_ROWS, the rows of the products are keys and the statistics belong
+// to columns.
 template <bool KEY_ROWS>
 __device__ __forceinline__ void scores_to_gradients(float (&c)[4][4], float (&dp)[4][4],
                                                     const float2* stats, int32_t m0, int32_t n0,

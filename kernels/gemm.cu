@@ -115,8 +115,8 @@ make_reader(const T* base, int64_t ld, bool along_k, int32_t corner, int32_t siz
     return r;
 }
 
-// Loads quad j of the slice, whose first k has k_left elements of K remaining; zeros outside the
-// matrix.
+// Loads quad j of the slice, whose first k has k_left elements of K remaining; zeros outside
+// the matrix.
 template <typename T>
 __device__ __forceinline__ quad<T> read_quad(const reader<T>& r, int32_t j, int32_t lines,
                                              int32_t k_left) {

@@ -49,8 +49,8 @@ __device__ __forceinline__ void multiply(float* c, const uint32_t* a, uint32_t b
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Multiplies eight columns of two rows of x, eight rows apart, by eight elements of a row of W
-// each.
+// Multiplies eight columns of two rows of x, eight rows apart, by eight elements of a row of
+// W each.
 __device__ __forceinline__ void multiply_eight(float* c, uint4 top, uint4 bottom,
                                                const uint32_t* b) {
     uint32_t left[4] = {top.x, bottom.x, top.y, bottom.y};

@@ -5,8 +5,8 @@
 // cols in every row of the inputs and outputs (the weight [cols] is shared). A plain norm has
 // grid.y = 1.
 //
-// Launch of the row kernels: N = 4 (f32) or 8 (bf16) columns per piece, pieces = cols / N rounded
-// up.
+// Launch of the row kernels: N = 4 (f32) or 8 (bf16) columns per piece, pieces = cols / N
+// rounded up.
 //   pieces <= 64: width = power of two >= pieces / 2, at most 32; 256 threads, 256 / width rows
 //   otherwise:    width = threads = pieces / 2 rounded up to a multiple of 32, at most 512; one row
 // grid.x = rows / (threads / width) rounded up. Static shared memory only.

@@ -34,8 +34,8 @@ struct adamw_range {
     int64_t copy_ld;
 };
 
-// x^n by squaring, with the same multiplications as on the CPU, so that a resumed run gets the same
-// bits.
+// x^n by squaring, with the same multiplications as on the CPU, so that a resumed run gets the
+// same bits.
 __device__ __forceinline__ double power(double x, int64_t n) {
     double y = 1.0;
     for (; n > 0; n >>= 1) {

@@ -52,8 +52,8 @@ QLORA_KERNEL qlora_norm_rms_dw_sum(const float* partial, float* dw, int32_t cols
 // Adds to total = {sum, rest, weight}: sum + rest is the sum of the losses (in f32, with the
 // rounding error carried along), and weight is the sum of the weights (1 each if weights is null)
 // of the rows with a label in [0, cols). Launch: 1 block of 256 threads. Determinism: thread t adds
-// rows t, t + 256, ... in ascending order, then the 256 sums are added in a fixed tree; f64
-// throughout.
+// rows t, t + 256, ... in ascending order, then the 256 sums are added in a fixed tree;
+// f64 throughout.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_loss_sum(const float* losses, const int32_t* labels, const float* weights, int64_t rows,
                    int64_t cols, float* total) {

@@ -64,8 +64,8 @@ __device__ __forceinline__ void transpose(const T* x, int64_t x_batch, int64_t x
 #define MASKED -3.0e38f
 
 // s[b, q, k] = allowed ? scale s : MASKED, in place. The queries are the last `rows` of `cols`
-// positions: with t = q + cols - rows, causal allows k <= t, and window > 0 allows only k > t -
-// window.
+// positions: with t = q + cols - rows, causal allows k <= t, and window > 0 allows only
+// k > t - window.
 // Launch: threads a multiple of 32 up to 256, grid.x = cols / threads rounded up, grid.y = rows and
 // grid.z = batch, each at most 65535.
 template <class T>
@@ -140,8 +140,8 @@ __device__ __forceinline__ void softmax_fwd(const T* x, int64_t x_batch, int64_t
     }
 }
 
-// dx = y (dy - sum(y dy)) over each row, where y is the softmax; dx may be dy or y. Launch as
-// above.
+// dx = y (dy - sum(y dy)) over each row, where y is the softmax; dx may be dy or y. Launch
+// as above.
 template <class T>
 __device__ __forceinline__ void softmax_bwd(const T* y, int64_t y_batch, int64_t y_ld, const T* dy,
                                             int64_t dy_batch, int64_t dy_ld, T* dx,
