@@ -1,7 +1,7 @@
-// mutants.c - plants known bugs in the shipped PTX; a test of another suite must find each.
+// mutants.c - injects known bugs into the shipped PTX; a test of another suite must detect each.
 //
-// A mutant is this program started anew on the fake GPU, with one edit of one kernel's text (see
-// fakecuda/mutate.h), for one test. It is caught when that test fails, and survives otherwise.
+// A mutant is a new process of this program on the fake GPU, with one edit to one kernel's PTX (see
+// fakecuda/mutate.h), running one test. It is caught if that test fails, and survives otherwise.
 #define _POSIX_C_SOURCE 200809L // fork, setenv
 
 #include "machines.h"
@@ -18,10 +18,10 @@
 typedef struct mutant {
     const char* bug;
     const char* kernel;
-    int which; // of the lines that match; 0 is all of them
+    int which; // which of the matching lines; 0 is all of them
     const char* find;
     const char* replace;
-    const char* test; // that must fail
+    const char* test; // the test that must fail
 } mutant;
 
 static const mutant mutants[] = {
@@ -84,7 +84,7 @@ static const mutant mutants[] = {
 typedef struct verdict {
     bool edited;
     bool failed;
-    char said[4096]; // the end of what the mutant printed
+    char said[4096]; // the end of the mutant's output
 } verdict;
 
 // The child: this program with the edit in its environment. Does not return.
@@ -92,7 +92,7 @@ static void mutant_become(const mutant* m, int out) {
     char edit[1024];
     snprintf(edit, sizeof edit, "%s\n%d\n%s\n%s", m->kernel, m->which, m->find, m->replace);
     setenv("FAKECUDA_MUTATE", edit, 1);
-    setenv("ASAN_OPTIONS", "detect_leaks=0", 1); // a test that fails leaks
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1); // failing tests leak
     dup2(out, 1);
     dup2(out, 2);
     alarm(120); // a mutant may hang
@@ -144,11 +144,11 @@ TEST mutant_is_caught(const mutant* m) {
     ASSERT(mutant_run(m, &v));
     if (!v.edited) {
         printf("    %s: %s has no line \"%s\"\n", m->bug, m->kernel, m->find);
-        FAILm("the edit does not fit the kernel any more");
+        FAILm("the edit no longer matches the kernel");
     }
     if (!v.failed) {
-        printf("    %s in %s: %s did not see it:\n%s\n", m->bug, m->kernel, m->test, v.said);
-        FAILm("a planted bug survived");
+        printf("    %s in %s: %s did not detect it:\n%s\n", m->bug, m->kernel, m->test, v.said);
+        FAILm("an injected bug survived");
     }
     PASS();
 }
