@@ -1,7 +1,7 @@
-// contract_cuda.cpp - compares what qlora.h declares of the CUDA driver and of cuBLAS with NVIDIA's
-// own headers and libraries: parameter by parameter, value by value, name by name. `make check`
-// builds it where cuda.h is installed; no GPU is needed. C++, whose templates can take a function
-// type apart.
+// contract_cuda.cpp - compares qlora.h's declarations of the CUDA driver and of cuBLAS with
+// NVIDIA's own headers and libraries: parameter by parameter, value by value, name by name. `make
+// check` builds it if cuda.h is installed; no GPU is needed. It is C++ because templates can take a
+// function type apart.
 //
 //   contract [stub libcuda.so [libcublas.so.13]]
 
@@ -22,9 +22,9 @@ static void fault(const char* what, const char* which) {
     faults++;
 }
 
-// ---- types: ours are int for an enum and void* for a handle; what a call passes is compared ----
+// ---- types: ours are int for an enum and void* for a handle; compares what a call passes ----
 
-// What a pointer points at: void stands for any opaque thing, else the kinds must agree again.
+// The target of a pointer: void matches any opaque type, otherwise the kinds must match again.
 template <class Ours, class Theirs> struct same_value;
 
 template <class Ours, class Theirs> struct same_target {
@@ -45,7 +45,7 @@ template <class Ours, class Theirs> struct same_value {
                               (std::is_integral<Theirs>::value || std::is_enum<Theirs>::value);
     static const bool real = std::is_floating_point<Ours>::value &&
                              std::is_floating_point<Theirs>::value;
-    // Enums are unsigned in C++ when they have no negative value; integers must agree in sign.
+    // In C++, enums without negative values are unsigned; integers must have the same sign.
     static const bool sign = std::is_enum<Theirs>::value ||
                              std::is_signed<Ours>::value == std::is_signed<Theirs>::value;
     static const bool value = sizeof(Ours) == sizeof(Theirs) && ((whole && sign) || real);
@@ -55,7 +55,7 @@ template <class Ours, class Theirs> struct same_value<Ours*, Theirs*> {
 };
 
 template <class Ours, class Theirs> struct same_call {
-    static const bool value = false; // another number of parameters
+    static const bool value = false; // a different number of parameters
 };
 template <class R, class S> struct same_call<R (*)(), S (*)()> {
     static const bool value = same_value<R, S>::value;
@@ -71,7 +71,7 @@ struct same_call<R (*)(A, As...), S (*)(B, Bs...)> {
 #define TEXT_2(name) #name
 #define TEXT(name) TEXT_2(name)
 
-// Older than what the headers map to, with the same parameters, so that older drivers have it, too.
+// Older than the version the headers map to, with the same parameters, to support older drivers.
 static bool is_known_older(const char* ours) {
     return strcmp(ours, "cuEventElapsedTime") == 0;
 }
@@ -84,10 +84,10 @@ static void compare_name(const char* ours, const char* theirs) {
 
 #define COMPARE_CUDA(required, type, field, symbol, args)                                          \
     if (!same_call<decltype(qlora__cuda_table::field), decltype(&cu##field)>::value) {             \
-        fault("other parameters than in cuda.h", symbol);                                          \
+        fault("parameters differ from cuda.h", symbol);                                            \
     }                                                                                              \
     compare_name(symbol, TEXT(cu##field));
-// cublas_api.h overloads these two in C++; the casts prove that the C form is as written.
+// cublas_api.h overloads these two in C++; the casts prove that the C form is as declared.
 typedef cublasStatus_t gemm_ex(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int,
                                const void*, const void*, cudaDataType, int, const void*,
                                cudaDataType, int, const void*, void*, cudaDataType, int,
@@ -104,7 +104,7 @@ static_assert(sizeof(static_cast<gemm_batched_ex*>(&cublasGemmStridedBatchedEx))
 #define SECOND(first, second, ...) second
 #define PICK(...) SECOND(__VA_ARGS__)
 
-// Structures that calls take as void*.
+// Structures that are passed to calls as void*.
 static_assert(sizeof(qlora__memset_node) == sizeof(CUDA_MEMSET_NODE_PARAMS) &&
                   offsetof(qlora__memset_node, value) == offsetof(CUDA_MEMSET_NODE_PARAMS, value) &&
                   offsetof(qlora__memset_node, height) == offsetof(CUDA_MEMSET_NODE_PARAMS, height),
@@ -120,11 +120,11 @@ static_assert(sizeof(qlora__kernel_node) == sizeof(CUDA_KERNEL_NODE_PARAMS) &&
 #define COMPARE_CUBLAS(required, type, field, symbol, args)                                        \
     if (!same_call<decltype(qlora__cublas_table::field),                                           \
                    PICK(OVERLOADED_##field, decltype(&cublas##field), ~)>::value) {                \
-        fault("other parameters than in cublas_v2.h", symbol);                                     \
+        fault("parameters differ from cublas_v2.h", symbol);                                       \
     }                                                                                              \
     compare_name(symbol, TEXT(cublas##field));
 
-// The comparison itself must be able to say no.
+// The comparison itself must be able to fail.
 static_assert(same_call<int (*)(void**, unsigned), CUresult (*)(CUstream*, unsigned)>::value, "");
 static_assert(!same_call<int (*)(void*, unsigned), CUresult (*)(CUdeviceptr, unsigned)>::value, "");
 static_assert(!same_call<int (*)(void*), CUresult (*)(CUstream, unsigned)>::value, "");
@@ -155,7 +155,7 @@ static void compare_library(const char* path, const qlora__symbol* symbols, size
     }
 }
 
-// cuBLAS gives the names of its statuses even without a GPU.
+// cuBLAS returns the names of its statuses even without a GPU.
 static void compare_statuses(const char* path) {
     void* library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
     const char* (*name)(cublasStatus_t);
@@ -179,12 +179,12 @@ int main(int argc, char** argv) {
 #define VALUE(name)                                                                                \
     values++;                                                                                      \
     if ((long long)QLORA__##name != (long long)name) {                                             \
-        fault("another value than in NVIDIA's header", #name);                                     \
+        fault("value differs from NVIDIA's header", #name);                                        \
     }
-#include CONTRACT_VALUES // made by check.sh: one VALUE(name) for each QLORA__name in qlora.h
+#include CONTRACT_VALUES // written by check.sh: one VALUE(name) for each QLORA__name in qlora.h
     printf("%d values compared\n", values);
     if (values == 0) {
-        fault("nothing compared", "values");
+        fault("nothing was compared", "values");
     }
     const char* cublas = argc > 2 ? argv[2] : "libcublas.so.13";
     if (argc > 1) {

@@ -2,8 +2,8 @@
 //
 //   soak_kill DIR STEPS [nosave]
 //
-// Resumes from DIR when there is a checkpoint, says so, trains up to STEPS and prints a hash of
-// what was trained. Status 1 when anything is not as it must be.
+// Resumes from DIR if it contains a checkpoint, and reports it; trains up to STEPS and prints a
+// hash of the trained parameters. Exits with 1 if anything is wrong.
 #include "qlora.h"
 
 #include <stdio.h>
@@ -64,7 +64,7 @@ static int train(qlora_ctx* ctx, qlora_model* m, qlora_trainer* t, const char* d
         return fail(ctx, "load");
     }
     if (qlora_train_info_read(t, &info) != QLORA_OK || info.step != at || size != sizeof at) {
-        return fail(ctx, "the step is not the one that was saved");
+        return fail(ctx, "the step differs from the saved one");
     }
     printf("resumed at %lld\n", (long long)at);
     fflush(stdout);
