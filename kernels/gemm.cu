@@ -301,7 +301,7 @@ template <typename T, int R> __device__ __forceinline__ void tiled(GEMM_PARAMETE
 }
 
 // Tiles of 128 x 128. Launch: grid (ceil(M/128), ceil(N/128), batch), 256 threads, no dynamic
-// shared memory. (The 16-bit kernel is not limited to two blocks per SM because it would spill.)
+// shared memory. (The 16-bit kernel would spill if two blocks had to fit on an SM.)
 QLORA_KERNEL __launch_bounds__(256, 2) qlora_gemm_big_f32(GEMM_PARAMETERS) {
     tiled<float, 8>(GEMM_ARGUMENTS);
 }

@@ -6,9 +6,9 @@
 // more; its elements have the same bf16 values that nf4_dequantise_bf16 writes. Sums are f32 on
 // tensor cores.
 //
-// A row of W is processed in steps of 256 elements. In a step, each thread t of four holds 64
+// A row of W is processed in steps of 256 elements. In a step, thread t of four holds 64
 // consecutive elements along K of a row of W, usually one block of scales, and the same 64 of a row
-// of x; together the four threads form one step of m16n8k16, whose k are thereby permuted in the
+// of x. Four elements of each thread make one step of m16n8k16, whose k are thereby permuted in the
 // same way for both operands. Positions in W are counted in units of 32 elements (16 bytes of
 // codes), N * K / 32 < 2^32.
 //

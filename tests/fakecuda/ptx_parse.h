@@ -272,8 +272,8 @@ static bool read_scope(ptx_parser* p, bool open) {
         return true;
     }
     p->depth--;
-    // The names are hidden rather than removed, because the capacity of an array is derived from
-    // its count, which must therefore never decrease.
+    // The capacity of an array is derived from its count, so the count is kept and the names are
+    // hidden instead of removed.
     for (u32 i = p->scope_registers[p->depth]; i < p->register_count; i++) {
         p->registers[i].name = "";
     }

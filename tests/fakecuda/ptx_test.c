@@ -527,9 +527,9 @@ static void test_cp_async(test_state* t) {
     check(t, run_body(t, BODY, 32, 0, &io) == PTX_OK, "cp.async runs");
     check_u64(t, out[5 * 5], 0xCBCBCBCBu, "cp.async lands late");
     check_u64(t, out[5 * 5 + 1], 1000 + 4 * 5 + 3, "cp.async landed at wait_group");
-    check_u64(t, out[5 * 5 + 2], 0xCBCBCBCBu, "cp.async: the newest group is still under way");
+    check_u64(t, out[5 * 5 + 2], 0xCBCBCBCBu, "cp.async: the newest group is still in flight");
     check_u64(t, out[5 * 5 + 3], 1000 + 4 * 5, "cp.async landed at wait_all");
-    check_u64(t, out[5 * 5 + 4], 0, "cp.async fills with zeros behind the source size");
+    check_u64(t, out[5 * 5 + 4], 0, "cp.async fills with zeros after the source size");
 }
 
 static void test_atomics(test_state* t) {
