@@ -9,9 +9,9 @@
 //   dq[i] = scale sum_j ds[i][j] k[j]
 //
 // Layout: token-major rows [tokens, heads * HD] with a row stride in elements (a multiple of 8,
-// data 16-byte aligned); query head h reads key/value head h / (heads / kv_heads). cu holds n_seqs
-// + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]) and unused entries repeat the last
-// one. Tokens from cu[n_seqs] on are a tail: every output there is zero.
+// data 16-byte aligned); query head h reads key/value head h / (heads / kv_heads). cu holds
+// n_seqs + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]) and unused entries repeat
+// the last one. Tokens from cu[n_seqs] on are a tail: every output there is zero.
 //
 // Determinism: one writer per output, and every sum in a fixed order that depends only on the
 // positions within the sequence and, for dk and dv, on how many blocks share the query heads of a

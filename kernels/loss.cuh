@@ -108,8 +108,8 @@ __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t
 // For each row, loss = weight (log sum e^x - x[label]); with gradient != 0 also, in place,
 //   x = (softmax(x) - onehot(label)) scale weight.
 // Label -100 gives loss 0 and gradient 0; any other label outside [0, cols) gives the same and sets
-// *bad to 1. scale (one f32 in device memory) and weights [rows] may be null, meaning 1. cols <
-// 2^31, 64-bit offsets.
+// *bad to 1. scale (one f32 in device memory) and weights [rows] may be null, meaning 1.
+// cols < 2^31, 64-bit offsets.
 // Launch:
 //   threads = cols / (4 N) rounded up to a multiple of 32, at most 1024
 //   grid.x  = rows

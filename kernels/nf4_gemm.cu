@@ -230,8 +230,8 @@ __device__ __forceinline__ outputs open_outputs(void* y, int64_t ldy, int32_t is
 // sums of two such tiles from all warps go through shared memory and are added in warp order while
 // the next two are being computed. Codes are requested two tiles ahead.
 //
-// Launch: grid (blocks1 + blocks2, splits): blocks1 share the rows of W1, blocks2 those of W2; 32 *
-// warps threads, warps <= 16, range = 256 * warps, splits * range >= K. Dynamic shared memory:
+// Launch: grid (blocks1 + blocks2, splits): blocks1 share the rows of W1, blocks2 those of W2;
+// 32 * warps threads, warps <= 16, range = 256 * warps, splits * range >= K. Dynamic shared memory:
 // TABLE_BYTES and 2 * warps * SUM_FLOATS floats.
 enum { WARPS = 16, TILES = 2, TILE_FLOATS = 128 + 16, SUM_FLOATS = TILES * TILE_FLOATS };
 

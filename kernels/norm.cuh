@@ -1,8 +1,8 @@
 // norm.cuh - RMSNorm over rows and over heads, optionally after a residual sum, and its backward
 // passes.
 //
-// Rows may be divided into heads: block row y of the grid is head y, whose columns start at y *
-// cols in every row of the inputs and outputs (the weight [cols] is shared). A plain norm has
+// Rows may be divided into heads: block row y of the grid is head y, whose columns start at
+// y * cols in every row of the inputs and outputs (the weight [cols] is shared). A plain norm has
 // grid.y = 1.
 //
 // Launch of the row kernels: N = 4 (f32) or 8 (bf16) columns per piece, pieces = cols / N
@@ -126,8 +126,8 @@ __device__ __forceinline__ void fwd_one_row(const fwd_row<T>& r, int32_t first, 
     }
 }
 
-// h_out = h_in + delta (rounded to T; skipped if delta is null, and then h_in is the input), y = h
-// / sqrt(mean(h^2) + eps) * w, from the rounded h. h_out may be h_in; y may be h_in or delta.
+// h_out = h_in + delta (rounded to T; skipped if delta is null, and then h_in is the input),
+// y = h / sqrt(mean(h^2) + eps) * w, from the rounded h. h_out may be h_in; y may be h_in or delta.
 template <class T>
 __device__ __forceinline__ void rms_fwd(const T* h_in, int64_t ld_in, const T* delta,
                                         int64_t ld_delta, T* h_out, int64_t ld_out, const void* w,
@@ -294,9 +294,9 @@ __device__ __forceinline__ void rms_bwd(const T* dy, int64_t ld_dy, const T* h, 
 
 // First stage of dw[c] = sum over rows and heads of dy h rstd: partial[chunk, c] is the sum over
 // rows [chunk * chunk_rows, (chunk + 1) * chunk_rows). The caller must run this before dy is
-// overwritten. Launch: 256 threads as 8 row lanes of 32, grid.x = cols / 32 rounded up, grid.y =
-// number of chunks. Determinism: row lane y takes every eighth row in ascending order, and the
-// lanes are added in the order 0..7.
+// overwritten. Launch: 256 threads as 8 row lanes of 32, grid.x = cols / 32 rounded up,
+// grid.y = number of chunks. Determinism: row lane y takes every eighth row in ascending order, and
+// the lanes are added in the order 0..7.
 template <class T>
 __device__ __forceinline__ void rms_dw(const T* dy, int64_t ld_dy, const T* h, int64_t ld_h,
                                        const float* rstd, float* partial, int64_t rows,

@@ -4,11 +4,12 @@
 
 #include "vec.cuh"
 
-// y[b, r, c] = x[b, r, c] between two layouts given by strides (in elements). [S, H*d] <-> [H, S,
-// d] is batch stride d and leading dimension ld on one side, S*ld and ld on the other.
-// Launch: threads a multiple of 32 up to 256, grid.x = cols / (threads * N) rounded up (N = 16
-// bytes / size of an element), grid.y = rows and grid.z = batch, each at most 65535. x and y must
-// not overlap.
+// y[b, r, c] = x[b, r, c] between two layouts given by strides (in elements). For
+//   [S, H*d] <-> [H, S, d]
+// these are batch stride d and leading dimension ld on one side, S*ld and ld on the other.
+// Launch: threads a multiple of 32 up to 256, grid.x = cols / (threads * N) rounded up with
+// N = 16 bytes / size of an element, grid.y = rows and grid.z = batch, each at most 65535. x and y
+// must not overlap.
 template <class T, int N>
 __device__ __forceinline__ void copy_strided(const T* x, int64_t x_batch, int64_t x_ld, T* y,
                                              int64_t y_batch, int64_t y_ld, int64_t batch,

@@ -252,8 +252,8 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     double lora = r * (3.0 * H + q + 2.0 * kv + q + H + 2.0 * (H + I) + I + H);
     double attention = 2.0 * (double)o->seq * q; // causal, forward, per token
     step_floor f;
-    // Forward and the gradients of the inputs; layer 0 needs none below q, k and v. Adapters: 2
-    // + 4.
+    // Forward and the gradients of the inputs; layer 0 needs none below q, k and v. Adapters
+    // count 2 + 4.
     f.flops = T * (L * (4.0 * linear + 6.0 * lora + 3.5 * attention) - 2.0 * qkv + 4.0 * H * V);
     // A recomputed layer runs the forward pass again, except for its last projection.
     f.flops += T * again * (2.0 * (linear - H * I) + 2.0 * (lora - r * (H + I)) + attention);
