@@ -1,10 +1,11 @@
-// attn.cuh - how attention blocks find their work; shared by attn.cu and attn_f32.cu.
+// attn.cuh - how attention blocks find their work; used by attn_tc.cuh and attn_f32.cu.
 //
-// cu holds n_seqs + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]), unused entries
-// repeat the last one, and the tokens from cu[n_seqs] on are a tail, treated as one more sequence
-// that is only zeroed. Sequence s owns the tile numbers from cu[s] / rows + s on: enough for its
-// tiles, whatever its length, so a block finds its sequence by a binary search, no list is needed,
-// and floor(tokens / rows) + n_seqs + 1 blocks cover every packing.
+// cu holds n_seqs + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]) and unused entries
+// repeat the last one. The tokens from cu[n_seqs] on are a tail, which is treated as one more
+// sequence that is only zeroed. The tile numbers of sequence s start at cu[s] / rows + s, which
+// leaves enough of them for its tiles, whatever its length. A block can therefore find its sequence
+// by binary search, without a list, and floor(tokens / rows) + n_seqs + 1 blocks cover
+// every packing.
 #ifndef QLORA_ATTN_CUH
 #define QLORA_ATTN_CUH
 
@@ -12,12 +13,13 @@
 
 struct attn_tile {
     int32_t begin;  // first token of the sequence
-    int32_t length; // of the sequence
-    int32_t first;  // first row of the tile, counted in the sequence; >= length: nothing to do
-    bool tail;      // not a sequence: rows to be zeroed
+    int32_t length; // length of the sequence
+    int32_t first;  // first row of the tile within the sequence; >= length: nothing to do
+    bool tail;      // not a sequence: the rows are zeroed
 };
 
-// Whatever stands in cu, no block leaves the matrices: offsets are taken into 0 .. tokens.
+// Clamps the offsets to 0 .. tokens, so that no contents of cu can make a block access memory
+// outside the matrices.
 __device__ __forceinline__ int32_t attn_offset(const int32_t* cu, int32_t i, int32_t tokens) {
     return min(max(cu[i], 0), tokens);
 }
@@ -40,7 +42,7 @@ __device__ __forceinline__ attn_tile attn_find(const int32_t* cu, int32_t n_seqs
     t.length = (t.tail ? tokens : attn_offset(cu, low + 1, tokens)) - t.begin;
     t.first = (id - (t.begin / rows + low)) * rows;
     if (t.first < 0) {
-        t.first = t.length; // cu[0] is not 0: these tokens belong to nobody
+        t.first = t.length; // cu[0] is not 0: these tokens belong to no sequence
     }
     return t;
 }

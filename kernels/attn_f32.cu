@@ -1,28 +1,29 @@
 // attn_f32.cu - flash attention in plain f32 arithmetic, any head size up to 256.
 // targets: 75
 //
-// The formulas, the layout and the tail are those of attn_tc.cuh; rows may have any stride. It is
-// the kernel of F32 mode, where results are proved, and of head sizes that the tensor-core kernels
-// do not know.
+// Uses the formulas, layout and tail of attn_tc.cuh; rows may have any stride. This is the kernel
+// for F32 mode, the reference for accuracy, and for head sizes that the tensor-core kernels do
+// not support.
 //
 // A block of 256 threads works on 64 x 64 tiles; thread (ty, tx) = (thread / 16, thread % 16) holds
-// rows 4 ty .. 4 ty + 3 and columns 4 tx .. 4 tx + 3 of every product, so a row's columns lie in
-// one half warp. Head columns are taken 64 at a time for results, 32 at a time for sums.
+// rows 4 ty .. 4 ty + 3 and columns 4 tx .. 4 tx + 3 of every product, so the columns of a row are
+// all in one half-warp. Head columns are processed 64 at a time for results and 32 at a time
+// for sums.
 //
-// Determinism: one writer per output, fixed order of every sum, no atomics.
+// Determinism: one writer per output, a fixed order for every sum, no atomics.
 #include "attn.cuh"
 
 #define TILE 64
 #define DEPTH 32
 #define PITCH 68 // floats; keeps rows of four 16-byte aligned and spreads them over the banks
-#define SLICES 4 // of 64 head columns: 256
+#define SLICES 4 // slices of 64 head columns: 256 in total
 #define NO_SCORE (-1e30f)
 #define MINUS_INF __int_as_float((int)0xff800000u)
 
 typedef float panel[DEPTH][PITCH];
 
-// A matrix in global memory: f32, or bf16 when half is set. Element by element, so any stride will
-// do.
+// A matrix in global memory: f32, or bf16 when half is set. It is accessed element by element, so
+// any stride works.
 struct matrix {
     char* data;
     int64_t ld;
@@ -75,7 +76,7 @@ __device__ __forceinline__ void panels_multiply(float (&c)[4][4], const float (*
     }
 }
 
-// panel[d][r] = x[r][d0 + d] for 64 rows, of which rows_left exist; zeros elsewhere.
+// panel[d][r] = x[r][d0 + d] for 64 rows, of which the first rows_left exist; zeros elsewhere.
 __device__ __forceinline__ void panel_load_transposed(panel& to, const matrix& x, int32_t rows_left,
                                                       int32_t d0, int32_t hd) {
     int lane = (int)threadIdx.x % 32;
@@ -97,7 +98,7 @@ __device__ __forceinline__ void panel_load(panel& to, const matrix& x, int32_t r
     }
 }
 
-// c[64 x 64] = x y^T over the whole head; x, y begin at the first row of their tiles.
+// c[64 x 64] = x y^T over the whole head; x and y point to the first row of their tiles.
 __device__ __forceinline__ void tile_product(float (&c)[4][4], attn_shared& s, const matrix& x,
                                              int32_t x_rows, const matrix& y, int32_t y_rows,
                                              int32_t hd) {
@@ -115,8 +116,8 @@ __device__ __forceinline__ void tile_product(float (&c)[4][4], attn_shared& s, c
     }
 }
 
-// acc[64 x hd] += p^T y, p[64 k][64 rows] in shared memory, y [64 k][hd] in global memory. Begins
-// with a barrier, so that p may have been written just before.
+// acc[64 x hd] += p^T y, p[64 k][64 rows] in shared memory, y [64 k][hd] in global memory. Starts
+// with a barrier, so p may be written immediately before the call.
 __device__ __forceinline__ void tile_accumulate(float (&acc)[SLICES][4][4], attn_shared& s,
                                                 const matrix& y, int32_t rows, int32_t hd) {
 #pragma unroll
@@ -133,7 +134,7 @@ __device__ __forceinline__ void tile_accumulate(float (&acc)[SLICES][4][4], attn
     }
 }
 
-// to[row][..] = acc * factor[row], through shared memory, so that a warp writes along a row.
+// to[row][..] = acc * factor[row], staged in shared memory so that a warp writes along a row.
 __device__ __forceinline__ void tile_store(const float (&acc)[SLICES][4][4],
                                            const float (&factor)[4], attn_shared& s,
                                            const matrix& to, int32_t rows, int32_t hd) {
@@ -270,7 +271,7 @@ QLORA_KERNEL __launch_bounds__(256, 1)
     tile_store(acc, inverse, s, o, rows, hd);
 }
 
-// stats[head][token] = { lse, D }. Grid (ceil(tokens / 8), heads), 256 threads, a warp per row.
+// stats[head][token] = { lse, D }. Grid (ceil(tokens / 8), heads), 256 threads, one warp per row.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_attn_f32_stats(char* o_data, int64_t ld_o, char* do_data, int64_t ld_do, const float* lse,
                          float2* stats, int32_t tokens, int32_t hd, int32_t half) {
@@ -292,8 +293,9 @@ QLORA_KERNEL __launch_bounds__(256)
     }
 }
 
-// p and ds of the tile with queries m0 .., keys n0 ..; c holds q.k, dp holds do.v. KEY_ROWS tells
-// whether rows of the products are keys; the statistics then belong to columns.
+// Computes p and ds of the tile with queries m0 .. and keys n0 ..; on entry c holds q.k and dp
+// holds do.v. With KEY_ROWS, the rows of the products are keys and the statistics belong
+// to columns.
 template <bool KEY_ROWS>
 __device__ __forceinline__ void scores_to_gradients(float (&c)[4][4], float (&dp)[4][4],
                                                     const float2* stats, int32_t m0, int32_t n0,
@@ -321,7 +323,7 @@ __device__ __forceinline__ void scores_to_gradients(float (&c)[4][4], float (&dp
     }
 }
 
-// s.p[column][row] = c, after every thread has finished with what stood there.
+// s.p[column][row] = c, once every thread has finished with the previous contents.
 __device__ __forceinline__ void tile_publish(attn_shared& s, const float (&c)[4][4]) {
     int ty = (int)threadIdx.x / 16;
     int tx = (int)threadIdx.x % 16;
@@ -332,8 +334,8 @@ __device__ __forceinline__ void tile_publish(attn_shared& s, const float (&c)[4]
     }
 }
 
-// Grid (floor(tokens / 64) + n_seqs + 1, kv_heads), 256 threads: one block per 64 keys walks the
-// query heads of its group, so the group's sum stays in registers.
+// Grid (floor(tokens / 64) + n_seqs + 1, kv_heads), 256 threads: one block per 64 keys loops over
+// the query heads of its group, so the group's sum stays in registers.
 QLORA_KERNEL __launch_bounds__(256, 1)
     qlora_attn_f32_bwd_kv(char* q_data, int64_t ld_q, char* k_data, int64_t ld_k, char* v_data,
                           int64_t ld_v, char* do_data, int64_t ld_do, const float2* stats,

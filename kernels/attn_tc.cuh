@@ -1,21 +1,21 @@
 // attn_tc.cuh - flash attention on tensor cores: bf16 storage, f32 softmax and sums, head sizes 64
-// and 128. attn64.cu and attn128.cu make kernels of it.
+// and 128. attn64.cu and attn128.cu instantiate the kernels.
 //
 //   s[i][j] = scale * q[i] . k[j]       for the keys j that query i may see, in its own sequence:
 //                                       j <= i, and i - j < window when window > 0
 //   o[i]    = sum_j exp(s[i][j] - lse[i]) v[j],      lse[i] = log sum_j exp(s[i][j])
 //   p = exp(s - lse), D[i] = do[i] . o[i], ds = p (do[i] . v[j] - D[i])
-//   dv[j] = sum_i p[i][j] do[i],   dk[j] = scale sum_i ds[i][j] q[i],   dq[i] = scale sum_j
-//   ds[i][j] k[j]
+//   dv[j] = sum_i p[i][j] do[i],   dk[j] = scale sum_i ds[i][j] q[i],
+//   dq[i] = scale sum_j ds[i][j] k[j]
 //
 // Layout: token-major rows [tokens, heads * HD] with a row stride in elements (a multiple of 8,
-// data 16-byte aligned); query head h reads key/value head h / (heads / kv_heads). cu holds n_seqs
-// + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]), unused entries repeat the last
-// one. Tokens from cu[n_seqs] on are a tail: every output there is zero.
+// data 16-byte aligned); query head h reads key/value head h / (heads / kv_heads). cu holds
+// n_seqs + 1 ascending token offsets; sequence s is [cu[s], cu[s + 1]) and unused entries repeat
+// the last one. Tokens from cu[n_seqs] on are a tail: every output there is zero.
 //
-// Determinism: one writer per output, every sum in a fixed order that depends only on the positions
-// inside the sequence, and for dk and dv on how many blocks share the query heads of a group:
-// packing the same number of tokens in another way does not change a bit. No atomics.
+// Determinism: one writer per output, and every sum in a fixed order that depends only on the
+// positions within the sequence and, for dk and dv, on how many blocks share the query heads of a
+// group. Packing the same number of tokens differently does not change a single bit. No atomics.
 #ifndef QLORA_ATTN_TC_CUH
 #define QLORA_ATTN_TC_CUH
 
@@ -23,7 +23,7 @@
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
-// Below every score, yet finite, so that a row that has seen no key yet gives 0 and not NaN.
+// Below every score but finite, so that a row that has not seen a key yet gives 0 and not NaN.
 #define NO_SCORE (-1e30f)
 #define MINUS_INF __int_as_float((int)0xff800000u)
 
@@ -47,7 +47,7 @@ struct attn_args {
 
 // --- instructions ---
 
-// Keeps the compiler from holding everything it could derive from x in registers across a loop.
+// Stops the compiler from keeping everything it could derive from x in registers across a loop.
 __device__ __forceinline__ void forget(uint32_t& x) {
     asm volatile("" : "+r"(x));
 }
@@ -56,7 +56,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// threadIdx.x, read anew: for rare branches, so that nothing derived from it stays in registers.
+// Reads threadIdx.x again, for rare branches, so that nothing derived from it stays in registers.
 __device__ __forceinline__ int32_t thread_again() {
     int32_t x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
@@ -67,7 +67,7 @@ __device__ __forceinline__ void copy16(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
 
-// bytes = 0 fills the 16 bytes with zeros and reads nothing.
+// With bytes = 0, fills the 16 bytes with zeros and reads nothing.
 __device__ __forceinline__ void copy16_or_zero(uint32_t to, const void* from, int32_t bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
@@ -113,9 +113,9 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// --- tiles in shared memory: [rows][HD] bf16, 16-byte chunk c of row r stands at c ^ (r & 7) ---
+// --- tiles in shared memory: [rows][HD] bf16, 16-byte chunk c of row r is at c ^ (r & 7) ---
 
-// Where this thread's part of a tile begins: a chunk of one row, and then every STEP rows.
+// Start of this thread's part of a tile: a chunk of one row, then of every STEP-th row.
 template <int HD>
 __device__ __forceinline__ const bf16* tile_source(const bf16* x, int64_t ld, int32_t head,
                                                    int32_t first) {
@@ -123,8 +123,8 @@ __device__ __forceinline__ const bf16* tile_source(const bf16* x, int64_t ld, in
     return x + head * HD + (int64_t)(first + thread / (HD / 8)) * ld + thread % (HD / 8) * 8;
 }
 
-// Loads ROWS rows of which the first rows_left exist; the others become zeros. from = tile_source
-// of it, any = an address that may be named (it is not read) for the rows that do not exist.
+// Loads ROWS rows, of which the first rows_left exist; the others become zeros. `from` is the
+// result of tile_source; `any` is a valid address for the rows that do not exist (it is not read).
 template <int HD, int ROWS, int THREADS>
 __device__ __forceinline__ void tile_load(uint32_t tile, const bf16* from, int64_t ld,
                                           int32_t rows_left, const bf16* any) {
@@ -151,8 +151,8 @@ __device__ __forceinline__ void tile_load(uint32_t tile, const bf16* from, int64
     }
 }
 
-// Lane addresses for ldmatrix; tile_step moves one by k steps of 16 elements along its row. Rows
-// start at multiples of 128 bytes and the swizzle touches bits 4 to 6 only.
+// Lane addresses for ldmatrix; tile_step advances one by k steps of 16 elements along its row. Rows
+// start at multiples of 128 bytes and the swizzle affects only bits 4 to 6.
 __device__ __forceinline__ uint32_t tile_step(uint32_t lane_address, int k) {
     return (lane_address ^ (uint32_t)((k & 3) * 32)) + (uint32_t)((k >> 2) * 128);
 }
@@ -223,8 +223,8 @@ __device__ __forceinline__ void product_columns(float (&acc)[MT][HD / 8][4],
     }
 }
 
-// Writes acc * factor[row] as bf16 rows [first, ...) of a sequence. The warp stages them in its own
-// rows of a tile that no other warp reads, so that global stores are whole 16-byte chunks.
+// Writes acc * factor[row] as bf16 to rows [first, ...) of a sequence. The warp stages them in its
+// own rows of a tile that no other warp reads, so that global stores are whole 16-byte chunks.
 template <int HD, int MT>
 __device__ __forceinline__ void
 rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2], uint32_t tile,
@@ -265,7 +265,7 @@ rows_store(float (&acc)[MT][HD / 8][4], const float (&factor)[MT][2], uint32_t t
     }
 }
 
-// The same as f32: four lanes write 32 neighbouring bytes.
+// The same as f32: four lanes write 32 contiguous bytes.
 template <int HD, int MT>
 __device__ __forceinline__ void rows_store_f32(const float (&acc)[MT][HD / 8][4], float factor,
                                                float* base, int64_t ld, int32_t first,
@@ -303,7 +303,7 @@ __device__ __forceinline__ void rows_zero(T* base, int64_t ld, int32_t first, in
 // --- forward ---
 
 // Masks the scores of a tile: s[..][..][c] belongs to row row0 + m * 16 + lane / 4 (+ 8) and column
-// col0 + n * 8 + lane % 4 * 2 (+ 1). QUERY_ROWS tells whether rows are queries.
+// col0 + n * 8 + lane % 4 * 2 (+ 1). With QUERY_ROWS, rows are queries, otherwise keys.
 template <int MT, int NT, bool QUERY_ROWS>
 __device__ __forceinline__ void scores_mask(float (&s)[MT][NT][4], int32_t row0, int32_t col0,
                                             int32_t window) {
@@ -317,7 +317,7 @@ __device__ __forceinline__ void scores_mask(float (&s)[MT][NT][4], int32_t row0,
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 int32_t difference = base + m * 16 + (c >> 1) * 8 - n * 8 - (c & 1);
-                // distance query - key; a negative one wraps and is not visible either
+                // distance query - key; a negative one wraps around and is not visible either
                 uint32_t distance = (uint32_t)(QUERY_ROWS ? difference : -difference);
                 if (distance >= reach) {
                     s[m][n][c] = MINUS_INF;
@@ -336,9 +336,9 @@ __device__ __forceinline__ void softmax_start(float (&top)[MT][2], float (&sum)[
     }
 }
 
-// p = 2^(s - top), packed as the A operand of the next product; sum and acc go along when top
-// moves. Scores count in powers of two. top, the running maximum, is moved only when a score passes
-// it by 8: sums stay far from overflow, and most tiles need no rescaling.
+// p = 2^(s - top), packed as the A operand of the next product; sum and acc are rescaled when top
+// changes. Scores are in powers of two. top, the running maximum, is raised only when a score
+// exceeds it by 8: sums stay far from overflow, and most tiles need no rescaling.
 template <int HD, int MT, int NT>
 __device__ __forceinline__ void
 softmax_step(const float (&s)[MT][NT][4], float factor, float (&top)[MT][2], float (&sum)[MT][2],
@@ -394,7 +394,7 @@ softmax_step(const float (&s)[MT][NT][4], float factor, float (&top)[MT][2], flo
     }
 }
 
-// The rows' log-sum-exp, and what their sums are to be divided by.
+// Computes the log-sum-exp of the rows and the divisors of their sums.
 template <int MT>
 __device__ __forceinline__ void softmax_finish(const float (&top)[MT][2], const float (&sum)[MT][2],
                                                float* lse, int32_t row0, int32_t length,
@@ -427,12 +427,13 @@ __device__ __forceinline__ void forward_tail(bf16* o, int64_t ld_o, float* lse,
 }
 
 // Shared memory: q [BM][HD], then STAGES times k, v [BN][HD].
-// STAGES 2 loads the next key and value tile during the whole of this one; STAGES 1 loads values
-// during the scores and the next keys during the sums (two barriers, a third less memory).
+// With STAGES 2, the next key and value tiles are loaded during the whole of the current one; with
+// STAGES 1, values are loaded during the scores and the next keys during the sums (two barriers, a
+// third less memory).
 template <int HD, int WARPS, int MT, int BN, int STAGES>
 __device__ __forceinline__ void attn_forward(const attn_args& a, bf16* o, int64_t ld_o,
                                              float* lse) {
-    // long because one loop holds two ways of loading
+    // long because one loop contains both ways of loading
     constexpr int THREADS = WARPS * 32;
     constexpr int BM = WARPS * MT * 16;
     constexpr int NT = BN / 8;
@@ -565,7 +566,7 @@ __device__ __forceinline__ void attn_stats(const bf16* o, int64_t ld_o, const bf
 
 // --- backward, pass 2: dk, dv ---
 
-// Walks the query tiles m_begin .. m_end - 1 of one query head after the other.
+// Iterates over query tiles m_begin .. m_end - 1 of one query head after another.
 struct query_cursor {
     const bf16* q;
     const bf16* d_o;
@@ -596,9 +597,9 @@ __device__ __forceinline__ void cursor_load(query_cursor& c, const attn_args& a,
     }
 }
 
-// First warp of a pair: p from scores, kept as an A operand and handed to the second warp.
-// stat_lane is the address of this lane's statistics: { lse, D } of two neighbouring queries, for
-// every 8.
+// First warp of a pair: computes p from the scores, keeps it as an A operand and passes it to the
+// second warp. stat_lane is the address of this lane's statistics: { lse, D } of two adjacent
+// queries, for every group of 8.
 template <int NT>
 __device__ __forceinline__ void pair_give(const float (&s)[2][NT][4], float factor,
                                           uint32_t stat_lane, uint32_t p_lane,
@@ -629,7 +630,7 @@ __device__ __forceinline__ void pair_give(const float (&s)[2][NT][4], float fact
     }
 }
 
-// Second warp: takes p and turns it, with its own do.v in dp, into ds.
+// Second warp: receives p and, with its own do.v in dp, turns it into ds.
 template <int NT>
 __device__ __forceinline__ void pair_take(const float (&dp)[2][NT][4], uint32_t stat_lane,
                                           uint32_t p_lane, uint32_t (&p)[2][NT / 2][4]) {
@@ -660,7 +661,7 @@ __device__ __forceinline__ void pair_take(const float (&dp)[2][NT][4], uint32_t 
     }
 }
 
-// The rows from token `begin` on of this block's kv head and share: of dv (0) or dk (1).
+// The rows starting at token `begin` of this block's kv head and share: of dv (0) or dk (1).
 template <int HD>
 __device__ __forceinline__ float* part_at(const attn_args& a, float* parts, int64_t begin,
                                           int which) {
@@ -669,19 +670,19 @@ __device__ __forceinline__ float* part_at(const attn_args& a, float* parts, int6
 }
 
 // One block per tile of BKV = 32 PAIRS keys, kv head and share of the group's query heads
-// (gridDim.z shares of `each` heads); it walks the heads of its share and their query tiles. A lone
-// share is the result; several go to parts, dv first and then dk, each [share][tokens][kv_heads HD]
-// f32, and attn_sum adds them.
+// (gridDim.z shares of `each` heads); it loops over the heads of its share and their query tiles. A
+// single share is the final result; several shares go to parts, dv first and then dk, each
+// [share][tokens][kv_heads HD] f32, and attn_sum adds them.
 //
 // Warps work in pairs on the same 32 keys: the first computes scores and dv, the second do.v and
-// dk; p goes from the first to the second through shared memory, in the layout in which both need
-// it. Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][2][BQ / 16][32 lanes] x 16
-// bytes, 2 x stats [BQ].
+// dk; p is passed from the first to the second through shared memory, in the layout that both need.
+// Shared memory: k, v [BKV][HD], 2 x (q, do [BQ][HD]), p [PAIRS][2][BQ / 16][32 lanes] x 16 bytes,
+// 2 x stats [BQ].
 template <int HD, int PAIRS, int BQ>
 __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float2* stats, bf16* dk,
                                                  int64_t ld_dk, bf16* dv, int64_t ld_dv,
                                                  float* parts, int32_t each) {
-    // long because every address of the loop is worked out before it
+    // long because every address of the loop is computed before it
     constexpr int THREADS = PAIRS * 64;
     constexpr int BKV = PAIRS * 32;
     constexpr int NT = BQ / 8;
@@ -706,10 +707,10 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
         return;
     }
     int32_t group = a.heads / a.kv_heads;
-    int32_t share = (int32_t)blockIdx.z * each; // its first head in the group
+    int32_t share = (int32_t)blockIdx.z * each; // index of its first head in the group
     int32_t head = kv_head * group + share;
     int32_t m_begin = t.first / BQ;
-    query_cursor next; // the tile to be loaded
+    query_cursor next; // the tile to load next
     next.q = tile_source<HD>(a.q, a.ld_q, head, t.begin + m_begin * BQ);
     next.d_o = tile_source<HD>(a.d_o, a.ld_do, head, t.begin + m_begin * BQ);
     next.stats = stats + (int64_t)head * a.tokens + t.begin;
@@ -757,7 +758,7 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
             continue;
         }
         forget(own_lane);
-        int32_t q0 = m * BQ; // keys that all lie after the tile's queries get nothing
+        int32_t q0 = m * BQ; // if all keys come after the tile's queries, they get nothing
         bool visible = row0 <= q0 + BQ - 1;
         float s[2][NT][4];
         uint32_t p[2][NT / 2][4];
@@ -792,8 +793,8 @@ __device__ __forceinline__ void attn_backward_kv(const attn_args& a, const float
     rows_store<HD, 2>(acc, factors, own_tile, pair * 32, out, ld, row0, t.length);
 }
 
-// dv (blockIdx.y 0) or dk (1) = the sum of its shares, in their order; width = kv_heads HD, and a
-// thread takes 8 columns of a row.
+// dv (blockIdx.y 0) or dk (1) = the sum of its shares, in order; width = kv_heads HD, and each
+// thread handles 8 columns of a row.
 __device__ __forceinline__ void attn_sum(const float* parts, int32_t shares, int32_t tokens,
                                          int32_t width, bf16* dk, int64_t ld_dk, bf16* dv,
                                          int64_t ld_dv) {
@@ -823,7 +824,7 @@ __device__ __forceinline__ void attn_sum(const float* parts, int32_t shares, int
 
 // --- backward, pass 3: dq ---
 
-// ds = p (do.v - D), packed as an A operand; stat: { lse, D } of this thread's rows.
+// ds = p (do.v - D), packed as an A operand; stat holds { lse, D } of this thread's rows.
 template <int MT, int NT>
 __device__ __forceinline__ void
 score_gradients(const float (&s)[MT][NT][4], const float (&dp)[MT][NT][4], float factor,
@@ -843,12 +844,12 @@ score_gradients(const float (&s)[MT][NT][4], const float (&dp)[MT][NT][4], float
     }
 }
 
-// One block per tile of BM = 16 MT WARPS queries and query head; it walks the key tiles, in
-// portions of SUB keys. Shared memory: q, do [BM][HD], 2 x (k, v [BN][HD]).
+// One block per tile of BM = 16 MT WARPS queries and query head; it loops over the key tiles, SUB
+// keys at a time. Shared memory: q, do [BM][HD], 2 x (k, v [BN][HD]).
 template <int HD, int WARPS, int MT, int BN, int SUB>
 __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2* stats, bf16* dq,
                                                 int64_t ld_dq) {
-    // long because every address of the loop is worked out before it
+    // long because every address of the loop is computed before it
     constexpr int THREADS = WARPS * 32;
     constexpr int BM = WARPS * MT * 16;
     constexpr int NT = SUB / 8;
@@ -948,8 +949,8 @@ __device__ __forceinline__ void attn_backward_q(const attn_args& a, const float2
 
 // --- entry points ---
 
-// The five kernels of a module. hd and half are for the common launch code, which also drives
-// attn_f32.cu; they are HD and 1.
+// The five kernels of a module. hd and half exist for the common launch code, which also launches
+// attn_f32.cu; here they are HD and 1.
 
 // Forward. Grid (floor(tokens / (16 MT WARPS)) + n_seqs + 1, heads), 32 WARPS threads,
 // (16 MT WARPS + 2 STAGES BN) 2 HD bytes of dynamic shared memory.

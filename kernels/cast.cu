@@ -1,12 +1,12 @@
-// cast.cu - conversions between f32, bf16 and f16, and the scaled cast that keeps gradients in
-// f16's range.
+// cast.cu - conversions between f32, bf16 and f16, and the scaled cast that keeps gradients within
+// the range of f16.
 // targets: 75
 //
 //   dst[r,c] = round_to_nearest_even(src[r,c] * scale)      scale read from device memory, or 1
 //
-// src and dst are [rows, cols] with leading dimensions src_ld and dst_ld, any alignment.
-// Launch: threads 256, grid (min(ceil(cols / 2048), 65535), min(rows, 65535)); the kernels loop, so
-// any smaller grid gives the same result. A matrix without gaps is cast faster as one row.
+// src and dst are [rows, cols] with leading dimensions src_ld and dst_ld, and any alignment.
+// Launch: 256 threads, grid (min(ceil(cols / 2048), 65535), min(rows, 65535)); the kernels loop, so
+// a smaller grid gives the same result. A matrix without gaps is cast faster as a single row.
 // Determinism: element-wise.
 #include "common.cuh"
 
@@ -116,9 +116,9 @@ __device__ __forceinline__ uint32_t block_max(uint32_t v, uint32_t* shared) {
     return shared[0];
 }
 
-// partials[block] = largest |x| of the block's share, as bits: those of a NaN or infinity are
-// larger than those of any number, so one shows in the result. Launch: 256 threads, grid at most
-// 1024.
+// partials[block] = largest |x| in the block's share, compared as bit patterns: those of NaN and
+// infinity are larger than those of any finite number, so either one reaches the result. Launch:
+// 256 threads, grid at most 1024.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_cast_absmax_f32(const float* x, int64_t rows, int64_t cols, int64_t ld,
                           uint32_t* partials) {
@@ -142,9 +142,9 @@ QLORA_KERNEL __launch_bounds__(256)
     }
 }
 
-// scale[0] = the power of two that brings the largest |x| into [2^13, 2^14), or 1 when the maximum
-// is zero or not finite; scale[1] = alpha / scale[0], the factor that undoes it in a product. Both
-// powers stay normal numbers. count = number of partials. Launch: one block of 256 threads.
+// scale[0] = the power of two that brings the largest |x| into [2^13, 2^14), or 1 if the maximum is
+// zero or not finite; scale[1] = alpha / scale[0], the factor that undoes the scaling in a product.
+// Both powers stay normal numbers. count = number of partials. Launch: one block of 256 threads.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_cast_scale(const uint32_t* partials, int32_t count, float alpha, float* scale) {
     __shared__ uint32_t shared[256];

@@ -1,22 +1,22 @@
 // clip.cu - gradient clipping by norm, on the device, over any list of f32 tensors.
 // targets: 75
 //
-// The gradients are cut into chunks of at most 8192 elements; an empty tensor has none. The host
-// prepares once, in device memory:
+// The gradients are divided into chunks of at most 8192 elements; an empty tensor has none. The
+// host prepares these arrays once, in device memory:
 //   tensors[t] = {data, count}
 //   chunks[i]  = {t, group, j}: elements j * 8192 ... of tensor t; the chunks of a group are
-//                neighbours
+//                contiguous
 //   first[g]   = index of group g's first chunk, first[groups] = number of chunks
-// Then, in this order on one stream:
+// Then these kernels run on one stream, in this order:
 //   qlora_clip_squares   partials[i] = sum of squares of chunk i
-//   qlora_clip_scale     results[g]  = {norm, scale}, flags[g] = 1 where the norm is not finite
-//   qlora_clip_apply     gradients *= scale of their group, where it is not 1
+//   qlora_clip_scale     results[g]  = {norm, scale}, flags[g] = 1 if the norm is not finite
+//   qlora_clip_apply     gradients *= scale of their group, unless it is 1
 //
 //   norm  = sqrt(sum of squares)
-//   scale = min(1, max_norm / (norm + 1e-6)); 1 when max_norm < 0 or the norm is not finite
+//   scale = min(1, max_norm / (norm + 1e-6)); 1 if max_norm < 0 or the norm is not finite
 //
-// Squares are added in f32 within a thread (32 of them at most) and in f64 from there on, so |g| up
-// to 1e18 cannot overflow and a sum over 2^40 elements keeps f32's accuracy. Determinism: the
+// Squares are added in f32 within a thread (at most 32 of them) and in f64 after that, so |g| up to
+// 1e18 cannot overflow and a sum over 2^40 elements keeps the accuracy of f32. Determinism: the
 // chunks are fixed, each sum has one order, each output has one writer. No atomics.
 #include "common.cuh"
 
@@ -45,7 +45,7 @@ __device__ __forceinline__ double block_sum(double v, double* shared, int32_t th
     return shared[0];
 }
 
-// Launch: grid = number of chunks, 256 threads, no dynamic shared.
+// Launch: grid = number of chunks, 256 threads, no dynamic shared memory.
 QLORA_KERNEL __launch_bounds__(THREADS)
     qlora_clip_squares(const clip_tensor* tensors, const clip_chunk* chunks, double* partials) {
     __shared__ double shared[THREADS];
@@ -81,8 +81,8 @@ QLORA_KERNEL __launch_bounds__(THREADS)
     }
 }
 
-// Launch: grid = number of groups, 256 threads, no dynamic shared. max_norm is one float in device
-// memory; results holds two floats a group.
+// Launch: grid = number of groups, 256 threads, no dynamic shared memory. max_norm is one float in
+// device memory; results holds two floats per group.
 QLORA_KERNEL __launch_bounds__(THREADS)
     qlora_clip_scale(const double* partials, const int64_t* first, const float* max_norm,
                      float* results, uint32_t* flags) {
@@ -97,7 +97,7 @@ QLORA_KERNEL __launch_bounds__(THREADS)
         bool finite = (__float_as_uint(norm) & 0x7fffffffu) < 0x7f800000u;
         float limit = *max_norm;
         float scale = __fdiv_rn(limit, norm + 1e-6f);
-        // A comparison with NaN is false, so a NaN limit leaves the gradients alone as well.
+        // Comparisons with NaN are false, so a NaN limit also leaves the gradients unchanged.
         scale = finite && limit >= 0.0f && scale < 1.0f ? scale : 1.0f;
         results[2 * blockIdx.x] = norm;
         results[2 * blockIdx.x + 1] = scale;
@@ -105,8 +105,8 @@ QLORA_KERNEL __launch_bounds__(THREADS)
     }
 }
 
-// Block 0 also writes any[0] = 1 if a group's flag is set, else 0.
-// Launch: grid = max(1, number of chunks), 256 threads, no dynamic shared.
+// Block 0 also writes any[0] = 1 if any group's flag is set, otherwise 0.
+// Launch: grid = max(1, number of chunks), 256 threads, no dynamic shared memory.
 QLORA_KERNEL __launch_bounds__(THREADS)
     qlora_clip_apply(const clip_tensor* tensors, const clip_chunk* chunks, int64_t chunk_count,
                      const float* results, const uint32_t* flags, int32_t groups, uint32_t* any) {

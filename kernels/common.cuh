@@ -1,7 +1,8 @@
-// common.cuh - what every kernel shares: 16-bit storage types, conversions, reductions.
+// common.cuh - shared by all kernels: 16-bit storage types, conversions, reductions.
 //
-// No CUDA headers: the conversions are spelled out, so that the PTX stays within the instructions
-// of its target (.version 6.3 for sm_75, 7.0 for sm_80) whatever the toolkit's headers would emit.
+// No CUDA headers are used: the conversions are written out, so that the PTX stays within the
+// instructions of its target (.version 6.3 for sm_75, 7.0 for sm_80) whatever the toolkit's headers
+// would emit.
 #ifndef QLORA_COMMON_CUH
 #define QLORA_COMMON_CUH
 
@@ -32,7 +33,7 @@ __device__ __forceinline__ float to_float(f16 x) {
     return y;
 }
 
-// Round to nearest even; a NaN stays a NaN.
+// Rounds to nearest even; a NaN stays a NaN.
 __device__ __forceinline__ bf16 to_bf16(float x) {
     bf16 y;
 #if __CUDA_ARCH__ >= 800
@@ -45,7 +46,7 @@ __device__ __forceinline__ bf16 to_bf16(float x) {
     return y;
 }
 
-// lo goes to the low half, the element with the smaller index.
+// lo goes into the low half, which holds the element with the smaller index.
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
 #if __CUDA_ARCH__ >= 800
     uint32_t y;

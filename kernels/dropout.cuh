@@ -1,4 +1,4 @@
-// dropout.cuh - dropout whose mask is a pure function of what an element is, not of where it is
+// dropout.cuh - dropout whose mask depends only on an element's identity, not on where it is
 // computed.
 #ifndef QLORA_DROPOUT_CUH
 #define QLORA_DROPOUT_CUH
@@ -22,13 +22,17 @@ __device__ __forceinline__ void philox(uint32_t (&c)[4], uint32_t key_lo, uint32
     }
 }
 
-// y = x keep / (1 - p), or y += that with accumulate != 0; keep where the element's random word is
-// not below `threshold` = p 2^32. The word of column c is number c % 4 of philox(counter, key) with
-//   counter = (c / 4, position, sequence, layer 2^8 + projection), key = seed + step *
-//   0x9e3779b97f4a7c15
-// state = {seed low, seed high, step, unused} in device memory. positions, sequences [rows].
-// Launch: threads a multiple of 32 up to 256, grid.x = cols / (threads * N) rounded up, grid.y =
-// rows, at most 65535. One writer per output; y may be x.
+// y = x keep / (1 - p), or y += that with accumulate != 0; an element is kept if its random word is
+// at least `threshold` = p 2^32. The word of column c is number c % 4 of philox(counter, key) with
+//   counter = (c / 4, position, sequence, layer 2^8 + projection)
+//   key     = seed + step * 0x9e3779b97f4a7c15
+// state = {seed low, seed high, step, unused} in device memory. positions and sequences are [rows].
+//
+// Launch:
+//   threads = a multiple of 32 up to 256
+//   grid.x  = cols / (threads * N) rounded up
+//   grid.y  = rows, at most 65535
+// One writer per output; y may be x.
 template <class T>
 __device__ __forceinline__ void
 dropout(const T* x, int64_t ldx, T* y, int64_t ldy, const int32_t* positions,

@@ -1,8 +1,10 @@
 // elementwise.cuh - activations, products, sums, fills and the embedding gather.
 //
-// Launch of every kernel here but the gather: threads = a multiple of 32 up to 256, grid.x =
-// columns / (threads * N) rounded up with N = 4 (f32) or 8 (bf16), grid.y = rows, at most 65535
-// (the kernel strides). No shared memory. Each output has one writer; nothing is summed.
+// Launch of every kernel here except the gather:
+//   threads = a multiple of 32 up to 256
+//   grid.x  = columns / (threads * N) rounded up, with N = 4 (f32) or 8 (bf16)
+//   grid.y  = rows, at most 65535 (the kernel strides)
+// No shared memory. Each output has one writer; nothing is summed.
 #ifndef QLORA_ELEMENTWISE_CUH
 #define QLORA_ELEMENTWISE_CUH
 
@@ -102,7 +104,7 @@ struct scale_op {
     }
 };
 
-// With s = sigmoid(g): dg = dh u s (1 + g (1 - s)), du = dh g s, and, where h is given, h = g s u:
+// With s = sigmoid(g): dg = dh u s (1 + g (1 - s)), du = dh g s, and, if h is not null, h = g s u:
 // the forward pass again, bit for bit. dg may be g, du may be u, h may be dh: a thread reads all
 // its columns before it writes any.
 template <class T>
@@ -145,7 +147,7 @@ swiglu_bwd(const T* dh, int64_t lddh, const T* g, int64_t ldg, const T* u, int64
     }
 }
 
-// y = value, whatever y held before.
+// y = value, whatever y contained before.
 template <class T>
 __device__ __forceinline__ void fill(T* y, int64_t ldy, int64_t rows, int64_t cols, float value) {
     const int N = lanes<T>::N;
@@ -165,7 +167,7 @@ __device__ __forceinline__ void fill(T* y, int64_t ldy, int64_t rows, int64_t co
     }
 }
 
-// One piece of a table row; 16 bytes at once where table and output have the same type.
+// One piece of a table row; 16 bytes at once if table and output have the same type.
 template <class S, int N>
 __device__ __forceinline__ void load_piece(const S* p, int64_t count, bool, float (&v)[N]) {
 #pragma unroll
@@ -186,8 +188,9 @@ __device__ __forceinline__ void load_piece(const bf16* p, int64_t count, bool ve
 }
 
 // y[row] = table[ids[row]], table [vocab, cols]. An id outside [0, vocab) gives a row of zeros and
-// sets *bad to 1 (every writer writes the same value, so the order of the blocks does not show).
-// Launch: threads a multiple of 32 up to 256, grid.x = rows; a block walks the columns of its row.
+// sets *bad to 1 (all writers write the same value, so the order of the blocks does not matter).
+// Launch: threads a multiple of 32 up to 256, grid.x = rows; a block iterates over the columns of
+// its row.
 template <class S, class T>
 __device__ __forceinline__ void gather(const S* table, int64_t ldt, int64_t vocab,
                                        const int32_t* ids, T* y, int64_t ldy, int64_t cols,

@@ -3,23 +3,23 @@
 //
 //   C[M,N] = alpha op(A) op(B) + beta C       row-major, strided-batched
 //
-// op(A) is [M,K]: A is stored [M,K] with leading dimension lda, or [K,M] when it is transposed.
-// op(B) is [K,N]: B is stored [K,N] with leading dimension ldb, or [N,K] when it is transposed.
-// A and B share one type (f32, bf16 or f16); C is f32 or bf16. Products and sums are f32 FMAs.
-// Nothing outside M, N, K is read or written; beta == 0 never reads C.
+// op(A) is [M,K]: A is stored as [M,K] with leading dimension lda, or as [K,M] if transposed.
+// op(B) is [K,N]: B is stored as [K,N] with leading dimension ldb, or as [N,K] if transposed.
+// A and B have the same type (f32, bf16 or f16); C is f32 or bf16. Products and sums are f32 FMAs.
+// Nothing outside M, N, K is read or written; with beta == 0, C is never read.
 //
-// Parameters, the same for every kernel here and in gemm_tc.cu:
+// Parameters, common to all kernels here and in gemm_tc.cu:
 //   A, B, C, M, N, K, lda, ldb, ldc, batch strides of A, B, C (elements),
 //   alpha_device (a factor in device memory, or null), alpha, beta,
 //   flags: 1 = C is bf16, 2 = A is transposed, 4 = B is transposed, 8 = 16-bit operands are f16
 //
-// Determinism: each element of C has one writer and a fixed order of K that depends on K only.
+// Determinism: each element of C has one writer and a fixed order along K that depends only on K.
 #include "common.cuh"
 
 enum { C_IS_BF16 = 1, A_TRANSPOSED = 2, B_TRANSPOSED = 4, HALVES_ARE_F16 = 8 };
 
-// Four neighbouring elements as they lie in memory: one 16-byte (f32) or 8-byte load. In this file
-// bf16 stands for both 16-bit types until the values are widened.
+// Four consecutive elements in memory: one 16-byte (f32) or 8-byte load. In this file, bf16
+// represents both 16-bit types until the values are converted to f32.
 template <typename T> struct quad { uint32_t w[2]; };
 
 template <> struct quad<float> { uint32_t w[4]; };
@@ -77,22 +77,22 @@ __device__ __forceinline__ float4 widen(const quad<bf16>& q, bool is_f16) {
                        __uint_as_float(q.w[1] << 16), __uint_as_float(q.w[1] & 0xffff0000u));
 }
 
-// One thread's share of reading an operand: quads of four elements that are neighbours in memory.
-// "outer" counts along M (operand A) or N (operand B). Where memory runs along K the quad is spread
-// over four lines of the shared tile, where it runs along the outer index it stays whole.
+// One thread's share of reading an operand: quads of four elements that are contiguous in memory.
+// "outer" counts along M (operand A) or N (operand B). Where K is the contiguous dimension, a quad
+// is spread over four lines of the shared tile; where the outer index is, it stays in one piece.
 template <typename T> struct reader {
     const T* p;    // this thread's first quad
     int64_t step;  // elements to the same quad of the next slice of K
     int64_t hop;   // elements to the thread's next quad of the same slice
     int32_t outer; // outer index of the first quad, counted from the block's corner
     int32_t k;     // k index of the first quad within a slice
-    int32_t left;  // outer elements from the first quad's to the end of the matrix
+    int32_t left;  // outer elements from the first quad to the end of the matrix
     bool along_k;
     bool aligned;
     bool is_f16;
 };
 
-// Quads are dealt to `threads` threads; a slice is `tile` outer elements by `depth` of K.
+// Quads are distributed over `threads` threads; a slice is `tile` outer elements by `depth` of K.
 template <typename T>
 __device__ __forceinline__ reader<T>
 make_reader(const T* base, int64_t ld, bool along_k, int32_t corner, int32_t size, int32_t tile,
@@ -101,7 +101,7 @@ make_reader(const T* base, int64_t ld, bool along_k, int32_t corner, int32_t siz
     int32_t per_line = (along_k ? depth : tile) / 4;
     int32_t line = thread / per_line;
     int32_t place = thread % per_line * 4;
-    int32_t lines = threads / per_line; // between one quad of a thread and its next
+    int32_t lines = threads / per_line; // between consecutive quads of a thread
     r.along_k = along_k;
     r.is_f16 = (flags & HALVES_ARE_F16) != 0;
     r.outer = along_k ? line : place;
@@ -115,7 +115,8 @@ make_reader(const T* base, int64_t ld, bool along_k, int32_t corner, int32_t siz
     return r;
 }
 
-// Quad number j of the slice whose first k leaves k_left elements of K; zeros outside the matrix.
+// Loads quad j of the slice, whose first k has k_left elements of K remaining; zeros outside
+// the matrix.
 template <typename T>
 __device__ __forceinline__ quad<T> read_quad(const reader<T>& r, int32_t j, int32_t lines,
                                              int32_t k_left) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ quad<T> read_quad(const reader<T>& r, int32_t j, int3
     return load_quad(r.p + j * r.hop, across > 0 ? run : 0, r.aligned);
 }
 
-// Puts a quad into a shared tile whose lines run along the outer index.
+// Stores a quad in a shared tile whose lines run along the outer index.
 template <int LINE, typename T>
 __device__ __forceinline__ void put_quad(float* tile, const reader<T>& r, int32_t j, int32_t lines,
                                          const quad<T>& q) {
@@ -142,7 +143,7 @@ __device__ __forceinline__ void put_quad(float* tile, const reader<T>& r, int32_
     }
 }
 
-// Writes factor * v, up to four neighbours of a row of C.
+// Writes factor * v to up to four consecutive elements of a row of C.
 __device__ __forceinline__ void write_quad(void* C, int64_t at, const float* v, float factor,
                                            int valid, bool aligned, float beta, bool is_bf16) {
     if (valid >= 4 && aligned) {
@@ -187,9 +188,9 @@ __device__ __forceinline__ void write_quad(void* C, int64_t at, const float* v, 
 #define GEMM_ARGUMENTS                                                                             \
     A, B, C, M, N, K, lda, ldb, ldc, strideA, strideB, strideC, alpha_device, alpha, beta, flags
 
-// One block computes a square tile of 16 R by 16 R, a thread R x R of it as quarters of 4 x 4, from
-// slices of 16 along K that are double-buffered in shared memory; long because the turns of the
-// pipeline share all of their state.
+// One block computes a square tile of 16 R by 16 R, and each thread R x R of it as quarters of 4 x
+// 4, from slices of 16 along K that are double-buffered in shared memory; long because the
+// iterations of the pipeline share all of their state.
 template <typename T, int R> __device__ __forceinline__ void tiled(GEMM_PARAMETERS) {
     const int TILE = 16 * R;
     const int DEPTH = 16;
@@ -221,9 +222,9 @@ template <typename T, int R> __device__ __forceinline__ void tiled(GEMM_PARAMETE
     for (int i = 0; i < R * R; i++) {
         acc[i / R][i % R] = 0.0f;
     }
-    // Each turn requests a slice, multiplies the one before while it is under way, and puts it
-    // down. A half of the shared memory is overwritten two turns after it was filled, behind a
-    // barrier.
+    // Each iteration requests a slice, multiplies the previous one while the request is in flight,
+    // and then stores the new slice. A half of the shared memory is overwritten two iterations
+    // after it was filled, after a barrier.
     float* half_a = shared;
     float* half_b = shared + HALF;
     int32_t k_left = K;
@@ -272,7 +273,7 @@ template <typename T, int R> __device__ __forceinline__ void tiled(GEMM_PARAMETE
     bool is_bf16 = (flags & C_IS_BF16) != 0;
     void* c = is_bf16 ? (void*)((bf16*)C + batch * strideC) : (void*)((float*)C + batch * strideC);
     bool aligned = (uintptr_t)c % (is_bf16 ? 8 : 16) == 0 && ldc % 4 == 0;
-    // 64 rows at a time go through shared memory, so that whole rows are written side by side.
+    // 64 rows at a time go through shared memory, so that full contiguous rows are written.
     for (int part = 0; part < PARTS; part++) {
         __syncthreads();
 #pragma unroll
@@ -300,7 +301,7 @@ template <typename T, int R> __device__ __forceinline__ void tiled(GEMM_PARAMETE
 }
 
 // Tiles of 128 x 128. Launch: grid (ceil(M/128), ceil(N/128), batch), 256 threads, no dynamic
-// shared. (The half kernel spills when it is held to two blocks an SM, so it is not.)
+// shared memory. (The 16-bit kernel would spill if two blocks had to fit on an SM.)
 QLORA_KERNEL __launch_bounds__(256, 2) qlora_gemm_big_f32(GEMM_PARAMETERS) {
     tiled<float, 8>(GEMM_ARGUMENTS);
 }
@@ -309,8 +310,8 @@ QLORA_KERNEL __launch_bounds__(256) qlora_gemm_big_half(GEMM_PARAMETERS) {
     tiled<bf16, 8>(GEMM_ARGUMENTS);
 }
 
-// Tiles of 64 x 64: small K, or too few big tiles to fill the device.
-// Launch: grid (ceil(M/64), ceil(N/64), batch), 256 threads, no dynamic shared.
+// Tiles of 64 x 64, for small K or when there are too few big tiles to fill the device.
+// Launch: grid (ceil(M/64), ceil(N/64), batch), 256 threads, no dynamic shared memory.
 #define GEMM_MID(name, type)                                                                       \
     QLORA_KERNEL __launch_bounds__(256, 3) qlora_gemm_mid_##name(GEMM_PARAMETERS) {                \
         tiled<type, 4>(GEMM_ARGUMENTS);                                                            \
@@ -318,9 +319,9 @@ QLORA_KERNEL __launch_bounds__(256) qlora_gemm_big_half(GEMM_PARAMETERS) {
 GEMM_MID(f32, float)
 GEMM_MID(half, bf16)
 
-// Where element (k, outer) of a warp's 32 x 16 tile lies: lines of 16, groups of four swapped by
-// k / 4 and the second half of k moved by 16, so that neither a quad along k nor one along the
-// outer index collides in the banks.
+// Position of element (k, outer) in a warp's 32 x 16 tile: lines of 16, with groups of four swapped
+// by k / 4 and the second half of k shifted by 16, so that neither a quad along k nor one along the
+// outer index causes bank conflicts.
 __device__ __forceinline__ int32_t skinny_at(int32_t k, int32_t outer) {
     return k * 16 + (k >= 16 ? 16 : 0) + (((outer >> 2) ^ ((k >> 2) & 3)) << 2) + (outer & 3);
 }
@@ -340,9 +341,9 @@ __device__ __forceinline__ void skinny_put(float* tile, const reader<T>& r, int3
     }
 }
 
-// One block computes 16 x 16 of C. Its eight warps take slices of 32 of K in turn, each with its
-// own piece of shared memory; their sums are added in warp order.
-// This is long because the turns share all of their state.
+// One block computes 16 x 16 of C. Its eight warps take turns at slices of 32 of K, each with its
+// own part of shared memory; their sums are added in warp order.
+// The function is long because the iterations share all of their state.
 template <typename T> __device__ __forceinline__ void skinny(GEMM_PARAMETERS) {
     const int DEPTH = 32;
     const int WARPS = 8;
@@ -421,7 +422,7 @@ template <typename T> __device__ __forceinline__ void skinny(GEMM_PARAMETERS) {
         k_left -= WARPS * DEPTH;
         first = false;
     }
-    // The warp's own piece is free: its 16 x 16 sums go there.
+    // The warp no longer needs its part of shared memory, so its 16 x 16 sums are stored there.
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         *(float2*)(sa + (4 * ly + i) * 16 + 2 * lx) = make_float2(acc[i][0], acc[i][1]);
@@ -449,8 +450,8 @@ template <typename T> __device__ __forceinline__ void skinny(GEMM_PARAMETERS) {
     }
 }
 
-// Few rows or few columns and a long K: the products with LoRA's A and B.
-// Launch: grid (ceil(M/16), ceil(N/16), batch), 256 threads, no dynamic shared.
+// For few rows or few columns and a long K: the products with LoRA's A and B.
+// Launch: grid (ceil(M/16), ceil(N/16), batch), 256 threads, no dynamic shared memory.
 #define GEMM_SKINNY(name, type)                                                                    \
     QLORA_KERNEL __launch_bounds__(256, 2) qlora_gemm_skinny_##name(GEMM_PARAMETERS) {             \
         skinny<type>(GEMM_ARGUMENTS);                                                              \

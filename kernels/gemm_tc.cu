@@ -2,16 +2,17 @@
 //
 //   C[M,N] = alpha op(A) op(B) + beta C       row-major, strided-batched
 //
-// Same parameters and meaning as gemm.cu (flags bit 1: C is bf16, else f32); the transposition is
-// in the kernel's name, first letter A, second letter B. Products are exact, sums are f32 in the
-// order of the tensor cores' m16n8k16 steps along K. The caller guarantees: A, B 16-byte aligned,
-// lda, ldb and their batch strides multiples of 8. C may have any alignment. Nothing outside M, N,
-// K is read or written; beta == 0 never reads C.
+// Parameters and semantics are those of gemm.cu (flags bit 1: C is bf16, otherwise f32); the
+// kernel's name gives the transposition, first letter A, second letter B. Products are exact; sums
+// are f32 in the order of the tensor cores' m16n8k16 steps along K. The caller guarantees that A
+// and B are 16-byte aligned and that lda, ldb and their batch strides are multiples of 8. C may
+// have any alignment. Nothing outside M, N, K is read or written; with beta == 0, C is never read.
 //
-// Launch: grid (ceil(M/128), ceil(N/128), batch), 256 threads, no dynamic shared.
-// One block: 128 x 128 of C, slices of 32 along K, three of them in flight (48 KB shared).
-// Eight warps, two along M by four along N, 64 x 32 each.
-// Determinism: one writer per element of C, fixed order of K.
+// Launch: grid (ceil(M/128), ceil(N/128), batch), 256 threads, no dynamic shared memory.
+// One block computes 128 x 128 of C in slices of 32 along K, three of them in flight (48 KB of
+// shared memory).
+// It has eight warps, two along M by four along N, each computing 64 x 32.
+// Determinism: one writer per element of C, fixed order along K.
 #include "common.cuh"
 
 enum { C_IS_BF16 = 1, STAGES = 3, DEPTH = 32, TILE = 128, SLICE = TILE * DEPTH * 2 /* bytes */ };
@@ -20,7 +21,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// Copies 16 bytes of which the last 16 - bytes become zero.
+// Copies 16 bytes, replacing the last 16 - bytes by zeros.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, int32_t bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
@@ -30,7 +31,7 @@ __device__ __forceinline__ void copy_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Until all but the newest group have arrived.
+// Waits until all groups except the newest have arrived.
 __device__ __forceinline__ void copy_wait() {
     asm volatile("cp.async.wait_group 1;" ::: "memory");
 }
@@ -63,9 +64,9 @@ __device__ __forceinline__ void multiply(float* c, const uint32_t* a, const uint
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Byte offset of an element in a shared slice. Where memory runs along K a slice is 128 lines of
-// 32, else 32 lines of 128; the 16-byte chunks of a line are permuted so that the eight lines which
-// one ldmatrix reads lie in different banks.
+// Byte offset of an element in a shared slice. If K is the contiguous dimension, a slice is 128
+// lines of 32, otherwise 32 lines of 128; the 16-byte chunks of a line are permuted so that the
+// eight lines that one ldmatrix reads are in different banks.
 template <bool ALONG_K> __device__ __forceinline__ int32_t slice_at(int32_t outer, int32_t k) {
     if (ALONG_K) {
         return outer * 64 + (((k >> 3) ^ ((outer >> 1) & 3)) << 4);
@@ -73,7 +74,7 @@ template <bool ALONG_K> __device__ __forceinline__ int32_t slice_at(int32_t oute
     return k * 256 + (((outer >> 3) ^ (k & 7)) << 4);
 }
 
-// Requests one slice of an operand: 512 chunks of 16 bytes, two for each thread.
+// Requests one slice of an operand: 512 chunks of 16 bytes, two per thread.
 template <bool ALONG_K>
 __device__ __forceinline__ void request(uint32_t to, const uint16_t* base, int64_t ld,
                                         int32_t corner, int32_t size, int32_t k0, int32_t K) {
@@ -136,7 +137,7 @@ __device__ __forceinline__ void write_pair(void* C, int64_t at, float x, float y
 #define GEMM_ARGUMENTS                                                                             \
     A, B, C, M, N, K, lda, ldb, ldc, strideA, strideB, strideC, alpha_device, alpha, beta, flags
 
-// One block's work; long because the pipeline's turns share all of their state.
+// One block's work; long because the iterations of the pipeline share all of their state.
 template <typename T, bool TA, bool TB> __device__ __forceinline__ void tensor(GEMM_PARAMETERS) {
     const bool A_ALONG_K = !TA;
     const bool B_ALONG_K = TB;
@@ -151,8 +152,8 @@ template <typename T, bool TA, bool TB> __device__ __forceinline__ void tensor(G
     const uint16_t* a_base = (const uint16_t*)A + batch * strideA;
     const uint16_t* b_base = (const uint16_t*)B + batch * strideB;
     uint32_t ring = shared_address(shared);
-    // Which line of which 8 x 8 piece this lane names to ldmatrix: pieces run over rows, then k,
-    // for A; over k, then columns, for B.
+    // The line of the 8 x 8 piece whose address this lane passes to ldmatrix: pieces are ordered by
+    // rows, then k, for A; by k, then columns, for B.
     int32_t a_outer = A_ALONG_K ? lane % 16 : lane / 8 % 2 * 8;
     int32_t a_k = A_ALONG_K ? lane / 16 * 8 : lane / 16 * 8 + lane % 8;
     int32_t b_outer = B_ALONG_K ? lane / 16 * 8 + lane % 8 : lane / 16 * 8;
@@ -164,13 +165,13 @@ template <typename T, bool TA, bool TB> __device__ __forceinline__ void tensor(G
     }
     int32_t slices = (K + DEPTH - 1) / DEPTH;
     int32_t put = 0;
-    // Turn s requests slice s and multiplies slice s - 2; every turn commits one group, empty at
-    // the end, so that "all but one" always means the slice that is needed next.
+    // Iteration s requests slice s and multiplies slice s - 2; every iteration commits one group,
+    // an empty one at the end, so that "all but one" always means the slice that is needed next.
 #pragma unroll 1
     for (int32_t s = 0; s < slices + STAGES - 1; s++) {
         if (s >= STAGES - 1) {
             copy_wait();
-            __syncthreads(); // slice s - 2 is there for all, slice s - 3 is done with
+            __syncthreads(); // slice s - 2 is visible to all, slice s - 3 no longer needed
         }
         if (s < slices) {
             uint32_t to = ring + (uint32_t)put * 2 * SLICE;
@@ -222,7 +223,7 @@ template <typename T, bool TA, bool TB> __device__ __forceinline__ void tensor(G
     void* c = is_bf16 ? (void*)((bf16*)C + batch * strideC) : (void*)((float*)C + batch * strideC);
     bool aligned = (uintptr_t)c % (is_bf16 ? 4 : 8) == 0 && ldc % 2 == 0;
     // A warp's 16 x 32 strips pass through its own 2 KB of the ring, so that the code that writes
-    // exists once; all slices have been multiplied by every warp.
+    // them exists only once; by now, every warp has multiplied all slices.
     __syncthreads();
     float* strip = (float*)shared + warp * 16 * 33;
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// linear.cuh - what the LoRA linear operator needs beside its matrix products.
+// linear.cuh - helpers of the LoRA linear operator, apart from its matrix products.
 //
 // The operand of a stack of up to three projections is one matrix of [out + pad, in + pad],
 //
@@ -20,10 +20,10 @@
     const void *a##n, int64_t lda##n, const void *sb##n, int64_t ldsb##n, int64_t out##n,          \
         int32_t rank##n
 
-// Writes everything of the operand but the W_i. A part without adapter has rank 0, one that is not
-// there out 0 as well. Launch: 256 threads, grid ceil(out / 8) + pad ceil((in + pad) / 2048): a
-// warp takes the short piece beside a row of W, a block 2048 columns of a row below. Element-wise,
-// one writer per output.
+// Writes the whole operand except the W_i. A part without an adapter has rank 0; an absent part
+// also has out 0. Launch: 256 threads, grid ceil(out / 8) + pad ceil((in + pad) / 2048): a warp
+// writes the short piece to the right of a row of W, a block 2048 columns of a row below W.
+// Element-wise, one writer per output.
 template <typename T>
 __device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_t pad,
                                       LINEAR_PART(1), LINEAR_PART(2), LINEAR_PART(3)) {
@@ -73,8 +73,8 @@ __device__ __forceinline__ void place(T* operand, int64_t ld, int64_t in, int32_
               rank2, a3, lda3, sb3, ldsb3, out3, rank3);                                           \
     }
 
-// y[r,c] = bias[c], into which a product is then accumulated, or y[r,c] += bias[c] with add != 0;
-// y is [rows, cols] with leading dimension ld.
+// y[r,c] = bias[c], for a product to be accumulated into, or y[r,c] += bias[c] with add != 0; y is
+// [rows, cols] with leading dimension ld.
 // Launch: 256 threads, grid (ceil(cols / 256), min(rows, 65535)). Element-wise.
 template <typename T>
 __device__ __forceinline__ void spread(const T* bias, T* y, int64_t rows, int64_t cols, int64_t ld,

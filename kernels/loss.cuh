@@ -1,5 +1,4 @@
-// loss.cuh - cross-entropy over rows of logits with the gradient in place, its sum, and the arg
-// max.
+// loss.cuh - cross-entropy over rows of logits with the gradient in place, its sum, and the argmax.
 #ifndef QLORA_LOSS_CUH
 #define QLORA_LOSS_CUH
 
@@ -9,7 +8,7 @@
 #define IGNORED -100
 #define BATCH 4
 
-// Running maximum and sum of e^(x - maximum).
+// Running maximum, and the sum of e^(x - maximum).
 struct log_sum {
     float top;
     float sum;
@@ -34,7 +33,7 @@ template <class T> __device__ __forceinline__ void log_sum_add(log_sum& s, uint4
 }
 
 // The share of one thread, which owns the pieces first, first + step, ... of a row. BATCH aligned
-// pieces are loaded at a time; what is left, or not aligned, goes one by one.
+// pieces are loaded at a time; remaining or unaligned pieces are loaded one by one.
 template <class T>
 __device__ __forceinline__ log_sum log_sum_of(const T* x, int64_t cols, int64_t first, int64_t step,
                                               bool vec) {
@@ -58,7 +57,7 @@ __device__ __forceinline__ log_sum log_sum_of(const T* x, int64_t cols, int64_t 
     return mine;
 }
 
-// What every column of a row's gradient needs.
+// Values that every column of a row's gradient needs.
 struct row_gradient {
     int64_t label;
     float top;
@@ -83,7 +82,7 @@ __device__ __forceinline__ uint4 gradient_piece(const row_gradient& g, uint4 raw
     return pack(v);
 }
 
-// The pieces of one thread, in place.
+// Processes the pieces of one thread, in place.
 template <class T>
 __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t cols,
                                             int64_t first, int64_t step, bool vec) {
@@ -106,13 +105,15 @@ __device__ __forceinline__ void gradient_of(const row_gradient& g, T* x, int64_t
     }
 }
 
-// Per row: loss = weight (log sum e^x - x[label]); with gradient != 0 also, in place,
+// For each row, loss = weight (log sum e^x - x[label]); with gradient != 0 also, in place,
 //   x = (softmax(x) - onehot(label)) scale weight.
-// Label -100: loss 0, gradient 0. Any other label outside [0, cols): the same, and *bad becomes 1.
-// scale (one f32 in device memory) and weights [rows] may be null for 1. cols < 2^31, 64-bit
-// offsets. Launch: threads = cols / (4 N) rounded up to a multiple of 32, at most 1024; grid.x =
-// rows. Determinism: the order of the sum depends on cols and the type alone. One writer per
-// output.
+// Label -100 gives loss 0 and gradient 0; any other label outside [0, cols) gives the same and sets
+// *bad to 1. scale (one f32 in device memory) and weights [rows] may be null, meaning 1.
+// cols < 2^31, 64-bit offsets.
+// Launch:
+//   threads = cols / (4 N) rounded up to a multiple of 32, at most 1024
+//   grid.x  = rows
+// Determinism: the order of the sum depends only on cols and the type. One writer per output.
 template <class T>
 __device__ __forceinline__ void
 cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights,
@@ -147,7 +148,7 @@ cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights
         losses[row] = weight * (top + logf(sum) - chosen);
     }
     if (gradient) {
-        // Nobody overwrites x[label] before everybody has read it, in blocks of one warp too.
+        // All threads read x[label] before any thread overwrites it, even in blocks of one warp.
         __syncthreads();
         float factor = scale != 0 ? *scale * weight : weight;
         row_gradient g = {label, top, factor / sum, factor};
@@ -155,8 +156,8 @@ cross_entropy(T* logits, int64_t ld, const int32_t* labels, const float* weights
     }
 }
 
-// ids[row] = column of the largest value, the smallest such column on a tie; a NaN is never
-// largest, a row of nothing but NaN gives 0. Launch: 256 threads, grid.x = rows.
+// ids[row] = column of the largest value, and the smallest such column on a tie; a NaN is never the
+// largest, and a row that contains only NaN gives 0. Launch: 256 threads, grid.x = rows.
 template <class T>
 __device__ __forceinline__ void arg_max(const T* x, int64_t ld, int32_t* ids, int64_t cols) {
     __shared__ float best_value[256];

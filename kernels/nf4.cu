@@ -1,4 +1,4 @@
-// nf4.cu - the kernels of nf4.cuh for quantising, and widening to f32.
+// nf4.cu - the kernels of nf4.cuh that quantise, and that dequantise to f32.
 // targets: 75
 #include "nf4.cuh"
 
@@ -7,7 +7,7 @@ NF4_QUANTISE(bf16, bf16)
 NF4_QUANTISE(f16, f16)
 
 // offset[0] = f32(sum) * inverse, inverse = f32(1 / blocks). Thread t adds absmax[t], [t + 1024],
-// ... in f64; the 1024 sums are folded in halves. Launch: one block of 1024 threads.
+// ... in f64; the 1024 sums are reduced by halves. Launch: one block of 1024 threads.
 QLORA_KERNEL __launch_bounds__(1024)
     qlora_nf4_offset(const float* absmax, int64_t blocks, float inverse, float* offset) {
     __shared__ double shared[1024];
@@ -29,7 +29,7 @@ QLORA_KERNEL __launch_bounds__(1024)
     }
 }
 
-// One warp takes one group of scales. Launch: 256 threads, grid ceil(groups / 8).
+// One warp per group of scales. Launch: 256 threads, grid ceil(groups / 8).
 QLORA_KERNEL __launch_bounds__(256)
     qlora_nf4_quantise_scales(const float* absmax, int64_t blocks, int32_t group,
                               const float* offset, const float* maps, uint8_t* q, float* scales) {

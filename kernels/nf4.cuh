@@ -1,16 +1,16 @@
-// nf4.cuh - 4-bit NormalFloat weights with block-wise scales, as bitsandbytes stores them.
+// nf4.cuh - 4-bit NormalFloat weights with block-wise scales, in the format of bitsandbytes.
 //
-// A weight of n = rows * cols elements, row-major without gaps, is cut into blocks of B (a power of
-// two, 32 ... 4096) that may straddle rows; the last may be short. With element e in block b = e /
-// B:
+// A weight of n = rows * cols elements, row-major without gaps, is divided into blocks of B
+// elements (a power of two, 32 ... 4096) that may straddle rows; the last one may be short. For
+// element e in block b = e / B:
 //   absmax[b] = max |w|
-//   code[e]   = number of thresholds below w * inv, inv = 1 / max(absmax[b], 1e-38), correctly
-//   rounded value[e]  = round(level[code[e]] * absmax[b])          product in f32, rounded to the
-//   output type
-// Byte i holds element 2i in its high and 2i + 1 in its low half; after an odd n the last half is 7
-// (0.0).
+//   code[e]   = number of thresholds below w * inv,
+//               inv = 1 / max(absmax[b], 1e-38), correctly rounded
+//   value[e]  = round(level[code[e]] * absmax[b]), product in f32, rounded to the output type
+// Byte i holds element 2i in its high half and 2i + 1 in its low half; if n is odd, the last half
+// is 7 (0.0).
 //
-// Double quantisation replaces absmax by one byte a block, in groups of G (256):
+// Double quantisation replaces absmax by one byte per block, in groups of G (256):
 //   offset    = f32(sum of absmax) * f32(1 / blocks)
 //   scale[g]  = max(max |absmax - offset|, 1e-38)
 //   q[b]      = nearest entry of a map of 256 to (absmax[b] - offset) * (1 / scale[g])
@@ -25,7 +25,7 @@
 
 #define NF4_SMALLEST 1e-38f
 
-// The middles between neighbouring levels, rounded to f32.
+// The midpoints between adjacent levels, rounded to f32.
 __device__ __forceinline__ uint32_t nf4_code(float x) {
     uint32_t c = 0;
     c += x > -0.8480963706970215f;
@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t nf4_code(float x) {
     return c;
 }
 
-// One warp takes one block. Launch: 256 threads, grid ceil(blocks / 8).
+// One warp per block. Launch: 256 threads, grid ceil(blocks / 8).
 template <typename T>
 __device__ __forceinline__ void nf4_quantise(const T* w, int64_t n, int32_t block, uint8_t* codes,
                                              float* absmax) {
@@ -84,9 +84,9 @@ __device__ __forceinline__ void nf4_quantise(const T* w, int64_t n, int32_t bloc
         nf4_quantise(w, n, block, codes, absmax);                                                  \
     }
 
-// Index of the entry of map nearest to x: bisection from the middle, then the nearer of the last
-// entry and its neighbour on the side of x; in the middle between two the last entry of the
-// bisection stays.
+// Index of the map entry nearest to x: bisection from the middle, then the nearer of the last entry
+// and its neighbour on the side of x; exactly halfway between the two, the last entry of the
+// bisection wins.
 __device__ __forceinline__ int32_t nf4_nearest(const float* map, float x) {
     int32_t at = 127;
     int32_t below = 0;
@@ -106,7 +106,7 @@ __device__ __forceinline__ int32_t nf4_nearest(const float* map, float x) {
     return x < __fmul_rn(__fadd_rn(map[below], map[at]), 0.5f) ? below : at;
 }
 
-// Eight neighbours of a row.
+// Stores eight consecutive elements of a row.
 __device__ __forceinline__ void store_eight(bf16* p, const float* v) {
     *(uint4*)p = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
                             pack_bf16(v[6], v[7]));
@@ -126,13 +126,13 @@ __device__ __forceinline__ void store_eight(float* p, const float* v) {
     ((float4*)p)[1] = make_float4(v[4], v[5], v[6], v[7]);
 }
 
-// out[r, c] = value of element (row0 + r) * cols + col0 + c, for an out of [out_rows, out_cols]
-// with leading dimension ld. A thread takes eight neighbours of a row, four rows apart in time: one
-// 4-byte load, one 16-byte store (two for f32) each. A block of 256 threads is `width` threads wide
-// (a power of two, 1 ... 256) and 256 / width rows high, four times. Launch: 256 threads, grid
-// (ceil(out_rows / (4 * 256 / width)), ceil(out_cols / (8 * width))). absmax is null when the
-// scales are double-quantised (q, scales, offset). via_bf16: an f32 out gets the values of a bf16
-// one.
+// out[r, c] = value of element (row0 + r) * cols + col0 + c, for an output of [out_rows, out_cols]
+// with leading dimension ld. A thread handles eight consecutive elements in each of four rows, with
+// one 4-byte load and one 16-byte store (two for f32) each. A block of 256 threads is `width`
+// threads wide (a power of two, 1 ... 256) and 256 / width rows high, four times. Launch: 256
+// threads, grid (ceil(out_rows / (4 * 256 / width)), ceil(out_cols / (8 * width))). absmax is null
+// if the scales are double-quantised (q, scales, offset). With via_bf16, an f32 output gets the
+// values of a bf16 one.
 template <typename T>
 __device__ __forceinline__ void
 nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, const float* scales,
@@ -149,8 +149,8 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
     int64_t e = (row0 + row) * cols + col0 + col;
     const float* source = absmax ? absmax : scales;
     int32_t source_shift = absmax ? block_shift : block_shift + group_shift;
-    // Everything that can be requested before the tables are there is. The function is
-    // long because the whole and the ragged case use the same tables.
+    // Everything that does not depend on the tables is requested before they have arrived. The
+    // function is long because the whole and the ragged case use the same tables.
     uint32_t w[4];
     uint32_t code[4];
     float s[4];
@@ -168,7 +168,7 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
             }
         }
     }
-    // Plain scales count as map[0] * absmax + 0 with map[0] = 1.
+    // Plain scales are handled as map[0] * absmax + 0 with map[0] = 1.
     if (threadIdx.x < 16) {
         level[threadIdx.x] = maps[threadIdx.x];
     }
@@ -185,7 +185,7 @@ nf4_dequantise(const uint8_t* codes, const float* absmax, const uint8_t* q, cons
         for (int j = 0; j < 4; j++) {
             if (row + j * high < out_rows) {
                 float scale = __fadd_rn(__fmul_rn(map[code[j]], s[j]), middle);
-                // Bytes of these are offsets into the table of levels.
+                // The bytes of even and odd are offsets into the table of levels.
                 uint32_t even = w[j] >> 2 & 0x3c3c3c3cu;
                 uint32_t odd = w[j] << 2 & 0x3c3c3c3cu;
                 float v[8];

@@ -1,4 +1,4 @@
-// nf4_bf16.cu - the kernels of nf4.cuh for widening to 16 bits.
+// nf4_bf16.cu - the kernels of nf4.cuh that dequantise to 16 bits.
 // targets: 80
 #include "nf4.cuh"
 

@@ -1,24 +1,25 @@
-// nf4_gemm.cu - products of a few rows with NF4 weights, which are widened on the way.
+// nf4_gemm.cu - products of a few rows with NF4 weights, dequantised on the fly.
 //
 //   y[M,N] = x[M,K] W[N,K]^T        x bf16, y bf16 or f32, M <= 32, K a multiple of 32
 //
-// for one weight or for two that share x. W is NF4 as nf4.cu describes it, blocks of 32 or more;
-// its elements take the same bf16 values as nf4_dequantise_bf16 writes. Sums are f32 on tensor
-// cores.
+// for one weight or for two that share x. W is NF4 as described in nf4.cuh, with blocks of 32 or
+// more; its elements have the same bf16 values that nf4_dequantise_bf16 writes. Sums are f32 on
+// tensor cores.
 //
-// A row of W is walked in steps of 256 elements. In a step, thread t of four holds 64 neighbours
-// along K of a row of W, as a rule one block of scales, and the same 64 of a row of x; four of
-// them are one step of m16n8k16, whose k are thereby permuted alike for both operands. Positions in
-// W are counted in units of 32 elements (16 bytes of codes), N * K / 32 < 2^32.
+// A row of W is processed in steps of 256 elements. In a step, thread t of four holds 64
+// consecutive elements along K of a row of W, usually one block of scales, and the same 64 of a row
+// of x. Four elements of each thread make one step of m16n8k16, whose k are thereby permuted in the
+// same way for both operands. Positions in W are counted in units of 32 elements (16 bytes of
+// codes), N * K / 32 < 2^32.
 //
-// A byte of codes is widened by one look-up in shared memory: the table has an entry of two f32
-// levels for each of the 256 bytes, sixteen times side by side, so that the lanes of half a warp
-// read from different banks whatever their codes are. (Byte permutes within registers run at half
-// the rate of other integer instructions on sm_90: 28.8 us instead of 24.6 for 16 x 14336 x 4096.)
+// A byte of codes is dequantised by one look-up in shared memory: the table has an entry of two f32
+// levels for each of the 256 bytes, replicated sixteen times, so that the lanes of half a warp read
+// from different banks whatever their codes are. (Byte permutes within registers run at half the
+// rate of other integer instructions on sm_90: 28.8 us instead of 24.6 us for 16 x 14336 x 4096.)
 //
-// x is 16-byte aligned and ldx a multiple of 8; the codes are 16-byte aligned. With one split the
-// blocks write y, else a slice of partials[splits][M][N1 + N2] that qlora_nf4_gemm_reduce adds in
-// order. Determinism: one writer per output, fixed order.
+// x is 16-byte aligned and ldx is a multiple of 8; the codes are 16-byte aligned. With one split,
+// the blocks write y; otherwise each writes to a slice of partials[splits][M][N1 + N2], which
+// qlora_nf4_gemm_reduce adds in order. Determinism: one writer per output, fixed order.
 #include "common.cuh"
 
 enum { STEP = 256, COPIES = 16, PAIR_BYTES = 256 * COPIES * 8, TABLE_BYTES = PAIR_BYTES + 256 * 4 };
@@ -48,7 +49,8 @@ __device__ __forceinline__ void multiply(float* c, const uint32_t* a, uint32_t b
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Eight columns of two rows of x, eight apart, with eight elements of a row of W each.
+// Multiplies eight columns of two rows of x, eight rows apart, by eight elements of a row of
+// W each.
 __device__ __forceinline__ void multiply_eight(float* c, uint4 top, uint4 bottom,
                                                const uint32_t* b) {
     uint32_t left[4] = {top.x, bottom.x, top.y, bottom.y};
@@ -57,7 +59,7 @@ __device__ __forceinline__ void multiply_eight(float* c, uint4 top, uint4 bottom
     multiply(c, right, b[2], b[3]);
 }
 
-// Eight codes to eight bf16. A byte holds the earlier element in its high half.
+// Converts eight codes to eight bf16 values. A byte holds the earlier element in its high half.
 __device__ __forceinline__ void widen(uint32_t* out, uint32_t word, const uint8_t* pairs,
                                       float scale) {
     const uint32_t ENTRY = COPIES * 8;
@@ -70,22 +72,22 @@ __device__ __forceinline__ void widen(uint32_t* out, uint32_t word, const uint8_
     }
 }
 
-// A weight as one thread sees it. Plain scales count as map[0] * absmax + 0 with map[0] = 1.
+// A weight as seen by one thread. Plain scales are handled as map[0] * absmax + 0 with map[0] = 1.
 struct weight {
     const uint8_t* codes;
-    const uint8_t* q; // null with plain scales
+    const uint8_t* q; // null for plain scales
     const float* source;
-    const uint8_t* pairs; // shared: the levels of each byte, COPIES times
+    const uint8_t* pairs; // shared: the levels of each byte, replicated COPIES times
     const float* map;     // shared: 256 entries
     float middle;
     int32_t N;
-    int32_t block_shift; // of units
+    int32_t block_shift; // log2 of a block's size in units
     int32_t source_shift;
-    uint32_t units; // of a row
-    bool fine;      // a thread's 64 elements may lie in two blocks
+    uint32_t units; // per row
+    bool fine;      // a thread's 64 elements may span two blocks
 };
 
-// All threads of the block copy the tables; a barrier has to follow.
+// All threads of the block copy the tables; the caller must follow with a barrier.
 __device__ __forceinline__ weight open_weight(const uint8_t* codes, const float* absmax,
                                               const uint8_t* q, const float* scales,
                                               const float* offset, const float* maps,
@@ -114,19 +116,19 @@ __device__ __forceinline__ weight open_weight(const uint8_t* codes, const float*
     return w;
 }
 
-// Codes of 64 elements with the scale of the first, as they come from memory.
+// The codes of 64 elements and the scale of the first, as read from memory.
 struct raw_step {
     uint4 codes[2];
     float s;
     uint32_t q;
 };
 
-// Rows behind the last one repeat it; what they give is never written.
+// Rows after the last one repeat it; their results are never written.
 __device__ __forceinline__ uint32_t first_unit(const weight& w, int32_t row) {
     return (uint32_t)(row < w.N ? row : w.N - 1) * w.units;
 }
 
-// The 32 codes of a unit, zeros outside the range of K.
+// The 32 codes of a unit, or zeros outside the range of K.
 __device__ __forceinline__ uint4 fetch_codes(const weight& w, uint32_t unit, bool inside) {
     uint4 v = make_uint4(0, 0, 0, 0);
     if (inside) {
@@ -147,7 +149,8 @@ __device__ __forceinline__ void fetch_scale(const weight& w, uint32_t unit, bool
     }
 }
 
-// `inside` says which halves of the 64 elements from this unit on are inside the range of K.
+// inside0 and inside1: whether the first and second half of the 64 elements at `unit` are inside
+// the range of K.
 __device__ __forceinline__ raw_step fetch(const weight& w, uint32_t unit, bool inside0,
                                           bool inside1) {
     raw_step r;
@@ -169,13 +172,13 @@ __device__ __forceinline__ raw_step fetch(const weight& w, uint32_t unit, bool i
     return r;
 }
 
-// Outside, where x is zero, the weights must be finite.
+// Outside the range x is zero, but the weights must still be finite: 0 * inf would be NaN.
 __device__ __forceinline__ float scale_of(const weight& w, float s, uint32_t q, bool inside) {
     float scale = __fadd_rn(__fmul_rn(w.map[q], s), w.middle);
     return inside ? scale : 0.0f;
 }
 
-// The scale of the second 32 of 64 elements, where it may differ.
+// The scale of the second 32 of 64 elements, for when it may differ from that of the first.
 __device__ __forceinline__ float second_scale(const weight& w, uint32_t unit, bool inside) {
     float s = 0.0f;
     uint32_t q = 0;
@@ -199,7 +202,7 @@ __device__ __forceinline__ void write_sum(void* y, int64_t at, int32_t is_bf16, 
     }
 }
 
-// Where the sums of a block go: y, or its split's slice of the partial sums.
+// Where a block writes its sums: y, or its split's slice of the partial sums.
 struct outputs {
     void* y;
     int64_t ldy;
@@ -223,16 +226,16 @@ __device__ __forceinline__ outputs open_outputs(void* y, int64_t ldy, int32_t is
 
 // ---- up to 16 rows: K over the warps of a block
 //
-// A warp keeps its 256 columns of x in registers and walks over rows of W, eight at a time; the
-// sums of two such tiles of all warps go through shared memory and are added in the order of the
-// warps while the next two are on their way. Codes are requested two tiles ahead.
+// A warp keeps its 256 columns of x in registers and iterates over rows of W, eight at a time; the
+// sums of two such tiles from all warps go through shared memory and are added in warp order while
+// the next two are being computed. Codes are requested two tiles ahead.
 //
 // Launch: grid (blocks1 + blocks2, splits): blocks1 share the rows of W1, blocks2 those of W2;
-// 32 * warps threads, warps <= 16, range = 256 * warps, splits * range >= K. Dynamic shared:
+// 32 * warps threads, warps <= 16, range = 256 * warps, splits * range >= K. Dynamic shared memory:
 // TABLE_BYTES and 2 * warps * SUM_FLOATS floats.
 enum { WARPS = 16, TILES = 2, TILE_FLOATS = 128 + 16, SUM_FLOATS = TILES * TILE_FLOATS };
 
-// Adds up TILES tiles from column `first` on, columns before `end` only.
+// Adds up TILES tiles starting at column `first`, up to but excluding column `end`.
 __device__ __forceinline__ void add_warps(const float* sums, int32_t M, int32_t first, int32_t end,
                                           const outputs& to) {
     const int COLUMNS = TILES * 8;
@@ -241,7 +244,7 @@ __device__ __forceinline__ void add_warps(const float* sums, int32_t M, int32_t 
         int32_t row = i / COLUMNS;
         int32_t col = i % COLUMNS;
         if (first + col < end) {
-            // As the tensor cores leave a tile: lane 4 (row % 8) + col / 2 % 4 has four of it.
+            // Tensor-core layout of a tile: lane 4 (row % 8) + col / 2 % 4 holds four elements.
             const float* p = sums + col / 8 * TILE_FLOATS + row % 8 * 16 + col % 8 / 2 * 4 +
                              row / 8 * 2 + col % 2;
             float sum = p[0];
@@ -254,7 +257,7 @@ __device__ __forceinline__ void add_warps(const float* sums, int32_t M, int32_t 
     }
 }
 
-// What a warp adds to a tile: its 256 columns of 16 rows of x with 8 rows of W.
+// A warp's contribution to a tile: its 256 columns of 16 rows of x times 8 rows of W.
 __device__ __forceinline__ float4 multiply_tile(const weight& w, const raw_step& r, uint32_t unit,
                                                 bool inside0, bool inside1, const uint4* columns) {
     float scale = scale_of(w, r.s, r.q, inside0);
@@ -294,7 +297,7 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
         uint32_t unit = first_unit(w, (begin + i) * 8 + g) + (uint32_t)k0 / 32;
         next[i] = fetch(w, unit, inside0, inside1);
     }
-    uint4 columns[16]; // rows g and g + 8 of x in turn
+    uint4 columns[16]; // rows g and g + 8 of x alternate
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         int32_t row = g + i % 2 * 8;
@@ -308,12 +311,12 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
                               N2, second);
     int32_t columns_end = end * 8 < w.N ? end * 8 : w.N;
     float* place = sums + warp * SUM_FLOATS;
-    int32_t other = warps * SUM_FLOATS; // sums lie twice: one half is written, one is read
+    int32_t other = warps * SUM_FLOATS; // of the two buffers: one is written, one read
     __syncthreads();
 #pragma unroll 1
     for (int32_t tile = begin; tile < end; tile += TILES) {
 #pragma unroll
-        for (int i = 0; i < TILES; i++) { // the last one may lie behind the end: it is not written
+        for (int i = 0; i < TILES; i++) { // past the end, the last tile is not written
             int32_t row = (tile + i) * 8 + g;
             raw_step now = next[i];
             next[i] =
@@ -331,16 +334,16 @@ QLORA_KERNEL __launch_bounds__(WARPS * 32, 1) qlora_nf4_gemm_16(NF4_GEMM_PARAMET
 
 // ---- up to 32 rows: rows of W over the warps of a block
 //
-// A warp takes 16 rows of W, two tiles; x comes in chunks of 256 columns through shared memory for
-// all of them.
+// A warp takes 16 rows of W, as two tiles; x passes through shared memory in chunks of 256 columns,
+// for all warps.
 //
 // Launch: grid (blocks1 + blocks2, splits), blocks = ceil(N / 128), 256 threads, range = elements
-// of K in a split, a multiple of 256. Dynamic shared: TABLE_BYTES, two chunks of x.
+// of K per split, a multiple of 256. Dynamic shared memory: TABLE_BYTES and two chunks of x.
 enum { ROW_THREADS = 256, ROW_WARPS = 8, ROWS_OF_W = 16 * ROW_WARPS, TILES_M = 2 };
 
-// Requests a chunk of x. A row has 32 units of 16 bytes; unit 8 t + i lies at 4 i + t, in odd rows
-// with the upper and lower four of eight swapped, so that the lanes which read together meet
-// different banks.
+// Requests a chunk of x. A row has 32 units of 16 bytes; unit 8 t + i is stored at 4 i + t, and in
+// odd rows the upper and lower four of each eight are swapped, so that lanes that read together
+// access different banks.
 __device__ __forceinline__ void request_x(uint32_t slot, const bf16* x, int64_t ldx, int32_t M,
                                           int32_t k0, int32_t k_end) {
     int32_t lane = (int32_t)threadIdx.x % 32;
@@ -355,7 +358,7 @@ __device__ __forceinline__ void request_x(uint32_t slot, const bf16* x, int64_t 
     }
 }
 
-// Columns 8 i .. 8 i + 7 of the 64 of each thread, in all rows of x.
+// Columns 8 i .. 8 i + 7 of each thread's 64, in all rows of x.
 __device__ __forceinline__ void multiply_rows(float (&acc)[TILES_M][2][4], const uint8_t* x, int i,
                                               const uint32_t (&b)[2][4]) {
     int32_t g = (int32_t)threadIdx.x % 32 / 4;
@@ -384,7 +387,7 @@ __device__ __forceinline__ void write_rows(const float (&acc)[TILES_M][2][4], co
     }
 }
 
-// One block; long because the turns of the pipeline share all of their state.
+// One block; long because the iterations of the pipeline share all of their state.
 QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAMETERS) {
     const int X_BYTES = 16 * TILES_M * 2 * STEP;
     extern __shared__ __align__(128) uint8_t shared[];
@@ -405,7 +408,7 @@ QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAME
     }
     uint32_t base = (uint32_t)__cvta_generic_to_shared(chunks_of_x);
     raw_step raw[2];
-    int32_t k = k_begin + lane % 4 * 64; // this thread's first element of the chunk
+    int32_t k = k_begin + lane % 4 * 64; // this thread's first element in the chunk
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         row_unit[j] = first_unit(w, n0 + 8 * j + lane / 4);
@@ -438,7 +441,7 @@ QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAME
                     scale[j] = second_scale(w, row_unit[j] + (uint32_t)k / 32, k + 32 < k_end);
                 }
                 widen(b[j], word_of(raw[j].codes, i), w.pairs, scale[j]);
-                // Half of the codes is used up: its registers take those of the next chunk.
+                // Half of the codes has been consumed: its registers are reused for the next chunk.
                 if (i % 4 == 3) {
                     int32_t from = later + i / 4 * 32;
                     raw[j].codes[i / 4] =
@@ -454,7 +457,7 @@ QLORA_KERNEL __launch_bounds__(ROW_THREADS, 2) qlora_nf4_gemm_32(NF4_GEMM_PARAME
     write_rows(acc, to, M, w.N, n0);
 }
 
-// y = sum over the splits of partials, in their order. One thread an element.
+// y = sum over the splits of partials, in their order. One thread per element.
 // Launch: grid (ceil((N1 + N2) / 256), M), 256 threads.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_nf4_gemm_reduce(const float* partials, int32_t splits, int32_t M, int32_t N1, void* y1,

@@ -1,17 +1,19 @@
-// norm.cuh - RMSNorm over rows and over heads, with the residual sum in front, and its backward
+// norm.cuh - RMSNorm over rows and over heads, optionally after a residual sum, and its backward
 // passes.
 //
-// Rows may be cut into heads: block row y of the grid is head y, whose columns start at y * cols in
-// every row of the inputs and outputs (the weight [cols] is shared). A plain norm has grid.y = 1.
+// Rows may be divided into heads: block row y of the grid is head y, whose columns start at
+// y * cols in every row of the inputs and outputs (the weight [cols] is shared). A plain norm has
+// grid.y = 1.
 //
-// Launch of the row kernels: N = 4 (f32) or 8 (bf16) columns a piece, pieces = cols / N rounded up.
+// Launch of the row kernels: N = 4 (f32) or 8 (bf16) columns per piece, pieces = cols / N
+// rounded up.
 //   pieces <= 64: width = power of two >= pieces / 2, at most 32; 256 threads, 256 / width rows
 //   otherwise:    width = threads = pieces / 2 rounded up to a multiple of 32, at most 512; one row
 // grid.x = rows / (threads / width) rounded up. Static shared memory only.
-// With cols a multiple of N and everything 16-byte aligned, a thread keeps two pieces in registers
-// and reads only what longer rows have beyond them a second time; otherwise all of it, column by
-// column. Determinism: the sum over a row has a fixed order that depends on cols and the type
-// alone.
+// If cols is a multiple of N and everything is 16-byte aligned, a thread keeps two pieces in
+// registers and reads a second time only the part of longer rows beyond them; otherwise it reads
+// everything a second time, column by column. Determinism: the sum over a row has a fixed order
+// that depends only on cols and the type.
 #ifndef QLORA_NORM_CUH
 #define QLORA_NORM_CUH
 
@@ -33,10 +35,10 @@ template <class T, bool VEC> __device__ __forceinline__ void put(T* p, uint4 raw
     }
 }
 
-// What the forward pass needs to know of one row.
+// State of one row in the forward pass.
 template <class T> struct fwd_row {
     const T* from;
-    const T* add; // null without residual
+    const T* add; // null without a residual
     T* sum_to;
     T* to;
     const void* w;
@@ -124,7 +126,7 @@ __device__ __forceinline__ void fwd_one_row(const fwd_row<T>& r, int32_t first, 
     }
 }
 
-// h_out = h_in + delta (rounded to T; skipped when delta is null, then h_in is the input),
+// h_out = h_in + delta (rounded to T; skipped if delta is null, and then h_in is the input),
 // y = h / sqrt(mean(h^2) + eps) * w, from the rounded h. h_out may be h_in; y may be h_in or delta.
 template <class T>
 __device__ __forceinline__ void rms_fwd(const T* h_in, int64_t ld_in, const T* delta,
@@ -156,17 +158,17 @@ __device__ __forceinline__ void rms_fwd(const T* h_in, int64_t ld_in, const T* d
     }
 }
 
-// What the backward pass needs to know of one row.
+// State of one row in the backward pass.
 template <class T> struct bwd_row {
     const T* dy;
     const T* h;
-    const T* dres; // null without residual
+    const T* dres; // null without a residual
     T* dh;
     const void* w;
     int32_t w_bf16;
 };
 
-// One piece's share of sum(h^2) and sum(w dy h).
+// One piece's contribution to sum(h^2) and sum(w dy h).
 template <class T, bool VEC>
 __device__ __forceinline__ void bwd_add(const bwd_row<T>& r, uint4 raw_h, uint4 raw_dy, int32_t c,
                                         int32_t left, float& squares, float& dot) {
@@ -291,10 +293,10 @@ __device__ __forceinline__ void rms_bwd(const T* dy, int64_t ld_dy, const T* h, 
 }
 
 // First stage of dw[c] = sum over rows and heads of dy h rstd: partial[chunk, c] is the sum over
-// rows [chunk * chunk_rows, (chunk + 1) * chunk_rows). The caller runs this before dy is
-// overwritten. Launch: 256 threads as 8 lanes of 32, grid.x = cols / 32 rounded up, grid.y = number
-// of chunks. Determinism: row lane y takes every eighth row in ascending order, lanes are added in
-// order 0..7.
+// rows [chunk * chunk_rows, (chunk + 1) * chunk_rows). The caller must run this before dy is
+// overwritten. Launch: 256 threads as 8 row lanes of 32, grid.x = cols / 32 rounded up,
+// grid.y = number of chunks. Determinism: row lane y takes every eighth row in ascending order, and
+// the lanes are added in the order 0..7.
 template <class T>
 __device__ __forceinline__ void rms_dw(const T* dy, int64_t ld_dy, const T* h, int64_t ld_h,
                                        const float* rstd, float* partial, int64_t rows,

@@ -4,7 +4,7 @@
 #include "vec.cuh"
 
 // The same layout as qlora_adamw_state in qlora.h: 5 doubles set by the host, counts kept by the
-// device, then what one update needs, formed from them in double.
+// device, then the values for one update, computed from them in double.
 struct adamw_state {
     double lr;
     double beta1;
@@ -12,8 +12,8 @@ struct adamw_state {
     double eps;
     double weight_decay;
     int64_t updates; // updates applied: the t of the bias corrections
-    int64_t skipped; // updates left out because a gradient was not finite
-    int32_t skip;    // this one is left out
+    int64_t skipped; // updates skipped because a gradient was not finite
+    int32_t skip;    // this update is skipped
     float lr_decay;  // lr weight_decay
     float beta2_f32;
     float one_minus_beta1;
@@ -27,14 +27,15 @@ struct adamw_state {
 struct adamw_range {
     int64_t begin;
     int64_t count;
-    float decay;        // times weight_decay; 0 for norm weights
+    float decay;        // factor on weight_decay; 0 for norm weights
     float shadow_scale; // the 16-bit copy holds shadow_scale * parameter
-    void* copy;         // the shadow once more, as rows of copy_cols elements; may be null
+    void* copy;         // second copy of the shadow, as rows of copy_cols elements; may be null
     int64_t copy_cols;
     int64_t copy_ld;
 };
 
-// x^n by squaring: the same products on the CPU, so that a resumed run has the same bits.
+// x^n by squaring, with the same multiplications as on the CPU, so that a resumed run gets the
+// same bits.
 __device__ __forceinline__ double power(double x, int64_t n) {
     double y = 1.0;
     for (; n > 0; n >>= 1) {
@@ -46,8 +47,8 @@ __device__ __forceinline__ double power(double x, int64_t n) {
     return y;
 }
 
-// Opens one update: counts it, or counts it as skipped when *not_finite (may be null) is set, and
-// forms the corrections. Launch: 1 block of 32 threads; one of them works.
+// Starts one update: counts it, or counts it as skipped if *not_finite is set (not_finite may be
+// null), and computes the corrections. Launch: 1 block of 32 threads, of which only one works.
 QLORA_KERNEL qlora_optim_advance(adamw_state* state, const int32_t* not_finite) {
     if (threadIdx.x != 0) {
         return;
@@ -85,15 +86,15 @@ __device__ __forceinline__ void store_four(bf16* p, const float (&v)[4]) {
     *(uint2*)p = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
 }
 
-// Where element i of a range stands in its copy. Ranges and rows are short: 64-bit division is for
-// those that are not.
+// Position of element i of a range in its copy. Ranges and rows are normally short, so 64-bit
+// division is used only for long ones.
 __device__ __forceinline__ int64_t copy_at(const adamw_range& range, int64_t i) {
     bool small = (range.count | range.copy_cols) <= 0x7fffffff;
     int64_t row = small ? (int64_t)((uint32_t)i / (uint32_t)range.copy_cols) : i / range.copy_cols;
     return row * range.copy_ld + (i - row * range.copy_cols);
 }
 
-// The first `left` of four values as elements i .. i + 3 of a range's copy.
+// Writes the first `left` of four values to elements i .. i + 3 of a range's copy.
 template <class S>
 __device__ __forceinline__ void copy_four(const adamw_range& range, int64_t i, int64_t left,
                                           const float (&v)[4]) {
@@ -112,14 +113,14 @@ __device__ __forceinline__ void copy_four(const adamw_range& range, int64_t i, i
     }
 }
 
-// For each range of the arena, with g clipped and decay = lr weight_decay range.decay:
+// For each range of the arena, with the clipped g and decay = lr weight_decay range.decay:
 //   p -= decay p;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2
 //   p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
-//   shadow = shadow_scale p (where shadow is given), and its copy;  g = 0
-// When state->skip is set only g = 0 happens. clip (one f32 in device memory) may be null for 1.
-// Launch: 256 threads, grid.x = pieces of the longest range / 256, at most what keeps the grid near
-// 8192 blocks (the kernel strides), grid.y = number of ranges (strided above 65535). Determinism:
-// every element by itself; one writer each.
+//   shadow = shadow_scale p (if there is a shadow), also to its copy;  g = 0
+// If state->skip is set, only g = 0 is done. clip (one f32 in device memory) may be null, meaning
+// 1. Launch: 256 threads, grid.x = pieces of the longest range / 256, limited so that the grid
+// stays near 8192 blocks (the kernel strides), grid.y = number of ranges (strided above 65535).
+// Determinism: every element is independent and has one writer.
 template <class S>
 __device__ __forceinline__ void adamw(float* p, float* g, float* m, float* v, S* shadow,
                                       const adamw_range* ranges, int64_t range_count,
@@ -196,8 +197,8 @@ QLORA_KERNEL __launch_bounds__(256)
     adamw(p, g, m, v, shadow, ranges, range_count, state, clip);
 }
 
-// The shadow and its copies alone, shadow = shadow_scale p: after parameters were loaded. Launch
-// as adamw.
+// Writes only the shadow and its copies, shadow = shadow_scale p, after parameters have been
+// loaded. Launch as for adamw.
 template <class S>
 __device__ __forceinline__ void shadow_write(const float* p, S* shadow, const adamw_range* ranges,
                                              int64_t range_count) {

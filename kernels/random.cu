@@ -1,12 +1,12 @@
-// random.cu - weights from nothing but a seed, the same bits as on the CPU.
+// random.cu - random weights from a seed, bit-identical to those of the CPU.
 // targets: 75
 //
 //   x[i] = (sum of twelve 16-bit numbers - 393210) * (deviation / 65536)
 //
-// The sum of twelve uniform numbers is normal enough for weights (it ends at six deviations), and
-// being whole it is exact: one rounding, the same everywhere. Words come from Philox 4x32-10 with
-// the counter (pair low, pair high, stream, call) and the seed as key; three calls serve the pair
-// (2p, 2p + 1).
+// The sum of twelve uniform numbers is close enough to normal for weights (it is limited to six
+// deviations), and as an integer sum it is exact: there is a single rounding, the same everywhere.
+// The words come from Philox 4x32-10 with the counter (pair low, pair high, stream, call) and the
+// seed as the key; three calls produce the pair (2p, 2p + 1).
 // Launch: 256 threads, grid ceil(n / 512). Element-wise, one writer per output.
 #include "common.cuh"
 

@@ -5,15 +5,15 @@
 #include "vec.cuh"
 
 // x is [rows, heads * head_dim]; heads 0 .. rotated-1 (the q and k heads) are rotated, the others
-// (v) only take the bias. With half = head_dim / 2, p = positions[row], (c, s) = table[p][i],
-// table[p][half + i]:
+// (v) only get the bias. With half = head_dim / 2, p = positions[row], (c, s) = (table[p][i],
+// table[p][half + i]):
 //   a = x[i] + bias[i], b = x[i + half] + bias[i + half]
 //   x[i] = a c - b s * sign, x[i + half] = b c + a s * sign
 // sign = 1 forward, -1 backward (rotation by the negative angle). bias [heads * head_dim] may be
-// null, then the caller passes heads = rotated. A position outside [0, max_pos) leaves the row as
-// it is and sets *bad to 1. Launch: grid.x = rows; threads a multiple of 32 up to 256, a block
-// walks the pieces of its row: N pairs (N = 4 for f32, 8 for bf16) of ROPE_HEADS heads, which
-// share the cosines and sines, each. Each element has one writer.
+// null; then the caller passes heads = rotated. A position outside [0, max_pos) leaves the row
+// unchanged and sets *bad to 1. Launch: grid.x = rows; threads a multiple of 32 up to 256. A block
+// iterates over the pieces of its row: N pairs (N = 4 for f32, 8 for bf16) of each of ROPE_HEADS
+// heads, which share the cosines and sines. Each element has one writer.
 #define ROPE_HEADS 2
 
 template <class T> struct rope_row {
@@ -23,14 +23,14 @@ template <class T> struct rope_row {
     int32_t bias_bf16;
     int32_t half;
     uint32_t heads;
-    uint32_t groups; // ceil(heads / ROPE_HEADS): a thread takes every so many
+    uint32_t groups; // ceil(heads / ROPE_HEADS): the stride between a thread's heads
     uint32_t rotated;
     float sign;
     bool inside;
 };
 
-// Rounded in this way whatever is around it: the pieces and the pairs below must agree in every
-// bit.
+// Rounds explicitly, whatever the surrounding code: the vector and the scalar path below must agree
+// in every bit.
 __device__ __forceinline__ void rotate(float& a, float& b, float cosine, float sine) {
     float turned = __fmaf_rn(a, cosine, -__fmul_rn(b, sine));
     b = __fmaf_rn(b, cosine, __fmul_rn(a, sine));
@@ -48,8 +48,8 @@ __device__ __forceinline__ void rope_bias(const rope_row<T>& r, uint32_t at, flo
 }
 
 // Columns i .. i + N - 1 of both halves of heads group, group + groups ..., 16-byte aligned. All of
-// x is requested before the table, whose address needs the position. A head behind the last reads
-// the first of the group again and writes nothing.
+// x is requested before the table, whose address depends on the position. A head past the last one
+// reads the first of the group again and writes nothing.
 template <class T>
 __device__ __forceinline__ void rope_piece(const rope_row<T>& r, uint32_t group, int32_t i) {
     const int N = lanes<T>::N;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void rope_piece(const rope_row<T>& r, uint32_t group,
     }
 }
 
-// One pair, whatever the alignment.
+// One pair, for any alignment.
 template <class T>
 __device__ __forceinline__ void rope_pair(const rope_row<T>& r, uint32_t head, int32_t i) {
     int64_t at = (int64_t)head * 2 * r.half + i;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void rope_pair(const rope_row<T>& r, uint32_t head, i
     }
 }
 
-// The position is only looked at where it is needed, so that the loads of x do not wait for it.
+// The position is read only where it is needed, so that the loads of x do not wait for it.
 template <class T>
 __device__ __forceinline__ void rope(T* x, int64_t ld, const int32_t* positions, const float* table,
                                      int64_t ld_table, int32_t max_pos, const void* bias,

@@ -1,5 +1,5 @@
-// shared.cu - small kernels that every mode needs, in a module of their own: pre-warming a bf16
-// model then leaves the f32 modules alone.
+// shared.cu - small kernels that every mode needs, in a separate module so that pre-warming a bf16
+// model does not load the f32 modules.
 // targets: 75
 #include "elementwise.cuh"
 #include "softmax.cuh"
@@ -49,10 +49,11 @@ QLORA_KERNEL qlora_norm_rms_dw_sum(const float* partial, float* dw, int32_t cols
     dw[c] = accumulate ? dw[c] + sum : sum;
 }
 
-// Adds to total = {sum, rest, weight}: sum + rest is the sum of the losses (in f32 with the
-// rounding error carried along), weight the sum of the weights (1 each where weights is null) of
-// rows with a label in [0, cols). Launch: 1 block of 256 threads. Determinism: thread t adds rows
-// t, t + 256, ... in ascending order, then the 256 sums are added in a fixed tree; f64 throughout.
+// Adds to total = {sum, rest, weight}: sum + rest is the sum of the losses (in f32, with the
+// rounding error carried along), and weight is the sum of the weights (1 each if weights is null)
+// of the rows with a label in [0, cols). Launch: 1 block of 256 threads. Determinism: thread t adds
+// rows t, t + 256, ... in ascending order, then the 256 sums are added in a fixed tree;
+// f64 throughout.
 QLORA_KERNEL __launch_bounds__(256)
     qlora_loss_sum(const float* losses, const int32_t* labels, const float* weights, int64_t rows,
                    int64_t cols, float* total) {

@@ -1,14 +1,15 @@
-// softmax.cuh - the pieces of attention written out: head layout, transpose, masked scores,
-// softmax.
+// softmax.cuh - attention as separate steps: head layout, transpose, masked scores, softmax.
 #ifndef QLORA_SOFTMAX_CUH
 #define QLORA_SOFTMAX_CUH
 
 #include "vec.cuh"
 
-// y[b, r, c] = x[b, r, c] between two layouts given by strides (in elements): [S, H*d] <-> [H, S,
-// d] is batch stride d and leading dimension ld on one side, S*ld and ld on the other. Launch:
-// threads a multiple of 32 up to 256, grid.x = cols / (threads * N) rounded up (N = 16 bytes / the
-// element), grid.y = rows and grid.z = batch, each at most 65535. x and y do not overlap.
+// y[b, r, c] = x[b, r, c] between two layouts given by strides (in elements). For
+//   [S, H*d] <-> [H, S, d]
+// these are batch stride d and leading dimension ld on one side, S*ld and ld on the other.
+// Launch: threads a multiple of 32 up to 256, grid.x = cols / (threads * N) rounded up with
+// N = 16 bytes / size of an element, grid.y = rows and grid.z = batch, each at most 65535. x and y
+// must not overlap.
 template <class T, int N>
 __device__ __forceinline__ void copy_strided(const T* x, int64_t x_batch, int64_t x_ld, T* y,
                                              int64_t y_batch, int64_t y_ld, int64_t batch,
@@ -32,7 +33,7 @@ __device__ __forceinline__ void copy_strided(const T* x, int64_t x_batch, int64_
 }
 
 // y[b, c, r] = x[b, r, c]. Launch: 256 threads, grid.x = cols / 32, grid.y = rows / 32, both
-// rounded up, grid.z = batch; y and z at most 65535. x and y do not overlap.
+// rounded up, grid.z = batch; grid.y and grid.z at most 65535. x and y must not overlap.
 template <class T>
 __device__ __forceinline__ void transpose(const T* x, int64_t x_batch, int64_t x_ld, T* y,
                                           int64_t y_batch, int64_t y_ld, int64_t batch,
@@ -59,12 +60,13 @@ __device__ __forceinline__ void transpose(const T* x, int64_t x_batch, int64_t x
     }
 }
 
-// What a masked score holds: finite, so that no arithmetic on it makes a NaN, and e^(it - max) is
-// 0.
+// Value of a masked score: finite, so that no arithmetic on it gives NaN, and small enough that
+// e^(MASKED - max) is 0.
 #define MASKED -3.0e38f
 
 // s[b, q, k] = allowed ? scale s : MASKED, in place. The queries are the last `rows` of `cols`
-// positions: with t = q + cols - rows, causal allows k <= t, and window > 0 only k > t - window.
+// positions: with t = q + cols - rows, causal allows k <= t, and window > 0 allows only
+// k > t - window.
 // Launch: threads a multiple of 32 up to 256, grid.x = cols / threads rounded up, grid.y = rows and
 // grid.z = batch, each at most 65535.
 template <class T>
@@ -86,11 +88,11 @@ __device__ __forceinline__ void scores(T* s, int64_t s_batch, int64_t s_ld, int6
 }
 
 // y = e^(x - max) / sum e^(x - max) over each row; y may be x.
-// Launch of both softmax kernels: pieces = cols / N rounded up; up to 32 pieces width = power of
-// two
-// >= pieces and 256 threads, otherwise width = threads = pieces rounded up to a multiple of 32, at
-// most 256; grid.x = rows / (threads / width) rounded up, grid.y = batch <= 65535.
-// Determinism: the order of the sum depends on cols and the type alone.
+// Launch of both softmax kernels, with pieces = cols / N rounded up:
+//   pieces <= 32: width = power of two >= pieces, 256 threads
+//   otherwise:    width = threads = pieces rounded up to a multiple of 32, at most 256
+//   grid.x = rows / (threads / width) rounded up, grid.y = batch <= 65535
+// Determinism: the order of the sum depends only on cols and the type.
 template <class T>
 __device__ __forceinline__ void softmax_fwd(const T* x, int64_t x_batch, int64_t x_ld, T* y,
                                             int64_t y_batch, int64_t y_ld, int64_t batch,
@@ -139,7 +141,8 @@ __device__ __forceinline__ void softmax_fwd(const T* x, int64_t x_batch, int64_t
     }
 }
 
-// dx = y (dy - sum(y dy)) over each row, y the softmax; dx may be dy or y. Launch as above.
+// dx = y (dy - sum(y dy)) over each row, where y is the softmax; dx may be dy or y. Launch
+// as above.
 template <class T>
 __device__ __forceinline__ void softmax_bwd(const T* y, int64_t y_batch, int64_t y_ld, const T* dy,
                                             int64_t dy_batch, int64_t dy_ld, T* dx,

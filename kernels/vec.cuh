@@ -1,9 +1,9 @@
 // vec.cuh - 16-byte pieces of rows, shared by the element-wise and row-wise modules.
 //
-// A thread always owns `lanes<T>::N` neighbouring columns (4 of f32, 8 of bf16). When every pointer
-// and leading dimension is a multiple of 16 bytes the piece is one vector access, otherwise the
-// same columns go one by one. Which thread sums which column never depends on alignment, so neither
-// do the bits of a result.
+// A thread always owns `lanes<T>::N` consecutive columns (4 of f32, 8 of bf16). If every pointer
+// and leading dimension is a multiple of 16 bytes, the piece is one vector access; otherwise the
+// same columns are accessed one by one. Which thread sums which column never depends on alignment,
+// so neither do the bits of a result.
 #ifndef QLORA_VEC_CUH
 #define QLORA_VEC_CUH
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint4 pack(const float (&v)[8]) {
                       pack_bf16(v[6], v[7]));
 }
 
-// The first `count` of N columns (at most N are read), the others read as `fill`.
+// Loads the first `count` of N columns (at most N are read); the others are set to `fill`.
 template <class T>
 __device__ __forceinline__ uint4 load_raw(const T* p, int64_t count, bool vec, float fill = 0.0f) {
     const int N = lanes<T>::N;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_raw(T* p, uint4 raw, int64_t count, bool v
     }
 }
 
-// N floats from a vector of f32 or bf16 (weights and biases come in either).
+// N floats from a vector of f32 or bf16 (weights and biases may be either).
 template <int N>
 __device__ __forceinline__ void load_either(const void* p, int is_bf16, int64_t at, int64_t count,
                                             bool vec, float (&v)[N]) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void load_either(const void* p, int is_bf16, int64_t 
     }
 }
 
-// Where a thread of a row kernel stands. A row has `width` threads: a power of two up to 32, with
+// Position of a thread in a row kernel. A row has `width` threads: a power of two up to 32, with
 // blockDim.x / width rows in the block, or the whole block (a multiple of 32) with one row in it.
 struct row_place {
     int32_t lane;
@@ -135,8 +135,8 @@ __device__ __forceinline__ row_place place_row(int32_t width) {
     return p;
 }
 
-// Sum over the threads of one row, the same value in each of them. `shared` holds 32 floats; all
-// threads of the block take part.
+// Sum over the threads of one row; each of them gets the same value. `shared` holds 32 floats; all
+// threads of the block must take part.
 __device__ __forceinline__ float row_sum(float v, float* shared, int32_t width) {
     if (width <= 32) {
         for (int o = width >> 1; o > 0; o >>= 1) {
@@ -154,7 +154,7 @@ __device__ __forceinline__ float row_sum(float v, float* shared, int32_t width) 
     return warp_sum(v);
 }
 
-// Two such sums for one pair of barriers; `shared` holds 64 floats.
+// Two such sums for the price of one pair of barriers; `shared` holds 64 floats.
 __device__ __forceinline__ void row_sum_two(float& a, float& b, float* shared, int32_t width) {
     if (width <= 32) {
         a = row_sum(a, shared, width);
@@ -191,8 +191,8 @@ __device__ __forceinline__ float row_max(float v, float* shared, int32_t width) 
     return warp_max(v);
 }
 
-// e^x for bf16 results: about 2 ulp of f32 near zero, one multiply and one ex2. f32 results use
-// expf.
+// e^x for bf16 results: about 2 ulp of f32 near zero, with one multiply and one ex2. f32 results
+// use expf.
 __device__ __forceinline__ float exp_of(float x, const bf16*) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));

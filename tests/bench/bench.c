@@ -1,11 +1,12 @@
-// bench.c - measures the kernels on the GPU at hand and compares them with the bars of the project.
+// bench.c - measures the kernels on the current GPU and compares them with the project's targets.
 //
 //     build/bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry] [--help]
 //
-// Every row of ROWS is one measurement: tensors, a step, what the step moves or computes, and the
-// bar. A step runs as nodes of a captured graph over sets of random data that together exceed the
-// L2 cache twice; the time is the median over replays, by events on the stream. Rates are compared
-// with ceilings of the same run: a device copy, and cuBLAS on a large product.
+// Every row of ROWS is one measurement: tensors, a step, the amount of data or work of the step,
+// and the target (bar). A step runs as nodes of a captured graph over sets of random data that
+// together exceed twice the L2 cache; the time is the median over replays, measured by events on
+// the stream. Rates are compared with ceilings measured in the same run: a device copy, and cuBLAS
+// on a large product.
 #define _POSIX_C_SOURCE 200809L
 
 #include "qlora.h"
@@ -19,7 +20,7 @@
 #include "bench_step.h"
 
 enum { MAX_TENSORS = 8, MAX_SETS = 64, MAX_REPLAYS = 25, CLIP_BUFFERS = 448 };
-static const double TOUCHED = 256e6; // bytes that the sets of a row reach together, at least
+static const double TOUCHED = 256e6; // minimum bytes that the sets of a row cover together
 static const size_t HOST_BLOCK = (size_t)32 << 20;
 
 // ---- the clock: events of the driver ----------------------------------------------------------
@@ -42,7 +43,7 @@ typedef struct bench {
     uint16_t* host_bf16; // random blocks that tensors are filled from
     float* host_f32;
     uint64_t random;
-    double copy_rate; // bytes a second; 0 before it is measured
+    double copy_rate; // bytes per second; 0 until measured
     double bf16_rate; // FLOP/s
     double f32_rate;
     bool json;
@@ -82,7 +83,7 @@ static void event_record(bench* b, void* event) {
     b->clock.pop(&ignored);
 }
 
-// Microseconds between the two events; waits for the second. Negative when the driver fails.
+// Microseconds between the two events; waits for the second. Negative if the driver fails.
 static double events_us(bench* b) {
     float ms = -1.0f;
     void* ignored = NULL;
@@ -124,8 +125,8 @@ typedef struct plan { // one tensor of a set
 
 typedef enum against {
     AGAINST_NOTHING, // reported only
-    AGAINST_COPY,    // bar: part of the copy bandwidth
-    AGAINST_BF16,    // part of the large bf16 product
+    AGAINST_COPY,    // bar: fraction of the copy bandwidth
+    AGAINST_BF16,    // bar: fraction of the rate of the large bf16 product
     AGAINST_F32,
     AGAINST_REFERENCE, // bar: reference time / own time
     AGAINST_TFLOPS     // bar: TFLOP/s
@@ -146,21 +147,21 @@ struct row {
     const char* name;
     int64_t m;
     int64_t n;
-    int64_t k; // 0 when there are two sizes only
+    int64_t k; // 0 if there are only two sizes
     qlora_dtype dtype;
     int (*plan)(const row* r, plan* out);                        // number of tensors
     qlora_result (*setup)(qlora_ctx* ctx, const row* r, set* s); // may be NULL
     step_fn step;
-    step_fn reference; // cuBLAS and the like, or NULL
+    step_fn reference; // cuBLAS or similar, or NULL
     double per;        // FLOPs or bytes, times m n k
     against against;
     double bar;           // 0 = none
-    uint32_t option;      // of the row's own step
-    bool minus_reference; // the reference is a preparation that does not count
-    int sets;             // at least so many, where the plan does not show what is touched
+    uint32_t option;      // argument of the row's own step
+    bool minus_reference; // the reference is a preparation whose time is subtracted
+    int sets;             // minimum number, for when the plan does not show what is accessed
 };
 
-// What a row moves or computes at a time.
+// The amount of data or work of a row.
 static double row_work(const row* r) {
     return r->per * (double)r->m * (double)r->n * (double)(r->k > 0 ? r->k : 1);
 }
@@ -171,7 +172,7 @@ static bool row_counts_flops(const row* r) {
 
 // ---- element-wise, norm, rope, cross-entropy --------------------------------------------------
 
-static int plan_same(const row* r, plan* out) { // option: how many tensors of m x n
+static int plan_same(const row* r, plan* out) { // option: number of tensors of m x n
     for (uint32_t i = 0; i < r->option; i++) {
         const plan p = {r->dtype, r->m, r->n, FILL_RANDOM};
         out[i] = p;
@@ -246,7 +247,7 @@ static qlora_result step_cross_entropy(qlora_ctx* ctx, const row* r, set* s) {
 
 // ---- clip and AdamW ---------------------------------------------------------------------------
 
-// Each row of the arena is a gradient of its own.
+// Each row of the arena is a separate gradient.
 static qlora_result setup_clip(qlora_ctx* ctx, const row* r, set* s) {
     qlora_tensor views[CLIP_BUFFERS];
     const qlora_tensor* list[CLIP_BUFFERS];
@@ -258,7 +259,8 @@ static qlora_result setup_clip(qlora_ctx* ctx, const row* r, set* s) {
         list[i] = &views[i];
     }
     qlora_result result = qlora_clip_create(ctx, list, NULL, (size_t)r->m, &s->clip);
-    // scale = 1e-6 / (norm + 1e-6) stays below 1 however often it is applied: always active.
+    // scale = 1e-6 / (norm + 1e-6) stays below 1 however often it is applied, so clipping is
+    // always active.
     return result == QLORA_OK ? qlora_clip_set(s->clip, 1e-6f) : result;
 }
 
@@ -299,7 +301,7 @@ static qlora_result setup_adamw(qlora_ctx* ctx, const row* r, set* s) {
     return result == QLORA_OK ? qlora_tensor_write(ctx, &s->state, &state, sizeof state) : result;
 }
 
-// AdamW leaves the gradient zero, which clip would find too easy: it is filled anew each time.
+// AdamW zeroes the gradient, which would make clipping too easy, so it is filled again each time.
 static qlora_result step_gradient(qlora_ctx* ctx, const row* r, set* s) {
     (void)r;
     return qlora_scale(ctx, 1.0f, &s->t[1], &s->t[0]);
@@ -358,7 +360,7 @@ static qlora_result step_attention_forward(qlora_ctx* ctx, const row* r, set* s)
 
 static qlora_result step_attention_backward(qlora_ctx* ctx, const row* r, set* s) {
     qlora_attention_desc desc = attention_desc(r);
-    qlora_tensor d[4]; // dO, dQ, dK, dV: windows of one packed buffer
+    qlora_tensor d[4]; // dO, dQ, dK, dV: views of one packed buffer
     for (int i = 0; i < 4; i++) {
         qlora_result result =
             qlora_tensor_view(ctx, &s->t[6], 0, r->m, i * ATTENTION_WIDTH, ATTENTION_WIDTH, &d[i]);
@@ -404,7 +406,7 @@ static qlora_result step_gemm_cublas(qlora_ctx* ctx, const row* r, set* s) {
 
 // ---- NF4 --------------------------------------------------------------------------------------
 
-// The matrix that is quantised; dequantising writes over it. For a product, x and y behind it.
+// The matrix that is quantised; dequantising overwrites it. For a product, x and y follow it.
 static int plan_nf4(const row* r, plan* out) {
     bool product = r->k > 0;
     const plan plans[] = {{QLORA_BF16, product ? r->n : r->m, product ? r->k : r->n, FILL_RANDOM},
@@ -445,7 +447,7 @@ enum { RANK = 16 };
 enum { LINEAR_X, LINEAR_Y, LINEAR_OPERAND, LINEAR_A, LINEAR_SB, LINEAR_DA, LINEAR_DB, LINEAR_DX };
 
 static int plan_linear(const row* r, plan* out) {
-    int64_t rank = RANK * (int64_t)r->option; // a multiple of 8, as the padding wants it
+    int64_t rank = RANK * (int64_t)r->option; // a multiple of 8, as the padding requires
     const plan plans[] = {{r->dtype, r->m, r->k + rank, FILL_RANDOM},
                           {r->dtype, r->m, r->n + rank, FILL_RANDOM},
                           {r->dtype, r->n + rank, r->k + rank, FILL_RANDOM},
@@ -466,7 +468,7 @@ typedef struct linear_views {
     qlora_tensor db[QLORA_LINEAR_PARTS];
 } linear_views;
 
-// q, k, v of a model with 4 query heads for one of keys; gate and up; or one alone.
+// q, k, v of a model with 4 query heads per key head; gate and up; or a single projection.
 static qlora_result linear_make(qlora_ctx* ctx, const row* r, set* s, linear_views* v,
                                 qlora_linear_desc* l) {
     memset(l, 0, sizeof *l);
@@ -534,7 +536,8 @@ static qlora_result step_linear_backward(qlora_ctx* ctx, const row* r, set* s) {
                               : result;
 }
 
-// The bare product with W, in the same memory but without gaps between rows: cuBLAS at its best.
+// Only the product with W, in the same memory but without gaps between rows: the best case
+// for cuBLAS.
 static qlora_result linear_bare(qlora_ctx* ctx, const row* r, set* s, bool backward) {
     const struct {
         int from;
@@ -604,7 +607,7 @@ static const row CEILINGS[] = {
 };
 
 static const row ROWS[] = {
-    // A value of 4 bits, a byte of scale for 64 of them, a float for 256 of those; 2 bytes out.
+    // A 4-bit value, one byte of scale per 64 of them, one float per 256 of those; 2 bytes out.
     {"ops", "NF4 dequantise to bf16", 28672, 4096, 0, QLORA_BF16, plan_nf4, setup_nf4,
      step_dequantise, NULL, 2.5 + 1.0 / 64 + 4.0 / 64 / 256, AGAINST_COPY, 0.80, 0, false, 2},
     EW("rmsnorm + residual forward",  8192,  4096, plan_norm, step_norm_forward,    4,  8.0, 0.80),
@@ -618,7 +621,7 @@ static const row ROWS[] = {
     {"clip", "clip, active, 448 buffers", CLIP_BUFFERS, 93752, 0, QLORA_F32, plan_same, setup_clip,
      step_clip, NULL, 12.0, AGAINST_COPY, 0.70, 1, false, 0},
 
-    // Llama-3.1-8B; the share is that of the bare product with W in the time of all.
+    // Llama-3.1-8B; the share is the time of the bare product with W divided by the total time.
     LINEAR_FORWARD("q,k,v",    6144,  4096, 3),
     LINEAR_FORWARD("o",        4096,  4096, 1),
     LINEAR_FORWARD("gate,up", 28672,  4096, 2),
@@ -686,7 +689,8 @@ static bool host_blocks(bench* b) {
     return true;
 }
 
-// Whole rows at a time from the random block; a row longer than the block goes in pieces.
+// Copies whole rows at a time from the random block; a row longer than the block is copied
+// in pieces.
 static qlora_result fill_random(bench* b, const qlora_tensor* t) {
     size_t size = qlora_dtype_bytes(t->dtype);
     const void* block = t->dtype == QLORA_F32 ? (const void*)b->host_f32 : b->host_bf16;
@@ -767,12 +771,12 @@ static qlora_result pass_run(qlora_ctx* ctx, void* user) {
     return r;
 }
 
-// Microseconds of one step, as nodes of a graph.
+// Microseconds per step, as nodes of a graph.
 static qlora_result measure(bench* b, pass* p, double* us) {
     double times[MAX_REPLAYS];
     int replays = b->quick ? 7 : MAX_REPLAYS;
     p->steps = p->count;
-    qlora_result r = pass_run(b->ctx, p); // compiles, and gives a first idea of the time
+    qlora_result r = pass_run(b->ctx, p); // compiles, and gives a first estimate of the time
     event_record(b, b->clock.from);
     r = r == QLORA_OK ? pass_run(b->ctx, p) : r;
     event_record(b, b->clock.to);
@@ -782,7 +786,7 @@ static qlora_result measure(bench* b, pass* p, double* us) {
     }
     double rough = b->dry ? 1e9 : events_us(b) / p->count;
     while (p->steps < 256 && p->steps * rough < 2000.0) {
-        p->steps += p->count; // so long that the start of a graph does not count
+        p->steps += p->count; // long enough that the start of a graph is negligible
     }
     qlora_graph* graph = NULL;
     r = qlora_graph_capture(b->ctx, 1, pass_run, p, &graph);
@@ -850,12 +854,12 @@ typedef struct line {
     char size[48];
     double us;
     double work;
-    const char* unit; // of work, and per second of the rate: "FLOP", "B"
-    double share;     // of what it is compared with; negative = nothing
+    const char* unit; // unit of work; the rate is in this unit per second: "FLOP", "B"
+    double share;     // fraction of the rate it is compared with; negative = none
     const char* of;
-    double bar; // on share, or on the rate in TFLOP/s
+    double bar; // for share, or for the rate in TFLOP/s
     bool bar_is_tflops;
-    bool bar_is_most; // at most, on the time in microseconds
+    bool bar_is_most; // an upper limit, on the time in microseconds
 } line;
 
 static void line_print(bench* b, const line* l) {
@@ -920,11 +924,11 @@ static void row_line(const bench* b, const row* r, double us, double reference, 
     l->share = ceiling > 0.0 ? rate / ceiling : -1.0;
     l->of = ceilings[r->against].name;
     if (ceiling <= 0.0 && !l->bar_is_tflops) {
-        l->bar = 0.0; // nothing to compare with
+        l->bar = 0.0; // there is no reference
     }
 }
 
-// In a dry run every size is small, so that an emulated device can do it.
+// In a dry run, every size is small, so that an emulated device can run it.
 static row row_for(const bench* b, const row* r) {
     row small = *r;
     if (b->dry) {
@@ -990,7 +994,7 @@ static void rows_run(bench* b, const row* rows, size_t count, const char* group)
         double us = 0.0;
         double reference = 0.0;
         line l;
-        if (r.step == NULL) { // the sum of the rows before
+        if (r.step == NULL) { // the sum of the preceding rows
             sums_line(b, &r, &sums, &l);
         } else if (row_measure(b, &r, &us, &reference) == QLORA_OK) {
             row_line(b, &r, us, reference, &l);
@@ -1006,7 +1010,7 @@ static void rows_run(bench* b, const row* rows, size_t count, const char* group)
     }
 }
 
-// ---- what is no row: a graph of tiny nodes, pre-warm ------------------------------------------
+// ---- measurements that are not rows: a graph of tiny nodes, pre-warm --------------------------
 
 static qlora_result step_tiny(qlora_ctx* ctx, const row* r, set* s) {
     (void)r;
@@ -1040,7 +1044,7 @@ static void graph_run(bench* b) {
         line l;
         memset(&l, 0, sizeof l);
         l.group = "graph";
-        l.name = "graph replay, a node of 1,000";
+        l.name = "graph replay, per node of 1,000";
         snprintf(l.size, sizeof l.size, "1x32");
         l.us = median(times, MAX_REPLAYS);
         l.work = 256.0;
@@ -1055,8 +1059,8 @@ static void graph_run(bench* b) {
     qlora_tensor_destroy(b->ctx, &s.t[0]);
 }
 
-// In a context of its own. Cold or warm is the driver's cache: run it twice with the same empty
-// CUDA_CACHE_PATH.
+// Uses a separate context. Whether the driver's cache is cold or warm is up to the caller: run it
+// twice with the same initially empty CUDA_CACHE_PATH.
 static void prewarm_run(bench* b) {
     static const qlora_prewarm_desc shapes[] = {
         {1536, 8960, 12, 2, 128, 2048, 16, QLORA_BASE_NF4, QLORA_BF16},
@@ -1085,7 +1089,7 @@ static void prewarm_run(bench* b) {
         qlora_ctx_destroy(ctx);
         return;
     }
-    int cold = info.jit_ms > 500.0 ? 1 : 0; // a warm one takes a few
+    int cold = info.jit_ms > 500.0 ? 1 : 0; // with a warm cache it takes a few
     line l;
     memset(&l, 0, sizeof l);
     l.group = "prewarm";
@@ -1144,7 +1148,7 @@ static int cpu_only(qlora_ctx* ctx) {
 
 static const char* const GROUPS[] = {"ops", "gemm", "clip", "graph", "prewarm", "all"};
 
-// 0: go on; else the exit status plus 1.
+// 0: continue; otherwise the exit status plus 1.
 static int arguments(bench* b, int argc, char** argv, const char** group) {
     *group = "all";
     for (int i = 1; i < argc; i++) {
@@ -1165,9 +1169,9 @@ static int arguments(bench* b, int argc, char** argv, const char** group) {
             fprintf(known ? stdout : stderr,
                     "usage: bench [ops|gemm|clip|graph|prewarm|all] [--json] [--quick] [--dry]\n"
            "       bench step --shape NAME --batch B --seq S ... (bench step --help)\n"
-                    "  --json   an array of objects\n"
-                    "  --quick  7 replays instead of 25\n"
-                    "  --dry    every row once, small and untimed: does it run at all?\n");
+                    "  --json   print a JSON array of objects\n"
+                    "  --quick  use 7 replays instead of 25\n"
+                    "  --dry    run every row once, small and untimed, to check that it works\n");
             return known ? 1 : 3;
         }
     }
@@ -1223,7 +1227,7 @@ int main(int argc, char** argv) {
     char why[512] = "";
     qlora_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.scratch_bytes = b.dry ? 0 : (size_t)1 << 30; // a whole weight in 16 bits, and more
+    desc.scratch_bytes = b.dry ? 0 : (size_t)1 << 30; // holds a whole weight in 16 bits
     desc.error_text = why;
     desc.error_text_size = sizeof why;
     if (qlora_ctx_create(&desc, &b.ctx) != QLORA_OK) {
@@ -1234,7 +1238,7 @@ int main(int argc, char** argv) {
         return cpu_only(b.ctx);
     }
     if (strstr(qlora_ctx_reason(b.ctx), "Fake GPU") != NULL && !b.dry) {
-        fprintf(stderr, "bench: this is the fake GPU of the tests, an interpreter on the CPU: its "
+        fprintf(stderr, "bench: this is the tests' fake GPU, an interpreter on the CPU: its "
                         "times mean nothing (--dry runs every row without timing)\n");
         qlora_ctx_destroy(b.ctx);
         return 1;

@@ -1,15 +1,15 @@
-// bench_step.h - speed, memory and start-up of a whole training step on the GPU (or CPU) at hand.
+// bench_step.h - speed, memory and start-up time of a whole training step on the current GPU
+// (or CPU).
 //
-//     build/bench step --shape NAME --batch B --seq S [options]     (--help lists them)
+//     build/bench step --shape NAME --batch B --seq S [options]     (see --help)
 //
-// Random weights of a public shape are made on the device and put through our quantiser; random
-// tokens, adapters on all seven projections, NF4 with double quantisation, AdamW, gradients clipped
-// to 1. The median is that of steps that are waited for one by one, the mean that of a run without
-// waiting. The roofline counts what this plan computes and moves (recomputed and cached layers as
-// they are): products at --tflops, dequantisation, elementwise passes, loss and optimizer at
-// --tbps, one behind the other. The defaults are what an H200 reaches in a large product and in a
-// device copy.
-//
+// The setup is random weights of a public shape, created on the device and quantised by the
+// library, random tokens, adapters on all seven projections, NF4 with double quantisation, AdamW,
+// and gradients clipped to 1. The median is over steps that are waited for one by one, the mean
+// over a run without waiting. The roofline counts what this plan computes and moves (including its
+// recomputed and cached layers): products at --tflops, and dequantisation, elementwise passes, loss
+// and optimizer at --tbps, with no overlap. The defaults are the rates that an H200 reaches in a
+// large product and in a device copy.
 #ifndef QLORA_BENCH_STEP_H
 #define QLORA_BENCH_STEP_H
 
@@ -46,7 +46,7 @@ static const step_shape step_shapes[] = {
     {"qwen2.5-7b", true, 3584, 28, 28, 4, 128, 18944, 152064, false, 1e6, 0},
     {"llama-3.1-8b", false, 4096, 32, 32, 8, 128, 14336, 128256, false, 5e5, 8},
     {"llama-3.1-70b", false, 8192, 80, 64, 8, 128, 28672, 128256, false, 5e5, 8},
-    {"tiny", true, 64, 2, 4, 2, 16, 96, 128, true, 1e4, 0}, // to see that everything runs
+    {"tiny", true, 64, 2, 4, 2, 16, 96, 128, true, 1e4, 0}, // to check that everything runs
 };
 
 static qlora_model_config step_config(const step_shape* s) {
@@ -107,21 +107,21 @@ static const char step_help[] =
     "usage: bench step --shape NAME --batch B --seq S [options]\n"
     "  --shape NAME              qwen2.5-0.5b qwen2.5-1.5b llama-3.2-1b qwen2.5-7b llama-3.1-8b\n"
     "                            llama-3.1-70b, or tiny\n"
-    "  --batch B, --seq S        sequences of a step, and tokens of each\n"
+    "  --batch B, --seq S        sequences per step and tokens per sequence (required)\n"
     "  --rank R                  16\n"
     "  --recompute auto|none|full\n"
-    "  --cache auto|on|off       16-bit copies of the 4-bit weights\n"
-    "  --budget GIB              most memory; what is free if not given\n"
-    "  --graph on|off            on\n"
-    "  --compare-graph           both, one after the other, and their ratio\n"
-    "  --steps N                 20: measured one by one, then again without waiting\n"
-    "  --head-chunk N            rows of logits at a time\n"
-    "  --backend any|cpu|cuda    any\n"
-    "  --mode auto|f32|tf32|bf16 auto\n"
-    "  --no-cublas               our own products\n"
-    "  --tflops X, --tbps X      790 and 4.3: the roofline's two rates\n"
-    "  --json                    one line of JSON\n"
-    "  --verbose                 the library's log on standard error\n";
+    "  --cache auto|on|off       keep 16-bit copies of the 4-bit weights\n"
+    "  --budget GIB              memory limit (default: free device memory)\n"
+    "  --graph on|off            use CUDA graphs (default on)\n"
+    "  --compare-graph           run with and without graphs, and print the ratio\n"
+    "  --steps N                 steps, timed one by one, then without waiting (default 20)\n"
+    "  --head-chunk N            rows of logits computed at a time\n"
+    "  --backend any|cpu|cuda    backend (default any)\n"
+    "  --mode auto|f32|tf32|bf16 arithmetic (default auto)\n"
+    "  --no-cublas               use the library's own products\n"
+    "  --tflops X, --tbps X      the roofline's two rates (default 790 and 4.3)\n"
+    "  --json                    print one line of JSON\n"
+    "  --verbose                 print the library's log on standard error\n";
 
 static int step_choice(const char* value, const char* words) {
     size_t n = strlen(value);
@@ -142,7 +142,7 @@ static bool step_number(const char* value, double low, double high, double* out)
     return end != value && *end == '\0' && *out >= low && *out <= high;
 }
 
-// One option with its value; false when it is not understood.
+// Parses one option with its value; returns false if either is invalid.
 static bool step_option(step_options* o, const char* name, const char* value) {
     const struct {
         const char* name;
@@ -214,14 +214,14 @@ static bool step_parse(step_options* o, int argc, char** argv) {
         }
         const char* value = i + 1 < argc ? argv[i + 1] : "";
         if (!step_option(o, argv[i], value)) {
-            fprintf(stderr, "bench step: %s %s is not understood; --help lists the options\n",
+            fprintf(stderr, "bench step: invalid option or value: %s %s; see --help\n",
                     argv[i], value);
             return false;
         }
         i++;
     }
     if (o->shape == NULL || o->batch == 0 || o->seq == 0) {
-        fprintf(stderr, "bench step: --shape, --batch and --seq are needed; see --help\n");
+        fprintf(stderr, "bench step: --shape, --batch and --seq are required; see --help\n");
         return false;
     }
     return true;
@@ -248,15 +248,16 @@ static step_floor step_roofline(const step_options* o, const qlora_plan* plan) {
     double again = (double)plan->recompute_layers;
     double widened = L - (double)plan->cached_layers;
     double qkv = (q + 2.0 * kv) * H;
-    double linear = qkv + q * H + 3.0 * H * I; // weights of a layer
+    double linear = qkv + q * H + 3.0 * H * I; // weights of one layer
     double lora = r * (3.0 * H + q + 2.0 * kv + q + H + 2.0 * (H + I) + I + H);
     double attention = 2.0 * (double)o->seq * q; // causal, forward, per token
     step_floor f;
-    // Forward and the inputs' gradients; layer 0 needs none below q, k and v. Adapters 2 + 4.
+    // Forward and the gradients of the inputs; layer 0 needs none below q, k and v. Adapters
+    // count 2 + 4.
     f.flops = T * (L * (4.0 * linear + 6.0 * lora + 3.5 * attention) - 2.0 * qkv + 4.0 * H * V);
-    // A recomputed layer runs forward again, less its last projection.
+    // A recomputed layer runs the forward pass again, except for its last projection.
     f.flops += T * again * (2.0 * (linear - H * I) + 2.0 * (lora - r * (H + I)) + attention);
-    double once = (0.516 + 2.0) * linear; // read 4 bits and their scales, write 16
+    double once = (0.516 + 2.0) * linear; // read 4 bits and the scales, write 16
     double forward = 16.0 * H + 4.0 * (q + kv) + 6.0 * I;
     double backward = 16.0 * H + 4.0 * (q + kv) + 12.0 * I + 4.0 * q;
     double widened_again = again < widened ? again : widened;
@@ -280,10 +281,10 @@ typedef struct step_run {
     double* times;
     double* host;
     double open_start;
-    double weights_start; // first word of the weights' progress
+    double weights_start; // time of the first progress report of the weights
     // results
     qlora_plan plan;
-    double first_step_s; // since the process began
+    double first_step_s; // since the process started
     double prewarm_s;
     double open_s;
     double median_ms;
@@ -470,12 +471,12 @@ static void step_print(const step_run* s) {
         {"tokens_per_s_mean", "tokens/s, not waiting", 0, tokens / s->mean_ms * 1e3},
         {"step_ms", "ms, median step", 3, s->median_ms},
         {"step_ms_mean", "ms, mean, not waiting", 3, s->mean_ms},
-        {"peak_gib", "peak GiB, from the driver by us", 3, (double)s->memory.device_peak / gib},
+        {"peak_gib", "peak GiB allocated by the library", 3, (double)s->memory.device_peak / gib},
         {"device_used_gib", "GiB used on the device", 3, used / gib},
         {"plan_gib", "GiB planned", 3, (double)(s->plan.total + s->plan.context) / gib},
         {"first_step_s", "s, process start to first step", 3, s->first_step_s},
         {"open_s", "s, opening model and trainer", 3, s->open_s},
-        {"prewarm_s", "s, of these pre-warm", 3, s->prewarm_s},
+        {"prewarm_s", "s, of which pre-warm", 3, s->prewarm_s},
         {"jit_ms", "ms compiling kernels", 1, s->cache.jit_ms},
         {"roofline_ms", "ms, roofline of this step", 3, f.ms},
         {"roofline_percent", "% of the roofline", 1, 100.0 * f.ms / s->median_ms},
@@ -485,11 +486,11 @@ static void step_print(const step_run* s) {
         {"loss_last", "loss, last step", 5, s->last.loss},
         {"grad_norm_first", "gradient norm, first step", 5, (double)s->first.grad_norm},
         {"grad_norm_last", "gradient norm, last step", 5, (double)s->last.grad_norm},
-        {"skipped", "steps left out", 0, (double)s->last.skipped},
-        {"host_us", "us of the host in a step's calls", 1, s->host_us},
+        {"skipped", "skipped steps", 0, (double)s->last.skipped},
+        {"host_us", "us of host time per step", 1, s->host_us},
         {"waits", "waits for a staging slot", 0, (double)s->last.waits},
-        {"jit_after_seal", "compiles after the seal", 0, (double)s->cache.jit_after_seal},
-        {"cublas_unplanned", "cuBLAS shapes not planned", 0, (double)s->cache.cublas_unplanned},
+        {"jit_after_seal", "compilations after sealing", 0, (double)s->cache.jit_after_seal},
+        {"cublas_unplanned", "unplanned cuBLAS shapes", 0, (double)s->cache.cublas_unplanned},
         {"allocations", "device allocations in training", 0, (double)s->allocations},
         {"recompute_layers", "layers recomputed", 0, (double)s->plan.recompute_layers},
         {"cached_layers", "layers with 16-bit weights", 0, (double)s->plan.cached_layers},
@@ -570,7 +571,7 @@ static int bench_step_main(int argc, char** argv) {
     bool ok = step_go(&o, ctx, o.compare_graph || o.graph == 1, process_start, &first_ms);
     if (ok && o.compare_graph) {
         ok = step_go(&o, ctx, false, process_start, &second_ms);
-        printf(o.json ? "{\"graph_speedup\": %.4f}\n" : "graph on against off: %.3f x\n",
+        printf(o.json ? "{\"graph_speedup\": %.4f}\n" : "speed-up by graphs: %.3f x\n",
                second_ms / first_ms);
     }
     if (qlora_ctx_destroy(ctx) != QLORA_OK) {

@@ -1,8 +1,8 @@
-// cublas.c - the test double that qlora.h finds as libcublas.so.13: GEMM on the CPU, queued on the
+// cublas.c - the test double that qlora.h loads as libcublas.so.13: GEMM on the CPU, queued on the
 // fake driver's streams like a kernel.
 //
-// It gets everything it needs from the fake libcuda.so.1 that is already loaded; with the real
-// driver, or none, cublasCreate answers NOT_INITIALIZED. Sums run over k in ascending order in f32,
+// It gets everything it needs from the fake libcuda.so.1, which is already loaded; with the real
+// driver, or none, cublasCreate returns NOT_INITIALIZED. Sums run over k in ascending order in f32,
 // one product at a time, so results do not depend on shape, tiling or machine. Build with
 // -ffp-contract=off. -DFAKE_OMIT_<name> hides a symbol.
 #define _GNU_SOURCE
@@ -64,7 +64,7 @@ typedef struct gemm {
     int n;
     int k;
     int batch;
-    int compute; // after the math mode
+    int compute; // after applying the math mode
     matrix a;
     matrix b;
     matrix c;
@@ -77,10 +77,10 @@ typedef struct gemm {
     size_t workspace_bytes;
 } gemm;
 
-//@@ DRIVER - the way into the fake driver
+//@@ DRIVER - access to the fake driver
 
 static const fake_inside* inside(void) {
-    static const fake_inside* found = NULL; // same value from every thread
+    static const fake_inside* found = NULL; // every thread finds the same value
     if (!found) {
         void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
         void* symbol = library ? dlsym(library, "fake_get_inside") : NULL;
@@ -93,7 +93,7 @@ static const fake_inside* inside(void) {
     return found;
 }
 
-// Most calls: the live data of a handle, between enter and leave.
+// For most calls: the live data of a handle, to be used between enter and leave.
 static int enter(const char* name, void* opaque, handle** h, int* late) {
     if (!inside()) {
         *h = NULL;
@@ -122,7 +122,7 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-// Rounds to nearest even, dropping that many bits of the mantissa. NaN stays NaN.
+// Rounds to nearest even, dropping that many bits of the mantissa. A NaN stays a NaN.
 static float round_bits(float x, unsigned drop) {
     uint32_t bits = bits_of(x);
     if ((bits & 0x7F800000u) == 0x7F800000u) {
@@ -197,7 +197,7 @@ static void store(unsigned char* base, int type, size_t index, float x) {
     }
 }
 
-// What the tensor core makes of an f32 input in each compute mode.
+// The value of an f32 input on tensor cores in each compute mode.
 static float round_input(float x, int compute) {
     switch (compute) {
     case COMPUTE_FAST_TF32:
@@ -213,7 +213,7 @@ static float round_input(float x, int compute) {
 
 //@@ GEMM - C = alpha op(A) op(B) + beta C, column-major
 
-// Elements of a column-major rows x cols matrix from its first to its last, both included.
+// Number of elements from the first to the last of a column-major rows x cols matrix, inclusive.
 static size_t span(int rows, int cols, int ld) {
     return rows && cols ? (size_t)(cols - 1) * (size_t)ld + (size_t)rows : 0;
 }
@@ -224,7 +224,7 @@ static size_t round_up(int count, int tile) {
     return ((size_t)count + (size_t)tile - 1) / (size_t)tile * (size_t)tile;
 }
 
-// One run of stored elements as the multiplier sees them.
+// Reads a run of stored elements as the values that are multiplied.
 static void decode(float* out, const unsigned char* from, int type, size_t count, int compute) {
     if (type == R_32F && compute == COMPUTE_32F) {
         memcpy(out, from, count * sizeof *out);
@@ -242,7 +242,7 @@ static void decode(float* out, const unsigned char* from, int type, size_t count
 }
 
 // Packs X for multiply: outer runs over its m or n side in tiles, inner over k:
-// out[tile][inner][outer % tile]. along: the outer side is the one that is contiguous in memory.
+// out[tile][inner][outer % tile]. along: the outer side is contiguous in memory.
 static void pack(float* out, const unsigned char* base, const matrix* x, bool along, int outer,
                  int inner, int tile, int compute, float* line) {
     size_t run = (size_t)(along ? outer : inner);
@@ -261,7 +261,7 @@ static void pack(float* out, const unsigned char* base, const matrix* x, bool al
 
 typedef float four __attribute__((vector_size(16)));
 
-// An 8 x 4 tile of the result: column j of it goes to out[j * rows ...]. Every sum runs k = 0, 1, 2
+// An 8 x 4 tile of the result: its column j goes to out[j * rows ...]. Every sum runs k = 0, 1, 2
 // ...
 static void multiply_tile(float* out, size_t rows, const float* a, const float* b, int depth) {
     four sum[TILE_N][2];
@@ -284,7 +284,7 @@ static void multiply_tile(float* out, size_t rows, const float* a, const float* 
     }
 }
 
-// sum[j * rows + i], rows being m rounded up to whole tiles.
+// sum[j * rows + i], where rows is m rounded up to whole tiles.
 static void multiply(float* sum, const float* a, const float* b, int m, int n, int depth) {
     size_t rows = round_up(m, TILE_M);
     for (size_t j = 0; j < round_up(n, TILE_N); j += TILE_N) {
@@ -336,7 +336,7 @@ static bool room_make(const gemm* g, gemm_room* room) {
     return room->memory != NULL;
 }
 
-// One matrix of the batch; 0 or a CUresult.
+// One matrix of the batch; returns 0 or a CUresult.
 static int gemm_one(void* ctx, const gemm* g, int index, const gemm_room* room, float alpha,
                     float beta) {
     size_t a_span = g->a.transposed ? span(g->k, g->m, g->a.ld) : span(g->m, g->k, g->a.ld);
@@ -357,7 +357,7 @@ static int gemm_one(void* ctx, const gemm* g, int index, const gemm_room* room, 
     return 0;
 }
 
-// The library may scribble over its workspace; nobody else's data may be there.
+// The library may overwrite its workspace, so nothing else may use that memory.
 static int workspace_use(void* ctx, const gemm* g) {
     if (!g->workspace_bytes) {
         return 0;
@@ -429,7 +429,7 @@ static bool shape_valid(const gemm* g) {
            g->c.ld >= 1 && g->a.ld >= a_rows && g->b.ld >= b_rows && g->c.ld >= g->m;
 }
 
-// The checks that need the driver, then the queue. The lock is held.
+// The checks that need the driver, then the queueing. The lock is held.
 static int gemm_submit(void* opaque, const handle* h, gemm* g) {
     void* ctx = NULL;
     bool capturing = false;
@@ -441,11 +441,11 @@ static int gemm_submit(void* opaque, const handle* h, gemm* g) {
         return INTERNAL_ERROR;
     }
     if (!inside()->stream_valid(ctx, h->stream, &capturing)) {
-        inside()->broken("cuBLAS: the handle's stream is destroyed or of another context");
+        inside()->broken("cuBLAS: the handle's stream is destroyed or belongs to another context");
         return EXECUTION_FAILED;
     }
     if (capturing && !h->workspace_set) {
-        inside()->broken("cuBLAS: a GEMM was captured without a workspace of the caller's");
+        inside()->broken("cuBLAS: a GEMM was captured without a caller-provided workspace");
         inside()->capture_break(ctx, h->stream, "a GEMM without workspace");
         return INTERNAL_ERROR;
     }
@@ -558,7 +558,7 @@ int cublasCreate_v2(void** out) {
         status = NOT_INITIALIZED;
     }
     if (!status && inside()->unsafe("cublasCreate_v2")) {
-        status = INTERNAL_ERROR; // it allocates memory
+        status = INTERNAL_ERROR; // the call would allocate memory
     }
     if (!status) {
         *out = inside()->object_make(sizeof(handle), ctx);
@@ -583,7 +583,7 @@ int cublasDestroy_v2(void* opaque) {
 
 int cublasGetVersion_v2(void* opaque, int* version) {
     int late = 0;
-    (void)opaque; // the real one answers without a handle too
+    (void)opaque; // the real one also works without a handle
     int status = inside() ? inside()->enter("cublasGetVersion_v2", &late) : NOT_INITIALIZED;
     if (!status && !version) {
         status = INVALID_VALUE;
@@ -594,14 +594,14 @@ int cublasGetVersion_v2(void* opaque, int* version) {
     return leave("cublasGetVersion_v2", status, "");
 }
 
-// As the real one: setting a stream, even the same, throws away the caller's workspace.
+// As in the real library, setting a stream, even the same one, discards the caller's workspace.
 int cublasSetStream_v2(void* opaque, void* stream) {
     handle* h = NULL;
     int late = 0;
     bool capturing = false;
     int status = enter("cublasSetStream_v2", opaque, &h, &late);
     if (!status && !inside()->stream_valid(inside()->object_owner(opaque), stream, &capturing)) {
-        inside()->broken("cublasSetStream: the stream is destroyed or of another context");
+        inside()->broken("cublasSetStream: the stream is destroyed or belongs to another context");
         status = INVALID_VALUE;
     }
     if (!status) {

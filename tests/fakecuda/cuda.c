@@ -1,11 +1,11 @@
-// cuda.c - a CUDA driver without a GPU: the test double that qlora.h finds as libcuda.so.1.
+// cuda.c - a CUDA driver without a GPU: the test double that qlora.h loads as libcuda.so.1.
 //
-// It keeps contexts, memory, streams, events, modules and graphs with the rules of the real driver,
-// runs kernels through the PTX interpreter (ptx.h), and is stricter than hardware wherever a
-// program would get away with a mistake. Tests configure and question it through fake.h.
+// It keeps contexts, memory, streams, events, modules and graphs by the rules of the real driver,
+// runs kernels in the PTX interpreter (ptx.h), and is stricter than hardware wherever a program
+// could get away with a mistake. Tests configure and inspect it through fake.h.
 //
-// Build variants: -DFAKE_OMIT_<name> hides one symbol (an older driver); -DFAKE_STUB answers 34 to
-// every call, as the link-time stub of the toolkit does.
+// Build variants: -DFAKE_OMIT_<name> hides one symbol (an older driver); -DFAKE_STUB returns 34
+// from every call, as the toolkit's link-time stub does.
 #define _GNU_SOURCE
 #include "fake.h"
 #include "mutate.h"
@@ -17,10 +17,10 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-//@@ EXPORTS - one list makes the prototypes, the counters and the table for cuGetProcAddress
+//@@ EXPORTS - one list generates the prototypes, the counters and the table for cuGetProcAddress
 
-// FAKE_OMITTED(name) is 1 when FAKE_OMIT_<name> is defined as 1 (plain -D does), else 0: a defined
-// macro turns FAKE_PLACE_1 into an extra argument that shifts the 1 into second place.
+// FAKE_OMITTED(name) is 1 if FAKE_OMIT_<name> is defined as 1 (as plain -D does), otherwise 0: a
+// defined macro turns FAKE_PLACE_1 into an extra argument that shifts the 1 into second place.
 #define FAKE_PLACE_1 0,
 #define FAKE_SECOND(first, second, ...) second
 #define FAKE_IS_ONE_3(...) FAKE_SECOND(__VA_ARGS__, 0)
@@ -84,7 +84,7 @@ static const function_row function_rows[FUNCTIONS] = {
 #undef FAKE_ROW
 };
 
-//@@ STATE - everything behind one lock
+//@@ STATE - everything is protected by one lock
 
 enum {
     OK = 0,
@@ -143,8 +143,8 @@ typedef struct context context;
 typedef struct stream stream;
 typedef struct capture capture;
 
-// First member of everything a caller holds a handle of. The memory stays until reset, so that a
-// stale handle is recognised and never mistaken for a newer object.
+// First member of every object that a caller holds a handle to. The memory is kept until reset, so
+// that a stale handle is recognised and never mistaken for a newer object.
 typedef struct object {
     object_kind kind;
     bool live;
@@ -160,7 +160,7 @@ struct context {
     int refs;
     int sticky;
     stream* legacy;
-    stream* streams; // the live ones, newest first, legacy not among them
+    stream* streams; // the live ones, newest first, without the legacy stream
 };
 
 typedef struct entry_point entry_point;
@@ -211,7 +211,7 @@ typedef struct endpoint {
 
 typedef struct exec exec;
 
-// One piece of device work. Never changed once made; queues, graphs and executable graphs share it.
+// One piece of device work. Immutable; queues, graphs and executable graphs share it.
 typedef struct work {
     work_kind kind;
     int refs;
@@ -225,7 +225,7 @@ typedef struct work {
     endpoint src;
     size_t width;
     size_t height;
-    unsigned char* staged; // pageable source, taken at the call
+    unsigned char* staged; // pageable source, copied at the call
     unsigned element;      // SET
     uint32_t value;
     event* event; // RECORD
@@ -265,11 +265,11 @@ typedef struct node {
 typedef struct graph {
     object base;
     node* nodes;
-    size_t count; // destroyed ones included
+    size_t count; // including destroyed ones
     size_t room;
 } graph;
 
-// As CUDA_MEMSET_NODE_PARAMS and CUDA_KERNEL_NODE_PARAMS_v2.
+// Same layout as CUDA_MEMSET_NODE_PARAMS and CUDA_KERNEL_NODE_PARAMS_v2.
 typedef struct fake_memset_node {
     uint64_t address;
     size_t pitch;
@@ -292,7 +292,7 @@ typedef struct fake_kernel_node {
 
 struct exec {
     object base;
-    work** order; // as it will run
+    work** order; // in execution order
     size_t count;
     int pending; // launches queued
 };
@@ -353,7 +353,7 @@ static struct {
     uint64_t generation;
     fake_config config;
     object* objects;
-    object** slots; // hash of live and dead objects by address
+    object** slots; // hash table of live and dead objects by address
     size_t slot_count;
     size_t object_count;
     uint32_t ids[KINDS];
@@ -363,7 +363,7 @@ static struct {
     capture* captures; // the active ones
     blocks memory;
     blocks pinned;
-    size_t hot; // block of the last resolve
+    size_t hot; // block found by the last resolve
     uint64_t range_base;
     uint64_t range_end;
     uint64_t range_next;
@@ -428,11 +428,11 @@ static uint64_t random_next(void) {
     return x ^ (x >> 31);
 }
 
-//@@ TEXTS - broken rules, the log, numbered names of handles
+//@@ TEXTS - broken rules, the log, numbered names for handles
 
 __attribute__((format(printf, 1, 2))) static void broken(const char* format, ...) {
     if (g.broken[0]) {
-        return; // the first one is the one to read
+        return; // the first one is the most useful
     }
     va_list list;
     va_start(list, format);
@@ -466,7 +466,7 @@ static char* tag_room(void) {
 static object* object_find(const void* handle);
 static const block* block_at(const blocks* in, uint64_t address);
 
-// "stream#2"; "NULL", "legacy" and "?" for what is not ours.
+// "stream#2"; "NULL", "legacy", or "?" for a foreign handle.
 static const char* tag(const void* handle) {
     if (!handle) {
         return "NULL";
@@ -560,7 +560,7 @@ static void* object_make(object_kind kind, size_t bytes, context* owner) {
     return o;
 }
 
-// The live object of that kind behind a handle, or NULL. Owner NULL: of any context.
+// The live object of that kind for a handle, or NULL. Owner NULL: of any context.
 static void* object_get(const void* handle, object_kind kind, const context* owner) {
     object* o = object_find(handle);
     if (!o || !o->live || o->kind != kind || (owner && o->owner != owner)) {
@@ -569,8 +569,7 @@ static void* object_get(const void* handle, object_kind kind, const context* own
     return o;
 }
 
-//@@ MEMORY - device addresses in a reserved range, backed elsewhere, so that the host cannot touch
-//them
+//@@ MEMORY - device addresses in a range that the host cannot access, backed elsewhere
 
 static void range_reserve(void) {
     static const uint64_t sizes[] = {1ull << 40, 1ull << 36, 1ull << 33, 1ull << 31};
@@ -631,7 +630,8 @@ static block* block_insert(blocks* into, uint64_t address) {
     return &into->list[i];
 }
 
-// Memory with a guard band on both sides, filled with poison. False when the host has no more.
+// Allocates memory with a guard band on both sides, filled with poison. Returns false if the host
+// is out of memory.
 static bool block_back(block* b, size_t bytes, size_t front) {
     void* base = NULL;
     if (bytes > SIZE_MAX - front - GUARD || posix_memalign(&base, front, front + bytes + GUARD)) {
@@ -682,8 +682,8 @@ static void block_remove(blocks* from, size_t i, const char* kind) {
     g.hot = 0;
 }
 
-// An address is not used twice until the range is spent, so that stale pointers stay stale. It is a
-// multiple of 256 and not of 512: what the driver promises, and no more.
+// An address is not reused until the range is exhausted, so that stale pointers stay stale. It is a
+// multiple of 256 but not of 512: exactly what the driver guarantees.
 static uint64_t address_pick(size_t bytes) {
     uint64_t room = ((uint64_t)bytes + 511) / 512 * 512 + 1024;
     if (room <= g.range_end - g.range_next) {
@@ -765,8 +765,8 @@ static void pinned_drop(size_t i) {
     block_remove(&g.pinned, i, "pinned");
 }
 
-// Host memory behind a range of device addresses, or NULL when it is not inside one live allocation
-// of this context. The interpreter asks for every access, hence the short cut.
+// Host memory for a range of device addresses, or NULL if it is not inside one live allocation of
+// this context. The interpreter calls this for every access, hence the shortcut.
 static void* resolve(void* user, uint64_t address, size_t bytes, bool write) {
     const context* ctx = (const context*)user;
     (void)write;
@@ -789,7 +789,7 @@ static void* resolve(void* user, uint64_t address, size_t bytes, bool write) {
 
 static void queue_drop(stream* s);
 
-// The context is dead: its queued work is dropped and every call gets the code.
+// The context is dead: its queued work is dropped and every call returns the code.
 static void context_kill(context* ctx, int code) {
     if (ctx->sticky) {
         return;
@@ -811,7 +811,7 @@ static bool fault_matches(const fault* f, int function) {
     return f->kind == function_rows[function].kind;
 }
 
-// Counts down one fault; true when it fires now.
+// Counts down one fault; returns true if it fires now.
 static bool fault_due(fault* f) {
     if (!f->left) {
         return f->forever;
@@ -848,7 +848,7 @@ static context* current(void) {
     return t->depth ? t->stack[t->depth - 1] : NULL;
 }
 
-//@@ CALLS - what every exported function does first and last
+//@@ CALLS - the common start and end of every exported function
 
 static fake_config config_defaults(void);
 static void reset_to(const fake_config* config);
@@ -884,7 +884,7 @@ static int context_state(const context* ctx) {
     return ctx->base.live ? ctx->sticky : CONTEXT_IS_DESTROYED;
 }
 
-// Locks, counts, and answers 0 or the error this call gets before it does anything.
+// Locks, counts the call, and returns 0 or the error that this call gets before it does anything.
 static int enter(int function, need needs) {
     lock();
     g.late = 0;
@@ -940,7 +940,7 @@ __attribute__((format(printf, 3, 4))) static int leave(int function, int code, c
     return code;
 }
 
-//@@ WORK - pieces of device work and how they run
+//@@ WORK - pieces of device work and their execution
 
 static work* work_make(work_kind kind) {
     work* w = (work*)must_alloc(sizeof *w);
@@ -1050,7 +1050,7 @@ static int set_run(context* ctx, const work* w) {
 
 static void stream_run(stream* s, uint64_t until);
 
-// Kernels and GEMMs may be told to fail when they run, later than the call that queued them.
+// Kernels and GEMMs can be set to fail when they run, later than the call that queued them.
 static bool run_fault(context* ctx) {
     const fault* f = fault_take(0, true);
     if (f) {
@@ -1092,7 +1092,7 @@ static void work_run(context* ctx, const work* w, uint64_t seq) {
         if (!run_fault(ctx)) {
             int code = w->run(ctx, w->payload);
             if (code) {
-                trap(ctx, code, "GEMM on memory that is not there");
+                trap(ctx, code, "a GEMM accesses memory that is not allocated");
             }
         }
         break;
@@ -1112,7 +1112,8 @@ static void queue_drop(stream* s) {
     s->depth = 0;
 }
 
-// The implicit order between the legacy stream and blocking streams, up to but not including seq.
+// Enforces the implicit order between the legacy stream and blocking streams, up to but
+// excluding seq.
 static void stream_run_legacy_rule(stream* s, uint64_t seq) {
     context* ctx = s->base.owner;
     if (s->legacy) {
@@ -1126,15 +1127,15 @@ static void stream_run_legacy_rule(stream* s, uint64_t seq) {
     }
 }
 
-// Runs every entry with a sequence number up to until. What an entry waits for has a smaller
-// number, so the nesting ends.
+// Runs every entry with a sequence number up to `until`. An entry only waits for smaller numbers,
+// so the recursion ends.
 static void stream_run(stream* s, uint64_t until) {
     context* ctx = s->base.owner;
     while (!ctx->sticky && s->first && s->first->seq <= until) {
         entry* e = s->first;
         stream_run_legacy_rule(s, e->seq);
         if (ctx->sticky) {
-            return; // the queue is gone
+            return; // the queue no longer exists
         }
         s->first = e->next;
         if (!s->first) {
@@ -1212,7 +1213,8 @@ static void capture_end(capture* c) {
     }
 }
 
-// Calls that a capture forbids to this thread: 0, or 900, and the captures in question are broken.
+// Calls that a capture forbids on this thread: returns 0, or 900 after breaking the
+// captures concerned.
 static int capture_forbids(int function) {
     int mode = here()->capture_mode;
     int code = OK;
@@ -1227,7 +1229,8 @@ static int capture_forbids(int function) {
     return code;
 }
 
-// Work on the legacy stream would depend on every blocking stream, captured ones too: 0 or 906.
+// Work on the legacy stream would depend on every blocking stream, including captured ones: returns
+// 0 or 906.
 static int capture_forbids_legacy(const context* ctx, const char* what) {
     int code = OK;
     for (stream* s = ctx->streams; s; s = s->next) {
@@ -1279,7 +1282,8 @@ static void graph_add(graph* into, work* w, const int* deps, size_t dep_count) {
     n->in = into;
 }
 
-// Handles are addresses of nodes: a recorded graph gets room for as many again, and stays put.
+// Node handles are addresses, so the array must not move: a recorded graph gets room for as many
+// nodes again.
 static void graph_settle(graph* done) {
     done->room = 2 * done->count + 16;
     done->nodes = (node*)must_grow(done->nodes, done->room * sizeof *done->nodes);
@@ -1289,7 +1293,7 @@ static bool has_host_memory(const work* w) {
     return w->kind == WORK_COPY && (!w->dst.device || !w->src.device);
 }
 
-// Takes the work over: into the stream's queue, or into the graph it is recording.
+// Takes ownership of the work: adds it to the stream's queue, or to the graph being recorded.
 static int submit(stream* s, work* w) {
     if (s->in) {
         if (s->in->broken) {
@@ -1319,12 +1323,12 @@ static int submit(stream* s, work* w) {
     }
     s->last = e;
     if (++s->depth > QUEUE_LIMIT) {
-        stream_run(s, s->first->seq); // the real queue is finite too
+        stream_run(s, s->first->seq); // the real queue is finite as well
     }
     return OK;
 }
 
-// True when every node of need is one of have or comes before one.
+// True if every node of `need` is in `have` or comes before a node that is.
 static bool deps_reached(const graph* in, const int* have, size_t have_count, const int* needed,
                          size_t need_count) {
     bool* seen = (bool*)must_alloc(in->count * sizeof *seen);
@@ -1332,7 +1336,7 @@ static bool deps_reached(const graph* in, const int* have, size_t have_count, co
     for (size_t i = 0; i < have_count; i++) {
         seen[have[i]] = true;
     }
-    for (size_t i = in->count; i-- > 0;) { // a node depends on earlier ones only
+    for (size_t i = in->count; i-- > 0;) { // a node depends only on earlier ones
         for (size_t j = 0; seen[i] && j < in->nodes[i].dep_count; j++) {
             seen[in->nodes[i].deps[j]] = true;
         }
@@ -1358,8 +1362,8 @@ static void graph_clear(graph* old) {
     old->base.live = false;
 }
 
-// An order of the nodes that respects their dependencies: the first, last or a random one of those
-// that could run next.
+// An order of the nodes that respects their dependencies: at each point, picks the first, the last
+// or a random one of the nodes that could run next.
 static void graph_schedule(const graph* from, exec* to) {
     bool* done = (bool*)must_alloc(from->count * sizeof *done);
     size_t* ready = (size_t*)must_alloc(from->count * sizeof *ready);
@@ -1463,7 +1467,7 @@ static bool is_counted(const object* o) {
     return o->kind != KIND_FUNCTION && o->kind != KIND_CAPTURE && o->kind != KIND_CONTEXT;
 }
 
-// The end of a context: what its owner has left behind is counted as lost.
+// The end of a context: objects that its owner has not destroyed are counted as leaked.
 static void context_end(context* ctx) {
     context_run(ctx);
     uint32_t lost[KINDS] = {0};
@@ -1487,7 +1491,7 @@ static void context_end(context* ctx) {
             pinned_drop(i);
         }
     }
-    // Queues first: their work points at the objects.
+    // Queues come first because their work refers to the objects.
     queue_drop(ctx->legacy);
     for (stream* s = ctx->streams; s; s = s->next) {
         queue_drop(s);
@@ -1590,7 +1594,7 @@ static uint32_t shared_optin(const fake_device* d) {
             return rows[i].kilobytes * 1024;
         }
     }
-    return 227 * 1024; // a device that is not known yet
+    return 227 * 1024; // an unknown newer device
 }
 
 static uint32_t shared_block(const fake_device* d) {
@@ -1927,7 +1931,7 @@ int cuStreamSynchronize(void* handle) {
     return leave(F_cuStreamSynchronize, code, "%s", tag(handle));
 }
 
-// A query that finds work running lets one piece of it finish, so that polling ends.
+// A query that finds unfinished work completes one piece of it, so that polling ends.
 int cuStreamQuery(void* handle) {
     int code = enter(F_cuStreamQuery, NEED_CONTEXT);
     stream* s = code ? NULL : stream_get(handle, current());
@@ -1978,7 +1982,7 @@ static int wait_in_capture(stream* s, event* e) {
         return CAPTURE_IMPLICIT;
     }
     if (!s->in) {
-        s->in = c; // the fork: this stream now records too
+        s->in = c; // the fork: this stream now also records
         s->dep_count = 0;
     }
     if (s->in != c) {
@@ -2027,7 +2031,7 @@ int cuStreamIsCapturing(void* handle, int* status) {
         code = !status ? INVALID_VALUE : s ? OK : INVALID_HANDLE;
     }
     if (!code && s->legacy) {
-        code = capture_forbids_legacy(s->base.owner, "a question about the legacy stream");
+        code = capture_forbids_legacy(s->base.owner, "a query of the legacy stream");
     }
     if (!code) {
         *status = capture_status(s);
@@ -2043,7 +2047,7 @@ int cuStreamGetCaptureInfo_v2(void* handle, int* status, uint64_t* id, void** ou
         code = !status ? INVALID_VALUE : s ? OK : INVALID_HANDLE;
     }
     if (!code && s->legacy) {
-        code = capture_forbids_legacy(s->base.owner, "a question about the legacy stream");
+        code = capture_forbids_legacy(s->base.owner, "a query of the legacy stream");
     }
     if (!code) {
         *status = capture_status(s);
@@ -2055,7 +2059,7 @@ int cuStreamGetCaptureInfo_v2(void* handle, int* status, uint64_t* id, void** ou
             *out = s->in->into;
         }
         if (deps) {
-            *deps = NULL; // node handles are not given out
+            *deps = NULL; // node handles are not exposed
         }
         if (count) {
             *count = active ? s->dep_count : 0;
@@ -2181,7 +2185,7 @@ int cuGraphLaunch(void* handle, void* stream_handle) {
     }
     if (!code && s->in) {
         code = s->in->broken ? CAPTURE_INVALIDATED : CAPTURE_UNSUPPORTED;
-        capture_break(s->in, "cuGraphLaunch", code); // child graphs are not played
+        capture_break(s->in, "cuGraphLaunch", code); // child graphs are not supported
     }
     if (!code) {
         work* w = work_make(WORK_GRAPH);
@@ -2226,7 +2230,7 @@ int cuGraphGetNodes(void* handle, void** nodes, size_t* count) {
     return leave(F_cuGraphGetNodes, code, "%s -> %zu", tag(handle), live);
 }
 
-// A node that was given out and not destroyed, NULL otherwise.
+// A node that was handed out and not destroyed, otherwise NULL.
 static node* node_get(void* handle) {
     for (object* o = g.objects; o; o = o->next) {
         graph* in = o->kind == KIND_GRAPH && o->live ? (graph*)(void*)o : NULL;
@@ -2272,7 +2276,7 @@ int cuGraphMemsetNodeGetParams(void* handle, void* params) {
     return leave(F_cuGraphMemsetNodeGetParams, code, "%s", code ? "?" : "a memset");
 }
 
-// The nodes that n waits for, or those that wait for n, as the driver lists them.
+// The nodes that n waits for, or those that wait for n, in the driver's order.
 static int neighbours(node* n, bool before, void** list, size_t* count) {
     size_t found = 0;
     int self = (int)(n - n->in->nodes);
@@ -2383,7 +2387,7 @@ int cuGraphExecDestroy(void* handle) {
     }
     if (!code) {
         if (old->pending) {
-            context_run(old->base.owner); // what is queued still runs
+            context_run(old->base.owner); // queued work still runs
         }
         exec_clear(old);
     }
@@ -2423,7 +2427,7 @@ int cuEventRecord(void* handle, void* stream_handle) {
     } else if (!code) {
         work* w = work_make(WORK_RECORD);
         w->event = e;
-        uint64_t seq = g.seq + 1; // what submit is about to give it
+        uint64_t seq = g.seq + 1; // the number that submit is about to assign
         code = submit(s, w);
         if (!code) {
             e->in = NULL;
@@ -2512,7 +2516,7 @@ int cuEventDestroy_v2(void* handle) {
     return leave(F_cuEventDestroy_v2, code, "%s", name);
 }
 
-//@@ MODULE CALLS - the driver's compiler: which text it takes, and what it says when it does not
+//@@ MODULE CALLS - the driver's compiler: which PTX it accepts, and its messages when it does not
 
 typedef struct ptx_header {
     int version; // 70 = 7.0
@@ -2541,7 +2545,7 @@ static const char* ptx_skip(const char* p, int* line) {
     }
 }
 
-// Reads .version and .target from the top of the text; 0, or 218 with the reason in log.
+// Reads .version and .target from the start of the text; returns 0, or 218 with the reason in log.
 static int ptx_header_read(const char* image, ptx_header* h, char* log, size_t room) {
     int minor = 0;
     int used = 0;
@@ -2581,7 +2585,7 @@ static int driver_ptx_version(int driver) {
     return 60;
 }
 
-// The first .version that knows a target; 0 for a target that no version knows.
+// The first .version that supports a target; 0 if no version does.
 static int target_ptx_version(int target, char suffix) {
     static const int rows[][2] = {{75, 63},  {80, 70},  {86, 71},  {87, 74},  {88, 90},
                                   {89, 78},  {90, 78},  {100, 86}, {103, 88}, {110, 90},
@@ -2642,7 +2646,7 @@ static int module_load(context* ctx, void** out, const void* image, char* log, s
         return INVALID_VALUE;
     }
     if (!memcmp(image, "\177ELF", 4) || !memcmp(image, "\x50\xed\x55\xba", 4)) {
-        return INVALID_IMAGE; // machine code: there is no machine
+        return INVALID_IMAGE; // machine code cannot be run here
     }
     int code = ptx_header_read((const char*)image, &header, log, room);
     if (!code) {
@@ -2684,8 +2688,8 @@ int cuModuleLoadData(void** out, const void* image) {
 
 enum { JIT_INFO_LOG = 3, JIT_INFO_SIZE = 4, JIT_ERROR_LOG = 5, JIT_ERROR_SIZE = 6, JIT_TARGET = 9 };
 
-// The caller's log buffer: its size comes by value in the void* of another option, and the number
-// of bytes written goes back there.
+// The caller's log buffer: its size is passed by value in the void* of another option, and the
+// number of bytes written is returned there.
 static void jit_log(unsigned count, const int* options, void** values, int buffer_option,
                     const char* log) {
     char* buffer = NULL;
@@ -2862,7 +2866,7 @@ static int launch_check(const entry_point* f, const uint32_t grid[3], const uint
     return OK;
 }
 
-// Takes the parameter values now, as the driver does: the caller may reuse its variables at once.
+// Copies the parameter values now, as the driver does: the caller may reuse its variables at once.
 static int launch_take_args(work* w, const ptx_kernel* kernel, uint32_t params, void** args) {
     size_t bytes = 0;
     for (uint32_t i = 0; i < params; i++) {
@@ -2937,7 +2941,7 @@ int cuGraphAddKernelNode_v2(void** out, void* handle, void* const* before, size_
         code = in && out && params && (before || !count) ? OK : INVALID_VALUE;
     }
     if (!code && in->count == in->room) {
-        code = OUT_OF_MEMORY; // nodes must stay where they are
+        code = OUT_OF_MEMORY; // nodes must not move
     }
     int* deps = (int*)must_alloc((count + 1) * sizeof *deps);
     for (size_t i = 0; !code && i < count; i++) {
@@ -2974,7 +2978,7 @@ int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     return leave(F_cuMemAlloc_v2, code, "%zu -> %s", bytes, code ? "NULL" : tag_address(*address));
 }
 
-// Frees wait for all work of the context, as the real ones do.
+// Like the real functions, frees wait for all work of the context.
 int cuMemFree_v2(uint64_t address) {
     int code = enter(F_cuMemFree_v2, NEED_CONTEXT);
     const char* name = tag_address(address);
@@ -3125,7 +3129,7 @@ static size_t span_of(const endpoint* e, size_t width, size_t height) {
     return (height - 1) * e->pitch + width;
 }
 
-// Whether an endpoint is what it is said to be: device memory of this context, or host memory.
+// Checks that an endpoint is what it claims to be: device memory of this context, or host memory.
 static bool endpoint_valid(context* ctx, const endpoint* e, size_t width, size_t height,
                            const char* call) {
     size_t bytes = span_of(e, width, height);
@@ -3154,8 +3158,8 @@ static bool is_pageable(const endpoint* e) {
     return !e->device && !block_at(&g.pinned, (uint64_t)(uintptr_t)e->host);
 }
 
-// A copy in a stream. A pageable source is read now, as the driver stages it; a pageable
-// destination makes the call wait. Pinned memory is read and written late, when the stream gets
+// A copy in a stream. A pageable source is read now, because the driver stages it; a pageable
+// destination makes the call wait. Pinned memory is read and written later, when the stream gets
 // there.
 static int copy_queue(stream* s, endpoint dst, endpoint src, size_t width, size_t height,
                       const char* call) {
@@ -3212,7 +3216,7 @@ static int copy_call(int function, endpoint dst, endpoint src, size_t bytes, voi
                  src.device ? tag_address(src.address) : tag_pointer(src.host), bytes, tag(handle));
 }
 
-// The synchronous copies go through the legacy stream and wait for it, and for nothing else.
+// The synchronous copies go through the legacy stream and wait only for it.
 static int copy_sync_call(int function, endpoint dst, endpoint src, size_t bytes) {
     int code = enter(function, NEED_CONTEXT);
     const char* name = function_rows[function].name;
@@ -3427,7 +3431,7 @@ static const fake_cu functions = {
 #undef FAKE_MEMBER
 };
 
-// The newest of symbol, symbol_v2, symbol_v3, by the index of its row; -1 when there is none.
+// The newest of symbol, symbol_v2, symbol_v3, as the index of its row; -1 if there is none.
 static int symbol_row(const char* symbol) {
     char name[80];
     int found = -1;
@@ -3466,7 +3470,7 @@ int cuGetProcAddress_v2(const char* symbol, void** address, int version, uint64_
     return leave(F_cuGetProcAddress_v2, code, "%s", symbol ? symbol : "NULL");
 }
 
-//@@ API - what tests ask for
+//@@ API - the interface for tests
 
 static fake_config config_defaults(void) {
     fake_config config;
@@ -3482,7 +3486,7 @@ static fake_config config_defaults(void) {
     config.max_steps = 4000000000u;
     config.host_bytes = 3ull << 30;
     config.cublas_version = 130100;
-    // For programs that are run as they are: examples, command-line tools.
+    // For programs that are run unchanged: examples, command-line tools.
     const char* cc = getenv("FAKECUDA_CC");
     const char* driver = getenv("FAKECUDA_DRIVER");
     const char* order = getenv("FAKECUDA_ORDER");
@@ -3588,7 +3592,7 @@ static void fault_add(const char* what, uint64_t nth, int code, bool sticky, boo
     lock();
     fault f = {CLASS_NONE, -1, nth, forever, sticky, code};
     if (!what_parse(what, &f.kind, &f.function) || !nth || g.fault_count == MAX_FAULTS) {
-        broken("the test asked for a fault that cannot be: %s", what);
+        broken("the test asked for an invalid fault: %s", what);
     } else {
         g.faults[g.fault_count++] = f;
     }
@@ -3723,7 +3727,7 @@ const fake_api* fake_get_api(void) {
     return &api;
 }
 
-//@@ INSIDE - what cublas.c asks for
+//@@ INSIDE - the interface for cublas.c
 
 static int inside_status(const fault* f) {
     if (f->kind == CLASS_ANY) {

@@ -1,23 +1,25 @@
-// fake.h - how a test talks to the fake CUDA driver (cuda.c) and the fake cuBLAS (cublas.c).
+// fake.h - the interface of the fake CUDA driver (cuda.c) and the fake cuBLAS (cublas.c) for tests.
 //
-// The library under test finds both by its normal loading path: LD_LIBRARY_PATH=build/fake. The
-// test opens the same libcuda.so.1 and gets this interface from it:
+// The library under test finds both through its normal loading path: LD_LIBRARY_PATH=build/fake.
+// The test opens the same libcuda.so.1 and gets this interface from it:
 //
-//     const fake_api* fake = fake_open();            // NULL: the real driver, or none
-//     fake->reset(NULL);                             // a fresh machine: one 9.0 device,
-//     driver 13.0 fake->machine(75, 11040);                      // or: one 7.5 device under
-//     driver 11.4 fake_config cfg = fake->defaults();            // or anything else cfg.devices =
-//     2; cfg.device[1].cc = 120; fake->reset(&cfg);
+//     const fake_api* fake = fake_open();        // NULL: the real driver, or none
+//     fake->reset(NULL);                         // a fresh machine: one 9.0 device, driver 13.0
+//     fake->machine(75, 11040);                  // or one 7.5 device with driver 11.4
+//     fake_config cfg = fake->defaults();        // or any other machine
+//     cfg.devices = 2;
+//     cfg.device[1].cc = 120;
+//     fake->reset(&cfg);
 //
-//     fake->fail_at("ALLOC", 3, 2, false);           // the third allocation from now gets error 2
-//     uint64_t before = fake->calls("ALLOC");        // "no allocation after this point":
-//     ...                                            //     two readings that must be equal
-//     const char* wrong = fake->done();              // NULL, or the first broken rule or a leak
+//     fake->fail_at("ALLOC", 3, 2, false);       // the third allocation from now gets error 2
+//     uint64_t before = fake->calls("ALLOC");    // "no allocation after this point":
+//     ...                                        //     two readings that must be equal
+//     const char* wrong = fake->done();          // NULL, or the first broken rule or a leak
 //
-// Device addresses lie in a reserved range that the host cannot touch: a device pointer
-// dereferenced on the host crashes, as on hardware. Queued work runs only when something waits for
-// it, so a missing wait shows as a wrong number. Nothing depends on time, so the same calls give
-// the same log.
+// Device addresses are in a reserved range that the host cannot access: dereferencing a device
+// pointer on the host crashes, as on hardware. Queued work runs only when something waits for it,
+// so a missing wait shows up as a wrong number. Nothing depends on time, so the same calls always
+// give the same log.
 #ifndef FAKECUDA_FAKE_H
 #define FAKECUDA_FAKE_H
 
@@ -36,41 +38,41 @@ typedef struct fake_device {
     int sms;       // multiprocessors
     char name[64]; // "" = "Fake GPU 9.0"
     uint64_t total_bytes;
-    uint64_t free_bytes;   // before our own allocations; 0 = total_bytes
+    uint64_t free_bytes;   // before the allocations of the program under test; 0 = total_bytes
     uint32_t shared_block; // shared memory per block; 0 = 48 KB
-    uint32_t shared_optin; // with cuFuncSetAttribute; 0 = what the capability has
+    uint32_t shared_optin; // maximum with cuFuncSetAttribute; 0 = that of the compute capability
 } fake_device;
 
 typedef struct fake_config {
     int driver_version; // 13000
-    int devices;        // 0..8; with 0, cuInit answers 100
+    int devices;        // 0..8; with 0, cuInit returns 100
     fake_device device[FAKE_MAX_DEVICES];
-    fake_order order;      // of warps, blocks, independent streams and graph branches
+    fake_order order;      // order of warps, blocks, independent streams and graph branches
     uint64_t seed;         // for FAKE_RANDOM
     uint64_t max_steps;    // warp instructions before a launch counts as hung
-    uint64_t host_bytes;   // memory this process may spend on device memory; beyond it: error 2
-    int init_result;       // of cuInit: 0, 34, 100, 803 ...
-    int cublas_create;     // of cublasCreate_v2: 0, 1, 3 ...
+    uint64_t host_bytes;   // host memory that may back device memory; beyond it, error 2
+    int init_result;       // result of cuInit: 0, 34, 100, 803 ...
+    int cublas_create;     // result of cublasCreate_v2: 0, 1, 3 ...
     int cublas_version;    // 130100
-    bool allow_host_nodes; // copies from or to host memory inside a graph break no rule
+    bool allow_host_nodes; // copies from or to host memory inside a graph are not a broken rule
 } fake_config;
 
 typedef struct fake_stats {
-    uint64_t live_bytes;  // device memory held now
-    uint64_t peak_bytes;  // the most since reset
-    uint64_t live_pinned; // host memory held now
-    uint64_t kernels;     // executed (a replayed graph counts each node)
+    uint64_t live_bytes;  // device memory currently allocated
+    uint64_t peak_bytes;  // maximum since reset
+    uint64_t live_pinned; // pinned host memory currently allocated
+    uint64_t kernels;     // executed kernels (a replayed graph counts each node)
     uint64_t gemms;
     uint64_t copies;
     uint64_t warp_instructions;
     uint64_t mma;
-    uint64_t queued; // entries waiting in all streams now
+    uint64_t queued; // entries currently waiting in all streams
     uint64_t faults; // injected faults that fired
 } fake_stats;
 
-// Every driver function the fake has: name, fault class, what a failed release does, parameters.
-// R: a release. An injected fault or a sticky error lets it release all the same and is then
-// reported, as the real driver reports errors of earlier work; N: plain.
+// Every driver function of the fake: name, fault class, R or N, parameters.
+// R: a release. It is carried out despite an injected fault or a sticky error, which is then
+// reported, just as the real driver reports errors of earlier work. N: not a release.
 #define FAKE_CU_FUNCTIONS(X)                                                                       \
     X(cuInit, CTX, N, (unsigned flags))                                                            \
     X(cuDriverGetVersion, CTX, N, (int* version))                                                  \
@@ -203,54 +205,54 @@ typedef struct fake_copy2d {
     size_t height;
 } fake_copy2d;
 
-// The driver's functions as a test calls them, to make foreign contexts and streams:
-// fake->cu.cuCtxCreate_v2(...). Calls from here count and obey the rules like any other.
+// The driver's functions for tests to call, for example to create foreign contexts and streams:
+// fake->cu.cuCtxCreate_v2(...). These calls are counted and checked like all others.
 typedef struct fake_cu {
 #define FAKE_CU_MEMBER(name, kind, release, args) int(*name) args;
     FAKE_CU_FUNCTIONS(FAKE_CU_MEMBER)
 #undef FAKE_CU_MEMBER
 } fake_cu;
 
-// Texts returned stay valid until the next call that returns one.
+// Returned strings stay valid until the next call that returns one.
 typedef struct fake_api {
     fake_config (*defaults)(void);
-    void (*reset)(const fake_config* config);    // forgets everything; NULL: the defaults
+    void (*reset)(const fake_config* config);    // discards all state; NULL: the defaults
     void (*machine)(int cc, int driver_version); // reset to one such device
 
-    // Faults. What: a function's name, or a class: ALLOC LOAD LAUNCH COPY SYNC STREAM EVENT GRAPH
-    // CAPTURE CUBLAS CTX, or ANY (every call), or RUN (a kernel or GEMM when it is executed, so
-    // that the error comes up at a later call). nth counts from now, 1 is the next. Code: a
-    // CUresult; for cuBLAS by class or name a cublasStatus_t. Sticky: the context answers it from
-    // then on.
+    // Faults. `what` is a function's name or a class: ALLOC LOAD LAUNCH COPY SYNC STREAM EVENT
+    // GRAPH CAPTURE CUBLAS CTX, or ANY (every call), or RUN (a kernel or GEMM when it is executed,
+    // so that the error surfaces in a later call). nth counts from now; 1 is the next call. code is
+    // a CUresult, or a cublasStatus_t for the class CUBLAS and for functions of cuBLAS. sticky:
+    // from then on, every call on the context returns the code.
     void (*fail_at)(const char* what, uint64_t nth, int code, bool sticky);
-    void (*fail_from)(const char* what, uint64_t nth, int code); // this one and all that follow
+    void (*fail_from)(const char* what, uint64_t nth, int code); // this call and all later ones
     void (*fail_clear)(void);
 
     uint64_t (*calls)(const char* what);       // since reset; a function, a class or ANY
     uint64_t (*kernel_runs)(const char* name); // executions of an entry point; NULL: all
     fake_stats (*stats)(void);
-    const char* (*log)(void); // every call since log_clear, one a line, handles numbered
+    const char* (*log)(void); // all calls since log_clear, one per line, handles numbered
     void (*log_clear)(void);
 
-    const char* (*check)(void); // first broken rule, guard bands checked now; NULL when none
-    const char* (*leaks)(void); // what is still held, by kind; NULL when nothing
-    const char* (*done)(void);  // check(), else leaks()
-    const char* (*trap)(void);  // text of the last trap of a kernel, "" when none
+    const char* (*check)(void); // first broken rule, after checking the guard bands; NULL if none
+    const char* (*leaks)(void); // objects that still exist, by kind; NULL if none
+    const char* (*done)(void);  // check(), or else leaks()
+    const char* (*trap)(void);  // text of the last kernel trap, "" if none
     void (*forgive)(void);      // forgets broken rules, for tests that break one on purpose
 
     fake_cu cu;
 } fake_api;
 
-// What cublas.c gets from cuda.c. Calls stand between enter and leave, which hold the one lock.
+// The services of cuda.c that cublas.c uses, only between enter and leave, which hold the one lock.
 typedef struct fake_inside {
     int (*enter)(const char* function,
                  int* late); // 0, or the status to return; late: after a release
     int (*leave)(const char* function, int status, const char* said);
     const fake_config* (*config)(void);
     int (*current)(void** ctx);                    // 0, or a CUresult
-    int (*unsafe)(const char* function);           // 0, or 900: refused while a capture is on
-    void* (*object_make)(size_t bytes, void* ctx); // a cuBLAS handle with that much zeroed data
-    void* (*object_data)(void* handle);            // NULL for what is not a live handle
+    int (*unsafe)(const char* function);           // 0, or 900: not allowed during a capture
+    void* (*object_make)(size_t bytes, void* ctx); // a cuBLAS handle with zeroed data of that size
+    void* (*object_data)(void* handle);            // NULL if not a live handle
     void* (*object_owner)(void* handle);
     void (*object_drop)(void* handle);
     const char* (*tag)(const void* handle);

@@ -1,4 +1,4 @@
-// mutate.c - plants a bug in a kernel: edits the PTX of a module before it is read.
+// mutate.c - injects a bug into a kernel: edits the PTX of a module before it is parsed.
 #include "mutate.h"
 
 #include <stdbool.h>
@@ -37,7 +37,7 @@ static bool edit_read(edit* e) {
     return true;
 }
 
-// Each * takes as little as it can; the last piece of the pattern must end the line.
+// Each * matches as little as possible; the last piece of the pattern must end the line.
 static bool line_matches(const char* line, size_t length, const char* pattern, piece* holes) {
     const char* end = line + length;
     const char* at = line;

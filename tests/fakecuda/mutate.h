@@ -1,11 +1,11 @@
-// mutate.h - plants a bug in a kernel: edits the PTX of a module before it is read.
+// mutate.h - injects a bug into a kernel: edits the PTX of a module before it is parsed.
 #ifndef FAKE_MUTATE_H
 #define FAKE_MUTATE_H
 
-// FAKECUDA_MUTATE in the environment has four lines: the entry point, which match (1 is the first,
-// 0 all), a line of PTX with * for anything, and what to write instead, * for the same things in
-// the same order. Returns the edited text (the caller frees it), or NULL when nothing was edited;
-// an edit is said on stderr.
+// The environment variable FAKECUDA_MUTATE has four lines: the entry point, which match to edit (1
+// is the first, 0 is all), a line of PTX with * as a wildcard, and its replacement, where each *
+// inserts what the corresponding wildcard matched. Returns the edited text (freed by the caller),
+// or NULL if nothing was edited; edits are reported on stderr.
 char* mutate_text(const char* ptx);
 
 #endif

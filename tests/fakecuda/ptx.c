@@ -1,9 +1,9 @@
-// ptx.c - the interpreter's face and its scheduler: launches, blocks, warps, divergence, barriers.
+// ptx.c - the interpreter's interface and scheduler: launches, blocks, warps, divergence, barriers.
 //
-// Build with -O2 -ffp-contract=off. A warp executes the lanes that stand at the lowest instruction
-// first; lanes that reach the same instruction go on together. A warp-synchronous instruction holds
-// its lanes until the members it names have come; when nothing in the block can go on, that is a
-// trap.
+// Build with -O2 -ffp-contract=off. A warp first executes the lanes at the lowest instruction;
+// lanes that reach the same instruction continue together. A warp-synchronous instruction holds its
+// lanes until its members have arrived; if nothing in the block can make progress, the
+// launch traps.
 #include "ptx_parse.h"
 
 // ---- Modules ------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ size_t ptx_param_size(const ptx_kernel* kernel, uint32_t index) {
 
 // ---- Divergence ---------------------------------------------------------------------------------
 
-// Picks the runnable lanes at the lowest instruction. False when every live lane waits.
+// Picks the runnable lanes at the lowest instruction. Returns false if every live lane is waiting.
 static bool warp_select(ptx_warp* w) {
     const u32 runnable = w->live & ~w->waiting & ~w->held;
     u32 lowest = PTX_NONE;
@@ -109,7 +109,7 @@ static bool warp_select(ptx_warp* w) {
         if (!lane_on(w->live & ~w->waiting, l)) {
             continue;
         }
-        if (w->pc[l] == lowest) { // held lanes at this place try again with the newcomers
+        if (w->pc[l] == lowest) { // lanes held here try again with the newcomers
             w->group |= 1u << l;
         } else if (lane_on(runnable, l) && w->pc[l] < w->stop) {
             w->stop = w->pc[l];
@@ -120,7 +120,7 @@ static bool warp_select(ptx_warp* w) {
     return true;
 }
 
-// Lanes leave the group to go on at another place, or to wait there.
+// Removes lanes from the group, to continue or wait at another instruction.
 static void warp_part(ptx_warp* w, u32 lanes, u32 pc) {
     for (u32 l = 0; l < PTX_LANES; l++) {
         if (lane_on(lanes, l)) {
@@ -158,7 +158,7 @@ static bool warp_branch_index(ptx_warp* w, const ptx_insn* in, u32 mask) {
     return true;
 }
 
-// Live lanes that the instruction waits for and that are not there.
+// Live lanes that the instruction waits for and that have not arrived.
 static u32 warp_missing(const ptx_warp* w, const ptx_insn* in, u32 mask) {
     if (in->kind != KIND_MEMBERS) {
         return w->live & ~mask;
@@ -218,7 +218,7 @@ static bool warp_arrive(ptx_warp* w, const ptx_insn* in, u32 mask) {
     return true;
 }
 
-// A lane goes on behind its barrier; bar.red leaves the outcome in its result.
+// Lets a lane continue after its barrier; bar.red stores the outcome in its result.
 static void lane_leave(ptx_warp* w, u32 lane, const ptx_barrier* barrier) {
     const ptx_insn* in = &w->run->kernel->code[w->pc[lane] - 1];
     w->waiting &= ~(1u << lane);
@@ -231,7 +231,7 @@ static void lane_leave(ptx_warp* w, u32 lane, const ptx_barrier* barrier) {
     }
 }
 
-// Opens the barriers that are complete; true when one was.
+// Opens the barriers that are complete; returns true if there was one.
 static bool run_open_barriers(ptx_run* run) {
     u32 live = 0;
     for (u32 i = 0; i < run->warp_count; i++) {
@@ -261,7 +261,8 @@ static bool run_open_barriers(ptx_run* run) {
 
 // ---- Warps --------------------------------------------------------------------------------------
 
-// Everything that is not simply executed and stepped over. False after a trap.
+// Handles all instructions that need more than execution and a step to the next one. Returns false
+// after a trap.
 static bool warp_control(ptx_warp* w, const ptx_insn* in, u32 mask) {
     switch (in->kind) {
     case KIND_BRANCH:
@@ -291,7 +292,8 @@ static bool warp_control(ptx_warp* w, const ptx_insn* in, u32 mask) {
     return in->exec(w, in, mask);
 }
 
-// Runs one warp until it can not go on, or for a number of instructions. False after a trap.
+// Runs one warp until it cannot continue, or for a number of instructions. Returns false after
+// a trap.
 static bool warp_run(ptx_warp* w, u64 budget) {
     ptx_run* run = w->run;
     const ptx_insn* code = run->kernel->code;
@@ -367,7 +369,7 @@ static u32 special_value(const ptx_run* run, u32 id, u32 warp, u32 lane) {
     return groups[id / 3][id % 3];
 }
 
-// Fills the special registers that change with the block, or those that do not.
+// Fills the special registers that depend on the block, or those that do not.
 static void warp_specials(ptx_warp* w, bool of_block) {
     const ptx_kernel* k = w->run->kernel;
     for (u32 i = 0; i < k->special_count; i++) {
@@ -438,7 +440,7 @@ static void run_order(ptx_run* run, u32* order, u32 count) {
     }
 }
 
-// How long a warp may run before the next one has its turn.
+// How long a warp may run before it is the next one's turn.
 static u64 run_budget(ptx_run* run) {
     u64 budget = run->env->order == PTX_ORDER_RANDOM ? 1 + run_random(run) % 512 : 100000;
     const u64 limit = run->env->max_steps;
@@ -447,7 +449,7 @@ static u64 run_budget(ptx_run* run) {
     return limit != 0 && left < budget ? left : budget;
 }
 
-// Nothing can go on: says who waits for what.
+// Nothing can make progress: reports which lanes wait for what.
 static bool trap_deadlock(ptx_run* run) {
     for (u32 i = 0; i < run->warp_count; i++) {
         ptx_warp* w = &run->warps[i];
@@ -542,11 +544,11 @@ ptx_result ptx_launch(const ptx_kernel* kernel, const ptx_env* env, const uint32
         trap_text[0] = 0;
     }
     if (threads == 0 || threads > 1024 || (kernel->max_threads && threads > kernel->max_threads)) {
-        return launch_refused(trap_text, trap_size, kernel->name, "number of threads in a block");
+        return launch_refused(trap_text, trap_size, kernel->name, "invalid block size");
     }
     if (blocks == 0 || blocks > 0x7fffffffu || dynamic_shared > 0x1000000u) {
         return launch_refused(trap_text, trap_size, kernel->name,
-                              "size of the grid or of shared memory");
+                              "invalid grid or shared memory size");
     }
     ptx_run run;
     memset(&run, 0, sizeof run);

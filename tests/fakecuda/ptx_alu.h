@@ -1,8 +1,7 @@
-// ptx_alu.h - the lane-wise instructions: one line each gives form, types and meaning.
+// ptx_alu.h - the lane-wise instructions: one line each for form, types and semantics.
 //
 // The lists below are used twice, for the functions and for the rows of the form table. A form is
-// the mnemonic with "a|b" for alternatives and "?" behind what may be absent; a, b, c are the
-// operands.
+// the mnemonic with "a|b" for alternatives and "?" after optional parts; a, b, c are the operands.
 #ifndef FAKECUDA_PTX_ALU_H
 #define FAKECUDA_PTX_ALU_H
 
@@ -14,7 +13,8 @@
 #define PTX_INDEPENDENT
 #endif
 
-// The loop over the lanes, without tests when the whole warp is on, so that it becomes vector code.
+// The loop over the lanes. It has no tests when all lanes of the warp are active, so that it can
+// be vectorised.
 #define EACH_LANE(type, load, expression)                                                          \
     if (mask == PTX_FULL) {                                                                        \
         PTX_INDEPENDENT for (u32 l = 0; l < PTX_LANES; l++) {                                      \
@@ -207,7 +207,8 @@ TERNARY_OPS(DEFINE_TERNARY)
 
 // ---- f32 ----------------------------------------------------------------------------------------
 
-// Two functions each: the plain form, and the one with .ftz or .sat (which a form may not have).
+// There are two functions each: the plain form, and the one with .ftz or .sat (if the form
+// allows them).
 #define DEFINE_F32_UNARY(name, form, form2, expression)                                            \
     DEFINE_UNARY(name, form, f32, f32, f32_nan(expression))                                        \
     static bool exec_##name##_2(ptx_warp* w, const ptx_insn* in, u32 mask) {                       \
@@ -242,7 +243,7 @@ TERNARY_OPS(DEFINE_TERNARY)
         return true;                                                                               \
     }
 
-// The .approx functions are the C library's, rounded to f32: closer than the device's own.
+// The .approx functions use the C library, rounded to f32: more accurate than the device.
 #define F32_UNARY_OPS(X)                                                                           \
     X(rcp, "rcp.rn|approx.f32", "rcp.rn|approx.ftz.f32", 1.0f / a)                                 \
     X(sqrt, "sqrt.rn|approx.f32", "sqrt.rn|approx.ftz.f32", sqrtf(a))                              \
@@ -401,7 +402,7 @@ static const ptx_compare_row PTX_COMPARES[] = {
     UNORDERED_COMPARES(COMPARE_ROW, f32)
     UNORDERED_COMPARES(COMPARE_ROW, f64)
     // clang-format on
-    // Untyped bits compare for equality only; lo, ls, hi, hs are the unsigned order.
+    // Untyped bits support equality comparisons only; lo, ls, hi, hs are the unsigned order.
     {"eq", TYPE_B16, compare_eq_u16},
     {"ne", TYPE_B16, compare_ne_u16},
     {"eq", TYPE_B32, compare_eq_u32},
@@ -444,8 +445,7 @@ static f32 compared(const ptx_warp* w, const ptx_insn* in, u32 index, u32 lane) 
     }
 }
 
-// The comparison of arg[2] and arg[3], before it is combined with predicate arg[4]. Halves compare
-// as f32.
+// Compares arg[2] and arg[3], before combination with predicate arg[4]. Halves are compared as f32.
 static u32 compare_lanes(const ptx_warp* w, const ptx_insn* in) {
     const bool half = in->type2 == TYPE_F16 || in->type2 == TYPE_BF16;
     if (!half && !(in->flags & FLAG_FTZ)) {
@@ -575,7 +575,7 @@ static bool exec_lop3(ptx_warp* w, const ptx_insn* in, u32 mask) {
 
 enum { HALF_ADD, HALF_SUB, HALF_MUL, HALF_FMA, HALF_MIN, HALF_MAX, HALF_NEG, HALF_ABS };
 
-// One rounding of the exact result; sums and products are made in f64, rounded to odd.
+// Rounds the exact result once; sums and products are computed in f64, rounded to odd.
 static u16 half_compute(const ptx_insn* in, const u16 x[3]) {
     const bool bf = in->type == TYPE_BF16 || in->type == TYPE_BF16X2;
     const f64 a = half_to_f64(x[0], bf);

@@ -1,6 +1,6 @@
-// ptx_core.h - the interpreter's own data: types, registers, instructions, modules, warps.
+// ptx_core.h - the interpreter's data structures: types, registers, instructions, modules, warps.
 //
-// The parts ptx_*.h are pieces of one translation unit, ptx.c; nothing else includes them.
+// The files ptx_*.h are parts of one translation unit, ptx.c; nothing else includes them.
 #ifndef FAKECUDA_PTX_CORE_H
 #define FAKECUDA_PTX_CORE_H
 
@@ -36,7 +36,8 @@ typedef double f64;
 #define PTX_MAX_ARGS 14      // mma: 4 results, 4 + 2 + 4 inputs
 #define PTX_BARRIERS 16
 
-// Generic addresses of what is not global memory. Above every address a host or driver hands out.
+// Generic addresses of everything except global memory. Above all addresses that a host or
+// driver returns.
 #define PTX_WINDOW_BYTES ((u64)1 << 32)
 #define PTX_MODULE_BASE 0xFC00000000000000u // .global and .const variables of the module
 #define PTX_LOCAL_BASE 0xFD00000000000000u
@@ -113,8 +114,8 @@ enum { // ptx_insn.flags
 
 // ---- Registers ----------------------------------------------------------------------------------
 
-// A register holds one value for each of the 32 lanes; a predicate is one word, a bit for each
-// lane. Registers are never read at another width than they are declared with.
+// A register holds one value for each of the 32 lanes; a predicate is one word with one bit per
+// lane. Registers are always read at the width they were declared with.
 typedef union ptx_reg16 {
     u16 u16s[PTX_LANES];
     s16 s16s[PTX_LANES];
@@ -148,14 +149,14 @@ typedef struct ptx_warp ptx_warp;
 typedef struct ptx_insn ptx_insn;
 typedef struct ptx_run ptx_run;
 
-// Executes for the lanes in mask, which is never 0. False after a trap.
+// Executes for the lanes in mask, which is never 0. Returns false after a trap.
 typedef bool (*ptx_exec)(ptx_warp* w, const ptx_insn* in, u32 mask);
 // Compares lane by lane; bit l of the result is lane l.
 typedef u32 (*ptx_compare)(const void* a, const void* b);
 
 typedef enum ptx_kind {
     KIND_PLAIN,
-    KIND_MEMBERS, // waits for the lanes that its member mask names
+    KIND_MEMBERS, // waits for the lanes in its member mask
     KIND_WHOLE,   // waits for every live lane of the warp: mma, ldmatrix
     KIND_BARRIER,
     KIND_BRANCH,
@@ -167,12 +168,12 @@ struct ptx_insn {
     ptx_exec exec;
     ptx_compare compare;    // setp, set
     u32 arg[PTX_MAX_ARGS];  // byte offsets into the register file, results first
-    u8 width[PTX_MAX_ARGS]; // bytes of the register behind arg[i]
+    u8 width[PTX_MAX_ARGS]; // bytes of the register at arg[i]
     u32 guard;              // predicate, or PTX_NONE
-    u32 negated;            // bit i: predicate arg[i] is taken inverted; bit 31: the guard
+    u32 negated;            // bit i: predicate arg[i] is inverted; bit 31: the guard
     u32 flags;
     u32 target; // instruction index, or index of the branch table
-    s64 offset; // displacement of an address, or the immediate that has no register
+    s64 offset; // displacement of an address, or an immediate without a register
     u8 kind;    // ptx_kind
     u8 type;    // ptx_type
     u8 type2;
@@ -188,10 +189,10 @@ struct ptx_insn {
 // ---- Modules ------------------------------------------------------------------------------------
 
 typedef struct ptx_constant {
-    u32 at; // in the register file
+    u32 at; // offset in the register file
     u32 bytes;
     u64 value;
-    bool dynamic_shared; // value is added to where dynamic shared memory begins
+    bool dynamic_shared; // value is relative to the start of dynamic shared memory
 } ptx_constant;
 
 typedef struct ptx_special {
@@ -219,7 +220,7 @@ struct ptx_kernel {
     u32 param_count;
     u32 param_bytes;
     u32 max_threads;
-    u32 register_bytes; // poisoned at block start; constants and special registers lie behind
+    u32 register_bytes; // poisoned at block start; constants and special registers follow
     u32 file_bytes;
     ptx_constant* constants;
     u32 constant_count;
@@ -242,7 +243,7 @@ typedef struct ptx_symbol {
 } ptx_symbol;
 
 struct ptx_module {
-    char* pool; // every name points in here
+    char* pool; // all names point into this
     int version;
     const char* target;
     ptx_kernel* kernels;
@@ -250,13 +251,13 @@ struct ptx_module {
     ptx_symbol* symbols;
     u32 symbol_count;
     u8* data;       // .global and .const variables
-    bool* readonly; // one for each byte of data
+    bool* readonly; // one per byte of data
     u32 data_bytes;
 };
 
 // ---- A launch -----------------------------------------------------------------------------------
 
-typedef struct ptx_copy { // a cp.async under way
+typedef struct ptx_copy { // a cp.async in flight
     u32 lane;
     u32 group;
     u32 to; // shared offset
@@ -272,11 +273,11 @@ struct ptx_warp {
     u32 index;
     u32 live;          // lanes that exist and have not exited
     u32 waiting;       // lanes at a barrier
-    u32 held;          // lanes at a warp-synchronous instruction whose members are not all there
+    u32 held;          // lanes at a warp-synchronous instruction whose members have not all arrived
     u32 group;         // lanes being executed
     u32 now;           // their instruction
     u32 stop;          // lowest instruction of the other runnable lanes
-    u32 pc[PTX_LANES]; // of the lanes outside group
+    u32 pc[PTX_LANES]; // for the lanes outside group
     u8 barrier[PTX_LANES];
     u32 copy_group[PTX_LANES]; // number of the cp.async group being filled
     ptx_copy* copies;
@@ -295,7 +296,7 @@ struct ptx_run {
     const ptx_env* env;
     u32 grid[3];
     u32 block[3];
-    u32 at[3]; // the block being run
+    u32 at[3]; // the current block
     u32 dynamic_shared;
     u8* params;
     u8* shared;
@@ -334,7 +335,7 @@ static inline bool same(const char* a, const char* b) {
     return strcmp(a, b) == 0;
 }
 
-// Only tests run this: when memory is gone there is nothing to report to.
+// Only tests use this code: without memory, there is no way to report the error.
 static void* must(void* p) {
     if (p == NULL) {
         fputs("ptx: out of memory\n", stderr);
@@ -347,7 +348,7 @@ static void* must_alloc(size_t bytes) {
     return must(calloc(bytes ? bytes : 1, 1));
 }
 
-// Room for one more element behind count; capacities are powers of two and need not be stored.
+// Makes room for one more element after count; capacities are powers of two and need not be stored.
 static void* grow(void* array, u32 count, size_t element) {
     if ((count & (count - 1)) != 0) {
         return array;
@@ -355,7 +356,7 @@ static void* grow(void* array, u32 count, size_t element) {
     return must(realloc(array, (count ? (size_t)count * 2 : 1) * element));
 }
 
-// Value of one lane of a register of any width, and back.
+// Reads and writes one lane of a register of any width.
 static u64 lane_get(const ptx_warp* w, u32 at, u32 bytes, u32 lane) {
     switch (bytes) {
     case 2:

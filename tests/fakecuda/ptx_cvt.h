@@ -1,10 +1,10 @@
-// ptx_cvt.h - conversions between every pair of number types, cvta, isspacep.
+// ptx_cvt.h - conversions between all pairs of number types, cvta, isspacep.
 #ifndef FAKECUDA_PTX_CVT_H
 #define FAKECUDA_PTX_CVT_H
 
 #include "ptx_alu.h"
 
-// The pairs that fill real kernels, as vector loops; register widths equal type widths here.
+// The most common pairs in real kernels, as vector loops; register widths equal type widths here.
 #define CONVERT_OPS(X)                                                                             \
     X(f32_s32, true, TYPE_F32, TYPE_S32, f32, s32, a)                                              \
     X(f32_u32, true, TYPE_F32, TYPE_U32, f32, u32, a)                                              \
@@ -91,8 +91,7 @@ static u64 float_write(f64 x, ptx_type type, ptx_round round, u32 flags) {
     }
 }
 
-// Out-of-range values go to the nearest end; a NaN gives 0 or, where 64 bits take part, only the
-// top bit.
+// Out-of-range values are clamped; a NaN gives 0 or, if either type has 64 bits, only the top bit.
 static u64 float_to_integer(f64 x, ptx_type from, ptx_type to, ptx_round round) {
     const u32 bits = PTX_TYPES[to].bytes * 8;
     if (x != x) {
@@ -107,7 +106,7 @@ static u64 float_to_integer(f64 x, ptx_type from, ptx_type to, ptx_round round) 
     return y >= ldexp(1.0, (int)bits) ? field_mask(bits) : (y <= 0.0 ? 0 : (u64)y);
 }
 
-// An integer above 2^53 keeps a sticky bit, so that the one rounding in float_write is right.
+// An integer above 2^53 keeps a sticky bit, so that the single rounding in float_write is correct.
 static f64 integer_to_float(u64 value, bool is_signed) {
     const bool negative = is_signed && (s64)value < 0;
     u64 size = negative ? 0 - value : value;
@@ -188,7 +187,7 @@ static u64 space_base(u32 space) {
     return space == SPACE_SHARED ? PTX_SHARED_BASE : (space == SPACE_LOCAL ? PTX_LOCAL_BASE : 0);
 }
 
-// Global and constant addresses are generic as they are. in->sub: 1 from generic, 0 to generic.
+// Global and constant addresses are already generic. in->sub: 1 from generic, 0 to generic.
 static bool exec_cvta(ptx_warp* w, const ptx_insn* in, u32 mask) {
     u64* d = LANES_u64(w, in->arg[0]);
     const u64* as = LANES_u64(w, in->arg[1]);

@@ -1,19 +1,19 @@
-// ptx_forms.h - the table of accepted instruction forms. What is not in it is refused at load.
+// ptx_forms.h - the table of accepted instruction forms. Any other form is rejected at load.
 #ifndef FAKECUDA_PTX_FORMS_H
 #define FAKECUDA_PTX_FORMS_H
 
 #include "ptx_text.h"
 
-// What stood at each element of the form that matched: mod[0] is the opcode, NULL is "absent".
+// The text matched by each element of the form: mod[0] is the opcode, NULL means "absent".
 typedef struct ptx_match {
     const char* mod[PTX_MAX_MODIFIERS];
 } ptx_match;
 
 typedef bool (*ptx_decode)(ptx_parser* p, const ptx_match* m, ptx_insn* in);
 
-// args has a letter for each operand: p predicate, h 16 bits, r 32, l 64, f f32, d f64, i a number
-// that stays in the instruction, n a 32-bit source that is not used; the first is the result
-// otherwise. decode, when there, reads the operands instead.
+// args has one letter per operand: p predicate, h 16 bits, r 32, l 64, f f32, d f64, i a number
+// that is stored in the instruction. The first operand is the result, unless it is n: a 32-bit
+// source whose value is not used. If decode is set, it reads the operands instead.
 typedef struct ptx_form {
     const char* form;
     const char* args;
@@ -33,7 +33,7 @@ static bool word_is_one_of(const char* word, const char* list, size_t length) {
     return false;
 }
 
-// words[0..count) against a form like "add.rn?.ftz?.f32|f64".
+// Matches words[0..count) against a form like "add.rn?.ftz?.f32|f64".
 static bool form_matches(const char* form, char* const* words, u32 count, ptx_match* match) {
     u32 next = 0;
     memset(match, 0, sizeof *match);
@@ -76,7 +76,7 @@ static ptx_type width_type(u32 bytes) {
 
 // ---- Data movement ------------------------------------------------------------------------------
 
-// {a, b, ...} or a single operand; returns how many, 0 on error.
+// {a, b, ...} or a single operand; returns the number of operands, 0 on error.
 static u32 take_vector(ptx_parser* p, ptx_insn* in, u32 first, ptx_type type, bool result,
                        bool wider) {
     const bool braces = accept(p, "{");
@@ -170,7 +170,7 @@ static bool decode_cvt(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     const bool rounded = (in->flags & FLAG_ROUNDED) != 0;
     const bool to_integer = (in->flags & FLAG_TO_INTEGER) != 0;
     bool legal = true;
-    if (from->kind != 'f') { // integers round only on their way to a float
+    if (from->kind != 'f') { // integers are rounded only when converted to a float
         legal = rounded == (to->kind == 'f') && !to_integer && in->type != TYPE_BF16;
     } else if (to->kind != 'f') {
         legal = rounded && to_integer && in->type2 != TYPE_BF16;
@@ -414,7 +414,7 @@ static bool decode_testp(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
            take_source_arg(p, in, 1, (ptx_type)in->type, false);
 }
 
-// Arithmetic on halves and pairs of halves, with one, two or three operands; the type comes last.
+// Arithmetic on halves and pairs of halves, with one, two or three operands; the type is last.
 static bool decode_half(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     static const char* const NAMES[] = {"add", "sub", "mul", "fma", "min",
                                         "max", "neg", "abs", NULL};
@@ -436,7 +436,7 @@ static bool decode_half(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     return true;
 }
 
-// bfi has two values and two positions, lop3 a table.
+// bfi has two values and two positions, lop3 has a table.
 static bool exec_bfi_32(ptx_warp* w, const ptx_insn* in, u32 mask) {
     u32* d = LANES_u32(w, in->arg[0]);
     const u32* as = LANES_u32(w, in->arg[1]);
@@ -641,7 +641,7 @@ static bool decode_nothing(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     return true;
 }
 
-// prefetch.space?.level [a]: the address is not followed.
+// prefetch.space?.level [a]: the address is not accessed.
 static bool decode_prefetch(ptx_parser* p, const ptx_match* m, ptx_insn* in) {
     (void)m;
     in->exec = exec_nothing;

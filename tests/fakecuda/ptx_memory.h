@@ -1,4 +1,4 @@
-// ptx_memory.h - every access to memory: checked, then done lane by lane.
+// ptx_memory.h - all memory accesses: checked, then carried out lane by lane.
 #ifndef FAKECUDA_PTX_MEMORY_H
 #define FAKECUDA_PTX_MEMORY_H
 
@@ -11,7 +11,7 @@ static const char* space_name(u32 space) {
     return NAMES[space];
 }
 
-// The space that a generic address lies in; *address becomes an address of that space.
+// The space that contains a generic address; *address becomes an address in that space.
 static u32 space_resolve(u32 space, u64* address) {
     if (space != SPACE_GENERIC) {
         return space;
@@ -39,7 +39,7 @@ static u8* module_data(const ptx_module* module, u64 address, u32 bytes, bool wr
     return inside(module->data, module->data_bytes, at, bytes);
 }
 
-// Where one lane's bytes lie on the host, or NULL when they are out of bounds.
+// Host address of one lane's bytes, or NULL if they are out of bounds.
 static u8* lane_memory(ptx_warp* w, u32 space, u64 address, u32 bytes, bool write, u32 lane) {
     ptx_run* run = w->run;
     const ptx_kernel* kernel = run->kernel;
@@ -62,7 +62,7 @@ static u8* lane_memory(ptx_warp* w, u32 space, u64 address, u32 bytes, bool writ
     }
 }
 
-// The addresses of all lanes; those that are off repeat the first one that is on.
+// The addresses of all lanes; inactive lanes repeat that of the first active one.
 static void warp_addresses(const ptx_warp* w, const ptx_insn* in, u32 index, s64 offset, u32 mask,
                            u64 address[PTX_LANES]) {
     const u64 add = (u64)offset;
@@ -96,8 +96,8 @@ static bool trap_access(ptx_warp* w, const ptx_insn* in, u32 space, u64 address,
                 space_name(space), write ? "write" : "read", bytes, (unsigned long long)address);
 }
 
-// Finds and checks the bytes of every lane. One look-up serves the whole warp when all its lanes
-// lie in one allocation or in shared memory, which is nearly always.
+// Finds and checks the bytes of every lane. One look-up is enough for the whole warp if all its
+// lanes access one allocation or shared memory, which is nearly always the case.
 static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 address[PTX_LANES],
                         u32 bytes, bool write, u32 mask, u8* at[PTX_LANES]) {
     u64 low = address[0];
@@ -133,13 +133,13 @@ static bool warp_memory(ptx_warp* w, const ptx_insn* in, u32 space, const u64 ad
             return trap_access(w, in, space, address[l], bytes, write, l);
         }
     }
-    for (u32 l = 0; l < PTX_LANES; l++) { // lanes that are off point somewhere harmless
+    for (u32 l = 0; l < PTX_LANES; l++) { // inactive lanes point to a harmless place
         at[l] = lane_on(mask, l) ? at[l] : at[lane_first(mask)];
     }
     return true;
 }
 
-// Writes of several lanes to one place: which one wins is not defined, so it depends on the order.
+// When several lanes write to one place, the winner is undefined, so it depends on the order here.
 static u32 lane_in_order(const ptx_warp* w, u32 i) {
     return w->run->env->order == PTX_ORDER_REVERSE ? PTX_LANES - 1 - i : i;
 }
@@ -191,7 +191,7 @@ static void memory_put(u8* at, u32 bytes, u64 raw) {
     }
 }
 
-// One element of every lane, for a register as wide as the element.
+// One element for every lane, with a register as wide as the element.
 #define DEFINE_TRANSFER(type)                                                                      \
     static void load_##type(ptx_warp* w, u32 to, u32 mask, u8* const at[PTX_LANES], u32 skip) {    \
         type* d = LANES_##type(w, to);                                                             \
@@ -247,7 +247,7 @@ static bool exec_ld(ptx_warp* w, const ptx_insn* in, u32 mask) {
     return true;
 }
 
-// ld.param with a fixed place: the same value for every lane.
+// ld.param at a fixed offset: the same value for every lane.
 static bool exec_ld_param(ptx_warp* w, const ptx_insn* in, u32 mask) {
     const u32 size = PTX_TYPES[in->type].bytes;
     for (u32 i = 0; i < in->vector; i++) {
@@ -372,8 +372,8 @@ static bool exec_atom(ptx_warp* w, const ptx_insn* in, u32 mask) {
 
 // ---- cp.async -----------------------------------------------------------------------------------
 
-// The copy is only queued here and its target poisoned: it lands when the thread waits for it, the
-// latest moment the device may choose, and until then nobody can see what it will bring.
+// The copy is only queued here and its destination poisoned: it is carried out when the thread
+// waits for it, the latest moment the device may choose, and until then no thread can see the data.
 static bool exec_cp_async(ptx_warp* w, const ptx_insn* in, u32 mask) {
     const u32 bytes = in->vector;
     u64 to[PTX_LANES];
@@ -389,7 +389,7 @@ static bool exec_cp_async(ptx_warp* w, const ptx_insn* in, u32 mask) {
             continue;
         }
         u32 size = bytes;
-        if (in->sub == 1) { // how many bytes to read; the rest become zero
+        if (in->sub == 1) { // number of bytes to read; the rest become zero
             size = LANES_u32(w, in->arg[2])[l];
         } else if (in->sub == 2) { // whether to ignore the source
             size = lane_on(pred_get(w, in, 2), l) ? 0 : bytes;
@@ -422,8 +422,8 @@ static bool exec_cp_commit(ptx_warp* w, const ptx_insn* in, u32 mask) {
     return true;
 }
 
-// Lets at most in->offset of the newest groups stay under way; in->sub also takes what is
-// uncommitted.
+// Leaves at most in->offset of the newest groups in flight; with in->sub, also completes
+// uncommitted copies.
 static bool exec_cp_wait(ptx_warp* w, const ptx_insn* in, u32 mask) {
     u32 kept = 0;
     for (u32 i = 0; i < w->copy_count; i++) {
@@ -445,8 +445,8 @@ static bool exec_cp_wait(ptx_warp* w, const ptx_insn* in, u32 mask) {
 
 // ---- ldmatrix -----------------------------------------------------------------------------------
 
-// Matrix m: lane 8 m + r names row r, 16 bytes; lane l gets elements 2 (l % 4), +1 of row l / 4, or
-// of column l / 4 with .trans.
+// Matrix m: lane 8 m + r provides the address of row r, 16 bytes; lane l gets elements 2 (l % 4),
+// +1 of row l / 4, or of column l / 4 with .trans.
 static bool exec_ldmatrix(ptx_warp* w, const ptx_insn* in, u32 mask) {
     if (mask != PTX_FULL) {
         return trap(w, in, PTX_TRAP_SYNC, lane_first(mask), "needs all 32 lanes, has 0x%08x", mask);

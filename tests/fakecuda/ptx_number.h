@@ -1,4 +1,4 @@
-// ptx_number.h - the number formats: IEEE single with PTX's NaN and flush rules, f16, bf16, tf32.
+// ptx_number.h - number formats: IEEE single with PTX's NaN and flush rules, f16, bf16, tf32.
 #ifndef FAKECUDA_PTX_NUMBER_H
 #define FAKECUDA_PTX_NUMBER_H
 
@@ -28,7 +28,7 @@ static inline f64 f64_make(u64 bits) {
     return x;
 }
 
-// Every f32 result that is a NaN is this one on the device, whatever the host would propagate.
+// Every NaN result in f32 has this bit pattern on the device, whatever the host would propagate.
 static inline f32 f32_nan(f32 x) {
     return x == x ? x : f32_make(0x7fffffffu);
 }
@@ -46,7 +46,7 @@ static inline f32 f32_saturate(f32 x) {
     return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; // NaN becomes 0
 }
 
-// Inputs and results of an instruction with .ftz or .sat.
+// Flushes and saturates the inputs and results of an instruction with .ftz or .sat.
 static inline f32 f32_in(f32 x, u32 flags) {
     return flags & FLAG_FTZ ? f32_flush(x) : x;
 }
@@ -56,7 +56,7 @@ static inline f32 f32_out(f32 x, u32 flags) {
     return flags & FLAG_SAT ? f32_saturate(y) : y;
 }
 
-// The number wins over a NaN; -0 is less than +0.
+// A number wins over a NaN; -0 is less than +0.
 static inline f32 f32_min(f32 a, f32 b) {
     const f32 equal = f32_make(f32_bits(a) | f32_bits(b));
     const f32 lesser = a < b ? a : (b < a ? b : equal);
@@ -86,7 +86,7 @@ static inline f64 f64_max(f64 a, f64 b) {
 static inline f32 f16_to_f32(u16 half) {
     const u32 sign = (u32)(half & 0x8000u) << 16;
     const u32 rest = (u32)(half & 0x7fffu) << 13;
-    const u32 finite = f32_bits(f32_make(rest) * 0x1p112f); // moves the exponent bias, exactly
+    const u32 finite = f32_bits(f32_make(rest) * 0x1p112f); // adjusts the exponent bias, exactly
     const u32 special = rest > 0x0f800000u ? 0x7fffffffu : 0x7f800000u;
     return f32_make(rest < 0x0f800000u ? sign | finite
                                        : (rest > 0x0f800000u ? special : sign | special));
@@ -135,7 +135,7 @@ static f64 round_to_integer(f64 x, ptx_round mode) {
     }
 }
 
-// A binary format by its precision, smallest normal exponent and largest finite value.
+// A binary format, defined by its precision, smallest normal exponent and largest finite value.
 typedef struct ptx_format {
     int precision;
     int min_exponent;
@@ -147,7 +147,7 @@ static const ptx_format FORMAT_F16 = {11, -14, 65504.0};
 static const ptx_format FORMAT_BF16 = {8, -126, 0x1.fep127};
 static const ptx_format FORMAT_TF32 = {11, -126, 0x1.ffcp127};
 
-// x as a value of the format, rounded once. Infinities and NaN pass.
+// Rounds x once to a value of the format. Infinities and NaN are unchanged.
 static f64 round_to_format(f64 x, const ptx_format* format, ptx_round mode) {
     if (x == 0.0 || x - x != 0.0) {
         return x;
@@ -164,8 +164,8 @@ static f64 round_to_format(f64 x, const ptx_format* format, ptx_round mode) {
     return copysign(to_infinity ? (f64)INFINITY : format->max, x);
 }
 
-// a + b rounded to odd in double: rounding that once more to a format of at most 51 bits, in any
-// mode, equals rounding the exact sum.
+// a + b rounded to odd in double: rounding that again to a format of at most 51 bits, in any mode,
+// gives the same as rounding the exact sum.
 static f64 add_odd(f64 a, f64 b) {
     const f64 sum = a + b;
     if (sum - sum != 0.0) {
@@ -180,7 +180,7 @@ static f64 add_odd(f64 a, f64 b) {
     return f64_make((error > 0.0) == (sum > 0.0) ? bits + 1 : bits - 1);
 }
 
-// a * b + c in f32 with a directed rounding; the product of two f32 is exact in f64.
+// a * b + c in f32 with directed rounding; the product of two f32 is exact in f64.
 static f32 f32_fma_directed(f32 a, f32 b, f32 c, ptx_round mode) {
     return f32_nan((f32)round_to_format(add_odd((f64)a * (f64)b, (f64)c), &FORMAT_F32, mode));
 }
@@ -294,14 +294,14 @@ static u32 leading_zeros(u64 a, u32 bits) {
     return a == 0 ? bits : (u32)__builtin_clzll(a) - (64 - bits);
 }
 
-// Position of the highest bit that differs from the sign, or all ones when there is none.
+// Position of the highest bit that differs from the sign, or all ones if there is none.
 static u32 find_highest(u64 a, u32 bits, bool is_signed) {
     const u64 all = field_mask(bits);
     const u64 value = is_signed && (a >> (bits - 1) & 1u) != 0 ? ~a & all : a & all;
     return value == 0 ? ~(u32)0 : 63 - (u32)__builtin_clzll(value);
 }
 
-// The shift that brings that bit to the top.
+// The shift that moves that bit to the top.
 static u32 shift_to_top(u64 a, u32 bits, bool is_signed) {
     const u32 highest = find_highest(a, bits, is_signed);
     return highest == ~(u32)0 ? highest : bits - 1 - highest;

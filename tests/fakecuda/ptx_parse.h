@@ -1,4 +1,4 @@
-// ptx_parse.h - from PTX text to a module: directives, kernels, statements.
+// ptx_parse.h - turns PTX text into a module: directives, kernels, statements.
 #ifndef FAKECUDA_PTX_PARSE_H
 #define FAKECUDA_PTX_PARSE_H
 
@@ -12,7 +12,7 @@ typedef struct ptx_modifier {
     ptx_round round;
 } ptx_modifier;
 
-// Modifiers that mean the same in every instruction.
+// Modifiers with the same meaning in every instruction.
 static const ptx_modifier PTX_MODIFIERS[] = {
     {"ftz", FLAG_FTZ, ROUND_NEAREST},
     {"sat", FLAG_SAT, ROUND_NEAREST},
@@ -29,7 +29,7 @@ static const ptx_modifier PTX_MODIFIERS[] = {
     {"rpi", FLAG_ROUNDED | FLAG_TO_INTEGER, ROUND_UP},
 };
 
-// Whether the form can be one of this opcode: a quick look before the whole of it is compared.
+// Whether the form can belong to this opcode: a quick test before the full comparison.
 static bool form_may_be(const char* form, const char* opcode, size_t length) {
     if (strncmp(form, opcode, length) == 0 && !isalnum((unsigned char)form[length])) {
         return true;
@@ -51,7 +51,7 @@ static const ptx_form* find_form(char* const* words, u32 count, ptx_match* match
     return NULL;
 }
 
-// A mnemonic that was met before, with all that follows from it alone. A module has some hundred of
+// A mnemonic seen before, with everything that depends on it alone. A module has some hundred of
 // them and tens of thousands of instructions.
 struct ptx_known {
     const char* name; // NULL: free
@@ -95,7 +95,7 @@ static bool know(ptx_parser* p, ptx_known* k, const char* name, int line) {
     return true;
 }
 
-// The entry of a mnemonic, made when it is new; NULL when the form is refused.
+// The entry of a mnemonic, created on first use; NULL if the form is rejected.
 static const ptx_known* look_up(ptx_parser* p, const char* name, int line) {
     u32 hash = 2166136261u;
     for (const char* s = name; *s != 0; s++) {
@@ -106,7 +106,7 @@ static const ptx_known* look_up(ptx_parser* p, const char* name, int line) {
         if (same(p->known[at].name, name)) {
             return &p->known[at];
         }
-        if (tries == PTX_KNOWN / 2) { // nearly full: let the place be taken
+        if (tries == PTX_KNOWN / 2) { // nearly full: replace this entry
             memset(&p->known[at], 0, sizeof p->known[at]);
             break;
         }
@@ -114,7 +114,7 @@ static const ptx_known* look_up(ptx_parser* p, const char* name, int line) {
     return know(p, &p->known[at], name, line) ? &p->known[at] : NULL;
 }
 
-// The operands that the letters of a row ask for.
+// Reads the operands that the letters of a row call for.
 static bool take_args(ptx_parser* p, const char* letters, ptx_insn* in) {
     for (u32 i = 0; letters[i] != 0; i++) {
         ptx_type type = TYPE_B32;
@@ -207,7 +207,7 @@ static bool read_instruction(ptx_parser* p) {
 
 // ---- Statements ---------------------------------------------------------------------------------
 
-// .reg .b32 %r<57>, a, b; from behind the type
+// .reg .b32 %r<57>, a, b; starting after the type
 static bool read_registers(ptx_parser* p, const char* word) {
     const int line = parser_line(p);
     const ptx_type type = word[0] == '.' ? type_named(word + 1) : TYPE_NONE;
@@ -252,7 +252,7 @@ static bool read_label(ptx_parser* p) {
     const u32 label = label_named(p, name);
     take(p); // the colon
     if (p->labels[label].at != PTX_NONE) {
-        return refuse(p, line, "label '%s' stands twice", name);
+        return refuse(p, line, "duplicate label '%s'", name);
     }
     if (accept(p, ".branchtargets")) {
         return read_table(p, label);
@@ -272,8 +272,8 @@ static bool read_scope(ptx_parser* p, bool open) {
         return true;
     }
     p->depth--;
-    // The arrays keep their size: only capacity counts, and that is derived from the count, so the
-    // names are hidden instead of removed.
+    // The capacity of an array is derived from its count, so the count is kept and the names are
+    // hidden instead of removed.
     for (u32 i = p->scope_registers[p->depth]; i < p->register_count; i++) {
         p->registers[i].name = "";
     }
@@ -354,7 +354,7 @@ static bool read_param(ptx_parser* p) {
             if (!take_u32(p, &value)) {
                 return false;
             }
-            align = pointer ? align : value; // behind .ptr it speaks of the memory pointed to
+            align = pointer ? align : value; // after .ptr, it applies to the memory pointed to
         } else if (same(word, ".ptr")) {
             pointer = true;
         } else if (!pointer && (type = type_named(word + 1)) == TYPE_NONE) {
@@ -411,7 +411,7 @@ static bool settle_label(ptx_parser* p, u32* target, bool table) {
     return true;
 }
 
-// Labels become instruction numbers, constants get their place behind the registers.
+// Labels become instruction numbers, and constants are placed after the registers.
 static bool settle_kernel(ptx_parser* p) {
     ptx_kernel* k = p->kernel;
     k->register_bytes = round_up(k->register_bytes, 256);
@@ -487,7 +487,7 @@ static bool read_kernel(ptx_parser* p) {
     if (!read_limits(p) || !read_body(p)) {
         return false;
     }
-    ptx_insn end; // running off the end leaves the kernel
+    ptx_insn end; // running off the end exits the kernel
     memset(&end, 0, sizeof end);
     end.kind = KIND_EXIT;
     end.guard = PTX_NONE;
@@ -539,7 +539,7 @@ static bool read_top(ptx_parser* p) {
     if (same(word, ".target")) {
         p->module->target = take(p);
         while (accept(p, ",")) {
-            take(p); // debug and the like
+            take(p); // debug sections and the like
         }
         return true;
     }

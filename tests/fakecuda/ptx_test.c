@@ -1,8 +1,8 @@
-// ptx_test.c - proves the PTX interpreter on small hand-written kernels; needs no GPU and no nvcc.
+// ptx_test.c - tests the PTX interpreter with small hand-written kernels; needs no GPU and no nvcc.
 //
 //     cc -O2 -ffp-contract=off tests/fakecuda/ptx.c tests/fakecuda/ptx_test.c -lm && ./a.out
 //
-// Prints the number of checks; exits with 1 when one failed.
+// Prints the number of checks; exits with 1 if any failed.
 #include "ptx.h"
 
 #include <math.h>
@@ -25,8 +25,8 @@ typedef struct test_state {
     int range_count;
     ptx_order order;
     uint64_t max_steps;
-    char log[512];  // of the last load
-    char trap[512]; // of the last launch
+    char log[512];  // from the last load
+    char trap[512]; // from the last launch
     ptx_stats stats;
 } test_state;
 
@@ -47,7 +47,8 @@ static void check_u64(test_state* t, uint64_t got, uint64_t want, const char* wh
     }
 }
 
-// Device memory: made-up addresses with a gap between them, so that nothing touches by accident.
+// Device memory: invented addresses with gaps between them, so that accesses cannot run into
+// a neighbour.
 static uint64_t device_alloc(test_state* t, void* host, size_t bytes) {
     test_range* r = &t->ranges[t->range_count++];
     r->address = 0x100000000u * (uint64_t)t->range_count;
@@ -69,7 +70,7 @@ static void* device_resolve(void* user, uint64_t address, size_t bytes, bool wri
     return NULL;
 }
 
-// Loads a module whose body is wrapped into the head that every module has.
+// Loads a module made of the common header and the given body.
 static ptx_module* load(test_state* t, const char* body) {
     static const char HEAD[] = ".version 7.0\n.target sm_80\n.address_size 64\n";
     char* text = (char*)malloc(sizeof HEAD + strlen(body));
@@ -112,7 +113,7 @@ typedef struct test_io {
     size_t in_bytes;
 } test_io;
 
-// Runs a body inside FRAME. *ok says whether it could be loaded.
+// Runs a body inside FRAME. *ok is set to whether it could be loaded.
 static ptx_result run_body(test_state* t, const char* body, uint32_t threads, uint32_t dynamic,
                            const test_io* io) {
     const size_t size = sizeof FRAME + strlen(body);
@@ -144,8 +145,8 @@ static uint32_t bits_of(float x) {
 
 // ---- Arithmetic ---------------------------------------------------------------------------------
 
-// The instruction reads a, b, c as %h1-3, %r1-3, %rd1-3, %f1-3, %d1-3 and writes %h0, %r0, %rd0 (by
-// kind h, r, l), f and d the same through %f0 and %d0, or predicate %p0.
+// The instruction reads a, b, c as %h1-3, %r1-3, %rd1-3, %f1-3, %d1-3 and writes %h0, %r0, %rd0
+// (for kinds h, r, l), %f0 or %d0 (for f and d), or predicate %p0.
 typedef struct arithmetic_case {
     const char* text;
     char kind;
@@ -302,7 +303,7 @@ static const arithmetic_case ARITHMETIC[] = {
     {"cvt.u64.u32 %rd0, %r1;", 'l', 0x80000000, 0, 0, 0x80000000},
 };
 
-// The same instruction in a full warp and in a warp of which some lanes are off.
+// The same instruction in a full warp and in a warp with some inactive lanes.
 static void test_arithmetic(test_state* t) {
     static const char TEXT[] =
         ".reg .pred %%q0; .reg .b64 %%out;\n"
@@ -391,8 +392,8 @@ static void test_branch_table(test_state* t) {
     check(t, memcmp(out, want, sizeof want) == 0, "brx.idx and exit");
 }
 
-// Each thread reads what a thread of another warp wrote: right with the barrier in every order, and
-// without it wrong in at least one.
+// Each thread reads what a thread of another warp wrote: correct with the barrier in every order,
+// and wrong without it in at least one.
 static void test_barrier(test_state* t) {
     static const char BODY[] = ".shared .align 4 .b8 box[512];\n"
                                "mov.u32 %%r1, box; mad.lo.s32 %%r2, %%r0, 4, %%r1;\n"
@@ -468,17 +469,17 @@ static const warp_case WARP[] = {
     {"mov.u32 %r1, %ntid.x;", 5, 32},
     {"mov.u32 %r1, WARP_SZ;", 5, 32},
     {"mov.u32 %r1, %clock; mov.u32 %r2, %clock; sub.s32 %r1, %r2, %r1;", 0, 1},
-    // Sub-warps with masks of their own in one instruction.
+    // Sub-warps with separate masks in one instruction.
     {"and.b32 %r2, %r0, 16; mov.u32 %r3, 0xffff; shl.b32 %r3, %r3, %r2;"
      "shfl.sync.bfly.b32 %r1, %r0, 1, 0x101f, %r3;",
      17, 16},
-    // A lane that has left is not waited for, and has no value.
+    // A lane that has exited is not waited for and has no value.
     {"setp.lt.u32 %p1, %r0, 8; @!%p1 exit; shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1;", 3, 2},
     {"setp.lt.u32 %p1, %r0, 8; @!%p1 exit; shfl.sync.bfly.b32 %r1, %r0, 8, 31, -1;", 3, 0xCBCBCBCB},
     {"setp.lt.u32 %p1, %r0, 4; @%p1 bra $A; bra $B; $A: shfl.sync.bfly.b32 %r1, %r0, 1, 31, -1;"
      "st.global.u32 [%rd0], %r1; $B: exit;",
      3, 2},
-    // Lanes that arrive by different ways wait for each other.
+    // Lanes that arrive by different paths wait for each other.
     {"mov.u32 %r2, %r0; setp.lt.u32 %p1, %r0, 7; @%p1 bra $A; add.s32 %r2, %r2, 100; bra $B;"
      "$A: add.s32 %r2, %r2, 200; $B: shfl.sync.bfly.b32 %r1, %r2, 31, 31, -1;",
      31, 200},
@@ -498,7 +499,8 @@ static void test_warp(test_state* t) {
 
 // ---- Memory -------------------------------------------------------------------------------------
 
-// Before the wait the target holds poison, whatever was there; the second group stays under way.
+// Before the wait, the target holds poison whatever it held before; the second group stays
+// in flight.
 static void test_cp_async(test_state* t) {
     static const char BODY[] =
         ".shared .align 16 .b8 box[1024];\n"
@@ -525,9 +527,9 @@ static void test_cp_async(test_state* t) {
     check(t, run_body(t, BODY, 32, 0, &io) == PTX_OK, "cp.async runs");
     check_u64(t, out[5 * 5], 0xCBCBCBCBu, "cp.async lands late");
     check_u64(t, out[5 * 5 + 1], 1000 + 4 * 5 + 3, "cp.async landed at wait_group");
-    check_u64(t, out[5 * 5 + 2], 0xCBCBCBCBu, "cp.async: the newest group is still under way");
+    check_u64(t, out[5 * 5 + 2], 0xCBCBCBCBu, "cp.async: the newest group is still in flight");
     check_u64(t, out[5 * 5 + 3], 1000 + 4 * 5, "cp.async landed at wait_all");
-    check_u64(t, out[5 * 5 + 4], 0, "cp.async fills with zeros behind the source size");
+    check_u64(t, out[5 * 5 + 4], 0, "cp.async fills with zeros after the source size");
 }
 
 static void test_atomics(test_state* t) {
@@ -683,7 +685,7 @@ typedef struct shape_case {
     uint32_t want;
 } shape_case;
 
-// Matrices of ones: every sum is K, plus C = 0. What is wrong in a shape shows in the number.
+// Matrices of ones: every sum is K, plus C = 0. A mistake in a shape shows in the number.
 static void test_mma_shapes(test_state* t) {
     static const shape_case SHAPES[] = {
         {"m16n8k16.row.col.f32.f16.f16.f32 {%f2,%f3,%f4,%f5}, {%r1,%r1,%r1,%r1}, {%r1,%r1}, "
@@ -719,7 +721,7 @@ static void test_mma_shapes(test_state* t) {
 typedef struct trap_case {
     const char* text;
     ptx_result want;
-    const char* says; // must stand in the message
+    const char* says; // must appear in the message
 } trap_case;
 
 static const trap_case TRAPS[] = {
@@ -853,7 +855,8 @@ static void test_refused(test_state* t) {
 
 // ---- Orders -------------------------------------------------------------------------------------
 
-// The last block to write wins: forward and reverse must differ, and a seed must repeat itself.
+// The last block to write wins: forward and reverse must differ, and a seed must give the same
+// result twice.
 static void test_orders(test_state* t) {
     ptx_module* module =
         load(t, ".entry k(.param .u64 out) { .reg .b64 %rd<2>; .reg .b32 %r<2>;\n"

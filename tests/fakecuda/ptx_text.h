@@ -1,4 +1,5 @@
-// ptx_text.h - reading PTX text: words, operands, variables. What the forms mean is in ptx_forms.h.
+// ptx_text.h - reading PTX text: words, operands, variables. ptx_forms.h has the meaning of
+// the forms.
 #ifndef FAKECUDA_PTX_TEXT_H
 #define FAKECUDA_PTX_TEXT_H
 
@@ -7,7 +8,7 @@
 #define PTX_MAX_MODIFIERS 16
 #define PTX_MAX_DEPTH 16
 #define PTX_KNOWN 1024
-#define PTX_CONSTANT_BIT 0x80000000u // an arg that lies behind the registers; settled at kernel end
+#define PTX_CONSTANT_BIT 0x80000000u // an arg after the registers; resolved at kernel end
 
 typedef struct ptx_token {
     const char* text;
@@ -24,11 +25,11 @@ typedef struct ptx_registers { // .reg .b32 %r<57>; or one name, with count 0
 
 typedef struct ptx_label {
     const char* name;
-    u32 at; // instruction, or PTX_NONE until it is met
+    u32 at; // instruction, or PTX_NONE until it is found
     int line;
 } ptx_label;
 
-typedef struct ptx_placed { // where this kernel put a shared variable of the module
+typedef struct ptx_placed { // where this kernel placed a shared variable of the module
     const ptx_symbol* symbol;
     u32 at;
 } ptx_placed;
@@ -42,12 +43,12 @@ typedef struct ptx_parser {
     char* log;
     size_t log_size;
     ptx_module* module;
-    ptx_known* known; // PTX_KNOWN of them
-    // The kernel being read.
+    ptx_known* known; // an array of PTX_KNOWN
+    // The kernel being parsed.
     ptx_kernel* kernel;
     ptx_registers* registers;
     u32 register_count;
-    ptx_symbol* symbols; // of the kernel, declared inside it
+    ptx_symbol* symbols; // symbols declared inside the kernel
     u32 symbol_count;
     ptx_placed* placed;
     u32 placed_count;
@@ -71,7 +72,7 @@ __attribute__((format(printf, 3, 4)))
 #endif
 static bool
 refuse(ptx_parser* p, int line, const char* format, ...) {
-    if (p->log != NULL && p->log_size > 0 && p->log[0] == 0) { // the first reason stays
+    if (p->log != NULL && p->log_size > 0 && p->log[0] == 0) { // the first reason is kept
         char text[256];
         va_list args;
         va_start(args, format);
@@ -151,7 +152,7 @@ static const char* skip_blank(const char* s, int* line) {
     }
 }
 
-// Cuts the text into words, strings and single characters; module->pool keeps them.
+// Splits the text into words, strings and single characters, which are stored in module->pool.
 static void tokenize(ptx_parser* p, const char* text) {
     const size_t length = strlen(text);
     char* out = (char*)must_alloc(2 * length + 2);
@@ -277,7 +278,7 @@ static bool is_clock(const char* name) {
            same(name, "%clock_hi") || same(name, "%globaltimer_lo");
 }
 
-// Bytes of the lanes of one register; predicates are a word.
+// Bytes of one register, for all lanes; a predicate is one word.
 static u32 register_stride(u32 bytes, bool pred) {
     return pred ? 4 : bytes * PTX_LANES;
 }
@@ -289,7 +290,7 @@ typedef struct ptx_ref {
     bool writable;
 } ptx_ref;
 
-// %r12 in a range %r<57>, or a name declared alone. The newest declaration wins.
+// %r12 in a range %r<57>, or a name declared on its own. The newest declaration wins.
 static bool find_register(const ptx_parser* p, const char* name, ptx_ref* ref) {
     size_t stem = strlen(name);
     while (stem > 0 && isdigit((unsigned char)name[stem - 1])) {
@@ -340,7 +341,7 @@ static const ptx_param* find_param(const ptx_parser* p, const char* name) {
     return NULL;
 }
 
-// A constant is a register that is never written, one for each width and value.
+// A constant is a register that is never written, one per width and value.
 static u32 add_constant(ptx_parser* p, u32 bytes, u64 value, bool dynamic) {
     ptx_kernel* k = p->kernel;
     for (u32 i = 0; i < k->constant_count; i++) {
@@ -370,7 +371,8 @@ static u32 add_special(ptx_parser* p, u32 id) {
     return s.at;
 }
 
-// Where a symbol lies. A shared variable of the module gets its place in each kernel that names it.
+// Address of a symbol. A shared variable of the module is placed separately in each kernel that
+// uses it.
 static u64 symbol_address(ptx_parser* p, const ptx_symbol* symbol) {
     ptx_kernel* k = p->kernel;
     const bool inside_kernel =
@@ -419,7 +421,7 @@ static bool take_immediate(ptx_parser* p, ptx_type type, ptx_ref* ref) {
         return constant_ref(p, info->bytes, value, false, ref);
     }
     if (kind != NUMBER_INTEGER || info->kind == 'f') {
-        return refuse(p, line, "operand '%s' is not known, or no .%s", text, info->name);
+        return refuse(p, line, "operand '%s' is unknown or not of type .%s", text, info->name);
     }
     if (type == TYPE_PRED) {
         constant_ref(p, 4, value ? PTX_FULL : 0, false, ref);
@@ -455,7 +457,7 @@ static bool take_symbol(ptx_parser* p, u32 bytes, ptx_ref* ref) {
     return constant_ref(p, bytes, symbol_address(p, symbol), symbol->dynamic, ref);
 }
 
-// One operand as a source. A register may be wider than the type where the instruction says so.
+// One operand as a source. A register may be wider than the type if the instruction allows it.
 static bool take_source(ptx_parser* p, ptx_type type, bool wider, ptx_ref* ref) {
     const int line = parser_line(p);
     const char* name = peek(p);
@@ -489,7 +491,7 @@ static bool take_source(ptx_parser* p, ptx_type type, bool wider, ptx_ref* ref) 
         }
     }
     if (PTX_TYPES[type].kind == 'f' || type == TYPE_PRED) {
-        return refuse(p, line, "operand '%s' is not known, or no .%s", name, PTX_TYPES[type].name);
+        return refuse(p, line, "operand '%s' is unknown or not .%s", name, PTX_TYPES[type].name);
     }
     return take_symbol(p, bytes, ref);
 }
@@ -505,7 +507,7 @@ static bool take_source_arg(ptx_parser* p, ptx_insn* in, u32 index, ptx_type typ
     return take_source(p, type, wider, &ref) && put_arg(in, index, &ref);
 }
 
-// A result register, or "_" where the value is dropped.
+// A result register, or "_" if the value is discarded.
 static bool take_result_arg(ptx_parser* p, ptx_insn* in, u32 index, ptx_type type, bool wider) {
     const int line = parser_line(p);
     const char* name = take(p);
@@ -517,7 +519,7 @@ static bool take_result_arg(ptx_parser* p, ptx_insn* in, u32 index, ptx_type typ
     }
     ptx_ref ref;
     if (!find_register(p, name, &ref)) {
-        return refuse(p, line, "'%s' is no register", name);
+        return refuse(p, line, "'%s' is not a register", name);
     }
     if (ref.pred != (type == TYPE_PRED) || ref.bytes < bytes || (ref.bytes > bytes && !wider)) {
         return refuse(p, line, "register '%s' does not hold .%s", name, PTX_TYPES[type].name);
@@ -525,7 +527,7 @@ static bool take_result_arg(ptx_parser* p, ptx_insn* in, u32 index, ptx_type typ
     return put_arg(in, index, &ref);
 }
 
-// A predicate that may be written !p.
+// A predicate, which may be written as !p.
 static bool take_pred_arg(ptx_parser* p, ptx_insn* in, u32 index) {
     if (accept(p, "!")) {
         in->negated |= 1u << index;
@@ -545,7 +547,7 @@ static bool take_address(ptx_parser* p, ptx_insn* in, u32 index, s64* offset) {
     if (find_register(p, name, &ref)) {
         take(p);
         if (ref.pred || ref.bytes < 4) {
-            return refuse(p, line, "register '%s' holds no address", name);
+            return refuse(p, line, "register '%s' does not hold an address", name);
         }
     } else if (isdigit((unsigned char)name[0])) {
         if (!take_immediate(p, TYPE_U64, &ref)) {
@@ -583,7 +585,7 @@ static bool read_initial(ptx_parser* p, u8* to, u32 bytes, ptx_type type) {
     return !list || expect(p, "}");
 }
 
-// Room for a .global or .const variable in the module's own memory.
+// Allocates a .global or .const variable in the module's own memory.
 static u32 place_data(ptx_module* m, u32 bytes, u32 align, bool readonly) {
     const u32 at = round_up(m->data_bytes, align);
     m->data = (u8*)must(realloc(m->data, (size_t)at + bytes + 1));
@@ -647,7 +649,7 @@ static bool read_extent(ptx_parser* p, ptx_symbol* symbol, bool is_extern) {
     return true;
 }
 
-// After .shared and the like: [.align n] .type name[n] [= value];
+// After .shared and similar: [.align n] .type name[n] [= value];
 static bool read_variable(ptx_parser* p, ptx_space space, bool is_extern) {
     const int line = parser_line(p);
     ptx_symbol symbol = {"", space, 0, 0, 0, false};

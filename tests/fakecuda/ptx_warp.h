@@ -1,15 +1,16 @@
-// ptx_warp.h - what the lanes of a warp do together: shuffles, votes, reductions, mma.
+// ptx_warp.h - instructions that the lanes of a warp execute together: shuffles, votes,
+// reductions, mma.
 #ifndef FAKECUDA_PTX_WARP_H
 #define FAKECUDA_PTX_WARP_H
 
 #include "ptx_memory.h"
 
-// The member mask that lane l named.
+// The member mask given by lane l.
 static u32 members_of(const ptx_warp* w, const ptx_insn* in, u32 lane) {
     return LANES_u32(w, in->arg[in->members])[lane];
 }
 
-// Every lane must be a member of its own mask, and members must agree on it.
+// Every lane must be a member of its own mask, and all members must give the same mask.
 static bool members_check(ptx_warp* w, const ptx_insn* in, u32 mask) {
     const u32 first = members_of(w, in, lane_first(mask));
     bool uniform = (mask & ~first) == 0;
@@ -63,7 +64,7 @@ static bool exec_trap(ptx_warp* w, const ptx_insn* in, u32 mask) {
 
 enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX };
 
-// The lane that lane l reads, or l itself and *valid = false when it lies outside the segment.
+// The lane that lane l reads, or l itself and *valid = false if it is outside the segment.
 static u32 shuffle_source(u32 mode, u32 l, u32 b, u32 c, bool* valid) {
     const u32 segment = c >> 8 & 31u;
     const u32 clamp = c & 31u;
@@ -207,11 +208,12 @@ static bool exec_redux(ptx_warp* w, const ptx_insn* in, u32 mask) {
 // ---- mma ----------------------------------------------------------------------------------------
 
 // m16n8kK, A row-major 16 x K, B column-major K x 8. Lane l holds, with g = l / 4 and t = l % 4:
-//   C: register i: row g + 8 (i / 2), column 2 t + i % 2
-//   16-bit A: register i: row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next; B alike, rows by
-//   k tf32 A: register i: row g + 8 (i % 2), column t + 4 (i / 2); B alike
-// The sum runs over k from 0 up, starting from C, each product and each sum rounded to f32;
-// products of 16-bit and tf32 numbers are exact.
+//   C:        register i: row g + 8 (i / 2), column 2 t + i % 2
+//   16-bit A: register i: row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next
+//   16-bit B: the same, with rows by k
+//   tf32 A:   register i: row g + 8 (i % 2), column t + 4 (i / 2); B the same
+// The sum over k starts from C and proceeds in ascending order, with each product and each sum
+// rounded to f32; products of 16-bit and tf32 numbers are exact.
 typedef f32 f32x4 __attribute__((vector_size(16)));
 
 typedef struct ptx_mma {
@@ -220,7 +222,7 @@ typedef struct ptx_mma {
     f32 c[16][8];
 } ptx_mma;
 
-// The elements that a register of A or B holds for each lane: low and high half, or one tf32.
+// The elements that a register of A or B holds for each lane: the low and high halves, or one tf32.
 static void mma_unpack(const u32* from, u32 type, f32 low[PTX_LANES], f32 high[PTX_LANES]) {
     if (type == TYPE_BF16) {
         for (u32 l = 0; l < PTX_LANES; l++) {
@@ -261,7 +263,7 @@ static inline void mma_pick(const f32* from, u32 width, u32 step, f32 value[PTX_
 }
 
 static void mma_gather(const ptx_warp* w, const ptx_insn* in, ptx_mma* m, u32 a_count, u32 first) {
-    const u32 pair = in->type2 == TYPE_TF32 ? 1 : 2; // elements in a register
+    const u32 pair = in->type2 == TYPE_TF32 ? 1 : 2; // elements per register
     f32 element[2][PTX_LANES];
     for (u32 i = 0; i < a_count; i++) {
         mma_unpack(LANES_u32(w, in->arg[first + i]), in->type2, element[0], element[1]);
@@ -271,13 +273,13 @@ static void mma_gather(const ptx_warp* w, const ptx_insn* in, ptx_mma* m, u32 a_
     }
     for (u32 i = 0; i < a_count / 2; i++) {
         mma_unpack(LANES_u32(w, in->arg[first + a_count + i]), in->type2, element[0], element[1]);
-        for (u32 h = 0; h < pair; h++) { // B's columns are what A's rows are
+        for (u32 h = 0; h < pair; h++) { // B's columns correspond to A's rows
             mma_place(&m->b[4 * pair * i + h][0], 1, 8 * pair, element[h]);
         }
     }
 }
 
-// Rows i to i + 3, columns j to j + 3 of C: four sums that need not wait for each other.
+// Rows i to i + 3, columns j to j + 3 of C: four independent sums.
 static void mma_tile(ptx_mma* m, u32 depth, u32 i, u32 j) {
     f32x4 sum[4];
     for (u32 r = 0; r < 4; r++) {

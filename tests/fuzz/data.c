@@ -1,14 +1,14 @@
 // data.c - libFuzzer target: any bytes as a data file, and as the configuration of a model.
 //
-// First byte: the kind of file, the chat format and the options. Run it in the root of the
-// repository: it uses the small tokenizers of tests/golden.
+// The first byte selects the kind of file, the chat format and the options. Run it in the root of
+// the repository: it uses the small tokenizers in tests/golden.
 
 #define TEXT_IMPLEMENTATION
 #include "qlora_text.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-// Everything that a sample promises.
+// Checks all guarantees of a sample.
 static void check(const text_data_desc* desc, const text_data* data) {
     for (size_t i = 0; i < text_data_count(data); i++) {
         text_sample sample = text_data_get(data, i);

@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-// Writes a number or string token again and reads it back: must be the same value.
+// Writes a number or string token and reads it back: it must have the same value.
 static void fuzz_json_again(world* w, const qlora__json* json, uint32_t token) {
     qlora__string text;
     qlora__json_writer writer;
@@ -69,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         }
         qlora__json_free(&w.env, &json);
     } else if (unique || w.env.error[0] == '\0') {
-        abort(); // refused without a word, or only without the flag
+        abort(); // rejected without a message, or only without the flag
     }
     if (!world_end(&w)) {
         abort();

@@ -1,9 +1,8 @@
-// tokenizer.c - libFuzzer target: any bytes as a tokenizer file, and any text through a good
-// one.
+// tokenizer.c - libFuzzer target: any bytes as a tokenizer file, and any text through a valid one.
 //
-// First byte: even, the rest is a tokenizer file, loaded and used on a fixed text; odd, the rest is
-// text for the small tokenizers of tests/golden (run it in the root of the repository), which must
-// come back unchanged from the byte-exact one.
+// If the first byte is even, the rest is a tokenizer file, which is loaded and used on a fixed
+// text; if it is odd, the rest is text for the small tokenizers in tests/golden (run it in the root
+// of the repository), and the byte-exact one must return it unchanged.
 
 #define TEXT_IMPLEMENTATION
 #include "qlora_text.h"
@@ -18,10 +17,10 @@ static void use(text_tok* tok, const char* text, size_t size, unsigned flags, bo
     text_stream stream;
     memset(&stream, 0, sizeof(stream));
     if (!text_encode(tok, text, size, flags, &ids, &error)) {
-        abort(); // only a lack of memory is an error here
+        abort(); // running out of memory is the only error allowed here
     }
     for (size_t i = 0; i < ids.count; i++) {
-        // ids that a post-processor adds need not exist
+        // ids added by a post-processor need not exist
         if (!(flags & TEXT_SPECIAL) && (ids.data[i] < 0 || ids.data[i] >= text_tok_count(tok))) {
             abort();
         }
@@ -76,13 +75,13 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         abort();
     }
     unsigned flags = (unsigned)data[0] >> 3;
-    // what is literal and without a space in front comes back; the first tokenizer normalises
+    // literal text without a leading space is returned unchanged; the first tokenizer normalises
     bool exact = which == 1 && flags == TEXT_LITERAL;
-    bool added = false; // stripped white space does not come back
+    bool added = false; // stripped white space is lost
     for (size_t i = 1; i < size; i++) {
         added = added || data[i] == '<' || data[i] == '[' || data[i] == 'h';
     }
-    // the stand-in for a space comes back as a space
+    // the replacement for a space is decoded as a space
     for (size_t i = 3; i < size; i++) {
         added = added || (data[i - 2] == 0xE2 && data[i - 1] == 0x96 && data[i] == 0x81);
     }

@@ -2,8 +2,8 @@
 //
 //   soak_kill DIR STEPS [nosave]
 //
-// Resumes from DIR if there is a checkpoint and prints the step, trains up to STEPS, and prints a
-// hash of the trained parameters. The status is 1 if anything fails.
+// Resumes from DIR if it contains a checkpoint, and reports it; trains up to STEPS and prints a
+// hash of the trained parameters. Exits with 1 if anything is wrong.
 #include "qlora.h"
 
 #include <stdio.h>

@@ -1,10 +1,11 @@
 // adapter_dump.c - for tests/peft_check.py: trains an adapter on a fixture's base for a few steps,
-// saves it as a PEFT folder, and writes the logits that it gives.
+// saves it as a PEFT folder, and writes the resulting logits.
 //
 //   adapter_dump FIXTURE OUT plain|rslora|ADAPTER
 //
-// plain, rslora: a new adapter; ADAPTER: goes on from a PEFT folder. OUT gets the adapter and
-// logits.bin: tokens and vocab as int64, the ids of one sequence as int32, their logits as float.
+// plain, rslora: a new adapter; ADAPTER: continues from a PEFT folder. The adapter is written to
+// OUT, with logits.bin: tokens and vocab as int64, the ids of one sequence as int32, their logits
+// as float.
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
@@ -70,7 +71,7 @@ int main(int argc, char** argv) {
     }
     const qlora__st_tensor* given = qlora__st_find(&golden, "input_ids");
     if (given == NULL || given->dtype != QLORA__ST_I32 || given->rank != 3) {
-        printf("adapter_dump: no input_ids\n");
+        printf("adapter_dump: the fixture has no input_ids\n");
         return 1;
     }
     int32_t ids[MOST];

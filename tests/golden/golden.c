@@ -1,12 +1,12 @@
-// golden.c - runs a fixture folder made with transformers, PEFT and bitsandbytes, and judges every
-// figure.
+// golden.c - runs a fixture folder created with transformers, PEFT and bitsandbytes, and checks
+// every figure.
 //
 //   build/golden [--backend cpu|cuda] [--mode f32|bf16] [--graph on|off] [--known] DIR...
 //
 // A folder has model/, model-bnb4/, adapter0/, adapter20/, golden.safetensors and golden.json,
-// whose "limits" say what is close enough. Exit status 0: everything holds; 1: something does not;
-// 2: usage.
-#ifndef GOLDEN_NO_MAIN // the test suite has included the implementation
+// whose "limits" give the tolerances. Exit status 0: all figures are within their limits; 1: at
+// least one is not; 2: usage.
+#ifndef GOLDEN_NO_MAIN // the test suite has already included the implementation
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
@@ -16,8 +16,8 @@ typedef struct options {
     qlora_backend backend;
     qlora_mode mode;
     bool graph;
-    bool quiet; // print only what fails
-    bool known; // pass over families that the library refuses by name
+    bool quiet; // print failures only
+    bool known; // skip families that the library does not support
 } options;
 
 typedef struct fixture {
@@ -185,7 +185,7 @@ static void golden_close(golden_session* s) {
     qlora_model_close(s->model);
 }
 
-// Largest difference over the largest logit; NaN anywhere gives NaN.
+// Largest difference divided by the largest logit; a NaN anywhere gives NaN.
 static double logits_error(const float* got, const float* want, int64_t n) {
     double worst = 0.0;
     double most = 0.0;
@@ -227,8 +227,8 @@ static void check_loss(fixture* f, golden_session* s, const char* what, const ch
     report(f, what, fabs(got - want) / (fabs(want) > 1.0 ? fabs(want) : 1.0), limit_of(f, "loss0"));
 }
 
-// Relative 2-norm of the difference; against a zero reference 1e-12 in absolute terms, scaled to
-// limit.
+// Relative 2-norm of the difference; if the reference is zero, 1e-12 in absolute terms, scaled
+// to limit.
 static double tensor_error(const float* got, const float* want, size_t n, double limit) {
     double difference = 0.0;
     double norm = 0.0;
@@ -240,7 +240,7 @@ static double tensor_error(const float* got, const float* want, size_t n, double
     return norm > 0.0 ? sqrt(difference / norm) : sqrt(difference) / 1e-12 * limit;
 }
 
-// Every trained tensor against a file's: prefix + name (less ".weight" is not needed), or as it is.
+// Compares every trained tensor with the one in a file whose name is prefix + name.
 static void check_tensors(fixture* f, golden_session* s, const char* what, const qlora__st* file,
                           const char* prefix, bool gradients, double limit) {
     double worst = 0.0;
@@ -261,7 +261,7 @@ static void check_tensors(fixture* f, golden_session* s, const char* what, const
                                    : qlora_parameter_read(s->model, i, got);
         double error = NAN;
         if (t == NULL || qlora__st_elements(t) != n) {
-            printf("  %s is not in the file\n", name);
+            printf("  %s is missing from the file or has another size\n", name);
         } else if (r != QLORA_OK) {
             trouble(f, what);
         } else {
@@ -313,8 +313,8 @@ static void check_steps(fixture* f, golden_session* s) {
     report(f, "worst gradient norm", worst_norm, limit_of(f, "grad_norm"));
 }
 
-// The continuation that the reference chose greedily, token by token: ours must choose the same, or
-// (in bf16) rank it within greedy_margin of the top.
+// The continuation that the reference chose greedily, token by token: ours must choose the same
+// token or (in bf16) rank it within greedy_margin of the top.
 static void check_greedy(fixture* f, golden_session* s) {
     int32_t text[192];
     int32_t labels[192];
@@ -348,7 +348,7 @@ static void check_greedy(fixture* f, golden_session* s) {
         return;
     }
     double worst =
-        0.0; // how far the golden token lies below the top, relative to the largest logit
+        0.0; // distance of the golden token from the top, relative to the largest logit
     for (int32_t i = (int32_t)prompt_count - 1; i + 1 < length; i++) {
         const float* row = logits + (int64_t)i * f->vocab;
         double top = -INFINITY;
@@ -366,7 +366,7 @@ static void check_greedy(fixture* f, golden_session* s) {
     if (judged) {
         report(f, "greedy text", worst, limit);
     } else {
-        printf("  %-34s %12.4g  not judged: the reference's own margin is too small\n",
+        printf("  %-34s %12.4g  not checked: the reference's own margin is too small\n",
                "greedy text", worst);
     }
     free(logits);
@@ -394,8 +394,8 @@ static int32_t read_ids(const fixture* f, const char* name, int32_t most, int32_
     return count;
 }
 
-// The same text by prefill and decoding with the key/value cache: in f32 token by token the
-// reference's.
+// The same text by prefill and decoding with the key/value cache: in f32, every token must match
+// the reference.
 static void check_generate(fixture* f, golden_session* s) {
     int32_t prompt[64];
     int32_t golden[64];
@@ -420,7 +420,7 @@ static void check_generate(fixture* f, golden_session* s) {
     if (f->opt->mode != QLORA_MODE_BF16 && number(f, "greedy_smallest_margin") >= 1e-4) {
         report(f, "greedy text by qlora_generate", (double)different, 0.0);
     } else {
-        printf("  %-34s %12d  of %d tokens differ; not judged\n", "greedy text by qlora_generate",
+        printf("  %-34s %12d  of %d tokens differ; not checked\n", "greedy text by qlora_generate",
                (int)different, (int)d.max_tokens);
     }
 }
@@ -436,7 +436,7 @@ static bool family_is_refused(fixture* f) {
     return refused;
 }
 
-// Returns the number of failures; figures gets the number of comparisons.
+// Returns the number of failures; *figures is set to the number of comparisons.
 static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int* figures) {
     fixture f;
     memset(&f, 0, sizeof f);
@@ -491,7 +491,7 @@ static int run_fixture(qlora_ctx* ctx, const options* opt, const char* dir, int*
     *figures = f.figures;
     fixture_close(&f);
     if (!opt->quiet) {
-        printf("  %s\n", failures == 0 ? "all figures hold" : "FAILED");
+        printf("  %s\n", failures == 0 ? "all figures are within their limits" : "FAILED");
     }
     return failures;
 }
@@ -503,8 +503,8 @@ static int usage(int status) {
         "usage: golden [--backend cpu|cuda] [--mode f32|bf16] [--graph on|off] [--known] DIR...\n"
         "runs fixture folders (model/, model-bnb4/, adapter0/, adapter20/, golden.*) and prints "
         "every\n"
-        "figure with its limit; status 0 when all hold. --known passes over families that the\n"
-        "library refuses by name.\n");
+        "figure with its limit; status 0 if all are within it. --known skips families that\n"
+        "the library does not support.\n");
     return status;
 }
 
@@ -530,7 +530,7 @@ int main(int argc, char** argv) {
                    (strcmp(value, "on") == 0 || strcmp(value, "off") == 0)) {
             opt.graph = strcmp(value, "on") == 0;
         } else {
-            fprintf(stderr, "golden: %s %s is not understood\n", argv[i], value);
+            fprintf(stderr, "golden: invalid option or value: %s %s\n", argv[i], value);
             return usage(2);
         }
         i++;
@@ -558,7 +558,7 @@ int main(int argc, char** argv) {
         fprintf(stderr, "golden: %s\n", qlora_last_error(ctx));
         failures++;
     }
-    printf("%s\n", failures == 0 ? "all folders hold" : "FAILED");
+    printf("%s\n", failures == 0 ? "all folders passed" : "FAILED");
     return failures == 0 ? 0 : 1;
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes text_byte.json, text_spm.json, text_meta.json (small tokenizers of our own) and
-text_golden.json (what the reference library says about hard strings) in this folder.
+"""Writes text_byte.json, text_spm.json, text_meta.json (small tokenizers trained here) and
+text_golden.json (the reference library's results for difficult strings) to this folder.
 
 usage: python3 make_text.py      needs `pip install tokenizers==0.23.3`; the seed is fixed
 """

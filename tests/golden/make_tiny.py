@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/tiny, a golden folder small enough to be committed, with transformers, PEFT
-and bitsandbytes (the CPU suffices):  python3 tests/golden/make_tiny.py tests/golden/tiny
+"""Creates tests/golden/tiny, a golden folder small enough to be committed, with transformers, PEFT
+and bitsandbytes (a CPU is enough):  python3 tests/golden/make_tiny.py tests/golden/tiny
 
-The folder has the form that build/golden reads: model/ in bf16, model-bnb4/ as save_pretrained
-writes it, adapter0/ and adapter20/ as PEFT writes them, golden.safetensors, golden.json. The
-trajectory is computed in float64 from the bf16 values that bitsandbytes dequantises to; a float32
-run beside it says how far honest rounding leads, and ten times that, or a floor, is the limit.
+The folder has the layout that build/golden reads: model/ in bf16, model-bnb4/ as written by
+save_pretrained, adapter0/ and adapter20/ as written by PEFT, golden.safetensors, golden.json. The
+trajectory is computed in float64 from the bf16 values that bitsandbytes dequantises to; a parallel
+float32 run shows the effect of rounding alone, and the limit is ten times that, but at least a
+fixed minimum.
 """
 import copy
 import json
@@ -41,12 +42,12 @@ def make_model():
                 scale = 1.0 if "embed" in name else 1.5 * p.shape[1] ** -0.5
                 p.copy_(torch.randn_like(p) * scale)
             p.copy_(p.to(torch.bfloat16))
-    return model  # in float32: a cast would round the frequencies of the rope, too
+    return model  # in float32: a cast would also round the frequencies of the rope
 
 
 def scales_are_nearest(weight, state):
-    """The CPU build of bitsandbytes does not always take the nearest 8-bit code for a scale, as the
-    CUDA build does; a seed is used for which it does."""
+    """Unlike the CUDA build, the CPU build of bitsandbytes does not always choose the nearest 8-bit
+    code for a scale; this checks that it does for the chosen seed."""
     absmax = weight.reshape(-1, 64).abs().amax(1)
     y = absmax - absmax.mean()
     scaled = y / y.reshape(1, -1).abs().amax()  # fewer than 256 blocks: one second-level block
@@ -56,7 +57,7 @@ def scales_are_nearest(weight, state):
 
 
 def dequantised(plain, path):
-    """The same model with every linear of the layers as its 4-bit weights stand for it."""
+    """The same model with the dequantised 4-bit weights in every linear of the layers."""
     config = transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16)
@@ -83,7 +84,7 @@ def with_adapters(model):
 
 
 def run(base, dtype, start, ids, labels, clip):
-    """STEPS steps from the adapter `start`; returns what the golden folder stores."""
+    """Runs STEPS steps from the adapter `start`; returns the results that the golden folder stores."""
     model = with_adapters(copy.deepcopy(base).to(dtype))
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     out = {"names": names, "losses": [], "norms": [], "grads": {}, "model": model}

@@ -1,12 +1,12 @@
-// outputs.c - what every kernel makes of fixed inputs, written to a file, and two such files
-// compared.
+// outputs.c - writes the results of every kernel for fixed inputs to a file, and compares two
+// such files.
 //
 //   build/outputs --write FILE          runs every kernel of the registry on the CUDA device
 //   build/outputs --compare FILE FILE   prints the differences, operator by operator
 //
-// Run once with LD_LIBRARY_PATH=build/fake and once with the real driver: the table says how far
-// the PTX interpreter is from the hardware. Status 1 when a difference is larger than roundings can
-// make it.
+// Run it once with LD_LIBRARY_PATH=build/fake and once with the real driver: the table shows how
+// far the PTX interpreter is from the hardware. Exit status 1 if a difference is larger than
+// rounding can explain.
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
@@ -14,7 +14,7 @@
 typedef struct run {
     qlora_ctx* ctx;
     FILE* file;
-    uint32_t stream; // of random numbers
+    uint32_t stream; // number of the random stream
     int failures;
 } run;
 
@@ -34,7 +34,7 @@ static qlora_tensor make(run* r, qlora_dtype dtype, int64_t rows, int64_t cols, 
         ok = ok && qlora_tensor_zero(r->ctx, &t) == QLORA_OK;
     }
     if (!ok) {
-        printf("making a tensor: %s\n", qlora_last_error(r->ctx));
+        printf("cannot create a tensor: %s\n", qlora_last_error(r->ctx));
         r->failures++;
     }
     return t;
@@ -466,7 +466,7 @@ static int write_outputs(const char* path) {
     qlora_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.require_backend = QLORA_BACKEND_CUDA;
-    desc.cublas_library = "none"; // our own kernels throughout
+    desc.cublas_library = "none"; // always use the built-in kernels
     desc.error_text = why;
     desc.error_text_size = sizeof why;
     run r;
@@ -523,8 +523,8 @@ static float* next_values(FILE* f, char name[64], unsigned long long* n) {
     return v;
 }
 
-// A bf16 result may differ by one unit in its last place here and there; an f32 one by a few of its
-// own.
+// A bf16 result may occasionally differ by one unit in the last place; an f32 result by a few of
+// its own units.
 static int compare(const char* a_path, const char* b_path) {
     FILE* a = fopen(a_path, "rb");
     FILE* b = fopen(b_path, "rb");

@@ -1,6 +1,6 @@
-// adapter.c - adapters, merged exports and checkpoints, on a file system in memory that
-// can fail at any operation and forget at a power cut; where the shared folder is present
-// (QLORA_SHARED, else ../shared) also on the files of PEFT and bitsandbytes.
+// adapter.c - adapters, merged exports and checkpoints, on an in-memory file system that can fail
+// at any operation and lose data in a power failure; if the shared folder is present (QLORA_SHARED,
+// else ../shared), also on the files of PEFT and bitsandbytes.
 
 #include "formats_world.h"
 #include "machines.h"
@@ -11,10 +11,10 @@
 
 SUITE_EXTERN(adapter_suite);
 
-// ---- a world with a model folder in it ----
+// ---- a world that contains a model folder ----
 
-// Renames and removals reach the disk at once, or (late) only when their folder is synced: a file
-// system may do either.
+// Renames and removals reach the disk at once, or (late) only when their folder is synced: file
+// systems may do either.
 typedef struct late_change {
     char from[WORLD_NAME]; // "" = a removal
     char to[WORLD_NAME];
@@ -72,7 +72,7 @@ static int stage_rename(const char* from, const char* to, void* user) {
         memcpy(bytes, f->data, synced);
     }
     long cut = s->w.cut_at;
-    s->w.cut_at = 1; // our own account of the disk
+    s->w.cut_at = 1; // a separate record of the disk's contents
     int code = world_rename(from, to, user);
     s->w.cut_at = cut;
     if (code == 0) {
@@ -99,7 +99,7 @@ static int stage_sync_dir(const char* path, void* user) {
     return code;
 }
 
-// Files that the world does not have are the operating system's.
+// Files that are not in the world belong to the operating system.
 static int stage_map(const char* path, const void** data, uint64_t* bytes, void** handle,
                      void* user) {
     if (world_slot(stage_of(user)->w.files, path) == NULL && path[0] == '.') {
@@ -222,7 +222,7 @@ typedef struct tensor_plan {
     int64_t shape[2];
 } tensor_plan;
 
-// Writes random tensors as one file; norms lie around 1.
+// Writes random tensors to one file; norms are close to 1.
 static bool write_tensors(qlora_ctx* ctx, const char* path, const tensor_plan* plans,
                           uint32_t count, float scale) {
     qlora__st_entry entries[64];
@@ -360,8 +360,8 @@ static qlora_batch batch_of(int64_t number, int32_t* ids, int32_t* lengths) {
 
 #define SKIPPED_STEP 1
 
-// Steps first .. first + count, two micro-batches each. One of them has gradients that are not
-// finite.
+// Runs steps first .. first + count, two micro-batches each. In one of them, the gradients are
+// not finite.
 static bool train_steps(session* s, int64_t first, int64_t count) {
     for (int64_t step = first; step < first + count; step++) {
         int32_t ids[2][16];
@@ -382,8 +382,8 @@ static bool train_steps(session* s, int64_t first, int64_t count) {
     return true;
 }
 
-// A hash of everything that decides the future: parameters, moments, counters, the last step's
-// figures.
+// A hash of everything that determines later steps: parameters, moments, counters, the last
+// step's metrics.
 static uint64_t fingerprint(session* s) {
     qlora_model* m = s->model;
     qlora__hash hash;
@@ -502,7 +502,7 @@ TEST saved_adapters_come_back(const test_machine* machine) {
     ASSERT_EQ(want, fingerprint(&b));
     ASSERT(session_close(&b));
     o.adapter = NULL;
-    ASSERT(session_open(&s, &o, &b)); // another rank: refused, nothing changed
+    ASSERT(session_open(&s, &o, &b)); // a different rank: rejected, nothing changed
     uint64_t before = fingerprint(&b);
     ASSERT_EQ(QLORA_ERR_FORMAT, qlora_adapter_load(b.model, "out", NULL));
     ASSERT(strstr(qlora_last_error(s.ctx), "rank") != NULL);
@@ -554,7 +554,8 @@ static bool pattern_make(stage* s) {
                          0.4f);
 }
 
-// Every tensor of one file is in the other, byte for byte, and no more.
+// Checks that every tensor of one file is in the other, byte for byte, and that there are
+// no others.
 static bool same_tensors(qlora_ctx* ctx, const char* a, const char* b) {
     static qlora__st x;
     static qlora__st y;
@@ -655,7 +656,7 @@ static void gguf_text(gguf_reader* r, char out[64]) {
     r->at += (size_t)n;
 }
 
-// Key/values into architecture and alpha; then the reader stands before the tensor list.
+// Reads the key/values into architecture and alpha; the reader is then at the tensor list.
 static bool gguf_head(gguf_reader* r, uint64_t* tensors, char architecture[64], float* alpha) {
     if (r->size < 8 || memcmp(r->data, "GGUF", 4) != 0) {
         return false;
@@ -690,8 +691,8 @@ static bool gguf_head(gguf_reader* r, uint64_t* tensors, char architecture[64], 
     return !r->bad && adapter && lora;
 }
 
-// Which row of ours stands at a row of llama.cpp's, from the rule: new 2i <- i, new 2i + 1 <- i +
-// half.
+// The row of ours that corresponds to a row of llama.cpp's, from the rule:
+//   new 2i <- i, new 2i + 1 <- i + half
 static int64_t gguf_row(const char* name, int64_t row) {
     if (strstr(name, "attn_q.") == NULL && strstr(name, "attn_k.") == NULL) {
         return row;
@@ -706,7 +707,7 @@ static const char* const gguf_modules[][2] = {{"q_proj", "attn_q"},      {"k_pro
                                               {"gate_proj", "ffn_gate"}, {"up_proj", "ffn_up"},
                                               {"down_proj", "ffn_down"}};
 
-// The trained tensor that a GGUF name stands for.
+// The trained tensor that corresponds to a GGUF name.
 static bool gguf_partner(session* s, const char* name, qlora__trained* out) {
     for (int64_t i = 0; qlora__trained_at(s->model, i, out); i++) {
         char want[96];
@@ -747,7 +748,7 @@ TEST gguf_is_what_llama_cpp_reads(const char* adapter) {
     ASSERT_STR_EQ("llama", architecture);
     ASSERT_IN_RANGE((adapter == NULL ? 5.0 * sqrt(3.0) : 6.0 * 2.0), (double)alpha, 1e-5);
     ASSERT_EQ((uint64_t)model_parameters(a.model), tensors);
-    // the list first: where the data begins is known only behind it
+    // the list comes first, because the data starts right after it
     gguf_reader list = r;
     for (uint64_t i = 0; i < tensors; i++) {
         char name[64];
@@ -788,7 +789,7 @@ TEST gguf_is_what_llama_cpp_reads(const char* adapter) {
                     (double)own[from * t.cols + c] * (t.is_b ? (double)t.projection->scale : 1.0);
                 double have = (double)got[row * t.cols + c] * factor;
                 ASSERT(fabs(want - have) <= 1e-6 * fabs(want) + 1e-30);
-                if (adapter == NULL) { // one scale for all: the file's alpha says it, B stays
+                if (adapter == NULL) { // one scale for all is the file's alpha; B is unchanged
                     ASSERT_MEM_EQ(&own[from * t.cols + c], &got[row * t.cols + c], 4);
                 }
             }
@@ -838,7 +839,7 @@ TEST merged_models_answer_alike(const merge_case* c) {
     ASSERT(logits_of(&b, got));
     ASSERT_REL_L2(want, got, LOGITS, 2e-6);
     test_quiet(true);
-    bool moved = !test_rel_l2(want, bare, LOGITS, 0.05); // the adapter did something
+    bool moved = !test_rel_l2(want, bare, LOGITS, 0.05); // the adapter had an effect
     test_quiet(false);
     ASSERT(moved);
     ASSERT(session_close(&b));
@@ -1098,7 +1099,7 @@ TEST power_cuts_leave_old_or_new(void) {
             pair_rewind(&p);
             p.s.w.cut_at = cut;
             ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(p.a.trainer, "run", "2", 1));
-            for (int i = 0; i < p.s.change_count; i++) { // what was not synced is gone
+            for (int i = 0; i < p.s.change_count; i++) { // unsynced changes are lost
                 free(p.s.changes[i].data);
             }
             p.s.change_count = 0;
@@ -1110,12 +1111,12 @@ TEST power_cuts_leave_old_or_new(void) {
             }
             ASSERT(which != 0);
             seen[which]++;
-            if (which == 1) { // from the old one another way: what the cut left is cleared away
+            if (which == 1) { // saving again removes what the interrupted save left
                 ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(p.b.trainer, "run", "1", 1));
                 ASSERT_EQ(1, pair_load(&p));
                 ASSERT_EQ(4, count_files(&p.s, "run/step-"));
             }
-            if (cut % 8 == 0) { // and life goes on from there
+            if (cut % 8 == 0) { // and saving can continue from there
                 ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(p.a.trainer, "run", "2", 1));
                 ASSERT_EQ(2, pair_load(&p));
             }
@@ -1214,7 +1215,8 @@ static qlora_result job_run(file_job job, session* s) {
     }
 }
 
-// Every allocation and file operation fails once: a clean error, nothing leaked, nothing half done.
+// Every allocation and file operation fails once: an error is returned, nothing leaks, nothing is
+// half done.
 TEST failures_are_clean(const file_job* job) {
     static stage s;
     static world_file start[WORLD_FILES];
@@ -1258,7 +1260,7 @@ TEST failures_are_clean(const file_job* job) {
             ASSERT(scramble(&a, "other"));
         }
         if (*job == JOB_SAVE && has_file(&s, "out/adapter_config.json")) {
-            // a config only beside the weights that it was written for
+            // a config is only ever next to the weights it was written for
             const world_file* config = world_slot(s.w.files, "out/adapter_config.json");
             bool old_config = config->size == old_size;
             ASSERT_EQ(old_config, same_tensors(s.ctx, "given/adapter_model.safetensors",
@@ -1281,7 +1283,7 @@ TEST failures_are_clean(const file_job* job) {
     PASS();
 }
 
-// With any byte of this file of the newest checkpoint wrong, the older one, of step 4, is loaded.
+// If any byte of this file of the newest checkpoint is wrong, the older one, of step 4, is loaded.
 static bool damage_is_seen(stage* s, session* a, const char* path) {
     world_file* file = world_slot(s->w.files, path);
     bool ok = file != NULL && file->size > 0;
@@ -1325,16 +1327,16 @@ TEST checkpoints_are_kept_and_checked(void) {
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_exists(s.ctx, "run", &exists));
     ASSERT(exists);
     ASSERT_EQ(QLORA_ERR_ARGUMENT,
-              qlora_checkpoint_load(a.trainer, "run", position, &size)); // no room
-    // the adapter of a checkpoint is an adapter
+              qlora_checkpoint_load(a.trainer, "run", position, &size)); // buffer too small
+    // a checkpoint's adapter is a valid adapter
     ASSERT_EQ(QLORA_OK, qlora_adapter_load(a.model, "run/step-3", NULL));
-    // the same step again goes beside, never over
+    // saving the same step again uses a new folder and never overwrites
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
     ASSERT_EQ(prints[4], fingerprint(&a));
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
     ASSERT(has_file(&s, "run/step-4-2/state.safetensors") &&
            has_file(&s, "run/step-4/state.safetensors"));
-    // every damaged byte is seen, and the older one is taken
+    // every damaged byte is detected, and the older checkpoint is used
     ASSERT(damage_is_seen(&s, &a, "run/step-4-2/state.safetensors"));
     ASSERT(damage_is_seen(&s, &a, "run/step-4-2/adapter_model.safetensors"));
     ASSERT(damage_is_seen(&s, &a, "run/step-4-2/adapter_config.json"));
@@ -1348,7 +1350,7 @@ TEST checkpoints_are_kept_and_checked(void) {
     qlora_batch b = batch_of(1, ids, lengths);
     ASSERT_EQ(QLORA_OK, qlora_train_micro(a.trainer, &b, 10.0));
     ASSERT_EQ(QLORA_ERR_STATE, qlora_checkpoint_save(a.trainer, "run", NULL, 0));
-    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL)); // forgets the half
+    ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL)); // drops the half step
     ASSERT_EQ(prints[4], fingerprint(&a));
     ASSERT(train_steps(&a, 4, 1));
     ASSERT_EQ(next, fingerprint(&a));
@@ -1367,12 +1369,12 @@ TEST checkpoints_are_kept_and_checked(void) {
         ASSERT_EQ(before, fingerprint(&a));
         ASSERT(session_close(&a));
     }
-    // what may differ: tokens on the CPU
+    // settings that may differ: tokens on the CPU
     o.tokens = 40;
     ASSERT(session_open(&s, &o, &a));
     ASSERT_EQ(QLORA_OK, qlora_checkpoint_load(a.trainer, "run", NULL, NULL));
     ASSERT_EQ(prints[4], fingerprint(&a));
-    // a list that leads elsewhere
+    // a list that points elsewhere
     static const char* const lists[] = {"",        "step-4",      "../step-4\n",
                                         "step-\n", "step-4/..\n", "\n"};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
@@ -1387,7 +1389,7 @@ TEST checkpoints_are_kept_and_checked(void) {
 
 // ---- PEFT's own files ----
 
-// A family that is refused by name waits for the version that knows it.
+// Families that the library rejects as unsupported are skipped until it supports them.
 static bool family_is_known(qlora_ctx* ctx, const char* model) {
     qlora_model_config config;
     return qlora_config_read(ctx, model, &config) != QLORA_ERR_UNSUPPORTED;
@@ -1434,7 +1436,7 @@ static float* fixture_logits(session* s, size_t* count) {
     return qlora_eval_logits(s->model, &b, out) == QLORA_OK ? out : NULL;
 }
 
-// bitsandbytes' 4-bit weights become plain ones; either base means them.
+// bitsandbytes' 4-bit weights are exported as plain ones; the result is the same for either base.
 TEST fixture_merges(const char* dir) {
     static stage s;
     char model[512];

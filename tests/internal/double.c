@@ -1,5 +1,5 @@
-// double.c - the CPU loops of qlora.h built in double, for finite differences and as the
-// float64 values that other builds are measured against.
+// double.c - the CPU loops of qlora.h compiled in double, for finite differences and as the float64
+// reference for other builds.
 #define QLORA__REAL double
 #define QLORA_NO_CUDA
 #define QLORA_STATIC

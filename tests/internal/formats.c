@@ -1,12 +1,12 @@
-// formats.c - section FORMATS of qlora.h, on files built in memory; where the shared
-// folder is present (QLORA_SHARED, else ../shared) also on real ones.
+// formats.c - the file formats of qlora.h, on files built in memory; if the shared folder is
+// present (QLORA_SHARED, else ../shared), also on real ones.
 
 #include "formats_world.h"
 #include "test.h"
 
 #include <stdio.h>
 
-// The fuzz targets, so that what they found stays found.
+// The fuzz targets, so that past findings are tested again.
 #define LLVMFuzzerTestOneInput fuzz_json_one
 #include "fuzz/json.c"
 #undef LLVMFuzzerTestOneInput
@@ -19,7 +19,7 @@
 
 SUITE_EXTERN(formats_suite);
 
-// True when a call was refused and the message has `part` in it; prints what it says instead.
+// True if a call was refused with `part` in its message; otherwise prints the actual message.
 static bool refused(world* w, qlora_result result, const char* part) {
     bool good = result != QLORA_OK && strstr(w->env.error, part) != NULL;
     if (!good) {
@@ -234,7 +234,7 @@ TEST json_answers_queries(void) {
     ASSERT(key != 0);
     ASSERT_EQ(9u, qlora__json_string(&json, key, out, sizeof out));
     ASSERT_MEM_EQ("\xe2\x82\xac\xf0\x9f\x98\x80\0!", out, 10);
-    ASSERT_EQ(9u, qlora__json_string(&json, key, out, 5)); // cut, but terminated
+    ASSERT_EQ(9u, qlora__json_string(&json, key, out, 5)); // truncated, but terminated
     ASSERT_EQ('\0', out[4]);
     ASSERT(qlora__json_equals(&json, key, "\xe2\x82\xac\xf0\x9f\x98\x80\0!", 9));
     ASSERT_FALSE(qlora__json_equals(&json, key, "\xe2\x82\xac\xf0\x9f\x98\x80\0?", 9));
@@ -254,7 +254,7 @@ static bool same_double(const char* text) {
     return true;
 }
 
-// The C library is the judge; it rounds correctly and, in the "C" locale, reads the same text.
+// The C library is the reference: it rounds correctly and, in the "C" locale, reads the same text.
 TEST numbers_are_read_to_the_nearest_double(void) {
     static const char* const hard[] = {"0",
                                        "-0.0",
@@ -308,7 +308,7 @@ TEST numbers_are_read_to_the_nearest_double(void) {
     PASS();
 }
 
-// Below a power of two doubles lie twice as close: both sides of it, and the midpoints.
+// Below a power of two, doubles are twice as dense: tests both sides of it, and the midpoints.
 TEST numbers_near_powers_of_two(void) {
     for (int power = -1070; power < 1023; power++) {
         double x = ldexp(1.0, power);
@@ -330,7 +330,7 @@ TEST numbers_near_powers_of_two(void) {
     PASS();
 }
 
-// 900 digits: the last ones decide on which side of a midpoint the number lies.
+// 900 digits: the last ones decide on which side of a midpoint the number is.
 TEST numbers_may_be_long(void) {
     char text[1100] = "9007199254740993.";
     memset(text + 17, '0', 900);
@@ -387,7 +387,7 @@ TEST json_is_written(void) {
 
 // ---- safetensors ----
 
-// A file from its header's text and `size` bytes of data.
+// Builds a file from the text of its header and `size` bytes of data.
 static unsigned char* st_make(const char* header, size_t size, size_t* total) {
     size_t n = strlen(header);
     unsigned char* file = malloc(8 + n + size);
@@ -482,7 +482,8 @@ TEST safetensors_refuses_each_fault(void) {
     PASS();
 }
 
-// Lengths that lie: shorter files, a header beyond the end, beyond the limit, beyond everything.
+// False lengths: files that are too short, a header beyond the end, beyond the limit,
+// beyond everything.
 TEST safetensors_refuses_wrong_lengths(void) {
     world w;
     static qlora__st st;
@@ -659,7 +660,7 @@ TEST safetensors_writer_counts_bytes(void) {
     PASS();
 }
 
-// Each bit of a file with a checksum matters.
+// Every bit of a file with a checksum matters.
 TEST safetensors_checksum_sees_every_bit(void) {
     world w;
     static qlora__st st;
@@ -683,7 +684,7 @@ TEST safetensors_checksum_sees_every_bit(void) {
     PASS();
 }
 
-// The sum does not depend on how the bytes arrive.
+// The sum does not depend on how the bytes are divided between calls.
 TEST checksum_is_the_same_in_pieces(void) {
     unsigned char bytes[100];
     test_random random = test_random_start("checksum");
@@ -707,7 +708,7 @@ TEST checksum_is_the_same_in_pieces(void) {
     qlora__hash shorter;
     qlora__hash_begin(&shorter);
     bytes[99] = 0;
-    qlora__hash_add(&shorter, bytes, 99); // a missing zero byte is a difference, too
+    qlora__hash_add(&shorter, bytes, 99); // a missing zero byte is also a difference
     qlora__hash_begin(&whole);
     qlora__hash_add(&whole, bytes, 100);
     ASSERT(qlora__hash_end(&shorter) != qlora__hash_end(&whole));
@@ -727,8 +728,8 @@ static const char* const config_keys[][2] = {{"model_type", "\"llama\""},
                                              {"max_position_embeddings", "256"},
                                              {"rms_norm_eps", "1e-05"}};
 
-// A small llama with other values for some keys: key, value, key, value, ... NULL. A value of NULL
-// leaves the key out.
+// A small llama config with different values for some keys: key, value, key, value, ... NULL. A
+// value of NULL omits the key.
 static const char* config_text(char* out, size_t size, const char* const* changes) {
     size_t n = (size_t)snprintf(out, size, "{");
     for (size_t i = 0; i < sizeof config_keys / sizeof config_keys[0]; i++) {
@@ -856,7 +857,7 @@ TEST config_names_each_impossible_value(void) {
     PASS();
 }
 
-// Llama 3.1 8B as its old-style file says it.
+// Llama 3.1 8B in the old style of config.json.
 TEST config_reads_the_old_dialect(void) {
     static const char text[] =
         "{\"architectures\":[\"LlamaForCausalLM\"],\"attention_bias\":false,\"bos_token_id\":"
@@ -887,7 +888,7 @@ TEST config_reads_the_old_dialect(void) {
     PASS();
 }
 
-// New style: rope_parameters per layer type, dtype, layer_types. The sizes of Qwen3 0.6B.
+// New style: rope_parameters per layer type, dtype, layer_types. The sizes are those of Qwen3 0.6B.
 TEST config_reads_the_new_dialect(void) {
     static const char text[] =
         "{\"architectures\":[\"Qwen3ForCausalLM\"],\"dtype\":\"float16\",\"eos_token_id\":151645,"
@@ -961,7 +962,7 @@ TEST config_knows_the_families(void) {
                            "16",         NULL};
     ASSERT_EQ(QLORA_OK, config_try(&w, qwen2, &c));
     ASSERT(c.qkv_bias && !c.o_bias && !c.qk_norm && c.window == 0);
-    // use_sliding_window is false where it is absent
+    // use_sliding_window defaults to false
     const char* unused[] = {"model_type",
                             "\"qwen2\"",
                             "architectures",
@@ -1399,7 +1400,7 @@ static const struct {
     {"\\bq_proj\\b", "q_proj", true},
     {"q\\b_proj", "q_proj", false},
     {".*\\bq.*", "a.q", true},
-    // what Unsloth writes
+    // as written by Unsloth
     {"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|"
      "(?:\\bmodel\\.layers\\.[\\d]{1,}\\.(?:self_attn|mlp)\\.(?:(?:q_proj|up_proj)))",
      "model.layers.11.mlp.up_proj", true},
@@ -1461,7 +1462,7 @@ TEST patterns_refuse_the_rest_by_name(void) {
     PASS();
 }
 
-// The answer of a config about one module: its rank, and through `scale` its scale.
+// What a config specifies for one module: its rank and, through `scale`, its scale.
 static int64_t peft_rank(world* w, const char* config, const char* module, double* scale) {
     static qlora__peft p;
     qlora__peft_module m;
@@ -1713,7 +1714,7 @@ TEST peft_checks_the_tensors(void) {
 
 // ---- GGUF ----
 
-// Reads what the writer wrote, field by field; the format's own description is the judge.
+// Reads the writer's output field by field, following the format's own specification.
 typedef struct cursor {
     const unsigned char* at;
 } cursor;
@@ -1812,7 +1813,7 @@ TEST gguf_names(void) {
 }
 
 // The permutation as the converter defines it: each head [2][half] read as [half][2]. And its
-// reason: turning neighbours after it is turning halves before it.
+// purpose: rotating adjacent pairs after it is the same as rotating halves before it.
 TEST gguf_permutes_llama_rows(void) {
     enum { HEADS = 3, DIM = 8 };
     for (int h = 0; h < HEADS; h++) {
@@ -1914,8 +1915,9 @@ static void put_everything(world* w) {
     world_put(w, "d/g", "old", 3);
 }
 
-// Every allocation and file call fails once, alone and with all that follow: an error with a
-// message, nothing left open or allocated, and a file is either the old one or whole.
+// Every allocation and file call fails once, alone and with all later ones: an error with a
+// message, nothing left open or allocated, and a file is either the old one or the complete
+// new one.
 TEST faults_are_survived(const char* name, qlora_result (*action)(world*), const char* target) {
     static world w;
     for (int persistent = 0; persistent < 2; persistent++) {
@@ -1935,18 +1937,19 @@ TEST faults_are_survived(const char* name, qlora_result (*action)(world*), const
                 break;
             }
             ASSERTm(name, r == QLORA_OK || w.env.error[0] != '\0');
-            // closing a file that was only looked at may fail without harm
+            // failing to close a file that was only read does no harm
             ASSERTm(name, r != QLORA_OK || (target == NULL && w.close_failed));
             world_file* f = target ? world_slot(w.files, target) : NULL;
             ASSERTm(name, !target || (f && (memcmp(f->data, "old", 3) != 0 || f->size == 3)));
             ASSERTm(name, world_end(&w));
         }
-        ASSERTm("too few points of failure to be true", points >= 5);
+        ASSERTm("implausibly few points of failure", points >= 5);
     }
     PASS();
 }
 
-// The power goes before any operation: the disk then holds the old file or the new one, whole.
+// The power fails before any operation: the disk then holds the complete old file or the complete
+// new one.
 TEST power_cuts_are_survived(void) {
     static world w;
     static qlora__st st;
@@ -2022,7 +2025,7 @@ TEST json_test_suite(void) {
     int counts[3] = {0, 0, 0};
     DIR* dir = opendir(shared_path(path, sizeof path, "json/test_parsing"));
     if (!dir) {
-        SKIPm("the shared folder is not here");
+        SKIPm("the shared folder was not found");
     }
     world_real(&w);
     for (struct dirent* entry = readdir(dir); entry; entry = readdir(dir)) {
@@ -2061,7 +2064,7 @@ static const struct {
                {"self_attn.o_proj", 0, 1}, {"mlp.gate_proj", 3, 0},    {"mlp.up_proj", 3, 0},
                {"mlp.down_proj", 0, 3}};
 
-// Finds every tensor that a model of this config must have; returns how many linears are 4-bit.
+// Finds every tensor that a model with this config must have; returns how many linears are 4-bit.
 static int check_model(world* w, const qlora_model_config* c, const qlora__folder* f) {
     char name[128];
     const qlora__st_tensor* t = NULL;
@@ -2124,7 +2127,7 @@ TEST fixture_folders(void) {
     qlora_model_config c;
     DIR* dir = opendir(shared_path(path, sizeof path, "fixtures"));
     if (!dir) {
-        SKIPm("the shared folder is not here");
+        SKIPm("the shared folder was not found");
     }
     closedir(dir);
     world_real(&w);
@@ -2191,7 +2194,7 @@ TEST found_inputs_stay_harmless(void) {
             ASSERT(file != NULL);
             size_t n = fread(bytes, 1, sizeof bytes, file);
             fclose(file);
-            // exactly its size, so that a sanitizer sees a step beyond it
+            // exactly its size, so that a sanitizer detects reads beyond it
             unsigned char* copy = malloc(n > 0 ? n : 1);
             memcpy(copy, bytes, n);
             targets[i].run(copy, n);

@@ -1,5 +1,5 @@
-// gradient.c - whole models built in double: every trained tensor's gradient against
-// central differences of the loss, for each family's peculiarities.
+// gradient.c - whole models compiled in double: the gradient of every trained tensor against
+// central differences of the loss, with the special features of each family.
 #include "test.h"
 
 #include <math.h>
@@ -66,7 +66,7 @@ static void fill(test_random* random, const qlora_tensor* t, double mean, double
     }
 }
 
-// What random weights leave at 0 and 1: biases, norms, B.
+// Fills the tensors that random weights leave at 0 and 1: biases, norms, B.
 static void rig_stir(rig* r, test_random* random) {
     qlora_model* m = r->model;
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -152,7 +152,7 @@ static bool rig_open(rig* r, const variant* v) {
     r->batch.weights = r->weights;
     r->batch.lengths = lengths;
     r->batch.count = SEQUENCES;
-    r->total = qlora_batch_labels(&r->batch) + 1.5; // as if more came in another micro-batch
+    r->total = qlora_batch_labels(&r->batch) + 1.5; // as if another micro-batch had more labels
     return true;
 }
 
@@ -161,7 +161,7 @@ static bool rig_close(rig* r) {
            qlora_model_close(r->model) == QLORA_OK && qlora_ctx_destroy(r->ctx) == QLORA_OK;
 }
 
-// The loss in double, as the training pass computes it (with its dropout); NaN when a call fails.
+// The loss in double, as computed by the training pass (including dropout); NaN if a call fails.
 static double loss_at(rig* r) {
     qlora_model* m = r->model;
     qlora_trainer* t = r->trainer;
@@ -180,7 +180,7 @@ static double loss_at(rig* r) {
     return (sums[0] + sums[1]) / r->total;
 }
 
-// Some elements of one tensor; the limit is 1e-5 of the largest of them, and 1e-9.
+// Checks some elements of one tensor; the limit is 1e-5 of the largest of them, plus 1e-9.
 static bool tensor_holds(rig* r, const qlora__trained* t, test_random* random) {
     double difference[SAMPLES];
     double gradient[SAMPLES];
@@ -236,7 +236,8 @@ TEST gradients_are_differences(const variant* v) {
     PASS();
 }
 
-// The gradient is zero where the loss does not look: below a sequence of one token there is none.
+// The gradient is zero where the loss does not depend on the parameter: a sequence of one token has
+// no loss.
 TEST gradients_add_up(void) {
     rig r;
     ASSERT(rig_open(&r, &variants[3]));

@@ -1,5 +1,5 @@
-// library.c - the implementation, and behind it every suite that looks inside: one compilation
-// instead of one for each. The other suites link this object as their library.
+// library.c - the implementation, followed by all white-box suites: one compilation instead of one
+// per suite. The other suites link this object as their library.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 

@@ -1,5 +1,5 @@
-// linear.c - the LoRA linear operator built in double: its backward against finite
-// differences.
+// linear.c - the LoRA linear operator compiled in double: its backward pass against
+// finite differences.
 #include "test.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@ typedef struct linear_rig {
     qlora_ctx* ctx;
     qlora_tensor x; // [T, IN + pad]
     qlora_tensor y;
-    qlora_tensor g; // the weights of the loss: loss = sum of y g
+    qlora_tensor g; // weights of the loss: loss = sum of y g
     qlora_tensor dy;
     qlora_tensor dx;
     qlora_tensor operand;
@@ -21,7 +21,7 @@ typedef struct linear_rig {
     qlora_nf4 nf4[PARTS];
     qlora_tensor bias[PARTS];
     qlora_tensor a[PARTS];
-    qlora_tensor b[PARTS]; // B itself; sb is made from it
+    qlora_tensor b[PARTS]; // B itself; sb is computed from it
     qlora_tensor sb[PARTS];
     qlora_tensor da[PARTS];
     qlora_tensor db[PARTS];

@@ -1,5 +1,4 @@
-// model.c - the committed golden folder, figure by figure, on every kind of machine; and,
-// where
+// model.c - the committed golden folder, figure by figure, on every kind of machine; and, if
 // ../shared (or $QLORA_SHARED) is present, a real model: its losses on real text, and 20 steps
 // against a trajectory computed independently in float64.
 #define GOLDEN_NO_MAIN
@@ -10,7 +9,7 @@
 #include "qlora_text.h"
 #include "fakecuda/fake.h"
 
-// The folder lies beside this file; make and the tests run from the repository's root.
+// The folder path is relative to the root of the repository, where make and the tests run.
 static const char* const tiny = "tests/golden/tiny";
 
 enum { NO_MACHINE = -2 };
@@ -38,8 +37,8 @@ static int judge(qlora_backend backend, qlora_mode mode, bool graph, int* figure
     return failures;
 }
 
-// Logits and loss of the base; then twice 2 + 1 + 1 + 3 + adapter + text, and in f32 generated
-// text.
+// Logits and loss of the base; then twice 2 + 1 + 1 + 3 + adapter + text, and in f32 also
+// generated text.
 enum { FIGURES = 2 + 2 * 10, FIGURES_BF16 = 2 + 2 * 8 };
 
 TEST golden_on_the_cpu(void) {
@@ -49,7 +48,7 @@ TEST golden_on_the_cpu(void) {
     PASS();
 }
 
-// The real GPU, or the fake one: the process has one of them.
+// The real GPU or the fake one: a process loads only one of them.
 TEST golden_on_a_gpu(const char* name) {
     bool bf16 = strcmp(name, "bf16") == 0;
     int figures = 0;
@@ -100,8 +99,7 @@ static bool space(char c) {
     return c == '\n' || c == ' ' || c == '\r';
 }
 
-// Split on the separator, without the space around; BOS and a leading space come from the
-// tokenizer.
+// Splits at the separator and trims spaces; BOS and the leading space are added by the tokenizer.
 static bool stories_read(stories* out) {
     static const char separator[] = "<|endoftext|>";
     char path[512];
@@ -186,13 +184,13 @@ TEST stories_have_their_losses(void) {
     char path[512];
     stories text;
     if (!is_there(model_shared_path("models/stories260K/tok512.bin", path))) {
-        SKIPm("../shared is not here (set QLORA_SHARED)");
+        SKIPm("../shared not found (set QLORA_SHARED)");
     }
     ASSERT(stories_read(&text));
     qlora_ctx* ctx = plain_cpu();
     ASSERT(ctx != NULL);
     double dense = stories_loss(ctx, "models/stories260K", QLORA_BASE_16BIT, &text);
-    // The folder is f32; rounded to bf16 first, it gives bitsandbytes' own codes.
+    // The folder is in f32; rounded to bf16 first, it gives bitsandbytes' own codes.
     double nf4 = stories_loss(ctx, "models/stories260K", QLORA_BASE_NF4, &text);
     double bnb = stories_loss(ctx, "models/stories260K-bnb-nf4", QLORA_BASE_NF4, &text);
     ASSERT_IN_RANGE(1.266, dense, 0.001);
@@ -240,8 +238,8 @@ static bool trajectory_open(qlora_ctx* ctx, trajectory* t) {
     return true;
 }
 
-// Worst relative 2-norm of parameters or gradients against a file of the trajectory; negative:
-// writes the file's values into the model instead.
+// Worst relative 2-norm of parameters or gradients against a file of the trajectory. With `write`,
+// copies the file's values into the model instead.
 static double trajectory_compare(golden_session* s, const char* file, bool gradients, bool write) {
     char path[512];
     char name[128];
@@ -260,7 +258,7 @@ static double trajectory_compare(golden_session* s, const char* file, bool gradi
         const qlora__st_tensor* t = r == QLORA_OK ? qlora__st_find(&st, p.name) : NULL;
         size_t n = t != NULL ? (size_t)qlora__st_elements(t) : 0;
         if (n == 0 || n != (size_t)(p.rows * p.cols) || n > sizeof got / sizeof got[0]) {
-            fprintf(stderr, "%s is not as expected in %s\n", p.name, file);
+            fprintf(stderr, "%s does not have the expected form in %s\n", p.name, file);
             return (double)NAN;
         }
         qlora__st_read_f32(t, 0, n, want);
@@ -295,12 +293,12 @@ static bool trajectory_session(qlora_ctx* ctx, golden_session* s) {
 }
 
 TEST trajectory_of_shakespeare(void) {
-    static trajectory t; // its tokens are too many for a stack
+    static trajectory t; // its tokens are too large for the stack
     static const int32_t lengths[] = {65, 65, 65, 65};
     char path[512];
     golden_session s;
     if (!is_there(model_shared_path("fixtures/stories260K-shakespeare/trajectory.json", path))) {
-        SKIPm("../shared is not here (set QLORA_SHARED)");
+        SKIPm("../shared not found (set QLORA_SHARED)");
     }
     qlora_ctx* ctx = plain_cpu();
     ASSERT(ctx != NULL);

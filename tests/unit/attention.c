@@ -1,7 +1,7 @@
 // attention.c - causal attention, forward and backward, against float64 on every machine.
 //
-// bf16 results are held to "at most 2 times (backward 3 times) the error of a plain bf16
-// computation", f32 results to 1e-6 sqrt(K / 64) in the relative 2-norm.
+// For bf16, the error may be at most 2 times (backward 3 times) that of a plain bf16 computation;
+// for f32, at most 1e-6 sqrt(K / 64) in the relative 2-norm.
 #include "machines.h"
 #include "ops_api.h"
 
@@ -17,14 +17,14 @@ typedef struct attention_case {
     int64_t heads;
     int64_t kv_heads;
     int64_t window;
-    int64_t tokens; // more than the lengths add up to: a tail
+    int64_t tokens; // more than the sum of the lengths: a tail
     int64_t pad;    // extra columns of every buffer, filled with NaN
     float scale;    // 0: the default
     int64_t n;      // entries of lengths; unused offsets repeat the last
     int64_t lengths[SEQS_MAX];
 } attention_case;
 
-// Host values. Inputs are what the dtype can hold; in the tail and the padding they are NaN.
+// Host values. Inputs are rounded to the dtype; the tail and the padding are NaN.
 typedef struct attention_data {
     int64_t used; // tokens in sequences
     int32_t offsets[SEQS_MAX + 1];
@@ -105,12 +105,12 @@ static void results_free(attention_results* r) {
     free(r->lse);
 }
 
-// The rounding of a step in the plain bf16 computation; none in the float64 one.
+// Rounds a step of the plain bf16 computation; the float64 one does not round.
 static double step(double x, bool rounding) {
     return rounding ? (double)to_bf16((float)x) : x;
 }
 
-// One query of one head, all its gradients included. sums: dq, dk, dv in double, added to.
+// One query of one head, including all its gradients. dq, dk and dv are added to sums in double.
 static void reference_query(const attention_case* c, const attention_data* d, int64_t begin,
                             int64_t i, int64_t head, bool rounding, double* o, double* lse,
                             double* const sums[3]) {
@@ -166,7 +166,7 @@ static void reference_query(const attention_case* c, const attention_data* d, in
     }
 }
 
-// Everything, in double; with rounding after each step as a plain bf16 program would have it.
+// The whole computation in double; with rounding after each step, as in a plain bf16 program.
 static void reference(const attention_case* c, const attention_data* d, bool rounding,
                       attention_results* r) {
     double* sums[3];
@@ -194,7 +194,7 @@ static void reference(const attention_case* c, const attention_data* d, bool rou
     }
 }
 
-// A matrix with pad NaN columns behind cols; NULL values: NaN everywhere.
+// A matrix with pad NaN columns after cols; NULL values: NaN everywhere.
 static bool padded(qlora_ctx* ctx, const attention_case* c, int64_t cols, const float* values,
                    qlora_tensor* whole) {
     int64_t ld = cols + c->pad;
@@ -207,7 +207,7 @@ static bool padded(qlora_ctx* ctx, const attention_case* c, int64_t cols, const 
     return ok;
 }
 
-// q, k, v side by side in one buffer, as the trainer has them.
+// q, k and v next to each other in one buffer, as in the trainer.
 static bool packed(qlora_ctx* ctx, const attention_case* c, const attention_data* d,
                    qlora_tensor* whole, qlora_tensor views[3]) {
     int64_t cols = columns(c, 1) + columns(c, 2) + columns(c, 3);
@@ -232,7 +232,7 @@ static bool packed(qlora_ctx* ctx, const attention_case* c, const attention_data
     return ok;
 }
 
-// Reads cols columns from column at on; false when the padding behind the last column was written.
+// Reads cols columns starting at column `at`; returns false if the padding was overwritten.
 static bool read_columns(qlora_ctx* ctx, const attention_case* c, const qlora_tensor* whole,
                          int64_t at, int64_t cols, float* out) {
     int64_t ld = whole->cols;
@@ -243,7 +243,7 @@ static bool read_columns(qlora_ctx* ctx, const attention_case* c, const qlora_te
         if (x >= at && x < at + cols) {
             out[i / ld * cols + x - at] = image[i];
         } else if (x >= ld - c->pad && image[i] == image[i]) {
-            fprintf(stderr, "padding of row %lld was overwritten\n", (long long)(i / ld));
+            fprintf(stderr, "the padding of row %lld was overwritten\n", (long long)(i / ld));
             ok = false;
         }
     }
@@ -312,19 +312,19 @@ static bool device_read(qlora_ctx* ctx, const attention_case* c, const attention
     return ok && test_read(ctx, &x->lse, r->lse);
 }
 
-// Runs a case on a context; NULL, or what went wrong.
+// Runs a case on a context; returns NULL, or what went wrong.
 static const char* run_case(qlora_ctx* ctx, const attention_case* c, const attention_data* d,
                             attention_results* r) {
     attention_device x;
     const char* wrong = NULL;
     if (!device_make(ctx, c, d, &x)) {
-        wrong = "making the tensors";
+        wrong = "cannot create the tensors";
     } else if (device_run(ctx, &x) != QLORA_OK) {
         wrong = qlora_last_error(ctx);
         fprintf(stderr, "%s\n", wrong);
         wrong = "the call failed";
     } else if (!device_read(ctx, c, &x, r)) {
-        wrong = "reading back";
+        wrong = "cannot read the results back";
     }
     device_free(ctx, &x);
     return wrong;
@@ -347,7 +347,7 @@ static double norm(const float* a, int64_t n) {
     return sqrt(sum);
 }
 
-// Compares with float64 by the rule of the dtype, and demands zeros in the tail.
+// Compares with float64 by the rule for the dtype, and requires zeros in the tail.
 static const char* judge(const attention_case* c, const attention_data* d,
                          const attention_results* got) {
     attention_results exact = results_make(c);
@@ -361,8 +361,8 @@ static const char* judge(const attention_case* c, const attention_data* d,
     }
     for (int i = 0; i < 4; i++) {
         int64_t n = c->tokens * columns(c, i);
-        // One key is no softmax: gradients cancel to nothing. Errors then count against the size of
-        // what cancels, the terms p dp k of about sqrt(hd).
+        // With a single key, the softmax is constant and the gradients cancel to zero. Errors are
+        // then measured relative to the terms that cancel, p dp k, which are about sqrt(hd).
         double floor_norm = i == 1 || i == 2 ? 0.05 * sqrt((double)n) : 0.0;
         double size = norm(exact.out[i], n);
         size = size > floor_norm ? size : floor_norm;
@@ -392,7 +392,7 @@ static const char* judge(const attention_case* c, const attention_data* d,
     return wrong;
 }
 
-// Every head size of the tensor-core kernels and some others, every ratio of heads to kv heads, odd
+// All head sizes of the tensor-core kernels and some others, all ratios of heads to kv heads, odd
 // lengths, lengths of one, tiles that just fit, windows, tails, gaps between rows, odd strides.
 static const attention_case cases[] = {
     {QLORA_F32, 64, 4, 2, 0, 150, 3, 0, 4, {1, 64, 65, 17}},
@@ -439,7 +439,7 @@ TEST attention_is_right(const test_machine* machine) {
     PASS();
 }
 
-// ---- shares: the less scratch there is, the more heads of a group a block of keys takes
+// ---- shares: with less scratch memory, a block of keys handles more heads of a group
 
 static size_t shares_scratch;
 
@@ -447,8 +447,8 @@ static void give_shares_scratch(qlora_ctx_desc* desc) {
     desc->scratch_bytes = shares_scratch;
 }
 
-// The results with room for `shares` shares beside the statistics, and how many kernels the fake
-// GPU ran for them (0 elsewhere).
+// Checks the results with scratch memory for `shares` shares in addition to the statistics;
+// *kernels is the number of kernels the fake GPU ran (0 on other machines).
 static const char* run_shared(const test_machine* machine, const attention_case* c,
                               const attention_data* d, int64_t shares, int64_t* kernels) {
     bool fake = strcmp(machine->backend, "fake") == 0;
@@ -466,15 +466,15 @@ static const char* run_shared(const test_machine* machine, const attention_case*
     return test_close_ctx(machine, ctx) || wrong != NULL ? wrong : "closing";
 }
 
-// One share, an uneven number of heads in each, a head in each: right every time. More than one
-// take one kernel more, which adds them.
+// One share, shares with different numbers of heads, one head per share: all must be correct. More
+// than one share needs one more kernel, which adds them.
 TEST attention_shares_are_right(const test_machine* machine) {
     static const attention_case shared[] = {
         {QLORA_BF16, 64, 7, 1, 0, 160, 8, 0, 2, {90, 61}},
         {QLORA_BF16, 128, 6, 2, 50, 140, 0, 0, 3, {70, 1, 60}},
     };
     if (strcmp(machine->backend, "cpu") == 0 || !test_has_bf16(machine)) {
-        SKIPm("the tensor-core kernels only");
+        SKIPm("only for the tensor-core kernels");
     }
     test_random random = test_random_start("shares");
     for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
@@ -543,7 +543,7 @@ TEST attention_packing_changes_nothing(const test_machine* machine) {
     PASS();
 }
 
-// Warps and blocks in another order, and a second run: the same bits.
+// Running warps and blocks in another order, or running again, gives the same bits.
 TEST attention_order_changes_nothing(void) {
     static const attention_case orders[] = {
         {QLORA_BF16, 64, 2, 1, 0, 150, 8, 0, 2, {100, 49}},
@@ -585,7 +585,8 @@ TEST attention_order_changes_nothing(void) {
     PASS();
 }
 
-// The separate operators against float64; sequences of one length, and what they refuse.
+// The separate operators against float64, with sequences of equal length, and the cases
+// they reject.
 TEST attention_unfused_is_right(const test_machine* machine) {
     static const attention_case even[] = {
         {QLORA_F32, 16, 4, 2, 0, 60, 0, 0, 2, {30, 30}},
@@ -607,7 +608,7 @@ TEST attention_unfused_is_right(const test_machine* machine) {
         attention_device x;
         ASSERT(device_make(ctx, c, &d, &x));
         attention_results got = results_make(c);
-        ASSERT_EQ(QLORA_OK, device_run(ctx, &x)); // for lse, which the pieces do not make
+        ASSERT_EQ(QLORA_OK, device_run(ctx, &x)); // for lse, which the others do not compute
         x.desc.unfused = true;
         ASSERT_EQ_FMT(QLORA_OK, device_run(ctx, &x), "%d");
         ASSERT(device_read(ctx, c, &x, &got));
@@ -632,7 +633,7 @@ static qlora_result graph_body(qlora_ctx* ctx, void* user) {
     return device_run(ctx, (attention_device*)user);
 }
 
-// One graph serves any packing: the offsets are read on the device.
+// One graph works for any packing, because the offsets are read on the device.
 TEST attention_graph_serves_any_packing(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -671,8 +672,8 @@ TEST attention_graph_serves_any_packing(const test_machine* machine) {
     PASS();
 }
 
-// Offsets that make no sense: an error on the CPU, where they can be seen; elsewhere nothing
-// outside the matrices is touched (the fake driver would tell).
+// Invalid offsets are an error on the CPU, which can check them; on a GPU, nothing outside the
+// matrices may be accessed (the fake driver would report it).
 TEST attention_survives_bad_offsets(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -699,7 +700,7 @@ TEST attention_survives_bad_offsets(const test_machine* machine) {
     PASS();
 }
 
-// What pre-warm compiles is what the calls use: nothing is missing from the sealed cache.
+// Pre-warm compiles everything that the calls use: nothing is missing from the sealed cache.
 TEST attention_is_prewarmed(const test_machine* machine) {
     static const struct {
         qlora_dtype compute;
@@ -707,7 +708,7 @@ TEST attention_is_prewarmed(const test_machine* machine) {
     } models[] = {{QLORA_BF16, 64}, {QLORA_BF16, 128}, {QLORA_BF16, 80}, {QLORA_F32, 64}};
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         if (models[i].compute == QLORA_BF16 && machine->cc == 75) {
-            continue; // bf16 GEMMs want 8.0
+            continue; // bf16 GEMMs need 8.0
         }
         qlora_ctx* ctx = test_open(machine, NULL);
         if (ctx == NULL) {
@@ -809,7 +810,7 @@ typedef struct double_problem {
     qlora_tensor seqs;
 } double_problem;
 
-// sum(o * d_o) for the present q, k, v.
+// sum(o * d_o) for the current q, k, v.
 static bool double_loss(double_problem* p, const double* weights, double* out) {
     if (p->api->attention_forward(p->ctx, &p->desc, &p->t[0], &p->t[1], &p->t[2], &p->seqs,
                                   &p->t[3], &p->t[4]) != QLORA_OK) {

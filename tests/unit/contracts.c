@@ -1,5 +1,5 @@
-// contracts.c - promises of the runtime that show in the driver's calls and in the log: what
-// is loaded how, what waits, what allocates, what cuBLAS is bound to.
+// contracts.c - guarantees of the runtime that are visible in the driver's calls and in the log:
+// how modules are loaded, what waits, what allocates, what cuBLAS is bound to.
 #define _POSIX_C_SOURCE 200809L
 
 #include "machines.h"
@@ -32,7 +32,8 @@ static void with_log(qlora_ctx_desc* desc) {
     desc->log_user = &book;
 }
 
-// One item per compile, with the module's name and bytes; none for a hit. Failures are logged, too.
+// One entry per compilation, with the module's name and bytes, and none for a hit. Failures are
+// logged as well.
 TEST log_one_item_per_compile(const test_machine* machine) {
     memset(&book, 0, sizeof book);
     qlora_ctx* ctx = test_open(machine, with_log);
@@ -58,7 +59,7 @@ TEST log_one_item_per_compile(const test_machine* machine) {
     ASSERT_EQ(QLORA_ERR_KERNEL, qlora_cache_get(ctx, "cast_f32_bf16", &kernel));
     ASSERT_EQ(2, book.count[QLORA_LOG_ITEM_KERNEL_COMPILE]);
     ASSERT_EQ(QLORA_LOG_ERROR, book.level[QLORA_LOG_ITEM_KERNEL_COMPILE]);
-    // A parent with living children says so.
+    // Destroying a parent with live children fails and reports them.
     qlora_tensor t;
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 1, 1, &t));
     ASSERT_EQ(QLORA_ERR_STATE, qlora_ctx_destroy(ctx));
@@ -69,10 +70,11 @@ TEST log_one_item_per_compile(const test_machine* machine) {
     PASS();
 }
 
-// ---- C-LOAD -----------------------------------------------------------------------------------
+// ---- how modules are loaded -------------------------------------------------------------------
 
-// With a log buffer below compute capability 12, plainly from there on. (CU_JIT_TARGET is a broken
-// rule to the fake driver, which test_close_ctx asks for.)
+// Below compute capability 12, modules are loaded with buffers for the JIT log; from 12 on, without
+// options; never with CU_JIT_TARGET. (The fake driver records options from 12 on and CU_JIT_TARGET
+// as broken rules, which test_close_ctx reports.)
 TEST load_by_capability(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx)
@@ -86,7 +88,8 @@ TEST load_by_capability(const test_machine* machine) {
     PASS();
 }
 
-// A kernel's fault that comes up at a load is the kernel's, and the load is not even tried.
+// A kernel's fault that surfaces at a load is attributed to the kernel, and the load is
+// not attempted.
 TEST load_is_not_blamed(const test_machine* machine) {
     memset(&book, 0, sizeof book);
     qlora_ctx* ctx = test_open(machine, with_log);
@@ -110,7 +113,7 @@ TEST load_is_not_blamed(const test_machine* machine) {
     PASS();
 }
 
-// ---- C-ZERO-SYNC, C-GEMM: operators neither wait nor allocate ---------------------------------
+// ---- operators neither wait nor allocate ------------------------------------------------------
 
 typedef struct quiet_work {
     qlora_tensor a;
@@ -172,9 +175,9 @@ TEST operators_neither_wait_nor_allocate(const test_machine* machine) {
     PASS();
 }
 
-// ---- C-STREAM ---------------------------------------------------------------------------------
+// ---- cublasSetStream resets the workspace, so the workspace is set after the stream -----------
 
-// Whether the calls since log_clear hold these, in this order.
+// Whether the calls since log_clear include these, in this order.
 static bool calls_in_order(const char* const* names, int count) {
     const char* at = test_fake()->log();
     for (int i = 0; i < count && at != NULL; i++) {
@@ -196,7 +199,7 @@ TEST cublas_is_bound_again(const test_machine* machine) {
     ASSERT(calls_in_order(bind, 3)); // at creation
     test_fake()->log_clear();
     ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &a, &a, &c, 0));
-    ASSERT(!calls_in_order(bind, 1)); // nobody could have changed it
+    ASSERT(!calls_in_order(bind, 1)); // nothing can have changed it
     // Another stream of the same context.
     qlora_native native;
     const fake_cu* cu = &test_fake()->cu;
@@ -206,7 +209,7 @@ TEST cublas_is_bound_again(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_ctx_set_stream(ctx, NULL));
     ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &a, &a, &c, 0));
     ASSERT(calls_in_order(bind, 4));
-    // The caller has the handle: from now on before every use.
+    // Once the caller has the handle, it is bound before every use.
     ASSERT_EQ(QLORA_OK, qlora_ctx_native(ctx, &native));
     ASSERT_EQ(0, cu->cuCtxPushCurrent_v2(native.cu_context));
     ASSERT_EQ(0, cu->cuStreamCreate(&stream, 1));
@@ -215,7 +218,7 @@ TEST cublas_is_bound_again(const test_machine* machine) {
         ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &a, &a, &c, 0));
         ASSERT(calls_in_order(bind, 4));
     }
-    // A fault half-way through binding: bound anew at the next use.
+    // After a fault in the middle of binding, the handle is bound again at the next use.
     ASSERT_EQ(QLORA_OK, qlora_ctx_set_stream(ctx, stream));
     test_fake()->fail_at("cublasSetWorkspace_v2", 1, 13, false);
     ASSERT_EQ(QLORA_ERR_CUBLAS, qlora_gemm_forward(ctx, &a, &a, &c, 0));
@@ -236,7 +239,7 @@ TEST cublas_is_bound_again(const test_machine* machine) {
 
 // ---- pre-warm ---------------------------------------------------------------------------------
 
-// A pre-warm that fails leaves the cache as it was, and the next one does the rest.
+// A pre-warm that fails leaves the cache unchanged, and the next one completes it.
 TEST prewarm_fails_and_goes_on(const test_machine* machine) {
     static const qlora_prewarm_desc shape = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32};
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -252,7 +255,7 @@ TEST prewarm_fails_and_goes_on(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));
     ASSERT(info.sealed);
     ASSERT_EQ(0u, info.jit_after_seal);
-    // Sealed, it stays sealed when a second model's pre-warm fails.
+    // A sealed cache stays sealed if a second model's pre-warm fails.
     test_fake()->fail_at("ALLOC", 1, 2, false);
     ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_prewarm(ctx, &shape));
     ASSERT_EQ(QLORA_OK, qlora_cache_query(ctx, &info));

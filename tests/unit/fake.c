@@ -1,7 +1,8 @@
 // fake.c - the rules of the fake CUDA driver and the fake cuBLAS (tests/fakecuda), one by one.
 //
-// What the other tests conclude from the fake is worth as much as the fake itself. Every test here
-// makes the mistake that a rule is for and sees it caught, and does it right and sees it pass.
+// The conclusions that other tests draw from the fake are only as good as the fake itself. Every
+// test here makes the mistake that a rule exists for and verifies that it is caught, then does it
+// correctly and verifies that it passes.
 
 #include "fakecuda/fake.h"
 #include "test.h"
@@ -16,7 +17,7 @@ static fake_cu cu;
 
 // ---- kernels ----
 
-// Each does one thing to the integer that its first parameter points at.
+// Each does one thing to the integer that its first parameter points to.
 #define KERNEL_HEAD(name, extra)                                                                   \
     ".visible .entry " name "(\n.param .u64 " name "_param_0,\n.param .u32 " name                  \
     "_param_1\n)\n" extra "{\n.reg .b32 %r<4>;\n.reg .b64 %rd<3>;\n"                               \
@@ -38,7 +39,7 @@ static const char ptx_80[] = ".version 7.0\n.target sm_80\n" KERNELS;
 
 // ---- helpers ----
 
-// A fresh default machine with its primary context current; false when a call failed.
+// A fresh default machine with its primary context current; false if a call failed.
 static bool begin_with(const fake_config* config) {
     void* ctx = NULL;
     int device = -1;
@@ -55,7 +56,7 @@ static bool end(void) {
     return !cu.cuCtxPopCurrent_v2(NULL) && !cu.cuDevicePrimaryCtxRelease_v2(0);
 }
 
-// True when a rule was broken and the text names it; forgets it.
+// True if a rule was broken and the message names it; clears it.
 static bool caught(const char* part) {
     const char* text = fake->check();
     bool found = text && strstr(text, part);
@@ -103,7 +104,7 @@ static int launch(void* function, uint64_t address, int value, void* stream) {
     args[0] = &address;
     args[1] = &value;
     int code = cu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, args, NULL);
-    address = 0; // the values were taken at the call
+    address = 0; // the values were copied at the call
     value = 1000000;
     return code;
 }
@@ -385,7 +386,7 @@ TEST pageable_copies_happen_now(void) {
     ASSERT_EQ(0, cu.cuStreamCreate(&stream, 1));
     ASSERT_EQ(0, cu.cuMemcpyHtoDAsync_v2(address, &source, 4, stream));
     source = 2;
-    ASSERT_EQ(0, read_int(address)); // staged, not yet written: the copy is in another stream
+    ASSERT_EQ(0, read_int(address)); // staged but not yet written: the copy is in another stream
     ASSERT_EQ(0, cu.cuMemcpyDtoHAsync_v2(&target, address, 4, stream));
     ASSERT_EQ(1, target);
     PASS();
@@ -403,7 +404,7 @@ TEST legacy_stream_orders_blocking_streams_only(void) {
     ASSERT_EQ(0, cu.cuMemsetD32Async(a, 5, 1, blocking));
     ASSERT_EQ(0, cu.cuMemsetD32Async(b, 5, 1, other));
     ASSERT_EQ(5, read_int(a));
-    ASSERT_EQ(1, read_int(b)); // a missing synchronize shows
+    ASSERT_EQ(1, read_int(b)); // a missing synchronize is visible
     ASSERT_EQ(0, cu.cuMemsetD32Async(a, 6, 1, NULL));
     ASSERT_EQ(0, cu.cuMemcpyDtoDAsync_v2(b, a, 4, blocking)); // after the legacy stream's work
     ASSERT_EQ(0, cu.cuStreamSynchronize(blocking));
@@ -435,7 +436,7 @@ TEST events_order_streams(void) {
     ASSERT_EQ(0, cu.cuStreamSynchronize(second));
     ASSERT_EQ(5, read_int(b));
     ASSERT_EQ(0, cu.cuEventSynchronize(event));
-    ASSERT_EQ(5, read_int(a)); // the work behind the event has not run
+    ASSERT_EQ(5, read_int(a)); // the work after the event has not run
     PASS();
 }
 
@@ -574,7 +575,7 @@ TEST modules_say_why_not(void) {
     ASSERT(strstr(log, "Unsupported .version 9.9; current version is '9.0'"));
     ASSERT_EQ(strlen(log), (size_t)(uintptr_t)values[1]);
     ASSERT_STR_EQ("", info);
-    values[1] = (void*)(uintptr_t)20; // a small buffer is cut, and closed
+    values[1] = (void*)(uintptr_t)20; // a small buffer is truncated and terminated
     ASSERT_EQ(218, cu.cuModuleLoadDataEx(&module, "no ptx", 4, options, values));
     ASSERT_EQ(19, strlen(log));
     values[1] = (void*)(uintptr_t)sizeof log;
@@ -665,7 +666,7 @@ TEST launches_run_in_order_with_their_values(void) {
     PASS();
 }
 
-// kernel_name: which of the kernels; offset: where it writes.
+// kernel_name: which kernel; offset: where it writes.
 TEST traps_are_late_and_sticky(const char* name, uint64_t offset, int expected) {
     NEED_FAKE();
     kernels k;
@@ -690,7 +691,7 @@ TEST traps_are_late_and_sticky(const char* name, uint64_t offset, int expected) 
     ASSERT(end());
     ASSERT_EQ(NULL, fake->done());
     void* ctx = NULL;
-    ASSERT_EQ(0, cu.cuDevicePrimaryCtxRetain(&ctx, 0)); // a new context is well again
+    ASSERT_EQ(0, cu.cuDevicePrimaryCtxRetain(&ctx, 0)); // a new context works again
     ASSERT_EQ(0, cu.cuCtxPushCurrent_v2(ctx));
     ASSERT_EQ(9, read_int(device_int(9)));
     PASS();
@@ -728,7 +729,7 @@ TEST graphs_replay_captured_values(void) {
     ASSERT_EQ(0, cu.cuStreamSynchronize(stream));
     ASSERT_EQ(22, read_int(a)); // ((1 + 3) * 2 + 3) * 2
     ASSERT_EQ(0, cu.cuGraphLaunch(exec, stream));
-    ASSERT_EQ(0, cu.cuGraphExecDestroy(exec)); // what is queued still runs
+    ASSERT_EQ(0, cu.cuGraphExecDestroy(exec)); // queued work still runs
     ASSERT_EQ(0, cu.cuStreamSynchronize(stream));
     ASSERT_EQ(50, read_int(a));
     ASSERT_EQ(1, cu.cuGraphLaunch(exec, stream));
@@ -736,7 +737,7 @@ TEST graphs_replay_captured_values(void) {
     PASS();
 }
 
-// Nodes of a recorded graph: what they are, who stands beside them, one in place of another.
+// Nodes of a recorded graph: their types, their neighbours, and replacing one by another.
 TEST graphs_can_be_edited(void) {
     NEED_FAKE();
     kernels k;
@@ -762,7 +763,7 @@ TEST graphs_can_be_edited(void) {
     ASSERT_EQ(NULL, nodes[3]);
     ASSERT_EQ(0, cu.cuGraphNodeGetType(nodes[1], &type));
     ASSERT_EQ(2, type);
-    ASSERT_EQ(1, cu.cuGraphNodeGetType(&type, &type)); // no node
+    ASSERT_EQ(1, cu.cuGraphNodeGetType(&type, &type)); // not a node
     struct {
         uint64_t address;
         size_t pitch;
@@ -787,7 +788,7 @@ TEST graphs_can_be_edited(void) {
         void* none[3];
     } kernel = {k.add, {1, 1, 1, 1, 1, 1, 0}, args, {NULL, NULL, NULL}};
     void* made = NULL;
-    ASSERT_EQ(1, cu.cuGraphAddKernelNode_v2(&made, graph, &graph, 1, &kernel)); // after no node
+    ASSERT_EQ(1, cu.cuGraphAddKernelNode_v2(&made, graph, &graph, 1, &kernel)); // not a node
     ASSERT_EQ(0, cu.cuGraphAddKernelNode_v2(&made, graph, nodes, 1, &kernel));
     ASSERT_EQ(0, cu.cuGraphAddDependencies_v2(graph, &made, &nodes[2], NULL, 1));
     ASSERT_EQ(0, cu.cuGraphDestroyNode(nodes[1]));
@@ -798,7 +799,7 @@ TEST graphs_can_be_edited(void) {
     ASSERT_EQ(0, cu.cuGraphDestroy(graph));
     ASSERT_EQ(0, cu.cuGraphLaunch(exec, stream));
     ASSERT_EQ(0, cu.cuStreamSynchronize(stream));
-    ASSERT_EQ((4 + 3 + 7) * 2, read_int(a)); // with the memset: 0
+    ASSERT_EQ((4 + 3 + 7) * 2, read_int(a)); // if the memset still ran: 0
     ASSERT_EQ(0, cu.cuGraphExecDestroy(exec));
     ASSERT_EQ(0, cu.cuStreamDestroy_v2(stream));
     ASSERT_EQ(0, cu.cuModuleUnload(k.module));
@@ -926,7 +927,7 @@ static void* thread_capture(void* data) {
     return codes;
 }
 
-// mode: global (another thread's allocation breaks it too) or thread-local (it does not).
+// mode: global (an allocation on another thread also breaks it) or thread-local (it does not).
 TEST captures_belong_to_a_thread(int mode) {
     NEED_FAKE();
     void* stream = NULL;
@@ -1000,7 +1001,7 @@ TEST captures_fork_and_join(bool join, fake_order order) {
     PASS();
 }
 
-// Two branches without an order between them come out in the order the machine is set to.
+// Two unordered branches run in the order the machine is set to.
 TEST graph_branches_show_a_race(fake_order order, int expected) {
     NEED_FAKE();
     kernels k;
@@ -1110,12 +1111,12 @@ TEST faults_hit_the_nth_call(void) {
     ASSERT_EQ(719, cu.cuStreamSynchronize(stream));
     fake->fail_clear();
     ASSERT_EQ(0, cu.cuStreamSynchronize(stream));
-    fake->fail_at("cuMemFree_v2", 1, 700, false); // a release releases all the same
+    fake->fail_at("cuMemFree_v2", 1, 700, false); // a release is carried out all the same
     ASSERT_EQ(700, cu.cuMemFree_v2(a));
     ASSERT_EQ(1, cu.cuMemFree_v2(a));
     ASSERT(caught("not the start"));
     fake->fail_at("nonsense", 1, 1, false);
-    ASSERT(caught("a fault that cannot be"));
+    ASSERT(caught("an invalid fault"));
     PASS();
 }
 
@@ -1280,7 +1281,7 @@ static uint64_t device_bytes(const void* data, size_t bytes) {
                                                                                          : address;
 }
 
-// One element as the type stores it: small whole numbers are exact in all three.
+// One element as stored in the type: small integers are exact in all three.
 static size_t put_small(void* out, size_t index, int type, int value) {
     float x = (float)value;
     uint32_t bits;
@@ -1338,13 +1339,13 @@ TEST gemm_multiplies(int ta, int tb, int in, int out, int beta_on) {
     }
     ASSERT(begin());
     ASSERT_EQ(0, blas.cublasCreate_v2(&handle));
-    uint64_t da = device_bytes(a, 140 * size); // more than needed is allowed, exact ends elsewhere
+    uint64_t da = device_bytes(a, 140 * size); // more than needed; exact ends are tested elsewhere
     uint64_t db = device_bytes(b, 120 * size);
     uint64_t dc = device_bytes(c, (40 + 5 * LDC + 5) * out_size);
     ASSERT_EQ(0, blas.cublasGemmStridedBatchedEx(handle, ta, tb, M, N, K, &alpha, device(da), in,
                                                  LDA, 70, device(db), in, LDB, 60, &beta,
                                                  device(dc), out, LDC, 40, BATCH, 68, -1));
-    alpha = 0.0f; // host scalars were taken at the call
+    alpha = 0.0f; // host scalars were copied at the call
     ASSERT_EQ(0, fake->stats().gemms);
     ASSERT_EQ(0, cu.cuCtxSynchronize());
     ASSERT_EQ(1, fake->stats().gemms);
@@ -1355,7 +1356,7 @@ TEST gemm_multiplies(int ta, int tb, int in, int out, int beta_on) {
     PASS();
 }
 
-// 1x1x1 products through each compute type: the constant used is visible in the result.
+// 1x1x1 products in each compute type: the constant shows in the result.
 TEST gemm_rounds_as_its_compute_type(int compute, int math, float a, float expected) {
     NEED_CUBLAS();
     void* handle = NULL;
@@ -1419,7 +1420,7 @@ TEST gemm_refuses(void) {
     ASSERT_EQ(14, GEMM(1, 1, 1, 0, 0, 0, 1, 1, 1, 68));
     ASSERT(caught("handle belongs to another context"));
     ASSERT_EQ(0, cu.cuCtxDestroy_v2(other));
-    ASSERT_EQ(0, GEMM(2, 1, 1, 0, 0, 0, 2, 1, 2, 68)); // reads past the four bytes there are
+    ASSERT_EQ(0, GEMM(2, 1, 1, 0, 0, 0, 2, 1, 2, 68)); // reads past the four bytes that exist
     ASSERT_EQ(700, cu.cuCtxSynchronize());
     ASSERT_EQ(13, GEMM(1, 1, 1, 0, 0, 0, 1, 1, 1, 68));
 #undef GEMM
@@ -1471,7 +1472,7 @@ TEST gemm_needs_its_stream_and_workspace(void) {
     ASSERT_EQ(7, blas.cublasSetWorkspace_v2(handle, device(space), 1025));
     fake->forgive();
     ASSERT_EQ(0, blas.cublasSetWorkspace_v2(handle, device(space), 1024));
-    ASSERT_EQ(0, blas.cublasSetStream_v2(handle, stream)); // throws the workspace away
+    ASSERT_EQ(0, blas.cublasSetStream_v2(handle, stream)); // discards the workspace
     ASSERT_EQ(0, cu.cuStreamBeginCapture_v2(stream, 0));
     ASSERT_EQ(14, GEMM());
     ASSERT(caught("captured without a workspace"));
@@ -1522,7 +1523,7 @@ TEST cublas_handles_fail_and_leak(void) {
     ASSERT_EQ(0, blas.cublasGetVersion_v2(handle, &version));
     ASSERT_EQ(130100, version);
     fake->fail_at("ANY", 1, 2, false);
-    ASSERT_EQ(3, blas.cublasSetMathMode(handle, 0)); // as a cuBLAS status
+    ASSERT_EQ(3, blas.cublasSetMathMode(handle, 0)); // reported as a cuBLAS status
     ASSERT_EQ(0, blas.cublasSetAtomicsMode(handle, 0));
     fake->fail_at("cublasDestroy_v2", 1, 14, false);
     ASSERT_EQ(14, blas.cublasDestroy_v2(handle)); // destroyed all the same

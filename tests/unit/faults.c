@@ -1,6 +1,7 @@
 // faults.c - the n-th call fails: driver calls, cuBLAS calls, allocations, kernels. After each
-// fault: a clean result with a message, nothing leaked, and the same work done again gives the same
-// bytes; or the device is lost, says so from then on, and everything can be destroyed.
+// fault, the result is an error with a message, nothing has leaked, and repeating the work gives
+// the same bytes; or the device is lost, every later call reports that, and everything can still
+// be destroyed.
 #define _POSIX_C_SOURCE 200809L
 
 #include "machines.h"
@@ -40,7 +41,7 @@ static void host_free(void* pointer, size_t bytes, void* user) {
     free(pointer);
 }
 
-// ---- what is done: everything once ------------------------------------------------------------
+// ---- the work: everything once ----------------------------------------------------------------
 
 enum { MAX_VALUES = 4096 };
 
@@ -48,7 +49,7 @@ typedef struct outcome {
     qlora_result result;
     const char* stage; // the call that failed
     char text[1024];
-    float values[MAX_VALUES]; // all that was read back
+    float values[MAX_VALUES]; // everything that was read back
     size_t count;
 } outcome;
 
@@ -59,14 +60,15 @@ typedef struct world {
     qlora_tensor w;            // f32 [1,5]
     qlora_tensor d;            // f32 [6,5]
     qlora_tensor pa, pc;       // batches of two: [6,8], [6,6]
-    qlora_tensor o, lse, seqs; // of attention
+    qlora_tensor o, lse, seqs; // for attention
     qlora_nf4 nf4;
     qlora_clip* clip;
     qlora_graph* graph;
     qlora_result (*inside)(qlora_ctx* ctx, void* user);
 } world;
 
-// One place that stays put: a copy that a fault left in the queue must not find a dead stack.
+// In static storage, because a copy that a fault left in the queue must not write to a dead
+// stack frame.
 static outcome got;
 static outcome good;
 static world now;
@@ -107,7 +109,7 @@ static qlora_result make(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_
     return test_tensor(ctx, dtype, rows, cols, values, out);
 }
 
-// What is captured: a product, a sum, the clip.
+// The captured work: a product, a sum, the clip.
 static qlora_result recorded(qlora_ctx* ctx, void* user) {
     world* w = (world*)user;
     qlora_result r = qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, 0);
@@ -115,7 +117,7 @@ static qlora_result recorded(qlora_ctx* ctx, void* user) {
     return r == QLORA_OK ? qlora_clip_apply(w->clip) : r;
 }
 
-// Few calls, one module: tensors, a product, the clip, a graph.
+// The small work, with few calls and one module: tensors, a product, the clip, a graph.
 static void small_work(qlora_ctx* ctx, world* w, outcome* o) {
     qlora_clip_info info;
     memset(&info, 0, sizeof info);
@@ -141,7 +143,7 @@ static void small_work(qlora_ctx* ctx, world* w, outcome* o) {
     }
 }
 
-// A quantised weight and attention, behind the rest of the large work.
+// A quantised weight and attention, after the rest of the large work.
 static void model_work(qlora_ctx* ctx, world* w, outcome* o) {
     static const int32_t sequences[] = {0, 2, 6};
     qlora_nf4_desc weight;
@@ -169,11 +171,11 @@ static void model_work(qlora_ctx* ctx, world* w, outcome* o) {
 
 static const qlora_prewarm_desc SHAPE = {32, 48, 4, 2, 8, 4, 2, QLORA_BASE_16BIT, QLORA_F32};
 
-// All types of products, operators, and pre-warm in front.
+// The large work: all types of products, and operators, after a pre-warm.
 static void large_work(qlora_ctx* ctx, world* w, outcome* o) {
     STEP(qlora_cache_unseal(ctx));
     STEP(qlora_prewarm(ctx, &SHAPE));
-    STEP(qlora_cache_unseal(ctx)); // this work is not that model's
+    STEP(qlora_cache_unseal(ctx)); // the work differs from that of the pre-warmed model
     STEP(make(ctx, QLORA_BF16, 6, 8, 1.0f, &w->ha));
     STEP(make(ctx, QLORA_BF16, 8, 5, 1.0f, &w->hb));
     STEP(make(ctx, QLORA_F16, 8, 5, 1.0f, &w->fb));
@@ -209,7 +211,7 @@ static void large_work(qlora_ctx* ctx, world* w, outcome* o) {
     model_work(ctx, w, o);
 }
 
-// False when something would not be destroyed; what is left can be tried again.
+// Returns false if something could not be destroyed; the remaining objects can be tried again.
 static bool clear(qlora_ctx* ctx, world* w) {
     qlora_tensor* all[] = {&w->a, &w->b, &w->c,  &w->ha, &w->hb, &w->hc,  &w->fb,
                            &w->w, &w->d, &w->pa, &w->pc, &w->o,  &w->lse, &w->seqs};
@@ -236,9 +238,9 @@ static bool clear(qlora_ctx* ctx, world* w) {
 
 typedef void (*work_fn)(qlora_ctx* ctx, world* w, outcome* o);
 
-// ---- one life of a context, and one fault in it -----------------------------------------------
+// ---- one lifetime of a context, with one fault ------------------------------------------------
 
-static void (*change_desc)(qlora_ctx_desc* desc); // for tests of the desc's own hooks
+static void (*change_desc)(qlora_ctx_desc* desc); // for tests of hooks in the desc
 
 static qlora_result open_ctx(outcome* o, qlora_ctx** ctx) {
     qlora_ctx_desc desc;
@@ -276,7 +278,7 @@ static bool same_as_good(const outcome* o) {
            memcmp(o->values, good.values, o->count * sizeof o->values[0]) == 0;
 }
 
-// What a fault of a kind may come out as. create: as what qlora_ctx_create reports it.
+// The results that a kind of fault may have. create: the result of qlora_ctx_create.
 typedef struct fault_kind {
     const char* what;
     int code;
@@ -295,14 +297,15 @@ static bool allowed(const fault_kind* kind, const outcome* o) {
            (capturing && o->result == QLORA_ERR_CAPTURE);
 }
 
-// cublasCreate failed and the context does without, which it says: fair, but not the same numbers.
+// cublasCreate failed and the context works without cuBLAS, and reports it: acceptable, but the
+// numbers differ.
 static bool lacks_cublas(qlora_ctx* ctx) {
     char text[2048];
     qlora_describe(ctx, text, sizeof text);
     return strstr(text, "cublasCreate failed") != NULL;
 }
 
-// After a fault: the text, the retry, the end. ctx NULL: creation failed.
+// After a fault: checks the message, the retry and the end. ctx NULL: creation failed.
 static bool recover(const char* what, uint64_t n, work_fn work, qlora_ctx* ctx) {
     const fake_api* fake = test_fake();
     if (got.result != QLORA_OK && strlen(got.text) < 20) {
@@ -312,11 +315,11 @@ static bool recover(const char* what, uint64_t n, work_fn work, qlora_ctx* ctx) 
     host.fail_at = 0;
     if (ctx != NULL && lacks_cublas(ctx)) {
         if (got.result != QLORA_OK || qlora_ctx_destroy(ctx) != QLORA_OK) {
-            return say(what, n, "without cuBLAS it does not work");
+            return say(what, n, "it does not work without cuBLAS");
         }
         ctx = NULL;
     } else if (got.result == QLORA_OK && !same_as_good(&got)) {
-        return say(what, n, "a fault that was swallowed changed the result");
+        return say(what, n, "an ignored fault changed the result");
     }
     if (ctx == NULL) {
         if (fake->done() != NULL || host.live != 0) {
@@ -330,7 +333,7 @@ static bool recover(const char* what, uint64_t n, work_fn work, qlora_ctx* ctx) 
         work(ctx, &now, &got);
     }
     if (!same_as_good(&got)) {
-        return say(what, n, "the second try does not give what an undisturbed run gives");
+        return say(what, n, "the retry and an undisturbed run give different results");
     }
     if (!clear(ctx, &now) || qlora_ctx_destroy(ctx) != QLORA_OK) {
         return say(what, n, "something cannot be destroyed");
@@ -347,7 +350,7 @@ static uint64_t fired(void) {
     return test_fake()->stats().faults + host.failed;
 }
 
-// One life with the fault that is armed already.
+// One lifetime with the fault that has already been armed.
 static verdict live(const fault_kind* kind, uint64_t n, work_fn work) {
     qlora_ctx* ctx = NULL;
     outcome_begin(&got);
@@ -357,10 +360,10 @@ static verdict live(const fault_kind* kind, uint64_t n, work_fn work) {
     }
     bool in_work = fired() > 0;
     if (got.result != QLORA_OK && (!in_work || !allowed(kind, &got))) {
-        say(kind->what, n, in_work ? "not the result that fits" : "failed without a fault");
+        say(kind->what, n, in_work ? "the wrong result" : "failed without a fault");
         return BROKEN;
     }
-    // A fault in a release is swallowed, or nothing is destroyed and a second try does it.
+    // A fault in a release is ignored, or nothing is destroyed and a second attempt succeeds.
     bool cleared = ctx == NULL || clear(ctx, &now) || (fired() > 0 && clear(ctx, &now));
     if (!cleared) {
         say(kind->what, n, "something cannot be destroyed");
@@ -377,13 +380,13 @@ static verdict live(const fault_kind* kind, uint64_t n, work_fn work) {
         return BROKEN;
     }
     if (!same || host.live != 0 || test_fake()->done() != NULL) {
-        say(kind->what, n, !same ? "another result without a fault" : "not cleanly destroyed");
+        say(kind->what, n, !same ? "a different result without a fault" : "not cleanly destroyed");
         return BROKEN;
     }
     return fired() > 0 ? SURVIVED : NEVER_FIRED;
 }
 
-// An undisturbed run; its results are what all others are compared with.
+// An undisturbed run; all other results are compared with its results.
 static bool undisturbed(work_fn work) {
     qlora_ctx* ctx = NULL;
     start();
@@ -398,10 +401,10 @@ static bool undisturbed(work_fn work) {
     }
     bool ok = clear(ctx, &now) && qlora_ctx_destroy(ctx) == QLORA_OK && host.live == 0 &&
               test_fake()->done() == NULL;
-    return ok ? true : say("undisturbed", 0, "is not clean");
+    return ok ? true : say("undisturbed", 0, "the run is not clean");
 }
 
-// n = 1, 2, 3, ... until the fault does not come any more; beyond `dense` every `stride`-th.
+// n = 1, 2, 3, ... until the fault no longer occurs; beyond `dense`, every `stride`-th.
 static bool every_nth(const fault_kind* kind, work_fn work, uint64_t dense, uint64_t stride,
                       uint64_t* survived) {
     for (uint64_t n = 1;; n += n < dense ? 1 : stride) {
@@ -428,7 +431,7 @@ TEST faults_every_driver_call(const test_machine* machine) {
         ASSERT(undisturbed(small_work));
         uint64_t calls = test_fake()->calls("ANY");
         ASSERT(every_nth(&kinds[i], small_work, 1000, 1, &survived));
-        ASSERT(survived >= calls); // every single call of a life has failed once
+        ASSERT(survived >= calls); // every single call of a lifetime has failed once
     }
     PASS();
 }
@@ -439,7 +442,7 @@ TEST faults_every_class(const test_machine* machine) {
         fault_kind kind;
         uint64_t dense;
         uint64_t stride;
-        uint64_t least; // so many must have fired
+        uint64_t least; // the minimum number that must have fired
     } rows[] = {
         {{"ALLOC", 2, {QLORA_ERR_DEVICE_MEMORY}}, 100, 3, 15},
         {{"LOAD", 218, {QLORA_ERR_KERNEL, QLORA_ERR_CUDA}}, 12, 17, 15},
@@ -481,8 +484,7 @@ TEST faults_every_host_allocation(const test_machine* machine) {
     PASS();
 }
 
-// A text for the caller: the module, the driver's word for it, the JIT's own log where there is
-// one.
+// The message names the module, the driver's error and, if there is one, contains the JIT log.
 TEST faults_load_says_which_module(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     ASSERT(ctx != NULL);
@@ -506,7 +508,7 @@ TEST faults_load_says_which_module(const test_machine* machine) {
 
 // ---- the device is lost -----------------------------------------------------------------------
 
-// Everything answers DEVICE_LOST, with the reason; everything can be destroyed.
+// Every call returns DEVICE_LOST with the reason; everything can be destroyed.
 static bool lost_for_good(qlora_ctx* ctx) {
     float x[30];
     qlora_tensor t;
@@ -568,7 +570,7 @@ static bool dies_honestly(const char* what, uint64_t n, int code, work_fn work, 
     if (!*died) {
         return true;
     }
-    start(); // as a new process would: the CUDA context is another one
+    start(); // like a new process, which has a new CUDA context
     outcome_begin(&got);
     got.result = open_ctx(&got, &ctx);
     if (ctx != NULL) {
@@ -584,7 +586,7 @@ TEST faults_lost_device(const test_machine* machine) {
     (void)machine;
     static const int codes[] = {700, 716, 719};
     for (int i = 0; i < 3; i++) {
-        // In a kernel: the error comes up at some later call.
+        // In a kernel: the error surfaces at some later call.
         ASSERT(undisturbed(large_work));
         uint64_t deaths = 0;
         bool died = true;
@@ -606,7 +608,8 @@ TEST faults_lost_device(const test_machine* machine) {
     PASS();
 }
 
-// With nothing but cuBLAS calls after the fault, too: cuBLAS says "execution failed", we say why.
+// If only cuBLAS calls follow the fault, cuBLAS reports "execution failed" and the library must
+// give the cause.
 TEST faults_lost_device_seen_by_cublas(const test_machine* machine) {
     (void)machine;
     qlora_ctx* ctx = NULL;
@@ -628,8 +631,8 @@ TEST faults_lost_device_seen_by_cublas(const test_machine* machine) {
     PASS();
 }
 
-// Destroying must not take away a context that the caller has current, even where ours cannot be
-// made current any more.
+// Destroying must not change the context that the caller has made current, even if the library's
+// own can no longer be made current.
 TEST faults_destroy_leaves_current_context_alone(const test_machine* machine) {
     (void)machine;
     const fake_cu* cu = &test_fake()->cu;
@@ -656,7 +659,7 @@ TEST faults_destroy_leaves_current_context_alone(const test_machine* machine) {
 
 // ---- libraries and hooks ----------------------------------------------------------------------
 
-// A library that the Makefile built beside the tests.
+// A library that the Makefile built next to the tests.
 static const char* built(const char* name) {
     static char path[512];
     const char* folder = getenv("B");
@@ -705,7 +708,8 @@ TEST faults_other_libraries(const test_machine* machine) {
     PASS();
 }
 
-// cuBLAS missing, incomplete, or refusing to start: our own kernels, the same numbers, and a note.
+// cuBLAS missing, incomplete, or failing to start: the built-in kernels give the same numbers, with
+// a note.
 TEST faults_without_cublas(const test_machine* machine) {
     (void)machine;
     static const char* const notes[] = {"not wanted", "cublasGemmStridedBatchedEx",
@@ -735,7 +739,7 @@ TEST faults_without_cublas(const test_machine* machine) {
         ASSERT_EQ_FMT((int)QLORA_OK, (int)got.result, "%d");
         ASSERT_EQ(QLORA_PATH_PTX, qlora_ctx_last_path(ctx));
         if (i == 0) {
-            good = got; // our own kernels give the same bytes, whatever the reason
+            good = got; // the built-in kernels give the same bytes, whatever the reason
         }
         ASSERT(same_as_good(&got));
         ASSERT_EQ(0u, (unsigned)test_fake()->stats().gemms);
@@ -801,10 +805,10 @@ TEST faults_device_allocator(const test_machine* machine) {
         }
         ASSERT(ctx == NULL || clear(ctx, &now));
         device.fail_at = 0;
-        if (ctx != NULL) { // once more with memory
+        if (ctx != NULL) { // again, with memory
             outcome_begin(&got);
             large_work(ctx, &now, &got);
-            ASSERT(same_as_good(&got) || say("device_allocator", n, "the second try differs"));
+            ASSERT(same_as_good(&got) || say("device_allocator", n, "the retry differs"));
             ASSERT(clear(ctx, &now));
             ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
         }
@@ -817,7 +821,7 @@ TEST faults_device_allocator(const test_machine* machine) {
     PASS();
 }
 
-// A graph that clips depends on the gradients, although only the clip names them.
+// A graph that clips depends on the gradients, even though only the clip refers to them.
 static qlora_result only_clip(qlora_ctx* ctx, void* user) {
     (void)ctx;
     return qlora_clip_apply(((world*)user)->clip);

@@ -1,4 +1,4 @@
-// gemm.c - contract C-GEMM and C-MATH: every product on every path against float64.
+// gemm.c - every product on every path against float64.
 #include "machines.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ typedef struct gemm_case {
 
 // A buffer of rows x (cols + pad), the padding filled with NaN that must not leak.
 typedef struct padded {
-    float* values; // rows x cols, as the dtype can hold them
+    float* values; // rows x cols, rounded to the dtype
     qlora_tensor whole;
     qlora_tensor view;
     int64_t pad;
@@ -62,7 +62,7 @@ static bool padded_make(qlora_ctx* ctx, test_random* random, qlora_dtype dtype, 
     return ok;
 }
 
-// Reads it back; false when something outside the columns was written.
+// Reads the matrix back; returns false if anything outside the columns was written.
 static bool padded_read(qlora_ctx* ctx, const padded* p, float* out) {
     int64_t ld = p->whole.cols;
     float* image = (float*)malloc((size_t)(p->whole.rows * ld + 1) * 4);
@@ -72,7 +72,7 @@ static bool padded_read(qlora_ctx* ctx, const padded* p, float* out) {
             if (j < p->view.cols) {
                 out[i * p->view.cols + j] = image[i * ld + j];
             } else if (image[i * ld + j] == image[i * ld + j]) {
-                fprintf(stderr, "padding of row %lld was overwritten\n", (long long)i);
+                fprintf(stderr, "the padding of row %lld was overwritten\n", (long long)i);
                 ok = false;
             }
         }
@@ -103,8 +103,8 @@ static void reference(const gemm_case* c, const float* a, const float* b, const 
     }
 }
 
-// Error allowed by notes: fp32 1e-6 sqrt(K/64) in the relative 2-norm; a cast operand or a bf16
-// result carries one rounding of its type.
+// Allowed error: fp32 1e-6 sqrt(K/64) in the relative 2-norm; a cast operand or a bf16 result adds
+// one rounding of its type.
 static double limit_of(const gemm_case* c) {
     double limit = 1e-6 * sqrt((double)(c->K > 64 ? c->K : 64) / 64.0);
     if (c->c == QLORA_BF16 || (c->a != c->b && (c->a == QLORA_BF16 || c->b == QLORA_BF16))) {
@@ -131,7 +131,7 @@ static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case
         !padded_make(ctx, random, c->c, c->M, c->N, c->pad, 1.0f, &out)) {
         return "tensors";
     }
-    if (c->beta == 0.0f && c->M * c->N > 0) { // overwriting must not read what was there
+    if (c->beta == 0.0f && c->M * c->N > 0) { // overwriting must not read the old contents
         float* poison = (float*)malloc((size_t)(c->M * (c->N + c->pad)) * 4);
         for (int64_t i = 0; i < c->M * (c->N + c->pad); i++) {
             poison[i] = NAN;
@@ -157,7 +157,7 @@ static const char* run_case(qlora_ctx* ctx, test_random* random, const gemm_case
     float* got = (float*)malloc(n * 4 + 4);
     reference(c, a.values, b.values, out.values, expected);
     if (wrong == NULL && !padded_read(ctx, &out, got)) {
-        wrong = "reading back";
+        wrong = "cannot read the result back";
     }
     if (wrong == NULL && n > 0) {
         bool zero = c->K == 0 && c->beta == 0.0f;
@@ -212,7 +212,7 @@ TEST gemm_every_form(const test_machine* machine) {
         for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
             for (size_t t = 0; t < sizeof TYPES / sizeof TYPES[0]; t++) {
                 for (int form = 0; form < 4; form++) {
-                    // Every size meets every form; types, beta and padding take turns.
+                    // Every size is combined with every form; types, beta and padding alternate.
                     gemm_case c = {sizes[s][0],
                                    sizes[s][1],
                                    sizes[s][2],
@@ -239,8 +239,8 @@ TEST gemm_every_form(const test_machine* machine) {
     PASS();
 }
 
-// The reference system saw NaN when gradients reached 2.56e5 (ALB-077). f16 is scaled, so it holds,
-// too.
+// In an earlier system, f16 gradients overflowed to NaN at 2.56e5. Here f16 operands are scaled, so
+// f16 must hold as well.
 TEST gemm_large_gradients(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
@@ -271,7 +271,7 @@ TEST gemm_large_gradients(const test_machine* machine) {
 TEST gemm_named_products(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
-    // C = A B with A 2x3, B 3x2, by hand.
+    // C = A B with A 2x3, B 3x2, computed by hand.
     const float a_values[] = {1, 2, 3, 4, 5, 6};
     const float b_values[] = {1, 0, 2, 1, 0, 3};
     const float dc_values[] = {1, 2, 3, 4};
@@ -316,7 +316,7 @@ TEST gemm_named_products(const test_machine* machine) {
     PASS();
 }
 
-// Heads side by side in one row, as attention has them, and one matrix serving a whole batch.
+// Heads next to each other in one row, as in attention, and one matrix shared by a whole batch.
 TEST gemm_batched(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
@@ -367,7 +367,7 @@ TEST gemm_batched(const test_machine* machine) {
         ASSERT_EQ_FMT((int)(RESULT), (int)(CALL), "%d");                                           \
         if (strstr(qlora_last_error(ctx), (NEEDLE)) == NULL) {                                     \
             fprintf(stderr, "message: %s\n", qlora_last_error(ctx));                               \
-            FAILm("the message does not say: " NEEDLE);                                            \
+            FAILm("the message lacks: " NEEDLE);                                                   \
         }                                                                                          \
     } while (0)
 
@@ -441,8 +441,8 @@ TEST gemm_bad_input(const test_machine* machine) {
     PASS();
 }
 
-// TF32 is a choice of the context or the call, and never touches the backward unless asked. The
-// fake cuBLAS rounds as the real one does, so the error tells which mode ran.
+// TF32 is enabled by the context or the call, and never affects the backward pass unless requested.
+// The fake cuBLAS rounds like the real one, so the error shows which mode ran.
 static void with_tf32(qlora_ctx_desc* desc) {
     desc->math = QLORA_MATH_TF32;
 }
@@ -481,7 +481,7 @@ static double tf32_error(qlora_ctx* ctx, uint32_t flags, bool backward) {
 }
 
 TEST gemm_tf32_modes(const test_machine* machine) {
-    if (!machine->cublas) SKIPm("TF32 is cuBLAS's");
+    if (!machine->cublas) SKIPm("TF32 needs cuBLAS");
     qlora_ctx* ctx = test_open(machine, with_tf32);
     if (!ctx) SKIPm(test_open_reason());
     double forward = tf32_error(ctx, 0, false);
@@ -500,7 +500,7 @@ TEST gemm_tf32_modes(const test_machine* machine) {
     PASS();
 }
 
-// 96 products of one tile each are what the kernels with the biggest tiles are for; rows of 41 are
+// 96 products of one tile each are a case for the kernels with the biggest tiles; rows of 41 are
 // too odd for tensor cores.
 TEST gemm_big_tiles(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -512,7 +512,7 @@ TEST gemm_big_tiles(const test_machine* machine) {
     static float expected[BATCH * M * N];
     static float got[BATCH * M * N];
     test_random random = test_random_start("gemm_big_tiles");
-    for (int i = 0; i < BATCH * M * K; i++) { // small whole numbers: exact in every type
+    for (int i = 0; i < BATCH * M * K; i++) { // small integers: exact in every type
         a[i] = (float)test_random_below(&random, 9) - 4.0f;
         b[i % (N * K)] = (float)(i % 7) - 3.0f;
     }

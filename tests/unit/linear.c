@@ -37,18 +37,18 @@ static const linear_case CASES[] = {
     {0, 64, 1, {40, 0, 0}, {8, 0, 0}, 0, 1, QLORA_F32, true, 0.0f},
 };
 
-// Everything of one case on the host, as the storage type holds it.
+// All data of one case on the host, rounded to the storage type.
 typedef struct world {
     const linear_case* c;
     int64_t pad;
     int64_t out;
     int64_t rank;
     float scale[MAX_PARTS];
-    float* w[MAX_PARTS]; // the values that the weight stands for
+    float* w[MAX_PARTS]; // the dequantised weight
     float* bias[MAX_PARTS];
     float* a[MAX_PARTS];
     float* sb[MAX_PARTS];
-    float* da[MAX_PARTS]; // what was there before
+    float* da[MAX_PARTS]; // initial contents
     float* db[MAX_PARTS];
     float* mask[MAX_PARTS]; // 0 or 1 / (1 - p), [T, in]
     float* x;
@@ -89,7 +89,7 @@ static float* values_of(test_random* random, int64_t rows, int64_t cols, float s
     return x;
 }
 
-// [rows, cols + pad], the columns behind filled with NaN that must be overwritten, not read.
+// [rows, cols + pad], with the extra columns filled with NaN that must be overwritten, not read.
 static bool upload_padded(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols,
                           int64_t pad, const float* values, qlora_tensor* out) {
     int64_t ld = cols + pad;
@@ -126,7 +126,7 @@ static bool world_weight(qlora_ctx* ctx, test_random* random, world* s, int32_t 
            qlora_tensor_destroy(ctx, &source) == QLORA_OK;
 }
 
-// Dropout's mask, by sending ones through it.
+// Dropout's mask, obtained by applying it to ones.
 static bool world_mask(qlora_ctx* ctx, world* s, int32_t i) {
     const linear_case* c = s->c;
     size_t n = (size_t)(c->T * c->in);
@@ -245,8 +245,7 @@ static void world_free(qlora_ctx* ctx, world* s) {
     free(s->dy);
 }
 
-// ---- the formulas in float64
-// ------------------------------------------------------------------------
+// ---- the formulas in float64 --------------------------------------------------------------------
 
 typedef struct truth {
     float* z; // [T, pad]
@@ -257,7 +256,7 @@ typedef struct truth {
     float* db[MAX_PARTS];
 } truth;
 
-// It is long because all formulas stand together.
+// The function is long because all formulas are kept together.
 static truth truth_make(const world* s) {
     const linear_case* c = s->c;
     truth t;
@@ -343,8 +342,7 @@ static void truth_free(truth* t) {
     }
 }
 
-// ---- comparison
-// -------------------------------------------------------------------------------------
+// ---- comparison ---------------------------------------------------------------------------------
 
 static bool matches(qlora_ctx* ctx, const qlora_tensor* t, const float* expected, double limit,
                     const char* name) {
@@ -358,7 +356,7 @@ static bool matches(qlora_ctx* ctx, const qlora_tensor* t, const float* expected
     return ok;
 }
 
-// The columns behind a matrix: z or u, and zeros up to the padding.
+// The columns after a matrix: z or u, and zeros up to the padding.
 static bool tail_matches(qlora_ctx* ctx, const qlora_tensor* t, int64_t cols, int64_t rank,
                          const float* expected, double limit, const char* name) {
     int64_t pad = t->cols - cols;
@@ -403,7 +401,7 @@ static bool run_case(qlora_ctx* ctx, test_random* random, const linear_case* c) 
         ok = matches(ctx, &s.da_t[i], t.da[i], limit, "dA") &&
              matches(ctx, &s.db_t[i], t.db[i], limit, "dB");
     }
-    // Once more, overwriting: the old contents are gone. dx may be left out.
+    // Again, overwriting: the old contents are gone. dx may be omitted.
     if (ok && c->T > 0) {
         ok = qlora_linear_backward(ctx, &s.linear, &x, &dy, NULL, QLORA_LINEAR_OVERWRITE) ==
              QLORA_OK;
@@ -460,7 +458,7 @@ TEST linear_in_little_scratch(const test_machine* machine) {
     PASS();
 }
 
-// Stacked projections give what the projections give one by one, bit for bit on the CPU.
+// Stacked projections give the same as separate ones, bit for bit on the CPU.
 TEST linear_stack_equals_parts(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx)
@@ -504,7 +502,7 @@ TEST linear_stack_equals_parts(const test_machine* machine) {
     PASS();
 }
 
-// Gradients of A that lie below each other in one buffer are one product, with the same result.
+// Gradients of A stored one below the other in one buffer are one product, with the same result.
 TEST linear_joins_gradients(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx)
@@ -522,7 +520,7 @@ TEST linear_joins_gradients(const test_machine* machine) {
         ASSERT(upload_padded(ctx, c->dtype, c->T, c->in, s.pad, s.x, &x));
         ASSERT(upload_padded(ctx, c->dtype, c->T, s.out, s.pad, s.dy, &dy));
         ASSERT(upload_padded(ctx, c->dtype, c->T, s.out, 0, NULL, &y));
-        ASSERT(upload_padded(ctx, QLORA_F32, s.rank, c->in, 5, NULL, &joined)); // NaN: to be set
+        ASSERT(upload_padded(ctx, QLORA_F32, s.rank, c->in, 5, NULL, &joined)); // NaN: overwritten
         int64_t row = 0;
         for (int32_t i = 0; i < c->count; i++) {
             ASSERT_EQ(QLORA_OK,

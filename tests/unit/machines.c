@@ -23,7 +23,7 @@ static const test_machine machines[] = {
 };
 
 static char reason[512];
-static int64_t host_live; // bytes given out by the counting allocator
+static int64_t host_live; // bytes handed out by the counting allocator
 
 size_t test_machine_count(void) {
     return sizeof machines / sizeof machines[0];
@@ -110,20 +110,20 @@ bool test_close_ctx(const test_machine* machine, qlora_ctx* ctx) {
         return false;
     }
     if (host_live != 0) {
-        fprintf(stderr, "%lld bytes of host memory were not given back\n", (long long)host_live);
+        fprintf(stderr, "%lld bytes of host memory were not freed\n", (long long)host_live);
         return false;
     }
     if (strcmp(machine->backend, "fake") == 0) {
         const char* wrong = test_fake()->done();
         if (wrong != NULL) {
-            fprintf(stderr, "the fake driver says: %s\n", wrong);
+            fprintf(stderr, "the fake driver reports: %s\n", wrong);
             return false;
         }
     }
     return true;
 }
 
-// Conversions of the test's own, so that a fault in the library's cannot hide itself.
+// Conversions written for the tests, so that a fault in the library's cannot hide itself.
 static uint16_t half_from(float x, qlora_dtype dtype) {
     if (dtype == QLORA_BF16) {
         uint32_t u;

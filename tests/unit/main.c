@@ -2,9 +2,9 @@
 //
 //   build/tests [greatest's options] [--backend cpu|fake|cuda] [--seed N] [--probe-cuda]
 //
-// --probe-cuda runs nothing and exits with 0 when a real NVIDIA driver with a device answers.
-// The last line is always `P passed, F failed, S skipped`; the status is 1 when something failed,
-// when nothing passed, or when something was skipped while QLORA_TEST_REQUIRE_CUDA=1.
+// --probe-cuda runs no tests and exits with 0 if a real NVIDIA driver with a device is present. The
+// last line is always `P passed, F failed, S skipped`; the exit status is 1 if a test failed, if
+// none passed, or if one was skipped while QLORA_TEST_REQUIRE_CUDA=1.
 
 #define GREATEST_LITE_IMPLEMENTATION
 #include "test.h"
@@ -38,8 +38,8 @@ const char* test_backend(void) {
     return option_backend;
 }
 
-// Asks the driver itself, not qlora.h: the answer must not depend on what is under test. Our test
-// double is told apart by a symbol that NVIDIA's library does not have.
+// Queries the driver itself, not qlora.h: the answer must not depend on the code under test. The
+// test double is recognised by a symbol that NVIDIA's library does not have.
 static bool cuda_answers(void) {
 #ifdef _WIN32
     return false;
@@ -62,7 +62,8 @@ static bool cuda_answers(void) {
 #endif
 }
 
-// Without --backend a GPU that is not there is not wanted; with it, its tests say what is missing.
+// Without --backend, a missing GPU is simply not tested; with it, its tests report that it
+// is missing.
 bool test_wants(const char* backend) {
     static int there = -1;
     if (option_backend) {
@@ -233,7 +234,8 @@ bool test_rel_l2_double(const double* expected, const double* got, size_t n, dou
 
 // ---- main ----
 
-// Takes our options out of argv and leaves greatest's. Returns the new argc, or 0 on a bad one.
+// Removes our options from argv and leaves those of greatest. Returns the new argc, or 0 on a
+// bad option.
 static int options_take(int argc, char** argv, bool* probe) {
     int kept = 1;
     for (int i = 1; i < argc; i++) {
@@ -260,7 +262,7 @@ int main(int argc, char** argv) {
     bool probe = false;
     argc = options_take(argc, argv, &probe);
     if (argc == 0) {
-        fprintf(stderr, "--backend is cpu, fake or cuda\n");
+        fprintf(stderr, "--backend must be cpu, fake or cuda\n");
         return 2;
     }
     if (probe) {

@@ -1,5 +1,5 @@
-// model.c - models and training through the public functions: the same bits whatever the way,
-// any split of a step, every option, the plan's bytes, refusals, and clean failures.
+// model.c - models and training through the public functions: the same bits by every route, any
+// split of a step, every option, the plan's bytes, errors for bad arguments, and clean failures.
 #include "model_rig.h"
 
 #define ASSERT_OK(R, CALL) ASSERT_EQm(qlora_last_error((R).ctx), QLORA_OK, (CALL))
@@ -35,8 +35,8 @@ static void vary_cache(setup* s) {
     s->model.cache = QLORA_CHOICE_ON;
 }
 
-// Without dropout the gradients of the adapters go beside the stream: whatever runs first there,
-// with weights of its own, with the shared operand, and over memory that is used again.
+// Without dropout, the adapter gradients run in parallel with the main stream: the order must not
+// matter, with separate weights, with the shared operand, or when memory is reused.
 static void vary_random(setup* s) {
     s->machine.order = FAKE_RANDOM;
 }
@@ -66,17 +66,17 @@ static void vary_eval(setup* s) {
     s->eval_between = true;
 }
 
-// One of the two layers recomputed, one of them cached: what a budget would choose.
+// One of the two layers recomputed, one of them cached: what a memory budget could lead to.
 static void vary_some(setup* s) {
     s->model.recompute = QLORA_CHOICE_AUTO;
-    s->budget = 1; // found by find_budget
+    s->budget = 1; // replaced by find_budget
 }
 
 typedef struct way {
     const char* name;
     void (*vary)(setup* s);
-    const char* backend; // NULL: every one
-    bool bf16;           // in bf16, too
+    const char* backend; // NULL: all
+    bool bf16;           // also in bf16
 } way;
 
 static const way ways[] = {
@@ -102,7 +102,8 @@ static const way beside_ways[] = {
     {"recomputed, cached, random order", vary_random_recomputed, "fake", true},
 };
 
-// The budget between no recomputed layer and all of them; it must give a number between.
+// A budget between those with no recomputed layer and with all of them; it must give a number
+// in between.
 static uint64_t find_budget(const setup* s) {
     uint64_t bytes[2] = {0, 0};
     qlora_plan plan;
@@ -132,13 +133,13 @@ static uint64_t find_budget(const setup* s) {
 TEST every_way_gives_the_same_bits(const test_machine* machine, qlora_mode mode, bool beside,
                                    uint32_t targets, const way* list, size_t count) {
     setup s = setup_make(machine);
-    s.config.layers = 3; // so that some can be recomputed and the plan still gains
+    s.config.layers = 3; // so that recomputing only some of them saves memory
     s.config.hidden = 24;
     s.model.mode = mode;
     s.model.targets = targets;
     s.model.dropout = beside ? 0.0f : s.model.dropout;
     s.model.recompute = QLORA_CHOICE_OFF;
-    s.train.require_graph = true; // a fallback would hide that a capture failed
+    s.train.require_graph = true; // a fallback would hide a failed capture
     outcome expected;
     ASSERT(run_session(&s, &expected));
     ASSERT(outcome_sane(&expected));
@@ -188,18 +189,18 @@ TEST same_bits_beside_bf16(const test_machine* machine) {
                                          sizeof beside_ways / sizeof beside_ways[0]);
 }
 
-// Nothing of the MLP goes beside, so nothing of it is waited for.
+// No part of the MLP runs in parallel, so nothing waits for it.
 TEST same_bits_beside_attention_only(const test_machine* machine) {
     return every_way_gives_the_same_bits(machine, QLORA_MODE_F32, true,
                                          QLORA_TARGET_Q | QLORA_TARGET_V, beside_ways,
                                          sizeof beside_ways / sizeof beside_ways[0]);
 }
 
-// ---- the same bits at a size that keeps a real GPU busy: lines that truly run at the same time
+// ---- the same bits at a size that keeps a real GPU busy: streams that really run in parallel
 
 enum { BUSY_TOKENS = 512, BUSY_STEPS = 8, BUSY_VOCAB = 2048 };
 
-// The parameters after some steps; NULL on failure. The caller frees.
+// The parameters after some steps, to be freed by the caller; NULL on failure.
 static float* train_busy(const setup* s, size_t* count) {
     static const int32_t lengths[] = {300, 212};
     int32_t ids[BUSY_TOKENS];
@@ -242,7 +243,7 @@ TEST same_bits_when_busy(const test_machine* machine) {
         {"recomputed, cached", vary_recompute_cached, NULL, true},
     };
     if (strcmp(machine->backend, "cuda") != 0) {
-        SKIPm("needs a real GPU: the fake one does one thing at a time");
+        SKIPm("needs a real GPU: the fake one runs nothing in parallel");
     }
     setup s = setup_make(machine);
     s.config.vocab = BUSY_VOCAB;
@@ -289,8 +290,8 @@ static void wide(setup* s) {
     s->train.max_norm = -1.0; // nothing is clipped
 }
 
-// Gradients of the batch, all at once or (parts) sequence by sequence in the order given; NULL on
-// failure.
+// Gradients of the batch, all at once or (parts) sequence by sequence in the given order; NULL
+// on failure.
 static float* split_gradients(rig* r, const qlora_batch* b, const int* order, double* loss,
                               size_t* count) {
     double total = qlora_batch_labels(b);
@@ -313,8 +314,7 @@ static float* split_gradients(rig* r, const qlora_batch* b, const int* order, do
     return gradients;
 }
 
-// 1x8, 8x1 and 8x1 backwards; the masks of the dropout go with the number of a sequence in the
-// data.
+// 1x8, 8x1 and 8x1 in reverse order; dropout masks depend on a sequence's number in the data.
 TEST one_by_eight_is_eight_by_one(const test_machine* machine) {
     static const int forwards[MAX_SEQUENCES] = {0, 1, 2, 3, 4, 5, 6, 7};
     static const int backwards[MAX_SEQUENCES] = {7, 6, 5, 4, 3, 2, 1, 0};
@@ -332,7 +332,7 @@ TEST one_by_eight_is_eight_by_one(const test_machine* machine) {
         ASSERT(rig_open(&r, &s));
         qlora_batch batch = d.batch;
         if (i == 3) {
-            batch.sequences = NULL; // every part is sequence 0 then: other masks, another step
+            batch.sequences = NULL; // then every part is sequence 0: other masks, another step
         }
         float* got = split_gradients(&r, &batch, orders[i], &loss, &n);
         ASSERT(got != NULL);
@@ -383,7 +383,8 @@ TEST packed_is_one_by_one(const test_machine* machine) {
     PASS();
 }
 
-// A weight of 0 is a label of -100; a weight of 2 everywhere, with twice the total, is no weight.
+// A weight of 0 is the same as a label of -100; a weight of 2 everywhere, with twice the total, as
+// no weight.
 TEST weights_weigh(const test_machine* machine) {
     setup s = setup_make(machine);
     data plain;
@@ -428,10 +429,11 @@ TEST weights_weigh(const test_machine* machine) {
     PASS();
 }
 
-// A micro-batch without labels adds nothing, not even work of the head: chunks follow the labels.
+// A micro-batch without labels adds nothing, not even work in the head: chunks depend on
+// the labels.
 TEST unlabelled_costs_nothing(const test_machine* machine) {
     setup s = setup_make(machine);
-    s.train.eager = true; // so that kernels can be counted call by call
+    s.train.eager = true; // so that kernels can be counted for each call
     const fake_api* fake = strcmp(machine->backend, "fake") == 0 ? test_fake() : NULL;
     data d;
     data none;
@@ -549,7 +551,7 @@ static void option_scale(setup* s) {
     s->model.alpha = 8.5f;
 }
 
-// A setting that does nothing is a bug as much as one that does the wrong thing.
+// A setting that has no effect is as much a bug as one with the wrong effect.
 TEST every_option_counts(const test_machine* machine) {
     static const struct {
         const char* name;
@@ -609,7 +611,7 @@ TEST options_that_are_the_same(const test_machine* machine) {
     PASS();
 }
 
-// TF32 rounds the operands of forward products to 10 bits: near, but not the same.
+// TF32 rounds the operands of forward products to 10 bits: close, but not the same.
 TEST tf32_is_used_when_asked_for(const test_machine* machine) {
     setup s = setup_make(machine);
     outcome exact;
@@ -664,8 +666,8 @@ TEST targets_are_what_is_trained(const test_machine* machine) {
     PASS();
 }
 
-// Without adapters the bare base answers; back on, the same as before. Zero B is the bare base,
-// too.
+// With adapters off, the model behaves like its base; switched back on, it behaves as before. With
+// B = 0, it also behaves like its base.
 TEST adapters_on_and_off(const test_machine* machine) {
     setup s = setup_make(machine);
     s.model.train_norms = false;
@@ -697,7 +699,7 @@ TEST adapters_on_and_off(const test_machine* machine) {
     PASS();
 }
 
-// Opened for evaluation only, the same weights give the same loss, and training calls are refused.
+// Opened for evaluation only, the same weights give the same loss, and training calls fail.
 TEST evaluation_only(const test_machine* machine) {
     setup s = setup_make(machine);
     double losses[2] = {0.0, 0.0};
@@ -707,7 +709,7 @@ TEST evaluation_only(const test_machine* machine) {
         rig r;
         qlora_eval_info info;
         s.model.purpose = (i == 1) ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
-        s.model.dropout = i == 1 ? 0.0f : 0.4f; // is for training alone
+        s.model.dropout = i == 1 ? 0.0f : 0.4f; // affects training only
         ASSERT(rig_open(&r, &s));
         ASSERT(i == 0 || rig_stir(&r));
         ASSERT_OK(r, qlora_eval(r.model, &d.batch, &info));
@@ -735,7 +737,7 @@ static uint64_t plan_sum(const qlora_plan* p) {
            p->head + p->generation + p->batches;
 }
 
-// What the plan says is what is allocated, and nothing is allocated after that.
+// The plan's figures match the allocated bytes, and nothing is allocated after that.
 TEST plan_is_what_is_allocated(const test_machine* machine) {
     bool is_fake = strcmp(machine->backend, "fake") == 0;
     for (int i = 0; i < 4; i++) {
@@ -760,7 +762,7 @@ TEST plan_is_what_is_allocated(const test_machine* machine) {
         uint64_t live = is_fake ? test_fake()->stats().live_bytes : 0;
         ASSERT(rig_start(&r, &s));
         ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
-        if (strcmp(machine->backend, "cpu") == 0) { // host memory, and some for the objects
+        if (strcmp(machine->backend, "cpu") == 0) { // host memory, including some for the objects
             ASSERT(after.host_bytes - before.host_bytes >= plan.total);
             ASSERT(after.host_bytes - before.host_bytes <= plan.total + ((uint64_t)1 << 20));
         } else {
@@ -796,7 +798,7 @@ static void default_scratch(qlora_ctx_desc* desc) {
     desc->scratch_bytes = 0;
 }
 
-// What a CPU context counts for a GPU's context is what that one holds.
+// The bytes that a CPU context counts for a GPU's context are those that the GPU's context holds.
 TEST plan_knows_the_context(const test_machine* machine) {
     setup s = setup_make(machine);
     s.model.config = &s.config;
@@ -822,7 +824,7 @@ TEST plan_knows_the_context(const test_machine* machine) {
     PASS();
 }
 
-// A CPU context plans for a GPU: fewer bytes, more recomputed layers, at last a refusal.
+// A CPU context plans for a GPU: with fewer bytes, more recomputed layers, and finally an error.
 TEST budget_decides(const test_machine* machine) {
     setup s = setup_make(machine);
     rig r;
@@ -867,11 +869,11 @@ TEST budget_decides(const test_machine* machine) {
         }
     }
     ASSERT_EQ_FMT(6, (int)recomputed, "%d");
-    ASSERT(seen >= 3); // one after the other, not all at once
+    ASSERT(seen >= 3); // one after another, not all at once
     ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &budget, &plan));
     ASSERT(strstr(qlora_last_error(r.ctx), "GiB are needed") != NULL);
     ASSERT(strstr(qlora_last_error(r.ctx), "4096") != NULL);
-    // Demands that contradict the budget are refused as well.
+    // Settings that contradict the budget are also rejected.
     budget.bytes = roomy.total + roomy.context - roomy.cache - 1;
     s.model.recompute = QLORA_CHOICE_OFF;
     ASSERT_EQ(QLORA_ERR_DEVICE_MEMORY, qlora_plan_make(r.ctx, &s.model, &budget, &plan));
@@ -931,7 +933,7 @@ static void with_log(qlora_ctx_desc* desc) {
     graph_warnings = 0;
 }
 
-// Nothing is compiled after the seal, every product was planned, and a step does not wait.
+// Nothing is compiled after sealing, every product was planned, and a step does not wait.
 TEST step_stays_on_the_device(const test_machine* machine) {
     const fake_api* fake = test_fake();
     for (int i = 0; i < 2; i++) {
@@ -952,7 +954,7 @@ TEST step_stays_on_the_device(const test_machine* machine) {
             ASSERT_EQ_FMT((unsigned long long)waits, (unsigned long long)fake->calls("SYNC"),
                           "%llu");
             ASSERT_OK(r, qlora_train_query(r.trainer, &info));
-            ASSERT(fake->calls("SYNC") > waits); // the call that may wait does
+            ASSERT(fake->calls("SYNC") > waits); // the call that may wait does wait
         }
         ASSERT(info.graphs);
         ASSERT_EQ_FMT(0, (int)info.waits, "%d");
@@ -967,8 +969,8 @@ TEST step_stays_on_the_device(const test_machine* machine) {
         ASSERT(cache.sealed);
         ASSERT_EQ_FMT(0, (int)cache.jit_after_seal, "%d");
         ASSERT_EQ_FMT(0, (int)cache.cublas_unplanned, "%d");
-        // Five steps that nobody looks at: the ring of staging slots is full at some point, and the
-        // wait for it is counted.
+        // Five steps whose results are not read: the ring of staging slots fills up at some point,
+        // and the wait for it is counted.
         for (int step = 0; step < 5; step++) {
             ASSERT_OK(r, qlora_train_micro(r.trainer, &d.batch, labels));
             ASSERT_OK(r, qlora_train_update(r.trainer));
@@ -981,8 +983,8 @@ TEST step_stays_on_the_device(const test_machine* machine) {
     PASS();
 }
 
-// A capture that fails: once eager with one warning and the same bits, or an error when graphs are
-// demanded.
+// A capture that fails: runs eagerly with one warning and the same bits, or fails if graphs
+// are required.
 TEST failed_capture_falls_back(const test_machine* machine) {
     const fake_api* fake = test_fake();
     setup s = setup_make(machine);
@@ -1019,10 +1021,10 @@ TEST failed_capture_falls_back(const test_machine* machine) {
     PASS();
 }
 
-// ---- numbers that are none
+// ---- values that are not finite
 
-// An infinity in an adapter: the step is left out, counted and said; nothing moves; the next one
-// works.
+// An infinity in an adapter: the step is skipped, counted and reported; nothing changes; the next
+// one works.
 TEST not_finite_is_skipped(const test_machine* machine) {
     setup s = setup_make(machine);
     rig r;
@@ -1085,7 +1087,7 @@ TEST not_finite_is_skipped(const test_machine* machine) {
 
 // ---- schedules
 
-// An update without labels before it is a step like any other: the schedule goes on.
+// An update without preceding labels is a step like any other: the schedule advances.
 TEST schedules_follow_their_formulas(const test_machine* machine) {
     static const qlora_schedule kinds[] = {QLORA_SCHEDULE_CONSTANT, QLORA_SCHEDULE_LINEAR,
                                            QLORA_SCHEDULE_COSINE};
@@ -1120,8 +1122,8 @@ TEST schedules_follow_their_formulas(const test_machine* machine) {
     PASS();
 }
 
-// The learning rate of the schedule is the one that AdamW uses: with eps far below the gradients
-// and no decay, the first update moves every parameter by lr.
+// AdamW uses the schedule's learning rate: with eps far below the gradients and no decay, the first
+// update changes every parameter by lr.
 TEST first_update_moves_by_lr(const test_machine* machine) {
     setup s = setup_make(machine);
     s.train.weight_decay = 0.0;
@@ -1164,7 +1166,7 @@ typedef struct refusal {
     const char* says; // part of the message
 } refusal;
 
-// The struct is there for the semicolon after each.
+// The struct is only there to make the semicolon after each use valid.
 #define SPOIL(NAME, CODE)                                                                          \
     static void spoil_##NAME(setup* s) {                                                           \
         CODE;                                                                                      \
@@ -1437,7 +1439,7 @@ TEST bad_batches_are_refused(const test_machine* machine) {
     ASSERT_EQ(QLORA_ERR_STATE, qlora_model_close(r.model));
     ASSERT(strstr(qlora_last_error(r.ctx), "trainer") != NULL);
     ASSERT_EQ(QLORA_ERR_STATE, qlora_ctx_destroy(r.ctx));
-    // None of it left a trace.
+    // None of this had any effect.
     ASSERT(run_steps(&r, &s, &got));
     ASSERT(outcome_same(&expected, &got));
     outcome_free(&expected);
@@ -1580,7 +1582,7 @@ static void with_files(qlora_ctx_desc* desc) {
     desc->files = files;
 }
 
-// A safetensors file in the making: the header's text and the bytes after it.
+// A safetensors file being built: the header's text and the bytes after it.
 typedef struct st_file {
     char header[16384];
     size_t header_size;
@@ -1634,15 +1636,15 @@ static void st_save(st_file* st, const char* path) {
 
 enum { F_HIDDEN = 32, F_INTER = 24, F_LAYERS = 2, F_Q = 32, F_KV = 16 };
 
-// How a folder is to be wrong, or how it is to be written.
+// How a folder is made invalid, or how it is written.
 typedef struct folder {
     const char* dtype;
     bool shards;
     const char* config;    // NULL: a good one
     const char* leave_out; // a tensor's name
-    const char* misshape;  // gets one row more
+    const char* misshape;  // gets an extra row
     const char* mistype;   // gets dtype I64
-    size_t cut;            // bytes missing at the end
+    size_t cut;            // bytes removed from the end
     const char* lose;      // a file of the folder that is missing
 } folder;
 
@@ -1653,7 +1655,8 @@ static const char good_config[] =
     "\"rms_norm_eps\":1e-5,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
     "\"tie_word_embeddings\":false,\"torch_dtype\":\"float32\"}";
 
-// Values of few bits, so that every type holds them exactly; the same for each name and place.
+// Values of few bits, so that every type holds them exactly; each depends only on name
+// and position.
 static void few_bits(const char* name, float* out, size_t n) {
     uint64_t h = 1469598103934665603u;
     for (const char* c = name; *c != '\0'; c++) {
@@ -1742,7 +1745,7 @@ static setup folder_setup(const test_machine* machine) {
     return s;
 }
 
-// f32, bf16 and f16 files, whole or in shards, hold the same model: the same bits come out.
+// f32, bf16 and f16 files, in one piece or in shards, hold the same model and give the same bits.
 TEST folders_of_every_kind(const test_machine* machine) {
     static const folder folders[] = {{"F32", false, NULL, NULL, NULL, NULL, 0, NULL},
                                      {"BF16", false, NULL, NULL, NULL, NULL, 0, NULL},
@@ -1820,7 +1823,7 @@ TEST bad_folders_are_refused(const test_machine* machine) {
         ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
         ASSERT_EQ_FMT((unsigned long long)before.device_bytes,
                       (unsigned long long)after.device_bytes, "%llu");
-        // Kernels that were compiled on the way stay.
+        // Kernels that were compiled along the way stay loaded.
         if (strcmp(machine->backend, "cpu") == 0) {
             ASSERT_EQ_FMT((int)before.host_bytes, (int)after.host_bytes, "%d");
         }
@@ -1897,7 +1900,7 @@ TEST ranks_come_from_the_adapter(const test_machine* machine) {
     PASS();
 }
 
-// ---- failures on the way
+// ---- failures along the way
 
 static setup small_setup(const test_machine* machine) {
     setup s = setup_make(machine);
@@ -1913,7 +1916,7 @@ static setup small_setup(const test_machine* machine) {
     return s;
 }
 
-// Opens, trains and closes in a context that is there. Whatever fails, nothing is left behind.
+// Opens, trains and closes in an existing context. Whatever fails, nothing must remain allocated.
 static int silent; // failures without a message
 
 static bool whole_life(rig* r, const setup* s, outcome* out) {
@@ -1922,7 +1925,8 @@ static bool whole_life(rig* r, const setup* s, outcome* out) {
     memset(out, 0, sizeof *out);
     bool ok = rig_start(r, s) && rig_stir(r) && run_steps(r, s, out);
     silent += ok || strlen(qlora_last_error(r->ctx)) > 5 ? 0 : 1;
-    // A destroy that hears of an earlier failure still destroys; one that fails may be repeated.
+    // A destroy call that reports an earlier failure still destroys; one that fails can
+    // be repeated.
     if (qlora_trainer_destroy(r->trainer) != QLORA_OK) {
         (void)qlora_trainer_destroy(r->trainer);
     }
@@ -1944,7 +1948,7 @@ static void* rationed_alloc(size_t bytes, size_t align, void* user) {
     }
     allocations_left -= allocations_left > 1 ? 1 : 0;
     unsigned char* p =
-        (unsigned char*)malloc(bytes + 512); // aligned by hand, the size kept in front
+        (unsigned char*)malloc(bytes + 512); // aligned manually, after the stored size
     uintptr_t at = ((uintptr_t)p + 256 + 255) & ~(uintptr_t)255;
     memcpy((void*)(at - sizeof p), &p, sizeof p);
     return (void*)at;
@@ -2002,12 +2006,12 @@ TEST every_allocation_may_fail(const test_machine* machine) {
     PASS();
 }
 
-// A call of the driver that fails on the way: an error or the same result, no leak, and the next
-// life of the model in the same context is as if nothing had been.
+// When a driver call fails along the way, the outcome is an error or the same result, without a
+// leak, and the next lifetime of the model in the same context is unaffected.
 TEST driver_calls_may_fail(const test_machine* machine) {
     const fake_api* fake = test_fake();
     setup s = small_setup(machine);
-    s.model.dropout = 0.0f; // then graphs have a second line, too
+    s.model.dropout = 0.0f; // then graphs also have a second branch
     rig r;
     outcome expected;
     memset(&r, 0, sizeof r);

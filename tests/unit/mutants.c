@@ -1,7 +1,7 @@
-// mutants.c - plants known bugs in the shipped PTX; a test of another suite must find each.
+// mutants.c - injects known bugs into the shipped PTX; a test of another suite must detect each.
 //
-// A mutant is this program started anew on the fake GPU, with one edit of one kernel's text (see
-// fakecuda/mutate.h), for one test. It is caught when that test fails, and survives otherwise.
+// A mutant is a new process of this program on the fake GPU, with one edit to one kernel's PTX (see
+// fakecuda/mutate.h), running one test. It is caught if that test fails, and survives otherwise.
 #define _POSIX_C_SOURCE 200809L // fork, setenv
 
 #include "machines.h"
@@ -18,10 +18,10 @@
 typedef struct mutant {
     const char* bug;
     const char* kernel;
-    int which; // of the lines that match; 0 is all of them
+    int which; // which of the matching lines; 0 is all of them
     const char* find;
     const char* replace;
-    const char* test; // that must fail
+    const char* test; // the test that must fail
 } mutant;
 
 static const mutant mutants[] = {
@@ -31,7 +31,7 @@ static const mutant mutants[] = {
      "shfl.sync.down.b32 *", "cases_hold_norm_sm_90"},
     {"eps forgotten", "qlora_norm_rms_fwd_f32", 1, "ld.param.f32 *,[*];", "mov.f32 *,0f00000000;",
      "cases_hold_norm_sm_90"},
-    {"rotation the wrong way", "qlora_rope_f32", 0, "neg.f32 *,*;", "mov.f32 *,*;",
+    {"rotation in the wrong direction", "qlora_rope_f32", 0, "neg.f32 *,*;", "mov.f32 *,*;",
      "cases_hold_rope_sm_90"},
     {"causal mask off by one", "qlora_softmax_scores_f32", 0, "setp.le.s64 *", "setp.lt.s64 *",
      "cases_hold_scores_sm_90"},
@@ -61,7 +61,7 @@ static const mutant mutants[] = {
      "shl.b32 *,%r*,0;", "nf4_bytes_equal_the_cpus_sm_90"},
     {"scale of another block", "qlora_nf4_dequantise_f32", 0, "shr.s64 *,*,%r*;",
      "shr.s64 *,*,7;", "nf4_widens_sm_90"},
-    {"levels of the byte before", "qlora_nf4_gemm_16", 1, "shr.u32 *,*,9;", "shr.u32 *,*,1;",
+    {"levels of the previous byte", "qlora_nf4_gemm_16", 1, "shr.u32 *,*,9;", "shr.u32 *,*,1;",
      "nf4_products_sm_90"},
     {"rows of x waited for too late", "qlora_nf4_gemm_32", 1, "cp.async.wait_group 0;",
      "cp.async.wait_group 1;", "nf4_products_sm_90"},
@@ -71,9 +71,9 @@ static const mutant mutants[] = {
      "mov.u64 *,0;", "cases_hold_dropout_sm_90"},
     {"dropout at another key", "qlora_dropout_bf16", 1, "xor.b32 *,*,*;", "mov.b32 *,*;",
      "cases_hold_dropout_sm_90"},
-    {"clipping left out", "qlora_clip_apply", 0, "setp.eq.f32 *,0f3F800000;",
+    {"clipping skipped", "qlora_clip_apply", 0, "setp.eq.f32 *,0f3F800000;",
      "setp.le.f32 *,0f3F800000;", "clip_one_norm_sm_90"},
-    {"an infinite norm is clipped by", "qlora_clip_scale", 0, "setp.ge.f32 *,0f00000000;",
+    {"clipping by an infinite norm", "qlora_clip_scale", 0, "setp.ge.f32 *,0f00000000;",
      "setp.ne.f32 *,0f7F800001;", "clip_groups_and_infinity_sm_90"},
     {"halves rounded up", "qlora_cast_f32_bf16", 0, "add.s32 *,32767;", "add.s32 *,32768;",
      "cast_rounds_to_nearest_even_sm_90"},
@@ -84,7 +84,7 @@ static const mutant mutants[] = {
 typedef struct verdict {
     bool edited;
     bool failed;
-    char said[4096]; // the end of what the mutant printed
+    char said[4096]; // the end of the mutant's output
 } verdict;
 
 // The child: this program with the edit in its environment. Does not return.
@@ -92,7 +92,7 @@ static void mutant_become(const mutant* m, int out) {
     char edit[1024];
     snprintf(edit, sizeof edit, "%s\n%d\n%s\n%s", m->kernel, m->which, m->find, m->replace);
     setenv("FAKECUDA_MUTATE", edit, 1);
-    setenv("ASAN_OPTIONS", "detect_leaks=0", 1); // a test that fails leaks
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1); // failing tests leak
     dup2(out, 1);
     dup2(out, 2);
     alarm(120); // a mutant may hang
@@ -144,11 +144,11 @@ TEST mutant_is_caught(const mutant* m) {
     ASSERT(mutant_run(m, &v));
     if (!v.edited) {
         printf("    %s: %s has no line \"%s\"\n", m->bug, m->kernel, m->find);
-        FAILm("the edit does not fit the kernel any more");
+        FAILm("the edit no longer matches the kernel");
     }
     if (!v.failed) {
-        printf("    %s in %s: %s did not see it:\n%s\n", m->bug, m->kernel, m->test, v.said);
-        FAILm("a planted bug survived");
+        printf("    %s in %s: %s did not detect it:\n%s\n", m->bug, m->kernel, m->test, v.said);
+        FAILm("an injected bug survived");
     }
     PASS();
 }

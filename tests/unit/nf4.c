@@ -1,8 +1,8 @@
-// nf4.c - NF4: bytes as bitsandbytes writes them, widening, products, on every machine.
+// nf4.c - NF4: bytes identical to those of bitsandbytes, dequantising, products, on every machine.
 //
-// The CPU's bytes are proved against bitsandbytes' own; every other machine must give the CPU's
-// bytes. Vectors and models of ../shared (or $QLORA_SHARED) are used where they are, a few are
-// committed.
+// The CPU's bytes are checked against bitsandbytes' own; every other machine must give the CPU's
+// bytes. Vectors and models in ../shared (or $QLORA_SHARED) are used if present; a few vectors
+// are committed.
 #include "machines.h"
 
 #include "golden/nf4_vectors.h"
@@ -23,8 +23,7 @@ static float bf16_round(float x) {
     return from_bits((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
 }
 
-// ---- one weight with all its parts on the host
-// ------------------------------------------------------
+// ---- one weight with all its parts on the host --------------------------------------------------
 
 typedef struct parts {
     uint8_t* codes;
@@ -66,7 +65,7 @@ static bool parts_equal(const parts* a, const parts* b) {
     return equal && memcmp(&a->offset, &b->offset, 4) == 0;
 }
 
-// Quantises twice, with plain and with double-quantised scales; the codes must be the same.
+// Quantises twice, with plain and with double-quantised scales; the codes must be identical.
 static const char* quantise(qlora_ctx* ctx, const qlora_tensor* source, int32_t block,
                             int32_t block2, const float* map, parts* out) {
     parts plain = parts_make(out->n, block, block2);
@@ -113,8 +112,7 @@ static const char* quantise(qlora_ctx* ctx, const qlora_tensor* source, int32_t 
     return wrong;
 }
 
-// ---- against bitsandbytes
-// ---------------------------------------------------------------------------
+// ---- against bitsandbytes -----------------------------------------------------------------------
 
 TEST nf4_matches_committed_vectors(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
@@ -150,8 +148,7 @@ TEST nf4_matches_committed_vectors(const test_machine* machine) {
     PASS();
 }
 
-// ---- files of ../shared
-// -----------------------------------------------------------------------------
+// ---- files in ../shared -------------------------------------------------------------------------
 
 typedef struct file {
     char* data;
@@ -176,7 +173,7 @@ static bool file_read(const char* folder, const char* name, file* out) {
     return out->size == (size_t)size;
 }
 
-// The bytes of a tensor of a safetensors file, NULL when it is not there.
+// The bytes of a tensor in a safetensors file, or NULL if it does not exist.
 static const char* tensor_find(const file* f, const char* name, char dtype[8], size_t* bytes) {
     uint64_t header = 0;
     memcpy(&header, f->data, 8);
@@ -199,7 +196,7 @@ static const char* tensor_find(const file* f, const char* name, char dtype[8], s
     return end + from;
 }
 
-// Quantises the bf16 form of one weight of a model and compares with the 4-bit model's parts.
+// Quantises the bf16 form of one weight of a model and compares it with the 4-bit model's parts.
 static const char* compare_tensor(qlora_ctx* ctx, const file* dense, const file* packed,
                                   const char* name) {
     char dtype[8] = "";
@@ -319,15 +316,14 @@ TEST nf4_matches_models(const test_machine* machine) {
     models += n > 0;
     ASSERT(test_close_ctx(machine, ctx));
     if (models == 0) {
-        SKIPm("../shared is not here (set QLORA_SHARED)");
+        SKIPm("../shared not found (set QLORA_SHARED)");
     }
     ASSERT_EQ_FMT(8, models, "%d");
     ASSERT_EQ_FMT(limit == 1 ? 8 : 154, total, "%d");
     PASS();
 }
 
-// ---- against the CPU
-// --------------------------------------------------------------------------------
+// ---- against the CPU ----------------------------------------------------------------------------
 
 typedef struct quantise_case {
     int64_t rows;
@@ -384,7 +380,7 @@ TEST nf4_bytes_equal_the_cpus(const test_machine* machine) {
         if (wrong != NULL) {
             FAILm(wrong);
         }
-        if (CASES[i].rows > 1) { // a block of zeros, as well
+        if (CASES[i].rows > 1) { // also a block of zeros
             ASSERT(expected.blocks < 2 || expected.absmax[1] == 0.0f);
             ASSERT(expected.absmax[0] > 0.0f);
         }
@@ -395,11 +391,11 @@ TEST nf4_bytes_equal_the_cpus(const test_machine* machine) {
     PASS();
 }
 
-// A weight made on the machine, and its elements in f32 by the test's own reading of the parts.
+// A weight quantised on the machine, and its elements in f32 as the test itself decodes the parts.
 typedef struct weight {
     qlora_nf4 w;
     float* exact;   // level * absmax
-    float* rounded; // to bf16
+    float* rounded; // rounded to bf16
 } weight;
 
 static bool weight_make(qlora_ctx* ctx, test_random* random, int64_t rows, int64_t cols, bool plain,
@@ -441,8 +437,8 @@ static bool weight_make(qlora_ctx* ctx, test_random* random, int64_t rows, int64
         }
         out->exact[e] = levels[code] * scale;
         out->rounded[e] = bf16_round(out->exact[e]);
-        // And it must be the input, as well as 4 bits can hold it: half the widest gap of the
-        // levels.
+        // It must also match the input as closely as 4 bits allow: within half the widest gap
+        // between levels.
         ok = fabsf(out->exact[e] - x[e]) <= scale * 0.155f + fabsf(x[e]) * 0.1f;
     }
     parts_free(&p);
@@ -511,8 +507,7 @@ TEST nf4_widens(const test_machine* machine) {
     PASS();
 }
 
-// ---- products
-// ---------------------------------------------------------------------------------------
+// ---- products -----------------------------------------------------------------------------------
 
 // out[rows, n] = x W^T (or x W), W[w_rows, w_cols] as bf16 values; in float64, rounded once.
 static void product(const float* x, int64_t rows, const weight* w, bool backward, float* out) {
@@ -530,7 +525,7 @@ static void product(const float* x, int64_t rows, const weight* w, bool backward
     }
 }
 
-// A matrix with NaN behind its columns that must not leak.
+// A matrix with NaN after its columns that must not leak into results.
 static bool with_nan(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols, int64_t pad,
                      const float* values, qlora_tensor* whole, qlora_tensor* view) {
     int64_t ld = cols + pad;
@@ -553,7 +548,7 @@ static bool read_view(qlora_ctx* ctx, const qlora_tensor* whole, const qlora_ten
         if (c < view->cols) {
             out[i / whole->cols * view->cols + c] = image[i];
         } else {
-            ok = image[i] != image[i]; // still the NaN that was there
+            ok = image[i] != image[i]; // still the original NaN
         }
     }
     free(image);
@@ -561,7 +556,7 @@ static bool read_view(qlora_ctx* ctx, const qlora_tensor* whole, const qlora_ten
 }
 
 typedef struct product_case {
-    int64_t rows; // of x
+    int64_t rows; // rows of x
     int64_t out;
     int64_t in;
     qlora_dtype x;
@@ -569,7 +564,7 @@ typedef struct product_case {
     uint32_t flags;
     bool backward;
     bool plain;
-    qlora_path path; // expected on a GPU with tensor cores; AUTO: do not look
+    qlora_path path; // expected on a GPU with tensor cores; AUTO: not checked
 } product_case;
 
 static const product_case PRODUCTS[] = {
@@ -621,18 +616,18 @@ static const char* run_product(qlora_ctx* ctx, const test_machine* machine, test
                                  : qlora_nf4_gemm_forward(ctx, &xv, &w.w, &yv, flags);
     bool cores = (machine->sets & TEST_TENSOR_CORES) != 0;
     if (gpu && !cores && (flags & QLORA_NF4_FUSED) != 0) {
-        wrong = r == QLORA_ERR_UNSUPPORTED ? NULL : "fused without tensor cores";
+        wrong = r == QLORA_ERR_UNSUPPORTED ? NULL : "the fused kernel ran without tensor cores";
     } else if (r == QLORA_ERR_UNSUPPORTED && !test_has_bf16(machine) && c->x == QLORA_BF16) {
-        wrong = strstr(qlora_last_error(ctx), "8.0") != NULL ? NULL : "another message than 8.0";
+        wrong = strstr(qlora_last_error(ctx), "8.0") != NULL ? NULL : "the message lacks 8.0";
     } else if (r != QLORA_OK) {
         fprintf(stderr, "%s\n", qlora_last_error(ctx));
         wrong = "the call failed";
     } else if (!read_view(ctx, &ys, &yv, got)) {
-        wrong = "written outside, or not read back";
+        wrong = "written outside the matrix, or not read back";
     } else if (n > 0 && !test_rel_l2(expected, got, n, c->y == QLORA_BF16 ? 4e-3 : 2e-6)) {
         wrong = "wrong numbers";
     } else if (gpu && cores && c->path != QLORA_PATH_AUTO && qlora_ctx_last_path(ctx) != c->path) {
-        wrong = "another path than reported";
+        wrong = "not the reported path";
     }
     qlora_tensor_destroy(ctx, &xs);
     qlora_tensor_destroy(ctx, &ys);
@@ -663,7 +658,7 @@ static void small_scratch(qlora_ctx_desc* desc) {
     desc->scratch_bytes = 64 * 1024;
 }
 
-// Too large for the scratch at once: taken in slices, with the same result.
+// Too large for the scratch buffer at once: processed in slices, with the same result.
 TEST nf4_products_in_slices(const test_machine* machine) {
     static const product_case cases[] = {
         {3, 300, 160, QLORA_F32, QLORA_F32, QLORA_NF4_UNFUSED, false, false, QLORA_PATH_AUTO},
@@ -682,7 +677,7 @@ TEST nf4_products_in_slices(const test_machine* machine) {
             FAILm(wrong);
         }
     }
-    // Less than one slice: a clear refusal.
+    // Less scratch memory than one slice: a clear error.
     product_case big = {1, 8, 40000, QLORA_F32, QLORA_F32, 0, false, false, QLORA_PATH_AUTO};
     weight w;
     ASSERT(weight_make(ctx, &random, big.out, big.in, false, &w));
@@ -759,7 +754,7 @@ TEST nf4_refuses(const test_machine* machine) {
     float plain[4];
     qlora_nf4_parts parts_given;
     memset(&parts_given, 0, sizeof parts_given);
-    parts_given.absmax = plain; // this weight has none
+    parts_given.absmax = plain; // this weight does not have it
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_read(ctx, &w, &parts_given));
     qlora_tensor x, y, small;
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 2, 64, &x));

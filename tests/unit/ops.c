@@ -1,10 +1,10 @@
-// ops.c - the operators, proven three ways: the CPU loops in double by finite differences, the
-// CPU loops in float and bf16 against the double ones, the kernels against both.
+// ops.c - the operators, verified in three ways: the CPU loops in double by finite differences, the
+// CPU loops in float and bf16 against those in double, and the kernels against both.
 //
 // A case runs one operator call on a rig (a build of the library, a context, a dtype, a memory
 // layout) with inputs that every dtype holds exactly, and collects the outputs as doubles. Memory
-// outside the elements (guards, padding between rows, outputs before they are written) is NaN, and
-// must be the same afterwards.
+// outside the elements (guards, padding between rows) and outputs before they are written are NaN;
+// the memory outside must be unchanged afterwards.
 #include "machines.h"
 #include "ops_api.h"
 
@@ -18,8 +18,8 @@
 // ---- rigs and matrices ----
 
 typedef enum layout {
-    TIGHT,  // allocations of the exact size: one element too far is a trap
-    PADDED, // rows on 16-byte boundaries with padding behind them, guards around
+    TIGHT,  // allocations of the exact size: one element too far traps
+    PADDED, // rows on 16-byte boundaries, followed by padding, guards around
     ODD,    // misaligned data, odd leading dimensions, guards around
     LAYOUTS
 } layout;
@@ -29,7 +29,7 @@ typedef struct matrix {
     qlora_tensor store;   // the allocation, as bytes
     unsigned char* image; // what was uploaded
     size_t bytes;
-    size_t offset; // of the first element
+    size_t offset; // offset of the first element
     size_t element;
     struct matrix* next;
 } matrix;
@@ -37,7 +37,7 @@ typedef struct matrix {
 typedef struct rig {
     const ops_api* api;
     qlora_ctx* ctx;
-    qlora_dtype dtype; // of the operator's main tensors
+    qlora_dtype dtype; // dtype of the operator's main tensors
     layout place;
     matrix* all;
     bool ok;
@@ -143,7 +143,7 @@ static size_t element_bytes(const rig* r, qlora_dtype dtype) {
     }
 }
 
-// values may be NULL: then the elements are NaN, too.
+// values may be NULL: then the elements are also NaN.
 static matrix* make_batch(rig* r, qlora_dtype dtype, int64_t batch, int64_t rows, int64_t cols,
                           const double* values) {
     matrix* m = (matrix*)calloc(1, sizeof *m);
@@ -153,7 +153,7 @@ static matrix* make_batch(rig* r, qlora_dtype dtype, int64_t batch, int64_t rows
     m->next = r->all;
     r->all = m;
     m->element = element_bytes(r, dtype);
-    bool vector = rows == 1 && batch == 1; // operators demand nothing of a vector's ld
+    bool vector = rows == 1 && batch == 1; // operators do not constrain a vector's ld
     int64_t lanes = 16 / (int64_t)m->element > 0 ? 16 / (int64_t)m->element : 1;
     int64_t ld = cols;
     size_t guard = 0;
@@ -226,7 +226,7 @@ typedef struct outputs {
     size_t capacity;
     segment segments[8];
     int segment_count;
-    uint64_t hash; // of the elements' bytes
+    uint64_t hash; // hash of the elements' bytes
 } outputs;
 
 static void outputs_free(outputs* out) {
@@ -284,12 +284,12 @@ struct op_case {
     run_fn* run;
     int64_t rows;
     int64_t cols;
-    int64_t a; // whatever the operator needs besides
+    int64_t a; // further arguments, depending on the operator
     int64_t b;
     bool backward;
 };
 
-// Normal numbers that bf16 holds exactly; the same for every rig of a case.
+// Normally distributed numbers that bf16 holds exactly; the same for every rig of a case.
 static double* numbers(test_random* random, int64_t n, double scale) {
     double* v = (double*)malloc((size_t)(n > 0 ? n : 1) * sizeof(double));
     if (v == NULL) {
@@ -340,7 +340,7 @@ static matrix* indices(rig* r, int64_t n, int64_t limit, test_random* random, in
 
 enum { OP_SILU, OP_MUL, OP_ADD, OP_SCALE, OP_FILL, OP_SILU_BACKWARD, OP_SWIGLU };
 
-// c->a: which; c->b: 1 writes over the first input, 2 over the second.
+// c->a: the operation; c->b: 1 overwrites the first input, 2 the second.
 static void run_pointwise(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     matrix* a = input(r, r->dtype, c->rows, c->cols, &random, 2);
@@ -377,8 +377,7 @@ static void run_pointwise(rig* r, const op_case* c, outputs* out) {
     }
 }
 
-// gate and up as two column ranges of one buffer, as the model has them. c->a: h again; c->b: in
-// place.
+// gate and up as two column ranges of one buffer, as in the model. c->a: also h; c->b: in place.
 static void run_swiglu_backward(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     matrix* both = input(r, r->dtype, c->rows, 2 * c->cols, &random, 2);
@@ -422,8 +421,8 @@ static void run_norm(rig* r, const op_case* c, outputs* out) {
     }
 }
 
-// c->a: columns of the weight; c->b & 1: dres, & 2: weight in bf16, & 4: dx over dres (or dy), & 8:
-// dw.
+// c->a: columns of the weight; c->b & 1: dres, & 2: weight in bf16, & 4: dx over dres (or dy), &
+// 8: dw.
 static void run_norm_backward(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     matrix* x = input(r, r->dtype, c->rows, c->cols, &random, 3);
@@ -534,8 +533,8 @@ static void run_embed(rig* r, const op_case* c, outputs* out) {
     take(r, out, flag);
 }
 
-// c->a & 1: weights, & 2: scale, & 4: forward only, & 8: total; c->b: every c->b-th row has no
-// label.
+// c->a & 1: weights, & 2: scale, & 4: forward only, & 8: total; c->b: every c->b-th row has
+// no label.
 static void run_cross_entropy(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     matrix* logits = input(r, r->dtype, c->rows, c->cols, &random, 5);
@@ -559,7 +558,7 @@ static void run_cross_entropy(rig* r, const op_case* c, outputs* out) {
     take(r, out, logits);
     take(r, out, losses);
     take(r, out, flag);
-    // The split of the sum into two floats differs between float and double.
+    // The sum is split into two floats differently in float and in double.
     outputs sums;
     memset(&sums, 0, sizeof sums);
     take(r, &sums, total);
@@ -573,7 +572,7 @@ static void run_argmax(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     double* v = numbers(&random, c->rows * c->cols, 1);
     for (int64_t i = 0; i < c->rows * c->cols; i++) {
-        v[i] = floor(v[i]); // many equals
+        v[i] = floor(v[i]); // many equal values
     }
     v[0] = c->a != 0 ? NAN : v[0];
     matrix* x = make(r, r->dtype, c->rows, c->cols, v);
@@ -594,7 +593,7 @@ static matrix* make_bytes(rig* r, const void* data, size_t bytes) {
     return m;
 }
 
-// Other numbers in the same place.
+// Different numbers in the same place.
 static void new_gradient(rig* r, matrix* g, test_random* random) {
     double* fresh = numbers(random, g->t.cols, 1);
     for (int64_t i = 0; i < g->t.cols; i++) {
@@ -605,8 +604,8 @@ static void new_gradient(rig* r, matrix* g, test_random* random) {
 }
 
 // rows = updates, cols = elements; c->a & 1: shadow, & 2: clip scale, & 4: the second update is
-// skipped, & 8: two ranges have copies, one of them in rows that no vector fits, & 16: the shadow
-// is written once more in the end; c->b: offset of the ranges.
+// skipped, & 8: two ranges have copies, one of them with rows that no vector fits, & 16: the shadow
+// is written again at the end; c->b: offset of the ranges.
 static void run_adamw(rig* r, const op_case* c, outputs* out) {
     test_random random = test_random_start(c->name);
     int64_t n = c->cols;
@@ -629,7 +628,7 @@ static void run_adamw(rig* r, const op_case* c, outputs* out) {
         ranges[i].decay = i == 1 ? 0.0f : 1.0f;
         ranges[i].shadow_scale = i == 1 ? 2.5f : 1.0f;
     }
-    // Filled, so that a store beside the rows shows.
+    // Filled, so that a store outside the rows is detected.
     matrix* wide = input(r, r->dtype, third / 4, 12, &random, 1);
     matrix* odd = input(r, r->dtype, third / 7 + 1, 9, &random, 1);
     if ((c->a & 8) != 0) {
@@ -738,7 +737,7 @@ static const op_case cases[] = {
     {"norm_3x37_bf16_weight", run_norm, 3, 37, 37, 2, false},
     {"norm_in_place", run_norm, 3, 896, 896, 4 + 2, false},
     {"norm_3x4096", run_norm, 3, 4096, 4096, 2, false},
-    {"norm_2x9001", run_norm, 2, 9001, 9001, 0, false}, // longer than the registers hold
+    {"norm_2x9001", run_norm, 2, 9001, 9001, 0, false}, // longer than the registers can hold
     {"norm_residual_7x48", run_norm, 7, 48, 48, 1, false},
     {"norm_residual_in_place", run_norm, 4, 1030, 1030, 1 + 2 + 4, false},
     {"norm_residual_2x9001", run_norm, 2, 9001, 9001, 1, false},
@@ -808,7 +807,7 @@ static double rel_l2(const double* expected, const double* got, size_t n) {
     double norm = 0;
     for (size_t i = 0; i < n; i++) {
         if (isnan(expected[i]) && isnan(got[i])) {
-            continue; // what nobody writes
+            continue; // never written
         }
         error += (expected[i] - got[i]) * (expected[i] - got[i]);
         norm += expected[i] * expected[i];
@@ -832,14 +831,14 @@ static outputs run_on(rig* r, const op_case* c) {
     return out;
 }
 
-// A segment of a case in a dtype: how far may the CPU be from float64?
+// The allowed distance of the CPU from float64 for a segment of a case in a dtype.
 static bool cpu_segment_close(const double* truth, const double* got, const segment* s) {
-    // One rounding of a result, or of a sum before it, to 8 bits: each up to 2^-9.
+    // One rounding of a result, or of an intermediate sum, to 8 bits: each up to 2^-9.
     double limit = s->dtype == QLORA_F32 ? 2e-6 : s->dtype == QLORA_BF16 ? 4e-3 : 0;
     return rel_l2(truth, got, s->count) <= limit;
 }
 
-// The kernel against float64 and the CPU's loop of the same dtype.
+// Compares the kernel with float64 and with the CPU's loop in the same dtype.
 static bool gpu_segment_close(const double* truth, const double* cpu, const double* gpu,
                               const segment* s, bool backward) {
     double error = rel_l2(truth, gpu, s->count);
@@ -857,7 +856,7 @@ static bool gpu_segment_close(const double* truth, const double* cpu, const doub
     }
     for (size_t i = 0; i < s->count; i++) {
         double allowed = wide ? 4e-6 * top : fabs(cpu[i]) / 128 + 4e-6 * top;
-        bool both_nan = isnan(cpu[i]) && isnan(gpu[i]); // what nobody writes
+        bool both_nan = isnan(cpu[i]) && isnan(gpu[i]); // never written
         if (!both_nan && !(fabs(cpu[i] - gpu[i]) <= allowed)) {
             printf("    element %zu: CPU %.9g, kernel %.9g\n", i, cpu[i], gpu[i]);
             return false;
@@ -888,7 +887,7 @@ static qlora_ctx* cpu_context(const ops_api* api) {
 
 static const char* const layout_names[LAYOUTS] = {"tight", "padded", "odd"};
 
-// Bits of the first fake machine; the others, whatever their order of warps, must have the same.
+// Bits of the first fake machine; the others must match them, whatever their order of warps.
 static uint64_t first_hash[CASES][2][LAYOUTS];
 
 static bool same_bits_everywhere(const test_machine* machine, size_t index, qlora_dtype dtype,
@@ -975,8 +974,8 @@ TEST cases_hold(const test_machine* machine, const char* prefix) {
 
 // ---- finite differences ----
 
-// The sum of outputs times fixed random numbers, as a function of all inputs in one array; with
-// `gradient` not NULL also what the backward operator says. The inputs stand one behind the other.
+// The sum of outputs times fixed random numbers, as a function of all inputs in one array; if
+// `gradient` is not NULL, also the result of the backward operator. The inputs are concatenated.
 typedef struct gradient_case gradient_case;
 struct gradient_case {
     const char* name;
@@ -985,8 +984,8 @@ struct gradient_case {
     int64_t cols;
     int64_t a;
     int64_t b;
-    int64_t inputs; // how many arrays of rows * cols
-    int64_t more;   // elements behind them
+    int64_t inputs; // number of arrays of rows * cols
+    int64_t more;   // additional elements after them
 };
 
 static double dot(const outputs* out, const double* by) {
@@ -1053,8 +1052,8 @@ static double swiglu_value(rig* r, const gradient_case* g, const double* x, doub
     return sum;
 }
 
-// a: columns of the weight, which stands behind the inputs; b & 1: x = h + delta, and the sum
-// itself has a gradient, too.
+// a: columns of the weight, which follows the inputs; b & 1: x = h + delta, and the sum itself also
+// has a gradient.
 static double norm_value(rig* r, const gradient_case* g, const double* x, double* gradient) {
     int64_t n = g->rows * g->cols;
     test_random random = test_random_start("norm weights");
@@ -1177,7 +1176,7 @@ static const gradient_case gradient_cases[] = {
     {"cross-entropy, weighted and masked", cross_entropy_value, 5, 4, 1, 2, 1, 0},
 };
 
-// |analytic - (f(x + h) - f(x - h)) / 2h| within 1e-5 of the element and 1e-8 of the largest.
+//analytic - (f(x + h) - f(x - h)) / 2h| within 1e-5 of the element and 1e-8 of the largest.
 static bool gradient_holds(const gradient_case* g, qlora_ctx* ctx) {
     const double h = 1e-4;
     int64_t n = g->rows * g->cols * g->inputs + g->more;
@@ -1223,7 +1222,7 @@ TEST gradients_are_differences(void) {
 
 static const double two_pi = 6.283185307179586;
 
-// Frequency i of a table from its first position: the angle of position 1.
+// Frequency i of a table, from its first positions: the angle of position 1.
 static double frequency_of(const float* table, int64_t head_dim, int64_t i) {
     return atan2((double)table[head_dim + head_dim / 2 + i], (double)table[head_dim + i]);
 }
@@ -1240,7 +1239,7 @@ TEST rope_default_table(void) {
             ASSERT(fabs((double)table[p * 8 + 4 + i] - sin(angle)) < 3e-7);
         }
     }
-    // The angle is an fp32 product: at a high position that is far from the exact one.
+    // The angle is an fp32 product: at a high position, it is far from the exact value.
     desc.theta = 500000;
     int64_t positions = 131072;
     float* big = (float*)malloc((size_t)positions * 4 * sizeof(float));
@@ -1313,8 +1312,8 @@ TEST rope_llama3_table(void) {
     PASS();
 }
 
-// theta 10000, factor 4, original 4096, head size 64: the ramp runs from dimension 10 to 23, cosine
-// and sine are multiplied by 0.1 ln 4 + 1.
+// theta 10000, factor 4, original 4096, head size 64: the ramp runs from dimension 10 to 23, and
+// the cosines and sines are multiplied by 0.1 ln 4 + 1.
 TEST rope_yarn_table(void) {
     float table[2 * 64];
     qlora_rope_desc desc;
@@ -1349,9 +1348,9 @@ TEST rope_yarn_table(void) {
     PASS();
 }
 
-// ---- meaning, beyond agreement ----
+// ---- correctness, beyond agreement ----
 
-// The forward formulas, written out once more, on a row of four.
+// The forward formulas, written out again, on a row of four.
 TEST forwards_follow_their_formulas(void) {
     qlora_ctx* ctx = cpu_context(ops_in_double());
     ASSERT(ctx != NULL);
@@ -1430,7 +1429,7 @@ TEST rope_turns_pairs(void) {
     PASS();
 }
 
-// AdamW against the formula as torch documents it, in double, for several updates.
+// AdamW against the formula in torch's documentation, in double, for several updates.
 TEST adamw_follows_the_formula(void) {
     qlora_ctx* ctx = cpu_context(ops_in_double());
     ASSERT(ctx != NULL);
@@ -1477,7 +1476,7 @@ TEST adamw_follows_the_formula(void) {
         ASSERT_CLOSE_DOUBLE(expected, got, 3, 0, 1e-12);
         ASSERT_EQ(0.0, ((double*)tensors[1]->t.data)[0]);
     }
-    // Ranges that leave the arena, and copies without a shape, change nothing.
+    // Ranges that exceed the arena, and copies without a shape, are rejected and change nothing.
     const qlora_adamw_range wrong[] = {
         {0, 2, 1, 1, NULL, 0, 0},
         {-1, 1, 1, 1, NULL, 0, 0},
@@ -1543,8 +1542,8 @@ static double share_equal(const outputs* a, const outputs* b) {
     return (double)equal / (double)a->count;
 }
 
-// The mask depends on what an element is, not on which call computes it; every part of the counter
-// matters.
+// The mask depends on an element's identity, not on the call that computes it; every part of the
+// counter matters.
 TEST dropout_is_a_function_of_its_counter(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -1580,7 +1579,7 @@ TEST dropout_is_a_function_of_its_counter(const test_machine* machine) {
     PASS();
 }
 
-// Small losses onto a large sum: without the second float each of them would be lost.
+// Small losses added to a large sum: without the second float, each of them would be lost.
 TEST total_carries_its_rest(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -1613,7 +1612,8 @@ TEST total_carries_its_rest(const test_machine* machine) {
     PASS();
 }
 
-// Sizes of zero are fine and touch nothing; rows of a label outside are flagged on the device.
+// Sizes of zero are valid and access nothing; rows with a label out of range are flagged on
+// the device.
 TEST empty_tensors_are_fine(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -1663,7 +1663,8 @@ TEST empty_tensors_are_fine(const test_machine* machine) {
     PASS();
 }
 
-// A bad id, position or label: an error on the CPU, a flag on the device; the other rows are right.
+// A bad id, position or label is an error on the CPU and sets a flag on the device; the other rows
+// are correct.
 TEST bad_indices_are_reported(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {
@@ -1709,7 +1710,7 @@ TEST bad_indices_are_reported(const test_machine* machine) {
     PASS();
 }
 
-// What the checks refuse, with a text.
+// Invalid arguments are rejected with a message.
 TEST wrong_arguments_are_refused(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (ctx == NULL) {

@@ -13,7 +13,7 @@
         ASSERT_EQ_FMT((int)(RESULT), (int)(CALL), "%d");                                           \
         if (strstr(qlora_last_error(ctx), (NEEDLE)) == NULL) {                                     \
             fprintf(stderr, "message: %s\n", qlora_last_error(ctx));                               \
-            FAILm("the message does not say: " NEEDLE);                                            \
+            FAILm("the message lacks: " NEEDLE);                                                   \
         }                                                                                          \
     } while (0)
 
@@ -147,7 +147,7 @@ TEST ctx_defaults_are_documented(const test_machine* machine) {
     PASS();
 }
 
-// What stands between a program and the GPU: each has its own text, and the CPU serves instead.
+// Obstacles between a program and the GPU: each has its own message, and the CPU is used instead.
 typedef struct obstacle {
     const char* needle;
     int init;
@@ -194,7 +194,7 @@ TEST ctx_falls_back_and_says_why(const test_machine* machine) {
             }
             if (strstr(why, o->needle) == NULL) {
                 fprintf(stderr, "case %d: %s\n", (int)i, why);
-                FAILm("the reason does not say what stands in the way");
+                FAILm("the reason does not name the obstacle");
             }
             ASSERT_EQ(NULL, test_fake()->done());
         }
@@ -223,10 +223,10 @@ TEST ctx_broken_libraries(const test_machine* machine) {
     with_library = "build/there-is-no-such-file.so";
     ASSERT_EQ(NULL, test_open(machine, with_cuda_library));
     ASSERT(strstr(test_open_reason(), "there-is-no-such-file") != NULL);
-    with_library = "libm.so.6"; // a library, but no driver
+    with_library = "libm.so.6"; // a library, but not a driver
     ASSERT_EQ(NULL, test_open(machine, with_cuda_library));
     ASSERT(strstr(test_open_reason(), "lacks cuInit") != NULL);
-    // A broken cuBLAS is done without, and that is said.
+    // A broken cuBLAS is not used, and that is reported.
     static const char* const notes[] = {"not found", "lacks cublasCreate_v2"};
     for (int i = 0; i < 2; i++) {
         with_library = i == 0 ? path : "libm.so.6";
@@ -253,7 +253,7 @@ TEST ctx_children_first(const test_machine* machine) {
     PASS();
 }
 
-// The host's own current context is untouched by our calls, whatever it is.
+// Our calls do not change the host's current context, whatever it is.
 TEST ctx_leaves_current_context_alone(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
@@ -268,7 +268,7 @@ TEST ctx_leaves_current_context_alone(const test_machine* machine) {
     REFUSED(QLORA_ERR_ARGUMENT, "NULL", qlora_tensor_create(ctx, QLORA_F32, 2, 2, NULL));
     ASSERT_EQ(0, cu->cuCtxGetCurrent(&now));
     ASSERT_EQ(mine, now);
-    // A stream of another context is refused; so is the legacy stream.
+    // A stream of another context is rejected, and so is the legacy stream.
     void* foreign = NULL;
     ASSERT_EQ(0, cu->cuStreamCreate(&foreign, 1));
     REFUSED(QLORA_ERR_ARGUMENT, "another CUDA context", qlora_ctx_set_stream(ctx, foreign));
@@ -280,7 +280,7 @@ TEST ctx_leaves_current_context_alone(const test_machine* machine) {
     PASS();
 }
 
-// A caller's context and stream are used as they are and live on.
+// A caller's context and stream are used as they are and outlive ours.
 static void* given_context;
 static void with_context(qlora_ctx_desc* desc) {
     const fake_cu* cu = &test_fake()->cu;
@@ -318,7 +318,7 @@ TEST ctx_uses_a_given_context(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &c));
     ASSERT_EQ(QLORA_OK, qlora_ctx_set_stream(ctx, NULL));
     ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
-    ASSERT_EQ(0, cu->cuStreamDestroy_v2(stream)); // still there
+    ASSERT_EQ(0, cu->cuStreamDestroy_v2(stream)); // still exists
     ASSERT_EQ(0, cu->cuCtxPopCurrent_v2(&popped));
     ASSERT_EQ(0, cu->cuCtxDestroy_v2(given_context));
     ASSERT_EQ(NULL, test_fake()->done());
@@ -419,7 +419,7 @@ TEST cache_users_kernel(const test_machine* machine) {
     REFUSED(QLORA_ERR_ARGUMENT, "needed", qlora_ptx_emit(ctx, USER_PTX, ptx, 20, &needed));
     ASSERT_EQ(QLORA_OK, qlora_ptx_emit(ctx, USER_PTX, ptx, sizeof ptx, &needed));
     ASSERT_EQ(strlen(ptx) + 1, needed);
-    if (strcmp(qlora_ctx_target(ctx), "sm_75") != 0) { // F-PTX-001
+    if (strcmp(qlora_ctx_target(ctx), "sm_75") != 0) { // PTX must name the context's target
         REFUSED(QLORA_ERR_TARGET, "qlora_ptx_emit",
                 qlora_cache_get_or_compile(ctx, "mine", USER_PTX, "add_one", &kernel));
     }
@@ -470,7 +470,7 @@ TEST cache_text_is_refused_when_it_goes_backward(const test_machine* machine) {
     REFUSED(QLORA_ERR_TARGET, "begin", qlora_ptx_emit(ctx, ".target sm_75\n", NULL, 0, &needed));
     REFUSED(QLORA_ERR_TARGET, "driver",
             qlora_ptx_emit(ctx, ".version 9.9\n.target sm_75\n", NULL, 0, &needed));
-    // A directive inside a comment does not count.
+    // A directive inside a comment is ignored.
     char out[160];
     ASSERT_EQ(QLORA_OK,
               qlora_ptx_emit(ctx,
@@ -487,7 +487,8 @@ TEST cache_text_is_refused_when_it_goes_backward(const test_machine* machine) {
 
 static const qlora_prewarm_desc SMALL_SHAPE = {64, 96, 4, 2, 16, 8, 4, QLORA_BASE_NF4, QLORA_F32};
 
-// Pre-warm loads all that the shape needs, seals, and nothing is compiled afterwards.
+// Pre-warm loads everything that the shape needs and seals the cache; nothing is
+// compiled afterwards.
 TEST cache_prewarm_and_seal(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
@@ -560,7 +561,7 @@ TEST cache_prewarm_bad_shapes(const test_machine* machine) {
     PASS();
 }
 
-// Fewer modules when cuBLAS is bound, same numbers.
+// Fewer modules if cuBLAS is bound, with the same numbers.
 TEST cache_fewer_modules_with_cublas(const test_machine* machine) {
     uint32_t modules[2];
     float got[2][12 * 12];
@@ -587,7 +588,7 @@ TEST cache_fewer_modules_with_cublas(const test_machine* machine) {
         ASSERT(test_close_ctx(&m, ctx));
     }
     ASSERT(modules[1] < modules[0]);
-    ASSERT_CLOSE(got[0], got[1], 12 * 12, 0, 0); // whole numbers: exact on both
+    ASSERT_CLOSE(got[0], got[1], 12 * 12, 0, 0); // integers: exact on both
     PASS();
 }
 
@@ -597,7 +598,7 @@ static float bits_float(uint32_t bits) {
     return value;
 }
 
-// One cast of raw elements: n of them from `in`, to `out`.
+// One cast of n raw elements from `in` to `out`.
 static bool cast_bytes(qlora_ctx* ctx, qlora_dtype from, qlora_dtype to, const void* in, void* out,
                        int64_t n) {
     qlora_tensor x, y;
@@ -610,9 +611,9 @@ static bool cast_bytes(qlora_ctx* ctx, qlora_dtype from, qlora_dtype to, const v
            ok;
 }
 
-// Every rounding of f32 to 16 bits against the definition, with all 65536 patterns back and forth:
-// the value in the middle between two neighbours goes to the even one, anything beside to the
-// nearer.
+// Every rounding of f32 to 16 bits against the definition, with all 65536 patterns in both
+// directions: the midpoint between two neighbours goes to the even one, any other value to the
+// nearer one.
 TEST cast_rounds_to_nearest_even(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx)
@@ -634,7 +635,7 @@ TEST cast_rounds_to_nearest_even(const test_machine* machine) {
             bool is_nan = (i & 0x7fff) > infinity;
             ASSERT(is_nan ? wide[i] != wide[i] && (again[i] & 0x7fff) > infinity : again[i] == i);
         }
-        for (int side = -1; side <= 1; side++) { // just below the middle, in it, just above
+        for (int side = -1; side <= 1; side++) { // just below the midpoint, at it, just above it
             for (int i = 0; i < N; i++) {
                 bool finite = (i & 0x7fff) + 1 < infinity;
                 double between =
@@ -656,7 +657,8 @@ TEST cast_rounds_to_nearest_even(const test_machine* machine) {
     PASS();
 }
 
-// C-KEY: every row of the registry loads and resolves, on every machine that has its module.
+// The registry is the only table of kernels: every row loads and resolves on every machine that has
+// its module.
 TEST cache_every_kernel_loads(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
@@ -679,7 +681,8 @@ TEST cache_every_kernel_loads(const test_machine* machine) {
     PASS();
 }
 
-// F-PTX-001 on devices that nobody here has: the emitted target and the version that goes with it.
+// The emitted target, and the version that goes with it, for devices that are not available for
+// testing: PTX must name the target that qlora_ctx_target returns.
 TEST cache_emits_for_the_device(const test_machine* machine) {
     (void)machine;
     static const struct {
@@ -751,7 +754,7 @@ static void clip_free(qlora_ctx* ctx, clip_fixture* f) {
     }
 }
 
-// Whether tensor i holds its values times scale.
+// Whether tensor i holds its original values times scale.
 static bool clip_scaled(qlora_ctx* ctx, const clip_fixture* f, int i, double scale) {
     size_t n = (size_t)(CLIP_SHAPES[i][0] * CLIP_SHAPES[i][1]);
     if (n == 0) {
@@ -784,7 +787,7 @@ TEST clip_one_norm(const test_machine* machine) {
         qlora_clip* clip = NULL;
         ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, f.list, NULL, CLIP_TENSORS, &clip));
         const double limits[] = {2.0, 0.5, -1.0}; // above the norm, below it, off
-        double total = 1.0; // what the passes so far have made of the gradients
+        double total = 1.0; // effect of the passes so far on the gradients
         for (int l = 0; l < 3; l++) {
             double now = norm * total;
             float limit = limits[l] < 0 ? -1.0f : (float)(limits[l] * now);
@@ -816,7 +819,7 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
     ASSERT(clip_make(ctx, &f, 1.0f));
     f.values[4][77] = INFINITY;
     ASSERT_EQ(QLORA_OK, qlora_tensor_write(ctx, &f.tensors[4], f.values[4], 70 * 130 * 4));
-    const int32_t groups[CLIP_TENSORS] = {1, 0, 0, 3, 2}; // in no order
+    const int32_t groups[CLIP_TENSORS] = {1, 0, 0, 3, 2}; // unordered
     qlora_clip* clip = NULL;
     ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, f.list, groups, CLIP_TENSORS, &clip));
     ASSERT_EQ(QLORA_OK, qlora_clip_set(clip, 1.0f));
@@ -827,7 +830,7 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
         if (i == 4) {
             ASSERT(!info.finite);
             ASSERT_EQ_FMT(1.0, (double)info.scale, "%g");
-            ASSERT(clip_scaled(ctx, &f, i, 1.0)); // left alone
+            ASSERT(clip_scaled(ctx, &f, i, 1.0)); // unchanged
         } else if (i != 2) {
             double norm = sqrt(f.squares[i]);
             ASSERT(info.finite);
@@ -842,7 +845,7 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
     const int32_t bad[CLIP_TENSORS] = {0, 1, 2, 3, 9};
     REFUSED(QLORA_ERR_ARGUMENT, "group 9",
             qlora_clip_create(ctx, f.list, bad, CLIP_TENSORS, &clip));
-    // No gradients at all is fine: a norm of 0.
+    // An empty list of gradients is valid: the norm is 0.
     ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, NULL, NULL, 0, &clip));
     ASSERT_EQ(QLORA_OK, qlora_clip_apply(clip));
     ASSERT_EQ(QLORA_OK, qlora_clip_query(clip, 0, &info));
@@ -885,7 +888,7 @@ typedef struct step_state {
     qlora_tensor c;
     const qlora_tensor* list[1];
     qlora_clip* clip;
-    const void* host; // for steps that do what a capture cannot
+    const void* host; // for steps that a capture does not allow
     int mode;
 } step_state;
 
@@ -897,7 +900,7 @@ static qlora_result step(qlora_ctx* ctx, void* user) {
     float host[16];
     switch (s->mode) {
     case 1:
-        qlora_ctx_sync(ctx); // the callback overlooks the error: the capture must fail all the same
+        qlora_ctx_sync(ctx); // the callback ignores the error: the capture must still fail
         break;
     case 2:
         return qlora_tensor_read(ctx, &s->c, host, 64);
@@ -945,9 +948,9 @@ TEST graph_replays_what_it_captured(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &s.c));
     qlora_graph* graph = NULL;
     ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 42, step, &s, &graph));
-    ASSERT(test_read(ctx, &s.c, got)); // the captured step was executed, too
+    ASSERT(test_read(ctx, &s.c, got)); // the captured step was also executed
     ASSERT_CLOSE(eager, got, 16, 0, 0);
-    // Replay sees the values of its own time: inputs and max_norm live in device memory.
+    // A replay sees the current values: inputs and max_norm are in device memory.
     float twice[16];
     for (int i = 0; i < 16; i++) {
         twice[i] = (float)(i % 5);
@@ -965,7 +968,7 @@ TEST graph_replays_what_it_captured(const test_machine* machine) {
     ASSERT_EQ(1u, info.replays);
     ASSERT(info.valid);
     ASSERT_EQ(qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA, info.nodes >= 4);
-    // Freeing a buffer that it uses makes it invalid; one that it does not use does not.
+    // Freeing a buffer that the graph uses invalidates it; freeing another one does not.
     qlora_tensor unrelated;
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 4, 4, &unrelated));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &unrelated));
@@ -988,7 +991,7 @@ typedef struct clear_state {
     qlora_tensor sum;
 } clear_state;
 
-// 3, cleared in between, 5: a clear that came early or late would be seen.
+// 3, cleared in between, 5: clearing too early or too late would show.
 static qlora_result clear_step(qlora_ctx* ctx, void* user) {
     clear_state* s = (clear_state*)user;
     qlora_result r = qlora_fill(ctx, 3.0f, &s->small);
@@ -998,8 +1001,8 @@ static qlora_result clear_step(qlora_ctx* ctx, void* user) {
     return r == QLORA_OK ? qlora_fill(ctx, 5.0f, &s->small) : r;
 }
 
-// A small memset of a graph becomes a kernel node (a large one stays), with the driver's calls for
-// it failing one after the other, too: the node stays, or the capture fails cleanly.
+// A small memset in a graph becomes a kernel node (a large one stays a memset). The driver calls
+// for this are also made to fail one after another: the memset stays, or the capture fails cleanly.
 TEST graph_clears_are_kernels(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
@@ -1056,7 +1059,7 @@ TEST graph_capture_fails_clearly(const test_machine* machine) {
     step_state s;
     ASSERT(step_make(ctx, &s));
     qlora_graph* graph = NULL;
-    // Nothing is compiled yet: the kernel that would be is named.
+    // Nothing is compiled yet: the error names the kernel that would be compiled.
     if (!machine->cublas) {
         REFUSED(QLORA_ERR_CAPTURE, "compiling kernel module gemm",
                 qlora_graph_capture(ctx, 1, step, &s, &graph));
@@ -1083,11 +1086,11 @@ TEST graph_capture_fails_clearly(const test_machine* machine) {
     REFUSED(QLORA_ERR_ARGUMENT, "fn is NULL", qlora_graph_capture(ctx, 1, NULL, &s, &graph));
     ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, step, &s, &graph));
     ASSERT_EQ(QLORA_OK, qlora_graph_replay(graph, 1));
-    // Another stream: the graph is gone.
+    // Another stream: the graph is invalid.
     if (strcmp(machine->backend, "fake") == 0) {
         ASSERT_EQ(QLORA_OK, qlora_ctx_set_stream(ctx, NULL));
         REFUSED(QLORA_ERR_STATE, "stream", qlora_graph_replay(graph, 1));
-        test_fake()->forgive(); // modes 1 to 3 were refused by us before the driver saw them
+        test_fake()->forgive(); // the library rejected modes 1 to 3 before they reached the driver
     }
     ASSERT_EQ(QLORA_OK, qlora_graph_destroy(graph));
     step_free(ctx, &s);

@@ -1,8 +1,8 @@
 // text.c - qlora_text.h: tokenizers, chat formats and data files.
 //
-// The small tokenizers of tests/golden are always there. The real ones, llama.cpp's vectors, the
-// JSON test suite and the texts are looked for in the folder $QLORA_SHARED, or shared, or
-// ../shared.
+// The small tokenizers in tests/golden are always present. The real ones, llama.cpp's
+// vectors, the JSON test suite and the texts are looked for in the folder $QLORA_SHARED, or
+// shared, or ../shared.
 
 #include "test.h"
 
@@ -63,7 +63,7 @@ static bool shared_is_there(const char* name) {
     return file != NULL;
 }
 
-// A gzipped tokenizer of the shared folder; NULL when it or gzip is missing.
+// A gzipped tokenizer in the shared folder; NULL if it or gzip is missing.
 static text_tok* shared_tok(const char* name) {
     char command[2400];
     char from[64];
@@ -113,7 +113,7 @@ static bool same_ids(const text_ids* got, const text__json* json, const text__no
     bool same = text__json_ids(json, want, &ids, &why) && ids.count == got->count &&
                 (ids.count == 0 || memcmp(ids.data, got->data, ids.count * sizeof(int32_t)) == 0);
     if (!same) {
-        printf("ids differ: wanted %zu, got %zu\n", ids.count, got->count);
+        printf("ids differ: expected %zu, got %zu\n", ids.count, got->count);
     }
     text_ids_free(&ids);
     return same;
@@ -122,12 +122,12 @@ static bool same_ids(const text_ids* got, const text__json* json, const text__no
 static bool same_text(const text_bytes* got, const char* want, size_t size) {
     bool same = got->count == size && (size == 0 || memcmp(got->data, want, size) == 0);
     if (!same) {
-        printf("texts differ: wanted %.*s got %.*s\n", (int)size, want, (int)got->count, got->data);
+        printf("texts differ: want %.*s got %.*s\n", (int)size, want, (int)got->count, got->data);
     }
     return same;
 }
 
-// Encodes every string and compares with golden[kind]; counts what is right.
+// Encodes every string and compares it with golden[kind]; counts the correct ones.
 static size_t golden_encode(text_tok* tok, const text__json* json, const text__node* strings,
                             const text__node* want, unsigned flags) {
     size_t right = 0;
@@ -148,7 +148,7 @@ static size_t golden_encode(text_tok* tok, const text__json* json, const text__n
     return right;
 }
 
-// Decodes the golden ids (without `cut` ids at both ends), whole and as a stream.
+// Decodes the golden ids (without `cut` ids at both ends), all at once and as a stream.
 static size_t golden_decode(text_tok* tok, const text__json* json, const text__node* ids,
                             const text__node* want, unsigned flags, size_t cut) {
     size_t right = 0;
@@ -240,7 +240,7 @@ TEST json_depth_and_lines(void) {
     PASS();
 }
 
-// JSONTestSuite: the file names say what must happen.
+// JSONTestSuite: the file names give the expected outcome.
 TEST json_suite_files(void) {
     char list[1100];
     snprintf(list, sizeof(list), "ls '%s' > build/test_text_list.txt 2>/dev/null",
@@ -288,7 +288,7 @@ TEST normal_forms(void) {
          "a\xFF\xC3\xA9\xC3",
          "\xCC\x81"
          "a\xFF"
-         "e\xCC\x81\xC3"}, // bad bytes stay
+         "e\xCC\x81\xC3"}, // invalid bytes are unchanged
         {"plain ASCII", "plain ASCII", "plain ASCII"}};
     text__marks marks = {0};
     uint8_t* classes = text__classes_make(&why);
@@ -308,7 +308,7 @@ TEST normal_forms(void) {
     PASS();
 }
 
-// NFC of random texts, as the reference library does it.
+// NFC of random texts, compared with the reference library.
 TEST normal_forms_golden(void) {
     text_bytes file;
     text__json json;
@@ -336,7 +336,7 @@ TEST normal_forms_golden(void) {
     PASS();
 }
 
-// One pattern on one text: the ends of the pieces in characters.
+// One pattern on one text: the ends of the pieces, in characters.
 static bool split_is_right(const text__step* step, const uint8_t* classes, const text__json* json,
                            const text__node* text, const text__node* ends) {
     text__view view = {(const unsigned char*)text__json_text(json, text), text->size, classes,
@@ -435,7 +435,7 @@ TEST normal_forms_are_linear(void) {
     PASS();
 }
 
-// ---- what the reference library says ----
+// ---- agreement with the reference library ----
 
 TEST mini_golden(const char* name) {
     text_bytes file;
@@ -483,7 +483,7 @@ TEST shared_golden(const char* name) {
     PASS();
 }
 
-// One text between the separators of llama.cpp's .inp, one line of ids in its .out.
+// Texts are separated as in llama.cpp's .inp; its .out has one line of ids for each.
 static bool vector_is_right(text_tok* tok, const char* text, size_t size, const char* line) {
     text_ids got = {0};
     bool right = text_encode(tok, text, size, 0, &got, &why);
@@ -537,7 +537,7 @@ TEST llama_cpp_vectors(const char* vocab, const char* name) {
     PASS();
 }
 
-// ---- there and back ----
+// ---- round trips ----
 
 static bool round_trips(text_tok* tok, const char* text, size_t size) {
     text_ids ids = {0};
@@ -565,7 +565,7 @@ TEST random_bytes(text_tok* (*open)(const char*), const char* name, bool normali
             text[k] = (char)(unsigned char)(kind == 0   ? byte
                                             : kind == 1 ? byte & 0x7F
                                                         : byte | 0x80);
-            // NFC changes what it has to; bytes below 0x80 and above 0xF4 it leaves alone
+            // NFC makes its own changes; bytes below 0x80 and above 0xF4 are not affected
             if (normalizes && (unsigned char)text[k] >= 0x80) {
                 text[k] = (char)(unsigned char)(0xF8 | (byte & 7));
             }
@@ -600,7 +600,7 @@ TEST shakespeare(text_tok* (*open)(const char*), const char* name) {
     PASS();
 }
 
-// A million equal letters are one word: not quadratic.
+// A million equal letters are one word: encoding must not be quadratic.
 TEST long_word(const char* name) {
     size_t size = 1000000;
     text_tok* tok = golden_tok(name);
@@ -619,7 +619,7 @@ TEST long_word(const char* name) {
     PASS();
 }
 
-// Cutting at word marks, the cache, and the two ways to merge change nothing.
+// Splitting at word marks, the cache, and the two ways to merge do not change the result.
 TEST shortcuts_change_nothing(void) {
     test_random random = test_random_start("shortcuts");
     text_tok* tok = golden_tok("text_spm");
@@ -666,7 +666,7 @@ TEST streams(const char* name) {
             ids[k] = (int32_t)test_random_below(&random, (uint64_t)text_tok_count(tok));
             size_t before = parts.count;
             ASSERT(text_stream_push(tok, &stream, ids[k], 0, &parts, &why));
-            // what comes out is UTF-8 at once
+            // the output is always complete UTF-8
             size_t used;
             text_bytes checked = {0};
             const char* fresh = parts.count > before ? parts.data + before : "";
@@ -689,7 +689,7 @@ TEST streams(const char* name) {
     PASS();
 }
 
-// TEXT_LITERAL: special tokens are ordinary text. The id of the vocabulary is the one that counts.
+// TEXT_LITERAL: special tokens are ordinary text. The id in the vocabulary takes precedence.
 TEST added_tokens(void) {
     static const char json[] =
         "{\"added_tokens\":[{\"id\":9,\"content\":\"ab\",\"special\":true},{\"id\":7,\"content\":"
@@ -713,7 +713,8 @@ TEST added_tokens(void) {
     PASS();
 }
 
-// Characters that the vocabulary lacks: one <unk> each, or one for neighbours; lost without <unk>.
+// Characters missing from the vocabulary: one <unk> each, or one for a run of them; dropped
+// without <unk>.
 TEST unknown_characters(void) {
     static const struct {
         const char* options;
@@ -739,7 +740,7 @@ TEST unknown_characters(void) {
     PASS();
 }
 
-// ---- files that are wrong ----
+// ---- invalid files ----
 
 #define MINI(rest)                                                                                 \
     "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[]}," rest "}"
@@ -822,7 +823,7 @@ TEST bin_format(void) {
     text_ids_free(&ids);
     text_bytes_free(&back);
     text_tok_close(tok);
-    for (size_t cut = 0; cut < size; cut++) { // every shorter file is refused or whole tokens
+    for (size_t cut = 0; cut < size; cut++) { // a truncated file is rejected or has whole tokens
         tok = NULL;
         bool good = text_tok_load("t.bin", data, cut, &tok, &why);
         ASSERT(good == (tok != NULL));
@@ -862,7 +863,7 @@ static void world_close(data_world* w) {
     text_tok_close(w->tok);
 }
 
-// A sample as text, what is trained in {braces}.
+// A sample as text, with the trained part in {braces}.
 static const char* sample_text(const data_world* w, size_t index) {
     static char out[4096];
     text_sample sample = text_data_get(w->data, index);
@@ -893,7 +894,7 @@ TEST records(void) {
     } rows[] = {
         {"chatml", "{\"text\":\"hi you\"}", "<s>{hi you</s>}"},
         {"chatml", "{\"text\":\"<s>you</s>\"}", "<s>{you</s>}"},
-        {"chatml", "{\"text\":\"<s>hi\"}", "<s>{<s>hi</s>}"}, // <s>h is a token of its own
+        {"chatml", "{\"text\":\"<s>hi\"}", "<s>{<s>hi</s>}"}, // <s>h is a separate token
         {"chatml", "{\"text\":\"\"}", ""},
         {"chatml", "{\"prompt\":\"Q: 1\",\"completion\":\" A\"}", "<s>Q: 1{ A</s>}"},
         {"chatml",
@@ -959,7 +960,7 @@ TEST records_sentencepiece(void) {
     data_world w;
     ASSERT(world_open(&w, "text_spm", NULL, "mistral"));
     ASSERT(world_load(&w, "x.jsonl", "{\"question\":\"the\",\"answer\":\"and\"}"));
-    // one text but for the boundary: no second space after it, and the same ids as in one go
+    // one text except for the boundary: no second space after it, and the same ids as in one go
     static const char text[] = "[INST] the [/INST] and";
     text_ids whole = {0};
     ASSERT(text_encode(w.tok, text, strlen(text), 0, &whole, &why));
@@ -1047,7 +1048,7 @@ TEST text_files(void) {
     ASSERT_EQ((size_t)4, text_data_get(w.data, 1).line);
     ASSERT(world_load(&w, "x.txt", "<s>one</s>"));
     ASSERT_STR_EQ("<s>{one</s>}", sample_text(&w, 0));
-    // cut into samples of at most 5: every token once, BOS in front of each
+    // split into samples of at most 5: every token once, BOS at the start of each
     static const char text[] = "the world and the people of the land";
     text_ids whole = {0};
     ASSERT(text_encode(w.tok, text, strlen(text), 0, &whole, &why));
@@ -1074,7 +1075,7 @@ TEST text_files(void) {
     PASS();
 }
 
-// A model folder is a few files; the formats are recognised by what is in them.
+// A model folder is a few files; the chat formats are recognised by their contents.
 static bool folder_write(const char* name, const char* text) {
     char path[100];
     snprintf(path, sizeof(path), "build/%s", name);
@@ -1156,7 +1157,7 @@ static bool everything(const text_bytes* file) {
     return good;
 }
 
-// Whichever allocation fails: false, a message, nothing leaks.
+// Whichever allocation fails, the result is false with a message, and nothing leaks.
 TEST every_allocation(const char* name) {
     char path[64];
     text_bytes file = {0};

@@ -1,4 +1,5 @@
-// A header of the program may have included the declarations before the implementation is wanted.
+// A program's header may already have included the declarations when the implementation
+// is included.
 #define _POSIX_C_SOURCE 200809L
 #include "qlora.h"
 #define QLORA_IMPLEMENTATION

@@ -1,3 +1,3 @@
-// The implementation under whatever configuration macros the command line defines.
+// The implementation with the configuration macros defined on the command line.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"

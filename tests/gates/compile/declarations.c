@@ -1,4 +1,4 @@
-// The declarations need no header before them.
+// The declarations must compile without any header before them.
 #include "qlora.h"
 
 typedef qlora_result use_it;

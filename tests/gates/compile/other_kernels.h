@@ -1,2 +1,2 @@
-// Stands for a user's renamed copy, see QLORA_KERNELS_HEADER in check.sh.
+// Represents a user's renamed copy; see QLORA_KERNELS_HEADER in check.sh.
 #include "kernels_ptx.h"

@@ -1,4 +1,5 @@
-// A private copy of the library here, another one in static_b.c: they must not meet in the linker.
+// A private copy of the library here and another one in static_b.c: they must not collide in
+// the linker.
 #define QLORA_STATIC
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"

@@ -1,9 +1,10 @@
-// Declarations only: what most files of a program see. two_b has the implementation.
+// Declarations only, as in most files of a program. two_b has the implementation.
 #include "qlora.h"
 
 #include <stdio.h>
 
-// Declared in both languages, so that the two halves may be C and C++ in any mix.
+// Declared with C linkage in both languages, so that the two halves can be C and C++ in
+// any combination.
 #ifdef __cplusplus
 extern "C" int two_b_version(void);
 #else

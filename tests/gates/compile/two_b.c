@@ -1,4 +1,5 @@
-// The one file with the implementation; a second include, with the macro still set, adds nothing.
+// The one file with the implementation; a second include, with the macro still defined, must
+// add nothing.
 #define QLORA_IMPLEMENTATION
 #include "qlora.h"
 #include "qlora.h"

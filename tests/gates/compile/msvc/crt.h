@@ -1,6 +1,6 @@
-// crt.h - just enough of a C library for Windows, declared by us, to let clang parse qlora.h in its
-// MSVC mode: see gate_msvc in check.sh. Nothing is linked. A function that qlora.h starts to use
-// gets its line here.
+// crt.h - just enough declarations of a Windows C library to let clang parse qlora.h in MSVC mode:
+// see gate_msvc in check.sh. Nothing is linked. When qlora.h starts to use another function, add a
+// line for it here.
 #ifndef MSVC_CRT_H
 #define MSVC_CRT_H
 
@@ -65,7 +65,7 @@ int abs(int), atoi(const char*);
 void *memcpy(void*, const void*, size_t), *memmove(void*, const void*, size_t);
 void* memset(void*, int, size_t);
 #ifdef __cplusplus
-extern "C++" { // two of each, as the C++ standard has it
+extern "C++" { // two overloads of each, as in the C++ standard
 const void* memchr(const void*, int, size_t);
 const char *strchr(const char*, int), *strrchr(const char*, int), *strstr(const char*, const char*);
 const char* strpbrk(const char*, const char*);
