@@ -373,12 +373,13 @@ QLORA_API qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t byte
                                          qlora_dtype dtype, int64_t rows, int64_t cols, int64_t ld,
                                          qlora_tensor* out);
 // A window of a tensor of batch 1; shares its memory, is not destroyed.
-QLORA_API qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows,
-                                         int64_t col, int64_t cols, qlora_tensor* out);
+QLORA_API qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64_t row,
+                                         int64_t rows, int64_t col, int64_t cols,
+                                         qlora_tensor* out);
 // Whole contiguous tensors; bytes must be the tensor's size. Both wait for the device.
-QLORA_API qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor,
+QLORA_API qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor,
                                            const void* source, size_t bytes);
-QLORA_API qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor,
+QLORA_API qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor,
                                              void* target, size_t bytes);
 // Bytes of zero over the elements of the tensor (not over padding between rows). Does not wait.
 QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor);
@@ -402,14 +403,14 @@ QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* ke
 QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
                                       size_t* needed);
 
-typedef struct qlora_launch {
+typedef struct qlora_launch_desc {
     uint32_t grid[3]; // 0 counts as 1
     uint32_t block[3];
     uint32_t shared_bytes; // dynamic shared memory
-} qlora_launch;
+} qlora_launch_desc;
 // args[i] points at the value of parameter i, as in cuLaunchKernel.
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                           const qlora_launch* launch, void** args);
+                                           const qlora_launch_desc* launch, void** args);
 
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
@@ -417,7 +418,7 @@ typedef enum qlora_base_format {
     QLORA_BASE_32BIT = 2
 } qlora_base_format;
 
-typedef struct qlora_shape {
+typedef struct qlora_prewarm_desc {
     int64_t hidden;
     int64_t intermediate;
     int64_t heads;
@@ -427,12 +428,12 @@ typedef struct qlora_shape {
     int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
     qlora_base_format base;
     qlora_dtype compute; // F32, BF16
-} qlora_shape;
+} qlora_prewarm_desc;
 
 // Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
 // is freed again, and seals the cache. Again for a second model: compiles the difference and
 // reseals.
-QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape);
+QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
 // A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
 // compile.
 QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
@@ -449,7 +450,7 @@ typedef struct qlora_cache_info {
     uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
     bool sealed;
 } qlora_cache_info;
-QLORA_API qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out);
+QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
 // The registry, for tests and tools: name of kernel i, NULL past the end.
 QLORA_API const char* qlora_kernel_name(size_t index);
 
@@ -553,9 +554,9 @@ QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc
                                       const qlora_tensor* memory, qlora_nf4* out);
 QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
 // Both wait for the device. Parts that are NULL stay as they are.
-QLORA_API qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
                                         const qlora_nf4_parts* parts);
-QLORA_API qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
                                           const qlora_nf4_parts* parts);
 // From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
 QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
@@ -595,22 +596,30 @@ typedef struct qlora_clip qlora_clip;
 // Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
 // groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
 // max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
-// and sets a flag.
+// and sets a flag. The tensors must outlive the clip.
 QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
                                          const int32_t* groups, size_t n, qlora_clip** out);
-QLORA_API qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip);
-QLORA_API qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip,
-                                      float max_norm); // 1 at first
-QLORA_API qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_destroy(qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm); // 1 at first
+QLORA_API qlora_result qlora_clip_apply(qlora_clip* clip);
+// Norms, scales and flags only: the gradients stay as they are, for an AdamW that is given the
+// scale.
+QLORA_API qlora_result qlora_clip_measure(qlora_clip* clip);
 
 typedef struct qlora_clip_info {
     float norm;
     float scale;
     bool finite;
 } qlora_clip_info;
-// Waits for the device. group from 0.
-QLORA_API qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
-                                       qlora_clip_info* out);
+// Waits for the device. group counts from 0.
+QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
+// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
+// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
+// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
+// already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
+// scale. Either pointer may be NULL.
+QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                                         qlora_tensor* not_finite);
 
 // ---- operators-----------------------------------------------------------------------------------
 // ------------------------------------------------------------------------------------ f32 and bf16
@@ -730,7 +739,7 @@ QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
 
 // Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
 // losses.
-typedef struct qlora_cross_entropy_args {
+typedef struct qlora_cross_entropy_desc {
     const qlora_tensor* logits;
     const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
     const qlora_tensor* weights; // f32 [1, R], per row
@@ -739,8 +748,8 @@ typedef struct qlora_cross_entropy_args {
     const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
     const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
     bool forward_only;           // leave the logits; otherwise they become their gradient
-} qlora_cross_entropy_args;
-QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args);
+} qlora_cross_entropy_desc;
+QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
 // ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
 QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
 
@@ -771,7 +780,7 @@ typedef struct qlora_adamw_range {
     int64_t copy_ld;
 } qlora_adamw_range;
 
-typedef struct qlora_adamw_args {
+typedef struct qlora_adamw_desc {
     const qlora_tensor* param;      // f32 [1, n]
     const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
     const qlora_tensor* m;          // f32 [1, n]
@@ -782,17 +791,17 @@ typedef struct qlora_adamw_args {
     const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
     const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
     int64_t longest_range;          // elements of the longest range; 0 = n
-} qlora_adamw_args;
+} qlora_adamw_desc;
 // advance counts the update (or the skip) and forms the corrections, then every range is updated.
-QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args);
+QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args);
 // shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
 // param, shadow, ranges.
-QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args);
+QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args);
 
 // y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
 // (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
 // pass, after a resume and when a batch is cut differently. y may be x.
-typedef struct qlora_dropout_args {
+typedef struct qlora_dropout_desc {
     const qlora_tensor* x;
     const qlora_tensor* y;
     const qlora_tensor* positions; // I32 [1, rows]
@@ -802,8 +811,8 @@ typedef struct qlora_dropout_args {
     int32_t layer;                 // 0 .. 2^23 - 1
     int32_t projection;            // 0 .. 255
     bool accumulate;
-} qlora_dropout_args;
-QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args);
+} qlora_dropout_desc;
+QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args);
 
 // ---- LoRA linear
 // ---------------------------------------------------------------------------------- y_i = x W_i^T
@@ -829,7 +838,7 @@ typedef struct qlora_linear_part {
 // type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
 // large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
 // the scratch part by part.
-typedef struct qlora_linear {
+typedef struct qlora_linear_desc {
     int64_t in;
     int32_t count;
     qlora_linear_part parts[QLORA_LINEAR_PARTS];
@@ -841,7 +850,7 @@ typedef struct qlora_linear {
     const qlora_tensor* positions; // as qlora_dropout has them
     const qlora_tensor* sequences;
     const qlora_tensor* state;
-} qlora_linear;
+} qlora_linear_desc;
 
 typedef enum qlora_linear_flags {
     QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
@@ -849,17 +858,17 @@ typedef enum qlora_linear_flags {
     QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
 } qlora_linear_flags;
 
-QLORA_API int64_t qlora_linear_out(const qlora_linear* linear); // sum of the parts' out
-QLORA_API int64_t qlora_linear_pad(const qlora_linear* linear);
+QLORA_API int64_t qlora_linear_out(const qlora_linear_desc* linear); // sum of the parts' out
+QLORA_API int64_t qlora_linear_pad(const qlora_linear_desc* linear);
 // Fills the operand: the weights when they are not there yet, the adapters after every update.
-QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear,
+QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                           uint32_t flags);
 // x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
-QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear,
+QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                             const qlora_tensor* x, const qlora_tensor* y);
 // dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
 // not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
-QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                              const qlora_tensor* x, const qlora_tensor* dy,
                                              const qlora_tensor* dx, uint32_t flags);
 
@@ -905,8 +914,8 @@ typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
 // called at once and again at each replay, so user must stay valid.
 QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
                                            void* user, qlora_graph** out);
-QLORA_API qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key);
-QLORA_API qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph);
+QLORA_API qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key);
+QLORA_API qlora_result qlora_graph_destroy(qlora_graph* graph);
 
 typedef struct qlora_graph_info {
     uint64_t key;
@@ -914,13 +923,12 @@ typedef struct qlora_graph_info {
     size_t nodes; // 0 on the CPU
     bool valid;   // false after a buffer it uses was freed or the stream changed
 } qlora_graph_info;
-QLORA_API qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph,
-                                         qlora_graph_info* out);
+QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out);
 
 //@@ src/api/model.h
 
 // ---- models -------------------------------------------------------------------------------------
-// Without the model its functions are declared and not there, which is no matter for extern ones.
+// With QLORA_NO_MODEL these functions are declared but not defined.
 #if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
 #undef QLORA_API
 #define QLORA_API extern
@@ -984,29 +992,161 @@ typedef enum qlora_target { // the projections of a layer, one bit each
     QLORA_TARGET_ALL = 127
 } qlora_target;
 
-// Long calls tell how far they are; false stops them with QLORA_ERR_STOPPED.
+typedef enum qlora_choice {
+    QLORA_CHOICE_AUTO = 0,
+    QLORA_CHOICE_ON = 1,
+    QLORA_CHOICE_OFF = 2
+} qlora_choice;
+
+// What the memory of a model is laid out for.
+typedef enum qlora_purpose {
+    QLORA_PURPOSE_TRAIN = 0,   // gradients, optimizer state and activations are part of the plan
+    QLORA_PURPOSE_EVALUATE = 1 // evaluation and generation only
+} qlora_purpose;
+
+// Called with the progress of long operations. Return false to stop the operation, which then
+// returns QLORA_ERR_STOPPED.
 typedef bool (*qlora_progress_fn)(void* user, const char* what, uint64_t done, uint64_t total);
+
+typedef struct qlora_plan qlora_plan;
 
 typedef struct qlora_model_desc {
     uint32_t reserved_must_be_zero0;
+    // The model.
     const char* dir;                  // Hugging Face folder; NULL = random weights of *config
     const qlora_model_config* config; // only without dir
-    uint64_t seed;                    // of random weights and of new adapters
-    float weight_std;                 // of random weights; 0 = 0.02
-    qlora_base_format base;           // NF4; a folder's own 4-bit tensors stay as they are
-    bool single_quant;                // keep fp32 scales instead of quantising them, too
-    qlora_mode mode;                  // AUTO
+    uint64_t seed;                    // for random weights and new adapters
+    float weight_std;                 // standard deviation of random weights; 0 = 0.02
+    qlora_base_format base;           // 0 = NF4; tensors that are 4-bit in the folder stay so
+    bool single_quant;                // keep the fp32 block scales instead of quantising them
+    qlora_mode mode;                  // 0 = AUTO
+    // Its adapters.
     const char* adapter; // PEFT folder: ranks, targets, scales and weights come from there
     int32_t rank;        // 0 = 16; negative = no adapters
     float alpha;         // 0 = 2 * rank
     bool rslora;         // scale alpha / sqrt(rank) instead of alpha / rank
-    float dropout;       // of the adapters' input; 0 = none
+    float dropout;       // on the input of the adapters; 0 = none
     uint32_t targets;    // qlora_target bits; 0 = all seven
-    bool train_norms;    // the RMSNorm weights are trained, too
+    bool train_norms;    // also train the RMSNorm weights
+    // Its memory.
+    qlora_purpose purpose;   // 0 = TRAIN
+    int64_t tokens;          // maximum tokens per micro-batch; 0 = 2048
+    int64_t max_sequences;   // maximum sequences per micro-batch; 0 = tokens / 8, at least 1
+    int64_t max_length;      // maximum length of a sequence; 0 = tokens
+    int64_t head_chunk;      // rows of logits computed at a time; 0 = 1024, at most tokens
+    int64_t generate_tokens; // maximum length of a generated text, prompt included; 0 = none
+    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as few as fit the memory
+    qlora_choice cache;      // 16-bit copies of 4-bit weights; AUTO = as many as fit the memory
+    const qlora_plan* plan;  // made earlier by qlora_plan_make; NULL = planned on opening
     qlora_progress_fn progress;
     void* progress_user;
     uint32_t reserved_must_be_zero1;
 } qlora_model_desc;
+
+// The machine a plan is made for; zero = the context's own device and the memory that is free there.
+typedef struct qlora_plan_desc {
+    uint64_t bytes;     // memory to stay within
+    int32_t capability; // compute capability of the device: 90 is 9.0
+} qlora_plan_desc;
+
+struct qlora_plan {
+    qlora_model_config config;
+    uint64_t source; // hash of the names of the model folder and the adapter
+    qlora_mode mode;
+    // Bytes of the one arena that holds the model.
+    uint64_t base;        // frozen weights, embedding, head, norms, tables
+    uint64_t cache;       // 16-bit copies of 4-bit weights
+    uint64_t adapters;    // parameters and their 16-bit shadow
+    uint64_t optimizer;   // gradients, moments, clip tables
+    uint64_t activations; // kept between forward and backward
+    uint64_t workspace;   // shared by the layers
+    uint64_t head;        // logits of a chunk and their losses
+    uint64_t generation;  // key/value cache
+    uint64_t batches;     // ids, labels and positions of a micro-batch
+    uint64_t total;       // sum of the above
+    uint64_t context;     // scratch and cuBLAS workspaces that the context already holds
+    int64_t tokens;
+    int64_t max_sequences;
+    int64_t max_length;
+    int64_t head_chunk;
+    int64_t parameters;       // number of trained parameters
+    int64_t recompute_layers; // the first n layers keep only their input
+    int64_t cached_layers;    // the first n layers have 16-bit copies of their weights
+};
+
+// Needs no GPU: a CPU context can plan for any device. desc NULL = this machine. Fails with
+// QLORA_ERR_DEVICE_MEMORY if the model cannot fit.
+QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                                       const qlora_plan_desc* desc, qlora_plan* out);
+// Formats the plan as a table. Returns the number of bytes needed, including the final NUL.
+QLORA_API size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size);
+// Reads config.json and generation_config.json of a folder.
+QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
+
+typedef struct qlora_model qlora_model;
+
+// Plans unless desc->plan is given, compiles the kernels, allocates the plan's arena, runs every
+// planned product once, seals the kernel cache, and only then loads the weights.
+QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                        qlora_model** out);
+// Fails while a trainer or a generation of the model exists, and frees nothing then.
+QLORA_API qlora_result qlora_model_close(qlora_model* model);
+
+typedef struct qlora_model_info {
+    qlora_ctx* ctx;
+    const qlora_plan* plan; // with the config; valid while the model is open
+    qlora_purpose purpose;
+    int64_t generate_tokens;
+    int64_t parameters;  // number of trained tensors
+    bool use_adapters;
+    int64_t trainers;    // that exist
+    int64_t generations; // that exist
+} qlora_model_info;
+// Leaves the device and qlora_last_error alone.
+QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
+
+// The trained tensors, with PEFT's names, shapes and order: A [rank, in], B [out, rank].
+typedef struct qlora_parameter_info {
+    char name[192];
+    int64_t rows;
+    int64_t cols;
+} qlora_parameter_info;
+QLORA_API qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
+                                             qlora_parameter_info* out);
+// Copies rows * cols floats. Both calls wait for the device.
+QLORA_API qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out);
+QLORA_API qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in);
+
+// ---- batches and evaluation ---------------------------------------------------------------------
+// Sequences, concatenated. As in transformers, labels[i] belongs to ids[i], and the loss at token i
+// is that of predicting labels[i + 1] of the same sequence; -100 = not trained.
+typedef struct qlora_batch {
+    const int32_t* ids;
+    const int32_t* labels;
+    const float* weights;     // one per label; NULL = 1
+    const int32_t* lengths;   // tokens in each sequence
+    const int32_t* sequences; // number of each sequence in the data, for dropout; NULL = 0, 1, ...
+    int64_t count;            // number of sequences
+} qlora_batch;
+// Sum of the weights of a batch's labels: its share of total_labels.
+QLORA_API double qlora_batch_labels(const qlora_batch* batch);
+
+typedef struct qlora_eval_info {
+    double loss;   // sum of weighted losses
+    double labels; // sum of weights
+    int64_t tokens;
+} qlora_eval_info;
+// Runs the forward pass only, with adapters on or off as set; waits for the result. Does not
+// disturb a step that is being accumulated.
+QLORA_API qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch,
+                                  qlora_eval_info* out);
+// Writes the logits of every token, tokens * vocab floats; for tests and tools. Waits.
+QLORA_API qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out);
+
+//@@ src/api/train.h
+
+// ---- training -----------------------------------------------------------------------------------
+typedef struct qlora_trainer qlora_trainer;
 
 typedef enum qlora_schedule {
     QLORA_SCHEDULE_COSINE = 0, // to zero at total_steps
@@ -1014,173 +1154,85 @@ typedef enum qlora_schedule {
     QLORA_SCHEDULE_CONSTANT = 2
 } qlora_schedule;
 
-typedef enum qlora_choice {
-    QLORA_CHOICE_AUTO = 0,
-    QLORA_CHOICE_ON = 1,
-    QLORA_CHOICE_OFF = 2
-} qlora_choice;
-
 typedef struct qlora_train_desc {
     uint32_t reserved_must_be_zero0;
-    int64_t tokens;          // most tokens of one micro-batch; 0 = 2048
-    int64_t max_sequences;   // most sequences of one micro-batch; 0 = tokens / 8, at least 1
-    int64_t max_length;      // longest sequence; 0 = tokens
-    double lr;               // 0 = 2e-4; negative = 0
-    double beta1;            // 0 = 0.9
-    double beta2;            // 0 = 0.999
-    double eps;              // 0 = 1e-8
-    double weight_decay;     // 0 = none
-    double max_norm;         // 0 = 1; negative = no clipping
-    qlora_schedule schedule; // cosine
-    int64_t warmup_steps;    // linear from 0
-    int64_t total_steps;     // 0 = schedule stays at lr after the warm-up
-    qlora_choice recompute;  // ON = every layer, OFF = none, AUTO = as many as the budget demands
-    qlora_choice cache;      // 16-bit copies of 4-bit weights: AUTO = where the budget has room
-    int64_t head_chunk;      // rows of logits at a time; 0 = 1024, or fewer for few tokens
-    uint64_t seed;           // of the dropout
-    bool eager;              // no CUDA graphs
-    bool require_graph;      // a failed capture is an error instead of a fallback
-    bool no_training;        // evaluation and generation only: no gradients, no optimizer
-    int64_t generate_tokens; // longest text of qlora_generate; 0 = none
-    int32_t keep_checkpoints; // how many qlora_checkpoint_save leaves; 0 = 2, at most 64
+    double lr;                // peak learning rate; 0 = 2e-4, negative = 0
+    double beta1;             // 0 = 0.9
+    double beta2;             // 0 = 0.999
+    double eps;               // 0 = 1e-8
+    double weight_decay;      // 0 = none
+    double max_norm;          // gradient norm to clip to; 0 = 1, negative = no clipping
+    qlora_schedule schedule;  // 0 = cosine
+    int64_t warmup_steps;     // linear from 0
+    int64_t total_steps;      // 0 = the learning rate stays at lr after the warm-up
+    uint64_t seed;            // for dropout
+    bool eager;               // no CUDA graphs
+    bool require_graph;       // a failed capture is an error instead of a fallback
+    int32_t keep_checkpoints; // number that qlora_checkpoint_save keeps; 0 = 2, at most 64
     uint32_t reserved_must_be_zero1;
 } qlora_train_desc;
 
-// What a plan is made for; zero = the context's own device, all the memory that is free there.
-typedef struct qlora_budget {
-    uint64_t bytes;
-    int32_t capability; // 90 is 9.0
-    int32_t multiprocessors;
-} qlora_budget;
-
-typedef struct qlora_plan {
-    qlora_model_config config;
-    qlora_mode mode;
-    // Bytes in one arena, to the byte.
-    uint64_t base;        // frozen weights, embedding, head, norms, tables
-    uint64_t cache;       // 16-bit copies of 4-bit weights
-    uint64_t adapters;    // parameters and their 16-bit shadow
-    uint64_t optimizer;   // gradients, moments, clip tables
-    uint64_t activations; // kept between forward and backward
-    uint64_t workspace;   // shared by the layers
-    uint64_t head;        // logits of a chunk and what goes with them
-    uint64_t generation;  // key/value cache
-    uint64_t batches;     // what a micro-batch brings along
-    uint64_t total;
-    uint64_t context;     // scratch and cuBLAS workspaces that the context holds already
-    int64_t tokens;
-    int64_t max_sequences;
-    int64_t max_length;
-    int64_t head_chunk;
-    int64_t parameters;   // that are trained
-    uint8_t recompute[QLORA_MAX_LAYERS]; // 1: only the layer's input is kept
-    uint8_t cached[QLORA_MAX_LAYERS];    // 1: its weights have a 16-bit copy
-    int64_t recompute_layers;
-    int64_t cached_layers;
-} qlora_plan;
-
-// Needs no GPU: a CPU context plans for any device. Refuses what cannot fit and says what would.
-QLORA_API qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
-                                       const qlora_train_desc* train, const qlora_budget* budget,
-                                       qlora_plan* out);
-// The plan as a table for people. Returns the bytes needed with the final NUL.
-QLORA_API size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size);
-// Reads config.json (and generation_config.json) of a folder.
-QLORA_API qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_config* out);
-
-typedef struct qlora_model qlora_model;
-typedef struct qlora_trainer qlora_trainer;
-
-// Compiles, allocates the plan's arena, runs every planned product once, seals the kernel cache,
-// and only then loads the weights. train NULL = evaluation only, with its defaults.
-QLORA_API qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                        const qlora_train_desc* train, const qlora_plan* plan,
-                                        qlora_model** out);
-QLORA_API qlora_result qlora_model_close(qlora_model* model);
-QLORA_API const qlora_plan* qlora_model_plan(const qlora_model* model);
-QLORA_API qlora_ctx* qlora_model_ctx(const qlora_model* model);
-
-// What is trained, tensor by tensor, in PEFT's names, shapes and order: A [rank, in], B [out,
-// rank].
-typedef struct qlora_parameter {
-    char name[192];
-    int64_t rows;
-    int64_t cols;
-} qlora_parameter;
-QLORA_API int64_t qlora_model_parameters(const qlora_model* model);
-QLORA_API qlora_result qlora_model_parameter(qlora_model* model, int64_t index,
-                                             qlora_parameter* out);
-// rows * cols floats; both wait for the device.
-QLORA_API qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out);
-QLORA_API qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index,
-                                                   const float* in);
-// Without adapters the bare base answers; training needs them on.
-QLORA_API qlora_result qlora_model_use_adapters(qlora_model* model, bool on);
-
-//@@ src/api/train.h
-
-// ---- training -----------------------------------------------------------------------------------
-// Sequences one behind the other. Labels are those of the tokens themselves, as transformers has
-// them: the loss of token i is that of predicting labels[i + 1], inside its sequence; -100 = not
-// trained.
-typedef struct qlora_batch {
-    const int32_t* ids;
-    const int32_t* labels;
-    const float* weights;     // per label, as labels; NULL = 1
-    const int32_t* lengths;   // tokens of each sequence
-    const int32_t* sequences; // number of each sequence in the data (for dropout); NULL = 0, 1, ...
-    int64_t count;            // of sequences
-} qlora_batch;
-// Sum of the weights of a batch's labels: what counts towards total_labels.
-QLORA_API double qlora_batch_labels(const qlora_batch* batch);
-
-QLORA_API qlora_result qlora_trainer_create(qlora_model* model, qlora_trainer** out);
+// A model has at most one trainer at a time. desc NULL = the defaults. The optimizer starts from
+// zero; the adapters stay as they are.
+QLORA_API qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
+                                            qlora_trainer** out);
 QLORA_API qlora_result qlora_trainer_destroy(qlora_trainer* trainer);
-// Adds one micro-batch's gradients; total_labels = sum of qlora_batch_labels over the whole step,
-// so that any split gives the same step. Does not wait for the device.
-QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
-                                         double total_labels);
-// Clips, updates, zeroes the gradients, and advances the schedule. Does not wait either.
-QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
+// Changes the optimizer settings, the clip limit, the schedule or keep_checkpoints between two
+// steps. Fields that cannot change (seed, eager, require_graph) must be as before.
+QLORA_API qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc);
 
 typedef struct qlora_train_info {
-    int64_t step;       // updates asked for so far, skipped ones included
-    int64_t skipped;    // left out because a gradient was not finite
+    int64_t step;    // number of this step: updates so far, including skipped ones
+    int64_t pending; // later steps that the device has not finished (qlora_train_poll)
+    int64_t skipped; // updates skipped so far because a gradient was not finite
     bool last_skipped;
-    double loss;        // of the last step: mean over its labels
-    double labels;      // their weight
-    int64_t tokens;     // of the last step
-    float grad_norm;    // before clipping
-    double lr;          // used by the last step
-    bool graphs;        // steps are replayed graphs
-    int64_t waits;      // times the host waited for a free staging slot
+    double loss;     // mean over the labels of the step
+    double labels;   // their total weight
+    int64_t tokens;  // in the step
+    float grad_norm; // before clipping
+    double lr;       // learning rate of the step
+    bool graphs;     // steps are replayed graphs
+    int64_t waits;   // times the host has waited for a free staging slot
 } qlora_train_info;
-// Waits for the last step: the only call of a step that does.
-QLORA_API qlora_result qlora_train_info_read(qlora_trainer* trainer, qlora_train_info* out);
-// Gradient of parameter index, as accumulated since the last update.
-QLORA_API qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, float* out);
 
-typedef struct qlora_eval_info {
-    double loss;   // sum of weighted losses
-    double labels; // sum of weights
-    int64_t tokens;
-} qlora_eval_info;
-// Forward only, adapters as they are used. Waits.
-QLORA_API qlora_result qlora_eval(qlora_trainer* trainer, const qlora_batch* batch,
-                                  qlora_eval_info* out);
-// Logits of every token, tokens * vocab floats. For tests and tools; waits.
-QLORA_API qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch,
-                                         float* out);
+// One optimizer step over micro-batches. out NULL = does not wait for the device; otherwise waits
+// and reports the step. Every batch is checked before anything is computed.
+QLORA_API qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches,
+                                        int64_t count, qlora_train_info* out);
+// The same step by halves. micro adds the gradients of one micro-batch; total_labels is the sum of
+// qlora_batch_labels over the whole step, so that any split gives the same step. update clips,
+// updates the adapters, zeroes the gradients and advances the schedule. Neither waits.
+QLORA_API qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
+                                         double total_labels);
+QLORA_API qlora_result qlora_train_update(qlora_trainer* trainer);
+// The same step in slices, for programs that have a frame to draw: begin, then slice until *done.
+// The batches must stay valid until then. A slice runs pieces of the step (half a layer each, no
+// graphs), waits for them, and returns before the next piece would exceed the time; it runs at
+// least one. Results are bitwise those of qlora_train_step. cancel drops a step that was begun.
+QLORA_API qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches,
+                                         int64_t count);
+QLORA_API qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done);
+QLORA_API qlora_result qlora_train_cancel(qlora_trainer* trainer);
 
-// Adapter, optimizer state, step, random state and what the caller wants back (a data position), as
-// dir/step-N (PEFT loads that folder) with dir/latest naming it: a crash leaves the old checkpoint
-// or the new one. Older ones beyond desc.keep_checkpoints are removed. Between updates only.
+// Waits for the last step and reports it.
+QLORA_API qlora_result qlora_train_query(qlora_trainer* trainer, qlora_train_info* out);
+// Never waits: reports the newest step that the device has finished; out->pending counts the later
+// ones.
+QLORA_API qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out);
+// The gradient of parameter index as accumulated since the last update. Waits.
+QLORA_API qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* out);
+
+// Saves adapter, optimizer state, step, random state and position (whatever the caller needs back,
+// such as its place in the data) as dir/step-N, which PEFT can load, with dir/latest naming it: a
+// crash leaves the old checkpoint or the new one. Older ones beyond keep_checkpoints are removed.
+// Call it between steps.
 QLORA_API qlora_result qlora_checkpoint_save(qlora_trainer* trainer, const char* dir,
                                              const void* position, size_t position_bytes);
-// The newest one that is whole. position gets what was saved; *position_bytes is its room, then its
-// size (NULL: not wanted). Steps after it are bitwise those of a run that never stopped; a
-// checkpoint whose settings forbid that (mode, base, dropout, on the GPU also tokens) is refused,
-// other differences (learning rate, driver) are logged. QLORA_ERR_FILE when there is none.
+// Loads the newest complete checkpoint. position receives what was saved; *position_bytes is its
+// capacity, then its size (NULL: not wanted). The following steps are bitwise those of a run that
+// never stopped. A checkpoint whose settings make that impossible (mode, base, dropout, on the GPU
+// also tokens) is refused; other differences (learning rate, driver) are logged. Returns
+// QLORA_ERR_FILE when there is none.
 QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char* dir,
                                              void* position, size_t* position_bytes);
 QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
@@ -1188,27 +1240,48 @@ QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, 
 //@@ src/api/adapter.h
 
 // ---- adapters -----------------------------------------------------------------------------------
-// PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. base_name goes into the
-// config; NULL = the model's folder. Trained norms, which a LoRA adapter of PEFT cannot hold, go
-// into trained_norms.safetensors beside them.
+typedef struct qlora_adapter_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* base_name; // base_model_name_or_path of the saved config; NULL = the model's folder
+    uint32_t reserved_must_be_zero1;
+} qlora_adapter_desc;
+
+// With adapters off, the bare base model answers; training needs them on.
+QLORA_API qlora_result qlora_adapter_use(qlora_model* model, bool on);
+// Copies the trained tensors of one model to another that has the same ones. The models may belong
+// to different contexts. The optimizer state stays as it is.
+QLORA_API qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to);
+// PEFT folder: adapter_model.safetensors (f32) and adapter_config.json. Trained norms, which a LoRA
+// adapter of PEFT cannot hold, are written to trained_norms.safetensors next to them. desc NULL =
+// the defaults, here and below.
 QLORA_API qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
-                                          const char* base_name);
-// Modules, ranks and scales must be the model's. Optimizer state stays as it is.
-QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir);
-// llama.cpp's adapter file, f32; it has no room for trained norms.
-QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path);
+                                          const qlora_adapter_desc* desc);
+// Modules, ranks and scales must be the model's. The optimizer state stays as it is.
+QLORA_API qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
+                                          const qlora_adapter_desc* desc);
+// The adapter file of llama.cpp, in f32; it cannot hold trained norms.
+QLORA_API qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
+                                               const qlora_adapter_desc* desc);
 
 typedef enum qlora_merge_base {
     QLORA_MERGE_ORIGINAL = 0, // onto the folder's own weights
-    QLORA_MERGE_TRAINED = 1   // onto what the 4-bit weights stand for, which is what was trained on
+    QLORA_MERGE_TRAINED = 1   // onto the dequantised 4-bit weights, which the adapter was trained on
 } qlora_merge_base;
-// The folder's model with the adapter merged in, as safetensors shards of at most shard_bytes (0 =
-// 5 GB) in dtype (BF16, F16, F32), with its config.json and tokenizer files. Streams: one tensor in
-// memory at a time. config.json comes last, so that an interrupted export is not taken for a model;
-// a folder that has one already is refused.
-QLORA_API qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
-                                        qlora_merge_base base, uint64_t shard_bytes,
-                                        qlora_progress_fn progress, void* user);
+
+typedef struct qlora_merge_desc {
+    uint32_t reserved_must_be_zero0;
+    const char* dir;      // folder to write
+    qlora_dtype dtype;    // of the merged weights: F32, BF16 or F16
+    qlora_merge_base base;
+    uint64_t shard_bytes; // maximum size of a file; 0 = 5 GB
+    qlora_progress_fn progress;
+    void* progress_user;
+    uint32_t reserved_must_be_zero1;
+} qlora_merge_desc;
+// Writes the folder's model with the adapter merged in, as safetensors shards with config.json and
+// the tokenizer files. Holds one tensor in memory at a time. config.json is written last, so that
+// an interrupted export is not mistaken for a model; a folder that already has one is refused.
+QLORA_API qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc);
 
 //@@ src/api/generate.h
 
@@ -1217,18 +1290,36 @@ typedef struct qlora_generate_desc {
     uint32_t reserved_must_be_zero0;
     const int32_t* prompt;
     int64_t prompt_tokens;
-    int64_t max_tokens;    // new ones; 0 = as many as the plan's generate_tokens leave
+    int64_t max_tokens;    // new tokens per turn; 0 = until the model's generate_tokens are used up
     float temperature;     // 0 = greedy
     int32_t top_k;         // 0 = all
     float top_p;           // 0 = all
     uint64_t seed;
-    const int32_t* stops;  // NULL = the model's own; -1 as the only one = none
+    const int32_t* stops;  // NULL = the model's own; a single -1 = none
     int32_t stop_count;
     uint32_t reserved_must_be_zero1;
 } qlora_generate_desc;
-// Called with each new token but not with the stop that ends the text; false stops (which is no
-// error).
+
+// One text, generated a token at a time. A model has at most one generation at a time; training and
+// evaluation may run between two of its tokens.
+typedef struct qlora_generation qlora_generation;
+// Computes the prompt. The desc and what it points to are not needed afterwards.
+QLORA_API qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
+                                            qlora_generation** out);
+// The next token. *stopped is true at the end of a turn: *token is then the stop token, or -1 when
+// max_tokens or the room for the text is used up.
+QLORA_API qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token,
+                                           bool* stopped);
+// Appends ids to the text, after the last token that qlora_generate_next returned (a stop token
+// included), and starts the next turn. Keys and values of the text so far are kept.
+QLORA_API qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids,
+                                           int64_t count);
+QLORA_API qlora_result qlora_generate_end(qlora_generation* generation);
+
+// Called with each new token, but not with the stop token that ends the text. Return false to stop;
+// this is not an error.
 typedef bool (*qlora_token_fn)(void* user, int32_t token);
+// A whole text: begin, next until it stops, end.
 QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
                                       qlora_token_fn fn, void* user);
 
@@ -7777,8 +7868,8 @@ qlora_result qlora_tensor_wrap(qlora_ctx* ctx, void* data, size_t bytes, qlora_d
 
 static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
                                        int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
-    if (out == NULL || t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 ||
-        row > t->rows - rows || col > t->cols - cols) {
+    if (t->batch != 1 || row < 0 || rows < 0 || col < 0 || cols < 0 || row > t->rows - rows ||
+        col > t->cols - cols) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
             "rows %lld+%lld, columns %lld+%lld do not lie inside %lld x %lld (batch 1)",
@@ -7795,11 +7886,20 @@ static qlora_result qlora__tensor_view(qlora_ctx* ctx, const qlora_tensor* t, in
     return QLORA_OK;
 }
 
-qlora_result qlora_tensor_view(const qlora_tensor* tensor, int64_t row, int64_t rows, int64_t col,
-                               int64_t cols, qlora_tensor* out) {
-    qlora_ctx* ctx = tensor != NULL ? tensor->owner : NULL;
+static qlora_result qlora__tensor_view_checked(qlora_ctx* ctx, const qlora_tensor* t, int64_t row,
+                                               int64_t rows, int64_t col, int64_t cols,
+                                               qlora_tensor* out) {
+    QLORA__TRY(qlora__need(ctx, t, "the tensor", ~0u, -1, -1));
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    return qlora__tensor_view(ctx, t, row, rows, col, cols, out);
+}
+
+qlora_result qlora_tensor_view(qlora_ctx* ctx, const qlora_tensor* tensor, int64_t row,
+                               int64_t rows, int64_t col, int64_t cols, qlora_tensor* out) {
     QLORA__ENTER(ctx, "qlora_tensor_view");
-    return qlora__leave(ctx, qlora__tensor_view(ctx, tensor, row, rows, col, cols, out));
+    return qlora__leave(ctx, qlora__tensor_view_checked(ctx, tensor, row, rows, col, cols, out));
 }
 
 static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor* t,
@@ -7822,28 +7922,28 @@ static qlora_result qlora__tensor_copy_check(qlora_ctx* ctx, const qlora_tensor*
     return QLORA_OK;
 }
 
-static qlora_result qlora__tensor_upload(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
-                                         size_t bytes) {
+static qlora_result qlora__tensor_write(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
+                                        size_t bytes) {
     QLORA__TRY(qlora__tensor_copy_check(ctx, t, source, bytes));
     return qlora__copy_in(ctx, t->data, source, bytes);
 }
 
-qlora_result qlora_tensor_upload(qlora_ctx* ctx, const qlora_tensor* tensor, const void* source,
-                                 size_t bytes) {
-    QLORA__ENTER(ctx, "qlora_tensor_upload");
-    return qlora__leave(ctx, qlora__tensor_upload(ctx, tensor, source, bytes));
+qlora_result qlora_tensor_write(qlora_ctx* ctx, const qlora_tensor* tensor, const void* source,
+                                size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_write");
+    return qlora__leave(ctx, qlora__tensor_write(ctx, tensor, source, bytes));
 }
 
-static qlora_result qlora__tensor_download(qlora_ctx* ctx, const qlora_tensor* t, void* target,
-                                           size_t bytes) {
+static qlora_result qlora__tensor_read(qlora_ctx* ctx, const qlora_tensor* t, void* target,
+                                       size_t bytes) {
     QLORA__TRY(qlora__tensor_copy_check(ctx, t, target, bytes));
     return qlora__copy_out(ctx, target, t->data, bytes);
 }
 
-qlora_result qlora_tensor_download(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
-                                   size_t bytes) {
-    QLORA__ENTER(ctx, "qlora_tensor_download");
-    return qlora__leave(ctx, qlora__tensor_download(ctx, tensor, target, bytes));
+qlora_result qlora_tensor_read(qlora_ctx* ctx, const qlora_tensor* tensor, void* target,
+                               size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_tensor_read");
+    return qlora__leave(ctx, qlora__tensor_read(ctx, tensor, target, bytes));
 }
 
 static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
@@ -7860,6 +7960,190 @@ static qlora_result qlora__tensor_zero(qlora_ctx* ctx, const qlora_tensor* t) {
 qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* tensor) {
     QLORA__ENTER(ctx, "qlora_tensor_zero");
     return qlora__leave(ctx, qlora__tensor_zero(ctx, tensor));
+}
+
+//@@ src/tensor/staging.h
+
+// ---- staging ------------------------------------------------------------------------------------
+//
+// Host memory that asynchronous copies read from or write to: pinned on CUDA, plain on the CPU, where
+// a copy is done when the call returns. Floors above this one copy and wait through these functions
+// and need no driver calls of their own.
+
+#define QLORA__RING_SLOTS 4
+
+typedef struct qlora__slot {
+    char* memory;
+    void* event; // recorded after the last copy from or to this slot
+    bool busy;
+} qlora__slot;
+
+typedef struct qlora__ring {
+    qlora__slot slots[QLORA__RING_SLOTS];
+    int count;
+    int next;
+    size_t bytes;  // in each slot
+    int64_t waits; // times the host had to wait for a free slot
+} qlora__ring;
+
+static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        void* p = NULL;
+        int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, 0);
+        return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
+    }
+#endif
+    return qlora__alloc(ctx, bytes);
+}
+
+static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        if (p != NULL) {
+            ctx->gpu->cu.MemFreeHost(p);
+        }
+        return;
+    }
+#endif
+    qlora__free(ctx, p, bytes);
+}
+
+// An event without timing; NULL on the CPU.
+static qlora_result qlora__event_create(qlora_ctx* ctx, void** out) {
+    *out = NULL;
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        return qlora__cu(ctx, ctx->gpu->cu.EventCreate(out, QLORA__CU_EVENT_DISABLE_TIMING),
+                         "cuEventCreate");
+    }
+#else
+    (void)ctx;
+#endif
+    return QLORA_OK;
+}
+
+static void qlora__event_destroy(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        ctx->gpu->cu.EventSynchronize(event);
+        ctx->gpu->cu.EventDestroy(event);
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+}
+
+// Marks this point of the stream.
+static qlora_result qlora__event_record(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        return qlora__cu(ctx, ctx->gpu->cu.EventRecord(event, ctx->gpu->stream), "cuEventRecord");
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+    return QLORA_OK;
+}
+
+// Whether the stream has passed the mark; an error shows when somebody waits.
+static bool qlora__event_done(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        return ctx->gpu->cu.EventQuery(event) == 0;
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+    return true;
+}
+
+static qlora_result qlora__event_wait(qlora_ctx* ctx, void* event) {
+#ifndef QLORA_NO_CUDA
+    if (event != NULL) {
+        return qlora__cu(ctx, ctx->gpu->cu.EventSynchronize(event), "cuEventSynchronize");
+    }
+#else
+    (void)ctx;
+    (void)event;
+#endif
+    return QLORA_OK;
+}
+
+// Device to host without waiting; the target must be pinned.
+static qlora_result qlora__copy_out_later(qlora_ctx* ctx, void* to, const void* from,
+                                          size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        qlora__CUdeviceptr source = (qlora__CUdeviceptr)(uintptr_t)from;
+        return qlora__cu(ctx, ctx->gpu->cu.MemcpyDtoHAsync(to, source, bytes, ctx->gpu->stream),
+                         "cuMemcpyDtoHAsync");
+    }
+#else
+    (void)ctx;
+#endif
+    memcpy(to, from, bytes);
+    return QLORA_OK;
+}
+
+static void qlora__ring_destroy(qlora_ctx* ctx, qlora__ring* ring) {
+    for (int i = 0; i < ring->count; i++) {
+        qlora__event_destroy(ctx, ring->slots[i].event);
+        qlora__pinned_free(ctx, ring->slots[i].memory, ring->bytes);
+    }
+    memset(ring, 0, sizeof *ring);
+}
+
+// Destroy it also when this fails.
+static qlora_result qlora__ring_create(qlora_ctx* ctx, int count, size_t bytes, qlora__ring* ring) {
+    memset(ring, 0, sizeof *ring);
+    ring->bytes = bytes;
+    while (ring->count < count) {
+        qlora__slot* slot = &ring->slots[ring->count++];
+        slot->memory = (char*)qlora__pinned_alloc(ctx, bytes);
+        if (slot->memory == NULL) {
+            return QLORA_ERR_MEMORY;
+        }
+        QLORA__TRY(qlora__event_create(ctx, &slot->event));
+    }
+    return QLORA_OK;
+}
+
+// The next slot, once no copy reads from it any more.
+static qlora_result qlora__ring_take(qlora_ctx* ctx, qlora__ring* ring, qlora__slot** out) {
+    qlora__slot* slot = &ring->slots[ring->next];
+    ring->next = (ring->next + 1) % ring->count;
+    if (slot->busy && !qlora__event_done(ctx, slot->event)) {
+        ring->waits++;
+        QLORA__TRY(qlora__event_wait(ctx, slot->event));
+    }
+    slot->busy = false;
+    *out = slot;
+    return QLORA_OK;
+}
+
+// Copies from a slot's memory to the device, without waiting.
+static qlora_result qlora__slot_send(qlora_ctx* ctx, qlora__slot* slot, void* target,
+                                     const void* source, size_t bytes) {
+#ifndef QLORA_NO_CUDA
+    if (!qlora__on_cpu(ctx)) {
+        qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
+        QLORA__TRY(
+            qlora__cu(ctx, ctx->gpu->cu.MemcpyHtoDAsync(to, source, bytes, ctx->gpu->stream),
+                      "cuMemcpyHtoDAsync"));
+        QLORA__TRY(qlora__event_record(ctx, slot->event));
+        slot->busy = true;
+        return QLORA_OK;
+    }
+#else
+    (void)ctx;
+    (void)slot;
+#endif
+    memcpy(target, source, bytes);
+    return QLORA_OK;
 }
 
 //@@ src/cache/registry.h
@@ -8436,7 +8720,7 @@ static QLORA__UNUSED qlora_result qlora__launch(qlora_ctx* ctx, qlora__kernel_id
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                         const qlora_launch* launch, void** args) {
+                                         const qlora_launch_desc* launch, void** args) {
     if (qlora__on_cpu(ctx)) {
         return qlora__no_kernels(ctx);
     }
@@ -8621,7 +8905,7 @@ static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -8644,7 +8928,7 @@ static qlora_result qlora__ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffe
 }
 
 static qlora_result qlora__kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                         const qlora_launch* launch, void** args) {
+                                         const qlora_launch_desc* launch, void** args) {
     (void)kernel;
     (void)launch;
     (void)args;
@@ -8685,7 +8969,7 @@ static qlora_result qlora__cache_set_sealed(qlora_ctx* ctx, bool sealed) {
     return QLORA_OK;
 }
 
-static qlora_result qlora__cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
+static qlora_result qlora__cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -8713,7 +8997,7 @@ qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_
 }
 
 qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                 const qlora_launch* launch, void** args) {
+                                 const qlora_launch_desc* launch, void** args) {
     QLORA__ENTER(ctx, "qlora_kernel_launch");
     return qlora__leave(ctx, qlora__kernel_launch(ctx, kernel, launch, args));
 }
@@ -8728,9 +9012,9 @@ qlora_result qlora_cache_unseal(qlora_ctx* ctx) {
     return qlora__leave(ctx, qlora__cache_set_sealed(ctx, false));
 }
 
-qlora_result qlora_cache_stats(qlora_ctx* ctx, qlora_cache_info* out) {
-    QLORA__ENTER(ctx, "qlora_cache_stats");
-    return qlora__leave(ctx, qlora__cache_stats(ctx, out));
+qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out) {
+    QLORA__ENTER(ctx, "qlora_cache_query");
+    return qlora__leave(ctx, qlora__cache_query(ctx, out));
 }
 
 //@@ src/context.h
@@ -10149,15 +10433,15 @@ static qlora_result qlora__nf4_copy(qlora_ctx* ctx, const qlora_nf4* w,
     return QLORA_OK;
 }
 
-qlora_result qlora_nf4_upload(qlora_ctx* ctx, const qlora_nf4* weight,
+qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
                               const qlora_nf4_parts* parts) {
-    QLORA__ENTER(ctx, "qlora_nf4_upload");
+    QLORA__ENTER(ctx, "qlora_nf4_write");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, true));
 }
 
-qlora_result qlora_nf4_download(qlora_ctx* ctx, const qlora_nf4* weight,
+qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
                                 const qlora_nf4_parts* parts) {
-    QLORA__ENTER(ctx, "qlora_nf4_download");
+    QLORA__ENTER(ctx, "qlora_nf4_read");
     return qlora__leave(ctx, qlora__nf4_copy(ctx, weight, parts, false));
 }
 
@@ -10657,7 +10941,7 @@ struct qlora_clip {
     qlora__clip_chunk* chunk_table;
     int64_t* first;    // [groups + 1] chunk index
     double* partials;  // [chunks]
-    float* results;    // [groups][2]: norm, scale
+    QLORA__REAL* results; // [groups][2]: norm, scale; an f32 tensor to AdamW
     uint32_t* flags;   // [groups]: 1 = not finite
     uint32_t* any;     // [1]: 1 = some group was not finite; the optimizer reads it
     float* max_norm;   // [1]
@@ -10675,7 +10959,7 @@ static size_t qlora__clip_layout(qlora_clip* clip, char* base) {
     QLORA__PLACE(chunk_table, qlora__clip_chunk, clip->chunks);
     QLORA__PLACE(first, int64_t, clip->groups + 1);
     QLORA__PLACE(partials, double, clip->chunks);
-    QLORA__PLACE(results, float, 2 * clip->groups);
+    QLORA__PLACE(results, QLORA__REAL, 2 * clip->groups);
     QLORA__PLACE(flags, uint32_t, clip->groups);
     QLORA__PLACE(any, uint32_t, 1);
     QLORA__PLACE(max_norm, float, 1);
@@ -10810,32 +11094,27 @@ qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensor
     return qlora__leave(ctx, qlora__clip_create(ctx, tensors, groups, n, out));
 }
 
-static qlora_result qlora__clip_need(qlora_ctx* ctx, const qlora_clip* clip) {
-    if (clip == NULL || clip->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "clip %s",
-                           clip == NULL ? "is NULL" : "belongs to another context");
-    }
-    return QLORA_OK;
+static qlora_ctx* qlora__clip_ctx(const qlora_clip* clip) {
+    return clip != NULL ? clip->owner : NULL;
 }
 
 static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
-    if (clip == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__clip_need(ctx, clip));
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
     qlora__clip_free(ctx, clip);
     ctx->children--;
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
+qlora_result qlora_clip_destroy(qlora_clip* clip) {
+    if (clip == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = clip->owner;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_clip_destroy"));
     return qlora__leave(ctx, qlora__clip_destroy(ctx, clip));
 }
 
 static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
     if ((qlora__bits(max_norm) & 0x7fffffffu) > 0x7f800000u) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "max_norm is not a number");
     }
@@ -10850,7 +11129,8 @@ static qlora_result qlora__clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_set(qlora_ctx* ctx, qlora_clip* clip, float max_norm) {
+qlora_result qlora_clip_set(qlora_clip* clip, float max_norm) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
     QLORA__ENTER(ctx, "qlora_clip_set");
     return qlora__leave(ctx, qlora__clip_set(ctx, clip, max_norm));
 }
@@ -10876,7 +11156,7 @@ static void qlora__clip_apply_cpu(void* user, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         const qlora__clip_chunk* c = &clip->chunk_table[i];
         const qlora__clip_part* part = &clip->part_table[c->part];
-        float scale = clip->results[2 * c->group + 1];
+        float scale = (float)clip->results[2 * c->group + 1];
         int64_t from = c->index * QLORA__CLIP_CHUNK;
         int64_t to = qlora__min(from + QLORA__CLIP_CHUNK, part->count);
         for (int64_t j = from; j < to && scale != 1.0f; j++) {
@@ -10905,7 +11185,7 @@ static void qlora__clip_measure_cpu(qlora_ctx* ctx, qlora_clip* clip) {
     }
 }
 
-// Norms, scales and flags; the gradients stay. The trainer's AdamW applies the scale itself.
+// Norms, scales and flags; the gradients stay, for an AdamW that applies the scale itself.
 static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     QLORA__TRY(qlora__capture_note(ctx, clip->part_table));
     if (qlora__on_cpu(ctx)) {
@@ -10922,8 +11202,13 @@ static qlora_result qlora__clip_measure(qlora_ctx* ctx, qlora_clip* clip) {
     return qlora__launch(ctx, QLORA__K_clip_scale, clip->groups, 1, 1, 256, 0, scale);
 }
 
+qlora_result qlora_clip_measure(qlora_clip* clip) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
+    QLORA__ENTER(ctx, "qlora_clip_measure");
+    return qlora__leave(ctx, qlora__clip_measure(ctx, clip));
+}
+
 static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
     QLORA__TRY(qlora__clip_measure(ctx, clip));
     if (qlora__on_cpu(ctx)) {
         qlora__parallel(ctx, clip->chunks, 8, qlora__clip_apply_cpu, clip);
@@ -10936,32 +11221,115 @@ static qlora_result qlora__clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
                          apply);
 }
 
-qlora_result qlora_clip_apply(qlora_ctx* ctx, qlora_clip* clip) {
+qlora_result qlora_clip_apply(qlora_clip* clip) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
     QLORA__ENTER(ctx, "qlora_clip_apply");
     return qlora__leave(ctx, qlora__clip_apply(ctx, clip));
 }
 
-static qlora_result qlora__clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
-                                     qlora_clip_info* out) {
-    QLORA__TRY(qlora__clip_need(ctx, clip));
-    if (out == NULL || group < 0 || group >= clip->groups) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL, or there is no group %d of %d",
-                           (int)group, (int)clip->groups);
+static qlora_result qlora__clip_group_check(qlora_ctx* ctx, const qlora_clip* clip, int32_t group,
+                                            int32_t least) {
+    if (group < least || group >= clip->groups) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "group %d does not exist; use %d to %d",
+                           (int)group, (int)least, (int)clip->groups - 1);
     }
-    float result[2];
+    return QLORA_OK;
+}
+
+static qlora_result qlora__clip_query(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
+                                      qlora_clip_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__clip_group_check(ctx, clip, group, 0));
+    QLORA__REAL result[2];
     uint32_t flag = 0;
     QLORA__TRY(qlora__copy_out(ctx, result, clip->results + 2 * group, sizeof result));
     QLORA__TRY(qlora__copy_out(ctx, &flag, clip->flags + group, sizeof flag));
-    out->norm = result[0];
-    out->scale = result[1];
+    out->norm = (float)result[0];
+    out->scale = (float)result[1];
     out->finite = flag == 0;
     return QLORA_OK;
 }
 
-qlora_result qlora_clip_read(qlora_ctx* ctx, qlora_clip* clip, int32_t group,
-                             qlora_clip_info* out) {
-    QLORA__ENTER(ctx, "qlora_clip_read");
-    return qlora__leave(ctx, qlora__clip_read(ctx, clip, group, out));
+qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
+    QLORA__ENTER(ctx, "qlora_clip_query");
+    return qlora__leave(ctx, qlora__clip_query(ctx, clip, group, out));
+}
+
+static qlora_tensor qlora__clip_scalar(const qlora_clip* clip, void* data, qlora_dtype dtype) {
+    qlora_tensor t;
+    memset(&t, 0, sizeof t);
+    t.data = data;
+    t.bytes = qlora_dtype_bytes(dtype);
+    t.dtype = dtype;
+    t.rows = 1;
+    t.cols = 1;
+    t.ld = 1;
+    t.batch = 1;
+    t.batch_stride = 1;
+    t.owner = clip->owner;
+    return t;
+}
+
+// A group's scale and flag as AdamW takes them; group -1: the flag of all groups.
+static void qlora__clip_device(const qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                               qlora_tensor* not_finite) {
+    if (scale != NULL) {
+        *scale = qlora__clip_scalar(clip, clip->results + 2 * group + 1, QLORA_F32);
+    }
+    if (not_finite != NULL) {
+        uint32_t* flag = group < 0 ? clip->any : clip->flags + group;
+        *not_finite = qlora__clip_scalar(clip, flag, QLORA_I32);
+    }
+}
+
+qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                               qlora_tensor* not_finite) {
+    qlora_ctx* ctx = qlora__clip_ctx(clip);
+    QLORA__ENTER(ctx, "qlora_clip_device");
+    qlora_result r = qlora__clip_group_check(ctx, clip, group, scale != NULL ? 0 : -1);
+    if (r == QLORA_OK) {
+        qlora__clip_device(clip, group, scale, not_finite);
+    }
+    return qlora__leave(ctx, r);
+}
+
+// ---- a clip of one tensor in memory of the caller's ---------------------------------------------
+
+// Sets the clip up over n gradients and lays its tables out at base, which may be NULL to count.
+// Returns the bytes of the tables.
+static QLORA__UNUSED size_t qlora__clip_place(qlora_ctx* ctx, int64_t n, char* base,
+                                              qlora_clip* clip) {
+    memset(clip, 0, sizeof *clip);
+    clip->owner = ctx;
+    clip->groups = 1;
+    clip->parts = n > 0 ? 1 : 0;
+    clip->chunks = qlora__ceil_div(n, QLORA__CLIP_CHUNK);
+    return qlora__clip_layout(clip, base);
+}
+
+// Writes the tables of a placed clip.
+static QLORA__UNUSED qlora_result qlora__clip_start(qlora_ctx* ctx, const qlora_clip* clip,
+                                                    const qlora_tensor* gradients, float max_norm) {
+    qlora_clip image = *clip;
+    size_t bytes = qlora__clip_layout(&image, NULL);
+    char* host = (char*)qlora__alloc_zero(ctx, bytes);
+    if (host == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora__clip_layout(&image, host);
+    qlora__clip_fill(&gradients, NULL, clip->parts > 0 ? 1 : 0, &image);
+    *image.max_norm = max_norm;
+    qlora_result r = qlora__copy_in(ctx, clip->part_table, host, bytes); // the first table
+    qlora__free(ctx, host, bytes);
+    return r;
+}
+
+// Norm and scale of the first group, in the backend's memory.
+static QLORA__UNUSED const QLORA__REAL* qlora__clip_results(const qlora_clip* clip) {
+    return clip->results;
 }
 
 #define QLORA__PI 3.14159265358979323846
@@ -12287,12 +12655,12 @@ qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table, const qlora_
 //
 // Of rows of logits. With p = softmax(x):
 //   loss = weight (log sum e^x - x[label]),   x = (p - onehot(label)) scale weight  (in place)
-// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_args.total.
+// Rows labelled -100 have loss 0 and gradient 0. Sum of losses: see qlora_cross_entropy_desc.total.
 
 #define QLORA__NO_LABEL -100
 
 static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
-    const qlora_cross_entropy_args* a = (const qlora_cross_entropy_args*)user;
+    const qlora_cross_entropy_desc* a = (const qlora_cross_entropy_desc*)user;
     const qlora_tensor* x = a->logits;
     QLORA__REAL scale = a->scale != NULL ? qlora__at(a->scale, 0, 0) : 1;
     for (int64_t row = begin; row < end; row++) {
@@ -12325,7 +12693,7 @@ static void qlora__cross_entropy_rows(void* user, int64_t begin, int64_t end) {
 }
 
 // total += {losses, their rounding rest, weights}; the sum in double, rows in ascending order.
-static void qlora__cross_entropy_total(const qlora_cross_entropy_args* a) {
+static void qlora__cross_entropy_total(const qlora_cross_entropy_desc* a) {
     double loss = (double)qlora__at(a->total, 0, 0) + (double)qlora__at(a->total, 0, 1);
     double weight = (double)qlora__at(a->total, 0, 2);
     for (int64_t row = 0; row < a->logits->rows; row++) {
@@ -12340,7 +12708,7 @@ static void qlora__cross_entropy_total(const qlora_cross_entropy_args* a) {
     qlora__put(a->total, 0, 2, (QLORA__REAL)weight);
 }
 
-static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
     }
@@ -12376,7 +12744,7 @@ static qlora_result qlora__cross_entropy_check(qlora_ctx* ctx, const qlora_cross
     return QLORA_OK;
 }
 
-static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* a) {
+static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* a) {
     QLORA__TRY(qlora__cross_entropy_check(ctx, a));
     const qlora_tensor* x = a->logits;
     if (qlora__on_cpu(ctx)) {
@@ -12409,7 +12777,7 @@ static qlora_result qlora__cross_entropy(qlora_ctx* ctx, const qlora_cross_entro
     return qlora__launch(ctx, QLORA__K_loss_sum, x->rows > 0 ? 1 : 0, 1, 1, 256, 0, sum);
 }
 
-qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_args* args) {
+qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args) {
     QLORA__ENTER(ctx, "qlora_cross_entropy");
     return qlora__leave(ctx, qlora__cross_entropy(ctx, args));
 }
@@ -12488,7 +12856,7 @@ static double qlora__power(double x, int64_t n) {
 }
 
 typedef struct qlora__adamw_job {
-    const qlora_adamw_args* args;
+    const qlora_adamw_desc* args;
     qlora_adamw_range range;
     QLORA__REAL clip;
     QLORA__REAL lr_decay;
@@ -12531,7 +12899,7 @@ static void qlora__adamw_shade(const qlora__adamw_job* job, int64_t i, QLORA__RE
 
 static void qlora__adamw_elements(void* user, int64_t begin, int64_t end) {
     const qlora__adamw_job* job = (const qlora__adamw_job*)user;
-    const qlora_adamw_args* a = job->args;
+    const qlora_adamw_desc* a = job->args;
     QLORA__REAL decay = job->lr_decay * (QLORA__REAL)job->range.decay;
     for (int64_t at = begin; at < end; at++) {
         int64_t i = job->range.begin + at;
@@ -12570,7 +12938,7 @@ static qlora_adamw_range qlora__adamw_range_at(const qlora_tensor* ranges, int64
 }
 
 // param, shadow and ranges: what both calls use.
-static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a,
+static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_desc* a,
                                        int64_t* range_count) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
@@ -12604,7 +12972,7 @@ static qlora_result qlora__adamw_check(qlora_ctx* ctx, const qlora_adamw_args* a
     return QLORA_OK;
 }
 
-static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+static qlora_result qlora__adamw_check_step(qlora_ctx* ctx, const qlora_adamw_desc* a) {
     int64_t n = a->param->cols;
     QLORA__TRY(qlora__need_vector(ctx, a->grad, "grad", QLORA__IS_F32, n));
     QLORA__TRY(qlora__need_vector(ctx, a->m, "m", QLORA__IS_F32, n));
@@ -12635,14 +13003,14 @@ static void qlora__adamw_ranges(qlora_ctx* ctx, qlora__adamw_job* job, int64_t r
 }
 
 // Blocks along a range of `pieces` pieces of 256 threads: about 8192 in all.
-static int64_t qlora__adamw_blocks(const qlora_adamw_args* a, int64_t range_count,
+static int64_t qlora__adamw_blocks(const qlora_adamw_desc* a, int64_t range_count,
                                    int64_t per_block) {
     int64_t longest = a->longest_range > 0 ? a->longest_range : a->param->cols;
     int64_t wanted = qlora__ceil_div(longest, per_block);
     return qlora__min(wanted, qlora__max(8192 / qlora__max(range_count, 1), 8));
 }
 
-static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a) {
+static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* a) {
     int64_t range_count = 0;
     QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
     QLORA__TRY(qlora__adamw_check_step(ctx, a));
@@ -12679,7 +13047,7 @@ static qlora_result qlora__adamw_step(qlora_ctx* ctx, const qlora_adamw_args* a)
                          1, 256, 0, args);
 }
 
-static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* a) {
+static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* a) {
     int64_t range_count = 0;
     QLORA__TRY(qlora__adamw_check(ctx, a, &range_count));
     if (a->shadow == NULL) {
@@ -12699,12 +13067,12 @@ static qlora_result qlora__adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* 
         qlora__adamw_blocks(a, range_count, 256), qlora__min(range_count, 65535), 1, 256, 0, args);
 }
 
-qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_args* args) {
+qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args) {
     QLORA__ENTER(ctx, "qlora_adamw_step");
     return qlora__leave(ctx, qlora__adamw_step(ctx, args));
 }
 
-qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
+qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args) {
     QLORA__ENTER(ctx, "qlora_adamw_shadow");
     return qlora__leave(ctx, qlora__adamw_shadow(ctx, args));
 }
@@ -12721,7 +13089,7 @@ qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_args* args) {
 //   0x9e3779b97f4a7c15
 
 typedef struct qlora__dropout_job {
-    const qlora_dropout_args* args;
+    const qlora_dropout_desc* args;
     uint32_t threshold;
     uint32_t where;
     float scale;
@@ -12742,7 +13110,7 @@ static bool qlora__dropout_keep(const uint32_t key[2], uint32_t position, uint32
 
 static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
     const qlora__dropout_job* job = (const qlora__dropout_job*)user;
-    const qlora_dropout_args* a = job->args;
+    const qlora_dropout_desc* a = job->args;
     uint64_t seed = (uint64_t)(uint32_t)qlora__index_at(a->state, 1) << 32 |
                     (uint32_t)qlora__index_at(a->state, 0);
     uint64_t mixed = seed + (uint64_t)(uint32_t)qlora__index_at(a->state, 2) * 0x9e3779b97f4a7c15u;
@@ -12765,7 +13133,7 @@ static void qlora__dropout_rows(void* user, int64_t begin, int64_t end) {
     }
 }
 
-static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) {
+static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_desc* a) {
     if (a == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "args is NULL");
     }
@@ -12811,7 +13179,7 @@ static qlora_result qlora__dropout(qlora_ctx* ctx, const qlora_dropout_args* a) 
                          shape.blocks, qlora__min(x->rows, 65535), 1, shape.threads, 0, args);
 }
 
-qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
+qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args) {
     QLORA__ENTER(ctx, "qlora_dropout");
     return qlora__leave(ctx, qlora__dropout(ctx, args));
 }
@@ -12832,7 +13200,7 @@ qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_args* args) {
 // differ from part to part, so z is made part by part, and dx gets the masked u_i A_i added one by
 // one.
 
-int64_t qlora_linear_out(const qlora_linear* linear) {
+int64_t qlora_linear_out(const qlora_linear_desc* linear) {
     int64_t out = 0;
     for (int32_t i = 0; linear != NULL && i < linear->count && i < QLORA_LINEAR_PARTS; i++) {
         out += linear->parts[i].out;
@@ -12840,7 +13208,7 @@ int64_t qlora_linear_out(const qlora_linear* linear) {
     return out;
 }
 
-static int64_t qlora__linear_rank(const qlora_linear* linear) {
+static int64_t qlora__linear_rank(const qlora_linear_desc* linear) {
     int64_t rank = 0;
     for (int32_t i = 0; i < linear->count; i++) {
         rank += linear->parts[i].rank;
@@ -12848,13 +13216,13 @@ static int64_t qlora__linear_rank(const qlora_linear* linear) {
     return rank;
 }
 
-int64_t qlora_linear_pad(const qlora_linear* linear) {
+int64_t qlora_linear_pad(const qlora_linear_desc* linear) {
     return linear != NULL && linear->count >= 0 && linear->count <= QLORA_LINEAR_PARTS
                ? (qlora__linear_rank(linear) + 7) / 8 * 8
                : 0;
 }
 
-static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                              qlora_dtype dtype, bool backward) {
     const qlora_linear_part* p = &l->parts[i];
     unsigned type = 1u << dtype;
@@ -12889,8 +13257,8 @@ static qlora_result qlora__linear_part_check(qlora_ctx* ctx, const qlora_linear*
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear* l, qlora_dtype dtype,
-                                        bool backward) {
+static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                        qlora_dtype dtype, bool backward) {
     if (l == NULL || l->count < 1 || l->count > QLORA_LINEAR_PARTS || l->in < 0) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
                            l == NULL ? "linear is NULL"
@@ -12962,7 +13330,7 @@ static qlora_result qlora__linear_bias(qlora_ctx* ctx, const qlora_tensor* bias,
         qlora__ceil_div(t.cols, 256), qlora__min(t.rows, 65535), 1, 256, 0, args);
 }
 
-static void qlora__linear_place_cpu(const qlora_linear* l) {
+static void qlora__linear_place_cpu(const qlora_linear_desc* l) {
     const qlora_tensor* operand = l->operand;
     int64_t pad = qlora_linear_pad(l);
     int64_t out = qlora_linear_out(l);
@@ -12988,7 +13356,7 @@ static void qlora__linear_place_cpu(const qlora_linear* l) {
     }
 }
 
-static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear* l) {
+static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_linear_desc* l) {
     if (qlora__on_cpu(ctx)) {
         qlora__linear_place_cpu(l);
         return QLORA_OK;
@@ -13025,7 +13393,8 @@ static qlora_result qlora__linear_place_adapters(qlora_ctx* ctx, const qlora_lin
         0, args);
 }
 
-static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, uint32_t flags) {
+static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                        uint32_t flags) {
     if (l == NULL || l->operand == NULL || flags == 0 ||
         flags > (QLORA_LINEAR_WEIGHTS | QLORA_LINEAR_ADAPTERS)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
@@ -13049,7 +13418,7 @@ static qlora_result qlora__linear_place(qlora_ctx* ctx, const qlora_linear* l, u
     return (flags & QLORA_LINEAR_ADAPTERS) != 0 ? qlora__linear_place_adapters(ctx, l) : QLORA_OK;
 }
 
-qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear* linear, uint32_t flags) {
+qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_place");
     return qlora__leave(ctx, qlora__linear_place(ctx, linear, flags));
 }
@@ -13062,7 +13431,7 @@ typedef struct qlora__masked {
     size_t scratch_before;
 } qlora__masked;
 
-static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear_desc* l,
                                         const qlora_tensor* x, qlora__masked* m) {
     QLORA__TRY(qlora__tensor_shape(ctx, x->dtype, 1, 0, l->in, l->in, &m->rows));
     m->scratch_before = ctx->scratch_used;
@@ -13075,14 +13444,14 @@ static qlora_result qlora__masked_begin(qlora_ctx* ctx, const qlora_linear* l,
 }
 
 // to (+)= mask of part i, rows [first, first + count), applied to from.
-static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                        int64_t first, const qlora_tensor* from,
                                        const qlora_tensor* to, bool accumulate) {
     qlora_tensor positions;
     qlora_tensor sequences;
     QLORA__TRY(qlora__tensor_view(ctx, l->positions, 0, 1, first, from->rows, &positions));
     QLORA__TRY(qlora__tensor_view(ctx, l->sequences, 0, 1, first, from->rows, &sequences));
-    qlora_dropout_args d;
+    qlora_dropout_desc d;
     memset(&d, 0, sizeof d);
     d.x = from;
     d.y = to;
@@ -13096,7 +13465,7 @@ static qlora_result qlora__linear_mask(qlora_ctx* ctx, const qlora_linear* l, in
     return qlora__dropout(ctx, &d);
 }
 
-static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_linear_desc* l,
                                                 int64_t rows) {
     if (l->dropout > 0.0f) {
         QLORA__TRY(qlora__need(ctx, l->positions, "positions", QLORA__IS_I32, 1, rows));
@@ -13109,7 +13478,7 @@ static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_line
 // ---- forward
 
 // z of one part from the masked x, rows by rows.
-static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
                                            const qlora_tensor* x, const qlora_tensor* z) {
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -13129,8 +13498,8 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear* l
 }
 
 // z into the last columns of x.
-static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* x,
-                                    const qlora_tensor* inner) {
+static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in, pad, &tail));
@@ -13156,7 +13525,7 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear* l, const
     return qlora__tensor_zero(ctx, &rest);
 }
 
-static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear_desc* l,
                                                 const qlora_tensor* x, const qlora_tensor* inner,
                                                 const qlora_tensor* y) {
     int64_t col = 0;
@@ -13184,7 +13553,7 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_line
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear_desc* l,
                                                  const qlora_tensor* x, const qlora_tensor* y) {
     int64_t out = qlora_linear_out(l);
     bool biased = false;
@@ -13205,7 +13574,7 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_lin
     return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
 }
 
-static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear_desc* l,
                                           const qlora_tensor* x, const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
@@ -13221,8 +13590,8 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear* l,
                               : qlora__linear_forward_plain(ctx, l, x, &inner, y);
 }
 
-qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, const qlora_tensor* x,
-                                  const qlora_tensor* y) {
+qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
+                                  const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
     return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
 }
@@ -13230,8 +13599,8 @@ qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear* linear, co
 // ---- backward
 
 // u into the last columns of dy.
-static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
-                                    const qlora_tensor* inner) {
+static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                    const qlora_tensor* dy, const qlora_tensor* inner) {
     int64_t out = inner->cols;
     int64_t pad = dy->cols - out;
     qlora_tensor tail;
@@ -13261,8 +13630,9 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear* l, const
 }
 
 // dx = sum of dy_i W_i, and u_i A_i unless that is masked.
-static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, const qlora_tensor* dy,
-                                     const qlora_tensor* inner, const qlora_tensor* dx) {
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                     const qlora_tensor* dy, const qlora_tensor* inner,
+                                     const qlora_tensor* dx) {
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
         qlora_tensor below; // [W ; A], or W alone
@@ -13294,9 +13664,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear* l, cons
 }
 
 // With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
-static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear* l, int32_t i,
-                                                   const qlora_tensor* x, const qlora_tensor* u,
-                                                   const qlora_tensor* dx, float beta) {
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
+                                                   int32_t i, const qlora_tensor* x,
+                                                   const qlora_tensor* u, const qlora_tensor* dx,
+                                                   float beta) {
     const qlora_linear_part* p = &l->parts[i];
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -13323,7 +13694,7 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_l
 }
 
 // dA of all parts as one matrix, when they lie below each other in memory: then x is read once.
-static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined) {
+static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* joined) {
     memset(joined, 0, sizeof *joined);
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
@@ -13344,7 +13715,7 @@ static bool qlora__linear_da_joined(const qlora_linear* l, qlora_tensor* joined)
     return joined->rows > 0;
 }
 
-static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
                                             const qlora_tensor* x, const qlora_tensor* dy,
                                             const qlora_tensor* dx, float beta) {
     int64_t col = 0;
@@ -13382,7 +13753,7 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear* 
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l,
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear_desc* l,
                                            const qlora_tensor* x, const qlora_tensor* dy,
                                            const qlora_tensor* dx, uint32_t flags) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
@@ -13412,7 +13783,7 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear* l
     return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
 }
 
-qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear* linear,
+qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                    const qlora_tensor* x, const qlora_tensor* dy,
                                    const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_backward");
@@ -14286,7 +14657,7 @@ qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
 
 // ---- pre-warm -----------------------------------------------------------------------------------
 
-static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_shape* s) {
+static qlora_result qlora__shape_check(qlora_ctx* ctx, qlora_prewarm_desc* s) {
     if (s->kv_heads == 0) {
         s->kv_heads = s->heads;
     }
@@ -14357,7 +14728,7 @@ static qlora_result qlora__prewarm_gemm(qlora_ctx* ctx, const qlora__planned_gem
 
 // Runs every planned product once: cuBLAS loads its kernels now, while memory is free, and not in
 // the middle of a capture.
-static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) {
+static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     int64_t q = s->heads * s->head_dim;
     int64_t kv = s->kv_heads * s->head_dim;
     int64_t T = s->max_tokens;
@@ -14402,7 +14773,7 @@ static qlora_result qlora__prewarm_cublas(qlora_ctx* ctx, const qlora_shape* s) 
 }
 
 // Which attention kernels a model runs; agrees with qlora__attention_paths in section OPS.
-static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s) {
+static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     bool tensor_cores = s->compute == QLORA_BF16 && ctx->gpu->capability >= 80;
     if (tensor_cores && (s->head_dim == 64 || s->head_dim == 128)) {
         return s->head_dim == 64 ? QLORA__NEED_HEAD64 : QLORA__NEED_HEAD128;
@@ -14410,7 +14781,7 @@ static uint32_t qlora__attention_need(const qlora_ctx* ctx, const qlora_shape* s
     return QLORA__NEED_HEADANY;
 }
 
-static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
+static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_prewarm_desc* s) {
     qlora__cache* cache = ctx->gpu->cache;
     double start = qlora__clock_ms();
     bool was_sealed = cache->info.sealed;
@@ -14436,11 +14807,11 @@ static qlora_result qlora__prewarm_gpu(qlora_ctx* ctx, const qlora_shape* s) {
 
 #endif
 
-static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
     if (shape == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "shape is NULL");
     }
-    qlora_shape s = *shape;
+    qlora_prewarm_desc s = *shape;
     QLORA__TRY(qlora__shape_check(ctx, &s));
     QLORA__TRY(qlora__not_in_capture(ctx, "pre-warming"));
 #ifndef QLORA_NO_CUDA
@@ -14451,7 +14822,7 @@ static qlora_result qlora__prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
     return QLORA_OK; // nothing is compiled on the CPU
 }
 
-qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_shape* shape) {
+qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape) {
     QLORA__ENTER(ctx, "qlora_prewarm");
     return qlora__leave(ctx, qlora__prewarm(ctx, shape));
 }
@@ -14715,16 +15086,11 @@ qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn
     return qlora__leave(ctx, qlora__graph_capture(ctx, key, fn, user, out));
 }
 
-static qlora_result qlora__graph_need(qlora_ctx* ctx, const qlora_graph* graph) {
-    if (graph == NULL || graph->owner != ctx) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "graph %s",
-                           graph == NULL ? "is NULL" : "belongs to another context");
-    }
-    return QLORA_OK;
+static qlora_ctx* qlora__graph_ctx(const qlora_graph* graph) {
+    return graph != NULL ? graph->owner : NULL;
 }
 
 static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
-    QLORA__TRY(qlora__graph_need(ctx, graph));
     QLORA__TRY(qlora__not_in_capture(ctx, "replaying a graph"));
     if (graph->key != key) {
         return qlora__fail(
@@ -14743,16 +15109,13 @@ static qlora_result qlora__graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint
     return QLORA_OK;
 }
 
-qlora_result qlora_graph_replay(qlora_ctx* ctx, qlora_graph* graph, uint64_t key) {
+qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key) {
+    qlora_ctx* ctx = qlora__graph_ctx(graph);
     QLORA__ENTER(ctx, "qlora_graph_replay");
     return qlora__leave(ctx, qlora__graph_replay(ctx, graph, key));
 }
 
 static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
-    if (graph == NULL) {
-        return QLORA_OK;
-    }
-    QLORA__TRY(qlora__graph_need(ctx, graph));
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
     qlora_graph** link = &ctx->graphs;
     while (*link != graph) {
@@ -14765,14 +15128,17 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
     return QLORA_OK;
 }
 
-qlora_result qlora_graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+qlora_result qlora_graph_destroy(qlora_graph* graph) {
+    if (graph == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = graph->owner;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_graph_destroy"));
     return qlora__leave(ctx, qlora__graph_destroy(ctx, graph));
 }
 
 static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
                                        qlora_graph_info* out) {
-    QLORA__TRY(qlora__graph_need(ctx, graph));
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
@@ -14783,7 +15149,8 @@ static qlora_result qlora__graph_query(qlora_ctx* ctx, const qlora_graph* graph,
     return QLORA_OK;
 }
 
-qlora_result qlora_graph_query(qlora_ctx* ctx, const qlora_graph* graph, qlora_graph_info* out) {
+qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out) {
+    qlora_ctx* ctx = qlora__graph_ctx(graph);
     QLORA__ENTER(ctx, "qlora_graph_query");
     return qlora__leave(ctx, qlora__graph_query(ctx, graph, out));
 }
@@ -14849,7 +15216,7 @@ typedef struct qlora__kept {
 
 typedef struct qlora__layer {
     qlora__projection projections[QLORA__PROJECTIONS];
-    qlora_linear linears[QLORA__GROUPS];
+    qlora_linear_desc linears[QLORA__GROUPS];
     qlora_tensor operands[QLORA__GROUPS]; // cached, or windows of the shared one
     int64_t pads[QLORA__GROUPS];
     bool cached;
@@ -14883,16 +15250,25 @@ typedef struct qlora__batch_block {
     qlora_tensor dropout;   // [1, 4]: seed low, seed high, step, 0
 } qlora__batch_block;
 
+// The files of a model and its adapter, each opened once for planning and loading.
+typedef struct qlora__source {
+    qlora__peft peft;
+    bool has_peft;
+    qlora__folder folder;
+    bool has_folder;
+} qlora__source;
+
 struct qlora_model {
     qlora_ctx* ctx;
-    qlora_model_desc desc; // strings are not kept
-    qlora_train_desc train;
+    qlora_model_desc desc; // defaults resolved; of its pointers only dir is kept
     qlora_plan plan;
     char* dir; // copy of desc.dir, or NULL
+    qlora__source* source; // only while the model is being opened
     qlora_dtype compute;
     bool use_adapters;
-    bool ready;        // weights are loaded
-    int64_t trainers;  // children
+    int64_t trainers;    // children
+    int64_t generations; // children
+    bool micro_begun;    // a micro-batch is being computed in slices: its activations are in use
     int64_t elements;  // of the parameter arena, gaps included
     int64_t positions; // rows of the rope tables
     qlora__buffer* arena;
@@ -14916,8 +15292,8 @@ struct qlora_model {
     qlora_tensor moment2;
     qlora_tensor adamw; // one qlora_adamw_state
     qlora_clip clip;    // its tables lie in the arena
-    char* clip_memory;
     // one micro-batch
+    qlora__ring ring; // host images of batch blocks, and AdamW's numbers after them
     qlora__batch_block batch;
     qlora_tensor flag;      // I32: an id, a position or a label was out of range
     qlora_tensor last_h;    // [T, H] after the last layer
@@ -14942,6 +15318,11 @@ struct qlora_model {
     qlora_tensor scores;   // f32 [heads, generate_tokens]
     qlora_tensor chances;  // their softmax in the compute type; in f32 the same memory
 };
+
+// Whether the model has gradients and an optimizer.
+static bool qlora__trains(const qlora_model* m) {
+    return m->desc.purpose == QLORA_PURPOSE_TRAIN;
+}
 
 //@@ src/model/arena.h
 
@@ -15049,7 +15430,7 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS && layer->cached; g++) {
-            const qlora_linear* linear = &layer->linears[g];
+            const qlora_linear_desc* linear = &layer->linears[g];
             qlora__arena_tensor(arena, m->compute, qlora_linear_out(linear) + layer->pads[g],
                                 linear->in + layer->pads[g], &layer->operands[g]);
         }
@@ -15060,7 +15441,7 @@ static void qlora__layout_cache(qlora__arena* arena, qlora_model* m) {
 static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
     qlora__arena_window(&m->shadow, p->a_at, p->rank, p->in, &p->a);
     qlora__arena_window(&m->shadow, p->b_at, p->out, p->rank, &p->sb);
-    if (!m->train.no_training) {
+    if (qlora__trains(m)) {
         qlora__arena_window(&m->gradients, p->a_at, p->rank, p->in, &p->da);
         qlora__arena_window(&m->gradients, p->b_at, p->out, p->rank, &p->db);
     }
@@ -15069,7 +15450,7 @@ static void qlora__window_projection(qlora_model* m, qlora__projection* p) {
 static void qlora__window_norm(qlora_model* m, int64_t at, int64_t width, qlora_tensor* w,
                                qlora_tensor* dw) {
     qlora__arena_window(&m->parameters, at, 1, width, w);
-    if (!m->train.no_training) {
+    if (qlora__trains(m)) {
         qlora__arena_window(&m->gradients, at, 1, width, dw);
     }
 }
@@ -15082,20 +15463,15 @@ static void qlora__layout_adapters(qlora__arena* arena, qlora_model* m) {
 }
 
 static void qlora__layout_optimizer(qlora__arena* arena, qlora_model* m) {
-    if (m->train.no_training) {
+    if (!qlora__trains(m)) {
         return;
     }
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->gradients);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment1);
     qlora__arena_tensor(arena, QLORA_F32, 1, m->elements, &m->moment2);
     qlora__arena_tensor(arena, QLORA_U8, 1, (int64_t)sizeof(qlora_adamw_state), &m->adamw);
-    memset(&m->clip, 0, sizeof m->clip);
-    m->clip.owner = m->ctx;
-    m->clip.groups = 1;
-    m->clip.parts = m->elements > 0 ? 1 : 0;
-    m->clip.chunks = qlora__ceil_div(m->elements, QLORA__CLIP_CHUNK);
-    m->clip_memory = qlora__arena_take(arena, qlora__clip_layout(&m->clip, NULL));
-    qlora__clip_layout(&m->clip, m->clip_memory);
+    char* clip = qlora__arena_take(arena, qlora__clip_place(m->ctx, m->elements, NULL, &m->clip));
+    qlora__clip_place(m->ctx, m->elements, clip, &m->clip);
 }
 
 static void qlora__layout_windows(qlora_model* m) {
@@ -15161,12 +15537,12 @@ static void qlora__layout_activations(qlora__arena* arena, qlora_model* m) {
     qlora__most_pads(m, pads);
     qlora__arena_tensor(arena, m->compute, m->plan.tokens, c->hidden, &m->last_h);
     memset(&m->again, 0, sizeof m->again);
-    if (m->train.no_training || m->plan.recompute_layers > 0) {
+    if (!qlora__trains(m) || m->plan.recompute_layers > 0) {
         qlora__layout_kept(arena, m, pads, &m->again);
     }
     for (int64_t l = 0; l < c->layers; l++) {
         qlora__layer* layer = &m->layers[l];
-        if (m->train.no_training) {
+        if (!qlora__trains(m)) {
             layer->kept = m->again;
             layer->kept.h = m->last_h;
             layer->kept.h2 = m->last_h;
@@ -15187,7 +15563,7 @@ static int64_t qlora__operand_elements(const qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         const qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
-            const qlora_linear* linear = &layer->linears[g];
+            const qlora_linear_desc* linear = &layer->linears[g];
             int64_t rows = qlora_linear_out(linear) + layer->pads[g];
             int64_t n = layer->cached ? 0 : rows * (linear->in + layer->pads[g]);
             most = qlora__max(most, n);
@@ -15214,7 +15590,7 @@ static void qlora__layout_workspace(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, T, c->intermediate + pads[QLORA__DOWN], &m->s);
     qlora__arena_tensor(arena, m->compute, 1, qlora__operand_elements(m), &m->operand);
     qlora__arena_tensor(arena, QLORA_I32, 1, 1, &m->flag);
-    if (m->train.no_training) {
+    if (!qlora__trains(m)) {
         return;
     }
     m->ds = m->s;
@@ -15257,14 +15633,14 @@ static void qlora__layout_head(qlora__arena* arena, qlora_model* m) {
     qlora__arena_tensor(arena, m->compute, m->plan.head_chunk, c->vocab, &m->logits);
     qlora__arena_tensor(arena, QLORA_F32, 1, R, &m->losses);
     qlora__arena_tensor(arena, QLORA_F32, 1, 6, &m->totals);
-    if (!m->train.no_training) {
+    if (qlora__trains(m)) {
         qlora__arena_tensor(arena, m->compute, R + 1, c->hidden, &m->rows_dx);
     }
 }
 
 static void qlora__layout_generation(qlora__arena* arena, qlora_model* m) {
     const qlora_model_config* c = &m->plan.config;
-    int64_t n = m->train.generate_tokens;
+    int64_t n = m->desc.generate_tokens;
     if (n > 0) {
         qlora__arena_tensor(arena, m->compute, c->layers * n, 2 * qlora__kv_width(c), &m->kv_cache);
         int64_t wide = (int64_t)qlora__align_up((size_t)n, 8); // rows start aligned
@@ -15307,44 +15683,77 @@ static void qlora__model_layout(qlora_model* m, char* base) {
 
 // ---- plan ---------------------------------------------------------------------------------------
 
+static void qlora__source_close(qlora_model* m) {
+    qlora__source* source = m->source;
+    if (source != NULL && source->has_peft) {
+        qlora__peft_close(&m->ctx->env, &source->peft);
+    }
+    if (source != NULL && source->has_folder) {
+        qlora__folder_close(&m->ctx->env, &source->folder);
+    }
+    qlora__free(m->ctx, source, source != NULL ? sizeof *source : 0);
+    m->source = NULL;
+}
+
+// The folder of the weights, opened when it is first needed.
+static qlora_result qlora__source_folder(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                         const qlora__folder** out) {
+    if (!m->source->has_folder) {
+        QLORA__TRY(qlora__folder_open(&ctx->env, dir, &m->source->folder));
+        m->source->has_folder = true;
+    }
+    *out = &m->source->folder;
+    return QLORA_OK;
+}
+
+// A new adapter on the modules that the desc names.
+static void qlora__adapter_new(const qlora_model* m, int number, qlora__projection* p) {
+    if (m->desc.rank > 0 && (m->desc.targets >> number & 1u) != 0) {
+        p->rank = m->desc.rank;
+        p->alpha = (double)m->desc.alpha;
+        double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
+        p->scale = (float)(p->alpha / divisor);
+    }
+}
+
+// The modules that an adapter's folder has, with its ranks and scales.
+static qlora_result qlora__adapter_found(qlora_ctx* ctx, const qlora__peft* peft, int64_t layer,
+                                         int number, qlora__projection* p) {
+    char module[160];
+    qlora__peft_module found;
+    memset(&found, 0, sizeof found);
+    snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)layer,
+             qlora__projections[number].module);
+    QLORA__TRY(qlora__peft_find(&ctx->env, peft, module, p->out, p->in, &found));
+    p->rank = found.rank;
+    p->alpha = found.alpha;
+    p->scale = (float)found.scale;
+    return QLORA_OK;
+}
+
 // Which of a layer's modules have adapters, and with what rank and scale.
 static qlora_result qlora__adapter_shapes(qlora_ctx* ctx, qlora_model* m,
                                           const qlora_model_desc* desc) {
-    const qlora_model_config* c = &m->plan.config;
-    qlora__peft peft;
-    memset(&peft, 0, sizeof peft);
+    qlora__peft* peft = &m->source->peft;
     if (desc->adapter != NULL) {
-        QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, &peft));
-        m->desc.rslora = peft.rslora;
-        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft.dropout;
-        m->desc.rank = (int32_t)peft.rank;
-        m->desc.alpha = (float)peft.alpha;
+        QLORA__TRY(qlora__peft_open(&ctx->env, desc->adapter, peft));
+        m->source->has_peft = true;
+        m->desc.rslora = peft->rslora;
+        m->desc.dropout = desc->dropout != 0.0f ? desc->dropout : (float)peft->dropout;
+        m->desc.rank = (int32_t)peft->rank;
+        m->desc.alpha = (float)peft->alpha;
     }
-    qlora_result r = QLORA_OK;
-    for (int64_t l = 0; l < c->layers && r == QLORA_OK; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS && r == QLORA_OK; i++) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             if (desc->adapter != NULL) {
-                char module[160];
-                qlora__peft_module found;
-                snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
-                         qlora__projections[i].module);
-                r = qlora__peft_find(&ctx->env, &peft, module, p->out, p->in, &found);
-                p->rank = r == QLORA_OK ? found.rank : 0;
-                p->alpha = found.alpha;
-                p->scale = (float)found.scale;
-            } else if (m->desc.rank > 0 && (m->desc.targets >> i & 1u) != 0) {
-                p->rank = m->desc.rank;
-                p->alpha = (double)m->desc.alpha;
-                double divisor = m->desc.rslora ? sqrt((double)p->rank) : (double)p->rank;
-                p->scale = (float)(p->alpha / divisor);
+                QLORA__TRY(qlora__adapter_found(ctx, peft, l, i, p));
+            } else {
+                qlora__adapter_new(m, i, p);
             }
         }
     }
-    if (desc->adapter != NULL) {
-        qlora__peft_close(&ctx->env, &peft);
-    }
-    return r;
+    return QLORA_OK;
 }
 
 // The A of a stack lie one below the other, so that their gradients are one product; then the B.
@@ -15422,7 +15831,7 @@ static void qlora__shape_layer(qlora_model* m, qlora__layer* layer) {
 static void qlora__connect_layer(qlora_model* m, int64_t index) {
     qlora__layer* layer = &m->layers[index];
     for (int g = 0; g < QLORA__GROUPS; g++) {
-        qlora_linear* linear = &layer->linears[g];
+        qlora_linear_desc* linear = &layer->linears[g];
         memset(linear, 0, sizeof *linear);
         linear->count = qlora__groups[g].count;
         for (int i = 0; i < linear->count; i++) {
@@ -15443,7 +15852,7 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
             part->db = &p->db;
         }
         linear->operand = &layer->operands[g];
-        linear->dropout = m->train.no_training ? 0.0f : m->desc.dropout;
+        linear->dropout = qlora__trains(m) ? m->desc.dropout : 0.0f;
         linear->layer = (int32_t)index;
         linear->positions = &m->batch.positions;
         linear->sequences = &m->batch.sequences;
@@ -15452,7 +15861,30 @@ static void qlora__connect_layer(qlora_model* m, int64_t index) {
     }
 }
 
-// A config that no file stands behind.
+static qlora_result qlora__need_whole(qlora_ctx* ctx, const char* name, int64_t value,
+                                      int64_t least, int64_t most) {
+    if (value < least || value > most) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %lld; it must be from %lld to %lld",
+                           name, (long long)value, (long long)least, (long long)most);
+    }
+    return QLORA_OK;
+}
+
+// At least `least` and less than `below`; a NaN is neither.
+static qlora_result qlora__need_real(qlora_ctx* ctx, const char* name, double value, double least,
+                                     double below) {
+    if (value >= least && value < below) {
+        return QLORA_OK;
+    }
+    if (below >= 1e300) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be a finite number%s", name,
+                           value, least < 0.0 ? "" : " that is not negative");
+    }
+    return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is %g; it must be at least %g and less than %g",
+                       name, value, least, below);
+}
+
+// A config that does not come from a file.
 static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_config* c) {
     if (c->kv_heads == 0) {
         c->kv_heads = c->heads;
@@ -15463,133 +15895,121 @@ static qlora_result qlora__random_config_check(qlora_ctx* ctx, qlora_model_confi
     if (c->rope_sliding.theta == 0.0) {
         c->rope_sliding = c->rope;
     }
-    const int64_t sizes[] = {c->vocab, c->hidden,   c->intermediate, c->layers,
-                             c->heads, c->kv_heads, c->head_dim};
-    static const char* const names[] = {"vocab", "hidden",   "intermediate", "layers",
-                                        "heads", "kv_heads", "head_dim"};
+    const struct {
+        const char* name;
+        int64_t value;
+        int64_t most;
+    } sizes[] = {{"config.vocab", c->vocab, 1 << 24},
+                 {"config.hidden", c->hidden, 1 << 24},
+                 {"config.intermediate", c->intermediate, 1 << 24},
+                 {"config.layers", c->layers, QLORA_MAX_LAYERS},
+                 {"config.heads", c->heads, 1 << 24},
+                 {"config.kv_heads", c->kv_heads, 1 << 24},
+                 {"config.head_dim", c->head_dim, 256}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        if (sizes[i] <= 0 || sizes[i] > (1 << 24)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.%s is %lld", names[i],
-                               (long long)sizes[i]);
-        }
+        QLORA__TRY(qlora__need_whole(ctx, sizes[i].name, sizes[i].value, 1, sizes[i].most));
     }
-    if (c->layers > QLORA_MAX_LAYERS || c->head_dim > 256 || c->head_dim % 2 != 0 ||
-        c->heads % c->kv_heads != 0 || !(c->rms_eps > 0.0) || c->window < 0) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "config: layers %lld (at most %d), head_dim %lld (even, at most 256), heads "
-            "%lld (a multiple of kv_heads %lld), rms_eps %g or window is not valid",
-            (long long)c->layers, QLORA_MAX_LAYERS, (long long)c->head_dim, (long long)c->heads,
-            (long long)c->kv_heads, c->rms_eps);
+    if (c->head_dim % 2 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.head_dim is %lld; it must be even",
+                           (long long)c->head_dim);
     }
-    return QLORA_OK;
+    if (c->heads % c->kv_heads != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "config.heads is %lld; it must be a multiple of config.kv_heads, %lld",
+                           (long long)c->heads, (long long)c->kv_heads);
+    }
+    if (!(c->rms_eps > 0.0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "config.rms_eps is %g; it must be positive",
+                           c->rms_eps);
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "config.window", c->window, 0, INT64_MAX));
+    return qlora__need_whole(ctx, "config.stop_count", c->stop_count, 0, QLORA_MAX_STOP_IDS);
 }
 
 static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_desc* d) {
-    if (d == NULL || d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL or was not zeroed");
+    if (d == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc is NULL");
+    }
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the model desc was not zeroed before its fields were set");
     }
     if ((d->dir == NULL) == (d->config == NULL)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
                            "the model desc needs either dir (a folder) or config (random weights)");
     }
-    if (d->rank > 1024 || !(d->dropout >= 0.0f && d->dropout < 1.0f) ||
-        d->targets > QLORA_TARGET_ALL || !qlora__finite(d->alpha)) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "rank %d (at most 1024), dropout %g (0 to below 1), targets %u or alpha %g "
-            "is not valid",
-            (int)d->rank, (double)d->dropout, d->targets, (double)d->alpha);
-    }
-    if (!qlora__finite(d->weight_std) || d->weight_std < 0.0f) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "weight_std %g is not valid",
-                           (double)d->weight_std);
-    }
-    if ((int)d->base < 0 || d->base > QLORA_BASE_32BIT || (int)d->mode < 0 ||
-        d->mode > QLORA_MODE_BF16) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc's base or mode is unknown");
-    }
-    return QLORA_OK;
-}
-
-// Before defaults take their place: a NaN compares as neither and would pass for one.
-static qlora_result qlora__train_numbers_check(qlora_ctx* ctx, const qlora_train_desc* d) {
     const struct {
         const char* name;
-        double value;
-        double least;
-        double below;
-    } numbers[] = {{"lr", d->lr, -1e300, 1e300},
-                   {"beta1", d->beta1, 0.0, 1.0},
-                   {"beta2", d->beta2, 0.0, 1.0},
-                   {"eps", d->eps, 0.0, 1e300},
-                   {"weight_decay", d->weight_decay, 0.0, 1e300},
-                   {"max_norm", d->max_norm, -1e300, 1e300}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        if (!(numbers[i].value >= numbers[i].least && numbers[i].value < numbers[i].below)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "train desc: %s is %g", numbers[i].name,
-                               numbers[i].value);
-        }
+        int64_t value;
+        int64_t least;
+        int64_t most;
+    } fields[] = {{"desc.rank", d->rank, INT32_MIN, 1024},
+                  {"desc.targets", d->targets, 0, QLORA_TARGET_ALL},
+                  {"desc.base", (int64_t)d->base, 0, QLORA_BASE_32BIT},
+                  {"desc.mode", (int64_t)d->mode, 0, QLORA_MODE_BF16},
+                  {"desc.purpose", (int64_t)d->purpose, 0, QLORA_PURPOSE_EVALUATE},
+                  {"desc.recompute", (int64_t)d->recompute, 0, QLORA_CHOICE_OFF},
+                  {"desc.cache", (int64_t)d->cache, 0, QLORA_CHOICE_OFF},
+                  {"desc.tokens", d->tokens, 0, 1 << 24},
+                  {"desc.max_sequences", d->max_sequences, 0, 1 << 24},
+                  {"desc.max_length", d->max_length, 0, 1 << 24},
+                  {"desc.head_chunk", d->head_chunk, 0, 1 << 24},
+                  {"desc.generate_tokens", d->generate_tokens, 0, 1 << 24}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
+                                     fields[i].most));
     }
-    return QLORA_OK;
+    QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, 0.0, 1.0));
+    QLORA__TRY(qlora__need_real(ctx, "desc.alpha", (double)d->alpha, -1e300, 1e300));
+    return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
 }
 
-static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_desc* given,
-                                              qlora_train_desc* d) {
-    memset(d, 0, sizeof *d);
-    d->no_training = given == NULL;
-    if (given != NULL) {
-        *d = *given;
-    }
-    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the train desc was not zeroed");
-    }
-    QLORA__TRY(qlora__train_numbers_check(ctx, d));
+// Gives the capacity settings of a model their defaults.
+static qlora_result qlora__capacity_resolve(qlora_ctx* ctx, qlora_model_desc* d) {
     d->tokens = d->tokens != 0 ? d->tokens : 2048;
     d->max_sequences = d->max_sequences != 0 ? d->max_sequences : qlora__max(d->tokens / 8, 1);
     d->max_length = d->max_length != 0 ? d->max_length : d->tokens;
-    d->lr = d->lr < 0.0 ? 0.0 : d->lr > 0.0 ? d->lr : 2e-4;
-    d->beta1 = d->beta1 > 0.0 ? d->beta1 : 0.9;
-    d->beta2 = d->beta2 > 0.0 ? d->beta2 : 0.999;
-    d->eps = d->eps > 0.0 ? d->eps : 1e-8;
-    d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
-    if (d->tokens < 0 || d->tokens > (1 << 24) || d->max_sequences < 0 ||
-        d->max_sequences > d->tokens || d->max_length < 0 || d->max_length > d->tokens ||
-        d->warmup_steps < 0 || d->total_steps < 0 || d->head_chunk < 0 || d->generate_tokens < 0 ||
-        d->generate_tokens > (1 << 24) || d->keep_checkpoints < 0 || d->keep_checkpoints > 64) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "tokens %lld, max_sequences %lld, max_length %lld (neither above tokens), "
-            "warmup_steps, total_steps, head_chunk, generate_tokens or "
-            "keep_checkpoints is not valid",
-            (long long)d->tokens, (long long)d->max_sequences, (long long)d->max_length);
-    }
-    if ((int)d->schedule < 0 || d->schedule > QLORA_SCHEDULE_CONSTANT || (int)d->recompute < 0 ||
-        d->recompute > QLORA_CHOICE_OFF || (int)d->cache < 0 || d->cache > QLORA_CHOICE_OFF) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "schedule, recompute or cache choice is unknown");
-    }
-    if (d->head_chunk == 0) {
-        d->head_chunk = qlora__min(1024, d->tokens);
-    }
-    d->head_chunk = qlora__min(d->head_chunk, d->tokens);
-    return QLORA_OK;
+    d->head_chunk = qlora__min(d->head_chunk != 0 ? d->head_chunk : 1024, d->tokens);
+    QLORA__TRY(qlora__need_whole(ctx, "desc.max_sequences", d->max_sequences, 1, d->tokens));
+    return qlora__need_whole(ctx, "desc.max_length", d->max_length, 1, d->tokens);
 }
 
 static void qlora__model_free(qlora_model* m) {
     qlora_ctx* ctx = m->ctx;
+    qlora__source_close(m);
+    qlora__ring_destroy(ctx, &m->ring);
     qlora__buffer_destroy(ctx, m->arena);
     qlora__free(ctx, m->layers, (size_t)m->plan.config.layers * sizeof *m->layers);
     qlora__free(ctx, m->dir, m->dir != NULL ? strlen(m->dir) + 1 : 0);
     qlora__free(ctx, m, sizeof *m);
 }
 
+// The folders that a plan is for, by their names.
+static uint64_t qlora__source_name(const qlora_model_desc* desc) {
+    uint64_t hash = 0;
+    const char* const names[] = {desc->dir, desc->adapter};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        qlora__hash h;
+        qlora__hash_begin(&h);
+        qlora__hash_add(&h, &hash, sizeof hash);
+        qlora__hash_add(&h, names[i] != NULL ? names[i] : "", names[i] ? strlen(names[i]) : 0);
+        hash = qlora__hash_end(&h);
+    }
+    return hash;
+}
+
 static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                         const qlora_train_desc* train, const qlora_budget* budget,
-                                         qlora_model* m) {
+                                         const qlora_plan_desc* machine, qlora_model* m) {
     qlora_model_config* c = &m->plan.config;
-    QLORA__TRY(qlora__train_desc_resolve(ctx, train, &m->train));
-    if (desc->dir != NULL) {
+    QLORA__TRY(qlora__capacity_resolve(ctx, &m->desc));
+    m->plan.source = qlora__source_name(desc);
+    if (desc->plan != NULL && desc->plan->source != m->plan.source) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.plan was made for another model folder or adapter");
+    }
+    if (desc->dir != NULL && desc->plan != NULL) {
+        *c = desc->plan->config;
+    } else if (desc->dir != NULL) {
         QLORA__TRY(qlora__config_read(&ctx->env, desc->dir, c));
     } else {
         *c = *desc->config;
@@ -15599,16 +16019,16 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->desc.alpha = desc->alpha != 0.0f ? desc->alpha : 2.0f * (float)m->desc.rank;
     m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
-                       (desc->mode == QLORA_MODE_AUTO && budget->capability >= 80);
+                       (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
     m->plan.mode = wants_16bit ? QLORA_MODE_BF16
                    : desc->mode == QLORA_MODE_AUTO ? QLORA_MODE_F32
                                                    : desc->mode;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
-    m->plan.tokens = m->train.tokens;
-    m->plan.max_sequences = m->train.max_sequences;
-    m->plan.max_length = m->train.max_length;
-    m->plan.head_chunk = m->train.head_chunk;
-    m->positions = qlora__max(m->train.max_length, m->train.generate_tokens);
+    m->plan.tokens = m->desc.tokens;
+    m->plan.max_sequences = m->desc.max_sequences;
+    m->plan.max_length = m->desc.max_length;
+    m->plan.head_chunk = m->desc.head_chunk;
+    m->positions = qlora__max(m->desc.max_length, m->desc.generate_tokens);
     size_t bytes = (size_t)c->layers * sizeof *m->layers;
     m->layers = (qlora__layer*)qlora__alloc_zero(ctx, bytes);
     if (m->layers == NULL) {
@@ -15624,45 +16044,39 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
 // Which weights are 4-bit: those of an NF4 base, and those that a file has that way already.
 static qlora_result qlora__skeleton_formats(qlora_ctx* ctx, const qlora_model_desc* desc,
                                             qlora_model* m) {
-    qlora__folder folder;
-    memset(&folder, 0, sizeof folder);
-    bool look = desc->dir != NULL && m->plan.config.quantized;
-    if (look) {
-        QLORA__TRY(qlora__folder_open(&ctx->env, desc->dir, &folder));
+    const qlora__folder* folder = NULL;
+    if (desc->dir != NULL && m->plan.config.quantized) {
+        QLORA__TRY(qlora__source_folder(ctx, m, desc->dir, &folder));
     }
-    qlora_result r = QLORA_OK;
-    for (int64_t l = 0; l < m->plan.config.layers && r == QLORA_OK; l++) {
-        for (int i = 0; i < QLORA__PROJECTIONS && r == QLORA_OK; i++) {
+    for (int64_t l = 0; l < m->plan.config.layers; l++) {
+        for (int i = 0; i < QLORA__PROJECTIONS; i++) {
             qlora__projection* p = &m->layers[l].projections[i];
             p->is_nf4 = desc->base == QLORA_BASE_NF4;
             p->nf4_desc.rows = p->out;
             p->nf4_desc.cols = p->in;
             p->nf4_desc.plain_scales = desc->single_quant;
-            if (look) {
-                char name[160];
-                qlora__linear_source source;
-                snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
-                         qlora__projections[i].module);
-                r = qlora__folder_linear(&ctx->env, &folder, name, p->out, p->in, &source);
-                if (r == QLORA_OK && source.nf4) {
-                    p->is_nf4 = true;
-                    p->nf4_desc.block = (int32_t)source.block;
-                    p->nf4_desc.block2 = (int32_t)source.block2;
-                    p->nf4_desc.plain_scales = !source.nested;
-                }
+            if (folder == NULL) {
+                continue;
+            }
+            char name[160];
+            qlora__linear_source source;
+            snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)l,
+                     qlora__projections[i].module);
+            QLORA__TRY(qlora__folder_linear(&ctx->env, folder, name, p->out, p->in, &source));
+            if (source.nf4) {
+                p->is_nf4 = true;
+                p->nf4_desc.block = (int32_t)source.block;
+                p->nf4_desc.block2 = (int32_t)source.block2;
+                p->nf4_desc.plain_scales = !source.nested;
             }
         }
     }
-    if (look) {
-        qlora__folder_close(&ctx->env, &folder);
-    }
-    return r;
+    return QLORA_OK;
 }
 
 // A model without memory: enough to plan with.
 static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                    const qlora_train_desc* train, const qlora_budget* budget,
-                                    qlora_model** out) {
+                                    const qlora_plan_desc* machine, qlora_model** out) {
     QLORA__TRY(qlora__model_desc_check(ctx, desc));
     qlora_model* m = (qlora_model*)qlora__alloc_zero(ctx, sizeof *m);
     if (m == NULL) {
@@ -15671,7 +16085,9 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->ctx = ctx;
     m->desc = *desc;
     m->use_adapters = true;
-    qlora_result r = qlora__skeleton_fill(ctx, desc, train, budget, m);
+    m->source = (qlora__source*)qlora__alloc_zero(ctx, sizeof *m->source);
+    qlora_result r = m->source != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    r = r == QLORA_OK ? qlora__skeleton_fill(ctx, desc, machine, m) : r;
     if (r == QLORA_OK) {
         r = qlora__skeleton_formats(ctx, desc, m);
     }
@@ -15690,6 +16106,7 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     m->desc.dir = m->dir;
     m->desc.config = NULL;
     m->desc.adapter = NULL;
+    m->desc.plan = NULL;
     qlora__number_parameters(m);
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__connect_layer(m, l);
@@ -15698,27 +16115,26 @@ static qlora_result qlora__skeleton(qlora_ctx* ctx, const qlora_model_desc* desc
     return QLORA_OK;
 }
 
-static qlora_budget qlora__budget_resolve(qlora_ctx* ctx, const qlora_budget* given) {
-    qlora_budget b;
-    memset(&b, 0, sizeof b);
+static qlora_plan_desc qlora__machine_resolve(qlora_ctx* ctx, const qlora_plan_desc* given) {
+    qlora_plan_desc d;
+    memset(&d, 0, sizeof d);
     if (given != NULL) {
-        b = *given;
+        d = *given;
     }
 #ifndef QLORA_NO_CUDA
     if (ctx->gpu != NULL) {
-        b.capability = b.capability != 0 ? b.capability : ctx->gpu->target_number;
-        b.multiprocessors = b.multiprocessors != 0 ? b.multiprocessors : ctx->gpu->sm_count;
+        d.capability = d.capability != 0 ? d.capability : ctx->gpu->target_number;
         size_t free_bytes = 0;
         size_t total = 0;
-        if (b.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
+        if (d.bytes == 0 && ctx->gpu->cu.MemGetInfo(&free_bytes, &total) == 0) {
             size_t margin = (size_t)512 << 20; // cuBLAS, graphs, the driver's own
-            b.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
+            d.bytes = (free_bytes > margin ? free_bytes - margin : 0) + ctx->device_bytes;
         }
     }
 #else
     (void)ctx;
 #endif
-    return b;
+    return d;
 }
 
 static void qlora__plan_apply(qlora_model* m, int64_t recompute, int64_t cached) {
@@ -15728,8 +16144,6 @@ static void qlora__plan_apply(qlora_model* m, int64_t recompute, int64_t cached)
         qlora__layer* layer = &m->layers[l];
         layer->recompute = l < recompute;
         layer->cached = l < cached;
-        m->plan.recompute[l] = layer->recompute ? 1 : 0;
-        m->plan.cached[l] = layer->cached ? 1 : 0;
     }
     qlora__model_layout(m, NULL);
 }
@@ -15742,18 +16156,18 @@ static bool qlora__plan_fits(const qlora_model* m, uint64_t bytes) {
 // monotonic, so bisection finds them.
 static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t bytes) {
     int64_t layers = m->plan.config.layers;
-    bool auto_recompute = m->train.recompute == QLORA_CHOICE_AUTO && !m->train.no_training;
-    int64_t low = m->train.recompute == QLORA_CHOICE_ON && !m->train.no_training ? layers : 0;
+    bool auto_recompute = m->desc.recompute == QLORA_CHOICE_AUTO && qlora__trains(m);
+    int64_t low = m->desc.recompute == QLORA_CHOICE_ON && qlora__trains(m) ? layers : 0;
     int64_t high = auto_recompute ? layers : low;
-    int64_t cached = m->train.cache == QLORA_CHOICE_ON ? layers : 0;
+    int64_t cached = m->desc.cache == QLORA_CHOICE_ON ? layers : 0;
     qlora__plan_apply(m, high, cached);
     if (!qlora__plan_fits(m, bytes)) {
         double gib = 1073741824.0;
         return qlora__fail(
             ctx, QLORA_ERR_DEVICE_MEMORY,
-            "%.2f GiB are needed even with every layer recomputed, %.2f are there: base "
-            "%.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f; fewer "
-            "tokens than %lld, a smaller rank or no weight cache would fit",
+            "the model needs %.2f GiB even with every layer recomputed, and %.2f GiB are available "
+            "(base %.2f, adapters and optimizer %.2f, activations %.2f, the rest %.2f); use fewer "
+            "tokens than %lld, a smaller rank, or no weight cache",
             (double)(m->plan.total + m->plan.context) / gib, (double)bytes / gib,
             (double)m->plan.base / gib, (double)(m->plan.adapters + m->plan.optimizer) / gib,
             (double)m->plan.activations / gib,
@@ -15772,7 +16186,7 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
         }
     }
     bool has_nf4 = m->layers[0].projections[0].is_nf4;
-    if (m->train.cache == QLORA_CHOICE_AUTO && bytes != 0 && low == 0 && has_nf4) {
+    if (m->desc.cache == QLORA_CHOICE_AUTO && bytes != 0 && low == 0 && has_nf4) {
         int64_t most = layers;
         while (cached < most) {
             int64_t middle = (cached + most + 1) / 2;
@@ -15789,17 +16203,16 @@ static qlora_result qlora__plan_choose(qlora_ctx* ctx, qlora_model* m, uint64_t 
 }
 
 static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                      const qlora_train_desc* train, const qlora_budget* given,
-                                      qlora_model** out) {
-    qlora_budget budget = qlora__budget_resolve(ctx, given);
+                                      const qlora_plan_desc* given, qlora_model** out) {
+    qlora_plan_desc machine = qlora__machine_resolve(ctx, given);
     qlora_model* m = NULL;
-    QLORA__TRY(qlora__skeleton(ctx, desc, train, &budget, &m));
+    QLORA__TRY(qlora__skeleton(ctx, desc, &machine, &m));
     // A CPU context that plans for a GPU counts what a context holds there by default.
     bool other = given != NULL && given->capability != 0 && qlora__on_cpu(ctx);
     m->plan.context = other                ? QLORA__SCRATCH_BYTES + 2 * QLORA__WORKSPACE_BYTES
                       : qlora__on_cpu(ctx) ? ctx->scratch->bytes
                                            : ctx->device_bytes;
-    qlora_result r = qlora__plan_choose(ctx, m, budget.bytes);
+    qlora_result r = qlora__plan_choose(ctx, m, machine.bytes);
     if (r != QLORA_OK) {
         qlora__model_free(m);
         return r;
@@ -15808,27 +16221,28 @@ static qlora_result qlora__plan_build(qlora_ctx* ctx, const qlora_model_desc* de
     return QLORA_OK;
 }
 
-static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                     const qlora_train_desc* train, const qlora_budget* budget,
-                                     qlora_plan* out) {
+static qlora_result qlora__plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
+                                     const qlora_plan_desc* desc, qlora_plan* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
+    if (model != NULL && model->plan != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc already has a plan");
+    }
     qlora_model* m = NULL;
-    QLORA__TRY(qlora__plan_build(ctx, desc, train, budget, &m));
+    QLORA__TRY(qlora__plan_build(ctx, model, desc, &m));
     *out = m->plan;
     qlora__model_free(m);
     return QLORA_OK;
 }
 
 qlora_result qlora_plan_make(qlora_ctx* ctx, const qlora_model_desc* model,
-                             const qlora_train_desc* train, const qlora_budget* budget,
-                             qlora_plan* out) {
+                             const qlora_plan_desc* desc, qlora_plan* out) {
     QLORA__ENTER(ctx, "qlora_plan_make");
-    return qlora__leave(ctx, qlora__plan_make(ctx, model, train, budget, out));
+    return qlora__leave(ctx, qlora__plan_make(ctx, model, desc, out));
 }
 
-size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size) {
+size_t qlora_plan_describe(const qlora_plan* plan, char* buffer, size_t size) {
     size_t used = 0;
     if (buffer != NULL && size > 0) {
         buffer[0] = '\0';
@@ -15852,7 +16266,7 @@ size_t qlora_plan_print(const qlora_plan* plan, char* buffer, size_t size) {
                   (double)(plan->total + plan->context) / 1048576.0);
     qlora__append(
         buffer, size, &used,
-        "  %lld tokens a micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
+        "  %lld tokens per micro-batch, %lld trained parameters, %lld of %lld layers recomputed, "
         "%lld cached in 16 bits\n",
         (long long)plan->tokens, (long long)plan->parameters, (long long)plan->recompute_layers,
         (long long)plan->config.layers, (long long)plan->cached_layers);
@@ -15878,81 +16292,25 @@ qlora_result qlora_config_read(qlora_ctx* ctx, const char* dir, qlora_model_conf
 
 #define QLORA__STAGE_BYTES ((size_t)16 << 20)
 
-// Two pinned buffers: one is filled from the file while the other one is copied to the device.
+// Two buffers: one is filled from the file while the other one is copied to the device.
 typedef struct qlora__stager {
     qlora_model* m;
-    void* pinned[2];
-    void* events[2];
-    bool busy[2];
-    int next;
+    qlora__ring ring;
     uint64_t done;
     uint64_t total;
 } qlora__stager;
 
-#ifndef QLORA_NO_CUDA
-
 static qlora_result qlora__stager_open(qlora_ctx* ctx, qlora__stager* s) {
-    for (int i = 0; i < 2 && !qlora__on_cpu(ctx); i++) {
-        int code = ctx->gpu->cu.MemHostAlloc(&s->pinned[i], QLORA__STAGE_BYTES, 0);
-        QLORA__TRY(qlora__cu(ctx, code, "cuMemHostAlloc"));
-        QLORA__TRY(qlora__cu(ctx, ctx->gpu->cu.EventCreate(&s->events[i], 2), "cuEventCreate"));
-    }
-    return QLORA_OK;
-}
-
-static void qlora__stager_close(qlora_ctx* ctx, qlora__stager* s) {
-    for (int i = 0; i < 2 && !qlora__on_cpu(ctx); i++) {
-        if (s->busy[i]) {
-            ctx->gpu->cu.EventSynchronize(s->events[i]);
-        }
-        if (s->events[i] != NULL) {
-            ctx->gpu->cu.EventDestroy(s->events[i]);
-        }
-        if (s->pinned[i] != NULL) {
-            ctx->gpu->cu.MemFreeHost(s->pinned[i]);
-        }
-    }
+    return qlora__on_cpu(ctx) ? QLORA_OK : qlora__ring_create(ctx, 2, QLORA__STAGE_BYTES, &s->ring);
 }
 
 static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* target,
                                        const uint8_t* source, size_t bytes) {
-    const qlora__cuda_table* cu = &ctx->gpu->cu;
-    int i = s->next;
-    s->next = 1 - i;
-    if (s->busy[i]) {
-        QLORA__TRY(qlora__cu(ctx, cu->EventSynchronize(s->events[i]), "cuEventSynchronize"));
-    }
-    memcpy(s->pinned[i], source, bytes);
-    qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
-    QLORA__TRY(qlora__cu(ctx, cu->MemcpyHtoDAsync(to, s->pinned[i], bytes, ctx->gpu->stream),
-                         "cuMemcpyHtoDAsync"));
-    QLORA__TRY(qlora__cu(ctx, cu->EventRecord(s->events[i], ctx->gpu->stream), "cuEventRecord"));
-    s->busy[i] = true;
-    return QLORA_OK;
+    qlora__slot* slot = NULL;
+    QLORA__TRY(qlora__ring_take(ctx, &s->ring, &slot));
+    memcpy(slot->memory, source, bytes);
+    return qlora__slot_send(ctx, slot, target, slot->memory, bytes);
 }
-
-#else
-
-static qlora_result qlora__stager_open(qlora_ctx* ctx, qlora__stager* s) {
-    (void)ctx;
-    (void)s;
-    return QLORA_OK;
-}
-
-static void qlora__stager_close(qlora_ctx* ctx, qlora__stager* s) {
-    (void)ctx;
-    (void)s;
-}
-
-static qlora_result qlora__stage_piece(qlora_ctx* ctx, qlora__stager* s, char* target,
-                                       const uint8_t* source, size_t bytes) {
-    (void)ctx;
-    (void)s;
-    memcpy(target, source, bytes);
-    return QLORA_OK;
-}
-
-#endif
 
 static qlora_result qlora__stage(qlora_ctx* ctx, qlora__stager* s, void* target,
                                  const uint8_t* source, uint64_t bytes) {
@@ -16061,7 +16419,7 @@ static qlora_result qlora__load_bnb(qlora_ctx* ctx, qlora__stager* s,
         qlora__st_read_f32(source->absmax, 0, blocks, plain);
         parts.absmax = plain;
     }
-    qlora_result r = qlora_nf4_upload(ctx, &p->nf4, &parts);
+    qlora_result r = qlora_nf4_write(ctx, &p->nf4, &parts);
     qlora__free(ctx, plain, (size_t)blocks * 4);
     s->done += source->weight->bytes;
     return r;
@@ -16175,18 +16533,17 @@ static uint64_t qlora__folder_bytes(const qlora__folder* folder) {
 }
 
 static qlora_result qlora__load_files(qlora_ctx* ctx, qlora_model* m) {
-    qlora__folder folder;
-    QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &folder));
+    const qlora__folder* folder = NULL;
+    QLORA__TRY(qlora__source_folder(ctx, m, m->dir, &folder));
     qlora__stager stager;
     memset(&stager, 0, sizeof stager);
     stager.m = m;
-    stager.total = qlora__folder_bytes(&folder);
+    stager.total = qlora__folder_bytes(folder);
     qlora_result r = qlora__stager_open(ctx, &stager);
     if (r == QLORA_OK) {
-        r = qlora__load_folder(ctx, &stager, &folder);
+        r = qlora__load_folder(ctx, &stager, folder);
     }
-    qlora__stager_close(ctx, &stager);
-    qlora__folder_close(&ctx->env, &folder);
+    qlora__ring_destroy(ctx, &stager.ring);
     return r;
 }
 
@@ -16321,7 +16678,7 @@ static void qlora__range_copy(const qlora_model* m, const qlora__trained* t,
     }
     int number = (int)(t->projection - layer->projections);
     int group = qlora__projections[number].group;
-    const qlora_linear* linear = &layer->linears[group];
+    const qlora_linear_desc* linear = &layer->linears[group];
     const qlora_tensor* operand = linear->operand;
     int64_t row = 0;
     int64_t at = 0;
@@ -16357,8 +16714,8 @@ static qlora_result qlora__ranges_upload(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-static qlora_adamw_args qlora__adamw_args_of(const qlora_model* m) {
-    qlora_adamw_args args;
+static qlora_adamw_desc qlora__adamw_desc_of(const qlora_model* m) {
+    qlora_adamw_desc args;
     memset(&args, 0, sizeof args);
     args.param = &m->parameters;
     args.grad = &m->gradients;
@@ -16373,7 +16730,7 @@ static qlora_adamw_args qlora__adamw_args_of(const qlora_model* m) {
 
 // The 16-bit shadow and the operands of cached layers follow the parameters.
 static qlora_result qlora__parameters_changed(qlora_ctx* ctx, qlora_model* m) {
-    qlora_adamw_args args = qlora__adamw_args_of(m);
+    qlora_adamw_desc args = qlora__adamw_desc_of(m);
     return m->range_count > 0 ? qlora_adamw_shadow(ctx, &args) : QLORA_OK;
 }
 
@@ -16412,17 +16769,223 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
     return QLORA_OK;
 }
 
-//@@ src/model/forward.h
+//@@ src/model/batch.h
 
-// ---- forward ------------------------------------------------------------------------------------
+// ---- batches ------------------------------------------------------------------------------------
 
-// How a pass runs: how many tokens, with or without dropout.
+// A micro-batch on its way through a pass.
+typedef struct qlora__micro {
+    int64_t rows;   // that the pass computes
+    int64_t chunks; // of the head
+    int64_t tokens; // of the caller
+} qlora__micro;
+
+// What a step puts into a micro-batch besides the caller's tokens.
+typedef struct qlora__micro_desc {
+    double total_labels;
+    uint64_t seed; // for dropout
+    int64_t step;
+} qlora__micro_desc;
+
+double qlora_batch_labels(const qlora_batch* batch) {
+    double sum = 0.0;
+    int64_t at = 0;
+    if (batch == NULL || batch->lengths == NULL || batch->labels == NULL) {
+        return 0.0;
+    }
+    for (int64_t s = 0; s < batch->count; s++) {
+        for (int64_t i = 1; i < batch->lengths[s]; i++) {
+            if (batch->labels[at + i] != -100) {
+                sum += batch->weights != NULL ? (double)batch->weights[at + i] : 1.0;
+            }
+        }
+        at += batch->lengths[s];
+    }
+    return sum;
+}
+
+static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, const qlora_batch* b,
+                                       int64_t* tokens) {
+    const qlora_plan* plan = &m->plan;
+    if (b == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch is NULL");
+    }
+    const char* missing = b->count <= 0        ? NULL
+                          : b->ids == NULL     ? "ids"
+                          : b->labels == NULL  ? "labels"
+                          : b->lengths == NULL ? "lengths"
+                                               : NULL;
+    if (missing != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->%s is NULL", missing);
+    }
+    if (b->count < 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch->count is %lld", (long long)b->count);
+    }
+    if (b->count > plan->max_sequences) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld sequences; the model was opened for at most %lld",
+                           (long long)b->count, (long long)plan->max_sequences);
+    }
+    int64_t sum = 0;
+    for (int64_t s = 0; s < b->count; s++) {
+        if (b->lengths[s] <= 0 || b->lengths[s] > plan->max_length) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "sequence %lld has %d tokens; it must have 1 to %lld (max_length)",
+                               (long long)s, (int)b->lengths[s], (long long)plan->max_length);
+        }
+        sum += b->lengths[s];
+    }
+    if (sum > plan->tokens) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the batch has %lld tokens; the model was opened for at most %lld",
+                           (long long)sum, (long long)plan->tokens);
+    }
+    for (int64_t i = 0; i < sum; i++) {
+        int32_t label = b->labels[i];
+        if (b->ids[i] < 0 || b->ids[i] >= plan->config.vocab ||
+            (label != -100 && (label < 0 || label >= plan->config.vocab))) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "token %lld has id %d and label %d; the vocabulary has %lld tokens",
+                               (long long)i, (int)b->ids[i], (int)label,
+                               (long long)plan->config.vocab);
+        }
+        if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g; it must be finite and not negative",
+                               (long long)i, (double)b->weights[i]);
+        }
+    }
+    *tokens = sum;
+    return QLORA_OK;
+}
+
+// Where a window of the batch block lies in a slot.
+static int32_t* qlora__slot_ints(const qlora_model* m, char* memory, const qlora_tensor* window) {
+    size_t offset = (size_t)((char*)window->data - (char*)m->batch.all.data);
+    return (int32_t*)(void*)(memory + offset);
+}
+
+// Tokens, positions and sequence bounds; what the batch does not fill belongs to no sequence.
+static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_batch* b) {
+    int32_t* ids = qlora__slot_ints(m, memory, &m->batch.ids);
+    int32_t* positions = qlora__slot_ints(m, memory, &m->batch.positions);
+    int32_t* sequences = qlora__slot_ints(m, memory, &m->batch.sequences);
+    int32_t* seqs = qlora__slot_ints(m, memory, &m->batch.seqs);
+    int32_t at = 0;
+    seqs[0] = 0;
+    for (int64_t s = 0; s < m->plan.max_sequences; s++) {
+        int32_t length = s < b->count ? b->lengths[s] : 0;
+        for (int32_t i = 0; i < length; i++) {
+            ids[at + i] = b->ids[at + i];
+            positions[at + i] = i;
+            sequences[at + i] = b->sequences != NULL ? b->sequences[s] : (int32_t)s;
+        }
+        at += length;
+        seqs[s + 1] = at;
+    }
+    for (int64_t i = at; i < m->plan.tokens; i++) {
+        ids[i] = 0;
+        positions[i] = 0;
+        sequences[i] = 0;
+    }
+}
+
+// Labelled rows one behind the other: token i is to predict label i + 1 of its sequence. Returns
+// how many.
+static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
+    int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
+    int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
+    QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
+    int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
+    int32_t none = (int32_t)m->batch.rows.cols; // the row of zeros
+    for (int64_t i = 0; i < m->plan.tokens; i++) {
+        inverse[i] = none;
+    }
+    int64_t count = 0;
+    int64_t at = 0;
+    for (int64_t s = 0; s < b->count; s++) {
+        for (int64_t i = at; i + 1 < at + b->lengths[s]; i++) {
+            if (b->labels[i + 1] != -100) {
+                rows[count] = (int32_t)i;
+                labels[count] = b->labels[i + 1];
+                weights[count] = b->weights != NULL ? (QLORA__REAL)b->weights[i + 1] : 1;
+                inverse[i] = (int32_t)count;
+                count++;
+            }
+        }
+        at += b->lengths[s];
+    }
+    for (int64_t i = count; i < none; i++) {
+        rows[i] = 0;
+        labels[i] = -100;
+        weights[i] = 0;
+    }
+    return count;
+}
+
+// Writes a batch that has been checked into a slot and sends it to the device.
+static qlora_result qlora__batch_send(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                      const qlora__micro_desc* desc, qlora__micro* out) {
+    qlora__slot* slot = NULL;
+    QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
+    qlora__slot_tokens(m, slot->memory, batch);
+    int64_t labels = qlora__slot_labels(m, slot->memory, batch);
+    QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
+    *scale = (QLORA__REAL)(1.0 / desc->total_labels);
+    uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
+    dropout[0] = (uint32_t)desc->seed;
+    dropout[1] = (uint32_t)(desc->seed >> 32);
+    dropout[2] = (uint32_t)desc->step;
+    dropout[3] = 0;
+    out->tokens = 0;
+    for (int64_t i = 0; i < batch->count; i++) {
+        out->tokens += batch->lengths[i];
+    }
+    out->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
+    // On the GPU a micro-batch always has the planned size, so that one graph serves any packing.
+    out->rows = qlora__on_cpu(ctx) ? out->tokens : m->plan.tokens;
+    return qlora__slot_send(ctx, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
+}
+
+// A model whose activations are in use by a micro-batch in slices can compute nothing else.
+static qlora_result qlora__model_idle(qlora_ctx* ctx, const qlora_model* m, const char* what) {
+    if (m->micro_begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a training step is in the middle of a micro-batch; go on with "
+                           "qlora_train_slice or drop the step with qlora_train_cancel before %s",
+                           what);
+    }
+    return qlora__not_in_capture(ctx, what);
+}
+
+// The device cannot return an error; it sets a flag that is looked at where we wait anyway.
+static qlora_result qlora__flag_check(qlora_ctx* ctx, int32_t flag) {
+    if (flag != 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "an id, a position or a label was out of range");
+    }
+    return QLORA_OK;
+}
+
+//@@ src/model/layer.h
+
+// ---- one layer, forward -------------------------------------------------------------------------
+
+// How a pass runs: how many tokens, with or without dropout, with or without the key/value cache.
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
     int64_t rows;
-    bool training; // dropout is on
+    bool training;  // dropout is on
+    bool decoding;  // keys and values go into the cache
+    int64_t first;  // position of the first row when decoding
 } qlora__pass;
+
+static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
+    qlora__pass pass;
+    memset(&pass, 0, sizeof pass);
+    pass.ctx = m->ctx;
+    pass.m = m;
+    pass.rows = rows;
+    pass.training = training;
+    return pass;
+}
 
 static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t col, int64_t cols) {
     qlora_tensor v = *t;
@@ -16437,7 +17000,7 @@ static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t c
 // The stack of a layer as this pass uses it: without adapters its ranks are zero and its operand is
 // the weights alone. Weights that have no copy of their own are placed in the shared operand.
 typedef struct qlora__stack {
-    qlora_linear linear;
+    qlora_linear_desc linear;
     qlora_tensor operand;
     qlora_tensor positions; // of the rows at hand, for the dropout
     qlora_tensor sequences;
@@ -16591,47 +17154,141 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
     return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
 }
 
-// The model's mode, not the context's setting, says how its f32 products are computed. Returns the
-// setting, to be put back.
-static qlora_math qlora__math_take(const qlora__pass* pass) {
-    qlora_math before = pass->ctx->desc.math;
-    pass->ctx->desc.math = pass->m->plan.mode != QLORA_MODE_TF32 ? QLORA_MATH_F32
-                           : before == QLORA_MATH_TF32_ALL       ? QLORA_MATH_TF32_ALL
-                                                                 : QLORA_MATH_TF32;
-    return before;
+//@@ src/model/decode.h
+
+// ---- the key/value cache of decoding ------------------------------------------------------------
+
+// The keys and values of a layer's cache: row p is position p, keys first.
+static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
+                                      int64_t rows) {
+    qlora_tensor t = m->kv_cache;
+    size_t offset =
+        (size_t)((layer * m->desc.generate_tokens + first) * t.ld) * qlora_dtype_bytes(t.dtype);
+    t.data = (char*)t.data + offset;
+    t.bytes -= offset;
+    t.rows = rows;
+    return t;
 }
 
-// Token ids -> the final norm's output in m->x.
-static qlora_result qlora__forward_layers(const qlora__pass* pass) {
+static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index) {
+    qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
+    qlora_tensor rows = qlora__cache_rows(pass->m, index, pass->first, pass->rows);
+    int64_t kv = heads.k.cols;
+    qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
+    qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
+    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &heads.k, &keys));
+    return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
+}
+
+// `heads` matrices [rows, cols] that lie `stride` elements apart.
+static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
+                                    int64_t rows, int64_t cols, int64_t ld) {
+    qlora_tensor v = *t;
+    v.batch = heads;
+    v.batch_stride = stride;
+    v.rows = rows;
+    v.cols = cols;
+    v.ld = ld;
+    return v;
+}
+
+// Attention of one query, at position pass->first, over the cache. Query heads that share a key head are the
+// rows of one matrix, so a product per key head serves them all:
+//   s = scale q K^T, p = softmax(s), o = p V, over the positions inside the layer's window.
+static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index) {
     qlora_ctx* ctx = pass->ctx;
+    int64_t position = pass->first;
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    const qlora_model_config* c = &m->plan.config;
+    int64_t d = c->head_dim;
+    int64_t group = c->heads / c->kv_heads;
+    qlora__heads heads = qlora__heads_of(pass, layer);
+    int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
+    int64_t seen = qlora__min(position + 1, window);
+    qlora_tensor rows = qlora__cache_rows(m, index, position + 1 - seen, seen);
+    qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
+    qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
+    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
+    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
+    qlora_tensor s =
+        qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
+    qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
+                                     m->chances.ld);
+    qlora_gemm_desc gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.trans_b = true;
+    gemm.alpha = 1.0f / sqrtf((float)d);
+    QLORA__TRY(qlora_gemm(ctx, &gemm, &q, &k, &s));
+    qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
+    qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
+    QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
+    if (m->compute != QLORA_F32) { // otherwise they are the same memory
+        QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
+    }
+    gemm.trans_b = false;
+    gemm.alpha = 1.0f;
+    return qlora_gemm(ctx, &gemm, &p, &v, &o);
+}
+
+//@@ src/model/forward.h
+
+// ---- forward ------------------------------------------------------------------------------------
+//
+// A pass through the layers, in pieces: begin, then for each layer its attention and its MLP. Whole
+// passes, steps in slices and decoding all run these pieces in this order.
+
+// Token ids -> the input of layer 0 in m->x.
+static qlora_result qlora__forward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
-    float eps = (float)c->rms_eps;
     qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
     qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_embed(ctx, &m->embed, &ids, &h, &m->flag));
-    QLORA__TRY(qlora_rmsnorm_forward(ctx, &h, qlora__norm_before(m, 0), eps, &x));
-    for (int64_t l = 0; l < c->layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        QLORA__TRY(qlora__layer_qkv(pass, layer));
-        QLORA__TRY(qlora__layer_attention(pass, layer));
-        QLORA__TRY(qlora__layer_middle(pass, layer));
-        QLORA__TRY(qlora__layer_down(pass, layer));
-        qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
-        qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-        qlora_tensor next = qlora__window(qlora__stream_before(m, l + 1), pass->rows, 0, c->hidden);
-        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1),
-                                                  eps, &next, &x));
-    }
-    return QLORA_OK;
+    QLORA__TRY(qlora_embed(pass->ctx, &m->embed, &ids, &h, &m->flag));
+    return qlora_rmsnorm_forward(pass->ctx, &h, qlora__norm_before(m, 0), (float)c->rms_eps, &x);
 }
 
+// When decoding, many rows are the beginning of a text and see only each other; one row sees the
+// cache.
+static qlora_result qlora__forward_attention(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    QLORA__TRY(qlora__layer_qkv(pass, layer));
+    if (pass->decoding) {
+        QLORA_ASSERT(pass->first == 0 || pass->rows == 1);
+        QLORA__TRY(qlora__cache_store(pass, index));
+    }
+    return pass->decoding && pass->rows == 1 ? qlora__cache_attention(pass, index)
+                                             : qlora__layer_attention(pass, layer);
+}
+
+// Ends with the normed input of the next layer, or of the head, in m->x.
+static qlora_result qlora__forward_mlp(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    const qlora_model_config* c = &m->plan.config;
+    qlora__layer* layer = &m->layers[index];
+    QLORA__TRY(qlora__layer_middle(pass, layer));
+    QLORA__TRY(qlora__layer_down(pass, layer));
+    qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
+    qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
+    qlora_tensor next = qlora__window(qlora__stream_before(m, index + 1), pass->rows, 0, c->hidden);
+    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
+    return qlora_rmsnorm_residual_forward(pass->ctx, &h2, &delta, qlora__norm_before(m, index + 1),
+                                          (float)c->rms_eps, &next, &x);
+}
+
+// Token ids -> the final norm's output in m->x.
 static qlora_result qlora__forward(const qlora__pass* pass) {
-    qlora_math before = qlora__math_take(pass);
-    qlora_result r = qlora__forward_layers(pass);
-    pass->ctx->desc.math = before;
-    return r;
+    qlora_ctx* ctx = pass->ctx;
+    size_t scratch = ctx->scratch_used;
+    QLORA__TRY(qlora__forward_begin(pass));
+    for (int64_t l = 0; l < pass->m->plan.config.layers; l++) {
+        QLORA__TRY(qlora__forward_attention(pass, l));
+        QLORA__TRY(qlora__forward_mlp(pass, l));
+        ctx->scratch_used = scratch; // the stream keeps the order, so the next layer may reuse it
+    }
+    return QLORA_OK;
 }
 
 //@@ src/model/backward.h
@@ -16824,211 +17481,115 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
     return qlora_scale(ctx, 1.0f, &through_k, &dk);
 }
 
-// Gradient of the final norm's output in m->delta -> gradients of everything that is trained.
-static qlora_result qlora__backward_layers(const qlora__pass* pass) {
+// The backward pass in pieces, in the order in which they run: begin, then for each layer from the
+// last to the first its MLP and its attention, then end.
+
+// Gradient of the final norm's output in m->delta -> gradient of the residual stream in m->dh.
+static qlora_result qlora__backward_begin(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     qlora_tensor h = qlora__window(&m->last_h, pass->rows, 0, c->hidden);
     qlora_tensor dh = qlora__window(&m->dh, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL,
-                                      &dh, m->desc.train_norms ? &m->d_final_norm : NULL));
-    for (int64_t l = c->layers - 1; l >= 0; l--) {
-        qlora__layer* layer = &m->layers[l];
-        if (layer->recompute) {
-            QLORA__TRY(qlora__layer_again(pass, layer));
-        }
-        QLORA__TRY(qlora__layer_down_backward(pass, layer));
-        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN,
-                                              &layer->kept.gu, &layer->kept.h2, &layer->norm2,
-                                              &layer->d_norm2, true));
-        QLORA__TRY(qlora__layer_attention_backward(pass, layer));
-        // Nothing below layer 0 is trained, unless its norm is.
-        QLORA__TRY(qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv,
-                                              &layer->kept.h, &layer->norm1, &layer->d_norm1,
-                                              l > 0 || m->desc.train_norms));
+    return qlora_rmsnorm_backward(pass->ctx, &dx, &h, &m->final_norm, (float)c->rms_eps, NULL, &dh,
+                                  m->desc.train_norms ? &m->d_final_norm : NULL);
+}
+
+static qlora_result qlora__backward_mlp(const qlora__pass* pass, int64_t index) {
+    qlora__layer* layer = &pass->m->layers[index];
+    if (layer->recompute) {
+        QLORA__TRY(qlora__layer_again(pass, layer));
     }
+    QLORA__TRY(qlora__layer_down_backward(pass, layer));
+    return qlora__layer_norm_backward(pass, layer, QLORA__GATE_UP, QLORA__DOWN, &layer->kept.gu,
+                                      &layer->kept.h2, &layer->norm2, &layer->d_norm2, true);
+}
+
+static qlora_result qlora__backward_attention(const qlora__pass* pass, int64_t index) {
+    qlora_model* m = pass->m;
+    qlora__layer* layer = &m->layers[index];
+    QLORA__TRY(qlora__layer_attention_backward(pass, layer));
+    // Nothing below layer 0 is trained, unless its norm is.
+    return qlora__layer_norm_backward(pass, layer, QLORA__QKV, QLORA__O, &m->dqkv, &layer->kept.h,
+                                      &layer->norm1, &layer->d_norm1,
+                                      index > 0 || m->desc.train_norms);
+}
+
+static qlora_result qlora__backward_end(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, ~0u);
 }
 
 static qlora_result qlora__backward(const qlora__pass* pass) {
-    qlora_math before = qlora__math_take(pass);
-    qlora_result r = qlora__backward_layers(pass);
-    pass->ctx->desc.math = before;
-    return r;
+    QLORA__TRY(qlora__backward_begin(pass));
+    for (int64_t l = pass->m->plan.config.layers - 1; l >= 0; l--) {
+        QLORA__TRY(qlora__backward_mlp(pass, l));
+        QLORA__TRY(qlora__backward_attention(pass, l));
+    }
+    return qlora__backward_end(pass);
 }
 
 //@@ src/model/head.h
 
 // ---- head ---------------------------------------------------------------------------------------
 
-// Chunks of labelled rows: gather, logits, loss; in training their gradient, back into m->delta.
-static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
-                                       const qlora_tensor* totals, bool gradient) {
+// Chunk i of the labelled rows: gather, logits, loss; in training also their gradient, in rows_dx.
+// totals receives the sums of losses and weights.
+static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
+                                      const qlora_tensor* totals, bool gradient) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     int64_t C = m->plan.head_chunk;
     qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    for (int64_t i = 0; i < chunks; i++) {
-        qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
-        qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
-        qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
-        qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
-        QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-        QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &m->rows_x, &m->head, &m->logits));
-        qlora_cross_entropy_args args;
-        memset(&args, 0, sizeof args);
-        args.logits = &m->logits;
-        args.labels = &labels;
-        args.weights = &weights;
-        args.scale = &m->batch.scale;
-        args.losses = &losses;
-        args.total = totals;
-        args.flag = &m->flag;
-        args.forward_only = !gradient;
-        QLORA__TRY(qlora_cross_entropy(ctx, &args));
-        if (gradient) {
-            qlora_tensor dx = m->rows_dx;
-            dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-            dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
-            dx.rows = C;
-            QLORA__TRY(qlora__gemm_named(ctx, false, false, true, 0, &m->logits, &m->head, &dx));
-        }
-    }
-    if (!gradient) {
-        return QLORA_OK;
-    }
-    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
-    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-    return qlora_embed(ctx, &m->rows_dx, &inverse, &dx, &m->flag);
-}
-
-static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
-                                bool gradient) {
-    qlora_math before = qlora__math_take(pass);
-    qlora_result r = qlora__head_chunks(pass, chunks, totals, gradient);
-    pass->ctx->desc.math = before;
-    return r;
-}
-
-// ---- decoding -----------------------------------------------------------------------------------
-
-// The keys and values of a layer's cache: row p is position p, keys first.
-static qlora_tensor qlora__cache_rows(const qlora_model* m, int64_t layer, int64_t first,
-                                      int64_t rows) {
-    qlora_tensor t = m->kv_cache;
-    size_t offset =
-        (size_t)((layer * m->train.generate_tokens + first) * t.ld) * qlora_dtype_bytes(t.dtype);
-    t.data = (char*)t.data + offset;
-    t.bytes -= offset;
-    t.rows = rows;
-    return t;
-}
-
-static qlora_result qlora__cache_store(const qlora__pass* pass, int64_t index, int64_t first) {
-    qlora__heads heads = qlora__heads_of(pass, &pass->m->layers[index]);
-    qlora_tensor rows = qlora__cache_rows(pass->m, index, first, pass->rows);
-    int64_t kv = heads.k.cols;
-    qlora_tensor keys = qlora__window(&rows, pass->rows, 0, kv);
-    qlora_tensor values = qlora__window(&rows, pass->rows, kv, kv);
-    QLORA__TRY(qlora_scale(pass->ctx, 1.0f, &heads.k, &keys));
-    return qlora_scale(pass->ctx, 1.0f, &heads.v, &values);
-}
-
-// `heads` matrices [rows, cols] that lie `stride` elements apart.
-static qlora_tensor qlora__as_heads(const qlora_tensor* t, int64_t heads, int64_t stride,
-                                    int64_t rows, int64_t cols, int64_t ld) {
-    qlora_tensor v = *t;
-    v.batch = heads;
-    v.batch_stride = stride;
-    v.rows = rows;
-    v.cols = cols;
-    v.ld = ld;
-    return v;
-}
-
-// Attention of one query, at `position`, over the cache. Query heads that share a key head are the
-// rows of one matrix, so a product per key head serves them all:
-//   s = scale q K^T, p = softmax(s), o = p V, over the positions inside the layer's window.
-static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t index,
-                                           int64_t position) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    qlora__layer* layer = &m->layers[index];
-    const qlora_model_config* c = &m->plan.config;
-    int64_t d = c->head_dim;
-    int64_t group = c->heads / c->kv_heads;
-    qlora__heads heads = qlora__heads_of(pass, layer);
-    int64_t window = heads.desc.window > 0 ? heads.desc.window : position + 1;
-    int64_t seen = qlora__min(position + 1, window);
-    qlora_tensor rows = qlora__cache_rows(m, index, position + 1 - seen, seen);
-    qlora_tensor values = qlora__window(&rows, seen, heads.k.cols, heads.k.cols);
-    qlora_tensor k = qlora__as_heads(&rows, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor v = qlora__as_heads(&values, c->kv_heads, d, seen, d, rows.ld);
-    qlora_tensor q = qlora__as_heads(&heads.q, c->kv_heads, group * d, group, d, d);
-    qlora_tensor o = qlora__as_heads(&layer->kept.o, c->kv_heads, group * d, group, d, d);
-    qlora_tensor s =
-        qlora__as_heads(&m->scores, c->kv_heads, group * m->scores.ld, group, seen, m->scores.ld);
-    qlora_tensor p = qlora__as_heads(&m->chances, c->kv_heads, group * m->chances.ld, group, seen,
-                                     m->chances.ld);
-    qlora_gemm_desc gemm;
-    memset(&gemm, 0, sizeof gemm);
-    gemm.trans_b = true;
-    gemm.alpha = 1.0f / sqrtf((float)d);
-    QLORA__TRY(qlora_gemm(ctx, &gemm, &q, &k, &s));
-    qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
-    qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
-    QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
-    if (m->compute != QLORA_F32) { // otherwise they are the same memory
-        QLORA__TRY(qlora_cast(ctx, &flat_s, &flat_p));
-    }
-    gemm.trans_b = false;
-    gemm.alpha = 1.0f;
-    return qlora_gemm(ctx, &gemm, &p, &v, &o);
-}
-
-// pass->rows tokens in m->batch, the first one at position `first`, through the layers; their keys
-// and values stay in the cache. Many rows are the beginning of a text and see each other only; one
-// row sees the cache.
-static qlora_result qlora__generate_pass(const qlora__pass* pass, int64_t first) {
-    qlora_ctx* ctx = pass->ctx;
-    qlora_model* m = pass->m;
-    const qlora_model_config* c = &m->plan.config;
-    float eps = (float)c->rms_eps;
-    QLORA_ASSERT(first == 0 || pass->rows == 1);
-    size_t scratch = ctx->scratch_used;
-    qlora_tensor ids = qlora__window(&m->batch.ids, 1, 0, pass->rows);
-    qlora_tensor h = qlora__window(qlora__stream_before(m, 0), pass->rows, 0, c->hidden);
-    qlora_tensor x = qlora__window(&m->x, pass->rows, 0, c->hidden);
-    QLORA__TRY(qlora_embed(ctx, &m->embed, &ids, &h, &m->flag));
-    QLORA__TRY(qlora_rmsnorm_forward(ctx, &h, qlora__norm_before(m, 0), eps, &x));
-    for (int64_t l = 0; l < c->layers; l++) {
-        qlora__layer* layer = &m->layers[l];
-        QLORA__TRY(qlora__layer_qkv(pass, layer));
-        QLORA__TRY(qlora__cache_store(pass, l, first));
-        QLORA__TRY(pass->rows > 1 ? qlora__layer_attention(pass, layer)
-                                  : qlora__cache_attention(pass, l, first));
-        QLORA__TRY(qlora__layer_middle(pass, layer));
-        QLORA__TRY(qlora__layer_down(pass, layer));
-        qlora_tensor h2 = qlora__window(&layer->kept.h2, pass->rows, 0, c->hidden);
-        qlora_tensor delta = qlora__window(&m->delta, pass->rows, 0, c->hidden);
-        qlora_tensor next = qlora__window(qlora__stream_before(m, l + 1), pass->rows, 0, c->hidden);
-        QLORA__TRY(qlora_rmsnorm_residual_forward(ctx, &h2, &delta, qlora__norm_before(m, l + 1),
-                                                  eps, &next, &x));
-        ctx->scratch_used =
-            scratch; // the stream keeps the order, so the next layer may use it again
+    qlora_tensor rows = qlora__window(&m->batch.rows, 1, i * C, C);
+    qlora_tensor labels = qlora__window(&m->batch.labels, 1, i * C, C);
+    qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
+    qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
+    QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
+    QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &m->rows_x, &m->head, &m->logits));
+    qlora_cross_entropy_desc args;
+    memset(&args, 0, sizeof args);
+    args.logits = &m->logits;
+    args.labels = &labels;
+    args.weights = &weights;
+    args.scale = &m->batch.scale;
+    args.losses = &losses;
+    args.total = totals;
+    args.flag = &m->flag;
+    args.forward_only = !gradient;
+    QLORA__TRY(qlora_cross_entropy(ctx, &args));
+    if (gradient) {
+        qlora_tensor dx = m->rows_dx;
+        dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
+        dx.rows = C;
+        QLORA__TRY(qlora__gemm_named(ctx, false, false, true, 0, &m->logits, &m->head, &dx));
     }
     return QLORA_OK;
 }
 
-// Logits of the pass's last row, in the first row of m->logits.
-static qlora_result qlora__generate_head(const qlora__pass* pass) {
+// The gradients of the labelled rows, back at their tokens in m->delta.
+static qlora_result qlora__head_end(const qlora__pass* pass) {
+    qlora_model* m = pass->m;
+    qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
+    qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, m->plan.config.hidden);
+    return qlora_embed(pass->ctx, &m->rows_dx, &inverse, &dx, &m->flag);
+}
+
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
+    for (int64_t i = 0; i < chunks; i++) {
+        QLORA__TRY(qlora__head_chunk(pass, i, totals, gradient));
+    }
+    return gradient ? qlora__head_end(pass) : QLORA_OK;
+}
+
+// Logits of rows of m->x, in the first rows of m->logits.
+static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, int64_t rows) {
     qlora_model* m = pass->m;
     qlora_tensor x;
-    QLORA__TRY(
-        qlora__tensor_view(pass->ctx, &m->x, pass->rows - 1, 1, 0, m->plan.config.hidden, &x));
-    qlora_tensor logits = qlora__window(&m->logits, 1, 0, m->plan.config.vocab);
+    QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, first, rows, 0, m->plan.config.hidden, &x));
+    qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
     return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
 }
 
@@ -17057,7 +17618,7 @@ static void qlora__model_operands(qlora_model* m) {
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
         qlora__layer* layer = &m->layers[l];
         for (int g = 0; g < QLORA__GROUPS; g++) {
-            qlora_linear* linear = &layer->linears[g];
+            qlora_linear_desc* linear = &layer->linears[g];
             bool any_nf4 = false;
             for (int i = 0; i < linear->count; i++) {
                 any_nf4 = any_nf4 || linear->parts[i].nf4 != NULL;
@@ -17097,31 +17658,29 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     return r;
 }
 
-// Tables of the clip, and the optimizer's state at step 0.
-static qlora_result qlora__model_optimizer(qlora_ctx* ctx, qlora_model* m) {
-    if (m->train.no_training) {
+// The numbers of AdamW that a step brings along; the first fields of qlora_adamw_state.
+typedef struct qlora__adamw_numbers {
+    double lr;
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+} qlora__adamw_numbers;
+
+// Tables of the clip, and the optimizer's state before the first step.
+static qlora_result qlora__optimizer_start(qlora_ctx* ctx, qlora_model* m, double max_norm,
+                                           const qlora__adamw_numbers* numbers) {
+    if (!qlora__trains(m)) {
         return QLORA_OK;
     }
-    qlora_clip image = m->clip;
-    size_t bytes = qlora__clip_layout(&image, NULL);
-    char* host = (char*)qlora__alloc_zero(ctx, bytes);
-    if (host == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    qlora__clip_layout(&image, host);
-    const qlora_tensor* list[] = {&m->gradients};
-    qlora__clip_fill(list, NULL, m->elements > 0 ? 1 : 0, &image);
-    *image.max_norm = (float)m->train.max_norm;
-    qlora_result r = qlora__copy_in(ctx, m->clip_memory, host, bytes);
-    qlora__free(ctx, host, bytes);
-    QLORA__TRY(r);
+    QLORA__TRY(qlora__clip_start(ctx, &m->clip, &m->gradients, (float)max_norm));
     qlora_adamw_state state;
     memset(&state, 0, sizeof state);
-    state.lr = m->train.lr;
-    state.beta1 = m->train.beta1;
-    state.beta2 = m->train.beta2;
-    state.eps = m->train.eps;
-    state.weight_decay = m->train.weight_decay;
+    state.lr = numbers->lr;
+    state.beta1 = numbers->beta1;
+    state.beta2 = numbers->beta2;
+    state.eps = numbers->eps;
+    state.weight_decay = numbers->weight_decay;
     QLORA__TRY(qlora__copy_in(ctx, m->adamw.data, &state, sizeof state));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->moment1));
@@ -17132,7 +17691,7 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 #ifndef QLORA_NO_CUDA
     if (!qlora__on_cpu(ctx)) {
         const qlora_model_config* c = &m->plan.config;
-        qlora_shape shape;
+        qlora_prewarm_desc shape;
         memset(&shape, 0, sizeof shape);
         shape.head_dim = c->head_dim;
         shape.compute = m->compute;
@@ -17159,8 +17718,8 @@ static qlora_result qlora__model_warm_kernels(qlora_ctx* ctx, qlora_model* m) {
 // A folder with an adapter: PEFT's files, and the norms that were trained along, if they are there.
 typedef struct qlora__adapter_source {
     const char* dir;
-    qlora__peft peft;
-    bool has_peft;
+    const qlora__peft* peft; // own, or the one that the model was planned with; NULL = none
+    qlora__peft own;
     qlora__st norms;
     bool has_norms;
 } qlora__adapter_source;
@@ -17177,8 +17736,8 @@ static bool qlora__has_lora(const qlora_model* m) {
 }
 
 static void qlora__adapter_source_close(qlora_ctx* ctx, qlora__adapter_source* s) {
-    if (s->has_peft) {
-        qlora__peft_close(&ctx->env, &s->peft);
+    if (s->peft == &s->own) {
+        qlora__peft_close(&ctx->env, &s->own);
     }
     if (s->has_norms) {
         qlora__st_close(&ctx->env, &s->norms);
@@ -17195,7 +17754,7 @@ static qlora_result qlora__adapter_match(qlora_ctx* ctx, const qlora_model* m,
             qlora__peft_module found;
             snprintf(module, sizeof module, "model.layers.%lld.%s", (long long)l,
                      qlora__projections[i].module);
-            QLORA__TRY(qlora__peft_find(&ctx->env, &s->peft, module, p->out, p->in, &found));
+            QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, p->out, p->in, &found));
             float scale = (float)found.scale;
             if (found.rank != p->rank || (p->rank > 0 && (scale < p->scale || scale > p->scale))) {
                 return qlora__fail(
@@ -17216,8 +17775,12 @@ static qlora_result qlora__adapter_source_open(qlora_ctx* ctx, const qlora_model
     s->dir = dir;
     qlora_result r = QLORA_OK;
     if (qlora__has_lora(m)) {
-        r = qlora__peft_open(&ctx->env, dir, &s->peft);
-        s->has_peft = r == QLORA_OK;
+        if (m->source != NULL && m->source->has_peft) {
+            s->peft = &m->source->peft;
+        } else {
+            r = qlora__peft_open(&ctx->env, dir, &s->own);
+            s->peft = r == QLORA_OK ? &s->own : NULL;
+        }
         r = r == QLORA_OK ? qlora__adapter_match(ctx, m, s) : r;
     }
     if (r == QLORA_OK && m->desc.train_norms) {
@@ -17245,8 +17808,8 @@ static qlora_result qlora__adapter_tensor(qlora_ctx* ctx, const qlora__adapter_s
         qlora__peft_module found;
         snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".lora_A.weight")),
                  t->name);
-        QLORA__TRY(qlora__peft_find(&ctx->env, &s->peft, module, t->projection->out,
-                                    t->projection->in, &found));
+        QLORA__TRY(qlora__peft_find(&ctx->env, s->peft, module, t->projection->out, t->projection->in,
+                                    &found));
         *out = t->is_b ? found.b : found.a;
     } else if (s->has_norms) {
         const qlora__st_tensor* norm = qlora__st_find(&s->norms, t->name);
@@ -17307,31 +17870,27 @@ static qlora_result qlora__update(qlora_ctx* ctx, qlora_model* m) {
         return QLORA_OK;
     }
     QLORA__TRY(qlora__clip_measure(ctx, &m->clip));
-    qlora_tensor scale = m->totals;
-    scale.data = m->clip.results + 1;
-    scale.bytes = sizeof(float);
-    scale.cols = 1;
-    qlora_tensor flag = scale;
-    flag.data = m->clip.flags;
-    flag.dtype = QLORA_I32;
-    qlora_adamw_args args = qlora__adamw_args_of(m);
+    qlora_tensor scale;
+    qlora_tensor flag;
+    qlora__clip_device(&m->clip, 0, &scale, &flag);
+    qlora_adamw_desc args = qlora__adamw_desc_of(m);
     args.clip_scale = &scale;
     args.not_finite = &flag;
     return qlora_adamw_step(ctx, &args);
 }
 
-// C-PREWARM-001: everything a step does, once, on zeroed memory, before the weights are there:
-// kernels are loaded, cuBLAS has seen every shape, and the cache can be sealed.
+// Everything a step does, once, on zeroed memory, before the weights are loaded: afterwards kernels
+// are loaded, cuBLAS has seen every shape, and the cache can be sealed.
 static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
         return QLORA_OK; // there is nothing to load
     }
-    qlora__pass pass = {ctx, m, m->plan.tokens, !m->train.no_training};
+    qlora__pass pass = qlora__pass_of(m, m->plan.tokens, qlora__trains(m));
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
-    QLORA__TRY(qlora__head(&pass, chunks, &totals, !m->train.no_training));
-    if (!m->train.no_training) {
+    QLORA__TRY(qlora__head(&pass, chunks, &totals, qlora__trains(m)));
+    if (qlora__trains(m)) {
         QLORA__TRY(qlora__backward(&pass));
         QLORA__TRY(qlora__update(ctx, m));
     }
@@ -17343,10 +17902,11 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     qlora_result r = m->range_count > 0 ? qlora__forward(&pass) : QLORA_OK;
     m->use_adapters = true;
     QLORA__TRY(r);
-    if (m->train.generate_tokens > 0) {
-        qlora__pass one = {ctx, m, 1, false};
-        QLORA__TRY(qlora__generate_pass(&one, 0));
-        QLORA__TRY(qlora__generate_head(&one));
+    if (m->desc.generate_tokens > 0) {
+        qlora__pass one = qlora__pass_of(m, 1, false);
+        one.decoding = true;
+        QLORA__TRY(qlora__forward(&one));
+        QLORA__TRY(qlora__head_logits(&one, 0, 1));
     }
     QLORA__TRY(qlora__sync(ctx));
     return qlora__cache_set_sealed(ctx, true);
@@ -17354,7 +17914,8 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
 
 static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
                                       const qlora_model_desc* desc) {
-    QLORA__TRY(qlora__model_optimizer(ctx, m));
+    const qlora__adamw_numbers numbers = {0.0, 0.9, 0.999, 1e-8, 0.0};
+    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
     QLORA__TRY(qlora__model_dry_run(ctx, m));
     QLORA__TRY(m->dir != NULL ? qlora__load_files(ctx, m) : qlora__load_random(ctx, m));
     for (int64_t l = 0; l < m->plan.config.layers; l++) {
@@ -17366,15 +17927,13 @@ static qlora_result qlora__model_fill(qlora_ctx* ctx, qlora_model* m,
             }
         }
     }
-    QLORA__TRY(qlora__model_optimizer(ctx, m));
+    QLORA__TRY(qlora__optimizer_start(ctx, m, 1.0, &numbers));
     QLORA__TRY(qlora__adapters_start(ctx, m));
     QLORA__TRY(desc->adapter != NULL ? qlora__adapter_read(ctx, m, desc->adapter)
                                      : qlora__parameters_changed(ctx, m));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
-    QLORA__TRY(qlora__sync(ctx));
-    m->ready = true;
-    return QLORA_OK;
+    return qlora__sync(ctx);
 }
 
 static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
@@ -17388,47 +17947,51 @@ static qlora_result qlora__model_start(qlora_ctx* ctx, qlora_model* m,
     QLORA__TRY(qlora__model_wrap(ctx, m));
     QLORA__TRY(qlora__model_rope(ctx, m));
     QLORA__TRY(qlora__ranges_upload(ctx, m));
+    QLORA__TRY(qlora__ring_create(ctx, QLORA__RING_SLOTS,
+                                  m->batch.all.bytes + sizeof(qlora__adamw_numbers), &m->ring));
     QLORA__TRY(qlora__model_fill(ctx, m, desc));
+    qlora__source_close(m);
     QLORA__LOG(ctx, INFO, MODEL, "%lld layers, %.2f GiB, ready after %.1f s",
                (long long)m->plan.config.layers, (double)m->plan.total / 1073741824.0,
                (qlora__clock_ms() - start) * 1e-3);
     return QLORA_OK;
 }
 
-// A plan made earlier decides recompute and cache; it must be of the same model and training.
+// A plan made earlier decides recompute and cache; it must be of the same model and capacity.
 static qlora_result qlora__model_adopt_plan(qlora_ctx* ctx, qlora_model* m,
                                             const qlora_plan* plan) {
     qlora__plan_apply(m, plan->recompute_layers, plan->cached_layers);
     if (m->plan.total != plan->total || m->plan.tokens != plan->tokens ||
         m->plan.parameters != plan->parameters) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "the plan was made for another model or another training: it has %llu bytes, "
-            "this needs %llu",
-            (unsigned long long)plan->total, (unsigned long long)m->plan.total);
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.plan was made for another model or other settings: it has %llu "
+                           "bytes, this model needs %llu",
+                           (unsigned long long)plan->total, (unsigned long long)m->plan.total);
     }
     return QLORA_OK;
 }
 
+static qlora_result qlora__model_build(qlora_ctx* ctx, const qlora_model_desc* desc,
+                                       qlora_model** out) {
+    if (desc == NULL || desc->plan == NULL) {
+        return qlora__plan_build(ctx, desc, NULL, out);
+    }
+    qlora_plan_desc machine = qlora__machine_resolve(ctx, NULL);
+    QLORA__TRY(qlora__skeleton(ctx, desc, &machine, out));
+    return qlora__model_adopt_plan(ctx, *out, desc->plan);
+}
+
 static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
-                                      const qlora_train_desc* train, const qlora_plan* plan,
                                       qlora_model** out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "opening a model"));
     qlora_model* m = NULL;
-    qlora_result r = QLORA_OK;
-    if (plan != NULL) {
-        qlora_budget none = qlora__budget_resolve(ctx, NULL);
-        r = qlora__skeleton(ctx, desc, train, &none, &m);
-        r = r == QLORA_OK ? qlora__model_adopt_plan(ctx, m, plan) : r;
-    } else {
-        r = qlora__plan_build(ctx, desc, train, NULL, &m);
-    }
+    qlora_result r = qlora__model_build(ctx, desc, &m);
     if (r == QLORA_OK && m->compute == QLORA_BF16 && qlora__on_cpu(ctx)) {
         r = qlora__fail(ctx, QLORA_ERR_UNSUPPORTED,
-                        "the CPU computes in F32; use that mode, or AUTO");
+                        "desc.mode is BF16; the CPU computes in F32, so use F32 or AUTO");
     }
     if (r == QLORA_OK) {
         r = qlora__model_start(ctx, m, desc);
@@ -17444,18 +18007,18 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
     return QLORA_OK;
 }
 
-qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc,
-                              const qlora_train_desc* train, const qlora_plan* plan,
-                              qlora_model** out) {
+qlora_result qlora_model_open(qlora_ctx* ctx, const qlora_model_desc* desc, qlora_model** out) {
     QLORA__ENTER(ctx, "qlora_model_open");
-    return qlora__leave(ctx, qlora__model_open(ctx, desc, train, plan, out));
+    return qlora__leave(ctx, qlora__model_open(ctx, desc, out));
 }
 
 static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
     QLORA__TRY(qlora__not_in_capture(ctx, "closing a model"));
-    if (m->trainers > 0) {
+    if (m->trainers > 0 || m->generations > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a trainer of this model still lives; destroy it first");
+                           "the model still has %lld trainers and %lld generations; destroy them "
+                           "first",
+                           (long long)m->trainers, (long long)m->generations);
     }
     qlora__model_free(m);
     ctx->children--;
@@ -17471,16 +18034,25 @@ qlora_result qlora_model_close(qlora_model* model) {
     return qlora__leave(ctx, qlora__model_close(ctx, model));
 }
 
-const qlora_plan* qlora_model_plan(const qlora_model* model) {
-    return model != NULL ? &model->plan : NULL;
-}
-
-qlora_ctx* qlora_model_ctx(const qlora_model* model) {
+static qlora_ctx* qlora__model_ctx(const qlora_model* model) {
     return model != NULL ? model->ctx : NULL;
 }
 
-int64_t qlora_model_parameters(const qlora_model* model) {
-    return model != NULL ? model->range_count : 0;
+// The host knows all of it, so the device is left alone, and so is the last error.
+qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) {
+    if (model == NULL || out == NULL) {
+        return QLORA_ERR_ARGUMENT;
+    }
+    memset(out, 0, sizeof *out);
+    out->ctx = model->ctx;
+    out->plan = &model->plan;
+    out->purpose = model->desc.purpose;
+    out->generate_tokens = model->desc.generate_tokens;
+    out->parameters = model->range_count;
+    out->use_adapters = model->use_adapters;
+    out->trainers = model->trainers;
+    out->generations = model->generations;
+    return QLORA_OK;
 }
 
 // Copies count reals of an f32 tensor out as floats, or in.
@@ -17496,15 +18068,19 @@ static qlora_result qlora__floats_out(qlora_ctx* ctx, const void* data, int64_t 
 
 static qlora_result qlora__parameter_need(qlora_ctx* ctx, const qlora_model* m, int64_t index,
                                           const void* pointer, qlora__trained* t) {
-    if (pointer == NULL || index < 0 || !qlora__trained_at(m, index, t)) {
+    if (pointer == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer to the values is NULL");
+    }
+    if (index < 0 || !qlora__trained_at(m, index, t)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the pointer is NULL, or there is no parameter %lld", (long long)index);
+                           "index is %lld; the model has %lld trained tensors", (long long)index,
+                           (long long)m->range_count);
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__model_parameter(qlora_ctx* ctx, qlora_model* m, int64_t index,
-                                           qlora_parameter* out) {
+static qlora_result qlora__parameter_query(qlora_ctx* ctx, const qlora_model* m, int64_t index,
+                                           qlora_parameter_info* out) {
     qlora__trained t;
     QLORA__TRY(qlora__parameter_need(ctx, m, index, out, &t));
     snprintf(out->name, sizeof out->name, "base_model.model.%.170s", t.name);
@@ -17513,10 +18089,11 @@ static qlora_result qlora__model_parameter(qlora_ctx* ctx, qlora_model* m, int64
     return QLORA_OK;
 }
 
-qlora_result qlora_model_parameter(qlora_model* model, int64_t index, qlora_parameter* out) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_model_parameter");
-    return qlora__leave(ctx, qlora__model_parameter(ctx, model, index, out));
+qlora_result qlora_parameter_query(const qlora_model* model, int64_t index,
+                                   qlora_parameter_info* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_parameter_query");
+    return qlora__leave(ctx, qlora__parameter_query(ctx, model, index, out));
 }
 
 static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
@@ -17528,9 +18105,9 @@ static qlora_result qlora__parameter_read(qlora_ctx* ctx, const qlora_model* m,
     return qlora__floats_out(ctx, window.data, t.rows * t.cols, out);
 }
 
-qlora_result qlora_model_parameter_read(qlora_model* model, int64_t index, float* out) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_model_parameter_read");
+qlora_result qlora_parameter_read(qlora_model* model, int64_t index, float* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_parameter_read");
     return qlora__leave(ctx, qlora__parameter_read(ctx, model, &model->parameters, index, out));
 }
 
@@ -17544,18 +18121,97 @@ static qlora_result qlora__parameter_write(qlora_ctx* ctx, qlora_model* m, int64
     return qlora__parameters_changed(ctx, m);
 }
 
-qlora_result qlora_model_parameter_write(qlora_model* model, int64_t index, const float* in) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_model_parameter_write");
+qlora_result qlora_parameter_write(qlora_model* model, int64_t index, const float* in) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_parameter_write");
     return qlora__leave(ctx, qlora__parameter_write(ctx, model, index, in));
 }
 
-qlora_result qlora_model_use_adapters(qlora_model* model, bool on) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_model_use_adapters");
-    qlora__graphs_invalidate(ctx, 0, "adapters were switched on or off");
-    model->use_adapters = on;
-    return qlora__leave(ctx, QLORA_OK);
+//@@ src/model/evaluate.h
+
+// ---- evaluation ---------------------------------------------------------------------------------
+
+// Checks a batch and runs it forward; m->x then holds the final norm's output.
+static qlora_result qlora__eval_forward(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                        const void* out, qlora__micro* micro) {
+    int64_t tokens = 0;
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__model_idle(ctx, m, "evaluating"));
+    QLORA__TRY(qlora__batch_check(ctx, m, batch, &tokens));
+    qlora__micro_desc desc = {1.0, 0, 0};
+    QLORA__TRY(qlora__batch_send(ctx, m, batch, &desc, micro));
+    qlora__pass pass = qlora__pass_of(m, micro->rows, false);
+    return qlora__forward(&pass);
+}
+
+static qlora_result qlora__flag_read(qlora_ctx* ctx, const qlora_model* m) {
+    int32_t flag = 0;
+    QLORA__TRY(qlora__copy_out(ctx, &flag, m->flag.data, sizeof flag));
+    return qlora__flag_check(ctx, flag);
+}
+
+static qlora_result qlora__eval(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                qlora_eval_info* out) {
+    qlora__micro micro;
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
+    qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
+    QLORA__TRY(qlora__tensor_zero(ctx, &totals));
+    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    QLORA__TRY(qlora__head(&pass, micro.chunks, &totals, false));
+    float sums[3];
+    QLORA__TRY(qlora__floats_out(ctx, totals.data, 3, sums));
+    QLORA__TRY(qlora__flag_read(ctx, m));
+    out->loss = (double)sums[0] + (double)sums[1];
+    out->labels = (double)sums[2];
+    out->tokens = micro.tokens;
+    return QLORA_OK;
+}
+
+qlora_result qlora_eval(qlora_model* model, const qlora_batch* batch, qlora_eval_info* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_eval");
+    return qlora__leave(ctx, qlora__eval(ctx, model, batch, out));
+}
+
+// Rows of logits as floats, through a host buffer when they are 16-bit.
+static qlora_result qlora__logits_out(qlora_ctx* ctx, const qlora_tensor* logits, int64_t rows,
+                                      float* out) {
+    int64_t n = rows * logits->cols;
+    if (logits->dtype == QLORA_F32) {
+        return qlora__floats_out(ctx, logits->data, n, out);
+    }
+    uint16_t* half = (uint16_t*)qlora__alloc(ctx, (size_t)n * 2);
+    if (half == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    qlora_result r = qlora__copy_out(ctx, half, logits->data, (size_t)n * 2);
+    for (int64_t i = 0; i < n && r == QLORA_OK; i++) {
+        out[i] = qlora__bf16_to(half[i]);
+    }
+    qlora__free(ctx, half, (size_t)n * 2);
+    return r;
+}
+
+static qlora_result qlora__eval_logits(qlora_ctx* ctx, qlora_model* m, const qlora_batch* batch,
+                                       float* out) {
+    qlora__micro micro;
+    QLORA__TRY(qlora__eval_forward(ctx, m, batch, out, &micro));
+    qlora__pass pass = qlora__pass_of(m, micro.rows, false);
+    for (int64_t row = 0; row < micro.tokens; row += m->plan.head_chunk) {
+        int64_t rows = qlora__min(m->plan.head_chunk, micro.tokens - row);
+        QLORA__TRY(qlora__head_logits(&pass, row, rows));
+        qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
+        QLORA__TRY(qlora__logits_out(ctx, &logits, rows, out + row * m->plan.config.vocab));
+    }
+    return qlora__flag_read(ctx, m);
+}
+
+qlora_result qlora_eval_logits(qlora_model* model, const qlora_batch* batch, float* out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_eval_logits");
+    return qlora__leave(ctx, qlora__eval_logits(ctx, model, batch, out));
 }
 
 //@@ src/adapter/save.h
@@ -17887,9 +18543,19 @@ static qlora_result qlora__adapter_need(qlora_ctx* ctx, const qlora_model* m, co
     return qlora__not_in_capture(ctx, "reading or writing an adapter");
 }
 
+static qlora_result qlora__adapter_desc_check(qlora_ctx* ctx, const qlora_adapter_desc* desc) {
+    if (desc != NULL && (desc->reserved_must_be_zero0 != 0 || desc->reserved_must_be_zero1 != 0)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the adapter desc was not zeroed before its fields were set");
+    }
+    return QLORA_OK;
+}
+
 static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const char* dir,
-                                        const char* base_name) {
+                                        const qlora_adapter_desc* desc) {
+    QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
+    const char* base_name = desc != NULL ? desc->base_name : NULL;
     if (m->desc.train_norms) {
         QLORA__LOG(
             ctx, WARN, CHECKPOINT,
@@ -17899,21 +18565,117 @@ static qlora_result qlora__adapter_save(qlora_ctx* ctx, qlora_model* m, const ch
     return qlora__adapter_write(ctx, m, dir, base_name != NULL ? base_name : m->dir);
 }
 
-qlora_result qlora_adapter_save(qlora_model* model, const char* dir, const char* base_name) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+qlora_result qlora_adapter_save(qlora_model* model, const char* dir,
+                                const qlora_adapter_desc* desc) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_save");
-    return qlora__leave(ctx, qlora__adapter_save(ctx, model, dir, base_name));
+    return qlora__leave(ctx, qlora__adapter_save(ctx, model, dir, desc));
 }
 
-static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const char* dir) {
+static qlora_result qlora__adapter_load(qlora_ctx* ctx, qlora_model* m, const char* dir,
+                                        const qlora_adapter_desc* desc) {
+    QLORA__TRY(qlora__adapter_desc_check(ctx, desc));
     QLORA__TRY(qlora__adapter_need(ctx, m, dir, true));
     return qlora__adapter_read(ctx, m, dir);
 }
 
-qlora_result qlora_adapter_load(qlora_model* model, const char* dir) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+qlora_result qlora_adapter_load(qlora_model* model, const char* dir,
+                                const qlora_adapter_desc* desc) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_load");
-    return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir));
+    return qlora__leave(ctx, qlora__adapter_load(ctx, model, dir, desc));
+}
+
+qlora_result qlora_adapter_use(qlora_model* model, bool on) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_adapter_use");
+    qlora_result r = qlora__model_idle(ctx, model, "switching the adapters");
+    if (r == QLORA_OK && model->use_adapters != on) {
+        qlora__graphs_invalidate(ctx, 0, "adapters were switched on or off");
+        model->use_adapters = on;
+    }
+    return qlora__leave(ctx, r);
+}
+
+// ---- from one model to another ------------------------------------------------------------------
+
+// The two models must have the same trained tensors; *same_places: also at the same places.
+static qlora_result qlora__adapter_compare(qlora_ctx* ctx, const qlora_model* from,
+                                           const qlora_model* to, bool* same_places) {
+    qlora__trained a;
+    qlora__trained b;
+    *same_places = from->elements == to->elements;
+    if (from->range_count != to->range_count) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "one model has %lld trained tensors, the other %lld",
+                           (long long)from->range_count, (long long)to->range_count);
+    }
+    for (int64_t i = 0; qlora__trained_at(from, i, &a) && qlora__trained_at(to, i, &b); i++) {
+        if (strcmp(a.name, b.name) != 0 || a.rows != b.rows || a.cols != b.cols) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "trained tensor %lld is %s [%lld, %lld] in one model and %s [%lld, "
+                               "%lld] in the other",
+                               (long long)i, a.name, (long long)a.rows, (long long)a.cols, b.name,
+                               (long long)b.rows, (long long)b.cols);
+        }
+        float scale = a.shadow_scale - b.shadow_scale;
+        if (scale < 0.0f || scale > 0.0f) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "%s has scale %g in one model and %g in the other", a.name,
+                               (double)a.shadow_scale, (double)b.shadow_scale);
+        }
+        *same_places = *same_places && a.at == b.at;
+    }
+    return QLORA_OK;
+}
+
+// Through host memory: the models may be on different devices. ctx is that of `to`.
+static qlora_result qlora__adapter_carry(qlora_ctx* ctx, qlora_model* from, qlora_model* to) {
+    int64_t room = qlora__max(from->longest_range, from->plan.config.hidden);
+    float* values = (float*)qlora__alloc(ctx, (size_t)room * sizeof *values);
+    qlora_result r = values != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
+    qlora__trained t;
+    for (int64_t i = 0; r == QLORA_OK && qlora__trained_at(from, i, &t); i++) {
+        r = qlora_parameter_read(from, i, values);
+        if (r != QLORA_OK && from->ctx != ctx) {
+            r = qlora__fail(ctx, r, "%.400s", qlora_last_error(from->ctx));
+        }
+        qlora__trained target;
+        if (r == QLORA_OK && qlora__trained_at(to, i, &target)) {
+            qlora_tensor window;
+            qlora__arena_window(&to->parameters, target.at, target.rows, target.cols, &window);
+            r = qlora__floats_in(ctx, window.data, target.rows * target.cols, values);
+        }
+    }
+    qlora__free(ctx, values, (size_t)room * sizeof *values);
+    return r;
+}
+
+static qlora_result qlora__adapter_copy(qlora_ctx* ctx, qlora_model* from, qlora_model* to) {
+    bool same_places = false;
+    if (from == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "from is NULL");
+    }
+    if (from == to) {
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__model_idle(ctx, to, "receiving an adapter"));
+    QLORA__TRY(qlora__adapter_compare(ctx, from, to, &same_places));
+    if (from->range_count == 0) {
+        return QLORA_OK;
+    }
+    if (from->ctx == ctx && same_places) {
+        QLORA__TRY(qlora_scale(ctx, 1.0f, &from->parameters, &to->parameters));
+    } else {
+        QLORA__TRY(qlora__adapter_carry(ctx, from, to));
+    }
+    return qlora__parameters_changed(ctx, to);
+}
+
+qlora_result qlora_adapter_copy(qlora_model* from, qlora_model* to) {
+    qlora_ctx* ctx = qlora__model_ctx(to);
+    QLORA__ENTER(ctx, "qlora_adapter_copy");
+    return qlora__leave(ctx, qlora__adapter_copy(ctx, from, to));
 }
 
 // ---- GGUF ---------------------------------------------------------------------------------------
@@ -18009,10 +18771,12 @@ static qlora_result qlora__adapter_save_gguf(qlora_ctx* ctx, const qlora_model* 
     return r;
 }
 
-qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+qlora_result qlora_adapter_save_gguf(qlora_model* model, const char* path,
+                                     const qlora_adapter_desc* desc) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_adapter_save_gguf");
-    return qlora__leave(ctx, qlora__adapter_save_gguf(ctx, model, path));
+    qlora_result r = qlora__adapter_desc_check(ctx, desc);
+    return qlora__leave(ctx, r == QLORA_OK ? qlora__adapter_save_gguf(ctx, model, path) : r);
 }
 
 //@@ src/adapter/merge.h
@@ -18490,16 +19254,31 @@ static qlora_result qlora__merge_run(qlora__merge* g, uint64_t shard_bytes) {
                                                          : "float16");
 }
 
-static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m, const char* dir,
-                                      qlora_dtype dtype, qlora_merge_base base) {
+static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m,
+                                      const qlora_merge_desc* d) {
     char path[QLORA__PATH_ROOM];
     bool exists = false;
-    if (dir == NULL || dir[0] == '\0' ||
-        (dtype != QLORA_F32 && dtype != QLORA_BF16 && dtype != QLORA_F16) ||
-        (base != QLORA_MERGE_ORIGINAL && base != QLORA_MERGE_TRAINED)) {
+    if (d == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the merge desc is NULL");
+    }
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the merge desc was not zeroed before its fields were set");
+    }
+    if (d->dir == NULL || d->dir[0] == '\0') {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.dir is %s",
+                           d->dir == NULL ? "NULL" : "empty");
+    }
+    if (d->dtype != QLORA_F32 && d->dtype != QLORA_BF16 && d->dtype != QLORA_F16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.dtype is %d; it must be QLORA_F32, QLORA_BF16 or QLORA_F16",
+                           (int)d->dtype);
+    }
+    if (d->base != QLORA_MERGE_ORIGINAL && d->base != QLORA_MERGE_TRAINED) {
         return qlora__fail(
             ctx, QLORA_ERR_ARGUMENT,
-            "dir is NULL or empty, dtype is not F32, BF16 or F16, or base is unknown");
+            "desc.base is %d; it must be QLORA_MERGE_ORIGINAL or QLORA_MERGE_TRAINED",
+            (int)d->base);
     }
     if (m->dir == NULL) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
@@ -18507,307 +19286,347 @@ static qlora_result qlora__merge_need(qlora_ctx* ctx, const qlora_model* m, cons
     }
     QLORA__TRY(qlora__not_in_capture(ctx, "merging"));
     // This also keeps the base's own folder from being overwritten, however it is spelt.
-    QLORA__TRY(qlora__path_join(&ctx->env, dir, "config.json", path));
+    QLORA__TRY(qlora__path_join(&ctx->env, d->dir, "config.json", path));
     QLORA__TRY(qlora__file_exists(&ctx->env, path, &exists));
     if (exists) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%s is there already; give a folder without a model", path);
+                           "%s already exists; choose a folder without a model", path);
     }
     return QLORA_OK;
 }
 
-static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m, const char* dir,
-                                      qlora_dtype dtype, qlora_merge_base base,
-                                      uint64_t shard_bytes, qlora_progress_fn progress,
-                                      void* user) {
-    QLORA__TRY(qlora__merge_need(ctx, m, dir, dtype, base));
+static qlora_result qlora__merge_save(qlora_ctx* ctx, const qlora_model* m,
+                                      const qlora_merge_desc* desc) {
+    QLORA__TRY(qlora__merge_need(ctx, m, desc));
     qlora__merge g;
     memset(&g, 0, sizeof g);
     g.ctx = ctx;
     g.m = m;
-    g.dir = dir;
-    g.dtype = dtype;
-    g.trained = base == QLORA_MERGE_TRAINED;
-    g.progress = progress;
-    g.user = user;
+    g.dir = desc->dir;
+    g.dtype = desc->dtype;
+    g.trained = desc->base == QLORA_MERGE_TRAINED;
+    g.progress = desc->progress;
+    g.user = desc->progress_user;
     QLORA__TRY(qlora__folder_open(&ctx->env, m->dir, &g.folder));
-    qlora_result r = qlora__merge_run(&g, shard_bytes != 0 ? shard_bytes : (uint64_t)5000000000u);
+    qlora_result r =
+        qlora__merge_run(&g, desc->shard_bytes != 0 ? desc->shard_bytes : (uint64_t)5000000000u);
     qlora__merge_close(&g);
     return r;
 }
 
-qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
-                              qlora_merge_base base, uint64_t shard_bytes,
-                              qlora_progress_fn progress, void* user) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+qlora_result qlora_merge_save(qlora_model* model, const qlora_merge_desc* desc) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_merge_save");
-    return qlora__leave(
-        ctx, qlora__merge_save(ctx, model, dir, dtype, base, shard_bytes, progress, user));
+    return qlora__leave(ctx, qlora__merge_save(ctx, model, desc));
 }
 
-//@@ src/train/batch.h
+//@@ src/train/trainer.h
 
-#define QLORA__SLOTS 4
+// ---- the trainer --------------------------------------------------------------------------------
 
-// A staging slot: the host's image of a batch block, and AdamW's numbers for an update behind it.
-typedef struct qlora__slot {
-    char* memory; // pinned on CUDA
-    void* event;  // the copy out of it is done
-    bool busy;
-} qlora__slot;
+// More than the host can be ahead: every update also takes one of the ring's slots.
+#define QLORA__RECORDS 8
 
-// What the device says of a finished step.
+// What the device reports of a finished step; pinned on CUDA.
 typedef struct qlora__record {
     float totals[4];  // losses, their rounding rest, weights
     float results[2]; // norm, scale
     qlora_adamw_state adamw;
+    int32_t flag; // an id, a position or a label was out of range
 } qlora__record;
+
+// What the host knows of it.
+typedef struct qlora__report {
+    void* event; // recorded after the copies to the record
+    int64_t step;
+    int64_t tokens;
+    double lr;
+} qlora__report;
+
+enum {
+    QLORA__PIECE_BEGIN,
+    QLORA__PIECE_FORWARD_ATTENTION,
+    QLORA__PIECE_FORWARD_MLP,
+    QLORA__PIECE_HEAD,
+    QLORA__PIECE_TURN,
+    QLORA__PIECE_BACKWARD_MLP,
+    QLORA__PIECE_BACKWARD_ATTENTION,
+    QLORA__PIECE_UPDATE,
+    QLORA__PIECE_KINDS
+};
+
+// A step that runs in slices.
+typedef struct qlora__sliced {
+    bool begun;
+    const qlora_batch* batches;
+    int64_t count;
+    int64_t at;    // batch
+    int64_t piece; // of that batch
+    double total_labels;
+    double expected[QLORA__PIECE_KINDS]; // milliseconds of a piece of each kind; 0 = not seen yet
+} qlora__sliced;
 
 struct qlora_trainer {
     qlora_ctx* ctx;
     qlora_model* m;
-    qlora__slot slots[QLORA__SLOTS];
-    size_t slot_bytes;
-    int next_slot;
-    int64_t waits;
-    qlora__record* record; // pinned on CUDA: where the last step's numbers arrive
+    qlora_train_desc desc; // defaults resolved
+    qlora__record* records;
+    qlora__report reports[QLORA__RECORDS];
     bool use_graphs;
     qlora_graph** graphs; // one for each number of head chunks
     int64_t graph_room;
     qlora_graph* update_graph;
-    int64_t step;        // updates asked for
-    int64_t tokens;      // of the step that is being accumulated
-    int64_t last_tokens; // of the last one
-    double last_lr;
-    int64_t rows;   // of the micro-batch at hand
-    int64_t chunks; // of the head
+    int64_t step;       // updates asked for
+    int64_t tokens;     // of the step that is being accumulated
+    qlora__micro micro; // at hand
+    qlora__sliced sliced;
 };
 
-// ---- staging ------------------------------------------------------------------------------------
-
-static void* qlora__pinned_alloc(qlora_ctx* ctx, size_t bytes) {
-#ifndef QLORA_NO_CUDA
-    if (!qlora__on_cpu(ctx)) {
-        void* p = NULL;
-        int code = ctx->gpu->cu.MemHostAlloc(&p, bytes, 0);
-        return qlora__cu(ctx, code, "cuMemHostAlloc") == QLORA_OK ? p : NULL;
-    }
-#endif
-    return qlora__alloc(ctx, bytes);
+static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
+    return t != NULL ? t->ctx : NULL;
 }
 
-static void qlora__pinned_free(qlora_ctx* ctx, void* p, size_t bytes) {
-#ifndef QLORA_NO_CUDA
-    if (!qlora__on_cpu(ctx)) {
-        if (p != NULL) {
-            ctx->gpu->cu.MemFreeHost(p);
-        }
-        return;
-    }
-#endif
-    qlora__free(ctx, p, bytes);
+// Where the numbers of a step arrive.
+static int qlora__record_of(int64_t step) {
+    return (int)(step % QLORA__RECORDS);
 }
 
-// The next slot that no copy reads from any more; waiting for one is counted.
-static qlora_result qlora__slot_take(qlora_trainer* t, qlora__slot** out) {
-    qlora__slot* slot = &t->slots[t->next_slot];
-    t->next_slot = (t->next_slot + 1) % QLORA__SLOTS;
-#ifndef QLORA_NO_CUDA
-    if (slot->busy) {
-        const qlora__cuda_table* cu = &t->ctx->gpu->cu;
-        if (cu->EventQuery(slot->event) != 0) {
-            t->waits++;
-            QLORA__TRY(qlora__cu(t->ctx, cu->EventSynchronize(slot->event), "cuEventSynchronize"));
-        }
+static qlora_result qlora__train_desc_check(qlora_ctx* ctx, const qlora_train_desc* d) {
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the train desc was not zeroed before its fields were set");
     }
-#endif
-    slot->busy = false;
-    *out = slot;
+    const struct {
+        const char* name;
+        double value;
+        double least;
+        double below;
+    } numbers[] = {{"desc.lr", d->lr, -1e300, 1e300},
+                   {"desc.beta1", d->beta1, 0.0, 1.0},
+                   {"desc.beta2", d->beta2, 0.0, 1.0},
+                   {"desc.eps", d->eps, 0.0, 1e300},
+                   {"desc.weight_decay", d->weight_decay, 0.0, 1e300},
+                   {"desc.max_norm", d->max_norm, -1e300, 1e300}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        QLORA__TRY(qlora__need_real(ctx, numbers[i].name, numbers[i].value, numbers[i].least,
+                                    numbers[i].below));
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "desc.schedule", (int64_t)d->schedule, 0,
+                                 QLORA_SCHEDULE_CONSTANT));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.warmup_steps", d->warmup_steps, 0, INT64_MAX));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.total_steps", d->total_steps, 0, INT64_MAX));
+    return qlora__need_whole(ctx, "desc.keep_checkpoints", d->keep_checkpoints, 0, 64);
+}
+
+static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_desc* given,
+                                              qlora_train_desc* d) {
+    memset(d, 0, sizeof *d);
+    if (given != NULL) {
+        QLORA__TRY(qlora__train_desc_check(ctx, given));
+        *d = *given;
+    }
+    d->lr = d->lr < 0.0 ? 0.0 : d->lr > 0.0 ? d->lr : 2e-4;
+    d->beta1 = d->beta1 > 0.0 ? d->beta1 : 0.9;
+    d->beta2 = d->beta2 > 0.0 ? d->beta2 : 0.999;
+    d->eps = d->eps > 0.0 ? d->eps : 1e-8;
+    d->max_norm = d->max_norm < 0.0 ? -1.0 : d->max_norm > 0.0 ? d->max_norm : 1.0;
+    d->keep_checkpoints = d->keep_checkpoints > 0 ? d->keep_checkpoints : 2;
     return QLORA_OK;
 }
 
-static qlora_result qlora__slot_send(qlora_trainer* t, qlora__slot* slot, void* target,
-                                     const void* source, size_t bytes) {
-#ifndef QLORA_NO_CUDA
+static void qlora__trainer_drop(qlora_ctx* ctx, qlora_graph* graph) {
+    if (graph != NULL) {
+        qlora_result ignored = qlora__graph_destroy(ctx, graph);
+        (void)ignored;
+    }
+}
+
+static void qlora__trainer_free(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
-    if (!qlora__on_cpu(ctx)) {
-        const qlora__cuda_table* cu = &ctx->gpu->cu;
-        qlora__CUdeviceptr to = (qlora__CUdeviceptr)(uintptr_t)target;
-        QLORA__TRY(qlora__cu(ctx, cu->MemcpyHtoDAsync(to, source, bytes, ctx->gpu->stream),
-                             "cuMemcpyHtoDAsync"));
-        QLORA__TRY(qlora__cu(ctx, cu->EventRecord(slot->event, ctx->gpu->stream), "cuEventRecord"));
-        slot->busy = true;
+    for (int64_t i = 0; i < t->graph_room && t->graphs != NULL; i++) {
+        qlora__trainer_drop(ctx, t->graphs[i]);
+    }
+    qlora__trainer_drop(ctx, t->update_graph);
+    qlora__free(ctx, t->graphs, (size_t)t->graph_room * sizeof *t->graphs);
+    for (int i = 0; i < QLORA__RECORDS; i++) {
+        qlora__event_destroy(ctx, t->reports[i].event);
+    }
+    qlora__pinned_free(ctx, t->records, QLORA__RECORDS * sizeof *t->records);
+    qlora__free(ctx, t, sizeof *t);
+}
+
+static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_trainer* t) {
+    t->ctx = ctx;
+    t->m = m;
+    t->use_graphs = !t->desc.eager && !qlora__on_cpu(ctx);
+    int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
+    t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
+    if (t->graphs == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    t->graph_room = room;
+    size_t bytes = QLORA__RECORDS * sizeof *t->records;
+    t->records = (qlora__record*)qlora__pinned_alloc(ctx, bytes);
+    if (t->records == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    memset(t->records, 0, bytes);
+    for (int i = 0; i < QLORA__RECORDS; i++) {
+        QLORA__TRY(qlora__event_create(ctx, &t->reports[i].event));
+    }
+    const qlora__adamw_numbers numbers = {t->desc.lr, t->desc.beta1, t->desc.beta2, t->desc.eps,
+                                          t->desc.weight_decay};
+    QLORA__TRY(qlora__optimizer_start(ctx, m, t->desc.max_norm, &numbers));
+    return qlora__tensor_zero(ctx, &m->totals);
+}
+
+static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
+                                          const qlora_train_desc* desc, qlora_trainer** out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    if (!qlora__trains(m)) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the model was opened for evaluation; open it with "
+                           "QLORA_PURPOSE_TRAIN");
+    }
+    if (m->trainers > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "the model already has a trainer");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "creating a trainer"));
+    qlora_trainer* t = (qlora_trainer*)qlora__alloc_zero(ctx, sizeof *t);
+    if (t == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    t->ctx = ctx;
+    qlora_result r = qlora__train_desc_resolve(ctx, desc, &t->desc);
+    r = r == QLORA_OK ? qlora__trainer_build(ctx, m, t) : r;
+    if (r != QLORA_OK) {
+        qlora__trainer_free(t);
+        return r;
+    }
+    m->trainers++;
+    *out = t;
+    return QLORA_OK;
+}
+
+qlora_result qlora_trainer_create(qlora_model* model, const qlora_train_desc* desc,
+                                  qlora_trainer** out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_trainer_create");
+    return qlora__leave(ctx, qlora__trainer_create(ctx, model, desc, out));
+}
+
+qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
+    if (trainer == NULL) {
         return QLORA_OK;
     }
-#else
-    (void)t;
-    (void)slot;
-#endif
-    memcpy(target, source, bytes);
+    qlora_ctx* ctx = trainer->ctx;
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_trainer_destroy"));
+    qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
+    if (r == QLORA_OK) {
+        trainer->m->trainers--;
+        trainer->m->micro_begun = false;
+        qlora__trainer_free(trainer);
+    }
+    return qlora__leave(ctx, r);
+}
+
+// ---- settings that change -----------------------------------------------------------------------
+
+static qlora_result qlora__train_set(qlora_trainer* t, const qlora_train_desc* desc) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_train_desc d;
+    if (desc == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "changing the settings of a trainer"));
+    if (t->tokens > 0 || t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step has begun; finish or cancel it before its settings change");
+    }
+    QLORA__TRY(qlora__train_desc_resolve(ctx, desc, &d));
+    const char* fixed = d.seed != t->desc.seed                     ? "seed"
+                        : d.eager != t->desc.eager                 ? "eager"
+                        : d.require_graph != t->desc.require_graph ? "require_graph"
+                                                                   : NULL;
+    if (fixed != NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.%s differs from the trainer's; it cannot change", fixed);
+    }
+    QLORA__TRY(qlora__clip_set(ctx, &t->m->clip, (float)d.max_norm));
+    t->desc = d;
     return QLORA_OK;
 }
 
-// ---- batches ------------------------------------------------------------------------------------
-
-double qlora_batch_labels(const qlora_batch* batch) {
-    double sum = 0.0;
-    int64_t at = 0;
-    if (batch == NULL || batch->lengths == NULL || batch->labels == NULL) {
-        return 0.0;
-    }
-    for (int64_t s = 0; s < batch->count; s++) {
-        for (int64_t i = 1; i < batch->lengths[s]; i++) {
-            if (batch->labels[at + i] != -100) {
-                sum += batch->weights != NULL ? (double)batch->weights[at + i] : 1.0;
-            }
-        }
-        at += batch->lengths[s];
-    }
-    return sum;
-}
-
-static qlora_result qlora__batch_check(qlora_ctx* ctx, const qlora_model* m, const qlora_batch* b,
-                                       int64_t* tokens) {
-    const qlora_plan* plan = &m->plan;
-    if (b == NULL || b->count < 0 || (b->count > 0 && (b->ids == NULL || b->lengths == NULL)) ||
-        (b->count > 0 && b->labels == NULL)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batch, its ids, labels or lengths are NULL");
-    }
-    if (b->count > plan->max_sequences) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%lld sequences, the plan has room for %lld",
-                           (long long)b->count, (long long)plan->max_sequences);
-    }
-    int64_t sum = 0;
-    for (int64_t s = 0; s < b->count; s++) {
-        if (b->lengths[s] <= 0 || b->lengths[s] > plan->max_length) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "sequence %lld has %d tokens; 1 to %lld are possible (train desc, "
-                               "max_length)",
-                               (long long)s, (int)b->lengths[s], (long long)plan->max_length);
-        }
-        sum += b->lengths[s];
-    }
-    if (sum > plan->tokens) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%lld tokens, the plan has room for %lld",
-                           (long long)sum, (long long)plan->tokens);
-    }
-    for (int64_t i = 0; i < sum; i++) {
-        int32_t label = b->labels[i];
-        if (b->ids[i] < 0 || b->ids[i] >= plan->config.vocab ||
-            (label != -100 && (label < 0 || label >= plan->config.vocab))) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld has id %d and label %d; the vocabulary has %lld",
-                               (long long)i, (int)b->ids[i], (int)label,
-                               (long long)plan->config.vocab);
-        }
-        if (b->weights != NULL && (!qlora__finite(b->weights[i]) || b->weights[i] < 0.0f)) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the weight of label %lld is %g",
-                               (long long)i, (double)b->weights[i]);
-        }
-    }
-    *tokens = sum;
-    return QLORA_OK;
-}
-
-// Where a window of the batch block lies in a slot.
-static int32_t* qlora__slot_ints(const qlora_model* m, char* memory, const qlora_tensor* window) {
-    size_t offset = (size_t)((char*)window->data - (char*)m->batch.all.data);
-    return (int32_t*)(void*)(memory + offset);
-}
-
-// Tokens, positions and sequence bounds; what the batch does not fill belongs to no sequence.
-static void qlora__slot_tokens(const qlora_model* m, char* memory, const qlora_batch* b) {
-    int32_t* ids = qlora__slot_ints(m, memory, &m->batch.ids);
-    int32_t* positions = qlora__slot_ints(m, memory, &m->batch.positions);
-    int32_t* sequences = qlora__slot_ints(m, memory, &m->batch.sequences);
-    int32_t* seqs = qlora__slot_ints(m, memory, &m->batch.seqs);
-    int32_t at = 0;
-    seqs[0] = 0;
-    for (int64_t s = 0; s < m->plan.max_sequences; s++) {
-        int32_t length = s < b->count ? b->lengths[s] : 0;
-        for (int32_t i = 0; i < length; i++) {
-            ids[at + i] = b->ids[at + i];
-            positions[at + i] = i;
-            sequences[at + i] = b->sequences != NULL ? b->sequences[s] : (int32_t)s;
-        }
-        at += length;
-        seqs[s + 1] = at;
-    }
-    for (int64_t i = at; i < m->plan.tokens; i++) {
-        ids[i] = 0;
-        positions[i] = 0;
-        sequences[i] = 0;
-    }
-}
-
-// Labelled rows one behind the other: token i is to predict label i + 1 of its sequence. Returns
-// how many.
-static int64_t qlora__slot_labels(const qlora_model* m, char* memory, const qlora_batch* b) {
-    int32_t* rows = qlora__slot_ints(m, memory, &m->batch.rows);
-    int32_t* labels = qlora__slot_ints(m, memory, &m->batch.labels);
-    QLORA__REAL* weights = (QLORA__REAL*)(void*)qlora__slot_ints(m, memory, &m->batch.weights);
-    int32_t* inverse = qlora__slot_ints(m, memory, &m->batch.inverse);
-    int32_t none = (int32_t)m->batch.rows.cols; // the row of zeros
-    for (int64_t i = 0; i < m->plan.tokens; i++) {
-        inverse[i] = none;
-    }
-    int64_t count = 0;
-    int64_t at = 0;
-    for (int64_t s = 0; s < b->count; s++) {
-        for (int64_t i = at; i + 1 < at + b->lengths[s]; i++) {
-            if (b->labels[i + 1] != -100) {
-                rows[count] = (int32_t)i;
-                labels[count] = b->labels[i + 1];
-                weights[count] = b->weights != NULL ? (QLORA__REAL)b->weights[i + 1] : 1;
-                inverse[i] = (int32_t)count;
-                count++;
-            }
-        }
-        at += b->lengths[s];
-    }
-    for (int64_t i = count; i < none; i++) {
-        rows[i] = 0;
-        labels[i] = -100;
-        weights[i] = 0;
-    }
-    return count;
-}
-
-// Checks a batch, writes it into a slot and sends it on its way.
-static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch,
-                                      double total_labels) {
-    qlora_model* m = t->m;
-    int64_t tokens = 0;
-    QLORA__TRY(qlora__batch_check(t->ctx, m, batch, &tokens));
-    qlora__slot* slot = NULL;
-    QLORA__TRY(qlora__slot_take(t, &slot));
-    qlora__slot_tokens(m, slot->memory, batch);
-    int64_t labels = qlora__slot_labels(m, slot->memory, batch);
-    QLORA__REAL* scale = (QLORA__REAL*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.scale);
-    *scale = (QLORA__REAL)(1.0 / total_labels);
-    uint32_t* dropout = (uint32_t*)(void*)qlora__slot_ints(m, slot->memory, &m->batch.dropout);
-    dropout[0] = (uint32_t)m->train.seed;
-    dropout[1] = (uint32_t)(m->train.seed >> 32);
-    dropout[2] = (uint32_t)t->step;
-    dropout[3] = 0;
-    t->chunks = qlora__ceil_div(labels, m->plan.head_chunk);
-    // On the GPU a micro-batch always has the planned size, so that one graph serves any packing.
-    t->rows = qlora__on_cpu(t->ctx) ? tokens : m->plan.tokens;
-    t->tokens += tokens;
-    return qlora__slot_send(t, slot, m->batch.all.data, slot->memory, m->batch.all.bytes);
+qlora_result qlora_train_set(qlora_trainer* trainer, const qlora_train_desc* desc) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_set");
+    return qlora__leave(trainer->ctx, qlora__train_set(trainer, desc));
 }
 
 //@@ src/train/step.h
 
 // ---- steps --------------------------------------------------------------------------------------
 
+// One micro-batch is a sequence of pieces; the kind of piece number n, and the layer or chunk that
+// it is about. False past the last one.
+static bool qlora__piece_at(const qlora_trainer* t, int64_t n, int* kind, int64_t* index) {
+    int64_t layers = t->m->plan.config.layers;
+    int64_t chunks = t->micro.chunks;
+    int64_t turn = 1 + 2 * layers + chunks;
+    *index = 0;
+    if (n == 0) {
+        *kind = QLORA__PIECE_BEGIN;
+    } else if (n <= 2 * layers) {
+        *kind = n % 2 == 1 ? QLORA__PIECE_FORWARD_ATTENTION : QLORA__PIECE_FORWARD_MLP;
+        *index = (n - 1) / 2;
+    } else if (n < turn) {
+        *kind = QLORA__PIECE_HEAD;
+        *index = n - 1 - 2 * layers;
+    } else if (n == turn) {
+        *kind = QLORA__PIECE_TURN;
+    } else if (n <= turn + 2 * layers) {
+        int64_t back = n - turn - 1;
+        *kind = back % 2 == 0 ? QLORA__PIECE_BACKWARD_MLP : QLORA__PIECE_BACKWARD_ATTENTION;
+        *index = layers - 1 - back / 2;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static qlora_result qlora__piece_run(const qlora__pass* pass, int kind, int64_t index) {
+    qlora_tensor totals = qlora__window(&pass->m->totals, 1, 0, 3);
+    switch (kind) {
+    case QLORA__PIECE_BEGIN:
+        return qlora__forward_begin(pass);
+    case QLORA__PIECE_FORWARD_ATTENTION:
+        return qlora__forward_attention(pass, index);
+    case QLORA__PIECE_FORWARD_MLP:
+        return qlora__forward_mlp(pass, index);
+    case QLORA__PIECE_HEAD:
+        return qlora__head_chunk(pass, index, &totals, true);
+    case QLORA__PIECE_TURN:
+        QLORA__TRY(qlora__head_end(pass));
+        return qlora__backward_begin(pass);
+    case QLORA__PIECE_BACKWARD_MLP:
+        return qlora__backward_mlp(pass, index);
+    default:
+        QLORA__TRY(qlora__backward_attention(pass, index));
+        return index == 0 ? qlora__backward_end(pass) : QLORA_OK;
+    }
+}
+
 static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
-    qlora__pass pass = {ctx, t->m, t->rows, true};
-    QLORA__TRY(qlora__forward(&pass));
-    qlora_tensor totals = qlora__window(&t->m->totals, 1, 0, 3);
-    QLORA__TRY(qlora__head(&pass, t->chunks, &totals, true));
-    return qlora__backward(&pass);
+    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
+    int kind = 0;
+    int64_t index = 0;
+    (void)ctx;
+    for (int64_t n = 0; qlora__piece_at(t, n, &kind, &index); n++) {
+        QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    }
+    return QLORA_OK;
 }
 
 static qlora_result qlora__update_run(qlora_ctx* ctx, void* user) {
@@ -18830,7 +19649,7 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
         return qlora__graph_replay(ctx, *graph, key);
     }
     qlora_result r = qlora__graph_capture(ctx, key, fn, t, graph);
-    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->m->train.require_graph) {
+    if (r == QLORA_OK || r == QLORA_ERR_DEVICE_LOST || t->desc.require_graph) {
         return r;
     }
     QLORA__LOG(ctx, WARN, GRAPH, "steps run without graphs from here on: %.400s", ctx->env.error);
@@ -18839,31 +19658,45 @@ static qlora_result qlora__run(qlora_trainer* t, uint64_t key, qlora_graph_fn fn
     return fn(ctx, t);
 }
 
-static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t, bool training) {
-    if (training && t->m->train.no_training) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "the model was opened for evaluation only");
+static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) {
+    if (!t->m->use_adapters) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the adapters are switched off; training needs them on");
     }
-    if (training && !t->m->use_adapters) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "the adapters are switched off");
+    if (t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step is running in slices; finish it with qlora_train_slice or drop "
+                           "it with qlora_train_cancel");
     }
     return qlora__not_in_capture(ctx, "a training call");
 }
 
-static qlora_ctx* qlora__trainer_ctx(const qlora_trainer* t) {
-    return t != NULL ? t->ctx : NULL;
+static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
+    if (!(total_labels > 0.0) || total_labels > 1e15) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the labels of the step weigh %g; a step needs at least one label",
+                           total_labels);
+    }
+    return QLORA_OK;
+}
+
+static qlora_result qlora__micro_send(qlora_trainer* t, const qlora_batch* batch,
+                                      double total_labels) {
+    qlora__micro_desc desc = {total_labels, t->desc.seed, t->step};
+    QLORA__TRY(qlora__batch_send(t->ctx, t->m, batch, &desc, &t->micro));
+    t->tokens += t->micro.tokens;
+    return QLORA_OK;
 }
 
 static qlora_result qlora__train_micro(qlora_trainer* t, const qlora_batch* batch,
                                        double total_labels) {
-    qlora_ctx* ctx = t->ctx;
-    QLORA__TRY(qlora__trainer_need(ctx, t, true));
-    if (!(total_labels > 0.0) || total_labels > 1e15) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "total_labels is %g; a step needs at least one label to train on",
-                           total_labels);
-    }
-    QLORA__TRY(qlora__batch_send(t, batch, total_labels));
-    return qlora__run(t, (uint64_t)t->chunks, qlora__micro_run, &t->graphs[t->chunks]);
+    int64_t tokens = 0;
+    QLORA__TRY(qlora__trainer_need(t->ctx, t));
+    QLORA__TRY(qlora__labels_check(t->ctx, total_labels));
+    QLORA__TRY(qlora__batch_check(t->ctx, t->m, batch, &tokens));
+    QLORA__TRY(qlora__micro_send(t, batch, total_labels));
+    int64_t chunks = t->micro.chunks;
+    return qlora__run(t, (uint64_t)chunks, qlora__micro_run, &t->graphs[chunks]);
 }
 
 qlora_result qlora_train_micro(qlora_trainer* trainer, const qlora_batch* batch,
@@ -18887,58 +19720,61 @@ static double qlora__schedule_lr(const qlora_train_desc* d, int64_t step) {
 }
 
 // Sends the numbers of a finished step to the host, without waiting for them.
-static qlora_result qlora__record_send(qlora_trainer* t) {
+static qlora_result qlora__record_send(qlora_trainer* t, double lr) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
+    int at = qlora__record_of(t->step + 1);
+    qlora__record* record = &t->records[at];
     const struct {
         void* to;
         const void* from;
         size_t bytes;
-    } copies[] = {{t->record->totals, m->totals.data, 3 * sizeof(float)},
-                  {t->record->results, m->clip.results, 2 * sizeof(float)},
-                  {&t->record->adamw, m->adamw.data, sizeof(qlora_adamw_state)}};
+    } copies[] = {{record->totals, m->totals.data, 3 * sizeof(float)},
+                  {record->results, qlora__clip_results(&m->clip), 2 * sizeof(float)},
+                  {&record->adamw, m->adamw.data, sizeof(qlora_adamw_state)},
+                  {&record->flag, m->flag.data, sizeof(int32_t)}};
     for (size_t i = 0; i < sizeof copies / sizeof copies[0]; i++) {
-#ifndef QLORA_NO_CUDA
-        if (!qlora__on_cpu(ctx)) {
-            qlora__CUdeviceptr from = (qlora__CUdeviceptr)(uintptr_t)copies[i].from;
-            int code = ctx->gpu->cu.MemcpyDtoHAsync(copies[i].to, from, copies[i].bytes,
-                                                    ctx->gpu->stream);
-            QLORA__TRY(qlora__cu(ctx, code, "cuMemcpyDtoHAsync"));
-            continue;
-        }
-#endif
-        memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+        QLORA__TRY(qlora__copy_out_later(ctx, copies[i].to, copies[i].from, copies[i].bytes));
     }
     if (qlora__on_cpu(ctx) &&
         sizeof(QLORA__REAL) != sizeof(float)) { // the CPU in double, for tests
         for (int i = 0; i < 3; i++) {
-            t->record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
+            record->totals[i] = (float)qlora__load(m->totals.data, QLORA_F32, i);
+        }
+        for (int i = 0; i < 2; i++) {
+            record->results[i] = (float)qlora__clip_results(&m->clip)[i];
         }
     }
+    QLORA__TRY(qlora__event_record(ctx, t->reports[at].event));
+    t->reports[at].step = t->step + 1;
+    t->reports[at].tokens = t->tokens;
+    t->reports[at].lr = lr;
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
     return qlora__tensor_zero(ctx, &totals);
 }
 
-static qlora_result qlora__train_update(qlora_trainer* t) {
+// The update itself, as a graph where steps are graphs.
+static qlora_result qlora__update_send(qlora_trainer* t, bool graph) {
     qlora_ctx* ctx = t->ctx;
     qlora_model* m = t->m;
-    QLORA__TRY(qlora__trainer_need(ctx, t, true));
     qlora__slot* slot = NULL;
-    QLORA__TRY(qlora__slot_take(t, &slot));
-    double* numbers = (double*)(void*)(slot->memory + m->batch.all.bytes);
-    t->last_lr = qlora__schedule_lr(&m->train, t->step);
-    numbers[0] = t->last_lr; // as the first five of qlora_adamw_state
-    numbers[1] = m->train.beta1;
-    numbers[2] = m->train.beta2;
-    numbers[3] = m->train.eps;
-    numbers[4] = m->train.weight_decay;
-    QLORA__TRY(qlora__slot_send(t, slot, m->adamw.data, numbers, 5 * sizeof(double)));
-    QLORA__TRY(qlora__run(t, (uint64_t)t->graph_room, qlora__update_run, &t->update_graph));
-    QLORA__TRY(qlora__record_send(t));
+    QLORA__TRY(qlora__ring_take(ctx, &m->ring, &slot));
+    char* memory = slot->memory + m->batch.all.bytes;
+    const qlora__adamw_numbers numbers = {qlora__schedule_lr(&t->desc, t->step), t->desc.beta1,
+                                          t->desc.beta2, t->desc.eps, t->desc.weight_decay};
+    memcpy(memory, &numbers, sizeof numbers);
+    QLORA__TRY(qlora__slot_send(ctx, slot, m->adamw.data, memory, sizeof numbers));
+    QLORA__TRY(graph ? qlora__run(t, (uint64_t)t->graph_room, qlora__update_run, &t->update_graph)
+                     : qlora__update(ctx, m));
+    QLORA__TRY(qlora__record_send(t, numbers.lr));
     t->step++;
-    t->last_tokens = t->tokens;
     t->tokens = 0;
     return QLORA_OK;
+}
+
+static qlora_result qlora__train_update(qlora_trainer* t) {
+    QLORA__TRY(qlora__trainer_need(t->ctx, t));
+    return qlora__update_send(t, true);
 }
 
 qlora_result qlora_train_update(qlora_trainer* trainer) {
@@ -18946,237 +19782,239 @@ qlora_result qlora_train_update(qlora_trainer* trainer) {
     return qlora__leave(trainer->ctx, qlora__train_update(trainer));
 }
 
-// The device cannot return an error; it sets a flag that is looked at where we wait anyway.
-static qlora_result qlora__flag_check(qlora_ctx* ctx, const qlora_model* m) {
-    int32_t flag = 0;
-    QLORA__TRY(qlora__copy_out(ctx, &flag, m->flag.data, sizeof flag));
-    if (flag != 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "an id, a position or a label was out of range");
-    }
-    return QLORA_OK;
-}
+// ---- information --------------------------------------------------------------------------------
 
-static qlora_result qlora__train_info_read(qlora_trainer* t, qlora_train_info* out) {
-    qlora_ctx* ctx = t->ctx;
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
-    QLORA__TRY(qlora__trainer_need(ctx, t, true));
-    QLORA__TRY(qlora__sync(ctx));
-    QLORA__TRY(qlora__flag_check(ctx, t->m));
-    const qlora__record* r = t->record;
+// What is known of step number `step`, whose numbers have arrived.
+static void qlora__info_fill(const qlora_trainer* t, int64_t step, qlora_train_info* out) {
+    const qlora__record* r = &t->records[qlora__record_of(step)];
+    const qlora__report* report = &t->reports[qlora__record_of(step)];
     memset(out, 0, sizeof *out);
-    out->step = t->step;
+    out->step = step;
+    out->pending = t->step - step;
+    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(t->ctx);
+    out->waits = t->m->ring.waits;
+    if (step == 0 || report->step != step) {
+        return;
+    }
     out->skipped = r->adamw.skipped;
     out->last_skipped = r->adamw.skip != 0;
     out->labels = (double)r->totals[2];
     out->loss = r->totals[2] > 0.0f
                     ? ((double)r->totals[0] + (double)r->totals[1]) / (double)r->totals[2]
                     : 0.0;
-    out->tokens = t->last_tokens;
+    out->tokens = report->tokens;
     out->grad_norm = r->results[0];
-    out->lr = t->last_lr;
-    out->graphs = t->use_graphs && t->update_graph != NULL && !qlora__on_cpu(ctx);
-    out->waits = t->waits;
-    return QLORA_OK;
+    out->lr = report->lr;
 }
 
-qlora_result qlora_train_info_read(qlora_trainer* trainer, qlora_train_info* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_info_read");
-    return qlora__leave(trainer->ctx, qlora__train_info_read(trainer, out));
-}
-
-static qlora_result qlora__train_gradient_read(qlora_trainer* t, int64_t index, float* out) {
-    QLORA__TRY(qlora__trainer_need(t->ctx, t, true));
-    return qlora__parameter_read(t->ctx, t->m, &t->m->gradients, index, out);
-}
-
-qlora_result qlora_train_gradient_read(qlora_trainer* trainer, int64_t index, float* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_gradient_read");
-    return qlora__leave(trainer->ctx, qlora__train_gradient_read(trainer, index, out));
-}
-
-//@@ src/train/evaluate.h
-
-// ---- evaluation ---------------------------------------------------------------------------------
-
-static qlora_result qlora__eval(qlora_trainer* t, const qlora_batch* batch, qlora_eval_info* out) {
+static qlora_result qlora__train_query(qlora_trainer* t, qlora_train_info* out) {
     qlora_ctx* ctx = t->ctx;
-    qlora_model* m = t->m;
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
-    QLORA__TRY(qlora__trainer_need(ctx, t, false));
-    int64_t tokens_before = t->tokens; // evaluation in the middle of a step changes nothing there
-    QLORA__TRY(qlora__batch_send(t, batch, 1.0));
-    int64_t tokens = t->tokens - tokens_before;
-    t->tokens = tokens_before;
-    qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
-    QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    qlora__pass pass = {ctx, m, t->rows, false};
-    QLORA__TRY(qlora__forward(&pass));
-    QLORA__TRY(qlora__head(&pass, t->chunks, &totals, false));
-    float sums[3];
-    QLORA__TRY(qlora__floats_out(ctx, totals.data, 3, sums));
-    QLORA__TRY(qlora__flag_check(ctx, m));
-    out->loss = (double)sums[0] + (double)sums[1];
-    out->labels = (double)sums[2];
-    out->tokens = tokens;
+    QLORA__TRY(qlora__not_in_capture(ctx, "waiting for a step"));
+    QLORA__TRY(qlora__sync(ctx));
+    QLORA__TRY(qlora__flag_read(ctx, t->m));
+    qlora__info_fill(t, t->step, out);
     return QLORA_OK;
 }
 
-qlora_result qlora_eval(qlora_trainer* trainer, const qlora_batch* batch, qlora_eval_info* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_eval");
-    return qlora__leave(trainer->ctx, qlora__eval(trainer, batch, out));
+qlora_result qlora_train_query(qlora_trainer* trainer, qlora_train_info* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_query");
+    return qlora__leave(trainer->ctx, qlora__train_query(trainer, out));
 }
 
-// Rows of logits as floats, through a host buffer when they are 16-bit.
-static qlora_result qlora__logits_out(qlora_ctx* ctx, const qlora_tensor* logits, int64_t rows,
-                                      float* out) {
-    int64_t n = rows * logits->cols;
-    if (logits->dtype == QLORA_F32) {
-        return qlora__floats_out(ctx, logits->data, n, out);
-    }
-    uint16_t* half = (uint16_t*)qlora__alloc(ctx, (size_t)n * 2);
-    if (half == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    qlora_result r = qlora__copy_out(ctx, half, logits->data, (size_t)n * 2);
-    for (int64_t i = 0; i < n && r == QLORA_OK; i++) {
-        out[i] = qlora__bf16_to(half[i]);
-    }
-    qlora__free(ctx, half, (size_t)n * 2);
-    return r;
-}
-
-static qlora_result qlora__eval_logits(qlora_trainer* t, const qlora_batch* batch, float* out) {
-    qlora_ctx* ctx = t->ctx;
-    qlora_model* m = t->m;
+static qlora_result qlora__train_poll(qlora_trainer* t, qlora_train_info* out) {
     if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+        return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "out is NULL");
     }
-    QLORA__TRY(qlora__trainer_need(ctx, t, false));
-    int64_t tokens_before = t->tokens;
-    QLORA__TRY(qlora__batch_send(t, batch, 1.0));
-    int64_t tokens = t->tokens - tokens_before;
-    t->tokens = tokens_before;
-    qlora__pass pass = {ctx, m, t->rows, false};
-    QLORA__TRY(qlora__forward(&pass));
-    for (int64_t row = 0; row < tokens; row += m->plan.head_chunk) {
-        int64_t rows = qlora__min(m->plan.head_chunk, tokens - row);
-        qlora_tensor x;
-        QLORA__TRY(qlora__tensor_view(ctx, &m->x, row, rows, 0, m->plan.config.hidden, &x));
-        qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-        qlora_math before = qlora__math_take(&pass);
-        qlora_result r = qlora__gemm_named(ctx, false, true, false, 0, &x, &m->head, &logits);
-        ctx->desc.math = before;
-        QLORA__TRY(r);
-        QLORA__TRY(qlora__logits_out(ctx, &logits, rows, out + row * m->plan.config.vocab));
+    QLORA__TRY(qlora__not_in_capture(t->ctx, "polling a step"));
+    int64_t step = t->step;
+    while (step > 0 && step > t->step - QLORA__RECORDS &&
+           !qlora__event_done(t->ctx, t->reports[qlora__record_of(step)].event)) {
+        step--;
     }
-    return qlora__flag_check(ctx, m);
-}
-
-qlora_result qlora_eval_logits(qlora_trainer* trainer, const qlora_batch* batch, float* out) {
-    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_eval_logits");
-    return qlora__leave(trainer->ctx, qlora__eval_logits(trainer, batch, out));
-}
-
-//@@ src/train/trainer.h
-
-// ---- life ---------------------------------------------------------------------------------------
-
-static void qlora__trainer_free(qlora_trainer* t) {
-    qlora_ctx* ctx = t->ctx;
-    for (int64_t i = 0; i < t->graph_room && t->graphs != NULL; i++) {
-        qlora_result ignored = qlora__graph_destroy(ctx, t->graphs[i]);
-        (void)ignored;
+    if (step > 0 && t->reports[qlora__record_of(step)].step == step) {
+        QLORA__TRY(qlora__flag_check(t->ctx, t->records[qlora__record_of(step)].flag));
     }
-    qlora_result ignored = qlora__graph_destroy(ctx, t->update_graph);
-    (void)ignored;
-    qlora__free(ctx, t->graphs, (size_t)t->graph_room * sizeof *t->graphs);
-    for (int i = 0; i < QLORA__SLOTS; i++) {
-#ifndef QLORA_NO_CUDA
-        if (t->slots[i].event != NULL) {
-            ctx->gpu->cu.EventSynchronize(t->slots[i].event);
-            ctx->gpu->cu.EventDestroy(t->slots[i].event);
-        }
-#endif
-        qlora__pinned_free(ctx, t->slots[i].memory, t->slot_bytes);
-    }
-    qlora__pinned_free(ctx, t->record, sizeof *t->record);
-    qlora__free(ctx, t, sizeof *t);
-}
-
-static qlora_result qlora__trainer_build(qlora_ctx* ctx, qlora_model* m, qlora_trainer* t) {
-    t->ctx = ctx;
-    t->m = m;
-    t->slot_bytes = m->batch.all.bytes + 64;
-    t->use_graphs = !m->train.eager && !qlora__on_cpu(ctx);
-    int64_t room = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk) + 1;
-    t->graphs = (qlora_graph**)qlora__alloc_zero(ctx, (size_t)room * sizeof *t->graphs);
-    if (t->graphs == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    t->graph_room = room;
-    t->record = (qlora__record*)qlora__pinned_alloc(ctx, sizeof *t->record);
-    if (t->record == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    memset(t->record, 0, sizeof *t->record);
-    for (int i = 0; i < QLORA__SLOTS; i++) {
-        t->slots[i].memory = (char*)qlora__pinned_alloc(ctx, t->slot_bytes);
-        if (t->slots[i].memory == NULL) {
-            return QLORA_ERR_MEMORY;
-        }
-#ifndef QLORA_NO_CUDA
-        if (!qlora__on_cpu(ctx)) {
-            int code = ctx->gpu->cu.EventCreate(&t->slots[i].event, 2); // no timing
-            QLORA__TRY(qlora__cu(ctx, code, "cuEventCreate"));
-        }
-#endif
-    }
+    qlora__info_fill(t, step, out);
     return QLORA_OK;
 }
 
-static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m, qlora_trainer** out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
-    if (m->trainers > 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE, "the model has a trainer already");
-    }
-    qlora_trainer* t = (qlora_trainer*)qlora__alloc_zero(ctx, sizeof *t);
-    if (t == NULL) {
-        return QLORA_ERR_MEMORY;
-    }
-    qlora_result r = qlora__trainer_build(ctx, m, t);
-    if (r != QLORA_OK) {
-        qlora__trainer_free(t);
-        return r;
-    }
-    m->trainers++;
-    *out = t;
-    return QLORA_OK;
+qlora_result qlora_train_poll(qlora_trainer* trainer, qlora_train_info* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_poll");
+    return qlora__leave(trainer->ctx, qlora__train_poll(trainer, out));
 }
 
-qlora_result qlora_trainer_create(qlora_model* model, qlora_trainer** out) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_trainer_create");
-    return qlora__leave(ctx, qlora__trainer_create(ctx, model, out));
-}
-
-qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
-    if (trainer == NULL) {
-        return QLORA_OK;
-    }
+qlora_result qlora_gradient_read(qlora_trainer* trainer, int64_t index, float* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_gradient_read");
     qlora_ctx* ctx = trainer->ctx;
-    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_trainer_destroy"));
-    qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
-    if (r == QLORA_OK) {
-        trainer->m->trainers--;
-        qlora__trainer_free(trainer);
+    qlora_model* m = trainer->m;
+    return qlora__leave(ctx, qlora__parameter_read(ctx, m, &m->gradients, index, out));
+}
+
+// ---- whole steps --------------------------------------------------------------------------------
+
+// Checks every batch of a step before anything is computed, and adds up its labels.
+static qlora_result qlora__batches_check(qlora_trainer* t, const qlora_batch* batches,
+                                         int64_t count, double* total_labels) {
+    qlora_ctx* ctx = t->ctx;
+    QLORA__TRY(qlora__trainer_need(ctx, t));
+    if (t->tokens > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "a step has begun with qlora_train_micro; finish it with "
+                           "qlora_train_update or drop it with qlora_train_cancel");
     }
-    return qlora__leave(ctx, r);
+    if (batches == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "batches is NULL");
+    }
+    QLORA__TRY(qlora__need_whole(ctx, "count", count, 1, INT64_MAX));
+    *total_labels = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t tokens = 0;
+        QLORA__TRY(qlora__batch_check(ctx, t->m, &batches[i], &tokens));
+        *total_labels += qlora_batch_labels(&batches[i]);
+    }
+    return qlora__labels_check(ctx, *total_labels);
+}
+
+static qlora_result qlora__train_step(qlora_trainer* t, const qlora_batch* batches, int64_t count,
+                                      qlora_train_info* out) {
+    double total_labels = 0.0;
+    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
+    for (int64_t i = 0; i < count; i++) {
+        QLORA__TRY(qlora__train_micro(t, &batches[i], total_labels));
+    }
+    QLORA__TRY(qlora__train_update(t));
+    return out != NULL ? qlora__train_query(t, out) : QLORA_OK;
+}
+
+qlora_result qlora_train_step(qlora_trainer* trainer, const qlora_batch* batches, int64_t count,
+                              qlora_train_info* out) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_step");
+    return qlora__leave(trainer->ctx, qlora__train_step(trainer, batches, count, out));
+}
+
+//@@ src/train/slice.h
+
+// ---- steps in slices ----------------------------------------------------------------------------
+//
+// The pieces of qlora__piece_at one by one, without graphs, and then the update: the same work in
+// the same order as a whole step. A slice waits for each piece, so that nothing is left running on
+// the device when it returns, and so that it knows how long pieces of that kind take.
+
+static qlora_result qlora__train_begin(qlora_trainer* t, const qlora_batch* batches,
+                                       int64_t count) {
+    double total_labels = 0.0;
+    QLORA__TRY(qlora__batches_check(t, batches, count, &total_labels));
+    t->sliced.begun = true;
+    t->sliced.batches = batches;
+    t->sliced.count = count;
+    t->sliced.at = 0;
+    t->sliced.piece = 0;
+    t->sliced.total_labels = total_labels;
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_begin(qlora_trainer* trainer, const qlora_batch* batches, int64_t count) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_begin");
+    return qlora__leave(trainer->ctx, qlora__train_begin(trainer, batches, count));
+}
+
+// The kind of the next piece.
+static int qlora__slice_kind(const qlora_trainer* t, int64_t* index) {
+    int kind = QLORA__PIECE_UPDATE;
+    *index = 0;
+    if (t->sliced.at < t->sliced.count && t->sliced.piece == 0) {
+        return QLORA__PIECE_BEGIN; // t->micro is still that of the batch before
+    }
+    if (t->sliced.at < t->sliced.count) {
+        qlora__piece_at(t, t->sliced.piece, &kind, index);
+    }
+    return kind;
+}
+
+// Moves to the next piece.
+static void qlora__slice_advance(qlora_trainer* t) {
+    qlora__sliced* s = &t->sliced;
+    int kind = 0;
+    int64_t index = 0;
+    s->piece++;
+    if (!qlora__piece_at(t, s->piece, &kind, &index)) {
+        s->at++;
+        s->piece = 0;
+    }
+    t->m->micro_begun = s->piece > 0;
+}
+
+static qlora_result qlora__slice_piece(qlora_trainer* t, int kind, int64_t index, bool* done) {
+    qlora__sliced* s = &t->sliced;
+    if (kind == QLORA__PIECE_UPDATE) {
+        QLORA__TRY(qlora__update_send(t, false));
+        s->begun = false;
+        *done = true;
+        return qlora__sync(t->ctx);
+    }
+    if (s->piece == 0) {
+        QLORA__TRY(qlora__micro_send(t, &s->batches[s->at], s->total_labels));
+    }
+    qlora__pass pass = qlora__pass_of(t->m, t->micro.rows, true);
+    QLORA__TRY(qlora__piece_run(&pass, kind, index));
+    QLORA__TRY(qlora__sync(t->ctx));
+    qlora__slice_advance(t);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__train_slice(qlora_trainer* t, double milliseconds, bool* out) {
+    qlora_ctx* ctx = t->ctx;
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "done is NULL");
+    }
+    if (!t->sliced.begun) {
+        return qlora__fail(ctx, QLORA_ERR_STATE, "no step has begun; call qlora_train_begin first");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
+    bool done = false;
+    double start = qlora__clock_ms();
+    for (double now = start; !done;) {
+        int64_t index = 0;
+        int kind = qlora__slice_kind(t, &index);
+        double* expected = &t->sliced.expected[kind];
+        // A piece that nobody has timed yet gets a slice of its own.
+        if (now > start && (!(*expected > 0.0) || now - start + *expected > milliseconds)) {
+            break;
+        }
+        QLORA__TRY(qlora__slice_piece(t, kind, index, &done));
+        double end = qlora__clock_ms();
+        double took = end - now > 1e-6 ? end - now : 1e-6;
+        *expected = took > *expected ? took : 0.9 * *expected + 0.1 * took;
+        now = end > start ? end : start + 1e-6;
+    }
+    *out = done;
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_slice(qlora_trainer* trainer, double milliseconds, bool* done) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_slice");
+    return qlora__leave(trainer->ctx, qlora__train_slice(trainer, milliseconds, done));
+}
+
+static qlora_result qlora__train_cancel(qlora_trainer* t) {
+    qlora_ctx* ctx = t->ctx;
+    qlora_model* m = t->m;
+    QLORA__TRY(qlora__not_in_capture(ctx, "a training call"));
+    QLORA__TRY(qlora__tensor_zero(ctx, &m->gradients));
+    qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
+    QLORA__TRY(qlora__tensor_zero(ctx, &totals));
+    t->sliced.begun = false;
+    t->tokens = 0;
+    m->micro_begun = false;
+    return QLORA_OK;
+}
+
+qlora_result qlora_train_cancel(qlora_trainer* trainer) {
+    QLORA__ENTER(qlora__trainer_ctx(trainer), "qlora_train_cancel");
+    return qlora__leave(trainer->ctx, qlora__train_cancel(trainer));
 }
 
 //@@ src/train/checkpoint.h
@@ -19357,7 +20195,7 @@ static void qlora__state_add_machine(qlora__state* s, qlora_ctx* ctx) {
 static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     const qlora_model* m = t->m;
     const qlora_model_config* c = &m->plan.config;
-    const qlora_train_desc* d = &m->train;
+    const qlora_train_desc* d = &t->desc;
     // On the GPU every micro-batch has the planned number of rows, and cuBLAS chooses by that
     // number.
     qlora__state_kind tokens = qlora__on_cpu(t->ctx) ? QLORA__NOTED : QLORA__SAME;
@@ -19461,13 +20299,15 @@ static qlora_result qlora__state_take(const qlora_trainer* t, qlora__state* s) {
     memset(s, 0, sizeof *s);
     QLORA__TRY(qlora__copy_out(t->ctx, &adamw, t->m->adamw.data, sizeof adamw)); // waits
     s->step = t->step;
-    s->tokens = t->last_tokens;
-    memcpy(&s->lr_bits, &t->last_lr, sizeof s->lr_bits);
+    const qlora__record* record = &t->records[qlora__record_of(t->step)];
+    const qlora__report* report = &t->reports[qlora__record_of(t->step)];
+    s->tokens = report->tokens;
+    memcpy(&s->lr_bits, &report->lr, sizeof s->lr_bits);
     s->updates = adamw.updates;
     s->skipped = adamw.skipped;
     s->skip = adamw.skip;
-    memcpy(s->record, t->record->totals, sizeof t->record->totals);
-    memcpy(s->record + 4, t->record->results, sizeof t->record->results);
+    memcpy(s->record, record->totals, sizeof record->totals);
+    memcpy(s->record + 4, record->results, sizeof record->results);
     qlora__state_fill(t, s);
     return QLORA_OK;
 }
@@ -19498,8 +20338,10 @@ static qlora_result qlora__ckpt_need(qlora_trainer* t, const char* dir) {
     if (dir == NULL || dir[0] == '\0') {
         return qlora__fail(t->ctx, QLORA_ERR_ARGUMENT, "dir is NULL or empty");
     }
-    if (t->m->train.no_training) {
-        return qlora__fail(t->ctx, QLORA_ERR_STATE, "the model was opened for evaluation only");
+    if (t->sliced.begun) {
+        return qlora__fail(t->ctx, QLORA_ERR_STATE,
+                           "a step is running in slices; finish it with qlora_train_slice or drop "
+                           "it with qlora_train_cancel");
     }
     return qlora__not_in_capture(t->ctx, "saving or loading a checkpoint");
 }
@@ -19531,7 +20373,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
     }
     if (t->tokens > 0) {
         return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "a step is half done: call qlora_train_update before saving");
+                           "a step has begun; call qlora_train_update before saving");
     }
     QLORA__TRY(qlora__dir_make(&ctx->env, dir));
     QLORA__TRY(qlora__ckpt_list_read(ctx, dir, "latest", &list));
@@ -19543,7 +20385,7 @@ static qlora_result qlora__checkpoint_save(qlora_trainer* t, const char* dir, co
             qlora__ckpt_remove(ctx, dir, pending.names[i].text);
         }
     }
-    int keep = t->m->train.keep_checkpoints > 0 ? t->m->train.keep_checkpoints : 2;
+    int keep = t->desc.keep_checkpoints;
     qlora__ckpt_choose(t, &list, &name);
     qlora__ckpt_list_push(&list, &name, keep, &pending);
     pending.names[pending.count++] = name;
@@ -19713,13 +20555,17 @@ static qlora_result qlora__state_apply(qlora_trainer* t, const qlora__st* st, co
     QLORA__TRY(qlora__tensor_zero(ctx, &m->totals));
     QLORA__TRY(qlora__tensor_zero(ctx, &m->flag));
     QLORA__TRY(qlora__sync(ctx));
-    memcpy(t->record->totals, s->record, sizeof t->record->totals);
-    memcpy(t->record->results, s->record + 4, sizeof t->record->results);
-    t->record->adamw = adamw;
+    qlora__record* record = &t->records[qlora__record_of(s->step)];
+    qlora__report* report = &t->reports[qlora__record_of(s->step)];
+    memcpy(record->totals, s->record, sizeof record->totals);
+    memcpy(record->results, s->record + 4, sizeof record->results);
+    record->adamw = adamw;
+    record->flag = 0;
+    report->step = s->step;
+    report->tokens = s->tokens;
+    memcpy(&report->lr, &s->lr_bits, sizeof report->lr);
     t->step = s->step;
     t->tokens = 0;
-    t->last_tokens = s->tokens;
-    memcpy(&t->last_lr, &s->lr_bits, sizeof t->last_lr);
     return QLORA_OK;
 }
 
@@ -19818,19 +20664,27 @@ qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out)
 
 // ---- the choice of a token ----------------------------------------------------------------------
 
-typedef struct qlora__generator {
-    qlora__pass pass;
-    const qlora_generate_desc* desc;
-    int64_t most; // new tokens
-    const int32_t* stops;
+// One text. Its keys and values are in the model's cache; its logits are kept on the host, so that
+// training and evaluation may use the model between two tokens.
+struct qlora_generation {
+    qlora_ctx* ctx;
+    qlora_model* m;
+    qlora_generate_desc desc; // of its pointers only stops is kept, in memory
+    int32_t* stops;
     int64_t stop_count;
-    char* memory; // holds the four below
+    int64_t length;  // tokens in the cache
+    int64_t made;    // new tokens of this turn
+    int32_t waiting; // the token that was returned last and is not in the cache yet; -1 = none
+    bool stopped;    // the turn has ended
+    bool broken;     // a pass failed in the middle: what the cache holds is unknown
+    char* memory;    // holds the arrays
     size_t bytes;
-    float* logits;  // [V]; become weights
+    float* logits;  // [V]
+    float* weights; // [V], for sampling
     int32_t* order; // [V]
     uint16_t* raw;  // [V]
     int32_t* ints;
-} qlora__generator;
+};
 
 // The larger weight first, of equals the smaller number.
 static bool qlora__sample_before(const float* w, int32_t a, int32_t b) {
@@ -19854,11 +20708,11 @@ static void qlora__sample_sift(const float* w, int32_t* heap, int64_t count, int
 
 // The kept tokens, largest weight first, at the end of g->order, backwards: the top_k largest, and
 // of these the fewest whose weights make up top_p of the whole. Returns how many.
-static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, double* sum) {
-    const float* w = g->logits;
+static int64_t qlora__sample_keep(const qlora_generation* g, int64_t vocab, double* sum) {
+    const float* w = g->weights;
     int32_t* heap = g->order;
-    int64_t most = g->desc->top_k > 0 ? qlora__min(g->desc->top_k, vocab) : vocab;
-    double part = g->desc->top_p > 0.0f ? (double)g->desc->top_p : 1.0;
+    int64_t most = g->desc.top_k > 0 ? qlora__min(g->desc.top_k, vocab) : vocab;
+    double part = g->desc.top_p > 0.0f ? (double)g->desc.top_p : 1.0;
     double whole = 0.0;
     for (int64_t i = 0; i < vocab; i++) {
         heap[i] = (int32_t)i;
@@ -19869,7 +20723,7 @@ static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, doub
     }
     // The weights of the top_k are only known when all of them are out; without top_k we can stop
     // early.
-    double stop_at = g->desc->top_k > 0 ? 1e300 : part * whole;
+    double stop_at = g->desc.top_k > 0 ? 1e300 : part * whole;
     int64_t kept = 0;
     double out = 0.0;
     while (kept < most && (kept == 0 || out < stop_at)) {
@@ -19883,7 +20737,7 @@ static int64_t qlora__sample_keep(const qlora__generator* g, int64_t vocab, doub
     }
     double run = 0.0;
     int64_t count = 0;
-    while (count < kept && (count == 0 || run < (g->desc->top_k > 0 ? part * out : stop_at))) {
+    while (count < kept && (count == 0 || run < (g->desc.top_k > 0 ? part * out : stop_at))) {
         run += (double)w[heap[vocab - 1 - count]];
         count++;
     }
@@ -19901,25 +20755,26 @@ static double qlora__sample_number(uint64_t seed, int64_t position) {
     return ((double)(words[0] >> 5) * 67108864.0 + (double)(words[1] >> 6)) / 9007199254740992.0;
 }
 
-// The token that follows, from g->logits.
-static int32_t qlora__sample(const qlora__generator* g, int64_t vocab, int64_t position) {
-    float* w = g->logits;
+// The token after `position`, from g->logits.
+static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t position) {
+    const float* logits = g->logits;
+    float* w = g->weights;
     int32_t best = 0;
     for (int64_t i = 1; i < vocab; i++) {
-        best = w[i] > w[best] ? (int32_t)i : best;
+        best = logits[i] > logits[best] ? (int32_t)i : best;
     }
-    if (!(g->desc->temperature > 0.0f)) {
+    if (!(g->desc.temperature > 0.0f)) {
         return best;
     }
-    double top = (double)w[best];
+    double top = (double)logits[best];
     double sum = 0.0;
     for (int64_t i = 0; i < vocab; i++) {
-        w[i] = (float)exp(((double)w[i] - top) / (double)g->desc->temperature);
+        w[i] = (float)exp(((double)logits[i] - top) / (double)g->desc.temperature);
         sum += (double)w[i];
     }
-    bool all = g->desc->top_k == 0 && !(g->desc->top_p > 0.0f);
+    bool all = g->desc.top_k == 0 && !(g->desc.top_p > 0.0f);
     int64_t count = all ? vocab : qlora__sample_keep(g, vocab, &sum);
-    double left = qlora__sample_number(g->desc->seed, position) * sum;
+    double left = qlora__sample_number(g->desc.seed, position) * sum;
     int32_t token = best;
     for (int64_t i = 0; i < count; i++) {
         int32_t candidate = all ? (int32_t)i : g->order[vocab - 1 - i];
@@ -19934,96 +20789,128 @@ static int32_t qlora__sample(const qlora__generator* g, int64_t vocab, int64_t p
     return token; // rounding may leave a rest: then the last one that can be chosen
 }
 
-// ---- texts --------------------------------------------------------------------------------------
+// ---- a text, token by token ---------------------------------------------------------------------
 
-static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
-                                         const qlora_generate_desc* d, qlora_token_fn fn) {
-    int64_t room = m->train.generate_tokens;
-    if (d == NULL || fn == NULL || d->reserved_must_be_zero0 != 0 ||
-        d->reserved_must_be_zero1 != 0) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s",
-                           fn == NULL ? "the function that takes the tokens is NULL"
-                                      : "the desc is NULL or was not zeroed");
+// ids that are about to follow `length` tokens of a text.
+static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model* m,
+                                              const int32_t* ids, int64_t count, int64_t length) {
+    int64_t room = m->desc.generate_tokens;
+    if (ids == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer to the tokens is NULL");
     }
-    QLORA__TRY(qlora__not_in_capture(ctx, "generating"));
-    if (room == 0) {
-        return qlora__fail(ctx, QLORA_ERR_STATE,
-                           "the model was opened without a key/value cache; set the train desc's "
-                           "generate_tokens to the longest text");
-    }
-    if (d->prompt == NULL || d->prompt_tokens <= 0) {
+    QLORA__TRY(qlora__need_whole(ctx, "the number of tokens", count, 1, INT64_MAX));
+    if (count > room - length - 1) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the prompt is NULL or has %lld tokens; one is the least",
-                           (long long)d->prompt_tokens);
+                           "%lld tokens after %lld leave no room for a new one: the model was "
+                           "opened with generate_tokens %lld",
+                           (long long)count, (long long)length, (long long)room);
     }
-    if (d->max_tokens < 0 || d->prompt_tokens >= room || d->max_tokens > room - d->prompt_tokens) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "%lld tokens of prompt and %lld new ones; the train desc's generate_tokens has "
-            "room for %lld in all",
-            (long long)d->prompt_tokens, (long long)d->max_tokens, (long long)room);
-    }
-    for (int64_t i = 0; i < d->prompt_tokens; i++) {
-        if (d->prompt[i] < 0 || d->prompt[i] >= m->plan.config.vocab) {
+    for (int64_t i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld of the prompt is %d; the vocabulary has %lld",
-                               (long long)i, (int)d->prompt[i], (long long)m->plan.config.vocab);
+                               "token %lld is %d; the vocabulary has %lld tokens", (long long)i,
+                               (int)ids[i], (long long)m->plan.config.vocab);
         }
     }
-    if (!(d->temperature >= 0.0f) || !qlora__finite(d->temperature) || d->top_k < 0 ||
-        !(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
-        return qlora__fail(
-            ctx, QLORA_ERR_ARGUMENT,
-            "temperature %g (0 or more), top_k %d (0 or more) or top_p %g (0 to 1) is not "
-            "valid",
-            (double)d->temperature, (int)d->top_k, (double)d->top_p);
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_stops_check(qlora_ctx* ctx, const qlora_generate_desc* d) {
+    QLORA__TRY(qlora__need_whole(ctx, "desc.stop_count", d->stop_count, 0, INT32_MAX));
+    if (d->stops == NULL && d->stop_count > 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.stops is NULL and desc.stop_count is %d",
+                           (int)d->stop_count);
     }
     bool none = d->stops != NULL && d->stop_count == 1 && d->stops[0] == -1;
-    for (int32_t i = 0; i < d->stop_count && d->stops != NULL && !none; i++) {
+    for (int32_t i = 0; i < d->stop_count && !none; i++) {
         if (d->stops[i] < 0) {
-            return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "stop %d is %d, which is no token", (int)i,
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "desc.stops[%d] is %d; a token is not negative", (int)i,
                                (int)d->stops[i]);
         }
     }
-    if (d->stop_count < 0 || (d->stops == NULL && d->stop_count > 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%d stops, but the list is NULL or the count negative",
-                           (int)d->stop_count);
-    }
     return QLORA_OK;
 }
 
-static qlora_result qlora__generator_open(qlora_ctx* ctx, qlora_model* m,
-                                          const qlora_generate_desc* d, qlora__generator* g) {
+static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
+                                         const qlora_generate_desc* d) {
+    if (d == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the generate desc is NULL");
+    }
+    if (d->reserved_must_be_zero0 != 0 || d->reserved_must_be_zero1 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "the generate desc was not zeroed before its fields were set");
+    }
+    QLORA__TRY(qlora__model_idle(ctx, m, "generating"));
+    if (m->desc.generate_tokens == 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the model was opened without a key/value cache; set generate_tokens "
+                           "of its desc to the length of the longest text");
+    }
+    if (m->generations > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the model already has a generation; end it with qlora_generate_end");
+    }
+    QLORA__TRY(qlora__generate_ids_check(ctx, m, d->prompt, d->prompt_tokens, 0));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.max_tokens", d->max_tokens, 0,
+                                 m->desc.generate_tokens - d->prompt_tokens));
+    QLORA__TRY(qlora__need_real(ctx, "desc.temperature", (double)d->temperature, 0.0, 1e300));
+    QLORA__TRY(qlora__need_whole(ctx, "desc.top_k", d->top_k, 0, INT32_MAX));
+    if (!(d->top_p >= 0.0f && d->top_p <= 1.0f)) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc.top_p is %g; it must be from 0 to 1",
+                           (double)d->top_p);
+    }
+    return qlora__generate_stops_check(ctx, d);
+}
+
+static void qlora__generation_free(qlora_generation* g) {
+    qlora__free(g->ctx, g->memory, g->bytes);
+    qlora__free(g->ctx, g, sizeof *g);
+}
+
+static qlora_result qlora__generation_create(qlora_ctx* ctx, qlora_model* m,
+                                             const qlora_generate_desc* d, qlora_generation** out) {
     size_t vocab = (size_t)m->plan.config.vocab;
     size_t ints = (size_t)qlora__max(m->plan.tokens, m->plan.max_sequences + 1);
-    memset(g, 0, sizeof *g);
-    g->pass.ctx = ctx;
-    g->pass.m = m;
-    g->desc = d;
-    g->most = d->max_tokens > 0 ? d->max_tokens : m->train.generate_tokens - d->prompt_tokens;
-    g->stops = d->stops != NULL ? d->stops : m->plan.config.stop_ids;
-    g->stop_count = d->stops != NULL ? d->stop_count : m->plan.config.stop_count;
-    g->bytes = (vocab * 2 + ints) * 4 + vocab * 2;
+    const int32_t* stops = d->stops != NULL ? d->stops : m->plan.config.stop_ids;
+    size_t stop_count = (size_t)(d->stops != NULL ? d->stop_count : m->plan.config.stop_count);
+    qlora_generation* g = (qlora_generation*)qlora__alloc_zero(ctx, sizeof *g);
+    if (g == NULL) {
+        return QLORA_ERR_MEMORY;
+    }
+    g->ctx = ctx;
+    g->m = m;
+    g->desc = *d;
+    g->desc.prompt = NULL;
+    g->desc.stops = NULL;
+    g->waiting = -1;
+    g->bytes = (vocab * 3 + ints + stop_count) * 4 + vocab * 2;
     g->memory = (char*)qlora__alloc(ctx, g->bytes);
     if (g->memory == NULL) {
+        qlora__generation_free(g);
         return QLORA_ERR_MEMORY;
     }
     g->logits = (float*)(void*)g->memory;
-    g->order = (int32_t*)(void*)(g->logits + vocab);
+    g->weights = g->logits + vocab;
+    g->order = (int32_t*)(void*)(g->weights + vocab);
     g->ints = g->order + vocab;
-    g->raw = (uint16_t*)(void*)(g->ints + ints);
+    g->stops = g->ints + ints;
+    g->raw = (uint16_t*)(void*)(g->stops + stop_count);
+    g->stop_count = (int64_t)stop_count;
+    for (size_t i = 0; i < stop_count; i++) {
+        g->stops[i] = stops[i];
+    }
+    *out = g;
     return QLORA_OK;
 }
 
-// Runs the next tokens of a text, which begin at position `first`.
-static qlora_result qlora__generate_tokens(qlora__generator* g, const int32_t* ids, int64_t first,
-                                           int64_t rows) {
-    qlora_ctx* ctx = g->pass.ctx;
-    qlora_model* m = g->pass.m;
+// Computes the next tokens of the text; m->x then holds their rows.
+static qlora_result qlora__generate_run(qlora_generation* g, const int32_t* ids, int64_t rows) {
+    qlora_ctx* ctx = g->ctx;
+    qlora_model* m = g->m;
     QLORA__TRY(qlora__copy_in(ctx, m->batch.ids.data, ids, (size_t)rows * 4));
     for (int64_t i = 0; i < rows; i++) {
-        g->ints[i] = (int32_t)(first + i);
+        g->ints[i] = (int32_t)(g->length + i);
     }
     QLORA__TRY(qlora__copy_in(ctx, m->batch.positions.data, g->ints, (size_t)rows * 4));
     if (rows > 1) { // one sequence
@@ -20033,20 +20920,25 @@ static qlora_result qlora__generate_tokens(qlora__generator* g, const int32_t* i
         }
         QLORA__TRY(qlora__copy_in(ctx, m->batch.seqs.data, g->ints, (size_t)count * 4));
     }
-    g->pass.rows = rows;
-    return qlora__generate_pass(&g->pass, first);
+    qlora__pass pass = qlora__pass_of(m, rows, false);
+    pass.decoding = true;
+    pass.first = g->length;
+    QLORA__TRY(qlora__forward(&pass));
+    g->length += rows;
+    return QLORA_OK;
 }
 
-// The token after `position`, which the last pass ended with.
-static qlora_result qlora__generate_choose(qlora__generator* g, int64_t position, int32_t* token) {
-    qlora_ctx* ctx = g->pass.ctx;
-    const qlora_tensor* logits = &g->pass.m->logits;
-    int64_t vocab = logits->cols;
-    QLORA__TRY(qlora__generate_head(&g->pass));
-    if (logits->dtype == QLORA_F32) {
-        QLORA__TRY(qlora__floats_out(ctx, logits->data, vocab, g->logits));
+// The logits after the last row of a pass, on the host.
+static qlora_result qlora__generate_logits(qlora_generation* g, int64_t rows) {
+    qlora_ctx* ctx = g->ctx;
+    qlora_model* m = g->m;
+    int64_t vocab = m->plan.config.vocab;
+    qlora__pass pass = qlora__pass_of(m, rows, false);
+    QLORA__TRY(qlora__head_logits(&pass, rows - 1, 1));
+    if (m->logits.dtype == QLORA_F32) {
+        QLORA__TRY(qlora__floats_out(ctx, m->logits.data, vocab, g->logits));
     } else {
-        QLORA__TRY(qlora__copy_out(ctx, g->raw, logits->data, (size_t)vocab * 2));
+        QLORA__TRY(qlora__copy_out(ctx, g->raw, m->logits.data, (size_t)vocab * 2));
         for (int64_t i = 0; i < vocab; i++) {
             g->logits[i] = qlora__bf16_to(g->raw[i]);
         }
@@ -20057,14 +20949,63 @@ static qlora_result qlora__generate_choose(qlora__generator* g, int64_t position
                 ctx, QLORA_ERR_STATE,
                 "the logit of token %lld after position %lld is not finite; the weights or "
                 "the adapters are damaged",
-                (long long)i, (long long)position);
+                (long long)i, (long long)(g->length - 1));
         }
     }
-    *token = qlora__sample(g, vocab, position);
     return QLORA_OK;
 }
 
-static bool qlora__generate_stops(const qlora__generator* g, int32_t token) {
+// Appends tokens to the text: as many as fit in one pass at its beginning, later one by one.
+static qlora_result qlora__generate_append(qlora_generation* g, const int32_t* ids, int64_t count) {
+    int64_t rows = 1;
+    g->broken = true;
+    for (int64_t at = 0; at < count; at += rows) {
+        rows = g->length == 0 ? qlora__min(count, g->m->plan.tokens) : 1;
+        QLORA__TRY(qlora__generate_run(g, ids + at, rows));
+    }
+    QLORA__TRY(qlora__generate_logits(g, rows));
+    g->broken = false;
+    return QLORA_OK;
+}
+
+static qlora_result qlora__generate_ready(const qlora_generation* g) {
+    if (g->broken) {
+        return qlora__fail(g->ctx, QLORA_ERR_STATE,
+                           "an earlier call on this generation failed; end it and begin again");
+    }
+    return qlora__model_idle(g->ctx, g->m, "generating");
+}
+
+static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
+                                          const qlora_generate_desc* desc, qlora_generation** out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    QLORA__TRY(qlora__generate_need(ctx, m, desc));
+    qlora_generation* g = NULL;
+    QLORA__TRY(qlora__generation_create(ctx, m, desc, &g));
+    qlora_result r = qlora__generate_append(g, desc->prompt, desc->prompt_tokens);
+    if (r != QLORA_OK) {
+        qlora__generation_free(g);
+        return r;
+    }
+    m->generations++;
+    *out = g;
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_begin(qlora_model* model, const qlora_generate_desc* desc,
+                                  qlora_generation** out) {
+    qlora_ctx* ctx = qlora__model_ctx(model);
+    QLORA__ENTER(ctx, "qlora_generate_begin");
+    return qlora__leave(ctx, qlora__generate_begin(ctx, model, desc, out));
+}
+
+static qlora_ctx* qlora__generation_ctx(const qlora_generation* g) {
+    return g != NULL ? g->ctx : NULL;
+}
+
+static bool qlora__generate_stops(const qlora_generation* g, int32_t token) {
     for (int64_t i = 0; i < g->stop_count; i++) {
         if (g->stops[i] == token) {
             return true;
@@ -20073,38 +21014,103 @@ static bool qlora__generate_stops(const qlora__generator* g, int32_t token) {
     return false;
 }
 
-static qlora_result qlora__generate_text(qlora__generator* g, qlora_token_fn fn, void* user) {
-    const qlora_generate_desc* d = g->desc;
-    int64_t at = qlora__min(d->prompt_tokens, g->pass.m->plan.tokens);
-    QLORA__TRY(qlora__generate_tokens(g, d->prompt, 0, at));
-    for (; at < d->prompt_tokens; at++) {
-        QLORA__TRY(qlora__generate_tokens(g, d->prompt + at, at, 1));
-    }
-    for (int64_t made = 0; made < g->most; made++) {
-        int32_t token = 0;
-        QLORA__TRY(qlora__generate_choose(g, at - 1, &token));
-        if (qlora__generate_stops(g, token) || !fn(user, token) || made + 1 == g->most) {
-            break;
-        }
-        QLORA__TRY(qlora__generate_tokens(g, &token, at, 1));
-        at++;
+// Puts the token that was returned last into the cache. It is done only when it is needed: the last
+// token of a text is never computed.
+static qlora_result qlora__generate_catch_up(qlora_generation* g) {
+    if (g->waiting >= 0) {
+        int32_t token = g->waiting;
+        QLORA__TRY(qlora__generate_append(g, &token, 1));
+        g->waiting = -1;
     }
     return QLORA_OK;
 }
 
+static qlora_result qlora__generate_next(qlora_generation* g, int32_t* token, bool* stopped) {
+    qlora_ctx* ctx = g->ctx;
+    const qlora_model* m = g->m;
+    if (token == NULL || stopped == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL",
+                           token == NULL ? "token" : "stopped");
+    }
+    QLORA__TRY(qlora__generate_ready(g));
+    if (g->stopped) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "the turn has ended; go on with qlora_generate_feed");
+    }
+    int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
+    bool full = length >= m->desc.generate_tokens ||
+                (g->desc.max_tokens > 0 && g->made == g->desc.max_tokens);
+    if (full) {
+        g->stopped = true;
+        *token = -1;
+        *stopped = true;
+        return QLORA_OK;
+    }
+    QLORA__TRY(qlora__generate_catch_up(g));
+    int32_t chosen = qlora__sample(g, m->plan.config.vocab, g->length - 1);
+    g->waiting = chosen;
+    g->made++;
+    g->stopped = qlora__generate_stops(g, chosen);
+    *token = chosen;
+    *stopped = g->stopped;
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, bool* stopped) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_next");
+    return qlora__leave(generation->ctx, qlora__generate_next(generation, token, stopped));
+}
+
+static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
+    int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
+    QLORA__TRY(qlora__generate_ready(g));
+    QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, ids, count, length));
+    QLORA__TRY(qlora__generate_catch_up(g));
+    QLORA__TRY(qlora__generate_append(g, ids, count));
+    g->made = 0;
+    g->stopped = false;
+    return QLORA_OK;
+}
+
+qlora_result qlora_generate_feed(qlora_generation* generation, const int32_t* ids, int64_t count) {
+    QLORA__ENTER(qlora__generation_ctx(generation), "qlora_generate_feed");
+    return qlora__leave(generation->ctx, qlora__generate_feed(generation, ids, count));
+}
+
+qlora_result qlora_generate_end(qlora_generation* generation) {
+    if (generation == NULL) {
+        return QLORA_OK;
+    }
+    qlora_ctx* ctx = generation->ctx;
+    QLORA__TRY(qlora__enter_destroy(ctx, "qlora_generate_end"));
+    generation->m->generations--;
+    qlora__generation_free(generation);
+    return qlora__leave(ctx, QLORA_OK);
+}
+
+// ---- a whole text -------------------------------------------------------------------------------
+
 static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_generate_desc* desc,
                                     qlora_token_fn fn, void* user) {
-    QLORA__TRY(qlora__generate_need(ctx, m, desc, fn));
-    qlora__generator g;
-    QLORA__TRY(qlora__generator_open(ctx, m, desc, &g));
-    qlora_result r = qlora__generate_text(&g, fn, user);
-    qlora__free(ctx, g.memory, g.bytes);
+    if (fn == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "fn is NULL");
+    }
+    qlora_generation* g = NULL;
+    QLORA__TRY(qlora__generate_begin(ctx, m, desc, &g));
+    qlora_result r = QLORA_OK;
+    for (bool stopped = false; r == QLORA_OK && !stopped;) {
+        int32_t token = 0;
+        r = qlora__generate_next(g, &token, &stopped);
+        stopped = stopped || (r == QLORA_OK && !fn(user, token));
+    }
+    m->generations--;
+    qlora__generation_free(g);
     return r;
 }
 
 qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc, qlora_token_fn fn,
                             void* user) {
-    qlora_ctx* ctx = qlora_model_ctx(model);
+    qlora_ctx* ctx = qlora__model_ctx(model);
     QLORA__ENTER(ctx, "qlora_generate");
     return qlora__leave(ctx, qlora__generate(ctx, model, desc, fn, user));
 }
@@ -20123,4 +21129,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end 0e3af916beb02eca
+//@@ end fa767e2707fb99c8

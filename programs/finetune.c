@@ -1148,8 +1148,8 @@ static uint32_t packs_assign(const app* a, const samples* s, const uint32_t* ord
         int64_t length = s->data[order[i]].length;
         int at = 0;
         int fullest = 0;
-        while (at < open_count && (open[at].tokens + length > a->train_desc.tokens ||
-                                   open[at].sequences == a->train_desc.max_sequences)) {
+        while (at < open_count && (open[at].tokens + length > a->model_desc.tokens ||
+                                   open[at].sequences == a->model_desc.max_sequences)) {
             fullest = open[at].tokens > open[fullest].tokens ? at : fullest;
             at++;
         }
@@ -1241,8 +1241,8 @@ static bool position_seek(app* a, int64_t step) {
 }
 
 static bool batch_room(app* a) {
-    size_t tokens = (size_t)a->train_desc.tokens;
-    size_t sequences = (size_t)a->train_desc.max_sequences;
+    size_t tokens = (size_t)a->model_desc.tokens;
+    size_t sequences = (size_t)a->model_desc.max_sequences;
     a->ids = (int32_t*)take(a, tokens, sizeof(int32_t));
     a->labels = (int32_t*)take(a, tokens, sizeof(int32_t));
     a->lengths = (int32_t*)take(a, sequences, sizeof(int32_t));
@@ -1948,7 +1948,7 @@ static bool step_train(app* a, qlora_train_info* info) {
         }
     }
     if (!lib(a, qlora_train_update(a->trainer), "training") ||
-        !lib(a, qlora_train_info_read(a->trainer, info), "training")) {
+        !lib(a, qlora_train_query(a->trainer, info), "training")) {
         return false;
     }
     a->skipped_in_row = info->last_skipped ? a->skipped_in_row + 1 : 0;
@@ -1970,7 +1970,7 @@ static bool evaluate(app* a) {
     for (size_t p = 0; p < a->eval_packs.count; p++) {
         qlora_eval_info info;
         qlora_batch batch = batch_fill(a, &a->eval, &a->eval_packs, p);
-        if (!lib(a, qlora_eval(a->trainer, &batch, &info), "evaluating")) {
+        if (!lib(a, qlora_eval(a->model, &batch, &info), "evaluating")) {
             return false;
         }
         loss += info.loss;
@@ -2040,7 +2040,7 @@ static bool checkpoint_load(app* a) {
     ok = ok && (size == sizeof *p || fail(a->error, "%s was not saved by finetune", path));
     ok = ok && position_check(a, p);
     qlora_train_info info;
-    ok = ok && lib(a, qlora_train_info_read(a->trainer, &info), "resuming");
+    ok = ok && lib(a, qlora_train_query(a->trainer, &info), "resuming");
     if (ok) {
         a->step = info.step;
         a->seconds = p->seconds;
@@ -2058,12 +2058,15 @@ static bool adapter_save(app* a) {
                        : a->o.model != NULL   ? a->o.model
                                               : "demo";
     out_path(a, "adapter", path);
-    bool ok = lib(a, qlora_adapter_save(a->model, path, name), "saving the adapter");
+    qlora_adapter_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.base_name = name;
+    bool ok = lib(a, qlora_adapter_save(a->model, path, &desc), "saving the adapter");
     if (!ok) {
         complain(a);
     }
     out_path(a, "adapter.gguf", path);
-    if (!lib(a, qlora_adapter_save_gguf(a->model, path), "saving the adapter for llama.cpp")) {
+    if (!lib(a, qlora_adapter_save_gguf(a->model, path, NULL), "saving the adapter for llama.cpp")) {
         complain(a);
         ok = false;
     }
@@ -2233,7 +2236,7 @@ static bool doctor_print(app* a) {
 
 static void plan_show(app* a) {
     char text[4096];
-    qlora_plan_print(&a->plan, text, sizeof text);
+    qlora_plan_describe(&a->plan, text, sizeof text);
     printf("%s", text);
 }
 
@@ -2463,29 +2466,30 @@ static bool lengths_choose(app* a) {
 
 static void train_describe(app* a) {
     const options* o = &a->o;
+    qlora_model_desc* m = &a->model_desc;
+    m->tokens = o->tokens;
+    m->max_length = o->length;
+    m->max_sequences = o->tokens / 8 > 1 ? o->tokens / 8 : 1;
+    m->recompute = (qlora_choice)o->recompute;
+    m->cache = (qlora_choice)o->cache;
+    m->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
     qlora_train_desc* d = &a->train_desc;
-    d->tokens = o->tokens;
-    d->max_length = o->length;
-    d->max_sequences = o->tokens / 8 > 1 ? o->tokens / 8 : 1;
     d->lr = o->lr > 0.0 ? o->lr : -1.0;
     d->beta2 = o->beta2;
     d->weight_decay = o->weight_decay;
     d->max_norm = o->max_norm > 0.0 ? o->max_norm : -1.0;
     d->schedule = (qlora_schedule)o->schedule;
-    d->recompute = (qlora_choice)o->recompute;
-    d->cache = (qlora_choice)o->cache;
     d->seed = (uint64_t)o->seed;
-    d->generate_tokens = o->prompt != NULL ? (o->length < 160 ? o->length : 160) : 0;
 }
 
 static bool plan_make(app* a) {
-    qlora_budget budget;
+    qlora_plan_desc budget;
     memset(&budget, 0, sizeof budget);
     budget.bytes = (uint64_t)a->o.memory;
     a->train_desc.total_steps = a->total_steps;
     a->train_desc.warmup_steps = a->o.warmup >= 0 ? a->o.warmup : (a->total_steps * 3 + 99) / 100;
     qlora_result result =
-        qlora_plan_make(a->ctx, &a->model_desc, &a->train_desc, &budget, &a->plan);
+        qlora_plan_make(a->ctx, &a->model_desc, &budget, &a->plan);
     return lib(a, result,
                result == QLORA_ERR_DEVICE_MEMORY ? "not enough memory" : "planning the memory");
 }
@@ -2500,7 +2504,7 @@ static bool prompt_check(app* a) {
     }
     bool ok = text_encode(a->tok, a->o.prompt, strlen(a->o.prompt), TEXT_SPECIAL, &ids, &why) ||
               fail(a->error, "--prompt: %s", why.text);
-    long long limit = (long long)a->train_desc.generate_tokens - 1;
+    long long limit = (long long)a->model_desc.generate_tokens - 1;
     ok = ok && ((long long)ids.count <= limit ||
                 fail(a->error, "--prompt has %zu tokens; the limit is %lld", ids.count, limit));
     text_ids_free(&ids);
@@ -2527,11 +2531,12 @@ static bool prepare(app* a) {
 
 static bool model_start(app* a) {
     char memory[32];
-    if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->train_desc, &a->plan, &a->model),
+    a->model_desc.plan = &a->plan;
+    if (!lib(a, qlora_model_open(a->ctx, &a->model_desc, &a->model),
              "loading the model")) {
         return false;
     }
-    if (!lib(a, qlora_trainer_create(a->model, &a->trainer), "preparing the training") ||
+    if (!lib(a, qlora_trainer_create(a->model, &a->train_desc, &a->trainer), "preparing the training") ||
         !batch_room(a) || !checkpoint_load(a) || !packs_make(a, &a->eval, 0, &a->eval_packs) ||
         !out_begin(a)) {
         return false;

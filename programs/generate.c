@@ -194,28 +194,30 @@ static bool norms_exist(const char* adapter) {
 static bool model_open(app* a, int64_t prompt, int64_t room) {
     const options* o = &a->o;
     qlora_model_desc m;
-    qlora_train_desc t;
     memset(&m, 0, sizeof m);
-    memset(&t, 0, sizeof t);
     m.dir = o->model;
     m.adapter = o->adapter;
     m.train_norms = norms_exist(o->adapter);
     m.rank = -1;
     m.mode = (qlora_mode)o->mode;
     m.base = (qlora_base_format)o->base;
-    t.no_training = true;
-    t.tokens = prompt < 1024 ? prompt : 1024;
-    t.max_sequences = 1;
-    t.head_chunk = 16; // only one row of logits is ever needed
-    t.generate_tokens = room;
-    t.cache = (qlora_choice)o->cache;
+    m.purpose = QLORA_PURPOSE_EVALUATE;
+    m.tokens = prompt < 1024 ? prompt : 1024;
+    m.max_sequences = 1;
+    m.head_chunk = 16; // only one row of logits is ever needed
+    m.generate_tokens = room;
+    m.cache = (qlora_choice)o->cache;
     if (o->cache == QLORA_CHOICE_AUTO && qlora_ctx_backend(a->ctx) == QLORA_BACKEND_CPU) {
-        t.cache = QLORA_CHOICE_ON; // otherwise the CPU dequantises every weight for every token
+        m.cache = QLORA_CHOICE_ON; // otherwise the CPU dequantises every weight for every token
     }
-    if (!lib(a, qlora_model_open(a->ctx, &m, &t, NULL, &a->model))) {
+    if (!lib(a, qlora_model_open(a->ctx, &m, &a->model))) {
         return false;
     }
-    stops_collect(a, &qlora_model_plan(a->model)->config);
+    qlora_model_info info;
+    if (!lib(a, qlora_model_query(a->model, &info))) {
+        return false;
+    }
+    stops_collect(a, &info.plan->config);
     return true;
 }
 

@@ -105,12 +105,12 @@ static bool run(const options* o, qlora_ctx* ctx) {
     static const qlora_dtype types[] = {QLORA_BF16, QLORA_F16, QLORA_F32};
     progress p;
     qlora_model_desc m;
-    qlora_train_desc t;
+    qlora_merge_desc d;
     qlora_model* model = NULL;
     memset(&p, 0, sizeof p);
     p.start = time(NULL);
     memset(&m, 0, sizeof m);
-    memset(&t, 0, sizeof t);
+    memset(&d, 0, sizeof d);
     m.dir = o->model;
     m.adapter = o->adapter;
     m.train_norms = norms_exist(o->adapter);
@@ -118,15 +118,20 @@ static bool run(const options* o, qlora_ctx* ctx) {
     m.base = QLORA_BASE_NF4;
     m.progress = on_progress;
     m.progress_user = &p;
-    t.no_training = true; // nothing is computed, so the smallest plan will do
-    t.tokens = 1;
-    t.cache = QLORA_CHOICE_OFF;
-    bool ok = lib(ctx, qlora_model_open(ctx, &m, &t, NULL, &model));
+    m.purpose = QLORA_PURPOSE_EVALUATE; // nothing is computed, so the smallest plan will do
+    m.tokens = 1;
+    m.cache = QLORA_CHOICE_OFF;
+    bool ok = lib(ctx, qlora_model_open(ctx, &m, &model));
     if (ok && o->gguf != NULL) {
-        ok = lib(ctx, qlora_adapter_save_gguf(model, o->gguf));
+        ok = lib(ctx, qlora_adapter_save_gguf(model, o->gguf, NULL));
     } else if (ok) {
-        ok = lib(ctx, qlora_merge_save(model, o->out, types[o->dtype], (qlora_merge_base)o->base,
-                                       (uint64_t)o->shard, on_progress, &p));
+        d.dir = o->out;
+        d.dtype = types[o->dtype];
+        d.base = (qlora_merge_base)o->base;
+        d.shard_bytes = (uint64_t)o->shard;
+        d.progress = on_progress;
+        d.progress_user = &p;
+        ok = lib(ctx, qlora_merge_save(model, &d));
     }
     ok = lib(ctx, qlora_model_close(model)) && ok;
     if (ok) {

@@ -81,7 +81,7 @@ typedef struct options {
 typedef struct app {
     options o;
     qlora_ctx* ctx;
-    qlora_budget budget;
+    qlora_plan_desc budget;
 } app;
 
 static const int64_t lengths[] = {512, 1024, 2048, 4096, 8192, 16384};
@@ -95,9 +95,7 @@ static bool try_plan(app* a, const shape* s, int64_t batch, int64_t length, qlor
     const options* o = &a->o;
     qlora_model_config config;
     qlora_model_desc m;
-    qlora_train_desc t;
     memset(&m, 0, sizeof m);
-    memset(&t, 0, sizeof t);
     if (s != NULL) {
         config = config_of(s);
         m.config = &config;
@@ -108,12 +106,12 @@ static bool try_plan(app* a, const shape* s, int64_t batch, int64_t length, qlor
     m.base = (qlora_base_format)o->base;
     m.mode = (qlora_mode)o->mode;
     m.train_norms = o->train_norms;
-    t.tokens = batch * length;
-    t.max_sequences = batch;
-    t.max_length = length;
-    t.recompute = (qlora_choice)o->recompute;
-    t.cache = cache;
-    qlora_result r = qlora_plan_make(a->ctx, &m, &t, &a->budget, out);
+    m.tokens = batch * length;
+    m.max_sequences = batch;
+    m.max_length = length;
+    m.recompute = (qlora_choice)o->recompute;
+    m.cache = cache;
+    qlora_result r = qlora_plan_make(a->ctx, &m, &a->budget, out);
     *fits = r == QLORA_OK;
     return r == QLORA_OK || r == QLORA_ERR_DEVICE_MEMORY ||
            fail("%s", message_text(qlora_last_error(a->ctx)));
@@ -214,7 +212,7 @@ static bool one_plan(app* a, const shape* s, const char* name) {
     if (!fits) {
         return fail("not enough memory: %s", message_text(qlora_last_error(a->ctx)));
     }
-    qlora_plan_print(&p, text, sizeof text);
+    qlora_plan_describe(&p, text, sizeof text);
     printf("%s, %g x %g tokens, rank %g, in %.1f GiB\n%s", name, a->o.batch, a->o.length, a->o.rank,
            gib(a->budget.bytes), text);
     return true;

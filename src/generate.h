@@ -129,23 +129,27 @@ static int32_t qlora__sample(const qlora_generation* g, int64_t vocab, int64_t p
 
 // ids that are about to follow `length` tokens of a text.
 static qlora_result qlora__generate_ids_check(qlora_ctx* ctx, const qlora_model* m,
-                                              const int32_t* ids, int64_t count, int64_t length) {
+                                              const char* what, const int32_t* ids, int64_t count,
+                                              int64_t length) {
     int64_t room = m->desc.generate_tokens;
     if (ids == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the pointer to the tokens is NULL");
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s is NULL", what);
     }
-    QLORA__TRY(qlora__need_whole(ctx, "the number of tokens", count, 1, INT64_MAX));
+    if (count < 1) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s has %lld tokens; it must have at least 1",
+                           what, (long long)count);
+    }
     if (count > room - length - 1) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "%lld tokens after %lld leave no room for a new one: the model was "
-                           "opened with generate_tokens %lld",
-                           (long long)count, (long long)length, (long long)room);
+                           "%s has %lld tokens, which after %lld leave no room for a new one: the "
+                           "model was opened with generate_tokens %lld",
+                           what, (long long)count, (long long)length, (long long)room);
     }
     for (int64_t i = 0; i < count; i++) {
         if (ids[i] < 0 || ids[i] >= m->plan.config.vocab) {
             return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                               "token %lld is %d; the vocabulary has %lld tokens", (long long)i,
-                               (int)ids[i], (long long)m->plan.config.vocab);
+                               "token %lld of %s is %d; the vocabulary has %lld tokens",
+                               (long long)i, what, (int)ids[i], (long long)m->plan.config.vocab);
         }
     }
     return QLORA_OK;
@@ -187,7 +191,7 @@ static qlora_result qlora__generate_need(qlora_ctx* ctx, const qlora_model* m,
         return qlora__fail(ctx, QLORA_ERR_STATE,
                            "the model already has a generation; end it with qlora_generate_end");
     }
-    QLORA__TRY(qlora__generate_ids_check(ctx, m, d->prompt, d->prompt_tokens, 0));
+    QLORA__TRY(qlora__generate_ids_check(ctx, m, "the prompt", d->prompt, d->prompt_tokens, 0));
     QLORA__TRY(qlora__need_whole(ctx, "desc.max_tokens", d->max_tokens, 0,
                                  m->desc.generate_tokens - d->prompt_tokens));
     QLORA__TRY(qlora__need_real(ctx, "desc.temperature", (double)d->temperature, 0.0, 1e300));
@@ -400,7 +404,7 @@ qlora_result qlora_generate_next(qlora_generation* generation, int32_t* token, b
 static qlora_result qlora__generate_feed(qlora_generation* g, const int32_t* ids, int64_t count) {
     int64_t length = g->length + (g->waiting >= 0 ? 1 : 0);
     QLORA__TRY(qlora__generate_ready(g));
-    QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, ids, count, length));
+    QLORA__TRY(qlora__generate_ids_check(g->ctx, g->m, "ids", ids, count, length));
     QLORA__TRY(qlora__generate_catch_up(g));
     QLORA__TRY(qlora__generate_append(g, ids, count));
     g->made = 0;

@@ -173,6 +173,7 @@ typedef struct qlora_model_info {
     int64_t trainers;    // that exist
     int64_t generations; // that exist
 } qlora_model_info;
+// Leaves the device and qlora_last_error alone.
 QLORA_API qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out);
 
 // The trained tensors, with PEFT's names, shapes and order: A [rank, in], B [out, rank].

@@ -173,27 +173,21 @@ static qlora_ctx* qlora__model_ctx(const qlora_model* model) {
     return model != NULL ? model->ctx : NULL;
 }
 
-static qlora_result qlora__model_query(qlora_ctx* ctx, const qlora_model* m,
-                                       qlora_model_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+// The host knows all of it, so the device is left alone, and so is the last error.
+qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) {
+    if (model == NULL || out == NULL) {
+        return QLORA_ERR_ARGUMENT;
     }
     memset(out, 0, sizeof *out);
-    out->ctx = ctx;
-    out->plan = &m->plan;
-    out->purpose = m->desc.purpose;
-    out->generate_tokens = m->desc.generate_tokens;
-    out->parameters = m->range_count;
-    out->use_adapters = m->use_adapters;
-    out->trainers = m->trainers;
-    out->generations = m->generations;
+    out->ctx = model->ctx;
+    out->plan = &model->plan;
+    out->purpose = model->desc.purpose;
+    out->generate_tokens = model->desc.generate_tokens;
+    out->parameters = model->range_count;
+    out->use_adapters = model->use_adapters;
+    out->trainers = model->trainers;
+    out->generations = model->generations;
     return QLORA_OK;
-}
-
-qlora_result qlora_model_query(const qlora_model* model, qlora_model_info* out) {
-    qlora_ctx* ctx = qlora__model_ctx(model);
-    QLORA__ENTER(ctx, "qlora_model_query");
-    return qlora__leave(ctx, qlora__model_query(ctx, model, out));
 }
 
 // Copies count reals of an f32 tensor out as floats, or in.

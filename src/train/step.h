@@ -106,7 +106,7 @@ static qlora_result qlora__trainer_need(qlora_ctx* ctx, const qlora_trainer* t) 
 static qlora_result qlora__labels_check(qlora_ctx* ctx, double total_labels) {
     if (!(total_labels > 0.0) || total_labels > 1e15) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
-                           "the labels of the step weigh %g; a step needs at least one label",
+                           "total_labels is %g; a step needs at least one label",
                            total_labels);
     }
     return QLORA_OK;

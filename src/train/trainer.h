@@ -110,14 +110,19 @@ static qlora_result qlora__train_desc_resolve(qlora_ctx* ctx, const qlora_train_
     return QLORA_OK;
 }
 
+static void qlora__trainer_drop(qlora_ctx* ctx, qlora_graph* graph) {
+    if (graph != NULL) {
+        qlora_result ignored = qlora__graph_destroy(ctx, graph);
+        (void)ignored;
+    }
+}
+
 static void qlora__trainer_free(qlora_trainer* t) {
     qlora_ctx* ctx = t->ctx;
     for (int64_t i = 0; i < t->graph_room && t->graphs != NULL; i++) {
-        qlora_result ignored = qlora__graph_destroy(ctx, t->graphs[i]);
-        (void)ignored;
+        qlora__trainer_drop(ctx, t->graphs[i]);
     }
-    qlora_result ignored = qlora__graph_destroy(ctx, t->update_graph);
-    (void)ignored;
+    qlora__trainer_drop(ctx, t->update_graph);
     qlora__free(ctx, t->graphs, (size_t)t->graph_room * sizeof *t->graphs);
     for (int i = 0; i < QLORA__RECORDS; i++) {
         qlora__event_destroy(ctx, t->reports[i].event);

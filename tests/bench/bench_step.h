@@ -323,6 +323,11 @@ static bool step_progress(void* user, const char* what, uint64_t done, uint64_t 
     return true;
 }
 
+static bool step_planned(step_run* s, qlora_model_desc* desc) {
+    desc->plan = &s->plan;
+    return step_ok(s, qlora_model_open(s->ctx, desc, &s->model));
+}
+
 static bool step_open(step_run* s) {
     const step_options* o = s->o;
     qlora_model_config config = step_config(o->shape);
@@ -353,7 +358,7 @@ static bool step_open(step_run* s) {
     s->weights_start = 0.0;
     if (!step_ok(s, qlora_plan_make(s->ctx, &desc, o->budget > 0.0 ? &budget : NULL,
                                     &s->plan)) ||
-        !step_ok(s, qlora_model_open(s->ctx, &desc, &train, &s->plan, &s->model)) ||
+        !step_planned(s, &desc) ||
         !step_ok(s, qlora_trainer_create(s->model, &train, &s->trainer))) {
         return false;
     }

@@ -6,6 +6,8 @@
 // hash of the trained parameters. Exits with 1 if anything is wrong.
 #include "qlora.h"
 
+#include "model_info.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -101,10 +101,17 @@ int main(int argc, char** argv) {
         qlora_trainer_create(m, &training, &t) != QLORA_OK || !train(t, &b)) {
         return fail(ctx, "training");
     }
-    int64_t vocab = model_plan(m)->config.vocab;
+    qlora_model_info info;
+    if (qlora_model_query(m, &info) != QLORA_OK) {
+        return fail(ctx, "query");
+    }
+    int64_t vocab = info.plan->config.vocab;
+    qlora_adapter_desc saved;
+    memset(&saved, 0, sizeof saved);
+    saved.base_name = path;
     float* logits = (float*)malloc((size_t)(length * vocab) * 4);
-    if (qlora_eval_logits(t, &b, logits) != QLORA_OK ||
-        qlora_adapter_save(m, argv[2], path) != QLORA_OK) {
+    if (qlora_eval_logits(m, &b, logits) != QLORA_OK ||
+        qlora_adapter_save(m, argv[2], &saved) != QLORA_OK) {
         return fail(ctx, "saving");
     }
     bool written = write_logits(argv[2], &b, vocab, logits);

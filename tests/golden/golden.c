@@ -12,6 +12,8 @@
 #include "qlora.h"
 #endif
 
+#include "model_info.h"
+
 typedef struct options {
     qlora_backend backend;
     qlora_mode mode;
@@ -174,7 +176,7 @@ static bool golden_open(fixture* f, const char* kind, const char* adapter, qlora
     if (qlora_model_open(f->ctx, &desc, &s->model) != QLORA_OK) {
         return trouble(f, kind);
     }
-    if (qlora_trainer_create(s->model, &train, &s->trainer) != QLORA_OK) {
+    if (adapter != NULL && qlora_trainer_create(s->model, &train, &s->trainer) != QLORA_OK) {
         return trouble(f, "trainer");
     }
     return true;

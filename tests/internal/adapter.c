@@ -4,6 +4,7 @@
 
 #include "formats_world.h"
 #include "machines.h"
+#include "model_info.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -415,9 +416,31 @@ static uint64_t fingerprint(session* s) {
                         (double)info.tokens,
                         (double)info.grad_norm,
                         info.lr,
-                        (double)s->trainer->record->adamw.updates};
+                        (double)s->trainer->records[qlora__record_of(s->trainer->step)].adamw.updates};
     qlora__hash_add(&hash, figures, sizeof figures);
     return qlora__hash_end(&hash);
+}
+
+// The adapter as PEFT's folder, with a name of the base.
+static qlora_result save_named(qlora_model* model, const char* dir, const char* base_name) {
+    qlora_adapter_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.base_name = base_name;
+    return qlora_adapter_save(model, dir, &desc);
+}
+
+static qlora_result merge_save(qlora_model* model, const char* dir, qlora_dtype dtype,
+                               qlora_merge_base base, uint64_t shard_bytes,
+                               qlora_progress_fn progress, void* user) {
+    qlora_merge_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.dir = dir;
+    desc.dtype = dtype;
+    desc.base = base;
+    desc.shard_bytes = shard_bytes;
+    desc.progress = progress;
+    desc.progress_user = user;
+    return qlora_merge_save(model, &desc);
 }
 
 // Random values in every trained tensor; norms stay near 1.
@@ -484,7 +507,7 @@ TEST saved_adapters_come_back(const test_machine* machine) {
     ASSERT(session_open(&s, &o, &a));
     ASSERT(scramble(&a, "saved"));
     uint64_t want = fingerprint(&a);
-    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "out", "some/base"));
+    ASSERT_EQ(QLORA_OK, save_named(a.model, "out", "some/base"));
     float want_logits[LOGITS];
     float got_logits[LOGITS];
     ASSERT(logits_of(&a, want_logits));
@@ -826,7 +849,7 @@ TEST merged_models_answer_alike(const merge_case* c) {
     ASSERT(logits_of(&a, bare));
     ASSERT(scramble(&a, "merge"));
     ASSERT(logits_of(&a, want));
-    ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, "out", QLORA_F32, c->onto, c->shard, NULL, NULL));
+    ASSERT_EQ(QLORA_OK, merge_save(a.model, "out", QLORA_F32, c->onto, c->shard, NULL, NULL));
     ASSERT_EQ(c->shard == 0, has_file(&s, "out/model.safetensors"));
     ASSERT_EQ(c->shard != 0, has_file(&s, "out/model.safetensors.index.json"));
     ASSERT(has_file(&s, "out/generation_config.json"));
@@ -856,7 +879,7 @@ static bool merge_hash(const test_machine* machine, uint64_t* out) {
     o.base = QLORA_BASE_NF4;
     if (!stage_begin(&s, machine) || !folder_make(&s, "m") || !session_open(&s, &o, &a) ||
         !scramble(&a, "merge") ||
-        qlora_merge_save(a.model, "out", QLORA_BF16, QLORA_MERGE_TRAINED, 0, NULL, NULL) !=
+        merge_save(a.model, "out", QLORA_BF16, QLORA_MERGE_TRAINED, 0, NULL, NULL) !=
             QLORA_OK) {
         return false;
     }
@@ -904,15 +927,14 @@ TEST merges_round_stop_and_refuse(void) {
     ASSERT(session_open(&s, &o, &a));
     ASSERT(scramble(&a, "merge"));
     ASSERT_EQ(QLORA_OK,
-              qlora_merge_save(a.model, "f32", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+              merge_save(a.model, "f32", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
     static const qlora_dtype halves[] = {QLORA_BF16, QLORA_F16};
     static const char* const names[] = {"bf16/model.safetensors", "f16/model.safetensors"};
     static const char* const dirs[] = {"bf16", "f16"};
     for (int k = 0; k < 2; k++) {
         static qlora__st x;
         static qlora__st y;
-        ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0,
-                                             NULL, NULL));
+        ASSERT_EQ(QLORA_OK, merge_save(a.model, dirs[k], halves[k], QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
         ASSERT_EQ(QLORA_OK, qlora__st_open(&s.ctx->env, "f32/model.safetensors", &x));
         ASSERT_EQ(QLORA_OK, qlora__st_open(&s.ctx->env, names[k], &y));
         ASSERT_EQ(x.count, y.count);
@@ -935,18 +957,16 @@ TEST merges_round_stop_and_refuse(void) {
     ASSERT(strstr((const char*)config->data, "\"bfloat16\"") !=
            NULL); // followed by a byte of malloc's
     stopper st = {0, 4, 0, 0};
-    ASSERT_EQ(QLORA_ERR_STOPPED, qlora_merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL,
-                                                  4000, stopper_tell, &st));
+    ASSERT_EQ(QLORA_ERR_STOPPED, merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000, stopper_tell, &st));
     ASSERT_FALSE(has_file(&s, "half/config.json"));
     st.stop_at = 0;
-    ASSERT_EQ(QLORA_OK, qlora_merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000,
-                                         stopper_tell, &st));
+    ASSERT_EQ(QLORA_OK, merge_save(a.model, "half", QLORA_F32, QLORA_MERGE_ORIGINAL, 4000, stopper_tell, &st));
     ASSERT(st.total > 0 && st.last == st.total);
     ASSERT_EQ(QLORA_ERR_ARGUMENT,
-              qlora_merge_save(a.model, "m", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
-    ASSERT(strstr(qlora_last_error(s.ctx), "there already") != NULL);
+              merge_save(a.model, "m", QLORA_F32, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+    ASSERT(strstr(qlora_last_error(s.ctx), "already exists") != NULL);
     ASSERT_EQ(QLORA_ERR_ARGUMENT,
-              qlora_merge_save(a.model, "x", QLORA_U8, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
+              merge_save(a.model, "x", QLORA_U8, QLORA_MERGE_ORIGINAL, 0, NULL, NULL));
     ASSERT(session_close(&a));
     ASSERT(stage_end(&s));
     PASS();
@@ -1204,14 +1224,13 @@ typedef enum file_job { JOB_SAVE, JOB_LOAD, JOB_GGUF, JOB_MERGE } file_job;
 static qlora_result job_run(file_job job, session* s) {
     switch (job) {
     case JOB_SAVE:
-        return qlora_adapter_save(s->model, "out", "base");
+        return save_named(s->model, "out", "base");
     case JOB_LOAD:
         return qlora_adapter_load(s->model, "given", NULL);
     case JOB_GGUF:
         return qlora_adapter_save_gguf(s->model, "a.gguf", NULL);
     default:
-        return qlora_merge_save(s->model, "merged", QLORA_BF16, QLORA_MERGE_TRAINED, 4000, NULL,
-                                NULL);
+        return merge_save(s->model, "merged", QLORA_BF16, QLORA_MERGE_TRAINED, 4000, NULL, NULL);
     }
 }
 
@@ -1231,8 +1250,8 @@ TEST failures_are_clean(const file_job* job) {
     ASSERT(session_open(&s, &o, &a));
     ASSERT(scramble(&a, "given"));
     uint64_t given = fingerprint(&a);
-    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "given", "base"));
-    ASSERT_EQ(QLORA_OK, qlora_adapter_save(a.model, "out", "an older base"));
+    ASSERT_EQ(QLORA_OK, save_named(a.model, "given", "base"));
+    ASSERT_EQ(QLORA_OK, save_named(a.model, "out", "an older base"));
     size_t old_size = world_slot(s.w.files, "out/adapter_config.json")->size;
     ASSERT(scramble(&a, "other"));
     uint64_t other = fingerprint(&a);
@@ -1456,9 +1475,9 @@ TEST fixture_merges(const char* dir) {
     size_t n = 0;
     float* want = fixture_logits(&a, &n);
     ASSERT_EQ(QLORA_OK,
-              qlora_merge_save(a.model, "t", QLORA_F32, QLORA_MERGE_TRAINED, 0, NULL, NULL));
+              merge_save(a.model, "t", QLORA_F32, QLORA_MERGE_TRAINED, 0, NULL, NULL));
     ASSERT_EQ(QLORA_OK,
-              qlora_merge_save(a.model, "o", QLORA_F32, QLORA_MERGE_ORIGINAL, 100000, NULL, NULL));
+              merge_save(a.model, "o", QLORA_F32, QLORA_MERGE_ORIGINAL, 100000, NULL, NULL));
     ASSERT(session_close(&a));
     for (int i = 0; i < 2; i++) {
         opening merged = {0};

@@ -167,13 +167,13 @@ static double loss_at(rig* r) {
     qlora_trainer* t = r->trainer;
     qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
     if (qlora__parameters_changed(r->ctx, m) != QLORA_OK ||
-        qlora__batch_send(t, &r->batch, r->total) != QLORA_OK ||
+        qlora__micro_send(t, &r->batch, r->total) != QLORA_OK ||
         qlora__tensor_zero(r->ctx, &totals) != QLORA_OK) {
         return (double)NAN;
     }
-    qlora__pass pass = {r->ctx, m, t->rows, true};
+    qlora__pass pass = qlora__pass_of(m, t->micro.rows, true);
     if (qlora__forward(&pass) != QLORA_OK ||
-        qlora__head(&pass, t->chunks, &totals, false) != QLORA_OK) {
+        qlora__head(&pass, t->micro.chunks, &totals, false) != QLORA_OK) {
         return (double)NAN;
     }
     const double* sums = (const double*)totals.data;

@@ -159,24 +159,20 @@ static double stories_loss(qlora_ctx* ctx, const char* folder, qlora_base_format
                            const stories* text) {
     char path[512];
     qlora_model* model = NULL;
-    qlora_trainer* trainer = NULL;
     qlora_model_desc desc;
-    qlora_train_desc train;
     qlora_eval_info info = {0.0, 0.0, 0};
     memset(&desc, 0, sizeof desc);
-    memset(&train, 0, sizeof train);
     desc.dir = model_shared_path(folder, path);
     desc.base = base;
     desc.rank = -1;
     desc.tokens = STORY_TOKENS;
     desc.purpose = QLORA_PURPOSE_EVALUATE;
     bool ok = qlora_model_open(ctx, &desc, &model) == QLORA_OK &&
-              qlora_trainer_create(model, &train, &trainer) == QLORA_OK &&
-              qlora_eval(trainer, &text->batch, &info) == QLORA_OK;
+              qlora_eval(model, &text->batch, &info) == QLORA_OK;
     if (!ok) {
         fprintf(stderr, "%s\n", qlora_last_error(ctx));
     }
-    ok = qlora_trainer_destroy(trainer) == QLORA_OK && qlora_model_close(model) == QLORA_OK && ok;
+    ok = qlora_model_close(model) == QLORA_OK && ok;
     return ok ? info.loss / info.labels : (double)NAN;
 }
 

@@ -2,6 +2,7 @@
 // small random models of every kind: grouped heads, biases, q/k norms, sliding windows, tied and
 // untied heads.
 #include "machines.h"
+#include "model_info.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -63,7 +64,6 @@ static qlora_model_config config_of(const kind* k) {
 
 typedef struct world {
     qlora_model* model;
-    qlora_trainer* trainer;
 } world;
 
 // Adapters with non-zero values, the same for every model of a kind.
@@ -89,9 +89,7 @@ static bool world_open(qlora_ctx* ctx, const kind* k, qlora_mode mode, int64_t t
                        bool no_training, world* w) {
     qlora_model_config config = config_of(k);
     qlora_model_desc desc;
-    qlora_train_desc train;
     memset(&desc, 0, sizeof desc);
-    memset(&train, 0, sizeof train);
     memset(w, 0, sizeof *w);
     desc.config = &config;
     desc.seed = 11;
@@ -105,11 +103,11 @@ static bool world_open(qlora_ctx* ctx, const kind* k, qlora_mode mode, int64_t t
     desc.purpose = no_training ? QLORA_PURPOSE_EVALUATE : QLORA_PURPOSE_TRAIN;
     desc.cache = k->cache;
     return qlora_model_open(ctx, &desc, &w->model) == QLORA_OK &&
-           fill_adapters(w->model) && qlora_trainer_create(w->model, &train, &w->trainer) == QLORA_OK;
+           fill_adapters(w->model);
 }
 
 static bool world_close(world* w) {
-    return qlora_trainer_destroy(w->trainer) == QLORA_OK && qlora_model_close(w->model) == QLORA_OK;
+    return qlora_model_close(w->model) == QLORA_OK;
 }
 
 typedef struct text {
@@ -558,7 +556,7 @@ TEST wrong_calls_are_refused(const test_machine* machine) {
     desc.mode = QLORA_MODE_F32;
     world plain;
     memset(&plain, 0, sizeof plain);
-    ASSERT_EQ(QLORA_OK, qlora_model_open(ctx, &desc, NULL, NULL, &plain.model));
+    ASSERT_EQ(QLORA_OK, qlora_model_open(ctx, &desc, &plain.model));
     ASSERT(refused(&plain, good, QLORA_ERR_STATE, "generate_tokens"));
     ASSERT(world_close(&plain));
     ASSERT(test_close_ctx(machine, ctx));
