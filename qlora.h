@@ -272,11 +272,12 @@ typedef enum qlora_backend {
     QLORA_BACKEND_CUDA = 2
 } qlora_backend;
 
-// How products of two f32 matrices are computed. 16-bit operands always accumulate in fp32.
+// How cuBLAS computes products of two f32 matrices. 16-bit operands always accumulate in fp32. A
+// model keeps the math that its context had when it was opened.
 typedef enum qlora_math {
     QLORA_MATH_F32 = 0,     // exact fp32 everywhere
     QLORA_MATH_TF32 = 1,    // forward on TF32 tensor cores, backward in exact fp32
-    QLORA_MATH_TF32_ALL = 2 // backward on TF32, too
+    QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
 typedef struct qlora_ctx_desc {
@@ -310,6 +311,7 @@ QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
 QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
 QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
 QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
+// For products from here on; models that are open keep their own.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
 // Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and
 // may not be the legacy default stream, which cannot be captured. Invalidates the graphs.
@@ -470,11 +472,11 @@ typedef struct qlora_gemm_desc {
     bool trans_b; // B is stored [N, K]
     float alpha;
     float beta; // 0: C is not read
-    bool tf32;  // allow TF32 for two f32 operands
     qlora_path path;
 } qlora_gemm_desc;
 
-// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all).
+// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all). With the
+// context's math it counts as a forward product.
 // Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
 // bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
 // from its own maximum, and back in alpha.
@@ -482,16 +484,17 @@ QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
 
-typedef enum qlora_gemm_flags {
-    QLORA_GEMM_OVERWRITE = 0,
-    QLORA_GEMM_ACCUMULATE = 1,
-    QLORA_GEMM_PTX = 2,   // force a path
-    QLORA_GEMM_CUBLAS = 4,
-    QLORA_GEMM_TF32 = 8,  // TF32 for this call, whatever the context says
-    QLORA_GEMM_EXACT = 16 // exact fp32 for this call
-} qlora_gemm_flags;
+// 0 overwrites the result and chooses the path by itself.
+typedef enum qlora_product_flags {
+    QLORA_PRODUCT_ACCUMULATE = 1, // add to the result
+    QLORA_PRODUCT_PTX = 2,        // our own kernels
+    QLORA_PRODUCT_CUBLAS = 4,     // cuBLAS
+    QLORA_PRODUCT_FUSED = 8,      // NF4: dequantise inside the product; bf16, at most 32 rows
+    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch, then multiply
+} qlora_product_flags;
 
-// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags: qlora_gemm_flags.
+// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags:
+// qlora_product_flags, the first three.
 QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
                                           const qlora_tensor* b, const qlora_tensor* c,
                                           uint32_t flags);
@@ -565,17 +568,10 @@ QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* so
 QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
                                             const qlora_tensor* out, bool via_bf16);
 
-typedef enum qlora_nf4_flags {
-    QLORA_NF4_AUTO = 0,
-    QLORA_NF4_FUSED = 1,     // the kernel that widens weights on the way: bf16, at most 32 rows
-    QLORA_NF4_UNFUSED = 2,   // dequantise into the scratch, then qlora_gemm
-    QLORA_NF4_PTX = 4,       // the unfused product on our own kernels
-    QLORA_NF4_ACCUMULATE = 8 // y += ...; unfused only
-} qlora_nf4_flags;
-
 // y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
 // the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
 // that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
+// flags: qlora_product_flags; ACCUMULATE, PTX and CUBLAS mean an unfused product.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);
@@ -976,9 +972,8 @@ typedef struct qlora_model_config {
 // What a model computes in. Weights keep their own format.
 typedef enum qlora_mode {
     QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
-    QLORA_MODE_F32 = 1,  // exact fp32, where correctness is proved
-    QLORA_MODE_TF32 = 2, // fp32 storage, forward products on TF32
-    QLORA_MODE_BF16 = 3
+    QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
+    QLORA_MODE_BF16 = 3  // 2 is not used: checkpoints hold these numbers
 } qlora_mode;
 
 typedef enum qlora_target { // the projections of a layer, one bit each
@@ -9733,13 +9728,17 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
     g->out = c->dtype;
     g->alpha = d->alpha;
     g->beta = d->beta;
-    g->tf32 = d->tf32 && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
     return QLORA_OK;
 }
 
-static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
-                                    const qlora_tensor* a, const qlora_tensor* b,
-                                    const qlora_tensor* c) {
+// Whether a product of two f32 matrices may use TF32: a backward one only with TF32_ALL.
+static bool qlora__math_takes_tf32(qlora_math math, bool backward) {
+    return backward ? math == QLORA_MATH_TF32_ALL : math != QLORA_MATH_F32;
+}
+
+static qlora_result qlora__gemm_run(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_gemm_desc* desc, const qlora_tensor* a,
+                                    const qlora_tensor* b, const qlora_tensor* c) {
     if (desc == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
     }
@@ -9748,6 +9747,8 @@ static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
     qlora_path path = QLORA_PATH_AUTO;
     QLORA__TRY(qlora__gemm_choose_path(ctx, desc->path, &path));
     QLORA__TRY(qlora__gemm_check(ctx, desc, a, b, c, &g));
+    g.tf32 =
+        qlora__math_takes_tf32(math, backward) && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
     ctx->last_path = path;
     if (g.M == 0 || g.N == 0 || g.batch == 0) {
         return QLORA_OK;
@@ -9758,51 +9759,73 @@ static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
 qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
                         const qlora_tensor* b, const qlora_tensor* c) {
     QLORA__ENTER(ctx, "qlora_gemm");
-    return qlora__leave(ctx, qlora__gemm_run(ctx, desc, a, b, c));
+    return qlora__leave(ctx, qlora__gemm_run(ctx, ctx->desc.math, false, desc, a, b, c));
 }
 
-// The three named products. backward: TF32 only when the context says "all".
-static qlora_result qlora__gemm_named(qlora_ctx* ctx, bool trans_a, bool trans_b, bool backward,
-                                      uint32_t flags, const qlora_tensor* a, const qlora_tensor* b,
-                                      const qlora_tensor* c) {
-    uint32_t both_paths = QLORA_GEMM_PTX | QLORA_GEMM_CUBLAS;
-    uint32_t both_modes = QLORA_GEMM_TF32 | QLORA_GEMM_EXACT;
-    if (flags > 31 || (flags & both_paths) == both_paths || (flags & both_modes) == both_modes) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
-                           flags);
+// Flags that are unknown, have no meaning here, or exclude each other.
+static qlora_result qlora__product_flags_check(qlora_ctx* ctx, uint32_t flags, bool nf4) {
+    static const char* const names[] = {"ACCUMULATE", "PTX", "CUBLAS", "FUSED", "UNFUSED"};
+    static const int apart[][2] = {{1, 2}, {3, 4}, {0, 3}, {1, 3}, {2, 3}};
+    if (flags > 31) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "flags: %u contains bits that are not in qlora_product_flags", flags);
     }
+    for (int i = 3; i < 5 && !nf4; i++) {
+        if ((flags >> i & 1u) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "flags: QLORA_PRODUCT_%s is for NF4 weights only", names[i]);
+        }
+    }
+    for (size_t i = 0; i < sizeof apart / sizeof apart[0]; i++) {
+        if ((flags >> apart[i][0] & flags >> apart[i][1] & 1u) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "flags: QLORA_PRODUCT_%s and QLORA_PRODUCT_%s exclude each other",
+                               names[apart[i][0]], names[apart[i][1]]);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_path qlora__product_path(uint32_t flags) {
+    return (flags & QLORA_PRODUCT_PTX) != 0      ? QLORA_PATH_PTX
+           : (flags & QLORA_PRODUCT_CUBLAS) != 0 ? QLORA_PATH_CUBLAS
+                                                 : QLORA_PATH_AUTO;
+}
+
+// The three named products.
+static qlora_result qlora__gemm_named(qlora_ctx* ctx, qlora_math math, bool trans_a, bool trans_b,
+                                      bool backward, uint32_t flags, const qlora_tensor* a,
+                                      const qlora_tensor* b, const qlora_tensor* c) {
+    QLORA__TRY(qlora__product_flags_check(ctx, flags, false));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_a = trans_a;
     d.trans_b = trans_b;
     d.alpha = 1.0f;
-    d.beta = (flags & QLORA_GEMM_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
-    if ((flags & both_modes) != 0) {
-        d.tf32 = (flags & QLORA_GEMM_TF32) != 0;
-    }
-    d.path = (flags & QLORA_GEMM_PTX) != 0      ? QLORA_PATH_PTX
-             : (flags & QLORA_GEMM_CUBLAS) != 0 ? QLORA_PATH_CUBLAS
-                                                : QLORA_PATH_AUTO;
-    return qlora__gemm_run(ctx, &d, a, b, c);
+    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(flags);
+    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
 }
 
 qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                 const qlora_tensor* c, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_forward");
-    return qlora__leave(ctx, qlora__gemm_named(ctx, false, false, false, flags, a, b, c));
+    return qlora__leave(
+        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, false, false, flags, a, b, c));
 }
 
 qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc, const qlora_tensor* b,
                                    const qlora_tensor* da, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_a");
-    return qlora__leave(ctx, qlora__gemm_named(ctx, false, true, true, flags, dc, b, da));
+    return qlora__leave(
+        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, true, true, flags, dc, b, da));
 }
 
 qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* dc,
                                    const qlora_tensor* db, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_b");
-    return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
+    return qlora__leave(
+        ctx, qlora__gemm_named(ctx, ctx->desc.math, true, false, true, flags, a, dc, db));
 }
 
 //@@ src/gemm/nf4.h
@@ -10233,8 +10256,9 @@ static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes
     return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
 }
 
-static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                       const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
+                                       const qlora_tensor* x, const qlora_nf4* w,
+                                       const qlora_tensor* y, uint32_t flags) {
     int64_t count = backward ? w->cols : w->rows;
     int64_t other = backward ? w->rows : w->cols;
     int64_t slice = 0;
@@ -10246,9 +10270,8 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlor
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
     d.alpha = 1.0f;
-    d.beta = (flags & QLORA_NF4_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
-    d.path = (flags & QLORA_NF4_PTX) != 0 ? QLORA_PATH_PTX : QLORA_PATH_AUTO;
+    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(flags);
     for (int64_t done = 0; done < count; done += slice) {
         int64_t now = qlora__min(slice, count - done);
         window.rows = backward ? other : now;
@@ -10259,7 +10282,7 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlor
                                      x->dtype == QLORA_F32));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
-        QLORA__TRY(qlora__gemm_run(ctx, &d, x, &window, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
@@ -10415,13 +10438,8 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
         qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
     QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
     QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
-    uint32_t both = QLORA_NF4_FUSED | QLORA_NF4_UNFUSED;
-    if (flags > 15 || (flags & both) == both ||
-        ((flags & QLORA_NF4_FUSED) != 0 && (flags & (QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX)) != 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
-                           flags);
-    }
-    if ((flags & QLORA_NF4_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
+    QLORA__TRY(qlora__product_flags_check(ctx, flags, true));
+    if ((flags & QLORA_PRODUCT_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
         return qlora__fail(
             ctx, QLORA_ERR_UNSUPPORTED,
             "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
@@ -10434,30 +10452,32 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
 
 static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
                                    uint32_t flags) {
-    uint32_t other = QLORA_NF4_UNFUSED | QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX;
+    uint32_t other =
+        QLORA_PRODUCT_UNFUSED | QLORA_PRODUCT_ACCUMULATE | QLORA_PRODUCT_PTX | QLORA_PRODUCT_CUBLAS;
     return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
 }
 
-static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                    const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
     QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
     if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
-    return qlora__nf4_unfused(ctx, backward, x, w, y, flags);
+    return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
                                     const qlora_tensor* y, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_nf4_gemm_forward");
-    return qlora__leave(ctx, qlora__nf4_gemm(ctx, false, x, w, y, flags));
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w, y, flags));
 }
 
 qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_nf4* w,
                                      const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_nf4_gemm_backward");
-    return qlora__leave(ctx, qlora__nf4_gemm(ctx, true, dy, w, dx, flags));
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, ctx->desc.math, true, dy, w, dx, flags));
 }
 
 static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
@@ -10472,10 +10492,10 @@ static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, cons
         return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
     }
     size_t before = ctx->scratch_used;
-    QLORA__TRY(qlora__nf4_gemm(ctx, false, x, w1, y1, flags));
+    QLORA__TRY(qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w1, y1, flags));
     ctx->scratch_used =
         before; // the stream keeps the order, so the second weight takes the same place
-    return qlora__nf4_gemm(ctx, false, x, w2, y2, flags);
+    return qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w2, y2, flags);
 }
 
 qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
@@ -12860,17 +12880,16 @@ static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc*
 }
 
 // C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
-static qlora_result qlora__linear_gemm(qlora_ctx* ctx, bool backward, bool ta, bool tb, float alpha,
-                                       float beta, const qlora_tensor* a, const qlora_tensor* b,
-                                       const qlora_tensor* c) {
+static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool backward, bool ta,
+                                       bool tb, float alpha, float beta, const qlora_tensor* a,
+                                       const qlora_tensor* b, const qlora_tensor* c) {
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_a = ta;
     d.trans_b = tb;
     d.alpha = alpha;
     d.beta = beta;
-    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
-    return qlora__gemm_run(ctx, &d, a, b, c);
+    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
 }
 
 // ---- bias and placement
@@ -13059,7 +13078,8 @@ static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_line
 // ---- forward
 
 // z of one part from the masked x, rows by rows.
-static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, int32_t i,
                                            const qlora_tensor* x, const qlora_tensor* z) {
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -13071,15 +13091,15 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear_de
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(
-            qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, &m.rows, l->parts[i].a, &to));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
+                                      l->parts[i].a, &to));
     }
     ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
     return QLORA_OK;
 }
 
 // z into the last columns of x.
-static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
+static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
@@ -13087,17 +13107,17 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
     if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
         qlora_tensor a;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
-        return qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+        return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
     }
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
         qlora_tensor z;
         QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, l->parts[i].rank, &z));
         if (z.cols > 0 && l->dropout > 0.0f) {
-            QLORA__TRY(qlora__linear_z_masked(ctx, l, i, inner, &z));
+            QLORA__TRY(qlora__linear_z_masked(ctx, math, l, i, inner, &z));
         } else if (z.cols > 0) {
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, l->parts[i].a, &z));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner,
+                                          l->parts[i].a, &z));
         }
         at += z.cols;
     }
@@ -13106,9 +13126,9 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
     return qlora__tensor_zero(ctx, &rest);
 }
 
-static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                const qlora_tensor* x, const qlora_tensor* inner,
-                                                const qlora_tensor* y) {
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
+                                                const qlora_linear_desc* l, const qlora_tensor* x,
+                                                const qlora_tensor* inner, const qlora_tensor* y) {
     int64_t col = 0;
     int64_t at = l->in;
     for (int32_t i = 0; i < l->count; i++) {
@@ -13118,12 +13138,13 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_line
         size_t scratch_before = ctx->scratch_used;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, false, inner, p->nf4, &part, 0)
-                                  : qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner,
-                                                       p->dense, &part));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
+                                  : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
+                                                       inner, p->dense, &part));
         ctx->scratch_used = scratch_before;
         if (p->rank > 0) {
-            QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
         }
         if (p->bias != NULL) {
             QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
@@ -13134,8 +13155,9 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_line
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                 const qlora_tensor* x, const qlora_tensor* y) {
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math,
+                                                 const qlora_linear_desc* l, const qlora_tensor* x,
+                                                 const qlora_tensor* y) {
     int64_t out = qlora_linear_out(l);
     bool biased = false;
     for (int32_t i = 0; i < l->count; i++) {
@@ -13152,11 +13174,13 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_lin
     }
     qlora_tensor upper; // [W sB]
     QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
-    return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
+    return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper,
+                              y);
 }
 
-static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                          const qlora_tensor* x, const qlora_tensor* y) {
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
+                                          const qlora_linear_desc* l, const qlora_tensor* x,
+                                          const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
@@ -13166,21 +13190,21 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear_des
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
-    QLORA__TRY(qlora__linear_z(ctx, l, x, &inner));
-    return l->operand != NULL ? qlora__linear_forward_joined(ctx, l, x, y)
-                              : qlora__linear_forward_plain(ctx, l, x, &inner, y);
+    QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
+    return l->operand != NULL ? qlora__linear_forward_joined(ctx, math, l, x, y)
+                              : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
 }
 
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                   const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
-    return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
+    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, x, y));
 }
 
 // ---- backward
 
 // u into the last columns of dy.
-static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
+static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
     int64_t out = inner->cols;
     int64_t pad = dy->cols - out;
@@ -13189,7 +13213,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
     if (l->operand != NULL) {
         qlora_tensor sb;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, l->in, pad, &sb));
-        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
     }
     int64_t col = 0;
     int64_t at = 0;
@@ -13200,7 +13224,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, p->rank, &u));
         if (p->rank > 0) {
-            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
         }
         col += p->out;
         at += p->rank;
@@ -13211,14 +13236,14 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
 }
 
 // dx = sum of dy_i W_i, and u_i A_i unless that is masked.
-static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                      const qlora_tensor* dy, const qlora_tensor* inner,
                                      const qlora_tensor* dx) {
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
         qlora_tensor below; // [W ; A], or W alone
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, left->cols, 0, l->in, &below));
-        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, left, &below, dx);
+        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, left, &below, dx);
     }
     int64_t col = 0;
     int64_t at = inner->cols;
@@ -13230,13 +13255,13 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, true, &part, p->nf4, dx,
-                                                    i > 0 ? (uint32_t)QLORA_NF4_ACCUMULATE : 0u)
-                                  : qlora__linear_gemm(ctx, true, false, false, 1.0f, beta, &part,
-                                                       p->dense, dx));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, true, &part, p->nf4, dx,
+                                                    i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
+                                  : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
+                                                       &part, p->dense, dx));
         ctx->scratch_used = scratch_before;
         if (p->rank > 0 && l->dropout == 0.0f) {
-            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
         }
         col += p->out;
         at += p->rank;
@@ -13245,10 +13270,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
 }
 
 // With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
-static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                   int32_t i, const qlora_tensor* x,
-                                                   const qlora_tensor* u, const qlora_tensor* dx,
-                                                   float beta) {
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math math,
+                                                   const qlora_linear_desc* l, int32_t i,
+                                                   const qlora_tensor* x, const qlora_tensor* u,
+                                                   const qlora_tensor* dx, float beta) {
     const qlora_linear_part* p = &l->parts[i];
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -13261,12 +13286,12 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_l
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, u, done, now, 0, u->cols, &some));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, done > 0 ? 1.0f : beta, &some,
-                                      &m.rows, p->da));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, done > 0 ? 1.0f : beta,
+                                      &some, &m.rows, p->da));
         if (dx != NULL) {
             QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &some, p->a, &m.rows));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &some, p->a,
+                                          &m.rows));
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
@@ -13296,9 +13321,10 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
     return joined->rows > 0;
 }
 
-static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                            const qlora_tensor* x, const qlora_tensor* dy,
-                                            const qlora_tensor* dx, float beta) {
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
+                                            const qlora_linear_desc* l, const qlora_tensor* x,
+                                            const qlora_tensor* dy, const qlora_tensor* dx,
+                                            float beta) {
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
@@ -13309,7 +13335,7 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_d
     if (joined) {
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
-        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, &all));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, &all));
     }
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
@@ -13320,13 +13346,14 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_d
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
         if (p->rank > 0 && l->dropout > 0.0f) {
-            QLORA__TRY(qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta));
+            QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, beta));
         } else if (p->rank > 0 && !joined) {
-            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, p->da));
         }
         if (p->rank > 0) {
             QLORA__TRY(
-                qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
+                qlora__linear_gemm(ctx, math, true, true, false, p->scale, beta, &part, &z, p->db));
         }
         col += p->out;
         at += p->rank;
@@ -13334,9 +13361,10 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_d
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                           const qlora_tensor* x, const qlora_tensor* dy,
-                                           const qlora_tensor* dx, uint32_t flags) {
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx,
+                                           uint32_t flags) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, true));
@@ -13356,19 +13384,19 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear_de
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
-    QLORA__TRY(qlora__linear_u(ctx, l, dy, &inner));
+    QLORA__TRY(qlora__linear_u(ctx, math, l, dy, &inner));
     if (dx != NULL) {
-        QLORA__TRY(qlora__linear_dx(ctx, l, dy, &inner, dx));
+        QLORA__TRY(qlora__linear_dx(ctx, math, l, dy, &inner, dx));
     }
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
-    return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
+    return qlora__linear_gradients(ctx, math, l, x, dy, dx, beta);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                    const qlora_tensor* x, const qlora_tensor* dy,
                                    const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_backward");
-    return qlora__leave(ctx, qlora__linear_backward(ctx, linear, x, dy, dx, flags));
+    return qlora__leave(ctx, qlora__linear_backward(ctx, ctx->desc.math, linear, x, dy, dx, flags));
 }
 
 //@@ src/ops/attention.h
@@ -13929,7 +13957,8 @@ static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attentio
     gemm.trans_a = trans_x;
     gemm.trans_b = trans_y;
     gemm.alpha = alpha;
-    return qlora_gemm(ctx, &gemm, &t[0], &t[1], &t[2]);
+    // exact, as the fused kernels are
+    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &t[0], &t[1], &t[2]);
 }
 
 // p of sequence s.
@@ -14697,6 +14726,9 @@ qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key) {
 }
 
 static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+    if (graph == NULL) {
+        return QLORA_OK;
+    }
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
     qlora_graph** link = &ctx->graphs;
     while (*link != graph) {
@@ -14838,6 +14870,7 @@ struct qlora_model {
     qlora_plan plan;
     char* dir; // copy of desc.dir, or NULL
     qlora_dtype compute;
+    qlora_math math; // the context's when the model was opened
     bool use_adapters;
     bool ready;        // weights are loaded
     int64_t trainers;  // children
@@ -15448,7 +15481,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            (double)d->weight_std);
     }
     if ((int)d->base < 0 || d->base > QLORA_BASE_32BIT || (int)d->mode < 0 ||
-        d->mode > QLORA_MODE_BF16) {
+        (d->mode > QLORA_MODE_F32 && d->mode != QLORA_MODE_BF16)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc's base or mode is unknown");
     }
     return QLORA_OK;
@@ -15542,9 +15575,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && budget->capability >= 80);
-    m->plan.mode = wants_16bit ? QLORA_MODE_BF16
-                   : desc->mode == QLORA_MODE_AUTO ? QLORA_MODE_F32
-                                                   : desc->mode;
+    m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+    m->math = ctx->desc.math;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
     m->plan.tokens = m->train.tokens;
     m->plan.max_sequences = m->train.max_sequences;
@@ -16358,13 +16390,19 @@ static qlora_result qlora__adapters_start(qlora_ctx* ctx, qlora_model* m) {
 
 // ---- forward ------------------------------------------------------------------------------------
 
-// How a pass runs: how many tokens, with or without dropout.
+// How a pass runs: how many tokens, with or without dropout, how f32 products are computed.
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
     int64_t rows;
     bool training; // dropout is on
+    qlora_math math;
 } qlora__pass;
+
+static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
+    qlora__pass pass = {m->ctx, m, rows, training, m->math};
+    return pass;
+}
 
 static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t col, int64_t cols) {
     qlora_tensor v = *t;
@@ -16425,7 +16463,9 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
-    return qlora_linear_forward(pass->ctx, &stack.linear, &in, &out);
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // for the scratch
+    return qlora__leave(pass->ctx,
+                        qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
 }
 
 // q, k and v of a layer, as attention takes them.
@@ -16533,18 +16573,8 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
     return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
 }
 
-// The model's mode, not the context's setting, says how its f32 products are computed. Returns the
-// setting, to be put back.
-static qlora_math qlora__math_take(const qlora__pass* pass) {
-    qlora_math before = pass->ctx->desc.math;
-    pass->ctx->desc.math = pass->m->plan.mode != QLORA_MODE_TF32 ? QLORA_MATH_F32
-                           : before == QLORA_MATH_TF32_ALL       ? QLORA_MATH_TF32_ALL
-                                                                 : QLORA_MATH_TF32;
-    return before;
-}
-
 // Token ids -> the final norm's output in m->x.
-static qlora_result qlora__forward_layers(const qlora__pass* pass) {
+static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -16567,13 +16597,6 @@ static qlora_result qlora__forward_layers(const qlora__pass* pass) {
                                                   eps, &next, &x));
     }
     return QLORA_OK;
-}
-
-static qlora_result qlora__forward(const qlora__pass* pass) {
-    qlora_math before = qlora__math_take(pass);
-    qlora_result r = qlora__forward_layers(pass);
-    pass->ctx->desc.math = before;
-    return r;
 }
 
 //@@ src/model/backward.h
@@ -16611,7 +16634,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
         return QLORA_OK;
     }
     qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
-    return qlora__linear_z(pass->ctx, &stack->linear, x, &inner);
+    return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
 // dA and dB of a stack, with u in place, and z too unless it is wanted; none of it needs scratch.
@@ -16625,9 +16648,18 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     QLORA__TRY(qlora__beside_begin(ctx));
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, &stack->linear, x, dy, NULL, 1.0f);
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL, 1.0f);
     }
     return qlora__beside_end(ctx, group, r);
+}
+
+// All gradients of a stack with dropout, whose masks need scratch.
+static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const qlora__stack* stack,
+                                                 const qlora_tensor* x, const qlora_tensor* dy,
+                                                 const qlora_tensor* dx) {
+    QLORA__ENTER(pass->ctx, "qlora_linear_backward");
+    return qlora__leave(
+        pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
 // dy (with room for u) and x (with z) -> dx (may be NULL), and dA and dB. With dropout the adapters
@@ -16637,14 +16669,15 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                                           const qlora_tensor* dx) {
     qlora_ctx* ctx = pass->ctx;
     if (stack->linear.dropout > 0.0f) {
-        return qlora_linear_backward(ctx, &stack->linear, x, dy, dx, 0);
+        return qlora__stack_backward_masked(pass, stack, x, dy, dx);
     }
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     if (stack->pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, &stack->linear, dy, &inner));
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
     }
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
-    return dx != NULL ? qlora__linear_dx(ctx, &stack->linear, dy, &inner, dx) : QLORA_OK;
+    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
+                      : QLORA_OK;
 }
 
 // Gradients of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
@@ -16664,14 +16697,14 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first
         QLORA__TRY(qlora_swiglu_forward(ctx, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
-        QLORA__TRY(qlora_linear_backward(ctx, &stack.linear, &x, &dy, &ds, 0));
+        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
     }
     // SwiGLU's output is made again in place of its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
     }
-    QLORA__TRY(qlora__linear_dx(ctx, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
     QLORA__TRY(qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, &s));
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }
@@ -16767,7 +16800,7 @@ static qlora_result qlora__layer_attention_backward(const qlora__pass* pass, qlo
 }
 
 // Gradient of the final norm's output in m->delta -> gradients of everything that is trained.
-static qlora_result qlora__backward_layers(const qlora__pass* pass) {
+static qlora_result qlora__backward(const qlora__pass* pass) {
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
@@ -16793,20 +16826,13 @@ static qlora_result qlora__backward_layers(const qlora__pass* pass) {
     return qlora__beside_wait(pass->ctx, ~0u);
 }
 
-static qlora_result qlora__backward(const qlora__pass* pass) {
-    qlora_math before = qlora__math_take(pass);
-    qlora_result r = qlora__backward_layers(pass);
-    pass->ctx->desc.math = before;
-    return r;
-}
-
 //@@ src/model/head.h
 
 // ---- head ---------------------------------------------------------------------------------------
 
 // Chunks of labelled rows: gather, logits, loss; in training their gradient, back into m->delta.
-static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
-                                       const qlora_tensor* totals, bool gradient) {
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -16818,7 +16844,8 @@ static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
         qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
         qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
         QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-        QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &m->rows_x, &m->head, &m->logits));
+        QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, true, false, 0, &m->rows_x, &m->head,
+                                     &m->logits));
         qlora_cross_entropy_desc args;
         memset(&args, 0, sizeof args);
         args.logits = &m->logits;
@@ -16835,7 +16862,8 @@ static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
             dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
             dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
             dx.rows = C;
-            QLORA__TRY(qlora__gemm_named(ctx, false, false, true, 0, &m->logits, &m->head, &dx));
+            QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits,
+                                         &m->head, &dx));
         }
     }
     if (!gradient) {
@@ -16844,14 +16872,6 @@ static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
     qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     return qlora_embed(ctx, &m->rows_dx, &inverse, &dx, &m->flag);
-}
-
-static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
-                                bool gradient) {
-    qlora_math before = qlora__math_take(pass);
-    qlora_result r = qlora__head_chunks(pass, chunks, totals, gradient);
-    pass->ctx->desc.math = before;
-    return r;
 }
 
 // ---- decoding -----------------------------------------------------------------------------------
@@ -16918,7 +16938,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
     gemm.alpha = 1.0f / sqrtf((float)d);
-    QLORA__TRY(qlora_gemm(ctx, &gemm, &q, &k, &s));
+    // Exact, as attention over many rows is.
+    QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
@@ -16927,7 +16948,7 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     }
     gemm.trans_b = false;
     gemm.alpha = 1.0f;
-    return qlora_gemm(ctx, &gemm, &p, &v, &o);
+    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &p, &v, &o);
 }
 
 // pass->rows tokens in m->batch, the first one at position `first`, through the layers; their keys
@@ -16971,7 +16992,7 @@ static qlora_result qlora__generate_head(const qlora__pass* pass) {
     QLORA__TRY(
         qlora__tensor_view(pass->ctx, &m->x, pass->rows - 1, 1, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, 1, 0, m->plan.config.vocab);
-    return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
+    return qlora__gemm_named(pass->ctx, pass->math, false, true, false, 0, &x, &m->head, &logits);
 }
 
 //@@ src/model/prepare.h
@@ -17252,7 +17273,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
         return QLORA_OK; // there is nothing to load
     }
-    qlora__pass pass = {ctx, m, m->plan.tokens, !m->train.no_training};
+    qlora__pass pass = qlora__pass_of(m, m->plan.tokens, !m->train.no_training);
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
@@ -17270,7 +17291,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     m->use_adapters = true;
     QLORA__TRY(r);
     if (m->train.generate_tokens > 0) {
-        qlora__pass one = {ctx, m, 1, false};
+        qlora__pass one = qlora__pass_of(m, 1, false);
         QLORA__TRY(qlora__generate_pass(&one, 0));
         QLORA__TRY(qlora__generate_head(&one));
     }
@@ -18751,7 +18772,8 @@ static qlora_result qlora__batch_send(qlora_trainer* t, const qlora_batch* batch
 
 static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
-    qlora__pass pass = {ctx, t->m, t->rows, true};
+    (void)ctx;
+    qlora__pass pass = qlora__pass_of(t->m, t->rows, true);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&t->m->totals, 1, 0, 3);
     QLORA__TRY(qlora__head(&pass, t->chunks, &totals, true));
@@ -18964,7 +18986,7 @@ static qlora_result qlora__eval(qlora_trainer* t, const qlora_batch* batch, qlor
     t->tokens = tokens_before;
     qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    qlora__pass pass = {ctx, m, t->rows, false};
+    qlora__pass pass = qlora__pass_of(m, t->rows, false);
     QLORA__TRY(qlora__forward(&pass));
     QLORA__TRY(qlora__head(&pass, t->chunks, &totals, false));
     float sums[3];
@@ -19011,17 +19033,14 @@ static qlora_result qlora__eval_logits(qlora_trainer* t, const qlora_batch* batc
     QLORA__TRY(qlora__batch_send(t, batch, 1.0));
     int64_t tokens = t->tokens - tokens_before;
     t->tokens = tokens_before;
-    qlora__pass pass = {ctx, m, t->rows, false};
+    qlora__pass pass = qlora__pass_of(m, t->rows, false);
     QLORA__TRY(qlora__forward(&pass));
     for (int64_t row = 0; row < tokens; row += m->plan.head_chunk) {
         int64_t rows = qlora__min(m->plan.head_chunk, tokens - row);
         qlora_tensor x;
         QLORA__TRY(qlora__tensor_view(ctx, &m->x, row, rows, 0, m->plan.config.hidden, &x));
         qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-        qlora_math before = qlora__math_take(&pass);
-        qlora_result r = qlora__gemm_named(ctx, false, true, false, 0, &x, &m->head, &logits);
-        ctx->desc.math = before;
-        QLORA__TRY(r);
+        QLORA__TRY(qlora__gemm_named(ctx, pass.math, false, true, false, 0, &x, &m->head, &logits));
         QLORA__TRY(qlora__logits_out(ctx, &logits, rows, out + row * m->plan.config.vocab));
     }
     return qlora__flag_check(ctx, m);
@@ -19315,7 +19334,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     s->count = 0;
     qlora__state_add(s, "state_format", QLORA__SAME, 1);
     qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
-    qlora__state_add(s, "math", QLORA__SAME, (int64_t)t->ctx->desc.math);
+    qlora__state_add(s, "math", QLORA__SAME, (int64_t)m->math);
     qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
     qlora__state_add(s, "single_quant", QLORA__SAME, m->desc.single_quant ? 1 : 0);
     qlora__state_add(s, "family", QLORA__SAME, (int64_t)c->family);
@@ -19949,8 +19968,7 @@ static qlora_result qlora__generator_open(qlora_ctx* ctx, qlora_model* m,
     size_t vocab = (size_t)m->plan.config.vocab;
     size_t ints = (size_t)qlora__max(m->plan.tokens, m->plan.max_sequences + 1);
     memset(g, 0, sizeof *g);
-    g->pass.ctx = ctx;
-    g->pass.m = m;
+    g->pass = qlora__pass_of(m, 0, false);
     g->desc = d;
     g->most = d->max_tokens > 0 ? d->max_tokens : m->train.generate_tokens - d->prompt_tokens;
     g->stops = d->stops != NULL ? d->stops : m->plan.config.stop_ids;
@@ -20074,4 +20092,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end eb7c222571a85aae
+//@@ end b144a8426085bed3

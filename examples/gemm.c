@@ -17,8 +17,8 @@ static const struct {
     uint32_t flags;
 } PATHS[] = {
     {"CPU", QLORA_BACKEND_CPU, 0},
-    {"PTX", QLORA_BACKEND_CUDA, QLORA_GEMM_PTX},
-    {"cuBLAS", QLORA_BACKEND_CUDA, QLORA_GEMM_CUBLAS},
+    {"PTX", QLORA_BACKEND_CUDA, QLORA_PRODUCT_PTX},
+    {"cuBLAS", QLORA_BACKEND_CUDA, QLORA_PRODUCT_CUBLAS},
 };
 
 typedef struct matrices {
@@ -91,7 +91,7 @@ int main(void) {
             continue;
         }
         qlora_ctx_native(ctx, &native);
-        if ((PATHS[i].flags & QLORA_GEMM_CUBLAS) != 0 && native.cublas == NULL) {
+        if ((PATHS[i].flags & QLORA_PRODUCT_CUBLAS) != 0 && native.cublas == NULL) {
             printf("%-7s not here: no cuBLAS was found\n", PATHS[i].name);
         } else if (multiply(ctx, PATHS[i].flags, result) != QLORA_OK) {
             status = 1;

@@ -2340,6 +2340,8 @@ static bool demo_data(app* a) {
 // ---- from the options to the run
 // --------------------------------------------------------------------
 
+enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
+
 static bool context_open(app* a) {
     char why[512] = "";
     qlora_ctx_desc desc;
@@ -2347,6 +2349,7 @@ static bool context_open(app* a) {
     desc.require_backend = (qlora_backend)a->o.backend;
     desc.device = (int32_t)a->o.device;
     desc.threads = (int32_t)a->o.threads;
+    desc.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     desc.log = a->o.verbose ? qlora_log_stderr : NULL;
     desc.error_text = why;
     desc.error_text_size = sizeof why;
@@ -2373,7 +2376,7 @@ static bool model_describe(app* a) {
     }
     d->seed = (uint64_t)o->seed;
     d->base = (qlora_base_format)o->base;
-    d->mode = (qlora_mode)o->mode;
+    d->mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
     d->adapter = o->adapter;
     d->rank = (int32_t)o->rank;
     d->alpha = (float)o->alpha;

@@ -161,6 +161,8 @@ static void stops_collect(app* a, const qlora_model_config* config) {
     }
 }
 
+enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
+
 static bool context_open(app* a) {
     static char why[512];
     qlora_ctx_desc d;
@@ -168,7 +170,7 @@ static bool context_open(app* a) {
     d.require_backend = (qlora_backend)a->o.backend;
     d.device = (int32_t)a->o.device;
     d.threads = (int32_t)a->o.threads;
-    d.math = a->o.mode == QLORA_MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
+    d.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     d.log = a->o.verbose ? qlora_log_stderr : NULL;
     d.error_text = why;
     d.error_text_size = sizeof why;
@@ -197,7 +199,7 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     m.adapter = o->adapter;
     m.train_norms = norms_exist(o->adapter);
     m.rank = -1;
-    m.mode = (qlora_mode)o->mode;
+    m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
     m.base = (qlora_base_format)o->base;
     t.no_training = true;
     t.tokens = prompt < 1024 ? prompt : 1024;
@@ -438,7 +440,7 @@ int main(int argc, char** argv) {
         NUMBER("top-p", "X", &o->top_p, 0, 1, "only the likeliest X of all: 0.95"),
         NUMBER("seed", "N", &o->seed, 0, 9e15, "1; the same seed says the same"),
         CHOICE("backend", "auto|cpu|cuda", &o->backend, "auto: the GPU where there is one"),
-        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode, "what is computed in"),
+        CHOICE("mode", "auto|f32|tf32|bf16", &o->mode, "number format of the computation (default auto)"),
         CHOICE("base", "nf4|16bit|32bit", &o->base, "how the weights are kept: nf4"),
         CHOICE("cache", "auto|on|off", &o->cache, "wide copies of 4-bit weights"),
         NUMBER("device", "N", &o->device, 0, 1023, "which GPU: 0"),

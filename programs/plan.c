@@ -106,7 +106,7 @@ static bool try_plan(app* a, const shape* s, int64_t batch, int64_t length, qlor
     }
     m.rank = (int32_t)o->rank;
     m.base = (qlora_base_format)o->base;
-    m.mode = (qlora_mode)o->mode;
+    m.mode = o->mode == 2 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // tf32 is stored as f32
     m.train_norms = o->train_norms;
     t.tokens = batch * length;
     t.max_sequences = batch;

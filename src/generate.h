@@ -180,8 +180,7 @@ static qlora_result qlora__generator_open(qlora_ctx* ctx, qlora_model* m,
     size_t vocab = (size_t)m->plan.config.vocab;
     size_t ints = (size_t)qlora__max(m->plan.tokens, m->plan.max_sequences + 1);
     memset(g, 0, sizeof *g);
-    g->pass.ctx = ctx;
-    g->pass.m = m;
+    g->pass = qlora__pass_of(m, 0, false);
     g->desc = d;
     g->most = d->max_tokens > 0 ? d->max_tokens : m->train.generate_tokens - d->prompt_tokens;
     g->stops = d->stops != NULL ? d->stops : m->plan.config.stop_ids;

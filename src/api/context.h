@@ -7,11 +7,12 @@ typedef enum qlora_backend {
     QLORA_BACKEND_CUDA = 2
 } qlora_backend;
 
-// How products of two f32 matrices are computed. 16-bit operands always accumulate in fp32.
+// How cuBLAS computes products of two f32 matrices. 16-bit operands always accumulate in fp32. A
+// model keeps the math that its context had when it was opened.
 typedef enum qlora_math {
     QLORA_MATH_F32 = 0,     // exact fp32 everywhere
     QLORA_MATH_TF32 = 1,    // forward on TF32 tensor cores, backward in exact fp32
-    QLORA_MATH_TF32_ALL = 2 // backward on TF32, too
+    QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
 typedef struct qlora_ctx_desc {
@@ -45,6 +46,7 @@ QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
 QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
 QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
 QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
+// For products from here on; models that are open keep their own.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
 // Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and
 // may not be the legacy default stream, which cannot be captured. Invalidates the graphs.

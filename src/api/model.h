@@ -47,9 +47,8 @@ typedef struct qlora_model_config {
 // What a model computes in. Weights keep their own format.
 typedef enum qlora_mode {
     QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
-    QLORA_MODE_F32 = 1,  // exact fp32, where correctness is proved
-    QLORA_MODE_TF32 = 2, // fp32 storage, forward products on TF32
-    QLORA_MODE_BF16 = 3
+    QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
+    QLORA_MODE_BF16 = 3  // 2 is not used: checkpoints hold these numbers
 } qlora_mode;
 
 typedef enum qlora_target { // the projections of a layer, one bit each

@@ -1,12 +1,18 @@
 // ---- forward ------------------------------------------------------------------------------------
 
-// How a pass runs: how many tokens, with or without dropout.
+// How a pass runs: how many tokens, with or without dropout, how f32 products are computed.
 typedef struct qlora__pass {
     qlora_ctx* ctx;
     qlora_model* m;
     int64_t rows;
     bool training; // dropout is on
+    qlora_math math;
 } qlora__pass;
+
+static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
+    qlora__pass pass = {m->ctx, m, rows, training, m->math};
+    return pass;
+}
 
 static qlora_tensor qlora__window(const qlora_tensor* t, int64_t rows, int64_t col, int64_t cols) {
     qlora_tensor v = *t;
@@ -67,7 +73,9 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
-    return qlora_linear_forward(pass->ctx, &stack.linear, &in, &out);
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // for the scratch
+    return qlora__leave(pass->ctx,
+                        qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
 }
 
 // q, k and v of a layer, as attention takes them.
@@ -175,18 +183,8 @@ static const qlora_tensor* qlora__stream_before(const qlora_model* m, int64_t in
     return index < m->plan.config.layers ? &m->layers[index].kept.h : &m->last_h;
 }
 
-// The model's mode, not the context's setting, says how its f32 products are computed. Returns the
-// setting, to be put back.
-static qlora_math qlora__math_take(const qlora__pass* pass) {
-    qlora_math before = pass->ctx->desc.math;
-    pass->ctx->desc.math = pass->m->plan.mode != QLORA_MODE_TF32 ? QLORA_MATH_F32
-                           : before == QLORA_MATH_TF32_ALL       ? QLORA_MATH_TF32_ALL
-                                                                 : QLORA_MATH_TF32;
-    return before;
-}
-
 // Token ids -> the final norm's output in m->x.
-static qlora_result qlora__forward_layers(const qlora__pass* pass) {
+static qlora_result qlora__forward(const qlora__pass* pass) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -209,11 +207,4 @@ static qlora_result qlora__forward_layers(const qlora__pass* pass) {
                                                   eps, &next, &x));
     }
     return QLORA_OK;
-}
-
-static qlora_result qlora__forward(const qlora__pass* pass) {
-    qlora_math before = qlora__math_take(pass);
-    qlora_result r = qlora__forward_layers(pass);
-    pass->ctx->desc.math = before;
-    return r;
 }

@@ -1,8 +1,8 @@
 // ---- head ---------------------------------------------------------------------------------------
 
 // Chunks of labelled rows: gather, logits, loss; in training their gradient, back into m->delta.
-static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
-                                       const qlora_tensor* totals, bool gradient) {
+static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
+                                bool gradient) {
     qlora_ctx* ctx = pass->ctx;
     qlora_model* m = pass->m;
     const qlora_model_config* c = &m->plan.config;
@@ -14,7 +14,8 @@ static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
         qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
         qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
         QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-        QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &m->rows_x, &m->head, &m->logits));
+        QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, true, false, 0, &m->rows_x, &m->head,
+                                     &m->logits));
         qlora_cross_entropy_desc args;
         memset(&args, 0, sizeof args);
         args.logits = &m->logits;
@@ -31,7 +32,8 @@ static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
             dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
             dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
             dx.rows = C;
-            QLORA__TRY(qlora__gemm_named(ctx, false, false, true, 0, &m->logits, &m->head, &dx));
+            QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits,
+                                         &m->head, &dx));
         }
     }
     if (!gradient) {
@@ -40,14 +42,6 @@ static qlora_result qlora__head_chunks(const qlora__pass* pass, int64_t chunks,
     qlora_tensor inverse = qlora__window(&m->batch.inverse, 1, 0, pass->rows);
     qlora_tensor dx = qlora__window(&m->delta, pass->rows, 0, c->hidden);
     return qlora_embed(ctx, &m->rows_dx, &inverse, &dx, &m->flag);
-}
-
-static qlora_result qlora__head(const qlora__pass* pass, int64_t chunks, const qlora_tensor* totals,
-                                bool gradient) {
-    qlora_math before = qlora__math_take(pass);
-    qlora_result r = qlora__head_chunks(pass, chunks, totals, gradient);
-    pass->ctx->desc.math = before;
-    return r;
 }
 
 // ---- decoding -----------------------------------------------------------------------------------
@@ -114,7 +108,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
     gemm.alpha = 1.0f / sqrtf((float)d);
-    QLORA__TRY(qlora_gemm(ctx, &gemm, &q, &k, &s));
+    // Exact, as attention over many rows is.
+    QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
@@ -123,7 +118,7 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     }
     gemm.trans_b = false;
     gemm.alpha = 1.0f;
-    return qlora_gemm(ctx, &gemm, &p, &v, &o);
+    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &p, &v, &o);
 }
 
 // pass->rows tokens in m->batch, the first one at position `first`, through the layers; their keys
@@ -167,5 +162,5 @@ static qlora_result qlora__generate_head(const qlora__pass* pass) {
     QLORA__TRY(
         qlora__tensor_view(pass->ctx, &m->x, pass->rows - 1, 1, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, 1, 0, m->plan.config.vocab);
-    return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
+    return qlora__gemm_named(pass->ctx, pass->math, false, true, false, 0, &x, &m->head, &logits);
 }

@@ -20,7 +20,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     if (qlora__on_cpu(ctx)) {
         return QLORA_OK; // there is nothing to load
     }
-    qlora__pass pass = {ctx, m, m->plan.tokens, !m->train.no_training};
+    qlora__pass pass = qlora__pass_of(m, m->plan.tokens, !m->train.no_training);
     int64_t chunks = qlora__ceil_div(m->plan.tokens, m->plan.head_chunk);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&m->totals, 1, 0, 3);
@@ -38,7 +38,7 @@ static qlora_result qlora__model_dry_run(qlora_ctx* ctx, qlora_model* m) {
     m->use_adapters = true;
     QLORA__TRY(r);
     if (m->train.generate_tokens > 0) {
-        qlora__pass one = {ctx, m, 1, false};
+        qlora__pass one = qlora__pass_of(m, 1, false);
         QLORA__TRY(qlora__generate_pass(&one, 0));
         QLORA__TRY(qlora__generate_head(&one));
     }

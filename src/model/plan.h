@@ -199,7 +199,7 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
                            (double)d->weight_std);
     }
     if ((int)d->base < 0 || d->base > QLORA_BASE_32BIT || (int)d->mode < 0 ||
-        d->mode > QLORA_MODE_BF16) {
+        (d->mode > QLORA_MODE_F32 && d->mode != QLORA_MODE_BF16)) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "the model desc's base or mode is unknown");
     }
     return QLORA_OK;
@@ -293,9 +293,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && budget->capability >= 80);
-    m->plan.mode = wants_16bit ? QLORA_MODE_BF16
-                   : desc->mode == QLORA_MODE_AUTO ? QLORA_MODE_F32
-                                                   : desc->mode;
+    m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+    m->math = ctx->desc.math;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
     m->plan.tokens = m->train.tokens;
     m->plan.max_sequences = m->train.max_sequences;

@@ -94,6 +94,7 @@ struct qlora_model {
     qlora_plan plan;
     char* dir; // copy of desc.dir, or NULL
     qlora_dtype compute;
+    qlora_math math; // the context's when the model was opened
     bool use_adapters;
     bool ready;        // weights are loaded
     int64_t trainers;  // children

@@ -13,7 +13,7 @@ static qlora_result qlora__eval(qlora_trainer* t, const qlora_batch* batch, qlor
     t->tokens = tokens_before;
     qlora_tensor totals = qlora__window(&m->totals, 1, 3, 3);
     QLORA__TRY(qlora__tensor_zero(ctx, &totals));
-    qlora__pass pass = {ctx, m, t->rows, false};
+    qlora__pass pass = qlora__pass_of(m, t->rows, false);
     QLORA__TRY(qlora__forward(&pass));
     QLORA__TRY(qlora__head(&pass, t->chunks, &totals, false));
     float sums[3];
@@ -60,17 +60,14 @@ static qlora_result qlora__eval_logits(qlora_trainer* t, const qlora_batch* batc
     QLORA__TRY(qlora__batch_send(t, batch, 1.0));
     int64_t tokens = t->tokens - tokens_before;
     t->tokens = tokens_before;
-    qlora__pass pass = {ctx, m, t->rows, false};
+    qlora__pass pass = qlora__pass_of(m, t->rows, false);
     QLORA__TRY(qlora__forward(&pass));
     for (int64_t row = 0; row < tokens; row += m->plan.head_chunk) {
         int64_t rows = qlora__min(m->plan.head_chunk, tokens - row);
         qlora_tensor x;
         QLORA__TRY(qlora__tensor_view(ctx, &m->x, row, rows, 0, m->plan.config.hidden, &x));
         qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-        qlora_math before = qlora__math_take(&pass);
-        qlora_result r = qlora__gemm_named(ctx, false, true, false, 0, &x, &m->head, &logits);
-        ctx->desc.math = before;
-        QLORA__TRY(r);
+        QLORA__TRY(qlora__gemm_named(ctx, pass.math, false, true, false, 0, &x, &m->head, &logits));
         QLORA__TRY(qlora__logits_out(ctx, &logits, rows, out + row * m->plan.config.vocab));
     }
     return qlora__flag_check(ctx, m);

@@ -2,7 +2,8 @@
 
 static qlora_result qlora__micro_run(qlora_ctx* ctx, void* user) {
     qlora_trainer* t = (qlora_trainer*)user;
-    qlora__pass pass = {ctx, t->m, t->rows, true};
+    (void)ctx;
+    qlora__pass pass = qlora__pass_of(t->m, t->rows, true);
     QLORA__TRY(qlora__forward(&pass));
     qlora_tensor totals = qlora__window(&t->m->totals, 1, 0, 3);
     QLORA__TRY(qlora__head(&pass, t->chunks, &totals, true));

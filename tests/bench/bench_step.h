@@ -334,7 +334,7 @@ static bool step_open(step_run* s) {
     desc.config = &config;
     desc.seed = 1;
     desc.weight_std = 0.02f;
-    desc.mode = (qlora_mode)o->mode;
+    desc.mode = o->mode == 2 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // 2: tf32, of the context
     desc.rank = (int32_t)o->rank;
     desc.progress = step_progress;
     desc.progress_user = s;
@@ -557,6 +557,7 @@ static int bench_step_main(int argc, char** argv) {
     memset(&desc, 0, sizeof desc);
     desc.require_backend = (qlora_backend)o.backend;
     desc.cublas_library = o.no_cublas ? "none" : NULL;
+    desc.math = o.mode == 2 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     desc.log = o.verbose ? qlora_log_stderr : NULL;
     desc.error_text = why;
     desc.error_text_size = sizeof why;

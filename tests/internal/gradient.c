@@ -171,7 +171,7 @@ static double loss_at(rig* r) {
         qlora__tensor_zero(r->ctx, &totals) != QLORA_OK) {
         return (double)NAN;
     }
-    qlora__pass pass = {r->ctx, m, t->rows, true};
+    qlora__pass pass = qlora__pass_of(m, t->rows, true);
     if (qlora__forward(&pass) != QLORA_OK ||
         qlora__head(&pass, t->chunks, &totals, false) != QLORA_OK) {
         return (double)NAN;

@@ -122,8 +122,9 @@ typedef struct quiet_work {
 
 static qlora_result quiet_step(qlora_ctx* ctx, quiet_work* w) {
     qlora_result r = qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, 0);
-    r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->half, &w->c, QLORA_GEMM_ACCUMULATE) : r;
-    r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, QLORA_GEMM_PTX) : r;
+    r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->half, &w->c, QLORA_PRODUCT_ACCUMULATE)
+                      : r;
+    r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, QLORA_PRODUCT_PTX) : r;
     r = r == QLORA_OK ? qlora_softmax_forward(ctx, &w->c, &w->c) : r;
     r = r == QLORA_OK ? qlora_clip_set(w->clip, 0.5f) : r;
     return r == QLORA_OK ? qlora_clip_apply(w->clip) : r;

@@ -187,12 +187,12 @@ static void large_work(qlora_ctx* ctx, world* w, outcome* o) {
     }
     STEP(qlora_tensor_write(ctx, &w->pa, pair_values, sizeof pair_values));
     small_work(ctx, w, o);
-    STEP(qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, QLORA_GEMM_PTX));
-    STEP(qlora_gemm_backward_b(ctx, &w->a, &w->c, &w->b, QLORA_GEMM_ACCUMULATE));
+    STEP(qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, QLORA_PRODUCT_PTX));
+    STEP(qlora_gemm_backward_b(ctx, &w->a, &w->c, &w->b, QLORA_PRODUCT_ACCUMULATE));
     STEP(qlora_gemm_backward_a(ctx, &w->c, &w->b, &w->a, 0));
     STEP(qlora_gemm_forward(ctx, &w->a, &w->fb, &w->c, 0)); // f16 weights: scaled cast
     STEP(keep(ctx, o, &w->c));
-    STEP(qlora_gemm_forward(ctx, &w->a, &w->hb, &w->c, QLORA_GEMM_ACCUMULATE));
+    STEP(qlora_gemm_forward(ctx, &w->a, &w->hb, &w->c, QLORA_PRODUCT_ACCUMULATE));
     STEP(qlora_gemm_forward(ctx, &w->ha, &w->hb, &w->hc, 0));
     STEP(keep(ctx, o, &w->hc));
     qlora_gemm_desc pair;

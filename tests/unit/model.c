@@ -609,13 +609,17 @@ TEST options_that_are_the_same(const test_machine* machine) {
     PASS();
 }
 
+static void tf32_math(qlora_ctx_desc* desc) {
+    desc->math = QLORA_MATH_TF32;
+}
+
 // TF32 rounds the operands of forward products to 10 bits: near, but not the same.
 TEST tf32_is_used_when_asked_for(const test_machine* machine) {
     setup s = setup_make(machine);
     outcome exact;
     outcome rounded;
     ASSERT(run_session(&s, &exact));
-    s.model.mode = QLORA_MODE_TF32;
+    s.change = tf32_math;
     ASSERT(run_session(&s, &rounded));
     ASSERT(outcome_sane(&rounded));
     ASSERT(fabs(exact.losses[0] - rounded.losses[0]) <= 1e-2);
