@@ -166,6 +166,7 @@ extern "C" {
     X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
     X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
+    X(ERR_VERSION,       -7,    "the program and the library were built from two headers")  \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \
@@ -282,12 +283,16 @@ typedef enum qlora_math {
 
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
+    // These two stay here in every version, so that a library of another version can explain itself.
+    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
+    size_t error_text_size;
     qlora_backend require_backend; // ANY
     int32_t device;                // CUDA ordinal; 0 is the first
     int32_t threads;               // CPU threads; 0 = one per core, at most 64
     qlora_math math;               // F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
     void* cu_stream;               // CUstream to use; NULL = one of our own
+    int32_t stream_priority;       // of our own streams, as CUDA counts: lower is more urgent; 0
     const char* cuda_library;      // path; NULL = the usual names
     const char* cublas_library; // path; NULL = the usual names, newest first; "none" = do without
     size_t workspace_bytes;        // for cuBLAS, of each of two; 0 = 32 MiB
@@ -298,15 +303,17 @@ typedef struct qlora_ctx_desc {
     qlora_files files;             // zero = the operating system's
     qlora_log_fn log;              // NULL = silent
     void* log_user;
-    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
-    size_t error_text_size;
     uint32_t reserved_must_be_zero1;
 } qlora_ctx_desc;
 
-QLORA_API qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out);
-// Refuses (QLORA_ERR_STATE, nothing freed) while tensors, clips, graphs or models of it live.
+// desc NULL = all defaults. Refuses (QLORA_ERR_VERSION) to serve a program that was compiled with
+// another version of this header, or with structs of other sizes.
+#define qlora_ctx_create(desc, out)                                                                \
+    qlora_ctx_create_abi((desc), (out), QLORA_VERSION, QLORA_ABI)
+QLORA_API qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out,
+                                            int version, uint64_t abi);
+// Refuses (QLORA_ERR_STATE, nothing freed) while objects of the context exist, and names them.
 QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
-QLORA_API void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out); // defaults resolved
 QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
 QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
 QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
@@ -316,6 +323,11 @@ QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
 // Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and
 // may not be the legacy default stream, which cannot be captured. Invalidates the graphs.
 QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
+// Changes the memory that cuBLAS works in, as desc.workspace and desc.workspace_bytes set it at
+// first: bytes for each of our two lines of work, the first one's at memory (device memory of the
+// caller's, 256-byte aligned; NULL = ours), the second one's ours; 0 bytes = 32 MiB. Waits for the
+// device and invalidates the graphs.
+QLORA_API qlora_result qlora_ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes);
 QLORA_API qlora_result qlora_ctx_sync(qlora_ctx* ctx);
 
 typedef struct qlora_native {
@@ -340,7 +352,26 @@ typedef struct qlora_memory_info {
     uint64_t device_total;
     uint64_t host_bytes; // live host memory that we allocated
 } qlora_memory_info;
-QLORA_API qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out);
+
+typedef enum qlora_path {
+    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
+    QLORA_PATH_CPU = 1,
+    QLORA_PATH_PTX = 2,
+    QLORA_PATH_CUBLAS = 3,
+    QLORA_PATH_NF4 = 4 // reported only: weights were dequantised inside the product
+} qlora_path;
+
+typedef struct qlora_ctx_info {
+    const qlora_ctx_desc* desc; // defaults resolved; valid as long as the context
+    qlora_memory_info memory;
+    qlora_path last_path; // of the last product
+    int64_t tensors;      // how many objects of each kind exist
+    int64_t clips;
+    int64_t graphs; // a trainer's own included
+    int64_t models;
+    int64_t trainers;
+} qlora_ctx_info;
+QLORA_API qlora_result qlora_ctx_query(qlora_ctx* ctx, qlora_ctx_info* out);
 
 // ---- tensors ------------------------------------------------------------------------------------
 typedef enum qlora_dtype {
@@ -388,287 +419,26 @@ QLORA_API qlora_result qlora_tensor_zero(qlora_ctx* ctx, const qlora_tensor* ten
 QLORA_API const char* qlora_dtype_name(qlora_dtype dtype);
 QLORA_API size_t qlora_dtype_bytes(qlora_dtype dtype);
 
-//@@ src/api/cache.h
+//@@ src/qlora.h
 
-// ---- kernel cache -------------------------------------------------------------------------------
-typedef struct qlora_kernel qlora_kernel; // lives as long as its context
+// Without the model its functions are declared and never defined, which only extern ones may be.
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
 
-// A kernel of the library by its registry name, or one that get_or_compile made by its key.
-QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
-// Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
-// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
-// one.
-QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
-                                                  const char* entry, const qlora_kernel** out);
-// Rewrites .version and .target of a text for this device. *needed gets the size with the final
-// NUL; a NULL buffer only asks for it.
-QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
-                                      size_t* needed);
 
-typedef struct qlora_launch_desc {
-    uint32_t grid[3]; // 0 counts as 1
-    uint32_t block[3];
-    uint32_t shared_bytes; // dynamic shared memory
-} qlora_launch_desc;
-// args[i] points at the value of parameter i, as in cuLaunchKernel.
-QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
-                                           const qlora_launch_desc* launch, void** args);
+//@@ src/api/model.h
+
+// ---- models -------------------------------------------------------------------------------------
+#define QLORA_MAX_LAYERS 256
+#define QLORA_MAX_STOP_IDS 16
 
 typedef enum qlora_base_format {
     QLORA_BASE_NF4 = 0,
     QLORA_BASE_16BIT = 1,
     QLORA_BASE_32BIT = 2
 } qlora_base_format;
-
-typedef struct qlora_prewarm_desc {
-    int64_t hidden;
-    int64_t intermediate;
-    int64_t heads;
-    int64_t kv_heads; // 0 = heads
-    int64_t head_dim; // 0 = hidden / heads
-    int64_t max_tokens;
-    int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
-    qlora_base_format base;
-    qlora_dtype compute; // F32, BF16
-} qlora_prewarm_desc;
-
-// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
-// is freed again, and seals the cache. Again for a second model: compiles the difference and
-// reseals.
-QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
-// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
-// compile.
-QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
-QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
-
-typedef struct qlora_cache_info {
-    uint32_t modules; // loaded, the caller's included
-    uint32_t kernels; // ready to launch
-    uint64_t hits;
-    uint64_t misses;
-    double jit_ms;
-    uint32_t jit_after_seal; // compiles between a seal and the next unseal: 0 by construction
-    uint32_t cublas_shapes;  // run by pre-warm
-    uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
-    bool sealed;
-} qlora_cache_info;
-QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
-// The registry, for tests and tools: name of kernel i, NULL past the end.
-QLORA_API const char* qlora_kernel_name(size_t index);
-
-//@@ src/api/gemm.h
-
-// ---- GEMM ---------------------------------------------------------------------------------------
-typedef enum qlora_path {
-    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
-    QLORA_PATH_CPU = 1,
-    QLORA_PATH_PTX = 2,
-    QLORA_PATH_CUBLAS = 3,
-    QLORA_PATH_NF4 = 4 // reported only: weights were widened inside the product
-} qlora_path;
-
-typedef struct qlora_gemm_desc {
-    bool trans_a; // A is stored [K, M]
-    bool trans_b; // B is stored [N, K]
-    float alpha;
-    float beta; // 0: C is not read
-    qlora_path path;
-} qlora_gemm_desc;
-
-// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all). With the
-// context's math it counts as a forward product.
-// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
-// bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
-// from its own maximum, and back in alpha.
-QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
-                                  const qlora_tensor* a, const qlora_tensor* b,
-                                  const qlora_tensor* c);
-
-// 0 overwrites the result and chooses the path by itself.
-typedef enum qlora_product_flags {
-    QLORA_PRODUCT_ACCUMULATE = 1, // add to the result
-    QLORA_PRODUCT_PTX = 2,        // our own kernels
-    QLORA_PRODUCT_CUBLAS = 4,     // cuBLAS
-    QLORA_PRODUCT_FUSED = 8,      // NF4: dequantise inside the product; bf16, at most 32 rows
-    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch, then multiply
-} qlora_product_flags;
-
-// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags:
-// qlora_product_flags, the first three.
-QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
-                                          const qlora_tensor* b, const qlora_tensor* c,
-                                          uint32_t flags);
-QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc,
-                                             const qlora_tensor* b, const qlora_tensor* da,
-                                             uint32_t flags);
-QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
-                                             const qlora_tensor* dc, const qlora_tensor* db,
-                                             uint32_t flags);
-QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
-QLORA_API const char* qlora_path_name(qlora_path path);
-
-// ---- NF4
-// ------------------------------------------------------------------------------------------ A
-// frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
-// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
-typedef struct qlora_nf4_desc {
-    int64_t rows;
-    int64_t cols;
-    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
-    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
-    bool plain_scales; // one float a block instead of one byte
-} qlora_nf4_desc;
-
-// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
-typedef struct qlora_nf4 {
-    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
-    float* absmax;         // one a block; NULL unless plain_scales
-    uint8_t* absmax_codes; // one a block; NULL when plain_scales
-    float* absmax_scales;  // one for block2 blocks
-    float* offset;         // one
-    float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
-    int64_t rows;
-    int64_t cols;
-    int32_t block;
-    int32_t block2;
-    bool owns_memory;
-    qlora_tensor memory;
-    qlora_ctx* owner;
-} qlora_nf4;
-
-// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow
-// maps.
-typedef struct qlora_nf4_parts {
-    uint8_t* codes;
-    float* absmax;
-    uint8_t* absmax_codes;
-    float* absmax_scales;
-    float* offset;
-    float* levels; // 16
-    float* map;    // 256
-} qlora_nf4_parts;
-
-// Bytes that a weight of this description takes, 0 when the description is not valid.
-QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
-// The maps are set to bitsandbytes' own; codes and scales are not set.
-QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
-// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
-QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
-                                      const qlora_tensor* memory, qlora_nf4* out);
-QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
-// Both wait for the device. Parts that are NULL stay as they are.
-QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
-                                        const qlora_nf4_parts* parts);
-QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
-                                          const qlora_nf4_parts* parts);
-// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
-QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
-                                          const qlora_nf4* weight);
-// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
-QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
-                                            const qlora_tensor* out, bool via_bf16);
-
-// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
-// the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
-// that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
-// flags: qlora_product_flags; ACCUMULATE, PTX and CUBLAS mean an unfused product.
-QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
-                                              const qlora_nf4* w, const qlora_tensor* y,
-                                              uint32_t flags);
-QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
-                                               const qlora_nf4* w, const qlora_tensor* dx,
-                                               uint32_t flags);
-// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
-QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
-                                               const qlora_nf4* w1, const qlora_nf4* w2,
-                                               const qlora_tensor* y1, const qlora_tensor* y2,
-                                               uint32_t flags);
-
-//@@ src/api/ops.h
-
-// ---- gradient clip ------------------------------------------------------------------------------
-typedef struct qlora_clip qlora_clip;
-
-// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
-// groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
-// max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
-// and sets a flag. The tensors must outlive the clip.
-QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
-                                         const int32_t* groups, size_t n, qlora_clip** out);
-QLORA_API qlora_result qlora_clip_destroy(qlora_clip* clip);
-QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm); // 1 at first
-QLORA_API qlora_result qlora_clip_apply(qlora_clip* clip);
-// Norms, scales and flags only: the gradients stay as they are, for an AdamW that is given the
-// scale.
-QLORA_API qlora_result qlora_clip_measure(qlora_clip* clip);
-
-typedef struct qlora_clip_info {
-    float norm;
-    float scale;
-    bool finite;
-} qlora_clip_info;
-// Waits for the device. group counts from 0.
-QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
-// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
-// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
-// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
-// already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
-// scale. Either pointer may be NULL.
-QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
-                                         qlora_tensor* not_finite);
-
-// ---- operators-----------------------------------------------------------------------------------
-// ------------------------------------------------------------------------------------ f32 and bf16
-// storage (all tensors of a call in the same one, unless said), f32 arithmetic, rows and columns of
-// any size with zero included, leading dimensions respected. An output may be the very tensor of an
-// input where the comment says so; any other overlap is an error. Vectors are tensors of one row.
-// Gradients that other calls add to (dw) are added to.
-
-// y = silu(x) = x / (1 + e^-x); y may be x. dx = dy silu'(x); dx may be x or dy.
-QLORA_API qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x,
-                                          const qlora_tensor* y);
-QLORA_API qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x,
-                                           const qlora_tensor* dy, const qlora_tensor* dx);
-// h = silu(gate) up; h may be gate or up. gate and up may be two column ranges of one buffer.
-QLORA_API qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
-                                            const qlora_tensor* up, const qlora_tensor* h);
-// dgate, dup from dh, and h again where it is not NULL. dgate may be gate, dup up, h dh.
-QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
-                                             const qlora_tensor* gate, const qlora_tensor* up,
-                                             const qlora_tensor* dgate, const qlora_tensor* dup,
-                                             const qlora_tensor* h);
-// y = a b, y = a + b, y = alpha x, y = value; y may be an input.
-QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
-                                 const qlora_tensor* y);
-QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
-                                 const qlora_tensor* y);
-QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
-                                   const qlora_tensor* y);
-QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
-// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed
-// are independent of each other.
-QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
-                                           float deviation, const qlora_tensor* y);
-// y = x in y's type: f32, bf16, f16, rounded to nearest even.
-QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
-
-// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
-// it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
-QLORA_API qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x,
-                                             const qlora_tensor* w, float eps,
-                                             const qlora_tensor* y);
-// sum = h + delta, rounded to storage, then y = RMSNorm(sum). sum may be h.
-QLORA_API qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
-                                                      const qlora_tensor* delta,
-                                                      const qlora_tensor* w, float eps,
-                                                      const qlora_tensor* sum,
-                                                      const qlora_tensor* y);
-// dx = dres + (RMSNorm backward of dy at x); dres may be NULL, dx may be dy or dres. Where dw (f32,
-// as wide as w) is not NULL the weight's gradient is added to it; then dx must be neither dy nor x.
-QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
-                                              const qlora_tensor* x, const qlora_tensor* w,
-                                              float eps, const qlora_tensor* dres,
-                                              const qlora_tensor* dx, const qlora_tensor* dw);
 
 typedef enum qlora_rope_type {
     QLORA_ROPE_DEFAULT = 0,
@@ -692,246 +462,6 @@ typedef struct qlora_rope_desc {
     double mscale_all_dim;        // yarn; 0 = not given
     bool no_truncate;             // yarn: "truncate": false
 } qlora_rope_desc;
-
-// Fills out[positions][head_dim]: cosines of the head_dim / 2 frequencies, then their sines. Host
-// memory, no context; a bad desc or an odd head_dim gives QLORA_ERR_ARGUMENT.
-QLORA_API qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim,
-                                        int64_t positions, float* out);
-// Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
-// by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
-// [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no
-// bias). A position outside the table is an error; on CUDA it leaves the row alone and writes 1 to
-// flag (one I32, may be NULL).
-QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
-                                          const qlora_tensor* positions, const qlora_tensor* table,
-                                          const qlora_tensor* bias, const qlora_tensor* flag);
-QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
-                                           const qlora_tensor* positions, const qlora_tensor* table,
-                                           const qlora_tensor* flag);
-
-// Attention in pieces. split: x [S, H*d] -> y, a batch of H [S, d]; join the other way round; any
-// 16- or 32-bit type. transpose: y[b] = x[b]^T.
-QLORA_API qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x,
-                                         const qlora_tensor* y);
-QLORA_API qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x,
-                                        const qlora_tensor* y);
-QLORA_API qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x,
-                                       const qlora_tensor* y);
-// s[b, q, k] = scale s, or -3e38 where query q, the (cols - rows + q)-th position, may not see key
-// k: later keys if causal, and keys `window` or more positions back if window > 0. In place.
-QLORA_API qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale,
-                                         bool causal, int64_t window);
-// y = softmax of each row; y may be x. dx = y (dy - sum(y dy)); dx may be dy or y.
-QLORA_API qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x,
-                                             const qlora_tensor* y);
-QLORA_API qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y,
-                                              const qlora_tensor* dy, const qlora_tensor* dx);
-
-// y[t] = table[ids[t]]; table f32, bf16 or f16, ids I32 [1, T]. An id outside the table is an
-// error; on CUDA it gives a row of zeros and writes 1 to flag (one I32, may be NULL).
-QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
-                                   const qlora_tensor* ids, const qlora_tensor* y,
-                                   const qlora_tensor* flag);
-
-// Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
-// losses.
-typedef struct qlora_cross_entropy_desc {
-    const qlora_tensor* logits;
-    const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
-    const qlora_tensor* weights; // f32 [1, R], per row
-    const qlora_tensor* scale;   // f32, one: multiplies the gradient, not the loss
-    const qlora_tensor* losses;  // f32 [1, R]: weight (log sum e^x - x[label])
-    const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
-    const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
-    bool forward_only;           // leave the logits; otherwise they become their gradient
-} qlora_cross_entropy_desc;
-QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
-// ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
-QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
-
-// AdamW as torch.optim.AdamW, over one flat f32 arena. The state lives in the backend's memory, so
-// that a captured update sees each step's own values.
-typedef struct qlora_adamw_state {
-    double lr; // the host writes the first five
-    double beta1;
-    double beta2;
-    double eps;
-    double weight_decay;
-    int64_t updates;  // applied so far: the t of the bias corrections
-    int64_t skipped;  // left out so far, because a gradient was not finite
-    int32_t skip;     // the latest one was left out
-    float derived[7]; // private
-} qlora_adamw_state;
-
-// Part of the arena with its own decay factor and its own scale of the shadow copy.
-typedef struct qlora_adamw_range {
-    int64_t begin; // element; vector speed wants a multiple of 4
-    int64_t count;
-    float decay;        // times weight_decay: 1, or 0 for norm weights
-    float shadow_scale; // shadow = shadow_scale * parameter
-    // Where the shadow of this range is needed once more, in the backend's memory: element i goes
-    // to copy[i / copy_cols * copy_ld + i % copy_cols]. NULL for nowhere.
-    void* copy;
-    int64_t copy_cols;
-    int64_t copy_ld;
-} qlora_adamw_range;
-
-typedef struct qlora_adamw_desc {
-    const qlora_tensor* param;      // f32 [1, n]
-    const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
-    const qlora_tensor* m;          // f32 [1, n]
-    const qlora_tensor* v;          // f32 [1, n]
-    const qlora_tensor* shadow;     // bf16 or f32 [1, n], or NULL
-    const qlora_tensor* ranges;     // U8: qlora_adamw_range[count], disjoint, inside [0, n)
-    const qlora_tensor* state;      // U8: one qlora_adamw_state
-    const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
-    const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
-    int64_t longest_range;          // elements of the longest range; 0 = n
-} qlora_adamw_desc;
-// advance counts the update (or the skip) and forms the corrections, then every range is updated.
-QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args);
-// shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
-// param, shadow, ranges.
-QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args);
-
-// y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
-// (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
-// pass, after a resume and when a batch is cut differently. y may be x.
-typedef struct qlora_dropout_desc {
-    const qlora_tensor* x;
-    const qlora_tensor* y;
-    const qlora_tensor* positions; // I32 [1, rows]
-    const qlora_tensor* sequences; // I32 [1, rows]
-    const qlora_tensor* state;     // I32 [1, 4]: seed low, seed high, step, 0
-    float p;                       // 0 <= p < 1
-    int32_t layer;                 // 0 .. 2^23 - 1
-    int32_t projection;            // 0 .. 255
-    bool accumulate;
-} qlora_dropout_desc;
-QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args);
-
-// ---- LoRA linear
-// ---------------------------------------------------------------------------------- y_i = x W_i^T
-// + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate and up,
-// or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
-#define QLORA_LINEAR_PARTS 3
-
-typedef struct qlora_linear_part {
-    int64_t out;
-    int64_t rank;
-    float scale;               // s_i
-    int32_t projection;        // its number in the dropout's counter
-    const qlora_nf4* nf4;      // the frozen weight [out, in]: this
-    const qlora_tensor* dense; // or this, in x's type
-    const qlora_tensor* bias;  // [1, out] in x's type, or NULL
-    const qlora_tensor* a;     // A_i [rank, in] in x's type
-    const qlora_tensor* sb;    // s_i B_i [out, rank] in x's type
-    const qlora_tensor* da;    // f32 [rank, in]; needed by backward
-    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself
-} qlora_linear_part;
-
-// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's
-// type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
-// large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
-// the scratch part by part.
-typedef struct qlora_linear_desc {
-    int64_t in;
-    int32_t count;
-    qlora_linear_part parts[QLORA_LINEAR_PARTS];
-    const qlora_tensor* operand; // or NULL
-    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest
-    // unused.
-    float dropout;
-    int32_t layer;
-    const qlora_tensor* positions; // as qlora_dropout has them
-    const qlora_tensor* sequences;
-    const qlora_tensor* state;
-} qlora_linear_desc;
-
-typedef enum qlora_linear_flags {
-    QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
-    QLORA_LINEAR_ADAPTERS = 2, // place: A, sB and the zeros around them
-    QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
-} qlora_linear_flags;
-
-QLORA_API int64_t qlora_linear_out(const qlora_linear_desc* linear); // sum of the parts' out
-QLORA_API int64_t qlora_linear_pad(const qlora_linear_desc* linear);
-// Fills the operand: the weights when they are not there yet, the adapters after every update.
-QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
-                                          uint32_t flags);
-// x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
-QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
-                                            const qlora_tensor* x, const qlora_tensor* y);
-// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
-// not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
-QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
-                                             const qlora_tensor* x, const qlora_tensor* dy,
-                                             const qlora_tensor* dx, uint32_t flags);
-
-// ---- attention ----------------------------------------------------------------------------------
-typedef struct qlora_attention_desc {
-    int64_t heads;
-    int64_t kv_heads; // 0 = heads; must divide them
-    int64_t head_dim; // 1 to 256
-    int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
-    float scale;    // above 0; 0 = 1 / sqrt(head_dim)
-    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with.
-    // The n sequences then have tokens / n tokens each, seqs is not read and lse not touched; the
-    // scratch holds the scores of a whole sequence, 2 heads length^2 elements in backward.
-    bool unfused;
-} qlora_attention_desc;
-
-// Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
-// kv_heads * head_dim], all f32 or all bf16; windows of one packed buffer will do. seqs: i32 [1, n
-// + 1], ascending token offsets from 0 of n sequences; unused entries repeat the last one, so one n
-// serves any packing. Tokens after the last sequence get zeros. lse: f32 [heads, tokens], rows
-// without gaps.
-QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
-                                               const qlora_tensor* q, const qlora_tensor* k,
-                                               const qlora_tensor* v, const qlora_tensor* seqs,
-                                               const qlora_tensor* o, const qlora_tensor* lse);
-// Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
-// token; when there are few keys and few key heads it uses what scratch there is to keep a large
-// GPU busy.
-QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
-                                                const qlora_tensor* q, const qlora_tensor* k,
-                                                const qlora_tensor* v, const qlora_tensor* seqs,
-                                                const qlora_tensor* o, const qlora_tensor* lse,
-                                                const qlora_tensor* d_o, const qlora_tensor* dq,
-                                                const qlora_tensor* dk, const qlora_tensor* dv);
-
-// ---- graphs -------------------------------------------------------------------------------------
-typedef struct qlora_graph qlora_graph;
-typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
-
-// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
-// copy to or from host memory or compile: what breaks the capture is named and the stream stays
-// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
-// called at once and again at each replay, so user must stay valid.
-QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
-                                           void* user, qlora_graph** out);
-QLORA_API qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key);
-QLORA_API qlora_result qlora_graph_destroy(qlora_graph* graph);
-
-typedef struct qlora_graph_info {
-    uint64_t key;
-    uint64_t replays;
-    size_t nodes; // 0 on the CPU
-    bool valid;   // false after a buffer it uses was freed or the stream changed
-} qlora_graph_info;
-QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out);
-
-//@@ src/api/model.h
-
-// ---- models -------------------------------------------------------------------------------------
-// Without the model its functions are declared and not there, which is no matter for extern ones.
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
-#undef QLORA_API
-#define QLORA_API extern
-#endif
-
-#define QLORA_MAX_LAYERS 256
-#define QLORA_MAX_STOP_IDS 16
 
 typedef enum qlora_family {
     QLORA_FAMILY_NONE = 0,
@@ -1188,6 +718,28 @@ QLORA_API qlora_result qlora_checkpoint_load(qlora_trainer* trainer, const char*
                                              void* position, size_t* position_bytes);
 QLORA_API qlora_result qlora_checkpoint_exists(qlora_ctx* ctx, const char* dir, bool* out);
 
+//@@ src/api/generate.h
+
+// ---- generation ---------------------------------------------------------------------------------
+typedef struct qlora_generate_desc {
+    uint32_t reserved_must_be_zero0;
+    const int32_t* prompt;
+    int64_t prompt_tokens;
+    int64_t max_tokens;    // new ones; 0 = as many as the plan's generate_tokens leave
+    float temperature;     // 0 = greedy
+    int32_t top_k;         // 0 = all
+    float top_p;           // 0 = all
+    uint64_t seed;
+    const int32_t* stops;  // NULL = the model's own; -1 as the only one = none
+    int32_t stop_count;
+    uint32_t reserved_must_be_zero1;
+} qlora_generate_desc;
+// Called with each new token but not with the stop that ends the text; false stops (which is no
+// error).
+typedef bool (*qlora_token_fn)(void* user, int32_t token);
+QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
+                                      qlora_token_fn fn, void* user);
+
 //@@ src/api/adapter.h
 
 // ---- adapters -----------------------------------------------------------------------------------
@@ -1213,27 +765,569 @@ QLORA_API qlora_result qlora_merge_save(qlora_model* model, const char* dir, qlo
                                         qlora_merge_base base, uint64_t shard_bytes,
                                         qlora_progress_fn progress, void* user);
 
-//@@ src/api/generate.h
+//@@ src/qlora.h
 
-// ---- generation ---------------------------------------------------------------------------------
-typedef struct qlora_generate_desc {
-    uint32_t reserved_must_be_zero0;
-    const int32_t* prompt;
-    int64_t prompt_tokens;
-    int64_t max_tokens;    // new ones; 0 = as many as the plan's generate_tokens leave
-    float temperature;     // 0 = greedy
-    int32_t top_k;         // 0 = all
-    float top_p;           // 0 = all
-    uint64_t seed;
-    const int32_t* stops;  // NULL = the model's own; -1 as the only one = none
-    int32_t stop_count;
-    uint32_t reserved_must_be_zero1;
-} qlora_generate_desc;
-// Called with each new token but not with the stop that ends the text; false stops (which is no
-// error).
-typedef bool (*qlora_token_fn)(void* user, int32_t token);
-QLORA_API qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
-                                      qlora_token_fn fn, void* user);
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#endif
+
+
+//@@ src/api/gemm.h
+
+// ---- GEMM ---------------------------------------------------------------------------------------
+typedef struct qlora_gemm_desc {
+    bool trans_a; // A is stored [K, M]
+    bool trans_b; // B is stored [N, K]
+    float alpha;
+    float beta; // 0: C is not read
+    qlora_path path;
+} qlora_gemm_desc;
+
+// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all). With the
+// context's math it counts as a forward product.
+// Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
+// bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
+// from its own maximum, and back in alpha.
+QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
+                                  const qlora_tensor* a, const qlora_tensor* b,
+                                  const qlora_tensor* c);
+
+// 0 overwrites the result and chooses the path by itself.
+typedef enum qlora_product_flags {
+    QLORA_PRODUCT_ACCUMULATE = 1, // add to the result
+    QLORA_PRODUCT_PTX = 2,        // our own kernels
+    QLORA_PRODUCT_CUBLAS = 4,     // cuBLAS
+    QLORA_PRODUCT_FUSED = 8,      // NF4: dequantise inside the product; bf16, at most 32 rows
+    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch, then multiply
+} qlora_product_flags;
+
+// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags:
+// qlora_product_flags, the first three.
+QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
+                                          const qlora_tensor* b, const qlora_tensor* c,
+                                          uint32_t flags);
+QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc,
+                                             const qlora_tensor* b, const qlora_tensor* da,
+                                             uint32_t flags);
+QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
+                                             const qlora_tensor* dc, const qlora_tensor* db,
+                                             uint32_t flags);
+QLORA_API const char* qlora_path_name(qlora_path path);
+
+// ---- NF4
+// ------------------------------------------------------------------------------------------ A
+// frozen weight in 4 bits an element, byte for byte as bitsandbytes stores it: blocks of `block`
+// elements along the rows share a scale, and (unless plain_scales) `block2` scales share another.
+typedef struct qlora_nf4_desc {
+    int64_t rows;
+    int64_t cols;
+    int32_t block;     // elements with one scale, a power of two from 32 to 4096; 0 = 64
+    int32_t block2;    // scales with one scale of their own, a power of two; 0 = 256
+    bool plain_scales; // one float a block instead of one byte
+} qlora_nf4_desc;
+
+// Addresses are the device's on CUDA, the host's on the CPU; all lie in `memory`.
+typedef struct qlora_nf4 {
+    uint8_t* codes;        // (rows * cols + 1) / 2; element 2i in the high half of byte i
+    float* absmax;         // one a block; NULL unless plain_scales
+    uint8_t* absmax_codes; // one a block; NULL when plain_scales
+    float* absmax_scales;  // one for block2 blocks
+    float* offset;         // one
+    float* maps;           // the 16 levels, then the 256 values of a scale's byte, ascending
+    int64_t rows;
+    int64_t cols;
+    int32_t block;
+    int32_t block2;
+    bool owns_memory;
+    qlora_tensor memory;
+    qlora_ctx* owner;
+} qlora_nf4;
+
+// The host's copies of the parts; NULL where a part is absent or not wanted. levels and map follow
+// maps.
+typedef struct qlora_nf4_parts {
+    uint8_t* codes;
+    float* absmax;
+    uint8_t* absmax_codes;
+    float* absmax_scales;
+    float* offset;
+    float* levels; // 16
+    float* map;    // 256
+} qlora_nf4_parts;
+
+// Bytes that a weight of this description takes, 0 when the description is not valid.
+QLORA_API size_t qlora_nf4_bytes(const qlora_nf4_desc* desc);
+// The maps are set to bitsandbytes' own; codes and scales are not set.
+QLORA_API qlora_result qlora_nf4_create(qlora_ctx* ctx, const qlora_nf4_desc* desc, qlora_nf4* out);
+// The same inside a U8 tensor of qlora_nf4_bytes or more bytes, 16-byte aligned, that outlives it.
+QLORA_API qlora_result qlora_nf4_wrap(qlora_ctx* ctx, const qlora_nf4_desc* desc,
+                                      const qlora_tensor* memory, qlora_nf4* out);
+QLORA_API qlora_result qlora_nf4_destroy(qlora_ctx* ctx, qlora_nf4* weight);
+// Both wait for the device. Parts that are NULL stay as they are.
+QLORA_API qlora_result qlora_nf4_write(qlora_ctx* ctx, const qlora_nf4* weight,
+                                        const qlora_nf4_parts* parts);
+QLORA_API qlora_result qlora_nf4_read(qlora_ctx* ctx, const qlora_nf4* weight,
+                                          const qlora_nf4_parts* parts);
+// From a contiguous matrix of f32, bf16 or f16. Uses 4 bytes of scratch a block.
+QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* source,
+                                          const qlora_nf4* weight);
+// Into f32, bf16 or f16, any ld. via_bf16: an f32 out gets the values that a bf16 one would.
+QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
+                                            const qlora_tensor* out, bool via_bf16);
+
+// y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
+// the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
+// that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
+// flags: qlora_product_flags; ACCUMULATE, PTX and CUBLAS mean an unfused product.
+QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                              const qlora_nf4* w, const qlora_tensor* y,
+                                              uint32_t flags);
+QLORA_API qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                               const qlora_nf4* w, const qlora_tensor* dx,
+                                               uint32_t flags);
+// Two weights with the same x (gate and up, k and v); fused, one pass over x serves both.
+QLORA_API qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x,
+                                               const qlora_nf4* w1, const qlora_nf4* w2,
+                                               const qlora_tensor* y1, const qlora_tensor* y2,
+                                               uint32_t flags);
+
+//@@ src/api/ops.h
+
+// ---- gradient clip ------------------------------------------------------------------------------
+typedef struct qlora_clip qlora_clip;
+
+// Clips n f32 tensors in place by their common norm: scale = min(1, max_norm / (norm + 1e-6)).
+// groups (n numbers from 0 up, or NULL for one group) gives several norms. Norms, scales and
+// max_norm live on the device; nothing waits for it. A non-finite norm leaves its gradients alone
+// and sets a flag. The tensors must outlive the clip.
+QLORA_API qlora_result qlora_clip_create(qlora_ctx* ctx, const qlora_tensor* const* tensors,
+                                         const int32_t* groups, size_t n, qlora_clip** out);
+QLORA_API qlora_result qlora_clip_destroy(qlora_clip* clip);
+QLORA_API qlora_result qlora_clip_set(qlora_clip* clip, float max_norm); // 1 at first
+QLORA_API qlora_result qlora_clip_apply(qlora_clip* clip);
+// Norms, scales and flags only: the gradients stay as they are, for an AdamW that is given the
+// scale.
+QLORA_API qlora_result qlora_clip_measure(qlora_clip* clip);
+
+typedef struct qlora_clip_info {
+    float norm;
+    float scale;
+    bool finite;
+} qlora_clip_info;
+// Waits for the device. group counts from 0.
+QLORA_API qlora_result qlora_clip_query(qlora_clip* clip, int32_t group, qlora_clip_info* out);
+// Where a group's scale (f32) and flag (I32, 1 = not finite) are in the backend's memory, as tensors
+// of one element that live as long as the clip. They are what qlora_adamw_desc takes: after
+// qlora_clip_measure both, after qlora_clip_apply the flag alone, because the gradients are scaled
+// already. Group -1 is the flag of all groups together, which qlora_clip_apply sets; it has no
+// scale. Either pointer may be NULL.
+QLORA_API qlora_result qlora_clip_device(qlora_clip* clip, int32_t group, qlora_tensor* scale,
+                                         qlora_tensor* not_finite);
+
+// ---- operators-----------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------ f32 and bf16
+// storage (all tensors of a call in the same one, unless said), f32 arithmetic, rows and columns of
+// any size with zero included, leading dimensions respected. An output may be the very tensor of an
+// input where the comment says so; any other overlap is an error. Vectors are tensors of one row.
+// Gradients that other calls add to (dw) are added to.
+
+// y = silu(x) = x / (1 + e^-x); y may be x. dx = dy silu'(x); dx may be x or dy.
+QLORA_API qlora_result qlora_silu_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                          const qlora_tensor* y);
+QLORA_API qlora_result qlora_silu_backward(qlora_ctx* ctx, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx);
+// h = silu(gate) up; h may be gate or up. gate and up may be two column ranges of one buffer.
+QLORA_API qlora_result qlora_swiglu_forward(qlora_ctx* ctx, const qlora_tensor* gate,
+                                            const qlora_tensor* up, const qlora_tensor* h);
+// dgate, dup from dh, and h again where it is not NULL. dgate may be gate, dup up, h dh.
+QLORA_API qlora_result qlora_swiglu_backward(qlora_ctx* ctx, const qlora_tensor* dh,
+                                             const qlora_tensor* gate, const qlora_tensor* up,
+                                             const qlora_tensor* dgate, const qlora_tensor* dup,
+                                             const qlora_tensor* h);
+// y = a b, y = a + b, y = alpha x, y = value; y may be an input.
+QLORA_API qlora_result qlora_mul(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_add(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
+                                 const qlora_tensor* y);
+QLORA_API qlora_result qlora_scale(qlora_ctx* ctx, float alpha, const qlora_tensor* x,
+                                   const qlora_tensor* y);
+QLORA_API qlora_result qlora_fill(qlora_ctx* ctx, float value, const qlora_tensor* y);
+// y (f32 or bf16, no gaps) = normal random numbers, the same on every backend; streams of one seed
+// are independent of each other.
+QLORA_API qlora_result qlora_random_normal(qlora_ctx* ctx, uint64_t seed, uint32_t stream,
+                                           float deviation, const qlora_tensor* y);
+// y = x in y's type: f32, bf16, f16, rounded to nearest even.
+QLORA_API qlora_result qlora_cast(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
+
+// RMSNorm: y = x / sqrt(mean(x^2) + eps) w. w is f32 or bf16 with w->cols dividing x->cols: where
+// it is narrower than x, every run of w->cols columns (a head) is normalised by itself. y may be x.
+QLORA_API qlora_result qlora_rmsnorm_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* w, float eps,
+                                             const qlora_tensor* y);
+// sum = h + delta, rounded to storage, then y = RMSNorm(sum). sum may be h.
+QLORA_API qlora_result qlora_rmsnorm_residual_forward(qlora_ctx* ctx, const qlora_tensor* h,
+                                                      const qlora_tensor* delta,
+                                                      const qlora_tensor* w, float eps,
+                                                      const qlora_tensor* sum,
+                                                      const qlora_tensor* y);
+// dx = dres + (RMSNorm backward of dy at x); dres may be NULL, dx may be dy or dres. Where dw (f32,
+// as wide as w) is not NULL the weight's gradient is added to it; then dx must be neither dy nor x.
+QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor* dy,
+                                              const qlora_tensor* x, const qlora_tensor* w,
+                                              float eps, const qlora_tensor* dres,
+                                              const qlora_tensor* dx, const qlora_tensor* dw);
+
+// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then their
+// sines. ctx is for the error text only and may be NULL.
+QLORA_API qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc,
+                                        int64_t head_dim, int64_t positions, float* out);
+// Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
+// by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
+// [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no
+// bias). A position outside the table is an error; on CUDA it leaves the row alone and writes 1 to
+// flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_rope_forward(qlora_ctx* ctx, const qlora_tensor* x, int64_t rotated,
+                                          const qlora_tensor* positions, const qlora_tensor* table,
+                                          const qlora_tensor* bias, const qlora_tensor* flag);
+QLORA_API qlora_result qlora_rope_backward(qlora_ctx* ctx, const qlora_tensor* dx, int64_t rotated,
+                                           const qlora_tensor* positions, const qlora_tensor* table,
+                                           const qlora_tensor* flag);
+
+// Attention in pieces. split: x [S, H*d] -> y, a batch of H [S, d]; join the other way round; any
+// 16- or 32-bit type. transpose: y[b] = x[b]^T.
+QLORA_API qlora_result qlora_heads_split(qlora_ctx* ctx, const qlora_tensor* x,
+                                         const qlora_tensor* y);
+QLORA_API qlora_result qlora_heads_join(qlora_ctx* ctx, const qlora_tensor* x,
+                                        const qlora_tensor* y);
+QLORA_API qlora_result qlora_transpose(qlora_ctx* ctx, const qlora_tensor* x,
+                                       const qlora_tensor* y);
+// s[b, q, k] = scale s, or -3e38 where query q, the (cols - rows + q)-th position, may not see key
+// k: later keys if causal, and keys `window` or more positions back if window > 0. In place.
+QLORA_API qlora_result qlora_scores_mask(qlora_ctx* ctx, const qlora_tensor* s, float scale,
+                                         bool causal, int64_t window);
+// y = softmax of each row; y may be x. dx = y (dy - sum(y dy)); dx may be dy or y.
+QLORA_API qlora_result qlora_softmax_forward(qlora_ctx* ctx, const qlora_tensor* x,
+                                             const qlora_tensor* y);
+QLORA_API qlora_result qlora_softmax_backward(qlora_ctx* ctx, const qlora_tensor* y,
+                                              const qlora_tensor* dy, const qlora_tensor* dx);
+
+// y[t] = table[ids[t]]; table f32, bf16 or f16, ids I32 [1, T]. An id outside the table is an
+// error; on CUDA it gives a row of zeros and writes 1 to flag (one I32, may be NULL).
+QLORA_API qlora_result qlora_embed(qlora_ctx* ctx, const qlora_tensor* table,
+                                   const qlora_tensor* ids, const qlora_tensor* y,
+                                   const qlora_tensor* flag);
+
+// Rows of logits [R, V] against labels I32 [1, R]; everything may be NULL but logits, labels,
+// losses.
+typedef struct qlora_cross_entropy_desc {
+    const qlora_tensor* logits;
+    const qlora_tensor* labels;  // -100 = no label: loss 0, gradient 0
+    const qlora_tensor* weights; // f32 [1, R], per row
+    const qlora_tensor* scale;   // f32, one: multiplies the gradient, not the loss
+    const qlora_tensor* losses;  // f32 [1, R]: weight (log sum e^x - x[label])
+    const qlora_tensor* total;   // f32 [1, 3], added to: losses, their rounding rest, weights
+    const qlora_tensor* flag;    // I32, one: 1 where a label is outside [0, V) and not -100 (CUDA)
+    bool forward_only;           // leave the logits; otherwise they become their gradient
+} qlora_cross_entropy_desc;
+QLORA_API qlora_result qlora_cross_entropy(qlora_ctx* ctx, const qlora_cross_entropy_desc* args);
+// ids[r] = column of the largest value in row r (the first of equals); ids I32 [1, R].
+QLORA_API qlora_result qlora_argmax(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* ids);
+
+// AdamW as torch.optim.AdamW, over one flat f32 arena. The state lives in the backend's memory, so
+// that a captured update sees each step's own values.
+typedef struct qlora_adamw_state {
+    double lr; // the host writes the first five
+    double beta1;
+    double beta2;
+    double eps;
+    double weight_decay;
+    int64_t updates;  // applied so far: the t of the bias corrections
+    int64_t skipped;  // left out so far, because a gradient was not finite
+    int32_t skip;     // the latest one was left out
+    float derived[7]; // private
+} qlora_adamw_state;
+
+// Part of the arena with its own decay factor and its own scale of the shadow copy.
+typedef struct qlora_adamw_range {
+    int64_t begin; // element; vector speed wants a multiple of 4
+    int64_t count;
+    float decay;        // times weight_decay: 1, or 0 for norm weights
+    float shadow_scale; // shadow = shadow_scale * parameter
+    // Where the shadow of this range is needed once more, in the backend's memory: element i goes
+    // to copy[i / copy_cols * copy_ld + i % copy_cols]. NULL for nowhere.
+    void* copy;
+    int64_t copy_cols;
+    int64_t copy_ld;
+} qlora_adamw_range;
+
+typedef struct qlora_adamw_desc {
+    const qlora_tensor* param;      // f32 [1, n]
+    const qlora_tensor* grad;       // f32 [1, n]; zero afterwards
+    const qlora_tensor* m;          // f32 [1, n]
+    const qlora_tensor* v;          // f32 [1, n]
+    const qlora_tensor* shadow;     // bf16 or f32 [1, n], or NULL
+    const qlora_tensor* ranges;     // U8: qlora_adamw_range[count], disjoint, inside [0, n)
+    const qlora_tensor* state;      // U8: one qlora_adamw_state
+    const qlora_tensor* clip_scale; // f32, one: multiplies the gradient; NULL = 1
+    const qlora_tensor* not_finite; // I32, one: not 0 = leave this update out; NULL = never
+    int64_t longest_range;          // elements of the longest range; 0 = n
+} qlora_adamw_desc;
+// advance counts the update (or the skip) and forms the corrections, then every range is updated.
+QLORA_API qlora_result qlora_adamw_step(qlora_ctx* ctx, const qlora_adamw_desc* args);
+// shadow = shadow_scale * param in every range, and its copies: after parameters were set. Uses
+// param, shadow, ranges.
+QLORA_API qlora_result qlora_adamw_shadow(qlora_ctx* ctx, const qlora_adamw_desc* args);
+
+// y = x keep / (1 - p), or y += that. Whether element (row, column) is kept depends on nothing but
+// (seed, step, sequences[row], positions[row], layer, projection, column): the same in the backward
+// pass, after a resume and when a batch is cut differently. y may be x.
+typedef struct qlora_dropout_desc {
+    const qlora_tensor* x;
+    const qlora_tensor* y;
+    const qlora_tensor* positions; // I32 [1, rows]
+    const qlora_tensor* sequences; // I32 [1, rows]
+    const qlora_tensor* state;     // I32 [1, 4]: seed low, seed high, step, 0
+    float p;                       // 0 <= p < 1
+    int32_t layer;                 // 0 .. 2^23 - 1
+    int32_t projection;            // 0 .. 255
+    bool accumulate;
+} qlora_dropout_desc;
+QLORA_API qlora_result qlora_dropout(qlora_ctx* ctx, const qlora_dropout_desc* args);
+
+// ---- LoRA linear
+// ---------------------------------------------------------------------------------- y_i = x W_i^T
+// + bias_i + s_i (x A_i^T) B_i^T for a stack of projections that share x: q, k and v, gate and up,
+// or one alone. Every part has its own rank (0: no adapter) and its own columns of y, in order.
+#define QLORA_LINEAR_PARTS 3
+
+typedef struct qlora_linear_part {
+    int64_t out;
+    int64_t rank;
+    float scale;               // s_i
+    int32_t projection;        // its number in the dropout's counter
+    const qlora_nf4* nf4;      // the frozen weight [out, in]: this
+    const qlora_tensor* dense; // or this, in x's type
+    const qlora_tensor* bias;  // [1, out] in x's type, or NULL
+    const qlora_tensor* a;     // A_i [rank, in] in x's type
+    const qlora_tensor* sb;    // s_i B_i [out, rank] in x's type
+    const qlora_tensor* da;    // f32 [rank, in]; needed by backward
+    const qlora_tensor* db;    // f32 [out, rank], the gradient of B_i itself
+} qlora_linear_part;
+
+// `pad` is the sum of the ranks rounded up to a multiple of 8. With an operand, a matrix of x's
+// type of [sum of out + pad, in + pad] that qlora_linear_place fills, forward and backward are one
+// large product each: y = [x z] [W sB]^T, dx = [dy u] [W ; A]. Without, the weights pass through
+// the scratch part by part.
+typedef struct qlora_linear_desc {
+    int64_t in;
+    int32_t count;
+    qlora_linear_part parts[QLORA_LINEAR_PARTS];
+    const qlora_tensor* operand; // or NULL
+    // Dropout of the adapters' input, each projection with a mask of its own; p = 0: none, the rest
+    // unused.
+    float dropout;
+    int32_t layer;
+    const qlora_tensor* positions; // as qlora_dropout has them
+    const qlora_tensor* sequences;
+    const qlora_tensor* state;
+} qlora_linear_desc;
+
+typedef enum qlora_linear_flags {
+    QLORA_LINEAR_WEIGHTS = 1,  // place: the frozen weights
+    QLORA_LINEAR_ADAPTERS = 2, // place: A, sB and the zeros around them
+    QLORA_LINEAR_OVERWRITE = 4 // backward: da and db are set, not added to
+} qlora_linear_flags;
+
+QLORA_API int64_t qlora_linear_out(const qlora_linear_desc* linear); // sum of the parts' out
+QLORA_API int64_t qlora_linear_pad(const qlora_linear_desc* linear);
+// Fills the operand: the weights when they are not there yet, the adapters after every update.
+QLORA_API qlora_result qlora_linear_place(qlora_ctx* ctx, const qlora_linear_desc* linear,
+                                          uint32_t flags);
+// x is [T, in + pad]: z = x A^T is left in its last columns, for backward. y is [T, out].
+QLORA_API qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
+                                            const qlora_tensor* x, const qlora_tensor* y);
+// dy is [T, out + pad]: u = dy sB is left in its last columns. dx is [T, in], or NULL when it is
+// not wanted. da_i += u_i^T x, db_i += s_i dy_i^T z_i.
+QLORA_API qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
+                                             const qlora_tensor* x, const qlora_tensor* dy,
+                                             const qlora_tensor* dx, uint32_t flags);
+
+// ---- attention ----------------------------------------------------------------------------------
+typedef struct qlora_attention_desc {
+    int64_t heads;
+    int64_t kv_heads; // 0 = heads; must divide them
+    int64_t head_dim; // 1 to 256
+    int64_t window; // query i sees the keys j with i - window < j <= i; 0 = every key up to its own
+    float scale;    // above 0; 0 = 1 / sqrt(head_dim)
+    // Compose it from the separate operators (split, GEMM, mask, softmax, join), to compare with.
+    // The n sequences then have tokens / n tokens each, seqs is not read and lse not touched; the
+    // scratch holds the scores of a whole sequence, 2 heads length^2 elements in backward.
+    bool unfused;
+} qlora_attention_desc;
+
+// Causal attention inside each packed sequence. q, o [tokens, heads * head_dim], k, v [tokens,
+// kv_heads * head_dim], all f32 or all bf16; windows of one packed buffer will do. seqs: i32 [1, n
+// + 1], ascending token offsets from 0 of n sequences; unused entries repeat the last one, so one n
+// serves any packing. Tokens after the last sequence get zeros. lse: f32 [heads, tokens], rows
+// without gaps.
+QLORA_API qlora_result qlora_attention_forward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                               const qlora_tensor* q, const qlora_tensor* k,
+                                               const qlora_tensor* v, const qlora_tensor* seqs,
+                                               const qlora_tensor* o, const qlora_tensor* lse);
+// Gradients from d_o, with o and lse of the forward call. Needs 8 bytes of scratch per head and
+// token; when there are few keys and few key heads it uses what scratch there is to keep a large
+// GPU busy.
+QLORA_API qlora_result qlora_attention_backward(qlora_ctx* ctx, const qlora_attention_desc* desc,
+                                                const qlora_tensor* q, const qlora_tensor* k,
+                                                const qlora_tensor* v, const qlora_tensor* seqs,
+                                                const qlora_tensor* o, const qlora_tensor* lse,
+                                                const qlora_tensor* d_o, const qlora_tensor* dq,
+                                                const qlora_tensor* dk, const qlora_tensor* dv);
+
+// ---- graphs -------------------------------------------------------------------------------------
+typedef struct qlora_graph qlora_graph;
+typedef qlora_result (*qlora_graph_fn)(qlora_ctx* ctx, void* user);
+
+// Records what fn launches on the context's stream, then runs it once. fn must not wait, allocate,
+// copy to or from host memory or compile: what breaks the capture is named and the stream stays
+// usable. key says what the graph is for (a shape): replay demands the same. On the CPU fn is
+// called at once and again at each replay, so user must stay valid.
+QLORA_API qlora_result qlora_graph_capture(qlora_ctx* ctx, uint64_t key, qlora_graph_fn fn,
+                                           void* user, qlora_graph** out);
+QLORA_API qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key);
+QLORA_API qlora_result qlora_graph_destroy(qlora_graph* graph);
+
+typedef struct qlora_graph_info {
+    uint64_t key;
+    uint64_t replays;
+    size_t nodes; // 0 on the CPU
+    bool valid;   // false after a buffer it uses was freed or the stream changed
+} qlora_graph_info;
+QLORA_API qlora_result qlora_graph_query(const qlora_graph* graph, qlora_graph_info* out);
+
+//@@ src/api/cache.h
+
+// ---- kernel cache -------------------------------------------------------------------------------
+typedef struct qlora_kernel qlora_kernel; // lives as long as its context
+
+// A kernel of the library by its registry name, or one that get_or_compile made by its key.
+QLORA_API qlora_result qlora_cache_get(qlora_ctx* ctx, const char* key, const qlora_kernel** out);
+// Compiles the caller's own PTX under a key of the caller's, once. The text's .target must be
+// qlora_ctx_target(ctx) (or its a/f form); qlora_ptx_emit rewrites a text that only needs an older
+// one.
+QLORA_API qlora_result qlora_cache_get_or_compile(qlora_ctx* ctx, const char* key, const char* ptx,
+                                                  const char* entry, const qlora_kernel** out);
+// Rewrites .version and .target of a text for this device. *needed gets the size with the final
+// NUL; a NULL buffer only asks for it.
+QLORA_API qlora_result qlora_ptx_emit(qlora_ctx* ctx, const char* ptx, char* buffer, size_t size,
+                                      size_t* needed);
+
+typedef struct qlora_launch_desc {
+    uint32_t grid[3]; // 0 counts as 1
+    uint32_t block[3];
+    uint32_t shared_bytes; // dynamic shared memory
+} qlora_launch_desc;
+// args[i] points at the value of parameter i, as in cuLaunchKernel.
+QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
+                                           const qlora_launch_desc* launch, void** args);
+
+typedef struct qlora_prewarm_desc {
+    int64_t hidden;
+    int64_t intermediate;
+    int64_t heads;
+    int64_t kv_heads; // 0 = heads
+    int64_t head_dim; // 0 = hidden / heads
+    int64_t max_tokens;
+    int64_t rank; // 0 = no LoRA; norms and activations are warmed all the same
+    qlora_base_format base;
+    qlora_dtype compute; // F32, BF16
+} qlora_prewarm_desc;
+
+// Compiles every kernel that this shape needs, runs each of its cuBLAS shapes once on memory that
+// is freed again, and seals the cache. Again for a second model: compiles the difference and
+// reseals.
+QLORA_API qlora_result qlora_prewarm(qlora_ctx* ctx, const qlora_prewarm_desc* shape);
+// A sealed cache answers a miss with QLORA_ERR_SEALED and the kernel's name, never with a silent
+// compile.
+QLORA_API qlora_result qlora_cache_seal(qlora_ctx* ctx);
+QLORA_API qlora_result qlora_cache_unseal(qlora_ctx* ctx);
+
+typedef struct qlora_cache_info {
+    uint32_t modules; // loaded, the caller's included
+    uint32_t kernels; // ready to launch
+    uint64_t hits;
+    uint64_t misses;
+    double jit_ms;
+    uint32_t jit_after_seal; // compiles between a seal and the next unseal: 0 by construction
+    uint32_t cublas_shapes;  // run by pre-warm
+    uint64_t cublas_unplanned; // calls with a shape that pre-warm did not run, after the seal
+    bool sealed;
+} qlora_cache_info;
+QLORA_API qlora_result qlora_cache_query(qlora_ctx* ctx, qlora_cache_info* out);
+// The registry, for tests and tools: name of kernel i, NULL past the end.
+QLORA_API const char* qlora_kernel_name(size_t index);
+
+//@@ src/api/abi.h
+
+// ---- layout of the declarations -----------------------------------------------------------------
+// clang-format off
+// Every struct above. What programs and library agree on when a context is created.
+#define QLORA_STRUCTS(X) \
+    X(qlora_allocator)                                                                         \
+    X(qlora_device_allocator)                                                                  \
+    X(qlora_files)                                                                             \
+    X(qlora_ctx_desc)                                                                          \
+    X(qlora_native)                                                                            \
+    X(qlora_memory_info)                                                                       \
+    X(qlora_ctx_info)                                                                          \
+    X(qlora_tensor)                                                                            \
+    X(qlora_rope_desc)                                                                         \
+    X(qlora_model_config)                                                                      \
+    X(qlora_model_desc)                                                                        \
+    X(qlora_train_desc)                                                                        \
+    X(qlora_budget)                                                                            \
+    X(qlora_plan)                                                                              \
+    X(qlora_parameter)                                                                         \
+    X(qlora_batch)                                                                             \
+    X(qlora_train_info)                                                                        \
+    X(qlora_eval_info)                                                                         \
+    X(qlora_generate_desc)                                                                     \
+    X(qlora_gemm_desc)                                                                         \
+    X(qlora_nf4_desc)                                                                          \
+    X(qlora_nf4)                                                                               \
+    X(qlora_nf4_parts)                                                                         \
+    X(qlora_clip_info)                                                                         \
+    X(qlora_cross_entropy_desc)                                                                \
+    X(qlora_adamw_state)                                                                       \
+    X(qlora_adamw_range)                                                                       \
+    X(qlora_adamw_desc)                                                                        \
+    X(qlora_dropout_desc)                                                                      \
+    X(qlora_linear_part)                                                                       \
+    X(qlora_linear_desc)                                                                       \
+    X(qlora_attention_desc)                                                                    \
+    X(qlora_graph_info)                                                                        \
+    X(qlora_launch_desc)                                                                       \
+    X(qlora_prewarm_desc)                                                                      \
+    X(qlora_cache_info)
+// clang-format on
+
+typedef enum qlora_struct_index {
+#define QLORA_X_STRUCT(type) QLORA_STRUCT_##type,
+    QLORA_STRUCTS(QLORA_X_STRUCT)
+#undef QLORA_X_STRUCT
+    QLORA_STRUCT_COUNT
+} qlora_struct_index;
+
+// A sum of the sizes, each with a weight of its own: a constant, the same in C and in C++.
+#define QLORA_X_ABI(type)                                                                          \
+    +(uint64_t)sizeof(type) * (QLORA_STRUCT_##type + 3) * (QLORA_STRUCT_##type + 5) *              \
+        (QLORA_STRUCT_##type + 7)
+#define QLORA_ABI ((uint64_t)QLORA_STRUCT_COUNT QLORA_STRUCTS(QLORA_X_ABI))
 
 //@@ src/qlora.h
 
@@ -1832,6 +1926,16 @@ typedef struct qlora__buffer {
     struct qlora__buffer* next;
 } qlora__buffer;
 
+// Objects that must be destroyed before their context.
+typedef enum qlora__kind {
+    QLORA__TENSORS,
+    QLORA__CLIPS,
+    QLORA__GRAPHS,
+    QLORA__MODELS,
+    QLORA__TRAINERS,
+    QLORA__KINDS
+} qlora__kind;
+
 struct qlora_ctx {
     qlora_ctx_desc desc; // defaults resolved
     qlora_backend backend;
@@ -1842,7 +1946,7 @@ struct qlora_ctx {
     int depth;                    // public calls call each other
     bool not_current;             // a destroying call goes on although the device is dead
     size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
-    int64_t children;             // tensors, clips, graphs, models
+    int64_t living[QLORA__KINDS]; // objects, by kind
     uint64_t host_bytes;
     uint64_t device_bytes;
     uint64_t device_peak;
@@ -6597,6 +6701,8 @@ typedef int qlora__cublasStatus;
     X(1, qlora__CUresult, CtxPushCurrent, "cuCtxPushCurrent_v2", (void*))                          \
     X(1, qlora__CUresult, CtxPopCurrent, "cuCtxPopCurrent_v2", (void**))                           \
     X(1, qlora__CUresult, StreamCreate, "cuStreamCreate", (void**, unsigned))                      \
+    X(0, qlora__CUresult, StreamCreateWithPriority, "cuStreamCreateWithPriority",                  \
+      (void**, unsigned, int))                                                                     \
     X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                            \
     X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                       \
     X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                         \
@@ -7512,7 +7618,7 @@ static qlora_result qlora__tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int6
     qlora__buffer* buffer = NULL;
     QLORA__TRY(qlora__buffer_create(ctx, t.bytes, &buffer));
     t.data = buffer->data;
-    ctx->children++;
+    ctx->living[QLORA__TENSORS]++;
     *out = t;
     return QLORA_OK;
 }
@@ -7568,7 +7674,7 @@ static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) 
             "tensors are not destroyed");
     }
     qlora__buffer_destroy(ctx, b);
-    ctx->children--;
+    ctx->living[QLORA__TENSORS]--;
     memset(tensor, 0, sizeof *tensor);
     return QLORA_OK;
 }
@@ -8651,8 +8757,11 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
     if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
         return "desc.threads must lie between 0 and 64";
     }
-    if (d->workspace != NULL && ((uintptr_t)d->workspace % 256 != 0 || d->workspace_bytes == 0)) {
-        return "desc.workspace must be 256-byte aligned and have desc.workspace_bytes";
+    if (d->workspace != NULL && (uintptr_t)d->workspace % 256 != 0) {
+        return "desc.workspace must be 256-byte aligned";
+    }
+    if (d->workspace != NULL && d->workspace_bytes == 0) {
+        return "desc.workspace needs its size in desc.workspace_bytes";
     }
     return NULL;
 }
@@ -8668,11 +8777,22 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
 // one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
 // of it is one line, in the order of the calls: the same kernels, and the same bits.
 
+// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
+static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    int priority = (int)ctx->desc.stream_priority;
+    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
+        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
+        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
+    }
+    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
+                     "cuStreamCreate");
+}
+
 static qlora_result qlora__beside_open(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__beside* b = &gpu->beside;
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&b->stream, QLORA__CU_STREAM_NON_BLOCKING),
-                         "cuStreamCreate"));
+    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
     QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
                          "cuEventCreate"));
     for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
@@ -8818,8 +8938,7 @@ static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
 
 static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&gpu->own_stream, QLORA__CU_STREAM_NON_BLOCKING),
-                         "cuStreamCreate"));
+    QLORA__TRY(qlora__stream_create(ctx, &gpu->own_stream));
     gpu->stream = gpu->own_stream;
     if (ctx->desc.cu_stream != NULL) {
         QLORA__TRY(qlora__stream_check(ctx, ctx->desc.cu_stream));
@@ -8975,8 +9094,34 @@ static void qlora__tell(const qlora_ctx_desc* desc, const char* text) {
     }
 }
 
-qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
+// A program and a library that disagree about a struct would read each other's fields wrongly.
+static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t abi) {
+    char text[256];
+    if (version == QLORA_VERSION && abi == (uint64_t)QLORA_ABI) {
+        return true;
+    }
+    if (version != QLORA_VERSION) {
+        snprintf(
+            text, sizeof text,
+            "qlora_ctx_create: the program was compiled with qlora.h %d.%d.%d, this library is "
+            "%s; compile both with the same header",
+            version / 10000, version / 100 % 100, version % 100, QLORA_VERSION_STRING);
+    } else {
+        snprintf(text, sizeof text,
+                 "qlora_ctx_create: the program and this library were compiled with different "
+                 "headers of version %s (struct sizes %llx and %llx); compile both with the same",
+                 QLORA_VERSION_STRING, (unsigned long long)abi, (unsigned long long)QLORA_ABI);
+    }
+    qlora__tell(desc, text); // its place in the desc never changes
+    return false;
+}
+
+qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, int version,
+                                  uint64_t abi) {
     qlora__tell(desc, "");
+    if (!qlora__abi_fits(desc, version, abi)) {
+        return QLORA_ERR_VERSION;
+    }
     const char* fault = out == NULL ? "out is NULL" : NULL;
     if (fault == NULL && desc != NULL) {
         fault = qlora__ctx_desc_fault(desc);
@@ -9012,18 +9157,47 @@ qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
     return QLORA_OK;
 }
 
+// Appends to a buffer that may be too small; used counts what would have been written.
+QLORA__PRINTF(4, 5)
+static void qlora__append(char* buffer, size_t size, size_t* used, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    bool room = buffer != NULL && *used < size;
+    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
+    va_end(args);
+    *used += n > 0 ? (size_t)n : 0;
+}
+
+// "2 tensors, 1 model" of what still exists; "" when nothing does.
+static void qlora__living_text(const qlora_ctx* ctx, char* text, size_t size) {
+    static const char* const names[] = {"tensor", "clip", "graph", "model", "trainer"};
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < QLORA__KINDS; i++) {
+        if (ctx->living[i] != 0) {
+            qlora__append(text, size, &used, "%s%lld %s%s", used > 0 ? ", " : "",
+                          (long long)ctx->living[i], names[i], ctx->living[i] == 1 ? "" : "s");
+        }
+    }
+}
+
 qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     if (ctx == NULL) {
         return QLORA_OK;
     }
+    if (ctx->depth > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "qlora_ctx_destroy was called inside another call of this context");
+    }
     ctx->call = "qlora_ctx_destroy";
-    if (ctx->depth > 0 || ctx->children > 0) {
-        QLORA__LOG(ctx, ERROR, LEAK, "%lld objects still live", (long long)ctx->children);
-        return qlora__fail(
-            ctx, QLORA_ERR_STATE,
-            "%lld tensors, clips, graphs or models of this context still live; destroy "
-            "them first",
-            (long long)ctx->children);
+    char living[160];
+    qlora__living_text(ctx, living, sizeof living);
+    if (living[0] != '\0') {
+        QLORA__LOG(ctx, ERROR, LEAK, "still in existence: %s", living);
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "objects of this context still exist: %s; "
+                           "destroy them first",
+                           living);
     }
     if (!qlora__on_cpu(ctx)) {
         QLORA__TRY(qlora__enter_destroy(ctx, "qlora_ctx_destroy"));
@@ -9035,12 +9209,6 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     qlora_allocator allocator = ctx->desc.allocator;
     allocator.free(ctx, sizeof *ctx, allocator.user);
     return QLORA_OK;
-}
-
-void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out) {
-    if (ctx != NULL && out != NULL) {
-        *out = ctx->desc;
-    }
 }
 
 qlora_backend qlora_ctx_backend(const qlora_ctx* ctx) {
@@ -9101,6 +9269,65 @@ qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream) {
     return qlora__leave(ctx, qlora__ctx_set_stream(ctx, cu_stream));
 }
 
+#ifndef QLORA_NO_CUDA
+
+// Both lines get their new memory before either loses the old one.
+static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t bytes) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__buffer* own = NULL;
+    qlora__buffer* second = NULL;
+    QLORA__TRY(memory == NULL ? qlora__buffer_create(ctx, bytes, &own) : QLORA_OK);
+    qlora_result r = qlora__buffer_create(ctx, bytes, &second);
+    r = r == QLORA_OK ? qlora__sync(ctx) : r; // nothing in the queue uses the old memory
+    if (r != QLORA_OK) {
+        qlora__buffer_destroy(ctx, own);
+        qlora__buffer_destroy(ctx, second);
+        return r;
+    }
+    qlora__buffer_destroy(ctx, gpu->own_workspace);
+    qlora__buffer_destroy(ctx, gpu->beside.workspace);
+    gpu->own_workspace = own;
+    gpu->workspace = own != NULL ? own->data : memory;
+    gpu->beside.workspace = second;
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes) {
+    if ((uintptr_t)memory % 256 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be 256-byte aligned");
+    }
+    if (memory != NULL && bytes == 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bytes is 0; give the size of memory");
+    }
+    if (memory != NULL && qlora__on_cpu(ctx)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "a CPU context has no cuBLAS workspace");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "changing the workspace"));
+    bytes = bytes != 0 ? bytes : QLORA__WORKSPACE_BYTES;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
+        QLORA__TRY(qlora__workspace_swap(ctx, memory, bytes));
+        ctx->gpu->cublas_bound = false;
+        qlora__graphs_invalidate(ctx, 0, "the cuBLAS workspace was changed");
+    }
+#endif
+    ctx->desc.workspace = memory;
+    ctx->desc.workspace_bytes = bytes;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
+        return qlora__cublas_bind(ctx);
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_ctx_set_workspace");
+    return qlora__leave(ctx, qlora__ctx_set_workspace(ctx, memory, bytes));
+}
+
 static qlora_result qlora__ctx_native(qlora_ctx* ctx, qlora_native* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
@@ -9124,9 +9351,6 @@ qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out) {
 }
 
 static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
     memset(out, 0, sizeof *out);
     out->device_bytes = ctx->device_bytes;
     out->device_peak = ctx->device_peak;
@@ -9144,20 +9368,27 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     return QLORA_OK;
 }
 
-qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
-    QLORA__ENTER(ctx, "qlora_ctx_memory");
-    return qlora__leave(ctx, qlora__ctx_memory(ctx, out));
+static qlora_result qlora__ctx_query(qlora_ctx* ctx, qlora_ctx_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_ctx_info info;
+    memset(&info, 0, sizeof info);
+    QLORA__TRY(qlora__ctx_memory(ctx, &info.memory));
+    info.desc = &ctx->desc;
+    info.last_path = ctx->last_path;
+    info.tensors = ctx->living[QLORA__TENSORS];
+    info.clips = ctx->living[QLORA__CLIPS];
+    info.graphs = ctx->living[QLORA__GRAPHS];
+    info.models = ctx->living[QLORA__MODELS];
+    info.trainers = ctx->living[QLORA__TRAINERS];
+    *out = info;
+    return QLORA_OK;
 }
 
-// Appends to a buffer that may be too small; used counts what would have been written.
-QLORA__PRINTF(4, 5)
-static void qlora__append(char* buffer, size_t size, size_t* used, const char* format, ...) {
-    va_list args;
-    va_start(args, format);
-    bool room = buffer != NULL && *used < size;
-    int n = vsnprintf(room ? buffer + *used : NULL, room ? size - *used : 0, format, args);
-    va_end(args);
-    *used += n > 0 ? (size_t)n : 0;
+qlora_result qlora_ctx_query(qlora_ctx* ctx, qlora_ctx_info* out) {
+    QLORA__ENTER(ctx, "qlora_ctx_query");
+    return qlora__leave(ctx, qlora__ctx_query(ctx, out));
 }
 
 size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {
@@ -9632,10 +9863,6 @@ static bool qlora__has_cublas(const qlora_ctx* ctx) {
 const char* qlora_path_name(qlora_path path) {
     static const char* const names[] = {"auto", "CPU", "PTX", "cuBLAS", "NF4"};
     return (int)path >= 0 && path <= QLORA_PATH_NF4 ? names[path] : "unknown";
-}
-
-qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
-    return ctx != NULL ? ctx->last_path : QLORA_PATH_AUTO;
 }
 
 static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
@@ -10684,7 +10911,7 @@ static qlora_result qlora__clip_create(qlora_ctx* ctx, const qlora_tensor* const
         qlora__clip_free(ctx, clip);
         return r;
     }
-    ctx->children++;
+    ctx->living[QLORA__CLIPS]++;
     *out = clip;
     return QLORA_OK;
 }
@@ -10702,7 +10929,7 @@ static qlora_ctx* qlora__clip_ctx(const qlora_clip* clip) {
 static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
     qlora__clip_free(ctx, clip);
-    ctx->children--;
+    ctx->living[QLORA__CLIPS]--;
     return QLORA_OK;
 }
 
@@ -11755,18 +11982,43 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
     return frequency;
 }
 
-qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int64_t positions,
-                              float* out) {
-    if (desc == NULL || head_dim <= 0 || head_dim % 2 != 0 || positions < 0 ||
-        (out == NULL && positions > 0) || (int)desc->type < 0 || desc->type > QLORA_ROPE_YARN) {
-        return QLORA_ERR_ARGUMENT;
+// What is wrong with the arguments, in text; "" when nothing is. Defaults are resolved in d.
+static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t positions, char* text,
+                              size_t size) {
+    d->theta = d->theta != 0 ? d->theta : 10000;
+    d->factor = d->factor != 0 ? d->factor : 1;
+    bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
+    text[0] = '\0';
+    if (head_dim <= 0 || head_dim % 2 != 0) {
+        snprintf(text, size, "head_dim is %lld; use an even number above 0", (long long)head_dim);
+    } else if (positions < 0) {
+        snprintf(text, size, "positions is %lld; use 0 or more", (long long)positions);
+    } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
+        snprintf(text, size, "desc.type is %d; use a qlora_rope_type", (int)d->type);
+    } else if (!(d->theta > 1)) {
+        snprintf(text, size, "desc.theta is %g; use a number above 1", d->theta);
+    } else if (!(d->factor > 0)) {
+        snprintf(text, size, "desc.factor is %g; use a number above 0", d->factor);
+    } else if (needs_original && !(d->original_max_position > 0)) {
+        snprintf(text, size, "desc.original_max_position is %g; this type needs a number above 0",
+                 d->original_max_position);
     }
-    qlora_rope_desc d = *desc;
-    d.theta = d.theta != 0 ? d.theta : 10000;
-    d.factor = d.factor != 0 ? d.factor : 1;
-    bool needs_original = d.type == QLORA_ROPE_LLAMA3 || d.type == QLORA_ROPE_YARN;
-    if (!(d.theta > 1) || !(d.factor > 0) || (needs_original && !(d.original_max_position > 0))) {
-        return QLORA_ERR_ARGUMENT;
+}
+
+static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
+                                      int64_t positions, float* out) {
+    qlora_rope_desc d;
+    char text[160] = "desc is NULL";
+    memset(&d, 0, sizeof d);
+    if (desc != NULL) {
+        d = *desc;
+        qlora__rope_fault(&d, head_dim, positions, text, sizeof text);
+    }
+    if (text[0] == '\0' && out == NULL && positions > 0) {
+        snprintf(text, sizeof text, "out is NULL");
+    }
+    if (text[0] != '\0') {
+        return ctx != NULL ? qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s", text) : QLORA_ERR_ARGUMENT;
     }
     int64_t half = head_dim / 2;
     float attention = qlora__rope_attention_factor(&d);
@@ -11779,6 +12031,15 @@ qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int
         }
     }
     return QLORA_OK;
+}
+
+qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
+                              int64_t positions, float* out) {
+    if (ctx == NULL) {
+        return qlora__rope_table(NULL, desc, head_dim, positions, out);
+    }
+    QLORA__ENTER(ctx, "qlora_rope_table");
+    return qlora__leave(ctx, qlora__rope_table(ctx, desc, head_dim, positions, out));
 }
 
 typedef struct qlora__rope_job {
@@ -14683,7 +14944,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
     }
     graph->next = ctx->graphs;
     ctx->graphs = graph;
-    ctx->children++;
+    ctx->living[QLORA__GRAPHS]++;
     QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
                (unsigned long long)graph->nodes);
     *out = graph;
@@ -14737,7 +14998,7 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
     *link = graph->next;
     qlora__graph_drop_exec(ctx, graph);
     qlora__graph_free(ctx, graph);
-    ctx->children--;
+    ctx->living[QLORA__GRAPHS]--;
     return QLORA_OK;
 }
 
@@ -17045,9 +17306,8 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int i = 0; i < 2 && r == QLORA_OK; i++) {
-        r = qlora_rope_table(tables[i].desc, c->head_dim, m->positions, host);
+        r = qlora__rope_table(ctx, tables[i].desc, c->head_dim, m->positions, host);
         if (r != QLORA_OK) {
-            r = qlora__fail(ctx, r, "the rope parameters are not valid");
             break;
         }
         for (size_t j = 0; j < n; j++) {
@@ -17386,7 +17646,7 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
         }
         return r;
     }
-    ctx->children++;
+    ctx->living[QLORA__MODELS]++;
     *out = m;
     return QLORA_OK;
 }
@@ -17405,7 +17665,7 @@ static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
                            "a trainer of this model still lives; destroy it first");
     }
     qlora__model_free(m);
-    ctx->children--;
+    ctx->living[QLORA__MODELS]--;
     return QLORA_OK;
 }
 
@@ -19125,6 +19385,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m, qlora_
         return r;
     }
     m->trainers++;
+    ctx->living[QLORA__TRAINERS]++;
     *out = t;
     return QLORA_OK;
 }
@@ -19144,6 +19405,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
         trainer->m->trainers--;
+        ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
     return qlora__leave(ctx, r);
@@ -20092,4 +20354,4 @@ qlora_result qlora_generate(qlora_model* model, const qlora_generate_desc* desc,
 /*
     Licence: MIT No Attribution, or the Unlicense, at your choice. See LICENSE for the texts.
 */
-//@@ end b144a8426085bed3
+//@@ end ade19c92d3d66c7a

@@ -788,11 +788,11 @@ static const char* short_bytes(uint64_t bytes, char out[32]) {
 
 // Asking the driver costs more than a short step; the memory does not change much.
 static uint64_t memory_used(app* a) {
-    qlora_memory_info info;
+    qlora_ctx_info info;
     double now = seconds_now();
     if ((a->memory_at == 0.0 || now - a->memory_at > 5.0) &&
-        qlora_ctx_memory(a->ctx, &info) == QLORA_OK) {
-        a->memory = info.device_bytes > 0 ? info.device_bytes : info.host_bytes;
+        qlora_ctx_query(a->ctx, &info) == QLORA_OK) {
+        a->memory = info.memory.device_bytes > 0 ? info.memory.device_bytes : info.memory.host_bytes;
         a->memory_at = now;
     }
     return a->memory;
@@ -2356,8 +2356,11 @@ static bool context_open(app* a) {
     if (qlora_ctx_create(&desc, &a->ctx) != QLORA_OK) {
         return fail(a->error, "%s", why);
     }
-    qlora_ctx_get_desc(a->ctx, &desc);
-    a->files = desc.files;
+    qlora_ctx_info info;
+    if (qlora_ctx_query(a->ctx, &info) != QLORA_OK) {
+        return fail(a->error, "%s", qlora_last_error(a->ctx));
+    }
+    a->files = info.desc->files;
     return true;
 }
 

@@ -224,7 +224,7 @@ static bool budget_fill(app* a) {
     static char why[512];
     qlora_ctx_desc d;
     qlora_ctx* gpu = NULL;
-    qlora_memory_info info;
+    qlora_ctx_info info;
     a->budget.capability = (int32_t)(a->o.capability * 10.0 + 0.5);
     a->budget.bytes = (uint64_t)a->o.memory;
     if (a->o.memory > 0.0) {
@@ -237,10 +237,10 @@ static bool budget_fill(app* a) {
     if (qlora_ctx_create(&d, &gpu) != QLORA_OK) {
         return fail("no GPU to plan for (%s); say --memory 8G", why);
     }
-    bool ok = qlora_ctx_memory(gpu, &info) == QLORA_OK || fail("%s", qlora_last_error(gpu));
+    bool ok = qlora_ctx_query(gpu, &info) == QLORA_OK || fail("%s", qlora_last_error(gpu));
     qlora_ctx_destroy(gpu);
     const uint64_t margin = (uint64_t)512 << 20; // the driver's own, cuBLAS, graphs
-    a->budget.bytes = ok && info.device_free > margin ? info.device_free - margin : 1;
+    a->budget.bytes = ok && info.memory.device_free > margin ? info.memory.device_free - margin : 1;
     return ok;
 }
 

@@ -1,12 +1,4 @@
 // ---- GEMM ---------------------------------------------------------------------------------------
-typedef enum qlora_path {
-    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
-    QLORA_PATH_CPU = 1,
-    QLORA_PATH_PTX = 2,
-    QLORA_PATH_CUBLAS = 3,
-    QLORA_PATH_NF4 = 4 // reported only: weights were widened inside the product
-} qlora_path;
-
 typedef struct qlora_gemm_desc {
     bool trans_a; // A is stored [K, M]
     bool trans_b; // B is stored [N, K]
@@ -44,7 +36,6 @@ QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor*
 QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
                                              const qlora_tensor* dc, const qlora_tensor* db,
                                              uint32_t flags);
-QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
 QLORA_API const char* qlora_path_name(qlora_path path);
 
 // ---- NF4

@@ -1,12 +1,35 @@
 // ---- models -------------------------------------------------------------------------------------
-// Without the model its functions are declared and not there, which is no matter for extern ones.
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
-#undef QLORA_API
-#define QLORA_API extern
-#endif
-
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
+
+typedef enum qlora_base_format {
+    QLORA_BASE_NF4 = 0,
+    QLORA_BASE_16BIT = 1,
+    QLORA_BASE_32BIT = 2
+} qlora_base_format;
+
+typedef enum qlora_rope_type {
+    QLORA_ROPE_DEFAULT = 0,
+    QLORA_ROPE_LINEAR,
+    QLORA_ROPE_LLAMA3,
+    QLORA_ROPE_YARN
+} qlora_rope_type;
+
+// How a model scales its rotary frequencies; the names are those of config.json.
+typedef struct qlora_rope_desc {
+    qlora_rope_type type;
+    double theta;                 // 0 = 10000
+    double factor;                // 0 = 1
+    double low_freq_factor;       // llama3; 0 = 1
+    double high_freq_factor;      // llama3; 0 = 4
+    double original_max_position; // llama3, yarn: original_max_position_embeddings; 0 = error
+    double beta_fast;             // yarn; 0 = 32
+    double beta_slow;             // yarn; 0 = 1
+    double attention_factor;      // yarn, on cosine and sine; 0 = from factor and mscale
+    double mscale;                // yarn; 0 = not given
+    double mscale_all_dim;        // yarn; 0 = not given
+    bool no_truncate;             // yarn: "truncate": false
+} qlora_rope_desc;
 
 typedef enum qlora_family {
     QLORA_FAMILY_NONE = 0,

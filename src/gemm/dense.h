@@ -239,10 +239,6 @@ const char* qlora_path_name(qlora_path path) {
     return (int)path >= 0 && path <= QLORA_PATH_NF4 ? names[path] : "unknown";
 }
 
-qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
-    return ctx != NULL ? ctx->last_path : QLORA_PATH_AUTO;
-}
-
 static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
     bool cpu = qlora__on_cpu(ctx);
     if ((int)wanted < 0 || wanted > QLORA_PATH_CUBLAS) {

@@ -70,6 +70,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m, qlora_
         return r;
     }
     m->trainers++;
+    ctx->living[QLORA__TRAINERS]++;
     *out = t;
     return QLORA_OK;
 }
@@ -89,6 +90,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     qlora_result r = qlora__not_in_capture(ctx, "destroying a trainer");
     if (r == QLORA_OK) {
         trainer->m->trainers--;
+        ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
     return qlora__leave(ctx, r);

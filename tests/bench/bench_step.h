@@ -408,8 +408,9 @@ static double step_median(double* values, int64_t n) {
 
 static bool step_measure(step_run* s, double process_start) {
     int64_t n = s->o->steps;
-    qlora_memory_info before;
-    if (!step_ok(s, qlora_ctx_memory(s->ctx, &before))) {
+    qlora_ctx_info before;
+    qlora_ctx_info after;
+    if (!step_ok(s, qlora_ctx_query(s->ctx, &before))) {
         return false;
     }
     for (int64_t i = 0; i < STEP_WARM_UP; i++) {
@@ -443,11 +444,12 @@ static bool step_measure(step_run* s, double process_start) {
     s->mean_ms = (step_seconds() - start) * 1e3 / (double)n;
     s->median_ms = step_median(s->times, n) * 1e3;
     s->host_us = step_median(s->host, n) * 1e6;
-    if (!step_ok(s, qlora_ctx_memory(s->ctx, &s->memory)) ||
+    if (!step_ok(s, qlora_ctx_query(s->ctx, &after)) ||
         !step_ok(s, qlora_cache_query(s->ctx, &s->cache))) {
         return false;
     }
-    s->allocations = s->memory.device_allocations - before.device_allocations;
+    s->memory = after.memory;
+    s->allocations = s->memory.device_allocations - before.memory.device_allocations;
     return true;
 }
 

@@ -293,7 +293,7 @@ static void run_rows(run* r, qlora_dtype dtype) {
     static float table[32 * 16];
     qlora_rope_desc rope;
     memset(&rope, 0, sizeof rope);
-    must(r, "rope", qlora_rope_table(&rope, 16, 32, table));
+    must(r, "rope", qlora_rope_table(NULL, &rope, 16, 32, table));
     qlora_tensor turn;
     must(r, "rope", qlora_tensor_create(ctx, QLORA_F32, 32, 16, &turn));
     must(r, "rope", qlora_tensor_write(ctx, &turn, table, sizeof table));

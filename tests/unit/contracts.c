@@ -151,7 +151,7 @@ TEST operators_neither_wait_nor_allocate(const test_machine* machine) {
     static const char* const classes[] = {"SYNC", "ALLOC", "LOAD"};
     uint64_t before[3];
     qlora_memory_info memory;
-    ASSERT_EQ(QLORA_OK, qlora_ctx_memory(ctx, &memory));
+    ASSERT_EQ(QLORA_OK, test_memory(ctx, &memory));
     uint64_t host_bytes = memory.host_bytes;
     for (int i = 0; i < 3; i++) {
         before[i] = test_fake()->calls(classes[i]);
@@ -162,7 +162,7 @@ TEST operators_neither_wait_nor_allocate(const test_machine* machine) {
     for (int i = 0; i < 3; i++) {
         ASSERT_EQ(before[i], test_fake()->calls(classes[i]));
     }
-    ASSERT_EQ(QLORA_OK, qlora_ctx_memory(ctx, &memory));
+    ASSERT_EQ(QLORA_OK, test_memory(ctx, &memory));
     ASSERT_EQ(host_bytes, memory.host_bytes);
     ASSERT_EQ(QLORA_OK, qlora_clip_destroy(w.clip));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &w.a));

@@ -733,7 +733,7 @@ TEST faults_without_cublas(const test_machine* machine) {
         ASSERT_EQ(NULL, native.cublas);
         large_work(ctx, &now, &got);
         ASSERT_EQ_FMT((int)QLORA_OK, (int)got.result, "%d");
-        ASSERT_EQ(QLORA_PATH_PTX, qlora_ctx_last_path(ctx));
+        ASSERT_EQ(QLORA_PATH_PTX, test_last_path(ctx));
         if (i == 0) {
             good = got; // our own kernels give the same bytes, whatever the reason
         }

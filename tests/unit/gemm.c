@@ -307,7 +307,7 @@ TEST gemm_named_products(const test_machine* machine) {
         qlora_path expected = !gpu                                ? QLORA_PATH_CPU
                               : pass == 0 && machine->cublas ? QLORA_PATH_CUBLAS
                                                                   : QLORA_PATH_PTX;
-        ASSERT_EQ(expected, qlora_ctx_last_path(ctx));
+        ASSERT_EQ(expected, test_last_path(ctx));
     }
     qlora_tensor* all[] = {&a, &b, &c, &dc, &da, &db};
     for (int i = 0; i < 6; i++) {

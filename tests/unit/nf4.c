@@ -632,7 +632,7 @@ static const char* run_product(qlora_ctx* ctx, const test_machine* machine, test
         wrong = "written outside, or not read back";
     } else if (n > 0 && !test_rel_l2(expected, got, n, c->y == QLORA_BF16 ? 4e-3 : 2e-6)) {
         wrong = "wrong numbers";
-    } else if (gpu && cores && c->path != QLORA_PATH_AUTO && qlora_ctx_last_path(ctx) != c->path) {
+    } else if (gpu && cores && c->path != QLORA_PATH_AUTO && test_last_path(ctx) != c->path) {
         wrong = "another path than reported";
     }
     qlora_tensor_destroy(ctx, &xs);
@@ -724,7 +724,7 @@ TEST nf4_two_weights_at_once(const test_machine* machine) {
         ASSERT(with_nan(ctx, QLORA_F32, ROWS, OUT2, 1, NULL, &y2, &v2));
         ASSERT_EQ(QLORA_OK, qlora_nf4_gemm_forward2(ctx, &xv, &w1.w, &w2.w, &v1, &v2, flags));
         bool fused = (machine->sets & TEST_TENSOR_CORES) != 0 && is_gpu(machine) && form == 0;
-        ASSERT_EQ(fused, qlora_ctx_last_path(ctx) == QLORA_PATH_NF4);
+        ASSERT_EQ(fused, test_last_path(ctx) == QLORA_PATH_NF4);
         ASSERT(read_view(ctx, &y1, &v1, got1));
         ASSERT(read_view(ctx, &y2, &v2, got2));
         ASSERT_REL_L2(expected1, got1, ROWS * OUT1, 2e-6);
