@@ -17,8 +17,8 @@ static const struct {
     uint32_t flags;
 } PATHS[] = {
     {"CPU", QLORA_BACKEND_CPU, 0},
-    {"PTX", QLORA_BACKEND_CUDA, QLORA_GEMM_PTX},
-    {"cuBLAS", QLORA_BACKEND_CUDA, QLORA_GEMM_CUBLAS},
+    {"PTX", QLORA_BACKEND_CUDA, QLORA_PRODUCT_PTX},
+    {"cuBLAS", QLORA_BACKEND_CUDA, QLORA_PRODUCT_CUBLAS},
 };
 
 typedef struct matrices {
@@ -92,15 +92,17 @@ int main(void) {
             continue;
         }
         qlora_ctx_native(ctx, &native);
-        if ((PATHS[i].flags & QLORA_GEMM_CUBLAS) != 0 && native.cublas == NULL) {
+        if ((PATHS[i].flags & QLORA_PRODUCT_CUBLAS) != 0 && native.cublas == NULL) {
             printf("%-7s not available: cuBLAS not found\n", PATHS[i].name);
         } else if (multiply(ctx, PATHS[i].flags, result) != QLORA_OK) {
             status = 1;
         } else {
             double forward = difference(cpu.c, result->c, M * N);
             double backward = difference(cpu.db, result->db, K * N);
+            qlora_ctx_info info;
+            bool known = qlora_ctx_query(ctx, &info) == QLORA_OK;
             printf("%-7s ran as %-6s  max relative difference: A B %.1e, A^T dC %.1e\n",
-                   PATHS[i].name, qlora_path_name(qlora_ctx_last_path(ctx)), forward, backward);
+                   PATHS[i].name, known ? qlora_path_name(info.last_path) : "?", forward, backward);
             status = forward <= 1e-5 && backward <= 1e-5 ? status : 1;
         }
         qlora_ctx_destroy(ctx);

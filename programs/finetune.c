@@ -843,11 +843,11 @@ static const char* short_bytes(uint64_t bytes, char out[32]) {
 
 // Querying the driver takes longer than a short step, and the memory in use hardly changes.
 static uint64_t memory_used(app* a) {
-    qlora_memory_info info;
+    qlora_ctx_info info;
     double now = seconds_now();
     if ((a->memory_at == 0.0 || now - a->memory_at > 5.0) &&
-        qlora_ctx_memory(a->ctx, &info) == QLORA_OK) {
-        a->memory = info.device_bytes > 0 ? info.device_bytes : info.host_bytes;
+        qlora_ctx_query(a->ctx, &info) == QLORA_OK) {
+        a->memory = info.memory.device_bytes > 0 ? info.memory.device_bytes : info.memory.host_bytes;
         a->memory_at = now;
     }
     return a->memory;
@@ -2396,6 +2396,8 @@ static bool demo_data(app* a) {
 
 // ---- from the options to the run ---------------------------------------------------------------
 
+enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
+
 static bool context_open(app* a) {
     char why[512] = "";
     qlora_ctx_desc desc;
@@ -2403,6 +2405,7 @@ static bool context_open(app* a) {
     desc.require_backend = (qlora_backend)a->o.backend;
     desc.device = (int32_t)a->o.device;
     desc.threads = (int32_t)a->o.threads;
+    desc.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     desc.log = a->o.verbose ? qlora_log_stderr : NULL;
     desc.error_text = why;
     desc.error_text_size = sizeof why;
@@ -2414,8 +2417,11 @@ static bool context_open(app* a) {
         return fail(a->error, "--mode bf16 needs a GPU (%s); use --mode f32 or auto",
                     qlora_ctx_reason(a->ctx));
     }
-    qlora_ctx_get_desc(a->ctx, &desc);
-    a->files = desc.files;
+    qlora_ctx_info info;
+    if (qlora_ctx_query(a->ctx, &info) != QLORA_OK) {
+        return fail(a->error, "%s", qlora_last_error(a->ctx));
+    }
+    a->files = info.desc->files;
     return true;
 }
 
@@ -2434,7 +2440,7 @@ static bool model_describe(app* a) {
     }
     d->seed = (uint64_t)o->seed;
     d->base = (qlora_base_format)o->base;
-    d->mode = (qlora_mode)o->mode;
+    d->mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
     d->adapter = o->adapter;
     d->rank = (int32_t)o->rank;
     d->alpha = (float)o->alpha;

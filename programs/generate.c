@@ -161,6 +161,8 @@ static void stops_collect(app* a, const qlora_model_config* config) {
     }
 }
 
+enum { MODE_TF32 = 2 }; // its place in the list of --mode: F32 with the context's math
+
 static bool context_open(app* a) {
     static char why[512];
     qlora_ctx_desc d;
@@ -168,7 +170,7 @@ static bool context_open(app* a) {
     d.require_backend = (qlora_backend)a->o.backend;
     d.device = (int32_t)a->o.device;
     d.threads = (int32_t)a->o.threads;
-    d.math = a->o.mode == QLORA_MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
+    d.math = a->o.mode == MODE_TF32 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     d.log = a->o.verbose ? qlora_log_stderr : NULL;
     d.error_text = why;
     d.error_text_size = sizeof why;
@@ -199,7 +201,7 @@ static bool model_open(app* a, int64_t prompt, int64_t room) {
     m.adapter = o->adapter;
     m.train_norms = norms_exist(o->adapter);
     m.rank = -1;
-    m.mode = (qlora_mode)o->mode;
+    m.mode = o->mode == MODE_TF32 ? QLORA_MODE_F32 : (qlora_mode)o->mode;
     m.base = (qlora_base_format)o->base;
     m.purpose = QLORA_PURPOSE_EVALUATE;
     m.tokens = prompt < 1024 ? prompt : 1024;

@@ -104,7 +104,7 @@ static bool try_plan(app* a, const shape* s, int64_t batch, int64_t length, qlor
     }
     m.rank = (int32_t)o->rank;
     m.base = (qlora_base_format)o->base;
-    m.mode = (qlora_mode)o->mode;
+    m.mode = o->mode == 2 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // tf32 is stored as f32
     m.train_norms = o->train_norms;
     m.tokens = batch * length;
     m.max_sequences = batch;
@@ -223,7 +223,7 @@ static bool budget_fill(app* a) {
     static char why[512];
     qlora_ctx_desc d;
     qlora_ctx* gpu = NULL;
-    qlora_memory_info info;
+    qlora_ctx_info info;
     a->budget.capability = (int32_t)(a->o.capability * 10.0 + 0.5);
     a->budget.bytes = (uint64_t)a->o.memory;
     if (a->o.memory > 0.0) {
@@ -238,10 +238,10 @@ static bool budget_fill(app* a) {
                     message_text(why));
     }
     bool ok =
-        qlora_ctx_memory(gpu, &info) == QLORA_OK || fail("%s", message_text(qlora_last_error(gpu)));
+        qlora_ctx_query(gpu, &info) == QLORA_OK || fail("%s", message_text(qlora_last_error(gpu)));
     qlora_ctx_destroy(gpu);
     const uint64_t margin = (uint64_t)512 << 20; // for the driver, cuBLAS and graphs
-    a->budget.bytes = ok && info.device_free > margin ? info.device_free - margin : 1;
+    a->budget.bytes = ok && info.memory.device_free > margin ? info.memory.device_free - margin : 1;
     return ok;
 }
 

@@ -63,8 +63,11 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
     if (d->threads < 0 || d->threads > QLORA__MAX_THREADS) {
         return "desc.threads must lie between 0 and 64";
     }
-    if (d->workspace != NULL && ((uintptr_t)d->workspace % 256 != 0 || d->workspace_bytes == 0)) {
-        return "desc.workspace must be 256-byte aligned and have desc.workspace_bytes";
+    if (d->workspace != NULL && (uintptr_t)d->workspace % 256 != 0) {
+        return "desc.workspace must be 256-byte aligned";
+    }
+    if (d->workspace != NULL && d->workspace_bytes == 0) {
+        return "desc.workspace needs its size in desc.workspace_bytes";
     }
     return NULL;
 }
@@ -80,11 +83,22 @@ static const char* qlora__ctx_desc_fault(const qlora_ctx_desc* d) {
 // one scratch between them, so work that needs scratch belongs to the first. Outside a capture all
 // of it is one line, in the order of the calls: the same kernels, and the same bits.
 
+// A stream of our own with desc.stream_priority; a driver without priorities gives a plain one.
+static qlora_result qlora__stream_create(qlora_ctx* ctx, void** out) {
+    qlora__gpu* gpu = ctx->gpu;
+    int priority = (int)ctx->desc.stream_priority;
+    if (priority != 0 && gpu->cu.StreamCreateWithPriority != NULL) {
+        int code = gpu->cu.StreamCreateWithPriority(out, QLORA__CU_STREAM_NON_BLOCKING, priority);
+        return qlora__cu(ctx, code, "cuStreamCreateWithPriority");
+    }
+    return qlora__cu(ctx, gpu->cu.StreamCreate(out, QLORA__CU_STREAM_NON_BLOCKING),
+                     "cuStreamCreate");
+}
+
 static qlora_result qlora__beside_open(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
     qlora__beside* b = &gpu->beside;
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&b->stream, QLORA__CU_STREAM_NON_BLOCKING),
-                         "cuStreamCreate"));
+    QLORA__TRY(qlora__stream_create(ctx, &b->stream));
     QLORA__TRY(qlora__cu(ctx, gpu->cu.EventCreate(&b->fork, QLORA__CU_EVENT_DISABLE_TIMING),
                          "cuEventCreate"));
     for (int i = 0; i < QLORA__BESIDE_SLOTS; i++) {
@@ -230,8 +244,7 @@ static qlora_result qlora__stream_check(qlora_ctx* ctx, void* stream) {
 
 static qlora_result qlora__gpu_open_stream(qlora_ctx* ctx) {
     qlora__gpu* gpu = ctx->gpu;
-    QLORA__TRY(qlora__cu(ctx, gpu->cu.StreamCreate(&gpu->own_stream, QLORA__CU_STREAM_NON_BLOCKING),
-                         "cuStreamCreate"));
+    QLORA__TRY(qlora__stream_create(ctx, &gpu->own_stream));
     gpu->stream = gpu->own_stream;
     if (ctx->desc.cu_stream != NULL) {
         QLORA__TRY(qlora__stream_check(ctx, ctx->desc.cu_stream));
@@ -385,8 +398,34 @@ static void qlora__tell(const qlora_ctx_desc* desc, const char* text) {
     }
 }
 
-qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
+// A program and a library that disagree about a struct would read each other's fields wrongly.
+static bool qlora__abi_fits(const qlora_ctx_desc* desc, int version, uint64_t abi) {
+    char text[256];
+    if (version == QLORA_VERSION && abi == (uint64_t)QLORA_ABI) {
+        return true;
+    }
+    if (version != QLORA_VERSION) {
+        snprintf(
+            text, sizeof text,
+            "qlora_ctx_create: the program was compiled with qlora.h %d.%d.%d, this library is "
+            "%s; compile both with the same header",
+            version / 10000, version / 100 % 100, version % 100, QLORA_VERSION_STRING);
+    } else {
+        snprintf(text, sizeof text,
+                 "qlora_ctx_create: the program and this library were compiled with different "
+                 "headers of version %s (struct sizes %llx and %llx); compile both with the same",
+                 QLORA_VERSION_STRING, (unsigned long long)abi, (unsigned long long)QLORA_ABI);
+    }
+    qlora__tell(desc, text); // its place in the desc never changes
+    return false;
+}
+
+qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out, int version,
+                                  uint64_t abi) {
     qlora__tell(desc, "");
+    if (!qlora__abi_fits(desc, version, abi)) {
+        return QLORA_ERR_VERSION;
+    }
     const char* fault = out == NULL ? "out is NULL" : NULL;
     if (fault == NULL && desc != NULL) {
         fault = qlora__ctx_desc_fault(desc);
@@ -426,18 +465,37 @@ qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out) {
     return QLORA_OK;
 }
 
+// "2 tensors, 1 model" of what still exists; "" when nothing does.
+static void qlora__living_text(const qlora_ctx* ctx, char* text, size_t size) {
+    static const char* const names[] = {"tensor", "clip", "graph", "model", "trainer",
+                                        "generation"};
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < QLORA__KINDS; i++) {
+        if (ctx->living[i] != 0) {
+            qlora__append(text, size, &used, "%s%lld %s%s", used > 0 ? ", " : "",
+                          (long long)ctx->living[i], names[i], ctx->living[i] == 1 ? "" : "s");
+        }
+    }
+}
+
 qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     if (ctx == NULL) {
         return QLORA_OK;
     }
+    if (ctx->depth > 0) {
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "qlora_ctx_destroy was called inside another call of this context");
+    }
     ctx->env.call = "qlora_ctx_destroy";
-    if (ctx->depth > 0 || ctx->children > 0) {
-        QLORA__LOG(ctx, ERROR, LEAK, "%lld objects still live", (long long)ctx->children);
-        return qlora__fail(
-            ctx, QLORA_ERR_STATE,
-            "%lld tensors, clips, graphs or models of this context still live; destroy "
-            "them first",
-            (long long)ctx->children);
+    char living[160];
+    qlora__living_text(ctx, living, sizeof living);
+    if (living[0] != '\0') {
+        QLORA__LOG(ctx, ERROR, LEAK, "still in existence: %s", living);
+        return qlora__fail(ctx, QLORA_ERR_STATE,
+                           "objects of this context still exist: %s; "
+                           "destroy them first",
+                           living);
     }
     if (!qlora__on_cpu(ctx)) {
         QLORA__TRY(qlora__enter_destroy(ctx, "qlora_ctx_destroy"));
@@ -449,12 +507,6 @@ qlora_result qlora_ctx_destroy(qlora_ctx* ctx) {
     qlora_allocator allocator = ctx->desc.allocator;
     allocator.free(ctx, sizeof *ctx, allocator.user);
     return QLORA_OK;
-}
-
-void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out) {
-    if (ctx != NULL && out != NULL) {
-        *out = ctx->desc;
-    }
 }
 
 qlora_backend qlora_ctx_backend(const qlora_ctx* ctx) {
@@ -515,6 +567,65 @@ qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream) {
     return qlora__leave(ctx, qlora__ctx_set_stream(ctx, cu_stream));
 }
 
+#ifndef QLORA_NO_CUDA
+
+// Both lines get their new memory before either loses the old one.
+static qlora_result qlora__workspace_swap(qlora_ctx* ctx, void* memory, size_t bytes) {
+    qlora__gpu* gpu = ctx->gpu;
+    qlora__buffer* own = NULL;
+    qlora__buffer* second = NULL;
+    QLORA__TRY(memory == NULL ? qlora__buffer_create(ctx, bytes, &own) : QLORA_OK);
+    qlora_result r = qlora__buffer_create(ctx, bytes, &second);
+    r = r == QLORA_OK ? qlora__sync(ctx) : r; // nothing in the queue uses the old memory
+    if (r != QLORA_OK) {
+        qlora__buffer_destroy(ctx, own);
+        qlora__buffer_destroy(ctx, second);
+        return r;
+    }
+    qlora__buffer_destroy(ctx, gpu->own_workspace);
+    qlora__buffer_destroy(ctx, gpu->beside.workspace);
+    gpu->own_workspace = own;
+    gpu->workspace = own != NULL ? own->data : memory;
+    gpu->beside.workspace = second;
+    return QLORA_OK;
+}
+
+#endif
+
+static qlora_result qlora__ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes) {
+    if ((uintptr_t)memory % 256 != 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "memory must be 256-byte aligned");
+    }
+    if (memory != NULL && bytes == 0) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "bytes is 0; give the size of memory");
+    }
+    if (memory != NULL && qlora__on_cpu(ctx)) {
+        return qlora__fail(ctx, QLORA_ERR_UNSUPPORTED, "a CPU context has no cuBLAS workspace");
+    }
+    QLORA__TRY(qlora__not_in_capture(ctx, "changing the workspace"));
+    bytes = bytes != 0 ? bytes : QLORA__WORKSPACE_BYTES;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
+        QLORA__TRY(qlora__workspace_swap(ctx, memory, bytes));
+        ctx->gpu->cublas_bound = false;
+        qlora__graphs_invalidate(ctx, 0, "the cuBLAS workspace was changed");
+    }
+#endif
+    ctx->desc.workspace = memory;
+    ctx->desc.workspace_bytes = bytes;
+#ifndef QLORA_NO_CUDA
+    if (ctx->gpu != NULL && ctx->gpu->cublas != NULL) {
+        return qlora__cublas_bind(ctx);
+    }
+#endif
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes) {
+    QLORA__ENTER(ctx, "qlora_ctx_set_workspace");
+    return qlora__leave(ctx, qlora__ctx_set_workspace(ctx, memory, bytes));
+}
+
 static qlora_result qlora__ctx_native(qlora_ctx* ctx, qlora_native* out) {
     if (out == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
@@ -538,9 +649,6 @@ qlora_result qlora_ctx_native(qlora_ctx* ctx, qlora_native* out) {
 }
 
 static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
-    if (out == NULL) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
-    }
     memset(out, 0, sizeof *out);
     out->device_bytes = ctx->device_bytes;
     out->device_peak = ctx->device_peak;
@@ -558,9 +666,28 @@ static qlora_result qlora__ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
     return QLORA_OK;
 }
 
-qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out) {
-    QLORA__ENTER(ctx, "qlora_ctx_memory");
-    return qlora__leave(ctx, qlora__ctx_memory(ctx, out));
+static qlora_result qlora__ctx_query(qlora_ctx* ctx, qlora_ctx_info* out) {
+    if (out == NULL) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "out is NULL");
+    }
+    qlora_ctx_info info;
+    memset(&info, 0, sizeof info);
+    QLORA__TRY(qlora__ctx_memory(ctx, &info.memory));
+    info.desc = &ctx->desc;
+    info.last_path = ctx->last_path;
+    info.tensors = ctx->living[QLORA__TENSORS];
+    info.clips = ctx->living[QLORA__CLIPS];
+    info.graphs = ctx->living[QLORA__GRAPHS];
+    info.models = ctx->living[QLORA__MODELS];
+    info.trainers = ctx->living[QLORA__TRAINERS];
+    info.generations = ctx->living[QLORA__GENERATIONS];
+    *out = info;
+    return QLORA_OK;
+}
+
+qlora_result qlora_ctx_query(qlora_ctx* ctx, qlora_ctx_info* out) {
+    QLORA__ENTER(ctx, "qlora_ctx_query");
+    return qlora__leave(ctx, qlora__ctx_query(ctx, out));
 }
 
 size_t qlora_describe(const qlora_ctx* ctx, char* buffer, size_t size) {

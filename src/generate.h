@@ -330,6 +330,7 @@ static qlora_result qlora__generate_begin(qlora_ctx* ctx, qlora_model* m,
         return r;
     }
     m->generations++;
+    ctx->living[QLORA__GENERATIONS]++;
     *out = g;
     return QLORA_OK;
 }
@@ -424,6 +425,7 @@ qlora_result qlora_generate_end(qlora_generation* generation) {
     qlora_ctx* ctx = generation->ctx;
     QLORA__TRY(qlora__enter_destroy(ctx, "qlora_generate_end"));
     generation->m->generations--;
+    ctx->living[QLORA__GENERATIONS]--;
     qlora__generation_free(generation);
     return qlora__leave(ctx, QLORA_OK);
 }
@@ -444,6 +446,7 @@ static qlora_result qlora__generate(qlora_ctx* ctx, qlora_model* m, const qlora_
         stopped = stopped || (r == QLORA_OK && !fn(user, token));
     }
     m->generations--;
+    ctx->living[QLORA__GENERATIONS]--;
     qlora__generation_free(g);
     return r;
 }

@@ -242,7 +242,7 @@ static qlora_result qlora__graph_capture(qlora_ctx* ctx, uint64_t key, qlora_gra
     }
     graph->next = ctx->graphs;
     ctx->graphs = graph;
-    ctx->children++;
+    ctx->living[QLORA__GRAPHS]++;
     QLORA__LOG(ctx, INFO, GRAPH, "graph %llu captured, %llu nodes", (unsigned long long)key,
                (unsigned long long)graph->nodes);
     *out = graph;
@@ -285,6 +285,9 @@ qlora_result qlora_graph_replay(qlora_graph* graph, uint64_t key) {
 }
 
 static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
+    if (graph == NULL) {
+        return QLORA_OK;
+    }
     QLORA__TRY(qlora__not_in_capture(ctx, "destroying a graph"));
     qlora_graph** link = &ctx->graphs;
     while (*link != graph) {
@@ -293,7 +296,7 @@ static qlora_result qlora__graph_destroy(qlora_ctx* ctx, qlora_graph* graph) {
     *link = graph->next;
     qlora__graph_drop_exec(ctx, graph);
     qlora__graph_free(ctx, graph);
-    ctx->children--;
+    ctx->living[QLORA__GRAPHS]--;
     return QLORA_OK;
 }
 

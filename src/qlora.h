@@ -52,13 +52,29 @@ extern "C" {
 
 #include "api/base.h"
 #include "api/context.h"
-#include "api/cache.h"
-#include "api/gemm.h"
-#include "api/ops.h"
+// Without the model its functions are declared and never defined, which only extern ones may be.
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#define QLORA_API extern
+#endif
+
 #include "api/model.h"
 #include "api/train.h"
-#include "api/adapter.h"
 #include "api/generate.h"
+#include "api/adapter.h"
+#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
+#undef QLORA_API
+#if defined(__GNUC__)
+#define QLORA_API static __attribute__((unused))
+#else
+#define QLORA_API static
+#endif
+#endif
+
+#include "api/gemm.h"
+#include "api/ops.h"
+#include "api/cache.h"
+#include "api/abi.h"
 
 #ifdef __cplusplus
 }

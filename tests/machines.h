@@ -62,6 +62,10 @@ qlora_result test_tensor(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_
                          const float* values, qlora_tensor* out);
 bool test_read(qlora_ctx* ctx, const qlora_tensor* tensor, float* out); // contiguous tensors
 
+// Parts of what qlora_ctx_query gives.
+qlora_result test_memory(qlora_ctx* ctx, qlora_memory_info* out);
+qlora_path test_last_path(qlora_ctx* ctx);
+
 #define RUN_ON(SETS, TEST)                                                                         \
     do {                                                                                           \
         for (size_t machine_ = 0; machine_ < test_machine_count(); machine_++) {                   \

@@ -5,15 +5,16 @@
 
 typedef struct ops_api {
     size_t real_bytes; // size of one element of an F32 tensor on the CPU: 4, or 8 in double
-    qlora_result (*ctx_create)(const qlora_ctx_desc* desc, qlora_ctx** out);
+    qlora_result (*ctx_create)(const qlora_ctx_desc* desc, qlora_ctx** out, int version,
+                               uint64_t abi);
     qlora_result (*ctx_destroy)(qlora_ctx* ctx);
     const char* (*last_error)(const qlora_ctx* ctx);
     qlora_result (*tensor_create)(qlora_ctx* ctx, qlora_dtype dtype, int64_t rows, int64_t cols,
                                   qlora_tensor* out);
     qlora_result (*tensor_destroy)(qlora_ctx* ctx, qlora_tensor* tensor);
-    qlora_result (*tensor_upload)(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
+    qlora_result (*tensor_write)(qlora_ctx* ctx, const qlora_tensor* t, const void* source,
                                   size_t bytes);
-    qlora_result (*tensor_download)(qlora_ctx* ctx, const qlora_tensor* t, void* target,
+    qlora_result (*tensor_read)(qlora_ctx* ctx, const qlora_tensor* t, void* target,
                                     size_t bytes);
     qlora_result (*silu_forward)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* y);
     qlora_result (*silu_backward)(qlora_ctx* ctx, const qlora_tensor* x, const qlora_tensor* dy,
@@ -75,8 +76,8 @@ typedef struct ops_api {
 
 // In the order of the members above, after real_bytes.
 #define OPS_API_FUNCTIONS                                                                          \
-    qlora_ctx_create, qlora_ctx_destroy, qlora_last_error, qlora_tensor_create,                    \
-        qlora_tensor_destroy, qlora_tensor_write, qlora_tensor_read, qlora_silu_forward,      \
+    qlora_ctx_create_abi, qlora_ctx_destroy, qlora_last_error, qlora_tensor_create,                \
+        qlora_tensor_destroy, qlora_tensor_write, qlora_tensor_read, qlora_silu_forward,           \
         qlora_silu_backward, qlora_swiglu_forward, qlora_swiglu_backward, qlora_mul, qlora_add,    \
         qlora_scale, qlora_fill, qlora_rmsnorm_forward, qlora_rmsnorm_residual_forward,            \
         qlora_rmsnorm_backward, qlora_rope_forward, qlora_rope_backward, qlora_heads_split,        \

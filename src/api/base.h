@@ -9,6 +9,7 @@
     X(ERR_STATE,         -4,    "the object is not in a state that allows this call")       \
     X(ERR_UNSUPPORTED,   -5,    "not supported here")                                       \
     X(ERR_STOPPED,       -6,    "stopped by the caller")                                    \
+    X(ERR_VERSION,       -7,    "the program and the library were built from two headers")  \
     X(ERR_FILE,          -100,  "a file could not be read or written")                      \
     X(ERR_FORMAT,        -101,  "a file is malformed")                                      \
     X(ERR_CUDA,          -200,  "a CUDA call failed")                                       \

@@ -22,12 +22,6 @@ typedef struct qlora_launch_desc {
 QLORA_API qlora_result qlora_kernel_launch(qlora_ctx* ctx, const qlora_kernel* kernel,
                                            const qlora_launch_desc* launch, void** args);
 
-typedef enum qlora_base_format {
-    QLORA_BASE_NF4 = 0,
-    QLORA_BASE_16BIT = 1,
-    QLORA_BASE_32BIT = 2
-} qlora_base_format;
-
 typedef struct qlora_prewarm_desc {
     int64_t hidden;
     int64_t intermediate;

@@ -7,21 +7,26 @@ typedef enum qlora_backend {
     QLORA_BACKEND_CUDA = 2
 } qlora_backend;
 
-// How products of two f32 matrices are computed. 16-bit operands always accumulate in fp32.
+// How cuBLAS computes products of two f32 matrices. 16-bit operands always accumulate in fp32. A
+// model keeps the math that its context had when it was opened.
 typedef enum qlora_math {
     QLORA_MATH_F32 = 0,     // exact fp32 everywhere
     QLORA_MATH_TF32 = 1,    // forward on TF32 tensor cores, backward in exact fp32
-    QLORA_MATH_TF32_ALL = 2 // backward on TF32, too
+    QLORA_MATH_TF32_ALL = 2 // forward and backward on TF32 tensor cores
 } qlora_math;
 
 typedef struct qlora_ctx_desc {
     uint32_t reserved_must_be_zero0;
+    // These two stay here in every version, so that a library of another version can explain itself.
+    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
+    size_t error_text_size;
     qlora_backend require_backend; // ANY
     int32_t device;                // CUDA ordinal; 0 is the first
     int32_t threads;               // CPU threads; 0 = one per core, at most 64
     qlora_math math;               // F32
     void* cu_context;              // CUcontext to use; NULL = the device's primary context
     void* cu_stream;               // CUstream to use; NULL = one of our own
+    int32_t stream_priority;       // of our own streams, as CUDA counts: lower is more urgent; 0
     const char* cuda_library;      // path; NULL = the usual names
     const char* cublas_library; // path; NULL = the usual names, newest first; "none" = do without
     size_t workspace_bytes;        // for cuBLAS, of each of two; 0 = 32 MiB
@@ -32,23 +37,31 @@ typedef struct qlora_ctx_desc {
     qlora_files files;             // zero = the operating system's
     qlora_log_fn log;              // NULL = silent
     void* log_user;
-    char* error_text;              // where qlora_ctx_create explains a failure; may be NULL
-    size_t error_text_size;
     uint32_t reserved_must_be_zero1;
 } qlora_ctx_desc;
 
-QLORA_API qlora_result qlora_ctx_create(const qlora_ctx_desc* desc, qlora_ctx** out);
-// Refuses (QLORA_ERR_STATE, nothing freed) while tensors, clips, graphs or models of it live.
+// desc NULL = all defaults. Refuses (QLORA_ERR_VERSION) to serve a program that was compiled with
+// another version of this header, or with structs of other sizes.
+#define qlora_ctx_create(desc, out)                                                                \
+    qlora_ctx_create_abi((desc), (out), QLORA_VERSION, QLORA_ABI)
+QLORA_API qlora_result qlora_ctx_create_abi(const qlora_ctx_desc* desc, qlora_ctx** out,
+                                            int version, uint64_t abi);
+// Refuses (QLORA_ERR_STATE, nothing freed) while objects of the context exist, and names them.
 QLORA_API qlora_result qlora_ctx_destroy(qlora_ctx* ctx);
-QLORA_API void qlora_ctx_get_desc(const qlora_ctx* ctx, qlora_ctx_desc* out); // defaults resolved
 QLORA_API const char* qlora_last_error(const qlora_ctx* ctx);
 QLORA_API qlora_backend qlora_ctx_backend(const qlora_ctx* ctx);
 QLORA_API const char* qlora_ctx_reason(const qlora_ctx* ctx); // why this backend
 QLORA_API const char* qlora_ctx_target(const qlora_ctx* ctx); // "sm_90"; "cpu" without a GPU
+// For products from here on; models that are open keep their own.
 QLORA_API qlora_result qlora_ctx_set_math(qlora_ctx* ctx, qlora_math math);
 // Binds a stream of the caller's (NULL: back to our own). It must belong to this CUDA context and
 // may not be the legacy default stream, which cannot be captured. Invalidates the graphs.
 QLORA_API qlora_result qlora_ctx_set_stream(qlora_ctx* ctx, void* cu_stream);
+// Changes the memory that cuBLAS works in, as desc.workspace and desc.workspace_bytes set it at
+// first: bytes for each of our two lines of work, the first one's at memory (device memory of the
+// caller's, 256-byte aligned; NULL = ours), the second one's ours; 0 bytes = 32 MiB. Waits for the
+// device and invalidates the graphs.
+QLORA_API qlora_result qlora_ctx_set_workspace(qlora_ctx* ctx, void* memory, size_t bytes);
 QLORA_API qlora_result qlora_ctx_sync(qlora_ctx* ctx);
 
 typedef struct qlora_native {
@@ -73,7 +86,27 @@ typedef struct qlora_memory_info {
     uint64_t device_total;
     uint64_t host_bytes; // live host memory that we allocated
 } qlora_memory_info;
-QLORA_API qlora_result qlora_ctx_memory(qlora_ctx* ctx, qlora_memory_info* out);
+
+typedef enum qlora_path {
+    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
+    QLORA_PATH_CPU = 1,
+    QLORA_PATH_PTX = 2,
+    QLORA_PATH_CUBLAS = 3,
+    QLORA_PATH_NF4 = 4 // reported only: weights were dequantised inside the product
+} qlora_path;
+
+typedef struct qlora_ctx_info {
+    const qlora_ctx_desc* desc; // defaults resolved; valid as long as the context
+    qlora_memory_info memory;
+    qlora_path last_path; // of the last product
+    int64_t tensors;      // how many objects of each kind exist
+    int64_t clips;
+    int64_t graphs; // a trainer's own included
+    int64_t models;
+    int64_t trainers;
+    int64_t generations;
+} qlora_ctx_info;
+QLORA_API qlora_result qlora_ctx_query(qlora_ctx* ctx, qlora_ctx_info* out);
 
 // ---- tensors ------------------------------------------------------------------------------------
 typedef enum qlora_dtype {

@@ -1,22 +1,14 @@
 // ---- GEMM ---------------------------------------------------------------------------------------
-typedef enum qlora_path {
-    QLORA_PATH_AUTO = 0, // cuBLAS when bound, else our PTX; the CPU on a CPU context
-    QLORA_PATH_CPU = 1,
-    QLORA_PATH_PTX = 2,
-    QLORA_PATH_CUBLAS = 3,
-    QLORA_PATH_NF4 = 4 // reported only: weights were widened inside the product
-} qlora_path;
-
 typedef struct qlora_gemm_desc {
     bool trans_a; // A is stored [K, M]
     bool trans_b; // B is stored [N, K]
     float alpha;
     float beta; // 0: C is not read
-    bool tf32;  // allow TF32 for two f32 operands
     qlora_path path;
 } qlora_gemm_desc;
 
-// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all).
+// C = alpha op(A) op(B) + beta C, row-major, batch by batch (a batch of 1 serves all). With the
+// context's math it counts as a forward product.
 // Types (A, B, C): f32 f32 f32; bf16 bf16 {bf16, f32}; f16 f16 f32; and f32 with one operand of
 // bf16 or f16, C f32: the f32 operand is cast into the scratch, for f16 scaled by a power of two
 // from its own maximum, and back in alpha.
@@ -24,16 +16,17 @@ QLORA_API qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc,
                                   const qlora_tensor* a, const qlora_tensor* b,
                                   const qlora_tensor* c);
 
-typedef enum qlora_gemm_flags {
-    QLORA_GEMM_OVERWRITE = 0,
-    QLORA_GEMM_ACCUMULATE = 1,
-    QLORA_GEMM_PTX = 2,   // force a path
-    QLORA_GEMM_CUBLAS = 4,
-    QLORA_GEMM_TF32 = 8,  // TF32 for this call, whatever the context says
-    QLORA_GEMM_EXACT = 16 // exact fp32 for this call
-} qlora_gemm_flags;
+// 0 overwrites the result and chooses the path by itself.
+typedef enum qlora_product_flags {
+    QLORA_PRODUCT_ACCUMULATE = 1, // add to the result
+    QLORA_PRODUCT_PTX = 2,        // our own kernels
+    QLORA_PRODUCT_CUBLAS = 4,     // cuBLAS
+    QLORA_PRODUCT_FUSED = 8,      // NF4: dequantise inside the product; bf16, at most 32 rows
+    QLORA_PRODUCT_UNFUSED = 16    // NF4: dequantise into the scratch, then multiply
+} qlora_product_flags;
 
-// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags: qlora_gemm_flags.
+// C[M,N] = A[M,K] B[K,N] and its two gradients: dA = dC B^T, dB = A^T dC. flags:
+// qlora_product_flags, the first three.
 QLORA_API qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a,
                                           const qlora_tensor* b, const qlora_tensor* c,
                                           uint32_t flags);
@@ -43,7 +36,6 @@ QLORA_API qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor*
 QLORA_API qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a,
                                              const qlora_tensor* dc, const qlora_tensor* db,
                                              uint32_t flags);
-QLORA_API qlora_path qlora_ctx_last_path(const qlora_ctx* ctx); // of the last GEMM
 QLORA_API const char* qlora_path_name(qlora_path path);
 
 // ---- NF4
@@ -107,17 +99,10 @@ QLORA_API qlora_result qlora_nf4_quantise(qlora_ctx* ctx, const qlora_tensor* so
 QLORA_API qlora_result qlora_nf4_dequantise(qlora_ctx* ctx, const qlora_nf4* weight,
                                             const qlora_tensor* out, bool via_bf16);
 
-typedef enum qlora_nf4_flags {
-    QLORA_NF4_AUTO = 0,
-    QLORA_NF4_FUSED = 1,     // the kernel that widens weights on the way: bf16, at most 32 rows
-    QLORA_NF4_UNFUSED = 2,   // dequantise into the scratch, then qlora_gemm
-    QLORA_NF4_PTX = 4,       // the unfused product on our own kernels
-    QLORA_NF4_ACCUMULATE = 8 // y += ...; unfused only
-} qlora_nf4_flags;
-
 // y = x W^T and dx = dy W. x and y (dy, dx) are f32, or bf16 (y may be f32 then). The weights are
 // the bf16 values that NF4 stands for, whatever the type of x. Uses what scratch there is: a weight
 // that does not fit is taken in slices. Fused: reported as QLORA_PATH_NF4; else the GEMM's path.
+// flags: qlora_product_flags; ACCUMULATE, PTX and CUBLAS mean an unfused product.
 QLORA_API qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x,
                                               const qlora_nf4* w, const qlora_tensor* y,
                                               uint32_t flags);

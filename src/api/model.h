@@ -1,12 +1,35 @@
 // ---- models -------------------------------------------------------------------------------------
-// With QLORA_NO_MODEL these functions are declared but not defined.
-#if defined(QLORA_STATIC) && defined(QLORA_NO_MODEL)
-#undef QLORA_API
-#define QLORA_API extern
-#endif
-
 #define QLORA_MAX_LAYERS 256
 #define QLORA_MAX_STOP_IDS 16
+
+typedef enum qlora_base_format {
+    QLORA_BASE_NF4 = 0,
+    QLORA_BASE_16BIT = 1,
+    QLORA_BASE_32BIT = 2
+} qlora_base_format;
+
+typedef enum qlora_rope_type {
+    QLORA_ROPE_DEFAULT = 0,
+    QLORA_ROPE_LINEAR,
+    QLORA_ROPE_LLAMA3,
+    QLORA_ROPE_YARN
+} qlora_rope_type;
+
+// How a model scales its rotary frequencies; the names are those of config.json.
+typedef struct qlora_rope_desc {
+    qlora_rope_type type;
+    double theta;                 // 0 = 10000
+    double factor;                // 0 = 1
+    double low_freq_factor;       // llama3; 0 = 1
+    double high_freq_factor;      // llama3; 0 = 4
+    double original_max_position; // llama3, yarn: original_max_position_embeddings; 0 = error
+    double beta_fast;             // yarn; 0 = 32
+    double beta_slow;             // yarn; 0 = 1
+    double attention_factor;      // yarn, on cosine and sine; 0 = from factor and mscale
+    double mscale;                // yarn; 0 = not given
+    double mscale_all_dim;        // yarn; 0 = not given
+    bool no_truncate;             // yarn: "truncate": false
+} qlora_rope_desc;
 
 typedef enum qlora_family {
     QLORA_FAMILY_NONE = 0,
@@ -47,9 +70,8 @@ typedef struct qlora_model_config {
 // What a model computes in. Weights keep their own format.
 typedef enum qlora_mode {
     QLORA_MODE_AUTO = 0, // BF16 on compute capability 8.0 and up, else F32
-    QLORA_MODE_F32 = 1,  // exact fp32, where correctness is proved
-    QLORA_MODE_TF32 = 2, // fp32 storage, forward products on TF32
-    QLORA_MODE_BF16 = 3
+    QLORA_MODE_F32 = 1,  // fp32; the context's math decides between exact and TF32 products
+    QLORA_MODE_BF16 = 3  // 2 is not used: checkpoints hold these numbers
 } qlora_mode;
 
 typedef enum qlora_target { // the projections of a layer, one bit each

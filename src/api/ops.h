@@ -82,33 +82,10 @@ QLORA_API qlora_result qlora_rmsnorm_backward(qlora_ctx* ctx, const qlora_tensor
                                               float eps, const qlora_tensor* dres,
                                               const qlora_tensor* dx, const qlora_tensor* dw);
 
-typedef enum qlora_rope_type {
-    QLORA_ROPE_DEFAULT = 0,
-    QLORA_ROPE_LINEAR,
-    QLORA_ROPE_LLAMA3,
-    QLORA_ROPE_YARN
-} qlora_rope_type;
-
-// How a model scales its rotary frequencies; the names are those of config.json.
-typedef struct qlora_rope_desc {
-    qlora_rope_type type;
-    double theta;                 // 0 = 10000
-    double factor;                // 0 = 1
-    double low_freq_factor;       // llama3; 0 = 1
-    double high_freq_factor;      // llama3; 0 = 4
-    double original_max_position; // llama3, yarn: original_max_position_embeddings; 0 = error
-    double beta_fast;             // yarn; 0 = 32
-    double beta_slow;             // yarn; 0 = 1
-    double attention_factor;      // yarn, on cosine and sine; 0 = from factor and mscale
-    double mscale;                // yarn; 0 = not given
-    double mscale_all_dim;        // yarn; 0 = not given
-    bool no_truncate;             // yarn: "truncate": false
-} qlora_rope_desc;
-
-// Fills out[positions][head_dim]: cosines of the head_dim / 2 frequencies, then their sines. Host
-// memory, no context; a bad desc or an odd head_dim gives QLORA_ERR_ARGUMENT.
-QLORA_API qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim,
-                                        int64_t positions, float* out);
+// Fills out[positions][head_dim] in host memory: cosines of the head_dim / 2 frequencies, then their
+// sines. ctx is for the error text only and may be NULL.
+QLORA_API qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc,
+                                        int64_t head_dim, int64_t positions, float* out);
 // Rotates heads 0 .. rotated-1 of x [T, heads * head_dim] in place, pairs (i, i + head_dim / 2),
 // by the angles of positions [1, T] in table [max_pos, head_dim]; head_dim = table->cols. bias
 // [1, x->cols] (f32 or bf16, may be NULL) is added first, to every head. backward turns back (no

@@ -19,6 +19,17 @@ typedef struct qlora__buffer {
     struct qlora__buffer* next;
 } qlora__buffer;
 
+// Objects that must be destroyed before their context.
+typedef enum qlora__kind {
+    QLORA__TENSORS,
+    QLORA__CLIPS,
+    QLORA__GRAPHS,
+    QLORA__MODELS,
+    QLORA__TRAINERS,
+    QLORA__GENERATIONS,
+    QLORA__KINDS
+} qlora__kind;
+
 struct qlora_ctx {
     qlora_ctx_desc desc; // defaults resolved
     qlora_backend backend;
@@ -28,7 +39,7 @@ struct qlora_ctx {
     int depth;                    // public calls call each other
     bool not_current;             // a destroying call goes on although the device is dead
     size_t scratch_marks[QLORA__MAX_DEPTH]; // what was in use when each of them began
-    int64_t children;             // tensors, clips, graphs, models
+    int64_t living[QLORA__KINDS]; // objects, by kind
     uint64_t device_bytes;
     uint64_t device_peak;
     uint64_t device_allocations;

@@ -50,6 +50,8 @@ typedef int qlora__cublasStatus;
     X(1, qlora__CUresult, CtxPushCurrent, "cuCtxPushCurrent_v2", (void*))                          \
     X(1, qlora__CUresult, CtxPopCurrent, "cuCtxPopCurrent_v2", (void**))                           \
     X(1, qlora__CUresult, StreamCreate, "cuStreamCreate", (void**, unsigned))                      \
+    X(0, qlora__CUresult, StreamCreateWithPriority, "cuStreamCreateWithPriority",                  \
+      (void**, unsigned, int))                                                                     \
     X(1, qlora__CUresult, StreamDestroy, "cuStreamDestroy_v2", (void*))                            \
     X(1, qlora__CUresult, StreamSynchronize, "cuStreamSynchronize", (void*))                       \
     X(1, qlora__CUresult, StreamGetCtx, "cuStreamGetCtx", (void*, void**))                         \

@@ -239,10 +239,6 @@ const char* qlora_path_name(qlora_path path) {
     return (int)path >= 0 && path <= QLORA_PATH_NF4 ? names[path] : "unknown";
 }
 
-qlora_path qlora_ctx_last_path(const qlora_ctx* ctx) {
-    return ctx != NULL ? ctx->last_path : QLORA_PATH_AUTO;
-}
-
 static qlora_result qlora__gemm_choose_path(qlora_ctx* ctx, qlora_path wanted, qlora_path* out) {
     bool cpu = qlora__on_cpu(ctx);
     if ((int)wanted < 0 || wanted > QLORA_PATH_CUBLAS) {
@@ -333,13 +329,17 @@ static qlora_result qlora__gemm_check(qlora_ctx* ctx, const qlora_gemm_desc* d,
     g->out = c->dtype;
     g->alpha = d->alpha;
     g->beta = d->beta;
-    g->tf32 = d->tf32 && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
     return QLORA_OK;
 }
 
-static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
-                                    const qlora_tensor* a, const qlora_tensor* b,
-                                    const qlora_tensor* c) {
+// Whether a product of two f32 matrices may use TF32: a backward one only with TF32_ALL.
+static bool qlora__math_takes_tf32(qlora_math math, bool backward) {
+    return backward ? math == QLORA_MATH_TF32_ALL : math != QLORA_MATH_F32;
+}
+
+static qlora_result qlora__gemm_run(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_gemm_desc* desc, const qlora_tensor* a,
+                                    const qlora_tensor* b, const qlora_tensor* c) {
     if (desc == NULL) {
         return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "desc is NULL");
     }
@@ -348,6 +348,8 @@ static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
     qlora_path path = QLORA_PATH_AUTO;
     QLORA__TRY(qlora__gemm_choose_path(ctx, desc->path, &path));
     QLORA__TRY(qlora__gemm_check(ctx, desc, a, b, c, &g));
+    g.tf32 =
+        qlora__math_takes_tf32(math, backward) && a->dtype == QLORA_F32 && b->dtype == QLORA_F32;
     ctx->last_path = path;
     if (g.M == 0 || g.N == 0 || g.batch == 0) {
         return QLORA_OK;
@@ -358,49 +360,71 @@ static qlora_result qlora__gemm_run(qlora_ctx* ctx, const qlora_gemm_desc* desc,
 qlora_result qlora_gemm(qlora_ctx* ctx, const qlora_gemm_desc* desc, const qlora_tensor* a,
                         const qlora_tensor* b, const qlora_tensor* c) {
     QLORA__ENTER(ctx, "qlora_gemm");
-    return qlora__leave(ctx, qlora__gemm_run(ctx, desc, a, b, c));
+    return qlora__leave(ctx, qlora__gemm_run(ctx, ctx->desc.math, false, desc, a, b, c));
 }
 
-// The three named products. backward: TF32 only when the context says "all".
-static qlora_result qlora__gemm_named(qlora_ctx* ctx, bool trans_a, bool trans_b, bool backward,
-                                      uint32_t flags, const qlora_tensor* a, const qlora_tensor* b,
-                                      const qlora_tensor* c) {
-    uint32_t both_paths = QLORA_GEMM_PTX | QLORA_GEMM_CUBLAS;
-    uint32_t both_modes = QLORA_GEMM_TF32 | QLORA_GEMM_EXACT;
-    if (flags > 31 || (flags & both_paths) == both_paths || (flags & both_modes) == both_modes) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
-                           flags);
+// Flags that are unknown, have no meaning here, or exclude each other.
+static qlora_result qlora__product_flags_check(qlora_ctx* ctx, uint32_t flags, bool nf4) {
+    static const char* const names[] = {"ACCUMULATE", "PTX", "CUBLAS", "FUSED", "UNFUSED"};
+    static const int apart[][2] = {{1, 2}, {3, 4}, {0, 3}, {1, 3}, {2, 3}};
+    if (flags > 31) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "flags: %u contains bits that are not in qlora_product_flags", flags);
     }
+    for (int i = 3; i < 5 && !nf4; i++) {
+        if ((flags >> i & 1u) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "flags: QLORA_PRODUCT_%s is for NF4 weights only", names[i]);
+        }
+    }
+    for (size_t i = 0; i < sizeof apart / sizeof apart[0]; i++) {
+        if ((flags >> apart[i][0] & flags >> apart[i][1] & 1u) != 0) {
+            return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                               "flags: QLORA_PRODUCT_%s and QLORA_PRODUCT_%s exclude each other",
+                               names[apart[i][0]], names[apart[i][1]]);
+        }
+    }
+    return QLORA_OK;
+}
+
+static qlora_path qlora__product_path(uint32_t flags) {
+    return (flags & QLORA_PRODUCT_PTX) != 0      ? QLORA_PATH_PTX
+           : (flags & QLORA_PRODUCT_CUBLAS) != 0 ? QLORA_PATH_CUBLAS
+                                                 : QLORA_PATH_AUTO;
+}
+
+// The three named products.
+static qlora_result qlora__gemm_named(qlora_ctx* ctx, qlora_math math, bool trans_a, bool trans_b,
+                                      bool backward, uint32_t flags, const qlora_tensor* a,
+                                      const qlora_tensor* b, const qlora_tensor* c) {
+    QLORA__TRY(qlora__product_flags_check(ctx, flags, false));
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_a = trans_a;
     d.trans_b = trans_b;
     d.alpha = 1.0f;
-    d.beta = (flags & QLORA_GEMM_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
-    if ((flags & both_modes) != 0) {
-        d.tf32 = (flags & QLORA_GEMM_TF32) != 0;
-    }
-    d.path = (flags & QLORA_GEMM_PTX) != 0      ? QLORA_PATH_PTX
-             : (flags & QLORA_GEMM_CUBLAS) != 0 ? QLORA_PATH_CUBLAS
-                                                : QLORA_PATH_AUTO;
-    return qlora__gemm_run(ctx, &d, a, b, c);
+    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(flags);
+    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
 }
 
 qlora_result qlora_gemm_forward(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* b,
                                 const qlora_tensor* c, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_forward");
-    return qlora__leave(ctx, qlora__gemm_named(ctx, false, false, false, flags, a, b, c));
+    return qlora__leave(
+        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, false, false, flags, a, b, c));
 }
 
 qlora_result qlora_gemm_backward_a(qlora_ctx* ctx, const qlora_tensor* dc, const qlora_tensor* b,
                                    const qlora_tensor* da, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_a");
-    return qlora__leave(ctx, qlora__gemm_named(ctx, false, true, true, flags, dc, b, da));
+    return qlora__leave(
+        ctx, qlora__gemm_named(ctx, ctx->desc.math, false, true, true, flags, dc, b, da));
 }
 
 qlora_result qlora_gemm_backward_b(qlora_ctx* ctx, const qlora_tensor* a, const qlora_tensor* dc,
                                    const qlora_tensor* db, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_gemm_backward_b");
-    return qlora__leave(ctx, qlora__gemm_named(ctx, true, false, true, flags, a, dc, db));
+    return qlora__leave(
+        ctx, qlora__gemm_named(ctx, ctx->desc.math, true, false, true, flags, a, dc, db));
 }

@@ -21,8 +21,9 @@ static qlora_result qlora__nf4_slice(qlora_ctx* ctx, int64_t count, size_t bytes
     return qlora__scratch(ctx, (size_t)*slice * bytes, memory);
 }
 
-static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                       const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, qlora_math math, bool backward,
+                                       const qlora_tensor* x, const qlora_nf4* w,
+                                       const qlora_tensor* y, uint32_t flags) {
     int64_t count = backward ? w->cols : w->rows;
     int64_t other = backward ? w->rows : w->cols;
     int64_t slice = 0;
@@ -34,9 +35,8 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlor
     memset(&d, 0, sizeof d);
     d.trans_b = !backward;
     d.alpha = 1.0f;
-    d.beta = (flags & QLORA_NF4_ACCUMULATE) != 0 ? 1.0f : 0.0f;
-    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
-    d.path = (flags & QLORA_NF4_PTX) != 0 ? QLORA_PATH_PTX : QLORA_PATH_AUTO;
+    d.beta = (flags & QLORA_PRODUCT_ACCUMULATE) != 0 ? 1.0f : 0.0f;
+    d.path = qlora__product_path(flags);
     for (int64_t done = 0; done < count; done += slice) {
         int64_t now = qlora__min(slice, count - done);
         window.rows = backward ? other : now;
@@ -47,7 +47,7 @@ static qlora_result qlora__nf4_unfused(qlora_ctx* ctx, bool backward, const qlor
                                      x->dtype == QLORA_F32));
         qlora_tensor part;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, done, now, &part));
-        QLORA__TRY(qlora__gemm_run(ctx, &d, x, &window, &part));
+        QLORA__TRY(qlora__gemm_run(ctx, math, backward, &d, x, &window, &part));
     }
     return QLORA_OK;
 }
@@ -203,13 +203,8 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
         qlora__need(ctx, y, backward ? "dx" : "y", QLORA__IS_F32 | QLORA__IS_BF16, x->rows, out));
     QLORA__TRY(qlora__gemm_check_types(ctx, x, x, y));
     QLORA__TRY(qlora__need_apart(ctx, backward ? "dx" : "y", y, backward ? "dy" : "x", x));
-    uint32_t both = QLORA_NF4_FUSED | QLORA_NF4_UNFUSED;
-    if (flags > 15 || (flags & both) == both ||
-        ((flags & QLORA_NF4_FUSED) != 0 && (flags & (QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX)) != 0)) {
-        return qlora__fail(ctx, QLORA_ERR_ARGUMENT, "flags %u contradict each other or are unknown",
-                           flags);
-    }
-    if ((flags & QLORA_NF4_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
+    QLORA__TRY(qlora__product_flags_check(ctx, flags, true));
+    if ((flags & QLORA_PRODUCT_FUSED) != 0 && (backward || !qlora__nf4_can_fuse(ctx, x, w))) {
         return qlora__fail(
             ctx, QLORA_ERR_UNSUPPORTED,
             "the fused NF4 product is y = x W^T on a GPU of compute capability 8.0 or "
@@ -222,30 +217,32 @@ static qlora_result qlora__nf4_gemm_check(qlora_ctx* ctx, bool backward, const q
 
 static bool qlora__nf4_wants_fused(const qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
                                    uint32_t flags) {
-    uint32_t other = QLORA_NF4_UNFUSED | QLORA_NF4_ACCUMULATE | QLORA_NF4_PTX;
+    uint32_t other =
+        QLORA_PRODUCT_UNFUSED | QLORA_PRODUCT_ACCUMULATE | QLORA_PRODUCT_PTX | QLORA_PRODUCT_CUBLAS;
     return (flags & other) == 0 && qlora__nf4_can_fuse(ctx, x, w);
 }
 
-static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, bool backward, const qlora_tensor* x,
-                                    const qlora_nf4* w, const qlora_tensor* y, uint32_t flags) {
+static qlora_result qlora__nf4_gemm(qlora_ctx* ctx, qlora_math math, bool backward,
+                                    const qlora_tensor* x, const qlora_nf4* w,
+                                    const qlora_tensor* y, uint32_t flags) {
     QLORA__TRY(qlora__nf4_gemm_check(ctx, backward, x, w, y, flags));
     if (!backward && qlora__nf4_wants_fused(ctx, x, w, flags)) {
         ctx->last_path = QLORA_PATH_NF4;
         return qlora__nf4_fused(ctx, x, w, NULL, y, NULL);
     }
-    return qlora__nf4_unfused(ctx, backward, x, w, y, flags);
+    return qlora__nf4_unfused(ctx, math, backward, x, w, y, flags);
 }
 
 qlora_result qlora_nf4_gemm_forward(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w,
                                     const qlora_tensor* y, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_nf4_gemm_forward");
-    return qlora__leave(ctx, qlora__nf4_gemm(ctx, false, x, w, y, flags));
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w, y, flags));
 }
 
 qlora_result qlora_nf4_gemm_backward(qlora_ctx* ctx, const qlora_tensor* dy, const qlora_nf4* w,
                                      const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_nf4_gemm_backward");
-    return qlora__leave(ctx, qlora__nf4_gemm(ctx, true, dy, w, dx, flags));
+    return qlora__leave(ctx, qlora__nf4_gemm(ctx, ctx->desc.math, true, dy, w, dx, flags));
 }
 
 static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,
@@ -260,10 +257,10 @@ static qlora_result qlora__nf4_gemm2(qlora_ctx* ctx, const qlora_tensor* x, cons
         return qlora__nf4_fused(ctx, x, w1, w2, y1, y2);
     }
     size_t before = ctx->scratch_used;
-    QLORA__TRY(qlora__nf4_gemm(ctx, false, x, w1, y1, flags));
+    QLORA__TRY(qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w1, y1, flags));
     ctx->scratch_used =
         before; // the stream keeps the order, so the second weight takes the same place
-    return qlora__nf4_gemm(ctx, false, x, w2, y2, flags);
+    return qlora__nf4_gemm(ctx, ctx->desc.math, false, x, w2, y2, flags);
 }
 
 qlora_result qlora_nf4_gemm_forward2(qlora_ctx* ctx, const qlora_tensor* x, const qlora_nf4* w1,

@@ -31,7 +31,7 @@ static qlora_result qlora__stack_z(const qlora__pass* pass, const qlora__stack* 
         return QLORA_OK;
     }
     qlora_tensor inner = qlora__window(x, pass->rows, 0, stack->linear.in);
-    return qlora__linear_z(pass->ctx, &stack->linear, x, &inner);
+    return qlora__linear_z(pass->ctx, pass->math, &stack->linear, x, &inner);
 }
 
 // dA and dB of a stack, with u in place, and z too unless it is wanted; none of it needs scratch.
@@ -45,9 +45,18 @@ static qlora_result qlora__stack_gradients(const qlora__pass* pass, const qlora_
     QLORA__TRY(qlora__beside_begin(ctx));
     qlora_result r = wants_z ? qlora__stack_z(pass, stack, x) : QLORA_OK;
     if (r == QLORA_OK) {
-        r = qlora__linear_gradients(ctx, &stack->linear, x, dy, NULL, 1.0f);
+        r = qlora__linear_gradients(ctx, pass->math, &stack->linear, x, dy, NULL, 1.0f);
     }
     return qlora__beside_end(ctx, group, r);
+}
+
+// All gradients of a stack with dropout, whose masks need scratch.
+static qlora_result qlora__stack_backward_masked(const qlora__pass* pass, const qlora__stack* stack,
+                                                 const qlora_tensor* x, const qlora_tensor* dy,
+                                                 const qlora_tensor* dx) {
+    QLORA__ENTER(pass->ctx, "qlora_linear_backward");
+    return qlora__leave(
+        pass->ctx, qlora__linear_backward(pass->ctx, pass->math, &stack->linear, x, dy, dx, 0));
 }
 
 // dy (with room for u) and x (with z) -> dx (may be NULL), and dA and dB. With dropout the adapters
@@ -57,14 +66,15 @@ static qlora_result qlora__stack_backward(const qlora__pass* pass, const qlora__
                                           const qlora_tensor* dx) {
     qlora_ctx* ctx = pass->ctx;
     if (stack->linear.dropout > 0.0f) {
-        return qlora_linear_backward(ctx, &stack->linear, x, dy, dx, 0);
+        return qlora__stack_backward_masked(pass, stack, x, dy, dx);
     }
     qlora_tensor inner = qlora__window(dy, pass->rows, 0, stack->out);
     if (stack->pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, &stack->linear, dy, &inner));
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack->linear, dy, &inner));
     }
     QLORA__TRY(qlora__stack_gradients(pass, stack, group, x, dy, false));
-    return dx != NULL ? qlora__linear_dx(ctx, &stack->linear, dy, &inner, dx) : QLORA_OK;
+    return dx != NULL ? qlora__linear_dx(ctx, pass->math, &stack->linear, dy, &inner, dx)
+                      : QLORA_OK;
 }
 
 // Gradients of down_proj and SwiGLU: dh -> the gradient of gate and up in kept.gu.
@@ -84,14 +94,14 @@ static qlora_result qlora__layer_down_backward(const qlora__pass* pass, qlora__l
     if (stack.linear.dropout > 0.0f) { // the masked branch adds to ds, so SwiGLU comes first
         QLORA__TRY(qlora_swiglu_forward(ctx, &gate, &up, &s));
         QLORA__TRY(qlora__stack_z(pass, &stack, &x));
-        QLORA__TRY(qlora_linear_backward(ctx, &stack.linear, &x, &dy, &ds, 0));
+        QLORA__TRY(qlora__stack_backward_masked(pass, &stack, &x, &dy, &ds));
         return qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, NULL);
     }
     // SwiGLU's output is made again in place of its gradient, in the same pass over gate and up.
     if (stack.pad > 0) {
-        QLORA__TRY(qlora__linear_u(ctx, &stack.linear, &dy, &dy_inner));
+        QLORA__TRY(qlora__linear_u(ctx, pass->math, &stack.linear, &dy, &dy_inner));
     }
-    QLORA__TRY(qlora__linear_dx(ctx, &stack.linear, &dy, &dy_inner, &ds));
+    QLORA__TRY(qlora__linear_dx(ctx, pass->math, &stack.linear, &dy, &dy_inner, &ds));
     QLORA__TRY(qlora_swiglu_backward(ctx, &ds, &gate, &up, &gate, &up, &s));
     return qlora__stack_gradients(pass, &stack, QLORA__DOWN, &x, &dy, true);
 }

@@ -62,7 +62,8 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     memset(&gemm, 0, sizeof gemm);
     gemm.trans_b = true;
     gemm.alpha = 1.0f / sqrtf((float)d);
-    QLORA__TRY(qlora_gemm(ctx, &gemm, &q, &k, &s));
+    // Exact, as attention over many rows is.
+    QLORA__TRY(qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &q, &k, &s));
     qlora_tensor flat_s = qlora__window(&m->scores, c->heads, 0, seen);
     qlora_tensor flat_p = qlora__window(&m->chances, c->heads, 0, seen);
     QLORA__TRY(qlora_softmax_forward(ctx, &flat_s, &flat_s));
@@ -71,5 +72,5 @@ static qlora_result qlora__cache_attention(const qlora__pass* pass, int64_t inde
     }
     gemm.trans_b = false;
     gemm.alpha = 1.0f;
-    return qlora_gemm(ctx, &gemm, &p, &v, &o);
+    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &p, &v, &o);
 }

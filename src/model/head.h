@@ -14,7 +14,8 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
     qlora_tensor weights = qlora__window(&m->batch.weights, 1, i * C, C);
     qlora_tensor losses = qlora__window(&m->losses, 1, i * C, C);
     QLORA__TRY(qlora_embed(ctx, &x, &rows, &m->rows_x, &m->flag));
-    QLORA__TRY(qlora__gemm_named(ctx, false, true, false, 0, &m->rows_x, &m->head, &m->logits));
+    QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, true, false, 0, &m->rows_x, &m->head,
+                                 &m->logits));
     qlora_cross_entropy_desc args;
     memset(&args, 0, sizeof args);
     args.logits = &m->logits;
@@ -31,7 +32,8 @@ static qlora_result qlora__head_chunk(const qlora__pass* pass, int64_t i,
         dx.data = (char*)dx.data + (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.bytes -= (size_t)(i * C * dx.ld) * qlora_dtype_bytes(dx.dtype);
         dx.rows = C;
-        QLORA__TRY(qlora__gemm_named(ctx, false, false, true, 0, &m->logits, &m->head, &dx));
+        QLORA__TRY(qlora__gemm_named(ctx, pass->math, false, false, true, 0, &m->logits, &m->head,
+                                     &dx));
     }
     return QLORA_OK;
 }
@@ -58,5 +60,5 @@ static qlora_result qlora__head_logits(const qlora__pass* pass, int64_t first, i
     qlora_tensor x;
     QLORA__TRY(qlora__tensor_view(pass->ctx, &m->x, first, rows, 0, m->plan.config.hidden, &x));
     qlora_tensor logits = qlora__window(&m->logits, rows, 0, m->plan.config.vocab);
-    return qlora__gemm_named(pass->ctx, false, true, false, 0, &x, &m->head, &logits);
+    return qlora__gemm_named(pass->ctx, pass->math, false, true, false, 0, &x, &m->head, &logits);
 }

@@ -6,6 +6,7 @@ typedef struct qlora__pass {
     qlora_model* m;
     int64_t rows;
     bool training;  // dropout is on
+    qlora_math math; // of f32 products
     bool decoding;  // keys and values go into the cache
     int64_t first;  // position of the first row when decoding
 } qlora__pass;
@@ -17,6 +18,7 @@ static qlora__pass qlora__pass_of(qlora_model* m, int64_t rows, bool training) {
     pass.m = m;
     pass.rows = rows;
     pass.training = training;
+    pass.math = m->math;
     return pass;
 }
 
@@ -79,7 +81,9 @@ static qlora_result qlora__stack_forward(const qlora__pass* pass, qlora__layer* 
     QLORA__TRY(qlora__stack_ready(pass, layer, group, &stack));
     qlora_tensor in = qlora__window(x, pass->rows, 0, stack.linear.in + stack.pad);
     qlora_tensor out = qlora__window(y, pass->rows, 0, stack.out);
-    return qlora_linear_forward(pass->ctx, &stack.linear, &in, &out);
+    QLORA__ENTER(pass->ctx, "qlora_linear_forward"); // for the scratch
+    return qlora__leave(pass->ctx,
+                        qlora__linear_forward(pass->ctx, pass->math, &stack.linear, &in, &out));
 }
 
 // q, k and v of a layer, as attention takes them.

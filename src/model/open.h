@@ -137,7 +137,7 @@ static qlora_result qlora__model_open(qlora_ctx* ctx, const qlora_model_desc* de
         }
         return r;
     }
-    ctx->children++;
+    ctx->living[QLORA__MODELS]++;
     *out = m;
     return QLORA_OK;
 }
@@ -156,7 +156,7 @@ static qlora_result qlora__model_close(qlora_ctx* ctx, qlora_model* m) {
                            (long long)m->trainers, (long long)m->generations);
     }
     qlora__model_free(m);
-    ctx->children--;
+    ctx->living[QLORA__MODELS]--;
     return QLORA_OK;
 }
 

@@ -276,6 +276,11 @@ static qlora_result qlora__model_desc_check(qlora_ctx* ctx, const qlora_model_de
         QLORA__TRY(qlora__need_whole(ctx, fields[i].name, fields[i].value, fields[i].least,
                                      fields[i].most));
     }
+    if (d->mode > QLORA_MODE_F32 && d->mode < QLORA_MODE_BF16) {
+        return qlora__fail(ctx, QLORA_ERR_ARGUMENT,
+                           "desc.mode is %d; TF32 is a setting of the context (math)",
+                           (int)d->mode);
+    }
     QLORA__TRY(qlora__need_real(ctx, "desc.dropout", (double)d->dropout, 0.0, 1.0));
     QLORA__TRY(qlora__need_real(ctx, "desc.alpha", (double)d->alpha, -1e300, 1e300));
     return qlora__need_real(ctx, "desc.weight_std", (double)d->weight_std, 0.0, 1e300);
@@ -337,9 +342,8 @@ static qlora_result qlora__skeleton_fill(qlora_ctx* ctx, const qlora_model_desc*
     m->desc.targets = desc->targets != 0 ? desc->targets : (uint32_t)QLORA_TARGET_ALL;
     bool wants_16bit = desc->mode == QLORA_MODE_BF16 ||
                        (desc->mode == QLORA_MODE_AUTO && machine->capability >= 80);
-    m->plan.mode = wants_16bit ? QLORA_MODE_BF16
-                   : desc->mode == QLORA_MODE_AUTO ? QLORA_MODE_F32
-                                                   : desc->mode;
+    m->plan.mode = wants_16bit ? QLORA_MODE_BF16 : QLORA_MODE_F32;
+    m->math = ctx->desc.math;
     m->compute = wants_16bit ? QLORA_BF16 : QLORA_F32;
     m->plan.tokens = m->desc.tokens;
     m->plan.max_sequences = m->desc.max_sequences;

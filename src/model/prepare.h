@@ -46,9 +46,8 @@ static qlora_result qlora__model_rope(qlora_ctx* ctx, qlora_model* m) {
     QLORA__REAL* real = (QLORA__REAL*)qlora__alloc(ctx, n * sizeof *real);
     qlora_result r = host != NULL && real != NULL ? QLORA_OK : QLORA_ERR_MEMORY;
     for (int i = 0; i < 2 && r == QLORA_OK; i++) {
-        r = qlora_rope_table(tables[i].desc, c->head_dim, m->positions, host);
+        r = qlora__rope_table(ctx, tables[i].desc, c->head_dim, m->positions, host);
         if (r != QLORA_OK) {
-            r = qlora__fail(ctx, r, "the rope parameters are not valid");
             break;
         }
         for (size_t j = 0; j < n; j++) {

@@ -102,6 +102,7 @@ struct qlora_model {
     char* dir; // copy of desc.dir, or NULL
     qlora__source* source; // only while the model is being opened
     qlora_dtype compute;
+    qlora_math math; // the context's when the model was opened
     bool use_adapters;
     int64_t trainers;    // children
     int64_t generations; // children

@@ -554,7 +554,8 @@ static qlora_result qlora__pieces_multiply(qlora_ctx* ctx, const qlora__attentio
     gemm.trans_a = trans_x;
     gemm.trans_b = trans_y;
     gemm.alpha = alpha;
-    return qlora_gemm(ctx, &gemm, &t[0], &t[1], &t[2]);
+    // exact, as the fused kernels are
+    return qlora__gemm_run(ctx, QLORA_MATH_F32, false, &gemm, &t[0], &t[1], &t[2]);
 }
 
 // p of sequence s.

@@ -175,7 +175,7 @@ static qlora_result qlora__clip_create(qlora_ctx* ctx, const qlora_tensor* const
         qlora__clip_free(ctx, clip);
         return r;
     }
-    ctx->children++;
+    ctx->living[QLORA__CLIPS]++;
     *out = clip;
     return QLORA_OK;
 }
@@ -193,7 +193,7 @@ static qlora_ctx* qlora__clip_ctx(const qlora_clip* clip) {
 static qlora_result qlora__clip_destroy(qlora_ctx* ctx, qlora_clip* clip) {
     QLORA__TRY(qlora__not_in_capture(ctx, "freeing memory"));
     qlora__clip_free(ctx, clip);
-    ctx->children--;
+    ctx->living[QLORA__CLIPS]--;
     return QLORA_OK;
 }
 

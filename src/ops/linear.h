@@ -91,17 +91,16 @@ static qlora_result qlora__linear_check(qlora_ctx* ctx, const qlora_linear_desc*
 }
 
 // C = alpha op(A) op(B) + beta C, in the forward or the backward precision.
-static qlora_result qlora__linear_gemm(qlora_ctx* ctx, bool backward, bool ta, bool tb, float alpha,
-                                       float beta, const qlora_tensor* a, const qlora_tensor* b,
-                                       const qlora_tensor* c) {
+static qlora_result qlora__linear_gemm(qlora_ctx* ctx, qlora_math math, bool backward, bool ta,
+                                       bool tb, float alpha, float beta, const qlora_tensor* a,
+                                       const qlora_tensor* b, const qlora_tensor* c) {
     qlora_gemm_desc d;
     memset(&d, 0, sizeof d);
     d.trans_a = ta;
     d.trans_b = tb;
     d.alpha = alpha;
     d.beta = beta;
-    d.tf32 = backward ? ctx->desc.math == QLORA_MATH_TF32_ALL : ctx->desc.math != QLORA_MATH_F32;
-    return qlora__gemm_run(ctx, &d, a, b, c);
+    return qlora__gemm_run(ctx, math, backward, &d, a, b, c);
 }
 
 // ---- bias and placement
@@ -290,7 +289,8 @@ static qlora_result qlora__linear_dropout_check(qlora_ctx* ctx, const qlora_line
 // ---- forward
 
 // z of one part from the masked x, rows by rows.
-static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear_desc* l, int32_t i,
+static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, int32_t i,
                                            const qlora_tensor* x, const qlora_tensor* z) {
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -302,15 +302,15 @@ static qlora_result qlora__linear_z_masked(qlora_ctx* ctx, const qlora_linear_de
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, z, done, now, 0, z->cols, &to));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(
-            qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, &m.rows, l->parts[i].a, &to));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, &m.rows,
+                                      l->parts[i].a, &to));
     }
     ctx->scratch_used = m.scratch_before; // what comes next on the stream may use it again
     return QLORA_OK;
 }
 
 // z into the last columns of x.
-static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
+static qlora_result qlora__linear_z(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* x, const qlora_tensor* inner) {
     int64_t pad = x->cols - l->in;
     qlora_tensor tail;
@@ -318,17 +318,17 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
     if (l->operand != NULL && l->dropout == 0.0f) { // all parts at once, the zeros included
         qlora_tensor a;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, qlora_linear_out(l), pad, 0, l->in, &a));
-        return qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
+        return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner, &a, &tail);
     }
     int64_t at = 0;
     for (int32_t i = 0; i < l->count; i++) {
         qlora_tensor z;
         QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, x->rows, at, l->parts[i].rank, &z));
         if (z.cols > 0 && l->dropout > 0.0f) {
-            QLORA__TRY(qlora__linear_z_masked(ctx, l, i, inner, &z));
+            QLORA__TRY(qlora__linear_z_masked(ctx, math, l, i, inner, &z));
         } else if (z.cols > 0) {
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner, l->parts[i].a, &z));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f, inner,
+                                          l->parts[i].a, &z));
         }
         at += z.cols;
     }
@@ -337,9 +337,9 @@ static qlora_result qlora__linear_z(qlora_ctx* ctx, const qlora_linear_desc* l,
     return qlora__tensor_zero(ctx, &rest);
 }
 
-static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                const qlora_tensor* x, const qlora_tensor* inner,
-                                                const qlora_tensor* y) {
+static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, qlora_math math,
+                                                const qlora_linear_desc* l, const qlora_tensor* x,
+                                                const qlora_tensor* inner, const qlora_tensor* y) {
     int64_t col = 0;
     int64_t at = l->in;
     for (int32_t i = 0; i < l->count; i++) {
@@ -349,12 +349,13 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_line
         size_t scratch_before = ctx->scratch_used;
         QLORA__TRY(qlora__tensor_view(ctx, y, 0, y->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, at, p->rank, &z));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, false, inner, p->nf4, &part, 0)
-                                  : qlora__linear_gemm(ctx, false, false, true, 1.0f, 0.0f, inner,
-                                                       p->dense, &part));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, false, inner, p->nf4, &part, 0)
+                                  : qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 0.0f,
+                                                       inner, p->dense, &part));
         ctx->scratch_used = scratch_before;
         if (p->rank > 0) {
-            QLORA__TRY(qlora__linear_gemm(ctx, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, false, false, true, 1.0f, 1.0f, &z, p->sb, &part));
         }
         if (p->bias != NULL) {
             QLORA__TRY(qlora__linear_bias(ctx, p->bias, &part, true));
@@ -365,8 +366,9 @@ static qlora_result qlora__linear_forward_plain(qlora_ctx* ctx, const qlora_line
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                 const qlora_tensor* x, const qlora_tensor* y) {
+static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, qlora_math math,
+                                                 const qlora_linear_desc* l, const qlora_tensor* x,
+                                                 const qlora_tensor* y) {
     int64_t out = qlora_linear_out(l);
     bool biased = false;
     for (int32_t i = 0; i < l->count; i++) {
@@ -383,11 +385,13 @@ static qlora_result qlora__linear_forward_joined(qlora_ctx* ctx, const qlora_lin
     }
     qlora_tensor upper; // [W sB]
     QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, 0, l->operand->cols, &upper));
-    return qlora__linear_gemm(ctx, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper, y);
+    return qlora__linear_gemm(ctx, math, false, false, true, 1.0f, biased ? 1.0f : 0.0f, x, &upper,
+                              y);
 }
 
-static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                          const qlora_tensor* x, const qlora_tensor* y) {
+static qlora_result qlora__linear_forward(qlora_ctx* ctx, qlora_math math,
+                                          const qlora_linear_desc* l, const qlora_tensor* x,
+                                          const qlora_tensor* y) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, false));
@@ -397,21 +401,21 @@ static qlora_result qlora__linear_forward(qlora_ctx* ctx, const qlora_linear_des
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, 0, l->in, &inner));
-    QLORA__TRY(qlora__linear_z(ctx, l, x, &inner));
-    return l->operand != NULL ? qlora__linear_forward_joined(ctx, l, x, y)
-                              : qlora__linear_forward_plain(ctx, l, x, &inner, y);
+    QLORA__TRY(qlora__linear_z(ctx, math, l, x, &inner));
+    return l->operand != NULL ? qlora__linear_forward_joined(ctx, math, l, x, y)
+                              : qlora__linear_forward_plain(ctx, math, l, x, &inner, y);
 }
 
 qlora_result qlora_linear_forward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                   const qlora_tensor* x, const qlora_tensor* y) {
     QLORA__ENTER(ctx, "qlora_linear_forward");
-    return qlora__leave(ctx, qlora__linear_forward(ctx, linear, x, y));
+    return qlora__leave(ctx, qlora__linear_forward(ctx, ctx->desc.math, linear, x, y));
 }
 
 // ---- backward
 
 // u into the last columns of dy.
-static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
+static qlora_result qlora__linear_u(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                     const qlora_tensor* dy, const qlora_tensor* inner) {
     int64_t out = inner->cols;
     int64_t pad = dy->cols - out;
@@ -420,7 +424,7 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
     if (l->operand != NULL) {
         qlora_tensor sb;
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, out, l->in, pad, &sb));
-        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
+        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, inner, &sb, &tail);
     }
     int64_t col = 0;
     int64_t at = 0;
@@ -431,7 +435,8 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, &tail, 0, dy->rows, at, p->rank, &u));
         if (p->rank > 0) {
-            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &part, p->sb, &u));
         }
         col += p->out;
         at += p->rank;
@@ -442,14 +447,14 @@ static qlora_result qlora__linear_u(qlora_ctx* ctx, const qlora_linear_desc* l,
 }
 
 // dx = sum of dy_i W_i, and u_i A_i unless that is masked.
-static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
+static qlora_result qlora__linear_dx(qlora_ctx* ctx, qlora_math math, const qlora_linear_desc* l,
                                      const qlora_tensor* dy, const qlora_tensor* inner,
                                      const qlora_tensor* dx) {
     if (l->operand != NULL) {
         const qlora_tensor* left = l->dropout > 0.0f ? inner : dy;
         qlora_tensor below; // [W ; A], or W alone
         QLORA__TRY(qlora__tensor_view(ctx, l->operand, 0, left->cols, 0, l->in, &below));
-        return qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, left, &below, dx);
+        return qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, left, &below, dx);
     }
     int64_t col = 0;
     int64_t at = inner->cols;
@@ -461,13 +466,13 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
         float beta = i > 0 ? 1.0f : 0.0f;
         QLORA__TRY(qlora__tensor_view(ctx, inner, 0, dy->rows, col, p->out, &part));
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, at, p->rank, &u));
-        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, true, &part, p->nf4, dx,
-                                                    i > 0 ? (uint32_t)QLORA_NF4_ACCUMULATE : 0u)
-                                  : qlora__linear_gemm(ctx, true, false, false, 1.0f, beta, &part,
-                                                       p->dense, dx));
+        QLORA__TRY(p->nf4 != NULL ? qlora__nf4_gemm(ctx, math, true, &part, p->nf4, dx,
+                                                    i > 0 ? (uint32_t)QLORA_PRODUCT_ACCUMULATE : 0u)
+                                  : qlora__linear_gemm(ctx, math, true, false, false, 1.0f, beta,
+                                                       &part, p->dense, dx));
         ctx->scratch_used = scratch_before;
         if (p->rank > 0 && l->dropout == 0.0f) {
-            QLORA__TRY(qlora__linear_gemm(ctx, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 1.0f, &u, p->a, dx));
         }
         col += p->out;
         at += p->rank;
@@ -476,10 +481,10 @@ static qlora_result qlora__linear_dx(qlora_ctx* ctx, const qlora_linear_desc* l,
 }
 
 // With dropout, for one part: dA = u^T (masked x), and dx += mask of u A.
-static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                                   int32_t i, const qlora_tensor* x,
-                                                   const qlora_tensor* u, const qlora_tensor* dx,
-                                                   float beta) {
+static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, qlora_math math,
+                                                   const qlora_linear_desc* l, int32_t i,
+                                                   const qlora_tensor* x, const qlora_tensor* u,
+                                                   const qlora_tensor* dx, float beta) {
     const qlora_linear_part* p = &l->parts[i];
     qlora__masked m;
     QLORA__TRY(qlora__masked_begin(ctx, l, x, &m));
@@ -492,12 +497,12 @@ static qlora_result qlora__linear_masked_gradients(qlora_ctx* ctx, const qlora_l
         QLORA__TRY(qlora__tensor_view(ctx, x, done, now, 0, l->in, &from));
         QLORA__TRY(qlora__tensor_view(ctx, u, done, now, 0, u->cols, &some));
         QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &from, &m.rows, false));
-        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, done > 0 ? 1.0f : beta, &some,
-                                      &m.rows, p->da));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, done > 0 ? 1.0f : beta,
+                                      &some, &m.rows, p->da));
         if (dx != NULL) {
             QLORA__TRY(qlora__tensor_view(ctx, dx, done, now, 0, l->in, &to));
-            QLORA__TRY(
-                qlora__linear_gemm(ctx, true, false, false, 1.0f, 0.0f, &some, p->a, &m.rows));
+            QLORA__TRY(qlora__linear_gemm(ctx, math, true, false, false, 1.0f, 0.0f, &some, p->a,
+                                          &m.rows));
             QLORA__TRY(qlora__linear_mask(ctx, l, i, done, &m.rows, &to, true));
         }
     }
@@ -527,9 +532,10 @@ static bool qlora__linear_da_joined(const qlora_linear_desc* l, qlora_tensor* jo
     return joined->rows > 0;
 }
 
-static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                            const qlora_tensor* x, const qlora_tensor* dy,
-                                            const qlora_tensor* dx, float beta) {
+static qlora_result qlora__linear_gradients(qlora_ctx* ctx, qlora_math math,
+                                            const qlora_linear_desc* l, const qlora_tensor* x,
+                                            const qlora_tensor* dy, const qlora_tensor* dx,
+                                            float beta) {
     int64_t col = 0;
     int64_t at = 0;
     int64_t out = qlora_linear_out(l);
@@ -540,7 +546,7 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_d
     if (joined) {
         qlora_tensor u;
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out, all.rows, &u));
-        QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, &all));
+        QLORA__TRY(qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, &all));
     }
     for (int32_t i = 0; i < l->count; i++) {
         const qlora_linear_part* p = &l->parts[i];
@@ -551,13 +557,14 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_d
         QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, out + at, p->rank, &u));
         QLORA__TRY(qlora__tensor_view(ctx, x, 0, x->rows, l->in + at, p->rank, &z));
         if (p->rank > 0 && l->dropout > 0.0f) {
-            QLORA__TRY(qlora__linear_masked_gradients(ctx, l, i, &inner, &u, dx, beta));
+            QLORA__TRY(qlora__linear_masked_gradients(ctx, math, l, i, &inner, &u, dx, beta));
         } else if (p->rank > 0 && !joined) {
-            QLORA__TRY(qlora__linear_gemm(ctx, true, true, false, 1.0f, beta, &u, &inner, p->da));
+            QLORA__TRY(
+                qlora__linear_gemm(ctx, math, true, true, false, 1.0f, beta, &u, &inner, p->da));
         }
         if (p->rank > 0) {
             QLORA__TRY(
-                qlora__linear_gemm(ctx, true, true, false, p->scale, beta, &part, &z, p->db));
+                qlora__linear_gemm(ctx, math, true, true, false, p->scale, beta, &part, &z, p->db));
         }
         col += p->out;
         at += p->rank;
@@ -565,9 +572,10 @@ static qlora_result qlora__linear_gradients(qlora_ctx* ctx, const qlora_linear_d
     return QLORA_OK;
 }
 
-static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear_desc* l,
-                                           const qlora_tensor* x, const qlora_tensor* dy,
-                                           const qlora_tensor* dx, uint32_t flags) {
+static qlora_result qlora__linear_backward(qlora_ctx* ctx, qlora_math math,
+                                           const qlora_linear_desc* l, const qlora_tensor* x,
+                                           const qlora_tensor* dy, const qlora_tensor* dx,
+                                           uint32_t flags) {
     unsigned types = QLORA__IS_F32 | QLORA__IS_BF16;
     QLORA__TRY(qlora__need(ctx, x, "x", types, -1, -1));
     QLORA__TRY(qlora__linear_check(ctx, l, x->dtype, true));
@@ -587,17 +595,17 @@ static qlora_result qlora__linear_backward(qlora_ctx* ctx, const qlora_linear_de
     QLORA__TRY(qlora__linear_dropout_check(ctx, l, x->rows));
     qlora_tensor inner;
     QLORA__TRY(qlora__tensor_view(ctx, dy, 0, dy->rows, 0, out, &inner));
-    QLORA__TRY(qlora__linear_u(ctx, l, dy, &inner));
+    QLORA__TRY(qlora__linear_u(ctx, math, l, dy, &inner));
     if (dx != NULL) {
-        QLORA__TRY(qlora__linear_dx(ctx, l, dy, &inner, dx));
+        QLORA__TRY(qlora__linear_dx(ctx, math, l, dy, &inner, dx));
     }
     float beta = (flags & QLORA_LINEAR_OVERWRITE) != 0 ? 0.0f : 1.0f;
-    return qlora__linear_gradients(ctx, l, x, dy, dx, beta);
+    return qlora__linear_gradients(ctx, math, l, x, dy, dx, beta);
 }
 
 qlora_result qlora_linear_backward(qlora_ctx* ctx, const qlora_linear_desc* linear,
                                    const qlora_tensor* x, const qlora_tensor* dy,
                                    const qlora_tensor* dx, uint32_t flags) {
     QLORA__ENTER(ctx, "qlora_linear_backward");
-    return qlora__leave(ctx, qlora__linear_backward(ctx, linear, x, dy, dx, flags));
+    return qlora__leave(ctx, qlora__linear_backward(ctx, ctx->desc.math, linear, x, dy, dx, flags));
 }

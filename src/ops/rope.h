@@ -86,18 +86,43 @@ static float qlora__rope_frequency(const qlora_rope_desc* d, int64_t i, int64_t 
     return frequency;
 }
 
-qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int64_t positions,
-                              float* out) {
-    if (desc == NULL || head_dim <= 0 || head_dim % 2 != 0 || positions < 0 ||
-        (out == NULL && positions > 0) || (int)desc->type < 0 || desc->type > QLORA_ROPE_YARN) {
-        return QLORA_ERR_ARGUMENT;
+// What is wrong with the arguments, in text; "" when nothing is. Defaults are resolved in d.
+static void qlora__rope_fault(qlora_rope_desc* d, int64_t head_dim, int64_t positions, char* text,
+                              size_t size) {
+    d->theta = d->theta != 0 ? d->theta : 10000;
+    d->factor = d->factor != 0 ? d->factor : 1;
+    bool needs_original = d->type == QLORA_ROPE_LLAMA3 || d->type == QLORA_ROPE_YARN;
+    text[0] = '\0';
+    if (head_dim <= 0 || head_dim % 2 != 0) {
+        snprintf(text, size, "head_dim is %lld; use an even number above 0", (long long)head_dim);
+    } else if (positions < 0) {
+        snprintf(text, size, "positions is %lld; use 0 or more", (long long)positions);
+    } else if ((int)d->type < 0 || d->type > QLORA_ROPE_YARN) {
+        snprintf(text, size, "desc.type is %d; use a qlora_rope_type", (int)d->type);
+    } else if (!(d->theta > 1)) {
+        snprintf(text, size, "desc.theta is %g; use a number above 1", d->theta);
+    } else if (!(d->factor > 0)) {
+        snprintf(text, size, "desc.factor is %g; use a number above 0", d->factor);
+    } else if (needs_original && !(d->original_max_position > 0)) {
+        snprintf(text, size, "desc.original_max_position is %g; this type needs a number above 0",
+                 d->original_max_position);
     }
-    qlora_rope_desc d = *desc;
-    d.theta = d.theta != 0 ? d.theta : 10000;
-    d.factor = d.factor != 0 ? d.factor : 1;
-    bool needs_original = d.type == QLORA_ROPE_LLAMA3 || d.type == QLORA_ROPE_YARN;
-    if (!(d.theta > 1) || !(d.factor > 0) || (needs_original && !(d.original_max_position > 0))) {
-        return QLORA_ERR_ARGUMENT;
+}
+
+static qlora_result qlora__rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
+                                      int64_t positions, float* out) {
+    qlora_rope_desc d;
+    char text[160] = "desc is NULL";
+    memset(&d, 0, sizeof d);
+    if (desc != NULL) {
+        d = *desc;
+        qlora__rope_fault(&d, head_dim, positions, text, sizeof text);
+    }
+    if (text[0] == '\0' && out == NULL && positions > 0) {
+        snprintf(text, sizeof text, "out is NULL");
+    }
+    if (text[0] != '\0') {
+        return ctx != NULL ? qlora__fail(ctx, QLORA_ERR_ARGUMENT, "%s", text) : QLORA_ERR_ARGUMENT;
     }
     int64_t half = head_dim / 2;
     float attention = qlora__rope_attention_factor(&d);
@@ -110,6 +135,15 @@ qlora_result qlora_rope_table(const qlora_rope_desc* desc, int64_t head_dim, int
         }
     }
     return QLORA_OK;
+}
+
+qlora_result qlora_rope_table(qlora_ctx* ctx, const qlora_rope_desc* desc, int64_t head_dim,
+                              int64_t positions, float* out) {
+    if (ctx == NULL) {
+        return qlora__rope_table(NULL, desc, head_dim, positions, out);
+    }
+    QLORA__ENTER(ctx, "qlora_rope_table");
+    return qlora__leave(ctx, qlora__rope_table(ctx, desc, head_dim, positions, out));
 }
 
 typedef struct qlora__rope_job {

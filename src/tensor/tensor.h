@@ -221,7 +221,7 @@ static qlora_result qlora__tensor_create(qlora_ctx* ctx, qlora_dtype dtype, int6
     qlora__buffer* buffer = NULL;
     QLORA__TRY(qlora__buffer_create(ctx, t.bytes, &buffer));
     t.data = buffer->data;
-    ctx->children++;
+    ctx->living[QLORA__TENSORS]++;
     *out = t;
     return QLORA_OK;
 }
@@ -277,7 +277,7 @@ static qlora_result qlora__tensor_destroy(qlora_ctx* ctx, qlora_tensor* tensor) 
             "tensors are not destroyed");
     }
     qlora__buffer_destroy(ctx, b);
-    ctx->children--;
+    ctx->living[QLORA__TENSORS]--;
     memset(tensor, 0, sizeof *tensor);
     return QLORA_OK;
 }

@@ -181,7 +181,7 @@ static void qlora__state_fill(const qlora_trainer* t, qlora__state* s) {
     s->count = 0;
     qlora__state_add(s, "state_format", QLORA__SAME, 1);
     qlora__state_add(s, "mode", QLORA__SAME, (int64_t)m->plan.mode);
-    qlora__state_add(s, "math", QLORA__SAME, (int64_t)t->ctx->desc.math);
+    qlora__state_add(s, "math", QLORA__SAME, (int64_t)m->math);
     qlora__state_add(s, "base", QLORA__SAME, (int64_t)m->desc.base);
     qlora__state_add(s, "single_quant", QLORA__SAME, m->desc.single_quant ? 1 : 0);
     qlora__state_add(s, "family", QLORA__SAME, (int64_t)c->family);

@@ -182,6 +182,7 @@ static qlora_result qlora__trainer_create(qlora_ctx* ctx, qlora_model* m,
         return r;
     }
     m->trainers++;
+    ctx->living[QLORA__TRAINERS]++;
     *out = t;
     return QLORA_OK;
 }
@@ -203,6 +204,7 @@ qlora_result qlora_trainer_destroy(qlora_trainer* trainer) {
     if (r == QLORA_OK) {
         trainer->m->trainers--;
         trainer->m->micro_begun = false;
+        ctx->living[QLORA__TRAINERS]--;
         qlora__trainer_free(trainer);
     }
     return qlora__leave(ctx, r);

@@ -433,12 +433,12 @@ static qlora_result step_dequantise(qlora_ctx* ctx, const row* r, set* s) {
 
 static qlora_result step_nf4_fused(qlora_ctx* ctx, const row* r, set* s) {
     (void)r;
-    return qlora_nf4_gemm_forward(ctx, &s->t[1], &s->nf4, &s->t[2], QLORA_NF4_FUSED);
+    return qlora_nf4_gemm_forward(ctx, &s->t[1], &s->nf4, &s->t[2], QLORA_PRODUCT_FUSED);
 }
 
 static qlora_result step_nf4_unfused(qlora_ctx* ctx, const row* r, set* s) {
     (void)r;
-    return qlora_nf4_gemm_forward(ctx, &s->t[1], &s->nf4, &s->t[2], QLORA_NF4_UNFUSED);
+    return qlora_nf4_gemm_forward(ctx, &s->t[1], &s->nf4, &s->t[2], QLORA_PRODUCT_UNFUSED);
 }
 
 // ---- LoRA linear: m tokens, n outputs in all, k inputs, option parts of rank 16 each ----------

@@ -340,7 +340,7 @@ static bool step_open(step_run* s) {
     desc.config = &config;
     desc.seed = 1;
     desc.weight_std = 0.02f;
-    desc.mode = (qlora_mode)o->mode;
+    desc.mode = o->mode == 2 ? QLORA_MODE_F32 : (qlora_mode)o->mode; // 2: tf32, of the context
     desc.rank = (int32_t)o->rank;
     desc.progress = step_progress;
     desc.progress_user = s;
@@ -414,8 +414,9 @@ static double step_median(double* values, int64_t n) {
 
 static bool step_measure(step_run* s, double process_start) {
     int64_t n = s->o->steps;
-    qlora_memory_info before;
-    if (!step_ok(s, qlora_ctx_memory(s->ctx, &before))) {
+    qlora_ctx_info before;
+    qlora_ctx_info after;
+    if (!step_ok(s, qlora_ctx_query(s->ctx, &before))) {
         return false;
     }
     for (int64_t i = 0; i < STEP_WARM_UP; i++) {
@@ -449,11 +450,12 @@ static bool step_measure(step_run* s, double process_start) {
     s->mean_ms = (step_seconds() - start) * 1e3 / (double)n;
     s->median_ms = step_median(s->times, n) * 1e3;
     s->host_us = step_median(s->host, n) * 1e6;
-    if (!step_ok(s, qlora_ctx_memory(s->ctx, &s->memory)) ||
+    if (!step_ok(s, qlora_ctx_query(s->ctx, &after)) ||
         !step_ok(s, qlora_cache_query(s->ctx, &s->cache))) {
         return false;
     }
-    s->allocations = s->memory.device_allocations - before.device_allocations;
+    s->memory = after.memory;
+    s->allocations = s->memory.device_allocations - before.memory.device_allocations;
     return true;
 }
 
@@ -563,6 +565,7 @@ static int bench_step_main(int argc, char** argv) {
     memset(&desc, 0, sizeof desc);
     desc.require_backend = (qlora_backend)o.backend;
     desc.cublas_library = o.no_cublas ? "none" : NULL;
+    desc.math = o.mode == 2 ? QLORA_MATH_TF32 : QLORA_MATH_F32;
     desc.log = o.verbose ? qlora_log_stderr : NULL;
     desc.error_text = why;
     desc.error_text_size = sizeof why;

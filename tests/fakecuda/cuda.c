@@ -1860,20 +1860,30 @@ int cuCtxSynchronize(void) {
 
 //@@ STREAM CALLS
 
+static int stream_add(void** out, unsigned flags) {
+    if (!out || flags > 1) {
+        return INVALID_VALUE;
+    }
+    context* ctx = current();
+    stream* s = stream_make(ctx, false, flags == 0);
+    s->next = ctx->streams;
+    ctx->streams = s;
+    *out = s;
+    return 0;
+}
+
 int cuStreamCreate(void** out, unsigned flags) {
     int code = enter(F_cuStreamCreate, NEED_CONTEXT);
-    stream* s = NULL;
-    if (!code && (!out || flags > 1)) {
-        code = INVALID_VALUE;
-    }
-    if (!code) {
-        context* ctx = current();
-        s = stream_make(ctx, false, flags == 0);
-        s->next = ctx->streams;
-        ctx->streams = s;
-        *out = s;
-    }
-    return leave(F_cuStreamCreate, code, "%u -> %s", flags, tag(s));
+    code = code ? code : stream_add(out, flags);
+    return leave(F_cuStreamCreate, code, "%u -> %s", flags, tag(code ? NULL : *out));
+}
+
+// Priorities are written to the log and change nothing else.
+int cuStreamCreateWithPriority(void** out, unsigned flags, int priority) {
+    int code = enter(F_cuStreamCreateWithPriority, NEED_CONTEXT);
+    code = code ? code : stream_add(out, flags);
+    return leave(F_cuStreamCreateWithPriority, code, "%u priority %d -> %s", flags, priority,
+                 tag(code ? NULL : *out));
 }
 
 int cuStreamDestroy_v2(void* handle) {

@@ -94,6 +94,7 @@ typedef struct fake_stats {
     X(cuCtxPopCurrent_v2, CTX, R, (void** ctx))                                                    \
     X(cuCtxSynchronize, SYNC, N, (void))                                                           \
     X(cuStreamCreate, STREAM, N, (void** stream, unsigned flags))                                  \
+    X(cuStreamCreateWithPriority, STREAM, N, (void** stream, unsigned flags, int priority))        \
     X(cuStreamDestroy_v2, STREAM, R, (void* stream))                                               \
     X(cuStreamSynchronize, SYNC, N, (void* stream))                                                \
     X(cuStreamQuery, STREAM, N, (void* stream))                                                    \

@@ -106,7 +106,7 @@ static void run_gemm(run* r) {
         t[0] = make(r, cases[i].in, cases[i].ta ? K : M, cases[i].ta ? M : K, 1.0f);
         t[1] = make(r, cases[i].in, cases[i].tb ? N : K, cases[i].tb ? K : N, 1.0f);
         t[2] = make(r, QLORA_F32, M, N, 1.0f);
-        qlora_gemm_desc d = {cases[i].ta, cases[i].tb, 0.5f, 1.0f, false, QLORA_PATH_PTX};
+        qlora_gemm_desc d = {cases[i].ta, cases[i].tb, 0.5f, 1.0f, QLORA_PATH_PTX};
         must(r, name, qlora_gemm(r->ctx, &d, &t[0], &t[1], &t[2]));
         keep(r, name, &t[2]);
         drop(r, t, 3);
@@ -116,7 +116,7 @@ static void run_gemm(run* r) {
     t[0] = make(r, QLORA_F32, 33, 40, 3e5f);
     t[1] = make(r, QLORA_F16, 24, 40, 0.02f);
     t[2] = make(r, QLORA_F32, 33, 24, 1.0f);
-    must(r, "gemm_mixed_f16", qlora_gemm_backward_a(r->ctx, &t[0], &t[1], &t[2], QLORA_GEMM_PTX));
+    must(r, "gemm_mixed_f16", qlora_gemm_backward_a(r->ctx, &t[0], &t[1], &t[2], QLORA_PRODUCT_PTX));
     keep(r, "gemm_mixed_f16", &t[2]);
     drop(r, t, 3);
 }
@@ -162,7 +162,7 @@ static void run_nf4(run* r) {
             y[0] = make(r, QLORA_BF16, rows[k], d.cols, 1.0f);
             y[1] = make(r, QLORA_BF16, rows[k], d.rows, 1.0f);
             snprintf(name, sizeof name, "nf4_gemm_%d", k == 0 ? 16 : 32);
-            must(r, name, qlora_nf4_gemm_forward(r->ctx, &y[0], &w, &y[1], QLORA_NF4_FUSED));
+            must(r, name, qlora_nf4_gemm_forward(r->ctx, &y[0], &w, &y[1], QLORA_PRODUCT_FUSED));
             keep(r, name, &y[1]);
             drop(r, y, 2);
         }
@@ -181,7 +181,7 @@ static void run_nf4(run* r) {
     t[2] = make(r, QLORA_BF16, 5, d.rows, 1.0f);
     must(r, "nf4", qlora_nf4_create(r->ctx, &d, &w));
     must(r, "nf4", qlora_nf4_quantise(r->ctx, &t[0], &w));
-    must(r, "nf4_gemm_reduce", qlora_nf4_gemm_forward(r->ctx, &t[1], &w, &t[2], QLORA_NF4_FUSED));
+    must(r, "nf4_gemm_reduce", qlora_nf4_gemm_forward(r->ctx, &t[1], &w, &t[2], QLORA_PRODUCT_FUSED));
     keep(r, "nf4_gemm_reduce", &t[2]);
     qlora_nf4_destroy(r->ctx, &w);
     drop(r, t, 3);
@@ -293,7 +293,7 @@ static void run_rows(run* r, qlora_dtype dtype) {
     static float table[32 * 16];
     qlora_rope_desc rope;
     memset(&rope, 0, sizeof rope);
-    must(r, "rope", qlora_rope_table(&rope, 16, 32, table));
+    must(r, "rope", qlora_rope_table(NULL, &rope, 16, 32, table));
     qlora_tensor turn;
     must(r, "rope", qlora_tensor_create(ctx, QLORA_F32, 32, 16, &turn));
     must(r, "rope", qlora_tensor_write(ctx, &turn, table, sizeof table));

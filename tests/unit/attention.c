@@ -818,7 +818,7 @@ static bool double_loss(double_problem* p, const double* weights, double* out) {
     }
     int64_t n = p->tokens * p->desc.heads * p->desc.head_dim;
     double* o = (double*)malloc((size_t)n * 8);
-    bool ok = p->api->tensor_download(p->ctx, &p->t[3], o, (size_t)n * 8) == QLORA_OK;
+    bool ok = p->api->tensor_read(p->ctx, &p->t[3], o, (size_t)n * 8) == QLORA_OK;
     *out = 0.0;
     for (int64_t i = 0; i < n; i++) {
         *out += o[i] * weights[i];
@@ -838,12 +838,12 @@ static const char* double_check(double_problem* p, test_random* random) {
         for (int64_t j = 0; j < n; j++) {
             values[j] = test_random_normal(random);
         }
-        p->api->tensor_upload(p->ctx, &p->t[i], values, (size_t)n * 8);
+        p->api->tensor_write(p->ctx, &p->t[i], values, (size_t)n * 8);
     }
     for (int64_t j = 0; j < wide; j++) {
         weights[j] = test_random_normal(random);
     }
-    p->api->tensor_upload(p->ctx, &p->t[5], weights, (size_t)wide * 8);
+    p->api->tensor_write(p->ctx, &p->t[5], weights, (size_t)wide * 8);
     double loss = 0.0;
     if (!double_loss(p, weights, &loss) ||
         p->api->attention_backward(p->ctx, &p->desc, &p->t[0], &p->t[1], &p->t[2], &p->seqs,
@@ -853,21 +853,21 @@ static const char* double_check(double_problem* p, test_random* random) {
     }
     for (int i = 0; wrong == NULL && i < 3; i++) {
         int64_t n = p->tokens * p->t[i].cols;
-        p->api->tensor_download(p->ctx, &p->t[i], values, (size_t)n * 8);
-        p->api->tensor_download(p->ctx, &p->t[6 + i], grads, (size_t)n * 8);
+        p->api->tensor_read(p->ctx, &p->t[i], values, (size_t)n * 8);
+        p->api->tensor_read(p->ctx, &p->t[6 + i], grads, (size_t)n * 8);
         for (int64_t j = 0; wrong == NULL && j < n; j++) {
             const double h = 1e-4;
             double keep = values[j];
             double up = 0.0;
             double down = 0.0;
             values[j] = keep + h;
-            p->api->tensor_upload(p->ctx, &p->t[i], values, (size_t)n * 8);
+            p->api->tensor_write(p->ctx, &p->t[i], values, (size_t)n * 8);
             bool ok = double_loss(p, weights, &up);
             values[j] = keep - h;
-            p->api->tensor_upload(p->ctx, &p->t[i], values, (size_t)n * 8);
+            p->api->tensor_write(p->ctx, &p->t[i], values, (size_t)n * 8);
             ok = ok && double_loss(p, weights, &down);
             values[j] = keep;
-            p->api->tensor_upload(p->ctx, &p->t[i], values, (size_t)n * 8);
+            p->api->tensor_write(p->ctx, &p->t[i], values, (size_t)n * 8);
             double slope = (up - down) / (2.0 * h);
             if (!ok || !(fabs(slope - grads[j]) <= 1e-5 * fabs(slope) + 1e-6)) {
                 fprintf(stderr, "d%c[%lld]: %.9g, finite difference %.9g\n", "qkv"[i], (long long)j,
@@ -900,7 +900,7 @@ TEST attention_gradients_are_the_slopes(void) {
         p.desc.window = shapes[s].window;
         qlora_ctx_desc desc;
         memset(&desc, 0, sizeof desc);
-        ASSERT_EQ(QLORA_OK, api->ctx_create(&desc, &p.ctx));
+        ASSERT_EQ(QLORA_OK, api->ctx_create(&desc, &p.ctx, QLORA_VERSION, QLORA_ABI));
         for (int i = 0; i < 9; i++) {
             bool kv = i == 1 || i == 2 || i == 7 || i == 8;
             int64_t cols = (kv ? p.desc.kv_heads : p.desc.heads) * p.desc.head_dim;
@@ -909,7 +909,7 @@ TEST attention_gradients_are_the_slopes(void) {
                                          i == 4 ? p.tokens : cols, &p.t[i]));
         }
         ASSERT_EQ(QLORA_OK, api->tensor_create(p.ctx, QLORA_I32, 1, 3, &p.seqs));
-        ASSERT_EQ(QLORA_OK, api->tensor_upload(p.ctx, &p.seqs, shapes[s].offsets, 12));
+        ASSERT_EQ(QLORA_OK, api->tensor_write(p.ctx, &p.seqs, shapes[s].offsets, 12));
         const char* wrong = double_check(&p, &random);
         for (int i = 0; i < 9; i++) {
             api->tensor_destroy(p.ctx, &p.t[i]);

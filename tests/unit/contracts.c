@@ -125,8 +125,9 @@ typedef struct quiet_work {
 
 static qlora_result quiet_step(qlora_ctx* ctx, quiet_work* w) {
     qlora_result r = qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, 0);
-    r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->half, &w->c, QLORA_GEMM_ACCUMULATE) : r;
-    r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, QLORA_GEMM_PTX) : r;
+    r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->half, &w->c, QLORA_PRODUCT_ACCUMULATE)
+                      : r;
+    r = r == QLORA_OK ? qlora_gemm_forward(ctx, &w->a, &w->b, &w->c, QLORA_PRODUCT_PTX) : r;
     r = r == QLORA_OK ? qlora_softmax_forward(ctx, &w->c, &w->c) : r;
     r = r == QLORA_OK ? qlora_clip_set(w->clip, 0.5f) : r;
     return r == QLORA_OK ? qlora_clip_apply(w->clip) : r;
@@ -153,7 +154,7 @@ TEST operators_neither_wait_nor_allocate(const test_machine* machine) {
     static const char* const classes[] = {"SYNC", "ALLOC", "LOAD"};
     uint64_t before[3];
     qlora_memory_info memory;
-    ASSERT_EQ(QLORA_OK, qlora_ctx_memory(ctx, &memory));
+    ASSERT_EQ(QLORA_OK, test_memory(ctx, &memory));
     uint64_t host_bytes = memory.host_bytes;
     for (int i = 0; i < 3; i++) {
         before[i] = test_fake()->calls(classes[i]);
@@ -164,7 +165,7 @@ TEST operators_neither_wait_nor_allocate(const test_machine* machine) {
     for (int i = 0; i < 3; i++) {
         ASSERT_EQ(before[i], test_fake()->calls(classes[i]));
     }
-    ASSERT_EQ(QLORA_OK, qlora_ctx_memory(ctx, &memory));
+    ASSERT_EQ(QLORA_OK, test_memory(ctx, &memory));
     ASSERT_EQ(host_bytes, memory.host_bytes);
     ASSERT_EQ(QLORA_OK, qlora_clip_destroy(w.clip));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &w.a));

@@ -288,7 +288,7 @@ TEST gemm_named_products(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, test_tensor(ctx, QLORA_F32, 3, 2, NULL, &db));
     bool gpu = qlora_ctx_backend(ctx) == QLORA_BACKEND_CUDA;
     for (int pass = 0; pass < 2; pass++) {
-        uint32_t path = gpu && pass == 1 ? QLORA_GEMM_PTX : 0;
+        uint32_t path = gpu && pass == 1 ? QLORA_PRODUCT_PTX : 0;
         float twice[6];
         ASSERT_EQ(QLORA_OK, qlora_gemm_forward(ctx, &a, &b, &c, path));
         ASSERT(test_read(ctx, &c, got));
@@ -297,7 +297,8 @@ TEST gemm_named_products(const test_machine* machine) {
         ASSERT(test_read(ctx, &da, got));
         ASSERT_CLOSE(da_expected, got, 6, 0, 0);
         ASSERT_EQ(QLORA_OK, qlora_gemm_backward_b(ctx, &a, &dc, &db, path));
-        ASSERT_EQ(QLORA_OK, qlora_gemm_backward_b(ctx, &a, &dc, &db, path | QLORA_GEMM_ACCUMULATE));
+        ASSERT_EQ(QLORA_OK,
+                  qlora_gemm_backward_b(ctx, &a, &dc, &db, path | QLORA_PRODUCT_ACCUMULATE));
         ASSERT(test_read(ctx, &db, got));
         for (int i = 0; i < 6; i++) {
             twice[i] = 2.0f * db_expected[i];
@@ -306,7 +307,7 @@ TEST gemm_named_products(const test_machine* machine) {
         qlora_path expected = !gpu                                ? QLORA_PATH_CPU
                               : pass == 0 && machine->cublas ? QLORA_PATH_CUBLAS
                                                                   : QLORA_PATH_PTX;
-        ASSERT_EQ(expected, qlora_ctx_last_path(ctx));
+        ASSERT_EQ(expected, test_last_path(ctx));
     }
     qlora_tensor* all[] = {&a, &b, &c, &dc, &da, &db};
     for (int i = 0; i < 6; i++) {
@@ -350,7 +351,7 @@ TEST gemm_batched(const test_machine* machine) {
     qlora_path paths[2];
     size_t path_count = paths_of(machine, paths);
     for (size_t p = 0; p < path_count; p++) {
-        qlora_gemm_desc desc = {false, true, 0.5f, 0.0f, false, paths[p]};
+        qlora_gemm_desc desc = {false, true, 0.5f, 0.0f, paths[p]};
         ASSERT_EQ(QLORA_OK, qlora_gemm(ctx, &desc, &heads, &tk, &scores));
         ASSERT(test_read(ctx, &scores, got));
         ASSERT_REL_L2(expected, got, H * T * T, 1e-6);
@@ -411,17 +412,21 @@ TEST gemm_bad_input(const test_machine* machine) {
     REFUSED(argument, "has 0", qlora_gemm_forward(ctx, &none, &b, &c, 0));
     REFUSED(argument, "overlaps A", qlora_gemm_forward(ctx, &a, &b, &a, 0));
     REFUSED(argument, "overlaps B", qlora_gemm_forward(ctx, &a, &b, &b, 0));
-    REFUSED(argument, "flags", qlora_gemm_forward(ctx, &a, &b, &c, 6));
-    REFUSED(argument, "flags", qlora_gemm_forward(ctx, &a, &b, &c, 1u << 20));
+    REFUSED(argument, "PRODUCT_PTX and QLORA_PRODUCT_CUBLAS exclude",
+            qlora_gemm_forward(ctx, &a, &b, &c, QLORA_PRODUCT_PTX | QLORA_PRODUCT_CUBLAS));
+    REFUSED(argument, "PRODUCT_FUSED is for NF4",
+            qlora_gemm_forward(ctx, &a, &b, &c, QLORA_PRODUCT_FUSED));
+    REFUSED(argument, "1048576", qlora_gemm_forward(ctx, &a, &b, &c, 1u << 20));
     REFUSED(argument, "desc is NULL", qlora_gemm(ctx, NULL, &a, &b, &c));
     REFUSED(QLORA_ERR_LIMIT, "overflow", qlora_gemm_forward(ctx, &huge, &b, &c, 0));
     REFUSED(QLORA_ERR_UNSUPPORTED, "into f16", qlora_gemm_forward(ctx, &a, &b, &half, 0));
     ASSERT_EQ(argument, qlora_gemm_forward(NULL, &a, &b, &c, 0));
     if (strcmp(machine->backend, "cpu") == 0) {
-        REFUSED(QLORA_ERR_UNSUPPORTED, "PTX", qlora_gemm_forward(ctx, &a, &b, &c, QLORA_GEMM_PTX));
+        REFUSED(QLORA_ERR_UNSUPPORTED, "PTX",
+                qlora_gemm_forward(ctx, &a, &b, &c, QLORA_PRODUCT_PTX));
     } else if (!machine->cublas) {
         REFUSED(QLORA_ERR_UNSUPPORTED, "cuBLAS",
-                qlora_gemm_forward(ctx, &a, &b, &c, QLORA_GEMM_CUBLAS));
+                qlora_gemm_forward(ctx, &a, &b, &c, QLORA_PRODUCT_CUBLAS));
     }
     // Views of one buffer with the same ld and disjoint columns are fine.
     qlora_tensor left, right, product;
@@ -441,8 +446,8 @@ TEST gemm_bad_input(const test_machine* machine) {
     PASS();
 }
 
-// TF32 is enabled by the context or the call, and never affects the backward pass unless requested.
-// The fake cuBLAS rounds like the real one, so the error shows which mode ran.
+// TF32 is a setting of the context, and never affects the backward pass unless requested. The fake
+// cuBLAS rounds like the real one, so the error shows which mode ran.
 static void with_tf32(qlora_ctx_desc* desc) {
     desc->math = QLORA_MATH_TF32;
 }
@@ -488,11 +493,11 @@ TEST gemm_tf32_modes(const test_machine* machine) {
     ASSERT(forward > 1e-5 && forward < 2e-3);
     double backward = tf32_error(ctx, 0, true);
     ASSERT(backward >= 0.0 && backward < 1e-6);
-    ASSERT(tf32_error(ctx, QLORA_GEMM_TF32, true) > 1e-5);
-    double exact = tf32_error(ctx, QLORA_GEMM_EXACT, false);
-    ASSERT(exact >= 0.0 && exact < 1e-6);
+    double ptx = tf32_error(ctx, QLORA_PRODUCT_PTX, false); // our kernels have no TF32
+    ASSERT(ptx >= 0.0 && ptx < 1e-6);
     ASSERT_EQ(QLORA_OK, qlora_ctx_set_math(ctx, QLORA_MATH_TF32_ALL));
     ASSERT(tf32_error(ctx, 0, true) > 1e-5);
+    ASSERT(tf32_error(ctx, 0, false) > 1e-5);
     ASSERT_EQ(QLORA_OK, qlora_ctx_set_math(ctx, QLORA_MATH_F32));
     double plain = tf32_error(ctx, 0, false);
     ASSERT(plain >= 0.0 && plain < 1e-6);
@@ -525,7 +530,7 @@ TEST gemm_big_tiles(const test_machine* machine) {
     for (int type = 0; type < 2; type++) {
         qlora_dtype dtype = type == 0 ? QLORA_F32 : QLORA_BF16;
         qlora_path path = strcmp(machine->backend, "cpu") == 0 ? QLORA_PATH_CPU : QLORA_PATH_PTX;
-        qlora_gemm_desc desc = {false, true, 1.0f, 0.0f, false, path};
+        qlora_gemm_desc desc = {false, true, 1.0f, 0.0f, path};
         qlora_tensor ta, tb, tc;
         ASSERT_EQ(QLORA_OK, test_tensor(ctx, dtype, BATCH * M, K, a, &ta));
         ASSERT_EQ(QLORA_OK, test_tensor(ctx, dtype, N, K, b, &tb));

@@ -599,6 +599,89 @@ TEST failing_driver_calls(const test_machine* machine) {
     PASS();
 }
 
+// Products that the fake cuBLAS was given since its log was cleared: all of them, those in TF32, and
+// the batched ones, which are decoding's attention and exact in every mode.
+typedef struct products {
+    int all;
+    int tf32;
+    int batched;
+    int batched_tf32;
+} products;
+
+static products products_count(const fake_api* fake) {
+    products p;
+    memset(&p, 0, sizeof p);
+    for (const char* line = fake->log(); *line != '\0';) {
+        const char* end = strchr(line, '\n');
+        size_t n = end != NULL ? (size_t)(end - line) : strlen(line);
+        char call[512];
+        snprintf(call, sizeof call, "%.*s", (int)(n < 500 ? n : 500), line);
+        bool tf32 = strstr(call, "compute 77") != NULL;
+        bool batched = strstr(call, "cublasGemmStridedBatchedEx") != NULL;
+        if (batched || strstr(call, "cublasGemmEx") != NULL) {
+            p.all++;
+            p.tf32 += tf32;
+            p.batched += batched;
+            p.batched_tf32 += tf32 && batched;
+        }
+        line += n + (end != NULL ? 1 : 0);
+    }
+    return p;
+}
+
+// A model keeps the math that its context had when it was opened: evaluation, generation and
+// training agree about it, whatever the context says later.
+TEST math_is_the_models(const test_machine* machine) {
+    static const qlora_math maths[] = {QLORA_MATH_F32, QLORA_MATH_TF32, QLORA_MATH_TF32_ALL};
+    static const int32_t ids[6] = {1, 17, 42, 3, 3, 58};
+    static const int32_t count = 6;
+    const fake_api* fake = test_fake();
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    for (int i = 0; i < 3; i++) {
+        world w;
+        text t;
+        qlora_batch b;
+        qlora_eval_info info;
+        memset(&t, 0, sizeof t);
+        memset(&b, 0, sizeof b);
+        b.ids = ids;
+        b.labels = ids;
+        b.lengths = &count;
+        b.count = 1;
+        bool rounds = maths[i] != QLORA_MATH_F32;
+        ASSERT_EQ(QLORA_OK, qlora_ctx_set_math(ctx, maths[i]));
+        ASSERT(world_open(ctx, &kinds[0], QLORA_MODE_F32, ROOM, false, &w));
+        ASSERT_EQ(QLORA_OK, qlora_ctx_set_math(ctx, maths[2 - i]));
+        fake->log_clear();
+        ASSERT_EQ(QLORA_OK, qlora_eval(w.model, &b, &info));
+        products eval = products_count(fake);
+        ASSERT(eval.all > 0 && eval.batched == 0);
+        ASSERT_EQ_FMT(rounds ? eval.all : 0, eval.tf32, "%d");
+        fake->log_clear();
+        qlora_generate_desc d = desc_of(ids, 3);
+        d.max_tokens = 2;
+        ASSERT_EQ(QLORA_OK, qlora_generate(w.model, &d, take, &t));
+        products generate = products_count(fake);
+        ASSERT(generate.batched > 0 && generate.all > generate.batched);
+        ASSERT_EQ_FMT(0, generate.batched_tf32, "%d");
+        ASSERT_EQ_FMT(rounds ? generate.all - generate.batched : 0, generate.tf32, "%d");
+        fake->log_clear();
+        ASSERT_EQ(QLORA_OK, qlora_train_micro(w.model, &b, 5.0));
+        products train = products_count(fake);
+        ASSERT(train.all > eval.all);
+        if (maths[i] == QLORA_MATH_TF32) { // forward products only, some of them computed again
+            ASSERT(train.tf32 >= eval.all && train.tf32 < train.all);
+        } else {
+            ASSERT_EQ_FMT(rounds ? train.all : 0, train.tf32, "%d");
+        }
+        ASSERT(world_close(&w));
+    }
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
 SUITE(generate_suite) {
     RUN_ON(TEST_EVERYWHERE, greedy_is_the_top_of_the_logits);
     RUN_ON(TEST_TENSOR_CORES, decoding_is_warmed);
@@ -608,4 +691,5 @@ SUITE(generate_suite) {
     RUN_ON(TEST_ONE_EACH, stops_end_a_text);
     RUN_ON(TEST_ONE_EACH, wrong_calls_are_refused);
     RUN_ON(TEST_ONE_FAKE, failing_driver_calls);
+    RUN_ON(TEST_ONE_FAKE, math_is_the_models);
 }

@@ -201,3 +201,17 @@ bool test_read(qlora_ctx* ctx, const qlora_tensor* tensor, float* out) {
     free(half);
     return ok;
 }
+
+qlora_result test_memory(qlora_ctx* ctx, qlora_memory_info* out) {
+    qlora_ctx_info info;
+    qlora_result r = qlora_ctx_query(ctx, &info);
+    if (r == QLORA_OK) {
+        *out = info.memory;
+    }
+    return r;
+}
+
+qlora_path test_last_path(qlora_ctx* ctx) {
+    qlora_ctx_info info;
+    return qlora_ctx_query(ctx, &info) == QLORA_OK ? info.last_path : QLORA_PATH_AUTO;
+}

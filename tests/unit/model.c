@@ -611,13 +611,17 @@ TEST options_that_are_the_same(const test_machine* machine) {
     PASS();
 }
 
+static void tf32_math(qlora_ctx_desc* desc) {
+    desc->math = QLORA_MATH_TF32;
+}
+
 // TF32 rounds the operands of forward products to 10 bits: close, but not the same.
 TEST tf32_is_used_when_asked_for(const test_machine* machine) {
     setup s = setup_make(machine);
     outcome exact;
     outcome rounded;
     ASSERT(run_session(&s, &exact));
-    s.model.mode = QLORA_MODE_TF32;
+    s.change = tf32_math;
     ASSERT(run_session(&s, &rounded));
     ASSERT(outcome_sane(&rounded));
     ASSERT(fabs(exact.losses[0] - rounded.losses[0]) <= 1e-2);
@@ -756,10 +760,10 @@ TEST plan_is_what_is_allocated(const test_machine* machine) {
         ASSERT(i == 2 ? plan.cache > 0 && plan.generation > 0 : plan.cache + plan.generation == 0);
         qlora_memory_info before;
         qlora_memory_info after;
-        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &before));
+        ASSERT_OK(r, test_memory(r.ctx, &before));
         uint64_t live = is_fake ? test_fake()->stats().live_bytes : 0;
         ASSERT(rig_start(&r, &s));
-        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_OK(r, test_memory(r.ctx, &after));
         if (strcmp(machine->backend, "cpu") == 0) { // host memory, including some for the objects
             ASSERT(after.host_bytes - before.host_bytes >= plan.total);
             ASSERT(after.host_bytes - before.host_bytes <= plan.total + ((uint64_t)1 << 20));
@@ -782,7 +786,7 @@ TEST plan_is_what_is_allocated(const test_machine* machine) {
         data_make(&d, "plan", run_lengths[0], 3);
         ASSERT(i == 3 || run_steps(&r, &s, &got));
         ASSERT_OK(r, qlora_eval(r.model, &d.batch, &info));
-        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_OK(r, test_memory(r.ctx, &after));
         ASSERT_EQ_FMT((unsigned long long)allocations, (unsigned long long)after.device_allocations,
                       "%llu");
         ASSERT(!is_fake || test_fake()->calls("ALLOC") == calls);
@@ -803,7 +807,7 @@ TEST plan_knows_the_context(const test_machine* machine) {
     qlora_ctx* gpu = test_open(machine, default_scratch);
     ASSERTm(test_open_reason(), gpu != NULL);
     qlora_memory_info memory;
-    ASSERT_EQ(QLORA_OK, qlora_ctx_memory(gpu, &memory));
+    ASSERT_EQ(QLORA_OK, test_memory(gpu, &memory));
     ASSERT(test_close_ctx(machine, gpu));
     qlora_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -1280,7 +1284,7 @@ TEST bad_descs_are_refused(const test_machine* machine) {
     ASSERTm(test_open_reason(), r.ctx != NULL);
     qlora_memory_info before;
     qlora_memory_info after;
-    ASSERT_OK(r, qlora_ctx_memory(r.ctx, &before));
+    ASSERT_OK(r, test_memory(r.ctx, &before));
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
         setup s = setup_make(machine);
         refusals[i].spoil(&s);
@@ -1301,7 +1305,7 @@ TEST bad_descs_are_refused(const test_machine* machine) {
             ASSERT_OK(r, qlora_model_close(r.model));
             r.model = NULL;
         }
-        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_OK(r, test_memory(r.ctx, &after));
         ASSERT_EQ_FMT((int)before.host_bytes, (int)after.host_bytes, "%d");
     }
     setup s = setup_make(machine);
@@ -1816,7 +1820,7 @@ TEST bad_folders_are_refused(const test_machine* machine) {
     ASSERTm(test_open_reason(), r.ctx != NULL);
     qlora_memory_info before;
     qlora_memory_info after;
-    ASSERT_OK(r, qlora_ctx_memory(r.ctx, &before));
+    ASSERT_OK(r, test_memory(r.ctx, &before));
     size_t stride = strcmp(machine->backend, "cpu") == 0 ? 1 : 4; // opening takes longer elsewhere
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i += stride) {
         folder_write(&cases[i].folder);
@@ -1824,7 +1828,7 @@ TEST bad_folders_are_refused(const test_machine* machine) {
         ASSERTm(cases[i].says, result != QLORA_OK);
         ASSERT_EQ(NULL, r.model);
         ASSERTm(qlora_last_error(r.ctx), strstr(qlora_last_error(r.ctx), cases[i].says) != NULL);
-        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_OK(r, test_memory(r.ctx, &after));
         ASSERT_EQ_FMT((unsigned long long)before.device_bytes,
                       (unsigned long long)after.device_bytes, "%llu");
         // Kernels that were compiled along the way stay loaded.
@@ -1984,7 +1988,7 @@ TEST every_allocation_may_fail(const test_machine* machine) {
     uint64_t count = allocations - start;
     ASSERT(count > 5);
     qlora_memory_info before;
-    ASSERT_OK(r, qlora_ctx_memory(r.ctx, &before));
+    ASSERT_OK(r, test_memory(r.ctx, &before));
     rig_quiet = true;
     int failed = 0;
     for (uint64_t n = 1; n <= count; n++) {
@@ -1995,7 +1999,7 @@ TEST every_allocation_may_fail(const test_machine* machine) {
         allocations_left = 0;
         outcome_free(&got);
         failed += ok ? 0 : 1;
-        ASSERT_OK(r, qlora_ctx_memory(r.ctx, &after));
+        ASSERT_OK(r, test_memory(r.ctx, &after));
         ASSERT_EQ_FMT((int)before.host_bytes, (int)after.host_bytes, "%d");
     }
     rig_quiet = false;

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static float from_bits(uint32_t u) {
     float x;
@@ -571,13 +572,13 @@ static const product_case PRODUCTS[] = {
     {5, 70, 96, QLORA_F32, QLORA_F32, 0, false, false, QLORA_PATH_AUTO},
     {5, 70, 96, QLORA_F32, QLORA_F32, 0, true, true, QLORA_PATH_AUTO},
     {1, 64, 64, QLORA_BF16, QLORA_BF16, 0, false, false, QLORA_PATH_NF4},
-    {16, 72, 160, QLORA_BF16, QLORA_F32, QLORA_NF4_FUSED, false, true, QLORA_PATH_NF4},
+    {16, 72, 160, QLORA_BF16, QLORA_F32, QLORA_PRODUCT_FUSED, false, true, QLORA_PATH_NF4},
     {17, 130, 96, QLORA_BF16, QLORA_BF16, 0, false, false, QLORA_PATH_NF4},
     {32, 5, 1056, QLORA_BF16, QLORA_F32, 0, false, false, QLORA_PATH_NF4},
     {7, 20, 4160, QLORA_BF16, QLORA_F32, 0, false, false, QLORA_PATH_NF4}, // in two ranges of K
-    {16, 64, 128, QLORA_BF16, QLORA_BF16, QLORA_NF4_UNFUSED | QLORA_NF4_PTX, false, false,
+    {16, 64, 128, QLORA_BF16, QLORA_BF16, QLORA_PRODUCT_UNFUSED | QLORA_PRODUCT_PTX, false, false,
      QLORA_PATH_PTX},
-    {33, 40, 96, QLORA_BF16, QLORA_BF16, QLORA_NF4_PTX, false, false, QLORA_PATH_PTX},
+    {33, 40, 96, QLORA_BF16, QLORA_BF16, QLORA_PRODUCT_PTX, false, false, QLORA_PATH_PTX},
     {3, 30, 50, QLORA_BF16, QLORA_F32, 0, false, false, QLORA_PATH_AUTO}, // 50: no fused kernel
     {18, 72, 40, QLORA_BF16, QLORA_BF16, 0, true, false, QLORA_PATH_AUTO},
     {0, 8, 64, QLORA_BF16, QLORA_BF16, 0, false, false, QLORA_PATH_AUTO},
@@ -615,7 +616,7 @@ static const char* run_product(qlora_ctx* ctx, const test_machine* machine, test
     qlora_result r = c->backward ? qlora_nf4_gemm_backward(ctx, &xv, &w.w, &yv, flags)
                                  : qlora_nf4_gemm_forward(ctx, &xv, &w.w, &yv, flags);
     bool cores = (machine->sets & TEST_TENSOR_CORES) != 0;
-    if (gpu && !cores && (flags & QLORA_NF4_FUSED) != 0) {
+    if (gpu && !cores && (flags & QLORA_PRODUCT_FUSED) != 0) {
         wrong = r == QLORA_ERR_UNSUPPORTED ? NULL : "the fused kernel ran without tensor cores";
     } else if (r == QLORA_ERR_UNSUPPORTED && !test_has_bf16(machine) && c->x == QLORA_BF16) {
         wrong = strstr(qlora_last_error(ctx), "8.0") != NULL ? NULL : "the message lacks 8.0";
@@ -626,7 +627,7 @@ static const char* run_product(qlora_ctx* ctx, const test_machine* machine, test
         wrong = "written outside the matrix, or not read back";
     } else if (n > 0 && !test_rel_l2(expected, got, n, c->y == QLORA_BF16 ? 4e-3 : 2e-6)) {
         wrong = "wrong numbers";
-    } else if (gpu && cores && c->path != QLORA_PATH_AUTO && qlora_ctx_last_path(ctx) != c->path) {
+    } else if (gpu && cores && c->path != QLORA_PATH_AUTO && test_last_path(ctx) != c->path) {
         wrong = "not the reported path";
     }
     qlora_tensor_destroy(ctx, &xs);
@@ -661,10 +662,10 @@ static void small_scratch(qlora_ctx_desc* desc) {
 // Too large for the scratch buffer at once: processed in slices, with the same result.
 TEST nf4_products_in_slices(const test_machine* machine) {
     static const product_case cases[] = {
-        {3, 300, 160, QLORA_F32, QLORA_F32, QLORA_NF4_UNFUSED, false, false, QLORA_PATH_AUTO},
-        {3, 160, 300, QLORA_F32, QLORA_F32, QLORA_NF4_UNFUSED, true, false, QLORA_PATH_AUTO},
-        {3, 300, 160, QLORA_BF16, QLORA_BF16, QLORA_NF4_UNFUSED, false, true, QLORA_PATH_AUTO},
-        {3, 160, 300, QLORA_BF16, QLORA_F32, QLORA_NF4_UNFUSED, true, true, QLORA_PATH_AUTO},
+        {3, 300, 160, QLORA_F32, QLORA_F32, QLORA_PRODUCT_UNFUSED, false, false, QLORA_PATH_AUTO},
+        {3, 160, 300, QLORA_F32, QLORA_F32, QLORA_PRODUCT_UNFUSED, true, false, QLORA_PATH_AUTO},
+        {3, 300, 160, QLORA_BF16, QLORA_BF16, QLORA_PRODUCT_UNFUSED, false, true, QLORA_PATH_AUTO},
+        {3, 160, 300, QLORA_BF16, QLORA_F32, QLORA_PRODUCT_UNFUSED, true, true, QLORA_PATH_AUTO},
     };
     qlora_ctx* ctx = test_open(machine, small_scratch);
     if (!ctx)
@@ -711,14 +712,14 @@ TEST nf4_two_weights_at_once(const test_machine* machine) {
     product(x, ROWS, &w1, false, expected1);
     product(x, ROWS, &w2, false, expected2);
     for (int form = 0; form < 2; form++) {
-        uint32_t flags = form == 1 ? QLORA_NF4_UNFUSED : 0;
+        uint32_t flags = form == 1 ? QLORA_PRODUCT_UNFUSED : 0;
         qlora_tensor xs, xv, y1, v1, y2, v2;
         ASSERT(with_nan(ctx, QLORA_BF16, ROWS, IN, 8, x, &xs, &xv));
         ASSERT(with_nan(ctx, QLORA_F32, ROWS, OUT1, 5, NULL, &y1, &v1));
         ASSERT(with_nan(ctx, QLORA_F32, ROWS, OUT2, 1, NULL, &y2, &v2));
         ASSERT_EQ(QLORA_OK, qlora_nf4_gemm_forward2(ctx, &xv, &w1.w, &w2.w, &v1, &v2, flags));
         bool fused = (machine->sets & TEST_TENSOR_CORES) != 0 && is_gpu(machine) && form == 0;
-        ASSERT_EQ(fused, qlora_ctx_last_path(ctx) == QLORA_PATH_NF4);
+        ASSERT_EQ(fused, test_last_path(ctx) == QLORA_PATH_NF4);
         ASSERT(read_view(ctx, &y1, &v1, got1));
         ASSERT(read_view(ctx, &y2, &v2, got2));
         ASSERT_REL_L2(expected1, got1, ROWS * OUT1, 2e-6);
@@ -763,9 +764,16 @@ TEST nf4_refuses(const test_machine* machine) {
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_gemm_forward(ctx, &y, &w, &x, 0)); // shapes
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_gemm_forward(ctx, NULL, &w, &y, 0));
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_gemm_forward(ctx, &x, NULL, &y, 0));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_gemm_forward(ctx, &x, &w, &y, 3)); // fused and unfused
+    static const uint32_t apart[] = {
+        QLORA_PRODUCT_FUSED | QLORA_PRODUCT_UNFUSED, QLORA_PRODUCT_FUSED | QLORA_PRODUCT_ACCUMULATE,
+        QLORA_PRODUCT_FUSED | QLORA_PRODUCT_PTX,     QLORA_PRODUCT_FUSED | QLORA_PRODUCT_CUBLAS,
+        QLORA_PRODUCT_PTX | QLORA_PRODUCT_CUBLAS,    32};
+    for (size_t i = 0; i < sizeof apart / sizeof apart[0]; i++) {
+        ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_gemm_forward(ctx, &x, &w, &y, apart[i]));
+        ASSERT(strstr(qlora_last_error(ctx), "flags") != NULL);
+    }
     ASSERT_EQ(QLORA_ERR_UNSUPPORTED,
-              qlora_nf4_gemm_forward(ctx, &x, &w, &y, QLORA_NF4_FUSED)); // f32
+              qlora_nf4_gemm_forward(ctx, &x, &w, &y, QLORA_PRODUCT_FUSED)); // f32
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_quantise(ctx, &y, &w));      // shape
     qlora_nf4 wrapped;
     ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_nf4_wrap(ctx, &desc, &small, &wrapped));

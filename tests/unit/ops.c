@@ -190,7 +190,7 @@ static matrix* make_batch(rig* r, qlora_dtype dtype, int64_t batch, int64_t rows
     }
     DO(r, tensor_create(r->ctx, QLORA_U8, 1, (int64_t)m->bytes, &m->store));
     if (r->ok) {
-        DO(r, tensor_upload(r->ctx, &m->store, m->image, m->bytes));
+        DO(r, tensor_write(r->ctx, &m->store, m->image, m->bytes));
         m->t.data = (char*)m->store.data + m->offset;
     }
     return m;
@@ -245,7 +245,7 @@ static void take(rig* r, outputs* out, matrix* m) {
     if (now == NULL || (out->values == NULL && count > 0) || out->segment_count == 8) {
         abort();
     }
-    DO(r, tensor_download(r->ctx, &m->store, now, m->bytes));
+    DO(r, tensor_read(r->ctx, &m->store, now, m->bytes));
     segment* s = &out->segments[out->segment_count++];
     s->begin = out->count;
     s->count = count;
@@ -450,7 +450,7 @@ static void run_rope(rig* r, const op_case* c, outputs* out) {
     if (angles == NULL || table_values == NULL) {
         abort();
     }
-    expect_ok(r, qlora_rope_table(&desc, c->a, positions, angles), "qlora_rope_table");
+    expect_ok(r, qlora_rope_table(NULL, &desc, c->a, positions, angles), "qlora_rope_table");
     for (int64_t i = 0; i < positions * c->a; i++) {
         table_values[i] = (double)angles[i];
     }
@@ -589,7 +589,7 @@ static matrix* make_bytes(rig* r, const void* data, size_t bytes) {
     matrix* m = make(r, QLORA_U8, 1, (int64_t)bytes, NULL);
     r->place = place;
     memcpy(m->image, data, bytes);
-    DO(r, tensor_upload(r->ctx, &m->store, m->image, m->bytes));
+    DO(r, tensor_write(r->ctx, &m->store, m->image, m->bytes));
     return m;
 }
 
@@ -599,7 +599,7 @@ static void new_gradient(rig* r, matrix* g, test_random* random) {
     for (int64_t i = 0; i < g->t.cols; i++) {
         put_element(g, g->image + element_at(g, 0, 0, i), fresh[i]);
     }
-    DO(r, tensor_upload(r->ctx, &g->store, g->image, g->bytes));
+    DO(r, tensor_write(r->ctx, &g->store, g->image, g->bytes));
     free(fresh);
 }
 
@@ -681,7 +681,7 @@ static void run_adamw(rig* r, const op_case* c, outputs* out) {
     if (args.shadow != NULL) {
         take(r, out, shadow);
     }
-    DO(r, tensor_download(r->ctx, &memory->store, &state, sizeof state));
+    DO(r, tensor_read(r->ctx, &memory->store, &state, sizeof state));
     double counts[2] = {(double)state.updates, (double)state.skipped};
     take(r, out, make(r, QLORA_F32, 1, 2, counts));
 }
@@ -882,7 +882,7 @@ static qlora_ctx* cpu_context(const ops_api* api) {
     desc.require_backend = QLORA_BACKEND_CPU;
     desc.threads = 2;
     qlora_ctx* ctx = NULL;
-    return api->ctx_create(&desc, &ctx) == QLORA_OK ? ctx : NULL;
+    return api->ctx_create(&desc, &ctx, QLORA_VERSION, QLORA_ABI) == QLORA_OK ? ctx : NULL;
 }
 
 static const char* const layout_names[LAYOUTS] = {"tight", "padded", "odd"};
@@ -1231,7 +1231,7 @@ TEST rope_default_table(void) {
     float table[5 * 8];
     qlora_rope_desc desc;
     memset(&desc, 0, sizeof desc);
-    ASSERT_EQ(QLORA_OK, qlora_rope_table(&desc, 8, 5, table));
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(NULL, &desc, 8, 5, table));
     for (int p = 0; p < 5; p++) {
         for (int i = 0; i < 4; i++) {
             double angle = p / pow(10000, 2 * i / 8.0);
@@ -1244,7 +1244,7 @@ TEST rope_default_table(void) {
     int64_t positions = 131072;
     float* big = (float*)malloc((size_t)positions * 4 * sizeof(float));
     ASSERT(big != NULL);
-    ASSERT_EQ(QLORA_OK, qlora_rope_table(&desc, 4, positions, big));
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(NULL, &desc, 4, positions, big));
     float frequency = 1.0f / (float)pow(500000.0, 0.5);
     float angle = (float)(positions - 1) * frequency;
     ASSERT_EQ((float)cos((double)angle), big[(positions - 1) * 4 + 1]);
@@ -1258,10 +1258,10 @@ TEST rope_linear_table_slows_down(void) {
     float slow[9 * 8];
     qlora_rope_desc desc;
     memset(&desc, 0, sizeof desc);
-    ASSERT_EQ(QLORA_OK, qlora_rope_table(&desc, 8, 9, plain));
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(NULL, &desc, 8, 9, plain));
     desc.type = QLORA_ROPE_LINEAR;
     desc.factor = 4;
-    ASSERT_EQ(QLORA_OK, qlora_rope_table(&desc, 8, 9, slow));
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(NULL, &desc, 8, 9, slow));
     ASSERT_CLOSE(plain + 8, slow + 4 * 8, 8, 1e-6, 1e-6);
     ASSERT_CLOSE(plain + 16, slow + 8 * 8, 8, 1e-6, 1e-6);
     PASS();
@@ -1275,14 +1275,14 @@ TEST rope_llama3_table(void) {
     qlora_rope_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.theta = 500000;
-    ASSERT_EQ(QLORA_OK, qlora_rope_table(&desc, 128, 2, plain));
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(NULL, &desc, 128, 2, plain));
     desc.type = QLORA_ROPE_LLAMA3;
     desc.factor = 8;
     desc.low_freq_factor = 1;
     desc.high_freq_factor = 4;
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_rope_table(&desc, 128, 2, scaled));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_rope_table(NULL, &desc, 128, 2, scaled));
     desc.original_max_position = 8192;
-    ASSERT_EQ(QLORA_OK, qlora_rope_table(&desc, 128, 2, scaled));
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(NULL, &desc, 128, 2, scaled));
     int kept = 0;
     int blended = 0;
     int stretched = 0;
@@ -1321,7 +1321,7 @@ TEST rope_yarn_table(void) {
     desc.type = QLORA_ROPE_YARN;
     desc.factor = 4;
     desc.original_max_position = 4096;
-    ASSERT_EQ(QLORA_OK, qlora_rope_table(&desc, 64, 2, table));
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(NULL, &desc, 64, 2, table));
     double attention = 0.1 * log(4) + 1;
     ASSERT(fabs((double)table[0] - attention) < 1e-6); // cosine of 0
     double low = floor(64 * log(4096 / (32 * two_pi)) / (2 * log(10000)));
@@ -1336,15 +1336,15 @@ TEST rope_yarn_table(void) {
         ASSERT(fabs(frequency_of(table, 64, i) - expected) <= 2e-6 * expected);
     }
     desc.attention_factor = 0.5;
-    ASSERT_EQ(QLORA_OK, qlora_rope_table(&desc, 64, 2, table));
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(NULL, &desc, 64, 2, table));
     ASSERT(fabs((double)table[0] - 0.5) < 1e-6);
     desc.attention_factor = 0;
     desc.mscale = 0.707;
     desc.mscale_all_dim = 1;
-    ASSERT_EQ(QLORA_OK, qlora_rope_table(&desc, 64, 2, table));
+    ASSERT_EQ(QLORA_OK, qlora_rope_table(NULL, &desc, 64, 2, table));
     ASSERT(fabs((double)table[0] - (0.0707 * log(4) + 1) / attention) < 1e-6);
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_rope_table(&desc, 63, 2, table));
-    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_rope_table(NULL, 64, 2, table));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_rope_table(NULL, &desc, 63, 2, table));
+    ASSERT_EQ(QLORA_ERR_ARGUMENT, qlora_rope_table(NULL, NULL, 64, 2, table));
     PASS();
 }
 

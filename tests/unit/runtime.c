@@ -114,9 +114,9 @@ static void with_defaults(qlora_ctx_desc* desc) {
 TEST ctx_defaults_are_documented(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, with_defaults);
     if (!ctx) SKIPm(test_open_reason());
-    qlora_ctx_desc d;
-    memset(&d, 0xCB, sizeof d);
-    qlora_ctx_get_desc(ctx, &d);
+    qlora_ctx_info info;
+    ASSERT_EQ(QLORA_OK, qlora_ctx_query(ctx, &info));
+    const qlora_ctx_desc d = *info.desc;
     bool cpu = qlora_ctx_backend(ctx) == QLORA_BACKEND_CPU;
     ASSERT(d.threads >= 1 && d.threads <= 64);
     ASSERT_EQ((size_t)32 << 20, d.workspace_bytes);
@@ -241,14 +241,184 @@ TEST ctx_broken_libraries(const test_machine* machine) {
     PASS();
 }
 
+typedef struct step_state {
+    qlora_tensor a;
+    qlora_tensor b;
+    qlora_tensor c;
+    const qlora_tensor* list[1];
+    qlora_clip* clip;
+    const void* host; // for steps that do what a capture cannot
+    int mode;
+} step_state;
+
+// c = a b, then c clipped: a GEMM, three kernels.
+static qlora_result step(qlora_ctx* ctx, void* user) {
+    step_state* s = (step_state*)user;
+    qlora_result r = qlora_gemm_forward(ctx, &s->a, &s->b, &s->c, 0);
+    qlora_tensor t;
+    float host[16];
+    switch (s->mode) {
+    case 1:
+        qlora_ctx_sync(ctx); // the callback overlooks the error: the capture must fail all the same
+        break;
+    case 2:
+        return qlora_tensor_read(ctx, &s->c, host, 64);
+    case 3:
+        return qlora_tensor_create(ctx, QLORA_F32, 1, 1, &t);
+    case 4:
+        return QLORA_ERR_STOPPED;
+    case 5:
+        return qlora_gemm_forward(ctx, &s->a, NULL, &s->c, 0);
+    default:
+        break;
+    }
+    return r == QLORA_OK ? qlora_clip_apply(s->clip) : r;
+}
+
+static bool step_make(qlora_ctx* ctx, step_state* s) {
+    float values[16];
+    for (int i = 0; i < 16; i++) {
+        values[i] = (float)(i * 5 % 7 - 3);
+    }
+    memset(s, 0, sizeof *s);
+    s->list[0] = &s->c;
+    return test_tensor(ctx, QLORA_F32, 4, 4, values, &s->a) == QLORA_OK &&
+           test_tensor(ctx, QLORA_F32, 4, 4, values, &s->b) == QLORA_OK &&
+           test_tensor(ctx, QLORA_F32, 4, 4, values, &s->c) == QLORA_OK &&
+           qlora_clip_create(ctx, s->list, NULL, 1, &s->clip) == QLORA_OK;
+}
+
+static void step_free(qlora_ctx* ctx, step_state* s) {
+    qlora_clip_destroy(s->clip);
+    qlora_tensor_destroy(ctx, &s->a);
+    qlora_tensor_destroy(ctx, &s->b);
+    qlora_tensor_destroy(ctx, &s->c);
+}
+
+static qlora_result do_nothing(qlora_ctx* ctx, void* user) {
+    return qlora_tensor_zero(ctx, (const qlora_tensor*)user);
+}
+
 TEST ctx_children_first(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
     qlora_tensor t;
+    qlora_tensor u;
+    qlora_clip* clip = NULL;
+    qlora_graph* graph = NULL;
+    qlora_ctx_info info;
     ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 2, 2, &t));
-    REFUSED(QLORA_ERR_STATE, "destroy", qlora_ctx_destroy(ctx));
+    REFUSED(QLORA_ERR_STATE, "exist: 1 tensor;", qlora_ctx_destroy(ctx));
     ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &t)); // nothing was freed
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_F32, 2, 2, &u));
+    const qlora_tensor* list[] = {&t};
+    ASSERT_EQ(QLORA_OK, qlora_clip_create(ctx, list, NULL, 1, &clip));
+    ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, do_nothing, &t, &graph));
+    REFUSED(QLORA_ERR_STATE, "2 tensors, 1 clip, 1 graph; destroy them first",
+            qlora_ctx_destroy(ctx));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_query(ctx, &info));
+    ASSERT(info.tensors == 2 && info.clips == 1 && info.graphs == 1);
+    ASSERT(info.models == 0 && info.trainers == 0);
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(graph));
+    ASSERT_EQ(QLORA_OK, qlora_clip_destroy(clip));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &u));
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_query(ctx, &info));
+    ASSERT(info.tensors == 0 && info.clips == 0 && info.graphs == 0);
+    REFUSED(QLORA_ERR_ARGUMENT, "out is NULL", qlora_ctx_query(ctx, NULL));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// What a program built with another header gets: no context, and the reason in its own buffer.
+TEST ctx_of_another_header(void) {
+    char why[256] = "";
+    qlora_ctx_desc d;
+    qlora_ctx* ctx = NULL;
+    memset(&d, 0, sizeof d);
+    d.require_backend = QLORA_BACKEND_CPU;
+    d.error_text = why;
+    d.error_text_size = sizeof why;
+    ASSERT_EQ(QLORA_ERR_VERSION, qlora_ctx_create_abi(&d, &ctx, 31402, QLORA_ABI));
+    ASSERT(strstr(why, "qlora.h 3.14.2, this library is " QLORA_VERSION_STRING) != NULL);
+    ASSERT_EQ(QLORA_ERR_VERSION, qlora_ctx_create_abi(&d, &ctx, QLORA_VERSION, QLORA_ABI + 1));
+    ASSERT(strstr(why, "struct sizes") != NULL);
+    ASSERT_EQ(QLORA_ERR_VERSION, qlora_ctx_create_abi(NULL, &ctx, 1, QLORA_ABI));
+    ASSERT_EQ(NULL, ctx);
+    ASSERT_EQ(QLORA_OK, qlora_ctx_create_abi(&d, &ctx, QLORA_VERSION, QLORA_ABI));
+    ASSERT_EQ(QLORA_OK, qlora_ctx_destroy(ctx));
+    PASS();
+}
+
+static void urgent(qlora_ctx_desc* desc) {
+    desc->stream_priority = -2;
+}
+
+TEST ctx_stream_priority(const test_machine* machine) {
+    const fake_api* fake = test_fake();
+    qlora_ctx* ctx = test_open(machine, urgent);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    ASSERT_EQ(0u, fake->calls("cuStreamCreate"));
+    ASSERT_EQ(2u, fake->calls("cuStreamCreateWithPriority")); // both lines of work
+    ASSERT(strstr(fake->log(), "priority -2") != NULL);
+    ASSERT(test_close_ctx(machine, ctx));
+    ctx = test_open(machine, NULL);
+    ASSERT(ctx != NULL);
+    ASSERT_EQ(2u, fake->calls("cuStreamCreate"));
+    ASSERT_EQ(0u, fake->calls("cuStreamCreateWithPriority"));
+    ASSERT(test_close_ctx(machine, ctx));
+    PASS();
+}
+
+// The workspace can change at any time: products go on, graphs of the old one are not replayed, the
+// old memory is given back.
+TEST ctx_workspace_changes(const test_machine* machine) {
+    qlora_ctx* ctx = test_open(machine, NULL);
+    if (!ctx)
+        SKIPm(test_open_reason());
+    enum { BYTES = 1 << 16 };
+    step_state s;
+    qlora_tensor memory;
+    qlora_graph* graph = NULL;
+    qlora_ctx_info info;
+    float expected[16];
+    float got[16];
+    ASSERT(step_make(ctx, &s));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_create(ctx, QLORA_U8, 1, BYTES, &memory));
+    ASSERT_EQ(QLORA_OK, step(ctx, &s));
+    ASSERT(test_read(ctx, &s.c, expected));
+    ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, step, &s, &graph));
+    REFUSED(QLORA_ERR_ARGUMENT, "aligned",
+            qlora_ctx_set_workspace(ctx, (char*)memory.data + 16, 4096));
+    bool cpu = qlora_ctx_backend(ctx) == QLORA_BACKEND_CPU;
+    if (cpu) {
+        ASSERT_EQ(QLORA_OK, qlora_ctx_set_workspace(ctx, NULL, 0));
+    } else {
+        REFUSED(QLORA_ERR_ARGUMENT, "bytes", qlora_ctx_set_workspace(ctx, memory.data, 0));
+        ASSERT_EQ(QLORA_OK, qlora_ctx_query(ctx, &info));
+        uint64_t before = info.memory.device_bytes;
+        ASSERT_EQ(QLORA_OK, qlora_ctx_set_workspace(ctx, memory.data, BYTES));
+        ASSERT_EQ(QLORA_OK, qlora_ctx_query(ctx, &info));
+        ASSERT_EQ(memory.data, info.desc->workspace);
+        ASSERT_EQ((size_t)BYTES, info.desc->workspace_bytes);
+        if (machine->cublas) {
+            ASSERT(info.memory.device_bytes < before); // two large ones are gone
+            REFUSED(QLORA_ERR_STATE, "workspace", qlora_graph_replay(graph, 1));
+        }
+        ASSERT_EQ(QLORA_OK, qlora_graph_destroy(graph));
+        ASSERT_EQ(QLORA_OK, qlora_tensor_zero(ctx, &s.c));
+        ASSERT_EQ(QLORA_OK, qlora_graph_capture(ctx, 1, step, &s, &graph));
+        ASSERT(test_read(ctx, &s.c, got));
+        ASSERT_CLOSE(expected, got, 16, 0, 0);
+        ASSERT_EQ(QLORA_OK, qlora_ctx_set_workspace(ctx, NULL, 0));
+        ASSERT_EQ(QLORA_OK, qlora_ctx_query(ctx, &info));
+        ASSERT_EQ((size_t)32 << 20, info.desc->workspace_bytes);
+        ASSERT_EQ(QLORA_OK, step(ctx, &s)); // the caller's memory is no longer in use
+    }
+    ASSERT_EQ(QLORA_OK, qlora_graph_destroy(graph));
+    ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &memory));
+    step_free(ctx, &s);
     ASSERT(test_close_ctx(machine, ctx));
     PASS();
 }
@@ -363,7 +533,7 @@ TEST tensor_rules(const test_machine* machine) {
     ASSERT_EQ(QLORA_OK, qlora_tensor_wrap(ctx, t.data, 48, QLORA_F32, 3, 2, 4, &w));
     ASSERT_EQ(4, w.ld);
     qlora_memory_info memory;
-    ASSERT_EQ(QLORA_OK, qlora_ctx_memory(ctx, &memory));
+    ASSERT_EQ(QLORA_OK, test_memory(ctx, &memory));
     ASSERT(qlora_ctx_backend(ctx) == QLORA_BACKEND_CPU ? memory.device_bytes == 0
                                                        : memory.device_bytes > 48);
     ASSERT_EQ(QLORA_OK, qlora_tensor_destroy(ctx, &t));
@@ -882,60 +1052,6 @@ TEST clip_groups_and_infinity(const test_machine* machine) {
 
 // ---- graphs -------------------------------------------------------------------------------------
 
-typedef struct step_state {
-    qlora_tensor a;
-    qlora_tensor b;
-    qlora_tensor c;
-    const qlora_tensor* list[1];
-    qlora_clip* clip;
-    const void* host; // for steps that a capture does not allow
-    int mode;
-} step_state;
-
-// c = a b, then c clipped: a GEMM, three kernels.
-static qlora_result step(qlora_ctx* ctx, void* user) {
-    step_state* s = (step_state*)user;
-    qlora_result r = qlora_gemm_forward(ctx, &s->a, &s->b, &s->c, 0);
-    qlora_tensor t;
-    float host[16];
-    switch (s->mode) {
-    case 1:
-        qlora_ctx_sync(ctx); // the callback ignores the error: the capture must still fail
-        break;
-    case 2:
-        return qlora_tensor_read(ctx, &s->c, host, 64);
-    case 3:
-        return qlora_tensor_create(ctx, QLORA_F32, 1, 1, &t);
-    case 4:
-        return QLORA_ERR_STOPPED;
-    case 5:
-        return qlora_gemm_forward(ctx, &s->a, NULL, &s->c, 0);
-    default:
-        break;
-    }
-    return r == QLORA_OK ? qlora_clip_apply(s->clip) : r;
-}
-
-static bool step_make(qlora_ctx* ctx, step_state* s) {
-    float values[16];
-    for (int i = 0; i < 16; i++) {
-        values[i] = (float)(i * 5 % 7 - 3);
-    }
-    memset(s, 0, sizeof *s);
-    s->list[0] = &s->c;
-    return test_tensor(ctx, QLORA_F32, 4, 4, values, &s->a) == QLORA_OK &&
-           test_tensor(ctx, QLORA_F32, 4, 4, values, &s->b) == QLORA_OK &&
-           test_tensor(ctx, QLORA_F32, 4, 4, values, &s->c) == QLORA_OK &&
-           qlora_clip_create(ctx, s->list, NULL, 1, &s->clip) == QLORA_OK;
-}
-
-static void step_free(qlora_ctx* ctx, step_state* s) {
-    qlora_clip_destroy(s->clip);
-    qlora_tensor_destroy(ctx, &s->a);
-    qlora_tensor_destroy(ctx, &s->b);
-    qlora_tensor_destroy(ctx, &s->c);
-}
-
 TEST graph_replays_what_it_captured(const test_machine* machine) {
     qlora_ctx* ctx = test_open(machine, NULL);
     if (!ctx) SKIPm(test_open_reason());
@@ -1106,6 +1222,9 @@ SUITE(runtime_suite) {
     RUN_ON(TEST_ONE_FAKE, ctx_falls_back_and_says_why);
     RUN_ON(TEST_ONE_FAKE, ctx_broken_libraries);
     RUN_ON(TEST_EVERYWHERE, ctx_children_first);
+    RUN_TEST(ctx_of_another_header);
+    RUN_ON(TEST_ONE_FAKE, ctx_stream_priority);
+    RUN_ON(TEST_EVERYWHERE, ctx_workspace_changes);
     RUN_ON(TEST_ONE_FAKE, ctx_leaves_current_context_alone);
     RUN_ON(TEST_ONE_FAKE, ctx_uses_a_given_context);
     RUN_ON(TEST_EVERYWHERE, tensor_rules);
